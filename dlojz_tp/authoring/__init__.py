@@ -1,0 +1,1 @@
+"""What authors and maintainers use: one source in, two notebooks out."""

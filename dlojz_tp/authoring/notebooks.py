@@ -1,0 +1,145 @@
+"""From one source to two notebooks: the trainee's, with holes, and the solution, executed."""
+
+import contextlib
+import hashlib
+import os
+from pathlib import Path
+
+import jupytext
+import nbformat
+
+from dlojz_tp.authoring import rules
+from dlojz_tp.source import NOTEBOOKS, SOLUTIONS, split_cells
+
+CELL_TIMEOUT = 180  # seconds; a cell of a solution that takes longer is a fault
+KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}
+
+
+def trainee(path: Path) -> nbformat.NotebookNode:
+    """The trainee notebook of a source: solutions cut out, no outputs. Raises rules.SourceError."""
+    return _convert(path, rules.punch, "trainee")
+
+
+def solution(path: Path) -> nbformat.NotebookNode:
+    """The solution notebook of a source, not yet executed. Raises rules.SourceError."""
+    notebook = _convert(path, lambda code, _: rules.without_markers(code), "solution")
+    notebook.metadata["dlojz_tp"]["source_sha256"] = source_hash(path)
+    return notebook
+
+
+def source_hash(path: Path) -> str:
+    """sha256 of a source, kept in the solution notebook that was executed from it."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _convert(path, edit, kind):
+    work = rules.verify(path)
+    notebook = jupytext.reads(path.read_text(encoding="utf-8"), fmt="py:percent")
+    cells = split_cells(path.read_text(encoding="utf-8"))
+    if len(cells) != len(notebook.cells):
+        raise rules.SourceError(path, 1, f"{len(cells)} cells read here, {len(notebook.cells)} by jupytext")
+    seen: dict[str, int] = {}
+    for ours, cell in zip(cells, notebook.cells, strict=True):
+        if ours.balise is not None:
+            cell.source = edit(cell.source, ours.balise)
+        cell.metadata = {"tags": list(cell.metadata["tags"])} if cell.metadata.get("tags") else {}
+        # ids from the content: a rebuild changes only what changed
+        digest = hashlib.sha256(f"{cell.cell_type}\n{cell.source}".encode()).hexdigest()[:12]
+        seen[digest] = seen.get(digest, 0) + 1
+        cell.id = digest if seen[digest] == 1 else f"{digest}-{seen[digest]}"
+    notebook.metadata = nbformat.from_dict(
+        {"kernelspec": KERNEL, "language_info": {"name": "python"}, "dlojz_tp": {"name": work.name, "kind": kind}}
+    )
+    notebook.nbformat, notebook.nbformat_minor = 4, 5
+    return notebook
+
+
+def build_trainee(path: Path, folder: Path = NOTEBOOKS) -> Path:
+    """Write the trainee notebook of `path` into `folder`; unchanged files are left alone."""
+    return _write(trainee(path), folder / f"{path.stem}.ipynb")
+
+
+def build_solution(path: Path, folder: Path = SOLUTIONS, force: bool = False) -> Path | None:
+    """Execute the solution of `path` and write it; None where its source has not changed since.
+
+    Raises nbclient's CellExecutionError when a cell fails, RuntimeError when a balise is left undone.
+    """
+    target = folder / f"{path.stem}.ipynb"
+    if not force and target.exists():
+        with contextlib.suppress(ValueError):
+            old = nbformat.read(target, as_version=4)
+            if old.metadata.get("dlojz_tp", {}).get("source_sha256") == source_hash(path):
+                return None
+    notebook = solution(path)
+    execute(notebook)
+    return _write(notebook, target)
+
+
+def execute(notebook: nbformat.NotebookNode, cwd: Path | None = None):
+    """Run a solution notebook in place in a fresh kernel; a verdict that is not a pass is an error."""
+    from nbclient import NotebookClient
+
+    with _environment(DLOJZ_STRICT="1"):
+        resources = {"metadata": {"path": str(cwd or SOLUTIONS)}}
+        NotebookClient(
+            notebook, timeout=CELL_TIMEOUT, kernel_name="python3", record_timing=False, resources=resources
+        ).execute()
+    for cell in notebook.cells:
+        for output in cell.get("outputs", []):
+            if "is not done yet" in str(output.get("text", "")) + str(output.get("data", "")):
+                raise RuntimeError(f"the solution leaves a balise undone:\n{cell.source}")
+    notebook.metadata["language_info"] = {"name": "python"}  # the kernel's own entry changes with every version
+    notebook.metadata.pop("widgets", None)
+
+
+@contextlib.contextmanager
+def _environment(**values):
+    old = {key: os.environ.get(key) for key in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for key, value in old.items():
+            os.environ.pop(key) if value is None else os.environ.__setitem__(key, value)
+
+
+def _write(notebook, target: Path) -> Path:
+    nbformat.validate(notebook)
+    text = nbformat.writes(notebook, version=4) + "\n"
+    if not target.exists() or target.read_text(encoding="utf-8") != text:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        partial = target.with_suffix(".partial")
+        partial.write_text(text, encoding="utf-8")
+        partial.replace(target)
+    return target
+
+
+def main(argv: list[str]) -> int:
+    """`python -m dlojz_tp build [--solutions] [--force] [NAME ...]`: write the notebooks; 0 if all went well."""
+    import argparse
+    import sys
+
+    parser = argparse.ArgumentParser(prog="python -m dlojz_tp build", description="Write notebooks from their sources.")
+    parser.add_argument("names", nargs="*", help="practical works (default: all)")
+    parser.add_argument("--solutions", action="store_true", help="execute the solutions whose source changed")
+    parser.add_argument("--force", action="store_true", help="execute them even where nothing changed")
+    options = parser.parse_args(argv)
+    paths = sorted(SOLUTIONS.glob("[0-9][0-9]_*.py"))
+    unknown = set(options.names) - {path.stem for path in paths}
+    if unknown:
+        print(f"no such practical work: {', '.join(sorted(unknown))}", file=sys.stderr)
+        return 2
+    failed = 0
+    for path in paths:
+        if options.names and path.stem not in options.names:
+            continue
+        try:
+            if options.solutions:
+                done = build_solution(path, force=options.force)
+                print(f"{path.stem}: {'executed' if done else 'unchanged'}", flush=True)
+            else:
+                print(f"{path.stem}: written to notebooks/{build_trainee(path).name}")
+        except Exception as error:  # one bad source does not hide the state of the others
+            print(f"{error}", file=sys.stderr)
+            failed = 1
+    return failed

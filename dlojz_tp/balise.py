@@ -1,0 +1,32 @@
+"""What stands in a trainee notebook where an answer is still missing."""
+
+_titles: dict[int, str] = {}  # of the practical work opened last in this process
+
+
+class BaliseNotDone(Exception):
+    """The code of a balise was called before it was written.
+
+    number: the balise. title: its title, found in the open practical work when not given.
+    """
+
+    def __init__(self, number: int, title: str | None = None):
+        super().__init__(number, title)
+        self.number = number
+        self.title = title
+
+    def __str__(self):
+        title = self.title or _titles.get(self.number)
+        if not title:
+            return f"balise {self.number} is not done yet"
+        return f"balise {self.number} is not done yet: {title[0].lower()}{title[1:]}"
+
+
+def todo(number: int):
+    """Mark the place where the trainee writes balise `number`; raises BaliseNotDone when it is reached."""
+    raise BaliseNotDone(number, _titles.get(number))
+
+
+def remember_titles(titles: dict[int, str]):
+    """Let messages name the balises of the practical work that was opened last."""
+    _titles.clear()
+    _titles.update(titles)

@@ -1,0 +1,16 @@
+"""The tools that checks are written with.
+
+A check is a generator in `dlojz_tp/checks/NAME.py` called `balise_N`. It receives the answers, and before each thing
+it looks at it yields what that is, in a few words. It raises `Wrong` with the name of a hint where the answer fails.
+"""
+
+from dlojz_tp.checking.compare import close, describe, nearest, tolerance
+from dlojz_tp.checking.counting import Operations, copies, elements_read, syncs
+from dlojz_tp.checking.devices import fake_cuda, meta_device
+from dlojz_tp.checking.judging import Verdict, Wrong, judge
+from dlojz_tp.checking.traffic import Traffic, held_bytes
+
+__all__ = [
+    "Operations", "Traffic", "Verdict", "Wrong", "close", "copies", "describe", "elements_read", "fake_cuda",
+    "held_bytes", "judge", "meta_device", "nearest", "syncs", "tolerance",
+]  # fmt: skip

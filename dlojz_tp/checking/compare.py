@@ -1,0 +1,72 @@
+"""Compare with a truth: tolerances by dtype, short descriptions, the nearest known mistake."""
+
+import torch
+
+# About eight times the rounding error of a sum of a hundred terms; half precisions round at every operation.
+_TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-5, torch.bfloat16: 3e-2, torch.float16: 4e-3}
+
+
+def tolerance(dtype: torch.dtype) -> float:
+    """The relative and absolute error allowed for values of `dtype`; 0 for integers and booleans."""
+    return _TOLERANCE.get(dtype, 0.0)
+
+
+def close(got, expected, tol: float | None = None) -> bool:
+    """True if `got` equals `expected` within the tolerance of the coarser dtype (or `tol`), shapes included.
+
+    Takes tensors, numbers, and lists or tuples of them. NaN and infinities must stand in the same places.
+    """
+    if isinstance(expected, list | tuple):
+        return (
+            isinstance(got, list | tuple)
+            and len(got) == len(expected)
+            and all(close(g, e, tol) for g, e in zip(got, expected, strict=True))
+        )
+    try:
+        got, expected = torch.as_tensor(got).detach(), torch.as_tensor(expected).detach()
+    except (TypeError, ValueError, RuntimeError):
+        return False
+    if got.shape != expected.shape:
+        return False
+    if tol is None:
+        tol = max(tolerance(got.dtype), tolerance(expected.dtype))
+    got, expected = got.cpu().double(), expected.cpu().double()
+    return torch.allclose(got, expected, rtol=tol, atol=tol, equal_nan=True)
+
+
+def nearest(got, mistakes: dict[str, object], default: str, tol: float | None = None) -> str:
+    """The name of the first known mistake whose value equals `got`, else `default`.
+
+    mistakes: {slug: the value that this mistake gives, or a function that returns it}.
+    """
+    for slug, value in mistakes.items():
+        if close(got, value() if callable(value) else value, tol):
+            return slug
+    return default
+
+
+def describe(value) -> str:
+    """A short text for a value: small tensors in full, large ones by shape, dtype, range."""
+    if isinstance(value, torch.Tensor):
+        shape = "×".join(str(n) for n in value.shape) or "scalar"
+        kind = str(value.dtype).removeprefix("torch.")
+        if value.device.type == "meta":
+            return f"tensor {shape} {kind} on {value.device}"
+        if value.numel() == 1:
+            return f"{value.item():.6g} ({kind} tensor, shape {tuple(value.shape)})"
+        if value.numel() <= 8:
+            return f"{_round(value.tolist())} ({kind} tensor)"
+        if value.numel() and not value.is_complex():
+            low, high = value.double().min().item(), value.double().max().item()
+            return f"tensor {shape} {kind}, from {low:.4g} to {high:.4g}"
+        return f"tensor {shape} {kind}"
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    text = repr(value)
+    return text if len(text) <= 200 else text[:197] + "…"
+
+
+def _round(value):
+    if isinstance(value, list):
+        return [_round(item) for item in value]
+    return round(value, 4) if isinstance(value, float) else value

@@ -1,0 +1,127 @@
+"""Count what an answer really does: operations, elements read, synchronisations, copies between devices."""
+
+from collections import Counter
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+# Each of these hands a value of a tensor to Python, or needs its values to know a shape: on a GPU the CPU then waits.
+SYNCHRONISING = {
+    "aten._local_scalar_dense", "aten.item", "aten.nonzero", "aten.is_nonzero", "aten.equal", "aten.masked_select",
+    "python.values", "aten._unique2", "aten.unique_dim", "aten.unique_consecutive", "aten.bincount", "aten.repeat_interleave",
+}  # fmt: skip
+
+
+class Operations(TorchDispatchMode):
+    """Record every operator that runs inside, the backward pass included.
+
+    calls: Counter {"aten.add": n}. log: list of (name, tensors read, keyword and positional arguments).
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.calls: Counter = Counter()
+        self.log: list[tuple[str, list, tuple, dict, object]] = []
+        self._to_python = _ToPython(self)
+
+    def __enter__(self):
+        self._to_python.__enter__()
+        return super().__enter__()
+
+    def __exit__(self, *error):
+        super().__exit__(*error)
+        self._to_python.__exit__(*error)
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
+        name = func.overloadpacket._qualified_op_name.replace("::", ".")
+        self.calls[name] += 1
+        # shapes and addresses only: keeping the tensors would keep their memory
+        self.log.append((name, [_sketch(t) for t in _tensors((args, kwargs))], _plain(args), _plain(kwargs), _sketch(out)))
+        return out
+
+    @property
+    def total(self) -> int:
+        """How many operators ran that compute: views and metadata are free and not counted."""
+        return sum(n for name, n in self.calls.items() if name not in _FREE)
+
+
+class _ToPython(TorchFunctionMode):
+    """`tolist` and `numpy` hand out values without running an operator: they are recorded here, as a read."""
+
+    def __init__(self, operations):
+        super().__init__()
+        self._operations = operations
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func in (torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.__array__):
+            self._operations.calls["python.values"] += 1
+            self._operations.log.append(("python.values", [_sketch(args[0])], (), {}, None))
+        return func(*args, **(kwargs or {}))
+
+
+_FREE = {
+    "aten.view", "aten._unsafe_view", "aten.reshape", "aten.detach", "aten.alias", "aten.slice", "aten.select",
+    "aten.expand", "aten.t", "aten.transpose", "aten.permute", "aten.unsqueeze", "aten.squeeze", "aten.split",
+    "aten.chunk", "aten.narrow", "aten.as_strided", "aten.unbind", "aten.split_with_sizes", "aten.tensor_split",
+    "aten.empty", "aten.lift_fresh",
+}  # fmt: skip
+
+
+def elements_read(operations: Operations, storage_of: torch.Tensor) -> int:
+    """Elements of one tensor's storage that computing operators read (views are free, so slices count as slices)."""
+    address = storage_of.untyped_storage().data_ptr()
+    return sum(
+        size
+        for name, tensors, *_ in operations.log
+        if name not in _FREE
+        for where, size, *_ in tensors
+        if where == address
+    )
+
+
+def syncs(operations: Operations) -> list[str]:
+    """The operators that would make the CPU wait for a GPU, in the order they ran."""
+    return [name for name, *_ in operations.log if name in SYNCHRONISING]
+
+
+def copies(operations: Operations, source: str, target: str) -> list[bool]:
+    """Copies from device type `source` to `target`: one entry each, True where it was non-blocking."""
+    found = []
+    for name, tensors, args, kwargs, out in operations.log:
+        if name == "aten._to_copy" and tensors and tensors[0][2] == source and out and out[2] == target:
+            found.append(bool(kwargs.get("non_blocking", False)))
+        elif name in ("aten.copy_", "aten.copy") and len(tensors) == 2:
+            if (tensors[1][2], tensors[0][2]) == (source, target):
+                found.append(bool(kwargs.get("non_blocking", args[2] if len(args) > 2 else False)))
+    return found
+
+
+def _tensors(tree) -> list[torch.Tensor]:
+    found = []
+    stack = [tree]
+    while stack:
+        item = stack.pop(0)
+        if isinstance(item, torch.Tensor):
+            found.append(item)
+        elif isinstance(item, list | tuple):
+            stack = list(item) + stack
+        elif isinstance(item, dict):
+            stack = list(item.values()) + stack
+    return found
+
+
+def _sketch(value):
+    """(storage address, elements, device type, shape) of a tensor; None for anything else."""
+    if not isinstance(value, torch.Tensor):
+        return None
+    address = value.untyped_storage().data_ptr() if value.device.type == "cpu" else 0
+    return address, value.numel(), value.device.type, tuple(value.shape)
+
+
+def _plain(values):
+    if isinstance(values, dict):
+        return {key: value for key, value in values.items() if not isinstance(value, torch.Tensor)}
+    return tuple(None if isinstance(value, torch.Tensor) else value for value in values)

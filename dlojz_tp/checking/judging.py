@@ -1,0 +1,214 @@
+"""Run a check on an answer and turn whatever happens into a verdict."""
+
+import contextlib
+import io
+import os
+import random
+import signal
+import sysconfig
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+
+from dlojz_tp.balise import BaliseNotDone
+
+DEADLINE = 60.0  # seconds for one check: an endless loop in an answer must not hold the trainee
+PRINTED = 2000  # characters of the answer's own prints that are shown again
+
+
+class Wrong(Exception):  # noqa: N818  (it reads "raise Wrong(...)")
+    """An answer failed. slug: the hint's name in HINTS of the check's module.
+
+    expected, got: short texts or values. where: the input and the rank, in words.
+    Further keyword arguments fill the {fields} of the hint.
+    """
+
+    def __init__(self, slug: str, *, expected=None, got=None, where: str = "", **fields):
+        super().__init__(slug)
+        self.slug, self.expected, self.got, self.where, self.fields = slug, expected, got, where, fields
+
+
+class _Overdue(BaseException):
+    """The deadline of a check passed; a BaseException, so that `except Exception` in an answer cannot hold it."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What came out. verdict: "pass", "fail" or "not done". seen: what held. failed: what was looked at then."""
+
+    balise: int
+    title: str
+    verdict: str
+    seconds: float = 0.0
+    seen: tuple[str, ...] = ()
+    failed: str = ""
+    slug: str = ""
+    hint: str = ""
+    expected: str = ""
+    got: str = ""
+    where: str = ""
+    details: str = ""  # the answer's own traceback
+    printed: str = field(default="", compare=False)
+
+    @property
+    def passed(self) -> bool:
+        """True for "pass"."""
+        return self.verdict == "pass"
+
+    def to_json(self) -> dict:
+        """The five fields that the command line prints."""
+        keys = ("balise", "title", "verdict", "hint")
+        return {key: getattr(self, key) for key in keys} | {"seconds": round(self.seconds, 3)}
+
+
+# Mistakes that any answer can make. A check's own HINTS come first.
+COMMON_HINTS = {
+    "nothing-returned": "Nothing was returned (None). Does the function end with a return?",
+    "raised": "Your code raised {error}. Read the line below: it is the last one of yours that ran.",
+    "signature": "The function cannot be called as the text above it says: {error}. Keep the names and the order of its "
+    "arguments.",
+    "not-callable": "A function or a class was expected here, not {error}. Run the cell that defines it, then this one.",
+    "endless": "Nothing came back after {seconds:.0f} s. Is there a loop that never ends, or a wait for something that "
+    "never comes?",
+    "left": "Your code ended the program ({error}). Return from the function instead.",
+    "rank-failed": "{error}",
+    "wrong-device": "A tensor was made on another device than the input's: {error}. Create it with device=x.device.",
+    "hidden-sync": "This makes the CPU wait for the GPU: {error}. Keep the value on the device as a tensor.",
+}
+
+
+def judge(
+    check: Callable, answers: tuple, *, number: int, title: str, hints: dict[str, str], deadline: float = DEADLINE
+) -> Verdict:
+    """Run `check(*answers)` and return its verdict. Never raises for a wrong answer; KeyboardInterrupt passes through.
+
+    hints: {slug: text} of the check's module. deadline: seconds. The random state of the caller is kept.
+    """
+    seen: list[str] = []
+    looking = ""
+    out = io.StringIO()
+    start = time.perf_counter()
+
+    def verdict(word, **more):
+        spent = time.perf_counter() - start
+        return Verdict(number, title, word, spent, tuple(seen), printed=_shorten(out.getvalue()), **more)
+
+    def fail(slug, **more):
+        fields = more.pop("fields", {})
+        text = (hints.get(slug) or COMMON_HINTS[slug]).format(**fields)
+        return verdict("fail", failed=looking, slug=slug, hint=text, **more)
+
+    try:
+        with _same_random_state(), contextlib.redirect_stdout(out), _deadline(deadline):
+            for claim in check(*answers):
+                if looking:
+                    seen.append(looking)
+                looking = claim
+            if not looking:
+                raise RuntimeError(f"the check of balise {number} looked at nothing")
+            seen.append(looking)
+        return verdict("pass")
+    except BaliseNotDone as missing:
+        return verdict("not done", hint=str(missing))
+    except Wrong as wrong:
+        texts = {key: _text(getattr(wrong, key)) for key in ("expected", "got")}
+        return fail(wrong.slug, where=wrong.where, fields=wrong.fields, **texts)
+    except _Overdue:
+        return fail("endless", fields={"seconds": deadline})
+    except SystemExit as error:
+        return fail("left", fields={"error": f"SystemExit({error.code!r})"})
+    except Exception as error:
+        slug, message = recognise(error)
+        return fail(slug, fields={"error": message}, details=own_lines(error))
+
+
+def recognise(error: BaseException) -> tuple[str, str]:
+    """Name the common mistake behind an exception: (slug in COMMON_HINTS, what to say of it)."""
+    from dlojz_tp.launch import RankError
+
+    message = f"{type(error).__name__}: {error}".strip().split("\n")[0]
+    if isinstance(error, RankError):
+        return "rank-failed", str(error)
+    if isinstance(error, TypeError) and ("argument" in message and "()" in message):
+        return "signature", str(error)
+    if type(error).__name__ == "DataDependentOutputException" or "cannot be called on meta tensors" in message:
+        return "hidden-sync", message
+    if "out of meta tensor" in message:
+        return "hidden-sync", "a copy from the device to the CPU"
+    if "same device" in message or "found two different devices" in message or "expected device meta" in message:
+        return "wrong-device", message
+    return "raised", message
+
+
+_NOT_THEIRS = (
+    str(Path(__file__).resolve().parent.parent) + os.sep,
+    *{sysconfig.get_path(name) + os.sep for name in ("purelib", "platlib", "stdlib")},
+    "<frozen",
+)
+
+
+def own_lines(error: BaseException) -> str:
+    """The traceback of `error` without the frames of the course and of the libraries."""
+    frames = traceback.extract_tb(error.__traceback__)
+    mine = [f for f in frames if not f.filename.startswith(_NOT_THEIRS)]
+    lines = [f"line {f.lineno}, in {f.name}: {(f.line or '').strip()}" for f in mine[-4:]]
+    return "\n".join([*lines, f"{type(error).__name__}: {error}"])[:1500]
+
+
+def hints_of(module: ModuleType) -> dict[str, str]:
+    """The hints that a module of `dlojz_tp.checks` can give: its own and the common ones."""
+    return {**COMMON_HINTS, **module.HINTS}
+
+
+def _text(value) -> str:
+    from dlojz_tp.checking.compare import describe
+
+    if value is None:
+        return ""
+    return value if isinstance(value, str) else describe(value)
+
+
+def _shorten(text: str) -> str:
+    return text if len(text) <= PRINTED else f"… ({len(text) - PRINTED} characters left out)\n{text[-PRINTED:]}"
+
+
+@contextlib.contextmanager
+def _same_random_state():
+    import numpy
+    import torch
+
+    state, others = torch.get_rng_state(), (random.getstate(), numpy.random.get_state())  # noqa: NPY002
+    threads, dtype, grad = torch.get_num_threads(), torch.get_default_dtype(), torch.is_grad_enabled()
+    try:
+        yield
+    finally:
+        torch.set_rng_state(state)
+        random.setstate(others[0])
+        numpy.random.set_state(others[1])  # noqa: NPY002
+        torch.set_default_dtype(dtype)
+        torch.set_grad_enabled(grad)
+        if torch.get_num_threads() != threads:
+            torch.set_num_threads(threads)
+
+
+@contextlib.contextmanager
+def _deadline(seconds: float):
+    """Raise _Overdue in this thread after `seconds`. Only the main thread can be woken so; others run without."""
+    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "SIGALRM"):
+        yield
+        return
+
+    def overdue(_signal, _frame):
+        raise _Overdue
+
+    before = signal.signal(signal.SIGALRM, overdue)
+    signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)  # again each second, should a library have swallowed it
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)

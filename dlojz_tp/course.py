@@ -1,0 +1,112 @@
+"""What a notebook opens: checks, help for who fell behind, and progress."""
+
+import importlib
+import inspect
+import os
+from types import ModuleType
+
+from dlojz_tp import balise, progress, render, source
+from dlojz_tp.checking import judging
+from dlojz_tp.checking.judging import Verdict
+
+
+class CheckFailed(Exception):
+    """A verdict was not a pass while DLOJZ_STRICT asks for an error; only automatic runs set it."""
+
+
+class Course:
+    """An open practical work. Get one with `course.open(name)`."""
+
+    def __init__(self, work: source.Work, namespace: dict):
+        self.work, self._namespace = work, namespace
+
+    def __repr__(self):
+        return f"{self.work.title} · {len(self.work.balises)} balises"
+
+    def __reduce__(self):  # a function of the notebook that mentions `tp` can then travel to a rank
+        return _reopen, (self.work.name,)
+
+    def check(self, number: int, *answers):
+        """Judge the answers of balise `number` and show the verdict; never raises for a wrong answer."""
+        if number not in self.work.balises:
+            last = max(self.work.balises, default=0)
+            return _show(render.line(f"{self.work.name} has no balise {number!r}: they are numbered 1 to {last}"))
+        found = judge(self.work, number, answers)
+        progress.record(self.work.name, number, found.verdict)
+        _show(render.verdict(found))
+        if found.verdict == "fail" and os.environ.get("DLOJZ_STRICT"):
+            raise CheckFailed(f"balise {number}: {found.slug}: {found.hint}")
+        return None
+
+    def show(self, number: int, *answers):
+        """Show the verdict on an answer without counting it: for looking at wrong ones."""
+        _show(render.verdict(judge(self.work, number, answers)))
+
+    def catch_up(self, number: int):
+        """Define the reference solutions of balises 1 to `number` in the notebook."""
+        if number not in self.work.balises:
+            last = max(self.work.balises, default=0)
+            return _show(render.line(f"{self.work.name} has no balise {number!r}: they are numbered 1 to {last}"))
+        for k in range(1, number + 1):
+            code = self.work.balises[k].code
+            exec(compile(code, f"<solution of balise {k}>", "exec"), self._namespace)
+        names = ", ".join(name for k in range(1, number + 1) for name in self.work.balises[k].answers)
+        return _show(render.line(f"now defined by the course: {names}. Your own cells are unchanged.", "pass"))
+
+    def progress(self):
+        """Show which balises have passed, in this notebook or an earlier run of it."""
+        state = progress.load(self.work.name)
+        rows = [(n, b.title, state.get(n, "not done")) for n, b in self.work.balises.items()]
+        _show(render.progress(self.work.title, rows))
+
+
+def open(name: str, namespace: dict | None = None) -> Course:  # noqa: A001  (it reads course.open(...))
+    """Open the practical work `name`, such as "00_welcome", for the notebook or script that calls it.
+
+    namespace: where `catch_up` defines solutions; default the caller's globals.
+    Raises source.UnknownWork with the names that exist.
+    """
+    work = source.find(name)
+    if namespace is None:
+        namespace = inspect.stack()[1].frame.f_globals
+    opened = _use(work, namespace)
+    from dlojz_tp import calm, launch
+
+    calm.install()
+    launch.warm()  # so that the first verdict over ranks comes at once
+    return opened
+
+
+def judge(work: source.Work, number: int, answers: tuple) -> Verdict:
+    """The verdict on the answers of one balise, in this process. Raises KeyError for an unknown balise."""
+    module = checks_of(work)
+    title = work.balises[number].title
+    check = getattr(module, f"balise_{number}")
+    return judging.judge(check, answers, number=number, title=title, hints=judging.hints_of(module))
+
+
+def checks_of(work: source.Work) -> ModuleType:
+    """The module that judges a practical work."""
+    return importlib.import_module(f"dlojz_tp.checks.{work.module}")
+
+
+def _use(work, namespace):
+    balise.remember_titles({n: b.title for n, b in work.balises.items()})
+    return Course(work, namespace)
+
+
+def _reopen(name):
+    return _use(source.find(name), {})
+
+
+def _show(card):
+    try:
+        from IPython import get_ipython
+        from IPython.display import display
+    except ImportError:
+        print(card)
+        return
+    if get_ipython() is None:
+        print(card)
+    else:
+        display(card)

@@ -1,0 +1,23 @@
+"""The course's data sets. Nothing is downloaded; nothing heavy is imported until a set is loaded."""
+
+from .cifar import cifar10
+from .digits import digits
+from .imagenet import imagenet
+from .photos import image_set, photo_patches, verify
+from .places import DataDamaged, DataMissing, ImageSet, TensorSet, data_root
+from .state import status
+
+__all__ = [
+    "DataDamaged",
+    "DataMissing",
+    "ImageSet",
+    "TensorSet",
+    "cifar10",
+    "data_root",
+    "digits",
+    "image_set",
+    "imagenet",
+    "photo_patches",
+    "status",
+    "verify",
+]

@@ -1,0 +1,83 @@
+"""The photo patches, the default image set, and the choice between them and ImageNet."""
+
+import os
+import shlex
+from pathlib import Path
+
+from . import manifest as mf
+from .imagenet import imagenet, imagenet_folder
+from .places import DataDamaged, DataMissing, ImageSet, data_root, make_command
+
+
+def photo_patches() -> ImageSet:
+    """List the photo patches: JPEG files of about 500 x 375 pixels, one class a photograph.
+
+    Checks the manifest against a listing of the folders; `verify("photo_patches")` reads every file.
+    Raises DataMissing where the set is not made, DataDamaged where it is not whole.
+    Source: made by data_scripts/make_photo_patches.py.
+    """
+    root, manifest = _checked()
+    train, val = (tuple((root / path, label) for path, label in mf.file_names(manifest, split)) for split in mf.SPLITS)
+    return ImageSet("photo_patches", root, tuple(manifest["classes"]), train, val)
+
+
+def verify(name: str = "photo_patches") -> None:
+    """Read every file of a made set and compare the checksum with the manifest's.
+
+    Args: name, "photo_patches" (the only set with a manifest).
+    Raises DataMissing, DataDamaged, or ValueError for another name.
+    """
+    if name != "photo_patches":
+        raise ValueError(f"no checksum is kept for {name!r}; only 'photo_patches' can be verified")
+    root, manifest = _checked()
+    try:
+        found, _ = mf.checksum(root, manifest)
+    except OSError as error:
+        raise _damaged(root, f"{error.filename} cannot be read ({error.strerror})") from error
+    if found != manifest["sha256"]:
+        raise _damaged(root, _cut_short(root, manifest) or "the checksum differs from the manifest's")
+
+
+def image_set() -> ImageSet:
+    """Choose the image set: ImageNet at scale "full" where the centre has it, else the photo patches.
+
+    Raises DataMissing or DataDamaged as they do. A folder named by `DLOJZ_IMAGENET` is never passed over in silence.
+    """
+    from dlojz_tp.scale import scale
+
+    folder = imagenet_folder()
+    return imagenet() if scale() == "full" and folder is not None else photo_patches()
+
+
+def _checked() -> tuple[Path, dict]:
+    root = data_root() / "photo_patches"
+    try:
+        manifest = mf.read(root)
+    except FileNotFoundError as error:
+        if root.is_dir() and any(root.iterdir()):
+            # The command refuses to replace a folder without a manifest: only a person may remove it.
+            raise _damaged(root, f"it has no {mf.NAME}", remove=True) from error
+        raise DataMissing(f"the image set is not in {root}. Make it: {make_command()}") from error
+    except (OSError, ValueError) as error:
+        raise _damaged(root, str(error), remove=True) from error
+    missing = mf.missing_file(root, manifest)
+    if missing:
+        raise _damaged(root, f"{missing} is missing")
+    return root, manifest
+
+
+def _damaged(root: Path, why: str, remove: bool = False) -> DataDamaged:
+    command = f"rm -r {shlex.quote(str(root))} && {make_command()}" if remove else f"{make_command()} --force"
+    return DataDamaged(f"the image set in {root} is damaged: {why}. Make it again: {command}")
+
+
+def _cut_short(root: Path, manifest: dict) -> str | None:
+    """Name the first file that does not end as a JPEG file ends: the usual damage."""
+    for split in mf.SPLITS:
+        for path, _ in mf.file_names(manifest, split):
+            with (root / path).open("rb") as file:
+                size = file.seek(0, os.SEEK_END)
+                file.seek(max(0, size - 2))
+                if file.read() != b"\xff\xd9":
+                    return f"{path} is cut short"
+    return None

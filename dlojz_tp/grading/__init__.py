@@ -1,0 +1,1 @@
+"""Judge the answers in a notebook or a file from the shell."""

@@ -1,0 +1,161 @@
+"""The parent's side of the fork server: start it, ask it for ranks, end it."""
+
+import atexit
+import contextlib
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from dlojz_tp.launch.place import INSIDE
+
+# The server takes the parent's import path, and never its __main__: a script without a guard must not run twice.
+BOOT = (
+    "import json, sys; spec = json.loads(sys.argv[1]); sys.path[:] = spec['path']; "
+    "from dlojz_tp.launch.server import main; main(spec)"
+)
+# One thread, and no CUDA context even where an import asks whether there is a GPU.
+CALM = {
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+}
+
+
+@dataclass
+class Server:
+    """A running fork server: its process, the socket to it, and a private folder."""
+
+    process: subprocess.Popen
+    sock: socket.socket
+    folder: Path
+    launches: int = 0
+    unread: bytearray = field(default_factory=bytearray)
+
+
+class ServerGone(RuntimeError):
+    """The fork server ended by itself."""
+
+
+lock = threading.Lock()  # one launch at a time; a second thread waits its turn
+_starting = threading.Lock()
+_server: Server | None = None
+
+
+def warm() -> None:
+    """Start the fork server, without waiting for it, so that the first launch finds torch imported.
+
+    Safe to call many times and from any thread; inside a rank it does nothing.
+    """
+    if INSIDE not in os.environ:
+        get()
+
+
+def get() -> Server:
+    """Return the running server, started now where there is none."""
+    global _server
+    with _starting:
+        if _server is not None and _server.process.poll() is not None:
+            _drop(_server)
+            _server = None
+        if _server is None:
+            _server = _start()
+        return _server
+
+
+def close() -> None:
+    """End the server and all its ranks; the next launch starts a new one."""
+    global _server
+    with _starting:
+        if _server is not None:
+            _drop(_server)
+            _server = None
+
+
+def _start() -> Server:
+    folder = Path(tempfile.mkdtemp(prefix="dlojz-launch-"))  # mode 0700: nobody else can join the rendezvous
+    ours, theirs = socket.socketpair()
+    spec = {"path": [p for p in sys.path if isinstance(p, str)], "fd": theirs.fileno(), "folder": str(folder)}
+    with theirs, (folder / "server.log").open("wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-c", BOOT, json.dumps(spec)],
+            env=os.environ | CALM | {INSIDE: "server"},
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            pass_fds=[theirs.fileno()],
+            start_new_session=True,  # Ctrl-C in a terminal is for the parent alone
+        )
+    return Server(process, ours, folder)
+
+
+def _drop(server: Server) -> None:
+    # The closed socket tells the server to kill its ranks and to end.
+    server.sock.close()
+    try:
+        server.process.wait(timeout=2)
+    except subprocess.TimeoutExpired:
+        server.process.kill()  # its ranks die with it
+        server.process.wait()
+    shutil.rmtree(server.folder, ignore_errors=True)
+
+
+def new_folder(server: Server) -> Path:
+    """Make the private folder of the next launch."""
+    server.launches += 1
+    folder = server.folder / str(server.launches)
+    folder.mkdir(mode=0o700)
+    return folder
+
+
+def ask(server: Server, request: dict, fds: list[int] = ()) -> None:
+    """Send a request, with file descriptors that the server takes over."""
+    try:
+        socket.send_fds(server.sock, [json.dumps(request).encode() + b"\n"], list(fds))
+    except OSError as error:
+        raise _gone(server) from error
+
+
+def hear(server: Server) -> list[dict]:
+    """Wait for news from the server and return it."""
+    chunk = b""
+    with contextlib.suppress(ConnectionError):
+        chunk = server.sock.recv(65536)
+    if not chunk:
+        raise _gone(server)
+    server.unread += chunk
+    *lines, rest = bytes(server.unread).split(b"\n")
+    server.unread[:] = rest
+    return [json.loads(line) for line in lines]
+
+
+def _gone(server: Server) -> ServerGone:
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        server.process.wait(timeout=2)
+    with contextlib.suppress(OSError):
+        log = (server.folder / "server.log").read_text(errors="replace").strip()
+        return ServerGone(
+            "the process that starts the ranks has ended" + (f"; its last words:\n{log[-2000:]}" * bool(log))
+        )
+    return ServerGone("the process that starts the ranks has ended")
+
+
+def _forget() -> None:
+    # In a fork of the parent (a DataLoader worker, say) the server belongs to the parent.
+    global _server, lock, _starting
+    lock, _starting = threading.Lock(), threading.Lock()
+    if _server is not None:
+        _server.sock.close()
+        _server.process.returncode = 0  # not this process's child: nothing to wait for
+        _server = None
+
+
+atexit.register(close)
+os.register_at_fork(after_in_child=_forget)

@@ -1,0 +1,157 @@
+"""Listen to the ranks until all are done, one fails, or the deadline passes."""
+
+import contextlib
+import os
+import pickle
+import selectors
+import socket
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from dlojz_tp.launch import client, errors, wire
+
+START_LIMIT_S = 120.0  # from the request to all ranks up; a cold server is in it
+GRACE_S = 0.2  # after a failure: ranks that fail alike report within this time
+LOST_PEER_GRACE_S = 1.0  # after a lost connection: the rank that died is still to be heard of
+STACK_LIMIT_S = 1.0  # for the dumps of hung ranks
+CHUNK = 1 << 20
+
+
+@dataclass
+class Rank:
+    """What the parent knows of one rank."""
+
+    rank: int
+    conn: socket.socket
+    out: int  # the read end of the pipe it prints to
+    label: bytes  # what its printed lines start with
+    state: str = "starting"  # then "running", then "returned" or "failed"
+    result: bytes = b""
+    report: dict = field(default_factory=dict)
+    failed_at: float = 0.0
+    unread: bytearray = field(default_factory=bytearray)
+    unprinted: bytearray = field(default_factory=bytearray)
+
+    @property
+    def failed(self) -> bool:
+        return self.state == "failed"
+
+    @property
+    def done(self) -> bool:
+        return self.state in ("returned", "failed")
+
+
+def watch(ranks: list[Rank], server: client.Server, folder: Path, timeout: float) -> None:
+    """Listen until every rank has returned.
+
+    Arguments: ranks; server, their fork server; folder, the launch's own; timeout, seconds from when all are up.
+    Errors: RankError, BaliseNotDone (see errors.root_cause); client.ServerGone.
+    """
+    with selectors.DefaultSelector() as selector:
+        selector.register(server.sock, selectors.EVENT_READ, lambda: _news(ranks, server, folder))
+        for r in ranks:
+            selector.register(r.conn, selectors.EVENT_READ, lambda r=r: listen(r) or selector.unregister(r.conn))
+            selector.register(r.out, selectors.EVENT_READ, lambda r=r: echo(r) or selector.unregister(r.out))
+        limit = time.monotonic() + START_LIMIT_S
+        all_up = False
+        while not all(r.done for r in ranks):
+            if not all_up and all(r.state != "starting" for r in ranks):
+                all_up, limit = True, time.monotonic() + timeout
+            failed = [r for r in ranks if r.failed]
+            until = min([limit, *(r.failed_at + _grace(r) for r in failed)])
+            left = until - time.monotonic()
+            if left <= 0:
+                break
+            for key, _ in selector.select(left):
+                key.data()
+    if any(r.failed for r in ranks):
+        raise errors.root_cause(ranks)
+    if not all_up and any(r.state == "starting" for r in ranks):
+        raise errors.never_started(ranks, START_LIMIT_S)
+    if not all(r.done for r in ranks):
+        raise errors.hung(ranks, _dump_stacks(ranks, server, folder), timeout)
+
+
+def _grace(r: Rank) -> float:
+    return LOST_PEER_GRACE_S if r.report.get("lost_peer") else GRACE_S
+
+
+def _fail(r: Rank, report: dict) -> None:
+    r.state, r.report, r.failed_at = "failed", report, time.monotonic()
+
+
+def listen(r: Rank) -> bool:
+    """Read what a rank sent. False when there will be no more."""
+    try:
+        chunk = r.conn.recv(CHUNK)
+    except BlockingIOError:
+        return True
+    except ConnectionError:
+        return False
+    r.unread += chunk
+    while message := wire.take(r.unread):
+        tag, data = message
+        if tag == wire.UP:
+            r.state = "running"
+        elif tag == wire.RETURNED:
+            r.state, r.result = "returned", data
+        else:
+            _fail(r, pickle.loads(data))
+    return bool(chunk)
+
+
+def _news(ranks: list[Rank], server: client.Server, folder: Path) -> None:
+    for news in client.hear(server):
+        if "failed" in news:
+            raise client.ServerGone(news["failed"])
+        if "ended" in news:
+            r = ranks[news["ended"]]
+            while listen(r) and _readable(r.conn):  # its last message may still be on the way
+                pass
+            if not r.done:
+                _fail(r, errors.ended_early(news["code"], (folder / f"stack-{r.rank}").read_text(errors="replace")))
+
+
+def _readable(conn: socket.socket) -> bool:
+    with contextlib.suppress(BlockingIOError, ConnectionError):
+        return bool(conn.recv(1, socket.MSG_PEEK))
+    return False
+
+
+def _dump_stacks(ranks: list[Rank], server: client.Server, folder: Path) -> dict[int, str]:
+    """Ask the hung ranks for their stacks. Returns rank -> the text of its stack file."""
+    from dlojz_tp.launch.rank import STACK_SIGNAL
+
+    paths = {r.rank: folder / f"stack-{r.rank}" for r in ranks if not r.done}
+    client.ask(server, {"do": "signal", "ranks": list(paths), "number": int(STACK_SIGNAL)})
+    limit = time.monotonic() + STACK_LIMIT_S
+    sizes, before = [0], None
+    # Done when every file has a dump and none grows any more.
+    while time.monotonic() < limit and (
+        sizes != before or not all("most recent" in p.read_text() for p in paths.values())
+    ):
+        before = sizes
+        time.sleep(0.02)
+        sizes = [path.stat().st_size for path in paths.values()]
+    return {rank: path.read_text(errors="replace") for rank, path in paths.items()}
+
+
+def echo(r: Rank) -> bool:
+    """Print what a rank wrote, whole lines only. False when there will be no more."""
+    try:
+        chunk = os.read(r.out, CHUNK)
+    except BlockingIOError:
+        return False
+    r.unprinted += chunk
+    end = r.unprinted.rfind(b"\n") + 1
+    if not chunk and r.unprinted:  # a last line without an end
+        r.unprinted += b"\n"
+        end = len(r.unprinted)
+    if end:
+        lines = r.label + bytes(r.unprinted[: end - 1]).replace(b"\n", b"\n" + r.label) + b"\n"
+        del r.unprinted[:end]
+        sys.stdout.write(lines.decode(errors="replace"))
+        sys.stdout.flush()
+    return bool(chunk)

@@ -1,0 +1,40 @@
+"""Which backend a launch uses, and which device a rank computes on."""
+
+import os
+
+INSIDE = "DLOJZ_LAUNCH_INSIDE"  # "server" or "rank" in the processes of a launch, absent elsewhere
+DEVICE = "DLOJZ_LAUNCH_DEVICE"
+_said: set[int] = set()
+
+
+def backend(n: int) -> str:
+    """Name the torch.distributed backend for `n` ranks on this machine.
+
+    NCCL refuses two ranks on one GPU ("Duplicate GPU detected"), so it needs one GPU a rank.
+    Counting asks the driver's management library and opens no CUDA context.
+
+    Arguments: n, number of ranks.
+    Returns "nccl" with at least `n` GPUs, else "gloo".
+    """
+    import torch
+    import torch.distributed as dist
+
+    gpus = torch.cuda.device_count()
+    if gpus >= n and dist.is_nccl_available():
+        return "nccl"
+    if gpus and not _said:
+        _said.add(gpus)
+        print(f"{gpus} GPU{'s' * (gpus > 1)} for {n} ranks: they run on the CPU with gloo (NCCL needs one GPU a rank).")
+    return "gloo"
+
+
+def device():
+    """Return the torch.device of this rank: its own GPU with NCCL, the CPU with gloo.
+
+    Errors: RuntimeError outside a rank.
+    """
+    import torch
+
+    if DEVICE not in os.environ:
+        raise RuntimeError("launch.device() is for code that runs on ranks: call it inside a function given to launch")
+    return torch.device(os.environ[DEVICE])

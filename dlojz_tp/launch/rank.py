@@ -1,0 +1,202 @@
+"""What happens inside a rank, from the fork to its last message."""
+
+import contextlib
+import ctypes
+import faulthandler
+import io
+import linecache
+import os
+import pickle
+import signal
+import socket
+import sys
+import threading
+from datetime import timedelta
+from pathlib import Path
+
+import cloudpickle
+import numpy
+import torch
+import torch.distributed as dist
+
+from dlojz_tp.launch import place, stacks, wire
+
+# The process group must outlive our own deadline, which explains a hang better than the backend does.
+GROUP_TIMEOUT_MARGIN_S = 600
+STACK_SIGNAL = signal.SIGRTMIN + 5 if hasattr(signal, "SIGRTMIN") else signal.SIGUSR2
+LOST_PEER = (
+    "connection closed by peer", "connection reset by peer", "broken pipe", "connection refused", "socket closed",
+    "remote process exited", "remote error", "connection was closed", "unbound buffer",
+)  # fmt: skip
+
+
+def main(rank: int, request: dict, conn_fd: int, out_fd: int) -> None:
+    """Run the task of one rank and send its result or its error. Does not return.
+
+    Arguments: rank; request, from the parent (n, folder, backend, timeout in seconds); conn_fd, a socket for the
+    messages; out_fd, the pipe for all that the rank prints.
+    """
+    conn = socket.socket(fileno=conn_fd)
+    conn.setblocking(True)
+    me = os.getpid()
+    _redirect(out_fd)
+    folder = Path(request["folder"])
+    _prepare_stack_dump(folder / f"stack-{rank}")
+    tag, data = _run(rank, request, folder, conn)
+    if os.getpid() != me:
+        os._exit(0)  # the function forked and both came back: only the rank itself reports
+    _flush()
+    with contextlib.suppress(OSError):
+        wire.send(conn, tag, data)
+        # Stay until all ranks are done: a rank that leaves early breaks its neighbours' collectives.
+        conn.recv(1)
+        if request["backend"] == "nccl" and dist.is_initialized():
+            with contextlib.suppress(Exception):
+                dist.destroy_process_group()
+    # No interpreter shutdown: the destructors of a process group can abort there.
+    os._exit(0)
+
+
+def _run(rank: int, request: dict, folder: Path, conn: socket.socket) -> tuple[bytes, bytes]:
+    """Return the message that tells how the task ended."""
+    doing = " while it loaded the function"
+    try:
+        task = _enter_world(rank, request, folder)
+        fn, args, kwargs = pickle.loads(task)
+        doing = " while it joined the other ranks"
+        _join(rank, request, folder)
+        wire.send(conn, wire.UP)
+        doing = ""
+        value = fn(*args, **kwargs)
+        if request["backend"] == "nccl":
+            torch.cuda.synchronize()  # an error of the GPU shows here, not when the result is copied
+    except BaseException as error:
+        return wire.FAILED, pickle.dumps(_describe(error, doing))
+    try:
+        return wire.RETURNED, wire.pack(value)
+    except Exception as error:
+        what = wire.culprit(value, "result") or f"result, {type(value).__name__}"
+        summary = f"returned a value that cannot be sent back: {what}"
+        report = {"kind": "unsendable", "summary": summary, "text": f"{type(error).__name__}: {error}"}
+        return wire.FAILED, pickle.dumps(report)
+
+
+def _redirect(out_fd: int) -> None:
+    # At the level of file descriptors, so that prints from C and from child processes follow.
+    null = os.open(os.devnull, os.O_RDONLY)
+    for source, target in ((null, 0), (out_fd, 1), (out_fd, 2)):
+        os.dup2(source, target)
+    os.close(null)
+    os.close(out_fd)
+    sys.stdin = sys.__stdin__ = open(0, closefd=False)  # noqa: PTH123, SIM115
+    sys.stdout = sys.__stdout__ = _line_writer(1)
+    sys.stderr = sys.__stderr__ = _line_writer(2)
+
+
+def _line_writer(fd: int) -> io.TextIOWrapper:
+    return open(fd, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: PTH123, SIM115
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+    with contextlib.suppress(Exception):
+        ctypes.CDLL(None).fflush(None)  # what C code printed
+
+
+def _prepare_stack_dump(path: Path) -> None:
+    file = path.open("w")
+    file.write(f"main {threading.main_thread().ident:#018x}\n")
+    file.flush()
+    faulthandler.enable(file)
+    faulthandler.register(STACK_SIGNAL, file, all_threads=True)
+
+
+def _enter_world(rank: int, request: dict, folder: Path) -> bytes:
+    """Take over the parent's environment, folder and import path. Returns the pickled task."""
+    with (folder / "task").open("rb") as file:
+        world = pickle.load(file)
+        task = file.read()
+    os.environ.clear()
+    os.environ.update(world["env"])
+    use_gpu = request["backend"] == "nccl"
+    os.environ.update({"RANK": str(rank), "LOCAL_RANK": str(rank), place.INSIDE: "rank"})
+    os.environ[place.DEVICE] = f"cuda:{rank}" if use_gpu else "cpu"
+    sys.path[:] = world["path"]
+    sys.argv[:] = world["argv"]
+    linecache.cache.update(world["lines"])
+    with contextlib.suppress(OSError):
+        os.chdir(world["cwd"])
+    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+    numpy.random.seed()  # a fork would repeat the server's draws on each rank
+    return task
+
+
+def _join(rank: int, request: dict, folder: Path) -> None:
+    n, backend = request["n"], request["backend"]
+    gpu = None
+    if backend == "nccl":
+        gpu = place.device()
+        torch.cuda.set_device(gpu)
+    dist.init_process_group(
+        backend,
+        # A file in a private folder: no port to collide with another notebook, no other user can join.
+        store=dist.FileStore(str(folder / "store"), n),
+        rank=rank,
+        world_size=n,
+        timeout=timedelta(seconds=request["timeout"] + GROUP_TIMEOUT_MARGIN_S),
+        device_id=gpu,
+    )
+
+
+def _describe(error: BaseException, doing: str) -> dict:
+    """Turn an exception into plain values that always travel."""
+    chain = _chain(error)
+    report = {
+        "kind": "raised",
+        "summary": f"raised {_headline(error)}{doing}",
+        "text": stacks.trainee_traceback(error),
+        "lost_peer": any(isinstance(e, (RuntimeError, OSError)) and _names_lost_peer(e) for e in chain),
+        "cause": _pickled(error),
+    }
+    if isinstance(error, SystemExit):
+        report |= {"kind": "exited", "summary": f"called sys.exit({'' if error.code is None else repr(error.code)})"}
+    balise = sys.modules.get("dlojz_tp.balise")
+    undone = [e for e in chain if balise and isinstance(e, balise.BaliseNotDone)]
+    if undone:
+        report["balise"] = (getattr(undone[0], "number", None), getattr(undone[0], "title", None))
+    return report
+
+
+def _chain(error: BaseException) -> list[BaseException]:
+    chain: list[BaseException] = []
+    while error is not None and error not in chain:
+        chain.append(error)
+        error = error.__cause__ or error.__context__
+    return chain
+
+
+def _headline(error: BaseException) -> str:
+    try:
+        lines = str(error).strip().splitlines()
+    except Exception:
+        lines = ["(its message cannot be printed)"]
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
+def _names_lost_peer(error: BaseException) -> bool:
+    with contextlib.suppress(Exception):
+        text = str(error).lower()
+        return any(sign in text for sign in LOST_PEER)
+    return False
+
+
+def _pickled(error: BaseException) -> bytes | None:
+    """The exception itself, where it survives a round trip."""
+    try:
+        data = cloudpickle.dumps(error)
+        pickle.loads(data)
+        return data
+    except Exception:
+        return None

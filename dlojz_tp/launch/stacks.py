@@ -1,0 +1,121 @@
+"""Tracebacks without the machinery, and where a hung rank stands."""
+
+import linecache
+import os
+import re
+import sysconfig
+import traceback
+from dataclasses import dataclass
+from functools import cache
+
+LONGEST_TEXT = 20_000  # characters
+FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<name>.*)$')
+WAIT = re.compile(r"\.wait\(")
+# Frames that only wrap the function a user called.
+WRAPPERS = ("c10d_logger.py", "_contextlib.py")
+
+
+@dataclass(frozen=True)
+class Frame:
+    file: str
+    line: int
+    name: str
+
+
+@dataclass(frozen=True)
+class Stand:
+    """Where a rank stands: the user's line, and the torch function it waits in (None: in the user's own code)."""
+
+    frame: Frame | None
+    waits_in: str | None
+
+    def __str__(self) -> str:
+        if self.frame is None:
+            return "at an unknown line"
+        where = f"line {self.frame.line} of {self.frame.name}"
+        return f"in {self.waits_in} ({where})" if self.waits_in else f"at {where}"
+
+
+@cache
+def _library_folders() -> tuple[str, ...]:
+    import torch
+
+    paths = sysconfig.get_paths()
+    folders = {paths[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")}
+    package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH100, PTH120 (compared as text)
+    folders |= {os.path.dirname(torch.__file__), package}  # noqa: PTH120
+    return tuple(folder + os.sep for folder in folders)
+
+
+def is_trainee(file: str) -> bool:
+    """True for code of the user: not torch, not the standard library, not this package."""
+    return not file.startswith("<frozen") and not file.startswith(_library_folders())
+
+
+def is_ours(file: str) -> bool:
+    return os.path.dirname(os.path.abspath(file)) == os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120
+
+
+def trainee_traceback(error: BaseException) -> str:
+    """Format an exception with the user's own lines only (all but the launcher's where there are none)."""
+    try:
+        shown = traceback.TracebackException.from_exception(error)
+        part = shown
+        while part is not None:
+            frames = [f for f in part.stack if is_trainee(f.filename)]
+            if not frames:
+                frames = [f for f in part.stack if not is_ours(f.filename) and f.filename != "<string>"]
+            part.stack = traceback.StackSummary.from_list(frames)
+            part = part.__cause__ or part.__context__
+        text = "".join(shown.format()).rstrip()
+    except Exception:
+        text = type(error).__name__  # an exception whose own __str__ raises
+    return text if len(text) <= LONGEST_TEXT else f"{text[:LONGEST_TEXT]}\n... (cut)"
+
+
+def parse(dump: str) -> list[Frame]:
+    """Read a faulthandler dump and return the main thread's frames, innermost first.
+
+    The rank wrote the main thread's id on the first line of the file. The last dump counts.
+    """
+    head, _, rest = dump.partition("\n")
+    main = head.removeprefix("main ").strip()
+    frames: list[Frame] = []
+    reading = False
+    for line in rest.splitlines():
+        if "most recent call first" in line:
+            reading = main in line
+            frames = [] if reading else frames
+        elif reading and (match := FRAME.match(line)):
+            frames.append(Frame(match["file"], int(match["line"]), match["name"]))
+    return frames
+
+
+def stand(frames: list[Frame]) -> Stand:
+    """Say where the rank stands, from its frames, innermost first."""
+    calls: list[Frame] = []
+    for frame in frames:
+        if is_trainee(frame.file):
+            named = [f for f in calls if not f.file.endswith(WRAPPERS) and f"{os.sep}torch{os.sep}" in f.file]
+            # Waiting for an asynchronous collective leaves no frame of its own: the user's line tells.
+            return Stand(frame, named[-1].name if named else "wait" if WAIT.search(source(frame)) else None)
+        calls.append(frame)
+    # No line of the user at all: a library function was launched as it is.
+    named = [f for f in calls if not f.file.endswith(WRAPPERS) and not is_ours(f.file) and f.file != "<string>"]
+    return Stand(named[-1], named[-1].name) if named else Stand(None, None)
+
+
+def show(frames: list[Frame]) -> str:
+    """Format frames as a traceback, outermost first, the user's lines only where there are some."""
+    kept = [f for f in frames if is_trainee(f.file) and f.file != "<string>"] or frames
+    lines = []
+    for f in reversed(kept):
+        lines.append(f'  File "{f.file}", line {f.line}, in {f.name}')
+        if source := linecache.getline(f.file, f.line).strip():
+            lines.append(f"    {source}")
+    return "\n".join(lines)
+
+
+def source(frame: Frame | None) -> str:
+    """The source line of a frame, or an empty text."""
+    return linecache.getline(frame.file, frame.line).strip() if frame else ""

@@ -1,0 +1,108 @@
+"""How functions, arguments and results travel between processes: by value, in one pickle."""
+
+import io
+import pickle
+import struct
+
+import cloudpickle
+import torch
+
+HEADER = struct.Struct("!cQ")  # one letter for what it is, then the number of bytes that follow
+UP, RETURNED, FAILED = b"U", b"R", b"F"
+
+
+class _Pickler(cloudpickle.Pickler):
+    """cloudpickle, with plain tensors as bytes: no shared memory, no file descriptor, never more than the view."""
+
+    def reducer_override(self, obj):
+        if type(obj) is torch.Tensor and _is_plain(obj):
+            return _tensor, _tensor_parts(obj)
+        return super().reducer_override(obj)
+
+
+def _is_plain(t: torch.Tensor) -> bool:
+    return (
+        t.layout is torch.strided
+        and t.device.type in ("cpu", "cuda")
+        and not (t.is_quantized or t.is_nested or t.__dict__)
+    )
+
+
+def _tensor_parts(t: torch.Tensor) -> tuple:
+    # clone() drops what lies outside a view, and keeps the memory format of a dense tensor.
+    dense = t.detach().cpu().resolve_conj().resolve_neg().clone()
+    flat = dense.as_strided((dense.numel(),), (1,)).view(torch.uint8)
+    data = pickle.PickleBuffer(flat.numpy()) if dense.numel() else bytearray()
+    return data, t.dtype, tuple(dense.shape), dense.stride(), t.requires_grad
+
+
+def _tensor(data: bytearray, dtype: torch.dtype, shape: tuple, stride: tuple, requires_grad: bool) -> torch.Tensor:
+    flat = torch.frombuffer(data, dtype=torch.uint8).view(dtype) if data else torch.empty(0, dtype=dtype)
+    return flat.as_strided(shape, stride).requires_grad_(requires_grad)
+
+
+def pack(obj) -> memoryview:
+    """Pickle any object by value; raises whatever the object's own pickling raises."""
+    stream = io.BytesIO()
+    _Pickler(stream, protocol=pickle.HIGHEST_PROTOCOL).dump(obj)
+    return stream.getbuffer()
+
+
+def culprit(obj, name: str, depth: int = 4) -> str | None:
+    """Name the innermost part of `obj` that cannot be pickled, such as "result['loader'], a generator".
+
+    Arguments: obj, the object; name, how to call it; depth, how many levels to look into.
+    Returns the name and type of the part, or None when all of `obj` can be pickled.
+    """
+    try:
+        pack(obj)
+        return None
+    except Exception:
+        for part_name, part in _parts(obj, name) if depth else ():
+            found = culprit(part, part_name, depth - 1)
+            if found:
+                return found
+    return f"{name}, {_a_type(obj)}"
+
+
+def _parts(obj, name: str):
+    if isinstance(obj, dict):
+        return [(f"{name}[{key!r}]", value) for key, value in obj.items()]
+    if isinstance(obj, (list, tuple)):
+        return [(f"{name}[{i}]", value) for i, value in enumerate(obj)]
+    code = getattr(obj, "__code__", None)
+    if code is not None:
+        names = [n for n in code.co_names if n in obj.__globals__]
+        used = [(f"the global {n!r}", obj.__globals__[n]) for n in names if obj.__globals__[n] is not obj]
+        cells = zip(code.co_freevars, obj.__closure__ or (), strict=False)
+        return used + [(f"the variable {n!r}", cell.cell_contents) for n, cell in cells]
+    if not isinstance(obj, type):
+        return [(f"{name}.{key}", value) for key, value in getattr(obj, "__dict__", {}).items()]
+    return []
+
+
+def _a_type(obj) -> str:
+    kind = type(obj)
+    name = (
+        kind.__qualname__ if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}.{kind.__qualname__}"
+    )
+    hint = ": return x.to_local() or x.full_tensor()" if kind.__name__ == "DTensor" else ""
+    return f"{'an' if name[0] in 'aeiou' else 'a'} {name}{hint}"
+
+
+def send(conn, tag: bytes, data=b"") -> None:
+    """Write one message on a blocking socket."""
+    conn.sendall(HEADER.pack(tag, len(data)))
+    conn.sendall(data)
+
+
+def take(buffer: bytearray) -> tuple[bytes, memoryview] | None:
+    """Return (tag, data) when `buffer` holds a whole message, else None. A socket carries UP, then one more message."""
+    if len(buffer) < HEADER.size:
+        return None
+    tag, size = HEADER.unpack_from(buffer)
+    if len(buffer) < HEADER.size + size:
+        return None
+    data = bytes(memoryview(buffer)[HEADER.size : HEADER.size + size])
+    del buffer[: HEADER.size + size]
+    return tag, data

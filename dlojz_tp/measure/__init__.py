@@ -1,0 +1,35 @@
+"""Measure time and memory, and keep what was found in run records."""
+
+from .budget import MemoryBudget
+from .chronometer import PHASES, Chronometer
+from .live import LiveBytes
+from .machine import hardware, synchronize, versions
+from .memory import MemoryEstimate, PeakMemory, estimate_memory, peak_memory, training_step
+from .racing import Race, race
+from .records import Record, RecordError, counted_steps, load, new_record, save
+from .units import human_bytes, human_seconds
+
+__all__ = [
+    "PHASES",
+    "Chronometer",
+    "LiveBytes",
+    "MemoryBudget",
+    "MemoryEstimate",
+    "PeakMemory",
+    "Race",
+    "Record",
+    "RecordError",
+    "counted_steps",
+    "estimate_memory",
+    "hardware",
+    "human_bytes",
+    "human_seconds",
+    "load",
+    "new_record",
+    "peak_memory",
+    "race",
+    "save",
+    "synchronize",
+    "training_step",
+    "versions",
+]

@@ -1,0 +1,117 @@
+"""Show verdicts and progress: small HTML in a notebook (both of Lab's themes), plain text elsewhere."""
+
+import html
+import textwrap
+
+from dlojz_tp.checking.judging import Verdict
+
+_MARK = {"pass": "✓", "fail": "✗", "not done": "…"}
+# readable on white and on dark: the colour is carried by a border and a tint, the text keeps the theme's own colour
+_COLOUR = {"pass": "46, 160, 67", "fail": "229, 83, 75", "not done": "128, 128, 128"}
+_STYLE = (
+    "border-left:4px solid rgb({c});background:rgba({c},.09);padding:8px 14px;margin:2px 0;max-width:52em;"
+    "border-radius:3px;line-height:1.5;color:var(--jp-content-font-color1, inherit)"
+)
+
+
+class Card:
+    """Something that shows itself as HTML in a notebook and as text elsewhere."""
+
+    def __init__(self, text: str, html_text: str):
+        self._text, self._html = text, html_text
+
+    def __repr__(self):
+        return self._text
+
+    def _repr_html_(self):
+        return self._html
+
+
+def verdict(v: Verdict) -> Card:
+    """The verdict on a balise."""
+    return Card(_verdict_text(v), _verdict_html(v))
+
+
+def line(text: str, kind: str = "not done") -> Card:
+    """One calm line, such as "balise 3 is not done yet"."""
+    return Card(f"{_MARK[kind]} {text}", f'<div style="{_STYLE.format(c=_COLOUR[kind])}">{_e(_MARK[kind])} {_e(text)}</div>')
+
+
+def progress(title: str, rows: list[tuple[int, str, str]]) -> Card:
+    """A line for each balise. rows: (number, title, "pass" | "fail" | "not done")."""
+    done = sum(word == "pass" for _, _, word in rows)
+    head = f"{title}: {done} of {len(rows)} balises done"
+    text = [head, *(f"  {_MARK[word]} {number:2}  {name}" for number, name, word in rows)]
+    bar = 100 * done // max(1, len(rows))
+    colour = _COLOUR["pass"]
+    items = "".join(
+        f'<div><span style="color:rgb({_COLOUR[word]});display:inline-block;width:1.6em">{_MARK[word]}</span>'
+        f"<b>{number}</b>&nbsp; {_e(name)}</div>"
+        for number, name, word in rows
+    )
+    page = (
+        f'<div style="{_STYLE.format(c=colour)}"><b>{_e(head)}</b>'
+        f'<div style="background:rgba(128,128,128,.25);height:6px;border-radius:3px;margin:6px 0">'
+        f'<div style="background:rgb({colour});height:6px;border-radius:3px;width:{bar}%"></div></div>{items}</div>'
+    )
+    return Card("\n".join(text), page)
+
+
+def _rows(v: Verdict) -> list[tuple[str, str]]:
+    rows = [("where", v.where), ("expected", v.expected), ("got", v.got), ("hint", v.hint)]
+    return [(name, value) for name, value in rows if value]
+
+
+def _verdict_text(v: Verdict) -> str:
+    head = f"{_MARK[v.verdict]} balise {v.balise} · {v.title}"
+    if v.verdict == "not done":
+        return f"{_MARK[v.verdict]} {v.hint}"
+    lines = [f"{head}   ({v.seconds:.2f} s)", *(f"    ✓ {claim}" for claim in v.seen)]
+    if v.verdict == "fail":
+        lines.append(f"    ✗ {v.failed}" if v.failed else "    ✗")
+        for name, value in _rows(v):
+            wrapped = textwrap.wrap(value, 92) if "\n" not in value else value.splitlines()
+            lines.append(f"      {name:<9} {wrapped[0] if wrapped else ''}")
+            lines.extend(" " * 16 + more for more in wrapped[1:])
+        if v.details:
+            lines.append(textwrap.indent(v.details, " " * 6))
+        if v.printed:
+            lines.append("      printed by your code:\n" + textwrap.indent(v.printed.rstrip(), " " * 8))
+    return "\n".join(lines)
+
+
+def _verdict_html(v: Verdict) -> str:
+    colour = _COLOUR[v.verdict]
+    if v.verdict == "not done":
+        return line(v.hint)._repr_html_()
+    head = (
+        f'<b><span style="color:rgb({colour})">{_MARK[v.verdict]}</span> Balise {v.balise} · {_e(v.title)}</b>'
+        f' <span style="opacity:.6;font-size:85%">{v.seconds:.2f} s</span>'
+    )
+    good = f'<span style="color:rgb({_COLOUR["pass"]})">✓</span>'
+    bad = f'<span style="color:rgb({_COLOUR["fail"]})">✗</span>'
+    parts = "".join(f'<div style="opacity:.85">{good} {_e(claim)}</div>' for claim in v.seen)
+    if v.verdict == "fail":
+        parts += f"<div>{bad} <b>{_e(v.failed)}</b></div>" if v.failed else ""
+        cells = "".join(
+            f'<div style="opacity:.6">{name}</div><div style="white-space:pre-wrap;{_weight(name)}">{_e(value)}</div>'
+            for name, value in _rows(v)
+        )
+        parts += f'<div style="display:grid;grid-template-columns:5.5em 1fr;margin:4px 0 2px 1.2em">{cells}</div>'
+        parts += _folded("your code, where it happened", v.details) + _folded("printed by your code", v.printed)
+    return f'<div style="{_STYLE.format(c=colour)}">{head}{parts}</div>'
+
+
+def _weight(name):
+    return "font-weight:600" if name == "hint" else "font-family:var(--jp-code-font-family, monospace);font-size:90%"
+
+
+def _folded(title, text):
+    if not text:
+        return ""
+    body = f'<pre style="margin:4px 0;background:transparent;color:inherit;white-space:pre-wrap">{_e(text)}</pre>'
+    return f'<details style="margin-left:1.2em"><summary style="opacity:.7">{title}</summary>{body}</details>'
+
+
+def _e(text) -> str:
+    return html.escape(str(text))

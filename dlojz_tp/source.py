@@ -1,0 +1,143 @@
+"""Read a practical work's one source, `solutions/NN_name.py`, and find its balises.
+
+This module runs in every notebook, so it reads the percent format with the standard library alone.
+The rules that a source must obey are in `dlojz_tp.authoring.rules`.
+"""
+
+import ast
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+SOLUTIONS = ROOT / "solutions"
+NOTEBOOKS = ROOT / "notebooks"
+
+BEGIN, END = "# BEGIN SOLUTION", "# END SOLUTION"
+HEADING = re.compile(r"^#+ Balise (\d+) · (.+?)\s*$", re.MULTILINE)
+_CELL = re.compile(r"^# %%(?P<options>.*)$")
+_TAG = re.compile(r"balise-(\d+)")
+
+
+class UnknownWork(Exception):
+    """No practical work has this name; the message lists those there are."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One cell of a source. text: its lines as in the file. line: number of its first line in the file."""
+
+    kind: str  # "code" or "markdown"
+    options: str  # what follows "# %%"
+    text: str
+    line: int
+
+    @property
+    def balise(self) -> int | None:
+        """The number of the balise written in this cell, or None."""
+        found = _TAG.search(self.options)
+        return int(found[1]) if found and self.kind == "code" else None
+
+
+@dataclass(frozen=True)
+class Balise:
+    """number; title; code: the cell with the solution; answers: names that the check is given, in order."""
+
+    number: int
+    title: str
+    code: str
+    answers: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Work:
+    """A practical work: name ("01_gpu_acceleration"), title, its cells, its balises by number."""
+
+    name: str
+    title: str
+    cells: tuple[Cell, ...]
+    balises: dict[int, Balise]
+
+    @property
+    def module(self) -> str:
+        """The name without its number: the module in `dlojz_tp.checks` that judges it."""
+        return self.name.split("_", 1)[1]
+
+
+def names() -> list[str]:
+    """The names of all practical works, in order."""
+    return sorted(path.stem for path in SOLUTIONS.glob("[0-9][0-9]_*.py"))
+
+
+def find(name: str) -> Work:
+    """Read the practical work `name`. Raises UnknownWork with the names that exist."""
+    path = SOLUTIONS / f"{name}.py"
+    if name not in names():
+        if not SOLUTIONS.is_dir():
+            raise UnknownWork(f"no folder {SOLUTIONS.name}/ beside the package: install the course from its checkout")
+        raise UnknownWork(f"no practical work is called {name!r}; there are: {', '.join(names())}")
+    return read(path)
+
+
+def split_cells(text: str) -> list[Cell]:
+    """Cut a source in percent format into its cells; what comes before the first marker is a code cell."""
+    cells, options, start, lines = [], "", 1, []
+
+    def close():
+        if any(line.strip() for line in lines) or cells or options:
+            kind = "markdown" if "[markdown]" in options else "code"
+            cells.append(Cell(kind, options, "\n".join(lines).strip("\n"), start))
+
+    for number, line in enumerate(text.splitlines(), 1):
+        marker = _CELL.match(line)
+        if marker:
+            close()
+            options, start, lines = marker["options"].strip(), number + 1, []
+        else:
+            lines.append(line)
+    close()
+    return cells
+
+
+def read(path: Path) -> Work:
+    """Parse a source file. Says nothing about its faults: see `dlojz_tp.authoring.rules.verify`."""
+    cells = split_cells(path.read_text(encoding="utf-8"))
+    prose = "\n".join(uncomment(cell.text) for cell in cells if cell.kind == "markdown")
+    titles = {int(number): title for number, title in HEADING.findall(prose)}
+    answers = {}
+    for cell in cells:
+        if cell.kind == "code":
+            answers.update(checks_in(cell.text))
+    balises = {
+        cell.balise: Balise(cell.balise, titles.get(cell.balise, ""), cell.text, answers.get(cell.balise, ()))
+        for cell in cells
+        if cell.balise is not None
+    }
+    title = next((line[2:].strip() for line in prose.splitlines() if line.startswith("# ")), path.stem)
+    return Work(path.stem, title, tuple(cells), dict(sorted(balises.items())))
+
+
+def uncomment(text: str) -> str:
+    """The markdown of a markdown cell: its lines without the leading "# "."""
+    return "\n".join(line[2:] if line.startswith("# ") else line.lstrip("#") for line in text.splitlines())
+
+
+def checks_in(code: str) -> dict[int, tuple[str, ...]]:
+    """Find calls `tp.check(number, name, ...)` in a cell: {number: names of the answers}."""
+    try:
+        tree = ast.parse(code)
+    except SyntaxError:
+        return {}
+    found = {}
+    for node in ast.walk(tree):
+        if (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and node.func.attr == "check"
+            and isinstance(node.func.value, ast.Name)
+            and node.func.value.id == "tp"
+            and node.args
+            and isinstance(node.args[0], ast.Constant)
+        ):
+            found[node.args[0].value] = tuple(a.id for a in node.args[1:] if isinstance(a, ast.Name))
+    return found

@@ -1,0 +1,279 @@
+"""Answers to 00_welcome."""
+
+import os
+
+import torch
+import torch.distributed as dist
+
+from tests.answers.bank import Bank
+
+bank = Bank("00_welcome")
+
+
+def machine(**changes):
+    cuda = torch.cuda.is_available()
+    return {
+        "device": "cuda" if cuda else "cpu",
+        "gpus": torch.cuda.device_count(),
+        "cores": len(os.sched_getaffinity(0)),
+        "torch": torch.__version__,
+    } | changes
+
+
+# ---------------------------------------------------------------- balise 1
+
+
+@bank.right(1)
+def describe_machine():
+    import psutil
+
+    count = torch.cuda.device_count()
+    device = torch.device("cuda" if count > 0 else "cpu")
+    cores = len(psutil.Process().cpu_affinity())
+    return dict(torch=str(torch.__version__), cores=cores, gpus=count, device=device, name="mine")
+
+
+@bank.right(1)
+def describe_machine():
+    import subprocess
+
+    cores = int(subprocess.check_output(["nproc"]))  # without OMP_NUM_THREADS, nproc follows the affinity
+    return machine(cores=cores, device="cuda:0" if torch.cuda.is_available() else "cpu")
+
+
+@bank.wrong(1, "cores-of-the-node")
+def describe_machine():
+    return machine(cores=os.cpu_count())
+
+
+@bank.wrong(1, "cores-of-the-node")
+def describe_machine():
+    return machine(cores=int(os.environ.get("SLURM_CPUS_PER_TASK", os.cpu_count())))
+
+
+@bank.wrong(1, "cores-not-counted")
+def describe_machine():
+    return machine(cores=os.sched_getaffinity(0))
+
+
+@bank.wrong(1, "threads-not-cores")
+def describe_machine():
+    return machine(cores=torch.get_num_threads())
+
+
+@bank.wrong(1, "cores-wrong")
+def describe_machine():
+    return machine(cores=4)
+
+
+@bank.wrong(1, "device-hard-coded")
+def describe_machine():
+    return machine(device="cuda")
+
+
+@bank.wrong(1, "device-hard-coded")
+def describe_machine():
+    return machine(device="cpu")
+
+
+@bank.wrong(1, "device-wrong")
+def describe_machine():
+    return machine(device="gpu" if torch.cuda.is_available() else "cpu")
+
+
+@bank.wrong(1, "gpus-not-counted")
+def describe_machine():
+    return machine(gpus=torch.cuda.is_available())
+
+
+@bank.wrong(1, "gpus-wrong")
+def describe_machine():
+    return machine(gpus=max(1, torch.cuda.device_count()))
+
+
+@bank.wrong(1, "keys-missing")
+def describe_machine():
+    found = machine()
+    found["n_gpus"] = found.pop("gpus")
+    return found
+
+
+@bank.wrong(1, "not-a-dict")
+def describe_machine():
+    return tuple(machine().values())
+
+
+@bank.wrong(1, "nothing-returned")
+def describe_machine():
+    print(machine())
+
+
+@bank.wrong(1, "wrong-version")
+def describe_machine():
+    return machine(torch=torch.version.cuda)
+
+
+@bank.wrong(1, "signature")
+def describe_machine(device):
+    return machine(device=device)
+
+
+# ---------------------------------------------------------------- balise 2
+
+
+@bank.right(2)
+def distributed_sum(values):
+    part = values.tensor_split(dist.get_world_size())[dist.get_rank()].sum()
+    dist.all_reduce(part, op=dist.ReduceOp.SUM)
+    return part
+
+
+@bank.right(2)
+def distributed_sum(values):
+    rank, world = dist.get_rank(), dist.get_world_size()
+    each = len(values) // world
+    end = len(values) if rank == world - 1 else (rank + 1) * each
+    part = values[rank * each : end].sum()
+    parts = [torch.zeros_like(part) for _ in range(world)]
+    dist.all_gather(parts, part)
+    return torch.stack(parts).sum()
+
+
+@bank.right(2)
+def distributed_sum(values):
+    total = torch.zeros((), dtype=values.dtype)
+    for i in range(dist.get_rank(), len(values), dist.get_world_size()):
+        total += values[i]
+    dist.reduce(total, dst=0)
+    dist.broadcast(total, src=0)
+    return total
+
+
+@bank.wrong(2, "no-communication")
+def distributed_sum(values):
+    return values[dist.get_rank() :: dist.get_world_size()].sum()
+
+
+@bank.wrong(2, "no-communication")
+def distributed_sum(values):
+    return values.sum()
+
+
+@bank.wrong(2, "wrong-shape")
+def distributed_sum(values):
+    return values
+
+
+@bank.wrong(2, "counted-by-every-rank")
+def distributed_sum(values):
+    total = values.sum()
+    dist.all_reduce(total)
+    return total
+
+
+@bank.wrong(2, "all-the-work")
+def distributed_sum(values):
+    total = values.sum()
+    dist.all_reduce(total, op=dist.ReduceOp.MAX)
+    return total
+
+
+@bank.wrong(2, "rank-0-only")
+def distributed_sum(values):
+    total = torch.zeros((), dtype=values.dtype)
+    if dist.get_rank() == 0:
+        total = values.sum()
+    dist.broadcast(total, src=0)
+    return total
+
+
+@bank.wrong(2, "rank-0-only")
+def distributed_sum(values):
+    total = torch.zeros((), dtype=values.dtype)
+    if dist.get_rank() == 0:
+        total = torch.tensor(sum(values.tolist()), dtype=values.dtype)
+    dist.broadcast(total, src=0)
+    return total
+
+
+@bank.wrong(2, "own-share")
+def distributed_sum(values):
+    part = values[dist.get_rank() :: dist.get_world_size()].sum()
+    dist.all_reduce(part.clone())
+    return part
+
+
+@bank.wrong(2, "reduce-not-all-reduce")
+def distributed_sum(values):
+    part = values[dist.get_rank() :: dist.get_world_size()].sum()
+    dist.reduce(part, dst=0)
+    return part
+
+
+@bank.wrong(2, "mean-not-sum")
+def distributed_sum(values):
+    part = values[dist.get_rank() :: dist.get_world_size()].sum()
+    dist.all_reduce(part)
+    return part / dist.get_world_size()
+
+
+@bank.wrong(2, "tail-dropped")
+def distributed_sum(values):
+    rank, each = dist.get_rank(), len(values) // dist.get_world_size()
+    part = values[rank * each : (rank + 1) * each].sum()
+    dist.all_reduce(part)
+    return part
+
+
+@bank.wrong(2, "few-values")
+def distributed_sum(values):
+    part = values.chunk(dist.get_world_size())[dist.get_rank()].sum()
+    dist.all_reduce(part)
+    return part
+
+
+@bank.wrong(2, "whole-tensor-sent")
+def distributed_sum(values):
+    mine = torch.zeros_like(values)
+    rank, world = dist.get_rank(), dist.get_world_size()
+    mine[rank::world] = values[rank::world]
+    dist.all_reduce(mine)
+    return mine.sum()
+
+
+@bank.wrong(2, "input-changed")
+def distributed_sum(values):
+    rank, world = dist.get_rank(), dist.get_world_size()
+    mine = values[rank::world]
+    mine[:1] = mine.sum(dim=0, keepdim=True) if len(mine) else mine[:1]
+    total = mine[0].clone() if len(mine) else torch.zeros((), dtype=values.dtype)
+    dist.all_reduce(total)
+    return total
+
+
+@bank.wrong(2, "rounded")
+def distributed_sum(values):
+    part = values[dist.get_rank() :: dist.get_world_size()].double().sum()
+    dist.all_reduce(part)
+    return part
+
+
+@bank.wrong(2, "wrong-sum")
+def distributed_sum(values):
+    world = 4
+    part = values[dist.get_rank() :: world].sum()
+    dist.all_reduce(part)
+    return part
+
+
+@bank.wrong(2, "rank-failed")
+def distributed_sum(values):
+    part = values[dist.get_rank() :: dist.get_world_size()].sum()
+    dist.all_reduce(part, op="sum")
+    return part
+
+
+@bank.wrong(2, "nothing-returned")
+def distributed_sum(values):
+    part = values[dist.get_rank() :: dist.get_world_size()].sum()
+    dist.all_reduce(part)
