@@ -12,6 +12,7 @@ import socket
 import sys
 import sysconfig
 import textwrap
+from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -102,10 +103,7 @@ def _gpus() -> list[Row]:
     found = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
     if not found:
         return [Row("GPU", "note", "none: the course runs on the CPU with small sizes")]
-    kinds = {}
-    for gpu in found:
-        kind = f"{gpu.name}, {gpu.total_memory / GB:.0f} GB"
-        kinds[kind] = kinds.get(kind, 0) + 1
+    kinds = Counter(f"{gpu.name}, {gpu.total_memory / GB:.0f} GB" for gpu in found)
     return [Row("GPU", "ok", "; ".join(f"{number} x {kind}" for kind, number in kinds.items()))]
 
 
@@ -123,8 +121,7 @@ def _backend() -> list[Row]:
 
 
 def _cores() -> list[Row]:
-    mine = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    limit = cpu_limit()
+    mine, limit = len(os.sched_getaffinity(0)), cpu_limit()
     usable = min(mine, limit) if limit else mine
     value = f"{usable:g} usable of {os.cpu_count()}" + (f" (limited to {limit:g} by the cgroup)" if limit else "")
     todo = "ask for 2 cores or more: loader workers and ranks share this one" if usable < 2 else ""
@@ -272,10 +269,8 @@ def memory_limits() -> list[tuple[int, int]]:
     """Memory limits of the control groups of this process: (limit, in use) in bytes, cached files not counted."""
     limits = []
     for folder in _groups("memory"):
-        for limit_name, used_name, cached in (
-            ("memory.max", "memory.current", "inactive_file"),
-            ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
-        ):
+        one = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+        for limit_name, used_name, cached in (one, ("memory.max", "memory.current", "inactive_file")):
             limit, used = _words(folder / limit_name), _words(folder / used_name)
             if limit and used and limit[0].isdigit():
                 stat = _words(folder / "memory.stat")

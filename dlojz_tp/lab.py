@@ -146,7 +146,7 @@ def _read_state(work: Path) -> dict:
     """What was copied and offered; empty if the file is missing or damaged, so that every copy counts as touched."""
     try:
         state = json.loads((work / STATE).read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     if not isinstance(state, dict):
         return {}
@@ -237,7 +237,8 @@ def start(work: Path, port: int | None, browser: bool) -> None:
             try:
                 probe.bind(("127.0.0.1", port))
             except OSError as error:
-                raise LabError(f"port {port} cannot be used ({error.strerror}): give another, or none") from error
+                why = error.strerror or error
+                raise LabError(f"port {port} cannot be used ({why}): give another --port, or none") from error
     # Kernels must find the package also where it is not installed.
     paths = [str(CHECKOUT), *filter(None, [os.environ.get("PYTHONPATH")])]
     os.environ["PYTHONPATH"] = os.pathsep.join(paths)

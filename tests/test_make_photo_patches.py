@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib.util
+import io
 import json
 import os
 import resource
@@ -108,8 +109,8 @@ def test_the_boxes_tested_are_the_boxes_cut(script):
     for split, dark in (("train", False), ("val", True)):
         for index in range(5):
             patch = script.patch_bytes(photo, split, 0, index, (64, 48), 0)
-            (path := np.asarray(Image.open(__import__("io").BytesIO(patch)), dtype=float))
-            assert path.mean() < 20 if dark else path.mean() > 235
+            level = np.asarray(Image.open(io.BytesIO(patch)), dtype=float).mean()
+            assert level < 20 if dark else level > 235
 
 
 def test_second_run_does_nothing(script, capsys, tmp_path):

@@ -1,0 +1,168 @@
+"""Balise 3: metrics that stay on the device. Their values, and what they keep and read."""
+
+import gc
+import weakref
+
+import torch
+
+from dlojz_tp.checking import Operations, Wrong, close, copies, fake_cuda, held_bytes, nearest, syncs
+
+HINTS = {
+    "methods-missing": "The class needs the methods update and result: {error}",
+    "not-two-numbers": "result() returns two Python floats: the mean loss and the accuracy.",
+    "unweighted-loss": "This is the mean of the batches' losses. The last batch is smaller: weight each loss by its images.",
+    "unweighted-accuracy": "This is the mean of the batches' accuracies. Count the right answers and the images instead.",
+    "percent": "The accuracy is a fraction between 0 and 1, not a percentage.",
+    "not-divided": "This is a sum. Divide by the number of images seen.",
+    "last-batch-only": "Only the last batch counts: add to what is there, do not replace it.",
+    "divided-by-steps": "The number of right answers is divided by the number of steps, not of images.",
+    "wrong-loss-mean": "The mean loss over all images is wrong.",
+    "wrong-accuracy": "The accuracy over all images is wrong: compare logits.argmax(dim=1) with the labels.",
+    "sync-in-update": "update() makes the CPU wait for the GPU ({error}). Add tensors on the device; read them in result().",
+    "many-syncs": "result() reads {n} values from the device, after {steps} steps. Add up on the device, read twice.",
+    "activations-kept": "After update() the batch's logits are still in memory: the loss's graph, or the batch itself, is "
+    "kept. Keep detached sums.",
+    "state-grows": "What it keeps grows by {size:.0f} bytes a step. Keep sums, not batches.",
+    "rounded-sum": "With bfloat16 losses the sum stops growing: beyond 256 it cannot count by ones. Add up in float32.",
+    "result-changes": "A second result() without an update in between gives something else.",
+}
+
+
+def balise_3(RunningMetrics):  # noqa: N803  (the answer is a class)
+    """Uneven batches, a fake GPU, bfloat16, a thousand steps."""
+    data = _batches(8, 8, 3)
+    yield "mean loss and accuracy over batches of 8, 8 and 3 images"
+    metrics = _filled(RunningMetrics, data)
+    got = _result(metrics)
+    _right_values(got, data)
+    yield "result() may be called twice, and update() after it"
+    again = _result(metrics)
+    if not close(again, got):
+        raise Wrong("result-changes", expected=got, got=again)
+    more = _batches(5, 2)
+    for batch in more:
+        metrics.update(*batch)
+    _right_values(_result(metrics), data + more)
+    yield "update() on a GPU: everything on the device, nothing read"
+    _on_fake_cuda(RunningMetrics)
+    yield "it keeps no activations, and does not grow"
+    _keeps_nothing(RunningMetrics)
+    yield "result() reads a few values only, after 60 steps"
+    metrics = _filled(RunningMetrics, _batches(*[4] * 60))
+    with Operations() as operations:
+        _result(metrics)
+    if len(syncs(operations)) > 4:
+        raise Wrong("many-syncs", n=len(syncs(operations)), steps=60)
+    yield "600 steps in bfloat16 lose nothing"
+    metrics = RunningMetrics(torch.device("cpu"))
+    logits = torch.tensor([[0.0, 4.0]], dtype=torch.bfloat16)
+    for _ in range(600):
+        metrics.update(torch.tensor(1.0, dtype=torch.bfloat16), logits, torch.tensor([1]))
+    got = _result(metrics)
+    if not close(got, (1.0, 1.0), 0.02):
+        raise Wrong("rounded-sum", expected=(1.0, 1.0), got=got)
+
+
+def _batches(*sizes):
+    generator = torch.Generator().manual_seed(1)
+    found = []
+    for k, n in enumerate(sizes):
+        logits = torch.randn(n, 5, generator=generator)
+        labels = torch.randint(5, (n,), generator=generator)
+        logits[: n // (k % 3 + 1), :] += 3 * torch.nn.functional.one_hot(labels[: n // (k % 3 + 1)], 5)
+        found.append((torch.nn.functional.cross_entropy(logits, labels) * (k + 1), logits, labels))
+    return found
+
+
+def _filled(metrics_class, data):
+    metrics = metrics_class(torch.device("cpu"))
+    for name in ("update", "result"):
+        if not callable(getattr(metrics, name, None)):
+            raise Wrong("methods-missing", error=f"no method {name}")
+    for batch in data:
+        metrics.update(*batch)
+    return metrics
+
+
+def _result(metrics):
+    got = metrics.result()
+    if got is None:
+        raise Wrong("nothing-returned")
+    if not isinstance(got, tuple | list) or len(got) != 2 or not all(isinstance(v, float | int) for v in got):
+        raise Wrong("not-two-numbers", expected="(float, float)", got=got)
+    return tuple(float(v) for v in got)
+
+
+def _right_values(got, data):
+    losses = torch.stack([loss for loss, _, _ in data]).double()
+    sizes = torch.tensor([len(labels) for _, _, labels in data]).double()
+    right = torch.tensor([(logits.argmax(1) == labels).sum() for _, logits, labels in data]).double()
+    truth = ((losses * sizes).sum() / sizes.sum(), right.sum() / sizes.sum())
+    if not close(got[0], truth[0], 1e-4):
+        known = {
+            "unweighted-loss": losses.mean(),
+            "not-divided": lambda: (losses * sizes).sum(),
+            "last-batch-only": losses[-1],
+        }
+        slug = nearest(got[0], known, "wrong-loss-mean", 1e-4)
+        slug = "not-divided" if close(got[0], losses.sum(), 1e-4) else slug
+        raise Wrong(slug, expected=truth[0].item(), got=got[0], where="the mean loss")
+    if not close(got[1], truth[1], 1e-4):
+        known = {
+            "percent": 100 * truth[1],
+            "unweighted-accuracy": (right / sizes).mean(),
+            "not-divided": right.sum(),
+            "last-batch-only": right[-1] / sizes[-1],
+            "divided-by-steps": right.sum() / len(data),
+        }
+        slug = nearest(got[1], known, "wrong-accuracy", 1e-4)
+        raise Wrong(slug, expected=truth[1].item(), got=got[1], where="the accuracy")
+
+
+def _on_fake_cuda(metrics_class):
+    with fake_cuda() as tensor:
+        metrics = metrics_class(torch.device("cuda"))
+        with Operations() as operations:
+            try:
+                for loss, logits, labels in _sketches(8, 3):
+                    metrics.update(tensor(loss), tensor(logits), tensor(labels))
+            except Exception as error:
+                if "DataDependent" in type(error).__name__ or "item" in str(error):
+                    raise Wrong("sync-in-update", error="a value read with item() or float()") from error
+                raise
+        if copies(operations, "cuda", "cpu"):
+            raise Wrong("sync-in-update", error="a copy to the CPU")
+
+
+def _sketches(*sizes):
+    return [(torch.zeros(()), torch.zeros(n, 5), torch.zeros(n, dtype=torch.long)) for n in sizes]
+
+
+def _keeps_nothing(metrics_class):
+    metrics = metrics_class(torch.device("cpu"))
+
+    def update():
+        weights = torch.randn(6, 5, requires_grad=True)
+        hidden = torch.randn(16, 6) @ weights
+        labels = torch.randint(5, (16,))
+        loss = torch.nn.functional.cross_entropy(hidden, labels)
+        metrics.update(loss, hidden, labels)
+        return weakref.ref(hidden)
+
+    kept = update()
+    if kept() is not None:
+        gc.collect()
+    if kept() is not None:
+        raise Wrong("activations-kept")
+    loss = torch.tensor(1.0, requires_grad=True) * 2  # only its graph would keep this node alive
+    graph = weakref.ref(loss.grad_fn)
+    metrics.update(loss, torch.zeros(2, 5), torch.zeros(2, dtype=torch.long))
+    del loss
+    if graph() is not None:
+        raise Wrong("activations-kept")
+    small = held_bytes(vars(metrics))
+    for _ in range(40):
+        update()
+    grown = (held_bytes(vars(metrics)) - small) / 40
+    if grown > 64:
+        raise Wrong("state-grows", size=grown)

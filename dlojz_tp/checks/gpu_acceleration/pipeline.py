@@ -1,0 +1,201 @@
+"""Balise 1: the input pipeline, judged on made images whose pixels say where they come from."""
+
+import tempfile
+from pathlib import Path
+
+import torch
+from PIL import Image
+
+from dlojz_tp.checking import Wrong, close
+
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+SIZE = 24  # pixels of a side asked for
+DRAWS = 200  # with a fair coin, fewer than 40 or more than 160 flips in 200 happen once in 10^17
+
+HINTS = {
+    "not-decoded": "The transform is given the path of a JPEG file: open and decode it first, for example with "
+    'Image.open(path).convert("RGB").',
+    "not-a-tensor": "Return a tensor, not {kind}: ToImage() or pil_to_tensor turns the picture into one.",
+    "grey-image": "A grey photograph has one channel, the network wants three: convert(\"RGB\"), or decode with mode RGB.",
+    "channels-last": "The channels come last. torch wants (channels, height, width).",
+    "wrong-size": "The image has another size than was asked for: {size} × {size} pixels.",
+    "not-float": "The image must be float32: ToDtype(torch.float32, scale=True).",
+    "not-scaled": "The pixels still run to 255: MEAN and STD are for values in [0, 1]. Divide by 255 (scale=True) first.",
+    "not-normalised": "The pixels are in [0, 1] but not normalised: subtract MEAN and divide by STD, channel by channel.",
+    "mean-only": "MEAN was subtracted, but the result is not divided by STD.",
+    "channels-swapped": "Red and blue are swapped.",
+    "wrong-values": "An image of one colour must come out as (colour / 255 − MEAN) / STD in each channel, wherever it is cut.",
+    "random-validation": "Two calls for validation gave two images. Nothing in it may be random, or two runs cannot be "
+    "compared.",
+    "flipped-validation": "The validation image is mirrored.",
+    "validation-squashed": "The validation image is squashed: a circle became an ellipse. Resize the shorter side, then "
+    "cut the centre.",
+    "validation-off-centre": "The validation image is not cut from the centre.",
+    "validation-too-small": "The validation image shows only {part:.0%} of the shorter side: resize first, then cut.",
+    "not-random": "Training gave the same image in every call: RandomResizedCrop and RandomHorizontalFlip draw anew "
+    "each time.",
+    "never-flipped": "No image in {draws} calls was mirrored: RandomHorizontalFlip is missing.",
+    "always-flipped": "{flips} of {draws} images were mirrored. Half of them should be.",
+    "upside-down": "Some training images stand on their head: a horizontal flip mirrors left and right only.",
+    "no-crop": "Every training image shows the whole photograph: RandomResizedCrop cuts a part of it.",
+    "fixed-scale": "Every window has the same size. RandomResizedCrop draws its area between 8 % and 100 % of the "
+    "photograph, then resizes: things are seen near and far.",
+}
+
+
+def balise_1(make_transform):
+    """One colour gives the arithmetic, two ramps give the place that was cut out."""
+    with tempfile.TemporaryDirectory(prefix="dlojz-") as folder:
+        folder = Path(folder)
+        yield "a JPEG file becomes a float32 tensor (3, size, size)"
+        colour = _save(folder / "colour.jpg", _plain((200, 120, 40), 40, 64))
+        train, val = make_transform(SIZE, train=True), make_transform(SIZE, train=False)
+        for transform in (train, val):
+            if not callable(transform):
+                raise Wrong("not-callable", error=type(transform).__name__)
+            _right_form(_apply(transform, colour), "a photograph of 40 × 64 pixels")
+        yield "it is normalised: (colour / 255 − MEAN) / STD"
+        for transform in (train, val):
+            _right_values(_apply(transform, colour), torch.tensor([200.0, 120.0, 40.0]))
+        yield "grey photographs, very small ones, other sizes"
+        grey = _save(folder / "grey.jpg", Image.new("L", (50, 30), 90))
+        small = _save(folder / "small.jpg", _plain((10, 200, 90), 9, 7))
+        for transform in (train, val):
+            try:
+                _right_form(_apply(transform, grey), "a grey photograph")
+            except Wrong as wrong:
+                raise Wrong("grey-image", got=wrong.got, where="a grey photograph") from wrong
+            except RuntimeError as error:
+                raise Wrong("grey-image", got=str(error).split("\n")[0]) from error
+            _right_form(_apply(transform, small), "a photograph of 9 × 7 pixels")
+        _right_form(_apply(make_transform(37, train=False), colour), "size 37", 37)
+        _right_form(_apply(make_transform(37, train=True), colour), "size 37", 37)
+
+        wide = _save(folder / "wide.jpg", _ramps(60, 90))
+        tall = _save(folder / "tall.jpg", _ramps(90, 60))
+        yield "validation: the centre, undistorted, always the same"
+        for name, path, ratio in (("wide", wide, 1.5), ("tall", tall, 1 / 1.5)):
+            _right_validation(val, path, ratio, f"a {name} photograph of ratio 3:2")
+        yield "training: another window at another scale in every call"
+        windows = [_window(_apply(train, wide)) for _ in range(DRAWS)]
+        _right_training(windows)
+        yield "training: half of the images mirrored, none upside down"
+        flips = sum(left > right for left, right, _, _ in windows)
+        if any(top > bottom for _, _, top, bottom in windows):
+            raise Wrong("upside-down")
+        if not flips:
+            raise Wrong("never-flipped", draws=DRAWS)
+        if not 0.2 * DRAWS < flips < 0.8 * DRAWS:
+            raise Wrong("always-flipped", flips=flips, draws=DRAWS)
+
+
+def _plain(colour, height, width):
+    return Image.new("RGB", (width, height), colour)
+
+
+def _ramps(height, width):
+    """Red grows from left to right, green from top to bottom: a crop's pixels tell its place. Values 20 to 235."""
+    across = torch.linspace(20, 235, width).expand(height, width)
+    down = torch.linspace(20, 235, height)[:, None].expand(height, width)
+    pixels = torch.stack([across, down, torch.full((height, width), 128.0)], dim=2)
+    return Image.fromarray(pixels.round().to(torch.uint8).numpy())
+
+
+def _save(path, image):
+    image.save(path, quality=98, subsampling=0) if image.mode == "RGB" else image.save(path, quality=98)
+    return path
+
+
+def _apply(transform, path):
+    try:
+        return transform(path)
+    except TypeError as error:
+        text = str(error)
+        if "Path" in text or "str" in text:
+            raise Wrong("not-decoded", got=text.split("\n")[0]) from error
+        raise
+
+
+def _right_form(image, where, size=SIZE):
+    if image is None:
+        raise Wrong("nothing-returned")
+    if isinstance(image, str | Path):
+        raise Wrong("not-decoded", got=type(image).__name__)
+    if not isinstance(image, torch.Tensor):
+        raise Wrong("not-a-tensor", got=type(image).__name__, kind=type(image).__name__)
+    if image.shape == (1, size, size):
+        raise Wrong("grey-image", expected=f"(3, {size}, {size})", got=str(tuple(image.shape)), where=where)
+    if image.shape == (size, size, 3):
+        raise Wrong("channels-last", expected=f"(3, {size}, {size})", got=str(tuple(image.shape)), where=where)
+    if image.shape != (3, size, size):
+        raise Wrong("wrong-size", expected=f"(3, {size}, {size})", got=str(tuple(image.shape)), where=where, size=size)
+    if image.dtype != torch.float32:
+        raise Wrong("not-float", expected="float32", got=image, where=where)
+
+
+def _right_values(image, colour):
+    mean, std = torch.tensor(MEAN), torch.tensor(STD)
+    truth, unit = (colour / 255 - mean) / std, colour / 255
+    got = image.double().mean(dim=(1, 2)).float()
+    if close(got, truth, 0.03):  # JPEG rounds a colour by about one part in 255
+        return
+    known = {
+        "not-scaled": (colour, (colour - mean) / std),
+        "not-normalised": (unit,),
+        "mean-only": (unit - mean,),
+        "channels-swapped": ((colour.flip(0) / 255 - mean) / std, truth.flip(0)),
+    }
+    for slug, values in known.items():
+        if any(close(got, value, 0.02 * max(1.0, value.abs().max().item())) for value in values):
+            raise Wrong(slug, expected=truth, got=got, where="the colour (200, 120, 40), mean of each channel")
+    raise Wrong("wrong-values", expected=truth, got=got, where="the colour (200, 120, 40), mean of each channel")
+
+
+def _window(image):
+    """Where the image was cut: (left, right, top, bottom) as fractions of the photograph, from its two ramps."""
+    pixels = image.double() * torch.tensor(STD)[:, None, None] + torch.tensor(MEAN)[:, None, None]
+    place = (pixels * 255 - 20) / 215
+    across, down = place[0].mean(dim=0), place[1].mean(dim=1)
+    # straight lines through the inner pixels: the borders suffer from interpolation
+    inner = torch.arange(3, image.shape[-1] - 3)
+    ends = []
+    for line in (across, down):
+        slope, start = _line(inner.double(), line[inner])
+        ends += [start - 0.5 * slope, start + (len(line) - 0.5) * slope]
+    return tuple(end.item() for end in ends)
+
+
+def _line(x, y):
+    slope = ((x - x.mean()) * (y - y.mean())).sum() / ((x - x.mean()) ** 2).sum()
+    return slope, y.mean() - slope * x.mean()
+
+
+def _right_validation(val, path, ratio, where):
+    first = _apply(val, path)
+    for _ in range(3):
+        if not close(_apply(val, path), first, 1e-6):
+            raise Wrong("random-validation", where=where)
+    left, right, top, bottom = _window(first)
+    if left > right or top > bottom:
+        raise Wrong("flipped-validation", where=where)
+    width, height = (right - left) * max(1.0, ratio), (bottom - top) * max(1.0, 1 / ratio)  # in shorter sides
+    seen = f"{left:.0%} to {right:.0%} across, {top:.0%} to {bottom:.0%} down"
+    if abs(width - height) > 0.12 * max(width, height):
+        raise Wrong("validation-squashed", got=seen, where=where)
+    if abs(left + right - 1) > 0.12 or abs(top + bottom - 1) > 0.12:
+        raise Wrong("validation-off-centre", expected="the same margin on both sides", got=seen, where=where)
+    if min(width, height) < 0.6:
+        raise Wrong("validation-too-small", got=seen, where=where, part=min(width, height))
+
+
+def _right_training(windows):
+    spread = torch.tensor(windows).std(dim=0)
+    if spread.max() < 0.01:
+        raise Wrong("not-random")
+    widths = torch.tensor([abs(right - left) for left, right, _, _ in windows])
+    heights = torch.tensor([abs(bottom - top) for _, _, top, bottom in windows])
+    areas = widths * heights
+    if areas.min() > 0.93:
+        raise Wrong("no-crop", got=f"windows of {areas.min():.0%} to {areas.max():.0%} of the photograph")
+    if areas.std() < 0.05:
+        raise Wrong("fixed-scale", got=f"windows of {areas.min():.0%} to {areas.max():.0%} of the photograph")

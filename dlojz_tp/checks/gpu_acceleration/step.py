@@ -1,0 +1,151 @@
+"""Balise 2: the training step. Its numbers on the CPU, its behaviour on the meta device, which stands for a GPU."""
+
+import torch
+
+from dlojz_tp.checking import Operations, Wrong, close, copies, meta_device, syncs
+from dlojz_tp.checks.gpu_acceleration.models import batches, network, plain_steps
+
+HINTS = {
+    "no-loss": "Return two things: the loss and the logits.",
+    "loss-not-tensor": "The loss came back as {kind}. Making a Python number of it waits for the GPU in every step: "
+    "return the tensor.",
+    "graph-kept": "The {what} still carries its graph: whoever keeps it keeps every activation of the step in memory. "
+    "Return it detached.",
+    "no-update": "The weights did not change. Is optimizer.step() called, after backward()?",
+    "gradients-cleared": "The weights did not change: the gradients were cleared between backward() and step().",
+    "gradients-add-up": "The first step is right, the second is not: gradients add up until zero_grad() clears them.",
+    "step-before-backward": "The update is one step late: step() uses gradients that backward() has not made yet.",
+    "sum-not-mean-loss": "This loss is the sum over the batch. cross_entropy gives the mean by default.",
+    "softmax-twice": "cross_entropy takes logits: it applies log-softmax itself.",
+    "wrong-loss": "The loss is not the mean cross-entropy of the batch before the update.",
+    "wrong-logits": "The logits are not the network's output for this batch.",
+    "wrong-weights": "After three steps the weights differ from those of a plain loop.",
+    "model-moved": "The model is moved inside the step. Move it once, before the loop: here it costs time in every step.",
+    "not-moved": "Images and labels were not both moved to `device`: {error}",
+    "device-ignored": "The step names a device of its own. Use the one it is given: {error}",
+    "moved-twice": "{n} copies to the device in a step. Two are enough: images and labels, each once.",
+    "blocking": "A copy waits until it is done. With non_blocking=True (and pinned memory) the CPU goes on while it runs.",
+    "eval-mode": "The model was switched to eval(): batch norm does not learn, dropout is off. A training step leaves the "
+    "mode alone.",
+}
+
+
+def balise_2(train_step):
+    """Three steps against a plain loop in float64; then a step on the meta device, counted."""
+    data = batches(8, 8, 5)
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    yield "it returns the loss and the logits, both without their graph"
+    before = [p.detach().clone() for p in model.parameters()]
+    running = model[1].running_mean.clone()
+    logits_wanted = _logits(data[0][0])
+    with Operations() as operations:
+        answer = _call(train_step, model, *data[0], optimizer, torch.device("cpu"))
+    loss, logits = _right_form(answer)
+    truth, losses = plain_steps(network(), data)
+    yield "the loss is the batch's mean cross-entropy, the logits are the network's"
+    if torch.equal(running, model[1].running_mean):
+        raise Wrong("eval-mode")
+    if not close(loss, torch.tensor(losses[0]), 1e-4):
+        n = len(data[0][1])
+        soft = torch.nn.functional.cross_entropy(logits_wanted.softmax(dim=1), data[0][1])
+        slug = "wrong-loss"
+        if close(loss, torch.tensor(losses[0] * n), 1e-4):
+            slug = "sum-not-mean-loss"
+        elif close(loss, soft, 1e-4):
+            slug = "softmax-twice"
+        raise Wrong(slug, expected=losses[0], got=loss)
+    if not close(logits, logits_wanted, 1e-4):
+        raise Wrong("wrong-logits", expected=logits_wanted, got=logits)
+    yield "after three steps the weights are those of a plain loop in float64"
+    _right_weights(train_step, model, optimizer, data, before, truth)
+    yield "nothing waits for the device: no value is read in the step"
+    if syncs(operations):
+        raise Wrong("hidden-sync", error=", ".join(sorted(set(syncs(operations)))))
+    yield "on another device: images and labels moved once, non-blocking; the model not at all"
+    _right_moves(train_step)
+
+
+def _call(train_step, *args):
+    try:
+        return train_step(*args)
+    except (RuntimeError, AssertionError) as error:
+        text = str(error).split("\n")[0]
+        if "CUDA" in text or "NVIDIA" in text or "cuda" in text:
+            raise Wrong("device-ignored", error=text) from error
+        raise
+
+
+def _logits(images):
+    model = network()
+    with torch.no_grad():
+        return model(images)
+
+
+def _right_form(answer):
+    if answer is None:
+        raise Wrong("nothing-returned")
+    if not isinstance(answer, tuple | list) or len(answer) != 2:
+        raise Wrong("no-loss", expected="(loss, logits)", got=answer)
+    for what, value in zip(("loss", "logits"), answer, strict=True):
+        if not isinstance(value, torch.Tensor):
+            raise Wrong("loss-not-tensor", got=value, kind=type(value).__name__)
+        if value.requires_grad:
+            raise Wrong("graph-kept", got=f"requires_grad=True, {value.grad_fn}", what=what)
+    return answer
+
+
+def _right_weights(train_step, model, optimizer, data, before, truth):
+    after_one = [p.detach().clone() for p in model.parameters()]
+    one, _ = plain_steps(network(), data[:1])
+    if all(torch.equal(a, b) for a, b in zip(after_one, before, strict=True)):
+        if any(p.grad is not None and p.grad.abs().sum() > 0 for p in model.parameters()):
+            train_step(model, *data[1], optimizer, torch.device("cpu"))
+            late = any(not torch.equal(a, b) for a, b in zip(model.parameters(), before, strict=True))
+            raise Wrong("step-before-backward" if late else "no-update")
+        cleared = all(p.grad is None or p.grad.abs().sum() == 0 for p in model.parameters())
+        raise Wrong("gradients-cleared" if cleared and _steps(train_step) else "no-update")
+    first_right = all(close(a, b, 1e-4) for a, b in zip(after_one, one.parameters(), strict=True))
+    for images, labels in data[1:]:
+        train_step(model, images, labels, optimizer, torch.device("cpu"))
+    for (name, got), wanted in zip(model.named_parameters(), truth.parameters(), strict=True):
+        if not close(got, wanted, 1e-4):
+            adding = first_right and any(p.grad is not None for p in model.parameters())
+            slug = "gradients-add-up" if adding else "wrong-weights"
+            raise Wrong(slug, expected=wanted.float(), got=got, where=f"{name} after three steps")
+
+
+def _steps(train_step):
+    """Whether the answer calls optimizer.step() at all."""
+    model, called = network(), []
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer.step = lambda *_, **__: called.append(1)
+    train_step(model, *batches(4)[0], optimizer, torch.device("cpu"))
+    return bool(called)
+
+
+def _right_moves(train_step):
+    device = meta_device()
+    model = network().to(device)
+    model.moves = 0
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    images, labels = batches(4)[0]
+    with Operations() as operations:
+        try:
+            train_step(model, images, labels, optimizer, device)
+        except (RuntimeError, NotImplementedError, AssertionError) as error:
+            text = str(error).split("\n")[0]
+            if "out of meta" in text or "on meta tensors" in text:
+                raise Wrong("hidden-sync", error="a value or a copy from the device to the CPU") from error
+            if "meta" in text and ("device" in text or "cpu" in text):
+                raise Wrong("not-moved", error=text) from error
+            raise Wrong("device-ignored", error=text) from error
+    if model.moves:
+        raise Wrong("model-moved", expected="0 moves in a step", got=f"{model.moves}")
+    moved = copies(operations, "cpu", "meta")
+    if len(moved) > 2:
+        raise Wrong("moved-twice", n=len(moved))
+    if len(moved) < 2:
+        raise Wrong("not-moved", error=f"{len(moved)} copies to the device were seen, images and labels make two")
+    if not all(moved):
+        raise Wrong("blocking", got=f"{moved.count(False)} of {len(moved)} copies block")

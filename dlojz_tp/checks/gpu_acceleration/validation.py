@@ -1,0 +1,134 @@
+"""Balise 4: validation, judged on a network that notices how it is called."""
+
+import copy
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from dlojz_tp.checking import Operations, Wrong, close, copies, meta_device, nearest, syncs
+from dlojz_tp.checks.gpu_acceleration.models import network
+
+HINTS = {
+    "not-two-floats": "Return two Python floats: the mean loss and the accuracy.",
+    "train-mode": "The network ran in training mode: dropout is on, and batch norm learns from the validation images. "
+    "Call model.eval() first.",
+    "gradients-recorded": "The forward pass records what a backward pass would need: memory for nothing. Use "
+    "torch.inference_mode() or torch.no_grad().",
+    "mode-not-restored": "Afterwards the model is still in eval mode, and training goes on without dropout. Put back the "
+    "mode it came in.",
+    "mode-forced": "The model came in eval mode and left in training mode. Remember model.training, and put that back.",
+    "validation-unweighted": "This is a mean over batches. The last batch is smaller: weight by images.",
+    "validation-percent": "The accuracy is a fraction between 0 and 1, not a percentage.",
+    "first-batch-only": "Only one batch was evaluated. Does the return stand inside the loop?",
+    "not-averaged": "This is a sum over the images or the batches. Divide by the number of images.",
+    "validation-wrong": "The {what} over the whole validation set is wrong.",
+    "sync-each-batch": "{n} values were read from the device for {batches} batches. Use your RunningMetrics: one read at "
+    "the end.",
+    "validation-not-moved": "The batch was not moved to `device`: {error}",
+    "weights-changed": "Validation changed the network's weights.",
+}
+
+
+def balise_4(evaluate):
+    """Uneven batches; the network in both modes; a stand-in device."""
+    model, loader, cpu = _Noticing(), _loader(8), torch.device("cpu")
+    before = copy.deepcopy(model.state_dict())
+    yield "the network runs in eval mode, without recording gradients"
+    model.train()
+    with Operations() as operations:
+        got = evaluate(model, loader, cpu)
+    after_training = model.training
+    if any(training for training, _ in model.seen):
+        raise Wrong("train-mode")
+    if any(grad for _, grad in model.seen):
+        raise Wrong("gradients-recorded")
+    yield "mean loss and accuracy over 19 images in batches of 8, 8 and 3"
+    _right_values(got)
+    yield "the model leaves in the mode it came in, its weights and statistics unchanged"
+    if not after_training:
+        raise Wrong("mode-not-restored", expected="model.training is True", got="False")
+    model.eval()
+    evaluate(model, loader, cpu)
+    if model.training:
+        raise Wrong("mode-forced", expected="model.training is False", got="True")
+    if any(not torch.equal(before[k], v) for k, v in model.state_dict().items()):
+        raise Wrong("weights-changed")
+    yield "few values are read from the device: not one a batch"
+    with Operations() as operations:
+        evaluate(model, _loader(1), cpu)
+    if len(syncs(operations)) > 6:
+        raise Wrong("sync-each-batch", n=len(syncs(operations)), batches=19)
+    yield "images and labels are moved to the device"
+    _moves(evaluate)
+
+
+class _Noticing(nn.Module):
+    """The small network; remembers (training, gradients recorded) of each call."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.seen = network(dropout=0.5), []
+
+    def forward(self, images):
+        self.seen.append((self.training or self.body[1].training, torch.is_grad_enabled()))
+        return self.body(images)
+
+
+def _images():
+    generator = torch.Generator().manual_seed(2)
+    images = torch.randn(19, 3, 6, 5, generator=generator)
+    with torch.no_grad():
+        wished = network().eval()(images).argmax(1)
+    # every batch has another accuracy, so that a mean over batches shows
+    labels = torch.where(torch.arange(19) % 8 < torch.tensor([7] * 8 + [4] * 8 + [1] * 3), wished, (wished + 1) % 4)
+    return images, labels
+
+
+def _loader(batch_size):
+    return DataLoader(TensorDataset(*_images()), batch_size=batch_size)
+
+
+def _right_values(got):
+    if got is None:
+        raise Wrong("nothing-returned")
+    if not isinstance(got, tuple | list) or len(got) != 2 or not all(isinstance(v, float | int) for v in got):
+        raise Wrong("not-two-floats", expected="(float, float)", got=got)
+    images, labels = _images()
+    with torch.no_grad():
+        logits = network().double().eval()(images.double())
+    losses = F.cross_entropy(logits, labels, reduction="none")
+    right = (logits.argmax(1) == labels).double()
+    for what, value, each in zip(("loss", "accuracy"), got, (losses, right), strict=True):
+        truth = each.mean()
+        if close(float(value), truth, 1e-4):
+            continue
+        parts = each.split(8)
+        means = torch.stack([part.mean() for part in parts])
+        known = {
+            "validation-unweighted": means.mean(),
+            "validation-percent": 100 * truth,
+            "first-batch-only": means[0],
+            "not-averaged": each.sum(),
+        }
+        slug = nearest(float(value), known, "validation-wrong", 1e-4)
+        if slug == "validation-wrong" and close(float(value), means.sum(), 1e-4):
+            slug = "not-averaged"
+        raise Wrong(slug, expected=truth.item(), got=float(value), where=f"the {what}", what=what)
+
+
+def _moves(evaluate):
+    device = meta_device()
+    model = _Noticing().to(device)
+    with Operations() as operations:
+        try:
+            evaluate(model, _loader(8), device)
+        except (RuntimeError, NotImplementedError) as error:
+            text = str(error).split("\n")[0]
+            at_the_end = "out of meta" in text or "on meta tensors" in text  # the metrics are read: right
+            if not at_the_end:
+                raise Wrong("validation-not-moved", error=text) from error
+    moved = len(copies(operations, "cpu", "meta"))
+    if moved < 6:
+        raise Wrong("validation-not-moved", error=f"{moved} copies for 3 batches of images and labels")

@@ -1,0 +1,295 @@
+"""The lab command never overwrites what a trainee touched, and opens JupyterLab on this machine only."""
+
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from dlojz_tp import lab
+
+ROOT = Path(__file__).resolve().parents[1]
+OLD, NEW, NEWER = (f'{{"cells": [], "metadata": {{"v": {i}}}, "nbformat": 4, "nbformat_minor": 5}}' for i in range(3))
+NAME = "01_gpu.ipynb"
+
+
+@pytest.fixture
+def course(tmp_path, monkeypatch):
+    """A checkout with one notebook; returns (course folder, work folder)."""
+    monkeypatch.setattr(lab, "CHECKOUT", tmp_path)
+    (tmp_path / "notebooks").mkdir()
+    (tmp_path / "notebooks" / NAME).write_text(OLD)
+    return tmp_path / "notebooks", tmp_path / "work"
+
+
+def notebooks(work):
+    return {path.name: path.read_text() for path in sorted(work.glob("*.ipynb"))}
+
+
+def test_first_copy_then_nothing(course):
+    assert lab.sync(*course) == [f"{NAME}: copied"]
+    assert notebooks(course[1]) == {NAME: OLD}
+    before = {path: path.stat().st_mtime_ns for path in course[1].iterdir() if path.name != lab.LOCK}
+    assert lab.sync(*course) == []
+    assert before == {path: path.stat().st_mtime_ns for path in course[1].iterdir() if path.name != lab.LOCK}
+
+
+def test_untouched_copy_is_replaced(course):
+    lab.sync(*course)
+    (course[0] / NAME).write_text(NEW)
+    assert lab.sync(*course) == [f"{NAME}: brought up to date"]
+    assert notebooks(course[1]) == {NAME: NEW}
+
+
+def test_touched_copy_stays_and_the_new_version_is_offered_once(course):
+    folder, work = course
+    lab.sync(folder, work)
+    (work / NAME).write_text("mine")
+    assert lab.sync(folder, work) == []  # touched, but the course has not changed
+    (folder / NAME).write_text(NEW)
+    (line,) = lab.sync(folder, work)
+    assert "yours is kept" in line and "01_gpu.new.ipynb" in line
+    assert notebooks(work) == {NAME: "mine", "01_gpu.new.ipynb": NEW}
+    assert lab.sync(folder, work) == []
+    (work / "01_gpu.new.ipynb").unlink()
+    assert lab.sync(folder, work) == []  # the trainee refused the offer
+    (work / NAME).write_text("mine again")
+    assert lab.sync(folder, work) == []
+    assert notebooks(work) == {NAME: "mine again"}
+
+
+def test_untouched_offer_is_renewed_and_a_touched_one_stays(course):
+    folder, work = course
+    lab.sync(folder, work)
+    (work / NAME).write_text("mine")
+    (folder / NAME).write_text(NEW)
+    lab.sync(folder, work)
+    (folder / NAME).write_text(NEWER)
+    lab.sync(folder, work)
+    assert notebooks(work) == {NAME: "mine", "01_gpu.new.ipynb": NEWER}
+    (work / "01_gpu.new.ipynb").write_text("also mine")
+    (folder / NAME).write_text(NEW)
+    (line,) = lab.sync(folder, work)
+    assert "01_gpu.new-2.ipynb" in line
+    assert notebooks(work) == {NAME: "mine", "01_gpu.new.ipynb": "also mine", "01_gpu.new-2.ipynb": NEW}
+    assert lab.sync(folder, work) == []
+
+
+def test_deleted_copy_is_put_back(course):
+    lab.sync(*course)
+    (course[1] / NAME).unlink()
+    assert lab.sync(*course) == [f"{NAME}: put back"]
+    assert notebooks(course[1]) == {NAME: OLD}
+
+
+def test_trainees_own_notebook_of_the_same_name_stays(course):
+    course[1].mkdir()
+    (course[1] / NAME).write_text("my own")
+    (line,) = lab.sync(*course)
+    assert "yours is kept" in line and notebooks(course[1]) == {NAME: "my own", "01_gpu.new.ipynb": OLD}
+    assert lab.sync(*course) == []
+
+
+@pytest.mark.parametrize(
+    "state", [None, "", "{", "[]", "7", '{"01_gpu.ipynb": 3}', '{"01_gpu.ipynb": {"copied": 3, "offered": []}}', "\0"]
+)
+def test_damaged_state_never_leads_to_an_overwrite(course, state):
+    folder, work = course
+    lab.sync(folder, work)
+    for copy in ("mine", OLD):
+        (work / NAME).write_text(copy)
+        (folder / NAME).write_text(NEW)
+        (work / lab.STATE).unlink() if state is None else (work / lab.STATE).write_text(state)
+        lab.sync(folder, work)
+        assert notebooks(work) == {NAME: copy, "01_gpu.new.ipynb": NEW}
+    assert lab.sync(folder, work) == []
+    json.loads((work / lab.STATE).read_text())
+
+
+def test_damaged_state_knows_an_unchanged_copy_again(course):
+    lab.sync(*course)
+    (course[1] / lab.STATE).unlink()
+    assert lab.sync(*course) == []
+    (course[0] / NAME).write_text(NEW)
+    assert lab.sync(*course) == [f"{NAME}: brought up to date"]
+
+
+def test_folder_and_dangling_link_of_the_same_name_stay(course):
+    folder, work = course
+    work.mkdir()
+    (work / NAME).mkdir()
+    (folder / "02.ipynb").write_text(OLD)
+    (work / "02.ipynb").symlink_to("gone")
+    lab.sync(folder, work)
+    assert (work / NAME).is_dir() and (work / "02.ipynb").is_symlink()
+    assert (work / "01_gpu.new.ipynb").read_text() == (work / "02.new.ipynb").read_text() == OLD
+
+
+def test_file_that_appears_meanwhile_is_not_overwritten(course, monkeypatch):
+    folder, work = course
+    real = lab._temporary
+
+    def slow(where, content):
+        path = real(where, content)
+        if not (work / NAME).exists():
+            (work / NAME).write_text("saved just now")
+        return path
+
+    monkeypatch.setattr(lab, "_temporary", slow)
+    lab.sync(folder, work)
+    assert (work / NAME).read_text() == "saved just now"
+    monkeypatch.undo()
+    lab.sync(folder, work)
+    assert (work / NAME).read_text() == "saved just now"
+
+
+def test_full_disk_is_one_line_and_loses_nothing(course, monkeypatch, capsys):
+    folder, work = course
+    lab.sync(folder, work)
+    (folder / NAME).write_text(NEW)
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(lab.os, "fsync", full)
+    assert lab.main(["--sync-only", "--work", str(work)]) == 1
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1 and "free some space" in err
+    assert notebooks(work) == {NAME: OLD} and not list(work.glob(f"{lab.TEMPORARY}*"))
+    monkeypatch.undo()
+    assert lab.sync(folder, work) == [f"{NAME}: brought up to date"]
+
+
+def test_unwritable_work_is_one_line(course, capsys, tmp_path):
+    (tmp_path / "file").write_text("")
+    assert lab.main(["--sync-only", "--work", str(tmp_path / "file" / "work")]) == 1
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1 and "--work" in err
+
+
+def test_leftovers_of_a_killed_run_go(course):
+    course[1].mkdir()
+    (course[1] / f"{lab.TEMPORARY}abc").write_text("half")
+    lab.sync(*course)
+    assert not list(course[1].glob(f"{lab.TEMPORARY}*"))
+
+
+def test_no_notebooks_and_the_courses_own_folder_are_refused(course, capsys):
+    assert lab.main(["--sync-only", "--work", str(course[0])]) == 1
+    (course[0] / NAME).unlink()
+    assert lab.main(["--sync-only"]) == 1
+    assert capsys.readouterr().err.count("\n") == 2
+
+
+@pytest.mark.parametrize("wrong", [["--port", "0"], ["--port", "70000"], ["--port", "x"], ["--prt", "1"], ["more"]])
+def test_wrong_arguments_are_one_line_and_status_2(course, capsys, wrong):
+    with pytest.raises(SystemExit) as stop:
+        lab.main(wrong)
+    assert stop.value.code == 2 and capsys.readouterr().err.count("\n") == 1 and not course[1].exists()
+
+
+def test_lock_held_too_long_is_told(course, monkeypatch, capsys):
+    monkeypatch.setattr(lab, "LOCK_SECONDS", 0.2)
+    course[1].mkdir()
+    with lab._locked(course[1]):
+        assert lab.main(["--sync-only"]) == 1
+    assert "another run" in capsys.readouterr().err
+
+
+def test_missing_jupyterlab_and_taken_port(course, capsys, monkeypatch):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert lab.main(["--no-browser", "--port", str(port)]) == 1
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1 and str(port) in err and "--port" in err
+    monkeypatch.setattr(lab.importlib.util, "find_spec", lambda name: None)
+    assert lab.main(["--no-browser"]) == 1
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1 and "pip install" in err
+
+
+def test_arguments_keep_it_on_this_machine(tmp_path):
+    given = lab.lab_arguments(tmp_path, None, False, "secret")
+    assert "--ServerApp.ip=127.0.0.1" in given and not any("0.0.0.0" in argument for argument in given)
+    assert ("--ServerApp.allow_root=True" in given) == (os.getuid() == 0)
+    assert "--ServerApp.port_retries=0" in lab.lab_arguments(tmp_path, 9999, True, "secret")
+
+
+CODE = """import pathlib, sys
+from dlojz_tp import lab
+lab.CHECKOUT = pathlib.Path(sys.argv[1])
+status = lab.main(sys.argv[2:])
+assert "torch" not in sys.modules
+sys.exit(status)"""
+
+
+def launch(checkout, *arguments):
+    environment = {
+        **{key: value for key, value in os.environ.items() if not key.startswith("JUPYTER")},
+        "PYTHONPATH": str(ROOT), "HOME": str(checkout), "XDG_DATA_HOME": str(checkout / "share"),
+        "JUPYTER_RUNTIME_DIR": str(checkout / "runtime"), "IPYTHONDIR": str(checkout / "ipython"),
+    }  # fmt: skip
+    command = [sys.executable, "-c", CODE, str(checkout), *arguments]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    return subprocess.Popen(command, env=environment, start_new_session=True, **pipes)
+
+
+@contextlib.contextmanager
+def running(checkout):
+    """Start the command; gives (process, base address, token) once its address is printed."""
+    process = launch(checkout, "--no-browser")
+    try:
+        found = None
+        while not found and (line := process.stdout.readline()):
+            found = re.search(r"(http://127\.0\.0\.1:\d+/)lab\?token=(\w{40,})$", line)
+        assert found, "no address was printed"
+        yield process, found[1], found[2]
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+
+
+def answer(address):
+    with urllib.request.urlopen(address, timeout=10) as reply:
+        return reply.status, reply.read().decode()
+
+
+def test_two_at_once_copy_once(course, tmp_path):
+    for index in range(30):
+        (course[0] / f"{index:02d}.ipynb").write_text(OLD)
+    processes = [launch(tmp_path, "--sync-only") for _ in range(3)]
+    texts = [process.communicate(timeout=30)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0, 0], texts
+    assert sorted(text.count(": copied") for text in texts) == [0, 0, 31]
+    assert len(notebooks(course[1])) == 31 and set(notebooks(course[1]).values()) == {OLD}
+
+
+def test_lab_starts_answers_only_with_its_token_and_asks_nothing(course, tmp_path):
+    begin = time.perf_counter()
+    with running(tmp_path) as (process, address, token), running(tmp_path) as (_, other, other_token):
+        assert answer(f"{address}api?token={token}")[0] == 200
+        assert time.perf_counter() - begin < 30  # two servers one after the other; 2 s each on an idle machine
+        assert (address, token) != (other, other_token) and answer(f"{other}api?token={other_token}")[0] == 200
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            answer(f"{address}api/contents")
+        assert refused.value.code == 403
+        files = json.loads(answer(f"{address}api/contents?token={token}")[1])["content"]
+        assert [entry["name"] for entry in files] == [NAME]
+        page = answer(f"{address}lab?token={token}")[1]
+        assert re.search(r'"news":\s*\{"disabled":\s*true\}', page)
+        if Path("/proc").is_dir():
+            assert token not in Path(f"/proc/{process.pid}/cmdline").read_text()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=15) is not None
