@@ -131,11 +131,8 @@ def build(folder: Path, manifest: dict, jobs: int) -> None:
     for split in mf.SPLITS:
         for name in manifest["classes"]:
             (folder / split / name).mkdir(parents=True)
-    tasks = [
-        (path, label, split, int(Path(path).stem))
-        for split in mf.SPLITS
-        for path, label in mf.file_names(manifest, split)
-    ]
+    files = [(split, path, label) for split in mf.SPLITS for path, label in mf.file_names(manifest, split)]
+    tasks = [(path, label, split, int(Path(path).stem)) for split, path, label in files]
     pool = ThreadPoolExecutor(jobs)
     try:
         list(pool.map(write, tasks))

@@ -3,6 +3,7 @@
 from collections import Counter
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -91,8 +92,9 @@ def copies(operations: Operations, source: str, target: str) -> list[bool]:
     """Copies from device type `source` to `target`: one entry each, True where it was non-blocking."""
     found = []
     for name, tensors, args, kwargs, out in operations.log:
-        if name == "aten._to_copy" and tensors and tensors[0][2] == source and out and out[2] == target:
-            found.append(bool(kwargs.get("non_blocking", False)))
+        # in inference mode PyTorch does not break `to` up into `_to_copy`
+        if name in ("aten._to_copy", "aten.to") and tensors and tensors[0][2] == source and out and out[2] == target:
+            found.append(bool(kwargs.get("non_blocking", True in args)))
         elif name in ("aten.copy_", "aten.copy") and len(tensors) == 2:
             if (tensors[1][2], tensors[0][2]) == (source, target):
                 found.append(bool(kwargs.get("non_blocking", args[2] if len(args) > 2 else False)))
@@ -117,7 +119,8 @@ def _sketch(value):
     """(storage address, elements, device type, shape) of a tensor; None for anything else."""
     if not isinstance(value, torch.Tensor):
         return None
-    address = value.untyped_storage().data_ptr() if value.device.type == "cpu" else 0
+    real = value.device.type == "cpu" and not isinstance(value, FakeTensor)
+    address = value.untyped_storage().data_ptr() if real else 0
     return address, value.numel(), value.device.type, tuple(value.shape)
 
 

@@ -36,7 +36,7 @@ HINTS = {
     "wrong-line": "The line does not fit the peaks: peak = model_bytes + bytes_per_image × batch size.",
     "rounded-up": "This batch does not fit: {needed} are needed, {capacity} are there. Round down.",
     "fixed-part-forgotten": "The whole capacity was shared out among images, but the model takes its part first.",
-    "negative-batch": "The model alone does not fit: the largest batch is 0, not {got}.",
+    "negative-batch": "The model alone does not fit: the largest batch is 0, not {size}.",
     "not-an-integer": "The largest batch is a whole number, an int.",
     "wrong-largest": "The largest batch is the largest whole number with model_bytes + bytes_per_image × batch ≤ capacity.",
 }
@@ -145,7 +145,7 @@ def balise_6(memory_model):
     yield "a card too small for the model: 0"
     largest = _called(memory_model, exact, MODEL // 2)[2]
     if largest != 0:
-        raise Wrong("negative-batch" if largest < 0 else "wrong-largest", expected=0, got=largest)
+        raise Wrong("negative-batch" if largest < 0 else "wrong-largest", expected=0, got=f"{largest}", size=largest)
 
 
 def _called(memory_model, peaks, capacity, failed=False):

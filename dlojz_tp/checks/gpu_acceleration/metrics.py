@@ -154,11 +154,7 @@ def _keeps_nothing(metrics_class):
         gc.collect()
     if kept() is not None:
         raise Wrong("activations-kept")
-    loss = torch.tensor(1.0, requires_grad=True) * 2  # only its graph would keep this node alive
-    graph = weakref.ref(loss.grad_fn)
-    metrics.update(loss, torch.zeros(2, 5), torch.zeros(2, dtype=torch.long))
-    del loss
-    if graph() is not None:
+    if _graph_of_loss(metrics)() is not None:
         raise Wrong("activations-kept")
     small = held_bytes(vars(metrics))
     for _ in range(40):
@@ -166,3 +162,16 @@ def _keeps_nothing(metrics_class):
     grown = (held_bytes(vars(metrics)) - small) / 40
     if grown > 64:
         raise Wrong("state-grows", size=grown)
+
+
+class _Saved:
+    """Stands for a tensor that a graph keeps for its backward pass."""
+
+
+def _graph_of_loss(metrics):
+    """Update with a loss whose graph keeps a `_Saved`; return a weak reference to that."""
+    saved = _Saved()
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: (tensor, saved), lambda packed: packed[0]):
+        loss = torch.tensor(1.0, requires_grad=True) * torch.tensor(2.0, requires_grad=True)
+    metrics.update(loss, torch.zeros(2, 5), torch.zeros(2, dtype=torch.long))
+    return weakref.ref(saved)

@@ -73,6 +73,8 @@ def _call(train_step, *args):
         text = str(error).split("\n")[0]
         if "CUDA" in text or "NVIDIA" in text or "cuda" in text:
             raise Wrong("device-ignored", error=text) from error
+        if "modified by an inplace operation" in text:
+            raise Wrong("step-before-backward", got=text) from error
         raise
 
 

@@ -1,0 +1,610 @@
+# %% [markdown]
+# # GPU acceleration: from a plain loop to a device
+#
+# A training loop that everybody has written once works, and leaves most of a GPU unused. In this practical work you
+# write its parts again, one by one, so that the device is never kept waiting, measure what a step costs in time and in
+# memory, and find the batch size that suits your card **by calculation**, before you try it.
+#
+# **What you will gain.** A figure to know by heart: training on one image of 224 × 224 pixels with a ResNet-50 costs
+# about 3 × 8.2 = 25 GFLOP (a forward pass of 4.1 billion multiply-adds, and a backward pass of twice that). The next cell
+# measures what *this* processor does in a second, and sets it beside what makers of GPUs promise.
+
+# %% tags=["setup"]
+import math
+import time
+
+import matplotlib.pyplot as plt
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from torch.utils.data import DataLoader, Dataset
+from torchvision import models
+from torchvision.transforms import v2
+
+from dlojz_tp import course, data, measure, report, scale, todo
+
+tp = course.open("01_gpu_acceleration")
+tp
+
+# %% [markdown]
+# All sizes are here. With a GPU they are those of a real training; without one they are chosen so that the whole
+# notebook runs within a minute.
+
+# %% tags=["setup"]
+FULL = scale() == "full"
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+ARCHITECTURE = models.resnet50 if FULL else models.resnet18
+SIZE = 224 if FULL else 64  # pixels of a side
+BATCH = 128 if FULL else 32
+EPOCHS = 5 if FULL else 3
+WORKERS = 8 if FULL else 2  # processes that decode images
+SWEEP = [64, 1024, 16, 256, 32, 512, 128] if FULL else [8, 128, 16, 64, 32]
+CARD = None if FULL else 256 * 2**20  # bytes of the pretended card, where there is no real one
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's channels, for pixels in [0, 1]
+if not FULL:
+    torch.set_num_threads(2)
+
+# %%
+GFLOP_PER_IMAGE = 3 * 8.2  # ResNet-50 at 224 pixels, forward and backward
+a = torch.randn(1024, 1024)
+seconds = []
+for _ in range(10):
+    start = time.perf_counter()
+    a @ a
+    seconds.append(time.perf_counter() - start)
+here = 2 * 1024**3 / sorted(seconds)[5] / 1e9  # a product of n × n matrices takes 2 n³ operations
+promised = {  # dense half-precision peaks of the data sheets, in TFLOP/s
+    "V100": 125,
+    "A100": 312,
+    "H100 SXM": 989,
+}
+print(f"measured: this processor, float32 matrix product  {here:10,.0f} GFLOP/s")
+print(f"          at most {here / GFLOP_PER_IMAGE:,.1f} images/s if nothing else had to be done\n")
+for card, peak in promised.items():
+    images = 0.35 * peak * 1000 / GFLOP_PER_IMAGE
+    print(f"estimate: {card:<9} {peak:5} TFLOP/s promised, 35 % of it used   {images:10,.0f} images/s")
+
+# %% [markdown]
+# The lines marked *estimate* are arithmetic from data sheets, not measurements; a third of the promised peak is what a
+# well-written loop often reaches. The gap between the lines is why one wants a GPU. The rest of this notebook is about
+# getting anywhere near that third.
+#
+# ## The idea
+#
+# A step loads a batch, copies it to the device, and computes. Written plainly, each waits for the one before:
+#
+# $$t_\text{step} = t_\text{loading} + t_\text{copy} + t_\text{compute}
+# \qquad\text{becomes}\qquad
+# t_\text{step} \approx \max(t_\text{loading},\ t_\text{copy},\ t_\text{compute})$$
+#
+# when workers load ahead, copies do not block, and **nothing in the step makes the processor wait for the device**.
+# And the batch size $b$ that the device can take follows from a straight line:
+#
+# $$M(b) = \underbrace{M_\text{model}}_{\text{weights, gradients, optimizer}} + \;b\; \underbrace{m_\text{image}}_{\text{activations}}$$
+#
+# Here is that line for the network of this notebook, computed without running it.
+
+# %%
+images_shape = (3, SIZE, SIZE)
+dataset = data.image_set()
+CLASSES = len(dataset.classes)
+
+
+def make_model():
+    torch.manual_seed(0)
+    return ARCHITECTURE(num_classes=CLASSES)
+
+
+def make_optimizer(parameters):
+    return torch.optim.SGD(parameters, lr=0.05, momentum=0.9, weight_decay=1e-4)
+
+
+line = {b: measure.estimate_memory(make_model, images_shape, b, make_optimizer) for b in (1, 16, 32, 64)}
+figure, axes = plt.subplots(figsize=(7.5, 2.9))
+left = [0.0] * len(line)
+for name in line[1].parts():
+    width = [estimate.parts()[name] / 2**20 for estimate in line.values()]
+    if max(width) > 0.5:
+        axes.barh([str(b) for b in line], width, left=left, label=name)
+        left = [x + w for x, w in zip(left, width)]
+axes.set(xlabel="peak memory of a training step, estimated (MiB)", ylabel="batch size", title="What fills the memory?")
+axes.legend(ncols=3, fontsize=8, loc="lower right")
+plt.show()
+
+# %% [markdown]
+# ## The baseline, measured first
+#
+# This is the loop that everybody has written. It learns; it is on random images here, so that only the step is
+# measured. Look for what you would change, but change nothing yet.
+
+
+# %%
+def plain_step(model, images, labels, optimizer, device):
+    model = model.to(device)
+    images, labels = images.to(device), labels.to(device)
+    optimizer.zero_grad()
+    logits = model(images)
+    loss = F.cross_entropy(logits, labels)
+    loss.backward()
+    optimizer.step()
+    correct = (logits.argmax(dim=1) == labels).sum().item()
+    return loss.item(), correct
+
+
+def random_batches(n, batch_size):
+    batch = torch.randn(batch_size, *images_shape), torch.randint(CLASSES, (batch_size,))
+    return [batch] * n
+
+
+model = make_model().to(DEVICE)
+optimizer = make_optimizer(model.parameters())
+chrono = measure.Chronometer(DEVICE, warmup=2)
+for images, labels in chrono.steps(random_batches(8, BATCH)):
+    with chrono.forward():  # the whole step: this loop does not let itself be cut
+        plain_step(model, images, labels, optimizer, DEVICE)
+baseline = chrono.record("plain loop, random images", batch_size=BATCH, image_size=SIZE)
+print(f"plain loop on {DEVICE}: {baseline.images_per_second:,.0f} images/s")
+
+# %% [markdown]
+# ## The input pipeline
+#
+# The images are real photographs, stored as JPEG files of about 500 × 375 pixels, as in ImageNet. A class is a
+# photograph; training and validation images come from different regions of it.
+
+# %% [markdown]
+# ### Balise 1 · Make a tensor of a JPEG file
+#
+# Return a function that takes the path of a JPEG file and returns a float32 tensor of shape `(3, size, size)`,
+# normalised with `MEAN` and `STD`.
+#
+# - `train=True`: a window of random place, area and shape (`RandomResizedCrop`), mirrored left to right half of the time;
+# - `train=False`: nothing random. The shorter side is resized, then the centre is cut out, undistorted.
+#
+# Photographs may be grey, upright or wide. About 12 lines.
+#
+# <details><summary>Hint</summary>
+#
+# `Image.open(path).convert("RGB")` decodes. `torchvision.transforms.v2` has `RandomResizedCrop`, `RandomHorizontalFlip`,
+# `Resize`, `CenterCrop`, `ToImage`, `ToDtype(torch.float32, scale=True)`, `Normalize` and `Compose`. Pixels must be
+# brought to [0, 1] before they are normalised.
+# </details>
+
+
+# %% tags=["balise-1"]
+def make_transform(size, train):
+    """Return a function: path of a JPEG file -> float32 tensor (3, size, size), normalised."""
+    # BEGIN SOLUTION
+    if train:
+        cut = [v2.RandomResizedCrop(size), v2.RandomHorizontalFlip()]
+    else:
+        cut = [v2.Resize(size), v2.CenterCrop(size)]
+    finish = [v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD)]
+    transform = v2.Compose(cut + finish)
+
+    def load(path):
+        with Image.open(path) as image:
+            return transform(image.convert("RGB"))
+
+    return load
+    # END SOLUTION
+
+
+# %%
+tp.check(1, make_transform)
+
+# %% [markdown]
+# Look at what your network will see: the photograph, four training windows of it, and the validation image.
+
+
+# %%
+def show_windows(path, label, row):
+    train, val = make_transform(SIZE, train=True), make_transform(SIZE, train=False)
+    row[0].imshow(Image.open(path))
+    row[0].set_ylabel(dataset.classes[label])
+    for axes, image in zip(row[1:], [train(path) for _ in range(4)] + [val(path)]):
+        pixels = image * torch.tensor(STD)[:, None, None] + torch.tensor(MEAN)[:, None, None]
+        axes.imshow(pixels.clamp(0, 1).permute(1, 2, 0))
+    for axes in row:
+        axes.set(xticks=[], yticks=[])
+
+
+figure, rows = plt.subplots(2, 6, figsize=(8.5, 2.9), layout="constrained", dpi=72)
+for row, (path, label) in zip(rows, [dataset.train[3], dataset.train[len(dataset.train) // 2]]):
+    show_windows(path, label, row)
+for axes, title in zip(rows[0], ["file", "train", "train", "train", "train", "validation"]):
+    axes.set_title(title, fontsize=9)
+plt.show()
+
+
+# %% [markdown]
+# Given: a data set over the files, and two loaders. Their workers decode while the network computes. Pinned memory lets
+# the copy to a GPU run by itself. The practical work on data loaders takes this apart.
+
+
+# %%
+class Photos(Dataset):
+    """Items (image, label) from a list of (path, label)."""
+
+    def __init__(self, items, transform):
+        self.items, self.transform = items, transform
+
+    def __len__(self):
+        return len(self.items)
+
+    def __getitem__(self, index):
+        path, label = self.items[index]
+        return self.transform(path), label
+
+
+def make_loader(items, train, batch_size=BATCH):
+    return DataLoader(
+        Photos(items, make_transform(SIZE, train)), batch_size, shuffle=train, drop_last=train,
+        num_workers=WORKERS, pin_memory=DEVICE.type == "cuda", persistent_workers=True,
+        generator=torch.Generator().manual_seed(0),
+    )  # fmt: skip
+
+
+train_loader, val_loader = make_loader(dataset.train, True), make_loader(dataset.val, False)
+print(f"{len(dataset.train)} training and {len(dataset.val)} validation images, {CLASSES} classes")
+
+# %% [markdown]
+# ## The step
+
+# %% [markdown]
+# ### Balise 2 · A training step that never waits
+#
+# `model` is on `device` already; `images` of shape `(b, 3, h, w)` and `labels` of shape `(b,)` are not. Do one step:
+# copy both to the device without blocking, forward, mean cross-entropy, backward, update.
+#
+# Return `(loss, logits)`: two tensors, still on the device, without their graph. No value may be read in the step. About
+# 8 lines.
+#
+# <details><summary>Hint</summary>
+#
+# `tensor.to(device, non_blocking=True)`. Gradients add up until `optimizer.zero_grad()`. `.item()`, `print(tensor)` and
+# `if tensor > 0` make the processor wait until the GPU has done all that was queued. `tensor.detach()` lets go of the
+# graph.
+# </details>
+
+
+# %% tags=["balise-2"]
+def train_step(model, images, labels, optimizer, device):
+    """One step of training. images (b, 3, h, w), labels (b,). Returns loss () and logits (b, classes), detached."""
+    # BEGIN SOLUTION
+    images = images.to(device, non_blocking=True)
+    labels = labels.to(device, non_blocking=True)
+    optimizer.zero_grad(set_to_none=True)
+    logits = model(images)
+    loss = F.cross_entropy(logits, labels)
+    loss.backward()
+    optimizer.step()
+    return loss.detach(), logits.detach()
+    # END SOLUTION
+
+
+# %%
+tp.check(2, train_step)
+
+# %% [markdown]
+# On a GPU, the processor only *queues* work and runs ahead. A single `.item()` makes it wait for the end of the queue,
+# and the device then stands idle until the next operations arrive.
+
+# %% [markdown]
+# ### Balise 3 · Metrics without a synchronisation
+#
+# Write a class that keeps the mean loss and the accuracy over many batches, on the device.
+#
+# - `update(loss, logits, labels)`: loss `()` is the mean of its batch, logits `(b, classes)`, labels `(b,)`, all on the
+#   device. It reads no value, and keeps neither graph nor batch;
+# - `result()`: two Python floats, mean loss and accuracy over all images seen so far. Batches may differ in size, and a
+#   loss may come in bfloat16.
+#
+# About 10 lines.
+#
+# <details><summary>Hint</summary>
+#
+# Three running sums: loss × images, right answers, images. The first two are tensors on the device, made with
+# `device=device`, in float32 or wider: in bfloat16, 256 + 1 is 256. The number of images is `len(labels)`, known to Python.
+# </details>
+
+
+# %% tags=["balise-3"]
+class RunningMetrics:
+    """Mean loss and accuracy over the images seen, kept as sums on `device`."""
+
+    def __init__(self, device):
+        # BEGIN SOLUTION
+        self.loss_sum = torch.zeros((), device=device, dtype=torch.float32)
+        self.correct = torch.zeros((), device=device, dtype=torch.int64)
+        self.images = 0
+        # END SOLUTION
+
+    def update(self, loss, logits, labels):
+        """Add a batch: its mean loss (), logits (b, classes), labels (b,). Reads nothing from the device."""
+        # BEGIN SOLUTION
+        self.loss_sum += loss.detach().float() * len(labels)
+        self.correct += (logits.argmax(dim=1) == labels).sum()
+        self.images += len(labels)
+        # END SOLUTION
+
+    def result(self):
+        """Return (mean loss, accuracy), two floats: the only place that waits for the device."""
+        # BEGIN SOLUTION
+        return self.loss_sum.item() / self.images, self.correct.item() / self.images
+        # END SOLUTION
+
+
+# %%
+tp.check(3, RunningMetrics)
+
+# %% [markdown]
+# ### Balise 4 · Validation
+#
+# Go once through `loader`, whose batches are not on `device`. Return `(loss, accuracy)` over all its images, two floats.
+#
+# The network must be in eval mode and record no gradients meanwhile, and leave in the mode that it came in. The last
+# batch may be smaller. Read few values from the device, not one a batch. About 10 lines.
+#
+# <details><summary>Hint</summary>
+#
+# `model.training` tells the mode. `torch.inference_mode()` is a context manager and a decorator. `RunningMetrics` does
+# the counting.
+# </details>
+
+
+# %% tags=["balise-4"]
+def evaluate(model, loader, device):
+    """Mean loss and accuracy of `model` over all images of `loader`: two floats."""
+    # BEGIN SOLUTION
+    was_training = model.training
+    model.eval()
+    metrics = RunningMetrics(device)
+    with torch.inference_mode():
+        for images, labels in loader:
+            images = images.to(device, non_blocking=True)
+            labels = labels.to(device, non_blocking=True)
+            logits = model(images)
+            metrics.update(F.cross_entropy(logits, labels), logits, labels)
+    model.train(was_training)
+    return metrics.result()
+    # END SOLUTION
+
+
+# %%
+tp.check(4, evaluate)
+
+# %% [markdown]
+# ## Train, and look
+#
+# Your four pieces in one loop. Not a value is read before the end of an epoch.
+
+
+# %%
+def fit(model, epochs):
+    optimizer = make_optimizer(model.parameters())
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.05, epochs * len(train_loader))
+    chrono, curves = measure.Chronometer(DEVICE, warmup=3), {"train": [], "validation": []}
+    losses = []
+    for _ in range(epochs):
+        metrics = RunningMetrics(DEVICE)
+        for images, labels in chrono.steps(train_loader):
+            with chrono.forward():  # forward, backward and optimizer: the step is one function here
+                loss, logits = train_step(model, images, labels, optimizer, DEVICE)
+                metrics.update(loss, logits, labels.to(DEVICE, non_blocking=True))
+            schedule.step()
+            losses.append(loss)
+        curves["train"].append(metrics.result()[1])
+        curves["validation"].append(evaluate(model, val_loader, DEVICE)[1])
+    settings = {"batch_size": BATCH, "image_size": SIZE, "model": ARCHITECTURE.__name__}
+    estimate = measure.estimate_memory(make_model, images_shape, BATCH, make_optimizer)
+    return chrono.record("your loop", memory=None if FULL else estimate, losses=torch.stack(losses), **settings), curves
+
+
+model = make_model().to(DEVICE)
+record, curves = fit(model, EPOCHS)
+for epoch, (train, val) in enumerate(zip(curves["train"], curves["validation"]), 1):
+    print(f"epoch {epoch}: accuracy {train:.2f} on training windows, {val:.2f} on validation images")
+
+# %%
+report.learning(curves, classes=CLASSES)
+
+# %% [markdown]
+# The dotted line is what guessing would give. The validation images show regions that the network has never seen.
+
+# %%
+report.inspection(record)
+
+# %% [markdown]
+# Read it from the left: how many images a second; where the time of a step goes; what fills the memory. If *loading* is
+# a large part, the device waits for the loader, and a faster device would gain nothing: first mend the loader. On two
+# cores, the workers that decode and the network share the same cores, so neither can hide behind the other.
+#
+# ## How large a batch?
+#
+# Larger batches keep more of a device busy, until its memory is full. Given is `run(batch_size)`: it makes a new model,
+# trains a few steps on random images and returns a run record with throughput and peak memory, or raises
+# `torch.OutOfMemoryError`. Where there is no GPU it trains on a **pretended card**, which counts the bytes of all living
+# tensors and refuses what goes beyond its size, for the same reasons as a real one.
+
+
+# %%
+def run(batch_size, steps=3):
+    card = measure.MemoryBudget(CARD) if CARD else measure.peak_memory(DEVICE)
+    chrono = measure.Chronometer(DEVICE, warmup=1)
+    with card as peak:
+        model = make_model().to(DEVICE)
+        optimizer = make_optimizer(model.parameters())
+        for images, labels in chrono.steps(random_batches(steps, batch_size)):
+            with chrono.forward():
+                train_step(model, images, labels, optimizer, DEVICE)
+    return chrono.record(f"batch {batch_size}", memory=peak or card, batch_size=batch_size)
+
+
+# %% [markdown]
+# ### Balise 5 · A sweep that survives a full memory
+#
+# Call `run(b)` once for each `b` in `batch_sizes`, which come in no order. Return a dictionary `{b: record}`, with
+# `None` for a size that ran out of memory.
+#
+# A failed size must leave nothing behind: when the next one starts, its tensors must be gone, and
+# `torch.cuda.empty_cache()` must have been called when they were. Any other error has to come through. About 10 lines.
+#
+# <details><summary>Hint</summary>
+#
+# An exception holds its traceback, the traceback holds the frames of `run`, and these hold the tensors. They are freed
+# when the `except` block has been left, not inside it. Do not keep the exception.
+# </details>
+
+
+# %% tags=["balise-5"]
+def sweep(run, batch_sizes):
+    """Return {batch size: record of run(batch size), or None where it ran out of memory}."""
+    # BEGIN SOLUTION
+    records = {}
+    for batch_size in batch_sizes:
+        try:
+            records[batch_size] = run(batch_size)
+        except torch.OutOfMemoryError:
+            records[batch_size] = None
+        if records[batch_size] is None:  # after the block: now the exception, and what it held, is gone
+            torch.cuda.empty_cache()
+    return records
+    # END SOLUTION
+
+
+# %%
+tp.check(5, sweep)
+
+# %%
+records = sweep(run, SWEEP)
+for batch_size, found in sorted(records.items()):
+    words = f"{found.images_per_second:8,.0f} images/s" if found else "     out of memory"
+    print(f"batch {batch_size:5}  {words}")
+
+# %% [markdown]
+# ### Balise 6 · The straight line behind it
+#
+# `peaks` is a dictionary `{batch size: peak memory in bytes, or None where it ran out}`, in no order; `capacity` is the
+# card's memory in bytes. Fit $M(b) = M_\text{model} + b\,m_\text{image}$ to all sizes that fitted (least squares).
+#
+# Return `(model_bytes, bytes_per_image, largest_batch)`; the last is an `int`, the largest batch that the line lets fit
+# into `capacity`, and 0 if not even the model does. About 7 lines.
+#
+# <details><summary>Hint</summary>
+#
+# `numpy.polyfit(x, y, 1)` and `numpy.polynomial.Polynomial.fit` fit lines; beware of the order of what they return.
+# `statistics.linear_regression` is in Python itself.
+# </details>
+
+
+# %% tags=["balise-6"]
+def memory_model(peaks, capacity):
+    """From {batch size: peak bytes or None} and a capacity in bytes: (model_bytes, bytes_per_image, largest_batch)."""
+    # BEGIN SOLUTION
+    from statistics import linear_regression
+
+    fitted = {b: peak for b, peak in peaks.items() if peak is not None}
+    bytes_per_image, model_bytes = linear_regression(list(fitted), list(fitted.values()))
+    largest_batch = max(0, math.floor((capacity - model_bytes) / bytes_per_image))
+    return model_bytes, bytes_per_image, largest_batch
+    # END SOLUTION
+
+
+# %%
+tp.check(6, memory_model)
+
+# %%
+capacity = CARD or torch.cuda.get_device_properties(DEVICE).total_memory
+peaks = {b: found.peak_memory_bytes[0] if found else None for b, found in records.items()}
+model_bytes, bytes_per_image, largest = memory_model(peaks, capacity)
+print(f"model {measure.human_bytes(model_bytes)}, an image {measure.human_bytes(bytes_per_image)}")
+print(f"on a card of {measure.human_bytes(capacity)} the largest batch should be {largest}")
+
+# %%
+shown = [
+    found or measure.new_record(f"batch {b}", DEVICE, out_of_memory=True, batch_size=b)
+    for b, found in sorted(records.items())
+]
+report.sweep(shown, capacity_bytes=capacity, fit=(model_bytes, bytes_per_image))
+
+# %% [markdown]
+# A prediction is worth something when it is tested. Does a batch a little below the predicted one fit, and does one a
+# little above it fail?
+
+# %%
+below, above = math.floor(largest * 0.97), math.ceil(largest * 1.06)
+tried = sweep(lambda b: run(b, steps=2), [below, above])
+for batch_size, found in tried.items():
+    print(f"predicted largest {largest}: batch {batch_size} {'fits' if found else 'runs out of memory'}")
+
+# %% [markdown]
+# **Which batch size, then?** Read the right panel of the figure. Throughput grows with the batch as long as the device
+# has units without work, then stays level. Take the smallest batch on the level part: a larger one costs memory and
+# fewer, larger updates, and gives nothing back. On two processor cores the level part begins very early.
+#
+# ## Race
+#
+# Your step against the plain loop of the beginning: same network, same batch, in turn.
+
+# %%
+batch = random_batches(1, BATCH)[0]
+networks = [make_model().to(DEVICE) for _ in range(2)]
+optimizers = [make_optimizer(network.parameters()) for network in networks]
+measure.race(
+    {
+        "your step": lambda: train_step(networks[0], *batch, optimizers[0], DEVICE),
+        "plain loop": lambda: plain_step(networks[1], *batch, optimizers[1], DEVICE),
+    },
+    repeats=6,
+    device=DEVICE,
+)
+
+# %% [markdown]
+# Without a GPU the two are level, and that is no surprise: a processor has nothing to run ahead of, so waiting for itself
+# costs nothing. The promises that the checks looked at (two copies that do not block, no value read) begin to pay when
+# device and processor are two machines.
+#
+# ## Past this machine
+#
+# The memory of a step can be computed for networks and cards that are not here. With **your** `memory_model`:
+
+# %%
+CARDS = {"V100 16 GB": 16, "V100 32 GB": 32, "A100 80 GB": 80, "H200 141 GB": 141}
+print(f"{'largest batch at 224 pixels, float32 (estimate)':<52}" + "".join(f"{card:>14}" for card in CARDS))
+for architecture in (models.resnet18, models.resnet50, models.resnet152):
+    estimated = {b: measure.estimate_memory(architecture, (3, 224, 224), b, make_optimizer).peak for b in (32, 64)}
+    fits = [memory_model(estimated, gigabytes * 1e9)[2] for gigabytes in CARDS.values()]
+    print(f"{architecture.__name__:<52}" + "".join(f"{batch:>14,}" for batch in fits))
+
+# %% [markdown]
+# These are estimates: a real card also holds the CUDA context and the scratch memory of its kernels, some hundred
+# megabytes to a gigabyte. The next practical work halves the part of an image, with half-precision numbers.
+
+# %%
+tp.progress()
+
+# %% [markdown]
+# ## Three questions
+#
+# <details><summary>Your profile shows 80 % loading. You double the batch size. What happens to the images per second?</summary>
+#
+# Nearly nothing. A batch of twice the size takes twice as long to load, and the device waits as before. More workers,
+# faster decoding or smaller files would help.
+# </details>
+#
+# <details><summary>A loss is appended to a list in every step, and after an hour the memory is full. Why?</summary>
+#
+# A loss that still has its graph holds the activations of its step. Append <code>loss.detach()</code>, or a running sum.
+# </details>
+#
+# <details><summary>ResNet-50 takes 100 MB of weights. Why does a batch of 256 need twenty gigabytes?</summary>
+#
+# Because of activations: backward needs the output of nearly every layer, for each image. The weights, their gradients
+# and the momentum are the small, fixed part of the line.
+# </details>
+#
+# ## To remember
+#
+# A device is fast when it never waits: load ahead, copy without blocking, read values once an epoch. Memory is a straight
+# line in the batch size; two numbers, measured in a minute, tell you the largest batch before you try it. And a claim about
+# speed is a record, not a feeling. Next: **mixed precision**, which shortens the line's slope and the step at once.

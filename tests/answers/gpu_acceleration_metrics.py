@@ -1,0 +1,261 @@
+"""Answers to balise 3 of 01_gpu_acceleration."""
+
+import torch
+
+from tests.answers.bank import Bank
+
+bank = Bank("01_gpu_acceleration")
+
+
+class Sums:
+    """The right class, from which the wrong ones differ by a line or two."""
+
+    def __init__(self, device):
+        self.loss = torch.zeros((), device=device)
+        self.correct = torch.zeros((), device=device)
+        self.n = self.steps = 0
+
+    def update(self, loss, logits, labels):
+        self.loss += loss.detach() * len(labels)
+        self.correct += (logits.argmax(1) == labels).sum()
+        self.n += len(labels)
+        self.steps += 1
+
+    def result(self):
+        return self.loss.item() / self.n, self.correct.item() / self.n
+
+
+@bank.right(3)
+class RunningMetrics:
+    """One tensor of two sums, double precision, Welford not needed."""
+
+    def __init__(self, device):
+        self.sums = torch.zeros(3, dtype=torch.float64, device=device)
+
+    @torch.no_grad()
+    def update(self, loss, logits, labels):
+        n = labels.numel()
+        self.sums[0] += n * loss
+        self.sums[1] += logits.max(dim=1).indices.eq(labels).sum()
+        self.sums[2] += n
+
+    def result(self):
+        loss, correct, n = self.sums.tolist()
+        return loss / n, correct / n
+
+
+@bank.right(3)
+class RunningMetrics:
+    """Small detached tensors in lists: they grow by a few bytes a step, which is right enough."""
+
+    def __init__(self, device):
+        self.losses, self.corrects, self.sizes = [], [], []
+
+    def update(self, loss, logits, labels):
+        self.losses.append(loss.detach().float())
+        self.corrects.append((logits.detach().argmax(-1) == labels).float().mean())
+        self.sizes.append(labels.shape[0])
+
+    def result(self):
+        sizes = torch.tensor(self.sizes, dtype=torch.float32, device=self.losses[0].device)
+        loss, right = (torch.stack(values) @ sizes / sizes.sum() for values in (self.losses, self.corrects))
+        return loss.item(), right.item()
+
+
+@bank.right(3)
+class RunningMetrics(Sums):
+    """Not in place, and starting from a Python zero."""
+
+    def __init__(self, device):
+        self.loss, self.correct, self.n, self.steps = 0, 0, 0, 0
+
+    def update(self, loss, logits, labels):
+        self.loss = self.loss + loss.detach().float() * len(labels)
+        self.correct = self.correct + torch.eq(logits.argmax(1), labels).sum()
+        self.n += len(labels)
+
+
+@bank.wrong(3, "methods-missing")
+class RunningMetrics:
+    def __init__(self, device):
+        self.n = 0
+
+    def update(self, loss, logits, labels):
+        self.n += 1
+
+    def compute(self):
+        return 0.0, 0.0
+
+
+@bank.wrong(3, "not-two-numbers")
+class RunningMetrics(Sums):
+    def result(self):
+        return self.loss / self.n, self.correct / self.n
+
+
+@bank.wrong(3, "nothing-returned")
+class RunningMetrics(Sums):
+    def result(self):
+        print(self.loss / self.n, self.correct / self.n)
+
+
+@bank.wrong(3, "unweighted-loss")
+class RunningMetrics(Sums):
+    def update(self, loss, logits, labels):
+        super().update(loss / len(labels), logits, labels)
+
+    def result(self):
+        return self.loss.item() / self.steps, self.correct.item() / self.n
+
+
+@bank.wrong(3, "unweighted-accuracy")
+class RunningMetrics(Sums):
+    def update(self, loss, logits, labels):
+        before = self.correct.clone()
+        super().update(loss, logits, labels)
+        self.correct = before + (logits.argmax(1) == labels).float().mean()
+
+    def result(self):
+        return self.loss.item() / self.n, self.correct.item() / self.steps
+
+
+@bank.wrong(3, "percent")
+class RunningMetrics(Sums):
+    def result(self):
+        return self.loss.item() / self.n, 100 * self.correct.item() / self.n
+
+
+@bank.wrong(3, "not-divided")
+class RunningMetrics(Sums):
+    def result(self):
+        return self.loss.item(), self.correct.item()
+
+
+@bank.wrong(3, "not-divided")
+class RunningMetrics(Sums):
+    def update(self, loss, logits, labels):
+        super().update(loss / len(labels), logits, labels)
+
+    def result(self):
+        return self.loss.item(), self.correct.item() / self.n
+
+
+@bank.wrong(3, "last-batch-only")
+class RunningMetrics(Sums):
+    def update(self, loss, logits, labels):
+        self.loss = loss.detach() * len(labels)
+        self.correct = (logits.argmax(1) == labels).sum()
+        self.n = len(labels)
+
+
+@bank.wrong(3, "divided-by-steps")
+class RunningMetrics(Sums):
+    def result(self):
+        return self.loss.item() / self.n, self.correct.item() / self.steps
+
+
+@bank.wrong(3, "wrong-loss-mean")
+class RunningMetrics(Sums):
+    def result(self):
+        return self.loss.item() / self.n / 2, self.correct.item() / self.n
+
+
+@bank.wrong(3, "wrong-accuracy")
+class RunningMetrics(Sums):
+    def update(self, loss, logits, labels):
+        before = self.correct.clone()
+        super().update(loss, logits, labels)
+        self.correct = before + (logits.argmax(1) != labels).sum()
+
+
+@bank.wrong(3, "sync-in-update")
+class RunningMetrics:
+    def __init__(self, device):
+        self.loss, self.correct, self.n = 0.0, 0, 0
+
+    def update(self, loss, logits, labels):
+        self.loss += loss.item() * len(labels)
+        self.correct += (logits.argmax(1) == labels).sum().item()
+        self.n += len(labels)
+
+    def result(self):
+        return self.loss / self.n, self.correct / self.n
+
+
+@bank.wrong(3, "sync-in-update")
+class RunningMetrics(Sums):
+    def __init__(self, device):
+        super().__init__("cpu")
+
+    def update(self, loss, logits, labels):
+        super().update(loss.detach().cpu(), logits.detach().cpu(), labels.cpu())
+
+
+@bank.wrong(3, "wrong-device")
+class RunningMetrics(Sums):
+    def __init__(self, device):
+        super().__init__(device)
+        self.sums = torch.zeros(2)
+
+    def update(self, loss, logits, labels):
+        self.sums += torch.stack([loss.detach() * len(labels), (logits.argmax(1) == labels).sum()])
+        self.n += len(labels)
+
+    def result(self):
+        return self.sums[0].item() / self.n, self.sums[1].item() / self.n
+
+
+@bank.wrong(3, "many-syncs")
+class RunningMetrics:
+    def __init__(self, device):
+        self.seen = []
+
+    def update(self, loss, logits, labels):
+        self.seen.append((loss.detach().float(), (logits.argmax(1) == labels).sum(), len(labels)))
+
+    def result(self):
+        n = sum(size for _, _, size in self.seen)
+        loss = sum(value.item() * size for value, _, size in self.seen)
+        return loss / n, sum(right.item() for _, right, _ in self.seen) / n
+
+
+@bank.wrong(3, "activations-kept")
+class RunningMetrics(Sums):
+    def update(self, loss, logits, labels):
+        self.loss = self.loss + loss * len(labels)
+        self.correct += (logits.argmax(1) == labels).sum()
+        self.n += len(labels)
+
+
+@bank.wrong(3, "activations-kept")
+class RunningMetrics(Sums):
+    def update(self, loss, logits, labels):
+        super().update(loss, logits, labels)
+        self.last = logits
+
+
+@bank.wrong(3, "state-grows")
+class RunningMetrics(Sums):
+    def __init__(self, device):
+        super().__init__(device)
+        self.history = []
+
+    def update(self, loss, logits, labels):
+        super().update(loss, logits, labels)
+        self.history.append((logits.detach().clone(), labels.clone()))
+
+
+@bank.wrong(3, "rounded-sum")
+class RunningMetrics(Sums):
+    def update(self, loss, logits, labels):
+        self.loss = self.loss.to(loss.dtype) + loss.detach() * len(labels)
+        self.correct += (logits.argmax(1) == labels).sum()
+        self.n += len(labels)
+
+
+@bank.wrong(3, "result-changes")
+class RunningMetrics(Sums):
+    def result(self):
+        found = super().result()
+        self.loss = self.loss * 0
+        return found

@@ -1,0 +1,509 @@
+"""Answers to balises 2 and 4 of 01_gpu_acceleration."""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from tests.answers.bank import Bank
+
+bank = Bank("01_gpu_acceleration")
+
+# ---------------------------------------------------------------- balise 2
+
+
+def moved(images, labels, device):
+    return images.to(device, non_blocking=True), labels.to(device, non_blocking=True)
+
+
+@bank.right(2)
+def train_step(model, images, labels, optimizer, device):
+    images = images.to(device=device, dtype=torch.float32, non_blocking=True)
+    labels = labels.to(device=device, non_blocking=True)
+    for p in model.parameters():
+        p.grad = None
+    logits = model(images)
+    loss = nn.CrossEntropyLoss()(logits, labels)
+    loss.backward()
+    optimizer.step()
+    with torch.no_grad():
+        return loss.clone(), logits.clone()
+
+
+@bank.right(2)
+def train_step(model, images, labels, optimizer, device):
+    images, labels = moved(images, labels, device)
+    logits = model(images)
+    loss = F.nll_loss(F.log_softmax(logits, dim=1), labels)
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return [loss.detach(), logits.detach()]
+
+
+@bank.right(2)
+def train_step(model, images, labels, optimizer, device):
+    x = torch.empty_like(images, device=device).copy_(images, non_blocking=True)
+    y = torch.empty_like(labels, device=device).copy_(labels, non_blocking=True)
+    logits = model(x)
+    loss = F.cross_entropy(logits, y)
+    parameters = list(model.parameters())
+    for p, g in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
+        p.grad = g
+    optimizer.step()
+    return loss.data, logits.data
+
+
+@bank.wrong(2, "no-loss")
+def train_step(model, images, labels, optimizer, device):
+    images, labels = moved(images, labels, device)
+    optimizer.zero_grad()
+    loss = F.cross_entropy(model(images), labels)
+    loss.backward()
+    optimizer.step()
+    return loss.detach()
+
+
+@bank.wrong(2, "nothing-returned")
+def train_step(model, images, labels, optimizer, device):
+    images, labels = moved(images, labels, device)
+    optimizer.zero_grad()
+    F.cross_entropy(model(images), labels).backward()
+    optimizer.step()
+
+
+@bank.wrong(2, "loss-not-tensor")
+def train_step(model, images, labels, optimizer, device):
+    images, labels = moved(images, labels, device)
+    optimizer.zero_grad()
+    logits = model(images)
+    loss = F.cross_entropy(logits, labels)
+    loss.backward()
+    optimizer.step()
+    return loss.item(), logits.detach()
+
+
+@bank.wrong(2, "graph-kept")
+def train_step(model, images, labels, optimizer, device):
+    images, labels = moved(images, labels, device)
+    optimizer.zero_grad()
+    logits = model(images)
+    loss = F.cross_entropy(logits, labels)
+    loss.backward()
+    optimizer.step()
+    return loss, logits
+
+
+@bank.wrong(2, "graph-kept")
+def train_step(model, images, labels, optimizer, device):
+    images, labels = moved(images, labels, device)
+    optimizer.zero_grad()
+    logits = model(images)
+    loss = F.cross_entropy(logits, labels)
+    loss.backward()
+    optimizer.step()
+    return loss.detach(), logits
+
+
+@bank.wrong(2, "no-update")
+def train_step(model, images, labels, optimizer, device):
+    images, labels = moved(images, labels, device)
+    optimizer.zero_grad()
+    logits = model(images)
+    loss = F.cross_entropy(logits, labels)
+    loss.backward()
+    return loss.detach(), logits.detach()
+
+
+@bank.wrong(2, "no-update")
+def train_step(model, images, labels, optimizer, device):
+    images, labels = moved(images, labels, device)
+    with torch.no_grad():
+        logits = model(images)
+        return F.cross_entropy(logits, labels), logits
+
+
+@bank.wrong(2, "gradients-cleared")
+def train_step(model, images, labels, optimizer, device):
+    images, labels = moved(images, labels, device)
+    logits = model(images)
+    loss = F.cross_entropy(logits, labels)
+    loss.backward()
+    optimizer.zero_grad()
+    optimizer.step()
+    return loss.detach(), logits.detach()
+
+
+@bank.wrong(2, "gradients-add-up")
+def train_step(model, images, labels, optimizer, device):
+    images, labels = moved(images, labels, device)
+    logits = model(images)
+    loss = F.cross_entropy(logits, labels)
+    loss.backward()
+    optimizer.step()
+    return loss.detach(), logits.detach()
+
+
+@bank.wrong(2, "step-before-backward")
+def train_step(model, images, labels, optimizer, device):
+    images, labels = moved(images, labels, device)
+    logits = model(images)
+    loss = F.cross_entropy(logits, labels)
+    optimizer.step()
+    optimizer.zero_grad()
+    loss.backward()
+    return loss.detach(), logits.detach()
+
+
+@bank.wrong(2, "step-before-backward")
+def train_step(model, images, labels, optimizer, device):
+    optimizer.step()
+    optimizer.zero_grad()
+    images, labels = moved(images, labels, device)
+    logits = model(images)
+    loss = F.cross_entropy(logits, labels)
+    loss.backward()
+    return loss.detach(), logits.detach()
+
+
+@bank.wrong(2, "sum-not-mean-loss")
+def train_step(model, images, labels, optimizer, device):
+    images, labels = moved(images, labels, device)
+    optimizer.zero_grad()
+    logits = model(images)
+    loss = F.cross_entropy(logits, labels, reduction="sum")
+    loss.backward()
+    optimizer.step()
+    return loss.detach(), logits.detach()
+
+
+@bank.wrong(2, "softmax-twice")
+def train_step(model, images, labels, optimizer, device):
+    images, labels = moved(images, labels, device)
+    optimizer.zero_grad()
+    logits = model(images)
+    loss = F.cross_entropy(logits.softmax(dim=1), labels)
+    loss.backward()
+    optimizer.step()
+    return loss.detach(), logits.detach()
+
+
+@bank.wrong(2, "wrong-loss")
+def train_step(model, images, labels, optimizer, device):
+    images, labels = moved(images, labels, device)
+    optimizer.zero_grad()
+    logits = model(images)
+    loss = F.cross_entropy(logits, labels, label_smoothing=0.1)
+    loss.backward()
+    optimizer.step()
+    return loss.detach(), logits.detach()
+
+
+@bank.wrong(2, "wrong-logits")
+def train_step(model, images, labels, optimizer, device):
+    images, labels = moved(images, labels, device)
+    optimizer.zero_grad()
+    logits = model(images)
+    loss = F.cross_entropy(logits, labels)
+    loss.backward()
+    optimizer.step()
+    return loss.detach(), logits.detach().softmax(dim=1)
+
+
+@bank.wrong(2, "wrong-weights")
+def train_step(model, images, labels, optimizer, device):
+    images, labels = moved(images, labels, device)
+    optimizer.zero_grad()
+    logits = model(images)
+    loss = F.cross_entropy(logits, labels)
+    loss.backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+    optimizer.step()
+    return loss.detach(), logits.detach()
+
+
+@bank.wrong(2, "wrong-weights")
+def train_step(model, images, labels, optimizer, device):
+    images, labels = moved(images, labels, device)
+    optimizer.zero_grad()
+    logits = model(images)
+    loss = F.cross_entropy(logits, labels)
+    loss.backward()
+    optimizer.step()
+    optimizer.step()
+    return loss.detach(), logits.detach()
+
+
+@bank.wrong(2, "eval-mode")
+def train_step(model, images, labels, optimizer, device):
+    model.eval()
+    images, labels = moved(images, labels, device)
+    optimizer.zero_grad()
+    logits = model(images)
+    loss = F.cross_entropy(logits, labels)
+    loss.backward()
+    optimizer.step()
+    return loss.detach(), logits.detach()
+
+
+@bank.wrong(2, "hidden-sync")
+def train_step(model, images, labels, optimizer, device):
+    images, labels = moved(images, labels, device)
+    optimizer.zero_grad()
+    logits = model(images)
+    loss = F.cross_entropy(logits, labels)
+    if torch.isnan(loss):
+        raise ValueError("the loss is not a number")
+    loss.backward()
+    optimizer.step()
+    return loss.detach(), logits.detach()
+
+
+@bank.wrong(2, "hidden-sync")
+def train_step(model, images, labels, optimizer, device):
+    images, labels = moved(images, labels, device)
+    optimizer.zero_grad()
+    logits = model(images)
+    loss = F.cross_entropy(logits, labels)
+    loss.backward()
+    optimizer.step()
+    return loss.detach().cpu(), logits.detach().cpu()
+
+
+@bank.wrong(2, "model-moved")
+def train_step(model, images, labels, optimizer, device):
+    model.to(device)
+    images, labels = moved(images, labels, device)
+    optimizer.zero_grad()
+    logits = model(images)
+    loss = F.cross_entropy(logits, labels)
+    loss.backward()
+    optimizer.step()
+    return loss.detach(), logits.detach()
+
+
+@bank.wrong(2, "not-moved")
+def train_step(model, images, labels, optimizer, device):
+    optimizer.zero_grad()
+    logits = model(images)
+    loss = F.cross_entropy(logits, labels)
+    loss.backward()
+    optimizer.step()
+    return loss.detach(), logits.detach()
+
+
+@bank.wrong(2, "not-moved")
+def train_step(model, images, labels, optimizer, device):
+    optimizer.zero_grad()
+    logits = model(images.to(device, non_blocking=True))
+    loss = F.cross_entropy(logits, labels)
+    loss.backward()
+    optimizer.step()
+    return loss.detach(), logits.detach()
+
+
+@bank.wrong(2, "device-ignored")
+def train_step(model, images, labels, optimizer, device):
+    images, labels = images.cuda(non_blocking=True), labels.cuda(non_blocking=True)
+    optimizer.zero_grad()
+    logits = model(images)
+    loss = F.cross_entropy(logits, labels)
+    loss.backward()
+    optimizer.step()
+    return loss.detach(), logits.detach()
+
+
+@bank.wrong(2, "moved-twice")
+def train_step(model, images, labels, optimizer, device):
+    optimizer.zero_grad()
+    logits = model(images.to(device, non_blocking=True))
+    loss = F.cross_entropy(logits, labels.to(device, non_blocking=True))
+    correct = logits.argmax(1) == labels.to(device, non_blocking=True)  # noqa: F841
+    loss.backward()
+    optimizer.step()
+    return loss.detach(), logits.detach()
+
+
+@bank.wrong(2, "blocking")
+def train_step(model, images, labels, optimizer, device):
+    images, labels = images.to(device), labels.to(device)
+    optimizer.zero_grad()
+    logits = model(images)
+    loss = F.cross_entropy(logits, labels)
+    loss.backward()
+    optimizer.step()
+    return loss.detach(), logits.detach()
+
+
+# ---------------------------------------------------------------- balise 4
+
+
+def counted(model, loader, device):
+    loss, correct, n = 0.0, 0, 0
+    for images, labels in loader:
+        images, labels = images.to(device), labels.to(device)
+        logits = model(images)
+        loss = loss + F.cross_entropy(logits, labels, reduction="sum")
+        correct = correct + (logits.argmax(1) == labels).sum()
+        n += len(labels)
+    return float(loss) / n, float(correct) / n
+
+
+@bank.right(4)
+def evaluate(model, loader, device):
+    mode = model.training
+    model.train(False)
+    try:
+        with torch.no_grad():
+            return counted(model, loader, device)
+    finally:
+        model.train(mode)
+
+
+@bank.right(4)
+@torch.inference_mode()
+def evaluate(model, loader, device):
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    logits, labels = [], []
+    for x, y in loader:
+        logits.append(model(x.to(device, non_blocking=True)))
+        labels.append(y.to(device, non_blocking=True))
+    for module, mode in modes.items():
+        module.training = mode
+    logits, labels = torch.cat(logits), torch.cat(labels)
+    loss = F.cross_entropy(logits, labels)
+    return [loss.item(), (logits.argmax(1) == labels).float().mean().item()]
+
+
+@bank.wrong(4, "train-mode")
+def evaluate(model, loader, device):
+    with torch.no_grad():
+        return counted(model, loader, device)
+
+
+@bank.wrong(4, "gradients-recorded")
+def evaluate(model, loader, device):
+    mode = model.training
+    model.eval()
+    found = counted(model, loader, device)
+    model.train(mode)
+    return found
+
+
+@bank.wrong(4, "mode-not-restored")
+def evaluate(model, loader, device):
+    model.eval()
+    with torch.no_grad():
+        return counted(model, loader, device)
+
+
+@bank.wrong(4, "mode-forced")
+def evaluate(model, loader, device):
+    model.eval()
+    with torch.no_grad():
+        found = counted(model, loader, device)
+    model.train()
+    return found
+
+
+def in_eval(inner):
+    def evaluate(model, loader, device):
+        mode = model.training
+        model.eval()
+        with torch.no_grad():
+            found = inner(model, loader, device)
+        model.train(mode)
+        return found
+
+    return evaluate
+
+
+@bank.wrong(4, "validation-unweighted")
+@in_eval
+def evaluate(model, loader, device):
+    losses, accuracies = [], []
+    for images, labels in loader:
+        logits = model(images.to(device))
+        losses.append(F.cross_entropy(logits, labels.to(device)))
+        accuracies.append((logits.argmax(1) == labels.to(device)).float().mean())
+    return torch.stack(losses).mean().item(), torch.stack(accuracies).mean().item()
+
+
+@bank.wrong(4, "validation-percent")
+@in_eval
+def evaluate(model, loader, device):
+    loss, accuracy = counted(model, loader, device)
+    return loss, 100 * accuracy
+
+
+@bank.wrong(4, "first-batch-only")
+@in_eval
+def evaluate(model, loader, device):
+    for images, labels in loader:
+        logits = model(images.to(device))
+        loss = F.cross_entropy(logits, labels.to(device))
+        return loss.item(), (logits.argmax(1) == labels.to(device)).float().mean().item()
+
+
+@bank.wrong(4, "not-averaged")
+@in_eval
+def evaluate(model, loader, device):
+    loss, correct = 0.0, 0
+    for images, labels in loader:
+        logits = model(images.to(device))
+        loss = loss + F.cross_entropy(logits, labels.to(device))
+        correct = correct + (logits.argmax(1) == labels.to(device)).sum()
+    return float(loss), float(correct) / len(loader.dataset)
+
+
+@bank.wrong(4, "validation-wrong")
+@in_eval
+def evaluate(model, loader, device):
+    loss, accuracy = counted(model, loader, device)
+    return loss, 1 - accuracy
+
+
+@bank.wrong(4, "sync-each-batch")
+@in_eval
+def evaluate(model, loader, device):
+    loss, correct, n = 0.0, 0, 0
+    for images, labels in loader:
+        logits = model(images.to(device))
+        loss += F.cross_entropy(logits, labels.to(device)).item() * len(labels)
+        correct += (logits.argmax(1) == labels.to(device)).sum().item()
+        n += len(labels)
+    return loss / n, correct / n
+
+
+@bank.wrong(4, "validation-not-moved")
+@in_eval
+def evaluate(model, loader, device):
+    loss, correct, n = 0.0, 0, 0
+    for images, labels in loader:
+        logits = model(images)
+        loss = loss + F.cross_entropy(logits, labels, reduction="sum")
+        correct = correct + (logits.argmax(1) == labels).sum()
+        n += len(labels)
+    return float(loss) / n, float(correct) / n
+
+
+@bank.wrong(4, "not-two-floats")
+@in_eval
+def evaluate(model, loader, device):
+    loss, accuracy = counted(model, loader, device)
+    return torch.tensor(loss), torch.tensor(accuracy)
+
+
+@bank.wrong(4, "nothing-returned")
+@in_eval
+def evaluate(model, loader, device):
+    print(counted(model, loader, device))
+
+
+@bank.wrong(4, "weights-changed")
+@in_eval
+def evaluate(model, loader, device):
+    found = counted(model, loader, device)
+    for parameter in model.parameters():
+        parameter.mul_(0.999)
+    return found
