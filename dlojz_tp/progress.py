@@ -38,4 +38,4 @@ def record(name: str, number: int, verdict: str):
         descriptor, partial = tempfile.mkstemp(dir=folder(), prefix=f".{name}-")
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
             json.dump(state, file)
-        os.replace(partial, folder() / f"{name}.json")
+        Path(partial).replace(folder() / f"{name}.json")

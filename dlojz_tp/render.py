@@ -34,7 +34,8 @@ def verdict(v: Verdict) -> Card:
 
 def line(text: str, kind: str = "not done") -> Card:
     """One calm line, such as "balise 3 is not done yet"."""
-    return Card(f"{_MARK[kind]} {text}", f'<div style="{_STYLE.format(c=_COLOUR[kind])}">{_e(_MARK[kind])} {_e(text)}</div>')
+    marked = f"{_MARK[kind]} {text}"
+    return Card(marked, f'<div style="{_STYLE.format(c=_COLOUR[kind])}">{_e(marked)}</div>')
 
 
 def progress(title: str, rows: list[tuple[int, str, str]]) -> Card:

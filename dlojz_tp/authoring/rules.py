@@ -97,9 +97,8 @@ def _verify_holes(path, tree, cells, regions):
             raise SourceError(path, begin, 'a hole outside a balise\'s cell: tag the cell with tags=["balise-N"]')
         inside = [node for node in ast.walk(tree) if isinstance(node, ast.stmt) and begin < node.lineno < end]
         # body[0], not the def line: a default argument or a decorator runs when the cell runs
-        if not any(
-            f.lineno < begin and all(f.body[0].lineno <= node.lineno <= f.end_lineno for node in inside) for f in functions
-        ):
+        around = [f for f in functions if f.lineno < begin]
+        if not any(all(f.body[0].lineno <= node.lineno <= f.end_lineno for node in inside) for f in around):
             raise SourceError(path, begin, "a hole outside a function: a trainee notebook must run from top to bottom")
 
 
@@ -129,12 +128,12 @@ def _verify_numbers(path, cells):
                 line = others[0] if others else 1
                 raise SourceError(path, line, f"balise {number} has no {what}; numbers run from 1 without a gap")
         if not headings[number] < holes[number] < checks[number]:
-            raise SourceError(path, holes[number], f"balise {number}: its heading, its cell and its check come in order")
+            raise SourceError(path, holes[number], f"balise {number}: heading, cell and check come in this order")
 
 
 def _once(path, found, number, cell, what):
     if number in found:
-        raise SourceError(path, cell.line, f"balise {number} has a second {what} (the first is on line {found[number]})")
+        raise SourceError(path, cell.line, f"balise {number} has a second {what}; the first is on line {found[number]}")
     found[number] = cell.line
 
 

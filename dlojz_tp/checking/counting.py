@@ -10,7 +10,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 # Each of these hands a value of a tensor to Python, or needs its values to know a shape: on a GPU the CPU then waits.
 SYNCHRONISING = {
     "aten._local_scalar_dense", "aten.item", "aten.nonzero", "aten.is_nonzero", "aten.equal", "aten.masked_select",
-    "python.values", "aten._unique2", "aten.unique_dim", "aten.unique_consecutive", "aten.bincount", "aten.repeat_interleave",
+    "python.values", "aten._unique2", "aten.unique_dim", "aten.unique_consecutive", "aten.bincount",
+    "aten.repeat_interleave",
 }  # fmt: skip
 
 
@@ -40,7 +41,8 @@ class Operations(TorchDispatchMode):
         name = func.overloadpacket._qualified_op_name.replace("::", ".")
         self.calls[name] += 1
         # shapes and addresses only: keeping the tensors would keep their memory
-        self.log.append((name, [_sketch(t) for t in _tensors((args, kwargs))], _plain(args), _plain(kwargs), _sketch(out)))
+        read = [_sketch(tensor) for tensor in _tensors((args, kwargs))]
+        self.log.append((name, read, _plain(args), _plain(kwargs), _sketch(out)))
         return out
 
     @property
@@ -95,9 +97,8 @@ def copies(operations: Operations, source: str, target: str) -> list[bool]:
         # in inference mode PyTorch does not break `to` up into `_to_copy`
         if name in ("aten._to_copy", "aten.to") and tensors and tensors[0][2] == source and out and out[2] == target:
             found.append(bool(kwargs.get("non_blocking", True in args)))
-        elif name in ("aten.copy_", "aten.copy") and len(tensors) == 2:
-            if (tensors[1][2], tensors[0][2]) == (source, target):
-                found.append(bool(kwargs.get("non_blocking", args[2] if len(args) > 2 else False)))
+        elif name == "aten.copy_" and (tensors[1][2], tensors[0][2]) == (source, target):
+            found.append(bool(kwargs.get("non_blocking", args[2] if len(args) > 2 else False)))
     return found
 
 

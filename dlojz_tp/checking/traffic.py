@@ -5,6 +5,7 @@ from collections.abc import Iterable
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+
 class Traffic(TorchDispatchMode):
     """Record every collective and message that runs inside on this rank, those of DDP and FSDP included.
 

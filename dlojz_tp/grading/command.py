@@ -6,6 +6,7 @@ The answers run in a process of their own, so an answer that ends it, or never e
 import argparse
 import json
 import multiprocessing
+import os
 import sys
 import time
 from pathlib import Path
@@ -104,9 +105,7 @@ def _lost(work, number, slug, fields, started):
 
 
 def _judge_all(name, path, numbers, sender):
-    import os
-
-    sys.stdout = open(os.devnull, "w")  # noqa: SIM115  (what answers print must not mix with the JSON)
+    sys.stdout = Path(os.devnull).open("w")  # what answers print must not mix with the JSON
     work = source.find(name)
     for number in numbers:
         sender.send(judge_file(work, path, number))

@@ -97,8 +97,8 @@ def load(path: Path, work: Work, numbers: list[int]) -> dict:
     source, its solutions left out. Raises Unreadable; an exception of the file's own statements passes through.
     """
     theirs = statements(path)
-    given = [node for cell in work.cells if cell.kind == "code" and cell.balise is None for node in _parse("", cell.text)]
-    given = [node for node in given if not bound_names(node) <= {"tp"}]
+    cells = [cell.text for cell in work.cells if cell.kind == "code" and cell.balise is None]
+    given = [node for text in cells for node in _parse("", text) if not bound_names(node) <= {"tp"}]
     defined = set().union(*(bound_names(node) for node in theirs)) if theirs else set()
     answers = {name for number in numbers for name in work.balises[number].answers}
     nodes = needed(theirs, answers)

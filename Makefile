@@ -1,0 +1,60 @@
+# Two commands matter: make lab, make test. The rest is for authors.
+PYTHON ?= python3
+VENV   ?= .venv
+RUN    := $(VENV)/bin/python
+STAMP  := $(VENV)/.installed
+DATA   := $(if $(DLOJZ_DATA),$(DLOJZ_DATA),data)/photo_patches/manifest.json
+
+export PIP_DISABLE_PIP_VERSION_CHECK = 1
+
+.PHONY: help lab test notebooks solutions lint bench doctor env data clean
+
+help:
+	@echo "make lab        install, make the data, open JupyterLab in work/"
+	@echo "make test       install and run every test and every notebook"
+	@echo "make notebooks  write the trainee notebooks from solutions/*.py"
+	@echo "make solutions  execute the solutions whose source changed"
+	@echo "make lint       ruff"
+	@echo "make bench      side-by-side races, written to benchmarks/results/"
+	@echo "make doctor     what this machine offers the course"
+
+env: $(STAMP)
+data: $(DATA)
+
+$(STAMP): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "The course needs Python 3.11 or later: make PYTHON=python3.11 ..." >&2; exit 1; }
+	test -x $(RUN) || $(PYTHON) -m venv $(VENV)
+	$(RUN) -m pip install --quiet --editable '.[lab,dev]'
+	@touch $(STAMP)
+
+$(DATA): | $(STAMP)
+	$(RUN) data_scripts/make_photo_patches.py
+
+lab: $(STAMP) $(DATA)
+	@$(RUN) -m dlojz_tp lab
+
+# first the tests; then every notebook, one kernel at a time a core
+test: $(STAMP) $(DATA)
+	@start=$$(date +%s); \
+	$(RUN) -m pytest tests solutions notebooks --nbval-lax --nbval-current-env --nbval-cell-timeout 180 \
+	  -n 2 --dist loadfile; \
+	status=$$?; echo "make test took $$(($$(date +%s) - start)) s"; exit $$status
+
+notebooks: $(STAMP)
+	@$(RUN) -m dlojz_tp build
+
+solutions: $(STAMP) $(DATA)
+	@$(RUN) -m dlojz_tp build --solutions
+
+lint: $(STAMP)
+	$(VENV)/bin/ruff check .
+
+bench: $(STAMP)
+	$(RUN) benchmarks/launch.py
+
+doctor: $(STAMP)
+	@$(RUN) -m dlojz_tp doctor
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .ruff_cache

@@ -1,0 +1,7 @@
+"""For all tests and notebooks: nothing is written outside the checkout, and a wrong verdict is an error."""
+
+import os
+import tempfile
+
+os.environ.setdefault("DLOJZ_STATE", tempfile.mkdtemp(prefix="dlojz-state-"))
+os.environ.setdefault("DLOJZ_STRICT", "1")
