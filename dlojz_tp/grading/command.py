@@ -105,7 +105,7 @@ def _lost(work, number, slug, fields, started):
 
 
 def _judge_all(name, path, numbers, sender):
-    sys.stdout = Path(os.devnull).open("w")  # what answers print must not mix with the JSON
+    sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115  (what answers print must not mix with the JSON)
     work = source.find(name)
     for number in numbers:
         sender.send(judge_file(work, path, number))

@@ -1,0 +1,127 @@
+"""One source, two notebooks; bad sources are refused with file and line."""
+
+import nbformat
+import pytest
+
+from dlojz_tp import source
+from dlojz_tp.authoring import notebooks, rules
+
+GOOD = '''# %% [markdown]
+# # A work
+
+# %%
+tp = open_it()
+
+# %% [markdown]
+# ### Balise 1 · Add two numbers
+# <details><summary>Hint</summary>plus</details>
+
+# %% tags=["balise-1"]
+def add(a, b):
+    """Sum."""
+    # BEGIN SOLUTION
+    c = a + b
+    return c
+    # END SOLUTION
+
+# %%
+tp.check(1, add)
+'''
+HEAD = 'tags=["balise-1"]'
+BODY = "    # BEGIN SOLUTION\n    c = a + b\n    return c\n    # END SOLUTION\n"
+
+
+def write(tmp_path, text):
+    path = tmp_path / "09_made.py"
+    path.write_text(text)
+    return path
+
+
+def test_a_good_source(tmp_path):
+    work = rules.verify(write(tmp_path, GOOD))
+    assert work.title == "A work" and work.module == "made"
+    assert work.balises[1].title == "Add two numbers" and work.balises[1].answers == ("add",)
+
+
+def test_punching_keeps_the_rest(tmp_path):
+    path = write(tmp_path, GOOD)
+    code = notebooks.trainee(path).cells[3].source
+    assert code == 'def add(a, b):\n    """Sum."""\n    todo(1)'
+    whole = notebooks.solution(path).cells[3].source
+    assert "a + b" in whole and "SOLUTION" not in whole
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("    # END SOLUTION\n", "", "09_made.py:14: # BEGIN SOLUTION is not closed"),
+        ("    # BEGIN SOLUTION\n", "", "09_made.py:16: # END SOLUTION without"),
+        ("    c = a + b\n", "    # BEGIN SOLUTION\n    c = a + b\n", "09_made.py:15: # BEGIN SOLUTION inside"),
+        ("    c = a + b\n    return c\n", "", "09_made.py:14: the region between the markers is empty"),
+        ("    c = a + b\n    return c\n", "    # think\n", "the region between the markers is empty"),
+        ("    # BEGIN SOLUTION\n    c", "    x = 1  # BEGIN SOLUTION\n    c", "09_made.py:14: a marker must stand alone"),
+        (BODY, BODY.replace("    # END", "# END"), "09_made.py:17: # END SOLUTION is not indented"),
+        (BODY, "    return 1\n# BEGIN SOLUTION\nc = 2\n# END SOLUTION\n", "09_made.py:15: a hole outside a function"),
+        ("def add(a, b):", "class add:", "a hole outside a function|'return' outside"),
+        (HEAD, "", "09_made.py:14: a hole outside a balise's cell"),
+        (BODY, "    return a + b\n", "09_made.py:12: balise 1 has no hole"),
+        (HEAD, 'tags=["balise-2"]', "balise 1 has no cell"),
+        (HEAD, 'tags=["balise-one"]', "09_made.py:11: a balise tag reads"),
+        ("tp.check(1, add)", "add(1, 2)", "09_made.py:12: balise 1 has no check"),
+        ("tp.check(1, add)", "tp.check(1)", "tp.check.1. is given no answer"),
+        ("tp.check(1, add)", "tp.check(1, add)\n\n# %%\ntp.check(1, add)", "has a second check"),
+        ("### Balise 1", "### Balise 2", "balise 1 has no heading"),
+        ("### Balise 1 · Add", "### Add", "balise 1 has no heading"),
+        ("<details>", "", "balise 1 has no folded hint"),
+        ("tp = open_it()", "tp = (", "this is not Python"),
+    ],
+)
+def test_bad_sources_are_refused(tmp_path, old, new, message):
+    assert old in GOOD
+    with pytest.raises(rules.SourceError, match=message):
+        rules.verify(write(tmp_path, GOOD.replace(old, new, 1)))
+
+
+def test_a_doubled_number_is_refused(tmp_path):
+    cell = GOOD[GOOD.index("# %% tags") : GOOD.index("# %%\ntp.check")]
+    with pytest.raises(rules.SourceError, match="09_made.py:21: balise 1 has a second cell"):
+        rules.verify(write(tmp_path, GOOD.replace(cell, cell + cell)))
+
+
+def test_cell_ids_come_from_the_content(tmp_path):
+    first = notebooks.trainee(write(tmp_path, GOOD))
+    second = notebooks.trainee(write(tmp_path, GOOD.replace("# # A work", "# # Another")))
+    assert [c.id for c in first.cells][1:] == [c.id for c in second.cells][1:]
+    assert first.cells[0].id != second.cells[0].id and len({c.id for c in first.cells}) == len(first.cells)
+
+
+@pytest.mark.parametrize("name", source.names())
+def test_committed_notebooks_equal_their_source(name, tmp_path):
+    path = source.SOLUTIONS / f"{name}.py"
+    built = nbformat.read(notebooks.build_trainee(path, tmp_path), 4)
+    kept = nbformat.read(source.NOTEBOOKS / f"{name}.ipynb", 4)
+    assert [(c.id, c.cell_type, c.source) for c in built.cells] == [(c.id, c.cell_type, c.source) for c in kept.cells]
+    assert all(not c.get("outputs") for c in kept.cells), "run: make notebooks"
+    solution, kept = notebooks.solution(path), nbformat.read(source.SOLUTIONS / f"{name}.ipynb", 4)
+    assert [(c.id, c.source) for c in solution.cells] == [(c.id, c.source) for c in kept.cells], "run: make solutions"
+    assert kept.metadata["dlojz_tp"]["source_sha256"] == notebooks.source_hash(path)
+
+
+@pytest.mark.parametrize("name", source.names())
+def test_executed_solutions_are_whole_and_small(name):
+    path = source.SOLUTIONS / f"{name}.ipynb"
+    text = path.read_text()
+    assert path.stat().st_size < 400_000
+    assert "is not done yet" not in text and str(source.ROOT) not in text and "/home/" not in text
+    cells = [c for c in nbformat.reads(text, 4).cells if c.cell_type == "code"]
+    assert all(c.execution_count for c in cells)
+    assert not [o for c in cells for o in c.outputs if o.output_type == "error"]
+
+
+def test_a_solution_is_executed_only_when_its_source_changed(tmp_path, monkeypatch):
+    runs = []
+    monkeypatch.setattr(notebooks, "execute", lambda notebook: runs.append(1))
+    path = write(tmp_path, GOOD)
+    assert notebooks.build_solution(path, tmp_path) and notebooks.build_solution(path, tmp_path) is None
+    path.write_text(GOOD.replace("plus", "more"))
+    assert notebooks.build_solution(path, tmp_path) and len(runs) == 2

@@ -1,0 +1,80 @@
+"""The tools that checks are written with."""
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from dlojz_tp import launch
+from dlojz_tp.checking import (
+    Operations, Traffic, close, copies, describe, elements_read, fake_cuda, held_bytes, meta_device, nearest, syncs,
+)  # fmt: skip
+
+
+def test_close_knows_dtypes_shapes_and_nests():
+    assert close(torch.tensor(1.0 + 1e-6), torch.tensor(1.0)) and not close(1.001, 1.0)
+    assert close(torch.tensor(1.01, dtype=torch.bfloat16), 1.0) and not close(torch.tensor([1]), torch.tensor(1))
+    assert close(torch.tensor([float("nan")]), torch.tensor([float("nan")])) and not close(None, 1.0)
+    assert close([1.0, torch.ones(2)], (1.0, torch.ones(2))) and not close([1.0], [1.0, 2.0])
+    assert not close(torch.tensor(3), torch.tensor(4)) and not close("a", 1.0)
+
+
+def test_nearest_names_the_mistake():
+    known = {"half": 0.5, "double": lambda: 2.0}
+    assert nearest(2.0, known, "other") == "double" and nearest(3.0, known, "other") == "other"
+
+
+def test_describe_is_short():
+    assert "2×30" in describe(torch.zeros(2, 30)) and len(describe("x" * 999)) < 210
+    assert "nan" in describe(torch.tensor(float("nan"))) and "meta" in describe(torch.ones(3, device="meta"))
+
+
+def test_operations_count_reads_and_synchronisations():
+    values = torch.arange(100.0)
+    with Operations() as operations:
+        part = values[10:30].sum()
+        part.item()
+        values[:7].tolist()
+    assert elements_read(operations, values) == 27 and len(syncs(operations)) == 2
+    x = torch.randn(4, 4, requires_grad=True)
+    with Operations() as operations:
+        (x @ x).sum().backward()
+    assert operations.calls["aten.mm"] == 3  # the backward pass is seen too
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
+def test_copies_between_devices(mode):
+    x = torch.ones(3)
+    with mode(), Operations() as operations:
+        x.to(meta_device(), non_blocking=True)
+        x.to("meta")
+        torch.empty(3, device="meta").copy_(x, non_blocking=True)
+    assert copies(operations, "cpu", "meta") == [True, False, True]
+
+
+def test_fake_cuda_catches_wrong_devices_and_synchronisations():
+    with fake_cuda() as tensor:
+        x = tensor(torch.ones(4))
+        assert x.device.type == "cuda" and (x + 1).shape == (4,)
+        with pytest.raises(Exception, match="device"):
+            x + torch.ones(4)
+        with pytest.raises(Exception):  # noqa: B017  (its class is private to torch)
+            (x > 0).any().item()
+
+
+def traffic_of(size):
+    x = torch.ones(size)
+    with Traffic() as traffic:
+        dist.all_reduce(x)
+        parts = [torch.empty(size) for _ in range(dist.get_world_size())]
+        dist.all_gather(parts, x)
+    return traffic.names(), traffic.volume()
+
+
+def test_traffic_counts_collectives_and_bytes():
+    for names, volume in launch.ranks(traffic_of, 25, n=2):
+        assert names == ["allreduce", "allgather"] and volume == 200
+
+
+def test_held_bytes_counts_shared_memory_once():
+    x = torch.zeros(100)
+    assert held_bytes([x, {"view": x[:10]}, (torch.zeros(5, dtype=torch.int8),)]) == 405

@@ -1,0 +1,175 @@
+"""What a notebook sees: verdicts, calm lines, catching up, progress. In a real kernel where it matters."""
+
+import json
+import os
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+from dlojz_tp import balise, course, progress, render, source
+from dlojz_tp.checking import Verdict, Wrong, judge
+
+HINTS = {"too-small": "It is {size}, add one."}
+
+
+@pytest.fixture(autouse=True)
+def own_state(tmp_path, monkeypatch):
+    monkeypatch.setenv("DLOJZ_STATE", str(tmp_path / "state"))
+    monkeypatch.setattr(progress, "_here", {})
+
+
+def judged(check, answer=None, **options):
+    return judge(check, (answer,), number=1, title="Try", hints=HINTS, **options)
+
+
+def run_cells(tmp_path, *cells):
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+    NotebookClient(notebook, timeout=60, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    texts = []
+    for cell in notebook.cells:
+        assert not [o for o in cell.outputs if o.output_type == "error"]
+        texts.append("".join(o.get("text", "") or o.get("data", {}).get("text/plain", "") for o in cell.outputs))
+    return texts, notebook
+
+
+def test_a_check_passes_and_fails_with_its_hint():
+    def check(answer):
+        yield "it is positive"
+        if answer <= 0:
+            raise Wrong("too-small", expected=1, got=answer, where="here", size=answer)
+        yield "it is whole"
+
+    assert judged(check, 3).passed and judged(check, 3).seen == ("it is positive", "it is whole")
+    found = judged(check, -2)
+    assert (found.verdict, found.hint, found.failed) == ("fail", "It is -2, add one.", "it is positive")
+    text = repr(render.verdict(found))
+    assert "expected" in text and "-2" in text and "here" in text
+
+
+@pytest.mark.parametrize(
+    ("error", "slug"),
+    [
+        (ValueError("no"), "raised"),
+        (SystemExit(0), "left"),
+        (TypeError("f() missing 1 required positional argument: 'x'"), "signature"),
+        (RuntimeError("Expected all tensors to be on the same device, but found two"), "wrong-device"),
+    ],
+)
+def test_exceptions_become_verdicts(error, slug):
+    def check(_):
+        yield "something"
+        raise error
+
+    assert judged(check).slug == slug
+
+
+def test_a_missing_answer_is_not_a_failure():
+    def check(_):
+        yield "something"
+        balise.todo(1)
+
+    found = judged(check)
+    assert found.verdict == "not done" and "balise 1 is not done yet" in found.hint
+
+
+def test_an_endless_answer_meets_its_deadline():
+    def check(_):
+        yield "something"
+        while True:
+            try:
+                pass
+            except Exception:
+                continue
+
+    assert judged(check, deadline=0.3).slug == "endless"
+
+
+def test_a_check_that_looks_at_nothing_is_no_pass():
+    assert not judged(lambda _: iter(())).passed
+
+
+def test_random_state_is_kept():
+    import torch
+
+    def check(_):
+        torch.manual_seed(1)
+        yield "something"
+
+    torch.manual_seed(7)
+    first = torch.rand(3)
+    torch.manual_seed(7)
+    judged(check)
+    assert torch.equal(first, torch.rand(3))
+
+
+def test_html_is_escaped():
+    bad = Verdict(1, "<b>", "fail", hint="<script>", got="a<b", printed="<i>", details="<u>")
+    page = render.verdict(bad)._repr_html_()
+    assert not any(tag in page for tag in ("<script>", "a<b", "<i>", "<u>"))
+
+
+def test_strict_runs_stop_at_a_wrong_answer(monkeypatch, capsys):
+    monkeypatch.setenv("DLOJZ_STRICT", "1")
+    tp = course.open("00_welcome", {})
+    with pytest.raises(course.CheckFailed):
+        tp.check(1, lambda: {})
+    monkeypatch.delenv("DLOJZ_STRICT")
+    tp.check(1, lambda: {})
+    tp.check(9, 0)
+    assert "no balise 9" in capsys.readouterr().out
+
+
+def test_catch_up_and_progress(capsys):
+    namespace = {}
+    exec("import os, torch, torch.distributed as dist", namespace)
+    tp = course.open("00_welcome", namespace)
+    tp.catch_up(2)
+    assert callable(namespace["describe_machine"]) and callable(namespace["distributed_sum"])
+    tp.check(1, namespace["describe_machine"])
+    tp.progress()
+    assert "1 of 2 balises done" in capsys.readouterr().out
+    assert json.loads((progress.folder() / "00_welcome.json").read_text()) == {"1": "pass"}
+
+
+def test_progress_survives_damage_and_an_unwritable_folder(monkeypatch, tmp_path):
+    progress.record("w", 1, "pass")
+    (progress.folder() / "w.json").write_text("{broken")
+    monkeypatch.setattr(progress, "_here", {})
+    assert progress.load("w") == {}
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("DLOJZ_STATE", str(tmp_path / "file" / "below"))
+    progress.record("w", 2, "pass")
+    assert progress.load("w") == {2: "pass"}
+
+
+def test_unknown_works_are_named():
+    with pytest.raises(source.UnknownWork, match="00_welcome"):
+        course.open("99_nothing")
+
+
+def test_an_unfinished_notebook_stays_calm(tmp_path):
+    os.environ["DLOJZ_STATE"] = str(tmp_path)
+    texts, notebook = run_cells(
+        tmp_path,
+        "from dlojz_tp import course, todo, launch\ntp = course.open('00_welcome')",
+        "def distributed_sum(values):\n    todo(2)",
+        "tp.check(2, distributed_sum)",
+        "total = distributed_sum(1)",
+        "print(total)",
+        "double = 2 * total",
+        "print(double)",
+        "launch.ranks(distributed_sum, 1, n=2)",
+        "total = 3",
+        "print(total)",
+    )
+    calm = "balise 2 is not done yet: sum a tensor over ranks"
+    assert all(calm in texts[i] for i in (2, 3, 4, 5, 6, 7))
+    assert texts[9].strip() == "3"
+
+
+def test_other_errors_stay_errors(tmp_path):
+    from nbclient.exceptions import CellExecutionError
+
+    with pytest.raises(CellExecutionError, match="undefined_name"):
+        run_cells(tmp_path, "from dlojz_tp import course\ntp = course.open('00_welcome')", "undefined_name")
