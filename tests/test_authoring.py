@@ -84,7 +84,7 @@ def test_bad_sources_are_refused(tmp_path, old, new, message):
 
 def test_a_doubled_number_is_refused(tmp_path):
     cell = GOOD[GOOD.index("# %% tags") : GOOD.index("# %%\ntp.check")]
-    with pytest.raises(rules.SourceError, match="09_made.py:21: balise 1 has a second cell"):
+    with pytest.raises(rules.SourceError, match="09_made.py:20: balise 1 has a second cell"):
         rules.verify(write(tmp_path, GOOD.replace(cell, cell + cell)))
 
 

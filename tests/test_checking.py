@@ -6,7 +6,17 @@ import torch.distributed as dist
 
 from dlojz_tp import launch
 from dlojz_tp.checking import (
-    Operations, Traffic, close, copies, describe, elements_read, fake_cuda, held_bytes, meta_device, nearest, syncs,
+    Operations,
+    Traffic,
+    close,
+    copies,
+    describe,
+    elements_read,
+    fake_cuda,
+    held_bytes,
+    meta_device,
+    nearest,
+    syncs,
 )  # fmt: skip
 
 

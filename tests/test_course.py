@@ -113,9 +113,9 @@ def test_strict_runs_stop_at_a_wrong_answer(monkeypatch, capsys):
     monkeypatch.setenv("DLOJZ_STRICT", "1")
     tp = course.open("00_welcome", {})
     with pytest.raises(course.CheckFailed):
-        tp.check(1, lambda: {})
+        tp.check(1, dict)
     monkeypatch.delenv("DLOJZ_STRICT")
-    tp.check(1, lambda: {})
+    tp.check(1, dict)
     tp.check(9, 0)
     assert "no balise 9" in capsys.readouterr().out
 

@@ -86,14 +86,16 @@ def test_worlds_runs_each_size():
     assert results[3][2].tolist() == [6, 6]
 
 
-def test_warm_launches_are_quick():
-    launch.worlds(where)
-    times = []
-    for _ in range(3):
-        begin = time.perf_counter()
-        launch.worlds(where)
-        times.append(time.perf_counter() - begin)
-    assert min(times) < 1.5  # 0.3 s on two free cores; tests may share them
+def test_a_warm_launch_is_quicker_than_a_cold_one():
+    cold = (
+        "import time; from dlojz_tp import launch; begin = time.perf_counter()\n"
+        "launch.ranks(int, n=2); print(time.perf_counter() - begin)"
+    )
+    first = float(subprocess.run([sys.executable, "-c", cold], capture_output=True, text=True, timeout=60).stdout)
+    launch.ranks(int, n=2)
+    begin = time.perf_counter()
+    launch.ranks(int, n=2)
+    assert time.perf_counter() - begin < first  # a ratio of about 40 on an idle machine
 
 
 @pytest.mark.parametrize(
@@ -111,7 +113,7 @@ def test_warm_launches_are_quick():
         torch.ones(2, requires_grad=True),
         torch.eye(3).to_sparse(),
     ],
-    ids=str,
+    ids=range(11),
 )
 def test_tensors_come_back_by_value(tensor):
     (back,) = launch.ranks(lambda x: x, tensor, n=1)

@@ -27,6 +27,9 @@ def verify(path: Path):
         raise SourceError(path, error.lineno or 1, f"this is not Python: {error.msg}") from None
     work = read(path)
     regions = find_regions(path, text)
+    for cell in work.cells:
+        if cell.kind == "code" and "balise" in cell.options and cell.balise is None:
+            raise SourceError(path, cell.line - 1, 'a balise tag reads tags=["balise-N"], N a number')
     _verify_holes(path, tree, work.cells, regions)
     _verify_numbers(path, work.cells)
     for cell in work.cells:
@@ -112,8 +115,6 @@ def _verify_numbers(path, cells):
                 if "<details>" not in prose:
                     raise SourceError(path, cell.line, f"balise {number} has no folded hint: add <details> to its text")
         else:
-            if "balise" in cell.options and cell.balise is None:
-                raise SourceError(path, cell.line - 1, 'a balise tag reads tags=["balise-N"], N a number')
             if cell.balise is not None:
                 _once(path, holes, cell.balise, cell, "cell")
             for number, answers in checks_in(cell.text).items():
