@@ -37,7 +37,7 @@ lab: $(STAMP) $(DATA)
 # first the tests; then every notebook, one kernel at a time a core
 test: $(STAMP) $(DATA)
 	@start=$$(date +%s); \
-	$(RUN) -m pytest tests solutions notebooks --nbval-lax --nbval-current-env --nbval-cell-timeout 180 \
+	$(RUN) -m pytest tests solutions notebooks --nbval-lax --nbval-current-env --nbval-cell-timeout 280 \
 	  -n 2 --dist loadfile; \
 	status=$$?; echo "make test took $$(($$(date +%s) - start)) s"; exit $$status
 

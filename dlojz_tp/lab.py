@@ -220,7 +220,8 @@ def lab_arguments(work: Path, port: int | None, browser: bool, token: str) -> li
         f"--ServerApp.port={port or 8888}",
         f"--ServerApp.port_retries={0 if port else 50}",
         "--Application.log_level=WARN",  # the address must not drown in messages
-        "--LabApp.news_url=None",  # no question about news to answer
+        "--LabApp.news_url=None",
+        f"--LabApp.app_settings_dir={Path(__file__).parent / 'lab_settings'}",  # no question about news to answer
         "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate",
         "--LabApp.extension_manager=readonly",
     ]

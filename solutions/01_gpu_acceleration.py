@@ -41,8 +41,6 @@ WORKERS = 8 if FULL else 2  # processes that decode images
 SWEEP = [64, 1024, 16, 256, 32, 512, 128] if FULL else [8, 128, 16, 64, 32]
 CARD = None if FULL else 256 * 2**20  # bytes of the pretended card, where there is no real one
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's channels, for pixels in [0, 1]
-if not FULL:
-    torch.set_num_threads(2)
 
 # %%
 GFLOP_PER_IMAGE = 3 * 8.2  # ResNet-50 at 224 pixels, forward and backward
@@ -100,7 +98,7 @@ def make_optimizer(parameters):
 
 
 line = {b: measure.estimate_memory(make_model, images_shape, b, make_optimizer) for b in (1, 16, 32, 64)}
-figure, axes = plt.subplots(figsize=(7.5, 2.9))
+figure, axes = plt.subplots(figsize=(8.5, 2.7), layout="constrained")
 left = [0.0] * len(line)
 for name in line[1].parts():
     width = [estimate.parts()[name] / 2**20 for estimate in line.values()]
@@ -108,7 +106,7 @@ for name in line[1].parts():
         axes.barh([str(b) for b in line], width, left=left, label=name)
         left = [x + w for x, w in zip(left, width)]
 axes.set(xlabel="peak memory of a training step, estimated (MiB)", ylabel="batch size", title="What fills the memory?")
-axes.legend(ncols=3, fontsize=8, loc="lower right")
+axes.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)
 plt.show()
 
 # %% [markdown]

@@ -116,3 +116,10 @@ def test_slices_take_what_is_needed_and_nothing_else(tmp_path):
     nbformat.write(notebook, path)
     nodes = slicing.needed(slicing.statements(path), {"answer"})
     assert [sorted(slicing.bound_names(node)) for node in nodes] == [["N"], ["M"], ["helper"], ["answer"]]
+
+
+def test_local_names_are_not_taken_for_global_ones():
+    code = "path = train()\nN = 2\ndef f(path):\n    size = path * N\n    return [x for x in size]\n"
+    nodes = slicing._parse("made", code)
+    assert slicing.used_names(nodes[2]) == {"N"}
+    assert [sorted(slicing.bound_names(node)) for node in slicing.needed(nodes, {"f"})] == [["N"], ["f"]]

@@ -1,6 +1,7 @@
 """launch.ranks and launch.worlds where all goes well: what is sent, what comes back, what is printed, what is left."""
 
 import os
+import subprocess
 import sys
 import textwrap
 import threading

@@ -8,6 +8,7 @@ Source: M. Weiser, "Program Slicing", 1981.
 import ast
 import builtins
 import json
+import symtable
 from pathlib import Path
 
 from dlojz_tp.source import Work
@@ -66,8 +67,14 @@ def bound_names(node: ast.stmt) -> set[str]:
 
 
 def used_names(node: ast.AST) -> set[str]:
-    """All names read anywhere inside a statement; builtins left out."""
-    found = {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
+    """The global names that a statement reads, in functions defined by it too; their local names and builtins not."""
+    found = set()
+    tables = [symtable.symtable(ast.unparse(node), "statement", "exec")]
+    while tables:
+        table = tables.pop()
+        whole = table.get_type() == "module"
+        found |= {s.get_name() for s in table.get_symbols() if s.is_referenced() and (whole or s.is_global())}
+        tables.extend(table.get_children())
     if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
         found.add(node.target.id)
     return found - set(dir(builtins))
