@@ -138,7 +138,7 @@ model = make_model().to(DEVICE)
 optimizer = make_optimizer(model.parameters())
 chrono = measure.Chronometer(DEVICE, warmup=2)
 for images, labels in chrono.steps(random_batches(8, BATCH)):
-    with chrono.forward():  # the whole step: this loop does not let itself be cut
+    with chrono.step():  # all of it: this loop does not let itself be cut
         plain_step(model, images, labels, optimizer, DEVICE)
 baseline = chrono.record("plain loop, random images", batch_size=BATCH, image_size=SIZE)
 print(f"plain loop on {DEVICE}: {baseline.images_per_second:,.0f} images/s")
@@ -386,7 +386,7 @@ def fit(model, epochs):
     for _ in range(epochs):
         metrics = RunningMetrics(DEVICE)
         for images, labels in chrono.steps(train_loader):
-            with chrono.forward():  # forward, backward and optimizer: the step is one function here
+            with chrono.step():  # forward, backward and update: one function here
                 loss, logits = train_step(model, images, labels, optimizer, DEVICE)
                 metrics.update(loss, logits, labels.to(DEVICE, non_blocking=True))
             schedule.step()
@@ -433,7 +433,7 @@ def run(batch_size, steps=3):
         model = make_model().to(DEVICE)
         optimizer = make_optimizer(model.parameters())
         for images, labels in chrono.steps(random_batches(steps, batch_size)):
-            with chrono.forward():
+            with chrono.step():
                 train_step(model, images, labels, optimizer, DEVICE)
     return chrono.record(f"batch {batch_size}", memory=peak or card, batch_size=batch_size)
 

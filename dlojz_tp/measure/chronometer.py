@@ -10,7 +10,7 @@ import torch
 from .machine import as_device, synchronize
 from .records import Record, new_record
 
-PHASES = ("loading", "copy", "forward", "backward", "communication", "optimizer")
+PHASES = ("loading", "copy", "forward", "backward", "communication", "optimizer", "step")
 
 
 class Chronometer:
@@ -133,6 +133,10 @@ class Chronometer:
     def backward(self):
         """Time the backward pass."""
         return self.phase("backward")
+
+    def step(self):
+        """Time forward, backward and update together, where one function does all three."""
+        return self.phase("step")
 
     def communication(self):
         """Time an exchange between ranks that is not part of another phase."""

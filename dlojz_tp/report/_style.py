@@ -18,6 +18,7 @@ COLOURS = {
     "loading": "#E69F00",
     "copy": "#56B4E9",
     "forward": "#0072B2",
+    "step": "#0072B2",
     "backward": "#009E73",
     "communication": "#CC79A7",
     "optimizer": "#D55E00",
