@@ -389,3 +389,9 @@ def memory_model(peaks, capacity):
     model, image = line(peaks)
     fits = int((capacity - model) / image + 1e-6)
     return model, image, 2 ** (fits.bit_length() - 1) if fits > 0 else 0
+
+
+@bank.wrong(6, "wrong-line")
+def memory_model(peaks, capacity):
+    """Hard-coded: the numbers of one network."""
+    return 300_000_000.0, 7_500_000.0, max(0, (capacity - 300_000_000) // 7_500_000)

@@ -507,3 +507,23 @@ def evaluate(model, loader, device):
     for parameter in model.parameters():
         parameter.mul_(0.999)
     return found
+
+
+@bank.wrong(4, "validation-not-moved")
+@in_eval
+def evaluate(model, loader, device):
+    loss, correct, n = 0.0, 0, 0
+    for images, labels in loader:
+        logits = model(images.to(device))
+        loss = loss + F.cross_entropy(logits, labels, reduction="sum")
+        correct = correct + (logits.argmax(1) == labels).sum()
+        n += len(labels)
+    return float(loss) / n, float(correct) / n
+
+
+@bank.right(4)
+@in_eval
+def evaluate(model, loader, device):
+    images, labels = (torch.cat(parts).to(device) for parts in zip(*loader, strict=True))
+    logits = model(images)
+    return F.cross_entropy(logits, labels).item(), (logits.argmax(1) == labels).float().mean().item()

@@ -146,6 +146,12 @@ def balise_6(memory_model):
     largest = _called(memory_model, exact, MODEL // 2)[2]
     if largest != 0:
         raise Wrong("negative-batch" if largest < 0 else "wrong-largest", expected=0, got=f"{largest}", size=largest)
+    yield "another network on another card"
+    small = {b: MODEL // 7 + IMAGE // 3 * b for b in (24, 48, 96)}
+    got = _called(memory_model, small, capacity)
+    expected = (MODEL // 7, IMAGE // 3, (capacity - MODEL // 7) // (IMAGE // 3))
+    if not close([float(value) for value in got], [float(value) for value in expected], 1e-3):
+        raise Wrong("wrong-line", expected=str(expected), got=got, where="another network")
 
 
 def _called(memory_model, peaks, capacity, failed=False):

@@ -130,5 +130,5 @@ def _moves(evaluate):
             if not at_the_end:
                 raise Wrong("validation-not-moved", error=text) from error
     moved = len(copies(operations, "cpu", "meta"))
-    if moved < 6:
-        raise Wrong("validation-not-moved", error=f"{moved} copies for 3 batches of images and labels")
+    if moved < 2:  # batch by batch, or all at once: both are right
+        raise Wrong("validation-not-moved", error=f"{moved} copies of images and labels were seen")
