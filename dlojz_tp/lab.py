@@ -245,10 +245,21 @@ def start(work: Path, port: int | None, browser: bool) -> None:
     os.environ["PYTHONPATH"] = os.pathsep.join(paths)
     os.chdir(work)
     from jupyterlab.labapp import LabApp
+    from tornado.ioloop import IOLoop
 
     # Started in this process, so that the token shows in no list of processes and the address is known when printed.
     token = secrets.token_hex(24)
     server = LabApp.initialize_server(argv=lab_arguments(work, port, browser, token))
-    address = f"http://127.0.0.1:{server.port}{server.base_url}lab?token={token}"
-    print(f"\nJupyterLab is ready in {work}\n\n    {address}\n\nStop it here with Ctrl-C, twice.", flush=True)
+    loop = IOLoop.current()
+
+    def announce():
+        """Say the address once the server listens: it may have moved to another port until then."""
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", server.port)):
+                loop.call_later(0.05, announce)
+                return
+        address = f"http://127.0.0.1:{server.port}{server.base_url}lab?token={token}"
+        print(f"\nJupyterLab is ready in {work}\n\n    {address}\n\nStop it here with Ctrl-C, twice.", flush=True)
+
+    loop.add_callback(announce)
     server.start()
