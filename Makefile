@@ -34,7 +34,7 @@ $(DATA): | $(STAMP)
 lab: $(STAMP) $(DATA)
 	@$(RUN) -m dlojz_tp lab
 
-# first the tests; then every notebook, one kernel at a time a core
+# tests and notebooks together, two at a time, each file in one process
 test: $(STAMP) $(DATA)
 	@start=$$(date +%s); \
 	$(RUN) -m pytest tests solutions notebooks --nbval-lax --nbval-current-env --nbval-cell-timeout 280 \

@@ -4,7 +4,7 @@ A later cell that uses a name which an unfinished cell should have made gets the
 Uses two public hooks of IPython: `set_custom_exc` and the event `post_run_cell`.
 """
 
-import ast
+import symtable
 
 from dlojz_tp.balise import BaliseNotDone
 
@@ -37,24 +37,10 @@ def behind(error: BaseException, defined: dict) -> BaliseNotDone | None:
 def names_made_by(code: str) -> set[str]:
     """The names that a cell binds at its top level, loops and `with` blocks included; functions' inner names not."""
     try:
-        tree = ast.parse(code)
+        table = symtable.symtable(code, "cell", "exec")
     except SyntaxError:
         return set()
-    found: set[str] = set()
-    stack: list[ast.AST] = list(tree.body)
-    while stack:
-        node = stack.pop()
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            found.add(node.name)
-            continue
-        if isinstance(node, ast.Lambda):
-            continue
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            found.add(node.id)
-        if isinstance(node, ast.alias):
-            found.add((node.asname or node.name).split(".")[0])
-        stack.extend(ast.iter_child_nodes(node))
-    return found
+    return {symbol.get_name() for symbol in table.get_symbols() if symbol.is_assigned() or symbol.is_imported()}
 
 
 def _handle(shell, kind, error, trace, tb_offset=None):

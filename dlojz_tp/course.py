@@ -29,8 +29,7 @@ class Course:
     def check(self, number: int, *answers):
         """Judge the answers of balise `number` and show the verdict; never raises for a wrong answer."""
         if number not in self.work.balises:
-            last = max(self.work.balises, default=0)
-            return _show(render.line(f"{self.work.name} has no balise {number!r}: they are numbered 1 to {last}"))
+            return self._no_such(number)
         found = judge(self.work, number, answers)
         progress.record(self.work.name, number, found.verdict)
         _show(render.verdict(found))
@@ -45,13 +44,16 @@ class Course:
     def catch_up(self, number: int):
         """Define the reference solutions of balises 1 to `number` in the notebook."""
         if number not in self.work.balises:
-            last = max(self.work.balises, default=0)
-            return _show(render.line(f"{self.work.name} has no balise {number!r}: they are numbered 1 to {last}"))
+            return self._no_such(number)
         for k in range(1, number + 1):
             code = self.work.balises[k].code
             exec(compile(code, f"<solution of balise {k}>", "exec"), self._namespace)
         names = ", ".join(name for k in range(1, number + 1) for name in self.work.balises[k].answers)
         return _show(render.line(f"now defined by the course: {names}. Your own cells are unchanged.", "pass"))
+
+    def _no_such(self, number):
+        last = max(self.work.balises, default=0)
+        _show(render.line(f"{self.work.name} has no balise {number!r}: they are numbered 1 to {last}"))
 
     def progress(self):
         """Show which balises have passed, in this notebook or an earlier run of it."""

@@ -123,3 +123,9 @@ def test_local_names_are_not_taken_for_global_ones():
     nodes = slicing._parse("made", code)
     assert slicing.used_names(nodes[2]) == {"N"}
     assert [sorted(slicing.bound_names(node)) for node in slicing.needed(nodes, {"f"})] == [["N"], ["f"]]
+
+
+def test_loop_variables_of_comprehensions_bind_nothing():
+    nodes = slicing._parse("made", "b = 1\nslow = [b for b in train()]\nfrom math import *\ndef f(): return b\n")
+    assert slicing.bound_names(nodes[1]) == {"slow"}
+    assert [node.lineno for node in slicing.needed(nodes, {"f"})] == [1, 3, 4]

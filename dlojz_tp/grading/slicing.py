@@ -86,7 +86,7 @@ def needed(nodes: list[ast.stmt], names: set[str]) -> list[ast.stmt]:
     `from module import *` is always kept: nobody can see what it binds. Statements that only do (a call to
     `train()`, to `tp.check()`) define nothing and are left out.
     """
-    binds = [bound_names(node) for node in nodes]
+    binds = [{"*"} if _is_star(node) else bound_names(node) for node in nodes]
     wanted, kept = set(names), set()
     while True:
         grown = {i for i, bound in enumerate(binds) if bound & wanted or "*" in bound}
@@ -95,6 +95,10 @@ def needed(nodes: list[ast.stmt], names: set[str]) -> list[ast.stmt]:
         for i in grown - kept:
             wanted |= used_names(nodes[i])
         kept = grown
+
+
+def _is_star(node: ast.stmt) -> bool:
+    return isinstance(node, ast.ImportFrom) and node.names[0].name == "*"
 
 
 def load(path: Path, work: Work, numbers: list[int]) -> dict:

@@ -85,11 +85,15 @@ def _filled(metrics_class, data):
 
 
 def _result(metrics):
-    got = metrics.result()
+    return two_numbers(metrics.result(), "not-two-numbers")
+
+
+def two_numbers(got, slug):
+    """A loss and an accuracy as two floats; Wrong(slug) if the answer returned anything else."""
     if got is None:
         raise Wrong("nothing-returned")
     if not isinstance(got, tuple | list) or len(got) != 2 or not all(isinstance(v, float | int) for v in got):
-        raise Wrong("not-two-numbers", expected="(float, float)", got=got)
+        raise Wrong(slug, expected="(float, float)", got=got)
     return tuple(float(v) for v in got)
 
 

@@ -8,6 +8,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from dlojz_tp.checking import Operations, Wrong, close, copies, meta_device, nearest, syncs
+from dlojz_tp.checks.gpu_acceleration.metrics import two_numbers
 from dlojz_tp.checks.gpu_acceleration.models import network
 
 HINTS = {
@@ -91,10 +92,7 @@ def _loader(batch_size):
 
 
 def _right_values(got):
-    if got is None:
-        raise Wrong("nothing-returned")
-    if not isinstance(got, tuple | list) or len(got) != 2 or not all(isinstance(v, float | int) for v in got):
-        raise Wrong("not-two-floats", expected="(float, float)", got=got)
+    got = two_numbers(got, "not-two-floats")
     images, labels = _images()
     with torch.no_grad():
         logits = network().double().eval()(images.double())
@@ -102,7 +100,7 @@ def _right_values(got):
     right = (logits.argmax(1) == labels).double()
     for what, value, each in zip(("loss", "accuracy"), got, (losses, right), strict=True):
         truth = each.mean()
-        if close(float(value), truth, 1e-4):
+        if close(value, truth, 1e-4):
             continue
         parts = each.split(8)
         means = torch.stack([part.mean() for part in parts])
@@ -112,10 +110,10 @@ def _right_values(got):
             "first-batch-only": means[0],
             "not-averaged": each.sum(),
         }
-        slug = nearest(float(value), known, "validation-wrong", 1e-4)
-        if slug == "validation-wrong" and close(float(value), means.sum(), 1e-4):
+        slug = nearest(value, known, "validation-wrong", 1e-4)
+        if slug == "validation-wrong" and close(value, means.sum(), 1e-4):
             slug = "not-averaged"
-        raise Wrong(slug, expected=truth.item(), got=float(value), where=f"the {what}", what=what)
+        raise Wrong(slug, expected=truth.item(), got=value, where=f"the {what}", what=what)
 
 
 def _moves(evaluate):
