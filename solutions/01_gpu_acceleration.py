@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, Dataset
 from torchvision import models
 from torchvision.transforms import v2
 
-from dlojz_tp import course, data, measure, report, scale, todo
+from dlojz_tp import course, data, gains, measure, report, scale, todo, training_run
 
 tp = course.open("01_gpu_acceleration")
 tp
@@ -577,6 +577,23 @@ for architecture in (models.resnet18, models.resnet50, models.resnet152):
 # %% [markdown]
 # These are estimates: a real card also holds the CUDA context and the scratch memory of its kernels, some hundred
 # megabytes to a gigabyte. The next practical work halves the part of an image, with half-precision numbers.
+
+# %% [markdown]
+# ## The red thread
+#
+# The practical works on one device make *the same training run* faster, one technique after the other. Its first pair:
+# the plain loop with a loader that decodes each batch only when it is asked for, then your step with a loader that works
+# ahead. The two records are kept, and every later work adds a row to this table.
+
+# %%
+before = training_run.run("plain loop", plain_step, loader=training_run.make_loader(num_workers=0))
+after = training_run.run("your step, workers that load ahead", train_step)
+gains.keep("01_gpu_acceleration", "workers load ahead, no wait in the step", before, after)
+gains.table()
+
+# %% [markdown]
+# *Loading* is what the step waits for its batch (median), *step* all the rest. Where the workers share their cores with
+# the network, hiding the one makes the other longer: look at the images per second, which count both.
 
 # %%
 tp.progress()

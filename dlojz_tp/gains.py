@@ -1,0 +1,148 @@
+"""What each practical work on one device gained: pairs of run records, kept from notebook to notebook."""
+
+import contextlib
+import html
+import statistics
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from dlojz_tp import measure, progress, recorded
+from dlojz_tp.measure import Record, human_seconds
+from dlojz_tp.render import Card
+
+KEY = "gain"  # under which a GPU's figures are recorded
+_here: dict[str, tuple[Record, Record]] = {}  # what this process measured, should the folder not be writable
+
+
+@dataclass(frozen=True)
+class Gain:
+    """One technique: medians of a step's computing and of the wait for its batch (seconds), images a second."""
+
+    work: str
+    technique: str
+    step: tuple[float, float]  # before, after
+    loading: tuple[float, float]
+    images_per_second: tuple[float, float]
+    device: str
+
+    @property
+    def factor(self) -> float:
+        """Images a second after the technique over those before it."""
+        return self.images_per_second[1] / self.images_per_second[0]
+
+
+def keep(work: str, technique: str, before: Record, after: Record) -> None:
+    """Keep what a technique gained, in the trainee's private state folder; run again, it replaces the old figures.
+
+    Args:
+        work: the practical work, such as "02_mixed_precision".
+        technique: what was added between the two runs, as the table shows it.
+        before, after: records of `training_run.run`, made one after the other.
+
+    Raises:
+        ValueError: for a record without steps that count, or for two that ran on different devices or sizes.
+    """
+    gain = _gain(work, technique, before, after)
+    after = replace(after, settings={**after.settings, "technique": technique})
+    _here[work] = before, after
+    with contextlib.suppress(OSError):  # a folder that cannot be written is no error: this process remembers
+        for name, record in (("before", before), ("after", after)):
+            measure.save(record, _folder() / f"{work}.{name}.json")
+    recorded.note(work, KEY, asdict(gain))
+
+
+def table() -> Card:
+    """One row a practical work done so far on this machine, beside what was recorded on a GPU."""
+    found = kept()
+    if not found:
+        return Card(_NOTHING, f"<p>{_NOTHING}</p>")
+    return Card(_text(found), _html(found))
+
+
+def kept() -> list[Gain]:
+    """The gains kept on this machine, in the order of the works; damaged or half-written files count as none."""
+    pairs = {}
+    for path in _folder().glob("[0-9][0-9]_*.after.json"):
+        work = path.name.removesuffix(".after.json")
+        with contextlib.suppress(OSError, ValueError):
+            pairs[work] = measure.load(path.with_name(f"{work}.before.json")), measure.load(path)
+    pairs |= _here
+    return [_gain(work, pairs[work][1].settings["technique"], *pairs[work]) for work in sorted(pairs)]
+
+
+_NOTHING = "No gain is kept yet: run a practical work to its end."
+_HEAD = ("work", "technique", "step", "loading", "images/s", "gain", "on a GPU")
+
+
+def _folder() -> Path:
+    return progress.folder() / "gains"
+
+
+def _gain(work, technique, before, after) -> Gain:
+    for record in (before, after):
+        if not record.images_per_second:
+            raise ValueError(f"{record.name!r} has no step that counts: run more steps than the warm-up")
+    if _what(before) != _what(after):
+        raise ValueError(f"before and after are not the same training run: {_what(before)} and {_what(after)}")
+    pairs = {phase: tuple(_median(record, phase) for record in (before, after)) for phase in ("step", "loading")}
+    speeds = before.images_per_second, after.images_per_second
+    return Gain(work, technique, pairs["step"], pairs["loading"], speeds, before.hardware.get("device_name", ""))
+
+
+def _what(record) -> tuple:
+    sizes = (record.settings.get(name) for name in ("model", "image_size", "batch_size"))
+    return record.hardware.get("device_name"), *sizes
+
+
+def _median(record, phase) -> float:
+    return statistics.median(step.get(phase, 0.0) for step in measure.counted_steps(record))
+
+
+def _on_gpu(work) -> str:
+    found = recorded.load(work, KEY)
+    return f"× {found['images_per_second'][1] / found['images_per_second'][0]:.2f}" if found else ""
+
+
+def _rows(found) -> list[tuple[str, ...]]:
+    rows = []
+    for gain in found:
+        times = (" → ".join(human_seconds(s) for s in pair) for pair in (gain.step, gain.loading))
+        speed = " → ".join(f"{value:,.0f}" for value in gain.images_per_second)
+        rows.append((gain.work, gain.technique, *times, speed, f"× {gain.factor:.2f}", _on_gpu(gain.work)))
+    return rows
+
+
+def _notes(found) -> list[str]:
+    """The lines under the table: all gains together, where they were measured, where the GPU's come from."""
+    product = 1.0
+    for gain in found:
+        product *= gain.factor
+    devices = " and ".join(dict.fromkeys(gain.device for gain in found))
+    notes = [f"All together: × {product:.2f} (product of the gains), measured on {devices}."]
+    places = dict.fromkeys(filter(None, (recorded.where(gain.work) for gain in found)))
+    notes.append(f"On a GPU: {'; '.join(places)}." if places else "No figures of a GPU are recorded yet.")
+    return notes
+
+
+def _columns(found) -> int:
+    """The GPU's column is shown once it has a figure."""
+    return len(_HEAD) if any(_on_gpu(gain.work) for gain in found) else len(_HEAD) - 1
+
+
+def _text(found) -> str:
+    n = _columns(found)
+    rows = [row[:n] for row in (_HEAD, *_rows(found))]
+    widths = [max(len(row[i]) for row in rows) for i in range(n)]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
+    return "\n".join([*lines, *_notes(found)])
+
+
+def _html(found) -> str:
+    n = _columns(found)
+    left = "style='text-align:left'"
+
+    def row(cells, tag):
+        return "<tr>" + "".join(f"<{tag} {left}>{html.escape(cell)}</{tag}>" for cell in cells[:n]) + "</tr>"
+
+    body = row(_HEAD, "th") + "".join(row(cells, "td") for cells in _rows(found))
+    return f"<table>{body}</table>" + "".join(f"<p>{html.escape(note)}</p>" for note in _notes(found))

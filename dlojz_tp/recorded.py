@@ -1,0 +1,61 @@
+"""Results measured on a real GPU, kept in `solutions/recorded/` and shown beside the trainee's own."""
+
+import json
+import os
+from datetime import date
+from typing import Any
+
+import torch
+
+from dlojz_tp import measure
+from dlojz_tp.source import SOLUTIONS
+
+FOLDER = SOLUTIONS / "recorded"
+
+
+def load(work: str, key: str) -> Any:
+    """What was recorded on a GPU for the practical work `work` under `key`; None if there is nothing."""
+    return _read(work).get("results", {}).get(key)
+
+
+def where(work: str) -> str | None:
+    """Device, version and day of what is recorded for `work`, such as "NVIDIA H200, torch 2.11.0, 2026-11-21"."""
+    found = _read(work)
+    return f"{found['device']}, torch {found['torch']}, {found['date']}" if found else None
+
+
+def note(work: str, key: str, value: Any) -> None:
+    """Write a result, if this is a GPU and DLOJZ_RECORD is set; else do nothing.
+
+    Results of another device, version or day are thrown away first: a file speaks of one run on one machine.
+
+    Args:
+        work: the practical work, such as "02_mixed_precision".
+        key: name of the result.
+        value: numbers, text, lists and dictionaries of these.
+
+    Raises:
+        TypeError: for a value that JSON cannot hold.
+    """
+    if not (os.environ.get("DLOJZ_RECORD") and torch.cuda.is_available()):
+        return
+    here = {
+        "device": measure.hardware()["device_name"],
+        "torch": torch.__version__.partition("+")[0],
+        "date": date.today().isoformat(),
+    }
+    found = _read(work)
+    results = found.pop("results", {}) if {k: found.get(k) for k in here} == here else {}
+    text = json.dumps({**here, "results": {**results, key: value}}, indent=1, allow_nan=False) + "\n"
+    FOLDER.mkdir(exist_ok=True)
+    (FOLDER / f"{work}.json").write_text(text)
+
+
+def _read(work: str) -> dict:
+    path = FOLDER / f"{work}.json"
+    try:
+        return json.loads(path.read_text())
+    except FileNotFoundError:
+        return {}
+    except ValueError as error:
+        raise measure.RecordError(f"{path} is damaged ({error}). Get it back: git checkout -- {path}") from None

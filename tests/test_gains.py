@@ -1,0 +1,132 @@
+"""The red thread of the works on one device: the run, the gains kept, the figures recorded on a GPU."""
+
+import json
+
+import pytest
+import torch
+
+from dlojz_tp import gains, measure, recorded, training_run
+
+
+@pytest.fixture(autouse=True)
+def folders(tmp_path, monkeypatch):
+    monkeypatch.setenv("DLOJZ_STATE", str(tmp_path / "state"))
+    monkeypatch.setattr(recorded, "FOLDER", tmp_path / "recorded")
+    monkeypatch.setattr(gains, "_here", {})
+
+
+def a_record(name, step=0.1, loading=0.02, **settings):
+    steps = [{"loading": loading, "step": step, "total": step + loading}] * 3
+    settings = {"batch_size": 8, "image_size": 4, "model": "tiny", **settings}
+    return measure.new_record(name, "cpu", steps=steps, images_per_second=8 / (step + loading), settings=settings)
+
+
+def a_batch(n=4):
+    return torch.randn(n, 3, 8, 8), torch.arange(n)
+
+
+def test_kept_gains_outlive_the_process():
+    gains.keep("02_mixed_precision", "half the bits", a_record("before", 0.1), a_record("after", 0.04))
+    gains._here.clear()
+    (gain,) = gains.kept()
+    assert (gain.work, gain.technique) == ("02_mixed_precision", "half the bits")
+    assert gain.step == (0.1, 0.04)
+    assert gain.factor == pytest.approx(2.0)
+
+
+def test_table_shows_works_in_order_and_the_product():
+    gains.keep("03_b", "second", a_record("x", 0.1), a_record("y", 0.04))
+    gains.keep("02_a", "first", a_record("x", 0.1), a_record("y", 0.04))
+    text = repr(gains.table())
+    assert text.index("02_a") < text.index("03_b")
+    assert "× 4.00 (product" in text
+    assert "No figures of a GPU" in text and "on a GPU" not in text
+    assert "<table>" in gains.table()._repr_html_()
+
+
+def test_table_without_gains_says_what_to_do():
+    assert "run a practical work to its end" in repr(gains.table())
+
+
+def test_gpu_figures_stand_beside(tmp_path):
+    gains.keep("02_a", "first", a_record("x"), a_record("y"))
+    (tmp_path / "recorded").mkdir()
+    found = {"device": "NVIDIA X", "torch": "2.11.0", "date": "2026-01-02", "results": {"gain": {}}}
+    found["results"]["gain"] = {"images_per_second": [100.0, 250.0]}
+    (tmp_path / "recorded" / "02_a.json").write_text(json.dumps(found))
+    text = repr(gains.table())
+    assert "× 2.50" in text and "NVIDIA X, torch 2.11.0, 2026-01-02" in text
+
+
+def test_different_runs_are_refused():
+    with pytest.raises(ValueError, match="not the same training run"):
+        gains.keep("02_a", "cheat", a_record("x"), a_record("y", batch_size=16))
+
+
+def test_records_without_counted_steps_are_refused():
+    empty = measure.new_record("empty", "cpu")
+    with pytest.raises(ValueError, match="no step that counts"):
+        gains.keep("02_a", "nothing", empty, empty)
+
+
+def test_damaged_files_count_as_none(tmp_path):
+    gains.keep("02_a", "first", a_record("x"), a_record("y"))
+    gains._here.clear()
+    (tmp_path / "state" / "gains" / "02_a.before.json").write_text("{")
+    assert gains.kept() == []
+
+
+def test_folder_that_cannot_be_written(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("DLOJZ_STATE", str(tmp_path / "file"))
+    gains.keep("02_a", "first", a_record("x"), a_record("y"))
+    assert [gain.technique for gain in gains.kept()] == ["first"]
+
+
+def test_nothing_is_recorded_without_a_gpu(monkeypatch):
+    monkeypatch.setenv("DLOJZ_RECORD", "1")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    recorded.note("02_a", "x", 1)
+    assert not recorded.FOLDER.exists() and recorded.load("02_a", "x") is None and recorded.where("02_a") is None
+
+
+def test_recorded_results_of_one_run_stay_together(monkeypatch):
+    monkeypatch.setenv("DLOJZ_RECORD", "1")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    device = {"device_name": "NVIDIA X"}
+    monkeypatch.setattr(measure, "hardware", lambda: device)
+    recorded.note("02_a", "x", 1)
+    recorded.note("02_a", "y", [2.0])
+    assert (recorded.load("02_a", "x"), recorded.load("02_a", "y")) == (1, [2.0])
+    device["device_name"] = "NVIDIA Y"
+    recorded.note("02_a", "y", 3)
+    assert recorded.load("02_a", "x") is None, "results of two devices must not mix"
+    assert recorded.where("02_a").startswith("NVIDIA Y, torch ")
+
+
+def test_damaged_recording_is_named(tmp_path):
+    (tmp_path / "recorded").mkdir()
+    (tmp_path / "recorded" / "02_a.json").write_text("{")
+    with pytest.raises(measure.RecordError, match="02_a.json is damaged"):
+        recorded.load("02_a", "x")
+
+
+def test_run_counts_the_setting_s_steps():
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(192, 4)).to(training_run.device())
+    record = training_run.run("tiny", model=model, loader=[a_batch(), a_batch()])
+    size = training_run.setting()
+    assert len(record.steps) == len(record.losses) == size.steps + size.warmup
+    assert record.warmup == size.warmup and {"loading", "step", "total"} == record.steps[-1].keys()
+    assert record.losses[-1] < record.losses[0]
+
+
+def test_run_refuses_an_empty_loader():
+    model = torch.nn.Linear(1, 1)
+    with pytest.raises(ValueError, match="gave no batch"):
+        training_run.run("empty", model=model, loader=[])
+
+
+def test_loader_gives_the_setting_s_batches():
+    size = training_run.setting()
+    images, labels = next(iter(training_run.make_loader(num_workers=0)))
+    assert images.shape == (size.batch_size, 3, size.image_size, size.image_size) and labels.shape == (size.batch_size,)
