@@ -42,14 +42,15 @@ class Course:
         _show(render.verdict(judge(self.work, number, answers)))
 
     def catch_up(self, number: int):
-        """Define the reference solutions of balises 1 to `number` in the notebook."""
+        """Define the reference solutions of balises 1 to `number` in the notebook, and show them, folded."""
         if number not in self.work.balises:
             return self._no_such(number)
-        for k in range(1, number + 1):
-            code = self.work.balises[k].code
+        codes = [self.work.balises[k].code for k in range(1, number + 1)]
+        for k, code in enumerate(codes, 1):
             exec(compile(code, f"<solution of balise {k}>", "exec"), self._namespace)
         names = ", ".join(name for k in range(1, number + 1) for name in self.work.balises[k].answers)
-        return _show(render.line(f"now defined by the course: {names}. Your own cells are unchanged.", "pass"))
+        said = f"now defined by the course: {names}. Your own cells are unchanged."
+        return _show(render.line(said, "pass", folded=("how the course writes them", "\n\n\n".join(codes))))
 
     def _no_such(self, number):
         last = max(self.work.balises, default=0)

@@ -32,10 +32,10 @@ def verdict(v: Verdict) -> Card:
     return Card(_verdict_text(v), _verdict_html(v))
 
 
-def line(text: str, kind: str = "not done") -> Card:
-    """One calm line, such as "balise 3 is not done yet"."""
+def line(text: str, kind: str = "not done", folded: tuple[str, str] = ("", "")) -> Card:
+    """One calm line, such as "balise 3 is not done yet". folded: a title, and text to unfold (notebooks only)."""
     marked = f"{_MARK[kind]} {text}"
-    return Card(marked, f'<div style="{_STYLE.format(c=_COLOUR[kind])}">{_e(marked)}</div>')
+    return Card(marked, f'<div style="{_STYLE.format(c=_COLOUR[kind])}">{_e(marked)}{_folded(*folded)}</div>')
 
 
 def progress(title: str, rows: list[tuple[int, str, str]]) -> Card:

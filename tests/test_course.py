@@ -132,6 +132,15 @@ def test_catch_up_and_progress(capsys):
     assert json.loads((progress.folder() / "00_welcome.json").read_text()) == {"1": "pass"}
 
 
+def test_catch_up_shows_the_solutions_folded(monkeypatch):
+    shown = []
+    monkeypatch.setattr(course, "_show", shown.append)
+    course.open("00_welcome", {}).catch_up(1)
+    page = shown[0]._repr_html_()
+    assert "<details" in page and "def describe_machine" in page
+    assert "def describe_machine" not in repr(shown[0]), "the plain line stays one line"
+
+
 def test_progress_survives_damage_and_an_unwritable_folder(monkeypatch, tmp_path):
     progress.record("w", 1, "pass")
     (progress.folder() / "w.json").write_text("{broken")
