@@ -14,6 +14,7 @@ from dlojz_tp.checking import (
     elements_read,
     fake_cuda,
     held_bytes,
+    judge,
     meta_device,
     nearest,
     syncs,
@@ -88,3 +89,17 @@ def test_traffic_counts_collectives_and_bytes():
 def test_held_bytes_counts_shared_memory_once():
     x = torch.zeros(100)
     assert held_bytes([x, {"view": x[:10]}, (torch.zeros(5, dtype=torch.int8),)]) == 405
+
+
+def test_checks_run_their_ranks_on_the_cpu(monkeypatch):
+    """On a node with several GPUs NCCL would refuse the CPU tensors that checks hand to ranks."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    monkeypatch.setattr(dist, "is_nccl_available", lambda: True)
+    seen = []
+
+    def check():
+        seen.append(launch.backend(2))
+        yield "nothing"
+
+    assert judge(check, (), number=1, title="", hints={}).passed
+    assert (seen, launch.backend(2)) == (["gloo"], "nccl")

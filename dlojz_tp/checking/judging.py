@@ -103,7 +103,7 @@ def judge(
         return verdict("fail", failed=looking, slug=slug, hint=text, **more)
 
     try:
-        with _same_random_state(), contextlib.redirect_stdout(out), _deadline(deadline):
+        with _same_random_state(), _ranks_on_cpu(), contextlib.redirect_stdout(out), _deadline(deadline):
             for claim in check(*answers):
                 if looking:
                     seen.append(looking)
@@ -193,6 +193,22 @@ def _same_random_state():
         torch.set_grad_enabled(grad)
         if torch.get_num_threads() != threads:
             torch.set_num_threads(threads)
+
+
+@contextlib.contextmanager
+def _ranks_on_cpu():
+    """Checks hand CPU tensors to ranks, in float64: NCCL would refuse them on a node with several GPUs."""
+    from dlojz_tp.launch.place import ON_CPU
+
+    before = os.environ.get(ON_CPU)
+    os.environ[ON_CPU] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[ON_CPU]
+        else:
+            os.environ[ON_CPU] = before
 
 
 @contextlib.contextmanager

@@ -4,6 +4,7 @@ import os
 
 INSIDE = "DLOJZ_LAUNCH_INSIDE"  # "server" or "rank" in the processes of a launch, absent elsewhere
 DEVICE = "DLOJZ_LAUNCH_DEVICE"
+ON_CPU = "DLOJZ_LAUNCH_ON_CPU"  # set: gloo on the CPU, whatever GPUs there are; checks judge on the CPU
 _said: set[int] = set()
 
 
@@ -14,8 +15,10 @@ def backend(n: int) -> str:
     Counting asks the driver's management library and opens no CUDA context.
 
     Arguments: n, number of ranks.
-    Returns "nccl" with at least `n` GPUs, else "gloo".
+    Returns "nccl" with at least `n` GPUs, else "gloo"; "gloo" always while a check runs.
     """
+    if os.environ.get(ON_CPU):
+        return "gloo"
     import torch
     import torch.distributed as dist
 
