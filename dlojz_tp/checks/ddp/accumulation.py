@@ -1,0 +1,189 @@
+"""Balise 5: gradients accumulated over micro-batches with one exchange, and the learning rate of a larger batch."""
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from dlojz_tp import launch
+from dlojz_tp.checking import Traffic, Wrong, close
+
+HINTS = {
+    "exchange-each-time": "{found} all-reduces for {n} micro-batches, where the last alone should exchange. Run the others "
+    "inside no_sync().",
+    "forward-outside": "no_sync() is there, but around backward alone. DDP decides in the forward pass: it must lie inside, "
+    "too.",
+    "never-exchanged": "The gradients were never exchanged: the last micro-batch must run outside no_sync().",
+    "bypassed": "The micro-batches went around DDP (through .module). Call the wrapped model.",
+    "sum-of-losses": "The gradients are {n} times too large: they add up over micro-batches. Scale each loss.",
+    "micro-means": "It is right for equal micro-batches, and wrong where one is smaller: weight each loss by its samples.",
+    "several-updates": "The optimizer made {found} steps. One is asked for, after the last micro-batch.",
+    "no-optimizer-step": "The weights did not change. Is optimizer.step() called?",
+    "old-gradients": "The first call is right, the second is not: gradients of the call before were still there.",
+    "wrong-accumulation": "The weights are not those of one step on the whole batch of all ranks.",
+    "rate-not-number": "Return the learning rate of this step: one number.",
+    "rate-not-scaled": "After the warm-up the learning rate is base · batch / base_batch.",
+    "rate-square-root": "That is the square-root rule. Here the linear rule is asked for.",
+    "rate-no-warm-up": "In the first steps the learning rate rises from base to the target, by the same amount each step.",
+    "rate-from-zero": "The warm-up starts at base (step 0), not at 0.",
+    "rate-off-by-one": "The target is reached at step = warmup_steps; step 0 has the base rate.",
+    "rate-goes-on": "After the warm-up the learning rate stays where it is.",
+    "rate-no-warm-up-asked": "With warmup_steps = 0 the target is the rate from step 0 on: {error}",
+    "rate-wrong": "The learning rate of this step is wrong.",
+}
+
+
+def balise_5(accumulate, learning_rate):
+    """Even and uneven micro-batches in worlds of 1 to 4; then the learning rate, step by step."""
+    yield "one step equals a step on the whole batch of all ranks"
+    worlds = launch.worlds(_accumulated, accumulate, sizes=(1, 2, 3, 4), timeout=15)
+    for case in ("even", "one", "uneven"):
+        if case == "uneven":
+            yield "the same where the last micro-batch is smaller"
+        for size, ranks in worlds.items():
+            _right_weights(size, [found[case] for found in ranks], case)
+    yield "gradients are exchanged once a step, with the last micro-batch"
+    for size, ranks in worlds.items():
+        for rank, found in enumerate(ranks):
+            _right_traffic(size, rank, found)
+    yield "the learning rate: linear in the batch, after a warm-up"
+    _right_rates(learning_rate)
+
+
+CASES = {"even": (3, 3, 3), "one": (4,), "uneven": (4, 4, 1)}  # samples of each micro-batch
+
+
+def _model():
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).double()
+
+
+def _micro_batches(rank, case, call=0):
+    generator = torch.Generator().manual_seed(50 * call + rank)
+    sizes = CASES[case]
+    x = torch.randn(sum(sizes), 4, generator=generator, dtype=torch.float64)
+    y = torch.randint(3, (sum(sizes),), generator=generator)
+    return list(zip(x.split(sizes), y.split(sizes)))
+
+
+def _accumulated(accumulate):
+    """On a rank: for each case the weights after two calls, the exchanges of the first, the optimizer's steps."""
+    rank, found = dist.get_rank(), {}
+    for case in CASES:
+        model = DistributedDataParallel(_model(), bucket_cap_mb=10)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        steps = []
+        optimizer.register_step_post_hook(lambda *_, steps=steps: steps.append(1))
+        forwards = []
+        model.register_forward_pre_hook(lambda m, _, f=forwards: f.append(m.require_backward_grad_sync))
+        syncing = []
+        next(model.module.parameters()).register_hook(
+            lambda *_, s=syncing, m=model: s.append(m.require_backward_grad_sync)
+        )
+        weights = []
+        for call in range(2):
+            with Traffic() as traffic:
+                accumulate(model, _micro_batches(rank, case, call), optimizer)
+            calls = [name for name in traffic.names() if name.startswith("allreduce")]
+            if call == 0:
+                first = {
+                    "exchanges": len(calls),
+                    "steps": len(steps),
+                    "forwards": list(forwards),
+                    "backwards": list(syncing),
+                }
+            weights.append([p.detach().clone() for p in model.parameters()])
+        found[case] = {"weights": weights, **first}
+    return found
+
+
+def _truth(size, case, calls, weighted=True, scale=1.0):
+    model, n = _model(), len(CASES[case])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for call in range(calls):
+        optimizer.zero_grad()
+        for rank in range(size):
+            for x, y in _micro_batches(rank, case, call):
+                share = len(y) / sum(CASES[case]) if weighted else 1 / n
+                (F.cross_entropy(model(x), y) * share * scale / size).backward()
+        optimizer.step()
+    return [p.detach() for p in model.parameters()]
+
+
+def _right_weights(size, ranks, case):
+    n = len(CASES[case])
+    for rank, found in enumerate(ranks):
+        where = f"rank {rank} of {size}, micro-batches of {', '.join(map(str, CASES[case]))} samples"
+        if found["steps"] > 1:
+            raise Wrong("several-updates", expected=1, got=found["steps"], where=where, found=found["steps"])
+        first, second = found["weights"]
+        wanted = _truth(size, case, 1)
+        if close(first, wanted, 1e-9):
+            if close(second, _truth(size, case, 2), 1e-9):
+                continue
+            raise Wrong("old-gradients", where=f"{where}, second call")
+        if close(first, [p.detach() for p in _model().parameters()], 1e-12):
+            slug = "no-optimizer-step"
+        elif not all(close(first, other["weights"][0], 1e-9) for other in ranks):
+            slug = "never-exchanged" if len(found["forwards"]) == n else "bypassed"
+        elif n > 1 and any(close(first, _truth(size, case, 1, w, n), 1e-9) for w in (True, False)):
+            slug = "sum-of-losses"
+        elif case == "uneven" and close(first, _truth(size, case, 1, weighted=False), 1e-9):
+            slug = "micro-means"
+        else:
+            slug = "wrong-accumulation"
+        raise Wrong(slug, expected=wanted[0], got=first[0], where=where, n=n)
+
+
+def _right_traffic(size, rank, found):
+    for case, seen in found.items():
+        n, where = len(CASES[case]), f"rank {rank} of {size}, {len(CASES[case])} micro-batches"
+        if seen["exchanges"] > 1:
+            outside = n > 1 and not all(seen["backwards"]) and all(seen["forwards"])
+            slug, found = "forward-outside" if outside else "exchange-each-time", seen["exchanges"]
+            raise Wrong(slug, expected=1, got=found, where=where, found=found, n=n)
+        if not seen["forwards"]:
+            raise Wrong("bypassed", where=where)
+
+
+def _right_rates(learning_rate):
+    base, base_batch, batch, warmup = 0.1, 256, 1024, 5
+    target = base * batch / base_batch
+    wanted = [base + (target - base) * min(1, step / warmup) for step in range(9)]
+    got = [learning_rate(step, base, base_batch, batch, warmup) for step in range(9)]
+    for step, value in enumerate(got):
+        if value is None:
+            raise Wrong("nothing-returned")
+        if not isinstance(value, int | float):
+            raise Wrong("rate-not-number", got=value, where=f"step {step}")
+    for step, (value, right) in enumerate(zip(got, wanted)):
+        if close(value, right, 1e-9):
+            continue
+        slug = "rate-wrong"
+        if close(got[-1], base * (batch / base_batch) ** 0.5, 1e-9):
+            slug = "rate-square-root"
+        elif close(got[-1], base, 1e-9):
+            slug = "rate-not-scaled"
+        elif close(got, [target] * 9, 1e-9):
+            slug = "rate-no-warm-up"
+        elif close(got[0], 0.0, 1e-12):
+            slug = "rate-from-zero"
+        elif any(
+            close(got[:4], [base + (target - base) * (s + 1) / w for s in range(4)], 1e-9) for w in (warmup, warmup + 1)
+        ):
+            slug = "rate-off-by-one"
+        elif got[-1] > target:
+            slug = "rate-goes-on"
+        raise Wrong(
+            slug,
+            expected=right,
+            got=value,
+            where=f"step {step} of a warm-up of {warmup}, batch {batch} for {base_batch}",
+        )
+    try:
+        got = learning_rate(0, 0.5, 100, 50, 0)
+    except ZeroDivisionError as error:
+        raise Wrong("rate-no-warm-up-asked", error=str(error)) from error
+    if not close(got, 0.25, 1e-9):
+        raise Wrong("rate-no-warm-up-asked", expected=0.25, got=got, error="another rate came")

@@ -1,0 +1,117 @@
+"""Balise 6: sequences of different lengths shared out so that the ranks have nearly equal numbers of tokens."""
+
+import itertools
+
+import torch
+
+from dlojz_tp.checking import Wrong
+
+HINTS = {
+    "not-lists": "Return one list of sequence numbers for each rank: {n} lists.",
+    "not-numbers": "The lists hold the numbers of the sequences (their places in `lengths`), not their lengths.",
+    "sequence-lost": "Sequence {which} is on no rank.",
+    "sequence-twice": "Sequence {which} is on several ranks, or several times on one.",
+    "rank-without-work": "A rank has no sequence, though there are enough. The others would wait for it at every step.",
+    "equal-counts": "Each rank has equally many sequences, but not tokens: the fullest has {most} of {total}, {best} would do.",
+    "longest-first": "Going to the rank with the fewest tokens is right. Take the longest sequences first: a long one that "
+    "comes last has no counterweight left.",
+    "unbalanced": "The fullest rank has {most} tokens of {total}, {best} would do: the bound is 4/3 of the least possible.",
+    "lengths-changed": "The function changed the list it was given.",
+    "not-the-same-everywhere": "Two calls with the same lengths gave two answers. Every rank works this out by itself and "
+    "must find the same.",
+}
+
+
+def balise_6(balance):
+    """Partitions of small lists against the best of all, found by trying; then real sizes."""
+    yield "one list for each rank, every sequence exactly once"
+    for lengths, world_size in (
+        ([5, 3, 8, 1], 1),
+        ([5, 3, 8, 1], 2),
+        ([7, 7], 2),
+        ([2, 9, 4, 4, 6, 1, 3], 3),
+        ([4, 4, 4], 4),
+    ):
+        _right_partition(balance, lengths, world_size)
+    yield "the fullest rank has at most 4/3 of the tokens of the best partition there is"
+    for lengths, world_size in _hard():
+        shares = _right_partition(balance, lengths, world_size)
+        best = _best(lengths, world_size)
+        _right_balance(lengths, world_size, shares, best, bound=4 / 3 - 1 / (3 * world_size))
+    yield "1,000 sequences over 64 ranks: the fullest rank is within 2 % of the mean"
+    generator = torch.Generator().manual_seed(0)
+    lengths = torch.randn(1000, generator=generator).mul(0.6).add(5.5).exp().clamp(8, 2048).int().tolist()
+    shares = _right_partition(balance, lengths, 64)
+    _right_balance(lengths, 64, shares, max(max(lengths), sum(lengths) / 64), bound=1.02)
+
+
+def _hard():
+    generator = torch.Generator().manual_seed(5)
+    yield [1, 1, 1, 1, 1, 1, 1, 1, 8], 2  # the long one comes last
+    yield [90, 1, 1, 1, 1, 1, 1, 1, 1, 1], 2  # equal counts are far from equal work
+    yield [3, 3, 2, 2, 2], 2
+    yield [5, 5, 4, 4, 3, 3, 3], 3  # the worst case of the bound
+    for world_size in (2, 3, 4):
+        yield torch.randint(1, 60, (8,), generator=generator).tolist(), world_size
+
+
+def _right_partition(balance, lengths, world_size):
+    where = f"lengths {lengths if len(lengths) < 12 else f'of {len(lengths)} sequences'}, {world_size} ranks"
+    given = list(lengths)
+    shares = balance(given, world_size)
+    if shares is None:
+        raise Wrong("nothing-returned")
+    if given != lengths:
+        raise Wrong("lengths-changed", where=where)
+    try:
+        shares = [[int(i) for i in share] for share in shares]
+    except TypeError:
+        raise Wrong("not-lists", got=shares, where=where, n=world_size) from None
+    if len(shares) != world_size:
+        raise Wrong("not-lists", expected=f"{world_size} lists", got=f"{len(shares)} lists", where=where, n=world_size)
+    seen = list(itertools.chain(*shares))
+    if sorted(seen) != list(range(len(lengths))):
+        if sorted(seen) == sorted(lengths):
+            raise Wrong("not-numbers", got=shares, where=where)
+        lost = sorted(set(range(len(lengths))) - set(seen))
+        twice = sorted({i for i in seen if seen.count(i) > 1})
+        if lost and not twice:
+            raise Wrong("sequence-lost", got=shares if len(lengths) < 12 else "", where=where, which=lost[0])
+        raise Wrong("sequence-twice", got=shares if len(lengths) < 12 else "", where=where, which=(twice or seen)[0])
+    if len(lengths) >= world_size and not all(shares):
+        raise Wrong("rank-without-work", got=shares, where=where)
+    again = balance(list(lengths), world_size)
+    if [[int(i) for i in share] for share in again] != shares:
+        raise Wrong("not-the-same-everywhere", where=where)
+    return shares
+
+
+def _right_balance(lengths, world_size, shares, best, bound):
+    loads = [sum(lengths[i] for i in share) for share in shares]
+    if max(loads) <= bound * best + 1e-9:
+        return
+    few = len(lengths) < 12
+    where = f"lengths {lengths if few else f'of {len(lengths)} sequences'}, {world_size} ranks"
+    counts = [len(share) for share in shares]
+    greedy = [0] * world_size
+    for length in lengths:
+        greedy[greedy.index(min(greedy))] += length
+    slug = "unbalanced"
+    if sorted(loads) == sorted(greedy):
+        slug = "longest-first"
+    elif max(counts) - min(counts) <= 1:
+        slug = "equal-counts"
+    most = max(loads)
+    expected = f"at most {bound * best:.0f} tokens on a rank"
+    raise Wrong(slug, expected=expected, got=most, where=where, most=most, total=sum(lengths), best=f"{best:.0f}")
+
+
+def _best(lengths, world_size):
+    """The least possible load of the fullest rank, by trying all partitions of a few sequences."""
+    best = sum(lengths)
+    for places in itertools.product(range(world_size), repeat=len(lengths) - 1):
+        loads = [0] * world_size
+        for place, length in zip((0, *places), lengths):
+            loads[place] += length
+        best = min(best, max(loads))
+    return best

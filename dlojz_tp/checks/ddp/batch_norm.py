@@ -1,0 +1,243 @@
+"""Balise 3: batch norm over the batches of all ranks, forward and backward."""
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from dlojz_tp import launch
+from dlojz_tp.checking import Traffic, Wrong, close
+
+HINTS = {
+    "not-summed": "AllReduceSum must return, on every rank, the sum of the ranks' tensors.",
+    "all-reduce-input-changed": "AllReduceSum changed its input. all_reduce works in place: give it a copy.",
+    "gradient-of-own-rank": "The sum of all ranks depends on this rank's tensor, and so does the loss of every rank: backward "
+    "has to sum the gradients of all ranks.",
+    "gradient-averaged": "The gradients were averaged. Each rank's loss depends on the sum: they add up.",
+    "own-statistics": "The statistics are those of the rank's own batch. Mean and variance must be of all ranks' batches.",
+    "variances-averaged": "The variance is the mean of the ranks' variances. It leaves out how far the ranks' means lie "
+    "apart: exchange the sums of x and of x², and the number of values.",
+    "equal-batches-assumed": "It is right where all ranks have equally many images, and wrong where they do not. The number "
+    "of values must be summed over the ranks, too.",
+    "normalised-wrong": "The output is not that of one batch norm over all ranks' images.",
+    "scale-forgotten": "The normalised values must still be multiplied by weight and moved by bias.",
+    "statistics-not-differentiated": "The output is right, the gradient of the input is not: mean and variance depend on the "
+    "input, too. A plain dist.all_reduce hides that from autograd.",
+    "input-gradient-wrong": "The gradient of the input is not that of one batch norm over all ranks' images.",
+    "weight-gradient-wrong": "The gradient of the {name} is wrong. DDP averages it later: do not exchange it here.",
+    "running-not-updated": "running_mean and running_var must move towards the batch's statistics in training.",
+    "running-biased": "running_var keeps the unbiased variance: sum of squares over n − 1. The output uses n.",
+    "running-wrong": "{name} is not that of one batch norm over all ranks' images.",
+    "eval-uses-batch": "In eval mode the running statistics normalise, not the batch's.",
+    "eval-talks": "In eval mode there is nothing to exchange: {calls} collectives were called.",
+    "activations-exchanged": "A rank sent {sent} bytes. Sums for each channel are enough: {fair} bytes or so.",
+    "too-many-messages": "{calls} collectives in forward and backward. Pack sums and count into one tensor: one each way.",
+    "norm-dtype": "The output came back as {dtype}, the input was {wanted}.",
+}
+
+CHANNELS = 3
+
+
+def balise_3(all_reduce_sum, sync_batch_norm):
+    """The function alone; then the layer in worlds of 1 to 4 against nn.BatchNorm2d on the whole batch, in float64."""
+    worlds = launch.worlds(_normalised, all_reduce_sum, sync_batch_norm, sizes=(1, 2, 3, 4), timeout=20)
+    yield "AllReduceSum: the sum of the ranks forward, the sum of their gradients backward"
+    for size, ranks in worlds.items():
+        _right_sums(size, ranks)
+    yield "output: one batch norm over all ranks' images, equally many on each rank"
+    for size, ranks in worlds.items():
+        _right_outputs(size, ranks, "even")
+    yield "the same with batches of different sizes"
+    for size, ranks in worlds.items():
+        _right_outputs(size, ranks, "uneven")
+    yield "gradients of input, weight and bias"
+    for size, ranks in worlds.items():
+        for case in ("even", "uneven"):
+            _right_gradients(size, ranks, case)
+    yield "running statistics after two batches; eval mode uses them and talks to nobody"
+    for size, ranks in worlds.items():
+        _right_running(size, ranks)
+    yield "a few numbers for each channel are exchanged, in few messages"
+    for size, ranks in worlds.items():
+        _right_messages(size, ranks)
+
+
+def _images(rank, case, step=0):
+    """Images of one rank, (b, 3, 4, 5): 4 on each, or rank + 1; each rank has another mean and spread."""
+    generator = torch.Generator().manual_seed(100 * step + rank)
+    b = 4 if case == "even" else rank + 1
+    return torch.randn(b, CHANNELS, 4, 5, generator=generator, dtype=torch.float64) * (1 + rank / 2) + 3 * rank - step
+
+
+def _upstream(rank, case):
+    generator = torch.Generator().manual_seed(1000 + rank)
+    return torch.randn(_images(rank, case).shape, generator=generator, dtype=torch.float64)
+
+
+def _prepare(norm):
+    with torch.no_grad():
+        norm.weight.copy_(torch.tensor([0.5, 2.0, -1.0]))
+        norm.bias.copy_(torch.tensor([0.1, 0.0, -0.3]))
+    return norm.double()
+
+
+def _normalised(all_reduce_sum, sync_batch_norm):
+    rank = dist.get_rank()
+    x = torch.tensor([1.0 + rank, 2.0], dtype=torch.float64, requires_grad=True)
+    before = x.detach().clone()
+    total = all_reduce_sum.apply(x)
+    (total * (rank + 1.0)).sum().backward()
+    found = {"sum": total.detach(), "sum gradient": x.grad, "changed": not torch.equal(before, x.detach())}
+    for case in ("even", "uneven"):
+        norm = _prepare(sync_batch_norm(CHANNELS))
+        x = _images(rank, case).requires_grad_()
+        with Traffic() as traffic:
+            out = norm(x)
+            (out * _upstream(rank, case)).sum().backward()
+        gradients = {"input": x.grad, "weight": norm.weight.grad, "bias": norm.bias.grad}
+        found[case] = {"out": out.detach(), **gradients, "calls": traffic.names(), "sent": traffic.volume()}
+    norm.train()
+    with torch.no_grad():
+        norm(_images(rank, case, step=1))
+    found["running"] = {"running_mean": norm.running_mean.clone(), "running_var": norm.running_var.clone()}
+    norm.eval()
+    with torch.no_grad(), Traffic() as traffic:
+        out = norm(_images(rank, case))
+    found["eval"] = (out, norm.running_mean.clone(), traffic.names())
+    half = sync_batch_norm(CHANNELS)(_images(rank, case).float())
+    found["dtype"] = half.dtype
+    return found
+
+
+def _truth(size, case):
+    """One nn.BatchNorm2d over all ranks' images: (outputs, input gradients, the layer after two batches)."""
+    norm = _prepare(nn.BatchNorm2d(CHANNELS))
+    parts = [_images(rank, case) for rank in range(size)]
+    x = torch.cat(parts).requires_grad_()
+    out = norm(x)
+    (out * torch.cat([_upstream(rank, case) for rank in range(size)])).sum().backward()
+    with torch.no_grad():
+        norm(torch.cat([_images(rank, case, step=1) for rank in range(size)]))
+    sizes = [len(part) for part in parts]
+    return out.detach().split(sizes), x.grad.split(sizes), norm
+
+
+def _right_sums(size, ranks):
+    total = sum(torch.tensor([1.0 + rank, 2.0], dtype=torch.float64) for rank in range(size))
+    gradient = torch.full((2,), size * (size + 1) / 2, dtype=torch.float64)
+    for rank, found in enumerate(ranks):
+        where = f"rank {rank} of {size}"
+        if not close(found["sum"], total):
+            raise Wrong("not-summed", expected=total, got=found["sum"], where=where)
+        if found["changed"]:
+            raise Wrong("all-reduce-input-changed", where=where)
+        got = found["sum gradient"]
+        if got is None or not close(got, gradient):
+            averaged = got is not None and size > 1 and close(got, gradient / size)
+            slug = "gradient-averaged" if averaged else "gradient-of-own-rank"
+            raise Wrong(slug, expected=gradient, got=got if got is not None else "no gradient", where=where)
+
+
+def _right_outputs(size, ranks, case):
+    outs, *_ = _truth(size, case)
+    for rank, found in enumerate(ranks):
+        got, where = found[case]["out"], f"rank {rank} of {size}, {len(outs[rank])} images"
+        if close(got, outs[rank], 1e-7):
+            continue
+        raise Wrong(_mistake(size, rank, case, got), expected=outs[rank], got=got, where=where)
+
+
+def _mistake(size, rank, case, got):
+    parts = [_images(r, case) for r in range(size)]
+    x, own = torch.cat(parts), parts[rank]
+    weight, bias = (
+        p.detach().view(1, -1, 1, 1)
+        for p in (_prepare(nn.BatchNorm2d(CHANNELS)).weight, _prepare(nn.BatchNorm2d(CHANNELS)).bias)
+    )
+
+    def normalised(mean, var):
+        return (own - mean.view(1, -1, 1, 1)) / (var.view(1, -1, 1, 1) + 1e-5).sqrt()
+
+    def moments(values):
+        return values.mean((0, 2, 3)), values.var((0, 2, 3), unbiased=False)
+
+    each = [moments(part) for part in parts]
+    means, variances = torch.stack([m for m, _ in each]), torch.stack([v for _, v in each])
+    squares = torch.stack([(part**2).mean((0, 2, 3)) for part in parts])
+    if close(got, normalised(*moments(x)), 1e-7):
+        return "scale-forgotten"
+    if size > 1:
+        known = {
+            "own-statistics": moments(own),
+            "variances-averaged": (means.mean(0), variances.mean(0)),
+            "equal-batches-assumed": (means.mean(0), squares.mean(0) - means.mean(0) ** 2),
+        }
+        for slug, (mean, var) in known.items():
+            if close(got, normalised(mean, var) * weight + bias, 1e-7):
+                return slug
+        if case == "uneven":
+            return "equal-batches-assumed"
+    return "normalised-wrong"
+
+
+def _right_gradients(size, ranks, case):
+    _, inputs, norm = _truth(size, case)
+    for rank, found in enumerate(ranks):
+        got, where = found[case]["input"], f"rank {rank} of {size}"
+        if got is None or not close(got, inputs[rank], 1e-7):
+            slug = (
+                "statistics-not-differentiated"
+                if got is None or _detached(size, rank, case, got)
+                else "input-gradient-wrong"
+            )
+            raise Wrong(slug, expected=inputs[rank], got=got if got is not None else "no gradient", where=where)
+    for name in ("weight", "bias"):
+        parts = [found[case][name] for found in ranks]
+        wanted = getattr(norm, name).grad
+        if any(part is None for part in parts) or not close(sum(parts), wanted, 1e-7):
+            raise Wrong("weight-gradient-wrong", expected=wanted, where=f"{size} ranks, summed", name=name)
+
+
+def _detached(size, rank, case, got):
+    """Whether the gradient is the one that takes mean and variance for constants, in full or as far as other ranks go."""
+    x = torch.cat([_images(r, case) for r in range(size)])
+    scale = _prepare(nn.BatchNorm2d(CHANNELS)).weight.detach().view(1, -1, 1, 1)
+    constant = _upstream(rank, case) * scale / (x.var((0, 2, 3), unbiased=False).view(1, -1, 1, 1) + 1e-5).sqrt()
+    return close(got, constant, 1e-7)
+
+
+def _right_running(size, ranks):
+    *_, norm = _truth(size, "uneven")
+    n = sum(rank + 1 for rank in range(size)) * 20
+    fresh = nn.BatchNorm2d(CHANNELS).double()
+    for rank, found in enumerate(ranks):
+        where = f"rank {rank} of {size}"
+        for name, got in found["running"].items():
+            wanted = getattr(norm, name)
+            if close(got, wanted, 1e-7):
+                continue
+            slug = "running-wrong"
+            if close(got, getattr(fresh, name), 1e-12):
+                slug = "running-not-updated"
+            elif name == "running_var" and close((got - 0.81) * n / (n - 1) + 0.81, wanted, 1e-7):
+                slug = "running-biased"
+            raise Wrong(slug, expected=wanted, got=got, where=where, name=name)
+        out, after, calls = found["eval"]
+        x = _images(rank, "uneven")
+        mean, var = (getattr(norm, name).view(1, -1, 1, 1) for name in ("running_mean", "running_var"))
+        wanted = (x - mean) / (var + 1e-5).sqrt() * norm.weight.view(1, -1, 1, 1) + norm.bias.view(1, -1, 1, 1)
+        if not close(out, wanted.detach(), 1e-7) or not close(after, norm.running_mean, 1e-7):
+            raise Wrong("eval-uses-batch", expected=wanted.detach(), got=out, where=where)
+        if calls:
+            raise Wrong("eval-talks", where=where, calls=len(calls))
+        if found["dtype"] != torch.float32:
+            raise Wrong("norm-dtype", where=where, dtype=found["dtype"], wanted=torch.float32)
+
+
+def _right_messages(size, ranks):
+    for rank, found in enumerate(ranks):
+        where = f"rank {rank} of {size}"
+        fair = 2 * 8 * (2 * CHANNELS + 1)
+        if found["even"]["sent"] > 3 * fair:
+            raise Wrong("activations-exchanged", where=where, sent=found["even"]["sent"], fair=fair)
+        if len(found["even"]["calls"]) > 6:
+            raise Wrong("too-many-messages", where=where, calls=len(found["even"]["calls"]))

@@ -1,0 +1,219 @@
+"""Balise 7: a checkpoint written by one rank, whole or not at all, and resumed on another number of ranks."""
+
+import contextlib
+import resource
+import signal
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from dlojz_tp import launch
+from dlojz_tp.checking import Wrong, close
+
+HINTS = {
+    "nothing-saved": "No file was written to `path`.",
+    "all-ranks-write": "Rank {rank} wrote the file, too. Several writers of one file damage it: rank 0 alone writes.",
+    "no-barrier": "Rank {rank} came back before the file was there. It might load, or end the job, too early: wait for "
+    "rank 0.",
+    "whole-module-pickled": "The file does not load with weights_only=True: it holds Python objects. Save state_dicts and "
+    "plain numbers.",
+    "old-file-lost": "Writing failed half-way (the disk was full), and the old checkpoint is gone, too. Write to another "
+    "file in the same folder, and move it into place when it is complete.",
+    "failure-hidden": "Writing failed, and save_checkpoint said nothing. Let the error through.",
+    "module-prefix": "The names in the file start with 'module.': it loads into a wrapped network only. Save the state of "
+    "the network inside.",
+    "epoch-forgotten": "load_checkpoint must return the number of epochs that were done.",
+    "optimizer-forgotten": "The first losses after resuming are right, later ones are not: the optimizer's state (momentum) "
+    "is part of the checkpoint.",
+    "buffers-forgotten": "The parameters came back, the buffers did not. state_dict() has both.",
+    "weights-forgotten": "After loading, the network has not got the weights that were saved.",
+    "ranks-resume-apart": "After loading, the ranks have different states. Each rank has to load.",
+    "no-file-no-zero": "Without a file, load_checkpoint changes nothing and returns 0: {error}",
+    "resume-wrong": "Resumed on {size} ranks, the losses are not those of the uninterrupted run.",
+}
+
+BATCH, EPOCHS, SAVED_AFTER = 12, 4, 2
+
+
+def balise_7(save_checkpoint, load_checkpoint):
+    """Trained on 2 ranks, saved, resumed on 1, 3 and 4; then a disk that fills up while the file is written."""
+    with tempfile.TemporaryDirectory(prefix="dlojz-check-") as folder:
+        path = Path(folder) / "two" / "checkpoint.pt"
+        path.parent.mkdir()
+        yield "rank 0 alone writes, and all ranks come back when the file is there"
+        ranks = launch.ranks(_save, save_checkpoint, path, n=2, timeout=15)
+        _right_saving(path, ranks)
+        yield "the file holds tensors and numbers only, under the network's own names"
+        _right_content(path)
+        yield "resumed on 1, 2, 3 and 4 ranks, the losses are those of the uninterrupted run"
+        truth = _uninterrupted()
+        for size, found in launch.worlds(_resume, load_checkpoint, path, sizes=(1, 2, 3, 4), timeout=15).items():
+            _right_resuming(size, found, truth)
+        yield "where there is no file, training starts from the beginning"
+        _right_beginning(load_checkpoint, Path(folder) / "none.pt")
+        yield "a disk that fills up while writing leaves the old checkpoint whole"
+        before = path.read_bytes()
+        failed = launch.ranks(_save_on_full_disk, save_checkpoint, path, n=1, timeout=15)[0]
+        if not path.exists() or path.read_bytes() != before:
+            raise Wrong("old-file-lost", got="no file" if not path.exists() else "a damaged file")
+        if not failed:
+            raise Wrong("failure-hidden")
+
+
+class Network(nn.Module):
+    """A small network with a buffer that changes at every training step, as batch norm's do."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 6, dtype=torch.float64), nn.Linear(6, 3, dtype=torch.float64)
+        self.register_buffer("temperature", torch.ones((), dtype=torch.float64))
+
+    def forward(self, x):
+        if self.training:
+            self.temperature.mul_(0.97)
+        return self.second(torch.tanh(self.first(x))) / self.temperature
+
+
+def _made(seed=0):
+    torch.manual_seed(seed)
+    model = Network()
+    return model, torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9)
+
+
+def _losses(model, optimizer, epochs):
+    """The mean loss of each step over all ranks; the order of the samples depends on the epoch alone."""
+    generator = torch.Generator().manual_seed(1)
+    x, y = torch.randn(36, 4, generator=generator, dtype=torch.float64), torch.randint(3, (36,), generator=generator)
+    rank, size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+    found = []
+    for epoch in epochs:
+        order = torch.randperm(36, generator=torch.Generator().manual_seed(epoch))
+        for batch in order.split(BATCH):
+            mine = batch[rank::size]
+            loss = F.cross_entropy(model(x[mine]), y[mine])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            mean = loss.detach() / size
+            if size > 1:
+                dist.all_reduce(mean)
+            found.append(mean.item())
+    return found
+
+
+def _uninterrupted():
+    model, optimizer = _made()
+    return _losses(model, optimizer, range(EPOCHS))[SAVED_AFTER * 3 :]
+
+
+def _save(save_checkpoint, path):
+    """On a rank: train, save to a path of its own (who writes?), then to the common one (who waits?)."""
+    rank = dist.get_rank()
+    model, optimizer = _made()
+    parallel = DistributedDataParallel(model)
+    _losses(parallel, optimizer, range(SAVED_AFTER))
+    own = path.parent / f"rank{rank}"
+    own.mkdir()
+    save_checkpoint(own / path.name, parallel, optimizer, SAVED_AFTER)
+    if rank == 0:  # slow to write: who does not wait comes back first
+        model.register_state_dict_post_hook(lambda *_: time.sleep(0.1))
+    save_checkpoint(path, parallel, optimizer, SAVED_AFTER)
+    there = path.exists()
+    dist.barrier()
+    return there, [entry.name for entry in own.iterdir()]
+
+
+def _right_saving(path, ranks):
+    if not path.exists() or not ranks[0][1]:
+        raise Wrong("nothing-saved", expected=f"a file {path.name}", got="no file")
+    for rank, (there, written) in enumerate(ranks):
+        if rank and written:
+            raise Wrong("all-ranks-write", got=", ".join(written), where=f"rank {rank} of 2", rank=rank)
+        if not there:
+            raise Wrong("no-barrier", where=f"rank {rank} of 2", rank=rank)
+
+
+def _right_content(path):
+    try:
+        content = torch.load(path, weights_only=True)
+    except Exception as error:
+        raise Wrong("whole-module-pickled", got=str(error).split("\n")[0][:160]) from error
+    if any(name.startswith("module.") for name in _names(content)):
+        raise Wrong("module-prefix")
+
+
+def _names(tree):
+    if isinstance(tree, dict):
+        for key, value in tree.items():
+            yield str(key)
+            yield from _names(value)
+    elif isinstance(tree, list | tuple):
+        for value in tree:
+            yield from _names(value)
+
+
+def _resume(load_checkpoint, path):
+    """On a rank: load into a network with other weights, and go on. Returns (epoch, state, losses)."""
+    model, optimizer = _made(seed=5 + dist.get_rank())
+    epoch = load_checkpoint(path, model, optimizer)
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    if not isinstance(epoch, int) or epoch != SAVED_AFTER:
+        return epoch, state, []
+    return epoch, state, _losses(DistributedDataParallel(model), optimizer, range(epoch, EPOCHS))
+
+
+def _right_resuming(size, ranks, truth):
+    model, optimizer = _made()
+    _losses(model, optimizer, range(SAVED_AFTER))
+    for rank, (epoch, state, losses) in enumerate(ranks):
+        where = f"rank {rank} of {size}"
+        for name, value in model.state_dict().items():
+            if close(state[name], value, 1e-7):
+                continue
+            if close(ranks[0][1][name], value, 1e-7):
+                raise Wrong("ranks-resume-apart", where=f"{where}, {name}")
+            slug = "buffers-forgotten" if name == "temperature" else "weights-forgotten"
+            raise Wrong(slug, expected=value, got=state[name], where=f"{where}, {name}")
+        if isinstance(epoch, bool) or epoch != SAVED_AFTER:
+            raise Wrong("epoch-forgotten", expected=SAVED_AFTER, got=epoch, where=where)
+        if not close(losses, truth, 1e-7):
+            slug = "optimizer-forgotten" if close(losses[0], truth[0], 1e-7) else "resume-wrong"
+            raise Wrong(slug, expected=truth, got=losses, where=where, size=size)
+
+
+def _right_beginning(load_checkpoint, path):
+    model, optimizer = _made()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    try:
+        epoch = load_checkpoint(path, model, optimizer)
+    except (OSError, RuntimeError, ValueError) as error:
+        raise Wrong("no-file-no-zero", error=f"it raised {type(error).__name__}") from error
+    if (
+        epoch != 0
+        or epoch is False
+        or not all(close(model.state_dict()[name], value) for name, value in before.items())
+    ):
+        raise Wrong("no-file-no-zero", expected=0, got=epoch, error="something else came back")
+
+
+def _save_on_full_disk(save_checkpoint, path):
+    """On a rank: no file may grow beyond half of the checkpoint. Returns whether an error came through."""
+    model, optimizer = _made()
+    _losses(model, optimizer, range(1))
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # writing then fails with an error, as on a full disk
+    limit = path.stat().st_size // 2
+    hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+    try:
+        with contextlib.suppress(OSError, RuntimeError):
+            save_checkpoint(path, model, optimizer, 3)
+            return False
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+    return True

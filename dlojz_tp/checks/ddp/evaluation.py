@@ -1,0 +1,166 @@
+"""Balise 2: validation over ranks, exact where the data set does not divide."""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import Dataset
+
+from dlojz_tp import launch
+from dlojz_tp.checking import Traffic, Wrong, close, nearest
+
+HINTS = {
+    "evaluate-not-two": "Return two Python floats: the mean loss and the accuracy.",
+    "padding-counted": "Some samples were counted twice. A DistributedSampler repeats samples until the ranks have equally "
+    "many: right for training, wrong for a metric.",
+    "tail-not-seen": "Some samples were never seen: drop_last, or a division that leaves a rest, cuts the tail off.",
+    "means-averaged": "This is a mean of means, and the parts differ in size. All-reduce the sums and the number of samples, "
+    "and divide once.",
+    "own-share-only": "Each rank reports its own share of the data set.",
+    "one-rank-knows": "Rank 0 has the right numbers, the others do not: all ranks shall return them.",
+    "whole-set-everywhere": "Rank {rank} went through {read} of {n} samples. With {size} ranks, {fair} are its share.",
+    "empty-share-fails": "With 2 samples and {size} ranks some have none: {error}",
+    "evaluate-train-mode": "The network ran in training mode. Call eval() first, and put back what it was.",
+    "evaluate-records": "The forward pass recorded what a backward pass would need. Use torch.inference_mode().",
+    "message-each-batch": "{calls} collectives for {batches} batches. Add up on each rank first, then talk once.",
+    "results-gathered": "{sent} bytes were sent by a rank. Two sums and a count are enough.",
+    "wrong-metric": "The {what} over the whole data set is wrong.",
+}
+
+SIZES = (23, 8, 2)  # uneven everywhere, even, and fewer samples than ranks
+
+
+def balise_2(evaluate):
+    """Three data sets in worlds of 1 to 4, against one process in float64."""
+    try:
+        worlds = launch.worlds(_evaluated, evaluate, sizes=(1, 2, 3, 4), timeout=20)
+    except launch.RankError as error:
+        if error.kind == "raised" and type(error.cause).__name__ in ("ZeroDivisionError", "IndexError", "ValueError"):
+            raise Wrong("empty-share-fails", size=error.world_size, error=error.summary) from error
+        raise
+    for n in SIZES:
+        yield f"{n} samples over 1, 2, 3 and 4 ranks: loss and accuracy of all of them, on every rank"
+        for size, ranks in worlds.items():
+            _right_values(n, size, [found[n] for found in ranks])
+    yield "each rank goes through its own share, in eval mode, without recording gradients"
+    for size, ranks in worlds.items():
+        for rank, found in enumerate(ranks):
+            _right_work(size, rank, found)
+    yield "one exchange of a few bytes, however many batches"
+    for size, ranks in worlds.items():
+        for rank, found in enumerate(ranks):
+            _right_messages(size, rank, found)
+
+
+class Items(Dataset):
+    """`n` items (x, label); remembers which were asked for."""
+
+    def __init__(self, n):
+        generator = torch.Generator().manual_seed(n)
+        self.x = torch.randn(n, 4, generator=generator)
+        self.y = torch.arange(n) % 3
+        self.asked = []
+
+    def __len__(self):
+        return len(self.y)
+
+    def __getitem__(self, index):
+        self.asked.append(int(index))
+        return self.x[index], self.y[index]
+
+
+class Network(nn.Module):
+    """A linear classifier with dropout; remembers (training, gradients recorded) of each call."""
+
+    def __init__(self):
+        super().__init__()
+        generator = torch.Generator().manual_seed(7)
+        self.weight = nn.Parameter(torch.randn(4, 3, generator=generator))
+        self.drop, self.calls = nn.Dropout(0.5), []
+
+    def forward(self, x):
+        self.calls.append((self.training or self.drop.training, torch.is_grad_enabled()))
+        return self.drop(x) @ self.weight
+
+
+def _evaluated(evaluate):
+    """On a rank: {n: (answer, asked, calls of the network, names of the collectives, bytes sent, training after)}."""
+    found = {}
+    for n in SIZES:
+        data, model = Items(n), Network()
+        with Traffic() as traffic:
+            answer = evaluate(model, data, 3)
+        found[n] = (answer, data.asked, model.calls, traffic.names(), traffic.volume(), model.training)
+    return found
+
+
+def _truth(n, numbers=None):
+    data, model = Items(n), Network().double().eval()
+    numbers = range(n) if numbers is None else numbers
+    x, y = data.x[list(numbers)].double(), data.y[list(numbers)]
+    with torch.no_grad():
+        logits = model(x)
+    return F.cross_entropy(logits, y).item(), (logits.argmax(1) == y).double().mean().item()
+
+
+def _right_values(n, size, ranks):
+    wanted = _truth(n)
+    answers = [found[0] for found in ranks]
+    for rank, answer in enumerate(answers):
+        where = f"rank {rank} of {size}, {n} samples"
+        if answer is None:
+            raise Wrong("nothing-returned")
+        if not isinstance(answer, tuple | list) or len(answer) != 2:
+            raise Wrong("evaluate-not-two", expected="(loss, accuracy)", got=answer, where=where)
+        if not all(isinstance(value, float) for value in answer):
+            raise Wrong("evaluate-not-two", expected="two floats", got=answer, where=where)
+        if close(answer, wanted, 1e-5):
+            continue
+        raise Wrong(
+            _mistake(n, rank, ranks, wanted), expected=wanted, got=answer, where=where, what="loss and accuracy"
+        )
+
+
+def _mistake(n, rank, ranks, wanted):
+    answer = ranks[rank][0]
+    asked = [found[1] for found in ranks]
+    shares = [share for share in asked if share]
+    everything = [number for share in asked for number in share]
+    if rank and close(ranks[0][0], wanted, 1e-5):
+        return "one-rank-knows"
+    if len(ranks) > 1 and asked[rank] and close(answer, _truth(n, asked[rank]), 1e-5):
+        return "own-share-only"
+    each = [_truth(n, share) for share in shares]
+    known = {"means-averaged": tuple(sum(values) / len(each) for values in zip(*each))}
+    if set(everything) != set(range(n)):
+        known["tail-not-seen"] = _truth(n, everything)
+    elif len(everything) > n:
+        known["padding-counted"] = _truth(n, everything)
+    slug = nearest(answer, known, "wrong-metric", 1e-5)
+    if slug == "wrong-metric" and len(set(everything)) < n:
+        return "tail-not-seen"
+    if slug == "wrong-metric" and len(ranks) == 1:  # one rank: what is left is how the batches were put together
+        batches = [_truth(n, asked[0][i : i + 3]) for i in range(0, n, 3)]
+        return nearest(answer, {"means-averaged": tuple(sum(v) / len(batches) for v in zip(*batches))}, slug, 1e-5)
+    return slug
+
+
+def _right_work(size, rank, found):
+    for n in SIZES:
+        _, asked, calls, *_, training = found[n]
+        where, fair = f"rank {rank} of {size}, {n} samples", -(-n // size)
+        if any(mode for mode, _ in calls) or not training:
+            raise Wrong("evaluate-train-mode", where=where)
+        if any(grad for _, grad in calls):
+            raise Wrong("evaluate-records", where=where)
+        if len(asked) > max(fair, n // size + n % size):
+            raise Wrong("whole-set-everywhere", where=where, rank=rank, read=len(asked), n=n, size=size, fair=fair)
+
+
+def _right_messages(size, rank, found):
+    _, asked, _, names, sent, _ = found[SIZES[0]]
+    where = f"rank {rank} of {size}, {SIZES[0]} samples"
+    batches = -(-len(asked) // 3)
+    if len(names) > 3:
+        raise Wrong("message-each-batch", where=where, calls=len(names), batches=batches)
+    if sent > 64:
+        raise Wrong("results-gathered", where=where, sent=sent)

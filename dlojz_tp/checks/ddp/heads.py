@@ -1,0 +1,149 @@
+"""Balise 4: a network with several heads, of which a step uses one."""
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+
+from dlojz_tp import launch
+from dlojz_tp.checking import Wrong, close
+
+HINTS = {
+    "unused-parameters": "DDP still waits for gradients of the head that was not used: {error}",
+    "static-graph": "static_graph promises that every step uses the same parameters. Here the head changes.",
+    "heads-apart": "After {steps} steps the ranks have different weights: their gradients were never averaged.",
+    "head-frozen": "The head {head} has never moved, though it was used.",
+    "other-head-trained": "A head that no rank used in this step has moved.",
+    "heads-wrong-output": "The network's output for a task is no longer that of its head.",
+    "heads-wrong-weights": "The weights are not those of one process that averages the ranks' gradients.",
+    "not-callable-network": "Return something that is called like the network, network(x, task): {error}",
+}
+
+TASKS = [(0, 0, 0, 0), (1, 1, 1, 1), (0, 1, 2, 0), (2, 2, 0, 1), (1, 1, 1, 1)]  # of each step, of each rank
+RATE = 0.1
+
+
+class Network(nn.Module):
+    """A trunk and a head for each task; a step uses one head."""
+
+    def __init__(self, tasks=3, dtype=torch.float64):
+        super().__init__()
+        self.trunk = nn.Linear(4, 6, dtype=dtype)
+        self.heads = nn.ModuleList(nn.Linear(6, 2 + task, dtype=dtype) for task in range(tasks))
+
+    def forward(self, x, task):
+        return self.heads[task](torch.tanh(self.trunk(x)))
+
+
+def balise_4(make_parallel):
+    """Five steps in worlds of 1 to 4, in three of which the ranks use one head, in two of which several."""
+    yield "five steps go through, though each leaves heads unused"
+    try:
+        worlds = launch.worlds(_trained, make_parallel, sizes=(1, 2, 3, 4), timeout=10)
+    except launch.RankError as error:
+        raise _named(error) from error
+    yield "the output of a task is that of its head"
+    for size, ranks in worlds.items():
+        for rank, found in enumerate(ranks):
+            if not found["output"]:
+                raise Wrong("heads-wrong-output", where=f"rank {rank} of {size}")
+    yield "the weights are those of one process that averages the gradients of all ranks"
+    for size, ranks in worlds.items():
+        _right_weights(size, [found["weights"] for found in ranks])
+
+
+def _named(error):
+    text = f"{error} {error.traceback}"
+    first = error.summary
+    if "mark" in text and "ready" in text or "static_graph" in text or "static graph" in text:
+        return Wrong("static-graph", got=first)
+    if "finished reduction" in text or "unused" in text or error.kind == "hung":
+        return Wrong("unused-parameters", got=first, error=first.split(". ")[0][:160])
+    if isinstance(error.cause, TypeError):
+        return Wrong("not-callable-network", got=first, error=str(error.cause))
+    return error
+
+
+def _batch(rank, step):
+    generator = torch.Generator().manual_seed(10 * step + rank)
+    x = torch.randn(3, 4, generator=generator, dtype=torch.float64)
+    return x, torch.randint(2, (3,), generator=generator)
+
+
+def _network(seed):
+    torch.manual_seed(seed)
+    return Network()
+
+
+def _trained(make_parallel):
+    rank = dist.get_rank()
+    network = _network(seed=rank)
+    parallel = make_parallel(network, torch.device("cpu"))
+    weights, output = [], True
+    # the parameters of the network that is trained, also where the answer changed or copied the network
+    parameters = dict(parallel.named_parameters())
+    optimizer = torch.optim.SGD(parameters.values(), lr=RATE)
+    for step, tasks in enumerate(TASKS):
+        x, y = _batch(rank, step)
+        logits = parallel(x, tasks[rank])
+        state = {_plain(name): p.detach().clone() for name, p in parameters.items()}
+        output &= logits.shape == (3, 2 + tasks[rank]) and close(logits, _forward(state, x, tasks[rank]), 1e-9)
+        optimizer.zero_grad()
+        F.cross_entropy(logits, y).backward()
+        optimizer.step()
+        weights.append({_plain(name): p.detach().clone() for name, p in parameters.items()})
+    return {"weights": weights, "output": output}
+
+
+def _plain(name):
+    """The name of a parameter without the wrappers around it: "trunk.weight", "heads.1.bias"."""
+    parts = name.split(".")
+    start = next((i for i, part in enumerate(parts) if part in ("trunk", "heads")), 0)
+    return ".".join(parts[start:])
+
+
+def _forward(state, x, task):
+    hidden = torch.tanh(F.linear(x, state["trunk.weight"], state["trunk.bias"]))
+    return F.linear(hidden, state[f"heads.{task}.weight"], state[f"heads.{task}.bias"])
+
+
+def _truth(size):
+    """One process: the mean over ranks of the ranks' gradients, zero for what a rank did not use."""
+    state = {name: p.detach().clone().requires_grad_() for name, p in _network(seed=0).named_parameters()}
+    weights = []
+    for step, tasks in enumerate(TASKS):
+        batches = [_batch(rank, step) for rank in range(size)]
+        loss = sum(F.cross_entropy(_forward(state, x, tasks[r]), y) for r, (x, y) in enumerate(batches)) / size
+        gradients = torch.autograd.grad(loss, list(state.values()), allow_unused=True)
+        with torch.no_grad():
+            for value, gradient in zip(state.values(), gradients):
+                if gradient is not None:
+                    value -= RATE * gradient
+        weights.append({name: value.detach().clone() for name, value in state.items()})
+    return weights
+
+
+def _right_weights(size, ranks):
+    truth = _truth(size)
+    for step, wanted in enumerate(truth):
+        for rank, weights in enumerate(ranks):
+            got = weights[step]
+            where = f"rank {rank} of {size}, after step {step}"
+            for name, value in wanted.items():
+                if name in got and close(got[name], value, 1e-9):
+                    continue
+                slug = _mistake(size, ranks, step, name)
+                fields = {"steps": step + 1, "head": name.split(".")[1]}
+                raise Wrong(slug, where=where, expected=value, got=got.get(name, "lost"), **fields)
+
+
+def _mistake(size, ranks, step, name):
+    if any(not close(weights[step][name], ranks[0][step][name], 1e-9) for weights in ranks):
+        return "heads-apart"
+    if name.startswith("heads."):
+        start = _network(seed=0).state_dict()[name]
+        if int(name.split(".")[1]) not in TASKS[step][:size]:
+            return "other-head-trained"
+        if close(ranks[0][-1][name], start, 1e-12):
+            return "head-frozen"
+    return "heads-wrong-weights"

@@ -1,0 +1,200 @@
+"""Balise 8: a batch script for Slurm, parsed, and tried where there is a Slurm."""
+
+import contextlib
+import re
+import shlex
+import shutil
+import subprocess
+
+from dlojz_tp.checking import Wrong
+
+HINTS = {
+    "not-text": "Return the script as one string.",
+    "no-shebang": "The first line tells who runs the script: #!/bin/bash",
+    "broken-shell": "bash cannot read the script: {error}",
+    "directive-after-command": "Slurm reads #SBATCH lines up to the first command only: {line} comes after it.",
+    "directive-misspelt": "Directives start with #SBATCH, without a blank after the hash and in capitals: {line}",
+    "nodes-wrong": "Ask for the number of nodes with --nodes.",
+    "one-task-a-node": "That starts {found} processes. Each GPU wants one: ntasks-per-node is the number of GPUs of a node.",
+    "gpus-missing": "No GPUs are asked for: the node's GPUs would not be visible to the job.",
+    "gpus-wrong": "GPUs are asked for by node: {found} on each of {nodes} nodes came out, {wanted} were asked for.",
+    "cores-missing": "Without --cpus-per-task a process has one core, and its loader's workers share it.",
+    "cores-wrong": "A process needs {wanted} cores, {found} were asked for.",
+    "no-time": "No time limit: the partition's default holds, and the job waits longer or ends too early.",
+    "time-wrong": "The time limit reads as {found} minutes. Slurm takes minutes, or hours:minutes:seconds.",
+    "no-srun": "The command must be started by srun: else it runs once, on the first node.",
+    "command-missing": "srun does not start the command.",
+    "output-overwritten": "The output file has no job number in its name (%j): the next job overwrites it.",
+    "name-missing": "Name the job with --job-name: it is how you find it in the queue.",
+    "slurm-refused": "Slurm refused the script: {error}",
+}
+
+CASES = (
+    {"nodes": 2, "gpus_per_node": 4, "cpus_per_gpu": 10, "minutes": 90, "command": "python train.py --epochs 90"},
+    {"nodes": 1, "gpus_per_node": 1, "cpus_per_gpu": 3, "minutes": 5, "command": "python evaluate.py"},
+    {"nodes": 16, "gpus_per_node": 8, "cpus_per_gpu": 12, "minutes": 1500, "command": "python -m trainer 'two words'"},
+)
+
+
+def balise_8(batch_script):
+    """Three jobs: what Slurm and bash would read in their scripts."""
+    scripts = [batch_script(**case) for case in CASES]
+    yield "a shell script with its directives at the top"
+    parsed = [_parse(script) for script in scripts]
+    yield "nodes, one process for each GPU, its GPUs and its cores"
+    for case, (options, _) in zip(CASES, parsed):
+        _right_resources(case, options)
+    yield "a time limit, a name, an output file that the next job does not overwrite"
+    for case, (options, _) in zip(CASES, parsed):
+        _right_frame(case, options)
+    yield "srun starts the command"
+    for case, (_, commands) in zip(CASES, parsed):
+        _right_command(case, commands)
+    if shutil.which("sbatch"):
+        yield "this machine's Slurm accepts it"
+        _accepted(batch_script)
+
+
+def _parse(script):
+    """(options of the directives, lines of commands) of a script."""
+    if script is None:
+        raise Wrong("nothing-returned")
+    if not isinstance(script, str):
+        raise Wrong("not-text", got=script)
+    lines = script.splitlines()
+    if not lines or not re.match(r"#!\s*/\S*\b(bash|sh)\b|#!\s*/usr/bin/env (bash|sh)\b", lines[0]):
+        raise Wrong("no-shebang", got=lines[0] if lines else "an empty script")
+    checked = subprocess.run(["bash", "-n"], input=script, text=True, capture_output=True, timeout=10)
+    if checked.returncode:
+        raise Wrong("broken-shell", error=checked.stderr.strip().split("\n")[0])
+    options, commands = {}, []
+    for line in lines[1:]:
+        if line.startswith("#SBATCH"):
+            if commands:
+                raise Wrong("directive-after-command", line=line)
+            options.update(_options(line.removeprefix("#SBATCH")))
+        elif re.match(r"\s*#+\s*sbatch\b", line, re.IGNORECASE):
+            raise Wrong("directive-misspelt", line=line.strip())
+        elif line.strip() and not line.lstrip().startswith("#"):
+            commands.append(line)
+    return options, commands
+
+
+_SHORT = {"N": "nodes", "n": "ntasks", "c": "cpus-per-task", "t": "time", "J": "job-name", "o": "output", "G": "gpus"}
+
+
+def _options(text):
+    words, found = shlex.split(text, comments=True), {}
+    while words:
+        word = words.pop(0)
+        name, equals, value = word.lstrip("-").partition("=")
+        if not word.startswith("--"):
+            short = word.lstrip("-")
+            name, value, equals = _SHORT.get(short[:1], short[:1]), short[1:].lstrip("="), short[1:]
+        if not equals and words and not words[0].startswith("-"):
+            value = words.pop(0)
+        found[name] = value
+    return found
+
+
+def _number(options, name, default=None):
+    value = options.get(name)
+    return int(value) if value is not None and value.isdigit() else default
+
+
+def _count(value):
+    """The number in "4", "gpu:4" or "gpu:v100:4"."""
+    last = value.rsplit(":", 1)[-1]
+    return int(last) if last.isdigit() else 1 if value == "gpu" else None
+
+
+def _right_resources(case, options):
+    nodes, gpus, cores = case["nodes"], case["gpus_per_node"], case["cpus_per_gpu"]
+    where = f"{nodes} nodes with {gpus} GPUs, {cores} cores a GPU"
+    asked = _number(options, "nodes")
+    if asked != nodes:
+        raise Wrong("nodes-wrong", expected=nodes, got=options.get("nodes", "no --nodes"), where=where)
+    tasks = _number(options, "ntasks-per-node")
+    total = tasks * nodes if tasks is not None else _number(options, "ntasks")
+    if total is None and "gpus-per-task" not in options:
+        total = nodes
+    if total is not None and total != nodes * gpus:
+        raise Wrong("one-task-a-node", expected=f"{nodes * gpus} processes", got=total, where=where, found=total)
+    _right_gpus(options, nodes, gpus, total, where)
+    found = _number(options, "cpus-per-task")
+    if found is None and "cpus-per-gpu" in options:
+        found = _number(options, "cpus-per-gpu")
+    if found is None:
+        raise Wrong("cores-missing", where=where)
+    if found != cores:
+        raise Wrong("cores-wrong", expected=cores, got=found, where=where, found=found, wanted=cores)
+
+
+def _right_gpus(options, nodes, gpus, tasks, where):
+    each = None
+    for name in ("gres", "gpus-per-node"):
+        if name in options:
+            each = _count(options[name])
+    if each is None and "gpus" in options:
+        each = (_count(options["gpus"]) or 0) / nodes
+    if each is None and "gpus-per-task" in options:
+        each = (_count(options["gpus-per-task"]) or 0) * (tasks or nodes * gpus) / nodes
+    if each is None:
+        raise Wrong("gpus-missing", where=where)
+    if each != gpus:
+        raise Wrong("gpus-wrong", expected=gpus, got=each, where=where, found=f"{each:g}", nodes=nodes, wanted=gpus)
+
+
+def _right_frame(case, options):
+    if "time" not in options:
+        raise Wrong("no-time")
+    minutes = _minutes(options["time"])
+    if minutes is None or abs(minutes - case["minutes"]) > 1e-9:
+        found = "nothing" if minutes is None else f"{minutes:g}"
+        raise Wrong("time-wrong", expected=f"{case['minutes']} minutes", got=options["time"], found=found)
+    if not options.get("job-name"):
+        raise Wrong("name-missing")
+    if "output" in options and not re.search(r"%[0-9]*[jJA]", options["output"]):
+        raise Wrong("output-overwritten", got=options["output"])
+
+
+def _minutes(text):
+    """Minutes of a Slurm time: "minutes", "minutes:seconds", "h:m:s", "days-hours", "days-h:m", "days-h:m:s"."""
+    days, dash, rest = text.rpartition("-")
+    parts = rest.split(":")
+    if not all(part.isdigit() for part in parts) or (dash and not days.isdigit()):
+        return None
+    numbers = [int(part) for part in parts]
+    if dash:
+        hours, minutes, seconds = (*numbers, 0, 0)[:3]
+        return int(days) * 1440 + hours * 60 + minutes + seconds / 60
+    if len(numbers) == 3:
+        return numbers[0] * 60 + numbers[1] + numbers[2] / 60
+    return numbers[0] + (numbers[1] / 60 if len(numbers) == 2 else 0)
+
+
+def _right_command(case, commands):
+    wanted = shlex.split(case["command"])
+    started = [line for line in _joined(commands) if re.search(r"\bsrun\b", line)]
+    if not started:
+        raise Wrong("no-srun", got=commands[-1] if commands else "no command")
+    for line in started:
+        with contextlib.suppress(ValueError):
+            words = shlex.split(line)
+            if words[-len(wanted) :] == wanted and "srun" in words[: -len(wanted)]:
+                return
+    raise Wrong("command-missing", expected=f"srun … {case['command']}", got=started[-1].strip())
+
+
+def _joined(lines):
+    """Lines with those that end in a backslash put together."""
+    return "\n".join(lines).replace("\\\n", " ").splitlines()
+
+
+def _accepted(batch_script):
+    script = batch_script(nodes=1, gpus_per_node=1, cpus_per_gpu=1, minutes=1, command="true")
+    tried = subprocess.run(["sbatch", "--test-only"], input=script, text=True, capture_output=True, timeout=20)
+    text = (tried.stderr or tried.stdout).strip().split("\n")[-1]
+    # what only this centre knows (account, partition, its GPUs) is not the script's fault
+    if tried.returncode and re.search(r"unrecognized|invalid option|[Bb]atch script|directive|time limit spec", text):
+        raise Wrong("slurm-refused", error=text)

@@ -1,0 +1,211 @@
+"""Balise 1, second part: the training function made parallel, replayed in one process."""
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import Dataset
+
+from dlojz_tp import launch
+from dlojz_tp.checking import Wrong, close
+from dlojz_tp.checks.ddp import world
+
+HINTS = {
+    **world.HINTS,
+    "not-two": "Return two things: the trained module and the list of losses.",
+    "wrapper-returned": "That is the DDP wrapper. Its .module is the network that the rest of the program knows.",
+    "no-sampler": "Every rank saw the same samples: each must take its own share of them. See DistributedSampler.",
+    "shares-overlap": "In one epoch {n} samples were seen several times while others were never seen.",
+    "not-shuffled": "The samples came in the order of the data set. Training wants them shuffled.",
+    "set-epoch-forgotten": "Every epoch saw the same order. The sampler mixes its epoch number into its seed: tell it, with "
+    "set_epoch.",
+    "batch-not-shared": "A step saw {found} samples, {wanted} were asked for: batch_size is that of all ranks together.",
+    "batches-differ": "In step {step} the ranks had batches of different sizes: {sizes}.",
+    "no-ddp": "The ranks ended with different weights: their gradients were never averaged, or they started apart.",
+    "divided-twice": "The gradients are world_size times too small. DDP averages over the ranks already.",
+    "summed-gradients": "The gradients are world_size times too large. DDP averages: nothing must be multiplied.",
+    "gradients-not-cleared": "The first step is right, the next are not: gradients add up until they are cleared.",
+    "wrong-training": "The weights are not those of one process that trains on the whole batches.",
+    "losses-not-numbers": "Return a list with one Python float an epoch.",
+    "loss-of-one-rank": "Each rank reports the loss of its own share. Add up over the ranks what each has seen.",
+    "loss-summed": "This is a sum over ranks, not a mean over samples.",
+    "loss-unweighted": "This is a mean over batches. The last one is smaller: weight by samples.",
+    "wrong-loss-reported": "The losses are not the mean over all samples of the epoch, taken before each update.",
+}
+
+N, BATCH, EPOCHS, RATE = 29, 12, 2, 0.3
+
+
+def balise_1(join_world, train):
+    """Ranks as launch, torchrun and srun start them; then training in worlds of 1 to 4, replayed in one process."""
+    yield from world.join(join_world)
+    worlds = launch.worlds(_trained, train, sizes=(1, 2, 3, 4), timeout=20)
+    yield "each rank takes its own share, in another order each epoch"
+    for size, ranks in worlds.items():
+        _right_form(size, ranks)
+        _right_shares(size, ranks)
+    yield "the weights are those of one process that trains on the whole batches"
+    for size, ranks in worlds.items():
+        _right_weights(size, ranks)
+    yield "every rank reports the mean loss over all samples"
+    for size, ranks in worlds.items():
+        _right_losses(size, ranks)
+
+
+class Numbered(Dataset):
+    """Items (x, label); x[0] is the sample's number, by which the network knows what it is shown."""
+
+    def __init__(self):
+        generator = torch.Generator().manual_seed(1)
+        self.x = torch.randn(N, 5, generator=generator, dtype=torch.float64)
+        self.x[:, 0] = torch.arange(N)
+        self.y = torch.randint(3, (N,), generator=generator)
+
+    def __len__(self):
+        return N
+
+    def __getitem__(self, index):
+        return self.x[index], self.y[index]
+
+
+class Noticing(nn.Module):
+    """A linear network; remembers the numbers of the samples of each training batch."""
+
+    def __init__(self, seed):
+        super().__init__()
+        generator = torch.Generator().manual_seed(seed)
+        self.weight = nn.Parameter(torch.randn(3, 4, generator=generator, dtype=torch.float64) / 2)
+        self.seen = []
+
+    def forward(self, x):
+        if torch.is_grad_enabled():
+            self.seen.append([round(number) for number in x[:, 0].tolist()])
+        return x[:, 1:] @ self.weight.T
+
+
+def _trained(train):
+    """On a rank: (kind of model returned, weights, batches seen, losses)."""
+    rank, made = dist.get_rank(), []
+
+    def make_model():
+        made.append(Noticing(seed=rank))  # each rank starts elsewhere
+        return made[-1]
+
+    answer = train(make_model, Numbered(), EPOCHS, BATCH, RATE)
+    if not isinstance(answer, tuple | list) or len(answer) != 2:
+        return "not two", None, [], answer
+    model, losses = answer
+    kind = (
+        "wrapper"
+        if isinstance(model, DistributedDataParallel)
+        else "module"
+        if isinstance(model, nn.Module)
+        else "none"
+    )
+    weight = made[0].weight.detach() if made else None
+    return kind, weight, made[0].seen if made else [], losses
+
+
+def _right_form(size, ranks):
+    for rank, (kind, _, _, losses) in enumerate(ranks):
+        where = f"rank {rank} of {size}"
+        if kind == "not two" and losses is None:
+            raise Wrong("nothing-returned")
+        if kind in ("not two", "none"):
+            raise Wrong("not-two", expected="(module, losses)", got=losses, where=where)
+        if kind == "wrapper":
+            raise Wrong("wrapper-returned", where=where)
+
+
+def _epochs(seen):
+    """The batches of each epoch: as many steps in each."""
+    steps = len(seen) // EPOCHS
+    return [seen[e * steps : (e + 1) * steps] for e in range(EPOCHS)]
+
+
+def _right_shares(size, ranks):
+    where = f"{size} rank{'s' * (size > 1)}"
+    all_seen = [seen for _, _, seen, _ in ranks]
+    for step, batches in enumerate(zip(*all_seen)):
+        sizes = [len(batch) for batch in batches]
+        if len(set(sizes)) > 1:
+            raise Wrong("batches-differ", where=where, step=step, sizes=sizes)
+    if size > 1 and all(seen == all_seen[0] for seen in all_seen):
+        raise Wrong("no-sampler", where=where)
+    first = sum(len(seen[0]) for seen in all_seen)
+    if first != BATCH:
+        raise Wrong("batch-not-shared", expected=BATCH, got=first, where=where, found=first, wanted=BATCH)
+    orders = [
+        [number for batches in zip(*epoch) for batch in batches for number in batch] for epoch in _by_epoch(all_seen)
+    ]
+    for order in orders:
+        repeated, missing = len(order) - len(set(order)), N - len(set(order))
+        if repeated and missing or repeated >= BATCH or missing >= BATCH:
+            raise Wrong("shares-overlap", got=f"{repeated} repeated, {missing} missing", where=where, n=repeated)
+    if any(seen[0] == sorted(seen[0]) and len(seen[0]) > 2 for seen in all_seen[:1]):
+        raise Wrong("not-shuffled", got=f"first batch {all_seen[0][0]}", where=where)
+    if all(_epochs(seen)[0] == _epochs(seen)[1] for seen in all_seen):
+        raise Wrong("set-epoch-forgotten", where=where)
+
+
+def _by_epoch(all_seen):
+    return list(zip(*[_epochs(seen) for seen in all_seen]))
+
+
+def _replay(size, ranks, scale=1.0, clear=True):
+    """One process on the whole batches: (weight, mean loss of each epoch, mean over batches of each epoch)."""
+    data, model = Numbered(), Noticing(seed=0)
+    losses, means = [], []
+    for epoch in _by_epoch([seen for _, _, seen, _ in ranks]):
+        total, count, each = 0.0, 0, []
+        for batches in zip(*epoch):
+            numbers = [number for batch in batches for number in batch]
+            loss = F.cross_entropy(model(data.x[numbers]), data.y[numbers])
+            (gradient,) = torch.autograd.grad(loss, model.weight)
+            kept = gradient if clear or model.weight.grad is None else model.weight.grad + gradient
+            model.weight.grad = kept
+            with torch.no_grad():
+                model.weight -= RATE * scale * kept
+            total, count = total + loss.item() * len(numbers), count + len(numbers)
+            each.append(loss.item())
+        losses.append(total / count)
+        means.append(sum(each) / len(each))
+    return model.weight.detach(), losses, means
+
+
+def _right_weights(size, ranks):
+    weights = [weight for _, weight, *_ in ranks]
+    where = f"{size} rank{'s' * (size > 1)}"
+    if not all(close(weight, weights[0], 1e-9) for weight in weights):
+        raise Wrong("no-ddp", where=where)
+    if close(weights[0], _replay(size, ranks)[0], 1e-7):
+        return
+    for slug, options in (
+        ("divided-twice", {"scale": 1 / size}),
+        ("summed-gradients", {"scale": size}),
+        ("gradients-not-cleared", {"clear": False}),
+    ):
+        if close(weights[0], _replay(size, ranks, **options)[0], 1e-7):
+            raise Wrong(slug, where=where)
+    raise Wrong("wrong-training", expected=_replay(size, ranks)[0], got=weights[0], where=where)
+
+
+def _right_losses(size, ranks):
+    _, wanted, means = _replay(size, ranks)
+    for rank, (*_, losses) in enumerate(ranks):
+        where = f"rank {rank} of {size}"
+        numbers = isinstance(losses, list | tuple) and all(isinstance(x, float) for x in losses)
+        if not numbers or len(losses) != EPOCHS:
+            raise Wrong("losses-not-numbers", expected=f"{EPOCHS} floats", got=losses, where=where)
+        if close(losses, wanted, 1e-5):
+            continue
+        if close(losses, means, 1e-5):
+            slug = "loss-unweighted"
+        elif any(not close(list(other[3]), list(losses), 1e-7) for other in ranks):
+            slug = "loss-of-one-rank"
+        elif any(close(losses, [x * k for x in wanted], 1e-5) for k in (size, N, len(_epochs(ranks[0][2])[0]))):
+            slug = "loss-summed"
+        else:
+            slug = "wrong-loss-reported"
+        raise Wrong(slug, expected=wanted, got=losses, where=where)

@@ -1,0 +1,160 @@
+"""Balise 1, first part: a process group and a device, wherever ranks are started."""
+
+import contextlib
+import os
+import socket
+import tempfile
+from pathlib import Path
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+
+from dlojz_tp import launch
+from dlojz_tp.checking import Wrong
+
+HINTS = {
+    "group-started-twice": "There was a process group already, and join_world started another. Ask dist.is_initialized().",
+    "group-not-started": "After join_world there is no process group: {started}.",
+    "slurm-unknown": "srun sets SLURM_PROCID, SLURM_NTASKS and SLURM_LOCALID, not RANK, WORLD_SIZE and LOCAL_RANK. Take "
+    "those where these are missing.",
+    "no-device": "Return the device of this rank, a torch.device.",
+    "gpu-of-another-rank": "The GPU follows the rank on its node (LOCAL_RANK), not the rank in the world: a node has no "
+    "GPU number {rank}.",
+    "one-gpu-for-all": "All ranks got the same GPU. Each takes the one with the number of its local rank.",
+    "gpu-not-used": "There is a GPU for each rank, and the device is {device}.",
+    "gpu-invented": "There is no GPU here, and the device is {device}.",
+    "wrong-backend": "NCCL talks between GPUs, gloo between CPUs: here the backend was {backend}.",
+}
+
+
+def join(join_world):
+    """The claims on `join_world`."""
+    yield "a process group, started by launch, torchrun or srun"
+    with tempfile.TemporaryDirectory(prefix="dlojz-store-") as folder:
+        for rank, seen in enumerate(launch.ranks(_joined, join_world, _free_port(), folder, n=2, timeout=15)):
+            _right_groups(rank, seen)
+    yield "the device of each rank, on a node with 4 GPUs and on one without"
+    _right_devices(launch.ranks(_on_gpus, join_world, n=1, timeout=10)[0])
+
+
+def _free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+@contextlib.contextmanager
+def _store_in(folder):
+    """Ranks meet in a file, not at a port that listens: else the group starts as the environment says."""
+    begin = dist.init_process_group
+
+    def started(backend=None, init_method=None, timeout=None, world_size=-1, rank=-1, **options):
+        for number, name in ((rank, "RANK"), (world_size, "WORLD_SIZE")):
+            if number < 0 and name not in os.environ:
+                raise ValueError(f"environment variable {name} expected, but not set")
+        rank = int(os.environ["RANK"]) if rank < 0 else rank
+        world_size = int(os.environ["WORLD_SIZE"]) if world_size < 0 else world_size
+        if dist.is_initialized():
+            raise ValueError("trying to initialize the default process group twice!")
+        begin("gloo", store=dist.FileStore(str(folder), world_size), world_size=world_size, rank=rank)
+
+    with mock.patch.object(dist, "init_process_group", started):
+        yield
+
+
+def _joined(join_world, port, folder):
+    """On a rank: join three worlds; for each (what went wrong, rank, world size, sum over ranks, device)."""
+    rank, size, found = dist.get_rank(), dist.get_world_size(), []
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    torchrun = {"RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": str(rank), **address}
+    slurm = {"SLURM_PROCID": str(rank), "SLURM_NTASKS": str(size), "SLURM_LOCALID": str(rank), **address}
+    for how, environment in (("launch", None), ("torchrun", torchrun), ("srun", slurm)):
+        error = device = None
+        if environment:
+            dist.destroy_process_group()
+            for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+                os.environ.pop(name, None)
+            os.environ.update(environment)
+        try:
+            with _store_in(Path(folder) / how):
+                device = join_world()
+        except (ValueError, KeyError, RuntimeError) as raised:
+            error = f"{type(raised).__name__}: {raised}".split("\n")[0]
+        if error or not dist.is_initialized():
+            return [*found, (how, error or "nothing was raised", None, device)]
+        total = torch.ones(())
+        dist.all_reduce(total)
+        found.append((how, None, (dist.get_rank(), dist.get_world_size(), int(total)), device))
+    return found
+
+
+def _right_groups(rank, seen):
+    for how, error, group, device in seen:
+        where = f"rank {rank} of 2, started by {how}"
+        if error is not None:
+            twice = how == "launch" and "twice" in error
+            unknown = how == "srun"
+            slug = "group-started-twice" if twice else "slurm-unknown" if unknown else "group-not-started"
+            raise Wrong(slug, got=error, where=where, started=f"it was started by {how}")
+        if group != (rank, 2, 2):
+            got = f"rank {group[0]} of {group[1]}"
+            raise Wrong("group-not-started", expected=f"rank {rank} of 2", got=got, where=where, started=got)
+        if not isinstance(device, torch.device | str):
+            raise Wrong("no-device", got=device, where=where)
+        if torch.device(device).type != "cpu" and not torch.cuda.is_available():
+            raise Wrong("gpu-invented", expected="cpu", got=str(device), where=where, device=device)
+
+
+def _on_gpus(join_world):
+    """On a rank: pretend to be several ranks of two nodes; for each (rank, local rank, gpus, device, backend)."""
+    dist.destroy_process_group()
+    seen = []
+    for rank, local, gpus in ((0, 0, 4), (3, 3, 4), (6, 2, 4), (5, 1, 0)):
+        started = []
+        current = []
+        os.environ.update(RANK=str(rank), LOCAL_RANK=str(local), WORLD_SIZE="8", LOCAL_WORLD_SIZE="4")
+        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="1")
+        os.environ.pop("DLOJZ_LAUNCH_DEVICE", None)
+        with (
+            mock.patch.object(torch.cuda, "is_available", lambda gpus=gpus: gpus > 0),
+            mock.patch.object(torch.cuda, "device_count", lambda gpus=gpus: gpus),
+            mock.patch.object(torch.cuda, "set_device", current.append),
+            mock.patch.object(
+                torch.cuda, "current_device", lambda c=current: torch.device("cuda", c[-1]).index if c else 0
+            ),
+            mock.patch.object(torch.accelerator, "is_available", lambda gpus=gpus: gpus > 0),
+            mock.patch.object(torch.accelerator, "set_device_index", current.append),
+            mock.patch.object(dist, "init_process_group", lambda *a, **k: started.append(_backend(*a, **k))),  # noqa: B023
+        ):
+            device = join_world()
+        device = None if device is None else torch.device(device)
+        if device is not None and device.type == "cuda" and device.index is None and current:
+            device = torch.device(
+                "cuda", torch.device(current[-1]).index if not isinstance(current[-1], int) else current[-1]
+            )
+        seen.append((rank, local, gpus, device, started[0] if started else None))
+    return seen
+
+
+def _backend(backend=None, *_, **__):
+    return backend
+
+
+def _right_devices(seen):
+    indices = {device.index for *_, gpus, device, _ in seen if device is not None and gpus}
+    for rank, local, gpus, device, backend in seen:
+        where = f"rank {rank}, local rank {local}, {gpus} GPUs on the node"
+        if device is None:
+            raise Wrong("no-device", where=where)
+        if not gpus:
+            if device.type != "cpu":
+                raise Wrong("gpu-invented", expected="cpu", got=str(device), where=where, device=device)
+        elif device.type != "cuda":
+            raise Wrong("gpu-not-used", expected=f"cuda:{local}", got=str(device), where=where, device=device)
+        elif device.index != local:
+            slug = "one-gpu-for-all" if len(indices) == 1 else "gpu-of-another-rank"
+            raise Wrong(slug, expected=f"cuda:{local}", got=str(device), where=where, rank=rank)
+        good = (None, "nccl", "cpu:gloo,cuda:nccl") if gpus else (None, "gloo", "cpu:gloo,cuda:nccl")
+        if backend not in good:
+            raise Wrong("wrong-backend", expected="nccl" if gpus else "gloo", got=backend, where=where, backend=backend)
