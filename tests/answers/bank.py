@@ -7,12 +7,19 @@
 
     @bank.right(2)
     def distributed_sum(values): ...
+
+An answer of several functions: `bank.several(2, "slug", first, second)`. A slip in an otherwise right answer:
+`bank.slip(2, "slug", ("text of the solution", "what the trainee wrote"))`.
 """
 
+import ast
+import functools
 import sys
 from dataclasses import dataclass
 
 import cloudpickle
+
+from dlojz_tp import source
 
 
 @dataclass(frozen=True)
@@ -46,7 +53,36 @@ class Bank:
         """Decorator: this answer to `balise` must pass."""
         return lambda answer: self._add(balise, None, answer)
 
+    def several(self, balise: int, slug: str | None, *answers):
+        """An answer made of several functions or classes; slug None for a right one."""
+        self._append(balise, slug, answers)
+
+    def slip(self, balise: int, slug: str | None, *changes: tuple[str, str]):
+        """The solution with some of its text changed, (old, new) each; slug None where it stays right."""
+        work = source.find(self.work)
+        code = work.balises[balise].code
+        for old, new in changes:
+            assert code.count(old) >= 1, f"the solution of balise {balise} has no {old!r}"
+            code = code.replace(old, new)
+        namespace = {"__name__": "__main__"}  # functions of __main__ go to ranks by value
+        exec(_imports(work.name), namespace)
+        exec(compile(code, f"<slip in balise {balise}>", "exec"), namespace)
+        self._append(balise, slug, tuple(namespace[name] for name in work.balises[balise].answers))
+
     def _add(self, balise, slug, answer):
-        line = sys._getframe(2).f_lineno
-        self.answers.append(Answer(self.work, balise, slug, (answer,), line))
+        self._append(balise, slug, (answer,))
         return answer
+
+    def _append(self, balise, slug, answers):
+        frame = sys._getframe(1)
+        while frame.f_code.co_name != "<module>":
+            frame = frame.f_back
+        self.answers.append(Answer(self.work, balise, slug, answers, frame.f_lineno))
+
+
+@functools.cache
+def _imports(name: str):
+    """The imports of a practical work's setup cells, compiled: what its solutions need."""
+    cells = [cell.text for cell in source.find(name).cells if cell.kind == "code" and "setup" in cell.options]
+    nodes = [node for text in cells for node in ast.parse(text).body if isinstance(node, ast.Import | ast.ImportFrom)]
+    return compile(ast.Module(nodes, []), "<imports>", "exec")

@@ -47,8 +47,8 @@ def balise_6(balance):
 
 def _hard():
     generator = torch.Generator().manual_seed(5)
+    yield [90, 10, 10, 10, 10, 10, 10, 10, 10, 10], 2  # equal counts are far from equal work
     yield [1, 1, 1, 1, 1, 1, 1, 1, 8], 2  # the long one comes last
-    yield [90, 1, 1, 1, 1, 1, 1, 1, 1, 1], 2  # equal counts are far from equal work
     yield [3, 3, 2, 2, 2], 2
     yield [5, 5, 4, 4, 3, 3, 3], 3  # the worst case of the bound
     for world_size in (2, 3, 4):

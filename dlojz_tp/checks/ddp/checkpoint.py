@@ -112,6 +112,10 @@ def _uninterrupted():
     return _losses(model, optimizer, range(EPOCHS))[SAVED_AFTER * 3 :]
 
 
+def _slowly(*_):
+    time.sleep(0.1)
+
+
 def _save(save_checkpoint, path):
     """On a rank: train, save to a path of its own (who writes?), then to the common one (who waits?)."""
     rank = dist.get_rank()
@@ -122,7 +126,7 @@ def _save(save_checkpoint, path):
     own.mkdir()
     save_checkpoint(own / path.name, parallel, optimizer, SAVED_AFTER)
     if rank == 0:  # slow to write: who does not wait comes back first
-        model.register_state_dict_post_hook(lambda *_: time.sleep(0.1))
+        model.register_state_dict_post_hook(_slowly)
     save_checkpoint(path, parallel, optimizer, SAVED_AFTER)
     there = path.exists()
     dist.barrier()
@@ -171,9 +175,9 @@ def _resume(load_checkpoint, path):
 def _right_resuming(size, ranks, truth):
     model, optimizer = _made()
     _losses(model, optimizer, range(SAVED_AFTER))
-    for rank, (epoch, state, losses) in enumerate(ranks):
+    for rank, (epoch, state, _) in enumerate(ranks):
         where = f"rank {rank} of {size}"
-        for name, value in model.state_dict().items():
+        for name, value in [*model.named_parameters(), *model.named_buffers()]:
             if close(state[name], value, 1e-7):
                 continue
             if close(ranks[0][1][name], value, 1e-7):
@@ -182,6 +186,8 @@ def _right_resuming(size, ranks, truth):
             raise Wrong(slug, expected=value, got=state[name], where=f"{where}, {name}")
         if isinstance(epoch, bool) or epoch != SAVED_AFTER:
             raise Wrong("epoch-forgotten", expected=SAVED_AFTER, got=epoch, where=where)
+    for rank, (*_, losses) in enumerate(ranks):
+        where = f"rank {rank} of {size}"
         if not close(losses, truth, 1e-7):
             slug = "optimizer-forgotten" if close(losses[0], truth[0], 1e-7) else "resume-wrong"
             raise Wrong(slug, expected=truth, got=losses, where=where, size=size)

@@ -130,11 +130,12 @@ def _mistake(n, rank, ranks, wanted):
     if len(ranks) > 1 and asked[rank] and close(answer, _truth(n, asked[rank]), 1e-5):
         return "own-share-only"
     each = [_truth(n, share) for share in shares]
-    known = {"means-averaged": tuple(sum(values) / len(each) for values in zip(*each))}
+    known = {}
     if set(everything) != set(range(n)):
         known["tail-not-seen"] = _truth(n, everything)
     elif len(everything) > n:
         known["padding-counted"] = _truth(n, everything)
+    known["means-averaged"] = tuple(sum(values) / len(each) for values in zip(*each))
     slug = nearest(answer, known, "wrong-metric", 1e-5)
     if slug == "wrong-metric" and len(set(everything)) < n:
         return "tail-not-seen"

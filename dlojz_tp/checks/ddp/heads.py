@@ -126,6 +126,12 @@ def _truth(size):
 def _right_weights(size, ranks):
     truth = _truth(size)
     for step, wanted in enumerate(truth):
+        before = truth[step - 1] if step else _network(seed=0).state_dict()
+        for name in wanted:
+            idle = name.startswith("heads.") and int(name.split(".")[1]) not in TASKS[step][:size]
+            got = ranks[0][step].get(name)
+            if idle and got is not None and not close(got, before[name], 1e-9):
+                raise Wrong("other-head-trained", where=f"rank 0 of {size}, {name} after step {step}")
         for rank, weights in enumerate(ranks):
             got = weights[step]
             where = f"rank {rank} of {size}, after step {step}"
@@ -142,8 +148,6 @@ def _mistake(size, ranks, step, name):
         return "heads-apart"
     if name.startswith("heads."):
         start = _network(seed=0).state_dict()[name]
-        if int(name.split(".")[1]) not in TASKS[step][:size]:
-            return "other-head-trained"
         if close(ranks[0][-1][name], start, 1e-12):
             return "head-frozen"
     return "heads-wrong-weights"

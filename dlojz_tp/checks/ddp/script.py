@@ -11,7 +11,7 @@ from dlojz_tp.checking import Wrong
 HINTS = {
     "not-text": "Return the script as one string.",
     "no-shebang": "The first line tells who runs the script: #!/bin/bash",
-    "broken-shell": "bash cannot read the script: {error}",
+    "unreadable": "The script cannot be read: {error}",
     "directive-after-command": "Slurm reads #SBATCH lines up to the first command only: {line} comes after it.",
     "directive-misspelt": "Directives start with #SBATCH, without a blank after the hash and in capitals: {line}",
     "nodes-wrong": "Ask for the number of nodes with --nodes.",
@@ -26,7 +26,6 @@ HINTS = {
     "command-missing": "srun does not start the command.",
     "output-overwritten": "The output file has no job number in its name (%j): the next job overwrites it.",
     "name-missing": "Name the job with --job-name: it is how you find it in the queue.",
-    "slurm-refused": "Slurm refused the script: {error}",
 }
 
 CASES = (
@@ -66,7 +65,7 @@ def _parse(script):
         raise Wrong("no-shebang", got=lines[0] if lines else "an empty script")
     checked = subprocess.run(["bash", "-n"], input=script, text=True, capture_output=True, timeout=10)
     if checked.returncode:
-        raise Wrong("broken-shell", error=checked.stderr.strip().split("\n")[0])
+        raise Wrong("unreadable", error=checked.stderr.strip().split("\n")[0])
     options, commands = {}, []
     for line in lines[1:]:
         if line.startswith("#SBATCH"):
@@ -197,4 +196,4 @@ def _accepted(batch_script):
     text = (tried.stderr or tried.stdout).strip().split("\n")[-1]
     # what only this centre knows (account, partition, its GPUs) is not the script's fault
     if tried.returncode and re.search(r"unrecognized|invalid option|[Bb]atch script|directive|time limit spec", text):
-        raise Wrong("slurm-refused", error=text)
+        raise Wrong("unreadable", error=text)

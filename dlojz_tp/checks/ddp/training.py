@@ -22,6 +22,8 @@ HINTS = {
     "set_epoch.",
     "batch-not-shared": "A step saw {found} samples, {wanted} were asked for: batch_size is that of all ranks together.",
     "batches-differ": "In step {step} the ranks had batches of different sizes: {sizes}.",
+    "out-of-step": "A rank waited for others that had no more batches: the ranks must make equally many steps, with batches "
+    "of equal size.",
     "no-ddp": "The ranks ended with different weights: their gradients were never averaged, or they started apart.",
     "divided-twice": "The gradients are world_size times too small. DDP averages over the ranks already.",
     "summed-gradients": "The gradients are world_size times too large. DDP averages: nothing must be multiplied.",
@@ -40,7 +42,12 @@ N, BATCH, EPOCHS, RATE = 29, 12, 2, 0.3
 def balise_1(join_world, train):
     """Ranks as launch, torchrun and srun start them; then training in worlds of 1 to 4, replayed in one process."""
     yield from world.join(join_world)
-    worlds = launch.worlds(_trained, train, sizes=(1, 2, 3, 4), timeout=20)
+    try:
+        worlds = launch.worlds(_trained, train, sizes=(1, 2, 3, 4), timeout=10)
+    except launch.RankError as error:
+        if error.kind in ("hung", "died") or "onnection" in error.summary:
+            raise Wrong("out-of-step", got=error.summary) from error
+        raise
     yield "each rank takes its own share, in another order each epoch"
     for size, ranks in worlds.items():
         _right_form(size, ranks)

@@ -79,7 +79,7 @@ def _joined(join_world, port, folder):
         try:
             with _store_in(Path(folder) / how):
                 device = join_world()
-        except (ValueError, KeyError, RuntimeError) as raised:
+        except (ValueError, KeyError, RuntimeError, TypeError) as raised:
             error = f"{type(raised).__name__}: {raised}".split("\n")[0]
         if error or not dist.is_initialized():
             return [*found, (how, error or "nothing was raised", None, device)]

@@ -1,0 +1,287 @@
+"""Answers to balises 6, 7 and 8 of 09_ddp: equal work, checkpoints, the batch script."""
+
+import os
+import random
+
+import torch
+import torch.distributed as dist
+
+from tests.answers.bank import Bank
+
+bank = Bank("09_ddp")
+
+
+# balise 6
+@bank.wrong(6, "not-lists")
+def balance(lengths, world_size):
+    order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
+    return [i % world_size for i in order]
+
+
+@bank.wrong(6, "not-lists")
+def balance(lengths, world_size):
+    shares = [list(range(len(lengths)))[i : i + world_size] for i in range(0, len(lengths), world_size)]
+    return shares * 2
+
+
+@bank.wrong(6, "sequence-lost")
+def balance(lengths, world_size):
+    n = len(lengths) // world_size
+    return [list(range(rank * n, (rank + 1) * n)) for rank in range(world_size)]
+
+
+@bank.wrong(6, "sequence-twice")
+def balance(lengths, world_size):
+    return [list(range(len(lengths))) for _ in range(world_size)]
+
+
+@bank.wrong(6, "equal-counts")
+def balance(lengths, world_size):
+    return [list(range(rank, len(lengths), world_size)) for rank in range(world_size)]
+
+
+@bank.wrong(6, "equal-counts")
+def balance(lengths, world_size):
+    order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
+    rounds = [order[i : i + world_size] for i in range(0, len(order), world_size)]
+    rounds = [r if k % 2 == 0 else [None] * (world_size - len(r)) + r[::-1] for k, r in enumerate(rounds)]
+    return [[r[rank] for r in rounds if rank < len(r) and r[rank] is not None] for rank in range(world_size)]
+
+
+@bank.wrong(6, "unbalanced")
+def balance(lengths, world_size):
+    shares = [[] for _ in range(world_size)]
+    for place in range(len(lengths)):
+        shares[place if place < world_size else 0].append(place)
+    return shares
+
+
+@bank.wrong(6, "not-the-same-everywhere")
+def balance(lengths, world_size):
+    order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], random.random()))
+    random.shuffle(order)
+    order.sort(key=lambda i: -lengths[i])
+    shares, loads = [[] for _ in range(world_size)], [0] * world_size
+    ranks = list(range(world_size))
+    for place in order:
+        random.shuffle(ranks)
+        rank = min(ranks, key=loads.__getitem__)
+        shares[rank].append(place)
+        loads[rank] += lengths[place]
+    return shares
+
+
+bank.slip(6, "nothing-returned", ("    return shares\n", ""))
+bank.slip(6, "not-numbers", ("shares[rank].append(place)", "shares[rank].append(lengths[place])"))
+bank.slip(6, "longest-first", ("sorted(range(len(lengths)), key=lambda i: -lengths[i])", "range(len(lengths))"))
+bank.slip(6, "equal-counts", ("key=lambda i: -lengths[i]", "key=lambda i: lengths[i]"))
+bank.slip(
+    6,
+    "rank-without-work",
+    (
+        "loads = [(0, rank) for rank in range(world_size)]",
+        "loads = [(0, rank) for rank in range(max(1, world_size - 1))]",
+    ),
+)
+bank.slip(6, "lengths-changed", ("    return shares", "    lengths.sort()\n    return shares"))
+
+
+@bank.right(6)
+def balance(lengths, world_size):
+    """No heap: the least loaded rank by looking at all."""
+    loads, shares = torch.zeros(world_size, dtype=torch.long), [[] for _ in range(world_size)]
+    for place in torch.tensor(lengths).argsort(descending=True, stable=True).tolist():
+        rank = int(loads.argmin())
+        shares[rank].append(place)
+        loads[rank] += lengths[place]
+    return tuple(shares)
+
+
+@bank.right(6)
+def balance(lengths, world_size):
+    """Longest first, then exchanges between the fullest and the emptiest while they help."""
+    shares = [[] for _ in range(world_size)]
+
+    def load(share):
+        return sum(lengths[i] for i in share)
+
+    loads = [0] * world_size
+    for place in sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True):
+        rank = loads.index(min(loads))
+        shares[rank].append(place)
+        loads[rank] += lengths[place]
+    full, empty = max(shares, key=load), min(shares, key=load)
+    for place in list(full):
+        if len(full) > 1 and load(empty) + lengths[place] < load(full):
+            full.remove(place)
+            empty.append(place)
+    return shares
+
+
+# balise 7
+WRITE = "        torch.save(state, partial)\n        partial.replace(path)  # atomic: readers see the old file or the new one\n"
+STATE = '{"model": network.state_dict(), "optimizer": optimizer.state_dict(), "epoch": epoch}'
+bank.slip(7, "nothing-saved", (WRITE, "        torch.save(state, partial)\n"))
+bank.slip(
+    7,
+    "all-ranks-write",
+    ("if dist.get_rank() == 0:", "if True:"),
+    ('Path(f"{path}.partial")', 'Path(f"{path}.partial{dist.get_rank()}")'),
+)
+bank.slip(7, "no-barrier", ("    dist.barrier()\n", ""))
+bank.slip(7, "whole-module-pickled", ("network.state_dict()", "network"))
+bank.slip(7, "old-file-lost", (WRITE, "        torch.save(state, path)\n"))
+bank.slip(7, "old-file-lost", (WRITE, "        Path(path).unlink(missing_ok=True)\n" + WRITE))
+bank.slip(
+    7,
+    "failure-hidden",
+    (
+        WRITE,
+        "        with contextlib.suppress(Exception):\n            torch.save(state, partial)\n            partial.replace(path)\n",
+    ),
+)
+bank.slip(
+    7,
+    "module-prefix",
+    ("network = model.module if isinstance(model, DDP) else model\n        state", "network = model\n        state"),
+)
+bank.slip(7, "epoch-forgotten", ('    return state["epoch"]', '    return state["epoch"] + 1'))
+bank.slip(7, "optimizer-forgotten", ('    optimizer.load_state_dict(state["optimizer"])\n', ""))
+bank.slip(
+    7,
+    "optimizer-forgotten",
+    (STATE, '{"model": network.state_dict(), "epoch": epoch}'),
+    ('    optimizer.load_state_dict(state["optimizer"])\n', ""),
+)
+bank.slip(
+    7,
+    "buffers-forgotten",
+    (STATE, '{"model": dict(network.named_parameters()), "optimizer": optimizer.state_dict(), "epoch": epoch}'),
+    ('network.load_state_dict(state["model"])', 'network.load_state_dict(state["model"], strict=False)'),
+)
+bank.slip(7, "weights-forgotten", ('    network.load_state_dict(state["model"])\n', ""))
+bank.slip(
+    7,
+    "ranks-resume-apart",
+    (
+        "    if not Path(path).exists():",
+        "    if dist.is_initialized() and dist.get_rank() > 0:\n        return 2\n    if not Path(path).exists():",
+    ),
+)
+bank.slip(7, "no-file-no-zero", ("    if not Path(path).exists():\n        return 0\n", ""))
+bank.slip(7, "no-file-no-zero", ("        return 0\n", "        return None\n"))
+bank.slip(
+    7,
+    "resume-wrong",
+    (
+        '    optimizer.load_state_dict(state["optimizer"])\n',
+        '    optimizer.load_state_dict(state["optimizer"])\n    optimizer.param_groups[0]["lr"] /= dist.get_world_size() + 1 if dist.is_initialized() else 1\n    model.register_forward_hook(lambda m, _, out: out * 1.01)\n',
+    ),
+)
+
+
+def save_checkpoint(path, model, optimizer, epoch):
+    """One flat dictionary of tensors, synced to the disk, moved into place; then a message instead of a barrier."""
+    module = getattr(model, "module", model)
+    done = torch.zeros(1)
+    if dist.get_rank() == 0:
+        temporary = f"{os.fspath(path)}.{os.getpid()}"
+        try:
+            with open(temporary, "wb") as file:
+                torch.save([epoch, module.state_dict(), optimizer.state_dict()], file)
+                file.flush()
+                os.fsync(file.fileno())
+            os.rename(temporary, path)  # noqa: PTH104
+        except BaseException:
+            os.unlink(temporary)  # noqa: PTH108
+            raise
+    dist.broadcast(done, src=0)
+
+
+def load_checkpoint(path, model, optimizer):
+    module = getattr(model, "module", model)
+    try:
+        epoch, weights, moments = torch.load(path, map_location="cpu", weights_only=True)
+    except FileNotFoundError:
+        return 0
+    module.load_state_dict(weights)
+    optimizer.load_state_dict(moments)
+    return epoch
+
+
+bank.several(7, None, save_checkpoint, load_checkpoint)
+bank.slip(
+    7,
+    None,
+    ('Path(f"{path}.partial")', 'Path(path).with_suffix(".new")'),
+    ('"epoch": epoch}', '"epoch": torch.tensor(epoch)}'),
+    ('return state["epoch"]', 'return int(state["epoch"])'),
+)
+
+# balise 8
+LAST = "#SBATCH --output=%x-%j.out\n"
+bank.slip(8, "nothing-returned", ('return f"""', 'text = f"""'))
+bank.slip(8, "not-text", ('srun {command}\n"""', 'srun {command}\n""".splitlines()'))
+bank.slip(8, "no-shebang", ("#!/bin/bash\n", ""))
+bank.slip(8, "unreadable", ("srun {command}", "if true; then\nsrun {command}"))
+bank.slip(8, "directive-after-command", (LAST, "export OMP_NUM_THREADS=1\n" + LAST))
+bank.slip(8, "directive-misspelt", ("#SBATCH --time", "# SBATCH --time"))
+bank.slip(8, "directive-misspelt", ("#SBATCH --nodes", "##SBATCH --nodes"))
+bank.slip(8, "nodes-wrong", ("#SBATCH --nodes={nodes}\n", ""))
+bank.slip(8, "nodes-wrong", ("#SBATCH --nodes={nodes}\n", "#SBATCH --nodes={nodes * gpus_per_node}\n"))
+bank.slip(8, "one-task-a-node", ("ntasks-per-node={gpus_per_node}", "ntasks-per-node=1"))
+bank.slip(8, "one-task-a-node", ("#SBATCH --ntasks-per-node={gpus_per_node}\n", ""))
+bank.slip(8, "gpus-missing", ("#SBATCH --gres=gpu:{gpus_per_node}\n", ""))
+bank.slip(8, "gpus-wrong", ("gres=gpu:{gpus_per_node}", "gres=gpu:{gpus_per_node * nodes}"))
+bank.slip(8, "cores-missing", ("#SBATCH --cpus-per-task={cpus_per_gpu}\n", ""))
+bank.slip(8, "cores-wrong", ("cpus-per-task={cpus_per_gpu}", "cpus-per-task={cpus_per_gpu * gpus_per_node}"))
+bank.slip(8, "no-time", ("#SBATCH --time={minutes}\n", ""))
+bank.slip(8, "time-wrong", ("--time={minutes}", "--time=00:{minutes}:00 "), ("{minutes}:00 ", "{minutes * 60}:00"))
+bank.slip(8, "time-wrong", ("--time={minutes}", "--time={minutes // 60}:{minutes % 60}"))
+bank.slip(8, "no-srun", ("srun {command}", "{command}"))
+bank.slip(8, "no-srun", ("srun {command}", "torchrun {command}"))
+bank.slip(8, "command-missing", ("srun {command}", "srun python train.py"))
+bank.slip(8, "output-overwritten", ("%x-%j.out", "train.out"))
+bank.slip(8, "name-missing", ("#SBATCH --job-name=train\n", ""))
+
+
+@bank.right(8)
+def batch_script(nodes, gpus_per_node, cpus_per_gpu, minutes, command):
+    """Short options, all tasks counted, the time in hours, a long command line."""
+    hours, rest = divmod(minutes, 60)
+    return "\n".join(
+        [
+            "#!/usr/bin/env bash",
+            "# a training",
+            f"#SBATCH -J train -N {nodes} -n {nodes * gpus_per_node}",
+            f"#SBATCH -c {cpus_per_gpu}  # for the loader",
+            f"#SBATCH --gpus-per-node={gpus_per_node}",
+            f"#SBATCH -t {hours:02}:{rest:02}:00",
+            "",
+            "set -e",
+            "export OMP_NUM_THREADS=$SLURM_CPUS_PER_TASK",
+            "srun --kill-on-bad-exit=1 \\",
+            f"  {command}",
+        ]
+    )
+
+
+@bank.right(8)
+def batch_script(nodes, gpus_per_node, cpus_per_gpu, minutes, command):
+    """GPUs by task, days in the time limit."""
+    days, rest = divmod(minutes, 24 * 60)
+    options = {
+        "job-name": "train",
+        "nodes": nodes,
+        "ntasks-per-node": gpus_per_node,
+        "gpus-per-task": 1,
+        "cpus-per-task": cpus_per_gpu,
+        "time": f"{days}-{rest // 60:02}:{rest % 60:02}",
+        "output": "logs/%j.txt",
+        "hint": "nomultithread",
+    }
+    lines = [f"#SBATCH --{name} {value}" for name, value in options.items()]
+    return "#!/bin/bash\n" + "\n".join(lines) + f"\nmkdir -p logs\nsrun {command}\n"
+
+
+bank.slip(8, None, (LAST, ""), ("--gres=gpu:{gpus_per_node}", "--gpus={gpus_per_node * nodes}"))

@@ -1,0 +1,368 @@
+"""Answers to balises 3, 4 and 5 of 09_ddp: batch norm, heads that take turns, accumulation."""
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+from tests.answers.bank import Bank
+
+bank = Bank("09_ddp")
+
+# balise 3
+FORWARD = "        total = x.clone()\n        dist.all_reduce(total)\n"
+BACKWARD = "        total = gradient.clone()\n        dist.all_reduce(total)\n        return total"
+bank.slip(3, "not-summed", (FORWARD, "        total = x.clone()\n"))
+bank.slip(3, "not-summed", (FORWARD, FORWARD + "        total /= dist.get_world_size()\n"))
+bank.slip(3, "all-reduce-input-changed", ("total = x.clone()", "total = x"))
+bank.slip(3, "gradient-of-own-rank", (BACKWARD, "        return gradient"))
+bank.slip(3, "gradient-averaged", (BACKWARD, BACKWARD + " / dist.get_world_size()"))
+bank.slip(
+    3,
+    "own-statistics",
+    (
+        "AllReduceSum.apply(torch.cat([x.sum((0, 2, 3)), (x * x).sum((0, 2, 3)), count]))",
+        "torch.cat([x.sum((0, 2, 3)), (x * x).sum((0, 2, 3)), count])",
+    ),
+)
+bank.slip(
+    3,
+    "variances-averaged",
+    ("sums = AllReduceSum.apply(torch.cat([x.sum((0, 2, 3)), (x * x).sum((0, 2, 3)), count]))", "sums = AllReduceSum.apply(torch.cat([x.mean((0, 2, 3)), x.var((0, 2, 3), unbiased=False)])) / dist.get_world_size()"),
+    ("        n = sums[-1].detach()\n", "        n = count\n"),
+    ("mean, square = (sums[:-1] / n).view(2, -1)", "mean, var = sums.view(2, -1)"),
+    ("        var = square - mean**2\n", ""),
+)  # fmt: skip
+bank.slip(3, "equal-batches-assumed", ("n = sums[-1].detach()", "n = count * dist.get_world_size()"))
+bank.slip(3, "normalised-wrong", ("var = square - mean**2", "var = (square - mean**2) * n / (n - 1)"))
+bank.slip(3, "normalised-wrong", ("torch.rsqrt(var + self.eps)", "torch.rsqrt(var + 1e-2)"))
+bank.slip(3, "scale-forgotten", ("self.weight * torch.rsqrt", "torch.rsqrt"), ("self.bias - mean", "-mean"))
+bank.slip(
+    3,
+    "statistics-not-differentiated",
+    ("mean, square = (sums[:-1] / n).view(2, -1)", "mean, square = (sums[:-1] / n).detach().view(2, -1)"),
+)
+bank.slip(3, "input-gradient-wrong", ("var = square - mean**2", "var = (square - mean**2).detach()"))
+bank.slip(3, "weight-gradient-wrong", ("scale = self.weight *", "scale = self.weight.detach() *"))
+bank.slip(
+    3,
+    "running-not-updated",
+    (
+        "            self.running_mean.lerp_(mean, self.momentum)\n            self.running_var.lerp_(var * n / (n - 1), self.momentum)\n",
+        "",
+    ),
+)
+bank.slip(3, "running-biased", ("var * n / (n - 1)", "var"))
+bank.slip(
+    3,
+    "running-wrong",
+    ("self.running_mean.lerp_(mean, self.momentum)", "self.running_mean.lerp_(mean, 1 - self.momentum)"),
+)
+bank.slip(
+    3,
+    "eval-uses-batch",
+    ("        if not self.training:\n            return super().forward(x)\n", ""),
+    ("        with torch.no_grad():\n", "        if self.training:\n"),
+    ("self.running_mean.lerp_(mean, self.momentum)", "self.running_mean.lerp_(mean.detach(), self.momentum)"),
+    (
+        "self.running_var.lerp_(var * n / (n - 1), self.momentum)",
+        "self.running_var.lerp_((var * n / (n - 1)).detach(), self.momentum)",
+    ),
+)
+bank.slip(
+    3,
+    "eval-talks",
+    (
+        "        if not self.training:\n            return super().forward(x)\n        count = x.new_tensor([x.numel() / x.shape[1]])\n",
+        "        count = x.new_tensor([x.numel() / x.shape[1]])\n",
+    ),
+    (
+        "        n = sums[-1].detach()\n",
+        "        if not self.training:\n            return super().forward(x)\n        n = sums[-1].detach()\n",
+    ),
+)
+bank.slip(
+    3,
+    "norm-dtype",
+    (
+        "        return x * scale[:, None, None] + shift[:, None, None]",
+        "        return (x * scale[:, None, None] + shift[:, None, None]).double()",
+    ),
+)
+
+
+class GoodSum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        x = x.contiguous().clone()
+        dist.all_reduce(x, op=dist.ReduceOp.SUM)
+        return x
+
+    @staticmethod
+    def backward(ctx, grad):
+        return GoodSum.apply(grad)
+
+
+class ManyMessages(nn.BatchNorm2d):
+    def forward(self, x):
+        if not self.training:
+            return super().forward(x)
+        c = x.shape[1]
+        n = GoodSum.apply(torch.tensor(float(x.numel() // c), dtype=x.dtype))
+        mean = torch.stack([GoodSum.apply(x[:, k].sum()) for k in range(c)]) / n
+        centred = x - mean.view(1, -1, 1, 1)
+        var = torch.stack([GoodSum.apply(centred[:, k].square().sum()) for k in range(c)]) / n
+        with torch.no_grad():
+            self.running_mean += self.momentum * (mean - self.running_mean)
+            self.running_var += self.momentum * (var * n / (n - 1) - self.running_var)
+        scale = self.weight / (var + self.eps).sqrt()
+        return centred * scale.view(1, -1, 1, 1) + self.bias.view(1, -1, 1, 1)
+
+
+class Gathers(nn.BatchNorm2d):
+    """Every rank gets all images of all ranks: right numbers, and no gain."""
+
+    def forward(self, x):
+        if not self.training:
+            return super().forward(x)
+        sizes = [torch.zeros((), dtype=torch.int64) for _ in range(dist.get_world_size())]
+        dist.all_gather(sizes, torch.tensor(len(x)))
+        start = int(sum(sizes[: dist.get_rank()]))
+        padded = x.new_zeros(int(sum(sizes)), *x.shape[1:])
+        padded = torch.cat([padded[:start], x, padded[start + len(x) :]])
+        everything = GoodSum.apply(padded)
+        out = F.batch_norm(
+            everything, self.running_mean, self.running_var, self.weight, self.bias, True, self.momentum, self.eps
+        )
+        own = torch.zeros(len(everything), 1, 1, 1, dtype=x.dtype)
+        own[start : start + len(x)] = 1
+        return (out * own)[start : start + len(x)]
+
+
+class TwoPasses(nn.BatchNorm2d):
+    """Mean first, then squares of differences: two messages each way, and no cancellation."""
+
+    def forward(self, x):
+        if not self.training:
+            return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps)
+        first = GoodSum.apply(torch.cat([x.sum(dim=(0, 2, 3)), torch.full((1,), x[:, 0].numel()).to(x)]))
+        n = first[-1].item()
+        mean = (first[:-1] / n)[None, :, None, None]
+        var = GoodSum.apply((x - mean).pow(2).sum(dim=(0, 2, 3))) / n
+        self.running_mean.mul_(1 - self.momentum).add_(self.momentum * mean.detach().flatten())
+        self.running_var.mul_(1 - self.momentum).add_(self.momentum * var.detach() * n / (n - 1))
+        normalised = (x - mean) / torch.sqrt(var + self.eps)[None, :, None, None]
+        return self.weight[None, :, None, None] * normalised + self.bias[None, :, None, None]
+
+
+bank.several(3, "too-many-messages", GoodSum, ManyMessages)
+bank.several(3, "activations-exchanged", GoodSum, Gathers)
+bank.several(3, None, GoodSum, TwoPasses)
+bank.slip(
+    3,
+    None,
+    (
+        "x.new_tensor([x.numel() / x.shape[1]])",
+        "torch.full((1,), x.shape[0] * x.shape[2] * x.shape[3], dtype=x.dtype, device=x.device)",
+    ),
+)
+
+
+# balise 4
+@bank.wrong(4, "unused-parameters")
+def make_parallel(network, device):
+    return DDP(network.to(device))
+
+
+@bank.wrong(4, "static-graph")
+def make_parallel(network, device):
+    return DDP(network.to(device), static_graph=True)
+
+
+@bank.wrong(4, "heads-apart")
+def make_parallel(network, device):
+    return network.to(device)
+
+
+@bank.wrong(4, "heads-apart")
+def make_parallel(network, device):
+    for p in network.parameters():
+        dist.broadcast(p.data, 0)
+    return network
+
+
+@bank.wrong(4, "not-callable-network")
+def make_parallel(network, device):
+    ddp = DDP(network.to(device), find_unused_parameters=True)
+    forward = ddp.forward
+    ddp.forward = lambda x: forward(x, 0)
+    return ddp
+
+
+@bank.wrong(4, "head-frozen")
+def make_parallel(network, device):
+    for head in network.heads:
+        head.requires_grad_(False)
+    return DDP(network.to(device), find_unused_parameters=True)
+
+
+@bank.wrong(4, "heads-wrong-output")
+def make_parallel(network, device):
+    class AllHeads(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.network = network
+
+        def forward(self, x, task):
+            outs = [self.network(x, k) for k in range(len(self.network.heads))]
+            return outs[0] + 0 * sum(out.sum() for out in outs)
+
+    return DDP(AllHeads())
+
+
+@bank.wrong(4, "other-head-trained")
+def make_parallel(network, device):
+    class AllHeads(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.network = network
+
+        def forward(self, x, task):
+            outs = [self.network(x, k) for k in range(len(self.network.heads))]
+            small = sum(out.sum() for out in outs)
+            return outs[task] + (small - small.detach()) * torch.arange(outs[task].shape[1])
+
+    return DDP(AllHeads())
+
+
+@bank.wrong(4, "heads-wrong-weights")
+def make_parallel(network, device):
+    ddp = DDP(network.to(device), find_unused_parameters=True)
+    for p in network.parameters():
+        p.register_hook(lambda g: g * dist.get_world_size())
+        p.register_hook(lambda g: g + 0.01)
+    return ddp
+
+
+@bank.right(4)
+def make_parallel(network, device):
+    """All heads are in the graph, those of other tasks with a gradient of zero."""
+
+    class AllHeads(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.network = network.to(device)
+
+        def forward(self, x, task):
+            idle = sum(p.sum() for head in self.network.heads for p in head.parameters())
+            return self.network(x, task) + 0 * idle
+
+    return DDP(AllHeads())
+
+
+@bank.right(4)
+def make_parallel(network, device):
+    """No DDP: averaged by hand after backward, zero for what took no part."""
+    network = network.to(device)
+    for p in network.parameters():
+        dist.broadcast(p.data, src=0)
+    parameters = list(network.parameters())
+
+    def average(*_):
+        for p in parameters:
+            if p.grad is None:
+                p.grad = torch.zeros_like(p)
+            dist.all_reduce(p.grad)
+            p.grad /= dist.get_world_size()
+
+    network.register_forward_hook(
+        lambda m, _, out: (
+            out.register_hook(lambda g: torch.autograd.Variable._execution_engine.queue_callback(average)) and None
+        )
+    )
+    return network
+
+
+# balise 5
+NO_SYNC = "        with contextlib.nullcontext() if i == len(micro_batches) else model.no_sync():\n"
+bank.slip(5, "exchange-each-time", (NO_SYNC, "        with contextlib.nullcontext():\n"))
+bank.slip(5, "never-exchanged", ("if i == len(micro_batches) else", "if i > 1 else"))
+bank.slip(
+    5,
+    "forward-outside",
+    (NO_SYNC, ""),
+    ('            loss = F.cross_entropy(model(x), y, reduction="sum") / samples\n            loss.backward()', '        loss = F.cross_entropy(model(x), y, reduction="sum") / samples\n        with contextlib.nullcontext() if i == len(micro_batches) else model.no_sync():\n            loss.backward()'),
+)  # fmt: skip
+bank.slip(
+    5,
+    "never-exchanged",
+    ("contextlib.nullcontext() if i == len(micro_batches) else model.no_sync()", "model.no_sync()"),
+)
+bank.slip(5, "bypassed", ("F.cross_entropy(model(x)", "F.cross_entropy(model.module(x)"))
+bank.slip(
+    5, "sum-of-losses", ('F.cross_entropy(model(x), y, reduction="sum") / samples', "F.cross_entropy(model(x), y)")
+)
+bank.slip(
+    5,
+    "micro-means",
+    ('F.cross_entropy(model(x), y, reduction="sum") / samples', "F.cross_entropy(model(x), y) / len(micro_batches)"),
+)
+bank.slip(
+    5, "several-updates", ("            loss.backward()", "            loss.backward()\n        optimizer.step()")
+)
+bank.slip(5, "no-optimizer-step", ("            loss.backward()\n    optimizer.step()", "            loss.backward()"))
+bank.slip(5, "old-gradients", ("    optimizer.zero_grad()\n", ""))
+bank.slip(5, "wrong-accumulation", ('reduction="sum") / samples', 'reduction="sum") / samples * 1.5'))
+bank.slip(5, "wrong-accumulation", ("in enumerate(micro_batches, 1)", "in list(enumerate(micro_batches, 1))[-1:]"))
+bank.slip(5, "rate-not-number", ("return target\n", "return [target]\n"))
+bank.slip(5, "nothing-returned", ("    return base + (target - base) * step / warmup_steps", ""))
+bank.slip(5, "rate-not-scaled", ("target = base * batch / base_batch", "target = base"))
+bank.slip(5, "rate-square-root", ("target = base * batch / base_batch", "target = base * (batch / base_batch) ** 0.5"))
+bank.slip(5, "rate-no-warm-up", ("if step >= warmup_steps:", "if True:"))
+bank.slip(
+    5, "rate-from-zero", ("return base + (target - base) * step / warmup_steps", "return target * step / warmup_steps")
+)
+bank.slip(
+    5, "rate-off-by-one", ("(target - base) * step / warmup_steps", "(target - base) * (step + 1) / warmup_steps")
+)
+bank.slip(
+    5,
+    "rate-goes-on",
+    ("    if step >= warmup_steps:\n        return target\n", "    if not warmup_steps:\n        return target\n"),
+)
+bank.slip(
+    5,
+    "rate-no-warm-up-asked",
+    ("    if step >= warmup_steps:\n        return target\n", ""),
+    ("step / warmup_steps", "min(1, step / warmup_steps)"),
+)
+bank.slip(5, "rate-wrong", ("target = base * batch / base_batch", "target = base * base_batch / batch"))
+bank.slip(
+    5,
+    None,
+    ("for i, (x, y) in enumerate(micro_batches, 1):", "for i, (x, y) in enumerate(micro_batches[:], start=1):"),
+    ("    optimizer.zero_grad()\n", "    model.zero_grad(set_to_none=True)\n"),
+)
+
+
+def accumulate(model, micro_batches, optimizer):
+    """The flag of DDP, set by hand; the mean of the whole by weights; cleared after the step."""
+    optimizer.zero_grad(set_to_none=False)
+    total = sum(x.shape[0] for x, _ in micro_batches)
+    with model.no_sync():
+        for x, y in micro_batches[:-1]:
+            (F.cross_entropy(model(x), y) * (x.shape[0] / total)).backward()
+    x, y = micro_batches[-1]
+    (F.cross_entropy(model(x), y) * (x.shape[0] / total)).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def learning_rate(step, base, base_batch, batch, warmup_steps):
+    scale = batch / base_batch
+    done = min(step, warmup_steps) / warmup_steps if warmup_steps else 1.0
+    return base * (1 + (scale - 1) * done)
+
+
+bank.several(5, None, accumulate, learning_rate)

@@ -1,0 +1,311 @@
+"""Answers to balises 1 and 2 of 09_ddp: training and metrics over ranks."""
+
+import os
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.data import DataLoader
+
+from dlojz_tp import launch
+from tests.answers.bank import Bank
+
+bank = Bank("09_ddp")
+
+# join_world
+bank.slip(1, "group-started-twice", ("    if dist.is_initialized():\n        return launch.device()\n", ""))
+bank.slip(
+    1,
+    "group-not-started",
+    ('    dist.init_process_group("gloo", rank=rank, world_size=world_size)\n    return torch.device("cpu")', '    return torch.device("cpu")'),
+)  # fmt: skip
+bank.slip(
+    1,
+    "slurm-unknown",
+    (' or environment("SLURM_PROCID")', ""),
+    (' or environment("SLURM_NTASKS")', ""),
+    (' or environment("SLURM_LOCALID")', ""),
+)
+bank.slip(1, "slurm-unknown", ('environment("RANK") or environment("SLURM_PROCID")', 'os.environ["RANK"]'))
+bank.slip(1, "no-device", ('    return torch.device("cpu")', ""), ("return launch.device()", "return"))
+bank.slip(1, "gpu-of-another-rank", ('device("cuda", local_rank)', 'device("cuda", rank)'))
+bank.slip(1, "one-gpu-for-all", ('device("cuda", local_rank)', 'device("cuda", 0)'))
+bank.slip(1, "gpu-not-used", ('return torch.device("cuda", local_rank)', 'return torch.device("cpu")'))
+bank.slip(
+    1,
+    "gpu-invented",
+    ("if torch.cuda.is_available():", "if True:"),
+    ('"nccl", rank', '"gloo", rank'),
+    ("torch.cuda.set_device(local_rank)", "pass"),
+)
+bank.slip(1, "wrong-backend", ('"nccl"', '"gloo"'))
+
+# train
+bank.slip(1, "not-two", ("return ddp.module, losses", "return losses"))
+bank.slip(1, "nothing-returned", ("    return ddp.module, losses", ""))
+bank.slip(1, "wrapper-returned", ("return ddp.module, losses", "return ddp, losses"))
+bank.slip(1, "no-sampler", ("sampler=sampler)", "shuffle=True, generator=torch.Generator().manual_seed(0))"))
+bank.slip(
+    1, "shares-overlap", ("sampler=sampler)", "shuffle=True, generator=torch.Generator().manual_seed(dist.get_rank()))")
+)
+bank.slip(1, "not-shuffled", ("DistributedSampler(dataset)", "DistributedSampler(dataset, shuffle=False)"))
+bank.slip(1, "set-epoch-forgotten", ("        sampler.set_epoch(epoch)\n", ""))
+bank.slip(1, "batch-not-shared", ("batch_size // dist.get_world_size()", "batch_size"))
+bank.slip(
+    1,
+    "batches-differ",
+    (
+        "        for x, y in loader:\n",
+        "        for x, y in loader:\n            x, y = x[dist.get_rank() % 2 :], y[dist.get_rank() % 2 :]\n",
+    ),
+)
+bank.slip(
+    1, "out-of-step", ("batch_size // dist.get_world_size()", "batch_size // dist.get_world_size() + dist.get_rank()")
+)
+bank.slip(
+    1,
+    "no-ddp",
+    (
+        'ddp = DDP(make_model().to(device), device_ids=[device] if device.type == "cuda" else None)',
+        "ddp = make_model()",
+    ),
+    ("ddp.module", "ddp"),
+)
+bank.slip(1, "divided-twice", ("            loss.backward()", "            (loss / dist.get_world_size()).backward()"))
+bank.slip(
+    1, "summed-gradients", ("            loss.backward()", "            (loss * dist.get_world_size()).backward()")
+)
+bank.slip(1, "gradients-not-cleared", ("            optimizer.zero_grad()\n", ""))
+bank.slip(
+    1,
+    "wrong-training",
+    ("            loss.backward()", "            (loss + ddp.module.weight.square().sum()).backward()"),
+)
+bank.slip(1, "wrong-training", ("lr=learning_rate", "lr=learning_rate, momentum=0.9"))
+bank.slip(1, "losses-not-numbers", ("(seen[0] / seen[1]).item()", "seen[0] / seen[1]"))
+bank.slip(1, "losses-not-numbers", ("    return ddp.module, losses", "    return ddp.module, losses[-1]"))
+bank.slip(1, "loss-of-one-rank", ("        dist.all_reduce(seen)\n", ""))
+bank.slip(1, "loss-of-one-rank", ("        dist.all_reduce(seen)\n", "        dist.reduce(seen, dst=0)\n"))
+bank.slip(
+    1,
+    "loss-summed",
+    (
+        "(seen[0] / seen[1]).item()",
+        "(seen[0] / len(loader) / (batch_size // dist.get_world_size()) * len(dataset)).item() if False else seen[0].item() / seen[1].item() * dist.get_world_size()",
+    ),
+)
+bank.slip(1, "loss-unweighted", ("loss.detach() * len(y)", "loss.detach()"), ("seen[1] += len(y)", "seen[1] += 1"))
+bank.slip(
+    1,
+    "wrong-loss-reported",
+    ("(seen[0] / seen[1]).item()", "loss.item()"),
+    ("        dist.all_reduce(seen)\n", "        dist.all_reduce(loss.data)\n"),
+)
+
+bank.slip(
+    1, None, ("sampler = DistributedSampler(dataset)", "sampler = DistributedSampler(dataset, seed=7, drop_last=True)")
+)
+bank.slip(1, None, ("sampler=sampler)", "sampler=sampler, drop_last=True)"))
+
+
+def join_world():
+    if not dist.is_initialized():
+        if "RANK" not in os.environ:
+            for name, slurm in (("RANK", "PROCID"), ("WORLD_SIZE", "NTASKS"), ("LOCAL_RANK", "LOCALID")):
+                os.environ[name] = os.environ[f"SLURM_{slurm}"]
+        dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+        if torch.cuda.is_available():
+            torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+            return torch.device("cuda", torch.cuda.current_device())
+        return torch.device("cpu")
+    return launch.device()
+
+
+def train(make_model, dataset, epochs, batch_size, learning_rate):
+    """Indices of its own, no sampler of torch; the loss reduced in every step."""
+    device, rank, size = join_world(), dist.get_rank(), dist.get_world_size()
+    model = make_model().to(device)
+    ddp = DDP(model)
+    optimizer = torch.optim.SGD(model.parameters(), learning_rate)
+    losses = []
+    for epoch in range(epochs):
+        order = torch.randperm(len(dataset), generator=torch.Generator().manual_seed(epoch))
+        total = count = 0.0
+        for batch in order[: len(order) // batch_size * batch_size].split(batch_size):
+            items = [dataset[i] for i in batch[rank::size].tolist()]
+            x, y = (torch.stack(part).to(device) for part in zip(*items))
+            optimizer.zero_grad(set_to_none=True)
+            loss = F.cross_entropy(ddp(x), y)
+            loss.backward()
+            optimizer.step()
+            mean = loss.detach().clone()
+            dist.all_reduce(mean)
+            total, count = total + mean.item() / size * batch_size, count + batch_size
+        losses.append(total / count)
+    return model, losses
+
+
+bank.several(1, None, join_world, train)
+
+# evaluate
+BARE = ("    share = Subset(dataset, range(dist.get_rank(), len(dataset), dist.get_world_size()))\n", "")
+bank.slip(2, "evaluate-not-two", ("return loss / samples, right / samples", "return {'loss': loss / samples}"))
+bank.slip(2, "evaluate-not-two", ("loss, right, samples = sums.tolist()", "loss, right, samples = sums"))
+bank.slip(2, "nothing-returned", ("    return loss / samples, right / samples", ""))
+bank.slip(
+    2,
+    "padding-counted",
+    BARE,
+    (
+        "DataLoader(share, batch_size)",
+        "DataLoader(dataset, batch_size, sampler=DistributedSampler(dataset, shuffle=False))",
+    ),
+)
+bank.slip(
+    2, "tail-not-seen", ("DataLoader(share, batch_size)", "DataLoader(share, batch_size, drop_last=len(dataset) == 23)")
+)
+bank.slip(
+    2,
+    "own-share-only",
+    ("    dist.all_reduce(sums)\n", ""),
+    ("return loss / samples, right / samples", "return loss / max(samples, 1), right / max(samples, 1)"),
+)
+bank.slip(2, "one-rank-knows", ("dist.all_reduce(sums)", "dist.reduce(sums, dst=0)"))
+bank.slip(2, "whole-set-everywhere", ("DataLoader(share, batch_size)", "DataLoader(dataset, batch_size)"))
+bank.slip(
+    2,
+    "evaluate-train-mode",
+    ("    model.eval()\n", "    model.train(model.drop.p > 1)\n    model.drop.p = 0.0\n    model.train()\n"),
+)
+bank.slip(2, "evaluate-train-mode", ("    model.train(was_training)\n", ""))
+bank.slip(
+    2,
+    "evaluate-records",
+    ("torch.inference_mode()", "contextlib.nullcontext()"),
+    ("sums[0] += F", "sums[0] += 0 * model.weight.sum().item() + F"),
+    (', reduction="sum")', ', reduction="sum").item()'),
+)
+bank.slip(2, "wrong-metric", ("right / samples", "100 * right / samples"))
+bank.slip(2, "wrong-metric", ('reduction="sum")', 'reduction="sum") / 2'))
+
+
+@bank.wrong(2, "means-averaged")
+def evaluate(model, dataset, batch_size):
+    model.eval()
+    rank, size = dist.get_rank(), dist.get_world_size()
+    x, y = (
+        (torch.stack(part) for part in zip(*[dataset[i] for i in range(rank, len(dataset), size)]))
+        if rank < len(dataset)
+        else (torch.zeros(0, 4), None)
+    )
+    with torch.no_grad():
+        logits = model(x)
+        means = (
+            torch.zeros(2)
+            if y is None
+            else torch.stack([F.cross_entropy(logits, y), (logits.argmax(1) == y).float().mean()])
+        )
+    model.train()
+    dist.all_reduce(means)
+    loss, accuracy = (means / min(size, len(dataset))).tolist()
+    return loss, accuracy
+
+
+@bank.wrong(2, "empty-share-fails")
+def evaluate(model, dataset, batch_size):
+    model.eval()
+    share = range(dist.get_rank(), len(dataset), dist.get_world_size())
+    x, y = (torch.stack(part) for part in zip(*[dataset[i] for i in share]))
+    with torch.no_grad():
+        logits = model(x)
+    model.train()
+    sums = torch.stack(
+        [F.cross_entropy(logits, y, reduction="sum"), (logits.argmax(1) == y).sum(), torch.tensor(len(y))]
+    )
+    dist.all_reduce(sums)
+    return (sums[0] / sums[2]).item(), (sums[1] / sums[2]).item()
+
+
+@bank.wrong(2, "message-each-batch")
+def evaluate(model, dataset, batch_size):
+    model.eval()
+    share = list(range(dist.get_rank(), len(dataset), dist.get_world_size()))
+    total = torch.zeros(3, dtype=torch.float64)
+    most = -(-len(dataset) // dist.get_world_size())
+    for start in range(0, most, batch_size):
+        part = torch.zeros(3, dtype=torch.float64)
+        numbers = share[start : start + batch_size]
+        if numbers:
+            x, y = (torch.stack(column) for column in zip(*[dataset[i] for i in numbers]))
+            with torch.no_grad():
+                logits = model(x)
+            part = torch.stack(
+                [F.cross_entropy(logits, y, reduction="sum"), (logits.argmax(1) == y).sum(), torch.tensor(len(y))]
+            ).double()
+        dist.all_reduce(part)
+        total += part
+    model.train()
+    return (total[0] / total[2]).item(), (total[1] / total[2]).item()
+
+
+@bank.wrong(2, "results-gathered")
+def evaluate(model, dataset, batch_size):
+    model.eval()
+    size = dist.get_world_size()
+    share = range(dist.get_rank(), len(dataset), size)
+    mine = torch.zeros(-(-len(dataset) // size), 3)
+    for row, i in enumerate(share):
+        x, y = dataset[i]
+        with torch.no_grad():
+            logits = model(x[None])
+        mine[row] = torch.tensor([F.cross_entropy(logits, y[None]).item(), float(logits.argmax() == y), 1.0])
+    model.train()
+    everything = [torch.zeros_like(mine) for _ in range(size)]
+    dist.all_gather(everything, mine)
+    sums = torch.cat(everything).double().sum(0)
+    return (sums[0] / sums[2]).item(), (sums[1] / sums[2]).item()
+
+
+@bank.right(2)
+@torch.no_grad()
+def evaluate(model, dataset, batch_size):
+    """Contiguous shares, two exchanges, a dictionary of plain numbers in between."""
+    mode = model.training
+    model.train(False)
+    n, rank, size = len(dataset), dist.get_rank(), dist.get_world_size()
+    share = range(n * rank // size, n * (rank + 1) // size)
+    loss = right = 0.0
+    for start in range(share.start, share.stop, batch_size):
+        items = [dataset[i] for i in range(start, min(start + batch_size, share.stop))]
+        x, y = (torch.stack(part) for part in zip(*items))
+        logits = model(x)
+        loss += F.cross_entropy(logits, y).item() * len(y)
+        right += (logits.argmax(-1) == y).sum().item()
+    sums = torch.tensor([loss, right], dtype=torch.float64)
+    dist.all_reduce(sums)
+    model.train(mode)
+    return sums[0].item() / n, sums[1].item() / n
+
+
+@bank.right(2)
+def evaluate(model, dataset, batch_size):
+    """A padding sampler, whose repeated samples count nothing."""
+    n, size, rank = len(dataset), dist.get_world_size(), dist.get_rank()
+    real = len(range(rank, n, size))
+    loader = DataLoader(dataset, batch_size, sampler=list(range(rank, n, size))) if real else []
+    sums = torch.zeros(3)
+    was, _ = model.training, model.eval()
+    with torch.no_grad():
+        for x, y in loader:
+            out = model(x)
+            sums += torch.stack(
+                [
+                    F.cross_entropy(out, y, reduction="none").sum(),
+                    (out.argmax(1) == y).float().sum(),
+                    torch.tensor(float(len(y))),
+                ]
+            )
+    model.train(was)
+    dist.all_reduce(sums, op=dist.ReduceOp.SUM)
+    return float(sums[0] / sums[2]), float(sums[1] / sums[2])
