@@ -1,0 +1,203 @@
+"""Balise 4: sizes that Tensor Cores like, and a linear layer that is padded inside and unchanged outside."""
+
+import copy
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from dlojz_tp.checking import Operations, Wrong, close
+from dlojz_tp.checks.tensor_cores_channels_last.numbers import first, same, several
+
+HINTS = {
+    "not-size-and-extra": "padded_size returns two numbers: the padded size and the fraction of work added.",
+    "size-rounded-down": "The padded size is smaller than the size: columns would be lost. Round up.",
+    "aligned-padded": "This size is a multiple already. It needs no padding.",
+    "bytes-as-elements": "The alignment is in bytes. How many elements of this dtype are that?",
+    "dtype-ignored": "The same multiple for every dtype: the alignment is in bytes, and elements differ in size.",
+    "power-of-two": "A multiple is enough: the next power of two adds far more work.",
+    "wrong-size": "The padded size is the smallest multiple of alignment bytes, in elements, that is not below size.",
+    "extra-of-padded": "The fraction compares what is added with the work before, not with the padded work.",
+    "ratio-not-extra": "This is padded over unpadded. The fraction added is one less.",
+    "extra-in-elements": "This is the number of elements added. Divide by the size.",
+    "extra-in-percent": "A fraction was asked for, not a percentage.",
+    "wrong-extra": "The fraction of work added is wrong: (padded - size) / size.",
+    "not-a-module": "PaddedLinear must be an nn.Module: the optimizer has to find its weights.",
+    "padding-visible": "The output has the padded width. Logits of zero that nobody asked for take part in a softmax: return "
+    "the first out_features of them.",
+    "not-padded": "The matrix product inside has {width} columns, as before. The weights have to be padded.",
+    "alignment-ignored": "The layer is padded to the same size for every alignment: use the one that is given.",
+    "pads-each-call": "The weights are padded anew in each forward pass: a copy of them all, every step. Pad once, in "
+    "__init__.",
+    "weights-not-parameters": "The padded weights are not in parameters(): no optimizer will train them. Use nn.Parameter.",
+    "bias-lost": "The output lacks the layer's bias.",
+    "bias-made-up": "The layer has no bias (bias=None), and the padded one must have none.",
+    "padding-not-zero": "The added rows of weights or bias are not zero. An optimizer with weight decay, and a norm of all "
+    "weights, would see them.",
+    "wrong-columns": "The output differs from that of the given layer, though its shape is right.",
+    "dtype-changed": "The padded layer has another dtype than the given one: torch.zeros makes float32 if not told otherwise.",
+    "device-changed": "The padded layer is not on the given layer's device.",
+    "output-copied": "The output is a copy of the padded product. Slicing gives a view, and moves nothing.",
+    "given-layer-changed": "The layer that was given has changed. Leave it as it is.",
+    "gradient-differs": "The gradient of the real rows differs from that of the given layer.",
+}  # fmt: skip
+
+
+def balise_4(padded_size, PaddedLinear):  # noqa: N803  (the answer is a class)
+    """Sizes by arithmetic in bytes; the layer against the given one: values, gradients, what runs inside."""
+    torch.set_num_threads(1)  # small tensors: threads would only wait for each other; judge() puts the number back
+    yield "the padded size, 16 bytes aligned: float32, bfloat16, int8"
+    for size, dtype in ((50257, torch.bfloat16), (50257, torch.float32), (50257, torch.int8), (1001, torch.float16)):
+        _size(padded_size, size, dtype, 16)
+    yield "sizes that fit already; other alignments"
+    for size, dtype, alignment in (
+        (1024, torch.float32, 16), (8, torch.float16, 16), (50257, torch.bfloat16, 128), (37, torch.float32, 128),
+        (130, torch.int8, 128), (1, torch.bfloat16, 16), (1000, torch.float64, 64),
+    ):  # fmt: skip
+        _size(padded_size, size, dtype, alignment)
+    yield "the layer gives the same output, of the same shape"
+    for n_out, shape, bias in ((13, (5,), True), (13, (2, 3), False), (16, (4,), True)):
+        _same_output(PaddedLinear, n_out, shape, bias)
+    yield "inside, the product has the padded size, padded once and not in each call"
+    _padded_inside(PaddedLinear)
+    yield "the gradients of the real rows are equal, the padding is zero and stays so"
+    _gradients(PaddedLinear)
+    yield "the output is a view of the padded product"
+    if _make(PaddedLinear, _layer(13))(torch.randn(5, 6)).untyped_storage().nbytes() < 5 * 16 * 4:
+        raise Wrong("output-copied")
+    yield "dtype and device are those of the given layer"
+    for layer, alignment in ((nn.Linear(6, 9, dtype=torch.bfloat16), 16), (nn.Linear(6, 9, dtype=torch.float64), 128)):
+        padded = _make(PaddedLinear, layer, alignment)
+        if any(p.dtype != layer.weight.dtype for p in padded.parameters()):
+            raise Wrong("dtype-changed", expected=layer.weight.dtype, got=[p.dtype for p in padded.parameters()])
+    padded = _make(PaddedLinear, nn.Linear(6, 9, device="meta"), 16)
+    if any(p.device.type != "meta" for p in padded.parameters()):
+        raise Wrong("device-changed", got=[p.device for p in padded.parameters()])
+
+
+def _size(padded_size, size, dtype, alignment):
+    each = torch.empty((), dtype=dtype).element_size()
+    truth = next(n for n in range(size, size + alignment + 1) if n * each % alignment == 0)
+    padded, extra = several(padded_size(size, dtype, alignment), 2, "not-size-and-extra", "(size, fraction)")
+    where = f"size {size}, {str(dtype).removeprefix('torch.')}, {alignment} bytes"
+    if not same(padded, truth):
+        multiple = alignment // each
+        mistakes = [
+            ("bytes-as-elements", math.ceil(size / alignment) * alignment),
+            ("size-rounded-down", size // multiple * multiple),
+            ("size-rounded-down", round(size / multiple) * multiple),
+            ("aligned-padded", (size // multiple + 1) * multiple),
+            *(("dtype-ignored", math.ceil(size / fixed) * fixed) for fixed in (8, 4, 64)),
+            ("power-of-two", 2 ** math.ceil(math.log2(size))),
+        ]
+        slug = first(padded, [(slug, value) for slug, value in mistakes if value != truth], "wrong-size")
+        raise Wrong(slug, expected=f"{truth:,}", got=f"{padded:,}", where=where)
+    fraction = (truth - size) / size
+    if not same(extra, fraction):
+        mistakes = [
+            ("extra-of-padded", (truth - size) / truth), ("ratio-not-extra", truth / size),
+            ("extra-in-elements", truth - size), ("extra-in-percent", 100 * fraction),
+        ]  # fmt: skip
+        raise Wrong(first(extra, mistakes, "wrong-extra"), expected=fraction, got=f"{extra:.6g}", where=where)
+
+
+def _layer(n_out, bias=True):
+    torch.manual_seed(3)
+    return nn.Linear(6, n_out, bias=bias)
+
+
+def _make(PaddedLinear, layer, alignment=16):  # noqa: N803
+    before = copy.deepcopy(layer)
+    try:
+        padded = PaddedLinear(layer, alignment)
+    except RuntimeError as error:
+        text = str(error).split("\n")[0]
+        if layer.weight.device.type == "meta" and "meta" in text:
+            raise Wrong("device-changed", got=text) from error
+        raise
+    if not isinstance(padded, nn.Module):
+        raise Wrong("not-a-module", got=padded)
+    same_shape = layer.weight.shape == before.weight.shape and layer.out_features == before.out_features
+    if not same_shape or (layer.weight.device.type != "meta" and not torch.equal(layer.weight, before.weight)):
+        raise Wrong("given-layer-changed", expected=str(before), got=str(layer))
+    return padded
+
+
+def _same_output(PaddedLinear, n_out, shape, bias):  # noqa: N803
+    layer = _layer(n_out, bias)
+    x = torch.randn(*shape, 6, generator=torch.Generator().manual_seed(4))
+    weight = layer.weight.detach().double()
+    without = x.double() @ weight.T
+    truth = without + (layer.bias.detach().double() if bias else 0)
+    got = _make(PaddedLinear, layer)(x)
+    where = f"{n_out} outputs, float32, input {'×'.join(map(str, x.shape))}, {'with' if bias else 'without'} bias"
+    if got is None:
+        raise Wrong("nothing-returned", where=where)
+    if got.shape != truth.shape:
+        slug = "padding-visible" if got.shape[:-1] == truth.shape[:-1] and got.shape[-1] > n_out else "wrong-columns"
+        raise Wrong(slug, expected=tuple(truth.shape), got=tuple(got.shape), where=where)
+    if not close(got, truth, 1e-5):
+        slug = "bias-lost" if bias and close(got, without, 1e-5) else "wrong-columns"
+        slug = slug if bias else "bias-made-up"
+        raise Wrong(slug, expected=truth.float(), got=got, where=where)
+
+
+def _padded_inside(PaddedLinear):  # noqa: N803
+    layer, x = _layer(13), torch.randn(5, 6)
+    padded = _make(PaddedLinear, layer)
+    with Operations() as operations:
+        padded(x)
+    products = [entry for entry in operations.log if entry[0] in ("aten.mm", "aten.addmm", "aten.bmm", "aten.linear")]
+    if products and not any(16 in out[3] for *_, out in products):
+        raise Wrong("not-padded", expected="16 columns", got=f"{products[0][-1][3][-1]} columns", width=13)
+    if not _weights(padded):
+        sizes = [tuple(p.shape) for p in padded.parameters()]
+        raise Wrong("pads-each-call" if sizes else "weights-not-parameters", expected="a parameter of 16×6", got=sizes)
+    rows = [max(p.shape) for p in _make(PaddedLinear, _layer(13), 128).parameters() if p.dim() == 2]
+    if rows != [32]:
+        raise Wrong("alignment-ignored", expected="32 rows", got=f"{rows} rows", where="13 outputs, float32, 128 bytes")
+    layer, bare = _layer(16), _layer(13, bias=False)
+    for given, n in ((layer, 16 * 7), (bare, 16 * 6)):
+        held = sum(p.numel() for p in _make(PaddedLinear, given).parameters())
+        if held != n:
+            slug = "bias-made-up" if held > n and given is bare else "wrong-columns"
+            raise Wrong(slug, expected=f"{n} weights", got=f"{held} weights", where=str(given))
+
+
+def _weights(padded):
+    """The padded weights, one row an output, whichever way they are stored."""
+    for p in padded.parameters():
+        if tuple(p.shape) in ((16, 6), (6, 16)):
+            return [p if p.shape[0] == 16 else p.T]
+    return []
+
+
+def _gradients(PaddedLinear):  # noqa: N803
+    layer = _layer(13)
+    padded, plain = _make(PaddedLinear, layer), copy.deepcopy(layer).double()
+    x = torch.randn(7, 6, generator=torch.Generator().manual_seed(5))
+    labels = torch.arange(7) * 2 % 13
+    optimizer = torch.optim.SGD(padded.parameters(), lr=0.5, weight_decay=0.1)
+    reference = torch.optim.SGD(plain.parameters(), lr=0.5, weight_decay=0.1)
+    for step in range(2):
+        (weight,) = _weights(padded)
+        biases = [p for p in padded.parameters() if p.dim() == 1]
+        if any(p.detach()[13:].any() for p in (weight, *biases)):
+            raise Wrong("padding-not-zero", expected="zeros", got=weight.detach()[13:], where=f"before step {step + 1}")
+        optimizer.zero_grad()
+        reference.zero_grad()
+        F.cross_entropy(padded(x), labels).backward()
+        F.cross_entropy(plain(x.double()), labels).backward()
+        found = next(p.grad for p in padded.parameters() if p.dim() == 2)
+        if found is None:
+            raise Wrong("gradient-differs", expected=plain.weight.grad.float(), got="no gradient")
+        found = found if found.shape[0] == 16 else found.T
+        if not close(found[:13], plain.weight.grad, 1e-4):
+            raise Wrong(
+                "gradient-differs", expected=plain.weight.grad.float(), got=found[:13], where=f"step {step + 1}"
+            )
+        if found[13:].any():
+            raise Wrong("padding-not-zero", expected="no gradient in the added rows", got=found[13:])
+        optimizer.step()
+        reference.step()

@@ -1,0 +1,288 @@
+"""Answers to balise 5 of 03_tensor_cores_channels_last."""
+
+import torch
+
+from tests.answers.bank import Bank
+
+bank = Bank("03_tensor_cores_channels_last")
+
+
+def strides_of(shape, channels_last):
+    """From the fastest dimension to the slowest."""
+    strides, step = [0] * 4, 1
+    for d in (1, 3, 2, 0) if channels_last else (3, 2, 1, 0):
+        strides[d], step = step, step * shape[d]
+    return strides
+
+
+def formats_of(shape, strides):
+    found = set()
+    for name, order in (("channels_last", (1, 3, 2, 0)), ("contiguous", (3, 2, 1, 0))):
+        step = 1
+        for d in order:
+            if shape[d] > 1 and strides[d] != step:
+                break
+            step *= shape[d]
+        else:
+            found.add(name)
+    return found
+
+
+def channels_last_copy(x):
+    n, c, h, w = x.shape
+    y = x.new_empty(x.numel()).as_strided(x.shape, strides_of(x.shape, True))
+    y.copy_(x)
+    return y
+
+
+bank.several(5, None, strides_of, formats_of, channels_last_copy)
+
+
+def strides_of_made(shape, channels_last):
+    kind = torch.channels_last if channels_last else torch.contiguous_format
+    return torch.empty(shape, device="meta", memory_format=kind).stride()
+
+
+def formats_of_made(shape, strides):
+    x = torch.empty_strided(shape, strides, device="meta")
+    kinds = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
+    return {name for name, kind in kinds.items() if x.is_contiguous(memory_format=kind)}
+
+
+def nhwc_storage(x):
+    n, c, h, w = x.shape
+    y = torch.empty(n, h, w, c, dtype=x.dtype, device=x.device)
+    y[:] = x.movedim(1, -1)
+    return y.movedim(-1, 1)
+
+
+bank.several(5, None, strides_of_made, formats_of_made, nhwc_storage)
+
+
+def by_formula(shape, channels_last):
+    n, c, h, w = shape
+    if not channels_last:
+        return c * h * w, h * w, w, 1
+    return h * w * c, 1, w * c, c
+
+
+def as_list(shape, strides):
+    def fits(wanted):
+        return all(s == w for size, s, w in zip(shape, strides, wanted) if size != 1)
+
+    return [name for name in ("contiguous", "channels_last") if fits(by_formula(shape, name == "channels_last"))]
+
+
+bank.several(5, None, by_formula, as_list, lambda x: torch.einsum("nchw->nhwc", x).clone(
+    memory_format=torch.contiguous_format).permute(0, 3, 1, 2))  # fmt: skip
+
+
+def empty_strided(x):
+    return torch.empty_strided(x.shape, by_formula(x.shape, True), dtype=x.dtype, device=x.device).copy_(x)
+
+
+bank.several(5, None, by_formula, lambda shape, strides: frozenset(as_list(shape, strides)), empty_strided)
+
+
+bank.several(5, None, by_formula, as_list, lambda x: torch.stack(x.unbind(1), -1).permute(0, 3, 1, 2))
+
+
+# ------------------------------------------------- wrong strides
+
+
+def strides(slug, last=lambda n, c, h, w: (h * w * c, 1, w * c, c), plain=lambda n, c, h, w: (c * h * w, h * w, w, 1)):
+    def strides_of(shape, channels_last):
+        return (last if channels_last else plain)(*shape)
+
+    bank.several(5, slug, strides_of, formats_of, channels_last_copy)
+
+
+strides("not-four-strides", plain=lambda n, c, h, w: c * h * w)
+strides("nothing-returned", plain=lambda n, c, h, w: None)
+strides("strides-as-listed-nhwc", last=lambda n, c, h, w: (h * w * c, w * c, c, 1))
+strides("shape-not-strides", plain=lambda n, c, h, w: (n, c, h, w))
+strides("shape-not-strides", last=lambda n, c, h, w: (n, h, w, c))
+strides("height-for-width", plain=lambda n, c, h, w: (c * h * w, h * w, h, 1))
+strides("height-for-width", last=lambda n, c, h, w: (c * h * w, 1, h * c, c))
+strides("format-ignored", last=lambda n, c, h, w: (c * h * w, h * w, w, 1))
+strides("channels-forgotten", last=lambda n, c, h, w: (c * h * w, 1, w, 1))
+strides("channels-forgotten", last=lambda n, c, h, w: (c * h * w, 1, w, c))
+strides("strides-in-bytes", plain=lambda n, c, h, w: (4 * c * h * w, 4 * h * w, 4 * w, 4))
+strides("wrong-strides", plain=lambda n, c, h, w: (1, n, n * c, n * c * h))
+strides("wrong-strides", last=lambda n, c, h, w: (c * h * w, 1, c, h * c))
+
+
+# ------------------------------------------------- wrong formats
+
+
+def formats(slug):
+    return lambda formats_of: bank.several(5, slug, strides_of, formats_of, channels_last_copy) or formats_of
+
+
+@formats("not-a-set")
+def formats_of_bool(shape, strides):
+    return strides[1] == 1
+
+
+@formats("not-a-set")
+def formats_of_name(shape, strides):
+    return next(iter(formats_of(shape, strides)), None) or "none"
+
+
+@formats("nothing-returned")
+def formats_of_nothing(shape, strides):
+    formats_of(shape, strides)
+
+
+@formats("both-formats")
+def formats_of_first(shape, strides):
+    found = formats_of(shape, strides)
+    return {"contiguous"} if "contiguous" in found else found
+
+
+@formats("both-formats")
+def formats_of_last(shape, strides):
+    found = formats_of(shape, strides)
+    return {"channels_last"} if "channels_last" in found else found
+
+
+@formats("both-formats")
+def formats_exactly(shape, strides):
+    return {name for name in ("contiguous", "channels_last") if tuple(strides) == by_formula(shape, name[1] == "h")}
+
+
+@formats("size-one-counts")
+def formats_both_or_exact(shape, strides):
+    n, c, h, w = shape
+    if c == 1 or h == w == 1:
+        expected = [by_formula(shape, last) for last in (False, True)]
+        return {"contiguous", "channels_last"} if tuple(strides) in expected else set()
+    return {name for name in ("contiguous", "channels_last") if tuple(strides) == by_formula(shape, name[1] == "h")}
+
+
+@formats("one-stride-looked-at")
+def formats_by_one(shape, strides):
+    found = {"contiguous"} if shape[3] == 1 or strides[3] == 1 else set()
+    return found | ({"channels_last"} if shape[1] == 1 or strides[1] == 1 else set())
+
+
+@formats("one-stride-looked-at")
+def formats_by_order(shape, strides):
+    long = [d for d in range(4) if shape[d] > 1]
+    order = sorted(long, key=lambda d: -strides[d])
+    found = {"contiguous"} if order == [d for d in (0, 1, 2, 3) if d in long] else set()
+    return found | ({"channels_last"} if order == [d for d in (0, 2, 3, 1) if d in long] else set())
+
+
+@formats("formats-exchanged")
+def formats_reversed(shape, strides):
+    names = {"contiguous": "channels_last", "channels_last": "contiguous"}
+    return {names[name] for name in formats_of(shape, strides)}
+
+
+@formats("wrong-formats")
+def formats_always(shape, strides):
+    return {"contiguous", "channels_last"}
+
+
+# ------------------------------------------------- wrong copies
+
+
+def copying(slug):
+    return lambda copy: bank.several(5, slug, strides_of, formats_of, copy) or copy
+
+
+@copying("nothing-returned")
+def copy_nothing(x):
+    x.permute(0, 2, 3, 1).contiguous()
+
+
+@copying("input-returned")
+def copy_input(x):
+    return x
+
+
+@copying("input-returned")
+def copy_permuted_twice(x):
+    return x.permute(0, 2, 3, 1).permute(0, 3, 1, 2)
+
+
+@copying("shape-permuted")
+def copy_permute(x):
+    return x.permute(0, 2, 3, 1)
+
+
+@copying("shape-permuted")
+def copy_nhwc(x):
+    return x.permute(0, 2, 3, 1).contiguous()
+
+
+@copying("still-contiguous")
+def copy_clone(x):
+    return x.clone()
+
+
+@copying("still-contiguous")
+def copy_back(x):
+    return x.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2).contiguous()
+
+
+@copying("memory-reread")
+def copy_as_strided(x):
+    return x.as_strided(x.shape, strides_of(x.shape, True))
+
+
+@copying("memory-reread")
+def copy_view(x):
+    n, c, h, w = x.shape
+    return x.clone().view(n, h, w, c).permute(0, 3, 1, 2)
+
+
+@copying("memory-format-asked")
+def copy_library(x):
+    return x.to(memory_format=torch.channels_last)
+
+
+@copying("memory-format-asked")
+def copy_contiguous(x):
+    return x.contiguous(memory_format=torch.channels_last)
+
+
+@copying("memory-format-asked")
+def copy_empty_like(x):
+    return torch.empty_like(x, memory_format=torch.channels_last).copy_(x)
+
+
+@copying("copied-twice")
+def copy_twice(x):
+    return x.clone().permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)
+
+
+@copying("wrong-copy")
+def copy_zeros(x):
+    return torch.zeros_like(x)
+
+
+@copying("wrong-copy")
+def copy_turned(x):
+    return x.flip(2)
+
+
+@copying("input-changed")
+def copy_in_place(x):
+    y = channels_last_copy(x)
+    x.zero_()
+    return y
+
+
+@copying("dtype-not-kept")
+def copy_float(x):
+    return torch.empty(x.numel()).as_strided(x.shape, strides_of(x.shape, True)).copy_(x)
+
+
+@copying("memory-reread")
+def copy_ignores_strides(x):
+    """Reads x's memory in the order of a contiguous tensor: wrong for views."""
+    n, c, h, w = x.shape
+    flat = x.as_strided((n * c * h * w,), (1,))
+    return flat.view(n, c, h, w).permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)
