@@ -7,11 +7,12 @@ DATA   := $(if $(DLOJZ_DATA),$(DLOJZ_DATA),data)/photo_patches/manifest.json
 
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: help lab test notebooks solutions lint bench doctor env data clean
+.PHONY: help lab test test-slurm notebooks solutions lint bench doctor env data clean
 
 help:
 	@echo "make lab        install, make the data, open JupyterLab in work/"
 	@echo "make test       install and run every test and every notebook"
+	@echo "make test-slurm start a Slurm of its own here and run the tests that need one (installs it, as root)"
 	@echo "make notebooks  write the trainee notebooks from solutions/*.py"
 	@echo "make solutions  execute the solutions whose source changed"
 	@echo "make lint       ruff"
@@ -25,7 +26,7 @@ $(STAMP): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "The course needs Python 3.11 or later: make PYTHON=python3.11 ..." >&2; exit 1; }
 	test -x $(RUN) || $(PYTHON) -m venv $(VENV)
-	$(RUN) -m pip install --quiet --editable '.[lab,dev]'
+	$(RUN) -m pip install --quiet --editable '.[lab,dev,webdataset]'
 	@touch $(STAMP)
 
 $(DATA): | $(STAMP)
@@ -40,6 +41,10 @@ test: $(STAMP) $(DATA)
 	$(RUN) -m pytest tests solutions notebooks --nbval-lax --nbval-current-env --nbval-cell-timeout 280 \
 	  -n 2 --dist loadfile; \
 	status=$$?; echo "make test took $$(($$(date +%s) - start)) s"; exit $$status
+
+test-slurm: $(STAMP)
+	@start=$$(date +%s); tools/test_slurm.sh $(RUN); \
+	status=$$?; echo "make test-slurm took $$(($$(date +%s) - start)) s"; exit $$status
 
 notebooks: $(STAMP)
 	@$(RUN) -m dlojz_tp build

@@ -173,7 +173,9 @@ def _compiler() -> list[Row]:
 
 
 def _slurm() -> list[Row]:
-    job, sbatch = os.environ.get("SLURM_JOB_ID"), shutil.which("sbatch")
+    from dlojz_tp.launch import job_options, job_slurm
+
+    job, sbatch = os.environ.get("SLURM_JOB_ID"), job_slurm.available(job_options.load())
     if job:
         inside = f"inside job {job} on {os.environ.get('SLURMD_NODENAME') or socket.gethostname()}"
         return [Row("Slurm", "ok", inside + ("" if sbatch else "; sbatch not found: jobs run on this machine"))]

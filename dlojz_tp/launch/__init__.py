@@ -22,11 +22,34 @@ a second. The files, in the order of one launch:
     collect.py  listens to the ranks until they are done or the deadline passes
     stacks.py   where a hung rank stands
     errors.py   the one error to show, root cause first
+
+A job does the same on several nodes of a Slurm machine, or here where there is no Slurm, and outlives the notebook:
+
+    job = launch.job(mean_rank, nodes=2, ranks_per_node=4, minutes=10)
+    job.wait()                                      # live: state, time, last lines of the logs
+    job.results()                                   # [3.5, 3.5, ...]
+    launch.queue()                                  # all jobs by name; launch.last_job() after a restart
+
+    jobs.py         job(), last_job() and queue(): what the user calls
+    job_options.py  what a centre asks: slurm.toml and DLOJZ_SLURM_*
+    job_files.py    the private folder of each job
+    job_slurm.py    submission to Slurm, through submitit
+    job_here.py     the same on this machine
+    job_shepherd.py the process beside each rank: starts it, watches it, ends it
+    job_rank.py     what happens inside a rank
+    job_outcome.py  how the ranks ended, root cause first
+    job_handle.py   Job: wait, results, logs, cancel
+    job_view.py     how a job is shown
 """
 
 from dlojz_tp.launch.client import warm
 from dlojz_tp.launch.errors import RankError
+from dlojz_tp.launch.job_handle import Job
+from dlojz_tp.launch.job_options import JobError
+from dlojz_tp.launch.jobs import job, last_job, queue
 from dlojz_tp.launch.place import backend, device
 from dlojz_tp.launch.run import ranks, worlds
 
-__all__ = ["RankError", "backend", "device", "ranks", "warm", "worlds"]
+__all__ = [
+    "Job", "JobError", "RankError", "backend", "device", "job", "last_job", "queue", "ranks", "warm", "worlds",
+]  # fmt: skip

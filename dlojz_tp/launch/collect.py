@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dlojz_tp.launch import client, errors, wire
+from dlojz_tp.launch import client, errors, stacks, wire
 
 START_LIMIT_S = 120.0  # from the request to all ranks up; a cold server is in it
 GRACE_S = 0.2  # after a failure: ranks that fail alike report within this time
@@ -122,10 +122,8 @@ def _readable(conn: socket.socket) -> bool:
 
 def _dump_stacks(ranks: list[Rank], server: client.Server, folder: Path) -> dict[int, str]:
     """Ask the hung ranks for their stacks. Returns rank -> the text of its stack file."""
-    from dlojz_tp.launch.rank import STACK_SIGNAL
-
     paths = {r.rank: folder / f"stack-{r.rank}" for r in ranks if not r.done}
-    client.ask(server, {"do": "signal", "ranks": list(paths), "number": int(STACK_SIGNAL)})
+    client.ask(server, {"do": "signal", "ranks": list(paths), "number": int(stacks.STACK_SIGNAL)})
     limit = time.monotonic() + STACK_LIMIT_S
     sizes, before = [0], None
     # Done when every file has a dump and none grows any more.

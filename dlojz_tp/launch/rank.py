@@ -7,7 +7,6 @@ import io
 import linecache
 import os
 import pickle
-import signal
 import socket
 import sys
 import threading
@@ -23,7 +22,6 @@ from dlojz_tp.launch import place, stacks, wire
 
 # The process group must outlive our own deadline, which explains a hang better than the backend does.
 GROUP_TIMEOUT_MARGIN_S = 600
-STACK_SIGNAL = signal.SIGRTMIN + 5 if hasattr(signal, "SIGRTMIN") else signal.SIGUSR2
 LOST_PEER = (
     "connection closed by peer", "connection reset by peer", "broken pipe", "connection refused", "socket closed",
     "remote process exited", "remote error", "connection was closed", "unbound buffer",
@@ -41,11 +39,11 @@ def main(rank: int, request: dict, conn_fd: int, out_fd: int) -> None:
     me = os.getpid()
     _redirect(out_fd)
     folder = Path(request["folder"])
-    _prepare_stack_dump(folder / f"stack-{rank}")
+    prepare_stack_dump(folder / f"stack-{rank}")
     tag, data = _run(rank, request, folder, conn)
     if os.getpid() != me:
         os._exit(0)  # the function forked and both came back: only the rank itself reports
-    _flush()
+    flush()
     with contextlib.suppress(OSError):
         wire.send(conn, tag, data)
         # Stay until all ranks are done: a rank that leaves early breaks its neighbours' collectives.
@@ -71,14 +69,18 @@ def _run(rank: int, request: dict, folder: Path, conn: socket.socket) -> tuple[b
         if request["backend"] == "nccl":
             torch.cuda.synchronize()  # an error of the GPU shows here, not when the result is copied
     except BaseException as error:
-        return wire.FAILED, pickle.dumps(_describe(error, doing))
+        return wire.FAILED, pickle.dumps(describe(error, doing))
     try:
         return wire.RETURNED, wire.pack(value)
     except Exception as error:
-        what = wire.culprit(value, "result") or f"result, {type(value).__name__}"
-        summary = f"returned a value that cannot be sent back: {what}"
-        report = {"kind": "unsendable", "summary": summary, "text": f"{type(error).__name__}: {error}"}
-        return wire.FAILED, pickle.dumps(report)
+        return wire.FAILED, pickle.dumps(unsendable(value, error))
+
+
+def unsendable(value, error: Exception) -> dict:
+    """The report of a rank whose result cannot be pickled."""
+    what = wire.culprit(value, "result") or f"result, {type(value).__name__}"
+    summary = f"returned a value that cannot be sent back: {what}"
+    return {"kind": "unsendable", "summary": summary, "text": f"{type(error).__name__}: {error}"}
 
 
 def _redirect(out_fd: int) -> None:
@@ -97,7 +99,8 @@ def _line_writer(fd: int) -> io.TextIOWrapper:
     return open(fd, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: PTH123, SIM115
 
 
-def _flush() -> None:
+def flush() -> None:
+    """Write out what is still in the buffers of Python and of C."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.flush()
@@ -105,12 +108,13 @@ def _flush() -> None:
         ctypes.CDLL(None).fflush(None)  # what C code printed
 
 
-def _prepare_stack_dump(path: Path) -> None:
+def prepare_stack_dump(path: Path) -> None:
+    """Write this process's stacks to `path` when it gets stacks.STACK_SIGNAL or crashes."""
     file = path.open("w")
     file.write(f"main {threading.main_thread().ident:#018x}\n")
     file.flush()
     faulthandler.enable(file)
-    faulthandler.register(STACK_SIGNAL, file, all_threads=True)
+    faulthandler.register(stacks.STACK_SIGNAL, file, all_threads=True)
 
 
 def _enter_world(rank: int, request: dict, folder: Path) -> bytes:
@@ -123,14 +127,19 @@ def _enter_world(rank: int, request: dict, folder: Path) -> bytes:
     use_gpu = request["backend"] == "nccl"
     os.environ.update({"RANK": str(rank), "LOCAL_RANK": str(rank), place.INSIDE: "rank"})
     os.environ[place.DEVICE] = f"cuda:{rank}" if use_gpu else "cpu"
+    adopt(world)
+    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+    numpy.random.seed()  # a fork would repeat the server's draws on each rank
+    return task
+
+
+def adopt(world: dict) -> None:
+    """Take over the surroundings of the process that asked for the ranks (see run.surroundings)."""
     sys.path[:] = world["path"]
     sys.argv[:] = world["argv"]
     linecache.cache.update(world["lines"])
     with contextlib.suppress(OSError):
         os.chdir(world["cwd"])
-    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
-    numpy.random.seed()  # a fork would repeat the server's draws on each rank
-    return task
 
 
 def _join(rank: int, request: dict, folder: Path) -> None:
@@ -150,7 +159,7 @@ def _join(rank: int, request: dict, folder: Path) -> None:
     )
 
 
-def _describe(error: BaseException, doing: str) -> dict:
+def describe(error: BaseException, doing: str) -> dict:
     """Turn an exception into plain values that always travel."""
     chain = _chain(error)
     report = {

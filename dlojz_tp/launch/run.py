@@ -75,11 +75,21 @@ def _count(n, name: str) -> int:
 def _task(fn, args: tuple, kwargs: dict, timeout: float) -> memoryview:
     if place.INSIDE in os.environ:
         raise RuntimeError("this code already runs on a rank: launch.ranks and launch.worlds cannot be nested")
-    if not callable(fn):
-        raise TypeError(f"the first argument must be a function, not {type(fn).__name__} (pass f, not f())")
+    check_callable(fn)
     if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not 0 < timeout < math.inf:
         raise ValueError(f"timeout must be a positive number of seconds, not {timeout!r}")
     client.warm()  # a cold server starts while this process imports torch
+    return packed(fn, args, kwargs)
+
+
+def check_callable(fn) -> None:
+    """Raise TypeError where `fn` is not a function."""
+    if not callable(fn):
+        raise TypeError(f"the first argument must be a function, not {type(fn).__name__} (pass f, not f())")
+
+
+def packed(fn, args: tuple, kwargs: dict) -> memoryview:
+    """Pickle a call by value; TypeError that names the part which cannot be sent."""
     from dlojz_tp.launch import wire
 
     try:
@@ -159,10 +169,14 @@ def _world(n: int) -> dict:
         "NCCL_SOCKET_IFNAME": LOOPBACK,
         "TP_SOCKET_IFNAME": LOOPBACK,
     }
+    return {"env": dict(os.environ) | {key: str(value) for key, value in own.items()}} | surroundings()
+
+
+def surroundings() -> dict:
+    """The import path, arguments, folder and notebook source of this process, for a rank to take over."""
     # The source of notebook cells, which lies in no file, for tracebacks and for tools that read source.
     lines = {name: entry for name, entry in linecache.cache.items() if len(entry) == 4 and entry[1] is None}
     return {
-        "env": dict(os.environ) | {key: str(value) for key, value in own.items()},
         "path": [p for p in sys.path if isinstance(p, str)],
         "argv": list(sys.argv),
         "cwd": str(Path.cwd()),

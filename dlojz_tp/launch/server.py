@@ -159,6 +159,11 @@ def _kill(ranks: dict[int, int]) -> bool:
             os.kill(pid, signal.SIGKILL)  # it may not have its group yet
             os.killpg(pid, signal.SIGKILL)
     ranks.clear()
+    return kill_children()
+
+
+def kill_children() -> bool:
+    """Kill every child of this process, and those that become its children then. True when nothing is left."""
     limit = time.monotonic() + KILL_LIMIT_S
     while time.monotonic() < limit:
         try:

@@ -3,11 +3,14 @@
 import linecache
 import os
 import re
+import signal
 import sysconfig
 import traceback
 from dataclasses import dataclass
 from functools import cache
 
+# Makes a rank write its stacks.
+STACK_SIGNAL = signal.SIGRTMIN + 5 if hasattr(signal, "SIGRTMIN") else signal.SIGUSR2
 LONGEST_TEXT = 20_000  # characters
 FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<name>.*)$')
 WAIT = re.compile(r"\.wait\(")

@@ -1,0 +1,125 @@
+"""Where jobs are remembered: one private folder for each, under a name that a person can say.
+
+job.json        the facts: name, place, id, nodes, ranks a node, minutes, time of submission
+task            the surroundings and the function, pickled
+rank-N.log      what rank N printed
+rank-N.up       exists once rank N has joined the others
+rank-N.result   what rank N returned, pickled        (or rank-N.report: how it failed, pickled)
+rank-N.stack    where rank N stood when it was asked
+rank-N.end      how the process of rank N ended, and when
+over.json       how the job ended
+submitit/       submitit's own files; batch.log is the output of the batch script
+"""
+
+import contextlib
+import json
+import os
+import pickle
+import re
+import shutil
+import time
+from pathlib import Path
+
+from dlojz_tp import progress
+from dlojz_tp.launch import job_options
+from dlojz_tp.launch.job_options import JobError
+
+KEPT = 50  # folders of jobs that are over; older ones go
+TAIL = 64 * 1024  # bytes
+
+
+def root() -> Path:
+    """The folder of all jobs. Errors: JobError where the one that is chosen names a variable that is not set."""
+    chosen = os.path.expandvars(job_options.load().folder)
+    if "$" in chosen:
+        raise JobError(f"folder {chosen!r} in {job_options.path()} names a variable that is not set")
+    return Path.home() / Path(chosen).expanduser() if chosen else progress.folder().absolute() / "jobs"
+
+
+def create(function: str) -> Path:
+    """Make the private folder of a new job, named after its function: train-1, train-2, ...
+
+    Errors: JobError where the folder cannot be made.
+    """
+    base = re.sub(r"[^A-Za-z0-9_]+", "-", function).strip("-")[:30] or "job"
+    top = root()
+    try:
+        top.mkdir(parents=True, exist_ok=True, mode=0o700)
+        taken = [int(p.name.rpartition("-")[2]) for p in top.glob(f"{base}-*") if p.name.rpartition("-")[2].isdecimal()]
+        number = max(taken, default=0) + 1
+        while True:
+            try:
+                (top / f"{base}-{number}").mkdir(mode=0o700)
+                return top / f"{base}-{number}"
+            except FileExistsError:  # another notebook was faster
+                number += 1
+    except OSError as error:
+        todo = f"set folder in {job_options.path()} or DLOJZ_STATE"
+        raise JobError(f"no folder for jobs in {top}: {error.strerror}; {todo} to one you can write to") from None
+
+
+def known() -> list[Path]:
+    """The folders of all remembered jobs, the oldest first."""
+    found = []
+    with contextlib.suppress(OSError):
+        for folder in root().iterdir():
+            if facts := read(folder / "job.json"):
+                found.append((facts.get("submitted", 0), folder))
+    return [folder for _, folder in sorted(found)]
+
+
+def prune() -> None:
+    """Remove the oldest folders of jobs that are over, but the last KEPT."""
+    over = [folder for folder in known() if (folder / "over.json").exists()]
+    for folder in over[:-KEPT]:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def write(path: Path, value) -> None:
+    """Write bytes, or a value as JSON, whole or not at all."""
+    data = value if isinstance(value, (bytes, memoryview)) else json.dumps(value).encode()
+    partial = path.with_name(f".{path.name}-{os.getpid()}")
+    partial.write_bytes(data)
+    partial.replace(path)
+
+
+def write_task(folder: Path, surroundings: dict, task: memoryview) -> None:
+    """Write what the ranks load: the surroundings, then the pickled call. Errors: JobError where there is no space."""
+    try:
+        with (folder / "task").open("wb") as file:
+            pickle.dump(surroundings, file)
+            file.write(task)
+    except OSError as error:
+        raise JobError(f"the function cannot be stored in {folder}: {error.strerror}") from None
+
+
+def read(path: Path) -> dict:
+    """Read a JSON file; empty where it is missing or damaged."""
+    with contextlib.suppress(OSError, ValueError):
+        value = json.loads(path.read_text(encoding="utf-8"))
+        return value if isinstance(value, dict) else {}
+    return {}
+
+
+def refresh(folder: Path) -> None:
+    """Make a network file system show what other machines wrote: it may remember that a file was not there."""
+    with contextlib.suppress(OSError):
+        os.chmod(folder, 0o700)  # noqa: PTH101
+        os.listdir(folder)  # noqa: PTH208
+
+
+def tail(path: Path, lines: int) -> list[str]:
+    """The last lines of a text file; none where it is missing."""
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - TAIL))
+            text = file.read().decode(errors="replace")
+    except OSError:
+        return []
+    return [line.rpartition("\r")[2] for line in text.splitlines()][-lines:] if lines else []
+
+
+def now() -> float:
+    """Seconds since the epoch: jobs outlive the clocks of single processes."""
+    return time.time()
