@@ -1,0 +1,87 @@
+"""What every batched augmentation promises: no loop over images, no synchronisation, the input's device, no change of inputs."""
+
+import contextlib
+from unittest import mock
+
+import torch
+
+from dlojz_tp.checking import Operations, Wrong, close, meta_device, syncs
+
+HINTS = {
+    "loop-over-images": "{few} operations ran for 4 images, {many} for 32: there is a loop over the images. On a GPU each of "
+    "them is a kernel that has to be started.",
+    "validates": "torch.distributions checks its arguments, and on a GPU that makes the CPU wait: give it validate_args=False.",
+    "waits": "On a GPU this makes the CPU wait: {error}. Keep numbers as tensors on the device.",
+    "other-device": "A tensor is not on the device of the images: {error}",
+    "images-changed": "The images that were given have changed. Whoever holds them sees mixed ones.",
+    "labels-changed": "The labels that were given have changed.",
+}
+
+
+@contextlib.contextmanager
+def _drawable():
+    """On the meta device there is no sampler of the Dirichlet distribution, which Beta uses: shapes are enough."""
+    sample = torch._sample_dirichlet
+
+    def drawn(concentration, *args, **kwargs):
+        if concentration.device.type == "meta":
+            return torch.empty_like(concentration)
+        return sample(concentration, *args, **kwargs)
+
+    with mock.patch.object(torch, "_sample_dirichlet", drawn):
+        yield
+
+
+def stays_on_device(call, *tensors):
+    """Run `call` on tensors of the meta device, which stands for a GPU; all results must be there, nothing read back."""
+    device = meta_device()
+    moved = [tensor.to(device) for tensor in tensors]
+    try:
+        with _drawable():
+            found = call(*moved)
+    except (RuntimeError, NotImplementedError, AssertionError, TypeError, ValueError) as error:
+        text = str(error).split("\n")[0]
+        frames = []
+        trace = error.__traceback__
+        while trace:
+            frames.append(trace.tb_frame.f_code.co_filename)
+            trace = trace.tb_next
+        if any("distributions" in name for name in frames) and "meta" in text:
+            raise Wrong("validates", got=text) from error
+        if (
+            "item()" in text
+            or "out of meta" in text
+            or "on meta tensors" in text
+            or "data-dependent" in text
+            or "bool" in text
+        ):
+            raise Wrong("waits", error=text) from error
+        if "meta" in text or "device" in text or "numpy" in text:
+            raise Wrong("other-device", error=text) from error
+        raise
+    for tensor in found if isinstance(found, tuple | list) else [found]:
+        if isinstance(tensor, torch.Tensor) and tensor.device.type != "meta":
+            raise Wrong("other-device", error=f"a result is on {tensor.device}")
+
+
+def counts(call, make_inputs):
+    """No more operations for 32 images than for 4, and none that makes the CPU wait."""
+    totals = []
+    for batch in (4, 32):
+        inputs = make_inputs(batch)
+        with Operations() as operations:
+            call(*inputs)
+        totals.append(operations.total)
+    if totals[1] > totals[0] + 6:
+        raise Wrong("loop-over-images", few=totals[0], many=totals[1])
+    return syncs(operations)
+
+
+def leaves_inputs(call, images, labels):
+    """The inputs are afterwards what they were."""
+    before = images.clone(), labels.clone()
+    call(images, labels)
+    if not close(images.float(), before[0].float(), 0.0):
+        raise Wrong("images-changed")
+    if not close(labels.float(), before[1].float(), 0.0):
+        raise Wrong("labels-changed")

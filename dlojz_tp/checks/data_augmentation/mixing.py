@@ -1,0 +1,270 @@
+"""Balises 2 and 5: MixUp and CutMix. Labels that name each image tell which images were mixed, and how much of each."""
+
+import numpy as np
+import torch
+
+from dlojz_tp.checking import Wrong, close
+from dlojz_tp.checks.data_augmentation.devices import counts, leaves_inputs, stays_on_device
+
+HINTS = {
+    "mix-form": "Return two tensors: images of the shape that was given, and soft labels of shape (batch, classes).",
+    "labels-no-mass": "The soft labels of an image must add up to 1, here {total:.3f}.",
+    "three-images": "The labels of image {image} name {n} images. Two are mixed.",
+    "nothing-mixed": "No image was mixed with another one.",
+    "partner-twice": "Some images are the partner of several others. A permutation uses each once: torch.randperm, or a roll.",
+    "one-lambda": "All images were mixed with the same λ. Draw one for each image.",
+    "lambda-folded": "λ never falls below 1/2. The formula takes λ as it is drawn.",
+    "lambda-uniform": "λ does not follow Beta(α, α): it looks uniform. Is α used?",
+    "lambda-wrong": "λ does not follow Beta({alpha}, {alpha}).",
+    "other-partner": "Images and labels were mixed with different partners.",
+    "lambda-swapped": "Images and labels do not belong together: where the image takes λ, the label takes 1 − λ.",
+    "images-not-mixed": "The labels are mixed, the images are not what λ and the partner ask for.",
+    "soft-labels-lost": "Labels that are soft already (batch, classes) must be mixed as they are.",
+    "dtype-changed": "The images came as {wanted} and left as {dtype}.",
+    "levels-wrapped": "uint8 images came back wrong: integer arithmetic cuts or wraps. Refuse them with a clear error, or "
+    "compute in float.",
+    "unclear-refusal": "uint8 images raise {error}. Say in a TypeError or ValueError that float images are expected.",
+    "not-a-rectangle": "What was pasted into image {image} is not a rectangle.",
+    "one-box": "The same box was pasted into all images. Draw λ and a centre for each.",
+    "lambda-not-area": "The label mass is not the fraction of pixels: image {image} keeps {kept:.3f} of its pixels, its label "
+    "{mass:.3f}. The box is clipped and rounded: mix the labels by the area really cut.",
+    "area-swapped": "The label follows the pasted part where it should follow the kept one.",
+    "box-at-centre": "All boxes lie around the middle. Centres are uniform over the image.",
+    "areas-wrong": "The areas of the boxes are not distributed as they should be: sides √(1 − λ) of the image's, "
+    "λ ~ Beta({alpha}, {alpha}), centre uniform, clipped.",
+}
+
+MANY = 1200  # samples for a distribution; the test below has a false alarm in fewer than 1 of 10,000 runs
+LIMIT = np.sqrt(np.log(2 / 5e-5) / 2)  # of √n · D, by the inequality of Dvoretzky, Kiefer, Wolfowitz and Massart
+
+
+def balise_2(mixup):
+    """λ and partners read from the labels; then distribution, types, operations, devices."""
+    yield "each image is mixed with one other by its own λ, and its label alike"
+    torch.manual_seed(1)
+    for batch, size in ((16, (3, 6, 4)), (1, (3, 4, 6)), (2, (1, 5, 3))):
+        images = torch.randn(batch, *size)
+        got = _mixed(mixup, images, torch.arange(batch), batch)
+        _right_mixup(images, *got)
+    yield "labels that are soft already"
+    images, soft = torch.randn(8, 3, 4, 4), torch.rand(8, 3).softmax(1)
+    mixed, labels = _mixed(mixup, torch.cat([images]), torch.cat([soft]), 3)
+    _right_soft(images, soft, mixed, labels)
+    yield "λ is drawn from Beta(α, α), for each image"
+    for alpha in (0.2, 1.0):
+        _right_lambdas(mixup, alpha)
+    yield from _common(mixup)
+
+
+def balise_5(cutmix):
+    """Images of one value each tell where another was pasted."""
+    yield "a rectangle of one other image is pasted, and the label mass is the fraction of pixels"
+    torch.manual_seed(2)
+    for batch, (height, width) in ((1, (4, 6)), (2, (5, 3)), (24, (16, 9)), (24, (7, 20))):
+        values = torch.arange(batch, dtype=torch.float32)
+        images = values.view(-1, 1, 1, 1) + torch.zeros(batch, 2, height, width)
+        _right_cutmix(*_mixed(cutmix, images, torch.arange(batch), batch), batch)
+    yield "labels that are soft already"
+    soft = torch.rand(8, 3).softmax(1)
+    images = torch.arange(8.0).view(-1, 1, 1, 1).expand(8, 3, 6, 6).clone()
+    mixed, labels = _mixed(cutmix, images, soft, 3)
+    _right_soft_cut(soft, mixed, labels)
+    yield "boxes: one for each image, anywhere, of the right areas"
+    for alpha in (1.0, 0.3):
+        _right_areas(cutmix, alpha)
+    yield from _common(cutmix)
+
+
+def _common(mix):
+    yield "float32 and bfloat16 stay what they are; uint8 is refused, or right"
+    _right_types(mix)
+    yield "the inputs are left as they were"
+    leaves_inputs(lambda x, y: mix(x, y, 5, 1.0), torch.randn(6, 3, 8, 8), torch.arange(6) % 5)
+    leaves_inputs(lambda x, y: mix(x, y, 5, 1.0), torch.randn(6, 3, 8, 8), torch.eye(6)[:, :5].contiguous())
+    yield "no loop over the images, on the images' device, nothing read back"
+    counts(lambda x, y: mix(x, y, 5, 1.0), lambda b: (torch.randn(b, 3, 8, 8), torch.arange(b) % 5))
+    stays_on_device(lambda x, y: mix(x, y, 5, 1.0), torch.randn(6, 3, 8, 8), torch.arange(6) % 5)
+
+
+def _mixed(mix, images, labels, classes, alpha=1.0):
+    got = mix(images.clone(), labels.clone(), classes, alpha)
+    if got is None:
+        raise Wrong("nothing-returned")
+    if not isinstance(got, tuple | list) or len(got) != 2 or not all(isinstance(g, torch.Tensor) for g in got):
+        raise Wrong("mix-form", expected="(images, soft labels)", got=got)
+    if got[0].shape != images.shape or got[1].shape != (len(images), classes):
+        expected = f"{tuple(images.shape)} and {(len(images), classes)}"
+        raise Wrong("mix-form", expected=expected, got=f"{tuple(got[0].shape)} and {tuple(got[1].shape)}")
+    total = got[1].float().sum(1)
+    if not close(total, torch.ones(len(images)), 1e-4):
+        worst = (total - 1).abs().argmax()
+        raise Wrong("labels-no-mass", where=f"image {worst.item()}", total=total[worst].item())
+    return got[0], got[1].float()
+
+
+def _partners(labels):
+    """(λ, partner) of each image from labels that name the images: λ is the mass of the image's own name."""
+    batch = len(labels)
+    named = (labels > 1e-6).sum(1)
+    if (named > 2).any():
+        image = int((named > 2).int().argmax())
+        raise Wrong("three-images", image=image, n=int(named[image]))
+    own = labels.diagonal()
+    others = labels.clone()
+    others.fill_diagonal_(0.0)
+    partner = torch.where(others.sum(1) > 1e-6, others.argmax(1), torch.arange(batch))
+    if batch > 8 and (partner == torch.arange(batch)).all():
+        raise Wrong("nothing-mixed")
+    real = partner[partner != torch.arange(batch)]
+    if len(real.unique()) < len(real):
+        raise Wrong("partner-twice", got=f"{len(real)} images, {len(real.unique())} partners")
+    return own, partner
+
+
+def _right_mixup(images, mixed, labels):
+    lam, partner = _partners(labels)
+    lam_4d = lam.view(-1, 1, 1, 1)
+    alone = partner == torch.arange(len(images))
+    wanted = torch.where(alone.view(-1, 1, 1, 1), images, lam_4d * images + (1 - lam_4d) * images[partner])
+    if len(lam) > 8 and lam.std() < 1e-4:
+        raise Wrong("one-lambda", got=f"λ = {lam[0]:.3f} for all")
+    if close(mixed, wanted, 1e-4):
+        return
+    where = f"batch {len(images)}, image {int((mixed - wanted).flatten(1).abs().amax(1).argmax())}"
+    swapped = torch.where(alone.view(-1, 1, 1, 1), images, (1 - lam_4d) * images + lam_4d * images[partner])
+    if close(mixed, swapped, 1e-4):
+        raise Wrong("lambda-swapped", where=where)
+    if close(mixed, images, 1e-6):
+        raise Wrong("images-not-mixed", where=where)
+    fits = [
+        (lam_4d * images + (1 - lam_4d) * images.roll(k, 0) - mixed).flatten(1).abs().amax(1)
+        for k in range(len(images))
+    ]
+    raise Wrong("other-partner" if (torch.stack(fits).amin(0) < 1e-3).any() else "images-not-mixed", where=where)
+
+
+def _right_soft(images, soft, mixed, labels):
+    for image in range(len(images)):
+        fits = False
+        for partner in range(len(images)):
+            apart = (images[image] - images[partner]).flatten()
+            lam = (
+                1.0
+                if image == partner
+                else (((mixed[image] - images[partner]).flatten() @ apart) / (apart @ apart)).item()
+            )
+            if close(mixed[image], lam * images[image] + (1 - lam) * images[partner], 1e-3):
+                fits |= close(labels[image], lam * soft[image] + (1 - lam) * soft[partner], 1e-3)
+        if not fits:
+            raise Wrong("soft-labels-lost", where=f"soft labels, image {image}", got=labels[image])
+
+
+def _right_lambdas(mixup, alpha):
+    from scipy.stats import beta
+
+    torch.manual_seed(3)
+    _, labels = _mixed(mixup, torch.zeros(MANY, 1, 1, 1), torch.arange(MANY), MANY, alpha)
+    own, partner = _partners(labels)
+    lam = np.sort(own[partner != torch.arange(MANY)].double().numpy())
+    if len(lam) < MANY / 2:  # λ of 1 in float32 looks like no partner
+        lam = np.sort(own.double().numpy())
+    if lam.std() < 1e-4:
+        raise Wrong("one-lambda", got=f"λ = {lam[0]:.3f} for all")
+    if lam[0] >= 0.5:
+        raise Wrong("lambda-folded", got=f"the smallest of {len(lam)} λ is {lam[0]:.3f}")
+    # labels hide a λ that is 1 in float32, so the ends are compared where both can be seen
+    if _distance(lam, lambda x: beta.cdf(x, alpha, alpha)) > LIMIT / np.sqrt(len(lam)) + 0.01:
+        uniform = alpha != 1 and _distance(lam, lambda x: x) < LIMIT / np.sqrt(len(lam))
+        raise Wrong(
+            "lambda-uniform" if uniform else "lambda-wrong", where=f"α = {alpha}, {len(lam)} images", alpha=alpha
+        )
+
+
+def _distance(values, cdf):
+    """Kolmogorov's distance of sorted values to a distribution."""
+    n, at = len(values), cdf(values)
+    return max((np.arange(1, n + 1) / n - at).max(), (at - np.arange(n) / n).max())
+
+
+def _right_types(mix):
+    for dtype in (torch.float32, torch.bfloat16):
+        mixed, _ = mix(torch.randn(4, 3, 8, 8).to(dtype), torch.arange(4), 4, 1.0)
+        if mixed.dtype != dtype:
+            raise Wrong("dtype-changed", wanted=dtype, dtype=mixed.dtype)
+    levels = torch.randint(0, 256, (8, 1, 6, 6), dtype=torch.uint8)
+    try:
+        mixed, labels = mix(levels, torch.arange(8), 8, 1.0)
+    except (TypeError, ValueError):
+        return
+    except Exception as error:
+        raise Wrong("unclear-refusal", error=f"{type(error).__name__}: {str(error)[:80]}") from error
+    lam, partner = _partners(labels.float())
+    low, high = torch.minimum(levels, levels[partner]).float(), torch.maximum(levels, levels[partner]).float()
+    lam = lam.view(-1, 1, 1, 1)
+    blend = lam * levels.float() + (1 - lam) * levels[partner].float()
+    inside = ((mixed.float() - blend).abs() <= 1.01) | (mixed == levels) | (mixed == levels[partner])
+    if not inside.all() or (mixed.float() < low - 1).any() or (mixed.float() > high + 1).any():
+        raise Wrong("levels-wrapped", got=mixed)
+
+
+def _right_cutmix(mixed, labels, batch):
+    mass, partner = _partners(labels)
+    own = torch.arange(batch)
+    pasted = mixed[:, 0] != own.view(-1, 1, 1)
+    for image in range(batch):
+        inside = pasted[image]
+        if not inside.any():
+            if partner[image] != image and mass[image] < 1 - 1e-4:
+                raise Wrong("lambda-not-area", image=image, kept=1.0, mass=mass[image].item())
+            continue
+        rows, columns = inside.any(1).nonzero().flatten(), inside.any(0).nonzero().flatten()
+        full = (rows[-1] - rows[0] + 1) * (columns[-1] - columns[0] + 1)
+        values = mixed[image][:, inside].unique()
+        if inside.sum() != full or len(values) != 1 or not close(mixed[image, 0], mixed[image, 1], 0.0):
+            raise Wrong("not-a-rectangle", image=image)
+        if partner[image] != image and values.item() != partner[image].item():
+            raise Wrong("other-partner", where=f"image {image}")
+        kept = 1 - inside.float().mean().item()
+        if abs(kept - mass[image].item()) > 1e-4:
+            slug = "area-swapped" if abs(1 - kept - mass[image].item()) < 1e-4 else "lambda-not-area"
+            raise Wrong(slug, image=image, kept=kept, mass=mass[image].item())
+
+
+def _right_soft_cut(soft, mixed, labels):
+    for image in range(len(soft)):
+        values, n = mixed[image].unique(return_counts=True)
+        wanted = sum(soft[int(v)] * (k / n.sum()) for v, k in zip(values, n))
+        if not close(labels[image], wanted, 1e-3):
+            raise Wrong("soft-labels-lost", where=f"soft labels, image {image}", expected=wanted, got=labels[image])
+
+
+def _right_areas(cutmix, alpha, height=24, width=32):
+    torch.manual_seed(4)
+    images = torch.arange(MANY, dtype=torch.float32).view(-1, 1, 1, 1).expand(MANY, 1, height, width).contiguous()
+    mixed, _ = _mixed(cutmix, images, torch.zeros(MANY, dtype=torch.long), 1, alpha)
+    pasted = (mixed != images)[:, 0]
+    if pasted.any(0).sum() and (pasted == pasted[0]).all():
+        raise Wrong("one-box")
+    some = pasted.flatten(1).any(1)
+    rows = torch.arange(height, dtype=torch.float64)
+    centres = (pasted[some].any(2) * rows).sum(1) / pasted[some].any(2).sum(1)
+    if len(centres) and centres.std() < height / 12:
+        raise Wrong("box-at-centre", got=f"rows {centres.min():.0f} to {centres.max():.0f} of {height}")
+    areas = np.sort(pasted.double().mean((1, 2)).numpy())
+    wanted = np.sort(_simulated(alpha, height, width))
+    # rounding to pixels moves areas a little; a shift of one pixel on each side is no mistake here
+    grid = np.linspace(0.02, 0.98, 40)
+    shift = 2 / height
+    found = np.searchsorted(areas, grid) / len(areas)
+    low, high = (np.searchsorted(wanted, grid * (1 - s) - s / 4) / len(wanted) for s in (shift, -shift))
+    slack = LIMIT / np.sqrt(MANY) + 0.01
+    if (found < low - slack).any() or (found > high + slack).any():
+        raise Wrong("areas-wrong", where=f"α = {alpha}", alpha=alpha)
+
+
+def _simulated(alpha, height, width, n=20000):
+    """Areas of boxes without pixels, from NumPy's own generator."""
+    rng = np.random.default_rng(0)
+    side = np.sqrt(1 - rng.beta(alpha, alpha, n)) / 2
+    y, x = rng.random((2, n))
+    return (np.minimum(y + side, 1) - np.maximum(y - side, 0)) * (np.minimum(x + side, 1) - np.maximum(x - side, 0))

@@ -1,0 +1,192 @@
+"""Balise 7: MixUp or CutMix drawn for each batch, inside a training step."""
+
+import copy
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from dlojz_tp.checking import Operations, Wrong, close, syncs
+from dlojz_tp.checks.data_augmentation.devices import stays_on_device
+
+HINTS = {
+    "not-a-module": "MixOrCut must be an nn.Module: train() and eval() switch it on and off.",
+    "mixer-form": "It returns images of the same shape and soft labels (batch, classes).",
+    "mixes-in-eval": "In eval mode nothing is mixed: the images as they came, the labels as one-hot.",
+    "eval-labels-hard": "In eval mode the labels are soft, too (batch, classes), so that the loss is the same function.",
+    "never-mixup": "In {n} batches MixUp was never drawn.",
+    "never-cutmix": "In {n} batches CutMix was never drawn.",
+    "never-mixed": "In training mode nothing was mixed.",
+    "chosen-for-each-image": "Some images of one batch were mixed by MixUp, others by CutMix. One is drawn for a batch.",
+    "not-reproducible": "After the same torch.manual_seed the batches are mixed differently. Draw with torch, not with random or "
+    "numpy.",
+    "always-the-same": "Two batches in a row are mixed in the same way. Is the seed set inside?",
+    "unfair": "MixUp was drawn in {share:.0%} of {n} batches. Each shall have one half.",
+    "draw-waits": "The draw reads a value from the device: {error}. Draw the choice on the CPU.",
+    "step-not-mixed": "The step trained on the images as they came: it must pass them through `mix`.",
+    "step-mixed-twice": "The step called `mix` {n} times for one batch.",
+    "step-hard-loss": "The step did not use the soft labels that `mix` returned.",
+    "step-wrong-weights": "After the step the weights are not those of one step on the mixed batch.",
+    "step-mixes-on-cpu": "The batch was mixed before it was moved: `mix` saw images on {device}.",
+    "step-form": "Return the loss, a tensor without graph.",
+    "step-syncs": "The step reads a value from the device: {error}",
+}
+
+CLASSES = 4
+
+
+def balise_7(mix_or_cut, train_step):
+    """What is drawn over 200 batches; seeds; eval mode; the step against a plain one on the mixed batch."""
+    mixer = mix_or_cut(CLASSES, 1.0)
+    if not isinstance(mixer, nn.Module):
+        raise Wrong("not-a-module", got=mixer)
+    yield "something else for each batch, the same after the same seed"
+    _right_seeds(mixer.train())
+    yield "in training, MixUp or CutMix for the whole batch, half of the time each"
+    _right_draws(mixer)
+    yield "in eval mode, images as they came and one-hot labels"
+    _right_eval(mixer)
+    yield "on the images' device, nothing read back"
+    _right_device(mixer)
+    yield "the step: moved, mixed once, trained on the soft labels"
+    _right_step(train_step)
+
+
+def _batch(n=12):
+    values = torch.arange(n, dtype=torch.float32).view(-1, 1, 1, 1)
+    return values + torch.zeros(n, 3, 8, 10), torch.arange(n) % CLASSES
+
+
+def _kind(images, mixed):
+    """ "mix" where values lie between those of images, "cut" where pixels come from two images, "none", or "both"."""
+    kinds = set()
+    for before, after in zip(images, mixed):
+        levels = after.unique()
+        if len(levels) > 1:
+            kinds.add("cut")
+        elif not close(levels[0], before.flatten()[0], 1e-6):
+            kinds.add("mix" if (levels[0] - levels[0].round()).abs() > 1e-4 else "cut")
+    return "none" if not kinds else kinds.pop() if len(kinds) == 1 else "both"
+
+
+def _right_draws(mixer, n=200):
+    torch.manual_seed(0)
+    drawn = [_kind(_batch()[0], _called(mixer)[0]) for _ in range(n)]
+    # a MixUp whose λ are all 0 or 1, or a CutMix of full boxes, would be taken for the other: rare at α = 1
+    if drawn.count("both") > n // 4:
+        raise Wrong("chosen-for-each-image")
+    for slug, kind in (("never-mixup", "mix"), ("never-cutmix", "cut")):
+        if not drawn.count(kind):
+            raise Wrong(slug, n=n)
+    share = drawn.count("mix") / n
+    if not 0.3 < share < 0.7:  # 200 fair draws leave this range once in ten million runs
+        raise Wrong("unfair", share=share, n=n)
+
+
+def _called(mixer):
+    images, labels = _batch()
+    got = mixer(images.clone(), labels)
+    if got is None:
+        raise Wrong("nothing-returned")
+    if not isinstance(got, tuple | list) or [tuple(g.shape) for g in got] != [tuple(images.shape), (12, CLASSES)]:
+        raise Wrong("mixer-form", got=got)
+    return got
+
+
+def _right_seeds(mixer):
+    found = []
+    for seed in (1, 1, None):
+        if seed is not None:
+            torch.manual_seed(seed)
+        found.append([part.clone() for _ in range(6) for part in _called(mixer)])
+    if all(close(images, _batch()[0]) for images in found[0][::2]):
+        raise Wrong("never-mixed")
+    if not close(found[0], found[1], 1e-6):
+        raise Wrong("not-reproducible")
+    if close(found[1], found[2], 1e-6) or close(found[0][0:2], found[0][2:4], 1e-6):
+        raise Wrong("always-the-same")
+
+
+def _right_eval(mixer):
+    images, labels = _batch()
+    got, soft = mixer.eval()(images.clone(), labels)
+    mixer.train()
+    if not close(got, images):
+        raise Wrong("mixes-in-eval")
+    if soft.shape != (12, CLASSES):
+        raise Wrong("eval-labels-hard", expected=(12, CLASSES), got=soft)
+    if not close(soft.float(), F.one_hot(labels, CLASSES).float()):
+        raise Wrong("mixes-in-eval", got=soft)
+
+
+def _right_device(mixer):
+    for seed in range(6):  # both kinds come up
+        torch.manual_seed(seed)
+        try:
+            stays_on_device(lambda x, y: copy.deepcopy(mixer)(x, y), *_batch())
+        except Wrong as wrong:
+            if wrong.slug == "waits":
+                raise Wrong("draw-waits", error=wrong.fields["error"]) from wrong
+            raise
+
+
+class _Mix(nn.Module):
+    """Stands for the trainee's: halves each image with the next; notes how it is called."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = []
+
+    def forward(self, images, labels):
+        self.calls.append(images.device.type)
+        soft = torch.eye(CLASSES, device=images.device)[labels] if labels.dim() == 1 else labels
+        return (images + images.roll(1, 0)) / 2, 0.6 * soft + 0.4 * soft.roll(1, 0)
+
+
+def _network():
+    torch.manual_seed(7)
+    return nn.Sequential(nn.Flatten(), nn.Linear(240, CLASSES))
+
+
+def _right_step(train_step):
+    images, labels = torch.randn(6, 3, 8, 10, generator=torch.Generator().manual_seed(1)), torch.arange(6) % CLASSES
+    model, mix = _network(), _Mix()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer.zero_grad()
+    next(model.parameters()).grad = None
+    with Operations() as operations:
+        loss = train_step(model, mix, images, labels, optimizer, torch.device("cpu"))
+    if loss is None:
+        raise Wrong("nothing-returned")
+    if not isinstance(loss, torch.Tensor) or loss.shape != () or loss.requires_grad:
+        raise Wrong("step-form", got=loss)
+    if not mix.calls:
+        raise Wrong("step-not-mixed")
+    if len(mix.calls) > 1:
+        raise Wrong("step-mixed-twice", n=len(mix.calls))
+    mixed, soft = _Mix()(images, labels)
+    wanted, hard = _one_step(mixed, soft), _one_step(mixed, labels)
+    got = next(p for p in model.parameters() if p.dim() == 2).detach()
+    if not close(got, wanted, 1e-5):
+        raise Wrong("step-hard-loss" if close(got, hard, 1e-5) else "step-wrong-weights", expected=wanted, got=got)
+    if syncs(operations):
+        raise Wrong("step-syncs", error=", ".join(sorted(set(syncs(operations)))))
+    # a second step from there: gradients of the first must be gone
+    train_step(model, mix, images, labels, optimizer, torch.device("cpu"))
+    if not close(next(model.parameters()).detach(), _one_step(mixed, soft, 2), 1e-5):
+        raise Wrong("step-wrong-weights", where="the second step")
+    model, mix = _network().to("meta"), _Mix()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    stays_on_device(lambda: train_step(model, mix, images, labels, optimizer, torch.device("meta")))
+    if mix.calls and mix.calls[0] != "meta":
+        raise Wrong("step-mixes-on-cpu", device=mix.calls[0])
+
+
+def _one_step(images, labels, steps=1):
+    model = _network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        F.cross_entropy(model(images), labels).backward()
+        optimizer.step()
+    return next(model.parameters()).detach()

@@ -1,0 +1,676 @@
+# %% [markdown]
+# # Data augmentation on CPU and GPU
+#
+# Augmentation gives a network images that it has never seen, at the price of computing them. **Is the CPU enough? What
+# should go to the GPU, and how is it written for a GPU?** You will write three augmentations that nearly every recipe for
+# ImageNet uses: RandAugment for single images, in the loader's workers; MixUp and CutMix for whole batches, on the device.
+# Then you measure, and the figures decide where each belongs.
+#
+# **What you will gain.** A budget, to begin with. A GPU that trains 2,500 images a second (an estimate: an A100 with a
+# ResNet-50 in mixed precision) leaves 8 workers 3.2 ms for an image, decoding included. The cell below measures what a
+# photograph costs *this* processor, and how many workers such a GPU would need.
+
+# %% tags=["setup"]
+import io
+import math
+import time
+
+import matplotlib.pyplot as plt
+import torch
+import torch.nn.functional as F
+from IPython.display import Image as Picture
+from IPython.display import display
+from PIL import Image
+from torch import nn
+from torchvision.transforms import v2
+
+from dlojz_tp import course, data, measure, recorded, scale, todo, training_run
+
+NAME = "07_data_augmentation"
+tp = course.open(NAME)
+tp
+
+# %% tags=["setup"]
+FULL = scale() == "full"
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+SIZE = 224 if FULL else 64  # pixels of a side, in the races
+BATCHES = [64, 128, 256, 512, 1024] if FULL else [16, 64, 256]  # of the race
+SMALL = 64 if FULL else 32  # pixels of a side, in the short trainings
+EPOCHS = 20 if FULL else 5
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's channels, for pixels in [0, 1]
+
+# %%
+dataset = data.image_set()
+CLASSES = len(dataset.classes)
+
+
+def milliseconds(call, repeats=40):
+    start = time.perf_counter()
+    for k in range(repeats):
+        call(k)
+    return (time.perf_counter() - start) / repeats * 1e3
+
+
+def decoded(k):
+    with Image.open(dataset.train[k * 7 % len(dataset.train)][0]) as image:
+        return image.convert("RGB")
+
+
+def crop(image):
+    return v2.RandomResizedCrop(224)(image)
+
+
+images_224 = [crop(decoded(k)) for k in range(40)]
+decoding = milliseconds(lambda k: crop(decoded(k)))
+augmenting = milliseconds(lambda k: v2.RandAugment()(images_224[k]))
+print(f"measured here, one core: decoding and crop {decoding:.1f} ms, RandAugment {augmenting:.1f} ms an image")
+for what, cost in (("decoding and crop", decoding), ("decoding, crop and RandAugment", decoding + augmenting)):
+    print(f"estimate: a GPU that trains 2,500 images/s needs {2500 * cost / 1000:4.0f} such cores for {what}")
+
+# %% [markdown]
+# ## The idea
+#
+# RandAugment looks at one image at a time and hides in the workers, as long as there are enough of them. MixUp and CutMix
+# (Zhang et al., 2018; Yun et al., 2019) need *two* images, so they work on the batch. Of two images $x_i$, $x_j$ with labels
+# $y_i$, $y_j$ and a random $\lambda \sim \mathrm{Beta}(\alpha, \alpha)$ they make
+#
+# $$\tilde x = M \odot x_i + (1 - M) \odot x_j, \qquad \tilde y = \lambda\, y_i + (1 - \lambda)\, y_j$$
+#
+# where for MixUp $M = \lambda$ everywhere, and for CutMix $M$ is 0 in a rectangle and 1 elsewhere. The labels are *soft*: a
+# probability for each class.
+
+
+# %%
+def show(images, titles, width=8.5):
+    """Draw images (n, 3, h, w), normalised or not, in a row."""
+    figure, row = plt.subplots(
+        1, len(images), figsize=(width, width / len(images) * 1.25), layout="constrained", dpi=72
+    )
+    for axes, image, title in zip(row, images.float().cpu(), titles):
+        low, high = image.amin(), image.amax()
+        axes.imshow(((image - low) / (high - low + 1e-6)).permute(1, 2, 0))
+        axes.set_title(title, fontsize=8)
+        axes.axis("off")
+    picture = io.BytesIO()  # as JPEG: photographs make large PNG files
+    figure.savefig(picture, format="jpeg", pil_kwargs={"quality": 85})
+    plt.close(figure)
+    display(Picture(picture.getvalue()))
+
+
+a, b = (v2.functional.to_image(images_224[k]) / 255 for k in (0, 17))
+m = torch.ones(1, 224, 224)
+m[:, 60:170, 90:210] = 0
+kept = m.mean().item()
+show(
+    torch.stack([a, b, 0.6 * a + 0.4 * b, m * a + (1 - m) * b]),
+    ["$x_i$", "$x_j$", "MixUp, λ = 0.6", f"CutMix, λ = {kept:.2f} (pixels kept)"],
+)
+
+# %% [markdown]
+# ## The baseline: one image after the other
+#
+# This is how it is often written: a loop over the images of the batch. It is right, and it is what you will make faster.
+
+
+# %%
+def cutmix_loop(images, labels, classes, alpha):
+    """CutMix with a Python loop: one λ, one box, one partner for each image."""
+    mixed, soft = images.clone(), F.one_hot(labels, classes).float()
+    target = soft.clone()
+    height, width = images.shape[2:]
+    for i, j in enumerate(torch.randperm(len(images)).tolist()):
+        lam = torch.distributions.Beta(alpha, alpha).sample().item()
+        half_h, half_w = height * math.sqrt(1 - lam) / 2, width * math.sqrt(1 - lam) / 2
+        y, x = torch.rand(2).tolist()
+        top, bottom = (min(max(round(y * height + k * half_h), 0), height) for k in (-1, 1))
+        left, right = (min(max(round(x * width + k * half_w), 0), width) for k in (-1, 1))
+        mixed[i, :, top:bottom, left:right] = images[j, :, top:bottom, left:right]
+        kept = 1 - (bottom - top) * (right - left) / (height * width)
+        target[i] = kept * soft[i] + (1 - kept) * soft[j]
+    return mixed, target
+
+
+def random_batch(n, size=SIZE):
+    return torch.randn(n, 3, size, size, device=DEVICE), torch.randint(CLASSES, (n,), device=DEVICE)
+
+
+batch = random_batch(BATCHES[1])
+seconds = measure.race({"loop": lambda: cutmix_loop(*batch, CLASSES, 1.0), "copy": batch[0].clone}, repeats=5).medians
+print(f"CutMix by a loop, batch {BATCHES[1]} on {DEVICE}: {BATCHES[1] / seconds['loop']:,.0f} images/s,", end=" ")
+print(f"{seconds['loop'] / seconds['copy']:.0f} times as long as a copy of the batch")
+
+# %% [markdown]
+# ## On the CPU, image by image
+
+# %% [markdown]
+# ### Balise 1 · RandAugment in its place
+#
+# Return a function that takes a PIL image (of any size; it may be grey) and returns a float32 tensor `(3, size, size)`,
+# normalised with `MEAN` and `STD`: a window by `RandomResizedCrop`, a random horizontal flip, and, if `augment`,
+# `v2.RandAugment()` **once, where it belongs**. Two things decide where: how many pixels it has to touch, and what kind
+# of numbers its operations (posterise, equalise, solarise) expect. About 9 lines.
+#
+# <details><summary>Hint</summary>
+#
+# `v2.Compose` of a list. `v2.ToImage()` and `v2.ToDtype(torch.float32, scale=True)` make floats in [0, 1] of levels from 0 to
+# 255. `v2.RGB()` or `image.convert("RGB")` makes three channels of one.
+# </details>
+
+
+# %% tags=["balise-1"]
+def make_transform(size, augment):
+    """Return a function: PIL image -> float32 tensor (3, size, size), normalised."""
+    # BEGIN SOLUTION
+    steps = [v2.RGB(), v2.RandomResizedCrop(size), v2.RandomHorizontalFlip()]
+    if augment:
+        steps.append(v2.RandAugment())
+    steps += [v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD)]
+    return v2.Compose(steps)
+    # END SOLUTION
+
+
+# %%
+tp.check(1, make_transform)
+
+# %%
+torch.manual_seed(5)
+photograph, augmented = decoded(4), make_transform(96, augment=True)
+show(torch.stack([augmented(photograph) for _ in range(7)]), [f"window {k}" for k in range(1, 8)])
+
+# %% [markdown]
+# Does it hide? A training step on this machine, beside what the workers need for its batch, without and with RandAugment.
+
+# %%
+setting = training_run.setting()
+plain, rich = (make_transform(setting.image_size, augment) for augment in (False, True))
+cost = [milliseconds(lambda k: f(decoded(k))) / 1e3 for f in (plain, rich)]  # noqa: B023
+model = training_run.make_model(CLASSES)
+optimizer = training_run.make_optimizer(model.parameters())
+batch = random_batch(setting.batch_size, setting.image_size)
+chrono = measure.Chronometer(DEVICE, warmup=2)
+for images, labels in chrono.steps([batch] * 6):
+    with chrono.step():
+        training_run.plain_step(model, images, labels, optimizer, DEVICE)
+step = sum(s["step"] for s in chrono.record("step").steps[2:]) / 4
+print(f"step of {setting.batch_size} images on {DEVICE}: {step * 1e3:.0f} ms (measured)")
+for what, one in zip(("without RandAugment", "with RandAugment"), cost):
+    busy = one * setting.batch_size / setting.workers
+    hidden = "hidden behind the step" if busy < step else f"the step waits {1e3 * (busy - step):.0f} ms"
+    print(
+        f"{what:<20} {setting.workers} workers need {1e3 * busy:4.0f} ms for a batch, on cores of their own: {hidden}"
+    )
+recorded.note(NAME, "hiding", {"step": step, "image": cost, "workers": setting.workers, "batch": setting.batch_size})
+found = recorded.load(NAME, "hiding")
+print(f"recorded on {recorded.where(NAME)}: {found}" if found else "No figures of a GPU are recorded yet.")
+
+# %% [markdown]
+# Without a GPU the step itself needs the cores, so nothing is really hidden: read the line as what a node with spare cores
+# would do. The rule is simple: an augmentation of single images belongs in the workers **as long as they keep up**.
+#
+# ## On the device, batch by batch
+
+# %% [markdown]
+# ### Balise 2 · MixUp for a batch
+#
+# `images` of shape `(b, channels, h, w)`, float32 or bfloat16; `labels` either integers `(b,)` or soft, `(b, classes)`.
+# Return `(mixed, soft)`: images of the same shape and dtype, and soft labels `(b, classes)` in float32.
+#
+# - **one λ for each image** from Beta(α, α); each image is mixed with *another* of the batch, and each serves once: a
+#   permutation, random or a fixed roll;
+# - no loop over the images; everything on the device of `images`, and no value read back from it;
+# - the inputs stay as they are; integer images (uint8) are refused with a `TypeError`.
+#
+# About 8 lines.
+#
+# <details><summary>Hint</summary>
+#
+# `torch.distributions.Beta(a, a, validate_args=False).sample()` with tensors `a` of shape `(b,)` on the device; without
+# `validate_args=False` it reads `a` back to check it. `F.one_hot`, `lam.view(-1, 1, 1, 1)`, `torch.lerp`. λ in the dtype of the
+# images for the images, in float32 for the labels.
+# </details>
+
+
+# %% tags=["balise-2"]
+def mixup(images, labels, classes, alpha):
+    """Mix each image with another by its own λ ~ Beta(α, α). Returns images (b, c, h, w), soft labels (b, classes)."""
+    # BEGIN SOLUTION
+    if not images.is_floating_point():
+        raise TypeError(f"mixup takes float images, not {images.dtype}: normalise first")
+    soft = labels.float() if labels.dim() == 2 else F.one_hot(labels, classes).float()
+    a = torch.full((len(images),), float(alpha), device=images.device)
+    lam = torch.distributions.Beta(a, a, validate_args=False).sample()
+
+    def blend(x):  # λ x[i] + (1 − λ) x[i − 1], in two slices, so that no shifted copy of the batch is made
+        share = lam.view(-1, *[1] * (x.dim() - 1)).to(x.dtype)
+        mixed = torch.empty_like(x)
+        torch.lerp(x[:-1], x[1:], share[1:], out=mixed[1:])
+        torch.lerp(x[-1:], x[:1], share[:1], out=mixed[:1])
+        return mixed
+
+    return blend(images), blend(soft)
+    # END SOLUTION
+
+
+# %%
+tp.check(2, mixup)
+
+
+# %%
+def photographs(n=6, size=96):
+    """A batch of n validation photographs of different classes, and their labels."""
+    chosen = dataset.val[:: len(dataset.val) // n][:n]
+    to_tensor = v2.Compose([v2.Resize((size, size)), v2.ToImage(), v2.ToDtype(torch.float32, scale=True)])
+    images = [to_tensor(Image.open(path).convert("RGB")) for path, _ in chosen]
+    return torch.stack(images), torch.tensor([label for _, label in chosen])
+
+
+def words(soft):
+    """The two largest masses of each soft label, as text."""
+    mass, which = soft.topk(2, dim=1)
+    names = [[dataset.classes[k][:9] for k in row] for row in which.tolist()]
+    return [f"{n[0]} {p[0]:.2f}\n{n[1]} {p[1]:.2f}" for n, p in zip(names, mass.tolist())]
+
+
+batch = photographs()
+show(batch[0], [dataset.classes[k][:12] for k in batch[1].tolist()])
+torch.manual_seed(1)
+mixed, soft = mixup(*batch, CLASSES, 1.0)
+show(mixed, words(soft))
+
+# %% [markdown]
+# Above each image: its label mass. Check with your eyes that the stronger image has the larger number.
+
+# %% [markdown]
+# ### Balise 3 · The boxes of CutMix
+#
+# Given for each image: `lam` in [0, 1] and a centre `(y, x)` in pixels (float tensors of shape `(b,)`), and the size of the
+# images. The box has the fraction `1 − lam` of the image's *area* and the image's proportions; it is rounded to whole pixels
+# and clipped to the image.
+#
+# Return `(boxes, lam)`: `boxes` int64 `(b, 4)` with top, left, bottom, right (the last two are the first row and column
+# *outside*; `lam = 1` gives an empty box), and the `lam` of shape `(b,)` **that is really kept**: 1 minus the fraction of
+# pixels in the box. No loop, nothing read back. About 8 lines.
+#
+# <details><summary>Hint</summary>
+#
+# A box of the fraction $1-\lambda$ of the area has sides $\sqrt{1-\lambda}$ of the image's. From the centre, half a side goes
+# each way. Clip *after* rounding, then count.
+# </details>
+
+
+# %% tags=["balise-3"]
+def cutmix_boxes(lam, y, x, height, width):
+    """Integer boxes (b, 4): top, left, bottom, right; and the λ (b,) that is really kept."""
+    # BEGIN SOLUTION
+    half = (1 - lam).sqrt() / 2
+    top, bottom = ((y + k * half * height).round().clamp(0, height) for k in (-1, 1))
+    left, right = ((x + k * half * width).round().clamp(0, width) for k in (-1, 1))
+    kept = 1 - (bottom - top) * (right - left) / (height * width)
+    return torch.stack([top, left, bottom, right], dim=1).long(), kept
+    # END SOLUTION
+
+
+# %%
+tp.check(3, cutmix_boxes)
+
+# %% [markdown]
+# ### Balise 4 · Masks without a loop
+#
+# From `boxes` `(b, 4)` make masks of shape `(b, 1, height, width)`, `torch.bool`, True inside the box: exact at the borders,
+# for empty boxes and for full ones. No loop, on the device of the boxes. About 5 lines.
+#
+# <details><summary>Hint</summary>
+#
+# A pixel is inside if its row is at least `top` and below `bottom`, and its column likewise. `torch.arange(height,
+# device=...)` of shape `(height, 1)` compared with `top` of shape `(b, 1, 1, 1)` broadcasts.
+# </details>
+
+
+# %% tags=["balise-4"]
+def box_masks(boxes, height, width):
+    """True inside the boxes: (b, 4) -> (b, 1, height, width), bool."""
+    # BEGIN SOLUTION
+    top, left, bottom, right = boxes.view(-1, 4, 1, 1, 1).unbind(dim=1)
+    rows = torch.arange(height, device=boxes.device).view(height, 1)
+    columns = torch.arange(width, device=boxes.device)
+    tall, wide = (rows >= top) & (rows < bottom), (columns >= left) & (columns < right)
+    return tall & wide  # the only operation on all pixels
+    # END SOLUTION
+
+
+# %%
+tp.check(4, box_masks)
+
+# %% [markdown]
+# ### Balise 5 · CutMix for a batch
+#
+# The same arguments, results and promises as `mixup`: one λ ~ Beta(α, α), one centre, uniform over the image, and one
+# partner for each image; the partner's pixels go into the box. The labels are mixed by the area **really** cut. Use
+# `cutmix_boxes` and `box_masks`. About 12 lines.
+#
+# <details><summary>Hint</summary>
+#
+# `torch.rand(b, device=...) * height` for the centres. `torch.where(mask, partner, images)` makes a new tensor. The
+# corrected λ goes into the labels.
+# </details>
+
+
+# %% tags=["balise-5"]
+def cutmix(images, labels, classes, alpha):
+    """Paste a box of another image into each. Returns images (b, c, h, w) and soft labels (b, classes)."""
+    # BEGIN SOLUTION
+    if not images.is_floating_point():
+        raise TypeError(f"cutmix takes float images, not {images.dtype}: normalise first")
+    soft = labels.float() if labels.dim() == 2 else F.one_hot(labels, classes).float()
+    n, _, height, width = images.shape
+    a = torch.full((n,), float(alpha), device=images.device)
+    lam = torch.distributions.Beta(a, a, validate_args=False).sample()
+    y, x = torch.rand(2, n, device=images.device)
+    boxes, kept = cutmix_boxes(lam, y * height, x * width, height, width)
+    inside = box_masks(boxes, height, width).to(images.dtype)  # lerp by 0 or 1 is exact, and faster than where
+    mixed = torch.empty_like(images)  # two slices, so that no shifted copy of the batch is made
+    torch.lerp(images[1:], images[:-1], inside[1:], out=mixed[1:])
+    torch.lerp(images[:1], images[-1:], inside[:1], out=mixed[:1])
+    kept = kept[:, None]
+    return mixed, kept * soft + (1 - kept) * soft.roll(1, 0)
+    # END SOLUTION
+
+
+# %%
+tp.check(5, cutmix)
+
+# %%
+torch.manual_seed(3)
+mixed, soft = cutmix(*batch, CLASSES, 1.0)
+show(mixed, words(soft))
+
+# %% [markdown]
+# ### Balise 6 · A loss for soft labels
+#
+# **`soft_cross_entropy(logits, labels, smoothing=0.0)`**: logits `(b, classes)`, labels soft `(b, classes)` or integers `(b,)`.
+# Label smoothing moves a part `s` of the mass to all classes alike: $y' = (1-s)\,y + s / \text{classes}$. Return the mean
+# over the images of $-\sum_c y'_c \log p_c$, a tensor of shape `()`. It must hold for logits of hundreds, and for bfloat16
+# logits (compute in float32). Write it yourself, without `F.cross_entropy`.
+#
+# **`top1(logits, soft)`**: the fraction of images whose largest logit and largest label mass are in the same class, a tensor
+# of shape `()` on the device. About 7 and 1 lines.
+#
+# <details><summary>Hint</summary>
+#
+# `logits.float().log_softmax(dim=1)` would turn float64 into float32: convert half precisions only.
+# </details>
+
+
+# %% tags=["balise-6"]
+def soft_cross_entropy(logits, labels, smoothing=0.0):
+    """Mean cross-entropy of logits (b, classes) with labels (b, classes) or (b,), smoothed. A tensor ()."""
+    # BEGIN SOLUTION
+    classes = logits.shape[1]
+    if labels.dim() == 1:
+        labels = F.one_hot(labels, classes)
+    log_p = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(dim=1)
+    labels = (1 - smoothing) * labels + smoothing / classes
+    return -(labels * log_p).sum(dim=1).mean()
+    # END SOLUTION
+
+
+def top1(logits, soft):
+    """The fraction of images whose largest logit is in the class of the largest label mass. A tensor ()."""
+    # BEGIN SOLUTION
+    return (logits.argmax(dim=1) == soft.argmax(dim=1)).float().mean()
+    # END SOLUTION
+
+
+# %%
+tp.check(6, soft_cross_entropy, top1)
+
+# %% [markdown]
+# ### Balise 7 · One or the other, in the step
+#
+# **`MixOrCut(classes, alpha)`**, an `nn.Module`: `forward(images, labels)` applies MixUp or CutMix to the whole batch, each
+# with probability 1/2, in training mode. In eval mode (`mix.eval()`) the images come back as they are, with one-hot labels.
+# The same `torch.manual_seed` gives the same batches. Nothing is read back from the device.
+#
+# **`train_step(model, mix, images, labels, optimizer, device)`**: images and labels are not on `device` yet. Move them, mix
+# them there with `mix(images, labels)`, and make one step with your loss, without smoothing. Return the loss, detached.
+# About 8 and 8 lines.
+#
+# <details><summary>Hint</summary>
+#
+# `self.training`. A number drawn on the *CPU* (`torch.rand(())`) can be read without waiting for the GPU.
+# </details>
+
+
+# %% tags=["balise-7"]
+class MixOrCut(nn.Module):
+    """MixUp or CutMix for a batch, half of the time each; nothing in eval mode."""
+
+    def __init__(self, classes, alpha):
+        super().__init__()
+        # BEGIN SOLUTION
+        self.classes, self.alpha = classes, alpha
+        # END SOLUTION
+
+    def forward(self, images, labels):
+        # BEGIN SOLUTION
+        if not self.training:
+            return images, labels if labels.dim() == 2 else F.one_hot(labels, self.classes).float()
+        mix = mixup if torch.rand(()) < 0.5 else cutmix  # drawn on the CPU: nobody waits
+        return mix(images, labels, self.classes, self.alpha)
+        # END SOLUTION
+
+
+def train_step(model, mix, images, labels, optimizer, device):
+    """One step on the batch, mixed on `device`. Returns the loss (), detached."""
+    # BEGIN SOLUTION
+    images, labels = images.to(device, non_blocking=True), labels.to(device, non_blocking=True)
+    images, soft = mix(images, labels)
+    optimizer.zero_grad()
+    loss = soft_cross_entropy(model(images), soft)
+    loss.backward()
+    optimizer.step()
+    return loss.detach()
+    # END SOLUTION
+
+
+# %%
+tp.check(7, MixOrCut, train_step)
+
+# %% [markdown]
+# ## Race
+#
+# The loop of the beginning, your batched versions, and torchvision's `v2.CutMix` and `v2.MixUp`. Mind the difference:
+# torchvision draws *one* box and one λ for the whole batch; yours draws them for each image.
+
+# %%
+races = {}
+for n in BATCHES:
+    batch = random_batch(n)
+    cut, mix = v2.CutMix(num_classes=CLASSES), v2.MixUp(num_classes=CLASSES)
+    candidates = {
+        "CutMix, yours": lambda: cutmix(*batch, CLASSES, 1.0),  # noqa: B023
+        "CutMix, torchvision": lambda: cut(*batch),  # noqa: B023
+        "CutMix, loop": lambda: cutmix_loop(*batch, CLASSES, 1.0),  # noqa: B023
+        "MixUp, yours": lambda: mixup(*batch, CLASSES, 1.0),  # noqa: B023
+        "MixUp, torchvision": lambda: mix(*batch),  # noqa: B023
+    }
+    races[n] = measure.race(candidates, repeats=7, warmup=2, device=DEVICE).medians
+recorded.note(NAME, "race", {"size": SIZE, "seconds": races})
+
+
+# %%
+def draw_race(axes, races, title):
+    looks = {"yours": "#0072B2", "torchvision": "#E69F00", "loop": "#D55E00"}
+    for name in next(iter(races.values())):
+        speed = [int(n) / seconds[name] for n, seconds in races.items()]
+        axes.plot(
+            [int(n) for n in races], speed, "--" if "MixUp" in name else "-",
+            color=looks[name.split(", ")[1]], marker="o", label=name,
+        )  # fmt: skip
+    axes.set(xscale="log", yscale="log", xlabel="batch size", ylabel="images/s", title=title)
+    axes.set_xticks([int(n) for n in races], list(races))
+    axes.minorticks_off()
+    axes.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)
+
+
+found = recorded.load(NAME, "race")
+figure, columns = plt.subplots(1, 1 + bool(found), figsize=(8.5, 3.0), layout="constrained", squeeze=False)
+draw_race(columns[0][0], races, f"Measured here ({DEVICE}, {SIZE} pixels)")
+if found:
+    draw_race(columns[0][1], found["seconds"], f"Recorded: {recorded.where(NAME)}")
+plt.show()
+for n, seconds in races.items():
+    ratio = {kind: seconds[f"{kind}, yours"] / seconds[f"{kind}, torchvision"] for kind in ("CutMix", "MixUp")}
+    loop = seconds["CutMix, loop"] / seconds["CutMix, yours"]
+    print(
+        f"batch {n:4}: your time over torchvision's: CutMix {ratio['CutMix']:.2f}, MixUp {ratio['MixUp']:.2f};", end=" "
+    )
+    print(f"the loop takes {loop:.1f} times as long as yours")
+if not found:
+    print("No race on a GPU is recorded yet.")
+
+# %% [markdown]
+# On a processor a loop over images is not so bad: each turn of it copies whole rows, at the speed of the memory. On a GPU
+# every turn starts kernels that a batch of 256 repeats 256 times, some microseconds each, and most of the GPU stands idle
+# meanwhile.
+#
+# ## Does it help?
+#
+# A small network, trained from scratch on the photo patches in low resolution, three seeds each: without augmentation, with
+# MixUp, with CutMix. Whatever comes out is shown. The images are decoded once.
+
+
+# %%
+def decode_all(items, size):
+    to_tensor = v2.Compose([v2.Resize((size, size)), v2.ToImage()])
+    images = []
+    for path, _ in items:
+        with Image.open(path) as image:
+            image.draft("RGB", (2 * size, 2 * size))  # JPEG can be decoded at 1/2, 1/4, 1/8 for less
+            images.append(to_tensor(image.convert("RGB")))
+    mean, std = (torch.tensor(v)[:, None, None] * 255 for v in (MEAN, STD))
+    labels = torch.tensor([label for _, label in items])
+    return ((torch.stack(images) - mean) / std).to(DEVICE), labels.to(DEVICE)
+
+
+LIMIT = 4000 if FULL else 600  # photographs for training, at most
+train_x, train_y = decode_all(dataset.train[:: math.ceil(len(dataset.train) / LIMIT)], SMALL)
+val_x, val_y = decode_all(dataset.val[:: math.ceil(len(dataset.val) / 240)], SMALL)
+print(f"{len(train_x)} training and {len(val_x)} validation images of {SMALL} pixels, {CLASSES} classes")
+
+
+# %%
+class As(MixOrCut):
+    """MixOrCut with the choice made: None, mixup or cutmix."""
+
+    def __init__(self, chosen):
+        super().__init__(CLASSES, 1.0)
+        self.chosen = chosen
+
+    def forward(self, images, labels):
+        if self.chosen is None or not self.training:
+            return images, F.one_hot(labels, CLASSES).float()
+        return self.chosen(images, labels, CLASSES, 1.0)
+
+
+def small_network():
+    layers, channels = [], 3
+    for width in (16, 32, 64):
+        layers += [
+            nn.Conv2d(channels, width, 3, padding=1, bias=False),
+            nn.BatchNorm2d(width),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+        ]
+        channels = width
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, CLASSES)).to(DEVICE)
+
+
+def accuracy_with(chosen, seed, batch_size=50):
+    torch.manual_seed(seed)
+    model, mix = small_network(), As(chosen)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-4)
+    steps = EPOCHS * (len(train_x) // batch_size)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, steps + 1)
+    for _ in range(EPOCHS):
+        order = torch.randperm(len(train_x), device=DEVICE)
+        for some in order[: len(order) // batch_size * batch_size].split(batch_size):
+            train_step(model, mix, train_x[some], train_y[some], optimizer, DEVICE)
+            schedule.step()
+    with torch.inference_mode():
+        return top1(model.eval()(val_x), F.one_hot(val_y, CLASSES)).item()
+
+
+# %%
+accuracies = {
+    name: [accuracy_with(chosen, seed) for seed in range(3)]
+    for name, chosen in (("none", None), ("MixUp", mixup), ("CutMix", cutmix))
+}
+figure, axes = plt.subplots(figsize=(6, 2.2), layout="constrained")
+for row, (name, values) in enumerate(accuracies.items()):
+    axes.plot(values, [row] * 3, "o", color="#0072B2")
+    axes.plot(sum(values) / 3, row, "|", color="#D55E00", markersize=22)
+    print(
+        f"{name:<7} validation accuracy {sum(values) / 3:.3f}, three seeds from {min(values):.3f} to {max(values):.3f}"
+    )
+axes.axvline(1 / CLASSES, linestyle=":", color="grey")
+axes.set(yticks=range(3), yticklabels=list(accuracies), ylim=(2.5, -0.5), xlabel="validation accuracy (dotted: chance)")
+axes.set_title("Three seeds each, and their mean", fontsize=10)
+plt.show()
+recorded.note(NAME, "accuracy", accuracies)
+
+# %% [markdown]
+# Look at the spread of the points before you look at the means: where they overlap, three seeds show no difference. Mixing
+# makes the task harder and pays in *long* trainings of large networks, where a network would otherwise learn its images by
+# heart; in a training of seconds it may well cost accuracy.
+#
+# ## Past this machine
+#
+# What does each augmentation move through memory? MixUp and CutMix read two images and write one: 3 × 4 × 3 × 224² bytes
+# in float32, 1.8 MB. That is all they can cost where nothing is wasted.
+
+# %%
+MOVED = 3 * 4 * 3 * 224**2  # bytes an image
+print("estimate, float32, 224 pixels, from the memory bandwidth of the data sheets:")
+for card, bandwidth in {"V100": 900e9, "A100 80 GB": 2039e9, "H100 SXM": 3350e9}.items():
+    ms = 256 * MOVED / bandwidth * 1e3
+    print(f"  {card:<11} a batch of 256 in {ms:.2f} ms: {256 / ms * 1e3:12,.0f} images/s")
+here = MOVED / (3 * 4 * 3 * SIZE**2) * races[BATCHES[-1]]["CutMix, yours"] / BATCHES[-1]
+print(f"  here, from the race above, scaled by the pixels: {1 / here:12,.0f} images/s")
+
+# %% [markdown]
+# **So where does each belong?** RandAugment works on levels of single images with branches and interpolation: in the workers,
+# while they keep up. MixUp and CutMix are a few passes over a batch that lies on the device already: there they cost
+# a fraction of a millisecond, and the workers get no work from them. Doing them in a worker's `collate_fn` would cost
+# cores you need for decoding.
+
+# %%
+tp.progress()
+
+# %% [markdown]
+# ## Three questions
+#
+# <details><summary>The training accuracy under CutMix is 60 %, the validation accuracy 75 %. Is something broken?</summary>
+#
+# No. The training images are mixed: where λ is near one half, even a perfect network is "wrong" half of the time. Compare
+# validation with validation.
+# </details>
+#
+# <details><summary>A colleague draws λ = 0.7, cuts a box near the corner, and uses 0.7 for the labels. What goes wrong?</summary>
+#
+# The box is clipped, so less than 30 % is pasted, but 30 % of the label mass goes to the partner. The network is taught that
+# pixels are there which are not.
+# </details>
+#
+# <details><summary>Why is <code>if torch.rand((), device="cuda") &lt; 0.5:</code> slow, and what is its cure?</summary>
+#
+# Python must know the number to decide, so the CPU waits until the GPU has done all that was queued before. Draw on the
+# CPU, or compute both branches and select with <code>torch.where</code>.
+# </details>
+#
+# ## To remember
+#
+# An augmentation of single images hides in the workers as long as they keep up; one that mixes images belongs on the device,
+# on the whole batch, without a loop and without a question to the device. A box becomes a mask by comparing row and column
+# numbers with its borders, for all images at once. And labels follow the pixels that are really there. Next: many devices at
+# once, and what must be said between them.

@@ -1,0 +1,206 @@
+"""Answers to balises 6 and 7 of 07_data_augmentation: the loss, the draw, the step."""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from dlojz_tp import source
+from tests.answers.bank import Bank
+
+bank = Bank("07_data_augmentation")
+
+# balise 6
+LOSS = "return -(labels * log_p).sum(dim=1).mean()"
+bank.slip(6, "nothing-returned", (LOSS, LOSS.removeprefix("return ")))
+bank.slip(6, "library-loss", (LOSS, "return F.cross_entropy(logits, labels)"))
+bank.slip(6, "loss-shape", (LOSS, LOSS.replace(".mean()", "")))
+bank.slip(6, "loss-shape", (LOSS, LOSS + ".item()"))
+bank.slip(6, "loss-summed-up", (LOSS, LOSS.replace(".mean()", ".sum()")))
+bank.slip(6, "loss-mean-of-all", (LOSS, "return -(labels * log_p).mean()"))
+bank.slip(6, "sign", (LOSS, LOSS.replace("-(", "(")))
+bank.slip(6, "softmax-then-log", (".log_softmax(dim=1)", ".softmax(dim=1).log()"))
+bank.slip(6, "softmax-then-log", (".log_softmax(dim=1)", ".softmax(dim=1).clamp(min=1e-12).log()"))
+bank.slip(6, "labels-argmaxed", ("    log_p =", "    labels = F.one_hot(labels.argmax(1), classes)\n    log_p ="))
+bank.slip(6, "no-smoothing", ("    labels = (1 - smoothing) * labels + smoothing / classes\n", ""))
+bank.slip(6, "smoothing-too-strong", ("smoothing / classes", "smoothing"))
+bank.slip(
+    6,
+    "smoothing-too-strong",
+    (
+        "labels = (1 - smoothing) * labels + smoothing / classes",
+        "hot = F.one_hot(labels.argmax(1), classes)\n    labels = (1 - smoothing) * labels + smoothing / (classes - 1) * (1 - hot)",
+    ),
+)
+bank.slip(6, "wrong-soft-loss", ("log_softmax(dim=1)", "log_softmax(dim=0)"))
+bank.slip(6, "integer-labels", ("    if labels.dim() == 1:\n        labels = F.one_hot(labels, classes)\n", ""))
+bank.slip(6, "no-gradient", ("logits.to(", "logits.detach().to("))
+bank.slip(6, "wrong-gradient", (LOSS, "log_p = 2 * log_p - log_p.detach()\n    " + LOSS))
+bank.slip(
+    6,
+    "half-precision-loss",
+    ("logits.to(torch.promote_types(logits.dtype, torch.float32))", "logits"),
+    ("    labels = (1", "    labels = labels.to(logits.dtype)\n    labels = (1"),
+)
+bank.slip(6, "loss-waits", (LOSS, "assert torch.isfinite(log_p).all()\n    " + LOSS))
+TOP = "return (logits.argmax(dim=1) == soft.argmax(dim=1)).float().mean()"
+bank.slip(6, "nothing-returned", (TOP, TOP.removeprefix("return ")))
+bank.slip(6, "top1-shape", (TOP, TOP + ".item()"))
+bank.slip(6, "top1-percent", (TOP, TOP + " * 100"))
+bank.slip(6, "top1-mass", (TOP, "return soft.gather(1, logits.argmax(1, keepdim=True)).mean()"))
+bank.slip(6, "top1-wrong", (TOP, "return (logits.argmax(dim=1) == soft.argmin(dim=1)).float().mean()"))
+
+
+def soft_cross_entropy(logits, labels, smoothing=0.0):
+    """By log-sum-exp; smoothing as a second term."""
+    x = logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
+    if labels.ndim == 1:
+        labels = torch.eye(x.shape[1], dtype=x.dtype, device=x.device)[labels]
+    log_p = x - torch.logsumexp(x, dim=-1, keepdim=True)
+    hard = -(labels.to(x.dtype) * log_p).sum(-1)
+    even = -log_p.mean(-1)
+    return ((1 - smoothing) * hard + smoothing * even).mean()
+
+
+def top1(logits, soft):
+    return torch.eq(logits.argmax(-1), soft.max(-1).indices).double().mean()
+
+
+bank.several(6, None, soft_cross_entropy, top1)
+bank.slip(
+    6, None, ("-(labels * log_p).sum(dim=1).mean()", '-torch.einsum("bc,bc->b", labels.to(log_p.dtype), log_p).mean()')
+)
+
+
+# balise 7
+def full(*changes):
+    """The solutions of the balises before come with each slip."""
+    balises = source.find("07_data_augmentation").balises
+    given = "\n\n".join(balises[k].code for k in (2, 3, 4, 5, 6))
+    return ("class MixOrCut(nn.Module):", given + "\n\n\nclass MixOrCut(nn.Module):"), *changes
+
+
+DRAW = "mix = mixup if torch.rand(()) < 0.5 else cutmix  # drawn on the CPU: nobody waits"
+EVAL = "        if not self.training:\n            return images, labels if labels.dim() == 2 else F.one_hot(labels, self.classes).float()\n"
+STEP = "    images, soft = mix(images, labels)\n"
+bank.slip(
+    7,
+    "not-a-module",
+    *full(("class MixOrCut(nn.Module):", "class MixOrCut:"), ("super().__init__()", "self.training = True")),
+)
+bank.slip(
+    7,
+    "nothing-returned",
+    *full(
+        (
+            "        return mix(images, labels, self.classes, self.alpha)",
+            "        mix(images, labels, self.classes, self.alpha)",
+        )
+    ),
+)
+bank.slip(
+    7,
+    "mixer-form",
+    *full(
+        (
+            "return mix(images, labels, self.classes, self.alpha)",
+            "return mix(images, labels, self.classes, self.alpha)[0]",
+        )
+    ),
+)
+bank.slip(7, "mixes-in-eval", *full((EVAL, "")))
+bank.slip(7, "eval-labels-hard", *full((EVAL, "        if not self.training:\n            return images, labels\n")))
+bank.slip(7, "never-mixup", *full((DRAW, "mix = cutmix")))
+bank.slip(7, "never-cutmix", *full((DRAW, "mix = mixup")))
+bank.slip(7, "never-mixed", *full(("if not self.training:", "if self.training:")))
+bank.slip(7, "unfair", *full(("torch.rand(()) < 0.5", "torch.rand(()) < 0.1")))
+bank.slip(
+    7,
+    "chosen-for-each-image",
+    *full(
+        (
+            "return mix(images, labels, self.classes, self.alpha)",
+            "a, b = mixup(images, labels, self.classes, self.alpha), cutmix(images, labels, self.classes, self.alpha)\n        which = torch.rand(len(images), device=images.device) < 0.5\n        return torch.where(which.view(-1, 1, 1, 1), a[0], b[0]), torch.where(which[:, None], a[1], b[1])",
+        )
+    ),
+)
+bank.slip(
+    7,
+    "not-reproducible",
+    *full(
+        (DRAW, "mix = mixup if np.random.rand() < 0.5 else cutmix"),
+        ("class MixOrCut", "import numpy as np\n\n\nclass MixOrCut"),
+    ),
+)
+bank.slip(
+    7,
+    "always-the-same",
+    *full((DRAW, "torch.manual_seed(int(images.device.type == 'x'))\n        " + DRAW)),
+)
+bank.slip(7, "draw-waits", *full(("torch.rand(()) < 0.5", "torch.rand((), device=images.device) < 0.5")))
+bank.slip(7, "step-not-mixed", *full((STEP, "    soft = labels\n")))
+bank.slip(7, "step-mixed-twice", *full((STEP, STEP + "    images, soft = mix(images, soft)\n")))
+bank.slip(
+    7, "step-hard-loss", *full(("soft_cross_entropy(model(images), soft)", "soft_cross_entropy(model(images), labels)"))
+)
+bank.slip(7, "step-wrong-weights", *full(("    optimizer.zero_grad()\n", "")))
+bank.slip(
+    7,
+    "step-wrong-weights",
+    *full(("soft_cross_entropy(model(images), soft)", "soft_cross_entropy(model(images), soft, 0.1)")),
+)
+bank.slip(
+    7,
+    "step-mixes-on-cpu",
+    *full(
+        (
+            "    images, labels = images.to(device, non_blocking=True), labels.to(device, non_blocking=True)\n" + STEP,
+            STEP + "    images, soft = images.to(device, non_blocking=True), soft.to(device, non_blocking=True)\n",
+        )
+    ),
+)
+bank.slip(
+    7,
+    "other-device",
+    *full(("    images, labels = images.to(device, non_blocking=True), labels.to(device, non_blocking=True)\n", "")),
+)
+bank.slip(7, "step-form", *full(("return loss.detach()", "return loss")))
+bank.slip(7, "step-form", *full(("return loss.detach()", "return loss.item()")))
+bank.slip(7, "step-syncs", *full(("return loss.detach()", "print(loss.item())\n    return loss.detach()")))
+bank.slip(7, None, *full((DRAW, "mix = (mixup, cutmix)[int(torch.randint(2, (1,)))]")))
+
+
+def solutions():
+    """mixup and cutmix of the course, for answers that use them."""
+    balises = source.find("07_data_augmentation").balises
+    namespace = {"__name__": "__main__", "torch": torch, "F": F, "nn": nn}
+    for k in (2, 3, 4, 5):
+        exec(balises[k].code, namespace)
+    return namespace["mixup"], namespace["cutmix"]
+
+
+class Both(nn.Module):
+    """Draws with a generator on the CPU that follows torch's seed; soft labels by a table."""
+
+    def __init__(self, classes, alpha):
+        super().__init__()
+        self.classes, self.alpha, self.ways = classes, alpha, solutions()
+
+    def forward(self, images, labels):
+        if labels.dim() == 1:
+            labels = torch.eye(self.classes, device=images.device)[labels]
+        if self.training:
+            chosen = torch.empty(()).bernoulli_(0.5).item()
+            return self.ways[int(chosen)](images, labels, self.classes, self.alpha)
+        return images, labels
+
+
+def train_step(model, mix, images, labels, optimizer, device):
+    x, y = mix(images.to(device), labels.to(device))
+    optimizer.zero_grad(set_to_none=True)
+    loss = -(y * model(x).log_softmax(1)).sum(1).mean()
+    loss.backward()
+    optimizer.step()
+    return loss.detach()
+
+
+bank.several(7, None, Both, train_step)
