@@ -1,0 +1,290 @@
+"""Balise 6: the prefetcher, behind loaders that notice how they are used; its copies on a simulated GPU."""
+
+import gc
+import threading
+import time
+from collections import namedtuple
+
+import torch
+
+from dlojz_tp.checking import Wrong, close
+from dlojz_tp.checks.dataloader import simulated
+
+HINTS = {
+    "wrong-batches": "The batches are not those of the loader, each once and in its order.",
+    "batches-lost": "The last {n} batches never came. When the loader ends, what is ready must still be given.",
+    "nest-changed": "A nested batch came back as {kind}. Tuples, lists, dictionaries and what is no tensor keep their form.",
+    "not-ahead": "While the loop works, nothing is taken from the loader: each batch is only fetched when it is asked for.",
+    "depth-exceeded": "With depth={depth}, {n} batches were taken ahead of the one in use. Each is memory: let the thread wait.",
+    "one-too-many": "With depth={depth}, {n} batches are ahead of the one in use: a full queue of that size, and one more in "
+    "the thread's hand. Let it get a place before it asks the loader.",
+    "depth-not-used": "With depth={depth}, only {n} were taken ahead while the loop worked for long. The thread could hold more.",
+    "error-lost": "The loader raised an error, and the loop ended as if all were well. Send the error to the loop and raise it "
+    "there.",
+    "error-early": "The error was raised after {n} batches; {before} came before it in the loader.",
+    "error-changed": "The loader raised a {raised}, a {kind} arrived. Raise the very error.",
+    "loop-hangs": "The loop waited for a batch that never came{after}: a thread that dies must say so.",
+    "end-hangs": "A loop that is left early never ends: it waits for a thread that waits for a place to put its batch. Wake "
+    "the thread before you join it.",
+    "thread-left": "{when}, the thread still runs. Stop it and join it in a finally.",
+    "second-epoch": "A second loop over the same prefetcher gave {n} of {all} batches. __iter__ must begin anew.",
+    "started-early": "Batches were taken from the loader before anybody looped over the prefetcher. Begin in __iter__.",
+    "still-on-cpu": "A tensor was not copied to the device.",
+    "blocking-copy": "This copy makes the processor wait: non_blocking=True.",
+    "same-stream": "The copy was queued in the stream that computes: it waits for the network's work, and the network for it. "
+    "Use a torch.cuda.Stream of its own.",
+    "not-waited": "The stream of the loop does not wait for the copy: the network would read memory that is not filled yet. "
+    "wait_event or wait_stream, in the loop.",
+    "thread-stream": "A stream waits for the copy, but not the one that is current in the loop. In a thread, current_stream() is "
+    "another: ask for it in the loop.",
+    "record-stream": "The allocator does not know that the loop's stream uses the tensor: it may hand out its memory while the "
+    "network still reads it. tensor.record_stream(current stream).",
+    "processor-waits": "The main thread waited for the device {n} times. Let a stream wait instead of the processor.",
+}
+CPU = torch.device("cpu")
+PATIENCE = 1.0  # seconds to wait for what a right answer does within milliseconds
+Pair = namedtuple("Pair", "image label")
+
+
+def balise_6(Prefetcher):  # noqa: N803  (the answer is a class)
+    """In order, ahead, with errors, with breaks, again; then copies."""
+    before = set(threading.enumerate())
+    yield "the batches of the loader, in its order"
+    loader = _Loader(7)
+    prefetcher = Prefetcher(loader, CPU, 2)
+    time.sleep(0.005)
+    if loader.taken:
+        raise Wrong("started-early")
+    _all_there(_loop(prefetcher), 7)
+    _gone(before, "After the loop")
+    yield "a second epoch, another depth, a loader of one batch and an empty one"
+    again = _loop(prefetcher)
+    if len(again) != 7:
+        raise Wrong("second-epoch", n=len(again), all=7)
+    _all_there(again, 7)
+    for n, depth in ((5, 1), (1, 3), (0, 2), (3, 10)):
+        _all_there(_loop(Prefetcher(_Loader(n), CPU, depth)), n)
+    yield "nested batches keep their form"
+    _nested(Prefetcher)
+    yield "while the loop works, the next batches are taken; never more than depth"
+    for depth in (2, 3, 1):
+        _ahead(Prefetcher, depth)
+    _gone(before, "After the loop")
+    yield "an error of the loader arrives, in its place"
+    _errors(Prefetcher)
+    _gone(before, "After an error of the loader")
+    yield "a loop that breaks or raises leaves no thread"
+    for leave in (_broken, _raised):
+        _left(leave, Prefetcher)
+        _gone(before, "After a loop that was left early")
+    yield "copies to a (simulated) GPU: beside the computation, waited for, kept from the allocator"
+    with simulated.gpu():
+        _copies(Prefetcher)
+    _gone(before, "After the loop")
+
+
+class _Loader:
+    """n batches; notes how many were taken. error: raised in place of batch number `at`."""
+
+    def __init__(self, n, error=None, at=None, make=None):
+        self.n, self.error, self.at, self.taken = n, error, at, 0
+        self.make = make or (lambda k: (torch.full((2, 3), float(k)), torch.tensor([k, k])))
+        self.more = threading.Event()
+
+    def __len__(self):
+        return self.n
+
+    def __iter__(self):
+        for k in range(self.n):
+            self.taken += 1
+            self.more.set()
+            if k == self.at:
+                raise self.error
+            yield self.make(k)
+
+
+def _loop(prefetcher, where="", work=None):
+    """Go through a prefetcher in a thread of its own, so that one that hangs can be left; its batches, or its error."""
+    found, failed = [], []
+
+    def go():
+        try:
+            for batch in prefetcher:
+                found.append(batch)
+                if work:
+                    work(len(found))
+        except BaseException as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=go, daemon=True, name="the loop")
+    thread.start()
+    thread.join(2 * PATIENCE)
+    if thread.is_alive():
+        raise Wrong("loop-hangs", after=where, got=f"{len(found)} batches came")
+    if failed:
+        failed[0].batches = len(found)
+        raise failed[0]
+    return found
+
+
+def _all_there(found, n):
+    wanted = [(torch.full((2, 3), float(k)), torch.tensor([k, k])) for k in range(n)]
+    if any(batch is None for batch in found):
+        raise Wrong("nothing-returned")
+    if close([tuple(batch) if isinstance(batch, list) else batch for batch in found], wanted):
+        return
+    first = [int(batch[1][0]) if isinstance(batch, tuple | list) and len(batch) == 2 else batch for batch in found]
+    if len(first) < n and first == list(range(len(first))):
+        raise Wrong("batches-lost", expected=f"{n} batches", got=f"{len(first)} batches", n=n - len(first))
+    raise Wrong("wrong-batches", expected=str(list(range(n))), got=str(first))
+
+
+def _nested(Prefetcher):  # noqa: N803
+    batch = {"image": torch.ones(2), "more": [torch.zeros(1), (torch.ones(3), "name", None)], "n": 7}
+    kinds = [batch, Pair(torch.ones(2), torch.zeros(1)), [torch.ones(1), torch.zeros(2)], torch.arange(3), "text only"]
+    found = _loop(Prefetcher(_Loader(len(kinds), make=lambda k: kinds[k]), CPU, 2))
+    for wanted, got in zip(kinds, found, strict=False):
+        if not _alike(wanted, got):
+            raise Wrong("nest-changed", expected=str(wanted), got=str(got), kind=f"a {type(got).__name__}")
+    if len(found) != len(kinds):
+        raise Wrong("batches-lost", n=len(kinds) - len(found))
+
+
+def _alike(wanted, got):
+    if isinstance(wanted, torch.Tensor):
+        return isinstance(got, torch.Tensor) and close(got, wanted)
+    if isinstance(wanted, dict):
+        return isinstance(got, dict) and wanted.keys() == got.keys() and all(_alike(wanted[k], got[k]) for k in wanted)
+    if isinstance(wanted, list | tuple):
+        same = type(got) is type(wanted) or (isinstance(wanted, Pair) and isinstance(got, tuple))
+        return same and len(got) == len(wanted) and all(map(_alike, wanted, got))
+    return got == wanted
+
+
+def _ahead(Prefetcher, depth):  # noqa: N803
+    """The loop works on batch 2 until `depth` more are taken, then a little longer: none may follow."""
+    loader, ahead = _Loader(20), []
+
+    def work(n):
+        if n != 3:
+            return
+        deadline = time.monotonic() + PATIENCE
+        while loader.taken < n + depth and time.monotonic() < deadline:
+            time.sleep(0.001)
+        time.sleep(0.02)
+        ahead.append(loader.taken - n)
+
+    _loop(Prefetcher(loader, CPU, depth), work=work)
+    n = ahead[0] if ahead else 0
+    if n <= 0:
+        raise Wrong("not-ahead")
+    if n > depth:
+        raise Wrong("one-too-many" if n == depth + 1 else "depth-exceeded", depth=depth, n=n)
+    if n < depth:
+        raise Wrong("depth-not-used", depth=depth, n=n)
+
+
+class _OwnError(Exception):
+    """An error that only this check raises."""
+
+
+def _errors(Prefetcher):  # noqa: N803
+    for error, at in (
+        (_OwnError("file 17 is damaged"), 3),
+        (_OwnError("the first file is damaged"), 0),
+        (KeyError("x"), 6),
+    ):
+        try:
+            found = _loop(Prefetcher(_Loader(7, error, at), CPU, 2), where=f" after an error in place of batch {at}")
+        except Wrong:
+            raise
+        except BaseException as raised:
+            if type(raised) is not type(error):
+                raise Wrong(
+                    "error-changed", raised=type(error).__name__, got=repr(raised), kind=type(raised).__name__
+                ) from raised
+            if raised.batches != at:
+                raise Wrong("error-early", n=raised.batches, before=at) from raised
+        else:
+            raise Wrong("error-lost", got=f"{len(found)} batches")
+
+
+def _broken(Prefetcher):  # noqa: N803
+    for _ in Prefetcher(_Loader(50), CPU, 2):
+        time.sleep(0.01)  # until the thread waits for a place
+        break
+
+
+def _raised(Prefetcher):  # noqa: N803
+    try:
+        for k, _ in enumerate(Prefetcher(_Loader(50), CPU, 2)):
+            if k == 2:
+                time.sleep(0.01)
+                raise _OwnError
+    except _OwnError:
+        pass
+
+
+def _left(leave, Prefetcher):  # noqa: N803
+    """Leave a loop early, in a thread of its own: one that waits for ever is left behind."""
+    failed = []
+
+    def go():
+        try:
+            leave(Prefetcher)
+        except BaseException as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=go, daemon=True, name="the loop")
+    thread.start()
+    thread.join(PATIENCE)
+    if thread.is_alive():
+        raise Wrong("end-hangs")
+    if failed:
+        raise failed[0]
+
+
+def _gone(before, when):
+    begin = time.monotonic()
+    while set(threading.enumerate()) - before:
+        waited = time.monotonic() - begin
+        if waited > PATIENCE:
+            raise Wrong("thread-left", when=when)
+        if waited > 0.1:
+            gc.collect()  # an iterator in a cycle of references ends when it is found
+        time.sleep(0.002)
+
+
+def _copies(Prefetcher):  # noqa: N803
+    """Six batches; the loop computes in a stream that is not the default one, as CUDA graphs and others do."""
+    n, make = (
+        6,
+        lambda k: {
+            "image": simulated.OnDevice.of(torch.full((2, 2), float(k))),
+            "rest": (simulated.OnDevice.of(torch.tensor([k])), "id"),
+        },
+    )
+    compute, waits = simulated.Stream(), simulated.main_waits()
+    values, side = [], []
+    with simulated.use(compute):
+        for batch in Prefetcher(_Loader(n, make=make), torch.device("cuda"), 2):
+            for tensor in (batch["image"], batch["rest"][0]):
+                if not isinstance(tensor, simulated.OnDevice) or tensor.copy_number is None:
+                    raise Wrong("still-on-cpu", got=f"{tensor.device}")
+                if tensor.blocking:
+                    raise Wrong("blocking-copy")
+                if tensor.stream is compute or tensor.stream is simulated._state.default:
+                    raise Wrong("same-stream")
+                if not simulated.arrived(tensor):
+                    other = tensor.copy_number in simulated._state.default.done
+                    raise Wrong("thread-stream" if other else "not-waited")
+                side.append((tensor.stream, compute in tensor.users))
+            values.append(int(batch["rest"][0].as_subclass(torch.Tensor)))
+    if values != list(range(n)):
+        raise Wrong("wrong-batches", expected=str(list(range(n))), got=str(values))
+    if simulated.main_waits() > waits:
+        raise Wrong("processor-waits", n=simulated.main_waits() - waits)
+    # the other way: the copying stream waits for the computing one before it fills memory again
+    turned = all(stream.waited_for.count(compute) >= n - 3 for stream, _ in side)
+    if not turned and not all(recorded for _, recorded in side):
+        raise Wrong("record-stream")

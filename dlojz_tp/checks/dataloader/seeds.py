@@ -1,0 +1,163 @@
+"""Balise 3: random numbers in workers, drawn by real worker processes."""
+
+import random
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset, get_worker_info
+
+from dlojz_tp.checking import Wrong
+
+HINTS = {
+    "no-loader": "Return a DataLoader over the data set.",
+    "options-ignored": "The options did not reach the DataLoader: {what}.",
+    "own-copied": "dataset.rng draws the same numbers in both workers: each has a copy of it, in the same state. Give it a "
+    "new one in worker_init_fn, through get_worker_info().dataset.",
+    "own-not-reached": "dataset.rng was replaced in the main process. Workers are copied from there, so both still have the "
+    "same one: replace it in the worker.",
+    "global-alike": "{source} draws the same numbers in both workers: PyTorch had seeded it differently, and your "
+    "worker_init_fn undid that.",
+    "epochs-alike": "{source} draws the same numbers in every epoch: its seed does not depend on the epoch. "
+    "torch.initial_seed() in a worker does.",
+    "state-word": "numpy draws the same in every epoch: np.random.get_state()[1][0] is the same constant in every worker, "
+    "since PyTorch seeds numpy with a list of words. Leave numpy alone, or seed it from torch.initial_seed().",
+    "depends-on-global": "{source} draws other numbers when the program has drawn random numbers before: the epoch's seed "
+    "comes from the global generator. Give the loader a generator of its own, seeded with seed.",
+    "not-reproducible": "Two loaders with the same seed draw different numbers from {source}.",
+    "seed-without-effect": "{source} draws the same numbers with another seed.",
+    "rank-without-effect": "{source} draws the same numbers on another rank: all ranks would augment alike. The seed must "
+    "hold the rank.",
+    "global-disturbed": "Making the loader seeded the global generators of the program: dropout and weights would repeat. "
+    "Use a torch.Generator.",
+    "persistent-alike": "With persistent workers, {source} draws the same numbers in the second epoch.",
+}
+SOURCES = ("dataset.rng", "numpy.random", "random", "torch")
+
+
+class _Draws(Dataset):
+    """Items: (worker, index, a number from each source)."""
+
+    def __init__(self):
+        self.rng = np.random.default_rng(5)
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        info = get_worker_info()
+        numbers = self.rng.random(), np.random.random(), random.random(), torch.rand((), dtype=torch.float64).item()  # noqa: NPY002
+        return (info.id if info else -1), index, *numbers
+
+
+class _Epochs:
+    """The numbers of some epochs of a new loader. epochs: list of {source: {worker: [numbers]}}."""
+
+    def __init__(self, seeded_loader, seed, n, noise=0, **options):
+        _disturb(noise)
+        options = {"batch_size": 2, "num_workers": 2} | options
+        before = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()  # noqa: NPY002
+        loader = seeded_loader(_Draws(), seed, **options)
+        after = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()  # noqa: NPY002
+        if loader is None:
+            raise Wrong("nothing-returned")
+        if not hasattr(loader, "__iter__"):
+            raise Wrong("no-loader", got=type(loader).__name__)
+        self.disturbed = not torch.equal(before[0], after[0]) or before[1:] != after[1:]
+        self.epochs = []
+        for epoch in range(n):
+            _disturb(noise + 1 + epoch)
+            self.epochs.append(self._one(loader))
+        del loader  # persistent workers end with it
+
+    def _one(self, loader):
+        found = {source: {} for source in SOURCES}
+        seen = 0
+        for batch in loader:
+            if not isinstance(batch, list | tuple) or len(batch) != 6:
+                raise Wrong("options-ignored", got=batch, what="batches are not those of the data set")
+            if len(batch[0]) != 2:
+                raise Wrong("options-ignored", what=f"batch_size is {len(batch[0])}, 2 were asked for")
+            for row in zip(*(column.tolist() for column in batch), strict=True):
+                seen += 1
+                for source, number in zip(SOURCES, row[2:], strict=True):
+                    found[source].setdefault(row[0], []).append(number)
+        workers = sorted(found["torch"])
+        if workers != [0, 1] or seen != 8:
+            raise Wrong("options-ignored", what=f"{seen} items from workers {workers}, 8 from two were asked for")
+        return found
+
+
+def _disturb(noise):
+    """Draw from the global generators, as a training does between two epochs."""
+    torch.manual_seed(1000 + noise)
+    np.random.seed(1000 + noise)  # noqa: NPY002
+    random.seed(1000 + noise)
+
+
+def balise_3(seeded_loader):
+    """Two workers, two epochs, the same seed again after other random numbers; persistent workers; ranks."""
+    yield "no two workers draw the same"
+    first = _Epochs(seeded_loader, 7, 2)
+    for source in SOURCES:
+        a, b = first.epochs[0][source].values()
+        if set(a) & set(b):
+            raise Wrong("own-copied" if source == "dataset.rng" and not _replaced(seeded_loader) else
+                        "own-not-reached" if source == "dataset.rng" else "global-alike",
+                        expected="eight different numbers", got=f"{a[:2]} and {b[:2]}", source=source)  # fmt: skip
+    yield "no two epochs draw the same"
+    _epochs_differ(first, "epochs-alike")
+    yield "the same seed gives the same numbers, whatever else was drawn"
+    if first.disturbed:
+        raise Wrong("global-disturbed")
+    _reproducible(seeded_loader, first)
+    yield "another seed or another rank gives others"
+    _others(seeded_loader, first, {"seed": 8}, "seed-without-effect")
+    _others(seeded_loader, first, {"seed": 7, "rank": 1}, "rank-without-effect")
+    yield "all of it with persistent workers too"
+    options = {"persistent_workers": True}
+    lasting = _Epochs(seeded_loader, 3, 2, **options)
+    _epochs_differ(lasting, "persistent-alike")
+    again = _Epochs(seeded_loader, 3, 2, noise=20, **options)
+    for source in SOURCES:
+        if lasting.epochs[0][source] != again.epochs[0][source] or lasting.epochs[1][source] != again.epochs[1][source]:
+            raise Wrong("not-reproducible", source=source, where="persistent workers")
+
+
+def _replaced(seeded_loader):
+    """Whether the data set's generator was changed in the main process."""
+    dataset, untouched = _Draws(), _Draws()
+    rng = dataset.rng
+    seeded_loader(dataset, 7, batch_size=2, num_workers=2)
+    return dataset.rng is not rng or dataset.rng.random() != untouched.rng.random()
+
+
+def _epochs_differ(run, slug):
+    for source in SOURCES:
+        first, second = ({n for numbers in epoch[source].values() for n in numbers} for epoch in run.epochs)
+        if not first & second:
+            continue
+        if source == "numpy.random":
+            words = np.random.RandomState(2**31).random(), np.random.RandomState(2**31 + 1).random()  # noqa: NPY002
+            if set(words) & first:
+                raise Wrong("state-word", source=source)
+        raise Wrong(slug, expected="other numbers", got=f"{sorted(first & second)[:2]} again", source=source)
+
+
+def _reproducible(seeded_loader, first):
+    other = _Epochs(seeded_loader, 7, 2, noise=50)
+    for source in SOURCES:
+        for epoch, wanted in enumerate(first.epochs):
+            if other.epochs[epoch][source] == wanted[source]:
+                continue
+            # does it repeat at all, with the global generators in the same state?
+            same = _Epochs(seeded_loader, 7, 2).epochs[epoch][source] == wanted[source]
+            raise Wrong("depends-on-global" if same else "not-reproducible", source=source, where=f"epoch {epoch}")
+
+
+def _others(seeded_loader, first, arguments, slug):
+    other = _Epochs(seeded_loader, n=1, **arguments).epochs[0]
+    for source in SOURCES:
+        mine = {n for numbers in first.epochs[0][source].values() for n in numbers}
+        theirs = {n for numbers in other[source].values() for n in numbers}
+        if mine & theirs:
+            raise Wrong(slug, expected="other numbers", got=f"{sorted(mine & theirs)[:2]} again", source=source)

@@ -1,0 +1,237 @@
+"""Balise 5: a stream split over workers and ranks, in simulated workers and in real ones."""
+
+import contextlib
+import random
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data._utils import worker as worker_module
+
+from dlojz_tp.checking import Wrong
+
+HINTS = {
+    "not-a-stream": "The class must be an IterableDataset with __iter__ and set_epoch: a DataLoader would ask it for an index.",
+    "workers-not-split": "Each of the {workers} workers gives all items of its rank: every item comes {workers} times. Ask "
+    "get_worker_info().",
+    "ranks-not-split": "Each of the {world} ranks gives all items. Split by rank too.",
+    "main-process-forgotten": "Without workers get_worker_info() is None: then there is one part for each rank.",
+    "items-lost": "{n} of {all} items are never given, with {world} ranks of {workers} workers. The last part may be larger or "
+    "smaller than the others.",
+    "items-twice": "{n} of {all} items come twice, with {world} ranks of {workers} workers.",
+    "orders-differ": "Ranks and workers shuffle differently, so their shares overlap: the order must be drawn from seed and "
+    "epoch alone, the same everywhere.",
+    "not-shuffled": "The order is that of the list. Draw a new one for each epoch.",
+    "worker-order-only": "Each worker always has the same items and only their order changes. Shuffle first, then split.",
+    "epoch-without-effect": "set_epoch(1) gives the order of epoch 0.",
+    "order-not-kept": "The same epoch and seed gave two different orders: a training cannot be repeated or resumed.",
+    "seed-not-used": "Another seed gives the same order.",
+    "reads-all": "A worker read {n} items to give {share}. Reading is what costs: choose the indices, then read.",
+    "items-changed": "The list of items was shuffled in place. It belongs to the caller.",
+    "even-parts-differ": "With even=True the parts have {sizes} items: ranks would make different numbers of steps, and wait for "
+    "each other for ever.",
+    "even-drops-too-much": "With even=True {n} of {all} items are dropped; with {parts} parts, at most {most} need be.",
+    "even-repeats": "With even=True items come twice. Drop what is left over.",
+    "even-always": "{n} of {all} items are dropped although even=False: then the parts need not be of one size.",
+    "epoch-not-seen": "In persistent workers set_epoch had no effect: they hold copies, made when they started. Keep the epoch in "
+    "a tensor in shared memory.",
+    "epoch-counted": "The order changes only because __iter__ counts its calls: workers that are started anew begin again at "
+    "zero. Use what set_epoch was given.",
+    "global-order": "The stream draws from, or seeds, the global generator. Use a torch.Generator or random.Random of its own.",
+}
+
+
+class _Items:
+    """A sequence of n numbers that counts what is read of it."""
+
+    def __init__(self, n):
+        self.n, self.read = n, 0
+
+    def __len__(self):
+        return self.n
+
+    def __getitem__(self, index):
+        if not -self.n <= index < self.n:
+            raise IndexError(index)
+        self.read += 1
+        return 100 + range(self.n)[index]
+
+
+def balise_5(SplitStream):  # noqa: N803  (the answer is a class)
+    """Parts by hand, with made worker numbers; then a DataLoader with persistent workers."""
+    yield "every item once: no workers, one rank"
+    _right_kind(SplitStream)
+    _parts_right(SplitStream, 17, 1, 0)
+    yield "every item once: 1 to 3 workers, 1 to 4 ranks, lengths that do not divide"
+    for n, world, workers in ((17, 1, 2), (17, 3, 0), (23, 2, 3), (22, 4, 2), (9, 1, 1), (5, 3, 3), (30, 3, 2)):
+        _parts_right(SplitStream, n, world, workers)
+    yield "a worker reads only what it yields"
+    items = _Items(60)
+    share = _part(SplitStream(items, 0, 1, 2), 1, 3)
+    if items.read > len(share) + 1:
+        raise Wrong("reads-all", n=items.read, share=len(share))
+    yield "another order in each epoch, the same for the same seed and epoch"
+    _orders(SplitStream)
+    yield "even=True: parts of the same size, nothing more dropped than must be"
+    for n, world, workers in ((23, 2, 3), (17, 4, 1), (17, 3, 0), (24, 2, 2), (5, 3, 2), (19, 1, 2)):
+        _even(SplitStream, n, world, workers)
+    yield "in a DataLoader: set_epoch reaches persistent workers"
+    _real(SplitStream)
+
+
+def _right_kind(SplitStream):  # noqa: N803
+    stream = SplitStream(_Items(3))
+    if not isinstance(stream, IterableDataset) or not callable(getattr(stream, "set_epoch", None)):
+        raise Wrong("not-a-stream", got=type(stream).__name__)
+    if hasattr(stream, "__getitem__") and not hasattr(stream, "__iter__"):
+        raise Wrong("not-a-stream", got="__getitem__")
+
+
+@contextlib.contextmanager
+def _in_worker(number, workers):
+    """Inside, get_worker_info() answers as in worker `number` of `workers`; 0 workers: as in the main process."""
+    before = worker_module._worker_info
+    info = worker_module.WorkerInfo(id=number, num_workers=workers, seed=number, dataset=None) if workers else None
+    worker_module._worker_info = info
+    try:
+        yield
+    finally:
+        worker_module._worker_info = before
+
+
+def _part(stream, number, workers):
+    # ranks and workers are processes of their own: their global generators are in different states
+    torch.manual_seed(997 + 31 * number + workers)
+    random.seed(997 + 31 * number + workers)
+    np.random.seed(997 + 31 * number + workers)  # noqa: NPY002
+    with _in_worker(number, workers):
+        found = []
+        for item in stream:
+            found.append(int(item))
+            if len(found) > 10_000:
+                raise Wrong("endless", seconds=0)
+        return found
+
+
+def _parts(SplitStream, n, world, workers, epoch=0, seed=4, **options):  # noqa: N803
+    """The parts of all workers of all ranks, {(rank, worker): items}."""
+    found = {}
+    for rank in range(world):
+        for number in range(max(workers, 1)):
+            random.seed(rank * 10 + number + 50)
+            stream = SplitStream(_Items(n), seed=seed, rank=rank, world_size=world, **options)
+            stream.set_epoch(epoch)
+            torch.manual_seed(rank)
+            try:
+                found[rank, number] = _part(stream, number, workers)
+            except AttributeError as error:
+                if workers or "NoneType" not in str(error):
+                    raise
+                raise Wrong("main-process-forgotten", got=str(error)) from error
+    return found
+
+
+def _parts_right(SplitStream, n, world, workers):  # noqa: N803
+    parts = _parts(SplitStream, n, world, workers)
+    given = [item for part in parts.values() for item in part]
+    where = f"{n} items, {world} ranks, {workers} workers each"
+    wanted = list(range(100, 100 + n))
+    if sorted(given) == wanted:
+        return
+    fields = {"world": world, "workers": workers, "all": n}
+    per_rank = {rank: sorted(i for (r, _), part in parts.items() if r == rank for i in part) for rank in range(world)}
+    once = {rank: sorted(set(items)) for rank, items in per_rank.items()}
+    slug, count = "items-lost", len(set(wanted) - set(given))
+    if workers > 1 and all(len(set(parts[r, 0])) == len(parts[r, 0]) and sorted(parts[r, 0]) == sorted(parts[r, w])
+                           for r in range(world) for w in range(workers)):  # fmt: skip
+        slug = "workers-not-split"
+    elif world > 1 and all(items == wanted for items in once.values()):
+        slug = "ranks-not-split"
+    elif len(given) == n:
+        slug = "orders-differ"
+    elif len(given) > n:
+        slug, count = "items-twice", len(given) - len(set(given))
+    elif (
+        len(given) == len(set(given))
+        and len({len(part) for part in parts.values()}) == 1
+        and n - len(given) < len(parts)
+    ):
+        slug = "even-always"
+    raise Wrong(slug, expected=f"{n} items, each once", got=f"{len(given)} items, {len(set(given))} different", where=where,
+                n=count, **fields)  # fmt: skip
+
+
+def _orders(SplitStream):  # noqa: N803
+    first = _parts(SplitStream, 40, 2, 2)
+    if all(part == sorted(part) for part in first.values()):
+        raise Wrong("not-shuffled")
+    again = _parts(SplitStream, 40, 2, 2)
+    if first != again:
+        raise Wrong("order-not-kept")
+    second = _parts(SplitStream, 40, 2, 2, epoch=1)
+    if first == second:
+        raise Wrong("epoch-without-effect")
+    if all(sorted(first[key]) == sorted(second[key]) for key in first):
+        raise Wrong("worker-order-only")
+    if first == _parts(SplitStream, 40, 2, 2, seed=5):
+        raise Wrong("seed-not-used")
+    given = list(range(100, 130))
+    stream = SplitStream(given, seed=4)
+    torch.manual_seed(1)
+    random.seed(1)
+    states = torch.get_rng_state(), random.getstate()
+    with _in_worker(0, 0):
+        alone = [*stream]
+        stream.set_epoch(3)
+        late = [*stream]
+        stream.set_epoch(0)
+        back = [*stream]
+    if given != list(range(100, 130)):
+        raise Wrong("items-changed")
+    if alone != back or alone == late:
+        raise Wrong("order-not-kept" if alone != back else "epoch-without-effect", where="epochs 0, 3, 0 of one stream")
+    if not torch.equal(states[0], torch.get_rng_state()) or states[1] != random.getstate():
+        raise Wrong("global-order")
+
+
+def _even(SplitStream, n, world, workers):  # noqa: N803
+    parts = _parts(SplitStream, n, world, workers, even=True)
+    sizes, given = [len(part) for part in parts.values()], [item for part in parts.values() for item in part]
+    where = f"{n} items, {world} ranks, {workers} workers each"
+    if len(given) != len(set(given)):
+        raise Wrong("even-repeats", where=where)
+    if len(set(sizes)) > 1:
+        raise Wrong("even-parts-differ", where=where, sizes=", ".join(str(size) for size in sizes))
+    most = n % len(parts)
+    if n - len(given) != most:
+        raise Wrong("even-drops-too-much", where=where, n=n - len(given), all=n, parts=len(parts), most=most)
+
+
+def _real(SplitStream):  # noqa: N803
+    def epoch(loader):
+        found = [batch.tolist() for batch in loader]
+        if sorted(i for batch in found for i in batch) != list(range(100, 111)):
+            raise Wrong("items-twice", n="some", all=11, world=1, workers=2, where="a DataLoader with 2 workers")
+        return found
+
+    stream = SplitStream(range(100, 111), seed=2)
+    loader = DataLoader(stream, batch_size=3, num_workers=2, persistent_workers=True)
+    lasting = []
+    for number in (0, 1):
+        stream.set_epoch(number)
+        lasting.append(epoch(loader))
+    del loader
+    stream = SplitStream(range(100, 111), seed=2)
+    loader = DataLoader(stream, batch_size=3, num_workers=2)
+    fresh = []
+    for number in (0, 1):
+        stream.set_epoch(number)
+        fresh.append(epoch(loader))
+    if fresh[0] == fresh[1]:
+        raise Wrong(
+            "epoch-counted" if lasting[0] != lasting[1] else "epoch-without-effect", where="workers started anew"
+        )
+    if lasting[0] == lasting[1]:
+        raise Wrong("epoch-not-seen", expected=str(fresh[1]), got=str(lasting[1]))
+    if lasting != fresh:
+        raise Wrong("order-not-kept", where="the same epoch with persistent workers and without")

@@ -1,0 +1,212 @@
+"""Balise 2: the recorder, judged by inequalities that hold on a busy machine too, and the prediction."""
+
+import time
+
+import torch
+
+from dlojz_tp.checking import Wrong
+
+HINTS = {
+    "no-events": "Return the list of events (kind, worker, begin, end), three a batch.",
+    "bad-event": 'An event is (kind, worker, begin, end) with kind "loading", "waiting" or "step".',
+    "step-not-called": "step(images, labels) was called {n} times for {batches} batches.",
+    "wrong-arguments": "step must be called with the images and labels of the batch, in its order.",
+    "loaded-all-first": "All batches were loaded before the first step ran. Call step inside the loop: what is to be seen is "
+    "how one waits for the other.",
+    "loader-twice": "The loader was gone through {n} times. Once: the second time loads everything again.",
+    "missing-events": "There are {n} events of kind {kind!r} for {batches} batches.",
+    "other-clock": "These times are not those of time.monotonic(), the clock of the stamps; they cannot be set beside each "
+    "other.",
+    "main-side-loading": "The loading event repeats the wait of the main process. When the batch was loaded is written in "
+    "its stamps.",
+    "one-image-only": "The loading of a batch goes from the begin of its first image to the end of its last: this is one "
+    "image's.",
+    "wrong-loading": "The loading event must hold the earliest begin and the latest end of the batch's stamps.",
+    "wrong-worker": "The worker's number stands in the third column of the stamps; it is -1 in the main process.",
+    "first-wait-missing": "The first wait must include the start of the loader: read the clock before iter(loader).",
+    "wait-includes-step": "The wait for a batch begins when its predecessor's step is over: here it includes that step.",
+    "wait-too-short": "The wait ends when the batch has come; here it does not hold the whole of it.",
+    "step-includes-wait": "The step's event includes the wait for its batch. Read the clock again when the batch has come.",
+    "step-too-short": "The step's event does not hold the whole call of step.",
+    "not-floats": "Times must be Python floats, not {kind}: tensors are slow to draw and cannot be compared simply.",
+    "in-turn-wrong": "With workers=0 everything is done in turn: n × (loading + step).",
+    "workers-not-counted": "w workers load w batches at a time: per batch it is loading / w that counts.",
+    "not-overlapped": "With workers, loading and step go on at the same time: the longer one counts, not the sum.",
+    "shorter-counts": "The slower side sets the pace: take the maximum.",
+    "first-batch-forgotten": "The first batch has nothing to hide behind: nobody works until it is loaded.",
+    "wrong-prediction": "This is not what the formulas give.",
+}
+
+
+def balise_2(record_events, predicted_seconds):
+    """A loader and a step that note when they are called themselves."""
+    yield "step is called on every batch, between the loads"
+    run = _Run()
+    events = record_events(run, run.step)
+    _called_right(run)
+    yield "three events a batch, in Python floats"
+    kinds = _sorted(events, run)
+    yield "loading: from the stamps, in the worker that did it"
+    shift = _loading(kinds, run)
+    yield "waiting and step: where they begin and end"
+    _main(kinds, run, shift)
+    yield "another loader, of one batch, in the main process"
+    run = _Run(batches=1, workers=0, rows=1)
+    kinds = _sorted(record_events(run, run.step), run)
+    _main(kinds, run, _loading(kinds, run))
+    yield "the prediction: in turn, and with workers"
+    _prediction(predicted_seconds)
+
+
+class _Run:
+    """A loader and its step; both write down the times at which they really ran."""
+
+    def __init__(self, batches=5, workers=2, rows=4):
+        self.batches, self.workers, self.rows = batches, workers, rows
+        self.asked, self.given, self.begins, self.ends, self.got, self.stamps, self.rounds = [], [], [], [], [], [], 0
+
+    def __len__(self):
+        return self.batches
+
+    def __iter__(self):
+        self.rounds += 1
+        self.started = time.monotonic()
+        time.sleep(0.002)
+        return self._batches()
+
+    def _batches(self):
+        for k in range(self.batches):
+            self.asked.append(time.monotonic())
+            time.sleep(0.004)
+            now = time.monotonic()
+            rows = [[now - 0.9 + 0.01 * (i + k), now - 0.9 + 0.01 * (i + k + 1)] for i in range(self.rows)]
+            stamps = torch.tensor(rows, dtype=torch.float64)
+            worker = (k + 1) % self.workers if self.workers else -1
+            self.stamps.append((worker, rows[0][0], rows[-1][1]))
+            stamps = torch.cat([stamps, torch.full((self.rows, 1), worker, dtype=torch.float64)], dim=1)
+            self.given.append(time.monotonic())
+            yield torch.full((self.rows, 2), float(k)), torch.full((self.rows,), k), stamps
+
+    def step(self, images, labels):
+        self.begins.append(time.monotonic())
+        time.sleep(0.003)
+        same = isinstance(images, torch.Tensor) and images.shape == (self.rows, 2) and labels.shape == (self.rows,)
+        self.got.append(int(labels[0]) if same and images[0, 0] == labels[0] else None)
+        self.ends.append(time.monotonic())
+
+
+def _called_right(run):
+    if len(run.begins) != run.batches:
+        raise Wrong("step-not-called", n=len(run.begins), batches=run.batches)
+    if run.rounds > 1:
+        raise Wrong("loader-twice", n=run.rounds)
+    if run.got != list(range(run.batches)):
+        raise Wrong("wrong-arguments", expected=str(list(range(run.batches))), got=str(run.got))
+    if run.batches > 1 and run.given[-1] < run.begins[0]:
+        raise Wrong("loaded-all-first")
+
+
+def _sorted(events, run):
+    if events is None:
+        raise Wrong("nothing-returned")
+    if not isinstance(events, list | tuple) or not events:
+        raise Wrong("no-events", got=events)
+    kinds = {"loading": [], "waiting": [], "step": []}
+    for event in events:
+        if not isinstance(event, list | tuple) or len(event) != 4 or event[0] not in kinds:
+            raise Wrong("bad-event", got=event)
+        kinds[event[0]].append(event)
+        for value in event[2:]:
+            if not isinstance(value, float):
+                raise Wrong("not-floats", got=value, kind=type(value).__name__)
+    for kind, found in kinds.items():
+        if len(found) != run.batches:
+            raise Wrong("missing-events", n=len(found), kind=kind, batches=run.batches)
+        found.sort(key=lambda event: event[2])
+    return kinds
+
+
+def _loading(kinds, run):
+    """Compare with the stamps; return the shift by which all of the answer's times differ from the clock (0 is usual)."""
+    truth = sorted(run.stamps, key=lambda stamp: stamp[1])
+    waits = [(begin, end) for *_, begin, end in kinds["waiting"]]
+    loads = [(begin, end) for *_, begin, end in kinds["loading"]]
+    shift = loads[0][0] - truth[0][1]
+    # a recorder may count from its own start, if it does so everywhere: then the waits are shifted alike
+    if abs(waits[0][0] - run.asked[0] - shift) > 0.5 or abs(waits[0][0] - run.asked[0]) < 0.5:
+        shift = 0.0
+    where = f"batch 0 of {run.batches}"
+    if abs(waits[0][0] - run.asked[0] - shift) > 5:
+        raise Wrong("other-clock", expected=f"about {run.asked[0]:.1f}", got=f"{waits[0][0]:.1f}", where=where)
+    for k, ((worker, begin, end), (got_begin, got_end)) in enumerate(zip(truth, loads, strict=True)):
+        if abs(got_begin - begin - shift) < 1e-6 and abs(got_end - end - shift) < 1e-6:
+            if kinds["loading"][k][1] != worker:
+                raise Wrong("wrong-worker", expected=worker, got=kinds["loading"][k][1], where=f"batch {k}")
+            continue
+        slug = "wrong-loading"
+        if any(abs(got_begin - w[0]) < 1e-3 and abs(got_end - w[1]) < 1e-3 for w in waits):
+            slug = "main-side-loading"
+        elif run.rows > 1 and abs((got_end - got_begin) - 0.01) < 1e-6:
+            slug = "one-image-only"
+        raise Wrong(slug, expected=f"{begin + shift:.3f} to {end + shift:.3f}", got=f"{got_begin:.3f} to {got_end:.3f}",
+                    where=f"batch {k}")  # fmt: skip
+    return shift
+
+
+def _main(kinds, run, shift):
+    slack = 1e-6
+    for k in range(run.batches):
+        (*_, wait_begin, wait_end), (*_, step_begin, step_end) = kinds["waiting"][k], kinds["step"][k]
+        wait_begin, wait_end, step_begin, step_end = (t - shift for t in (wait_begin, wait_end, step_begin, step_end))
+        where = f"batch {k}"
+        if k == 0 and wait_begin > run.started + slack:
+            raise Wrong("first-wait-missing", where=where)
+        if k and wait_begin < run.ends[k - 1] - slack:
+            raise Wrong("wait-includes-step", where=where)
+        if step_begin < run.given[k] - slack:
+            raise Wrong("step-includes-wait", where=where)
+        if wait_begin > run.asked[k] + slack or wait_end < run.given[k] - slack:
+            raise Wrong("wait-too-short", where=where)
+        if wait_end > run.begins[k] + slack:
+            raise Wrong("wait-includes-step", where=where)
+        late = k + 1 < run.batches and step_end > run.asked[k + 1] + slack
+        if late:
+            raise Wrong("step-includes-wait", where=where)
+        if step_begin > run.begins[k] + slack or step_end < run.ends[k] - slack:
+            raise Wrong("step-too-short", where=where)
+
+
+def _exact(load, step, n, workers):
+    """A perfect pipeline, batch by batch."""
+    if workers == 0:
+        return n * (load + step)
+    end = 0.0
+    for i in range(n):
+        end = max(end, (i // workers + 1) * load) + step
+    return end
+
+
+def _prediction(predicted_seconds):
+    cases = [(0.06, 0.03, 200, 0), (0.02, 0.05, 7, 0), (0.06, 0.03, 200, 1), (0.2, 0.03, 240, 4), (0.04, 0.05, 200, 2)]
+    cases += [(0.4, 0.1, 1, 2), (0.5, 0.01, 1, 8)]
+    for load, step, n, workers in cases:
+        got = predicted_seconds(load, step, n, workers)
+        if got is None:
+            raise Wrong("nothing-returned")
+        truth = _exact(load, step, n, workers)
+        try:
+            wrong = abs(got - truth) > (1e-6 if workers == 0 else 0.03 if n > 1 else 0.3) * truth
+        except TypeError:
+            raise Wrong("wrong-prediction", expected=truth, got=got) from None
+        if not wrong:
+            continue
+        known = {
+            "in-turn-wrong": [0 if workers else got],
+            "workers-not-counted": [n * max(load, step), load + n * max(load, step)],
+            "not-overlapped": [n * (load + step), n * (load / max(workers, 1) + step)],
+            "shorter-counts": [n * min(load / max(workers, 1), step), load + n * min(load / max(workers, 1), step)],
+            "first-batch-forgotten": [n * max(load / max(workers, 1), step)] if n == 1 else [],
+        }
+        slug = next((s for s, values in known.items() if any(abs(got - v) < 0.02 * truth for v in values)), None)
+        where = f"loading {load} s, step {step} s, {n} batches, {workers} workers"
+        raise Wrong(slug or "wrong-prediction", expected=f"{truth:.2f} s", got=got, where=where)

@@ -1,0 +1,609 @@
+"""Answers to balises 2 and 4 of 05_dataloader."""
+
+import math
+import statistics
+import time
+from collections import defaultdict
+
+import numpy as np
+
+from dlojz_tp import measure
+from tests.answers.bank import Answer, Bank
+
+bank = Bank("05_dataloader")
+
+
+def both(slug, record, predict):
+    """An answer to balise 2 is a recorder and a prediction."""
+    answer = bank.wrong(2, slug) if slug else bank.right(2)
+    answer(record)
+    last = bank.answers[-1]
+    bank.answers[-1] = Answer(last.work, 2, slug, (record, predict), record.__code__.co_firstlineno)
+
+
+def predicted(loading, step, n, workers):
+    return n * (loading + step) if workers == 0 else loading + n * max(loading / workers, step)
+
+
+def recorder(slug):
+    """Decorator: this recorder, with a right prediction."""
+    return lambda record: both(slug, record, predicted)
+
+
+def predictor(slug):
+    """Decorator: this prediction, with a right recorder."""
+    return lambda predict: both(slug, RIGHT, predict)
+
+
+def _event(stamps):
+    return ("loading", int(stamps[0, 2]), stamps[:, 0].min().item(), stamps[:, 1].max().item())
+
+
+def record_events(loader, step):
+    """With next() and an iterator, in place of a for loop."""
+    events, asked = [], time.monotonic()
+    batches = iter(loader)
+    while (batch := next(batches, None)) is not None:
+        images, labels, stamps = batch
+        got = time.monotonic()
+        events.append(("waiting", -1, asked, got))
+        begin = time.monotonic()
+        step(images, labels)
+        asked = time.monotonic()
+        events.append(("step", -1, begin, asked))
+        events.append(_event(stamps))
+    return events
+
+
+RIGHT = record_events
+recorder(None)(RIGHT)
+
+
+@recorder(None)
+def record_events(loader, step):
+    """Seconds since the start, everywhere; lists in place of tuples; perf_counter, the same clock on Linux."""
+    start = time.monotonic()
+    events, free = [], 0.0
+    for images, labels, stamps in loader:
+        got = time.monotonic() - start
+        times = stamps.numpy()[:, :2] - start
+        step(images, labels)
+        done = time.monotonic() - start
+        events.append(["loading", int(stamps[-1, 2]), float(times.min()), float(times.max())])
+        events += [["waiting", -1, free, got], ["step", -1, got, done]]
+        free = done
+    return sorted(events, key=lambda event: event[2])
+
+
+@predictor(None)
+def predicted_seconds(loading, step, n, workers):
+    """Batch by batch."""
+    if not workers:
+        return (loading + step) * n
+    now = 0.0
+    for i in range(n):
+        now = max(now, math.ceil((i + 1) / workers) * loading) + step
+    return now
+
+
+@predictor(None)
+def predicted_seconds(loading, step, n, workers):
+    """The first batch, n - 1 turns of the slower side, the last step."""
+    if workers:
+        return loading + (n - 1) * max(step, loading / workers) + step
+    return n * loading + n * step
+
+
+@recorder("nothing-returned")
+def record_events(loader, step):
+    for images, labels, _ in loader:
+        step(images, labels)
+
+
+@recorder("no-events")
+def record_events(loader, step):
+    for images, labels, _ in loader:
+        step(images, labels)
+    return []
+
+
+@recorder("bad-event")
+def record_events(loader, step):
+    events = []
+    for images, labels, _ in loader:
+        begin = time.monotonic()
+        step(images, labels)
+        events.append((begin, time.monotonic()))
+    return events
+
+
+@recorder("step-not-called")
+def record_events(loader, step):
+    return [_event(stamps) for _, _, stamps in loader]
+
+
+@recorder("wrong-arguments")
+def record_events(loader, step):
+    events = []
+    for images, labels, stamps in loader:
+        step(labels, images)
+        events.append(_event(stamps))
+    return events
+
+
+@recorder("loaded-all-first")
+def record_events(loader, step):
+    events, asked = [], time.monotonic()
+    for images, labels, stamps in list(loader):
+        got = time.monotonic()
+        step(images, labels)
+        done = time.monotonic()
+        events += [_event(stamps), ("waiting", -1, asked, got), ("step", -1, got, done)]
+        asked = done
+    return events
+
+
+@recorder("loader-twice")
+def record_events(loader, step):
+    events = [_event(stamps) for _, _, stamps in loader]
+    return events + record_events_right(loader, step)
+
+
+def record_events_right(loader, step):
+    events, asked = [], time.monotonic()
+    for images, labels, _ in loader:
+        got = time.monotonic()
+        step(images, labels)
+        done = time.monotonic()
+        events += [("waiting", -1, asked, got), ("step", -1, got, done)]
+        asked = done
+    return events
+
+
+@recorder("missing-events")
+def record_events(loader, step):
+    return record_events_right(loader, step)
+
+
+@recorder("missing-events")
+def record_events(loader, step):
+    events, asked = [], time.monotonic()
+    for images, labels, stamps in loader:
+        got = time.monotonic()
+        step(images, labels)
+        done = time.monotonic()
+        events = [_event(stamps), ("waiting", -1, asked, got), ("step", -1, got, done)]
+        asked = done
+    return events
+
+
+@recorder("other-clock")
+def record_events(loader, step):
+    events, asked = [], time.time()
+    for images, labels, stamps in loader:
+        got = time.time()
+        step(images, labels)
+        done = time.time()
+        events += [_event(stamps), ("waiting", -1, asked, got), ("step", -1, got, done)]
+        asked = done
+    return events
+
+
+@recorder("other-clock")
+def record_events(loader, step):
+    start = time.monotonic()
+    events, asked = [], 0.0
+    for images, labels, stamps in loader:
+        got = time.monotonic() - start
+        step(images, labels)
+        done = time.monotonic() - start
+        events += [_event(stamps), ("waiting", -1, asked, got), ("step", -1, got, done)]
+        asked = done
+    return events
+
+
+@recorder("main-side-loading")
+def record_events(loader, step):
+    events, asked = [], time.monotonic()
+    for images, labels, stamps in loader:
+        got = time.monotonic()
+        step(images, labels)
+        done = time.monotonic()
+        worker = int(stamps[0, 2])
+        events += [("loading", worker, asked, got), ("waiting", -1, asked, got), ("step", -1, got, done)]
+        asked = done
+    return events
+
+
+@recorder("one-image-only")
+def record_events(loader, step):
+    events, asked = [], time.monotonic()
+    for images, labels, stamps in loader:
+        got = time.monotonic()
+        step(images, labels)
+        done = time.monotonic()
+        begin, end, worker = stamps[0].tolist()
+        events += [("loading", int(worker), begin, end), ("waiting", -1, asked, got), ("step", -1, got, done)]
+        asked = done
+    return events
+
+
+@recorder("wrong-loading")
+def record_events(loader, step):
+    events, asked = [], time.monotonic()
+    for images, labels, stamps in loader:
+        got = time.monotonic()
+        step(images, labels)
+        done = time.monotonic()
+        begin, end, worker = stamps.mean(dim=0).tolist()
+        events += [("loading", int(worker), begin - 0.5, end), ("waiting", -1, asked, got), ("step", -1, got, done)]
+        asked = done
+    return events
+
+
+@recorder("wrong-worker")
+def record_events(loader, step):
+    events, asked = [], time.monotonic()
+    for k, (images, labels, stamps) in enumerate(loader):
+        got = time.monotonic()
+        step(images, labels)
+        done = time.monotonic()
+        _, _, begin, end = _event(stamps)
+        events += [("loading", k % 2, begin, end), ("waiting", -1, asked, got), ("step", -1, got, done)]
+        asked = done
+    return events
+
+
+@recorder("first-wait-missing")
+def record_events(loader, step):
+    events, batches = [], iter(loader)
+    while True:
+        asked = time.monotonic()
+        batch = next(batches, None)
+        if batch is None:
+            return events
+        images, labels, stamps = batch
+        got = time.monotonic()
+        step(images, labels)
+        events += [_event(stamps), ("waiting", -1, asked, got), ("step", -1, got, time.monotonic())]
+
+
+@recorder("wait-includes-step")
+def record_events(loader, step):
+    events, asked = [], time.monotonic()
+    for images, labels, stamps in loader:
+        got = time.monotonic()
+        events += [_event(stamps), ("waiting", -1, asked, got)]
+        asked = time.monotonic()
+        step(images, labels)
+        events += [("step", -1, got, time.monotonic())]
+    return events
+
+
+@recorder("wait-too-short")
+def record_events(loader, step):
+    events, asked = [], time.monotonic()
+    for images, labels, stamps in loader:
+        got = time.monotonic()
+        step(images, labels)
+        done = time.monotonic()
+        events += [_event(stamps), ("waiting", -1, asked, asked + 1e-4), ("step", -1, got, done)]
+        asked = time.monotonic()
+    return events
+
+
+@recorder("step-includes-wait")
+def record_events(loader, step):
+    events, asked = [], time.monotonic()
+    for images, labels, stamps in loader:
+        got = time.monotonic()
+        step(images, labels)
+        done = time.monotonic()
+        events += [_event(stamps), ("waiting", -1, asked, got), ("step", -1, asked, done)]
+        asked = done
+    return events
+
+
+@recorder("step-too-short")
+def record_events(loader, step):
+    events, asked = [], time.monotonic()
+    for images, labels, stamps in loader:
+        got = time.monotonic()
+        begin = time.monotonic()
+        end = time.monotonic()
+        step(images, labels)
+        events += [_event(stamps), ("waiting", -1, asked, got), ("step", -1, begin, end)]
+        asked = time.monotonic()
+    return events
+
+
+@recorder("not-floats")
+def record_events(loader, step):
+    events, asked = [], time.monotonic()
+    for images, labels, stamps in loader:
+        got = time.monotonic()
+        step(images, labels)
+        done = time.monotonic()
+        loading = ("loading", int(stamps[0, 2]), stamps[:, 0].min(), stamps[:, 1].max())
+        events += [loading, ("waiting", -1, asked, got), ("step", -1, got, done)]
+        asked = done
+    return events
+
+
+@predictor("in-turn-wrong")
+def predicted_seconds(loading, step, n, workers):
+    return loading + n * max(loading / max(workers, 1), step)
+
+
+@predictor("in-turn-wrong")
+def predicted_seconds(loading, step, n, workers):
+    if workers == 0:
+        return loading + n * step
+    return predicted(loading, step, n, workers)
+
+
+@predictor("workers-not-counted")
+def predicted_seconds(loading, step, n, workers):
+    return n * (loading + step) if workers == 0 else loading + n * max(loading, step)
+
+
+@predictor("not-overlapped")
+def predicted_seconds(loading, step, n, workers):
+    return n * (loading / max(workers, 1) + step)
+
+
+@predictor("not-overlapped")
+def predicted_seconds(loading, step, n, workers):
+    return n * (loading + step)
+
+
+@predictor("shorter-counts")
+def predicted_seconds(loading, step, n, workers):
+    return n * (loading + step) if workers == 0 else n * min(loading / workers, step)
+
+
+@predictor("first-batch-forgotten")
+def predicted_seconds(loading, step, n, workers):
+    return n * (loading + step) if workers == 0 else n * max(loading / workers, step)
+
+
+@predictor("wrong-prediction")
+def predicted_seconds(loading, step, n, workers):
+    return n * (loading + step) if workers == 0 else n * max(loading, step) / workers
+
+
+@predictor("nothing-returned")
+def predicted_seconds(loading, step, n, workers):
+    pass
+
+
+# ---------------------------------------------------------------- balise 4
+
+NAMES = ("num_workers", "prefetch_factor", "pin_memory", "persistent_workers")
+
+
+def grouped(records):
+    found = defaultdict(list)
+    for record in records:
+        found[tuple(record.settings[name] for name in NAMES)].append(record)
+    return found
+
+
+def times_of(record, skip=None):
+    return [step["total"] for step in record.steps[record.warmup if skip is None else skip :]]
+
+
+def choose(records, tolerance=0.05, *, time_of=None, memory_of=None, key=None, pool=False, failures=True, some=False):
+    """A right choice in another style; wrong ones change a part of it."""
+    time_of = time_of or (lambda group: statistics.median(np.mean(times_of(r)) for r in group))
+    memory_of = memory_of or (lambda group: max(max(r.peak_memory_bytes) for r in group))
+    rows = []
+    for names, group in grouped(records).items():
+        if failures and any(r.out_of_memory for r in group):
+            continue
+        group = [r for r in group if some or len(r.steps) > r.warmup]
+        if group:
+            rows.append((time_of(group), names[0], memory_of(group), names))
+    if not rows:
+        raise ValueError("nothing to choose from")
+    limit = min(rows, key=lambda row: row[0])[0] * (1 + tolerance)
+    good = [row for row in rows if row[0] <= limit]
+    return dict(zip(NAMES, min(good, key=key or (lambda row: row[1:3]))[-1]))
+
+
+@bank.right(4)
+def choose_options(records, tolerance=0.05):
+    return choose(records, tolerance)
+
+
+@bank.right(4)
+def choose_options(records, tolerance=0.05):
+    """Sorted, cheapest first; total time over number of steps."""
+    table = {}
+    for options, group in grouped(records).items():
+        usable = [measure.counted_steps(r) for r in group if measure.counted_steps(r)]
+        if usable and not any(r.out_of_memory for r in group):
+            means = sorted(sum(s["total"] for s in steps) / len(steps) for steps in usable)
+            seconds = float(np.median(means))
+            table[options] = seconds, max(byte for r in group for byte in r.peak_memory_bytes)
+    if not table:
+        raise ValueError("no trial")
+    fastest = min(seconds for seconds, _ in table.values())
+    for options in sorted(table, key=lambda o: (o[0], table[o][1])):
+        if table[options][0] / fastest - 1 <= tolerance:
+            return {name: options[k] for k, name in enumerate(NAMES)}
+    return None
+
+
+@bank.right(4)
+def choose_options(records, tolerance=0.05):
+    """Candidates from a sorted list; what failed is kept as an infinite time."""
+    rows = []
+    for names in sorted({tuple(r.settings[name] for name in NAMES) for r in records}, key=str):
+        group = [r for r in records if all(r.settings[n] == v for n, v in zip(NAMES, names))]
+        counted = [np.array(times_of(r)) for r in group if times_of(r)]
+        broken = any(r.out_of_memory for r in group) or not counted
+        time = math.inf if broken else float(np.quantile([c.sum() / len(c) for c in counted], 0.5))
+        rows.append((time, np.max([max(r.peak_memory_bytes, default=0) for r in group]), names))
+    fastest = min((row[0] for row in rows), default=math.inf)
+    if math.isinf(fastest):
+        raise ValueError("every trial failed")
+    rows = [row for row in rows if row[0] <= fastest + tolerance * fastest]
+    fewest = min(row[2][0] for row in rows)
+    rows = sorted((row for row in rows if row[2][0] == fewest), key=lambda row: row[1])
+    return {"num_workers": rows[0][2][0], "prefetch_factor": rows[0][2][1], "pin_memory": rows[0][2][2],
+            "persistent_workers": rows[0][2][3]}  # fmt: skip
+
+
+@bank.wrong(4, "not-options")
+def choose_options(records, tolerance=0.05):
+    best = choose(records, tolerance)
+    return next(r.settings for r in records if all(r.settings[name] == best[name] for name in NAMES))
+
+
+@bank.wrong(4, "not-options")
+def choose_options(records, tolerance=0.05):
+    return choose(records, tolerance)["num_workers"]
+
+
+@bank.wrong(4, "median-over-steps")
+def choose_options(records, tolerance=0.05):
+    return choose(records, tolerance, time_of=lambda group: statistics.median(t for r in group for t in times_of(r)))
+
+
+@bank.wrong(4, "warmup-counted")
+def choose_options(records, tolerance=0.05):
+    return choose(
+        records, tolerance, some=True, time_of=lambda g: statistics.median(np.mean(times_of(r, 0)) for r in g)
+    )
+
+
+@bank.wrong(4, "warmup-counted")
+def choose_options(records, tolerance=0.05):
+    return choose(records, tolerance, time_of=lambda g: statistics.median(np.mean(times_of(r, 2) or [1e9]) for r in g))
+
+
+@bank.wrong(4, "failed-not-out")
+def choose_options(records, tolerance=0.05):
+    return choose([r for r in records if not r.out_of_memory], tolerance)
+
+
+@bank.wrong(4, "failed-not-out")
+def choose_options(records, tolerance=0.05):
+    return choose(records, tolerance, failures=False)
+
+
+@bank.wrong(4, "noise-believed")
+def choose_options(records, tolerance=0.05):
+    return choose(records, tolerance, time_of=lambda group: min(np.mean(times_of(r)) for r in group))
+
+
+@bank.wrong(4, "noise-believed")
+def choose_options(records, tolerance=0.05):
+    return choose(records, tolerance, time_of=lambda group: statistics.mean(np.mean(times_of(r)) for r in group))
+
+
+@bank.wrong(4, "noise-believed")
+def choose_options(records, tolerance=0.05):
+    one_each = {tuple(r.settings[name] for name in NAMES): r for r in records if len(r.steps) > r.warmup}
+    failed = [r for r in records if r.out_of_memory]
+    return choose([*one_each.values(), *failed], tolerance)
+
+
+@bank.wrong(4, "pooled-trials")
+def choose_options(records, tolerance=0.05):
+    def trimmed(group):
+        means = sorted((np.mean(times_of(r)), len(times_of(r)), r) for r in group)
+        if len({n for _, n, _ in means}) == 1:
+            return statistics.median(mean for mean, *_ in means)
+        return np.mean([t for r in group for t in times_of(r)])
+
+    return choose(records, tolerance, time_of=trimmed)
+
+
+@bank.wrong(4, "fastest-not-cheapest")
+def choose_options(records, tolerance=0.05):
+    return choose(records, tolerance, key=lambda row: row[0])
+
+
+@bank.wrong(4, "too-slow")
+def choose_options(records, tolerance=0.05):
+    return choose(records, 2 * tolerance)
+
+
+@bank.wrong(4, "tolerance-ignored")
+def choose_options(records, tolerance=0.05):
+    return choose(records, 0.05)
+
+
+@bank.wrong(4, "wrong-choice")
+def choose_options(records, tolerance=0.05):
+    return choose(records, 1e9)
+
+
+@bank.wrong(4, "wrong-choice")
+def choose_options(records, tolerance=0.05):
+    return dict(zip(NAMES, (2, 2, False, False)))
+
+
+@bank.wrong(4, "memory-before-workers")
+def choose_options(records, tolerance=0.05):
+    return choose(records, tolerance, key=lambda row: (row[2], row[1]))
+
+
+@bank.wrong(4, "memory-ignored")
+def choose_options(records, tolerance=0.05):
+    return choose(records, tolerance, key=lambda row: row[1])
+
+
+@bank.wrong(4, "smallest-peak")
+def choose_options(records, tolerance=0.05):
+    return choose(records, tolerance, memory_of=lambda group: max(r.peak_memory_bytes[0] for r in group))
+
+
+@bank.wrong(4, "smallest-peak")
+def choose_options(records, tolerance=0.05):
+    return choose(records, tolerance, memory_of=lambda group: min(max(r.peak_memory_bytes) for r in group))
+
+
+@bank.wrong(4, "loading-only")
+def choose_options(records, tolerance=0.05):
+    def waiting(group):
+        means = [np.mean([s["loading"] for s in r.steps[r.warmup :]]) for r in group]
+        return statistics.median(means)
+
+    return choose(records, tolerance, time_of=waiting)
+
+
+@bank.wrong(4, "empty-not-refused")
+def choose_options(records, tolerance=0.05):
+    try:
+        return choose(records, tolerance)
+    except ValueError:
+        return {"num_workers": 0, "prefetch_factor": None, "pin_memory": False, "persistent_workers": False}
+
+
+@bank.wrong(4, "empty-not-refused")
+def choose_options(records, tolerance=0.05):
+    try:
+        return choose(records, tolerance)
+    except ValueError:
+        return None
+
+
+@bank.wrong(4, "records-changed")
+def choose_options(records, tolerance=0.05):
+    for record in records:
+        record.steps = record.steps[record.warmup :]
+        record.warmup = 0
+    return choose(records, tolerance)
+
+
+@bank.wrong(4, "nothing-returned")
+def choose_options(records, tolerance=0.05):
+    choose(records, tolerance)
+
+
+@bank.wrong(4, "signature")
+def choose_options(records):
+    return choose(records)
