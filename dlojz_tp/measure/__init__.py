@@ -2,6 +2,7 @@
 
 from .budget import MemoryBudget
 from .chronometer import PHASES, Chronometer
+from .communications import Communications
 from .live import LiveBytes
 from .machine import hardware, synchronize, versions
 from .memory import MemoryEstimate, PeakMemory, estimate_memory, peak_memory, training_step
@@ -12,6 +13,7 @@ from .units import human_bytes, human_seconds
 __all__ = [
     "PHASES",
     "Chronometer",
+    "Communications",
     "LiveBytes",
     "MemoryBudget",
     "MemoryEstimate",

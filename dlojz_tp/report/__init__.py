@@ -1,8 +1,11 @@
 """Figures made from run records: each answers a question."""
 
+from ._communications import communications
 from ._compare import compare
 from ._inspection import inspection
 from ._learning import learning
+from ._roofline import roofline
 from ._sweep import sweep
+from ._timeline import timeline
 
-__all__ = ["compare", "inspection", "learning", "sweep"]
+__all__ = ["communications", "compare", "inspection", "learning", "roofline", "sweep", "timeline"]

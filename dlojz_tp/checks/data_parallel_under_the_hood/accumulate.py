@@ -1,0 +1,198 @@
+"""Balise 6: accumulation that sends nothing before the last micro-batch."""
+
+from functools import cache
+
+import torch.distributed as dist
+
+from dlojz_tp import launch
+from dlojz_tp.checking import Wrong, close
+from dlojz_tp.checks.data_parallel_under_the_hood.common import (
+    Chain,
+    Log,
+    be_late,
+    compare,
+    gradients,
+    on_ranks,
+    own_work,
+    rows,
+    sent,
+    share,
+    until,
+    volume,
+)  # fmt: skip
+from dlojz_tp.checks.data_parallel_under_the_hood.overlap import CAPACITY, HELD, KNOWN, local, plain
+
+HINTS = {
+    "every-micro-batch": "{n} collectives were started in micro-batches that are not the last. Inside no_sync() the hooks "
+    "must send nothing.",
+    "never-sent": "No gradient was sent, not even in the last micro-batch. It must run outside no_sync(): check the order of "
+    "with blocks, and that the switch is set back.",
+    "switch-stays": "After an exception inside no_sync(), nothing is sent any more. Set the switch back in a finally block.",
+    "lost-local": "Inside no_sync(), p.grad must collect the sum of this rank's own gradients, unsent and undivided.",
+    "only-the-last": "Only the last micro-batch's gradient came out: those that had been collected before are lost.",
+    "not-scaled": "The gradients of the micro-batches were added up. Each mean has to be weighted by its part of the batch.",
+    "alike-weights": "Right for equal micro-batches, wrong for those of 3, 2 and 1 rows: weight each by len(part) / total.",
+    "graphs-kept": "All forward passes ran before the first backward. Their activations are in memory together, which "
+    "accumulation is to avoid: forward and backward of one micro-batch, then the next.",
+    "not-in-parts": "loss_of was called with {rows} rows at once; the micro-batches have {most} at most. Their memory is why "
+    "there are micro-batches: call it for each part by itself.",
+    "finish-forgotten": "finish() was not called after the last backward.",
+    "finish-every-time": "finish() was called {n} times. Once, after the last micro-batch.",
+    "no-overlap-left": "In the last micro-batch, nothing was started before backward had ended. There the hooks must work "
+    "as before.",
+}  # fmt: skip
+
+
+def balise_6(Accumulating, backward_in_parts):  # noqa: N803
+    """no_sync() by itself and after an exception; then micro-batches of equal and of different sizes."""
+    yield "inside no_sync() nothing is sent, and p.grad collects this rank's own gradients"
+    worlds = on_ranks(_accumulate, Accumulating, backward_in_parts, known=KNOWN)
+    every = [(size, rank, got) for size, ranks in worlds.items() for rank, got in enumerate(ranks)]
+    for size, rank, got in every:
+        _no_sync(got, rank, size)
+    yield "the backward after it sends the sum of both, bucket by bucket"
+    truth = plain(1)[0]
+    for size, rank, got in every:
+        case = got["by hand"]
+        if size > 1 and not sent(case["events"]):
+            raise Wrong("never-sent", where=f"rank {rank} of {size}")
+        _mean(case, truth, rank, size, {"only-the-last": _weighted(size, _HALVES, (0, None))})
+        if size > 1 and not sent(until(case["events"], "backward ended")):
+            raise Wrong("no-overlap-left", where=f"rank {rank} of {size}")
+    yield "an exception inside no_sync() leaves no trace"
+    for size, rank, got in every:
+        if size > 1 and not sent(got["after error"]["events"]):
+            raise Wrong("switch-stays", where=f"rank {rank} of {size}, after an exception inside no_sync()")
+        _mean(got["after error"], truth, rank, size, {})
+    for case, words in (("equal", "equal micro-batches"), ("one", "a single one"), ("uneven", "uneven ones")):
+        yield f"{words}: the gradient of the whole batch, and only the last one sends"
+        for size, rank, got in every:
+            _parts(got[case], truth, case, rank, size)
+
+
+def _HALVES(n):  # noqa: N802
+    return [-(-n // 2), n // 2]
+
+
+_SIZES = {
+    "equal": lambda n: [n // 3] * 3 if n % 3 == 0 else [n // 2] * 2,
+    "one": lambda n: [n],
+    "uneven": lambda n: [n - 2, 1, 1],
+}
+
+
+def _accumulate(Accumulating, backward_in_parts):  # noqa: N803
+    model, found, x = Chain().to(launch.device()), {}, share(0)
+    parameters, finished = list(model.parameters()), []
+
+    def run(name, work, late=False):
+        model.zero_grad()
+        log = Log()
+        model.tell = log.mark
+        finished.clear()
+        with log:
+            if late:
+                be_late()
+            work(log)
+            now = gradients(parameters)
+        dist.barrier()
+        found[name] = {"now": now, "later": gradients(parameters), "events": log.events, "finished": len(finished)}
+
+    def by_hand(log):
+        first, second = x.split(_HALVES(len(x)))
+        with reducer.no_sync():
+            (model(first) * len(first) / len(x)).backward()
+        found["own"] = gradients(parameters)
+        log.mark("last micro-batch")
+        (model(second) * len(second) / len(x)).backward()
+        log.mark("backward ended")
+        reducer.finish()
+
+    def after_error(_log):
+        try:
+            with reducer.no_sync():
+                raise KeyError("a damaged image")
+        except KeyError:
+            pass
+        model(x).backward()
+        reducer.finish()
+
+    def in_parts(log, sizes):
+        def loss_of(part):
+            log.mark(f"forward of {len(part)}")
+            return model(part)
+
+        backward_in_parts(loss_of, list(x.split(sizes)), reducer)
+
+    with own_work():
+        reducer = Accumulating(list(parameters), CAPACITY)
+        run("by hand", by_hand, late=True)
+        run("after error", after_error)
+        finish = reducer.finish
+        reducer.finish = lambda *args, **kwargs: (finished.append(1), finish(*args, **kwargs))[1]
+        for name, sizes in _SIZES.items():
+            run(name, lambda log, sizes=sizes: in_parts(log, sizes(len(x))), late=name == "equal")
+    return found
+
+
+@cache
+def _weighted(size, sizes_of, weights):
+    """Gradients where part k of each rank's rows has weights[k]; None: its part of the rank's rows."""
+    model = Chain()
+    for rank in range(size):
+        x = rows(0)[rank::size]
+        for part, weight in zip(x.split(sizes_of(len(x))), weights, strict=True):
+            (model(part) * (len(part) / len(x) if weight is None else weight) / size).backward()
+    return gradients(model.parameters())
+
+
+def _no_sync(got, rank, size):
+    where = f"rank {rank} of {size}"
+    early = sent(until(got["by hand"]["events"], "last micro-batch"))
+    if early:
+        raise Wrong("every-micro-batch", n=len(early), where=where)
+    model, x = Chain(), rows(0)[rank::size]
+    first = x[: _HALVES(len(x))[0]]
+    (model(first) * len(first) / len(x)).backward()
+    for k, (mine, wanted) in enumerate(zip(got["own"], gradients(model.parameters()), strict=True)):
+        if mine is None or not close(mine, wanted):
+            raise Wrong("lost-local", expected=wanted, got=mine, where=f"{where}, parameter {k}")
+
+
+def _mean(case, truth, rank, size, known):
+    for slug, values in known.items():
+        if all(g is not None and close(g, v) for g, v in zip(case["now"], values, strict=True)):
+            raise Wrong(slug, expected=truth[0], got=case["now"][0], where=f"rank {rank} of {size}, parameter 0")
+    compare(
+        case["now"], truth, local(rank, size), rank=rank, size=size, calls=sent(case["events"]), later=case["later"]
+    )
+
+
+def _parts(case, truth, name, rank, size):
+    where, events = f"rank {rank} of {size}, {name} micro-batches", case["events"]
+    texts = [event[0] for event in events]
+    forwards = [k for k, text in enumerate(texts) if text.startswith("forward")]
+    backwards = texts.count("layer 0")
+    sizes = _SIZES[name](12 // size)
+    n = len(sizes)
+    rows_at_once = max((int(texts[k].split()[-1]) for k in forwards), default=0)
+    if rows_at_once > max(sizes):
+        raise Wrong("not-in-parts", rows=rows_at_once, most=max(sizes), where=where)
+    first_backward = next((k for k, text in enumerate(texts) if text.startswith("layer")), len(texts))
+    if n > 1 and backwards == len(forwards) and sum(k < first_backward for k in forwards) > 1:
+        raise Wrong("graphs-kept", where=where)
+    if forwards and (early := sent(events[: forwards[-1]])):
+        raise Wrong("every-micro-batch", n=len(early), where=where)
+    if case["finished"] != 1:
+        slug = "finish-every-time" if case["finished"] else "finish-forgotten"
+        raise Wrong(slug, n=case["finished"], where=where)
+    if size > 1 and not sent(events):
+        raise Wrong("never-sent", where=where)
+    if volume(events) > 1.05 * HELD + 64:
+        raise Wrong("sent-again", sent=volume(events), held=HELD, where=where)
+    known = {}
+    if n > 1:
+        known = {"not-scaled": (1,) * n, "only-the-last": (0,) * (n - 1) + (None,)}
+        if name == "uneven" and size < 4:
+            known["alike-weights"] = (1 / n,) * n
+    _mean(case, truth, rank, size, {slug: _weighted(size, _SIZES[name], w) for slug, w in known.items()})

@@ -1,0 +1,252 @@
+"""Balises 3 and 4: gradients averaged one by one, and in flat buckets."""
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from dlojz_tp import launch
+from dlojz_tp.checking import Wrong
+from dlojz_tp.checks.data_parallel_under_the_hood.common import (
+    Log,
+    be_late,
+    compare,
+    gradients,
+    on_ranks,
+    own_work,
+    rows,
+    sent,
+    share,
+    volume,
+)  # fmt: skip
+
+HINTS = {
+    "no-gradient": "A parameter without a gradient (frozen, or not used) has p.grad None. Leave it out.",
+    "reduce-not-all-reduce": "Rank 0 has the mean, the others do not. reduce() tells one rank, all_reduce() tells all.",
+    "sent-too-much": "{sent} bytes were handed in for gradients of {held} bytes. Each gradient travels once.",
+    "not-a-list": "Return a list of buckets; each bucket is a list of the parameters themselves.",
+    "parameter-lost": "{lost} of {n} parameters are in no bucket. Is the last bucket, not yet full, returned too?",
+    "parameter-doubled": "A parameter is in two buckets.",
+    "forward-order": "The buckets follow the order of the parameters. Backward computes the gradients of the last layers "
+    "first: fill the buckets from the end, so that the first one is complete early.",
+    "order-in-bucket": "Inside a bucket the parameters are not in reverse order.",
+    "elements-not-bytes": "The capacity is in bytes, and elements were counted. A float32 has 4 of them: p.element_size().",
+    "dtypes-mixed": "A bucket holds {dtypes}. One flat tensor has one dtype: buckets of different dtypes are separate.",
+    "over-capacity": "A bucket of {size} bytes holds {n} parameters; the capacity is {capacity}. Close a bucket before it "
+    "becomes too large; only a parameter that is too large by itself may exceed it.",
+    "exactly-full": "Two parameters that fill the capacity exactly were put into two buckets. Equal to the capacity still fits.",
+    "half-empty": "Two neighbouring buckets of {sizes} bytes would fit into one of {capacity}.",
+    "empty-bucket": "There is an empty bucket. Does a parameter larger than the capacity close a bucket that holds nothing?",
+    "too-large-fails": "A parameter larger than the capacity gets a bucket of its own. Here it failed: {error}",
+    "one-by-one": "{n} collectives for {buckets} buckets. Put the gradients of a bucket into one flat tensor, and reduce that.",
+    "too-few-messages": "{n} collectives for {buckets} buckets: the capacity has no effect. One all-reduce for each bucket.",
+    "view-not-reshape": "view() refuses a gradient that is not contiguous ({error}). reshape(-1) copies where it must.",
+}  # fmt: skip
+KNOWN = (("NoneType", "no-gradient"), ("view size is not compatible", "view-not-reshape"))
+
+
+class Mixed(nn.Module):
+    """Parameters in several layouts and dtypes, one frozen, one never used. The loss is the mean over the rows of x."""
+
+    def __init__(self):
+        super().__init__()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(3)
+            self.first = nn.Linear(8, 6, dtype=torch.float64)
+            self.scale = nn.Parameter(torch.randn(6))
+            self.turned = nn.Parameter(torch.randn(4, 6, dtype=torch.float64).t())
+            self.shift = nn.Parameter(torch.randn((), dtype=torch.float64))
+            self.frozen = nn.Parameter(torch.randn(4, dtype=torch.float64), requires_grad=False)
+            self.unused = nn.Parameter(torch.randn(5, dtype=torch.float64))
+
+    def forward(self, x):
+        x = torch.tanh(self.first(x)) * self.scale
+        return (x @ self.turned + self.shift * self.frozen).square().sum(dim=1).mean()
+
+
+def balise_3(average_gradients):
+    """The gradient of a batch of 12 rows, shared by 1 to 4 ranks, against one process with the whole batch."""
+    yield "on 2, 3 and 4 ranks, and on one: the gradient of the whole batch in float64"
+    worlds = on_ranks(_one_by_one, average_gradients, known=KNOWN)
+    truth, own = _truth(Mixed(), 0), {size: [_truth(Mixed(), 0, r, size) for r in range(size)] for size in worlds}
+    _judge(worlds, truth, own, "first")
+    yield "parameters without a gradient, other layouts and dtypes; a second step"
+    truth, own = _truth(Mixed(), 1), {size: [_truth(Mixed(), 1, r, size) for r in range(size)] for size in worlds}
+    _judge(worlds, truth, own, "second")
+    yield "each gradient travels once, and the parameters stay as they were"
+    _frugal(worlds, sum(t.numel() * t.element_size() for t in truth if t is not None))
+
+
+def _truth(model, step, rank=0, size=1):
+    """Gradients of one process: of the whole batch, or of what `rank` of `size` sees. None where there is none."""
+    model(rows(step)[rank::size]).backward()
+    return gradients(model.parameters())
+
+
+def _one_by_one(average_gradients):
+    model = Mixed().to(launch.device())
+    parameters, results = list(model.parameters()), {}
+    before = [p.detach().clone() for p in parameters]
+    for step, name in enumerate(("first", "second")):
+        model.zero_grad()
+        model(share(step)).backward()
+        with Log() as log, own_work():
+            be_late()
+            average_gradients(parameters)
+            results[name] = {"now": gradients(parameters), "events": log.events}
+        dist.barrier()
+        results[name]["later"] = gradients(parameters)
+    results["changed"] = any(not torch.equal(a, b) for a, b in zip(before, parameters, strict=True))
+    return results
+
+
+def _judge(worlds, truth, own, case):
+    for size, ranks in worlds.items():
+        for rank, got in enumerate(ranks):
+            if got.get("changed"):
+                raise Wrong("weights-changed", where=f"rank {rank} of {size}")
+        for rank, got in enumerate(ranks):
+            found = got[case]
+            try:
+                compare(
+                    found["now"], truth, own[size][rank], rank=rank, size=size, calls=sent(found["events"]),
+                    later=found["later"],
+                )  # fmt: skip
+            except Wrong as wrong:
+                kinds = {name for name, _, _ in sent(found["events"])}
+                if wrong.slug != "not-waited" and kinds == {"reduce"}:
+                    wrong.slug = "reduce-not-all-reduce"
+                raise
+
+
+def _frugal(worlds, held):
+    for size, ranks in worlds.items():
+        for rank, got in enumerate(ranks):
+            handed_in = volume(got["first"]["events"])
+            if handed_in > 1.05 * held + 64:
+                raise Wrong("sent-too-much", sent=handed_in, held=held, where=f"rank {rank} of {size}")
+
+
+def balise_4(make_buckets, average_in_buckets):
+    """Buckets of many lists of parameters, then the reduction of given buckets on ranks."""
+    yield "buckets of float32 parameters: all of them, from the end, within the capacity"
+    # sizes in elements; capacities in bytes
+    for sizes, capacity in (([1, 2, 3, 4, 5, 6, 7], 50), ([10, 10, 10, 10, 10], 80), ([6, 4, 3, 1, 2], 24)):
+        _buckets(make_buckets, [torch.float32] * len(sizes), sizes, capacity)
+    yield "a parameter larger than the capacity; one that fills it exactly"
+    for sizes, capacity in (([2, 50, 2], 40), ([50, 2, 60], 40), ([5, 5], 40), ([5, 5, 10, 1], 40), ([3], 1)):
+        _buckets(make_buckets, [torch.float32] * len(sizes), sizes, capacity)
+    yield "two dtypes never share a bucket"
+    dtypes = [torch.float32, torch.float64, torch.bfloat16, torch.float32, torch.float64, torch.bfloat16]
+    _buckets(make_buckets, dtypes, [4, 4, 4, 4, 4, 4], 1000)
+    _buckets(make_buckets, dtypes, [4, 4, 4, 4, 4, 4], 40)
+    yield "on 2, 3 and 4 ranks, and on one: flat buckets averaged, the means back in p.grad"
+    worlds = on_ranks(_in_buckets, average_in_buckets, known=KNOWN)
+    for size, ranks in worlds.items():
+        own = [_given(rank) for rank in range(size)]
+        truth = [torch.stack(list(values)).mean(dim=0) for values in zip(*own, strict=True)]
+        for rank, got in enumerate(ranks):
+            compare(got["now"], truth, own[rank], rank=rank, size=size, calls=sent(got["events"]), later=got["later"])
+            if got["changed"]:
+                raise Wrong("weights-changed", where=f"rank {rank} of {size}")
+    yield "one all-reduce for each bucket, each gradient in one of them"
+    for size, ranks in worlds.items():
+        events = sent(ranks[0]["events"])
+        if len(events) != len(GIVEN):
+            slug = "one-by-one" if len(events) > len(GIVEN) else "too-few-messages"
+            if size == 1 and not events:
+                continue
+            raise Wrong(slug, n=len(events), buckets=len(GIVEN), where=f"rank 0 of {size}")
+        if volume(events) > 1.05 * sum(t.numel() * t.element_size() for t in _given(0)):
+            held = sum(t.numel() * t.element_size() for t in _given(0))
+            raise Wrong("sent-too-much", sent=volume(events), held=held, where=f"rank 0 of {size}")
+
+
+def _buckets(make_buckets, dtypes, sizes, capacity):
+    parameters = [nn.Parameter(torch.zeros(n, dtype=dtype)) for n, dtype in zip(sizes, dtypes, strict=True)]
+    place = {id(p): k for k, p in enumerate(parameters)}
+    held = [p.numel() * p.element_size() for p in parameters]
+    where = f"parameters of {held} bytes, capacity {capacity}"
+    try:
+        found = make_buckets(list(parameters), capacity)
+    except (IndexError, ValueError, RecursionError) as error:
+        if max(held) > capacity:
+            raise Wrong("too-large-fails", error=f"{type(error).__name__}: {error}", where=where) from error
+        raise
+    if found is None:
+        raise Wrong("nothing-returned")
+    try:
+        buckets = [[place[id(p)] for p in bucket] for bucket in found]
+    except (TypeError, KeyError):
+        raise Wrong("not-a-list", got=type(found).__name__, where=where) from None
+    flat = [k for bucket in buckets for k in bucket]
+    fields = {"got": f"parameters {buckets}", "where": where}
+    if [] in buckets:
+        raise Wrong("empty-bucket", **fields)
+    if len(set(flat)) < len(flat):
+        raise Wrong("parameter-doubled", **fields)
+    if len(flat) < len(parameters):
+        raise Wrong("parameter-lost", lost=len(parameters) - len(flat), n=len(parameters), **fields)
+    for bucket in buckets:
+        if len({dtypes[k] for k in bucket}) > 1:
+            raise Wrong("dtypes-mixed", dtypes=" and ".join(sorted({str(dtypes[k]) for k in bucket})), **fields)
+    if len(flat) > 1 and flat == sorted(flat) and len(set(dtypes)) == 1:
+        raise Wrong("forward-order", **fields)
+    weight = [sum(held[k] for k in bucket) for bucket in buckets]
+    for bucket, size in zip(buckets, weight, strict=True):
+        if size > capacity and len(bucket) > 1:
+            small = sum(parameters[k].numel() for k in bucket) <= capacity
+            slug = "elements-not-bytes" if small and size > 2 * capacity else "over-capacity"
+            raise Wrong(slug, size=size, n=len(bucket), capacity=capacity, **fields)
+    _in_order(buckets, weight, dtypes, capacity, fields)
+
+
+def _in_order(buckets, weight, dtypes, capacity, fields):
+    for dtype in set(dtypes):
+        mine = [(bucket, size) for bucket, size in zip(buckets, weight, strict=True) if dtypes[bucket[0]] == dtype]
+        for bucket, _ in mine:
+            if bucket != sorted(bucket, reverse=True):
+                raise Wrong("order-in-bucket", **fields)
+        if mine != sorted(mine, key=lambda pair: pair[0], reverse=True):
+            raise Wrong("forward-order", **fields)
+        if len(set(dtypes)) > 1 and capacity < 100:
+            continue  # a bucket may also be closed where the dtype changes
+        for (_, a), (_, b) in zip(mine, mine[1:]):
+            if a + b <= capacity and len(set(dtypes)) == 1:
+                slug = "exactly-full" if a + b == capacity else "half-empty"
+                raise Wrong(slug, sizes=f"{a} and {b}", capacity=capacity, **fields)
+
+
+# Buckets for the ranks: shapes and dtypes, one list a bucket; "turned" gradients are transposed.
+GIVEN = (
+    (((3, 4), torch.float64, "turned"), ((5,), torch.float64, "")),
+    (((2, 3, 2), torch.float32, ""), ((), torch.float32, ""), ((4, 2), torch.float32, "turned")),
+    (((7,), torch.float64, ""),),
+)
+
+
+def _given(rank):
+    generator = torch.Generator().manual_seed(50 + rank)
+    found = []
+    for shape, dtype, layout in (entry for bucket in GIVEN for entry in bucket):
+        value = torch.randn(shape, generator=generator, dtype=dtype)
+        found.append(value.t().contiguous().t() if layout else value)
+    return found
+
+
+def _in_buckets(average_in_buckets):
+    values, buckets = _given(dist.get_rank()), []
+    for entries in GIVEN:
+        bucket = []
+        for shape, dtype, _ in entries:
+            p = nn.Parameter(torch.ones(shape, dtype=dtype, device=launch.device()))
+            p.grad = values.pop(0).to(launch.device())
+            bucket.append(p)
+        buckets.append(bucket)
+    parameters = [p for bucket in buckets for p in bucket]
+    with Log() as log, own_work():
+        be_late()
+        average_in_buckets(buckets)
+        now = gradients(parameters)
+    dist.barrier()
+    changed = any(not torch.equal(p, torch.ones_like(p)) for p in parameters)
+    return {"now": now, "later": gradients(parameters), "events": log.events, "changed": changed}

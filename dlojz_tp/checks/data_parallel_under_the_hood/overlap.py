@@ -1,0 +1,168 @@
+"""Balise 5: all-reduces that run while backward goes on."""
+
+from functools import cache
+
+import torch
+import torch.distributed as dist
+
+from dlojz_tp import launch
+from dlojz_tp.checking import Wrong
+from dlojz_tp.checks.data_parallel_under_the_hood.common import (
+    Chain,
+    Log,
+    be_late,
+    compare,
+    gradients,
+    on_ranks,
+    others_said,
+    own_work,
+    rows,
+    say,
+    sent,
+    share,
+    until,
+    volume,
+)  # fmt: skip
+
+CAPACITY = 1200  # bytes: two of the chain's six layers, 576 bytes each
+RATE = 0.1
+
+HINTS = {
+    "hook-too-early": "A gradient was still None when it was used: {error}. In a hook of register_hook, p.grad does not hold "
+    "the new gradient yet (register_post_accumulate_grad_hook calls back when it does); and a bucket may start only with "
+    "its last gradient.",
+    "no-overlap": "All {n} all-reduces were started after backward had ended. Start the one of a bucket in a hook, as soon as "
+    "its last gradient is there.",
+    "late-start": "Before the first layer's gradients were computed, only {early} of {total} bytes were on their way: a "
+    "bucket waits although it is complete.",
+    "blocking": "Rank 0 waits inside backward for another rank: its all-reduce blocks. Start it with async_op=True, keep "
+    "what it returns, and wait in finish().",
+    "no-buckets": "{n} all-reduces for {held} bytes of gradients and buckets of {capacity} bytes. Start one for a bucket, not "
+    "one for a parameter.",
+    "one-bucket": "A single all-reduce carries all gradients. The capacity is {capacity} bytes: with it, most of the work "
+    "starts before backward ends.",
+    "sent-again": "{sent} bytes were handed in for gradients of {held} bytes. Each gradient travels once in a step.",
+    "second-step": "The first step is right, step {step} is not. What counts the missing gradients, and the list of what "
+    "runs, must be as new after finish().",
+    "zeroed-in-place": "Right after zero_grad(set_to_none=True), wrong after zero_grad(set_to_none=False): then backward "
+    "adds to the tensor that is already in p.grad, perhaps to a part of your bucket.",
+}  # fmt: skip
+KNOWN = (("NoneType", "hook-too-early"),)
+
+
+@cache
+def plain(steps: int) -> list[list]:
+    """The truth: gradients of the whole batch in each step, one process, float64, SGD between the steps."""
+    model, found = Chain(), []
+    for step in range(steps):
+        model.zero_grad()
+        model(rows(step)).backward()
+        found.append(gradients(model.parameters()))
+        with torch.no_grad():
+            for p in model.parameters():
+                p -= RATE * p.grad
+    return found
+
+
+@cache
+def local(rank: int, size: int) -> list:
+    """The gradients of what one rank sees in the first step."""
+    model = Chain()
+    model(rows(0)[rank::size]).backward()
+    return gradients(model.parameters())
+
+
+HELD = sum(p.numel() * p.element_size() for p in Chain().parameters())
+
+
+def balise_5(Overlap):  # noqa: N803
+    """Four steps on 1 to 4 ranks; in the first, of two ranks one begins backward when the other has ended its own."""
+    yield "on 2, 3 and 4 ranks, and on one: the gradient of the whole batch when finish() returns"
+    worlds = on_ranks(_train, Overlap, known=KNOWN)
+    truth = plain(4)
+    for size, ranks in worlds.items():
+        for rank, got in enumerate(ranks):
+            first = got["steps"][0]
+            compare(
+                first["now"], truth[0], local(rank, size), rank=rank, size=size, calls=sent(first["events"]),
+                later=first["later"],
+            )  # fmt: skip
+            if any(step["changed"] for step in got["steps"]):
+                raise Wrong("weights-changed", where=f"rank {rank} of {size}")
+    yield "a few all-reduces of buckets, the first of them long before backward ends"
+    for size, ranks in worlds.items():
+        for rank, got in enumerate(ranks):
+            _early(got["steps"][0]["events"], f"rank {rank} of {size}")
+    yield "backward ends although another rank has not begun: nothing blocks in it"
+    for size, ranks in worlds.items():
+        if not ranks[-1]["others ended"]:
+            raise Wrong("blocking", where=f"rank 0 of {size}")
+    yield "the second, third and fourth step, after both ways to zero gradients"
+    for size, ranks in worlds.items():
+        for rank, got in enumerate(ranks):
+            for step in (1, 2, 3):
+                _later_step(got["steps"][step], truth[step], step, f"rank {rank} of {size}")
+
+
+def _train(Overlap):  # noqa: N803
+    last = dist.get_rank() == dist.get_world_size() - 1 > 0
+    model, steps, ended = Chain().to(launch.device()), [], True
+    parameters = list(model.parameters())
+    with own_work():
+        reducer = Overlap(list(parameters), CAPACITY)
+        for step in range(4):
+            if step:
+                model.zero_grad(set_to_none=step != 2)
+            log = Log()
+            model.tell = log.mark
+            with log:
+                loss = model(share(step))
+                if step == 0 and last:
+                    # two ranks show it; with more, a wrong answer would only cost more time
+                    ended = dist.get_world_size() > 2 or others_said("backward ended")
+                    be_late()
+                loss.backward()
+                log.mark("backward ended")
+                if step == 0:
+                    say("backward ended")
+                before = [p.detach().clone() for p in parameters]
+                reducer.finish()
+            now = gradients(parameters)
+            changed = any(not torch.equal(a, b) for a, b in zip(before, parameters, strict=True))
+            if step == 0:
+                dist.barrier()
+            steps.append({"now": now, "later": gradients(parameters), "events": log.events, "changed": changed})
+            with torch.no_grad():
+                for p in parameters:
+                    if p.grad is not None:
+                        p -= RATE * p.grad
+    return {"steps": steps, "others ended": ended}
+
+
+def _early(events, where):
+    calls = sent(events)
+    if not calls:
+        return  # one rank alone may send nothing
+    fields = {"n": len(calls), "held": HELD, "capacity": CAPACITY, "where": where}
+    if len(calls) > 2 * (HELD // CAPACITY) + 2:
+        raise Wrong("no-buckets", **fields)
+    if volume(events) > 1.05 * HELD + 64:
+        raise Wrong("sent-again", sent=volume(events), **fields)
+    before = until(events, "backward ended")
+    if len(calls) == 1:
+        raise Wrong("one-bucket", **fields)
+    if not sent(before):
+        raise Wrong("no-overlap", **fields)
+    early = volume(until(events, "layer 0"))
+    if early < HELD // 2:
+        raise Wrong("late-start", early=early, total=HELD, **fields)
+
+
+def _later_step(got, truth, step, where):
+    try:
+        compare(got["now"], truth, got["now"], rank=0, size=1, calls=[()], default="second-step")
+    except Wrong as wrong:
+        wrong.slug = "zeroed-in-place" if step == 2 else "second-step"
+        wrong.fields["step"] = step + 1
+        wrong.where = f"{where}, step {step + 1}"
+        raise

@@ -1,0 +1,192 @@
+"""Balise 8: a ring all-reduce from point-to-point messages."""
+
+import torch
+import torch.distributed as dist
+
+from dlojz_tp import launch
+from dlojz_tp.checking import Wrong, close
+from dlojz_tp.checks.data_parallel_under_the_hood.common import Log, on_ranks, own_work, sent
+from dlojz_tp.measure import LiveBytes
+
+HINTS = {
+    "ring-deadlock": "The ranks wait for each other: {error}. If every rank first sends and only then receives, nobody "
+    "receives: start isend and irecv, then wait for both.",
+    "collective-used": "{name} was called. Only messages between two ranks are allowed here: isend and irecv.",
+    "nothing-summed": "Rank {rank} still holds its own values, or part of them. In each step of the first round, what arrives "
+    "is added to the rank's own chunk.",
+    "half-a-ring": "Rank {rank} has only some chunks of the sum. After the reduce-scatter each rank holds one finished chunk; "
+    "a second round of N − 1 steps hands the finished chunks on.",
+    "added-too-often": "Some values were added more often than once. The reduce-scatter has N − 1 steps, and in the second "
+    "round a chunk replaces the old one.",
+    "mean-of-the-ring": "This is the mean. The sum is asked for.",
+    "whole-tensor-round": "Rank {rank} sent {sent} bytes, and {allowed} are enough: 2 (N − 1) messages, each of one of N chunks.",
+    "not-a-neighbour": "Rank {rank} sent to ranks {peers}. In a ring each rank sends to the next one only.",
+    "does-not-divide": "It fails where the size does not divide by the number of ranks: {error}. torch.tensor_split gives N "
+    "chunks, some of them one element longer; of 2 elements for 4 ranks, some are empty.",
+    "tail-not-summed": "The last elements are not summed: the size does not divide by the number of ranks.",
+    "shape-lost": "The result has another shape than the tensor.",
+    "dtype-lost": "The result has another dtype than the tensor.",
+    "bits-differ": "The ranks' sums differ in the last bits ({error}). In a ring each chunk is added up once, on one way round, "
+    "and then copied: all ranks hold the same bits.",
+    "view-ignored": "Right for a contiguous tensor, wrong for a transposed one. A chunk of it may be a copy: return the "
+    "result, or copy it back.",
+    "memory": "At most {peak} bytes were held beside a tensor of {held} bytes. A ring needs the sum and one chunk.",
+    "ring-of-one": "One rank alone has nobody to send to: return the tensor as it is.",
+    "wrong-sum": "The result is not the sum over the ranks.",
+}
+KNOWN = (("hung", "ring-deadlock"),)
+BIG = 4000  # elements of the case whose bytes are counted
+CASES = {  # in order: a fault shows at the easiest case
+    "twelve": ((12,), torch.float64),
+    "big": ((BIG,), torch.float32),
+    "thirteen": ((13,), torch.float64),
+    "five": ((5,), torch.float64),
+    "two": ((2,), torch.float64),
+    "one": ((1,), torch.float64),
+    "table": ((3, 5), torch.float64),
+    "integers": ((7,), torch.int64),
+    "turned": ((6, 4), torch.float64),
+}
+ALLOWED = ("send", "recv", "recv_any_source")
+
+
+def given(case, rank):
+    """What one rank holds; values of very different size, so that the order of additions shows in the last bits."""
+    shape, dtype = CASES[case]
+    generator = torch.Generator().manual_seed(1000 * rank + len(case))
+    if dtype == torch.int64:
+        return torch.randint(-(2**40), 2**40, shape, generator=generator)
+    x = torch.randn(shape, generator=generator, dtype=dtype) * 10 ** (4 * torch.rand(shape, generator=generator) - 2)
+    x = x.to(dtype)
+    return x.t() if case == "turned" else x
+
+
+def balise_8(ring_all_reduce):
+    """Sums of nine tensors on 1 to 4 ranks; what each rank sends, to whom, and what it holds meanwhile."""
+    yield "the sum of 12 values on 2, 3 and 4 ranks, and on one"
+    worlds = _run(ring_all_reduce)
+    for size, ranks in worlds.items():
+        _library(ranks, size)
+    _sums(worlds, "twelve")
+    yield "only messages to a neighbour, 2 (N − 1) / N of the tensor a rank"
+    for size, ranks in worlds.items():
+        _traffic(ranks, size)
+    yield "sizes that do not divide: 13, 5, 2 and 1 values; a table, integers, a transposed tensor"
+    for case in CASES:
+        _sums(worlds, case)
+    yield "all ranks hold the same bits"
+    for size, ranks in worlds.items():
+        for rank, got in enumerate(ranks):
+            if not torch.equal(got["big"]["sum"], ranks[0]["big"]["sum"]):
+                gap = (got["big"]["sum"] - ranks[0]["big"]["sum"]).abs().max().item()
+                raise Wrong("bits-differ", error=f"by up to {gap:.2g}", where=f"ranks 0 and {rank} of {size}")
+    yield "memory: the sum and little more"
+    for size, ranks in worlds.items():
+        for rank, got in enumerate(ranks):
+            held = 4 * BIG
+            # three copies are no sin (the sum, chunks added up anew, their concatenation); all that ever arrived is
+            if got["big"]["peak"] > 3.2 * held:
+                raise Wrong("memory", peak=got["big"]["peak"], held=held, where=f"rank {rank} of {size}")
+
+
+def _run(ring_all_reduce):
+    """All worlds; where the small cases fail, find out whether the size was the reason."""
+    from dlojz_tp.launch import RankError
+
+    try:
+        return on_ranks(_on_rank, ring_all_reduce, list(CASES), known=KNOWN)
+    except (RankError, Wrong) as error:
+        if isinstance(error, Wrong) and error.slug != "ring-deadlock":
+            raise
+        alone = "of 1 " in str(error) or "of 1 " in str(getattr(error, "got", ""))
+        try:
+            on_ranks(_on_rank, ring_all_reduce, ["twelve"], sizes=(2, 3, 4) if alone else (1, 2, 3, 4), timeout=2)
+        except RankError:
+            raise error from None
+        if alone:
+            raise Wrong("ring-of-one", got=str(error).split("\n")[0]) from None
+        summary = error.got if isinstance(error, Wrong) else error.summary
+        raise Wrong("does-not-divide", error=summary) from None
+
+
+def _on_rank(ring_all_reduce, cases):
+    found, rank = {}, dist.get_rank()
+    for case in cases:
+        x = given(case, rank).to(launch.device())
+        with LiveBytes() as live, Log() as log, own_work():
+            out = ring_all_reduce(x)
+        result = x if out is None else out
+        found[case] = {
+            "sum": result.detach().cpu().clone() if isinstance(result, torch.Tensor) else result,
+            "returned": out is not None, "events": log.events, "peak": live.peak,
+        }  # fmt: skip
+        dist.barrier()
+    return found
+
+
+def _library(ranks, size):
+    for rank, got in enumerate(ranks):
+        for case, found in got.items():
+            for name, _, _ in sent(found["events"]):
+                if name not in ALLOWED:
+                    raise Wrong("collective-used", name=name, where=f"rank {rank} of {size}, {case}")
+
+
+def _sums(worlds, case):
+    for size, ranks in worlds.items():
+        own = [given(case, rank) for rank in range(size)]
+        truth = torch.stack(own).sum(dim=0)
+        for rank, got in enumerate(ranks):
+            found = got[case]["sum"]
+            where = f"rank {rank} of {size}, {' × '.join(map(str, truth.shape))} values"
+            if not isinstance(found, torch.Tensor) or found.shape != truth.shape:
+                raise Wrong("shape-lost", expected=truth, got=found, where=where)
+            if found.dtype != truth.dtype:
+                raise Wrong("dtype-lost", expected=truth.dtype, got=found.dtype, where=where)
+            if _right(found, truth).all():
+                continue
+            raise Wrong(
+                _mistake(found, truth, own, rank, size, case), expected=truth, got=found, where=where, rank=rank
+            )
+
+
+def _right(found, truth):
+    if not truth.is_floating_point():
+        return found == truth
+    tol = 1e-9 if truth.dtype == torch.float64 else 2e-5
+    return torch.isclose(found.double(), truth.double(), rtol=tol, atol=tol * 100)
+
+
+def _mistake(found, truth, own, rank, size, case):
+    right = _right(found, truth).flatten()
+    if size == 1:
+        return "ring-of-one"
+    if case == "turned":
+        return "view-ignored"
+    if close(found, own[rank]):
+        return "nothing-summed"
+    if truth.is_floating_point() and close(found, truth / size):
+        return "mean-of-the-ring"
+    n = len(right)
+    if n % size and right[: n - n % size].all():
+        return "tail-not-summed"
+    mine = torch.stack(own).double().flatten(1)[:, ~right]
+    if size < 4 and truth.is_floating_point():
+        # how often is each rank's value in what came out?
+        weights = torch.linalg.lstsq(mine.t(), found.double().flatten()[~right][:, None]).solution
+        if weights.max() > 1.5:
+            return "added-too-often"
+    parts = torch.isclose(found.double().flatten()[~right], mine[rank])
+    return "half-a-ring" if right.any() or parts.any() else "wrong-sum"
+
+
+def _traffic(ranks, size):
+    for rank, got in enumerate(ranks):
+        messages = [(peer, nbytes) for name, nbytes, peer in sent(got["big"]["events"]) if name == "send"]
+        total = sum(nbytes for _, nbytes in messages)
+        allowed = 2 * (size - 1) * -(-BIG // size) * 4
+        peers = sorted({peer for peer, nbytes in messages if nbytes})
+        if total > allowed:
+            raise Wrong("whole-tensor-round", rank=rank, sent=total, allowed=allowed, where=f"rank {rank} of {size}")
+        if any((peer - rank) % size not in (1, size - 1) for peer in peers):
+            raise Wrong("not-a-neighbour", rank=rank, peers=", ".join(map(str, peers)), where=f"rank {rank} of {size}")

@@ -1,0 +1,151 @@
+"""Balise 2: each rank's share of the data."""
+
+import random
+
+import torch
+
+from dlojz_tp.checking import Wrong
+from dlojz_tp.checks.data_parallel_under_the_hood.common import replaced
+
+HINTS = {
+    "sampler-borrowed": "DistributedSampler does this work for you. Here it is yours.",
+    "not-integers": "Return the indices as a list of whole numbers (or a tensor of them, of shape (k,)).",
+    "out-of-range": "An index lies outside 0 to n − 1, or is negative.",
+    "shuffles-differ": "The ranks' shares overlap: each rank has shuffled in its own way. All ranks must draw the same "
+    "permutation, from a generator seeded with nothing that differs between them, and then take different parts of it.",
+    "global-generator": "The permutation comes from the global random state, which differs from rank to rank. Make a "
+    "torch.Generator of your own, seeded from `seed` and `epoch`.",
+    "global-state-changed": "The global random state was changed. Dropout and augmentation draw from it: use a "
+    "torch.Generator of your own.",
+    "everything-everywhere": "Every rank gets all n indices: all of them would train on the same images.",
+    "lengths-differ": "The ranks get {lengths} indices. Where one rank has a batch more, it waits for ever for the others: "
+    "all shares must be equally long.",
+    "tail-lost": "With drop_last=False, every sample must appear. Indices are missing: {missing}.",
+    "too-many": "{count} indices a rank are more than needed: with drop_last=False, pad only up to the next multiple of "
+    "world_size.",
+    "padded-with-one": "One index fills the whole padding. Begin again from the front of the permutation, so that no sample "
+    "counts much more often than the others.",
+    "few-samples": "With n = {n} and {size} ranks, the padding is longer than the data: the permutation must be repeated "
+    "several times.",
+    "drop-last-ignored": "With drop_last=True no index may appear twice, and the tail is left out: n // world_size a rank.",
+    "too-few": "With drop_last=True each rank gets n // world_size indices, here {each}.",
+    "same-every-epoch": "Two epochs give the same order. Seed the generator with the epoch as well.",
+    "own-share-shuffled": "In every epoch a rank sees the same samples, only in another order. Shuffle all n, then take "
+    "the part.",
+    "seed-ignored": "Another seed gives the same order.",
+    "rotated": "The order is only shifted from epoch to epoch: neighbours stay neighbours. Use a random permutation.",
+    "not-reproducible": "The same arguments give another order the second time. A run could not be resumed.",
+}  # fmt: skip
+
+
+def balise_2(my_indices):
+    """Shares of 1 to 4 ranks, and of 7, for sizes that divide, do not divide, and are smaller than the world."""
+    with replaced(torch.utils.data.DistributedSampler, "__init__", _refuse):
+        yield "12 samples over 1, 2, 3 and 4 ranks: disjoint, equally long, complete"
+        for size in (2, 1, 3, 4):
+            _whole(_shares(my_indices, 12, size, epoch=0), 12, size, drop_last=False)
+        yield "a tail: 10, 13 and 1003 samples, padded"
+        for n, size in ((10, 4), (13, 3), (13, 4), (1003, 4), (1003, 7)):
+            _whole(_shares(my_indices, n, size, epoch=1), n, size, drop_last=False)
+        yield "a tail, dropped"
+        for n, size in ((12, 3), (10, 4), (13, 4), (1003, 7), (3, 4)):
+            _whole(_shares(my_indices, n, size, epoch=1, drop_last=True), n, size, drop_last=True)
+        yield "fewer samples than ranks"
+        for n, size in ((1, 4), (3, 4), (2, 7)):
+            _whole(_shares(my_indices, n, size, epoch=2), n, size, drop_last=False)
+        yield "another order in each epoch and for each seed, the same for the same"
+        _orders(my_indices)
+
+
+def _refuse(*_, **__):
+    raise Wrong("sampler-borrowed")
+
+
+def _shares(my_indices, n, size, epoch, drop_last=False, seed=0):
+    """The shares of all ranks; each is asked for in another global random state, as on real ranks."""
+    shares = []
+    for rank in range(size):
+        torch.manual_seed(1000 + rank)
+        random.seed(1000 + rank)
+        before = torch.get_rng_state()
+        found = my_indices(n, rank, size, epoch, seed=seed, drop_last=drop_last)
+        shares.append(_plain(found, n))
+        if not torch.equal(before, torch.get_rng_state()):
+            flat = sorted(i for s in shares for i in s)
+            if rank and len(set(flat)) < min(n, len(flat)):
+                raise Wrong("global-generator", where=f"n = {n}, rank {rank} of {size}")
+            if rank == size - 1 and size > 1:
+                raise Wrong("global-state-changed", where=f"n = {n}, rank {rank} of {size}")
+    return shares
+
+
+def _plain(found, n):
+    if found is None:
+        raise Wrong("nothing-returned")
+    if not isinstance(found, list | tuple | range | torch.Tensor) and not hasattr(found, "tolist"):
+        try:
+            found = list(found)
+        except TypeError:
+            raise Wrong("not-integers", got=found) from None
+    found = found.tolist() if hasattr(found, "tolist") else [i.item() if hasattr(i, "item") else i for i in found]
+    if not isinstance(found, list) or not all(isinstance(i, int) and not isinstance(i, bool) for i in found):
+        raise Wrong("not-integers", got=found)
+    bad = [i for i in found if not 0 <= i < n]
+    if bad:
+        raise Wrong("out-of-range", expected=f"0 to {n - 1}", got=bad)
+    return found
+
+
+def _whole(shares, n, size, drop_last):
+    where = f"n = {n}, {size} ranks, drop_last={drop_last}"
+    lengths = [len(s) for s in shares]
+    each = n // size if drop_last else -(-n // size)
+    flat = [i for s in shares for i in s]
+    counts = [flat.count(i) for i in range(n)] if n < 100 else torch.bincount(torch.tensor(flat), minlength=n).tolist()
+    if size > 1 and n >= size and lengths == [n] * size:
+        raise Wrong("everything-everywhere", expected=f"{each} indices a rank", got=f"{n} indices a rank", where=where)
+    if len(set(lengths)) > 1:
+        slug = "few-samples" if n < size else "lengths-differ"
+        raise Wrong(slug, expected=[each] * size, got=lengths, where=where, lengths=lengths, n=n, size=size)
+    missing = [i for i in range(n) if not counts[i]]
+    if drop_last:
+        if lengths[0] > each:
+            raise Wrong("drop-last-ignored", expected=each, got=lengths[0], where=where)
+        if lengths[0] < each:
+            raise Wrong("too-few", expected=each, got=lengths[0], where=where, each=each)
+        if max(counts) > 1:
+            raise Wrong("shuffles-differ", got=shares if n < 20 else None, where=where)
+        return
+    if lengths[0] > each:
+        raise Wrong("too-many", expected=each, got=lengths[0], where=where, count=lengths[0])
+    if lengths[0] < each:
+        slug = "few-samples" if n < size else "tail-lost"
+        raise Wrong(slug, expected=each, got=lengths[0], where=where, missing=missing[:8], n=n, size=size)
+    if missing:
+        # the padding alone cannot make samples disappear: then the ranks have drawn differently
+        raise Wrong("shuffles-differ", got=shares if n < 20 else None, where=where)
+    if max(counts) > -(-each * size // n):
+        raise Wrong(
+            "padded-with-one", expected="each index at most once more", got=shares if n < 20 else None, where=where
+        )
+
+
+def _orders(my_indices):
+    n, size = 1000, 4
+    first, again = (_shares(my_indices, n, size, epoch=3) for _ in range(2))
+    if first != again:
+        raise Wrong("not-reproducible", where=f"n = {n}, {size} ranks, epoch 3, twice")
+    epochs = [_shares(my_indices, n, size, epoch=epoch) for epoch in (0, 1, 2)]
+    for epoch, shares in enumerate(epochs):
+        for other in epochs[epoch + 1 :]:
+            if shares == other:
+                raise Wrong("same-every-epoch", where=f"n = {n}, {size} ranks, epochs 0, 1 and 2")
+            if all(set(a) == set(b) for a, b in zip(shares, other, strict=True)):
+                raise Wrong("own-share-shuffled", where=f"n = {n}, {size} ranks, epochs 0, 1 and 2")
+    for shares in epochs[1:]:
+        steps = [(b - a) % n for s in shares for a, b in zip(s, s[1:])]
+        # in a random order any one difference is rare
+        if max(map(steps.count, set(steps))) > len(steps) // 4:
+            raise Wrong("rotated", got=shares[0][:8], where=f"n = {n}, rank 0 of {size}, epoch 1")
+    if _shares(my_indices, n, size, epoch=3, seed=17) == first:
+        raise Wrong("seed-ignored", where=f"n = {n}, {size} ranks, seeds 0 and 17")

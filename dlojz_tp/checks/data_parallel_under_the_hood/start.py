@@ -1,0 +1,177 @@
+"""Balise 1: the same start everywhere."""
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from dlojz_tp import launch
+from dlojz_tp.checking import Wrong, close
+from dlojz_tp.checks.data_parallel_under_the_hood.common import Log, on_ranks, own_work, sent, volume
+
+SLACK = 12_000  # bytes that a right answer may send on top: shapes and names, say
+
+HINTS = {
+    "nothing-sent": "Rank {rank} sent nothing and received nothing. Rank 0's values must travel: dist.broadcast(t, src=0).",
+    "only-rank-0": "Only rank 0 calls the collective. A broadcast is called by every rank: rank 0 sends, the others receive.",
+    "every-rank-is-source": "All ranks wait in broadcast, and nobody receives: {error}. The source must be rank 0 on all of "
+    "them, and all must take the tensors in the same order.",
+    "wrong-source": "The values of rank {source} were given to all. Rank 0's are wanted.",
+    "averaged": "This is the mean over the ranks. They must all hold rank 0's values: a mean is nobody's initialisation, and "
+    "it shrinks the weights.",
+    "received-not-kept": "Values were exchanged, but rank {rank} still holds its own: a copy received them. Copy them "
+    "back into the parameter, under torch.no_grad().",
+    "buffers-forgotten": "The parameters agree, the buffers do not ({name}). Batch norm would normalise differently on each "
+    "rank: model.buffers() must travel too.",
+    "integers-forgotten": "{name} is an integer or a boolean, and was left out. It is part of the state like any other.",
+    "state-dict-misses": "{name} is a buffer with persistent=False: state_dict() leaves it out. model.buffers() has all.",
+    "frozen-forgotten": "{name} has requires_grad=False and was left out. It is used in forward all the same.",
+    "gaps": "{name} is a view with gaps, a part of a larger table, and came out wrong. A collective sends the memory "
+    "from where a tensor begins: send t.contiguous() and copy what arrives into t.",
+    "cast": "{name} came back rounded: it travelled in a coarser dtype. Tensors of different dtypes cannot share a message.",
+    "parameter-replaced": "{name} is a new object. An optimizer that was made before still holds the old one: write into "
+    "the existing tensor.",
+    "graph-left": "{name} has become part of a graph ({error}), or lost requires_grad. Copy under torch.no_grad().",
+    "tied-twice": "{sent} bytes were sent; the model holds {held}. A tied parameter has two names and one memory: "
+    "model.parameters() gives it once.",
+    "wrong-state": "{name} on rank {rank} is not rank 0's.",
+}  # fmt: skip
+KNOWN = (("had already returned", "only-rank-0"), (" s in broadcast (", "every-rank-is-source"))
+
+
+class Zoo(nn.Module):
+    """Every kind of state that a model can hold; the values depend on the seed."""
+
+    def __init__(self, seed):
+        super().__init__()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            self.linear = nn.Linear(5, 4)
+            self.norm = nn.BatchNorm1d(4)
+            self.norm.running_mean.normal_()
+            self.norm.running_var.uniform_(1, 2)
+            self.norm.num_batches_tracked.fill_(2**40 + seed)
+            self.embedding = nn.Embedding(100, 40, dtype=torch.float64)
+            self.decoder = nn.Linear(40, 100, bias=False, dtype=torch.float64)
+            self.decoder.weight = self.embedding.weight  # tied
+            self.transposed = nn.Parameter(torch.randn(6, 3).t())
+            self.strided = nn.Parameter(torch.randn(4, 6)[:, ::2])
+            self.coarse = nn.Parameter(torch.randn(7).bfloat16())
+            self.fine = nn.Parameter(torch.randn(3, dtype=torch.float64))
+            self.single = nn.Parameter(torch.randn(()))
+            self.frozen = nn.Parameter(torch.randn(3), requires_grad=False)
+            self.register_buffer("nothing", None)
+            self.register_buffer("mask", torch.rand(9) > 0.5)
+            self.register_buffer("table", torch.randn(8, 5), persistent=False)
+            self.register_buffer("window", torch.randn(6, 8)[:, 2:5])
+
+
+def state(model):
+    """All names and tensors, tied ones once."""
+    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
+
+
+def balise_1(broadcast_state):
+    """Models that differ from rank to rank, with every kind of parameter and buffer."""
+    yield "parameters of rank 0 on 2, 3 and 4 ranks; one rank alone"
+    worlds = on_ranks(_on_rank, broadcast_state, known=KNOWN)
+    truth = {name: t.detach() for name, t in state(Zoo(0)).items()}
+    parameters = [name for name, _ in Zoo(0).named_parameters()]
+    easy = [name for name in parameters if name.split(".")[0] in ("linear", "norm", "embedding")]
+    _values(worlds, truth, easy)
+    yield "buffers: running statistics, integers, booleans, those that are not saved"
+    buffers = [name for name in truth if name not in parameters and name != "window"]
+    _values(worlds, truth, buffers)
+    yield "frozen, tied and scalar parameters, several dtypes, views with gaps"
+    _values(worlds, truth, list(truth))
+    yield "the parameters are the same objects as before, without a graph"
+    for size, ranks in worlds.items():
+        for rank, got in enumerate(ranks):
+            for name, words in got["changed"].items():
+                raise Wrong("parameter-replaced", name=name, got=words, where=f"rank {rank} of {size}")
+            for name, words in got["graph"].items():
+                raise Wrong("graph-left", name=name, error=words, where=f"rank {rank} of {size}")
+    yield "each tensor travels once"
+    held = sum(t.numel() * t.element_size() for t in truth.values())
+    for size, ranks in worlds.items():
+        if volume(ranks[0]["events"]) > held + SLACK:
+            raise Wrong("tied-twice", sent=volume(ranks[0]["events"]), held=held, where=f"rank 0 of {size}")
+
+
+def _on_rank(broadcast_state):
+    rank = dist.get_rank()
+    model = Zoo(rank).to(launch.device())
+    before = state(model)
+    flags = {name: t.requires_grad for name, t in before.items()}
+    with Log() as log, own_work():
+        broadcast_state(model)
+    after = state(model)
+    changed = {k: "another object" for k, t in before.items() if flags[k] and after.get(k) is not t}
+    graph = {
+        k: str(t.grad_fn or f"requires_grad={t.requires_grad}")
+        for k, t in after.items()
+        if not t.is_leaf or (k in flags and t.requires_grad != flags[k])
+    }
+    values = {name: t.detach().cpu().clone() for name, t in after.items()}
+    return {"values": values, "events": log.events, "changed": changed, "graph": graph}
+
+
+def _values(worlds, truth, names):
+    for size, ranks in worlds.items():
+        own = [state(Zoo(rank)) for rank in range(size)]
+        for name in names:
+            for rank, got in enumerate(ranks):
+                value = got["values"].get(name)
+                if value is not None and value.dtype == truth[name].dtype and _equal(value, truth[name]):
+                    continue
+                slug, fields = _mistake(ranks, own, truth, name, rank)
+                where = f"{name} on rank {rank} of {size}"
+                raise Wrong(
+                    slug, expected=truth[name], got=value, where=where, **{"rank": rank, "name": name, **fields}
+                )
+
+
+def _equal(a, b):
+    return torch.equal(a, b) if not b.is_floating_point() else close(a, b, 1e-12)
+
+
+def _mistake(ranks, own, truth, name, rank):
+    """The hint for a tensor that is not rank 0's on `rank`, and what fills it."""
+    calls = [sent(got["events"]) for got in ranks]
+    value, mine = ranks[rank]["values"].get(name), own[rank][name].detach()
+    if not any(calls):
+        return "nothing-sent", {}
+    if calls[0] and not calls[rank]:
+        return "only-rank-0", {}
+    if value is None:
+        return "wrong-state", {}
+    for source in range(1, len(ranks)):
+        if source != rank and _equal(value, own[source][name].detach()):
+            return "wrong-source", {"source": source}
+    if value.is_floating_point() and close(value.double(), truth[name].double(), 1e-2) and not _equal(value, mine):
+        return "cast", {}
+    if value.is_floating_point():
+        mean = torch.stack([model[name].detach().double() for model in own]).mean(dim=0)
+        if close(value.double(), mean, 1e-2):
+            return "averaged", {}
+    # what is the same on all ranks from the beginning (ones, say) proves nothing
+    telling = {k: t for k, t in ranks[rank]["values"].items() if k in truth and not _equal(truth[k], own[-1][k])}
+    others_right = [k for k, t in telling.items() if _equal(t, truth[k])]
+    if name in ("strided", "window") and others_right:
+        return "gaps", {}
+    if _equal(value, mine):
+        return _left_out(name, others_right, truth), {}
+    return "wrong-state", {}
+
+
+def _left_out(name, right, truth):
+    """Why a tensor still holds the rank's own values, judged by those that are right."""
+    parameters = {key for key, _ in Zoo(0).named_parameters()}
+    if not right:
+        return "received-not-kept"
+    if name not in parameters and not any(key not in parameters for key in right):
+        return "buffers-forgotten"
+    if not truth[name].is_floating_point():
+        return "integers-forgotten"
+    if name == "table":
+        return "state-dict-misses"
+    return "frozen-forgotten" if name == "frozen" else "wrong-state"

@@ -1,0 +1,224 @@
+"""Balise 7: parameters that took no part this time, frozen and tied ones."""
+
+from functools import cache
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from dlojz_tp import launch
+from dlojz_tp.checking import Wrong
+from dlojz_tp.checks.data_parallel_under_the_hood.common import (
+    Log,
+    be_late,
+    compare,
+    gradients,
+    mark,
+    on_ranks,
+    own_work,
+    rows,
+    same,
+    sent,
+    until,
+    volume,
+)  # fmt: skip
+
+CAPACITY = 420  # bytes: heads a and b each fill a bucket, the spare one shares the first with the shift
+
+HINTS = {
+    "waits-for-ever": "The ranks stood still. Either one waits for a hook that never fires, or the ranks started different "
+    "buckets: all of them must start the same ones, in the same order, whatever they have used. {error}",
+    "frozen-hook": "A frozen parameter (requires_grad False) never gets a gradient and takes no hook. Leave it out.",
+    "unused-none": "A parameter that was not used on this rank has p.grad None: {error}",
+    "bucket-left-out": "A bucket whose gradients did not all arrive was left out: parameter {k} still has the rank's own "
+    "gradient. finish() has to start what backward could not complete.",
+    "buckets-swapped": "Parameter {k} came out with another head's gradient. Rank 0 and rank 1 used different heads, and "
+    "so their buckets were complete in another order: start the buckets strictly one after the other.",
+    "ranks-disagree": "Parameter {k} was used on one rank only, and the others hold {error}. Afterwards all ranks must hold "
+    "the same mean, or their weights drift apart.",
+    "divided-by-users": "Parameter {k} was divided by the number of ranks that used it. A rank that did not contributes zero: "
+    "divide by world_size.",
+    "stale": "Parameter {k} was not used in this step by this rank, and an old gradient was sent for it. What was not used "
+    "contributes zero.",
+    "collected-lost": "Parameter {k} was used in the first micro-batch, not in the last one. Its hook did not fire then, but "
+    "its gradient was collected in p.grad, and it counts.",
+    "tied-sent-twice": "{sent} bytes were handed in for {held} bytes of gradients. A parameter that is named twice is one "
+    "parameter.",
+    "frozen-gradient": "A frozen parameter has got a gradient. Leave it as it is.",
+    "overlap-lost": "Every parameter was used, and still nothing was started before backward had ended.",
+    "one-each": "{n} collectives in one step are too many for {held} bytes in buckets of {capacity} bytes.",
+}  # fmt: skip
+KNOWN = (
+    ("hung", "waits-for-ever"),
+    ("doesn't require gradient", "frozen-hook"),
+    ("NoneType", "unused-none"),
+)
+
+
+class Heads(nn.Module):
+    """A trunk whose first and third layer share a weight, two heads and a spare one, one frozen scale."""
+
+    def __init__(self):
+        super().__init__()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(11)
+            self.tied, self.middle = (nn.Parameter(torch.randn(16, 16).double() / 4) for _ in range(2))
+            self.scales = nn.ParameterList(nn.Parameter(torch.rand(16).double() + 0.5) for _ in range(3))
+            self.frozen = nn.Parameter(torch.rand(16).double() + 0.5, requires_grad=False)
+            self.heads = nn.ParameterDict({k: nn.Parameter(torch.randn(16, 3).double()) for k in ("a", "b", "spare")})
+            self.shift = nn.Parameter(torch.rand(3).double())
+        self.tell = lambda text: None
+
+    def named(self) -> list[nn.Parameter]:
+        """All parameters in the order of the layers; the tied one is named twice."""
+        s, h = self.scales, self.heads
+        return [
+            self.tied,
+            s[0],
+            self.middle,
+            s[1],
+            self.tied,
+            s[2],
+            self.frozen,
+            h["a"],
+            h["b"],
+            h["spare"],
+            self.shift,
+        ]
+
+    def forward(self, x, heads):
+        for k, (weight, scale) in enumerate(zip((self.tied, self.middle, self.tied), self.scales, strict=True)):
+            x = mark(torch.tanh(x @ weight) * scale, self.tell, f"layer {k}")
+        x = x * self.frozen
+        return sum((x @ self.heads[k] + self.shift).square().sum(dim=1).mean() for k in heads)
+
+
+WORDS = {
+    "one head": "all ranks use head a",
+    "by rank": "even ranks use head a, odd ranks head b",
+    "other head": "all ranks use head b, after zero_grad(set_to_none=False)",
+    "collected": "head a in the first micro-batch, head b in the last",
+    "all": "all heads are used",
+}
+FROZEN, HEADS = 6, (7, 8)  # places in named()
+
+
+def _heads(case, rank):
+    """The heads of each micro-batch."""
+    mine = "ab"[rank % 2]
+    return {"one head": ["a"], "by rank": [mine], "other head": ["b"], "collected": ["a", "b"]}.get(
+        case, [("a", "b", "spare")]
+    )
+
+
+def balise_7(Reducer):  # noqa: N803
+    """Five steps in which not every parameter takes part, on 1 to 4 ranks."""
+    worlds = None
+    for step, (case, words) in enumerate(WORDS.items()):
+        yield words + (", the spare head is never used, a scale is frozen" if not step else "")
+        worlds = worlds or on_ranks(_steps, Reducer, known=KNOWN)
+        for size, ranks in worlds.items():
+            own = [_own(step, case, rank, size) for rank in range(size)]
+            for rank in range(size):
+                _judge(ranks, own, step, case, rank)
+    yield "a tied parameter travels once, and the buckets still start while backward goes on"
+    for size, ranks in worlds.items():
+        for rank, got in enumerate(ranks):
+            _economy(got["all"]["events"], f"rank {rank} of {size}")
+
+
+def _backward(model, x, heads, reducer=None):
+    """One step over the micro-batches that `heads` lists; all but the last inside no_sync()."""
+    parts = x.split(-(-len(x) // len(heads)))
+    for k, (part, used) in enumerate(zip(parts, heads, strict=True)):
+        loss = model(part, used) * len(part) / len(x)
+        if reducer is not None and k < len(parts) - 1:
+            with reducer.no_sync():
+                loss.backward()
+        else:
+            loss.backward()
+
+
+@cache
+def _own(step, case, rank, size):
+    """What one rank's rows give alone, zeros for what it does not use; None for the frozen parameter."""
+    model = Heads()
+    _backward(model, rows(step, width=16)[rank::size], _heads(case, rank))
+    return [
+        torch.zeros_like(p) if g is None and p.requires_grad else g
+        for p, g in zip(model.named(), gradients(model.named()), strict=True)
+    ]
+
+
+def _steps(Reducer):  # noqa: N803
+    model, found, rank = Heads().to(launch.device()), {}, dist.get_rank()
+    with own_work():
+        reducer = Reducer(model.named(), CAPACITY)
+        for step, case in enumerate(WORDS):
+            model.zero_grad(set_to_none=case != "other head")
+            log = Log()
+            model.tell = log.mark
+            with log:
+                if not step:
+                    be_late()
+                x = rows(step, width=16)[rank :: dist.get_world_size()].to(launch.device())
+                _backward(model, x, _heads(case, rank), reducer)
+                log.mark("backward ended")
+                reducer.finish()
+                now = gradients(model.named())
+            dist.barrier()
+            found[case] = {"now": now, "later": gradients(model.named()), "events": log.events}
+    return found
+
+
+def _judge(ranks, own, step, case, rank):
+    size = len(ranks)
+    truth = [None if g[0] is None else torch.stack(g).mean(dim=0) for g in zip(*own, strict=True)]
+    got = ranks[rank][case]
+    if got["now"][FROZEN] is not None and got["now"][FROZEN].count_nonzero():
+        raise Wrong("frozen-gradient", got=got["now"][FROZEN], where=f"rank {rank} of {size}")
+    try:
+        compare(
+            got["now"], truth, own[rank], rank=rank, size=size, calls=sent(got["events"]), later=got["later"],
+            where=f", {WORDS[case]}",
+        )  # fmt: skip
+    except Wrong as wrong:
+        # a slip that touches every parameter keeps its own hint
+        if wrong.slug in ("wrong-gradient", "not-copied-back") or same(got["now"][0], truth[0]):
+            wrong.slug, wrong.fields["k"] = _mistake(ranks, own, truth, step, case, rank)
+            wrong.fields["error"] = wrong.got if isinstance(wrong.got, str) else "another gradient"
+        raise
+
+
+def _mistake(ranks, own, truth, step, case, rank):
+    """The slug for gradients that are not `truth`, and the number of the first such parameter."""
+
+    size, now = len(ranks), ranks[rank][case]["now"]
+    k = next(k for k, (g, t) in enumerate(zip(now, truth, strict=True)) if not same(g, t))
+    g = now[k]
+    if case == "collected" and k in HEADS and (g is None or same(g, torch.zeros_like(truth[k]))):
+        return "collected-lost", k
+    if g is None or (case == "by rank" and same(g, torch.zeros_like(truth[k]))):
+        return "ranks-disagree", k
+    users = sum(bool(mine[k].count_nonzero()) for mine in own)
+    if 0 < users < size and same(g, truth[k] * size / users):
+        return "divided-by-users", k
+    if same(g, own[rank][k]) or same(g, own[rank][k] / size):
+        return "bucket-left-out", k
+    if case == "by rank" and k in HEADS:
+        return "buckets-swapped", k
+    if k >= 7:
+        return "stale", k
+    return "wrong-gradient", k
+
+
+def _economy(events, where):
+    unique = {id(p): p for p in Heads().named() if p.requires_grad}.values()
+    held = sum(p.numel() * p.element_size() for p in unique)
+    calls = sent(events)
+    if volume(events) > held + 600:
+        raise Wrong("tied-sent-twice", sent=volume(events), held=held, where=where)
+    if len(calls) > 9:
+        raise Wrong("one-each", n=len(calls), held=held, capacity=CAPACITY, where=where)
+    if calls and not sent(until(events, "backward ended")):
+        raise Wrong("overlap-lost", where=where)

@@ -1,0 +1,916 @@
+# %% [markdown]
+# # Data parallelism, under the hood
+#
+# Data parallelism is the first thing to try on more than one device: every rank holds the whole model and trains on its
+# own part of the batch. Only one thing has to travel: the gradients. In this practical work you write it yourself, with
+# nothing but `torch.distributed`: the same start on all ranks, shares of the data, buckets, all-reduces that run while
+# backward still computes, accumulation, parameters that are not used, and at the end the all-reduce itself. Then your own
+# `DataParallel` runs against PyTorch's.
+#
+# **What you will gain.** A ResNet-50 has 25.6 million parameters: 102 MB of float32 gradients in every step. The next cell
+# asks how long they travel, and whether that time can disappear behind backward. It is an *estimate*: arithmetic from data
+# sheets, nothing measured.
+
+# %% tags=["setup"]
+import contextlib
+import time
+
+import matplotlib.pyplot as plt
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from dlojz_tp import course, launch, measure, report, scale, todo
+
+tp = course.open("08_data_parallel_under_the_hood")
+tp
+
+# %%
+GRADIENTS = 25.6e6 * 4  # bytes of a ResNet-50's gradients, float32
+FORWARD = 128 * 8.2e9 / (0.35 * 312e12)  # seconds: 128 images of 8.2 GFLOP on an A100, 35 % of its half-precision peak
+BACKWARD = 2 * FORWARD
+N = 8
+print(f"estimate: forward {1e3 * FORWARD:.0f} ms, backward {1e3 * BACKWARD:.0f} ms a step on each of {N} ranks\n")
+print(f"{'link (data sheet)':<20}   GB/s   all-reduce   step, one after the other   step, overlapped")
+for link, bandwidth in {"10 Gb/s Ethernet": 1.25, "100 Gb/s InfiniBand": 12.5, "NVLink of an A100": 300}.items():
+    reduce = 2 * (N - 1) / N * GRADIENTS / (bandwidth * 1e9)
+    plain, overlapped = FORWARD + BACKWARD + reduce, FORWARD + max(BACKWARD, reduce)
+    shown = f"{1e3 * reduce:>7.1f} ms   {1e3 * plain:>22.0f} ms   {1e3 * overlapped:>13.0f} ms"
+    print(f"{link:<20} {bandwidth:>6}   {shown}")
+
+# %% [markdown]
+# On a fast network all of it can hide; on a slow one nothing helps but sending less. You will see both on this machine.
+#
+# All sizes are here. With two GPUs or more, the ranks talk through NCCL; else they are processes on the CPU, talk through
+# gloo, and share the cores.
+
+# %% tags=["setup"]
+GPUS = torch.cuda.device_count()
+FULL = scale() == "full" and GPUS >= 2  # one GPU cannot carry two ranks
+WIDTH = 2048 if FULL else 512
+LAYERS = 16 if FULL else 8
+BATCH = 2048 if FULL else 48  # rows a rank
+CAPACITY = 2 * (WIDTH * WIDTH + WIDTH) * 4  # bytes of a bucket: two layers
+RANKS = (2,) if GPUS in (2, 3) else (2, 4)
+ROUNDS = 30 if FULL else 20  # of the race
+
+# %% [markdown]
+# ## The idea
+#
+# A loss that is a mean over the batch has a gradient that is a mean over the batch. Cut the batch into $N$ equal shares,
+# and the mean of the shares' gradients is the gradient of the whole:
+#
+# $$\nabla L \;=\; \frac1{B}\sum_{i=1}^{B} \nabla \ell_i \;=\; \frac1N \sum_{r=0}^{N-1} \nabla L_r
+# \qquad\text{so}\qquad
+# t_\text{step} = t_\text{forward} + t_\text{backward} + t_\text{all-reduce}
+# \;\longrightarrow\; t_\text{forward} + \max(t_\text{backward},\, t_\text{all-reduce})$$
+#
+# if the all-reduces run *while* backward computes. Backward begins with the last layer: its gradients can travel first.
+
+
+# %%
+def draw(axes, row, name, sends):
+    axes.barh(row, 3, height=0.35, color="#0072B2", edgecolor="white")
+    for k in range(6):
+        axes.barh(row, 1, left=3 + k, height=0.35, color="#009E73", edgecolor="white")
+        axes.text(3.5 + k, row, f"{6 - k}", ha="center", va="center", color="white", fontsize=9)
+    for begin, length, text in sends:
+        axes.barh(row + 0.37, length, left=begin, height=0.3, color="#CC79A7", edgecolor="white")
+        axes.text(begin + length / 2, row + 0.37, text, ha="center", va="center", color="white", fontsize=8)
+    end = sends[-1][0] + sends[-1][1]
+    axes.barh(row, 0.6, left=max(9, end), height=0.35, color="#D55E00")
+    axes.text(-0.2, row + 0.18, name, ha="right", va="center")
+
+
+# %%
+figure, axes = plt.subplots(figsize=(8.5, 2.9), layout="constrained")
+draw(axes, 0, "one by one", [(9 + 0.85 * k, 0.85, f"{6 - k}") for k in range(6)])
+draw(axes, 1, "in buckets", [(9, 1.4, "6, 5"), (10.4, 1.4, "4, 3"), (11.8, 1.4, "2, 1")])
+draw(axes, 2, "overlapped", [(5, 1.4, "6, 5"), (7, 1.4, "4, 3"), (9, 1.4, "2, 1")])
+axes.set(xlim=(-0.1, 15), ylim=(2.75, -0.35), yticks=[], xlabel="time", xticks=[])
+axes.set_title("When do the gradients of layers 1 to 6 travel? (a sketch)", loc="left", fontsize=11)
+axes.spines[["left", "top", "right"]].set_visible(False)
+colours = {"forward": "#0072B2", "backward, layer": "#009E73", "all-reduce of layers": "#CC79A7", "update": "#D55E00"}
+figure.legend([plt.Rectangle((0, 0), 1, 1, color=c) for c in colours.values()], colours, fontsize=9, frameon=False,
+              loc="outside lower center", ncols=4)  # fmt: skip
+plt.show()
+
+# %% [markdown]
+# ## The baseline, measured first
+#
+# The model is a chain of equal linear layers: its gradients are large for what it computes, so that communication shows.
+# The step below is what every rank will do. `average` stands for what you will write; at first it does nothing.
+
+
+# %% tags=["setup"]
+def make_model():
+    """A chain of linear layers on this rank's device, the same on all ranks."""
+    torch.manual_seed(0)
+    layers = [layer for _ in range(LAYERS) for layer in (nn.Linear(WIDTH, WIDTH), nn.Tanh())]
+    return nn.Sequential(*layers).to(launch.device())
+
+
+def make_batch():
+    """This rank's rows."""
+    torch.manual_seed(1000 + dist.get_rank())
+    return torch.randn(BATCH, WIDTH).to(launch.device())
+
+
+def train_step(model, x, optimizer, average):
+    """One step; `average()` makes the gradients those of all ranks."""
+    optimizer.zero_grad()
+    loss = model(x).square().sum(dim=1).mean()
+    loss.backward()
+    average()
+    optimizer.step()
+
+
+# %% [markdown]
+# `measure.Communications` records every collective of a rank: what, how many bytes, from when to when. The next cell runs
+# such steps with a record of each. Everything after the last gradient was computed and before the update is called
+# *wait*.
+
+
+# %%
+def watched_step(model, x, optimizer, average):
+    """train_step, recorded: returns the entries of this rank."""
+    phase = contextlib.ExitStack()
+    first = next(model.parameters())
+
+    def last_gradient(_):
+        phase.close()
+        phase.enter_context(log.phase("wait"))
+
+    hook = first.register_post_accumulate_grad_hook(last_gradient)
+    optimizer.zero_grad()
+    with measure.Communications() as log:
+        with log.phase("forward"):
+            loss = model(x).square().sum(dim=1).mean()
+        phase.enter_context(log.phase("backward"))
+        loss.backward()
+        average()
+        phase.close()
+        with log.phase("optimizer"):
+            optimizer.step()
+    hook.remove()
+    return log.entries()
+
+
+def watch(wrap, steps=6):
+    """On a rank: `wrap(model)` gives the model to call and `average`. Returns the steps' entries and the weights' gap."""
+    model, average = wrap(make_model())
+    x, optimizer, entries = make_batch(), torch.optim.SGD(model.parameters(), lr=0.1), []
+    for _ in range(steps):
+        dist.barrier()
+        entries.append(watched_step(model, x, optimizer, average))
+    weight = next(model.parameters()).detach().clone()
+    zeroth = weight.clone()
+    dist.broadcast(zeroth, src=0)
+    return entries, ((weight - zeroth).norm() / zeroth.norm()).item()
+
+
+# %%
+def watched(name, wrap, n=2):
+    """Watch `n` ranks; returns a record of the quickest step, which other programs disturbed least."""
+    results = launch.ranks(watch, wrap, n=n)
+    steps = [[entry for rank in step for entry in rank] for step in zip(*(entries for entries, _ in results))]
+    quickest = min(steps[1:], key=lambda step: max(e["end"] for e in step) - min(e["start"] for e in step))
+    print(f"{name}: after {len(steps)} steps, the weights of the ranks differ by {max(gap for _, gap in results):.2%}")
+    device = "cuda" if launch.backend(n) == "nccl" else "cpu"
+    return measure.new_record(name, device, communications=quickest)
+
+
+def alone(model):
+    return model, lambda: None
+
+
+silent = watched("no communication", alone)
+phases = [e for e in silent.communications if e["rank"] == 0 and e["kind"] == "phase"]
+print(", ".join(f"{e['name']} {measure.human_seconds(e['end'] - e['start'])}" for e in phases))
+
+# %% [markdown]
+# Fast, and wrong: the ranks drift apart. They are two trainings, each on half of the data.
+
+# %% [markdown]
+# ### Balise 1 · The same start everywhere
+#
+# Make `model` on every rank equal to rank 0's, in place: **parameters and buffers**. Nothing is returned.
+#
+# - Each tensor travels once; a tied parameter has two names and one memory.
+# - Buffers may be integers or booleans, and may be left out of `state_dict()` (`persistent=False`).
+# - A tensor may be a *view with gaps*, part of a larger table. A collective sends the memory from where a tensor begins, so
+#   its elements would not be what arrives.
+# - The parameters stay the objects that they are, without a graph: an optimizer may hold them already.
+#
+# About 5 lines.
+#
+# <details><summary>Hint</summary>
+#
+# `model.parameters()` and `model.buffers()` give each tensor once. `dist.broadcast(t, src=0)` is called by all ranks, and
+# writes into `t` on all but rank 0. `t.contiguous()` is `t` itself where there are no gaps, and a copy where there are.
+# </details>
+
+
+# %% tags=["balise-1"]
+@torch.no_grad()
+def broadcast_state(model):
+    """Give every rank the parameters and buffers of rank 0, in place."""
+    # BEGIN SOLUTION
+    for tensor in [*model.parameters(), *model.buffers()]:
+        message = tensor.detach().contiguous()
+        dist.broadcast(message, src=0)
+        if message.data_ptr() != tensor.data_ptr():
+            tensor.copy_(message)
+    # END SOLUTION
+
+
+# %%
+tp.check(1, broadcast_state)
+
+
+# %% [markdown]
+# See it: batch norm layers whose weights and running statistics are drawn from another seed on each rank.
+
+
+# %%
+def four_starts():
+    torch.manual_seed(dist.get_rank())
+    model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)).to(launch.device())
+    model[1].running_mean.normal_()
+    before = model[0].weight[0, 0].item(), model[1].running_mean[0].item()
+    broadcast_state(model)
+    return *before, model[0].weight[0, 0].item(), model[1].running_mean[0].item()
+
+
+starts = launch.ranks(four_starts, n=RANKS[-1])
+print("rank   weight before  running mean before   weight after  running mean after")
+for rank, (weight, mean, new_weight, new_mean) in enumerate(starts):
+    print(f"{rank:4}   {weight:13.3f}  {mean:19.3f}   {new_weight:12.3f}  {new_mean:18.3f}")
+
+# %% [markdown]
+# ### Balise 2 · Each rank's share of the data
+#
+# Return the indices that `rank` trains on in this epoch, out of `n`: a list of whole numbers.
+#
+# - All ranks draw the **same** permutation, from `seed` and `epoch` alone, and take disjoint parts of it. Each epoch has
+#   another one. The global random state is neither used nor changed: it differs between ranks.
+# - All shares are **equally long**. With `drop_last=False` every sample appears, and the permutation is begun again from
+#   its front until the length divides: ⌈n / world_size⌉ indices a rank. With `drop_last=True` the tail is left out:
+#   ⌊n / world_size⌋ a rank, none twice.
+# - There may be fewer samples than ranks.
+#
+# About 8 lines.
+#
+# <details><summary>Hint</summary>
+#
+# `torch.Generator().manual_seed(k)`, and `torch.randperm(n, generator=…)`. `order.repeat(k)` is k times the permutation,
+# one after the other. `order[a::b]` is every b-th element from the a-th on. Why must the shares be equally long? A rank
+# that has one batch more would wait for ever for the others' gradients.
+# </details>
+
+
+# %% tags=["balise-2"]
+def my_indices(n, rank, world_size, epoch, seed=0, drop_last=False):
+    """The share of `rank` in epoch `epoch`: a list of indices from 0 to n − 1, equally long on all ranks."""
+    # BEGIN SOLUTION
+    generator = torch.Generator().manual_seed(seed + epoch)
+    order = torch.randperm(n, generator=generator)
+    if drop_last:
+        each = n // world_size
+    else:
+        each = -(-n // world_size)
+        order = order.repeat(-(-each * world_size // n))
+    return order[: each * world_size][rank::world_size].tolist()
+    # END SOLUTION
+
+
+# %%
+tp.check(2, my_indices)
+
+# %% [markdown]
+# See it: 22 samples, 4 ranks, five epochs. The colour says which rank trains on a sample; two colours in a cell are
+# padding, a sample that two ranks get.
+
+
+# %%
+def owners(epoch, drop_last):
+    """{sample: ranks that train on it}"""
+    found = {}
+    for rank in range(4):
+        for index in my_indices(22, rank, 4, epoch, drop_last=drop_last):
+            found.setdefault(index, []).append(rank)
+    return found
+
+
+shown = {drop_last: [owners(epoch, drop_last) for epoch in range(5)] for drop_last in (False, True)}
+figure, panels = plt.subplots(1, 2, figsize=(8.5, 2.3), layout="constrained", sharey=True)
+for axes, (drop_last, epochs) in zip(panels, shown.items()):
+    for epoch, samples in enumerate(epochs):
+        for index, ranks in samples.items():
+            width = 0.9 / len(ranks)
+            for k, rank in enumerate(ranks):
+                axes.barh(epoch, width, left=index - 0.45 + k * width, color=f"C{rank}", height=0.8)
+    axes.set(xlabel="sample", xticks=range(0, 22, 3), title=f"drop_last={drop_last}", ylim=(4.5, -0.5))
+panels[0].set(ylabel="epoch", yticks=range(5))
+figure.legend([plt.Rectangle((0, 0), 1, 1, color=f"C{r}") for r in range(4)], [f"rank {r}" for r in range(4)],
+              loc="outside right center", fontsize=9, frameon=False)  # fmt: skip
+plt.show()
+
+# %% [markdown]
+# ### Balise 3 · Gradients averaged, one by one
+#
+# After backward, every rank holds the gradients of its own share, in `p.grad` for each `p` of the list `parameters`. Make
+# them the mean over the ranks, on every rank. A parameter that was not used, or is frozen, has `p.grad` None: leave it.
+# Nothing is returned. About 4 lines.
+#
+# <details><summary>Hint</summary>
+#
+# `dist.all_reduce(t)` adds up over the ranks, in place. Divide by `dist.get_world_size()`, before or after.
+# </details>
+
+
+# %% tags=["balise-3"]
+def average_gradients(parameters):
+    """Replace each gradient by its mean over the ranks, one all-reduce a parameter."""
+    # BEGIN SOLUTION
+    for p in parameters:
+        if p.grad is not None:
+            p.grad /= dist.get_world_size()
+            dist.all_reduce(p.grad)
+    # END SOLUTION
+
+
+# %%
+tp.check(3, average_gradients)
+
+
+# %%
+def one_by_one(model):
+    parameters = list(model.parameters())
+    return model, lambda: average_gradients(parameters)
+
+
+record_one_by_one = watched("one by one", one_by_one)
+report.communications(record_one_by_one)
+
+# %% [markdown]
+# The weights agree now. Each rank does half of the work, and then stands and waits, for 16 all-reduces one after the
+# other: nothing is hidden behind work.
+
+# %% [markdown]
+# ### Balise 4 · Flat buckets
+#
+# Each message has a fixed cost besides its bytes. A ResNet-50 has 161 parameters, most of them tiny. So one puts the
+# gradients of several parameters into one flat tensor, a **bucket**, and reduces that.
+#
+# `make_buckets(parameters, capacity)`: distribute the list over buckets, filled **in reverse order**, since backward
+# computes the last gradients first. Return a list of lists of the parameters.
+#
+# - A bucket holds at most `capacity` **bytes**; a larger parameter gets a bucket of its own.
+# - A bucket is closed only when the next parameter does not fit, or has another dtype: dtypes are never mixed.
+#
+# `average_in_buckets(buckets)`: every parameter has a gradient. Put those of a bucket into one flat tensor, **one**
+# all-reduce a bucket, and write the means back into the gradients. They may be laid out otherwise than row by row. About 8
+# and 8 lines.
+#
+# <details><summary>Hint</summary>
+#
+# `p.numel() * p.element_size()` bytes. `torch.cat([g.reshape(-1), …])` makes a flat tensor, `flat.split([sizes])` cuts it
+# again, and `piece.view(p.shape)` gives a piece its shape. Start a new bucket first, then put the parameter into it: so a
+# parameter that is too large needs no case of its own.
+# </details>
+
+
+# %% tags=["balise-4"]
+def make_buckets(parameters, capacity):
+    """Lists of parameters, in reverse order, of at most `capacity` bytes and of one dtype each."""
+    # BEGIN SOLUTION
+    buckets, room = [], 0
+    for p in reversed(parameters):
+        size = p.numel() * p.element_size()
+        if not buckets or size > room or p.dtype != buckets[-1][0].dtype:
+            buckets.append([])
+            room = capacity
+        buckets[-1].append(p)
+        room -= size
+    return buckets
+    # END SOLUTION
+
+
+def average_in_buckets(buckets):
+    """Replace each gradient by its mean over the ranks, one all-reduce a bucket."""
+    # BEGIN SOLUTION
+    for bucket in buckets:
+        flat = torch.cat([p.grad.reshape(-1) for p in bucket])
+        flat /= dist.get_world_size()
+        dist.all_reduce(flat)
+        for p, piece in zip(bucket, flat.split([p.numel() for p in bucket])):
+            p.grad.copy_(piece.view(p.shape))
+    # END SOLUTION
+
+
+# %%
+tp.check(4, make_buckets, average_in_buckets)
+
+# %% [markdown]
+# How large should a bucket be? Measure it: 300 small gradients (2,000 numbers each), averaged with several capacities.
+
+
+# %%
+def time_buckets(capacities, rounds=8):
+    parameters = [nn.Parameter(torch.zeros(2000, device=launch.device())) for _ in range(300)]
+    for p in parameters:
+        p.grad = torch.ones_like(p)
+    found = {}
+    for capacity in capacities:
+        buckets, seconds = make_buckets(parameters, capacity), []
+        for _ in range(rounds):
+            dist.barrier()
+            start = time.perf_counter()
+            average_in_buckets(buckets)
+            measure.synchronize(launch.device())
+            seconds.append(time.perf_counter() - start)
+        found[capacity] = len(buckets), sorted(seconds)[rounds // 2]
+    return found
+
+
+timed = launch.ranks(time_buckets, [2**k for k in range(13, 23, 2)] + [2**23], n=2)[0]
+for capacity, (messages, seconds) in timed.items():
+    print(f"buckets of {measure.human_bytes(capacity):>9}: {messages:4} messages  {measure.human_seconds(seconds):>8}")
+
+# %% [markdown]
+# The first steps gain most: the fixed cost of the messages. A single bucket would be the cheapest here, but it could only
+# be sent when *everything* is there. PyTorch's default is 25 MB.
+#
+# ## While backward goes on
+#
+# Given is a bucket that keeps its flat tensor, with a part of it for each parameter. `place(p)` moves a gradient to its
+# part, divided by the number of ranks, and makes `p.grad` that part: what the all-reduce writes there is in `p.grad` at
+# once, nothing has to be copied back.
+
+
+# %% tags=["setup"]
+class Bucket:
+    """Parameters whose gradients travel together in `flat`. `missing`: those whose gradient is not placed yet."""
+
+    def __init__(self, parameters):
+        self.parameters = parameters
+        sizes = [p.numel() for p in parameters]
+        self.flat = torch.zeros(sum(sizes), dtype=parameters[0].dtype, device=parameters[0].device)
+        self.views = {p: piece.view(p.shape) for p, piece in zip(parameters, self.flat.split(sizes))}
+        self.missing = set(parameters)
+
+    def place(self, p):
+        """Put p.grad / world_size into `flat`; from now on p.grad is that part of it."""
+        view = self.views[p]
+        torch.div(p.grad, dist.get_world_size(), out=view)
+        p.grad = view
+        self.missing.remove(p)
+
+
+# %% [markdown]
+# ### Balise 5 · Overlap
+#
+# Write a class that averages gradients while backward still computes. `parameters` is a list, all of them need a gradient
+# and get one.
+#
+# - `__init__` makes the buckets and sees to it that `ready(p)` is called as soon as `p.grad` is complete;
+# - `ready(p)`: when `p` was the last one missing in its bucket, start the bucket's all-reduce **asynchronously**;
+# - `finish()`, called after backward: wait for all that runs. Then every `p.grad` holds the mean, and the next step can
+#   begin.
+#
+# About 5, 4 and 5 lines.
+#
+# <details><summary>Hint</summary>
+#
+# `p.register_post_accumulate_grad_hook(f)` calls `f(p)` after the gradient has been added to `p.grad`
+# (`register_hook` would be called before). `dist.all_reduce(t, async_op=True)` returns at once, with a handle that has
+# `wait()`. A dictionary tells the bucket of a parameter. What must be as new for the second step?
+# </details>
+
+
+# %% tags=["balise-5"]
+class Overlap:
+    """Averages the gradients of `parameters` in buckets of `capacity` bytes, while backward goes on."""
+
+    def __init__(self, parameters, capacity):
+        # BEGIN SOLUTION
+        self.buckets = [Bucket(group) for group in make_buckets(parameters, capacity)]
+        self.home = {p: bucket for bucket in self.buckets for p in bucket.parameters}
+        self.running = []
+        for p in parameters:
+            p.register_post_accumulate_grad_hook(self.ready)
+        # END SOLUTION
+
+    def ready(self, p):
+        """p.grad is complete."""
+        # BEGIN SOLUTION
+        bucket = self.home[p]
+        bucket.place(p)
+        if not bucket.missing:
+            self.running.append(dist.all_reduce(bucket.flat, async_op=True))
+        # END SOLUTION
+
+    def finish(self):
+        """Wait; afterwards every p.grad is the mean over the ranks."""
+        # BEGIN SOLUTION
+        for work in self.running:
+            work.wait()
+        self.running.clear()
+        for bucket in self.buckets:
+            bucket.missing = set(bucket.parameters)
+        # END SOLUTION
+
+
+# %%
+tp.check(5, Overlap)
+
+
+# %%
+def overlapped(model):
+    return model, Overlap(list(model.parameters()), CAPACITY).finish
+
+
+record_overlapped = watched("overlapped", overlapped)
+report.communications([record_one_by_one, record_overlapped])
+
+# %% [markdown]
+# Fewer messages, the same bytes, and many of them in flight under the green bar. Is the step shorter, too? Where ranks and
+# messages share the same few cores, backward becomes longer while messages are copied, and little may be left of the
+# gain. A GPU copies with few of the units that compute, and a network card needs none.
+
+# %% [markdown]
+# ### Balise 6 · Accumulation, silent until the last micro-batch
+#
+# A large batch that does not fit is computed in micro-batches, and the gradients add up in `p.grad`. Only their sum has to
+# travel.
+#
+# `Accumulating` adds to your `Overlap` a context manager `no_sync()`: a backward inside it sends nothing, and collects this
+# rank's own gradients in `p.grad`. The first backward outside sends everything that was collected, overlapped as before.
+# An exception inside leaves the switch as it should be.
+#
+# `backward_in_parts(loss_of, parts, reducer)`: `parts` is the list of this rank's micro-batches, tensors `(b_k, …)` of
+# perhaps different lengths; `loss_of(part)` is the mean loss of one. Afterwards, `p.grad` is the gradient of the mean loss
+# over the **whole** batch, of all ranks. Only one graph lives at a time. Call `reducer.finish()`. About 8 and 7 lines.
+#
+# <details><summary>Hint</summary>
+#
+# A generator with `@contextlib.contextmanager`: what stands before `yield` runs at the `with`, what stands after it at the
+# end; `try … finally` makes it run in any case. The hooks still fire inside: they look at a switch. Each mean counts by its
+# number of rows, `len(part)`. `contextlib.nullcontext()` does nothing.
+# </details>
+
+
+# %% tags=["balise-6"]
+class Accumulating(Overlap):
+    """Overlap with `no_sync()`, inside which backward sends nothing."""
+
+    sending = True
+
+    @contextlib.contextmanager
+    def no_sync(self):
+        """Inside, gradients only add up on this rank."""
+        # BEGIN SOLUTION
+        self.sending = False
+        try:
+            yield
+        finally:
+            self.sending = True
+        # END SOLUTION
+
+    def ready(self, p):
+        """p.grad is complete, for this micro-batch."""
+        # BEGIN SOLUTION
+        if self.sending:
+            super().ready(p)
+        # END SOLUTION
+
+
+def backward_in_parts(loss_of, parts, reducer):
+    """Leave in p.grad the gradient of the mean loss over all rows of `parts` and all ranks."""
+    # BEGIN SOLUTION
+    total = sum(len(part) for part in parts)
+    for k, part in enumerate(parts):
+        last = k == len(parts) - 1
+        with contextlib.nullcontext() if last else reducer.no_sync():
+            (loss_of(part) * len(part) / total).backward()
+    reducer.finish()
+    # END SOLUTION
+
+
+# %%
+tp.check(6, Accumulating, backward_in_parts)
+
+# %% [markdown]
+# ### Balise 7 · Parameters that took no part
+#
+# A hook of a parameter that was not used never fires. Then its bucket is never complete: some gradients would not travel,
+# or a rank would wait for ever. Worse: if rank 0 used head A and rank 1 head B, their buckets are complete in another
+# order, and collectives are matched **by their order alone**.
+#
+# `Reducer` works for any list of parameters:
+#
+# - frozen ones (`requires_grad` False) are left alone; one that is named twice (tied) travels once;
+# - what a rank did not use in this step contributes **zero**, and the mean is still over all ranks;
+# - all ranks start the same buckets in the same order, and those that can still start while backward goes on;
+# - what was used in an earlier micro-batch, inside `no_sync()`, counts although no hook fires in the last one.
+#
+# A parameter that no rank used may end with zeros or None, the same on all ranks. About 3, 6 and 8 lines.
+#
+# <details><summary>Hint</summary>
+#
+# `dict.fromkeys(list)` keeps the order and drops repetitions. Start bucket k only when bucket k − 1 was started, even where
+# it was complete before. In `finish()`, go through the buckets that were not started, and place what is still missing:
+# `p.grad`, or zeros where it is None.
+# </details>
+
+
+# %% tags=["balise-7"]
+class Reducer(Accumulating):
+    """Accumulating, for parameters of which some are frozen, tied, or not used in every step."""
+
+    def __init__(self, parameters, capacity):
+        # BEGIN SOLUTION
+        super().__init__([p for p in dict.fromkeys(parameters) if p.requires_grad], capacity)
+        # END SOLUTION
+
+    def ready(self, p):
+        """p.grad is complete, for this micro-batch."""
+        # BEGIN SOLUTION
+        if self.sending:
+            self.home[p].place(p)
+            self.start_complete()
+        # END SOLUTION
+
+    def start_complete(self):
+        """Start the buckets that are complete, strictly in their order."""
+        # BEGIN SOLUTION
+        while len(self.running) < len(self.buckets) and not self.buckets[len(self.running)].missing:
+            self.running.append(dist.all_reduce(self.buckets[len(self.running)].flat, async_op=True))
+        # END SOLUTION
+
+    def finish(self):
+        """Send what backward left, zeros for what was not used; wait."""
+        # BEGIN SOLUTION
+        for bucket in self.buckets:
+            for p in list(bucket.missing):
+                if p.grad is None:
+                    p.grad = torch.zeros_like(p)
+                bucket.place(p)
+        self.start_complete()
+        super().finish()
+        # END SOLUTION
+
+
+# %%
+tp.check(7, Reducer)
+
+# %% [markdown]
+# ## The all-reduce itself
+#
+# How can $N$ ranks add up a tensor? If all send theirs to rank 0, its link carries $N$ tensors. In a **ring**, each rank
+# sends to the next one only, and the tensor is cut into $N$ chunks. First round, *reduce-scatter*: in each of $N-1$ steps a
+# chunk moves on by one rank, and each rank adds its own part to what arrives. Then every rank holds one finished chunk.
+# Second round, *all-gather*: the finished chunks go round. Each rank sends
+#
+# $$2\,(N-1)\,\frac{n}{N} \;=\; 2\,\frac{N-1}{N}\,n \quad\text{bytes, less than } 2n \text{ however many ranks there are,}$$
+#
+# and no algorithm needs less (Patarasuk and Yuan, *Bandwidth optimal all-reduce algorithms for clusters of workstations*,
+# 2009). Below: how many ranks' values each chunk holds, after each step.
+
+# %%
+n = 4
+held = torch.ones(n, n)  # rank, chunk
+history = [held.clone()]
+for step in range(2 * (n - 1)):
+    before = held.clone()
+    for rank in range(n):
+        chunk, left = (rank - step - 1) % n, (rank - 1) % n
+        held[rank, chunk] = before[left, chunk] + (1 if step < n - 1 else 0)
+    history.append(held.clone())
+figure, panels = plt.subplots(1, len(history), figsize=(8.5, 1.9), layout="constrained", sharey=True)
+for step, (axes, state) in enumerate(zip(panels, history)):
+    axes.imshow(state, vmin=0, vmax=n, cmap="Blues")
+    for rank in range(n):
+        for chunk in range(n):
+            colour = "white" if state[rank, chunk] > 2 else "black"
+            axes.text(chunk, rank, f"{state[rank, chunk]:.0f}", ha="center", va="center", fontsize=8, color=colour)
+    axes.set_title("start" if not step else f"step {step}", fontsize=9)
+    axes.set(xticks=[], yticks=range(n), xlabel="chunks")
+panels[0].set(yticklabels=[f"rank {r}" for r in range(n)])
+plt.show()
+
+# %% [markdown]
+# ### Balise 8 · A ring all-reduce
+#
+# Return the sum of `x` over the ranks, on every rank, with the shape and dtype of `x`. You may write into `x`. Use messages
+# between neighbours only, no collective.
+#
+# - Sizes need not divide by the number of ranks, and may be smaller than it; one rank alone sends nothing; `x` may be
+#   transposed.
+# - A rank sends at most ⌈n / N⌉ elements in each of 2 (N − 1) steps, and holds little more than the sum and one chunk.
+# - All ranks hold the same **bits** in the end: each chunk is added up on one way round, then copied.
+#
+# About 14 lines.
+#
+# <details><summary>Hint</summary>
+#
+# `flat.tensor_split(N)` gives N chunks, views of `flat`, some of them one element longer. In step t, rank r sends chunk
+# (r − t) mod N and receives chunk (r − t − 1) mod N, in *both* rounds: look at the picture. A blocking `send` waits for its
+# receiver: start `dist.isend` and `dist.irecv`, then wait for both. `dist.batch_isend_irecv([dist.P2POp(…), …])` is what
+# NCCL wants.
+# </details>
+
+
+# %% tags=["balise-8"]
+def ring_all_reduce(x):
+    """Sum of `x` over the ranks, on every rank, by messages to the next rank only."""
+    # BEGIN SOLUTION
+    rank, n = dist.get_rank(), dist.get_world_size()
+    total = x.clone(memory_format=torch.contiguous_format)
+    chunks = total.view(-1).tensor_split(n)
+    buffer = torch.empty_like(chunks[0])  # the first chunk is the longest
+    for step in range(2 * (n - 1)):
+        leaving, target = chunks[(rank - step) % n], chunks[(rank - step - 1) % n]
+        arriving = buffer[: len(target)]
+        send = dist.P2POp(dist.isend, leaving, (rank + 1) % n)
+        receive = dist.P2POp(dist.irecv, arriving, (rank - 1) % n)
+        for work in dist.batch_isend_irecv([send, receive]):
+            work.wait()
+        if step < n - 1:
+            target += arriving
+        else:
+            target.copy_(arriving)
+    return total
+    # END SOLUTION
+
+
+# %%
+tp.check(8, ring_all_reduce)
+
+
+# %%
+def ring_against_library(rounds):
+    x = torch.randn(2**20, device=launch.device())
+    candidates = {"your ring": lambda: ring_all_reduce(x), "dist.all_reduce": lambda: dist.all_reduce(x.clone())}
+    return measure.race(candidates, repeats=rounds, warmup=2, calls=1, device=launch.device())
+
+
+print(launch.ranks(ring_against_library, ROUNDS, n=RANKS[-1])[0])
+
+# %% [markdown]
+# Sums of 4 MB. The library cuts each chunk again, and adds one part while the next one travels; yours does one after the
+# other. The bytes are the same.
+#
+# ## Your own DataParallel
+#
+# All pieces together, in ten lines.
+
+
+# %%
+class DataParallel(nn.Module):
+    """A module whose gradients are the mean over all ranks, once `finish()` has been called after backward."""
+
+    def __init__(self, module, capacity=25 * 2**20):
+        super().__init__()
+        self.module = module
+        broadcast_state(module)
+        self.reducer = Reducer(list(module.parameters()), capacity)
+        self.no_sync, self.finish = self.reducer.no_sync, self.reducer.finish
+
+    def forward(self, *inputs, **named):
+        return self.module(*inputs, **named)
+
+
+def yours(model):
+    model = DataParallel(model, CAPACITY)
+    return model, model.finish
+
+
+def torchs(model):
+    return DistributedDataParallel(model, bucket_cap_mb=CAPACITY / 2**20), lambda: None
+
+
+record_yours = watched("yours", yours)
+record_torchs = watched("DistributedDataParallel", torchs)
+report.communications([record_yours, record_torchs])
+
+# %% [markdown]
+# The same idea, visibly: the same bytes in buckets of two layers, started in the same order while backward goes on.
+# PyTorch's waits inside `backward()`, yours in `finish()`: the grey bar in both.
+#
+# ## Race
+#
+# Whole steps, in turn, in the same processes: yours, PyTorch's as it is, and PyTorch's with
+# `gradient_as_bucket_view=True`, which like yours saves the copy out of the bucket.
+
+
+# %%
+def race_on_ranks(rounds):
+    wrapped = {
+        "yours": yours(make_model()),
+        "DDP": torchs(make_model()),
+        "DDP, bucket views": (
+            DistributedDataParallel(make_model(), bucket_cap_mb=CAPACITY / 2**20, gradient_as_bucket_view=True),
+            lambda: None,
+        ),
+    }
+    x, steps = make_batch(), {}
+    for name, (model, average) in wrapped.items():
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        steps[name] = lambda m=model, o=optimizer, a=average: train_step(m, x, o, a)
+    return measure.race(steps, repeats=rounds, warmup=4, calls=1, device=launch.device())
+
+
+races = {n: launch.ranks(race_on_ranks, ROUNDS, n=n, timeout=120)[0] for n in RANKS}
+for n, race in races.items():
+    print(f"{n} ranks on {launch.backend(n)}\n{race}\n")
+
+# %% [markdown]
+# A ratio of 1 is what the theory says: both send the same bytes in the same buckets, in the same order. Yours calls Python
+# for each parameter, PyTorch's calls C++; with hundreds of tiny parameters that would show.
+#
+# ## Past this machine
+#
+# What would a thousand ranks do? The usual **model** gives each message a latency α and each byte its share of the
+# bandwidth β. A ring has 2 (N − 1) steps:
+#
+# $$t_\text{ring}(N, n) = 2\,(N-1)\,\alpha + 2\,\frac{N-1}{N}\,\frac{n}{\beta}$$
+#
+# Bucket k is complete when its part of backward is done, and starts when the one before has ended.
+
+# %%
+ALPHA, BETA = 5e-6, 12.5e9  # assumed: 5 µs a message, 100 Gb/s a rank
+
+
+def ring_seconds(ranks, size):
+    return 2 * (ranks - 1) * ALPHA + 2 * (ranks - 1) / ranks * size / BETA
+
+
+def efficiency(ranks, buckets, overlap):
+    """Model: time of a step without communication over its time with it, for the ResNet-50 above."""
+    end = 0.0
+    for k in range(buckets):
+        complete = BACKWARD * (k + 1) / buckets if overlap else BACKWARD
+        end = max(end, complete) + ring_seconds(ranks, GRADIENTS / buckets)
+    return (FORWARD + BACKWARD) / (FORWARD + end)
+
+
+# %%
+worlds = [2**k for k in range(1, 11)]
+figure, axes = plt.subplots(figsize=(8.5, 3.2), layout="constrained")
+for name, buckets, overlap in (
+    ("161 messages, one by one", 161, False),
+    ("one message, after backward", 1, False),
+    ("161 messages, overlapped", 161, True),
+    ("5 buckets of about 20 MB, overlapped", 5, True),
+):
+    axes.plot(worlds, [100 * efficiency(n, buckets, overlap) for n in worlds], marker="o", markersize=4, label=name)
+axes.set_xscale("log", base=2)
+axes.set(xticks=worlds, xticklabels=worlds, xlabel="ranks", ylabel="efficiency (%)", ylim=(0, 103))
+axes.set_title("How well would a ResNet-50 scale? (model, not measured: α = 5 µs, β = 12.5 GB/s)", fontsize=10)
+axes.legend(fontsize=9, frameon=False, loc="lower left")
+axes.grid(alpha=0.3)
+plt.show()
+
+# %% [markdown]
+# Two lessons. With few ranks the bandwidth decides, and overlap hides it. With many, the latency does: a ring of 1,024 ranks
+# has 2,046 steps, and small messages are all latency. That is why there are buckets, and why libraries change from rings
+# to trees, whose latency grows with log N. Sources: Thakur, Rabenseifner and Gropp, *Optimization of collective
+# communication operations in MPICH* (2005); Li and others, *PyTorch Distributed: experiences on accelerating data parallel
+# training* (2020), from which the 25 MB and the reverse order come.
+
+# %%
+tp.progress()
+
+# %% [markdown]
+# ## Three questions
+#
+# <details><summary>Gradients in float16: divide before the sum or after it?</summary>
+#
+# Before. Two gradients of 40,000 have the mean 40,000, but their sum is beyond 65,504, the largest float16: infinite. Your
+# <code>place</code> divides first, as PyTorch does. With very many ranks small gradients may then underflow: bfloat16 has
+# neither problem.
+# </details>
+#
+# <details><summary>Your DataParallel needs <code>finish()</code>. How does PyTorch's know that backward has ended?</summary>
+#
+# It asks the autograd engine to call it back when the running backward is done
+# (<code>torch.autograd.Variable._execution_engine.queue_callback</code>), and waits there. It also looks through the graph
+# in forward, if told so (<code>find_unused_parameters</code>), to know early which hooks will not fire. Yours learns that in
+# <code>finish()</code>: simpler, but a bucket that is never complete keeps all later ones from overlapping.
+# </details>
+#
+# <details><summary>A parameter was used by no rank. Is it the same whether its gradient is zero or None?</summary>
+#
+# Not for the optimizer. With None it skips the parameter; with zero, momentum goes on moving it, and weight decay goes on
+# shrinking it. PyTorch's DDP sends one more message, which parameters were used anywhere, and leaves the others None.
+# </details>
+#
+# ## To remember
+#
+# Data parallelism is one sentence, the mean of the gradients of equal shares is the gradient of the whole, and four cares:
+# start alike, share fairly, call the same collectives in the same order on every rank, and send while you compute. The
+# price of a step is the longer of backward and all-reduce. You have written what `DistributedDataParallel` does; the next
+# practical work, **09_ddp**, uses it: in a real training function, with metrics, batch norm, checkpoints and jobs.

@@ -1,0 +1,402 @@
+"""Answers to 08_data_parallel_under_the_hood: gradients averaged one by one, and in buckets."""
+
+import os
+import signal
+import sys
+
+import torch
+import torch.distributed as dist
+from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
+
+from tests.answers.bank import Answer, Bank
+
+bank = Bank("08_data_parallel_under_the_hood")
+
+
+def mean(t):
+    dist.all_reduce(t)
+    return t.div_(dist.get_world_size())
+
+
+# ---------------------------------------------------------------- balise 3
+
+
+@bank.right(3)
+def average_gradients(parameters):
+    works = []
+    for p in parameters:
+        if p.grad is not None:
+            works.append((p, dist.all_reduce(p.grad, async_op=True)))
+    for p, work in works:
+        work.wait()
+        p.grad.mul_(1 / dist.get_world_size())
+
+
+@bank.right(3)
+def average_gradients(parameters):
+    for p in parameters:
+        if p.grad is None:
+            continue
+        all_of_them = [
+            torch.empty_like(p.grad, memory_format=torch.contiguous_format) for _ in range(dist.get_world_size())
+        ]
+        dist.all_gather(all_of_them, p.grad.contiguous())
+        p.grad = torch.stack(all_of_them).mean(dim=0)
+
+
+@bank.right(3)
+def average_gradients(parameters):
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    for dtype in {g.dtype: 0 for g in gradients}:
+        same = [g for g in gradients if g.dtype == dtype]
+        flat = mean(_flatten_dense_tensors(same))
+        for g, piece in zip(same, _unflatten_dense_tensors(flat, same)):
+            g.copy_(piece)
+
+
+@bank.wrong(3, "no-communication")
+def average_gradients(parameters):
+    for p in parameters:
+        if p.grad is not None:
+            p.grad /= dist.get_world_size()
+
+
+@bank.wrong(3, "not-divided")
+def average_gradients(parameters):
+    for p in parameters:
+        if p.grad is not None:
+            dist.all_reduce(p.grad)
+
+
+@bank.wrong(3, "divided-twice")
+def average_gradients(parameters):
+    for p in parameters:
+        if p.grad is not None:
+            p.grad /= dist.get_world_size()
+            mean(p.grad)
+
+
+@bank.wrong(3, "not-waited")
+def average_gradients(parameters):
+    for p in parameters:
+        if p.grad is not None:
+            p.grad /= dist.get_world_size()
+            dist.all_reduce(p.grad, async_op=True)
+
+
+@bank.wrong(3, "not-copied-back")
+def average_gradients(parameters):
+    for p in parameters:
+        if p.grad is not None:
+            mean(p.grad.clone())
+
+
+@bank.wrong(3, "reduce-not-all-reduce")
+def average_gradients(parameters):
+    for p in parameters:
+        if p.grad is not None:
+            p.grad /= dist.get_world_size()
+            dist.reduce(p.grad, dst=0)
+
+
+@bank.wrong(3, "wrong-gradient")
+def average_gradients(parameters):
+    for p in parameters:
+        if p.grad is not None:
+            dist.all_reduce(p.grad, op=dist.ReduceOp.MAX)
+
+
+@bank.wrong(3, "wrong-gradient")
+def average_gradients(parameters):
+    """Rank 0's gradients for all."""
+    for p in parameters:
+        if p.grad is not None:
+            dist.broadcast(p.grad, src=0)
+
+
+@bank.wrong(3, "weights-changed")
+def average_gradients(parameters):
+    for p in parameters:
+        mean(p.data)
+        p.data.add_(1e-3)
+
+
+@bank.wrong(3, "no-communication")
+def average_gradients(parameters):
+    for p in parameters:
+        if p.grad is not None:
+            torch.mean(p.grad, dim=0)
+
+
+@bank.wrong(3, "rank-failed")
+def average_gradients(parameters):
+    if dist.get_rank() == dist.get_world_size() - 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+@bank.wrong(3, "rank-failed")
+def average_gradients(parameters):
+    """Ranks that skip a parameter which others reduce."""
+    for k, p in enumerate(parameters):
+        if p.grad is not None and (k or dist.get_rank()):
+            mean(p.grad)
+
+
+@bank.wrong(3, "no-gradient")
+def average_gradients(parameters):
+    for p in parameters:
+        mean(p.grad)
+
+
+@bank.wrong(3, "sent-too-much")
+def average_gradients(parameters):
+    for _ in range(2):  # the second time changes nothing
+        for p in parameters:
+            if p.grad is not None:
+                mean(p.grad)
+
+
+# ---------------------------------------------------------------- balise 4
+
+
+def make_buckets(parameters, capacity):
+    """PyTorch's way: one open bucket for each dtype."""
+    buckets, opened = [], {}
+    for p in parameters[::-1]:
+        size = p.nbytes
+        bucket, held = opened.get(p.dtype, (None, 0))
+        if bucket is None or held + size > capacity:
+            bucket, held = [], 0
+            buckets.append(bucket)
+        bucket.append(p)
+        opened[p.dtype] = bucket, held + size
+    return buckets
+
+
+def average_in_buckets(buckets):
+    for bucket in buckets:
+        gradients = [p.grad.contiguous() for p in bucket]
+        flat = mean(_flatten_dense_tensors(gradients))
+        for p, piece in zip(bucket, _unflatten_dense_tensors(flat, gradients)):
+            p.grad = piece
+
+
+def pair(slug=None, make=make_buckets, average=average_in_buckets):
+    bank.answers.append(Answer(bank.work, 4, slug, (make, average), sys._getframe(1).f_lineno))
+
+
+pair()
+
+
+def right_tuples(parameters, capacity):
+    """Closes a bucket where the dtype changes; tuples; a balanced look ahead is not needed."""
+    buckets, bucket = [], []
+    for p in reversed(parameters):
+        full = sum(q.numel() * q.element_size() for q in bucket) + p.numel() * p.element_size() > capacity
+        if bucket and (full or bucket[0].dtype != p.dtype):
+            buckets.append(tuple(bucket))
+            bucket = []
+        bucket = [*bucket, p]
+    return (*buckets, tuple(bucket))
+
+
+def right_asynchronous(buckets):
+    running = []
+    for bucket in buckets:
+        flat = torch.empty(sum(p.numel() for p in bucket), dtype=bucket[0].dtype, device=bucket[0].device)
+        offset = 0
+        for p in bucket:
+            flat[offset : offset + p.numel()] = p.grad.flatten() / dist.get_world_size()
+            offset += p.numel()
+        running.append((bucket, flat, dist.all_reduce(flat, async_op=True)))
+    for bucket, flat, work in running:
+        work.wait()
+        offset = 0
+        for p in bucket:
+            p.grad.copy_(flat[offset : offset + p.numel()].reshape(p.shape))
+            offset += p.numel()
+
+
+pair(make=right_tuples, average=right_asynchronous)
+
+
+def right_cumulative(parameters, capacity):
+    groups = [[]]
+    room = capacity
+    for p in list(parameters)[::-1]:
+        need = p.numel() * p.element_size()
+        if groups[-1] and (need > room or groups[-1][-1].dtype is not p.dtype):
+            groups.append([])
+            room = capacity
+        groups[-1].append(p)
+        room -= need
+    return groups
+
+
+pair(make=right_cumulative)
+
+
+def filled(
+    parameters, capacity, *, order=reversed, size=lambda p: p.numel() * p.element_size(), mixed=False, fits=None
+):
+    buckets, room = [], 0
+    fits = fits or (lambda need, room: need <= room)
+    for p in order(parameters):
+        if not buckets or not fits(size(p), room) or (not mixed and p.dtype != buckets[-1][0].dtype):
+            buckets.append([])
+            room = capacity
+        buckets[-1].append(p)
+        room -= size(p)
+    return buckets
+
+
+pair("forward-order", lambda ps, c: filled(ps, c, order=list))
+pair("forward-order", lambda ps, c: filled(ps, c)[::-1])
+pair("order-in-bucket", lambda ps, c: [bucket[::-1] for bucket in filled(ps, c)])
+pair("elements-not-bytes", lambda ps, c: filled(ps, c, size=lambda p: p.numel()))
+pair("dtypes-mixed", lambda ps, c: filled(ps, c, mixed=True))
+pair("exactly-full", lambda ps, c: filled(ps, c, fits=lambda need, room: need < room))
+pair("half-empty", lambda ps, c: [[p] for p in reversed(ps)])
+pair("not-a-list", lambda ps, c: torch.cat([p.flatten() for p in ps]))
+pair("not-a-list", lambda ps, c: [[p.numel() for p in bucket] for bucket in filled(ps, c)])
+pair("nothing-returned", lambda ps, c: filled(ps, c).clear())
+pair("parameter-doubled", lambda ps, c: [*filled(ps, c), [ps[0]]])
+
+
+def closed_too_late(parameters, capacity):
+    buckets, bucket, held = [], [], 0
+    for p in reversed(parameters):
+        bucket.append(p)
+        held += p.numel() * p.element_size()
+        if held >= capacity:
+            buckets.append(bucket)
+            bucket, held = [], 0
+    return buckets + [bucket] * bool(bucket)
+
+
+pair("over-capacity", closed_too_late)
+
+
+def last_lost(parameters, capacity):
+    buckets, bucket, room = [], [], capacity
+    for p in reversed(parameters):
+        size = p.numel() * p.element_size()
+        if bucket and size > room:
+            buckets.append(bucket)
+            bucket, room = [], capacity
+        bucket.append(p)
+        room -= size
+    return buckets
+
+
+pair("parameter-lost", last_lost)
+
+
+def empty_first(parameters, capacity):
+    buckets, bucket, room = [], [], capacity
+    for p in reversed(parameters):
+        size = p.numel() * p.element_size()
+        if size > room:
+            buckets.append(bucket)
+            bucket, room = [], capacity
+        bucket.append(p)
+        room -= size
+    return [*buckets, bucket]
+
+
+pair("empty-bucket", empty_first)
+
+
+def refuses_large(parameters, capacity):
+    for p in parameters:
+        if p.numel() * p.element_size() > capacity:
+            raise ValueError("a parameter is larger than a bucket")
+    return filled(parameters, capacity)
+
+
+pair("too-large-fails", refuses_large)
+
+
+def reduce_each(buckets):
+    for bucket in buckets:
+        for p in bucket:
+            p.grad = mean(p.grad.contiguous())
+
+
+pair("one-by-one", average=reduce_each)
+
+
+def all_in_one(buckets):
+    """Everything in one message, whatever the buckets."""
+    parameters = [p for bucket in buckets for p in bucket]
+    flat = mean(torch.cat([p.grad.reshape(-1).double() for p in parameters]))
+    for p, piece in zip(parameters, flat.split([p.numel() for p in parameters])):
+        p.grad = piece.view(p.shape).to(p.dtype)
+
+
+pair("too-few-messages", average=all_in_one)
+
+
+def in_view(buckets):
+    for bucket in buckets:
+        flat = mean(torch.cat([p.grad.view(-1) for p in bucket]))
+        for p, piece in zip(bucket, flat.split([p.numel() for p in bucket])):
+            p.grad.copy_(piece.view(p.shape))
+
+
+pair("view-not-reshape", average=in_view)
+
+
+def in_flat(
+    buckets, before=lambda flat: None, after=lambda flat: flat.div_(dist.get_world_size()), back=True, async_op=False
+):
+    for bucket in buckets:
+        flat = torch.cat([p.grad.reshape(-1) for p in bucket])
+        before(flat)
+        dist.all_reduce(flat, async_op=async_op)
+        after(flat)
+        for p, piece in zip(bucket, flat.split([p.numel() for p in bucket])):
+            if back:
+                p.grad = piece.view(p.shape)
+
+
+pair("not-divided", average=lambda b: in_flat(b, after=lambda flat: None))
+pair("divided-twice", average=lambda b: in_flat(b, before=lambda flat: flat.div_(dist.get_world_size())))
+pair("not-copied-back", average=lambda b: in_flat(b, back=False))
+pair("no-communication", average=lambda buckets: None)
+pair(
+    "not-waited",
+    average=lambda b: in_flat(b, before=lambda flat: flat.div_(dist.get_world_size()), after=len, async_op=True),
+)
+
+
+def sent_wide(buckets):
+    for bucket in buckets:
+        flat = mean(torch.cat([p.grad.reshape(-1) for p in bucket]).double())
+        for p, piece in zip(bucket, flat.split([p.numel() for p in bucket])):
+            p.grad = piece.view(p.shape).to(p.dtype)
+
+
+pair("sent-too-much", average=sent_wide)
+
+
+def wrong_pieces(buckets):
+    for bucket in buckets:
+        flat = mean(torch.cat([p.grad.reshape(-1) for p in bucket]))
+        offset = 0
+        for p in bucket:
+            p.grad.copy_(flat[: p.numel()].view(p.shape))
+            offset += p.numel()
+
+
+pair("wrong-gradient", average=wrong_pieces)
+
+
+def weights_instead(buckets):
+    in_flat(buckets)
+    for bucket in buckets:
+        for p in bucket:
+            p.data -= 0.1 * p.grad
+
+
+pair("weights-changed", average=weights_instead)

@@ -1,0 +1,300 @@
+"""Answers to 08_data_parallel_under_the_hood: parameters that took no part."""
+
+import time
+
+import torch
+import torch.distributed as dist
+
+from tests.answers.bank import Bank
+from tests.answers.data_parallel_under_the_hood_parts import Quiet, Whole
+
+bank = Bank("08_data_parallel_under_the_hood")
+
+bank.right(7)(Whole)
+
+
+@bank.right(7)
+class Reducer(Whole):
+    """As PyTorch: what no rank used keeps no gradient."""
+
+    def finish(self):
+        used = torch.tensor([float(p.grad is not None) for p in self.number], device=next(iter(self.number)).device)
+        dist.all_reduce(used)
+        super().finish()
+        for p, ranks in zip(self.number, used.tolist()):
+            if not ranks:
+                p.grad = None
+
+
+@bank.right(7)
+class Reducer:
+    """Flat tensors that stay; sets of what is missing; the first bucket that may start is remembered."""
+
+    def __init__(self, parameters, capacity):
+        self.silent, seen = False, []
+        for p in parameters:
+            if p.requires_grad and not any(p is q for q in seen):
+                seen.append(p)
+        self.buckets = []
+        held = capacity + 1
+        for p in reversed(seen):
+            size = p.numel() * p.element_size()
+            if held + size > capacity:
+                self.buckets.append([])
+                held = 0
+            self.buckets[-1].append(p)
+            held += size
+        self.flats = [
+            torch.zeros(sum(p.numel() for p in b), dtype=b[0].dtype, device=b[0].device) for b in self.buckets
+        ]
+        self.clear()
+        for p in seen:
+            p.register_post_accumulate_grad_hook(self.arrived)
+
+    def clear(self):
+        self.missing = [{id(p) for p in bucket} for bucket in self.buckets]
+        self.works = []
+
+    def no_sync(self):
+        reducer = self
+
+        class Silence:
+            def __enter__(self):
+                reducer.silent = True
+
+            def __exit__(self, *_):
+                reducer.silent = False
+
+        return Silence()
+
+    def arrived(self, p):
+        if not self.silent:
+            for missing in self.missing:
+                missing.discard(id(p))
+            self.go()
+
+    def go(self, everything=False):
+        while len(self.works) < len(self.buckets) and (everything or not self.missing[len(self.works)]):
+            k = len(self.works)
+            flat, offset = self.flats[k], 0
+            flat.zero_()
+            for p in self.buckets[k]:
+                if p.grad is not None:
+                    flat[offset : offset + p.numel()] = p.grad.reshape(-1)
+                offset += p.numel()
+            self.works.append(dist.all_reduce(flat, async_op=True))
+
+    def finish(self):
+        self.go(everything=True)
+        for work, flat, bucket in zip(self.works, self.flats, self.buckets):
+            work.wait()
+            offset = 0
+            for p in bucket:
+                p.grad = flat[offset : offset + p.numel()].view(p.shape) / dist.get_world_size()
+                offset += p.numel()
+        self.clear()
+
+
+@bank.right(7)
+class Reducer(Whole):
+    """Frozen ones stay in the list; gradients are made before backward, so that there is always one to send."""
+
+    def fill(self, bucket):
+        for p in bucket:
+            p.grad = p.new_zeros(p.shape) if p.grad is None else p.grad
+
+
+@bank.wrong(7, "frozen-hook")
+class Reducer(Quiet):
+    pass
+
+
+@bank.wrong(7, "bucket-left-out")
+class Reducer(Quiet):
+    """Sends only what was complete when backward ended."""
+
+    def __init__(self, parameters, capacity):
+        super().__init__([p for p in dict.fromkeys(parameters) if p.requires_grad], capacity)
+
+
+@bank.wrong(7, "unused-none")
+class Reducer(Whole):
+    def fill(self, bucket):
+        pass
+
+
+@bank.wrong(7, "waits-for-ever")
+class Reducer(Whole):
+    """Waits for hooks that will never fire."""
+
+    def finish(self):
+        while self.next < len(self.buckets):
+            time.sleep(0.01)
+        super().finish()
+
+
+@bank.wrong(7, "waits-for-ever")
+class Reducer(Whole):
+    """A bucket of what was used only: its size differs from rank to rank."""
+
+    def start(self, k):
+        used = [p for p in self.buckets[k] if p.grad is not None]
+        flat = torch.cat([p.grad.reshape(-1) for p in used] or [torch.zeros(0).double()]) / dist.get_world_size()
+        self.running.append((used, flat, dist.all_reduce(flat, async_op=True)))
+
+    def fill(self, bucket):
+        pass
+
+
+@bank.wrong(7, "buckets-swapped")
+class Reducer(Whole):
+    """Starts a bucket as soon as it is complete, and what is left in finish."""
+
+    def reset(self):
+        super().reset()
+        self.sent = set()
+
+    def hook(self, p):
+        if self.on:
+            k = self.number[p]
+            self.left[k] -= 1
+            if self.left[k] == 0:
+                self.sent.add(k)
+                self.start(k)
+
+    def finish(self):
+        for k in range(len(self.buckets)):
+            if k not in self.sent:
+                self.fill(self.buckets[k])
+                self.start(k)
+        self.next = len(self.buckets)
+        super().finish()
+
+
+@bank.wrong(7, "ranks-disagree")
+class Reducer(Whole):
+    """What this rank did not use stays None here, whatever the others used."""
+
+    def finish(self):
+        unused = [p for p in self.number if p.grad is None]
+        super().finish()
+        for p in unused:
+            p.grad = None
+
+
+@bank.wrong(7, "divided-by-users")
+class Reducer(Whole):
+    def finish(self):
+        used = torch.tensor([float(p.grad is not None) for p in self.number])
+        dist.all_reduce(used)
+        super().finish()
+        for p, ranks in zip(self.number, used.tolist()):
+            p.grad *= dist.get_world_size() / max(1, ranks)
+
+
+@bank.wrong(7, "stale")
+class Reducer(Whole):
+    """A flat tensor that stays; the part of what was not used still holds the step before."""
+
+    def __init__(self, parameters, capacity):
+        super().__init__(parameters, capacity)
+        self.flats = [torch.ones(sum(p.numel() for p in b)).double() for b in self.buckets]
+
+    def fill(self, bucket):
+        pass
+
+    def start(self, k):
+        offset = 0
+        for p in self.buckets[k]:
+            if p.grad is not None:
+                self.flats[k][offset : offset + p.numel()] = p.grad.reshape(-1) / dist.get_world_size()
+            offset += p.numel()
+        self.running.append((self.buckets[k], self.flats[k], dist.all_reduce(self.flats[k], async_op=True)))
+
+    def copy_back(self, bucket, flat):
+        for p, piece in zip(bucket, flat.split([p.numel() for p in bucket])):
+            p.grad = piece.view(p.shape).clone()
+
+
+@bank.wrong(7, "collected-lost")
+class Reducer(Whole):
+    """Takes missing for unused: what was collected before is overwritten with zeros."""
+
+    def reset(self):
+        super().reset()
+        self.fired = set()
+
+    def hook(self, p):
+        if self.on:
+            self.fired.add(p)
+        super().hook(p)
+
+    def fill(self, bucket):
+        for p in bucket:
+            if p not in self.fired:
+                p.grad = torch.zeros_like(p)
+
+
+@bank.wrong(7, "tied-sent-twice")
+class Reducer(Whole):
+    def __init__(self, parameters, capacity):
+        parameters = [p for p in parameters if p.requires_grad]
+        super().__init__(parameters, capacity)
+        self.again = next(p for p in parameters if sum(p is q for q in parameters) > 1)
+
+    def finish(self):
+        super().finish()
+        dist.all_reduce(self.again.grad)
+        self.again.grad /= dist.get_world_size()
+
+
+@bank.wrong(7, "frozen-gradient")
+class Reducer(Whole):
+    def __init__(self, parameters, capacity):
+        super().__init__(parameters, capacity)
+        self.frozen = [p for p in parameters if not p.requires_grad]
+
+    def finish(self):
+        super().finish()
+        for p in self.frozen:
+            p.grad = torch.ones_like(p)
+
+
+@bank.wrong(7, "overlap-lost")
+class Reducer(Whole):
+    """Safe and slow: everything in finish."""
+
+    def hook(self, p):
+        pass
+
+
+@bank.wrong(7, "one-each")
+class Reducer(Whole):
+    def start(self, k):
+        for p in self.buckets[k]:
+            for row in (p.grad / dist.get_world_size()).split(4):
+                row = row.contiguous()
+                self.running.append(([], row, dist.all_reduce(row, async_op=True)))
+                self.pieces = getattr(self, "pieces", [])
+                self.pieces.append((p, row))
+
+    def finish(self):
+        super().finish()
+        for p in self.number:
+            p.grad = torch.cat([row for q, row in self.pieces if q is p])
+        self.pieces = []
+
+    def copy_back(self, bucket, flat):
+        pass
+
+
+@bank.wrong(7, "not-divided")
+class Reducer(Whole):
+    def copy_back(self, bucket, flat):
+        super().copy_back(bucket, flat * dist.get_world_size())
+
+
+@bank.wrong(7, "no-communication")
+class Reducer(Whole):
+    def start(self, k):
+        pass
