@@ -137,7 +137,7 @@ def random_batch(n, size=SIZE):
 batch = random_batch(BATCHES[1])
 seconds = measure.race({"loop": lambda: cutmix_loop(*batch, CLASSES, 1.0), "copy": batch[0].clone}, repeats=5).medians
 print(f"CutMix by a loop, batch {BATCHES[1]} on {DEVICE}: {BATCHES[1] / seconds['loop']:,.0f} images/s,", end=" ")
-print(f"{seconds['loop'] / seconds['copy']:.0f} times as long as a copy of the batch")
+print(f"{seconds['loop'] / seconds['copy']:.1f} times as long as a copy of the batch")
 
 # %% [markdown]
 # ## On the CPU, image by image

@@ -19,7 +19,7 @@ class Traffic(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         namespace, name = func.overloadpacket._qualified_op_name.split("::")
-        if namespace in ("c10d", "_c10d_functional") and "wait" not in name:
+        if namespace in ("c10d", "_c10d_functional") and "wait" not in name and not name.startswith("_wrap"):
             self.calls.append((name.rstrip("_"), _handed_in(name, args)))
         return func(*args, **(kwargs or {}))
 
