@@ -1,0 +1,109 @@
+"""What both steps of mixed precision share: what they return, where autocast is, how they behave on a device."""
+
+import torch
+
+from dlojz_tp.checking import Operations, Wrong, meta_device
+from dlojz_tp.checks.gpu_acceleration.models import batches
+from dlojz_tp.checks.mixed_precision import spies
+
+HINTS = {
+    "not-loss-and-logits": "Return two things: the loss and the logits.",
+    "number-returned": "The {what} came back as {kind}. Making a Python number waits for the device in every step: return "
+    "the tensor.",
+    "graph-kept": "The {what} still carries its graph, and with it every activation of the step. Return it detached.",
+    "no-autocast": "The forward pass did not run under autocast.",
+    "wrong-dtype": "Autocast was on, but in {got_dtype}. On a CPU bfloat16 is the default: name the dtype.",
+    "weights-converted": "The weights were converted to {got_dtype}. Autocast makes 16-bit copies for each step: the weights "
+    "themselves stay in float32.",
+    "loss-in-half": "The loss is in {got_dtype}. Under autocast cross_entropy computes in float32; outside of it, it takes "
+    "the dtype of the logits.",
+    "forward-twice": "The network ran {n} times in the step. Once is enough: logits and loss come from the same forward pass.",
+    "eval-mode": "The model was switched to eval(). A training step leaves the mode alone.",
+    "wrong-logits": "The logits are not the network's output for this batch, before the update.",
+    "scaled-loss-returned": "The loss that came back is the scaled one. Keep the true loss for whoever reads it.",
+    "sum-not-mean": "This loss is the sum over the batch. cross_entropy gives the mean by default.",
+    "wrong-loss": "The loss is not the mean cross-entropy of the batch before the update.",
+    "no-update": "The weights did not change: the optimizer never stepped.",
+    "no-gradients": "At the update there are no gradients. Does backward() come before it, and zero_grad() not between?",
+    "gradients-add-up": "The first step is right, the next is not: gradients add up until zero_grad() clears them.",
+    "wrong-weights": "The weights differ from those of a float64 loop by more than half precision explains.",
+    "step-not-moved": "Images and labels were not both moved to `device`: {error}",
+    "device-hard-coded": "Autocast was asked for {asked!r}, the device is of type {kind!r}. Take device.type.",
+    "step-blocks": "A copy waits until it is done. With non_blocking=True (and pinned memory) the CPU goes on while it runs.",
+}
+
+
+def returned(answer):
+    """The loss and the logits, or Wrong."""
+    if answer is None:
+        raise Wrong("nothing-returned")
+    if not isinstance(answer, tuple | list) or len(answer) != 2:
+        raise Wrong("not-loss-and-logits", expected="(loss, logits)", got=answer)
+    for what, value in zip(("loss", "logits"), answer, strict=True):
+        if not isinstance(value, torch.Tensor):
+            raise Wrong("number-returned", got=value, kind=type(value).__name__, what=what)
+        if value.requires_grad:
+            raise Wrong("graph-kept", got=f"requires_grad=True, {value.grad_fn}", what=what)
+    return answer
+
+
+def state_of_forward(model, loss, dtype):
+    """Autocast on and in `dtype`, weights and gradients in float32, the loss too."""
+    if not model.states:
+        raise Wrong("no-autocast", got="the network was not called")
+    learning = [state for state in model.states if state[3]] or model.states
+    on, found, weights, _ = learning[0]
+    now = {p.dtype for p in model.parameters()} | {weights}
+    if now != {torch.float32}:
+        raise Wrong("weights-converted", got_dtype=_name((now - {torch.float32}).pop()))
+    if not on:
+        raise Wrong("no-autocast", expected=f"autocast on, {_name(dtype)}", got="autocast off")
+    if found != dtype:
+        raise Wrong("wrong-dtype", got_dtype=_name(found), expected=_name(dtype))
+    if len(model.states) > 1:
+        raise Wrong("forward-twice", n=len(model.states))
+    if not model.training:
+        raise Wrong("eval-mode")
+    if loss.dtype != torch.float32:
+        raise Wrong("loss-in-half", got_dtype=_name(loss.dtype))
+
+
+def right_logits(logits, images):
+    """The logits are those of the network before the update, as half precision gives them."""
+    with torch.no_grad():
+        wanted = spies.watched_network().double()(images.double())
+    if logits.shape != wanted.shape or spies.distance([logits], [wanted]) > 0.05:
+        raise Wrong("wrong-logits", expected=wanted.float(), got=logits)
+
+
+def _name(dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def runs_on_meta(step, copies):
+    """A step on the meta device, index included, which stands for a GPU: device type, copies, no value read."""
+    device = torch.device("meta", 0)
+    model = spies.watched_network().to(meta_device())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    images, labels = batches(4)[0]
+    with Operations() as operations, spies.autocast_seen() as asked:
+        try:
+            step(model, images, labels, optimizer, device)
+        except (RuntimeError, NotImplementedError, AssertionError, ValueError) as error:
+            text = str(error).split("\n")[0]
+            _right_type(asked)
+            if "out of meta" in text or "on meta tensors" in text:
+                raise Wrong("hidden-sync", error="a value or a copy from the device to the CPU") from error
+            raise Wrong("step-not-moved", error=text) from error
+    _right_type(asked)
+    there = copies(operations, "cpu", "meta")
+    if len(there) < 2:
+        raise Wrong("step-not-moved", error=f"{len(there)} copies were seen, images and labels make two")
+    if not all(there):
+        raise Wrong("step-blocks", got=f"{there.count(False)} of {len(there)} copies block")
+
+
+def _right_type(asked):
+    wrong = [kind for kind in asked if kind != "meta"]
+    if wrong:
+        raise Wrong("device-hard-coded", asked=wrong[0], kind="meta", got=wrong[0])

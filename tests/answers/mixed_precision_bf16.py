@@ -1,0 +1,318 @@
+"""Answers to balise 2 of 02_mixed_precision: the step in bfloat16, and the report of dtypes."""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from tests.answers.bank import Bank
+
+bank = Bank("02_mixed_precision")
+
+
+def moved(images, labels, device):
+    return images.to(device, non_blocking=True), labels.to(device, non_blocking=True)
+
+
+def step(model, images, labels, optimizer, device):
+    images, labels = moved(images, labels, device)
+    optimizer.zero_grad()
+    with torch.autocast(device.type, dtype=torch.bfloat16):
+        logits = model(images)
+        loss = F.cross_entropy(logits, labels)
+    loss.backward()
+    optimizer.step()
+    return loss.detach(), logits.detach()
+
+
+def report(model, x, dtype):
+    return variant()(model, x, dtype)
+
+
+def variant(
+    choose=None,
+    value=None,
+    auto=True,
+    keep_dtype=True,
+    clean=True,
+    safe=True,
+    evaluate=True,
+    restore=True,
+    graph=False,
+    tensors=True,
+):
+    """A report with one thing done otherwise."""
+
+    def dtypes_under_autocast(model, x, dtype):
+        found, handles = {}, []
+        modes = [(m, m.training) for m in model.modules()]
+        for name, module in choose(model) if choose else leaves(model):
+
+            def look(module, inputs, output, name=name):
+                if not tensors or isinstance(output, torch.Tensor):
+                    found[name] = value(module, inputs, output) if value else getattr(output, "dtype", type(output))
+
+            handles.append(module.register_forward_hook(look))
+
+        def finish():
+            if clean:
+                for handle in handles:
+                    handle.remove()
+            if restore:
+                for module, mode in modes:
+                    module.training = mode
+
+        def run():
+            if evaluate:
+                model.eval()
+            with (
+                torch.set_grad_enabled(graph),
+                torch.autocast(x.device.type, dtype=dtype if keep_dtype else torch.bfloat16, enabled=auto),
+            ):
+                model(x)
+
+        if safe:
+            try:
+                run()
+            finally:
+                finish()
+        else:
+            run()
+            finish()
+        return found
+
+    return dtypes_under_autocast
+
+
+def leaves(model):
+    return [(name, m) for name, m in model.named_modules() if not list(m.children())]
+
+
+# ---------------------------------------------------------------- right
+
+bank.several(2, None, step, report)
+
+
+def other_step(model, images, labels, optimizer, device):
+    """Loss outside autocast, in float32; gradients cleared at the end."""
+    images, labels = moved(images, labels, device)
+    with torch.amp.autocast(device_type=device.type, dtype=torch.bfloat16):
+        logits = model(images)
+    loss = nn.CrossEntropyLoss()(logits.float(), labels)
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return [loss.data, logits.float().data]
+
+
+def other_report(model, x, dtype):
+    """Forward methods replaced for a moment; a copy of the statistics put back."""
+    found, changed = {}, []
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    for name, module in leaves(model):
+        original = module.forward
+
+        def forward(*args, name=name, original=original, **kwargs):
+            out = original(*args, **kwargs)
+            if torch.is_tensor(out):
+                found[name] = out.dtype
+            return out
+
+        module.forward = forward
+        changed.append(module)
+    try:
+        with torch.inference_mode(), torch.autocast(x.device.type, dtype):
+            model(x)
+    finally:
+        for module in changed:
+            del module.forward
+        with torch.no_grad():
+            model.load_state_dict(state)
+    return found
+
+
+bank.several(2, None, other_step, other_report)
+
+
+def global_hook_report(model, x, dtype):
+    """One hook for all modules, and a copy of the model."""
+    import copy
+
+    model = copy.deepcopy(model).eval()
+    names = {module: name for name, module in leaves(model)}
+    found = {}
+
+    def look(module, inputs, output):
+        if module in names and isinstance(output, torch.Tensor):
+            found[names[module]] = output.dtype
+
+    handle = torch.nn.modules.module.register_module_forward_hook(look)
+    try:
+        with torch.no_grad(), torch.autocast(x.device.type, dtype=dtype):
+            model(x)
+    finally:
+        handle.remove()
+    return found
+
+
+def backward_inside(model, images, labels, optimizer, device):
+    images, labels = moved(images, labels, device)
+    optimizer.zero_grad(set_to_none=False)
+    with torch.autocast(device.type, dtype=torch.bfloat16):
+        logits = model(images)
+        loss = F.cross_entropy(logits, labels)
+        loss.backward()
+    optimizer.step()
+    return loss.detach(), logits.detach()
+
+
+bank.several(2, None, backward_inside, global_hook_report)
+
+# ---------------------------------------------------------------- wrong: the step
+
+
+def changed_step(
+    loss_outside=False,
+    dtype=torch.bfloat16,
+    zero=True,
+    update=True,
+    reduction="mean",
+    convert=False,
+    after=None,
+    device_type=None,
+):
+    def bf16_step(model, images, labels, optimizer, device):
+        images, labels = moved(images, labels, device)
+        if convert:
+            model.to(torch.bfloat16)
+            images = images.bfloat16()
+        if zero:
+            optimizer.zero_grad()
+        with torch.autocast(device_type or device.type, dtype=dtype, enabled=dtype != torch.float32):
+            logits = model(images)
+            loss = F.cross_entropy(logits, labels, reduction=reduction)
+        if loss_outside:
+            loss = F.cross_entropy(logits, labels)
+        loss.backward()
+        if update:
+            optimizer.step()
+        return after(loss, logits) if after else (loss.detach(), logits.detach())
+
+    return bf16_step
+
+
+bank.several(2, "loss-in-half", changed_step(loss_outside=True), report)
+bank.several(2, "wrong-dtype", changed_step(dtype=torch.float16), report)
+bank.several(2, "no-autocast", changed_step(dtype=torch.float32), report)
+bank.several(2, "weights-converted", changed_step(convert=True), report)
+bank.several(2, "gradients-add-up", changed_step(zero=False), report)
+bank.several(2, "no-update", changed_step(update=False), report)
+bank.several(2, "sum-not-mean", changed_step(reduction="sum"), report)
+bank.several(2, "graph-kept", changed_step(after=lambda loss, logits: (loss, logits)), report)
+bank.several(2, "number-returned", changed_step(after=lambda loss, logits: (loss.item(), logits.detach())), report)
+bank.several(2, "device-hard-coded", changed_step(device_type="cpu"), report)
+bank.several(2, "not-loss-and-logits", changed_step(after=lambda loss, logits: loss.detach()), report)
+
+
+def narrow_gradients(model, images, labels, optimizer, device):
+    """The optimizer is given gradients in bfloat16, by a model converted for the step only."""
+    images, labels = moved(images, labels, device)
+    optimizer.zero_grad()
+    with torch.autocast(device.type, dtype=torch.bfloat16):
+        logits = model(images)
+        loss = F.cross_entropy(logits, labels)
+    loss.backward()
+    for p in model.parameters():
+        with torch.no_grad():
+            g = p.grad.bfloat16()
+            p.grad = None
+            p.data = p.data.bfloat16()
+            p.grad = g
+    optimizer.step()
+    for p in model.parameters():
+        p.grad = None
+        p.data = p.data.float()
+    return loss.detach(), logits.detach()
+
+
+bank.several(2, "update-cast", narrow_gradients, report)
+
+
+def waiting(model, images, labels, optimizer, device):
+    found = step(model, images, labels, optimizer, device)
+    assert found[0].isfinite()
+    return found
+
+
+bank.several(2, "hidden-sync", waiting, report)
+
+# ---------------------------------------------------------------- wrong: the report
+
+bank.several(2, "nothing-returned", step, lambda model, x, dtype: None)
+bank.several(2, "no-dictionary", step, lambda model, x, dtype: list(report(model, x, dtype).items()))
+bank.several(2, "containers-included", step, variant(choose=lambda model: list(model.named_modules())))
+bank.several(2, "root-only", step, variant(choose=lambda model: list(model.named_children())))
+bank.several(
+    2,
+    "modules-missing",
+    step,
+    variant(choose=lambda model: [(n, m) for n, m in leaves(model) if list(m.parameters())]),
+)
+bank.several(
+    2,
+    "parameter-dtypes",
+    step,
+    lambda model, x, dtype: {name: next(m.parameters(), x).dtype for name, m in leaves(model) if name != "1.pair"},
+)
+bank.several(
+    2,
+    "parameter-dtypes",
+    step,
+    lambda model, x, dtype: {name: torch.float32 for name, m in leaves(model) if name not in ("1.pair", "1.unused")},
+)
+bank.several(2, "parameter-dtypes", step, variant(value=lambda module, inputs, output: torch.float32))
+bank.several(2, "outside-autocast", step, variant(auto=False))
+bank.several(2, "dtype-ignored", step, variant(keep_dtype=False))
+bank.several(
+    2,
+    "dtype-by-kind",
+    step,
+    variant(
+        value=lambda module, inputs, output: (
+            torch.get_autocast_dtype("cpu") if isinstance(module, nn.Linear) else output.dtype
+        )
+    ),
+)
+bank.several(2, "dtype-by-kind", step, variant(value=lambda module, inputs, output: inputs[0].dtype))
+bank.several(
+    2,
+    "wrong-names",
+    step,
+    variant(choose=lambda model: [(f"{type(m).__name__} {n}", m) for n, m in leaves(model)]),
+)
+bank.several(2, "not-tensors", step, variant(tensors=False))
+bank.several(2, "hooks-left", step, variant(clean=False))
+bank.several(2, "hooks-left", step, variant(safe=False))
+bank.several(2, "mode-changed", step, variant(restore=False))
+bank.several(2, "statistics-changed", step, variant(evaluate=False))
+bank.several(2, "graph-recorded", step, variant(graph=True))
+
+
+def memorised(model, x, dtype):
+    wide = torch.float32
+    return {
+        "0": dtype,
+        "1.inner.0": dtype,
+        "1.inner.1": dtype,
+        "1.norm": dtype,
+        "2": wide,
+        "3": wide,
+        "4": dtype,
+        "5": wide,
+        "6": wide,
+    }
+
+
+bank.several(2, "wrong-names", step, memorised)
+bank.several(
+    2, "wrong-logits", changed_step(after=lambda loss, logits: (loss.detach(), torch.zeros_like(logits))), report
+)

@@ -1,0 +1,536 @@
+"""Answers to balise 1 of 02_mixed_precision: the step in float16."""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.utils import clip_grad_norm_
+
+from tests.answers.bank import Bank
+
+bank = Bank("02_mixed_precision")
+
+
+def moved(images, labels, device):
+    return images.to(device, non_blocking=True), labels.to(device, non_blocking=True)
+
+
+def forward(model, images, labels, device, dtype=torch.float16):
+    with torch.autocast(device.type, dtype=dtype):
+        logits = model(images)
+        return F.cross_entropy(logits, labels), logits
+
+
+def variant(
+    zero=True,
+    dtype=torch.float16,
+    unscale="before",
+    clip="global",
+    scaled=True,
+    update="after",
+    step="scaler",
+    after=None,
+):
+    """A step with one thing done otherwise."""
+
+    def fp16_step(model, images, labels, optimizer, scaler, device, max_norm):
+        images, labels = moved(images, labels, device)
+        if zero:
+            optimizer.zero_grad()
+        loss, logits = forward(model, images, labels, device, dtype)
+        (scaler.scale(loss) if scaled else loss).backward()
+        if update == "early":
+            scaler.update()
+        parameters = list(model.parameters())
+        if unscale == "before":
+            scaler.unscale_(optimizer)
+        if clip == "global":
+            clip_grad_norm_(parameters, max_norm)
+        elif clip == "value":
+            torch.nn.utils.clip_grad_value_(parameters, max_norm)
+        elif clip == "each":
+            for p in parameters:
+                clip_grad_norm_([p], max_norm)
+        elif clip == "one":
+            clip_grad_norm_(parameters, 1.0)
+        elif clip == "fixed":
+            clip_grad_norm_(parameters, 0.2)
+        elif clip == "always":
+            norm = torch.nn.utils.get_total_norm([p.grad for p in parameters])
+            for p in parameters:
+                p.grad.mul_(max_norm / norm)
+        elif clip == "root":
+            norm = torch.stack([p.grad.norm() for p in parameters]).sum()
+            for p in parameters:
+                p.grad.mul_((max_norm / norm).clamp(max=1.0))
+        if unscale == "after":
+            scaler.unscale_(optimizer)
+        if step == "scaler":
+            scaler.step(optimizer)
+        elif step == "alone":
+            optimizer.step()
+        if clip == "late":
+            clip_grad_norm_(parameters, max_norm)
+        if update == "after":
+            scaler.update()
+        if after:
+            return after(loss, logits, scaler)
+        return loss.detach(), logits.detach()
+
+    return fp16_step
+
+
+# ---------------------------------------------------------------- right
+
+
+@bank.right(1)
+def fp16_step(model, images, labels, optimizer, scaler, device, max_norm):
+    """Backward under autocast, loss outside of it in float32, the clipping by hand."""
+    images, labels = moved(images, labels, device)
+    for p in model.parameters():
+        p.grad = None
+    with torch.amp.autocast(device_type=device.type, dtype=torch.float16):
+        logits = model(images)
+    loss = nn.CrossEntropyLoss()(logits.float(), labels)
+    with torch.autocast(device.type, torch.float16):
+        scaler.scale(loss).backward()
+    scaler.unscale_(optimizer)
+    with torch.no_grad():
+        norm = torch.stack([p.grad.norm() for p in model.parameters()]).norm()
+        factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+        for p in model.parameters():
+            p.grad.mul_(factor)
+    scaler.step(optimizer)
+    scaler.update()
+    return [loss.detach(), logits.detach().float()]
+
+
+@bank.right(1)
+def fp16_step(model, images, labels, optimizer, scaler, device, max_norm):
+    """Gradients asked for one by one; cleared at the end; the optimizer's own list of parameters."""
+    x = torch.empty_like(images, device=device).copy_(images, non_blocking=True)
+    y = torch.empty_like(labels, device=device).copy_(labels, non_blocking=True)
+    loss, logits = forward(model, x, y, device)
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    for p, g in zip(parameters, torch.autograd.grad(scaler.scale(loss), parameters), strict=True):
+        p.grad = g
+    scaler.unscale_(optimizer)
+    clip_grad_norm_(parameters, max_norm=max_norm, foreach=False)
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad(set_to_none=True)
+    with torch.no_grad():
+        return loss.clone(), logits.clone()
+
+
+@bank.right(1)
+def fp16_step(model, images, labels, optimizer, scaler, device, max_norm):
+    """Autocast as a decorator; gradients set to zero, not to None; norm and clipping apart."""
+    images, labels = moved(images, labels, device)
+    optimizer.zero_grad(set_to_none=False)
+
+    @torch.autocast(device.type, dtype=torch.float16)
+    def run():
+        logits = model(images)
+        return F.nll_loss(F.log_softmax(logits.float(), dim=1), labels), logits
+
+    loss, logits = run()
+    torch.autograd.backward(scaler.scale(loss))
+    scaler.unscale_(optimizer)
+    norm = torch.nn.utils.get_total_norm([p.grad for p in model.parameters()])
+    torch.nn.utils.clip_grads_with_norm_(model.parameters(), max_norm, norm)
+    scaler.step(optimizer)
+    scaler.update()
+    return loss.data, logits.data
+
+
+@bank.right(1)
+def fp16_step(model, images, labels, optimizer, scaler, device, max_norm):
+    """The images are cast in the copy; torch.where instead of clamp; loss under autocast."""
+    images = images.to(device, torch.float16, non_blocking=True)
+    labels = labels.to(device, non_blocking=True)
+    model.zero_grad()
+    loss, logits = forward(model, images, labels, device)
+    scaler.scale(loss).backward()
+    scaler.unscale_(optimizer)
+    grads = [p.grad for p in model.parameters()]
+    norm = torch.linalg.vector_norm(torch.cat([g.flatten() for g in grads]))
+    torch._foreach_mul_(grads, torch.where(norm > max_norm, max_norm / norm, torch.ones_like(norm)))
+    scaler.step(optimizer)
+    scaler.update()
+    return loss.detach(), logits.detach()
+
+
+# ---------------------------------------------------------------- wrong: what comes back
+
+
+bank.wrong(1, "nothing-returned")(variant(after=lambda loss, logits, scaler: None))
+bank.wrong(1, "not-loss-and-logits")(variant(after=lambda loss, logits, scaler: loss.detach()))
+bank.wrong(1, "number-returned")(variant(after=lambda loss, logits, scaler: (loss.item(), logits.detach())))
+bank.wrong(1, "graph-kept")(variant(after=lambda loss, logits, scaler: (loss, logits.detach())))
+bank.wrong(1, "graph-kept")(variant(after=lambda loss, logits, scaler: (loss.detach(), logits)))
+bank.wrong(1, "scaled-loss-returned")(
+    variant(after=lambda loss, logits, scaler: (scaler.scale(loss).detach(), logits.detach()))
+)
+bank.wrong(1, "wrong-logits")(variant(after=lambda loss, logits, scaler: (loss.detach(), logits.detach().softmax(1))))
+bank.wrong(1, "hidden-sync")(
+    variant(
+        after=lambda loss, logits, scaler: (loss.detach() / scaler.get_scale() * scaler.get_scale(), logits.detach())
+    )
+)
+
+# ---------------------------------------------------------------- wrong: the order
+
+bank.wrong(1, "clipped-before-unscale")(variant(unscale="after"))
+bank.wrong(1, "never-unscaled")(variant(unscale="never"))
+bank.wrong(1, "never-unscaled")(variant(unscale="never", clip="none"))
+bank.wrong(1, "not-clipped")(variant(clip="none"))
+bank.wrong(1, "clipped-after-step")(variant(clip="late"))
+bank.wrong(1, "clipped-by-value")(variant(clip="value"))
+bank.wrong(1, "clipped-each")(variant(clip="each"))
+bank.wrong(1, "always-normalised")(variant(clip="always"))
+bank.wrong(1, "max-norm-ignored")(variant(clip="fixed"))
+bank.wrong(1, "max-norm-ignored")(variant(clip="one"))
+bank.wrong(1, "max-norm-ignored")(variant(clip="root"))
+bank.wrong(1, "loss-not-scaled")(variant(scaled=False))
+bank.wrong(1, "no-scaler-update")(variant(update="never"))
+bank.wrong(1, "update-too-early")(variant(update="early"))
+bank.wrong(1, "optimizer-stepped-alone")(variant(step="alone"))
+bank.wrong(1, "no-update")(variant(step="never"))
+bank.wrong(1, "gradients-add-up")(variant(zero=False))
+bank.wrong(1, "wrong-dtype")(variant(dtype=torch.bfloat16))
+bank.wrong(1, "wrong-dtype")(variant(dtype=None))
+
+
+@bank.wrong(1, "loss-not-scaled")
+def fp16_step(model, images, labels, optimizer, scaler, device, max_norm):
+    images, labels = moved(images, labels, device)
+    optimizer.zero_grad()
+    loss, logits = forward(model, images, labels, device)
+    scaler.scale(loss)  # its result is not used
+    loss.backward()
+    scaler.unscale_(optimizer)
+    clip_grad_norm_(model.parameters(), max_norm)
+    scaler.step(optimizer)
+    scaler.update()
+    return loss.detach(), logits.detach()
+
+
+@bank.wrong(1, "optimizer-stepped-alone")
+def fp16_step(model, images, labels, optimizer, scaler, device, max_norm):
+    images, labels = moved(images, labels, device)
+    optimizer.zero_grad()
+    loss, logits = forward(model, images, labels, device)
+    scaler.scale(loss).backward()
+    scaler.unscale_(optimizer)
+    clip_grad_norm_(model.parameters(), max_norm)
+    optimizer.step()
+    scaler.step(optimizer)
+    scaler.update()
+    return loss.detach(), logits.detach()
+
+
+@bank.wrong(1, "scaler-unused")
+def fp16_step(model, images, labels, optimizer, scaler, device, max_norm):
+    images, labels = moved(images, labels, device)
+    optimizer.zero_grad()
+    loss, logits = forward(model, images, labels, device)
+    loss.backward()
+    clip_grad_norm_(model.parameters(), max_norm)
+    optimizer.step()
+    return loss.detach(), logits.detach()
+
+
+@bank.wrong(1, "scaler-unused")
+def fp16_step(model, images, labels, optimizer, scaler, device, max_norm):
+    images, labels = moved(images, labels, device)
+    scaler = torch.amp.GradScaler(device.type, init_scale=1024.0)
+    optimizer.zero_grad()
+    loss, logits = forward(model, images, labels, device)
+    scaler.scale(loss).backward()
+    scaler.unscale_(optimizer)
+    clip_grad_norm_(model.parameters(), max_norm)
+    scaler.step(optimizer)
+    scaler.update()
+    return loss.detach(), logits.detach()
+
+
+@bank.wrong(1, "no-gradients")
+def fp16_step(model, images, labels, optimizer, scaler, device, max_norm):
+    images, labels = moved(images, labels, device)
+    loss, logits = forward(model, images, labels, device)
+    scaler.scale(loss).backward()
+    optimizer.zero_grad()
+    scaler.unscale_(optimizer)
+    scaler.step(optimizer)
+    scaler.update()
+    return loss.detach(), logits.detach()
+
+
+@bank.wrong(1, "no-autocast")
+def fp16_step(model, images, labels, optimizer, scaler, device, max_norm):
+    images, labels = moved(images, labels, device)
+    optimizer.zero_grad()
+    logits = model(images)
+    loss = F.cross_entropy(logits, labels)
+    with torch.autocast(device.type, dtype=torch.float16):
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        clip_grad_norm_(model.parameters(), max_norm)
+        scaler.step(optimizer)
+        scaler.update()
+    return loss.detach(), logits.detach()
+
+
+@bank.wrong(1, "weights-converted")
+def fp16_step(model, images, labels, optimizer, scaler, device, max_norm):
+    images, labels = moved(images, labels, device)
+    model.half()
+    optimizer.zero_grad()
+    logits = model(images.half())
+    loss = F.cross_entropy(logits.float(), labels)
+    scaler.scale(loss).backward()
+    scaler.unscale_(optimizer)
+    clip_grad_norm_(model.parameters(), max_norm)
+    scaler.step(optimizer)
+    scaler.update()
+    return loss.detach(), logits.detach()
+
+
+@bank.wrong(1, "loss-in-half")
+def fp16_step(model, images, labels, optimizer, scaler, device, max_norm):
+    images, labels = moved(images, labels, device)
+    optimizer.zero_grad()
+    with torch.autocast(device.type, dtype=torch.float16):
+        logits = model(images)
+    loss = F.cross_entropy(logits, labels)
+    scaler.scale(loss).backward()
+    scaler.unscale_(optimizer)
+    clip_grad_norm_(model.parameters(), max_norm)
+    scaler.step(optimizer)
+    scaler.update()
+    return loss.detach(), logits.detach()
+
+
+@bank.wrong(1, "sum-not-mean")
+def fp16_step(model, images, labels, optimizer, scaler, device, max_norm):
+    images, labels = moved(images, labels, device)
+    optimizer.zero_grad()
+    with torch.autocast(device.type, dtype=torch.float16):
+        logits = model(images)
+        loss = F.cross_entropy(logits, labels, reduction="sum")
+    scaler.scale(loss).backward()
+    scaler.unscale_(optimizer)
+    clip_grad_norm_(model.parameters(), max_norm)
+    scaler.step(optimizer)
+    scaler.update()
+    return loss.detach(), logits.detach()
+
+
+@bank.wrong(1, "wrong-loss")
+def fp16_step(model, images, labels, optimizer, scaler, device, max_norm):
+    images, labels = moved(images, labels, device)
+    optimizer.zero_grad()
+    with torch.autocast(device.type, dtype=torch.float16):
+        logits = model(images)
+        loss = F.cross_entropy(logits.softmax(dim=1), labels)
+    scaler.scale(loss).backward()
+    scaler.unscale_(optimizer)
+    clip_grad_norm_(model.parameters(), max_norm)
+    scaler.step(optimizer)
+    scaler.update()
+    return loss.detach(), logits.detach()
+
+
+@bank.wrong(1, "wrong-clipping")
+def fp16_step(model, images, labels, optimizer, scaler, device, max_norm):
+    images, labels = moved(images, labels, device)
+    optimizer.zero_grad()
+    loss, logits = forward(model, images, labels, device)
+    scaler.scale(loss).backward()
+    scaler.unscale_(optimizer)
+    clip_grad_norm_(list(model.parameters())[:1], max_norm)  # the first parameter alone
+    scaler.step(optimizer)
+    scaler.update()
+    return loss.detach(), logits.detach()
+
+
+@bank.wrong(1, "wrong-weights")
+def fp16_step(model, images, labels, optimizer, scaler, device, max_norm):
+    images, labels = moved(images, labels, device)
+    optimizer.zero_grad()
+    loss, logits = forward(model, images, labels, device)
+    scaler.scale(loss).backward()
+    scaler.unscale_(optimizer)
+    clip_grad_norm_(model.parameters(), max_norm)
+    scaler.step(optimizer)
+    scaler.update()
+    with torch.no_grad():  # a weight decay that nobody asked for
+        for p in model.parameters():
+            p.mul_(0.98)
+    return loss.detach(), logits.detach()
+
+
+@bank.wrong(1, "hidden-sync")
+def fp16_step(model, images, labels, optimizer, scaler, device, max_norm):
+    images, labels = moved(images, labels, device)
+    optimizer.zero_grad()
+    loss, logits = forward(model, images, labels, device)
+    scaler.scale(loss).backward()
+    scaler.unscale_(optimizer)
+    norm = torch.stack([p.grad.norm() for p in model.parameters()]).norm()
+    if norm > max_norm:
+        for p in model.parameters():
+            p.grad.mul_(max_norm / norm)
+    scaler.step(optimizer)
+    scaler.update()
+    return loss.detach(), logits.detach()
+
+
+@bank.wrong(1, "hidden-sync")
+def fp16_step(model, images, labels, optimizer, scaler, device, max_norm):
+    images, labels = moved(images, labels, device)
+    optimizer.zero_grad()
+    loss, logits = forward(model, images, labels, device)
+    scaler.scale(loss).backward()
+    if torch.isfinite(loss):
+        scaler.unscale_(optimizer)
+        clip_grad_norm_(model.parameters(), max_norm)
+    scaler.step(optimizer)
+    scaler.update()
+    return loss.detach(), logits.detach()
+
+
+@bank.wrong(1, "overflow-applied")
+def fp16_step(model, images, labels, optimizer, scaler, device, max_norm):
+    images, labels = moved(images, labels, device)
+    optimizer.zero_grad()
+    loss, logits = forward(model, images, labels, device)
+    scaler.scale(loss).backward()
+    for p in model.parameters():  # "so that no step is lost"
+        torch.nan_to_num_(p.grad, nan=0.0, posinf=0.0, neginf=0.0)
+    scaler.unscale_(optimizer)
+    clip_grad_norm_(model.parameters(), max_norm)
+    scaler.step(optimizer)
+    scaler.update()
+    return loss.detach(), logits.detach()
+
+
+@bank.wrong(1, "scale-not-backed-off")
+def fp16_step(model, images, labels, optimizer, scaler, device, max_norm):
+    images, labels = moved(images, labels, device)
+    optimizer.zero_grad()
+    loss, logits = forward(model, images, labels, device)
+    scaler.scale(loss).backward()
+    scaler.unscale_(optimizer)
+    clip_grad_norm_(model.parameters(), max_norm)
+    scaler.step(optimizer)
+    scaler.update(2.0**16)  # a scale of one's own
+    return loss.detach(), logits.detach()
+
+
+@bank.wrong(1, "device-hard-coded")
+def fp16_step(model, images, labels, optimizer, scaler, device, max_norm):
+    images, labels = moved(images, labels, device)
+    optimizer.zero_grad()
+    with torch.autocast("cpu", dtype=torch.float16):
+        logits = model(images)
+        loss = F.cross_entropy(logits, labels)
+    scaler.scale(loss).backward()
+    scaler.unscale_(optimizer)
+    clip_grad_norm_(model.parameters(), max_norm)
+    scaler.step(optimizer)
+    scaler.update()
+    return loss.detach(), logits.detach()
+
+
+@bank.wrong(1, "device-hard-coded")
+def fp16_step(model, images, labels, optimizer, scaler, device, max_norm):
+    images, labels = moved(images, labels, device)
+    optimizer.zero_grad()
+    with torch.autocast(str(device), dtype=torch.float16):
+        logits = model(images)
+        loss = F.cross_entropy(logits, labels)
+    scaler.scale(loss).backward()
+    scaler.unscale_(optimizer)
+    clip_grad_norm_(model.parameters(), max_norm)
+    scaler.step(optimizer)
+    scaler.update()
+    return loss.detach(), logits.detach()
+
+
+@bank.wrong(1, "no-autocast")
+def fp16_step(model, images, labels, optimizer, scaler, device, max_norm):
+    images, labels = moved(images, labels, device)
+    optimizer.zero_grad()
+    with torch.autocast("cuda", dtype=torch.float16):  # on a CPU: off
+        logits = model(images)
+        loss = F.cross_entropy(logits, labels)
+    scaler.scale(loss).backward()
+    scaler.unscale_(optimizer)
+    clip_grad_norm_(model.parameters(), max_norm)
+    scaler.step(optimizer)
+    scaler.update()
+    return loss.detach(), logits.detach()
+
+
+@bank.wrong(1, "step-not-moved")
+def fp16_step(model, images, labels, optimizer, scaler, device, max_norm):
+    return fp16_rest(model, images, labels, optimizer, scaler, device, max_norm)
+
+
+@bank.wrong(1, "step-blocks")
+def fp16_step(model, images, labels, optimizer, scaler, device, max_norm):
+    return fp16_rest(model, images.to(device), labels.to(device), optimizer, scaler, device, max_norm)
+
+
+def fp16_rest(model, images, labels, optimizer, scaler, device, max_norm):
+    optimizer.zero_grad()
+    loss, logits = forward(model, images, labels, device)
+    scaler.scale(loss).backward()
+    scaler.unscale_(optimizer)
+    clip_grad_norm_(model.parameters(), max_norm)
+    scaler.step(optimizer)
+    scaler.update()
+    return loss.detach(), logits.detach()
+
+
+@bank.wrong(1, "forward-twice")
+def fp16_step(model, images, labels, optimizer, scaler, device, max_norm):
+    images, labels = moved(images, labels, device)
+    loss, _ = fp16_rest(model, images, labels, optimizer, scaler, device, max_norm)
+    with torch.no_grad():
+        return loss, model(images)
+
+
+@bank.wrong(1, "no-autocast")
+def fp16_step(model, images, labels, optimizer, scaler, device, max_norm):
+    images, labels = moved(images, labels, device)
+    optimizer.zero_grad()
+    with torch.no_grad(), torch.autocast(device.type, dtype=torch.float16):
+        logits = model(images)
+    loss = F.cross_entropy(model(images), labels)  # this one learns, in float32
+    scaler.scale(loss).backward()
+    scaler.unscale_(optimizer)
+    clip_grad_norm_(model.parameters(), max_norm)
+    scaler.step(optimizer)
+    scaler.update()
+    return loss.detach(), logits
+
+
+@bank.wrong(1, "eval-mode")
+def fp16_step(model, images, labels, optimizer, scaler, device, max_norm):
+    images, labels = moved(images, labels, device)
+    return fp16_rest(model.eval(), images, labels, optimizer, scaler, device, max_norm)
+
+
+@bank.wrong(1, "overflow-raises")
+def fp16_step(model, images, labels, optimizer, scaler, device, max_norm):
+    images, labels = moved(images, labels, device)
+    optimizer.zero_grad()
+    loss, logits = forward(model, images, labels, device)
+    scaler.scale(loss).backward()
+    scaler.unscale_(optimizer)
+    clip_grad_norm_(model.parameters(), max_norm, error_if_nonfinite=True)
+    scaler.step(optimizer)
+    scaler.update()
+    return loss.detach(), logits.detach()

@@ -1,0 +1,299 @@
+"""Answers to balise 5 of 02_mixed_precision: the unit in the last place, and masters."""
+
+import numpy as np
+import torch
+
+from tests.answers.bank import Bank
+
+bank = Bank("02_mixed_precision")
+
+
+def ulp(x):
+    """By the next number."""
+    size = x.abs()
+    return torch.nextafter(size, torch.full_like(size, torch.inf)).double() - size.double()
+
+
+def ulp_by_exponent(x):
+    """By the exponent, from NumPy."""
+    info = torch.finfo(x.dtype)
+    _, exponent = np.frexp(np.maximum(x.double().abs().numpy(), info.smallest_normal))
+    return torch.from_numpy(info.eps * 2.0 ** (exponent - 1))
+
+
+def ulp_by_bits(x):
+    """By bit patterns, in the dtype itself."""
+    whole = {2: torch.int16, 4: torch.int32}[x.element_size()]
+    return (x.abs().view(whole) + 1).view(x.dtype) - x.abs()
+
+
+class Masters:
+    """Right, in plain operations, with parts to be replaced by mistakes."""
+
+    keep, moments, share = torch.float32, torch.float32, 1.0
+
+    def __init__(self, parameters, lr, momentum=0.9):
+        self.p, self.lr, self.mu = list(parameters), lr, momentum
+        self.w = [p.detach().to(self.keep, copy=True) for p in self.p]
+        self.v = [torch.zeros_like(w, dtype=self.moments) for w in self.w]
+
+    @torch.no_grad()
+    def step(self):
+        for i, p in enumerate(self.p):
+            if p.grad is None:
+                continue
+            self.v[i] = (self.mu * self.v[i] + self.share * p.grad.float()).to(self.moments)
+            self.w[i] = (self.w[i] - self.lr * self.v[i].float()).to(self.keep)
+            self.write(p, self.w[i])
+
+    def write(self, p, w):
+        p.copy_(w)
+
+    def zero_grad(self):
+        for p in self.p:
+            p.grad = None
+
+
+class Wrapped:
+    """PyTorch's SGD over the masters; gradients set to zero, not to None."""
+
+    let_go = True
+
+    def __init__(self, parameters, lr, momentum=0.9):
+        self.p = list(parameters)
+        self.w = [torch.nn.Parameter(p.detach().clone().float()) for p in self.p]
+        self.sgd = torch.optim.SGD(self.w, lr=lr, momentum=momentum)
+
+    def step(self):
+        for p, w in zip(self.p, self.w):
+            w.grad = None if p.grad is None else p.grad.float()
+        self.sgd.step()
+        with torch.no_grad():
+            for p, w in zip(self.p, self.w):
+                if p.grad is not None:
+                    p.copy_(w)
+        if self.let_go:
+            self.sgd.zero_grad()
+
+    def zero_grad(self):
+        for p in self.p:
+            if p.grad is not None:
+                p.grad.zero_()
+
+
+class Subclass(torch.optim.Optimizer):
+    """A torch optimizer, its masters in its state, made when first needed; v takes the learning rate."""
+
+    def __init__(self, parameters, lr, momentum=0.9):
+        super().__init__(parameters, {"lr": lr, "momentum": momentum})
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    state = self.state[p]
+                    if not state:
+                        state["w"], state["v"] = p.float(), torch.zeros_like(p, dtype=torch.float32)
+                    state["v"].mul_(group["momentum"]).add_(p.grad.float(), alpha=group["lr"])
+                    state["w"].sub_(state["v"])
+                    p.data.copy_(state["w"].data)
+
+
+class Foreach(Masters):
+    """Lists at once, the data pointer of the parameter set anew."""
+
+    @torch.no_grad()
+    def step(self):
+        chosen = [i for i, p in enumerate(self.p) if p.grad is not None]
+        v, w = [self.v[i] for i in chosen], [self.w[i] for i in chosen]
+        torch._foreach_mul_(v, self.mu)
+        torch._foreach_add_(v, [self.p[i].grad.float() for i in chosen])
+        torch._foreach_add_(w, v, alpha=-self.lr)
+        for i in chosen:
+            self.p[i].data = self.w[i].to(self.p[i].dtype)
+
+
+bank.several(5, None, ulp, Masters)
+bank.several(5, None, ulp_by_exponent, Wrapped)
+bank.several(5, None, ulp_by_bits, Subclass)
+bank.several(5, None, ulp, Foreach)
+
+
+# ---------------------------------------------------------------- wrong: the unit
+
+
+def by_log(x):
+    """The logarithm in the dtype of x rounds up just below a power of two."""
+    return torch.finfo(x.dtype).eps * 2.0 ** torch.floor(torch.log2(x.abs())).double()
+
+
+def below(x):
+    """The distance to the next smaller number."""
+    size = x.abs()
+    return size.double() - torch.nextafter(size, torch.zeros_like(size)).double()
+
+
+def normal_only(x):
+    size = x.double().abs()
+    _, exponent = torch.frexp(size)
+    found = torch.finfo(x.dtype).eps * 2.0 ** (exponent - 1).double()
+    return torch.where(size == 0, torch.finfo(x.dtype).smallest_normal * torch.finfo(x.dtype).eps, found)
+
+
+def normal_no_zero(x):
+    _, exponent = torch.frexp(x.double().abs())
+    return torch.finfo(x.dtype).eps * 2.0 ** (exponent - 1).double()
+
+
+bank.several(5, "nothing-returned", lambda x: None, Masters)
+bank.several(5, "ulp-shape", lambda x: ulp(x)[0], Masters)
+bank.several(5, "ulp-shape", lambda x: torch.finfo(x.dtype).eps, Masters)
+bank.several(5, "ulp-negative", lambda x: ulp(x) * x.sign().double() if x[0] < 0 else ulp(x), Masters)
+bank.several(5, "ulp-relative", lambda x: torch.finfo(x.dtype).eps * x.abs().double(), Masters)
+bank.several(5, "ulp-constant", lambda x: torch.full_like(x, torch.finfo(x.dtype).eps), Masters)
+bank.several(5, "ulp-float32", lambda x: ulp(x.float()), Masters)
+bank.several(5, "ulp-half", lambda x: ulp(x) / 2, Masters)
+bank.several(5, "ulp-at-power", by_log, Masters)
+bank.several(5, "ulp-wrong", below, Masters)
+bank.several(5, "ulp-at-zero", normal_no_zero, Masters)
+bank.several(5, "ulp-subnormal", normal_only, Masters)
+
+# ---------------------------------------------------------------- wrong: the masters
+
+
+class InFloat32(Masters):
+    def write(self, p, w):
+        p.data = w.clone()
+
+
+class NotWritten(Masters):
+    def write(self, p, w):
+        p = w.to(p.dtype)  # a name, not the parameter
+
+
+class FromParameters(Masters):
+    """Float32 for the moment of the update only."""
+
+    def __init__(self, parameters, lr, momentum=0.9):
+        self.p, self.lr, self.mu = list(parameters), lr, momentum
+        self.v = [torch.zeros_like(p, dtype=torch.float32) for p in self.p]
+
+    @torch.no_grad()
+    def step(self):
+        for p, v in zip(self.p, self.v):
+            if p.grad is not None:
+                v.mul_(self.mu).add_(p.grad.float())
+                p.copy_(p.float() - self.lr * v)
+
+
+class InHalf(Masters):
+    keep = torch.bfloat16
+
+
+class HalfMomentum(Masters):
+    moments = torch.bfloat16
+
+
+class Dampened(Masters):
+    @torch.no_grad()
+    def step(self):
+        self.share = 1 - self.mu
+        super().step()
+
+
+class NoMomentum(Masters):
+    @torch.no_grad()
+    def step(self):
+        self.mu = 0.0
+        super().step()
+
+
+class AllHaveGradients(Masters):
+    @torch.no_grad()
+    def step(self):
+        for p, w, v in zip(self.p, self.w, self.v):
+            v.mul_(self.mu).add_(p.grad.float())
+            w.sub_(self.lr * v)
+            p.copy_(w)
+
+
+class Decays(Masters):
+    @torch.no_grad()
+    def step(self):
+        super().step()
+        for p, w in zip(self.p, self.w):
+            if p.grad is None:
+                p.copy_(w.mul_(0.9))
+
+
+class KeepsGradients(Masters):
+    def zero_grad(self):
+        pass
+
+
+class WrappedKeeps(Wrapped):
+    let_go = False
+
+
+class Wasteful(Masters):
+    """A second set of masters, "to be safe"."""
+
+    def __init__(self, parameters, lr, momentum=0.9):
+        super().__init__(parameters, lr, momentum)
+        self.first = [w.clone() for w in self.w]
+        self.last = [w.clone() for w in self.w]
+
+
+class Nesterov(Masters):
+    @torch.no_grad()
+    def step(self):
+        for p, w, v in zip(self.p, self.w, self.v):
+            if p.grad is not None:
+                v.mul_(self.mu).add_(p.grad.float())
+                w.sub_(self.lr * (p.grad.float() + self.mu * v))
+                p.copy_(w)
+
+
+bank.several(5, "parameters-widened", ulp, InFloat32)
+bank.several(5, "parameters-replaced", ulp, NotWritten)
+bank.several(5, "masters-not-kept", ulp, FromParameters)
+bank.several(5, "masters-not-kept", ulp, InHalf)
+bank.several(5, "momentum-in-half", ulp, HalfMomentum)
+bank.several(5, "momentum-dampened", ulp, Dampened)
+bank.several(5, "momentum-ignored", ulp, NoMomentum)
+bank.several(5, "grad-none", ulp, AllHaveGradients)
+bank.several(5, "frozen-moved", ulp, Decays)
+bank.several(5, "zero-grad-missing", ulp, KeepsGradients)
+bank.several(5, "float32-gradients-kept", ulp, WrappedKeeps)
+bank.several(5, "too-much-memory", ulp, Wasteful)
+bank.several(5, "sgd-wrong", ulp, Nesterov)
+
+
+class InNumpy(Masters):
+    """Right on a CPU only."""
+
+    def __init__(self, parameters, lr, momentum=0.9):
+        self.p, self.lr, self.mu = list(parameters), lr, momentum
+        self.w = [p.detach().float().numpy().copy() for p in self.p]
+        self.v = [np.zeros_like(w) for w in self.w]
+
+    @torch.no_grad()
+    def step(self):
+        for p, w, v in zip(self.p, self.w, self.v):
+            if p.grad is not None:
+                v *= self.mu
+                v += p.grad.float().numpy()
+                w -= self.lr * v
+                p.copy_(torch.from_numpy(w))
+
+
+class OnTheCpu(Masters):
+    def __init__(self, parameters, lr, momentum=0.9):
+        self.p, self.lr, self.mu = list(parameters), lr, momentum
+        self.w = [p.detach().float() for p in self.p]
+        self.v = [torch.zeros(p.shape) for p in self.p]
+
+
+bank.several(5, "leaves-the-device", ulp, InNumpy)
+bank.several(5, "leaves-the-device", ulp, OnTheCpu)
