@@ -17,7 +17,7 @@ from .machine import as_device, hardware, synchronize, versions
 from .units import human_seconds
 
 
-@dataclass
+@dataclass(repr=False)
 class Race:
     """Times of candidates that ran in turn.
 
@@ -73,6 +73,8 @@ class Race:
         width = max(len(row[0]) for row in rows)
         lines = [f"{row[0]:<{width}}  {row[1]:>9}  {row[2]:>9}  {row[3]:>12}" for row in rows]
         return "\n".join([*lines, self._verdict()])
+
+    __repr__ = __str__
 
     def _repr_html_(self) -> str:
         body = "".join(
