@@ -93,7 +93,7 @@ def cutmix_boxes(lam, y, x, height, width):
 
 
 # balise 4
-RETURN = "return tall & wide  # the only operation on all pixels"
+RETURN = "return inside.view(torch.bool)"
 bank.slip(4, "nothing-returned", (RETURN, RETURN.removeprefix("return ")))
 bank.slip(4, "mask-form", (RETURN, "return (tall & wide).float()"))
 bank.slip(4, "mask-form", (RETURN, "return (tall & wide)[:, 0]"))
@@ -103,7 +103,7 @@ bank.slip(
     "mask-inclusive",
     ("rows < bottom", "rows <= bottom"),
     ("columns < right", "columns <= right"),
-    ("return tall", "return (bottom > top) & (right > left) & tall"),
+    ("return inside.view(torch.bool)", "return (bottom > top) & (right > left) & inside.view(torch.bool)"),
 )
 bank.slip(4, "mask-of-empty-box", ("rows < bottom", "rows <= bottom"), ("columns < right", "columns <= right"))
 bank.slip(4, "mask-of-empty-box", (RETURN, "return tall & wide | (top == bottom)"))
@@ -114,7 +114,7 @@ bank.slip(
     4,
     "mask-wrong",
     ("rows < bottom", "rows <= bottom"),
-    ("return tall", "return (bottom > top) & (right > left) & tall"),
+    ("return inside.view(torch.bool)", "return (bottom > top) & (right > left) & inside.view(torch.bool)"),
 )
 bank.slip(4, "other-device", ("torch.arange(width, device=boxes.device)", "torch.arange(width)"))
 
@@ -154,3 +154,11 @@ def box_masks(boxes, height, width):
     y = torch.arange(height, device=boxes.device)[None, None, :, None] - t
     x = torch.arange(width, device=boxes.device)[None, None, None, :] - s
     return torch.logical_and((y >= 0) * (y < b - t), (x >= 0) * (x < e - s)).bool()
+
+
+bank.slip(
+    3,
+    "box-too-large",
+    ("half * height).round()", "half * height).round().add(k)"),
+    ("half * width).round()", "half * width).round().add(k)"),
+)

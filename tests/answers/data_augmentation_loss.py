@@ -204,3 +204,13 @@ def train_step(model, mix, images, labels, optimizer, device):
 
 
 bank.several(7, None, Both, train_step)
+
+
+bank.slip(
+    6,
+    "library-loss",
+    (LOSS, "return F.cross_entropy(logits, labels) if smoothing else " + LOSS.removeprefix("return ")),
+)
+bank.slip(7, "step-changes-mode", *full((STEP, "    mix.train()\n" + STEP)))
+bank.slip(7, "step-changes-mode", *full((STEP, STEP + "    model.eval()\n")))
+bank.slip(7, "step-two-forwards", *full(("    loss.backward()\n", "    logits = model(images)\n    loss.backward()\n")))

@@ -401,3 +401,48 @@ def cutmix(images, labels, classes, alpha):
     mixed = images.clone()
     mixed = torch.where(inside, images.flip(0), mixed)
     return mixed, torch.lerp(soft.flip(0), soft, kept)
+
+
+bank.slip(
+    2,
+    "not-reproducible",
+    (
+        LAM,
+        "import numpy as np\n\n    lam = torch.from_numpy(np.random.beta(alpha, alpha, len(images))).float().to(images.device)",
+    ),
+)
+bank.slip(2, "always-the-same", (LAM, "torch.manual_seed(0)\n    " + LAM))
+bank.slip(
+    2,
+    "images-not-mixed",
+    (
+        "return blend(images), blend(soft)",
+        "return blend(images) if images.dtype == torch.float32 else images, blend(soft)",
+    ),
+)
+bank.slip(
+    5,
+    "pasted-from-elsewhere",
+    *full(
+        (
+            "    kept = kept[:, None]\n",
+            "    mixed = torch.where(inside > 0, mixed.flip(3), mixed)\n    kept = kept[:, None]\n",
+        )
+    ),
+)
+bank.slip(
+    5,
+    "pasted-from-elsewhere",
+    *full(
+        (
+            "    kept = kept[:, None]\n",
+            "    mixed = torch.where(inside > 0, images.roll(1, 0).mean((2, 3), keepdim=True), images)\n    kept = kept[:, None]\n",
+        )
+    ),
+)
+bank.slip(5, "box-not-uniform", *full(("x * width, height", "x * width / 2, height")))
+bank.slip(
+    5,
+    "box-not-uniform",
+    *full(("cutmix_boxes(lam, y * height, x * width,", "cutmix_boxes(lam, y * height, y * width,")),
+)

@@ -25,6 +25,9 @@ HINTS = {
     "compute in float.",
     "unclear-refusal": "uint8 images raise {error}. Say in a TypeError or ValueError that float images are expected.",
     "not-a-rectangle": "What was pasted into image {image} is not a rectangle.",
+    "pasted-from-elsewhere": "The pasted pixels are not those of the partner at the same place.",
+    "box-not-uniform": "The centres are not uniform over the image: rows and columns are drawn apart, over the whole height and "
+    "the whole width.",
     "one-box": "The same box was pasted into all images. Draw λ and a centre for each.",
     "lambda-not-area": "The label mass is not the fraction of pixels: image {image} keeps {kept:.3f} of its pixels, its label "
     "{mass:.3f}. The box is clipped and rounded: mix the labels by the area really cut.",
@@ -61,9 +64,15 @@ def balise_5(cutmix):
     yield "a rectangle of one other image is pasted, and the label mass is the fraction of pixels"
     torch.manual_seed(2)
     for batch, (height, width) in ((1, (4, 6)), (2, (5, 3)), (24, (16, 9)), (24, (7, 20))):
-        values = torch.arange(batch, dtype=torch.float32)
-        images = values.view(-1, 1, 1, 1) + torch.zeros(batch, 2, height, width)
-        _right_cutmix(*_mixed(cutmix, images, torch.arange(batch), batch), batch)
+        places = (
+            torch.arange(height * width, dtype=torch.float32).view(height, width) / 1000
+        )  # where a pixel comes from
+        images = torch.arange(batch).view(-1, 1, 1, 1) + places + torch.zeros(batch, 2, height, width)
+        mixed, labels = _mixed(cutmix, images, torch.arange(batch), batch)
+        moved = (mixed - places) - (mixed - places).round()
+        if (moved.abs() > 1e-4).any():
+            raise Wrong("pasted-from-elsewhere", where=f"image {int(moved.abs().flatten(1).amax(1).argmax())}")
+        _right_cutmix((mixed - places).round(), labels, batch)
     yield "labels that are soft already"
     soft = torch.rand(8, 3).softmax(1)
     images = torch.arange(8.0).view(-1, 1, 1, 1).expand(8, 3, 6, 6).clone()
@@ -84,6 +93,16 @@ def _common(mix):
     yield "no loop over the images, on the images' device, nothing read back"
     counts(lambda x, y: mix(x, y, 5, 1.0), lambda b: (torch.randn(b, 3, 8, 8), torch.arange(b) % 5))
     stays_on_device(lambda x, y: mix(x, y, 5, 1.0), torch.randn(6, 3, 8, 8), torch.arange(6) % 5)
+    yield "the same after the same torch.manual_seed, another mix at each call"
+    found = []
+    for seed in (1, 1, None):
+        if seed is not None:
+            torch.manual_seed(seed)
+        found.append(mix(torch.arange(16.0).view(-1, 1, 1, 1).expand(16, 1, 8, 8).clone(), torch.arange(16), 16, 1.0))
+    if not close(found[0], found[1], 1e-6):
+        raise Wrong("not-reproducible")
+    if close(found[1], found[2], 1e-6):
+        raise Wrong("always-the-same")
 
 
 def _mixed(mix, images, labels, classes, alpha=1.0):
@@ -165,15 +184,12 @@ def _right_lambdas(mixup, alpha):
     torch.manual_seed(3)
     _, labels = _mixed(mixup, torch.zeros(MANY, 1, 1, 1), torch.arange(MANY), MANY, alpha)
     own, partner = _partners(labels)
-    lam = np.sort(own[partner != torch.arange(MANY)].double().numpy())
-    if len(lam) < MANY / 2:  # λ of 1 in float32 looks like no partner
-        lam = np.sort(own.double().numpy())
+    lam = np.sort(own.double().numpy())
     if lam.std() < 1e-4:
         raise Wrong("one-lambda", got=f"λ = {lam[0]:.3f} for all")
     if lam[0] >= 0.5:
         raise Wrong("lambda-folded", got=f"the smallest of {len(lam)} λ is {lam[0]:.3f}")
-    # labels hide a λ that is 1 in float32, so the ends are compared where both can be seen
-    if _distance(lam, lambda x: beta.cdf(x, alpha, alpha)) > LIMIT / np.sqrt(len(lam)) + 0.01:
+    if _distance(lam, lambda x: beta.cdf(x, alpha, alpha)) > LIMIT / np.sqrt(len(lam)):
         uniform = alpha != 1 and _distance(lam, lambda x: x) < LIMIT / np.sqrt(len(lam))
         raise Wrong(
             "lambda-uniform" if uniform else "lambda-wrong", where=f"α = {alpha}, {len(lam)} images", alpha=alpha
@@ -181,9 +197,9 @@ def _right_lambdas(mixup, alpha):
 
 
 def _distance(values, cdf):
-    """Kolmogorov's distance of sorted values to a distribution."""
-    n, at = len(values), cdf(values)
-    return max((np.arange(1, n + 1) / n - at).max(), (at - np.arange(n) / n).max())
+    """Kolmogorov's distance of sorted values to a distribution, but for the ends, which float32 rounds to 0 and 1."""
+    points = np.linspace(0.002, 0.998, 2000)
+    return np.abs(np.searchsorted(values, points, side="right") / len(values) - cdf(points)).max()
 
 
 def _right_types(mix):
@@ -191,6 +207,10 @@ def _right_types(mix):
         mixed, _ = mix(torch.randn(4, 3, 8, 8).to(dtype), torch.arange(4), 4, 1.0)
         if mixed.dtype != dtype:
             raise Wrong("dtype-changed", wanted=dtype, dtype=mixed.dtype)
+        images = (8 * torch.arange(16).view(-1, 1, 1, 1) + torch.zeros(16, 3, 8, 8)).to(dtype)
+        mixed, labels = mix(images.clone(), torch.arange(16), 16, 1.0)
+        if close(mixed, images) and (labels.diagonal() < 0.9).any():
+            raise Wrong("images-not-mixed", where=f"{dtype} images")
     levels = torch.randint(0, 256, (8, 1, 6, 6), dtype=torch.uint8)
     try:
         mixed, labels = mix(levels, torch.arange(8), 8, 1.0)
@@ -250,6 +270,14 @@ def _right_areas(cutmix, alpha, height=24, width=32):
     centres = (pasted[some].any(2) * rows).sum(1) / pasted[some].any(2).sum(1)
     if len(centres) and centres.std() < height / 12:
         raise Wrong("box-at-centre", got=f"rows {centres.min():.0f} to {centres.max():.0f} of {height}")
+    columns = torch.arange(width, dtype=torch.float64)
+    across = (pasted[some].any(1) * columns).sum(1) / pasted[some].any(1).sum(1)
+    if len(centres) > 100:
+        shifted = (abs(c.mean().item() / (n - 1) - 0.5) > 0.06 for c, n in ((centres, height), (across, width)))
+        if (
+            any(shifted) or abs(torch.corrcoef(torch.stack([centres, across]))[0, 1]) > 0.2
+        ):  # seven standard errors each
+            raise Wrong("box-not-uniform")
     areas = np.sort(pasted.double().mean((1, 2)).numpy())
     wanted = np.sort(_simulated(alpha, height, width))
     # rounding to pixels moves areas a little; a shift of one pixel on each side is no mistake here

@@ -25,6 +25,8 @@ HINTS = {
     "draw-waits": "The draw reads a value from the device: {error}. Draw the choice on the CPU.",
     "step-not-mixed": "The step trained on the images as they came: it must pass them through `mix`.",
     "step-mixed-twice": "The step called `mix` {n} times for one batch.",
+    "step-changes-mode": "The step switched `mix` or the model to another mode. Who calls the step decides on that.",
+    "step-two-forwards": "The network ran {n} times for one batch.",
     "step-hard-loss": "The step did not use the soft labels that `mix` returned.",
     "step-wrong-weights": "After the step the weights are not those of one step on the mixed batch.",
     "step-mixes-on-cpu": "The batch was mixed before it was moved: `mix` saw images on {device}.",
@@ -154,6 +156,9 @@ def _right_step(train_step):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     optimizer.zero_grad()
     next(model.parameters()).grad = None
+    forwards = []
+    model.register_forward_hook(lambda *_: forwards.append(1))
+    mix.eval()
     with Operations() as operations:
         loss = train_step(model, mix, images, labels, optimizer, torch.device("cpu"))
     if loss is None:
@@ -162,6 +167,10 @@ def _right_step(train_step):
         raise Wrong("step-form", got=loss)
     if not mix.calls:
         raise Wrong("step-not-mixed")
+    if mix.training or not model.training:
+        raise Wrong("step-changes-mode")
+    if len(forwards) > 1:
+        raise Wrong("step-two-forwards", n=len(forwards))
     if len(mix.calls) > 1:
         raise Wrong("step-mixed-twice", n=len(mix.calls))
     mixed, soft = _Mix()(images, labels)
