@@ -147,8 +147,8 @@ print(f"one process: {time.perf_counter() - start:.2f} s, loss of the last epoch
 #
 # **`train(make_model, dataset, epochs, batch_size, learning_rate)`** is `train_alone` on all ranks. `batch_size` counts the
 # samples of a step over *all* ranks, and is a multiple of their number. Items are pairs `(x, y)`. Each epoch goes once
-# through the data set in a new order, each rank through its own share; repeating a few samples so that the shares are
-# equally long is fine, and so is leaving out the rest of the last batch.
+# through the data set in a new order, each rank through its own share; in each step all ranks have equally many samples.
+# Repeating a few samples for that is fine, and so is leaving out the rest of the last batch.
 #
 # Return `(module, losses)` on every rank: the trained network without a wrapper, and a list with one float an epoch, the
 # mean loss over all samples that *all* ranks have seen in it. SGD without momentum, as above. About 12 and 20 lines.
@@ -521,7 +521,7 @@ launch.ranks(race_accumulation, n=RANKS)[0]
 #
 # `balance(lengths, world_size)`: `lengths` is a list of numbers of tokens, one for each sequence of a global batch. Return
 # `world_size` lists of *places* in `lengths`, each place in exactly one list. The fullest rank may hold at most 4/3 of the
-# tokens that the best possible partition would give it, and no rank is left without a sequence if there are enough. Every
+# tokens that the best possible partition would give it (for a thousand sequences: 2 % above the mean), and no rank is left without a sequence if there are enough. Every
 # rank calls it by itself and must find the same. About 8 lines.
 #
 # <details><summary>Hint</summary>
@@ -662,7 +662,8 @@ launch.queue()
 # <details><summary>Hint</summary>
 #
 # `--nodes`, `--ntasks-per-node`, `--gres=gpu:N`, `--cpus-per-task`, `--time` (a plain number means minutes), `--job-name`,
-# `--output` with `%x` (name) and `%j` (number). See `man sbatch`.
+# `--output` with `%x` (name) and `%j` (number). See `man sbatch`. Since Slurm 22.05 `srun` does not take over
+# `--cpus-per-task`: say it to `srun` again, or set `SRUN_CPUS_PER_TASK`.
 # </details>
 
 
@@ -679,6 +680,7 @@ def batch_script(nodes, gpus_per_node, cpus_per_gpu, minutes, command):
 #SBATCH --time={minutes}
 #SBATCH --output=%x-%j.out
 
+export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK
 srun {command}
 """
     # END SOLUTION

@@ -22,16 +22,24 @@ def close(got, expected, tol: float | None = None) -> bool:
             and len(got) == len(expected)
             and all(close(g, e, tol) for g, e in zip(got, expected, strict=True))
         )
+    python_float = tolerance(torch.float32) if isinstance(got, float) or isinstance(expected, float) else 0.0
     try:
-        got, expected = torch.as_tensor(got).detach(), torch.as_tensor(expected).detach()
+        got, expected = (_tensor(value) for value in (got, expected))
     except (TypeError, ValueError, RuntimeError):
         return False
     if got.shape != expected.shape:
         return False
     if tol is None:
-        tol = max(tolerance(got.dtype), tolerance(expected.dtype))
+        tol = max(tolerance(got.dtype), tolerance(expected.dtype), python_float)
     got, expected = got.cpu().double(), expected.cpu().double()
     return torch.allclose(got, expected, rtol=tol, atol=tol, equal_nan=True)
+
+
+def _tensor(value):
+    """A Python float in its full precision; `as_tensor` would round it to float32."""
+    if isinstance(value, float):
+        return torch.tensor(value, dtype=torch.float64)
+    return torch.as_tensor(value).detach()
 
 
 def nearest(got, mistakes: dict[str, object], default: str, tol: float | None = None) -> str:

@@ -226,7 +226,7 @@ bank.slip(8, "no-shebang", ("#!/bin/bash\n", ""))
 bank.slip(8, "unreadable", ("srun {command}", "if true; then\nsrun {command}"))
 bank.slip(8, "directive-after-command", (LAST, "export OMP_NUM_THREADS=1\n" + LAST))
 bank.slip(8, "directive-misspelt", ("#SBATCH --time", "# SBATCH --time"))
-bank.slip(8, "directive-misspelt", ("#SBATCH --nodes", "##SBATCH --nodes"))
+bank.slip(8, "nodes-wrong", ("#SBATCH --nodes", "##SBATCH --nodes"))
 bank.slip(8, "nodes-wrong", ("#SBATCH --nodes={nodes}\n", ""))
 bank.slip(8, "nodes-wrong", ("#SBATCH --nodes={nodes}\n", "#SBATCH --nodes={nodes * gpus_per_node}\n"))
 bank.slip(8, "one-task-a-node", ("ntasks-per-node={gpus_per_node}", "ntasks-per-node=1"))
@@ -285,3 +285,18 @@ def batch_script(nodes, gpus_per_node, cpus_per_gpu, minutes, command):
 
 
 bank.slip(8, None, (LAST, ""), ("--gres=gpu:{gpus_per_node}", "--gpus={gpus_per_node * nodes}"))
+
+
+bank.slip(7, None, ("    if not Path(path).exists():", "    dist.barrier()\n    if not Path(path).exists():"))
+bank.slip(
+    7,
+    "rank-failed",
+    ("network = model.module if isinstance(model, DDP) else model\n    device", "network = model\n    device"),
+)
+bank.slip(
+    8,
+    None,
+    ("srun {command}", "srun bash -c {shlex.quote(command)}"),
+    ("    return f", "    import shlex\n\n    return f"),
+)
+bank.slip(8, None, ("#SBATCH --nodes", "##SBATCH --partition=debug\n#SBATCH --nodes"))

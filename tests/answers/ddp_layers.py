@@ -366,3 +366,41 @@ def learning_rate(step, base, base_batch, batch, warmup_steps):
 
 
 bank.several(5, None, accumulate, learning_rate)
+
+
+def accumulate_all_at_once(model, micro_batches, optimizer):
+    optimizer.zero_grad()
+    x, y = (torch.cat(part) for part in zip(*micro_batches))
+    F.cross_entropy(model(x), y).backward()
+    optimizer.step()
+
+
+def accumulate_one_graph(model, micro_batches, optimizer):
+    optimizer.zero_grad()
+    n = sum(len(y) for _, y in micro_batches)
+    with model.no_sync():
+        losses = [F.cross_entropy(model(x), y, reduction="sum") / n for x, y in micro_batches[:-1]]
+    x, y = micro_batches[-1]
+    (sum(losses) + F.cross_entropy(model(x), y, reduction="sum") / n).backward()
+    optimizer.step()
+
+
+bank.several(5, "not-accumulated", accumulate_all_at_once, learning_rate)
+bank.several(5, "not-accumulated", accumulate_one_graph, learning_rate)
+bank.slip(
+    5,
+    "rate-wrong",
+    (
+        "    if step >= warmup_steps:\n        return target\n    return base + (target - base) * step / warmup_steps",
+        "    return min(target, base + (target - base) * step / warmup_steps) if warmup_steps else target",
+    ),
+)
+bank.slip(
+    3,
+    "running-keeps-graph",
+    ("        with torch.no_grad():\n            self.num", "        if True:\n            self.num"),
+    (
+        "self.running_mean.lerp_(mean, self.momentum)",
+        "self.running_mean = torch.lerp(self.running_mean, mean, self.momentum)",
+    ),
+)

@@ -309,3 +309,15 @@ def evaluate(model, dataset, batch_size):
     model.train(was)
     dist.all_reduce(sums, op=dist.ReduceOp.SUM)
     return float(sums[0] / sums[2]), float(sums[1] / sums[2])
+
+
+bank.slip(1, None, ("DistributedSampler(dataset)", "DistributedSampler(dataset, seed=42)"))
+bank.slip(
+    1,
+    "group-not-started",
+    ('environment("RANK") or environment("SLURM_PROCID")', 'environment("SLURM_PROCID") or environment("RANK")'),
+    (
+        'environment("WORLD_SIZE") or environment("SLURM_NTASKS")',
+        'environment("SLURM_NTASKS") or environment("WORLD_SIZE")',
+    ),
+)

@@ -15,6 +15,8 @@ HINTS = {
     "forward-outside": "no_sync() is there, but around backward alone. DDP decides in the forward pass: it must lie inside, "
     "too.",
     "never-exchanged": "The gradients were never exchanged: the last micro-batch must run outside no_sync().",
+    "not-accumulated": "The micro-batches went through the network together, or were kept for one backward pass: their "
+    "activations all lie in memory at once, which accumulation is there to avoid.",
     "bypassed": "The micro-batches went around DDP (through .module). Call the wrapped model.",
     "sum-of-losses": "The gradients are {n} times too large: they add up over micro-batches. Scale each loss.",
     "micro-means": "It is right for equal micro-batches, and wrong where one is smaller: weight each loss by its samples.",
@@ -143,6 +145,8 @@ def _right_traffic(size, rank, found):
             outside = n > 1 and not all(seen["backwards"]) and all(seen["forwards"])
             slug, found = "forward-outside" if outside else "exchange-each-time", seen["exchanges"]
             raise Wrong(slug, expected=1, got=found, where=where, found=found, n=n)
+        if seen["forwards"] and len(seen["forwards"]) < n or 0 < len(seen["backwards"]) < n:
+            raise Wrong("not-accumulated", where=where)
         if not seen["forwards"]:
             raise Wrong("bypassed", where=where)
 
@@ -181,6 +185,9 @@ def _right_rates(learning_rate):
             got=value,
             where=f"step {step} of a warm-up of {warmup}, batch {batch} for {base_batch}",
         )
+    smaller = [learning_rate(step, 0.5, 100, 50, 10) for step in (0, 5, 20)]
+    if not close(smaller, [0.5, 0.375, 0.25], 1e-9):
+        raise Wrong("rate-wrong", expected=[0.5, 0.375, 0.25], got=smaller, where="a batch smaller than base_batch")
     try:
         got = learning_rate(0, 0.5, 100, 50, 0)
     except ZeroDivisionError as error:

@@ -25,6 +25,8 @@ HINTS = {
     "input-gradient-wrong": "The gradient of the input is not that of one batch norm over all ranks' images.",
     "weight-gradient-wrong": "The gradient of the {name} is wrong. DDP averages it later: do not exchange it here.",
     "running-not-updated": "running_mean and running_var must move towards the batch's statistics in training.",
+    "running-keeps-graph": "running_mean and running_var carry their graph, which grows with every step: update them under "
+    "torch.no_grad().",
     "running-biased": "running_var keeps the unbiased variance: sum of squares over n − 1. The output uses n.",
     "running-wrong": "{name} is not that of one batch norm over all ranks' images.",
     "eval-uses-batch": "In eval mode the running statistics normalise, not the batch's.",
@@ -93,6 +95,7 @@ def _normalised(all_reduce_sum, sync_batch_norm):
         with Traffic() as traffic:
             out = norm(x)
             (out * _upstream(rank, case)).sum().backward()
+        found["keeps graph"] = norm.running_mean.requires_grad or norm.running_var.requires_grad
         gradients = {"input": x.grad, "weight": norm.weight.grad, "bias": norm.bias.grad}
         found[case] = {"out": out.detach(), **gradients, "calls": traffic.names(), "sent": traffic.volume()}
     norm.train()
@@ -211,6 +214,8 @@ def _right_running(size, ranks):
     fresh = nn.BatchNorm2d(CHANNELS).double()
     for rank, found in enumerate(ranks):
         where = f"rank {rank} of {size}"
+        if found["keeps graph"]:
+            raise Wrong("running-keeps-graph", where=where)
         for name, got in found["running"].items():
             wanted = getattr(norm, name)
             if close(got, wanted, 1e-7):

@@ -56,7 +56,12 @@ def balise_7(save_checkpoint, load_checkpoint):
         for size, found in launch.worlds(_resume, load_checkpoint, path, sizes=(1, 2, 3, 4), timeout=15).items():
             _right_resuming(size, found, truth)
         yield "where there is no file, training starts from the beginning"
-        _right_beginning(load_checkpoint, Path(folder) / "none.pt")
+        try:
+            launch.ranks(_right_beginning, load_checkpoint, Path(folder) / "none.pt", n=2, timeout=15)
+        except launch.RankError as error:
+            if isinstance(error.cause, Wrong):
+                raise error.cause from error
+            raise
         yield "a disk that fills up while writing leaves the old checkpoint whole"
         before = path.read_bytes()
         failed = launch.ranks(_save_on_full_disk, save_checkpoint, path, n=1, timeout=15)[0]
@@ -165,7 +170,8 @@ def _names(tree):
 def _resume(load_checkpoint, path):
     """On a rank: load into a network with other weights, and go on. Returns (epoch, state, losses)."""
     model, optimizer = _made(seed=5 + dist.get_rank())
-    epoch = load_checkpoint(path, model, optimizer)
+    wrapped = DistributedDataParallel(model) if dist.get_world_size() % 2 == 0 else model  # both must do
+    epoch = load_checkpoint(path, wrapped, optimizer)
     state = {name: value.clone() for name, value in model.state_dict().items()}
     if not isinstance(epoch, int) or epoch != SAVED_AFTER:
         return epoch, state, []

@@ -72,7 +72,7 @@ def _parse(script):
             if commands:
                 raise Wrong("directive-after-command", line=line)
             options.update(_options(line.removeprefix("#SBATCH")))
-        elif re.match(r"\s*#+\s*sbatch\b", line, re.IGNORECASE):
+        elif re.match(r"\s*#\s*sbatch\b", line, re.IGNORECASE):
             raise Wrong("directive-misspelt", line=line.strip())
         elif line.strip() and not line.lstrip().startswith("#"):
             commands.append(line)
@@ -181,6 +181,8 @@ def _right_command(case, commands):
         with contextlib.suppress(ValueError):
             words = shlex.split(line)
             if words[-len(wanted) :] == wanted and "srun" in words[: -len(wanted)]:
+                return
+            if "srun" in words and words[-1] == case["command"] and words[-2] in ("-c", "-lc"):  # srun bash -c '...'
                 return
     raise Wrong("command-missing", expected=f"srun … {case['command']}", got=started[-1].strip())
 

@@ -67,7 +67,9 @@ def _joined(join_world, port, folder):
     """On a rank: join three worlds; for each (what went wrong, rank, world size, sum over ranks, device)."""
     rank, size, found = dist.get_rank(), dist.get_world_size(), []
     address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    torchrun = {"RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": str(rank), **address}
+    # torchrun inside a Slurm job: the variables of both are there, and torchrun's count
+    alone = {"SLURM_PROCID": "0", "SLURM_NTASKS": "1", "SLURM_LOCALID": "0"}
+    torchrun = {**alone, "RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": str(rank), **address}
     slurm = {"SLURM_PROCID": str(rank), "SLURM_NTASKS": str(size), "SLURM_LOCALID": str(rank), **address}
     for how, environment in (("launch", None), ("torchrun", torchrun), ("srun", slurm)):
         error = device = None
@@ -155,6 +157,6 @@ def _right_devices(seen):
         elif device.index != local:
             slug = "one-gpu-for-all" if len(indices) == 1 else "gpu-of-another-rank"
             raise Wrong(slug, expected=f"cuda:{local}", got=str(device), where=where, rank=rank)
-        good = (None, "nccl", "cpu:gloo,cuda:nccl") if gpus else (None, "gloo", "cpu:gloo,cuda:nccl")
-        if backend not in good:
+        both = {"cpu:gloo", "cuda:nccl"}
+        if backend not in (None, "nccl" if gpus else "gloo") and set(str(backend).lower().split(",")) != both:
             raise Wrong("wrong-backend", expected="nccl" if gpus else "gloo", got=backend, where=where, backend=backend)
