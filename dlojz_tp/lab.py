@@ -243,6 +243,8 @@ def start(work: Path, port: int | None, browser: bool) -> None:
     # Kernels must find the package also where it is not installed.
     paths = [str(CHECKOUT), *filter(None, [os.environ.get("PYTHONPATH")])]
     os.environ["PYTHONPATH"] = os.pathsep.join(paths)
+    # threads that wait must not spin: loader workers and ranks need the same few cores
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     os.chdir(work)
     from jupyterlab.labapp import LabApp
     from tornado.ioloop import IOLoop

@@ -18,21 +18,28 @@ def folder() -> Path:
 
 
 def load(name: str) -> dict[int, str]:
-    """{balise: "pass" | "fail" | "not done"} for the practical work `name`; a damaged file counts as empty."""
-    state: dict[int, str] = {}
+    """{balise: "pass" | "fail" | "not done"} for the practical work `name`; this session counts."""
+    return {**_stored(name), **_here.get(name, {})}
+
+
+def _stored(name: str) -> dict[int, str]:
+    """What earlier sessions left; a damaged file counts as empty."""
     with contextlib.suppress(OSError, ValueError, AttributeError, TypeError):
         stored = json.loads((folder() / f"{name}.json").read_text(encoding="utf-8"))
-        state = {int(k): v for k, v in stored.items() if v in ("pass", "fail", "not done")}
-    return {**state, **_here.get(name, {})}
+        return {int(k): v for k, v in stored.items() if v in ("pass", "fail", "not done")}
+    return {}
 
 
 def record(name: str, number: int, verdict: str):
-    """Remember a verdict. A balise that has passed stays passed; a folder that cannot be written is no error."""
-    state = load(name)
-    if state.get(number) == "pass":
-        return
-    state[number] = verdict
+    """Remember a verdict: in the file, a balise that has passed stays passed; in this session, the last one counts.
+
+    A folder that cannot be written is no error.
+    """
+    kept = _stored(name)
     _here.setdefault(name, {})[number] = verdict
+    if kept.get(number) == "pass":
+        return
+    state = {**kept, number: verdict}
     with contextlib.suppress(OSError):
         folder().mkdir(parents=True, exist_ok=True, mode=0o700)
         descriptor, partial = tempfile.mkstemp(dir=folder(), prefix=f".{name}-")

@@ -155,7 +155,8 @@ print(f"plain loop on {DEVICE}: {baseline.images_per_second:,.0f} images/s")
 # Return a function that takes the path of a JPEG file and returns a float32 tensor of shape `(3, size, size)`,
 # normalised with `MEAN` and `STD`.
 #
-# - `train=True`: a window of random place, area and shape (`RandomResizedCrop`), mirrored left to right half of the time;
+# - `train=True`: a window of random place, area and shape (`RandomResizedCrop`, from a small part of the photograph to
+#   nearly all of it, sides between 3:4 and 4:3), mirrored left to right half of the time;
 # - `train=False`: nothing random. The shorter side is resized, then the centre is cut out, undistorted.
 #
 # Photographs may be grey, upright or wide. About 12 lines.
@@ -252,7 +253,7 @@ print(f"{len(dataset.train)} training and {len(dataset.val)} validation images, 
 # ### Balise 2 · A training step that never waits
 #
 # `model` is on `device` already; `images` of shape `(b, 3, h, w)` and `labels` of shape `(b,)` are not. Do one step:
-# copy both to the device without blocking, forward, mean cross-entropy, backward, update.
+# copy both to the device without blocking, forward (once), mean cross-entropy, backward, update with `optimizer`.
 #
 # Return `(loss, logits)`: two tensors, still on the device, without their graph. No value may be read in the step. About
 # 8 lines.
@@ -293,7 +294,8 @@ tp.check(2, train_step)
 # Write a class that keeps the mean loss and the accuracy over many batches, on the device.
 #
 # - `update(loss, logits, labels)`: loss `()` is the mean of its batch, logits `(b, classes)`, labels `(b,)`, all on the
-#   device. It reads no value, and keeps neither graph nor batch;
+#   device. It reads no value, copies none to the device (nothing may wait), leaves its arguments as they are, and keeps
+#   neither graph nor batch;
 # - `result()`: two Python floats, mean loss and accuracy over all images seen so far. Batches may differ in size, and a
 #   loss may come in bfloat16.
 #
@@ -338,10 +340,12 @@ tp.check(3, RunningMetrics)
 # %% [markdown]
 # ### Balise 4 · Validation
 #
-# Go once through `loader`, whose batches are not on `device`. Return `(loss, accuracy)` over all its images, two floats.
+# Go once through `loader`, whose batches are not on `device`; `model` is. Return `(loss, accuracy)` over all its images,
+# two floats. Call the network once a batch.
 #
-# The network must be in eval mode and record no gradients meanwhile, and leave in the mode that it came in. The last
-# batch may be smaller. Read few values from the device, not one a batch. About 10 lines.
+# The network must be in eval mode and record no gradients meanwhile, and leave in the mode that it came in; afterwards
+# gradients are recorded again. The last batch may be smaller. Read few values from the device, not one a batch. About 10
+# lines.
 #
 # <details><summary>Hint</summary>
 #
@@ -445,7 +449,8 @@ def run(batch_size, steps=3):
 # `None` for a size that ran out of memory.
 #
 # A failed size must leave nothing behind: when the next one starts, its tensors must be gone, and
-# `torch.cuda.empty_cache()` must have been called when they were. Any other error has to come through. About 10 lines.
+# `torch.cuda.empty_cache()` must have been called when they were; for the last size, before the sweep returns. Any other
+# error has to come through. About 10 lines.
 #
 # <details><summary>Hint</summary>
 #
@@ -486,7 +491,7 @@ for batch_size, found in sorted(records.items()):
 # card's memory in bytes. Fit $M(b) = M_\text{model} + b\,m_\text{image}$ to all sizes that fitted (least squares).
 #
 # Return `(model_bytes, bytes_per_image, largest_batch)`; the last is an `int`, the largest batch that the line lets fit
-# into `capacity`, and 0 if not even the model does. About 7 lines.
+# into `capacity`, and 0 if not even the model does. Leave `peaks` as it is. About 7 lines.
 #
 # <details><summary>Hint</summary>
 #

@@ -1,13 +1,20 @@
 """The tools that checks are written with."""
 
+import functools
+from collections import deque
+
 import pytest
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
+from torch.cuda import is_available
 
 from dlojz_tp import launch
 from dlojz_tp.checking import (
     Operations,
     Traffic,
+    attributes,
+    autocast_on_meta,
     close,
     copies,
     describe,
@@ -17,6 +24,7 @@ from dlojz_tp.checking import (
     judge,
     meta_device,
     nearest,
+    pretended,
     syncs,
 )  # fmt: skip
 
@@ -50,6 +58,29 @@ def test_operations_count_reads_and_synchronisations():
     with Operations() as operations:
         (x @ x).sum().backward()
     assert operations.calls["aten.mm"] == 3  # the backward pass is seen too
+
+
+def test_shapes_choices_and_arrays_are_no_reads_of_all():
+    values = torch.arange(100.0)
+    with Operations() as operations:
+        values.new_zeros(())
+        torch.zeros_like(values)
+        values[[3, 4]].sum()
+        values.index_select(0, torch.tensor([1, 2, 3]))
+        values.numpy()
+    assert elements_read(operations, values) == 5 and syncs(operations) == ["python.numpy"]
+
+
+def test_printing_waits_and_one_hot_of_known_classes_does_not():
+    labels = torch.tensor([1, 2])
+    with Operations() as operations:
+        F.one_hot(labels, 4)
+        F.one_hot(labels, num_classes=4)
+    assert not syncs(operations)
+    for reads in (lambda: F.one_hot(labels), lambda: str(labels), lambda: f"{labels}", lambda: f"{labels.sum():d}"):
+        with Operations() as operations:
+            reads()
+        assert syncs(operations)
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
@@ -89,6 +120,55 @@ def test_traffic_counts_collectives_and_bytes():
 def test_held_bytes_counts_shared_memory_once():
     x = torch.zeros(100)
     assert held_bytes([x, {"view": x[:10]}, (torch.zeros(5, dtype=torch.int8),)]) == 405
+
+
+def test_held_bytes_looks_into_objects():
+    class Slots:
+        __slots__ = ("x",)
+
+    class Keeper:
+        pass
+
+    keeper, slots = Keeper(), Slots()
+    slots.x, keeper.slots, keeper.itself = torch.zeros(10), slots, keeper
+    keeper.queue = deque([torch.zeros(5).numpy(), "text", len, Keeper])
+    assert held_bytes(keeper) == 60 and attributes(slots) == {"x": slots.x}
+
+
+def asks_by_name():
+    return is_available()
+
+
+def test_pretended_reaches_functions_imported_by_name():
+    real = torch.cuda.is_available
+
+    def inside():
+        return (is_available(), asks_by_name(), torch.cuda.is_available(), real())
+
+    for answer in (inside, functools.partial(inside)):
+        with pretended([(torch.cuda, "is_available", lambda: "pretended")], answer):
+            assert answer() == ("pretended",) * 4
+    assert torch.cuda.is_available is real and is_available is real and "pretended" not in inside()
+
+
+def test_autocast_may_be_named_on_the_meta_device():
+    def decorated():
+        with torch.autocast("meta", enabled=False), torch.autocast("cpu", dtype=torch.bfloat16):
+            return torch.is_autocast_enabled("cpu")
+
+    with autocast_on_meta(decorated):
+        assert decorated() and torch.autocast("meta")(lambda: 3)() == 3
+
+
+def test_what_cannot_be_used_is_not_called_a_mistake_in_the_answers_code():
+    code = "def check(answer):\n    yield 'something'\n    answer() + 1"
+    namespace = {}
+    exec(compile(code, launch.__file__, "exec"), namespace)  # stands for a line of the course
+
+    def slug(answer):
+        return judge(namespace["check"], (answer,), number=1, title="", hints={}).slug
+
+    assert slug(lambda: 1 / 0) == "raised" and slug(lambda: [1]) == "unusable"
 
 
 def test_checks_run_their_ranks_on_the_cpu(monkeypatch):

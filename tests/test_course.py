@@ -141,6 +141,15 @@ def test_catch_up_shows_the_solutions_folded(monkeypatch):
     assert "def describe_machine" not in repr(shown[0]), "the plain line stays one line"
 
 
+def test_this_session_s_verdict_counts_and_a_pass_is_not_forgotten(monkeypatch):
+    monkeypatch.setattr(progress, "_here", {})
+    progress.record("w2", 1, "pass")
+    progress.record("w2", 1, "not done")
+    assert progress.load("w2") == {1: "not done"}, "an untouched notebook must not look done"
+    monkeypatch.setattr(progress, "_here", {})
+    assert progress.load("w2") == {1: "pass"}, "in the next session the pass is remembered"
+
+
 def test_progress_survives_damage_and_an_unwritable_folder(monkeypatch, tmp_path):
     progress.record("w", 1, "pass")
     (progress.folder() / "w.json").write_text("{broken")

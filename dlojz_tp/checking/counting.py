@@ -10,8 +10,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 # Each of these hands a value of a tensor to Python, or needs its values to know a shape: on a GPU the CPU then waits.
 SYNCHRONISING = {
     "aten._local_scalar_dense", "aten.item", "aten.nonzero", "aten.is_nonzero", "aten.equal", "aten.masked_select",
-    "python.values", "aten._unique2", "aten.unique_dim", "aten.unique_consecutive", "aten.bincount",
-    "aten.repeat_interleave",
+    "python.values", "python.numpy", "python.print", "aten._unique2", "aten.unique_dim", "aten.unique_consecutive",
+    "aten.bincount", "aten.repeat_interleave",
 }  # fmt: skip
 
 
@@ -39,6 +39,8 @@ class Operations(TorchDispatchMode):
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
         name = func.overloadpacket._qualified_op_name.replace("::", ".")
+        if self._to_python.on_cpu_only and name in SYNCHRONISING:
+            return out
         self.calls[name] += 1
         # shapes and addresses only: keeping the tensors would keep their memory
         read = [_sketch(tensor) for tensor in _tensors((args, kwargs))]
@@ -52,18 +54,36 @@ class Operations(TorchDispatchMode):
 
 
 class _ToPython(TorchFunctionMode):
-    """`tolist` and `numpy` hand out values without running an operator: they are recorded here, as a read."""
+    """`tolist`, `numpy` and `print` hand out values without running an operator: they are recorded here, as a read.
+
+    on_cpu_only: inside an operation that looks at values on the CPU, where that costs nothing, and never on a GPU.
+    """
 
     def __init__(self, operations):
         super().__init__()
-        self._operations = operations
+        self._operations, self.on_cpu_only = operations, False
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
-        if func in (torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.__array__):
-            self._operations.calls["python.values"] += 1
-            self._operations.log.append(("python.values", [_sketch(args[0])], (), {}, None))
-        return func(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        name = _HANDS_OUT.get(func)
+        if name:
+            self._operations.calls[name] += 1
+            self._operations.log.append((name, [_sketch(args[0])], (), {}, None))
+        if func is torch.nn.functional.one_hot and (args[1:] or [kwargs.get("num_classes", -1)])[0] > 0:
+            self.on_cpu_only = True  # without the number of classes, the largest label is read on any device
+        try:
+            return func(*args, **kwargs)
+        finally:
+            self.on_cpu_only = False
 
+
+_HANDS_OUT = {
+    torch.Tensor.tolist: "python.values",
+    torch.Tensor.numpy: "python.numpy",
+    torch.Tensor.__array__: "python.numpy",
+    torch.Tensor.__repr__: "python.print",
+    torch.Tensor.__format__: "python.print",
+}
 
 _FREE = {
     "aten.view", "aten._unsafe_view", "aten.reshape", "aten.detach", "aten.alias", "aten.slice", "aten.select",
@@ -72,14 +92,21 @@ _FREE = {
     "aten.empty", "aten.lift_fresh",
 }  # fmt: skip
 
+# These look at a tensor's shape only. An array shares the tensor's memory: what is read of it then is not known here.
+_SHAPE_ONLY = {
+    "aten.new_zeros", "aten.new_ones", "aten.new_full", "aten.new_empty", "aten.new_empty_strided", "aten.zeros_like",
+    "aten.ones_like", "aten.full_like", "aten.empty_like", "aten.rand_like", "aten.randn_like", "python.numpy",
+}  # fmt: skip
+_CHOOSES = {"aten.index", "aten.index_select", "aten.take", "aten.gather"}  # as many elements as come out
+
 
 def elements_read(operations: Operations, storage_of: torch.Tensor) -> int:
     """Elements of one tensor's storage that computing operators read (views are free, so slices count as slices)."""
     address = storage_of.untyped_storage().data_ptr()
     return sum(
-        size
-        for name, tensors, *_ in operations.log
-        if name not in _FREE
+        out[1] if name in _CHOOSES and out else size
+        for name, tensors, _, _, out in operations.log
+        if name not in _FREE and name not in _SHAPE_ONLY
         for where, size, *_ in tensors
         if where == address
     )

@@ -4,6 +4,8 @@ import contextlib
 
 import torch
 
+from dlojz_tp.checking.pretend import pretended
+
 
 @contextlib.contextmanager
 def fake_cuda():
@@ -30,3 +32,27 @@ def meta_device() -> torch.device:
     Mixing it with CPU tensors raises, and so does reading a value back, which is what a synchronisation does.
     """
     return torch.device("meta")
+
+
+@contextlib.contextmanager
+def autocast_on_meta(*answers):
+    """Inside, `torch.autocast("meta")` does nothing: PyTorch refuses it, though a GPU in its place would be right."""
+    real = torch.autocast
+
+    class Autocast(real):
+        def __new__(cls, device_type=None, *_, **__):
+            return _Nothing() if device_type == "meta" else super().__new__(cls)
+
+    places = (torch, torch.amp, torch.amp.autocast_mode)
+    with pretended([(place, "autocast", Autocast) for place in places], *answers):
+        yield
+
+
+class _Nothing(contextlib.ContextDecorator):
+    """A context manager and a decorator that change nothing."""
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        return False

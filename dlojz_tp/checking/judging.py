@@ -69,6 +69,7 @@ class Verdict:
 COMMON_HINTS = {
     "nothing-returned": "Nothing was returned (None). Does the function end with a return?",
     "raised": "Your code raised {error}. Read the line below: it is the last one of yours that ran.",
+    "unusable": "What came back cannot be used as the text above says: {error}. Look at its type, its shape and its dtype.",
     "signature": "The function cannot be called as the text above it says: {error}. Keep the names and the order of its "
     "arguments.",
     "not-callable": "A function or a class was expected here, not {error}. Run the cell that defines it, then this one.",
@@ -133,7 +134,8 @@ def recognise(error: BaseException) -> tuple[str, str]:
     message = f"{type(error).__name__}: {error}".strip().split("\n")[0]
     if isinstance(error, RankError):
         return "rank-failed", str(error)
-    if isinstance(error, TypeError) and ("argument" in message and "()" in message):
+    called_wrongly = ("missing", "takes", "unexpected keyword", "multiple values")  # not: float() argument must be ...
+    if isinstance(error, TypeError) and "()" in message and any(words in message for words in called_wrongly):
         return "signature", str(error)
     if type(error).__name__ == "DataDependentOutputException" or "cannot be called on meta tensors" in message:
         return "hidden-sync", message
@@ -141,7 +143,7 @@ def recognise(error: BaseException) -> tuple[str, str]:
         return "hidden-sync", "a copy from the device to the CPU"
     if "same device" in message or "found two different devices" in message or "expected device meta" in message:
         return "wrong-device", message
-    return "raised", message
+    return "raised" if _own_frames(error) else "unusable", message
 
 
 _NOT_THEIRS = (
@@ -157,6 +159,15 @@ def own_lines(error: BaseException) -> str:
     mine = [f for f in frames if not f.filename.startswith(_NOT_THEIRS)]
     lines = [f"line {f.lineno}, in {f.name}: {(f.line or '').strip()}" for f in mine[-4:]]
     return "\n".join([*lines, f"{type(error).__name__}: {error}"])[:1500]
+
+
+def _own_frames(error: BaseException | None) -> bool:
+    """Whether a line of the answer's stands in the traceback of `error`, or of what it was raised from."""
+    while error is not None:
+        if any(not frame.filename.startswith(_NOT_THEIRS) for frame in traceback.extract_tb(error.__traceback__)):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def hints_of(module: ModuleType) -> dict[str, str]:

@@ -5,6 +5,7 @@ import math
 
 import numpy as np
 import torch
+from torch.cuda import empty_cache, mem_get_info
 
 from tests.answers.bank import Bank
 
@@ -48,6 +49,117 @@ def sweep(run, batch_sizes):
             gc.collect()
             torch.cuda.empty_cache()
     return {size: found[size] for size in batch_sizes}
+
+
+@bank.right(5)
+def sweep(run, batch_sizes):
+    """Functions imported by name; what is free is looked at."""
+    found = {}
+    for size in batch_sizes:
+        try:
+            found[size] = run(size)
+        except torch.OutOfMemoryError:
+            found[size] = None
+        finally:
+            empty_cache()
+        if torch.cuda.is_available():
+            torch.cuda.ipc_collect()
+            print(mem_get_info(), torch.cuda.memory_allocated(), torch.cuda.memory_summary())
+            torch.cuda.reset_peak_memory_stats()
+    return found
+
+
+@bank.right(5)
+def sweep(run, batch_sizes):
+    """Other errors come through in words of its own."""
+    found = {}
+    for size in batch_sizes:
+        torch.cuda.memory.empty_cache()
+        try:
+            found[size] = run(size)
+        except torch.OutOfMemoryError:
+            found[size] = None
+        except Exception as error:
+            raise RuntimeError(f"batch size {size} failed") from error
+    torch.cuda.memory.empty_cache()
+    return found
+
+
+@bank.wrong(5, "cache-not-emptied")
+def sweep(run, batch_sizes):
+    found = {}
+    for size in batch_sizes:
+        try:
+            found[size] = run(size)
+            torch.cuda.empty_cache()
+        except torch.OutOfMemoryError:
+            found[size] = None
+    return found
+
+
+@bank.wrong(5, "cache-not-emptied")
+def sweep(run, batch_sizes):
+    found = {}
+    for size in batch_sizes:
+        torch.cuda.empty_cache()  # and not after the last
+        try:
+            found[size] = run(size)
+        except torch.OutOfMemoryError:
+            found[size] = None
+    return found
+
+
+@bank.wrong(5, "cache-not-emptied")
+def sweep(run, batch_sizes):
+    found = {}
+    for size in batch_sizes:
+        try:
+            found[size] = run(size)
+        except torch.OutOfMemoryError:
+            found[size] = None
+    for _ in batch_sizes:
+        torch.cuda.empty_cache()
+    return found
+
+
+@bank.wrong(5, "freed-too-early")
+def sweep(run, batch_sizes):
+    found = {}
+    for size in batch_sizes:
+        try:
+            found[size] = run(size)
+        except torch.OutOfMemoryError:
+            found[size] = None
+            torch.cuda.empty_cache()
+        else:
+            torch.cuda.empty_cache()
+    return found
+
+
+@bank.wrong(5, "swallows-errors")
+def sweep(run, batch_sizes):
+    found = {}
+    for size in batch_sizes:
+        try:
+            found[size] = run(size)
+        except RuntimeError as error:
+            if "CUDA" not in str(error):
+                raise
+            found[size] = None
+        torch.cuda.empty_cache()
+    return found
+
+
+@bank.wrong(5, "sizes-missing")
+def sweep(run, batch_sizes):
+    found = {}
+    for size in batch_sizes:
+        try:
+            found[str(size)] = run(size)
+        except torch.OutOfMemoryError:
+            found[str(size)] = None
+        torch.cuda.empty_cache()
+    return found
 
 
 @bank.wrong(5, "not-survived")
@@ -395,3 +507,64 @@ def memory_model(peaks, capacity):
 def memory_model(peaks, capacity):
     """Hard-coded: the numbers of one network."""
     return 300_000_000.0, 7_500_000.0, max(0, (capacity - 300_000_000) // 7_500_000)
+
+
+def with_largest(model, image, capacity):
+    return model, image, max(0, int((capacity - model) / image + 1e-6))
+
+
+@bank.right(6)
+def memory_model(peaks, capacity):
+    known = fitting(peaks)
+    mean_b, mean_p = sum(known) / len(known), sum(known.values()) / len(known)
+    above = sum((b - mean_b) * (p - mean_p) for b, p in known.items())
+    image = above / sum((b - mean_b) ** 2 for b in known)
+    return with_largest(mean_p - image * mean_b, image, capacity)
+
+
+@bank.wrong(6, "two-points")
+def memory_model(peaks, capacity):
+    (b0, p0), (b1, p1) = sorted(fitting(peaks).items())[-2:]
+    image = (p1 - p0) / (b1 - b0)
+    return with_largest(p0 - b0 * image, image, capacity)
+
+
+@bank.wrong(6, "two-points")
+def memory_model(peaks, capacity):
+    known = sorted(fitting(peaks).items())
+    (b0, p0), (b1, p1) = known[0], known[-1]
+    image = (p1 - p0) / (b1 - b0)
+    return with_largest(p0 - b0 * image, image, capacity)
+
+
+@bank.wrong(6, "two-points")
+def memory_model(peaks, capacity):
+    known = list(fitting(peaks).items())
+    slopes = [(q - p) / (c - b) for i, (b, p) in enumerate(known) for c, q in known[i + 1 :]]
+    image = sorted(slopes)[len(slopes) // 2]
+    models = sorted(p - image * b for b, p in known)
+    return with_largest(models[len(models) // 2], image, capacity)
+
+
+@bank.wrong(6, "not-three")
+def memory_model(peaks, capacity):
+    model, image = line(peaks)
+    return str(model), str(image), max(0, int((capacity - model) / image + 1e-6))
+
+
+@bank.wrong(6, "peaks-changed")
+def memory_model(peaks, capacity):
+    for b in [b for b, peak in peaks.items() if peak is None]:
+        del peaks[b]
+    return with_largest(*line(peaks), capacity)
+
+
+@bank.wrong(6, "wrong-intercept")
+def memory_model(peaks, capacity):
+    return with_largest(min(fitting(peaks).values()), line(peaks)[1], capacity)
+
+
+@bank.wrong(6, "negative-batch")
+def memory_model(peaks, capacity):
+    model, image = line(peaks)
+    return model, image, int((capacity - model) / image + 1e-6) if capacity > model else None

@@ -1,5 +1,7 @@
 """Answers to balise 3 of 01_gpu_acceleration."""
 
+from collections import deque
+
 import torch
 
 from tests.answers.bank import Bank
@@ -273,3 +275,131 @@ class RunningMetrics(Sums):
     def update(self, loss, logits, labels):
         super().update(loss, logits, labels)
         self.right = torch.ones_like(labels)[logits.argmax(1) == labels].sum()
+
+
+@bank.right(3)
+class RunningMetrics:
+    """Its attributes in slots; one-hot predictions."""
+
+    __slots__ = ("images", "loss", "right")
+
+    def __init__(self, device):
+        self.loss, self.right = torch.zeros((), device=device), torch.zeros((), device=device)
+        self.images = 0
+
+    def update(self, loss, logits, labels):
+        predicted = torch.nn.functional.one_hot(logits.argmax(1), num_classes=logits.shape[1])
+        self.right += predicted.gather(1, labels[:, None]).sum()
+        self.loss += loss.detach() * len(labels)
+        self.images += len(labels)
+
+    def result(self):
+        return self.loss.item() / self.images, self.right.item() / self.images
+
+
+@bank.right(3)
+class RunningMetrics:
+    """The sums are made by the first update, on the device of the loss."""
+
+    def __init__(self, device):
+        self.sums = None
+
+    def update(self, loss, logits, labels):
+        if self.sums is None:
+            self.sums = torch.tensor([0.0, 0.0, 0.0], device=loss.device)
+        right = (logits.argmax(1) == labels).sum()
+        self.sums += torch.stack([loss.detach().float() * len(labels), right, torch.full_like(right, len(labels))])
+
+    def result(self):
+        loss, right, n = self.sums.tolist()
+        return loss / n, right / n
+
+
+@bank.wrong(3, "sync-in-update")
+class RunningMetrics(Sums):
+    def update(self, loss, logits, labels):
+        super().update(loss, logits, labels)
+        print(self.loss)
+
+
+@bank.wrong(3, "sync-in-update")
+class RunningMetrics(Sums):
+    def __init__(self, device):
+        super().__init__(device)
+        self.device, self.images = device, torch.zeros((), device=device)
+
+    def update(self, loss, logits, labels):
+        super().update(loss, logits, labels)
+        self.images += torch.tensor(len(labels)).to(self.device)
+
+
+@bank.wrong(3, "state-grows")
+class RunningMetrics(Sums):
+    def __init__(self, device):
+        super().__init__(device)
+        self.history = deque()
+
+    def update(self, loss, logits, labels):
+        super().update(loss, logits, labels)
+        self.history.append(logits.detach().clone())
+
+
+@bank.wrong(3, "state-grows")
+class RunningMetrics(Sums):
+    def __init__(self, device):
+        super().__init__(device)
+        self.hits = []
+
+    def update(self, loss, logits, labels):
+        super().update(loss, logits, labels)
+        self.hits.append(logits.argmax(1) == labels)
+
+
+@bank.wrong(3, "activations-kept")
+class RunningMetrics(Sums):
+    def update(self, loss, logits, labels):
+        super().update(loss, logits, labels)
+        self.labels = labels
+
+
+@bank.wrong(3, "activations-kept")
+class RunningMetrics(Sums):
+    def __init__(self, device):
+        super().__init__(device)
+        self.last = deque(maxlen=2)
+
+    def update(self, loss, logits, labels):
+        super().update(loss, logits, labels)
+        self.last.append(logits.detach().clone())
+
+
+@bank.wrong(3, "shared-state")
+class RunningMetrics:
+    losses, rights, sizes = [], [], []
+
+    def __init__(self, device):
+        self.device = device
+
+    def update(self, loss, logits, labels):
+        self.losses.append(loss.detach().float() * len(labels))
+        self.rights.append((logits.argmax(1) == labels).sum())
+        self.sizes.append(len(labels))
+
+    def result(self):
+        n = sum(self.sizes)
+        return torch.stack(self.losses).sum().item() / n, torch.stack(self.rights).sum().item() / n
+
+
+@bank.wrong(3, "input-changed")
+class RunningMetrics(Sums):
+    def update(self, loss, logits, labels):
+        loss = loss.detach()
+        loss *= len(labels)
+        super().update(loss / len(labels), logits, labels)
+
+
+@bank.wrong(3, "rounded-count")
+class RunningMetrics(Sums):
+    def __init__(self, device):
+        super().__init__(device)
+        self.correct = torch.zeros((), device=device, dtype=torch.bfloat16)

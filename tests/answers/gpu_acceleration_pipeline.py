@@ -5,7 +5,7 @@ import random
 import torch
 from PIL import Image, ImageOps
 from torchvision.io import ImageReadMode, decode_image
-from torchvision.transforms import v2
+from torchvision.transforms import RandomResizedCrop, v2
 from torchvision.transforms.v2 import functional as TF
 
 from tests.answers.bank import Bank
@@ -81,7 +81,9 @@ def make_transform(size, train):
 
     def load(path):
         pixels = transform(Image.open(path))
-        return (pixels - torch.tensor(MEAN[: len(pixels)])[:, None, None]) / torch.tensor(STD[: len(pixels)])[:, None, None]
+        return (pixels - torch.tensor(MEAN[: len(pixels)])[:, None, None]) / torch.tensor(STD[: len(pixels)])[
+            :, None, None
+        ]
 
     return load
 
@@ -188,6 +190,55 @@ def make_transform(size, train):
 def make_transform(size, train):
     cut = [v2.Resize(2 * size), v2.RandomCrop(size, pad_if_needed=True), v2.RandomHorizontalFlip()]
     return usual(size, train, train_cut=cut)
+
+
+@bank.wrong(1, "fixed-scale")
+def make_transform(size, train):
+    return usual(size, train, train_cut=[v2.RandomResizedCrop(size, scale=(0.8, 1.0)), v2.RandomHorizontalFlip()])
+
+
+def cut_at(size, train, share):
+    """Windows of random area and shape, which leave `share` of the free room to their left and above them."""
+
+    def cut(image):
+        _, _, height, width = RandomResizedCrop.get_params(image, (0.08, 1.0), (3 / 4, 4 / 3))
+        left, top = int(share * (image.width - width)), int(share * (image.height - height))
+        return TF.resized_crop(image, top, left, height, width, [size, size])
+
+    return usual(size, train, train_cut=[v2.Lambda(cut), v2.RandomHorizontalFlip()])
+
+
+@bank.wrong(1, "fixed-place")
+def make_transform(size, train):
+    return cut_at(size, train, 0.5)
+
+
+@bank.wrong(1, "fixed-place")
+def make_transform(size, train):
+    return cut_at(size, train, 0.0)
+
+
+@bank.wrong(1, "fixed-shape")
+def make_transform(size, train):
+    return usual(size, train, train_cut=[v2.RandomResizedCrop(size, ratio=(1.0, 1.0)), v2.RandomHorizontalFlip()])
+
+
+@bank.wrong(1, "too-distorted")
+def make_transform(size, train):
+    return usual(size, train, train_cut=[v2.RandomResizedCrop(size, ratio=(0.1, 10.0)), v2.RandomHorizontalFlip()])
+
+
+@bank.wrong(1, "grey-image")
+def make_transform(size, train):
+    cut = v2.RandomResizedCrop(size) if train else v2.Compose([v2.Resize(size), v2.CenterCrop(size)])
+    flip = v2.RandomHorizontalFlip() if train else v2.Identity()
+
+    def load(path):
+        pixels = decode_image(str(path))
+        pixels = torch.cat([pixels, pixels.new_zeros(3 - len(pixels), *pixels.shape[1:])])
+        return TF.normalize(flip(cut(pixels)).float() / 255, MEAN, STD)
+
+    return load
 
 
 @bank.wrong(1, "nothing-returned")

@@ -1,5 +1,7 @@
 """Answers to balises 2 and 4 of 01_gpu_acceleration."""
 
+import copy
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -334,6 +336,99 @@ def train_step(model, images, labels, optimizer, device):
     return loss.detach(), logits.detach()
 
 
+bank.slip(
+    2,
+    None,
+    (
+        "    loss = F.cross_entropy(logits, labels)\n",
+        "    loss = -(F.log_softmax(logits, 1) * F.one_hot(labels, logits.shape[1])).sum(1).mean()\n",
+    ),
+)
+bank.slip(
+    2,
+    None,
+    (
+        "    logits = model(images)\n",
+        "    with torch.autocast(device_type=device.type, enabled=False):\n        logits = model(images)\n",
+    ),
+)
+bank.slip(
+    2,
+    None,
+    (
+        "    optimizer.step()\n",
+        "    optimizer.step()\n    if torch.cuda.is_available():\n        print(torch.cuda.memory_allocated())\n",
+    ),
+)
+bank.slip(2, "hidden-sync", ("    optimizer.step()\n", "    optimizer.step()\n    torch.cuda.synchronize()\n"))
+bank.slip(
+    2,
+    "hidden-sync",
+    (
+        "    optimizer.step()\n",
+        "    optimizer.step()\n    if torch.cuda.is_available():\n        torch.cuda.synchronize()\n",
+    ),
+)
+bank.slip(
+    2,
+    "hidden-sync",
+    (
+        "    logits = model(images)\n",
+        '    logits = model(images)\n    if device.type == "cuda":\n        torch.cuda.current_stream().synchronize()\n',
+    ),
+)
+bank.slip(2, "hidden-sync", ("    optimizer.step()\n", "    optimizer.step()\n    torch.cuda.empty_cache()\n"))
+bank.slip(2, "hidden-sync", ("    optimizer.step()\n", "    optimizer.step()\n    print(loss)\n"))
+bank.slip(2, "hidden-sync", ("    optimizer.step()\n", '    optimizer.step()\n    print(f"loss {loss.detach()}")\n'))
+bank.slip(
+    2,
+    "hidden-sync",
+    (
+        "    loss = F.cross_entropy(logits, labels)\n",
+        "    known = labels >= 0\n    loss = F.cross_entropy(logits[known], labels[known])\n",
+    ),
+)
+bank.slip(
+    2,
+    "forward-twice",
+    ("    loss = F.cross_entropy(logits, labels)\n", "    loss = F.cross_entropy(model(images), labels)\n"),
+)
+bank.slip(2, "pinned-in-step", ("    images = images.to(", "    images = images.pin_memory().to("))
+bank.slip(
+    2,
+    "optimizer-unused",
+    (
+        "    logits = model(images)\n",
+        "    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)\n    logits = model(images)\n",
+    ),
+)
+bank.slip(
+    2,
+    "optimizer-unused",
+    (
+        "    optimizer.step()\n",
+        '    with torch.no_grad():\n        for p in model.parameters():\n            p -= optimizer.param_groups[0]["lr"] * p.grad\n',
+    ),
+    ("    optimizer.zero_grad(set_to_none=True)\n", "    model.zero_grad()\n"),
+)
+bank.slip(2, "no-update", ("    loss.backward()\n", ""))
+
+
+LOSSES = []
+
+
+@bank.wrong(2, "graph-kept")
+def train_step(model, images, labels, optimizer, device):
+    images, labels = moved(images, labels, device)
+    optimizer.zero_grad()
+    logits = model(images)
+    loss = F.cross_entropy(logits, labels)
+    LOSSES.append(loss)
+    loss.backward()
+    optimizer.step()
+    return loss.detach(), logits.detach()
+
+
 # ---------------------------------------------------------------- balise 4
 
 
@@ -527,3 +622,106 @@ def evaluate(model, loader, device):
     images, labels = (torch.cat(parts).to(device) for parts in zip(*loader, strict=True))
     logits = model(images)
     return F.cross_entropy(logits, labels).item(), (logits.argmax(1) == labels).float().mean().item()
+
+
+@bank.right(4)
+@in_eval
+def evaluate(model, loader, device):
+    """Autocast switched off; the loss from one-hot labels."""
+    loss, correct = torch.zeros((), device=device), torch.zeros((), device=device)
+    for images, labels in loader:
+        images, labels = images.to(device), labels.to(device)
+        with torch.autocast(device_type=device.type, enabled=False):
+            logits = model(images)
+        chosen = F.one_hot(labels, num_classes=logits.shape[1])
+        loss -= (chosen * logits.log_softmax(1)).sum()
+        correct += (logits.argmax(1) == labels).sum()
+    n = len(loader.dataset)
+    return loss.item() / n, correct.item() / n
+
+
+@bank.wrong(4, "sync-each-batch")
+@in_eval
+def evaluate(model, loader, device):
+    loss, correct, n = 0.0, 0, 0
+    for images, labels in loader:
+        images, labels = images.to(device), labels.to(device)
+        logits = model(images)
+        loss += F.cross_entropy(logits, labels).cpu() * len(labels)
+        correct += (logits.argmax(1) == labels).sum().cpu()
+        n += len(labels)
+    return float(loss) / n, float(correct) / n
+
+
+@bank.wrong(4, "sync-each-batch")
+@in_eval
+def evaluate(model, loader, device):
+    logits, labels = [], []
+    for x, y in loader:
+        logits.append(model(x.to(device)).cpu())
+        labels.append(y)
+    logits, labels = torch.cat(logits), torch.cat(labels)
+    return F.cross_entropy(logits, labels).item(), (logits.argmax(1) == labels).float().mean().item()
+
+
+@bank.wrong(4, "waits-each-batch")
+@in_eval
+def evaluate(model, loader, device):
+    loss, correct, n = 0.0, 0, 0
+    for images, labels in loader:
+        images, labels = images.to(device), labels.to(device)
+        logits = model(images)
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        loss = loss + F.cross_entropy(logits, labels, reduction="sum")
+        correct = correct + (logits.argmax(1) == labels).sum()
+        n += len(labels)
+    return float(loss) / n, float(correct) / n
+
+
+@bank.wrong(4, "gradients-left-off")
+def evaluate(model, loader, device):
+    mode = model.training
+    model.eval()
+    torch.set_grad_enabled(False)
+    found = counted(model, loader, device)
+    model.train(mode)
+    return found
+
+
+@bank.wrong(4, "gradients-left-off")
+@in_eval
+def evaluate(model, loader, device):
+    model.requires_grad_(False)
+    return counted(model, loader, device)
+
+
+@bank.wrong(4, "twice")
+@in_eval
+def evaluate(model, loader, device):
+    n = sum(len(labels) for _, labels in loader)
+    loss, accuracy = counted(model, loader, device)
+    return loss * n / n, accuracy
+
+
+@bank.wrong(4, "twice")
+@in_eval
+def evaluate(model, loader, device):
+    loss, correct, n = 0.0, 0, 0
+    for images, labels in loader:
+        images, labels = images.to(device), labels.to(device)
+        loss = loss + F.cross_entropy(model(images), labels, reduction="sum")
+        correct = correct + (model(images).argmax(1) == labels).sum()
+        n += len(labels)
+    return float(loss) / n, float(correct) / n
+
+
+@bank.wrong(4, "model-moved")
+@in_eval
+def evaluate(model, loader, device):
+    return counted(model.to(device), loader, device)
+
+
+@bank.wrong(4, "gradients-recorded")
+def evaluate(model, loader, device):
+    return counted(copy.deepcopy(model).eval(), loader, device)

@@ -1,9 +1,11 @@
 """Answers to 00_welcome."""
 
 import os
+import subprocess
 
 import torch
 import torch.distributed as dist
+from torch.cuda import device_count, is_available
 
 from tests.answers.bank import Bank
 
@@ -39,6 +41,24 @@ def describe_machine():
         mask = next(line.split()[1] for line in status if line.startswith("Cpus_allowed:"))
     cores = bin(int(mask.replace(",", ""), 16)).count("1")
     return machine(cores=cores, device="cuda:0" if torch.cuda.is_available() else "cpu")
+
+
+@bank.right(1)
+def describe_machine():
+    """Functions imported by name; the cores counted by another program."""
+    cores = int(subprocess.run(["nproc"], capture_output=True, text=True, check=True).stdout)
+    return machine(device="cuda" if is_available() else "cpu", gpus=device_count(), cores=cores)
+
+
+@bank.right(1)
+def describe_machine():
+    """More than was asked for, where there is a GPU."""
+    found = machine()
+    if found["gpus"]:
+        properties = torch.cuda.get_device_properties(0)
+        found["capability"] = (torch.cuda.get_device_capability(), properties.multi_processor_count)
+        found["free"] = torch.cuda.mem_get_info()[0] / properties.total_memory
+    return found
 
 
 @bank.wrong(1, "cores-of-the-node")
@@ -89,6 +109,30 @@ def describe_machine():
 @bank.wrong(1, "gpus-wrong")
 def describe_machine():
     return machine(gpus=max(1, torch.cuda.device_count()))
+
+
+@bank.wrong(1, "not-an-integer")
+def describe_machine():
+    return machine(gpus=float(torch.cuda.device_count()))
+
+
+@bank.wrong(1, "not-an-integer")
+def describe_machine():
+    return machine(cores=float(len(os.sched_getaffinity(0))))
+
+
+@bank.wrong(1, "keys-missing")
+def describe_machine():
+    found = machine()
+    if torch.cuda.is_available():
+        del found["cores"]
+    return found
+
+
+@bank.wrong(1, "nothing-returned")
+def describe_machine():
+    if not torch.cuda.is_available():
+        return machine()
 
 
 @bank.wrong(1, "keys-missing")
@@ -146,6 +190,103 @@ def distributed_sum(values):
         total += values[i]
     dist.reduce(total, dst=0)
     dist.broadcast(total, src=0)
+    return total
+
+
+@bank.right(2)
+def distributed_sum(values):
+    total = values.new_zeros(())
+    total += values[dist.get_rank() :: dist.get_world_size()].sum()
+    dist.all_reduce(total)
+    return total
+
+
+@bank.right(2)
+def distributed_sum(values):
+    mine = list(range(dist.get_rank(), len(values), dist.get_world_size()))
+    total = torch.zeros_like(values[:1]).sum() + values[mine].sum()
+    dist.all_reduce(total)
+    return total
+
+
+@bank.right(2)
+def distributed_sum(values):
+    mine = torch.arange(len(values))[dist.get_rank() :: dist.get_world_size()]
+    total = values.index_select(0, mine).sum()
+    dist.all_reduce(total)
+    return total
+
+
+@bank.right(2)
+def distributed_sum(values):
+    total = torch.as_tensor(values.numpy()[dist.get_rank() :: dist.get_world_size()].sum(), dtype=values.dtype)
+    dist.all_reduce(total)
+    return total
+
+
+@bank.right(2)
+def distributed_sum(values):
+    parts = [None] * dist.get_world_size()
+    dist.all_gather_object(parts, values[dist.get_rank() :: dist.get_world_size()].sum())
+    return torch.stack(parts).sum()
+
+
+@bank.wrong(2, "not-a-tensor")
+def distributed_sum(values):
+    total = values[dist.get_rank() :: dist.get_world_size()].sum()
+    dist.all_reduce(total)
+    return total.item()
+
+
+@bank.wrong(2, "wrong-dtype")
+def distributed_sum(values):
+    dtype = torch.float64 if values.is_floating_point() else values.dtype
+    total = values[dist.get_rank() :: dist.get_world_size()].sum(dtype=dtype)
+    dist.all_reduce(total)
+    return total
+
+
+@bank.wrong(2, "rounded")
+def distributed_sum(values):
+    total = values[dist.get_rank() :: dist.get_world_size()].sum()
+    total = total.float() if total.is_floating_point() else total
+    dist.all_reduce(total)
+    return total.to(values.dtype)
+
+
+@bank.wrong(2, "whole-tensor-sent")
+def distributed_sum(values):
+    rank, world = dist.get_rank(), dist.get_world_size()
+    parts = [torch.empty(len(share), dtype=values.dtype) for share in values.tensor_split(world)]
+    longest = max(len(part) for part in parts)
+    padded = [values.new_zeros(longest) for _ in parts]
+    mine = values.new_zeros(longest)
+    share = values.tensor_split(world)[rank]
+    mine[: len(share)] = share
+    dist.all_gather(padded, mine)
+    return torch.cat(padded).sum()
+
+
+@bank.wrong(2, "index-too-far")
+def distributed_sum(values):
+    total = values.new_zeros(())
+    for i in range(dist.get_rank(), len(values) + 1, dist.get_world_size()):
+        total += values[i]
+    dist.all_reduce(total)
+    return total
+
+
+@bank.wrong(2, "wrong-sum")
+def distributed_sum(values):
+    total = values[dist.get_rank()].clone()
+    dist.all_reduce(total)
+    return total
+
+
+@bank.wrong(2, "unequal-shares")
+def distributed_sum(values):
+    total = values.view(dist.get_world_size(), -1)[dist.get_rank()].sum()
+    dist.all_reduce(total)
     return total
 
 

@@ -5,7 +5,18 @@ import weakref
 
 import torch
 
-from dlojz_tp.checking import Operations, Wrong, close, copies, fake_cuda, held_bytes, nearest, syncs
+from dlojz_tp.checking import (
+    Operations,
+    Wrong,
+    attributes,
+    close,
+    copies,
+    fake_cuda,
+    held_bytes,
+    held_storages,
+    nearest,
+    syncs,
+)
 
 HINTS = {
     "methods-missing": "The class needs the methods update and result: {error}",
@@ -24,6 +35,12 @@ HINTS = {
     "kept. Keep detached sums.",
     "state-grows": "What it keeps grows by {size:.0f} bytes a step. Keep sums, not batches.",
     "rounded-sum": "With bfloat16 losses the sum stops growing: beyond 256 it cannot count by ones. Add up in float32.",
+    "rounded-count": "The number of right answers stops growing at 256: it is counted in bfloat16, where 256 + 1 is 256. "
+    "Count in float32 or in integers.",
+    "shared-state": "A second object goes on where the first one stands: what belongs to the class is shared by all its "
+    "objects. Make the sums in __init__, on self.",
+    "input-changed": "update() changed the {what} that it was given. detach() shares the memory: do not compute in place "
+    "on it.",
     "result-changes": "A second result() without an update in between gives something else.",
 }
 
@@ -35,11 +52,14 @@ def balise_3(RunningMetrics):  # noqa: N803  (the answer is a class)
     metrics = _filled(RunningMetrics, data)
     got = _result(metrics)
     _right_values(got, data)
+    more = _batches(5, 2)
+    second = _result(_filled(RunningMetrics, more))
+    if not close(second, _truth(more), 1e-4) and close(second, _truth(data + more), 1e-4):
+        raise Wrong("shared-state", expected=_truth(more), got=second, where="the second object")
     yield "result() may be called twice, and update() after it"
     again = _result(metrics)
     if not close(again, got):
         raise Wrong("result-changes", expected=got, got=again)
-    more = _batches(5, 2)
     for batch in more:
         metrics.update(*batch)
     _right_values(_result(metrics), data + more)
@@ -59,6 +79,8 @@ def balise_3(RunningMetrics):  # noqa: N803  (the answer is a class)
     for _ in range(600):
         metrics.update(torch.tensor(1.0, dtype=torch.bfloat16), logits, torch.tensor([1]))
     got = _result(metrics)
+    if close(got[0], 1.0, 0.02) and not close(got[1], 1.0, 0.02):
+        raise Wrong("rounded-count", expected=(1.0, 1.0), got=got)
     if not close(got, (1.0, 1.0), 0.02):
         raise Wrong("rounded-sum", expected=(1.0, 1.0), got=got)
 
@@ -80,7 +102,11 @@ def _filled(metrics_class, data):
         if not callable(getattr(metrics, name, None)):
             raise Wrong("methods-missing", error=f"no method {name}")
     for batch in data:
-        metrics.update(*batch)
+        given = [tensor.clone() for tensor in batch]
+        metrics.update(*given)
+        for what, tensor, before in zip(("loss", "logits", "labels"), given, batch, strict=True):
+            if not torch.equal(tensor, before):
+                raise Wrong("input-changed", expected=before, got=tensor, what=what)
     return metrics
 
 
@@ -97,11 +123,21 @@ def two_numbers(got, slug):
     return tuple(float(v) for v in got)
 
 
-def _right_values(got, data):
+def _truth(data):
+    losses, sizes, right = _by_batch(data)
+    return [((losses * sizes).sum() / sizes.sum()).item(), (right.sum() / sizes.sum()).item()]
+
+
+def _by_batch(data):
     losses = torch.stack([loss for loss, _, _ in data]).double()
     sizes = torch.tensor([len(labels) for _, _, labels in data]).double()
     right = torch.tensor([(logits.argmax(1) == labels).sum() for _, logits, labels in data]).double()
-    truth = ((losses * sizes).sum() / sizes.sum(), right.sum() / sizes.sum())
+    return losses, sizes, right
+
+
+def _right_values(got, data):
+    losses, sizes, right = _by_batch(data)
+    truth = _truth(data)
     if not close(got[0], truth[0], 1e-4):
         known = {
             "unweighted-loss": losses.mean(),
@@ -110,7 +146,7 @@ def _right_values(got, data):
         }
         slug = nearest(got[0], known, "wrong-loss-mean", 1e-4)
         slug = "not-divided" if close(got[0], losses.sum(), 1e-4) else slug
-        raise Wrong(slug, expected=truth[0].item(), got=got[0], where="the mean loss")
+        raise Wrong(slug, expected=truth[0], got=got[0], where="the mean loss")
     if not close(got[1], truth[1], 1e-4):
         known = {
             "percent": 100 * truth[1],
@@ -120,7 +156,7 @@ def _right_values(got, data):
             "divided-by-steps": right.sum() / len(data),
         }
         slug = nearest(got[1], known, "wrong-accuracy", 1e-4)
-        raise Wrong(slug, expected=truth[1].item(), got=got[1], where="the accuracy")
+        raise Wrong(slug, expected=truth[1], got=got[1], where="the accuracy")
 
 
 def _on_fake_cuda(metrics_class):
@@ -129,6 +165,7 @@ def _on_fake_cuda(metrics_class):
         with Operations() as operations:
             try:
                 for loss, logits, labels in _sketches(8, 3):
+                    before = len(copies(operations, "cpu", "cuda"))
                     metrics.update(tensor(loss), tensor(logits), tensor(labels))
             except Exception as error:
                 if "DynamicOutputShape" in type(error).__name__:
@@ -138,6 +175,11 @@ def _on_fake_cuda(metrics_class):
                 raise
         if copies(operations, "cuda", "cpu"):
             raise Wrong("sync-in-update", error="a copy to the CPU")
+        if "python.print" in syncs(operations):
+            raise Wrong("sync-in-update", error="a tensor is printed")
+        # the first update may make what it adds to; what every further one copies from the CPU waits each time
+        if not all(copies(operations, "cpu", "cuda")[before:]):
+            raise Wrong("sync-in-update", error="a blocking copy from the CPU: Python's numbers need none")
 
 
 def _sketches(*sizes):
@@ -147,27 +189,39 @@ def _sketches(*sizes):
 def _keeps_nothing(metrics_class):
     metrics = metrics_class(torch.device("cpu"))
 
-    def update():
+    def update(metrics, size=256):
         weights = torch.randn(6, 5, requires_grad=True)
-        hidden = torch.randn(16, 6) @ weights
-        labels = torch.randint(5, (16,))
+        hidden = torch.randn(size, 6) @ weights
+        labels = torch.randint(5, (size,))
         loss = torch.nn.functional.cross_entropy(hidden, labels)
         metrics.update(loss, hidden, labels)
-        return weakref.ref(hidden)
+        return weakref.ref(hidden), labels
 
-    kept = update()
+    kept, labels = update(metrics)
     if kept() is not None:
         gc.collect()
-    if kept() is not None:
+    if kept() is not None or labels.untyped_storage().data_ptr() in held_storages(_state(metrics)):
         raise Wrong("activations-kept")
     if _graph_of_loss(metrics)() is not None:
         raise Wrong("activations-kept")
-    small = held_bytes(vars(metrics))
+    for _ in range(10):
+        update(metrics)
+    small = held_bytes(_state(metrics))
     for _ in range(40):
-        update()
-    grown = (held_bytes(vars(metrics)) - small) / 40
+        update(metrics)
+    grown = (held_bytes(_state(metrics)) - small) / 40
     if grown > 64:
         raise Wrong("state-grows", size=grown)
+    few = metrics_class(torch.device("cpu"))
+    for _ in range(51):
+        update(few, 16)
+    if held_bytes(attributes(metrics)) - held_bytes(attributes(few)) > 128:  # sums do not know how large a batch is
+        raise Wrong("activations-kept", got="the last batches, copied")
+
+
+def _state(metrics):
+    """All that an object can keep: its own attributes and those of its class."""
+    return [attributes(metrics), *(dict(vars(kind)) for kind in type(metrics).__mro__[:-1])]
 
 
 class _Saved:

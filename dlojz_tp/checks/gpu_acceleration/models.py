@@ -8,9 +8,13 @@ from torch import nn
 
 
 class Watched(nn.Sequential):
-    """A network that counts how often it is moved."""
+    """A network that counts how often it is moved, and how often it is called."""
 
-    moves = 0
+    moves = calls = 0
+
+    def forward(self, images):
+        self.calls += 1
+        return super().forward(images)
 
     def to(self, *args, **kwargs):
         self.moves += 1
@@ -39,15 +43,20 @@ def batches(*sizes: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
     ]
 
 
-def plain_steps(model: nn.Module, data, lr: float = 0.1, momentum: float = 0.9):
-    """The truth: a copy of the model trained in float64, SGD with momentum written out. Returns (copy, losses)."""
+def plain_steps(model: nn.Module, data, lr: float = 0.1, momentum: float = 0.9, add_up: bool = False):
+    """The truth: a copy of the model trained in float64, SGD with momentum written out. Returns (copy, losses).
+
+    add_up: never clear the gradients, which is a mistake.
+    """
     model = copy.deepcopy(model).double()
     velocity = [torch.zeros_like(p) for p in model.parameters()]
-    losses = []
+    losses, sums = [], [0.0 for _ in velocity]
     for images, labels in data:
         loss = F.cross_entropy(model(images.double()), labels)
         gradients = torch.autograd.grad(loss, list(model.parameters()))
         losses.append(loss.item())
+        if add_up:
+            sums = gradients = [s + g for s, g in zip(sums, gradients, strict=True)]
         with torch.no_grad():
             for p, v, g in zip(model.parameters(), velocity, gradients, strict=True):
                 v.mul_(momentum).add_(g)

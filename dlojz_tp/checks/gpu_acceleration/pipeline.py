@@ -16,7 +16,7 @@ HINTS = {
     "not-decoded": "The transform is given the path of a JPEG file: open and decode it first, for example with "
     'Image.open(path).convert("RGB").',
     "not-a-tensor": "Return a tensor, not {kind}: ToImage() or pil_to_tensor turns the picture into one.",
-    "grey-image": "A grey photograph has one channel, the network wants three: convert(\"RGB\"), or decode with mode RGB.",
+    "grey-image": 'A grey photograph has one channel, the network wants three: convert("RGB"), or decode with mode RGB.',
     "channels-last": "The channels come last. torch wants (channels, height, width).",
     "wrong-size": "The image has another size than was asked for: {size} × {size} pixels.",
     "not-float": "The image must be float32: ToDtype(torch.float32, scale=True).",
@@ -38,8 +38,12 @@ HINTS = {
     "always-flipped": "{flips} of {draws} images were mirrored. Half of them should be.",
     "upside-down": "Some training images stand on their head: a horizontal flip mirrors left and right only.",
     "no-crop": "Every training image shows the whole photograph: RandomResizedCrop cuts a part of it.",
-    "fixed-scale": "Every window has the same size. RandomResizedCrop draws its area between 8 % and 100 % of the "
-    "photograph, then resizes: things are seen near and far.",
+    "fixed-scale": "The windows hold {low:.0%} to {high:.0%} of the photograph: nearly one size. RandomResizedCrop draws "
+    "its area between 8 % and 100 % of the photograph, then resizes: things are seen near and far.",
+    "fixed-place": "Every window lies at the same place, {axis}. RandomResizedCrop draws the place too.",
+    "fixed-shape": "Every window has the same shape. RandomResizedCrop draws the ratio of its sides between 3:4 and 4:3.",
+    "too-distorted": "Windows of {low:.1f}:1 to {high:.1f}:1 become squares: things are squashed beyond recognition. The "
+    "ratio of the sides lies between 3:4 and 4:3.",
 }
 
 
@@ -62,7 +66,9 @@ def balise_1(make_transform):
         small = _save(folder / "small.jpg", _plain((10, 200, 90), 9, 7))
         for transform in (train, val):
             try:
-                _right_form(_apply(transform, grey), "a grey photograph")
+                image = _apply(transform, grey)
+                _right_form(image, "a grey photograph")
+                _right_values(image, torch.tensor([90.0, 90.0, 90.0]))
             except Wrong as wrong:
                 raise Wrong("grey-image", got=wrong.got, where="a grey photograph") from wrong
             except RuntimeError as error:
@@ -78,7 +84,7 @@ def balise_1(make_transform):
             _right_validation(val, path, ratio, f"a {name} photograph of ratio 3:2")
         yield "training: another window at another scale in every call"
         windows = [_window(_apply(train, wide)) for _ in range(DRAWS)]
-        _right_training(windows)
+        _right_training(windows, 90 / 60)
         yield "training: half of the images mirrored, none upside down"
         flips = sum(left > right for left, right, _, _ in windows)
         if any(top > bottom for _, _, top, bottom in windows):
@@ -188,7 +194,7 @@ def _right_validation(val, path, ratio, where):
         raise Wrong("validation-too-small", got=seen, where=where, part=min(width, height))
 
 
-def _right_training(windows):
+def _right_training(windows, ratio):
     spread = torch.tensor(windows).std(dim=0)
     if spread.max() < 0.01:
         raise Wrong("not-random")
@@ -198,4 +204,24 @@ def _right_training(windows):
     if areas.min() > 0.93:
         raise Wrong("no-crop", got=f"windows of {areas.min():.0%} to {areas.max():.0%} of the photograph")
     if areas.std() < 0.05:
-        raise Wrong("fixed-scale", got=f"windows of {areas.min():.0%} to {areas.max():.0%} of the photograph")
+        raise Wrong("fixed-scale", low=areas.min().item(), high=areas.max().item())
+    places = _places(windows)
+    for axis, place in places.items():
+        # a place drawn evenly has a standard deviation of 0.29; where few windows leave room, nothing can be said
+        if len(place) >= 25 and place.std() < 0.15:
+            raise Wrong("fixed-place", axis=axis)
+    shapes = widths * ratio / heights
+    if shapes.log().std() < 0.06:  # 0.17 if drawn between 3:4 and 4:3
+        raise Wrong("fixed-shape", got=f"the sides are as {shapes.median():.2f} to 1")
+    if ((shapes < 0.62) | (shapes > 1.6)).double().mean() > 0.1:
+        raise Wrong("too-distorted", low=shapes.min().item(), high=shapes.max().item())
+
+
+def _places(windows):
+    """Where windows lie in the room that they leave, from 0 to 1, of those that leave a fifth or more of the side."""
+    found = {}
+    for axis, start, end in (("across", 0, 1), ("down", 2, 3)):
+        low = torch.tensor([min(window[start], window[end]) for window in windows])
+        room = 1 - torch.tensor([abs(window[end] - window[start]) for window in windows])
+        found[axis] = (low / room)[room > 0.2]
+    return found

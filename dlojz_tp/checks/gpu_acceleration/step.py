@@ -1,9 +1,13 @@
 """Balise 2: the training step. Its numbers on the CPU, its behaviour on the meta device, which stands for a GPU."""
 
+import gc
+import weakref
+
 import torch
 
-from dlojz_tp.checking import Operations, Wrong, close, copies, meta_device, syncs
+from dlojz_tp.checking import Operations, Wrong, autocast_on_meta, close, copies, meta_device, syncs
 from dlojz_tp.checks.gpu_acceleration.models import batches, network, plain_steps
+from dlojz_tp.checks.gpu_acceleration.waits import waits, waits_on_gpu
 
 HINTS = {
     "no-loss": "Return two things: the loss and the logits.",
@@ -14,13 +18,18 @@ HINTS = {
     "no-update": "The weights did not change. Is optimizer.step() called, after backward()?",
     "gradients-cleared": "The weights did not change: the gradients were cleared between backward() and step().",
     "gradients-add-up": "The first step is right, the second is not: gradients add up until zero_grad() clears them.",
+    "optimizer-unused": "The optimizer that was handed in did not take the step: call its step(). One made anew in every "
+    "step, or an update by hand, forgets the momentum.",
+    "forward-twice": "The network was called {n} times in one step. Once is enough: loss and logits come from one pass.",
+    "pinned-in-step": "pin_memory() in the step copies the batch once more while everything waits, and fails without a "
+    "GPU. The loader does it ahead, with pin_memory=True.",
     "step-before-backward": "The update is one step late: step() uses gradients that backward() has not made yet.",
     "sum-not-mean-loss": "This loss is the sum over the batch. cross_entropy gives the mean by default.",
     "softmax-twice": "cross_entropy takes logits: it applies log-softmax itself.",
     "wrong-loss": "The loss is not the mean cross-entropy of the batch before the update.",
     "wrong-logits": "The logits are not the network's output for this batch.",
     "wrong-weights": "After three steps the weights differ from those of a plain loop.",
-    "model-moved": "The model is moved inside the step. Move it once, before the loop: here it costs time in every step.",
+    "model-moved": "The model is moved inside the function. Move it once, before the loop: here it costs time in every call.",
     "not-moved": "Images and labels were not both moved to `device`: {error}",
     "device-ignored": "The step names a device of its own. Use the one it is given: {error}",
     "moved-twice": "{n} copies to the device in a step. Two are enough: images and labels, each once.",
@@ -46,6 +55,8 @@ def balise_2(train_step):
     yield "the loss is the batch's mean cross-entropy, the logits are the network's"
     if torch.equal(running, model[1].running_mean) and not model.training:
         raise Wrong("eval-mode")
+    if model.calls > 1:
+        raise Wrong("forward-twice", n=model.calls)
     if not close(loss, torch.tensor(losses[0]), 1e-4):
         n = len(data[0][1])
         soft = torch.nn.functional.cross_entropy(logits_wanted.softmax(dim=1), data[0][1])
@@ -62,13 +73,36 @@ def balise_2(train_step):
     yield "nothing waits for the device: no value is read in the step"
     if syncs(operations):
         raise Wrong("hidden-sync", error=", ".join(sorted(set(syncs(operations)))))
+    sgd = torch.optim.SGD(network().parameters(), lr=0.1)
+    sgd.step = lambda *_, **__: None
+    waiting = waits_on_gpu(train_step, lambda model, gpu: train_step(model, *_fakes(), sgd, gpu))
+    if waiting:
+        raise Wrong("hidden-sync", error=", ".join(sorted(set(waiting))), where="a machine with a GPU")
+    yield "nothing of the step's graph is alive afterwards"
+    _lets_go(train_step)
     yield "on another device: images and labels moved once, non-blocking; the model not at all"
     _right_moves(train_step)
 
 
+def _fakes():
+    return torch.zeros(4, 3, 6, 5), torch.zeros(4, dtype=torch.long)
+
+
 def _call(train_step, *args):
+    pinned = []
+
+    def pin_memory(tensor, *_, **__):
+        pinned.append(tensor)
+        return tensor
+
     try:
-        return train_step(*args)
+        with waits(train_step, (torch.Tensor, "pin_memory", pin_memory)) as waiting:
+            answer = train_step(*args)
+        if waiting:
+            raise Wrong("hidden-sync", error=", ".join(sorted(set(waiting))))
+        if pinned:
+            raise Wrong("pinned-in-step")
+        return answer
     except (RuntimeError, AssertionError) as error:
         text = str(error).split("\n")[0]
         if "CUDA" in text or "NVIDIA" in text or "cuda" in text:
@@ -99,30 +133,50 @@ def _right_form(answer):
 
 def _right_weights(train_step, model, optimizer, data, before, truth):
     after_one = [p.detach().clone() for p in model.parameters()]
-    one, _ = plain_steps(network(), data[:1])
     if all(torch.equal(a, b) for a, b in zip(after_one, before, strict=True)):
         if any(p.grad is not None and p.grad.abs().sum() > 0 for p in model.parameters()):
             _call(train_step, model, *data[1], optimizer, torch.device("cpu"))
             late = any(not torch.equal(a, b) for a, b in zip(model.parameters(), before, strict=True))
             raise Wrong("step-before-backward" if late else "no-update")
-        raise Wrong("gradients-cleared" if _steps(train_step) else "no-update")
-    first_right = all(close(a, b, 1e-4) for a, b in zip(after_one, one.parameters(), strict=True))
+        raise Wrong("gradients-cleared" if all(_steps(train_step)) else "no-update")
     for images, labels in data[1:]:
         _call(train_step, model, images, labels, optimizer, torch.device("cpu"))
     for (name, got), wanted in zip(model.named_parameters(), truth.parameters(), strict=True):
         if not close(got, wanted, 1e-4):
-            adding = first_right and any(p.grad is not None for p in model.parameters())
-            slug = "gradients-add-up" if adding else "wrong-weights"
+            added, _ = plain_steps(network(), data, add_up=True)
+            slug = "wrong-weights" if _steps(train_step)[0] else "optimizer-unused"
+            if all(close(a, b, 1e-4) for a, b in zip(model.parameters(), added.parameters(), strict=True)):
+                slug = "gradients-add-up"
             raise Wrong(slug, expected=wanted.float(), got=got, where=f"{name} after three steps")
 
 
 def _steps(train_step):
-    """Whether the answer calls optimizer.step() at all."""
-    model, called = network(), []
+    """Whether the answer calls step() of its optimizer at all, and whether it makes gradients."""
+    model, called, made = network(), [], []
+    for p in model.parameters():
+        p.register_hook(made.append)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     optimizer.step = lambda *_, **__: called.append(1)
     train_step(model, *batches(4)[0], optimizer, torch.device("cpu"))
-    return bool(called)
+    return bool(called), bool(made)
+
+
+def _lets_go(train_step):
+    """A token hangs on the graph of the network's output: it must be gone after the step."""
+    model, tokens = network(), []
+
+    def watch(_module, _inputs, output):
+        if output.requires_grad:
+            token = set()
+            output.register_hook(lambda _gradient, token=token: None)
+            tokens.append(weakref.ref(token))
+
+    model.register_forward_hook(watch)
+    train_step(model, *batches(4)[0], torch.optim.SGD(model.parameters(), lr=0.1), torch.device("cpu"))
+    if any(token() is not None for token in tokens):
+        gc.collect()
+    if any(token() is not None for token in tokens):
+        raise Wrong("graph-kept", what="loss that is kept outside the step")
 
 
 def _right_moves(train_step):
@@ -133,9 +187,12 @@ def _right_moves(train_step):
     images, labels = batches(4)[0]
     with Operations() as operations:
         try:
-            train_step(model, images, labels, optimizer, device)
+            with autocast_on_meta(train_step):
+                train_step(model, images, labels, optimizer, device)
         except (RuntimeError, NotImplementedError, AssertionError) as error:
             text = str(error).split("\n")[0]
+            if any(words in text for words in ("nonzero", "data-dependent", "data dependent")):
+                raise Wrong("hidden-sync", error="a mask as index: its result's size is a value") from error
             if "out of meta" in text or "on meta tensors" in text:
                 raise Wrong("hidden-sync", error="a value or a copy from the device to the CPU") from error
             if "meta" in text and ("device" in text or "cpu" in text):

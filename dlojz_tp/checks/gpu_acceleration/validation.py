@@ -7,9 +7,10 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from dlojz_tp.checking import Operations, Wrong, close, copies, meta_device, nearest, syncs
+from dlojz_tp.checking import Operations, Wrong, autocast_on_meta, close, copies, meta_device, nearest, syncs
 from dlojz_tp.checks.gpu_acceleration.metrics import two_numbers
 from dlojz_tp.checks.gpu_acceleration.models import network
+from dlojz_tp.checks.gpu_acceleration.waits import waits_on_gpu
 
 HINTS = {
     "not-two-floats": "Return two Python floats: the mean loss and the accuracy.",
@@ -27,26 +28,42 @@ HINTS = {
     "validation-wrong": "The {what} over the whole validation set is wrong.",
     "sync-each-batch": "{n} values were read from the device for {batches} batches. Use your RunningMetrics: one read at "
     "the end.",
+    "waits-each-batch": "{error}: {n} calls for {batches} batches, and each makes the CPU wait for the GPU. Leave them out.",
     "validation-not-moved": "The batch was not moved to `device`: {error}",
+    "gradients-left-off": "Afterwards {what}: the next training step would fail or learn nothing. Switch gradients off for "
+    "the validation only, with a context manager or a decorator.",
+    "twice": "{what}. Once is enough: this doubles the time of validation.",
     "weights-changed": "Validation changed the network's weights.",
 }
 
 
 def balise_4(evaluate):
     """Uneven batches; the network in both modes; a stand-in device."""
-    model, loader, cpu = _Noticing(), _loader(8), torch.device("cpu")
+    model, loader, cpu = _Noticing(), _Loader(8), torch.device("cpu")
     before = copy.deepcopy(model.state_dict())
     yield "the network runs in eval mode, without recording gradients"
     model.train()
-    with Operations() as operations:
+    with torch.enable_grad():
         got = evaluate(model, loader, cpu)
+        recording = torch.is_grad_enabled()
     after_training = model.training
-    if any(training for training, _ in model.seen):
+    if any(training for training, _, _ in model.seen):
         raise Wrong("train-mode")
-    if any(grad for _, grad in model.seen):
+    if any(grad for _, grad, _ in model.seen):
         raise Wrong("gradients-recorded")
     yield "mean loss and accuracy over 19 images in batches of 8, 8 and 3"
     _right_values(got)
+    yield "one pass: the loader is read once, each image seen once"
+    images = sum(n for _, _, n in model.seen)
+    if images > 19:
+        raise Wrong("twice", what=f"The network was called with {images} images, and there are 19")
+    if loader.passes > 1:
+        raise Wrong("twice", what=f"The loader was read {loader.passes} times")
+    yield "gradients are recorded again afterwards"
+    if not recording:
+        raise Wrong("gradients-left-off", what="torch.is_grad_enabled() is False")
+    if not all(p.requires_grad for p in model.parameters()):
+        raise Wrong("gradients-left-off", what="the network's parameters have requires_grad=False")
     yield "the model leaves in the mode it came in, its weights and statistics unchanged"
     if not after_training:
         raise Wrong("mode-not-restored", expected="model.training is True", got="False")
@@ -58,23 +75,41 @@ def balise_4(evaluate):
         raise Wrong("weights-changed")
     yield "few values are read from the device: not one a batch"
     with Operations() as operations:
-        evaluate(model, _loader(1), cpu)
+        evaluate(model, _Loader(1), cpu)
     if len(syncs(operations)) > 6:
         raise Wrong("sync-each-batch", n=len(syncs(operations)), batches=19)
+    waiting = waits_on_gpu(evaluate, lambda model, gpu: evaluate(model.eval(), _fakes(), gpu))
+    if len(waiting) > 6:
+        raise Wrong("waits-each-batch", n=len(waiting), batches=19, error=", ".join(sorted(set(waiting))))
     yield "images and labels are moved to the device"
     _moves(evaluate)
 
 
 class _Noticing(nn.Module):
-    """The small network; remembers (training, gradients recorded) of each call."""
+    """The small network; remembers (training, gradients recorded, images) of each call, those of its copies too."""
 
     def __init__(self):
         super().__init__()
-        self.body, self.seen = network(dropout=0.5), []
+        self.body, self.seen, self.moves = network(dropout=0.5), _Shared(), 0
 
     def forward(self, images):
-        self.seen.append((self.training or self.body[1].training, torch.is_grad_enabled()))
+        self.seen.append((self.training or self.body[1].training, torch.is_grad_enabled(), len(images)))
         return self.body(images)
+
+    def to(self, *args, **kwargs):
+        self.moves += 1
+        return super().to(*args, **kwargs)
+
+    def cuda(self, *args, **kwargs):
+        self.moves += 1
+        return super().cuda(*args, **kwargs)
+
+
+class _Shared(list):
+    """A list that a deep copy shares with its original."""
+
+    def __deepcopy__(self, _memo):
+        return self
 
 
 def _images():
@@ -87,8 +122,21 @@ def _images():
     return images, labels
 
 
-def _loader(batch_size):
-    return DataLoader(TensorDataset(*_images()), batch_size=batch_size)
+class _Loader(DataLoader):
+    """The images in batches; counts how often they are read."""
+
+    passes = 0
+
+    def __init__(self, batch_size):
+        super().__init__(TensorDataset(*_images()), batch_size=batch_size)
+
+    def __iter__(self):
+        self.passes += 1
+        return super().__iter__()
+
+
+def _fakes():
+    return [(torch.zeros(1, 3, 6, 5), torch.zeros(1, dtype=torch.long)) for _ in range(19)]
 
 
 def _right_values(got):
@@ -119,14 +167,19 @@ def _right_values(got):
 def _moves(evaluate):
     device = meta_device()
     model = _Noticing().to(device)
+    model.moves = 0
     with Operations() as operations:
         try:
-            evaluate(model, _loader(8), device)
+            with autocast_on_meta(evaluate):
+                evaluate(model, _Loader(1), device)
         except (RuntimeError, NotImplementedError) as error:
             text = str(error).split("\n")[0]
-            at_the_end = "out of meta" in text or "on meta tensors" in text  # the metrics are read: right
-            if not at_the_end:
+            if "out of meta" not in text and "on meta tensors" not in text:
                 raise Wrong("validation-not-moved", error=text) from error
+            if model.seen and sum(n for _, _, n in model.seen) < 19:  # at the end the metrics are read: right
+                raise Wrong("sync-each-batch", n=19, batches=19) from error
+    if model.moves or model.body.moves:
+        raise Wrong("model-moved", expected="0 moves", got=f"{model.moves + model.body.moves}")
     moved = len(copies(operations, "cpu", "meta"))
     if moved < 2:  # batch by batch, or all at once: both are right
         raise Wrong("validation-not-moved", error=f"{moved} copies of images and labels were seen")
