@@ -1,16 +1,29 @@
-"""Compute what cannot be run here: times of collectives, and of a data-parallel step on many GPUs."""
+"""Compute what cannot be run here: times of collectives, of a data-parallel step on many GPUs, of a pipeline."""
 
 from .collectives import Link, all_gather, all_reduce, broadcast, hierarchical_all_reduce, reduce_scatter
+from .pipeline import PipelineEvent, Simulation, simulate
+from .pipeline_orders import Action, Deadlock, ScheduleError
 from .scaling import StepTimes, data_parallel_step, scaling_efficiency
+from .schedules import gpipe, interleaved_1f1b, one_f_one_b, zero_bubble_h1
 
 __all__ = [
+    "Action",
+    "Deadlock",
     "Link",
+    "PipelineEvent",
+    "ScheduleError",
+    "Simulation",
     "StepTimes",
     "all_gather",
     "all_reduce",
     "broadcast",
     "data_parallel_step",
+    "gpipe",
     "hierarchical_all_reduce",
+    "interleaved_1f1b",
+    "one_f_one_b",
     "reduce_scatter",
     "scaling_efficiency",
+    "simulate",
+    "zero_bubble_h1",
 ]

@@ -2,10 +2,11 @@
 
 from ._communications import communications
 from ._compare import compare
+from ._gantt import gantt
 from ._inspection import inspection
 from ._learning import learning
 from ._roofline import roofline
 from ._sweep import sweep
 from ._timeline import timeline
 
-__all__ = ["communications", "compare", "inspection", "learning", "roofline", "sweep", "timeline"]
+__all__ = ["communications", "compare", "gantt", "inspection", "learning", "roofline", "sweep", "timeline"]

@@ -63,7 +63,6 @@ class Chart(Figure):
         return self.png()
 
 
-
 def style():
     """Give the context in which the course's figures are drawn."""
     return context(Path(__file__).with_name("course.mplstyle"))
@@ -170,4 +169,3 @@ def subject(records: Sequence[Record]) -> str:
     """Give what records have in common as the title of a figure."""
     names = list(dict.fromkeys(record.name for record in records))
     return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
-

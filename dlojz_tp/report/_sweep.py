@@ -44,9 +44,7 @@ def sweep(
     return figure
 
 
-def _memory(
-    ax: Axes, records: list[Record], capacity_bytes: float | None, fit: tuple[float, float] | None
-) -> None:
+def _memory(ax: Axes, records: list[Record], capacity_bytes: float | None, fit: tuple[float, float] | None) -> None:
     points = [(_size(r), max(r.peak_memory_bytes)) for r in records if r.peak_memory_bytes and not r.out_of_memory]
     kinds = sorted({r.memory_kind for r in records if r.memory_kind and not r.out_of_memory})
     failed = [_size(r) for r in records if r.out_of_memory]
