@@ -33,7 +33,7 @@ $(DATA): | $(STAMP)
 	$(RUN) data_scripts/make_photo_patches.py
 
 lab: $(STAMP) $(DATA)
-	@$(RUN) -m dlojz_tp lab
+	@$(RUN) -m dlojz_tp lab $(ARGS)
 
 # tests and notebooks together, two at a time, each file in one process
 test: $(STAMP) $(DATA)

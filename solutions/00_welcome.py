@@ -79,8 +79,8 @@ def describe_machine():
 tp.check(1, describe_machine)
 
 # %% [markdown]
-# The verdict ran your function three times on *pretended* machines: with one core and no GPU, with two cores and four
-# GPUs, with one of each. A check of this course never compares with our code. It compares with a truth found in another
+# Once there is an answer, the verdict runs it three times on *pretended* machines: with one core and no GPU, with two
+# cores and four GPUs, with one of each. A check of this course never compares with our code. It compares with a truth found in another
 # way, and it also looks at what your code *does*.
 #
 # **See a wrong answer.** Here is one that nearly everybody has written once. Run it and read the verdict: what was

@@ -196,20 +196,25 @@ tp.check(1, make_transform)
 
 
 # %%
-def show_windows(path, label, row):
+def windows(path):
     train, val = make_transform(SIZE, train=True), make_transform(SIZE, train=False)
+    return [train(path) for _ in range(4)] + [val(path)]
+
+
+def show_windows(path, label, images, row):
     row[0].imshow(Image.open(path))
     row[0].set_ylabel(dataset.classes[label])
-    for axes, image in zip(row[1:], [train(path) for _ in range(4)] + [val(path)]):
+    for axes, image in zip(row[1:], images):
         pixels = image * torch.tensor(STD)[:, None, None] + torch.tensor(MEAN)[:, None, None]
         axes.imshow(pixels.clamp(0, 1).permute(1, 2, 0))
     for axes in row:
         axes.set(xticks=[], yticks=[])
 
 
+shown = [(path, label, windows(path)) for path, label in (dataset.train[3], dataset.train[len(dataset.train) // 2])]
 figure, rows = plt.subplots(2, 6, figsize=(8.5, 2.9), layout="constrained", dpi=72)
-for row, (path, label) in zip(rows, [dataset.train[3], dataset.train[len(dataset.train) // 2]]):
-    show_windows(path, label, row)
+for row, photograph in zip(rows, shown):
+    show_windows(*photograph, row)
 for axes, title in zip(rows[0], ["file", "train", "train", "train", "train", "validation"]):
     axes.set_title(title, fontsize=9)
 plt.show()
@@ -411,15 +416,16 @@ for epoch, (train, val) in enumerate(zip(curves["train"], curves["validation"]),
 report.learning(curves, classes=CLASSES)
 
 # %% [markdown]
-# The dotted line is what guessing would give. The validation images show regions that the network has never seen.
+# The dashed line is what guessing would give. The validation images show regions that the network has never seen.
 
 # %%
 report.inspection(record)
 
 # %% [markdown]
 # Read it from the left: how many images a second; where the time of a step goes; what fills the memory. If *loading* is
-# a large part, the device waits for the loader, and a faster device would gain nothing: first mend the loader. On two
-# cores, the workers that decode and the network share the same cores, so neither can hide behind the other.
+# a large part, the device waits for the loader, and a faster device would gain nothing: first mend the loader. Without a
+# GPU, the workers that decode and the network share the same cores. Then neither can hide behind the other, and what the
+# workers take shows as a longer *forward* and *backward*, not as *loading*.
 #
 # ## How large a batch?
 #

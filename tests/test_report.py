@@ -85,7 +85,11 @@ def test_sweep_marks_what_did_not_fit():
     text = texts(figure)
     for words in ("the card: 110.0 MiB", "out of memory", "100.0 MiB + 1.0 MiB × images", "estimated", "images/s"):
         assert words in text
-    assert [label.get_text() for label in figure.axes[0].get_xticklabels()] == ["16", "8", "4", "2"]
+    memory, throughput = figure.axes
+    assert [label.get_text() for label in throughput.get_xticklabels()] == ["16", "8", "4", "2"]
+    # a straight line stays one: the points lie on it, and the axis is linear
+    assert memory.get_xscale() == "linear" and memory.get_xlim()[0] == 0
+    assert figure.get_suptitle().startswith("batches of 2 to 16 images")
 
 
 def test_sweep_of_little():

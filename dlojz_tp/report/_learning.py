@@ -16,7 +16,7 @@ def learning(runs: Record | Sequence[Record] | Mapping[str, Sequence[float]], cl
 
     Args:
         runs: a record, several records, or curves by name; a curve whose name holds "loss" is a loss, one
-            a step, any other is an accuracy from 0 to 1, one an evaluation.
+            a step, any other is an accuracy from 0 to 1, one an epoch.
         classes: number of classes, for the line of chance; ``None`` takes ``num_classes`` from the settings.
 
     Returns:
@@ -43,7 +43,7 @@ def learning(runs: Record | Sequence[Record] | Mapping[str, Sequence[float]], cl
         if accuracies:
             ax = next(axes)
             ax.set_title("Is it better than guessing?")
-            _draw(ax, {name: [100 * value for value in curve] for name, curve in accuracies.items()}, "evaluation",
+            _draw(ax, {name: [100 * value for value in curve] for name, curve in accuracies.items()}, "epoch",
                   "accuracy (%)")  # fmt: skip
             ax.set_ylim(0, 100)
             if classes:

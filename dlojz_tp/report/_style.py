@@ -2,7 +2,6 @@
 
 import io
 import sys
-from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -163,9 +162,3 @@ def where_and_when(record: Record) -> str:
 def images_per_second(value: float) -> str:
     """Write a throughput, for example ``"1,234"`` or ``"8.2"``."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
-
-
-def subject(records: Sequence[Record]) -> str:
-    """Give what records have in common as the title of a figure."""
-    names = list(dict.fromkeys(record.name for record in records))
-    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"

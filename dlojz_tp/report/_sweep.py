@@ -8,7 +8,7 @@ from matplotlib.ticker import FixedLocator, NullLocator
 
 from dlojz_tp.measure import Record, human_bytes
 
-from ._style import BLUE, GREY, RED, Chart, as_records, memory_unit, style, subject, where_and_when
+from ._style import BLUE, GREY, RED, Chart, as_records, memory_unit, style, where_and_when
 
 
 def sweep(
@@ -38,7 +38,8 @@ def sweep(
     with style():
         figure = Chart(height=4.7)
         left, right = figure.subplots(1, 2)
-        figure.suptitle(f"{subject(records)}  ({where_and_when(fitted[-1])})")
+        span = f"{min(sizes)} to {max(sizes)}" if len(set(sizes)) > 1 else f"{sizes[0]}"
+        figure.suptitle(f"batches of {span} images  ({where_and_when(fitted[-1])})")
         _memory(left, records, capacity_bytes, fit)
         _throughput(right, records)
     return figure
@@ -55,10 +56,10 @@ def _memory(ax: Axes, records: list[Record], capacity_bytes: float | None, fit: 
         label = " and ".join(kinds) or "memory"
         ax.plot([x for x, _ in points], [y / unit for _, y in points], "o", color=BLUE, label=label)
     if fit is not None:
-        low, high = _size(records[0]), _size(records[-1])
-        xs = [low * (high / low) ** (i / 100) for i in range(101)]
+        high = 1.1 * _size(records[-1])
         label = f"{human_bytes(fit[0])} + {human_bytes(fit[1])} × images"
-        ax.plot(xs, [(fit[0] + fit[1] * x) / unit for x in xs], color=GREY, linewidth=1.5, zorder=1, label=label)
+        line = [fit[0] / unit, (fit[0] + fit[1] * high) / unit]
+        ax.plot([0, high], line, color=GREY, linewidth=1.5, zorder=1, label=label)
     if capacity_bytes:
         ax.axhline(capacity_bytes / unit, color=RED, linestyle="--", linewidth=1.5)
         ax.text(
@@ -73,7 +74,9 @@ def _memory(ax: Axes, records: list[Record], capacity_bytes: float | None, fit: 
     # Below the panel, where it can hide no point.
     handles, labels = ax.get_legend_handles_labels()
     ax.figure.legend(handles, labels, loc="outside lower left", ncols=len(labels))
-    _batch_axis(ax, records)
+    # Linear, or the straight line of a fit would be bent.
+    ax.set_xlim(0, 1.1 * _size(records[-1]))
+    ax.set_xlabel("batch size (images)")
 
 
 def _throughput(ax: Axes, records: list[Record]) -> None:
