@@ -1,5 +1,7 @@
 """What stands in a trainee notebook where an answer is still missing."""
 
+import re
+
 _titles: dict[int, str] = {}  # of the practical work opened last in this process
 
 
@@ -10,6 +12,9 @@ class BaliseNotDone(Exception):
     """
 
     def __init__(self, number: int, title: str | None = None):
+        if isinstance(number, str):  # a DataLoader hands on what its worker raised as kind(text of the traceback)
+            found = re.search(r"balise (\d+) is not done yet", number)
+            number = int(found[1]) if found else 0
         super().__init__(number, title)
         self.number = number
         self.title = title

@@ -67,7 +67,8 @@ class Verdict:
 
 # Mistakes that any answer can make. A check's own HINTS come first.
 COMMON_HINTS = {
-    "nothing-returned": "Nothing was returned (None). Does the function end with a return?",
+    "nothing-returned": "Nothing was returned (None). Does the function end with a return? What works in place, such as "
+    "dist.all_reduce(x) or x.zero_grad(), returns None itself.",
     "raised": "Your code raised {error}. Read the line below: it is the last one of yours that ran.",
     "unusable": "What came back cannot be used as the text above says: {error}. Look at its type, its shape and its dtype.",
     "signature": "The function cannot be called as the text above it says: {error}. Keep the names and the order of its "
@@ -122,7 +123,9 @@ def judge(
         return fail("endless", fields={"seconds": deadline})
     except SystemExit as error:
         return fail("left", fields={"error": f"SystemExit({error.code!r})"})
-    except Exception as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
         slug, message = recognise(error)
         return fail(slug, fields={"error": message}, details=own_lines(error))
 
