@@ -80,7 +80,7 @@ def _kinds(ax: Axes, ranks: dict[int, list[dict]]) -> float:
         count, size = (sum(map(f, mine)) / len(ranks) for f in (len, lambda found: sum(e["bytes"] for e in found)))
         times.append(1000 * seconds)
         ax.barh(row, 1000 * seconds, height=0.3, color=PINK)
-        words = f"{name}: {count:.4g} × · {human_bytes(size)}"
+        words = f"{name}: {count:.4g} calls, {human_bytes(size)}"
         ax.text(0, row - 0.2, words, ha="left", va="bottom")
         ax.text(1000 * seconds, row, f" {human_seconds(seconds)}", ha="left", va="center")
     ax.set_ylim(len(names) - 0.5, -0.8)
