@@ -9,7 +9,6 @@ Exit status: 0 done or already there, 1 could not be made, 2 wrong arguments.
 
 import argparse
 import contextlib
-import errno
 import fcntl
 import importlib.metadata
 import importlib.util
@@ -33,6 +32,7 @@ from PIL import Image, features
 CHECKOUT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(CHECKOUT))
 
+from dlojz_tp import folders  # noqa: E402
 from dlojz_tp.data import manifest as mf  # noqa: E402
 from dlojz_tp.data.places import data_root  # noqa: E402
 
@@ -194,7 +194,7 @@ def locked(out: Path):
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                print(f"another run is making {out}: waiting for it", flush=True)
+                say(f"another run is making {out}: waiting for it")
                 fcntl.flock(file, fcntl.LOCK_EX)
             held = True
         except OSError:
@@ -214,7 +214,6 @@ def remove_leftovers(out: Path) -> None:
 
 def make(out: Path, wanted: dict, force: bool, jobs: int) -> str:
     """Make the set at `out` unless it is there; returns the line to print."""
-    out = out.resolve()
     if state_of(out, wanted, force) == "ready":
         return f"{out} is already there with these parameters: nothing to do"
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -257,15 +256,22 @@ def _number(low: int, high: int):
     return parse
 
 
+def _default() -> Path:
+    with contextlib.suppress(RuntimeError):
+        return data_root() / "photo_patches"
+    return Path(os.environ["DLOJZ_DATA"]) / "photo_patches"  # of nobody: refused as --out is
+
+
 def parse(argv: list[str] | None) -> argparse.Namespace:
     """Read the command line; a wrong argument is one line on stderr and exit status 2."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
-    parser.add_argument("--out", type=Path, default=data_root() / "photo_patches", help="folder [%(default)s]")
-    parser.add_argument("--size", type=_size, default=(500, 375), metavar="WxH", help="pixels of a patch [500x375]")
-    parser.add_argument("--count", type=_number(1, 9999), default=64, help="train files a class; val 3/8 of it [64]")
-    parser.add_argument("--seed", type=_number(0, 10**18 - 1), default=0, help="other seed, other patches [0]")
+    parser.add_argument("--out", type=Path, default=_default(), help="folder [%(default)s]")
+    parser.add_argument("--size", type=_size, metavar="WxH", help="pixels of a patch [500x375]")
+    parser.add_argument("--count", type=_number(1, mf.MOST), help="train files a class; val 3/8 of it [64]")
+    parser.add_argument("--seed", type=_number(0, 10**18 - 1), help="other seed, other patches [0]")
     parser.add_argument("--jobs", type=_number(1, 64), default=2, help="threads; does not change the bytes [2]")
     parser.add_argument("--force", action="store_true", help="replace a set made by this command")
+    parser.set_defaults(**mf.DEFAULTS)
     parser.error = lambda message: parser.exit(2, f"make_photo_patches: {message} (--help shows all)\n")
     return parser.parse_args(argv)
 
@@ -278,18 +284,25 @@ def main(argv: list[str] | None = None) -> int:
     """Run the command; returns the exit status."""
     args = parse(argv)
     try:
-        print(make(args.out, wanted_manifest(args.size, args.count, args.seed), args.force, args.jobs))
+        args.out = folders.resolve(args.out, "--out")
+        say(make(args.out, wanted_manifest(args.size, args.count, args.seed), args.force, args.jobs))
         return 0
-    except CannotMake as error:
+    except (CannotMake, folders.NoFolder) as error:
         problem = str(error)
     except KeyboardInterrupt:
         problem = "interrupted: nothing was made; run the command again"
     except OSError as error:
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-        todo = "free some space, or give --out on another disk" if full else "give --out in a folder you can write to"
-        problem = f"cannot write {args.out}: {error.strerror or error}: {todo}"
+        problem = folders.explain(error, args.out, "--out")
     print(f"make_photo_patches: {problem}", file=sys.stderr)
     return 1
+
+
+def say(line: str) -> None:
+    """Print a line; where nobody can read it, the set is made all the same."""
+    try:
+        print(line, flush=True)
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for what is left in the buffer
 
 
 if __name__ == "__main__":

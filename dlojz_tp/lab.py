@@ -18,6 +18,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from dlojz_tp import folders
+
 CHECKOUT = Path(__file__).resolve().parents[1]
 STATE = ".course.json"
 LOCK = ".course.lock"
@@ -39,18 +41,16 @@ def main(argv: list[str] | None = None) -> int:
     parser.error = lambda message: parser.exit(2, f"dlojz_tp lab: {message} (--help shows all)\n")
     args = parser.parse_args(argv)
     try:
-        work = args.work.expanduser().resolve()
+        work = folders.resolve(args.work, "--work")
         for line in sync(CHECKOUT / "notebooks", work):
             print(line, flush=True)
         if not args.sync_only:
             start(work, args.port, browser=not args.no_browser)
         return 0
-    except LabError as error:
+    except (LabError, folders.NoFolder) as error:
         problem = str(error)
     except OSError as error:
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-        todo = "free some space and run it again" if full else "give --work in a folder you can write to"
-        problem = f"cannot write in {args.work}: {error.strerror or error}: {todo}"
+        problem = folders.explain(error, work, "--work")
     except KeyboardInterrupt:
         problem = "interrupted"
     print(f"dlojz_tp lab: {problem}", file=sys.stderr)
@@ -69,6 +69,8 @@ def sync(course: Path, work: Path) -> list[str]:
     if work == course.resolve():
         raise LabError(f"{work} holds the course itself: give another --work")
     work.mkdir(parents=True, exist_ok=True)
+    if (work / STATE).is_dir():  # nothing is brought that could not be remembered
+        raise IsADirectoryError(errno.EISDIR, "Is a directory", str(work / STATE))
     with _locked(work):
         for left in work.glob(f"{TEMPORARY}*"):  # of a run that was killed
             left.unlink(missing_ok=True)
@@ -171,7 +173,12 @@ def _temporary(folder: Path, content: bytes) -> str:
 
 def _replace(path: Path, content: bytes) -> None:
     """Replace a file whole or not at all."""
-    os.replace(_temporary(path.parent, content), path)  # noqa: PTH105
+    temporary = _temporary(path.parent, content)
+    try:
+        os.replace(temporary, path)  # noqa: PTH105
+    except OSError:
+        Path(temporary).unlink(missing_ok=True)
+        raise
 
 
 def _create(path: Path, content: bytes) -> None:

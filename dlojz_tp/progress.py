@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import stat
 import tempfile
 from pathlib import Path
 
@@ -10,11 +11,27 @@ _here: dict[str, dict[int, str]] = {}  # what this process knows, should the fol
 
 
 def folder() -> Path:
-    """Where progress is kept: DLOJZ_STATE, else the user's own state folder."""
+    """Where progress is kept: DLOJZ_STATE, else the user's own state folder, else a private temporary one."""
     chosen = os.environ.get("DLOJZ_STATE")
     if chosen:
         return Path(chosen)
-    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "dlojz_tp"
+    try:
+        return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "dlojz_tp"
+    except RuntimeError:  # in some containers the user has no name and no home
+        return _temporary()
+
+
+def _temporary() -> Path:
+    """A folder in the temporary folder that this user alone can use; one that cannot be written where there is none."""
+    with contextlib.suppress(OSError):
+        private = Path(tempfile.gettempdir()) / f"dlojz-state-{os.getuid()}"
+        with contextlib.suppress(FileExistsError):
+            private.mkdir(mode=0o700)
+        found = private.lstat()
+        # Anybody may have made it: only the owner's own folder, closed to others, is trusted.
+        if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077:
+            return private
+    return Path(os.devnull) / "dlojz_tp"
 
 
 def load(name: str) -> dict[int, str]:

@@ -1,5 +1,6 @@
 """What a notebook sees: verdicts, calm lines, catching up, progress. In a real kernel where it matters."""
 
+import asyncio
 import json
 import os
 
@@ -159,6 +160,42 @@ def test_progress_survives_damage_and_an_unwritable_folder(monkeypatch, tmp_path
     monkeypatch.setenv("DLOJZ_STATE", str(tmp_path / "file" / "below"))
     progress.record("w", 2, "pass")
     assert progress.load("w") == {2: "pass"}
+
+
+def test_a_user_without_a_home_gets_a_private_folder(monkeypatch, tmp_path):
+    for name in ("DLOJZ_STATE", "XDG_STATE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+
+    def homeless(_=None):
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(progress.Path, "home", homeless)
+    monkeypatch.setattr(progress.tempfile, "tempdir", str(tmp_path))
+    private = tmp_path / f"dlojz-state-{os.getuid()}"
+    progress.record("w", 1, "pass")
+    assert (private / "w.json").is_file() and private.stat().st_mode & 0o777 == 0o700
+    private.chmod(0o755)  # as another user may have made it
+    assert progress.folder() != private and not progress.folder().exists()
+    progress.record("w", 2, "pass")
+    assert progress.load("w") == {1: "pass", 2: "pass"} and "2" not in (private / "w.json").read_text()
+
+
+@pytest.mark.parametrize("error", [BaseException("odd"), GeneratorExit(), asyncio.CancelledError()])
+def test_base_exceptions_become_verdicts_too(error):
+    def check(_):
+        yield "something"
+        raise error
+
+    assert judged(check).verdict == "fail"
+
+
+def test_the_stop_button_stops_a_check():
+    def check(_):
+        yield "something"
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        judged(check)
 
 
 def test_unknown_works_are_named():

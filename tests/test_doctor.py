@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from dlojz_tp import data, doctor
+from dlojz_tp import data, doctor, limits
 
 READY = [("photo_patches", "ready", "15 classes"), ("digits", "ready", "fine"), ("imagenet", "missing", "optional")]
 
@@ -18,6 +18,7 @@ def machine(monkeypatch):
     for name in ("DLOJZ_SCALE", "SLURM_JOB_ID", "CXX"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(data, "status", lambda: READY)
+    monkeypatch.setattr(data, "verify", lambda: None)
 
 
 def rows():
@@ -64,6 +65,17 @@ def test_damaged_default_set_shows_the_command(monkeypatch):
     monkeypatch.setattr(data, "status", lambda: [("photo_patches", "damaged", line)])
     row = rows()["data: photo_patches"]
     assert row.mark == "gap" and row.essential and row.todo == "python make_photo_patches.py --force"
+
+
+def test_a_file_of_the_default_set_that_is_cut_short_is_found(monkeypatch):
+    def cut():
+        raise data.DataDamaged(
+            "the image set in /x is damaged: a is cut short. Make it again: python x --count 2 --force"
+        )
+
+    monkeypatch.setattr(data, "verify", cut)
+    row = rows()["data: photo_patches"]
+    assert (row.mark, row.todo) == ("gap", "python x --count 2 --force") and "cut short" in row.value
 
 
 def test_a_failing_probe_never_hides_the_others(monkeypatch, capsys):
@@ -120,9 +132,9 @@ def cgroup(monkeypatch, tmp_path, lines, files):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     (tmp_path / "proc").write_text(lines)
-    real = doctor.Path
-    monkeypatch.setattr(doctor, "CGROUP", tmp_path)
-    monkeypatch.setattr(doctor, "Path", lambda name: real(tmp_path / "proc" if name == "/proc/self/cgroup" else name))
+    real = limits.Path
+    monkeypatch.setattr(limits, "CGROUP", tmp_path)
+    monkeypatch.setattr(limits, "Path", lambda name: real(tmp_path / "proc" if name == "/proc/self/cgroup" else name))
 
 
 def test_limits_of_version_2_are_found_half_way_up(monkeypatch, tmp_path):
@@ -132,7 +144,7 @@ def test_limits_of_version_2_are_found_half_way_up(monkeypatch, tmp_path):
         "job/step/memory.max": "max\n", "job/step/memory.current": "7\n",
     }  # fmt: skip
     cgroup(monkeypatch, tmp_path, "0::/job/step\n", files)
-    assert doctor.cpu_limit() == 1.5 and doctor.memory_limits() == [(4_000_000_000, 2_000_000_000)]
+    assert limits.cpu_limit() == 1.5 and limits.memory_limits() == [(4_000_000_000, 2_000_000_000)]
     monkeypatch.undo()
     monkeypatch.setattr(doctor, "cpu_limit", lambda: 1.5)
     monkeypatch.setattr(doctor, "memory_limits", lambda: [(4_000_000_000, 2_000_000_000)])
@@ -148,12 +160,12 @@ def test_limits_of_version_1(monkeypatch, tmp_path):
         "memory/job/memory.limit_in_bytes": "1000", "memory/job/memory.usage_in_bytes": "400",
     }  # fmt: skip
     cgroup(monkeypatch, tmp_path, "4:cpu,cpuacct:/job\n3:memory:/job\n", files)
-    assert doctor.cpu_limit() == 3 and doctor.memory_limits() == [(1000, 400)]
+    assert limits.cpu_limit() == 3 and limits.memory_limits() == [(1000, 400)]
 
 
 def test_no_control_groups(monkeypatch, tmp_path):
     cgroup(monkeypatch, tmp_path, "", {})
-    assert doctor.cpu_limit() is None and doctor.memory_limits() == []
+    assert limits.cpu_limit() is None and limits.memory_limits() == []
 
 
 def test_quick_from_the_shell(tmp_path):

@@ -176,6 +176,32 @@ def test_unwritable_work_is_one_line(course, capsys, tmp_path):
     assert err.count("\n") == 1 and "--work" in err
 
 
+def test_what_stands_in_the_way_is_named(course, capsys, tmp_path):
+    file = tmp_path / "file.py"
+    file.write_text("")
+    for name in (lab.STATE, lab.LOCK):
+        (tmp_path / name.strip(".") / name).mkdir(parents=True)
+    for work, words in (
+        ("~nosuchuser/x", "home directory"),
+        (file, f"{file} is not a folder"),
+        (file / "x", f"{file} is not a folder"),
+        (tmp_path / "course.json", lab.STATE),
+        (tmp_path / "course.lock", lab.LOCK),
+        ("/proc/x", "no file can be made in /proc"),
+    ):
+        assert lab.main(["--sync-only", "--work", str(work)]) == 1
+        err = capsys.readouterr().err
+        assert err.count("\n") == 1 and words in err, err
+    assert notebooks(tmp_path / "course.json") == {}, "nothing is brought that could not be remembered"
+
+
+def test_a_file_that_cannot_be_replaced_leaves_no_temporary_one(tmp_path):
+    (tmp_path / "there").mkdir()
+    with pytest.raises(OSError):
+        lab._replace(tmp_path / "there", b"x")
+    assert [path.name for path in tmp_path.iterdir()] == ["there"]
+
+
 def test_leftovers_of_a_killed_run_go(course):
     course[1].mkdir()
     (course[1] / f"{lab.TEMPORARY}abc").write_text("half")

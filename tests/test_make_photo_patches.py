@@ -17,6 +17,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from dlojz_tp import data
+
 SCRIPT = Path(__file__).resolve().parents[1] / "data_scripts" / "make_photo_patches.py"
 SMALL = ["--size", "48x36", "--count", "2"]
 LONG = ["--size", "500x375", "--count", "400"]  # long enough to be interrupted
@@ -267,6 +269,41 @@ def test_unwritable_folder_is_one_line(script, capsys, tmp_path, monkeypatch):
     monkeypatch.setattr(script.tempfile, "mkdtemp", refuse)  # file rights do not stop root
     status, _, err = run(script, capsys, *SMALL, "--out", tmp_path / "set")
     assert status == 1 and err.count("\n") == 1 and "write to" in err
+
+
+def test_a_place_that_cannot_be_a_folder_is_named(script, capsys, tmp_path):
+    file = tmp_path / "file.py"
+    file.write_text("")
+    for out, words in (
+        (file, f"{file} is not a folder"),
+        (file / "x", f"{file} is not a folder"),
+        ("~nosuchuser/x", "home directory"),
+        ("/proc/x", "no file can be made in /proc"),
+    ):
+        status, _, err = run(script, capsys, *SMALL, "--out", out)
+        assert status == 1 and err.count("\n") == 1 and words in err and "--out" in err
+
+
+def test_a_damaged_set_says_how_it_was_made(script, capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("DLOJZ_DATA", str(tmp_path))
+    run(script, capsys, *SMALL, "--seed", 3, "--out", tmp_path / "photo_patches")
+    data.verify()
+    (tmp_path / "photo_patches/train/cat/0001.jpg").write_bytes(b"")
+    for look in (data.photo_patches, data.verify):
+        with pytest.raises(
+            data.DataDamaged, match="train/cat/0001.jpg is empty.*--count 2 --size 48x36 --seed 3 --force"
+        ):
+            look()
+    again = data.status()[0][2].split("--count")[1].split()
+    assert run(script, capsys, "--count", *again, "--out", tmp_path / "photo_patches")[0] == 0
+    assert data.status()[0][1] == "ready"
+
+
+def test_output_that_nobody_can_read_is_no_failure(tmp_path):
+    with open("/dev/full", "w") as full:  # noqa: PTH123
+        command = [sys.executable, str(SCRIPT), *SMALL, "--out", str(tmp_path / "set")]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr) == (0, "") and (tmp_path / "set/manifest.json").is_file()
 
 
 def test_works_without_locks(script, capsys, tmp_path, monkeypatch):

@@ -10,6 +10,8 @@ FORMAT = 1
 MADE_BY = "make_photo_patches"
 NAME = "manifest.json"
 SPLITS = ("train", "val")
+DEFAULTS = {"count": 64, "size": [500, 375], "seed": 0}  # of the command's options
+MOST = 9999  # train files a class
 _CLASS = re.compile(r"[A-Za-z0-9_]+")
 
 
@@ -28,10 +30,10 @@ def read(folder: Path) -> dict:
         classes, count = manifest["classes"], manifest["count"]
         whole = (
             all(isinstance(name, str) and _CLASS.fullmatch(name) for name in classes)
-            and all(isinstance(count[split], int) and count[split] > 0 for split in SPLITS)
+            and all(isinstance(count[split], int) and 0 < count[split] <= MOST for split in SPLITS)
             and isinstance(manifest["sha256"], str)
         )
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(f"{NAME} cannot be read ({type(error).__name__})") from error
     if not ours:
         raise ValueError(f"{NAME} is not one of {MADE_BY}, format {FORMAT}")
@@ -62,6 +64,29 @@ def missing_file(folder: Path, manifest: dict) -> str | None:
             if path.rsplit("/", 1)[1] not in present[manifest["classes"][label]]:
                 return path
     return None
+
+
+def empty_file(folder: Path, manifest: dict) -> str | None:
+    """Name the first file of the set that holds nothing, as a full disk leaves it; None if all do. Opens no file."""
+    for split in SPLITS:
+        for path, _ in file_names(manifest, split):
+            try:
+                if not os.stat(folder / path).st_size:  # noqa: PTH116  (a thousand files: the quick one)
+                    return path
+            except OSError:
+                return path
+    return None
+
+
+def options(manifest: dict) -> list[str]:
+    """The options of the command that make this set again; those with their default value are left out."""
+    words = []
+    for name, default in DEFAULTS.items():
+        value = manifest["count"]["train"] if name == "count" else manifest.get(name)
+        numbers = value if isinstance(value, list) else [value]
+        if value != default and all(type(number) is int and number >= 0 for number in numbers):
+            words += [f"--{name}", "x".join(map(str, numbers))]
+    return words
 
 
 def checksum(folder: Path, manifest: dict) -> tuple[str, int]:

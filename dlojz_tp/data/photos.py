@@ -33,9 +33,9 @@ def verify(name: str = "photo_patches") -> None:
     try:
         found, _ = mf.checksum(root, manifest)
     except OSError as error:
-        raise _damaged(root, f"{error.filename} cannot be read ({error.strerror})") from error
+        raise _damaged(root, f"{error.filename} cannot be read ({error.strerror})", manifest) from error
     if found != manifest["sha256"]:
-        raise _damaged(root, _cut_short(root, manifest) or "the checksum differs from the manifest's")
+        raise _damaged(root, _cut_short(root, manifest) or "the checksum differs from the manifest's", manifest)
 
 
 def image_set() -> ImageSet:
@@ -56,18 +56,25 @@ def _checked() -> tuple[Path, dict]:
     except FileNotFoundError as error:
         if root.is_dir() and any(root.iterdir()):
             # The command refuses to replace a folder without a manifest: only a person may remove it.
-            raise _damaged(root, f"it has no {mf.NAME}", remove=True) from error
+            raise _damaged(root, f"it has no {mf.NAME}") from error
         raise DataMissing(f"the image set is not in {root}. Make it: {make_command()}") from error
     except (OSError, ValueError) as error:
-        raise _damaged(root, str(error), remove=True) from error
+        raise _damaged(root, str(error)) from error
     missing = mf.missing_file(root, manifest)
     if missing:
-        raise _damaged(root, f"{missing} is missing")
+        raise _damaged(root, f"{missing} is missing", manifest)
+    empty = mf.empty_file(root, manifest)
+    if empty:
+        raise _damaged(root, f"{empty} is empty", manifest)
     return root, manifest
 
 
-def _damaged(root: Path, why: str, remove: bool = False) -> DataDamaged:
-    command = f"rm -r {shlex.quote(str(root))} && {make_command()}" if remove else f"{make_command()} --force"
+def _damaged(root: Path, why: str, manifest: dict | None = None) -> DataDamaged:
+    """The error for a set that is not whole. manifest: its own, None where that is what is damaged."""
+    if manifest is None:
+        command = f"rm -r {shlex.quote(str(root))} && {make_command()}"
+    else:
+        command = " ".join([make_command(), *mf.options(manifest), "--force"])
     return DataDamaged(f"the image set in {root} is damaged: {why}. Make it again: {command}")
 
 
