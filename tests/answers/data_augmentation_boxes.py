@@ -162,3 +162,22 @@ bank.slip(
     ("half * height).round()", "half * height).round().add(k)"),
     ("half * width).round()", "half * width).round().add(k)"),
 )
+
+bank.slip(3, "boxes-narrow", (".long()", ".to(torch.int16)"))
+bank.slip(3, "boxes-narrow", (".long()", ".to(torch.uint8)"))
+bank.slip(
+    3, "border-left-out", ("clamp(0, height)", "clamp(0, height - 1)"), ("clamp(0, width)", "clamp(0, width - 1)")
+)
+bank.slip(3, "border-left-out", (".round().clamp(0, width)", ".round().clamp(1, width)"))
+bank.slip(3, None, (".long()", ".int()"))
+
+
+@bank.right(3)
+def cutmix_boxes(lam, y, x, height, width):
+    """Outwards to whole pixels at the start, inwards at the end; counted with prod."""
+    side = torch.sqrt(torch.clamp(1.0 - lam, min=0.0))
+    limits = torch.tensor([height, width, height, width], device=lam.device, dtype=lam.dtype)
+    shift = torch.stack([-side, -side, side, side], dim=-1) * limits / 2
+    edges = torch.minimum(torch.relu(torch.stack([y, x, y, x], dim=-1) + shift), limits).floor().to(torch.int64)
+    sides = edges[:, 2:] - edges[:, :2]
+    return edges, (height * width - sides.prod(dim=1)) / (height * width)

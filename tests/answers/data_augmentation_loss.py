@@ -1,8 +1,11 @@
 """Answers to balises 6 and 7 of 07_data_augmentation: the loss, the draw, the step."""
 
+import functools
+
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torchvision.transforms import v2
 
 from dlojz_tp import source
 from tests.answers.bank import Bank
@@ -142,7 +145,26 @@ bank.slip(7, "step-mixed-twice", *full((STEP, STEP + "    images, soft = mix(ima
 bank.slip(
     7, "step-hard-loss", *full(("soft_cross_entropy(model(images), soft)", "soft_cross_entropy(model(images), labels)"))
 )
-bank.slip(7, "step-wrong-weights", *full(("    optimizer.zero_grad()\n", "")))
+bank.slip(7, "step-old-gradients", *full(("    optimizer.zero_grad()\n", "")))
+bank.slip(7, "step-no-update", *full(("    loss.backward()\n    optimizer.step()\n", "    loss.backward()\n")))
+bank.slip(
+    7,
+    "step-no-update",
+    *full(
+        ("    optimizer.zero_grad()\n", ""),
+        ("    optimizer.step()\n", "    optimizer.zero_grad()\n    optimizer.step()\n"),
+    ),
+)
+bank.slip(7, "step-wrong-loss", *full(("return loss.detach()", "return loss.detach() / len(images)")))
+bank.slip(7, "step-wrong-loss", *full(("return loss.detach()", "return torch.zeros((), device=device)")))
+bank.slip(
+    7,
+    "alpha-ignored",
+    *full(("return mix(images, labels, self.classes, self.alpha)", "return mix(images, labels, self.classes, 1.0)")),
+)
+bank.slip(
+    7, "alpha-ignored", *full(("self.classes, self.alpha = classes, alpha", "self.classes, self.alpha = classes, 0.2"))
+)
 bank.slip(
     7,
     "step-wrong-weights",
@@ -214,3 +236,48 @@ bank.slip(
 bank.slip(7, "step-changes-mode", *full((STEP, "    mix.train()\n" + STEP)))
 bank.slip(7, "step-changes-mode", *full((STEP, STEP + "    model.eval()\n")))
 bank.slip(7, "step-two-forwards", *full(("    loss.backward()\n", "    logits = model(images)\n    loss.backward()\n")))
+
+
+class Library(nn.Module):
+    """torchvision's transforms: one λ, one box for the whole batch."""
+
+    def __init__(self, classes, alpha):
+        super().__init__()
+        ways = [v2.MixUp(alpha=alpha, num_classes=classes), v2.CutMix(alpha=alpha, num_classes=classes)]
+        self.classes, self.mix = classes, v2.RandomChoice(ways)
+
+    def forward(self, images, labels):
+        if self.training:
+            return self.mix(images, labels)
+        return images, F.one_hot(labels, self.classes).float()
+
+
+class Queued(nn.Module):
+    """Draws once for both ways with torch.multinomial; each way keeps its arguments."""
+
+    def __init__(self, classes, alpha):
+        super().__init__()
+        self.ways = [functools.partial(way, classes=classes, alpha=alpha) for way in solutions()]
+        self.register_buffer("names", torch.eye(classes), persistent=False)
+
+    def forward(self, images, labels):
+        if not self.training:
+            return images, self.names.to(labels.device)[labels]
+        way = self.ways[torch.multinomial(torch.ones(2), 1).item()]
+        return way(images, labels)
+
+
+def careful_step(model, mix, images, labels, optimizer, device):
+    model.zero_grad()
+    with torch.no_grad():
+        images, soft = mix(*(t.to(device, non_blocking=True) for t in (images, labels)))
+    logits = model(images)
+    loss = torch.mean(torch.sum(-soft * F.log_softmax(logits, dim=-1), dim=-1))
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss.data
+
+
+bank.several(7, "lambda-of-batch", Library, train_step)
+bank.several(7, None, Queued, careful_step)

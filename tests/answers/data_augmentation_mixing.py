@@ -446,3 +446,83 @@ bank.slip(
     "box-not-uniform",
     *full(("cutmix_boxes(lam, y * height, x * width,", "cutmix_boxes(lam, y * height, y * width,")),
 )
+
+
+# balise 1, once more
+FLIP = ", v2.RandomHorizontalFlip()"
+bank.slip(1, "no-flip", (FLIP, ""), NORMALIZE)
+bank.slip(1, "no-flip", (FLIP, ", *([] if augment else [v2.RandomHorizontalFlip()])"), NORMALIZE)
+bank.slip(1, "always-flipped", ("RandomHorizontalFlip()", "RandomHorizontalFlip(p=1)"), NORMALIZE)
+bank.slip(1, "flip-upside-down", ("RandomHorizontalFlip", "RandomVerticalFlip"), NORMALIZE)
+bank.slip(1, "size-ignored", ("v2.RandomResizedCrop(size)", "v2.RandomResizedCrop(224)"), NORMALIZE)
+bank.slip(1, "size-ignored", ("v2.RandomResizedCrop(size)", "v2.RandomResizedCrop(48)"), NORMALIZE)
+bank.slip(1, "randaugment-sometimes", ("v2.RandAugment()", "v2.RandomApply([v2.RandAugment()], p=0.9)"), NORMALIZE)
+bank.slip(
+    1,
+    "no-randaugment",
+    ("v2.RandAugment()", "v2.RandomApply([v2.RandAugment()], p=0.0)"),
+    NORMALIZE,
+)
+bank.slip(
+    1,
+    "augmented-not-normalised",
+    ("v2.Normalize(MEAN, STD)", "*([] if augment else [v2.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))])"),
+)
+bank.slip(1, "crop-not-resized", ("v2.RandomResizedCrop(size)", "v2.RandomCrop(size, pad_if_needed=True)"), NORMALIZE)
+bank.slip(1, "small-refused", ("v2.RandomResizedCrop(size)", "v2.RandomCrop(size)"), NORMALIZE)
+
+
+@bank.right(1)
+def make_transform(size, augment):
+    """Flipped and normalised by hand at the end; RandAugment made anew for each image."""
+
+    def transform(image):
+        window = v2.RandomResizedCrop(size, interpolation=v2.InterpolationMode.BICUBIC)(image.convert("RGB"))
+        if augment:
+            window = v2.RandAugment()(window)
+        x = v2.functional.to_dtype(v2.functional.to_image(window), torch.float32, scale=True)
+        x = x.flip(-1) if torch.rand(()) < 0.5 else x
+        return x.sub(torch.tensor(MEAN).view(3, 1, 1)).div(torch.tensor(STD).view(3, 1, 1))
+
+    return transform
+
+
+@bank.right(1)
+def make_transform(size, augment):
+    """The transforms of the first version, as a class that workers can receive."""
+
+    class Transform:
+        def __init__(self):
+            steps = [v1.Lambda(lambda image: image.convert("RGB")), v1.RandomHorizontalFlip()]
+            steps.append(v1.RandomResizedCrop((size, size), scale=(0.2, 1.0)))
+            steps.extend([v1.RandAugment(2, 9)] if augment else [])
+            self.steps = v1.Compose([*steps, v1.ToTensor(), v1.Normalize(list(MEAN), list(STD))])
+
+        def __call__(self, image):
+            return self.steps(image)
+
+    return Transform()
+
+
+# balises 2 and 5, once more
+bank.slip(2, "labels-dtype", ("return blend(images), blend(soft)", "return blend(images), blend(soft).bfloat16()"))
+bank.slip(
+    2, "labels-dtype", ("return blend(images), blend(soft)", "return blend(images), blend(soft).to(images.dtype)")
+)
+bank.slip(5, "labels-dtype", *full(("return mixed, kept * soft", "return mixed, kept.double() * soft")))
+bank.slip(
+    5,
+    "one-centre",
+    *full(("y, x = torch.rand(2, n, device=images.device)", "y, x = torch.rand(2, device=images.device)")),
+)
+bank.slip(
+    5,
+    "one-centre",
+    *full(("y, x = torch.rand(2, n, device=images.device)", "y, x = torch.rand(2, 1, device=images.device)")),
+)
+bank.slip(5, "one-centre", *full(("(lam, y * height,", "(lam, torch.rand(1, device=y.device) * height,")))
+bank.slip(
+    5,
+    "one-centre",
+    *full(("y, x = torch.rand(2, n, device=images.device)", "y = x = torch.zeros(n, device=images.device)")),
+)

@@ -300,3 +300,50 @@ bank.slip(
     ("    return f", "    import shlex\n\n    return f"),
 )
 bank.slip(8, None, ("#SBATCH --nodes", "##SBATCH --partition=debug\n#SBATCH --nodes"))
+
+
+# srun's own options, comments, what only looks like a start
+bank.slip(8, "srun-starts-others", ("srun {command}", "srun --ntasks=1 {command}"))
+bank.slip(8, "srun-starts-others", ("srun {command}", "srun -N1 -n1 {command}"))
+bank.slip(8, "srun-starts-others", ("srun {command}", "srun -n {nodes} {command}"))
+bank.slip(8, "cores-wrong", ("srun {command}", "srun -c 1 {command}"))
+bank.slip(8, "no-srun", ("srun {command}", "{command}  # srun {command}"))
+bank.slip(8, "no-srun", ("srun {command}", "echo srun {command}"))
+bank.slip(8, "no-srun", ("srun {command}", "# srun {command}"))
+bank.slip(8, "command-missing", ("srun {command}", "srun hostname; {command}"))
+bank.slip(8, "command-missing", ("srun {command}", "srun  # {command}"))
+bank.slip(8, "directive-after-command", ("#SBATCH --nodes", "cd ~/train\n#SBATCH --nodes"))
+bank.slip(8, "directive-after-command", (LAST, "set -e\n\n# the log\n" + LAST))
+bank.slip(8, "directive-misspelt", ("#SBATCH --nodes", "#sbatch --nodes"))
+bank.slip(8, "directive-misspelt", ("#SBATCH --nodes", "  #SBATCH --nodes"))
+bank.slip(8, "nodes-wrong", ("#SBATCH --nodes={nodes}", "#SBATCH --job-name=train  # --nodes={nodes}"))
+bank.slip(
+    8,
+    None,
+    ("#SBATCH --ntasks-per-node={gpus_per_node}\n", "#SBATCH --ntasks-per-gpu=1\n"),
+    ("--gres=gpu:{gpus_per_node}", "--gres=gpu:{gpus_per_node},tmpfs:100"),
+    ("srun {command}", "time srun --label --cpus-per-task={cpus_per_gpu} {command} > train.log 2>&1"),
+)
+bank.slip(
+    8,
+    None,
+    (
+        "srun {command}",
+        "srun --ntasks {nodes * gpus_per_node} -c {cpus_per_gpu} --cpu-bind cores numactl -N 0 {command} & wait",
+    ),
+)
+bank.slip(
+    8,
+    None,
+    ("srun {command}", 'COMMAND={shlex.quote(command)}\nif ! srun -K bash -c "$COMMAND"; then exit 1; fi  # once'),
+    ("    return f", "    import shlex\n\n    return f"),
+)
+bank.slip(
+    8,
+    None,
+    (
+        "srun {command}",
+        "set -euo pipefail\nmodule purge\nexport MASTER_ADDR=$(scontrol show hostnames $SLURM_JOB_NODELIST | head -n 1)\n"
+        "OMP_NUM_THREADS=1 /usr/bin/srun --kill-on-bad-exit --export=ALL \\\n    {command} | tee log.txt",
+    ),
+)

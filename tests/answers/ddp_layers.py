@@ -37,6 +37,9 @@ bank.slip(
 bank.slip(3, "equal-batches-assumed", ("n = sums[-1].detach()", "n = count * dist.get_world_size()"))
 bank.slip(3, "normalised-wrong", ("var = square - mean**2", "var = (square - mean**2) * n / (n - 1)"))
 bank.slip(3, "normalised-wrong", ("torch.rsqrt(var + self.eps)", "torch.rsqrt(var + 1e-2)"))
+bank.slip(3, "eps-ignored", ("torch.rsqrt(var + self.eps)", "torch.rsqrt(var + 1e-5)"))
+bank.slip(3, "eps-ignored", ("torch.rsqrt(var + self.eps)", "torch.rsqrt(var)"))
+bank.slip(3, "momentum-ignored", ("self.momentum", "0.1"))
 bank.slip(3, "scale-forgotten", ("self.weight * torch.rsqrt", "torch.rsqrt"), ("self.bias - mean", "-mean"))
 bank.slip(
     3,
@@ -156,7 +159,44 @@ class TwoPasses(nn.BatchNorm2d):
         return self.weight[None, :, None, None] * normalised + self.bias[None, :, None, None]
 
 
+class OneByOne(nn.BatchNorm2d):
+    """Sums, squares and the number of values, each in a message of its own."""
+
+    def forward(self, x):
+        if not self.training:
+            return super().forward(x)
+        n = GoodSum.apply(x.new_tensor(x.numel() / x.shape[1]))
+        mean = GoodSum.apply(x.sum((0, 2, 3))) / n
+        var = GoodSum.apply(x.square().sum((0, 2, 3))) / n - mean.square()
+        with torch.no_grad():
+            self.running_mean.lerp_(mean, self.momentum)
+            self.running_var.lerp_(var * n / (n - 1), self.momentum)
+        normalised = (x - mean[:, None, None]) * torch.rsqrt(var + self.eps)[:, None, None]
+        return normalised * self.weight[:, None, None] + self.bias[:, None, None]
+
+
+class Merged(nn.BatchNorm2d):
+    """Each rank's mean, variance and count are summed as moments; F.batch_norm normalises with what came out."""
+
+    def forward(self, x):
+        if not self.training:
+            return super().forward(x)
+        own = torch.tensor(float(x[:, 0].numel()), dtype=x.dtype, device=x.device)
+        mean, var = x.mean((0, 2, 3)), x.var((0, 2, 3), correction=0)
+        packed = GoodSum.apply(torch.stack([own * mean, own * (var + mean**2), own.expand_as(mean)]))
+        count = packed[2].detach()
+        mean = packed[0] / count
+        var = packed[1] / count - mean**2
+        self.num_batches_tracked.add_(1)
+        for kept, new in ((self.running_mean, mean), (self.running_var, var * count / (count - 1))):
+            kept.copy_((1 - self.momentum) * kept + self.momentum * new.detach())
+        shape = (1, self.num_features, 1, 1)
+        return self.bias.view(shape) + (x - mean.view(shape)) * (self.weight / (var + self.eps) ** 0.5).view(shape)
+
+
 bank.several(3, "too-many-messages", GoodSum, ManyMessages)
+bank.several(3, "too-many-messages", GoodSum, OneByOne)
+bank.several(3, None, GoodSum, Merged)
 bank.several(3, "activations-exchanged", GoodSum, Gathers)
 bank.several(3, None, GoodSum, TwoPasses)
 bank.slip(

@@ -178,7 +178,17 @@ bank.slip(
     "evaluate-train-mode",
     ("    model.eval()\n", "    model.train(model.drop.p > 1)\n    model.drop.p = 0.0\n    model.train()\n"),
 )
-bank.slip(2, "evaluate-train-mode", ("    model.train(was_training)\n", ""))
+bank.slip(2, "evaluate-train-mode", ("    model.eval()\n", ""))
+bank.slip(2, "mode-not-restored", ("    model.train(was_training)\n", ""))
+bank.slip(2, "mode-not-restored", ("model.train(was_training)", "model.train()"))
+bank.slip(
+    2,
+    "last-batch-nominal",
+    ('F.cross_entropy(logits, y, reduction="sum")', "F.cross_entropy(logits, y) * batch_size"),
+)
+bank.slip(
+    2, "last-batch-nominal", ('F.cross_entropy(logits, y, reduction="sum")', "F.cross_entropy(logits, y).item() * 3")
+)
 bank.slip(
     2,
     "evaluate-records",
@@ -229,7 +239,7 @@ def evaluate(model, dataset, batch_size):
 
 @bank.wrong(2, "message-each-batch")
 def evaluate(model, dataset, batch_size):
-    model.eval()
+    mode, _ = model.training, model.eval()
     share = list(range(dist.get_rank(), len(dataset), dist.get_world_size()))
     total = torch.zeros(3, dtype=torch.float64)
     most = -(-len(dataset) // dist.get_world_size())
@@ -245,13 +255,13 @@ def evaluate(model, dataset, batch_size):
             ).double()
         dist.all_reduce(part)
         total += part
-    model.train()
+    model.train(mode)
     return (total[0] / total[2]).item(), (total[1] / total[2]).item()
 
 
 @bank.wrong(2, "results-gathered")
 def evaluate(model, dataset, batch_size):
-    model.eval()
+    mode, _ = model.training, model.eval()
     size = dist.get_world_size()
     share = range(dist.get_rank(), len(dataset), size)
     mine = torch.zeros(-(-len(dataset) // size), 3)
@@ -260,7 +270,7 @@ def evaluate(model, dataset, batch_size):
         with torch.no_grad():
             logits = model(x[None])
         mine[row] = torch.tensor([F.cross_entropy(logits, y[None]).item(), float(logits.argmax() == y), 1.0])
-    model.train()
+    model.train(mode)
     everything = [torch.zeros_like(mine) for _ in range(size)]
     dist.all_gather(everything, mine)
     sums = torch.cat(everything).double().sum(0)
@@ -320,4 +330,39 @@ bank.slip(
         'environment("WORLD_SIZE") or environment("SLURM_NTASKS")',
         'environment("SLURM_NTASKS") or environment("WORLD_SIZE")',
     ),
+)
+
+
+# a rank's number on its node, and names imported one by one
+LOCAL = 'environment("LOCAL_RANK") or environment("SLURM_LOCALID")'
+bank.slip(1, "gpu-of-another-rank", (LOCAL, 'environment("LOCAL_RANK") or environment("SLURM_PROCID")'))
+bank.slip(
+    1,
+    "slurm-unknown",
+    (
+        "    if torch.cuda.is_available():",
+        "    if torch.cuda.is_available():\n        local_rank = int(os.environ['LOCAL_RANK'])",
+    ),
+)
+bank.slip(
+    1,
+    None,
+    ("def join_world", "from torch.distributed import init_process_group, is_initialized\n\n\ndef join_world"),
+    ("dist.init_process_group", "init_process_group"),
+    ("dist.is_initialized", "is_initialized"),
+)
+bank.slip(
+    1,
+    None,
+    ("def join_world", "from torch.cuda import is_available, set_device\n\n\ndef join_world"),
+    ("    if torch.cuda.is_available():", "    if is_available():"),
+    ("torch.cuda.set_device", "set_device"),
+    (LOCAL, 'environment("LOCAL_RANK", environment("SLURM_LOCALID"))'),
+)
+bank.slip(
+    1,
+    None,
+    (f"int({LOCAL})", "rank % max(1, torch.cuda.device_count())"),
+    ("    rank = int(", "    from torch.distributed import init_process_group as begin\n\n    rank = int("),
+    ("dist.init_process_group", "begin"),
 )

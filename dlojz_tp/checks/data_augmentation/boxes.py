@@ -8,6 +8,7 @@ from dlojz_tp.checks.data_augmentation.devices import counts, stays_on_device
 HINTS = {
     "boxes-form": "Return two tensors: boxes of shape (batch, 4), and λ of shape (batch,).",
     "boxes-not-integers": "Pixels are counted: the boxes must be integers (int64).",
+    "boxes-narrow": "{dtype} is too narrow to count the rows and columns of every image: the boxes are int64.",
     "outside": "A box reaches out of the image: {box} in {height} × {width}. Clip it.",
     "ends-before-start": "A box ends before it starts: {box}. The order is top, left, bottom, right.",
     "height-width-swapped": "Rows and columns are swapped: the image is {height} high and {width} wide.",
@@ -15,6 +16,8 @@ HINTS = {
     "side-of-lambda": "The area of the box is λ of the image's. It is what is pasted that counts: 1 − λ.",
     "box-misplaced": "A box is not around its centre: {box} for the centre ({y:.1f}, {x:.1f}).",
     "box-too-large": "The boxes are too large; λ = 1 asks for an empty one. bottom and right are the first row and column outside.",
+    "border-left-out": "The box {box} in {height} × {width} reaches over the border, and ends before it. bottom and right are "
+    "the first row and column outside: clip to the height and the width themselves, top and left to 0.",
     "lambda-as-drawn": "λ came back as it was drawn. The box was rounded and clipped: count what was really cut.",
     "lambda-of-box": "That is the fraction inside the box. λ is what is kept of the image.",
     "lambda-not-exact": "λ is not 1 minus the fraction of pixels in the box.",
@@ -110,20 +113,18 @@ def _called(cutmix_boxes, lam, y, x, height, width):
         )
     if boxes.is_floating_point() or boxes.dtype == torch.bool:
         raise Wrong("boxes-not-integers", got=boxes.dtype)
+    if boxes.dtype not in (torch.int64, torch.int32):  # both index and count alike
+        raise Wrong("boxes-narrow", expected="int64", got=boxes.dtype, dtype=str(boxes.dtype).removeprefix("torch."))
     return boxes, kept
 
 
-def _ideal(lam, y, x, height, width, side=None):
+def _ideal(lam, y, x, height, width, side=None, clipped=True):
     """(batch, 4) real-valued boxes, clipped."""
     side = (1 - lam.double()).sqrt() if side is None else side
     half_h, half_w = side * height / 2, side * width / 2
-    ends = [
-        (y - half_h).clamp(0, height),
-        (x - half_w).clamp(0, width),
-        (y + half_h).clamp(0, height),
-        (x + half_w).clamp(0, width),
-    ]
-    return torch.stack(ends, 1)
+    ends = torch.stack([y - half_h, x - half_w, y + half_h, x + half_w], 1)
+    limits = torch.tensor([height, width, height, width])
+    return torch.minimum(ends.clamp(min=0), limits) if clipped else ends
 
 
 def _near(boxes, ideal):
@@ -170,6 +171,7 @@ def _right_boxes(boxes, lam, y, x, height, width):
         ):
             slug = "ends-before-start"
         raise Wrong(slug, expected=[round(v, 1) for v in ideal[k].tolist()], got=box, where=where, **fields)
+    _reaches_borders(boxes, _ideal(lam, y, x, height, width, clipped=False), height, width)
     inside = (ideal[:, 0] > 0) & (ideal[:, 2] < height) & (ideal[:, 1] > 0) & (ideal[:, 3] < width)
     sides = (boxes[:, 2:] - boxes[:, :2])[inside] - (ideal[:, 2:] - ideal[:, :2])[inside]
     if len(sides) > 4 and sides.mean() > 1.2:  # rounding moves a side by less than one on average
@@ -178,6 +180,16 @@ def _right_boxes(boxes, lam, y, x, height, width):
         )
     if empty.any():
         raise Wrong("box-too-large", got=boxes[int(empty.int().argmax())].tolist(), where="λ = 1")
+
+
+def _reaches_borders(boxes, ends, height, width):
+    """Where the box, however it is rounded, goes over a border, its edge is that border."""
+    limits = torch.tensor([0, 0, height, width])
+    sign = torch.tensor([-1, -1, 1, 1])
+    short = ((ends - limits) * sign > 2.01) & (boxes != limits)
+    if short.any():
+        box = boxes[int(short.any(1).int().argmax())].tolist()
+        raise Wrong("border-left-out", got=box, where=f"image {height} × {width}", box=box, height=height, width=width)
 
 
 def _right_mask(box, mask, height, width):

@@ -44,6 +44,8 @@ def balise_6(soft_cross_entropy, top1):
     yield "with label smoothing, as PyTorch defines it"
     for smoothing in (0.1, 0.5, 1.0):
         _right_loss(soft_cross_entropy(logits, soft, smoothing), logits, soft, smoothing)
+    other, mixed = torch.randn(3, 11, generator=generator).double(), torch.rand(3, 11, generator=generator).double()
+    _right_loss(soft_cross_entropy(other, mixed.softmax(1), 0.2), other, mixed.softmax(1), 0.2)
     yield "integer labels"
     _right_integers(soft_cross_entropy, logits)
     yield "its gradient; logits of hundreds; bfloat16"

@@ -4,6 +4,7 @@ import numpy as np
 import torch
 
 from dlojz_tp.checking import Wrong, close
+from dlojz_tp.checks.data_augmentation.areas import LIMIT, MANY, right_areas
 from dlojz_tp.checks.data_augmentation.devices import counts, leaves_inputs, stays_on_device
 
 HINTS = {
@@ -20,25 +21,18 @@ HINTS = {
     "lambda-swapped": "Images and labels do not belong together: where the image takes λ, the label takes 1 − λ.",
     "images-not-mixed": "The labels are mixed, the images are not what λ and the partner ask for.",
     "soft-labels-lost": "Labels that are soft already (batch, classes) must be mixed as they are.",
+    "labels-dtype": "The soft labels came back as {dtype}. They are float32, whatever the images are: half precision has "
+    "three digits for λ.",
     "dtype-changed": "The images came as {wanted} and left as {dtype}.",
     "levels-wrapped": "uint8 images came back wrong: integer arithmetic cuts or wraps. Refuse them with a clear error, or "
     "compute in float.",
     "unclear-refusal": "uint8 images raise {error}. Say in a TypeError or ValueError that float images are expected.",
     "not-a-rectangle": "What was pasted into image {image} is not a rectangle.",
     "pasted-from-elsewhere": "The pasted pixels are not those of the partner at the same place.",
-    "box-not-uniform": "The centres are not uniform over the image: rows and columns are drawn apart, over the whole height and "
-    "the whole width.",
-    "one-box": "The same box was pasted into all images. Draw λ and a centre for each.",
     "lambda-not-area": "The label mass is not the fraction of pixels: image {image} keeps {kept:.3f} of its pixels, its label "
     "{mass:.3f}. The box is clipped and rounded: mix the labels by the area really cut.",
     "area-swapped": "The label follows the pasted part where it should follow the kept one.",
-    "box-at-centre": "All boxes lie around the middle. Centres are uniform over the image.",
-    "areas-wrong": "The areas of the boxes are not distributed as they should be: sides √(1 − λ) of the image's, "
-    "λ ~ Beta({alpha}, {alpha}), centre uniform, clipped.",
 }
-
-MANY = 1200  # samples for a distribution; the test below has a false alarm in fewer than 1 of 10,000 runs
-LIMIT = np.sqrt(np.log(2 / 5e-5) / 2)  # of √n · D, by the inequality of Dvoretzky, Kiefer, Wolfowitz and Massart
 
 
 def balise_2(mixup):
@@ -80,7 +74,7 @@ def balise_5(cutmix):
     _right_soft_cut(soft, mixed, labels)
     yield "boxes: one for each image, anywhere, of the right areas"
     for alpha in (1.0, 0.3):
-        _right_areas(cutmix, alpha)
+        right_areas(lambda images, labels, a=alpha: _mixed(cutmix, images, labels, 1, a)[0], alpha)
     yield from _common(cutmix)
 
 
@@ -114,11 +108,15 @@ def _mixed(mix, images, labels, classes, alpha=1.0):
     if got[0].shape != images.shape or got[1].shape != (len(images), classes):
         expected = f"{tuple(images.shape)} and {(len(images), classes)}"
         raise Wrong("mix-form", expected=expected, got=f"{tuple(got[0].shape)} and {tuple(got[1].shape)}")
-    total = got[1].float().sum(1)
+    if got[1].dtype != torch.float32:
+        raise Wrong(
+            "labels-dtype", expected="float32", got=got[1].dtype, dtype=str(got[1].dtype).removeprefix("torch.")
+        )
+    total = got[1].sum(1)
     if not close(total, torch.ones(len(images)), 1e-4):
         worst = (total - 1).abs().argmax()
         raise Wrong("labels-no-mass", where=f"image {worst.item()}", total=total[worst].item())
-    return got[0], got[1].float()
+    return got[0], got[1]
 
 
 def _partners(labels):
@@ -208,7 +206,7 @@ def _right_types(mix):
         if mixed.dtype != dtype:
             raise Wrong("dtype-changed", wanted=dtype, dtype=mixed.dtype)
         images = (8 * torch.arange(16).view(-1, 1, 1, 1) + torch.zeros(16, 3, 8, 8)).to(dtype)
-        mixed, labels = mix(images.clone(), torch.arange(16), 16, 1.0)
+        mixed, labels = _mixed(mix, images, torch.arange(16), 16)
         if close(mixed, images) and (labels.diagonal() < 0.9).any():
             raise Wrong("images-not-mixed", where=f"{dtype} images")
     levels = torch.randint(0, 256, (8, 1, 6, 6), dtype=torch.uint8)
@@ -256,43 +254,3 @@ def _right_soft_cut(soft, mixed, labels):
         wanted = sum(soft[int(v)] * (k / n.sum()) for v, k in zip(values, n))
         if not close(labels[image], wanted, 1e-3):
             raise Wrong("soft-labels-lost", where=f"soft labels, image {image}", expected=wanted, got=labels[image])
-
-
-def _right_areas(cutmix, alpha, height=24, width=32):
-    torch.manual_seed(4)
-    images = torch.arange(MANY, dtype=torch.float32).view(-1, 1, 1, 1).expand(MANY, 1, height, width).contiguous()
-    mixed, _ = _mixed(cutmix, images, torch.zeros(MANY, dtype=torch.long), 1, alpha)
-    pasted = (mixed != images)[:, 0]
-    if pasted.any(0).sum() and (pasted == pasted[0]).all():
-        raise Wrong("one-box")
-    some = pasted.flatten(1).any(1)
-    rows = torch.arange(height, dtype=torch.float64)
-    centres = (pasted[some].any(2) * rows).sum(1) / pasted[some].any(2).sum(1)
-    if len(centres) and centres.std() < height / 12:
-        raise Wrong("box-at-centre", got=f"rows {centres.min():.0f} to {centres.max():.0f} of {height}")
-    columns = torch.arange(width, dtype=torch.float64)
-    across = (pasted[some].any(1) * columns).sum(1) / pasted[some].any(1).sum(1)
-    if len(centres) > 100:
-        shifted = (abs(c.mean().item() / (n - 1) - 0.5) > 0.06 for c, n in ((centres, height), (across, width)))
-        if (
-            any(shifted) or abs(torch.corrcoef(torch.stack([centres, across]))[0, 1]) > 0.2
-        ):  # seven standard errors each
-            raise Wrong("box-not-uniform")
-    areas = np.sort(pasted.double().mean((1, 2)).numpy())
-    wanted = np.sort(_simulated(alpha, height, width))
-    # rounding to pixels moves areas a little; a shift of one pixel on each side is no mistake here
-    grid = np.linspace(0.02, 0.98, 40)
-    shift = 2 / height
-    found = np.searchsorted(areas, grid) / len(areas)
-    low, high = (np.searchsorted(wanted, grid * (1 - s) - s / 4) / len(wanted) for s in (shift, -shift))
-    slack = LIMIT / np.sqrt(MANY) + 0.01
-    if (found < low - slack).any() or (found > high + slack).any():
-        raise Wrong("areas-wrong", where=f"α = {alpha}", alpha=alpha)
-
-
-def _simulated(alpha, height, width, n=20000):
-    """Areas of boxes without pixels, from NumPy's own generator."""
-    rng = np.random.default_rng(0)
-    side = np.sqrt(1 - rng.beta(alpha, alpha, n)) / 2
-    y, x = rng.random((2, n))
-    return (np.minimum(y + side, 1) - np.maximum(y - side, 0)) * (np.minimum(x + side, 1) - np.maximum(x - side, 0))

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from dlojz_tp.checking import Operations, Wrong, close, syncs
+from dlojz_tp.checking import Operations, Wrong, close, nearest, syncs
 from dlojz_tp.checks.data_augmentation.devices import stays_on_device
 
 HINTS = {
@@ -17,6 +17,8 @@ HINTS = {
     "never-mixup": "In {n} batches MixUp was never drawn.",
     "never-cutmix": "In {n} batches CutMix was never drawn.",
     "never-mixed": "In training mode nothing was mixed.",
+    "alpha-ignored": "With α = {alpha:g} the λ of {kind} spread as if α were smaller: from {low:.2f} to {high:.2f}. Is self.alpha used?",
+    "lambda-of-batch": "All images of a batch were mixed with the same λ. Your mixup and cutmix draw one for each image.",
     "chosen-for-each-image": "Some images of one batch were mixed by MixUp, others by CutMix. One is drawn for a batch.",
     "not-reproducible": "After the same torch.manual_seed the batches are mixed differently. Draw with torch, not with random or "
     "numpy.",
@@ -29,6 +31,10 @@ HINTS = {
     "step-two-forwards": "The network ran {n} times for one batch.",
     "step-hard-loss": "The step did not use the soft labels that `mix` returned.",
     "step-wrong-weights": "After the step the weights are not those of one step on the mixed batch.",
+    "step-old-gradients": "The first step is right, the second is not: gradients of the first were still there.",
+    "step-no-update": "The weights did not change. Is optimizer.step() called?",
+    "step-wrong-loss": "The step is right, the loss that it returns is not the mean cross-entropy of the mixed batch before the "
+    "update.",
     "step-mixes-on-cpu": "The batch was mixed before it was moved: `mix` saw images on {device}.",
     "step-form": "Return the loss, a tensor without graph.",
     "step-syncs": "The step reads a value from the device: {error}",
@@ -44,6 +50,8 @@ def balise_7(mix_or_cut, train_step):
         raise Wrong("not-a-module", got=mixer)
     yield "something else for each batch, the same after the same seed"
     _right_seeds(mixer.train())
+    yield "by your own mixup and cutmix: one λ for each image, from α"
+    _right_lambdas(mix_or_cut)
     yield "in training, MixUp or CutMix for the whole batch, half of the time each"
     _right_draws(mixer)
     yield "in eval mode, images as they came and one-hot labels"
@@ -83,6 +91,27 @@ def _right_draws(mixer, n=200):
     share = drawn.count("mix") / n
     if not 0.3 < share < 0.7:  # 200 fair draws leave this range once in ten million runs
         raise Wrong("unfair", share=share, n=n)
+
+
+def _right_lambdas(mix_or_cut, alpha=50.0, n=12):
+    """With a large α all λ are near one half; CutMix's boxes are then clipped, but none is small or covers the image."""
+    mixer, images = mix_or_cut(n, alpha).train(), _batch(n)[0].repeat(1, 1, 3, 3)
+    torch.manual_seed(5)
+    kept = {"mix": [], "cut": [], "both": [], "none": []}
+    for _ in range(24):
+        mixed, soft = mixer(images.clone(), torch.arange(n))
+        if soft.shape != (n, n):
+            raise Wrong("mixer-form", expected=f"labels of shape {(n, n)}", got=soft)
+        own = soft.diagonal().double()
+        kept[_kind(images, mixed)].append(own[own < 1 - 1e-6])
+    limits = (("mix", "MixUp", 0.15, 0.85), ("cut", "CutMix", 0.2, 0.95), ("both", "MixUp or CutMix", 0.15, 0.95))
+    for kind, name, low, high in limits:
+        if kept[kind] and all(len(own) > 4 and own.std() < 1e-4 for own in kept[kind]):
+            raise Wrong("lambda-of-batch", got=f"λ = {kept[kind][0][0]:.3f} for all images of a batch", where=name)
+        found = torch.cat([torch.full((1,), 0.5).double(), *kept[kind]])
+        if found.min() < low or found.max() > high:
+            fields = {"alpha": alpha, "kind": name, "low": found.min().item(), "high": found.max().item()}
+            raise Wrong("alpha-ignored", where=f"{len(found)} images", **fields)
 
 
 def _called(mixer):
@@ -177,13 +206,17 @@ def _right_step(train_step):
     wanted, hard = _one_step(mixed, soft), _one_step(mixed, labels)
     got = next(p for p in model.parameters() if p.dim() == 2).detach()
     if not close(got, wanted, 1e-5):
-        raise Wrong("step-hard-loss" if close(got, hard, 1e-5) else "step-wrong-weights", expected=wanted, got=got)
+        known = {"step-hard-loss": hard, "step-no-update": next(_network().parameters()).detach()}
+        raise Wrong(nearest(got, known, "step-wrong-weights", 1e-5), expected=wanted, got=got)
+    truth = F.cross_entropy(_network()(mixed), soft).detach()
+    if not close(loss, truth, 1e-4):
+        raise Wrong("step-wrong-loss", expected=truth, got=loss)
     if syncs(operations):
         raise Wrong("step-syncs", error=", ".join(sorted(set(syncs(operations)))))
     # a second step from there: gradients of the first must be gone
     train_step(model, mix, images, labels, optimizer, torch.device("cpu"))
     if not close(next(model.parameters()).detach(), _one_step(mixed, soft, 2), 1e-5):
-        raise Wrong("step-wrong-weights", where="the second step")
+        raise Wrong("step-old-gradients", where="the second step")
     model, mix = _network().to("meta"), _Mix()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     stays_on_device(lambda: train_step(model, mix, images, labels, optimizer, torch.device("meta")))

@@ -19,6 +19,8 @@ HINTS = {
     "equal-batches-assumed": "It is right where all ranks have equally many images, and wrong where they do not. The number "
     "of values must be summed over the ranks, too.",
     "normalised-wrong": "The output is not that of one batch norm over all ranks' images.",
+    "eps-ignored": "The output is that of another eps. The layer has its own: self.eps.",
+    "momentum-ignored": "{name} moved by another momentum than the layer's: self.momentum.",
     "scale-forgotten": "The normalised values must still be multiplied by weight and moved by bias.",
     "statistics-not-differentiated": "The output is right, the gradient of the input is not: mean and variance depend on the "
     "input, too. A plain dist.all_reduce hides that from autograd.",
@@ -36,7 +38,7 @@ HINTS = {
     "norm-dtype": "The output came back as {dtype}, the input was {wanted}.",
 }
 
-CHANNELS = 3
+CHANNELS, EPS, MOMENTUM = 3, 0.003, 0.25
 
 
 def balise_3(all_reduce_sum, sync_batch_norm):
@@ -76,6 +78,7 @@ def _upstream(rank, case):
 
 
 def _prepare(norm):
+    norm.eps, norm.momentum = EPS, MOMENTUM
     with torch.no_grad():
         norm.weight.copy_(torch.tensor([0.5, 2.0, -1.0]))
         norm.bias.copy_(torch.tensor([0.1, 0.0, -0.3]))
@@ -157,8 +160,8 @@ def _mistake(size, rank, case, got):
         for p in (_prepare(nn.BatchNorm2d(CHANNELS)).weight, _prepare(nn.BatchNorm2d(CHANNELS)).bias)
     )
 
-    def normalised(mean, var):
-        return (own - mean.view(1, -1, 1, 1)) / (var.view(1, -1, 1, 1) + 1e-5).sqrt()
+    def normalised(mean, var, eps=EPS):
+        return (own - mean.view(1, -1, 1, 1)) / (var.view(1, -1, 1, 1) + eps).sqrt()
 
     def moments(values):
         return values.mean((0, 2, 3)), values.var((0, 2, 3), unbiased=False)
@@ -168,6 +171,8 @@ def _mistake(size, rank, case, got):
     squares = torch.stack([(part**2).mean((0, 2, 3)) for part in parts])
     if close(got, normalised(*moments(x)), 1e-7):
         return "scale-forgotten"
+    if any(close(got, normalised(*moments(x), eps) * weight + bias, 1e-7) for eps in (0.0, 1e-5, 1e-6, 1e-8)):
+        return "eps-ignored"
     if size > 1:
         known = {
             "own-statistics": moments(own),
@@ -204,14 +209,14 @@ def _detached(size, rank, case, got):
     """Whether the gradient is the one that takes mean and variance for constants, in full or as far as other ranks go."""
     x = torch.cat([_images(r, case) for r in range(size)])
     scale = _prepare(nn.BatchNorm2d(CHANNELS)).weight.detach().view(1, -1, 1, 1)
-    constant = _upstream(rank, case) * scale / (x.var((0, 2, 3), unbiased=False).view(1, -1, 1, 1) + 1e-5).sqrt()
+    constant = _upstream(rank, case) * scale / (x.var((0, 2, 3), unbiased=False).view(1, -1, 1, 1) + EPS).sqrt()
     return close(got, constant, 1e-7)
 
 
 def _right_running(size, ranks):
     *_, norm = _truth(size, "uneven")
     n = sum(rank + 1 for rank in range(size)) * 20
-    fresh = nn.BatchNorm2d(CHANNELS).double()
+    fresh, kept = nn.BatchNorm2d(CHANNELS).double(), (1 - MOMENTUM) ** 2
     for rank, found in enumerate(ranks):
         where = f"rank {rank} of {size}"
         if found["keeps graph"]:
@@ -223,13 +228,15 @@ def _right_running(size, ranks):
             slug = "running-wrong"
             if close(got, getattr(fresh, name), 1e-12):
                 slug = "running-not-updated"
-            elif name == "running_var" and close((got - 0.81) * n / (n - 1) + 0.81, wanted, 1e-7):
+            elif name == "running_var" and close((got - kept) * n / (n - 1) + kept, wanted, 1e-7):
                 slug = "running-biased"
+            elif close(got, _moved(size, 0.1)[name], 1e-7):
+                slug = "momentum-ignored"
             raise Wrong(slug, expected=wanted, got=got, where=where, name=name)
         out, after, calls = found["eval"]
         x = _images(rank, "uneven")
         mean, var = (getattr(norm, name).view(1, -1, 1, 1) for name in ("running_mean", "running_var"))
-        wanted = (x - mean) / (var + 1e-5).sqrt() * norm.weight.view(1, -1, 1, 1) + norm.bias.view(1, -1, 1, 1)
+        wanted = (x - mean) / (var + EPS).sqrt() * norm.weight.view(1, -1, 1, 1) + norm.bias.view(1, -1, 1, 1)
         if not close(out, wanted.detach(), 1e-7) or not close(after, norm.running_mean, 1e-7):
             raise Wrong("eval-uses-batch", expected=wanted.detach(), got=out, where=where)
         if calls:
@@ -238,11 +245,20 @@ def _right_running(size, ranks):
             raise Wrong("norm-dtype", where=where, dtype=found["dtype"], wanted=torch.float32)
 
 
+def _moved(size, momentum):
+    """The running statistics after the two uneven batches, with this momentum."""
+    norm = nn.BatchNorm2d(CHANNELS, momentum=momentum).double()
+    for step in (0, 1):
+        norm(torch.cat([_images(rank, "uneven", step) for rank in range(size)]))
+    return norm.state_dict()
+
+
 def _right_messages(size, ranks):
+    fair = 2 * 8 * (2 * CHANNELS + 1)  # bytes: two sums a channel and a count, each way, in float64
     for rank, found in enumerate(ranks):
-        where = f"rank {rank} of {size}"
-        fair = 2 * 8 * (2 * CHANNELS + 1)
-        if found["even"]["sent"] > 3 * fair:
-            raise Wrong("activations-exchanged", where=where, sent=found["even"]["sent"], fair=fair)
-        if len(found["even"]["calls"]) > 6:
-            raise Wrong("too-many-messages", where=where, calls=len(found["even"]["calls"]))
+        for case in ("even", "uneven"):
+            where, seen = f"rank {rank} of {size}, {case} batches", found[case]
+            if seen["sent"] > 2 * fair:
+                raise Wrong("activations-exchanged", where=where, sent=seen["sent"], fair=fair)
+            if len(seen["calls"]) > 4:  # two each way: the mean first, then squares of differences
+                raise Wrong("too-many-messages", where=where, calls=len(seen["calls"]))

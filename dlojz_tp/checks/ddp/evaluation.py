@@ -19,7 +19,10 @@ HINTS = {
     "one-rank-knows": "Rank 0 has the right numbers, the others do not: all ranks shall return them.",
     "whole-set-everywhere": "Rank {rank} went through {read} of {n} samples. With {size} ranks, {fair} are its share.",
     "empty-share-fails": "With 2 samples and {size} ranks some have none: {error}",
-    "evaluate-train-mode": "The network ran in training mode. Call eval() first, and put back what it was.",
+    "evaluate-train-mode": "The network ran in training mode. Call eval() first.",
+    "mode-not-restored": "The network was in {before} mode before, and is in {after} mode after. Put back what you found.",
+    "last-batch-nominal": "The last batch of a rank is smaller than batch_size: a batch's mean counts as often as it has samples, "
+    "len(y).",
     "evaluate-records": "The forward pass recorded what a backward pass would need. Use torch.inference_mode().",
     "message-each-batch": "{calls} collectives for {batches} batches. Add up on each rank first, then talk once.",
     "results-gathered": "{sent} bytes were sent by a rank. Two sums and a count are enough.",
@@ -27,6 +30,8 @@ HINTS = {
 }
 
 SIZES = (23, 8, 2)  # uneven everywhere, even, and fewer samples than ranks
+BATCH = 3  # samples of a rank's batch
+EVEN = 8  # here the network is in eval mode before, and stays there
 
 
 def balise_2(evaluate):
@@ -86,9 +91,9 @@ def _evaluated(evaluate):
     """On a rank: {n: (answer, asked, calls of the network, names of the collectives, bytes sent, training after)}."""
     found = {}
     for n in SIZES:
-        data, model = Items(n), Network()
+        data, model = Items(n), Network().train(n != EVEN)
         with Traffic() as traffic:
-            answer = evaluate(model, data, 3)
+            answer = evaluate(model, data, BATCH)
         found[n] = (answer, data.asked, model.calls, traffic.names(), traffic.volume(), model.training)
     return found
 
@@ -115,9 +120,10 @@ def _right_values(n, size, ranks):
             raise Wrong("evaluate-not-two", expected="two floats", got=answer, where=where)
         if close(answer, wanted, 1e-5):
             continue
-        raise Wrong(
-            _mistake(n, rank, ranks, wanted), expected=wanted, got=answer, where=where, what="loss and accuracy"
-        )
+        slug = _mistake(n, rank, ranks, wanted)
+        if slug == "wrong-metric" and any(training for found in ranks for training, _ in found[2]):
+            slug = "evaluate-train-mode"  # dropout at work
+        raise Wrong(slug, expected=wanted, got=answer, where=where, what="loss and accuracy")
 
 
 def _mistake(n, rank, ranks, wanted):
@@ -130,6 +136,10 @@ def _mistake(n, rank, ranks, wanted):
     if len(ranks) > 1 and asked[rank] and close(answer, _truth(n, asked[rank]), 1e-5):
         return "own-share-only"
     each = [_truth(n, share) for share in shares]
+    parts = [share[i : i + BATCH] for share in shares for i in range(0, len(share), BATCH)]
+    nominal = sum(_truth(n, part)[0] for part in parts) * BATCH / n
+    if close(answer[0], nominal, 1e-5) and not close(nominal, wanted[0], 1e-5):
+        return "last-batch-nominal"
     known = {}
     if set(everything) != set(range(n)):
         known["tail-not-seen"] = _truth(n, everything)
@@ -140,7 +150,7 @@ def _mistake(n, rank, ranks, wanted):
     if slug == "wrong-metric" and len(set(everything)) < n:
         return "tail-not-seen"
     if slug == "wrong-metric" and len(ranks) == 1:  # one rank: what is left is how the batches were put together
-        batches = [_truth(n, asked[0][i : i + 3]) for i in range(0, n, 3)]
+        batches = [_truth(n, asked[0][i : i + BATCH]) for i in range(0, n, BATCH)]
         return nearest(answer, {"means-averaged": tuple(sum(v) / len(batches) for v in zip(*batches))}, slug, 1e-5)
     return slug
 
@@ -149,8 +159,11 @@ def _right_work(size, rank, found):
     for n in SIZES:
         _, asked, calls, *_, training = found[n]
         where, fair = f"rank {rank} of {size}, {n} samples", -(-n // size)
-        if any(mode for mode, _ in calls) or not training:
+        if any(mode for mode, _ in calls):
             raise Wrong("evaluate-train-mode", where=where)
+        if training != (n != EVEN):
+            before, after = ("training" if mode else "eval" for mode in (n != EVEN, training))
+            raise Wrong("mode-not-restored", where=where, before=before, after=after)
         if any(grad for _, grad in calls):
             raise Wrong("evaluate-records", where=where)
         if len(asked) > max(fair, n // size + n % size):
@@ -160,7 +173,7 @@ def _right_work(size, rank, found):
 def _right_messages(size, rank, found):
     _, asked, _, names, sent, _ = found[SIZES[0]]
     where = f"rank {rank} of {size}, {SIZES[0]} samples"
-    batches = -(-len(asked) // 3)
+    batches = -(-len(asked) // BATCH)
     if len(names) > 3:
         raise Wrong("message-each-batch", where=where, calls=len(names), batches=batches)
     if sent > 64:

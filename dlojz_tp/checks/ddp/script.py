@@ -24,6 +24,8 @@ HINTS = {
     "time-wrong": "The time limit reads as {found} minutes. Slurm takes minutes, or hours:minutes:seconds.",
     "no-srun": "The command must be started by srun: else it runs once, on the first node.",
     "command-missing": "srun does not start the command.",
+    "srun-starts-others": "srun is told to start {found} processes, {wanted} are asked for. Without --ntasks of its own it takes "
+    "what the directives say.",
     "output-overwritten": "The output file has no job number in its name (%j): the next job overwrites it.",
     "name-missing": "Name the job with --job-name: it is how you find it in the queue.",
 }
@@ -102,7 +104,9 @@ def _number(options, name, default=None):
 
 
 def _count(value):
-    """The number in "4", "gpu:4" or "gpu:v100:4"."""
+    """The number in "4", "gpu:4", "gpu:v100:4" or "gpu:4,tmpfs:100"."""
+    parts = [part for part in value.split(",") if part.startswith("gpu")] or [value]
+    value = parts[0]
     last = value.rsplit(":", 1)[-1]
     return int(last) if last.isdigit() else 1 if value == "gpu" else None
 
@@ -115,6 +119,8 @@ def _right_resources(case, options):
         raise Wrong("nodes-wrong", expected=nodes, got=options.get("nodes", "no --nodes"), where=where)
     tasks = _number(options, "ntasks-per-node")
     total = tasks * nodes if tasks is not None else _number(options, "ntasks")
+    if total is None and "ntasks-per-gpu" in options:
+        total = (_number(options, "ntasks-per-gpu") or 0) * nodes * gpus
     if total is None and "gpus-per-task" not in options:
         total = nodes
     if total is not None and total != nodes * gpus:
@@ -174,17 +180,78 @@ def _minutes(text):
 
 def _right_command(case, commands):
     wanted = shlex.split(case["command"])
-    started = [line for line in _joined(commands) if re.search(r"\bsrun\b", line)]
+    lines = _joined(commands)
+    started = [words for words in _simple_commands(lines) if words[0].rsplit("/", 1)[-1] == "srun"]
     if not started:
         raise Wrong("no-srun", got=commands[-1] if commands else "no command")
-    for line in started:
-        with contextlib.suppress(ValueError):
-            words = shlex.split(line)
-            if words[-len(wanted) :] == wanted and "srun" in words[: -len(wanted)]:
-                return
-            if "srun" in words and words[-1] == case["command"] and words[-2] in ("-c", "-lc"):  # srun bash -c '...'
-                return
-    raise Wrong("command-missing", expected=f"srun … {case['command']}", got=started[-1].strip())
+    ours = [words for words in started if _options_before(words, case["command"], wanted) is not None]
+    if not ours:
+        raise Wrong("command-missing", expected=f"srun … {case['command']}", got=shlex.join(started[-1]))
+    own = _options(shlex.join(_options_before(ours[0], case["command"], wanted)))
+    tasks = case["nodes"] * case["gpus_per_node"]
+    nodes = _number(own, "nodes", case["nodes"])
+    found = _number(own, "ntasks", _number(own, "ntasks-per-node", case["gpus_per_node"]) * nodes)
+    if found != tasks:
+        raise Wrong("srun-starts-others", expected=f"{tasks} processes", got=found, found=found, wanted=tasks)
+    cores = _number(own, "cpus-per-task", case["cpus_per_gpu"])
+    if cores != case["cpus_per_gpu"]:
+        raise Wrong("cores-wrong", got=shlex.join(ours[0]), found=cores, wanted=case["cpus_per_gpu"])
+
+
+def _options_before(words, command, wanted):
+    """srun's own options, where the line ends in the command, as it is or as a text for a shell; else None."""
+    if words[-len(wanted) :] != wanted and (words[-1] != command or words[-2] not in ("-c", "-lc", "-ec")):
+        return None
+    found, value = [], False  # value: the last option may have one of its own
+    for word in words[1:]:
+        if not word.startswith("-") and not value:
+            break
+        found.append(word)
+        value = word.startswith("-") and "=" not in word and (word.startswith("--") or len(word) == 2)
+    return found
+
+
+_BEFORE = ("exec", "time", "if", "then", "else", "do", "!", "{", "command")  # words that may stand before a command
+
+
+def _simple_commands(lines):
+    """The words of each simple command, without comments, redirections, assignments before it."""
+    variables = {}
+    for line in lines:
+        lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
+        lexer.whitespace_split, words = True, []
+        with contextlib.suppress(ValueError):  # a quotation over several lines: not ours
+            for token in [*lexer, ";"]:
+                if set(token) <= set(";&|()\n") and token:
+                    words = _without_redirections(words)
+                    while words and (words[0] in _BEFORE or re.match(r"\w+=", words[0])):
+                        name, _, value = words.pop(0).partition("=")
+                        variables[name] = value
+                    if words:
+                        yield [variables.get(_named(word), word) for word in words]
+                    words = []
+                else:
+                    words.append(token)
+
+
+def _named(word):
+    """The name of the variable that a word consists of: "$NAME" or "${NAME}"."""
+    found = re.fullmatch(r"\$(\w+)|\$\{(\w+)\}", word)
+    return (found[1] or found[2]) if found else None
+
+
+def _without_redirections(words):
+    kept, skip = [], False
+    for word in words:
+        if skip:
+            skip = False
+        elif re.fullmatch(r"[<>&]+", word):
+            skip = True
+            if kept and kept[-1] in ("1", "2"):
+                kept.pop()
+        else:
+            kept.append(word)
+    return kept
 
 
 def _joined(lines):

@@ -5,13 +5,12 @@ import os
 import socket
 import tempfile
 from pathlib import Path
-from unittest import mock
 
 import torch
 import torch.distributed as dist
 
 from dlojz_tp import launch
-from dlojz_tp.checking import Wrong
+from dlojz_tp.checking import Wrong, pretended
 
 HINTS = {
     "group-started-twice": "There was a process group already, and join_world started another. Ask dist.is_initialized().",
@@ -28,6 +27,14 @@ HINTS = {
 }
 
 
+TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
+SLURM = ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID")
+RANKS = (  # rank, rank on its node, GPUs of the node, who started it
+    (0, 0, 4, "torchrun"), (3, 3, 4, "torchrun"), (6, 2, 4, "torchrun"), (5, 1, 0, "torchrun"),
+    (0, 0, 4, "srun"), (6, 2, 4, "srun"), (5, 1, 0, "srun"),
+)  # fmt: skip
+
+
 def join(join_world):
     """The claims on `join_world`."""
     yield "a process group, started by launch, torchrun or srun"
@@ -35,7 +42,13 @@ def join(join_world):
         for rank, seen in enumerate(launch.ranks(_joined, join_world, _free_port(), folder, n=2, timeout=15)):
             _right_groups(rank, seen)
     yield "the device of each rank, on a node with 4 GPUs and on one without"
-    _right_devices(launch.ranks(_on_gpus, join_world, n=1, timeout=10)[0])
+    try:
+        seen = launch.ranks(_on_gpus, join_world, n=1, timeout=10)[0]
+    except launch.RankError as error:
+        if isinstance(error.cause, Wrong):
+            raise error.cause from error
+        raise
+    _right_devices(seen)
 
 
 def _free_port():
@@ -45,7 +58,7 @@ def _free_port():
 
 
 @contextlib.contextmanager
-def _store_in(folder):
+def _store_in(folder, answer):
     """Ranks meet in a file, not at a port that listens: else the group starts as the environment says."""
     begin = dist.init_process_group
 
@@ -59,7 +72,7 @@ def _store_in(folder):
             raise ValueError("trying to initialize the default process group twice!")
         begin("gloo", store=dist.FileStore(str(folder), world_size), world_size=world_size, rank=rank)
 
-    with mock.patch.object(dist, "init_process_group", started):
+    with pretended([(dist, "init_process_group", started)], answer):
         yield
 
 
@@ -79,7 +92,7 @@ def _joined(join_world, port, folder):
                 os.environ.pop(name, None)
             os.environ.update(environment)
         try:
-            with _store_in(Path(folder) / how):
+            with _store_in(Path(folder) / how, join_world):
                 device = join_world()
         except (ValueError, KeyError, RuntimeError, TypeError) as raised:
             error = f"{type(raised).__name__}: {raised}".split("\n")[0]
@@ -109,33 +122,43 @@ def _right_groups(rank, seen):
 
 
 def _on_gpus(join_world):
-    """On a rank: pretend to be several ranks of two nodes; for each (rank, local rank, gpus, device, backend)."""
+    """On a rank: pretend to be several ranks of two nodes; for each (rank, local rank, gpus, starter, device, backend)."""
     dist.destroy_process_group()
     seen = []
-    for rank, local, gpus in ((0, 0, 4), (3, 3, 4), (6, 2, 4), (5, 1, 0)):
-        started = []
-        current = []
-        os.environ.update(RANK=str(rank), LOCAL_RANK=str(local), WORLD_SIZE="8", LOCAL_WORLD_SIZE="4")
+    for rank, local, gpus, starter in RANKS:
+        started, current = [], []
+        for name in (*TORCHRUN, *SLURM, "LOCAL_WORLD_SIZE", "DLOJZ_LAUNCH_DEVICE"):
+            os.environ.pop(name, None)
+        os.environ.update(zip(TORCHRUN if starter == "torchrun" else SLURM, (str(rank), "8", str(local))))
         os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="1")
-        os.environ.pop("DLOJZ_LAUNCH_DEVICE", None)
-        with (
-            mock.patch.object(torch.cuda, "is_available", lambda gpus=gpus: gpus > 0),
-            mock.patch.object(torch.cuda, "device_count", lambda gpus=gpus: gpus),
-            mock.patch.object(torch.cuda, "set_device", current.append),
-            mock.patch.object(
-                torch.cuda, "current_device", lambda c=current: torch.device("cuda", c[-1]).index if c else 0
-            ),
-            mock.patch.object(torch.accelerator, "is_available", lambda gpus=gpus: gpus > 0),
-            mock.patch.object(torch.accelerator, "set_device_index", current.append),
-            mock.patch.object(dist, "init_process_group", lambda *a, **k: started.append(_backend(*a, **k))),  # noqa: B023
-        ):
-            device = join_world()
+
+        def index(current=current):
+            return torch.device("cuda", current[-1]).index if current else 0
+
+        changes = [
+            (torch.cuda, "is_available", lambda gpus=gpus: gpus > 0),
+            (torch.cuda, "device_count", lambda gpus=gpus: gpus),
+            (torch.cuda, "set_device", current.append),
+            (torch.cuda, "current_device", index),
+            (torch.accelerator, "is_available", lambda gpus=gpus: gpus > 0),
+            (torch.accelerator, "device_count", lambda gpus=gpus: gpus),
+            (torch.accelerator, "set_device_index", current.append),
+            (dist, "init_process_group", lambda *a, started=started, **k: started.append(_backend(*a, **k))),
+        ]
+        try:
+            with pretended(changes, join_world):
+                device = join_world()
+        except (KeyError, TypeError, ValueError) as error:
+            if starter == "torchrun":
+                raise
+            message = f"{type(error).__name__}: {error}".split("\n")[0]
+            raise Wrong("slurm-unknown", got=message, where=f"rank {rank}, started by srun") from error
         device = None if device is None else torch.device(device)
         if device is not None and device.type == "cuda" and device.index is None and current:
             device = torch.device(
                 "cuda", torch.device(current[-1]).index if not isinstance(current[-1], int) else current[-1]
             )
-        seen.append((rank, local, gpus, device, started[0] if started else None))
+        seen.append((rank, local, gpus, starter, device, started[0] if started else None))
     return seen
 
 
@@ -144,9 +167,9 @@ def _backend(backend=None, *_, **__):
 
 
 def _right_devices(seen):
-    indices = {device.index for *_, gpus, device, _ in seen if device is not None and gpus}
-    for rank, local, gpus, device, backend in seen:
-        where = f"rank {rank}, local rank {local}, {gpus} GPUs on the node"
+    indices = {device.index for _, _, gpus, _, device, _ in seen if device is not None and gpus}
+    for rank, local, gpus, starter, device, backend in seen:
+        where = f"rank {rank}, local rank {local}, {gpus} GPUs on the node, started by {starter}"
         if device is None:
             raise Wrong("no-device", where=where)
         if not gpus:
