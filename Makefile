@@ -3,7 +3,10 @@ PYTHON ?= python3
 VENV   ?= .venv
 RUN    := $(VENV)/bin/python
 STAMP  := $(VENV)/.installed
-DATA   := $(if $(DLOJZ_DATA),$(DLOJZ_DATA),data)/photo_patches/manifest.json
+SETS   := $(if $(DLOJZ_DATA),$(DLOJZ_DATA),data)
+IMAGES := $(SETS)/photo_patches/manifest.json
+TEXT   := $(SETS)/code_text/manifest.json
+DATA   := $(IMAGES) $(TEXT)
 
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
@@ -29,8 +32,11 @@ $(STAMP): pyproject.toml
 	$(RUN) -m pip install --quiet --editable '.[lab,dev,webdataset]'
 	@touch $(STAMP)
 
-$(DATA): | $(STAMP)
+$(IMAGES): | $(STAMP)
 	$(RUN) data_scripts/make_photo_patches.py
+
+$(TEXT): | $(STAMP)
+	$(RUN) data_scripts/make_code_text.py
 
 lab: $(STAMP) $(DATA)
 	@$(RUN) -m dlojz_tp lab $(ARGS)

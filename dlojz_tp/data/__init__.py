@@ -4,15 +4,19 @@ from .cifar import cifar10
 from .digits import digits
 from .imagenet import imagenet
 from .photos import image_set, photo_patches, verify
-from .places import DataDamaged, DataMissing, ImageSet, TensorSet, data_root
+from .places import DataDamaged, DataMissing, ImageSet, TensorSet, TextSet, data_root
 from .state import status
+from .text import batches_of_text, code_text
 
 __all__ = [
     "DataDamaged",
     "DataMissing",
     "ImageSet",
     "TensorSet",
+    "TextSet",
+    "batches_of_text",
     "cifar10",
+    "code_text",
     "data_root",
     "digits",
     "image_set",

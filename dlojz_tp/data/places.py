@@ -6,6 +6,7 @@ import shlex
 import shutil
 import sys
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -61,6 +62,44 @@ class TensorSet:
         )
 
 
+@dataclass(frozen=True, eq=False)
+class TextSet:
+    """Text as token ids, for language models.
+
+    name and folder; train and val (N,) int64, ids below vocab_size; end_of_file, the id that closes each file.
+    """
+
+    name: str
+    root: Path
+    train: "Tensor"
+    val: "Tensor"
+    vocab_size: int
+    end_of_file: int
+    tokenizer_json: str  # its text: the set needs no file once loaded, also in another process
+
+    def __repr__(self) -> str:
+        return (
+            f"TextSet({self.name!r}, {str(self.root)!r}, {len(self.train):,} train and {len(self.val):,} val tokens, "
+            f"vocab_size {self.vocab_size})"
+        )
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a text. Any text has some: what the vocabulary lacks is spelt in bytes."""
+        return self._tokenizer.encode(text).ids
+
+    def decode(self, ids) -> str:
+        """Text of token ids, given as a list or as a tensor (N,); bytes that are no UTF-8 become U+FFFD."""
+        return self._tokenizer.decode(getattr(ids, "tolist", lambda: list(ids))(), skip_special_tokens=False)
+
+    @cached_property
+    def _tokenizer(self):
+        try:
+            from tokenizers import Tokenizer
+        except ImportError as error:
+            raise DataMissing("text is cut into tokens by the library tokenizers: pip install tokenizers") from error
+        return Tokenizer.from_str(self.tokenizer_json)
+
+
 def data_root() -> Path:
     """Folder of the made data sets: `DLOJZ_DATA`, else `data/` in the checkout. It may not exist yet."""
     return Path(os.environ.get("DLOJZ_DATA") or CHECKOUT / "data").expanduser().absolute()
@@ -79,9 +118,12 @@ def centre_folder(variable: str, *names: str) -> Path | None:
     return next((folder for folder in candidates if folder.is_dir()), None)
 
 
-def make_command() -> str:
-    """Shell command that makes the photo patches, as it works from the current folder."""
-    script = str(CHECKOUT / "data_scripts" / "make_photo_patches.py")
+def make_command(name: str = "make_photo_patches") -> str:
+    """Shell command that makes a data set, as it works from the current folder.
+
+    Args: name, of a file in data_scripts/ without its ending.
+    """
+    script = str(CHECKOUT / "data_scripts" / f"{name}.py")
     with contextlib.suppress(OSError):  # the current folder may be gone: the full path still works
         script = min(script, os.path.relpath(script), key=len)
     found = shutil.which("python")

@@ -1,4 +1,4 @@
-"""Which data sets this machine has. Quick: folders are listed, nothing is loaded."""
+"""Which data sets this machine has. Quick: no images are read, nothing is loaded."""
 
 import importlib.util
 
@@ -6,11 +6,18 @@ from .cifar import FILES, cifar10_folder
 from .imagenet import class_folders, imagenet_folder
 from .photos import photo_patches
 from .places import DataDamaged, DataMissing
+from .text import code_text_manifest
 
 
 def status() -> list[tuple[str, str, str]]:
     """List the data sets as (name, "ready" | "missing" | "damaged", one line of detail)."""
-    looks = {"photo_patches": _photos, "digits": _digits, "imagenet": _imagenet, "cifar10": _cifar10}
+    looks = {
+        "photo_patches": _photos,
+        "code_text": _text,
+        "digits": _digits,
+        "imagenet": _imagenet,
+        "cifar10": _cifar10,
+    }
     return [(name, *_state(look)) for name, look in looks.items()]
 
 
@@ -28,6 +35,12 @@ def _state(look) -> tuple[str, str]:
 def _photos() -> str:
     found = photo_patches()
     return f"{len(found.classes)} classes, {len(found.train)} train and {len(found.val)} val images in {found.root}"
+
+
+def _text() -> str:
+    root, manifest = code_text_manifest()
+    train, val = (manifest["tokens"][split] for split in ("train", "val"))
+    return f"{train:,} train and {val:,} val tokens, vocabulary of {manifest['vocab_size']} in {root}"
 
 
 def _digits() -> str:

@@ -1,0 +1,112 @@
+"""The code text: the source of Python's standard library as token ids, and batches of it for a language model."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from . import made
+from .places import DataDamaged, DataMissing, TextSet, data_root, make_command
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+FORMAT = 1
+MADE_BY = "make_code_text"
+FILES = ["train.npy", "val.npy", "tokenizer.json"]
+DEFAULTS = {"megabytes": 4.0, "vocab": 2048, "seed": 0}  # of the command's options
+
+
+def code_text() -> TextSet:
+    """Load the code text: train and val as int64 tensors (N,) in memory, about a million tokens, 8 bytes each.
+
+    Every byte is checked against the manifest. No file is in both parts; the vocabulary comes from train alone.
+    Raises DataMissing where the set is not made, DataDamaged where it is not whole.
+    Source: made by data_scripts/make_code_text.py.
+    """
+    import numpy as np
+    import torch
+
+    root, manifest = code_text_manifest()
+    try:
+        train, val = (np.load(root / name, allow_pickle=False) for name in FILES[:2])
+        tokenizer_json = (root / FILES[2]).read_text()
+    except (OSError, ValueError) as error:
+        raise _damaged(root, str(error), manifest) from error
+    tensors = (torch.from_numpy(part.astype(np.int64)) for part in (train, val))
+    return TextSet("code_text", root, *tensors, manifest["vocab_size"], manifest["end_of_file"], tokenizer_json)
+
+
+def code_text_manifest() -> tuple[Path, dict]:
+    """Folder and manifest of the code text, every byte checked: some milliseconds. Raises as `code_text` does."""
+    root = data_root() / "code_text"
+    try:
+        manifest = read(root)
+    except FileNotFoundError as error:
+        if root.is_dir() and any(root.iterdir()):
+            raise _damaged(root, f"it has no {made.NAME}") from error
+        raise DataMissing(f"the code text is not in {root}. Make it: {make_command(MADE_BY)}") from error
+    except (OSError, ValueError) as error:
+        raise _damaged(root, str(error)) from error
+    for name in FILES:
+        if not (root / name).is_file():
+            raise _damaged(root, f"{name} is missing", manifest)
+    try:
+        found, _ = made.checksum(root, FILES)
+    except OSError as error:
+        raise _damaged(root, f"{error.filename} cannot be read ({error.strerror})", manifest) from error
+    if found != manifest["sha256"]:
+        raise _damaged(root, "the checksum differs from the manifest's", manifest)
+    return root, manifest
+
+
+def read(folder: Path) -> dict:
+    """Read the manifest of the set in `folder`. Raises FileNotFoundError or ValueError, as `made.read` does.
+
+    Its keys: format, made_by, megabytes, vocab, seed (as asked); val_share; files, text_bytes, tokens (each
+    {"train": N, "val": N}); vocab_size (what came out); end_of_file (a token id); versions; bytes (of all files) and
+    sha256.
+    """
+    return made.read(folder, MADE_BY, FORMAT, _whole)
+
+
+def _whole(manifest: dict) -> bool:
+    counts = (manifest[key][split] for key in ("files", "text_bytes", "tokens") for split in ("train", "val"))
+    numbers = [*counts, manifest["vocab_size"]]
+    return all(type(number) is int and number > 0 for number in numbers) and type(manifest["end_of_file"]) is int
+
+
+def _damaged(root: Path, why: str, manifest: dict | None = None) -> DataDamaged:
+    words = None if manifest is None else made.options(manifest, DEFAULTS)
+    return made.damaged("the code text", root, why, MADE_BY, words)
+
+
+def batches_of_text(
+    tokens: "Tensor", batch_size: int, length: int, seed: int = 0, steps: int | None = None
+) -> Iterator[tuple["Tensor", "Tensor"]]:
+    """Draw batches for a language model: windows of the tokens, and the same windows one token further.
+
+    Args: tokens (N,) integers on any device, N > length; batch_size windows of `length` tokens each, at random places
+    that depend on nothing but the other arguments and the seed; steps, how many batches, without end if None.
+    Returns an iterator over (inputs, targets), both (batch_size, length), contiguous, of the tokens' type and device:
+    targets[:, t] is what follows inputs[:, t].
+    Raises ValueError for tokens of another shape, or too few of them.
+    """
+    if tokens.ndim != 1:
+        raise ValueError(f"tokens must be a tensor of one dimension, got shape {tuple(tokens.shape)}")
+    if batch_size < 1 or length < 1:
+        raise ValueError(f"batch_size and length must be at least 1, got {batch_size} and {length}")
+    if len(tokens) <= length:
+        raise ValueError(f"a window of {length} tokens and its next one need {length + 1} tokens, got {len(tokens)}")
+    return _draw(tokens, batch_size, length, seed, steps)
+
+
+def _draw(tokens, batch_size, length, seed, steps):
+    import torch
+
+    generator = torch.Generator().manual_seed(seed)  # on the CPU, so that every device sees the same draw
+    step = 0
+    while steps is None or step < steps:
+        starts = torch.randint(len(tokens) - length, (batch_size, 1), generator=generator)
+        places = (starts + torch.arange(length)).to(tokens.device)
+        yield tokens[places], tokens[places + 1]
+        step += 1
