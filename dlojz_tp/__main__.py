@@ -1,6 +1,8 @@
 """`python -m dlojz_tp COMMAND`: what the course offers in a shell."""
 
+import contextlib
 import importlib
+import os
 import sys
 
 COMMANDS = {
@@ -12,7 +14,29 @@ COMMANDS = {
 
 
 def main(argv: list[str]) -> int:
-    """Run one command; 2 for a command that does not exist."""
+    """Run one command; 2 for a command that does not exist, 1 where the output cannot be written."""
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            stream.reconfigure(errors="backslashreplace")  # a terminal may not know all characters
+    try:
+        try:
+            return _run(argv)
+        finally:
+            if sys.stdout is not None:
+                sys.stdout.flush()  # here, not at the interpreter's end: a full disk is one line
+    except KeyboardInterrupt:
+        return 130
+    except OSError as error:
+        with contextlib.suppress(OSError):  # what is left in the buffer has nowhere to go
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        if not isinstance(error, BrokenPipeError):  # `| head` has seen enough
+            with contextlib.suppress(OSError):
+                where = f"{error.filename}: " if error.filename else "cannot write the output: "
+                print(f"dlojz_tp {' '.join(argv[:1])}: {where}{error.strerror or error}", file=sys.stderr)
+        return 1
+
+
+def _run(argv: list[str]) -> int:
     if not argv or argv[0] in ("-h", "--help"):
         print("usage: python -m dlojz_tp COMMAND ...\n")
         for name, (_, what) in COMMANDS.items():
@@ -21,10 +45,7 @@ def main(argv: list[str]) -> int:
     if argv[0] not in COMMANDS:
         print(f"dlojz_tp: no command {argv[0]!r}; there are: {', '.join(COMMANDS)}", file=sys.stderr)
         return 2
-    try:
-        return importlib.import_module(COMMANDS[argv[0]][0]).main(argv[1:])
-    except KeyboardInterrupt:
-        return 130
+    return importlib.import_module(COMMANDS[argv[0]][0]).main(argv[1:])
 
 
 if __name__ == "__main__":

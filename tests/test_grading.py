@@ -1,11 +1,16 @@
 """The command `check`: slices, verdicts, exit statuses, answers that end the process."""
 
+import ast
 import json
+import os
+import signal
 import subprocess
 import sys
 import textwrap
+import time
 
 import nbformat
+import psutil
 import pytest
 
 from dlojz_tp import source
@@ -79,6 +84,97 @@ def test_an_endless_answer_fails(tmp_path):
     assert found[0].verdict == "fail" and "Nothing came back" in found[0].hint
 
 
+def test_lines_that_never_end_fail(tmp_path):
+    path = write(tmp_path, "n = 0\nwhile True:\n    n += 1\ndef describe_machine():\n    return n\n")
+    found = command.judge_file(source.find("00_welcome"), path, 1, limit=0.3)
+    assert found.verdict == "fail" and "Nothing came back" in found.hint
+
+
+@pytest.mark.parametrize("error", ["KeyboardInterrupt", "GeneratorExit", "SystemExit", "Odd"])
+@pytest.mark.parametrize("place", ["inside", "outside"])
+def test_any_exception_is_a_verdict(tmp_path, error, place):
+    odd = "class Odd(BaseException):\n    pass\ndef fail():\n    raise {}\n"
+    text = {
+        "inside": "def describe_machine():\n    fail()\n",
+        "outside": "x = fail()\ndef describe_machine():\n    return x\n",
+    }
+    path = write(tmp_path, odd.format(error) + text[place])
+    found = command.judge_file(source.find("00_welcome"), path, 1)
+    assert found.verdict == "fail" and error in found.hint
+
+
+STARTS = """
+import os, subprocess, sys, time
+started = [subprocess.Popen(["sleep", "300"], start_new_session=own) for own in (False, True)]
+with open("{file}", "w") as file:
+    file.write(" ".join(str(pid) for pid in (os.getpid(), os.getppid(), *(p.pid for p in started))) + "\\n")
+{then}
+def describe_machine():
+    used = started, file{more}
+"""
+
+
+def pids(path):
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        if path.exists() and path.read_text().endswith("\n"):
+            return [int(pid) for pid in path.read_text().split()]
+        time.sleep(0.02)
+    raise AssertionError("the answers were not reached")
+
+
+def gone(pid):
+    """Whether a process ends, soon if not yet."""
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline and psutil.pid_exists(pid):
+        time.sleep(0.02)
+    return not psutil.pid_exists(pid)
+
+
+def test_a_command_that_is_stopped_leaves_no_process(tmp_path):
+    loop, begun = "while True:\n    last = time", {}
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        file = tmp_path / f"{number}.pids"
+        path = write(tmp_path, STARTS.format(file=file, then=loop, more=", last"), f"{number}.py")
+        begun[number] = file, subprocess.Popen(
+            [sys.executable, "-m", "dlojz_tp", "check", "00_welcome", str(path)],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=source.ROOT,
+        )  # fmt: skip
+    for number, (file, process) in begun.items():
+        started = pids(file)
+        process.send_signal(number)
+        out, err = process.communicate(timeout=30)
+        assert process.returncode == {signal.SIGTERM: 143, signal.SIGKILL: -9}[number]
+        assert out == err == "" and all(gone(pid) for pid in started), err
+
+
+def test_what_answers_start_ends_with_them(tmp_path):
+    text = STARTS.format(file=tmp_path / "pids", then="", more="") + "    os._exit(3)\n"
+    (found,) = command.run(source.find("00_welcome"), write(tmp_path, text), [1])
+    assert found.slug == "left" and "exit status 3" in found.hint
+    assert all(gone(pid) for pid in pids(tmp_path / "pids"))
+
+
+def test_output_that_cannot_be_written_is_one_line():
+    whole = [sys.executable, "-m", "dlojz_tp"]
+    with open("/dev/full", "w") as full:  # noqa: PTH123
+        done = subprocess.run([*whole, "-h"], stdout=full, stderr=subprocess.PIPE, text=True, cwd=source.ROOT)
+    assert done.returncode == 1 and done.stderr.count("\n") == 1 and "No space left" in done.stderr
+    reads, writes = os.pipe()
+    os.close(reads)  # as `| head` does
+    done = subprocess.run([*whole, "-h"], stdout=writes, stderr=subprocess.PIPE, text=True, cwd=source.ROOT)
+    os.close(writes)
+    assert (done.returncode, done.stderr) == (1, "")
+
+
+def test_a_source_that_is_no_text_is_one_line(tmp_path, monkeypatch, capsys):
+    (tmp_path / "00_odd.py").write_bytes(b"# caf\xe9")
+    monkeypatch.setattr(source, "SOLUTIONS", tmp_path)
+    assert command.main(["00_odd", str(write(tmp_path, "x = 1"))]) == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1 and "00_odd.py" in err
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -88,16 +184,36 @@ def test_an_endless_answer_fails(tmp_path):
         (("00_welcome", "{tmp}/broken.ipynb"), "is not a notebook"),
         (("00_welcome", "{tmp}/notes.txt"), "give a notebook"),
         (("00_welcome", "{tmp}/fine.py", "--balise", "9"), "has no balise 9"),
+        (("00_welcome", "{tmp}/deep.ipynb"), "is not a notebook"),
+        (("00_welcome", "{tmp}/deep.py"), "nested too deeply"),
+        (("00_welcome", "{tmp}/wide.py"), "is not a text file in UTF-8"),
+        (("00_welcome", "{tmp}/pipe.py"), "is not a file"),
         (("00_welcome",), "usage"),
     ],
 )
 def test_commands_that_cannot_be_understood(tmp_path, arguments, message):
+    write(tmp_path, "[" * 100_000, "deep.ipynb")
+    write(tmp_path, "-" * 100_000 + "1", "deep.py")
+    (tmp_path / "wide.py").write_text("x = 1", encoding="utf-16")
+    os.mkfifo(tmp_path / "pipe.py")
     write(tmp_path, "def f(:", "broken.py")
     write(tmp_path, "{}", "broken.ipynb")
     write(tmp_path, "", "notes.txt")
     write(tmp_path, "", "fine.py")
     status, _, err = check(*(a.format(tmp=tmp_path) for a in arguments))
     assert status == 2 and message in err and "Traceback" not in err
+
+
+def notebook(tmp_path, *cells, name="n.ipynb"):
+    """A notebook of code cells, saved as Windows editors do, with a byte order mark."""
+    made = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(textwrap.dedent(cell)) for cell in cells])
+    path = tmp_path / name
+    path.write_text(nbformat.writes(made), encoding="utf-8-sig")
+    return path
+
+
+def bound(nodes):
+    return [sorted(slicing.bound_names(node)) for node in nodes]
 
 
 def test_slices_take_what_is_needed_and_nothing_else(tmp_path):
@@ -111,11 +227,39 @@ def test_slices_take_what_is_needed_and_nothing_else(tmp_path):
         def answer(): return helper()
         answer()
     """
-    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(textwrap.dedent(text))])
-    path = tmp_path / "n.ipynb"
-    nbformat.write(notebook, path)
-    nodes = slicing.needed(slicing.statements(path), {"answer"})
-    assert [sorted(slicing.bound_names(node)) for node in nodes] == [["N"], ["M"], ["helper"], ["answer"]]
+    nodes, broken = slicing.statements(notebook(tmp_path, text))
+    assert bound(slicing.needed(nodes, {"answer"})) == [["N"], ["M"], ["helper"], ["answer"]] and not broken
+
+
+def test_cells_are_read_as_ipython_reads_them(tmp_path):
+    cells = (
+        "%%time\na = 1", "%%capture out\n%%timeit -n 1\n\nb = 1\n%matplotlib inline", "gpu = !nvidia-smi -L", "gpu?",
+        "if True:\n    %time c = 1\n    !ls", "%%bash\nd = 1", "%%time\ni = (9 + 1000\n    % 1000)",
+        "e = (9 + 1000\n    % 1000)\nf = '''\n%kept\n!kept'''",
+        "%ls\ng = (9 + 1000\n    % 1000)\nh = '''\n%kept'''",
+    )  # fmt: skip
+    nodes, broken = slicing.statements(notebook(tmp_path, *cells))
+    assert not broken and {name for names in bound(nodes) for name in names} == {"a", "b", "gpu", *"cefghi"}
+    namespace = {}
+    for node in slicing.needed(nodes, set("efghi")):
+        exec(ast.unparse(node), namespace)
+    assert namespace["e"] == namespace["g"] == namespace["i"] == 9
+    assert namespace["f"] == "\n%kept\n!kept" and namespace["h"] == "\n%kept"
+
+
+def test_a_python_file_with_a_byte_order_mark(tmp_path):
+    (tmp_path / "bom.py").write_text("x = 1", encoding="utf-8-sig")
+    assert bound(slicing.statements(tmp_path / "bom.py")[0]) == [["x"]]
+
+
+def test_a_cell_that_does_not_parse_costs_only_the_balises_that_need_it(tmp_path):
+    work = source.find("00_welcome")
+    right, cut = RIGHT.split("def distributed_sum")
+    path = notebook(tmp_path, "%%time\n" + right, "def notes(:", "def distributed_sum" + cut, "distributed_sum(")
+    assert [command.judge_file(work, path, k).verdict for k in (1, 2)] == ["pass", "pass"]
+    path = notebook(tmp_path, right, "x = 1", "def distributed_sum" + cut.replace("()", "("))
+    first, second = (command.judge_file(work, path, k) for k in (1, 2))
+    assert first.passed and second.verdict == "fail" and "code cell 3, line" in second.hint
 
 
 def test_local_names_are_not_taken_for_global_ones():

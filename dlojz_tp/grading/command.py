@@ -4,17 +4,20 @@ The answers run in a process of their own, so an answer that ends it, or never e
 """
 
 import argparse
+import contextlib
+import dataclasses
 import json
-import multiprocessing
-import os
+import signal
 import sys
+import textwrap
 import time
 from pathlib import Path
 
 from dlojz_tp import source
-from dlojz_tp.grading import slicing
+from dlojz_tp.grading import slicing, watched
 
-GRACE = 90.0  # seconds that the process may be silent; a check has its own, shorter deadline
+LOAD_LIMIT = 60.0  # seconds for the lines that define an answer
+GRACE = 150.0  # seconds that the process may be silent: the above, the deadline of a check, and its imports
 USAGE = 2
 
 
@@ -34,13 +37,34 @@ def main(argv: list[str]) -> int:
     except (source.UnknownWork, slicing.Unreadable) as error:
         print(f"check: {error}", file=sys.stderr)
         return USAGE
+    except UnicodeDecodeError:
+        print(f"check: solutions/{options.name}.py is not a text file in UTF-8: get it again", file=sys.stderr)
+        return USAGE
     numbers = list(work.balises) if options.balise is None else [options.balise]
-    verdicts = run(work, options.file, numbers)
+    with _ended_cleanly():
+        verdicts = run(work, options.file, numbers)
     if options.json:
         print(json.dumps([v.to_json() for v in verdicts], indent=1, ensure_ascii=False))
     else:
         print(table(verdicts))
     return 0 if all(v.passed for v in verdicts) else 1
+
+
+@contextlib.contextmanager
+def _ended_cleanly():
+    """A signal that asks this process to end raises, so that it ends its child first."""
+
+    def end(number, _frame):
+        raise SystemExit(128 + number)
+
+    asked = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) == signal.SIG_DFL]  # not under nohup
+    for number in asked:
+        signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number in asked:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def table(verdicts: list) -> str:
@@ -49,7 +73,7 @@ def table(verdicts: list) -> str:
     for v in verdicts:
         lines.append(f"{v.balise:>3}  {v.verdict:<8}  {v.seconds:6.2f} s  {v.title}")
         if v.verdict == "fail":
-            lines.append(f"{'':24}{v.hint}")
+            lines.append(textwrap.indent(v.hint, " " * 24))
     passed = sum(v.passed for v in verdicts)
     return "\n".join([*lines, f"{passed} of {len(verdicts)} passed"])
 
@@ -67,32 +91,21 @@ def run(work: source.Work, path: Path, numbers: list[int], grace: float = GRACE)
 
 
 def _one_child(work, path, numbers, grace):
-    context = multiprocessing.get_context("spawn")
-    receiver, sender = context.Pipe(duplex=False)
-    child = context.Process(target=_judge_all, args=(work.name, path, numbers, sender))
-    child.start()
-    sender.close()
+    from dlojz_tp.checking.judging import Verdict
+
     done, started = {}, time.perf_counter()
-    try:
+    with watched.child(judge_all, work.name, str(path), numbers) as child:
         for number in numbers:
-            if not receiver.poll(grace):
+            try:
+                said = child.hear(grace)
+            except watched.Ended as end:
+                done[number] = _lost(work, number, "left", {"error": str(end)}, started)
+                break
+            if said is None:
                 done[number] = _lost(work, number, "endless", {"seconds": grace}, started)
                 break
-            try:
-                done[number] = receiver.recv()
-            except EOFError:
-                child.join(5)
-                ended = {"error": f"exit status {child.exitcode}"}
-                done[number] = _lost(work, number, "left", ended, started)
-                break
+            done[number] = Verdict(**said)
             started = time.perf_counter()
-    finally:
-        receiver.close()
-        if child.is_alive():
-            child.join(5 if len(done) == len(numbers) else 0)
-        if child.is_alive():
-            child.kill()
-        child.join()
     return done
 
 
@@ -104,34 +117,54 @@ def _lost(work, number, slug, fields, started):
     return Verdict(number, title, "fail", spent, slug=slug, hint=COMMON_HINTS[slug].format(**fields))
 
 
-def _judge_all(name, path, numbers, sender):
-    sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115  (what answers print must not mix with the JSON)
+def judge_all(say, name: str, path: str, numbers: list[int]):
+    """In the child: give each verdict, as a dict, to `say`."""
     work = source.find(name)
     for number in numbers:
-        sender.send(judge_file(work, path, number))
+        say(dataclasses.asdict(judge_file(work, Path(path), number)))
 
 
-def judge_file(work: source.Work, path: Path, number: int):
-    """The verdict on balise `number` of the answers in `path`, in this process."""
+def judge_file(work: source.Work, path: Path, number: int, limit: float = LOAD_LIMIT):
+    """The verdict on balise `number` of the answers in `path`, in this process; never raises for what they do.
+
+    limit: seconds for the lines that define the answers; a check has its own deadline.
+    """
     from dlojz_tp import course
     from dlojz_tp.balise import BaliseNotDone, remember_titles
-    from dlojz_tp.checking.judging import Verdict, own_lines
+    from dlojz_tp.checking import judging
 
     remember_titles({n: b.title for n, b in work.balises.items()})
     title, names = work.balises[number].title, work.balises[number].answers
     start = time.perf_counter()
 
     def verdict(word, hint, **more):
-        return Verdict(number, title, word, time.perf_counter() - start, hint=hint, **more)
+        return judging.Verdict(number, title, word, time.perf_counter() - start, hint=hint, **more)
 
+    def common(slug, **fields):
+        return verdict("fail", judging.COMMON_HINTS[slug].format(**fields), slug=slug)
+
+    doing = f"The lines that define {', '.join(names)} cannot run: "
     try:
-        namespace = slicing.load(path, work, [number])
+        with judging._deadline(limit):
+            namespace = slicing.load(path, work, [number])
+        missing = [name for name in names if name not in namespace]
+        if missing:
+            return verdict("not done", f"{path.name} does not define {', '.join(missing)}")
+        doing = "Your code raised "
+        return course.judge(work, number, tuple(namespace[name] for name in names))
     except BaliseNotDone as missing:
         return verdict("not done", str(missing))
-    except Exception as error:
-        hint = f"The lines that define {', '.join(names)} cannot run: {type(error).__name__}: {error}"
-        return verdict("fail", hint, slug="raised", details=own_lines(error))
-    missing = [name for name in names if name not in namespace]
-    if missing:
-        return verdict("not done", f"{path.name} does not define {', '.join(missing)}")
-    return course.judge(work, number, tuple(namespace[name] for name in names))
+    except slicing.Unreadable as error:
+        return verdict("fail", str(error), slug="raised")
+    except judging._Overdue:
+        return common("endless", seconds=limit)
+    except SystemExit as error:
+        return common("left", error=f"SystemExit({error.code!r})")
+    except BaseException as error:  # KeyboardInterrupt too: nobody else interrupts this process
+        return verdict("fail", f"{doing}{_said(error)}", slug="raised")
+
+
+def _said(error: BaseException) -> str:
+    with contextlib.suppress(Exception):  # its own __str__ may raise
+        return f"{type(error).__name__}: {error}".removesuffix(": ")
+    return type(error).__name__

@@ -7,10 +7,14 @@ Source: M. Weiser, "Program Slicing", 1981.
 
 import ast
 import builtins
+import functools
 import json
 import symtable
+import warnings
+from dataclasses import dataclass
 from pathlib import Path
 
+from dlojz_tp.grading import cells
 from dlojz_tp.source import Work
 
 
@@ -18,58 +22,81 @@ class Unreadable(Exception):
     """The file is missing or cannot be parsed; the message says why in one line."""
 
 
-def statements(path: Path) -> list[ast.stmt]:
-    """The top-level statements of a `.py` or `.ipynb` file, notebook magics left out.
+@dataclass(frozen=True)
+class Broken:
+    """A notebook cell that does not parse. why: one line. names: what it seems to bind."""
 
-    A notebook cell that does not parse is an error too, with its number. Raises Unreadable.
+    why: str
+    names: frozenset[str]
+
+
+def statements(path: Path) -> tuple[list[ast.stmt], list[Broken]]:
+    """The top-level statements of a `.py` or `.ipynb` file, and the notebook cells that do not parse.
+
+    Raises Unreadable, for a `.py` file that does not parse too.
     """
+    kind = path.suffix.lower()
+    if kind not in (".ipynb", ".py"):
+        raise Unreadable(f"{path}: give a notebook (.ipynb) or a Python file (.py)")
     try:
-        text = path.read_text(encoding="utf-8")
+        if path.exists() and not path.is_file():  # a pipe would be waited for
+            raise Unreadable(f"{path}: is not a file")
+        text = path.read_text(encoding="utf-8-sig")
     except OSError as error:
         raise Unreadable(f"{path}: cannot be read ({error.strerror})") from None
     except UnicodeDecodeError:
         raise Unreadable(f"{path}: is not a text file in UTF-8") from None
-    if path.suffix == ".ipynb":
-        return [node for name, code in _notebook_cells(path, text) for node in _parse(name, code)]
-    if path.suffix == ".py":
-        return _parse(str(path), text)
-    raise Unreadable(f"{path}: give a notebook (.ipynb) or a Python file (.py)")
+    if kind == ".py":
+        return _parse(str(path), text), []
+    nodes, broken = [], []
+    for name, code in _notebook_cells(path, text):
+        try:
+            nodes += cells.parse(code, lambda python, name=name: _parse(name, python))
+        except Unreadable as error:
+            broken.append(Broken(str(error), cells.names_in(code)))
+    return nodes, broken
 
 
 def _notebook_cells(path, text):
     try:
-        cells = json.loads(text)["cells"]
-        codes = [c["source"] for c in cells if c["cell_type"] == "code"]
+        codes = [c["source"] for c in json.loads(text)["cells"] if c["cell_type"] == "code"]
         codes = [code if isinstance(code, str) else "".join(code) for code in codes]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         raise Unreadable(f"{path}: is not a notebook (no list of cells in it)") from None
-    for number, code in enumerate(codes, 1):
-        if code.startswith("%%"):  # a cell of another language
-            continue
-        lines = ["" if line.lstrip().startswith(("%", "!", "?")) else line for line in code.splitlines()]
-        yield f"{path}, code cell {number}", "\n".join(lines)
+    return [(f"{path}, code cell {number}", code) for number, code in enumerate(codes, 1)]
 
 
 def _parse(name, code):
     try:
-        return ast.parse(code, filename=name).body
+        with warnings.catch_warnings(action="ignore"):  # of "\\d" in a text, once for each balise
+            nodes = ast.parse(code, filename=name).body
+        for node in nodes:
+            _text(node)
+        return nodes
     except (SyntaxError, ValueError) as error:
         line = getattr(error, "lineno", None) or "?"
         reason = getattr(error, "msg", None) or str(error)
         raise Unreadable(f"{name}, line {line}: does not parse ({reason})") from None
+    except (RecursionError, MemoryError):
+        raise Unreadable(f"{name}: does not parse (nested too deeply)") from None
+
+
+@functools.lru_cache(maxsize=4096)
+def _text(node: ast.stmt) -> str:
+    return ast.unparse(node)
 
 
 def bound_names(node: ast.stmt) -> set[str]:
     """The names that a top-level statement binds."""
     from dlojz_tp.calm import names_made_by
 
-    return names_made_by(ast.unparse(node))
+    return names_made_by(_text(node))
 
 
-def used_names(node: ast.AST) -> set[str]:
+def used_names(node: ast.stmt) -> set[str]:
     """The global names that a statement reads, in functions defined by it too; their local names and builtins not."""
     found = set()
-    tables = [symtable.symtable(ast.unparse(node), "statement", "exec")]
+    tables = [symtable.symtable(_text(node), "statement", "exec")]
     while tables:
         table = tables.pop()
         whole = table.get_type() == "module"
@@ -105,15 +132,20 @@ def load(path: Path, work: Work, numbers: list[int]) -> dict:
     """The namespace with the answers to balises `numbers` of `work`, as `path` defines them.
 
     What the file does not define itself (imports, sizes, given functions) comes from the practical work's own
-    source, its solutions left out. Raises Unreadable; an exception of the file's own statements passes through.
+    source, its solutions left out. Raises Unreadable, also for a cell that is needed and does not parse; an exception
+    of the file's own statements passes through.
     """
-    theirs = statements(path)
-    cells = [cell.text for cell in work.cells if cell.kind == "code" and cell.balise is None]
-    given = [node for text in cells for node in _parse("", text) if not bound_names(node) <= {"tp"}]
+    theirs, broken = statements(path)
+    codes = [cell.text for cell in work.cells if cell.kind == "code" and cell.balise is None]
+    given = [node for text in codes for node in _parse("", text) if not bound_names(node) <= {"tp"}]
     defined = set().union(*(bound_names(node) for node in theirs)) if theirs else set()
     answers = {name for number in numbers for name in work.balises[number].answers}
     nodes = needed(theirs, answers)
     missing = set().union(*(used_names(node) for node in nodes), set()) - defined
+    unknown = (answers - defined) | (missing - set().union(*(bound_names(node) for node in given), set()))
+    for cell in broken:
+        if cell.names & unknown:
+            raise Unreadable(cell.why)
     namespace: dict = {"__name__": "__main__", "__builtins__": builtins}
     for node in [*needed(given, missing), *nodes]:
         if bound_names(node) == {"tp"}:  # opening the course again would hide the titles of this one

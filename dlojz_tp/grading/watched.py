@@ -1,0 +1,146 @@
+"""Run a function in a process of its own that leaves nothing behind, however it ends and however this one does.
+
+Two processes: a keeper without torch, and its fork that runs the function. The keeper ends when this process does, and
+then kills what the function has started: its group, its ranks, its daemons.
+"""
+
+import contextlib
+import importlib
+import json
+import multiprocessing.connection
+import os
+import signal
+import subprocess
+import sys
+import time
+
+from dlojz_tp.launch import server
+
+BOOT = (
+    "import json, sys; spec = json.loads(sys.argv[1]); sys.path[:] = spec['path']; "
+    "from dlojz_tp.grading.watched import keep; keep(spec)"
+)
+LEAVE_S = 2.0  # for ranks and their server to end by themselves, and to remove their files
+END_S = LEAVE_S + server.KILL_LIMIT_S + 1
+
+
+class Ended(Exception):
+    """The process ended before it had said all; the message says how."""
+
+
+class Child:
+    """The parent's end of a running function."""
+
+    def __init__(self, keeper: subprocess.Popen, pipe: multiprocessing.connection.Connection):
+        self._keeper, self._pipe = keeper, pipe
+
+    def hear(self, seconds: float):
+        """The next value that the function gave to `say`; None if it is silent for `seconds`. Raises Ended."""
+        try:
+            if not self._pipe.poll(seconds):
+                return None
+            return json.loads(self._pipe.recv_bytes())
+        except (OSError, ValueError):  # EOFError is none of them
+            raise Ended("what it says cannot be understood") from None
+        except EOFError:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._keeper.wait(END_S)
+            raise Ended(_how(self._keeper.returncode)) from None
+
+
+@contextlib.contextmanager
+def child(function, *args):
+    """Start `function(say, *args)`, a function of a module, with arguments that JSON carries; gives its Child.
+
+    What it writes to its standard output is lost. It is ended with the block.
+    """
+    ours, theirs = multiprocessing.connection.Pipe(duplex=False)
+    spec = {"path": [p for p in sys.path if isinstance(p, str)], "fd": theirs.fileno(), "parent": os.getpid()}
+    spec |= {"module": function.__module__, "name": function.__name__, "args": args}
+    with ours:
+        with theirs:
+            keeper = subprocess.Popen(
+                [sys.executable, "-c", BOOT, json.dumps(spec)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,  # Ctrl-C in a terminal is for the parent alone
+            )
+        try:
+            yield Child(keeper, ours)
+        finally:
+            keeper.terminate()
+            try:
+                keeper.wait(END_S)
+            except subprocess.TimeoutExpired:
+                keeper.kill()  # the function dies with it
+                keeper.wait()
+
+
+def _how(code: int | None) -> str:
+    with contextlib.suppress(ValueError, TypeError):
+        return f"killed by {signal.Signals(code - 128).name}"
+    return f"exit status {code}"
+
+
+def keep(spec: dict):
+    """The keeper: fork the function's process, wait for its end or the parent's, and leave nothing. Does not return."""
+    function = 0
+
+    def end(number, _frame):
+        _sweep(function)
+        os._exit(128 + number)
+
+    signal.signal(signal.SIGTERM, end)
+    server.prctl(server.PR_SET_CHILD_SUBREAPER, 1)  # what the function leaves behind becomes this process's child
+    server.prctl(server.PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != spec["parent"]:
+        os._exit(1)
+    keeper = os.getpid()
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+    function = os.fork()
+    if not function:
+        _work(spec, keeper)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
+    os.close(spec["fd"])
+    _, status = os.waitpid(function, 0)
+    code = os.waitstatus_to_exitcode(status)
+    _sweep(function)
+    os._exit(code if code >= 0 else 128 - code)
+
+
+def _work(spec: dict, keeper: int):
+    try:
+        os.setsid()  # its own group, to be killed with all that it starts
+        server.prctl(server.PR_SET_PDEATHSIG, signal.SIGKILL)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
+        if os.getppid() != keeper:
+            return
+        pipe = multiprocessing.connection.Connection(spec["fd"], readable=False)
+        os.set_inheritable(spec["fd"], False)  # a process that the function starts must not hold it open
+        function = getattr(importlib.import_module(spec["module"]), spec["name"])
+        with contextlib.suppress(BrokenPipeError):  # nobody listens any more
+            function(lambda value: pipe.send_bytes(json.dumps(value).encode()), *spec["args"])
+            pipe.close()
+            if client := sys.modules.get("dlojz_tp.launch.client"):
+                client.close()
+        os._exit(0)
+    except Exception as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+    finally:
+        os._exit(1)  # never fall back into the keeper, nor wait for threads that answers have started
+
+
+def _sweep(function: int):
+    """Kill the function's process with its group, wait a moment for what else it started, then kill that too."""
+    if function:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(function, signal.SIGKILL)  # it may not have its group yet
+            os.killpg(function, signal.SIGKILL)
+    limit = time.monotonic() + LEAVE_S
+    with contextlib.suppress(ChildProcessError):
+        while time.monotonic() < limit:
+            if os.waitpid(-1, os.WNOHANG) == (0, 0):
+                time.sleep(0.01)
+    server.kill_children()
