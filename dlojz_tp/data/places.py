@@ -118,7 +118,7 @@ def centre_folder(variable: str, *names: str) -> Path | None:
     return next((folder for folder in candidates if folder.is_dir()), None)
 
 
-def make_command(name: str = "make_photo_patches") -> str:
+def make_command(name: str) -> str:
     """Shell command that makes a data set, as it works from the current folder.
 
     Args: name, of a file in data_scripts/ without its ending.

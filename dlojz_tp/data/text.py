@@ -5,11 +5,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from . import made
-from .places import DataDamaged, DataMissing, TextSet, data_root, make_command
+from .places import DataDamaged, TextSet, data_root
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+WHAT = "the code text"
 FORMAT = 1
 MADE_BY = "make_code_text"
 FILES = ["train.npy", "val.npy", "tokenizer.json"]
@@ -39,14 +40,7 @@ def code_text() -> TextSet:
 def code_text_manifest() -> tuple[Path, dict]:
     """Folder and manifest of the code text, every byte checked: some milliseconds. Raises as `code_text` does."""
     root = data_root() / "code_text"
-    try:
-        manifest = read(root)
-    except FileNotFoundError as error:
-        if root.is_dir() and any(root.iterdir()):
-            raise _damaged(root, f"it has no {made.NAME}") from error
-        raise DataMissing(f"the code text is not in {root}. Make it: {make_command(MADE_BY)}") from error
-    except (OSError, ValueError) as error:
-        raise _damaged(root, str(error)) from error
+    manifest = made.opened(WHAT, root, MADE_BY, read)
     for name in FILES:
         if not (root / name).is_file():
             raise _damaged(root, f"{name} is missing", manifest)
@@ -75,9 +69,8 @@ def _whole(manifest: dict) -> bool:
     return all(type(number) is int and number > 0 for number in numbers) and type(manifest["end_of_file"]) is int
 
 
-def _damaged(root: Path, why: str, manifest: dict | None = None) -> DataDamaged:
-    words = None if manifest is None else made.options(manifest, DEFAULTS)
-    return made.damaged("the code text", root, why, MADE_BY, words)
+def _damaged(root: Path, why: str, manifest: dict) -> DataDamaged:
+    return made.damaged(WHAT, root, why, MADE_BY, made.options(manifest, DEFAULTS))
 
 
 def batches_of_text(
