@@ -196,8 +196,9 @@ def _data_sets() -> list[Row]:
                 data.verify()  # reads every file, 0.3 s: a set cut short by a full disk looks whole in a listing
             except data.DataDamaged as error:
                 state, detail = "damaged", str(error)
-        mark = "ok" if state == "ready" else "gap" if default or state == "damaged" else "note"
-        # The default set's message ends with the command that makes it: that part is what to do.
+        made = name in ("photo_patches", "code_text")
+        mark = "ok" if state == "ready" else "gap" if made or state == "damaged" else "note"
+        # A made set's message ends with the command that makes it: that part is what to do.
         value, _, command = detail.partition(". Make it") if mark == "gap" else (detail, "", "")
         todo = command.split(": ", 1)[-1] if command else ("see the message" if mark == "gap" else "")
         rows.append(Row(f"data: {name}", mark, value if state == "ready" else f"{state}: {value}", todo, default))
