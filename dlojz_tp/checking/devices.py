@@ -1,6 +1,7 @@
 """Check on a machine without a GPU that code is right on one."""
 
 import contextlib
+import functools
 
 import torch
 
@@ -17,6 +18,7 @@ def fake_cuda():
     """
     from torch._subclasses.fake_tensor import FakeTensorMode
 
+    _gamma_of_fake_tensors()
     with FakeTensorMode(allow_non_fake_inputs=False) as mode:
 
         def tensor(x: torch.Tensor):
@@ -24,6 +26,16 @@ def fake_cuda():
                 return torch.empty(x.shape, dtype=x.dtype, device="cuda")
 
         yield tensor
+
+
+@functools.cache
+def _gamma_of_fake_tensors():
+    """Let fake tensors draw from a gamma distribution, from which a Beta is made: torch 2.11 cannot, later ones can."""
+    if torch._C._dispatch_has_kernel_for_dispatch_key("aten::_standard_gamma", "Meta"):
+        return None
+    library = torch.library.Library("aten", "IMPL", "Meta")
+    library.impl("_standard_gamma", lambda x, generator=None: torch.empty_like(x))
+    return library  # the cache keeps it alive, and with it the kernel
 
 
 def meta_device() -> torch.device:
