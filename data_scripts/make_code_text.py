@@ -156,7 +156,7 @@ def wanted_manifest(megabytes: float, vocab: int, seed: int) -> dict:
 def parse(argv: list[str] | None) -> argparse.Namespace:
     """Read the command line."""
     parser = making.parser(text.MADE_BY, __doc__.splitlines()[0], "code_text")
-    parser.add_argument("--megabytes", type=making.decimal(0.1, 100), help="text to take, in 10^6 bytes, as far as it goes [4]")
+    parser.add_argument("--megabytes", type=making.decimal(0.1, 100), help="text to take, in 10^6 bytes, at most [4]")
     parser.add_argument("--vocab", type=making.number(257, 65536), help="size of the vocabulary [2048]")
     parser.set_defaults(**text.DEFAULTS)
     return parser.parse_args(argv)
