@@ -40,6 +40,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--sync-only", action="store_true", help="bring the notebooks, start nothing")
     parser.error = lambda message: parser.exit(2, f"dlojz_tp lab: {message} (--help shows all)\n")
     args = parser.parse_args(argv)
+    work = args.work
     try:
         work = folders.resolve(args.work, "--work")
         for line in sync(CHECKOUT / "notebooks", work):

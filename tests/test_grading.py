@@ -104,13 +104,25 @@ def test_any_exception_is_a_verdict(tmp_path, error, place):
 
 
 STARTS = """
-import os, subprocess, sys, time
-started = [subprocess.Popen(["sleep", "300"], start_new_session=own) for own in (False, True)]
-with open("{file}", "w") as file:
-    file.write(" ".join(str(pid) for pid in (os.getpid(), os.getppid(), *(p.pid for p in started))) + "\\n")
-{then}
+import os, subprocess
+
+def run(say, file):
+    started = [subprocess.Popen(["sleep", "300"], start_new_session=own) for own in (False, True)]
+    with open(file, "w") as written:
+        print(os.getpid(), os.getppid(), *(p.pid for p in started), file=written)
+    while say:
+        pass
+
 def describe_machine():
-    used = started, file{more}
+    run(None, FILE)
+    os._exit(3)
+"""
+STOPPED = """
+import sys
+from dlojz_tp.grading import command, watched
+import answers
+with command._ended_cleanly(), watched.child(answers.run, sys.argv[1]) as child:
+    child.hear(60)
 """
 
 
@@ -132,27 +144,38 @@ def gone(pid):
 
 
 def test_a_command_that_is_stopped_leaves_no_process(tmp_path):
-    loop, begun = "while True:\n    last = time", {}
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        file = tmp_path / f"{number}.pids"
-        path = write(tmp_path, STARTS.format(file=file, then=loop, more=", last"), f"{number}.py")
-        begun[number] = file, subprocess.Popen(
-            [sys.executable, "-m", "dlojz_tp", "check", "00_welcome", str(path)],
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=source.ROOT,
-        )  # fmt: skip
-    for number, (file, process) in begun.items():
-        started = pids(file)
+    write(tmp_path, STARTS)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(source.ROOT), str(tmp_path)])}
+    begun = {}
+    for number in (signal.SIGTERM, signal.SIGKILL, signal.SIGINT):
+        words = [sys.executable, "-c", STOPPED, str(tmp_path / f"{number}.pids")]  # without torch: quick to start
+        begun[number] = subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env=environment)
+    for number, process in begun.items():
+        started = pids(tmp_path / f"{number}.pids")
         process.send_signal(number)
-        out, err = process.communicate(timeout=30)
-        assert process.returncode == {signal.SIGTERM: 143, signal.SIGKILL: -9}[number]
-        assert out == err == "" and all(gone(pid) for pid in started), err
+        err = process.communicate(timeout=30)[1]
+        assert process.returncode == {signal.SIGTERM: 143, signal.SIGKILL: -9, signal.SIGINT: -2}[number], err
+        assert len(started) == 4 and all(gone(pid) for pid in started)
 
 
 def test_what_answers_start_ends_with_them(tmp_path):
-    text = STARTS.format(file=tmp_path / "pids", then="", more="") + "    os._exit(3)\n"
-    (found,) = command.run(source.find("00_welcome"), write(tmp_path, text), [1])
+    path = write(tmp_path, STARTS.replace("FILE", repr(str(tmp_path / "pids"))))
+    (found,) = command.run(source.find("00_welcome"), path, [1])
     assert found.slug == "left" and "exit status 3" in found.hint
     assert all(gone(pid) for pid in pids(tmp_path / "pids"))
+
+
+@pytest.mark.parametrize("bytes_", [b"\0\0\0\2{}", b"\0\0\0\3[1]"])
+def test_an_answer_that_writes_into_the_pipe_fails(tmp_path, bytes_):
+    text = f"""
+        import contextlib, os
+        def describe_machine():
+            for fd in range(3, 40):
+                with contextlib.suppress(OSError):
+                    os.write(fd, {bytes_!r})
+    """
+    (found,) = command.run(source.find("00_welcome"), write(tmp_path, text), [1])
+    assert found.slug == "left" and "where the verdicts go" in found.hint
 
 
 def test_output_that_cannot_be_written_is_one_line():

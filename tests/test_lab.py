@@ -192,6 +192,12 @@ def test_what_stands_in_the_way_is_named(course, capsys, tmp_path):
         assert lab.main(["--sync-only", "--work", str(work)]) == 1
         err = capsys.readouterr().err
         assert err.count("\n") == 1 and words in err, err
+    (tmp_path / "gone").mkdir()
+    with contextlib.chdir(tmp_path):  # a way back for the next test
+        os.chdir(tmp_path / "gone")
+        (tmp_path / "gone").rmdir()
+        assert lab.main(["--sync-only", "--work", "x"]) == 1
+    assert capsys.readouterr().err.count("\n") == 1
     assert notebooks(tmp_path / "course.json") == {}, "nothing is brought that could not be remembered"
 
 

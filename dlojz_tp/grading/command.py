@@ -98,13 +98,14 @@ def _one_child(work, path, numbers, grace):
         for number in numbers:
             try:
                 said = child.hear(grace)
-            except watched.Ended as end:
-                done[number] = _lost(work, number, "left", {"error": str(end)}, started)
+                if said is None:
+                    done[number] = _lost(work, number, "endless", {"seconds": grace}, started)
+                    break
+                done[number] = Verdict(**said)
+            except (watched.Ended, TypeError) as end:
+                how = str(end) if isinstance(end, watched.Ended) else "it wrote where the verdicts go"
+                done[number] = _lost(work, number, "left", {"error": how}, started)
                 break
-            if said is None:
-                done[number] = _lost(work, number, "endless", {"seconds": grace}, started)
-                break
-            done[number] = Verdict(**said)
             started = time.perf_counter()
     return done
 

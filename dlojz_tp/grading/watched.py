@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 from dlojz_tp.launch import server
 
@@ -20,7 +21,7 @@ BOOT = (
     "import json, sys; spec = json.loads(sys.argv[1]); sys.path[:] = spec['path']; "
     "from dlojz_tp.grading.watched import keep; keep(spec)"
 )
-LEAVE_S = 2.0  # for ranks and their server to end by themselves, and to remove their files
+LEAVE_S = 4.0  # for the server that starts ranks to end by itself, and to remove its files
 END_S = LEAVE_S + server.KILL_LIMIT_S + 1
 
 
@@ -40,12 +41,12 @@ class Child:
             if not self._pipe.poll(seconds):
                 return None
             return json.loads(self._pipe.recv_bytes())
-        except (OSError, ValueError):  # EOFError is none of them
-            raise Ended("what it says cannot be understood") from None
         except EOFError:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._keeper.wait(END_S)
             raise Ended(_how(self._keeper.returncode)) from None
+        except (OSError, ValueError):  # other code has written into the pipe
+            raise Ended("it wrote where the verdicts go") from None
 
 
 @contextlib.contextmanager
@@ -133,14 +134,20 @@ def _work(spec: dict, keeper: int):
 
 
 def _sweep(function: int):
-    """Kill the function's process with its group, wait a moment for what else it started, then kill that too."""
+    """Kill the function's process with its group, and all else that it has started."""
     if function:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(function, signal.SIGKILL)  # it may not have its group yet
             os.killpg(function, signal.SIGKILL)
     limit = time.monotonic() + LEAVE_S
     with contextlib.suppress(ChildProcessError):
-        while time.monotonic() < limit:
-            if os.waitpid(-1, os.WNOHANG) == (0, 0):
-                time.sleep(0.01)
+        while time.monotonic() < limit and any(map(_starts_ranks, server._children())):
+            os.waitpid(-1, os.WNOHANG)
+            time.sleep(0.01)
     server.kill_children()
+
+
+def _starts_ranks(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        return b"dlojz_tp.launch.server" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    return False
