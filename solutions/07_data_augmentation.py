@@ -428,8 +428,8 @@ tp.check(6, soft_cross_entropy, top1)
 # %% [markdown]
 # ### Balise 7 · One or the other, in the step
 #
-# **`MixOrCut(classes, alpha)`**, an `nn.Module`: `forward(images, labels)` applies MixUp or CutMix to the whole batch, each
-# with probability 1/2, in training mode. In eval mode (`mix.eval()`) the images come back as they are, with one-hot labels.
+# **`MixOrCut(classes, alpha)`**, an `nn.Module`: `forward(images, labels)` applies your `mixup` or your `cutmix` to the
+# batch, each with probability 1/2, in training mode: one of the two for the whole batch, one λ for each image. In eval mode (`mix.eval()`) the images come back as they are, with one-hot labels.
 # The same `torch.manual_seed` gives the same batches. Nothing is read back from the device.
 #
 # **`train_step(model, mix, images, labels, optimizer, device)`**: images and labels are not on `device` yet. Move them, mix

@@ -142,7 +142,8 @@ print(f"one process: {time.perf_counter() - start:.2f} s, loss of the last epoch
 # | `torchrun` | `RANK` | `WORLD_SIZE` | `LOCAL_RANK` |
 # | `srun` | `SLURM_PROCID` | `SLURM_NTASKS` | `SLURM_LOCALID` |
 #
-# These are environment variables; `MASTER_ADDR` and `MASTER_PORT` are set. A node with GPUs has one for each of its ranks:
+# These are environment variables; `MASTER_ADDR` and `MASTER_PORT` are set. torchrun may run inside a Slurm job: where the
+# variables of both are there, torchrun's count. A node with GPUs has one for each of its ranks:
 # NCCL, and the GPU whose number is the rank *on the node*. Without GPUs: gloo, and the CPU.
 #
 # **`train(make_model, dataset, epochs, batch_size, learning_rate)`** is `train_alone` on all ranks. `batch_size` counts the

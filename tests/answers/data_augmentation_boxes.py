@@ -181,3 +181,25 @@ def cutmix_boxes(lam, y, x, height, width):
     edges = torch.minimum(torch.relu(torch.stack([y, x, y, x], dim=-1) + shift), limits).floor().to(torch.int64)
     sides = edges[:, 2:] - edges[:, :2]
     return edges, (height * width - sides.prod(dim=1)) / (height * width)
+
+
+@bank.right(4)
+def box_masks(boxes, height, width):
+    """A grid of places, compared as pairs."""
+    places = torch.meshgrid(
+        torch.arange(height, device=boxes.device), torch.arange(width, device=boxes.device), indexing="ij"
+    )
+    grid = torch.stack(places)[None]
+    start, end = boxes[:, :2, None, None], boxes[:, 2:, None, None]
+    return ((grid >= start) & (grid < end)).all(1, keepdim=True)
+
+
+@bank.right(3)
+def cutmix_boxes(lam, y, x, height, width):
+    """Whole sides around a whole centre."""
+    root = (1 - lam).sqrt()
+    tall, wide = (height * root).round().long(), (width * root).round().long()
+    top, left = y.round().long() - tall // 2, x.round().long() - wide // 2
+    bottom, right = (top + tall).clamp(0, height), (left + wide).clamp(0, width)
+    top, left = top.clamp(0, height), left.clamp(0, width)
+    return torch.stack([top, left, bottom, right], 1), 1 - ((bottom - top) * (right - left)).float() / (height * width)

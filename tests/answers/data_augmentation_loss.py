@@ -114,6 +114,14 @@ bank.slip(7, "mixes-in-eval", *full((EVAL, "")))
 bank.slip(7, "eval-labels-hard", *full((EVAL, "        if not self.training:\n            return images, labels\n")))
 bank.slip(7, "never-mixup", *full((DRAW, "mix = cutmix")))
 bank.slip(7, "never-cutmix", *full((DRAW, "mix = mixup")))
+bank.slip(
+    7,
+    "takes-turns",
+    *full(
+        ("self.classes, self.alpha = classes, alpha", "self.classes, self.alpha, self.calls = classes, alpha, 0"),
+        (DRAW, "self.calls += 1\n        mix = mixup if self.calls % 2 else cutmix"),
+    ),
+)
 bank.slip(7, "never-mixed", *full(("if not self.training:", "if self.training:")))
 bank.slip(7, "unfair", *full(("torch.rand(()) < 0.5", "torch.rand(()) < 0.1")))
 bank.slip(
@@ -281,3 +289,40 @@ def careful_step(model, mix, images, labels, optimizer, device):
 
 bank.several(7, "lambda-of-batch", Library, train_step)
 bank.several(7, None, Queued, careful_step)
+
+
+class DrawnThere(nn.Module):
+    """Drawn on the device: both are computed, and torch.where takes one of them."""
+
+    def __init__(self, classes, alpha):
+        super().__init__()
+        self.classes, self.alpha, self.ways = classes, alpha, solutions()
+
+    def forward(self, images, labels):
+        if not self.training:
+            return images, F.one_hot(labels, self.classes).float()
+        chosen = torch.rand((), device=images.device) < 0.5
+        made = (way(images, labels, self.classes, self.alpha) for way in self.ways)
+        return tuple(torch.where(chosen, a, b) for a, b in zip(*made))
+
+
+bank.several(7, None, DrawnThere, train_step)
+
+
+def loss_by_terms(logits, labels, smoothing=0.0):
+    """Integer labels by gather; the smoothing as a mean of its own."""
+    kind = torch.float64 if logits.dtype == torch.float64 else torch.float32
+    log_p = F.log_softmax(logits, dim=-1, dtype=kind)
+    picked = log_p.gather(1, labels[:, None])[:, 0] if labels.ndim == 1 else (log_p * labels).sum(-1)
+    return -((1 - smoothing) * picked.mean() + smoothing * log_p.mean())
+
+
+def share_right(logits, soft):
+    return (logits.max(1)[1] == soft.max(1)[1]).sum() / logits.shape[0]
+
+
+bank.several(6, None, loss_by_terms, share_right)
+
+bank.slip(7, "classes-forgotten", *full(("F.one_hot(labels, self.classes).float()\n", "F.one_hot(labels).float()\n")))
+bank.slip(7, "step-hard-loss", *full((STEP, "    images, _ = mix(images, labels)\n    soft = labels\n")))
+bank.slip(7, "step-wrong-weights", *full((STEP, "    _, soft = mix(images, labels)\n")))

@@ -504,6 +504,20 @@ def make_transform(size, augment):
     return Transform()
 
 
+@bank.wrong(1, "randaugment-lost")
+def make_transform(size, augment):
+    window, policy, flip = v2.RandomResizedCrop(size), v2.RandAugment(), v2.RandomHorizontalFlip()
+
+    def transform(image):
+        image = flip(window(image.convert("RGB")))
+        if augment:
+            policy(image)
+        x = v2.functional.to_dtype(v2.functional.to_image(image), torch.float32, scale=True)
+        return v2.functional.normalize(x, MEAN, STD)
+
+    return transform
+
+
 # balises 2 and 5, once more
 bank.slip(2, "labels-dtype", ("return blend(images), blend(soft)", "return blend(images), blend(soft).bfloat16()"))
 bank.slip(
@@ -526,3 +540,77 @@ bank.slip(
     "one-centre",
     *full(("y, x = torch.rand(2, n, device=images.device)", "y = x = torch.zeros(n, device=images.device)")),
 )
+
+
+@bank.wrong(5, "box-proportions")
+def cutmix(images, labels, classes, alpha):
+    """Squares, whatever the image."""
+    soft = labels.float() if labels.dim() == 2 else F.one_hot(labels, classes).float()
+    if not images.is_floating_point():
+        raise TypeError("float images, please")
+    n, _, h, w = images.shape
+    a = torch.full((n,), float(alpha), device=images.device)
+    lam = torch.distributions.Beta(a, a, validate_args=False).sample()
+    y, x = torch.rand(2, n, device=images.device)
+    half = ((1 - lam) * h * w).sqrt() / 2
+    top, bottom = ((y * h + k * half).round().clamp(0, h)[:, None] for k in (-1, 1))
+    left, right = ((x * w + k * half).round().clamp(0, w)[:, None] for k in (-1, 1))
+    r, c = torch.arange(h, device=images.device), torch.arange(w, device=images.device)
+    inside = ((r >= top) & (r < bottom))[:, None, :, None] & ((c >= left) & (c < right))[:, None, None]
+    kept = 1 - (bottom - top) * (right - left) / (h * w)
+    return torch.where(inside, images.roll(1, 0), images), kept * soft + (1 - kept) * soft.roll(1, 0)
+
+
+@bank.right(5)
+def cutmix(images, labels, classes, alpha):
+    """λ drawn on the CPU and sent over; the masks multiply; the area counted on the mask."""
+    if images.dtype == torch.uint8:
+        raise ValueError("cutmix wants floating-point images")
+    soft = labels.float() if labels.ndim == 2 else F.one_hot(labels, classes).float()
+    n, _, h, w = images.shape
+    lam = torch.distributions.Beta(alpha, alpha).sample((n,)).to(images.device, non_blocking=True)
+    size = (1 - lam).sqrt()
+    cy = torch.empty(n, device=images.device).uniform_(0, h)
+    cx = torch.empty(n, device=images.device).uniform_(0, w)
+    rows = torch.arange(h, device=images.device) + 0.5
+    columns = torch.arange(w, device=images.device) + 0.5
+    tall = ((rows - cy[:, None]).abs() <= size[:, None] * h / 2).to(images.dtype)
+    wide = ((columns - cx[:, None]).abs() <= size[:, None] * w / 2).to(images.dtype)
+    mask = torch.einsum("bh,bw->bhw", tall, wide).unsqueeze(1)
+    order = torch.argsort(torch.rand(n, device=images.device))
+    share = mask.float().mean((1, 2, 3)).unsqueeze(1)
+    return (1 - mask) * images + mask * images[order], soft + share * (soft[order] - soft)
+
+
+@bank.right(2)
+def mixup(images, labels, classes, alpha):
+    """A pair of weights from a Dirichlet distribution, and einsum."""
+    if not torch.is_floating_point(images):
+        raise TypeError("mixup: float images are expected")
+    soft = labels.float() if labels.ndim == 2 else F.one_hot(labels, classes).float()
+    pair = torch.full((2,), float(alpha), device=images.device)
+    weights = torch.distributions.Dirichlet(pair, validate_args=False).sample((images.size(0),))
+
+    def mix(x):
+        both = torch.stack([x, torch.cat([x[1:], x[:1]])])
+        return torch.einsum("bk,kb...->b...", weights.to(x.dtype), both)
+
+    return mix(images), mix(soft)
+
+
+@bank.right(2)
+@torch.no_grad()
+def mixup(images, labels, classes, alpha):
+    """λ by the CPU's Beta, a random roll drawn on the CPU, arithmetic in place on a copy."""
+    if not images.is_floating_point():
+        raise TypeError("float images are expected")
+    n = len(images)
+    lam = torch.distributions.Beta(alpha, alpha).sample((n,)).to(images.device, non_blocking=True)
+    shift = int(torch.randint(1, max(2, n), ()))
+    other, out = images.roll(shift, 0), images.clone()
+    out.sub_(other).mul_(lam.to(images.dtype).view(n, 1, 1, 1)).add_(other)
+    soft = labels.float() if labels.dim() == 2 else F.one_hot(labels, classes).float()
+    return out, torch.lerp(soft.roll(shift, 0), soft, lam.unsqueeze(1))
+
+
+bank.slip(2, "waits", ("F.one_hot(labels, classes).float()", "F.one_hot(labels).float()"))

@@ -1,7 +1,12 @@
 """Answers to balises 6, 7 and 8 of 09_ddp: equal work, checkpoints, the batch script."""
 
+import heapq
+import io
 import os
 import random
+import shutil
+import tempfile
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -134,6 +139,15 @@ bank.slip(7, "old-file-lost", (WRITE, "        torch.save(state, path)\n"))
 bank.slip(7, "old-file-lost", (WRITE, "        Path(path).unlink(missing_ok=True)\n" + WRITE))
 bank.slip(
     7,
+    "copied-into-place",
+    ("        partial.replace(path)", "        shutil.copyfile(partial, path)"),
+    ("def save_checkpoint", "import shutil\n\n\ndef save_checkpoint"),
+)
+bank.slip(
+    7, "copied-into-place", ("        partial.replace(path)", "        Path(path).write_bytes(partial.read_bytes())")
+)
+bank.slip(
+    7,
     "failure-hidden",
     (
         WRITE,
@@ -146,6 +160,7 @@ bank.slip(
     ("network = model.module if isinstance(model, DDP) else model\n        state", "network = model\n        state"),
 )
 bank.slip(7, "epoch-forgotten", ('    return state["epoch"]', '    return state["epoch"] + 1'))
+bank.slip(7, "epoch-forgotten", ('    return state["epoch"]', "    return 2"))
 bank.slip(7, "optimizer-forgotten", ('    optimizer.load_state_dict(state["optimizer"])\n', ""))
 bank.slip(
     7,
@@ -345,5 +360,88 @@ bank.slip(
         "srun {command}",
         "set -euo pipefail\nmodule purge\nexport MASTER_ADDR=$(scontrol show hostnames $SLURM_JOB_NODELIST | head -n 1)\n"
         "OMP_NUM_THREADS=1 /usr/bin/srun --kill-on-bad-exit --export=ALL \\\n    {command} | tee log.txt",
+    ),
+)
+
+
+def save_from_memory(path, model, optimizer, epoch):
+    """Made in memory, written to a file with a name of its own, moved; then a barrier."""
+    if dist.get_rank() == 0:
+        content = io.BytesIO()
+        weights = {name.removeprefix("module."): value for name, value in model.state_dict().items()}
+        torch.save({"weights": weights, "moments": optimizer.state_dict(), "epochs": epoch}, content)
+        number, name = tempfile.mkstemp(dir=os.path.dirname(os.path.abspath(path)))  # noqa: PTH100, PTH120
+        try:
+            with os.fdopen(number, "wb") as file:
+                file.write(content.getvalue())
+            shutil.move(name, path)
+        except OSError:
+            os.unlink(name)  # noqa: PTH108
+            raise
+    dist.barrier()
+
+
+def load_and_broadcast(path, model, optimizer):
+    """Rank 0 reads, the others receive."""
+    box = [None]
+    if dist.get_rank() == 0 and os.path.isfile(path):  # noqa: PTH113
+        box = [torch.load(path, map_location="cpu", weights_only=True)]
+    dist.broadcast_object_list(box, src=0)
+    if box[0] is None:
+        return 0
+    getattr(model, "module", model).load_state_dict(box[0]["weights"])
+    optimizer.load_state_dict(box[0]["moments"])
+    return box[0]["epochs"]
+
+
+bank.several(7, None, save_from_memory, load_and_broadcast)
+
+
+def save_and_tell(path, model, optimizer, epoch):
+    """What went wrong on rank 0 is raised on all ranks."""
+    problem = [None]
+    if dist.get_rank() == 0:
+        new = Path(path).with_name(f".{Path(path).name}.new")
+        state = [epoch, getattr(model, "module", model).state_dict(), optimizer.state_dict()]
+        try:
+            torch.save(state, str(new))
+            new.rename(path)
+        except Exception as error:
+            problem = [str(error)]
+    dist.broadcast_object_list(problem, 0)
+    if problem[0]:
+        raise RuntimeError(f"not saved: {problem[0]}")
+
+
+bank.several(7, None, save_and_tell, load_checkpoint)
+
+
+@bank.right(6)
+def balance(lengths, world_size):
+    """Differences (Karmarkar and Karp, 1982): the two partitions that differ most are laid over each other."""
+    heap = []
+    for place, length in enumerate(lengths):
+        shares = [(length, [place])] + [(0, [])] * (world_size - 1)
+        heapq.heappush(heap, (-length, place, shares))
+    number = len(lengths)
+    while len(heap) > 1:
+        (_, _, one), (_, _, two) = heapq.heappop(heap), heapq.heappop(heap)
+        both = [(a + b, x + y) for (a, x), (b, y) in zip(one, reversed(two))]
+        both.sort(key=lambda share: -share[0])
+        heapq.heappush(heap, (both[-1][0] - both[0][0], number, both))
+        number += 1
+    return [share for _, share in heap[0][2]]
+
+
+bank.slip(8, "launcher-inside", ("srun {command}", "srun torchrun --nproc-per-node={gpus_per_node} {command}"))
+bank.slip(8, "no-srun", ("srun {command}", "cat <<EOF\nsrun {command}\nEOF"))
+bank.slip(
+    8,
+    None,
+    ("--ntasks-per-node=", "--tasks-per-node="),
+    ("--nodes={nodes}", "--nodes={nodes}-{nodes}"),
+    (
+        "srun {command}",
+        "cat > hosts.txt <<EOF\nhosts: $SLURM_JOB_NODELIST\nEOF\nmkdir -p logs && srun --wait 60 -- {command}",
     ),
 )

@@ -444,3 +444,89 @@ bank.slip(
         "self.running_mean = torch.lerp(self.running_mean, mean, self.momentum)",
     ),
 )
+
+
+class WithContext(torch.autograd.Function):
+    """Forward without ctx, as PyTorch allows since 2.0."""
+
+    @staticmethod
+    def forward(x):
+        total = x.detach().clone()
+        dist.all_reduce(total)
+        return total
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    @staticmethod
+    def backward(ctx, gradient):
+        gradient = gradient.clone()
+        dist.all_reduce(gradient)
+        return gradient
+
+
+class Normalise(torch.autograd.Function):
+    """The whole layer by hand: moments gathered, backward from the formula, as libraries do it."""
+
+    @staticmethod
+    def forward(ctx, x, weight, bias, eps):
+        c = x.shape[1]
+        own = torch.cat([x.mean((0, 2, 3)), x.var((0, 2, 3), unbiased=False), x.new_tensor([x.numel() / c])])
+        parts = [torch.empty_like(own) for _ in range(dist.get_world_size())]
+        dist.all_gather(parts, own)
+        means, variances, counts = torch.stack(parts).split([c, c, 1], dim=1)
+        n = counts.sum()
+        mean = (means * counts).sum(0) / n
+        var = ((variances + (means - mean) ** 2) * counts).sum(0) / n
+        inverse = torch.rsqrt(var + eps)
+        normal = (x - mean[:, None, None]) * inverse[:, None, None]
+        ctx.save_for_backward(normal, weight, inverse, n)
+        ctx.mark_non_differentiable(mean, var, n)
+        return normal * weight[:, None, None] + bias[:, None, None], mean, var, n
+
+    @staticmethod
+    def backward(ctx, gradient, *_):
+        normal, weight, inverse, n = ctx.saved_tensors
+        own = torch.stack([gradient.sum((0, 2, 3)), (gradient * normal).sum((0, 2, 3))])
+        first, second = total = own.clone()
+        dist.all_reduce(total)
+        part = gradient - (first[:, None, None] + normal * second[:, None, None]) / n
+        return part * (weight * inverse)[:, None, None], own[1], own[0], None
+
+
+class LikeLibraries(nn.BatchNorm2d):
+    def forward(self, x):
+        self._check_input_dim(x)
+        if not self.training:
+            return super().forward(x)
+        out, mean, var, n = Normalise.apply(x, self.weight, self.bias, self.eps)
+        self.running_mean = (1 - self.momentum) * self.running_mean + self.momentum * mean
+        self.running_var = (1 - self.momentum) * self.running_var + self.momentum * var * n / (n - 1)
+        return out
+
+
+bank.several(3, None, WithContext, LikeLibraries)
+
+
+def accumulate_then_divide(model, micro_batches, optimizer):
+    """Sums of losses; the gradients divided at the end; DDP's flag set by hand."""
+    optimizer.zero_grad(set_to_none=True)
+    samples = 0
+    for left, (x, y) in zip(range(len(micro_batches) - 1, -1, -1), micro_batches):
+        model.require_backward_grad_sync = left == 0
+        F.cross_entropy(model(x), y, reduction="sum").backward()
+        samples += y.numel()
+    for p in model.parameters():
+        p.grad.div_(samples)
+    optimizer.step()
+
+
+def rate_between(step, base, base_batch, batch, warmup_steps):
+    part = 1.0 if warmup_steps == 0 else min(step / warmup_steps, 1.0)
+    return (1 - part) * base + part * base * (batch / base_batch)
+
+
+bank.several(5, None, accumulate_then_divide, rate_between)
+
+bank.slip(3, "incoming-gradient-changed", ("total = gradient.clone()", "total = gradient"))

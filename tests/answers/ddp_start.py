@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel as DDP
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Subset
 
 from dlojz_tp import launch
 from tests.answers.bank import Bank
@@ -324,7 +324,7 @@ def evaluate(model, dataset, batch_size):
 bank.slip(1, None, ("DistributedSampler(dataset)", "DistributedSampler(dataset, seed=42)"))
 bank.slip(
     1,
-    "group-not-started",
+    "slurm-before-torchrun",
     ('environment("RANK") or environment("SLURM_PROCID")', 'environment("SLURM_PROCID") or environment("RANK")'),
     (
         'environment("WORLD_SIZE") or environment("SLURM_NTASKS")',
@@ -365,4 +365,83 @@ bank.slip(
     (f"int({LOCAL})", "rank % max(1, torch.cuda.device_count())"),
     ("    rank = int(", "    from torch.distributed import init_process_group as begin\n\n    rank = int("),
     ("dist.init_process_group", "begin"),
+)
+
+
+def join_as_asked():
+    """Asks who started it; the device from torch.accelerator, and given to the group."""
+    env = os.environ
+    if dist.is_initialized():
+        return launch.device()
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
+    if not dist.is_torchelastic_launched() and "SLURM_PROCID" in env:
+        names = ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID")
+    rank, size, local = (int(env[name]) for name in names)
+    if torch.accelerator.is_available():
+        device = torch.device(torch.accelerator.current_accelerator().type, local)
+        torch.accelerator.set_device_index(local)
+        dist.init_process_group("nccl", "env://", rank=rank, world_size=size, device_id=device)
+        return device
+    dist.init_process_group(backend="gloo", init_method="env://", rank=rank, world_size=size)
+    return torch.device("cpu")
+
+
+def train_by_hand(make_model, dataset, epochs, batch_size, learning_rate):
+    """No DDP: one flat message a step; the report gathered as objects at the end of the epoch."""
+    device, rank, n = join_as_asked(), dist.get_rank(), dist.get_world_size()
+    network = make_model().to(device)
+    for p in network.parameters():
+        dist.broadcast(p.data, src=0)
+    optimizer, losses = torch.optim.SGD(network.parameters(), lr=learning_rate), []
+    for epoch in range(epochs):
+        order = torch.randperm(len(dataset), generator=torch.Generator().manual_seed(1000 + epoch))
+        order = torch.cat([order, order[: -len(order) % n]])
+        seen = []
+        for x, y in DataLoader(Subset(dataset, order[rank::n].tolist()), batch_size // n):
+            optimizer.zero_grad()
+            loss = F.cross_entropy(network(x.to(device)), y.to(device))
+            loss.backward()
+            flat = torch.nn.utils.parameters_to_vector([p.grad for p in network.parameters()])
+            dist.all_reduce(flat)
+            for p, part in zip(network.parameters(), flat.split([p.numel() for p in network.parameters()])):
+                p.grad = (part / n).view_as(p)
+            optimizer.step()
+            seen.append((loss.item() * len(y), len(y)))
+        of_all = [None] * n
+        dist.all_gather_object(of_all, seen)
+        sums, counts = zip(*[pair for part in of_all for pair in part])
+        losses.append(sum(sums) / sum(counts))
+    return network, losses
+
+
+bank.several(1, None, join_as_asked, train_by_hand)
+
+
+@bank.right(2)
+def evaluate(model, dataset, batch_size):
+    """Plain numbers gathered as objects; the modes of all modules put back."""
+    modes = {module: module.training for module in model.modules()}
+    share = Subset(dataset, range(dist.get_rank(), len(dataset), dist.get_world_size()))
+    model.eval()
+    loss = right = 0.0
+    with torch.no_grad():
+        for x, y in DataLoader(share, batch_size):
+            logits = model(x)
+            loss += F.cross_entropy(logits, y).item() * len(y)
+            right += int((logits.argmax(1) == y).sum())
+    for module, mode in modes.items():
+        module.training = mode
+    parts = [None] * dist.get_world_size()
+    dist.all_gather_object(parts, (loss, right, len(share)))
+    loss, right, n = map(sum, zip(*parts))
+    return loss / n, right / n
+
+
+bank.slip(
+    2,
+    "tail-not-seen",
+    (
+        "dist.get_rank(), len(dataset), dist",
+        "dist.get_rank(), len(dataset) // dist.get_world_size() * dist.get_world_size(), dist",
+    ),
 )

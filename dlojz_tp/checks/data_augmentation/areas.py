@@ -11,6 +11,8 @@ HINTS = {
     "one-box": "The same box was pasted into all images. Draw λ and a centre for each.",
     "box-at-centre": "All boxes lie around the middle. Centres are uniform over the image.",
     "one-centre": "The boxes of all images lie around the same {what}. Draw one centre for each image: y and x of shape (batch,).",
+    "box-proportions": "The boxes have not the proportions of the image: a side is √(1 − λ) of the image's height, the other "
+    "√(1 − λ) of its width.",
     "areas-wrong": "The areas of the boxes are not distributed as they should be: sides √(1 − λ) of the image's, "
     "λ ~ Beta({alpha}, {alpha}), centre uniform, clipped.",
 }
@@ -41,6 +43,7 @@ def right_areas(cut, alpha, height=24, width=32):
             any(shifted) or abs(torch.corrcoef(torch.stack([centres, across]))[0, 1]) > 0.2
         ):  # seven standard errors each
             raise Wrong("box-not-uniform")
+    _right_proportions(pasted[some])
     areas = np.sort(pasted.double().mean((1, 2)).numpy())
     wanted = np.sort(_simulated(alpha, height, width))
     # rounding to pixels moves areas a little; a shift of one pixel on each side is no mistake here
@@ -51,6 +54,23 @@ def right_areas(cut, alpha, height=24, width=32):
     slack = LIMIT / np.sqrt(MANY) + 0.01
     if (found < low - slack).any() or (found > high + slack).any():
         raise Wrong("areas-wrong", where=f"α = {alpha}", alpha=alpha)
+
+
+def _right_proportions(pasted):
+    """Of boxes that no border clips and that are not a few pixels only."""
+    height, width = pasted.shape[1:]
+    rows, columns = pasted.any(2), pasted.any(1)
+    inside = ~(rows[:, 0] | rows[:, -1] | columns[:, 0] | columns[:, -1])
+    tall, wide = rows[inside].sum(1), columns[inside].sum(1)
+    large = (tall >= 5) & (wide >= 5)
+    shape = (tall[large] / height) / (wide[large] / width)
+    if len(shape) > 40 and not 0.87 < shape.mean() < 1.15:
+        raise Wrong(
+            "box-proportions",
+            expected="1",
+            got=f"{shape.mean():.2f}",
+            where="share of the height over that of the width",
+        )
 
 
 def _several_centres(pasted, height, width):

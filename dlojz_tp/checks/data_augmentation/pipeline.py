@@ -25,6 +25,7 @@ HINTS = {
     "every image by itself: no RandomApply, no RandomChoice.",
     "randaugment-always": "With augment=False, RandAugment was called all the same.",
     "randaugment-twice": "RandAugment was called {n} times for one image.",
+    "randaugment-lost": "RandAugment was called, but the image that goes on is the one from before. It returns a new image.",
     "randaugment-on-floats": "RandAugment got floating-point pixels. Posterise, equalise and solarise count in levels from 0 "
     "to 255: it belongs before the conversion to float.",
     "randaugment-before-crop": "RandAugment worked on the whole photograph, {width} × {height} pixels, of which the crop then "
@@ -68,12 +69,16 @@ def balise_1(make_transform):
     _right_place(seen)
     if got.shape != (3, 48, 48) or got.dtype != torch.float32:
         raise Wrong("transform-shape", expected="float32, (3, 48, 48)", got=got)
-    with _watched(works=False) as seen:
+    with _watched("not") as seen:
         windows = [augmented(_photograph()) for _ in range(CALLS)]
         if len(seen) != CALLS:
             raise Wrong("randaugment-sometimes", n=len(seen), of=CALLS)
         _right_pixels(augmented(Image.new("RGB", (90, 70), (200, 100, 50))), (200, 100, 50), augment=True)
         _right_grey(augmented)
+    with _watched("black"):
+        got = augmented(_photograph())
+    if not close(got, got[:, :1, :1].expand(3, 48, 48), 1e-4):
+        raise Wrong("randaugment-lost")
     yield "the crop is random"
     _right_windows([plain(_photograph()) for _ in range(CALLS)], "")
     _right_windows(windows, " with augment")
@@ -95,10 +100,10 @@ def _photograph():
 class _watched:  # noqa: N801  (it reads "with _watched() as seen")
     """Lists what RandAugment is given meanwhile: ("float" or "levels", width, height) of each call.
 
-    works=False: it gives back what it got, so that what is around it can be seen.
+    works: "really"; "not": it gives back what it got, so that what is around it can be seen; or "black": nothing is left.
     """
 
-    def __init__(self, works=True):
+    def __init__(self, works="really"):
         self.works = works
 
     def __enter__(self):
@@ -108,8 +113,10 @@ class _watched:  # noqa: N801  (it reads "with _watched() as seen")
 
             def watch(this, *inputs, forward=forward):
                 seen.append(_describe(inputs[0]))
-                if self.works:
+                if self.works == "really":
                     return forward(this, *inputs)
+                if self.works == "black":
+                    inputs = tuple(map(_black, inputs))
                 return inputs if len(inputs) > 1 else inputs[0]
 
             self._patches.append(mock.patch.object(kind, "forward", watch))
@@ -120,6 +127,10 @@ class _watched:  # noqa: N801  (it reads "with _watched() as seen")
     def __exit__(self, *error):
         for patch in self._patches:
             patch.stop()
+
+
+def _black(image):
+    return Image.new(image.mode, image.size) if isinstance(image, Image.Image) else torch.zeros_like(image)
 
 
 def _describe(image):

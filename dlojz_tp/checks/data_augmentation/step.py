@@ -14,6 +14,7 @@ HINTS = {
     "mixer-form": "It returns images of the same shape and soft labels (batch, classes).",
     "mixes-in-eval": "In eval mode nothing is mixed: the images as they came, the labels as one-hot.",
     "eval-labels-hard": "In eval mode the labels are soft, too (batch, classes), so that the loss is the same function.",
+    "classes-forgotten": "The labels have as many columns as there are classes in the batch. one_hot must be told: self.classes.",
     "never-mixup": "In {n} batches MixUp was never drawn.",
     "never-cutmix": "In {n} batches CutMix was never drawn.",
     "never-mixed": "In training mode nothing was mixed.",
@@ -24,6 +25,8 @@ HINTS = {
     "numpy.",
     "always-the-same": "Two batches in a row are mixed in the same way. Is the seed set inside?",
     "unfair": "MixUp was drawn in {share:.0%} of {n} batches. Each shall have one half.",
+    "takes-turns": "MixUp and CutMix follow each other in a pattern: {changes} changes in {n} batches, where a fair draw makes about "
+    "half as many as there are batches.",
     "draw-waits": "The draw reads a value from the device: {error}. Draw the choice on the CPU.",
     "step-not-mixed": "The step trained on the images as they came: it must pass them through `mix`.",
     "step-mixed-twice": "The step called `mix` {n} times for one batch.",
@@ -91,6 +94,13 @@ def _right_draws(mixer, n=200):
     share = drawn.count("mix") / n
     if not 0.3 < share < 0.7:  # 200 fair draws leave this range once in ten million runs
         raise Wrong("unfair", share=share, n=n)
+    _right_order([kind == "mix" for kind in drawn])
+
+
+def _right_order(drawn):
+    changes = sum(a != b for a, b in zip(drawn, drawn[1:]))
+    if not 0.3 < changes / len(drawn) < 0.7:  # as for the share
+        raise Wrong("takes-turns", changes=changes, n=len(drawn))
 
 
 def _right_lambdas(mix_or_cut, alpha=50.0, n=12):
@@ -148,9 +158,21 @@ def _right_eval(mixer):
         raise Wrong("eval-labels-hard", expected=(12, CLASSES), got=soft)
     if not close(soft.float(), F.one_hot(labels, CLASSES).float()):
         raise Wrong("mixes-in-eval", got=soft)
+    few = mixer.eval()(images.clone(), torch.zeros(12, dtype=torch.long))[1]
+    mixer.train()
+    if few.shape != (12, CLASSES):
+        raise Wrong(
+            "classes-forgotten", expected=(12, CLASSES), got=few, where="a batch of class 0 alone, in eval mode"
+        )
 
 
 def _right_device(mixer):
+    try:
+        stays_on_device(lambda x, y: copy.deepcopy(mixer).eval()(x, y), *_batch())
+    except Wrong as wrong:
+        if wrong.slug == "waits":
+            raise Wrong("draw-waits", error=wrong.fields["error"]) from wrong
+        raise
     for seed in range(6):  # both kinds come up
         torch.manual_seed(seed)
         try:

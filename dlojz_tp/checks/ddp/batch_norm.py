@@ -10,6 +10,8 @@ from dlojz_tp.checking import Traffic, Wrong, close
 HINTS = {
     "not-summed": "AllReduceSum must return, on every rank, the sum of the ranks' tensors.",
     "all-reduce-input-changed": "AllReduceSum changed its input. all_reduce works in place: give it a copy.",
+    "incoming-gradient-changed": "backward changed the gradient that it was given, which others may use, too: give all_reduce a "
+    "copy here as well.",
     "gradient-of-own-rank": "The sum of all ranks depends on this rank's tensor, and so does the loss of every rank: backward "
     "has to sum the gradients of all ranks.",
     "gradient-averaged": "The gradients were averaged. Each rank's loss depends on the sum: they add up.",
@@ -91,7 +93,15 @@ def _normalised(all_reduce_sum, sync_batch_norm):
     before = x.detach().clone()
     total = all_reduce_sum.apply(x)
     (total * (rank + 1.0)).sum().backward()
-    found = {"sum": total.detach(), "sum gradient": x.grad, "changed": not torch.equal(before, x.detach())}
+    incoming = torch.tensor([rank + 1.0, 1.0], dtype=torch.float64)
+    other = before.clone().requires_grad_()
+    torch.autograd.grad(all_reduce_sum.apply(other), other, grad_outputs=incoming)
+    found = {
+        "gradient changed": not close(incoming, torch.tensor([rank + 1.0, 1.0], dtype=torch.float64)),
+        "sum": total.detach(),
+        "sum gradient": x.grad,
+        "changed": not torch.equal(before, x.detach()),
+    }
     for case in ("even", "uneven"):
         norm = _prepare(sync_batch_norm(CHANNELS))
         x = _images(rank, case).requires_grad_()
@@ -141,6 +151,8 @@ def _right_sums(size, ranks):
             averaged = got is not None and size > 1 and close(got, gradient / size)
             slug = "gradient-averaged" if averaged else "gradient-of-own-rank"
             raise Wrong(slug, expected=gradient, got=got if got is not None else "no gradient", where=where)
+        if found["gradient changed"]:
+            raise Wrong("incoming-gradient-changed", where=where)
 
 
 def _right_outputs(size, ranks, case):

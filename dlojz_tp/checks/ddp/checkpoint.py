@@ -25,6 +25,8 @@ HINTS = {
     "plain numbers.",
     "old-file-lost": "Writing failed half-way (the disk was full), and the old checkpoint is gone, too. Write to another "
     "file in the same folder, and move it into place when it is complete.",
+    "copied-into-place": "The complete file is written over the old one once more. If that ends half-way, the checkpoint is "
+    "damaged: move the new file into place (Path.replace).",
     "failure-hidden": "Writing failed, and save_checkpoint said nothing. Let the error through.",
     "module-prefix": "The names in the file start with 'module.': it loads into a wrapped network only. Save the state of "
     "the network inside.",
@@ -38,7 +40,7 @@ HINTS = {
     "resume-wrong": "Resumed on {size} ranks, the losses are not those of the uninterrupted run.",
 }
 
-BATCH, EPOCHS, SAVED_AFTER = 12, 4, 2
+BATCH, EPOCHS, SAVED_AFTER, OTHER_EPOCH = 12, 4, 2, 7
 
 
 def balise_7(save_checkpoint, load_checkpoint):
@@ -69,6 +71,8 @@ def balise_7(save_checkpoint, load_checkpoint):
             raise Wrong("old-file-lost", got="no file" if not path.exists() else "a damaged file")
         if not failed:
             raise Wrong("failure-hidden")
+        if ranks[0][2]:
+            raise Wrong("copied-into-place")
 
 
 class Network(nn.Module):
@@ -129,19 +133,23 @@ def _save(save_checkpoint, path):
     _losses(parallel, optimizer, range(SAVED_AFTER))
     own = path.parent / f"rank{rank}"
     own.mkdir()
-    save_checkpoint(own / path.name, parallel, optimizer, SAVED_AFTER)
+    save_checkpoint(own / path.name, parallel, optimizer, OTHER_EPOCH)
     if rank == 0:  # slow to write: who does not wait comes back first
         model.register_state_dict_post_hook(_slowly)
     save_checkpoint(path, parallel, optimizer, SAVED_AFTER)
     there = path.exists()
     dist.barrier()
-    return there, [entry.name for entry in own.iterdir()]
+    kept = path.stat().st_ino if there else None  # a file that is moved into place is another file
+    dist.barrier()
+    save_checkpoint(path, parallel, optimizer, SAVED_AFTER)
+    in_place = there and path.stat().st_ino == kept
+    return there, [entry.name for entry in own.iterdir()], in_place
 
 
 def _right_saving(path, ranks):
     if not path.exists() or not ranks[0][1]:
         raise Wrong("nothing-saved", expected=f"a file {path.name}", got="no file")
-    for rank, (there, written) in enumerate(ranks):
+    for rank, (there, written, _) in enumerate(ranks):
         if rank and written:
             raise Wrong("all-ranks-write", got=", ".join(written), where=f"rank {rank} of 2", rank=rank)
         if not there:
@@ -168,30 +176,34 @@ def _names(tree):
 
 
 def _resume(load_checkpoint, path):
-    """On a rank: load into a network with other weights, and go on. Returns (epoch, state, losses)."""
+    """On a rank: load into a network with other weights, and go on. Returns (epoch, epoch of another file, state, losses)."""
     model, optimizer = _made(seed=5 + dist.get_rank())
     wrapped = DistributedDataParallel(model) if dist.get_world_size() % 2 == 0 else model  # both must do
     epoch = load_checkpoint(path, wrapped, optimizer)
     state = {name: value.clone() for name, value in model.state_dict().items()}
     if not isinstance(epoch, int) or epoch != SAVED_AFTER:
-        return epoch, state, []
-    return epoch, state, _losses(DistributedDataParallel(model), optimizer, range(epoch, EPOCHS))
+        return epoch, None, state, []
+    losses = _losses(DistributedDataParallel(model), optimizer, range(epoch, EPOCHS))
+    other = load_checkpoint(path.parent / "rank0" / path.name, *_made())
+    return epoch, other, state, losses
 
 
 def _right_resuming(size, ranks, truth):
     model, optimizer = _made()
     _losses(model, optimizer, range(SAVED_AFTER))
-    for rank, (epoch, state, _) in enumerate(ranks):
+    for rank, (epoch, other, state, _) in enumerate(ranks):
         where = f"rank {rank} of {size}"
         for name, value in [*model.named_parameters(), *model.named_buffers()]:
             if close(state[name], value, 1e-7):
                 continue
-            if close(ranks[0][1][name], value, 1e-7):
+            if close(ranks[0][2][name], value, 1e-7):
                 raise Wrong("ranks-resume-apart", where=f"{where}, {name}")
             slug = "buffers-forgotten" if name == "temperature" else "weights-forgotten"
             raise Wrong(slug, expected=value, got=state[name], where=f"{where}, {name}")
         if isinstance(epoch, bool) or epoch != SAVED_AFTER:
             raise Wrong("epoch-forgotten", expected=SAVED_AFTER, got=epoch, where=where)
+        if other != OTHER_EPOCH:
+            raise Wrong("epoch-forgotten", expected=OTHER_EPOCH, got=other, where=f"{where}, another file")
     for rank, (*_, losses) in enumerate(ranks):
         where = f"rank {rank} of {size}"
         if not close(losses, truth, 1e-7):

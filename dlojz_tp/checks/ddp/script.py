@@ -18,6 +18,7 @@ HINTS = {
     "one-task-a-node": "That starts {found} processes. Each GPU wants one: ntasks-per-node is the number of GPUs of a node.",
     "gpus-missing": "No GPUs are asked for: the node's GPUs would not be visible to the job.",
     "gpus-wrong": "GPUs are asked for by node: {found} on each of {nodes} nodes came out, {wanted} were asked for.",
+    "launcher-inside": "srun starts a process for each GPU already, and {launcher} in each of them would start more.",
     "cores-missing": "Without --cpus-per-task a process has one core, and its loader's workers share it.",
     "cores-wrong": "A process needs {wanted} cores, {found} were asked for.",
     "no-time": "No time limit: the partition's default holds, and the job waits longer or ends too early.",
@@ -114,10 +115,10 @@ def _count(value):
 def _right_resources(case, options):
     nodes, gpus, cores = case["nodes"], case["gpus_per_node"], case["cpus_per_gpu"]
     where = f"{nodes} nodes with {gpus} GPUs, {cores} cores a GPU"
-    asked = _number(options, "nodes")
+    asked = _number({"nodes": re.sub(r"^(\d+)-\1$", r"\1", options.get("nodes", ""))}, "nodes")  # "2-2": from 2 to 2
     if asked != nodes:
         raise Wrong("nodes-wrong", expected=nodes, got=options.get("nodes", "no --nodes"), where=where)
-    tasks = _number(options, "ntasks-per-node")
+    tasks = _number(options, "ntasks-per-node", _number(options, "tasks-per-node"))
     total = tasks * nodes if tasks is not None else _number(options, "ntasks")
     if total is None and "ntasks-per-gpu" in options:
         total = (_number(options, "ntasks-per-gpu") or 0) * nodes * gpus
@@ -187,6 +188,9 @@ def _right_command(case, commands):
     ours = [words for words in started if _options_before(words, case["command"], wanted) is not None]
     if not ours:
         raise Wrong("command-missing", expected=f"srun … {case['command']}", got=shlex.join(started[-1]))
+    inner = [word for word in ours[0][1:] if word in ("torchrun", "torch.distributed.run", "mpirun", "accelerate")]
+    if inner:
+        raise Wrong("launcher-inside", got=shlex.join(ours[0]), launcher=inner[0])
     own = _options(shlex.join(_options_before(ours[0], case["command"], wanted)))
     tasks = case["nodes"] * case["gpus_per_node"]
     nodes = _number(own, "nodes", case["nodes"])
@@ -255,8 +259,9 @@ def _without_redirections(words):
 
 
 def _joined(lines):
-    """Lines with those that end in a backslash put together."""
-    return "\n".join(lines).replace("\\\n", " ").splitlines()
+    """Lines with those that end in a backslash put together; what stands in a here-document is no command."""
+    text = "\n".join(lines).replace("\\\n", " ")
+    return re.sub(r"(<<-?\s*['\"]?(\w+)['\"]?.*)\n(?:.*\n)*?\s*\2(?=\n|$)", r"\1", text).splitlines()
 
 
 def _accepted(batch_script):

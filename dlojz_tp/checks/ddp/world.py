@@ -15,6 +15,8 @@ from dlojz_tp.checking import Wrong, pretended
 HINTS = {
     "group-started-twice": "There was a process group already, and join_world started another. Ask dist.is_initialized().",
     "group-not-started": "After join_world there is no process group: {started}.",
+    "slurm-before-torchrun": "torchrun may run inside a Slurm job. SLURM_PROCID is then the number of torchrun itself, and RANK "
+    "that of the rank: take RANK, WORLD_SIZE and LOCAL_RANK where they are there.",
     "slurm-unknown": "srun sets SLURM_PROCID, SLURM_NTASKS and SLURM_LOCALID, not RANK, WORLD_SIZE and LOCAL_RANK. Take "
     "those where these are missing.",
     "no-device": "Return the device of this rank, a torch.device.",
@@ -27,6 +29,7 @@ HINTS = {
 }
 
 
+ELASTIC = {"LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "0", "TORCHELASTIC_RUN_ID": "none"}  # torchrun sets them, too
 TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
 SLURM = ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID")
 RANKS = (  # rank, rank on its node, GPUs of the node, who started it
@@ -82,13 +85,13 @@ def _joined(join_world, port, folder):
     address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     # torchrun inside a Slurm job: the variables of both are there, and torchrun's count
     alone = {"SLURM_PROCID": "0", "SLURM_NTASKS": "1", "SLURM_LOCALID": "0"}
-    torchrun = {**alone, "RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": str(rank), **address}
+    torchrun = {**alone, **ELASTIC, "RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": str(rank), **address}
     slurm = {"SLURM_PROCID": str(rank), "SLURM_NTASKS": str(size), "SLURM_LOCALID": str(rank), **address}
     for how, environment in (("launch", None), ("torchrun", torchrun), ("srun", slurm)):
         error = device = None
         if environment:
             dist.destroy_process_group()
-            for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+            for name in (*TORCHRUN, *ELASTIC):
                 os.environ.pop(name, None)
             os.environ.update(environment)
         try:
@@ -114,6 +117,8 @@ def _right_groups(rank, seen):
             raise Wrong(slug, got=error, where=where, started=f"it was started by {how}")
         if group != (rank, 2, 2):
             got = f"rank {group[0]} of {group[1]}"
+            if how == "torchrun" and group[:2] == (0, 1):
+                raise Wrong("slurm-before-torchrun", expected=f"rank {rank} of 2", got=got, where=where)
             raise Wrong("group-not-started", expected=f"rank {rank} of 2", got=got, where=where, started=got)
         if not isinstance(device, torch.device | str):
             raise Wrong("no-device", got=device, where=where)
@@ -127,10 +132,12 @@ def _on_gpus(join_world):
     seen = []
     for rank, local, gpus, starter in RANKS:
         started, current = [], []
-        for name in (*TORCHRUN, *SLURM, "LOCAL_WORLD_SIZE", "DLOJZ_LAUNCH_DEVICE"):
+        for name in (*TORCHRUN, *SLURM, *ELASTIC, "DLOJZ_LAUNCH_DEVICE"):
             os.environ.pop(name, None)
         os.environ.update(zip(TORCHRUN if starter == "torchrun" else SLURM, (str(rank), "8", str(local))))
         os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="1")
+        if starter == "torchrun":
+            os.environ.update(ELASTIC, LOCAL_WORLD_SIZE="4")
 
         def index(current=current):
             return torch.device("cuda", current[-1]).index if current else 0
@@ -141,6 +148,7 @@ def _on_gpus(join_world):
             (torch.cuda, "set_device", current.append),
             (torch.cuda, "current_device", index),
             (torch.accelerator, "is_available", lambda gpus=gpus: gpus > 0),
+            (torch.accelerator, "current_accelerator", lambda *_, g=gpus, **__: torch.device("cuda") if g else None),
             (torch.accelerator, "device_count", lambda gpus=gpus: gpus),
             (torch.accelerator, "set_device_index", current.append),
             (dist, "init_process_group", lambda *a, started=started, **k: started.append(_backend(*a, **k))),
