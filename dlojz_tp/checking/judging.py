@@ -24,12 +24,13 @@ class Wrong(Exception):  # noqa: N818  (it reads "raise Wrong(...)")
     """An answer failed. slug: the hint's name in HINTS of the check's module.
 
     expected, got: short texts or values. where: the input and the rank, in words.
-    Further keyword arguments fill the {fields} of the hint.
+    They and all further keyword arguments fill the {fields} of the hint.
     """
 
     def __init__(self, slug: str, *, expected=None, got=None, where: str = "", **fields):
         super().__init__(slug)
-        self.slug, self.expected, self.got, self.where, self.fields = slug, expected, got, where, fields
+        self.slug, self.expected, self.got, self.where = slug, expected, got, where
+        self.fields = {"expected": expected, "got": got, "where": where} | fields
 
 
 class _Overdue(BaseException):

@@ -9,7 +9,9 @@
     def distributed_sum(values): ...
 
 An answer of several functions: `bank.several(2, "slug", first, second)`. A slip in an otherwise right answer:
-`bank.slip(2, "slug", ("text of the solution", "what the trainee wrote"))`.
+`bank.slip(2, "slug", ("text of the solution", "what the trainee wrote"))`. A whole answer as text:
+`bank.text(2, None, "def distributed_sum(values): ...")`. `Bank(work, whole=True)` defines for slips and texts, beside
+the imports, all setup cells and the solutions of earlier balises.
 """
 
 import ast
@@ -39,8 +41,8 @@ class Answer:
 class Bank:
     """The answers to one practical work, in the order they are written."""
 
-    def __init__(self, work: str):
-        self.work, self.answers = work, []
+    def __init__(self, work: str, *, whole: bool = False):
+        self.work, self.answers, self.whole = work, [], whole
         module = sys._getframe(1).f_globals["__name__"]
         # several answers share a name, so ranks must get them by value
         cloudpickle.register_pickle_by_value(sys.modules[module])
@@ -59,14 +61,21 @@ class Bank:
 
     def slip(self, balise: int, slug: str | None, *changes: tuple[str, str]):
         """The solution with some of its text changed, (old, new) each; slug None where it stays right."""
-        work = source.find(self.work)
-        code = work.balises[balise].code
+        code = source.find(self.work).balises[balise].code
         for old, new in changes:
             assert code.count(old) >= 1, f"the solution of balise {balise} has no {old!r}"
             code = code.replace(old, new)
+        self.text(balise, slug, code)
+
+    def text(self, balise: int, slug: str | None, code: str):
+        """An answer as text, run after the imports (or, in a whole bank, after all that stands before the balise)."""
+        work = source.find(self.work)
         namespace = {"__name__": "__main__"}  # functions of __main__ go to ranks by value
-        exec(_imports(work.name), namespace)
-        exec(compile(code, f"<slip in balise {balise}>", "exec"), namespace)
+        if self.whole:
+            namespace |= _before(self.work, balise)
+        else:
+            exec(_imports(self.work), namespace)
+        exec(compile(code, f"<answer to balise {balise}>", "exec"), namespace)
         self._append(balise, slug, tuple(namespace[name] for name in work.balises[balise].answers))
 
     def _add(self, balise, slug, answer):
@@ -86,3 +95,13 @@ def _imports(name: str):
     cells = [cell.text for cell in source.find(name).cells if cell.kind == "code" and "setup" in cell.options]
     nodes = [node for text in cells for node in ast.parse(text).body if isinstance(node, ast.Import | ast.ImportFrom)]
     return compile(ast.Module(nodes, []), "<imports>", "exec")
+
+
+@functools.cache
+def _before(name: str, balise: int) -> dict:
+    """The names that a practical work's setup cells and the solutions before a balise define."""
+    names = {"__name__": "__main__"}
+    for cell in source.find(name).cells:
+        if cell.kind == "code" and ("setup" in cell.options or (cell.balise is not None and cell.balise < balise)):
+            exec(compile(cell.text, f"<{name}>", "exec"), names)
+    return names
