@@ -26,6 +26,8 @@ CALM = {
     "OPENBLAS_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
     "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+    # Threads that spin while they wait take the cores of other ranks, and of other trainees.
+    "OMP_WAIT_POLICY": "PASSIVE",
 }
 
 

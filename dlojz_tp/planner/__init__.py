@@ -1,18 +1,22 @@
 """Compute what cannot be run here: times of collectives, of a data-parallel step on many GPUs, of a pipeline."""
 
 from .collectives import Link, all_gather, all_reduce, broadcast, hierarchical_all_reduce, reduce_scatter
+from .memory import StateBytes, layer_activation_bytes, state_bytes, step_volume
 from .pipeline import PipelineEvent, Simulation, simulate
 from .pipeline_orders import Action, Deadlock, ScheduleError
 from .scaling import StepTimes, data_parallel_step, scaling_efficiency
 from .schedules import gpipe, interleaved_1f1b, one_f_one_b, zero_bubble_h1
+from .tensor import LayerTimes, layer_flops, tensor_parallel_layer
 
 __all__ = [
     "Action",
     "Deadlock",
+    "LayerTimes",
     "Link",
     "PipelineEvent",
     "ScheduleError",
     "Simulation",
+    "StateBytes",
     "StepTimes",
     "all_gather",
     "all_reduce",
@@ -21,9 +25,14 @@ __all__ = [
     "gpipe",
     "hierarchical_all_reduce",
     "interleaved_1f1b",
+    "layer_activation_bytes",
+    "layer_flops",
     "one_f_one_b",
     "reduce_scatter",
     "scaling_efficiency",
     "simulate",
+    "state_bytes",
+    "step_volume",
+    "tensor_parallel_layer",
     "zero_bubble_h1",
 ]

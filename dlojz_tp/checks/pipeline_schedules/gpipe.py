@@ -1,0 +1,166 @@
+"""Balise 1: a stage on each rank, GPipe, and a step whose loss and gradients are those of one process."""
+
+import torch
+
+from dlojz_tp.checking import Wrong, close
+from dlojz_tp.checks.pipeline_schedules import running
+
+HINTS = {
+    **running.HINTS,
+    "no-stage": "make_stage returns a PipelineStage, make_gpipe a schedule with a method `step`.",
+    "whole-model-held": "Rank {rank} holds all layers. Each rank holds its own share only: that is what a pipeline is for.",
+    "layers-lost": "Some layers are on no rank, or on two. Rank r of n takes those from len(layers) * r // n to "
+    "len(layers) * (r + 1) // n.",
+    "shares-uneven": "The largest share has {most} layers, the smallest {least}. They may differ by one.",
+    "shares-not-neighbours": "A stage holds neighbouring layers, in order, and rank 0 the first ones: activations go from rank to "
+    "rank.",
+    "micro-batches-ignored": "A stage did {found} forwards of {rows} samples in a step. {wanted} were asked for: pass "
+    "n_micro_batches on to the schedule.",
+    "not-gpipe": "A backward began before the last forward: that is another schedule. GPipe does all forwards first.",
+    "gradients-not-scaled": "The gradients are n_micro_batches times too large. Each micro-batch gave the mean over its own "
+    "samples; the mean over the batch is their mean. See scale_grads.",
+    "sum-scaled": "For a loss that is a sum, the gradients came out divided by the number of micro-batches. A sum over the batch is "
+    "the sum of the sums: scale_grads is for means.",
+    "old-gradients": "The first step is right, the second is not: the old gradients are still in it. And a schedule that scales, "
+    "scales *all* that is in .grad. Clear the gradients of each stage's submod first.",
+    "other-loss": "The gradients are not those of the loss function that was given. Hand loss_fn to the schedule.",
+    "wrong-gradients": "The gradients are not those of one process on the whole batch.",
+    "loss-on-last-only": "Only the rank of the last stage knows the loss. The others need it too: a collective brings it.",
+    "loss-not-averaged": "That is the sum of the micro-batches' losses, each of which is a mean over its samples. The loss of the "
+    "batch is their mean.",
+    "sum-averaged": "With a loss that is a sum, the loss of the batch is the sum over the micro-batches, not their mean.",
+    "loss-of-one-micro-batch": "That is the loss of one micro-batch. The list holds one for each: take them all.",
+    "loss-from-untrusted": "The loss is NaN. On this rank x or y is not to be trusted: x counts where the first stage is, y where "
+    "the last is.",
+    "loss-with-graph": "The loss still has its graph, which keeps activations alive. Detach it.",
+    "loss-not-scalar": "Return the loss of the whole batch as a tensor with one value.",
+    "wrong-loss": "That is not the loss of the whole batch.",
+}  # fmt: skip
+
+MICRO_BATCHES = 6
+
+
+def balise_1(make_stage, make_gpipe, pipeline_step):
+    """Worlds of 1 to 4 ranks, 7 layers; a mean twice, a sum once."""
+    yield "7 layers on 1, 2, 3 and 4 ranks: neighbours, shares that differ by at most one"
+    worlds = running.in_worlds(_observed, make_stage, make_gpipe, pipeline_step, sizes=(1, 2, 3, 4))
+    yield "6 micro-batches of 4 samples, all forwards first"
+    for size, ranks in worlds.items():
+        _right_order(size, ranks)
+    yield "the gradients of one process, for a mean and for a sum, also in a second step"
+    for size, ranks in worlds.items():
+        _right_gradients(size, ranks)
+    yield "the loss of the whole batch, on every rank"
+    for size, ranks in worlds.items():
+        _right_losses(size, ranks)
+
+
+def _observed(make_stage, make_gpipe, pipeline_step):
+    def make(layers, n_micro_batches, loss_fn, reduction):
+        stage = make_stage(layers, torch.device("cpu"))
+        schedule = make_gpipe(stage, n_micro_batches, loss_fn, reduction)
+        if not hasattr(stage, "submod") or not hasattr(schedule, "step"):
+            raise Wrong("no-stage", got=f"{type(stage).__name__} and {type(schedule).__name__}")
+        return [stage], schedule
+
+    return running.observe(make, pipeline_step, MICRO_BATCHES, _right_shares)
+
+
+def _right_shares(everyones):
+    size, shares = len(everyones), [stages[0][1] for stages in everyones]
+    total = len(running.WIDTHS) - 1
+    for rank, share in enumerate(shares):
+        if size > 1 and len(set(share)) == total:
+            raise Wrong("whole-model-held", got=f"layers {share}", where=f"rank {rank} of {size}", rank=rank)
+    where = f"{size} ranks"
+    flat = [number for share in shares for number in share]
+    if sorted(flat) != list(range(total)):
+        raise Wrong("layers-lost", expected=f"layers 0 to {total - 1}, each once", got=str(shares), where=where)
+    if flat != sorted(flat):
+        raise Wrong("shares-not-neighbours", got=str(shares), where=where)
+    most, least = max(map(len, shares)), min(map(len, shares))
+    if most - least > 1:
+        raise Wrong("shares-uneven", got=str(shares), where=where, most=most, least=least)
+
+
+def _right_order(size, ranks):
+    for rank, found in enumerate(ranks):
+        for _, held, _, seen in found:
+            if len(seen) == 1:  # the first step of a schedule also runs a forward to find out the shapes
+                continue
+            first = held[0][1][0]
+            events = [(kind, rows) for kind, number, rows in seen[-1][2] if number == first]
+            rows = [n for kind, n in events if kind == "F"]
+            where = f"rank {rank} of {size}"
+            if rows != [running.BATCH // MICRO_BATCHES] * MICRO_BATCHES:
+                each = "/".join(map(str, sorted(set(rows)))) or "no"
+                raise Wrong("micro-batches-ignored", where=where, found=len(rows), rows=each, wanted=MICRO_BATCHES)
+            kinds = "".join(kind for kind, _ in events)
+            if "BF" in kinds:
+                raise Wrong("not-gpipe", expected="F" * len(rows) + "B" * len(rows), got=kinds, where=where)
+
+
+def _right_gradients(size, ranks):
+    m = MICRO_BATCHES
+    for rank, found in enumerate(ranks):
+        for reduction, _, _, seen in found:
+            mean = reduction == "mean"
+            for step, (_, gradients, _) in enumerate(seen):
+                mistakes = {"gradients-not-scaled": lambda g, _: m * g} if mean else {"sum-scaled": lambda g, _: g / m}
+                if step:
+                    mistakes["old-gradients"] = lambda g, before: g + before / m
+                    mistakes["old-gradients "] = lambda g, before: g + before
+                where = f"rank {rank} of {size}, loss a {reduction}, step {step + 1}"
+                try:
+                    running.right_gradients(gradients, step, reduction, mistakes, "wrong-gradients", where)
+                except Wrong as wrong:
+                    wrong.slug = wrong.slug.strip()
+                    if wrong.slug == "wrong-gradients" and rank == size - 1 and _loss_is_strange(seen[step][0]):
+                        wrong.slug = "other-loss"
+                    raise
+
+
+def _loss_is_strange(loss):
+    """Whether the loss is none of those that a right loss_fn can give, whatever is done with it."""
+    values = [running.truth(step, reduction)[0] for step in (0, 1) for reduction in ("mean", "sum")]
+    factors = (1, MICRO_BATCHES, 1 / MICRO_BATCHES, 0)
+    return isinstance(loss, torch.Tensor) and not any(close(loss, f * v) for f in factors for v in values)
+
+
+def _right_losses(size, ranks):
+    m, part = MICRO_BATCHES, running.BATCH // MICRO_BATCHES
+    for rank, found in enumerate(ranks):
+        for reduction, _, _, seen in found:
+            for step, (loss, _, _) in enumerate(seen):
+                where = f"rank {rank} of {size}, loss a {reduction}, step {step + 1}"
+                wanted = running.truth(step, reduction)[0]
+                if loss is None and rank < size - 1:
+                    raise Wrong("loss-on-last-only", expected=wanted, got="None", where=where)
+                if loss is None:
+                    raise Wrong("nothing-returned")
+                if not isinstance(loss, torch.Tensor | float) or (isinstance(loss, torch.Tensor) and loss.numel() != 1):
+                    raise Wrong("loss-not-scalar", got=loss, where=where)
+                value = torch.as_tensor(loss).detach().double().reshape(())
+                if value.isnan():
+                    raise Wrong("loss-from-untrusted", expected=wanted, got="nan", where=where)
+                if not close(value, wanted, 1e-5):
+                    x, y = running.batch(step)
+                    net = torch.nn.Sequential(*running.make_layers())
+                    parts = [
+                        running.LOSSES[reduction](net(x[i : i + part]), y[i : i + part]).item()
+                        for i in range(0, len(x), part)
+                    ]
+                    slug = "wrong-loss"
+                    if value == 0 and rank < size - 1:
+                        slug = "loss-on-last-only"
+                    elif any(close(value, one, 1e-5) for one in parts):
+                        slug = "loss-of-one-micro-batch"
+                    elif close(value, wanted * m, 1e-5):
+                        slug = "loss-not-averaged"
+                    elif close(value, wanted / m, 1e-5):
+                        slug = "sum-averaged" if reduction == "sum" else "wrong-loss"
+                    elif rank < size - 1 and close(seen[step][0], 0.0):
+                        slug = "loss-on-last-only"
+                    raise Wrong(slug, expected=wanted, got=value, where=where)
+                if isinstance(loss, torch.Tensor) and loss.requires_grad:
+                    raise Wrong("loss-with-graph", where=where)

@@ -1,0 +1,125 @@
+"""Balise 2: how many micro-batches, and 1F1B."""
+
+import torch
+
+from dlojz_tp.checking import Wrong
+from dlojz_tp.checks.pipeline_schedules import running
+
+HINTS = {
+    "does-not-divide": "{m} micro-batches of equal size cannot be cut from {batch} samples: take a divisor.",
+    "bubble-too-large": "With {m} micro-batches on {p} stages the bubble is {share:.1%} of the step, more than {bound:.1%}. A rank "
+    "works for m pairs of forward and backward, and is idle for p − 1 of them.",
+    "bubble-of-work": "The bubble was taken as a share of the *work*, (p−1)/m. As a share of the step it is (p−1)/(m+p−1).",
+    "more-than-needed": "{fewer} micro-batches are enough. Small micro-batches fill no device: take the smallest number.",
+    "equal-refused": "A bubble of just the bound is allowed: it says *at most*.",
+    "nothing-raised": "No number of micro-batches keeps this bound: raise a ValueError.",
+    "found-nothing": "A ValueError was raised, and {m} micro-batches would do.",
+    "not-a-number": "Return the number of micro-batches, an int.",
+    "gpipe-memory": "Rank {rank} of {size} kept {found} micro-batches at once: that is GPipe. In 1F1B stage s keeps at most p − s.",
+    "too-many-in-flight": "Rank {rank} of {size} kept {found} micro-batches at once. In 1F1B stage s keeps at most p − s: {most}.",
+    "other-number": "A stage did {found} forwards in a step, {wanted} micro-batches were asked for.",
+    "mean-not-scaled": "The gradients of a mean loss are n_micro_batches times too large: 1F1B has to scale them as GPipe does.",
+    "sum-divided": "The gradients of a loss that is a sum were divided by the number of micro-batches.",
+    "not-the-gradients": "The gradients are not those of one process on the whole batch.",
+    "no-schedule": "make_1f1b returns a schedule with a method `step`.",
+}  # fmt: skip
+
+CASES = (  # stages, bubble, batch
+    (4, 0.34, 96), (2, 0.15, 60), (8, 0.32, 120), (4, 0.5, 12), (1, 0.0, 7), (5, 0.25, 48), (3, 0.9, 10), (16, 0.21, 1000),
+)  # fmt: skip
+IMPOSSIBLE = ((4, 0.1, 12), (2, 0.0, 64), (8, 0.3, 11))
+MICRO_BATCHES = 8
+
+
+def balise_2(choose_micro_batches, make_1f1b):
+    """The number for given bounds; 1F1B in worlds of 1, 2 and 4."""
+    yield "the smallest number of equal micro-batches that keeps the bubble under a bound"
+    for p, bound, batch in CASES:
+        _right_number(choose_micro_batches, p, bound, batch)
+    yield "a ValueError where no number will do"
+    for p, bound, batch in IMPOSSIBLE:
+        try:
+            found = choose_micro_batches(p, bound, batch)
+        except ValueError:
+            continue
+        raise Wrong(
+            "nothing-raised", expected="ValueError", got=found, where=f"{p} stages, {bound:.0%}, {batch} samples"
+        )
+    worlds = running.in_worlds(_observed, make_1f1b, sizes=(1, 2, 4))
+    yield "1F1B: the gradients of one process, for a mean and for a sum"
+    for size, ranks in worlds.items():
+        _right_ranks(size, ranks)
+    yield "stage s keeps at most p − s micro-batches"
+    for size, ranks in worlds.items():
+        _right_memory(size, ranks)
+
+
+def _share(p, m):
+    return (p - 1) / (m + p - 1)
+
+
+def _right_number(choose_micro_batches, p, bound, batch):
+    where = f"{p} stages, a bubble of at most {bound:.0%}, {batch} samples"
+    divisors = [m for m in range(1, batch + 1) if batch % m == 0]
+    wanted = next(m for m in divisors if _share(p, m) <= bound)
+    try:
+        m = choose_micro_batches(p, bound, batch)
+    except ValueError as error:
+        raise Wrong("found-nothing", expected=wanted, got=f"ValueError: {error}", where=where, m=wanted) from error
+    if m is None:
+        raise Wrong("nothing-returned")
+    if isinstance(m, bool) or not isinstance(m, int | float) or m != int(m) or m < 1:
+        raise Wrong("not-a-number", expected=wanted, got=m, where=where)
+    more = {"expected": wanted, "got": m, "where": where}
+    if m == wanted:
+        return
+    if batch % m:
+        raise Wrong("does-not-divide", m=m, batch=batch, **more)
+    if _share(p, m) > bound:
+        raise Wrong("bubble-too-large", m=m, p=p, share=_share(p, m), bound=bound, **more)
+    if m == next((n for n in divisors if p == 1 or (p - 1) / n <= bound), 0) and (p - 1) / wanted > bound:
+        raise Wrong("bubble-of-work", **more)
+    if m == next((n for n in divisors if _share(p, n) < bound), 0):
+        raise Wrong("equal-refused", **more)
+    raise Wrong("more-than-needed", fewer=wanted, **more)
+
+
+def _observed(make_1f1b):
+    from torch import distributed as dist
+    from torch import nn
+    from torch.distributed.pipelining import PipelineStage
+
+    def make(layers, n_micro_batches, loss_fn, reduction):
+        rank, n = dist.get_rank(), dist.get_world_size()
+        share = layers[len(layers) * rank // n : len(layers) * (rank + 1) // n]
+        stage = PipelineStage(nn.Sequential(*share), rank, n, torch.device("cpu"))
+        schedule = make_1f1b(stage, n_micro_batches, loss_fn, reduction)
+        if not hasattr(schedule, "step"):
+            raise Wrong("nothing-returned" if schedule is None else "no-schedule", got=type(schedule).__name__)
+        return [stage], schedule
+
+    return running.observe(make, running.own_step, MICRO_BATCHES)
+
+
+def _right_ranks(size, ranks):
+    m = MICRO_BATCHES
+    for rank, found in enumerate(ranks):
+        for reduction, held, _, seen in found:
+            first = held[0][1][0]
+            forwards = sum(kind == "F" and number == first for kind, number, _ in seen[-1][2])
+            where = f"rank {rank} of {size}, loss a {reduction}"
+            if len(seen) > 1 and forwards != m:  # a first step also runs a forward to find out the shapes
+                raise Wrong("other-number", expected=m, got=forwards, where=where, found=forwards, wanted=m)
+            mistakes = {"sum-divided": lambda g, _: g / m}
+            if reduction == "mean":
+                mistakes = {"mean-not-scaled": lambda g, _: m * g}
+            running.right_gradients(seen[-1][1], len(seen) - 1, reduction, mistakes, "not-the-gradients", where)
+
+
+def _right_memory(size, ranks):
+    for rank, found in enumerate(ranks):
+        for _, held, _, seen in found[:1]:
+            peak, most = running.kept(seen[-1][2], [held[0][1][0]]), min(size - rank, MICRO_BATCHES)
+            if peak > most:
+                slug = "gpipe-memory" if peak == MICRO_BATCHES else "too-many-in-flight"
+                raise Wrong(slug, expected=f"at most {most}", got=peak, rank=rank, size=size, found=peak, most=most)

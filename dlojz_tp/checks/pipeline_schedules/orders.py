@@ -1,0 +1,45 @@
+"""Look at orders of ranks: called for every rank, read, simulated; the planner's own are out of reach meanwhile."""
+
+import contextlib
+
+from dlojz_tp import planner
+from dlojz_tp.checking import Wrong, pretended
+from dlojz_tp.planner import schedules
+
+HINTS = {
+    "planner-called": "The planner has this schedule already: write it yourself, here.",
+    "not-a-list": "Return a list of actions: tuples of a kind, the number of the micro-batch{third}.",
+    "not-a-step": "This cannot be a training step: {problem}.",
+    "deadlock": "Ranks would wait for each other for ever: {problem}.",
+}
+
+
+@contextlib.contextmanager
+def without_planner(name, *answers):
+    """Inside, the planner's own orders of that name refuse to be called by an answer."""
+
+    def refuse(*_, **__):
+        raise Wrong("planner-called")
+
+    with pretended([(module, name, refuse) for module in (planner, schedules)], *answers):
+        yield
+
+
+def simulated(orders, costs, where: str, third: str = "", **more) -> planner.Simulation:
+    """`planner.simulate`, with a hint where the orders cannot be carried out."""
+    for order in orders:
+        if order is None:
+            raise Wrong("nothing-returned")
+        if not isinstance(order, list | tuple) or not all(isinstance(action, list | tuple) for action in order):
+            raise Wrong("not-a-list", got=order, where=where, third=third)
+    try:
+        return planner.simulate(orders, costs, **more)
+    except planner.Deadlock as error:
+        raise Wrong("deadlock", where=where, problem=_short(str(error).removeprefix("deadlock: "))) from error
+    except planner.ScheduleError as error:
+        raise Wrong("not-a-step", where=where, problem=_short(str(error))) from error
+
+
+def _short(text: str) -> str:
+    parts = text.split("; ")
+    return "; ".join(parts[:3]) + ("; …" if len(parts) > 3 else "")

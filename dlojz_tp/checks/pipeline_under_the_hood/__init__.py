@@ -1,0 +1,32 @@
+"""Checks of 15_pipeline_under_the_hood: cuts, messages, steps, schedules and their execution, memory, asynchrony."""
+
+from dlojz_tp.checks.pipeline_under_the_hood import (
+    bubble,
+    common,
+    hybrid,
+    memory,
+    messages,
+    partition,
+    runner,
+    schedules,
+    stashing,
+    steps,
+)
+from dlojz_tp.checks.pipeline_under_the_hood.bubble import balise_8
+from dlojz_tp.checks.pipeline_under_the_hood.hybrid import balise_10
+from dlojz_tp.checks.pipeline_under_the_hood.memory import balise_7
+from dlojz_tp.checks.pipeline_under_the_hood.messages import balise_2
+from dlojz_tp.checks.pipeline_under_the_hood.partition import balise_1
+from dlojz_tp.checks.pipeline_under_the_hood.runner import balise_6
+from dlojz_tp.checks.pipeline_under_the_hood.schedules import balise_5
+from dlojz_tp.checks.pipeline_under_the_hood.stashing import balise_9
+from dlojz_tp.checks.pipeline_under_the_hood.steps import balise_3, balise_4
+
+__all__ = [
+    "balise_1", "balise_2", "balise_3", "balise_4", "balise_5", "balise_6", "balise_7", "balise_8", "balise_9",
+    "balise_10",
+]  # fmt: skip
+
+_PARTS = (common, partition, messages, steps, schedules, runner, memory, bubble, stashing, hybrid)
+HINTS = {slug: text for part in _PARTS for slug, text in part.HINTS.items()}
+assert len(HINTS) == sum(len(part.HINTS) for part in _PARTS), "a hint's name is used twice"

@@ -1,0 +1,207 @@
+"""Balise 8: the bubble by formula, and from the events of a run; what a stage costs."""
+
+import statistics
+from collections import defaultdict
+from numbers import Real
+
+from dlojz_tp import planner
+from dlojz_tp.checking import Wrong, close
+from dlojz_tp.planner.pipeline import PipelineEvent
+
+HINTS = {
+    "worked-share": "That is the share of the time in which a stage works. The bubble is the rest of it.",
+    "over-ideal": "(p − 1) / m compares the waiting with the work. The bubble is the share of the whole time, which is work and "
+    "waiting: m + p − 1 turns.",
+    "bubble-off-by-one": "One turn too many or too few. A step takes m + p − 1 turns, and each stage works in m of them.",
+    "whole-numbers": "A share is between 0 and 1; this one was rounded to a whole number: / divides, // rounds down.",
+    "wrong-bubble": "That is not the share of the time that a stage waits.",
+    "not-a-share": "The bubble is one number, a float from 0 to 1.",
+    "not-a-count": "A number of micro-batches is a whole number, an int.",
+    "no-micro-batch": "At least one micro-batch is needed, even where there is nothing to hide.",
+    "too-few": "With {m} micro-batches the bubble is {bubble:.4f}, which is more than {share}. Round up.",
+    "too-many": "{m} micro-batches are enough, but not the fewest. Where the share is met exactly, one more is one too many.",
+    "idle-not-busy": "That is the share of the time in which the ranks work.",
+    "clock-zero": "The clock does not begin at 0 when the step begins. The step lasts from the first begin to the last end.",
+    "order-assumed": "The events are not in the order of time: those of all ranks are mixed. Look for the smallest begin and the "
+    "largest end.",
+    "own-window": "Each rank was timed from its own first action to its own last one. A rank that waits for its first "
+    "micro-batch waits too: all ranks have the time of the whole step.",
+    "ranks-forgotten": "The work of all ranks is compared with the time of one. The step offers its length once a rank.",
+    "ranks-miscounted": "The ranks here are {ranks}: {n} of them. Count the different ranks in the events, not the stages, and not from 0.",
+    "wrong-idle": "That is not the share of all ranks' time in which they do nothing.",
+    "not-costs": 'Return a dictionary: for each kind of action, such as "F", a list with one number a stage.',
+    "kind-missing": "The kinds in these events are {kinds}. Each has its costs.",
+    "per-rank": "One number a stage, in the order of the stages: rank {rank} holds two of them here.",
+    "stages-shuffled": "These are the right numbers in another order: stage 0 comes first, wherever its events stand.",
+    "mean-not-median": "That is the mean. One action that another program disturbed moves it: take the median.",
+    "cost-summed": "That is the time of all micro-batches together. The cost is that of one.",
+    "wrong-cost": "The cost of an action is its end − its begin; take the median over the micro-batches.",
+    "events-changed": "The list of events was changed. Leave it as it is: it is drawn afterwards.",
+}  # fmt: skip
+
+CASES = [(p, m) for p in (2, 3, 4, 8) for m in (1, 2, 3, 7, 8, 20)] + [(1, 1), (1, 5)]
+
+
+def balise_8(ideal_bubble, fewest_micro_batches, measured_bubble, stage_costs):
+    """The formula against simulated pipelines; shares and costs against events that are known."""
+    yield "the formula, for 1 to 8 stages and 1 to 20 micro-batches, against simulated pipelines"
+    _formula(ideal_bubble)
+    yield "the fewest micro-batches for a bubble"
+    _fewest(fewest_micro_batches)
+    yield "the idle share of a run: ranks that wait at both ends, any clock, any order of the events"
+    for words, events in _runs().items():
+        _idle(measured_bubble, words, events)
+    yield "the median cost of each kind and stage"
+    for words, events in _runs().items():
+        _costs(stage_costs, words, events)
+
+
+def _number(value, slug, where):
+    if value is None:
+        raise Wrong("nothing-returned")
+    if hasattr(value, "item") and getattr(value, "ndim", 1) == 0:
+        value = value.item()
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise Wrong(slug, got=value, where=where)
+    return float(value)
+
+
+def _formula(ideal_bubble):
+    truth, got = [], []
+    for p, m in CASES:
+        truth.append(planner.simulate(planner.gpipe(p, m), {"F": 1.0, "B": 2.0}).bubble)
+        got.append(_number(ideal_bubble(p, m), "not-a-share", f"{p} stages, {m} micro-batches"))
+    if close(got, truth, 1e-6):
+        return
+    known = {
+        "worked-share": [m / (m + p - 1) for p, m in CASES],
+        "over-ideal": [(p - 1) / m for p, m in CASES],
+    }
+    near = [
+        lambda p, m: (p - 1) / (m + p), lambda p, m: p / (m + p), lambda p, m: p / (m + p - 1),
+        lambda p, m: (p - 1) / (m + p + 1), lambda p, m: (p - 1) / (m + p - 2) if m + p > 2 else 0.0,
+    ]  # fmt: skip
+    slug = next((name for name, values in known.items() if close(got, values, 1e-6)), "wrong-bubble")
+    if any(close(got, [f(p, m) for p, m in CASES], 1e-6) for f in near):
+        slug = "bubble-off-by-one"
+    elif all(value in (0.0, 1.0) for value in got):
+        slug = "whole-numbers"
+    k = next(k for k, (g, t) in enumerate(zip(got, truth, strict=True)) if not close(g, t, 1e-6))
+    raise Wrong(slug, expected=truth[k], got=got[k], where="{} stages, {} micro-batches".format(*CASES[k]))
+
+
+def _fewest(fewest_micro_batches):
+    for p, share in ((4, 0.25), (4, 0.2), (8, 0.1), (3, 0.15), (16, 0.05), (64, 0.11), (2, 0.9), (1, 0.1), (5, 0.5)):
+        where = f"{p} stages, a bubble of {share} at most"
+        m = _number(fewest_micro_batches(p, share), "not-a-count", where)
+        truth = next(n for n in range(1, 10**5) if (p - 1) / (n + p - 1) <= share + 1e-12)
+        if m != int(m):
+            raise Wrong("not-a-count", expected=truth, got=m, where=where)
+        if m < 1:
+            raise Wrong("no-micro-batch", expected=truth, got=int(m), where=where)
+        if m < truth:
+            raise Wrong(
+                "too-few", m=int(m), bubble=(p - 1) / (m + p - 1), share=share, expected=truth, got=int(m), where=where
+            )
+        if m > truth:
+            slug = "over-ideal" if abs(m - (p - 1) / share) < 1 and m > truth + 1 else "too-many"
+            raise Wrong(slug, m=int(m), expected=truth, got=int(m), where=where)
+
+
+def _runs() -> dict[str, list]:
+    """Runs with known events; the same all the time."""
+    uneven = {"F": [1.0, 1.5, 0.5, 1.0], "B": [2.0, 2.5, 1.0, 3.0]}
+    plain = planner.simulate(planner.one_f_one_b(4, 6), uneven).events
+    alone = planner.simulate(planner.gpipe(1, 3), {"F": 1.0, "B": 2.0}).events
+    chunks = planner.simulate(planner.interleaved_1f1b(2, 4, 2), uneven).events
+    split = planner.simulate(planner.zero_bubble_h1(2, 4), {"F": [1.0, 1.25], "I": [0.75, 1.0], "W": [0.5, 1.5]}).events
+    return {
+        "4 stages of unequal cost": _disturbed(plain, 0.0),
+        "a clock that began long before": _disturbed(plain, 5000.0),
+        "events of all ranks one after the other, the last rank first": sorted(_disturbed(plain, 30.0), key=lambda e: (-e[0], e[4])),
+        "ranks 2 and 3 only, a second pipeline": [(e[0] + 2, *e[1:]) for e in _disturbed(chunks, 7.0)],
+        "backward in two halves": _disturbed(split, 3.0),
+        "one rank": _disturbed(alone, 1.0),
+    }  # fmt: skip
+
+
+def _disturbed(events: list[PipelineEvent], offset: float) -> list[tuple]:
+    """The events as plain tuples, later on the clock, some of them shorter: their rank pauses for the rest."""
+    found = []
+    for rank, kind, k, stage, begin, end in events:
+        cut = 0.5 if k == 1 else 0.1 * (k % 3)
+        found.append((rank, kind, k, stage, begin + offset, end + offset - cut * (end - begin)))
+    return found
+
+
+def _idle(measured_bubble, words, events):
+    given = list(events)
+    got = _number(measured_bubble(given), "not-a-share", words)
+    if given != events:
+        raise Wrong("events-changed", where=words)
+    ranks = sorted({event[0] for event in events})
+    begin, end = min(event[4] for event in events), max(event[5] for event in events)
+    # the gaps of each rank, rather than what it works
+    idle = 0.0
+    for rank in ranks:
+        at = begin
+        for event in sorted((e for e in events if e[0] == rank), key=lambda e: e[4]):
+            idle, at = idle + event[4] - at, event[5]
+        idle += end - at
+    truth = idle / (len(ranks) * (end - begin))
+    if close(got, truth, 1e-6):
+        return
+    busy = sum(e[5] - e[4] for e in events)
+    own = sum(max(e[5] for e in events if e[0] == r) - min(e[4] for e in events if e[0] == r) for r in ranks)
+    n = len(ranks)
+    first_to_last = events[-1][5] - events[0][4]
+    stages, highest = len({e[3] for e in events}), max(ranks) + 1
+    windows = []
+    for rank in ranks:
+        mine = [e for e in events if e[0] == rank]
+        length = max(e[5] for e in mine) - min(e[4] for e in mine)
+        windows.append(1 - sum(e[5] - e[4] for e in mine) / length)
+    known = {
+        "idle-not-busy": [1 - truth, busy / (end - begin)],
+        "clock-zero": [1 - busy / (n * end)],
+        "order-assumed": [1 - busy / (n * first_to_last)] if first_to_last else [],
+        "own-window": [1 - busy / own, statistics.fmean(windows)],
+        "ranks-forgotten": [1 - busy / (end - begin), idle / (end - begin)],
+        "ranks-miscounted": [1 - busy / (count * (end - begin)) for count in (stages, highest)],
+    }
+    slug = next((s for s, values in known.items() if any(close(got, v, 1e-6) for v in values)), "wrong-idle")
+    raise Wrong(slug, expected=truth, got=got, where=words, ranks=", ".join(map(str, ranks)), n=n)
+
+
+def _costs(stage_costs, words, events):
+    given = list(events)
+    got = stage_costs(given)
+    if given != events:
+        raise Wrong("events-changed", where=words)
+    if got is None:
+        raise Wrong("nothing-returned")
+    spent = defaultdict(list)
+    for _, kind, _, stage, begin, end in events:
+        spent[kind, stage].append(end - begin)
+    kinds, n_stages = sorted({kind for kind, _ in spent}), 1 + max(stage for _, stage in spent)
+    if not isinstance(got, dict) or not all(isinstance(v, list | tuple) or hasattr(v, "tolist") for v in got.values()):
+        raise Wrong("not-costs", got=got, where=words)
+    got = {kind: [float(value) for value in values] for kind, values in got.items()}
+    if set(got) != set(kinds):
+        raise Wrong("kind-missing", kinds=", ".join(kinds), got=", ".join(map(str, got)), where=words)
+    for kind in kinds:
+        truth = [statistics.median(spent[kind, stage]) for stage in range(n_stages)]
+        if close(got[kind], truth, 1e-6):
+            continue
+        if len(got[kind]) != n_stages:
+            rank = next(iter(event[0] for event in events))
+            slug = "per-rank" if len(got[kind]) == len({event[0] for event in events}) else "not-costs"
+            raise Wrong(slug, rank=rank, expected=truth, got=got[kind], where=f"{kind}, {words}")
+        slug = "wrong-cost"
+        if close(sorted(got[kind]), sorted(truth), 1e-6):
+            slug = "stages-shuffled"
+        elif close(got[kind], [statistics.fmean(spent[kind, s]) for s in range(n_stages)], 1e-6):
+            slug = "mean-not-median"
+        elif close(got[kind], [sum(spent[kind, s]) for s in range(n_stages)], 1e-6):
+            slug = "cost-summed"
+        raise Wrong(slug, expected=truth, got=got[kind], where=f"{kind}, {words}")

@@ -1,0 +1,298 @@
+"""What the checks of this work share: a small model in stages, its truth in one process, ranks and their failures."""
+
+import contextlib
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from dlojz_tp import launch
+from dlojz_tp.checking import Wrong, close
+from dlojz_tp.checks.data_parallel_under_the_hood.common import Log, sent
+
+SIZES = (1, 2, 3, 4)
+TIMEOUT = 5  # seconds for the ranks of one world: a deadlock must come back quickly
+WIDTHS = (5, 7, 4, 6, 3, 8, 2)  # of the activations between the layers, so that no two stages are alike
+HINTS = {
+    "ranks-hang": "A rank waits for a message that never comes: {error}. Does each receive have its send, with the same tag, "
+    "on the right neighbour? A send that is not waited for before the function ends may be lost.",
+    "inputs-everywhere": "A stage got something of another width ({error}). Only the first stage takes the inputs; the "
+    "others receive what the stage before has sent.",
+    "collective-used": "{name} was called. A pipeline needs messages between neighbours only.",
+    "sends-not-waited": "{n} sends were started and never waited for. The memory that they read may be gone before the "
+    "message is: wait() for each before you return.",
+    "chain-cut": "Stage {stage} of {n_stages} has no gradients. The graph ends at what was received: call y.backward() with "
+    "the gradient that the stage behind sends back.",
+    "no-gradient-to-send": "There is no gradient to send back ({error}). Backward has not come through what was received: call "
+    "y.backward() with the gradient that arrives, before send_gradient.",
+    "gradients-cleared": "A second call starts anew: gradients are to add up in p.grad, as backward() does it.",
+    "weights-changed": "The weights of a stage changed. All micro-batches of a step must see the same weights: the update "
+    "comes after the step, and is not made here.",
+    "loss-missing": "The last stage returns the loss; here it returned {kind}.",
+    "loss-everywhere": "Stage {stage} returned {kind}. Only the last stage knows the loss: the others return None.",
+    "loss-with-graph": "The returned loss still has its graph, and keeps the last stage's activations alive: detach() it.",
+    "wrong-loss": "The loss is not that of the whole batch.",
+    "loss-of-one": "This is the loss of one micro-batch. The mean over the batch has a part from each.",
+    "loss-not-scaled": "This is the sum of the micro-batches' losses. The mean over the batch weights each by its share of the rows.",
+    "wrong-gradients": "The gradients of stage {stage} are not those of the model in one process.",
+    "gradient-of-ones": "Backward started from the sum of the output, not from the gradient that the stage behind sent.",
+    "not-scaled": "The gradients are too large by the number of micro-batches: each micro-batch's loss is a mean of its own. "
+    "Weight it by its share of the batch.",
+    "uneven-weights": "Right where the batch divides, wrong where it does not: a micro-batch with fewer rows counts less. "
+    "Weight each loss by its rows over all rows.",
+    "gradient-of-another": "The gradients of stage {stage} come from (x, y) of one micro-batch and the gradient of another: both "
+    "must have the same number.",
+}  # fmt: skip
+
+
+def on_ranks(fn, *args, known=(), sizes=SIZES, timeout=TIMEOUT) -> dict[int, list]:
+    """Run a check's function on 1, 2, 3 and 4 ranks.
+
+    known: pairs (words in the error, or its kind; slug) of failures that have their own hint, which may use {error}.
+    """
+    if torch.cuda.device_count() >= max(sizes):
+        timeout *= 6  # NCCL takes seconds to set its communicators up
+    usual = (
+        ("hung", "ranks-hang"), ("shapes cannot be multiplied", "inputs-everywhere"),
+        ("NoneType' object has no attribute 'contiguous", "no-gradient-to-send"),
+        ("modified by an inplace operation", "weights-changed"),
+    )  # fmt: skip
+    try:
+        return launch.worlds(fn, *args, sizes=sizes, timeout=timeout)
+    except launch.RankError as error:
+        if isinstance(error.cause, Wrong):
+            raise error.cause from error
+        for sign, slug in (*known, *usual):
+            if error.kind == sign or sign in error.summary or (error.kind == "raised" and sign in str(error)):
+                raise Wrong(slug, got=error.summary, error=error.summary) from error
+        raise
+
+
+class Marked(torch.autograd.Function):
+    """Hands a tensor on, and tells when the gradient comes back."""
+
+    @staticmethod
+    def forward(ctx, x, tell):
+        ctx.tell = tell
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        ctx.tell()
+        return gradient, None
+
+
+class Stage(nn.Sequential):
+    """Some layers; `seen` lists ("F", rows, first number) of each forward and ("B", None, None) of each backward."""
+
+    def __init__(self, *layers):
+        super().__init__(*layers)
+        self.seen = []
+
+    def forward(self, x):
+        self.seen.append(("F", len(x), float(x.detach().flatten()[0])))
+        return Marked.apply(super().forward(x), lambda: self.seen.append(("B", None, None)))
+
+
+def layers() -> list[nn.Module]:
+    """Six layers in float64, always alike."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(11)
+        pairs = zip(WIDTHS[:-1], WIDTHS[1:], strict=True)
+        return [nn.Sequential(nn.Linear(a, b), nn.Tanh()).double() for a, b in pairs]
+
+
+def bounds(n_stages: int) -> list[tuple[int, int]]:
+    """Where the layers are cut: contiguous, about equally many."""
+    cuts = [round(s * (len(WIDTHS) - 1) / n_stages) for s in range(n_stages + 1)]
+    return list(zip(cuts[:-1], cuts[1:], strict=True))
+
+
+def my_stage(index: int, n_stages: int) -> Stage:
+    """A stage of these layers on this rank's device."""
+    start, stop = bounds(n_stages)[index]
+    return Stage(*layers()[start:stop]).to(launch.device())
+
+
+class Place:
+    """Where a rank stands, with the attributes that the notebook's Place has."""
+
+    def __init__(self, stage: int, n_stages: int, first_rank: int = 0):
+        self.stage, self.n_stages = stage, n_stages
+        self.before = first_rank + stage - 1 if stage > 0 else None
+        self.behind = first_rank + stage + 1 if stage < n_stages - 1 else None
+
+
+def batch(rows: int):
+    """Inputs (rows, 5) and targets (rows, 2) in float64; rows of very different weight."""
+    generator = torch.Generator().manual_seed(rows)
+    x = torch.randn(rows, WIDTHS[0], generator=generator, dtype=torch.float64)
+    y = torch.randn(rows, WIDTHS[-1], generator=generator, dtype=torch.float64)
+    return x, y * torch.linspace(0.5, 4, rows).double()[:, None]
+
+
+def loss_function(y, targets):
+    """Mean over the rows."""
+    return (y - targets).square().sum(dim=1).mean()
+
+
+def truth(rows: int, weights=None, pieces: int = 1):
+    """Loss and gradients of all layers in one process.
+
+    weights: of the losses of the `pieces` micro-batches; None for their shares of the rows, which is right.
+    """
+    model = nn.Sequential(*layers())
+    x, targets = batch(rows)
+    losses = [loss_function(model(a), t) for a, t in zip(x.tensor_split(pieces), targets.tensor_split(pieces))]
+    shares = [len(t) / rows for t in targets.tensor_split(pieces)] if weights is None else weights
+    sum(w * loss for w, loss in zip(shares, losses, strict=True)).backward()
+    return [loss.item() for loss in losses], [[p.grad for p in layer.parameters()] for layer in model]
+
+
+def of_stage(gradients, index: int, n_stages: int) -> list[torch.Tensor]:
+    """What of the layers' gradients belongs to a stage."""
+    start, stop = bounds(n_stages)[index]
+    return [gradient for layer in gradients[start:stop] for gradient in layer]
+
+
+class Sends:
+    """Counts the sends that were started and not waited for."""
+
+    def __init__(self):
+        self.open = {}
+        self.works = []  # kept: a work that is dropped may take its message with it
+
+    @contextlib.contextmanager
+    def watched(self):
+        """Inside, dist.isend gives works that tell when they are waited for."""
+        begin = dist.isend
+
+        def isend(*args, **kwargs):
+            work = begin(*args, **kwargs)
+            if work is None:
+                return None
+            self.works.append(work)
+            number = len(self.open)
+            self.open[number] = True
+            return _Work(work, lambda: self.open.__setitem__(number, False))
+
+        dist.isend = isend
+        try:
+            yield self
+        finally:
+            dist.isend = begin
+
+
+class _Work:
+    """A work that tells when it is through; all else is the real one's."""
+
+    def __init__(self, work, tell):
+        self._work, self._tell = work, tell
+
+    def wait(self, *args, **kwargs):
+        done = self._work.wait(*args, **kwargs)
+        self._tell()
+        return done
+
+    def __getattr__(self, name):
+        return getattr(self._work, name)
+
+
+def run_step(step, rows: int, calls: int = 1):
+    """On a rank: `step(stage, place, inputs, targets)`, `calls` times; what it returned and left, and what it sent."""
+    place = Place(dist.get_rank(), dist.get_world_size())
+    stage = my_stage(place.stage, place.n_stages)
+    before = [p.detach().clone() for p in stage.parameters()]
+    x, targets = (tensor.to(launch.device()) for tensor in batch(rows))
+    gradients, sends = [], Sends()
+    with Log() as log, sends.watched():
+        for _ in range(calls):
+            loss = step(stage, place, x, targets)
+            gradients.append([None if p.grad is None else p.grad.detach().cpu().clone() for p in stage.parameters()])
+    kind = type(loss).__name__
+    return {
+        "loss": float(loss.detach()) if isinstance(loss, torch.Tensor) and loss.numel() == 1 else loss if kind == "float" else None,
+        "kind": kind, "graph": isinstance(loss, torch.Tensor) and loss.requires_grad,
+        "gradients": gradients, "seen": stage.seen, "sent": sent(log.events), "open": sum(sends.open.values()),
+        "changed": any(not torch.equal(a, b.detach()) for a, b in zip(before, stage.parameters(), strict=True)),
+    }  # fmt: skip
+
+
+def right_step(worlds, rows: int, pieces: int = 1, even: bool = True):
+    """Raise Wrong unless gradients and loss of all stages of all worlds are those of one process."""
+    losses, gradients = truth(rows, pieces=pieces)
+    loss = sum(value * share for value, share in zip(losses, shares(rows, pieces), strict=True))
+    for size, ranks in worlds.items():
+        for rank, got in enumerate(ranks):
+            where = f"stage {rank} of {size}, batch of {rows}" + (f" in {pieces} micro-batches" if pieces > 1 else "")
+            expected, found = of_stage(gradients, rank, size), got["gradients"][0]
+            names = [name for name, _, _ in got["sent"] if name not in ("send", "recv", "recv_any_source")]
+            if names:
+                raise Wrong("collective-used", name=names[0], where=where)
+            if got["changed"]:
+                raise Wrong("weights-changed", stage=rank, where=where)
+            if any(gradient is None for gradient in found):
+                raise Wrong("chain-cut", stage=rank, n_stages=size, where=where)
+            if not close(found, expected, 1e-6):
+                slug = _known(found, rank, size, rows, pieces, even)
+                worst = max(range(len(found)), key=lambda k: (found[k] - expected[k]).abs().max().item())
+                raise Wrong(slug, expected=expected[worst], got=found[worst], where=where, stage=rank)
+            if len(got["gradients"]) > 1 and not close(got["gradients"][1], [2 * g for g in expected], 1e-6):
+                raise Wrong("gradients-cleared", where=where)
+            _right_loss(got, rank == size - 1, loss, losses, rank, where)
+            if got["open"]:
+                raise Wrong("sends-not-waited", n=got["open"], where=where)
+
+
+def _right_loss(got, last, loss, losses, stage, where):
+    if not last:
+        if got["kind"] != "NoneType":
+            raise Wrong("loss-everywhere", stage=stage, kind=got["kind"], where=where)
+        return
+    if got["loss"] is None:
+        raise Wrong("loss-missing", kind=got["kind"], where=where)
+    if not close(got["loss"], loss, 1e-6):
+        of_one = any(close(got["loss"], value * w, 1e-6) for value in losses for w in (1, 1 / len(losses)))
+        slug = "loss-of-one" if of_one and len(losses) > 1 else "wrong-loss"
+        slug = "loss-not-scaled" if close(got["loss"], sum(losses), 1e-6) else slug
+        raise Wrong(slug, expected=loss, got=got["loss"], where=where)
+    if got["graph"]:
+        raise Wrong("loss-with-graph", where=where)
+
+
+def shares(rows: int, pieces: int) -> list[float]:
+    """The micro-batches' parts of the batch."""
+    return [len(part) / rows for part in torch.arange(rows).tensor_split(pieces)]
+
+
+def _known(found, rank, size, rows, pieces, even):
+    """The known mistake that gives these gradients."""
+
+    def are(gradients):
+        return close(found, of_stage(gradients, rank, size), 1e-6)
+
+    if pieces > 1 and are(truth(rows, [1.0] * pieces, pieces)[1]):
+        return "not-scaled"
+    if not even and are(truth(rows, [1 / pieces] * pieces, pieces)[1]):
+        return "uneven-weights"
+    if rank < size - 1:
+        numbers = list(range(pieces))
+        orders = [numbers[::-1], numbers[1:] + numbers[:1], numbers[-1:] + numbers[:-1]]
+        if pieces > 1 and even and any(close(found, crossed(rank, size, rows, pieces, o), 1e-6) for o in orders):
+            return "gradient-of-another"
+        if close(found, crossed(rank, size, rows, pieces, None), 1e-6):
+            return "gradient-of-ones"
+    return "wrong-gradients"
+
+
+def crossed(rank, size, rows, pieces, order):
+    """A stage's gradients if micro-batch k gets the gradient of micro-batch order[k]; order None: of ones."""
+    model, (_, stop) = layers(), bounds(size)[rank]
+    x, targets = batch(rows)
+    cut = [nn.Sequential(*model[:stop])(a) for a in x.tensor_split(pieces)]
+    received = [y.detach().requires_grad_() for y in cut]
+    for y, t in zip(received, targets.tensor_split(pieces), strict=True):
+        (loss_function(nn.Sequential(*model[stop:])(y), t) * len(t) / rows).backward()
+    for k, y in enumerate(cut):
+        y.backward(torch.ones_like(y) if order is None else received[order[k]].grad)
+    return of_stage([[p.grad for p in layer.parameters()] for layer in model], rank, size)

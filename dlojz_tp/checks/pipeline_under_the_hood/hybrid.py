@@ -1,0 +1,286 @@
+"""Balise 10: pipelines side by side, their gradients averaged within groups."""
+
+from functools import cache
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from dlojz_tp import launch
+from dlojz_tp.checking import Wrong, close
+from dlojz_tp.checks.pipeline_under_the_hood.common import on_ranks
+
+HINTS = {
+    "groups-not-everywhere": "The ranks stood still, or one gave up: {error} All ranks of a group make the same calls in the same "
+    "order. new_group() is a call of the whole world: every rank makes every group, also those that it is not in.",
+    "no-group-kept": "{error}: in no turn of the loop did this rank find its own group. Are stage and replica the right way round?",
+    "not-a-grid": "make_grid returns four things: stage, replica, the list of the ranks of this pipeline, a process group. Here: {what}.",
+    "stage-replica-swapped": "Rank {rank} of {size} has stage and replica the wrong way round: rank = replica × n_stages + stage, so that "
+    "neighbours in a pipeline are neighbouring ranks.",
+    "wrong-cell": "Rank {rank} of {size} is on another stage or in another replica: rank = replica × n_stages + stage.",
+    "wrong-pipeline": "The pipeline of rank {rank} is the list of the ranks that hold the stages of its replica, from stage 0 on.",
+    "not-in-group": "Rank {rank} is not in the group that it returned. All groups are made by all ranks; a rank keeps the one it is in.",
+    "group-along-pipeline": "The data group of rank {rank} holds the stages of one pipeline: other layers, whose gradients have nothing to "
+    "do with each other. It holds the ranks with the same stage.",
+    "group-is-world": "The data group of rank {rank} is the whole world. It holds only the ranks with the same stage.",
+    "wrong-group": "The data group of rank {rank} is not that of the ranks with its stage.",
+    "whole-batch-everywhere": "Replica {replica} ran the whole batch. Each replica takes its own rows: tensor_split by the number of "
+    "replicas.",
+    "share-by-rank": "Replica {replica} ran rows that are another's, or too few. All ranks of a pipeline work on the same rows, those of "
+    "their replica: split by the number of replicas, not of ranks.",
+    "targets-of-others": "The targets are not those of the rows that came with them.",
+    "step-twice": "step() was called {n} times. Once: its gradients add up.",
+    "replica-only": "These are the gradients of this replica's rows alone: nothing was added up over the data group.",
+    "replicas-summed": "The replicas' means were added up. Each counts by its rows over all rows.",
+    "replicas-alike": "Right for equal shares, wrong for shares of another length: weight each by its rows over all rows.",
+    "divided-by-world": "The gradients were divided by the number of ranks. What they are a mean over is the batch, and that is "
+    "shared by the replicas only.",
+    "summed-over-world": "The gradients of all stages were added together: all_reduce without group= is over the whole world.",
+    "weighted-twice": "The gradients are weighted twice, before the sum and after it.",
+    "grad-none": "A frozen parameter has p.grad None: {error}",
+    "updated-inside": "The weights changed inside the step. The update comes after it, once the gradients of all replicas are there.",
+    "wrong-hybrid": "The gradients are not those of one process with the whole batch.",
+    "loss-of-replica": "That is the loss of this replica's rows. The loss of the batch has a part from each replica.",
+    "loss-unweighted": "The replicas' losses were added or averaged without their rows.",
+    "wrong-hybrid-loss": "The last stage returns the mean loss of the whole batch, a tensor or a number; the others None.",
+}  # fmt: skip
+
+WORLDS = {1: (1,), 4: (2, 1, 4), 6: (2, 3)}  # ranks: numbers of stages
+LAYERS, WIDTH = 12, 3
+ROWS = (12, 7)
+KNOWN = (
+    ("hung", "groups-not-everywhere"), ("SIGABRT", "groups-not-everywhere"), ("UnboundLocalError", "no-group-kept"),
+    ("NoneType", "grad-none"),
+)  # fmt: skip
+
+
+def balise_10(make_grid, hybrid_step):
+    """Grids of 1, 4 and 6 ranks: places, groups, and the gradients of one process."""
+    yield "1, 4 and 6 ranks: stage, replica and pipeline of each rank"
+    worlds = on_ranks(_on_rank, make_grid, hybrid_step, known=KNOWN, sizes=tuple(WORLDS), timeout=6)
+    every = [
+        (size, p, rank, got[p])
+        for size, ranks in worlds.items()
+        for p in WORLDS[size]
+        for rank, got in enumerate(ranks)
+    ]
+    for size, p, rank, got in every:
+        _cell(got, rank, size, p)
+    yield "its data group: the ranks with the same stage"
+    for size, p, rank, got in every:
+        _group(got, rank, size, p)
+    for number, words in enumerate(("a batch that divides", "a batch that does not")):
+        yield f"{words}: each pipeline runs its replica's rows, the gradients are those of one process"
+        for size, p, rank, got in every:
+            if "steps" in got:
+                _rows(got["steps"][number], rank, size, p)
+        # first where replicas and stages are different numbers, so that a wrong divisor can be told
+        for size, p, rank, got in sorted(every, key=lambda case: -case[0]):
+            _gradients(got["steps"][number], worlds[size], number, rank, size, p)
+    yield "the loss of the whole batch on the last stage"
+    for size, p, rank, got in every:
+        for number in range(len(ROWS)):
+            _loss(got["steps"][number], rank, size, p)
+
+
+@cache
+def _batch(rows: int):
+    generator = torch.Generator().manual_seed(rows)
+    x, y = torch.randn(2, rows, WIDTH, generator=generator, dtype=torch.float64)
+    return x, y * torch.linspace(0.5, 4, rows).double()[:, None]
+
+
+class _Layer(nn.Module):
+    """tanh(x W + b), scaled by a frozen parameter."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight, self.shift = (nn.Parameter(torch.randn(n, WIDTH).double() / 2) for n in (WIDTH, 1))
+        self.scale = nn.Parameter(torch.rand(WIDTH).double() + 0.5, requires_grad=False)
+
+    def forward(self, x):
+        return torch.tanh(x @ self.weight + self.shift) * self.scale
+
+
+def _model() -> list[nn.Module]:
+    """Twelve layers of one size, so that a sum over the wrong ranks is a sum all the same."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(2)
+        return [_Layer() for _ in range(LAYERS)]
+
+
+def _loss_of(layers, x, targets):
+    for layer in layers:
+        x = layer(x)
+    return (x - targets).square().sum(dim=1).mean()
+
+
+def _on_rank(make_grid, hybrid_step):
+    """What this rank made of each grid of its world."""
+    return {p: _on_grid(make_grid, hybrid_step, p) for p in WORLDS[dist.get_world_size()]}
+
+
+def _on_grid(make_grid, hybrid_step, p):
+    rank, size = dist.get_rank(), dist.get_world_size()
+    made = make_grid(p)
+    if not isinstance(made, tuple | list) or len(made) != 4:
+        return {"what": "nothing (None)" if made is None else f"{type(made).__name__} {str(made)[:60]}"}
+    stage, replica, pipeline, group = made
+    try:
+        members = list(dist.get_process_group_ranks(group))
+    except Exception:
+        members = None
+    got = {"cell": (stage, replica), "pipeline": pipeline, "group": members}
+    # the answer's second function is tried with the right grid only: another one might stand still
+    right = [r for r in range(size) if r % p == rank % p]
+    votes = [None] * size
+    dist.all_gather_object(votes, members == right and (stage, replica) == (rank % p, rank // p))
+    if all(votes):
+        got["steps"] = [_one_step(hybrid_step, p, rows, replica, group) for rows in ROWS]
+    return got
+
+
+def _one_step(hybrid_step, p, rows, replica, group):
+    stage = dist.get_rank() % p
+    layers, calls = [layer.to(launch.device()) for layer in _model()], []
+    mine = [q for layer in layers[stage * LAYERS // p : (stage + 1) * LAYERS // p] for q in layer.parameters()]
+    before = [q.detach().clone() for q in mine]
+
+    def step(x, targets):
+        """Stands for a pipeline: the gradients of this stage, of the mean loss of these rows."""
+        calls.append((x.detach().cpu().clone(), targets.detach().cpu().clone()))
+        loss = _loss_of(layers, x, targets)
+        moving = [q for q in mine if q.requires_grad]
+        for q, g in zip(moving, torch.autograd.grad(loss, moving), strict=True):
+            q.grad = g if q.grad is None else q.grad + g
+        own.extend(q.grad.cpu().clone() for q in moving)
+        return loss.detach() if stage == p - 1 else None
+
+    own = []
+    x, targets = (tensor.to(launch.device()) for tensor in _batch(rows))
+    loss = hybrid_step(step, list(mine), x, targets, replica, group)
+    dist.barrier()
+    return {
+        "rows": rows, "calls": calls, "own": own, "loss": float(loss) if loss is not None else None,
+        "gradients": [None if q.grad is None else q.grad.cpu().clone() for q in mine if q.requires_grad],
+        "changed": not all(torch.equal(a, b) for a, b in zip(before, mine, strict=True)),
+    }  # fmt: skip
+
+
+def _where(rank, size, p):
+    return f"rank {rank} of {size}, {p} stages × {size // p} replicas"
+
+
+def _cell(got, rank, size, p):
+    where = _where(rank, size, p)
+    if "what" in got:
+        raise Wrong("not-a-grid", what=got["what"], where=where)
+    wanted, cell = (rank % p, rank // p), tuple(got["cell"])
+    if cell != wanted:
+        n = size // p
+        slug = "wrong-cell"
+        if cell in (wanted[::-1], (rank // n, rank % n)):
+            slug = "stage-replica-swapped"
+        raise Wrong(slug, rank=rank, size=size, expected=f"stage {wanted[0]}, replica {wanted[1]}",
+                    got=f"stage {cell[0]}, replica {cell[1]}", where=where)  # fmt: skip
+    wanted = [rank // p * p + s for s in range(p)]
+    if not isinstance(got["pipeline"], list | tuple | range) or list(got["pipeline"]) != wanted:
+        raise Wrong("wrong-pipeline", rank=rank, expected=wanted, got=got["pipeline"], where=where)
+
+
+def _group(got, rank, size, p):
+    wanted, where = [r for r in range(size) if r % p == rank % p], _where(rank, size, p)
+    members = got["group"]
+    if members == wanted:
+        return
+    if members is None or rank not in members:
+        raise Wrong("not-in-group", rank=rank, expected=wanted, got=members, where=where)
+    slug = "wrong-group"
+    if members == [rank // p * p + s for s in range(p)]:
+        slug = "group-along-pipeline"
+    elif len(members) == size:
+        slug = "group-is-world"
+    raise Wrong(slug, rank=rank, expected=wanted, got=members, where=where)
+
+
+def _rows(step, rank, size, p):
+    n, replica, where = size // p, rank // p, _where(rank, size, p)
+    x, targets = _batch(step["rows"])
+    if len(step["calls"]) != 1:
+        raise Wrong("step-twice", n=len(step["calls"]), where=where)
+    mine, wanted = step["calls"][0], x.tensor_split(n)[replica]
+    if not close(mine[0], wanted):
+        slug = "whole-batch-everywhere" if close(mine[0], x) else "share-by-rank"
+        raise Wrong(
+            slug, replica=replica, expected=f"{len(wanted)} of {len(x)} rows", got=f"{len(mine[0])} rows", where=where
+        )
+    if not close(mine[1], targets.tensor_split(n)[replica]):
+        raise Wrong("targets-of-others", where=where)
+
+
+@cache
+def _truth(rows, p, stage):
+    layers = _model()
+    loss = _loss_of(layers, *_batch(rows))
+    mine = [
+        q
+        for layer in layers[stage * LAYERS // p : (stage + 1) * LAYERS // p]
+        for q in layer.parameters()
+        if q.requires_grad
+    ]
+    return loss.item(), torch.autograd.grad(loss, mine)
+
+
+def _gradients(step, ranks, number, rank, size, p):
+    n, where = size // p, f"{_where(rank, size, p)}, batch of {step['rows']}"
+    if step["changed"]:
+        raise Wrong("updated-inside", where=where)
+    truth = list(_truth(step["rows"], p, rank % p)[1])
+    got = step["gradients"]
+    if close(got, truth, 1e-6):
+        return
+    shares = [len(part) / step["rows"] for part in torch.arange(step["rows"]).tensor_split(n)]
+    own = [ranks[r][p]["steps"][number]["own"] for r in range(size)]
+
+    def total(members, weights):
+        return [
+            sum(w * g for w, g in zip(weights, parts, strict=True))
+            for parts in zip(*(own[r] for r in members), strict=True)
+        ]
+
+    same = list(range(rank % p, size, p))
+    everyone = [
+        total(range(size), [w * v for w in [shares[r // p] for r in range(size)]]) for v in (1, 1 / n, 1 / size, 1 / p)
+    ]
+    plain = [total(range(size), [w] * size) for w in (1, 1 / n, 1 / size)]
+    known = {
+        "replica-only": [own[rank], [g * shares[rank // p] for g in own[rank]], [g / n for g in own[rank]]],
+        "replicas-summed": [total(same, [1.0] * n)],
+        "replicas-alike": [total(same, [1 / n] * n)],
+        "divided-by-world": [total(same, [w / size for w in (1.0,) * n]), [g / size for g in truth], [g / p for g in truth]],
+        "summed-over-world": [*everyone, *plain],
+        "weighted-twice": [[g / n for g in truth], total(same, [s * s for s in shares]), [g * shares[rank // p] for g in truth],
+                           total(same, [1 / n**2] * n)],
+    }  # fmt: skip
+    slug = next((s for s, values in known.items() if any(close(got, v, 1e-6) for v in values)), "wrong-hybrid")
+    k = next((k for k, (g, t) in enumerate(zip(got, truth, strict=True)) if g is None or not close(g, t, 1e-6)), 0)
+    raise Wrong(slug, expected=truth[k], got=got[k], where=f"{where}, parameter {k}")
+
+
+def _loss(step, rank, size, p):
+    n, where = size // p, f"{_where(rank, size, p)}, batch of {step['rows']}"
+    if rank % p != p - 1:
+        if step["loss"] is not None:
+            raise Wrong("wrong-hybrid-loss", expected="None", got=step["loss"], where=where)
+        return
+    x, targets = _batch(step["rows"])
+    layers = _model()
+    losses = [_loss_of(layers, *part).item() for part in zip(x.tensor_split(n), targets.tensor_split(n), strict=True)]
+    truth = _truth(step["rows"], p, rank % p)[0]
+    if step["loss"] is None or not close(step["loss"], truth, 1e-6):
+        slug = "wrong-hybrid-loss"
+        if step["loss"] is not None and n > 1 and close(step["loss"], losses[rank // p], 1e-6):
+            slug = "loss-of-replica"
+        elif step["loss"] is not None and any(close(step["loss"], sum(losses) / d, 1e-6) for d in (1, n)):
+            slug = "loss-unweighted"
+        raise Wrong(slug, expected=truth, got=step["loss"], where=where)

@@ -1,0 +1,276 @@
+"""Balise 2: activations and gradients between neighbours."""
+
+import gc
+
+import torch
+import torch.distributed as dist
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from dlojz_tp import launch
+from dlojz_tp.checking import Wrong, close
+from dlojz_tp.checks.data_parallel_under_the_hood.common import Log, volume
+from dlojz_tp.checks.pipeline_under_the_hood.common import Sends, on_ranks
+from dlojz_tp.measure import LiveBytes
+
+HINTS = {
+    "no-works": "send_activation and send_gradient return the list of started sends, each with a wait(): dist.isend gives one. "
+    "Here came {kind}.",
+    "no-gradient-asked": "What was received does not ask for its gradient: nothing could be sent back. requires_grad_() it, after it "
+    "has arrived.",
+    "not-a-leaf": "What was received is no leaf, so its .grad stays empty: ask for the gradient last, on the buffer itself.",
+    "integers-no-gradient": "Integers, such as token numbers, can have no gradient: {error}. Ask for one where the dtype is a "
+    "floating-point one.",
+    "dtype-not-sent": "It fails for another dtype than float32 ({error}). The receiver must be told the dtype, and make its "
+    "buffer with it.",
+    "shape-not-sent": "It fails for another shape than (4, 3) ({error}). Send the number of dimensions and all sizes; "
+    "1 to 6 dimensions are possible.",
+    "not-contiguous": "A transposed tensor cannot be sent as it is: {error}. contiguous() gives one that can.",
+    "gradient-not-contiguous": "The gradient of what was received may be a transposed view: {error}. contiguous() here as well.",
+    "values-lost": "What arrives is not what was sent.",
+    "activation-sent-back": "The activation itself came back. Its gradient is in received.grad.",
+    "wrong-gradient-came": "The gradient that arrived is not the one of what was received.",
+    "output-cut": "After sending, the output has no graph any more: detach() makes a new tensor, detach_() cuts this one.",
+    "gradient-asks": "The received gradient asks for a gradient itself. It is a plain buffer.",
+    "needless-copy": "Sending a contiguous activation of {held} bytes made {peak} bytes of new tensors. detach() alone copies nothing.",
+    "kept": "The {what} is still in memory after it was sent and dropped: something keeps it.",
+    "gradient-header": "A gradient of {exact} bytes was sent as {got} bytes. It is like the activation, whose owner knows shape and "
+    "dtype: send nothing else.",
+    "header-large": "{got} bytes were sent for an activation of {exact} bytes.",
+    "send-waits": "Two neighbours send to each other at the same moment, an activation and a gradient, and both wait for ever: "
+    "sends only start here. dist.send, or a wait() inside, blocks until the other one receives.",
+    "tag-ignored": "Two activations were sent with tags 1 and 2 and received in the other order, and came mixed up. Hand the tag "
+    "to every isend and recv.",
+}
+F32, F64, BF16, I64 = torch.float32, torch.float64, torch.bfloat16, torch.int64
+CASES = {
+    "plain": ((4, 3), F32), "double": ((4, 3), F64), "half": ((4, 3), BF16), "tokens": ((4, 3), I64), "row": ((5,), F32),
+    "three": ((2, 3, 4), F64), "six": ((1, 2, 1, 3, 2, 2), F32), "turned": ((3, 5), F32), "turned back": ((3, 5), F64),
+    "large": ((256, 512), F32),
+}  # fmt: skip
+KNOWN = (
+    ("only Tensors of floating point", "integers-no-gradient"),
+    ("Only Tensors of floating point", "integers-no-gradient"),
+)
+
+
+def balise_2(send_activation, receive_activation, send_gradient, receive_gradient):
+    """Tensors of many shapes and dtypes along a chain of ranks, and their gradients back."""
+    answers = (send_activation, receive_activation, send_gradient, receive_gradient)
+    yield "activations along 2, 3 and 4 ranks and gradients back: shapes, dtypes, a transposed tensor, integers"
+    worlds = _run(answers)
+    for size, ranks in worlds.items():
+        for rank, found in enumerate(ranks):
+            for case, got in found.items():
+                _right(
+                    case,
+                    got,
+                    f"rank {rank} of {size}, {CASES[case][1]} of shape {CASES[case][0]}".replace("torch.", ""),
+                )
+    yield "no more bytes than needed, no needless copy, nothing kept"
+    for size, ranks in worlds.items():
+        for rank, found in enumerate(ranks):
+            for case, got in found.items():
+                _cheap(
+                    case,
+                    got,
+                    f"rank {rank} of {size}, {CASES[case][1]} of shape {CASES[case][0]}".replace("torch.", ""),
+                )
+    yield "two activations with other tags, received the other way round"
+    on_ranks(_tags, answers, sizes=(2,), known=(("hung", "tag-ignored"),))
+    yield "neighbours that send to each other at the same moment"
+    on_ranks(_both_ways, answers, sizes=(2,), known=(("hung", "send-waits"),))
+
+
+def _run(answers):
+    """All cases; where they fail, find out which property was the reason."""
+    try:
+        return on_ranks(_chain, answers, list(CASES), sizes=(2, 3, 4), known=KNOWN)
+    except (launch.RankError, Wrong) as error:
+        known = isinstance(error, Wrong) and error.slug != "ranks-hang"
+        if known or not _passes(answers, ["plain"]):
+            raise
+        message = error.fields.get("error", "") if isinstance(error, Wrong) else error.summary
+        for cases, slug in (
+            (["double", "half"], "dtype-not-sent"),
+            (["row", "six"], "shape-not-sent"),
+            (["turned"], "not-contiguous"),
+            (["turned back"], "gradient-not-contiguous"),
+        ):
+            if not _passes(answers, cases):
+                raise Wrong(slug, error=message, got=message) from None
+        raise
+
+
+def _passes(answers, cases):
+    try:
+        on_ranks(_chain, answers, cases, sizes=(2,), timeout=3)
+    except (launch.RankError, Wrong):
+        return False
+    return True
+
+
+def given(case, rank):
+    """What a rank sends."""
+    shape, dtype = CASES[case]
+    generator = torch.Generator().manual_seed(10 * rank + len(case))
+    if dtype == I64:
+        return torch.randint(50_000, shape, generator=generator)
+    x = torch.randn(shape, generator=generator).to(dtype)
+    return x.t() if case.startswith("turned") else x
+
+
+def _started(send, *args):
+    """What a send returned; a send that was waited for inside cannot be waited for again: gloo would wait for ever."""
+    sends = Sends()
+    with sends.watched():
+        works = send(*args)
+    if not all(sends.open.values()) and isinstance(works, list | tuple) and works:
+        raise Wrong("send-waits")
+    return works
+
+
+def _works(works):
+    """Wait for what a send returned."""
+    works = [works] if hasattr(works, "wait") else works
+    if not isinstance(works, list | tuple) or not all(hasattr(work, "wait") for work in works) or not works:
+        raise Wrong("no-works", kind="None" if works is None else f"{works!r:.60}")
+    for work in works:
+        work.wait()
+
+
+def _chain(answers, cases):
+    """On a rank: send to the next one, receive from the one before; then the gradients, the other way."""
+    send_activation, receive_activation, send_gradient, receive_gradient = answers
+    rank, size = dist.get_rank(), dist.get_world_size()
+    found = {}
+    for tag, case in enumerate(cases):
+        got = found[case] = {"sent": 0, "returned": 0, "peak": 0}
+        works = output = received = None
+        if rank < size - 1:
+            leaf = given(case, rank).to(launch.device())
+            output = leaf.requires_grad_() * 1 if leaf.is_floating_point() else leaf
+            with Log() as log, LiveBytes() as live:
+                works = _started(send_activation, output, rank + 1, tag)
+            got |= {"sent": volume(log.events), "peak": live.peak, "graph": output.requires_grad}
+        if rank > 0:
+            received = receive_activation(rank - 1, tag)
+            _can_learn(received)
+            truth = given(case, rank - 1)
+            got |= {
+                "values": received.detach().cpu() if isinstance(received, torch.Tensor) else received,
+                "truth": truth.contiguous(),
+            }  # fmt: skip
+        if rank < size - 1:
+            _works(works)
+        works = None
+        if received is not None and received.is_floating_point():
+            gradient = _gradient(case, rank).to(launch.device())
+            received.grad = gradient.t().contiguous().t() if case == "turned back" else gradient
+            with Log() as log:
+                works = _started(send_gradient, received, rank - 1, tag)
+            got["returned"] = volume(log.events)
+            if works is None:
+                _works(works)
+        if output is not None and output.is_floating_point():
+            back = receive_gradient(output, rank + 1, tag)
+            got |= {
+                "gradient": back.detach().cpu(),
+                "gradient asks": back.requires_grad,
+                "gradient truth": _gradient(case, rank + 1),
+            }
+        if works is not None:
+            _works(works)
+        works = back = None
+        if case == "large":
+            got["kept"] = _kept(output, received)
+        output = received = leaf = gradient = None
+        dist.barrier()
+        if case == "large":
+            gc.collect()
+            got["kept"] = [what for what, reference in got["kept"] if not reference.expired()]
+    return found
+
+
+def _can_learn(received):
+    """The next stage needs a gradient: without it, the ranks would wait for each other here."""
+    if not isinstance(received, torch.Tensor):
+        raise Wrong("values-lost", expected="a tensor", got=received)
+    if received.is_floating_point():
+        if not received.requires_grad:
+            raise Wrong("no-gradient-asked")
+        if not received.is_leaf:
+            raise Wrong("not-a-leaf")
+
+
+def _kept(output, received):
+    return [(what, StorageWeakRef(x.untyped_storage())) for what, x in (("output", output), ("gradient", getattr(received, "grad", None)))
+            if x is not None]  # fmt: skip
+
+
+def _gradient(case, rank):
+    shape, dtype = CASES[case]
+    generator = torch.Generator().manual_seed(1000 + rank + len(case))
+    gradient = torch.randn(shape[::-1] if case.startswith("turned") else shape, generator=generator)
+    return gradient.to(dtype)
+
+
+def _right(case, got, where):
+    floating = CASES[case][1].is_floating_point
+    if "values" in got:
+        if not close(got["values"], got["truth"], 1e-6):
+            raise Wrong("values-lost", expected=got["truth"], got=got["values"], where=where)
+        if got["values"].dtype != got["truth"].dtype:
+            raise Wrong("dtype-not-sent", error=f"{got['values'].dtype} arrived", where=where)
+    if floating and "graph" in got and not got["graph"]:
+        raise Wrong("output-cut", where=where)
+    if "gradient" in got:
+        if not close(got["gradient"], got["gradient truth"], 1e-6):
+            own = given(case, int(where.split()[1]))
+            slug = "activation-sent-back" if close(got["gradient"], own, 1e-6) else "wrong-gradient-came"
+            raise Wrong(slug, expected=got["gradient truth"], got=got["gradient"], where=where)
+        if got["gradient asks"]:
+            raise Wrong("gradient-asks", where=where)
+
+
+def _cheap(case, got, where):
+    shape, dtype = CASES[case]
+    exact = torch.Size(shape).numel() * dtype.itemsize
+    if got["sent"] > exact + 256:
+        raise Wrong("header-large", got=got["sent"], exact=exact, where=where)
+    if got["returned"] > exact:
+        raise Wrong("gradient-header", got=got["returned"], exact=exact, where=where)
+    if case == "large":
+        if got["peak"] > exact // 2:
+            raise Wrong("needless-copy", held=exact, peak=got["peak"], where=where)
+        if got["kept"]:
+            raise Wrong("kept", what=got["kept"][0], where=where)
+
+
+def _tags(answers):
+    send_activation, receive_activation, _, _ = answers
+    if dist.get_rank() == 0:
+        first, second = torch.full((3,), 1.0), torch.full((2, 2), 2.0)
+        works = [send_activation(x.to(launch.device()), 1, tag) for tag, x in ((1, first), (2, second))]
+        for work in works:
+            _works(work)
+        return
+    found = {tag: receive_activation(0, tag).detach().cpu() for tag in (2, 1)}
+    if not close(found[2], torch.full((2, 2), 2.0)) or not close(found[1], torch.full((3,), 1.0)):
+        raise Wrong(
+            "tag-ignored", expected="tag 2: 2×2 of 2; tag 1: 3 of 1", got=str({k: v.tolist() for k, v in found.items()})
+        )
+
+
+def _both_ways(answers):
+    """Messages that no buffer of the system can hold."""
+    send_activation, receive_activation, send_gradient, receive_gradient = answers
+    big = torch.zeros(2**22, device=launch.device())  # 16 MB
+    if dist.get_rank() == 0:
+        works = send_activation(big, 1, 1)
+        receive_gradient(big, 1, 2)
+    else:
+        received = big.requires_grad_()
+        received.grad = torch.zeros_like(big)
+        works = send_gradient(received, 0, 2)
+        receive_activation(0, 1)
+    _works(works)

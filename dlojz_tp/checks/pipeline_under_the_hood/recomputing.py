@@ -1,0 +1,214 @@
+"""Balise 7, second half: a stage that keeps its input only, and runs again in backward."""
+
+import contextlib
+
+import torch
+from torch import nn
+from torch.utils import checkpoint
+
+from dlojz_tp.checking import Wrong, close, pretended
+from dlojz_tp.measure.live import LiveBytes
+
+HINTS = {
+    "library-checkpoint": "{what} does this work for you. Here you write it.",
+    "all-kept": "After the forward, {seen} bytes live that were made in it; the output takes {truth}. Nothing but the "
+    "input is to be kept: inside Recompute.forward no graph is made, and save_for_backward(x) keeps x.",
+    "first-stage-no-graph": "The output of recompute needs no gradient where x needs none, as on the first stage: then the "
+    "stage's weights would never learn. Hand the parameters to apply() as well.",
+    "ids-no-gradient": "Token numbers are integers and can have no gradient: {error} Ask for one only where x needs one: "
+    "ctx.needs_input_grad[1].",
+    "other-output": "recompute(stage, x) is not stage(x).",
+    "input-gradient-lost": "No gradient came back for x: the stage before would learn nothing. Backward returns it in the place "
+    "of x.",
+    "incoming-ignored": "These are the gradients of the output's sum. Backward is handed the gradient of the loss with respect to "
+    "the output: go on from it.",
+    "parameters-twice": "The parameters' gradients are twice as large: they are added once inside backward, and again because "
+    "backward returns them.",
+    "no-second-graph": "The second forward made no graph: {error}. Inside backward, graphs are switched off; torch.enable_grad() "
+    "switches them on.",
+    "parameters-lost": "The stage's parameters have no gradient: the second forward is to go on to them as well.",
+    "overwritten": "The second micro-batch replaced the first one's gradients in p.grad. They add up.",
+    "frozen-fails": "A parameter is frozen (requires_grad False), and backward fails: {error}",
+    "wrong-recomputed": "The gradients of the stage with recomputation are not those without.",
+    "not-recomputed": "The stage has run {n} times for one micro-batch: once forward, once again in backward.",
+    "other-mask": "Right without dropout, wrong with it: the second forward drew other masks than the first. Note the state of the "
+    "random numbers in forward, for each micro-batch, and set it back before the second one.",
+    "stream-rewound": "After backward, the next random numbers are not those that would come without recomputation: the "
+    "stream was set back and left there. Put it where it was.",
+}  # fmt: skip
+
+
+@contextlib.contextmanager
+def one_thread():
+    """Inside, torch computes on one core: small tensors on several are slow where other programs want them."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def recomputing(recompute):
+    """What balise 7 looks at in `recompute`."""
+    names = ("checkpoint", "checkpoint_sequential", "CheckpointFunction")
+    with pretended([(checkpoint, name, _refuse(name)) for name in names], recompute):
+        yield "recompute keeps its input only, with three micro-batches in flight"
+        _keeps_input(recompute)
+        yield "output and gradients as without it: middle stage, first stage, a frozen parameter, token numbers"
+        _same_gradients(recompute)
+        yield "dropout: the same masks again, and random numbers afterwards as without recomputation"
+        _random(recompute)
+
+
+def _refuse(name):
+    def refuse(*_args, **_named):
+        raise Wrong("library-checkpoint", what=f"torch.utils.checkpoint.{name}")
+
+    return refuse
+
+
+def gradients(stage):
+    """Copies of the gradients of a stage."""
+    return [None if p.grad is None else p.grad.clone() for p in stage.parameters()]
+
+
+class Counted(nn.Module):
+    """A stage whose width, dropout and first layer can be chosen; it counts its calls."""
+
+    def __init__(self, dropout=0.0, ids=False, frozen=False):
+        super().__init__()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(9)
+            self.first = nn.Embedding(20, 32) if ids else nn.Linear(32, 32)
+            self.rest = nn.ModuleList(nn.Linear(32, 32) for _ in range(4))
+            self.double()
+        self.dropout, self.calls = nn.Dropout(dropout), 0
+        if frozen:
+            self.rest[1].weight.requires_grad_(False)
+
+    def forward(self, x):
+        self.calls += 1
+        x = self.first(x)
+        for layer in self.rest:
+            x = self.dropout(torch.tanh(layer(x)))
+        return x
+
+
+def _stage_inputs(ids=False, needs=True, rows=64):
+    generator = torch.Generator().manual_seed(4)
+    if ids:
+        return [torch.randint(0, 20, (rows,), generator=generator) for _ in range(3)]
+    xs = [torch.randn(rows, 32, generator=generator, dtype=torch.float64) for _ in range(3)]
+    return [x.requires_grad_(needs) for x in xs]
+
+
+def _keeps_input(recompute):
+    stage, xs = Counted(), _stage_inputs()
+    live = LiveBytes()
+    with live:
+        ys = [recompute(stage, x) for x in xs]
+    _is_output(ys[0], stage(xs[0]), "three micro-batches in flight")
+    outputs = sum(y.numel() * y.element_size() for y in ys)
+    copies = sum(x.numel() * x.element_size() for x in xs)
+    if live.live > outputs + copies + 24_000:
+        raise Wrong("all-kept", expected=outputs, got=live.live, where="three micro-batches of 64 rows",
+                    seen=live.live, truth=outputs)  # fmt: skip
+
+
+def _is_output(y, truth, where):
+    if y is None:
+        raise Wrong("nothing-returned")
+    if not close(y, truth):
+        raise Wrong("other-output", expected=truth, got=y, where=where)
+
+
+def _same_gradients(recompute):
+    for where, options, needs in (
+        ("stage in the middle", {}, True),
+        ("first stage, x needs no gradient", {}, False),
+        ("a frozen parameter", {"frozen": True}, True),
+        ("first stage, token numbers", {"ids": True}, False),
+    ):
+        ids = options.get("ids", False)
+        stage, xs = Counted(**options), _stage_inputs(ids, needs)
+        weights = [torch.linspace(-1, 2, 32).double() * (k + 1) for k in range(3)]
+        ys = [recompute(stage, x) for x in xs]
+        calls = [stage.calls]
+        for y, x in zip(ys, xs, strict=True):
+            _is_output(y, stage(x), where)
+            if not y.requires_grad:
+                raise Wrong("first-stage-no-graph", where=where)
+        stage.calls = calls[0]
+        try:
+            for y, w in zip(ys, weights, strict=True):
+                (y * w).sum().backward()
+        except RuntimeError as error:
+            if not ids and not options and "does not require grad" in str(error):
+                raise Wrong("no-second-graph", error=error, got=str(error), where=where) from error
+            if ids and "require" in str(error):
+                raise Wrong("ids-no-gradient", error=error, got=str(error), where=where) from error
+            if options.get("frozen"):
+                raise Wrong("frozen-fails", error=error, got=str(error), where=where) from error
+            raise
+        calls.append(stage.calls)
+        _gradients_of(stage, xs, weights, options, where)
+        if calls[1] != 6:
+            raise Wrong("not-recomputed", n=f"{calls[1] / 3:g}", expected="3 forwards, and 3 more in backward",
+                        got=f"{calls[0]}, and {calls[1] - calls[0]} in backward", where=where)  # fmt: skip
+
+
+def _truth(xs, weights, options, *, seed=None, parts=(0, 1, 2)):
+    """Gradients of the parameters and of the inputs, without recomputation."""
+    stage, xs = Counted(**options), [x.detach().clone().requires_grad_(x.requires_grad) for x in xs]
+    if seed is not None:
+        torch.manual_seed(seed)
+    ys = [stage(x) for x in xs]
+    for k in parts:
+        (ys[k] * (1 if weights is None else weights[k])).sum().backward()
+    return gradients(stage), [x.grad for x in xs]
+
+
+def _gradients_of(stage, xs, weights, options, where):
+    wanted, of_inputs = _truth(xs, weights, options)
+    got = gradients(stage)
+    moving = [k for k, g in enumerate(wanted) if g is not None]
+    if all(got[k] is None or not got[k].count_nonzero() for k in moving):
+        raise Wrong("parameters-lost", where=where)
+    if xs[0].requires_grad and xs[0].grad is None:
+        raise Wrong("input-gradient-lost", where=where)
+    for k in moving:
+        if got[k] is not None and close(got[k], wanted[k]):
+            continue
+        known = {
+            "parameters-twice": [2 * wanted[j] for j in moving],
+            "incoming-ignored": [_truth(xs, None, options)[0][j] for j in moving],
+            "overwritten": [_truth(xs, weights, options, parts=(2,))[0][j] for j in moving],
+        }
+        mine = [got[j] if got[j] is not None else torch.zeros(()) for j in moving]
+        slug = next((name for name, values in known.items() if close(mine, values)), "wrong-recomputed")
+        raise Wrong(slug, expected=wanted[k], got=got[k], where=f"{where}, parameter {k}")
+    for k, (x, g) in enumerate(zip(xs, of_inputs, strict=True)):
+        if g is not None and (x.grad is None or not close(x.grad, g)):
+            slug = "incoming-ignored" if close(x.grad, _truth(xs, None, options)[1][k]) else "wrong-recomputed"
+            raise Wrong(slug, expected=g, got=x.grad, where=f"{where}, gradient of the input of micro-batch {k}")
+
+
+def _random(recompute):
+    options, weights = {"dropout": 0.4}, [torch.linspace(-1, 2, 32).double() * (k + 1) for k in range(3)]
+    xs = _stage_inputs()
+    wanted, of_inputs = _truth(xs, weights, options, seed=21)
+    after = torch.rand(3)
+    stage = Counted(**options)
+    torch.manual_seed(21)
+    ys = [recompute(stage, x) for x in xs]
+    for k in (2, 0, 1):  # not the last one last: its state happens to be where the stream goes on
+        (ys[k] * weights[k]).sum().backward()
+    next_ones = torch.rand(3)
+    got = [*gradients(stage), *(x.grad for x in xs)]
+    where = "dropout of 0.4, three micro-batches in flight"
+    for k, (mine, truth) in enumerate(zip(got, [*wanted, *of_inputs], strict=True)):
+        if mine is None or not close(mine, truth):
+            raise Wrong("other-mask", expected=truth, got=mine, where=f"{where}, gradient {k}")
+    if not close(next_ones, after):
+        raise Wrong("stream-rewound", expected=after, got=next_ones, where=f"{where}, the three numbers drawn next")

@@ -1,0 +1,302 @@
+"""Balise 9: an asynchronous stage, whose backward uses the weights of its forward."""
+
+import torch
+from torch import nn
+
+from dlojz_tp import planner
+from dlojz_tp.checking import Wrong, close
+from dlojz_tp.checks.pipeline_under_the_hood.recomputing import one_thread
+from dlojz_tp.measure.live import LiveBytes
+
+HINTS = {
+    "changed-in-place": "The graph of an earlier forward holds the weights themselves, and the optimizer has changed them since: "
+    "{error} Let each forward run on copies that nobody changes.",
+    "newest-weights": "The gradient of micro-batch {k} comes from a forward and backward with the newest weights. Its output was "
+    "made, and sent on, with older ones: backward belongs to that output.",
+    "stashed-references": "Backward of micro-batch {k} multiplied with weights that are newer than those of its forward. What is "
+    "stashed are the parameters themselves, or views of them, and the optimizer changes those in place: clone() them.",
+    "first-version": "Every forward uses the weights of the beginning. A forward takes the newest there are.",
+    "rolled-back": "The update started from the old, stashed weights: what other micro-batches have taught since is lost. The "
+    "gradient comes from the old weights, the update goes to the newest.",
+    "no-update": "The weights have not changed. Each backward ends with an optimizer step.",
+    "collected": "The gradients of earlier micro-batches are still in p.grad: each update is with the gradient of one "
+    "micro-batch alone.",
+    "momentum-lost": "Right without momentum, wrong with it: the optimizer forgets. It stays the one that was handed in, on the "
+    "stage's own parameters.",
+    "momentum-wrong": "Right without momentum, wrong with it. Let the optimizer that was handed in make the update.",
+    "wrong-micro-batch": "Backward of micro-batch {k} used what belongs to another one. Several are in flight: find yours by its number.",
+    "frozen-moved": "A frozen parameter (requires_grad False) fails or moves: {error}",
+    "wrong-stale-output": "The output of micro-batch {k} is not that of the newest weights.",
+    "wrong-stale-gradient": "The gradient of the input of micro-batch {k} is not that of the weights of its forward.",
+    "no-input-gradient": "backward({k}, …) returned no gradient for the input. The stage before waits for it.",
+    "wrong-update": "The weights after the last update are not right, though outputs and gradients were.",
+    "output-with-graph": "What forward returns still has its graph. It goes to another rank: return y.detach().",
+    "never-freed": "After {n} micro-batches, stage {stage} of {p} holds {copies:.1f} copies of its weights; {most} are in flight at most. "
+    "A stash is needed until its backward and no longer: take it out (pop).",
+    "history-missing": "After each backward, history gets (micro-batch, version of its forward, version it updates); here it is {got_text}.",
+    "history-wrong": "Micro-batch {k} on stage {stage} of {p} ran forward after {expected_version} updates, and its own was made after "
+    "{expected_update}; history says otherwise. Note the version in forward, and count one more after each step.",
+}  # fmt: skip
+
+WIDTHS = (4, 6, 5, 7, 3, 6, 4, 5, 3)  # of the activations between eight layers
+RATE, N = 0.3, 9  # learning rate, micro-batches
+
+
+def balise_9(AsyncStage):  # noqa: N803
+    """Streams of micro-batches through 1 to 4 stages, against the same arithmetic by hand."""
+    with one_thread():
+        yield "one stage: the plain loop, an update for each micro-batch"
+        _stream(AsyncStage, 1)
+        yield "2, 3 and 4 stages: outputs with the newest weights, gradients with those of the forward, updates of the newest"
+        for p in (2, 3, 4):
+            _stream(AsyncStage, p)
+        yield "the optimizer's momentum, a frozen parameter"
+        _stream(AsyncStage, 3, momentum=0.8)
+        _stream(AsyncStage, 3, frozen=True)
+        yield "history tells the versions"
+        _versions(AsyncStage)
+        yield "no more copies of the weights than micro-batches in flight"
+        _copies(AsyncStage)
+
+
+def _layers() -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """(weight, bias) of eight layers in float64; each is followed by tanh."""
+    generator = torch.Generator().manual_seed(6)
+    return [
+        (torch.randn(b, a, generator=generator).double() / a**0.5, torch.randn(b, generator=generator).double() / 3)
+        for a, b in zip(WIDTHS[:-1], WIDTHS[1:], strict=True)
+    ]
+
+
+def _batches(n: int):
+    """n micro-batches of three rows, and targets."""
+    generator = torch.Generator().manual_seed(8)
+    shape = (n, 3, WIDTHS[0]), (n, 3, WIDTHS[-1])
+    return [torch.randn(s, generator=generator, dtype=torch.float64) for s in shape]
+
+
+def _bounds(p: int) -> list[tuple[int, int]]:
+    cuts = [round(s * 8 / p) for s in range(p + 1)]
+    return list(zip(cuts[:-1], cuts[1:], strict=True))
+
+
+def in_turn(p: int, n: int):
+    """All actions of a 1F1B stream in an order in which each finds what it needs: (kind, k, stage)."""
+    orders, done = planner.one_f_one_b(p, n), set()
+    at = [0] * p
+    while any(a < len(order) for a, order in zip(at, orders, strict=True)):
+        for stage in range(p):
+            while at[stage] < len(orders[stage]):
+                kind, k = orders[stage][at[stage]]
+                needs = ("F", k, stage - 1) if kind == "F" else ("B", k, stage + 1)
+                if 0 <= needs[2] < p and needs not in done:
+                    break
+                done.add((kind, k, stage))
+                at[stage] += 1
+                yield kind, k, stage
+
+
+def _by_hand(p: int, mode: str = "", momentum: float = 0.0, frozen: bool = False) -> dict:
+    """The stream in plain arithmetic. mode: "" is right, else a known mistake.
+
+    Returns {("F", k, stage): output, ("B", k, stage): gradient of the input, ("w", layer): weight at the end}.
+    """
+    weights, (x, targets) = _layers(), _batches(N)
+    start, speed, saved, trace, sums = list(weights), {}, {}, {}, {}
+    for kind, k, stage in in_turn(p, N):
+        low, high = _bounds(p)[stage]
+        if kind == "F":
+            used = start if mode == "first-version" else weights
+            values = [x[k] if stage == 0 else trace["F", k, stage - 1]]
+            for w, b in used[low:high]:
+                values.append(torch.tanh(values[-1] @ w.T + b))
+            saved[k, stage] = values, used[low:high]
+            trace["F", k, stage] = values[-1]
+            continue
+        y = trace["F", k, stage]
+        gradient = 2 * (y - targets[k]) / y.numel() if stage == p - 1 else trace["B", k, stage + 1]
+        # the mistake: of those in flight, the one that came last
+        taken = max(j for j, s in saved if s == stage) if mode == "wrong-micro-batch" else k
+        values, used = saved.pop((taken, stage))
+        multiply = weights[low:high] if mode in ("newest-weights", "stashed-references") else used
+        if mode == "newest-weights":
+            values = values[:1]
+            for w, b in multiply:
+                values.append(torch.tanh(values[-1] @ w.T + b))
+        for layer in reversed(range(low, high)):
+            z = gradient * (1 - values[layer - low + 1] ** 2)
+            update = [z.T @ values[layer - low], z.sum(0)]
+            gradient = z @ multiply[layer - low][0]
+            if mode == "collected":
+                sums[layer] = update = [a + b for a, b in zip(sums.get(layer, (0.0, 0.0)), update, strict=True)]
+            if momentum and mode != "momentum-lost":
+                speed[layer] = update = [
+                    momentum * v + u for v, u in zip(speed.get(layer, (0.0, 0.0)), update, strict=True)
+                ]
+            old = used[layer - low] if mode == "rolled-back" else weights[layer]
+            if mode != "no-update":
+                new = [w - RATE * u for w, u in zip(old, update, strict=True)]
+                weights[layer] = (old[0] if frozen and layer == low else new[0], new[1])
+        trace["B", k, stage] = gradient
+    return trace | {("w", layer): w for layer, (w, _) in enumerate(weights)}
+
+
+def _stages(p: int, frozen: bool = False) -> list[nn.Sequential]:
+    stages = []
+    for low, high in _bounds(p):
+        parts = []
+        for w, b in _layers()[low:high]:
+            linear = nn.Linear(w.shape[1], w.shape[0]).double()
+            with torch.no_grad():
+                linear.weight.copy_(w)
+                linear.bias.copy_(b)
+            parts += [linear, nn.Tanh()]
+        parts[0].weight.requires_grad_(not frozen)
+        stages.append(nn.Sequential(*parts))
+    return stages
+
+
+def _asynchronous(AsyncStage, modules, rate, momentum=0.0):  # noqa: N803
+    return [
+        AsyncStage(m, torch.optim.SGD([p for p in m.parameters() if p.requires_grad], lr=rate, momentum=momentum))
+        for m in modules
+    ]
+
+
+def _drive(stages, x, targets, tell=lambda *_: None):
+    """Stream the micro-batches through the answer's stages; `tell(kind, k, stage, tensor)` after each action."""
+    p, outputs, gradients = len(stages), {}, {}
+    for kind, k, stage in in_turn(p, len(x)):
+        if kind == "F":
+            y = stages[stage].forward(k, x[k].clone() if stage == 0 else outputs.pop((k, stage - 1)))
+            tell(kind, k, stage, y)
+            outputs[k, stage] = y.detach().clone()
+        else:
+            if stage == p - 1:
+                y = outputs.pop((k, stage))
+                gradient = 2 * (y - targets[k]) / y.numel()
+            else:
+                gradient = gradients.pop((k, stage + 1))
+            g = stages[stage].backward(k, gradient)
+            tell(kind, k, stage, g)
+            gradients[k, stage] = None if g is None else g.detach().clone()
+
+
+def _stream(AsyncStage, p, momentum=0.0, frozen=False):  # noqa: N803
+    modules, (x, targets) = _stages(p, frozen), _batches(N)
+    truth, trace, at = _by_hand(p, "", momentum, frozen), {}, {}
+
+    def tell(kind, k, stage, tensor):
+        where = f"micro-batch {k} on stage {stage} of {p}"
+        at["k"], at["where"] = k, where
+        if kind == "F":
+            if tensor is None:
+                raise Wrong("nothing-returned", where=f"forward, {where}")
+            if tensor.requires_grad:
+                raise Wrong("output-with-graph", where=where)
+        elif stage and tensor is None:
+            raise Wrong("no-input-gradient", k=k, where=where)
+        trace[kind, k, stage] = None if tensor is None else tensor.detach().clone()
+
+    at.update(k=0, where=f"{p} stages")
+    try:
+        _drive(_asynchronous(AsyncStage, modules, RATE, momentum), x, targets, tell)
+    except RuntimeError as error:
+        if "modified by an inplace operation" in str(error):
+            text = "one of the variables needed for gradient computation has been modified by an inplace operation."
+            raise Wrong("changed-in-place", error=text, got=text, where=f"{p} stages, after {at['where']}") from error
+        if frozen:
+            raise Wrong("frozen-moved", error=error, got=str(error), where=at["where"]) from error
+        raise
+    except (TypeError, AttributeError) as error:
+        if frozen and "None" in str(error):
+            raise Wrong("frozen-moved", error=error, got=str(error), where=at["where"]) from error
+        raise
+    linears = [layer for module in modules for layer in module[::2]]
+    trace |= {("w", k): linear.weight.detach() for k, linear in enumerate(linears)}
+    wrong = [
+        key
+        for key, value in truth.items()
+        if not (key[0] == "B" and key[2] == 0) and not close(trace[key], value, 1e-6)
+    ]
+    if wrong:
+        _mistake(wrong[0], trace, truth, p, momentum, frozen)
+
+
+_MODES = (
+    "no-update", "newest-weights", "stashed-references", "rolled-back", "collected", "first-version", "wrong-micro-batch",
+)  # fmt: skip
+
+
+def _mistake(key, trace, truth, p, momentum, frozen):
+    modes = ("momentum-lost", *_MODES) if momentum else _MODES
+    looked = [k for k in truth if not (k[0] == "B" and k[2] == 0)]
+    slug = {"F": "wrong-stale-output", "B": "wrong-stale-gradient", "w": "wrong-update"}[key[0]]
+    for mode in modes:
+        values = _by_hand(p, mode, momentum, frozen)
+        if all(close(trace[k], values[k], 1e-6) for k in looked):
+            slug = mode
+            break
+    else:
+        slug = "momentum-wrong" if momentum else slug
+        slug = "frozen-moved" if frozen else slug
+    where = (
+        f"weight of layer {key[1]}, {p} stages" if key[0] == "w" else f"micro-batch {key[1]} on stage {key[2]} of {p}"
+    )
+    where += f", momentum {momentum}" if momentum else ""
+    raise Wrong(
+        slug, expected=truth[key], got=trace[key], where=where, k=key[1], error="other gradients than without it."
+    )
+
+
+def _versions(AsyncStage):  # noqa: N803
+    for p in (1, 3, 4):
+        modules, (x, targets) = _stages(p), _batches(N)
+        stages = _asynchronous(AsyncStage, modules, RATE)
+        _drive(stages, x, targets)
+        for s, stage in enumerate(stages):
+            history, where = getattr(stage, "history", None), f"stage {s} of {p}"
+            # in a 1F1B stream, forward k comes after backward k - (p - s)
+            truth = [(k, max(0, k - (p - 1 - s)), k) for k in range(N)]
+            if not isinstance(history, list) or len(history) != N or any(len(tuple(h)) != 3 for h in history):
+                raise Wrong("history-missing", expected=truth, got=history, got_text=f"{history}"[:80], where=where)
+            for mine, wanted in zip(history, truth, strict=True):
+                if tuple(mine) != wanted:
+                    raise Wrong("history-wrong", expected=wanted, got=tuple(mine), where=where, k=wanted[0], stage=s, p=p,
+                                expected_version=wanted[1], expected_update=wanted[2])  # fmt: skip
+
+
+def _copies(AsyncStage):  # noqa: N803
+    p, n, width = 4, 12, 64
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        modules = [nn.Sequential(nn.Linear(width, width), nn.Tanh(), nn.Linear(width, width)) for _ in range(p)]
+    size = sum(q.numel() * q.element_size() for q in modules[0].parameters())
+    x, targets = torch.randn(2, n, 2, width)
+    lives = [LiveBytes() for _ in range(p)]
+    stages = [_Under(stage, live) for stage, live in zip(_asynchronous(AsyncStage, modules, 0.01), lives, strict=True)]
+
+    def tell(_kind, k, stage, _tensor):
+        most = p - stage
+        copies = lives[stage].live / size
+        if copies > most + 2.5:  # a set of gradients, and what is small
+            raise Wrong(
+                "never-freed", n=k + 1, stage=stage, p=p, copies=copies, most=most, where=f"stage {stage} of {p}"
+            )
+
+    _drive(stages, x, targets, tell)
+
+
+class _Under:
+    """A stage whose work is done under a mode that counts living bytes."""
+
+    def __init__(self, stage, live):
+        self.stage, self.live = stage, live
+
+    def forward(self, k, x):
+        with self.live:
+            return self.stage.forward(k, x)
+
+    def backward(self, k, gradient):
+        with self.live:
+            return self.stage.backward(k, gradient)

@@ -1,0 +1,86 @@
+"""Balises 3 and 4: the naive step, and the step in micro-batches."""
+
+from dlojz_tp import launch
+from dlojz_tp.checking import Wrong
+from dlojz_tp.checks.pipeline_under_the_hood.common import loss_function, on_ranks, right_step, run_step
+
+HINTS = {
+    "not-in-one-piece": "A stage has run {n} times for one batch. The naive step is one forward and one backward.",
+    "not-cut": "A stage saw {got} rows at once, where micro-batches have at most {most}. Cut the batch with "
+    "tensor_split and run the stage once for each part.",
+    "run-too-often": "The stage has run {got} times forward for {m} micro-batches.",
+    "one-at-a-time": "The first stage waits for the gradient of a micro-batch before it sends the next one forward: no two stages "
+    "ever work at the same time. First all forwards, then all backwards.",
+    "too-many-bytes": "Rank {rank} sent {got} bytes; activations, gradients and their headers take {allowed} at most.",
+}
+ACTIVATION = 8 * 8  # bytes of the widest row
+
+
+def balise_3(naive_step):
+    """Gradients, loss and messages of one batch on 1 to 4 stages; then once more."""
+    yield "a batch of 12 through 1, 2, 3 and 4 stages: loss and every gradient"
+    found = on_ranks(_naive, naive_step, (12, 1))
+    worlds = _case(found, 0)
+    right_step(worlds, 12)
+    yield "a second step adds its gradients; one forward a step, only what crosses a cut is sent"
+    for size, ranks in worlds.items():
+        for rank, got in enumerate(ranks):
+            forwards = sum(kind == "F" for kind, _, _ in got["seen"])
+            if forwards != 2:
+                raise Wrong("not-in-one-piece", n=forwards / 2, where=f"stage {rank} of {size}")
+            _bytes(got, 12, 2, rank, size)
+    yield "a batch of one row"
+    right_step(_case(found, 1), 1)
+
+
+def balise_4(gpipe_step):
+    """Gradients and losses with even and uneven micro-batches; how the batch was cut, and in which order."""
+    yield "12 rows in 4 micro-batches, on 1, 2, 3 and 4 stages: loss and every gradient"
+    cases = ((12, 4), (11, 4), (5, 5), (7, 1))
+    try:
+        found = on_ranks(_gpipe, gpipe_step, cases)
+    except (launch.RankError, Wrong):  # was it the first case? Its values may say more
+        right_step(_case(on_ranks(_gpipe, gpipe_step, cases[:1], sizes=(2, 3)), 0), 12, 4)
+        raise
+    right_step(_case(found, 0), 12, 4)
+    yield "each micro-batch runs alone, and the first stage sends all of them before a gradient is back"
+    for size, ranks in _case(found, 0).items():
+        for rank, got in enumerate(ranks):
+            _cut(got, 12, 4, rank, size)
+    yield "11 rows in 4 micro-batches, 5 rows in 5, 7 rows in 1"
+    for number, (rows, pieces) in enumerate(cases):
+        right_step(_case(found, number), rows, pieces, even=rows % pieces == 0)
+
+
+def _case(found, number):
+    return {size: [rank[number] for rank in ranks] for size, ranks in found.items()}
+
+
+def _naive(naive_step, cases):
+    return [run_step(lambda *given: naive_step(*given, loss_function), rows, calls=2) for rows in cases]
+
+
+def _gpipe(gpipe_step, cases):
+    return [run_step(lambda *given, m=m: gpipe_step(*given, loss_function, m), rows, calls=2) for rows, m in cases]
+
+
+def _cut(got, rows, pieces, rank, size):
+    where = f"stage {rank} of {size}"
+    forwards = [seen for _, seen, _ in got["seen"] if seen is not None]
+    most = -(-rows // pieces)
+    if max(forwards) > most:
+        raise Wrong("not-cut", got=max(forwards), most=most, where=where)
+    if len(forwards) != 2 * pieces:
+        raise Wrong("run-too-often", got=len(forwards) / 2, m=pieces, where=where)
+    kinds = "".join(kind for kind, _, _ in got["seen"])
+    if rank == 0 and size > 1 and not kinds.startswith("F" * pieces):
+        raise Wrong("one-at-a-time", got=" ".join(kinds[: 2 * pieces]), where=where)
+    _bytes(got, rows, 2 * pieces, rank, size)
+
+
+def _bytes(got, rows, passes, rank, size):
+    """Each row crosses a cut twice, forward on one side and back on the other; headers may take 256 bytes each."""
+    allowed = 2 * (2 * rows * ACTIVATION) + passes * 2 * 256
+    found = sum(size for name, size, _ in got["sent"] if name == "send")
+    if found > allowed:
+        raise Wrong("too-many-bytes", rank=rank, got=found, allowed=allowed, where=f"stage {rank} of {size}")

@@ -1,0 +1,131 @@
+"""Balise 3: an embedding cut along its dimension, and along its vocabulary (bonus)."""
+
+from functools import cache
+
+import torch
+from torch import nn
+
+from dlojz_tp.balise import BaliseNotDone
+from dlojz_tp.checking import Wrong
+from dlojz_tp.checks.tensor_slicing.common import (
+    SLICES,
+    STEPS,
+    CheckRanks,
+    Form,
+    exercise,
+    noise,
+    on_ranks,
+    randomise,
+    refused,
+    truth,
+)  # fmt: skip
+from dlojz_tp.checks.tensor_slicing.layers import flattened, judge_layer, refuse_sizes
+from dlojz_tp.checks.tensor_slicing.parts import judge_odd, run
+
+HINTS = {
+    "words-out-of-range": "A word number is outside this rank's part of the table: {error}. Cut along the dimension, every rank "
+    "holds all words. Cut along the vocabulary, subtract the number of the first word held, and look up another word's place "
+    "only under a mask.",
+    "words-not-masked": "Words of other ranks were looked up in this rank's rows, and their vectors were added. Set them to zero "
+    "before the sum.",
+    "masked-late": "Words of other ranks have a zero vector in the result. The mask was put on what the sum gave, not on what "
+    "this rank puts in.",
+    "words-cut": "The whole vectors of some words are held here. SlicedEmbedding holds a part of the vector of every word.",
+    "columns-cut": "A part of every word's vector is held here. VocabularyEmbedding holds the whole vectors of some words.",
+}  # fmt: skip
+
+WORDS, WIDTH = 20, 12
+
+
+@cache
+def _case(dim: int) -> dict:
+    plain, other = (randomise(nn.Embedding(WORDS, WIDTH), seed) for seed in (1, 2))
+    generator = torch.Generator().manual_seed(3)
+    return {
+        "plain": plain, "other": other, "forms": [Form(("weight",), dim)],
+        "batches": [torch.randint(WORDS, (3, 4), generator=generator) for _ in range(STEPS)],
+        "upstream": [noise(3, 4, WIDTH, seed=30 + k) for k in range(STEPS)],
+    }  # fmt: skip
+
+
+@cache
+def _truth(dim: int) -> dict:
+    return truth(_case(dim))
+
+
+def balise_3(SlicedEmbedding, VocabularyEmbedding):  # noqa: N803
+    """The table cut by columns; by rows, where that is done."""
+    every = flattened(on_ranks(_tables, SlicedEmbedding, VocabularyEmbedding, known=(("IndexError", "words-out-of-range"),),
+                               sizes=SLICES))  # fmt: skip
+    yield from _judge(every, 1, ())
+    rows = [(size, rank, got["bonus"]) for size, rank, got in every]
+    if all(got is None for _, _, got in rows):
+        yield "the bonus, cut along the vocabulary, is not done yet"
+        return
+    for claim in _judge(rows, 0, _KNOWN):
+        yield f"bonus: {claim}"
+
+
+def _judge(every, dim, known):
+    sent = 3 * 4 * WIDTH * 8
+    claims = judge_layer(every, _truth(dim), _case(dim), calls=(1, 0), sizes_of=lambda size: (sent, 0), known=known)
+    try:
+        yield from claims
+    except Wrong as wrong:
+        if wrong.slug == "wrong-dimension":
+            wrong.slug = "words-cut" if dim else "columns-cut"
+        raise
+    yield "a single row of tokens, all of one rank, transposed"
+    for size, rank, got in every:
+        judge_odd(got["odd"], f"rank {rank} of {size}")
+    yield "a size that does not divide is refused"
+    refuse_sizes(every, "refused", "A dimension of {n}" if dim else "A vocabulary of {n}")
+
+
+def _tables(SlicedEmbedding, VocabularyEmbedding):  # noqa: N803
+    report = _table(SlicedEmbedding, 1)
+    if report["stopped"]:
+        return report | {"bonus": None}
+    try:
+        report["bonus"] = _table(VocabularyEmbedding, 0)
+    except BaliseNotDone:
+        report["bonus"] = None
+    return report
+
+
+def _table(Layer, dim):  # noqa: N803
+    report, ranks = exercise(Layer, _case(dim)), CheckRanks()
+    if report["stopped"]:
+        return report
+    plain = _case(dim)["other"]
+    report["odd"] = {
+        "a row of tokens": run(Layer, plain, torch.tensor([0, 19, 7, 7, 5]), ranks),
+        "tokens that are all the last rank's": run(Layer, plain, torch.full((2, 3), WORDS - 1), ranks),
+        "a transposed input": run(Layer, plain, torch.arange(WORDS).view(4, 5).t(), ranks),
+    }
+    sizes = (WORDS, 7) if dim else (7, WIDTH)
+    small = randomise(nn.Embedding(*sizes), 4)
+    report["refused"] = {7: refused(Layer, small, ranks)} if ranks.size > 1 else {}
+    return report
+
+
+def _looked_up(size, lookup):
+    """Sum over the ranks of `lookup(part, number in the part)`, every word looked up everywhere."""
+    weight, tokens = _case(0)["plain"].weight.detach(), _case(0)["batches"][0]
+    parts = weight.chunk(size)
+    return sum(lookup(part, tokens - k * len(part)) for k, part in enumerate(parts))
+
+
+def _first_word(_rank, size):
+    def lookup(part, number):
+        return part[number.masked_fill((number < 0) | (number >= len(part)), 0)]
+
+    return _looked_up(size, lookup)
+
+
+def _masked_late(rank, size):
+    wanted, tokens = _truth(0)[0]["output"], _case(0)["batches"][0]
+    return wanted.masked_fill((tokens // (WORDS // size) != rank).unsqueeze(-1), 0)
+
+
+_KNOWN = (("words-not-masked", _first_word), ("masked-late", _masked_late))

@@ -1,0 +1,243 @@
+"""Balise 1: the two conjugate functions of tensor parallelism."""
+
+import time
+
+import torch
+import torch.distributed as dist
+
+from dlojz_tp.checking import Traffic, Wrong, close
+from dlojz_tp.checks.tensor_slicing.common import calls, noise, on_ranks, together
+
+LATE = 0.02  # seconds by which the last rank comes late, so that what was not waited for is not there yet
+
+HINTS = {
+    "copy-changes": "CopyToRanks gives forward what it was given: all ranks hold the same x already. Here it is something else.",
+    "copy-communicates": "CopyToRanks sends something forward. Its communication belongs to backward.",
+    "no-reduce-backward": "The gradient of CopyToRanks is this rank's alone. Each rank used x for another part of the work: "
+    "their gradients have to be added up.",
+    "not-summed-forward": "SumOverRanks gave back this rank's own x. Forward it is the sum over the ranks.",
+    "doubled-backward": "The gradient of SumOverRanks came out {n} times too large: it was added up over the ranks. Every rank "
+    "already holds the whole gradient of the sum, and d(sum)/dx is 1.",
+    "swapped": "The two are swapped: CopyToRanks communicates backward, SumOverRanks forward.",
+    "mean-instead": "This is the mean over the ranks. Partial results are added up; nothing is divided.",
+    "rank-zero-only": "Rank 0 has the sum, rank {rank} has not. reduce() tells one rank, all_reduce() tells all.",
+    "operand-overwritten": "{what} was overwritten: all_reduce works in place. Others may still need it (a tanh keeps its "
+    "output for backward, a residual shares its gradient): reduce a copy.",
+    "reduced-not-returned": "An all-reduce was called, but what came back is this rank's own {what}. Return what was reduced, "
+    "and wait for it if it is asynchronous.",
+    "sum-not-waited": "The result changed after it was returned: the all-reduce was still on its way. Wait for it.",
+    "layout-mixed": "Right for contiguous tensors, wrong for a transposed or expanded one: a collective sends the memory as it "
+    "lies. Make it contiguous first.",
+    "dtype-changed": "The result has another dtype, {dtype}, than what came in.",
+    "too-much-sent": "{name}: {n} collectives were called {way}. One all-reduce is enough.",
+    "functions-wrong": "{what} is not what it should be.",
+}  # fmt: skip
+
+
+def balise_1(CopyToRanks, SumOverRanks):  # noqa: N803
+    """Each function by itself, then both around a sliced sum; on 1 to 4 ranks."""
+    yield "CopyToRanks: the same value forward, nothing sent"
+    worlds = on_ranks(_both, CopyToRanks, SumOverRanks)
+    every = [(size, rank, got) for size, ranks in worlds.items() for rank, got in enumerate(ranks)]
+    for size, rank, got in every:
+        _forward_of_copy(got["copy"], rank, size)
+    yield "CopyToRanks backward: the sum of the ranks' gradients, in one all-reduce"
+    for size, rank, got in every:
+        _backward_of_copy(got["copy"], rank, size)
+    yield "SumOverRanks forward: the sum of the ranks' tensors, in one all-reduce"
+    for size, rank, got in every:
+        _forward_of_sum(got["sum"], rank, size)
+    yield "SumOverRanks backward: the gradient as it is, nothing sent"
+    for size, rank, got in every:
+        _backward_of_sum(got["sum"], rank, size)
+    yield "what is handed in stays as it was, and what comes back does not change any more"
+    for size, rank, got in every:
+        for name in ("copy", "sum"):
+            if got[name]["overwritten"]:
+                raise Wrong("operand-overwritten", what=got[name]["overwritten"], where=f"rank {rank} of {size}")
+            if got[name]["later"]:
+                raise Wrong("sum-not-waited", where=f"rank {rank} of {size}")
+    yield "transposed and expanded tensors, half precision, a number"
+    for size, rank, got in every:
+        for name, (found, wanted) in got["odd"].items():
+            _odd(name, found, wanted, f"rank {rank} of {size}, {name}")
+    yield "both around two halves of a network: its gradients are those of the whole"
+    for size, rank, got in every:
+        for what, (found, wanted) in got["network"].items():
+            if not close(found, wanted):
+                slug = "operand-overwritten" if what == "gradient behind a tanh" else "functions-wrong"
+                raise Wrong(slug, what=f"the {what}", expected=wanted, got=found, where=f"rank {rank} of {size}")
+
+
+def _own(rank, seed=0, shape=(3, 5)):
+    return noise(*shape, seed=10 * seed + rank)
+
+
+def _total(size, seed=0, shape=(3, 5)):
+    return sum(_own(rank, seed, shape) for rank in range(size))
+
+
+def _both(CopyToRanks, SumOverRanks):  # noqa: N803
+    rank, size = dist.get_rank(), dist.get_world_size()
+    found = {
+        "copy": _alone(CopyToRanks, noise(3, 5, seed=99), _own(rank, 1)),
+        "sum": _alone(SumOverRanks, _own(rank, 2), noise(3, 5, seed=98)),
+    }
+    fine = all(isinstance(got["output"], torch.Tensor) and not got["overwritten"] for got in found.values())
+    if not together(fine):
+        return found  # what overwrites its input would end the process with the cases that follow
+    found["odd"] = _odd_cases(CopyToRanks, SumOverRanks, rank, size)
+    found["network"] = _network(CopyToRanks, SumOverRanks, rank, size)
+    return found
+
+
+def _be_late():
+    if dist.get_rank() == dist.get_world_size() - 1 > 0:
+        time.sleep(LATE)
+
+
+def _alone(function, value, gradient):
+    for _ in range(2):  # a second call is like the first
+        x, g = value.clone().requires_grad_(), gradient.clone()
+        before = x * 1
+        _be_late()
+        with Traffic() as forward:
+            y = function.apply(before)
+        now = y.detach().clone() if isinstance(y, torch.Tensor) else y
+        if not isinstance(y, torch.Tensor) or y.shape != value.shape:
+            return {
+                "forward": calls(forward),
+                "output": now,
+                "backward": [],
+                "gradient": None,
+                "overwritten": "",
+                "later": 0,
+            }
+        dist.barrier()
+        later = not torch.equal(now, y.detach())
+        overwritten = "" if torch.equal(before.detach(), value) else "The tensor that was handed in"
+        _be_late()
+        with Traffic() as backward:
+            y.backward(g)
+        got = x.grad.clone() if x.grad is not None else None
+        dist.barrier()
+        later = later or (got is not None and not torch.equal(got, x.grad))
+        overwritten = overwritten or ("" if torch.equal(g, gradient) else "The gradient that came in")
+    return {
+        "forward": calls(forward), "output": now, "backward": calls(backward), "gradient": got,
+        "overwritten": overwritten, "later": later,
+    }  # fmt: skip
+
+
+def _odd_cases(CopyToRanks, SumOverRanks, rank, size):  # noqa: N803
+    found = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        x = _own(rank, 3).to(dtype)
+        wanted = sum(_own(k, 3).to(dtype).double() for k in range(size)).to(dtype)
+        found[f"{str(dtype).removeprefix('torch.')} forward"] = (SumOverRanks.apply(x), wanted)
+    # each rank has another layout: only contiguous memory means the same everywhere
+    x = _own(rank, 4)
+    x = x.t().contiguous().t() if rank % 2 == 0 else x
+    found["a transposed tensor forward"] = (SumOverRanks.apply(x), _total(size, 4))
+    x = _own(rank, 5).requires_grad_()
+    (CopyToRanks.apply(x).sum() * (rank + 1)).backward()
+    found["an expanded gradient"] = (x.grad, torch.full((3, 5), size * (size + 1) / 2).double())
+    x = _own(rank, 6).requires_grad_()
+    g = _own(rank, 7)
+    CopyToRanks.apply(x).backward(g.t().contiguous().t() if rank % 2 == 0 else g)
+    found["a transposed gradient"] = (x.grad, _total(size, 7))
+    x = torch.tensor(2.0 + rank, dtype=torch.float64)
+    found["a number"] = (SumOverRanks.apply(x), torch.tensor(sum(2.0 + k for k in range(size)), dtype=torch.float64))
+    return {
+        name: (value.detach() if isinstance(value, torch.Tensor) else value, w) for name, (value, w) in found.items()
+    }
+
+
+def _network(CopyToRanks, SumOverRanks, rank, size):  # noqa: N803
+    """y = x + Σ tanh(x A_r): the residual shares its gradient, tanh keeps its output."""
+    weights = [noise(5, 5, seed=50 + k) for k in range(size)]
+    x, mine = noise(3, 5, seed=49).requires_grad_(), weights[rank].clone().requires_grad_()
+    (x + SumOverRanks.apply(torch.tanh(CopyToRanks.apply(x) @ mine))).square().sum().backward()
+    x2, whole = noise(3, 5, seed=49).requires_grad_(), [w.clone().requires_grad_() for w in weights]
+    (x2 + sum(torch.tanh(x2 @ w) for w in whole)).square().sum().backward()
+    return {"gradient behind a tanh": (mine.grad, whole[rank].grad), "gradient of the input": (x.grad, x2.grad)}
+
+
+def _forward_of_copy(got, rank, size):
+    where, value = f"rank {rank} of {size}", noise(3, 5, seed=99)
+    if got["output"] is None:
+        raise Wrong("nothing-returned", where=where)
+    if size > 1 and got["forward"]:
+        raise Wrong(
+            "swapped" if close(got["output"], size * value) and not got["backward"] else "copy-communicates",
+            where=where,
+        )
+    if not close(got["output"], value):
+        raise Wrong("copy-changes", expected=value, got=got["output"], where=where)
+
+
+def _backward_of_copy(got, rank, size):
+    where, wanted = f"rank {rank} of {size}", _total(size, 1)
+    if size > 1 and (got["gradient"] is None or close(got["gradient"], _own(rank, 1))):
+        _own_came_back(got, "backward", "no-reduce-backward", wanted, got["gradient"], where)
+    _compare(got["gradient"], wanted, got, "CopyToRanks", "backward", rank, size)
+
+
+def _own_came_back(got, way, slug, wanted, value, where):
+    if got["overwritten"]:
+        slug = "operand-overwritten"
+    elif got["later"]:
+        slug = "sum-not-waited"
+    elif any(name == "reduce" for name, _ in got[way]):
+        slug = "rank-zero-only"
+    elif got[way]:
+        slug = "reduced-not-returned"
+    what = "tensor" if way == "forward" else "gradient"
+    raise Wrong(slug, what=what if slug == "reduced-not-returned" else got["overwritten"], expected=wanted, got=value, where=where,
+                rank=where.split()[1])  # fmt: skip
+
+
+def _forward_of_sum(got, rank, size):
+    where, wanted = f"rank {rank} of {size}", _total(size, 2)
+    if got["output"] is None:
+        raise Wrong("nothing-returned", where=where)
+    if size > 1 and close(got["output"], _own(rank, 2)):
+        _own_came_back(got, "forward", "not-summed-forward", wanted, got["output"], where)
+    _compare(got["output"], wanted, got, "SumOverRanks", "forward", rank, size)
+
+
+def _compare(value, wanted, got, name, way, rank, size):
+    where = f"rank {rank} of {size}"
+    if not close(value, wanted):
+        slug = "functions-wrong"
+        if got["later"]:
+            slug = "sum-not-waited"
+        elif size > 1 and close(value, wanted / size):
+            slug = "mean-instead"
+        elif any(call == "reduce" for call, _ in got[way]):
+            slug = "rank-zero-only"
+        raise Wrong(slug, what=f"What {name} gives {way}", rank=rank, expected=wanted, got=value, where=where)
+    volume = sum(size for _, size in got[way])
+    if size > 1 and (len(got[way]) > 1 or volume > wanted.numel() * 8 or got[way][0][0] == "all_gather"):
+        raise Wrong("too-much-sent", name=name, n=len(got[way]), way=way, where=where, got=str(got[way]))
+
+
+def _backward_of_sum(got, rank, size):
+    where, wanted = f"rank {rank} of {size}", noise(3, 5, seed=98)
+    if size > 1 and close(got["gradient"], size * wanted):
+        raise Wrong("doubled-backward", n=size, expected=wanted, got=got["gradient"], where=where)
+    if not close(got["gradient"], wanted):
+        slug = "mean-instead" if close(got["gradient"], wanted / size) else "functions-wrong"
+        raise Wrong(slug, what="The gradient of SumOverRanks", expected=wanted, got=got["gradient"], where=where)
+    if got["backward"] and size > 1:
+        raise Wrong("too-much-sent", name="SumOverRanks", n=len(got["backward"]), way="backward", where=where)
+
+
+def _odd(name, found, wanted, where):
+    if not isinstance(found, torch.Tensor):
+        raise Wrong("functions-wrong", what=f"The result for {name}", expected=wanted, got=found, where=where)
+    if found.dtype != wanted.dtype:
+        raise Wrong("dtype-changed", dtype=str(found.dtype).removeprefix("torch."), where=where)
+    if not close(found, wanted, 0.04 if wanted.dtype == torch.bfloat16 else None):
+        slug = "layout-mixed" if "transposed" in name or "expanded" in name else "functions-wrong"
+        raise Wrong(slug, what=f"The result for {name}", expected=wanted, got=found, where=where)

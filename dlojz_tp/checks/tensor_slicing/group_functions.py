@@ -1,0 +1,246 @@
+"""Balise 9: copy, sum and gather within a group of a larger world."""
+
+import torch
+import torch.distributed as dist
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from dlojz_tp.checking import Wrong, close
+from dlojz_tp.checks.tensor_slicing.common import noise, on_ranks, together
+from dlojz_tp.measure.communications import NAMES, SPACES, handed_in
+
+# for each world size, ways to cut it into groups; every rank is in one group of each
+LAYOUTS = {
+    1: (((0,),),),
+    2: (((0, 1),), ((0,), (1,))),
+    3: (((0, 1, 2),), ((0, 2), (1,))),
+    4: (((0, 1), (2, 3)), ((0, 2), (1, 3)), ((0, 1, 2, 3),)),
+}
+SHAPE = (4, 3)
+
+HINTS = {
+    "rank-of-world": "`rank` is this rank's number in the world. Within the group of the ranks {members} it is {rank}: "
+    "dist.get_rank(group).",
+    "size-of-world": "`size` is that of the world. The group has {size} ranks: dist.get_world_size(group).",
+    "place-in-group": "`rank` and `size` must be those within the group: {rank} of {size} here.",
+    "forward-over-world": "Forward, {name} added up over all ranks of the world. Only the group holds the parts of one model: "
+    "give the collective `group=`.",
+    "backward-over-world": "Forward is right, but backward {name} adds up over all ranks of the world. The group has to be "
+    "remembered in `ctx` for backward.",
+    "gather-over-world": "`gather` puts the parts of all ranks of the world side by side, not those of the group.",
+    "group-not-summed": "{name} gave this rank's own values {way}. They are to be added up over the group.",
+    "group-mean": "This is the mean over the group. Parts are added up; nothing is divided.",
+    "group-summed-twice": "{name} adds up {way} as well, where nothing has to travel: see the table of balise 1.",
+    "gradient-for-group": "backward returns one value for each argument of forward: the gradient of x, and None for what has "
+    "none, such as the group. Here: {error}",
+    "rank-of-peer": "PyTorch looked for a rank in the group that is not in it: {error}. src and dst are numbers in the "
+    "*world*, and the rank to index with is the one in the *group*.",
+    "group-in-place": "{what} was overwritten. Others may still need it: reduce a copy.",
+    "group-layout": "Right for contiguous tensors, wrong for transposed ones. Make them contiguous before the collective.",
+    "sent-beyond-group": "The values are right, but {name} ran in a group of {found} ranks; the group has {size}. The others "
+    "are kept waiting for nothing.",
+    "group-sent-twice": "{name} called {n} collectives {way}. One is enough.",
+    "group-wrong": "{name}: {what} is not what it should be.",
+}  # fmt: skip
+KNOWN = (
+    ("returned an incorrect number of gradients", "gradient-for-group"),
+    ("is not part of group", "rank-of-peer"),
+    ("is not registered", "rank-of-peer"),
+)
+
+
+class GroupTraffic(TorchDispatchMode):
+    """The collectives of this rank: calls is a list of (name, bytes handed in, ranks of the group)."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls: list[tuple[str, int, int]] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        space, name = func.overloadpacket._qualified_op_name.split("::")
+        name = name.rstrip("_")
+        if space in SPACES and not ("wait" in name or name.startswith("_wrap") or "barrier" in name):
+            self.calls.append((NAMES.get(name, name), handed_in(name, args), _group_size(args, kwargs or {})))
+        return func(*args, **(kwargs or {}))
+
+
+def _group_size(args, kwargs):
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, torch.ScriptObject) and "ProcessGroup" in str(value._type()):
+            return dist.ProcessGroup.unbox(value).size()
+        if isinstance(value, str) and value not in ("sum", "avg", "min", "max"):
+            return dist.distributed_c10d._resolve_process_group(value).size()
+    return dist.get_world_size()
+
+
+def group_of(layout):
+    """(this rank's group, its members) of a layout; called by all ranks of the world."""
+    mine = None
+    for members in layout:
+        group = dist.new_group(list(members))
+        if dist.get_rank() in members:
+            mine = group, members
+    return mine
+
+
+def balise_9(GroupRanks):  # noqa: N803
+    """copy, sum and gather in groups of neighbours and others, in worlds of 1 to 4 ranks; each group has its own data."""
+    yield "rank and size are those in the group"
+    worlds = on_ranks(_use, GroupRanks, known=KNOWN)
+    every = [
+        (f"rank {rank} of {world}, group of the ranks {list(got['members'])}", rank, got)
+        for world, ranks in worlds.items()
+        for rank, layouts in enumerate(ranks)
+        for got in layouts
+    ]
+    for where, rank, got in every:
+        _place(got, rank, where)
+    for name, way in (("sum", "the sum over the group forward"), ("copy", "the sum over the group backward")):
+        yield f"{name}: {way}, nothing the other way"
+        for where, rank, got in every:
+            _values(name, got, rank, where)
+    yield "gather: the parts of the group, in its order; part: this rank's own"
+    for where, rank, got in every:
+        _gathered(got, rank, where)
+    yield "transposed tensors, float32, a second call; what is handed in stays as it was"
+    for where, _, got in every:
+        for what, (found, wanted) in got["odd"].items():
+            if not close(found, wanted):
+                raise Wrong("group-layout", expected=wanted, got=found, where=f"{where}, {what}")
+        if got["overwritten"]:
+            raise Wrong("group-in-place", what=got["overwritten"], where=where)
+    yield "one collective each, in the group alone"
+    for where, _, got in every:
+        _frugal(got, where)
+
+
+def _x(rank, seed=0):
+    return noise(*SHAPE, seed=10 * seed + rank)
+
+
+def _use(GroupRanks):  # noqa: N803
+    return [_use_in(GroupRanks, layout) for layout in LAYOUTS[dist.get_world_size()]]
+
+
+def _use_in(GroupRanks, layout):  # noqa: N803
+    rank = dist.get_rank()
+    group, members = group_of(layout)
+    ranks = GroupRanks(group)
+    found = {"members": members, "world": dist.get_world_size(), "overwritten": "", "odd": {}, "calls": {}}
+    found["place"] = getattr(ranks, "rank", None), getattr(ranks, "size", None)
+    if not together(found["place"] == (members.index(rank), len(members))):
+        return found
+    table = noise(12, 12, seed=5)
+    found["part"] = [ranks.part(table, dim).clone() for dim in (0, 1)]
+    for name in ("sum", "copy", "gather"):
+        seed = ("sum", "copy", "gather").index(name)
+        x, upstream = _x(rank, seed), noise(4, 3 * (len(members) if name == "gather" else 1), seed=77)
+        if name == "copy":
+            x, upstream = noise(*SHAPE, seed=66), _x(rank, seed)
+        given, sent = x.clone().requires_grad_(), upstream.clone()
+        held = given * 1
+        with GroupTraffic() as forward:
+            y = getattr(ranks, name)(held)
+        if not together(isinstance(y, torch.Tensor)):
+            found[name] = "not a tensor", type(y).__name__, None
+            continue
+        value = y.detach().clone()
+        if not together(value.shape == upstream.shape):
+            found[name] = "shape", value, None
+            continue
+        with GroupTraffic() as backward:
+            y.backward(sent)
+        found[name] = "values", value, given.grad
+        found["calls"][name] = forward.calls, backward.calls
+        if not torch.equal(held.detach(), x):
+            found["overwritten"] = f"the x given to {name}"
+        if not torch.equal(sent, upstream):
+            found["overwritten"] = f"the gradient that came in to the backward of {name}"
+    if all(found[name][0] == "values" for name in ("sum", "copy")):
+        _odd(ranks, members, rank, found["odd"])
+    return found
+
+
+def _odd(ranks, members, rank, odd):
+    wanted = sum(_x(r, 4) for r in members).t()
+    odd["sum of a transposed tensor"] = ranks.sum(_x(rank, 4).t()).clone(), wanted
+    odd["sum in float32"] = ranks.sum(_x(rank, 4).float()).clone(), wanted.t().float()
+    odd["sum of an expanded row"] = ranks.sum(_x(rank, 4)[:1].expand(4, 3)).clone(), wanted.t()[:1].expand(4, 3)
+    x = noise(*SHAPE, seed=8).requires_grad_()
+    ranks.copy(x).backward(_x(rank, 4).t().contiguous().t())
+    odd["gradient of copy, transposed"] = x.grad, wanted.t()
+    whole = ranks.gather(_x(rank, 4).t(), 0).clone()
+    odd["gather of a transposed tensor, dim 0"] = whole, torch.cat([_x(r, 4).t() for r in members])
+
+
+def _place(got, rank, where):
+    members, place = got["members"], got["place"]
+    wanted = members.index(rank), len(members)
+    if place == wanted:
+        return
+    fields = {"expected": f"rank {wanted[0]} of {wanted[1]}", "got": f"rank {place[0]} of {place[1]}", "where": where}
+    slug = "place-in-group"
+    if place[1] == got["world"] != wanted[1]:
+        slug = "size-of-world"
+    if place[0] == rank != wanted[0]:
+        slug = "rank-of-world"
+    raise Wrong(slug, rank=wanted[0], size=wanted[1], members=list(members), **fields)
+
+
+def _values(name, got, rank, where):
+    kind, value, gradient = got[name]
+    if kind == "not a tensor":
+        raise Wrong(
+            "nothing-returned" if value == "NoneType" else "group-wrong", name=name, what="the result", where=where
+        )
+    members, world, seed = got["members"], range(got["world"]), ("sum", "copy").index(name)
+    constant, own = noise(*SHAPE, seed=77 if name == "sum" else 66), _x(rank, seed)
+    total, over_world = sum(_x(r, seed) for r in members), sum(_x(r, seed) for r in world)
+    reduced, plain = (value, gradient) if name == "sum" else (gradient, value)
+    way, other = ("forward", "backward") if name == "sum" else ("backward", "forward")
+    for what, found, wanted in ((way, reduced, total), (other, plain, constant)):
+        if found is not None and close(found, wanted):
+            continue
+        slug, n = "group-wrong", len(members)
+        if found is None:
+            pass
+        elif what == other and (close(found, wanted * n) or close(found, wanted * len(world))):
+            slug = "group-summed-twice"
+        elif what == way and close(found, over_world):
+            slug = f"{way}-over-world"
+        elif what == way and n > 1 and close(found, own):
+            slug = "group-not-summed"
+        elif what == way and (close(found, total / n) or close(found, over_world / len(world))):
+            slug = "group-mean"
+        text = f"the {'value' if what == 'forward' else 'gradient'}"
+        raise Wrong(slug, name=name, way=what, what=text, expected=wanted, got=found, where=f"{where}, {what}")
+
+
+def _gathered(got, rank, where):
+    members = got["members"]
+    table, mine = noise(12, 12, seed=5), members.index(rank)
+    for dim, part in enumerate(got["part"]):
+        wanted = table.tensor_split(len(members), dim)[mine]
+        if not close(part, wanted):
+            raise Wrong("group-wrong", name="part", what="the part", expected=wanted, got=part, where=where)
+    _, value, gradient = got["gather"]
+    wanted = torch.cat([_x(r, 2) for r in members], 1)
+    if not isinstance(value, torch.Tensor) or not close(value, wanted):
+        everyone = torch.cat([_x(r, 2) for r in range(got["world"])], 1)
+        slug = "gather-over-world" if close(value, everyone) else "group-wrong"
+        raise Wrong(slug, name="gather", what="the result", expected=wanted, got=value, where=where)
+    wanted = noise(4, 3 * len(members), seed=77).chunk(len(members), 1)[mine]
+    if gradient is None or not close(gradient, wanted):
+        raise Wrong("group-wrong", name="gather", what="the gradient", expected=wanted, got=gradient, where=where)
+
+
+def _frugal(got, where):
+    size = len(got["members"])
+    for name, both in got["calls"].items():
+        for way, calls in zip(("forward", "backward"), both, strict=True):
+            for call, _, ranks in calls:
+                if ranks > size:
+                    raise Wrong(
+                        "sent-beyond-group", name=f"{call} of {name}", found=ranks, size=size, where=f"{where}, {way}"
+                    )
+            if size > 1 and len(calls) > 1:
+                raise Wrong("group-sent-twice", name=name, n=len(calls), way=way, where=where)

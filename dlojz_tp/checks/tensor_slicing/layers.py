@@ -1,0 +1,258 @@
+"""Judge what `exercise` reported of a sliced layer: its slices, result, gradients, traffic, training."""
+
+import torch
+
+from dlojz_tp.checking import Wrong, close
+from dlojz_tp.checks.tensor_slicing.common import Form, oriented
+
+SLACK = 256  # bytes that a layer may hold besides its slices: a buffer of positions, a mask of a few
+
+HINTS = {
+    "no-parameters": "The layer has no parameters. Assign an nn.Parameter, or a module that holds some, to an attribute of self.",
+    "not-cut": "{name} is held whole, on every rank. Each rank is to hold 1/{n} of it.",
+    "wrong-dimension": "{name} is cut along the wrong dimension. A weight of nn.Linear has the shape (out, in): rows of it are "
+    "output features.",
+    "wrong-part": "{name} is not this rank's part but rank {other}'s. Rank 0 has the first part, rank 1 the next.",
+    "bias-over-n": "{name} is divided by {n}. It comes out right once, but every rank's part gets the whole gradient: after a "
+    "step the bias has moved {n} times too far. Add it whole, once, behind the sum.",
+    "bias-cut": "{name} is cut. It belongs to the result of the sum, whole, on every rank.",
+    "slice-lost": "No parameter holds this rank's part of {name}.",
+    "slice-doubled": "This rank's part of {name} is held twice.",
+    "unknown-parameter": "A parameter ({name}) is no part of the plain layer: its values are other ones.",
+    "view-keeps-whole": "{name} is a view: {held} bytes of memory stay behind its {size}. Clone the part.",
+    "whole-kept": "The layer holds {held} bytes on this rank, its parts of the parameters take {size}. Keep no reference to the "
+    "plain layer or its weights.",
+    "size-accepted": "{what} on {n} ranks cannot be shared out evenly, and nothing said so. Raise a ValueError when the layer is "
+    "built: it would give wrong results, or wait for ever, later.",
+    "not-gathered": "The result has the shape {shape}: this rank's part. Gather the parts of all ranks along the last "
+    "dimension.",
+    "wrong-shape": "The result has the shape {shape}.",
+    "wrong-order": "The parts are all there, but in another order. Rank 0's come first, along the last dimension.",
+    "not-summed": "The ranks' results add up to what is expected: each is one term of it, still to be summed.",
+    "bias-every-rank": "The bias is in the result {n} times: each rank added it before the sum. It counts once.",
+    "bias-lost": "The bias is missing from the result.",
+    "summed-too-often": "The result is {n} times too large: what was whole on every rank already was summed once more.",
+    "output-wrong": "The result is not that of the uncut layer.",
+    "layer-overwrites": "The layer wrote into its input, or into the gradient that came in.",
+    "graph-lost": "The gradient of the input is missing (None).",
+    "entrance-forgotten": "The gradients of the input differ between the ranks, and add up to what is expected: each rank "
+    "knows of its own part of the work only. At the entrance, `x` has to be copied to the ranks, with an all-reduce of the "
+    "gradient.",
+    "entrance-twice": "The gradient of the input is {n} times too large: it was added up once too often.",
+    "input-gradient-wrong": "The result is right, but not the gradient of the input.",
+    "weight-without-gradient": "{name} gets no gradient.",
+    "weight-times-n": "The gradient of {name} is {n} times too large: on its way back it was added up over the ranks where "
+    "every rank holds it whole already.",
+    "weight-partial": "The gradients of {name} differ between the ranks, although all hold it whole: each sees only its part.",
+    "weight-gradient-wrong": "The result is right, but not the gradient of {name}.",
+    "too-many-collectives": "{found} {way}. {wanted} enough.",
+    "too-much-volume": "{found} bytes are handed in {way}; {wanted} are enough.",
+    "whole-product": "This rank computes {share:.0%} of the uncut layer's products; its share is 1/{n}. Do not put the "
+    "weights together again: multiply by this rank's part, and put the results together.",
+    "steps-drift": "The first step is right, but not the {step}.",
+    "old-weights": "The parameters were given other values, and the result did not follow them. It is computed from something "
+    "else.",
+}  # fmt: skip
+
+
+def judge_layer(every, truth, case, *, calls=None, sizes_of=None, known=None):
+    """Yield what is looked at in the reports of `exercise`, raise Wrong where one fails.
+
+    every: list of (world size, rank, report). truth: what `common.truth` gives. calls: (forward, backward) at most.
+    sizes_of: (world size) -> (forward, backward) bytes handed in at most. known: (slug, function of rank and size that gives
+    the output of that mistake).
+    """
+    yield "each rank holds its part of the weights, and nothing more"
+    for size, rank, got in reversed(every):  # with more ranks a mistake shows more clearly
+        _slices(got, case, rank, size)
+    yield "the result is that of the uncut layer, on every rank"
+    for size, rank, got in every:
+        _output(got, truth, case, rank, size, every, known or ())
+    yield "the gradient of the input, and of each part of the weights"
+    for size, rank, got in every:
+        if got[0]["changed"]:
+            raise Wrong("layer-overwrites", where=f"rank {rank} of {size}")
+    for size, rank, got in every:
+        _gradients(got, truth, case, rank, size, every)
+    if truth[0]["products"]:
+        yield "each rank multiplies its share, and no more"
+        for size, rank, got in every:
+            share, whole = got[0]["products"], truth[0]["products"]
+            if share > 1.25 * whole / size:  # attention written out multiplies its scores too
+                raise Wrong("whole-product", share=share / whole, n=size, where=f"rank {rank} of {size}")
+    if calls:
+        yield f"{_times(calls[0])} forward, {_times(calls[1])} backward"
+        for size, rank, got in every:
+            _traffic(got[0], calls, sizes_of(size) if sizes_of else None, f"rank {rank} of {size}", size)
+    yield "the weights after some steps of training; then other weights"
+    for size, rank, got in every:
+        _training(got, truth, rank, size)
+
+
+def _times(n):
+    return ("no communication", "one communication")[n] if n < 2 else f"{n} communications"
+
+
+def _slices(got, case, rank, size):
+    where = f"rank {rank} of {size}"
+    whole = {name: p.detach() for name, p in case["plain"].named_parameters()}
+    if not got["parameters"]:
+        raise Wrong("no-parameters", where=where)
+    for name, value in got["parameters"].items():
+        if name not in got["matched"]:
+            _name_mistake(name, value, case["forms"], whole, rank, size)
+    covered = [name for form, _ in got["matched"].values() for name in form.covers]
+    for name in whole:
+        if name not in covered:
+            optional = any(form.optional and name in form.covers for form in case["forms"])
+            if not (optional and rank):
+                raise Wrong("slice-lost", name=name, where=where)
+        elif covered.count(name) > 1:
+            raise Wrong("slice-doubled", name=name, where=where)
+    sizes = {name: value.numel() * value.element_size() for name, value in got["parameters"].items()}
+    for name, held in got["storage"].items():
+        if held > sizes[name]:
+            raise Wrong("view-keeps-whole", name=name, held=held, size=sizes[name], where=where)
+    if got["held"] > sum(sizes.values()) + SLACK:
+        raise Wrong("whole-kept", held=got["held"], size=sum(sizes.values()), where=where)
+
+
+def _name_mistake(name, value, forms, whole, rank, size):
+    """Raise Wrong for a parameter that is not this rank's part of anything: which mistake is it?"""
+    where = f"rank {rank} of {size}, parameter {name}"
+    for form in forms:
+        held = " and ".join(form.covers)
+        for other in range(size):
+            if _same(value, form.of(whole, other, size)):
+                raise Wrong("wrong-part", name=held, other=other, where=where)
+        if _same(value, form.of(whole, 0, 1)):
+            raise Wrong("not-cut", name=held, n=size, where=where)
+        if form.dim is None and any(_same(value, form.of(whole, 0, 1) / n) for n in range(2, 5)):
+            raise Wrong("bias-over-n", name=held, n=size, where=where)
+        for dim in (0, 1):
+            fits = all(whole[n].ndim > dim for n in form.covers)
+            if fits and any(_same(value, Form(form.covers, dim).of(whole, other, size)) for other in range(size)):
+                raise Wrong("wrong-dimension" if form.dim is not None else "bias-cut", name=held, where=where)
+    raise Wrong("unknown-parameter", name=f"{name}, shape {tuple(value.shape)}", where=where)
+
+
+def _same(value, wanted):
+    return (value.shape == wanted.shape and close(value, wanted)) or (
+        value.ndim == 2 and value.t().shape == wanted.shape and close(value.t(), wanted)
+    )
+
+
+def _output(got, truth, case, rank, size, every, known):
+    where, value, wanted = f"rank {rank} of {size}", got[0]["output"], truth[0]["output"]
+    if value is None:
+        raise Wrong("nothing-returned", where=where)
+    if not isinstance(value, torch.Tensor) or value.shape != wanted.shape:
+        shape = tuple(getattr(value, "shape", ()))
+        part = shape == (*wanted.shape[:-1], wanted.shape[-1] // size)
+        raise Wrong("not-gathered" if part else "wrong-shape", shape=shape, where=where, expected=f"shape {tuple(wanted.shape)}",
+                    got=f"shape {shape}")  # fmt: skip
+    if close(value, wanted):
+        return
+    bias = next(
+        (p.detach() for n, p in case["plain"].named_parameters() if n in ("bias", "output.bias", "down.bias")), None
+    )
+    outputs = [report[0]["output"] for n, _, report in every if n == size]
+    slug = next((s for s, mistake in known if close(value, mistake(rank, size))), None)
+    if size > 1 and not got[0]["forward"] and _adds_up(outputs, wanted, bias):
+        slug = "not-summed"
+    if slug is None:
+        slug = "output-wrong"
+        if bias is not None and close(value, wanted - bias):
+            slug = "bias-lost"
+        elif size > 1 and bias is not None and close(value, wanted + (size - 1) * bias):
+            slug = "bias-every-rank"
+        elif size > 1 and close(value, size * wanted):
+            slug = "summed-too-often"
+        elif size > 1 and not all(close(o, outputs[0]) for o in outputs) and _adds_up(outputs, wanted, bias):
+            slug = "not-summed"
+        elif size > 1 and close(value.sort(dim=-1).values, wanted.sort(dim=-1).values):
+            slug = "wrong-order"
+    raise Wrong(slug, n=size, expected=wanted, got=value, where=where)
+
+
+def _adds_up(outputs, wanted, bias):
+    total, n = sum(outputs), len(outputs) - 1
+    return close(total, wanted) or (bias is not None and close(total - n * bias, wanted))
+
+
+def _gradients(got, truth, case, rank, size, every):
+    where, run, wanted = f"rank {rank} of {size}", got[0], truth[0]
+    reports = [report for n, _, report in every if n == size]
+    if wanted["input gradient"] is not None:
+        value, right = run["input gradient"], wanted["input gradient"]
+        if value is None:
+            raise Wrong("graph-lost", where=where)
+        if not close(value, right):
+            slug = "input-gradient-wrong"
+            if size > 1 and all(r[0]["input gradient"] is not None for r in reports):
+                if close(value, size * right):
+                    slug = "entrance-twice"
+                elif close(sum(r[0]["input gradient"] for r in reports), right):
+                    slug = "entrance-forgotten"
+            raise Wrong(slug, n=size, expected=right, got=value, where=where)
+    for name, value in run["gradients"].items():
+        form, transposed = got["matched"][name]
+        right, held = form.of(wanted["gradients"], rank, size), " and ".join(form.covers)
+        if value is None:
+            raise Wrong("weight-without-gradient", name=held, where=where)
+        if close(oriented(value, transposed), right):
+            continue
+        slug = "weight-gradient-wrong"
+        if size > 1 and close(oriented(value, transposed), size * right):
+            slug = "weight-times-n"
+        elif (
+            size > 1
+            and form.dim is None
+            and not close(value, reports[(rank + 1) % size][0]["gradients"].get(name, value))
+        ):
+            slug = "weight-partial"
+        raise Wrong(slug, name=held, n=size, expected=right, got=value, where=where)
+
+
+def _traffic(run, most, volumes, where, size):
+    """Refuse more than `most` (forward, backward) collectives, or more bytes than `volumes`."""
+    for k, way in enumerate(("forward", "backward")):
+        sent = run[way] if size > 1 else []
+        if len(sent) > most[k]:
+            named = ", ".join(name for name, _ in sent)
+            enough = f"{most[k]} {'is' if most[k] == 1 else 'are'}"
+            raise Wrong(
+                "too-many-collectives", found=f"{len(sent)} collectives ({named})", way=way, wanted=enough, where=where
+            )
+        if volumes and sum(n for _, n in sent) > volumes[k]:
+            raise Wrong("too-much-volume", found=sum(n for _, n in sent), wanted=volumes[k], way=way, where=where)
+
+
+def _training(got, truth, rank, size):
+    where = f"rank {rank} of {size}"
+    if got["stopped"]:
+        raise Wrong("steps-drift", step="second", where=f"{where}, {got['stopped']}")
+    for step in range(1, sum(isinstance(key, int) for key in truth)):
+        if not close(got[step]["output"], truth[step]["output"], 1e-7):
+            raise Wrong("steps-drift", step=("second", "third")[step - 1], expected=truth[step]["output"],
+                        got=got[step]["output"], where=where)  # fmt: skip
+    for name, value in got["trained"].items():
+        form, transposed = got["matched"][name]
+        right = form.of(truth["trained"], rank, size)
+        if not close(oriented(value, transposed), right, 1e-7):
+            raise Wrong("steps-drift", step="last", expected=right, got=value, where=f"{where}, {form.covers[0]}")
+    if not close(got["other"], truth["other"]):
+        raise Wrong("old-weights", expected=truth["other"], got=got["other"], where=where)
+
+
+def flattened(worlds) -> list[tuple]:
+    """(world size, rank, report) for every rank of every world."""
+    return [(size, rank, got) for size, ranks in worlds.items() for rank, got in enumerate(ranks)]
+
+
+def refuse_sizes(every, key, what):
+    """Raise Wrong where a size that does not divide was accepted; reports hold {what was tried: error or ""} in `key`."""
+    for size, rank, got in every:
+        for n, error in got[key].items():
+            if not error:
+                raise Wrong("size-accepted", what=what.format(n=n), n=size, where=f"rank {rank} of {size}")

@@ -1,0 +1,121 @@
+"""What balises 2 to 6 share: a part of a linear layer by itself, and inputs of other shapes and precisions."""
+
+import copy
+
+import torch
+from torch import nn
+
+from dlojz_tp.balise import BaliseNotDone
+from dlojz_tp.checking import Wrong, close, held_bytes
+from dlojz_tp.checks.tensor_slicing.common import noise, randomise
+
+INPUTS, OUTPUTS = 12, 24
+
+HINTS = {
+    "part-not-linear": "{name} gave back {kind}. It returns an nn.Linear.",
+    "part-wrong-shape": "The part of a linear layer from {inputs} to {outputs} features has a weight of shape {shape}. It is "
+    "stored as (out, in): {name} shares out the {which} features.",
+    "part-wrong-values": "The weight or the bias of {name} is not this rank's share of the layer, rank 0's first.",
+    "part-bias": "{error} The layer has no bias, and its part has none either (linear.bias is None).",
+    "row-part-bias": "row_part gave a bias. Each rank would add it to its own term of the sum: it stays outside.",
+    "part-is-view": "The part's weight is a view: {held} bytes stay in memory for {size}. Clone it.",
+    "part-follows": "The part shares its memory with the plain layer: where one changes, so does the other. Clone it.",
+    "part-dtype": "The part has the dtype {dtype}, the layer here torch.float64. Take the layer's own dtype (and device).",
+    "part-frozen": "The part's {what} is not trained: wrap the tensor into an nn.Parameter of its own.",
+    "odd-batch": "Right for an input of shape (b, s, d), wrong for {what}.",
+}  # fmt: skip
+
+
+def linear(seed, outputs=OUTPUTS, bias=True):
+    """A linear layer in float64 with random weights."""
+    return randomise(nn.Linear(INPUTS, outputs, bias=bias), seed)
+
+
+def one_part(make, dim: int, ranks) -> dict:
+    """On a rank: what column_part (dim 0) or row_part (dim 1) returns, and whether it is fine."""
+    plain = linear(8)
+    part = make(plain, ranks)
+    found = {"kind": type(part).__name__, "fine": False}
+    if not isinstance(part, nn.Linear):
+        return found
+    wanted = plain.weight.detach().tensor_split(ranks.size, dim)[ranks.rank].clone()
+    biases = (None if dim else plain.bias.detach().tensor_split(ranks.size)[ranks.rank].clone()), part.bias
+    found |= {"weight": part.weight.detach().clone(), "wanted": wanted, "row bias": dim == 1 and part.bias is not None}
+    found["right"] = close(found["weight"], wanted) and (
+        dim == 1 or (biases[1] is not None and close(biases[1], biases[0]))
+    )
+    found["frozen"] = next((n for n in ("weight", "bias") if getattr(part, n) is not None
+                            and not (getattr(part, n).requires_grad and getattr(part, n).is_leaf)), "")  # fmt: skip
+    found["held"] = held_bytes([part.weight.detach()])
+    with torch.no_grad():
+        plain.weight.zero_()
+    found["follows"] = not torch.equal(part.weight.detach(), found["weight"])
+    found["bias error"] = _bare(make, ranks)
+    faults = ("row bias", "frozen", "follows", "bias error")
+    fits = found["held"] <= wanted.numel() * 8 and part.weight.dtype == wanted.dtype
+    found["fine"] = found["right"] and fits and not any(found[fault] for fault in faults)
+    return found
+
+
+def _bare(make, ranks) -> str:
+    try:
+        part = make(linear(9, bias=False), ranks)
+        return "" if part.bias is None else "It was given a bias."
+    except BaliseNotDone:
+        raise
+    except Exception as error:
+        return f"It fails: {type(error).__name__}: {error}."
+
+
+def judge_part(got, dim: int, where: str) -> None:
+    """Raise Wrong where `one_part` found a fault."""
+    name, which = (("column_part", "output"), ("row_part", "input"))[dim]
+    if got["kind"] == "NoneType":
+        raise Wrong("nothing-returned", where=where)
+    if "weight" not in got:
+        raise Wrong("part-not-linear", name=name, kind=got["kind"], where=where)
+    weight, wanted = got["weight"], got["wanted"]
+    if weight.shape != wanted.shape:
+        shape = tuple(weight.shape)
+        raise Wrong("part-wrong-shape", name=name, which=which, inputs=INPUTS, outputs=OUTPUTS, shape=shape, where=where,
+                    expected=f"shape {tuple(wanted.shape)}", got=f"shape {shape}")  # fmt: skip
+    if weight.dtype != wanted.dtype:
+        raise Wrong("part-dtype", dtype=weight.dtype, where=where)
+    if got["row bias"]:
+        raise Wrong("row-part-bias", where=where)
+    if not got["right"]:
+        raise Wrong("part-wrong-values", name=name, expected=wanted, got=weight, where=where)
+    if got["held"] > weight.numel() * 8:
+        raise Wrong("part-is-view", held=got["held"], size=weight.numel() * 8, where=where)
+    if got["follows"]:
+        raise Wrong("part-follows", where=where)
+    if got["bias error"]:
+        raise Wrong("part-bias", error=got["bias error"], where=where)
+    if got["frozen"]:
+        raise Wrong("part-frozen", what=got["frozen"], where=where)
+
+
+def odd_batches(Layer, plain, width, ranks) -> dict:  # noqa: N803
+    """On a rank: {what: (found, wanted)} for inputs of other shapes, layouts and precisions."""
+    found = {
+        "a single sequence": run(Layer, plain, noise(1, 5, width, seed=40), ranks),
+        "a transposed input": run(Layer, plain, noise(width, 3, 2, seed=41).permute(2, 1, 0), ranks),
+    }
+    single = copy.deepcopy(plain).float()
+    found["float32"] = run(Layer, single, noise(2, 3, width, seed=43).float(), ranks)
+    return found
+
+
+def run(Layer, plain, x, ranks):  # noqa: N803
+    """(found, wanted): the result of a new sliced layer, and the plain one's."""
+    layer = Layer(copy.deepcopy(plain), ranks)
+    with torch.no_grad():
+        return layer(x), plain(x)
+
+
+def judge_odd(cases, where: str) -> None:
+    """Raise Wrong for the first of `odd_batches` that is not right."""
+    for what, (found, wanted) in cases.items():
+        dtype = getattr(found, "dtype", None)
+        if dtype != wanted.dtype or not close(found, wanted, 1e-4 if wanted.dtype == torch.float32 else None):
+            raise Wrong("odd-batch", what=what, expected=wanted, got=found, where=f"{where}, {what}")

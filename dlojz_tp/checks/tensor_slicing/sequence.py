@@ -1,0 +1,170 @@
+"""Balise 12: sequence parallelism: all-gather and reduce-scatter in the place of each all-reduce."""
+
+import torch
+
+from dlojz_tp.checking import Wrong, close
+from dlojz_tp.checks.tensor_slicing.common import on_ranks
+from dlojz_tp.checks.tensor_slicing.group_functions import KNOWN as GROUP_KNOWN
+from dlojz_tp.checks.tensor_slicing.sequence_ranks import SHAPE, own_gradients, part_of, use, x_of
+
+HINTS = {
+    "sequence-unchanged": "`{name}` gave a tensor of the same shape. A rank holds s / N tokens outside of the sliced layers and s "
+    "inside: copy makes the sequence whole, sum cuts it.",
+    "sequence-dimension": "The parts are put together, or cut, along another dimension. The sequence is dimension 1 of (b, s, d).",
+    "sequence-over-world": "The ranks of the whole world took part in {name}. Only the group holds this sequence.",
+    "slice-without-sum": "Backward, each rank kept its part of *its own* gradient. Every rank used the whole sequence in its own "
+    "slice of the layer: the gradients have to be added up before they are cut.",
+    "scatter-backward-local": "The backward of sum knows only this rank's part of the gradient. Each rank needs the gradient of "
+    "all tokens: gather the parts.",
+    "sequence-not-summed": "sum gave this rank's own values, cut. The ranks' partial results have to be added up.",
+    "sequence-mean": "This is a mean over the ranks: divided by {n}. Parts are added up.",
+    "sequence-times-n": "The gradient of {name} is {n} times too large: it was added up where it was only to be gathered.",
+    "reduced-then-cut": "The numbers are right, but {name} moves {sent} bytes a rank {way}, where {least} are enough. An all-reduce "
+    "followed by a cut throws most of what travelled away: that is what a reduce-scatter saves.",
+    "sequence-uneven": "{size} ranks do not divide a sequence of {length} tokens, and the answer was {error}. Raise a "
+    "ValueError (`self.part` does).",
+    "sequence-shape": "Backward gave a gradient of another shape than its input: {error}",
+    "common-silent": "The gradients in `parameters` are still this rank's own: they know only the tokens of this rank.",
+    "common-mean": "These gradients are divided by {n}. Each comes from other tokens of the *same* loss: they are parts of a sum.",
+    "common-over-world": "The gradients were added up over the whole world. The other groups see other data.",
+    "common-no-gradient": "A parameter that is frozen or not used has p.grad None. Leave it out.",
+    "sequence-wrong": "{name}: {what} is not what it should be.",
+}  # fmt: skip
+KNOWN = (
+    *GROUP_KNOWN,
+    ("returned an invalid gradient", "sequence-shape"),
+    ("'NoneType'", "common-no-gradient"),
+)
+
+
+def balise_12(SequenceRanks, sum_common_gradients):  # noqa: N803
+    """copy and sum of SequenceRanks, the gradients of what is common, and a layer between them; in groups of 1 to 4."""
+    worlds = on_ranks(use, SequenceRanks, sum_common_gradients, known=KNOWN, sizes=(2, 3, 4))  # a group of one is in 2
+    every = [
+        (f"rank {rank} of {world}, group of the ranks {list(got['members'])}", rank, got)
+        for world, ranks in worlds.items()
+        for rank, layouts in enumerate(ranks)
+        for got in layouts
+    ]
+    yield "copy: the whole sequence forward, backward this rank's part of the sum"
+    for where, rank, got in every:
+        _copied(got["copy"], got, rank, where)
+    yield "sum: this rank's part of the sum forward, backward the whole sequence"
+    for where, rank, got in every:
+        _summed(got["sum"], got, rank, where)
+    yield "one token a rank, a batch of one, float32, transposed tensors"
+    for where, _, got in every:
+        for what, (found, wanted) in got["odd"].items():
+            if not close(found, wanted):
+                raise Wrong("sequence-wrong", name=what, what="the result", expected=wanted, got=found, where=where)
+    yield "no more bytes than an all-gather and a reduce-scatter need"
+    for where, _, got in every:
+        _frugal(got, where)
+    yield "a sequence that does not divide is refused"
+    for where, _, got in every:
+        if got["uneven"] not in ("", "ValueError"):
+            size = len(got["members"])
+            raise Wrong("sequence-uneven", size=size, length=2 * size + 1, error=got["uneven"], where=where)
+    yield "gradients of what all ranks hold: added up over the group"
+    for where, rank, got in every:
+        _common(got["common"], got, rank, where)
+    yield "a norm and a sliced pair between them: the uncut layer's values and gradients"
+    for where, _, got in every:
+        for what, (found, wanted) in got["layer"].items():
+            if found is None or not close(found, wanted):
+                raise Wrong("sequence-wrong", name="the layer", what=what, expected=wanted, got=found, where=where)
+
+
+def _copied(found, got, rank, where):
+    members, world = got["members"], got["world"]
+    kind, value, gradient = found
+    whole = x_of(members[0], 1)
+    if not isinstance(value, torch.Tensor):
+        raise Wrong("nothing-returned", where=where)
+    if kind == "shape" or not close(value, whole):
+        part = part_of(whole, members, rank)
+        slug = "sequence-unchanged" if value.shape == part.shape != whole.shape else "sequence-wrong"
+        along = [torch.cat([part_of(whole, members, r) for r in members], dim) for dim in (0, 2)]
+        if any(close(value, other) for other in along) or value.numel() == whole.numel() and value.shape != whole.shape:
+            slug = "sequence-dimension"
+        if value.shape[1] == part.shape[1] * world != whole.shape[1]:
+            slug = "sequence-over-world"
+        raise Wrong(slug, name="copy", what="the result", expected=whole, got=value, where=f"{where}, forward")
+    total = part_of(sum(x_of(r, 3) for r in members), members, rank)
+    over_world = part_of(sum(x_of(r, 3) for r in range(world)), members, rank)
+    _gradient("copy", gradient, total, where, {
+        "slice-without-sum": part_of(x_of(rank, 3), members, rank),
+        "sequence-over-world": over_world, "sequence-mean": total / len(members),
+    }, len(members))  # fmt: skip
+
+
+def _summed(found, got, rank, where):
+    members, world, n = got["members"], got["world"], len(got["members"])
+    kind, value, gradient = found
+    if not isinstance(value, torch.Tensor):
+        raise Wrong("nothing-returned", where=where)
+    total = sum(x_of(r, 4) for r in members)
+    wanted = part_of(total, members, rank)
+    if kind == "shape" or not close(value, wanted):
+        over_world = sum(x_of(r, 4) for r in range(world))
+        slug = "sequence-wrong"
+        if value.shape == total.shape != wanted.shape:
+            slug = "sequence-unchanged"
+        elif value.numel() == wanted.numel() and value.shape != wanted.shape:
+            slug = "sequence-dimension"
+        elif (
+            close(value, part_of(over_world, members, rank)) or value.shape[1] * world == SHAPE[1] != value.shape[1] * n
+        ):
+            slug = "sequence-over-world"
+        elif close(value, part_of(x_of(rank, 4), members, rank)):
+            slug = "sequence-not-summed"
+        elif close(value, wanted / n):
+            slug = "sequence-mean"
+        raise Wrong(slug, name="sum", what="the result", n=n, expected=wanted, got=value, where=f"{where}, forward")
+    whole, mine = x_of(members[0], 2), torch.zeros(SHAPE, dtype=torch.float64)
+    part_of(mine, members, rank).copy_(part_of(whole, members, rank))
+    repeated = torch.cat([part_of(whole, members, rank)] * n, 1)
+    _gradient("sum", gradient, whole, where, {
+        "scatter-backward-local": mine, "scatter-backward-local ": repeated, "sequence-times-n": whole * n,
+        "sequence-times-n ": whole * world, "sequence-mean": whole / n,
+    }, n)  # fmt: skip
+
+
+def _gradient(name, got, wanted, where, mistakes, n):
+    if got is not None and close(got, wanted):
+        return
+    slug = next((s.strip() for s, value in mistakes.items() if got is not None and close(got, value)), "sequence-wrong")
+    raise Wrong(slug, name=name, what="the gradient", n=n, expected=wanted, got=got, where=f"{where}, backward")
+
+
+def _moved(calls):
+    """Bytes that a rank sends, with the cheapest algorithm of each collective."""
+    cost = {"all_gather": lambda n: n - 1, "all_reduce": lambda n: 2 * (n - 1) / n, "broadcast": lambda n: 1}
+    return sum(size * cost.get(name, lambda n: (n - 1) / n)(ranks) for name, size, ranks in calls if ranks > 1)
+
+
+def _frugal(got, where):
+    n = len(got["members"])
+    least = (n - 1) / n * torch.Size(SHAPE).numel() * 8
+    for name, both in got["calls"].items():
+        for way, calls in zip(("forward", "backward"), both, strict=True):
+            if (sent := _moved(calls)) > 1.05 * least + 64:
+                raise Wrong("reduced-then-cut", name=name, sent=int(sent), least=int(least), way=way, where=where)
+
+
+def _common(found, got, rank, where):
+    members, n = got["members"], len(got["members"])
+    if found[2] is not None and found[2].count_nonzero():
+        raise Wrong("sequence-wrong", name="a parameter without a gradient", what="p.grad", got=found[2], where=where)
+    for k, value in enumerate(found[:2]):
+        wanted = sum(own_gradients(r)[k] for r in members)
+        if value is not None and close(value, wanted):
+            continue
+        over_world = sum(own_gradients(r)[k] for r in range(got["world"]))
+        known = {
+            "common-silent": own_gradients(rank)[k], "common-mean": wanted / n, "common-over-world": over_world,
+            "common-mean ": over_world / got["world"],
+        }  # fmt: skip
+        slug = next((s.strip() for s, v in known.items() if value is not None and close(value, v)), "sequence-wrong")
+        fields = {"name": "a common parameter", "what": "the gradient", "n": n}
+        raise Wrong(slug, expected=wanted, got=value, where=where, **fields)

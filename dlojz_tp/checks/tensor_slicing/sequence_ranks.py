@@ -1,0 +1,157 @@
+"""What balise 12 does on the ranks: an answer's functions in groups of 1 to 4, and a layer between them."""
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn import functional as F  # noqa: N812
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from dlojz_tp.checking import close
+from dlojz_tp.checks.tensor_slicing.common import noise, together
+from dlojz_tp.checks.tensor_slicing.group_functions import LAYOUTS, GroupTraffic, group_of
+from dlojz_tp.measure.communications import SPACES
+
+SHAPE = (12, 12, 12)  # batch, sequence, width: a cut along any of them is possible
+NAMES = "copy", "sum"
+GROUPS = {**LAYOUTS, 3: (((0, 1, 2),),)}  # groups of one size: parts of different sizes end a process in gloo
+
+
+def x_of(rank, seed=0, shape=SHAPE):
+    """What a rank holds, its own for each rank and seed."""
+    return noise(*shape, seed=500 + 10 * seed + rank)
+
+
+def part_of(x, members, rank):
+    """The tokens of `rank` among `members`."""
+    return x.chunk(len(members), 1)[members.index(rank)]
+
+
+def use(SequenceRanks, sum_common_gradients):  # noqa: N803
+    """On a rank: a report of each layout of this world into groups."""
+    return [_use_in(SequenceRanks, sum_common_gradients, layout) for layout in GROUPS[dist.get_world_size()]]
+
+
+def _use_in(SequenceRanks, sum_common_gradients, layout):  # noqa: N803
+    group, members = group_of(layout)
+    rank, world, size = dist.get_rank(), dist.get_world_size(), len(members)
+    ranks = SequenceRanks(group)
+    found = {"members": members, "world": world, "odd": {}, "layer": {}, "common": {}, "calls": {}, "uneven": ""}
+    whole, part = x_of(members[0], 1), part_of(x_of(members[0], 2), members, rank)
+    for name, x, upstream in (
+        ("copy", part_of(whole, members, rank), x_of(rank, 3)),
+        ("sum", x_of(rank, 4), part),
+    ):
+        found[name] = _both_ways(getattr(ranks, name), x, upstream, found["calls"].setdefault(name, []))
+    if not together(all(found[name][0] == "values" for name in NAMES)):
+        return found
+    found["uneven"] = _uneven(ranks, size) if size > 1 else ""
+    _odd(ranks, members, rank, found["odd"])
+    parameters = [
+        nn.Parameter(torch.zeros(4, 3).double().t()),
+        nn.Parameter(torch.zeros(3)),
+        nn.Parameter(torch.zeros(2)),
+    ]
+    parameters[0].grad, parameters[1].grad = own_gradients(rank)
+    sum_common_gradients(parameters, ranks)
+    found["common"] = [None if p.grad is None else p.grad.clone() for p in parameters]
+    if together(_common_right(found["common"], members)):
+        _layer(ranks, sum_common_gradients, members, rank, found["layer"])
+    return found
+
+
+def _both_ways(function, x, upstream, calls):
+    """("values", result, gradient of x), or what else came."""
+    given = x.clone().requires_grad_()
+    with GroupTraffic() as forward:
+        y = function(given)
+    calls.append(forward.calls)
+    if not together(isinstance(y, torch.Tensor)):
+        return "not a tensor", y, None
+    if not together(y.shape == upstream.shape):
+        return "shape", y.detach().clone(), None
+    value = y.detach().clone()
+    with GroupTraffic() as backward:
+        y.backward(upstream.clone())
+    calls.append(backward.calls)
+    return "values", value, given.grad
+
+
+class _Reached(Exception):  # noqa: N818  (it says how far a call came)
+    """A collective was called."""
+
+
+class _NoCollective(TorchDispatchMode):
+    """Inside, a collective raises _Reached: gloo ends the process where the parts have different sizes."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.overloadpacket._qualified_op_name.split("::")[0] in SPACES:
+            raise _Reached("nothing: the collective was called with parts of different sizes")
+        return func(*args, **(kwargs or {}))
+
+
+def _uneven(ranks, size):
+    """ "ValueError" where a sequence of 2 size + 1 tokens is refused; else what happened, in words."""
+    try:
+        with _NoCollective():
+            ranks.sum(torch.zeros(1, 2 * size + 1, 2))
+    except Exception as error:
+        clear = isinstance(error, ValueError | AssertionError)
+        return (
+            "ValueError" if clear else str(error) if isinstance(error, _Reached) else f"{type(error).__name__}: {error}"
+        )
+    return "nothing: it was accepted"
+
+
+def _odd(ranks, members, rank, odd):
+    size = len(members)
+    one = (1, size, 3)
+    total = sum(x_of(r, 5, one) for r in members)
+    odd["sum, one token a rank"] = ranks.sum(x_of(rank, 5, one)).detach(), part_of(total, members, rank)
+    whole = x_of(members[0], 6, one)
+    odd["copy, one token a rank"] = ranks.copy(part_of(whole, members, rank).clone()).detach(), whole
+    odd["sum in float32"] = ranks.sum(x_of(rank, 5, one).float()).detach(), part_of(total, members, rank).float()
+    found = ranks.sum(x_of(rank, 5, one).transpose(0, 2)).detach()
+    odd["sum of a transposed tensor"] = found, part_of(total.transpose(0, 2), members, rank)
+    found = ranks.copy(part_of(whole.transpose(0, 2), members, rank)).detach()
+    odd["copy of a transposed tensor"] = found, whole.transpose(0, 2)
+
+
+def own_gradients(rank):
+    """Gradients of two common parameters, transposed and in float32."""
+    return noise(4, 3, seed=700 + rank).t(), noise(3, seed=800 + rank).float()
+
+
+def _common_right(found, members):
+    wanted = [sum(parts) for parts in zip(*(own_gradients(r) for r in members), strict=True)]
+    return all(g is not None and close(g, w) for g, w in zip(found[:2], wanted, strict=True))
+
+
+def _layer(ranks, sum_common_gradients, members, rank, found):
+    """norm -> copy -> up (columns) -> gelu -> down (rows) -> sum -> + bias, with a residual; against the uncut layer."""
+    size = len(members)
+    norm, up, down = nn.LayerNorm(12).double(), nn.Linear(12, 24).double(), nn.Linear(24, 12).double()
+    for k, p in enumerate((*norm.parameters(), *up.parameters(), *down.parameters())):
+        p.data.copy_(noise(*p.shape, seed=900 + k) / 4)
+    x, upstream = x_of(members[0], 7), x_of(members[0], 8)
+    given = x.clone().requires_grad_()
+    y = given + down(F.gelu(up(norm(given))))
+    y.backward(upstream)
+    truth = {"norm": norm.weight.grad, "bias": down.bias.grad}
+    wanted_up, wanted_down = up.weight.grad.chunk(size, 0), down.weight.grad.chunk(size, 1)
+    place = members.index(rank)
+    norm.zero_grad()
+    weights = up.weight.chunk(size, 0), up.bias.chunk(size, 0), down.weight.chunk(size, 1)
+    w_up, b_up, w_down = (parts[place].detach().clone().requires_grad_() for parts in weights)
+    bias = down.bias.detach().clone().requires_grad_()
+    mine = part_of(x, members, rank).clone().requires_grad_()
+    z = mine + ranks.sum(F.linear(F.gelu(F.linear(ranks.copy(norm(mine)), w_up, b_up)), w_down)) + bias
+    z.backward(part_of(upstream, members, rank).clone())
+    sum_common_gradients([*norm.parameters(), bias], ranks)
+    found |= {
+        "the output": (z.detach(), part_of(y.detach(), members, rank)),
+        "the input's gradient": (mine.grad, part_of(given.grad, members, rank)),
+        "the gradient of the first slice": (w_up.grad, wanted_up[place]),
+        "the gradient of the second slice": (w_down.grad, wanted_down[place]),
+        "the norm's gradient": (norm.weight.grad, truth["norm"]),
+        "the bias's gradient": (bias.grad, truth["bias"]),
+    }

@@ -1,0 +1,298 @@
+"""Balise 11: data parallelism over tensor groups: the sampler, and one step of 2D parallelism."""
+
+import contextlib
+from types import SimpleNamespace
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from dlojz_tp.checking import Wrong, close
+from dlojz_tp.checks.tensor_slicing.common import Borrowed, CheckRanks, on_ranks, state
+from dlojz_tp.checks.tensor_slicing.group_functions import GroupTraffic, group_of
+from dlojz_tp.checks.tensor_slicing.small_net import (
+    MOMENTUM,
+    RATE,
+    ROWS,
+    Plain,
+    Recorder,
+    cut,
+    gradients_of,
+    loss_of,
+    rows,
+    sliced,
+)
+
+TENSOR = {1: (1,), 2: (1, 2), 3: (1, 3), 4: (1, 2, 4)}  # world size -> sizes of a tensor group
+STEPS, SAMPLES = 3, (12, 13, 3)
+
+HINTS = {
+    "sampler-by-global-rank": "Ranks {peers} hold slices of one copy of the model and see different samples: their partial sums "
+    "do not belong together. The share goes by the *data* rank: grid.data.rank of grid.data.size.",
+    "sampler-by-tensor-rank": "The share goes by the tensor rank here. All ranks of a tensor group see the same samples; the "
+    "data ranks share them out.",
+    "sampler-shuffles-differ": "Ranks {peers} hold slices of one copy of the model and see samples in different orders: each has "
+    "shuffled in its own way. Seed the shuffle with something that is the same on all ranks.",
+    "sampler-no-share": "Every data rank sees all samples. Each should see its share of them.",
+    "sampler-lengths": "The data ranks see {lengths} samples. A rank that has one batch more waits for ever for the others.",
+    "sampler-incomplete": "The data ranks' shares overlap, or leave samples out.",
+    "no-step": "The optimizer's step was called {n} times in one training step, not once.",
+    "data-silent": "Nothing travelled between the data ranks: each copy of the model trains on its own share alone.",
+    "data-summed": "The gradient is the *sum* over the {n} data ranks. The loss is a mean over the global batch: divide by the "
+    "number of data ranks.",
+    "averaged-over-world": "The gradients of all ranks of the world were added up. Tensor ranks hold different slices: the "
+    "gradient of one has nothing to do with that of another. Reduce over the data group.",
+    "divided-by-world": "The sum over the data ranks was divided by the size of the world. It has {n} terms, one for each data "
+    "rank.",
+    "averaged-over-tensor": "The gradients were added up over the tensor group, whose ranks hold different slices. Reduce over "
+    "the data group.",
+    "averaged-after-step": "The gradients are averaged, but after the optimizer's step: it used this rank's own.",
+    "data-not-written": "The data ranks exchanged values, but the optimizer saw this rank's own gradients. What was reduced was "
+    "a copy: write it back.",
+    "gradients-kept": "The gradients still hold those of the step before. Set them to zero first.",
+    "no-gradient-2d": "A parameter that is frozen or not used has p.grad None. Leave it out.",
+    "gradient-2d": "The gradient is not that of the global batch.",
+    "loss-of-share": "This is the loss of this rank's own share. Return the mean over the data ranks: the loss of the global "
+    "batch.",
+    "loss-summed": "This loss is too large by a factor of {n}: a sum over ranks where a mean is due.",
+    "loss-wrong": "The loss is not the mean over the global batch.",
+    "weights-2d": "The gradients are right when the optimizer steps, but the weights are not those of one process afterwards.",
+    "rows-2d": "This rank computed the loss of {n} rows in a step, and its share has {share}. Each data rank computes its own rows, "
+    "once; gradients travel, not the batch.",
+    "too-much-2d": "{sent} bytes were handed in for gradients of {held} bytes. Each gradient travels once, and the ranks of a "
+    "tensor group agree already on what they hold in common.",
+}  # fmt: skip
+KNOWN = (("NoneType", "no-gradient-2d"),)
+
+
+def balise_11(make_sampler, step_2d):
+    """A sliced network in grids of up to 4 ranks, against one process with the whole batch."""
+    truth = dict(zip(("losses", "gradients", "weights"), _alone(STEPS)[1:], strict=True))
+    worlds = on_ranks(_train, make_sampler, step_2d, known=KNOWN)
+    grids = [
+        (world, tensor, [rank[k] for rank in ranks])
+        for world, ranks in worlds.items()
+        for k, tensor in enumerate(TENSOR[world])
+    ]
+    grids.sort(key=lambda grid: grid[:2] != (4, 2))  # both groups have two ranks there: a mistake shows its kind
+    yield "the sampler: the same samples in a tensor group, disjoint shares for the data ranks"
+    for world, tensor, ranks in grids:
+        for n in SAMPLES:
+            _sampled([got["samples"][n] for got in ranks], n, world, tensor)
+    yield "gradients and weights, in grids of 1 to 4 ranks: those of the global batch, cut into slices"
+    for world, tensor, ranks in grids:
+        for rank, got in enumerate(ranks):
+            _gradients(got, truth, rank, world, tensor)
+    yield "the loss of the global batch"
+    for world, tensor, ranks in grids:
+        for rank, got in enumerate(ranks):
+            _loss(got, truth, rank, world, tensor)
+    yield "each row is computed once, each gradient travels once"
+    for world, tensor, ranks in grids:
+        for rank, got in enumerate(ranks):
+            _frugal(got, ROWS * tensor // world, _where(rank, world, tensor, "one step"))
+
+
+def _borrowed(*_, **__):
+    raise Borrowed("DistributedDataParallel")
+
+
+def _train(make_sampler, step_2d):
+    nn.parallel.DistributedDataParallel.__init__ = _borrowed  # this process ends with the check
+    return [_train_in(make_sampler, step_2d, tensor) for tensor in TENSOR[dist.get_world_size()]]
+
+
+def _train_in(make_sampler, step_2d, tensor):
+    rank, world = dist.get_rank(), dist.get_world_size()
+    across, _ = group_of([range(k, world, tensor) for k in range(tensor)])
+    beside, _ = group_of([range(k, k + tensor) for k in range(0, world, tensor)])
+    grid = SimpleNamespace(tensor=CheckRanks(beside), data=CheckRanks(across))
+    torch.manual_seed(1000 + rank)
+    samples = {n: _plain_list(make_sampler(range(n), grid)) for n in SAMPLES}
+    model = sliced(grid.tensor)
+    with GroupTraffic() as alone:
+        loss_of(sliced(grid.tensor), _share(0, grid.data)).backward()
+    optimizer = Recorder(model)
+    found = {
+        "samples": samples,
+        "alone": alone.calls,
+        "steps": [],
+        "later": [],
+        "losses": [],
+        "weights": [],
+        "rows": [],
+    }
+
+    def counted(model, batch):
+        found["rows"][-1] += len(batch)
+        return loss_of(model, batch)
+
+    for step in range(STEPS):
+        found["rows"].append(0)
+        with GroupTraffic() if step == 0 else contextlib.nullcontext() as traffic:
+            loss = step_2d(model, _share(step, grid.data), counted, optimizer, grid)
+        found["losses"].append(loss.item() if isinstance(loss, torch.Tensor) and loss.numel() == 1 else loss)
+        found["later"].append(gradients_of(model))
+        found["steps"].append(len(optimizer.seen))
+        if step == 0:
+            found["calls"] = traffic.calls
+        found["weights"].append(state(model))
+    found["seen"] = optimizer.seen
+    return found
+
+
+def _share(step, data):
+    return rows(step)[data.rank :: data.size].clone()
+
+
+def _plain_list(sampler):
+    if sampler is None:
+        return None
+    return [int(i) for i in sampler]
+
+
+def _where(rank, world, tensor, what):
+    return f"rank {rank} of {world}, {world // tensor} tensor groups of {tensor}, {what}"
+
+
+def _sampled(shares, n, world, tensor):
+    where = f"{world} ranks, {world // tensor} tensor groups of {tensor}, {n} samples"
+    if any(share is None for share in shares):
+        raise Wrong("nothing-returned", where=where)
+    text = {"got": "; ".join(f"rank {r}: {share}" for r, share in enumerate(shares)), "where": where}
+    columns = [shares[k::tensor] for k in range(tensor)]  # ranks that hold the same slice
+    for first in range(0, world, tensor):
+        group = shares[first : first + tensor]
+        if any(share != group[0] for share in group):
+            peers = " and ".join(map(str, range(first, first + tensor)))
+            slug = "sampler-by-global-rank"
+            if all(share == column[0] for column in columns for share in column):
+                slug = "sampler-by-tensor-rank" if world > tensor else slug
+            if all(sorted(share) == sorted(group[0]) for share in group):
+                slug = "sampler-shuffles-differ"
+            raise Wrong(slug, peers=peers, **text)
+    data = columns[0]
+    lengths = [len(share) for share in data]
+    if len(set(lengths)) > 1:
+        raise Wrong("sampler-lengths", lengths=lengths, **text)
+    if len(data) > 1 and n >= len(data) and any(set(share) == set(range(n)) for share in data):
+        raise Wrong("sampler-no-share", **text)
+    flat = [index for share in data for index in share]
+    complete = set(flat) == set(range(n)) and len(flat) < n + len(data)
+    if not complete and not (n % len(data) and len(flat) == len(set(flat)) == n - n % len(data)):
+        raise Wrong("sampler-incomplete", **text)
+
+
+def _gradients(got, truth, rank, world, tensor):
+    data, place = world // tensor, rank % tensor
+    if got["steps"] != list(range(1, STEPS + 1)):
+        raise Wrong("no-step", n=got["steps"][0], where=_where(rank, world, tensor, "first step"))
+    kept = {}
+    for step, seen in enumerate(got["seen"]):
+        wanted = _slices(truth["gradients"][step], place, tensor)
+        if _all_same(seen, wanted):
+            kept = wanted
+            for name, value in got["weights"][step].items():
+                if not close(value, part := cut(name, truth["weights"][step][name], place, tensor)):
+                    where = _where(rank, world, tensor, f"{name} after step {step}")
+                    raise Wrong("weights-2d", expected=part, got=value, where=where)
+            continue
+        own = _local(step, data)
+        cuts = [[_slices(g, k, tensor) for k in range(tensor)] for g in own]
+        mine, group = cuts[rank // tensor][place], cuts[rank // tensor]
+        everyone = [part for parts in cuts for part in parts]
+        candidates = (
+            ("data-silent", mine if len(got["calls"]) == len(got["alone"]) else None),
+            ("gradients-kept", _add([wanted, kept]) if step else None),
+            ("data-summed", _add([wanted], data) if data > 1 else None),
+            ("averaged-after-step", mine if _all_same(got["later"][step], wanted) else None),
+            ("data-not-written", mine),
+            ("divided-by-world", _add([wanted], 1 / tensor) if tensor > 1 else None),
+            ("averaged-over-tensor", _add(group) if tensor > 1 else None),
+            ("averaged-over-tensor", _add(group, 1 / tensor) if tensor > 1 else None),
+            ("averaged-over-tensor", _add(group, 1 / data) if tensor > 1 else None),
+            ("averaged-over-world", _add(everyone, 1 / world) if tensor > 1 else None),
+            ("averaged-over-world", _add(everyone, 1 / data) if tensor > 1 else None),
+            ("averaged-over-world", _add(everyone) if tensor > 1 else None),
+        )
+        slug = next((s for s, value in candidates if value is not None and _all_same(seen, value)), "gradient-2d")
+        name = next(name for name in wanted if not _same(seen[name], wanted[name]))
+        where = _where(rank, world, tensor, f"gradient of {name}, step {step}")
+        came = "no gradient (None)" if seen[name] is None else seen[name]
+        raise Wrong(slug, expected=wanted[name], got=came, where=where, n=data)
+
+
+def _alone(steps):
+    """One process with the whole batch: its network after some steps; on the way losses, gradients, weights.
+
+    SGD written out: an optimizer of PyTorch's needs seconds where it is the first of its process.
+    """
+    model, losses, gradients, weights, momenta = Plain(), [], [], [], {}
+    for step in range(steps):
+        model.zero_grad()
+        loss = loss_of(model, rows(step))
+        loss.backward()
+        losses.append(loss.item())
+        gradients.append({name: value for name, value in gradients_of(model).items() if value is not None})
+        with torch.no_grad():
+            for name, p in model.named_parameters():
+                if p.grad is not None:
+                    momenta[name] = MOMENTUM * momenta.get(name, 0) + p.grad
+                    p -= RATE * momenta[name]
+        weights.append(state(model))
+    return model, losses, gradients, weights
+
+
+def _local(step, data):
+    """Gradients of each data rank's share, after `step` right steps."""
+    model, found = _alone(step)[0], []
+    for share in range(data):
+        model.zero_grad()
+        loss_of(model, rows(step)[share::data]).backward()
+        found.append({name: value for name, value in gradients_of(model).items() if value is not None})
+    return found
+
+
+def _slices(gradients, place, tensor):
+    return {name: cut(name, value, place, tensor) for name, value in gradients.items()}
+
+
+def _add(several, factor=1.0):
+    return {name: factor * sum(part[name] for part in several) for name in several[0]}
+
+
+def _same(got, wanted):
+    return got is not None and close(got, wanted)
+
+
+def _all_same(got, wanted):
+    return all(_same(got[name], value) for name, value in wanted.items())
+
+
+def _loss(got, truth, rank, world, tensor):
+    data = world // tensor
+    for step, (loss, wanted) in enumerate(zip(got["losses"], truth["losses"], strict=True)):
+        where = _where(rank, world, tensor, f"step {step}")
+        if loss is None:
+            raise Wrong("nothing-returned", where=where)
+        if not isinstance(loss, float):
+            raise Wrong("loss-wrong", expected=wanted, got=loss, where=where)
+        if close(loss, wanted):
+            continue
+        slug, n = "loss-wrong", data
+        if step == 0 and data > 1 and close(loss, loss_of(Plain(), rows(0)[rank // tensor :: data]).item()):
+            slug = "loss-of-share"
+        for n in {data, tensor, world} - {1}:
+            if close(loss, wanted * n):
+                raise Wrong("loss-summed", n=n, expected=wanted, got=loss, where=where)
+        raise Wrong(slug, n=n, expected=wanted, got=loss, where=where)
+
+
+def _frugal(got, share, where):
+    if max(got["rows"]) > share:
+        raise Wrong("rows-2d", n=max(got["rows"]), share=share, where=where)
+    held = sum(value.numel() * value.element_size() for value in got["seen"][0].values() if value is not None)
+    sent = sum(size for _, size, ranks in got["calls"] if ranks > 1)
+    sent -= sum(size for _, size, ranks in got["alone"] if ranks > 1)
+    if sent > 1.05 * held + 64:
+        raise Wrong("too-much-2d", sent=sent, held=held, where=where)

@@ -1,0 +1,241 @@
+"""Answers to 17_tensor_slicing: copy, sum and gather within a group."""
+
+import torch
+import torch.distributed as dist
+
+from dlojz_tp.checks.tensor_slicing.common import CheckRanks
+from tests.answers.bank import Bank
+from tests.answers.tensor_slicing_parts import slip
+
+bank = Bank("17_tensor_slicing")
+
+
+def reduced(x, group):
+    total = x.clone(memory_format=torch.contiguous_format)
+    dist.all_reduce(total, group=group)
+    return total
+
+
+class Own(CheckRanks):
+    """part and own_random as in the notebook; the rest is each answer's."""
+
+    copy = sum = gather = None
+
+
+@bank.right(9)
+class GroupRanks(Own):
+    """Straight-through tricks in the place of functions of its own, and a hook for the gradient."""
+
+    def copy(self, x):
+        y = x.view_as(x)
+        if y.requires_grad:
+            y.register_hook(lambda gradient: reduced(gradient, self.group))
+        return y
+
+    def sum(self, x):
+        others = reduced(x.detach(), self.group) - x.detach()
+        return x + others
+
+    def gather(self, x, dim=-1):
+        parts = [torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(self.size)]
+        dist.all_gather(parts, x.detach().contiguous(), group=self.group)
+        parts[self.rank] = x
+        return torch.cat(parts, dim)
+
+
+@bank.right(9)
+class GroupRanks(Own):
+    """Functions made anew for each group, which they close over; gather is a sum of parts with zeros around them."""
+
+    def __init__(self, group):
+        super().__init__(group)
+        members = dist.get_process_group_ranks(group)
+        self.rank, self.size = members.index(dist.get_rank()), len(members)
+
+        class Copy(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x):
+                return x.clone()
+
+            @staticmethod
+            def backward(ctx, gradient):
+                return reduced(gradient, group)
+
+        class Sum(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x):
+                return reduced(x, group)
+
+            @staticmethod
+            def backward(ctx, gradient):
+                return gradient.clone()
+
+        self.copy, self.sum = Copy.apply, Sum.apply
+
+    def gather(self, x, dim=-1):
+        zeros = [torch.zeros_like(x) for _ in range(self.size)]
+        zeros[self.rank] = x
+        return self.sum(torch.cat(zeros, dim))
+
+
+@bank.right(9)
+class GroupRanks(Own):
+    """PyTorch's functional collectives, which return what they reduced."""
+
+    class Both(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, group, now):
+            ctx.group, ctx.now = group, now
+            return GroupRanks_reduce(x, group) if now else x.view_as(x)
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return (gradient if ctx.now else GroupRanks_reduce(gradient, ctx.group)), None, None
+
+    def copy(self, x):
+        return self.Both.apply(x, self.group, False)
+
+    def sum(self, x):
+        return self.Both.apply(x, self.group, True)
+
+    def gather(self, x, dim=-1):
+        return CheckRanks.gather(self, x, dim)
+
+
+def GroupRanks_reduce(x, group):  # noqa: N802
+    from torch.distributed._functional_collectives import all_reduce, wait_tensor
+
+    return wait_tensor(all_reduce(x.contiguous(), "sum", group))
+
+
+@bank.right(9)
+class GroupRanks(CheckRanks):
+    """Waits by itself; a group of one sends nothing."""
+
+    def sum(self, x):
+        if self.size == 1:
+            return x
+        return super().sum(x)
+
+
+WORLD = dist.group
+SUM_FORWARD = "dist.all_reduce(result, group=group)"
+COPY_BACKWARD = "dist.all_reduce(result, group=ctx.group)"
+ROUND = "self.group, self.rank, self.size = group, dist.get_rank(group), dist.get_world_size(group)"
+
+slip(bank, 9, None, ("gradient.chunk(", "gradient.tensor_split("))
+slip(
+    bank,
+    9,
+    "rank-of-world",
+    ("self.rank, self.size = group, dist.get_rank(group)", "self.rank, self.size = group, dist.get_rank()"),
+)
+slip(bank, 9, "rank-of-world", (ROUND, "self.group, self.size = group, dist.get_world_size(group)"))
+slip(bank, 9, "size-of-world", (ROUND, ROUND.replace("dist.get_world_size(group)", "dist.get_world_size()")))
+slip(bank, 9, "size-of-world", (ROUND, "self.group = group"))
+slip(
+    bank,
+    9,
+    "place-in-group",
+    (ROUND, "self.group, self.rank, self.size = group, dist.get_world_size(group), dist.get_rank(group)"),
+)
+slip(bank, 9, "forward-over-world", (SUM_FORWARD, "dist.all_reduce(result)"))
+slip(bank, 9, "backward-over-world", (COPY_BACKWARD, "dist.all_reduce(result)"))
+slip(
+    bank, 9, "forward-over-world", (SUM_FORWARD, "dist.all_reduce(result)"), (COPY_BACKWARD, "dist.all_reduce(result)")
+)
+slip(bank, 9, "forward-over-world", ("SumOverGroup.apply(x, self.group)", "SumOverRanks.apply(x)"))
+slip(bank, 9, "backward-over-world", ("CopyToGroup.apply(x, self.group)", "CopyToRanks.apply(x)"))
+slip(bank, 9, "gather-over-world", ("GatherFromGroup.apply(x, dim, self.group)", "GatherFromRanks.apply(x, dim)"))
+slip(
+    bank, 9, "gather-over-world", ("range(dist.get_world_size(group))", "range(dist.get_world_size())"),
+    ("dist.all_gather(parts, x.contiguous(), group=group)", "dist.all_gather(parts, x.contiguous())"),
+)  # fmt: skip
+slip(bank, 9, "gradient-for-group", ("return result, None\n", "return result\n"))
+slip(bank, 9, "gradient-for-group", ("return gradient, None\n", "return gradient\n"))
+slip(bank, 9, "gradient-for-group", ("part.contiguous(), None, None", "part.contiguous(), None"))
+slip(bank, 9, "group-not-summed", (COPY_BACKWARD, "pass"))
+slip(bank, 9, "group-not-summed", (SUM_FORWARD, "pass"))
+slip(bank, 9, "group-mean", (SUM_FORWARD, SUM_FORWARD + "\n        result /= dist.get_world_size(group)"))
+slip(
+    bank,
+    9,
+    "group-mean",
+    (COPY_BACKWARD, COPY_BACKWARD + "\n        result /= dist.get_world_size()"),
+    (COPY_BACKWARD, "dist.all_reduce(result)"),
+)
+slip(
+    bank, 9, "group-summed-twice", ("        result = x.clone", "        ctx.group = group\n        result = x.clone"),
+    ("        return gradient, None", f"        gradient = gradient.clone()\n        {COPY_BACKWARD.replace('result', 'gradient')}\n        return gradient, None"),
+)  # fmt: skip
+slip(bank, 9, "group-in-place", ("result = x.clone(memory_format=torch.contiguous_format)", "result = x.contiguous()"))
+slip(
+    bank,
+    9,
+    "group-in-place",
+    ("result = gradient.clone(memory_format=torch.contiguous_format)", "result = gradient.contiguous()"),
+)
+slip(
+    bank,
+    9,
+    "group-layout",
+    (
+        "result = x.clone(memory_format=torch.contiguous_format)",
+        "result = torch.empty_strided(x.shape, torch.empty(x.shape).stride(), dtype=x.dtype).view(-1).copy_(torch.as_strided(x, (x.numel(),), (1,)) if min(x.stride()) else x.flatten()).view(x.shape)",
+    ),
+)
+slip(
+    bank,
+    9,
+    "rank-of-peer",
+    (COPY_BACKWARD, "dist.reduce(result, 0, group=ctx.group)\n        dist.broadcast(result, 0, group=ctx.group)"),
+)
+slip(bank, 9, "nothing-returned", ("        return SumOverGroup", "        SumOverGroup"))
+
+
+@bank.wrong(9, "sent-beyond-group")
+class GroupRanks(CheckRanks):
+    """Gathers from the whole world, and adds up those of the group."""
+
+    def sum(self, x):
+        members, own = dist.get_process_group_ranks(self.group), x.detach().contiguous()
+        parts = [torch.empty_like(own) for _ in range(dist.get_world_size())]
+        dist.all_gather(parts, own)
+        return x + sum(parts[r] for r in members if r != dist.get_rank())
+
+
+@bank.wrong(9, "group-sent-twice")
+class GroupRanks(CheckRanks):
+    """From each rank in turn."""
+
+    def sum(self, x):
+        total = torch.zeros_like(x)
+        for k in range(self.size):
+            part = x.detach().clone(memory_format=torch.contiguous_format)
+            dist.broadcast(part, group=self.group, group_src=k)
+            total = total + (x if k == self.rank else part)
+        return total
+
+
+@bank.wrong(9, "group-wrong")
+class GroupRanks(CheckRanks):
+    """Gathers along the wrong dimension."""
+
+    def gather(self, x, dim=-1):
+        return super().gather(x, 0)
+
+
+@bank.wrong(9, "group-wrong")
+class GroupRanks(CheckRanks):
+    """The other way round."""
+
+    def gather(self, x, dim=-1):
+        return torch.cat(super().gather(x, dim).chunk(self.size, dim)[::-1], dim)
+
+
+@bank.wrong(9, "graph-cut")
+class GroupRanks(CheckRanks):
+    """Knows nothing of autograd."""
+
+    def sum(self, x):
+        return reduced(x.detach(), self.group)

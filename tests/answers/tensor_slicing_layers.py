@@ -1,0 +1,403 @@
+"""Answers to 17_tensor_slicing: attention, the two feed-forwards, the whole model (balises 4 to 7)."""
+
+import copy
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import nn
+
+from tests.answers.bank import Bank
+from tests.answers.tensor_slicing_functions import SubLinear, part_by_numbers
+from tests.answers.tensor_slicing_parts import slip
+
+bank = Bank("17_tensor_slicing")
+
+# ---------------------------------------------------------------- balise 4
+
+
+def rows_by_numbers(linear, ranks):
+    n = linear.in_features // ranks.size
+    if linear.in_features % ranks.size:
+        raise ValueError("the ranks do not divide the input features")
+    part = nn.Linear(n, linear.out_features, bias=False, device=linear.weight.device, dtype=linear.weight.dtype)
+    part.weight.data.copy_(linear.weight.data[:, ranks.rank * n : (ranks.rank + 1) * n])
+    return part
+
+
+class Written(nn.Module):
+    """The softmax written out, queries, keys and values in one product."""
+
+    def __init__(self, attention, ranks):
+        super().__init__()
+        if attention.heads % ranks.size:
+            raise ValueError("heads")
+        three = [part_by_numbers(layer, ranks) for layer in (attention.query, attention.key, attention.value)]
+        self.qkv = nn.Parameter(torch.cat([layer.weight.detach() for layer in three]))
+        self.qkv_bias = nn.Parameter(torch.cat([layer.bias.detach() for layer in three]))
+        self.out = rows_by_numbers(attention.output, ranks)
+        self.b = nn.Parameter(attention.output.bias.detach().clone())
+        self.ranks, self.k, self.p = ranks, attention.query.out_features // attention.heads, attention.dropout
+
+    def forward(self, x):
+        b, s, _ = x.shape
+        qkv = F.linear(self.ranks.copy(x), self.qkv, self.qkv_bias).reshape(b, s, 3, -1, self.k)
+        q, k, v = qkv.permute(2, 0, 3, 1, 4)
+        scores = q @ k.transpose(-1, -2) / self.k**0.5
+        scores = scores.masked_fill(torch.ones(s, s, dtype=torch.bool, device=x.device).triu(1), float("-inf"))
+        with self.ranks.own_random():
+            weights = F.dropout(scores.softmax(-1), self.p, self.training)
+        joined = (weights @ v).transpose(1, 2).reshape(b, s, -1)
+        return self.ranks.sum(self.out(joined)) + self.b
+
+
+bank.several(4, None, rows_by_numbers, Written)
+
+
+class OneBias(Written):
+    """The bias lives on rank 0 alone, which adds it to its term of the sum."""
+
+    def __init__(self, attention, ranks):
+        super().__init__(attention, ranks)
+        if ranks.rank:
+            self.b = None
+
+    def forward(self, x):
+        zero = self.ranks
+        ours = self.b
+        bias = 0 if ours is None else ours
+        self.ranks = _NoSum(zero)
+        try:
+            self.b = None
+            self.__dict__["b"] = None
+            self._parameters.pop("b", None)
+            self.__dict__["b"] = torch.zeros(1, dtype=x.dtype)
+            term = super().forward(x)
+        finally:
+            self.ranks = zero
+            self.__dict__.pop("b", None)
+            self.register_parameter("b", ours)
+        return zero.sum(term + bias)
+
+
+class _NoSum:
+    def __init__(self, ranks):
+        self.inner = ranks
+        self.copy, self.own_random = ranks.copy, ranks.own_random
+
+    def sum(self, x):
+        return x
+
+
+bank.several(4, None, rows_by_numbers, OneBias)
+
+
+def four(slug, *changes):
+    slip(bank, 4, slug, *changes)
+
+
+SCALED = "F.scaled_dot_product_attention(q, k, v, dropout_p=rate, is_causal=True)"
+SUMMED = "return self.ranks.sum(self.output(y_bhsk.transpose(1, 2).flatten(2))) + self.bias"
+four(None, ("        x_bsd = self.ranks.copy(x_bsd)\n", ""), ("layer(x_bsd)", "layer(y)"), ("        layers = self", "        y = self.ranks.copy(x_bsd)\n        layers = self"))  # fmt: skip
+four(None, ("with self.ranks.own_random():\n            y_bhsk = " + SCALED, "mask = torch.ones(x_bsd.shape[1], x_bsd.shape[1], dtype=torch.bool).tril()\n        with self.ranks.own_random():\n            y_bhsk = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=rate)"))  # fmt: skip
+four("scaled-by-width", (SCALED, SCALED.replace("is_causal=True", "is_causal=True, scale=x_bsd.shape[-1] ** -0.5")))
+four(
+    "scaled-by-width",
+    (SCALED, SCALED.replace("is_causal=True", "is_causal=True, scale=self.query.out_features ** -0.5")),
+)
+four("not-scaled", (SCALED, SCALED.replace("is_causal=True", "is_causal=True, scale=1.0")))
+four("not-causal", (SCALED, SCALED.replace(", is_causal=True", "")))
+four("heads-not-divided", ("attention.heads // ranks.size", "attention.heads"))
+four("heads-mixed", ("y_bhsk.transpose(1, 2).flatten(2)", "y_bhsk.reshape(*x_bsd.shape[:2], -1)"))
+four("same-mask", ("with self.ranks.own_random():", "if True:"))
+four("outside-differs", ("with self.ranks.own_random():", "if True:\n            torch.manual_seed(self.ranks.rank + int(1000 * torch.rand(1)))"))  # fmt: skip
+four("mask-repeats", ("with self.ranks.own_random():\n            y_bhsk = " + SCALED, "with torch.random.fork_rng():\n            torch.manual_seed(self.ranks.rank)\n            y_bhsk = " + SCALED))  # fmt: skip
+four("dropout-lost", ("dropout_p=rate", "dropout_p=0.0"))
+four("dropout-in-eval", ("self.dropout if self.training else 0.0", "self.dropout"))
+four(
+    "dropout-elsewhere",
+    ("dropout_p=rate, is_causal=True)", "is_causal=True)\n            y_bhsk = F.dropout(y_bhsk, rate)"),
+)
+four("dropout-disagrees", (SUMMED, SUMMED.replace("+ self.bias", "+ 0\n        with self.ranks.own_random():\n            return F.dropout(y, rate) + self.bias").replace("return self.ranks.sum", "y = self.ranks.sum", 1)))  # fmt: skip
+four("bias-every-rank", (SUMMED, "return self.ranks.sum(self.output(y_bhsk.transpose(1, 2).flatten(2)) + self.bias)"))
+four("bias-over-n", ("attention.output.bias.detach().clone()", "attention.output.bias.detach() / ranks.size"), (SUMMED, "return self.ranks.sum(self.output(y_bhsk.transpose(1, 2).flatten(2)) + self.bias)"))  # fmt: skip
+four("bias-cut", ("attention.output.bias.detach().clone()", "ranks.part(attention.output.bias, 0).detach().clone()"), (SUMMED, SUMMED.replace("self.bias", "self.ranks.gather(self.bias)")))  # fmt: skip
+four("bias-lost", (SUMMED, SUMMED.replace(" + self.bias", "")))
+four("slice-lost", ("        self.bias = nn.Parameter(attention.output.bias.detach().clone())\n", ""), (SUMMED, SUMMED.replace(" + self.bias", "")))  # fmt: skip
+four(
+    "row-part-bias",
+    ("bias=False", "bias=True"),
+    ("    part.weight = ", "    part.bias = linear.bias\n    part.weight = "),
+)
+four("part-wrong-shape", ("ranks.part(linear.weight, 1)", "ranks.part(linear.weight, 0)"))
+four("part-is-view", ("ranks.part(linear.weight, 1).detach().clone()", "ranks.part(linear.weight, 1).detach()"))
+four("entrance-forgotten", ("self.ranks.copy(x_bsd)", "x_bsd"))
+four("entrance-twice", ("self.ranks.copy(x_bsd)", "self.ranks.copy(self.ranks.copy(x_bsd))"))
+four(
+    "too-many-collectives",
+    ("        x_bsd = self.ranks.copy(x_bsd)\n", ""),
+    ("layer(x_bsd)", "layer(self.ranks.copy(x_bsd))"),
+)
+four("not-summed", (SUMMED, SUMMED.replace("self.ranks.sum(", "(")))
+four("summed-too-often", (SUMMED, "return self.ranks.sum(" + SUMMED.removeprefix("return ") + ")"))
+four("size-accepted", ("        if attention.heads % ranks.size:\n            raise ValueError(f\"{ranks.size} ranks do not divide {attention.heads} heads\")\n", ""), ("attention.heads // ranks.size", "max(1, attention.heads // ranks.size)"))  # fmt: skip
+four("wrong-dimension", ("        self.bias = nn.Parameter(attention.output.bias.detach().clone())\n", ""), ("self.output = row_part(attention.output, ranks)", "self.output = column_part(attention.output, ranks)"), (SUMMED, "return self.ranks.gather(self.output(self.ranks.gather(y_bhsk.transpose(1, 2).flatten(2))))"))  # fmt: skip
+four("not-cut", ("self.value = column_part(attention.value, ranks)", "self.value = attention.value"), ("layers = self", "n = self.ranks\n        layers = self"))  # fmt: skip
+four("whole-kept", ("self.ranks, self.heads", "self.plain = [attention]\n        self.ranks, self.heads"))
+four("weight-without-gradient", (SUMMED, SUMMED.replace("+ self.bias", "+ self.bias.detach()")))
+four("weight-times-n", (SUMMED, SUMMED.replace("+ self.bias", "+ self.ranks.copy(self.bias)")))
+four("weight-partial", (SUMMED, SUMMED.replace("+ self.bias", "+ self.bias.detach() + (self.bias - self.bias.detach()) * float(self.ranks.rank == 0)")))  # fmt: skip
+
+# ---------------------------------------------------------------- balise 5
+
+
+class Chained(nn.Sequential):
+    def __init__(self, feed_forward, ranks):
+        super().__init__(SubLinear(feed_forward.up, ranks), nn.GELU(), SubLinear(feed_forward.down, ranks))
+
+
+class EarlyActivation(nn.Module):
+    """The GELU on the parts, before they are gathered."""
+
+    def __init__(self, feed_forward, ranks):
+        super().__init__()
+        self.ranks = ranks
+        self.one, self.two = part_by_numbers(feed_forward.up, ranks), part_by_numbers(feed_forward.down, ranks)
+
+    def forward(self, x):
+        h = self.ranks.gather(F.gelu(self.one(self.ranks.copy(x))))
+        return self.ranks.gather(self.two(self.ranks.copy(h)))
+
+
+class Pair(nn.Module):
+    """Columns, then rows."""
+
+    def __init__(self, feed_forward, ranks):
+        super().__init__()
+        self.ranks, self.a, self.b = (
+            ranks,
+            part_by_numbers(feed_forward.up, ranks),
+            rows_by_numbers(feed_forward.down, ranks),
+        )
+        self.register_parameter("c", nn.Parameter(feed_forward.down.bias.detach().clone()))
+
+    def forward(self, x):
+        return torch.add(self.ranks.sum(self.b(nn.functional.gelu(self.a(self.ranks.copy(x))))), self.c)
+
+
+class BiasOfRankZero(nn.Module):
+    """Rank 0 alone holds the last bias, and adds it before the sum."""
+
+    def __init__(self, feed_forward, ranks):
+        super().__init__()
+        self.ranks, self.a, self.b = (
+            ranks,
+            part_by_numbers(feed_forward.up, ranks),
+            rows_by_numbers(feed_forward.down, ranks),
+        )
+        if ranks.rank == 0:
+            self.b.bias = nn.Parameter(feed_forward.down.bias.detach().clone())
+
+    def forward(self, x):
+        return self.ranks.sum(self.b(F.gelu(self.a(self.ranks.copy(x)))))
+
+
+for answer in (Chained, EarlyActivation, Pair):
+    bank.several(5, None, answer)
+
+
+def five(slug, *changes):
+    slip(bank, 5, slug, *changes)
+
+
+five("activation-lost", ("F.gelu(self.up(x_bsd))", "self.up(x_bsd)"))
+five("activation-late", ("self.down(F.gelu(self.up(x_bsd)))", "F.gelu(self.down(self.up(x_bsd)))"))
+five("activation-approximate", ("F.gelu(self.up(x_bsd))", "F.gelu(self.up(x_bsd), approximate='tanh')"))
+five("not-cut", ("ColumnLinear(feed_forward.up, ranks)", "feed_forward.up"))
+five("not-cut", ("ColumnLinear(feed_forward.up, ranks)", "feed_forward.up"), ("ColumnLinear(feed_forward.down, ranks)", "feed_forward.down"))  # fmt: skip
+five(
+    "whole-kept", ("        self.up =", "        self.layers = [feed_forward.up, feed_forward.down]\n        self.up =")
+)
+five("too-many-collectives", ("self.up(x_bsd)", "self.up(x_bsd) + 0 * self.up.ranks.sum(x_bsd.detach()).mean()"))
+five("output-wrong", ("F.gelu", "F.relu"))
+five("nothing-returned", ("return self.down", "self.down"))
+five(
+    "slice-doubled",
+    ("        self.up =", "        self.first = ColumnLinear(feed_forward.up, ranks)\n        self.up ="),
+)
+five("entrance-twice", ("self.up(x_bsd)", "self.up(self.up.ranks.copy(x_bsd))"))
+five(
+    "summed-too-often",
+    ("return self.down(F.gelu(self.up(x_bsd)))", "return self.up.ranks.sum(self.down(F.gelu(self.up(x_bsd))))"),
+)
+
+# ---------------------------------------------------------------- balise 6
+
+bank.several(6, None, Pair)
+bank.several(6, None, BiasOfRankZero)
+
+
+class OwnWeights(nn.Module):
+    """Plain parameters and products."""
+
+    def __init__(self, feed_forward, ranks):
+        super().__init__()
+        self.ranks = ranks
+        up, down = feed_forward.up, feed_forward.down
+        if up.out_features % ranks.size:
+            raise ValueError("width")
+        mine = torch.arange(up.out_features).view(ranks.size, -1)[ranks.rank]
+        self.w1, self.b1 = nn.Parameter(up.weight.detach()[mine]), nn.Parameter(up.bias.detach()[mine])
+        self.w2, self.b2 = (
+            nn.Parameter(down.weight.detach()[:, mine].t().contiguous()),
+            nn.Parameter(down.bias.detach().clone()),
+        )
+
+    def forward(self, x):
+        h = F.gelu(self.ranks.copy(x) @ self.w1.t() + self.b1)
+        return self.b2 + self.ranks.sum(h @ self.w2)
+
+
+bank.several(6, None, OwnWeights)
+
+
+def six(slug, *changes):
+    slip(bank, 6, slug, *changes)
+
+
+PAIR = "return self.ranks.sum(self.down(hidden)) + self.bias"
+six("bias-every-rank", (PAIR, "return self.ranks.sum(self.down(hidden) + self.bias)"))
+six("bias-over-n", ("feed_forward.down.bias.detach().clone()", "feed_forward.down.bias.detach() / ranks.size"), (PAIR, "return self.ranks.sum(self.down(hidden) + self.bias)"))  # fmt: skip
+six("bias-lost", (PAIR, PAIR.replace(" + self.bias", "")))
+six("bias-cut", ("feed_forward.down.bias.detach().clone()", "ranks.part(feed_forward.down.bias, 0).detach().clone()"), (PAIR, PAIR.replace("self.bias", "self.ranks.gather(self.bias)")))  # fmt: skip
+six("not-summed", (PAIR, PAIR.replace("self.ranks.sum(self.down(hidden))", "self.down(hidden)")))
+six("summed-too-often", (PAIR, "return self.ranks.sum(self.ranks.sum(self.down(hidden)) + self.bias)"))
+six("entrance-forgotten", ("self.ranks.copy(x_bsd)", "x_bsd"))
+six("entrance-twice", ("self.ranks.copy(x_bsd)", "self.ranks.copy(self.ranks.copy(x_bsd))"))
+six("activation-on-terms", ("F.gelu(self.up(self.ranks.copy(x_bsd)))", "F.gelu(self.up(self.ranks.copy(x_bsd)))\n        hidden = [F.gelu(self.down(hidden))]"), (PAIR, "return self.ranks.sum(hidden[0]) + self.bias"))  # fmt: skip
+six("activation-lost", ("F.gelu(self.up(self.ranks.copy(x_bsd)))", "self.up(self.ranks.copy(x_bsd))"))
+six("wrong-dimension", ("        self.down = row_part(", "        self.down = column_part("), ("self.ranks.copy(x_bsd)))", "self.ranks.copy(x_bsd)))\n        hidden = self.ranks.gather(hidden)"), (PAIR, "return self.ranks.gather(self.down(hidden))"))  # fmt: skip
+six("too-many-collectives", ("F.gelu(self.up(self.ranks.copy(x_bsd)))", "self.ranks.part(self.ranks.gather(F.gelu(self.up(self.ranks.copy(x_bsd)))), -1)"))  # fmt: skip
+six(
+    "weight-gradient-wrong",
+    (PAIR, "return self.ranks.sum(self.down(hidden)) + self.ranks.sum(self.bias) / self.ranks.size"),
+)
+six("slice-lost", ("        self.bias = nn.Parameter(feed_forward.down.bias.detach().clone())\n", ""), (PAIR, PAIR.replace(" + self.bias", "")))  # fmt: skip
+six("size-accepted", ("        self.up = column_part(feed_forward.up, ranks)\n        self.down = row_part(feed_forward.down, ranks)\n", "        up, down = copy.copy(feed_forward.up), nn.Linear(1, 1, bias=False)\n        up.weight = nn.Parameter(up.weight.detach().tensor_split(ranks.size)[ranks.rank].clone())\n        up.bias = nn.Parameter(up.bias.detach().tensor_split(ranks.size)[ranks.rank].clone())\n        down.weight = nn.Parameter(feed_forward.down.weight.detach().tensor_split(ranks.size, 1)[ranks.rank].clone())\n        self.up, self.down = up, down\n"))  # fmt: skip
+six("whole-kept", ("        self.ranks = ranks", "        self.ranks, self.whole = ranks, [feed_forward]"))
+
+six("too-much-volume", (PAIR, "return self.ranks.sum(torch.cat([self.down(hidden), hidden], -1))[..., : len(self.bias)] + self.bias"))  # fmt: skip
+six("rank-failed", (PAIR, "if self.ranks.rank:\n            raise KeyError('down')\n        " + PAIR))
+six("rank-failed", (PAIR, "if self.ranks.rank:\n            import os\n\n            os._exit(3)\n        " + PAIR))
+six(
+    "calls-differ",
+    (PAIR, "if self.ranks.rank == 1:\n            return self.down(hidden) + self.bias\n        " + PAIR),
+)
+
+# ---------------------------------------------------------------- balise 7
+
+
+class Replaced(nn.Module):
+    """A plain block whose two halves are replaced."""
+
+    def __new__(cls, block, ranks):
+        block.attention = Written(block.attention, ranks)
+        block.feed_forward = OwnWeights(block.feed_forward, ranks)
+        return block
+
+
+class PlainReplaced(nn.Module):
+    """A plain transformer whose parts are replaced, its own forward kept."""
+
+    def __new__(cls, model, ranks):
+        tied = model.config.tied_head
+        for k, block in enumerate(model.blocks):
+            model.blocks[k] = Replaced(block, ranks)
+        model.token_embedding = _Words(model.token_embedding, ranks)
+        model.head = _TiedWords(model.token_embedding, ranks) if tied else SubLinear(model.head, ranks)
+        return model
+
+
+class _Words(nn.Module):
+    """Cut along the vocabulary."""
+
+    def __init__(self, embedding, ranks):
+        super().__init__()
+        self.ranks, self.weight = ranks, nn.Parameter(ranks.part(embedding.weight, 0).detach().clone())
+
+    def forward(self, tokens):
+        n = len(self.weight)
+        mine = tokens // n == self.ranks.rank
+        return self.ranks.sum(self.weight[(tokens - self.ranks.rank * n).clamp(0, n - 1)] * mine[..., None])
+
+
+class _TiedWords(nn.Module):
+    def __init__(self, words, ranks):
+        super().__init__()
+        self.ranks, self.weight = ranks, words.weight
+
+    def forward(self, x):
+        return self.ranks.gather(F.linear(self.ranks.copy(x), self.weight))
+
+
+bank.several(7, None, Replaced, PlainReplaced)
+
+
+class ManySlices(nn.Module):
+    """The positions cut too; a head cut by rows."""
+
+    def __init__(self, model, ranks):
+        super().__init__()
+        self.ranks = ranks
+        self.words = nn.Parameter(ranks.part(model.token_embedding.weight, 1).detach().clone())
+        self.places = nn.Parameter(ranks.part(model.position_embedding.weight, 1).detach().clone())
+        self.blocks = nn.ModuleList([Replaced(copy.deepcopy(block), ranks) for block in model.blocks])
+        self.norm, self.p = model.norm, model.config.dropout
+        self.scores = None if model.config.tied_head else rows_by_numbers(model.head, ranks)
+
+    def forward(self, tokens):
+        x = self.ranks.gather(self.words[tokens] + self.places[: tokens.shape[1]])
+        x = F.dropout(x, self.p, self.training)
+        for block in self.blocks:
+            x = block(x)
+        mine = self.ranks.part(self.ranks.copy(self.norm(x)), -1)
+        return self.ranks.sum(mine @ self.words.t() if self.scores is None else self.scores(mine))
+
+
+bank.several(7, None, Replaced, ManySlices)
+
+
+def seven(slug, *changes):
+    slip(bank, 7, slug, *changes)
+
+
+TIED = "mine = self.ranks.part(self.ranks.copy(x_bsd), -1)\n        return self.ranks.sum(F.linear(mine, self.token_embedding.weight))"  # fmt: skip
+seven("norm-behind", ("self.attention(self.norm_attention(x_bsd))", "self.norm_attention(self.attention(x_bsd))"), ("self.feed_forward(self.norm_feed_forward(x_bsd))", "self.norm_feed_forward(self.feed_forward(x_bsd))"))  # fmt: skip
+seven("residual-lost", ("x_bsd = x_bsd + self.drop(self.att", "x_bsd = self.drop(self.att"), ("return x_bsd + self.drop", "return self.drop"))  # fmt: skip
+seven("residual-lost", ("return x_bsd + self.drop", "return self.drop"))
+seven("residual-dropout-lost", ("self.drop(self.attention(self.norm_attention(x_bsd)))", "self.attention(self.norm_attention(x_bsd))"), ("self.drop(self.feed_forward(self.norm_feed_forward(x_bsd)))", "self.feed_forward(self.norm_feed_forward(x_bsd))"))  # fmt: skip
+seven("residual-dropout-lost", ("return x_bsd + self.drop(self.feed_forward(self.norm_feed_forward(x_bsd)))", "return x_bsd + self.feed_forward(self.norm_feed_forward(x_bsd))"))  # fmt: skip
+seven("residual-dropout-lost", ("self.drop(self.token_embedding(tokens_bs) + self.position_embedding(places_s))", "self.token_embedding(tokens_bs) + self.position_embedding(places_s)"))  # fmt: skip
+seven("residual-dropout-differs", ("return x_bsd + self.drop(self.feed", "with self.attention.ranks.own_random():\n            return x_bsd + self.drop(self.feed"))  # fmt: skip
+seven("residual-dropout-differs", ("x_bsd = self.drop(self.token_embedding(tokens_bs) + self.position_embedding(places_s))", "with self.ranks.own_random():\n            x_bsd = self.drop(self.token_embedding(tokens_bs) + self.position_embedding(places_s))"))  # fmt: skip
+seven("model-dropout-in-eval", ("self.drop(self.token_embedding(tokens_bs) + self.position_embedding(places_s))", "F.dropout(self.token_embedding(tokens_bs) + self.position_embedding(places_s), self.drop.p)"))  # fmt: skip
+seven("not-cut", ("self.attention = SlicedAttention(block.attention, ranks)", "self.attention = block.attention"))
+seven("not-cut", ("ColumnLinear(model.head, ranks)", "model.head"))
+seven("not-cut", ("SlicedEmbedding(model.token_embedding, ranks)", "model.token_embedding"))
+seven(
+    "too-many-collectives", ("ColumnRow(block.feed_forward, ranks)", "GatheredFeedForward(block.feed_forward, ranks)")
+)
+seven(
+    "tie-broken",
+    ("None if model.config.tied_head else ColumnLinear(model.head, ranks)", "ColumnLinear(model.head, ranks)"),
+)
+seven("last-norm-lost", ("        x_bsd = self.norm(x_bsd)\n", ""))
+seven("positions-lost", (" + self.position_embedding(places_s)", ""))
+seven("not-summed", (TIED, TIED.replace("self.ranks.sum(F.linear(mine, self.token_embedding.weight))", "F.linear(mine, self.token_embedding.weight)")))  # fmt: skip
+seven("weight-gradient-wrong", (TIED, TIED.replace("self.ranks.copy(x_bsd)", "x_bsd")))
+seven("wrong-order", ("return self.head(x_bsd)", "y = self.head(x_bsd)\n            return torch.cat(y.chunk(2, -1)[::-1], -1) if self.ranks.size > 1 else y"))  # fmt: skip
+seven("whole-kept", ("        self.ranks = ranks\n", "        self.ranks, self.model = ranks, [model]\n"))
+seven("odd-batch", ("tokens_bs.shape[1], device", "5, device"))
+seven("input-gradient-wrong", ("self.attention(self.norm_attention(x_bsd))", "self.attention(self.norm_attention(self.attention.ranks.copy(x_bsd)))"), ("self.ranks = ranks", "self.ranks = ranks"))  # fmt: skip
+seven(
+    "output-wrong", ("        for block in self.blocks:", "        for block in [self.blocks[0]] * len(self.blocks):")
+)

@@ -1,0 +1,232 @@
+"""Answers to 17_tensor_slicing: sequence parallelism."""
+
+import torch
+import torch.distributed as dist
+
+from dlojz_tp.checks.tensor_slicing.common import CheckRanks
+from tests.answers.bank import Bank
+from tests.answers.tensor_slicing_parts import slip, solved
+
+bank = Bank("17_tensor_slicing")
+RIGHT = solved(13)
+COMMON = RIGHT["sum_common_gradients"]
+SequenceRight = RIGHT["SequenceRanks"]
+
+
+class Mirror(torch.autograd.Function):
+    """A function and its mirror, given as functions of a tensor."""
+
+    @staticmethod
+    def forward(ctx, x, forward, backward):
+        ctx.backward = backward
+        return forward(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return ctx.backward(gradient), None, None
+
+
+def classes(slug):
+    """Decorator: this class, with right gradients of what is common."""
+    return lambda kind: bank.several(12, slug, kind, COMMON) or kind
+
+
+def gradients(slug):
+    """Decorator: this treatment of the gradients, with the right class."""
+    return lambda function: bank.several(12, slug, SequenceRight, function)
+
+
+def gathered(x, group, dim=1):
+    parts = [torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(parts, x.contiguous(), group=group)
+    return torch.cat(parts, dim)
+
+
+def scattered(x, group, dim=1):
+    n = dist.get_world_size(group)
+    if x.shape[dim] % n:
+        raise ValueError(f"{n} ranks do not divide {x.shape[dim]} tokens")
+    parts = [part.contiguous() for part in x.chunk(n, dim)]
+    result = torch.empty_like(parts[0])
+    dist.reduce_scatter(result, parts, group=group)
+    return result
+
+
+def all_reduced(x, group):
+    total = x.clone(memory_format=torch.contiguous_format)
+    dist.all_reduce(total, group=group)
+    return total
+
+
+@classes(None)
+class SequenceClosed(CheckRanks):
+    """One autograd function for both."""
+
+    def gathered(self, x):
+        return gathered(x, self.group)
+
+    def scattered(self, x):
+        return scattered(x, self.group)
+
+    def copy(self, x):
+        return Mirror.apply(x, self.gathered, self.scattered)
+
+    def sum(self, x):
+        return Mirror.apply(x, self.scattered, self.gathered)
+
+
+@classes(None)
+class SequenceFirst(CheckRanks):
+    """With the sequence moved to the front, as Megatron-LM holds it, and an all-to-all in the place of the reduce-scatter."""
+
+    def copy(self, x):
+        return Mirror.apply(x, self.whole, self.mine)
+
+    def sum(self, x):
+        return Mirror.apply(x, self.mine, self.whole)
+
+    def whole(self, x):
+        return gathered(x.transpose(0, 1), self.group, 0).transpose(0, 1)
+
+    def mine(self, x):
+        assert x.shape[1] % self.size == 0, "the ranks do not divide the sequence"
+        x_sbd = x.transpose(0, 1).contiguous()
+        arriving = torch.empty_like(x_sbd)
+        dist.all_to_all_single(arriving, x_sbd, group=self.group)
+        return arriving.unflatten(0, (self.size, -1)).sum(0).transpose(0, 1)
+
+
+@classes(None)
+class SequenceDifferentiable(CheckRanks):
+    """PyTorch's functional collectives."""
+
+    def whole(self, x):
+        from torch.distributed._functional_collectives import all_gather_tensor, wait_tensor
+
+        return wait_tensor(all_gather_tensor(x.contiguous(), 1, self.group))
+
+    def mine(self, x):
+        from torch.distributed._functional_collectives import reduce_scatter_tensor, wait_tensor
+
+        self.part(x, 1)
+        return wait_tensor(reduce_scatter_tensor(x.contiguous(), "sum", 1, self.group))
+
+    def copy(self, x):
+        return Mirror.apply(x, self.whole, self.mine)
+
+    def sum(self, x):
+        return Mirror.apply(x, self.mine, self.whole)
+
+
+@gradients(None)
+def sum_one_by_one(parameters, ranks):
+    for p in parameters:
+        if p.grad is not None:
+            p.grad = all_reduced(p.grad, ranks.group)
+
+
+@gradients(None)
+def sum_asynchronous(parameters, ranks):
+    works = [(p, p.grad.contiguous()) for p in parameters if p.grad is not None]
+    works = [(p, message, dist.all_reduce(message, group=ranks.group, async_op=True)) for p, message in works]
+    for p, message, work in works:
+        work.wait()
+        p.grad.copy_(message)
+
+
+# mistakes in the class
+
+GATHER, SCATTER = "GatherSequence.apply(x, self.group)", "ScatterSequence.apply(x, self.group)"
+FORWARD_GATHER, BACKWARD_SCATTER = "gather_parts(x_bsd, 1, group)", "sum_to_parts(gradient_bsd, 1, ctx.group)"
+FORWARD_SCATTER, BACKWARD_GATHER = "sum_to_parts(x_bsd, 1, group)", "gather_parts(gradient_bsd, 1, ctx.group)"
+REFUSE = "        self.part(x, 1)  # refuses a sequence that does not divide\n"
+MINE = ".chunk(dist.get_world_size({group}), 1)[dist.get_rank({group})].contiguous()"
+
+slip(bank, 12, "sequence-unchanged", (GATHER, "super().copy(x)"))
+slip(bank, 12, "sequence-unchanged", (SCATTER, "super().sum(x)"))
+slip(bank, 12, "sequence-dimension", (FORWARD_GATHER, "gather_parts(x_bsd, 0, group)"))
+slip(bank, 12, "sequence-dimension", (FORWARD_GATHER, "gather_parts(x_bsd, -1, group)"))
+slip(bank, 12, "sequence-dimension", (FORWARD_SCATTER, "sum_to_parts(x_bsd, 2, group)"))
+slip(bank, 12, "sequence-shape", (BACKWARD_SCATTER, "sum_to_parts(gradient_bsd, 2, ctx.group)"))
+slip(bank, 12, "sequence-shape", (BACKWARD_GATHER, "gather_parts(gradient_bsd, 0, ctx.group)"))
+slip(bank, 12, "sequence-shape", (BACKWARD_GATHER, "gradient_bsd"))
+slip(bank, 12, "sequence-over-world", (GATHER, "GatherSequence.apply(x, None)"))
+slip(bank, 12, "sequence-over-world", (SCATTER, "ScatterSequence.apply(x, None)"))
+slip(bank, 12, "slice-without-sum", (BACKWARD_SCATTER, "gradient_bsd" + MINE.format(group="ctx.group")))
+slip(bank, 12, "sequence-not-summed", (FORWARD_SCATTER, "x_bsd" + MINE.format(group="group")))
+slip(bank, 12, "sequence-mean", (FORWARD_SCATTER, FORWARD_SCATTER + " / dist.get_world_size(group)"))
+slip(bank, 12, "sequence-mean", (BACKWARD_SCATTER, BACKWARD_SCATTER + " / dist.get_world_size(ctx.group)"))
+slip(bank, 12, "sequence-mean", (BACKWARD_GATHER, BACKWARD_GATHER + " / dist.get_world_size(ctx.group)"))
+slip(bank, 12, "sequence-times-n", (BACKWARD_GATHER, BACKWARD_GATHER + " * dist.get_world_size(ctx.group)"))
+slip(bank, 12, "scatter-backward-local", (
+    BACKWARD_GATHER, "torch.cat([gradient_bsd] * dist.get_world_size(ctx.group), 1)",
+))  # fmt: skip
+slip(bank, 12, "scatter-backward-local", (
+    BACKWARD_GATHER,
+    "torch.cat([gradient_bsd * (r == dist.get_rank(ctx.group)) for r in range(dist.get_world_size(ctx.group))], 1)",
+))  # fmt: skip
+slip(bank, 12, "sequence-uneven", (REFUSE, ""))
+slip(bank, 12, "gradient-for-group", (BACKWARD_SCATTER + ", None", BACKWARD_SCATTER))
+slip(bank, 12, "nothing-returned", ("return " + GATHER, GATHER))
+slip(bank, 12, "nothing-returned", ("return " + SCATTER, SCATTER))
+slip(bank, 12, "sequence-wrong", (FORWARD_GATHER, "gather_parts(x_bsd, 1, group).flip(1)"))
+
+
+@classes("sequence-over-world")
+class SequenceBackwardWorld(SequenceClosed):
+    """Backward, the sum of all ranks of the world."""
+
+    def copy(self, x):
+        return Mirror.apply(x, self.gathered, lambda gradient: self.part(all_reduced(gradient, None), 1))
+
+
+@classes("reduced-then-cut")
+class SequenceReduced(CheckRanks):
+    """All-reduce, then throw away."""
+
+    def copy(self, x):
+        return Mirror.apply(x, lambda x: gathered(x, self.group), self.cut)
+
+    def sum(self, x):
+        return Mirror.apply(x, self.cut, lambda x: gathered(x, self.group))
+
+    def cut(self, x):
+        return self.part(all_reduced(x, self.group), 1).contiguous()
+
+
+@classes("reduced-then-cut")
+class SequencePadded(CheckRanks):
+    """Gathers by adding up parts with zeros around them."""
+
+    def copy(self, x):
+        return Mirror.apply(x, self.whole, lambda gradient: scattered(gradient, self.group))
+
+    def sum(self, x):
+        return Mirror.apply(x, lambda x: scattered(x, self.group), self.whole)
+
+    def whole(self, x):
+        parts = [torch.zeros_like(x) for _ in range(self.size)]
+        parts[self.rank] = x
+        return all_reduced(torch.cat(parts, 1), self.group)
+
+
+# mistakes with the gradients
+
+PARTS = "gradient.copy_(part.view_as(gradient))"
+slip(bank, 12, "common-silent", (PARTS, "gradient = part.view_as(gradient)"))
+slip(bank, 12, "common-silent", ("    dist.all_reduce(message, group=ranks.group)\n", ""))
+slip(bank, 12, "common-mean", (PARTS, "gradient.copy_(part.view_as(gradient) / ranks.size)"))
+slip(bank, 12, "common-over-world", ("message, group=ranks.group", "message"))
+slip(bank, 12, "common-no-gradient", (" if p.grad is not None]\n    message", "]\n    message"))
+
+
+@gradients("common-mean")
+def mean_over_world(parameters, ranks):
+    for p in parameters:
+        if p.grad is not None:
+            p.grad = all_reduced(p.grad, None) / dist.get_world_size()
+
+
+@gradients("common-silent")
+def does_nothing(parameters, ranks):
+    pass
