@@ -1429,7 +1429,7 @@ print(f"forward of a micro-batch on a stage {1e3 * FORWARD:.0f} ms, its message 
 
 # %%
 numbers = [4, 8, 16, 32, 64, 128, 256]
-figure, (left, right) = plt.subplots(1, 2, figsize=(9.5, 3.6), layout="constrained")
+figure, (left, right) = plt.subplots(1, 2, figsize=(9.5, 3.6), layout="constrained", dpi=72)
 for name, schedule, recompute, look in (
     ("GPipe", gpipe, False, {"color": "#0072B2"}),
     ("GPipe, recomputing", gpipe, True, {"color": "#0072B2", "linestyle": "--"}),

@@ -1,14 +1,14 @@
 # %% [markdown]
 # # Pipeline schedules: 1F1B, interleaved, zero-bubble, and how to choose
 #
-# A pipeline cuts a model by layers over ranks and a batch into micro-batches. What is left to decide is the **schedule**:
-# in which order a rank does its forwards and backwards. The order changes no gradient. It changes how long ranks stand
-# idle, the *bubble*, and how many activations they keep. In this practical work you run the schedules of
-# `torch.distributed.pipelining`, write the two best ones as data, split the backward pass in two with your own hands, and
-# build the search that picks a schedule for a given machine.
+# A pipeline cuts a model by layers over ranks and a batch into micro-batches. What is left to decide is the
+# **schedule**: in which order a rank does its forwards and backwards. The order changes no gradient. It changes how
+# long ranks stand idle, the *bubble*, and how many activations they keep. In this practical work you run the
+# schedules of `torch.distributed.pipelining`, write the two best ones as data, split the backward pass in two with
+# your own hands, and build the search that picks a schedule for a given machine.
 #
-# **What you will gain.** The next cell estimates it for 8 stages and 16 micro-batches: arithmetic on stages of equal cost
-# with a backward of twice the forward, nothing measured.
+# **What you will gain.** The next cell estimates it for 8 stages and 16 micro-batches: arithmetic on stages of equal
+# cost with a backward of twice the forward, nothing measured.
 
 # %% tags=["setup"]
 import importlib.util
@@ -70,8 +70,8 @@ for name, found in four_schedules(8, 16).items():
 # %% [markdown]
 # ## The idea
 #
-# With $p$ ranks and $m$ micro-batches, a rank works for $m\,(t_F + t_B)$. The first micro-batch needs time to reach the last
-# rank, and the last gradient to come back. Each schedule has its own idle time of a rank:
+# With $p$ ranks and $m$ micro-batches, a rank works for $m\,(t_F + t_B)$. The first micro-batch needs time to reach
+# the last rank, and the last gradient to come back. Each schedule has its own idle time of a rank:
 #
 # $$\underbrace{(p-1)(t_F+t_B)}_{\text{GPipe, 1F1B}} \;\to\;
 # \underbrace{\frac{(p-1)(t_F+t_B)}{v}}_{\text{interleaved, } v \text{ chunks}} \qquad
@@ -85,9 +85,9 @@ report.gantt(
 )
 
 # %% [markdown]
-# Four ranks, the same work in all four panels. 1F1B is as long as GPipe and keeps fewer activations. Interleaving passes
-# each micro-batch round the ranks twice, in steps of half the length. Zero-bubble fills idle time with the half of the
-# backward that nobody waits for.
+# Four ranks, the same work in all four panels. 1F1B is as long as GPipe and keeps fewer activations. Interleaving
+# passes each micro-batch round the ranks twice, in steps of half the length. Zero-bubble fills idle time with the
+# half of the backward that nobody waits for.
 #
 # ## The baseline, measured first
 #
@@ -159,23 +159,26 @@ print(f"one process: loss {plain_loss:.6f}, {1000 * plain_seconds:.0f} ms a step
 #
 # Every rank calls these with the same arguments.
 #
-# - **`make_stage(layers, device)`**: `layers` is the list of all layers (modules). Return a `PipelineStage` that holds this
-#   rank's share, on `device`: neighbouring layers, rank 0 the first ones; shares differ by at most one layer.
-# - **`make_gpipe(stage, n_micro_batches, loss_fn, reduction)`**: return the `ScheduleGPipe`. `loss_fn(output, target)` gives
-#   the mean over its samples if `reduction` is `"mean"`, their sum if it is `"sum"`. Gradients must be those of the loss of
-#   the **whole batch**.
-# - **`pipeline_step(stages, schedule, x, y, reduction)`**: `stages` is the list of this rank's stages (one, for now). Clear
-#   the old gradients, run the schedule, return the loss of the whole batch, **on every rank**, as a scalar tensor without
-#   graph. `x` `(b, …)` is to be trusted on the rank of the first stage only, `y` on the rank of the last.
+# - **`make_stage(layers, device)`**: `layers` is the list of all layers (modules). Return a `PipelineStage` that
+#   holds this rank's share, on `device`: neighbouring layers, rank 0 the first ones; shares differ by at most one
+#   layer.
+# - **`make_gpipe(stage, n_micro_batches, loss_fn, reduction)`**: return the `ScheduleGPipe`. `loss_fn(output,
+#   target)` gives the mean over its samples if `reduction` is `"mean"`, their sum if it is `"sum"`. Gradients must be
+#   those of the loss of the **whole batch**.
+# - **`pipeline_step(stages, schedule, x, y, reduction)`**: `stages` is the list of this rank's stages (one, for now).
+#   Clear the old gradients, run the schedule, return the loss of the whole batch, **on every rank**, as a scalar
+#   tensor without graph. `x` `(b, …)` is to be trusted on the rank of the first stage only, `y` on the rank of the
+#   last.
 #
-# The number of micro-batches divides the batch. About 5, 1 and 12 lines.
+# A stage has its module in `stage.submod`, and says `stage.is_first` and `stage.is_last`. The number of micro-batches
+# divides the batch. About 5, 1 and 12 lines.
 #
 # <details><summary>Hint</summary>
 #
 # Rank r of n can take the layers from `len(layers) * r // n` to `len(layers) * (r + 1) // n`. A schedule divides all
-# gradients by the number of micro-batches when `scale_grads=True`: right for one of the two reductions. Only the last stage
-# sees losses, one for each micro-batch: `schedule.step(..., losses=[])` fills the list. A collective brings their sum or
-# mean to the others; its tensor must have the same dtype on all ranks.
+# gradients by the number of micro-batches when `scale_grads=True`: right for one of the two reductions. Only the last
+# stage sees losses, one for each micro-batch: `schedule.step(..., losses=[])` fills the list. A collective brings
+# their sum or mean to the others; its tensor must have the same dtype on all ranks.
 # </details>
 
 
@@ -217,7 +220,8 @@ def pipeline_step(stages, schedule, x, y, reduction="mean"):
 tp.check(1, make_stage, make_gpipe, pipeline_step)
 
 # %% [markdown]
-# The same network on 2 and 4 ranks, beside the single process. Each rank reports the norm of the gradient of its layers.
+# The same network on 2 and 4 ranks, beside the single process. Each rank reports the norm of the gradient of its
+# layers.
 
 
 # %%
@@ -243,20 +247,20 @@ for n in RANKS:
 # %% [markdown]
 # ### Balise 2 · 1F1B, and enough micro-batches
 #
-# GPipe keeps the activations of all micro-batches at once. In 1F1B a rank begins backwards as soon as it can; the stage
-# number $s$ (from 0) then keeps at most $p - s$ of them.
+# GPipe keeps the activations of all micro-batches at once. In 1F1B a rank begins backwards as soon as it can; the
+# stage number $s$ (from 0) then keeps at most $p - s$ of them.
 #
-# - **`choose_micro_batches(n_stages, bubble, batch_size)`**: return the smallest number of equal micro-batches of a batch of
-#   `batch_size` samples whose bubble, as a share of the step, is at most `bubble` (stages of equal cost, between 0 and 1);
-#   raise `ValueError` if there is none.
+# - **`choose_micro_batches(n_stages, bubble, batch_size)`**: return the smallest number of equal micro-batches of a
+#   batch of `batch_size` samples whose bubble, as a share of the step, is at most `bubble` (stages of equal cost,
+#   between 0 and 1); raise `ValueError` if there is none.
 # - **`make_1f1b(stage, n_micro_batches, loss_fn, reduction)`**: the schedule, as in balise 1.
 #
 # About 6 lines and 1.
 #
 # <details><summary>Hint</summary>
 #
-# A rank works for $m$ pairs of forward and backward and is idle for $p - 1$ of them: the share is
-# $(p-1)/(m+p-1)$. Try the divisors of the batch, the smallest first.
+# A rank works for $m$ pairs of forward and backward and is idle for $p - 1$ of them: the share is $(p-1)/(m+p-1)$.
+# Try the divisors of the batch, the smallest first.
 # </details>
 
 
@@ -282,8 +286,8 @@ def make_1f1b(stage, n_micro_batches, loss_fn, reduction="mean"):
 tp.check(2, choose_micro_batches, make_1f1b)
 
 # %% [markdown]
-# What does a rank keep? A hook counts up at the end of each forward of a stage, and down when the gradient of its output
-# arrives.
+# What does a rank keep? A hook counts up at the end of each forward of a stage, and down when the gradient of its
+# output arrives.
 
 
 # %%
@@ -321,34 +325,36 @@ for bubble in (0.5, 0.3, 0.2, 0.1):
     print(f"{RANKS[-1]} stages, bubble of at most {bubble:.0%}: {m} micro-batches of {BATCH // m} samples")
 
 # %% [markdown]
-# With 1F1B, more micro-batches shrink the bubble and cost no memory. But a micro-batch of a few samples no longer fills a
-# device, and the batch cannot grow for ever. The next two schedules shrink the bubble at the same number of micro-batches.
+# With 1F1B, more micro-batches shrink the bubble and cost no memory. But a micro-batch of a few samples no longer
+# fills a device, and the batch cannot grow for ever. The next two schedules shrink the bubble at the same number of
+# micro-batches.
 #
 # ## Interleaved stages
 
 # %% [markdown]
 # ### Balise 3 · Several chunks on a rank
 #
-# Cut the model into $v\,p$ stages and deal them out like cards: rank r holds stages $r, r + p, r + 2p, \ldots$ A stage is
-# $v$ times shorter, and so is every wait.
+# Cut the model into $v\,p$ stages and deal them out like cards: rank r holds stages $r, r + p, r + 2p, \ldots$ A
+# stage is $v$ times shorter, and so is every wait.
 #
-# - **`placement(n_layers, n_ranks, n_chunks)`**: return a list with, for each rank, the list of its
-#   `(stage, [numbers of its layers])`, in order of stage. Stages hold neighbouring layers; any two differ by at most one.
-# - **`interleaved_order(rank, n_ranks, n_micro_batches, n_chunks)`**: return the order of a rank, **as data**: a list of
-#   `("F" or "B", micro_batch, stage)`. The idle time of a rank must be that of 1F1B divided by `n_chunks`, and rank r must
-#   keep at most $2(p-r-1) + (v-1)p + 1$ forwards of a chunk at once. `n_micro_batches` is a multiple of `n_ranks`.
-# - **`make_interleaved(layers, n_chunks, n_micro_batches, loss_fn, reduction, device)`**: return `(stages, schedule)` of this
-#   rank, with `ScheduleInterleaved1F1B`. Returned `stages` are in order.
+# - **`placement(n_layers, n_ranks, n_chunks)`**: return a list with, for each rank, the list of its `(stage, [numbers
+#   of its layers])`, in order of stage. Stages hold neighbouring layers; any two differ by at most one.
+# - **`interleaved_order(rank, n_ranks, n_micro_batches, n_chunks)`**: return the order of a rank, **as data**: a list
+#   of `("F" or "B", micro_batch, stage)`. The idle time of a rank must be that of 1F1B divided by `n_chunks`, and
+#   rank r must keep at most $2(p-r-1) + (v-1)p + 1$ forwards of a chunk at once. `n_micro_batches` is a multiple of
+#   `n_ranks`.
+# - **`make_interleaved(layers, n_chunks, n_micro_batches, loss_fn, reduction, device)`**: return `(stages, schedule)`
+#   of this rank, with `ScheduleInterleaved1F1B`. Returned `stages` are in order.
 #
 # About 6, 14 and 7 lines.
 #
 # <details><summary>Hint</summary>
 #
-# Forwards go in rounds: $p$ micro-batches through the rank's first chunk, the same $p$ through its second, and so on, then
-# the next $p$. So the forward number i of a rank has chunk `i % (p * v) // p` and micro-batch
-# `i // (p * v) * p + i % p`. Backwards go likewise, with the chunks from the last to the first. First
-# `2 * (p - r - 1) + (v - 1) * p` forwards (never more than there are), then a forward and a backward in turn, then the
-# backwards that are left. `planner.simulate` tells you what waits for what.
+# Forwards go in rounds: $p$ micro-batches through the rank's first chunk, the same $p$ through its second, and so on,
+# then the next $p$. So the forward number i of a rank has chunk `i % (p * v) // p` and micro-batch `i // (p * v) * p
+# + i % p`. Backwards go likewise, with the chunks from the last to the first. First `2 * (p - r - 1) + (v - 1) * p`
+# forwards (never more than there are), then a forward and a backward in turn, then the backwards that are left.
+# `planner.simulate` tells you what waits for what.
 # </details>
 
 
@@ -398,8 +404,8 @@ def make_interleaved(layers, n_chunks, n_micro_batches, loss_fn, reduction, devi
 tp.check(3, placement, interleaved_order, make_interleaved)
 
 # %% [markdown]
-# Your order on the clock: more chunks, less white, and more messages, because every cut is crossed by every micro-batch.
-# (With one chunk it is 1F1B with a longer warm-up than it needs; there the plain one keeps less.)
+# Your order on the clock: more chunks, less white, and more messages, because every cut is crossed by every
+# micro-batch. (With one chunk it is 1F1B with a longer warm-up than it needs; there the plain one keeps less.)
 
 # %%
 shown = {}
@@ -415,34 +421,36 @@ report.gantt(shown, unit="time of a forward pass of a whole rank")
 # %% [markdown]
 # ## Zero-bubble
 #
-# The backward of a linear layer $y = xW^\top$ has two products: $\partial x = \partial y\, W$, which the stage before is
-# waiting for, and $\partial W = \partial y^\top x$, which **nobody waits for** until the optimizer steps. Zero-bubble
-# schedules do the first at once ("I") and keep the second ("W") for when there is nothing else to do.
+# The backward of a linear layer $y = xW^\top$ has two products: $\partial x = \partial y\, W$, which the stage before
+# is waiting for, and $\partial W = \partial y^\top x$, which **nobody waits for** until the optimizer steps.
+# Zero-bubble schedules do the first at once ("I") and keep the second ("W") for when there is nothing else to do.
 
 # %% [markdown]
 # ### Balise 4 · Backward in two halves, and ZB-H1
 #
-# **`SplitStage(module)`**: `module` is a `nn.Sequential` of layers, with or without parameters (`nn.Linear`, `nn.GELU`, …).
+# **`SplitStage(module)`**: `module` is a `nn.Sequential` of layers, with or without parameters (`nn.Linear`,
+# `nn.GELU`, …).
 #
 # - `forward(k, x)`: the output for micro-batch `k`; several micro-batches can be under way.
 # - `backward_input(k, grad_y)`: the gradient of that micro-batch's `x`. It computes no gradient of any weight.
-# - `backward_weight(k)`: adds micro-batch `k`'s gradients to `.grad` of the parameters, as `backward()` would, without
-#   doing the work of the first half again, then lets go of all that it kept of `k`.
+# - `backward_weight(k)`: adds micro-batch `k`'s gradients to `.grad` of the parameters, as `backward()` would,
+#   without doing the work of the first half again, then lets go of all that it kept of `k`.
 #
 # Together they must do as many matrix products as the whole backward, and no `.backward()` is needed.
 #
-# **`zero_bubble_order(rank, n_ranks, n_micro_batches)`**: the order of ZB-H1, a list of `("F", "I" or "W", micro_batch)`.
-# With at least as many micro-batches as ranks, the step must last $m(t_F+t_I+t_W) + (p-1)(t_F+t_I-t_W)$ for
-# $t_W \le t_F$ and $t_W \le t_I$, and no rank may keep more than $p$ micro-batches (from "F" to "W"): the peak of 1F1B.
+# **`zero_bubble_order(rank, n_ranks, n_micro_batches)`**: the order of ZB-H1, a list of `("F", "I" or "W",
+# micro_batch)`. With at least as many micro-batches as ranks, the step must last $m(t_F+t_I+t_W) +
+# (p-1)(t_F+t_I-t_W)$ for $t_W \le t_F$ and $t_W \le t_I$, and no rank may keep more than $p$ micro-batches (from "F"
+# to "W"): the peak of 1F1B.
 #
 # About 20 and 8 lines.
 #
 # <details><summary>Hint</summary>
 #
-# In `forward`, run layer after layer on an input that is a leaf (`x.detach().requires_grad_()`), and keep the output of
-# each layer that has parameters. `torch.autograd.grad(y, [x, *outputs], grad_y, retain_graph=True)` then gives the gradient
-# of the input *and* those of these outputs. With the gradient of a layer's output, `torch.autograd.grad(output,
-# parameters_of_that_layer, gradient)` needs one product.
+# In `forward`, run layer after layer on an input that is a leaf (`x.detach().requires_grad_()`), and keep the output
+# of each layer that has parameters. `torch.autograd.grad(y, [x, *outputs], grad_y, retain_graph=True)` then gives the
+# gradient of the input *and* those of these outputs. With the gradient of a layer's output,
+# `torch.autograd.grad(output, parameters_of_that_layer, gradient)` needs one product.
 #
 # ZB-H1 is 1F1B with each backward cut in two. Rank r puts its weight gradients off by r micro-batches: after "I" of
 # micro-batch k comes "W" of k − r, if there is one. What is left comes at the end.
@@ -555,14 +563,14 @@ report.gantt(shown, unit="time of a forward pass")
 
 # %% [markdown]
 # Every rank now keeps as many micro-batches as the first rank of 1F1B did: the peak of the pipeline is the same, the
-# other ranks have used what they had spare. ZB-H2 and ZB-V, of the same authors, use more memory, or two chunks a rank in
-# the form of a V, and reach nearly no bubble at all.
+# other ranks have used what they had spare. ZB-H2 and ZB-V, of the same authors, use more memory, or two chunks a
+# rank in the form of a V, and reach nearly no bubble at all.
 #
 # ## Choose
 #
-# The best schedule depends on the machine. Each action has a fixed price (kernels to launch, small matrices that fill no
-# device), so **more micro-batches are not always better**; memory forbids some schedules, and slow links punish chunks.
-# Here is a job, in numbers that can all be measured or calculated.
+# The best schedule depends on the machine. Each action has a fixed price (kernels to launch, small matrices that fill
+# no device), so **more micro-batches are not always better**; memory forbids some schedules, and slow links punish
+# chunks. Here is a job, in numbers that can all be measured or calculated.
 
 
 # %% tags=["setup"]
@@ -592,24 +600,25 @@ SCHEDULES = {  # name: (orders of all ranks from (n_ranks, n_micro_batches), sta
 # %% [markdown]
 # ### Balise 5 · The schedule with the highest throughput that fits
 #
-# `choose(job, schedules)`: try every schedule with every number of equal micro-batches (the divisors of the batch), on
-# paper. Return `(name, n_micro_batches, samples_per_second)` of the fastest that fits into the memory of **every** rank, or
-# `None` if nothing fits: say so, don't invent.
+# `choose(job, schedules)`: try every schedule with every number of equal micro-batches (the divisors of the batch),
+# on paper. Return `(name, n_micro_batches, samples_per_second)` of the fastest that fits into the memory of **every**
+# rank, or `None` if nothing fits: say so, don't invent.
 #
-# - `schedules` is a dictionary like the one above. A function raises `ValueError` for what it cannot schedule: skip that.
-# - A schedule with $c$ stages a rank has $S = c\,p$ stages, each of `len(job.forward) / S` neighbouring pieces (it divides).
-#   Stage $s$ is on rank $s \bmod p$.
-# - For a micro-batch of b samples on a stage whose pieces have the sum f of `forward`, "F" takes `overhead` + b f, "B" takes
-#   `overhead` + 2 b f, "I" and "W" each take `overhead` + `split` + b f.
+# - `schedules` is a dictionary like the one above. A function raises `ValueError` for what it cannot schedule: skip
+#   that.
+# - A schedule with $c$ stages a rank has $S = c\,p$ stages, each of `len(job.forward) / S` neighbouring pieces (it
+#   divides). Stage $s$ is on rank $s \bmod p$.
+# - For a micro-batch of b samples on a stage whose pieces have the sum f of `forward`, "F" takes `overhead` + b f,
+#   "B" takes `overhead` + 2 b f, "I" and "W" each take `overhead` + `split` + b f.
 # - A rank needs the states of its stages and the peak of its activations.
 #
 # About 20 lines.
 #
 # <details><summary>Hint</summary>
 #
-# `planner.simulate(orders, costs, link=…, message_bytes=…, activation_bytes=…)` takes one number a stage as a list, and
-# gives `.seconds` and `.peak_bytes` (activations, one number a rank). Give it costs for all four kinds. Throughput is
-# `job.batch / seconds`.
+# `planner.simulate(orders, costs, link=…, message_bytes=…, activation_bytes=…)` takes one number a stage as a list,
+# and gives `.seconds` and `.peak_bytes` (activations, one number a rank). Give it costs for all four kinds.
+# Throughput is `job.batch / seconds`.
 # </details>
 
 
@@ -649,8 +658,8 @@ def choose(job, schedules):
 tp.check(5, choose)
 
 # %% [markdown]
-# One job, several machines. All figures are *estimates* of the simulator. Then three of them in full: the dots that are
-# missing do not fit.
+# One job, several machines. All figures are *estimates* of the simulator. Then three of them in full: the dots that
+# are missing do not fit.
 
 # %%
 GB = 1e9
@@ -708,14 +717,14 @@ panels[0].legend(fontsize=8)
 plt.show()
 
 # %% [markdown]
-# Each curve rises while the bubble shrinks, and falls where the price of an action takes over. In the right panel only
-# small micro-batches fit, and only in schedules that let go of activations early.
+# Each curve rises while the bubble shrinks, and falls where the price of an action takes over. In the right panel
+# only small micro-batches fit, and only in schedules that let go of activations early.
 #
 # ## DeepSpeed's PipelineModule
 #
-# DeepSpeed has one schedule, 1F1B, and hides it: a `PipelineModule` takes a list of layer **specs**, builds on each rank
-# only the layers of that rank, and `engine.train_batch(iterator)` does a whole step. Where `deepspeed` is installed
-# (`pip install "dlojz-tp[deepspeed]"`), the cell after this balise trains with it; elsewhere it is skipped.
+# DeepSpeed has one schedule, 1F1B, and hides it: a `PipelineModule` takes a list of layer **specs**, builds on each
+# rank only the layers of that rank, and `engine.train_batch(iterator)` does a whole step. Where `deepspeed` is
+# installed (`pip install "dlojz-tp[deepspeed]"`), the cell after this balise trains with it; elsewhere it is skipped.
 
 # %% [markdown]
 # ### Balise 6 · The same model for DeepSpeed
@@ -723,18 +732,19 @@ plt.show()
 # - **`layer_specs(sizes)`**: a list of `LayerSpec`: `nn.Linear(sizes[0], sizes[1])`, then `nn.GELU()`, then the next
 #   `nn.Linear`, …, no `GELU` after the last. No layer may be built yet.
 # - **`pipeline_module(specs, n_stages, loss_fn)`**: the `PipelineModule`.
-# - **`deepspeed_config(batch_size, n_micro_batches, n_replicas)`**: the dictionary for `deepspeed.initialize`. `batch_size`
-#   samples a step in all, over `n_replicas` pipelines side by side, each with `n_micro_batches`; `ValueError` if they do not
-#   divide. The step must be the plain one: **no clipping** of gradients.
+# - **`deepspeed_config(batch_size, n_micro_batches, n_replicas)`**: the dictionary for `deepspeed.initialize`.
+#   `batch_size` samples a step in all, over `n_replicas` pipelines side by side, each with `n_micro_batches`;
+#   `ValueError` if they do not divide. The step must be the plain one: **no clipping** of gradients.
 #
-# Import what you need of `deepspeed.pipe` *inside* the functions: it is not installed everywhere. About 8, 3 and 8 lines.
+# Import what you need of `deepspeed.pipe` *inside* the functions: it is not installed everywhere. About 8, 3 and 8
+# lines.
 #
 # <details><summary>Hint</summary>
 #
 # `LayerSpec(nn.Linear, 64, 128)` keeps the class and its arguments; `.build()` makes the layer. DeepSpeed knows three
 # numbers, and `train_batch_size` is the product of `train_micro_batch_size_per_gpu` (samples),
-# `gradient_accumulation_steps` (micro-batches) and the replicas. Its `gradient_clipping` is 1.0 in a pipeline if you do not
-# set it; 0.0 switches it off.
+# `gradient_accumulation_steps` (micro-batches) and the replicas. Its `gradient_clipping` is 1.0 in a pipeline if you
+# do not set it; 0.0 switches it off.
 # </details>
 
 
@@ -807,8 +817,9 @@ else:
 # %% [markdown]
 # ## Measured again, and raced
 #
-# All schedules in one run: the same layers, the same batch, the same number of micro-batches, one thread a rank. Zero-bubble
-# is PyTorch's `ScheduleInterleavedZeroBubble` (two chunks). *One process* does all the work on rank 0 while the others wait.
+# All schedules in one run: the same layers, the same batch, the same number of micro-batches, one thread a rank.
+# Zero-bubble is PyTorch's `ScheduleInterleavedZeroBubble` (two chunks). *One process* does all the work on rank 0
+# while the others wait.
 
 
 # %%
@@ -848,8 +859,8 @@ for n, race in races.items():
 
 # %% [markdown]
 # Is that what the simulator says? It needs what a stage costs: measured here, in one process, on one thread, for one
-# micro-batch and all layers; each stage has its share. Messages take no time in this simulation, and it gives every rank
-# a processor of its own.
+# micro-batch and all layers; each stage has its share. Messages take no time in this simulation, and it gives every
+# rank a processor of its own.
 
 
 # %%
@@ -893,10 +904,11 @@ for n, race in races.items():
     print(f"{n} ranks: 1F1B takes {1000 * race.medians['1F1B']:.0f} ms, simulated {1000 * simulated['1F1B']:.0f} ms\n")
 
 # %% [markdown]
-# Where ranks have a processor each, measured and simulated ratios should agree up to the price of messages and of Python
-# around each action, which weighs most on the schedules with the shortest actions. Four ranks on two cores cannot all
-# compute at once: there the bubble costs nothing, as another rank uses the core meanwhile, and the gains of a better
-# schedule vanish too. The simulator knows no such machine; believe it for one device a rank.
+# Where ranks have a processor each, and nobody else works on it, measured and simulated ratios should agree up to the
+# price of messages and of Python around each action, which weighs most on the schedules with the shortest actions.
+# Four ranks on two cores cannot all compute at once: there the bubble costs nothing, as another rank uses the core
+# meanwhile, and the gains of a better schedule vanish too. The simulator knows no such machine; believe it for one
+# device a rank.
 
 # %%
 if recorded.where("16_pipeline_schedules"):
@@ -910,11 +922,12 @@ if FULL:
 # %% [markdown]
 # ## Past this machine
 #
-# A model of about 70 billion parameters: 64 layers of width $h = 9600$ have $12\,h^2$ parameters each. An *estimate*, with
-# this arithmetic: a micro-batch is one sequence of 4,096 tokens; a forward takes 2 operations a parameter and token, a
-# backward twice as many; a device does 400 TFLOP/s in reality; a cut passes $4096 \times h$ numbers of 2 bytes over 50 GB/s;
-# a layer keeps 34 bytes for each of these numbers (no recomputation, attention by FlashAttention); weights, gradients and
-# Adam take 16 bytes a parameter; each action costs 50 µs on top. A step has 64 sequences, however many the stages.
+# A model of about 70 billion parameters: 64 layers of width $h = 9600$ have $12\,h^2$ parameters each. An *estimate*,
+# with this arithmetic: a micro-batch is one sequence of 4,096 tokens; a forward takes 2 operations a parameter and
+# token, a backward twice as many; a device does 400 TFLOP/s in reality; a cut passes $4096 \times h$ numbers of 2
+# bytes over 50 GB/s; a layer keeps 34 bytes for each of these numbers (no recomputation, attention by
+# FlashAttention); weights, gradients and Adam take 16 bytes a parameter; each action costs 50 µs on top. A step has
+# 64 sequences, however many the stages.
 
 # %%
 H, DEPTH, TOKENS, SPEED = 9600, 64, 4096, 400e12
@@ -947,10 +960,11 @@ for ranks in (8, 16, 32, 64):
         print(f"{ranks:>6}  {name:<14}{words}")
 
 # %% [markdown]
-# Eight stages do not fit into a device of 80 GB: the states alone need more. With more stages the states shrink, and what the
-# first rank of 1F1B keeps does not: $p$ micro-batches of $1/p$ of the layers are the activations of one whole model. And
-# with a batch that stays, the bubble grows with the stages: at 64 stages the better schedule gives nearly half as much again. Real
-# trainings add recomputation, tensor parallelism inside a node and data parallelism around it.
+# Eight stages do not fit into a device of 80 GB: the states alone need more. With more stages the states shrink, and
+# what the first rank of 1F1B keeps does not: $p$ micro-batches of $1/p$ of the layers are the activations of one
+# whole model. And with a batch that stays, the bubble grows with the stages: at 64 stages the better schedule gives
+# nearly half as much again. Real trainings add recomputation, tensor parallelism inside a node and data parallelism
+# around it.
 
 # %%
 tp.progress()
@@ -958,28 +972,30 @@ tp.progress()
 # %% [markdown]
 # ## Three questions
 #
-# <details><summary>You double the number of micro-batches of 1F1B at the same batch. What happens to the bubble, to the
-# activations of the first rank in bytes, and to the time of an action?</summary>
+# <details><summary>You double the micro-batches of 1F1B at the same batch. What happens to bubble and memory?</summary>
 #
-# The bubble's share goes from (p−1)/(m+p−1) to (p−1)/(2m+p−1), nearly half. The first rank still keeps p micro-batches, of
-# half the samples: half the bytes. An action takes half as long, plus its fixed price: in the end that price wins.
+# The bubble's share goes from (p−1)/(m+p−1) to (p−1)/(2m+p−1), nearly half. The first rank still keeps p
+# micro-batches, of half the samples: half the bytes. An action takes half as long, plus its fixed price: in the end
+# that price wins.
 # </details>
 #
 # <details><summary>Why not deal out sixteen chunks to a rank, if the bubble is divided by sixteen?</summary>
 #
-# Every cut is crossed by every micro-batch, so messages grow sixteenfold, and each action becomes so short that its fixed
-# price and the messages take over. The model also needs that many layers, and warm-up keeps more activations.
+# Every cut is crossed by every micro-batch, so messages grow sixteenfold, and each action becomes so short that its
+# fixed price and the messages take over. The model also needs that many layers, and warm-up keeps more activations.
 # </details>
 #
-# <details><summary>Gradient clipping needs the norm of all gradients. What does that do to a zero-bubble schedule?</summary>
+# <details><summary>Clipping needs the norm of all gradients. What does that do to a zero-bubble schedule?</summary>
 #
-# The norm is known only when the last weight gradient is, on all ranks: a synchronisation at the end of each step, which
-# brings idle time back. The authors step first, and undo the step in the rare case that the norm or a NaN demands it.
+# The norm is known only when the last weight gradient is, on all ranks: a synchronisation at the end of each step,
+# which brings idle time back. The authors step first, and undo the step in the rare case that the norm or a NaN
+# demands it.
 # </details>
 #
 # ## To remember
 #
-# A schedule is data: a list of actions for each rank, which a simulator can judge before a single device is rented. 1F1B keeps
-# p micro-batches instead of all; interleaving divides the bubble by the number of chunks and multiplies messages; zero-bubble
-# puts weight gradients where ranks would wait. None changes a gradient. Which one wins depends on costs, links and memory:
-# measure the costs, then search. Next: **tensor slicing**, which cuts the layers themselves.
+# A schedule is data: a list of actions for each rank, which a simulator can judge before a single device is rented.
+# 1F1B keeps p micro-batches instead of all; interleaving divides the bubble by the number of chunks and multiplies
+# messages; zero-bubble puts weight gradients where ranks would wait. None changes a gradient. Which one wins depends
+# on costs, links and memory: measure the costs, then search. Next: **tensor slicing**, which cuts the layers
+# themselves.

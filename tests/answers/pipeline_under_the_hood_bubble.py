@@ -1,6 +1,7 @@
 """Answers to 15_pipeline_under_the_hood: the bubble."""
 
 import math
+from fractions import Fraction
 
 import numpy as np
 import torch
@@ -66,8 +67,18 @@ def costs_in_lists(events):
     return {kind: tuple(float(np.median(times)) for times in stages) for kind, stages in lists.items()}
 
 
+def ideal_as_fraction(p, m):
+    """As a drawing would show it: m turns of work, p - 1 of waiting."""
+    return Fraction(p - 1, m + p - 1)
+
+
+def fewest_rounded(p, share):
+    return max(1, math.ceil((p - 1) * (1 - share) / share))
+
+
 bank.several(8, None, ideal_as_waiting, fewest_by_formula, idle_with_numpy, costs_with_numpy)
 bank.several(8, None, ideal_as_waiting, fewest_by_doubling, idle_by_gaps, costs_in_lists)
+bank.several(8, None, ideal_as_fraction, fewest_rounded, idle_with_numpy, costs_in_lists)
 
 # --- the formula ---
 

@@ -173,3 +173,4 @@ bank.slip(10, "loss-unweighted", ("    for value in [loss, *(p", "    if loss is
           "\n    for value in [*(p"))  # fmt: skip
 bank.slip(10, "wrong-hybrid-loss", ("    return loss\n", "    return None\n"))
 bank.slip(10, "wrong-hybrid-loss", ("    return loss\n", "    return 0.0 if loss is None else loss\n"))
+bank.slip(10, "wrong-hybrid-loss", ("    return loss\n", "    return [loss]\n"))

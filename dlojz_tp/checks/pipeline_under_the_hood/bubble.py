@@ -91,7 +91,8 @@ def _formula(ideal_bubble):
 
 
 def _fewest(fewest_micro_batches):
-    for p, share in ((4, 0.25), (4, 0.2), (8, 0.1), (3, 0.15), (16, 0.05), (64, 0.11), (2, 0.9), (1, 0.1), (5, 0.5)):
+    # where the share is met exactly, it is a sum of powers of two: no rounding decides
+    for p, share in ((4, 0.25), (9, 0.125), (3, 0.15), (16, 0.07), (64, 0.11), (2, 0.9), (1, 0.1), (5, 0.5)):
         where = f"{p} stages, a bubble of {share} at most"
         m = _number(fewest_micro_batches(p, share), "not-a-count", where)
         truth = next(n for n in range(1, 10**5) if (p - 1) / (n + p - 1) <= share + 1e-12)

@@ -161,10 +161,18 @@ def _one_step(hybrid_step, p, rows, replica, group):
     loss = hybrid_step(step, list(mine), x, targets, replica, group)
     dist.barrier()
     return {
-        "rows": rows, "calls": calls, "own": own, "loss": float(loss) if loss is not None else None,
+        "rows": rows, "calls": calls, "own": own, "loss": None if loss is None else _as_float(loss),
         "gradients": [None if q.grad is None else q.grad.cpu().clone() for q in mine if q.requires_grad],
         "changed": not all(torch.equal(a, b) for a, b in zip(before, mine, strict=True)),
     }  # fmt: skip
+
+
+def _as_float(loss):
+    """A number; NaN for what is none."""
+    try:
+        return float(loss)
+    except (TypeError, ValueError, RuntimeError):
+        return float("nan")
 
 
 def _where(rank, size, p):

@@ -4,6 +4,7 @@ import contextlib
 
 import torch
 from torch import nn
+from torch.distributed.algorithms._checkpoint import checkpoint_wrapper
 from torch.utils import checkpoint
 
 from dlojz_tp.checking import Wrong, close, pretended
@@ -52,7 +53,9 @@ def one_thread():
 def recomputing(recompute):
     """What balise 7 looks at in `recompute`."""
     names = ("checkpoint", "checkpoint_sequential", "CheckpointFunction")
-    with pretended([(checkpoint, name, _refuse(name)) for name in names], recompute):
+    refused = [(checkpoint, name, _refuse(name)) for name in names]
+    refused.append((checkpoint_wrapper, "torch_utils_checkpoint", _refuse("checkpoint")))
+    with pretended(refused, recompute):
         yield "recompute keeps its input only, with three micro-batches in flight"
         _keeps_input(recompute)
         yield "output and gradients as without it: middle stage, first stage, a frozen parameter, token numbers"

@@ -201,15 +201,11 @@ def _stream(AsyncStage, p, momentum=0.0, frozen=False):  # noqa: N803
     at.update(k=0, where=f"{p} stages")
     try:
         _drive(_asynchronous(AsyncStage, modules, RATE, momentum), x, targets, tell)
-    except RuntimeError as error:
+    except (RuntimeError, TypeError, AttributeError) as error:
         if "modified by an inplace operation" in str(error):
             text = "one of the variables needed for gradient computation has been modified by an inplace operation."
             raise Wrong("changed-in-place", error=text, got=text, where=f"{p} stages, after {at['where']}") from error
         if frozen:
-            raise Wrong("frozen-moved", error=error, got=str(error), where=at["where"]) from error
-        raise
-    except (TypeError, AttributeError) as error:
-        if frozen and "None" in str(error):
             raise Wrong("frozen-moved", error=error, got=str(error), where=at["where"]) from error
         raise
     linears = [layer for module in modules for layer in module[::2]]
