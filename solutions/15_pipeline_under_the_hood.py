@@ -799,9 +799,10 @@ def stage_costs(events):
 tp.check(8, ideal_bubble, fewest_micro_batches, measured_bubble, stage_costs)
 
 # %%
-print("micro-batches for a bubble of at most\nstages " + "".join(f"{share:>7.0%}" for share in (0.5, 0.2, 0.1, 0.05)))
-for p in (2, 4, 8, 16, 64):
-    print(f"{p:>6} " + "".join(f"{fewest_micro_batches(p, share):>7}" for share in (0.5, 0.2, 0.1, 0.05)))
+fewest = {p: [fewest_micro_batches(p, share) for share in (0.5, 0.2, 0.1, 0.05)] for p in (2, 4, 8, 16, 64)}
+print("micro-batches for a bubble of at most\nstages     50%    20%    10%     5%")
+for p, numbers in fewest.items():
+    print(f"{p:>6} " + "".join(f"{number:>7}" for number in numbers))
 
 # %% [markdown]
 # Now your own run, on two ranks. Above, what the simulator makes of the costs of your stages with messages that take no time;
@@ -1077,18 +1078,28 @@ print(f"{'':<14}" + "".join(f"{rate:>8}" for rate in RATES) + "    time")
 for method, found in trained.items():
     print(f"{method:<14}" + "".join(f"{found[rate][-1][1]:>8.1%}" for rate in RATES) + f"{units[method]:>8}")
 
+
 # %%
+def last_loss(found, rate):
+    """For the choice of a rate; a loss that is no number is the worst."""
+    loss = found[rate][-1][0]
+    return loss if loss == loss else float("inf")
+
+
+best_rates = {method: min(RATES, key=lambda rate: last_loss(trained[method], rate)) for method in METHODS}
 figure, panels = plt.subplots(1, 2, figsize=(8, 2.7), dpi=80, layout="constrained", sharey=True)
 for method, colour in zip(METHODS, ("#999999", "#0072B2", "#009E73", "#D55E00")):
-    found = trained[method]
-    best = min(RATES, key=lambda rate: found[rate][-1][0] if found[rate][-1][0] == found[rate][-1][0] else 1e9)
-    losses = [loss for loss, _ in found[best]]
+    best = best_rates[method]
+    losses = [loss for loss, _ in trained[method][best]]
     for axes, step in zip(panels, (1, units[method])):
         at = [step * (k + 1) for k in range(4)]
         axes.plot(at, losses, "o-", color=colour, markersize=4, label=f"{method}, {best}")
 panels[0].set(xlabel="epochs", ylabel="validation loss", xticks=range(1, 5), yscale="log", title="by samples seen")
 panels[1].set(xlabel="time (simulated, forwards of a stage)", title="by time", xlim=(0, 2200))
-panels[1].legend(fontsize=9, frameon=False, title="each at its best rate", title_fontsize=9)
+handles = panels[0].get_legend_handles_labels()
+figure.legend(
+    *handles, fontsize=9, frameon=False, loc="outside right center", title="best rate of each", title_fontsize=9
+)
 for axes in panels:
     axes.set_yticks([0.2, 0.3, 0.5, 1, 2], ["0.2", "0.3", "0.5", "1", "2"], minor=False)
     axes.set_yticks([], minor=True)
