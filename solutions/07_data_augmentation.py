@@ -484,18 +484,21 @@ tp.check(7, MixOrCut, train_step)
 # torchvision draws *one* box and one λ for the whole batch; yours draws them for each image.
 
 # %%
-races = {}
-for n in BATCHES:
+def race_of(n):
+    """Median seconds of each candidate for a batch of n."""
     batch = random_batch(n)
     cut, mix = v2.CutMix(num_classes=CLASSES), v2.MixUp(num_classes=CLASSES)
     candidates = {
-        "CutMix, yours": lambda: cutmix(*batch, CLASSES, 1.0),  # noqa: B023
-        "CutMix, torchvision": lambda: cut(*batch),  # noqa: B023
-        "CutMix, loop": lambda: cutmix_loop(*batch, CLASSES, 1.0),  # noqa: B023
-        "MixUp, yours": lambda: mixup(*batch, CLASSES, 1.0),  # noqa: B023
-        "MixUp, torchvision": lambda: mix(*batch),  # noqa: B023
+        "CutMix, yours": lambda: cutmix(*batch, CLASSES, 1.0),
+        "CutMix, torchvision": lambda: cut(*batch),
+        "CutMix, loop": lambda: cutmix_loop(*batch, CLASSES, 1.0),
+        "MixUp, yours": lambda: mixup(*batch, CLASSES, 1.0),
+        "MixUp, torchvision": lambda: mix(*batch),
     }
-    races[n] = measure.race(candidates, repeats=7, warmup=2, device=DEVICE).medians
+    return measure.race(candidates, repeats=7, warmup=2, device=DEVICE).medians
+
+
+races = {n: race_of(n) for n in BATCHES}
 recorded.note(NAME, "race", {"size": SIZE, "seconds": races})
 
 

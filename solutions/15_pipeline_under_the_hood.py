@@ -842,8 +842,8 @@ ideal, measured = ideal_and_measured(one_f_one_b, my_stage, 2, rounds=8)
 report.gantt({"1F1B on 2 ranks, ideal": ideal, "measured": measured})
 
 # %% [markdown]
-# Formula and simulation differ where the stages do not cost the same. What is white below and not above is messages, Python,
-# and other programs on the same cores.
+# Formula and simulation differ where the stages do not cost the same. What is white below and not above is time that the plan
+# does not know: messages, what Python does between two actions, other programs on the same cores.
 #
 # Four stages cannot compute at the same time on two cores. But a stage that only *sleeps*, as long as another device would
 # compute, needs none: the messages, the order and the waiting are real. (10 ms forward, 20 ms backward.)
@@ -1107,9 +1107,10 @@ for axes in panels:
 plt.show()
 
 # %% [markdown]
-# One seed, a small model: read it with care. The stash earns its memory: without it, training breaks down at rates that the
-# others bear. With it, a delay of three updates costs little here; a deeper pipeline has longer delays, and they shrink the
-# rates that still work. The synchronous run makes 8 times fewer updates, each of them exact: slower on a small problem such as
+# One seed, a small model, and each rate chosen on the very digits that are shown: read it with care. (With six blocks
+# instead of four, the asynchronous run broke down at the largest rate.) The stash earns its memory: without it, training breaks down at rates that the
+# others bear. With it, a delay of three updates costs little here; a deeper pipeline has longer delays, and they leave
+# fewer rates that work. The synchronous run makes 8 times fewer updates, each of them exact: slower on a small problem such as
 # this one, no matter for a large model, whose batches are large anyway. That exactness, results that do not depend on the
 # number of stages, is why nearly all large models are trained synchronously, and the bubble is fought in other ways.
 

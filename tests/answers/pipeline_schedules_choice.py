@@ -51,6 +51,10 @@ bank.slip(
     ("    best = None\n", "    best = None\n    schedules = schedules if schedules.pop('GPipe', 0) else schedules\n"),
 )
 bank.slip(5, "faster-one-missed", ("link=job.link, ", ""))
+bank.slip(5, "wrong-throughput", ("seconds + job.split", "seconds + job.split / 2"))
+bank.slip(5, "gave-up", ("sum(states[r :: job.n_ranks])", "sum(states[r * chunks : (r + 1) * chunks])"))
+bank.slip(5, "one-rank-looked-at", ("[b * size for size in activations]", "[b * activations[0]] * n_stages"))
+bank.slip(5, "faster-one-missed", ("if job.batch % m == 0", "if job.batch % m == 0 and m >= job.n_ranks"))
 bank.slip(5, "raised", ("            except ValueError:\n", "            except KeyError:\n"))
 
 

@@ -43,6 +43,8 @@ bank.slip(
 )
 bank.slip(6, "uneven-accepted", ("        raise ValueError(", "        str("))
 bank.slip(6, "zero-in-a-pipeline", (CLIP, CLIP + '        "zero_optimization": {"stage": 2},\n'))
+bank.slip(6, "wrong-layers", ("LayerSpec(nn.GELU)", 'LayerSpec(nn.GELU, approximate="tanh")'))
+bank.slip(6, "optimizer-in-config", (CLIP, CLIP + '        "optimizer": {"type": "Adam", "params": {"lr": 1e-3}},\n'))
 bank.slip(6, "half-precision", (CLIP, CLIP + '        "bf16": {"enabled": True},\n'))
 
 
@@ -98,7 +100,7 @@ def config_of_total(batch_size, n_micro_batches, n_replicas=1):
         train_batch_size=size * n_micro_batches * n_replicas,
         gradient_accumulation_steps=n_micro_batches,
         gradient_clipping=0.0,
-        zero_optimization={"stage": 1},
+        zero_optimization={"stage": 0},
         fp16={"enabled": False},
     )
 

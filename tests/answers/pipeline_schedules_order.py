@@ -4,6 +4,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.pipelining import PipelineStage, ScheduleInterleaved1F1B
 
+from dlojz_tp import planner
 from tests.answers.bank import Bank
 
 bank = Bank("16_pipeline_schedules")
@@ -32,8 +33,9 @@ bank.slip(3, "all-forwards-first", (AHEAD, "ahead = total"))
 bank.slip(3, "keeps-too-much", (AHEAD, "ahead = min(2 * (n_ranks - rank - 1) + (n_chunks - 1) * n_ranks + 2, total)"))
 bank.slip(3, "chunks-not-stages", ("nn.Sequential(*(layers[i] for i in numbers)).to(device), stage, n * n_chunks, device)\n",
                                    "nn.Sequential(*(layers[i] for i in numbers)).to(device), stage, n * n_chunks, device)\n")
-          , ("    return stages, ScheduleInterleaved1F1B", "    stages = [s for s in stages if n > 1 or s.is_first]\n"
-             "    if n == 1:\n        stages = [PipelineStage(nn.Sequential(*layers), 0, 1, device)]\n"
+          , ("    return stages, ScheduleInterleaved1F1B", "    stages = [s for s in stages]\n"
+             "    mine = [layers[i] for _, numbers in placement(len(layers), n, n_chunks)[rank] for i in numbers]\n"
+             "    stages = [PipelineStage(nn.Sequential(*mine), rank, n, device)]\n"
              "    return stages, ScheduleInterleaved1F1B"))  # fmt: skip
 bank.slip(3, "layers-elsewhere", ("(layers[i] for i in numbers)", "(layers[-1 - i] for i in numbers)"))
 bank.slip(3, "chunks-mean", (SCALE, "scale_grads=False"))
@@ -137,5 +139,13 @@ bank.several(3, "all-forwards-first", right_placement, blocked_order, make_with_
 bank.several(3, "too-much-idle", right_placement, one_chunk_after_the_other, make_with_dictionary)
 bank.several(3, "bubble-not-divided", right_placement, rounds_apart, make_with_dictionary)
 bank.several(3, "planner-called", right_placement, from_the_planner, make_with_dictionary)
+TABLE = {"interleaved": (planner.interleaved_1f1b, 2)}
+
+
+def from_a_dictionary(rank, n_ranks, n_micro_batches, n_chunks):
+    return TABLE["interleaved"][0](n_ranks, n_micro_batches, n_chunks)[rank]
+
+
+bank.several(3, "planner-called", right_placement, from_a_dictionary, make_with_dictionary)
 bank.several(3, None, right_placement, lists_made_first, make_with_dictionary)
 bank.several(3, None, right_placement, greedy_in_time, make_with_dictionary)

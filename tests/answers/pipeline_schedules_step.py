@@ -162,6 +162,7 @@ bank.slip(2, "found-nothing", ("range(1, batch_size + 1)", "range(1, 4 * n_stage
 bank.slip(2, "not-a-number", ("            return m\n", "            return [m]\n"))
 bank.slip(2, "gpipe-memory", ("Schedule1F1B(", "ScheduleGPipe("))
 bank.slip(2, "other-number", ("Schedule1F1B(stage, n_micro_batches,", "Schedule1F1B(stage, 4,"))
+bank.slip(2, "other-number", ("Schedule1F1B(stage, n_micro_batches,", "Schedule1F1B(stage, 8,"))
 bank.slip(2, "mean-not-scaled", (SCALE, "scale_grads=False"))
 bank.slip(2, "sum-divided", (", " + SCALE, ""))
 bank.slip(2, "not-the-gradients", ("n_micro_batches, loss_fn, scale", "n_micro_batches, nn.MSELoss(), scale"))

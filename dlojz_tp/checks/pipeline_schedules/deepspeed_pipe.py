@@ -32,6 +32,8 @@ HINTS = {
     "replicas-forgotten": "train_batch_size counts all replicas: micro-batch × accumulation steps × replicas must give {wanted}.",
     "uneven-accepted": "{batch} samples do not divide by {m} micro-batches × {n} replicas: raise a ValueError.",
     "zero-in-a-pipeline": "A pipeline does not go with ZeRO 2 or 3: gradients stay whole over its micro-batches.",
+    "optimizer-in-config": "The optimizer is handed to deepspeed.initialize, it does not belong into the configuration: DeepSpeed "
+    "would compile one of its own.",
     "half-precision": "The step must be the plain one, in float32: no fp16, no bf16.",
     "another-training": "With this, DeepSpeed does not change the weights as one process does that takes the mean loss and plain "
     "SGD.",
@@ -126,6 +128,10 @@ def _right_specs(layer_specs, sizes, pipe):
         found.append(f"Linear {layer.in_features}→{layer.out_features}" if linear else type(layer).__name__)
         if linear and layer.bias is None:
             found[-1] += " without bias"
+        if linear and layer.weight.dtype != torch.float32:
+            found[-1] += f" in {layer.weight.dtype}"
+        if isinstance(layer, nn.GELU) and layer.approximate != "none":
+            found[-1] += f" by {layer.approximate}"
     if found != wanted:
         slug = "gelu-at-the-end" if found == [*wanted, "GELU"] else "wrong-layers"
         raise Wrong(slug, where=where, found=", ".join(found) or "none", wanted=", ".join(wanted))
@@ -189,6 +195,8 @@ def _right_config(deepspeed_config, batch, m, n):
         raise Wrong("replicas-forgotten", where=where, got=str(config), wanted=batch)
     if config.get("zero_optimization", {}).get("stage", 0) > 1:
         raise Wrong("zero-in-a-pipeline", where=where)
+    if "optimizer" in config:
+        raise Wrong("optimizer-in-config", got=config["optimizer"], where=where)
     if any(config.get(name, {}).get("enabled") for name in ("fp16", "bf16", "bfloat16")):
         raise Wrong("half-precision", where=where)
 
