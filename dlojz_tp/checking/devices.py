@@ -30,7 +30,7 @@ def fake_cuda():
 
 @functools.cache
 def _gamma_of_fake_tensors():
-    """Let fake tensors draw from a gamma distribution, from which a Beta is made: torch 2.11 cannot, later ones can."""
+    """Let fake and meta tensors draw from a gamma distribution, from which a Beta is made: torch 2.11 cannot."""
     if torch._C._dispatch_has_kernel_for_dispatch_key("aten::_standard_gamma", "Meta"):
         return None
     library = torch.library.Library("aten", "IMPL", "Meta")
@@ -43,6 +43,7 @@ def meta_device() -> torch.device:
 
     Mixing it with CPU tensors raises, and so does reading a value back, which is what a synchronisation does.
     """
+    _gamma_of_fake_tensors()
     return torch.device("meta")
 
 
