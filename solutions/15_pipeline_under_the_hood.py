@@ -220,9 +220,9 @@ def my_stage(place, width=WIDTH, blocks=BLOCKS):
 
 
 def clock():
-    """Seconds, once the device has done what it was given."""
+    """Seconds, once the device has computed what it was given; messages may still be under way."""
     if launch.device().type == "cuda":
-        torch.cuda.synchronize()
+        torch.cuda.current_stream().synchronize()
     return time.perf_counter()
 
 
@@ -242,15 +242,20 @@ DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int
 # - `send_gradient(received, peer, tag)`: start to send back the gradient of what was received. Return the list.
 # - `receive_gradient(output, peer, tag)`: wait for the gradient of `output`; return it.
 #
+# NCCL, which carries messages between GPUs, ignores tags: between two ranks, one message waits for the one before it. If
+# two neighbours both begin with a send, they wait for ever. So give activations and gradients a group each:
+# `group=launch.lane("activations")` and `group=launch.lane("gradients")`. With gloo, on the CPU, both are the group of
+# all ranks.
+#
 # Nothing is copied that need not be, and nothing is kept. Who calls these functions keeps the lists and waits, once for each
-# send: a message whose work is dropped may be lost. About 14 lines in all.
+# send: a message whose work is dropped may be lost. About 16 lines in all.
 #
 # <details><summary>Hint</summary>
 #
 # `dist.isend` wants a contiguous tensor without a graph: `output.detach().contiguous()` copies only where it must. Put
 # index of the dtype, number of dimensions and the sizes into an int64 tensor of fixed length, filled up with zeros. Two
-# messages with the same tag arrive in the order they were sent. `dist.recv(buffer, peer, tag=tag)` waits. Buffers lie on
-# `launch.device()`.
+# messages with the same tag arrive in the order they were sent. `dist.recv(buffer, peer, group=group, tag=tag)` waits.
+# Buffers lie on `launch.device()`.
 # </details>
 
 
@@ -260,18 +265,19 @@ def send_activation(output, peer, tag=0):
     # BEGIN SOLUTION
     sizes = [DTYPES.index(output.dtype), output.dim(), *output.shape]
     header = torch.tensor(sizes + [0] * (8 - len(sizes)), device=output.device)
-    return [dist.isend(part, peer, tag=tag) for part in (header, output.detach().contiguous())]
+    lane = launch.lane("activations")
+    return [dist.isend(part, peer, lane, tag=tag) for part in (header, output.detach().contiguous())]
     # END SOLUTION
 
 
 def receive_activation(peer, tag=0):
     """Receive what `send_activation` of rank `peer` sent: a leaf that asks for its gradient."""
     # BEGIN SOLUTION
-    header = torch.empty(8, dtype=torch.int64, device=launch.device())
-    dist.recv(header, peer, tag=tag)
+    header, lane = torch.empty(8, dtype=torch.int64, device=launch.device()), launch.lane("activations")
+    dist.recv(header, peer, lane, tag=tag)
     dtype, dims, *shape = header.tolist()
     received = torch.empty(shape[:dims], dtype=DTYPES[dtype], device=launch.device())
-    dist.recv(received, peer, tag=tag)
+    dist.recv(received, peer, lane, tag=tag)
     return received.requires_grad_(received.is_floating_point())
     # END SOLUTION
 
@@ -279,15 +285,17 @@ def receive_activation(peer, tag=0):
 def send_gradient(received, peer, tag=0):
     """Start to send the gradient of `received` back to rank `peer`. Returns the list of works to wait for."""
     # BEGIN SOLUTION
-    return [dist.isend(received.grad.contiguous(), peer, tag=tag)]
+    lane = launch.lane("gradients")
+    return [dist.isend(received.grad.contiguous(), peer, lane, tag=tag)]
     # END SOLUTION
 
 
 def receive_gradient(output, peer, tag=0):
     """Receive the gradient of `output` from rank `peer`: shape, dtype and device of `output`."""
     # BEGIN SOLUTION
+    lane = launch.lane("gradients")
     gradient = torch.empty_like(output, memory_format=torch.contiguous_format, requires_grad=False)
-    dist.recv(gradient, peer, tag=tag)
+    dist.recv(gradient, peer, lane, tag=tag)
     return gradient
     # END SOLUTION
 
@@ -1252,7 +1260,7 @@ def shapes_once():
         if peer not in known:
             known[peer] = True
             return whole_send(output, peer, tag)
-        return [dist.isend(output.detach().contiguous(), peer, tag=tag)]
+        return [dist.isend(output.detach().contiguous(), peer, launch.lane("activations"), tag=tag)]
 
     def receive(peer, tag=0):
         if peer not in known:
@@ -1261,7 +1269,7 @@ def shapes_once():
             return received
         shape, dtype = known[peer]
         received = torch.empty(shape, dtype=dtype, device=launch.device())
-        dist.recv(received, peer, tag=tag)
+        dist.recv(received, peer, launch.lane("activations"), tag=tag)
         return received.requires_grad_()
 
     return send, receive

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from dlojz_tp import launch
-from dlojz_tp.launch import client, place
+from dlojz_tp.launch import client, lanes, place
 
 
 def notebook(source: str) -> dict:
@@ -171,6 +171,27 @@ def test_device_and_backend():
     assert [d.type for d in launch.ranks(launch.device, n=2)] == [kind, kind]
     with pytest.raises(RuntimeError, match="runs on ranks"):
         launch.device()
+
+
+def meet_in_lanes() -> tuple:
+    """Both ranks begin with a send on one lane and receive on the other."""
+    before = launch.lane("gradients") is dist.group.WORLD
+    lanes.open_lanes()  # as ranks with NCCL do
+    other, there, back = 1 - dist.get_rank(), *(launch.lane(name) for name in lanes.NAMES)
+    if dist.get_rank():
+        there, back = back, there
+    work = dist.isend(torch.full((3,), float(dist.get_rank())), other, group=there)
+    dist.recv(got := torch.empty(3), other, group=back)
+    work.wait()
+    return before, len({id(there), id(back), id(dist.group.WORLD)}), got.tolist()
+
+
+def test_lanes():
+    assert launch.ranks(meet_in_lanes, n=2) == [(True, 3, [1.0] * 3), (True, 3, [0.0] * 3)]
+    with pytest.raises(ValueError, match="a lane is one of"):
+        launch.lane("sideways")
+    with pytest.raises(RuntimeError, match="on ranks"):
+        launch.lane("gradients")
 
 
 def test_too_few_gpus_are_said_once(monkeypatch, capsys):

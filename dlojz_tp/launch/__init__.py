@@ -19,6 +19,7 @@ a second. The files, in the order of one launch:
     server.py   the server: forks the ranks, reaps them, kills them
     rank.py     what happens inside a rank
     place.py    which backend and which device
+    lanes.py    groups for messages that must not wait for each other
     collect.py  listens to the ranks until they are done or the deadline passes
     stacks.py   where a hung rank stands
     errors.py   the one error to show, root cause first
@@ -47,9 +48,10 @@ from dlojz_tp.launch.errors import RankError
 from dlojz_tp.launch.job_handle import Job
 from dlojz_tp.launch.job_options import JobError
 from dlojz_tp.launch.jobs import job, last_job, queue
+from dlojz_tp.launch.lanes import lane
 from dlojz_tp.launch.place import backend, device
 from dlojz_tp.launch.run import ranks, worlds
 
 __all__ = [
-    "Job", "JobError", "RankError", "backend", "device", "job", "last_job", "queue", "ranks", "warm", "worlds",
+    "Job", "JobError", "RankError", "backend", "device", "job", "lane", "last_job", "queue", "ranks", "warm", "worlds",
 ]  # fmt: skip

@@ -9,7 +9,7 @@ import time
 from datetime import timedelta
 from pathlib import Path
 
-from dlojz_tp.launch import job_files, place, server
+from dlojz_tp.launch import job_files, lanes, place, server
 
 MEET_S = 300.0  # for all ranks to be there: the nodes of a job do not start at the same moment
 LEAVE_S = 0.1
@@ -97,6 +97,8 @@ def _join(rank: int, folder: Path, facts: dict):
     patience = timedelta(seconds=facts["collective_timeout"])
     group_store = dist.PrefixStore("group", store)
     dist.init_process_group(backend, store=group_store, rank=rank, world_size=n, timeout=patience, device_id=gpu)
+    if backend == "nccl":
+        lanes.open_lanes()
     return store
 
 

@@ -18,7 +18,7 @@ import numpy
 import torch
 import torch.distributed as dist
 
-from dlojz_tp.launch import place, stacks, wire
+from dlojz_tp.launch import lanes, place, stacks, wire
 
 # The process group must outlive our own deadline, which explains a hang better than the backend does.
 GROUP_TIMEOUT_MARGIN_S = 600
@@ -157,6 +157,8 @@ def _join(rank: int, request: dict, folder: Path) -> None:
         timeout=timedelta(seconds=request["timeout"] + GROUP_TIMEOUT_MARGIN_S),
         device_id=gpu,
     )
+    if backend == "nccl":
+        lanes.open_lanes()
 
 
 def describe(error: BaseException, doing: str) -> dict:

@@ -246,16 +246,16 @@ bank.slip(
     2, "needless-copy", ("output.detach().contiguous()", "output.detach().clone(memory_format=torch.contiguous_format)")
 )
 bank.slip(2, "gradient-asks", ("requires_grad=False", "requires_grad=output.requires_grad"),
-          ("dist.recv(gradient, peer, tag=tag)", "dist.recv(gradient.detach(), peer, tag=tag)"))  # fmt: skip
-bank.slip(2, "send-waits", ("return [dist.isend(part, peer, tag=tag) for part in (header, output.detach().contiguous())]",
-          "works = [dist.isend(part, peer, tag=tag) for part in (header, output.detach().contiguous())]\n"
+          ("dist.recv(gradient, peer, lane, tag=tag)", "dist.recv(gradient.detach(), peer, lane, tag=tag)"))  # fmt: skip
+bank.slip(2, "send-waits", ("return [dist.isend(part, peer, lane, tag=tag) for part in (header, output.detach().contiguous())]",
+          "works = [dist.isend(part, peer, lane, tag=tag) for part in (header, output.detach().contiguous())]\n"
           "    for work in works:\n        work.wait()\n    return works"),
-          ("return [dist.isend(received.grad.contiguous(), peer, tag=tag)]",
-           "works = [dist.isend(received.grad.contiguous(), peer, tag=tag)]\n    works[0].wait()\n    return works"))  # fmt: skip
-bank.slip(2, "no-works", ("return [dist.isend(part, peer, tag=tag) for part in (header, output.detach().contiguous())]",
-          "[dist.isend(part, peer, tag=tag).wait() for part in (header, output.detach().contiguous())]"))  # fmt: skip
-bank.slip(2, "tag-ignored", ("tag=tag) for part", "tag=0) for part"), ("dist.recv(header, peer, tag=tag)", "dist.recv(header, peer)"),
-          ("dist.recv(received, peer, tag=tag)", "dist.recv(received, peer)"))  # fmt: skip
+          ("return [dist.isend(received.grad.contiguous(), peer, lane, tag=tag)]",
+           "works = [dist.isend(received.grad.contiguous(), peer, lane, tag=tag)]\n    works[0].wait()\n    return works"))  # fmt: skip
+bank.slip(2, "no-works", ("return [dist.isend(part, peer, lane, tag=tag) for part in (header, output.detach().contiguous())]",
+          "[dist.isend(part, peer, lane, tag=tag).wait() for part in (header, output.detach().contiguous())]"))  # fmt: skip
+bank.slip(2, "tag-ignored", ("tag=tag) for part", "tag=0) for part"), ("dist.recv(header, peer, lane, tag=tag)", "dist.recv(header, peer)"),
+          ("dist.recv(received, peer, lane, tag=tag)", "dist.recv(received, peer)"))  # fmt: skip
 bank.slip(
     2,
     "kept",
@@ -265,17 +265,17 @@ bank.slip(
 bank.slip(
     2, "header-large", ("[0] * (8 - len(sizes))", "[0] * (80 - len(sizes))"), ("torch.empty(8, ", "torch.empty(80, ")
 )
-bank.slip(2, "gradient-header", ("return [dist.isend(received.grad.contiguous(), peer, tag=tag)]",
+bank.slip(2, "gradient-header", ("return [dist.isend(received.grad.contiguous(), peer, lane, tag=tag)]",
           "return send_activation(received.grad, peer, tag)"),
           ("    gradient = torch.empty_like(output, memory_format=torch.contiguous_format, requires_grad=False)\n"
-           "    dist.recv(gradient, peer, tag=tag)\n    return gradient", "    return receive_activation(peer, tag).detach()"))  # fmt: skip
+           "    dist.recv(gradient, peer, lane, tag=tag)\n    return gradient", "    return receive_activation(peer, tag).detach()"))  # fmt: skip
 bank.slip(2, "values-lost", ("output.detach().contiguous()", "output.detach().contiguous().zero_()"))
 
 # other tags for header and body; a list of objects as header; a wait by hand
-bank.slip(2, None, ("return [dist.isend(part, peer, tag=tag) for part in (header, output.detach().contiguous())]",
+bank.slip(2, None, ("return [dist.isend(part, peer, lane, tag=tag) for part in (header, output.detach().contiguous())]",
           "return [dist.isend(header, peer, tag=2 * tag), dist.isend(output.data.contiguous(), peer, tag=2 * tag + 1)]"),
-          ("dist.recv(header, peer, tag=tag)", "dist.irecv(header, peer, tag=2 * tag).wait()"),
-          ("dist.recv(received, peer, tag=tag)", "dist.irecv(received, peer, tag=2 * tag + 1).wait()"))  # fmt: skip
+          ("dist.recv(header, peer, lane, tag=tag)", "dist.irecv(header, peer, tag=2 * tag).wait()"),
+          ("dist.recv(received, peer, lane, tag=tag)", "dist.irecv(received, peer, tag=2 * tag + 1).wait()"))  # fmt: skip
 bank.text(
     2,
     None,
