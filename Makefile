@@ -6,6 +6,7 @@ STAMP  := $(VENV)/.installed
 SETS   := $(if $(DLOJZ_DATA),$(DLOJZ_DATA),data)
 IMAGES := $(SETS)/photo_patches/manifest.json
 TEXT   := $(SETS)/code_text/manifest.json
+WORKERS ?= 2
 DATA   := $(IMAGES) $(TEXT)
 
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
@@ -41,11 +42,11 @@ $(TEXT): | $(STAMP)
 lab: $(STAMP) $(DATA)
 	@$(RUN) -m dlojz_tp lab $(ARGS)
 
-# tests and notebooks together, two at a time, each file in one process
+# tests and notebooks together, two workers (WORKERS=n), each file in one of them
 test: $(STAMP) $(DATA)
 	@start=$$(date +%s); \
 	$(RUN) -m pytest tests solutions notebooks --nbval-lax --nbval-current-env --nbval-cell-timeout 280 \
-	  -n 2 --dist loadfile; \
+	  -n $(WORKERS) --dist loadfile; \
 	status=$$?; echo "make test took $$(($$(date +%s) - start)) s"; exit $$status
 
 test-slurm: $(STAMP)

@@ -5,9 +5,24 @@ import os
 import shutil
 import tempfile
 
+from xdist.scheduler import LoadFileScheduling
+
 if "DLOJZ_STATE" not in os.environ:  # the first process makes the folder and removes it; its workers inherit it
     os.environ["DLOJZ_STATE"] = tempfile.mkdtemp(prefix="dlojz-state-")
     atexit.register(shutil.rmtree, os.environ["DLOJZ_STATE"], ignore_errors=True)
 os.environ.setdefault("DLOJZ_STRICT", "1")
 if "PYTEST_XDIST_WORKER" in os.environ:  # several workers share the cores: more threads would only wait for each other
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+class ByWork(LoadFileScheduling):
+    """A file stays in one worker; the answers, half of all the time, go by practical work."""
+
+    def _split_scope(self, nodeid):
+        file, _, test = nodeid.partition("::")
+        return f"{file} {test.split('-')[0]}" if test.startswith("test_answer[") else file
+
+
+def pytest_xdist_make_scheduler(config, log):
+    """In place of `--dist loadfile`."""
+    return ByWork(config, log) if config.getvalue("dist") == "loadfile" else None

@@ -181,7 +181,9 @@ def _named(things: Any) -> Iterator[tuple[str, torch.Tensor]]:
 def _pieces(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
     """Give the plain tensors inside a wrapper such as DTensor, or the tensor itself."""
     if hasattr(tensor, "__tensor_flatten__"):
-        for name in tensor.__tensor_flatten__()[0]:
-            yield from _pieces(getattr(tensor, name))
+        parts = (getattr(tensor, name) for name in tensor.__tensor_flatten__()[0])
+        for part in parts:
+            if isinstance(part, torch.Tensor):  # a DTensor of torch 2.14 names its mesh as well
+                yield from _pieces(part)
     else:
         yield tensor
