@@ -36,8 +36,8 @@ for micro_batches in (1, 4, 16, 64, 256):
     print(f"{micro_batches:>5} micro-batches: {15 / (micro_batches + 15):4.0%}")
 
 # %% [markdown]
-# One micro-batch means that the stages take turns: 94 % of sixteen devices are idle. You will derive the formula, see it in
-# your own run, and get it down.
+# One micro-batch means that the stages take turns: 94 % of sixteen devices are idle. You will see the waiting in
+# your own run, foretell it, and get it down.
 #
 # All sizes are here. Without a GPU for each rank, the ranks are processes on the CPU and share its cores: two stages can
 # really compute at the same time on two cores, four cannot.
@@ -147,7 +147,7 @@ print("its layers: " + ", ".join(f"{1e3 * cost:.1f}" for cost in costs) + " ms")
 # largest sum of costs is as small as possible. Return a list of `(start, stop)`: stage s is `model[start:stop]`.
 #
 # Best possible is asked for, not only good, and 200 layers must not take a second: do not try all cuts. Fewer layers than
-# stages cannot be cut: raise `ValueError`. About 12 lines.
+# stages, or no stage at all: raise `ValueError`. About 12 lines.
 #
 # <details><summary>Hint</summary>
 #
@@ -347,7 +347,8 @@ tp.check(3, naive_step)
 #
 # Cut the batch into `n_micro_batches` with `tensor_split`, send all of them forward, then all gradients back, the last
 # micro-batch first: that is GPipe (Huang et al., 2019). Gradients add up. The batch need not divide: the micro-batches then
-# differ by one row, and loss and gradients must still be those of the **whole batch**. About 18 lines.
+# differ by one row (there are never fewer rows than micro-batches), and loss and gradients must still be those of the
+# **whole batch**. About 18 lines.
 #
 # <details><summary>Hint</summary>
 #
@@ -390,19 +391,28 @@ tp.check(4, gpipe_step)
 def steps_on_ranks():
     place, (x, labels) = my_place(), make_batch()
     stage = my_stage(place)
+    torch.set_num_threads(1)  # as in the baseline
     naive = seconds(lambda: naive_step(stage, place, x, labels, loss_function))
     return naive, seconds(lambda: gpipe_step(stage, place, x, labels, loss_function, MICRO_BATCHES))
 
 
-naive, gpiped = launch.ranks(steps_on_ranks, n=2, timeout=120)[0]
-print(f"one process {1e3 * step:.0f} ms · 2 stages, naive {1e3 * naive:.0f} ms · "
-      f"2 stages, {MICRO_BATCHES} micro-batches {1e3 * gpiped:.0f} ms")  # fmt: skip
-print(f"the formula, from one process: {1e3 * step * (MICRO_BATCHES + 1) / MICRO_BATCHES / 2:.0f} ms")
+(whole, cut), (naive, gpiped) = (launch.ranks(steps_on_ranks, n=n, timeout=120)[0] for n in (1, 2))
+print(f"{'':<12}{'whole batch':>14}{f'{MICRO_BATCHES} micro-batches':>18}")
+print(f"{'one process':<12}{1e3 * whole:>11.0f} ms{1e3 * cut:>15.0f} ms")
+print(f"{'two stages':<12}{1e3 * naive:>11.0f} ms{1e3 * gpiped:>15.0f} ms")
+print(
+    f"the formula, from one process with {MICRO_BATCHES} micro-batches: {1e3 * cut * (MICRO_BATCHES + 1) / MICRO_BATCHES / 2:.0f} ms"
+)
 
 # %% [markdown]
+# Read it by columns. On the left, two stages are no faster than one process: they take turns. On the right, they work at
+# the same time. But cutting has a price of its own, in one process as well: products of a few rows use a processor worse
+# than large ones, and Python has eight times as many calls to make. What lies between the formula and your pipeline are
+# messages, and whatever else the machine does. Micro-batches are made as small as the bubble asks, and no smaller.
+#
 # ### Balise 5 · Schedules as data
 #
-# GPipe keeps every micro-batch until the last one is forward. **1F1B** (DAPPLE, Fan et al., 2021) begins with a few
+# GPipe keeps every micro-batch until the last one is forward. **1F1B** (from PipeDream, 2019; synchronous in DAPPLE, 2021) begins with a few
 # forwards, then does one forward and one backward in turn: as soon as a micro-batch's gradient is back, its activations
 # are free. Same work, same bubble, less memory.
 #
@@ -747,9 +757,9 @@ print(launch.ranks(price_of_recomputation, n=1, timeout=120)[0])
 # Four short functions.
 #
 # - `ideal_bubble(n_stages, n_micro_batches)`: the share of the time in which a stage waits, in an ideal pipeline: stages
-#   of equal cost, messages that take no time. Derive it before you look up: how many turns does a step take?
+#   of equal cost, messages that take no time. How many turns does a step take, and in how many does a stage work?
 # - `fewest_micro_batches(n_stages, share)`: the smallest number of micro-batches (1 or more) with which the ideal bubble is
-#   at most `share`.
+#   at most `share`, a number above 0.
 # - `measured_bubble(events)`: the share of all ranks' time, from the first begin to the last end, in which they did
 #   nothing. `events` are those of `run_schedule`, of all ranks, in any order; the clock began at some time; there may be
 #   several stages on a rank.
@@ -905,7 +915,7 @@ report.gantt(asleep)
 # - `backward(k, gradient)`: given the gradient of that output, return the gradient of `x`, made with the weights **of that
 #   forward**; and update: the gradient of the old weights is applied to the **newest** ones, by the optimizer's `step()`.
 #   Each update is with the gradient of one micro-batch. Several are in flight, and come back in the order they went.
-# - `version` counts the updates; `history` gets `(k, version that its forward used, version that its update changed)`.
+# - `version` counts the updates; `history` gets `(k, version that its forward used, version that its update found)`.
 # - A stash lives until its backward: `n_stages − stage` copies of the weights at most. Some parameters may be frozen.
 #
 # About 5 and 8 lines.
@@ -1103,7 +1113,7 @@ for method, colour in zip(METHODS, ("#999999", "#0072B2", "#009E73", "#D55E00"))
         at = [step * (k + 1) for k in range(4)]
         axes.plot(at, losses, "o-", color=colour, markersize=4, label=f"{method}, {best}")
 panels[0].set(xlabel="epochs", ylabel="validation loss", xticks=range(1, 5), yscale="log", title="by samples seen")
-panels[1].set(xlabel="time (simulated, forwards of a stage)", title="by time", xlim=(0, 2200))
+panels[1].set(xlabel="time (simulated, forwards of a stage)", title="by time", xlim=(0, None))
 handles = panels[0].get_legend_handles_labels()
 figure.legend(
     *handles, fontsize=9, frameon=False, loc="outside right center", title="best rate of each", title_fontsize=9
@@ -1237,7 +1247,7 @@ for rank, (number, replica, error, loss) in enumerate(launch.ranks(side_by_side,
 
 # %% [markdown]
 # The same gradients, whatever the grid. Which grid is fastest? More stages: more bubble, less memory a rank. More replicas: a
-# longer all-reduce, and fewer micro-batches for each pipeline. 18_hybrid_parallelism searches for the best one.
+# longer all-reduce, and fewer micro-batches for each pipeline. The planner can tell before a run.
 
 
 # %% [markdown]
@@ -1335,91 +1345,63 @@ for n, ranks in races.items():
 
 # %% [markdown]
 # The last line of each compares yours with the fastest of the others. A ratio of 1 is what theory says: both do the
-# same sums and send the same activations in the same order. Where ranks are more than cores, times scatter.
+# same work and send the same activations. (`ScheduleGPipe` goes backward from the first micro-batch, yours from the
+# last: the sums have another order, and the gradients other last bits.) Where ranks are more than cores, times scatter.
 #
 # ## Predicted, then measured
 #
-# Could you have known the time of a step? Measure what forward and backward of *one* micro-batch cost on each stage,
-# and what a message costs; the simulator does the rest. Both are measured in turn with real steps, so that what slows
-# the machine down slows all of them.
+# Could you have known the time of 1F1B before you ran it? Run GPipe. Its events give the costs of your stages
+# (`stage_costs`), and what a message costs: the time from the end of an action to the begin of the one that waited for
+# it. The simulator does the rest. GPipe and 1F1B run in turn, so that what slows the machine down slows both.
 
 
 # %%
-def work_alone(stage, place, x, labels):
-    """Seconds of a (forward, backward), mean over as many micro-batches as a step has; no messages."""
-    forward = backward = 0.0
-    for _ in range(MICRO_BATCHES):
-        start = clock()
-        y = stage(x)
-        y = loss_function(y, labels) if place.behind is None else y
-        middle = clock()
-        y.backward(None if place.behind is None else torch.ones_like(y))
-        forward, backward = forward + middle - start, backward + clock() - middle
-    return forward / MICRO_BATCHES, backward / MICRO_BATCHES
-
-
-def ping(y, place):
-    """Seconds of an activation's way from stage 0 to stage 1: half of there and back."""
-    start = clock()
-    for turn in (0, 1):
-        if place.stage == turn:
-            for work in send_activation(y, 1 - turn):
-                work.wait()
-        elif place.stage < 2:
-            receive_activation(turn)
-    return (clock() - start) / 2
-
-
-# %%
-def costs_on_ranks(rounds):
-    """A list a round: seconds of a forward, a backward, a message, and of a whole step of each schedule."""
+def turns_on_rank(rounds, make_stage):
+    """{schedule: the events of this rank, a list for each step}; the schedules take turns."""
     place, (x, labels) = my_place(), make_batch()
-    stage = my_stage(place)
-    part, targets = x[: BATCH // MICRO_BATCHES], labels[: BATCH // MICRO_BATCHES]
-    if place.before is not None:
-        part = torch.randn(len(part), WIDTH, device=x.device, requires_grad=True)
-    y, found = torch.zeros(len(part), WIDTH, device=x.device), []
+    stage, found = make_stage(place), {name: [] for name in SCHEDULES}
     for _ in range(rounds + 1):
-        dist.barrier()
-        times = list(work_alone(stage, place, part, targets))
-        dist.barrier()
-        times.append(statistics.mean(ping(y, place) for _ in range(5)))
-        for schedule, _ in SCHEDULES.values():
+        for name, (schedule, _) in SCHEDULES.items():
             actions = schedule(place.stage, place.n_stages, MICRO_BATCHES)
             dist.barrier()
-            start = clock()
-            run_schedule(actions, stage, place, x, labels, loss_function, MICRO_BATCHES)
-            times.append(clock() - start)
-        found.append(times)
-    return found[1:]
+            found[name].append(run_schedule(actions, stage, place, x, labels, loss_function, MICRO_BATCHES)[1])
+    return {name: steps[1:] for name, steps in found.items()}
+
+
+def message_seconds(events):
+    """Median seconds from the end of an action to the begin of the one on another stage that waited for it."""
+    ended = {(kind, k, stage): end for _, kind, k, stage, _, end in events}
+    waited = []
+    for _, kind, k, stage, begin, _ in events:
+        sent = ended.get((kind, k, stage - 1 if kind == "F" else stage + 1))
+        free = max((end for *_, other, _, end in events if other == stage and end <= begin), default=0.0)
+        if sent is not None and free < sent:  # else the message waited for the stage
+            waited.append(begin - sent)
+    return statistics.median(waited)
 
 
 # %%
-def predicted_and_measured(ranks, how):
-    """Seconds {schedule: (predicted, measured)}, with `how` taking one number from those of all rounds."""
-    forwards, backwards, messages, *steps = zip(*([how(times) for times in zip(*rounds)] for rounds in ranks))
-    costs, found = {"F": list(forwards), "B": list(backwards)}, {}
-    link = planner.Link(latency=messages[0], bandwidth=float("inf"))  # all of a message's time, for this one size
-    for (name, (schedule, _)), measured in zip(SCHEDULES.items(), steps):
+def predicted_and_measured(ranks):
+    """{schedule: (predicted, measured) seconds of a step}; whatever the prediction knows comes from GPipe's events."""
+    steps = {name: [sum(step, []) for step in zip(*(rank[name] for rank in ranks))] for name in SCHEDULES}
+    costs = stage_costs(sum(steps["GPipe"], []))
+    message = statistics.median(message_seconds(events) for events in steps["GPipe"])
+    link, found = planner.Link(latency=message, bandwidth=float("inf")), {}  # all of a message's time, for this size
+    for name, (schedule, _) in SCHEDULES.items():
         orders = [schedule(stage, len(ranks), MICRO_BATCHES) for stage in range(len(ranks))]
-        found[name] = planner.simulate(orders, costs, link=link).seconds, measured[0]
+        measured = statistics.median(lasted(events) for events in steps[name])
+        found[name] = planner.simulate(orders, costs, link=link).seconds, measured
     return found
 
 
-print(f"{'ranks':<6} {'schedule':<9} {'rounds':<9} predicted   measured   predicted / measured")
-for n in RANKS:
-    ranks = launch.ranks(costs_on_ranks, ROUNDS, n=n, timeout=200)
-    for which, how in {"median": statistics.median, "quickest": min}.items():
-        for name, (guess, truth) in predicted_and_measured(ranks, how).items():
-            print(f"{n:<6} {name:<9} {which:<9} {1e3 * guess:6.0f} ms  {1e3 * truth:6.0f} ms   {guess / truth:12.2f}")
+print(f"{'stages':<13} {'schedule':<9} predicted   measured   predicted / measured")
+for n, make_stage, what in ((2, my_stage, "computing"), (4, Sleeper, "sleeping")):
+    ranks = launch.ranks(turns_on_rank, ROUNDS, make_stage, n=n, timeout=200)
+    for name, (guess, truth) in predicted_and_measured(ranks).items():
+        print(f"{n} {what:<11} {name:<9} {1e3 * guess:6.0f} ms  {1e3 * truth:6.0f} ms   {guess / truth:12.2f}")
 
 # %% [markdown]
-# The plan is too short. Its costs come from a loop without waits; in a run each action follows a message, and costs more: the
-# plan of balise 8, whose costs came out of the run itself, is nearer. And whoever delays one rank delays all that wait for
-# it, so what disturbs the parts lengthens a step by more: the quickest rounds are those that other programs disturbed
-# least. With more stages than cores the two need not be near at all: the costs were measured while all stages computed at
-# once and shared the cores; while one waits in its bubble, the others are faster.
-# The simulator takes it that each rank has a device of its own. On a real machine it has.
+# TEXT
 #
 # ## Past this machine
 #

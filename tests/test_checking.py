@@ -151,6 +151,18 @@ def test_pretended_reaches_functions_imported_by_name():
     assert torch.cuda.is_available is real and is_available is real and "pretended" not in inside()
 
 
+TABLE, PARTIAL = {"gpu": torch.cuda.is_available}, functools.partial(torch.cuda.is_available)
+
+
+def test_pretended_reaches_tables_partials_and_defaults():
+    def inside(gpu=is_available, *, named=is_available):
+        return gpu(), named(), TABLE["gpu"](), PARTIAL()
+
+    with pretended([(torch.cuda, "is_available", lambda: "pretended")], inside):
+        assert inside() == ("pretended",) * 4
+    assert "pretended" not in inside() and TABLE["gpu"] is is_available
+
+
 def test_autocast_may_be_named_on_the_meta_device():
     def decorated():
         with torch.autocast("meta", enabled=False), torch.autocast("cpu", dtype=torch.bfloat16):

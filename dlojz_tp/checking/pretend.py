@@ -1,6 +1,7 @@
 """Put stand-ins in the place of functions, also where an answer imported them by name."""
 
 import contextlib
+from functools import partial
 from types import FunctionType
 from unittest import mock
 
@@ -10,7 +11,8 @@ def pretended(changes, *answers):
     """Inside, each (module, name, stand-in) of `changes` holds, in the module and under any name in the answers.
 
     `from torch.cuda import is_available` leaves the function itself among the answer's globals, where a change of
-    torch.cuda is not seen. What is found there and *is* a function that was replaced is replaced too.
+    torch.cuda is not seen. What is found there and *is* a function that was replaced is replaced too, also in a
+    dictionary, in a partial, or as the default of an argument.
     """
     stand_ins = {}
     with contextlib.ExitStack() as pretend:
@@ -19,21 +21,36 @@ def pretended(changes, *answers):
             if original is not None:
                 stand_ins.setdefault(id(original), (original, stand_in))
             pretend.enter_context(mock.patch.object(target, name, stand_in, create=original is None))
-        for names, cells in _places(answers):
-            for name, value in list(names.items()):
-                if id(value) in stand_ins:
-                    pretend.callback(names.__setitem__, name, value)
-                    names[name] = stand_ins[id(value)][1]
-            for cell in cells:
+        for names, function in _places(answers):
+            tables = [names, *(value for value in names.values() if type(value) is dict), function.__kwdefaults__ or {}]
+            for table in tables:
+                for name, value in list(table.items()):
+                    if (other := _instead(value, stand_ins)) is not value:
+                        pretend.callback(table.__setitem__, name, value)
+                        table[name] = other
+            for cell in function.__closure__ or ():
                 value = _content(cell)
-                if id(value) in stand_ins:
+                if (other := _instead(value, stand_ins)) is not value:
                     pretend.callback(setattr, cell, "cell_contents", value)
-                    cell.cell_contents = stand_ins[id(value)][1]
+                    cell.cell_contents = other
+            defaults = function.__defaults__ or ()
+            others = tuple(_instead(value, stand_ins) for value in defaults)
+            if any(other is not value for other, value in zip(others, defaults, strict=True)):
+                pretend.callback(setattr, function, "__defaults__", defaults)
+                function.__defaults__ = others
         yield
 
 
+def _instead(value, stand_ins):
+    """The stand-in for a function that was replaced, or for a partial of it; else the value itself."""
+    if isinstance(value, partial):
+        func = _instead(value.func, stand_ins)
+        return value if func is value.func else partial(func, *value.args, **value.keywords)
+    return stand_ins[id(value)][1] if id(value) in stand_ins else value
+
+
 def _places(answers):
-    """The globals (each once) and closures of the answers' functions, and of the helpers that they use."""
+    """The globals (each once) of the answers' functions and of the helpers that they use, and these functions."""
     found, visited, stack = [], set(), list(answers)
     while stack:
         item = stack.pop()
@@ -48,10 +65,10 @@ def _places(answers):
         stack.extend(part for part in inner if callable(part))
         if not isinstance(item, FunctionType):
             continue
-        names, cells = item.__globals__, item.__closure__ or ()
-        found.append(({} if id(names) in visited else names, cells))
+        names = item.__globals__
+        found.append(({} if id(names) in visited else names, item))
         visited.add(id(names))
-        inside = [*names.values(), *map(_content, cells)]
+        inside = [*names.values(), *map(_content, item.__closure__ or ())]
         stack.extend(other for other in inside if _of_the_same_module(other, item))
     return found
 

@@ -149,8 +149,19 @@ bank.slip(
 bank.slip(6, "not-two", ("return total, events", "return total"))
 bank.slip(6, "loss-of-one", ("total = y.detach() if total is None else total + y.detach()", "total = y.detach()"))
 bank.slip(
-    6, "order-by-arrival", ("x, y, sent = kept.pop(k)", "x, y, sent = kept.pop(next(iter(kept)) if kind == 'B' else k)")
+    6, "other-order", ("x, y, sent = kept.pop(k)", "x, y, sent = kept.pop(next(iter(kept)) if kind == 'B' else k)")
 )
+bank.slip(6, "other-order", ("for kind, k in actions:", "numbers = {'F': iter(range(n_micro_batches)), 'B': iter(range(n_micro_batches))}\n"
+          "    for kind, told in actions:\n        k = next(numbers[kind])"),
+          ("events.append((dist.get_rank(), kind, k,", "events.append((dist.get_rank(), kind, told,"))  # fmt: skip
+bank.slip(6, "clock-too-early", ("            begin = clock()\n            y.backward(gradient)\n            end = clock()",
+          "            y.backward(gradient)\n            begin = end = clock()"))  # fmt: skip
+bank.slip(6, "waiting-counted", ("x = xs[k] if first else receive_activation(place.before, k)\n            begin = clock()",
+          "begin = clock()\n            x = xs[k] if first else receive_activation(place.before, k)"))  # fmt: skip
+bank.slip(6, "sends-late", ("kept[k] = x, y, [] if last else send_activation(y, place.behind, k)", "kept[k] = x, y, []"),
+          ("            x, y, sent = kept.pop(k)", "            for other in [j for j, held in kept.items() if not last and not held[2]]:\n"
+           "                kept[other] = *kept[other][:2], send_activation(kept[other][1], place.behind, other)\n"
+           "            x, y, sent = kept.pop(k)"))  # fmt: skip
 bank.slip(6, "order-by-arrival", ("receive_activation(place.before, k)", "receive_activation(place.before)"),
           ("send_activation(y, place.behind, k)", "send_activation(y, place.behind)"),
           ("receive_gradient(y, place.behind, k)", "receive_gradient(y, place.behind)"),

@@ -3,6 +3,7 @@
 from dlojz_tp.checks.pipeline_under_the_hood import (
     bubble,
     common,
+    history,
     hybrid,
     memory,
     messages,
@@ -11,6 +12,7 @@ from dlojz_tp.checks.pipeline_under_the_hood import (
     schedules,
     stashing,
     steps,
+    timing,
 )
 from dlojz_tp.checks.pipeline_under_the_hood.bubble import balise_8
 from dlojz_tp.checks.pipeline_under_the_hood.hybrid import balise_10
@@ -27,6 +29,6 @@ __all__ = [
     "balise_10",
 ]  # fmt: skip
 
-_PARTS = (common, partition, messages, steps, schedules, runner, memory, bubble, stashing, hybrid)
+_PARTS = (common, partition, messages, steps, schedules, runner, timing, memory, bubble, stashing, history, hybrid)
 HINTS = {slug: text for part in _PARTS for slug, text in part.HINTS.items()}
 assert len(HINTS) == sum(len(part.HINTS) for part in _PARTS), "a hint's name is used twice"

@@ -1,7 +1,5 @@
 """What the checks of this work share: a small model in stages, its truth in one process, ranks and their failures."""
 
-import contextlib
-
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -9,6 +7,7 @@ from torch import nn
 from dlojz_tp import launch
 from dlojz_tp.checking import Wrong, close
 from dlojz_tp.checks.data_parallel_under_the_hood.common import Log, sent
+from dlojz_tp.checks.pipeline_under_the_hood.sends import Sends
 
 SIZES = (1, 2, 3, 4)
 TIMEOUT = 5  # seconds for the ranks of one world: a deadlock must come back quickly
@@ -18,6 +17,9 @@ HINTS = {
     "on the right neighbour? A send that is not waited for before the function ends may be lost.",
     "inputs-everywhere": "A stage got something of another width ({error}). Only the first stage takes the inputs; the "
     "others receive what the stage before has sent.",
+    "library-pipeline": "torch.distributed.pipelining does this work for you. Here you write it.",
+    "not-its-input": "Stage {stage} ran on something else than what the stage before gave: each rank computes its own layers, on "
+    "the activations that it received.",
     "collective-used": "{name} was called. A pipeline needs messages between neighbours only.",
     "sends-not-waited": "{n} sends were started and never waited for. The memory that they read may be gone before the "
     "message is: wait() for each before you return.",
@@ -83,15 +85,16 @@ class Marked(torch.autograd.Function):
 
 
 class Stage(nn.Sequential):
-    """Some layers; `seen` lists ("F", rows, first number) of each forward and ("B", None, None) of each backward."""
+    """Some layers; `seen` lists ("F", rows, first number of x) of each forward and ("B", None, same) of its backward."""
 
     def __init__(self, *layers):
         super().__init__(*layers)
         self.seen = []
 
     def forward(self, x):
-        self.seen.append(("F", len(x), float(x.detach().flatten()[0])))
-        return Marked.apply(super().forward(x), lambda: self.seen.append(("B", None, None)))
+        first = float(x.detach().flatten()[0])
+        self.seen.append(("F", len(x), first))
+        return Marked.apply(super().forward(x), lambda: self.seen.append(("B", None, first)))
 
 
 def layers() -> list[nn.Module]:
@@ -155,57 +158,25 @@ def of_stage(gradients, index: int, n_stages: int) -> list[torch.Tensor]:
     return [gradient for layer in gradients[start:stop] for gradient in layer]
 
 
-class Sends:
-    """Counts the sends that were started and not waited for."""
-
-    def __init__(self):
-        self.open = {}
-        self.works = []  # kept: a work that is dropped may take its message with it
-
-    @contextlib.contextmanager
-    def watched(self):
-        """Inside, dist.isend gives works that tell when they are waited for."""
-        begin = dist.isend
-
-        def isend(*args, **kwargs):
-            work = begin(*args, **kwargs)
-            if work is None:
-                return None
-            self.works.append(work)
-            number = len(self.open)
-            self.open[number] = True
-            return _Work(work, lambda: self.open.__setitem__(number, False))
-
-        dist.isend = isend
-        try:
-            yield self
-        finally:
-            dist.isend = begin
+def firsts(index: int, size: int, rows: int, pieces: int = 1) -> list[float]:
+    """The first number of what each micro-batch brings to a stage."""
+    x, _ = batch(rows)
+    with torch.no_grad():
+        given = nn.Sequential(*layers()[: bounds(size)[index][0]])(x)
+    return [float(part.flatten()[0]) for part in given.tensor_split(pieces)]
 
 
-class _Work:
-    """A work that tells when it is through; all else is the real one's."""
+def run_step(answer, step, rows: int, calls: int = 1):
+    """On a rank: `step(stage, place, inputs, targets)`, `calls` times; what it returned and left, and what it sent.
 
-    def __init__(self, work, tell):
-        self._work, self._tell = work, tell
-
-    def wait(self, *args, **kwargs):
-        done = self._work.wait(*args, **kwargs)
-        self._tell()
-        return done
-
-    def __getattr__(self, name):
-        return getattr(self._work, name)
-
-
-def run_step(step, rows: int, calls: int = 1):
-    """On a rank: `step(stage, place, inputs, targets)`, `calls` times; what it returned and left, and what it sent."""
+    answer: the function that `step` calls.
+    """
     place = Place(dist.get_rank(), dist.get_world_size())
     stage = my_stage(place.stage, place.n_stages)
     before = [p.detach().clone() for p in stage.parameters()]
     x, targets = (tensor.to(launch.device()) for tensor in batch(rows))
     gradients, sends = [], Sends()
-    with Log() as log, sends.watched():
+    with Log() as log, sends.watched(answer):
         for _ in range(calls):
             loss = step(stage, place, x, targets)
             gradients.append([None if p.grad is None else p.grad.detach().cpu().clone() for p in stage.parameters()])

@@ -7,7 +7,7 @@ import torch.distributed as dist
 from torch import nn
 
 from dlojz_tp import launch
-from dlojz_tp.checking import Wrong, close
+from dlojz_tp.checking import GroupTraffic, Wrong, close
 from dlojz_tp.checks.pipeline_under_the_hood.common import on_ranks
 
 HINTS = {
@@ -36,6 +36,8 @@ HINTS = {
     "divided-by-world": "The gradients were divided by the number of ranks. What they are a mean over is the batch, and that is "
     "shared by the replicas only.",
     "summed-over-world": "The gradients of all stages were added together: all_reduce without group= is over the whole world.",
+    "sent-to-all": "The gradients are right, but {got} bytes of them went to ranks of other stages, which have no use for them. "
+    "Average within the data group.",
     "weighted-twice": "The gradients are weighted twice, before the sum and after it.",
     "grad-none": "A frozen parameter has p.grad None: {error}",
     "updated-inside": "The weights changed inside the step. The update comes after it, once the gradients of all replicas are there.",
@@ -48,6 +50,7 @@ HINTS = {
 WORLDS = {1: (1,), 4: (2, 1, 4), 6: (2, 3)}  # ranks: numbers of stages
 LAYERS, WIDTH = 12, 3
 ROWS = (12, 7)
+A_FEW = 64  # bytes that may be told to all ranks: numbers of rows, say
 KNOWN = (
     ("hung", "groups-not-everywhere"), ("SIGABRT", "groups-not-everywhere"), ("UnboundLocalError", "no-group-kept"),
     ("NoneType", "grad-none"),
@@ -158,10 +161,11 @@ def _one_step(hybrid_step, p, rows, replica, group):
 
     own = []
     x, targets = (tensor.to(launch.device()) for tensor in _batch(rows))
-    loss = hybrid_step(step, list(mine), x, targets, replica, group)
+    with GroupTraffic() as traffic:
+        loss = hybrid_step(step, list(mine), x, targets, replica, group)
     dist.barrier()
     return {
-        "rows": rows, "calls": calls, "own": own, "loss": None if loss is None else _as_float(loss),
+        "rows": rows, "calls": calls, "beyond": sum(n for _, n, ranks in traffic.calls if ranks > dist.get_world_size(group)), "own": own, "loss": None if loss is None else _as_float(loss),
         "gradients": [None if q.grad is None else q.grad.cpu().clone() for q in mine if q.requires_grad],
         "changed": not all(torch.equal(a, b) for a, b in zip(before, mine, strict=True)),
     }  # fmt: skip
@@ -243,9 +247,10 @@ def _gradients(step, ranks, number, rank, size, p):
     n, where = size // p, f"{_where(rank, size, p)}, batch of {step['rows']}"
     if step["changed"]:
         raise Wrong("updated-inside", where=where)
-    truth = list(_truth(step["rows"], p, rank % p)[1])
-    got = step["gradients"]
+    truth, got = list(_truth(step["rows"], p, rank % p)[1]), step["gradients"]
     if close(got, truth, 1e-6):
+        if step["beyond"] > A_FEW:
+            raise Wrong("sent-to-all", got=step["beyond"], where=where)
         return
     shares = [len(part) / step["rows"] for part in torch.arange(step["rows"]).tensor_split(n)]
     own = [ranks[r][p]["steps"][number]["own"] for r in range(size)]
@@ -267,7 +272,9 @@ def _gradients(step, ranks, number, rank, size, p):
         "replicas-alike": [total(same, [1 / n] * n)],
         "divided-by-world": [total(same, [w / size for w in (1.0,) * n]), [g / size for g in truth], [g / p for g in truth]],
         "summed-over-world": [*everyone, *plain],
-        "weighted-twice": [[g / n for g in truth], total(same, [s * s for s in shares]), [g * shares[rank // p] for g in truth],
+        "sent-to-all": "The gradients are right, but {got} bytes of them went to ranks of other stages, which have no use for them. "
+    "Average within the data group.",
+    "weighted-twice": [[g / n for g in truth], total(same, [s * s for s in shares]), [g * shares[rank // p] for g in truth],
                            total(same, [1 / n**2] * n)],
     }  # fmt: skip
     slug = next((s for s, values in known.items() if any(close(got, v, 1e-6) for v in values)), "wrong-hybrid")

@@ -9,7 +9,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from dlojz_tp import launch
 from dlojz_tp.checking import Wrong, close
 from dlojz_tp.checks.data_parallel_under_the_hood.common import Log, volume
-from dlojz_tp.checks.pipeline_under_the_hood.common import Sends, on_ranks
+from dlojz_tp.checks.pipeline_under_the_hood.common import on_ranks
+from dlojz_tp.checks.pipeline_under_the_hood.sends import Sends
 from dlojz_tp.measure import LiveBytes
 
 HINTS = {
@@ -24,7 +25,8 @@ HINTS = {
     "buffer with it.",
     "shape-not-sent": "It fails for another shape than (4, 3) ({error}). Send the number of dimensions and all sizes; "
     "1 to 6 dimensions are possible.",
-    "not-contiguous": "A transposed tensor cannot be sent as it is: {error}. contiguous() gives one that can.",
+    "not-contiguous": "A transposed tensor cannot be sent as it is, nor received into a buffer like it: {error}. contiguous() gives "
+    "one that can; torch.contiguous_format a buffer that can.",
     "gradient-not-contiguous": "The gradient of what was received may be a transposed view: {error}. contiguous() here as well.",
     "values-lost": "What arrives is not what was sent.",
     "activation-sent-back": "The activation itself came back. Its gradient is in received.grad.",
@@ -122,7 +124,7 @@ def given(case, rank):
 def _started(send, *args):
     """What a send returned; a send that was waited for inside cannot be waited for again: gloo would wait for ever."""
     sends = Sends()
-    with sends.watched():
+    with sends.watched(send):
         works = send(*args)
     if not all(sends.open.values()) and isinstance(works, list | tuple) and works:
         raise Wrong("send-waits")

@@ -1,10 +1,12 @@
 """Balise 5: GPipe and 1F1B as data, judged by the simulator."""
 
+from torch.distributed.pipelining import schedules as library
+
 from dlojz_tp import planner
 from dlojz_tp.checking import Wrong, pretended
 
 HINTS = {
-    "library-schedule": "planner.{name} is the library's. Here you write it.",
+    "library-schedule": "{name} is a library's. Here you write it.",
     "not-a-list": 'Return a list of actions such as ("F", 0) and ("B", 0), here came {kind}.',
     "incomplete": "This is no whole step: {error}.",
     "fewer-than-stages": "With fewer micro-batches than stages: {error}. A stage cannot do more forwards first than there are "
@@ -35,7 +37,8 @@ def balise_5(gpipe, one_f_one_b):
 
         return refused
 
-    borrowed = [(place, name, refuse(name)) for place in (planner, planner.schedules) for name in _LIBRARY]
+    borrowed = [(place, name, refuse(f"planner.{name}")) for place in (planner, planner.schedules) for name in _LIBRARY]
+    borrowed += [(library, name, refuse(name)) for name in vars(library) if name.startswith(("Schedule", "_get_1f1b"))]
     with pretended(borrowed, gpipe, one_f_one_b):
         yield "GPipe: complete, in order, without deadlock, from 1 to 6 stages and 1 to 8 micro-batches"
         for p, m in SIZES:

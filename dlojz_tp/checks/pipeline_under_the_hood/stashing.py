@@ -3,9 +3,20 @@
 import torch
 from torch import nn
 
-from dlojz_tp import planner
 from dlojz_tp.checking import Wrong, close
+from dlojz_tp.checks.pipeline_under_the_hood.history import versions
 from dlojz_tp.checks.pipeline_under_the_hood.recomputing import one_thread
+from dlojz_tp.checks.pipeline_under_the_hood.streams import (
+    RATE,
+    N,
+    asynchronous,
+    batches,
+    bounds,
+    drive,
+    in_turn,
+    layers_of,
+    stages_of,
+)
 from dlojz_tp.measure.live import LiveBytes
 
 HINTS = {
@@ -33,13 +44,7 @@ HINTS = {
     "output-with-graph": "What forward returns still has its graph. It goes to another rank: return y.detach().",
     "never-freed": "After {n} micro-batches, stage {stage} of {p} holds {copies:.1f} copies of its weights; {most} are in flight at most. "
     "A stash is needed until its backward and no longer: take it out (pop).",
-    "history-missing": "After each backward, history gets (micro-batch, version of its forward, version it updates); here it is {got_text}.",
-    "history-wrong": "Micro-batch {k} on stage {stage} of {p} ran forward after {expected_version} updates, and its own was made after "
-    "{expected_update}; history says otherwise. Note the version in forward, and count one more after each step.",
 }  # fmt: skip
-
-WIDTHS = (4, 6, 5, 7, 3, 6, 4, 5, 3)  # of the activations between eight layers
-RATE, N = 0.3, 9  # learning rate, micro-batches
 
 
 def balise_9(AsyncStage):  # noqa: N803
@@ -54,46 +59,9 @@ def balise_9(AsyncStage):  # noqa: N803
         _stream(AsyncStage, 3, momentum=0.8)
         _stream(AsyncStage, 3, frozen=True)
         yield "history tells the versions"
-        _versions(AsyncStage)
+        versions(AsyncStage)
         yield "no more copies of the weights than micro-batches in flight"
         _copies(AsyncStage)
-
-
-def _layers() -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """(weight, bias) of eight layers in float64; each is followed by tanh."""
-    generator = torch.Generator().manual_seed(6)
-    return [
-        (torch.randn(b, a, generator=generator).double() / a**0.5, torch.randn(b, generator=generator).double() / 3)
-        for a, b in zip(WIDTHS[:-1], WIDTHS[1:], strict=True)
-    ]
-
-
-def _batches(n: int):
-    """n micro-batches of three rows, and targets."""
-    generator = torch.Generator().manual_seed(8)
-    shape = (n, 3, WIDTHS[0]), (n, 3, WIDTHS[-1])
-    return [torch.randn(s, generator=generator, dtype=torch.float64) for s in shape]
-
-
-def _bounds(p: int) -> list[tuple[int, int]]:
-    cuts = [round(s * 8 / p) for s in range(p + 1)]
-    return list(zip(cuts[:-1], cuts[1:], strict=True))
-
-
-def in_turn(p: int, n: int):
-    """All actions of a 1F1B stream in an order in which each finds what it needs: (kind, k, stage)."""
-    orders, done = planner.one_f_one_b(p, n), set()
-    at = [0] * p
-    while any(a < len(order) for a, order in zip(at, orders, strict=True)):
-        for stage in range(p):
-            while at[stage] < len(orders[stage]):
-                kind, k = orders[stage][at[stage]]
-                needs = ("F", k, stage - 1) if kind == "F" else ("B", k, stage + 1)
-                if 0 <= needs[2] < p and needs not in done:
-                    break
-                done.add((kind, k, stage))
-                at[stage] += 1
-                yield kind, k, stage
 
 
 def _by_hand(p: int, mode: str = "", momentum: float = 0.0, frozen: bool = False) -> dict:
@@ -101,10 +69,10 @@ def _by_hand(p: int, mode: str = "", momentum: float = 0.0, frozen: bool = False
 
     Returns {("F", k, stage): output, ("B", k, stage): gradient of the input, ("w", layer): weight at the end}.
     """
-    weights, (x, targets) = _layers(), _batches(N)
+    weights, (x, targets) = layers_of(), batches(N)
     start, speed, saved, trace, sums = list(weights), {}, {}, {}, {}
     for kind, k, stage in in_turn(p, N):
-        low, high = _bounds(p)[stage]
+        low, high = bounds(p)[stage]
         if kind == "F":
             used = start if mode == "first-version" else weights
             values = [x[k] if stage == 0 else trace["F", k, stage - 1]]
@@ -141,49 +109,8 @@ def _by_hand(p: int, mode: str = "", momentum: float = 0.0, frozen: bool = False
     return trace | {("w", layer): w for layer, (w, _) in enumerate(weights)}
 
 
-def _stages(p: int, frozen: bool = False) -> list[nn.Sequential]:
-    stages = []
-    for low, high in _bounds(p):
-        parts = []
-        for w, b in _layers()[low:high]:
-            linear = nn.Linear(w.shape[1], w.shape[0]).double()
-            with torch.no_grad():
-                linear.weight.copy_(w)
-                linear.bias.copy_(b)
-            parts += [linear, nn.Tanh()]
-        parts[0].weight.requires_grad_(not frozen)
-        stages.append(nn.Sequential(*parts))
-    return stages
-
-
-def _asynchronous(AsyncStage, modules, rate, momentum=0.0):  # noqa: N803
-    return [
-        AsyncStage(m, torch.optim.SGD([p for p in m.parameters() if p.requires_grad], lr=rate, momentum=momentum))
-        for m in modules
-    ]
-
-
-def _drive(stages, x, targets, tell=lambda *_: None):
-    """Stream the micro-batches through the answer's stages; `tell(kind, k, stage, tensor)` after each action."""
-    p, outputs, gradients = len(stages), {}, {}
-    for kind, k, stage in in_turn(p, len(x)):
-        if kind == "F":
-            y = stages[stage].forward(k, x[k].clone() if stage == 0 else outputs.pop((k, stage - 1)))
-            tell(kind, k, stage, y)
-            outputs[k, stage] = y.detach().clone()
-        else:
-            if stage == p - 1:
-                y = outputs.pop((k, stage))
-                gradient = 2 * (y - targets[k]) / y.numel()
-            else:
-                gradient = gradients.pop((k, stage + 1))
-            g = stages[stage].backward(k, gradient)
-            tell(kind, k, stage, g)
-            gradients[k, stage] = None if g is None else g.detach().clone()
-
-
 def _stream(AsyncStage, p, momentum=0.0, frozen=False):  # noqa: N803
-    modules, (x, targets) = _stages(p, frozen), _batches(N)
+    modules, (x, targets) = stages_of(p, frozen), batches(N)
     truth, trace, at = _by_hand(p, "", momentum, frozen), {}, {}
 
     def tell(kind, k, stage, tensor):
@@ -200,7 +127,7 @@ def _stream(AsyncStage, p, momentum=0.0, frozen=False):  # noqa: N803
 
     at.update(k=0, where=f"{p} stages")
     try:
-        _drive(_asynchronous(AsyncStage, modules, RATE, momentum), x, targets, tell)
+        drive(asynchronous(AsyncStage, modules, RATE, momentum), x, targets, tell)
     except (RuntimeError, TypeError, AttributeError) as error:
         if "modified by an inplace operation" in str(error):
             text = "one of the variables needed for gradient computation has been modified by an inplace operation."
@@ -245,23 +172,6 @@ def _mistake(key, trace, truth, p, momentum, frozen):
     )
 
 
-def _versions(AsyncStage):  # noqa: N803
-    for p in (1, 3, 4):
-        modules, (x, targets) = _stages(p), _batches(N)
-        stages = _asynchronous(AsyncStage, modules, RATE)
-        _drive(stages, x, targets)
-        for s, stage in enumerate(stages):
-            history, where = getattr(stage, "history", None), f"stage {s} of {p}"
-            # in a 1F1B stream, forward k comes after backward k - (p - s)
-            truth = [(k, max(0, k - (p - 1 - s)), k) for k in range(N)]
-            if not isinstance(history, list) or len(history) != N or any(len(tuple(h)) != 3 for h in history):
-                raise Wrong("history-missing", expected=truth, got=history, got_text=f"{history}"[:80], where=where)
-            for mine, wanted in zip(history, truth, strict=True):
-                if tuple(mine) != wanted:
-                    raise Wrong("history-wrong", expected=wanted, got=tuple(mine), where=where, k=wanted[0], stage=s, p=p,
-                                expected_version=wanted[1], expected_update=wanted[2])  # fmt: skip
-
-
 def _copies(AsyncStage):  # noqa: N803
     p, n, width = 4, 12, 64
     with torch.random.fork_rng(devices=[]):
@@ -270,7 +180,7 @@ def _copies(AsyncStage):  # noqa: N803
     size = sum(q.numel() * q.element_size() for q in modules[0].parameters())
     x, targets = torch.randn(2, n, 2, width)
     lives = [LiveBytes() for _ in range(p)]
-    stages = [_Under(stage, live) for stage, live in zip(_asynchronous(AsyncStage, modules, 0.01), lives, strict=True)]
+    stages = [_Under(stage, live) for stage, live in zip(asynchronous(AsyncStage, modules, 0.01), lives, strict=True)]
 
     def tell(_kind, k, stage, _tensor):
         most = p - stage
@@ -280,7 +190,7 @@ def _copies(AsyncStage):  # noqa: N803
                 "never-freed", n=k + 1, stage=stage, p=p, copies=copies, most=most, where=f"stage {stage} of {p}"
             )
 
-    _drive(stages, x, targets, tell)
+    drive(stages, x, targets, tell)
 
 
 class _Under:

@@ -1,8 +1,8 @@
 """Balises 3 and 4: the naive step, and the step in micro-batches."""
 
 from dlojz_tp import launch
-from dlojz_tp.checking import Wrong
-from dlojz_tp.checks.pipeline_under_the_hood.common import loss_function, on_ranks, right_step, run_step
+from dlojz_tp.checking import Wrong, close
+from dlojz_tp.checks.pipeline_under_the_hood.common import firsts, loss_function, on_ranks, right_step, run_step
 
 HINTS = {
     "not-in-one-piece": "A stage has run {n} times for one batch. The naive step is one forward and one backward.",
@@ -29,6 +29,7 @@ def balise_3(naive_step):
             if forwards != 2:
                 raise Wrong("not-in-one-piece", n=forwards / 2, where=f"stage {rank} of {size}")
             _bytes(got, 12, 2, rank, size)
+            own_inputs(got["seen"], rank, size, 12, 1)
     yield "a batch of one row"
     right_step(_case(found, 1), 1)
 
@@ -57,11 +58,14 @@ def _case(found, number):
 
 
 def _naive(naive_step, cases):
-    return [run_step(lambda *given: naive_step(*given, loss_function), rows, calls=2) for rows in cases]
+    return [run_step(naive_step, lambda *given: naive_step(*given, loss_function), rows, calls=2) for rows in cases]
 
 
 def _gpipe(gpipe_step, cases):
-    return [run_step(lambda *given, m=m: gpipe_step(*given, loss_function, m), rows, calls=2) for rows, m in cases]
+    return [
+        run_step(gpipe_step, lambda *given, m=m: gpipe_step(*given, loss_function, m), rows, calls=2)
+        for rows, m in cases
+    ]
 
 
 def _cut(got, rows, pieces, rank, size):
@@ -76,6 +80,16 @@ def _cut(got, rows, pieces, rank, size):
     if rank == 0 and size > 1 and not kinds.startswith("F" * pieces):
         raise Wrong("one-at-a-time", got=" ".join(kinds[: 2 * pieces]), where=where)
     _bytes(got, rows, 2 * pieces, rank, size)
+    own_inputs(got["seen"], rank, size, rows, pieces)
+
+
+def own_inputs(seen, rank, size, rows, pieces):
+    """Two steps: each time, the stage ran on what the stage before gave for these micro-batches, in any order."""
+    truth = sorted(firsts(rank, size, rows, pieces))
+    numbers = [first for kind, _, first in seen if kind == "F"]
+    for got in (sorted(numbers[:pieces]), sorted(numbers[pieces:])):
+        if not close(got, truth, 1e-6):
+            raise Wrong("not-its-input", stage=rank, expected=truth, got=got, where=f"stage {rank} of {size}")
 
 
 def _bytes(got, rows, passes, rank, size):

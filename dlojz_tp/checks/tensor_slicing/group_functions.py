@@ -2,11 +2,9 @@
 
 import torch
 import torch.distributed as dist
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from dlojz_tp.checking import Wrong, close
+from dlojz_tp.checking import GroupTraffic, Wrong, close
 from dlojz_tp.checks.tensor_slicing.common import noise, on_ranks, together
-from dlojz_tp.measure.communications import NAMES, SPACES, handed_in
 
 # for each world size, ways to cut it into groups; every rank is in one group of each
 LAYOUTS = {
@@ -46,30 +44,6 @@ KNOWN = (
     ("is not part of group", "rank-of-peer"),
     ("is not registered", "rank-of-peer"),
 )
-
-
-class GroupTraffic(TorchDispatchMode):
-    """The collectives of this rank: calls is a list of (name, bytes handed in, ranks of the group)."""
-
-    def __init__(self):
-        super().__init__()
-        self.calls: list[tuple[str, int, int]] = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        space, name = func.overloadpacket._qualified_op_name.split("::")
-        name = name.rstrip("_")
-        if space in SPACES and not ("wait" in name or name.startswith("_wrap") or "barrier" in name):
-            self.calls.append((NAMES.get(name, name), handed_in(name, args), _group_size(args, kwargs or {})))
-        return func(*args, **(kwargs or {}))
-
-
-def _group_size(args, kwargs):
-    for value in (*args, *kwargs.values()):
-        if isinstance(value, torch.ScriptObject) and "ProcessGroup" in str(value._type()):
-            return dist.ProcessGroup.unbox(value).size()
-        if isinstance(value, str) and value not in ("sum", "avg", "min", "max"):
-            return dist.distributed_c10d._resolve_process_group(value).size()
-    return dist.get_world_size()
 
 
 def group_of(layout):

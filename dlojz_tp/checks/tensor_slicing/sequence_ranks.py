@@ -6,9 +6,9 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dlojz_tp.checking import close
+from dlojz_tp.checking import GroupTraffic, close
 from dlojz_tp.checks.tensor_slicing.common import noise, together
-from dlojz_tp.checks.tensor_slicing.group_functions import LAYOUTS, GroupTraffic, group_of
+from dlojz_tp.checks.tensor_slicing.group_functions import LAYOUTS, group_of
 from dlojz_tp.measure.communications import SPACES
 
 SHAPE = (12, 12, 12)  # batch, sequence, width: a cut along any of them is possible
