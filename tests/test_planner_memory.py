@@ -1,8 +1,15 @@
-"""Bytes a rank against the published figures of ZeRO and of activation recomputation."""
+"""Bytes a rank against the published figures of ZeRO and of activation recomputation, and against measured runs."""
+
+import functools
 
 import pytest
+import torch
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
 
-from dlojz_tp import planner
+from dlojz_tp import launch, measure, planner
+from dlojz_tp.models import Block, Llama, LlamaBlock, LlamaConfig, TransformerConfig
 
 
 @pytest.mark.parametrize(
@@ -65,3 +72,120 @@ def test_wrong_numbers_are_refused():
         planner.layer_activation_bytes(8, 1, 12, 6, tensor_parallel=4)
     with pytest.raises(ValueError, match="recomputation is"):
         planner.layer_activation_bytes(8, 1, 12, 6, recomputation="some")
+    with pytest.raises(ValueError, match="recomputation is"):
+        planner.llama_layer_activation_bytes(8, 1, 12, 6, 2, 16, recomputation="selective")
+    with pytest.raises(ValueError, match="sizes are"):
+        planner.llama_layer_activation_bytes(8, 1, 12, 6, 0, 16)
+
+
+# measured runs
+
+MODEL = LlamaConfig(vocab_size=64, width=32, heads=4, layers=3, max_length=16)  # all rows divide by 2
+
+
+def _measured_step(stage, optimizer):
+    """On a rank: (bytes of parameters, gradients, states after a step; {collective: bytes handed in} of the next)."""
+    model = Llama(MODEL)
+    if stage == 3:
+        for part in [*model.blocks, model]:
+            fully_shard(part, reshard_after_forward=True)
+        trained = model
+    else:
+        trained = DistributedDataParallel(model, broadcast_buffers=False)
+    if optimizer == "adam":
+        updater = torch.optim.AdamW(model.parameters())
+    else:
+        updater = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9 if optimizer == "momentum" else 0)
+    tokens = torch.randint(64, (2, 16))
+    trained(tokens).square().mean().backward()
+    updater.step()
+    found = measure.shard_bytes(*model.parameters())
+    gradients = measure.shard_bytes(*[p.grad for p in model.parameters()])
+    states = [value for state in updater.state.values() for value in state.values() if torch.is_tensor(value)]
+    kept = measure.shard_bytes(
+        [value for value in states if value.dim()]
+    )  # Adam's counters are no states of the formula
+    updater.zero_grad()
+    trained(tokens).square().mean().backward()  # DDP orders its buckets anew in its second step, with a message
+    with measure.Communications() as log:
+        trained(tokens).square().mean().backward()
+    return (found, gradients, kept), [(entry["name"], entry["bytes"]) for entry in log.entries()]
+
+
+@functools.cache
+def _on_two_ranks(stage, optimizer):
+    return launch.ranks(_measured_step, stage, optimizer, n=2)
+
+
+@pytest.mark.parametrize("stage, optimizer", [(0, "adam"), (3, "adam"), (3, "momentum"), (3, "sgd")])
+def test_states_of_a_measured_run(stage, optimizer):
+    """What DDP (stage 0) and fully_shard (stage 3) hold on two ranks after a step is what the formula says."""
+    wanted = planner.state_bytes(MODEL.n_parameters, 2, stage, mixed_precision=False, optimizer=optimizer)
+    for parts, _ in _on_two_ranks(stage, optimizer):
+        # the gradients that DDP keeps are views of its buckets
+        assert parts[0] == wanted.parameters
+        assert parts[1] == pytest.approx(wanted.gradients, rel=0.01)
+        assert parts[2] == wanted.optimizer
+
+
+@pytest.mark.parametrize("stage", [0, 3])
+def test_volume_of_a_measured_step(stage):
+    """What a rank of two sends in a step of DDP and of fully_shard, from what its collectives were handed."""
+    n = 2
+    sent = {
+        "all_reduce": lambda handed: 2 * (n - 1) / n * handed,  # the whole tensor
+        "all_gather": lambda handed: (n - 1) * handed,  # a shard, which goes round
+        "reduce_scatter": lambda handed: (n - 1) / n * handed,  # the whole tensor
+    }
+    for _, calls in _on_two_ranks(stage, "adam"):
+        volume = sum(sent[name](handed) for name, handed in calls)
+        assert volume == pytest.approx(planner.step_volume(MODEL.n_parameters, n, stage, bytes_per_element=4))
+
+
+def _kept_for_backward(block, x, run=None):
+    """Bytes that a block keeps for its backward beside its weights, each storage once."""
+    own = {t.untyped_storage().data_ptr() for t in [*block.parameters(), *block.buffers()]}
+    kept = {}
+
+    def pack(tensor):
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            kept[storage.data_ptr()] = storage
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        y = (run or block)(x)
+    assert y.requires_grad
+    return sum(storage.nbytes() for storage in kept.values())
+
+
+@pytest.mark.parametrize("b, s, d, h", [(2, 64, 128, 4), (1, 128, 256, 2)])
+def test_activations_of_a_measured_layer(b, s, d, h):
+    """A layer with fused attention keeps what the formula says without scores, less the masks of two dropouts."""
+    block = Block(TransformerConfig(vocab_size=8, width=d, heads=h, max_length=s)).bfloat16()
+    x = torch.randn(b, s, d, dtype=torch.bfloat16, requires_grad=True)
+    wanted = planner.layer_activation_bytes(s, b, d, h, recomputation="selective") - 2 * s * b * d
+    assert _kept_for_backward(block, x) == pytest.approx(wanted, rel=0.02)
+
+
+@pytest.mark.parametrize("kv_heads", [4, 2, 1])
+def test_activations_of_a_measured_llama_layer(kv_heads):
+    """The CPU's RMSNorm is not fused: it keeps its input divided by the deviation as well."""
+    config = LlamaConfig(vocab_size=8, width=128, heads=4, kv_heads=kv_heads, max_length=64)
+    x = torch.randn(2, 64, 128, requires_grad=True)
+    sizes = (64, 2, 128, 4, kv_heads, config.hidden)
+    wanted = planner.llama_layer_activation_bytes(*sizes, bytes_per_element=4) + 2 * 4 * x.numel()
+    assert _kept_for_backward(LlamaBlock(config), x) == pytest.approx(wanted, rel=0.02)
+
+
+def test_activations_of_a_measured_recomputed_layer():
+    config = LlamaConfig(vocab_size=8, width=128, heads=4, max_length=64)
+    block, x = LlamaBlock(config), torch.randn(2, 64, 128, requires_grad=True)
+    held = measure.ShardBytes().track(block, x)
+    with held:
+        y = checkpoint(block, x, use_reentrant=False)
+    kept = held.live - y.numel() * 4 - measure.shard_bytes(block)
+    wanted = planner.llama_layer_activation_bytes(
+        64, 2, 128, 4, 4, config.hidden, bytes_per_element=4, recomputation="full"
+    )
+    assert kept == pytest.approx(wanted, rel=0.02)

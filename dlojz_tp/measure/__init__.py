@@ -8,6 +8,7 @@ from .machine import hardware, synchronize, versions
 from .memory import MemoryEstimate, PeakMemory, estimate_memory, peak_memory, training_step
 from .racing import Race, race
 from .records import Record, RecordError, counted_steps, load, new_record, save
+from .shards import ShardBytes, shard_bytes
 from .units import human_bytes, human_seconds
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "Race",
     "Record",
     "RecordError",
+    "ShardBytes",
     "counted_steps",
     "estimate_memory",
     "hardware",
@@ -31,6 +33,7 @@ __all__ = [
     "peak_memory",
     "race",
     "save",
+    "shard_bytes",
     "synchronize",
     "training_step",
     "versions",

@@ -1,7 +1,7 @@
 """Compute what cannot be run here: times of collectives, of a data-parallel step on many GPUs, of a pipeline."""
 
 from .collectives import Link, all_gather, all_reduce, broadcast, hierarchical_all_reduce, reduce_scatter
-from .memory import StateBytes, layer_activation_bytes, state_bytes, step_volume
+from .memory import StateBytes, layer_activation_bytes, llama_layer_activation_bytes, state_bytes, step_volume
 from .pipeline import PipelineEvent, Simulation, simulate
 from .pipeline_orders import Action, Deadlock, ScheduleError
 from .scaling import StepTimes, data_parallel_step, scaling_efficiency
@@ -27,6 +27,7 @@ __all__ = [
     "interleaved_1f1b",
     "layer_activation_bytes",
     "layer_flops",
+    "llama_layer_activation_bytes",
     "one_f_one_b",
     "reduce_scatter",
     "scaling_efficiency",

@@ -110,3 +110,44 @@ def layer_activation_bytes(
         return 2 * unit / (t if sequence_parallel else 1)
     scores = 5 * heads * sequence / width if recomputation == "none" else 0
     return unit * ((10 / t if sequence_parallel else 10) + 24 / t + scores / t)
+
+
+def llama_layer_activation_bytes(
+    sequence: int,
+    micro_batch: int,
+    width: int,
+    heads: int,
+    kv_heads: int,
+    ffn_width: int,
+    *,
+    bytes_per_element: float = 2,
+    recomputation: str = "none",
+) -> float:
+    """Bytes of activations that one layer of a Llama keeps for backward, with fused attention and fused norms.
+
+    Counted as `layer_activation_bytes` is, in elements of s·b·d: inputs of the two norms (2), what they give to the
+    linear layers (2), queries (1), keys and values (2 g/h), the attention's output as its kernel wrote it and in the
+    order the output layer reads (2), and the four tensors of SwiGLU (4 f/d): s·b·d (7 + 2 g/h + 4 f/d). No dropouts.
+    The attention's sums of exponentials and the norms' deviations, a number each for a head or a token, are left out.
+
+    Args:
+        sequence, micro_batch: tokens and sequences; width: hidden size d; heads: h; kv_heads: g.
+        ffn_width: width f of the feed-forward block.
+        bytes_per_element: 2 in half precision, 4 in float32.
+        recomputation: "none"; "full": only the layer's input is kept.
+
+    Returns:
+        Bytes.
+
+    Raises:
+        ValueError: for an unknown recomputation or sizes below 1.
+
+    Source: the accounting of Korthikanti et al. 2022 (as above), §4.1, applied to the layer of Touvron et al. 2023,
+    "LLaMA: open and efficient foundation language models".
+    """
+    if recomputation not in ("none", "full"):
+        raise ValueError(f'recomputation is "none" or "full", not {recomputation!r}')
+    if min(sequence, micro_batch, width, heads, kv_heads, ffn_width) < 1:
+        raise ValueError("sizes are 1 or more")
+    unit = sequence * micro_batch * width * bytes_per_element
+    return unit if recomputation == "full" else unit * (7 + 2 * kv_heads / heads + 4 * ffn_width / width)
