@@ -1,0 +1,255 @@
+"""Balise 6: a sharded model that was never whole in any memory, and whose shards were filled rightly."""
+
+import functools
+import warnings
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+
+from dlojz_tp.checking import Wrong, close
+from dlojz_tp.checks.fsdp.one_launch import has_memory, in_worlds
+from dlojz_tp.measure.live import LiveBytes
+from dlojz_tp.models import Llama, LlamaConfig
+
+HINTS = {
+    "no-model-back": "Return the sharded model, an nn.Module.",
+    "another-model": "Call make_model() for the model: it has other parameters than what came back ({found}).",
+    "made-in-memory": "make_model() ran on a real device: for a moment the rank held the whole model. Under "
+    'torch.device("meta"), tensors have a shape and no memory.',
+    "still-on-meta": "Parameters are still on the meta device: they have no memory yet. to_empty gives it to them.",
+    "meta-not-sharded": "{name} is a whole tensor on each rank, not a shard. Every block and the root go through fully_shard.",
+    "meta-root-only": "The blocks are not sharded by themselves ({found} of {wanted} are FSDP modules): the first forward would "
+    "gather the whole model at once.",
+    "emptied-too-early": "The model was made on the meta device, but then the whole of it got memory: the rank held {got} at "
+    "once, its shards are {wanted}. Which must come first, sharding or to_empty?",
+    "never-filled": "{name} was never filled: it holds what lay in the memory by chance. to_empty gives memory without values, and "
+    "what was written before it is lost.",
+    "tables-never-filled": "The weights are filled, the buffer {name} is not: to_empty took the values of the rotary tables, "
+    "too, and no checkpoint brings them back. init_weights fills both.",
+    "not-as-init-weights": "{name} is not what init_weights gives: {what}.",
+    "shards-repeat": "Rank {rank} drew the same numbers as rank 0 for {name}: on a CPU each rank draws its own shard from its own "
+    "generator. Ranks with different shards need different seeds.",
+    "blocks-repeat": "Two blocks hold the same numbers: the generator was set back to the same seed between them.",
+    "seed-without-effect": "Two calls with the same seed gave different weights, or two seeds the same ones: the seed decides.",
+    "grad-flag-lost": "{name} was frozen (requires_grad False) by make_model, and is not any more.",
+    "meta-model-computes-wrong": "With these weights the model's loss is not what the same weights give on one process.",
+}  # fmt: skip
+
+CONFIG = LlamaConfig(vocab_size=37, width=24, heads=4, kv_heads=2, layers=3, max_length=16, ffn_width=48)
+FROZEN = "norm.weight"
+
+
+def balise_6(build_sharded):
+    """Built in worlds of 1 to 4 where memory without a value reads NaN; weights put together and used by one process."""
+    yield "made on the meta device, each block and the root sharded, memory for shards only"
+    worlds = in_worlds(_built, build_sharded, timeout=20)
+    for size, ranks in sorted(worlds.items(), reverse=True):
+        for rank, found in enumerate(ranks):
+            _right_form(f"rank {rank} of {size}", found)
+    for size in (4, 3):
+        for rank, found in enumerate(worlds[size]):
+            _right_memory(f"rank {rank} of {size}", found)
+    yield "all weights and tables are filled, as init_weights fills them"
+    for size, ranks in worlds.items():
+        for rank, found in enumerate(ranks):
+            _right_values(f"rank {rank} of {size}", found)
+        _right_distribution(size, ranks)
+    yield "every shard has numbers of its own, and the seed decides them"
+    for size, ranks in worlds.items():
+        _right_draws(size, ranks)
+    yield "forward and backward give what one process computes with the same weights"
+    for size, ranks in worlds.items():
+        _right_loss(size, ranks)
+
+
+def _make():
+    model = Llama(CONFIG)
+    model.get_parameter(FROZEN).requires_grad_(False)
+    return model
+
+
+class _Held(LiveBytes):
+    """Living bytes without meta and fake tensors, which take no memory."""
+
+    def _count(self, tensor, part, retag=True):
+        if has_memory(tensor):
+            super()._count(tensor, part, retag)
+
+
+@functools.cache
+def _shapes():
+    with torch.device("meta"):
+        return {name: tuple(p.shape) for name, p in _make().named_parameters()}
+
+
+def _built(build_sharded):
+    """On a rank: what was built, the peak meanwhile, a loss; then once more with the same seed and with another."""
+    warnings.filterwarnings("ignore", message="DTensor random operators")
+    torch.use_deterministic_algorithms(True, warn_only=True)  # memory without a value is NaN, not a lucky zero
+    devices = []
+
+    def make_model():
+        model = _make()
+        devices.append(model.head.weight.device.type)
+        return model
+
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    found = {"peak": 0, "devices": devices}
+    with _Held() as counter:
+        model = build_sharded(make_model, mesh, 3)
+    found["peak"] = counter.peak
+    found |= _described(model)
+    fit = found["kind"] == "model" and found["shapes"] == _shapes() and set(found["where"].values()) == {"cpu"}
+    everywhere = torch.tensor(int(fit and not found["whole"] and set(devices) == {"meta"}))
+    dist.all_reduce(everywhere, op=dist.ReduceOp.MIN)
+    if not everywhere:
+        return found
+    if dist.get_world_size() == 2:
+        found["again"] = [_locals(build_sharded(make_model, mesh, seed)) for seed in (3, 4)]
+    tokens = _tokens()
+    loss = F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+    loss.backward()
+    found["loss"] = loss.detach()
+    weight = model.blocks[0].attention.query.weight
+    found["gradient"] = None if weight.grad is None else _local(weight.grad)
+    return found
+
+
+def _tokens():
+    return torch.randint(37, (2, 9), generator=torch.Generator().manual_seed(9))
+
+
+def _local(tensor):
+    return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach().clone()
+
+
+def _locals(model):
+    return {name: _local(p) for name, p in model.named_parameters()} if isinstance(model, nn.Module) else {}
+
+
+def _described(model):
+    if not isinstance(model, nn.Module):
+        return {"kind": type(model).__name__}
+    parameters = dict(model.named_parameters())
+    blocks = list(getattr(model, "blocks", []))
+    return {
+        "kind": "model",
+        "shapes": {name: tuple(p.shape) for name, p in parameters.items()},
+        "where": {name: p.device.type for name, p in parameters.items()},
+        "whole": [name for name, p in parameters.items() if not isinstance(p, DTensor)],
+        "units": (sum(isinstance(block, FSDPModule) for block in blocks), isinstance(model, FSDPModule)),
+        "frozen": [name for name, p in parameters.items() if not p.requires_grad],
+        "weights": {} if any(p.is_meta for p in parameters.values()) else _locals(model),
+        "buffers": {name: b.detach().clone() for name, b in model.named_buffers() if not b.is_meta},
+        "empty": [name for name, b in model.named_buffers() if b.is_meta],
+    }
+
+
+def _right_form(where, found):
+    if found["kind"] == "NoneType":
+        raise Wrong("nothing-returned", where=where)
+    if found["kind"] != "model":
+        raise Wrong("no-model-back", got=found["kind"], where=where)
+    if set(found["devices"]) - {"meta"}:
+        raise Wrong("made-in-memory", expected="meta", got=", ".join(found["devices"]), where=where)
+    shapes = _shapes()
+    if found["shapes"] != shapes:
+        raise Wrong("another-model", where=where, found=f"{len(found['shapes'])} parameters, not {len(shapes)}")
+    if "meta" in found["where"].values():
+        raise Wrong("still-on-meta", where=where)
+    if found["whole"]:
+        raise Wrong("meta-not-sharded", where=where, name=found["whole"][0])
+    blocks, root = found["units"]
+    if blocks < CONFIG.layers or not root:
+        wanted = CONFIG.layers + 1
+        raise Wrong("meta-root-only", where=where, found=blocks + root, wanted=wanted)
+
+
+def _right_memory(where, found):
+    bytes_of = {name: 4 * _numel(shape) for name, shape in found["shapes"].items()}
+    block = sum(size for name, size in bytes_of.items() if name.startswith("blocks.0."))
+    rest = sum(size for name, size in bytes_of.items() if not name.startswith("blocks."))
+    shards = sum(4 * part.numel() for part in found["weights"].values())
+    # a rank may fill one block after the other before it is cut, and so hold one of them whole
+    if found["peak"] > shards + 1.25 * max(block, rest) + 4096:
+        got, wanted = (f"{size / 1024:.0f} KiB" for size in (found["peak"], shards))
+        raise Wrong("emptied-too-early", expected=wanted, got=got, where=where, wanted=wanted)
+
+
+def _numel(shape):
+    size = 1
+    for length in shape:
+        size *= length
+    return size
+
+
+def _right_values(where, found):
+    for name, part in found["weights"].items():
+        if part.isnan().any():
+            raise Wrong("never-filled", where=where, name=name)
+    truth = dict(_make().named_buffers())
+    for name, table in truth.items():
+        if name in found["empty"] or not close(found["buffers"].get(name), table):
+            raise Wrong("tables-never-filled", where=where, name=name)
+    if found["frozen"] != [FROZEN]:
+        raise Wrong(
+            "grad-flag-lost", expected=FROZEN, got=", ".join(found["frozen"]) or "none", where=where, name=FROZEN
+        )
+
+
+def _right_distribution(size, ranks):
+    small = 0.02 / (2 * CONFIG.layers) ** 0.5
+    for name in ranks[0]["weights"]:
+        whole = torch.cat([found["weights"][name] for found in ranks])
+        if name.endswith(("norm.weight", "norm_attention.weight", "norm_feed_forward.weight")):
+            wanted, what = 1.0, "ones were expected"
+            right = bool((whole == 1).all())
+        else:
+            wanted = small if name.endswith(("output.weight", "down.weight")) else 0.02
+            what = f"a mean of 0 and a standard deviation of {wanted:.4f} were expected"
+            right = abs(whole.std().item() / wanted - 1) < 0.25 and abs(whole.mean().item()) < 0.25 * wanted
+        if not right:
+            got = f"mean {whole.mean().item():.4f}, standard deviation {whole.std().item():.4f}"
+            raise Wrong("not-as-init-weights", where=f"world of {size}", name=name, what=what, got=got)
+
+
+def _right_draws(size, ranks):
+    first = ranks[0]["weights"]
+    for rank, found in enumerate(ranks):
+        for name, part in found["weights"].items():
+            rows = min(len(part), len(first[name]))
+            drawn = part.dim() == 2 and rows
+            if rank and drawn and close(part[:rows], first[name][:rows], 1e-12):
+                raise Wrong("shards-repeat", where=f"rank {rank} of {size}", rank=rank, name=name)
+            twin = name.replace("blocks.0.", "blocks.1.")
+            if drawn and twin != name and close(part, found["weights"][twin], 1e-12):
+                raise Wrong("blocks-repeat", where=f"rank {rank} of {size}", got=f"{name} = {twin}")
+        if "again" not in found:
+            continue
+        again, other = found["again"]
+        name = "blocks.0.attention.query.weight"
+        if not again or not close(again[name], found["weights"][name]):
+            raise Wrong("seed-without-effect", where=f"rank {rank} of {size}, seed 3 twice")
+        if close(other[name], found["weights"][name]):
+            raise Wrong("seed-without-effect", where=f"rank {rank} of {size}, seeds 3 and 4")
+
+
+def _right_loss(size, ranks):
+    model = _make()
+    weights = {name: torch.cat([found["weights"][name] for found in ranks]) for name in ranks[0]["weights"]}
+    model.load_state_dict(weights)
+    tokens = _tokens()
+    loss = F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+    loss.backward()
+    gradient = model.blocks[0].attention.query.weight.grad
+    for rank, found in enumerate(ranks):
+        if not close(found["loss"], loss, 1e-4):
+            raise Wrong("meta-model-computes-wrong", expected=loss, got=found["loss"], where=f"rank {rank} of {size}")
+    found = None if any(r["gradient"] is None for r in ranks) else torch.cat([r["gradient"] for r in ranks])
+    if not close(found, gradient, 1e-4):
+        raise Wrong("meta-model-computes-wrong", expected=gradient, got=found, where=f"world of {size}, a gradient")

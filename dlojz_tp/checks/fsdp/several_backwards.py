@@ -1,0 +1,227 @@
+"""Balise 8: gradients accumulated over micro-batches with one exchange a step."""
+
+import functools
+import math
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch.distributed.fsdp import fully_shard
+
+from dlojz_tp.checking import Traffic, Wrong, close
+from dlojz_tp.checks.fsdp.one_launch import in_worlds
+from dlojz_tp.models import Llama, LlamaConfig
+
+HINTS = {
+    "no-sync-is-ddp": "no_sync() belongs to DDP. A sharded module has set_requires_gradient_sync(True or False) instead.",
+    "reduced-each-time": "{found} reduce-scatters for {n} micro-batches and {groups} groups. Gradients are exchanged with the last "
+    "micro-batch alone: {groups}.",
+    "root-told-alone": "{found} reduce-scatters: only the root was told to wait, the blocks exchanged each time. Leave recurse as "
+    "it is.",
+    "never-reduced": "No gradient was exchanged. With the last micro-batch the exchange must be on again, before its backward.",
+    "sync-left-off": "After accumulate, a plain backward exchanges nothing any more: the switch was left off.",
+    "one-large-batch": "The micro-batches went through the model together, or were kept for one backward: all their "
+    "activations lie in memory at once, which accumulation is there to avoid.",
+    "around-the-shards": "The forward of the sharded model was called {found} times for {n} micro-batches.",
+    "losses-added": "The gradients are {n} times too large: they add up over micro-batches. Each loss needs its share.",
+    "mean-of-means": "It is right for equal micro-batches and wrong where one is smaller: weight each loss by its sequences.",
+    "averaged-twice": "The gradients are too small by the number of ranks: fully_shard averages over them already.",
+    "updates-between": "The optimizer made {found} steps. One is asked for, after the last micro-batch.",
+    "no-update": "The weights did not change. Is optimizer.step() called?",
+    "old-gradients-kept": "The first call is right, the second is not: gradients of the call before were still there.",
+    "accumulated-wrongly": "The weights are not those of one step on the whole batch of all ranks.",
+    "loss-not-a-number": "Return this rank's loss, the mean over all its micro-batches: a tensor of one number, or a float.",
+    "loss-with-graph": "The loss that came back still hangs on its graph, which keeps the activations: detach it.",
+    "loss-of-last": "That is the loss of the last micro-batch, not the mean over all.",
+    "wrong-mean-loss": "That is not the mean loss over all micro-batches of this rank.",
+}
+
+CONFIG = LlamaConfig(vocab_size=23, width=12, heads=2, kv_heads=1, layers=2, max_length=8, ffn_width=20)
+CASES = {"even": (2, 2, 2), "uneven": (3, 1), "one": (3,)}  # sequences of each micro-batch
+SEEN = {4: ("uneven",), 3: ("even",), 2: ("even", "uneven"), 1: ("uneven", "one")}  # in which world
+TWICE = "uneven"  # this one is called twice, then followed by a plain backward
+GROUPS = CONFIG.layers + 1
+RATE = 0.5
+
+
+def balise_8(accumulate):
+    """Even and uneven micro-batches in worlds of 1 to 4, two calls each, then a plain backward."""
+    yield "one step equals a step of one process on the whole batch"
+    worlds = in_worlds(_accumulated, accumulate, timeout=20)
+    for case in CASES:
+        if case == "uneven":
+            yield "the same where the last micro-batch is smaller"
+        for size in (2, 3, 4, 1):
+            if case in SEEN[size]:
+                _right_weights(size, [found[case] for found in worlds[size]], case)
+    yield "one micro-batch after the other, gradients exchanged once a step, with the last"
+    for size, ranks in worlds.items():
+        for rank, found in enumerate(ranks):
+            for case in SEEN[size]:
+                _right_traffic(f"rank {rank} of {size}", found[case], case, size)
+    yield "the loss of this rank comes back"
+    for size, ranks in worlds.items():
+        for rank, found in enumerate(ranks):
+            for case in SEEN[size]:
+                _right_loss(size, rank, found[case], case)
+
+
+def _model():
+    torch.manual_seed(3)
+    return Llama(CONFIG).double()
+
+
+def _micro_batches(rank, case, call=0):
+    tokens = torch.randint(23, (sum(CASES[case]), 6), generator=torch.Generator().manual_seed(50 * call + rank))
+    return list(tokens.split(CASES[case]))
+
+
+def _loss(model, tokens):
+    return F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+
+
+def _accumulated(accumulate):
+    """On a rank: for each case weights, loss and traffic of two calls, and the traffic of a plain backward after them."""
+    rank, found = dist.get_rank(), {}
+    for case in SEEN[dist.get_world_size()]:
+        model = _model()
+        for block in model.blocks:
+            fully_shard(block)
+        fully_shard(model)
+        optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+        steps, batches, graphs = [], [], []
+        optimizer.register_step_post_hook(lambda *_, steps=steps: steps.append(1))
+        model.register_forward_pre_hook(lambda _, args, seen=batches: seen.append(len(args[0])))
+        model.head.register_forward_hook(lambda _, __, out, g=graphs: g.append(_Alive(out)))
+        seen = found[case] = {"weights": []}
+        for call in range(1 + (case == TWICE)):
+            with Traffic() as traffic:
+                try:
+                    loss = accumulate(model, _micro_batches(rank, case, call), optimizer)
+                except AttributeError as error:
+                    if "no_sync" in str(error):
+                        raise Wrong("no-sync-is-ddp", got=str(error)) from error
+                    raise
+            if call == 0:
+                seen["reduced"], seen["steps"], seen["batches"] = _reduced(traffic), len(steps), list(batches)
+                seen["open"] = max((alive.before for alive in graphs), default=0)
+                seen["graph"] = isinstance(loss, torch.Tensor) and loss.requires_grad
+                seen["loss"] = loss.detach() if isinstance(loss, torch.Tensor) else loss
+            seen["weights"].append([p.to_local().detach().clone() for p in model.parameters()])
+        if case != TWICE:
+            continue
+        with Traffic() as traffic:
+            _loss(model, _micro_batches(rank, "one")[0]).backward()
+        seen["after"] = _reduced(traffic)
+    return found
+
+
+class _Alive:
+    """Knows how many logits of earlier micro-batches still waited for their backward when these were made."""
+
+    waiting = 0
+
+    def __init__(self, logits):
+        self.before = _Alive.waiting
+        _Alive.waiting += logits.requires_grad
+        if logits.requires_grad:
+            logits.register_hook(self._done)
+
+    def _done(self, _gradient):
+        _Alive.waiting -= 1
+
+
+def _reduced(traffic):
+    """Bytes handed in by each reduce-scatter."""
+    return [size for name, size in traffic.calls if name.strip("_").startswith("reduce_scatter")]
+
+
+@functools.cache
+def _truth(size, case, calls, how="right"):
+    model = _model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+    n, total = len(CASES[case]), sum(CASES[case])
+    for call in range(calls):
+        optimizer.zero_grad()
+        for rank in range(size):
+            for tokens in _micro_batches(rank, case, call):
+                share = {
+                    "right": len(tokens) / total,
+                    "mean of means": 1 / n,
+                    "sum": 1.0,
+                    "twice": len(tokens) / total / size,
+                }
+                (_loss(model, tokens) * share[how] / size).backward()
+        optimizer.step()
+    return [p.detach() for p in model.parameters()]
+
+
+def _right_weights(size, ranks, case):
+    n = len(CASES[case])
+    for rank, found in enumerate(ranks):
+        where = f"rank {rank} of {size}, micro-batches of {', '.join(map(str, CASES[case]))} sequences"
+        if found["steps"] > 1:
+            raise Wrong("updates-between", expected=1, got=found["steps"], where=where, found=found["steps"])
+        first, *second = (
+            [torch.cat(parts) for parts in zip(*shards)] for shards in zip(*(r["weights"] for r in ranks))
+        )
+        wanted = _truth(size, case, 1)
+        if close(first, wanted, 1e-9):
+            if not second or close(second[0], _truth(size, case, 2), 1e-9):
+                return
+            slug = "old-gradients-kept" if found["after"] or size == 1 else "sync-left-off"
+            raise Wrong(slug, where=f"{where}, second call")
+        if close(first, _truth(size, case, 0), 1e-12):
+            slug = "never-reduced" if found["steps"] and not found["reduced"] and size > 1 else "no-update"
+        elif n > 1 and not found["reduced"] and size > 1:
+            slug = "never-reduced"
+        elif n > 1 and close(first, _truth(size, case, 1, "sum"), 1e-9):
+            slug = "losses-added"
+        elif n > 1 and close(first, _truth(size, case, 1, "mean of means"), 1e-9):
+            slug = "mean-of-means"
+        elif size > 1 and close(first, _truth(size, case, 1, "twice"), 1e-9):
+            slug = "averaged-twice"
+        else:
+            slug = "accumulated-wrongly"
+        raise Wrong(slug, expected=wanted[0], got=first[0], where=where, n=n)
+
+
+def _right_traffic(where, found, case, size):
+    n, sizes = len(CASES[case]), list(CASES[case])
+    where = f"{where}, {n} micro-batches"
+    if found["batches"] and len(found["batches"]) < n or found["open"]:
+        raise Wrong(
+            "one-large-batch", expected=f"{sizes} sequences, one after the other", got=found["batches"], where=where
+        )
+    if sorted(found["batches"]) != sorted(sizes):
+        raise Wrong("around-the-shards", where=where, found=len(found["batches"]), n=n)
+    if size == 1:
+        return  # nobody to exchange with
+    count = len(found["reduced"])
+    if count > GROUPS:
+        root = found["reduced"].count(min(found["reduced"]))  # its group is the smallest
+        slug = "root-told-alone" if root == 1 and count == n * CONFIG.layers + 1 else "reduced-each-time"
+        raise Wrong(slug, expected=GROUPS, got=count, where=where, found=count, n=n, groups=GROUPS)
+    if "after" in found and len(found["after"]) < GROUPS:
+        raise Wrong("sync-left-off", expected=GROUPS, got=len(found["after"]), where=where)
+
+
+def _right_loss(size, rank, found, case):
+    where = f"rank {rank} of {size}, micro-batches of {', '.join(map(str, CASES[case]))} sequences"
+    loss = found["loss"]
+    if loss is None:
+        raise Wrong("nothing-returned", where=where)
+    if found["graph"]:
+        raise Wrong("loss-with-graph", where=where)
+    try:
+        loss = float(loss)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise Wrong("loss-not-a-number", got=loss, where=where) from error
+    model, batches = _model(), _micro_batches(rank, case)
+    losses = [_loss(model, tokens).item() for tokens in batches]
+    wanted = sum(one * len(tokens) for one, tokens in zip(losses, batches)) / sum(CASES[case])
+    if not math.isclose(loss, wanted, rel_tol=1e-5):
+        share = len(batches[-1]) / sum(CASES[case])
+        last = any(math.isclose(loss, losses[-1] * factor, rel_tol=1e-5) for factor in (1, share))
+        slug = "loss-of-last" if last else "wrong-mean-loss"
+        raise Wrong(slug, expected=wanted, got=loss, where=where)

@@ -1,0 +1,260 @@
+"""Balise 7: a checkpoint that each rank writes its part of, loaded on other numbers of ranks."""
+
+import contextlib
+import tempfile
+import threading
+import time
+import warnings
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from dlojz_tp.checking import Wrong, close
+from dlojz_tp.checks.fsdp.one_launch import has_memory, in_worlds
+from dlojz_tp.models import Llama, LlamaConfig
+
+HINTS = {
+    "nothing-in-folder": "After save_checkpoint, the folder is not there.",
+    "still-writing": "save_checkpoint came back before the checkpoint was complete (its .metadata is written last). Wait for it.",
+    "folder-for-each-rank": "Each rank wrote a checkpoint of its own ({found}). All ranks give the same folder: together they write "
+    "one checkpoint.",
+    "several-checkpoints": "Model, optimizer and step lie in checkpoints of their own ({found}). One of them may be older than the "
+    "others when a job ends in between: put all into one dictionary, and save it once.",
+    "not-a-distributed-checkpoint": "The folder holds {found}, and no .metadata: torch.distributed.checkpoint cannot read it. What "
+    "torch.save writes of a shard fits this number of ranks only.",
+    "gathered-to-save": "A whole parameter was put together on rank {rank} to save it. The checkpoint takes the shards as they are.",
+    "one-rank-writes": "One rank wrote {got} of the bytes. Each rank writes its own shards: all ranks call save together.",
+    "optimizer-not-saved": "The checkpoint has no optimizer state (AdamW's moments). Without it training goes on, but differently.",
+    "weights-not-saved": "The checkpoint has no weights of the model.",
+    "gathered-to-load": "A whole parameter was put together on rank {rank} to load it. Each rank reads what belongs into its shards.",
+    "step-not-returned": "load_checkpoint returns the step that save_checkpoint was given.",
+    "weights-not-loaded": "After load_checkpoint the model has not got the saved weights.",
+    "weights-rounded": "The loaded weights are near the saved ones, not the same: were they saved in a smaller dtype?",
+    "moments-not-loaded": "The weights are back, AdamW's moments are not. A new optimizer has no state yet, so that its "
+    "state_dict() has no place for what is read: get_state_dict makes one.",
+    "learning-rate-not-loaded": "The learning rate is that of the new optimizer, not the saved one. It lies in the optimizer's "
+    "state, which must be given back to it.",
+    "resumed-otherwise": "Loaded on {size} ranks, training does not go on as it would have without the break.",
+    "load-failed": "load_checkpoint failed where {size} ranks load what 4 had saved: {error}",
+}  # fmt: skip
+
+CONFIG = LlamaConfig(vocab_size=90, width=16, heads=4, kv_heads=2, layers=1, max_length=8, ffn_width=24)
+LARGEST = "token_embedding.weight"
+RATE, STEP = 0.02, 4207  # what is saved; the new optimizer begins with other numbers
+
+
+def balise_7(save_checkpoint, load_checkpoint):
+    """Trained and saved on 4 ranks, loaded on 4, 3, 2 and 1, trained on, and compared with one process."""
+    with tempfile.TemporaryDirectory(prefix="dlojz-check-") as folder:
+        yield "4 ranks write one checkpoint together, each its own shards"
+        worlds = in_worlds(_use, save_checkpoint, load_checkpoint, Path(folder), timeout=20)
+        for rank, found in enumerate(worlds[4]):
+            _right_saving(rank, found)
+    yield "weights, moments, learning rate and step come back, on 4, 3, 2 and 1 ranks"
+    saved = _put_together(worlds[4], "saved")
+    for size in (4, 2, 3, 1):
+        _right_loading(size, worlds[size], saved)
+    yield "training goes on as if it had never stopped"
+    truth = _alone()
+    for size, ranks in worlds.items():
+        for rank, found in enumerate(ranks):
+            if not close(found["losses"], truth[2:], 1e-7):
+                where = f"rank {rank} of {size}"
+                raise Wrong("resumed-otherwise", expected=truth[2:], got=found["losses"], where=where, size=size)
+
+
+def _model(seed):
+    torch.manual_seed(seed)
+    return Llama(CONFIG).double()
+
+
+def _made(seed, rate):
+    model = _model(seed)
+    for block in model.blocks:
+        fully_shard(block)
+    fully_shard(model)
+    return model, torch.optim.AdamW(model.parameters(), lr=rate)
+
+
+def _train(model, optimizer, steps):
+    """Losses of some steps on 12 sequences, of which each rank takes its part."""
+    rank, size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+    losses = []
+    for step in steps:
+        tokens = torch.randint(90, (12, 7), generator=torch.Generator().manual_seed(step))[rank::size]
+        loss = F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        mean = loss.detach() / size
+        if size > 1:
+            dist.all_reduce(mean)
+        losses.append(mean.item())
+    return losses
+
+
+def _alone():
+    model = _model(0)
+    return _train(model, torch.optim.AdamW(model.parameters(), lr=RATE), range(4))
+
+
+class _Largest(TorchDispatchMode):
+    """The most elements of a plain floating tensor that an operation gives."""
+
+    def __init__(self):
+        super().__init__()
+        self.elements = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if any(hasattr(kind, "__tensor_flatten__") for kind in types):
+            return NotImplemented
+        out = func(*args, **(kwargs or {}))
+        for tensor in out if isinstance(out, tuple | list) else [out]:
+            if has_memory(tensor) and tensor.is_floating_point():
+                self.elements = max(self.elements, tensor.numel())
+        return out
+
+
+def _use(save_checkpoint, load_checkpoint, folder):
+    """On a rank: in a world of 4 train and save, in every world load. What was seen, as plain values."""
+    warnings.simplefilter("ignore")
+    found, size = {}, dist.get_world_size()
+    if size == 4:
+        model, optimizer = _made(0, RATE)
+        _train(model, optimizer, range(2))
+        first = folder / "first"
+        threads = threading.active_count()
+        with _Largest() as largest:
+            save_checkpoint(first, model, optimizer, STEP)
+        found["metadata"] = (first / ".metadata").exists()
+        if not found["metadata"] and threading.active_count() > threads:
+            _wait_for(first / ".metadata")  # a thread still writes, and talks: a barrier would get in its way
+        found["largest"], found["saved"] = largest.elements, _state(model, optimizer)
+        dist.barrier()
+        found["files"] = _files(first)
+        found["entries"] = _entries(first) if found["metadata"] else None
+        dist.barrier()
+        if found["entries"] is None or not _has_weights(found["entries"]) or not _has_moments(found["entries"]):
+            return found
+        if dist.get_rank() == 0:
+            first.rename(folder / "moved")  # a checkpoint is where it is, not where it was
+        dist.barrier()
+    if not (folder / "moved").exists():
+        return found
+    model, optimizer = _made(5, 0.5)
+    try:
+        with _Largest() as largest:
+            found["step"] = load_checkpoint(folder / "moved", model, optimizer)
+    except (KeyError, ValueError, FileNotFoundError, RuntimeError, dist.checkpoint.api.CheckpointException) as error:
+        cause = error if not hasattr(error, "failures") else next(iter(error.failures.values()))[0]
+        raise Wrong("load-failed", size=size, error=f"{type(cause).__name__}: {cause}".split("\n")[0][:200]) from error
+    found["read"], found["loaded"] = largest.elements, _state(model, optimizer)
+    found["rate"] = float(optimizer.param_groups[0]["lr"])
+    found["losses"] = _train(model, optimizer, range(2, 4))
+    return found
+
+
+def _wait_for(file, seconds=8.0):
+    until = time.monotonic() + seconds
+    while not file.exists() and time.monotonic() < until:
+        time.sleep(0.02)
+    time.sleep(0.5)
+
+
+def _state(model, optimizer):
+    """{name: the rank's shard}, weights and moments."""
+    found = {}
+    for name, p in model.named_parameters():
+        found[name] = p.to_local().detach().clone()
+        for key, value in optimizer.state.get(p, {}).items():
+            value = value.to_local() if isinstance(value, DTensor) else value
+            found[f"{name}.{key}"] = torch.as_tensor(value).detach().clone()
+    return found
+
+
+def _files(folder):
+    if not folder.exists():
+        return None
+    return {str(f.relative_to(folder)): f.stat().st_size for f in sorted(folder.rglob("*")) if f.is_file()}
+
+
+def _entries(folder):
+    """Of each tensor in the checkpoint, how many elements its largest piece has."""
+    from torch.distributed.checkpoint import FileSystemReader
+
+    with contextlib.suppress(Exception):
+        metadata = FileSystemReader(folder).read_metadata()
+        return {
+            name: max(piece.sizes.numel() for piece in entry.chunks)
+            for name, entry in metadata.state_dict_metadata.items()
+            if hasattr(entry, "chunks")
+        }
+    return None
+
+
+def _has_weights(entries):
+    return any(name.endswith(LARGEST) for name in entries)
+
+
+def _has_moments(entries):
+    return any("exp_avg" in name for name in entries)
+
+
+def _right_saving(rank, found):
+    where = f"rank {rank} of 4"
+    if found["files"] is None:
+        raise Wrong("nothing-in-folder", where=where)
+    names = ", ".join(list(found["files"])[:4]) or "nothing"
+    if not found["metadata"]:
+        if ".metadata" in found["files"]:
+            raise Wrong("still-writing", where=where)
+        inside = [name for name in found["files"] if name.endswith("/.metadata")]
+        slug = "folder-for-each-rank" if inside else "not-a-distributed-checkpoint"
+        if inside and sum(name.startswith(inside[0].removesuffix(".metadata")) for name in found["files"]) > 2:
+            slug = "several-checkpoints"  # all ranks wrote into it
+        raise Wrong(slug, where=where, found=names)
+    whole = CONFIG.vocab_size * CONFIG.width
+    if found["largest"] >= whole:
+        raise Wrong("gathered-to-save", where=where, rank=rank)
+    data = [size for name, size in found["files"].items() if not name.endswith(".metadata")]
+    if found["entries"] is None or len(data) < 4 or max(data) > 0.5 * sum(data):
+        got = f"{max(data, default=0) / max(1, sum(data)):.0%}"
+        raise Wrong("one-rank-writes", where="world of 4", got=got, expected="about a quarter each")
+    if not _has_weights(found["entries"]):
+        raise Wrong("weights-not-saved", where=where, got=", ".join(list(found["entries"])[:3]))
+    if not _has_moments(found["entries"]):
+        raise Wrong("optimizer-not-saved", where=where, got=", ".join(list(found["entries"])[:3]))
+
+
+def _put_together(ranks, key):
+    return {
+        name: torch.cat([r[key][name] for r in ranks]) if part.dim() else part for name, part in ranks[0][key].items()
+    }
+
+
+def _right_loading(size, ranks, saved):
+    for rank, found in enumerate(ranks):
+        where = f"rank {rank} of {size}"
+        if size > 1 and found["read"] >= CONFIG.vocab_size * CONFIG.width:
+            raise Wrong("gathered-to-load", where=where, rank=rank)
+        if isinstance(found["step"], bool) or found["step"] != STEP:
+            raise Wrong("step-not-returned", expected=STEP, got=found["step"], where=where)
+    loaded = _put_together(ranks, "loaded")
+    for name in sorted(saved, key=lambda name: "exp_avg" in name or name.endswith(".step")):
+        value, wanted = loaded.get(name), saved[name]
+        if value is not None and close(value, wanted, 1e-15):
+            continue
+        where = f"world of {size}, {name}"
+        if "exp_avg" in name or name.endswith(".step"):
+            raise Wrong("moments-not-loaded", expected=wanted, got="none" if value is None else value, where=where)
+        slug = "weights-rounded" if close(value, wanted, 2e-2) else "weights-not-loaded"
+        raise Wrong(slug, expected=wanted, got=value, where=where)
+    for rank, found in enumerate(ranks):
+        if not close(found["rate"], RATE):
+            where = f"rank {rank} of {size}"
+            raise Wrong("learning-rate-not-loaded", expected=RATE, got=found["rate"], where=where)

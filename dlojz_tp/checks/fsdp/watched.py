@@ -1,0 +1,226 @@
+"""On a rank: a sharded model trained some steps under watch, and what it held, sent and computed."""
+
+import contextlib
+import copy
+import itertools
+from collections.abc import Callable
+from functools import partial
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+from torch.distributed.tensor import DTensor
+from torch.nn import functional as F  # noqa: N812
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from dlojz_tp.measure.communications import NAMES, SPACES, handed_in
+
+RATE, STEPS = 0.05, 2
+PRODUCTS = ("mm", "addmm", "bmm", "baddbmm")
+WRAPPERS = ("_checkpoint_wrapped_module.", "_orig_mod.")  # modules that PyTorch puts between, and hides in a state dict
+
+_times = itertools.count()
+
+
+class Watch(TorchDispatchMode):
+    """The collectives as (kind, bytes handed in, dtype), and the dtypes of matrix products."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls: list[tuple[str, int, torch.dtype]] = []
+        self.products: list[torch.dtype] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if any(hasattr(kind, "__tensor_flatten__") for kind in types):
+            return NotImplemented  # a DTensor: what it does inside comes back here
+        result = func(*args, **(kwargs or {}))
+        space, name = func.overloadpacket._qualified_op_name.split("::")
+        if space in SPACES and "wait" not in name and not name.startswith("_wrap"):
+            name = name.rstrip("_")
+            tensors = [a for a in torch.utils._pytree.tree_leaves(args) if isinstance(a, torch.Tensor)]
+            self.calls.append((NAMES.get(name, name), handed_in(name, args), tensors[0].dtype if tensors else None))
+        elif space == "aten" and name in PRODUCTS:
+            self.products.append(result.dtype)
+        return result
+
+    def take(self) -> dict:
+        """What was seen since the last call; forget it."""
+        found = {"calls": self.calls, "products": self.products}
+        self.calls, self.products = [], []
+        return found
+
+
+class Saved(torch.autograd.graph.saved_tensors_hooks):
+    """The tensors that forward saves for backward, what a checkpoint keeps among them."""
+
+    def __init__(self):
+        self._tensors: list[torch.Tensor] = []
+        super().__init__(self._keep, lambda tensor: tensor)
+
+    def _keep(self, tensor):
+        self._tensors.append(tensor)
+        return tensor
+
+    def take(self, model) -> int:
+        """Bytes of their storages, those of the model's parameters left out (freed ones have none); forget them."""
+        storages = [tensor.untyped_storage() for tensor in self._tensors]
+        mine = {local(p).untyped_storage().data_ptr() for p in model.parameters()}
+        self._tensors.clear()
+        return sum({s.data_ptr(): s.nbytes() for s in storages if s.data_ptr() not in mine}.values())
+
+
+def loss_of(logits, tokens):
+    """Mean cross-entropy of each next token. tokens (b, s + 1)."""
+    return F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+
+
+def made_by(model) -> str:
+    """The slug for what is no model sharded by fully_shard at all, else ""."""
+    if isinstance(model, DistributedDataParallel):
+        return "replicated"
+    if any(isinstance(module, FullyShardedDataParallel) for module in model.modules()):
+        return "old-fsdp"
+    if not any(isinstance(p, DTensor) for p in model.parameters()):
+        return "nothing-sharded"
+    return ""
+
+
+def train(shard: Callable, case, *args, look: Callable | None = None, take_steps: bool = True) -> dict:
+    """On a rank: `shard(model, mesh, *args)`, then train it under watch. What the rank holds and sends, as a report.
+
+    case: a `common.Case`. look(model): what else to report of the sharded model, before any step. take_steps: whether to train at all.
+    """
+    torch.set_num_threads(1)
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("shard",))
+    model = copy.deepcopy(case.model)
+    names, runs = [name for name, _ in model.named_parameters()], Runs(model)
+    sharded = shard(model, mesh, *args)
+    report = form(sharded, model, names)
+    report["slug"] = first_slug(report["slug"])
+    if report["slug"]:
+        return report
+    if look is not None:
+        report["look"] = look(sharded)
+    return report | steps(sharded, case, runs) if take_steps else report
+
+
+def first_slug(mine: str) -> str:
+    """The first slug that a rank has, on all ranks: none of them may begin a step that another will not make."""
+    store, word = dist.distributed_c10d._get_default_store(), f"form {next(_times)} of rank"
+    store.set(f"{word} {dist.get_rank()}", mine or "fine")
+    slugs = [store.get(f"{word} {rank}").decode() for rank in range(dist.get_world_size())]
+    return next((slug for slug in slugs if slug != "fine"), "")
+
+
+class Runs:
+    """How often the parts of each block, and the head, began to run in forward and in backward of the step watched.
+
+    Recomputation stops early, once all that backward needs is there: so first layers are counted, at their begin.
+    """
+
+    def __init__(self, model):
+        self.phase = ""
+        self.counts: dict[tuple[str, str], int] = {}
+        parts = {"head": model.head}
+        for index, block in enumerate(model.blocks):
+            parts |= {f"attention {index}": block.attention.query, f"feed-forward {index}": block.feed_forward.gate}
+        for name, module in parts.items():
+            module.register_forward_pre_hook(partial(self._count, name))
+
+    def _count(self, name, _module, _args):
+        key = (self.phase, name)
+        self.counts[key] = self.counts.get(key, 0) + 1
+
+    def again(self) -> dict[str, int]:
+        """{part: runs in backward}."""
+        return {name: n for (phase, name), n in self.counts.items() if phase == "backward"}
+
+
+def form(sharded, model, names: list[str]) -> dict:
+    """What can be told before any step; "slug" is not empty where there is no use in going on."""
+    if sharded is None:
+        return {"slug": "nothing-returned"}
+    if not isinstance(sharded, nn.Module):
+        return {"slug": "not-the-model", "got": type(sharded).__name__}
+    slug = made_by(sharded) or ("" if sharded is model else "not-the-model")
+    if slug:
+        return {"slug": slug, "got": type(sharded).__name__}
+    parameters = named(model)
+    changed = sorted(set(names) ^ set(parameters))
+    return {
+        "slug": "names-changed" if changed else "",
+        "got": ", ".join(name for name in parameters if name not in names)[:200],
+        "whole": [name for name, p in parameters.items() if not _is_part(p)],
+        "meshes": [p.device_mesh.mesh_dim_names for p in parameters.values() if isinstance(p, DTensor)],
+        "dtypes": {p.dtype for p in parameters.values()},
+        "grouped": [_has_group(block) for block in model.blocks],
+    }
+
+
+def named(model) -> dict[str, nn.Parameter]:
+    """The parameters under the names of the plain model."""
+    found = {}
+    for name, parameter in model.named_parameters():
+        for wrapper in WRAPPERS:
+            name = name.replace(wrapper, "")
+        found[name] = parameter
+    return found
+
+
+def _is_part(p) -> bool:
+    return isinstance(p, DTensor) and all(placement.is_shard() for placement in p.placements)
+
+
+def _has_group(block) -> bool:
+    """Whether `block`, or the one module that a wrapper adds to or takes from it, is sharded in itself."""
+    inner = [block, *(child for name, child in block.named_children() if name == "_checkpoint_wrapped_module")]
+    return any(isinstance(module, FSDPModule) for module in inner)
+
+
+def whole_blocks(model) -> list[bool]:
+    """For each block, whether this rank holds all its parameters whole now."""
+    return [not any(isinstance(p, DTensor) for p in block.parameters()) for block in model.blocks]
+
+
+def steps(model, case, runs: Runs) -> dict:
+    """On a rank: some steps of SGD on the shards, the last one watched."""
+    watch, rank, losses, found = Watch(), dist.get_rank(), [], {}
+    for step in range(STEPS):
+        last, tokens = step == STEPS - 1, case.tokens[step, rank]
+        model.zero_grad()
+        with watch if last else contextlib.nullcontext():
+            runs.phase = "forward" if last else ""
+            saved = Saved()
+            with saved:
+                logits = model(tokens[:, :-1])
+            loss = loss_of(logits, tokens)
+            found |= {"forward": watch.take(), "after forward": whole_blocks(model), "logits": logits.dtype}
+            found["saved"] = saved.take(model)
+            runs.phase = "backward" if last else ""
+            loss.backward()
+            found |= {"backward": watch.take(), "after backward": whole_blocks(model)}
+        losses.append(loss.detach().double().item())
+        with torch.no_grad():
+            for p in model.parameters():
+                if p.grad is not None:
+                    local(p).sub_(RATE * local(p.grad).to(local(p).dtype))
+    parameters = named(model)
+    return found | {
+        "losses": losses,
+        "again": runs.again(),
+        "no gradient": [name for name, p in parameters.items() if p.requires_grad and p.grad is None],
+        "gradients": {p.grad.dtype for p in parameters.values() if p.grad is not None},
+        "shards": {name: (_dim(p), local(p).detach().clone()) for name, p in parameters.items()},
+    }
+
+
+def local(p) -> torch.Tensor:
+    """What this rank holds of a parameter or gradient, plain."""
+    return p.to_local() if isinstance(p, DTensor) else p
+
+
+def _dim(p) -> int | None:
+    return p.placements[0].dim if isinstance(p, DTensor) and p.placements[0].is_shard() else None

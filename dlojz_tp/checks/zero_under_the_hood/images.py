@@ -1,0 +1,125 @@
+"""What a crash would leave: copies of a checkpoint's folder, taken at every step of a save."""
+
+import contextlib
+import os
+import shutil
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+LATE = 0.1  # seconds without a write by others, for which one rank waits before it writes
+WATCHED = {"os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.link", "os.symlink", "open", "os.truncate"}
+
+
+class Images:
+    """Inside, on a rank: before and after each write in `folder`, its copy lands in `to`, named by what happens next.
+
+    late: whether this rank sleeps before its first write. Written files are also copied cut in half.
+    For processes that end soon: an audit hook cannot be taken away.
+    """
+
+    def __init__(self, folder: Path, to: Path, late: bool):
+        self.folder, self.to, self.late = Path(folder), to, late
+        self.busy, self.on, self.torn, self.count = False, False, [], 0
+        self._save = torch.save
+        sys.addaudithook(self._heard)
+
+    def __enter__(self):
+        torch.save, self.on = self._saving, True
+        return self
+
+    def __exit__(self, *error):
+        if error[0] is None:
+            self._tear()
+        torch.save, self.on = self._save, False
+
+    def _saving(self, what, target, *args, **kwargs):
+        path = None if hasattr(target, "write") else Path(os.fspath(target))
+        self._before("a file is written")
+        self._save(what, target, *args, **kwargs)
+        if path is not None:
+            self.torn.append(path)
+            self._tear()
+        self.take("a file was written")
+
+    def _heard(self, event, args):
+        if not self.on or self.busy or event not in WATCHED:
+            return
+        if event == "open":
+            path, mode, flags = args
+            writes = (
+                any(c in mode for c in "wax+") if isinstance(mode, str) else (flags or 0) & (os.O_WRONLY | os.O_RDWR)
+            )
+            if not writes or isinstance(path, int):
+                return
+        with contextlib.suppress(TypeError, ValueError):
+            path = Path(os.fsdecode(args[0]))
+            if self.folder in (path, *path.parents) or self.folder in Path(os.fsdecode(args[1] or "")).parents:
+                self._before("a file is opened" if event == "open" else f"{event.removeprefix('os.')} is called")
+                if event == "open":
+                    self.torn.append(path)
+
+    def _before(self, text):
+        self._tear()
+        if self.late:
+            self.late, self.busy = False, True
+            for _ in range(8):  # until nobody writes any more
+                before = _listing(self.folder)
+                time.sleep(LATE)
+                if before == _listing(self.folder):
+                    break
+            self.busy = False
+            self.take("the last rank begins to write")
+        self.take(f"before {text}")
+
+    def _tear(self):
+        """An image for each file that was being written: half of it is there."""
+        files, self.torn = self.torn, []
+        for path in files:
+            if path.is_file():
+                self.take(f"while {path.suffix or 'a file'} is written", torn=path)
+
+    def take(self, text, torn=None):
+        """Copy the folder as it is at one moment; what changes meanwhile is copied again."""
+        if not self.folder.is_dir():
+            return
+        self.busy = True
+        try:
+            for _ in range(6):
+                target = self.to / f"{time.time_ns()} {text}"
+                with contextlib.suppress(OSError, shutil.Error):
+                    before = _listing(self.folder)
+                    shutil.copytree(self.folder, target, symlinks=True)
+                    if before == _listing(self.folder):
+                        break
+                shutil.rmtree(target, ignore_errors=True)
+            else:
+                return
+            if torn is not None:
+                copy = target / torn.relative_to(self.folder)
+                if copy.is_file():
+                    os.truncate(copy, copy.stat().st_size // 2)
+        finally:
+            self.busy = False
+
+
+def _listing(folder: Path) -> list:
+    found = []
+    for path in sorted(folder.rglob("*")):
+        with contextlib.suppress(OSError):  # it has gone meanwhile
+            about = path.lstat()
+            found.append((path, about.st_ino, about.st_size, about.st_mtime_ns))
+    return found
+
+
+def content(folder: Path) -> tuple:
+    """What makes two images the same: names, bytes, and where links lead."""
+    found = []
+    for path in sorted(folder.rglob("*")):
+        if path.is_symlink():
+            found.append((str(path.relative_to(folder)), os.fsencode(path.readlink())))
+        elif path.is_file():
+            found.append((str(path.relative_to(folder)), path.read_bytes()))
+    return tuple(found)

@@ -1,0 +1,267 @@
+"""Balise 3: optimizer states for one shard on each rank, parameters gathered after the step."""
+
+import torch
+
+from dlojz_tp.checking import Wrong, close
+from dlojz_tp.checks.zero_under_the_hood.common import (
+    ADAMW,
+    NAMES,
+    Chain,
+    Log,
+    Memory,
+    Odd,
+    apart,
+    be_late,
+    differing,
+    gradient_shards,
+    left_behind,
+    on_ranks,
+    on_the_wire,
+    own_work,
+    same,
+    sent,
+    share_backward,
+    state,
+    states_held,
+    world,
+)
+from dlojz_tp.checks.zero_under_the_hood.stage1_truth import (
+    CASES,
+    DEFAULTS,
+    SGD,
+    STEPS,
+    local,
+    one_process,
+    run,
+    trained,
+)
+
+SLACK = 3000  # bytes for step counters and single numbers
+
+HINTS = {
+    "nothing-travels": "Rank {rank} sent nothing: each rank trains for itself. reduce() needs a reduce-scatter of the "
+    "gradients, update() an all-gather of the parameters.",
+    "not-gathered": "After step(), rank {rank} has updated its own shard, and the other shards are still the old ones. The "
+    "shards of all ranks must be gathered into the flat tensor that the parameters are views of.",
+    "views-lost": "The shards were updated, but the parameters of the model ({name}) do not follow: they are no "
+    "views of what was gathered. Keep p.data a view of the flat tensor, and gather into that one.",
+    "wrong-shard": "The gathered parameters are not those of the ranks in their order: is the shard of every rank its own "
+    "one, shard(flat, rank, world_size)?",
+    "sum-not-mean": "own.grad holds the sum over the ranks. The loss is a mean over the whole batch: divide by world_size.",
+    "mean-divided-twice": "own.grad is the mean, divided by world_size once more.",
+    "local-gradient": "own.grad on rank {rank} is a shard of its own gradient: the other ranks' rows do not count.",
+    "no-shard-gradient": "After reduce(), own.grad of shard {k} is {found}. It must be the shard of the mean gradient, "
+    "(n / world_size,), as the optimizer reads it there.",
+    "wrong-shard-gradient": "After reduce(), the shards' gradients side by side are not the mean gradient.",
+    "none-gradient": "A parameter that was not used has p.grad None: {error} It counts as zero.",
+    "gradient-left-out": "A collective refused the sizes: {error}. The flat gradient must be as long as the flat parameters: "
+    "what has no gradient counts as zero, at its place.",
+    "gradients-pile-up": "The first step is right, the second is not: the gradient of the first is still in it. zero_grad() "
+    "must free p.grad and own.grad.",
+    "states-forgotten": "The second step is what an optimizer does in its first one. Make it once, in __init__, so that its "
+    "states last.",
+    "options-lost": "The options were not used: the weights are those of {word}. Hand **options on to optimizer_class.",
+    "class-ignored": "optimizer_class was SGD, and the weights are AdamW's.",
+    "group-options": "The second group has a learning rate and a weight decay of its own, and was trained with those of the "
+    "first. A group is a dictionary: keep what it holds beside \"params\".",
+    "first-group-only": "The parameters of the second group did not change. Every group needs its part.",
+    "frozen-trained": "A frozen parameter changed. Leave out what has requires_grad False: weight decay would shrink it.",
+    "weights-differ": "After {steps} steps the weights are not those of {word} in one process: {names}.",
+    "states-whole": "This rank holds {found} elements of optimizer states, as many as one process would. It should update "
+    "its shard only: {due} elements. Give the optimizer part.own, not the parameters.",
+    "states-unequal": "This rank holds {found} elements of optimizer states; ⌈n / world_size⌉ for each group make {due}. "
+    "Cut the flat tensor, not the list of parameters: then all shards are equally long.",
+    "hidden-copy": "After a step and zero_grad(), {found} bytes are alive; parameters and the states of one shard make "
+    "{due}. A full copy is kept: of the parameters, the gradients, or the states.",
+    "all-reduce-first": "A rank sent {found:.0f} bytes for {held} bytes of parameters: an all-reduce gives every rank the "
+    "whole sum, of which it needs one shard. A reduce-scatter sends half of that.",
+    "gathered-in-reduce": "After reduce(), own.grad is a whole gradient of {found} elements, not a shard of {due}.",
+}  # fmt: skip
+_SIZES = ("outputShape", "invalid tensor size", "must be equal to world_size")
+KNOWN = (("NoneType", "none-gradient"), *((words, "gradient-left-out") for words in _SIZES))
+
+
+def balise_3(ShardedOptimizer):  # noqa: N803
+    """Three steps with AdamW, with groups, with SGD, on 1 to 4 ranks; then what is held, and what is sent."""
+    yield "gradients of an odd model on 2, 3 and 4 ranks, and on one: a shard of the mean on each"
+    worlds = on_ranks(_on_rank, ShardedOptimizer, known=KNOWN)
+    for size, ranks in worlds.items():
+        _gradients(ranks, size)
+    yield "the weights of AdamW in one process, after three steps: tied, frozen, unused parameters"
+    for size, ranks in worlds.items():
+        _weights(ranks, size, "adamw")
+    yield "two groups with options of their own; SGD in the place of AdamW"
+    for size, ranks in worlds.items():
+        for case in ("groups", "sgd"):
+            _weights(ranks, size, case)
+    yield "states for one shard only, and no full copy of anything besides the parameters"
+    for size, ranks in worlds.items():
+        _held(ranks, size)
+    yield "gradients are reduced to their shards, parameters gathered: 2Ψ, no more"
+    for size, ranks in worlds.items():
+        for rank, got in enumerate(ranks):
+            if (cost := on_the_wire(got["events"], size)) > 2.4 * BYTES * (size - 1) / size + SLACK:
+                raise Wrong("all-reduce-first", found=cost, held=BYTES, where=f"rank {rank} of {size}")
+
+
+BYTES = sum(p.numel() * p.element_size() for p in Chain().parameters())
+
+
+def _on_rank(ShardedOptimizer):  # noqa: N803
+    (rank, size), found = world(), {}
+    torch.set_num_threads(1)
+    with own_work():
+        for case, (arguments, options, _) in CASES.items():
+            model = Odd(by_rank=case == "adamw")
+            found[case] = _train(model, ShardedOptimizer(*arguments(model), **options), rank, size)
+        found |= _measured(ShardedOptimizer, rank, size)
+    return found
+
+
+def _train(model, optimizer, rank, size):
+    found = {}
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        share_backward(model, step, rank, size)
+        if step == 0:
+            with Log() as log:
+                optimizer.reduce()
+                found["gradients"] = gradient_shards(optimizer)
+                be_late()
+                optimizer.update()
+            found["events"], found["first"] = log.events, state(model)
+        else:
+            optimizer.step()
+        if step == 1:
+            found["second"] = state(model)
+    found["last"] = state(model)
+    return found
+
+
+def _measured(ShardedOptimizer, rank, size):  # noqa: N803
+    """What lives after two steps, and what the second one sends."""
+    before, model = states_held(), Chain()
+    with Memory(*model.parameters()) as memory:
+        optimizer = ShardedOptimizer(list(model.parameters()), **ADAMW)
+        for step in range(2):
+            optimizer.zero_grad()
+            share_backward(model, step, rank, size, width=16)
+            with Log() as log:
+                optimizer.step()
+        optimizer.zero_grad()
+        model.zero_grad()
+        alive = memory.now() - apart(optimizer)
+    return {"events": log.events, "alive": alive, "states": states_held() - before}
+
+
+def _gradients(ranks, size):
+    """own.grad after the first reduce(), side by side, against the mean gradient in the order of the list."""
+    truth = one_process("adamw", size)[0][0]
+    order = list(dict.fromkeys(NAMES[k] for k in (0, 1, 3, 4, 5, 6, 7)))
+    whole = torch.cat([truth[name].reshape(-1) for name in order])
+    if size > 1:
+        for rank, got in enumerate(ranks):
+            if not sent(got["adamw"]["events"]):
+                raise Wrong("nothing-travels", rank=rank, where=f"rank {rank} of {size}")
+    for rank, got in enumerate(ranks):
+        for k, gradient in enumerate(got["adamw"]["gradients"]):
+            if gradient is None:
+                raise Wrong("no-shard-gradient", k=k, found="None", where=f"rank {rank} of {size}")
+    shards = [torch.cat([g.reshape(-1) for g in got["adamw"]["gradients"]]) for got in ranks]
+    due = -(-len(whole) // size)
+    if size > 1 and all(len(s) >= len(whole) for s in shards):
+        raise Wrong("gathered-in-reduce", found=len(shards[0]), due=due, where=f"rank 0 of {size}")
+    got = torch.cat(shards)[: len(whole)]
+    if close(got, whole, 1e-6):
+        return
+    where = f"{size} ranks"
+    if len(got) == len(whole):
+        ordered = torch.sort(torch.cat(shards)[torch.cat(shards) != 0])[0]
+        if close(ordered, torch.sort(whole[whole != 0])[0], 1e-9):
+            return  # another order of the parameters is right, too
+        if close(ordered, torch.sort(whole[whole != 0] * size)[0], 1e-9):
+            raise Wrong("sum-not-mean", expected=whole, got=got, where=where)
+        if close(ordered, torch.sort(whole[whole != 0] / size)[0], 1e-9):
+            raise Wrong("mean-divided-twice", expected=whole, got=got, where=where)
+    for rank, mine in enumerate(shards):
+        own = local(rank, size)
+        values = torch.cat([own[name].reshape(-1) for name in order])
+        place = values[rank * due : (rank + 1) * due]
+        if any(close(mine[: len(place)], place / k, 1e-9) for k in (1, size)):
+            raise Wrong("local-gradient", rank=rank, expected=whole, got=got, where=f"rank {rank} of {size}")
+    raise Wrong("wrong-shard-gradient", expected=whole, got=got, where=where)
+
+
+def _weights(ranks, size, case):
+    truth = one_process(case, size)[1]
+    for rank, got in enumerate(ranks):
+        if not same(got[case]["last"], truth[-1]):
+            slug, fields = _mistake(ranks, size, case, rank)
+            names = differing(got[case]["last"], truth[-1])
+            fields = {"rank": rank, "names": ", ".join(names[:4]), "name": names[0], "steps": STEPS} | fields
+            fields.setdefault("word", "SGD" if case == "sgd" else "AdamW")
+            fields |= {"expected": truth[-1][names[0]], "got": got[case]["last"].get(names[0])}
+            raise Wrong(slug, where=f"rank {rank} of {size}, {names[0]}, {WORDS[case]}", **fields)
+
+
+WORDS = {"adamw": "AdamW", "groups": "AdamW with two groups", "sgd": "SGD with momentum"}
+
+
+def _mistake(ranks, size, case, rank):
+    truth, got = one_process(case, size)[1], ranks[rank][case]
+    start, first = truth[0], got["first"]
+    if not same(first["frozen"], start["frozen"]):
+        return "frozen-trained", {}
+    if same(got["last"], start):
+        return "views-lost", {}
+    if case == "groups":
+        rest = ("first.bias", "scale", "extra")
+        if all(same(got["last"][name], start[name]) for name in rest):
+            return "first-group-only", {}
+        if all(same(first[n], truth[1][n]) for n in ("first.weight", "tied", "turned")):
+            return "group-options", {}
+    if case == "sgd" and same(got["last"], run(case, lambda m: torch.optim.AdamW(trained(m), lr=SGD["lr"]), size)):
+        return "class-ignored", {}
+    for word, optimizer_of in DEFAULTS[case].items():
+        if optimizer_of and same(got["last"], run(case, optimizer_of, size)):
+            return "options-lost", {"word": word}
+    if same(first, truth[1]):
+        return _second_step(got, size, case), {}
+    if size > 1:
+        if left_behind(first, start, truth[1]):
+            return "not-gathered", {}
+        right = sum(int(torch.isclose(first[n], truth[1][n], atol=1e-9).sum()) for n in NAMES if n != "unused")
+        moved = sum(int((truth[1][n] != start[n]).sum()) for n in NAMES)
+        if moved / (2 * size) < right < moved:
+            return "wrong-shard", {}
+    return "weights-differ", {}
+
+
+def _second_step(got, size, case):
+    """Why the second step is wrong although the first was right."""
+    _, _, optimizer_of = CASES[case]
+    model = Odd(by_rank=case == "adamw")
+    for step in range(2):  # a new optimizer in each step
+        optimizer = optimizer_of(model)
+        optimizer.zero_grad()
+        for rank in range(size):
+            share_backward(model, step, rank, size, 1 / size)
+        for p in trained(model):
+            p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+        optimizer.step()
+    if same(got["second"], state(model)):
+        return "states-forgotten"
+    return "gradients-pile-up" if not same(got["second"], one_process(case, size)[1][2]) else "weights-differ"
+
+
+def _held(ranks, size):
+    elements = BYTES // 8
+    due = 2 * -(-elements // size)
+    for rank, got in enumerate(ranks):
+        where = f"rank {rank} of {size}, {elements} parameters"
+        if size > 1 and got["states"] >= 2 * elements:
+            raise Wrong("states-whole", found=got["states"], due=due, where=where)
+        if got["states"] > due + 64:  # padding of several parts
+            raise Wrong("states-unequal", found=got["states"], due=due, where=where)
+        if got["alive"] > BYTES + 8 * (due + due // 2) + SLACK:  # own.grad may stay, as zeros
+            raise Wrong("hidden-copy", found=got["alive"], due=BYTES + 8 * due, where=where)

@@ -1,0 +1,253 @@
+"""Balise 4: gradients that leave bucket by bucket while backward goes on, and are freed at once."""
+
+from functools import cache
+
+import torch
+import torch.distributed as dist
+
+from dlojz_tp.checking import Wrong, close
+from dlojz_tp.checks.zero_under_the_hood.common import (
+    ADAMW,
+    Chain,
+    Log,
+    Memory,
+    Odd,
+    apart,
+    be_late,
+    counted_waits,
+    differing,
+    gradient_shards,
+    left_behind,
+    on_ranks,
+    on_the_wire,
+    own_work,
+    plain,
+    same,
+    sent,
+    share_backward,
+    state,
+    states_held,
+    until,
+    world,
+)
+
+STEPS = 2
+DEPTH, WIDTH = 20, 16
+SMALL, CAPACITY = 400, 4500  # bytes: about a parameter of the odd model; two of the chain's layers
+SLACK = 4000  # bytes: activations of a few rows, single numbers
+BYTES = DEPTH * (WIDTH * WIDTH + WIDTH) * 8
+
+HINTS = {
+    "hook-before-grad": "p.grad was still None in the hook: {error}. A hook of register_hook comes before the gradient is in "
+    "p.grad; register_post_accumulate_grad_hook comes after.",
+    "shards-not-waited": "When reduce() returned on rank {rank}, a reduce-scatter was still on its way: own.grad changed "
+    "afterwards. Wait for each before its result is used.",
+    "bucket-left": "The parameters that share a bucket with one that was not used ({names}) did not move as they should: "
+    "that bucket is never complete. reduce() has to send what backward left, zeros for what is missing.",
+    "second-backward": "With one backward a step all is right, with two it is not: the second must add to what the first left "
+    "in own.grad.",
+    "after-backward": "Nothing was sent before backward had ended. A bucket leaves in a hook, as soon as its last gradient "
+    "is there: only so can it be freed early.",
+    "late-buckets": "When backward reached the first layer, {early} of {n} buckets were on their way: a bucket waits "
+    "although it is complete.",
+    "one-each-parameter": "{n} reduce-scatters for {held} bytes in buckets of {capacity} bytes: one for each bucket, not one "
+    "for each parameter.",
+    "capacity-ignored": "{n} reduce-scatters in one step, for {held} bytes in buckets of {capacity} bytes: make_parts() must "
+    "make a Part for each bucket.",
+    "gradients-kept": "After reduce(), parameters still hold whole gradients: {found} bytes more than before backward, {due} are "
+    "due. Set "
+    "p.grad to None when the bucket has left.",
+    "freed-late": "During backward, {found} bytes of gradients were alive at once, nearly all of {held}. What has left must be "
+    "freed then, not at the end: p.grad = None in the hook.",
+    "flats-kept": "p.grad is freed, and still {found} bytes were alive at the peak, nearly all of the {held} bytes of "
+    "gradients: the flat tensors live on. Let go of each when its reduce-scatter is done: wait for the one before.",
+    "buckets-kept": "After reduce(), {found} bytes more are alive than before backward; the gradients of one shard make {due}. "
+    "The flat tensors of the buckets are still held somewhere: empty the list of what runs.",
+    "grad-all-reduced": "A rank sent {found:.0f} bytes for {held} bytes of gradients: that is more than a reduce-scatter and an "
+    "all-gather need.",
+}  # fmt: skip
+KNOWN = (("NoneType", "hook-before-grad"),)
+
+
+def balise_4(ShardedGradients):  # noqa: N803
+    """Two steps of the odd model, also with two backwards each; then what is sent when, and what is alive."""
+    yield "the weights of AdamW in one process, on 2, 3 and 4 ranks, and on one"
+    worlds = on_ranks(_on_rank, ShardedGradients, known=KNOWN)
+    for size, ranks in worlds.items():
+        _numbers(ranks, size, "one")
+    yield "each bucket leaves while backward goes on"
+    for size, ranks in worlds.items():
+        for rank, got in enumerate(ranks):
+            _early(got["events"], size, f"rank {rank} of {size}")
+    yield "what is not owned is freed at once: at the peak, after reduce(), after the step"
+    for size, ranks in worlds.items():
+        for rank, got in enumerate(ranks):
+            _held(got, size, f"rank {rank} of {size}")
+    yield "groups with options of their own, and two backward passes before a step"
+    for size, ranks in worlds.items():
+        _numbers(ranks, size, "two")
+
+
+CASES = {  # how the answer is made; how the truth is
+    "one": (lambda m: m.named(), lambda m: torch.optim.AdamW(_trained(m), **ADAMW), 1),
+    "two": (lambda m: m.groups(), lambda m: torch.optim.AdamW(m.groups(), **ADAMW), 2),
+}
+
+
+def _trained(model):
+    return [p for p in model.parameters() if p.requires_grad]
+
+
+def _on_rank(ShardedGradients):  # noqa: N803
+    (rank, size), found = world(), {}
+    torch.set_num_threads(1)
+    with own_work():
+        for case, (arguments, _, micro) in CASES.items():
+            model = Odd()
+            optimizer = ShardedGradients(arguments(model), capacity=SMALL, **ADAMW)
+            got = found[case] = {}
+            for step in range(STEPS):
+                optimizer.zero_grad()
+                with Log() as log, counted_waits() as waits:
+                    for part in range(micro):
+                        if step == part == 0 and case == "one":
+                            be_late()
+                        share_backward(model, step * micro + part, rank, size)
+                    optimizer.reduce()
+                    if step == 0:
+                        got["gradients"], got["events"] = gradient_shards(optimizer), list(log.events)
+                        got["waited"] = len(waits) >= len(sent(log.events))
+                        dist.barrier()
+                        got["later"] = gradient_shards(optimizer)
+                    optimizer.update()
+                got[step + 1] = state(model)
+        found |= _measured(ShardedGradients, rank, size)
+    return found
+
+
+def _measured(ShardedGradients, rank, size):  # noqa: N803
+    before, model = states_held(), Chain(DEPTH, WIDTH)
+    parameters, x = list(model.parameters()), torch.linspace(-1, 1, WIDTH, dtype=torch.float64)[None]
+    reduced = 0
+    with Memory(*parameters) as memory:
+        optimizer = ShardedGradients(parameters, capacity=CAPACITY, **ADAMW)
+        for _ in range(2):
+            optimizer.zero_grad()
+            memory.reset()
+            before_it = memory.now()
+            with Log() as log:
+                model.tell = log.mark
+                model(x + rank).backward()
+                log.mark("backward ended")
+                peak, kept = memory.peak - before_it, sum(p.grad is not None for p in parameters)
+                optimizer.reduce()
+                reduced, left = max(reduced, memory.now() - before_it), sum(p.grad is not None for p in parameters)
+                optimizer.update()
+        optimizer.zero_grad()
+        model.zero_grad()
+        alive = memory.now() - apart(optimizer)
+    found = {"events": log.events, "peak": peak, "kept": kept, "left": left, "reduced": reduced, "alive": alive}
+    return found | {"states": states_held() - before}
+
+
+@cache
+def _truth(case, size):
+    _, optimizer_of, micro = CASES[case]
+    runs = [plain(Odd, optimizer_of, size, steps, micro=micro) for steps in range(STEPS + 1)]
+    return runs[-1][0], [weights for _, weights in runs]
+
+
+def _values(gradients):
+    """All numbers but zeros, sorted: shards may hold the parameters in any order."""
+    whole = torch.cat([g.reshape(-1).cpu() for g in gradients])
+    return whole[whole != 0].sort()[0]
+
+
+def _numbers(ranks, size, case):
+    gradients, weights = _truth(case, size)
+    truth = _values(gradients[0].values())
+    for rank, got in enumerate(ranks):
+        where = f"rank {rank} of {size}"
+        if size > 1 and not sent(got[case]["events"]):
+            raise Wrong("nothing-travels", rank=rank, where=where)
+        now, later = got[case]["gradients"], got[case]["later"]
+        for k, (a, b) in enumerate(zip(now, later, strict=True)):
+            if a is None:
+                lost = all(g is None for g in now)
+                slug = "no-shard-gradient" if lost else "bucket-left"
+                raise Wrong(slug, k=k, found="None", where=where, names="unused")
+            if not torch.equal(a, b):
+                raise Wrong("shards-not-waited", rank=rank, where=where)
+    got = _values([g for rank in ranks for g in rank[case]["gradients"]])
+    right = close(got, truth, 1e-9)
+    if not right:
+        for factor, slug in ((size, "sum-not-mean"), (1 / size, "mean-divided-twice")):
+            if close(got, truth * factor, 1e-9):
+                raise Wrong(slug, expected=truth, got=got, where=f"{size} ranks, all shards, sorted")
+    for rank, each in enumerate(ranks):
+        if not right and not each[case]["waited"]:
+            raise Wrong("shards-not-waited", rank=rank, where=f"rank {rank} of {size}")
+    if not right and case == "two":
+        raise Wrong("second-backward", expected=truth, got=got, where=f"{size} ranks, all shards, sorted")
+    for rank, got in enumerate(ranks):
+        first, last = got[case][1], got[case][STEPS]
+        if right and same(last, weights[-1]):
+            continue
+        where = f"rank {rank} of {size}, " + ("AdamW" if case == "one" else "two groups")
+        names = differing(first, weights[1]) or differing(last, weights[-1])
+        fields = {"names": ", ".join(names[:4]), "name": names[0] if names else "", "steps": STEPS, "word": "AdamW"}
+        if not same(first["frozen"], weights[0]["frozen"]):
+            raise Wrong("frozen-trained", where=where)
+        if names:
+            fields |= {"expected": weights[-1][names[0]], "got": last[names[0]]}
+        slug = "bucket-left" if not right else "weights-differ"
+        if right and same(first, weights[1]):
+            slug = "gradients-pile-up"
+        elif left_behind(first, weights[0], weights[1]):
+            slug = "not-gathered"
+        raise Wrong(slug, rank=rank, where=where, **fields)
+
+
+def _early(events, size, where):
+    if size == 1 and not sent(events):
+        return  # one rank alone may send nothing
+    gathers = [e for e in sent(events) if e[0] in ("all_gather", "broadcast")]
+    calls = [e for e in sent(events) if e not in gathers]
+    buckets = BYTES // CAPACITY + 1
+    fields = {"n": len(calls), "held": BYTES, "capacity": CAPACITY, "where": where}
+    early = len(sent(until(events, "backward ended")))
+    if not early:
+        raise Wrong("after-backward", **fields)
+    if size > 1 and (cost := on_the_wire(events, size)) > 2.4 * BYTES * (size - 1) / size + SLACK:
+        raise Wrong("grad-all-reduced", found=cost, **fields)
+    by_messages = any(e[0] in ("reduce", "send", "recv", "all_to_all") for e in calls)
+    if len(calls) > 2 * buckets + 2 and not by_messages:
+        raise Wrong("one-each-parameter", **fields)
+    if len(calls) <= buckets // 3:
+        raise Wrong("capacity-ignored", **fields)
+    early = len(sent(until(events, "layer 1")))
+    if early < len(calls) // 2:
+        raise Wrong("late-buckets", early=early, **fields)
+
+
+def _held(got, size, where):
+    """Compare bytes alive with what parameters, states and gradients of one shard make, and a few buckets."""
+    if size == 1:
+        return
+    elements = BYTES // 8
+    due = 2 * -(-elements // size)
+    if got["states"] >= 2 * elements:
+        raise Wrong("states-whole", found=got["states"], due=due, where=where)
+    if got["states"] > due + 8 * (BYTES // CAPACITY + 1):
+        raise Wrong("states-unequal", found=got["states"], due=due, where=where)
+    shard = 8 * due // 2
+    fields = {"held": BYTES, "where": where}
+    much = got["reduced"] > shard + 2 * CAPACITY + SLACK  # a collective's thread may hold the last one a moment longer
+    if much and got["left"]:
+        raise Wrong("gradients-kept", found=got["reduced"], due=shard, **fields)
+    if got["peak"] > shard + 6 * CAPACITY + SLACK:
+        raise Wrong("freed-late" if got["kept"] else "flats-kept", found=got["peak"], **fields)
+    if much:
+        raise Wrong("buckets-kept", found=got["reduced"], due=shard, **fields)
+    if got["alive"] > BYTES + 8 * due + shard + CAPACITY + SLACK:  # own.grad may stay, as zeros
+        raise Wrong("hidden-copy", found=got["alive"], due=BYTES + 8 * due, where=where)

@@ -1,0 +1,258 @@
+"""Balise 5: parameters that a rank holds only while their layer computes."""
+
+from functools import cache
+
+import torch
+
+from dlojz_tp.checking import Wrong
+from dlojz_tp.checks.zero_under_the_hood.common import (
+    ADAMW,
+    Log,
+    Memory,
+    differing,
+    on_ranks,
+    on_the_wire,
+    own_work,
+    rows,
+    same,
+    sent,
+    states_held,
+    world,
+)
+from dlojz_tp.checks.zero_under_the_hood.layers import BYTES, DEPTH, LAYER, TRAINED, WIDTH, Deep, Layers
+
+STEPS = 3
+SLACK = 6000  # bytes: activations of one row, single numbers
+
+HINTS = {
+    "empty-in-forward": "In forward, a layer met parameters that are not there ({error}). gather() must run before the layer "
+    "computes, and leave p.data the views of the filled flat tensor.",
+    "empty-in-backward": "Forward works; in backward, parameters were not there ({error}). The layer needs them again: "
+    "gather in a hook of register_full_backward_pre_hook.",
+    "freed-memory-read": "A rank crashed reading memory that was freed ({error}). A layer computed while its unit was not "
+    "gathered: before forward, or again before backward?",
+    "tied-missing": "The layer whose weight is tied to another layer's met an empty parameter ({error}). It has no unit of its "
+    "own, but it must gather the one that holds the weight.",
+    "stale-parameters": "After the first step, forward still sees the old parameters ({names}): gather() must fetch the shards "
+    "again after each update.",
+    "frozen-decayed": "The frozen parameter changed. It belongs into a unit of its own, unknown to the optimizer: weight decay "
+    "would shrink it.",
+    "unused-moved": "A parameter that was not used came out wrong, or those of its layer did ({names}). Its layer's gradients "
+    "are never complete: reduce() sends what backward left, zeros for the missing ones.",
+    "stage3-local": "Nothing was reduced: each rank updates its shards with its own gradient.",
+    "never-freed": "Between two steps this rank holds {found} bytes: its shards with their states make {due}, the whole model "
+    "{whole}. The parameters were never freed: free() in a forward hook, and when the gradients have left.",
+    "frozen-whole": "The frozen layer is held whole. It is memory like any other: a unit that is gathered and freed, without "
+    "a place in the optimizer.",
+    "memory-not-returned": "p.data was emptied, and {found} bytes are alive all the same: the flat tensor, or the graph, still "
+    "holds the memory. untyped_storage().resize_(0) gives it back, whoever else looks at it.",
+    "all-at-once": "In forward, {found} bytes of parameters were there at once: {layers} layers of {of}. Gather a "
+    "layer just before it computes, free it just after.",
+    "kept-after-forward": "After forward, {layers} of {of} layers are still gathered. Free each in a forward hook; backward "
+    "gathers it again.",
+    "kept-in-backward": "In backward, {found} bytes more than the shards were alive at the peak, of {whole} for the whole model: "
+    "a layer must be freed as soon as its gradients have left.",
+    "frozen-kept": "In backward, frozen layers stay gathered. They get no gradient, so send() never frees them: free them when the "
+    "backward of another layer begins, and the last ones in reduce().",
+    "kept-after-backward": "After reduce(), {layers} of {of} layers are still gathered. send() is where a layer's gradients are "
+    "complete: its parameters are not needed any more.",
+    "gathered-after-update": "After update(), the whole model is there again. In stage 3 nothing is gathered before a "
+    "layer is used.",
+    "gathered-often": "A rank sent {found:.0f} bytes for {held} bytes of parameters. Each layer is gathered once for forward and "
+    "once for backward, and its gradients are reduce-scattered once.",
+    "states-not-shared": "This rank holds {found} elements of optimizer states, {due} are due: give the optimizer the units' "
+    "own shards.",
+}  # fmt: skip
+_EMPTY = ("not allocated", "setStorage", "size mismatch", "shape", "must match", "invalid for input", "out of bounds",
+          "must be a matrix", "2-D", "dimension", "size of tensor")  # fmt: skip
+
+
+KNOWN = (
+    ("SIGSEGV", "freed-memory-read"),
+    ("tied weight", "tied-missing"),
+    ("_Failed: forward", "empty-in-forward"),
+    ("_Failed: backward", "empty-in-backward"),
+)
+
+
+class _Failed(Exception):  # noqa: N818
+    """Forward or backward failed for want of parameters."""
+
+
+def balise_5(Unit, ShardedParameters):  # noqa: N803
+    """Three steps of five odd layers; then what is alive between steps, in forward and in backward."""
+    yield "what forward sees, after three steps on 2, 3 and 4 ranks and on one: the weights of AdamW in one process"
+    worlds = on_ranks(_on_rank, Unit, ShardedParameters, known=KNOWN)
+    for size, ranks in worlds.items():
+        for rank, got in enumerate(ranks):
+            _numbers(got, size, f"rank {rank} of {size}")
+    yield "between steps: this rank's shards and their states, nothing else"
+    for size, ranks in worlds.items():
+        for rank, got in enumerate(ranks):
+            _between(got, size, f"rank {rank} of {size}")
+    yield "in forward and in backward: one layer at a time"
+    for size, ranks in worlds.items():
+        for rank, got in enumerate(ranks):
+            _inside(got, size, f"rank {rank} of {size}")
+    yield "two all-gathers and one reduce-scatter of everything: 3Ψ, no more"
+    for size, ranks in worlds.items():
+        for rank, got in enumerate(ranks):
+            if (cost := on_the_wire(got["events"], size)) > 1.15 * (2 * BYTES + TRAINED) * (size - 1) / size + 500:
+                raise Wrong("gathered-often", found=cost, held=BYTES, where=f"rank {rank} of {size}")
+
+
+def _on_rank(Unit, ShardedParameters):  # noqa: N803
+    rank, size = world()
+    torch.set_num_threads(1)
+    with own_work():
+        model, found = Layers(), {}
+        before = _bytes_of(model.fixed)
+        optimizer = ShardedParameters(model.layers(), **ADAMW)
+        found["fixed"] = before, _bytes_of(model.fixed)
+        for step in range(STEPS):
+            optimizer.zero_grad()
+            for part in range(2 if step == 1 else 1):  # the second step has two backward passes
+                x = rows(10 * step + part)[rank::size]
+                _backward(_forward(model, x))
+            if step == 2:
+                optimizer.reduce()
+                optimizer.update()
+            else:
+                optimizer.step()
+            found[step + 1] = _tried("forward", lambda: model.look(rows(0)))
+        optimizer.zero_grad()
+        return found | _measured(ShardedParameters, rank)
+
+
+def _bytes_of(module):
+    return {p.untyped_storage().nbytes() for p in module.parameters()}
+
+
+def _forward(model, x):
+    return _tried("forward", lambda: model(x))
+
+
+def _backward(loss):
+    _tried("backward", loss.backward)
+
+
+def _tried(what, work):
+    try:
+        return work()
+    except RuntimeError as error:
+        text = str(error).split("\n")[0][:120]
+        if any(word in str(error) for word in _EMPTY):
+            raise _Failed(f"{what}: {text}") from error
+        raise
+
+
+def _measured(ShardedParameters, rank):  # noqa: N803
+    before, model = states_held(), Deep()
+    x = torch.linspace(-1, 1, WIDTH, dtype=torch.float64)[None] + rank
+    with Memory(*model.parameters()) as memory:
+        optimizer = ShardedParameters(list(model.layers), **ADAMW)
+        made = memory.now()
+        for _ in range(2):
+            optimizer.zero_grad()
+            between, full_between = memory.now(), model.full()
+            memory.reset()
+            with Log() as log:
+                loss = _forward(model, x)
+                in_forward, after_forward, full = memory.peak, memory.now(), model.full()
+                memory.reset()
+                _backward(loss)
+                in_backward, full_backward = memory.peak, model.full()
+                del loss
+                optimizer.reduce()
+                reduced = memory.now()
+                optimizer.update()
+                updated = memory.now()
+        optimizer.zero_grad()
+        found = {
+            "made": made, "between": between, "in forward": in_forward, "after forward": after_forward,
+            "in backward": in_backward, "reduced": reduced, "updated": updated, "at the end": memory.now(),
+        }  # fmt: skip
+    found |= {"full": sum(full), "full between": full_between, "full after backward": full_backward}
+    return found | {"events": log.events, "states": states_held() - before}
+
+
+@cache
+def _truth(size):
+    """Parameters as forward sees them after each step, one process."""
+    model, found = Layers(), []
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], **ADAMW)
+    found.append(model.look(rows(0)))
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        for part in range(2 if step == 1 else 1):
+            for rank in range(size):
+                (model(rows(10 * step + part)[rank::size]) / size).backward()
+        model.partly.unused.grad = torch.zeros_like(model.partly.unused)
+        optimizer.step()
+        found.append(model.look(rows(0)))
+    return found
+
+
+def _numbers(got, size, where):
+    truth = _truth(size)
+    for step in range(1, STEPS + 1):
+        names = differing(got[step], truth[step])
+        if not names:
+            continue
+        fields = {"names": ", ".join(names[:4]), "expected": truth[step][names[0]], "got": got[step].get(names[0])}
+        frozen = ("mixed.weight", "fixed.weight", "fixed.bias")
+        slug = "weights-differ"
+        if any(name in frozen for name in names) and any(not same(got[1][n], truth[0][n]) for n in frozen):
+            slug = "frozen-decayed"
+        elif all(same(got[step][name], truth[0][name]) for name in truth[0]):
+            slug = "stale-parameters"
+        elif all(name.startswith("partly") for name in names):
+            slug = "unused-moved"
+        elif size > 1 and not [e for e in sent(got["events"]) if "all_gather" not in e[0] and e[0] != "broadcast"]:
+            slug = "stage3-local"
+        elif step == 2:
+            slug = "second-backward"
+        raise Wrong(slug, where=f"{where}, {names[0]} after step {step}", steps=step, word="AdamW", **fields)
+
+
+def _between(got, size, where):
+    if size == 1:
+        return
+    shard = -(-BYTES // size) + 8 * DEPTH
+    due = 2 * shard  # the parameters, and two moments of those that are trained
+    fields = {"found": got["between"], "due": due, "whole": BYTES, "where": where}
+    before, after = got["fixed"]
+    if after == before and not got["full between"][0]:
+        raise Wrong("frozen-whole", **fields)
+    if got["states"] >= 2 * TRAINED // 8:
+        raise Wrong("states-not-shared", **(fields | {"found": got["states"], "due": shard // 8}))
+    if got["made"] > shard + 2 * LAYER + SLACK or got["between"] > due + 2 * LAYER + SLACK / 2:
+        trained, frozen = got["full between"]
+        slug = "never-freed" if trained else "frozen-kept" if frozen else "memory-not-returned"
+        if got["updated"] > got["reduced"] + TRAINED / 2:
+            slug = "gathered-after-update"
+        raise Wrong(slug, **fields)
+
+
+def _inside(got, size, where):
+    if size == 1:
+        return
+    shard = -(-TRAINED // size) + 8 * DEPTH  # of the gradients
+    base = got["between"]
+
+    def check(slug, alive, most, layers_off=0):
+        if alive - base > most:
+            found = alive - base
+            layers = min(DEPTH, round((found - layers_off) / LAYER))
+            raise Wrong(slug, found=found, whole=BYTES, due=4 * shard, layers=layers, of=DEPTH, where=where)
+
+    if not got["full"]:
+        check("memory-not-returned", got["after forward"], 2.5 * LAYER + SLACK)
+    check("kept-after-forward", got["after forward"], 2.5 * LAYER + SLACK)
+    check("all-at-once", got["in forward"], 3.5 * LAYER + SLACK)
+    trained, frozen = got["full after backward"]
+    slug = "frozen-kept" if frozen > 2 >= trained else "kept-in-backward"
+    check(slug, got["in backward"], shard + 6 * LAYER + SLACK / 2, shard)
+    slug = "frozen-kept" if frozen > 2 >= trained else "kept-after-backward"
+    check(slug, got["reduced"], shard + 1.5 * LAYER + SLACK / 2, shard)
+    check("gathered-after-update", got["updated"], shard + 1.5 * LAYER + SLACK / 2, shard)

@@ -1,0 +1,1198 @@
+# %% [markdown]
+# # Fully sharded data parallelism with PyTorch
+#
+# `fully_shard` is PyTorch's ZeRO stage 3: each rank keeps a part of every parameter, of its gradient and of the optimizer's
+# states, and gathers a layer only while it computes with it. The call is one line. The rest is what you tell it: which
+# modules form a group, in which dtypes they compute and travel, what is kept and what is fetched again, where the parts
+# live. Each of these trades memory against communication or computation, and each goes wrong silently, because the
+# losses stay right. So you will look at **what each rank holds, and what it sends**.
+#
+# **What you will gain.** The next cell asks what one rank holds of Llama 7B in float32 with AdamW. It is an *estimate*:
+# arithmetic from published sizes, without activations, nothing measured. This course has no results of a GPU for this
+# practical work yet; all measured figures below are those of the machine that ran the notebook.
+
+# %% tags=["setup"]
+import contextlib
+import functools
+import time
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+from torch.nn import functional as F  # noqa: N812
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+from dlojz_tp import course, data, launch, measure, planner, scale, todo
+from dlojz_tp.models import Llama, LlamaConfig
+
+tp = course.open("14_fsdp")
+tp
+
+# %%
+LLAMA_7B = LlamaConfig(32_000, width=4096, heads=32, layers=32, max_length=2048, ffn_width=11_008)  # published sizes
+WHOLE_GROUPS = 4 * (LLAMA_7B.n_parameters - 30 * LLAMA_7B.block_parameters)  # bytes: two blocks and the rest, gathered
+print(f"estimate: {LLAMA_7B.n_parameters / 1e9:.2f} billion parameters of 16 bytes (weight, gradient, two moments)\n")
+print("ranks   every rank holds all   shards   shards and what is gathered")
+for ranks in (1, 8, 64, 512):
+    plain, parts = (planner.state_bytes(LLAMA_7B.n_parameters, ranks, stage, mixed_precision=False) for stage in (0, 3))
+    gathered = WHOLE_GROUPS if ranks > 1 else 0
+    peak = (parts.total + gathered) / 1e9
+    print(f"{ranks:>5} {plain.total / 1e9:>19.0f} GB {parts.total / 1e9:>5.1f} GB {peak:>26.1f} GB")
+
+# %% [markdown]
+# A GPU of 80 GB cannot even begin with the whole. With 8 of them it fits, and what is gathered for a moment soon is more than
+# what is kept. That part depends on you.
+#
+# All sizes are here. With two GPUs or more, the ranks talk through NCCL; else they are processes on the CPU, talk through
+# gloo, and share the cores.
+
+# %% tags=["setup"]
+GPUS = torch.cuda.device_count()
+FULL = scale() == "full" and GPUS >= 2  # one GPU cannot carry two ranks
+RANKS = min(4, GPUS) if FULL else 2
+TEXT = data.code_text()  # the source of Python's standard library, as tokens
+CONFIG = LlamaConfig(
+    vocab_size=TEXT.vocab_size,
+    width=2048 if FULL else 128,
+    heads=16 if FULL else 8,
+    kv_heads=8 if FULL else 2,
+    layers=16 if FULL else 6,
+    max_length=1024 if FULL else 64,
+)
+LENGTH = CONFIG.max_length  # tokens of a sequence
+BATCH = 4 if FULL else 2  # sequences of a step on each rank
+STEPS = 20 if FULL else 3
+LEARNING_RATE = 3e-4 if FULL else 1e-3
+TOKENS = TEXT.train[300_000:400_000].clone()  # all that travels to the ranks
+MB = 1e6
+plt.rcParams["figure.dpi"] = 85
+
+# %% [markdown]
+# ## The idea
+#
+# With $\Psi$ parameters on $N$ ranks, in float32 with AdamW, a rank holds $16\,\Psi/N$ bytes for ever. A group that computes
+# is whole for a moment: the root's (embedding, last norm, head) from forward into backward, a block's only while it runs,
+# and the next one may be on its way already. With the activations $A$:
+#
+# $$M \;=\; \frac{16\,\Psi}{N} \;+\; 4\,(\psi_\text{root} + 2\,\psi_\text{block}) \;+\; A$$
+#
+# A group is the unit of everything: one all-gather makes it whole, one reduce-scatter spreads its gradients.
+
+# %%
+SHARDS, GATHERED, GRADIENTS, STATES, OTHERS = "#0072B2", "#E69F00", "#CC79A7", "#56B4E9", "#009E73"
+figure, axes = plt.subplots(figsize=(8.5, 2.9), layout="constrained")
+axes.bar(0, 1.2, 17, align="edge", color=SHARDS, edgecolor="white")
+axes.text(8.5, 0.6, "this rank's shards: weights, gradients, optimizer states", ha="center", va="center", color="white")
+axes.bar(0, 0.9, 13.6, 1.2, align="edge", color=GATHERED, edgecolor="white")
+axes.text(0.15, 1.65, "root", va="center", fontsize=9)
+for k, number in enumerate([1, 2, 3, 4, 4, 3, 2, 1]):
+    x = 1.4 + 1.5 * k + (0.2 if k > 3 else 0)
+    axes.bar(x, 1.0, 1.3, 2.1, align="edge", color=GATHERED, edgecolor="white")
+    axes.text(x + 0.65, 2.6, f"block {number}", ha="center", va="center", fontsize=8)
+    axes.annotate("", (x, 3.15), (x, 3.75), arrowprops={"arrowstyle": "->", "color": "#555555"})
+    if k > 3:
+        axes.annotate("", (x + 1.25, 3.75), (x + 1.25, 3.15), arrowprops={"arrowstyle": "->", "color": GRADIENTS})
+axes.text(1.4, 3.95, "all-gather ↓", fontsize=9, color="#555555")
+axes.text(13.6, 3.95, "↑ reduce-scatter", fontsize=9, color=GRADIENTS, ha="right")
+for x, text in ((4.3, "forward"), (10.5, "backward"), (15.3, "optimizer")):
+    axes.text(x, -0.35, text, ha="center", va="center")
+axes.axvline(7.4, color="#555555", linestyle=":")
+axes.axvline(13.75, color="#555555", linestyle=":")
+axes.set(xlim=(-0.1, 17.1), ylim=(-0.7, 4.5), xticks=[], yticks=[], ylabel="bytes")
+axes.set_title("One step of one rank: a block is whole only while it computes", loc="left", fontsize=11)
+axes.spines[["top", "right", "bottom"]].set_visible(False)
+plt.show()
+
+# %% [markdown]
+# ## The baseline, measured first
+#
+# The model is a small decoder of the Llama kind, in plain PyTorch. It knows nothing of ranks. All ranks draw the same weights
+# and see other batches.
+
+
+# %% tags=["setup"]
+def make_mesh():
+    """All ranks in one line: a DeviceMesh of one dimension."""
+    return init_device_mesh(launch.device().type, (dist.get_world_size(),))
+
+
+def make_model():
+    """The plain decoder on this rank's device, the same on all ranks."""
+    torch.manual_seed(0)
+    return Llama(CONFIG).to(launch.device())
+
+
+def rank_batch(step):
+    """Tokens of a step, (BATCH, LENGTH + 1), on this rank's device, others on each rank."""
+    generator = torch.Generator().manual_seed(1000 * step + dist.get_rank())
+    starts = torch.randint(len(TOKENS) - LENGTH, (BATCH, 1), generator=generator)
+    return TOKENS[starts + torch.arange(LENGTH + 1)].to(launch.device())
+
+
+# %% tags=["setup"]
+def language_loss(model, tokens):
+    """Mean cross-entropy of each next token. tokens (b, s + 1)."""
+    logits = model(tokens[:, :-1])
+    return F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+
+
+def train_step(model, optimizer, tokens):
+    """One step. Returns the loss of this rank's batch, detached."""
+    optimizer.zero_grad()
+    loss = language_loss(model, tokens)
+    loss.backward()
+    optimizer.step()
+    return loss.detach()
+
+
+# %% [markdown]
+# `profiled` runs on every rank. `make(mesh)` gives a model and its optimizer. A few steps run under the counters, of which the
+# last counts: the bytes of all living tensors after each operation, by what they are, and every collective. Then come
+# the steps whose losses and times are kept. (`fully_shard` keeps a tensor for each gathered parameter and gives back its
+# memory under it: `measure.ShardBytes` follows that, and calls it "gathered".) The bytes that a rank sends are those of ring
+# algorithms.
+
+
+# %% tags=["setup"]
+PARTS = ("parameters", "optimizer states", "gradients", "gathered", "activations")
+
+
+def ring_bytes(entry, n):
+    """Bytes that each of n ranks sends for one collective, with a ring. entry: of measure.Communications."""
+    factor = {"all_gather": n - 1, "reduce_scatter": (n - 1) / n, "all_reduce": 2 * (n - 1) / n}
+    return factor.get(entry["name"], 0) * entry["bytes"]
+
+
+def watched_step(model, optimizer):
+    """Some steps, the last counts. Returns ({part: bytes} at the peak, those after each operation, collectives)."""
+    live = measure.ShardBytes(record=True)
+    for step in range(3 if isinstance(model, DDP) else 2):  # DDP arranges its buckets anew in the second
+        log = measure.Communications()
+        with live.track(model, optimizer), log:
+            live.reset_peak()
+            live.history.clear()
+            optimizer.zero_grad()
+            language_loss(model, rank_batch(step)).backward()
+            live.track(model)  # from here on gradients count as such
+            optimizer.step()
+    entries = [entry for entry in log.entries() if entry["kind"] == "collective"]
+    return {part: live.parts_at_peak[part] for part in PARTS}, list(live.history), entries
+
+
+# %% tags=["setup"]
+def profiled(make):
+    """On a rank: train what `make(mesh)` gives. Losses, seconds of a step, bytes by part, collectives: a dictionary."""
+    torch.set_num_threads(1)  # on a CPU, each rank is one core's worth
+    device, losses, times = launch.device(), [], []
+    model, optimizer = make(make_mesh())
+    peak, history, entries = watched_step(model, optimizer)
+    for step in range(3, 3 + STEPS):
+        tokens = rank_batch(step)
+        measure.synchronize(device)
+        begin = time.perf_counter()
+        losses.append(train_step(model, optimizer, tokens))
+        measure.synchronize(device)
+        times.append(time.perf_counter() - begin)
+    losses, n = torch.stack(losses).double(), dist.get_world_size()
+    dist.all_reduce(losses)
+    return {
+        "losses": (losses / n).tolist(),
+        "seconds": sorted(times)[len(times) // 2],
+        "peak": peak,
+        "history": history if dist.get_rank() == 0 else [],
+        "gathers": sum(entry["name"] == "all_gather" for entry in entries),
+        "sent": sum(ring_bytes(entry, n) for entry in entries),
+    }
+
+
+# %% tags=["setup"]
+def profile_all(makers):
+    """On a rank: {name: profile} of each `make` in turn."""
+    return {name: profiled(make) for name, make in makers.items()}
+
+
+def run(*known, **makers):
+    """Profile each on RANKS ranks and keep rank 0's figures in `found`; print them below those of `known` names."""
+    found.update(launch.ranks(profile_all, makers, n=RANKS, timeout=300)[0])
+    print("MB at the peak    weights  optimizer  gradients  gathered  activations    all", end=" | ")
+    print("MB sent  gathers    step   loss")
+    for name in [name for name in (*known, *makers) if name in found]:
+        row, peak = found[name], found[name]["peak"]
+        columns = zip(PARTS, (7, 9, 9, 8, 11))
+        print(f"{name:<16}", *(f"{peak[part] / MB:>{width + 1}.1f}" for part, width in columns), end=" ")
+        print(f"{sum(peak.values()) / MB:>6.1f} | {row['sent'] / MB:>7.1f} {row['gathers']:>8}", end=" ")
+        print(f"{measure.human_seconds(row['seconds']):>7}  {row['losses'][-1]:.3f}")
+
+
+def replicated(mesh):
+    """Plain data parallelism: everything on every rank."""
+    model = DDP(make_model(), gradient_as_bucket_view=True)
+    return model, torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.1)
+
+
+found = {}
+
+# %%
+MILLION = 1e6
+print(f"{CONFIG.n_parameters / MILLION:.2f} million parameters", end=", ")
+print(f"of which {CONFIG.layers} × {CONFIG.block_parameters / MILLION:.2f} in blocks\n")
+run(replicated=replicated)
+
+# %% [markdown]
+# Weights and two moments, 12 bytes for each parameter, and 4 for its gradient, on every rank. This is what has to shrink.
+
+# %% [markdown]
+# ### Balise 1 · Shard by block, then the root
+#
+# **`shard(model, mesh)`**: `model` is plain, with its blocks in `model.blocks`. Make one group of each block, and one of all
+# that is left (embedding, last norm, head), over the ranks of `mesh`. Return the model itself. Every parameter is a
+# `DTensor` then, of which this rank holds the rows of its part; modules and names stay as they are. Between forward and
+# backward, blocks are freed. Any number of blocks, frozen parameters, a head tied to the embedding, sizes that the ranks
+# do not divide: `fully_shard` copes with all of them. About 3 lines.
+#
+# **`prepare(model, mesh, shard, learning_rate)`**: shard with the function that is given (called `shard(model, mesh)`; it
+# returns the model to go on with), and make a `torch.optim.AdamW` with a weight decay of 0.1. Return `(model, optimizer)`.
+# About 2 lines.
+#
+# <details><summary>Hint</summary>
+#
+# `fully_shard(module, mesh=mesh)` makes one group of all parameters below `module` **that are in no group yet**, and returns
+# the module. So in which order? And it *replaces* the parameters by new ones, so what must not have looked at them before?
+# </details>
+
+
+# %% tags=["balise-1"]
+def shard(model, mesh):
+    """Shard the model over the mesh in place, a group for each of `model.blocks` and one for the rest. Returns it."""
+    # BEGIN SOLUTION
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
+    # END SOLUTION
+
+
+def prepare(model, mesh, shard, learning_rate):
+    """Shard with `shard(model, mesh)` and make AdamW for it, weight decay 0.1. Returns (model, optimizer)."""
+    # BEGIN SOLUTION
+    model = shard(model, mesh)
+    return model, torch.optim.AdamW(model.parameters(), lr=learning_rate, weight_decay=0.1)
+    # END SOLUTION
+
+
+# %%
+tp.check(1, shard, prepare)
+
+# %% [markdown]
+# Now what one often sees: `fully_shard` around the model, once. The losses are the same.
+
+
+# %%
+def making(shard, **options):
+    """A function for `profiled`: make the plain model, shard it with `shard(model, mesh, **options)`, and AdamW."""
+    return lambda mesh: prepare(make_model(), mesh, functools.partial(shard, **options), LEARNING_RATE)
+
+
+def shard_root_only(model, mesh):
+    """The mistake: one group for everything."""
+    return fully_shard(model, mesh=mesh)
+
+
+run(root_only=making(shard_root_only), by_block=making(shard))
+
+
+# %%
+def draw_step(axes, name, title):
+    """Stack the bytes of each part over one step."""
+    rows = found[name]["history"]
+    values = [[row.get(part, 0) / MB for row in rows] for part in PARTS]
+    place = [k / len(rows) for k in range(len(rows))]
+    colours = (SHARDS, STATES, GRADIENTS, GATHERED, OTHERS)
+    axes.stackplot(place, values, labels=PARTS, colors=colours, linewidth=0)
+    axes.set(title=title, xlabel="one step, operation by operation", xlim=(0, 1), xticks=[])
+
+
+if {"replicated", "root_only", "by_block"} <= found.keys():
+    figure, panels = plt.subplots(1, 3, figsize=(10, 3.3), sharey=True, layout="constrained")
+    for axes, name in zip(panels, ("replicated", "root_only", "by_block")):
+        draw_step(axes, name, name.replace("_", " "))
+    panels[0].set_ylabel("MB of living tensors, rank 0")
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=5, frameon=False)
+    plt.show()
+
+# %% [markdown]
+# Sharding by the root alone gathers the whole model in one piece and holds it until backward is through, and then a whole
+# gradient too, before it is spread (the step near the end). By block, what is gathered is the root's group and one block
+# for a moment. "Activations" are also temporary tensors, and gradients that are not spread yet; the peak comes when the
+# loss is computed, before there are gradients. Two ranks only halve the shards; with 64 the blue would hardly be seen, and
+# what is gathered would be as large as here.
+#
+# The price is in the last columns: a block travels twice in a step, what stays whole travels once.
+#
+# ### Balise 2 · Mixed precision, told to the groups
+#
+# A policy belongs to a group: its shards stay as they are, and what is gathered of them is cast first. Write
+# **`shard_mixed(model, mesh)`**: groups as in balise 1 for a model in float32, such that
+#
+# | | dtype |
+# |---|---|
+# | shards, so also gradients and optimizer states | float32 |
+# | what is gathered, what the layers compute with | bfloat16 |
+# | the sum of the gradients over the ranks | float32 |
+# | the logits that the model returns | float32 |
+#
+# The last: a loss takes exponentials and adds up over the vocabulary. Return the model. About 6 lines.
+#
+# <details><summary>Hint</summary>
+#
+# `fully_shard(..., mp_policy=MixedPrecisionPolicy(...))`; its arguments are `param_dtype`, `reduce_dtype` and `output_dtype`.
+# Without a reduce dtype the sum is made in what the gradients have. What a group's module returns is cast to its
+# `output_dtype`; the logits leave the model through one module only. What reaches a block is cast on the way in; but the
+# norm and the head are parts of the root's group and no doors of their own.
+# </details>
+
+
+# %% tags=["balise-2"]
+def shard_mixed(model, mesh):
+    """Shard as `shard`; compute and gather in bf16, reduce and update in float32, float32 logits. Returns the model."""
+    # BEGIN SOLUTION
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh, mp_policy=policy)
+    last = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32, output_dtype=torch.float32)
+    return fully_shard(model, mesh=mesh, mp_policy=last)
+    # END SOLUTION
+
+
+# %%
+tp.check(2, shard_mixed)
+
+# %%
+run("by_block", mixed=making(shard_mixed))
+
+# %% [markdown]
+# Half the bytes in what is gathered, and nearly half in what is kept for backward. The shards have not shrunk: they are the
+# float32 *master weights* of mixed precision, and here they cost $1/N$. What is sent falls by a third, not by half, since
+# gradients travel in float32. In time, two CPU cores gain nothing from bf16 and may lose; a GPU's tensor cores do.
+#
+# ### Balise 3 · Compute activations again
+#
+# Sharding does nothing for activations. Recomputation does: a block keeps only its input, and runs forward once more when
+# backward comes to it. Write **`shard_recomputed(model, mesh, every=1)`**: groups as in balise 1, in float32; blocks 0,
+# `every`, 2·`every`, … are recomputed, each as one segment, the others are not. The parameters keep their names in a
+# state dict. Return the model. About 5 lines.
+#
+# <details><summary>Hint</summary>
+#
+# `checkpoint_wrapper(block)` *returns a new module* around the block; `model.blocks[index] = ...` puts it in place. Wrap first,
+# then shard the wrapped block: the group's gathering for backward then comes before the block runs again. Of the two forms of
+# recomputation, the older "reentrant" one gives no gradients where a block's *input* needs none, as behind a frozen embedding.
+# </details>
+
+
+# %% tags=["balise-3"]
+def shard_recomputed(model, mesh, every=1):
+    """Shard as `shard`; blocks 0, every, 2·every, … keep only their input and compute again. Returns the model."""
+    # BEGIN SOLUTION
+    for index in range(0, len(model.blocks), every):
+        model.blocks[index] = checkpoint_wrapper(model.blocks[index])
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
+    # END SOLUTION
+
+
+# %%
+tp.check(3, shard_recomputed)
+
+# %%
+run("by_block", second_again=making(shard_recomputed, every=2), every_again=making(shard_recomputed))
+
+# %% [markdown]
+# The same losses, far fewer activations, and not one all-gather more: the weights that backward needs are whole when the
+# block runs again. The price is one more forward of these blocks, a third of the computing more if all do it. The peak is now
+# in backward, where one block is whole beside the root's group: it shows under "gathered". `every` is the dial.
+#
+# ### Balise 4 · What stays gathered between forward and backward
+#
+# Each block is gathered twice in a step. If there is memory to spare, a block can stay whole between the two, and travel
+# once. Write **`shard_kept(model, mesh, kept)`**: groups as in balise 1; the last `kept` blocks (0 to all of them) stay whole
+# after forward, the others are freed. After backward, none is whole. Why the last? Backward begins with them, so their
+# memory comes back first. Return the model. About 4 lines.
+#
+# <details><summary>Hint</summary>
+#
+# `fully_shard(..., reshard_after_forward=...)` takes a truth value for each group (a *number* means something else: shard over
+# fewer ranks). Mind `kept == 0`: `blocks[-0:]` is all blocks.
+# </details>
+
+
+# %% tags=["balise-4"]
+def shard_kept(model, mesh, kept):
+    """Shard as `shard`; the last `kept` blocks stay whole between forward and backward. Returns the model."""
+    # BEGIN SOLUTION
+    first = len(model.blocks) - kept
+    for index, block in enumerate(model.blocks):
+        fully_shard(block, mesh=mesh, reshard_after_forward=index < first)
+    return fully_shard(model, mesh=mesh)
+    # END SOLUTION
+
+
+# %%
+tp.check(4, shard_kept)
+
+# %%
+KEPT = (CONFIG.layers // 2, CONFIG.layers)
+run("by_block", **{f"kept_{kept}": making(shard_kept, kept=kept) for kept in KEPT})
+
+# %%
+names = {0: "by_block"} | {kept: f"kept_{kept}" for kept in KEPT}
+rows = [(kept, found[name]) for kept, name in names.items() if name in found]
+if len(rows) == len(names):
+    figure, (left, right) = plt.subplots(1, 2, figsize=(8, 2.9), layout="constrained")
+    numbers = [kept for kept, _ in rows]
+    left.plot(numbers, [row["peak"]["gathered"] / MB for _, row in rows], "o-", color=GATHERED)
+    left.set(title="memory", ylabel="gathered at the peak, MB")
+    right.plot(numbers, [row["sent"] / MB for _, row in rows], "o-", color="#555555")
+    right.set(title="communication", ylabel="sent by a rank in a step, MB")
+    for axes in (left, right):
+        axes.set(xlabel=f"blocks kept whole, of {CONFIG.layers}", ylim=(0, None), xticks=numbers)
+    plt.show()
+
+# %% [markdown]
+# A straight trade: each block kept costs its 4 bytes a parameter, and saves one all-gather of them. With all blocks kept, this
+# is ZeRO stage 2 in what it sends: two thirds for the blocks. Between several nodes, where the network is slow and memory
+# is left, it is worth a try; near the limit of memory it is not.
+#
+# ### Balise 5 · Shards in the CPU's memory
+#
+# When even the shards are too many, they can live in the memory of the host: a group's shards are copied to the GPU before they
+# are gathered, the shards of the gradients come back, and the optimizer runs on the CPU. Write
+# **`shard_offloaded(model, mesh, pin)`**: groups as in balise 1, all of them offloaded; `pin` says whether that memory is
+# page-locked, so that copies can overlap with computing (it needs a GPU; without one it fails). Return the model. About 4
+# lines.
+#
+# <details><summary>Hint</summary>
+#
+# `fully_shard(..., offload_policy=CPUOffloadPolicy(...))`. It takes an *object*. It pins memory unless it is told not to. An
+# optimizer cannot have half of its parameters on a GPU.
+# </details>
+
+
+# %% tags=["balise-5"]
+def shard_offloaded(model, mesh, pin):
+    """Shard as `shard`; shards, gradients, optimizer in CPU memory, page-locked if `pin`. Returns the model."""
+    # BEGIN SOLUTION
+    policy = CPUOffloadPolicy(pin_memory=pin)
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh, offload_policy=policy)
+    return fully_shard(model, mesh=mesh, offload_policy=policy)
+    # END SOLUTION
+
+
+# %%
+tp.check(5, shard_offloaded)
+
+# %%
+if FULL:
+    run("by_block", offloaded=making(shard_offloaded, pin=True))
+else:
+    print("The shards are in the CPU's memory already: without two GPUs there is nothing to measure here.")
+
+# %% [markdown]
+# What does it cost? Per step and rank, the shards go down the link twice (forward, backward; the root's once) in float32, and
+# the gradients up once. The next cell compares this with the time to compute, as an *estimate*: rates are assumptions.
+
+# %%
+LINK, SPEED = 25e9, 400e12  # bytes/s between host and GPU, FLOP/s reached by the GPU: assumptions
+SEQUENCE = 2048  # tokens
+print("estimate: Llama 7B on 8 GPUs, float32 shards in host memory, bf16 compute\n")
+moved = 3 * 4 * LLAMA_7B.n_parameters / 8  # bytes
+print(f"over the link: {moved / 1e9:.1f} GB in a step, {moved / LINK:.2f} s; saved on the GPU: ", end="")
+print(f"{planner.state_bytes(LLAMA_7B.n_parameters, 8, 3, mixed_precision=False).total / 1e9:.1f} GB")
+for sequences in (1, 4, 16):
+    computing = sequences * SEQUENCE * LLAMA_7B.flops_per_token(SEQUENCE) / SPEED
+    print(f"{sequences:>3} sequences of {SEQUENCE} tokens a GPU: {computing:5.2f} s of computing")
+
+# %% [markdown]
+# With few tokens in a step the link is the bottleneck; with many it can hide behind computing, where the memory is pinned.
+# The optimizer on the CPU comes on top: it streams 28 bytes for each parameter of the shard through the host's memory.
+# One trap on a GPU: clipping the gradients' norm now runs a collective on *CPU* tensors, which NCCL does not carry. Start the
+# process group with both, `init_process_group("cpu:gloo,cuda:nccl")`.
+
+# %% [markdown]
+# ## A model that is never whole
+#
+# So far each rank made the whole model and then cut it. A model of 70 billion parameters is 280 GB in float32: no rank can
+# make it first. Tensors on the **meta device** have a shape and a dtype, and no memory.
+
+# %% tags=["setup"]
+import importlib.util
+import tempfile
+import warnings
+
+import torch.distributed.checkpoint as dcp
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+make_plain = functools.partial(Llama, CONFIG)  # on the device that is the default one, without a seed
+
+# %% [markdown]
+# ### Balise 6 · Born in shards
+#
+# `build_sharded(make_plain, mesh, seed)`: `make_plain()` makes a plain model with `.blocks` and a method `init_weights()`
+# that fills all parameters and the rotary tables in place. Return the model, sharded as in balise 1 over the mesh (of one
+# dimension), its weights drawn as `init_weights` draws them, on the mesh's kind of device (`mesh.device_type`).
+#
+# At no time may a rank hold more than its shards and one whole block. The seed decides the weights: the same seed and
+# number of ranks, the same weights. What was frozen stays frozen. About 6 lines.
+#
+# <details><summary>Hint</summary>
+#
+# `with torch.device("meta"):` around the making; `fully_shard` works on the meta device; `model.to_empty(device=...)`
+# gives memory without values, to what there is *then*. On a CPU a rank draws the values of its own shard from its own
+# generator. Two ranks that set it to the same seed draw the same numbers, for rows that should differ:
+# `mesh.get_local_rank()` tells them apart.
+# </details>
+
+
+# %% tags=["balise-6"]
+def build_sharded(make_plain, mesh, seed):
+    """Make a model that is sharded before it has memory. Returns it, filled by `init_weights`."""
+    # BEGIN SOLUTION
+    with torch.device("meta"):
+        model = make_plain()
+    shard(model, mesh)
+    model.to_empty(device=mesh.device_type)
+    torch.manual_seed(seed + mesh.get_local_rank())
+    model.init_weights()
+    return model
+    # END SOLUTION
+
+
+# %%
+tp.check(6, build_sharded)
+
+
+# %%
+def bytes_to_build(make):
+    """On a rank: most bytes held while a sharded model is made, and bytes of its shards."""
+    warnings.filterwarnings("ignore", message="DTensor random operators")
+    mesh = make_mesh()
+    with measure.ShardBytes() as live:
+        model = make(mesh)
+    return live.peak, measure.shard_bytes(model)
+
+
+def cut_afterwards(mesh):
+    return shard(make_model(), mesh)
+
+
+def born_in_shards(mesh):
+    return build_sharded(make_plain, mesh, seed=0)
+
+
+for name, make in {"whole, then cut": cut_afterwards, "born in shards": born_in_shards}.items():
+    for n in (2, 4):
+        peak, kept = map(measure.human_bytes, launch.ranks(bytes_to_build, make, n=n)[0])
+        print(f"{name:<16} {n} ranks: {peak:>9} at the peak, {kept:>9} kept")
+
+# %% [markdown]
+# With more ranks the first figure stays above the size of the model, the second one falls with the shards. On GPUs `DTensor`
+# keeps the random numbers of shards apart by itself. A checkpoint of a model that was trained before takes the place of
+# `init_weights`; the rotary tables, which are in no checkpoint, have to be filled even so.
+
+# %% [markdown]
+# ## Checkpoints of shards
+#
+# `torch.save` on rank 0 needs the whole model there, and all other ranks wait. `torch.distributed.checkpoint` lets each
+# rank write the shards it has, into one folder, and writes down in `.metadata` which rows lie where. A job with another
+# number of ranks reads the rows *it* needs.
+
+# %% [markdown]
+# ### Balise 7 · Saved on 4 ranks, loaded on 2
+#
+# - **`save_checkpoint(folder, model, optimizer, step)`**, called on all ranks: model, AdamW's states, its learning rate and
+#   `step` (an `int`) in one checkpoint in `folder`. No parameter may be put together for it. The checkpoint is complete
+#   when the function returns.
+# - **`load_checkpoint(folder, model, optimizer)`**, on all ranks of *any* number of ranks: `model` is sharded, its weights
+#   do not matter; `optimizer` is new and has made no step. Both continue exactly where they were. Returns the step.
+#
+# `dcp` is `torch.distributed.checkpoint`. About 2 and 5 lines.
+#
+# <details><summary>Hint</summary>
+#
+# `dcp.save(state, checkpoint_id=folder)` takes nested dictionaries of tensors and numbers; `dcp.load(state,
+# checkpoint_id=folder)` fills in place what `state` already has: what is missing there is not read. A new AdamW has no
+# moments yet. `get_state_dict(model, optimizer)` gives both states with a place for everything, and
+# `set_state_dict(model, optimizer, model_state_dict=..., optim_state_dict=...)` gives them back.
+# </details>
+
+
+# %% tags=["balise-7"]
+def save_checkpoint(folder, model, optimizer, step):
+    """All ranks write model, optimizer and step into one checkpoint, each its shards."""
+    # BEGIN SOLUTION
+    weights, states = get_state_dict(model, optimizer)
+    dcp.save({"model": weights, "optimizer": states, "step": step}, checkpoint_id=folder)
+    # END SOLUTION
+
+
+def load_checkpoint(folder, model, optimizer):
+    """All ranks read what belongs into their shards. Returns the step that was saved."""
+    # BEGIN SOLUTION
+    weights, states = get_state_dict(model, optimizer)
+    state = {"model": weights, "optimizer": states, "step": 0}
+    dcp.load(state, checkpoint_id=folder)
+    set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+    return state["step"]
+    # END SOLUTION
+
+
+# %%
+tp.check(7, save_checkpoint, load_checkpoint)
+
+
+# %%
+def some_losses(model, optimizer, steps):
+    """Mean losses over all ranks of steps on the same 8 sequences a step, whatever the number of ranks."""
+    losses = []
+    for step in steps:
+        starts = torch.randint(len(TOKENS) - LENGTH, (8, 1), generator=torch.Generator().manual_seed(step))
+        mine = starts[dist.get_rank() :: dist.get_world_size()]
+        loss = train_step(model, optimizer, TOKENS[mine + torch.arange(LENGTH + 1)].to(launch.device()))
+        dist.all_reduce(loss)
+        losses.append(loss.item() / dist.get_world_size())
+    return losses
+
+
+def train_and_save(folder):
+    warnings.simplefilter("ignore")
+    model, optimizer = prepare(build_sharded(make_plain, make_mesh(), 0), None, lambda model, _: model, LEARNING_RATE)
+    some_losses(model, optimizer, range(2))
+    save_checkpoint(folder, model, optimizer, 2)
+    return some_losses(model, optimizer, range(2, 4))
+
+
+def load_and_train(folder):
+    warnings.simplefilter("ignore")
+    model, optimizer = prepare(build_sharded(make_plain, make_mesh(), 1), None, lambda model, _: model, 1.0)
+    step = load_checkpoint(folder, model, optimizer)
+    return some_losses(model, optimizer, range(step, step + 2))
+
+
+# %%
+with tempfile.TemporaryDirectory() as folder:
+    there = launch.ranks(train_and_save, folder, n=4)[0]
+    files = {file.name: file.stat().st_size for file in sorted(Path(folder).iterdir())}
+    here = launch.ranks(load_and_train, folder, n=2)[0]
+for name, size in files.items():
+    print(f"{name:<14} {measure.human_bytes(size):>9}")
+print("4 ranks went on with losses ", " ".join(f"{loss:.6f}" for loss in there))
+print("2 ranks, from the checkpoint", " ".join(f"{loss:.6f}" for loss in here))
+
+# %% [markdown]
+# `.metadata` is written last: a folder without it is a checkpoint that was never finished. So give each checkpoint a folder
+# of its own, and delete the one before when the new one is complete. `dcp.async_save` copies the shards and writes them
+# while training goes on.
+
+# %% [markdown]
+# ## Several micro-batches a step
+#
+# A batch that does not fit is cut into micro-batches, their gradients add up, and one step follows. With DDP, `no_sync()`
+# saves all exchanges but the last. Sharded, there is a choice to make: between two micro-batches a rank keeps *either*
+# its part of the gradients, exchanged each time, *or* all of them, exchanged once.
+
+# %% [markdown]
+# ### Balise 8 · Accumulate, exchange once
+#
+# `accumulate(model, micro_batches, optimizer)`: `model` is sharded (FSDP), `micro_batches` a list of token tensors
+# `(b_i, s + 1)`, all of the same length `s`; the last one may have fewer sequences. Make *one* optimizer step that equals
+# a step on all sequences at once (`language_loss` is a mean over its tokens). One micro-batch after the other; gradients
+# are exchanged with the last one alone; after it the model is as it was, so that a plain backward exchanges again. Return
+# this rank's mean loss, detached. About 10 lines.
+#
+# <details><summary>Hint</summary>
+#
+# `model.set_requires_gradient_sync(False)` on the root tells all modules below to keep their gradients;
+# `set_is_last_backward(False)` spares them the tidying up after a backward that is not the last. A sum of means is not a
+# mean: weight each loss by its share of the sequences.
+# </details>
+
+
+# %% tags=["balise-8"]
+def accumulate(model, micro_batches, optimizer):
+    """One optimizer step on all micro-batches, with one exchange of gradients. Returns this rank's mean loss."""
+    # BEGIN SOLUTION
+    sequences = sum(len(tokens) for tokens in micro_batches)
+    optimizer.zero_grad()
+    total = 0.0
+    for number, tokens in enumerate(micro_batches, 1):
+        last = number == len(micro_batches)
+        model.set_requires_gradient_sync(last)
+        model.set_is_last_backward(last)
+        loss = language_loss(model, tokens) * len(tokens) / sequences
+        loss.backward()
+        total += loss.detach()
+    optimizer.step()
+    return total
+    # END SOLUTION
+
+
+# %%
+tp.check(8, accumulate)
+
+
+# %%
+def accumulate_exchanging(model, micro_batches, optimizer):
+    """The same for equal micro-batches, with an exchange after each."""
+    optimizer.zero_grad()
+    for tokens in micro_batches:
+        (language_loss(model, tokens) / len(micro_batches)).backward()
+    optimizer.step()
+
+
+def price_of(step, micro_batches=4):
+    """On a rank: most bytes held in a step, {collective: bytes handed in}."""
+    model, optimizer = prepare(make_model(), make_mesh(), shard, LEARNING_RATE)
+    batches = [rank_batch(k)[:1] for k in range(micro_batches)]
+    step(model, batches, optimizer)
+    with measure.ShardBytes().track(model, optimizer) as live, measure.Communications() as sent:
+        step(model, batches, optimizer)
+    volume = {}
+    for call in sent.entries():
+        volume[call["name"]] = volume.get(call["name"], 0) + call["bytes"]
+    return live.peak, volume
+
+
+for name, step in {"one exchange": accumulate, "an exchange each time": accumulate_exchanging}.items():
+    peak, volume = launch.ranks(price_of, step, n=RANKS)[0]
+    sent = ", ".join(f"{kind} {measure.human_bytes(size)}" for kind, size in sorted(volume.items()))
+    print(f"{name:<22} peak of a rank {measure.human_bytes(peak):>9}; handed in: {sent}")
+
+# %% [markdown]
+# One exchange saves three of four reduce-scatters and costs memory: **all** gradients, whole and in float32, on every
+# rank, until the last micro-batch. That is what stage 2 of ZeRO was there to avoid. Where gradients fit, exchange once;
+# where they do not, exchange each time, for that is what `fully_shard` was chosen for. The all-gathers are paid for every
+# micro-batch either way.
+
+# %% [markdown]
+# ## Shards within a node, replicas over nodes
+#
+# Over 1,024 GPUs, each all-gather of a block is a ring of 1,024 ranks through the slow links between nodes. *Hybrid*
+# sharding cuts the model over the GPUs of a node only, and keeps a replica on each node. The gathers stay inside; between
+# nodes travels one all-reduce of a rank's shard of the gradients. The price: shards are as large as if there were one
+# node.
+
+
+# %%
+def draw_mesh():
+    figure, axes = plt.subplots(figsize=(6.5, 2.3), layout="constrained")
+    colours = ["#0072B2", "#E69F00"]
+    for rank in range(4):
+        node, part = divmod(rank, 2)
+        x, y = 3 * node + part, 0
+        axes.add_patch(plt.Rectangle((x, y), 0.8, 0.8, color=colours[part]))
+        axes.text(x + 0.4, 0.4, f"rank {rank}\npart {part}", ha="center", va="center", color="white", fontsize=9)
+    for node in range(2):
+        axes.text(3 * node + 0.9, 1.25, f"node {node}: a whole replica", ha="center", fontsize=9)
+        axes.annotate("", (3 * node + 1.4, 1.0), (3 * node + 0.4, 1.0), arrowprops={"arrowstyle": "<->"})
+    for part in range(2):
+        y = -0.25 - 0.35 * part
+        axes.annotate("", (3.4 + part, y), (0.4 + part, y), arrowprops={"arrowstyle": "<->", "color": colours[part]})
+    axes.text(2.4, 0.95, "gather,\nreduce-scatter", ha="center", va="center", fontsize=8)
+    axes.text(2.4, -0.17, "all-reduce of gradient parts", ha="center", fontsize=8)
+    axes.set(xlim=(-0.2, 5.0), ylim=(-0.8, 1.6))
+    axes.axis("off")
+    plt.show()
+
+
+draw_mesh()
+
+# %% [markdown]
+# ### Balise 9 · Hybrid sharding
+#
+# `shard_hybrid(model, replicas)`: shard each of `model.blocks` and the root, in place, so that there are `replicas` copies of
+# the model, each cut over `world_size / replicas` ranks. Ranks with neighbouring numbers sit on the same node: they share
+# a copy. `ValueError` where `replicas` does not divide the number of ranks. Return the model. About 6 lines.
+#
+# <details><summary>Hint</summary>
+#
+# `init_device_mesh(device_type, shape, mesh_dim_names=...)` numbers ranks row by row: neighbours differ in the *last*
+# dimension; `fully_shard` wants the two dimensions to have names, which you choose. Given such a mesh, it replicates over
+# the first and shards over the second. `launch.device().type` is the kind of device.
+# </details>
+
+
+# %% tags=["balise-9"]
+def shard_hybrid(model, replicas):
+    """Shard the model over groups of neighbouring ranks, `replicas` of them. Returns the model."""
+    # BEGIN SOLUTION
+    shards, rest = divmod(dist.get_world_size(), replicas)
+    if rest:
+        raise ValueError(f"{replicas} replicas do not divide {dist.get_world_size()} ranks")
+    mesh = init_device_mesh(launch.device().type, (replicas, shards), mesh_dim_names=("replicate", "shard"))
+    return shard(model, mesh)
+    # END SOLUTION
+
+
+# %%
+tp.check(9, shard_hybrid)
+
+
+# %%
+def kept_and_sent(replicas):
+    """On a rank: bytes of model and optimizer between steps, {collective: bytes handed in} of a step."""
+    model = shard(make_model(), make_mesh()) if replicas == 1 else shard_hybrid(make_model(), replicas)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
+    train_step(model, optimizer, rank_batch(0))
+    with measure.Communications() as sent:
+        train_step(model, optimizer, rank_batch(1))
+    volume = {}
+    for call in sent.entries():
+        volume[call["name"]] = volume.get(call["name"], 0) + call["bytes"]
+    optimizer.zero_grad()
+    return measure.shard_bytes(model, optimizer), volume
+
+
+if not FULL or GPUS >= 4:
+    for replicas in (1, 2):
+        kept, volume = launch.ranks(kept_and_sent, replicas, n=4)[0]
+        sent = ", ".join(f"{kind} {measure.human_bytes(size)}" for kind, size in sorted(volume.items()))
+        print(
+            f"replicas {replicas}, ranks for each {4 // replicas}: keeps {measure.human_bytes(kept):>9}; hands in {sent}"
+        )
+
+# %% [markdown]
+# Read the second line as two nodes of two ranks: the gathers and the reduce-scatters stay on a node, and the all-reduce,
+# the only message between nodes, carries half the gradients. `fully_shard` copies nothing between replicas at the start:
+# they must be built with the same numbers, so in balise 6 the seed would have to follow the rank *within* a replica.
+
+# %% [markdown]
+# ## From this machine to billions
+#
+# Most bytes of a step can be known without a GPU and without the memory: with **fake tensors** the very same code runs,
+# `fully_shard`, autograd and AdamW included, in a group of ranks that are not there, and nothing is computed. First a
+# prediction where it can be checked: four layers on two ranks.
+
+
+# %%
+def peak_of_steps(live, kind, mesh, config, sequences, length, cut):
+    """Most bytes of a step of a sharded model and AdamW, the optimizer's states being there already."""
+    warnings.simplefilter("ignore")
+    with torch.device(kind):
+        model, optimizer = prepare(Llama(config), mesh, cut, LEARNING_RATE)
+        tokens = torch.zeros(sequences, length + 1, dtype=torch.long)
+    for _ in range(2):
+        live.track(model, optimizer, tokens).reset_peak()
+        train_step(model, optimizer, tokens)
+    return live.peak
+
+
+def measured_peak(*case):
+    kind, mesh = launch.device().type, make_mesh()
+    with measure.ShardBytes() as live:
+        return kind, peak_of_steps(live, kind, mesh, *case)
+
+
+def predicted_peaks(kind, world_size, cases):
+    """The same on fake tensors, as rank 0 of a world that is not there; cases: (config, sequences, length, cut)."""
+    dist.destroy_process_group()
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=world_size)
+    mesh, found = init_device_mesh(kind, (world_size,)), []
+    for case in cases:
+        with FakeTensorMode(), measure.ShardBytes(fake=True) as live:
+            found.append(peak_of_steps(live, kind, mesh, *case))
+    return found
+
+
+# %%
+FOUR = LlamaConfig(vocab_size=1024, width=128, heads=8, kv_heads=2, layers=4, max_length=64)
+case = (FOUR, 4, 64, shard)
+kind, measured = launch.ranks(measured_peak, *case, n=2)[0]
+(predicted,) = launch.ranks(predicted_peaks, kind, 2, [case], n=1)[0]
+print(f"peak of a rank: measured {measured:,} bytes, predicted {predicted:,} bytes")
+
+# %% [markdown]
+# Then a model that fits nowhere here: the shape of Llama 2 7B (Touvron et al. 2023), 6.7 billion parameters on 64 ranks,
+# one sequence of 2,048 tokens each, in float32. All its layers are alike: past the first few, each adds the same bytes.
+# So four and six layers tell what 32 need.
+
+
+# %%
+def seven_billion(layers):
+    return LlamaConfig(32_000, width=4096, heads=32, layers=layers, max_length=2048, ffn_width=11_008)
+
+
+whole = seven_billion(32).n_parameters
+states = planner.state_bytes(whole, 64, 3, mixed_precision=False).total
+print(f"predicted: {whole / 1e9:.2f} billion parameters on 64 ranks, states by formula {states / 1e9:.1f} GB a rank")
+cuts = {"as in balise 1": shard, "recomputed, balise 3": shard_recomputed}
+cases = [(seven_billion(layers), 1, 2048, cut) for cut in cuts.values() for layers in (4, 6)]
+peaks = launch.ranks(predicted_peaks, kind, 64, cases, n=1, timeout=200)[0]
+for name, four, six in zip(cuts, peaks[::2], peaks[1::2]):
+    layer = (six - four) / 2
+    print(f"{name:<22} peak {(four + 28 * layer) / 1e9:5.1f} GB: {layer / 1e9:.2f} GB for each layer")
+
+# %% [markdown]
+# Sharding makes the states small, not the activations: on 64 ranks they are what is left, and recomputation (or cutting
+# layers and sequences themselves, as pipeline and tensor parallelism do) is what helps. The rest is the group that is
+# gathered, and the head with its logits. Not counted here: the library's own memory, fragments in the allocator, and a
+# GPU's fused kernels, which keep less than the CPU's.
+
+# %% [markdown]
+# ## `torch.compile` on top
+#
+# Compile each **block**, then shard. The hooks that gather and reshard are Python, and a graph cannot go through them: a
+# compiled block lies between two of them and has no break inside. Equal blocks share one graph. Here a stand-in for the
+# compiler counts the graphs that it is handed.
+
+
+# %%
+def compiled_graphs(whole):
+    """On a rank: the number of operations in each graph that torch.compile captures in a step."""
+    warnings.simplefilter("ignore")
+    graphs = []
+
+    def counting(graph, inputs):
+        graphs.append(len(graph.graph.nodes))
+        return graph.forward
+
+    model = Llama(FOUR).to(launch.device())
+    for block in [] if whole else model.blocks:
+        block.compile(backend=counting)
+    shard(model, make_mesh())
+    if whole:
+        model.compile(backend=counting)
+    train_step(
+        model, torch.optim.SGD(model.parameters(), lr=0.1), torch.zeros(2, 17, dtype=torch.long, device=launch.device())
+    )
+    return graphs
+
+
+for name, whole in {"each block": False, "the whole model": True}.items():
+    print(f"compiled {name}: graphs with {launch.ranks(compiled_graphs, whole, n=2)[0]} operations")
+
+# %% [markdown]
+# One graph either way: eight or eighty equal blocks are compiled once. Of the whole model, too, only the block was
+# captured; what stands around the hooks is left to Python.
+
+
+# %%
+def race_compiled():
+    models = {"plain": make_model(), "blocks compiled": make_model()}
+    for block in models["blocks compiled"].blocks:
+        block.compile()
+    steps = {}
+    for name, model in models.items():
+        optimizer = prepare(model, make_mesh(), shard, LEARNING_RATE)[1]
+        steps[name] = functools.partial(train_step, model, optimizer, rank_batch(0))
+    return measure.race(steps, repeats=10, warmup=2, calls=1, device=launch.device())
+
+
+if FULL:
+    print(launch.ranks(race_compiled, n=RANKS, timeout=400)[0])
+else:
+    print("not raced here: compiling one block takes longer than this notebook may, and shows its gain on GPUs")
+
+# %% [markdown]
+# ## DeepSpeed's ZeRO
+#
+# The library that brought ZeRO asks for the stage in a JSON configuration. Same model, same batches, same AdamW; where
+# `deepspeed` is installed (`pip install "dlojz-tp[deepspeed]"`) the next cells train at stages 1, 2 and 3 beside
+# `fully_shard`, and demand equal losses. Three traps: a clipping of 1.0 is on unless you set it to 0; an optimizer of
+# PyTorch's needs `zero_allow_untested_optimizer`; and its buckets are for billions, 500 million numbers each, unless you
+# say less.
+
+
+# %%
+def with_deepspeed(stage):
+    import deepspeed
+    from deepspeed.ops import __compatible_ops__ as operators
+
+    operators["deepspeed_shm_comm"] = False  # else it is compiled for a minute; gloo does without
+    deepspeed.init_distributed(dist_backend=dist.get_backend())
+    model, bucket = make_model(), CONFIG.block_parameters
+    config = {
+        "train_micro_batch_size_per_gpu": BATCH,
+        "gradient_clipping": 0.0,
+        "zero_optimization": {"stage": stage, "reduce_bucket_size": bucket, "allgather_bucket_size": bucket},
+        "zero_allow_untested_optimizer": True,
+    }
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.1)
+    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
+
+    def step(tokens):
+        loss = language_loss(engine, tokens)
+        engine.backward(loss)
+        engine.step()
+        return loss.detach()
+
+    return step
+
+
+def with_fully_shard(_stage):
+    return functools.partial(train_step, *prepare(make_model(), make_mesh(), shard, LEARNING_RATE))
+
+
+# %%
+def losses_time_memory(make, stage, steps=6):
+    """On a rank: losses, median seconds of a step, most bytes held in a step."""
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    losses, seconds = [], []
+    with measure.ShardBytes() as live:
+        step = make(stage)
+        losses += [step(rank_batch(k)).item() for k in range(2)]
+        live.reset_peak()
+        losses.append(step(rank_batch(2)).item())
+    for k in range(3, steps):
+        dist.barrier()
+        start = time.perf_counter()
+        losses.append(step(rank_batch(k)).item())
+        seconds.append(time.perf_counter() - start)
+    return losses, sorted(seconds)[len(seconds) // 2], live.peak
+
+
+if importlib.util.find_spec("deepspeed"):
+    runs = {"fully_shard": (with_fully_shard, 3)} | {f"DeepSpeed, stage {s}": (with_deepspeed, s) for s in (1, 2, 3)}
+    ours = None
+    for name, (make, stage) in runs.items():
+        losses, seconds, peak = launch.ranks(losses_time_memory, make, stage, n=RANKS, timeout=120)[0]
+        ours = ours or losses
+        worst = max(abs(a - b) for a, b in zip(ours, losses))
+        assert worst < 1e-3, f"{name}: the losses differ by {worst}"
+        print(
+            f"{name:<20} step {measure.human_seconds(seconds):>9}, peak {measure.human_bytes(peak):>9}, losses differ by {worst:.1e}"
+        )
+else:
+    print("deepspeed is not installed here: this cell is skipped, nothing that follows needs it")
+
+# %% [markdown]
+# ## Measured again
+#
+# What one rank holds at the peak of a step, for each thing that you told `fully_shard`, in the one picture that you began with.
+
+# %%
+shown = [name for name in ("replicated", "root_only", "by_block", "mixed", "every_again") if name in found]
+if shown:
+    figure, axes = plt.subplots(figsize=(8.5, 0.6 + 0.45 * len(shown)), layout="constrained")
+    left = [0.0] * len(shown)
+    for part, colour in zip(PARTS, (SHARDS, STATES, GRADIENTS, GATHERED, OTHERS)):
+        widths = [found[name]["peak"][part] / MB for name in shown]
+        axes.barh(shown, widths, left=left, color=colour, label=part, height=0.65)
+        left = [start + width for start, width in zip(left, widths)]
+    for place, total in enumerate(left):
+        axes.text(total, place, f" {total:.0f} MB", va="center", fontsize=9)
+    axes.set(xlabel="MB of living tensors at the peak of a step, rank 0", xlim=(0, 1.12 * max(left)))
+    axes.set_yticks(range(len(shown)), [name.replace("_", " ") for name in shown])
+    axes.invert_yaxis()
+    figure.legend(loc="outside upper center", ncols=5, frameon=False, fontsize=9)
+    plt.show()
+
+# %% [markdown]
+# ## Race
+#
+# The native API is what you have used all along. So the race is between ways to use it: your groups by block, one group
+# for every linear layer, one for everything, and plain data parallelism, each step in turn in the same processes.
+
+
+# %%
+def shard_every_layer(model, mesh):
+    """The other mistake: a group for each linear layer."""
+    for module in [m for m in model.modules() if isinstance(m, nn.Linear)]:
+        fully_shard(module, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
+
+
+def race_on_ranks(makers, rounds):
+    """On a rank: the steps of each, in turn."""
+    torch.set_num_threads(1)
+    mesh, tokens, steps = make_mesh(), rank_batch(0), {}
+    for name, make in makers.items():
+        steps[name] = functools.partial(train_step, *make(mesh), tokens)
+    return measure.race(steps, repeats=rounds, warmup=1, calls=1, device=launch.device())
+
+
+makers = {
+    "by block": making(shard),
+    "every layer": making(shard_every_layer),
+    "root only": making(shard_root_only),
+    "replicated": replicated,
+}
+launch.ranks(race_on_ranks, makers, 20 if FULL else 3, n=RANKS, timeout=300)[0]
+
+# %% [markdown]
+# On two cores sharding buys no time: it costs some, for messages, copies and bookkeeping in Python, which is why the groups
+# must not be small. What it buys is memory, and with it a larger model or batch. On GPUs with a fast network, gathering
+# the next block overlaps with computing this one; then the step is hardly longer. No results of a GPU are recorded here yet.
+#
+# ## Past this machine
+#
+# How many ranks does a model need, and how many tokens must each of them have in a step, so that computing hides the network?
+# The next cell is an *estimate*: bf16 weights and gradients travel, every block is recomputed, a GPU has 80 GB, computes
+# 400 TFLOP/s, and sends 300 GB/s inside a node of 8 and 25 GB/s between nodes. These rates are assumptions.
+
+# %%
+MODELS = {
+    "7B": LLAMA_7B,
+    "13B": LlamaConfig(32_000, width=5120, heads=40, layers=40, max_length=2048, ffn_width=13_824),
+    "70B": LlamaConfig(32_000, width=8192, heads=64, kv_heads=8, layers=80, max_length=4096, ffn_width=28_672),
+}
+print("estimate\n")
+print("model   GPUs   shards   whole for a moment   fits 80 GB   network in a step   tokens a GPU to hide it")
+for name, model in MODELS.items():
+    for ranks in (8, 64, 512):
+        shards = planner.state_bytes(model.n_parameters, ranks, 3, mixed_precision=False).total  # float32 masters
+        whole = 2 * (model.n_parameters - (model.layers - 2) * model.block_parameters)  # root and two blocks, bf16
+        bandwidth = 300e9 if ranks <= 8 else 25e9
+        network = planner.step_volume(model.n_parameters, ranks, 3, bytes_per_element=2) / bandwidth
+        tokens = network * SPEED / (4 / 3 * model.flops_per_token(2048))
+        print(f"{name:>5} {ranks:>6} {shards / 1e9:>5.1f} GB {whole / 1e9:>17.1f} GB", end=" ")
+        print(f"{'yes' if shards + whole < 80e9 else 'no':>12} {network:>17.2f} s {tokens:>25,.0f}")
+
+# %% [markdown]
+# Between nodes the network's time hardly depends on the number of ranks, and not at all on the tokens: it is three times the
+# weights. Both it and the computing grow with the model, so the tokens needed hardly depend on the model either. The cure
+# is more tokens a GPU (a larger batch, which has its own price), a sharding group that stays inside a node (hybrid
+# sharding), or cutting the model in another way besides.
+
+# %%
+tp.progress()
+
+# %% [markdown]
+# ## Three questions
+#
+# <details><summary>Somebody shards a model with one call on the root, sees the losses of the single process, and is content. The job dies of
+# memory at ten times the size. What was overlooked?</summary>
+#
+# One group is gathered in one piece and stays whole until backward is through. Between steps each rank holds 1/N, but at the
+# peak every rank holds the whole model, and in backward a whole gradient too. Look at the peak, not at what is left after it.
+# </details>
+#
+# <details><summary>With the policy of balise 2, which tensors are in bf16, and how long do they live?</summary>
+#
+# The gathered copies of the weights, for as long as a group is whole, and activations and their gradients, until backward
+# has used them. Nothing in bf16 survives the step: shards, reduced gradients and moments are float32.
+# </details>
+#
+# <details><summary>A step on 64 GPUs spends half of its time waiting for all-gathers, and a third of the memory is free. Name three
+# things to try.</summary>
+#
+# Keep blocks whole after forward (one of the two all-gathers goes). More tokens in a step, or recomputation switched off
+# where it is on: the network's time stays, and hides behind more computing. Shard inside a node and replicate between nodes.
+# And before all that: are the weights gathered in bf16?
+# </details>
+#
+# ## To remember
+#
+# `fully_shard` works in groups: what is in one is gathered in one message, is whole at the same time, and has one policy. Blocks
+# first, then the root, then the optimizer. Precision, recomputation, what stays whole, where shards live, when gradients are
+# exchanged and over which ranks: each is one argument, and each is seen in bytes held and bytes sent, never in the loss. A
+# model begins on the meta device, and its checkpoint belongs to no number of ranks. Next: when blocks on all ranks are still
+# too much traffic, give each rank *some of the blocks*: the pipeline.

@@ -1,0 +1,231 @@
+"""Answers to 14_fsdp: sharding by block and root (balise 1); the other balises in the files beside this one."""
+
+import copy
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel, fully_shard
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+from tests.answers.bank import Bank
+from tests.answers.fsdp_last import bank as last
+from tests.answers.fsdp_more import bank as more
+from tests.answers.fsdp_options import bank as options
+
+bank = Bank("14_fsdp", whole=True)
+
+
+def shard(model, mesh):
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    return model
+
+
+def prepare(model, mesh, shard, learning_rate):
+    sharded = shard(model, mesh)
+    optimizer = torch.optim.AdamW(sharded.parameters(), lr=learning_rate, weight_decay=0.1)
+    return sharded, optimizer
+
+
+bank.several(1, None, shard, prepare)
+
+
+# ---------------------------------------------------------------- other right designs
+
+
+def with_embedding_and_head(model, mesh):
+    """As torchtitan does: embedding, blocks, and the last norm with the head."""
+    tied = model.config.tied_head
+    if not tied:
+        fully_shard(model.token_embedding, mesh=mesh)
+    for block in reversed(list(model.blocks)):
+        fully_shard(block, mesh=mesh, reshard_after_forward=True)
+    if not tied:
+        fully_shard([model.norm, model.head], mesh=mesh)
+    return fully_shard(model, mesh=mesh)
+
+
+def prepare_with_groups(model, mesh, shard, learning_rate):
+    model = shard(model, mesh)
+    trainable = [p for p in model.parameters() if p.requires_grad]
+    groups = [
+        {"params": [p for p in trainable if p.ndim == 1], "weight_decay": 0.1},
+        {"params": [p for p in trainable if p.ndim > 1]},
+    ]
+    groups = [group for group in groups if group["params"]]
+    return [model, torch.optim.AdamW(groups, lr=learning_rate, weight_decay=0.1, foreach=False)]
+
+
+bank.several(1, None, with_embedding_and_head, prepare_with_groups)
+
+
+def by_walking(model, mesh):
+    kinds = {type(block) for block in model.blocks}
+    for module in [m for m in model.modules() if type(m) in kinds]:
+        fully_shard(module, mesh=mesh)
+    fully_shard(model, mesh=mesh, reshard_after_forward=True)
+    return model
+
+
+bank.several(1, None, by_walking, prepare)
+bank.several(1, None, lambda model, mesh: [fully_shard(m, mesh=mesh) for m in (*model.blocks, model)][-1], prepare)
+
+
+def with_prefetch(model, mesh):
+    model = shard(model, mesh)
+    for block, following in zip(model.blocks, list(model.blocks)[1:]):
+        block.set_modules_to_forward_prefetch([following])
+    for block, before in zip(list(model.blocks)[1:], model.blocks):
+        block.set_modules_to_backward_prefetch([before])
+    return model
+
+
+bank.several(1, None, with_prefetch, prepare)
+
+# ---------------------------------------------------------------- wrong: what is sharded
+
+
+def by_slip(slug, *changes):
+    bank.slip(1, slug, *changes)
+
+
+BLOCKS = "    for block in model.blocks:\n        fully_shard(block, mesh=mesh)\n"
+ROOT = "return fully_shard(model, mesh=mesh)"
+
+by_slip("root-only", (BLOCKS, ""))
+by_slip("no-root", (ROOT, "return model"))
+by_slip("nothing-sharded", (BLOCKS, ""), (ROOT, "return model"))
+by_slip("nothing-returned", (ROOT, "fully_shard(model, mesh=mesh)"))
+by_slip("block-left-out", ("in model.blocks:", "in model.blocks[:-1]:"))
+by_slip("block-left-out", ("in model.blocks:", "in model.blocks[1:]:"))
+by_slip("kept-whole", ("fully_shard(block, mesh=mesh)", "fully_shard(block, mesh=mesh, reshard_after_forward=False)"))
+by_slip("other-mesh", ("fully_shard(block, mesh=mesh)", "fully_shard(block)"), (ROOT, "return fully_shard(model)"))
+by_slip("container", (BLOCKS, "    fully_shard(model.blocks, mesh=mesh)\n"))
+by_slip("blocks-together", (BLOCKS, "    fully_shard(list(model.blocks), mesh=mesh)\n"))
+by_slip(
+    "every-layer",
+    (
+        BLOCKS,
+        "    for m in list(model.modules()):\n        if isinstance(m, nn.Linear):\n            fully_shard(m, mesh=mesh)\n",
+    ),
+)
+by_slip(
+    "every-layer",
+    (
+        BLOCKS,
+        "    for b in model.blocks:\n        fully_shard(b.attention, mesh=mesh)\n"
+        "        fully_shard(b.feed_forward, mesh=mesh)\n        fully_shard(b, mesh=mesh)\n",
+    ),
+)
+by_slip("root-first", (BLOCKS, "    fully_shard(model, mesh=mesh)\n" + BLOCKS), (ROOT, "return model"))
+by_slip("sharded-twice", (BLOCKS, BLOCKS + BLOCKS))
+
+
+def ddp(model, mesh):
+    return DDP(model)
+
+
+def old(model, mesh):
+    return FullyShardedDataParallel(model, device_id=torch.device("cpu"))
+
+
+def input_back(model, mesh):
+    return model
+
+
+def a_copy(model, mesh):
+    """Trains a copy: whoever has the model in hand keeps an unsharded one."""
+    other = copy.deepcopy(model)
+    return shard(other, mesh)
+
+
+def first_rank_only(model, mesh):
+    """Sharded, with other weights."""
+    with torch.no_grad():
+        for p in model.parameters():
+            p.mul_(1.5)
+    return shard(model, mesh)
+
+
+def halved(model, mesh):
+    """On top of the mean that is made already."""
+    shard(model, mesh)
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.set_gradient_divide_factor(2.0 * dist.get_world_size())
+            module.set_force_sum_reduction_for_comms(True)
+    return model
+
+
+def without_sums(model, mesh):
+    shard(model, mesh).set_requires_gradient_sync(False)
+    return model
+
+
+class Inside(nn.Module):
+    def __init__(self, block):
+        super().__init__()
+        self.block = block
+        self.attention, self.feed_forward = block.attention, block.feed_forward
+
+    def forward(self, x):
+        return self.block(x)
+
+
+def renamed(model, mesh):
+    for index, block in enumerate(model.blocks):
+        model.blocks[index] = fully_shard(Inside(block), mesh=mesh)
+    return fully_shard(model, mesh=mesh)
+
+
+def first_only(model, mesh):
+    """The others wait for it."""
+    return shard(model, mesh) if dist.get_rank() == 0 else model
+
+
+bank.several(1, "nothing-sharded", first_only, prepare)
+bank.several(1, "replicated", ddp, prepare)
+bank.several(1, "old-fsdp", old, prepare)
+bank.several(1, "nothing-sharded", input_back, prepare)
+bank.several(1, "not-the-model", a_copy, prepare)
+bank.several(1, "not-the-model", lambda model, mesh: (shard(model, mesh), mesh), prepare)
+bank.several(1, "wrong-loss", first_rank_only, prepare)
+bank.several(1, "wrong-weights", halved, prepare)
+bank.several(1, "no-gradient", without_sums, prepare)
+bank.several(1, "names-changed", renamed, prepare)
+
+# ---------------------------------------------------------------- wrong: the optimizer
+
+by_slip(
+    "optimizer-first",
+    (
+        "    model = shard(model, mesh)\n",
+        "    o = torch.optim.AdamW(model.parameters(), lr=learning_rate, weight_decay=0.1)\n",
+    ),
+    (
+        "return model, torch.optim.AdamW(model.parameters(), lr=learning_rate, weight_decay=0.1)",
+        "return shard(model, mesh), o",
+    ),
+)
+by_slip("returned-model-dropped", ("    model = shard(model, mesh)\n", "    shard(model, mesh)\n"))
+by_slip("shard-not-called", ("    model = shard(model, mesh)\n", ""))
+by_slip("not-adamw", (", weight_decay=0.1", ""))
+by_slip("not-adamw", ("lr=learning_rate", "lr=1e-3"))
+by_slip("not-adamw", ("torch.optim.AdamW", "torch.optim.Adam"))
+by_slip("part-of-the-parameters", ("AdamW(model.parameters()", "AdamW(model.blocks.parameters()"))
+by_slip("not-a-pair", ("return model, torch", "return torch"))
+by_slip("nothing-returned", ("return model, torch", "model, torch"))
+
+
+def fixed_shard(model, mesh, shard, learning_rate):
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    return model, torch.optim.AdamW(model.parameters(), lr=learning_rate, weight_decay=0.1)
+
+
+bank.several(1, "shard-not-called", shard, fixed_shard)
+
+bank.answers += [*options.answers, *more.answers, *last.answers]

@@ -1,0 +1,285 @@
+"""Answers to 13_zero_under_the_hood: a checkpoint in pieces."""
+
+from tests.answers.bank import Bank
+
+bank = Bank("13_zero_under_the_hood", whole=True)
+
+# a mark in each step's folder; the newest folder that has one counts; pieces are put together with torch.cat
+bank.text(10, None, '''
+import os
+import shutil
+
+def save_shards(folder, step, shards, lengths):
+    rank, n = dist.get_rank(), dist.get_world_size()
+    place = Path(folder) / f"{step:012d}"
+    if rank == 0:
+        if place.exists() and not (place / "complete.json").exists():
+            shutil.rmtree(place)
+        place.mkdir(parents=True, exist_ok=True)
+    dist.barrier()
+    values = {name: value.detach().to("cpu", copy=True) for name, value in shards.items()}
+    torch.save({"values": values, "lengths": lengths, "n": n}, place / f"rank{rank:05d}.pt")
+    dist.barrier()
+    if rank == 0:
+        (place / "complete.tmp").write_text(json.dumps({"n": n, "lengths": dict(lengths)}))
+        (place / "complete.tmp").rename(place / "complete.json")
+    dist.barrier()
+
+def load_shards(folder):
+    marks = sorted(Path(folder).glob("*/complete.json"))
+    if not marks:
+        return None
+    about, place = json.loads(marks[-1].read_text()), marks[-1].parent
+    rank, now, n = dist.get_rank(), dist.get_world_size(), about["n"]
+    found, opened = {}, {}
+
+    def values(k):
+        if k not in opened:
+            opened.clear()
+            opened[k] = torch.load(place / f"rank{k:05d}.pt", weights_only=True)["values"]
+        return opened[k]
+
+    wanted = {}
+    for name, length in about["lengths"].items():
+        old, new = -(-length // n), -(-length // now)
+        wanted[name] = old, new, rank * new, min(length, (rank + 1) * new)
+        found[name] = []
+    for k in range(n):
+        for name, (old, new, begin, end) in wanted.items():
+            low, high = max(begin, k * old), min(end, (k + 1) * old)
+            if low < high:
+                found[name].append(values(k)[name][low - k * old : high - k * old].clone())
+    for name, pieces in found.items():
+        if not pieces:
+            pieces.append(values(min(rank, n - 1))[name][:0])
+        whole = torch.cat(pieces)
+        found[name] = torch.nn.functional.pad(whole, (0, wanted[name][1] - len(whole)))
+    return int(place.name), found
+''')  # fmt: skip
+
+# one file for each name and rank, marks in a folder of their own, the old checkpoint removed afterwards
+bank.text(10, None, '''
+import os
+import shutil
+
+def save_shards(folder, step, shards, lengths):
+    folder, rank, n = Path(folder), dist.get_rank(), dist.get_world_size()
+    place = folder / f"data-{step}-{n}"
+    place.mkdir(parents=True, exist_ok=True)
+    for name, value in shards.items():
+        with open(place / f"{name}.{rank}.tmp", "wb") as file:
+            torch.save(value.clone(), file)
+        os.rename(place / f"{name}.{rank}.tmp", place / f"{name}.{rank}")
+    dist.barrier()
+    if rank == 0:
+        temporary = folder / "new"
+        torch.save({"step": step, "n": n, "lengths": dict(lengths), "place": place.name}, temporary)
+        os.replace(temporary, folder / "latest")
+        for other in folder.glob("data-*"):
+            if other != place:
+                shutil.rmtree(other)
+    dist.barrier()
+
+def load_shards(folder):
+    try:
+        mark = torch.load(Path(folder) / "latest", weights_only=True)
+    except FileNotFoundError:
+        return None
+    place, n, now, rank = Path(folder) / mark["place"], mark["n"], dist.get_world_size(), dist.get_rank()
+    shards = {}
+    for name, length in mark["lengths"].items():
+        old, new = -(-length // n), -(-length // now)
+        first = min(rank * new // old, n - 1)
+        last = min(max(rank * new + new - 1, 0) // old, n - 1)
+        pieces = [torch.load(place / f"{name}.{k}", mmap=True, weights_only=True) for k in range(first, last + 1)]
+        joined = torch.cat(pieces)
+        begin = rank * new - first * old
+        own = joined[begin : begin + new]
+        keep = max(0, min(new, length - rank * new))
+        shards[name] = torch.cat([own[:keep], own.new_zeros(new - keep)])
+    return mark["step"], shards
+''')  # fmt: skip
+
+# numpy files, written whole and moved; the mark is a folder's name
+bank.text(10, None, '''
+import os
+
+import numpy
+
+def save_shards(folder, step, shards, lengths):
+    rank, n, folder = dist.get_rank(), dist.get_world_size(), Path(folder)
+    place = folder / f"writing-{step}-{n}"
+    place.mkdir(parents=True, exist_ok=True)
+    for name, value in shards.items():
+        numpy.save(place / f"{name}-{rank}.npy", value.detach().cpu().float().numpy())
+    dist.barrier()
+    if rank == 0:
+        kinds = {name: str(value.dtype)[6:] for name, value in shards.items()}
+        (place / "about.json").write_text(json.dumps([step, n, kinds, lengths]))
+        os.rename(place, folder / f"complete-{step}-{n}")
+    dist.barrier()
+
+def load_shards(folder):
+    places = sorted(Path(folder).glob("complete-*"), key=lambda place: int(place.name.split("-")[1]))
+    if not places:
+        return None
+    step, n, kinds, lengths = json.loads((places[-1] / "about.json").read_text())
+    rank, now = dist.get_rank(), dist.get_world_size()
+    shards = {}
+    for name, length in lengths.items():
+        old, new = -(-length // n), -(-length // now)
+        own = torch.zeros(new)
+        for k in range(n):
+            a, b = max(rank * new, k * old), min(rank * new + new, k * old + old, length)
+            if a < b:
+                piece = numpy.load(places[-1] / f"{name}-{k}.npy", mmap_mode="r")[a - k * old : b - k * old]
+                own[a - rank * new : b - rank * new] = torch.from_numpy(piece.copy())
+        shards[name] = own.to(getattr(torch, kinds[name]))
+    return step, shards
+''')  # fmt: skip
+
+# a symbolic link to the newest folder; a mark in it that names what it must hold
+bank.text(10, None, '''
+import os
+
+def save_shards(folder, step, shards, lengths):
+    rank, n = dist.get_rank(), dist.get_world_size()
+    place = os.path.join(folder, f"{step}.{n}")
+    os.makedirs(place, exist_ok=True)
+    with open(f"{place}/{rank}.pt", "wb") as file:
+        torch.save([(name, t.detach().clone()) for name, t in shards.items()], file)
+        file.flush()
+        os.fsync(file.fileno())
+    everyone = [None] * n
+    dist.all_gather_object(everyone, step)
+    if rank == 0:
+        with open(f"{place}/about.json", "w") as file:
+            json.dump({"n": n, "lengths": lengths, "step": step}, file)
+        if os.path.islink(f"{folder}/next"):
+            os.unlink(f"{folder}/next")
+        os.symlink(f"{step}.{n}", f"{folder}/next")
+        os.replace(f"{folder}/next", f"{folder}/newest")
+    dist.barrier()
+
+def load_shards(folder):
+    if not os.path.exists(f"{folder}/newest"):
+        return None
+    with open(f"{folder}/newest/about.json") as file:
+        about = json.load(file)
+    rank, now, shards = dist.get_rank(), dist.get_world_size(), {}
+    for name, length in about["lengths"].items():
+        old, new = -(-length // about["n"]), -(-length // now)
+        at, pieces = rank * new, []
+        while at < min(length, (rank + 1) * new):
+            source = dict(torch.load(f"{folder}/newest/{at // old}.pt", mmap=True, weights_only=True))[name]
+            until = min(length, (rank + 1) * new, (at // old + 1) * old)
+            pieces.append(source[at % old : at % old + until - at].clone())
+            at = until
+        if not pieces:
+            pieces = [dict(torch.load(f"{folder}/newest/0.pt", mmap=True, weights_only=True))[name][:0].clone()]
+        pieces.append(pieces[0].new_zeros(new - sum(map(len, pieces))))
+        shards[name] = torch.cat(pieces)
+    return about["step"], shards
+''')  # fmt: skip
+
+bank.slip(10, "not-saved", ("    return mark", "    mark"))
+bank.slip(10, "not-saved", ('(folder / "mark.partial").replace(folder / "mark.json")', "pass"))
+bank.slip(10, "gathered-to-save", (
+    "    partial, file =",
+    "    for name in shards:\n        everyone = [torch.empty_like(shards[name]) for _ in range(world_size)]\n"
+    "        dist.all_gather(everyone, shards[name].contiguous())\n    partial, file =",
+))  # fmt: skip
+bank.slip(10, "whole-storage-saved", ("t.detach().cpu().clone()", "t.detach().cpu()"))
+bank.slip(10, "saved-again-by-all", (
+    "    dist.barrier()\n    if rank == 0:",
+    "    for copy in range(3):\n        torch.save({n: t.clone() for n, t in shards.items()}, place / f'{rank}.{copy}')\n    dist.barrier()\n    if rank == 0:",
+))  # fmt: skip
+bank.slip(10, "returned-too-early", ('folder / "mark.json")\n    dist.barrier()\n', 'folder / "mark.json")\n'),
+          ("    if rank == 0:\n        dtypes", "    if rank == 0:\n        time.sleep(0.1)\n        dtypes"))  # fmt: skip
+bank.slip(10, "marked-too-early", ("partial.replace(file)\n    dist.barrier()\n", "partial.replace(file)\n"))
+bank.slip(10, "marked-too-early", (  # the mark first, then the file
+    '    torch.save({name: t.detach().cpu().clone() for name, t in shards.items()}, partial)\n'
+    '    partial.replace(file)\n    dist.barrier()\n', "",
+), ('folder / "mark.json")\n    dist.barrier()\n', 'folder / "mark.json")\n'
+    '    torch.save({name: t.detach().cpu().clone() for name, t in shards.items()}, partial)\n'
+    '    partial.replace(file)\n    dist.barrier()\n'))  # fmt: skip
+bank.slip(10, "old-checkpoint-lost", (  # the old mark is removed before the new one is there
+    "    place.mkdir(", '    if rank == 0:\n        (folder / "mark.json").unlink(missing_ok=True)\n    dist.barrier()\n    place.mkdir(',
+))  # fmt: skip
+bank.slip(10, "half-new", ('f"step-{step}-of-{world_size}"', '"latest"'))  # written over the old files
+bank.slip(10, "half-new", ('f"step-{step}-of-{world_size}"', '"latest"'),
+          ('    torch.save({name: t.detach().cpu().clone() for name, t in shards.items()}, partial)\n'
+           '    partial.replace(file)\n',
+           "    torch.save({name: t.detach().cpu().clone() for name, t in shards.items()}, file)\n"))  # fmt: skip
+bank.slip(10, "interrupted-unloadable", (
+    '        (folder / "mark.partial").write_text(json.dumps(mark))\n        (folder / "mark.partial").replace(folder / "mark.json")\n',
+    '        (folder / "mark.json").write_text(json.dumps(mark))\n',
+))  # fmt: skip
+# all files in one folder, and what is there is read
+bank.text(10, "leftover-mixed", '''
+import os
+
+def save_shards(folder, step, shards, lengths):
+    rank, place = dist.get_rank(), Path(folder) / f"step-{step:06d}"
+    place.mkdir(parents=True, exist_ok=True)
+    file = place / f"{rank}.pt"
+    torch.save({name: t.clone() for name, t in shards.items()}, f"{file}.partial")
+    os.replace(f"{file}.partial", file)
+    dist.barrier()
+    if rank == 0:
+        (place / "mark").write_text(json.dumps(lengths))
+        os.replace(place / "mark", place / "mark.json")
+    dist.barrier()
+
+def load_shards(folder):
+    marks = sorted(Path(folder).glob("step-*/mark.json"))
+    if not marks:
+        return None
+    place = marks[-1].parent
+    files = sorted(place.glob("*.pt"))
+    shards = {}
+    for name, length in json.loads(marks[-1].read_text()).items():
+        then, now = (-(-length // n) for n in (len(files), dist.get_world_size()))
+        begin = dist.get_rank() * now
+        for k, file in enumerate(files):
+            low, high = max(begin, k * then), min(begin + now, (k + 1) * then, length)
+            piece = torch.load(file, mmap=True, weights_only=True)[name]
+            own = shards.setdefault(name, piece.new_zeros(now))
+            if low < high:
+                own[low - begin : high - begin] = piece[low - k * then : high - k * then]
+    return int(place.name[5:]), shards
+''')  # fmt: skip
+bank.slip(
+    10, "no-checkpoint-not-none", ('    if not (Path(folder) / "mark.json").exists():\n        return None\n', "")
+)
+bank.slip(10, "no-checkpoint-not-none", ("        return None\n", "        return 0, {}\n"))
+bank.slip(10, "not-a-pair", ('return mark["step"], shards', "return shards"))
+bank.slip(10, "not-a-pair", ('return mark["step"], shards', 'return {"step": mark["step"]} | shards'))
+bank.slip(10, "wrong-step", ('return mark["step"], shards', 'return mark["step"] + 1, shards'))
+bank.slip(10, "wrong-step", ('f"step-{step}-of-{world_size}"', 'f"step-{step}"'), (  # sorted by name, 9 comes after 10
+    'Path(folder) / mark["place"]', 'sorted(Path(folder).glob("step-*"))[-1]'),
+    ('return mark["step"]', 'return int(files[0].parent.name[5:])'))  # fmt: skip
+bank.slip(10, "names-differ", ("shards[name]", 'shards[name.replace(".", "_")]'))
+bank.slip(10, "old-sizes", (
+    "then, now = (-(-length // n) for n in (len(files), dist.get_world_size()))",
+    "then = now = -(-length // len(files))"),
+    ("begin = dist.get_rank() * now", "begin = min(dist.get_rank(), len(files) - 1) * now"))  # fmt: skip
+bank.slip(10, "old-sizes", (  # the padding of then is cut as well
+    "dist.get_world_size()))\n", "dist.get_world_size()))\n        length = then * len(files)\n        now = -(-length // dist.get_world_size())\n",
+))  # fmt: skip
+bank.slip(10, "dtype-changed", ('dtype=getattr(torch, mark["dtypes"][name])', "dtype=torch.float32"))
+bank.slip(10, "dtype-changed", (".cpu().clone()", ".cpu().float().clone()"), ("str(t.dtype)", "str(torch.float32)"))
+bank.slip(10, "wrong-part", ("begin = dist.get_rank() * now", "begin = 0 * now"))
+bank.slip(10, "wrong-part", (
+    "        for k, file in enumerate(files):\n", "        for k, file in enumerate(files[dist.get_rank() % len(files)] for _ in files):\n",
+))  # fmt: skip
+bank.slip(10, "reads-everything", ("            if low < high:\n                piece = torch.load(file, mmap=True, weights_only=True)[name]\n",
+                                   "            piece = torch.load(file, weights_only=True)[name]\n            if low < high:\n"))  # fmt: skip
+bank.slip(10, "whole-in-memory", (
+    "    for name, length in mark", "    everything = [torch.load(f, mmap=True, weights_only=True) for f in files]\n"
+    "    everything = [{n: t.clone() for n, t in d.items()} for d in everything]\n    for name, length in mark",
+))  # fmt: skip
+bank.slip(10, "unsafe-load", ("weights_only=True", "weights_only=False"))
+bank.slip(10, "objects-saved", ("{name: t.detach().cpu().clone() for name, t in shards.items()}",
+                                "{name: (t.detach().cpu().clone(), Path(folder)) for name, t in shards.items()}"),
+          ("weights_only=True)[name]", "weights_only=True)[name][0]"))  # fmt: skip

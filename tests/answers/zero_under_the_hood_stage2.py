@@ -1,0 +1,232 @@
+"""Answers to 13_zero_under_the_hood: stage 2, gradients that leave bucket by bucket during backward."""
+
+from tests.answers.bank import Bank
+
+bank = Bank("13_zero_under_the_hood", whole=True)
+slip, text = bank.slip, bank.text
+
+READY = "if all(q.grad is not None for q in part.parameters):"
+FREED = "        for p in part.parameters:\n            p.grad = None\n"
+MEAN = ".div_(dist.get_world_size())"
+ADDED = "part.own.grad = arriving if part.own.grad is None else part.own.grad + arriving"
+START = "self.running.append((part, arriving, flat, reduce_scatter(arriving, flat, async_op=True)))"
+FINISH = """        for part in self.parts:
+            if part.own.grad is None or any(p.grad is not None for p in part.parameters):
+                self.send(part)
+"""
+
+# ---------------------------------------------------------------- right answers of another design
+
+text(
+    4,
+    None,
+    '''
+class ShardedGradients(ShardedOptimizer):
+    """Blocking; counts what is missing."""
+
+    def __init__(self, parameters, optimizer_class=torch.optim.AdamW, capacity=CAPACITY, **options):
+        self.capacity = capacity
+        super().__init__(parameters, optimizer_class, **options)
+        self.missing = {part: set(part.parameters) for part in self.parts}
+        for part in self.parts:
+            for p in part.parameters:
+                p.register_post_accumulate_grad_hook(lambda p, part=part: self.arrived(part, p))
+
+    def make_parts(self, parameters):
+        return list(map(Part, make_buckets(parameters, self.capacity)))
+
+    def arrived(self, part, p):
+        self.missing[part].discard(p)
+        if not self.missing[part]:
+            self.send(part)
+
+    def send(self, part):
+        size = dist.get_world_size()
+        flat = part.flat.new_zeros(part.flat.shape)
+        for p, view in zip(part.parameters, unflatten(flat, part.views)):
+            if p.grad is not None:
+                torch.div(p.grad, size, out=view)
+                p.grad = None
+        self.missing[part] = set(part.parameters)
+        mine = torch.empty_like(part.own)
+        reduce_scatter(mine, flat)
+        if part.own.grad is None:
+            part.own.grad = mine
+        else:
+            part.own.grad += mine
+
+    def reduce(self):
+        for part in self.parts:
+            if len(self.missing[part]) < len(part.parameters) or part.own.grad is None:
+                self.send(part)
+''',
+)
+text(
+    4,
+    None,
+    '''
+class ShardedGradients(ShardedOptimizer):
+    """Up to two buckets under way; all-to-all; closures."""
+
+    def __init__(self, parameters, optimizer_class=torch.optim.AdamW, capacity=CAPACITY, **options):
+        self.capacity, self.flying = capacity, []
+        ShardedOptimizer.__init__(self, parameters, optimizer_class, **options)
+        for part in self.parts:
+            part.count = 0
+            for p in part.parameters:
+                p.register_post_accumulate_grad_hook(self.hook_of(part))
+
+    def hook_of(self, part):
+        def hook(_):
+            part.count += 1
+            if part.count == len(part.parameters):
+                self.send(part)
+        return hook
+
+    def make_parts(self, parameters):
+        return [Part(b) for b in make_buckets(parameters, self.capacity)]
+
+    def send(self, part):
+        part.count = 0
+        size = dist.get_world_size()
+        flat = flatten([v.new_zeros(v.shape) if p.grad is None else p.grad for p, v in zip(part.parameters, part.views)], size)
+        for p in part.parameters:
+            p.grad = None
+        arrived = torch.empty_like(flat)
+        self.flying.append((part, arrived, dist.all_to_all_single(arrived, flat, async_op=True)))
+        if len(self.flying) > 1:
+            self.land()
+
+    def land(self):
+        part, arrived, work = self.flying.pop(0)
+        work.wait()
+        mean = arrived.view(dist.get_world_size(), -1).mean(0)
+        part.own.grad = mean if part.own.grad is None else part.own.grad.add_(mean)
+
+    def reduce(self):
+        while self.flying:
+            self.land()
+        for part in self.parts:
+            if part.count or part.own.grad is None:
+                self.send(part)
+        while self.flying:
+            self.land()
+''',
+)
+text(
+    4,
+    None,
+    '''
+class ShardedGradients(ShardedOptimizer):
+    """Own gradients begin as zeros; every bucket flushed in a fixed order at the end."""
+
+    def __init__(self, parameters, optimizer_class=torch.optim.AdamW, capacity=CAPACITY, **options):
+        self.capacity = capacity
+        super().__init__(parameters, optimizer_class, **options)
+        self.work = None
+        for part in self.parts:
+            for p in part.parameters:
+                p.register_post_accumulate_grad_hook(lambda _, part=part: self.look(part))
+
+    def make_parts(self, parameters):
+        return [Part(bucket) for bucket in make_buckets(parameters, self.capacity)]
+
+    def zero_grad(self):
+        super().zero_grad()
+        for part in self.parts:
+            part.own.grad = torch.zeros_like(part.own)
+
+    def look(self, part):
+        if None not in [p.grad for p in part.parameters]:
+            self.send(part)
+
+    def send(self, part):
+        self.settle()
+        flat = torch.cat([torch.zeros(v.numel(), dtype=v.dtype) if p.grad is None else p.grad.flatten()
+                          for p, v in zip(part.parameters, part.views)])
+        flat = torch.nn.functional.pad(flat, (0, len(part.flat) - len(flat)))
+        for p in part.parameters:
+            p.grad = None
+        mine = torch.empty_like(part.own)
+        self.work = part, mine, flat, reduce_scatter(mine, flat, async_op=True)
+
+    def settle(self):
+        if self.work is not None:
+            part, mine, _, work = self.work
+            work.wait()
+            part.own.grad.add_(mine, alpha=1 / dist.get_world_size())
+            self.work = None
+
+    def reduce(self):
+        for part in self.parts:
+            if [p for p in part.parameters if p.grad is not None]:
+                self.send(part)
+        self.settle()
+''',
+)
+slip(4, None, (ADDED, "part.own.grad = arriving if part.own.grad is None else part.own.grad.add_(arriving)"))
+slip(4, None, (MEAN, ""), ("reduce_scatter(arriving, flat, async_op=True)",
+     "reduce_scatter(arriving, flat, op=dist.ReduceOp.AVG, async_op=True)"))  # fmt: skip
+
+# ---------------------------------------------------------------- wrong ones
+
+slip(4, "hook-before-grad", ("p.register_post_accumulate_grad_hook(self.ready)", "p.register_hook(lambda g, p=p: self.ready(p) and None)"),
+     (READY, "if p.grad.ndim >= 0 and all(q.grad is not None for q in part.parameters):"))  # fmt: skip
+slip(4, "shards-not-waited", ("            work.wait()\n", ""), (ADDED, "part.own.grad = arriving"))
+slip(4, "bucket-left", (FINISH, ""))
+slip(4, "bucket-left", ("part.own.grad is None or any(p.grad is not None for p in part.parameters)",
+     "all(p.grad is not None for p in part.parameters)"))  # fmt: skip
+slip(4, "second-backward", (ADDED, "part.own.grad = arriving"))
+slip(4, "after-backward", ("            p.register_post_accumulate_grad_hook(self.ready)\n", "            pass\n"))
+slip(4, "late-buckets", (READY, "if p is self.parts[-1].parameters[0] and not all(q.grad is not None for q in part.parameters):\n"
+     "            return\n        if p is self.parts[-1].parameters[-1] or p is self.parts[-1].parameters[0]:\n"
+     "            for other in self.parts:\n                if all(q.grad is not None for q in other.parameters):\n"
+     "                    self.send(other)\n        if False:"))  # fmt: skip
+slip(4, "one-each-parameter", ("make_buckets(parameters, self.capacity)", "[[p] for p in reversed(parameters)]"))
+slip(4, "capacity-ignored", ("[Part(bucket) for bucket in make_buckets(parameters, self.capacity)]", "[Part(parameters)]"),
+     (READY, "if p is part.parameters[0]:"), ("        self.wait()\n        gradients", "        gradients"))  # fmt: skip
+slip(4, "capacity-ignored", ("make_buckets(parameters, self.capacity)", "make_buckets(parameters, 25 * 2**20)"))
+slip(4, "gradients-kept", (FREED, ""), (READY, "self.seen = getattr(self, 'seen', set()) | {p}\n"
+     "        if all(q in self.seen for q in part.parameters):\n            self.seen -= set(part.parameters)"),
+     ("part.own.grad is None or any(p.grad is not None for p in part.parameters)", "part.own.grad is None"))  # fmt: skip
+slip(4, "freed-late", (FREED, ""), (READY, "self.seen = getattr(self, 'seen', set()) | {p}\n"
+     "        if all(q in self.seen for q in part.parameters):\n            self.seen -= set(part.parameters)"),
+     ("part.own.grad is None or any(p.grad is not None for p in part.parameters)", "part.own.grad is None"),
+     ("        self.wait()\n        # END", "        self.wait()\n        for part in self.parts:\n"
+      "            for p in part.parameters:\n                p.grad = None\n        # END"))  # fmt: skip
+slip(4, "flats-kept", ("        self.wait()\n        gradients", "        gradients"))
+slip(4, "flats-kept", ("        self.running.clear()\n", "        self.old = getattr(self, 'old', []) + self.running\n        self.running = []\n"),
+     ("        self.wait()\n        # END", "        self.wait()\n        self.old = []\n        # END"))  # fmt: skip
+slip(4, "buckets-kept", (START, START + "\n        self.last = [*getattr(self, 'last', [])[-3:], flat]"))
+slip(4, "grad-all-reduced", (START, "work = dist.all_reduce(flat, async_op=True)\n        work.wait()\n"
+     "        arriving.copy_(shard(flat, dist.get_rank(), dist.get_world_size()))\n"
+     "        self.running.append((part, arriving, None, work))"))  # fmt: skip
+slip(4, "sum-not-mean", (MEAN, ""))
+slip(
+    4,
+    "mean-divided-twice",
+    (
+        "reduce_scatter(arriving, flat, async_op=True)",
+        "reduce_scatter(arriving, flat, op=dist.ReduceOp.AVG, async_op=True)",
+    ),
+)
+slip(4, "gradients-pile-up", ("    def make_parts(self", "    def zero_grad(self):\n        for part in self.parts:\n"
+     "            for p in part.parameters:\n                p.grad = None\n\n    def make_parts(self"))  # fmt: skip
+slip(4, "nothing-travels", (START, "arriving.copy_(shard(flat, dist.get_rank(), dist.get_world_size()))"),
+     ("part.own.grad is None or any", "part.own.grad is None or True or any"), ("    def reduce(self):", "    def update(self):\n        self.optimizer.step()\n\n    def reduce(self):"),
+     ("        self.wait()\n        # END", "        for part in self.parts:\n            part.own.grad = torch.zeros_like(part.own)\n        # END"))  # fmt: skip
+slip(
+    4,
+    "not-gathered",
+    ("    def reduce(self):", "    def update(self):\n        self.optimizer.step()\n\n    def reduce(self):"),
+)
+slip(4, "no-shard-gradient", ("    def reduce(self):", "    def reduce(self):\n        pass\n\n    def step(self):\n        self.late()\n        self.update()\n\n    def late(self):"),
+     ("            part.own.grad = arriving if part.own.grad is None else part.own.grad + arriving\n", "            pass\n"))  # fmt: skip
+slip(
+    4,
+    "hidden-copy",
+    (
+        "        super().__init__(parameters, optimizer_class, **options)\n",
+        "        super().__init__(parameters, optimizer_class, **options)\n        self.copies = [(part.flat.clone(), part.flat.clone()) for part in self.parts]\n",
+    ),
+)

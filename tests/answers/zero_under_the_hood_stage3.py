@@ -1,0 +1,373 @@
+"""Answers to 13_zero_under_the_hood: stage 3, parameters only while their layer computes."""
+
+from tests.answers.bank import Bank
+
+bank = Bank("13_zero_under_the_hood", whole=True)
+slip, text = bank.slip, bank.text
+
+FILL = "all_gather(self.flat, self.own.detach())"
+VIEWS = "            for p, view in zip(self.parameters, self.views):\n                p.data = view\n"
+EMPTIED = "        for p in self.parameters:\n            p.data = self.nothing\n"
+RESIZED = "        self.flat.untyped_storage().resize_(0)\n"
+BEFORE = "        layer.register_forward_pre_hook(gather)\n"
+AFTER = "        layer.register_forward_hook(free)\n"
+BACKWARD = "        layer.register_full_backward_pre_hook(backward_begins)\n"
+TIED = "units = list(dict.fromkeys(self.home[p] for p in layer.parameters()))"
+UPDATE = "        self.optimizer.step()\n"
+
+UNIT = """
+class Unit(Part):
+    def __init__(self, parameters):
+        super().__init__(parameters)
+        self.own = nn.Parameter(self.own.detach().clone())
+        self.nothing = self.flat.new_empty(0)
+        self.gathered = True
+        self.free()
+"""
+
+# ---------------------------------------------------------------- right answers of another design
+
+text(
+    5,
+    None,
+    UNIT
+    + '''
+    def gather(self):
+        """The parameters keep their views; only the memory below them comes and goes."""
+        storage = self.flat.untyped_storage()
+        if storage.nbytes() == 0:
+            storage.resize_(self.flat.numel() * self.flat.element_size())
+            with torch.no_grad():
+                dist.all_gather(list(self.flat.chunk(dist.get_world_size())), self.own)
+
+    def free(self):
+        self.flat.untyped_storage().resize_(0)
+
+
+class ShardedParameters(ShardedGradients):
+    def __init__(self, layers, optimizer_class=torch.optim.AdamW, **options):
+        self.running, self.parts, self.frozen, self.home = [], [], [], {}
+        for layer in layers:
+            self.add(layer)
+        self.optimizer = optimizer_class([part.own for part in self.parts], **options)
+
+    def add(self, layer):
+        kinds = {True: [], False: []}
+        for p in layer.parameters():
+            if p not in self.home:
+                kinds[p.requires_grad].append(p)
+        for kind, group in kinds.items():
+            if group:
+                unit = Unit(group)
+                (self.parts if kind else self.frozen).append(unit)
+                for p in group:
+                    self.home[p] = unit
+                    if kind:
+                        p.register_post_accumulate_grad_hook(self.ready)
+        needed = {self.home[p]: None for p in layer.parameters()}
+
+        def gather(*_):
+            for unit in needed:
+                unit.gather()
+
+        def again(gradient):
+            [unit.free() for unit in self.frozen if unit not in needed]
+            gather()
+
+        def after(module, inputs, output):
+            for unit in needed:
+                unit.free()
+            if output.requires_grad:
+                output.register_hook(again)
+
+        layer.register_forward_pre_hook(gather)
+        layer.register_forward_hook(after)
+
+    def send(self, part):
+        super().send(part)
+        part.free()
+
+    def reduce(self):
+        super().reduce()
+        for unit in self.frozen:
+            unit.free()
+
+    def update(self):
+        self.optimizer.step()
+''',
+)
+text(
+    5,
+    None,
+    UNIT
+    + '''
+    def gather(self):
+        if not self.gathered:
+            self.flat.untyped_storage().resize_(len(self.flat) * self.flat.element_size())
+            all_gather(self.flat, self.own.data)
+            for p, view in zip(self.parameters, self.views):
+                p.data = view
+            self.gathered = True
+
+    def free(self):
+        for p in self.parameters:
+            p.data = self.nothing
+        self.flat.untyped_storage().resize_(0)
+        self.gathered = False
+
+
+class ShardedParameters(ShardedGradients):
+    """The next layer is fetched ahead; frozen parameters leave after the layer before them in backward."""
+
+    def __init__(self, layers, optimizer_class=torch.optim.AdamW, **options):
+        self.running, self.parts, self.frozen, self.home, self.needs = [], [], [], {}, []
+        for number, layer in enumerate(layers):
+            self.add(layer)
+            layer.register_forward_pre_hook(lambda *_, k=number: self.fetch(k, k + 1))
+            layer.register_forward_hook(lambda *_, k=number: self.drop(k))
+            layer.register_full_backward_pre_hook(lambda *_, k=number: (self.drop_frozen(k + 1), self.fetch(k, k - 1)) and None)
+        self.optimizer = optimizer_class(self.shards, **options)
+
+    def fetch(self, *numbers):
+        for k in numbers:
+            if 0 <= k < len(self.needs):
+                for unit in self.needs[k]:
+                    unit.gather()
+
+    def drop(self, k):
+        for unit in self.needs[k]:
+            unit.free()
+
+    def drop_frozen(self, k):
+        if k < len(self.needs):
+            for unit in self.needs[k]:
+                if unit in self.frozen:
+                    unit.free()
+
+    def add(self, layer):
+        own = list(dict.fromkeys(p for p in layer.parameters() if p not in self.home))
+        for group, units in (([p for p in own if p.requires_grad], self.parts), ([p for p in own if not p.requires_grad], self.frozen)):
+            if group:
+                units.append(Unit(group))
+                self.home |= {p: units[-1] for p in group}
+        for p in own:
+            if p.requires_grad:
+                p.register_post_accumulate_grad_hook(self.ready)
+        self.needs.append(list({id(self.home[p]): self.home[p] for p in layer.parameters()}.values()))
+
+    def send(self, part):
+        super().send(part)
+        part.free()
+
+    def reduce(self):
+        super().reduce()
+        for unit in [*self.parts, *self.frozen]:
+            if unit.gathered:
+                unit.free()
+
+    def update(self):
+        self.optimizer.step()
+''',
+)
+text(
+    5,
+    None,
+    UNIT
+    + '''
+    def gather(self):
+        if self.parameters[0].numel() == 0:
+            whole = torch.empty_like(self.own).new_empty(self.own.numel() * dist.get_world_size())
+            all_gather(whole, self.own.detach())
+            for p, view in zip(self.parameters, unflatten(whole, self.views)):
+                p.data = view
+            self.whole = whole
+
+    def free(self):
+        self.flat.untyped_storage().resize_(0)
+        self.whole = None
+        for p in self.parameters:
+            p.data = self.nothing
+
+
+class ShardedParameters(ShardedGradients):
+    """p.data is replaced; what the graph would keep of parameters is looked up again in backward (saved-tensor hooks)."""
+
+    def __init__(self, layers, optimizer_class=torch.optim.AdamW, **options):
+        self.running, self.parts, self.frozen, self.home = [], [], [], {}
+        for layer in layers:
+            self.add(layer)
+        self.optimizer = optimizer_class(self.shards, **options)
+
+    def add(self, layer):
+        for wanted in (True, False):
+            new = [p for p in dict.fromkeys(layer.parameters()) if p.requires_grad is wanted and p not in self.home]
+            if new:
+                unit = Unit(new)
+                (self.parts if wanted else self.frozen).append(unit)
+                for p in new:
+                    self.home[p] = unit
+                    if wanted:
+                        p.register_post_accumulate_grad_hook(self.ready)
+        units = list(dict.fromkeys(self.home[p] for p in layer.parameters()))
+
+        def pack(x):
+            for unit in units:
+                if unit.whole is not None and x.untyped_storage().data_ptr() == unit.whole.untyped_storage().data_ptr():
+                    return unit, x.shape, x.stride(), x.storage_offset()
+            return x
+
+        def unpack(packed):
+            if isinstance(packed, torch.Tensor):
+                return packed
+            unit, shape, stride, offset = packed
+            unit.gather()
+            return unit.whole.as_strided(shape, stride, offset)
+
+        hooks = []
+
+        def before(*_):
+            for unit in units:
+                unit.gather()
+            hooks.append(torch.autograd.graph.saved_tensors_hooks(pack, unpack))
+            hooks[-1].__enter__()
+
+        def after(*_):
+            hooks.pop().__exit__(None, None, None)
+            for unit in units:
+                unit.free()
+
+        layer.register_forward_pre_hook(before)
+        layer.register_forward_hook(after)
+
+        def backward(*_):
+            for unit in self.frozen:
+                if unit not in units:
+                    unit.free()
+            for unit in units:
+                unit.gather()
+
+        layer.register_full_backward_pre_hook(backward)
+
+    def send(self, part):
+        super().send(part)
+        part.free()
+
+    def reduce(self):
+        super().reduce()
+        for unit in self.frozen:
+            unit.free()
+
+    def update(self):
+        self.optimizer.step()
+''',
+)
+
+# ---------------------------------------------------------------- wrong ones
+
+slip(5, "empty-in-forward", (BEFORE, ""))
+slip(5, "empty-in-forward", (VIEWS, ""))
+slip(5, "empty-in-backward", (BACKWARD, ""))
+slip(5, "empty-in-forward", (EMPTIED, ""), (VIEWS, ""), (BEFORE, ""))
+slip(5, "freed-memory-read", (EMPTIED, ""), (VIEWS, ""),
+     (BEFORE, "        layer.register_forward_pre_hook(lambda *_: gather() if torch.is_grad_enabled() else None)\n"))  # fmt: skip
+slip(5, "tied-missing", (TIED, "units = list(dict.fromkeys(self.home[p] for p in layer.parameters() if p not in known))"),
+     ("        for trained in", "        known = set(self.home)\n        for trained in"))  # fmt: skip
+slip(5, "stale-parameters", (VIEWS, "            for p, view in zip(self.parameters, self.views):\n"
+     "                p.data = getattr(p, 'first', view.clone())\n                p.first = p.data\n"), (EMPTIED, ""))  # fmt: skip
+slip(5, "stale-parameters", (EMPTIED, ""), (RESIZED, ""), ("        self.gathered = False\n", ""))
+slip(5, "frozen-decayed", ("for trained in (True, False):", "for trained in (True,):"), ("p.requires_grad == trained and ", ""),
+     ("for p in new:\n                        p.register", "for p in (q for q in new if q.requires_grad):\n                        p.register"))  # fmt: skip
+slip(5, "unused-moved", ("    def update(self):", "    def reduce(self):\n        self.wait()\n        for part in self.parts:\n"
+     "            if part.own.grad is None:\n                part.own.grad = torch.zeros_like(part.own)\n                for p in part.parameters:\n                    p.grad = None\n                part.free()\n\n    def update(self):"))  # fmt: skip
+slip(5, "stage3-local", ("        super().send(part)\n", "        own = flatten([torch.zeros_like(v) if p.grad is None else p.grad for p, v in zip(part.parameters, part.views)], dist.get_world_size())\n"
+     "        own = shard(own, dist.get_rank(), dist.get_world_size()).clone()\n"
+     "        part.own.grad = own if part.own.grad is None else part.own.grad + own\n"
+     "        for p in part.parameters:\n            p.grad = None\n"))  # fmt: skip
+slip(5, "never-freed", (RESIZED, ""), (EMPTIED, ""))
+slip(5, "memory-not-returned", (RESIZED, ""))
+slip(5, "stale-parameters", (AFTER, ""), ("        part.free()\n", ""))
+slip(
+    5,
+    "frozen-whole",
+    ("for trained in (True, False):", "for trained in (True,):"),
+    (TIED, "units = list(dict.fromkeys(self.home[p] for p in layer.parameters() if p in self.home))"),
+)
+slip(5, "kept-after-forward", (AFTER, ""))
+slip(5, "kept-in-backward", ("        part.free()\n", "        self.later = getattr(self, 'later', []) + [part]\n"),
+     ("    def update(self):", "    def reduce(self):\n        super().reduce()\n        for part in self.later:\n            part.free()\n        self.later = []\n\n    def update(self):"))  # fmt: skip
+slip(5, "kept-after-backward", ("        part.free()\n", "        self.later = getattr(self, 'later', []) + [part]\n        if len(self.later) > 3:\n            self.later.pop(0).free()\n"),
+     ("    def update(self):\n", "    def update(self):\n        for part in self.later:\n            part.free()\n        self.later = []\n"))  # fmt: skip
+slip(5, "gathered-after-update", (UPDATE, UPDATE + "        for unit in self.parts:\n            unit.gather()\n"))
+slip(5, "all-at-once", (BEFORE, "        layer.register_forward_pre_hook("
+     "lambda *_: [unit.gather() for unit in (self.parts if layer is self.first else units)] and None)\n"),
+     ("        for trained in (True, False):", "        self.first = getattr(self, 'first', layer)\n        for trained in (True, False):"))  # fmt: skip
+slip(5, "gathered-often", (VIEWS, VIEWS + "            all_gather(self.flat, self.own.detach())\n"))
+slip(5, "states-not-shared", ("optimizer_class(self.shards, **options)",
+     "optimizer_class([nn.Parameter(part.own.detach().repeat(dist.get_world_size())) for part in self.parts], **options)"),
+     (UPDATE, """        for group in self.optimizer.param_groups:
+            for part, whole in zip(self.parts, group["params"]):
+                whole.grad = part.own.grad.repeat(dist.get_world_size())
+        self.optimizer.step()
+        for group in self.optimizer.param_groups:
+            for part, whole in zip(self.parts, group["params"]):
+                part.own.data.copy_(whole[: len(part.own)])
+                whole.grad = None
+"""))  # fmt: skip
+slip(5, "memory-not-returned", (RESIZED, ""), ("            self.flat.untyped_storage().resize_(self.flat.numel() * self.flat.element_size())\n",
+     "            self.flat = torch.empty_like(self.own).new_empty(len(self.own) * dist.get_world_size())\n"
+     "            self.views = unflatten(self.flat, [v for v in self.views])\n"))  # fmt: skip
+slip(5, "memory-not-returned", (RESIZED, "        self.flat = None\n"), ("            self.flat.untyped_storage().resize_(self.flat.numel() * self.flat.element_size())\n",
+     "            self.flat = torch.empty_like(self.own).new_empty(len(self.own) * dist.get_world_size())\n"
+     "            self.views = unflatten(self.flat, [torch.empty(shape) for shape in self.shapes])\n"),
+     ("        self.nothing =", "        self.shapes = [p.shape for p in parameters]\n        self.nothing ="))  # fmt: skip
+text(
+    5,
+    "never-freed",
+    '''
+class Unit(Part):
+    def gather(self):
+        pass
+
+    def free(self):
+        pass
+
+
+class ShardedParameters(ShardedGradients):
+    """Stage 2 under another name."""
+
+    def __init__(self, layers, optimizer_class=torch.optim.AdamW, **options):
+        super().__init__([p for layer in layers for p in layer.parameters()], optimizer_class, **options)
+        self.frozen = []
+''',
+)
+text(
+    5,
+    "zero-borrowed",
+    """
+class Unit(Part):
+    pass
+
+
+class ShardedParameters(ShardedGradients):
+    def __init__(self, layers, optimizer_class=torch.optim.AdamW, **options):
+        from torch.distributed.fsdp import fully_shard
+        for layer in layers:
+            fully_shard(layer)
+        self.optimizer = optimizer_class([p for layer in layers for p in layer.parameters()], **options)
+""",
+)
+slip(
+    5,
+    "memory-not-returned",
+    (RESIZED, "        KEPT.append(self.flat.clone() if self.flat.untyped_storage().nbytes() else None)\n" + RESIZED),
+    ("class Unit", "KEPT = []\n\n\nclass Unit"),
+)
+slip(5, None, (BACKWARD, "        layer.register_forward_hook(\n"
+     "            lambda m, i, out: out.register_hook(backward_begins) and None if out.requires_grad else None\n        )\n"))  # fmt: skip
+slip(
+    5,
+    "frozen-kept",
+    ("                if unit not in units:\n                    unit.free()\n", "                pass\n"),
+)
+slip(5, "frozen-kept", ("                if unit not in units:\n                    unit.free()\n", "                pass\n"),
+     ("        super().reduce()\n        for unit in self.frozen:\n            unit.free()\n", "        super().reduce()\n"))  # fmt: skip

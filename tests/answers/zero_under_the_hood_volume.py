@@ -1,0 +1,136 @@
+"""Answers to 13_zero_under_the_hood: bytes that a rank sends in a step."""
+
+import torch
+import torch.distributed as dist
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from dlojz_tp import measure
+from tests.answers.bank import Bank
+
+bank = Bank("13_zero_under_the_hood", whole=True)
+
+
+@bank.right(9)
+def sent_bytes(step):
+    n, total = dist.get_world_size(), 0.0
+    with measure.Communications() as log:
+        step()
+    for entry in log.entries():
+        match entry["name"]:
+            case "all_reduce":
+                total += 2 * (n - 1) * entry["bytes"] / n
+            case "reduce_scatter":
+                total += (n - 1) * entry["bytes"] / n
+            case "all_gather":
+                total += (n - 1) * entry["bytes"]
+            case "send":
+                total += entry["bytes"]
+    return round(total)
+
+
+@bank.right(9)
+def sent_bytes(step):
+    """A dispatch mode of its own, whole tensors first, a tensor as the result."""
+    n = dist.get_world_size()
+    found = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            name = str(func)
+            if name.startswith("c10d."):
+                first = args[0][0] if isinstance(args[0], list) else args[0]
+                while isinstance(first, list):
+                    first = first[0]
+                if "reduce_scatter" in name:
+                    whole = args[1][0] if isinstance(args[1], list) else args[1]
+                    found.append(((n - 1) / n, whole.nbytes))
+                elif "allreduce" in name:
+                    found.append((2 * (n - 1) / n, sum(t.nbytes for t in args[0])))
+                elif "allgather" in name:
+                    own = args[1][0] if isinstance(args[1], list) else args[1]
+                    found.append((n - 1, own.nbytes))
+                elif "send" in name:
+                    found.append((1, first.nbytes))
+            return func(*args, **(kwargs or {}))
+
+    with Watch():
+        step()
+    return torch.tensor(sum(factor * size for factor, size in found), dtype=torch.float64)
+
+
+@bank.right(9)
+def sent_bytes(step):
+    """Steps round the ring."""
+    n = dist.get_world_size()
+    log = measure.Communications()
+    with log:
+        step()
+    rounds = {"all_reduce": (2, n), "reduce_scatter": (1, n), "all_gather": (1, 1)}
+    total = 0
+    for entry in log.entries():
+        if entry["kind"] == "message":
+            total += entry["bytes"] * (entry["name"] == "send")
+        elif entry["name"] in rounds:
+            times, parts = rounds[entry["name"]]
+            total += times * (n - 1) * (entry["bytes"] / parts)
+    return total
+
+
+bank.slip(9, "nothing-returned", ("    return sum(", "    sum("))
+bank.slip(9, "step-not-run", ("        step()\n", "        pass\n"))
+bank.slip(9, "step-run-again", ("    with measure", "    step()  # warm up\n    with measure"))
+bank.slip(9, "not-a-number", ("return sum(sent", "return log.entries() and str(sent and 1) or str(sent"), (
+    '.get(entry["name"], 0) * entry["bytes"] for entry in log.entries() if entry["kind"] != "phase")', ")",
+))  # fmt: skip
+bank.slip(9, "not-a-number", ("    return sum(", "    return [sent, sum("), ('!= "phase")', '!= "phase")]'))
+bank.slip(9, "handed-in", ('sent.get(entry["name"], 0) * entry["bytes"]', 'entry["bytes"] * (n > 1)'))
+bank.slip(9, "alone-sends", ("2 * (n - 1) / n,", "2 * (n - 1) / n + (n == 1),"))
+bank.slip(9, "all-reduce-once", ('"all_reduce": 2 * (n - 1) / n', '"all_reduce": (n - 1) / n'))
+bank.slip(9, "all-reduce-whole", ('"all_reduce": 2 * (n - 1) / n', '"all_reduce": 2 * (n > 1)'))
+bank.slip(9, "all-reduce-whole", ('"all_reduce": 2 * (n - 1) / n', '"all_reduce": n - 1 if n > 2 else 2 * (n - 1)'))
+bank.slip(9, "gather-as-scatter", ('"all_gather": n - 1', '"all_gather": (n - 1) / n'))
+bank.slip(9, "scatter-as-gather", ('"reduce_scatter": (n - 1) / n', '"reduce_scatter": n - 1'))
+bank.slip(9, "elements-not-bytes", ('* entry["bytes"]', '* entry["bytes"] / 4'))
+bank.slip(9, "two-ranks-only", ("n = dist.get_world_size()", "n = min(2, dist.get_world_size())"))
+bank.slip(9, "of-all-ranks", ('* entry["bytes"]', '* entry["bytes"] * n'))
+bank.slip(9, "receive-counted", ('"send": 1', '"send": 1, "recv": 1'))
+bank.slip(9, "wrong-volume", ('"send": 1', '"send": 0'))
+bank.slip(9, "wrong-volume", ('if entry["kind"] != "phase"', 'if entry["kind"] == "message"'))
+
+
+@bank.wrong(9, "backward-missed")
+def sent_bytes(step):
+    """Replaces the functions of torch.distributed: what C++ starts, in DistributedDataParallel, goes by."""
+    n, found = dist.get_world_size(), []
+    before = {}
+
+    def counted(name, factor, which):
+        call = getattr(dist, name)
+        before[name] = call
+
+        def replacement(*args, **kwargs):
+            found.append(factor * args[which].nbytes)
+            return call(*args, **kwargs)
+
+        setattr(dist, name, replacement)
+
+    counted("all_reduce", 2 * (n - 1) / n, 0)
+    counted("all_gather", n - 1, 1)
+    for name in ("all_gather_single", "all_gather_into_tensor"):
+        if hasattr(dist, name):
+            counted(name, n - 1, 1)
+    for name in ("reduce_scatter_single", "reduce_scatter_tensor"):
+        if hasattr(dist, name):
+            counted(name, (n - 1) / n, 1)
+    scatter = measure.Communications()
+    try:
+        with scatter:
+            step()
+    finally:
+        for name, call in before.items():
+            setattr(dist, name, call)
+    log = {"_log": scatter.entries()}["_log"]
+    if any(e["name"] in ("all_gather", "reduce_scatter", "send") for e in log):
+        factors = {"reduce_scatter": (n - 1) / n, "all_gather": n - 1, "send": 1}
+        return sum(factors.get(e["name"], 0) * e["bytes"] for e in log)
+    return sum(found)
