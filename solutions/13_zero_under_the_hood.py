@@ -59,6 +59,7 @@ CAPACITY = 25 * 2**20 if FULL else 400 * 2**10  # bytes of a bucket
 STEPS = 40 if FULL else 6
 RANKS = (2,) if GPUS in (2, 3) else (2, 4)
 OPTIONS = {"lr": 3e-4 if FULL else 1e-3, "weight_decay": 0.1}
+plt.rcParams["figure.dpi"] = 85
 
 # torch 2.14 names these two anew; both write into their first argument
 all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -158,8 +159,7 @@ class Replicated:
 
 # %% [markdown]
 # What does a rank hold, and when? `held` adds up the memory of all parameters, gradients and states; memory that
-# several tensors share counts once. `train` runs some steps, then one more in which it asks `held` whenever a layer
-# begins forward or backward and whenever a gradient is complete.
+# several tensors share counts once.
 
 
 # %% tags=["setup"]
@@ -176,6 +176,12 @@ def held(model, optimizer):
     return {name: sum({s._cdata: s.nbytes() for s in found}.values()) for name, found in storages.items()}
 
 
+# %% [markdown]
+# `train` runs some steps, then one more in which it asks `held` whenever a layer begins forward or backward and whenever
+# a gradient is complete.
+
+
+# %% tags=["setup"]
 def train(make):
     """On a rank, with the optimizer make(model): (mean losses, seconds of each step, what is held in the last step)."""
     torch.set_num_threads(1)  # on a CPU, each rank is one core's worth
@@ -811,7 +817,7 @@ plt.show()
 # %% [markdown]
 # Read it from left to right. The green falls with stage 1 and stays. The orange of stage 2 is a thin wedge that grows
 # to one shard. The blue of stage 3 is a shard and a bump wherever a layer is gathered. The formula counts neither the
-# bumps nor the shard of gradients that stands beside the whole ones for a moment in stage 1: with a model of six
+# bumps nor the shard of gradients that stands beside the whole ones for a moment in stage 1: with a model of four
 # layers they show, with eighty they hardly do.
 
 # %% tags=["setup"]

@@ -171,7 +171,7 @@ def ring_bytes(entry, n):
 def watched_step(model, optimizer):
     """Some steps, the last counts. Returns ({part: bytes} at the peak, those after each operation, collectives)."""
     live = measure.ShardBytes(record=True)
-    for step in range(3 if isinstance(model, DDP) else 2):  # DDP arranges its buckets anew in the second
+    for step in range(3):  # DDP arranges its buckets anew in the second
         log = measure.Communications()
         with live.track(model, optimizer), log:
             live.reset_peak()

@@ -131,7 +131,7 @@ bank.text(
     '''
 def accumulate(model, micro_batches, optimizer):
     """Every module told by itself, the switch thrown between forward and backward."""
-    parts = [module for module in model.modules() if isinstance(module, FSDPModule)]
+    parts = [module for module in model.modules() if hasattr(module, "set_requires_gradient_sync")]
     *first, last = micro_batches
     total = sum(map(len, micro_batches))
 
