@@ -89,8 +89,8 @@ for stage, axes in enumerate(panels):
             part = (size / 4, low + rank * size / 4) if stage >= first else (size, low)
             axes.bar(rank, part[0], 0.8, bottom=part[1], color=colour, label=name if rank == stage == 0 else None)
         low += size
-    held = planner.state_bytes(1, 4, stage).total
-    axes.set_title(f"stage {stage}: {held:g} bytes" if stage else f"data parallel: {held:g} bytes", fontsize=10)
+    total = planner.state_bytes(1, 4, stage).total
+    axes.set_title(f"stage {stage}: {total:g} bytes" if stage else f"data parallel: {total:g} bytes", fontsize=10)
     axes.set(xticks=range(4), xlabel="rank")
 panels[0].set(ylabel="bytes of a parameter")
 figure.legend(loc="outside lower center", ncols=3, fontsize=9, frameon=False)
@@ -529,8 +529,7 @@ def stage_1(model):
 run("stage 1", stage_1)
 
 # %% [markdown]
-# The same losses, and each rank holds its part of the states. The update is done once, not on every rank: the step
-# may be shorter, too.
+# The same losses, and each rank holds its part of the states. The update is done once, not on every rank.
 
 # %% [markdown]
 # ### Balise 4 · Stage 2: gradients leave while backward goes on
@@ -543,7 +542,7 @@ run("stage 1", stage_1)
 #
 # - `make_parts(parameters)`: a `Part` for each bucket of at most `capacity` bytes (given: `make_buckets`).
 # - `ready(p)` is called by a hook when `p.grad` is complete. Was it the last of its bucket, `send` it.
-# - `send(part)`: start the reduce-scatter, **asynchronously**, and free the gradients at once: `p.grad = None`. The
+# - `send(part)`: start the reduce-scatter, asynchronously so that backward goes on, and free the gradients at once: `p.grad = None`. The
 #   flat tensor must live until it has travelled, and no longer: before another starts, wait for the one before.
 # - `wait()`: wait for what is under way; what arrives is **added** to `own.grad`, so that several backward passes
 #   before a step add up.
@@ -659,6 +658,8 @@ run("stage 2", stage_2)
 # - Frozen parameters are gathered in backward too, but no gradient ever says that they are done. Free them when the
 #   backward of another layer begins, and those of the first layers in `reduce()`.
 # - `update()`: the shards are updated, nothing is gathered.
+#
+# - `__init__`: `self.parts`, `self.frozen`, the hooks, and an optimizer on the units' `own`.
 #
 # About 6, 4, 6, 25, 2, 3 and 1 lines.
 #
@@ -817,8 +818,8 @@ plt.show()
 # %% [markdown]
 # Read it from left to right. The green falls with stage 1 and stays. The orange of stage 2 is a thin wedge that grows
 # to one shard. The blue of stage 3 is a shard and a bump wherever a layer is gathered. The formula counts neither the
-# bumps nor the shard of gradients that stands beside the whole ones for a moment in stage 1: with a model of four
-# layers they show, with eighty they hardly do.
+# bumps nor the shard of gradients that stands beside the whole ones for a moment in stage 1: with a model as
+# small as this one they show, with eighty layers they hardly do.
 
 # %% tags=["setup"]
 import json
@@ -944,8 +945,8 @@ plt.show()
 # $c / \lVert g \rVert$, and its direction stays. Now no rank has the whole gradient. Ranks that clipped by the norms of
 # their own shards would each scale by another factor, and the direction would turn.
 #
-# `shards` are this rank's parameters after `reduce()`, each with its part in `p.grad` (None where there is none; on
-# some rank they may all have no element). Scale the gradients in place, so that the norm over all ranks is at most
+# `shards` are this rank's parameters after `reduce()`, each with its part in `p.grad` (None where there is none, but
+# not all; on some rank they may all have no element). Scale the gradients in place, so that the norm over all ranks is at most
 # `max_norm`, and return the norm from before, a tensor, the same on all ranks.
 #
 # - One number a rank travels, in one collective.
@@ -956,7 +957,7 @@ plt.show()
 #
 # <details><summary>Hint</summary>
 #
-# Squares can be added up, norms cannot. `torch.linalg.vector_norm(g, dtype=torch.float32)` computes in float32.
+# Squares can be added up, norms cannot. `g.float()` is a float32 copy of a gradient in half precision.
 # `torch.clamp(…, max=1.0)` is an `if` without a look at the value.
 # </details>
 
@@ -973,7 +974,7 @@ def clip_grad_norm(shards, max_norm):
     norm = norm.sqrt()
     scale = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
     for g in gradients:
-        g.mul_(scale.to(g.dtype))
+        g.mul_(scale)
     return norm
     # END SOLUTION
 
@@ -988,7 +989,7 @@ tp.check(7, clip_grad_norm)
 
 # %%
 def factors():
-    """On a rank: (norm of the own shards, norm of all, norm after clipping to half of it)."""
+    """On a rank: (norm of the own shards, norm of all, norm after clipping to a fifth of it)."""
     model = make_model()
     optimizer = ShardedGradients(model.parameters(), capacity=CAPACITY, **OPTIONS)
     language_loss(model, token_batch(0)).backward()
@@ -1083,8 +1084,8 @@ def offload_figures(kind, steps=6):
 
 if GPUS:
     for kind in (MasterShards, OffloadedShards):
-        held, seconds = launch.ranks(offload_figures, kind, n=RANKS[0] if FULL else 1)[0]
-        print(f"{kind.__name__}: {measure.human_bytes(held)} on the GPU, a step {measure.human_seconds(seconds)}")
+        kept, seconds = launch.ranks(offload_figures, kind, n=RANKS[0] if FULL else 1)[0]
+        print(f"{kind.__name__}: {measure.human_bytes(kept)} on the GPU, a step {measure.human_seconds(seconds)}")
 else:
     bus, psi = 25e9, 1e9  # assumed: 25 GB/s each way, as a PCIe 4.0 link of 16 lanes gives; parameters of a shard
     print("No GPU here, nothing is measured.")
@@ -1105,13 +1106,13 @@ else:
 # | message to one rank | $n$ | $n$ |
 #
 # `sent_bytes(step)` calls `step()` once, on every rank, and returns the bytes that *this* rank sends meanwhile,
-# whatever collectives they are and wherever they start, in a hook of backward for example. What is received, and
+# whichever of these they are and wherever they start, in a hook of backward for example. What is received, and
 # barriers, count nothing. About 5 lines.
 #
 # <details><summary>Hint</summary>
 #
 # `with measure.Communications() as log:`, then `log.entries()`: dictionaries, with `name` ("all_reduce", "all_gather",
-# "reduce_scatter", "send", "recv", …) and `bytes`, those that the rank hands in.
+# "reduce_scatter", "send", "recv", …) and `bytes`, those that the rank hands in. (Marks in the log, of `kind` "phase", have no bytes.)
 # </details>
 
 
@@ -1178,7 +1179,7 @@ for stage, name in enumerate(counted[RANKS[0]]):
     print(f"{name:<27}", *cells, sep="   ")
 
 # %% [markdown]
-# With many ranks $(N-1)/N$ is nearly 1: **2Ψ, 2Ψ, 2Ψ, 3Ψ**. What is a little more is padding. Why?
+# With many ranks $(N-1)/N$ is nearly 1: **2Ψ, 2Ψ, 2Ψ, 3Ψ**. (Padding adds a few elements, too few to show here.) Why?
 #
 # - Data parallelism all-reduces the gradients: Ψ for the reduce-scatter in it, Ψ for the all-gather.
 # - Stages 1 and 2 need of the reduced gradients only the own shard: the reduce-scatter, Ψ. In place of the gradients
@@ -1203,8 +1204,8 @@ for stage, name in enumerate(counted[RANKS[0]]):
 #   obstacle to saving the same step again, on another number of ranks.
 # - When it returns, on any rank, the checkpoint is complete.
 #
-# **`load_shards(folder)`** runs on every rank, of **any number of ranks**. It returns `(step, shards)` of the newest
-# checkpoint, with this rank's part for the number of ranks of *now*, in tensors of its own on the CPU; None where
+# **`load_shards(folder)`** runs on every rank, of **any number of ranks**. It returns `(step, shards)` of the checkpoint
+# that was saved last (steps only grow), with this rank's part for the number of ranks of *now*, in tensors of its own on the CPU; None where
 # there is no complete checkpoint.
 #
 # - It loads with `weights_only=True`, reads the files that hold some of its part and no others, and never holds the
@@ -1214,7 +1215,7 @@ for stage, name in enumerate(counted[RANKS[0]]):
 #
 # <details><summary>Hint</summary>
 #
-# A folder for each step and number of ranks, a file for each rank, then `dist.barrier()`, then rank 0 writes a small
+# A folder for each step and number of ranks (another one where the mark points to it already), a file for each rank, then `dist.barrier()`, then rank 0 writes a small
 # JSON file (a *mark*: step, number of ranks, lengths, dtypes, folder), under another name, and moves it into place
 # with `Path.replace`: only then the checkpoint counts. `torch.save` writes the whole memory behind a view: save
 # `t.clone()`. With `each = ⌈length / N⌉`, rank r has the elements from `r * each` on, as then, so now. `torch.load(…,
@@ -1227,7 +1228,9 @@ def save_shards(folder, step, shards, lengths):
     """Every rank writes its shards; the checkpoint counts when all are there. lengths: {name: elements without padding}."""
     # BEGIN SOLUTION
     folder, rank, world_size = Path(folder), dist.get_rank(), dist.get_world_size()
-    place = folder / f"step-{step}-of-{world_size}"
+    place, last = folder / f"step-{step}-of-{world_size}", folder / "mark.json"
+    if last.exists() and json.loads(last.read_text())["place"] == place.name:
+        place = folder / f"{place.name}-again"  # never write where the mark points
     place.mkdir(parents=True, exist_ok=True)
     partial, file = place / f"{rank}.partial", place / f"{rank}.pt"
     torch.save({name: t.detach().cpu().clone() for name, t in shards.items()}, partial)
@@ -1267,7 +1270,7 @@ tp.check(10, save_shards, load_shards)
 
 # %% [markdown]
 # See it: eight sequences a step, trained on four ranks, saved after step 4, and resumed on two. The losses are those
-# of the run that went on.
+# of the run that went on, up to the rounding of another order of additions; the loaded numbers are exact.
 
 
 # %%
@@ -1401,7 +1404,7 @@ for n in RANKS:
 # %% [markdown]
 # The weights agree to rounding. `ZeroRedundancyOptimizer` all-reduces whole gradients and then lets each rank
 # broadcast what it updated: 3Ψ, where your stage 1 sends 2Ψ. `fully_shard` sends what you send; on a CPU with a model
-# of this size much of its time is its bookkeeping, a `DTensor` for each parameter. On large layers that vanishes, and
+# of this size much of its time is its bookkeeping, a `DTensor` for each parameter. On large layers that is little, and
 # then counts what yours does not do: it gathers the *next* layer while this one computes. Practical work **14_fsdp**
 # uses it.
 
@@ -1434,7 +1437,7 @@ axes.grid(alpha=0.3)
 plt.show()
 
 # %% [markdown]
-# Inside a node, stage 3 costs next to nothing. Between nodes it wants thousands of tokens on every GPU in every step,
+# Inside a node, stage 3 costs next to nothing in this model. Between nodes it wants thousands of tokens on every GPU in every step,
 # whose activations need memory in their turn. Hence *hybrid* sharding: stage 3 inside a node, plain copies of it
 # between nodes. And a ring of 1,024 ranks has 1,023 steps of some microseconds for every layer gathered: with very
 # many ranks latency decides, as in practical work 08. Source of the 6: Kaplan and others, *Scaling laws for neural

@@ -81,7 +81,8 @@ plt.rcParams["figure.dpi"] = 85
 #
 # $$M \;=\; \frac{16\,\Psi}{N} \;+\; 4\,(\psi_\text{root} + 2\,\psi_\text{block}) \;+\; A$$
 #
-# A group is the unit of everything: one all-gather makes it whole, one reduce-scatter spreads its gradients.
+# In backward, the whole gradient of a group is there as well, for a moment. A group is the unit of everything: one
+# all-gather makes it whole, one reduce-scatter spreads its gradients.
 
 # %%
 SHARDS, GATHERED, GRADIENTS, STATES, OTHERS = "#0072B2", "#E69F00", "#CC79A7", "#56B4E9", "#009E73"
@@ -220,13 +221,13 @@ def run(*known, **makers):
     """Profile each on RANKS ranks and keep rank 0's figures in `found`; print them below those of `known` names."""
     found.update(launch.ranks(profile_all, makers, n=RANKS, timeout=300)[0])
     print("MB at the peak    weights  optimizer  gradients  gathered  activations    all", end=" | ")
-    print("MB sent  gathers    step   loss")
+    print("MB sent  gathers   loss")
     for name in [name for name in (*known, *makers) if name in found]:
         row, peak = found[name], found[name]["peak"]
         columns = zip(PARTS, (7, 9, 9, 8, 11))
         print(f"{name:<16}", *(f"{peak[part] / MB:>{width + 1}.1f}" for part, width in columns), end=" ")
         print(f"{sum(peak.values()) / MB:>6.1f} | {row['sent'] / MB:>7.1f} {row['gathers']:>8}", end=" ")
-        print(f"{measure.human_seconds(row['seconds']):>7}  {row['losses'][-1]:.3f}")
+        print(f"{row['losses'][-1]:>7.3f}")
 
 
 def replicated(mesh):
@@ -375,9 +376,9 @@ tp.check(2, shard_mixed)
 run("by_block", mixed=making(shard_mixed))
 
 # %% [markdown]
-# Half the bytes in what is gathered, and nearly half in what is kept for backward. The shards have not shrunk: they are the
+# Half the bytes in what is gathered, and a good quarter less in activations at the peak: logits and loss stay in float32. The shards have not shrunk: they are the
 # float32 *master weights* of mixed precision, and here they cost $1/N$. What is sent falls by a third, not by half, since
-# gradients travel in float32. In time, two CPU cores gain nothing from bf16 and may lose; a GPU's tensor cores do.
+# gradients travel in float32. Few processors have units for bf16; a GPU's tensor cores are made for it.
 #
 # ### Balise 3 · Compute activations again
 #
@@ -388,8 +389,8 @@ run("by_block", mixed=making(shard_mixed))
 #
 # <details><summary>Hint</summary>
 #
-# `checkpoint_wrapper(block)` *returns a new module* around the block; `model.blocks[index] = ...` puts it in place. Wrap first,
-# then shard the wrapped block: the group's gathering for backward then comes before the block runs again. Of the two forms of
+# `checkpoint_wrapper(block)` *returns a new module* around the block; `model.blocks[index] = ...` puts it in place. Then
+# shard as before. Of the two forms of
 # recomputation, the older "reentrant" one gives no gradients where a block's *input* needs none, as behind a frozen embedding.
 # </details>
 
@@ -459,8 +460,8 @@ if len(rows) == len(names):
     left.set(title="memory", ylabel="gathered at the peak, MB")
     right.plot(numbers, [row["sent"] / MB for _, row in rows], "o-", color="#555555")
     right.set(title="communication", ylabel="sent by a rank in a step, MB")
-    for axes in (left, right):
-        axes.set(xlabel=f"blocks kept whole, of {CONFIG.layers}", ylim=(0, None), xticks=numbers)
+    for axes, what in ((left, [row["peak"]["gathered"] for _, row in rows]), (right, [row["sent"] for _, row in rows])):
+        axes.set(xlabel=f"blocks kept whole, of {CONFIG.layers}", ylim=(0, 1.1 * max(what) / MB), xticks=numbers)
     plt.show()
 
 # %% [markdown]
@@ -504,8 +505,8 @@ else:
     print("The shards are in the CPU's memory already: without two GPUs there is nothing to measure here.")
 
 # %% [markdown]
-# What does it cost? Per step and rank, the shards go down the link twice (forward, backward; the root's once) in float32, and
-# the gradients up once. The next cell compares this with the time to compute, as an *estimate*: rates are assumptions.
+# What does it cost? Per step and rank, the shards go up the link to the GPU twice (forward, backward; the root's once) in
+# float32, and the gradients down once. The next cell compares this with the time to compute, as an *estimate*: rates are assumptions.
 
 # %%
 LINK, SPEED = 25e9, 400e12  # bytes/s between host and GPU, FLOP/s reached by the GPU: assumptions
@@ -569,7 +570,7 @@ def build_sharded(make_plain, mesh, seed):
         model = make_plain()
     shard(model, mesh)
     model.to_empty(device=mesh.device_type)
-    torch.manual_seed(seed + mesh.get_local_rank())
+    torch.manual_seed(seed * mesh.size() + mesh.get_local_rank())
     model.init_weights()
     return model
     # END SOLUTION
@@ -621,7 +622,7 @@ for name, make in {"whole, then cut": cut_afterwards, "born in shards": born_in_
 #   `step` (an `int`) in one checkpoint in `folder`. No parameter may be put together for it. The checkpoint is complete
 #   when the function returns.
 # - **`load_checkpoint(folder, model, optimizer)`**, on all ranks of *any* number of ranks: `model` is sharded, its weights
-#   do not matter; `optimizer` is new and has made no step. Both continue exactly where they were. Returns the step.
+#   do not matter; `optimizer` is new and has made no step. Both continue exactly where they were (the losses after it, up to the rounding of another order of additions). Returns the step.
 #
 # `dcp` is `torch.distributed.checkpoint`. About 2 and 5 lines.
 #
@@ -793,7 +794,7 @@ for name, step in {"one exchange": accumulate, "an exchange each time": accumula
 # %%
 def draw_mesh():
     figure, axes = plt.subplots(figsize=(6.5, 2.3), layout="constrained")
-    colours = ["#0072B2", "#E69F00"]
+    colours = ["#0072B2", "#A65E00"]
     for rank in range(4):
         node, part = divmod(rank, 2)
         x, y = 3 * node + part, 0
@@ -801,11 +802,11 @@ def draw_mesh():
         axes.text(x + 0.4, 0.4, f"rank {rank}\npart {part}", ha="center", va="center", color="white", fontsize=9)
     for node in range(2):
         axes.text(3 * node + 0.9, 1.25, f"node {node}: a whole replica", ha="center", fontsize=9)
-        axes.annotate("", (3 * node + 1.4, 1.0), (3 * node + 0.4, 1.0), arrowprops={"arrowstyle": "<->"})
+        axes.annotate("", (3 * node + 1.4, 0.9), (3 * node + 0.4, 0.9), arrowprops={"arrowstyle": "<->"})
+        axes.text(3 * node + 0.9, 1.0, "gather, reduce-scatter", ha="center", fontsize=8)
     for part in range(2):
         y = -0.25 - 0.35 * part
         axes.annotate("", (3.4 + part, y), (0.4 + part, y), arrowprops={"arrowstyle": "<->", "color": colours[part]})
-    axes.text(2.4, 0.95, "gather,\nreduce-scatter", ha="center", va="center", fontsize=8)
     axes.text(2.4, -0.17, "all-reduce of gradient parts", ha="center", fontsize=8)
     axes.set(xlim=(-0.2, 5.0), ylim=(-0.8, 1.6))
     axes.axis("off")
@@ -998,14 +999,14 @@ def race_compiled():
 if FULL:
     print(launch.ranks(race_compiled, n=RANKS, timeout=400)[0])
 else:
-    print("not raced here: compiling one block takes longer than this notebook may, and shows its gain on GPUs")
+    print("not raced here: compiling one block takes longer than this notebook may")
 
 # %% [markdown]
 # ## DeepSpeed's ZeRO
 #
 # The library that brought ZeRO asks for the stage in a JSON configuration. Same model, same batches, same AdamW; where
 # `deepspeed` is installed (`pip install "dlojz-tp[deepspeed]"`) the next cells train at stages 1, 2 and 3 beside
-# `fully_shard`, and demand equal losses. Three traps: a clipping of 1.0 is on unless you set it to 0; an optimizer of
+# `fully_shard`, and demand equal losses (to 1e-3). Three traps: some versions clip at 1.0 unless you set it to 0; an optimizer of
 # PyTorch's needs `zero_allow_untested_optimizer`; and its buckets are for billions, 500 million numbers each, unless you
 # say less.
 
@@ -1130,13 +1131,14 @@ launch.ranks(race_on_ranks, makers, 20 if FULL else 3, n=RANKS, timeout=300)[0]
 # %% [markdown]
 # On two cores sharding buys no time: it costs some, for messages, copies and bookkeeping in Python, which is why the groups
 # must not be small. What it buys is memory, and with it a larger model or batch. On GPUs with a fast network, gathering
-# the next block overlaps with computing this one; then the step is hardly longer. No results of a GPU are recorded here yet.
+# the next block overlaps with computing this one; then the step can be hardly longer. No results of a GPU are recorded here yet.
 #
 # ## Past this machine
 #
 # How many ranks does a model need, and how many tokens must each of them have in a step, so that computing hides the network?
 # The next cell is an *estimate*: bf16 weights and gradients travel, every block is recomputed, a GPU has 80 GB, computes
-# 400 TFLOP/s, and sends 300 GB/s inside a node of 8 and 25 GB/s between nodes. These rates are assumptions.
+# 400 TFLOP/s, and sends 300 GB/s inside a node of 8 and 25 GB/s between nodes. These rates are assumptions. Activations are
+# not counted.
 
 # %%
 MODELS = {

@@ -448,8 +448,8 @@ tp.check(3, SlicedEmbedding, VocabularyEmbedding)
 #
 # - `row_part(linear, ranks)` returns an `nn.Linear` **without bias** with this rank's share of the *input* features.
 # - `SlicedAttention(attention, ranks)` does what the plain `Attention` (`dlojz_tp.models`) does: `query`, `key` and `value` are
-#   `nn.Linear(d, d)`, their rows ordered head by head; `heads`, `dropout` and `output` are its other attributes. `x` of shape
-#   `(b, s, d)` is whole on every rank, and so is the result. Causal, scaled by the size of a **head**.
+#   `nn.Linear(d, d)`, their rows ordered head by head; its other attributes are `heads` (a number), `dropout` (a rate) and `output`
+#   (an `nn.Linear(d, d)`). Take sizes *behind* `ranks.copy`: in balise 12 it will lengthen the sequence. `x` of shape `(b, s, d)` is whole on every rank, and so is the result. Causal, scaled by the size of a **head**.
 #
 # One all-reduce forward, one backward. The bias of the projection is one vector, kept whole by every rank, and counts once.
 # Attention's dropout (in training only) draws for *this rank's* heads. Heads that the ranks do not divide are refused with a
@@ -655,6 +655,9 @@ table("columns, then rows, 2 ranks", launch.ranks(traffic, pair, n=2)[0], 2)
 # %% [markdown]
 # ### Balise 7 · The whole model
 #
+# Hold slices of linear layers in `nn.Linear`s, as your `column_part` and `row_part` give them, and give the parts of a block the names
+# that they have in the plain one: later cells rely on both.
+#
 # - `SlicedBlock(block, ranks)` is a plain `Block` (attributes `norm_attention`, `attention`, `norm_feed_forward`, `feed_forward`,
 #   `drop`) with its two halves cut. Norms and dropout stay whole: every rank computes the same, on the same numbers.
 # - `SlicedTransformer(model, ranks)` is a plain `Transformer` (attributes `config`, `token_embedding`, `position_embedding`, `drop`,
@@ -723,8 +726,8 @@ class SlicedTransformer(nn.Module):
 tp.check(7, SlicedBlock, SlicedTransformer)
 
 # %% [markdown]
-# A whole layer of the model, with either feed-forward. The volume is independent of the number of heads, and with $N$ it grows
-# only towards its limit: four all-reduces, 8 activations.
+# A whole layer of the model, with either feed-forward. The volume is independent of the number of heads. With $N$, that of the pair
+# grows only towards its limit: four all-reduces, 8 activations.
 
 
 # %%
@@ -906,7 +909,8 @@ tp.check(8, tensor_group)
 #
 # `GroupRanks(group)` is what `Ranks` is, for the ranks of `group` alone: `rank` and `size` are those *in the group*, and `copy`,
 # `sum` and `gather` communicate in the group, forward and backward. `part` and `own_random` come from `Ranks` and are right once
-# `rank` and `size` are. Every layer that you have written takes a `GroupRanks` as it is.
+# `rank` and `size` are. Keep the group as `group`: later cells ask for it. Every layer that you have written takes a `GroupRanks`
+# as it is, if it asks `ranks` for all that it needs of other ranks.
 #
 # `GatherFromRanks` asks for the world; `gather` needs a third function of yours, or a helper. About 25 lines, most of
 # which you know.
@@ -1131,7 +1135,8 @@ for n, tensor_size in ((1, 1), (RANKS[-1], RANKS[-1] // 2)):
 # Norms, dropouts and residuals are still done in full on every rank, and what they keep for backward is kept N times. But they
 # treat each **token** by itself: between the sliced layers, let each rank hold `s / N` tokens. An all-reduce is a
 # reduce-scatter followed by an all-gather: so one takes the place of the sum at the end of a sliced layer, the other that of the
-# copy at its entrance. The same bytes travel, nothing is computed twice (Korthikanti and others, 2022).
+# copy at its entrance. The same bytes travel, nothing is computed twice (Korthikanti and others, 2022). With dropout, the ranks'
+# tokens would want random numbers of their own there as well; our model has none.
 #
 # | `SequenceRanks` | forward | backward |
 # |---|---|---|
@@ -1222,6 +1227,8 @@ def sum_common_gradients(parameters, ranks):
     """Add up, over the group, the gradients of parameters that all its ranks hold."""
     # BEGIN SOLUTION
     gradients = [p.grad for p in parameters if p.grad is not None]
+    if not gradients:
+        return
     message = torch.cat([gradient.flatten() for gradient in gradients])
     dist.all_reduce(message, group=ranks.group)
     for gradient, part in zip(gradients, message.split([gradient.numel() for gradient in gradients])):
@@ -1254,7 +1261,7 @@ def kept_bytes(run, model):
 
 
 def block_memory():
-    """(bytes kept, bytes sent) of a block on this rank: sliced; sliced, with sequence parallelism."""
+    """[bytes kept by a block on this rank: sliced; sliced, with sequence parallelism]"""
     group, found = tensor_group(dist.get_world_size()), []
     x_bsd = torch.randn(BATCH, LENGTH, CONFIG.width, device=launch.device())
     for ranks in (GroupRanks(group), SequenceRanks(group)):
@@ -1497,7 +1504,7 @@ for degree, per_node in ((8, 8), (16, 8), (64, 8), (8, 1)):
 
 # %% [markdown]
 # Computing shrinks with t, the message does not: a ring sends nearly twice the activation however many ranks there are. Inside a
-# node it is bearable; beyond it, the network is several times slower, and more ranks hardly help. So: tensor slicing as
+# node it is bearable; beyond it, the network is several times slower, and more ranks help little for what they cost. So: tensor slicing as
 # far as a node reaches, and no farther than it must; data parallelism, whose one message a step can hide behind backward,
 # across the nodes. And the groups must *be* neighbours: the same 8 ranks, spread over 8 nodes,
 # are not even half as fast.

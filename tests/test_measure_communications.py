@@ -122,3 +122,15 @@ def test_functional_collectives_last_until_they_are_waited_for():
         assert value == 20
         assert (entry["name"], entry["bytes"]) == ("all_reduce", 40)
         assert entry["end"] - entry["start"] >= 0.01
+
+
+def scattered():
+    import torch.distributed._functional_collectives as functional_collectives
+
+    with measure.Communications() as log:
+        functional_collectives.reduce_scatter_tensor(torch.ones(8), "sum", 0, dist.group.WORLD).add(0)
+    return [(entry["name"], entry["bytes"]) for entry in log.entries()]
+
+
+def test_a_functional_reduce_scatter_hands_in_what_is_scattered():
+    assert launch.ranks(scattered, n=2) == [[("reduce_scatter", 32)]] * 2

@@ -213,7 +213,8 @@ class Communications(TorchDispatchMode):
 
 def handed_in(name: str, args: tuple) -> int:
     """Give the bytes that a rank hands in, from the name (without ``c10d.``) and the arguments of an operator."""
-    position = 1 if name.startswith(_WRITES_FIRST) and len(args) > 1 else 0
+    # functional collectives (DTensor's) write nothing that they are given: a word such as "sum" comes second
+    position = 1 if name.startswith(_WRITES_FIRST) and len(args) > 1 and not isinstance(args[1], str) else 0
     stack, total = [args[position]], 0
     while stack:
         item = stack.pop()

@@ -206,8 +206,12 @@ bank.slip(10, "marked-too-early", (  # the mark first, then the file
 bank.slip(10, "old-checkpoint-lost", (  # the old mark is removed before the new one is there
     "    place.mkdir(", '    if rank == 0:\n        (folder / "mark.json").unlink(missing_ok=True)\n    dist.barrier()\n    place.mkdir(',
 ))  # fmt: skip
-bank.slip(10, "half-new", ('f"step-{step}-of-{world_size}"', '"latest"'))  # written over the old files
-bank.slip(10, "half-new", ('f"step-{step}-of-{world_size}"', '"latest"'),
+ELSEWHERE = """    if last.exists() and json.loads(last.read_text())["place"] == place.name:
+        place = folder / f"{place.name}-again"  # never write where the mark points
+"""
+# written over the old files
+bank.slip(10, "half-new", ('f"step-{step}-of-{world_size}"', '"latest"'), (ELSEWHERE, ""))
+bank.slip(10, "half-new", ('f"step-{step}-of-{world_size}"', '"latest"'), (ELSEWHERE, ""),
           ('    torch.save({name: t.detach().cpu().clone() for name, t in shards.items()}, partial)\n'
            '    partial.replace(file)\n',
            "    torch.save({name: t.detach().cpu().clone() for name, t in shards.items()}, file)\n"))  # fmt: skip

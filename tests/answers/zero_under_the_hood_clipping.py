@@ -54,7 +54,7 @@ def clip_grad_norm(shards, max_norm):
     return total
 
 
-bank.slip(7, None, ("    for g in gradients:\n        g.mul_(scale.to(g.dtype))\n",
+bank.slip(7, None, ("    for g in gradients:\n        g.mul_(scale)\n",
                     "    for p in shards:\n        p.grad = p.grad * scale.to(p.grad.dtype) if p.grad is not None else None\n"))  # fmt: skip
 
 
@@ -84,9 +84,9 @@ bank.slip(7, "wrong-norm", ("norm.sqrt()", "norm.sqrt() + 1"))
 bank.slip(7, "half-overflow", ("g.to(torch.promote_types(g.dtype, torch.float32)).square()", "g.square()"))
 bank.slip(7, "half-overflow", ("g.to(torch.promote_types(g.dtype, torch.float32)).square()", "g.square()"),
           (".sum() for g", ".sum(dtype=torch.promote_types(g.dtype, torch.float32)) for g"))  # fmt: skip
-bank.slip(7, "clip-lost", ("g.mul_(scale.to(g.dtype))", "g = g * scale"))
-bank.slip(7, "clip-lost", ("g.mul_(scale.to(g.dtype))", "g.mul(scale)"))
-bank.slip(7, "clip-lost", ("    for g in gradients:\n        g.mul_(scale.to(g.dtype))\n",
+bank.slip(7, "clip-lost", ("g.mul_(scale)", "g = g * scale"))
+bank.slip(7, "clip-lost", ("g.mul_(scale)", "g.mul(scale)"))
+bank.slip(7, "clip-lost", ("    for g in gradients:\n        g.mul_(scale)\n",
                            "    for p in shards:\n        p.mul_(scale.to(p.dtype))\n"))  # fmt: skip
 bank.slip(7, "scaled-up", ("torch.clamp(max_norm / (norm + 1e-6), max=1.0)", "max_norm / (norm + 1e-6)"))
 bank.slip(7, "clipped-by-own-norm", ("torch.clamp(max_norm / (norm + 1e-6), max=1.0)",
@@ -94,15 +94,15 @@ bank.slip(7, "clipped-by-own-norm", ("torch.clamp(max_norm / (norm + 1e-6), max=
 bank.slip(
     7,
     "clipped-by-own-norm",
-    ("g.mul_(scale.to(g.dtype))", "g.mul_(torch.clamp(max_norm / (g.double().norm() + 1e-9), max=1).to(g.dtype))"),
+    ("g.mul_(scale)", "g.mul_(torch.clamp(max_norm / (g.double().norm() + 1e-9), max=1).to(g.dtype))"),
 )
-bank.slip(7, "elements-clamped", ("g.mul_(scale.to(g.dtype))", "g.clamp_(-max_norm, max_norm)"))
+bank.slip(7, "elements-clamped", ("g.mul_(scale)", "g.clamp_(-max_norm, max_norm)"))
 bank.slip(
     7,
     "zero-norm",
     ("torch.clamp(max_norm / (norm + 1e-6), max=1.0)", "torch.minimum(norm, torch.full_like(norm, max_norm)) / norm"),
 )
-bank.slip(7, "wrong-clip", ("g.mul_(scale.to(g.dtype))", "g.mul_(scale.square().to(g.dtype))"))
+bank.slip(7, "wrong-clip", ("g.mul_(scale)", "g.mul_(scale.square())"))
 bank.slip(7, "wrong-clip", ("for g in gradients:", "for g in gradients[:1]:"))
 bank.slip(7, "grad-is-none", (" for p in shards if p.grad is not None]", " for p in shards]"))
 bank.slip(7, "gradients-sent", ("    norm = torch.stack(squares).sum()\n    dist.all_reduce(norm)\n", """
@@ -114,3 +114,17 @@ bank.slip(7, "gradients-sent", ("    norm = torch.stack(squares).sum()\n    dist
 bank.slip(7, "one-message-each", (
     "    dist.all_reduce(norm)\n", "    dist.all_reduce(norm)\n    bad = (norm != norm).float()\n    dist.all_reduce(bad)\n",
 ))  # fmt: skip
+
+
+@bank.right(7)
+@torch.no_grad()
+def clip_grad_norm(shards, max_norm):
+    """Norms of norms, computed in float32; the gradients go through float32 and back."""
+    gradients = [p.grad for p in shards if p.grad is not None]
+    norms = [torch.linalg.vector_norm(g, dtype=torch.float32) for g in gradients]
+    square = torch.linalg.vector_norm(torch.stack(norms)) ** 2 if norms else torch.zeros(())
+    dist.all_reduce(square)
+    norm = square.sqrt()
+    for g in gradients:
+        g.copy_(g.float() * (max_norm / norm).clamp(max=1.0).nan_to_num(1.0))
+    return norm

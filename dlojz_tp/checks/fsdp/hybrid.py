@@ -51,7 +51,7 @@ def balise_9(shard_hybrid):
         for found in ranks:
             if found["refused"] is not True:
                 raise Wrong(
-                    "uneven-replicas", expected="ValueError", got=found["refused"], replicas=size + 1, size=size
+                    "uneven-replicas", expected="ValueError", got=found["refused"], replicas=UNEVEN[size], size=size
                 )
 
 

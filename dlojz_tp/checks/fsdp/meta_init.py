@@ -18,8 +18,8 @@ from dlojz_tp.models import Llama, LlamaConfig
 
 HINTS = {
     "no-model-back": "Return the sharded model, an nn.Module.",
-    "another-model": "Call make_model() for the model: it has other parameters than what came back ({found}).",
-    "made-in-memory": "make_model() ran on a real device: for a moment the rank held the whole model. Under "
+    "another-model": "Call make_plain() for the model: it has other parameters than what came back ({found}).",
+    "made-in-memory": "make_plain() ran on a real device: for a moment the rank held the whole model. Under "
     'torch.device("meta"), tensors have a shape and no memory.',
     "still-on-meta": "Parameters are still on the meta device: they have no memory yet. to_empty gives it to them.",
     "meta-not-sharded": "{name} is a whole tensor on each rank, not a shard. Every block and the root go through fully_shard.",
@@ -36,7 +36,7 @@ HINTS = {
     "generator. Ranks with different shards need different seeds.",
     "blocks-repeat": "Two blocks hold the same numbers: the generator was set back to the same seed between them.",
     "seed-without-effect": "Two calls with the same seed gave different weights, or two seeds the same ones: the seed decides.",
-    "grad-flag-lost": "{name} was frozen (requires_grad False) by make_model, and is not any more.",
+    "grad-flag-lost": "{name} was frozen (requires_grad False) by make_plain, and is not any more.",
     "meta-model-computes-wrong": "With these weights the model's loss is not what the same weights give on one process.",
 }  # fmt: skip
 

@@ -1,6 +1,7 @@
 """What the checks of this work share: ranks, living bytes, what travels, small networks and their float64 truth."""
 
 import contextlib
+import time
 import weakref
 
 import torch
@@ -121,6 +122,13 @@ class Memory(TorchDispatchMode):
     def now(self) -> int:
         """Bytes alive now."""
         return sum(s.nbytes() for s in [ref() for ref in list(self._known.values())] if s is not None)
+
+    def settled(self, most: int, patience: float = 0.25) -> int:
+        """Bytes alive once they are `most`, or after `patience` seconds: a collective's thread lets go a little late."""
+        end = time.monotonic() + patience
+        while self.now() > most and time.monotonic() < end:
+            time.sleep(0.002)
+        return self.now()
 
     def reset(self):
         """Begin a new peak."""

@@ -150,7 +150,7 @@ def _measured(ShardedOptimizer, rank, size):  # noqa: N803
                 optimizer.step()
         optimizer.zero_grad()
         model.zero_grad()
-        alive = memory.now() - apart(optimizer)
+        alive = memory.settled(_most(size) + apart(optimizer)) - apart(optimizer)
     return {"events": log.events, "alive": alive, "states": states_held() - before}
 
 
@@ -254,6 +254,12 @@ def _second_step(got, size, case):
     return "gradients-pile-up" if not same(got["second"], one_process(case, size)[1][2]) else "weights-differ"
 
 
+def _most(size):
+    """Bytes that may be alive: parameters, states of one shard, and its gradient, which may stay as zeros."""
+    shard = 8 * -(-BYTES // 8 // size)
+    return BYTES + 3 * shard + SLACK
+
+
 def _held(ranks, size):
     elements = BYTES // 8
     due = 2 * -(-elements // size)
@@ -263,5 +269,5 @@ def _held(ranks, size):
             raise Wrong("states-whole", found=got["states"], due=due, where=where)
         if got["states"] > due + 64:  # padding of several parts
             raise Wrong("states-unequal", found=got["states"], due=due, where=where)
-        if got["alive"] > BYTES + 8 * (due + due // 2) + SLACK:  # own.grad may stay, as zeros
+        if got["alive"] > _most(size):
             raise Wrong("hidden-copy", found=got["alive"], due=BYTES + 8 * due, where=where)
