@@ -570,7 +570,7 @@ def build_sharded(make_plain, mesh, seed):
         model = make_plain()
     shard(model, mesh)
     model.to_empty(device=mesh.device_type)
-    torch.manual_seed(seed * mesh.size() + mesh.get_local_rank())
+    torch.manual_seed(seed + mesh.get_local_rank())
     model.init_weights()
     return model
     # END SOLUTION
