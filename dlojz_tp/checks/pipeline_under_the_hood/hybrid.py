@@ -145,7 +145,7 @@ def _on_grid(make_grid, hybrid_step, p):
 
 def _one_step(hybrid_step, p, rows, replica, group):
     stage = dist.get_rank() % p
-    layers, calls = [layer.to(launch.device()) for layer in _model()], []
+    layers, calls, own = [layer.to(launch.device()) for layer in _model()], [], []
     mine = [q for layer in layers[stage * LAYERS // p : (stage + 1) * LAYERS // p] for q in layer.parameters()]
     before = [q.detach().clone() for q in mine]
 
@@ -159,7 +159,6 @@ def _one_step(hybrid_step, p, rows, replica, group):
         own.extend(q.grad.cpu().clone() for q in moving)
         return loss.detach() if stage == p - 1 else None
 
-    own = []
     x, targets = (tensor.to(launch.device()) for tensor in _batch(rows))
     with GroupTraffic() as traffic:
         loss = hybrid_step(step, list(mine), x, targets, replica, group)
