@@ -2,13 +2,15 @@
 
 import statistics
 from collections import defaultdict
+from functools import partial
 from numbers import Real
 
 from dlojz_tp import planner
-from dlojz_tp.checking import Wrong, close
+from dlojz_tp.checking import Wrong, close, pretended
 from dlojz_tp.planner.pipeline import PipelineEvent
 
 HINTS = {
+    "simulated": "planner.{name} simulates a whole step. The bubble of an ideal pipeline is a formula of two numbers: count turns.",
     "worked-share": "That is the share of the time in which a stage works. The bubble is the rest of it.",
     "over-ideal": "(p − 1) / m compares the waiting with the work. The bubble is the share of the whole time, which is work and "
     "waiting: m + p − 1 turns.",
@@ -39,15 +41,21 @@ HINTS = {
     "events-changed": "The list of events was changed. Leave it as it is: it is drawn afterwards.",
 }  # fmt: skip
 
+_ORDERS = ("gpipe", "one_f_one_b", "interleaved_1f1b", "zero_bubble_h1")
 CASES = [(p, m) for p in (2, 3, 4, 8) for m in (1, 2, 3, 7, 8, 20)] + [(1, 1), (1, 5)]
 
 
 def balise_8(ideal_bubble, fewest_micro_batches, measured_bubble, stage_costs):
     """The formula against simulated pipelines; shares and costs against events that are known."""
     yield "the formula, for 1 to 8 stages and 1 to 20 micro-batches, against simulated pipelines"
-    _formula(ideal_bubble)
-    yield "the fewest micro-batches for a bubble"
-    _fewest(fewest_micro_batches)
+    truth = [planner.simulate(planner.gpipe(p, m), {"F": 1.0, "B": 2.0}).bubble for p, m in CASES]
+    places = (planner, planner.pipeline, planner.schedules)
+    simulators = [(place, name) for place in places for name in ("simulate", *_ORDERS) if hasattr(place, name)]
+    refused = [(place, name, partial(_refuse, name)) for place, name in simulators]
+    with pretended(refused, ideal_bubble, fewest_micro_batches):
+        _formula(ideal_bubble, truth)
+        yield "the fewest micro-batches for a bubble"
+        _fewest(fewest_micro_batches)
     yield "the idle share of a run: ranks that wait at both ends, any clock, any order of the events"
     for words, events in _runs().items():
         _idle(measured_bubble, words, events)
@@ -66,11 +74,12 @@ def _number(value, slug, where):
     return float(value)
 
 
-def _formula(ideal_bubble):
-    truth, got = [], []
-    for p, m in CASES:
-        truth.append(planner.simulate(planner.gpipe(p, m), {"F": 1.0, "B": 2.0}).bubble)
-        got.append(_number(ideal_bubble(p, m), "not-a-share", f"{p} stages, {m} micro-batches"))
+def _refuse(name, *_args, **_named):
+    raise Wrong("simulated", name=name)
+
+
+def _formula(ideal_bubble, truth):
+    got = [_number(ideal_bubble(p, m), "not-a-share", f"{p} stages, {m} micro-batches") for p, m in CASES]
     if close(got, truth, 1e-6):
         return
     known = {

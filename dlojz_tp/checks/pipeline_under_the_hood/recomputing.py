@@ -4,6 +4,7 @@ import contextlib
 
 import torch
 from torch import nn
+from torch.distributed._composable import checkpoint_activation as composable
 from torch.distributed.algorithms._checkpoint import checkpoint_wrapper
 from torch.utils import checkpoint
 
@@ -53,7 +54,9 @@ def one_thread():
 def recomputing(recompute):
     """What balise 7 looks at in `recompute`."""
     names = ("checkpoint", "checkpoint_sequential", "CheckpointFunction")
-    refused = [(checkpoint, name, _refuse(name)) for name in names]
+    inner = [name for name in vars(checkpoint) if name.startswith("_checkpoint_without_reentrant")]
+    refused = [(checkpoint, name, _refuse(name)) for name in (*names, *inner)]
+    refused += [(composable, name, _refuse("checkpoint")) for name in inner if name in vars(composable)]
     refused.append((checkpoint_wrapper, "torch_utils_checkpoint", _refuse("checkpoint")))
     with pretended(refused, recompute):
         yield "recompute keeps its input only, with three micro-batches in flight"
