@@ -96,9 +96,11 @@ def make_model(width=WIDTH, blocks=BLOCKS):
     return nn.Sequential(*layers).to(launch.device())
 
 
+digits = data.digits()  # loaded once, and sent to the ranks with the functions that use it
+
+
 def make_batch(size=BATCH):
     """Images (size, 64) and labels (size,) on this rank's device, the same on all ranks."""
-    digits = data.digits()
     rows = torch.arange(size) % len(digits.train_x)
     return digits.train_x[rows].flatten(1).to(launch.device()), digits.train_y[rows].to(launch.device())
 
@@ -1067,7 +1069,7 @@ def train(method, rate, epochs=4):
     if method == "no stash":
         stages = [NoStash(stage.stage, stage.optimizer) for stage in stages]
     optimizer = torch.optim.SGD(model.parameters(), lr=rate)
-    digits, found = data.digits(), []
+    found = []
     parts = digits.train_x, digits.train_y, digits.val_x, digits.val_y
     x, t, val_x, val_t = (part.to(launch.device()) for part in parts)
     for epoch in range(epochs):

@@ -186,6 +186,21 @@ def meet_in_lanes() -> tuple:
     return before, len({id(there), id(back), id(dist.group.WORLD)}), got.tolist()
 
 
+def test_what_the_parent_has_of_the_course_is_there_when_a_rank_begins():
+    """Imported by the server, once: else each rank of each launch pays for it."""
+    import dlojz_tp.checks.welcome
+    import dlojz_tp.planner.pipeline  # noqa: F401
+
+    namespace = notebook(
+        """
+        import sys
+        def there():
+            return {name for name in ("dlojz_tp.checks.welcome", "dlojz_tp.planner") if name in sys.modules}
+        """
+    )
+    assert launch.ranks(namespace["there"], n=1) == [{"dlojz_tp.checks.welcome", "dlojz_tp.planner"}]
+
+
 def test_lanes():
     assert launch.ranks(meet_in_lanes, n=2) == [(True, 3, [1.0] * 3), (True, 3, [0.0] * 3)]
     with pytest.raises(ValueError, match="a lane is one of"):

@@ -34,13 +34,8 @@ PRELOAD = (
     "dlojz_tp.launch.rank",
 )
 # Imported as soon as a parent that has them asks for ranks: once here instead of once a rank.
-PRELOAD_IF_USED = (
-    "torchvision",
-    "torchvision.transforms.v2",
-    "torchvision.models",
-    "dlojz_tp.checking",
-    "dlojz_tp.measure",
-)
+PRELOAD_IF_USED = ("torchvision", "torchvision.transforms.v2", "torchvision.models")
+PRELOAD_FAMILIES = ("dlojz_tp.", "dlojz_tp.checks.")  # the packages right below
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 KILL_LIMIT_S = 5.0

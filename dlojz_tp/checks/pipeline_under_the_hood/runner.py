@@ -137,5 +137,5 @@ def _large_and_slow(run_schedule):
 def _large(run_schedule):
     rank = dist.get_rank()
     stage = (_Narrow if rank else _Wide)().to(launch.device())
-    x = torch.ones(8, 8, device=launch.device())
-    run_schedule(planner.one_f_one_b(2, 4)[rank], stage, Place(rank, 2), x, x, loss_function, 4)
+    x = torch.ones(4, 8, device=launch.device())
+    run_schedule(planner.one_f_one_b(2, 2)[rank], stage, Place(rank, 2), x, x, loss_function, 2)

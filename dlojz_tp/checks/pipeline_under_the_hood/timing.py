@@ -25,8 +25,8 @@ HINTS = {
 WIDE, ROWS = 2048, 32
 ACTIVATION = WIDE * ROWS * 4  # bytes of the middle of a micro-batch
 # seconds that (forward, backward) of a stage rest; in both cases one stage has to wait for the other
-SLOW_LAST = (0.0, 0.0), (0.08, 0.0)
-SLOW_FIRST = (0.06, 0.0), (0.01, 0.05)
+SLOW_LAST = (0.0, 0.0), (0.06, 0.0)
+SLOW_FIRST = (0.05, 0.0), (0.01, 0.05)
 MOST = 4.5  # activations at the peak: two are in flight, a third is made, and a gradient of the same size beside them
 EXTRA = 0.02  # seconds of an event beyond the rest, at most: a stage computes in less, and waits for longer
 
