@@ -58,6 +58,25 @@ def notebook(source: str) -> dict:
     return namespace
 
 
+def test_a_keeper_that_has_just_started_is_alive(monkeypatch):
+    """A process has no command line for a moment after its start."""
+    cells = notebook("""
+        def train():
+            return 1
+    """)
+    job, whole, asked = launch.job(cells["train"], nodes=1, ranks_per_node=1), psutil.Process.cmdline, []
+
+    def cmdline(process):
+        asked.append(process)
+        return [] if len(asked) < 3 else whole(process)
+
+    monkeypatch.setattr(psutil.Process, "cmdline", cmdline)
+    assert "killed" not in repr(job) and len(asked) >= 3
+    monkeypatch.undo()
+    job.wait()
+    assert job.results() == [1]
+
+
 def test_results_logs_and_the_table(capsys, tmp_path):
     cells = notebook("""
         import os, subprocess, torch, torch.distributed as dist

@@ -15,6 +15,7 @@ from dlojz_tp.launch.job_options import JobError
 from dlojz_tp.launch.run import LOOPBACK, MOST_RANKS
 
 TICK_S = 0.05
+STARTING_S = 1.0  # for a process to get its command line, on a machine that has other things to do
 GRACE_S = 0.3  # after a failure: ranks that fail alike end within this time
 STOP_S = 4.0  # for the shepherds to end their ranks
 CANCEL_S = 8.0  # for the keeper to end
@@ -108,7 +109,13 @@ def alive(facts: dict) -> bool | None:
         keeper.poll()  # so that it does not stay as a zombie
     try:
         keeper = psutil.Process(int(facts["id"]))
-        return keeper.status() != psutil.STATUS_ZOMBIE and KEEPER in keeper.cmdline()
+        limit = time.monotonic() + STARTING_S
+        while keeper.status() != psutil.STATUS_ZOMBIE:
+            # For a moment after its start a process has no command line.
+            if (words := keeper.cmdline()) or time.monotonic() > limit:
+                return KEEPER in words
+            time.sleep(0.01)
+        return False
     except (psutil.Error, TypeError, ValueError):
         return False
 
