@@ -86,6 +86,13 @@ def test_bad_sources_are_refused(tmp_path, old, new, message):
         rules.verify(write(tmp_path, GOOD.replace(old, new, 1)))
 
 
+def test_a_source_in_another_encoding_is_refused(tmp_path):
+    path = tmp_path / "99_latin.py"
+    path.write_bytes("# %%\nx = 'é'\n".encode("latin-1"))
+    with pytest.raises(rules.SourceError, match="99_latin.py:2: this is not UTF-8"):
+        rules.verify(path)
+
+
 def test_a_doubled_number_is_refused(tmp_path):
     cell = GOOD[GOOD.index("# %% tags") : GOOD.index("# %%\ntp.check")]
     with pytest.raises(rules.SourceError, match="09_made.py:20: balise 1 has a second cell"):

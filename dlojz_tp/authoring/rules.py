@@ -20,9 +20,12 @@ def verify(path: Path):
     Raises SourceError for: markers unclosed, nested, empty, inline or outside a balise's cell; a hole outside a
     function; a balise number missing, doubled, without heading, hint or check; a cell that does not compile.
     """
-    text = path.read_text(encoding="utf-8")
     try:
+        text = path.read_text(encoding="utf-8")
         tree = ast.parse(text)
+    except UnicodeDecodeError as error:
+        line = path.read_bytes()[: error.start].count(b"\n") + 1
+        raise SourceError(path, line, "this is not UTF-8: save the file in that encoding") from None
     except SyntaxError as error:
         raise SourceError(path, error.lineno or 1, f"this is not Python: {error.msg}") from None
     work = read(path)
