@@ -1,0 +1,222 @@
+"""Balise 3: a dispatch mode that finds waits, tried on a page of code that stands for a notebook's cell."""
+
+import _thread
+import linecache
+import threading
+import traceback
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from dlojz_tp.checking import Wrong, close
+
+HINTS = {
+    "no-mode": "Inside `with WaitFinder() as finder:` the finder is to be a TorchDispatchMode with a list `found`: {error}",
+    "result-lost": "An operator inside gave None: what __torch_dispatch__ returns is the operator's result.",
+    "result-changed": "The results inside are not those outside. Call the operator as it came: func(*args, **kwargs).",
+    "arguments-lost": "An operator lost its keyword arguments: {error}. Hand on **kwargs.",
+    "all-operators": "{n} operators were listed and {wanted} of them wait. makes_wait(func, args, kwargs) tells.",
+    "waits-missed": "{wanted} waits happened and {n} were listed.",
+    "no-pairs": "The list is made of pairs (operator, line): two texts.",
+    "not-the-packet": "{got} is one variant of the operator. Its name without the variant: str(func.overloadpacket).",
+    "wrong-operator": "The operators listed are not those that waited.",
+    "line-number": "The second of the pair is the text of the line. In a notebook, a number says little.",
+    "own-line": "This is not the line that waits, but the line in which your finder looks at the stack, or one without text. "
+    "Leave the finder's own frames out.",
+    "torch-line": "The wait happened inside a function of PyTorch, and the line listed is PyTorch's. Go outwards to the line that "
+    "called it.",
+    "outer-line": "The line listed called the line that is to blame. The innermost frame is the last one of extract_stack().",
+    "wrong-line-of-source": "This is not the line that waited.",
+    "no-line-at-all": "In a thread of PyTorch's own, as the backward pass of a GPU runs in, no line of the stack is yours: {error}. "
+    "The line is an empty text then.",
+    "finds-shared": "A second finder begins with what the first one found. Make the list in __init__, on self.",
+}
+
+PAGE = '''
+def four(x):
+    y = (x * 2).sum()
+    if y > 0:
+        y = y + 1
+    chosen = x[x > 0]
+    where = x.nonzero()
+    return y.item()
+
+def none(x):
+    y = torch.full((3,), 2.0, dtype=torch.float64)
+    return (x.sum(dim=0, keepdim=True).double() * y).relu()
+
+def inner(x):
+    return x.max().item()
+
+def outer(x):
+    return inner(x) + 1
+
+def library(x):
+    p = torch.nn.Parameter(x.clone())
+    p.grad = x.clone()
+    return torch.nn.utils.clip_grad_norm_([p], 1.0, error_if_nonfinite=True)
+
+def hook(gradient):
+    if gradient.isnan().any():
+        raise ValueError("not a number")
+    return gradient
+
+def backward(x):
+    x = x.clone().requires_grad_()
+    x.register_hook(hook)
+    x.square().sum().backward()
+    return x.grad
+'''  # fmt: skip
+FILE = "/tmp/ipykernel_4242/1234567890.py"  # what a cell of a notebook is called
+ITEM, MASK, NONZERO = "aten._local_scalar_dense", "aten.index", "aten.nonzero"
+
+
+def balise_3(WaitFinder):  # noqa: N803  (the answer is a class)
+    """Waits of several kinds, none at all, in functions, in PyTorch, in the backward pass; a second finder."""
+    page = _page()
+    x = torch.arange(-3.0, 3.0).reshape(2, 3)[:, [0, 1, 2]]
+    yield "inside, everything computes as outside"
+    got, _ = _found(WaitFinder, page["none"], x)
+    if got is None:
+        raise Wrong("result-lost")
+    expected = page["none"](x)
+    if got.dtype != expected.dtype or got.shape != expected.shape:
+        raise Wrong("arguments-lost", error=f"{got.dtype}, shape {tuple(got.shape)}", expected=expected, got=got)
+    if not close(got, expected):
+        raise Wrong("result-changed", expected=expected, got=got)
+    yield "the operators that wait are listed in their order, no others"
+    _, found = _found(WaitFinder, page["four"], x.abs())
+    wanted = [
+        (ITEM, "if y > 0:"),
+        (MASK, "chosen = x[x > 0]"),
+        (NONZERO, "where = x.nonzero()"),
+        (ITEM, "return y.item()"),
+    ]
+    _right_operators(found, wanted)
+    _, nothing = _found(WaitFinder, page["none"], x)
+    if nothing:
+        raise Wrong("finds-shared" if len(nothing) > 3 else "all-operators", n=len(nothing), wanted=0, got=str(nothing))
+    yield "each with its line"
+    _right_lines(found, wanted, "own-line")
+    yield "the innermost line, also in a function of a function, and in the backward pass"
+    _right_lines(_found(WaitFinder, page["outer"], x)[1], [(ITEM, "return x.max().item()")], "outer-line")
+    _right_lines(_found(WaitFinder, page["backward"], x)[1], [(ITEM, "if gradient.isnan().any():")], "torch-line")
+    yield "where PyTorch waits inside, the line that called it"
+    wanted = [(ITEM, "return torch.nn.utils.clip_grad_norm_([p], 1.0, error_if_nonfinite=True)")]
+    _right_lines(_found(WaitFinder, page["library"], x)[1], wanted, "torch-line")
+    yield "in a thread of PyTorch, no line"
+    _in_a_thread(WaitFinder, x)
+    yield "a second finder begins empty"
+    first, second = WaitFinder(), WaitFinder()
+    with first:
+        page["inner"](x)
+    if len(first.found) != 1 or len(second.found) != 0:
+        raise Wrong("finds-shared", expected="1 and 0 waits", got=f"{len(first.found)} and {len(second.found)}")
+
+
+class _Stacks(TorchDispatchMode):
+    """Collects the lines of PyTorch's own frames."""
+
+    def __init__(self):
+        super().__init__()
+        self.lines = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        frames = traceback.extract_stack()
+        self.lines |= {frame.line for frame in frames if frame.filename.startswith(torch.__path__[0])}
+        return func(*args, **(kwargs or {}))
+
+
+def _torch_lines():
+    """Lines of PyTorch that stand in the stack while the page runs."""
+    page, x = _page(), torch.ones(2, 3)
+    with _Stacks() as stacks:
+        for name in ("four", "library", "backward"):
+            page[name](x)
+    return stacks.lines - {"", None}
+
+
+def _page():
+    """The functions of PAGE, under the name of a notebook's cell: tracebacks show their lines."""
+    linecache.cache[FILE] = (len(PAGE), None, PAGE.splitlines(keepends=True), FILE)
+    names = {"__name__": "__main__", "torch": torch}
+    exec(compile(PAGE, FILE, "exec"), names)
+    return names
+
+
+def _found(finder_class, function, x):
+    finder = finder_class()
+    if not isinstance(finder, TorchDispatchMode):
+        raise Wrong("no-mode", error=f"it is {type(finder).__name__}")
+    try:
+        with finder:
+            result = function(x)
+    except TypeError as error:
+        if "keyword" in str(error) or "argument after **" in str(error) or "dtype" in str(error):
+            raise Wrong("arguments-lost", error=str(error).split("\n")[0]) from error
+        raise
+    except AttributeError as error:
+        if "'NoneType'" in str(error):
+            raise Wrong("result-lost", got=str(error)) from error
+        raise
+    if not isinstance(getattr(finder, "found", None), list):
+        raise Wrong("no-mode", error="it has no list `found`")
+    return result, list(finder.found)
+
+
+def _in_a_thread(finder_class, x):
+    """A wait in a thread whose stack begins in a file of PyTorch, as a device's thread of autograd."""
+    names = {"torch": torch, "finder": finder_class(), "x": x, "done": threading.Event(), "error": []}
+    code = """
+def run():
+    try:
+        with finder:
+            x.sum().item()
+    except BaseException as e:
+        error.append(e)
+    finally:
+        done.set()
+"""
+    exec(compile(code, f"{torch.__path__[0]}/a_thread_of_autograd.py", "exec"), names)
+    _thread.start_new_thread(names["run"], ())  # threading.Thread would have frames of its own
+    if not names["done"].wait(timeout=20):
+        raise Wrong("endless", seconds=20.0)
+    if names["error"]:
+        error = names["error"][0]
+        if type(error).__name__ == "BaliseNotDone":
+            raise error
+        raise Wrong("no-line-at-all", error=f"yours raised {type(error).__name__}: {error}") from error
+    found = list(names["finder"].found)
+    _right_operators(found, [(ITEM, "")])
+    if found[0][1]:
+        raise Wrong("no-line-at-all", error=f"yours gave {found[0][1]!r}", expected="''", got=found[0][1])
+
+
+def _right_operators(found, wanted):
+    if len(found) != len(wanted):
+        slug = "waits-missed" if len(found) < len(wanted) else "all-operators"
+        raise Wrong(slug, expected=str([name for name, _ in wanted]), got=str(found), n=len(found), wanted=len(wanted))
+    for entry, (name, _) in zip(found, wanted, strict=True):
+        if not isinstance(entry, tuple | list) or len(entry) != 2:
+            raise Wrong("no-pairs", expected="(operator, line)", got=repr(entry)[:200])
+        got, line = entry
+        if isinstance(line, int):
+            raise Wrong("line-number", got=line)
+        if not isinstance(got, str) or not isinstance(line, str | None):
+            raise Wrong("no-pairs", expected="(text, text)", got=repr(entry)[:200])
+        if got != name:
+            raise Wrong("not-the-packet" if got.startswith(name + ".") else "wrong-operator", expected=name, got=got)
+
+
+def _right_lines(found, wanted, usual):
+    _right_operators(found, wanted)
+    lines = {line.strip() for line in PAGE.splitlines()}
+    for (_, got), (_, line) in zip(found, wanted, strict=True):
+        if (got or "").strip() == line:
+            continue
+        slug = "wrong-line-of-source" if (got or "").strip() in lines - {""} else usual
+        if (got or "").strip() in _torch_lines():
+            slug = "torch-line"
+        if got and got.strip() in ("return inner(x) + 1", "result = function(x)", "x.square().sum().backward()"):
+            slug = "outer-line"
+        raise Wrong(slug, expected=line, got=got or "a line without text")

@@ -1,0 +1,236 @@
+"""Balise 1: a profiled loop, judged by the trace that it writes and by the weights that it leaves."""
+
+import contextlib
+import gzip
+import json
+import os
+import stat
+import tempfile
+import warnings
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch.profiler import record_function
+
+from dlojz_tp.checking import Wrong, close
+from dlojz_tp.checks.gpu_acceleration.models import batches, network, plain_steps
+
+HINTS = {
+    "no-trace": "There is no trace in the folder that was handed in. Is export_chrome_trace called, by on_trace_ready, with a "
+    "path in that folder?",
+    "step-not-called": "Nothing was recorded: the profiler was never told that a step had ended. Call its step() at the end of "
+    "each.",
+    "trace-elsewhere": "A trace went to {place}. It belongs into the folder that was handed in, and nowhere else.",
+    "not-json": "The file in the folder cannot be read as a trace: {error}.",
+    "not-private": "Others can look into the folder: its mode is {mode}. A trace shows paths and names: make it with mode 0o700.",
+    "steps-unmarked": "The trace knows no steps: without a schedule the profiler records all, and marks nothing.",
+    "too-many-steps": "{n} steps were recorded, {wanted} were asked for: the rest of a long loader must not be recorded.",
+    "too-few-steps": "{n} steps were recorded, {wanted} were asked for. Is step() called once a step, and `active` used?",
+    "warmup-recorded": "The record begins with step {first}, counted from 0. The first waits, the second warms up, so it "
+    "begins with step 2. (And step() comes at the end of a step, not at its begin.)",
+    "recorded-late": "The record begins with step {first}, counted from 0. After one step that waits and one that warms up, it "
+    "begins with step 2.",
+    "recorded-again": "The cycle of waiting, warming up and recording began again, and later steps ({first} to {last}) took the "
+    "place of the first ones. Say how often it repeats.",
+    "label-missing": "The label {name!r} is in {n} of {wanted} steps.",
+    "label-misplaced": "The label {name!r} does not cover {what}. What stands in the `with` block is what it measures.",
+    "label-too-wide": "The label {name!r} also covers {what}, so its time is not that of one part.",
+    "batch-not-trained": "{n} of {wanted} batches were trained on. Only recording ends, the loop goes on.",
+    "weights-differ": "After the loop the weights are not those of a plain loop over the same batches.",
+    "profiler-not-returned": "Return the profiler: its key_averages() are needed next.",
+}
+
+LABELS = ("loading", "forward", "backward", "optimizer")
+MARKS = {  # what has to lie under which label
+    "loading": "the loader's work",
+    "forward": "the network",
+    "backward": "the backward pass",
+    "optimizer": "the optimizer's step",
+}
+
+
+def balise_1(profiled_loop):
+    """A long loader, one that just suffices, a second call, another number of steps."""
+    data = batches(*[4] * 10)
+    with _somewhere() as place:
+        yield "one trace in the folder that was handed in, closed to others"
+        run = _Run(profiled_loop, data, place / "profile", active=3)
+        mode = stat.S_IMODE((place / "profile").stat().st_mode)
+        if mode & 0o077:
+            raise Wrong("not-private", mode=oct(mode), expected="0o700", got=oct(mode))
+        yield "the steps 2, 3 and 4 are recorded, no others"
+        run.right_steps(3)
+        yield "each of them has its four labels, around the right lines"
+        run.right_labels(3)
+        yield "the loop trains on every batch as a plain loop does"
+        _trained(run, data)
+        yield "it returns the profiler"
+        if not callable(getattr(run.returned, "key_averages", None)):
+            raise Wrong("profiler-not-returned", got=run.returned)
+        yield "another number of steps, a folder that is there already"
+        nested = place / "below" / "second"
+        nested.mkdir(parents=True, mode=0o700)
+        for _ in range(2):
+            run = _Run(profiled_loop, batches(*[3] * 9), nested, active=5)
+        run.right_steps(5)
+        run.right_labels(5)
+        yield "a loader that ends with the last active step"
+        run = _Run(profiled_loop, batches(*[3] * 4), place / "short", active=2)
+        run.right_steps(2)
+
+
+@contextlib.contextmanager
+def _somewhere():
+    """A private temporary folder, which is also the working directory, so that nothing is left about."""
+    with tempfile.TemporaryDirectory() as made, contextlib.chdir(made):
+        before = os.umask(0o022)
+        try:
+            yield Path(made).resolve()
+        finally:
+            os.umask(before)
+
+
+@contextlib.contextmanager
+def _profiler_ends():
+    """An answer that fails between start() and stop() must not leave a profiler running in the notebook."""
+    try:
+        yield
+    finally:
+        if torch.autograd._profiler_enabled():
+            torch.autograd._disable_profiler()
+
+
+class _Run:
+    """One call of the answer on a network and a loader that leave marks in the trace."""
+
+    def __init__(self, profiled_loop, data, folder, active):
+        self.active, self.calls, self.gradients = active, 0, []
+        self.model = network()
+        optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
+        start = Path.cwd()
+        seen = set(_files(start))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of the profiler: where it is not stepped, and others
+            with _profiler_ends():
+                self.returned = profiled_loop(self.model, _Loader(data), optimizer, self._forward, folder, active)
+        found = _files(folder)
+        elsewhere = sorted(set(_files(start)) - seen - set(found))
+        if elsewhere:
+            raise Wrong("trace-elsewhere", place=str(elsewhere[0].relative_to(start)), got=str(elsewhere[0].name))
+        if not found:
+            raise Wrong("step-not-called" if _unstepped(self.returned) else "no-trace")
+        self._read(max(found, key=lambda path: path.stat().st_mtime_ns))
+
+    def _forward(self, model, images, labels):
+        self.calls += 1
+        with record_function(f"check: forward {self.calls - 1}"):
+            loss = F.cross_entropy(model(images), labels)
+        if loss.requires_grad:
+            loss.register_hook(self._backward)
+        return loss
+
+    def _backward(self, gradient):
+        with record_function("check: backward"):
+            return gradient * 1.0
+
+    def _read(self, path):
+        try:
+            opened = gzip.open if path.name.endswith(".gz") else open
+            with opened(path, "rt") as file:
+                events = json.load(file)["traceEvents"]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise Wrong("not-json", error=f"{type(error).__name__}: {error}"[:200], got=path.name) from error
+        spans = [e for e in events if e.get("ph") == "X" and e.get("cat") in ("user_annotation", "cpu_op")]
+        self.spans = [(e["name"], e["ts"], e["ts"] + e["dur"]) for e in spans]
+        self.steps = sorted(int(name[13:]) for name, *_ in self.spans if name.startswith("ProfilerStep#"))
+        self.recorded = sorted(int(name[15:]) for name, *_ in self.spans if name.startswith("check: forward "))
+
+    def right_steps(self, wanted):
+        got = self.recorded
+        if not got:
+            raise Wrong("too-few-steps", n=0, wanted=wanted)
+        if not self.steps:
+            raise Wrong("steps-unmarked", got=f"{len(got)} steps in the trace")
+        expected = list(range(2, 2 + wanted))
+        if got == expected:
+            return
+        fields = {"n": len(got), "wanted": wanted, "first": got[0], "last": got[-1]}
+        slug = "too-many-steps" if len(got) > wanted else "too-few-steps"
+        if got[0] >= 2 + wanted:
+            slug = "recorded-again"
+        elif len(got) == wanted or got[0] < 2 and wanted <= len(got) <= wanted + 2:
+            slug = "warmup-recorded" if got[0] < 2 else "recorded-late"
+        raise Wrong(slug, expected=f"steps {expected}", got=f"steps {got}", **fields)
+
+    def right_labels(self, wanted):
+        marks = {
+            "loading": self._all("check: loading"),
+            "forward": [s for s in self.spans if s[0].startswith("check: forward")],
+            "backward": self._all("check: backward"),
+            "optimizer": [s for s in self.spans if s[0].startswith("Optimizer.step")],
+        }
+        for name in LABELS:
+            labels = self._all(name)
+            if len(labels) < wanted:
+                raise Wrong("label-missing", name=name, n=len(labels), wanted=wanted)
+        for name in LABELS:
+            for mark in marks[name]:
+                if not any(_inside(mark, label) for label in self._all(name)) and self._in_steps(mark):
+                    raise Wrong("label-misplaced", name=name, what=MARKS[name])
+        for name in LABELS:
+            covered = [mark for mark in marks[name] if any(_inside(mark, label) for label in self._all(name))]
+            if len(covered) < wanted:
+                raise Wrong("label-misplaced", name=name, what=MARKS[name])
+        for name in LABELS:
+            for other in LABELS:
+                for mark in marks[other]:
+                    if other != name and any(_inside(mark, label) for label in self._all(name)):
+                        raise Wrong("label-too-wide", name=name, what=MARKS[other])
+
+    def _all(self, name):
+        return [span for span in self.spans if span[0] == name]
+
+    def _in_steps(self, mark):
+        """Whether it began in a recorded step: the profiler may also see a little of what lies around."""
+        return any(_inside(mark, span) for span in self.spans if span[0].startswith("ProfilerStep#"))
+
+
+class _Loader:
+    """Batches, with a mark in the trace where each is made."""
+
+    def __init__(self, data):
+        self.data = data
+
+    def __len__(self):
+        return len(self.data)
+
+    def __iter__(self):
+        for images, labels in self.data:
+            with record_function("check: loading"):
+                batch = images.clone(), labels.clone()
+            yield batch
+
+
+def _inside(inner, outer):
+    # a microsecond is left for the rounding of the file
+    return outer[1] - 1e-3 <= inner[1] and inner[2] <= outer[2] + 1e-3
+
+
+def _files(folder):
+    if not folder.is_dir():
+        return []
+    return [path for path in folder.rglob("*") if path.is_file() and path.name.endswith((".json", ".json.gz"))]
+
+
+def _unstepped(profiler):
+    return getattr(profiler, "step_num", None) == 0
+
+
+def _trained(run, data):
+    if run.calls < len(data):
+        raise Wrong("batch-not-trained", n=run.calls, wanted=len(data))
+    truth, _ = plain_steps(network(), data)
+    for (name, got), wanted in zip(run.model.named_parameters(), truth.parameters(), strict=True):
+        if not close(got, wanted, 1e-4):
+            raise Wrong("weights-differ", expected=wanted.float(), got=got, where=f"{name} after {len(data)} steps")

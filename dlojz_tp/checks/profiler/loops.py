@@ -1,0 +1,276 @@
+"""Balise 6: three loops named and mended. Judged by operators, waits and what autograd keeps, not by seconds."""
+
+import copy
+import weakref
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from dlojz_tp.checking import Operations, Wrong, close, fake_cuda, syncs
+from dlojz_tp.checks.gpu_acceleration.models import batches, network
+
+HINTS = {
+    "no-diagnosis": 'diagnosis() returns {{"A": …, "B": …, "C": …}}, each one of AILMENTS.',
+    "misdiagnosed": "Not {name!r} for {loop}. Its symptoms: {symptoms}.",
+    "still-tiny": "{few} operators for {n} images, {many} for {m}: the number still depends on the number of images or channels.",
+    "wrong-axes": "The contrast is changed about another mean: each channel of each image has its own.",
+    "contrast-broadcast": "The factors meet the wrong dimension: contrast[i] belongs to image i. What has shape (b,) lines up with "
+    "the last dimension.",
+    "not-limited": "The limit of ±3 is missing.",
+    "contrast-wrong": "The result of mended_a is not that of slow_a.",
+    "images-changed": "mended_a changed the images that it was given.",
+    "other-dtype": "The result has dtype {got}, the images have {expected}.",
+    "off-device": "mended_a leaves the device, or waits for it: {error}",
+    "still-recorded": "mended_b still records what a backward pass would need ({n} tensors saved for a network of {layers} layers). "
+    "detach() comes too late: recording has to be off while the network computes.",
+    "graph-still-kept": "What mended_b returns, or keeps, still hangs on a graph that holds {n} tensors.",
+    "trains-in-validation": "In mended_b the model is not in eval mode.",
+    "recording-left-off": "After mended_b gradients are no longer recorded: the next training step would learn nothing.",
+    "traded-for-waits": "{loop} reads {n} values for {batches} batches: a new ailment for the old one. Add up tensors.",
+    "mean-wrong": "mended_b does not give the mean of the losses.",
+    "not-a-tensor": "{loop} returned {kind}; the slow loop returned a tensor of shape {shape}.",
+    "still-debugging": "Anomaly detection is on inside mended_c{when}.",
+    "switch-flipped": "mended_c leaves anomaly detection on.",
+    "losses-wrong": "mended_c does not give the losses of slow_c.",
+    "weights-not-trained": "After mended_c the weights are not those after slow_c.",
+    "losses-with-graph": "The losses that mended_c returns carry their graphs.",
+    "passes-again": "{loop} calls the network {n} times for {batches} batches.",
+}
+AILMENTS = {"A": "many tiny operators", "B": "a graph is kept", "C": "debugging is on"}
+SYMPTOMS = {
+    "A": "four times the images, four times the operators; no value is read, nothing is kept",
+    "B": "what autograd keeps grows with the number of batches, and no backward pass will ever use it",
+    "C": "nothing grows and nothing is kept; look at the switch that it turns, and at the fourth column",
+}
+
+
+def balise_6(diagnosis, mended_a, mended_b, mended_c):
+    """The names; then each mended loop against its truth, and against its ailment."""
+    yield "each loop has the right name"
+    found = diagnosis()
+    if found is None:
+        raise Wrong("nothing-returned")
+    if not isinstance(found, dict) or set(found) != set(AILMENTS):
+        raise Wrong("no-diagnosis", expected="a dictionary with A, B and C", got=found)
+    for loop, name in AILMENTS.items():
+        if found[loop] != name:
+            raise Wrong("misdiagnosed", loop=loop, name=found[loop], symptoms=SYMPTOMS[loop])
+    yield "A: the same images as slow_a gives"
+    _same_contrast(mended_a)
+    yield "A: a fixed number of operators, on the device of the images"
+    _few_operators(mended_a)
+    yield "B: the mean loss, the model in eval mode"
+    _validation(mended_b)
+    yield "B: autograd records nothing; no value is read"
+    _nothing_kept(mended_b)
+    yield "C: the losses and weights of a plain loop"
+    _training(mended_c)
+    yield "C: no debugging, also if it was on before"
+    _no_debugging(mended_c)
+
+
+# ---------------------------------------------------------------- A
+
+
+def _contrast(images, contrast, dims=(2, 3), limit=3.0):
+    images = images.double()
+    mean = images.mean(dim=dims, keepdim=True)
+    return ((images - mean) * contrast.double()[:, None, None, None] + mean).clamp(-limit, limit)
+
+
+def _same_contrast(mended_a):
+    generator = torch.Generator().manual_seed(4)
+    cases = {  # the second is as wide as it has images, and as many channels
+        "5 images of 3 × 6 × 7": (5, 3, 6, 7), "3 images of 3 × 3 × 3": (3, 3, 3, 3), "1 image": (1, 3, 4, 5),
+        "2 images of 7 channels": (2, 7, 3, 4),
+    }  # fmt: skip
+    for where, shape in cases.items():
+        images = 2 * torch.randn(shape, generator=generator) + torch.arange(shape[1])[:, None, None]
+        contrast = 0.5 + 2 * torch.rand(shape[0], generator=generator)
+        for kind in (images, images.transpose(2, 3), images.to(memory_format=torch.channels_last)):
+            before = kind.clone()
+            try:
+                got = mended_a(kind, contrast)
+            except RuntimeError as error:
+                if "must match the size" in str(error) or "not broadcastable" in str(error):
+                    raise Wrong("contrast-broadcast", got=str(error).split("\n")[0], where=where) from error
+                raise
+            if got is None:
+                raise Wrong("nothing-returned")
+            if not close(kind, before):
+                raise Wrong("images-changed", expected=before, got=kind, where=where)
+            wanted = _contrast(kind, contrast)
+            if not isinstance(got, torch.Tensor) or not close(got, wanted, 1e-4):
+                raise Wrong(_contrast_slug(got, kind, contrast), expected=wanted, got=got, where=where)
+    half = images.bfloat16()
+    got = mended_a(half, contrast.bfloat16())
+    if got.dtype != torch.bfloat16:
+        raise Wrong("other-dtype", expected="torch.bfloat16", got=str(got.dtype))
+
+
+def _contrast_slug(got, images, contrast):
+    if not isinstance(got, torch.Tensor) or got.shape != images.shape:
+        return "contrast-wrong"
+    if close(got, _contrast(images, contrast, limit=1e9), 1e-4):
+        return "not-limited"
+    if any(
+        close(got, _contrast(images, contrast, dims), 1e-4)
+        for dims in ((1, 2, 3), (0, 2, 3), (0, 1, 2, 3), (2,), (3,), (1,))
+    ):
+        return "wrong-axes"
+    x, factor = images.double(), contrast.double()
+    mean = x.mean(dim=(2, 3), keepdim=True)
+    for shape in ((-1,), (-1, 1), (-1, 1, 1)):
+        try:
+            if close(got, ((x - mean) * factor.view(shape) + mean).clamp(-3, 3), 1e-4):
+                return "contrast-broadcast"
+        except RuntimeError:  # sizes that do not fit
+            continue
+    return "contrast-wrong"
+
+
+def _few_operators(mended_a):
+    counts = {}
+    for n, channels in ((2, 3), (16, 3), (16, 12)):
+        images = torch.randn(n, channels, 4, 5)
+        with Operations() as operations:
+            mended_a(images, torch.rand(n))
+        counts[n, channels] = operations.total
+        if syncs(operations):
+            raise Wrong("off-device", error=f"{', '.join(sorted(set(syncs(operations))))} reads values")
+    if max(counts.values()) > counts[2, 3] + 2:
+        m, many = max(((n, count) for (n, _), count in counts.items()), key=lambda entry: entry[1])
+        raise Wrong("still-tiny", n=2, few=counts[2, 3], m=m, many=many)
+    with fake_cuda() as tensor:
+        try:
+            got = mended_a(tensor(torch.empty(4, 3, 5, 6)), tensor(torch.empty(4)))
+        except Exception as error:
+            raise Wrong("off-device", error=str(error).split("\n")[0][:200]) from error
+        if got.device.type != "cuda":
+            raise Wrong("off-device", error=f"the result is on {got.device}")
+
+
+# ---------------------------------------------------------------- B and C
+
+
+class _Saved:
+    """A tensor that autograd saved, for as long as it keeps it."""
+
+    alive = weakref.WeakSet()
+    made = 0
+
+    def __init__(self, tensor):
+        self.tensor = tensor.detach()
+        _Saved.alive.add(self)
+        _Saved.made += 1
+
+
+def _saving():
+    _Saved.alive.clear()
+    _Saved.made = 0
+    return torch.autograd.graph.saved_tensors_hooks(_Saved, lambda saved: saved.tensor)
+
+
+class _Watched(nn.Module):
+    """The small network; notes its mode, whether anomaly detection is on, and how often it is called."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.calls, self.modes, self.debugging = network(dropout=0.3), 0, [], []
+
+    def forward(self, images):
+        self.calls += 1
+        self.modes.append(self.training)
+        self.debugging.append(torch.is_anomaly_enabled())
+        out = self.body(images)
+        if out.requires_grad:
+            out.register_hook(lambda gradient: self.debugging.append(torch.is_anomaly_enabled()))
+        return out
+
+
+def _validation(mended_b):
+    data = batches(8, 8, 3)
+    model = _Watched().train()
+    got = mended_b(model, data)
+    recording = torch.is_grad_enabled()
+    torch.set_grad_enabled(True)
+    if got is None:
+        raise Wrong("nothing-returned")
+    if any(model.modes):
+        raise Wrong("trains-in-validation")
+    if not isinstance(got, torch.Tensor):
+        raise Wrong("not-a-tensor", loop="mended_b", kind=type(got).__name__, shape="()", got=got)
+    truth = copy.deepcopy(model.body).double().eval()
+    with torch.no_grad():
+        losses = torch.stack([F.cross_entropy(truth(images.double()), labels) for images, labels in data])
+    if not close(got, losses.mean(), 1e-4):
+        raise Wrong("mean-wrong", expected=losses.mean(), got=got)
+    if model.calls > len(data):
+        raise Wrong("passes-again", loop="mended_b", n=model.calls, batches=len(data))
+    if not recording or not all(p.requires_grad for p in model.parameters()):
+        raise Wrong("recording-left-off")
+
+
+def _nothing_kept(mended_b):
+    model = _Watched()
+    with _saving(), Operations() as operations:
+        got = mended_b(model, batches(4, 4, 4, 4, 2))
+        alive = len(_Saved.alive)
+    if alive:
+        raise Wrong("graph-still-kept", n=alive)
+    if _Saved.made:
+        raise Wrong("still-recorded", n=_Saved.made, layers=len(model.body))
+    if got.requires_grad:
+        raise Wrong("graph-still-kept", n=0)
+    if len(syncs(operations)) > 2:
+        raise Wrong("traded-for-waits", loop="mended_b", n=len(syncs(operations)), batches=5)
+
+
+def _training(mended_c):
+    data = batches(6, 6, 5, 4)
+    model, truth = _Watched(), _Watched().double()
+    model.body[4].p = truth.body[4].p = 0.0
+    sgd = {"lr": 0.05, "momentum": 0.9}
+    with Operations() as operations:
+        got = mended_c(model, data, torch.optim.SGD(model.parameters(), **sgd))
+    on = torch.is_anomaly_enabled()
+    torch.autograd.set_detect_anomaly(False)
+    if got is None:
+        raise Wrong("nothing-returned")
+    if not isinstance(got, torch.Tensor) or got.shape != (4,):
+        raise Wrong("not-a-tensor", loop="mended_c", kind=type(got).__name__, shape="(n,)", got=got)
+    if any(model.debugging):
+        raise Wrong("still-debugging", when="")
+    if len(syncs(operations)) > 2:
+        raise Wrong("traded-for-waits", loop="mended_c", n=len(syncs(operations)), batches=4)
+    if model.calls > len(data):
+        raise Wrong("passes-again", loop="mended_c", n=model.calls, batches=len(data))
+    optimizer, losses = torch.optim.SGD(truth.parameters(), **sgd), []
+    for images, labels in data:
+        loss = F.cross_entropy(truth(images.double()), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    if not close(got, torch.tensor(losses), 5e-4):
+        raise Wrong("losses-wrong", expected=torch.tensor(losses), got=got)
+    for p, wanted in zip(model.parameters(), truth.parameters(), strict=True):
+        if not close(p, wanted, 5e-4):
+            raise Wrong("weights-not-trained", expected=wanted.float(), got=p)
+    if got.requires_grad:
+        raise Wrong("losses-with-graph")
+    if on:
+        raise Wrong("switch-flipped")
+
+
+def _no_debugging(mended_c):
+    """Once more with the switch on before the call: inside it must be off."""
+    model = _Watched()
+    torch.autograd.set_detect_anomaly(True)
+    try:
+        mended_c(model, batches(4, 4), torch.optim.SGD(model.parameters(), lr=0.05))
+    finally:
+        torch.autograd.set_detect_anomaly(False)
+    if any(model.debugging):
+        raise Wrong("still-debugging", when=", if somebody switched it on before the call: slow_c did")
