@@ -1089,7 +1089,9 @@ if GPUS:
 else:
     bus, psi = 25e9, 1e9  # assumed: 25 GB/s each way, as a PCIe 4.0 link of 16 lanes gives; parameters of a shard
     print("No GPU here, nothing is measured.")
-    print(f"estimate for a shard of {psi:.0e} parameters: the GPU is rid of {12 * psi / 1e9:.0f} GB; in each step")
+    print(
+        f"estimate for a shard of {psi / 1e9:g} billion parameters: the GPU is rid of {12 * psi / 1e9:.0f} GB; in each step"
+    )
     print(f"{2 * psi / 1e9:.0f} GB cross the bus each way, {4 * psi / bus:.2f} s at {bus / 1e9:.0f} GB/s")
 
 # %% [markdown]
@@ -1393,7 +1395,7 @@ def race_on_ranks(rounds):
 
 # %%
 for n in RANKS:
-    gaps, race = launch.ranks(race_on_ranks, 30 if FULL else 9, n=n, timeout=120)[0]
+    gaps, race = launch.ranks(race_on_ranks, 30 if FULL else 6, n=n, timeout=120)[0]
     print(f"{n} ranks on {launch.backend(n)}: largest difference of a weight after three steps, and a step")
     for name, seconds in race.medians.items():
         median, spread = measure.human_seconds(seconds), measure.human_seconds(race.spreads[name] / 2)

@@ -66,7 +66,7 @@ CONFIG = LlamaConfig(
 )
 LENGTH = CONFIG.max_length  # tokens of a sequence
 BATCH = 4 if FULL else 2  # sequences of a step on each rank
-STEPS = 20 if FULL else 3
+STEPS = 20 if FULL else 4
 LEARNING_RATE = 3e-4 if FULL else 1e-3
 TOKENS = TEXT.train[300_000:400_000].clone()  # all that travels to the ranks
 MB = 1e6
@@ -154,7 +154,7 @@ def train_step(model, optimizer, tokens):
 # %% [markdown]
 # `profiled` runs on every rank. `make(mesh)` gives a model and its optimizer. A few steps run under the counters, of which the
 # last counts: the bytes of all living tensors after each operation, by what they are, and every collective. Then come
-# the steps whose losses and times are kept. (`fully_shard` keeps a tensor for each gathered parameter and gives back its
+# the steps whose losses are kept. (`fully_shard` keeps a tensor for each gathered parameter and gives back its
 # memory under it: `measure.ShardBytes` follows that, and calls it "gathered".) The bytes that a rank sends are those of ring
 # algorithms.
 
@@ -169,10 +169,10 @@ def ring_bytes(entry, n):
     return factor.get(entry["name"], 0) * entry["bytes"]
 
 
-def watched_step(model, optimizer):
-    """Some steps, the last counts. Returns ({part: bytes} at the peak, those after each operation, collectives)."""
+def watched_step(model, optimizer, steps):
+    """So many steps, the last counts. Returns ({part: bytes} at the peak, those after each operation, collectives)."""
     live = measure.ShardBytes(record=True)
-    for step in range(3):  # DDP arranges its buckets anew in the second
+    for step in range(steps):
         log = measure.Communications()
         with live.track(model, optimizer), log:
             live.reset_peak()
@@ -187,23 +187,16 @@ def watched_step(model, optimizer):
 
 # %% tags=["setup"]
 def profiled(make):
-    """On a rank: train what `make(mesh)` gives. Losses, seconds of a step, bytes by part, collectives: a dictionary."""
+    """On a rank: train what `make(mesh)` gives. Losses, bytes by part, collectives: a dictionary."""
     torch.set_num_threads(1)  # on a CPU, each rank is one core's worth
-    device, losses, times = launch.device(), [], []
     model, optimizer = make(make_mesh())
-    peak, history, entries = watched_step(model, optimizer)
-    for step in range(3, 3 + STEPS):
-        tokens = rank_batch(step)
-        measure.synchronize(device)
-        begin = time.perf_counter()
-        losses.append(train_step(model, optimizer, tokens))
-        measure.synchronize(device)
-        times.append(time.perf_counter() - begin)
+    watched = 3 if isinstance(model, DDP) else 2  # DDP arranges its buckets anew in the second
+    peak, history, entries = watched_step(model, optimizer, watched)
+    losses = [train_step(model, optimizer, rank_batch(step)) for step in range(watched, STEPS)]
     losses, n = torch.stack(losses).double(), dist.get_world_size()
     dist.all_reduce(losses)
     return {
         "losses": (losses / n).tolist(),
-        "seconds": sorted(times)[len(times) // 2],
         "peak": peak,
         "history": history if dist.get_rank() == 0 else [],
         "gathers": sum(entry["name"] == "all_gather" for entry in entries),
@@ -581,13 +574,15 @@ tp.check(6, build_sharded)
 
 
 # %%
-def bytes_to_build(make):
-    """On a rank: most bytes held while a sharded model is made, and bytes of its shards."""
+def bytes_to_build(*makers):
+    """On a rank, for each `make`: most bytes held while a sharded model is made, and bytes of its shards."""
     warnings.filterwarnings("ignore", message="DTensor random operators")
-    mesh = make_mesh()
-    with measure.ShardBytes() as live:
-        model = make(mesh)
-    return live.peak, measure.shard_bytes(model)
+    mesh, found = make_mesh(), []
+    for make in makers:
+        with measure.ShardBytes() as live:
+            model = make(mesh)
+        found.append((live.peak, measure.shard_bytes(model)))
+    return found
 
 
 def cut_afterwards(mesh):
@@ -598,10 +593,11 @@ def born_in_shards(mesh):
     return build_sharded(make_plain, mesh, seed=0)
 
 
-for name, make in {"whole, then cut": cut_afterwards, "born in shards": born_in_shards}.items():
-    for n in (2, 4):
-        peak, kept = map(measure.human_bytes, launch.ranks(bytes_to_build, make, n=n)[0])
-        print(f"{name:<16} {n} ranks: {peak:>9} at the peak, {kept:>9} kept")
+for n in (2, 4):
+    built = launch.ranks(bytes_to_build, cut_afterwards, born_in_shards, n=n)[0]
+    for name, sizes in zip(("whole, then cut", "born in shards"), built):
+        peak, kept = map(measure.human_bytes, sizes)
+        print(f"{n} ranks, {name:<16} {peak:>9} at the peak, {kept:>9} kept")
 
 # %% [markdown]
 # With more ranks the first figure stays above the size of the model, the second one falls with the shards. On GPUs `DTensor`
@@ -758,21 +754,31 @@ def accumulate_exchanging(model, micro_batches, optimizer):
     optimizer.step()
 
 
-def price_of(step, micro_batches=4):
-    """On a rank: most bytes held in a step, {collective: bytes handed in}."""
-    model, optimizer = prepare(make_model(), make_mesh(), shard, LEARNING_RATE)
-    batches = [rank_batch(k)[:1] for k in range(micro_batches)]
-    step(model, batches, optimizer)
-    with measure.ShardBytes().track(model, optimizer) as live, measure.Communications() as sent:
-        step(model, batches, optimizer)
+def volume_of(log):
+    """{collective: bytes handed in}"""
     volume = {}
-    for call in sent.entries():
+    for call in log.entries():
         volume[call["name"]] = volume.get(call["name"], 0) + call["bytes"]
-    return live.peak, volume
+    return volume
 
 
-for name, step in {"one exchange": accumulate, "an exchange each time": accumulate_exchanging}.items():
-    peak, volume = launch.ranks(price_of, step, n=RANKS)[0]
+def prices_of(*steps, micro_batches=4):
+    """On a rank, for each `step`: most bytes held in it, {collective: bytes handed in}."""
+    batches, found = [rank_batch(k)[:1] for k in range(micro_batches)], []
+    with measure.ShardBytes() as live:
+        model, optimizer = prepare(make_model(), make_mesh(), shard, LEARNING_RATE)
+        train_step(model, optimizer, batches[0])  # the optimizer makes its states
+        for step in steps:
+            optimizer.zero_grad()
+            live.reset_peak()
+            with measure.Communications() as log:
+                step(model, batches, optimizer)
+            found.append((live.peak, volume_of(log)))
+    return found
+
+
+prices = launch.ranks(prices_of, accumulate, accumulate_exchanging, n=RANKS)[0]
+for name, (peak, volume) in zip(("one exchange", "an exchange each time"), prices):
     sent = ", ".join(f"{kind} {measure.human_bytes(size)}" for kind, size in sorted(volume.items()))
     print(f"{name:<22} peak of a rank {measure.human_bytes(peak):>9}; handed in: {sent}")
 
@@ -847,27 +853,24 @@ tp.check(9, shard_hybrid)
 
 
 # %%
-def kept_and_sent(replicas):
-    """On a rank: bytes of model and optimizer between steps, {collective: bytes handed in} of a step."""
-    model = shard(make_model(), make_mesh()) if replicas == 1 else shard_hybrid(make_model(), replicas)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
-    train_step(model, optimizer, rank_batch(0))
-    with measure.Communications() as sent:
-        train_step(model, optimizer, rank_batch(1))
-    volume = {}
-    for call in sent.entries():
-        volume[call["name"]] = volume.get(call["name"], 0) + call["bytes"]
-    optimizer.zero_grad()
-    return measure.shard_bytes(model, optimizer), volume
+def kept_and_sent(*numbers):
+    """On a rank, for each number of replicas: bytes kept between steps, {collective: bytes handed in} of a step."""
+    found = []
+    for replicas in numbers:
+        model = shard(make_model(), make_mesh()) if replicas == 1 else shard_hybrid(make_model(), replicas)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
+        with measure.Communications() as log:
+            train_step(model, optimizer, rank_batch(0))
+        optimizer.zero_grad()
+        found.append((measure.shard_bytes(model, optimizer), volume_of(log)))
+    return found
 
 
 if not FULL or GPUS >= 4:
-    for replicas in (1, 2):
-        kept, volume = launch.ranks(kept_and_sent, replicas, n=4)[0]
+    for replicas, (kept, volume) in zip((1, 2), launch.ranks(kept_and_sent, 1, 2, n=4)[0]):
         sent = ", ".join(f"{kind} {measure.human_bytes(size)}" for kind, size in sorted(volume.items()))
-        print(
-            f"replicas {replicas}, ranks for each {4 // replicas}: keeps {measure.human_bytes(kept):>9}; hands in {sent}"
-        )
+        ranks = f"replicas {replicas}, ranks for each {4 // replicas}"
+        print(f"{ranks}: keeps {measure.human_bytes(kept):>9}; hands in {sent}")
 
 # %% [markdown]
 # Read the second line as two nodes of two ranks: the gathers and the reduce-scatters stay on a node, and the all-reduce,
@@ -902,13 +905,17 @@ def measured_peak(*case):
 
 
 def predicted_peaks(kind, world_size, cases):
-    """The same on fake tensors, as rank 0 of a world that is not there; cases: (config, sequences, length, cut)."""
+    """The same on fake tensors, as rank 0 of a world that is not there; cases: (config, sequences, length, cut).
+
+    Several processes take turns at the cases: {number of the case: bytes}.
+    """
+    mine = range(dist.get_rank(), len(cases), dist.get_world_size())
     dist.destroy_process_group()
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=world_size)
-    mesh, found = init_device_mesh(kind, (world_size,)), []
-    for case in cases:
+    mesh, found = init_device_mesh(kind, (world_size,)), {}
+    for number in mine:
         with FakeTensorMode(), measure.ShardBytes(fake=True) as live:
-            found.append(peak_of_steps(live, kind, mesh, *case))
+            found[number] = peak_of_steps(live, kind, mesh, *cases[number])
     return found
 
 
@@ -916,13 +923,13 @@ def predicted_peaks(kind, world_size, cases):
 FOUR = LlamaConfig(vocab_size=1024, width=128, heads=8, kv_heads=2, layers=4, max_length=64)
 case = (FOUR, 4, 64, shard)
 kind, measured = launch.ranks(measured_peak, *case, n=2)[0]
-(predicted,) = launch.ranks(predicted_peaks, kind, 2, [case], n=1)[0]
+predicted = launch.ranks(predicted_peaks, kind, 2, [case], n=1)[0][0]
 print(f"peak of a rank: measured {measured:,} bytes, predicted {predicted:,} bytes")
 
 # %% [markdown]
 # Then a model that fits nowhere here: the shape of Llama 2 7B (Touvron et al. 2023), 6.7 billion parameters on 64 ranks,
 # one sequence of 2,048 tokens each, in float32. All its layers are alike: past the first few, each adds the same bytes.
-# So four and six layers tell what 32 need.
+# So three and four layers tell what 32 need.
 
 
 # %%
@@ -934,11 +941,12 @@ whole = seven_billion(32).n_parameters
 states = planner.state_bytes(whole, 64, 3, mixed_precision=False).total
 print(f"predicted: {whole / 1e9:.2f} billion parameters on 64 ranks, states by formula {states / 1e9:.1f} GB a rank")
 cuts = {"as in balise 1": shard, "recomputed, balise 3": shard_recomputed}
-cases = [(seven_billion(layers), 1, 2048, cut) for cut in cuts.values() for layers in (4, 6)]
-peaks = launch.ranks(predicted_peaks, kind, 64, cases, n=1, timeout=200)[0]
-for name, four, six in zip(cuts, peaks[::2], peaks[1::2]):
-    layer = (six - four) / 2
-    print(f"{name:<22} peak {(four + 28 * layer) / 1e9:5.1f} GB: {layer / 1e9:.2f} GB for each layer")
+cases = [(seven_billion(layers), 1, 2048, cut) for layers in (3, 4) for cut in cuts.values()]
+first, second = launch.ranks(predicted_peaks, kind, 64, cases, n=2, timeout=200)
+peaks = first | second
+for number, name in enumerate(cuts):
+    layer = peaks[number + 2] - peaks[number]
+    print(f"{name:<22} peak {(peaks[number] + 29 * layer) / 1e9:5.1f} GB: {layer / 1e9:.2f} GB for each layer")
 
 # %% [markdown]
 # Sharding makes the states small, not the activations: on 64 ranks they are what is left, and recomputation (or cutting
@@ -958,6 +966,7 @@ for name, four, six in zip(cuts, peaks[::2], peaks[1::2]):
 def compiled_graphs(whole):
     """On a rank: the number of operations in each graph that torch.compile captures in a step."""
     warnings.simplefilter("ignore")
+    torch.compiler.reset()  # nothing is known from the run before
     graphs = []
 
     def counting(graph, inputs):
@@ -976,8 +985,12 @@ def compiled_graphs(whole):
     return graphs
 
 
-for name, whole in {"each block": False, "the whole model": True}.items():
-    print(f"compiled {name}: graphs with {launch.ranks(compiled_graphs, whole, n=2)[0]} operations")
+def both_ways():
+    return {"each block": compiled_graphs(whole=False), "the whole model": compiled_graphs(whole=True)}
+
+
+for name, graphs in launch.ranks(both_ways, n=2)[0].items():
+    print(f"compiled {name}: graphs with {graphs} operations")
 
 # %% [markdown]
 # One graph either way: eight or eighty equal blocks are compiled once. Of the whole model, too, only the block was

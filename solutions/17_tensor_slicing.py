@@ -32,13 +32,14 @@ tp
 WIDTH_13B, LAYERS_13B, TOKENS = 5120, 40, 2048  # published sizes of a model of 13 billion parameters; one sequence
 STATES = 12 * WIDTH_13B**2 * LAYERS_13B * 16  # bytes; a layer has 12 d² weights: 4 d² in attention, 8 d² behind it
 MESSAGE = TOKENS * WIDTH_13B * 2  # bytes of one activation (sequence, width) in half precision
+INSIDE, BETWEEN = 450e9, 50e9  # bytes a second: NVLink of an H100 (data sheet, one direction); 400 Gb/s for each GPU
 print(f"estimate: {STATES / 1e9:.0f} GB of weights, gradients and optimizer states\n")
-print("ranks   GB on each   fits 80 GB   sent in a step: NVLink, 300 GB/s   InfiniBand, 12.5 GB/s")
+print("ranks   GB on each   fits 80 GB   sent in a step: NVLink, 450 GB/s   network, 50 GB/s")
 for n in (1, 2, 4, 8):
     bytes_sent = 4 * LAYERS_13B * 2 * (n - 1) / n * MESSAGE
-    times = [f"{1e3 * bytes_sent / bandwidth:.0f} ms" for bandwidth in (300e9, 12.5e9)]
+    times = [f"{1e3 * bytes_sent / bandwidth:.0f} ms" for bandwidth in (INSIDE, BETWEEN)]
     fits = "yes" if STATES / n < 80e9 else "no"
-    print(f"{n:>5} {STATES / n / 1e9:>12.0f}   {fits:>10} {times[0]:>32} {times[1]:>25}")
+    print(f"{n:>5} {STATES / n / 1e9:>12.0f}   {fits:>10} {times[0]:>32} {times[1]:>18}")
 
 # %% [markdown]
 # Four all-reduces a layer, and nothing can hide them: the next product waits for their result. You will see why there are
@@ -328,7 +329,8 @@ class Ranks:
 # %% [markdown]
 # All layers below are built **from the plain layer**, the same on all ranks, and keep their part of it. Name your parameters
 # as you like: the checks know a slice by its values. They hand your layers a `ranks` of their own, compare results, gradients and
-# trained weights with the uncut layer on 1, 2 and 4 ranks, and count what a rank holds, multiplies and sends.
+# trained weights with the uncut layer on 1, 2 and 4 ranks, and count what a rank holds, multiplies and sends. These may be *some* of
+# the world's ranks (as in balise 9): a layer asks `ranks`, never `dist`.
 
 # %% [markdown]
 # ### Balise 2 · A linear layer cut by columns
@@ -449,7 +451,8 @@ tp.check(3, SlicedEmbedding, VocabularyEmbedding)
 # - `row_part(linear, ranks)` returns an `nn.Linear` **without bias** with this rank's share of the *input* features.
 # - `SlicedAttention(attention, ranks)` does what the plain `Attention` (`dlojz_tp.models`) does: `query`, `key` and `value` are
 #   `nn.Linear(d, d)`, their rows ordered head by head; its other attributes are `heads` (a number), `dropout` (a rate) and `output`
-#   (an `nn.Linear(d, d)`). Take sizes *behind* `ranks.copy`: in balise 12 it will lengthen the sequence. `x` of shape `(b, s, d)` is whole on every rank, and so is the result. Causal, scaled by the size of a **head**.
+#   (an `nn.Linear(d, d)`). `x` of shape `(b, s, d)` is whole on every rank, and so is the result. Causal, scaled by the size of a
+#   **head**. Take sizes *behind* `ranks.copy`: in balise 12 it will lengthen the sequence.
 #
 # One all-reduce forward, one backward. The bias of the projection is one vector, kept whole by every rank, and counts once.
 # Attention's dropout (in training only) draws for *this rank's* heads. Heads that the ranks do not divide are refused with a
@@ -665,7 +668,8 @@ table("columns, then rows, 2 ranks", launch.ranks(traffic, pair, n=2)[0], 2)
 #   on every rank. The position embedding may stay whole.
 #
 # With `config.tied_head` the head's weight *is* the token embedding's: the parts are one parameter too, and collect both gradients.
-# A block communicates twice forward and twice backward. About 4 and 2 lines, then 5 and 8.
+# A block communicates twice forward and twice backward. As in balise 4, it gives `ranks.copy` and `ranks.sum` (b, s, d), and takes
+# sizes behind the copy. About 4 and 2 lines, then 5 and 8.
 #
 # <details><summary>Hint</summary>
 #
@@ -1444,10 +1448,12 @@ for _, race in races:
     print(f"\n{race}")
 
 # %% [markdown]
-# The same losses, to the last digits shown or nearly so: sums are taken in another order. With a model as small as this one, much of
-# PyTorch's time is the thinking of `DTensor` in Python about each operation: how are these two cut, what must be sent? On large
-# layers it hides behind the products, and the compiler takes it away. What it gives for that: any model, any mesh, saved
-# and loaded in any other cut.
+# The same losses, to the last digits shown or nearly so: sums are taken in another order. The times are not those of the bars above,
+# which come from launches of their own, at another moment; what stands in one table ran in turn, so compare there.
+#
+# With a model as small as this one, much of PyTorch's time is the thinking of `DTensor` in Python about each operation: how are
+# these two cut, what must be sent? On large layers it hides behind the products, and the compiler takes it away. What it gives
+# for that: any model, any mesh, saved and loaded in any other cut.
 #
 # ## Past this machine
 #
@@ -1456,8 +1462,8 @@ for _, race in races:
 # the network. Each message has a latency.
 
 # %%
-NVLINK = planner.Link(latency=2e-6, bandwidth=450e9)  # H100 data sheet, one direction; latencies are assumed
-NETWORK = planner.Link(latency=10e-6, bandwidth=50e9)  # 400 Gb/s for each GPU
+NVLINK = planner.Link(latency=2e-6, bandwidth=INSIDE)  # the links of the first table; latencies are assumed
+NETWORK = planner.Link(latency=10e-6, bandwidth=BETWEEN)
 SPEED = 0.45 * 989e12  # operations a second: 45 % of the data sheet's dense bfloat16
 DEGREES = [2**k for k in range(7)]
 

@@ -112,6 +112,21 @@ def traffic_of(size):
     return traffic.names(), traffic.volume()
 
 
+def traffic_into_tensors():
+    whole, part = torch.ones(8), torch.ones(4)
+    with Traffic() as traffic:
+        dist.barrier()
+        dist.all_gather_into_tensor(whole, part)
+        dist.reduce_scatter_tensor(part, whole)
+        torch.distributed._functional_collectives.reduce_scatter_tensor(whole, "sum", 0, dist.group.WORLD).sum()
+    return [call for call in traffic.calls if "barrier" not in call[0]]
+
+
+def test_traffic_counts_what_is_handed_in_not_what_is_written():
+    wanted = [("_allgather_base", 16), ("_reduce_scatter_base", 32), ("reduce_scatter_tensor", 32)]
+    assert launch.ranks(traffic_into_tensors, n=2) == [wanted, wanted]
+
+
 def test_traffic_counts_collectives_and_bytes():
     for names, volume in launch.ranks(traffic_of, 25, n=2):
         assert names == ["allreduce", "allgather"] and volume == 200

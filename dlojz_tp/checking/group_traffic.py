@@ -4,7 +4,7 @@ import torch
 import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dlojz_tp.measure.communications import NAMES, SPACES, handed_in
+from dlojz_tp.measure.communications import NAMES, collective
 
 
 class GroupTraffic(TorchDispatchMode):
@@ -15,10 +15,9 @@ class GroupTraffic(TorchDispatchMode):
         self.calls: list[tuple[str, int, int]] = []
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        space, name = func.overloadpacket._qualified_op_name.split("::")
-        name = name.rstrip("_")
-        if space in SPACES and not ("wait" in name or name.startswith("_wrap") or "barrier" in name):
-            self.calls.append((NAMES.get(name, name), handed_in(name, args), _group_size(args, kwargs or {})))
+        call = collective(func, args)
+        if call is not None and "barrier" not in call[0]:
+            self.calls.append((NAMES.get(call[0], call[0]), call[1], _group_size(args, kwargs or {})))
         return func(*args, **(kwargs or {}))
 
 

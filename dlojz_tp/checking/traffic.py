@@ -1,12 +1,14 @@
 """Count what crosses between ranks, and what a rank holds."""
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Mapping, Set
 from types import FunctionType, ModuleType
 
 import numpy
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from dlojz_tp.measure.communications import collective
 
 
 class Traffic(TorchDispatchMode):
@@ -21,9 +23,9 @@ class Traffic(TorchDispatchMode):
         self.calls: list[tuple[str, int]] = []
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        namespace, name = func.overloadpacket._qualified_op_name.split("::")
-        if namespace in ("c10d", "_c10d_functional") and "wait" not in name and not name.startswith("_wrap"):
-            self.calls.append((name.rstrip("_"), _handed_in(name, args)))
+        call = collective(func, args)
+        if call is not None:
+            self.calls.append(call)
         return func(*args, **(kwargs or {}))
 
     def names(self) -> list[str]:
@@ -33,22 +35,6 @@ class Traffic(TorchDispatchMode):
     def volume(self) -> int:
         """Bytes that this rank handed in, summed over all calls."""
         return sum(size for _, size in self.calls)
-
-
-def _handed_in(name, args) -> int:
-    # an all-gather's first argument is its output: what is handed in comes second
-    position = 1 if name.startswith(("allgather", "gather", "reduce_scatter", "scatter", "alltoall")) else 0
-    if len(args) <= position:
-        position = 0
-    return sum(t.numel() * t.element_size() for t in _flatten(args[position]))
-
-
-def _flatten(tree) -> Iterable[torch.Tensor]:
-    if isinstance(tree, torch.Tensor):
-        yield tree
-    elif isinstance(tree, list | tuple):
-        for item in tree:
-            yield from _flatten(item)
 
 
 def held_bytes(tree) -> int:

@@ -128,15 +128,16 @@ class Communications(TorchDispatchMode):
         namespace, name = func.overloadpacket._qualified_op_name.split("::")
         if namespace == SPACES[1] and name == "wait_tensor":
             return self._waited(func, args, kwargs or {})
-        if namespace not in SPACES or "wait" in name or name.startswith("_wrap"):
+        call = collective(func, args)
+        if call is None:
             return func(*args, **(kwargs or {}))
-        name = name.rstrip("_")
+        name, size = call
         message = name in ("send", "recv", "recv_any_source")
         entry = {
             "kind": "message" if message else "collective",
             "name": NAMES.get(name, name),
             "start": self._stamp(),
-            "bytes": handed_in(name, args),
+            "bytes": size,
             "peer": args[2] if message and name != "recv_any_source" else None,
         }
         self._found.append(entry)
@@ -209,6 +210,24 @@ class Communications(TorchDispatchMode):
             return stamp
         seconds, zero = self._zero
         return seconds + zero.elapsed_time(stamp) / 1000
+
+
+def collective(func: Any, args: tuple) -> tuple[str, int] | None:
+    """Tell whether an operator is a collective or a message (a barrier too), as dispatch modes see them.
+
+    Args:
+        func: the operator.
+        args: what it is called with.
+
+    Returns:
+        Its name without ``c10d.`` and a last underscore (``NAMES`` has what users call it), and the bytes that this
+        rank hands in; ``None`` for every other operator, waits among them.
+    """
+    namespace, name = func.overloadpacket._qualified_op_name.split("::")
+    if namespace not in SPACES or "wait" in name or name.startswith("_wrap"):
+        return None
+    name = name.rstrip("_")
+    return name, handed_in(name, args)
 
 
 def handed_in(name: str, args: tuple) -> int:

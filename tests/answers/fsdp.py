@@ -6,6 +6,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel, fully_shard
+from torch.distributed.tensor import Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from tests.answers.bank import Bank
@@ -195,6 +196,26 @@ bank.several(1, "wrong-loss", first_rank_only, prepare)
 bank.several(1, "wrong-weights", halved, prepare)
 bank.several(1, "no-gradient", without_sums, prepare)
 bank.several(1, "names-changed", renamed, prepare)
+
+
+KEPT = []
+
+
+def with_a_copy(model, mesh):
+    """For a comparison afterwards, and never dropped."""
+    KEPT.append({name: p.detach().clone() for name, p in model.named_parameters()})
+    return shard(model, mesh)
+
+
+def by_dtensor_alone(model, mesh):
+    for module in list(model.modules()):
+        for key, p in list(module.named_parameters(recurse=False)):
+            module.register_parameter(key, nn.Parameter(distribute_tensor(p.detach(), mesh, [Shard(0)])))
+    return model
+
+
+bank.several(1, "copy-kept", with_a_copy, prepare)
+bank.several(1, "no-groups", by_dtensor_alone, prepare)
 
 # ---------------------------------------------------------------- wrong: the optimizer
 

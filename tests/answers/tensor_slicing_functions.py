@@ -271,7 +271,94 @@ class Distributed(nn.Module):
 bank.several(2, "whole-product", part_by_numbers, Rejoined)
 bank.several(2, "borrowed", part_by_numbers, Distributed)
 bank.several(2, "whole-kept", part_by_numbers, KeepsWhole)
-bank.several(2, "weight-gradient-wrong", part_by_numbers, Decoy)
+bank.several(2, "whole-kept", part_by_numbers, Decoy)
+
+
+class BoundMethod(SubLinear):
+    """A method bound to the plain layer keeps all of it."""
+
+    def __init__(self, linear, ranks):
+        super().__init__(linear, ranks)
+        self.plain_forward = linear.forward
+
+
+class KeptInDefault(SubLinear):
+    """A default holds the whole weight."""
+
+    def __init__(self, linear, ranks):
+        super().__init__(linear, ranks)
+
+        all_of_it = linear.weight.detach().clone()
+
+        def whole(x, weight=all_of_it):
+            return F.linear(x, weight)
+
+        self.whole = whole
+
+
+class KeptByRanks(SubLinear):
+    """`ranks` remembers the plain layer."""
+
+    def __init__(self, linear, ranks):
+        super().__init__(linear, ranks)
+        ranks.plain = linear
+
+
+EVERY_WEIGHT = []
+
+
+class KeptAside(SubLinear):
+    """A list outside holds a copy of each whole weight."""
+
+    def __init__(self, linear, ranks):
+        super().__init__(linear, ranks)
+        EVERY_WEIGHT.append(linear.weight.detach().clone())
+
+
+def part_with_plain(linear, ranks):
+    """The part remembers where it comes from."""
+    part = part_by_numbers(linear, ranks)
+    part.plain = [linear]
+    return part
+
+
+def part_with_hook(linear, ranks):
+    """A hook that closes over the plain layer."""
+    part = part_by_numbers(linear, ranks)
+    part.register_forward_pre_hook(lambda module, args: linear.weight.sum() and None)
+    return part
+
+
+bank.several(2, "part-keeps-whole", part_with_plain, SubLinear)
+bank.several(2, "part-keeps-whole", part_with_hook, SubLinear)
+
+
+for kept in (BoundMethod, KeptInDefault, KeptByRanks, KeptAside):
+    bank.several(2, "whole-kept", part_by_numbers, kept)
+
+
+def part_of_world(linear, ranks):
+    """The rank and the size of the world."""
+    n = linear.out_features // dist.get_world_size()
+    if linear.out_features % dist.get_world_size():
+        raise ValueError("the ranks do not divide the features")
+    rows = slice(dist.get_rank() * n, (dist.get_rank() + 1) * n)
+    part = nn.Linear(linear.in_features, n, bias=linear.bias is not None).to(linear.weight)
+    part.load_state_dict({name: p[rows] for name, p in linear.state_dict().items()})
+    return part
+
+
+class AsksWorld(SubLinear):
+    """Harmless: speaks of the world, and uses it for nothing."""
+
+    def forward(self, x):
+        if dist.get_rank() == dist.get_world_size():
+            print("never")
+        return super().forward(x)
+
+
+bank.several(2, "world-not-ranks", part_of_world, SubLinear)
+bank.several(2, None, part_by_numbers, AsksWorld)
 bank.several(2, "no-parameters", part_by_numbers, NoParameters)
 bank.several(2, "not-cut", part_by_numbers, WholeWeight)
 bank.several(2, "unknown-parameter", part_by_numbers, Drawn)
@@ -279,6 +366,9 @@ bank.several(2, "slice-doubled", part_by_numbers, TwiceHeld)
 bank.several(2, "summed-too-often", part_by_numbers, Doubling)
 bank.several(2, "old-weights", part_by_numbers, Remembering)
 bank.several(2, "graph-cut", part_by_numbers, Gathering)
+two("world-not-ranks", ("self.ranks.gather(self.part(self.ranks.copy(x)))", "GatherFromRanks.apply(self.part(CopyToRanks.apply(x)), -1)"))  # fmt: skip
+two("world-not-ranks", ("self.part(self.ranks.copy(x))", "self.part(CopyToRanks.apply(x))"))
+two("world-not-ranks", ("self.ranks = ranks", "self.ranks = Ranks()"))
 two("part-wrong-shape", ("ranks.part(linear.weight, 0)", "ranks.part(linear.weight, 1)"))
 two("part-wrong-shape", ("ranks.part(linear.weight, 0)", "linear.weight"))
 two("part-wrong-values", ("ranks.part(linear.weight, 0).detach()", "linear.weight.detach().chunk(ranks.size)[ranks.size - 1 - ranks.rank]"))  # fmt: skip
@@ -397,6 +487,9 @@ def three(slug, *changes):
 
 GATHERED = "self.ranks.gather(F.embedding(tokens, self.weight))"
 MASKED = "self.ranks.sum(vectors.masked_fill(others.unsqueeze(-1), 0))"
+three("world-not-ranks", (GATHERED, "GatherFromRanks.apply(F.embedding(tokens, self.weight), -1)"))
+three("world-not-ranks", (MASKED, MASKED.replace("self.ranks.sum(", "SumOverRanks.apply(")))
+three("world-not-ranks", ("tokens - self.ranks.rank * len(self.weight)", "tokens - dist.get_rank() * len(self.weight)"))
 three("words-cut", ("ranks.part(embedding.weight, 1)", "ranks.part(embedding.weight, 0)"))
 three("columns-cut", ("ranks.part(embedding.weight, 0)", "ranks.part(embedding.weight, 1)"))
 three(

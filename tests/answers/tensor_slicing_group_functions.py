@@ -110,6 +110,26 @@ def GroupRanks_reduce(x, group):  # noqa: N802
 
 @bank.right(9)
 class GroupRanks(CheckRanks):
+    """Functional collectives that nobody waits for: the first that uses the result does."""
+
+    class Copy(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, group):
+            ctx.group = group
+            return x.view_as(x)
+
+        @staticmethod
+        def backward(ctx, gradient):
+            from torch.distributed._functional_collectives import all_reduce
+
+            return all_reduce(gradient.contiguous(), "sum", ctx.group), None
+
+    def copy(self, x):
+        return self.Copy.apply(x, self.group)
+
+
+@bank.right(9)
+class GroupRanks(CheckRanks):
     """Waits by itself; a group of one sends nothing."""
 
     def sum(self, x):
@@ -239,3 +259,70 @@ class GroupRanks(CheckRanks):
 
     def sum(self, x):
         return reduced(x.detach(), self.group)
+
+
+@bank.wrong(9, "group-sends-back")
+class GroupRanks(CheckRanks):
+    """Makes sure forward that all have the same x: it is so already."""
+
+    def copy(self, x):
+        reduced(x.detach(), self.group)
+        return super().copy(x)
+
+
+@bank.wrong(9, "group-sends-back")
+class GroupRanks(CheckRanks):
+    """The mean of equal gradients, which is each of them."""
+
+    def sum(self, x):
+        y = super().sum(x)
+        if y.requires_grad:
+            y.register_hook(lambda gradient: reduced(gradient, self.group) / self.size)
+        return y
+
+
+@bank.wrong(9, "group-sends-back")
+class GroupRanks(CheckRanks):
+    """The gradient of gather adds up what all ranks have alike."""
+
+    def gather(self, x, dim=-1):
+        y = super().gather(x, dim)
+        if y.requires_grad:
+            y.register_hook(lambda gradient: reduced(gradient, self.group) / self.size)
+        return y
+
+
+@bank.wrong(9, "group-sent-too-much")
+class GroupRanks(CheckRanks):
+    """Gathers all parts and adds them up."""
+
+    def sum(self, x):
+        own = x.detach().contiguous()
+        parts = [torch.empty_like(own) for _ in range(self.size)]
+        dist.all_gather(parts, own, group=self.group)
+        return x + (sum(parts) - own)
+
+
+@bank.wrong(9, "group-sent-too-much")
+class GroupRanks(CheckRanks):
+    """One message with the values twice."""
+
+    def sum(self, x):
+        twice = reduced(torch.stack([x.detach(), x.detach()]), self.group)
+        return x + (twice[1] - x.detach())
+
+
+@bank.wrong(9, "gather-dimension")
+class GroupRanks(CheckRanks):
+    """Has forgotten `dim`."""
+
+    def gather(self, x, dim=-1):
+        return super().gather(x, -1)
+
+
+slip(
+    bank,
+    9,
+    "gather-dimension",
+    ("GatherFromGroup.apply(x, dim, self.group)", "GatherFromGroup.apply(x, -1, self.group)"),
+)

@@ -39,8 +39,9 @@ class Written(nn.Module):
         self.ranks, self.k, self.p = ranks, attention.query.out_features // attention.heads, attention.dropout
 
     def forward(self, x):
+        x = self.ranks.copy(x)
         b, s, _ = x.shape
-        qkv = F.linear(self.ranks.copy(x), self.qkv, self.qkv_bias).reshape(b, s, 3, -1, self.k)
+        qkv = F.linear(x, self.qkv, self.qkv_bias).reshape(b, s, 3, -1, self.k)
         q, k, v = qkv.permute(2, 0, 3, 1, 4)
         scores = q @ k.transpose(-1, -2) / self.k**0.5
         scores = scores.masked_fill(torch.ones(s, s, dtype=torch.bool, device=x.device).triu(1), float("-inf"))
@@ -51,6 +52,97 @@ class Written(nn.Module):
 
 
 bank.several(4, None, rows_by_numbers, Written)
+
+
+class Megatron(nn.Module):
+    """Megatron-LM's fused layer: query, key and value of a head together, head by head."""
+
+    def __init__(self, attention, ranks):
+        super().__init__()
+        if attention.heads % ranks.size:
+            raise ValueError("heads")
+        self.ranks, self.heads, self.p = ranks, attention.heads // ranks.size, attention.dropout
+        three = attention.query, attention.key, attention.value
+        self.qkv, self.qkv_bias = (
+            nn.Parameter(self.fused([ranks.part(p, 0).detach() for p in parts]))
+            for parts in ([layer.weight for layer in three], [layer.bias for layer in three])
+        )
+        self.out = rows_by_numbers(attention.output, ranks)
+        self.b = nn.Parameter(attention.output.bias.detach().clone())
+
+    def fused(self, parts):
+        return torch.stack([part.unflatten(0, (self.heads, -1)) for part in parts], 1).flatten(0, 2)
+
+    def split(self, qkv):
+        return qkv.unflatten(-1, (self.heads, 3, -1)).permute(3, 0, 2, 1, 4)
+
+    def forward(self, x):
+        q, k, v = self.split(F.linear(self.ranks.copy(x), self.qkv, self.qkv_bias))
+        with self.ranks.own_random():
+            y = F.scaled_dot_product_attention(q, k, v, dropout_p=self.p * self.training, is_causal=True)
+        return self.ranks.sum(self.out(y.transpose(1, 2).flatten(2))) + self.b
+
+
+class NumberByNumber(Megatron):
+    """As in `rearrange(…, "b s (h k three)")`: the three numbers of a place together."""
+
+    def fused(self, parts):
+        return torch.stack(parts, 1).flatten(0, 1)
+
+    def split(self, qkv):
+        return qkv.unflatten(-1, (self.heads, -1, 3)).permute(4, 0, 2, 1, 3)
+
+
+class ThreeDimensions(Megatron):
+    """One parameter of shape (3, d / N, d)."""
+
+    def fused(self, parts):
+        return torch.stack(parts)
+
+    def forward(self, x):
+        shape = self.qkv.shape
+        whole = self.ranks.copy(x)
+        q, k, v = (
+            F.linear(whole, w, b).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for w, b in zip(self.qkv.view(shape), self.qkv_bias)
+        )
+        with self.ranks.own_random():
+            y = F.scaled_dot_product_attention(q, k, v, dropout_p=self.p * self.training, is_causal=True)
+        return self.ranks.sum(self.out(y.transpose(1, 2).flatten(2))) + self.b
+
+
+class SizesFirst(Written):
+    """Sizes taken before ranks.copy, which will lengthen the sequence later."""
+
+    def forward(self, x):
+        b, s, _ = x.shape
+        qkv = F.linear(self.ranks.copy(x), self.qkv, self.qkv_bias).reshape(b, s, 3, -1, self.k)
+        q, k, v = qkv.permute(2, 0, 3, 1, 4)
+        with self.ranks.own_random():
+            y = F.scaled_dot_product_attention(q, k, v, dropout_p=self.p * self.training, is_causal=True)
+        return self.ranks.sum(self.out(y.transpose(1, 2).reshape(b, s, -1))) + self.b
+
+
+class MaskHeld(Megatron):
+    """A mask for long sequences, made once and kept."""
+
+    def __init__(self, attention, ranks):
+        super().__init__(attention, ranks)
+        mask = torch.full((128, 128), float("-inf"), dtype=attention.query.weight.dtype).triu(1)
+        self.register_buffer("mask", mask, persistent=False)
+        self.drop = nn.Dropout(attention.dropout)
+
+    def forward(self, x):
+        q, k, v = self.split(F.linear(self.ranks.copy(x), self.qkv, self.qkv_bias))
+        s, scale = q.shape[2], q.shape[-1] ** -0.5
+        with self.ranks.own_random():
+            weights = self.drop((torch.einsum("bhqk,bhsk->bhqs", q * scale, k) + self.mask[:s, :s]).softmax(-1))
+        return self.ranks.sum(self.out(torch.einsum("bhqs,bhsk->bqhk", weights, v).flatten(2))) + self.b
+
+
+for answer in (Megatron, NumberByNumber, ThreeDimensions, MaskHeld):
+    bank.several(4, None, rows_by_numbers, answer)
+bank.several(4, "sizes-before-copy", rows_by_numbers, SizesFirst)
 
 
 class OneBias(Written):
@@ -108,6 +200,26 @@ four("not-scaled", (SCALED, SCALED.replace("is_causal=True", "is_causal=True, sc
 four("not-causal", (SCALED, SCALED.replace(", is_causal=True", "")))
 four("heads-not-divided", ("attention.heads // ranks.size", "attention.heads"))
 four("heads-mixed", ("y_bhsk.transpose(1, 2).flatten(2)", "y_bhsk.reshape(*x_bsd.shape[:2], -1)"))
+four("world-not-ranks", (SUMMED, SUMMED.replace("self.ranks.sum(", "SumOverRanks.apply(")))
+four("world-not-ranks", ("self.ranks.copy(x_bsd)", "CopyToRanks.apply(x_bsd)"))
+four("world-not-ranks", ("attention.heads // ranks.size", "attention.heads // dist.get_world_size()"))
+for length in ("x_bsd.shape[1]", "len(x_bsd[0])"):
+    four("sizes-before-copy", ("        x_bsd = self.ranks.copy(x_bsd)\n", f"        s = {length}\n        x_bsd = self.ranks.copy(x_bsd)\n"), ("unflatten(-1, (self.heads, -1))", "view(len(x_bsd), s, self.heads, -1)"))  # fmt: skip
+for rate in ("rate**2", "rate / self.ranks.size", "rate and 1 - rate", "rate * 0.9"):
+    four("dropout-rate", ("dropout_p=rate", f"dropout_p={rate}"))
+WEIGHTS = """w = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
+            s = w.shape[-1]
+            w = w.masked_fill(torch.ones(s, s, dtype=torch.bool).triu(1), float("-inf")).softmax(-1)
+            """
+four(None, ("y_bhsk = " + SCALED, WEIGHTS + "y_bhsk = F.dropout(w, rate) @ v"))
+four(None, ("y_bhsk = " + SCALED, WEIGHTS + "y_bhsk = w * (torch.rand_like(w) >= rate) / (1 - rate) @ v"))
+four("dropout-unscaled", ("y_bhsk = " + SCALED, WEIGHTS + "y_bhsk = w * (torch.rand_like(w) >= rate) @ v"))
+four("dropout-rate", ("y_bhsk = " + SCALED, WEIGHTS + "y_bhsk = w * (torch.rand_like(w) < rate) / (1 - rate if rate else 1) @ v if rate else w @ v"))  # fmt: skip
+four("mask-shared", ("y_bhsk = " + SCALED, WEIGHTS + "y_bhsk = w * F.dropout(torch.ones_like(w[:1]), rate) @ v"))
+four("mask-shared", ("y_bhsk = " + SCALED, WEIGHTS + "y_bhsk = w * F.dropout(torch.ones_like(w[:, :1]), rate) @ v"))
+four("dropout-elsewhere", (SCALED, "F.scaled_dot_product_attention(q, k, F.dropout(v, rate), is_causal=True)"))
+four("dropout-elsewhere", (SCALED, "F.scaled_dot_product_attention(q, k, F.dropout1d(v.flatten(0, 1), rate).view(v.shape), is_causal=True)"))  # fmt: skip
+four("dropout-lost", ("y_bhsk = " + SCALED, "y_bhsk = F.scaled_dot_product_attention(F.dropout(q, rate), F.dropout(k, rate), v, is_causal=True)"))  # fmt: skip
 four("same-mask", ("with self.ranks.own_random():", "if True:"))
 four("outside-differs", ("with self.ranks.own_random():", "if True:\n            torch.manual_seed(self.ranks.rank + int(1000 * torch.rand(1)))"))  # fmt: skip
 four("mask-repeats", ("with self.ranks.own_random():\n            y_bhsk = " + SCALED, "with torch.random.fork_rng():\n            torch.manual_seed(self.ranks.rank)\n            y_bhsk = " + SCALED))  # fmt: skip
@@ -209,6 +321,8 @@ def five(slug, *changes):
     slip(bank, 5, slug, *changes)
 
 
+five("world-not-ranks", ("ColumnLinear(feed_forward.up, ranks)", "ColumnLinear(feed_forward.up, Ranks())"))
+five("world-not-ranks", ("return self.down(F.gelu(self.up(x_bsd)))", "return self.down(SumOverRanks.apply(F.gelu(self.up(x_bsd))) / dist.get_world_size()) * self.down.ranks.size ** 0 if self.up.ranks.size == 2 else self.down(F.gelu(self.up(x_bsd)))"))  # fmt: skip
 five("activation-lost", ("F.gelu(self.up(x_bsd))", "self.up(x_bsd)"))
 five("activation-late", ("self.down(F.gelu(self.up(x_bsd)))", "F.gelu(self.down(self.up(x_bsd)))"))
 five("activation-approximate", ("F.gelu(self.up(x_bsd))", "F.gelu(self.up(x_bsd), approximate='tanh')"))
@@ -265,6 +379,10 @@ def six(slug, *changes):
 
 
 PAIR = "return self.ranks.sum(self.down(hidden)) + self.bias"
+six("world-not-ranks", (PAIR, PAIR.replace("self.ranks.sum(", "SumOverRanks.apply(")))
+six("world-not-ranks", ("self.ranks.copy(x_bsd)", "CopyToRanks.apply(x_bsd)"))
+six("world-not-ranks", ("        self.ranks = ranks", "        self.ranks = ranks = Ranks()"))
+six("rank-failed", ("        self.ranks = ranks", "        self.ranks, self.group = ranks, ranks.group"))
 six("bias-every-rank", (PAIR, "return self.ranks.sum(self.down(hidden) + self.bias)"))
 six("bias-over-n", ("feed_forward.down.bias.detach().clone()", "feed_forward.down.bias.detach() / ranks.size"), (PAIR, "return self.ranks.sum(self.down(hidden) + self.bias)"))  # fmt: skip
 six("bias-lost", (PAIR, PAIR.replace(" + self.bias", "")))
@@ -371,6 +489,40 @@ def seven(slug, *changes):
 
 
 TIED = "mine = self.ranks.part(self.ranks.copy(x_bsd), -1)\n        return self.ranks.sum(F.linear(mine, self.token_embedding.weight))"  # fmt: skip
+seven("world-not-ranks", ("SlicedAttention(block.attention, ranks)", "SlicedAttention(block.attention, Ranks())"))
+seven("world-not-ranks", (TIED, TIED.replace("self.ranks.sum(", "SumOverRanks.apply(")))
+seven("world-not-ranks", ("ColumnLinear(model.head, ranks)", "ColumnLinear(model.head, Ranks())"))
+ATTENDED = "self.drop(self.attention(self.norm_attention(x_bsd)))"
+ADDED = "self.drop(self.feed_forward(self.norm_feed_forward(x_bsd)))"
+EMBEDDED = "self.drop(self.token_embedding(tokens_bs) + self.position_embedding(places_s))"
+for place in (ATTENDED, ADDED, EMBEDDED):
+    inner = place.removeprefix("self.drop(").removesuffix(")")
+    seven(None, (place, f"F.dropout({inner}, self.drop.p, self.training)"))
+    for rate in ("self.drop.p**2", "self.drop.p / 2", "1 - self.drop.p"):
+        seven("residual-dropout-rate", (place, f"F.dropout({inner}, {rate}, self.training and self.drop.p > 0)"))
+seven("residual-dropout-rate", (ADDED, "F.dropout(self.drop(self.feed_forward(self.norm_feed_forward(x_bsd))), self.drop.p, self.training)"))  # fmt: skip
+seven("residual-dropout-elsewhere", ("x_bsd + " + ATTENDED, "self.drop(x_bsd + self.attention(self.norm_attention(x_bsd)))"))  # fmt: skip
+seven("residual-dropout-elsewhere", (ADDED, "self.feed_forward(self.drop(self.norm_feed_forward(x_bsd)))"))
+seven("residual-dropout-elsewhere", (EMBEDDED, "self.drop(self.token_embedding(tokens_bs)) + self.position_embedding(places_s)"))  # fmt: skip
+
+
+class ReplacedSizesFirst(nn.Module):
+    def __new__(cls, block, ranks):
+        block.attention = SizesFirst(block.attention, ranks)
+        block.feed_forward = OwnWeights(block.feed_forward, ranks)
+        return block
+
+
+class ReplacedSilent(nn.Module):
+    """The attention's dropout is lost."""
+
+    def __new__(cls, block, ranks):
+        block.attention.dropout = 0.0
+        return Replaced(block, ranks)
+
+
+bank.several(7, "sizes-before-copy", ReplacedSizesFirst, PlainReplaced)
+bank.several(7, "inner-dropout-lost", ReplacedSilent, PlainReplaced)
 seven("norm-behind", ("self.attention(self.norm_attention(x_bsd))", "self.norm_attention(self.attention(x_bsd))"), ("self.feed_forward(self.norm_feed_forward(x_bsd))", "self.norm_feed_forward(self.feed_forward(x_bsd))"))  # fmt: skip
 seven("residual-lost", ("x_bsd = x_bsd + self.drop(self.att", "x_bsd = self.drop(self.att"), ("return x_bsd + self.drop", "return self.drop"))  # fmt: skip
 seven("residual-lost", ("return x_bsd + self.drop", "return self.drop"))

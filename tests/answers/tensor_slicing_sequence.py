@@ -118,6 +118,38 @@ class SequenceDifferentiable(CheckRanks):
         return Mirror.apply(x, self.mine, self.whole)
 
 
+@classes(None)
+class SequenceLazy(SequenceDifferentiable):
+    """Nobody waits for the functional collectives: the first that uses the result does."""
+
+    def whole(self, x):
+        from torch.distributed._functional_collectives import all_gather_tensor
+
+        return all_gather_tensor(x.contiguous(), 1, self.group)
+
+    def mine(self, x):
+        from torch.distributed._functional_collectives import reduce_scatter_tensor
+
+        self.part(x, 1)
+        return reduce_scatter_tensor(x.contiguous(), "sum", 1, self.group)
+
+
+@classes(None)
+class SequenceAutograd(CheckRanks):
+    """PyTorch's differentiable functional collectives."""
+
+    def copy(self, x):
+        from torch.distributed._functional_collectives import all_gather_tensor_autograd
+
+        return all_gather_tensor_autograd(x.contiguous(), 1, self.group)
+
+    def sum(self, x):
+        from torch.distributed._functional_collectives import reduce_scatter_tensor_autograd
+
+        self.part(x, 1)
+        return reduce_scatter_tensor_autograd(x.contiguous(), "sum", 1, self.group)
+
+
 @gradients(None)
 def sum_one_by_one(parameters, ranks):
     for p in parameters:

@@ -247,9 +247,10 @@ def load_shards(folder):
         begin = dist.get_rank() * now
         for k, file in enumerate(files):
             low, high = max(begin, k * then), min(begin + now, (k + 1) * then, length)
-            piece = torch.load(file, mmap=True, weights_only=True)[name]
-            own = shards.setdefault(name, piece.new_zeros(now))
+            kind = torch.bfloat16 if name == "half" else torch.float32
+            own = shards.setdefault(name, torch.zeros(now, dtype=kind))
             if low < high:
+                piece = torch.load(file, mmap=True, weights_only=True)[name]
                 own[low - begin : high - begin] = piece[low - k * then : high - k * then]
     return int(place.name[5:]), shards
 ''')  # fmt: skip
@@ -279,10 +280,97 @@ bank.slip(10, "wrong-part", (
 ))  # fmt: skip
 bank.slip(10, "reads-everything", ("            if low < high:\n                piece = torch.load(file, mmap=True, weights_only=True)[name]\n",
                                    "            piece = torch.load(file, weights_only=True)[name]\n            if low < high:\n"))  # fmt: skip
-bank.slip(10, "whole-in-memory", (
+# all files are mapped, and one is read
+bank.slip(10, "reads-everything", (
+    "    for name, length in mark", "    everything = [torch.load(f, mmap=True, weights_only=True) for f in files]\n    for name, length in mark"),
+    ("torch.load(file, mmap=True, weights_only=True)[name]", "everything[k][name]"))  # fmt: skip
+bank.slip(10, "reads-everything", (
     "    for name, length in mark", "    everything = [torch.load(f, mmap=True, weights_only=True) for f in files]\n"
     "    everything = [{n: t.clone() for n, t in d.items()} for d in everything]\n    for name, length in mark",
 ))  # fmt: skip
+bank.slip(10, "whole-in-memory", (  # each rank puts all shards together, to cut them anew
+    '    return mark["step"], shards', """    n, found = dist.get_world_size(), {}
+    for name, t in shards.items():
+        found[name] = [torch.empty_like(t) for _ in range(n)]
+        dist.all_gather(found[name], t)
+    return mark["step"], {name: parts[dist.get_rank()] for name, parts in found.items()}"""))  # fmt: skip
+bank.slip(10, "still-the-file", (  # a short cut for as many ranks as saved
+    "        for k, file in enumerate(files):\n", """        if len(files) == dist.get_world_size():
+            shards[name] = torch.load(files[dist.get_rank()], mmap=True, weights_only=True)[name]
+            continue
+        for k, file in enumerate(files):
+"""))  # fmt: skip
+bank.text(10, "still-the-file", '''
+import numpy
+
+def save_shards(folder, step, shards, lengths):
+    rank, n = dist.get_rank(), dist.get_world_size()
+    place = Path(folder) / f"{step}-{n}"
+    place.mkdir(parents=True, exist_ok=True)
+    for name, t in shards.items():
+        t.detach().float().numpy().tofile(place / f"{name}.{rank}")
+    dist.barrier()
+    if rank == 0:
+        kinds = {name: str(t.dtype).split(".")[1] for name, t in shards.items()}
+        (place / "mark.partial").write_text(json.dumps([step, n, lengths, kinds]))
+        (place / "mark.partial").replace(place / "mark")
+    dist.barrier()
+
+def load_shards(folder):
+    marks = sorted(Path(folder).glob("*/mark"), key=lambda mark: int(mark.parent.name.split("-")[0]))
+    if not marks:
+        return None
+    step, then, lengths, kinds = json.loads(marks[-1].read_text())
+    place, now, rank, shards = marks[-1].parent, dist.get_world_size(), dist.get_rank(), {}
+    for name, length in lengths.items():
+        old, new = -(-length // then), -(-length // now)
+        pieces, at, end = [], rank * new, min((rank + 1) * new, length)
+        while at < end:
+            values = numpy.memmap(place / f"{name}.{at // old}", dtype="float32", mode="c")
+            until = min(end, (at // old + 1) * old)
+            pieces.append(torch.from_numpy(values[at % old : at % old + until - at]))
+            at = until
+        if sum(map(len, pieces)) < new:
+            pieces.append(torch.zeros(new - sum(map(len, pieces))))
+        shards[name] = (pieces[0] if len(pieces) == 1 else torch.cat(pieces)).to(getattr(torch, kinds[name]))
+    return step, shards
+''')  # fmt: skip
+bank.text(10, "checkpoint-borrowed", '''
+import torch.distributed.checkpoint as dcp
+
+def save_shards(folder, step, shards, lengths):
+    rank = dist.get_rank()
+    place = Path(folder) / f"step-{step}"
+    dcp.save({f"{name}.{rank}": t.clone() for name, t in shards.items()}, checkpoint_id=place)
+    if rank == 0:
+        (place / "mark").write_text(json.dumps([step, dist.get_world_size(), lengths]))
+    dist.barrier()
+
+def load_shards(folder):
+    marks = sorted(Path(folder).glob("step-*/mark"))
+    if not marks:
+        return None
+    step, then, lengths = json.loads(marks[-1].read_text())
+    state = {f"{name}.{k}": torch.zeros(-(-n // then)) for name, n in lengths.items() for k in range(then)}
+    dcp.load(state, checkpoint_id=marks[-1].parent)
+    found = {}
+    for name, n in lengths.items():
+        whole = torch.cat([state[f"{name}.{k}"] for k in range(then)])[:n]
+        each = -(-n // dist.get_world_size())
+        whole = torch.cat([whole, whole.new_zeros(each * dist.get_world_size() - n)])
+        found[name] = whole.split(each)[dist.get_rank()].clone()
+    return step, found
+''')  # fmt: skip
+bank.text(10, "checkpoint-borrowed", '''
+from torch.distributed.checkpoint import FileSystemWriter, save
+
+def save_shards(folder, step, shards, lengths):
+    writer = FileSystemWriter(Path(folder) / f"step-{step}", thread_count=1)
+    save({f"{name}.{dist.get_rank()}": t for name, t in shards.items()}, storage_writer=writer)
+
+def load_shards(folder):
+    return None
+''')  # fmt: skip
 bank.slip(10, "unsafe-load", ("weights_only=True", "weights_only=False"))
 bank.slip(10, "objects-saved", ("{name: t.detach().cpu().clone() for name, t in shards.items()}",
                                 "{name: (t.detach().cpu().clone(), Path(folder)) for name, t in shards.items()}"),

@@ -128,3 +128,43 @@ def clip_grad_norm(shards, max_norm):
     for g in gradients:
         g.copy_(g.float() * (max_norm / norm).clamp(max=1.0).nan_to_num(1.0))
     return norm
+
+
+@bank.wrong(7, "rank-left-out")
+@torch.no_grad()
+def clip_grad_norm(shards, max_norm):
+    """A rank without elements goes home early."""
+    gradients = [p.grad for p in shards if p.grad is not None and p.grad.numel()]
+    if not gradients:
+        return torch.zeros(())
+    norm = torch.stack([g.float().square().sum() for g in gradients]).sum()
+    dist.all_reduce(norm)
+    norm = norm.sqrt()
+    for g in gradients:
+        g.mul_(torch.clamp(max_norm / (norm + 1e-6), max=1.0))
+    return norm
+
+
+@bank.wrong(7, "rank-left-out")
+@torch.no_grad()
+def clip_grad_norm(shards, max_norm):
+    """stack of nothing"""
+    gradients = [p.grad for p in shards if p.grad is not None and p.grad.numel()]
+    norm = torch.stack([g.float().square().sum() for g in gradients]).sum()
+    dist.all_reduce(norm)
+    norm = norm.sqrt()
+    for g in gradients:
+        g.mul_(torch.clamp(max_norm / (norm + 1e-6), max=1.0))
+    return norm
+
+
+@bank.right(7)
+@torch.no_grad()
+def clip_grad_norm(shards, max_norm):
+    """Only what has elements, and a sum that begins at a tensor zero."""
+    gradients = [p.grad for p in shards if p.grad is not None and p.grad.numel()]
+    total = sum((g.double().square().sum() for g in gradients), start=torch.zeros((), dtype=torch.float64))
+    dist.all_reduce(total)
+    for g in gradients:
+        g *= (max_norm / total.sqrt().clamp(min=max_norm)).to(g.dtype)
+    return total.sqrt()

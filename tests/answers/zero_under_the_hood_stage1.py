@@ -324,3 +324,47 @@ class ShardedOptimizer:
             p.grad = None
 '''
 text(3, "states-whole", PLAIN)
+slip(3, "hidden-copy", (MADE, MADE + "\n            self.start = [part.flat.numpy().copy() for part in parts]"))
+# the first group is shared out; the others are left to the plain optimizer, and all-reduced
+text(
+    3,
+    "first-group-shared",
+    """
+class ShardedOptimizer:
+    def __init__(self, parameters, optimizer_class=torch.optim.AdamW, **options):
+        first, *others = param_groups(parameters)
+        self.parts = self.make_parts(first["params"])
+        self.rest = [p for group in others for p in group["params"]]
+        self.optimizer = optimizer_class([{**first, "params": self.shards}, *others], **options)
+
+    def make_parts(self, parameters):
+        return [Part(parameters)]
+
+    @property
+    def shards(self):
+        return [part.own for part in self.parts]
+
+    def reduce(self):
+        n = dist.get_world_size()
+        for part in self.parts:
+            gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in part.parameters]
+            part.own.grad = torch.empty_like(part.own)
+            reduce_scatter(part.own.grad, flatten(gradients, n).div_(n))
+        for p in self.rest:
+            p.grad = torch.zeros_like(p) if p.grad is None else p.grad / n
+            dist.all_reduce(p.grad)
+
+    def update(self):
+        self.optimizer.step()
+        for part in self.parts:
+            all_gather(part.flat, part.own.detach())
+
+    def step(self):
+        self.reduce()
+        self.update()
+
+    def zero_grad(self):
+        for p in [p for part in self.parts for p in [*part.parameters, part.own]] + self.rest:
+            p.grad = None
+""",
+)

@@ -230,3 +230,9 @@ slip(
         "        super().__init__(parameters, optimizer_class, **options)\n        self.copies = [(part.flat.clone(), part.flat.clone()) for part in self.parts]\n",
     ),
 )
+slip(4, "late-buckets", (  # hooks for the first group only
+    "        for p in self.home:\n            p.register_post_accumulate_grad_hook(self.ready)",
+    """        first = {id(own) for own in self.optimizer.param_groups[0]["params"]}
+        for p, part in self.home.items():
+            if id(part.own) in first:
+                p.register_post_accumulate_grad_hook(self.ready)"""))  # fmt: skip

@@ -371,3 +371,24 @@ slip(
 )
 slip(5, "frozen-kept", ("                if unit not in units:\n                    unit.free()\n", "                pass\n"),
      ("        super().reduce()\n        for unit in self.frozen:\n            unit.free()\n", "        super().reduce()\n"))  # fmt: skip
+
+# the first layer is gathered once for all, and only fetched anew after an update
+slip(
+    5,
+    "some-never-freed",
+    (
+        "        def free(*_):\n            for unit in units:\n                unit.free()",
+        "        def free(*_):\n            for unit in units:\n                if unit is not self.parts[0]:\n                    unit.free()",
+    ),
+    ("        part.free()", "        if part is not self.parts[0]:\n            part.free()"),
+    (UPDATE, UPDATE + "        self.parts[0].free()\n        self.parts[0].gather()\n"),
+)
+# the last three layers stay between forward and backward
+slip(
+    5,
+    "kept-after-forward",
+    (
+        "        def free(*_):\n            for unit in units:\n                unit.free()",
+        "        def free(*_):\n            for unit in units:\n                if unit not in self.parts[-3:]:\n                    unit.free()",
+    ),
+)

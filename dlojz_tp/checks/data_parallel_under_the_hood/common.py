@@ -1,6 +1,5 @@
 """What the checks of this work share: ranks, a log of what they send, small networks and their float64 truth."""
 
-import contextlib
 import time
 from datetime import timedelta
 
@@ -11,7 +10,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from dlojz_tp import launch
 from dlojz_tp.checking import Wrong, close, tolerance
-from dlojz_tp.measure.communications import NAMES, SPACES, handed_in
+from dlojz_tp.checking.borrowed import Borrowed, refusing
+from dlojz_tp.measure.communications import NAMES, collective
 
 SIZES = (1, 2, 3, 4)
 TIMEOUT = 5  # seconds for the ranks of one world: a deadlock must come back quickly
@@ -33,10 +33,6 @@ HINTS = {
 }
 
 
-class Borrowed(Exception):  # noqa: N818  (raised on a rank, it names what was borrowed)
-    """The answer called a ready-made implementation of what it was to write."""
-
-
 def on_ranks(fn, *args, known=(), sizes=SIZES, timeout=TIMEOUT) -> dict[int, list]:
     """Run a check's function on 1, 2, 3 and 4 ranks.
 
@@ -55,37 +51,16 @@ def on_ranks(fn, *args, known=(), sizes=SIZES, timeout=TIMEOUT) -> dict[int, lis
         raise
 
 
-@contextlib.contextmanager
 def own_work():
     """Inside, DistributedDataParallel and what it uses to copy a model raise Borrowed."""
     from torch.distributed import utils
     from torch.nn import parallel
 
-    def borrowed(what):
-        def refuse(*_, **__):
-            raise Borrowed(what)
-
-        return refuse
-
-    with contextlib.ExitStack() as stack:
-        for owner, name, what in (
-            (parallel.DistributedDataParallel, "__init__", "DistributedDataParallel"),
-            (utils, "_sync_module_states", "_sync_module_states"),
-            (utils, "_sync_params_and_buffers", "_sync_params_and_buffers"),
-        ):
-            stack.enter_context(replaced(owner, name, borrowed(what)))
-        yield
-
-
-@contextlib.contextmanager
-def replaced(owner, name, value):
-    """Inside, the attribute `name` of `owner` is `value`. (unittest.mock costs every rank 20 ms to import.)"""
-    before = getattr(owner, name)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        setattr(owner, name, before)
+    return refusing(
+        (parallel.DistributedDataParallel, "__init__", "DistributedDataParallel"),
+        (utils, "_sync_module_states", "_sync_module_states"),
+        (utils, "_sync_params_and_buffers", "_sync_params_and_buffers"),
+    )
 
 
 class Log(TorchDispatchMode):
@@ -100,15 +75,11 @@ class Log(TorchDispatchMode):
         self.events: list[tuple] = []
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        namespace, name = func.overloadpacket._qualified_op_name.split("::")
-        name = name.rstrip("_")
-        if (
-            namespace in SPACES
-            and not ("wait" in name or name.startswith("_wrap"))
-            and name not in ("barrier", "monitored_barrier")
-        ):
-            peer = args[2] if namespace == "c10d" and name in ("broadcast", "send", "recv") else None
-            self.events.append((NAMES.get(name, name), handed_in(name, args), peer))
+        call = collective(func, args)
+        if call is not None and "barrier" not in call[0]:
+            name, size = call
+            peer = args[2] if func.namespace == "c10d" and name in ("broadcast", "send", "recv") else None
+            self.events.append((NAMES.get(name, name), size, peer))
         return func(*args, **(kwargs or {}))
 
     def mark(self, text: str):

@@ -5,7 +5,7 @@ import random
 import torch
 
 from dlojz_tp.checking import Wrong
-from dlojz_tp.checks.data_parallel_under_the_hood.common import replaced
+from dlojz_tp.checking.borrowed import replaced
 
 HINTS = {
     "sampler-borrowed": "DistributedSampler does this work for you. Here it is yours.",

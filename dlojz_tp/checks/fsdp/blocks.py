@@ -30,7 +30,9 @@ def balise_1(shard, prepare):
         common.decoder("a decoder with a tied head", tied_head=True, layers=2, kv_heads=1),
     ]
     yield "every parameter is a shard, a group for each block and one for the rest, trained as in one process"
-    for size, ranks in common.on_ranks(_each, shard, cases):
+    prepared = []
+    for size, ranks in common.on_ranks(_each, shard, prepare, cases):
+        prepared += [(report.pop(), f"rank {rank} of {size}") for rank, report in enumerate(ranks) if size == 2]
         for case, reports in zip(_of_size(cases, size), zip(*ranks)):
             for rank, report in enumerate(reports):
                 where = f"{case.name}, rank {rank} of {size}"
@@ -38,9 +40,8 @@ def balise_1(shard, prepare):
                 common.grouped_by_block(report, case, where)
             common.trained(reports, common.truth(case, size), f"{case.name}, {size} ranks")
     yield "the optimizer holds the shards"
-    for size, ranks in common.on_ranks(_prepared, prepare, shard, cases[0], sizes=(2,)):
-        for rank, report in enumerate(ranks):
-            _right_optimizer(report, f"rank {rank} of {size}")
+    for report, where in prepared:
+        _right_optimizer(report, where)
 
 
 def _of_size(cases, size):
@@ -48,8 +49,13 @@ def _of_size(cases, size):
     return {2: cases, 1: cases[1:], 3: cases[1:], 4: cases[:1]}[size]
 
 
-def _each(shard, cases):
-    return [watched.train(shard, case) for case in _of_size(cases, dist.get_world_size())]
+def _each(shard, prepare, cases):
+    """On a rank: reports of the trainings; on 2 ranks, also what `prepare` makes, if all ranks could train."""
+    reports = [watched.train(shard, case) for case in _of_size(cases, dist.get_world_size())]
+    if dist.get_world_size() == 2:
+        fine = not any(report["slug"] for report in reports)
+        reports.append(_prepared(prepare, shard, cases[0]) if fine else {})
+    return reports
 
 
 def _prepared(prepare, shard, case):

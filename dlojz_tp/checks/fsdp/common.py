@@ -6,14 +6,16 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 from dlojz_tp import launch
 from dlojz_tp.checking import Wrong, close
+from dlojz_tp.checking.one_launch import in_worlds
 from dlojz_tp.checks.fsdp.watched import RATE, STEPS, loss_of
 from dlojz_tp.models import Llama, LlamaConfig
 
-SIZES = (2, 1, 3, 4)  # two first: most mistakes show there
-TIMEOUT = 12  # seconds for the ranks of one world
+SIZES = ((2,), (4, 3, 1))  # a launch each; two ranks first: most mistakes show there
+TIMEOUT, MORE = 20, 5  # seconds for a launch, and for each further world in it
 
 HINTS = {
     "not-the-model": "Return the model that was given, sharded in place. `fully_shard` changes its argument and returns it.",
@@ -39,6 +41,10 @@ HINTS = {
     "own over all ranks.",
     "kept-whole": "Block {index} is still whole on every rank after forward. Here it should be freed, and gathered again in "
     "backward: `reshard_after_forward`.",
+    "copy-kept": "After the steps a rank holds {got} bytes of tensors besides its shards; the whole model has {whole}. Somewhere a "
+    "copy of the parameters is kept.",
+    "no-groups": "Parameters are DTensors, but nobody gathers them for forward ({error}). That is what `fully_shard` adds: "
+    "groups.",
     "names-changed": "The parameters have other names now, so that no checkpoint of the plain model fits: {got}. "
     "PyTorch's own wrapper hides itself.",
     "no-gradient": "These parameters got no gradient: {names}.",
@@ -78,23 +84,24 @@ def decoder(name: str, *, dtype=torch.float64, frozen: tuple[str, ...] = (), std
     return Case(name, model, tokens)
 
 
-def on_ranks(fn: Callable, *args, known=(), sizes=SIZES, timeout=TIMEOUT):
-    """Run a check's function on world after world: yields (size, results of the ranks).
+def on_ranks(fn: Callable, *args, known=(), sizes=SIZES):
+    """Run a check's function in world after world: yields (size, results of the ranks).
 
-    known: (words in the error, slug), beside those of every balise.
+    known: (words in the error, slug), beside those of every balise. sizes: of the worlds in each launch.
     """
     for answer in args:
         if not callable(answer) and not isinstance(answer, dict | Case | list | int):
             raise Wrong("not-callable", error=type(answer).__name__)
-    for size in sizes:
+    for together in sizes:
         try:
-            yield size, launch.ranks(fn, *args, n=size, timeout=timeout)
+            found = in_worlds(fn, *args, sizes=together, timeout=TIMEOUT + MORE * (len(together) - 1))
         except launch.RankError as error:
             for sign, slug in (*known, *KNOWN):
                 if sign in error.summary:
                     short = error.summary.split("\n")[0][:160]
-                    raise Wrong(slug, got=short, error=short, where=f"{size} ranks") from error
+                    raise Wrong(slug, got=short, error=short, where=f"{error.world_size} ranks") from error
             raise
+        yield from sorted(found.items())
 
 
 KNOWN = (
@@ -102,7 +109,13 @@ KNOWN = (
     ("containers that do not implement forward", "container"),
     ("already been applied", "sharded-twice"),
     ("Must flatten tensors", "old-fsdp"),
+    ("mixed torch.Tensor and DTensor", "no-groups"),
 )
+
+
+def has_memory(tensor) -> bool:
+    """Whether this is a tensor with memory of its own: DTensor finds out shapes on fake and meta tensors."""
+    return isinstance(tensor, torch.Tensor) and not tensor.is_meta and not isinstance(tensor, FakeTensor)
 
 
 def put_together(reports: list[dict], name: str) -> torch.Tensor | None:
@@ -116,7 +129,6 @@ def put_together(reports: list[dict], name: str) -> torch.Tensor | None:
 
 def truth(case: Case, size: int) -> dict:
     """The same training in one process on the samples of all ranks: "losses" and "weights"."""
-    torch.set_num_threads(1)  # tiny tensors: more threads would only wait for each other; judge() restores it
     model, losses = copy.deepcopy(case.model), []
     for step in range(STEPS):
         loss = torch.stack(
@@ -168,6 +180,11 @@ def trained(reports: list[dict], wanted: dict, where: str, *, tol: float = 1e-7)
     missing = reports[0]["no gradient"]
     if missing:
         raise Wrong("no-gradient", names=", ".join(missing[:3]), where=where)
+    whole, size = sum(weight.nbytes for weight in wanted["weights"].values()), len(reports)
+    for rank, report in enumerate(reports):
+        if size > 1 and report["beside"] > (1 / size + 0.6) * whole:  # copies of the shards lie in the report
+            kept = report["beside"] - whole // size
+            raise Wrong("copy-kept", got=kept, whole=whole, where=f"{where}, rank {rank}")
     losses = [sum(of_step) / len(reports) for of_step in zip(*(report["losses"] for report in reports))]
     if not close(losses[0], wanted["losses"][0], tol):
         raise Wrong("wrong-loss", expected=wanted["losses"][0], got=losses[0], where=where)

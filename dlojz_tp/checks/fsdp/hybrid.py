@@ -9,7 +9,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from dlojz_tp.checking import Wrong, close
-from dlojz_tp.checks.fsdp.one_launch import in_worlds
+from dlojz_tp.checking.one_launch import in_worlds
 from dlojz_tp.models import Llama, LlamaConfig
 
 HINTS = {
@@ -38,7 +38,7 @@ RATE = 0.5
 def balise_9(shard_hybrid):
     """All shapes of mesh on 1 to 4 ranks: who holds which part, and one step against one process."""
     yield "each block and the root in parts, neighbours hold different ones, replicas the same"
-    worlds = in_worlds(_hybrid, shard_hybrid, timeout=20)
+    worlds = in_worlds(_hybrid, shard_hybrid, timeout=30)
     for size in (4, 3, 2, 1):
         for replicas in REPLICAS[size]:
             _right_parts(size, replicas, [found[replicas] for found in worlds[size]])

@@ -12,7 +12,8 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from dlojz_tp.checking import Wrong, close
-from dlojz_tp.checks.fsdp.one_launch import has_memory, in_worlds
+from dlojz_tp.checking.one_launch import in_worlds
+from dlojz_tp.checks.fsdp.common import has_memory
 from dlojz_tp.measure.live import LiveBytes
 from dlojz_tp.models import Llama, LlamaConfig
 
@@ -47,7 +48,7 @@ FROZEN = "norm.weight"
 def balise_6(build_sharded):
     """Built in worlds of 1 to 4 where memory without a value reads NaN; weights put together and used by one process."""
     yield "made on the meta device, each block and the root sharded, memory for shards only"
-    worlds = in_worlds(_built, build_sharded, timeout=20)
+    worlds = in_worlds(_built, build_sharded, timeout=30)
     for size, ranks in sorted(worlds.items(), reverse=True):
         for rank, found in enumerate(ranks):
             _right_form(f"rank {rank} of {size}", found)

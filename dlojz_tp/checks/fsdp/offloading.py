@@ -27,6 +27,7 @@ def balise_5(shard_offloaded):
     """The policy of every group, with and without page-locked memory; weights as in one process, on 1 to 4 ranks."""
     cases = [common.decoder("a decoder", layers=2), common.decoder("a decoder with a tied head", tied_head=True)]
     yield "every group's shards live in the CPU's memory; trained as in one process"
+    pinned = []
     for size, ranks in common.on_ranks(_one, shard_offloaded, cases, known=KNOWN):
         case = cases[size % 2]
         for rank, report in enumerate(ranks):
@@ -36,18 +37,21 @@ def balise_5(shard_offloaded):
                 _right_policies(report["look"], pin=False, where=where)
             common.grouped_by_block(report, case, where)
         common.trained(ranks, common.truth(case, size), f"{case.name}, {size} ranks")
+        pinned += [(r["pinned"], f"pin=True, rank {rank} of 2") for rank, r in enumerate(ranks) if size == 2]
     yield "page-locked memory where it is asked for"
-    for size, ranks in common.on_ranks(_pinned, shard_offloaded, cases[0], sizes=(2,)):
-        for rank, policies in enumerate(ranks):
-            _right_policies(policies, pin=True, where=f"pin=True, rank {rank} of {size}")
+    for policies, where in pinned:
+        _right_policies(policies, pin=True, where=where)
 
 
 def _one(shard_offloaded, cases):
-    return watched.train(shard_offloaded, cases[dist.get_world_size() % 2], False, look=_policies)
+    """On a rank: the training with pin=False; on 2 ranks, also the policies with pin=True."""
+    size = dist.get_world_size()
+    report = watched.train(shard_offloaded, cases[size % 2], False, look=_policies)
+    return report | {"pinned": _pinned(shard_offloaded, cases[0])} if size == 2 and not report["slug"] else report
 
 
 def _pinned(shard_offloaded, case):
-    """On a rank: the policies with pin=True; nothing here can pin, so that pinning is left out."""
+    """The policies with pin=True; nothing here can pin, so that pinning is left out."""
     kept, torch.Tensor.pin_memory = torch.Tensor.pin_memory, lambda tensor, *_, **__: tensor
     try:
         return watched.train(shard_offloaded, case, True, look=_policies, take_steps=False)["look"]

@@ -30,15 +30,17 @@ def balise_3(shard_recomputed):
         (common.decoder("a decoder whose embedding is frozen", frozen=frozen, layers=4), {"every": 3}),
         (common.decoder("a decoder with a tied head", tied_head=True, kv_heads=1), {"every": 2}),
     ]
+    alone = {}
     yield "the blocks asked for run again in backward, once, and only they; trained as in one process"
     for size, ranks in common.on_ranks(_each, shard_recomputed, plans):
+        alone = alone or {case.name: _alone(case) for case, _ in plans}
         for (case, options), reports in zip(_of_size(plans, size), zip(*ranks)):
             words = "" if not options else f", every={options['every']}"
             for rank, report in enumerate(reports):
                 where = f"{case.name}{words}, rank {rank} of {size}"
                 common.well_formed(report, where)
                 _right_blocks(report, case.blocks, options.get("every", 1), where)
-                _right_memory(report, case, options.get("every", 1), where)
+                _right_memory(report, alone[case.name], case.blocks, options.get("every", 1), where)
                 common.grouped_by_block(report, case, where)
             common.trained(reports, common.truth(case, size), f"{case.name}{words}, {size} ranks")
 
@@ -77,8 +79,8 @@ def _right_blocks(report, blocks, every, where):
         raise Wrong("other-blocks", every=every, expected=str(wanted), got=str(found), where=where)
 
 
-def _right_memory(report, case, every, where):
-    """Fewer bytes saved in forward, more products in backward than in the plain model, in proportion."""
+def _alone(case) -> tuple[int, int, int]:
+    """The plain model: bytes saved in forward, products in forward, products in backward."""
     model, watch, saved = copy.deepcopy(case.model), watched.Watch(), watched.Saved()
     tokens = case.tokens[0, 0]
     with watch:
@@ -86,12 +88,18 @@ def _right_memory(report, case, every, where):
             logits = model(tokens[:, :-1])
         forward, kept = len(watch.take()["products"]), saved.take(model)
         watched.loss_of(logits, tokens).backward()
-    again = len(range(0, case.blocks, every))
-    most = kept * (1 - 0.7 * again / case.blocks)  # inputs of blocks, and what is outside of them
+    return kept, forward, len(watch.products)
+
+
+def _right_memory(report, alone, blocks, every, where):
+    """Fewer bytes saved in forward, more products in backward than in the plain model, in proportion."""
+    kept, forward, backward = alone
+    again = len(range(0, blocks, every))
+    most = kept * (1 - 0.7 * again / blocks)  # inputs of blocks, and what is outside of them
     if report["saved"] > most:
         raise Wrong("more-kept", expected=f"at most {most:.0f} bytes", got=f"{report['saved']} bytes", where=where)
     # recomputation may leave out the last product of a block, which nothing needs
-    fewest = len(watch.products) + again * ((forward - 1) / case.blocks - 1)
+    fewest = backward + again * ((forward - 1) / blocks - 1)
     products = len(report["backward"]["products"])
     if products < fewest:
         words = f"{fewest:.0f} products in backward", f"{products}: results were kept"

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch.distributed.fsdp import fully_shard
 
 from dlojz_tp.checking import Traffic, Wrong, close
-from dlojz_tp.checks.fsdp.one_launch import in_worlds
+from dlojz_tp.checking.one_launch import in_worlds
 from dlojz_tp.models import Llama, LlamaConfig
 
 HINTS = {
@@ -47,7 +47,7 @@ RATE = 0.5
 def balise_8(accumulate):
     """Even and uneven micro-batches in worlds of 1 to 4, two calls each, then a plain backward."""
     yield "one step equals a step of one process on the whole batch"
-    worlds = in_worlds(_accumulated, accumulate, timeout=20)
+    worlds = in_worlds(_accumulated, accumulate, timeout=30)
     for case in CASES:
         if case == "uneven":
             yield "the same where the last micro-batch is smaller"

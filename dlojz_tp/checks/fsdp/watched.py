@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import gc
 import itertools
 from collections.abc import Callable
 from functools import partial
@@ -16,7 +17,7 @@ from torch.nn import functional as F  # noqa: N812
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dlojz_tp.measure.communications import NAMES, SPACES, handed_in
+from dlojz_tp.measure.communications import NAMES, collective
 
 RATE, STEPS = 0.05, 2
 PRODUCTS = ("mm", "addmm", "bmm", "baddbmm")
@@ -37,12 +38,11 @@ class Watch(TorchDispatchMode):
         if any(hasattr(kind, "__tensor_flatten__") for kind in types):
             return NotImplemented  # a DTensor: what it does inside comes back here
         result = func(*args, **(kwargs or {}))
-        space, name = func.overloadpacket._qualified_op_name.split("::")
-        if space in SPACES and "wait" not in name and not name.startswith("_wrap"):
-            name = name.rstrip("_")
+        call = collective(func, args)
+        if call is not None:
             tensors = [a for a in torch.utils._pytree.tree_leaves(args) if isinstance(a, torch.Tensor)]
-            self.calls.append((NAMES.get(name, name), handed_in(name, args), tensors[0].dtype if tensors else None))
-        elif space == "aten" and name in PRODUCTS:
+            self.calls.append((NAMES.get(call[0], call[0]), call[1], tensors[0].dtype if tensors else None))
+        elif func.namespace == "aten" and func.overloadpacket.__name__ in PRODUCTS:
             self.products.append(result.dtype)
         return result
 
@@ -95,6 +95,7 @@ def train(shard: Callable, case, *args, look: Callable | None = None, take_steps
     """
     torch.set_num_threads(1)
     mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("shard",))
+    before = living_storages()
     model = copy.deepcopy(case.model)
     names, runs = [name for name, _ in model.named_parameters()], Runs(model)
     sharded = shard(model, mesh, *args)
@@ -104,7 +105,23 @@ def train(shard: Callable, case, *args, look: Callable | None = None, take_steps
         return report
     if look is not None:
         report["look"] = look(sharded)
-    return report | steps(sharded, case, runs) if take_steps else report
+    if not take_steps:
+        return report
+    report |= steps(sharded, case, runs)
+    sharded.zero_grad()
+    shards = {local(p).untyped_storage()._cdata for p in sharded.parameters()}
+    report["beside"] = sum(size for key, size in living_storages().items() if key not in before and key not in shards)
+    return report
+
+
+def living_storages() -> dict[int, int]:
+    """{storage: bytes} of all tensors that Python holds on this rank."""
+    found = {}
+    for thing in gc.get_objects():
+        if isinstance(thing, torch.Tensor) and type(thing) in (torch.Tensor, nn.Parameter) and not thing.is_meta:
+            storage = thing.untyped_storage()
+            found[storage._cdata] = storage.nbytes()
+    return found
 
 
 def first_slug(mine: str) -> str:

@@ -2,13 +2,16 @@
 
 from dlojz_tp.checks.tensor_slicing import (
     attention,
+    attention_dropout,
     block,
+    block_dropout,
     common,
     embedding,
     functions,
     group_functions,
     groups,
     layers,
+    layouts,
     linear,
     parts,
     sequence,
@@ -30,7 +33,7 @@ __all__ = [
 ]  # fmt: skip
 
 _PARTS = (
-    common, functions, layers, parts, linear, embedding, attention, block, groups, group_functions, two_dimensions, sequence,
+    common, layouts, functions, layers, parts, linear, embedding, attention, attention_dropout, block, block_dropout, groups, group_functions, two_dimensions, sequence,
 )  # fmt: skip
 HINTS = {slug: text for part in _PARTS for slug, text in part.HINTS.items()}
 assert len(HINTS) == sum(len(part.HINTS) for part in _PARTS), "a hint's name is used twice"

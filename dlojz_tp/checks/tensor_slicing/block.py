@@ -1,28 +1,18 @@
 """Balise 7: a sliced block, and the whole sliced transformer with its head."""
 
-import copy
 from functools import cache
 
 import torch
 
-from dlojz_tp.checking import Wrong, close
+from dlojz_tp.checking import Wrong
 from dlojz_tp.checks.tensor_slicing.attention import attention_forms
-from dlojz_tp.checks.tensor_slicing.common import (
-    SLICES,
-    CheckRanks,
-    Form,
-    build,
-    exercise,
-    match,
-    noise,
-    on_ranks,
-    randomise,
-    state,
-    truth,
-)  # fmt: skip
-from dlojz_tp.checks.tensor_slicing.layers import flattened, judge_layer
+from dlojz_tp.checks.tensor_slicing.block_dropout import RATE as PLACE_RATE
+from dlojz_tp.checks.tensor_slicing.block_dropout import dropped, judge_agreement, judge_places, places
+from dlojz_tp.checks.tensor_slicing.common import Form, exercise, noise, randomise, truth
+from dlojz_tp.checks.tensor_slicing.layers import judge_layer
+from dlojz_tp.checks.tensor_slicing.layouts import WORLD, in_groups_too, on_groups
 from dlojz_tp.checks.tensor_slicing.linear import pair_forms
-from dlojz_tp.checks.tensor_slicing.parts import judge_odd, run
+from dlojz_tp.checks.tensor_slicing.parts import judge_longer, judge_odd, longer, run
 from dlojz_tp.models import Block, Transformer, TransformerConfig
 
 HINTS = {
@@ -31,10 +21,6 @@ HINTS = {
     "tie-broken": "The head and the token embedding hold two parameters, each with its own gradient. Tied, they are one.",
     "last-norm-lost": "The last norm is missing: it stands before the head.",
     "positions-lost": "The position embedding is missing.",
-    "residual-dropout-lost": "In training, nothing is dropped out of {what}. The plain one does it there, with its `drop`.",
-    "residual-dropout-differs": "In training with dropout, {what} differs between the ranks. Outside the sliced regions all "
-    "ranks must drop out the same: no ranks.own_random(), no seed of their own there.",
-    "model-dropout-in-eval": "In evaluation the model's result is not the plain model's: something is dropped out.",
 }  # fmt: skip
 
 CONFIG = TransformerConfig(vocab_size=20, width=16, heads=4, layers=2, max_length=6, ffn_width=24)
@@ -61,6 +47,7 @@ def _config(**changes):
     return TransformerConfig(**{**CONFIG.__dict__, **changes})
 
 
+MODELS_AT = {4: ("own",), 2: ("tied",), 1: ("own",)}  # size of the group -> models: a verdict must not take long
 _MODELS = {"own": CONFIG, "tied": _config(tied_head=True, layers=1)}
 
 
@@ -88,26 +75,33 @@ def _truth(kind: str) -> dict:
 
 def balise_7(SlicedBlock, SlicedTransformer):  # noqa: N803
     """A block; the model with a head of its own, and with a tied one; dropout outside the sliced regions."""
-    every = flattened(on_ranks(_models, SlicedBlock, SlicedTransformer, sizes=SLICES))
+    every = on_groups(_models, SlicedBlock, SlicedTransformer)
+    yield from in_groups_too(_judge, every)
+
+
+def _judge(every):
     sent = 2 * 2 * 5 * CONFIG.width * 8
     block = [(size, rank, got["block"]) for size, rank, got in every]
     for claim in judge_layer(block, _truth("block"), _case("block"), calls=(2, 2), sizes_of=lambda size: (sent, sent),
                              known=_BLOCK):  # fmt: skip
         yield f"block: {claim}"
-    yield "block: dropout on what is added, the same on all ranks"
-    for what, drops in every[0][2].get("drops", {}).items():
-        if not drops:
-            raise Wrong("residual-dropout-lost", what=what, where="one rank")
-    for size in SLICES:
-        _dropout([got["block dropout"] for n, _, got in every if n == size], size)
+    yield "block: a sequence that `ranks.copy` makes longer, and `ranks.sum` shorter again"
+    for size, rank, got in every:
+        judge_longer(got["longer"], f"rank {rank} of {size}")
+    yield "block: dropout the same on all ranks, none in evaluation"
+    for size in {size: None for size, _, _ in every}:
+        judge_agreement([got["block dropout"] for n, _, got in every if n == size], size)
     for kind, title in (("own", "a head of its own"), ("tied", "a tied head")):
         yield from _model(every, kind, title)
+    yield "dropout on what is added, and on the embeddings: there, as much as the rate says"
+    for size, rank, got in every:
+        judge_places(got["places"], f"rank {rank} of {size}")
     yield "model: a single token; evaluation, and training with dropout on all ranks alike"
-    for size in SLICES:
-        reports = [got["odd"] for n, _, got in every if n == size]
+    for size in {size: None for size, _, _ in every}:
+        reports = [got["odd"] for n, _, got in every if n == size and "odd" in got]
         for rank, got in enumerate(reports):
             judge_odd(got["shapes"], f"rank {rank} of {size}")
-        _dropout([got["dropout"] for got in reports], size)
+        judge_agreement([got["dropout"] for got in reports], size)
 
 
 def _model(every, kind, title):
@@ -126,20 +120,25 @@ def _model(every, kind, title):
         raise
 
 
-def _models(SlicedBlock, SlicedTransformer):  # noqa: N803
-    ranks, report = CheckRanks(), {}
-    report["block"] = exercise(SlicedBlock, _case("block"))
-    if report["block"]["stopped"]:
+def _models(SlicedBlock, SlicedTransformer, ranks):  # noqa: N803
+    report = {"block": exercise(SlicedBlock, _case("block"), ranks)}
+    report["stopped"] = report["block"]["stopped"]
+    if report["stopped"]:
         return report
+    report["longer"] = longer(SlicedBlock, _case("block")["other"], CONFIG.width, ranks)
     block = randomise(Block(_config(dropout=0.5)), 6)
     block.attention.dropout = 0.0  # what is left is the block's own
-    report["block dropout"] = _dropped(SlicedBlock, block, noise(2, 5, CONFIG.width, seed=7), _block_forms(), ranks)
-    if ranks.size == 1:
-        report["drops"] = _drops(SlicedBlock, SlicedTransformer, ranks)
-    for kind in ("own", "tied") if ranks.size < 4 else ("own",):  # a verdict must not take long
-        report[kind] = exercise(SlicedTransformer, _case(kind))
-        if report[kind]["stopped"]:
+    report["block dropout"] = dropped(SlicedBlock, block, noise(2, 5, CONFIG.width, seed=7), _block_forms(), ranks)
+    report["places"] = {}
+    if ranks.size == WORLD:
+        report["places"] = places(SlicedBlock, SlicedTransformer, _config(dropout=PLACE_RATE), ranks)
+    for kind in MODELS_AT[ranks.size]:
+        report[kind] = exercise(SlicedTransformer, _case(kind), ranks)
+        report["stopped"] = report[kind]["stopped"]
+        if report["stopped"]:
             return report
+    if ranks.size < WORLD:
+        return report
     plain = _case("own")["other"]
     tokens = _case("own")["batches"][0]
     dropping = randomise(Transformer(_config(dropout=0.3)), 8)
@@ -147,61 +146,9 @@ def _models(SlicedBlock, SlicedTransformer):  # noqa: N803
         "shapes": {
             "a single token": run(SlicedTransformer, plain, tokens[:1, :1], ranks),
         },
-        "dropout": _dropped(SlicedTransformer, dropping, tokens, _case("own")["forms"], ranks),
+        "dropout": dropped(SlicedTransformer, dropping, tokens, _case("own")["forms"], ranks),
     }
     return report
-
-
-def _drops(SlicedBlock, SlicedTransformer, ranks):  # noqa: N803
-    """{where: whether something is dropped out there}, each place by itself, the others silenced."""
-    found = {}
-    for place, other in (("attention", "feed_forward.down"), ("feed-forward", "attention.output")):
-        block = randomise(Block(_config(dropout=0.5)), 6)
-        block.attention.dropout = 0.0
-        with torch.no_grad():
-            for p in block.get_submodule(other).parameters():
-                p.zero_()
-        found[f"what the {place} adds"] = _drops_out(SlicedBlock, block, noise(2, 5, CONFIG.width, seed=7), ranks)
-    model = randomise(Transformer(_config(dropout=0.5)), 8)
-    for block in model.blocks:
-        block.drop.p = block.attention.dropout = 0.0
-    found["the sum of the two embeddings"] = _drops_out(SlicedTransformer, model, _case("own")["batches"][0], ranks)
-    return found
-
-
-def _drops_out(Layer, plain, x, ranks):  # noqa: N803
-    layer, _ = build(Layer, plain, ranks)
-    with torch.no_grad():
-        return not close(layer(x), layer.eval()(x))
-
-
-def _dropped(Layer, plain, x, forms, ranks):  # noqa: N803
-    layer, _ = build(Layer, plain, ranks)
-    matched = match(state(layer), forms, state(plain), ranks.rank, ranks.size)
-    torch.manual_seed(13)
-    y = layer(x)
-    y.backward(noise(*y.shape, seed=14))
-    # what every rank holds whole tells whether the ranks agree, even where a gathered result hides it
-    shared = {form.covers[0]: name for name, (form, _) in matched.items() if form.dim is None and not form.optional}
-    gradients = {n: p.grad for n, p in layer.named_parameters()}
-    found = {"training": y.detach(), "shared": {held: gradients[name] for held, name in shared.items()}}
-    layer.eval()
-    with torch.no_grad():
-        return found | {"eval": layer(x).clone(), "plain": copy.deepcopy(plain).eval()(x)}
-
-
-def _dropout(reports, size):
-    for rank, got in enumerate(reports):
-        where = f"rank {rank} of {size}"
-        if not close(got["eval"], got["plain"]):
-            raise Wrong("model-dropout-in-eval", expected=got["plain"], got=got["eval"], where=where)
-        pairs = [("the result", got["training"], reports[0]["training"])]
-        pairs += [
-            (f"the gradient of {held}", g, reports[0]["shared"].get(held, g)) for held, g in got["shared"].items()
-        ]
-        for what, value, wanted in pairs:
-            if not close(value, wanted):
-                raise Wrong("residual-dropout-differs", what=what, expected=wanted, got=value, where=where)
 
 
 def _of_block(work):

@@ -10,14 +10,15 @@ import torch.distributed as dist
 
 from dlojz_tp import launch
 from dlojz_tp.balise import BaliseNotDone
-from dlojz_tp.checking import Wrong, close, held_storages
+from dlojz_tp.checking import Wrong, close
+from dlojz_tp.checking.borrowed import Borrowed
+from dlojz_tp.checking.one_launch import in_worlds
+from dlojz_tp.checks.tensor_slicing.alive import Alive
 from dlojz_tp.checks.tensor_slicing.products import Work
 from dlojz_tp.checks.tensor_slicing.right_ranks import CheckRanks
-from dlojz_tp.measure.communications import NAMES
 
-SIZES = (1, 2, 3, 4)
-SLICES = (1, 2, 4)  # world sizes of sliced layers
-TIMEOUT = 10  # seconds for the ranks of one world: a deadlock must come back quickly
+SIZES = (4, 3, 1, 2)  # in one launch, the worlds of 3 and 1 side by side
+TIMEOUT = 12  # seconds for the ranks of a launch: a deadlock must come back quickly
 PATIENCE = 6  # seconds that a rank waits for the others behind a step
 RATE, MOMENTUM, STEPS = 0.05, 0.9, 3
 
@@ -33,20 +34,15 @@ KNOWN = (("does not require grad", "graph-cut"),)
 _times = itertools.count()
 
 
-class Borrowed(Exception):  # noqa: N818  (raised on a rank, it names what was borrowed)
-    """The answer called a ready-made implementation of what it was to write."""
-
-
 def on_ranks(fn, *args, known=(), sizes=SIZES, timeout=TIMEOUT) -> dict[int, list]:
-    """Run a check's function on several world sizes. known: pairs (words in the error; slug) with a hint of their own."""
+    """Run a check's function in worlds of several sizes. known: pairs (words in the error; slug) with a hint of their own."""
     for answer in args:
         if not callable(answer) and not isinstance(answer, dict):
             raise Wrong("not-callable", error=type(answer).__name__)
     try:
-        return launch.worlds(_on_one_thread, fn, *args, sizes=sizes, timeout=timeout)
+        found = in_worlds(fn, *args, sizes=sizes, timeout=timeout)
+        return {size: found[size] for size in sorted(sizes)}
     except launch.RankError as error:
-        if isinstance(error.cause, Wrong):
-            raise error.cause from error
         if isinstance(error.cause, Borrowed):
             raise Wrong("borrowed", what=str(error.cause)) from error
         for sign, slug in (*known, *KNOWN):
@@ -59,25 +55,23 @@ def on_ranks(fn, *args, known=(), sizes=SIZES, timeout=TIMEOUT) -> dict[int, lis
 class Form:
     """One parameter that an answer may hold: these parameters of the plain layer, cut along `dim` (None: whole).
 
-    Several are stacked along dimension 0. `optional`: ranks other than 0 may do without it.
+    Several are stacked: one behind the other, or with `head` numbers in each (the size of a head) head by head, or number
+    by number (`head` 1). `optional`: ranks other than 0 may do without it.
     """
 
     covers: tuple[str, ...]
     dim: int | None
     optional: bool = False
+    head: int | None = None
 
     def of(self, whole: dict, rank: int, size: int) -> torch.Tensor:
         """This rank's part of the tensors in `whole`, which have the plain layer's names."""
         parts = [whole[name] for name in self.covers]
         if self.dim is not None:
             parts = [part.tensor_split(size, self.dim)[rank] for part in parts]
+        if self.head is not None:
+            return torch.stack([part.unflatten(0, (-1, self.head)) for part in parts], 1).flatten(0, 2)
         return parts[0] if len(parts) == 1 else torch.cat(parts)
-
-
-def _on_one_thread(fn, *args):
-    """Tensors here are tiny: threads would only wait for each other, very long on a busy machine."""
-    torch.set_num_threads(1)
-    return fn(*args)
 
 
 def state(module) -> dict:
@@ -85,43 +79,47 @@ def state(module) -> dict:
     return {name: p.detach().clone() for name, p in module.named_parameters()}
 
 
-def together(fine: bool) -> bool:
+def together(fine: bool, patience: float = PATIENCE) -> bool:
     """Whether all ranks say `fine`, so that they stop together where one of them must. Told past all collectives."""
-    store, size = dist.distributed_c10d._get_default_store(), dist.get_world_size()
+    c10d = dist.distributed_c10d
+    store, mine, size = c10d._get_default_store(), c10d.get_rank(), c10d.get_world_size()
     word = f"together {next(_times)} rank"
-    store.set(f"{word} {dist.get_rank()}", "yes" if fine else "no")
+    store.set(f"{word} {mine}", "yes" if fine else "no")
     try:
-        store.wait([f"{word} {rank}" for rank in range(size)], timedelta(seconds=PATIENCE))
+        store.wait([f"{word} {rank}" for rank in range(size)], timedelta(seconds=patience))
     except Exception:
-        raise Wrong("calls-differ", where=f"rank {dist.get_rank()} of {size}") from None
+        raise Wrong("calls-differ", where=f"rank {mine} of {size}") from None
     return all(store.get(f"{word} {rank}") == b"yes" for rank in range(size))
 
 
 def match(parameters: dict, forms, whole: dict, rank: int, size: int) -> dict:
     """Parameter name -> (form, transposed) for those that are a right part of the plain layer, by value."""
+    by_size: dict[int, list] = {}
+    for form in forms:
+        wanted = form.of(whole, rank, size)
+        by_size.setdefault(wanted.numel(), []).append((form, wanted, wanted.flatten()[0].item()))
     found = {}
     for name, p in parameters.items():
-        for form in forms:
-            wanted = form.of(whole, rank, size)
-            if p.shape == wanted.shape and close(p, wanted):
-                found[name] = (form, False)
-            elif p.ndim == 2 and p.t().shape == wanted.shape and close(p.t(), wanted):
-                found[name] = (form, True)
-            else:
+        first = p.flatten()[0].item() if p.numel() else 0.0
+        for form, wanted, one in by_size.get(p.numel(), []):
+            if abs(one - first) > 1e-6:  # most are told apart by their first number
                 continue
-            break
+            for transposed in (False, True)[: 1 + (p.ndim == wanted.ndim == 2)]:
+                if close(as_plain(p, transposed, wanted), wanted):
+                    found.setdefault(name, (form, transposed))
+            if name in found:
+                break
     return found
 
 
-def oriented(value: torch.Tensor, transposed: bool) -> torch.Tensor:
-    """`value` as an answer holds it that keeps this weight transposed."""
-    return value.t() if transposed else value
+def as_plain(value: torch.Tensor, transposed: bool, wanted: torch.Tensor) -> torch.Tensor:
+    """`value`, which an answer holds transposed or in another shape, in the plain layer's shape."""
+    return (value.t() if transposed else value).reshape(wanted.shape)
 
 
 def calls(traffic) -> list[tuple[str, int]]:
     """(name, bytes handed in) of the collectives, under the names that users know."""
-    named = [(NAMES.get(name, name), size) for name, size in traffic.calls]
-    return [call for call in named if "barrier" not in call[0]]
+    return [(name, size) for name, size, _ in traffic.calls]
 
 
 def build(Layer, plain, ranks):  # noqa: N803
@@ -140,23 +138,23 @@ def refused(Layer, plain, ranks) -> str:  # noqa: N803
     return "" if error is None else f"{type(error).__name__}: {error}"
 
 
-def exercise(Layer, case: dict) -> dict:  # noqa: N803
+def exercise(Layer, case: dict, ranks: CheckRanks) -> dict:  # noqa: N803
     """On a rank: build a layer from a plain one, train it some steps, then give it other weights; report everything.
 
     case: "plain" (the layer), "other" (one of the same sizes), "batches" (inputs), "upstream" (gradients of outputs),
     "forms" (what a rank may hold).
     """
-    ranks, plain, whole = CheckRanks(), case["plain"], state(case["plain"])
-    layer, error = build(Layer, plain, ranks)
+    plain, whole = case["plain"], state(case["plain"])
     report: dict = {"parameters": {}, "matched": {}, "stopped": "slices"}
-    if layer is not None:
-        if any(type(p).__name__ == "DTensor" for p in layer.parameters()):
+    with Alive() as alive:
+        layer, error = build(Layer, plain, ranks)
+        if layer is not None and any(type(p).__name__ == "DTensor" for p in layer.parameters()):
             raise Borrowed("PyTorch's DTensor")
+        report["held"] = 0 if layer is None else alive.held(layer, known=[ranks.stream])
+    if layer is not None:
         report["parameters"] = state(layer)
         report["matched"] = match(report["parameters"], case["forms"], whole, ranks.rank, ranks.size)
         report["storage"] = {n: p.untyped_storage().nbytes() for n, p in layer.named_parameters()}
-        mine = held_storages(ranks)
-        report["held"] = sum(size for at, size in held_storages(layer).items() if at not in mine)
     if not together(error is None and len(report["matched"]) == len(report["parameters"]) > 0):
         if error is not None:
             raise error
@@ -207,7 +205,8 @@ def _other_weights(layer, case, ranks, report):
     with torch.no_grad():
         for name, p in layer.named_parameters():
             form, transposed = report["matched"][name]
-            p.copy_(oriented(form.of(whole, ranks.rank, ranks.size), transposed))
+            part = form.of(whole, ranks.rank, ranks.size)
+            p.copy_((part.t() if transposed else part).reshape(p.shape))
         report["other"] = layer(case["batches"][0]).clone()
 
 

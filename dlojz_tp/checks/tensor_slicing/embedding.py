@@ -8,18 +8,16 @@ from torch import nn
 from dlojz_tp.balise import BaliseNotDone
 from dlojz_tp.checking import Wrong
 from dlojz_tp.checks.tensor_slicing.common import (
-    SLICES,
     STEPS,
-    CheckRanks,
     Form,
     exercise,
     noise,
-    on_ranks,
     randomise,
     refused,
     truth,
 )  # fmt: skip
-from dlojz_tp.checks.tensor_slicing.layers import flattened, judge_layer, refuse_sizes
+from dlojz_tp.checks.tensor_slicing.layers import judge_layer, refuse_sizes
+from dlojz_tp.checks.tensor_slicing.layouts import in_groups_too, on_groups
 from dlojz_tp.checks.tensor_slicing.parts import judge_odd, run
 
 HINTS = {
@@ -55,8 +53,11 @@ def _truth(dim: int) -> dict:
 
 def balise_3(SlicedEmbedding, VocabularyEmbedding):  # noqa: N803
     """The table cut by columns; by rows, where that is done."""
-    every = flattened(on_ranks(_tables, SlicedEmbedding, VocabularyEmbedding, known=(("IndexError", "words-out-of-range"),),
-                               sizes=SLICES))  # fmt: skip
+    every = on_groups(_tables, SlicedEmbedding, VocabularyEmbedding, known=(("IndexError", "words-out-of-range"),))
+    yield from in_groups_too(_both, every)
+
+
+def _both(every):
     yield from _judge(every, 1, ())
     rows = [(size, rank, got["bonus"]) for size, rank, got in every]
     if all(got is None for _, _, got in rows):
@@ -82,19 +83,20 @@ def _judge(every, dim, known):
     refuse_sizes(every, "refused", "A dimension of {n}" if dim else "A vocabulary of {n}")
 
 
-def _tables(SlicedEmbedding, VocabularyEmbedding):  # noqa: N803
-    report = _table(SlicedEmbedding, 1)
+def _tables(SlicedEmbedding, VocabularyEmbedding, ranks):  # noqa: N803
+    report = _table(SlicedEmbedding, 1, ranks)
     if report["stopped"]:
         return report | {"bonus": None}
     try:
-        report["bonus"] = _table(VocabularyEmbedding, 0)
+        report["bonus"] = _table(VocabularyEmbedding, 0, ranks)
+        report["halt"] = report["bonus"]["stopped"]
     except BaliseNotDone:
         report["bonus"] = None
     return report
 
 
-def _table(Layer, dim):  # noqa: N803
-    report, ranks = exercise(Layer, _case(dim)), CheckRanks()
+def _table(Layer, dim, ranks):  # noqa: N803
+    report = exercise(Layer, _case(dim), ranks)
     if report["stopped"]:
         return report
     plain = _case(dim)["other"]

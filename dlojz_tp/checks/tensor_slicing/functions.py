@@ -5,7 +5,7 @@ import time
 import torch
 import torch.distributed as dist
 
-from dlojz_tp.checking import Traffic, Wrong, close
+from dlojz_tp.checking import GroupTraffic, Wrong, close
 from dlojz_tp.checks.tensor_slicing.common import calls, noise, on_ranks, together
 
 LATE = 0.02  # seconds by which the last rank comes late, so that what was not waited for is not there yet
@@ -101,7 +101,7 @@ def _alone(function, value, gradient):
         x, g = value.clone().requires_grad_(), gradient.clone()
         before = x * 1
         _be_late()
-        with Traffic() as forward:
+        with GroupTraffic() as forward:
             y = function.apply(before)
         now = y.detach().clone() if isinstance(y, torch.Tensor) else y
         if not isinstance(y, torch.Tensor) or y.shape != value.shape:
@@ -117,7 +117,7 @@ def _alone(function, value, gradient):
         later = not torch.equal(now, y.detach())
         overwritten = "" if torch.equal(before.detach(), value) else "The tensor that was handed in"
         _be_late()
-        with Traffic() as backward:
+        with GroupTraffic() as backward:
             y.backward(g)
         got = x.grad.clone() if x.grad is not None else None
         dist.barrier()

@@ -5,14 +5,11 @@ import torch.distributed as dist
 
 from dlojz_tp.checking import GroupTraffic, Wrong, close
 from dlojz_tp.checks.tensor_slicing.common import noise, on_ranks, together
+from dlojz_tp.checks.tensor_slicing.layouts import group_of
 
-# for each world size, ways to cut it into groups; every rank is in one group of each
-LAYOUTS = {
-    1: (((0,),),),
-    2: (((0, 1),), ((0,), (1,))),
-    3: (((0, 1, 2),), ((0, 2), (1,))),
-    4: (((0, 1), (2, 3)), ((0, 2), (1, 3)), ((0, 1, 2, 3),)),
-}
+# ways to cut a world of four; every rank is in one group of each
+WORLD = 4
+LAYOUTS = ((0, 1), (2, 3)), ((0, 2), (1, 3)), ((0, 1, 2, 3),), ((1,), (0, 2, 3))
 SHAPE = (4, 3)
 
 HINTS = {
@@ -37,6 +34,11 @@ HINTS = {
     "sent-beyond-group": "The values are right, but {name} ran in a group of {found} ranks; the group has {size}. The others "
     "are kept waiting for nothing.",
     "group-sent-twice": "{name} called {n} collectives {way}. One is enough.",
+    "group-sends-back": "The values are right, but {name} calls {call} {way}, where nothing has to travel: see the table of "
+    "balise 1.",
+    "group-sent-too-much": "{name} moves {sent} bytes a rank {way}; {least} are enough. An all-gather of what is then added up sends "
+    "every part to every rank: that is what an all-reduce saves.",
+    "gather-dimension": "`gather` puts the parts side by side along the last dimension, whatever `dim` says.",
     "group-wrong": "{name}: {what} is not what it should be.",
 }  # fmt: skip
 KNOWN = (
@@ -46,26 +48,10 @@ KNOWN = (
 )
 
 
-def group_of(layout):
-    """(this rank's group, its members) of a layout; called by all ranks of the world."""
-    mine = None
-    for members in layout:
-        group = dist.new_group(list(members))
-        if dist.get_rank() in members:
-            mine = group, members
-    return mine
-
-
 def balise_9(GroupRanks):  # noqa: N803
     """copy, sum and gather in groups of neighbours and others, in worlds of 1 to 4 ranks; each group has its own data."""
     yield "rank and size are those in the group"
-    worlds = on_ranks(_use, GroupRanks, known=KNOWN)
-    every = [
-        (f"rank {rank} of {world}, group of the ranks {list(got['members'])}", rank, got)
-        for world, ranks in worlds.items()
-        for rank, layouts in enumerate(ranks)
-        for got in layouts
-    ]
+    every = each_layout(on_ranks(_use, GroupRanks, known=KNOWN, sizes=(WORLD,))[WORLD])
     for where, rank, got in every:
         _place(got, rank, where)
     for name, way in (("sum", "the sum over the group forward"), ("copy", "the sum over the group backward")):
@@ -79,7 +65,8 @@ def balise_9(GroupRanks):  # noqa: N803
     for where, _, got in every:
         for what, (found, wanted) in got["odd"].items():
             if not close(found, wanted):
-                raise Wrong("group-layout", expected=wanted, got=found, where=f"{where}, {what}")
+                slug = "gather-dimension" if "along dim 0" in what else "group-layout"
+                raise Wrong(slug, expected=wanted, got=found, where=f"{where}, {what}")
         if got["overwritten"]:
             raise Wrong("group-in-place", what=got["overwritten"], where=where)
     yield "one collective each, in the group alone"
@@ -91,8 +78,35 @@ def _x(rank, seed=0):
     return noise(*SHAPE, seed=10 * seed + rank)
 
 
+def each_layout(ranks) -> list[tuple]:
+    """(where, rank in the world, report) of what each rank found in each layout; the layouts one after the other."""
+    return [
+        (f"rank {rank} of {len(ranks)}, group of the ranks {list(got['members'])}", rank, got)
+        for layout in zip(*ranks, strict=True)
+        for rank, got in enumerate(layout)
+    ]
+
+
+def moved(calls) -> float:
+    """Bytes that a rank sends, with the cheapest algorithm of each collective."""
+    cost = {"all_gather": lambda n: n - 1, "all_reduce": lambda n: 2 * (n - 1) / n, "broadcast": lambda n: 1}
+    return sum(size * cost.get(name, lambda n: (n - 1) / n)(ranks) for name, size, ranks in calls if ranks > 1)
+
+
 def _use(GroupRanks):  # noqa: N803
-    return [_use_in(GroupRanks, layout) for layout in LAYOUTS[dist.get_world_size()]]
+    found = []
+    for layout in LAYOUTS:
+        found.append(_use_in(GroupRanks, layout))
+        if not together(in_group(found[-1])):
+            break
+    return found
+
+
+def in_group(got) -> bool:
+    """Whether there are results, and all collectives stayed in the group: only then are groups of different sizes safe."""
+    calls = [call for ways in got["calls"].values() for way in ways for call in way]
+    results = [value[0] == "values" for value in got.values() if isinstance(value, tuple) and isinstance(value[0], str)]
+    return len(results) > 0 and all(results) and all(size <= len(got["members"]) for _, _, size in calls)
 
 
 def _use_in(GroupRanks, layout):  # noqa: N803
@@ -123,7 +137,7 @@ def _use_in(GroupRanks, layout):  # noqa: N803
             continue
         with GroupTraffic() as backward:
             y.backward(sent)
-        found[name] = "values", value, given.grad
+        found[name] = "values", value, None if given.grad is None else given.grad.clone()
         found["calls"][name] = forward.calls, backward.calls
         if not torch.equal(held.detach(), x):
             found["overwritten"] = f"the x given to {name}"
@@ -141,7 +155,14 @@ def _odd(ranks, members, rank, odd):
     odd["sum of an expanded row"] = ranks.sum(_x(rank, 4)[:1].expand(4, 3)).clone(), wanted.t()[:1].expand(4, 3)
     x = noise(*SHAPE, seed=8).requires_grad_()
     ranks.copy(x).backward(_x(rank, 4).t().contiguous().t())
-    odd["gradient of copy, transposed"] = x.grad, wanted.t()
+    odd["gradient of copy, transposed"] = None if x.grad is None else x.grad.clone(), wanted.t()
+    x, upstream = _x(rank, 4).requires_grad_(), noise(4 * len(members), 3, seed=78)
+    whole = ranks.gather(x, 0)
+    odd["gather along dim 0"] = whole.detach().clone(), torch.cat([_x(r, 4) for r in members])
+    if whole.shape == upstream.shape:
+        whole.backward(upstream)
+    own = upstream.chunk(len(members))[members.index(rank)]
+    odd["gradient of gather along dim 0"] = None if x.grad is None else x.grad.clone(), own
     whole = ranks.gather(_x(rank, 4).t(), 0).clone()
     odd["gather of a transposed tensor, dim 0"] = whole, torch.cat([_x(r, 4).t() for r in members])
 
@@ -208,13 +229,21 @@ def _gathered(got, rank, where):
 
 
 def _frugal(got, where):
-    size = len(got["members"])
+    size, one = len(got["members"]), torch.Size(SHAPE).numel() * 8
+    most = {
+        "sum": (2 * (size - 1) / size * one, 0),
+        "copy": (0, 2 * (size - 1) / size * one),
+        "gather": (2 * (size - 1) * one, 0),
+    }
     for name, both in got["calls"].items():
-        for way, calls in zip(("forward", "backward"), both, strict=True):
+        for way, calls, least in zip(("forward", "backward"), both, most[name], strict=True):
+            fields = {"name": name, "way": way, "where": f"{where}, {way}"}
             for call, _, ranks in calls:
                 if ranks > size:
-                    raise Wrong(
-                        "sent-beyond-group", name=f"{call} of {name}", found=ranks, size=size, where=f"{where}, {way}"
-                    )
+                    raise Wrong("sent-beyond-group", **fields | {"name": f"{call} of {name}"}, found=ranks, size=size)
+                if size > 1 and not least:
+                    raise Wrong("group-sends-back", call=call, **fields)
             if size > 1 and len(calls) > 1:
-                raise Wrong("group-sent-twice", name=name, n=len(calls), way=way, where=where)
+                raise Wrong("group-sent-twice", n=len(calls), **fields)
+            if moved(calls) > 1.05 * least:
+                raise Wrong("group-sent-too-much", sent=int(moved(calls)), least=int(least), **fields)

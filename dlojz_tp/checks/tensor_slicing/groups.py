@@ -73,7 +73,7 @@ def _groups(make, members, mixed_up, slug):
     for world, size in UNEVEN:
         _refused(seen[world, size], world, size)
     yield "real groups on 3 and 4 ranks: a sum in each of them"
-    for world, ranks in on_ranks(_sums, make, sizes=(3, 4), timeout=8).items():
+    for world, ranks in on_ranks(_sums, make, sizes=(4, 3), timeout=8).items():
         for rank, found in enumerate(ranks):
             for size, total in found.items():
                 wanted = sum(2.0**r for r in members(rank, world, size))

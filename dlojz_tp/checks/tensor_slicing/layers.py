@@ -3,9 +3,8 @@
 import torch
 
 from dlojz_tp.checking import Wrong, close
-from dlojz_tp.checks.tensor_slicing.common import Form, oriented
-
-SLACK = 256  # bytes that a layer may hold besides its slices: a buffer of positions, a mask of a few
+from dlojz_tp.checks.tensor_slicing.alive import SLACK
+from dlojz_tp.checks.tensor_slicing.common import Form, as_plain
 
 HINTS = {
     "no-parameters": "The layer has no parameters. Assign an nn.Parameter, or a module that holds some, to an attribute of self.",
@@ -58,12 +57,12 @@ HINTS = {
 def judge_layer(every, truth, case, *, calls=None, sizes_of=None, known=None):
     """Yield what is looked at in the reports of `exercise`, raise Wrong where one fails.
 
-    every: list of (world size, rank, report). truth: what `common.truth` gives. calls: (forward, backward) at most.
+    every: list of (size of the group, rank in it, report), the largest first. truth: what `common.truth` gives. calls: (forward, backward) at most.
     sizes_of: (world size) -> (forward, backward) bytes handed in at most. known: (slug, function of rank and size that gives
     the output of that mistake).
     """
     yield "each rank holds its part of the weights, and nothing more"
-    for size, rank, got in reversed(every):  # with more ranks a mistake shows more clearly
+    for size, rank, got in every:
         _slices(got, case, rank, size)
     yield "the result is that of the uncut layer, on every rank"
     for size, rank, got in every:
@@ -200,16 +199,12 @@ def _gradients(got, truth, case, rank, size, every):
         right, held = form.of(wanted["gradients"], rank, size), " and ".join(form.covers)
         if value is None:
             raise Wrong("weight-without-gradient", name=held, where=where)
-        if close(oriented(value, transposed), right):
+        if close(as_plain(value, transposed, right), right):
             continue
         slug = "weight-gradient-wrong"
-        if size > 1 and close(oriented(value, transposed), size * right):
+        if size > 1 and close(as_plain(value, transposed, right), size * right):
             slug = "weight-times-n"
-        elif (
-            size > 1
-            and form.dim is None
-            and not close(value, reports[(rank + 1) % size][0]["gradients"].get(name, value))
-        ):
+        elif form.dim is None and not all(close(value, r[0]["gradients"].get(name, value)) for r in reports):
             slug = "weight-partial"
         raise Wrong(slug, name=held, n=size, expected=right, got=value, where=where)
 
@@ -239,15 +234,10 @@ def _training(got, truth, rank, size):
     for name, value in got["trained"].items():
         form, transposed = got["matched"][name]
         right = form.of(truth["trained"], rank, size)
-        if not close(oriented(value, transposed), right, 1e-7):
+        if not close(as_plain(value, transposed, right), right, 1e-7):
             raise Wrong("steps-drift", step="last", expected=right, got=value, where=f"{where}, {form.covers[0]}")
     if not close(got["other"], truth["other"]):
         raise Wrong("old-weights", expected=truth["other"], got=got["other"], where=where)
-
-
-def flattened(worlds) -> list[tuple]:
-    """(world size, rank, report) for every rank of every world."""
-    return [(size, rank, got) for size, ranks in worlds.items() for rank, got in enumerate(ranks)]
 
 
 def refuse_sizes(every, key, what):

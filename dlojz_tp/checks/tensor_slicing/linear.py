@@ -1,24 +1,22 @@
 """Balises 2, 5 and 6: a linear layer cut by columns, a feed-forward of two of them, and the pair of columns and rows."""
 
-from functools import cache
+from functools import cache, partial
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 
 from dlojz_tp.checks.tensor_slicing.common import (
-    SLICES,
     STEPS,
-    CheckRanks,
     Form,
     exercise,
     noise,
-    on_ranks,
     randomise,
     refused,
     together,
     truth,
 )  # fmt: skip
-from dlojz_tp.checks.tensor_slicing.layers import flattened, judge_layer, refuse_sizes
+from dlojz_tp.checks.tensor_slicing.layers import judge_layer, refuse_sizes
+from dlojz_tp.checks.tensor_slicing.layouts import in_groups_too, on_groups
 from dlojz_tp.checks.tensor_slicing.parts import (
     INPUTS,
     OUTPUTS,
@@ -74,9 +72,13 @@ def _truth(kind: str) -> dict:
 def balise_2(column_part, ColumnLinear):  # noqa: N803
     """The part by itself; the layer with and without bias, in odd shapes, and sizes that do not divide."""
     yield "column_part: an nn.Linear with this rank's output features, in memory of its own"
+    every = on_groups(_linears, column_part, ColumnLinear, _case("linear"))
+    yield from in_groups_too(_linear, every)
+
+
+def _linear(every):
     case = _case("linear")
-    every = flattened(on_ranks(_linears, column_part, ColumnLinear, case, sizes=SLICES))
-    for size, rank, got in reversed(every):
+    for size, rank, got in every:
         judge_part(got["part"], 0, f"rank {rank} of {size}")
     yield from judge_layer(
         every, _truth("linear"), case, calls=(1, 1),
@@ -89,12 +91,11 @@ def balise_2(column_part, ColumnLinear):  # noqa: N803
     refuse_sizes(every, "refused", "{n} output features")
 
 
-def _linears(column_part, ColumnLinear, case):  # noqa: N803
-    ranks, report = CheckRanks(), {}
-    report["part"] = one_part(column_part, 0, ranks)
+def _linears(column_part, ColumnLinear, case, ranks):  # noqa: N803
+    report = {"part": one_part(column_part, 0, ranks), "stopped": "part"}
     if not together(report["part"]["fine"]):
         return report
-    report |= exercise(ColumnLinear, case)
+    report |= exercise(ColumnLinear, case, ranks)
     if report["stopped"]:
         return report
     bare = linear(6, bias=False)
@@ -104,8 +105,8 @@ def _linears(column_part, ColumnLinear, case):  # noqa: N803
     return report
 
 
-def _feed_forwards(Layer, case):  # noqa: N803
-    report, ranks = exercise(Layer, case), CheckRanks()
+def _feed_forwards(Layer, case, ranks):  # noqa: N803
+    report = exercise(Layer, case, ranks)
     if report["stopped"]:
         return report
     report["odd"] = odd_batches(Layer, randomise(FeedForward(WIDTH, HIDDEN), 5), WIDTH, ranks)
@@ -140,8 +141,12 @@ _KNOWN = (
 
 
 def _feed_forward(kind, Layer, calls, sent):  # noqa: N803
+    every = on_groups(_feed_forwards, Layer, _case(kind))
+    yield from in_groups_too(partial(_judge, kind, calls, sent), every)
+
+
+def _judge(kind, calls, sent, every):
     case = _case(kind)
-    every = flattened(on_ranks(_feed_forwards, Layer, case, sizes=SLICES))
     yield from judge_layer(every, _truth(kind), case, calls=calls, sizes_of=lambda size: (sent, sent), known=_KNOWN)
     yield "one sequence; a transposed input; float32"
     for size, rank, got in every:

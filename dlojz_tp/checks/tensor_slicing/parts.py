@@ -7,7 +7,9 @@ from torch import nn
 
 from dlojz_tp.balise import BaliseNotDone
 from dlojz_tp.checking import Wrong, close, held_bytes
+from dlojz_tp.checks.tensor_slicing.alive import SLACK, Alive
 from dlojz_tp.checks.tensor_slicing.common import noise, randomise
+from dlojz_tp.checks.tensor_slicing.right_ranks import SequenceCheckRanks
 
 INPUTS, OUTPUTS = 12, 24
 
@@ -19,9 +21,12 @@ HINTS = {
     "part-bias": "{error} The layer has no bias, and its part has none either (linear.bias is None).",
     "row-part-bias": "row_part gave a bias. Each rank would add it to its own term of the sum: it stays outside.",
     "part-is-view": "The part's weight is a view: {held} bytes stay in memory for {size}. Clone it.",
+    "part-keeps-whole": "Beside its share of {size} bytes, the part keeps {held} bytes alive. Keep no reference to the plain layer.",
     "part-follows": "The part shares its memory with the plain layer: where one changes, so does the other. Clone it.",
     "part-dtype": "The part has the dtype {dtype}, the layer here torch.float64. Take the layer's own dtype (and device).",
     "part-frozen": "The part's {what} is not trained: wrap the tensor into an nn.Parameter of its own.",
+    "sizes-before-copy": "This fails where `ranks.copy` makes the sequence longer and `ranks.sum` cuts it again, as those of "
+    "balise 12 do: {error}. Hand both of them (b, s, d), and take sizes behind ranks.copy.",
     "odd-batch": "Right for an input of shape (b, s, d), wrong for {what}.",
 }  # fmt: skip
 
@@ -47,13 +52,16 @@ def one_part(make, dim: int, ranks) -> dict:
     found["frozen"] = next((n for n in ("weight", "bias") if getattr(part, n) is not None
                             and not (getattr(part, n).requires_grad and getattr(part, n).is_leaf)), "")  # fmt: skip
     found["held"] = held_bytes([part.weight.detach()])
+    with Alive() as alive:
+        again = make(linear(8), ranks)
+        found["beside"] = alive.held(again, known=[ranks.stream, *again.parameters()])
     with torch.no_grad():
         plain.weight.zero_()
     found["follows"] = not torch.equal(part.weight.detach(), found["weight"])
     found["bias error"] = _bare(make, ranks)
     faults = ("row bias", "frozen", "follows", "bias error")
     fits = found["held"] <= wanted.numel() * 8 and part.weight.dtype == wanted.dtype
-    found["fine"] = found["right"] and fits and not any(found[fault] for fault in faults)
+    found["fine"] = found["right"] and fits and found["beside"] <= SLACK and not any(found[fault] for fault in faults)
     return found
 
 
@@ -87,6 +95,8 @@ def judge_part(got, dim: int, where: str) -> None:
         raise Wrong("part-wrong-values", name=name, expected=wanted, got=weight, where=where)
     if got["held"] > weight.numel() * 8:
         raise Wrong("part-is-view", held=got["held"], size=weight.numel() * 8, where=where)
+    if got["beside"] > SLACK:
+        raise Wrong("part-keeps-whole", held=got["beside"], size=weight.numel() * 8, where=where)
     if got["follows"]:
         raise Wrong("part-follows", where=where)
     if got["bias error"]:
@@ -119,3 +129,22 @@ def judge_odd(cases, where: str) -> None:
         dtype = getattr(found, "dtype", None)
         if dtype != wanted.dtype or not close(found, wanted, 1e-4 if wanted.dtype == torch.float32 else None):
             raise Wrong("odd-batch", what=what, expected=wanted, got=found, where=f"{where}, {what}")
+
+
+def longer(Layer, plain, width, ranks) -> tuple:  # noqa: N803
+    """On a rank: (found, wanted, error) with ranks that hold a part of the sequence between the sliced layers."""
+    x = noise(2, 2 * ranks.size, width, seed=44)
+    layer = Layer(copy.deepcopy(plain), ranks.others(SequenceCheckRanks))
+    with torch.no_grad():
+        wanted = ranks.part(plain(x), 1).clone()
+        try:
+            return layer(ranks.part(x, 1).clone()), wanted, ""
+        except Exception as error:
+            return None, wanted, f"{type(error).__name__}: {error}".split("\n")[0]
+
+
+def judge_longer(got, where: str) -> None:
+    """Raise Wrong where the result of `longer` is not right."""
+    found, wanted, error = got
+    if error or not close(found, wanted):
+        raise Wrong("sizes-before-copy", error=error or "the result is wrong", expected=wanted, got=found, where=where)

@@ -2,11 +2,11 @@
 
 import math
 
-from dlojz_tp.checking import Traffic
+from dlojz_tp.checking import GroupTraffic
 
 
-class Work(Traffic):
-    """Traffic that also counts the multiplications of matrix products. `products`: their number."""
+class Work(GroupTraffic):
+    """GroupTraffic that also counts the multiplications of matrix products. `products`: their number."""
 
     def __init__(self):
         super().__init__()

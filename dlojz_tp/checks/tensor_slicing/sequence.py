@@ -5,6 +5,7 @@ import torch
 from dlojz_tp.checking import Wrong, close
 from dlojz_tp.checks.tensor_slicing.common import on_ranks
 from dlojz_tp.checks.tensor_slicing.group_functions import KNOWN as GROUP_KNOWN
+from dlojz_tp.checks.tensor_slicing.group_functions import WORLD, each_layout, moved
 from dlojz_tp.checks.tensor_slicing.sequence_ranks import SHAPE, own_gradients, part_of, use, x_of
 
 HINTS = {
@@ -39,13 +40,7 @@ KNOWN = (
 
 def balise_12(SequenceRanks, sum_common_gradients):  # noqa: N803
     """copy and sum of SequenceRanks, the gradients of what is common, and a layer between them; in groups of 1 to 4."""
-    worlds = on_ranks(use, SequenceRanks, sum_common_gradients, known=KNOWN, sizes=(2, 3, 4))  # a group of one is in 2
-    every = [
-        (f"rank {rank} of {world}, group of the ranks {list(got['members'])}", rank, got)
-        for world, ranks in worlds.items()
-        for rank, layouts in enumerate(ranks)
-        for got in layouts
-    ]
+    every = each_layout(on_ranks(use, SequenceRanks, sum_common_gradients, known=KNOWN, sizes=(WORLD,))[WORLD])
     yield "copy: the whole sequence forward, backward this rank's part of the sum"
     for where, rank, got in every:
         _copied(got["copy"], got, rank, where)
@@ -137,18 +132,12 @@ def _gradient(name, got, wanted, where, mistakes, n):
     raise Wrong(slug, name=name, what="the gradient", n=n, expected=wanted, got=got, where=f"{where}, backward")
 
 
-def _moved(calls):
-    """Bytes that a rank sends, with the cheapest algorithm of each collective."""
-    cost = {"all_gather": lambda n: n - 1, "all_reduce": lambda n: 2 * (n - 1) / n, "broadcast": lambda n: 1}
-    return sum(size * cost.get(name, lambda n: (n - 1) / n)(ranks) for name, size, ranks in calls if ranks > 1)
-
-
 def _frugal(got, where):
     n = len(got["members"])
     least = (n - 1) / n * torch.Size(SHAPE).numel() * 8
     for name, both in got["calls"].items():
         for way, calls in zip(("forward", "backward"), both, strict=True):
-            if (sent := _moved(calls)) > 1.05 * least + 64:
+            if (sent := moved(calls)) > 1.05 * least + 64:
                 raise Wrong("reduced-then-cut", name=name, sent=int(sent), least=int(least), way=way, where=where)
 
 

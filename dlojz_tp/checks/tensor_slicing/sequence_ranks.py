@@ -8,12 +8,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from dlojz_tp.checking import GroupTraffic, close
 from dlojz_tp.checks.tensor_slicing.common import noise, together
-from dlojz_tp.checks.tensor_slicing.group_functions import LAYOUTS, group_of
+from dlojz_tp.checks.tensor_slicing.group_functions import LAYOUTS, in_group
+from dlojz_tp.checks.tensor_slicing.layouts import group_of
 from dlojz_tp.measure.communications import SPACES
 
 SHAPE = (12, 12, 12)  # batch, sequence, width: a cut along any of them is possible
 NAMES = "copy", "sum"
-GROUPS = {**LAYOUTS, 3: (((0, 1, 2),),)}  # groups of one size: parts of different sizes end a process in gloo
+GROUPS = *LAYOUTS[:-1], ((0,), (1,), (2,), (3,)), LAYOUTS[-1]  # those of different sizes last: see `use`
 
 
 def x_of(rank, seed=0, shape=SHAPE):
@@ -28,7 +29,12 @@ def part_of(x, members, rank):
 
 def use(SequenceRanks, sum_common_gradients):  # noqa: N803
     """On a rank: a report of each layout of this world into groups."""
-    return [_use_in(SequenceRanks, sum_common_gradients, layout) for layout in GROUPS[dist.get_world_size()]]
+    found = []
+    for layout in GROUPS:
+        found.append(_use_in(SequenceRanks, sum_common_gradients, layout))
+        if not together(in_group(found[-1])):  # parts of different sizes would end a process in gloo
+            break
+    return found
 
 
 def _use_in(SequenceRanks, sum_common_gradients, layout):  # noqa: N803
@@ -53,7 +59,7 @@ def _use_in(SequenceRanks, sum_common_gradients, layout):  # noqa: N803
     ]
     parameters[0].grad, parameters[1].grad = own_gradients(rank)
     sum_common_gradients(parameters, ranks)
-    found["common"] = [None if p.grad is None else p.grad.clone() for p in parameters]
+    found["common"] = [settled(p.grad) for p in parameters]
     if together(_common_right(found["common"], members)):
         _layer(ranks, sum_common_gradients, members, rank, found["layer"])
     return found
@@ -73,7 +79,7 @@ def _both_ways(function, x, upstream, calls):
     with GroupTraffic() as backward:
         y.backward(upstream.clone())
     calls.append(backward.calls)
-    return "values", value, given.grad
+    return "values", value, settled(given.grad)
 
 
 class _Reached(Exception):  # noqa: N818  (it says how far a call came)
@@ -106,13 +112,16 @@ def _odd(ranks, members, rank, odd):
     size = len(members)
     one = (1, size, 3)
     total = sum(x_of(r, 5, one) for r in members)
-    odd["sum, one token a rank"] = ranks.sum(x_of(rank, 5, one)).detach(), part_of(total, members, rank)
+    odd["sum, one token a rank"] = ranks.sum(x_of(rank, 5, one)).detach().clone(), part_of(total, members, rank)
     whole = x_of(members[0], 6, one)
-    odd["copy, one token a rank"] = ranks.copy(part_of(whole, members, rank).clone()).detach(), whole
-    odd["sum in float32"] = ranks.sum(x_of(rank, 5, one).float()).detach(), part_of(total, members, rank).float()
-    found = ranks.sum(x_of(rank, 5, one).transpose(0, 2)).detach()
+    odd["copy, one token a rank"] = ranks.copy(part_of(whole, members, rank).clone()).detach().clone(), whole
+    odd["sum in float32"] = (
+        ranks.sum(x_of(rank, 5, one).float()).detach().clone(),
+        part_of(total, members, rank).float(),
+    )
+    found = ranks.sum(x_of(rank, 5, one).transpose(0, 2)).detach().clone()
     odd["sum of a transposed tensor"] = found, part_of(total.transpose(0, 2), members, rank)
-    found = ranks.copy(part_of(whole.transpose(0, 2), members, rank)).detach()
+    found = ranks.copy(part_of(whole.transpose(0, 2), members, rank)).detach().clone()
     odd["copy of a transposed tensor"] = found, whole.transpose(0, 2)
 
 
@@ -147,7 +156,7 @@ def _layer(ranks, sum_common_gradients, members, rank, found):
     z = mine + ranks.sum(F.linear(F.gelu(F.linear(ranks.copy(norm(mine)), w_up, b_up)), w_down)) + bias
     z.backward(part_of(upstream, members, rank).clone())
     sum_common_gradients([*norm.parameters(), bias], ranks)
-    found |= {
+    pairs = {
         "the output": (z.detach(), part_of(y.detach(), members, rank)),
         "the input's gradient": (mine.grad, part_of(given.grad, members, rank)),
         "the gradient of the first slice": (w_up.grad, wanted_up[place]),
@@ -155,3 +164,9 @@ def _layer(ranks, sum_common_gradients, members, rank, found):
         "the norm's gradient": (norm.weight.grad, truth["norm"]),
         "the bias's gradient": (bias.grad, truth["bias"]),
     }
+    found |= {what: (settled(got), wanted) for what, (got, wanted) in pairs.items()}
+
+
+def settled(value):
+    """A copy of a tensor, or None. A functional collective that nobody has waited for is waited for here."""
+    return None if value is None else value.clone()

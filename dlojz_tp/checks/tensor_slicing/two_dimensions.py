@@ -9,7 +9,7 @@ from torch import nn
 
 from dlojz_tp.checking import GroupTraffic, Wrong, close
 from dlojz_tp.checks.tensor_slicing.common import Borrowed, CheckRanks, on_ranks, state
-from dlojz_tp.checks.tensor_slicing.group_functions import group_of
+from dlojz_tp.checks.tensor_slicing.layouts import group_of
 from dlojz_tp.checks.tensor_slicing.small_net import (
     MOMENTUM,
     RATE,

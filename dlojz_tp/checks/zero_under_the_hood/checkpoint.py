@@ -1,21 +1,24 @@
 """Balise 10: every rank writes its shard; the checkpoint counts once all are there, and loads on any number of ranks."""
 
-import shutil
 import tempfile
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 
-from dlojz_tp.balise import BaliseNotDone
-from dlojz_tp.checking import Traffic, Wrong
-from dlojz_tp.checks.zero_under_the_hood.common import Memory, on_ranks, replaced
-from dlojz_tp.checks.zero_under_the_hood.images import Images, content
-
-LENGTHS = {"0.master": 3001, "0.exp_avg": 3001, "1.master": 2, "1.exp_avg": 1024, "half": 777}
-OLD, NEW = 9, 10  # by name, the folder of step 10 comes before that of step 9
-LATEST = "the last rank begins to write"
-HEAD = 2500  # bytes of a file that are not values
+from dlojz_tp.checking import Wrong
+from dlojz_tp.checks.zero_under_the_hood.checkpoint_ranks import (
+    HEAD,
+    LATEST,
+    LENGTHS,
+    NEW,
+    OLD,
+    bytes_of_rank,
+    load_again,
+    parts_of,
+    save,
+)
+from dlojz_tp.checks.zero_under_the_hood.images import content
+from dlojz_tp.checks.zero_under_the_hood.worlds import on_ranks
 
 HINTS = {
     "not-saved": "After save_shards, load_shards finds no checkpoint: it returned {got}.",
@@ -41,8 +44,12 @@ HINTS = {
     "the ranks of now.",
     "dtype-changed": "A shard came back in another dtype than it was saved in.",
     "wrong-part": "The shard is not this rank's part of the tensor that was saved.",
-    "reads-everything": "On 4 ranks, as many as saved, rank {rank} loaded {got} files. A thousand ranks would read a million: open "
-    "those that hold a part of this rank's.",
+    "reads-everything": "On 4 ranks, as many as saved, rank {rank} opened {got} files. A thousand ranks would open a million, "
+    "mapped ones too: open those that hold a part of this rank's.",
+    "still-the-file": "After load_shards, the values of {name} change when the file does: the shard is the mapped file, and not a "
+    "memory of its own. Copy what you take from a file that is opened with mmap=True.",
+    "checkpoint-borrowed": "torch.distributed.checkpoint does this work for you, in the next practical work. Here it is yours: a file "
+    "for each rank, then the mark.",
     "whole-in-memory": "While loading, a rank holds {got} bytes; all shards together have {expected}. That is what sharding was to avoid: "
     "take your part of a file, then let go of it.",
     "unsafe-load": "A checkpoint of tensors and numbers loads with weights_only=True; without it, a file can run any code.",
@@ -50,21 +57,7 @@ HINTS = {
 }
 
 
-def state(step: int) -> dict[str, torch.Tensor]:
-    """The whole tensors of a step, without padding; no value is zero."""
-    generator = torch.Generator().manual_seed(step)
-    found = {name: torch.rand(n, generator=generator) + step for name, n in LENGTHS.items()}
-    return found | {"half": found["half"].bfloat16()}
-
-
-def parts_of(step: int, rank: int, size: int) -> dict[str, torch.Tensor]:
-    """A rank's shards: views of the padded whole and of what lies behind it, as an optimizer's may be."""
-    found = {}
-    for name, whole in state(step).items():
-        each = -(-len(whole) // size)
-        behind = whole.new_zeros(each * size - len(whole) + 2 * len(whole))
-        found[name] = torch.cat([whole, behind])[rank * each : (rank + 1) * each]
-    return found
+KNOWN = (("Library", "checkpoint-borrowed"),)
 
 
 def balise_10(save_shards, load_shards):
@@ -73,7 +66,7 @@ def balise_10(save_shards, load_shards):
         place = Path(name)
         (place / "images").mkdir()
         yield "saved and loaded on 4 ranks: each writes and reads its own part"
-        saved = on_ranks(_save, save_shards, load_shards, place, sizes=(4,))[4]
+        saved = on_ranks(save, save_shards, load_shards, place, known=KNOWN, sizes=(4,))[4]
         for rank, found in enumerate(saved):
             _loaded(found["loaded"], NEW, rank, 4)
         _size(saved[0]["written"], len(saved[0]["files of old"]))
@@ -81,8 +74,9 @@ def balise_10(save_shards, load_shards):
             _frugal(found, rank)
         yield "loaded on 1, 2 and 3 ranks: cut and padded anew"
         images = _different(place / "images")
-        others = on_ranks(_load, load_shards, place, sizes=(1, 3))
-        two = on_ranks(_load_images, save_shards, load_shards, place, [path for path, _ in images], sizes=(2,))[2]
+        paths = [path for path, _ in images]
+        others = on_ranks(load_again, save_shards, load_shards, place, paths, known=KNOWN, sizes=(3, 1, 2))
+        two = others.pop(2)
         for size, ranks in {2: [found["again"] for found in two], **others}.items():
             for rank, got in enumerate(ranks):
                 _loaded(got["loaded"], NEW, rank, size)
@@ -115,68 +109,6 @@ def balise_10(save_shards, load_shards):
                     raise Wrong("no-checkpoint-not-none", error=error)
 
 
-def _save(save_shards, load_shards, place):
-    rank, size, folder = dist.get_rank(), dist.get_world_size(), place / "run"
-    with Traffic() as traffic:
-        save_shards(folder, OLD, parts_of(OLD, rank, size), dict(LENGTHS))
-    dist.barrier()
-    old = content(folder)
-    written = sum(len(data) for _, data in old)
-    dist.barrier()
-    with Images(folder, place / "images", late=rank == 1) as images:
-        save_shards(folder, NEW, parts_of(NEW, rank, size), dict(LENGTHS))
-    images.take(f"returned on {rank}")
-    dist.barrier()
-    files, unsafe, real = [], [], torch.load
-
-    def load(file, *args, **kwargs):
-        files.append(not kwargs.get("mmap"))
-        unsafe.append(kwargs.get("weights_only") is False)
-        return real(file, *args, **kwargs)
-
-    with replaced(torch, "load", load), Memory() as memory:
-        loaded = _try(load_shards, folder)
-    return {
-        "sent": traffic.volume(), "written": written, "loaded": loaded, "files": sum(files),
-        "unsafe": any(unsafe), "peak": memory.peak, "files of old": old,
-    }  # fmt: skip
-
-
-def _load_images(save_shards, load_shards, place, paths):
-    rank, leftover = dist.get_rank(), place / "leftover"
-    found = [_try(load_shards, path) for path in paths]
-    if rank == 0:
-        shutil.copytree(_late(place / "images"), leftover, symlinks=True)
-    dist.barrier()
-    save_shards(leftover, NEW, parts_of(NEW, rank, 2), dict(LENGTHS))
-    dist.barrier()
-    return {
-        "images": found,
-        "leftover": _try(load_shards, leftover),
-        "again": {"loaded": _try(load_shards, place / "run")},
-    }
-
-
-def _load(load_shards, place):
-    empty = place / "empty"
-    empty.mkdir(exist_ok=True)
-    return {
-        "loaded": _try(load_shards, place / "run"),
-        "empty": _try(load_shards, empty),
-        "none": _try(load_shards, place / "none"),
-    }
-
-
-def _try(load_shards, folder):
-    """What came, or {"error": what was raised}."""
-    try:
-        return load_shards(folder)
-    except BaliseNotDone:
-        raise
-    except Exception as error:
-        return {"error": f"it raised {type(error).__name__}: {error}".split("\n")[0][:200]}
-
-
 def _different(folder: Path) -> list[tuple[Path, str]]:
     """The images that differ, each with what happened next; the ones taken on return are all kept."""
     found = {}
@@ -186,11 +118,6 @@ def _different(folder: Path) -> list[tuple[Path, str]]:
         if key not in found or text == LATEST:
             found[key] = image, text
     return list(found.values())
-
-
-def _late(folder: Path) -> Path:
-    """The image of the moment when all ranks but one had written; the folder itself where it is missing."""
-    return next((image for image in sorted(folder.iterdir()) if image.name.endswith(LATEST)), folder.parent / "run")
 
 
 def _pair(got, where):
@@ -243,24 +170,22 @@ def _either(got, rank, text, before, image):
         raise Wrong("marked-too-early" if late and text == LATEST and step == NEW else "half-new", **fields) from None
 
 
-def _bytes(size: int) -> int:
-    return sum(value.nbytes for value in parts_of(NEW, 0, size).values())
-
-
 def _frugal(found, rank):
-    whole, own, where = 4 * _bytes(4), _bytes(4), f"rank {rank} of 4"
+    whole, own, where = 4 * bytes_of_rank(4), bytes_of_rank(4), f"rank {rank} of 4"
     if found["sent"] > own // 2:
         raise Wrong("gathered-to-save", rank=rank, sent=found["sent"], where=where)
     if found["unsafe"]:
         raise Wrong("unsafe-load", where=where)
     if found["files"] > 2:
         raise Wrong("reads-everything", got=found["files"], rank=rank, where=where)
+    if found["mapped"]:
+        raise Wrong("still-the-file", name=found["mapped"], where=where)
     if found["peak"] > 0.9 * whole:
         raise Wrong("whole-in-memory", got=found["peak"], expected=whole, where=where)
 
 
 def _size(written, files):
-    whole = 4 * _bytes(4)
+    whole = 4 * bytes_of_rank(4)
     if written > 1.2 * whole + files * HEAD:
         slug = "whole-storage-saved" if written > 8 * whole else "saved-again-by-all"
         raise Wrong(slug, got=written, expected=whole)

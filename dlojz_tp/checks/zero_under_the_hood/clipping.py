@@ -7,7 +7,7 @@ import torch.distributed as dist
 from torch import nn
 
 from dlojz_tp.checking import Operations, Traffic, Wrong, close, syncs
-from dlojz_tp.checks.zero_under_the_hood.common import on_ranks
+from dlojz_tp.checks.zero_under_the_hood.worlds import on_ranks
 
 MAX = 1.5
 CLOSE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 5e-3}
@@ -31,6 +31,8 @@ HINTS = {
     "zero-norm": "Gradients that are all zero became NaN: nothing may be divided by their norm without a guard.",
     "wrong-clip": "The gradients are not the given ones times max_norm / norm.",
     "gradients-sent": "Rank {rank} handed in {got} bytes for a norm. One number, its sum of squares, is enough.",
+    "rank-left-out": "Rank {rank} has shards without a single element, and went another way than the others: {error}. It has "
+    "nothing to add, but must take part in the collective all the same: the others wait for it.",
     "one-message-each": "{got} collectives for one norm. Add up over the tensors of a rank first.",
 }
 KNOWN = (("NoneType", "grad-is-none"),)
@@ -85,8 +87,16 @@ def _clip(clip_grad_norm):
         for p, g in zip(shards, gradients, strict=True):
             p.grad = g.clone()
         shards.insert(1, nn.Parameter(torch.ones(2, dtype=gradients[0].dtype)))  # it has no gradient
+        nothing = size > 1 and not any(g.numel() for g in gradients)
         with Traffic() as traffic, Operations() as operations:
-            norm = clip_grad_norm(list(shards), MAX)
+            try:
+                norm = clip_grad_norm(list(shards), MAX)
+            except (RuntimeError, IndexError, ValueError, ZeroDivisionError) as error:
+                if nothing:
+                    raise _left_out(rank, size, f"{type(error).__name__}: {error}") from error
+                raise
+        if nothing and not traffic.calls and found["long gradients"]["calls"]:
+            raise _left_out(rank, size, "it called no collective")  # at once, before the others wait in vain
         after = [p.grad for k, p in enumerate(shards) if k != 1]
         found[case] = {
             "norm": norm.detach().clone() if isinstance(norm, torch.Tensor) else norm,
@@ -96,6 +106,11 @@ def _clip(clip_grad_norm):
             "held": sum(g.nbytes for g in gradients) + 2 * FEW,
         }
     return found
+
+
+def _left_out(rank, size, error):
+    where = f"a rank without elements, rank {rank} of {size}"
+    return Wrong("rank-left-out", rank=rank, error=error.split("\n")[0][:160], where=where)
 
 
 def _all(case, size):

@@ -9,14 +9,12 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dlojz_tp import launch
-from dlojz_tp.checking import Wrong, close
-from dlojz_tp.checks.data_parallel_under_the_hood.common import Log, be_late, mark, replaced, sent, until
+from dlojz_tp.checking import close
+from dlojz_tp.checking.borrowed import Borrowed, refusing, replaced
+from dlojz_tp.checks.data_parallel_under_the_hood.common import Log, be_late, mark, sent, until
 
-__all__ = ["Log", "be_late", "mark", "replaced", "sent", "until"]
+__all__ = ["Borrowed", "Log", "be_late", "mark", "replaced", "sent", "until"]
 
-SIZES = (2, 1, 3, 4)  # two ranks first: they show most mistakes, and cost least
-TIMEOUT = 8  # seconds for the ranks of one world: a deadlock must come back quickly
 TOLERANCE = 1e-6
 ADAMW = {"lr": 0.05, "weight_decay": 0.1}
 
@@ -28,30 +26,6 @@ HINTS = {
 }
 
 
-class Borrowed(Exception):  # noqa: N818  (raised on a rank, it names what was borrowed)
-    """The answer called a ready-made implementation of what it was to write."""
-
-
-def on_ranks(fn, *args, known=(), sizes=SIZES, timeout=TIMEOUT) -> dict[int, list]:
-    """Run a check's function on 2, 1, 3 and 4 ranks: {world size: results in rank order}.
-
-    known: pairs (words in the error, or its kind; slug) of failures that have their own hint, which may use {error}.
-    """
-    try:
-        return launch.worlds(fn, *args, sizes=sizes, timeout=timeout)
-    except launch.RankError as error:
-        if isinstance(error.cause, Borrowed):
-            raise Wrong("zero-borrowed", what=str(error.cause)) from error
-        for sign, slug in (*known, ("hung", "ranks-waiting")):
-            if error.kind == sign or sign in error.summary or (error.kind == "raised" and sign in str(error)):
-                raise Wrong(slug, got=error.summary, error=error.summary) from error
-        for name in ("parts", "optimizer", "frozen"):
-            if f"has no attribute '{name}'" in error.summary:
-                raise Wrong("parts-missing", name=name) from error
-        raise
-
-
-@contextlib.contextmanager
 def own_work():
     """Inside, what PyTorch has of ZeRO raises Borrowed."""
     from torch.distributed import fsdp
@@ -59,17 +33,8 @@ def own_work():
     from torch.distributed.optim import ZeroRedundancyOptimizer
     from torch.nn.parallel import DistributedDataParallel
 
-    def borrowed(what):
-        def refuse(*_, **__):
-            raise Borrowed(what)
-
-        return refuse
-
-    with contextlib.ExitStack() as stack:
-        for owner in (ZeroRedundancyOptimizer, DistributedDataParallel, fsdp.FullyShardedDataParallel, FSDPState):
-            name = "fully_shard" if owner is FSDPState else owner.__name__
-            stack.enter_context(replaced(owner, "__init__", borrowed(name)))
-        yield
+    owners = ZeroRedundancyOptimizer, DistributedDataParallel, fsdp.FullyShardedDataParallel, FSDPState
+    return refusing(*((o, "__init__", "fully_shard" if o is FSDPState else o.__name__) for o in owners))
 
 
 @contextlib.contextmanager
@@ -218,13 +183,14 @@ def share_backward(model, step: int, rank: int, size: int, scale: float = 1.0, w
 
 
 def plain(make, optimizer_of, size: int, steps: int, *, width: int = 6, micro: int = 1, shares=None):
-    """The truth: one process with all rows. Returns ([gradients by name in each step], parameters by name).
+    """The truth: one process with all rows. Returns ([gradients by name in each step], [parameters by name before
+    training and after each step]).
 
     What got no gradient counts as zero. micro: backward passes a step, each on other rows. shares: ranks whose rows
     count, with what factor ({rank: factor}); all of them, each 1 / size, where it is not given.
     """
     model, found = make(), []
-    optimizer = optimizer_of(model)
+    optimizer, weights = optimizer_of(model), [state(model)]
     for step in range(steps):
         optimizer.zero_grad()
         for part in range(micro):
@@ -235,7 +201,8 @@ def plain(make, optimizer_of, size: int, steps: int, *, width: int = 6, micro: i
                 p.grad = torch.zeros_like(p)
         found.append({name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None})
         optimizer.step()
-    return found, state(model)
+        weights.append(state(model))
+    return found, weights
 
 
 def same(got, truth, tol: float = TOLERANCE) -> bool:
@@ -264,6 +231,26 @@ def apart(optimizer) -> int:
     """Bytes of the shards that are no views of a larger tensor."""
     sizes = [(own.untyped_storage().nbytes(), own.numel() * own.element_size()) for own in optimizer.shards]
     return sum(size for size, own in sizes if size == own)
+
+
+def in_two(parameters, first: float) -> list[dict]:
+    """Two groups, of which the first has this part of the parameters; the rates differ."""
+    count = round(first * len(parameters))
+    return [{"params": parameters[:count]}, {"params": parameters[count:], "lr": 0.02}]
+
+
+def sharing(found: int, groups: list[int], size: int) -> str:
+    """What `found` elements of states tell: "shared", "first-group-shared", or the slug of another mistake.
+
+    groups: elements of the parameters in each group. Every rank should hold two moments for its part of each.
+    """
+    shares = [-(-n // size) for n in groups]
+    if size == 1 or found <= 2 * sum(shares) + 8 * 20:  # the padding of several parts
+        return "shared"
+    if found >= 2 * sum(groups):
+        return "states-whole"
+    first_alone = 2 * (shares[0] + sum(groups[1:]))
+    return "first-group-shared" if abs(found - first_alone) <= 8 * 20 else "states-unequal"
 
 
 def states_held() -> int:

@@ -89,8 +89,11 @@ class Deep(nn.Module):
             layer.requires_grad_(False)
 
     def full(self) -> tuple[int, int]:
-        """Layers, trained and frozen ones, whose weight has a memory at the moment."""
-        held = [p.numel() > 0 and p.untyped_storage().nbytes() > 0 for p in (layer.weight for layer in self.layers)]
+        """Layers, trained and frozen ones, whose weight is whole in memory at the moment."""
+        whole = WIDTH * WIDTH
+        held = [
+            p.numel() == whole and p.untyped_storage().nbytes() >= 8 * whole for p in (x.weight for x in self.layers)
+        ]
         return sum(held[::2]), sum(held[1::2])
 
     def forward(self, x):

@@ -6,8 +6,8 @@ from torch import nn
 
 from dlojz_tp.checking import Traffic, Wrong, close, held_bytes
 from dlojz_tp.checks.zero_under_the_hood import half
-from dlojz_tp.checks.zero_under_the_hood.common import on_ranks
 from dlojz_tp.checks.zero_under_the_hood.half import CAPACITY, TRAININGS, initial, own_part, places, truth
+from dlojz_tp.checks.zero_under_the_hood.worlds import by_worlds, each_training
 from dlojz_tp.measure import LiveBytes
 
 SLACK = 100  # bytes: the step counters of Adam, one a part, and what is rounded up
@@ -53,25 +53,14 @@ CALLS = {"allreduce", "_allgather_base", "allgather", "_reduce_scatter_base", "r
 
 def balise_6(MasterShards):  # noqa: N803
     """Gradients without rounding errors, so that float64 AdamW and SGD are the truth to the last digits."""
-    yield "after reduce(), each master has the mean gradient in float32"
-    yield "updates much smaller than a step of bfloat16 add up in the masters, as in one process (1, 2, 3 and 4 ranks)"
-    worlds = on_ranks(_train, MasterShards, known=KNOWN)
-    truths = {(name, size): truth(name, size) for size in worlds for name in TRAININGS}
-    for size, ranks in worlds.items():
-        for rank, found in enumerate(ranks):
-            for name, got in found.items():
-                _masters(got, truths[name, size], rank, size, f"{name}, rank {rank} of {size}")
-    yield "on every rank the parameters are the rounded masters of all, and bfloat16 still"
-    for size, ranks in worlds.items():
-        for rank, found in enumerate(ranks):
-            for name, got in found.items():
-                _parameters(got, truths[name, size], rank, size, f"{name}, rank {rank} of {size}")
-    yield "two bytes an element in every message"
-    yield "between two steps, 2 bytes a parameter, and 12 for those of a rank's own shard"
-    for size, ranks in worlds.items():
-        for rank, found in enumerate(ranks):
-            for name, got in found.items():
-                _frugal(got, size, f"{name}, rank {rank} of {size}")
+    looks = {
+        "after reduce(), each master has the mean gradient in float32; updates much smaller than a step of bfloat16 add "
+        "up in the masters, as in one process": each_training(_masters),
+        "on every rank the parameters are the rounded masters of all, and bfloat16 still": each_training(_parameters),
+        "two bytes an element in every message; between two steps, 2 bytes a parameter, and 12 for those of a rank's own "
+        "shard": each_training(_frugal),
+    }
+    yield from by_worlds(looks, _train, MasterShards, known=KNOWN)
 
 
 def _train(MasterShards):  # noqa: N803
@@ -137,7 +126,8 @@ def _unfit(optimizer, parameters):
     return None
 
 
-def _masters(got, steps, rank, size, where):
+def _masters(got, name, rank, size, where):
+    steps = truth(name, size)
     if "bad" in got:
         slug, fields = got["bad"]
         raise Wrong(slug, where=where, **fields)
@@ -190,7 +180,8 @@ def _gradient_mistake(gradient, mean, size, step):
     return "wrong-master-gradient"
 
 
-def _parameters(got, steps, rank, size, where):
+def _parameters(got, name, rank, size, where):
+    steps = truth(name, size)
     wanted, parts = [value.bfloat16() for value in steps[-1]], got["places"]
     if all(_rounded(p, value) for p, value in zip(got["parameters"], wanted, strict=True)):
         return
@@ -218,7 +209,7 @@ def _rounded(p, value) -> bool:
     )
 
 
-def _frugal(got, size, where):
+def _frugal(got, _name, _rank, size, where):
     shares = [-(-sum(initial()[k].numel() for k in part) // size) for part in got["places"]]
     n, own = sum(value.numel() for value in initial()), sum(shares)
     due = 2 * own * size + 2 * own

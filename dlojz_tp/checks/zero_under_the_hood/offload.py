@@ -7,10 +7,10 @@ from torch import nn
 from dlojz_tp.checking import Wrong, close
 from dlojz_tp.checks.zero_under_the_hood import half
 from dlojz_tp.checks.zero_under_the_hood.away import Away, pretended_gpu
-from dlojz_tp.checks.zero_under_the_hood.common import on_ranks
 from dlojz_tp.checks.zero_under_the_hood.half import CAPACITY, TRAININGS, initial, own_part, places, truth
+from dlojz_tp.checks.zero_under_the_hood.worlds import by_worlds, each_training
 
-SIZES = (1, 2, 3)
+SIZES = ((3, 1, 2),)  # one launch
 SLACK = 64  # bytes
 CLOSE = 2e-5
 
@@ -43,22 +43,12 @@ KNOWN = (
 
 def balise_8(OffloadedShards):  # noqa: N803
     """The trainings of balise 6, on tensors that say they are on a GPU, on 1, 2 and 3 ranks."""
-    yield "masters and states are in CPU memory, the parameters on the GPU (a pretended one, 1, 2 and 3 ranks)"
-    worlds = on_ranks(_train, OffloadedShards, known=KNOWN, sizes=SIZES)
-    for size, ranks in worlds.items():
-        for rank, found in enumerate(ranks):
-            for name, got in found.items():
-                _placed(got, f"{name}, rank {rank} of {size}")
-    yield "the same weights as in one process"
-    for size, ranks in worlds.items():
-        for rank, found in enumerate(ranks):
-            for name, got in found.items():
-                _weights(got, truth(name, size), rank, size, f"{name}, rank {rank} of {size}")
-    yield "only the own shard crosses the bus, in bfloat16: gradients down, parameters up"
-    for size, ranks in worlds.items():
-        for rank, found in enumerate(ranks):
-            for name, got in found.items():
-                _bus(got, size, f"{name}, rank {rank} of {size}")
+    looks = {
+        "masters and states are in CPU memory, the parameters on the GPU (a pretended one)": each_training(_placed),
+        "the same weights as in one process": each_training(_weights),
+        "only the own shard crosses the bus, in bfloat16: gradients down, parameters up": each_training(_bus),
+    }
+    yield from by_worlds(looks, _train, OffloadedShards, known=KNOWN, sizes=SIZES)
 
 
 def _train(OffloadedShards):  # noqa: N803
@@ -119,7 +109,7 @@ def _plain(tensor):
     return tensor.inner if isinstance(tensor, Away) else tensor
 
 
-def _placed(got, where):
+def _placed(got, _name, _rank, _size, where):
     if "moved" in got:
         raise Wrong("moved-off-gpu", got=got["moved"], where=where)
     for place in got["on"]:
@@ -130,7 +120,8 @@ def _placed(got, where):
             raise Wrong("states-on-gpu", name=name, where=where)
 
 
-def _weights(got, steps, rank, size, where):
+def _weights(got, name, rank, size, where):
+    steps = truth(name, size)
     wanted = [value.bfloat16() for value in steps[-1]]
     if any(m.isnan().any() for m in [*got["masters"], *got["parameters"]]):
         raise Wrong("read-before-arrival", where=where)
@@ -146,7 +137,7 @@ def _weights(got, steps, rank, size, where):
             raise Wrong("offload-wrong-weights", expected=value, got=master, where=f"{where}, a master")
 
 
-def _bus(got, size, where):
+def _bus(got, _name, _rank, size, where):
     shares = [-(-sum(initial()[k].numel() for k in part) // size) for part in got["places"]]
     whole, own = 2 * size * sum(shares), 2 * sum(shares)
     for key, wide, more in (("to cpu", "float32-to-cpu", "more-to-cpu"), ("to gpu", "float32-to-gpu", "more-to-gpu")):

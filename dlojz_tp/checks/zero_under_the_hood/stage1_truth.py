@@ -24,8 +24,7 @@ def trained(model):
 def one_process(case, size):
     """[gradients of each step], weights after each step."""
     _, _, optimizer_of = CASES[case]
-    runs = [plain(lambda: Odd(by_rank=case == "adamw"), optimizer_of, size, steps) for steps in range(STEPS + 1)]
-    return runs[-1][0], [weights for _, weights in runs]
+    return plain(lambda: Odd(by_rank=case == "adamw"), optimizer_of, size, STEPS)
 
 
 @cache
@@ -52,4 +51,4 @@ DEFAULTS = {  # optimizers that forget options
 
 def run(case, optimizer_of, size):
     """The weights after all steps, with another optimizer."""
-    return plain(lambda: Odd(by_rank=case == "adamw"), optimizer_of, size, STEPS)[1]
+    return plain(lambda: Odd(by_rank=case == "adamw"), optimizer_of, size, STEPS)[1][-1]

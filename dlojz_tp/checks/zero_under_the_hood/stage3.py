@@ -4,13 +4,12 @@ from functools import cache
 
 import torch
 
-from dlojz_tp.checking import Wrong
+from dlojz_tp.checking import Wrong, held_bytes
 from dlojz_tp.checks.zero_under_the_hood.common import (
     ADAMW,
     Log,
     Memory,
     differing,
-    on_ranks,
     on_the_wire,
     own_work,
     rows,
@@ -20,6 +19,7 @@ from dlojz_tp.checks.zero_under_the_hood.common import (
     world,
 )
 from dlojz_tp.checks.zero_under_the_hood.layers import BYTES, DEPTH, LAYER, TRAINED, WIDTH, Deep, Layers
+from dlojz_tp.checks.zero_under_the_hood.worlds import by_worlds, each_rank
 
 STEPS = 3
 SLACK = 6000  # bytes: activations of one row, single numbers
@@ -42,6 +42,8 @@ HINTS = {
     "stage3-local": "Nothing was reduced: each rank updates its shards with its own gradient.",
     "never-freed": "Between two steps this rank holds {found} bytes: its shards with their states make {due}, the whole model "
     "{whole}. The parameters were never freed: free() in a forward hook, and when the gradients have left.",
+    "some-never-freed": "Between two steps {layers} of {of} layers are still gathered on this rank. Each layer is freed when it is "
+    "done, the first and the last ones too.",
     "frozen-whole": "The frozen layer is held whole. It is memory like any other: a unit that is gathered and freed, without "
     "a place in the optimizer.",
     "memory-not-returned": "p.data was emptied, and {found} bytes are alive all the same: the flat tensor, or the graph, still "
@@ -81,24 +83,18 @@ class _Failed(Exception):  # noqa: N818
 
 def balise_5(Unit, ShardedParameters):  # noqa: N803
     """Three steps of five odd layers; then what is alive between steps, in forward and in backward."""
-    yield "what forward sees, after three steps on 2, 3 and 4 ranks and on one: the weights of AdamW in one process"
-    worlds = on_ranks(_on_rank, Unit, ShardedParameters, known=KNOWN)
-    for size, ranks in worlds.items():
-        for rank, got in enumerate(ranks):
-            _numbers(got, size, f"rank {rank} of {size}")
-    yield "between steps: this rank's shards and their states, nothing else"
-    for size, ranks in worlds.items():
-        for rank, got in enumerate(ranks):
-            _between(got, size, f"rank {rank} of {size}")
-    yield "in forward and in backward: one layer at a time"
-    for size, ranks in worlds.items():
-        for rank, got in enumerate(ranks):
-            _inside(got, size, f"rank {rank} of {size}")
-    yield "two all-gathers and one reduce-scatter of everything: 3Ψ, no more"
-    for size, ranks in worlds.items():
-        for rank, got in enumerate(ranks):
-            if (cost := on_the_wire(got["events"], size)) > 1.15 * (2 * BYTES + TRAINED) * (size - 1) / size + 500:
-                raise Wrong("gathered-often", found=cost, held=BYTES, where=f"rank {rank} of {size}")
+    looks = {
+        "what forward sees, after three steps: the weights of AdamW in one process": each_rank(_numbers),
+        "between steps: this rank's shards and their states, nothing else": each_rank(_between),
+        "in forward and in backward: one layer at a time": each_rank(_inside),
+        "two all-gathers and one reduce-scatter of everything: 3Ψ, no more": each_rank(_sent),
+    }
+    yield from by_worlds(looks, _on_rank, Unit, ShardedParameters, known=KNOWN)
+
+
+def _sent(got, size, where):
+    if (cost := on_the_wire(got["events"], size)) > 1.15 * (2 * BYTES + TRAINED) * (size - 1) / size + 500:
+        raise Wrong("gathered-often", found=cost, held=BYTES, where=where)
 
 
 def _on_rank(Unit, ShardedParameters):  # noqa: N803
@@ -154,7 +150,7 @@ def _measured(ShardedParameters, rank):  # noqa: N803
         made = memory.now()
         for _ in range(2):
             optimizer.zero_grad()
-            between, full_between = memory.now(), model.full()
+            between, full_between = max(memory.now(), held_bytes(optimizer)), model.full()
             memory.reset()
             with Log() as log:
                 loss = _forward(model, x)
@@ -164,7 +160,7 @@ def _measured(ShardedParameters, rank):  # noqa: N803
                 in_backward, full_backward = memory.peak, model.full()
                 del loss
                 optimizer.reduce()
-                reduced = memory.now()
+                reduced, full_reduced = memory.now(), model.full()
                 optimizer.update()
                 updated = memory.now()
         optimizer.zero_grad()
@@ -172,7 +168,12 @@ def _measured(ShardedParameters, rank):  # noqa: N803
             "made": made, "between": between, "in forward": in_forward, "after forward": after_forward,
             "in backward": in_backward, "reduced": reduced, "updated": updated, "at the end": memory.now(),
         }  # fmt: skip
-    found |= {"full": sum(full), "full between": full_between, "full after backward": full_backward}
+    found |= {
+        "full": sum(full),
+        "full reduced": sum(full_reduced),
+        "full between": full_between,
+        "full after backward": full_backward,
+    }
     return found | {"events": log.events, "states": states_held() - before}
 
 
@@ -226,12 +227,14 @@ def _between(got, size, where):
         raise Wrong("frozen-whole", **fields)
     if got["states"] >= 2 * TRAINED // 8:
         raise Wrong("states-not-shared", **(fields | {"found": got["states"], "due": shard // 8}))
+    trained, frozen = got["full between"]
     if got["made"] > shard + 2 * LAYER + SLACK or got["between"] > due + 2 * LAYER + SLACK / 2:
-        trained, frozen = got["full between"]
-        slug = "never-freed" if trained else "frozen-kept" if frozen else "memory-not-returned"
+        slug = "never-freed" if trained > 3 else "frozen-kept" if frozen > 3 else "memory-not-returned"
         if got["updated"] > got["reduced"] + TRAINED / 2:
             slug = "gathered-after-update"
         raise Wrong(slug, **fields)
+    if trained or frozen:
+        raise Wrong("some-never-freed", layers=trained + frozen, of=DEPTH, where=where)
 
 
 def _inside(got, size, where):
@@ -249,10 +252,14 @@ def _inside(got, size, where):
     if not got["full"]:
         check("memory-not-returned", got["after forward"], 2.5 * LAYER + SLACK)
     check("kept-after-forward", got["after forward"], 2.5 * LAYER + SLACK)
+    if got["full"] > 1:  # the last one may stay: backward begins with it
+        raise Wrong("kept-after-forward", layers=got["full"], of=DEPTH, where=where)
     check("all-at-once", got["in forward"], 3.5 * LAYER + SLACK)
     trained, frozen = got["full after backward"]
     slug = "frozen-kept" if frozen > 2 >= trained else "kept-in-backward"
     check(slug, got["in backward"], shard + 6 * LAYER + SLACK / 2, shard)
     slug = "frozen-kept" if frozen > 2 >= trained else "kept-after-backward"
     check(slug, got["reduced"], shard + 1.5 * LAYER + SLACK / 2, shard)
+    if got["full reduced"]:
+        raise Wrong("kept-after-backward", layers=got["full reduced"], of=DEPTH, where=where)
     check("gathered-after-update", got["updated"], shard + 1.5 * LAYER + SLACK / 2, shard)

@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from dlojz_tp.checking import Wrong
-from dlojz_tp.checks.zero_under_the_hood.common import on_ranks
+from dlojz_tp.checks.zero_under_the_hood.worlds import on_ranks
 
 N = 240  # elements; every number of ranks divides it
 

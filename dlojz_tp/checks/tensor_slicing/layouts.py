@@ -1,0 +1,122 @@
+"""One launch of four ranks, cut into groups of 4, of 2 and of 1: a layer must do with the `ranks` that it is handed."""
+
+import contextlib
+import functools
+import re
+
+import torch.distributed as dist
+
+from dlojz_tp.balise import BaliseNotDone
+from dlojz_tp.checking import Wrong
+from dlojz_tp.checks.tensor_slicing.common import Borrowed, on_ranks, together
+from dlojz_tp.checks.tensor_slicing.right_ranks import LayerRanks
+
+WORLD = 4
+# The groups of two are no neighbours: a rank's number in its group is not that in the world.
+GROUPS = {4: ((0, 1, 2, 3),), 2: ((0, 2), (1, 3)), 1: ((0,), (1,), (2,), (3,))}
+JUDGED = {4: (0, 1, 2, 3), 2: (1, 3), 1: (3,)}  # of several groups, that which is least like a world of its own
+SIZES = tuple(GROUPS)
+
+HINTS = {
+    "world-not-ranks": "Right where `ranks` are all ranks of the world, wrong in a group of {size} of them: {what} speaks of the "
+    "whole world. A layer asks the `ranks` that it was handed: ranks.rank, ranks.size, and their methods.",
+}
+QUESTIONS = ("get_rank", "get_world_size")
+COLLECTIVES = (
+    "all_reduce", "all_gather", "all_gather_into_tensor", "all_gather_single", "all_gather_object", "reduce", "broadcast",
+    "reduce_scatter", "reduce_scatter_tensor", "reduce_scatter_single", "all_to_all", "all_to_all_single", "gather", "scatter",
+)  # fmt: skip
+
+
+def on_groups(fn, *args, known=()) -> list[tuple]:
+    """Run fn(*args, ranks) in groups of each size. Returns (size of the group, rank in it, report), the largest first.
+
+    fn returns a dictionary; where its "stopped" or "halt" is not empty, no smaller groups follow.
+    """
+    found = on_ranks(_in_each, fn, *args, known=known, sizes=(WORLD,))[WORLD]
+    return [
+        (size, place, found[member][size])
+        for size in SIZES
+        for place, member in enumerate(JUDGED[size])
+        if size in found[member]
+    ]
+
+
+def group_of(layout):
+    """(this rank's group, its members) of a layout; called by all ranks of the world."""
+    mine = None
+    for members in layout:
+        group = dist.new_group(list(members))
+        if dist.get_rank() in members:
+            mine = group, members
+    return mine
+
+
+def _in_each(fn, *args):
+    found = {}
+    for size, layout in GROUPS.items():
+        group, members = group_of(layout)
+        with _asked() as asked:
+            try:
+                report = fn(*args, LayerRanks(group))
+            except (BaliseNotDone, Borrowed, Wrong):
+                raise
+            except Exception as error:
+                if size == WORLD or not asked:
+                    raise
+                report = {"failed": f"{type(error).__name__}: {error}".split("\n")[0]}
+                with contextlib.suppress(Wrong):  # the others may be waiting in a collective for ever
+                    together(False, patience=1)
+                    found[size] = report | {"asked": asked}
+                    return found
+                where = f"rank {members.index(dist.get_rank())} of {size}"
+                raise Wrong("world-not-ranks", what=asked[0], size=size, where=where, got=report["failed"]) from error
+        if members == JUDGED[size]:
+            found[size] = report | {"asked": asked}
+        if not together(not (report.get("stopped") or report.get("halt"))):
+            break
+    return found
+
+
+@contextlib.contextmanager
+def _asked():
+    """Yields a list that fills with the calls that speak of the world: dist.get_rank() and the like without a group."""
+    asked, before = [], {}
+
+    def noting(name, call):
+        @functools.wraps(call)
+        def noted(*args, **kwargs):
+            groups = [kwargs.get("group"), *args]
+            if not any(isinstance(g, dist.ProcessGroup) and g is not dist.group.WORLD for g in groups):
+                asked.append(f"dist.{name}" + ("()" if name in QUESTIONS else " without `group`"))
+            return call(*args, **kwargs)
+
+        return noted
+
+    for name in (*QUESTIONS, *COLLECTIVES):
+        if hasattr(dist, name):
+            before[name] = getattr(dist, name)
+            setattr(dist, name, noting(name, before[name]))
+    try:
+        yield asked
+    finally:
+        for name, call in before.items():
+            setattr(dist, name, call)
+
+
+def in_groups_too(judge, every):
+    """Yield the claims of judge(reports); where one fails in smaller groups alone, and the answer spoke of the world, say so."""
+    try:
+        yield from judge([one for one in every if "failed" not in one[2]])
+    except Wrong as wrong:
+        numbers = re.search(r"of (\d+)|^(\d+) ranks", str(wrong.where))
+        size = int(numbers.group(1) or numbers.group(2)) if numbers else WORLD
+        asked = next((what for n, _, got in every if n == size for what in got["asked"]), None)
+        if size == WORLD or asked is None:
+            raise
+        fields = {"expected": wrong.expected, "got": wrong.got, "where": wrong.where}
+        raise Wrong("world-not-ranks", what=asked, size=size, **fields) from wrong
+    for size, rank, got in every:
+        if "failed" in got:
+            where = f"rank {rank} of {size}"
+            raise Wrong("world-not-ranks", what=got["asked"][0], size=size, got=got["failed"], where=where)

@@ -1,0 +1,148 @@
+"""What the ranks do in the check of balise 10: save under watch, load again, load what a crash would leave."""
+
+import contextlib
+import shutil
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from dlojz_tp.balise import BaliseNotDone
+from dlojz_tp.checking import Traffic
+from dlojz_tp.checks.zero_under_the_hood.common import Memory, replaced
+from dlojz_tp.checks.zero_under_the_hood.images import Images, Opened, content, scribble
+
+LENGTHS = {"0.master": 3001, "0.exp_avg": 3001, "1.master": 2, "1.exp_avg": 1024, "half": 777}
+OLD, NEW = 9, 10  # by name, the folder of step 10 comes before that of step 9
+LATEST = "the last rank begins to write"
+HEAD = 2500  # bytes of a file that are not values
+
+
+class Library(Exception):  # noqa: N818
+    """torch.distributed.checkpoint was called."""
+
+
+@contextlib.contextmanager
+def own_files():
+    """Inside, what torch.distributed.checkpoint reads and writes files with raises Library."""
+    from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
+
+    def refuse(*_, **__):
+        raise Library
+
+    with replaced(FileSystemReader, "__init__", refuse), replaced(FileSystemWriter, "__init__", refuse):
+        yield
+
+
+def state(step: int) -> dict[str, torch.Tensor]:
+    """The whole tensors of a step, without padding; no value is zero."""
+    generator = torch.Generator().manual_seed(step)
+    found = {name: torch.rand(n, generator=generator) + step for name, n in LENGTHS.items()}
+    return found | {"half": found["half"].bfloat16()}
+
+
+def parts_of(step: int, rank: int, size: int) -> dict[str, torch.Tensor]:
+    """A rank's shards: views of the padded whole and of what lies behind it, as an optimizer's may be."""
+    found = {}
+    for name, whole in state(step).items():
+        each = -(-len(whole) // size)
+        behind = whole.new_zeros(each * size - len(whole) + 2 * len(whole))
+        found[name] = torch.cat([whole, behind])[rank * each : (rank + 1) * each]
+    return found
+
+
+def bytes_of_rank(size: int) -> int:
+    """Bytes of a rank's shards."""
+    return sum(value.nbytes for value in parts_of(NEW, 0, size).values())
+
+
+def save(save_shards, load_shards, place):
+    """On 4 ranks: save an old step, then a new one while images are taken; load it."""
+    with own_files():
+        return _saved(save_shards, load_shards, place)
+
+
+def _saved(save_shards, load_shards, place):
+    rank, size, folder = dist.get_rank(), dist.get_world_size(), place / "run"
+    with Traffic() as traffic:
+        save_shards(folder, OLD, parts_of(OLD, rank, size), dict(LENGTHS))
+    dist.barrier()
+    old = content(folder)
+    written = sum(len(data) for _, data in old)
+    dist.barrier()
+    with Images(folder, place / "images", late=rank == 1) as images:
+        save_shards(folder, NEW, parts_of(NEW, rank, size), dict(LENGTHS))
+    images.take(f"returned on {rank}")
+    dist.barrier()
+    if rank == 0:
+        shutil.copytree(folder, place / "scribbled", symlinks=True)
+    with Opened(folder) as opened, Memory() as memory:
+        loaded = _try(load_shards, folder)
+    return {
+        "sent": traffic.volume(), "written": written, "loaded": loaded, "files": opened.files(most=bytes_of_rank(4) + HEAD),
+        "unsafe": opened.unsafe, "peak": memory.peak, "files of old": old,
+        "mapped": _mapped(load_shards, place / "scribbled"),
+    }  # fmt: skip
+
+
+def _mapped(load_shards, folder) -> str:
+    """The name of a loaded shard that changes when the files do; none of them should."""
+    dist.barrier()
+    loaded = _try(load_shards, folder)
+    shards = loaded[1] if isinstance(loaded, tuple) and isinstance(loaded[1], dict) else {}
+    before = {name: t[:1].clone() for name, t in shards.items() if isinstance(t, torch.Tensor) and t.dim() == 1}
+    dist.barrier()
+    if dist.get_rank() == 0:
+        scribble(folder)
+    dist.barrier()
+    return next(
+        (name for name, t in before.items() if t.view(torch.uint8).ne(shards[name][:1].view(torch.uint8)).any()), ""
+    )
+
+
+def load_again(save_shards, load_shards, place, paths):
+    """On 3 ranks and on one: load. On 2: load all images, and save where an older attempt has left files."""
+    with own_files():
+        if dist.get_world_size() == 2:
+            return _load_images(save_shards, load_shards, place, paths)
+        return _load(load_shards, place)
+
+
+def _load_images(save_shards, load_shards, place, paths):
+    rank, leftover = dist.get_rank(), place / "leftover"
+    found = [_try(load_shards, path) for path in paths]
+    if rank == 0:
+        shutil.copytree(late(place / "images"), leftover, symlinks=True)
+    dist.barrier()
+    save_shards(leftover, NEW, parts_of(NEW, rank, 2), dict(LENGTHS))
+    dist.barrier()
+    return {
+        "images": found,
+        "leftover": _try(load_shards, leftover),
+        "again": {"loaded": _try(load_shards, place / "run")},
+    }
+
+
+def _load(load_shards, place):
+    empty = place / "empty"
+    empty.mkdir(exist_ok=True)
+    return {
+        "loaded": _try(load_shards, place / "run"),
+        "empty": _try(load_shards, empty),
+        "none": _try(load_shards, place / "none"),
+    }
+
+
+def _try(load_shards, folder):
+    """What came, or {"error": what was raised}."""
+    try:
+        return load_shards(folder)
+    except (BaliseNotDone, Library):
+        raise
+    except Exception as error:
+        return {"error": f"it raised {type(error).__name__}: {error}".split("\n")[0][:200]}
+
+
+def late(folder: Path) -> Path:
+    """The image of the moment when all ranks but one had written; the folder itself where it is missing."""
+    return next((image for image in sorted(folder.iterdir()) if image.name.endswith(LATEST)), folder.parent / "run")

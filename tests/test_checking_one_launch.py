@@ -1,0 +1,75 @@
+"""Worlds of several sizes in one launch: who meets whom, and whose failure it was."""
+
+import os
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from dlojz_tp import launch
+from dlojz_tp.checking import Wrong
+from dlojz_tp.checking.one_launch import _rounds, in_worlds
+
+
+def _sum_of_ranks(factor):
+    x = torch.tensor([float(dist.get_rank() + 1)])
+    dist.all_reduce(x)
+    return dist.get_rank(), dist.get_world_size(), factor * x.item(), int(os.environ["WORLD_SIZE"])
+
+
+def _fails_on_the_last_of_three():
+    if dist.get_world_size() == 3 and dist.get_rank() == 2:
+        raise KeyError("mine")
+    dist.barrier()
+
+
+def _alone_is_wrong():
+    if dist.get_world_size() == 1:
+        raise Wrong("alone", expected=1, where="rank 0 of 1")
+
+
+def _dies_in_two():
+    if dist.get_world_size() == 2 and dist.get_rank() == 1:
+        os._exit(3)
+    dist.barrier()
+
+
+def test_every_world_has_its_own_ranks():
+    found = in_worlds(_sum_of_ranks, 10, sizes=(2, 4, 3, 1))
+    assert list(found) == [2, 4, 3, 1]
+    for size, ranks in found.items():
+        total = 10.0 * size * (size + 1) / 2
+        assert ranks == [(rank, size, total, size) for rank in range(size)]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "rounds"),
+    [
+        ((4, 3, 1, 2), [[4], [3, 1], [2]]),
+        ((2,), [[2]]),
+        ((4, 3, 1), [[4], [3, 1]]),
+        ((3, 1, 2), [[3], [1, 2]]),
+        ((2, 2, 4), [[2, 2], [4]]),
+    ],
+)
+def test_small_worlds_go_side_by_side(sizes, rounds):
+    assert _rounds(sizes) == rounds
+
+
+def test_a_failure_is_named_by_its_own_world():
+    with pytest.raises(launch.RankError) as caught:
+        in_worlds(_fails_on_the_last_of_three)
+    assert caught.value.summary.startswith("rank 2 of 3 raised KeyError")
+    assert (caught.value.rank, caught.value.world_size) == (2, 3)
+    assert isinstance(caught.value.cause, KeyError)
+
+
+def test_a_rank_that_ends_is_named_by_its_own_world():
+    with pytest.raises(launch.RankError, match="rank 1 of 2 ended with exit code 3"):
+        in_worlds(_dies_in_two)
+
+
+def test_a_hint_from_a_rank_comes_through():
+    with pytest.raises(Wrong) as caught:
+        in_worlds(_alone_is_wrong)
+    assert (caught.value.slug, caught.value.where) == ("alone", "rank 0 of 1")
