@@ -1,0 +1,206 @@
+"""Balise 2: bytes moved, against sums written down by hand for each chain."""
+
+from dataclasses import dataclass
+
+import torch
+
+from dlojz_tp.checking import Wrong
+
+HINTS = {
+    "not-two-numbers": "Return two numbers of bytes: (unfused, fused).",
+    "ran-again": "The function was run {n} times. Once is enough: it may change its inputs.",
+    "swapped": "The two are swapped: first operation by operation, then as one kernel.",
+    "elements-not-bytes": "These are numbers of elements. Each has `tensor.itemsize` bytes.",
+    "four-bytes": "Not every number has 4 bytes: bfloat16 has 2, float64 has 8, the result of a comparison 1.",
+    "reads-only": "Only what is read is counted. The result of each operation has to be written too.",
+    "writes-only": "Only what is written is counted. Each operation reads its operands first.",
+    "views-counted": "A view moves nothing: it is another description of the same memory.",
+    "read-twice": "A tensor that stands twice among the operands was counted twice.",
+    "broadcast-counted": "An operand that is broadcast was counted with the result's size. It holds fewer numbers, and only "
+    "those are read.",
+    "expanded-counted": "An expanded tensor was counted at its full shape. Along an expanded dimension the stride is 0: the "
+    "same number is read again and again, and is there once.",
+    "lists-missed": "Operands in a list or given by name were missed: torch.cat([a, b]), torch.add(a, other=b).",
+    "results-missed": "An operation that gives back several tensors writes them all.",
+    "in-place-free": "An operation in place was counted as free, or as a read alone. It reads its tensor and writes it back.",
+    "last-only": "Only the last operation is counted: add up over all.",
+    "wrong-unfused": "The bytes of the operations one by one are wrong.",
+    "fused-inputs-only": "The fused kernel also has to write its result.",
+    "fused-result-only": "The fused kernel also has to read its inputs.",
+    "fused-as-result": "The fused kernel was taken to read each input at the result's size. An input counts what it holds.",
+    "fused-same": "The fused kernel was counted like the chain: its intermediate results stay in registers and move nothing.",
+    "wrong-fused": "A fused kernel reads each input once and writes the result once.",
+    "inputs-spoilt": "The inputs were changed, although the function does not change them.",
+}
+
+
+@dataclass(frozen=True)
+class _Case:
+    """A chain with its bytes, counted by hand; what known mistakes would give for (unfused, fused)."""
+
+    name: str
+    function: object
+    inputs: tuple
+    unfused: int
+    fused: int
+    mistakes: dict
+
+
+def balise_2(memory_traffic):
+    """Chains of growing difficulty."""
+    yield "a chain of three operations on 1,000 float32 numbers"
+    _judge(memory_traffic, _chain())
+    yield "bytes, not elements: bfloat16, float64, comparisons"
+    for case in _dtypes():
+        _judge(memory_traffic, case)
+    yield "views move nothing; a tensor used twice is read once"
+    for case in (_views(), _square()):
+        _judge(memory_traffic, case)
+    yield "operands that are broadcast or expanded"
+    for case in (_broadcast(), _expanded()):
+        _judge(memory_traffic, case)
+    yield "operands in lists and by name, several results, operations in place"
+    for case in (_lists(), _by_name(), _several(), _in_place()):
+        _judge(memory_traffic, case)
+    yield "no numbers are needed: shapes on the device meta"
+    x = torch.empty(3, 2**30, device="meta", dtype=torch.bfloat16)
+    size = 3 * 2**31
+    _judge(memory_traffic, _Case("meta", lambda x: torch.relu(x) + 1, (x,), 4 * size, 2 * size, {}))
+
+
+def _chain():
+    def chain(x, y):
+        return (x * y + 1).sin()
+
+    n = 4000
+    mistakes = {"reads-only": 4 * n, "writes-only": 3 * n, "elements-not-bytes": 7000, "last-only": 2 * n}
+    return _Case("sin(x y + 1)", chain, (torch.linspace(0, 1, 1000), torch.ones(1000)), 7 * n, 3 * n, mistakes)
+
+
+def _dtypes():
+    half, double = torch.ones(300, dtype=torch.bfloat16), torch.ones(50, 4, dtype=torch.float64)
+    yield _Case("bfloat16", lambda x: torch.relu(x).neg(), (half,), 2400, 1200, {"four-bytes": 4800})
+    yield _Case("float64", lambda x: torch.relu(x).neg(), (double,), 6400, 3200, {"four-bytes": 3200})
+    yield _Case("x > 0, float32", lambda x: x > 0, (torch.ones(100),), 500, 500, {"four-bytes": 800})
+    yield _Case("a + b", lambda a, b: a + b, (torch.ones(100), torch.ones(100)), 1200, 1200,
+                {"reads-only": 800, "writes-only": 400})  # fmt: skip
+
+
+def _views():
+    def chain(x):
+        y = torch.relu(x).view(20, 30).t()
+        return y[3:].unsqueeze(0).neg()
+
+    first, second = 4 * 2 * 600, 4 * 2 * 27 * 20
+    views = {"views-counted": (first + second + 1, None)}
+    return _Case("relu, four views, neg", chain, (torch.ones(600),), first + second, 2400 + second // 2, views)
+
+
+def _square():
+    x = torch.ones(100)
+    return _Case("x * x + x", lambda x: x * x + x, (x,), 800 + 1200, 800, {"read-twice": 2400})
+
+
+def _broadcast():
+    x, b = torch.ones(50, 8), torch.ones(8)
+    mistakes = {"broadcast-counted": 3 * 1600}
+    return _Case("(50, 8) + (8,)", lambda x, b: x + b, (x, b), 3232, 3232, mistakes)
+
+
+def _expanded():
+    def chain(x, b):
+        return x * b.expand(50, 8)
+
+    x, b = torch.ones(50, 8), torch.ones(8)
+    return _Case("(50, 8) * (8,).expand(50, 8)", chain, (x, b), 3232, 3232, {"expanded-counted": 4800})
+
+
+def _lists():
+    a, b = torch.ones(30, 4), torch.ones(10, 4)
+    mistakes = {"lists-missed": 640}
+    return _Case("torch.cat([a, b])", lambda a, b: torch.cat([a, b]), (a, b), 1280, 1280, mistakes)
+
+
+def _by_name():
+    a, b = torch.ones(30), torch.ones(30)
+    c = torch.ones(30, dtype=torch.float64)
+
+    def chain(a, b, c):
+        return torch.special.xlogy(torch.clamp(a, max=b), other=c)
+
+    # an operator's tensors arrive by name only where its signature says so; clamp's bounds come either way
+    return _Case("clamp(a, max=b), xlogy", chain, (a, b, c), 3 * 120 + 120 + 240 + 240, 720, {"lists-missed": 840})
+
+
+def _several():
+    x = torch.ones(40, 5)
+    return _Case("a sort's values", lambda x: x.sort(dim=0).values.neg(), (x,), 800 + 800 + 1600 + 1600, 1600,
+                 {"results-missed": (3200, 2400)})  # fmt: skip
+
+
+def _in_place():
+    def chain(x):
+        y = x + 1
+        y.mul_(2)
+        return y.relu_()
+
+    x = torch.ones(25)
+    mistakes = {"in-place-free": (200, 400)}
+    return _Case("x + 1, mul_, relu_", chain, (x,), 600, 200, mistakes)
+
+
+def _judge(memory_traffic, case):
+    runs = []
+
+    def function(*inputs):
+        runs.append(len(inputs))
+        return case.function(*inputs)
+
+    before = [tensor.clone() for tensor in case.inputs]
+    got = memory_traffic(function, *case.inputs)
+    if got is None:
+        raise Wrong("nothing-returned")
+    if not isinstance(got, tuple | list) or len(got) != 2:
+        raise Wrong("not-two-numbers", expected="(unfused, fused)", got=got)
+    try:
+        unfused, fused = (float(value) for value in got)
+    except (TypeError, ValueError):
+        raise Wrong("not-two-numbers", expected="(unfused, fused)", got=str(got)) from None
+    if len(runs) > 1:
+        raise Wrong("ran-again", n=len(runs))
+    if any(a.device.type != "meta" and not torch.equal(a, b) for a, b in zip(before, case.inputs, strict=True)):
+        raise Wrong("inputs-spoilt", where=case.name)
+    right = (case.unfused, case.fused)
+    if (unfused, fused) == right:
+        return
+    where = {
+        "expected": f"{right[0]:,} and {right[1]:,} bytes",
+        "got": f"{unfused:,.0f} and {fused:,.0f}",
+        "where": case.name,
+    }
+    if (fused, unfused) == right:
+        raise Wrong("swapped", **where)
+    if unfused != case.unfused:
+        raise Wrong(_why_unfused(case, unfused), **where)
+    raise Wrong(_why_fused(case, fused), **where)
+
+
+def _why_unfused(case, unfused):
+    for slug, values in case.mistakes.items():
+        values = values if isinstance(values, tuple) else (values,)
+        if unfused in values or (None in values and slug == "views-counted" and unfused > case.unfused):
+            return slug
+    return "wrong-unfused"
+
+
+def _why_fused(case, fused):
+    result = case.function(*case.inputs)
+    out = result.numel() * result.itemsize
+    inputs = case.fused - out
+    known = {
+        "fused-inputs-only": inputs,
+        "fused-result-only": out,
+        "fused-as-result": (len(case.inputs) + 1) * out,
+        "fused-same": case.unfused,
+    }
+    return next((slug for slug, value in known.items() if fused == value != case.fused), "wrong-fused")

@@ -1,0 +1,95 @@
+"""Compile in a check as if nothing had been compiled before, and leave the notebook's own counters alone."""
+
+import contextlib
+import copy
+import logging
+from unittest import mock
+
+import torch
+import torch._dynamo
+from torch._dynamo import config
+from torch._dynamo.utils import counters
+
+USUAL = {  # what a new process starts with; a notebook may have changed it
+    "recompile_limit": 8,
+    "capture_scalar_outputs": False,
+    "capture_dynamic_output_shape_ops": False,
+    "suppress_errors": False,
+    "automatic_dynamic_shapes": True,
+    "assume_static_by_default": True,
+    "error_on_recompile": False,
+    "fail_on_recompile_limit_hit": False,
+    "disable": False,
+}
+
+
+@contextlib.contextmanager
+def fresh():
+    """Inside, nothing is compiled yet, Dynamo has its usual settings and is silent; nothing of it is left afterwards."""
+    kept = copy.deepcopy(counters)
+    settings = {name: value for name, value in USUAL.items() if hasattr(config, name)}
+    logger = logging.getLogger("torch._dynamo")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    torch._dynamo.reset()
+    try:
+        with config.patch(**settings), _no_warnings():
+            yield
+    finally:
+        torch._dynamo.reset()
+        logger.setLevel(level)
+        counters.clear()
+        counters.update(kept)
+
+
+@contextlib.contextmanager
+def _no_warnings():
+    import warnings
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+class Graphs:
+    """A backend that keeps the graphs it is given and runs them as they are.
+
+    captured: the graph modules, in their order. runs: how often one was run.
+    """
+
+    def __init__(self):
+        self.captured, self.runs = [], 0
+
+    def __call__(self, graph, example_inputs, **_options):
+        self.captured.append(graph)
+
+        def run(*args):
+            self.runs += 1
+            return graph.forward(*args)
+
+        return run
+
+    def names(self) -> list[set[str]]:
+        """For each graph the names of what it calls."""
+        return [
+            {_name(node.target) for node in graph.graph.nodes if node.op.startswith("call")} for graph in self.captured
+        ]
+
+
+def _name(target):
+    return target if isinstance(target, str) else getattr(target, "__name__", str(target))
+
+
+@contextlib.contextmanager
+def no_inductor():
+    """Inside, Inductor takes no time: it hands graphs back. Yields a list that has an entry for each it was given."""
+    given = []
+
+    def compile_fx(graph, example_inputs, *_args, **_kwargs):
+        given.append(graph)
+        return graph.forward
+
+    import torch._inductor.compile_fx  # noqa: F401  (it must be there to be replaced)
+
+    with mock.patch("torch._inductor.compile_fx.compile_fx", compile_fx):
+        yield given

@@ -1,0 +1,98 @@
+"""The third part of balise 4: pooling over the real positions, against one row after the other in float64."""
+
+import torch
+
+from dlojz_tp.checking import Wrong, close, nearest
+
+HINTS = {
+    "mask-ignored": "The padding takes part: with weights from the scores of zeros, or with whatever stands there.",
+    "mask-after-softmax": "The weights of the padding were set to 0 after the softmax: the others no longer add up to 1.",
+    "mask-before-scores": "The scores of the padding were set to 0, and exp(0) is 1: it still has weight. Minus infinity has "
+    "none.",
+    "padding-read": "Numbers in the padding change the result: it has small weights, not none.",
+    "pool-inverted": "The mean goes over the padding. Mask where the mask is *False*.",
+    "pool-nan": "The result is NaN. So is a softmax over minus infinities alone: does it run over t, the positions of one row?",
+    "plain-mean": "This is the plain mean over the real positions. The weights come from a softmax.",
+    "wrong-pool": "The pooled values are not those of attention_pool over the real positions.",
+    "pool-gradients": "The gradients are not those of attention_pool over the real positions; padding must get none.",
+}
+
+
+def scene(b=3, t=7, d=4, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(b, t, d, generator=generator).to(dtype)
+    query = 1.5 * torch.randn(d, generator=generator).to(dtype)
+    lengths = torch.tensor([t - 1, 1, t - 3][:b])
+    return x, query, torch.arange(t) < lengths[:, None]
+
+
+def row_by_row(x, query, mask):
+    """Row by row, over the real positions alone, in float64."""
+    rows = []
+    for row, real in zip(x.double(), mask, strict=True):
+        row = row[real]
+        weights = (row @ query.double()).softmax(0)
+        rows.append((weights[:, None] * row).sum(0))
+    return torch.stack(rows)
+
+
+def pools(masked_pool):
+    for dtype in (torch.float32, torch.float64):
+        for what in ("numbers", "zeros"):
+            x, query, mask = scene(dtype=dtype)
+            x[~mask] = 0.3 * query if what == "numbers" else 0.0
+            _one_pool(masked_pool, x, query, mask, f"{what} in the padding, {str(dtype).removeprefix('torch.')}")
+    x, query, mask = scene(b=1, t=5)
+    _one_pool(masked_pool, x, query, torch.ones(1, 5, dtype=torch.bool), "no padding at all")
+    x, query, mask = scene()
+    scattered = torch.tensor([[1, 0, 1, 0, 0, 1, 1], [0, 1, 1, 1, 0, 0, 0], [0, 0, 0, 0, 0, 0, 1]]).bool()
+    _one_pool(masked_pool, x, query, scattered, "real positions anywhere")
+    _pool_gradients(masked_pool)
+
+
+def _one_pool(masked_pool, x, query, mask, where):
+    given = [x.clone(), query.clone(), mask.clone()]
+    got = masked_pool(*given)
+    if got is None:
+        raise Wrong("nothing-returned")
+    for what, a, b in zip(("input x", "query", "mask"), given, (x, query, mask), strict=True):
+        if not torch.equal(a, b):
+            raise Wrong("input-written", what=what, where=where)
+    expected = row_by_row(x, query, mask)
+    if isinstance(got, torch.Tensor) and got.shape == expected.shape and close(got, expected, 1e-4):
+        return
+    if isinstance(got, torch.Tensor) and got.isnan().any():
+        raise Wrong("pool-nan", expected=expected, got=got, where=where)
+    x, query = x.double(), query.double()
+    scores, real = x @ query, mask.double()
+    after = scores.softmax(1) * real
+    zeroed = (scores * real).softmax(1)
+    known = {
+        "mask-ignored": (scores.softmax(1)[..., None] * x).sum(1),
+        "mask-after-softmax": (after[..., None] * x).sum(1),
+        "mask-before-scores": (zeroed[..., None] * x).sum(1),
+        "plain-mean": (real[..., None] * x).sum(1) / real.sum(1, keepdim=True),
+    }
+    slug = nearest(got, known, "wrong-pool", 1e-4)
+    if slug == "wrong-pool" and close(got, (zeroed[..., None] * real[..., None] * x).sum(1), 1e-4):
+        slug = "mask-before-scores"
+    if slug == "wrong-pool" and (~mask).any(1).all() and close(got, row_by_row(x, query, ~mask), 1e-4):
+        slug = "pool-inverted"
+    if slug == "wrong-pool" and (~mask).any():
+        alone = masked_pool(x[:1, :1], query, mask[:1, :1]), masked_pool(x, query, torch.ones_like(mask))
+        right = row_by_row(x[:1, :1], query, mask[:1, :1]), row_by_row(x, query, torch.ones_like(mask))
+        slug = "padding-read" if close(list(alone), list(right), 1e-4) else slug
+    raise Wrong(slug, expected=expected, got=got, where=where)
+
+
+def _pool_gradients(masked_pool):
+    found = []
+    for function in (masked_pool, row_by_row):
+        x, query, mask = scene(dtype=torch.float64)
+        x, query = x.requires_grad_(), query.requires_grad_()
+        pooled = function(x, query, mask)
+        if pooled.requires_grad:
+            (pooled * torch.arange(1.0, 5.0)).sum().backward()
+        found.append([torch.zeros_like(t) if t.grad is None else t.grad for t in (x, query)])
+    if not close(found[0], found[1], 1e-6):
+        raise Wrong("pool-gradients", expected=found[1][0], got=found[0][0])
