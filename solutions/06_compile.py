@@ -258,7 +258,8 @@ if compiling.c_compiler():
 # memory and back five times. The C loop moves each number once; alone, `-O3` still computes one `erf` after the other.
 # `-march=native -ffast-math` allows the compiler to use this processor's vector instructions and to change the order of
 # operations: a dozen numbers at once. The price is written in its name: such a library runs on this type of processor
-# only, and may treat infinities and NaN carelessly.
+# only, and may treat infinities and NaN carelessly. (Compiled by a GCC before 13, it even tells the processor, when it is
+# loaded, to take numbers below about 1e-38 for zero, in the whole process.)
 #
 # And a C loop knows nothing of gradients, of GPUs, of bfloat16, or of the operation that comes next. That is why
 # compilers for tensors were made.
@@ -616,7 +617,7 @@ print(f"{share:.0%} of the padded positions are padding; the largest difference 
 #
 # Return the smallest number of steps `n` (an `int`, at least 1, and at least as many as `slow_steps`) after which the
 # compiled job has taken no longer than the eager one: `len(slow_steps)` of its steps were slow, the others took `compiled`
-# seconds. Return `None` if compilation never pays. About 5 lines.
+# seconds. Return `None` if compilation never pays, for lack of a faster step. About 5 lines.
 #
 # <details><summary>Hint</summary>
 #
@@ -695,8 +696,9 @@ plt.show()
 # the gradients, computes the loss and its gradients, updates the weights) and returns the loss, detached. Compile with
 # `torch.compile` and the given `backend`:
 #
-# - the loss is **one** graph; let a break be an error. `optimizer.step` is compiled as well. `loss.backward()` can stay
-#   outside: the backward graph is made together with the forward one;
+# - the loss is **one** graph; let a break be an error. `optimizer.step` is compiled as well (without
+#   `fullgraph`: PyTorch's optimizers break the graph themselves). `loss.backward()` can stay outside: the backward graph is
+#   made together with the forward one;
 # - a scheduler changes the learning rate in every step, and that must not compile anything again. It was made on
 #   `optimizer`, before or after `step`;
 # - the weights, and the statistics of batch norm, follow those of the uncompiled step.
@@ -855,6 +857,8 @@ with torch.profiler.profile(activities=[activity.CPU, *([activity.CUDA] if FULL 
     measure.synchronize(DEVICE)
 spent = {}
 for event in profile.key_averages():
+    if event.is_user_annotation or event.device_type != torch.autograd.DeviceType.CPU:
+        continue  # labels, and kernels: their time is in the rows of the operators already
     taken = event.self_device_time_total if DEVICE.type == "cuda" else event.self_cpu_time_total
     kind = next((kind for kind, part in KINDS.items() if part in event.key), "everything else")
     spent[kind] = spent.get(kind, 0) + taken
@@ -1007,7 +1011,6 @@ for card, bandwidth in CARDS.items():
 # %%
 with torch.device("meta"), Operations() as operations:
     resnet = models.resnet50()
-    resnet_optimizer = training_run.make_optimizer(resnet.parameters())
     operations.calls.clear()
     F.cross_entropy(resnet(torch.empty(2, 3, 64, 64)), torch.empty(2, dtype=torch.long)).backward()
 started = operations.total

@@ -292,7 +292,7 @@ def test_many_children_are_all_killed():
                 time.sleep(600)
         raise ValueError("enough")
 
-    assert error_of(job, n=2).kind == "raised"
+    assert error_of(job, n=2, timeout=60.0, within=30.0).kind == "raised"
 
 
 def test_a_dead_server_is_replaced():

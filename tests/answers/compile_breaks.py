@@ -161,3 +161,7 @@ class Masked(nn.Sequential):
 
 
 bank.several(3, None, Masked)
+
+
+bank.slip(3, None, ("torch.zeros(()))", "torch.zeros(()), persistent=False)"))
+bank.slip(3, "epsilon", ("some = square > 0", "some = square > 1e-10"))

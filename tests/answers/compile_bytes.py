@@ -148,3 +148,7 @@ def memory_traffic(function, *inputs):  # noqa: F811
         if node.op == "output":
             result = values(node.all_input_nodes)
     return unfused, sum(map(held, [*inputs, *result]))
+
+
+bank.slip(2, "fused-as-result", ("sum(map(held, tensors(inputs)))", "sum(t.nbytes for t in inputs)"))
+bank.slip(2, "addresses", ("{id(leaf): leaf for", "{leaf.data_ptr(): leaf for"))

@@ -183,3 +183,13 @@ def attention(x, query, mask):
 
 
 bank.several(4, None, count_with_a_list, pad_to_bucket, attention)
+
+
+bank.slip(
+    4,
+    "pool-nan",
+    (
+        "    return (scores.softmax(dim=1).unsqueeze(-1) * x).sum(dim=1)",
+        "    weights = scores.exp()\n    return ((weights / weights.sum(1, keepdim=True)).unsqueeze(-1) * x).sum(dim=1)",
+    ),
+)

@@ -186,3 +186,13 @@ def make_compiled_step(loss_of, optimizer, backend="inductor"):  # noqa: F811
         return loss.detach()
 
     return step
+
+
+bank.slip(
+    6,
+    "optimizer-fullgraph",
+    (
+        "torch.compile(optimizer.step, backend=backend)",
+        "torch.compile(optimizer.step, backend=backend, fullgraph=True)",
+    ),
+)

@@ -343,3 +343,13 @@ bank.slip(
     ("return len(shapes) * (usual - best) - len(set(shapes)) * search", 'return f"{len(shapes) * (usual - best)} s"'),
 )
 bank.slip(8, "nothing-returned", ("return len(shapes)", "saved = len(shapes)"))
+
+
+bank.slip(
+    8,
+    "every-batch-made",
+    (
+        "inputs, labels = batch_of(max(lengths))",
+        "inputs, labels = max(map(batch_of, lengths), key=lambda b: b[0].shape[1])",
+    ),
+)

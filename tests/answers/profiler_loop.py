@@ -162,7 +162,7 @@ def profiled_loop(model, loader, optimizer, forward, folder, active=3):
     return prof
 """,
 )
-bank.slip(1, None, ('"trace.json"', '"trace.json.gz"'))
+bank.slip(1, "trace-name", ('"trace.json"', '"trace.json.gz"'))
 bank.slip(1, None, ("repeat=1),", "repeat=1),\n        with_stack=True, profile_memory=True,"))
 
 # ---------------------------------------------------------------- wrong

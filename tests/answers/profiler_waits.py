@@ -389,3 +389,4 @@ bank.slip(4, "own-device", ("torch.rand(len(images), device=device)", "torch.ran
 bank.slip(4, "own-device", ("device, non_blocking", '"cuda", non_blocking'))
 bank.slip(4, "mode-switched", ("    logits = model", "    model.eval()\n    logits = model"))
 bank.slip(4, "network-twice", ("(logits.argmax(dim=1) == labels)", "(model(images).argmax(dim=1) == labels)"))
+bank.slip(4, "batch-changed", ("images + shift[:, None, None, None]", "images.add_(shift[:, None, None, None])"))

@@ -41,7 +41,7 @@ HINTS = {
     "peak-wrong": "The buffer `peak` must hold the largest activation of the last call, as it goes into `second`.",
     "peak-list": "A Python list grows with each call, and a guard looks at it. Keep the last number only, in the buffer.",
     "peak-graph": "The buffer `peak` still has its graph: it keeps the activations of its step alive. detach() it.",
-    "peak-lost": "`peak` is no longer a buffer after a call: state_dict() does not hold it, and to(device) would forget it.",
+    "peak-lost": "`peak` is no longer a buffer after a call: to(device) would forget it.",
 }
 
 
@@ -54,6 +54,7 @@ def balise_3(Mended):  # noqa: N803  (the answer is a class)
         _same(model, x)
     small = _model(Mended, bias=0.0)
     _same(small, 1e-5 * _random(6, 4))
+    _same(small, 1e-10 * _random(6, 4))
     yield "all numbers zero: the branch not taken"
     _same(small, torch.zeros(4, 16))
     yield "the largest activation is in the buffer, without a graph"
@@ -153,6 +154,8 @@ def _why(model, x, got, expected, zero):
     def logits(h, factor=None):
         return (h @ weight.T + bias) * (1 + (h > h.mean()).double().mean() if factor is None else factor)
 
+    if not zero and x.abs().max() < 1e-8:  # what is right for 1e-5 already
+        return "epsilon"
     h = F.gelu(first / norm)
     rows = F.gelu(first / first.norm(dim=1, keepdim=True).clamp_min(1e-12))
     known = {
@@ -174,7 +177,7 @@ def _why(model, x, got, expected, zero):
 def _peak(model):
     for x in (_random(8, 6), _random(3, 7)):
         model(x)
-        if "peak" not in dict(model.named_buffers()) or "peak" not in model.state_dict():
+        if "peak" not in dict(model.named_buffers()):
             raise Wrong("peak-lost", got=f"peak is {type(getattr(model, 'peak', None)).__name__}")
         truth = _plain(model, x)[2].max()
         if model.peak.shape != () or not close(model.peak.detach().float(), truth.float(), 1e-4):

@@ -28,6 +28,8 @@ HINTS = {
     "fused-inputs-only": "The fused kernel also has to write its result.",
     "fused-result-only": "The fused kernel also has to read its inputs.",
     "fused-as-result": "The fused kernel was taken to read each input at the result's size. An input counts what it holds.",
+    "addresses": "On the device meta all tensors have the address 0, and memory is used again elsewhere: an address does not say "
+    "which tensor it is. The object does: id().",
     "fused-same": "The fused kernel was counted like the chain: its intermediate results stay in registers and move nothing.",
     "wrong-fused": "A fused kernel reads each input once and writes the result once.",
     "inputs-spoilt": "The inputs were changed, although the function does not change them.",
@@ -57,7 +59,7 @@ def balise_2(memory_traffic):
     for case in (_views(), _square()):
         _judge(memory_traffic, case)
     yield "operands that are broadcast or expanded"
-    for case in (_broadcast(), _expanded()):
+    for case in (_broadcast(), _expanded(), _expanded_input()):
         _judge(memory_traffic, case)
     yield "operands in lists and by name, several results, operations in place"
     for case in (_lists(), _by_name(), _several(), _in_place()):
@@ -65,7 +67,8 @@ def balise_2(memory_traffic):
     yield "no numbers are needed: shapes on the device meta"
     x = torch.empty(3, 2**30, device="meta", dtype=torch.bfloat16)
     size = 3 * 2**31
-    _judge(memory_traffic, _Case("meta", lambda x: torch.relu(x) + 1, (x,), 4 * size, 2 * size, {}))
+    inputs = x, torch.empty_like(x)
+    _judge(memory_traffic, _Case("meta", lambda x, y: x * y + 1, inputs, 5 * size, 3 * size, {"addresses": 4 * size}))
 
 
 def _chain():
@@ -113,6 +116,12 @@ def _expanded():
 
     x, b = torch.ones(50, 8), torch.ones(8)
     return _Case("(50, 8) * (8,).expand(50, 8)", chain, (x, b), 3232, 3232, {"expanded-counted": 4800})
+
+
+def _expanded_input():
+    x, b = torch.ones(50, 8), torch.ones(2, 8)[:1].expand(50, 8)
+    mistakes = {"expanded-counted": (4800, 3264)}
+    return _Case("(50, 8) * an input that was expanded from (1, 8)", lambda x, b: x * b, (x, b), 3232, 3232, mistakes)
 
 
 def _lists():

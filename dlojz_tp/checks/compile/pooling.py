@@ -45,6 +45,7 @@ def pools(masked_pool):
     x, query, mask = scene(b=1, t=5)
     _one_pool(masked_pool, x, query, torch.ones(1, 5, dtype=torch.bool), "no padding at all")
     x, query, mask = scene()
+    _one_pool(masked_pool, x, 60 * query, mask, "scores of which no exponential fits into float32")
     scattered = torch.tensor([[1, 0, 1, 0, 0, 1, 1], [0, 1, 1, 1, 0, 0, 0], [0, 0, 0, 0, 0, 0, 1]]).bool()
     _one_pool(masked_pool, x, query, scattered, "real positions anywhere")
     _pool_gradients(masked_pool)

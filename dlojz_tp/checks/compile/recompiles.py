@@ -202,7 +202,7 @@ def _pads(pad_to_bucket, t, multiple):
 
 
 def _together(pad_to_bucket, masked_pool):
-    lengths = range(3, 25, 2)
+    lengths = range(1, 25, 2)
     x, query, _ = scene(t=24)
     with fresh():
         graphs = Graphs()

@@ -19,6 +19,8 @@ HINTS = {
     "nothing-compiled": "Nothing was compiled: the backend was not asked once.",
     "loss-uncompiled": "The loss was not compiled: no graph has the model in it.",
     "optimizer-uncompiled": "optimizer.step was not compiled: no graph updates the weights.",
+    "optimizer-fullgraph": "The update stops at a graph break, and the loss has none: PyTorch's optimizers break the graph in their "
+    "own step(). Compile it without fullgraph.",
     "break-tolerated": "loss_of with a graph break in it ran all the same. fullgraph=True makes an error of it, which names the "
     "line.",
     "compiled-anew": "Every step compiles again, although nothing has changed. Compile once, outside step.",
@@ -123,7 +125,7 @@ def _scene(make_compiled_step, make, early):
         for i, batch in enumerate(batches):
             torch.manual_seed(100 + i)
             ran = graphs.runs
-            losses.append(_loss(step(*batch)))
+            losses.append(_loss(_stepped(step, batch)))
             runs.append(graphs.runs - ran)
             counts.append(len(graphs.captured))
             if inductor:
@@ -134,6 +136,13 @@ def _scene(make_compiled_step, make, early):
                 schedule.step()
         _values(make, model, before, optimizer, losses)
         _compiled(graphs, counts, runs, early)
+
+
+def _stepped(step, batch):
+    try:
+        return step(*batch)
+    except torch._dynamo.exc.Unsupported as error:  # the loss has no break
+        raise Wrong("optimizer-fullgraph", got=str(error).split("\n")[0]) from error
 
 
 def _loss(got):

@@ -9,7 +9,7 @@ from dlojz_tp.checking import Wrong, close
 
 HINTS = {
     "model-not-returned": "Return the model that came in, changed in place.",
-    "bias-left": "{name} still has its bias, and a batch norm follows directly.",
+    "bias-left": "{name}, a {kind}, still has its bias, and a batch norm follows directly.",
     "bias-zeroed": "{name} still has a bias, now zero: it is still read, added, differentiated and updated. Take it out.",
     "nested-left": "{name} still has its bias: it stands in an nn.Sequential inside another module.",
     "wrong-bias-out": "{name} lost its bias, and no batch norm follows directly: {next}. The function is another one now.",
@@ -167,7 +167,9 @@ def _right_parameters(original, model, layers, gone, nested):
         if f"{layer}.bias" in after:
             zero = not after[f"{layer}.bias"].any()
             raise Wrong(
-                "bias-zeroed" if zero else "nested-left" if nested and "." in layer else "bias-left", name=layer
+                "bias-zeroed" if zero else "nested-left" if nested and "." in layer else "bias-left",
+                name=layer,
+                kind=type(model.get_submodule(layer)).__name__,
             )
         if getattr(model.get_submodule(layer), "bias", None) is not None:
             raise Wrong("bias-zeroed", name=layer, got="a bias that is no parameter")

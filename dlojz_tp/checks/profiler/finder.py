@@ -67,7 +67,7 @@ def backward(x):
     x.square().sum().backward()
     return x.grad
 '''  # fmt: skip
-FILE = "/tmp/ipykernel_4242/1234567890.py"  # what a cell of a notebook is called
+FILE = "/tmp/torch_course/ipykernel_4242/1234567890.py"  # what a cell of a notebook is called
 ITEM, MASK, NONZERO = "aten._local_scalar_dense", "aten.index", "aten.nonzero"
 
 

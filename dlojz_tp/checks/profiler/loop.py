@@ -1,7 +1,6 @@
 """Balise 1: a profiled loop, judged by the trace that it writes and by the weights that it leaves."""
 
 import contextlib
-import gzip
 import json
 import os
 import stat
@@ -21,6 +20,7 @@ HINTS = {
     "path in that folder?",
     "step-not-called": "Nothing was recorded: the profiler was never told that a step had ended. Call its step() at the end of "
     "each.",
+    "trace-name": "The trace is to be one file right in the folder, with a name that ends in .json: so the cells below find it.",
     "trace-elsewhere": "A trace went to {place}. It belongs into the folder that was handed in, and nowhere else.",
     "not-json": "The file in the folder cannot be read as a trace: {error}.",
     "not-private": "Others can look into the folder: its mode is {mode}. A trace shows paths and names: make it with mode 0o700.",
@@ -120,7 +120,10 @@ class _Run:
             raise Wrong("trace-elsewhere", place=str(elsewhere[0].relative_to(start)), got=str(elsewhere[0].name))
         if not found:
             raise Wrong("step-not-called" if _unstepped(self.returned) else "no-trace")
-        self._read(max(found, key=lambda path: path.stat().st_mtime_ns))
+        newest = max(found, key=lambda path: path.stat().st_mtime_ns)
+        if newest.suffix != ".json" or newest.parent != Path(folder):
+            raise Wrong("trace-name", expected="NAME.json", got=str(newest.relative_to(folder)))
+        self._read(newest)
 
     def _forward(self, model, images, labels):
         self.calls += 1
@@ -136,9 +139,7 @@ class _Run:
 
     def _read(self, path):
         try:
-            opened = gzip.open if path.name.endswith(".gz") else open
-            with opened(path, "rt") as file:
-                events = json.load(file)["traceEvents"]
+            events = json.loads(path.read_text())["traceEvents"]
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise Wrong("not-json", error=f"{type(error).__name__}: {error}"[:200], got=path.name) from error
         spans = [e for e in events if e.get("ph") == "X" and e.get("cat") in ("user_annotation", "cpu_op")]

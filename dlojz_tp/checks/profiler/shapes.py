@@ -37,6 +37,7 @@ HINTS = {
     "one-step-only": "The gain is that of one step. It comes back in each step of the run.",
     "sign": "The sign is wrong: positive where the autotuner saves.",
     "no-number": "autotuner_saves returns a number of seconds.",
+    "every-batch-made": "Batches of {n} lengths were made. The lengths are known: make one batch, of the longest.",
     "saves-wrong": "The seconds saved are wrong: what all steps gain, less what all searches cost.",
 }
 
@@ -126,6 +127,8 @@ def _ran(reserve, lengths, training=True):
         reserve(model, batch_of, lengths)
     if emptied:
         raise Wrong("cache-emptied")
+    if len(set(made)) > 1 and len(model.seen) == 1:
+        raise Wrong("every-batch-made", n=len(set(made)))
     return model, made
 
 

@@ -24,6 +24,7 @@ HINTS = {
     "images take part, and count for nothing.",
     "unknown-in-loss": "Images with label -1 have no part in the loss: {error}",
     "mean-over-all": "The loss is divided by all images. It is the mean over those that have a label.",
+    "batch-changed": "The batch that was handed in came out changed: on a CPU, .to gives the caller's own tensor. Make a new one.",
     "loss-wrong": "The loss is not that of hesitant_step.",
     "shift-missing": "This is the loss without the shift.",
     "shift-wrong": "The shift is another one: 0.4 × a number of torch.rand - 0.2, one for each image.",
@@ -166,6 +167,8 @@ def _call(flowing_step, model, batch, optimizer, device, seed):
     try:
         with waits(flowing_step) as waiting:
             got = flowing_step(model, images, labels, optimizer, device)
+        if images._version or labels._version:  # an operator in place counts it up
+            raise Wrong("batch-changed")
     except IndexError as error:
         if "out of bounds" in str(error) or "out of range" in str(error):
             raise Wrong("unknown-in-loss", error=str(error).split("\n")[0]) from error
