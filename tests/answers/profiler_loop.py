@@ -201,7 +201,7 @@ bank.slip(
 )
 bank.slip(1, "steps-unmarked", ("        schedule=schedule(wait=1, warmup=1, active=active, repeat=1),\n", ""))
 bank.slip(1, "warmup-recorded", ("wait=1, warmup=1", "wait=0, warmup=1"))
-bank.slip(1, "warmup-recorded", ("wait=1, warmup=1, active=active", "wait=0, warmup=0, active=active + 2"))
+bank.slip(1, "no-warmup", ("wait=1, warmup=1, active=active", "wait=0, warmup=0, active=active + 2"))
 bank.slip(1, "recorded-late", ("wait=1, warmup=1", "wait=2, warmup=1"))
 bank.slip(1, "recorded-late", ("wait=1, warmup=1", "wait=1, warmup=2"))
 bank.slip(1, "recorded-again", (", repeat=1", ""))
@@ -299,3 +299,4 @@ def profiled_loop(model, loader, optimizer, forward, folder, active=3):
     return prof
 """,
 )
+bank.slip(1, "no-warmup", ("wait=1, warmup=1", "wait=2, warmup=0"))

@@ -20,6 +20,7 @@ HINTS = {
     "path in that folder?",
     "step-not-called": "Nothing was recorded: the profiler was never told that a step had ended. Call its step() at the end of "
     "each.",
+    "no-warmup": "The profiler has no step to warm up: what it does at its own start would be in the first recorded step.",
     "trace-name": "The trace is to be one file right in the folder, with a name that ends in .json: so the cells below find it.",
     "trace-elsewhere": "A trace went to {place}. It belongs into the folder that was handed in, and nowhere else.",
     "not-json": "The file in the folder cannot be read as a trace: {error}.",
@@ -110,10 +111,12 @@ class _Run:
         optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
         start = Path.cwd()
         seen = set(_files(start))
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of the profiler: where it is not stepped, and others
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")  # of the profiler: where it is not stepped, and others
             with _profiler_ends():
                 self.returned = profiled_loop(self.model, _Loader(data), optimizer, self._forward, folder, active)
+        if any("using warmup" in str(warning.message) for warning in said):
+            raise Wrong("no-warmup")
         found = _files(folder)
         elsewhere = sorted(set(_files(start)) - seen - set(found))
         if elsewhere:
