@@ -114,10 +114,8 @@ def _launch(task: memoryview, n: int, backend: str, timeout: float, label: str) 
 
 def _used() -> list[str]:
     """What the fork server should import too: modules that this process has and ranks are likely to need."""
-    ours = [name for name in sys.modules if name.startswith(PRELOAD_FAMILIES[0])]
-    families = {f"{family}{name.removeprefix(family).split('.')[0]}" for family in PRELOAD_FAMILIES for name in ours
-                if name.startswith(family)}  # fmt: skip
-    return [name for name in [*PRELOAD_IF_USED, *sorted(families)] if name in sys.modules]
+    below = sorted(name for name in list(sys.modules) if name.rpartition(".")[0] in PRELOAD_FAMILIES)
+    return [name for name in PRELOAD_IF_USED if name in sys.modules] + below
 
 
 def _launch_on(server: client.Server, task: memoryview, n: int, backend: str, timeout: float, label: str) -> list:

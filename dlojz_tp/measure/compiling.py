@@ -1,5 +1,7 @@
-"""Compile in private folders, and count what a compiler did: graphs, the breaks between them, generated kernels."""
+"""Compile in private folders, and count what Dynamo did: graphs, and the breaks between them."""
 
+import contextlib
+import io
 import logging
 import os
 import shutil
@@ -24,26 +26,6 @@ class BuildError(Exception):
         return str(self).splitlines()
 
 
-class GraphCounter:
-    """A backend of torch.compile that makes no code: it counts the graphs that it is given, and runs them as they are.
-
-    Attributes:
-        graphs: how many were captured so far.
-        operations: operations of each, in their order.
-    """
-
-    def __init__(self):
-        self.operations: list[int] = []
-
-    @property
-    def graphs(self) -> int:
-        return len(self.operations)
-
-    def __call__(self, graph: torch.fx.GraphModule, example_inputs: list) -> Callable:
-        self.operations.append(sum(node.op.startswith("call") for node in graph.graph.nodes))
-        return graph.forward
-
-
 @dataclass(frozen=True)
 class Capture:
     """What was captured in one call: number of graphs; for each break, its line of code, and the reason in short."""
@@ -64,9 +46,6 @@ def capture(function: Callable, *args: object) -> Capture:
 
     Compiled functions of this process are forgotten: they compile again at their next call.
     """
-    import contextlib
-    import io
-
     import torch._dynamo
 
     torch._dynamo.reset()

@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import logging
+import warnings
 from unittest import mock
 
 import torch
@@ -33,22 +34,13 @@ def fresh():
     logger.setLevel(logging.CRITICAL)
     torch._dynamo.reset()
     try:
-        with config.patch(**settings), _no_warnings():
+        with config.patch(**settings), warnings.catch_warnings(action="ignore"):
             yield
     finally:
         torch._dynamo.reset()
         logger.setLevel(level)
         counters.clear()
         counters.update(kept)
-
-
-@contextlib.contextmanager
-def _no_warnings():
-    import warnings
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
 
 
 class Graphs:

@@ -7,6 +7,7 @@ from numbers import Real
 
 from dlojz_tp import planner
 from dlojz_tp.checking import Wrong, close, pretended
+from dlojz_tp.checks.pipeline_under_the_hood.schedules import ORDERS, of_the_planner
 from dlojz_tp.planner.pipeline import PipelineEvent
 
 HINTS = {
@@ -41,7 +42,6 @@ HINTS = {
     "events-changed": "The list of events was changed. Leave it as it is: it is drawn afterwards.",
 }  # fmt: skip
 
-_ORDERS = ("gpipe", "one_f_one_b", "interleaved_1f1b", "zero_bubble_h1")
 CASES = [(p, m) for p in (2, 3, 4, 8) for m in (1, 2, 3, 7, 8, 20)] + [(1, 1), (1, 5)]
 
 
@@ -49,9 +49,7 @@ def balise_8(ideal_bubble, fewest_micro_batches, measured_bubble, stage_costs):
     """The formula against simulated pipelines; shares and costs against events that are known."""
     yield "the formula, for 1 to 8 stages and 1 to 20 micro-batches, against simulated pipelines"
     truth = [planner.simulate(planner.gpipe(p, m), {"F": 1.0, "B": 2.0}).bubble for p, m in CASES]
-    places = (planner, planner.pipeline, planner.schedules)
-    simulators = [(place, name) for place in places for name in ("simulate", *_ORDERS) if hasattr(place, name)]
-    refused = [(place, name, partial(_refuse, name)) for place, name in simulators]
+    refused = of_the_planner(("simulate", *ORDERS), lambda name: partial(_refuse, name))
     with pretended(refused, ideal_bubble, fewest_micro_batches):
         _formula(ideal_bubble, truth)
         yield "the fewest micro-batches for a bubble"

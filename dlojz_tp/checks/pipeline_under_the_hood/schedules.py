@@ -26,6 +26,13 @@ HINTS = {
 }
 SIZES = [(1, 1), (1, 3), (2, 4), (4, 8), (3, 7), (4, 4), (5, 6), (3, 2), (4, 1), (6, 3)]
 COSTS = {"F": 1.0, "B": 2.0}
+ORDERS = ("gpipe", "one_f_one_b", "interleaved_1f1b", "zero_bubble_h1")  # that the planner has
+
+
+def of_the_planner(names, refuse):
+    """(module, name, stand-in) of the planner's functions, in every module that has them; refuse(name): the stand-in."""
+    places = (planner, planner.pipeline, planner.schedules)
+    return [(place, name, refuse(name)) for place in places for name in names if hasattr(place, name)]
 
 
 def balise_5(gpipe, one_f_one_b):
@@ -37,7 +44,7 @@ def balise_5(gpipe, one_f_one_b):
 
         return refused
 
-    borrowed = [(place, name, refuse(f"planner.{name}")) for place in (planner, planner.schedules) for name in _LIBRARY]
+    borrowed = of_the_planner(ORDERS, lambda name: refuse(f"planner.{name}"))
     borrowed += [(library, name, refuse(name)) for name in vars(library) if name.startswith(("Schedule", "_get_1f1b"))]
     with pretended(borrowed, gpipe, one_f_one_b):
         yield "GPipe: complete, in order, without deadlock, from 1 to 6 stages and 1 to 8 micro-batches"
@@ -58,9 +65,6 @@ def balise_5(gpipe, one_f_one_b):
                     if numbers != sorted(numbers):
                         raise Wrong("1f1b-order", got=numbers, where=f"stage {stage}, {_where('one_f_one_b', p, m)}")
             _time(found, p, m, "one_f_one_b")
-
-
-_LIBRARY = ("gpipe", "one_f_one_b", "interleaved_1f1b", "zero_bubble_h1")
 
 
 def _where(name, p, m):
