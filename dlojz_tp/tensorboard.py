@@ -152,7 +152,7 @@ def _start(folder: Path, seconds: float) -> Board:
             if not board.up:
                 raise TimeoutError
         except (OSError, TimeoutError):
-            late = process.poll() is None
+            late = time.monotonic() >= deadline  # one that has closed its output may still be on its way out
             board.stop()
             errors.seek(0)
             said = [line.strip() for line in errors.read().decode("utf-8", "replace").splitlines() if line.strip()]
