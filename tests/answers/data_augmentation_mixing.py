@@ -450,6 +450,9 @@ bank.slip(
 
 # balise 1, once more
 FLIP = ", v2.RandomHorizontalFlip()"
+bank.slip(1, "randaugment-idle", ("v2.RandAugment()", "v2.RandAugment(num_ops=0)"), NORMALIZE)
+bank.slip(1, "randaugment-idle", ("v2.RandAugment()", "v2.RandAugment(magnitude=0)"), NORMALIZE)
+bank.slip(1, None, ("v2.RandAugment()", "v2.RandAugment(num_ops=3, magnitude=5)"), NORMALIZE)
 bank.slip(1, "no-flip", (FLIP, ""), NORMALIZE)
 bank.slip(1, "no-flip", (FLIP, ", *([] if augment else [v2.RandomHorizontalFlip()])"), NORMALIZE)
 bank.slip(1, "always-flipped", ("RandomHorizontalFlip()", "RandomHorizontalFlip(p=1)"), NORMALIZE)

@@ -25,6 +25,8 @@ HINTS = {
     "every image by itself: no RandomApply, no RandomChoice.",
     "randaugment-always": "With augment=False, RandAugment was called all the same.",
     "randaugment-twice": "RandAugment was called {n} times for one image.",
+    "randaugment-idle": "RandAugment was called, but with num_ops={n} and magnitude={strength}: it changes next to nothing. Its "
+    "defaults are 2 and 9.",
     "randaugment-lost": "RandAugment was called, but the image that goes on is the one from before. It returns a new image.",
     "randaugment-on-floats": "RandAugment got floating-point pixels. Posterise, equalise and solarise count in levels from 0 "
     "to 255: it belongs before the conversion to float.",
@@ -98,7 +100,7 @@ def _photograph():
 
 
 class _watched:  # noqa: N801  (it reads "with _watched() as seen")
-    """Lists what RandAugment is given meanwhile: ("float" or "levels", width, height) of each call.
+    """Lists each call of RandAugment: ("float" or "levels", width, height) of what it was given, num_ops, magnitude.
 
     works: "really"; "not": it gives back what it got, so that what is around it can be seen; or "black": nothing is left.
     """
@@ -112,7 +114,7 @@ class _watched:  # noqa: N801  (it reads "with _watched() as seen")
             forward = kind.forward
 
             def watch(this, *inputs, forward=forward):
-                seen.append(_describe(inputs[0]))
+                seen.append((*_describe(inputs[0]), this.num_ops, this.magnitude))
                 if self.works == "really":
                     return forward(this, *inputs)
                 if self.works == "black":
@@ -172,13 +174,15 @@ def _right_place(seen):
         raise Wrong("no-randaugment")
     if len(seen) > 4:
         raise Wrong("randaugment-twice", n=len(seen) // 4)
-    kind, width, height = seen[0]
+    kind, width, height, n, strength = seen[0]
     if kind == "float":
         raise Wrong("randaugment-on-floats")
     if width * height > 2 * 48 * 48:
         raise Wrong(
             "randaugment-before-crop", expected="48 × 48", got=f"{width} × {height}", width=width, height=height
         )
+    if n < 1 or strength < 1:
+        raise Wrong("randaugment-idle", n=n, strength=strength)
 
 
 def _right_windows(windows, when):
