@@ -49,6 +49,11 @@ def make_model(classes: int) -> torch.nn.Module:
     return getattr(models, setting().architecture)(num_classes=classes).to(device())
 
 
+def fast_model(classes: int) -> torch.nn.Module:
+    """The same network in channels last, for `fast_step`."""
+    return make_model(classes).to(memory_format=torch.channels_last)
+
+
 def make_optimizer(parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
     """SGD with momentum and weight decay."""
     return torch.optim.SGD(parameters, lr=0.05, momentum=0.9, weight_decay=1e-4)
@@ -89,6 +94,19 @@ def plain_step(model, images, labels, optimizer, device):
     optimizer.zero_grad()
     logits = model(images)
     loss = F.cross_entropy(logits, labels)
+    loss.backward()
+    optimizer.step()
+    return loss.detach(), logits.detach()
+
+
+def fast_step(model, images, labels, optimizer, device):
+    """A step in bfloat16 and channels last: images (b, 3, h, w), labels (b,). Returns loss () and logits, detached."""
+    images = images.to(device, non_blocking=True, memory_format=torch.channels_last)
+    labels = labels.to(device, non_blocking=True)
+    optimizer.zero_grad()
+    with torch.autocast(device.type, dtype=torch.bfloat16):
+        logits = model(images)
+        loss = F.cross_entropy(logits, labels)
     loss.backward()
     optimizer.step()
     return loss.detach(), logits.detach()

@@ -26,7 +26,6 @@ from pathlib import Path
 import numpy as np
 import psutil
 import torch
-import torch.nn.functional as F
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 from torchvision.transforms import RandomResizedCrop, v2
@@ -129,24 +128,11 @@ report.timeline({name: drawn(0.06, 0.03, 6, workers) for name, workers in pictur
 
 
 # %%
-def fast_step(model, images, labels, optimizer, device):
-    """A step in bfloat16 and channels last. images (b, 3, h, w), labels (b,). Returns loss () and logits, detached."""
-    images = images.to(device, non_blocking=True, memory_format=torch.channels_last)
-    labels = labels.to(device, non_blocking=True)
-    optimizer.zero_grad(set_to_none=True)
-    with torch.autocast(device.type, dtype=torch.bfloat16):
-        logits = model(images)
-        loss = F.cross_entropy(logits, labels)
-    loss.backward()
-    optimizer.step()
-    return loss.detach(), logits.detach()
-
-
 def fresh_model():
-    return training_run.make_model(len(photos.classes)).to(memory_format=torch.channels_last)
+    return training_run.fast_model(len(photos.classes))
 
 
-before = training_run.run("usual loader", fast_step, model=fresh_model())
+before = training_run.run("usual loader", training_run.fast_step, model=fresh_model())
 print(f"usual loader on {DEVICE}: {before.images_per_second:,.0f} images/s")
 
 # %% [markdown]
@@ -310,7 +296,7 @@ def device_step(images, labels):
     if network is None:
         time.sleep(PRETENDED_STEP)
         return
-    fast_step(network, images, labels, optimizer, DEVICE)
+    training_run.fast_step(network, images, labels, optimizer, DEVICE)
     torch.cuda.synchronize()
 
 
@@ -1060,15 +1046,15 @@ MEAN, STD = (255 * torch.tensor(c, device=DEVICE)[:, None, None] for c in (train
 
 
 def byte_step(model, images, labels, optimizer, device):
-    """fast_step for images of bytes (b, 3, h, w), already on the device."""
-    return fast_step(model, (images.float() - MEAN) / STD, labels, optimizer, device)
+    """training_run.fast_step for images of bytes (b, 3, h, w), already on the device."""
+    return training_run.fast_step(model, (images.float() - MEAN) / STD, labels, optimizer, device)
 
 
 # %%
 options = chosen | {"persistent_workers": chosen["num_workers"] > 0}
 loader = seeded_loader(DraftedFiles(photos.train, SIZE), 0, batch_size=MESSAGE, shuffle=True, drop_last=True, **options)
 loader = Pieces(Prefetcher(loader, DEVICE), BATCH)
-before = training_run.run("usual loader", fast_step, model=fresh_model())
+before = training_run.run("usual loader", training_run.fast_step, model=fresh_model())
 after = training_run.run("your loader", byte_step, model=fresh_model(), loader=loader)
 gains.keep("05_dataloader", "loader chosen by trials, prefetcher, fewer pixels, bytes", before=before, after=after)
 gains.table()

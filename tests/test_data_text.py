@@ -1,7 +1,6 @@
 """The code text as a notebook loads it: tokens, text and back, batches, and one line where the set is not whole."""
 
 import importlib.util
-import itertools
 import json
 import pickle
 import shutil
@@ -175,44 +174,32 @@ def test_import_is_light():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_targets_are_the_inputs_one_token_further():
+def test_a_batch_holds_windows_of_the_tokens():
     tokens = torch.arange(1000) * 3
-    for inputs, targets in data.batches_of_text(tokens, 5, 7, steps=20):
-        assert inputs.shape == targets.shape == (5, 7) and inputs.dtype == targets.dtype == torch.int64
-        assert (targets - inputs == 3).all() and (inputs.diff(dim=1) == 3).all()
-        assert inputs.is_contiguous() and targets.is_contiguous()
-        inputs.zero_()
-        assert targets.all() and tokens[1:].all()  # neither is a view of the other, nor of the tokens
+    for seed in range(20):
+        batch = data.batch_of_text(tokens, 5, 8, seed)
+        assert batch.shape == (5, 8) and batch.dtype == torch.int64 and batch.is_contiguous()
+        assert (batch.diff(dim=1) == 3).all()
+        batch.zero_()
+        assert tokens[1:].all()  # no view of the tokens
 
 
 def test_draw_depends_on_the_seed_and_on_nothing_else():
     tokens = torch.arange(1000)
-
-    def draw(seed, steps=3):
-        return torch.stack([inputs for inputs, _ in data.batches_of_text(tokens, 4, 8, seed=seed, steps=steps)])
-
     torch.manual_seed(1)
-    first = draw(0)
+    first = data.batch_of_text(tokens, 4, 8, seed=0)
     torch.manual_seed(2)
     state = torch.get_rng_state()
-    assert torch.equal(first, draw(0)) and torch.equal(first, draw(0, steps=9)[:3])
+    assert torch.equal(first, data.batch_of_text(tokens, 4, 8, seed=0))
     assert torch.equal(state, torch.get_rng_state())
-    assert not torch.equal(first, draw(1)) and not torch.equal(first[0], first[1])
+    assert not torch.equal(first, data.batch_of_text(tokens, 4, 8, seed=1))
 
 
 def test_every_window_can_be_drawn_and_none_beyond_the_end():
     tokens = torch.arange(6)
-    starts = {row[0].item() for inputs, _ in data.batches_of_text(tokens, 8, 3, steps=40) for row in inputs}
+    starts = {row[0].item() for seed in range(40) for row in data.batch_of_text(tokens, 8, 4, seed)}
     assert starts == {0, 1, 2}
-    inputs, targets = next(data.batches_of_text(tokens, 2, 5))
-    assert inputs.tolist() == [[0, 1, 2, 3, 4]] * 2 and targets.tolist() == [[1, 2, 3, 4, 5]] * 2
-
-
-def test_without_steps_there_is_no_end_and_with_steps_there_is():
-    tokens = torch.arange(50)
-    assert len(list(itertools.islice(data.batches_of_text(tokens, 2, 4), 300))) == 300
-    assert len(list(data.batches_of_text(tokens, 2, 4, steps=5))) == 5
-    assert list(data.batches_of_text(tokens, 2, 4, steps=0)) == []
+    assert data.batch_of_text(tokens, 2, 6).tolist() == [[0, 1, 2, 3, 4, 5]] * 2
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
@@ -220,21 +207,21 @@ def test_type_and_device_of_the_tokens_are_kept_and_the_draw_is_the_same(device)
     if device == "cuda" and not torch.cuda.is_available():
         pytest.skip("no CUDA device")
     tokens = torch.arange(50, dtype=torch.int16)
-    inputs, targets = next(data.batches_of_text(tokens.to(device), 2, 4))
-    assert inputs.dtype == targets.dtype == torch.int16 and inputs.device.type == targets.device.type == device
-    assert torch.equal(inputs.cpu(), next(data.batches_of_text(tokens, 2, 4))[0])
+    batch = data.batch_of_text(tokens.to(device), 2, 4)
+    assert batch.dtype == torch.int16 and batch.device.type == device
+    assert torch.equal(batch.cpu(), data.batch_of_text(tokens, 2, 4))
 
 
 @pytest.mark.parametrize(
     ("shape", "batch_size", "length", "word"),
     [
-        ((10,), 2, 10, "11 tokens"),
-        ((0,), 2, 1, "2 tokens"),
+        ((10,), 2, 11, "got 10"),
+        ((0,), 2, 1, "got 0"),
         ((5, 5), 2, 2, "one dimension"),
         ((10,), 0, 2, "at least 1"),
         ((10,), 2, 0, "at least 1"),
     ],
 )
-def test_impossible_batches_are_refused_at_once(shape, batch_size, length, word):
+def test_impossible_batches_are_refused(shape, batch_size, length, word):
     with pytest.raises(ValueError, match=word):
-        data.batches_of_text(torch.zeros(shape, dtype=torch.int64), batch_size, length)
+        data.batch_of_text(torch.zeros(shape, dtype=torch.int64), batch_size, length)

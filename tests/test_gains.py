@@ -120,6 +120,19 @@ def test_run_counts_the_setting_s_steps():
     assert record.losses[-1] < record.losses[0]
 
 
+def test_fast_step_computes_in_bfloat16_and_channels_last():
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.Flatten(), torch.nn.Linear(144, 4))
+    model, seen = model.to(training_run.device()), []
+    model[0].register_forward_hook(lambda m, x, y: seen.append((x[0], y)))
+    images, labels = a_batch()
+    before = model[2].weight.clone()
+    optimizer = training_run.make_optimizer(model.parameters())
+    loss, logits = training_run.fast_step(model, images, labels, optimizer, training_run.device())
+    assert seen[0][0].is_contiguous(memory_format=torch.channels_last) and seen[0][1].dtype == torch.bfloat16
+    assert loss.shape == () and logits.shape == (len(labels), 4) and not (loss.requires_grad or logits.requires_grad)
+    assert not torch.equal(before, model[2].weight)
+
+
 def test_run_refuses_an_empty_loader():
     model = torch.nn.Linear(1, 1)
     with pytest.raises(ValueError, match="gave no batch"):

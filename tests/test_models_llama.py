@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from dlojz_tp.models import Llama, LlamaAttention, LlamaConfig, Rotary, SwiGLU
+from dlojz_tp.models import Llama, LlamaAttention, LlamaConfig, Rotary, SwiGLU, language_loss
 
 SMALL = LlamaConfig(vocab_size=50, width=24, heads=6, kv_heads=2, layers=2, max_length=16)
 
@@ -98,13 +98,22 @@ def test_shapes_no_look_ahead_and_positions_count():
     assert (model(swapped)[:, -1] - logits[:, -1]).abs().max() > 0
 
 
+def test_the_loss_is_that_of_each_next_token():
+    model, tokens = Llama(SMALL), torch.randint(50, (2, 9))
+    logits, found = model(tokens[:, :8]), []
+    for row in range(2):
+        for place in range(8):
+            found.append(logits[row, place].logsumexp(0) - logits[row, place, tokens[row, place + 1]])
+    torch.testing.assert_close(language_loss(model, tokens), torch.stack(found).mean())
+
+
 def test_begins_at_the_entropy_of_guessing_and_learns():
     torch.manual_seed(0)
     model, tokens = Llama(SMALL), torch.randint(50, (8, 17))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     losses = []
     for _ in range(30):
-        loss = nn.functional.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+        loss = language_loss(model, tokens)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

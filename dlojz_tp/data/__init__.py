@@ -6,7 +6,7 @@ from .imagenet import imagenet
 from .photos import image_set, photo_patches, verify
 from .places import DataDamaged, DataMissing, ImageSet, TensorSet, TextSet, data_root
 from .state import status
-from .text import batches_of_text, code_text
+from .text import batch_of_text, code_text
 
 __all__ = [
     "DataDamaged",
@@ -14,7 +14,7 @@ __all__ = [
     "ImageSet",
     "TensorSet",
     "TextSet",
-    "batches_of_text",
+    "batch_of_text",
     "cifar10",
     "code_text",
     "data_root",

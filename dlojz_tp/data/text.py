@@ -1,6 +1,5 @@
-"""The code text: the source of Python's standard library as token ids, and batches of it for a language model."""
+"""The code text: the source of Python's standard library as token ids, and a batch of it for a language model."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -73,33 +72,23 @@ def _damaged(root: Path, why: str, manifest: dict) -> DataDamaged:
     return made.damaged(WHAT, root, why, MADE_BY, made.options(manifest, DEFAULTS))
 
 
-def batches_of_text(
-    tokens: "Tensor", batch_size: int, length: int, seed: int = 0, steps: int | None = None
-) -> Iterator[tuple["Tensor", "Tensor"]]:
-    """Draw batches for a language model: windows of the tokens, and the same windows one token further.
+def batch_of_text(tokens: "Tensor", batch_size: int, length: int, seed: int = 0) -> "Tensor":
+    """Draw a batch for a language model: windows of the tokens at random places.
 
-    Args: tokens (N,) integers on any device, N > length; batch_size windows of `length` tokens each, at random places
-    that depend on nothing but the other arguments and the seed; steps, how many batches, without end if None.
-    Returns an iterator over (inputs, targets), both (batch_size, length), contiguous, of the tokens' type and device:
-    targets[:, t] is what follows inputs[:, t].
+    Args: tokens (N,) integers on any device, N >= length; batch_size windows of `length` tokens each, at places that
+    depend on nothing but the other arguments and the seed. A model that reads s tokens of each and foretells the next
+    ones needs windows of s + 1.
+    Returns (batch_size, length), of the tokens' type and device, no view of them.
     Raises ValueError for tokens of another shape, or too few of them.
     """
+    import torch
+
     if tokens.ndim != 1:
         raise ValueError(f"tokens must be a tensor of one dimension, got shape {tuple(tokens.shape)}")
     if batch_size < 1 or length < 1:
         raise ValueError(f"batch_size and length must be at least 1, got {batch_size} and {length}")
-    if len(tokens) <= length:
-        raise ValueError(f"a window of {length} tokens and its next one need {length + 1} tokens, got {len(tokens)}")
-    return _draw(tokens, batch_size, length, seed, steps)
-
-
-def _draw(tokens, batch_size, length, seed, steps):
-    import torch
-
+    if len(tokens) < length:
+        raise ValueError(f"a window of {length} tokens needs that many, got {len(tokens)}")
     generator = torch.Generator().manual_seed(seed)  # on the CPU, so that every device sees the same draw
-    step = 0
-    while steps is None or step < steps:
-        starts = torch.randint(len(tokens) - length, (batch_size, 1), generator=generator)
-        places = (starts + torch.arange(length)).to(tokens.device)
-        yield tokens[places], tokens[places + 1]
-        step += 1
+    starts = torch.randint(len(tokens) - length + 1, (batch_size, 1), generator=generator)
+    return tokens[(starts + torch.arange(length)).to(tokens.device)]
