@@ -137,7 +137,7 @@ def pids(path):
 
 def gone(pid):
     """Whether a process ends, soon if not yet."""
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 30
     while time.monotonic() < deadline and psutil.pid_exists(pid):
         time.sleep(0.02)
     return not psutil.pid_exists(pid)

@@ -30,7 +30,7 @@ def private(tmp_path, monkeypatch):
         monkeypatch.delenv(name)
     monkeypatch.setenv("DLOJZ_SLURM_USE", "no")
     yield
-    limit = time.monotonic() + 5
+    limit = time.monotonic() + 20
     while left := of_jobs(tmp_path):
         assert time.monotonic() < limit, left
         time.sleep(0.05)

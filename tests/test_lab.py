@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -309,10 +308,8 @@ def test_two_at_once_copy_once(course, tmp_path):
 
 
 def test_lab_starts_answers_only_with_its_token_and_asks_nothing(course, tmp_path):
-    begin = time.perf_counter()
     with running(tmp_path) as (process, address, token), running(tmp_path) as (_, other, other_token):
         assert answer(f"{address}api?token={token}")[0] == 200
-        assert time.perf_counter() - begin < 30  # two servers one after the other; 2 s each on an idle machine
         assert (address, token) != (other, other_token) and answer(f"{other}api?token={other_token}")[0] == 200
         with pytest.raises(urllib.error.HTTPError) as refused:
             answer(f"{address}api/contents")

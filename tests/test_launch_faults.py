@@ -29,12 +29,12 @@ def nothing_is_left():
     assert psutil.Process(client.get().process.pid).children(recursive=True) == []
 
 
-def error_of(fn, n=4, timeout=20.0, within=6.0) -> launch.RankError:
+def error_of(fn, n=4, timeout=60.0, within=30.0) -> launch.RankError:
     launch.ranks(abs, -1, n=1)  # the server is warm from here on
     begin = time.monotonic()
     with pytest.raises(launch.RankError) as caught:
         launch.ranks(fn, n=n, timeout=timeout)
-    assert time.monotonic() - begin < within  # far from the deadline of 20 s
+    assert time.monotonic() - begin < within  # far from the deadline: nobody waits for it
     return caught.value
 
 
@@ -292,7 +292,7 @@ def test_many_children_are_all_killed():
                 time.sleep(600)
         raise ValueError("enough")
 
-    assert error_of(job, n=2, timeout=60.0, within=30.0).kind == "raised"
+    assert error_of(job, n=2).kind == "raised"
 
 
 def test_a_dead_server_is_replaced():
@@ -306,12 +306,18 @@ def test_a_dead_server_is_replaced():
 def test_ranks_die_with_the_server():
     launch.ranks(abs, 1)
     server = psutil.Process(client.get().process.pid)
-    threading.Timer(0.7, server.kill).start()
     seen: list[psutil.Process] = []
-    threading.Timer(0.5, lambda: seen.extend(server.children())).start()
+
+    def kill_it_when_both_are_there():
+        while len(seen) < 2:
+            seen[:] = server.children()
+            time.sleep(0.05)
+        server.kill()
+
+    threading.Thread(target=kill_it_when_both_are_there, daemon=True).start()
     with pytest.raises(client.ServerGone):
         launch.ranks(time.sleep, 600)
-    assert len(seen) == 2 and psutil.wait_procs(seen, timeout=5)[1] == []
+    assert psutil.wait_procs(seen, timeout=20)[1] == []
 
 
 # Whole programs, each a process of its own.
@@ -376,7 +382,7 @@ def test_the_parent_is_interrupted_or_killed(tmp_path, number):
     parent.send_signal(number)
     _, err = parent.communicate(timeout=20)
     assert ("KeyboardInterrupt" in err) == (number == signal.SIGINT)
-    assert psutil.wait_procs(processes, timeout=5)[1] == []
+    assert psutil.wait_procs(processes, timeout=20)[1] == []
 
 
 def test_in_a_jupyter_kernel():
@@ -436,7 +442,7 @@ def test_in_a_jupyter_kernel():
             "def sleep():\n    print(os.getpid())\n    time.sleep(600)\nlaunch.ranks(sleep, timeout=300)",
             on_output=interrupt,
         )
-        assert reply["ename"] == "KeyboardInterrupt" and time.monotonic() - begin < 20
+        assert reply["ename"] == "KeyboardInterrupt" and time.monotonic() - begin < 100
         assert len(interrupted) == 2 and not any(psutil.pid_exists(pid) for pid in interrupted)
         printed, _ = run("print(len(launch.ranks(job, n=3)))")
         assert printed.splitlines()[-1] == "3"
@@ -444,7 +450,7 @@ def test_in_a_jupyter_kernel():
     finally:
         kernel.stop_channels()
         manager.shutdown_kernel(now=True)
-    gone = time.monotonic() + 5
+    gone = time.monotonic() + 20
     while psutil.pid_exists(server) and time.monotonic() < gone:
         time.sleep(0.05)
     assert not psutil.pid_exists(server)

@@ -62,7 +62,7 @@ def start(out, *arguments, **options):
 
 def started_writing(folder):
     """Wait until a run has begun its work under `folder`."""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         if list(folder.glob(".*.making-*/new")):
             return
@@ -255,7 +255,7 @@ def test_interrupted_run_leaves_nothing(tmp_path, signum):
     process = start(out)
     started_writing(tmp_path)
     process.send_signal(signum)
-    _, err = process.communicate(timeout=20)
+    _, err = process.communicate(timeout=60)
     assert process.returncode == 1 and err.count("\n") == 1 and "interrupted" in err
     assert not out.exists() and left_beside(out) == []
 
@@ -278,7 +278,7 @@ def test_killed_run_leaves_nothing_finished_and_the_next_cleans(script, capsys, 
     process = start(out)
     started_writing(tmp_path)
     process.kill()
-    process.communicate(timeout=20)
+    process.communicate(timeout=60)
     assert not out.exists() and left_beside(out) != []
     assert run(script, capsys, *SMALL, "--out", out)[0] == 0
     assert left_beside(out) == [] and (out / "manifest.json").is_file()
@@ -300,7 +300,7 @@ def test_full_disk_is_one_line(tmp_path):
         resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))  # no file may pass 1000 bytes: EFBIG
 
     process = start(out, *SMALL, preexec_fn=limit)
-    _, err = process.communicate(timeout=30)
+    _, err = process.communicate(timeout=60)
     assert process.returncode == 1 and err.count("\n") == 1 and "free some space" in err
     assert not out.exists() and left_beside(out) == []
 

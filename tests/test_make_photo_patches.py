@@ -51,7 +51,7 @@ def start(out, *arguments, **options):
 
 def started_writing(folder):
     """Wait until a run has written some files under `folder`."""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         if sum(1 for _ in folder.glob(".*.making-*/new/train/*/*.jpg")) > 5:
             return
@@ -222,7 +222,7 @@ def test_interrupted_run_leaves_nothing(tmp_path, signum):
     process = start(out, *LONG)
     started_writing(tmp_path)
     process.send_signal(signum)
-    _, err = process.communicate(timeout=20)
+    _, err = process.communicate(timeout=60)
     assert process.returncode == 1 and err.count("\n") == 1 and "interrupted" in err
     assert not out.exists() and left_beside(out) == []
 
@@ -232,7 +232,7 @@ def test_killed_run_leaves_nothing_finished_and_the_next_cleans(script, capsys, 
     process = start(out, *LONG)
     started_writing(tmp_path)
     process.kill()
-    process.communicate(timeout=20)
+    process.communicate(timeout=60)
     assert not out.exists() and left_beside(out) != []
     assert run(script, capsys, *SMALL, "--out", out)[0] == 0
     assert left_beside(out) == [] and (out / "manifest.json").is_file()
@@ -255,7 +255,7 @@ def test_full_disk_is_one_line(tmp_path):
         resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))  # no file may pass 1000 bytes: EFBIG
 
     process = start(out, "--size", "200x150", "--count", "1", preexec_fn=limit)
-    _, err = process.communicate(timeout=30)
+    _, err = process.communicate(timeout=60)
     assert process.returncode == 1 and err.count("\n") == 1 and "free some space" in err
     assert not out.exists() and left_beside(out) == []
 
