@@ -11,7 +11,7 @@ DATA   := $(IMAGES) $(TEXT)
 
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: help lab test test-slurm notebooks solutions lint bench doctor env data clean
+.PHONY: help lab test test-slurm notebooks solutions lint bench gpu doctor env data clean
 
 help:
 	@echo "make lab        install, make the data, open JupyterLab in work/"
@@ -21,6 +21,7 @@ help:
 	@echo "make solutions  execute the solutions whose source changed"
 	@echo "make lint       ruff"
 	@echo "make bench      side-by-side races, written to benchmarks/results/"
+	@echo "make gpu        on a machine with a GPU: all solutions at full size, figures recorded, the tests that need one"
 	@echo "make doctor     what this machine offers the course"
 
 env: $(STAMP)
@@ -64,6 +65,11 @@ lint: $(STAMP)
 
 bench: $(STAMP)
 	$(RUN) benchmarks/launch.py
+
+# ONLY="04_profiler 06_compile" runs these alone
+gpu: $(STAMP) $(DATA)
+	@status=0; $(RUN) -m dlojz_tp record $(ONLY) || status=$$?; \
+	$(RUN) -m pytest tests -m gpu || status=$$?; exit $$status
 
 doctor: $(STAMP)
 	@$(RUN) -m dlojz_tp doctor

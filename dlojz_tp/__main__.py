@@ -10,6 +10,7 @@ COMMANDS = {
     "doctor": ("dlojz_tp.doctor", "what this machine offers the course, and what to do about each gap"),
     "lab": ("dlojz_tp.lab", "copy the notebooks into work/ and open JupyterLab there"),
     "build": ("dlojz_tp.authoring.notebooks", "write the notebooks from their sources (for authors)"),
+    "record": ("dlojz_tp.authoring.recording", "run the solutions on a GPU and record what they measure (for authors)"),
 }
 
 

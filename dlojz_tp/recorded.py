@@ -24,6 +24,14 @@ def where(work: str) -> str | None:
     return f"{found['device']}, torch {found['torch']}, {found['date']}" if found else None
 
 
+def line(work: str, key: str) -> str:
+    """One line for a notebook: what was recorded under `key`, and where, or that nothing is yet."""
+    found = load(work, key)
+    if found is None:
+        return "Nothing is recorded on GPUs yet: the figures above are this machine's alone."
+    return f"recorded on {where(work)}: {found}"
+
+
 def note(work: str, key: str, value: Any) -> None:
     """Write a result, if this is a GPU and DLOJZ_RECORD is set; else do nothing.
 

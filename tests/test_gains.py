@@ -88,6 +88,7 @@ def test_nothing_is_recorded_without_a_gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     recorded.note("02_a", "x", 1)
     assert not recorded.FOLDER.exists() and recorded.load("02_a", "x") is None and recorded.where("02_a") is None
+    assert recorded.line("02_a", "x").startswith("Nothing is recorded")
 
 
 def test_recorded_results_of_one_run_stay_together(monkeypatch):
@@ -98,6 +99,7 @@ def test_recorded_results_of_one_run_stay_together(monkeypatch):
     recorded.note("02_a", "x", 1)
     recorded.note("02_a", "y", [2.0])
     assert (recorded.load("02_a", "x"), recorded.load("02_a", "y")) == (1, [2.0])
+    assert recorded.line("02_a", "y").startswith("recorded on NVIDIA X, ") and recorded.line("02_a", "y").endswith(": [2.0]")
     device["device_name"] = "NVIDIA Y"
     recorded.note("02_a", "y", 3)
     assert recorded.load("02_a", "x") is None, "results of two devices must not mix"

@@ -56,7 +56,7 @@ def _convert(path, edit, kind):
 
 def build_trainee(path: Path, folder: Path = NOTEBOOKS) -> Path:
     """Write the trainee notebook of `path` into `folder`; unchanged files are left alone."""
-    return _write(trainee(path), folder / f"{path.stem}.ipynb")
+    return write(trainee(path), folder / f"{path.stem}.ipynb")
 
 
 def build_solution(path: Path, folder: Path = SOLUTIONS, force: bool = False) -> Path | None:
@@ -72,14 +72,14 @@ def build_solution(path: Path, folder: Path = SOLUTIONS, force: bool = False) ->
                 return None
     notebook = solution(path)
     execute(notebook)
-    return _write(notebook, target)
+    return write(notebook, target)
 
 
 def execute(notebook: nbformat.NotebookNode, cwd: Path | None = None):
     """Run a solution notebook in place in a fresh kernel; a verdict that is not a pass is an error."""
     from nbclient import NotebookClient
 
-    with _environment(DLOJZ_STRICT="1"):
+    with environment(DLOJZ_STRICT="1"):
         resources = {"metadata": {"path": str(cwd or SOLUTIONS)}}
         NotebookClient(
             notebook, timeout=CELL_TIMEOUT, kernel_name="python3", record_timing=False, resources=resources
@@ -93,7 +93,8 @@ def execute(notebook: nbformat.NotebookNode, cwd: Path | None = None):
 
 
 @contextlib.contextmanager
-def _environment(**values):
+def environment(**values):
+    """Inside, these variables of the environment; afterwards the old ones again."""
     old = {key: os.environ.get(key) for key in values}
     os.environ.update(values)
     try:
@@ -103,7 +104,8 @@ def _environment(**values):
             os.environ.pop(key) if value is None else os.environ.__setitem__(key, value)
 
 
-def _write(notebook, target: Path) -> Path:
+def write(notebook: nbformat.NotebookNode, target: Path) -> Path:
+    """Write a notebook in one go; a file that would not change is left alone."""
     nbformat.validate(notebook)
     text = nbformat.writes(notebook, version=4) + "\n"
     if not target.exists() or target.read_text(encoding="utf-8") != text:

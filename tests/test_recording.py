@@ -1,0 +1,61 @@
+"""The command that runs the solutions on a GPU and records their figures; here without a GPU."""
+
+import os
+from pathlib import Path
+
+import nbformat
+import pytest
+import torch
+from nbclient.exceptions import CellExecutionError
+
+from dlojz_tp.authoring import notebooks, recording
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA X")
+
+
+def test_without_a_gpu_one_line_says_so(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert recording.main(["--into", str(tmp_path / "runs")]) == 1
+    said = capsys.readouterr()
+    assert said.out == "" and "finds no GPU" in said.err and said.err.count("\n") == 1
+    assert not (tmp_path / "runs").exists()
+
+
+def test_an_unknown_name_is_refused(capsys):
+    assert recording.main(["99_nothing"]) == 2
+    assert "99_nothing" in capsys.readouterr().err
+
+
+def test_each_runs_at_full_size_and_one_that_fails_keeps_no_other_from_running(gpu, tmp_path, capsys, monkeypatch):
+    seen, names = [], ("DLOJZ_RECORD", "DLOJZ_SCALE", "DLOJZ_STATE")
+    before = {name: os.environ.get(name) for name in names}
+
+    def execute(notebook):
+        work = notebook.metadata["dlojz_tp"]["name"]
+        seen.append((work, *(os.environ[name] for name in names)))
+        notebook.cells[1].outputs = [nbformat.v4.new_output("stream", text=work)]
+        if work == "00_welcome":
+            raise CellExecutionError("a long story", "ValueError", "a cell failed\nfor a reason")
+
+    monkeypatch.setattr(notebooks, "execute", execute)
+    assert recording.main(["--into", str(tmp_path), "00_welcome", "02_mixed_precision"]) == 1
+    assert [work for work, *_ in seen] == ["00_welcome", "02_mixed_precision"]
+    ((record, size, state),) = {tuple(rest) for _, *rest in seen}
+    assert (record, size) == ("1", "full") and not Path(state).exists()
+    assert {name: os.environ.get(name) for name in names} == before
+    said = capsys.readouterr()
+    assert "00_welcome: failed, ValueError: a cell failed, " in said.out and "02_mixed_precision: done, " in said.out
+    assert "1 × NVIDIA X" in said.out and "runs on the CPU" in said.out and said.err == "failed: 00_welcome\n"
+    kept = {path.stem: nbformat.read(path, as_version=4) for path in tmp_path.glob("*.ipynb")}
+    assert {name: notebook.cells[1].outputs[0].text for name, notebook in kept.items()} == {w: w for w, *_ in seen}
+
+
+def test_all_is_well(gpu, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(notebooks, "execute", lambda notebook: None)
+    assert recording.main(["--into", str(tmp_path), "00_welcome"]) == 0
+    assert capsys.readouterr().err == ""
