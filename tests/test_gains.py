@@ -99,7 +99,9 @@ def test_recorded_results_of_one_run_stay_together(monkeypatch):
     recorded.note("02_a", "x", 1)
     recorded.note("02_a", "y", [2.0])
     assert (recorded.load("02_a", "x"), recorded.load("02_a", "y")) == (1, [2.0])
-    assert recorded.line("02_a", "y").startswith("recorded on NVIDIA X, ") and recorded.line("02_a", "y").endswith(": [2.0]")
+    assert recorded.line("02_a", "y").startswith("recorded on NVIDIA X, ") and recorded.line("02_a", "y").endswith(
+        ": [2.0]"
+    )
     device["device_name"] = "NVIDIA Y"
     recorded.note("02_a", "y", 3)
     assert recorded.load("02_a", "x") is None, "results of two devices must not mix"
