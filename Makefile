@@ -47,7 +47,7 @@ lab: $(STAMP) $(DATA)
 test: $(STAMP) $(DATA)
 	@start=$$(date +%s); \
 	$(RUN) -m pytest tests solutions notebooks --nbval-lax --nbval-current-env --nbval-cell-timeout 280 \
-	  -n $(WORKERS) --dist loadfile; \
+	  -n $(WORKERS) --dist loadfile --durations 12; \
 	status=$$?; echo "make test took $$(($$(date +%s) - start)) s"; exit $$status
 
 test-slurm: $(STAMP)
