@@ -33,6 +33,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torchvision import models
 
 from dlojz_tp import course, data, gains, measure, recorded, report, scale, tensorboard, todo, training_run
+from dlojz_tp.checking import Operations
 from dlojz_tp.measure.trace import generated
 
 NAME = "04_profiler"
@@ -220,7 +221,7 @@ print(f"as found, on {DEVICE}: {before.images_per_second:,.1f} images/s")
 #   then nothing is recorded any more, however long the loader is;
 # - each step has four labels: `"loading"` (the next batch is asked for), `"forward"`, `"backward"` and `"optimizer"`
 #   (the update, and gradients cleared);
-# - `folder` may not exist yet: make it, for your eyes only (mode `0o700`). The trace goes into it, in one file with a
+# - `folder`, a `Path`, may not exist yet: make it, for your eyes only (mode `0o700`). The trace goes into it, in one file with a
 #   name that ends in `.json`, and nowhere else. Run again, it may replace the file;
 # - return the profiler.
 #
@@ -503,7 +504,8 @@ else:
 # <details><summary>Hint</summary>
 #
 # `F.cross_entropy` has an `ignore_index`. No prediction equals -1. A choice between two numbers can be made on the device:
-# `torch.where`, `clamp`. `torch.nn.utils.clip_grad_norm_` shortens gradients without reading a value.
+# `torch.where`, `clamp`. `torch.nn.utils.clip_grad_norm_` shortens gradients without reading a value. A number turned into a
+# tensor on the device, `torch.tensor(5.0, device=device)`, is one more copy; `torch.full` is none.
 # </details>
 
 
@@ -663,16 +665,6 @@ class Saved:
         Saved.alive.add(self)
 
 
-class Operators(TorchDispatchMode):
-    """Counts the operators that run inside; views, which compute nothing, do not count."""
-
-    n = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.n += not func.is_view
-        return func(*args, **(kwargs or {}))
-
-
 def symptoms(run):
     """(operators, MiB that autograd still keeps, anomaly detection on or off, seconds) of run()."""
     Saved.alive.clear()
@@ -681,13 +673,15 @@ def symptoms(run):
     result = run()
     measure.synchronize(DEVICE)
     seconds = time.perf_counter() - start
-    with torch.autograd.graph.saved_tensors_hooks(Saved, lambda saved: saved.tensor), Operators() as operators:
+    with Operations() as operations:  # views, which compute nothing, do not count
+        result = run()
+    with torch.autograd.graph.saved_tensors_hooks(Saved, lambda saved: saved.tensor):
         result = run()
         kept = sum(saved.tensor.nbytes for saved in Saved.alive) / 2**20
     debugging = torch.is_anomaly_enabled()
     torch.autograd.set_detect_anomaly(was_on)
     del result
-    return operators.n, kept, "on" if debugging else "off", seconds
+    return operations.total, kept, "on" if debugging else "off", seconds
 
 
 # %%
@@ -1118,11 +1112,11 @@ board.show()
 with torch.device("meta"):
     network = models.resnet50()
     images, labels = torch.empty(2, 3, 224, 224), torch.zeros(2, dtype=torch.long)
-with Operators() as operators:
+with Operations() as operations:
     F.cross_entropy(network(images), labels).backward()
-queueing = 6e-6 * operators.n
+queueing = 6e-6 * operations.total
 print(
-    f"counted: {operators.n} operators, forward and backward of ResNet-50; "
+    f"counted: {operations.total} operators, forward and backward of ResNet-50; "
     f"at 6 µs each {1000 * queueing:.1f} ms of the processor"
 )
 for card, peak in {"V100": 125, "A100": 312, "H100 SXM": 989}.items():

@@ -102,26 +102,13 @@ plt.show()
 
 
 # %% tags=["setup"]
-def fast_step(model, images, labels, optimizer, device):
-    """A step in bfloat16 and channels last. images (b, 3, h, w), labels (b,). Returns loss () and logits, detached."""
-    images = images.to(device, non_blocking=True, memory_format=torch.channels_last)
-    labels = labels.to(device, non_blocking=True)
-    optimizer.zero_grad(set_to_none=True)
-    with torch.autocast(device.type, dtype=torch.bfloat16):
-        logits = model(images)
-        loss = F.cross_entropy(logits, labels)
-    loss.backward()
-    optimizer.step()
-    return loss.detach(), logits.detach()
-
-
 def fresh_model():
     """The network of the training run, always with the same weights, in channels last."""
-    return training_run.make_model(len(data.image_set().classes)).to(memory_format=torch.channels_last)
+    return training_run.fast_model(len(data.image_set().classes))
 
 
 # %%
-before = training_run.run("eager", fast_step, model=fresh_model())
+before = training_run.run("eager", training_run.fast_step, model=fresh_model())
 print(f"eager, on {DEVICE}: {before.images_per_second:,.0f} images/s")
 
 # %% [markdown]
@@ -699,8 +686,8 @@ plt.show()
 # - the loss is **one** graph; let a break be an error. `optimizer.step` is compiled as well (without
 #   `fullgraph`: PyTorch's optimizers break the graph themselves). `loss.backward()` can stay outside: the backward graph is
 #   made together with the forward one;
-# - a scheduler changes the learning rate in every step, and that must not compile anything again. It was made on
-#   `optimizer`, before or after `step`;
+# - a scheduler changes the learning rate in every step, and that must not compile anything again. It is made on
+#   `optimizer` before or after your function is called, so `optimizer.step` stays the method that it is;
 # - the weights, and the statistics of batch norm, follow those of the uncompiled step.
 #
 # About 12 lines.
@@ -850,10 +837,10 @@ model = fresh_model()
 optimizer = training_run.make_optimizer(model.parameters())
 images, labels = (batch.to(DEVICE) for batch in next(iter(training_run.make_loader(num_workers=0))))
 for _ in range(2):
-    fast_step(model, images, labels, optimizer, DEVICE)
+    training_run.fast_step(model, images, labels, optimizer, DEVICE)
 activity = torch.profiler.ProfilerActivity
 with torch.profiler.profile(activities=[activity.CPU, *([activity.CUDA] if FULL else [])]) as profile:
-    fast_step(model, images, labels, optimizer, DEVICE)
+    training_run.fast_step(model, images, labels, optimizer, DEVICE)
     measure.synchronize(DEVICE)
 spent = {}
 for event in profile.key_averages():
@@ -884,7 +871,7 @@ def prepared():
     optimizer = training_run.make_optimizer(model.parameters())
     if not FULL:
         model.layer1.compile(backend=BACKEND)
-        return model, optimizer, fast_step
+        return model, optimizer, training_run.fast_step
 
     def loss_of(images, labels):
         with torch.autocast(DEVICE.type, dtype=torch.bfloat16):
@@ -931,7 +918,7 @@ other_optimizer = training_run.make_optimizer(other.parameters())
 region_race = measure.race(
     {
         "compiled": lambda: step(model, images, labels, optimizer, DEVICE),
-        "eager": lambda: fast_step(other, images, labels, other_optimizer, DEVICE),
+        "eager": lambda: training_run.fast_step(other, images, labels, other_optimizer, DEVICE),
     },
     repeats=30 if FULL else 9, warmup=2, device=DEVICE, calls=1,
 )  # fmt: skip
@@ -940,7 +927,7 @@ region_race
 # %%
 pairs = []
 for _ in range(3):
-    eager_run = training_run.run("eager", fast_step, model=fresh_model())
+    eager_run = training_run.run("eager", training_run.fast_step, model=fresh_model())
     name = "compiled" if FULL else "first stage compiled"
     pairs.append((eager_run, training_run.run(name, step, model=model, optimizer=optimizer)))
 before, after = sorted(pairs, key=lambda pair: pair[1].images_per_second / pair[0].images_per_second)[1]

@@ -165,3 +165,10 @@ bank.several(3, None, Masked)
 
 bank.slip(3, None, ("torch.zeros(()))", "torch.zeros(()), persistent=False)"))
 bank.slip(3, "epsilon", ("some = square > 0", "some = square > 1e-10"))
+
+SHARE = "(h > h.mean()).to(h.dtype).mean()"
+bank.slip(3, "one-missing", (f"(1 + {SHARE})", SHARE))
+bank.slip(3, "row-means", ("h > h.mean()", "h > h.mean(dim=1, keepdim=True)"))
+bank.slip(3, "not-above", ("h > h.mean()", "h >= h.mean()"))
+bank.slip(3, "tanh-gelu", (".sqrt(), h))", '.sqrt(), h), approximate="tanh")'))
+bank.slip(3, "peak-wrong", ("h.detach().max()", "h.detach().abs().max()"))

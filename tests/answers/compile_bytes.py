@@ -47,6 +47,18 @@ bank.slip(2, "in-place-free", ("if not operation.is_view:", 'if not operation.is
 bank.slip(
     2, "in-place-free", (WRITTEN, "sum(map(held, tensors(result))) * (result is not args[0])\n            return")
 )
+bank.slip(2, "lists-missed", ("tensors((args, kwargs))", "tensors(args)"))
+bank.slip(2, "not-bytes", ("return counting.moved,", "return counting.moved / 1e6,"))
+bank.slip(2, "nothing-seen", ("if not operation.is_view:", "if operation.is_view:"))
+bank.slip(
+    2,
+    "nothing-seen",
+    (
+        "    with Counting() as counting:\n        result = function(*inputs)\n",
+        "    counting = Counting()\n    result = function(*inputs)\n",
+    ),
+)
+bank.slip(2, "result-lost", ("            return result\n", ""))
 bank.slip(2, "last-only", ("self.moved += ", "self.moved = "))
 bank.slip(2, "wrong-unfused", ("self.moved += ", "self.moved += 64 + "))
 bank.slip(2, "fused-inputs-only", (" + held(result)\n", "\n"))

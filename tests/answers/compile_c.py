@@ -20,11 +20,13 @@ bank.slip(1, "not-optimised", ('"-O3", ', ""))
 bank.slip(1, "not-optimised", ('"-O3", ', '"-O0", '))
 bank.slip(1, "no-libm", (', "-lm"]', "]"), ('"-march=native", "-ffast-math", ', ""))
 bank.slip(1, "no-libm", ('["cc", *options,', '["cc", *options, "-Wl,--as-needed", "-lm",'), ('), "-lm"]', ")]"))
-bank.slip(1, "command-failed", ("str(source)", '"gelu.c"'))
-bank.slip(1, "command-failed", ("str(library)", '"gelu.so"'))
-bank.slip(1, "command-failed", (', "-o", str(library)', ""))
+bank.slip(1, "paths-ignored", ("str(source)", '"gelu.c"'))
+bank.slip(1, "paths-ignored", ("str(library)", '"gelu.so"'))
+bank.slip(1, "paths-swapped", ('str(source), "-o", str(library)', 'str(library), "-o", str(source)'))
+bank.slip(1, "no-output", (', "-o", str(library)', ""))
 bank.slip(1, "command-failed", ('"cc"', '"no-such-compiler"'))
-bank.slip(1, "command-failed", ('"-fPIC"', '"-fPIC", "-c"'))
+bank.slip(1, "only-compiled", ('"-fPIC"', '"-fPIC", "-c"'))
+bank.slip(1, None, ('str(source), "-o", str(library)', '"-o" + str(library), str(source)'))
 bank.slip(1, "nothing-returned", ('return ["cc"', 'words = ["cc"'))
 
 # the C text
@@ -49,10 +51,16 @@ bank.slip(
 )
 bank.slip(1, "not-halved", ("0.5f * x[i] *", "x[i] *"))
 bank.slip(1, "unscaled-erf", ("x[i] * 0.70710678f", "x[i]"))
+bank.slip(1, "unscaled-erf", ("x[i] * 0.70710678f", "x[i] / 2"))
+bank.slip(1, "unscaled-erf", ("x[i] * 0.70710678f", "x[i] * 1.41421356f"))
+bank.slip(
+    1,
+    "sigmoid-formula",
+    ("0.5f * x[i] * (1.0f + erff(x[i] * 0.70710678f))", "x[i] / (1.0f + expf(-1.702f * x[i]))"),
+)
 bank.slip(1, "no-one", ("(1.0f + erff(x[i] * 0.70710678f))", "erff(x[i] * 0.70710678f)"))
 bank.slip(1, "integer-division", ("0.5f *", "(1 / 2) *"))
 bank.slip(1, "wrong-gelu", ("x[i] * 0.70710678f", "-x[i] * 0.70710678f"))
-bank.slip(1, "wrong-gelu", ("0.5f * x[i] * (1.0f + erff(x[i] * 0.70710678f))", "x[i] / (1.0f + expf(-1.702f * x[i]))"))
 
 # the wrapper
 bank.slip(1, "no-argtypes", ("    library.gelu.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64]\n", ""))
@@ -69,6 +77,9 @@ bank.slip(1, "read-as-float32", (".to(torch.float32)", ""))
 bank.slip(1, "not-contiguous", (".contiguous()", ""), ("empty_like(numbers)", "empty(x.shape)"))
 bank.slip(1, "not-contiguous", ("x.detach().to(torch.float32).contiguous()", "x.detach().to(torch.float32)"))
 bank.slip(1, "written-into-input", ("torch.empty_like(numbers)", "numbers"))
+bank.slip(1, "addresses-swapped", ("numbers.data_ptr(), result.data_ptr()", "result.data_ptr(), numbers.data_ptr()"))
+bank.slip(1, "short-n", ("c_void_p, ctypes.c_int64]", "c_void_p, ctypes.c_int]"))
+bank.slip(1, "result-strides", ("torch.empty_like(numbers)", "torch.empty_like(x, dtype=torch.float32)"))
 bank.slip(1, "wrong-n", ("numbers.numel())", "4 * numbers.numel())"))
 bank.slip(1, "wrong-n", ("numbers.numel())", "len(numbers))"))
 bank.slip(1, "wrong-n", ("numbers.numel())", "x.shape[-1])"))

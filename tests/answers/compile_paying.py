@@ -43,7 +43,7 @@ bank.slip(
     ("max(1, len(slow_steps), math.ceil(extra / (eager - compiled)))", "math.ceil(extra / (eager - compiled))"),
 )
 bank.slip(5, "below-one", ("max(1, len(slow_steps), ", "max(1, "))
-bank.slip(5, "wrong-count", ("(eager - compiled)))", "(eager - compiled)) + 5)"))
+bank.slip(5, "wrong-count", ("(eager - compiled)))", "(eager - compiled)) + 13)"))
 bank.slip(5, "wrong-count", ("return max(1, len(slow_steps), math.ceil(extra / (eager - compiled)))", "return 80"))
 bank.slip(5, "list-changed", ("return max(", "slow_steps.sort(); slow_steps.append(0.0)\n    return max("))
 
@@ -97,3 +97,9 @@ def break_even(eager, compiled, slow_steps):  # noqa: F811
         middle = (low + high) // 2
         low, high = (low, middle) if paid(middle) else (middle, high)
     return high
+
+
+COUNT = "max(1, len(slow_steps), math.ceil(extra / (eager - compiled)))"
+bank.slip(5, "slow-steps-added", (COUNT, "len(slow_steps) + math.ceil(extra / (eager - compiled))"))
+bank.slip(5, "step-forgotten", ("sum(seconds - compiled for seconds in slow_steps)", "sum(slow_steps) - compiled"))
+bank.slip(5, "one-too-many", ("math.ceil(extra / (eager - compiled))", "int(extra / (eager - compiled)) + 1"))

@@ -93,12 +93,11 @@ bank.slip(4, "pool-nan", (".masked_fill(~mask, -math.inf)", ".div(mask).mul(1 - 
 bank.slip(4, "plain-mean", (POOL, "real = mask.unsqueeze(-1).to(x.dtype)\n    return (x * real).sum(1) / real.sum(1)"))
 bank.slip(4, "pool-nan", ("softmax(dim=1)", "softmax(dim=0)"))
 bank.slip(4, "wrong-pool", ("x @ query", "x @ -query"))
-bank.slip(4, "wrong-pool", (".sum(dim=1)\n", ".mean(dim=1)\n"))
 bank.slip(4, "pool-gradients", ("scores.softmax(dim=1)", "scores.softmax(dim=1).detach()"))
 bank.slip(4, "input-written", ("scores = (x @ query)", "x *= mask.unsqueeze(-1)\n    scores = (x @ query)"))
 bank.slip(
     4,
-    "too-many-shapes",
+    "pool-recompiles",
     (POOL, POOL.replace("    return", "    torch._dynamo.graph_break()\n    return")),
 )
 
@@ -187,9 +186,40 @@ bank.several(4, None, count_with_a_list, pad_to_bucket, attention)
 
 bank.slip(
     4,
-    "pool-nan",
+    "pool-overflows",
     (
         "    return (scores.softmax(dim=1).unsqueeze(-1) * x).sum(dim=1)",
         "    weights = scores.exp()\n    return ((weights / weights.sum(1, keepdim=True)).unsqueeze(-1) * x).sum(dim=1)",
     ),
 )
+
+bank.slip(4, "remembered", ("    torch._dynamo.reset()\n", ""))
+bank.slip(4, "dynamic-replaced", ("dynamic=dynamic)", "dynamic=bool(dynamic))"))
+bank.slip(4, "not-zeros", ("F.pad(x, (0, 0, 0, missing))", "torch.cat([x, x[:, -1:].expand(-1, missing, -1)], 1)"))
+bank.slip(4, "padding-read", ("-math.inf", "-100.0"))
+bank.slip(4, None, ("-math.inf", "-1e9"))
+bank.slip(4, "pool-mean", ("* x).sum(dim=1)", "* x).mean(dim=1)"))
+bank.slip(4, "scores-scaled", ("(x @ query)", "(x @ query / math.sqrt(len(query)))"))
+POOL = (
+    "    scores = (x @ query).masked_fill(~mask, -math.inf)\n"
+    "    return (scores.softmax(dim=1).unsqueeze(-1) * x).sum(dim=1)\n"
+)
+bank.slip(
+    4,
+    "pool-overflows",
+    (
+        POOL,
+        "    w = (x @ query).softmax(1) * mask\n    return ((w / w.sum(1, keepdim=True)).unsqueeze(-1) * x).sum(1)\n",
+    ),
+)
+bank.slip(
+    4,
+    "pool-overflows",
+    (POOL, "    w = (x @ query).exp() * mask\n    return ((w / w.sum(1, keepdim=True)).unsqueeze(-1) * x).sum(1)\n"),
+)
+bank.slip(
+    4,
+    "pool-recompiles",
+    (POOL, "    rows = [(r[m], (r[m] @ query).softmax(0)) for r, m in zip(x, mask)]\n"
+           "    return torch.stack([w @ r for r, w in rows])\n"),
+)  # fmt: skip

@@ -196,3 +196,11 @@ bank.slip(
         "torch.compile(optimizer.step, backend=backend, fullgraph=True)",
     ),
 )
+bank.slip(6, "step-replaced", ("    update = torch.compile(", "    optimizer.step = update = torch.compile("))
+bank.slip(
+    6,
+    "step-replaced",
+    (f"    update = {UPDATE}\n", f"    optimizer.step = {UPDATE}\n"),
+    ("        update()\n", "        optimizer.step()\n"),
+)
+bank.slip(6, "loss-wrong", ("        loss.backward()\n", "        loss = forward(*batch)\n        loss.backward()\n"))

@@ -140,8 +140,8 @@ bank.slip(5, "busy-is-time", ("1 - idle / (last - first)", "last - first - idle"
 bank.slip(5, "busy-is-time", ("1 - idle / (last - first)", "(last - first - idle) / 1000"))
 bank.slip(5, "busy-is-idle", ("1 - idle / (last - first)", "idle / (last - first)"))
 bank.slip(5, "busy-percent", ("1 - idle / (last - first)", "100 * (1 - idle / (last - first))"))
-bank.slip(5, "busy-wrong", ("1 - idle / (last - first)", "1 - len(gaps) / (len(spans) or 1)"))
-bank.slip(5, "busy-wrong", ("sorted((max", "list((max"))
+bank.slip(5, "all-or-nothing", ("1 - idle / (last - first)", "1 - len(gaps) / (len(spans) or 1)"))
+bank.slip(5, "not-sorted", ("sorted((max", "list((max"))
 bank.slip(5, "gaps-order", (SORTED, "gaps"))
 bank.slip(5, "gaps-order", (SORTED, f"{SORTED}[::-1]"))
 bank.slip(5, "gap-at-edge", ("    end, gaps = first, []\n", "    end, gaps = min(b for b, e in spans if b < e) if spans else first, []\n"),
@@ -170,7 +170,37 @@ bank.slip(
     ("gaps.append((end, begin))", "gaps.append((begin, end))"),
     ("end - begin for begin, end in gaps", "begin - end for begin, end in gaps"),
 )
-bank.slip(5, "gaps-wrong", (SORTED, f"{SORTED}[:1]"))
+bank.slip(5, "gaps-missing", (SORTED, f"{SORTED}[:1]"))
+bank.slip(5, "busy-wrong", ("1 - idle / (last - first)", "round(1 - idle / (last - first), 2)"))
+bank.slip(5, "gaps-missing", (SORTED, f"{SORTED}[:4]"))
+bank.slip(5, "gaps-missing", (SORTED, SORTED.replace("(gaps,", "([gap for gap in gaps if gap[1] - gap[0] > 5],")))
+bank.slip(5, "kernels-only", ('"gpu_memcpy", "gpu_memset")', '"gpu_memcpy")'))
+bank.slip(5, "gap-at-edge", (" + [(last, last)]", ""))
+bank.slip(
+    5,
+    "edge-left-out",
+    ('"gpu_memset")]', '"gpu_memset") and first <= e["ts"] and e["ts"] + e["dur"] <= last]'),
+)
+bank.slip(
+    5,
+    "mean-of-streams",
+    (
+        "return 1 - idle / (last - first)",
+        'return sum(e["dur"] for e in work) / (len({e["tid"] for e in work}) or 1) / (last - first)',
+    ),
+)
+bank.slip(
+    5, "window-of-some-steps", ('max(e["ts"] + e["dur"] for e in steps)', 'min(e["ts"] + e["dur"] for e in steps)')
+)
+bank.slip(5, "window-of-some-steps", ('max(e["ts"] + e["dur"] for e in steps)', 'max(e["ts"] for e in steps)'))
+bank.slip(
+    5,
+    "all-or-nothing",
+    (
+        'min(e["ts"] for e in steps), max(e["ts"] + e["dur"] for e in steps)',
+        'steps[0]["ts"], steps[-1]["ts"] + steps[-1]["dur"]',
+    ),
+)
 bank.slip(5, "gaps-wrong", (SORTED, "[(b, e) for b, e in spans if e > b]"))
 bank.slip(
     5,

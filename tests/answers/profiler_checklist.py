@@ -89,6 +89,25 @@ def without_bias(model):
     return model
 ''',
 )
+bank.slip(7, "norm-bias-out", ("isinstance(layer, linear)", 'hasattr(layer, "bias")'))
+bank.slip(7, "bias-deleted", ("layer.bias = None", 'delattr(layer, "bias")'))
+bank.slip(7, "not-a-sequence", ("isinstance(block, nn.Sequential)", "isinstance(block, nn.Sequential | nn.ModuleList)"),
+          ("list(block)", "list(block.children())"))  # fmt: skip
+bank.text(
+    7,
+    "not-a-sequence",
+    """
+def without_bias(model):
+    leaves = [m for m in model.modules() if not list(m.children())]
+    for layer, norm in zip(leaves, leaves[1:]):
+        if isinstance(layer, (nn.Linear, nn.modules.conv._ConvNd)) and isinstance(norm, nn.modules.batchnorm._BatchNorm):
+            if layer.bias is not None:
+                if norm.running_mean is not None:
+                    norm.running_mean -= layer.bias.detach()
+                layer.bias = None
+    return model
+""",
+)
 bank.slip(7, "norm-bias-out", ("                layer.bias = None", "                norm.bias = None"))
 bank.slip(
     7, "eval-differs", ("                    norm.running_mean -= layer.bias.detach()", "                    pass")
@@ -317,6 +336,21 @@ bank.slip(
 )
 bank.slip(8, "not-loss", ("F.cross_entropy(model(inputs), labels).backward()", "model(inputs).sum().backward()"))
 bank.slip(8, "not-loss", ("labels).backward()", 'labels, reduction="sum").backward()'))
+bank.slip(
+    8,
+    "random-changed",
+    ("    with torch.random.fork_rng():", "    seed = torch.initial_seed()\n    if True:"),
+    ("    model.zero_grad(", "    torch.manual_seed(seed)\n    model.zero_grad("),
+)
+bank.slip(8, "search-by-elements", ("set(shapes)", "{torch.Size(shape).numel() for shape in shapes}"))
+bank.slip(
+    8,
+    "no-losses",
+    (
+        "return len(shapes) * (usual - best) - len(set(shapes)) * search",
+        "return max(0.0, len(shapes) * (usual - best) - len(set(shapes)) * search)",
+    ),
+)
 bank.slip(8, "search-each-step", ("len(set(shapes)) * search", "len(shapes) * search"))
 bank.slip(8, "search-once", ("len(set(shapes)) * search", "search"))
 bank.slip(8, "search-forgotten", (" - len(set(shapes)) * search", ""))

@@ -262,7 +262,60 @@ bank.slip(
         "            profiler.step()\n            if profiler.step_num == 2 + active:\n                return profiler\n",
     ),
 )
-bank.slip(1, "weights-differ", ("                optimizer.zero_grad()\n", ""))
+bank.slip(1, "gradients-add-up", ("                optimizer.zero_grad()\n", ""))
+bank.slip(
+    1,
+    "weights-still",
+    (
+        "                optimizer.step()\n                optimizer.zero_grad()\n",
+        "                optimizer.zero_grad()\n                optimizer.step()\n",
+    ),
+)
+bank.slip(
+    1,
+    "forward-again",
+    (
+        "                loss = forward(model, *batch)\n",
+        "                loss = forward(model, *batch) * 0 + forward(model, *batch)\n",
+    ),
+)
+bank.slip(1, "forward-again", ("iter(loader)", "iter([*loader, *loader])"))
+bank.slip(1, "folder-there", (", exist_ok=True", ""))
+bank.slip(1, "profiler-not-returned", ("return profiler\n", "return profiler.key_averages()\n"))
+bank.text(  # the next batch is asked for at the end of a step; two loops, of which only the first is profiled
+    1,
+    None,
+    """
+def profiled_loop(model, loader, optimizer, forward, folder, active=3):
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    batches = iter(loader)
+
+    def load():
+        with record_function("loading"):
+            return next(batches, None)
+
+    def step(batch):
+        with record_function("optimizer"):
+            optimizer.zero_grad()
+        with record_function("forward"):
+            loss = forward(model, *batch)
+        with record_function("backward"):
+            loss.backward()
+        with record_function("optimizer"):
+            optimizer.step()
+        return load()
+
+    batch = load()
+    with profile(schedule=schedule(wait=1, warmup=1, active=active, repeat=1)) as prof:
+        while batch is not None and prof.step_num < 2 + active:
+            batch = step(batch)
+            prof.step()
+    prof.export_chrome_trace(str(folder / "trace.json"))
+    while batch is not None:
+        batch = step(batch)
+    return prof
+""",
+)
 bank.slip(1, "weights-differ", ("                optimizer.step()\n                optimizer.zero_grad()\n",
                                 "                optimizer.step()\n                optimizer.zero_grad()\n                model.eval()\n"))  # fmt: skip
 bank.slip(  # the record also ends with the block

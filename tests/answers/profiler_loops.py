@@ -128,6 +128,7 @@ bank.slip(
     ('{"A": "many tiny operators", "B": "a graph is kept", "C": "debugging is on"}', '"many tiny operators"'),
 )
 bank.slip(6, "no-diagnosis", (', "C": "debugging is on"', ""))
+bank.slip(6, "no-diagnosis", ('"A": "many tiny operators"', '"A": "Many operators"'))
 bank.slip(6, "misdiagnosed", ('"A": "many tiny operators"', '"A": "values are read"'))
 bank.slip(6, "misdiagnosed", ('"B": "a graph is kept"', '"B": "work is done twice"'))
 bank.slip(6, "misdiagnosed", ('"C": "debugging is on"', '"C": "values are read"'))
@@ -159,6 +160,10 @@ bank.slip(
 bank.slip(6, "wrong-axes", ("dim=(2, 3)", "dim=(1, 2, 3)"))
 bank.slip(6, "wrong-axes", ("images.mean(dim=(2, 3), keepdim=True)", "images.mean()"))
 bank.slip(6, "contrast-broadcast", ("contrast[:, None, None, None]", "contrast"))
+bank.slip(6, "contrast-broadcast", ("contrast[:, None, None, None]", "contrast[None, :, None, None]"))
+bank.slip(6, "mean-lost-dimensions", (", keepdim=True", ""))
+bank.slip(6, "off-device", ("contrast[:,", "contrast.cpu().to(images.device)[:,"))
+bank.slip(6, "off-device", ("contrast[:,", "(contrast * torch.tensor(1.0).to(images))[:,"))
 bank.slip(6, "contrast-broadcast", ("contrast[:, None, None, None]", "contrast[:, None, None]"))
 bank.slip(6, "not-limited", (" + mean).clamp(-3, 3)", " + mean)"))
 bank.slip(
@@ -218,6 +223,11 @@ bank.slip(
         "    KEPT.extend(losses)\n    return torch.stack(losses).mean().detach()\n\n\nKEPT",
     ),
 )
+bank.slip(  # recorded, and let go at the end
+    6,
+    "still-recorded",
+    (B, B.replace("    with torch.no_grad():\n    ", "").replace(".mean()", ".mean().detach()")),
+)
 bank.slip(6, "trains-in-validation", (B, B.replace("    model.eval()\n", "")))
 bank.slip(6, "trains-in-validation", (B, B.replace("model.eval()", "model.train()")))
 bank.slip(
@@ -243,7 +253,7 @@ bank.slip(6, "mean-wrong", (B, B.replace(".mean()", ".sum()")))
 bank.slip(6, "mean-wrong", (B, B.replace("torch.stack(losses).mean()", "losses[-1]")))
 bank.slip(
     6,
-    "mean-wrong",
+    "mean-over-images",
     (
         B,
         B.replace("labels) for", 'labels, reduction="sum") for').replace(
@@ -294,6 +304,7 @@ bank.slip(
     6, "still-debugging", (C, C.replace("set_detect_anomaly(False)", "set_detect_anomaly(True, check_nan=False)"))
 )
 bank.slip(6, "switch-flipped", (C, C.replace("    return", "    torch.autograd.set_detect_anomaly(True)\n    return")))
+bank.slip(6, "mode-in-training", (C, C.replace("    losses = []\n", "    losses = []\n    model.eval()\n")))
 bank.slip(6, "losses-with-graph", (C, C.replace("loss.detach()", "loss")))
 bank.slip(
     6,

@@ -53,7 +53,35 @@ def top_operators(averages, k, device="cpu"):
 """,
 )
 
+bank.text(  # the shares as tensors
+    2,
+    None,
+    """
+def top_operators(averages, k, device="cpu"):
+    rows = [r for r in averages if not r.is_user_annotation and r.device_type.name == "CPU"]
+    times = torch.tensor([r.self_cpu_time_total if device == "cpu" else r.self_device_time_total for r in rows])
+    share = times / times.sum()
+    order = share.argsort(descending=True)[:k].tolist()
+    return [(rows[i].key, rows[i].count, share[i]) for i in order]
+""",
+)
+
 # ---------------------------------------------------------------- wrong
+
+bank.slip(2, "operator-left-out", ("not r.is_user_annotation and ", 'r.key.startswith("aten::") and '))
+bank.slip(
+    2,
+    "labels-counted",
+    (
+        "not r.is_user_annotation and ",
+        'r.key not in ("loading", "forward", "backward", "optimizer") and "ProfilerStep" not in r.key and ',
+    ),
+)
+bank.slip(
+    2,
+    "share-of-everything",
+    ("sum(getattr(row, attribute) for row in rows) or 1.0", "getattr(averages.total_average(), attribute)"),
+)
 
 bank.slip(2, "total-time", ("self_cpu_time_total", "cpu_time_total"))
 bank.slip(
@@ -76,7 +104,7 @@ bank.slip(2, "other-device", ('if device == "cpu" else "self_device_time_total"'
 bank.slip(2, "other-device", ('if device == "cpu" else', 'if device != "cpu" else'))
 bank.slip(2, "wrong-number", ("rows[:k]]", "rows]"))
 bank.slip(2, "wrong-number", ("rows[:k]]", "rows[:10]]"))
-bank.slip(2, "wrong-share", (ROWS, ROWS.replace("not r.is", 'r.key.startswith("aten::op") and not r.is')))
+bank.slip(2, "operator-left-out", (ROWS, ROWS.replace("not r.is", 'r.key.startswith("aten::op") and not r.is')))
 bank.slip(2, "wrong-operators", ("reverse=True)", "reverse=True)[1:]"))
 bank.slip(2, "wrong-operators", ("key=lambda row: getattr(row, attribute)", "key=lambda row: row.key"))
 bank.slip(2, "wrong-calls", ("row.count, getattr", "1, getattr"))

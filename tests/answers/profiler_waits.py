@@ -107,7 +107,26 @@ bank.slip(
 bank.slip(3, "no-pairs", ("(str(func.overloadpacket), line)", "line"))
 bank.slip(3, "no-pairs", ("str(func.overloadpacket)", "func.overloadpacket"))
 bank.slip(3, "not-the-packet", ("str(func.overloadpacket)", "str(func)"))
-bank.slip(3, "wrong-operator", ("str(func.overloadpacket)", "func.overloadpacket.__name__"))
+bank.slip(3, "other-spelling", ("str(func.overloadpacket)", "func.overloadpacket.__name__"))
+bank.slip(3, "other-spelling", ("str(func.overloadpacket)", "func.overloadpacket._qualified_op_name"))
+bank.slip(3, "wrong-operator", ("str(func.overloadpacket)", '"aten.item"'))
+bank.slip(3, "no-pairs", ("(str(func.overloadpacket), line)", "(line, str(func.overloadpacket))"))
+bank.slip(
+    3, "more-than-line", ("frames[-1].line.strip()", 'f"{frames[-1].filename}:{frames[-1].lineno} {frames[-1].line}"')
+)
+bank.slip(3, "more-than-line", ("frames[-1].line.strip()", 'frames[-1].line + "\\n"'))
+bank.slip(3, "torch-by-name", ("f.filename.startswith(torch.__path__[0])", '"torch" in f.filename'))
+bank.slip(3, "result-changed", ("        return func(", "        func(*args, **kwargs)\n        return func("))
+bank.slip(3, "outer-line", ("frames[-1]", "frames[0]"))
+bank.slip(
+    3,
+    "waits-missed",
+    (
+        "            self.found.append((str(func.overloadpacket), line))\n",
+        "            if (str(func.overloadpacket), line) not in self.found:\n"
+        "                self.found.append((str(func.overloadpacket), line))\n",
+    ),
+)
 bank.slip(3, "line-number", ("frames[-1].line.strip()", "frames[-1].lineno"))
 bank.slip(3, "no-line-at-all", (' if frames else ""', ""))
 bank.slip(3, "no-line-at-all", ('frames else ""', 'frames else "backward"'))
@@ -369,7 +388,35 @@ bank.slip(
     ),
 )
 bank.slip(4, "weights-wrong", ("    optimizer.step()\n", "    optimizer.step()\n    optimizer.step()\n"))
-bank.slip(4, "weights-wrong", ("    optimizer.step()\n", ""))
+bank.slip(4, "no-update", ("    optimizer.step()\n", ""))
+bank.slip(4, "other-limit", ("model.parameters(), MAX_NORM", "model.parameters(), 1.0"))
+bank.slip(
+    4,
+    "gradients-gone",
+    ("    optimizer.zero_grad()\n    loss.backward()\n", "    loss.backward()\n    optimizer.zero_grad()\n"),
+)
+bank.slip(
+    4,
+    "gradients-gone",
+    (
+        "    loss.backward()\n    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_NORM)\n",
+        "    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_NORM)\n    loss.backward()\n",
+    ),
+)
+bank.slip(4, "pinned-in-step", ("images.to(device, non", "images.pin_memory().to(device, non"))
+bank.slip(
+    4,
+    "pinned-in-step",
+    ("torch.rand(len(images), device=device)", "torch.rand(len(images)).pin_memory().to(device, non_blocking=True)"),
+)
+LIMIT = (
+    "    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_NORM)\n",
+    "    norm = torch.nn.utils.get_total_norm([p.grad for p in model.parameters()])\n"
+    "    factor = (LIMIT / norm).clamp(max=1.0)\n    for p in model.parameters():\n        p.grad.mul_(factor)\n",
+)
+bank.slip(4, "number-copied", (LIMIT[0], LIMIT[1].replace("LIMIT", "torch.tensor(MAX_NORM, device=device)")))
+bank.slip(4, "number-copied", (LIMIT[0], LIMIT[1].replace("LIMIT", "loss.new_tensor(MAX_NORM)")))
+bank.slip(4, None, (LIMIT[0], LIMIT[1].replace("LIMIT", "torch.full((), MAX_NORM, device=device)")))
 bank.slip(4, "gradients-not-cleared", ("    optimizer.zero_grad()\n", ""))
 bank.slip(
     4,

@@ -12,6 +12,9 @@ HINTS = {
     "swapped": "The two are swapped: first operation by operation, then as one kernel.",
     "elements-not-bytes": "These are numbers of elements. Each has `tensor.itemsize` bytes.",
     "four-bytes": "Not every number has 4 bytes: bfloat16 has 2, float64 has 8, the result of a comparison 1.",
+    "not-bytes": "Bytes are asked for, not thousands or millions of them.",
+    "nothing-seen": "No operation was counted. Does the function run inside `with` your mode, and is counted what is *not* a view?",
+    "result-lost": "An operation inside gave None: __torch_dispatch__ returns what the operation gives.",
     "reads-only": "Only what is read is counted. The result of each operation has to be written too.",
     "writes-only": "Only what is written is counted. Each operation reads its operands first.",
     "views-counted": "A view moves nothing: it is another description of the same memory.",
@@ -62,7 +65,7 @@ def balise_2(memory_traffic):
     for case in (_broadcast(), _expanded(), _expanded_input()):
         _judge(memory_traffic, case)
     yield "operands in lists and by name, several results, operations in place"
-    for case in (_lists(), _by_name(), _several(), _in_place()):
+    for case in (_lists(), _by_name(), _by_name_only(), _several(), _in_place()):
         _judge(memory_traffic, case)
     yield "no numbers are needed: shapes on the device meta"
     x = torch.empty(3, 2**30, device="meta", dtype=torch.bfloat16)
@@ -141,6 +144,16 @@ def _by_name():
     return _Case("clamp(a, max=b), xlogy", chain, (a, b, c), 3 * 120 + 120 + 240 + 240, 720, {"lists-missed": 840})
 
 
+def _by_name_only():
+    """sorter is an argument that even the operator's own signature takes by name only."""
+    row, values, order = torch.linspace(0, 1, 10), torch.linspace(0, 1, 30), torch.arange(10)
+
+    def chain(row, values, order):
+        return torch.searchsorted(row, values, sorter=order)
+
+    return _Case("searchsorted(…, sorter=…)", chain, (row, values, order), 480, 480, {"lists-missed": 400})
+
+
 def _several():
     x = torch.ones(40, 5)
     return _Case("a sort's values", lambda x: x.sort(dim=0).values.neg(), (x,), 800 + 800 + 1600 + 1600, 1600,
@@ -166,7 +179,12 @@ def _judge(memory_traffic, case):
         return case.function(*inputs)
 
     before = [tensor.clone() for tensor in case.inputs]
-    got = memory_traffic(function, *case.inputs)
+    try:
+        got = memory_traffic(function, *case.inputs)
+    except (TypeError, AttributeError) as error:
+        if runs and "NoneType" in str(error) and "mapping" not in str(error):
+            raise Wrong("result-lost", got=str(error)) from error
+        raise
     if got is None:
         raise Wrong("nothing-returned")
     if not isinstance(got, tuple | list) or len(got) != 2:
@@ -195,6 +213,10 @@ def _judge(memory_traffic, case):
 
 
 def _why_unfused(case, unfused):
+    if not unfused:
+        return "nothing-seen"
+    if any(abs(unfused * unit / case.unfused - 1) < 1e-3 for unit in (1e3, 1e6, 1e9, 2**10, 2**20, 2**30)):
+        return "not-bytes"
     for slug, values in case.mistakes.items():
         values = values if isinstance(values, tuple) else (values,)
         if unfused in values or (None in values and slug == "views-counted" and unfused > case.unfused):

@@ -4,6 +4,7 @@ import ctypes
 import math
 import os
 import re
+from pathlib import Path
 
 import torch
 
@@ -19,6 +20,10 @@ HINTS = {
     "compiler: -fPIC.",
     "not-optimised": "Without -O2 or -O3 the compiler translates line by line, and the loop is several times as slow.",
     "no-libm": "A function is missing: {error}. The mathematical functions live in libm. Link it: -lm, after the source.",
+    "only-compiled": "-c stops before linking: that makes an object file, and no library.",
+    "no-output": "Nothing says where the library goes: -o, and its path.",
+    "paths-swapped": "The library is where the source should be: -o is followed by what the compiler makes.",
+    "paths-ignored": "The two paths that were handed in are the source and the library; others stand in the command.",
     "command-failed": "The command does not make the library that was asked for: {error}",
     "not-c-text": "c_source() returns the text of a C file, a str.",
     "c-error": "The compiler refuses the C text: {error}",
@@ -32,7 +37,8 @@ HINTS = {
     "tanh-formula": "This is the approximation of the GELU by a tanh. It is wrong in the fourth digit; the exact formula has "
     "erf.",
     "not-halved": "These are twice the right values: the factor 1/2 is missing.",
-    "unscaled-erf": "erf gets x itself. The normal distribution's function is erf of x / √2.",
+    "unscaled-erf": "erf gets another number than x / √2. (Times 0.7071…, not times √2, and not x itself.)",
+    "sigmoid-formula": "This is the approximation of the GELU by a sigmoid, x · sigmoid(1.702 x). The exact formula has erf.",
     "no-one": "These are x/2 · erf(x/√2): the 1 in the brackets is missing.",
     "wrong-gelu": "The C function does not compute x/2 · (1 + erf(x/√2)).",
     "integer-division": "All results are 0. In C, 1/2 is a division of integers, and gives 0: write 0.5f.",
@@ -44,6 +50,10 @@ HINTS = {
     "not-contiguous": "C was given the address of a tensor whose numbers do not lie one after the other, in the order of its "
     "elements ({where}). It needs a contiguous copy.",
     "written-into-input": "The result is written into the input's own memory. Make a new tensor for it.",
+    "addresses-swapped": "C was told to write to the input's memory, and to read elsewhere. First comes x, then y.",
+    "short-n": "n is declared as a number of {bits} bits; in C it is int64_t: c_int64.",
+    "result-strides": "The numbers are right, in another order ({where}). empty_like of a transposed tensor is transposed too: C writes "
+    "them one after the other, so the result has to be contiguous.",
     "wrong-n": "C was told to work on {n} numbers, and the tensor has {right} ({where}).",
     "output-too-small": "The memory for the result is not there: y points to less than n numbers. Make a tensor of x's size "
     "first.",
@@ -96,6 +106,7 @@ def _command(compile_command, source, library):
     command = [os.fspath(word) for word in command]
     if any(re.search(r"\S\s+-", word) for word in command):
         raise Wrong("not-a-list", expected="each option a word of its own", got=str(_short(command, source)))
+    _places(command, source, library)
     if "-shared" not in command:
         raise Wrong("no-shared", got=str(_short(command, source)))
     if not {"-fPIC", "-fpic"} & set(command):
@@ -104,6 +115,21 @@ def _command(compile_command, source, library):
     if not levels or levels[-1] not in ("-O", "-O1", "-O2", "-O3", "-Ofast", "-Os"):
         raise Wrong("not-optimised", got=str(_short(command, source)))
     return command
+
+
+def _places(command, source, library):
+    """The source is read and the library is written; relative names would do where the compiler runs in their folder."""
+    if "-c" in command:
+        raise Wrong("only-compiled", got=str(_short(command, source)))
+    at = next((i for i, word in enumerate(command) if word.startswith("-o")), None)
+    if at is None:
+        raise Wrong("no-output", got=str(_short(command, source)))
+    made = command[at][2:] or (command[at + 1] if at + 1 < len(command) else "")
+    names = {Path(word).name for word in command}
+    if Path(made).name == source.name:
+        raise Wrong("paths-swapped", got=str(_short(command, source)))
+    if Path(made).name != library.name or source.name not in names:
+        raise Wrong("paths-ignored", expected=f"{source.name} and {library.name}", got=str(_short(command, source)))
 
 
 def _short(command, source):
@@ -180,10 +206,13 @@ def _values(numbers, got):
         "tanh-formula": lambda x: 0.5 * x * (1 + math.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
         "not-halved": lambda x: 2 * _gelu(x),
         "unscaled-erf": lambda x: 0.5 * x * (1 + math.erf(x)),
+        "unscaled-erf ": lambda x: 0.5 * x * (1 + math.erf(x / 2)),
+        "unscaled-erf  ": lambda x: 0.5 * x * (1 + math.erf(x * math.sqrt(2))),
+        "sigmoid-formula": lambda x: x / (1 + math.exp(-1.702 * x)),
         "no-one": lambda x: 0.5 * x * math.erf(x / math.sqrt(2)),
         "integer-division": lambda x: 0.0,
     }
-    slug = next((slug for slug, function in known.items() if differs(function) < 5e-6), "wrong-gelu")
+    slug = next((slug.strip() for slug, function in known.items() if differs(function) < 5e-6), "wrong-gelu")
     if slug == "wrong-gelu" and any(abs(y - 1e30) < 1e24 for y in got):
         raise Wrong("n-ignored", n=len(numbers))
     worst = max(zip(numbers, got, strict=True), key=lambda pair: abs(pair[1] - _gelu(pair[0])))
@@ -215,6 +244,9 @@ def _wraps(fused_gelu, x, where, may_refuse=False):
         raise Wrong("not-called", where=where)
     if got is None:
         raise Wrong("nothing-returned")
+    declared = probe.library.gelu.argtypes
+    if declared and len(declared) == 3 and (size := ctypes.sizeof(declared[2])) < 8:
+        raise Wrong("short-n", bits=8 * size, expected="ctypes.c_int64", got=declared[2].__name__)
     if not isinstance(got, torch.Tensor) or got.shape != x.shape or got.dtype != x.dtype:
         raise Wrong("wrong-kind", expected=x, got=got, where=where)
     if not torch.equal(before, x):
@@ -224,6 +256,8 @@ def _wraps(fused_gelu, x, where, may_refuse=False):
             raise Wrong("wrong-n", n=sum(call.n for call in probe.calls), right=x.numel(), where=where)
         if any(call.x == x.data_ptr() for call in probe.calls) and not x.is_contiguous():
             raise Wrong("not-contiguous", where=where)
+        if close(got.flatten().sort().values, (3 * before.float() + 1).to(x.dtype).flatten().sort().values, 1e-4):
+            raise Wrong("result-strides", where=where)
         raise Wrong("not-from-library", expected="what gelu wrote to y", got=got, where=where)
     return got
 

@@ -114,7 +114,7 @@ class Probe(TorchDispatchMode):
             return "not-contiguous"
         begin, size = given.untyped_storage().data_ptr(), given.untyped_storage().nbytes()
         if begin <= y < begin + size:
-            return "written-into-input"
+            return "written-into-input" if begin <= x < begin + size else "addresses-swapped"
         if n > given.numel() or n < 0:
             return "wrong-n"
         for what, address in (("x", x), ("y", y)):

@@ -21,6 +21,7 @@ HINTS = {
     "first-only": "Every step that compiled costs, not the first one alone.",
     "only-the-compiling": "The slow steps are shared out over the eager steps' time. What pays them back is the gain of a "
     "step: eager less compiled.",
+    "slow-steps-added": "The slow steps were added once more: they are the first ones of the n steps.",
     "below-one": "At least one step has been done, and as many as were slow.",
     "wrong-count": "The number of steps is wrong. Compare n × eager with what the compiled job takes for n steps.",
     "list-changed": "The list that was handed in is changed afterwards.",
@@ -29,6 +30,8 @@ HINTS = {
 
 def balise_5(break_even):
     """Times in parts of a second that binary numbers hold, so that equal totals really are equal; then ordinary ones."""
+    yield "three steps that compiled, and totals that are never equal"
+    _judge(break_even, 0.5, 0.375, [12.0, 3.0, 3.3125])
     yield "a first step of 21 s that compiles, then 1.75 s a step, against 2 s: exactly equal totals have paid"
     _judge(break_even, 2.0, 1.75, [21.0])
     yield "totals that are never equal"
@@ -104,6 +107,8 @@ def _why(eager, compiled, slow, truth, got):
         return "below-one"
     sums = {
         "step-forgotten": sum(slow) / gain,
+        "step-forgotten ": (sum(slow) - compiled) / gain if len(slow) > 1 else math.nan,
+        "slow-steps-added": math.ceil(extra / gain) + len(slow) if len(slow) > 1 else math.nan,
         "eager-step-taken": (sum(slow) - len(slow) * eager) / gain,
         "first-only": (slow[0] - compiled) / gain if len(slow) > 1 else math.nan,
         "only-the-compiling": sum(slow) / eager,
@@ -113,5 +118,5 @@ def _why(eager, compiled, slow, truth, got):
         return "rounded-down" if math.floor(exact + 0.5) != got else "rounded-to-nearest"
     for slug, value in sums.items():
         if not math.isnan(value) and got in (max(floor, math.ceil(value)), max(floor, math.floor(value))):
-            return slug
+            return slug.strip()
     return "one-too-many" if got == truth + 1 else "wrong-count"

@@ -12,6 +12,10 @@ HINTS = {
     "padding-read": "Numbers in the padding change the result: it has small weights, not none.",
     "pool-inverted": "The mean goes over the padding. Mask where the mask is *False*.",
     "pool-nan": "The result is NaN. So is a softmax over minus infinities alone: does it run over t, the positions of one row?",
+    "pool-overflows": "With large scores the result is NaN: exp of them overflows, or the weights of the real positions vanish "
+    "beside the padding's. softmax takes the largest score off first; leave the padding out before it.",
+    "pool-mean": "The weights add up to 1 already: add up over t, and do not divide by it again.",
+    "scores-scaled": "The scores are x · query as they are, not divided by √d.",
     "plain-mean": "This is the plain mean over the real positions. The weights come from a softmax.",
     "wrong-pool": "The pooled values are not those of attention_pool over the real positions.",
     "pool-gradients": "The gradients are not those of attention_pool over the real positions; padding must get none.",
@@ -46,6 +50,7 @@ def pools(masked_pool):
     _one_pool(masked_pool, x, query, torch.ones(1, 5, dtype=torch.bool), "no padding at all")
     x, query, mask = scene()
     _one_pool(masked_pool, x, 60 * query, mask, "scores of which no exponential fits into float32")
+    _one_pool(masked_pool, x, 3000 * query, mask, "scores of some thousands, many of them negative")
     scattered = torch.tensor([[1, 0, 1, 0, 0, 1, 1], [0, 1, 1, 1, 0, 0, 0], [0, 0, 0, 0, 0, 0, 1]]).bool()
     _one_pool(masked_pool, x, query, scattered, "real positions anywhere")
     _pool_gradients(masked_pool)
@@ -63,7 +68,7 @@ def _one_pool(masked_pool, x, query, mask, where):
     if isinstance(got, torch.Tensor) and got.shape == expected.shape and close(got, expected, 1e-4):
         return
     if isinstance(got, torch.Tensor) and got.isnan().any():
-        raise Wrong("pool-nan", expected=expected, got=got, where=where)
+        raise Wrong("pool-overflows" if "scores" in where else "pool-nan", expected=expected, got=got, where=where)
     x, query = x.double(), query.double()
     scores, real = x @ query, mask.double()
     after = scores.softmax(1) * real
@@ -72,8 +77,12 @@ def _one_pool(masked_pool, x, query, mask, where):
         "mask-ignored": (scores.softmax(1)[..., None] * x).sum(1),
         "mask-after-softmax": (after[..., None] * x).sum(1),
         "mask-before-scores": (zeroed[..., None] * x).sum(1),
+        "pool-mean": expected / x.shape[1],
+        "scores-scaled": row_by_row(x, query / x.shape[2] ** 0.5, mask),
         "plain-mean": (real[..., None] * x).sum(1) / real.sum(1, keepdim=True),
     }
+    if "thousands" in where:  # what was right for smaller scores, and is some large negative number
+        raise Wrong("padding-read", expected=expected, got=got, where=where)
     slug = nearest(got, known, "wrong-pool", 1e-4)
     if slug == "wrong-pool" and close(got, (zeroed[..., None] * real[..., None] * x).sum(1), 1e-4):
         slug = "mask-before-scores"

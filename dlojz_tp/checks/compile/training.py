@@ -12,6 +12,8 @@ from dlojz_tp.checks.compile.fresh import Graphs, fresh, no_inductor
 HINTS = {
     "no-step": "Return the function step, not what a step gives.",
     "step-loss": "step returns the loss, a tensor of shape (); it returned {got}.",
+    "step-replaced": "optimizer.step is another function now, and a scheduler that is made afterwards fails: it wants the optimizer's "
+    "own method ({error}). Keep what torch.compile returns under a name of its own.",
     "loss-keeps-graph": "The loss still has its graph: whoever keeps it keeps the activations. Return loss.detach().",
     "loss-read": "step returns a Python number: on a GPU it would wait in every step. Return a tensor.",
     "loss-wrong": "The loss is not the one that loss_of gives before the update.",
@@ -121,7 +123,7 @@ def _scene(make_compiled_step, make, early):
             raise Wrong("nothing-returned")
         if not callable(step):
             raise Wrong("no-step", got=step)
-        schedule = schedule or torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.6)
+        schedule = schedule or _schedule(optimizer)
         for i, batch in enumerate(batches):
             torch.manual_seed(100 + i)
             ran = graphs.runs
@@ -136,6 +138,14 @@ def _scene(make_compiled_step, make, early):
                 schedule.step()
         _values(make, model, before, optimizer, losses)
         _compiled(graphs, counts, runs, early)
+
+
+def _schedule(optimizer):
+    """A scheduler that is made after the step; it looks into the optimizer's own method `step`."""
+    try:
+        return torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.6)
+    except AttributeError as error:
+        raise Wrong("step-replaced", error=str(error)) from error
 
 
 def _stepped(step, batch):

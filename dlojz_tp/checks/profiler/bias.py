@@ -13,7 +13,10 @@ HINTS = {
     "bias-zeroed": "{name} still has a bias, now zero: it is still read, added, differentiated and updated. Take it out.",
     "nested-left": "{name} still has its bias: it stands in an nn.Sequential inside another module.",
     "wrong-bias-out": "{name} lost its bias, and no batch norm follows directly: {next}. The function is another one now.",
-    "norm-bias-out": "{name} lost a parameter. It is the bias before the batch norm that does nothing, not the batch norm's own.",
+    "norm-bias-out": "{name} is gone. Only the biases of linear layers and convolutions do nothing before a batch norm.",
+    "not-a-sequence": "{name} is gone, and its layer stands in no nn.Sequential. In which order the layers of another module run, only "
+    "its forward() says: here a ReLU comes between.",
+    "bias-deleted": "forward() asks for the bias and finds no such attribute: {error}. Set it to None.",
     "layer-replaced": "{name} is another object now. An optimizer or a hook that knows the old one would go on with that.",
     "weights-lost": "The weights of {name} changed.",
     "eval-differs": "In eval mode the model computes something else: the batch norm's running mean still holds the bias.",
@@ -58,6 +61,17 @@ class _Branch(nn.Module):
         return x + self.norm(self.first(self.block(x)))
 
 
+class _Loose(nn.Module):
+    """Two layers beside each other, which do not run one after the other."""
+
+    def __init__(self, layers):
+        super().__init__()
+        self.layers, self.conv, self.norm = layers, nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4)
+
+    def forward(self, x):
+        return self.layers[1](self.layers[0](x).relu()) + self.norm(self.conv(x).relu())
+
+
 def _chain():
     return nn.Sequential(
         nn.Conv2d(3, 6, 3, stride=2, padding=1), nn.BatchNorm2d(6), nn.ReLU(), nn.Conv2d(6, 4, 3), nn.ReLU(),
@@ -85,7 +99,8 @@ def _keepers():
     return nn.Sequential(
         nn.Conv2d(3, 4, 3), nn.GroupNorm(2, 4), nn.Conv2d(4, 4, 1), nn.ReLU(), nn.BatchNorm2d(4),
         nn.Conv2d(4, 4, 1), nn.Dropout(0.0), nn.BatchNorm2d(4), nn.Conv2d(4, 4, 1), nn.LayerNorm([4, 6, 6]),
-        nn.BatchNorm2d(4), nn.Conv2d(4, 2, 1),
+        nn.GroupNorm(2, 4), nn.BatchNorm2d(4), _Loose(nn.ModuleList([nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4)])),
+        nn.Conv2d(4, 2, 1),
     )  # fmt: skip
 
 
@@ -131,7 +146,12 @@ def _judge(without_bias, make, shapes, gone, nested=False):
     _same_mode(model, training=False)
     for shape in shapes:
         x = _images(shape)
-        wanted, out = original(x).detach(), model(x).detach()
+        try:
+            wanted, out = original(x).detach(), model(x).detach()
+        except AttributeError as error:
+            if "bias" in str(error):
+                raise Wrong("bias-deleted", error=str(error)) from error
+            raise
         if not close(out, wanted, 1e-4):
             raise Wrong(_eval_slug(original, model), expected=wanted, got=out)
 
@@ -153,8 +173,10 @@ def _right_parameters(original, model, layers, gone, nested):
         if layer in gone and what == "bias":
             continue
         if name not in after:
-            if "BatchNorm" in kinds[layer] or what == "weight":
+            if what == "weight" or not ("Conv" in kinds[layer] or kinds[layer] == "Linear"):
                 raise Wrong("norm-bias-out", name=name)
+            if not isinstance(model.get_submodule(layer.rpartition(".")[0]), nn.Sequential):
+                raise Wrong("not-a-sequence", name=name)
             following = order[order.index(layer) + 1 :]
             raise Wrong(
                 "wrong-bias-out", name=name, next=f"a {kinds[following[0]]} does" if following else "nothing does"

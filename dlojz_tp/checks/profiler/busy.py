@@ -14,10 +14,16 @@ HINTS = {
     "processor-as-work": "What the processor does (cpu_op, cuda_runtime) counts as work of the device here.",
     "kernels-only": "Copies and memory fills are work of the device too: gpu_memcpy, gpu_memset.",
     "one-stream": "Only one stream counts here. Copies and other kernels run on streams of their own.",
+    "mean-of-streams": "This is the mean over the streams. The device is busy while any of them works.",
+    "not-sorted": "The events are in no order: sort them by their begin before you walk through them.",
+    "all-or-nothing": "The device works for a part of the window, more than 0 and less than 1. Are these the right events? Does the "
+    "window end after its begin? (The steps, too, are in no order.)",
     "window-of-kernels": "The window goes from the first to the last kernel here. It is the window of the steps: what is idle "
     "before the first and after the last kernel counts.",
     "window-of-all": "The window goes from the first to the last event here. It is the window of the steps.",
     "window-on-device": "The window is that of the steps as the device's rows show them. Steps have cat user_annotation.",
+    "window-of-some-steps": "The window is that of some steps only. It goes from the begin of the first to the end of the last.",
+    "edge-left-out": "What lies partly outside the window does not count here. The part inside counts.",
     "not-cut": "Work from before or after the window counts whole. Only what lies inside counts.",
     "inner-end": "After a long interval, a short one inside it sets the end back. Keep the larger of the two ends.",
     "busy-is-time": "This is a time. Divide it by the length of the window.",
@@ -25,6 +31,7 @@ HINTS = {
     "busy-percent": "The busy part is between 0 and 1, not a percentage.",
     "busy-wrong": "The busy part is wrong.",
     "gaps-order": "The gaps are right, their order is not: the longest first.",
+    "gaps-missing": "Only {n} of {m} gaps came back. All of them are asked for.",
     "gap-at-edge": "The gap at the {edge} of the window is missing.",
     "gaps-unit": "Begin and end of a gap are microseconds, as in the trace: its own clock, not counted from the window's begin.",
     "gaps-as-length": "A gap is a pair (begin, end), not (begin, length).",
@@ -39,8 +46,8 @@ HINTS = {
 def balise_5(device_busy):
     """Traces of a few events, each for one mistake; then made-up ones; then none at all."""
     yield "one stream: the busy part of the window of the steps"
-    _right(device_busy, _trace([(20, 50), (70, 90)], edges=(0, 160), around=(-20, 180), shown=True))
-    _right(device_busy, _trace([(1000, 1300), (1400, 1900)], edges=(1000, 1500, 2000)))
+    _right(device_busy, _trace([(20, 50), (70, 90)], edges=(0, 60, 110, 160), around=(-20, 180), shown=True))
+    _right(device_busy, _trace([(1000, 1300), (1400, 1800)], edges=(1000, 1500, 2000)))
     yield "overlapping streams, an interval inside another"
     _right(device_busy, _trace([(10, 60)], [(40, 80)], edges=(0, 100)))
     _right(device_busy, _trace([(10, 90), (20, 30), (40, 45)], [(120, 130)], edges=(0, 150)))
@@ -150,8 +157,10 @@ def _right(device_busy, trace, nothing=False):
     busy, gaps = _covered(_spans(trace, WORK), first, last)
     truth = busy / (last - first)
     if not close(float(got[0]), truth, 1e-6):
-        slug = "nothing-recorded" if nothing else _busy_slug(float(got[0]), trace, first, last, busy)
-        raise Wrong(slug, expected=truth, got=float(got[0]), error=f"Yours gave {got[0]}.")
+        slug, edge = "nothing-recorded" if nothing else _busy_slug(float(got[0]), trace, first, last, busy), ""
+        if slug == "busy-wrong":
+            slug, edge = _missing_edge(float(got[0]), gaps, first, last)
+        raise Wrong(slug, expected=truth, got=float(got[0]), edge=edge, error=f"Yours gave {got[0]}.")
     device = _covered(_spans(trace, WORK), *_window(trace, ("gpu_user_annotation",)))[1]
     _right_gaps(got[1], [gap for gap in gaps if gap[1] - gap[0] > 1e-3], first, last, device)
 
@@ -173,7 +182,16 @@ def _busy_slug(got, trace, first, last, busy):
     whole = _window(trace, (*WORK, "user_annotation", "gpu_user_annotation", "cpu_op", "cuda_runtime"), "")
     on_device = _window(trace, ("gpu_user_annotation",))
     both = _window(trace, ("gpu_user_annotation", "user_annotation"))
+    steps = sorted(_spans(trace, ("user_annotation",), "ProfilerStep"))
+    windows = [*steps, *[(first, b) for b, _ in steps[1:]], *[(first, e) for _, e in steps[:-1]]]
+    inside = _covered([(b, e) for b, e in spans if b >= first and e <= last], first, last)[0]
     known = {
+        "kernels-only": tuple(
+            _covered(_spans(trace, some), first, last)[0] / length for some in (WORK[:1], WORK[:2], WORK[::2])
+        ),
+        "edge-left-out": (inside / length,),
+        "not-sorted": _unsorted(cut, first, last),
+        "mean-of-streams": (sum(e - b for b, e in cut) / length / len(alone or [1]), sum(alone) / len(alone or [1])),
         "busy-is-time": (busy, busy / 1000, busy / 1e6),
         "busy-is-idle": (1 - busy / length, (length - busy)),
         "busy-percent": (100 * busy / length,),
@@ -185,17 +203,35 @@ def _busy_slug(got, trace, first, last, busy):
             _covered(_spans(trace, (*WORK, "cuda_runtime")), first, last)[0] / length,
             _covered(_spans(trace, (*WORK, "cpu_op")), first, last)[0] / length,
         ),
-        "kernels-only": (_covered(_spans(trace, ("kernel",)), first, last)[0] / length,),
         "inner-end": (_set_back(cut, length),),
         "window-of-kernels": _ratio(spans, device),
         "window-on-device": _ratio(spans, on_device) + _ratio(spans, both),
         "window-of-all": _ratio(spans, whole),
         "one-stream": tuple(alone),
+        "window-of-some-steps": tuple(part for w in windows for part in _ratio(spans, w) if 0 < part < 1),
     }
     for slug, values in known.items():
         if any(close(got, value, 1e-6) for value in values):
             return slug
-    return "busy-wrong"
+    return "busy-wrong" if 0 < got < 1 else "all-or-nothing"
+
+
+def _missing_edge(got, gaps, first, last):
+    """("gap-at-edge", which) if the busy part is that of a walk which forgets the gap at an edge."""
+    for edge, mark in (("begin", 0), ("end", 1)):
+        rest = [gap for gap in gaps if gap[mark] != (first, last)[mark]]
+        if len(rest) < len(gaps) and rest and close(got, 1 - sum(e - b for b, e in rest) / (last - first), 1e-6):
+            return "gap-at-edge", edge
+    return "busy-wrong", ""
+
+
+def _unsorted(cut, first, last):
+    """Busy part if one walks through the intervals in the order of the trace."""
+    idle, end = 0, first
+    for b, e in [*cut, (last, last)]:
+        idle += max(0, b - end)
+        end = max(end, e)
+    return (1 - idle / (last - first),)
 
 
 def _ratio(spans, window):
@@ -243,7 +279,10 @@ def _right_gaps(got, gaps, first, last, on_device):
             slug = "gaps-unit"
         elif same(sorted((b, b + length) for b, length in got), sorted(gaps)):
             slug = "gaps-as-length"
-        raise Wrong(slug, expected=str(sorted(gaps)[:4]), got=str(sorted(got)[:4]), edge=edge)
+        elif len(got) < len(gaps) and all(any(same([gap], [one]) for one in gaps) for gap in got):
+            slug = "gaps-missing"
+        fields = {"edge": edge, "n": len(got), "m": len(gaps)}
+        raise Wrong(slug, expected=str(sorted(gaps)[:4]), got=str(sorted(got)[:4]), **fields)
     lengths = [e - b for b, e in got]
     if any(b - a > 2e-3 for a, b in zip(lengths, lengths[1:], strict=False)):
         raise Wrong("gaps-order", expected="the longest first", got=str([round(v, 1) for v in lengths[:6]]))

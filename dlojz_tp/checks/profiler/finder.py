@@ -13,14 +13,18 @@ from dlojz_tp.checking import Wrong, close
 HINTS = {
     "no-mode": "Inside `with WaitFinder() as finder:` the finder is to be a TorchDispatchMode with a list `found`: {error}",
     "result-lost": "An operator inside gave None: what __torch_dispatch__ returns is the operator's result.",
-    "result-changed": "The results inside are not those outside. Call the operator as it came: func(*args, **kwargs).",
+    "result-changed": "The results inside are not those outside. Call the operator as it came, once: func(*args, **kwargs).",
     "arguments-lost": "An operator lost its keyword arguments: {error}. Hand on **kwargs.",
     "all-operators": "{n} operators were listed and {wanted} of them wait. makes_wait(func, args, kwargs) tells.",
-    "waits-missed": "{wanted} waits happened and {n} were listed.",
-    "no-pairs": "The list is made of pairs (operator, line): two texts.",
+    "waits-missed": "{wanted} waits happened and {n} were listed. The same line may wait twice: that is two.",
+    "no-pairs": "The list is made of pairs (operator, line): two texts, in this order.",
     "not-the-packet": "{got} is one variant of the operator. Its name without the variant: str(func.overloadpacket).",
+    "other-spelling": "{got} is the right operator, spelt in another way than str(func.overloadpacket).",
     "wrong-operator": "The operators listed are not those that waited.",
     "line-number": "The second of the pair is the text of the line. In a notebook, a number says little.",
+    "more-than-line": "The second of the pair is the text of the line alone, without spaces around it, file or number.",
+    "torch-by-name": "A file of yours is taken for one of PyTorch's: here it lies below a folder called torch_course. PyTorch's "
+    "files are those in torch.__path__[0].",
     "own-line": "This is not the line that waits, but the line in which your finder looks at the stack, or one without text. "
     "Leave the finder's own frames out.",
     "torch-line": "The wait happened inside a function of PyTorch, and the line listed is PyTorch's. Go outwards to the line that "
@@ -45,6 +49,14 @@ def none(x):
     y = torch.full((3,), 2.0, dtype=torch.float64)
     return (x.sum(dim=0, keepdim=True).double() * y).relu()
 
+def state(x):
+    y = x.clone()
+    y.add_(1)
+    return y + torch.rand(3)
+
+def again(x):
+    return [value.item() for value in x[0]]
+
 def inner(x):
     return x.max().item()
 
@@ -68,6 +80,7 @@ def backward(x):
     return x.grad
 '''  # fmt: skip
 FILE = "/tmp/torch_course/ipykernel_4242/1234567890.py"  # what a cell of a notebook is called
+ELSEWHERE = "/tmp/ipykernel_4242/1234567890.py"
 ITEM, MASK, NONZERO = "aten._local_scalar_dense", "aten.index", "aten.nonzero"
 
 
@@ -84,6 +97,13 @@ def balise_3(WaitFinder):  # noqa: N803  (the answer is a class)
         raise Wrong("arguments-lost", error=f"{got.dtype}, shape {tuple(got.shape)}", expected=expected, got=got)
     if not close(got, expected):
         raise Wrong("result-changed", expected=expected, got=got)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        expected = page["state"](x)
+        torch.manual_seed(1)
+        got, _ = _found(WaitFinder, page["state"], x)
+    if not close(got, expected):
+        raise Wrong("result-changed", expected=expected, got=got)
     yield "the operators that wait are listed in their order, no others"
     _, found = _found(WaitFinder, page["four"], x.abs())
     wanted = [
@@ -96,8 +116,16 @@ def balise_3(WaitFinder):  # noqa: N803  (the answer is a class)
     _, nothing = _found(WaitFinder, page["none"], x)
     if nothing:
         raise Wrong("finds-shared" if len(nothing) > 3 else "all-operators", n=len(nothing), wanted=0, got=str(nothing))
+    _right_operators(_found(WaitFinder, page["again"], x)[1], [(ITEM, "")] * 3)
     yield "each with its line"
-    _right_lines(found, wanted, "own-line")
+    try:
+        _right_lines(found, wanted, "own-line")
+    except Wrong:
+        if [line for _, line in _found(WaitFinder, _page(ELSEWHERE)["four"], x.abs())[1]] == [
+            line for _, line in wanted
+        ]:
+            raise Wrong("torch-by-name", expected=wanted[0][1], got=found[0][1] or "a line without text") from None
+        raise
     yield "the innermost line, also in a function of a function, and in the backward pass"
     _right_lines(_found(WaitFinder, page["outer"], x)[1], [(ITEM, "return x.max().item()")], "outer-line")
     _right_lines(_found(WaitFinder, page["backward"], x)[1], [(ITEM, "if gradient.isnan().any():")], "torch-line")
@@ -110,6 +138,8 @@ def balise_3(WaitFinder):  # noqa: N803  (the answer is a class)
     first, second = WaitFinder(), WaitFinder()
     with first:
         page["inner"](x)
+    if not hasattr(second, "found"):
+        raise Wrong("no-mode", error="before it is entered it has no `found`")
     if len(first.found) != 1 or len(second.found) != 0:
         raise Wrong("finds-shared", expected="1 and 0 waits", got=f"{len(first.found)} and {len(second.found)}")
 
@@ -136,11 +166,11 @@ def _torch_lines():
     return stacks.lines - {"", None}
 
 
-def _page():
+def _page(file=FILE):
     """The functions of PAGE, under the name of a notebook's cell: tracebacks show their lines."""
-    linecache.cache[FILE] = (len(PAGE), None, PAGE.splitlines(keepends=True), FILE)
+    linecache.cache[file] = (len(PAGE), None, PAGE.splitlines(keepends=True), file)
     names = {"__name__": "__main__", "torch": torch}
-    exec(compile(PAGE, FILE, "exec"), names)
+    exec(compile(PAGE, file, "exec"), names)
     return names
 
 
@@ -205,18 +235,27 @@ def _right_operators(found, wanted):
         if not isinstance(got, str) or not isinstance(line, str | None):
             raise Wrong("no-pairs", expected="(text, text)", got=repr(entry)[:200])
         if got != name:
-            raise Wrong("not-the-packet" if got.startswith(name + ".") else "wrong-operator", expected=name, got=got)
+            slug = "not-the-packet" if got.startswith(name + ".") else "wrong-operator"
+            if slug == "wrong-operator" and name.partition(".")[2] in got:
+                slug = "other-spelling"
+            if name == line:
+                slug = "no-pairs"
+            raise Wrong(slug, expected=name, got=got)
 
 
 def _right_lines(found, wanted, usual):
     _right_operators(found, wanted)
     lines = {line.strip() for line in PAGE.splitlines()}
+    outside = {frame.line for frame in traceback.extract_stack()} - {""}
     for (_, got), (_, line) in zip(found, wanted, strict=True):
-        if (got or "").strip() == line:
+        if (got or "") == line:
             continue
+        if line and line in (got or ""):
+            raise Wrong("more-than-line", expected=line, got=repr(got))
         slug = "wrong-line-of-source" if (got or "").strip() in lines - {""} else usual
         if (got or "").strip() in _torch_lines():
             slug = "torch-line"
-        if got and got.strip() in ("return inner(x) + 1", "result = function(x)", "x.square().sum().backward()"):
+        inside = ("return inner(x) + 1", "result = function(x)", "x.square().sum().backward()")
+        if got and (got.strip() in inside or got.strip() in outside):
             slug = "outer-line"
         raise Wrong(slug, expected=line, got=got or "a line without text")

@@ -37,7 +37,11 @@ HINTS = {
     "label-missing": "The label {name!r} is in {n} of {wanted} steps.",
     "label-misplaced": "The label {name!r} does not cover {what}. What stands in the `with` block is what it measures.",
     "label-too-wide": "The label {name!r} also covers {what}, so its time is not that of one part.",
+    "folder-there": "The folder was there already, and your code failed on it. It may be there or not: exist_ok=True.",
+    "forward-again": "`forward` was called {n} times for {wanted} batches: once a batch is enough.",
     "batch-not-trained": "{n} of {wanted} batches were trained on. Only recording ends, the loop goes on.",
+    "weights-still": "The weights did not change. Is step() called, after backward() and before the gradients are cleared?",
+    "gradients-add-up": "The weights are those of a loop that never clears its gradients: they add up from step to step.",
     "weights-differ": "After the loop the weights are not those of a plain loop over the same batches.",
     "profiler-not-returned": "Return the profiler: its key_averages() are needed next.",
 }
@@ -61,13 +65,15 @@ def balise_1(profiled_loop):
         if mode & 0o077:
             raise Wrong("not-private", mode=oct(mode), expected="0o700", got=oct(mode))
         yield "the steps 2, 3 and 4 are recorded, no others"
+        if run.calls > len(data):
+            raise Wrong("forward-again", n=run.calls, wanted=len(data))
         run.right_steps(3)
         yield "each of them has its four labels, around the right lines"
         run.right_labels(3)
         yield "the loop trains on every batch as a plain loop does"
         _trained(run, data)
         yield "it returns the profiler"
-        if not callable(getattr(run.returned, "key_averages", None)):
+        if not all(callable(getattr(run.returned, name, None)) for name in ("key_averages", "step")):
             raise Wrong("profiler-not-returned", got=run.returned)
         yield "another number of steps, a folder that is there already"
         nested = place / "below" / "second"
@@ -113,8 +119,11 @@ class _Run:
         seen = set(_files(start))
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")  # of the profiler: where it is not stepped, and others
-            with _profiler_ends():
-                self.returned = profiled_loop(self.model, _Loader(data), optimizer, self._forward, folder, active)
+            try:
+                with _profiler_ends():
+                    self.returned = profiled_loop(self.model, _Loader(data), optimizer, self._forward, folder, active)
+            except FileExistsError as error:
+                raise Wrong("folder-there", got=f"FileExistsError: {error}") from error
         if any("using warmup" in str(warning.message) for warning in said):
             raise Wrong("no-warmup")
         found = _files(folder)
@@ -237,4 +246,11 @@ def _trained(run, data):
     truth, _ = plain_steps(network(), data)
     for (name, got), wanted in zip(run.model.named_parameters(), truth.parameters(), strict=True):
         if not close(got, wanted, 1e-4):
-            raise Wrong("weights-differ", expected=wanted.float(), got=got, where=f"{name} after {len(data)} steps")
+            added, _ = plain_steps(network(), data, add_up=True)
+            slug = "gradients-add-up" if _alike(run.model, added) else "weights-differ"
+            slug = "weights-still" if _alike(run.model, network()) else slug
+            raise Wrong(slug, expected=wanted.float(), got=got, where=f"{name} after {len(data)} steps")
+
+
+def _alike(model, other):
+    return all(close(p, q, 1e-4) for p, q in zip(model.parameters(), other.parameters(), strict=True))

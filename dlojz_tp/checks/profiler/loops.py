@@ -1,13 +1,14 @@
 """Balise 6: three loops named and mended. Judged by operators, waits and what autograd keeps, not by seconds."""
 
 import copy
+import re
 import weakref
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from dlojz_tp.checking import Operations, Wrong, close, fake_cuda, syncs
+from dlojz_tp.checking import Operations, Wrong, close, copies, fake_cuda, syncs
 from dlojz_tp.checks.gpu_acceleration.models import batches, network
 
 HINTS = {
@@ -17,6 +18,8 @@ HINTS = {
     "wrong-axes": "The contrast is changed about another mean: each channel of each image has its own.",
     "contrast-broadcast": "The factors meet the wrong dimension: contrast[i] belongs to image i. What has shape (b,) lines up with "
     "the last dimension.",
+    "mean-lost-dimensions": "The means have shape (b, c) and meet the wrong dimensions: keepdim=True keeps those averaged over, with "
+    "size 1.",
     "not-limited": "The limit of ±3 is missing.",
     "contrast-wrong": "The result of mended_a is not that of slow_a.",
     "images-changed": "mended_a changed the images that it was given.",
@@ -28,15 +31,19 @@ HINTS = {
     "trains-in-validation": "In mended_b the model is not in eval mode.",
     "recording-left-off": "After mended_b gradients are no longer recorded: the next training step would learn nothing.",
     "traded-for-waits": "{loop} reads {n} values for {batches} batches: a new ailment for the old one. Add up tensors.",
+    "mean-over-images": "This is the mean over all images. slow_b gives the mean over the batches, each counts the same.",
     "mean-wrong": "mended_b does not give the mean of the losses.",
     "not-a-tensor": "{loop} returned {kind}; the slow loop returned a tensor of shape {shape}.",
     "still-debugging": "Anomaly detection is on inside mended_c{when}.",
     "switch-flipped": "mended_c leaves anomaly detection on.",
+    "mode-in-training": "mended_c switches the model to eval mode. It trains: leave the mode alone.",
     "losses-wrong": "mended_c does not give the losses of slow_c.",
     "weights-not-trained": "After mended_c the weights are not those after slow_c.",
     "losses-with-graph": "The losses that mended_c returns carry their graphs.",
     "passes-again": "{loop} calls the network {n} times for {batches} batches.",
 }
+NAMES = ("values are read", "many tiny operators", "a graph is kept", "debugging is on", "work is done twice",
+         "made on the processor, then moved")  # fmt: skip
 AILMENTS = {"A": "many tiny operators", "B": "a graph is kept", "C": "debugging is on"}
 SYMPTOMS = {
     "A": "four times the images, four times the operators; no value is read, nothing is kept",
@@ -53,6 +60,9 @@ def balise_6(diagnosis, mended_a, mended_b, mended_c):
         raise Wrong("nothing-returned")
     if not isinstance(found, dict) or set(found) != set(AILMENTS):
         raise Wrong("no-diagnosis", expected="a dictionary with A, B and C", got=found)
+    strange = [value for value in found.values() if value not in NAMES]
+    if strange:
+        raise Wrong("no-diagnosis", expected=str(NAMES), got=strange[0])
     for loop, name in AILMENTS.items():
         if found[loop] != name:
             raise Wrong("misdiagnosed", loop=loop, name=found[loop], symptoms=SYMPTOMS[loop])
@@ -93,6 +103,9 @@ def _same_contrast(mended_a):
             try:
                 got = mended_a(kind, contrast)
             except RuntimeError as error:
+                sizes = set(re.findall(r"\((\d+)\)", str(error)))
+                if "must match the size" in str(error) and str(shape[1]) in sizes and str(shape[0]) not in sizes:
+                    raise Wrong("mean-lost-dimensions", got=str(error).split("\n")[0], where=where) from error
                 if "must match the size" in str(error) or "not broadcastable" in str(error):
                     raise Wrong("contrast-broadcast", got=str(error).split("\n")[0], where=where) from error
                 raise
@@ -144,11 +157,14 @@ def _few_operators(mended_a):
         raise Wrong("still-tiny", n=2, few=counts[2, 3], m=m, many=many)
     with fake_cuda() as tensor:
         try:
-            got = mended_a(tensor(torch.empty(4, 3, 5, 6)), tensor(torch.empty(4)))
+            with Operations() as operations:
+                got = mended_a(tensor(torch.empty(4, 3, 5, 6)), tensor(torch.empty(4)))
         except Exception as error:
             raise Wrong("off-device", error=str(error).split("\n")[0][:200]) from error
         if got.device.type != "cuda":
             raise Wrong("off-device", error=f"the result is on {got.device}")
+        if copies(operations, "cuda", "cpu") or copies(operations, "cpu", "cuda"):
+            raise Wrong("off-device", error="something is copied from one to the other")
 
 
 # ---------------------------------------------------------------- B and C
@@ -205,7 +221,9 @@ def _validation(mended_b):
     with torch.no_grad():
         losses = torch.stack([F.cross_entropy(truth(images.double()), labels) for images, labels in data])
     if not close(got, losses.mean(), 1e-4):
-        raise Wrong("mean-wrong", expected=losses.mean(), got=got)
+        sizes = torch.tensor([len(labels) for _, labels in data])
+        over_images = close(got, (losses * sizes).sum() / sizes.sum(), 1e-4)
+        raise Wrong("mean-over-images" if over_images else "mean-wrong", expected=losses.mean(), got=got)
     if model.calls > len(data):
         raise Wrong("passes-again", loop="mended_b", n=model.calls, batches=len(data))
     if not recording or not all(p.requires_grad for p in model.parameters()):
@@ -214,9 +232,11 @@ def _validation(mended_b):
 
 def _nothing_kept(mended_b):
     model = _Watched()
-    with _saving(), Operations() as operations:
+    with _saving():
         got = mended_b(model, batches(4, 4, 4, 4, 2))
         alive = len(_Saved.alive)
+    with Operations() as operations:  # apart: its log keeps lists of tensors
+        mended_b(model, batches(4, 4, 4, 4, 2))
     if alive:
         raise Wrong("graph-still-kept", n=alive)
     if _Saved.made:
@@ -242,6 +262,8 @@ def _training(mended_c):
         raise Wrong("not-a-tensor", loop="mended_c", kind=type(got).__name__, shape="(n,)", got=got)
     if any(model.debugging):
         raise Wrong("still-debugging", when="")
+    if not all(model.modes):
+        raise Wrong("mode-in-training")
     if len(syncs(operations)) > 2:
         raise Wrong("traded-for-waits", loop="mended_c", n=len(syncs(operations)), batches=4)
     if model.calls > len(data):

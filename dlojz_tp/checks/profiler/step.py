@@ -1,19 +1,15 @@
 """Balise 4: the step without waits. Its numbers on the CPU, its behaviour on the meta device, which stands for a GPU."""
 
-import contextlib
 import copy
-import importlib
-import logging
-from unittest import mock
 
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 
-from dlojz_tp.checking import Operations, Wrong, autocast_on_meta, close, copies, meta_device, syncs
+from dlojz_tp.checking import Operations, Wrong, close, syncs
 from dlojz_tp.checks.gpu_acceleration.models import batches, network
-from dlojz_tp.checks.gpu_acceleration.waits import waits, waits_on_gpu
+from dlojz_tp.checks.gpu_acceleration.waits import waits
+from dlojz_tp.checks.profiler.step_on_device import never_waits, on_a_device
 
 HINTS = {
     "not-three-results": "Return three tensors: loss, right answers, length of the gradients.",
@@ -33,13 +29,20 @@ HINTS = {
     "norm-after": "This is the length of the gradients after they were shortened. It is meant before.",
     "norm-wrong": "The length of all gradients together is wrong: the root of the sum of all squares.",
     "gradients-not-cleared": "The length is right in the first step and not in the next: gradients add up until they are cleared.",
+    "gradients-gone": "The length is 0: the gradients are looked at before backward() has made them, or after they were cleared.",
     "never-shortened": "Long gradients are not shortened before the update.",
     "always-shortened": "Short gradients are made longer: only those longer than MAX_NORM change.",
     "each-shortened": "Gradients are shortened one by one, or number by number. All together have a length, and keep their "
     "direction.",
+    "other-limit": "Long gradients are shortened to a length of {length:.2f} here, not to MAX_NORM.",
+    "no-update": "The weights did not change. Is optimizer.step() called, after backward()?",
     "weights-wrong": "After the steps the weights are not those of hesitant_step.",
     "made-on-processor": "{n} copies to the device in a step. Two are enough, images and labels: what is drawn in the step is "
     "made on the device.",
+    "pinned-in-step": "pin_memory() in the step copies on the processor while everything waits. The loader pins the batch ahead, "
+    "and what is drawn is made on the device.",
+    "number-copied": "A tensor made of a Python number on the device (torch.tensor(…, device=device)) is a copy, which waits. "
+    "torch.full makes it there; mostly the number itself will do.",
     "copy-blocks": "A copy waits until it is done: {blocking} of {n} block. non_blocking=True.",
     "batch-not-moved": "Images and labels were not both moved to `device`: {error}",
     "own-device": "The step names a device of its own, or makes a tensor on another one than `device`: {error}",
@@ -71,17 +74,9 @@ def balise_4(flowing_step):
         _right_numbers(got, wanted, batch, number)
         _right_weights(model, wanted, number)
     yield "nothing is read in the step, also where torch sees a GPU"
-    sgd = torch.optim.SGD(network().parameters(), lr=0.1)
-    sgd.step = lambda *_, **__: None
-    read = []
-    with _quiet():
-        waiting = waits_on_gpu(flowing_step, lambda model, gpu: _pretended_step(flowing_step, model, sgd, gpu, read))
-    if any("nonzero" in name or "masked_select" in name for name in read):
-        raise Wrong("mask-as-index")
-    if waiting + read:
-        raise Wrong("reads-a-value", error=", ".join(sorted({*waiting, *read})), where="a machine with a GPU")
+    never_waits(flowing_step)
     yield "two copies to the device, which do not block; all else is made there"
-    _on_a_device(flowing_step)
+    on_a_device(flowing_step, _network())
 
 
 def _network():
@@ -105,31 +100,6 @@ def _data():
 def _shift(n, seed):
     torch.manual_seed(seed)
     return (0.4 * torch.rand(n) - 0.2)[:, None, None, None]
-
-
-def _pretended_step(flowing_step, model, optimizer, gpu, read):
-    """A step on a fake GPU, where no backward pass can run: gradients are there all the same."""
-
-    def backward(*_, **__):
-        for p in model.parameters():
-            p.grad = torch.zeros_like(p)
-
-    with mock.patch.object(torch.Tensor, "backward", backward):
-        try:
-            flowing_step(model, torch.zeros(4, 3, 6, 5), torch.zeros(4, dtype=torch.long), optimizer, gpu)
-        except (DataDependentOutputException, DynamicOutputShapeException) as error:
-            read.append(str(error).split("\n")[0])
-
-
-@contextlib.contextmanager
-def _quiet():
-    """PyTorch logs what fails on a fake device, with a traceback; here that is no news."""
-    logger = logging.getLogger("torch._subclasses.fake_tensor")
-    before, logger.disabled = logger.disabled, True
-    try:
-        yield
-    finally:
-        logger.disabled = before
 
 
 def _truth(model, data):
@@ -164,8 +134,14 @@ def _truth(model, data):
 def _call(flowing_step, model, batch, optimizer, device, seed):
     torch.manual_seed(seed)
     images, labels = (tensor.clone() for tensor in batch)
+    pinned = []
+
+    def pin_memory(tensor, *_, **__):
+        pinned.append(tensor)
+        return tensor
+
     try:
-        with waits(flowing_step) as waiting:
+        with waits(flowing_step, (torch.Tensor, "pin_memory", pin_memory)) as waiting:
             got = flowing_step(model, images, labels, optimizer, device)
         if images._version or labels._version:  # an operator in place counts it up
             raise Wrong("batch-changed")
@@ -183,6 +159,8 @@ def _call(flowing_step, model, batch, optimizer, device, seed):
         if "CUDA" in str(error):
             raise Wrong("own-device", error=str(error).split("\n")[0]) from error
         raise
+    if pinned:
+        raise Wrong("pinned-in-step")
     if waiting:
         raise Wrong("reads-a-value", error=", ".join(sorted(set(waiting))))
     return got
@@ -232,14 +210,14 @@ def _right_numbers(got, wanted, batch, number):
         raise Wrong(slug, expected=wanted["right"], got=right, where=where)
     if not close(norm, wanted["norm"], 2e-3):
         slug = "norm-after" if close(norm, wanted["norm"] * wanted["clipped"], 2e-3) else "norm-wrong"
-        slug = "gradients-not-cleared" if number else slug
+        slug = "gradients-gone" if norm == 0 else "gradients-not-cleared" if number else slug
         raise Wrong(slug, expected=wanted["norm"], got=norm, where=where)
 
 
 def _right_weights(model, wanted, number):
     if all(close(p, w, 5e-4) for p, w in zip(model.parameters(), wanted["weights"], strict=True)):
         return
-    slug = "weights-wrong"
+    slug, length = "weights-wrong", 0.0
     if number == 0:  # from the common start, one step of plain SGD: the direction and length of the update are known
         start = list(_network().parameters())
         update = torch.cat([(p.detach() - s.detach()).double().flatten() for p, s in zip(model.parameters(), start)])
@@ -248,42 +226,12 @@ def _right_weights(model, wanted, number):
         ratio = (update.norm() / truth.norm()).item()
         if cosine > 0.9999 and close(ratio, 1 / wanted["clipped"], 1e-2):
             slug = "never-shortened"
+        elif not ratio:
+            slug = "no-update"
+        elif cosine > 0.9999 and not close(ratio, 2.9, 1e-2):  # a second update, with momentum, gives 2.9
+            slug, length = "other-limit", MAX_NORM * ratio
         elif 0.05 < cosine < 0.9999:
             slug = "each-shortened"
     elif number == 1:
         slug = "always-shortened" if wanted["clipped"] == 1.0 else slug
-    raise Wrong(slug, where=f"after step {number + 1}, length of the gradients {wanted['norm']:.2f}")
-
-
-def _foreach_on_meta():
-    """clip_grad_norm_(foreach=True) is right on a GPU, and refused on the meta device."""
-    place = importlib.import_module("torch.nn.utils.clip_grad")
-    return mock.patch.object(place, "_device_has_foreach_support", lambda device: True, create=True)
-
-
-def _on_a_device(flowing_step):
-    device = meta_device()
-    model = _network().to(device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    images, labels = batches(4)[0]
-    with Operations() as operations:
-        try:
-            with autocast_on_meta(flowing_step), waits(flowing_step), _foreach_on_meta():
-                flowing_step(model, images, labels, optimizer, device)
-        except (RuntimeError, NotImplementedError, AssertionError, TypeError) as error:
-            text = str(error).split("\n")[0]
-            if any(words in text for words in ("nonzero", "data-dependent", "data dependent", "masked_select")):
-                raise Wrong("mask-as-index") from error
-            if "out of meta" in text or "on meta tensors" in text:
-                raise Wrong("reads-a-value", error="a value or a copy from the device to the processor") from error
-            moved = copies(operations, "cpu", "meta")
-            if len(moved) < 2 and "meta" in text:
-                raise Wrong("batch-not-moved", error=text) from error
-            raise Wrong("own-device", error=text) from error
-    moved = copies(operations, "cpu", "meta")
-    if len(moved) > 2:
-        raise Wrong("made-on-processor", n=len(moved))
-    if len(moved) < 2:
-        raise Wrong("batch-not-moved", error=f"{len(moved)} copies were seen, images and labels make two")
-    if not all(moved):
-        raise Wrong("copy-blocks", n=len(moved), blocking=moved.count(False))
+    raise Wrong(slug, length=length, where=f"after step {number + 1}, length of the gradients {wanted['norm']:.2f}")
