@@ -21,8 +21,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
-from dlojz_tp import course, data, launch, measure, planner, scale, todo
-from dlojz_tp.models import Llama, LlamaConfig
+from dlojz_tp import course, data, launch, measure, planner, recorded, scale, todo
+from dlojz_tp.models import Llama, LlamaConfig, language_loss
 
 tp = course.open("13_zero_under_the_hood")
 tp
@@ -103,7 +103,7 @@ plt.show()
 # ## The baseline, measured first
 #
 # The model is a small decoder of the Llama kind, on the source code of Python's standard library. It knows nothing of
-# ranks. Each rank trains on its own sequences.
+# ranks. Each rank trains on its own sequences. `language_loss(model, tokens)` is the mean cross-entropy of each next token.
 
 
 # %% tags=["setup"]
@@ -123,15 +123,8 @@ def layers_of(model):
 
 def token_batch(step):
     """This rank's tokens of a step, (BATCH, LENGTH + 1), on its device."""
-    generator = torch.Generator().manual_seed(1000 * step + dist.get_rank())
-    starts = torch.randint(len(TOKENS_USED) - LENGTH, (BATCH, 1), generator=generator)
-    return TOKENS_USED[starts + torch.arange(LENGTH + 1)].to(launch.device())
-
-
-def language_loss(model, tokens):
-    """Mean cross-entropy of each next token. tokens (b, s + 1)."""
-    logits = model(tokens[:, :-1])
-    return F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+    seed = 1000 * step + dist.get_rank()
+    return data.batch_of_text(TOKENS_USED, BATCH, LENGTH + 1, seed).to(launch.device())
 
 
 # %% [markdown]
@@ -1394,6 +1387,7 @@ def race_on_ranks(rounds):
 
 
 # %%
+medians = {}
 for n in RANKS:
     gaps, race = launch.ranks(race_on_ranks, 30 if FULL else 6, n=n, timeout=120)[0]
     print(f"{n} ranks on {launch.backend(n)}: largest difference of a weight after three steps, and a step")
@@ -1402,6 +1396,10 @@ for n in RANKS:
         print(f"  {name:<24} {gaps[name]:8.1e}  {median:>9} ± {spread}")
     for mine, theirs in (("stage 1, yours", "ZeroRedundancyOptimizer"), ("stage 3, yours", "fully_shard")):
         print(f"  {mine} / {theirs}: {race.medians[mine] / race.medians[theirs]:.2f}")
+    medians[f"{n} ranks"] = race.medians
+print(recorded.line("13_zero_under_the_hood", "race"))
+if FULL:
+    recorded.note("13_zero_under_the_hood", "race", medians)
 
 # %% [markdown]
 # The weights agree to rounding. `ZeroRedundancyOptimizer` all-reduces whole gradients and then lets each rank

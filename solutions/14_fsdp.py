@@ -27,8 +27,8 @@ from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully
 from torch.nn import functional as F  # noqa: N812
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from dlojz_tp import course, data, launch, measure, planner, scale, todo
-from dlojz_tp.models import Llama, LlamaConfig
+from dlojz_tp import course, data, launch, measure, planner, recorded, scale, todo
+from dlojz_tp.models import Llama, LlamaConfig, language_loss
 
 tp = course.open("14_fsdp")
 tp
@@ -113,7 +113,7 @@ plt.show()
 # ## The baseline, measured first
 #
 # The model is a small decoder of the Llama kind, in plain PyTorch. It knows nothing of ranks. All ranks draw the same weights
-# and see other batches.
+# and see other batches. `language_loss(model, tokens)` is the mean cross-entropy of each next token.
 
 
 # %% tags=["setup"]
@@ -130,18 +130,10 @@ def make_model():
 
 def rank_batch(step):
     """Tokens of a step, (BATCH, LENGTH + 1), on this rank's device, others on each rank."""
-    generator = torch.Generator().manual_seed(1000 * step + dist.get_rank())
-    starts = torch.randint(len(TOKENS) - LENGTH, (BATCH, 1), generator=generator)
-    return TOKENS[starts + torch.arange(LENGTH + 1)].to(launch.device())
+    return data.batch_of_text(TOKENS, BATCH, LENGTH + 1, 1000 * step + dist.get_rank()).to(launch.device())
 
 
 # %% tags=["setup"]
-def language_loss(model, tokens):
-    """Mean cross-entropy of each next token. tokens (b, s + 1)."""
-    logits = model(tokens[:, :-1])
-    return F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
-
-
 def train_step(model, optimizer, tokens):
     """One step. Returns the loss of this rank's batch, detached."""
     optimizer.zero_grad()
@@ -1139,12 +1131,16 @@ makers = {
     "root only": making(shard_root_only),
     "replicated": replicated,
 }
-launch.ranks(race_on_ranks, makers, 20 if FULL else 3, n=RANKS, timeout=300)[0]
+race = launch.ranks(race_on_ranks, makers, 20 if FULL else 3, n=RANKS, timeout=300)[0]
+print(recorded.line("14_fsdp", "race"))
+if FULL:
+    recorded.note("14_fsdp", "race", {f"{RANKS} ranks": race.medians})
+race
 
 # %% [markdown]
 # On two cores sharding buys no time: it costs some, for messages, copies and bookkeeping in Python, which is why the groups
 # must not be small. What it buys is memory, and with it a larger model or batch. On GPUs with a fast network, gathering
-# the next block overlaps with computing this one; then the step can be hardly longer. No results of a GPU are recorded here yet.
+# the next block overlaps with computing this one; then the step can be hardly longer.
 #
 # ## Past this machine
 #

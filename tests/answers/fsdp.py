@@ -207,6 +207,18 @@ def with_a_copy(model, mesh):
     return shard(model, mesh)
 
 
+def with_arrays(model, mesh):
+    """The same, in NumPy."""
+    KEPT.append([p.detach().numpy().copy() for p in model.parameters()])
+    return shard(model, mesh)
+
+
+def with_lists(model, mesh):
+    """The same, in lists."""
+    KEPT.append([p.tolist() for p in model.parameters()])
+    return shard(model, mesh)
+
+
 def by_dtensor_alone(model, mesh):
     for module in list(model.modules()):
         for key, p in list(module.named_parameters(recurse=False)):
@@ -215,6 +227,8 @@ def by_dtensor_alone(model, mesh):
 
 
 bank.several(1, "copy-kept", with_a_copy, prepare)
+bank.several(1, "copy-kept", with_arrays, prepare)
+bank.several(1, "copy-kept", with_lists, prepare)
 bank.several(1, "no-groups", by_dtensor_alone, prepare)
 
 # ---------------------------------------------------------------- wrong: the optimizer

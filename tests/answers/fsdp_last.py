@@ -293,3 +293,22 @@ def shard_hybrid(model, replicas):
     return shard(model, init_device_mesh(launch.device().type, (replicas, n // replicas), mesh_dim_names=("r", "s")))
 ''',
 )
+
+bank.text(
+    8,
+    None,
+    """
+def accumulate(model, micro_batches, optimizer):
+    weights = torch.tensor([float(len(tokens)) for tokens in micro_batches])  # float32
+    weights /= weights.sum()
+    total = torch.zeros(())
+    for k, (weight, tokens) in enumerate(zip(weights, micro_batches)):
+        model.set_requires_gradient_sync(k + 1 == len(micro_batches))
+        loss = language_loss(model, tokens)
+        (weight * loss).backward()
+        total = total + weight * loss.detach()
+    optimizer.step()
+    optimizer.zero_grad()
+    return total
+""",
+)

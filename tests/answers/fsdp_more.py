@@ -380,3 +380,24 @@ def load_checkpoint(folder, model, optimizer):
     return state["step"]
 """,
 )
+bank.slip(
+    6,
+    "emptied-too-early",
+    (
+        "    return model\n",
+        "    KEPT[seed] = [p.full_tensor().detach().numpy().copy() for p in model.parameters()]\n    return model\n",
+    ),
+    ("def build_sharded", "KEPT = {}\n\n\ndef build_sharded"),
+)
+bank.slip(
+    7,
+    "one-rank-writes",
+    (SAVE, "    if dist.get_rank() == 0:\n    " + SAVE.replace("checkpoint_id", "no_dist=True, checkpoint_id")),
+)
+bank.slip(
+    7,
+    "step-not-returned",
+    (SAVE, "    KEPT[0] = step\n" + SAVE),
+    ('return state["step"]', "return KEPT[0]"),
+    ("def save_checkpoint", "KEPT = {}\n\n\ndef save_checkpoint"),
+)

@@ -104,6 +104,8 @@ slip(1, "gradients-wide", ("weight * (share if stage >= 2", "4 * (share if stage
 slip(1, "precision-ignored", ("weight = 2 if mixed_precision else 4", "weight = 2"))
 slip(1, "precision-ignored", ("weight = 2 if mixed_precision else 4", "mixed_precision, weight = True, 2"))
 slip(1, "optimizer-ignored", ('{"adam": 8, "momentum": 4, "sgd": 0}[optimizer]', "8"))
+slip(1, "optimizer-ignored", ('"sgd": 0', '"sgd": 4'))
+slip(1, "other-order", ("stage >= 3", "stage >= early"), ("stage >= 1", "stage >= 3"), ("early", "1"))
 slip(1, "in-gigabytes", ("share = n_parameters / world_size", "n_parameters /= 1e9; share = n_parameters / world_size"))
 slip(1, "parts-mixed-up", ("weight * (share if stage >= 3", "kept * (share if stage >= 1"),
      ("kept * (share if stage >= 1 else n_parameters),\n    )", "weight * (share if stage >= 3 else n_parameters),\n    )"))  # fmt: skip
@@ -247,7 +249,7 @@ def with_graph(tensors, size):
 
 wrong_flatten("flat-graph", with_graph)
 wrong_shard("nothing-returned", lambda flat, rank, size: None)
-wrong_shard("shards-not-equal", lambda flat, rank, size: flat.view(-1, size))
+wrong_shard("shard-not-flat", lambda flat, rank, size: flat.view(-1, size))
 wrong_shard("shards-not-equal", lambda flat, rank, size: flat)
 wrong_shard("shard-strided", lambda flat, rank, size: flat[rank::size])
 wrong_shard("shard-of-another", lambda flat, rank, size: some_shard(flat, 0, size))
@@ -274,3 +276,10 @@ def into_like(flat, like):
 
 wrong_unflatten("like-changed", into_like)
 slip(2, "shard-copied", ("flat.view(world_size, -1)[rank]", "flat.view(world_size, -1)[rank].clone()"))
+slip(2, "shard-not-flat", ("[rank]", "[rank : rank + 1]"))
+slip(
+    2,
+    "padding-first",
+    ("out=flat[:size])", "out=flat[len(flat) - size :])"),
+    ("flat[size:] = 0", "flat[: len(flat) - size] = 0"),
+)

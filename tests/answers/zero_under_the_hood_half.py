@@ -347,3 +347,18 @@ offloaded(
     "kept-on-gpu",
     changes=[("            part.own.grad = None\n", "            part.last, part.own.grad = part.own.grad, None\n")],
 )
+bank.slip(6, "copy-outside", ("        self.masters = list(master_of.values())\n",
+     "        self.masters = list(master_of.values())\n        KEPT[id(self)] = [part.flat.float().numpy().copy() for part in self.parts]\n"),
+     ("class MasterShards(", "KEPT = {}\n\n\nclass MasterShards("))  # fmt: skip
+bank.slip(6, "held-too-much", ("part.own.copy_(master)", "part.own.data = master.data.bfloat16()"))
+bank.slip(8, "masters-on-gpu", ("            master.data = master.data.cpu()", "            pass"))
+bank.slip(8, "mixed-collective", ("        super().update()\n", "        self.optimizer.step()\n        for part, master in zip(self.parts, self.masters):\n"
+     "            part.own.data = master.data.bfloat16()\n            all_gather(part.flat, part.own.detach())\n"))  # fmt: skip
+bank.slip(
+    8,
+    "whole-on-cpu",
+    (
+        "            master.data = master.data.cpu()\n",
+        "            master.data = master.data.cpu()\n        self.start = [part.flat.cpu().float() for part in self.parts]\n",
+    ),
+)

@@ -368,3 +368,23 @@ class ShardedOptimizer:
             p.grad = None
 """,
 )
+slip(3, "own-grad-left", ("[*part.parameters, part.own]", "part.parameters"))
+slip(
+    3,
+    "optimizer-on-parameters",
+    ('{**group, "params": [part.own for part in parts]}', '{"params": [part.own for part in parts], **group}'),
+)
+slip(3, "gather-not-awaited", (GATHERED, "all_gather(part.flat, part.own.detach(), async_op=True)"))
+slip(3, "gather-not-awaited", (SCATTERED, "reduce_scatter(part.own.grad, flat, async_op=True)"))
+slip(3, "reduced-not-gathered", (GATHERED, "dist.all_reduce(part.flat)"))
+slip(3, "reduced-not-gathered", (GATHERED, "dist.all_reduce(part.flat, op=dist.ReduceOp.AVG)"))
+slip(3, "fixed-world", (".div_(dist.get_world_size())", ".div_(2)"))
+slip(3, "in-graph", (GATHERED, "all_gather(part.flat, part.own)"))
+KEPT = "KEPT = {}\n\n\nclass ShardedOptimizer:"
+for copied in ("part.flat.numpy().copy()", "[view.tolist() for view in part.views]", "part.flat.numpy().tobytes()"):
+    slip(
+        3,
+        "copy-outside",
+        (GATHERED, GATHERED + f"\n            KEPT[id(part)] = {copied}"),
+        ("class ShardedOptimizer:", KEPT),
+    )

@@ -236,3 +236,16 @@ slip(4, "late-buckets", (  # hooks for the first group only
         for p, part in self.home.items():
             if id(part.own) in first:
                 p.register_post_accumulate_grad_hook(self.ready)"""))  # fmt: skip
+slip(4, "bucket-left", ("part.own.grad is None or any", "any"))  # a bucket that is not used at all
+slip(4, "added-twice", ("        self.running.clear()\n", ""))
+slip(4, "shards-not-waited", (FINISH + "        self.wait()\n", FINISH))
+slip(4, "hook-before-grad", ("register_post_accumulate_grad_hook", "register_hook"))
+slip(4, "none-gradient", (FREED, "        for p in part.parameters:\n            p.grad.zero_()\n"))
+KEPT = "KEPT = {}\n\n\nclass ShardedGradients("
+for copied in ("[g.numpy().copy() for g in gradients]", "[g.tolist() for g in gradients]"):
+    slip(
+        4,
+        "copy-outside",
+        ("        flat = flatten", f"        KEPT[id(part)] = {copied}\n        flat = flatten"),
+        ("class ShardedGradients(", KEPT),
+    )

@@ -299,7 +299,7 @@ slip(5, "kept-after-backward", ("        part.free()\n", "        self.later = g
      ("    def update(self):\n", "    def update(self):\n        for part in self.later:\n            part.free()\n        self.later = []\n"))  # fmt: skip
 slip(5, "gathered-after-update", (UPDATE, UPDATE + "        for unit in self.parts:\n            unit.gather()\n"))
 slip(5, "all-at-once", (BEFORE, "        layer.register_forward_pre_hook("
-     "lambda *_: [unit.gather() for unit in (self.parts if layer is self.first else units)] and None)\n"),
+     "lambda *_: [unit.gather() for unit in ([*self.parts, *units] if layer is self.first else units)] and None)\n"),
      ("        for trained in (True, False):", "        self.first = getattr(self, 'first', layer)\n        for trained in (True, False):"))  # fmt: skip
 slip(5, "gathered-often", (VIEWS, VIEWS + "            all_gather(self.flat, self.own.detach())\n"))
 slip(5, "states-not-shared", ("optimizer_class(self.shards, **options)",
@@ -392,3 +392,22 @@ slip(
         "        def free(*_):\n            for unit in units:\n                if unit not in self.parts[-3:]:\n                    unit.free()",
     ),
 )
+slip(5, "gathered-again", ("            self.gathered = True\n", ""))
+slip(5, "gathers-nothing", ("            all_gather(self.flat, self.own.detach())\n", ""))
+slip(
+    5,
+    "gather-in-flight",
+    ("all_gather(self.flat, self.own.detach())", "all_gather(self.flat, self.own.detach(), async_op=True)"),
+)
+slip(
+    5,
+    "frozen-kept",
+    (
+        "        super().reduce()\n        for unit in self.frozen:\n            unit.free()\n",
+        "        super().reduce()\n",
+    ),
+)
+slip(5, "kept-after-backward", ("        super().send(part)\n        part.free()\n", "        super().send(part)\n"))
+slip(5, "gathered-after-update", ("        self.optimizer.step()\n", "        super().update()\n"))
+slip(5, "copy-outside", ("            self.gathered = True\n", "            self.gathered = True\n            KEPT[id(self)] = self.flat.tolist()\n"),
+     ("class Unit(Part):", "KEPT = {}\n\n\nclass Unit(Part):"))  # fmt: skip

@@ -94,7 +94,7 @@ bank.slip(9, "elements-not-bytes", ('* entry["bytes"]', '* entry["bytes"] / 4'))
 bank.slip(9, "two-ranks-only", ("n = dist.get_world_size()", "n = min(2, dist.get_world_size())"))
 bank.slip(9, "of-all-ranks", ('* entry["bytes"]', '* entry["bytes"] * n'))
 bank.slip(9, "receive-counted", ('"send": 1', '"send": 1, "recv": 1'))
-bank.slip(9, "wrong-volume", ('"send": 1', '"send": 0'))
+bank.slip(9, "message-forgotten", ('"send": 1', '"send": 0'))
 bank.slip(9, "wrong-volume", ('if entry["kind"] != "phase"', 'if entry["kind"] == "message"'))
 
 

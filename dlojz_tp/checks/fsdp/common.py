@@ -41,7 +41,7 @@ HINTS = {
     "own over all ranks.",
     "kept-whole": "Block {index} is still whole on every rank after forward. Here it should be freed, and gathered again in "
     "backward: `reshard_after_forward`.",
-    "copy-kept": "After the steps a rank holds {got} bytes of tensors besides its shards; the whole model has {whole}. Somewhere a "
+    "copy-kept": "After the steps a rank holds {got} bytes besides its shards; the whole model has {whole}. Somewhere a "
     "copy of the parameters is kept.",
     "no-groups": "Parameters are DTensors, but nobody gathers them for forward ({error}). That is what `fully_shard` adds: "
     "groups.",
@@ -182,6 +182,8 @@ def trained(reports: list[dict], wanted: dict, where: str, *, tol: float = 1e-7)
         raise Wrong("no-gradient", names=", ".join(missing[:3]), where=where)
     whole, size = sum(weight.nbytes for weight in wanted["weights"].values()), len(reports)
     for rank, report in enumerate(reports):
+        if size > 1 and report["outside"] > 0.6 * whole:  # in NumPy arrays, lists, bytes
+            raise Wrong("copy-kept", got=report["outside"], whole=whole, where=f"{where}, rank {rank}")
         if size > 1 and report["beside"] > (1 / size + 0.6) * whole:  # copies of the shards lie in the report
             kept = report["beside"] - whole // size
             raise Wrong("copy-kept", got=kept, whole=whole, where=f"{where}, rank {rank}")

@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor
 from dlojz_tp.checking import Wrong, close
 from dlojz_tp.checking.one_launch import in_worlds
 from dlojz_tp.checks.fsdp.common import has_memory
+from dlojz_tp.checks.fsdp.kept import kept_outside
 from dlojz_tp.measure.live import LiveBytes
 from dlojz_tp.models import Llama, LlamaConfig
 
@@ -101,9 +102,10 @@ def _built(build_sharded):
 
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     found = {"peak": 0, "devices": devices}
+    outside = kept_outside(build_sharded)
     with _Held() as counter:
         model = build_sharded(make_model, mesh, 3)
-    found["peak"] = counter.peak
+    found["peak"] = counter.peak + kept_outside(build_sharded) - outside
     found |= _described(model)
     fit = found["kind"] == "model" and found["shapes"] == _shapes() and set(found["where"].values()) == {"cpu"}
     everywhere = torch.tensor(int(fit and not found["whole"] and set(devices) == {"meta"}))

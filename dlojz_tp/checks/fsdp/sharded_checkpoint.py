@@ -33,7 +33,7 @@ HINTS = {
     "optimizer-not-saved": "The checkpoint has no optimizer state (AdamW's moments). Without it training goes on, but differently.",
     "weights-not-saved": "The checkpoint has no weights of the model.",
     "gathered-to-load": "A whole parameter was put together on rank {rank} to load it. Each rank reads what belongs into its shards.",
-    "step-not-returned": "load_checkpoint returns the step that save_checkpoint was given.",
+    "step-not-returned": "load_checkpoint returns the step that save_checkpoint was given with this checkpoint.",
     "weights-not-loaded": "After load_checkpoint the model has not got the saved weights.",
     "weights-rounded": "The loaded weights are near the saved ones, not the same: were they saved in a smaller dtype?",
     "moments-not-loaded": "The weights are back, AdamW's moments are not. A new optimizer has no state yet, so that its "
@@ -50,20 +50,20 @@ RATE, STEP = 0.02, 4207  # what is saved; the new optimizer begins with other nu
 
 
 def balise_7(save_checkpoint, load_checkpoint):
-    """Trained and saved on 4 ranks, loaded on 4, 3, 2 and 1, trained on, and compared with one process."""
+    """Trained and saved on 4 ranks, loaded on 3, 2 and 1, trained on, and compared with one process."""
     with tempfile.TemporaryDirectory(prefix="dlojz-check-") as folder:
         yield "4 ranks write one checkpoint together, each its own shards"
         worlds = in_worlds(_use, save_checkpoint, load_checkpoint, Path(folder), timeout=30)
         for rank, found in enumerate(worlds[4]):
             _right_saving(rank, found)
-    yield "weights, moments, learning rate and step come back, on 4, 3, 2 and 1 ranks"
+    yield "weights, moments, learning rate and step come back, on 3, 2 and 1 ranks"
     saved = _put_together(worlds[4], "saved")
-    for size in (4, 2, 3, 1):
+    for size in (2, 3, 1):
         _right_loading(size, worlds[size], saved)
     yield "training goes on as if it had never stopped"
     truth = _alone()
-    for size, ranks in worlds.items():
-        for rank, found in enumerate(ranks):
+    for size in (3, 2, 1):
+        for rank, found in enumerate(worlds[size]):
             due, where = truth[2 : 2 + len(found["losses"])], f"rank {rank} of {size}"
             if not close(found["losses"], due, 1e-7):
                 raise Wrong("resumed-otherwise", expected=due, got=found["losses"], where=where, size=size)
@@ -122,7 +122,7 @@ class _Largest(TorchDispatchMode):
 
 
 def _use(save_checkpoint, load_checkpoint, folder):
-    """On a rank: in a world of 4 train and save, in every world load. What was seen, as plain values."""
+    """On a rank: in a world of 4 train and save, in every other one load. What was seen, as plain values."""
     warnings.simplefilter("ignore")
     found, size = {}, dist.get_world_size()
     if size == 4:
@@ -138,13 +138,17 @@ def _use(save_checkpoint, load_checkpoint, folder):
         found["largest"], found["saved"] = largest.elements, _state(model, optimizer)
         dist.barrier()
         found["files"] = _files(first)
-        found["entries"] = _entries(first) if found["metadata"] else None
+        found["entries"] = _entries(first)
         dist.barrier()
         if found["entries"] is None or not _has_weights(found["entries"]) or not _has_moments(found["entries"]):
             return found
         if dist.get_rank() == 0:
             first.rename(folder / "moved")  # a checkpoint is where it is, not where it was
-        dist.barrier()
+        with torch.no_grad():
+            for p in model.parameters():
+                p.to_local().mul_(0.5)
+        save_checkpoint(folder / "second", model, optimizer, STEP + 1)  # what an answer keeps in memory is this now
+        return found
     if not (folder / "moved").exists():
         return found
     model, optimizer = _made(5, 0.5)

@@ -17,6 +17,7 @@ from torch.nn import functional as F  # noqa: N812
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from dlojz_tp.checks.fsdp.kept import kept_outside
 from dlojz_tp.measure.communications import NAMES, collective
 
 RATE, STEPS = 0.05, 2
@@ -95,7 +96,7 @@ def train(shard: Callable, case, *args, look: Callable | None = None, take_steps
     """
     torch.set_num_threads(1)
     mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("shard",))
-    before = living_storages()
+    before, outside = living_storages(), kept_outside(shard)
     model = copy.deepcopy(case.model)
     names, runs = [name for name, _ in model.named_parameters()], Runs(model)
     sharded = shard(model, mesh, *args)
@@ -110,6 +111,7 @@ def train(shard: Callable, case, *args, look: Callable | None = None, take_steps
     report |= steps(sharded, case, runs)
     sharded.zero_grad()
     shards = {local(p).untyped_storage()._cdata for p in sharded.parameters()}
+    report["outside"] = kept_outside(shard) - outside
     report["beside"] = sum(size for key, size in living_storages().items() if key not in before and key not in shards)
     return report
 

@@ -7,10 +7,12 @@ from dlojz_tp.checks.zero_under_the_hood import (
     formula,
     masters,
     offload,
+    outside,
     shards,
     stage1,
     stage2,
     stage3,
+    unit,
     volume,
 )
 from dlojz_tp.checks.zero_under_the_hood.checkpoint import balise_10
@@ -29,6 +31,20 @@ __all__ = [
     "balise_10",
 ]  # fmt: skip
 
-_PARTS = (common, formula, shards, stage1, stage2, stage3, masters, clipping, offload, volume, checkpoint)
+_PARTS = (
+    common,
+    outside,
+    formula,
+    shards,
+    stage1,
+    stage2,
+    stage3,
+    unit,
+    masters,
+    clipping,
+    offload,
+    volume,
+    checkpoint,
+)
 HINTS = {slug: text for part in _PARTS for slug, text in part.HINTS.items()}
 assert len(HINTS) == sum(len(part.HINTS) for part in _PARTS), "a hint's name is used twice"

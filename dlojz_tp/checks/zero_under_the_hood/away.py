@@ -110,9 +110,10 @@ class Bus(TorchDispatchMode):
             return self._to_copy(func, given[0], args, plain, target)
         else:
             here = [t for t in given if not (isinstance(t, Away) and t.place == GPU) and t.dim()]
-            if there and here and not name.startswith("c10d"):
+            if there and here and "barrier" not in name:
                 raise RuntimeError(
                     "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu!"
+                    + " (in collective)" * name.startswith("c10d")
                 )
             if target is not None and torch.device(target).type == "cpu":
                 plain["device"] = CPU

@@ -22,6 +22,7 @@ from dlojz_tp.checks.zero_under_the_hood.worlds import on_ranks
 
 HINTS = {
     "not-saved": "After save_shards, load_shards finds no checkpoint: it returned {got}.",
+    "nothing-written": "After save_shards the folder is not there: nothing was written. Another job finds only what is on disk.",
     "gathered-to-save": "Rank {rank} sent {sent} bytes to save. Nothing has to travel: each rank writes what it has.",
     "whole-storage-saved": "{got} bytes were written for {expected} bytes of values. torch.save writes the whole memory behind a view: "
     "a shard is a view of something larger. Save a clone.",

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from dlojz_tp.balise import BaliseNotDone
-from dlojz_tp.checking import Traffic
+from dlojz_tp.checking import Traffic, Wrong
 from dlojz_tp.checks.zero_under_the_hood.common import Memory, replaced
 from dlojz_tp.checks.zero_under_the_hood.images import Images, Opened, content, scribble
 
@@ -67,6 +67,8 @@ def _saved(save_shards, load_shards, place):
     with Traffic() as traffic:
         save_shards(folder, OLD, parts_of(OLD, rank, size), dict(LENGTHS))
     dist.barrier()
+    if not folder.is_dir():
+        raise Wrong("nothing-written", where=f"rank {rank} of {size}")
     old = content(folder)
     written = sum(len(data) for _, data in old)
     dist.barrier()

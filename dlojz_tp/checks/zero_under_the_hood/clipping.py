@@ -40,7 +40,7 @@ HINTS["grad-is-none"] = "A shard without a gradient has .grad None. Leave it out
 
 #        name: (sizes of the shards on rank 0; on the last rank; dtype; scale)
 CASES = {
-    "long gradients": ((7, 12, 1), (5, 3), torch.float32, 3.0),
+    "long gradients": ((7, 12, 1), (5, 3, 2), torch.float32, 3.0),
     "short gradients": ((4, 6), (2, 9), torch.float32, 0.01),
     "a rank without elements": ((9, 4), (0,), torch.float32, 2.0),
     "gradients of zero": ((3, 2), (4,), torch.float32, 0.0),
@@ -91,12 +91,16 @@ def _clip(clip_grad_norm):
         with Traffic() as traffic, Operations() as operations:
             try:
                 norm = clip_grad_norm(list(shards), MAX)
-            except (RuntimeError, IndexError, ValueError, ZeroDivisionError) as error:
+            except (RuntimeError, IndexError, ValueError, TypeError, ZeroDivisionError) as error:
                 if nothing:
                     raise _left_out(rank, size, f"{type(error).__name__}: {error}") from error
                 raise
         if nothing and not traffic.calls and found["long gradients"]["calls"]:
             raise _left_out(rank, size, "it called no collective")  # at once, before the others wait in vain
+        if case == "long gradients" and len(traffic.calls) == len(
+            gradients
+        ):  # later, ranks have other numbers of shards
+            raise Wrong("one-message-each", got=len(traffic.calls), where=f"{case}, rank {rank} of {size}")
         after = [p.grad for k, p in enumerate(shards) if k != 1]
         found[case] = {
             "norm": norm.detach().clone() if isinstance(norm, torch.Tensor) else norm,

@@ -21,6 +21,8 @@ ADAMW = {"lr": 0.05, "weight_decay": 0.1}
 HINTS = {
     "zero-borrowed": "{what} does this work for you. Here it is yours: use reduce_scatter and all_gather.",
     "parts-missing": "self.{name} is not there. The text above the class says what it must hold: later balises use it.",
+    "in-graph": "Autograd follows this: {error} A shard and its parameters are nn.Parameter. What is written into them, or gathered "
+    "from them, must be outside of any graph: own.detach(), or under torch.no_grad().",
     "ranks-waiting": "The ranks stood still. All of them must call the same collectives, in the same order and with the "
     "same sizes, whatever gradients they have. {error}",
 }

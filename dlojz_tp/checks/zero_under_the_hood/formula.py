@@ -14,8 +14,10 @@ HINTS = {
     "stage 1 on.",
     "gradients-wide": "In mixed precision a gradient has 2 bytes, as its parameter has.",
     "precision-ignored": "mixed_precision=False makes parameters and gradients 4 bytes each.",
-    "optimizer-ignored": "{optimizer} was asked for, and Adam's 8 bytes of states were counted. Momentum keeps one float32 "
-    "number for each parameter, plain SGD none.",
+    "optimizer-ignored": "{optimizer} was asked for, and the states of {other} were counted. Adam keeps two float32 numbers "
+    "for each parameter, momentum one, plain SGD none.",
+    "other-order": "Stage {stage} shares out the wrong thing first. The optimizer's part is the largest, and goes first: stage 1; "
+    "then the gradients, stage 2; then the parameters, stage 3.",
     "stage-late": "Stage {stage} came out as stage {other}. Stage 1 shares out the optimizer's part, stage 2 also the "
     "gradients, stage 3 also the parameters.",
     "one-thing-each": "Each stage shares out what the one before does, and one thing more: stage 2 also the optimizer's part.",
@@ -120,14 +122,18 @@ def _mistake(bytes_per_rank, got, n, size, stage, optimizer, mixed):
         return "gradients-wide", {}
     if not mixed and abs(2 * p - due[0]) < 64:
         return "precision-ignored", {}
-    if optimizer != "adam" and _equal(got, _due(n, size, stage, "adam", mixed)):
-        return "optimizer-ignored", {}
+    for other in ("adam", "momentum", "sgd"):
+        if other != optimizer and _equal(got, _due(n, size, stage, other, mixed)):
+            return "optimizer-ignored", {"other": other}
     for other in range(4):
         if other != stage and _equal(got, _due(n, size, other, optimizer, mixed)):
             return "stage-late", {"other": other}
     alone = [value * (1 if k + stage == 3 else size) for k, value in enumerate(_due(n, size, 3, optimizer, mixed))]
     if stage > 1 and _equal(got, alone):
         return "one-thing-each", {}
+    shared = [abs(g - d / size) <= 32 for g, d in zip(got, _due(n, size, 0, optimizer, mixed), strict=True)]
+    if stage and size > 1 and sum(shared) == stage:
+        return "other-order", {}
     if (n, size) != (7.5e9, 64) and _equal(got, _due(7.5e9, 64, stage)):
         return "sizes-fixed", {}
     return "wrong-bytes", {}

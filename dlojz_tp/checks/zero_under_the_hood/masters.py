@@ -7,6 +7,7 @@ from torch import nn
 from dlojz_tp.checking import Traffic, Wrong, close, held_bytes
 from dlojz_tp.checks.zero_under_the_hood import half
 from dlojz_tp.checks.zero_under_the_hood.half import CAPACITY, TRAININGS, initial, own_part, places, truth
+from dlojz_tp.checks.zero_under_the_hood.outside import Outside, no_copy
 from dlojz_tp.checks.zero_under_the_hood.worlds import by_worlds, each_training
 from dlojz_tp.measure import LiveBytes
 
@@ -74,7 +75,8 @@ def _training(MasterShards, name):  # noqa: N803
     frozen = nn.Parameter(torch.ones(4, dtype=torch.bfloat16), requires_grad=False)
     upstream = [[g.bfloat16() for g in half.gradients(step, rank, size)] for step in range(steps)]
     live = LiveBytes().track(parameters)
-    with live:
+    whole = 4 * sum(p.numel() for p in parameters)
+    with live, Outside(whole, on=size == 2, lists=False) as outside:
         groups = half.groups_of(parameters, name)
         (groups[0]["params"] if isinstance(groups[0], dict) else groups).append(frozen)
         optimizer = MasterShards(groups, kind, capacity=CAPACITY, **options)
@@ -105,6 +107,10 @@ def _training(MasterShards, name):  # noqa: N803
         "parameters": [p.detach().clone() for p in parameters],
         "sent": sum(count for call, count in traffic.calls if call in CALLS),
         # also what the optimizer reaches: a NumPy array is no tensor
+        "outside": (outside.kept, whole),
+        "own apart": any(
+            part.own.untyped_storage()._cdata != part.flat.untyped_storage()._cdata for part in optimizer.parts
+        ),
         "held": max(live.live - sum(g.nbytes for g in copies), held_bytes(vars(optimizer))),
     }
 
@@ -220,4 +226,6 @@ def _frugal(got, _name, _rank, size, where):
     extra, slack = got["held"] - held, SLACK + 4 * max(shares)  # a message may still be held by the library
     if extra > slack:
         likely = "Gradients in float32 that nobody freed?" if extra <= 4 * own + slack else "What else is kept?"
+        likely = "own is no view of flat any more: write into it, with copy_." if got["own apart"] else likely
         raise Wrong("held-too-much", got=got["held"], n=n, size=size, expected=held, likely=likely, where=where)
+    no_copy(*got["outside"], where)

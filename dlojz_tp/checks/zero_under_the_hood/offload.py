@@ -4,7 +4,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from dlojz_tp.checking import Wrong, close
+from dlojz_tp.checking import Wrong, close, held_bytes
 from dlojz_tp.checks.zero_under_the_hood import half
 from dlojz_tp.checks.zero_under_the_hood.away import Away, pretended_gpu
 from dlojz_tp.checks.zero_under_the_hood.half import CAPACITY, TRAININGS, initial, own_part, places, truth
@@ -15,7 +15,7 @@ SLACK = 64  # bytes
 CLOSE = 2e-5
 
 HINTS = {
-    "masters-on-gpu": "A master is on {got}. Masters, and with them the states, belong into CPU memory.",
+    "masters-on-gpu": "A master is on the GPU. Masters, and with them the states, belong into CPU memory.",
     "states-on-gpu": "A state of the optimizer, {name}, is on the GPU. States are made beside what the optimizer was given: give it the "
     "masters that are on the CPU, from the start.",
     "gradient-left-on-gpu": "The masters are on the CPU, their gradients are not: {error}. Bring each to the CPU in reduce().",
@@ -32,9 +32,15 @@ HINTS = {
     "float32-to-gpu": "{got} bytes went back to the GPU in a step, twice those of the bfloat16 shard ({expected}). Round on the CPU: a "
     "copy_ into a bfloat16 tensor does.",
     "more-to-gpu": "{got} bytes went back to the GPU in a step; only this rank's shard of the parameters has to: {expected}.",
+    "mixed-collective": "A collective was given tensors on the CPU and on the GPU together. Copy the rounded master into part.own, "
+    "which stays a view of part.flat on the GPU, and gather that.",
+    "whole-on-cpu": "Between two steps this rank keeps {got} bytes, in CPU memory and on the GPU; the parameters, and masters and "
+    "states of its own shard, make {expected}. The other ranks keep the rest.",
     "kept-on-gpu": "Between two steps the GPU holds {got} bytes; the parameters have {expected}. What else stays there?",
 }
 KNOWN = (
+    ("tensor with device type 'cuda'", "masters-on-gpu"),
+    (("in collective", "same device"), "mixed-collective"),
     ("same device", "gradient-left-on-gpu"),
     ("different device", "gradient-left-on-gpu"),
     ("on device", "gradient-left-on-gpu"),
@@ -73,7 +79,7 @@ def _training(OffloadedShards, name):  # noqa: N803
             if moved:  # the next step would fail for another reason
                 return {"moved": moved[0]}
         optimizer.zero_grad()
-        held = bus.held()
+        held, reached = bus.held(), held_bytes(vars(optimizer))
         masters = list(optimizer.shards)
         states = {
             key: _place(value)
@@ -91,6 +97,7 @@ def _training(OffloadedShards, name):  # noqa: N803
             "to gpu": bus.to_gpu,
             "wide": bus.wide,
             "held": held,
+            "reached": reached,
         }
 
 
@@ -114,7 +121,7 @@ def _placed(got, _name, _rank, _size, where):
         raise Wrong("moved-off-gpu", got=got["moved"], where=where)
     for place in got["on"]:
         if place != "cpu":
-            raise Wrong("masters-on-gpu", got="the GPU", where=where)
+            raise Wrong("masters-on-gpu", where=where)
     for name, place in got["states"].items():
         if place != "cpu":
             raise Wrong("states-on-gpu", name=name, where=where)
@@ -148,3 +155,5 @@ def _bus(got, _name, _rank, size, where):
             raise Wrong(slug, got=got[key], expected=own, where=where)
     if got["held"] > whole + 2 * SLACK:
         raise Wrong("kept-on-gpu", got=got["held"], expected=whole, where=where)
+    if size > 1 and got["reached"] > whole + 9 * own + 4 * SLACK:  # 6 are due; buffers of a shard may stay
+        raise Wrong("whole-on-cpu", got=got["reached"], expected=whole + 6 * own, where=where)

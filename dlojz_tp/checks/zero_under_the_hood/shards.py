@@ -14,6 +14,7 @@ HINTS = {
     "each-padded": "Each tensor was padded by itself. One tensor after the other, and zeros at the end only: else every small "
     "tensor would cost a whole row.",
     "padding-not-zero": "The padding is not zero. It goes into sums and norms: fill it.",
+    "padding-first": "The zeros are not at the end: the first element of the first tensor is the first of the flat one.",
     "dtype-lost": "Tensors of {dtype} came back as {found}. The flat tensor has the dtype of what it holds.",
     "flat-alias": "The flat tensor is the memory of what was given. It must be a new one: what is written into it later must "
     "not change the given tensors.",
@@ -22,6 +23,7 @@ HINTS = {
     "memory-order": "A transposed tensor came out in the order of its memory. Its elements count row by row: reshape(-1).",
     "wrong-flat": "The elements are not those of the tensors.",
     "shards-not-equal": "The shards have {found} elements. They must be equally long.",
+    "shard-not-flat": "A shard has the shape {found}. It has one dimension: ({due},).",
     "shard-strided": "Shard {rank} holds every {size}-th element. A shard is one piece of the flat tensor, without gaps: that is "
     "what collectives send and fill.",
     "shard-of-another": "Shard {rank} is the one of rank {other}.",
@@ -131,6 +133,8 @@ def _order(got, tensors, truth, size):
     pieces = [part for t in tensors for part in (t.reshape(-1), t.new_zeros(-t.numel() % size))]
     if close(got, torch.cat(pieces), 0.0):
         return "each-padded"
+    if torch.equal(got[-len(truth) :], truth):
+        return "padding-first"
     got = got[: len(truth)]
     turned = torch.cat([t.t().reshape(-1) if t.ndim == 2 else t.reshape(-1) for t in tensors])
     if torch.equal(got, turned):
@@ -147,8 +151,10 @@ def _shards(shard, flat, size):
         if not isinstance(piece, torch.Tensor):
             raise Wrong("nothing-returned" if piece is None else "not-flat", got=type(piece).__name__, where=where)
     lengths = [p.numel() for p in pieces]
-    if len(set(lengths)) > 1 or lengths[0] * size != len(flat) or any(p.ndim != 1 for p in pieces):
+    if len(set(lengths)) > 1 or lengths[0] * size != len(flat):
         raise Wrong("shards-not-equal", found=", ".join(map(str, lengths)), where=where)
+    if (piece := pieces[0]).ndim != 1:
+        raise Wrong("shard-not-flat", found=tuple(piece.shape), due=lengths[0], where=where)
     for rank, piece in enumerate(pieces):
         due = flat.chunk(size)[rank]
         if not close(piece, due):

@@ -12,6 +12,7 @@ from dlojz_tp.checks.zero_under_the_hood.common import (
     Odd,
     apart,
     be_late,
+    counted_waits,
     differing,
     gradient_shards,
     in_two,
@@ -26,6 +27,7 @@ from dlojz_tp.checks.zero_under_the_hood.common import (
     states_held,
     world,
 )
+from dlojz_tp.checks.zero_under_the_hood.outside import Outside, no_copy
 from dlojz_tp.checks.zero_under_the_hood.stage1_truth import (
     CASES,
     DEFAULTS,
@@ -33,7 +35,10 @@ from dlojz_tp.checks.zero_under_the_hood.stage1_truth import (
     STEPS,
     local,
     one_process,
+    only_shards,
+    reduced_instead,
     run,
+    second_step,
     trained,
 )
 from dlojz_tp.checks.zero_under_the_hood.worlds import by_worlds, each_rank
@@ -61,6 +66,15 @@ HINTS = {
     "what has no gradient counts as zero, at its place.",
     "gradients-pile-up": "The first step is right, the second is not: the gradient of the first is still in it. zero_grad() "
     "must free p.grad and own.grad.",
+    "own-grad-left": "After zero_grad(), shard {k} still has its gradient. zero_grad() frees all gradients, those of the shards "
+    "too: the next stage adds to what is there.",
+    "gather-not-awaited": "reduce() or update() returned on rank {rank} while a collective was still on its way. What was started with "
+    "async_op=True must be waited for before its result is used.",
+    "reduced-not-gathered": "After step() the parameters are {word} of those of all ranks. Each rank has updated another shard: gather "
+    "the shards side by side, with an all-gather.",
+    "optimizer-on-parameters": "self.optimizer was given parameters of the model. It must know each part's own and nothing else: is it "
+    "\"params\" of every group that says so?",
+    "fixed-world": "Right for 2 ranks, wrong for {size}: ask for the number of ranks.",
     "states-forgotten": "The second step is what an optimizer does in its first one. Make it once, in __init__, so that its "
     "states last.",
     "options-lost": "The options were not used: the weights are those of {word}. Hand **options on to optimizer_class.",
@@ -129,26 +143,28 @@ def _train(model, optimizer, rank, size):
     found = {}
     for step in range(STEPS):
         optimizer.zero_grad()
+        if step:
+            found["left"] = [own.grad is not None and bool(own.grad.count_nonzero()) for own in optimizer.shards]
         share_backward(model, step, rank, size)
         if step == 0:
-            with Log() as log:
+            with Log() as log, counted_waits() as waits:
                 optimizer.reduce()
                 found["gradients"] = gradient_shards(optimizer)
                 be_late()
                 optimizer.update()
+            found["waited"] = len(waits) >= len(sent(log.events))
             found["events"], found["first"] = log.events, state(model)
         else:
             optimizer.step()
         if step == 1:
             found["second"] = state(model)
-    found["last"] = state(model)
-    return found
+    return found | {"last": state(model), "on own": only_shards(optimizer)}
 
 
 def _measured(ShardedOptimizer, rank, size):  # noqa: N803
     """What lives after two steps, and what the second one sends."""
     before, model = states_held(), Chain()
-    with Memory(*model.parameters()) as memory:
+    with Outside(BYTES, on=size == 2) as outside, Memory(*model.parameters()) as memory:
         optimizer = ShardedOptimizer(in_two(list(model.parameters()), FIRST), **ADAMW)
         for step in range(2):
             optimizer.zero_grad()
@@ -159,7 +175,7 @@ def _measured(ShardedOptimizer, rank, size):  # noqa: N803
         model.zero_grad()
         alive = memory.settled(_most(size) + apart(optimizer))
         alive = max(alive, held_bytes(optimizer)) - apart(optimizer)  # a NumPy array is no tensor
-    return {"events": log.events, "alive": alive, "states": states_held() - before}
+    return {"events": log.events, "outside": outside.kept, "alive": alive, "states": states_held() - before}
 
 
 def _gradients(ranks, size):
@@ -191,6 +207,9 @@ def _gradients(ranks, size):
             raise Wrong("sum-not-mean", expected=whole, got=got, where=where)
         if close(ordered, torch.sort(whole[whole != 0] / size)[0], 1e-9):
             raise Wrong("mean-divided-twice", expected=whole, got=got, where=where)
+        if close(ordered, torch.sort(whole[whole != 0] * (size / 2))[0], 1e-9):
+            raise Wrong("fixed-world", size=size, expected=whole, got=got, where=where)
+    _awaited(ranks, size, "adamw")
     for rank, mine in enumerate(shards):
         own = local(rank, size)
         values = torch.cat([own[name].reshape(-1) for name in order])
@@ -200,10 +219,17 @@ def _gradients(ranks, size):
     raise Wrong("wrong-shard-gradient", expected=whole, got=got, where=where)
 
 
+def _awaited(ranks, size, case):
+    for rank, got in enumerate(ranks):
+        if not got[case]["waited"]:
+            raise Wrong("gather-not-awaited", rank=rank, where=f"rank {rank} of {size}")
+
+
 def _weights(ranks, size, case):
     truth = one_process(case, size)[1]
     for rank, got in enumerate(ranks):
         if not same(got[case]["last"], truth[-1]):
+            _awaited(ranks, size, case)
             slug, fields = _mistake(ranks, size, case, rank)
             names = differing(got[case]["last"], truth[-1])
             fields = {"rank": rank, "names": ", ".join(names[:4]), "name": names[0], "steps": STEPS} | fields
@@ -220,6 +246,8 @@ def _mistake(ranks, size, case, rank):
     start, first = truth[0], got["first"]
     if not same(first["frozen"], start["frozen"]):
         return "frozen-trained", {}
+    if not got["on own"]:
+        return "optimizer-on-parameters", {}
     if same(got["last"], start):
         return "views-lost", {}
     if case == "groups":
@@ -234,8 +262,10 @@ def _mistake(ranks, size, case, rank):
         if optimizer_of and same(got["last"], run(case, optimizer_of, size)):
             return "options-lost", {"word": word}
     if same(first, truth[1]):
-        return _second_step(got, size, case), {}
+        return second_step(got, size, case), {}
     if size > 1:
+        if word := reduced_instead([r[case]["first"] for r in ranks], start, truth[1], size):
+            return "reduced-not-gathered", {"word": word}
         if left_behind(first, start, truth[1]):
             return "not-gathered", {}
         right = sum(int(torch.isclose(first[n], truth[1][n], atol=1e-9).sum()) for n in NAMES if n != "unused")
@@ -243,23 +273,6 @@ def _mistake(ranks, size, case, rank):
         if moved / (2 * size) < right < moved:
             return "wrong-shard", {}
     return "weights-differ", {}
-
-
-def _second_step(got, size, case):
-    """Why the second step is wrong although the first was right."""
-    _, _, optimizer_of = CASES[case]
-    model = Odd(by_rank=case == "adamw")
-    for step in range(2):  # a new optimizer in each step
-        optimizer = optimizer_of(model)
-        optimizer.zero_grad()
-        for rank in range(size):
-            share_backward(model, step, rank, size, 1 / size)
-        for p in trained(model):
-            p.grad = torch.zeros_like(p) if p.grad is None else p.grad
-        optimizer.step()
-    if same(got["second"], state(model)):
-        return "states-forgotten"
-    return "gradients-pile-up" if not same(got["second"], one_process(case, size)[1][2]) else "weights-differ"
 
 
 def _most(size):
@@ -278,3 +291,6 @@ def _held(ranks, size):
             raise Wrong(slug, found=got["states"], due=due, where=where)
         if got["alive"] > _most(size):
             raise Wrong("hidden-copy", found=got["alive"], due=BYTES + 8 * due, where=where)
+        no_copy(got["outside"], BYTES, where)
+        if any(left := got["adamw"]["left"]):
+            raise Wrong("own-grad-left", k=left.index(True), where=where)

@@ -4,7 +4,7 @@ from functools import cache
 
 import torch
 
-from dlojz_tp.checks.zero_under_the_hood.common import ADAMW, Odd, plain
+from dlojz_tp.checks.zero_under_the_hood.common import ADAMW, Odd, plain, same, share_backward, state
 
 STEPS = 3
 SGD = {"lr": 0.05, "momentum": 0.9}
@@ -52,3 +52,36 @@ DEFAULTS = {  # optimizers that forget options
 def run(case, optimizer_of, size):
     """The weights after all steps, with another optimizer."""
     return plain(lambda: Odd(by_rank=case == "adamw"), optimizer_of, size, STEPS)[1][-1]
+
+
+def second_step(got, size, case):
+    """Why the second step is wrong although the first was right."""
+    _, _, optimizer_of = CASES[case]
+    model = Odd(by_rank=case == "adamw")
+    for step in range(2):  # a new optimizer in each step
+        optimizer = optimizer_of(model)
+        optimizer.zero_grad()
+        for rank in range(size):
+            share_backward(model, step, rank, size, 1 / size)
+        for p in trained(model):
+            p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+        optimizer.step()
+    if same(got["second"], state(model)):
+        return "states-forgotten"
+    return "gradients-pile-up" if not same(got["second"], one_process(case, size)[1][2]) else "weights-differ"
+
+
+def only_shards(optimizer) -> bool:
+    """Whether the optimizer inside knows the shards, and no parameter besides."""
+    shards = {id(own) for own in optimizer.shards}
+    return all(id(p) in shards for group in optimizer.optimizer.param_groups for p in group["params"])
+
+
+def reduced_instead(ranks, start, truth, size) -> str:
+    """ "the sum", "the mean", where the parameters of all ranks were added up in the place of a gather; else ""."""
+    moved = [name for name in truth if not same(truth[name], start[name])]
+    for word, factor in (("the mean", 1.0), ("the sum", float(size))):
+        due = {name: (start[name] * (size - 1) + truth[name]) / size * factor for name in moved}
+        if moved and all(same(got[name], due[name]) for got in ranks for name in moved):
+            return word
+    return ""

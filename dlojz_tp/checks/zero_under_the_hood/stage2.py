@@ -4,6 +4,7 @@ from functools import cache
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from dlojz_tp.checking import Wrong, close, held_bytes
 from dlojz_tp.checks.zero_under_the_hood.common import (
@@ -31,6 +32,7 @@ from dlojz_tp.checks.zero_under_the_hood.common import (
     until,
     world,
 )
+from dlojz_tp.checks.zero_under_the_hood.outside import Outside, no_copy
 from dlojz_tp.checks.zero_under_the_hood.worlds import by_worlds, each_rank
 
 STEPS = 2
@@ -41,12 +43,13 @@ SLACK = 4000  # bytes: activations of a few rows, single numbers
 BYTES = DEPTH * (WIDTH * WIDTH + WIDTH) * 8
 
 HINTS = {
-    "hook-before-grad": "p.grad was still None in the hook: {error}. A hook of register_hook comes before the gradient is in "
-    "p.grad; register_post_accumulate_grad_hook comes after.",
+    "hook-before-grad": "The hook got something else than a parameter whose gradient is there: {error} A hook of register_hook is "
+    "handed the gradient, before it is in p.grad; register_post_accumulate_grad_hook calls f(p) after.",
+    "added-twice": "What arrived on rank {rank} was added to own.grad more than once. wait() must let go of what it has waited for.",
     "shards-not-waited": "When reduce() returned on rank {rank}, a reduce-scatter was still on its way: own.grad changed "
     "afterwards. Wait for each before its result is used.",
-    "bucket-left": "The parameters that share a bucket with one that was not used ({names}) did not move as they should: "
-    "that bucket is never complete. reduce() has to send what backward left, zeros for what is missing.",
+    "bucket-left": "A bucket with a parameter that was not used ({names}) is never complete, and came out wrong: reduce() has to send "
+    "what backward left, zeros for what is missing.",
     "second-backward": "With one backward a step all is right, with two it is not: the second must add to what the first left "
     "in own.grad.",
     "after-backward": "Nothing was sent before backward had ended. A bucket leaves in a hook, as soon as its last gradient "
@@ -69,7 +72,11 @@ HINTS = {
     "grad-all-reduced": "A rank sent {found:.0f} bytes for {held} bytes of gradients: that is more than a reduce-scatter and an "
     "all-gather need.",
 }  # fmt: skip
-KNOWN = (("NoneType", "hook-before-grad"),)
+KNOWN = (
+    (("NoneType", "in reduce"), "none-gradient"),
+    ("NoneType", "hook-before-grad"),
+    ("KeyError: tensor(", "hook-before-grad"),
+)
 
 
 def balise_4(ShardedGradients):  # noqa: N803
@@ -83,6 +90,22 @@ def balise_4(ShardedGradients):  # noqa: N803
         ],
     }
     yield from by_worlds(looks, _on_rank, ShardedGradients, known=KNOWN)
+
+
+class Idle(Odd):
+    """With one parameter more, never used, that fills a bucket."""
+
+    def __init__(self):
+        super().__init__()
+        self.idle = nn.Parameter(torch.linspace(-1, 1, SMALL // 8, dtype=torch.float64))
+
+    def named(self):
+        *others, last = super().named()
+        return [*others, self.idle, last]
+
+    def groups(self):
+        first, rest = super().groups()
+        return [first, {**rest, "params": [self.idle, *rest["params"]]}]
 
 
 CASES = {  # how the answer is made; how the truth is
@@ -100,7 +123,7 @@ def _on_rank(ShardedGradients):  # noqa: N803
     torch.set_num_threads(1)
     with own_work():
         for case, (arguments, _, micro) in CASES.items():
-            model = Odd()
+            model = Idle()
             optimizer = ShardedGradients(arguments(model), capacity=SMALL, **ADAMW)
             got = found[case] = {}
             for step in range(STEPS):
@@ -113,7 +136,7 @@ def _on_rank(ShardedGradients):  # noqa: N803
                     optimizer.reduce()
                     if step == 0:
                         got["gradients"], got["events"] = gradient_shards(optimizer), list(log.events)
-                        got["waited"] = len(waits) >= len(sent(log.events))
+                        got["waits"] = len(waits) - len(sent(log.events))
                         dist.barrier()
                         got["later"] = gradient_shards(optimizer)
                     optimizer.update()
@@ -126,7 +149,7 @@ def _measured(ShardedGradients, rank, size):  # noqa: N803
     before, model = states_held(), Chain(DEPTH, WIDTH)
     parameters, x = list(model.parameters()), torch.linspace(-1, 1, WIDTH, dtype=torch.float64)[None]
     reduced = 0
-    with Memory(*parameters) as memory:
+    with Outside(BYTES, on=size == 2) as outside, Memory(*parameters) as memory:
         optimizer = ShardedGradients(in_two(parameters, FIRST), capacity=CAPACITY, **ADAMW)
         for _ in range(2):
             optimizer.zero_grad()
@@ -144,13 +167,13 @@ def _measured(ShardedGradients, rank, size):  # noqa: N803
         model.zero_grad()
         alive = max(memory.now(), held_bytes(optimizer)) - apart(optimizer)  # a NumPy array is no tensor
     found = {"events": log.events, "peak": peak, "kept": kept, "left": left, "reduced": reduced, "alive": alive}
-    return found | {"states": states_held() - before}
+    return found | {"outside": outside.kept, "states": states_held() - before}
 
 
 @cache
 def _truth(case, size):
     _, optimizer_of, micro = CASES[case]
-    return plain(Odd, optimizer_of, size, STEPS, micro=micro)
+    return plain(Idle, optimizer_of, size, STEPS, micro=micro)
 
 
 def _values(gradients):
@@ -168,6 +191,8 @@ def _numbers(ranks, size, case):
             raise Wrong("nothing-travels", rank=rank, where=where)
         now, later = got[case]["gradients"], got[case]["later"]
         for k, (a, b) in enumerate(zip(now, later, strict=True)):
+            if a is None and got[case]["waits"] < 0 and any(g is not None for g in now):
+                raise Wrong("shards-not-waited", rank=rank, where=where)
             if a is None:
                 lost = all(g is None for g in now)
                 slug = "no-shard-gradient" if lost else "bucket-left"
@@ -181,8 +206,9 @@ def _numbers(ranks, size, case):
             if close(got, truth * factor, 1e-9):
                 raise Wrong(slug, expected=truth, got=got, where=f"{size} ranks, all shards, sorted")
     for rank, each in enumerate(ranks):
-        if not right and not each[case]["waited"]:
-            raise Wrong("shards-not-waited", rank=rank, where=f"rank {rank} of {size}")
+        if not right and (off := each[case]["waits"]):
+            slug = "shards-not-waited" if off < 0 else "added-twice"
+            raise Wrong(slug, rank=rank, where=f"rank {rank} of {size}")
     if not right and case == "two":
         raise Wrong("second-backward", expected=truth, got=got, where=f"{size} ranks, all shards, sorted")
     for rank, got in enumerate(ranks):
@@ -246,3 +272,4 @@ def _held(got, size, where):
         raise Wrong("buckets-kept", found=got["reduced"], due=shard, **fields)
     if got["alive"] > BYTES + 8 * due + shard + CAPACITY + SLACK:  # own.grad may stay, as zeros
         raise Wrong("hidden-copy", found=got["alive"], due=BYTES + 8 * due, where=where)
+    no_copy(got["outside"], BYTES, where)

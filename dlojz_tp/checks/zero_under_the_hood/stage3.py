@@ -19,6 +19,8 @@ from dlojz_tp.checks.zero_under_the_hood.common import (
     world,
 )
 from dlojz_tp.checks.zero_under_the_hood.layers import BYTES, DEPTH, LAYER, TRAINED, WIDTH, Deep, Layers
+from dlojz_tp.checks.zero_under_the_hood.outside import Outside, no_copy
+from dlojz_tp.checks.zero_under_the_hood.unit import small, sound
 from dlojz_tp.checks.zero_under_the_hood.worlds import by_worlds, each_rank
 
 STEPS = 3
@@ -72,6 +74,7 @@ _EMPTY = ("not allocated", "setStorage", "size mismatch", "shape", "must match",
 KNOWN = (
     ("SIGSEGV", "freed-memory-read"),
     ("tied weight", "tied-missing"),
+    (("setStorage", "in update"), "gathered-after-update"),
     ("_Failed: forward", "empty-in-forward"),
     ("_Failed: backward", "empty-in-backward"),
 )
@@ -101,7 +104,7 @@ def _on_rank(Unit, ShardedParameters):  # noqa: N803
     rank, size = world()
     torch.set_num_threads(1)
     with own_work():
-        model, found = Layers(), {}
+        model, found = Layers(), {"small": _tried("forward", lambda: small(Unit, ShardedParameters))}
         before = _bytes_of(model.fixed)
         optimizer = ShardedParameters(model.layers(), **ADAMW)
         found["fixed"] = before, _bytes_of(model.fixed)
@@ -117,7 +120,7 @@ def _on_rank(Unit, ShardedParameters):  # noqa: N803
                 optimizer.step()
             found[step + 1] = _tried("forward", lambda: model.look(rows(0)))
         optimizer.zero_grad()
-        return found | _measured(ShardedParameters, rank)
+        return found | _measured(ShardedParameters, rank, size)
 
 
 def _bytes_of(module):
@@ -142,10 +145,10 @@ def _tried(what, work):
         raise
 
 
-def _measured(ShardedParameters, rank):  # noqa: N803
+def _measured(ShardedParameters, rank, size):  # noqa: N803
     before, model = states_held(), Deep()
     x = torch.linspace(-1, 1, WIDTH, dtype=torch.float64)[None] + rank
-    with Memory(*model.parameters()) as memory:
+    with Outside(BYTES, on=size == 2) as outside, Memory(*model.parameters()) as memory:
         optimizer = ShardedParameters(list(model.layers), **ADAMW)
         made = memory.now()
         for _ in range(2):
@@ -174,7 +177,7 @@ def _measured(ShardedParameters, rank):  # noqa: N803
         "full between": full_between,
         "full after backward": full_backward,
     }
-    return found | {"events": log.events, "states": states_held() - before}
+    return found | {"outside": outside.kept, "events": log.events, "states": states_held() - before}
 
 
 @cache
@@ -205,7 +208,9 @@ def _numbers(got, size, where):
         slug = "weights-differ"
         if any(name in frozen for name in names) and any(not same(got[1][n], truth[0][n]) for n in frozen):
             slug = "frozen-decayed"
-        elif all(same(got[step][name], truth[0][name]) for name in truth[0]):
+        elif all(same(got[step][name], truth[0][name]) for name in names):
+            if not all(same(got[step][name], truth[0][name]) for name in truth[0]):
+                _inside(got, size, where)  # some are old: they were not freed
             slug = "stale-parameters"
         elif all(name.startswith("partly") for name in names):
             slug = "unused-moved"
@@ -213,6 +218,8 @@ def _numbers(got, size, where):
             slug = "stage3-local"
         elif step == 2:
             slug = "second-backward"
+        if size > 1 and slug in ("weights-differ", "frozen-decayed") and not got["small"]["calls"][0]:
+            slug, fields["rank"] = "gathers-nothing", int(where.split()[1])
         raise Wrong(slug, where=f"{where}, {names[0]} after step {step}", steps=step, word="AdamW", **fields)
 
 
@@ -235,6 +242,7 @@ def _between(got, size, where):
         raise Wrong(slug, **fields)
     if trained or frozen:
         raise Wrong("some-never-freed", layers=trained + frozen, of=DEPTH, where=where)
+    no_copy(got["outside"], BYTES, where)
 
 
 def _inside(got, size, where):
@@ -263,3 +271,4 @@ def _inside(got, size, where):
     if got["full reduced"]:
         raise Wrong("kept-after-backward", layers=got["full reduced"], of=DEPTH, where=where)
     check("gathered-after-update", got["updated"], shard + 1.5 * LAYER + SLACK / 2, shard)
+    sound(got["small"], where)

@@ -27,6 +27,7 @@ HINTS = {
     "backward-missed": "Collectives that start in backward, from hooks or in DistributedDataParallel, were not counted. Record them "
     "all: measure.Communications sees every one.",
     "of-all-ranks": "This is what all ranks send together. Asked is one rank.",
+    "message-forgotten": "A message to one rank was not counted: the last row of the table.",
     "receive-counted": "A message that is received was counted as well. Asked is what leaves the rank.",
     "wrong-volume": "This is not what the rank sends in these collectives.",
 }
@@ -171,6 +172,7 @@ def _mistake(found, default) -> str:
         ("gather-as-scatter", {"all_gather": (n - 1) / n**2}),
         ("scatter-as-gather", {"reduce_scatter": n - 1}),
         ("receive-counted", {"message": 2}),
+        ("message-forgotten", {"message": 0}),
         ("of-all-ranks", {key: n * value for key, value in ring_of.items()}),
         ("elements-not-bytes", {key: value / 4 for key, value in ring_of.items()}),
     ):

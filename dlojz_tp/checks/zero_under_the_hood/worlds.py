@@ -8,12 +8,16 @@ from dlojz_tp.checks.zero_under_the_hood.common import Borrowed
 SIZES = ((2,), (4, 3, 1))  # a launch each; two ranks first: they show most mistakes, and cost least
 ALL = (4, 3, 1, 2)  # in one launch
 TIMEOUT, MORE = 10, 5  # seconds for a launch, and for each further world in it: a deadlock must come back quickly
+GRAPH = tuple(
+    (words, "in-graph") for words in ("being modified inplace", "leaf Variable", "Only Tensors created explicitly")
+)
 
 
 def on_ranks(fn, *args, known=(), sizes=ALL) -> dict[int, list]:
     """Run a check's function in worlds of these sizes, in one launch: {world size: results in rank order}, 2 first.
 
-    known: pairs (words in the error, or its kind; slug) of failures that have their own hint, which may use {error}.
+    known: pairs (words in the error, or several of them, or its kind; slug) of failures that have their own hint, which
+    may use {error}.
     """
     try:
         found = in_worlds(fn, *args, sizes=sizes, timeout=TIMEOUT + MORE * (len(sizes) - 1))
@@ -21,13 +25,21 @@ def on_ranks(fn, *args, known=(), sizes=ALL) -> dict[int, list]:
     except launch.RankError as error:
         if isinstance(error.cause, Borrowed):
             raise Wrong("zero-borrowed", what=str(error.cause)) from error
-        for sign, slug in (*known, ("hung", "ranks-waiting")):
-            if error.kind == sign or sign in error.summary or (error.kind == "raised" and sign in str(error)):
+        for sign, slug in (*known, *GRAPH, ("hung", "ranks-waiting")):
+            if (
+                error.kind == sign
+                or _all_in(sign, error.summary)
+                or (error.kind == "raised" and _all_in(sign, str(error)))
+            ):
                 raise Wrong(slug, got=error.summary, error=error.summary) from error
         for name in ("parts", "optimizer", "frozen"):
             if f"has no attribute '{name}'" in error.summary:
                 raise Wrong("parts-missing", name=name) from error
         raise
+
+
+def _all_in(words, text: str) -> bool:
+    return all(each in text for each in ((words,) if isinstance(words, str) else words))
 
 
 def by_worlds(looks: dict, fn, *args, known=(), sizes=SIZES):
