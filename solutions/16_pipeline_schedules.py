@@ -251,8 +251,8 @@ for n in RANKS:
 # stage number $s$ (from 0) then keeps at most $p - s$ of them.
 #
 # - **`choose_micro_batches(n_stages, bubble, batch_size)`**: return the smallest number of equal micro-batches of a
-#   batch of `batch_size` samples whose bubble, as a share of the step, is at most `bubble` (stages of equal cost,
-#   between 0 and 1); raise `ValueError` if there is none.
+#   batch of `batch_size` samples whose bubble, as a share of the step, is at most `bubble`, a number from 0 (it may be
+#   0) to 1, for stages of equal cost; raise `ValueError` if there is none.
 # - **`make_1f1b(stage, n_micro_batches, loss_fn, reduction)`**: the schedule, as in balise 1.
 #
 # About 6 lines and 1.
@@ -911,13 +911,9 @@ for n, race in races.items():
 # device a rank.
 
 # %%
-if recorded.where("16_pipeline_schedules"):
-    print("recorded on", recorded.where("16_pipeline_schedules"))
-    print(recorded.load("16_pipeline_schedules", "race"))
-else:
-    print("no race on GPUs is recorded yet: the figures above are of this machine only")
+print(recorded.line("16_pipeline_schedules", "race"))
 if FULL:
-    recorded.note("16_pipeline_schedules", "race", {str(n): race.medians for n, race in races.items()})
+    recorded.note("16_pipeline_schedules", "race", {f"{n} ranks": race.medians for n, race in races.items()})
 
 # %% [markdown]
 # ## Past this machine

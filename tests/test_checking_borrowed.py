@@ -1,11 +1,13 @@
 """An answer that borrows what it was to write is noticed."""
 
+import functools
 import pickle
 
 import pytest
 from torch import nn
 
-from dlojz_tp.checking.borrowed import Borrowed, refusing, replaced
+from dlojz_tp import planner
+from dlojz_tp.checking.borrowed import Borrowed, out_of_reach, pipeline_schedules, refusing, replaced
 
 
 def test_what_is_borrowed_raises_inside_and_works_again_outside():
@@ -26,3 +28,56 @@ def test_an_attribute_comes_back_after_an_error():
 
 def test_it_travels_from_a_rank():
     assert str(pickle.loads(pickle.dumps(Borrowed("PyTorch's DTensor")))) == "PyTorch's DTensor"
+
+
+def _held_as_default(n_stages, n_micro_batches, held=planner.gpipe):
+    return held(n_stages, n_micro_batches)
+
+
+def test_what_is_out_of_reach_raises_under_any_name_and_works_again_outside():
+    before = planner.gpipe(2, 3)
+    table, part = {"gpipe": planner.gpipe}, functools.partial(planner.gpipe, 2)
+    calls = (lambda: planner.gpipe(2, 3), lambda: table["gpipe"](2, 3), lambda: part(3), lambda: _held_as_default(2, 3))
+    with out_of_reach(Borrowed, planner.gpipe):
+        for call in calls:
+            with pytest.raises(Borrowed, match="gpipe"):
+                call()
+        assert planner.one_f_one_b(2, 3)
+    assert all(call() == before for call in calls)
+
+
+def test_classes_can_be_out_of_reach_also_those_that_inherit_their_init():
+    class Child(nn.GELU):
+        pass
+
+    with out_of_reach(KeyError, Child, nn.GELU):
+        for kind in (Child, nn.GELU):
+            with pytest.raises(KeyError):
+                kind()
+    assert isinstance(Child(), nn.GELU)
+
+
+def test_out_of_reach_inside_itself_and_after_an_error():
+    with (
+        pytest.raises(ZeroDivisionError),
+        out_of_reach(KeyError, planner.gpipe),
+        out_of_reach(OSError, planner.simulate),
+    ):
+        with pytest.raises(OSError):
+            planner.simulate([], {})
+        with pytest.raises(KeyError):
+            planner.gpipe(1, 1)
+        raise ZeroDivisionError
+    assert planner.gpipe(1, 1) == [[("F", 0), ("B", 0)]]
+
+
+def test_the_pipeline_schedules_of_the_planner_and_of_torch():
+    with out_of_reach(Borrowed, *pipeline_schedules()):
+        for schedule in (planner.gpipe, planner.one_f_one_b, planner.zero_bubble_h1):
+            with pytest.raises(Borrowed, match=schedule.__name__):
+                schedule(2, 2)
+        from torch.distributed.pipelining import ScheduleGPipe
+
+        with pytest.raises(Borrowed):
+            ScheduleGPipe(None, 2)
+    assert planner.zero_bubble_h1(1, 1)

@@ -1,6 +1,8 @@
 """Notice an answer that borrows a ready-made implementation of what it was to write."""
 
 import contextlib
+import functools
+from collections.abc import Callable
 
 
 class Borrowed(Exception):  # noqa: N818  (raised on a rank, it names what was borrowed)
@@ -32,3 +34,51 @@ def replaced(owner, name: str, value):
         yield
     finally:
         setattr(owner, name, before)
+
+
+@contextlib.contextmanager
+def out_of_reach(raising: Callable[[str], Exception], *borrowed):
+    """Inside, calling one of `borrowed`, Python functions and classes, raises `raising(its name)`.
+
+    A function's code itself is exchanged, and a class's `__init__` where it is defined: an answer may hold them under
+    another name, in a dictionary, in a partial, or as the default of an argument.
+    """
+    with contextlib.ExitStack() as stack:
+        for one in borrowed:
+            if isinstance(one, type):
+                owner = next(kind for kind in one.__mro__ if "__init__" in vars(kind))
+                stack.enter_context(replaced(owner, "__init__", _refusal(raising, one.__name__)))
+                continue
+            _RAISING[id(one)] = functools.partial(raising, one.__name__)
+            stack.callback(_RAISING.pop, id(one))
+            stack.enter_context(replaced(one, "__code__", _refusing_code(id(one))))
+        yield
+
+
+_RAISING: dict[int, Callable[[], Exception]] = {}  # of the functions that are out of reach now
+
+
+def _refusal(raising, name):
+    def refuse(*_, **__):
+        raise raising(name)
+
+    return refuse
+
+
+def _refusing_code(key: int):
+    """Code that finds what to raise by a number: it runs with the globals of the function that it is put into."""
+    space = {}
+    text = f"def refuse(*_, **__):\n from dlojz_tp.checking import borrowed\n raise borrowed._RAISING[{key}]()"
+    exec(text, space)
+    return space["refuse"].__code__
+
+
+def pipeline_schedules() -> list:
+    """The functions and classes that know a pipeline schedule already: the planner's, and PyTorch's."""
+    from torch.distributed.pipelining import schedules
+
+    from dlojz_tp import planner
+
+    ours = [planner.gpipe, planner.one_f_one_b, planner.interleaved_1f1b, planner.zero_bubble_h1]
+    names = [name for name in vars(schedules) if name.startswith(("Schedule", "_get_1f1b"))]
+    return ours + [getattr(schedules, name) for name in names]

@@ -11,6 +11,8 @@ COUNTS = "for m in (m for m in range(1, job.batch + 1) if job.batch % m == 0):"
 
 bank.slip(5, "not-three", ("    return best\n", "    return best and best[:2]\n"))
 bank.slip(5, "unknown-schedule", ("best = name, m,", 'best = name.upper() + "!", m,'))
+bank.slip(5, "size-not-number", ("best = name, m,", "best = name, b,"))
+bank.slip(5, None, ("<= job.memory", "< job.memory"))
 bank.slip(5, "impossible-number", ("best = name, m,", "best = name, b * 2 + 1,"))
 bank.slip(
     5,

@@ -149,3 +149,26 @@ def from_a_dictionary(rank, n_ranks, n_micro_batches, n_chunks):
 bank.several(3, "planner-called", right_placement, from_a_dictionary, make_with_dictionary)
 bank.several(3, None, right_placement, lists_made_first, make_with_dictionary)
 bank.several(3, None, right_placement, greedy_in_time, make_with_dictionary)
+
+
+def from_torch(rank, n_ranks, n_micro_batches, n_chunks):
+    """Cheat: PyTorch's list of operations."""
+    from torch.distributed.pipelining.schedules import _get_1f1b_rank_ops
+
+    total = n_micro_batches * n_chunks
+    ahead = min(2 * (n_ranks - rank - 1) + (n_chunks - 1) * n_ranks, total)
+
+    def forward_stage(i):
+        return i // n_ranks % n_chunks * n_ranks + rank
+
+    def backward_stage(i):
+        return (n_chunks - 1 - (i - ahead) // n_ranks % n_chunks) * n_ranks + rank
+
+    ops = _get_1f1b_rank_ops(
+        n_chunks, n_ranks, ahead, total - ahead, ahead, rank, forward_stage, backward_stage
+    )  # fmt: skip
+    kinds = {"FORWARD": "F", "FULL_BACKWARD": "B"}
+    return [(kinds[op.computation_type.name], op.microbatch_index, op.stage_index) for op in ops if op]
+
+
+bank.several(3, "planner-called", right_placement, from_torch, make_with_dictionary)

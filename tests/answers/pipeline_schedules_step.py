@@ -52,6 +52,11 @@ bank.slip(1, "loss-with-graph", ("part.detach() for part", "part for part"),
            "    loss = loss if last else shared\n"))  # fmt: skip
 bank.slip(1, "loss-from-untrusted", ("    loss = torch.zeros((), device=x.device, dtype=x.dtype)\n", "    loss = 0 * x.sum()\n"),
           (BROADCAST, "    dist.all_reduce(loss)\n"))  # fmt: skip
+bank.slip(
+    1,
+    "collective-broke",
+    ("loss = torch.zeros((), device=x.device, dtype=x.dtype)", "loss = torch.zeros((), device=x.device)"),
+)
 bank.slip(1, "loss-not-scalar", ("    return loss\n", "    return [loss]\n"))
 bank.slip(1, "wrong-loss", ("    return loss\n", "    return loss / dist.get_world_size()\n"))
 bank.slip(
@@ -153,6 +158,13 @@ bank.several(1, None, balanced_stage, gpipe_with_own_scale, step_of_scaled)
 LOOP = "        if batch_size % m == 0 and (n_stages - 1) / (m + n_stages - 1) <= bubble:\n"
 bank.slip(2, "does-not-divide", ("batch_size % m == 0 and ", ""))
 bank.slip(2, "bubble-of-work", ("(n_stages - 1) / (m + n_stages - 1) <= bubble", "(n_stages - 1) / m <= bubble"))
+bank.slip(2, "size-returned", ("            return m\n", "            return batch_size // m\n"))
+bank.slip(2, "more-than-needed", ("(n_stages - 1) / (m + n_stages - 1)", "n_stages / (m + n_stages - 1)"))
+bank.slip(
+    2,
+    "bubble-of-zero",
+    ("range(1, batch_size + 1)", "range(max(1, int((n_stages - 1) * (1 - bubble) / bubble)), batch_size + 1)"),
+)
 bank.slip(2, "more-than-needed", ("(n_stages - 1) / (m + n_stages - 1)", "n_stages / (m + n_stages)"))
 bank.slip(2, "more-than-needed", ("range(1, batch_size + 1)", "range(batch_size, 0, -1)"))
 bank.slip(2, "equal-refused", ("<= bubble", "< bubble and n_stages > 1 or n_stages == 1"))

@@ -83,6 +83,7 @@ bank.several(8, None, ideal_as_fraction, fewest_rounded, idle_with_numpy, costs_
 # --- the formula ---
 
 IDEAL = "return (n_stages - 1) / (n_micro_batches + n_stages - 1)"
+bank.slip(8, "percent", (IDEAL, "return 100 * (n_stages - 1) / (n_micro_batches + n_stages - 1)"))
 bank.slip(8, "worked-share", (IDEAL, "return n_micro_batches / (n_micro_batches + n_stages - 1)"),
           ("> share", "< 1 - share"))  # fmt: skip
 bank.slip(8, "over-ideal", (IDEAL, "return (n_stages - 1) / n_micro_batches"))
@@ -112,6 +113,8 @@ bank.slip(8, "over-ideal", (LOOP, "return max(1, -int(-(n_stages - 1) / share //
 # --- the measured share ---
 
 bank.slip(8, "idle-not-busy", ("return 1 - busy", "return busy"))
+bank.slip(8, "percent", ("return 1 - busy / (length * len({rank for rank, *_ in events}))",
+          "return 100 * (1 - busy / (length * len({rank for rank, *_ in events})))"))  # fmt: skip
 bank.slip(8, "clock-zero", (" - min(begin for *_, begin, _ in events)", ""))
 bank.slip(8, "order-assumed", ("max(end for *_, end in events) - min(begin for *_, begin, _ in events)",
           "events[-1][5] - events[0][4]"))  # fmt: skip
@@ -154,6 +157,8 @@ bank.several(8, "own-window", ideal_as_waiting, fewest_by_formula, idle_own_wind
 
 bank.slip(8, "not-costs", ("    return {\n        kind: [", "    return [\n        ["),
           ("for kind in {kind for _, kind, *_ in events}\n    }", "for kind in {kind for _, kind, *_ in events}\n    ]"))  # fmt: skip
+bank.slip(8, "nothing-to-take", ("for kind in {kind for _, kind, *_ in events}", "for kind in 'FB'"))
+bank.slip(8, "nothing-to-take", ("if e[1] == kind and e[3] == s)", "if e[1] == kind and e[0] == s)"))
 bank.slip(8, "kind-missing", ("for kind in {kind for _, kind, *_ in events}", "for kind in 'FB'"),
           ("for s in range(n_stages)]", "for s in range(n_stages)] if kind in {e[1] for e in events} else [0.0]"))  # fmt: skip
 bank.slip(8, "kind-missing", ("for kind in {kind for _, kind, *_ in events}", "for kind in 'F'"))

@@ -131,6 +131,78 @@ def balance(costs, n_stages):
     return found
 
 
+@bank.wrong(1, "not-optimal")
+def balance(costs, n_stages):
+    """The smallest sum of squares: costs that are alike, and not the smallest largest one."""
+    if not 1 <= n_stages <= len(costs):
+        raise ValueError
+    best = {j: (sum(costs[:j]) ** 2, [0, j]) for j in range(1, len(costs) + 1)}
+    for s in range(2, n_stages + 1):
+        best = {
+            j: min((best[i][0] + sum(costs[i:j]) ** 2, [*best[i][1], j]) for i in range(s - 1, j))
+            for j in range(s, len(costs) + 1)
+        }
+    cuts = best[len(costs)][1]
+    return list(zip(cuts[:-1], cuts[1:]))
+
+
+@bank.wrong(1, "greedy")
+def balance(costs, n_stages):
+    """Close a stage as soon as the average is reached."""
+    if not 1 <= n_stages <= len(costs):
+        raise ValueError
+    target, stages, start, filled = sum(costs) / n_stages, [], 0, 0
+    for k, cost in enumerate(costs):
+        filled += cost
+        left = n_stages - len(stages) - 1
+        if left and (filled >= target or len(costs) - k - 1 == left):
+            stages.append((start, k + 1))
+            start, filled = k + 1, 0
+    return [*stages, (start, len(costs))]
+
+
+@bank.wrong(1, "tries-all")
+def balance(costs, n_stages):
+    """All cuts but those that are worse already: fast on 24 layers, and not on more."""
+    if not 1 <= n_stages <= len(costs):
+        raise ValueError
+    best = [float("inf"), None]
+
+    def go(at, left, worst, stages):
+        if worst >= best[0]:
+            return
+        if left == 1:
+            worst = max(worst, sum(costs[at:]))
+            if worst < best[0]:
+                best[:] = worst, [*stages, (at, len(costs))]
+            return
+        for stop in range(at + 1, len(costs) - left + 2):
+            go(stop, left - 1, max(worst, sum(costs[at:stop])), [*stages, (at, stop)])
+
+    go(0, n_stages, 0, [])
+    return best[1]
+
+
+@bank.wrong(1, "not-in-order")
+def balance(costs, n_stages):
+    """From the last stage to the first, as the table is read."""
+    if not 1 <= n_stages <= len(costs):
+        raise ValueError
+    return _fill(costs, n_stages)[::-1]
+
+
+@bank.wrong(1, "not-bounds")
+def balance(costs, n_stages):
+    """A generator: balance(...)[0] would fail, and nothing is raised until it is read."""
+    yield from _fill(costs, n_stages)
+
+
+@bank.wrong(1, "other-error")
+def balance(costs, n_stages):
+    assert 1 <= n_stages <= len(costs)
+    return _fill(costs, n_stages)
+
+
 def _fill(costs, n_stages):
     """The best cut: fill up to a limit, for each possible limit from below."""
     sums = sorted({sum(costs[a:b]) for a in range(len(costs)) for b in range(a + 1, len(costs) + 1)})
@@ -230,6 +302,27 @@ def balance(costs, n_stages):
     return [(0, stop), *reversed(pairs)]
 
 
+@bank.right(1)
+def balance(costs, n_stages):
+    """Top down, and slow: every sum is made anew, every best cut is copied. It does not explode."""
+    if n_stages <= 0 or len(costs) < n_stages:
+        raise ValueError("too few layers, or no stage")
+    known = {}
+
+    def best(start, left):
+        if left == 1:
+            return sum(costs[start:]), ((start, len(costs)),)
+        if (start, left) not in known:
+            options = []
+            for stop in range(start + 1, len(costs) - left + 2):
+                worst, rest = best(stop, left - 1)
+                options.append((max(worst, sum(costs[start:stop])), ((start, stop), *rest)))
+            known[start, left] = min(options, key=lambda option: option[0])
+        return known[start, left]
+
+    return best(0, n_stages)[1]
+
+
 # ---- messages
 bank.slip(2, "no-gradient-asked", ("return received.requires_grad_(received.is_floating_point())", "return received"))
 bank.slip(2, "integers-no-gradient", ("received.is_floating_point()", "True"))
@@ -269,6 +362,18 @@ bank.slip(2, "gradient-header", ("return [dist.isend(received.grad.contiguous(),
           "return send_activation(received.grad, peer, tag)"),
           ("    gradient = torch.empty_like(output, memory_format=torch.contiguous_format, requires_grad=False)\n"
            "    dist.recv(gradient, peer, lane, tag=tag)\n    return gradient", "    return receive_activation(peer, tag).detach()"))  # fmt: skip
+bank.slip(2, "work-dropped", ("return [dist.isend(part, peer, lane, tag=tag) for part in (header, output.detach().contiguous())]",
+          "dist.isend(header, peer, lane, tag=tag)\n    return [dist.isend(output.detach().contiguous(), peer, lane, tag=tag)]"))  # fmt: skip
+bank.slip(
+    2, "receive-not-waited", ("dist.recv(received, peer, lane, tag=tag)", "dist.irecv(received, peer, lane, tag=tag)")
+)
+bank.slip(
+    2, "receive-not-waited", ("dist.recv(gradient, peer, lane, tag=tag)", "dist.irecv(gradient, peer, lane, tag=tag)")
+)
+bank.slip(2, "send-waits", ("return [dist.isend(part, peer, lane, tag=tag) for part in (header, output.detach().contiguous())]",
+          "dist.send(header, peer, lane, tag=tag)\n    dist.send(output.detach().contiguous(), peer, lane, tag=tag)\n    return []"),
+          ("return [dist.isend(received.grad.contiguous(), peer, lane, tag=tag)]",
+           "dist.send(received.grad.contiguous(), peer, lane, tag=tag)\n    return []"))  # fmt: skip
 bank.slip(2, "values-lost", ("output.detach().contiguous()", "output.detach().contiguous().zero_()"))
 
 # other tags for header and body; a list of objects as header; a wait by hand

@@ -9,6 +9,10 @@ WARM = "warm_up = min(n_stages - stage - 1, n_micro_batches)"
 bank.slip(5, "gpipes-memory", (WARM, "warm_up = n_micro_batches"))
 bank.slip(5, "one-more-kept", (WARM, "warm_up = min(n_stages - 1, n_micro_batches)"))
 bank.slip(5, "one-more-kept", (WARM, "warm_up = min(n_stages - stage, n_micro_batches)"))
+bank.slip(5, "more-kept", (WARM, "warm_up = min(4 - stage - 1, n_micro_batches)"))
+bank.slip(
+    5, "gpipes-memory", ("    actions = [", "    return gpipe(stage, n_stages, n_micro_batches)\n    actions = [")
+)
 bank.slip(5, "no-overlap", (WARM, "warm_up = 0"))
 bank.slip(5, "no-overlap", (WARM, "warm_up = min((n_stages - stage - 1) // 2, n_micro_batches)"))
 bank.slip(5, "fewer-than-stages", (WARM, "warm_up = n_stages - stage - 1"))
@@ -72,6 +76,24 @@ def one_f_one_b(stage, n_stages, n_micro_batches):
 """,
 )
 
+bank.text(
+    5,
+    None,
+    '''
+def gpipe(stage, n_stages, n_micro_batches):
+    return [("F", k) for k in range(n_micro_batches)] + [("B", k) for k in range(n_micro_batches - 1, -1, -1)]
+
+def one_f_one_b(stage, n_stages, n_micro_batches):
+    """Turn by turn: the backward of a micro-batch comes as many turns after its forward as stages lie behind."""
+    late, actions = n_stages - stage - 1, []
+    for turn in range(n_micro_batches + late):
+        if turn < n_micro_batches:
+            actions.append(("F", turn))
+        if turn >= late:
+            actions.append(("B", turn - late))
+    return actions
+''',
+)
 bank.text(
     5,
     None,
@@ -146,6 +168,14 @@ bank.slip(
     "events-wrong",
     ("dist.get_rank(), kind, k, place.stage, begin, end", "dist.get_rank(), kind, 0, place.stage, begin, end"),
 )
+bank.slip(6, "micro-batches-kept", ("x, y, sent = kept.pop(k)", "x, y, sent = kept[k]"))
+bank.slip(6, "message-inside", ("            end = clock()\n            kept[k] = x, y, [] if last else send_activation(y, place.behind, k)",
+          "            kept[k] = x, y, [] if last else send_activation(y, place.behind, k)\n            end = clock()"))  # fmt: skip
+bank.slip(6, "sizes-differ", ("x, y, sent = kept.pop(k)", "x, y, sent = kept.popitem()[1]"))
+bank.slip(6, "uneven-fails", ("inputs.tensor_split(n_micro_batches), targets.tensor_split(n_micro_batches)",
+          "inputs.chunk(n_micro_batches), targets.chunk(n_micro_batches)"))  # fmt: skip
+bank.slip(6, "order-by-arrival", ("kept[k] = x, y, [] if last else send_activation(y, place.behind, k)",
+          "kept[k] = x, y, []\n            for work in [] if last else send_activation(y, place.behind, k):\n                work.wait()"))  # fmt: skip
 bank.slip(6, "not-two", ("return total, events", "return total"))
 bank.slip(6, "loss-of-one", ("total = y.detach() if total is None else total + y.detach()", "total = y.detach()"))
 bank.slip(

@@ -225,6 +225,15 @@ bank.slip(9, "wrong-stale-gradient", ("return x.grad\n", "return x.grad / len(x)
 bank.slip(9, "no-input-gradient", ("return x.grad\n", "return None\n"))
 bank.slip(9, "no-input-gradient", (".requires_grad_(x.is_floating_point())", ""))
 bank.slip(9, "wrong-update", (STEP, "        if k < 8:\n            self.optimizer.step()\n"))
+bank.slip(9, "wrong-update", (STEP, "        if k % 2:\n            self.optimizer.step()\n"))
+bank.slip(9, "wrong-update", ("y.backward(gradient)", "(y * gradient).mean().backward()"))
+bank.slip(9, "incoming-not-used", ("y.backward(gradient)", "y.backward(torch.ones_like(y))"))
+bank.slip(
+    9,
+    "wrong-micro-batch",
+    ("self.stash[k] = self.version", "self.stash[0] = self.version"),
+    ("self.stash.pop(k)", "self.stash[0]"),
+)
 bank.slip(9, "output-with-graph", ("return y.detach()", "return y"))
 bank.slip(9, "nothing-returned", ("return y.detach()", "y.detach()"))
 bank.slip(9, "never-freed", ("self.stash.pop(k)", "self.stash[k]"))

@@ -26,7 +26,14 @@ bank.slip(3, "weights-changed", ("    return loss", "    with torch.no_grad():\n
           "            p -= 0.1 * p.grad\n    return loss"))  # fmt: skip
 bank.slip(3, "collective-used", ("    return loss", "    dist.all_reduce(torch.zeros(1))\n    return loss"))  # fmt: skip
 bank.slip(3, "not-in-one-piece", ("    y = stage(x)", "    stage(x.detach())\n    y = stage(x)"))
-bank.slip(3, "wrong-gradients", ("loss.backward()", "(2 * loss).backward()"))
+bank.slip(3, "gradients-scaled", ("loss.backward()", "(2 * loss).backward()"))
+bank.slip(3, "gradients-scaled", ("loss.backward()", "(loss / place.n_stages).backward()"))
+bank.slip(3, "wrong-gradients", ("loss.backward()", "(loss + y.sum()).backward()"))
+bank.slip(3, "gradient-forgotten", ("y.backward(receive_gradient(y, place.behind))", "y.backward()"))
+bank.slip(3, "no-graph", ("    y = stage(x)", "    with torch.no_grad():\n        y = stage(x)"))
+bank.slip(3, "no-backward", ("        loss.backward()\n", ""), ("        y.backward(receive_gradient(y, place.behind))\n", ""),
+          ("works += send_gradient(x, place.before)", "pass"))  # fmt: skip
+bank.slip(3, None, ("    y = stage(x)", "    y = x\n    for layer in stage:\n        y = layer(y)"))
 bank.slip(3, "too-many-bytes", ("works += send_gradient(x, place.before)",
           "works += [dist.isend(torch.zeros(4096), place.before, tag=9)] + send_gradient(x, place.before)"),
           ("        y.backward(receive_gradient(y, place.behind))",
@@ -108,6 +115,40 @@ bank.slip(4, "no-gradient-to-send", ("        y.backward(None if place.behind is
 bank.slip(4, "weights-changed", ("        if place.before is not None:\n            works += send_gradient(x, place.before, k)",
           "        if place.before is not None:\n            works += send_gradient(x, place.before, k)\n"
           "        with torch.no_grad():\n            for p in stage.parameters():\n                p -= 0.01 * p.grad"))  # fmt: skip
+PARTS = "zip(inputs.tensor_split(n_micro_batches), targets.tensor_split(n_micro_batches))"
+bank.slip(4, "other-cut", (PARTS, "zip(inputs.chunk(n_micro_batches), targets.chunk(n_micro_batches))"),
+          ("for k in reversed(range(n_micro_batches)):", "for k in reversed(range(len(kept))):"))  # fmt: skip
+bank.slip(4, "uneven-fails", (PARTS, "zip(inputs.chunk(n_micro_batches), targets.chunk(n_micro_batches))"))
+bank.slip(4, "sends-not-waited", ("    for work in works:\n        work.wait()\n", ""))
+bank.slip(4, "gradients-of-one", ("        y.backward(", "        stage.zero_grad()\n        y.backward("))
+bank.slip(4, "gradients-scaled", (SHARE, SHARE + " / n_micro_batches"))
+bank.text(
+    4,
+    None,
+    '''
+def gpipe_step(stage, place, inputs, targets, loss_function, n_micro_batches):
+    """The last stage collects its outputs: one loss of the whole batch, one backward."""
+    works, xs, ys, loss = [], [], [], None
+    for k, x in enumerate(inputs.tensor_split(n_micro_batches)):
+        x = x if place.before is None else receive_activation(place.before, k)
+        y = stage(x)
+        if place.behind is not None:
+            works += send_activation(y, place.behind, k)
+        xs.append(x)
+        ys.append(y)
+    if place.behind is None:
+        loss = loss_function(torch.cat(ys), targets)
+        loss.backward()
+    for k in reversed(range(n_micro_batches)):
+        if place.behind is not None:
+            ys[k].backward(receive_gradient(ys[k], place.behind, k))
+        if place.before is not None:
+            works += send_gradient(xs[k], place.before, k)
+    for work in works:
+        work.wait()
+    return loss if loss is None else loss.detach()
+''',
+)
 bank.slip(4, "gradients-cleared", ("    kept, works", "    stage.zero_grad()\n    kept, works"))
 bank.slip(4, "run-too-often", ("        y = stage(x)", "        stage(x.detach())\n        y = stage(x)"))
 bank.text(

@@ -8,6 +8,7 @@ from dlojz_tp.checking import Wrong
 HINTS = {
     "not-three": "Return (name, n_micro_batches, samples_per_second), or None if nothing fits.",
     "unknown-schedule": "There is no schedule {name!r} among those given.",
+    "size-not-number": "{m} is the size of a micro-batch, in samples. What is asked for is their number: {number}.",
     "impossible-number": "{name} cannot cut {batch} samples into {m} equal micro-batches, or cannot schedule that many.",
     "invented": "Nothing fits, and {name} with {m} micro-batches came back. The fullest rank would need {need:.3g} bytes of {memory:.3g}.",
     "gave-up": "Nothing was found, and {name} with {m} micro-batches fits.",
@@ -80,6 +81,8 @@ CASES = {
     "too little memory": (replace(BASE, memory=203.0), USUAL),
     "not even the states": (replace(BASE, memory=150.0), USUAL),
 }  # fmt: skip
+# half a byte more than the round number: whether what is exactly full fits is nobody's question
+CASES = {name: (replace(job, memory=job.memory + 0.5), schedules) for name, (job, schedules) in CASES.items()}
 
 
 def balise_5(choose):
@@ -157,6 +160,11 @@ def _right(choose, case, job, schedules, tried):
     }
     if name not in schedules:
         raise Wrong("unknown-schedule", name=name, **more)
+    right_speed = (
+        best and isinstance(speed, int | float) and abs(speed * fitting[best][0] - job.batch) <= 1e-6 * job.batch
+    )
+    if right_speed and isinstance(m, int | float) and m != best[1] and (name, m * best[1]) == (best[0], job.batch):
+        raise Wrong("size-not-number", m=m, number=best[1], **more)
     if (name, m) not in tried:
         raise Wrong("impossible-number", name=name, batch=job.batch, m=m, **more)
     seconds, fits, peaks, needs = tried[name, m]

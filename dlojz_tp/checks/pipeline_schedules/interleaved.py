@@ -46,7 +46,7 @@ def balise_3(placement, interleaved_order, make_interleaved):
     for case in ((8, 2, 2), (7, 2, 3), (12, 4, 1), (9, 1, 4), (11, 2, 4), (24, 3, 4), (16, 4, 2)):
         _right_placement(placement, *case)
     yield "the order: idle time of 1F1B divided by the number of chunks, and no more memory than needed"
-    with data.without_planner("interleaved_1f1b"):
+    with data.own_orders():
         for case in (
             (2, 4, 2),
             (4, 8, 2),

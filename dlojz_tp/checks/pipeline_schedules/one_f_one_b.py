@@ -10,6 +10,8 @@ HINTS = {
     "bubble-too-large": "With {m} micro-batches on {p} stages the bubble is {share:.1%} of the step, more than {bound:.1%}. A rank "
     "works for m pairs of forward and backward, and is idle for p − 1 of them.",
     "bubble-of-work": "The bubble was taken as a share of the *work*, (p−1)/m. As a share of the step it is (p−1)/(m+p−1).",
+    "size-returned": "That is the size of a micro-batch, in samples. How many of them are there?",
+    "bubble-of-zero": "A bubble of 0 is a bound like others: a pipeline of one stage keeps it, a longer one cannot. {error}",
     "more-than-needed": "{fewer} micro-batches are enough. Small micro-batches fill no device: take the smallest number.",
     "equal-refused": "A bubble of just the bound is allowed: it says *at most*.",
     "nothing-raised": "No number of micro-batches keeps this bound: raise a ValueError.",
@@ -42,6 +44,8 @@ def balise_2(choose_micro_batches, make_1f1b):
             found = choose_micro_batches(p, bound, batch)
         except ValueError:
             continue
+        except ZeroDivisionError as error:
+            raise Wrong("bubble-of-zero", error=error, got=repr(error), where=f"{p} stages, {bound:.0%}") from error
         raise Wrong(
             "nothing-raised", expected="ValueError", got=found, where=f"{p} stages, {bound:.0%}, {batch} samples"
         )
@@ -66,6 +70,8 @@ def _right_number(choose_micro_batches, p, bound, batch):
         m = choose_micro_batches(p, bound, batch)
     except ValueError as error:
         raise Wrong("found-nothing", expected=wanted, got=f"ValueError: {error}", where=where, m=wanted) from error
+    except ZeroDivisionError as error:
+        raise Wrong("bubble-of-zero", expected=wanted, got=repr(error), where=where, error=error) from error
     if m is None:
         raise Wrong("nothing-returned")
     if isinstance(m, bool) or not isinstance(m, int | float) or m != int(m) or m < 1:
@@ -77,11 +83,29 @@ def _right_number(choose_micro_batches, p, bound, batch):
         raise Wrong("does-not-divide", m=m, batch=batch, **more)
     if _share(p, m) > bound:
         raise Wrong("bubble-too-large", m=m, p=p, share=_share(p, m), bound=bound, **more)
-    if m == next((n for n in divisors if p == 1 or (p - 1) / n <= bound), 0) and (p - 1) / wanted > bound:
-        raise Wrong("bubble-of-work", **more)
-    if m == next((n for n in divisors if _share(p, n) < bound), 0):
-        raise Wrong("equal-refused", **more)
+    for slug, rule in _MISTAKES.items():  # in one case, two mistakes may give one number
+        if all(_is(choose_micro_batches, *case, rule(*case)) for case in CASES):
+            raise Wrong(slug, **more)
     raise Wrong("more-than-needed", fewer=wanted, **more)
+
+
+def _first(batch, fits):
+    """The first divisor of the batch that fits; None where none does."""
+    return next((n for n in range(1, batch + 1) if batch % n == 0 and fits(n)), None)
+
+
+_MISTAKES = {  # what they give for stages, bubble, batch
+    "bubble-of-work": lambda p, bound, batch: _first(batch, lambda n: (p - 1) / n <= bound),
+    "equal-refused": lambda p, bound, batch: _first(batch, lambda n: p == 1 or _share(p, n) < bound),
+    "size-returned": lambda p, bound, batch: batch // _first(batch, lambda n: _share(p, n) <= bound),
+}
+
+
+def _is(choose_micro_batches, p, bound, batch, value):
+    try:
+        return choose_micro_batches(p, bound, batch) == value
+    except ValueError:
+        return value is None
 
 
 def _observed(make_1f1b):

@@ -1,35 +1,20 @@
 """Look at orders of ranks: called for every rank, read, simulated; the planner's own are out of reach meanwhile."""
 
-import contextlib
-
 from dlojz_tp import planner
 from dlojz_tp.checking import Wrong
-from dlojz_tp.planner import schedules
+from dlojz_tp.checking.borrowed import out_of_reach, pipeline_schedules
 
 HINTS = {
-    "planner-called": "The planner has this schedule already: write it yourself, here.",
+    "planner-called": "{name} knows such a schedule already: write it yourself, here.",
     "not-a-list": "Return a list of actions: tuples of a kind, the number of the micro-batch{third}.",
     "not-a-step": "This cannot be a training step: {problem}.",
     "deadlock": "Ranks would wait for each other for ever: {problem}.",
 }
 
 
-@contextlib.contextmanager
-def without_planner(name):
-    """Inside, the planner's own orders of that name refuse to be called by an answer."""
-
-    def refuse(*_, **__):
-        from dlojz_tp.checking import Wrong  # this code runs with the planner's globals
-
-        raise Wrong("planner-called")
-
-    # the code itself: a dictionary or a default value may hold the function
-    function = getattr(schedules, name)
-    code, function.__code__ = function.__code__, refuse.__code__
-    try:
-        yield
-    finally:
-        function.__code__ = code
+def own_orders():
+    """Inside, the planner's orders and PyTorch's refuse to be called by an answer."""
+    return out_of_reach(lambda name: Wrong("planner-called", name=name), *pipeline_schedules())
 
 
 def simulated(orders, costs, where: str, third: str = "", **more) -> planner.Simulation:

@@ -10,6 +10,7 @@ from dlojz_tp.checking import Wrong, close
 HINTS = {
     "ranks-wait": "The ranks waited for each other for ever. Every rank has to call the same collectives, in the same order, and "
     "the same schedule. {summary}",
+    "collective-broke": "A collective broke off ({summary}). Its tensor has the same shape and dtype on all ranks.",
 }
 
 WIDTHS = (5, 6, 4, 7, 5, 6, 4, 3)  # of what goes into the layers, and out of the last
@@ -143,6 +144,8 @@ def in_worlds(function, *args, sizes) -> dict[int, list]:
             raise error.cause from error
         if error.kind == "hung":
             raise Wrong("ranks-wait", got=error.summary, summary="") from error
+        if "SIGABRT" in error.summary:
+            raise Wrong("collective-broke", got=error.summary, summary=error.summary) from error
         raise
 
 

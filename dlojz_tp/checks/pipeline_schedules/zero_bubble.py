@@ -63,7 +63,7 @@ def balise_4(SplitStage, zero_bubble_order):  # noqa: N803
     yield "nothing of a micro-batch is kept after its weight gradients"
     _memory(SplitStage)
     yield "ZB-H1: (p − 1)(F + I − W) of idle time, with at most p micro-batches kept"
-    with data.without_planner("zero_bubble_h1"):
+    with data.own_orders():
         for p, m in ((2, 4), (4, 8), (1, 3), (3, 7), (4, 4), (8, 16), (4, 2), (5, 13)):
             _right_order(zero_bubble_order, p, m)
 

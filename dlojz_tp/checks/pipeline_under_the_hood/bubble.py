@@ -2,12 +2,11 @@
 
 import statistics
 from collections import defaultdict
-from functools import partial
 from numbers import Real
 
 from dlojz_tp import planner
-from dlojz_tp.checking import Wrong, close, pretended
-from dlojz_tp.checks.pipeline_under_the_hood.schedules import ORDERS, of_the_planner
+from dlojz_tp.checking import Wrong, close
+from dlojz_tp.checking.borrowed import out_of_reach
 from dlojz_tp.planner.pipeline import PipelineEvent
 
 HINTS = {
@@ -18,6 +17,7 @@ HINTS = {
     "bubble-off-by-one": "One turn too many or too few. A step takes m + p − 1 turns, and each stage works in m of them.",
     "whole-numbers": "A share is between 0 and 1; this one was rounded to a whole number: / divides, // rounds down.",
     "wrong-bubble": "That is not the share of the time that a stage waits.",
+    "percent": "These are percent. A share is a number from 0 to 1, which is printed as percent.",
     "not-a-share": "The bubble is one number, a float from 0 to 1.",
     "not-a-count": "A number of micro-batches is a whole number, an int.",
     "no-micro-batch": "At least one micro-batch is needed, even where there is nothing to hide.",
@@ -36,6 +36,8 @@ HINTS = {
     "kind-missing": "The kinds in these events are {kinds}. Each has its costs.",
     "per-rank": "One number a stage, in the order of the stages: rank {rank} holds two of them here.",
     "stages-shuffled": "These are the right numbers in another order: stage 0 comes first, wherever its events stand.",
+    "nothing-to-take": "For some kind and stage there is no event ({error}). Here the kinds are {kinds}, the stages 0 to {last}, and the "
+    "ranks {ranks}: take kinds and stages from the events.",
     "mean-not-median": "That is the mean. One action that another program disturbed moves it: take the median.",
     "cost-summed": "That is the time of all micro-batches together. The cost is that of one.",
     "wrong-cost": "The cost of an action is its end − its begin; take the median over the micro-batches.",
@@ -49,8 +51,7 @@ def balise_8(ideal_bubble, fewest_micro_batches, measured_bubble, stage_costs):
     """The formula against simulated pipelines; shares and costs against events that are known."""
     yield "the formula, for 1 to 8 stages and 1 to 20 micro-batches, against simulated pipelines"
     truth = [planner.simulate(planner.gpipe(p, m), {"F": 1.0, "B": 2.0}).bubble for p, m in CASES]
-    refused = of_the_planner(("simulate", *ORDERS), lambda name: partial(_refuse, name))
-    with pretended(refused, ideal_bubble, fewest_micro_batches):
+    with out_of_reach(lambda name: Wrong("simulated", name=name), planner.simulate):
         _formula(ideal_bubble, truth)
         yield "the fewest micro-batches for a bubble"
         _fewest(fewest_micro_batches)
@@ -72,10 +73,6 @@ def _number(value, slug, where):
     return float(value)
 
 
-def _refuse(name, *_args, **_named):
-    raise Wrong("simulated", name=name)
-
-
 def _formula(ideal_bubble, truth):
     got = [_number(ideal_bubble(p, m), "not-a-share", f"{p} stages, {m} micro-batches") for p, m in CASES]
     if close(got, truth, 1e-6):
@@ -83,6 +80,7 @@ def _formula(ideal_bubble, truth):
     known = {
         "worked-share": [m / (m + p - 1) for p, m in CASES],
         "over-ideal": [(p - 1) / m for p, m in CASES],
+        "percent": [100 * value for value in truth],
     }
     near = [
         lambda p, m: (p - 1) / (m + p), lambda p, m: p / (m + p), lambda p, m: p / (m + p - 1),
@@ -170,6 +168,7 @@ def _idle(measured_bubble, words, events):
         length = max(e[5] for e in mine) - min(e[4] for e in mine)
         windows.append(1 - sum(e[5] - e[4] for e in mine) / length)
     known = {
+        "percent": [100 * truth],
         "idle-not-busy": [1 - truth, busy / (end - begin)],
         "clock-zero": [1 - busy / (n * end)],
         "order-assumed": [1 - busy / (n * first_to_last)] if first_to_last else [],
@@ -183,15 +182,20 @@ def _idle(measured_bubble, words, events):
 
 def _costs(stage_costs, words, events):
     given = list(events)
-    got = stage_costs(given)
-    if given != events:
-        raise Wrong("events-changed", where=words)
-    if got is None:
-        raise Wrong("nothing-returned")
     spent = defaultdict(list)
     for _, kind, _, stage, begin, end in events:
         spent[kind, stage].append(end - begin)
     kinds, n_stages = sorted({kind for kind, _ in spent}), 1 + max(stage for _, stage in spent)
+    try:
+        got = stage_costs(given)
+    except statistics.StatisticsError as error:
+        ranks = ", ".join(map(str, sorted({event[0] for event in events})))
+        shown = {"kinds": ", ".join(kinds), "last": n_stages - 1, "ranks": ranks}
+        raise Wrong("nothing-to-take", error=error, got=str(error), where=words, **shown) from error
+    if given != events:
+        raise Wrong("events-changed", where=words)
+    if got is None:
+        raise Wrong("nothing-returned")
     if not isinstance(got, dict) or not all(isinstance(v, list | tuple) or hasattr(v, "tolist") for v in got.values()):
         raise Wrong("not-costs", got=got, where=words)
     got = {kind: [float(value) for value in values] for kind, values in got.items()}

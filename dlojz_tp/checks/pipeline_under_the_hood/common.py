@@ -1,5 +1,7 @@
 """What the checks of this work share: a small model in stages, its truth in one process, ranks and their failures."""
 
+import os
+
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -10,7 +12,7 @@ from dlojz_tp.checks.data_parallel_under_the_hood.common import Log, sent
 from dlojz_tp.checks.pipeline_under_the_hood.sends import Sends
 
 SIZES = (1, 2, 3, 4)
-TIMEOUT = 5  # seconds for the ranks of one world: a deadlock must come back quickly
+TIMEOUT = 5  # seconds for the ranks of one world on a quiet machine: a deadlock must come back quickly
 WIDTHS = (5, 7, 4, 6, 3, 8, 2)  # of the activations between the layers, so that no two stages are alike
 HINTS = {
     "ranks-hang": "A rank waits for a message that never comes: {error}. Does each receive have its send, with the same tag, "
@@ -21,10 +23,15 @@ HINTS = {
     "not-its-input": "Stage {stage} ran on something else than what the stage before gave: each rank computes its own layers, on "
     "the activations that it received.",
     "collective-used": "{name} was called. A pipeline needs messages between neighbours only.",
-    "sends-not-waited": "{n} sends were started and never waited for. The memory that they read may be gone before the "
-    "message is: wait() for each before you return.",
+    "sends-not-waited": "{n} sends were started and never waited for: wait() for each before you return, or a message may be lost.",
     "chain-cut": "Stage {stage} of {n_stages} has no gradients. The graph ends at what was received: call y.backward() with "
     "the gradient that the stage behind sends back.",
+    "sizes-differ": "A message has another size than its buffer ({error}). What belongs to micro-batch k is found by k.",
+    "gradient-forgotten": "Only the loss is a number. A stage that has no loss hands backward() the gradient that it received: "
+    "y.backward(gradient). ({error})",
+    "no-graph": "There is no graph to go back through ({error}). The forward runs with one: no torch.no_grad() around it, and "
+    "backward() starts at what the stage gave, not at a detached copy.",
+    "no-backward": "Stage {stage} of {n_stages} has no gradients: it has the loss, and no backward() started from it.",
     "no-gradient-to-send": "There is no gradient to send back ({error}). Backward has not come through what was received: call "
     "y.backward() with the gradient that arrives, before send_gradient.",
     "gradients-cleared": "A second call starts anew: gradients are to add up in p.grad, as backward() does it.",
@@ -37,6 +44,10 @@ HINTS = {
     "loss-of-one": "This is the loss of one micro-batch. The mean over the batch has a part from each.",
     "loss-not-scaled": "This is the sum of the micro-batches' losses. The mean over the batch weights each by its share of the rows.",
     "wrong-gradients": "The gradients of stage {stage} are not those of the model in one process.",
+    "gradients-of-one": "These are the gradients of one micro-batch alone. Backward adds to p.grad: nothing clears it between "
+    "the micro-batches.",
+    "gradients-scaled": "The gradients of stage {stage} are {factor:.4g} times those of the model in one process: something is scaled, or "
+    "counted, where it should not be.",
     "gradient-of-ones": "Backward started from the sum of the output, not from the gradient that the stage behind sent.",
     "not-scaled": "The gradients are too large by the number of micro-batches: each micro-batch's loss is a mean of its own. "
     "Weight it by its share of the batch.",
@@ -54,10 +65,14 @@ def on_ranks(fn, *args, known=(), sizes=SIZES, timeout=TIMEOUT) -> dict[int, lis
     """
     if torch.cuda.device_count() >= max(sizes):
         timeout *= 6  # NCCL takes seconds to set its communicators up
+    timeout = round(
+        timeout * min(4.0, max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1) / 2))
+    )  # cores that others use
     usual = (
         ("hung", "ranks-hang"), ("shapes cannot be multiplied", "inputs-everywhere"),
         ("NoneType' object has no attribute 'contiguous", "no-gradient-to-send"),
-        ("modified by an inplace operation", "weights-changed"),
+        ("modified by an inplace operation", "weights-changed"), ("only for scalar outputs", "gradient-forgotten"),
+        ("does not have a grad_fn", "no-graph"), ("SIGABRT", "sizes-differ"),
     )  # fmt: skip
     try:
         return launch.worlds(fn, *args, sizes=sizes, timeout=timeout)
@@ -85,16 +100,23 @@ class Marked(torch.autograd.Function):
 
 
 class Stage(nn.Sequential):
-    """Some layers; `seen` lists ("F", rows, first number of x) of each forward and ("B", None, same) of its backward."""
+    """Some layers; `seen` lists ("F", rows, first number of x) of each forward and ("B", None, same) of its backward.
+
+    Hooks on the first and the last layer see it, so that an answer may also call the layers one by one.
+    """
 
     def __init__(self, *layers):
         super().__init__(*layers)
         self.seen = []
+        layers[0].register_forward_pre_hook(self._began)
+        layers[-1].register_forward_hook(self._ended)
 
-    def forward(self, x):
-        first = float(x.detach().flatten()[0])
-        self.seen.append(("F", len(x), first))
-        return Marked.apply(super().forward(x), lambda: self.seen.append(("B", None, first)))
+    def _began(self, _layer, given):
+        self.seen.append(("F", len(given[0]), float(given[0].detach().flatten()[0])))
+
+    def _ended(self, _layer, _given, y):
+        first = self.seen[-1][-1]
+        return Marked.apply(y, lambda: self.seen.append(("B", None, first)))
 
 
 def layers() -> list[nn.Module]:
@@ -180,11 +202,12 @@ def run_step(answer, step, rows: int, calls: int = 1):
         for _ in range(calls):
             loss = step(stage, place, x, targets)
             gradients.append([None if p.grad is None else p.grad.detach().cpu().clone() for p in stage.parameters()])
+    left = sends.finish()
     kind = type(loss).__name__
     return {
         "loss": float(loss.detach()) if isinstance(loss, torch.Tensor) and loss.numel() == 1 else loss if kind == "float" else None,
         "kind": kind, "graph": isinstance(loss, torch.Tensor) and loss.requires_grad,
-        "gradients": gradients, "seen": stage.seen, "sent": sent(log.events), "open": sum(sends.open.values()),
+        "gradients": gradients, "seen": stage.seen, "sent": sent(log.events), "open": left,
         "changed": any(not torch.equal(a, b.detach()) for a, b in zip(before, stage.parameters(), strict=True)),
     }  # fmt: skip
 
@@ -203,11 +226,14 @@ def right_step(worlds, rows: int, pieces: int = 1, even: bool = True):
             if got["changed"]:
                 raise Wrong("weights-changed", stage=rank, where=where)
             if any(gradient is None for gradient in found):
-                raise Wrong("chain-cut", stage=rank, n_stages=size, where=where)
+                raise Wrong("no-backward" if rank == size - 1 else "chain-cut", stage=rank, n_stages=size, where=where)
             if not close(found, expected, 1e-6):
                 slug = _known(found, rank, size, rows, pieces, even)
                 worst = max(range(len(found)), key=lambda k: (found[k] - expected[k]).abs().max().item())
-                raise Wrong(slug, expected=expected[worst], got=found[worst], where=where, stage=rank)
+                factor = (found[worst] * expected[worst]).sum().item() / expected[worst].square().sum().item()
+                scaled = slug == "wrong-gradients" and close(found, [factor * g for g in expected], 1e-6)
+                slug = "gradients-scaled" if scaled and factor else slug
+                raise Wrong(slug, expected=expected[worst], got=found[worst], where=where, stage=rank, factor=factor)
             if len(got["gradients"]) > 1 and not close(got["gradients"][1], [2 * g for g in expected], 1e-6):
                 raise Wrong("gradients-cleared", where=where)
             _right_loss(got, rank == size - 1, loss, losses, rank, where)
@@ -246,6 +272,10 @@ def _known(found, rank, size, rows, pieces, even):
         return "not-scaled"
     if not even and are(truth(rows, [1 / pieces] * pieces, pieces)[1]):
         return "uneven-weights"
+    if pieces > 1 and any(
+        are(truth(rows, [w * (j == k) for j, w in enumerate(shares(rows, pieces))], pieces)[1]) for k in (0, pieces - 1)
+    ):
+        return "gradients-of-one"
     if rank < size - 1:
         numbers = list(range(pieces))
         orders = [numbers[::-1], numbers[1:] + numbers[:1], numbers[-1:] + numbers[:-1]]

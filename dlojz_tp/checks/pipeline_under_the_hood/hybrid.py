@@ -1,5 +1,6 @@
 """Balise 10: pipelines side by side, their gradients averaged within groups."""
 
+import time
 from functools import cache
 
 import torch
@@ -30,6 +31,7 @@ HINTS = {
     "their replica: split by the number of replicas, not of ranks.",
     "targets-of-others": "The targets are not those of the rows that came with them.",
     "step-twice": "step() was called {n} times. Once: its gradients add up.",
+    "reduce-not-waited": "When hybrid_step returned, an all-reduce was still on its way. wait() for each that was started with async_op.",
     "replica-only": "These are the gradients of this replica's rows alone: nothing was added up over the data group.",
     "replicas-summed": "The replicas' means were added up. Each counts by its rows over all rows.",
     "replicas-alike": "Right for equal shares, wrong for shares of another length: weight each by its rows over all rows.",
@@ -50,6 +52,7 @@ HINTS = {
 WORLDS = {1: (1,), 4: (2, 1, 4), 6: (2, 3)}  # ranks: numbers of stages
 LAYERS, WIDTH = 12, 3
 ROWS = (12, 7)
+LATE = 0.01  # seconds by which the replicas after the first come late
 A_FEW = 64  # bytes that may be told to all ranks: numbers of rows, say
 KNOWN = (
     ("hung", "groups-not-everywhere"), ("SIGABRT", "groups-not-everywhere"), ("UnboundLocalError", "no-group-kept"),
@@ -61,12 +64,7 @@ def balise_10(make_grid, hybrid_step):
     """Grids of 1, 4 and 6 ranks: places, groups, and the gradients of one process."""
     yield "1, 4 and 6 ranks: stage, replica and pipeline of each rank"
     worlds = on_ranks(_on_rank, make_grid, hybrid_step, known=KNOWN, sizes=tuple(WORLDS), timeout=6)
-    every = [
-        (size, p, rank, got[p])
-        for size, ranks in worlds.items()
-        for p in WORLDS[size]
-        for rank, got in enumerate(ranks)
-    ]
+    every = [(n, p, rank, got[p]) for n, ranks in worlds.items() for p in WORLDS[n] for rank, got in enumerate(ranks)]
     for size, p, rank, got in every:
         _cell(got, rank, size, p)
     yield "its data group: the ranks with the same stage"
@@ -157,15 +155,18 @@ def _one_step(hybrid_step, p, rows, replica, group):
         for q, g in zip(moving, torch.autograd.grad(loss, moving), strict=True):
             q.grad = g if q.grad is None else q.grad + g
         own.extend(q.grad.cpu().clone() for q in moving)
+        time.sleep(LATE * (replica > 0))
         return loss.detach() if stage == p - 1 else None
 
     x, targets = (tensor.to(launch.device()) for tensor in _batch(rows))
     with GroupTraffic() as traffic:
         loss = hybrid_step(step, list(mine), x, targets, replica, group)
+    moving = [q for q in mine if q.requires_grad]
+    returned = [None if q.grad is None else q.grad.cpu().clone() for q in moving]
     dist.barrier()
     return {
         "rows": rows, "calls": calls, "beyond": sum(n for _, n, ranks in traffic.calls if ranks > dist.get_world_size(group)), "own": own, "loss": None if loss is None else _as_float(loss),
-        "gradients": [None if q.grad is None else q.grad.cpu().clone() for q in mine if q.requires_grad],
+        "gradients": returned, "later": [None if q.grad is None else q.grad.cpu().clone() for q in moving],
         "changed": not all(torch.equal(a, b) for a, b in zip(before, mine, strict=True)),
     }  # fmt: skip
 
@@ -233,12 +234,8 @@ def _rows(step, rank, size, p):
 def _truth(rows, p, stage):
     layers = _model()
     loss = _loss_of(layers, *_batch(rows))
-    mine = [
-        q
-        for layer in layers[stage * LAYERS // p : (stage + 1) * LAYERS // p]
-        for q in layer.parameters()
-        if q.requires_grad
-    ]
+    stages = layers[stage * LAYERS // p : (stage + 1) * LAYERS // p]
+    mine = [q for layer in stages for q in layer.parameters() if q.requires_grad]
     return loss.item(), torch.autograd.grad(loss, mine)
 
 
@@ -251,6 +248,8 @@ def _gradients(step, ranks, number, rank, size, p):
         if step["beyond"] > A_FEW:
             raise Wrong("sent-to-all", got=step["beyond"], where=where)
         return
+    if close(step["later"], truth, 1e-6):
+        raise Wrong("reduce-not-waited", where=where)
     shares = [len(part) / step["rows"] for part in torch.arange(step["rows"]).tensor_split(n)]
     own = [ranks[r][p]["steps"][number]["own"] for r in range(size)]
 
@@ -266,14 +265,13 @@ def _gradients(step, ranks, number, rank, size, p):
     ]
     plain = [total(range(size), [w] * size) for w in (1, 1 / n, 1 / size)]
     known = {
-        "replica-only": [own[rank], [g * shares[rank // p] for g in own[rank]], [g / n for g in own[rank]]],
+        "reduce-not-waited": "When hybrid_step returned, an all-reduce was still on its way. wait() for each that was started with async_op.",
+    "replica-only": [own[rank], [g * shares[rank // p] for g in own[rank]], [g / n for g in own[rank]]],
         "replicas-summed": [total(same, [1.0] * n)],
         "replicas-alike": [total(same, [1 / n] * n)],
         "divided-by-world": [total(same, [w / size for w in (1.0,) * n]), [g / size for g in truth], [g / p for g in truth]],
         "summed-over-world": [*everyone, *plain],
-        "sent-to-all": "The gradients are right, but {got} bytes of them went to ranks of other stages, which have no use for them. "
-    "Average within the data group.",
-    "weighted-twice": [[g / n for g in truth], total(same, [s * s for s in shares]), [g * shares[rank // p] for g in truth],
+        "weighted-twice": [[g / n for g in truth], total(same, [s * s for s in shares]), [g * shares[rank // p] for g in truth],
                            total(same, [1 / n**2] * n)],
     }  # fmt: skip
     slug = next((s for s, values in known.items() if any(close(got, v, 1e-6) for v in values)), "wrong-hybrid")

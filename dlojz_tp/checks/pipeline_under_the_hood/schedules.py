@@ -1,9 +1,8 @@
 """Balise 5: GPipe and 1F1B as data, judged by the simulator."""
 
-from torch.distributed.pipelining import schedules as library
-
 from dlojz_tp import planner
-from dlojz_tp.checking import Wrong, pretended
+from dlojz_tp.checking import Wrong
+from dlojz_tp.checking.borrowed import out_of_reach, pipeline_schedules
 
 HINTS = {
     "library-schedule": "{name} is a library's. Here you write it.",
@@ -19,6 +18,8 @@ HINTS = {
     "each forward as soon as the pipeline is full, and stage s keeps at most n_stages − s.",
     "one-more-kept": "Stage {stage} of {n_stages} keeps {got} micro-batches, one more than n_stages − stage. How many forwards "
     "come before the pairs?",
+    "more-kept": "Stage {stage} of {n_stages} keeps {got} micro-batches; n_stages − stage is the most. How many forwards come before "
+    "the pairs depends on both.",
     "no-overlap": "The step takes {got} units of time on {n_stages} stages where {best} are enough: stages wait that could work. "
     "Are there enough forwards first?",
     "1f1b-order": "In 1F1B forwards and backwards both follow the order of the micro-batches: the oldest one's gradient is "
@@ -26,27 +27,11 @@ HINTS = {
 }
 SIZES = [(1, 1), (1, 3), (2, 4), (4, 8), (3, 7), (4, 4), (5, 6), (3, 2), (4, 1), (6, 3)]
 COSTS = {"F": 1.0, "B": 2.0}
-ORDERS = ("gpipe", "one_f_one_b", "interleaved_1f1b", "zero_bubble_h1")  # that the planner has
-
-
-def of_the_planner(names, refuse):
-    """(module, name, stand-in) of the planner's functions, in every module that has them; refuse(name): the stand-in."""
-    places = (planner, planner.pipeline, planner.schedules)
-    return [(place, name, refuse(name)) for place in places for name in names if hasattr(place, name)]
 
 
 def balise_5(gpipe, one_f_one_b):
     """Order, completeness, absence of deadlock, memory and time of both schedules."""
-
-    def refuse(name):
-        def refused(*_, **__):
-            raise Wrong("library-schedule", name=name)
-
-        return refused
-
-    borrowed = of_the_planner(ORDERS, lambda name: refuse(f"planner.{name}"))
-    borrowed += [(library, name, refuse(name)) for name in vars(library) if name.startswith(("Schedule", "_get_1f1b"))]
-    with pretended(borrowed, gpipe, one_f_one_b):
+    with out_of_reach(lambda name: Wrong("library-schedule", name=name), *pipeline_schedules()):
         yield "GPipe: complete, in order, without deadlock, from 1 to 6 stages and 1 to 8 micro-batches"
         for p, m in SIZES:
             lists, found = _simulated("gpipe", gpipe, p, m)
@@ -57,7 +42,8 @@ def balise_5(gpipe, one_f_one_b):
             lists, found = _simulated("one_f_one_b", one_f_one_b, p, m)
             for stage, kept in enumerate(found.in_flight):
                 if kept > p - stage:
-                    slug = "gpipes-memory" if kept > p - stage + 1 else "one-more-kept"
+                    slug = "one-more-kept" if kept == p - stage + 1 else "more-kept"
+                    slug = "gpipes-memory" if all(_keeps_all(one_f_one_b, *size) for size in SIZES) else slug
                     raise Wrong(slug, stage=stage, n_stages=p, got=kept, where=_where("one_f_one_b", p, m))
             for stage, actions in enumerate(lists):
                 for kind in "FB":
@@ -65,6 +51,11 @@ def balise_5(gpipe, one_f_one_b):
                     if numbers != sorted(numbers):
                         raise Wrong("1f1b-order", got=numbers, where=f"stage {stage}, {_where('one_f_one_b', p, m)}")
             _time(found, p, m, "one_f_one_b")
+
+
+def _keeps_all(schedule, p, m):
+    """Whether each stage keeps all micro-batches at once, as GPipe does."""
+    return set(_simulated("one_f_one_b", schedule, p, m)[1].in_flight) == {m}
 
 
 def _where(name, p, m):

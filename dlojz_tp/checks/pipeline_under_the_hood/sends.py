@@ -1,6 +1,7 @@
 """What an answer sends: works that are waited for or not, and nobody else's pipeline."""
 
 import contextlib
+import time
 
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
@@ -10,30 +11,43 @@ from dlojz_tp.checking import Wrong, pretended
 
 
 class Sends:
-    """Counts the sends that were started and not waited for."""
+    """Counts the sends, and the receives, that were started and not waited for."""
 
     def __init__(self):
-        self.open = {}
-        self.works = []  # kept: a work that is dropped may take its message with it
+        self.open, self.receiving = {}, {}
+        # number of a send, or of a receive: None once it was waited for, until then its work: a message whose work is
+        # dropped may be lost
+        self.begun = []  # time.perf_counter() of each send and receive
 
     @contextlib.contextmanager
     def watched(self, *answers):
-        """Inside, dist.isend gives works that tell when they are waited for, also under a name in the answers."""
-        begin = dist.isend
+        """Inside, dist.isend and dist.irecv give works that tell when they are waited for, also under a name in the answers."""
+        changes = [(library._PipelineStageBase, "__init__", _refused)]
+        # both places: batch_isend_irecv takes no other isend than that of its own module
+        for name, table in (("isend", self.open), ("irecv", self.receiving)):
+            telling = self._telling(getattr(dist, name), table)
+            changes += [(dist, name, telling), (distributed_c10d, name, telling)]
+        with pretended(changes, *answers):
+            yield self
 
-        def isend(*args, **kwargs):
+    def _telling(self, begin, table):
+        def started(*args, **kwargs):
+            self.begun.append(time.perf_counter())
             work = begin(*args, **kwargs)
             if work is None:
                 return None
-            self.works.append(work)
-            number = len(self.open)
-            self.open[number] = True
-            return _Work(work, lambda: self.open.__setitem__(number, False))
+            number = len(table)
+            table[number] = work
+            return _Work(work, lambda: table.__setitem__(number, None))
 
-        # both places: batch_isend_irecv takes no other isend than that of its own module
-        changes = [(dist, "isend", isend), (distributed_c10d, "isend", isend)]
-        with pretended([*changes, (library._PipelineStageBase, "__init__", _refused)], *answers):
-            yield self
+        return started
+
+    def finish(self) -> int:
+        """Wait for the sends that nobody has waited for, so that the other ranks get their messages; how many these are."""
+        left = [work for work in self.open.values() if work is not None]
+        for work in left:
+            work.wait()
+        return len(left)
 
 
 def _refused(*_, **__):
@@ -49,6 +63,12 @@ class _Work:
     def wait(self, *args, **kwargs):
         done = self._work.wait(*args, **kwargs)
         self._tell()
+        return done
+
+    def is_completed(self):
+        done = self._work.is_completed()
+        if done:
+            self._tell()
         return done
 
     def __getattr__(self, name):

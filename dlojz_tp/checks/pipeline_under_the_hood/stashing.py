@@ -40,7 +40,9 @@ HINTS = {
     "wrong-stale-output": "The output of micro-batch {k} is not that of the newest weights.",
     "wrong-stale-gradient": "The gradient of the input of micro-batch {k} is not that of the weights of its forward.",
     "no-input-gradient": "backward({k}, …) returned no gradient for the input. The stage before waits for it.",
-    "wrong-update": "The weights after the last update are not right, though outputs and gradients were.",
+    "wrong-update": "The weights after an update are not right, though what came before it was: each backward ends with one step of the "
+    "optimizer, with the gradient of that micro-batch.",
+    "incoming-not-used": "Backward started from ones. It goes on from the gradient that it is given.",
     "output-with-graph": "What forward returns still has its graph. It goes to another rank: return y.detach().",
     "never-freed": "After {n} micro-batches, stage {stage} of {p} holds {copies:.1f} copies of its weights; {most} are in flight at most. "
     "A stash is needed until its backward and no longer: take it out (pop).",
@@ -83,6 +85,7 @@ def _by_hand(p: int, mode: str = "", momentum: float = 0.0, frozen: bool = False
             continue
         y = trace["F", k, stage]
         gradient = 2 * (y - targets[k]) / y.numel() if stage == p - 1 else trace["B", k, stage + 1]
+        gradient = torch.ones_like(y) if mode == "incoming-not-used" else gradient
         # the mistake: of those in flight, the one that came last
         taken = max(j for j, s in saved if s == stage) if mode == "wrong-micro-batch" else k
         values, used = saved.pop((taken, stage))
@@ -132,6 +135,8 @@ def _stream(AsyncStage, p, momentum=0.0, frozen=False):  # noqa: N803
         if "modified by an inplace operation" in str(error):
             text = "one of the variables needed for gradient computation has been modified by an inplace operation."
             raise Wrong("changed-in-place", error=text, got=text, where=f"{p} stages, after {at['where']}") from error
+        if "backward through the graph a second time" in str(error):
+            raise Wrong("wrong-micro-batch", k=at["k"] + 1, got=str(error)[:80], where=f"{p} stages") from error
         if frozen:
             raise Wrong("frozen-moved", error=error, got=str(error), where=at["where"]) from error
         raise
@@ -148,6 +153,7 @@ def _stream(AsyncStage, p, momentum=0.0, frozen=False):  # noqa: N803
 
 _MODES = (
     "no-update", "newest-weights", "stashed-references", "rolled-back", "collected", "first-version", "wrong-micro-batch",
+    "incoming-not-used",
 )  # fmt: skip
 
 
@@ -155,6 +161,8 @@ def _mistake(key, trace, truth, p, momentum, frozen):
     modes = ("momentum-lost", *_MODES) if momentum else _MODES
     looked = [k for k in truth if not (k[0] == "B" and k[2] == 0)]
     slug = {"F": "wrong-stale-output", "B": "wrong-stale-gradient", "w": "wrong-update"}[key[0]]
+    if key[0] == "F" and key[1] > p - 1 - key[2]:  # the first thing that is wrong, and there was an update before it
+        slug = "wrong-update"
     for mode in modes:
         values = _by_hand(p, mode, momentum, frozen)
         if all(close(trace[k], values[k], 1e-6) for k in looked):

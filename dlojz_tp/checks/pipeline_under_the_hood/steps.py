@@ -9,6 +9,9 @@ HINTS = {
     "not-cut": "A stage saw {got} rows at once, where micro-batches have at most {most}. Cut the batch with "
     "tensor_split and run the stage once for each part.",
     "run-too-often": "The stage has run {got} times forward for {m} micro-batches.",
+    "other-cut": "The stage ran on micro-batches of {got} rows. tensor_split cuts {rows} rows into {expected}: other functions, such as "
+    "chunk and split, cut otherwise, and sometimes into fewer.",
+    "uneven-fails": "Right where the batch divides, and it fails where it does not: {error}. tensor_split cuts {rows} rows into {cut}.",
     "one-at-a-time": "The first stage waits for the gradient of a micro-batch before it sends the next one forward: no two stages "
     "ever work at the same time. First all forwards, then all backwards.",
     "too-many-bytes": "Rank {rank} sent {got} bytes; activations, gradients and their headers take {allowed} at most.",
@@ -37,20 +40,28 @@ def balise_3(naive_step):
 def balise_4(gpipe_step):
     """Gradients and losses with even and uneven micro-batches; how the batch was cut, and in which order."""
     yield "12 rows in 4 micro-batches, on 1, 2, 3 and 4 stages: loss and every gradient"
-    cases = ((12, 4), (11, 4), (5, 5), (7, 1))
+    cases = ((12, 4), (9, 4), (5, 5), (7, 1))  # 9 rows in 4: chunk makes 3 of them, split 5
     try:
         found = on_ranks(_gpipe, gpipe_step, cases)
-    except (launch.RankError, Wrong):  # was it the first case? Its values may say more
+    except (launch.RankError, Wrong) as error:  # was it the first case? Its values may say more
         right_step(_case(on_ranks(_gpipe, gpipe_step, cases[:1], sizes=(2, 3)), 0), 12, 4)
+        if isinstance(error, launch.RankError):
+            error, words = error.summary, ", ".join(map(str, row_counts(*cases[1])))
+            raise Wrong(
+                "uneven-fails", error=error, got=error, rows=9, cut=words, where="9 rows in 4 micro-batches"
+            ) from None
         raise
     right_step(_case(found, 0), 12, 4)
     yield "each micro-batch runs alone, and the first stage sends all of them before a gradient is back"
     for size, ranks in _case(found, 0).items():
         for rank, got in enumerate(ranks):
             _cut(got, 12, 4, rank, size)
-    yield "11 rows in 4 micro-batches, 5 rows in 5, 7 rows in 1"
+    yield "9 rows in 4 micro-batches, 5 rows in 5, 7 rows in 1"
     for number, (rows, pieces) in enumerate(cases):
         right_step(_case(found, number), rows, pieces, even=rows % pieces == 0)
+        for size, ranks in _case(found, number).items():
+            for rank, got in enumerate(ranks):
+                _rows(got, rows, pieces, rank, size)
 
 
 def _case(found, number):
@@ -66,6 +77,21 @@ def _gpipe(gpipe_step, cases):
         run_step(gpipe_step, lambda *given, m=m: gpipe_step(*given, loss_function, m), rows, calls=2)
         for rows, m in cases
     ]
+
+
+def row_counts(rows, pieces):
+    """Rows of the micro-batches."""
+    return [rows // pieces + (k < rows % pieces) for k in range(pieces)]
+
+
+def _rows(got, rows, pieces, rank, size):
+    wanted, counts = row_counts(rows, pieces), [n for kind, n, _ in got["seen"] if kind == "F"]
+    if sorted(counts) != sorted(2 * wanted):
+        shown = ", ".join(map(str, counts[: len(counts) // 2]))
+        cut = ", ".join(map(str, wanted))
+        raise Wrong(
+            "other-cut", got=shown, expected=cut, rows=rows, where=f"stage {rank} of {size}, {rows} rows in {pieces}"
+        )
 
 
 def _cut(got, rows, pieces, rank, size):
