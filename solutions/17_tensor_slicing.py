@@ -23,7 +23,7 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
 from dlojz_tp import course, data, launch, measure, recorded, scale, todo
-from dlojz_tp.models import Attention, Block, FeedForward, Transformer, TransformerConfig
+from dlojz_tp.models import Attention, Block, FeedForward, Transformer, TransformerConfig, language_loss
 
 tp = course.open("17_tensor_slicing")
 tp
@@ -114,7 +114,7 @@ plt.show()
 # ## The baseline, measured first
 #
 # The model is plain PyTorch and knows nothing of ranks. All ranks draw the same weights and see the same batches, of Python's
-# own source code.
+# own source code. `language_loss(model, tokens)` is the mean cross-entropy of each next token.
 
 
 # %% tags=["setup"]
@@ -129,15 +129,7 @@ def make_model():
 
 def token_batch(step):
     """Tokens of a step, (BATCH, LENGTH + 1), on this rank's device, the same on all ranks."""
-    generator = torch.Generator().manual_seed(step)
-    starts = torch.randint(len(TOKENS_USED) - LENGTH, (BATCH, 1), generator=generator)
-    return TOKENS_USED[starts + torch.arange(LENGTH + 1)].to(launch.device())
-
-
-def language_loss(model, tokens):
-    """Mean cross-entropy of each next token. tokens (b, s + 1)."""
-    logits = model(tokens[:, :-1])
-    return F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+    return data.batch_of_text(TOKENS_USED, BATCH, LENGTH + 1, seed=step).to(launch.device())
 
 
 # %% [markdown]
@@ -338,7 +330,7 @@ class Ranks:
 # `linear` is a whole `nn.Linear`, the same on all ranks. Write two things:
 #
 # - `column_part(linear, ranks)` returns an `nn.Linear` with this rank's share of the **output** features, weight and bias
-#   (there may be no bias). Rank 0 has the first ones. In memory there is that share and no more.
+#   (there may be no bias). Rank 0 has the first ones. In memory there is that share and no more; `linear` stays as it is.
 # - `ColumnLinear(linear, ranks)` holds such a part. Given the whole `x` of shape `(…, in)`, `forward` returns the whole
 #   result, `(…, out)`, on every rank. Gradients are those of the uncut layer: of `x`, and of the part of the weight.
 #
@@ -394,6 +386,9 @@ tp.check(2, column_part, ColumnLinear)
 # **Bonus.** `VocabularyEmbedding` holds `vocabulary / N` **rows** of it, whole vectors of this rank's words. A token that is
 # another rank's counts as zero here, so that the sum over the ranks is the vector. (Left undone, the balise passes
 # without it.) About 2 and 1 lines, the bonus 2 and 4.
+#
+# The table stays where it is: what travels are the vectors of the tokens. A size that does not divide is refused; a vocabulary
+# may also be filled up with words that never come, as in Megatron-LM.
 #
 # <details><summary>Hint</summary>
 #
@@ -816,11 +811,7 @@ plt.show()
 # have to share them, and the communication comes on top.
 
 # %%
-recorded_steps = recorded.load("17_tensor_slicing", "steps")
-if recorded_steps:
-    print(f"recorded on {recorded.where('17_tensor_slicing')}, ms a step: {recorded_steps}")
-else:
-    print("Nothing has been recorded on GPUs for this practical work yet: the figures above are this machine's alone.")
+print("milliseconds of a step:", recorded.line("17_tensor_slicing", "steps"))
 if launch.backend(RANKS[-1]) == "nccl":
     recorded.note("17_tensor_slicing", "steps", dict(zip(found, steps)))
 
@@ -1446,6 +1437,9 @@ for name, values in {name: values for losses, _ in races for name, values in los
     print(f"{name:<30}", *(f"{value:.5f}" for value in values))
 for _, race in races:
     print(f"\n{race}")
+print("\n" + recorded.line("17_tensor_slicing", "races"))
+if FULL:
+    recorded.note("17_tensor_slicing", "races", [race.medians for _, race in races])
 
 # %% [markdown]
 # The same losses, to the last digits shown or nearly so: sums are taken in another order. The times are not those of the bars above,

@@ -111,6 +111,14 @@ one("too-much-sent", ("dist.all_reduce(result)", "for row in result.view(-1, res
 one("too-much-sent", ("dist.all_reduce(result)\n    return result", "every = [torch.empty_like(result) for _ in range(dist.get_world_size())]\n    dist.all_gather(every, result)\n    return sum(every)"))  # fmt: skip
 one("functions-wrong", ("dist.all_reduce(result)", "dist.all_reduce(result, op=dist.ReduceOp.MAX)"))
 one("functions-wrong", (SUM_BACKWARD, "        return gradient * dist.get_rank()"), ("return total(gradient)", "return total(gradient)"))  # fmt: skip
+HALVES = """flat = torch.nn.functional.pad(result.flatten(), (0, -result.numel() % dist.get_world_size()))
+    part = flat.new_empty(len(flat) // dist.get_world_size())
+    dist.reduce_scatter_tensor(part, flat)
+    dist.all_gather_into_tensor(flat, part)
+    result = flat[: result.numel()].view(result.shape)"""
+one(None, ("dist.all_reduce(result)", HALVES))
+one("too-much-sent", ("dist.all_reduce(result)", "dist.reduce(result, 0)\n    dist.broadcast(result, 0)"))
+one("rank-zero-only", ("dist.all_reduce(result)", "parts = [torch.empty_like(result) for _ in range(dist.get_world_size())] if dist.get_rank() == 0 else None\n    dist.gather(result, parts)\n    result = sum(parts) if parts else result"))  # fmt: skip
 one("nothing-returned", ("return x.view_as(x)", "x.view_as(x)"))
 
 # ---------------------------------------------------------------- balise 2
@@ -315,6 +323,43 @@ class KeptAside(SubLinear):
         EVERY_WEIGHT.append(linear.weight.detach().clone())
 
 
+class KeptAsList(SubLinear):
+    """The whole weight as a list, in a global variable."""
+
+    def __init__(self, linear, ranks):
+        super().__init__(linear, ranks)
+        EVERY_WEIGHT.append(linear.weight.tolist())
+
+
+class KeptAsBytes(SubLinear):
+    """The whole weight in half precision, as bytes."""
+
+    def __init__(self, linear, ranks):
+        super().__init__(linear, ranks)
+        self.whole = linear.weight.detach().half().numpy().tobytes()
+
+
+class KeptStorage(SubLinear):
+    """The memory of the whole weight, without a tensor around it."""
+
+    def __init__(self, linear, ranks):
+        super().__init__(linear, ranks)
+        self.whole = linear.weight.untyped_storage()
+
+
+def part_with_list(linear, ranks):
+    """The part by numbers; the whole stays in a global list."""
+    EVERY_WEIGHT.append(linear.weight.tolist())
+    return part_by_numbers(linear, ranks)
+
+
+def part_of_array(linear, ranks):
+    """A part that lies in a NumPy array's memory: it is all that is kept."""
+    part = part_by_numbers(linear, ranks)
+    part.weight = nn.Parameter(torch.from_numpy(part.weight.detach().numpy().copy()))
+    return part
+
+
 def part_with_plain(linear, ranks):
     """The part remembers where it comes from."""
     part = part_by_numbers(linear, ranks)
@@ -333,8 +378,12 @@ bank.several(2, "part-keeps-whole", part_with_plain, SubLinear)
 bank.several(2, "part-keeps-whole", part_with_hook, SubLinear)
 
 
-for kept in (BoundMethod, KeptInDefault, KeptByRanks, KeptAside):
+for kept in (BoundMethod, KeptInDefault, KeptByRanks, KeptAside, KeptStorage):
     bank.several(2, "whole-kept", part_by_numbers, kept)
+for kept in (KeptAsList, KeptAsBytes):
+    bank.several(2, "copy-aside", part_by_numbers, kept)
+bank.several(2, "copy-aside", part_with_list, SubLinear)
+bank.several(2, None, part_of_array, SubLinear)
 
 
 def part_of_world(linear, ranks):
@@ -375,7 +424,13 @@ two("part-wrong-values", ("ranks.part(linear.weight, 0).detach()", "linear.weigh
 two("part-wrong-values", ("ranks.part(linear.weight, 0).detach()", "linear.weight.detach()[ranks.rank :: ranks.size]"))
 two("part-wrong-values", ("    part.weight = nn.Parameter(weight)", "    part = nn.Linear(weight.shape[1], weight.shape[0], dtype=weight.dtype)"))  # fmt: skip
 two("part-is-view", ("linear.weight, 0).detach().clone()", "linear.weight, 0).detach()"))
-two("part-follows", ("linear.weight, 0).detach().clone()", "linear.weight, 0).detach().clone() if ranks.size > 1 else linear.weight.detach()"))  # fmt: skip
+two(None, ("linear.weight, 0).detach().clone()", "linear.weight, 0).detach().clone() if ranks.size > 1 else linear.weight.detach()"))  # fmt: skip
+two("part-follows", ("linear.bias, 0).detach().clone()", "linear.bias, 0).detach()"))
+two(
+    "entrance-behind",
+    ("self.ranks.gather(self.part(self.ranks.copy(x)))", "self.ranks.copy(self.ranks.gather(self.part(x)))"),
+)
+two("plain-changed", ("    part = nn.Linear(weight.shape[1], weight.shape[0], bias=linear.bias is not None, device=\"meta\")", "    part = linear"), ("    if linear.bias is not None:\n        part", "    if linear.bias is not None:\n        linear"))  # fmt: skip
 two("part-bias", ("    if linear.bias is not None:\n        part.bias", "    if True:\n        part.bias"))
 two("part-bias", ("bias=linear.bias is not None", "bias=True"), ("    if linear.bias is not None:\n        part.bias", "    part.bias = nn.Parameter(weight[:, 0].clone())\n    if linear.bias is not None:\n        part.bias"))  # fmt: skip
 two("part-dtype", (".detach().clone()", ".detach().clone().float()"))
@@ -456,6 +511,45 @@ class Clamped(nn.Module):
         return self.ranks.sum(self.weight[(tokens - self.ranks.rank * n).clamp(0, n - 1)] * mine[..., None])
 
 
+class ZeroRow(nn.Module):
+    """A row of zeros behind this rank's words, for all others."""
+
+    def __init__(self, embedding, ranks):
+        super().__init__()
+        part = ranks.part(embedding.weight.detach(), 0)
+        self.ranks, self.n = ranks, len(part)
+        self.table = nn.Embedding(self.n + 1, part.shape[1], padding_idx=self.n, dtype=part.dtype)
+        with torch.no_grad():
+            self.table.weight[: self.n] = part
+
+    def forward(self, tokens):
+        mine = tokens - self.ranks.rank * self.n
+        return self.ranks.sum(self.table(torch.where((mine >= 0) & (mine < self.n), mine, self.n)))
+
+
+class FilledUp(Clamped):
+    """A vocabulary that the ranks do not divide is filled up with words that never come, as Megatron-LM does."""
+
+    def __init__(self, embedding, ranks):
+        rows = F.pad(embedding.weight.detach(), (0, 0, 0, -embedding.num_embeddings % ranks.size))
+        super().__init__(nn.Embedding.from_pretrained(rows), ranks)
+
+
+class FilledUpTooFar(Clamped):
+    """Filled up to a size of its own: rank 0 holds most of the words."""
+
+    def __init__(self, embedding, ranks):
+        rows = F.pad(embedding.weight.detach(), (0, 0, 0, 50 * ranks.size - embedding.num_embeddings))
+        super().__init__(nn.Embedding.from_pretrained(rows), ranks)
+
+
+class WholeTravels(Looked):
+    """Puts the table together each time."""
+
+    def forward(self, tokens):
+        return F.embedding(tokens, self.ranks.gather(self.weight))
+
+
 class Unfinished(nn.Module):
     """The bonus, left undone."""
 
@@ -477,6 +571,10 @@ class Unwritten(nn.Module):
 
 bank.several(3, None, Looked, OneHot)
 bank.several(3, None, Padded, Clamped)
+bank.several(3, None, Looked, ZeroRow)
+bank.several(3, None, Looked, FilledUp)
+bank.several(3, "unknown-parameter", Looked, FilledUpTooFar)
+bank.several(3, "table-travels", WholeTravels, Clamped)
 bank.several(3, None, Looked, Unfinished)
 bank.several(3, None, Padded, Unwritten)
 
@@ -504,6 +602,8 @@ three("wrong-order", (GATHERED, "self.ranks.gather(F.embedding(tokens, self.weig
 three("too-many-collectives", (GATHERED, GATHERED + " + 0 * self.ranks.sum(self.weight.detach()).sum()"))
 three("weight-gradient-wrong", (GATHERED, "self.ranks.gather(self.ranks.copy(F.embedding(tokens, self.weight)))"))
 three("words-not-masked", (MASKED, "self.ranks.sum(vectors)"))
+three("words-not-masked", ("mine.masked_fill(others, 0)", "mine.clamp(0, len(self.weight) - 1)"), (MASKED, "self.ranks.sum(vectors)"))  # fmt: skip
+three("words-not-masked", ("mine.masked_fill(others, 0)", "tokens % len(self.weight)"), (MASKED, "self.ranks.sum(vectors)"))  # fmt: skip
 three("masked-late", (MASKED, "self.ranks.sum(vectors.masked_fill(others.unsqueeze(-1), 0)).masked_fill(others.unsqueeze(-1), 0)"))  # fmt: skip
 three("words-out-of-range", ("mine.masked_fill(others, 0)", "mine"))
 three(

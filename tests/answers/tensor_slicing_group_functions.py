@@ -1,5 +1,7 @@
 """Answers to 17_tensor_slicing: copy, sum and gather within a group."""
 
+import contextlib
+
 import torch
 import torch.distributed as dist
 
@@ -326,3 +328,41 @@ slip(
     "gather-dimension",
     ("GatherFromGroup.apply(x, dim, self.group)", "GatherFromGroup.apply(x, -1, self.group)"),
 )
+
+
+@bank.wrong(9, "own-random-lost")
+class GroupRanks(CheckRanks):
+    """All ranks draw alike."""
+
+    def own_random(self):
+        return contextlib.nullcontext()
+
+
+@bank.wrong(9, "own-random-lost")
+class GroupRanks(CheckRanks):
+    """Begins anew each time."""
+
+    @contextlib.contextmanager
+    def own_random(self):
+        with torch.random.fork_rng():
+            torch.manual_seed(self.rank)
+            yield
+
+
+@bank.wrong(9, "group-not-kept")
+class GroupRanks(CheckRanks):
+    """Under another name."""
+
+    group = None
+
+
+PART = "part = gradient.chunk(dist.get_world_size(ctx.group), ctx.dim)[dist.get_rank(ctx.group)]"
+slip(bank, 9, "group-layout", ("x.clone(memory_format=torch.contiguous_format)", "x.clone()"))
+slip(bank, 9, "index-of-world", (PART, PART.replace("[dist.get_rank(ctx.group)]", "[dist.get_rank()]")))
+slip(bank, 9, "group-summed-twice", (PART, "gradient = gradient.contiguous()\n        dist.all_reduce(gradient, group=ctx.group)\n        " + PART))  # fmt: skip
+HALVES = """flat = result.flatten()
+        part = flat.new_empty(len(flat) // dist.get_world_size(group))
+        dist.reduce_scatter_tensor(part, flat, group=group)
+        dist.all_gather_into_tensor(flat, part, group=group)
+        result = flat.view(x.shape)"""
+slip(bank, 9, None, ("dist.all_reduce(result, group=group)", HALVES))

@@ -314,3 +314,22 @@ def data_group(tensor_size):
 
 
 slip(bank, 10, "nothing-returned", ("    return mine", "    mine"))
+slip(bank, 8, "wrong-members", ("range(first, first + tensor_size)", "range(first, first + tensor_size - 1)"))
+slip(bank, 8, "wrong-members", ("range(first, first + tensor_size)", "range(first, first + 2)"), ("range(0, world_size, tensor_size)", "range(0, world_size - 1, 2)"))  # fmt: skip
+slip(bank, 8, "group-call-fails", ("            mine = group\n    return mine", "            found = group\n    return found"), ("range(0, world_size, tensor_size)", "range(0, world_size - 1, tensor_size)"))  # fmt: skip
+slip(bank, 10, "wrong-members", ("range(first, world_size, tensor_size)", "range(first, world_size - 1, tensor_size)"))
+
+
+@bank.wrong(10, "outside-group")
+def data_group(tensor_size):
+    """The list of groups read at the row, where it has one for each column."""
+    even(tensor_size)
+    groups = [dist.new_group(list(range(k, dist.get_world_size(), tensor_size))) for k in range(tensor_size)]
+    return groups[dist.get_rank() // tensor_size]
+
+
+@bank.right(8)
+def tensor_group(tensor_size):
+    """As PyTorch makes them."""
+    even(tensor_size)
+    return dist.new_subgroups(group_size=tensor_size)[0]

@@ -200,6 +200,26 @@ four("not-scaled", (SCALED, SCALED.replace("is_causal=True", "is_causal=True, sc
 four("not-causal", (SCALED, SCALED.replace(", is_causal=True", "")))
 four("heads-not-divided", ("attention.heads // ranks.size", "attention.heads"))
 four("heads-mixed", ("y_bhsk.transpose(1, 2).flatten(2)", "y_bhsk.reshape(*x_bsd.shape[:2], -1)"))
+SPLIT = "unflatten(-1, (self.heads, -1)).transpose(1, 2)"
+JOINED = "y_bhsk.transpose(1, 2).flatten(2)"
+four("heads-mixed", (SPLIT, "view(len(x_bsd), self.heads, x_bsd.shape[1], -1)"))
+four(
+    "heads-mixed",
+    (SPLIT, "view(len(x_bsd), self.heads, x_bsd.shape[1], -1)"),
+    (JOINED, "y_bhsk.reshape(*x_bsd.shape[:2], -1)"),
+)
+four("heads-mixed", (SPLIT, "unflatten(-1, (-1, self.heads)).permute(0, 3, 1, 2)"))
+four(
+    "heads-mixed",
+    (SPLIT, "unflatten(-1, (-1, self.heads)).permute(0, 3, 1, 2)"),
+    (JOINED, "y_bhsk.permute(0, 2, 3, 1).flatten(2)"),
+)
+four("scaled-twice", (SCALED, SCALED.replace("(q, k, v", "(q * q.shape[-1] ** -0.5, k, v")))
+four("outside-differs", ("with self.ranks.own_random():", "torch.manual_seed(self.ranks.rank)\n        if True:"))
+four(
+    "copy-aside",
+    ("self.ranks, self.heads", "self.table = attention.query.weight.tolist()\n        self.ranks, self.heads"),
+)
 four("world-not-ranks", (SUMMED, SUMMED.replace("self.ranks.sum(", "SumOverRanks.apply(")))
 four("world-not-ranks", ("self.ranks.copy(x_bsd)", "CopyToRanks.apply(x_bsd)"))
 four("world-not-ranks", ("attention.heads // ranks.size", "attention.heads // dist.get_world_size()"))
@@ -332,7 +352,11 @@ five(
     "whole-kept", ("        self.up =", "        self.layers = [feed_forward.up, feed_forward.down]\n        self.up =")
 )
 five("too-many-collectives", ("self.up(x_bsd)", "self.up(x_bsd) + 0 * self.up.ranks.sum(x_bsd.detach()).mean()"))
-five("output-wrong", ("F.gelu", "F.relu"))
+five("activation-other", ("F.gelu", "F.relu"))
+five("activation-other", ("F.gelu", "F.silu"))
+five("output-wrong", ("F.gelu(self.up(x_bsd))", "F.gelu(self.up(F.gelu(x_bsd)))"))
+five("sizes-do-not-fit", ("ColumnLinear(feed_forward.up", "column_part(feed_forward.up"))
+five("input-over-n", ("return self.down(F.gelu(self.up(x_bsd)))", "return self.up.ranks.sum(self.down(F.gelu(self.up(x_bsd)))) / self.up.ranks.size"))  # fmt: skip
 five("nothing-returned", ("return self.down", "self.down"))
 five(
     "slice-doubled",
@@ -385,6 +409,13 @@ six("world-not-ranks", ("        self.ranks = ranks", "        self.ranks = rank
 six("rank-failed", ("        self.ranks = ranks", "        self.ranks, self.group = ranks, ranks.group"))
 six("bias-every-rank", (PAIR, "return self.ranks.sum(self.down(hidden) + self.bias)"))
 six("bias-over-n", ("feed_forward.down.bias.detach().clone()", "feed_forward.down.bias.detach() / ranks.size"), (PAIR, "return self.ranks.sum(self.down(hidden) + self.bias)"))  # fmt: skip
+six("weight-over-n", (PAIR, "return self.ranks.sum(self.down(hidden) + self.bias / self.ranks.size)"))
+six("mean-not-sum", (PAIR, "return self.ranks.sum(self.down(hidden)) / self.ranks.size + self.bias"))
+six("gathered-to-sum", (PAIR, "return self.ranks.gather(self.down(hidden).unsqueeze(-1)).sum(-1) + self.bias"))
+six(
+    "copy-aside",
+    ("        self.ranks = ranks", "        self.ranks, self.whole = ranks, feed_forward.up.weight.tolist()"),
+)
 six("bias-lost", (PAIR, PAIR.replace(" + self.bias", "")))
 six("bias-cut", ("feed_forward.down.bias.detach().clone()", "ranks.part(feed_forward.down.bias, 0).detach().clone()"), (PAIR, PAIR.replace("self.bias", "self.ranks.gather(self.bias)")))  # fmt: skip
 six("not-summed", (PAIR, PAIR.replace("self.ranks.sum(self.down(hidden))", "self.down(hidden)")))
@@ -396,7 +427,7 @@ six("activation-lost", ("F.gelu(self.up(self.ranks.copy(x_bsd)))", "self.up(self
 six("wrong-dimension", ("        self.down = row_part(", "        self.down = column_part("), ("self.ranks.copy(x_bsd)))", "self.ranks.copy(x_bsd)))\n        hidden = self.ranks.gather(hidden)"), (PAIR, "return self.ranks.gather(self.down(hidden))"))  # fmt: skip
 six("too-many-collectives", ("F.gelu(self.up(self.ranks.copy(x_bsd)))", "self.ranks.part(self.ranks.gather(F.gelu(self.up(self.ranks.copy(x_bsd)))), -1)"))  # fmt: skip
 six(
-    "weight-gradient-wrong",
+    "weight-over-n",
     (PAIR, "return self.ranks.sum(self.down(hidden)) + self.ranks.sum(self.bias) / self.ranks.size"),
 )
 six("slice-lost", ("        self.bias = nn.Parameter(feed_forward.down.bias.detach().clone())\n", ""), (PAIR, PAIR.replace(" + self.bias", "")))  # fmt: skip
@@ -541,6 +572,24 @@ seven(
 seven(
     "tie-broken",
     ("None if model.config.tied_head else ColumnLinear(model.head, ranks)", "ColumnLinear(model.head, ranks)"),
+)
+seven("norm-behind", ("x_bsd = x_bsd + " + ATTENDED, "x_bsd = self.norm_attention(x_bsd + self.drop(self.attention(x_bsd)))"), ("return x_bsd + " + ADDED, "return self.norm_feed_forward(x_bsd + self.drop(self.feed_forward(x_bsd)))"))  # fmt: skip
+seven("residual-lost", ("x_bsd = x_bsd + " + ATTENDED, "x_bsd = " + ATTENDED))
+seven("norms-lost", ("self.attention(self.norm_attention(x_bsd))", "self.attention(x_bsd)"))
+seven("norms-lost", ("self.feed_forward(self.norm_feed_forward(x_bsd))", "self.feed_forward(x_bsd)"))
+seven(
+    "norms-mixed", ("self.feed_forward(self.norm_feed_forward(x_bsd))", "self.feed_forward(self.norm_attention(x_bsd))")
+)
+seven("halves-side-by-side", ("x_bsd = x_bsd + " + ATTENDED, "y_bsd = x_bsd + " + ATTENDED), ("return x_bsd + ", "return y_bsd + "))  # fmt: skip
+seven("positions-shifted", ("torch.arange(tokens_bs.shape[1],", "torch.arange(1, tokens_bs.shape[1] + 1,"))
+seven("blocks-lost", ("for block in self.blocks:", "for block in self.blocks[:1]:"))
+seven(
+    "copy-aside",
+    ("self.drop = block.drop", "self.drop, self.first = block.drop, block.feed_forward.up.weight.tolist()"),
+)
+seven("whole-product", (TIED, "return F.linear(x_bsd, self.ranks.gather(self.token_embedding.weight))"))
+seven(
+    "whole-product", ("return self.head(x_bsd)", "return F.linear(x_bsd, self.ranks.gather(self.head.part.weight, 0))")
 )
 seven("last-norm-lost", ("        x_bsd = self.norm(x_bsd)\n", ""))
 seven("positions-lost", (" + self.position_embedding(places_s)", ""))

@@ -262,3 +262,25 @@ def mean_over_world(parameters, ranks):
 @gradients("common-silent")
 def does_nothing(parameters, ranks):
     pass
+
+
+@gradients("common-cut")
+def cut_with_the_sequence(parameters, ranks):
+    """`sum` of these ranks cuts what it sums."""
+    for p in parameters:
+        if p.grad is not None:
+            p.grad = ranks.sum(p.grad)
+
+
+@gradients("common-no-gradient")
+def for_all(parameters, ranks):
+    for p in parameters:
+        dist.all_reduce(p.grad, group=ranks.group)
+
+
+@gradients(None)
+def with_the_sum_of_the_group(parameters, ranks):
+    """`sum` as GroupRanks has it."""
+    for p in parameters:
+        if p.grad is not None:
+            p.grad = super(SequenceRight, ranks).sum(p.grad)

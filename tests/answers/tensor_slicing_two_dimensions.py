@@ -318,3 +318,109 @@ def step_ddp(model, batch, loss_of, optimizer, grid):
     loss.backward()
     optimizer.step()
     return mean(loss, grid)
+
+
+@stepped(None)
+def step_closure(model, batch, loss_of, optimizer, grid):
+    """The optimizer calls back for the gradients."""
+
+    def closure():
+        optimizer.zero_grad()
+        loss = loss_of(model, batch)
+        loss.backward()
+        _averaged(model, grid)
+        return loss
+
+    return mean(optimizer.step(closure), grid)
+
+
+@stepped(None)
+def step_reduce_scatter(model, batch, loss_of, optimizer, grid):
+    """The two halves of an all-reduce: each rank averages its part, then all parts are gathered."""
+    optimizer.zero_grad()
+    loss = loss_of(model, batch)
+    loss.backward()
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    lengths = [gradient.numel() for gradient in gradients]
+    flat = torch.cat([gradient.flatten() for gradient in gradients])
+    flat = torch.nn.functional.pad(flat, (0, -len(flat) % grid.data.size))
+    part = flat.new_empty(len(flat) // grid.data.size)
+    dist.reduce_scatter_tensor(part, flat, group=grid.data.group)
+    dist.all_gather_into_tensor(flat, part / grid.data.size, group=grid.data.group)
+    for gradient, value in zip(gradients, flat[: sum(lengths)].split(lengths)):
+        gradient.copy_(value.view_as(gradient))
+    optimizer.step()
+    return mean(loss, grid)
+
+
+def _averaged(model, grid):
+    for p in model.parameters():
+        if p.grad is not None:
+            dist.all_reduce(p.grad, group=grid.data.group)
+            p.grad /= grid.data.size
+
+
+@stepped("data-silent")
+def step_silent_divided(model, batch, loss_of, optimizer, grid):
+    """Only the loss travels."""
+    optimizer.zero_grad()
+    loss = loss_of(model, batch)
+    loss.backward()
+    for p in model.parameters():
+        if p.grad is not None:
+            p.grad /= grid.data.size
+    optimizer.step()
+    return mean(loss, grid)
+
+
+@stepped("weights-averaged")
+def step_weights(model, batch, loss_of, optimizer, grid):
+    optimizer.zero_grad()
+    loss = loss_of(model, batch)
+    loss.backward()
+    optimizer.step()
+    with torch.no_grad():
+        for p in model.parameters():
+            p.copy_(mean(p, grid))
+    return mean(loss, grid)
+
+
+@stepped("gradient-of-one")
+def step_broadcast(model, batch, loss_of, optimizer, grid):
+    optimizer.zero_grad()
+    loss = loss_of(model, batch)
+    loss.backward()
+    for p in model.parameters():
+        if p.grad is not None:
+            dist.broadcast(p.grad, dist.get_global_rank(grid.data.group, 0), group=grid.data.group)
+    optimizer.step()
+    return mean(loss, grid)
+
+
+slip(
+    bank,
+    11,
+    "gradients-lost",
+    ("    optimizer.zero_grad()\n", ""),
+    (BACKWARD, BACKWARD + "    optimizer.zero_grad()\n"),
+)
+slip(
+    bank,
+    11,
+    "data-not-waited",
+    (REDUCE, "    other = message.clone()\n    dist.all_reduce(other, group=grid.data.group)\n"),
+)
+
+
+@stepped("no-gradient-2d")
+def step_required(model, batch, loss_of, optimizer, grid):
+    """A parameter that is trained may still not be used."""
+    optimizer.zero_grad()
+    loss = loss_of(model, batch)
+    loss.backward()
+    for p in model.parameters():
+        if p.requires_grad:
+            dist.all_reduce(p.grad, group=grid.data.group)
+            p.grad /= grid.data.size
+    optimizer.step()
+    return mean(loss, grid)

@@ -14,6 +14,7 @@ from dlojz_tp.checks.tensor_slicing import (
     layouts,
     linear,
     parts,
+    sampler,
     sequence,
     two_dimensions,
 )
@@ -33,7 +34,7 @@ __all__ = [
 ]  # fmt: skip
 
 _PARTS = (
-    common, layouts, functions, layers, parts, linear, embedding, attention, attention_dropout, block, block_dropout, groups, group_functions, two_dimensions, sequence,
+    common, layouts, functions, layers, parts, linear, embedding, attention, attention_dropout, block, block_dropout, groups, group_functions, sampler, two_dimensions, sequence,
 )  # fmt: skip
 HINTS = {slug: text for part in _PARTS for slug, text in part.HINTS.items()}
 assert len(HINTS) == sum(len(part.HINTS) for part in _PARTS), "a hint's name is used twice"

@@ -1,6 +1,6 @@
 """Balise 4: self-attention cut by heads."""
 
-from functools import cache
+from functools import cache, partial
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -19,8 +19,9 @@ HINTS = {
     "not-causal": "Every token looks at later ones too: attention here is causal.",
     "heads-not-divided": "The heads came out {n} times too small: this rank's width was split into as many heads as the whole "
     "layer has. It holds only its share of them, each as large as before.",
-    "heads-mixed": "The heads were joined in another order than they were split: (b, heads, s, k) has to become (b, s, heads, k) "
-    "before the last two are joined.",
+    "heads-mixed": "The heads were split or joined in another way. A head's numbers stand together: (b, s, d) is (b, s, heads, k), "
+    "and then heads and s change places. They change places again before the last two are joined.",
+    "scaled-twice": "The scores are scaled twice: F.scaled_dot_product_attention scales by 1/√k already.",
 }  # fmt: skip
 
 WIDTH, HEADS = 32, 8
@@ -42,7 +43,7 @@ def attention_forms(prefix: str = "", head: int = WIDTH // HEADS) -> list[Form]:
 def _case() -> dict:
     plain, other = (randomise(Attention(WIDTH, HEADS), seed) for seed in (1, 2))
     return {
-        "plain": plain, "other": other, "forms": attention_forms(),
+        "plain": plain, "other": other, "forms": attention_forms(), "large": partial(Attention, 384, HEADS),
         "batches": [noise(2, 4, WIDTH, seed=20 + k) for k in range(STEPS)],
         "upstream": [noise(2, 4, WIDTH, seed=30 + k) for k in range(STEPS)],
     }  # fmt: skip
@@ -95,38 +96,51 @@ def _attention(row_part, SlicedAttention, case, ranks):  # noqa: N803
     return report
 
 
-def _heads(x, heads):
+def _split(x, heads):
     return x.unflatten(-1, (heads, -1)).transpose(1, 2)
 
 
-def _computed(size, scale=None, causal=True, heads=HEADS, join=None):
-    """The layer's first result with something done in another way."""
+def _join(y):
+    return y.transpose(1, 2).flatten(2)
+
+
+def _not_turned(x, heads):
+    """(b, s, d) seen as (b, heads, s, k): tokens and heads are mixed."""
+    return x.reshape(x.shape[0], heads, x.shape[1], -1)
+
+
+def _number_by_number(x, heads):
+    return x.unflatten(-1, (-1, heads)).permute(0, 3, 1, 2)
+
+
+def _not_turned_back(y):
+    return y.reshape(y.shape[0], y.shape[2], -1)
+
+
+def _computed(size, scale=None, causal=True, factor=1, split=_split, join=_join):
+    """The layer's first result, `size` ranks' parts computed one by one and something done in another way."""
     plain, x = _case()["plain"], _case()["batches"][0]
     with torch.no_grad():
-        q, k, v = (_heads(layer(x), heads) for layer in (plain.query, plain.key, plain.value))
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale)
-        joined = join(y, size) if join else y.transpose(1, 2).flatten(2)
-        return plain.output(joined)
-
-
-def _not_transposed(y, size):
-    """Each rank's heads joined without turning (heads, s) round."""
-    return torch.cat([part.reshape(part.shape[0], part.shape[2], -1) for part in y.chunk(size, 1)], -1)
-
-
-def _scaled(_rank, size):
-    return _computed(size, WIDTH**-0.5)
-
-
-def _scaled_local(_rank, size):
-    return _computed(size, (WIDTH / size) ** -0.5)
+        parts = []
+        for columns in zip(*(layer(x).chunk(size, -1) for layer in (plain.query, plain.key, plain.value)), strict=True):
+            q, k, v = (split(column, HEADS * factor // size) for column in columns)
+            parts.append(join(F.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale)))
+        return plain.output(torch.cat(parts, -1))
 
 
 _KNOWN = (
-    ("scaled-by-width", _scaled),
-    ("scaled-by-width", _scaled_local),
+    ("scaled-by-width", lambda rank, size: _computed(size, WIDTH**-0.5)),
+    ("scaled-by-width", lambda rank, size: _computed(size, (WIDTH / size) ** -0.5)),
     ("not-scaled", lambda rank, size: _computed(size, 1.0)),
+    ("scaled-twice", lambda rank, size: _computed(size, HEADS / WIDTH)),
     ("not-causal", lambda rank, size: _computed(size, causal=False)),
-    ("heads-not-divided", lambda rank, size: _computed(size, heads=HEADS * size)),
-    ("heads-mixed", lambda rank, size: _computed(size, join=_not_transposed)),
+    ("heads-not-divided", lambda rank, size: _computed(size, factor=size)),
+    ("heads-mixed", lambda rank, size: _computed(size, join=_not_turned_back)),
+    ("heads-mixed", lambda rank, size: _computed(size, split=_not_turned)),
+    ("heads-mixed", lambda rank, size: _computed(size, split=_not_turned, join=_not_turned_back)),
+    ("heads-mixed", lambda rank, size: _computed(size, split=_number_by_number)),
+    (
+        "heads-mixed",
+        lambda rank, size: _computed(size, split=_number_by_number, join=lambda y: y.permute(0, 2, 3, 1).flatten(2)),
+    ),
 )

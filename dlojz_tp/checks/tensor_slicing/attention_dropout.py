@@ -68,8 +68,8 @@ def judge_dropout(reports, size):
         where = f"rank {rank} of {size}"
         if not close(got["outside"], reports[0]["outside"]):
             raise Wrong("outside-differs", where=where)
-        if close(got["first"], got["second"]):
-            raise Wrong("mask-repeats", where=where)
+    if close(reports[0]["first"], reports[0]["second"]):
+        raise Wrong("mask-repeats", where=f"rank 0 of {size}")
 
 
 def _masks(got_bshk, size):

@@ -1,6 +1,6 @@
 """Balise 7: a sliced block, and the whole sliced transformer with its head."""
 
-from functools import cache
+from functools import cache, partial
 
 import torch
 
@@ -18,12 +18,17 @@ from dlojz_tp.models import Block, Transformer, TransformerConfig
 HINTS = {
     "residual-lost": "What comes out is only what attention and feed-forward add. Each is added to its input.",
     "norm-behind": "The norms stand behind attention and feed-forward. In the plain block they stand before them.",
+    "norms-lost": "The norms are missing: one stands before the attention, one before the feed-forward.",
+    "norms-mixed": "A norm stands in the other's place: norm_attention before the attention, norm_feed_forward before the feed-forward.",
+    "halves-side-by-side": "Attention and feed-forward were given the same input. The second works on what the first has been added to.",
     "tie-broken": "The head and the token embedding hold two parameters, each with its own gradient. Tied, they are one.",
     "last-norm-lost": "The last norm is missing: it stands before the head.",
     "positions-lost": "The position embedding is missing.",
+    "positions-shifted": "The positions begin with 1 here; the first token has position 0.",
+    "blocks-lost": "Only the first block was used.",
 }  # fmt: skip
 
-CONFIG = TransformerConfig(vocab_size=20, width=16, heads=4, layers=2, max_length=6, ffn_width=24)
+CONFIG = TransformerConfig(vocab_size=60, width=16, heads=4, layers=2, max_length=6, ffn_width=24)
 STEPS = 2
 NORMS = ("norm_attention", "norm_feed_forward")
 
@@ -36,7 +41,8 @@ def _block_forms(prefix=""):
 
 
 def _model_forms():
-    tables = [Form(("token_embedding.weight",), 1), Form(("token_embedding.weight",), 0)]
+    tables = [Form(("token_embedding.weight",), 1)]
+    tables += [Form(("token_embedding.weight",), 0, pad=pad) for pad in ((0, 0), (0, 1), (1, 0))]
     places = [Form(("position_embedding.weight",), None), Form(("position_embedding.weight",), 1)]
     head = [Form(("head.weight",), 0), Form(("head.weight",), 1)]
     blocks = [form for k in range(CONFIG.layers) for form in _block_forms(f"blocks.{k}.")]
@@ -49,6 +55,10 @@ def _config(**changes):
 
 MODELS_AT = {4: ("own",), 2: ("tied",), 1: ("own",)}  # size of the group -> models: a verdict must not take long
 _MODELS = {"own": CONFIG, "tied": _config(tied_head=True, layers=1)}
+
+
+_LARGE = _config(width=192, ffn_width=768)  # for `aside`
+_MODELS_LARGE = {"own": _config(width=128, vocab_size=1024, layers=1), "tied": _config()}
 
 
 @cache
@@ -65,7 +75,10 @@ def _case(kind: str) -> dict:
         generator = torch.Generator().manual_seed(5)
         batches = [torch.randint(v, (b, s), generator=generator) for _ in range(STEPS)]
     upstream = [noise(b, s, out, seed=30 + k) for k in range(STEPS)]
-    return {"plain": plain, "other": other, "forms": forms, "batches": batches, "upstream": upstream}
+    large = partial(*((Block, _LARGE) if kind == "block" else (Transformer, _MODELS_LARGE[kind])))
+    return {
+        "plain": plain, "other": other, "forms": forms, "batches": batches, "upstream": upstream, "large": large,
+    }  # fmt: skip
 
 
 @cache
@@ -159,38 +172,62 @@ def _of_block(work):
     return output
 
 
-def _norm_behind(block, x):
-    x = x + block.norm_attention(block.attention(x))
-    return x + block.norm_feed_forward(block.feed_forward(x))
+def _put_together(
+    first="norm_attention", second="norm_feed_forward", residuals=(1, 1), behind=False, side_by_side=False
+):
+    """An output of the plain block's parts put together in another way; a norm's name may be None."""
+
+    def work(block, x):
+        def half(name, layer, x, residual):
+            norm = getattr(block, name) if name else torch.nn.Identity()
+            return residual * x + (norm(layer(x)) if behind else layer(norm(x)))
+
+        y = half(first, block.attention, x, residuals[0])
+        if side_by_side:
+            return y + half(second, block.feed_forward, x, 0)
+        return half(second, block.feed_forward, y, residuals[1])
+
+    return _of_block(work)
 
 
-def _no_residual(block, x):
-    return block.feed_forward(block.norm_feed_forward(block.attention(block.norm_attention(x))))
-
-
-def _half_residual(block, x):
-    x = x + block.attention(block.norm_attention(x))
-    return block.feed_forward(block.norm_feed_forward(x))
+def _post_norm(block, x):
+    x = block.norm_attention(x + block.attention(x))
+    return block.norm_feed_forward(x + block.feed_forward(x))
 
 
 _BLOCK = (
-    ("norm-behind", _of_block(_norm_behind)),
-    ("residual-lost", _of_block(_no_residual)),
-    ("residual-lost", _of_block(_half_residual)),
+    ("norm-behind", _put_together(behind=True)),
+    ("norm-behind", _of_block(_post_norm)),
+    ("residual-lost", _put_together(residuals=(0, 0))),
+    ("residual-lost", _put_together(residuals=(1, 0))),
+    ("residual-lost", _put_together(residuals=(0, 1))),
+    ("norms-lost", _put_together(None, None)),
+    ("norms-lost", _put_together(None)),
+    ("norms-lost", _put_together(second=None)),
+    ("norms-mixed", _put_together(second="norm_attention")),
+    ("norms-mixed", _put_together("norm_feed_forward")),
+    ("norms-mixed", _put_together("norm_feed_forward", "norm_attention")),
+    ("halves-side-by-side", _put_together(side_by_side=True)),
 )
 
 
 def _mistakes(kind):
-    def without(position, norm):
+    def without(position=True, norm=True, first=0, blocks=None):
         def output(_rank, _size):
             model, tokens = _case(kind)["plain"], _case(kind)["batches"][0]
             with torch.no_grad():
                 x = model.token_embedding(tokens)
-                x = x + model.position_embedding(torch.arange(tokens.shape[1])) if position else x
-                for block in model.blocks:
+                places = torch.arange(tokens.shape[1]) + first
+                x = x + model.position_embedding(places) if position else x
+                for block in model.blocks[:blocks]:
                     x = block(x)
                 return model.head(model.norm(x) if norm else x)
 
         return output
 
-    return ("last-norm-lost", without(True, False)), ("positions-lost", without(False, True))
+    return (
+        ("last-norm-lost", without(norm=False)),
+        ("positions-lost", without(position=False)),
+        ("positions-shifted", without(first=1)),
+        ("blocks-lost", without(blocks=1)),
+    )

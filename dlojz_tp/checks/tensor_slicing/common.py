@@ -7,13 +7,14 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F  # noqa: N812
 
 from dlojz_tp import launch
 from dlojz_tp.balise import BaliseNotDone
 from dlojz_tp.checking import Wrong, close
 from dlojz_tp.checking.borrowed import Borrowed
 from dlojz_tp.checking.one_launch import in_worlds
-from dlojz_tp.checks.tensor_slicing.alive import Alive
+from dlojz_tp.checks.tensor_slicing.alive import Alive, aside
 from dlojz_tp.checks.tensor_slicing.products import Work
 from dlojz_tp.checks.tensor_slicing.right_ranks import CheckRanks
 
@@ -25,11 +26,13 @@ RATE, MOMENTUM, STEPS = 0.05, 0.9, 3
 HINTS = {
     "graph-cut": "The result hangs on no graph: {error}. dist.all_gather and dist.all_reduce know nothing of autograd; the "
     "methods of `ranks` do.",
+    "sizes-do-not-fit": "Two sizes do not fit: {error}. A layer cut by columns takes its whole input and gives this rank's part of "
+    "the result; one cut by rows takes a part, and gives a term of a sum.",
     "calls-differ": "This rank is through, and another one is still waiting for it: they do not call the same collectives. All "
     "ranks have to make the same calls, in the same order; no `if` on the rank around one.",
-    "borrowed": "{what} does this work for you. Here it is yours: use the methods of `ranks`.",
+    "borrowed": "{what} does this work for you. Here it is yours to write.",
 }
-KNOWN = (("does not require grad", "graph-cut"),)
+KNOWN = (("does not require grad", "graph-cut"), ("shapes cannot be multiplied", "sizes-do-not-fit"))
 
 _times = itertools.count()
 
@@ -56,13 +59,14 @@ class Form:
     """One parameter that an answer may hold: these parameters of the plain layer, cut along `dim` (None: whole).
 
     Several are stacked: one behind the other, or with `head` numbers in each (the size of a head) head by head, or number
-    by number (`head` 1). `optional`: ranks other than 0 may do without it.
+    by number (`head` 1). `optional`: ranks other than 0 may do without it. `pad`: rows of zeros before and behind the part.
     """
 
     covers: tuple[str, ...]
     dim: int | None
     optional: bool = False
     head: int | None = None
+    pad: tuple[int, int] = (0, 0)
 
     def of(self, whole: dict, rank: int, size: int) -> torch.Tensor:
         """This rank's part of the tensors in `whole`, which have the plain layer's names."""
@@ -71,7 +75,8 @@ class Form:
             parts = [part.tensor_split(size, self.dim)[rank] for part in parts]
         if self.head is not None:
             return torch.stack([part.unflatten(0, (-1, self.head)) for part in parts], 1).flatten(0, 2)
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+        part = parts[0] if len(parts) == 1 else torch.cat(parts)
+        return F.pad(part, (0, 0, *self.pad)) if any(self.pad) else part
 
 
 def state(module) -> dict:
@@ -142,7 +147,7 @@ def exercise(Layer, case: dict, ranks: CheckRanks) -> dict:  # noqa: N803
     """On a rank: build a layer from a plain one, train it some steps, then give it other weights; report everything.
 
     case: "plain" (the layer), "other" (one of the same sizes), "batches" (inputs), "upstream" (gradients of outputs),
-    "forms" (what a rank may hold).
+    "forms" (what a rank may hold), "large" (builds a plain layer for `aside`).
     """
     plain, whole = case["plain"], state(case["plain"])
     report: dict = {"parameters": {}, "matched": {}, "stopped": "slices"}
@@ -155,6 +160,7 @@ def exercise(Layer, case: dict, ranks: CheckRanks) -> dict:  # noqa: N803
         report["parameters"] = state(layer)
         report["matched"] = match(report["parameters"], case["forms"], whole, ranks.rank, ranks.size)
         report["storage"] = {n: p.untyped_storage().nbytes() for n, p in layer.named_parameters()}
+        report["aside"] = aside(Layer, case["large"], ranks) if ranks.size == max(SIZES) else 0
     if not together(error is None and len(report["matched"]) == len(report["parameters"]) > 0):
         if error is not None:
             raise error

@@ -1,19 +1,24 @@
 """Balise 3: an embedding cut along its dimension, and along its vocabulary (bonus)."""
 
-from functools import cache
+import copy
+from functools import cache, partial
 
 import torch
+import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
 from dlojz_tp.balise import BaliseNotDone
-from dlojz_tp.checking import Wrong
+from dlojz_tp.checking import Wrong, close
 from dlojz_tp.checks.tensor_slicing.common import (
     STEPS,
     Form,
     exercise,
+    match,
     noise,
     randomise,
     refused,
+    state,
+    together,
     truth,
 )  # fmt: skip
 from dlojz_tp.checks.tensor_slicing.layers import judge_layer, refuse_sizes
@@ -29,19 +34,28 @@ HINTS = {
     "masked-late": "Words of other ranks have a zero vector in the result. The mask was put on what the sum gave, not on what "
     "this rank puts in.",
     "words-cut": "The whole vectors of some words are held here. SlicedEmbedding holds a part of the vector of every word.",
+    "table-travels": "{found} bytes are handed in {way}; the vectors of these tokens take {wanted}. The table stays where it is: "
+    "look up first, and put the vectors together.",
     "columns-cut": "A part of every word's vector is held here. VocabularyEmbedding holds the whole vectors of some words.",
 }  # fmt: skip
 
-WORDS, WIDTH = 20, 12
+WORDS, WIDTH = 80, 12  # many words, few tokens: a table that travels is seen
+
+
+def _forms(dim):
+    """A part of the table; of its rows, one of zeros may stand in front or behind, where other ranks' words are looked up."""
+    return [Form(("weight",), dim)] + [Form(("weight",), 0, pad=pad) for pad in ((0, 1), (1, 0)) if dim == 0]
 
 
 @cache
 def _case(dim: int) -> dict:
     plain, other = (randomise(nn.Embedding(WORDS, WIDTH), seed) for seed in (1, 2))
     generator = torch.Generator().manual_seed(3)
+    edges = torch.tensor([[0, 19, 20, 39], [40, 59, 60, 79], [7, 33, 46, 71]])  # first and last words of the parts
+    others = [torch.randint(WORDS, (3, 4), generator=generator) for _ in range(STEPS - 1)]
     return {
-        "plain": plain, "other": other, "forms": [Form(("weight",), dim)],
-        "batches": [torch.randint(WORDS, (3, 4), generator=generator) for _ in range(STEPS)],
+        "plain": plain, "other": other, "forms": _forms(dim), "large": partial(nn.Embedding, 512, 256),
+        "batches": [edges, *others],
         "upstream": [noise(3, 4, WIDTH, seed=30 + k) for k in range(STEPS)],
     }  # fmt: skip
 
@@ -75,6 +89,8 @@ def _judge(every, dim, known):
     except Wrong as wrong:
         if wrong.slug == "wrong-dimension":
             wrong.slug = "words-cut" if dim else "columns-cut"
+        if wrong.slug == "too-much-volume":
+            wrong.slug = "table-travels"
         raise
     yield "a single row of tokens, all of one rank, transposed"
     for size, rank, got in every:
@@ -101,14 +117,30 @@ def _table(Layer, dim, ranks):  # noqa: N803
         return report
     plain = _case(dim)["other"]
     report["odd"] = {
-        "a row of tokens": run(Layer, plain, torch.tensor([0, 19, 7, 7, 5]), ranks),
+        "a row of tokens": run(Layer, plain, torch.tensor([0, WORDS - 1, 7, 7, 5]), ranks),
         "tokens that are all the last rank's": run(Layer, plain, torch.full((2, 3), WORDS - 1), ranks),
-        "a transposed input": run(Layer, plain, torch.arange(WORDS).view(4, 5).t(), ranks),
+        "a transposed input": run(Layer, plain, torch.arange(WORDS).view(8, 10).t(), ranks),
     }
     sizes = (WORDS, 7) if dim else (7, WIDTH)
     small = randomise(nn.Embedding(*sizes), 4)
     report["refused"] = {7: refused(Layer, small, ranks)} if ranks.size > 1 else {}
+    if ranks.size > 1 and not dim and together(not report["refused"][7]):
+        report["refused"][7] = _filled_up(Layer, small, ranks)
     return report
+
+
+def _filled_up(Layer, small, ranks):  # noqa: N803
+    """What tells that a vocabulary was filled up with words of zeros, so that it can be shared out, and works; "" if not."""
+    layer, whole = (
+        Layer(copy.deepcopy(small), ranks),
+        {"weight": F.pad(small.weight.detach(), (0, 0, 0, -7 % ranks.size))},
+    )
+    held = state(layer)
+    if not together(len(match(held, _forms(0), whole, ranks.rank, ranks.size)) == len(held) > 0):
+        return ""
+    with torch.no_grad():
+        tokens = torch.arange(7).view(1, 7)
+        return "filled up" if close(layer(tokens), small(tokens)) else ""
 
 
 def _looked_up(size, lookup):
@@ -125,9 +157,20 @@ def _first_word(_rank, size):
     return _looked_up(size, lookup)
 
 
+def _nearest_word(_rank, size):
+    return _looked_up(size, lambda part, number: part[number.clamp(0, len(part) - 1)])
+
+
+def _word_modulo(_rank, size):
+    return _looked_up(size, lambda part, number: part[number % len(part)])
+
+
 def _masked_late(rank, size):
     wanted, tokens = _truth(0)[0]["output"], _case(0)["batches"][0]
     return wanted.masked_fill((tokens // (WORDS // size) != rank).unsqueeze(-1), 0)
 
 
-_KNOWN = (("words-not-masked", _first_word), ("masked-late", _masked_late))
+_KNOWN = (
+    *(("words-not-masked", mistake) for mistake in (_first_word, _nearest_word, _word_modulo)),
+    ("masked-late", _masked_late),
+)

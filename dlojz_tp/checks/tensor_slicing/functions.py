@@ -7,6 +7,7 @@ import torch.distributed as dist
 
 from dlojz_tp.checking import GroupTraffic, Wrong, close
 from dlojz_tp.checks.tensor_slicing.common import calls, noise, on_ranks, together
+from dlojz_tp.checks.tensor_slicing.group_functions import halves, moved
 
 LATE = 0.02  # seconds by which the last rank comes late, so that what was not waited for is not there yet
 
@@ -20,7 +21,7 @@ HINTS = {
     "already holds the whole gradient of the sum, and d(sum)/dx is 1.",
     "swapped": "The two are swapped: CopyToRanks communicates backward, SumOverRanks forward.",
     "mean-instead": "This is the mean over the ranks. Partial results are added up; nothing is divided.",
-    "rank-zero-only": "Rank 0 has the sum, rank {rank} has not. reduce() tells one rank, all_reduce() tells all.",
+    "rank-zero-only": "Rank 0 has the sum, rank {rank} has not. reduce() and gather() tell one rank, all_reduce() tells all.",
     "operand-overwritten": "{what} was overwritten: all_reduce works in place. Others may still need it (a tanh keeps its "
     "output for backward, a residual shares its gradient): reduce a copy.",
     "reduced-not-returned": "An all-reduce was called, but what came back is this rank's own {what}. Return what was reduced, "
@@ -188,7 +189,7 @@ def _own_came_back(got, way, slug, wanted, value, where):
         slug = "operand-overwritten"
     elif got["later"]:
         slug = "sum-not-waited"
-    elif any(name == "reduce" for name, _ in got[way]):
+    elif any(name in ("reduce", "gather") for name, _ in got[way]):
         slug = "rank-zero-only"
     elif got[way]:
         slug = "reduced-not-returned"
@@ -214,11 +215,12 @@ def _compare(value, wanted, got, name, way, rank, size):
             slug = "sum-not-waited"
         elif size > 1 and close(value, wanted / size):
             slug = "mean-instead"
-        elif any(call == "reduce" for call, _ in got[way]):
+        elif any(call in ("reduce", "gather") for call, _ in got[way]):
             slug = "rank-zero-only"
         raise Wrong(slug, what=f"What {name} gives {way}", rank=rank, expected=wanted, got=value, where=where)
-    volume = sum(size for _, size in got[way])
-    if size > 1 and (len(got[way]) > 1 or volume > wanted.numel() * 8 or got[way][0][0] == "all_gather"):
+    sent = moved([(*call, size) for call in got[way]])
+    too_much = sent > 1.05 * moved([("all_reduce", wanted.numel() * 8, size)]) + 64
+    if size > 1 and (too_much or got[way][0][0] == "all_gather" or (len(got[way]) > 1 and not halves(got[way]))):
         raise Wrong("too-much-sent", name=name, n=len(got[way]), way=way, where=where, got=str(got[way]))
 
 

@@ -17,6 +17,11 @@ HINTS = {
     "dist.get_rank(group).",
     "size-of-world": "`size` is that of the world. The group has {size} ranks: dist.get_world_size(group).",
     "place-in-group": "`rank` and `size` must be those within the group: {rank} of {size} here.",
+    "group-not-kept": "The group is to be kept as `group`: later cells ask for it.",
+    "own-random-lost": "`own_random` gives the ranks {members} the same random numbers, or changes what is drawn outside of it. That of "
+    "`Ranks` is right as it is.",
+    "index-of-world": "An index is out of range: {error}. Within the group a rank has the number dist.get_rank(group), and there are "
+    "dist.get_world_size(group) of them.",
     "forward-over-world": "Forward, {name} added up over all ranks of the world. Only the group holds the parts of one model: "
     "give the collective `group=`.",
     "backward-over-world": "Forward is right, but backward {name} adds up over all ranks of the world. The group has to be "
@@ -24,7 +29,7 @@ HINTS = {
     "gather-over-world": "`gather` puts the parts of all ranks of the world side by side, not those of the group.",
     "group-not-summed": "{name} gave this rank's own values {way}. They are to be added up over the group.",
     "group-mean": "This is the mean over the group. Parts are added up; nothing is divided.",
-    "group-summed-twice": "{name} adds up {way} as well, where nothing has to travel: see the table of balise 1.",
+    "group-summed-twice": "{name} adds up {way} as well, where nothing has to travel: look at balise 1 again.",
     "gradient-for-group": "backward returns one value for each argument of forward: the gradient of x, and None for what has "
     "none, such as the group. Here: {error}",
     "rank-of-peer": "PyTorch looked for a rank in the group that is not in it: {error}. src and dst are numbers in the "
@@ -45,15 +50,17 @@ KNOWN = (
     ("returned an incorrect number of gradients", "gradient-for-group"),
     ("is not part of group", "rank-of-peer"),
     ("is not registered", "rank-of-peer"),
+    ("IndexError", "index-of-world"),
 )
 
 
 def balise_9(GroupRanks):  # noqa: N803
     """copy, sum and gather in groups of neighbours and others, in worlds of 1 to 4 ranks; each group has its own data."""
-    yield "rank and size are those in the group"
+    yield "rank and size are those in the group; each rank has random numbers of its own"
     every = each_layout(on_ranks(_use, GroupRanks, known=KNOWN, sizes=(WORLD,))[WORLD])
     for where, rank, got in every:
         _place(got, rank, where)
+    _random(every)
     for name, way in (("sum", "the sum over the group forward"), ("copy", "the sum over the group backward")):
         yield f"{name}: {way}, nothing the other way"
         for where, rank, got in every:
@@ -63,12 +70,12 @@ def balise_9(GroupRanks):  # noqa: N803
         _gathered(got, rank, where)
     yield "transposed tensors, float32, a second call; what is handed in stays as it was"
     for where, _, got in every:
+        if got["overwritten"]:
+            raise Wrong("group-in-place", what=got["overwritten"], where=where)
         for what, (found, wanted) in got["odd"].items():
             if not close(found, wanted):
                 slug = "gather-dimension" if "along dim 0" in what else "group-layout"
                 raise Wrong(slug, expected=wanted, got=found, where=f"{where}, {what}")
-        if got["overwritten"]:
-            raise Wrong("group-in-place", what=got["overwritten"], where=where)
     yield "one collective each, in the group alone"
     for where, _, got in every:
         _frugal(got, where)
@@ -91,6 +98,11 @@ def moved(calls) -> float:
     """Bytes that a rank sends, with the cheapest algorithm of each collective."""
     cost = {"all_gather": lambda n: n - 1, "all_reduce": lambda n: 2 * (n - 1) / n, "broadcast": lambda n: 1}
     return sum(size * cost.get(name, lambda n: (n - 1) / n)(ranks) for name, size, ranks in calls if ranks > 1)
+
+
+def halves(calls) -> bool:
+    """Whether these are the two halves of an all-reduce."""
+    return [call[0] for call in calls] == ["reduce_scatter", "all_gather"]
 
 
 def _use(GroupRanks):  # noqa: N803
@@ -118,6 +130,7 @@ def _use_in(GroupRanks, layout):  # noqa: N803
     if not together(found["place"] == (members.index(rank), len(members))):
         return found
     table = noise(12, 12, seed=5)
+    found["kept"], found["random"] = getattr(ranks, "group", None) is group, _drawn(ranks)
     found["part"] = [ranks.part(table, dim).clone() for dim in (0, 1)]
     for name in ("sum", "copy", "gather"):
         seed = ("sum", "copy", "gather").index(name)
@@ -148,13 +161,41 @@ def _use_in(GroupRanks, layout):  # noqa: N803
     return found
 
 
+def _drawn(ranks):
+    """What is drawn inside `own_random`, outside, inside again."""
+    state = torch.get_rng_state()
+    torch.manual_seed(21)
+    with ranks.own_random():
+        found = [torch.rand(4)]
+    found.append(torch.rand(4))
+    with ranks.own_random():
+        found.append(torch.rand(4))
+    torch.set_rng_state(state)
+    return found
+
+
+def _random(every):
+    """Raise Wrong where two ranks of a group draw alike inside, or differently outside."""
+    for where, _, got in every:
+        if not got["kept"]:
+            raise Wrong("group-not-kept", where=where)
+        drawn = got["random"]
+        peers = [other["random"] for _, _, other in every if other["members"] == got["members"] and other is not got]
+        alike = any(close(other[k], drawn[k]) for other in peers for k in (0, 2))
+        if alike or close(drawn[0], drawn[2]) or not all(close(other[1], drawn[1]) for other in peers):
+            raise Wrong("own-random-lost", members=list(got["members"]), where=where)
+
+
 def _odd(ranks, members, rank, odd):
     wanted = sum(_x(r, 4) for r in members).t()
-    odd["sum of a transposed tensor"] = ranks.sum(_x(rank, 4).t()).clone(), wanted
+    x = _x(rank, 4).t()  # each rank has another layout: only contiguous memory means the same everywhere
+    x = x.contiguous() if members.index(rank) % 2 else x
+    odd["sum of a transposed tensor"] = ranks.sum(x).clone(), wanted
     odd["sum in float32"] = ranks.sum(_x(rank, 4).float()).clone(), wanted.t().float()
     odd["sum of an expanded row"] = ranks.sum(_x(rank, 4)[:1].expand(4, 3)).clone(), wanted.t()[:1].expand(4, 3)
     x = noise(*SHAPE, seed=8).requires_grad_()
-    ranks.copy(x).backward(_x(rank, 4).t().contiguous().t())
+    upstream = _x(rank, 4) if members.index(rank) % 2 else _x(rank, 4).t().contiguous().t()
+    ranks.copy(x).backward(upstream)
     odd["gradient of copy, transposed"] = None if x.grad is None else x.grad.clone(), wanted.t()
     x, upstream = _x(rank, 4).requires_grad_(), noise(4 * len(members), 3, seed=78)
     whole = ranks.gather(x, 0)
@@ -225,7 +266,9 @@ def _gathered(got, rank, where):
         raise Wrong(slug, name="gather", what="the result", expected=wanted, got=value, where=where)
     wanted = noise(4, 3 * len(members), seed=77).chunk(len(members), 1)[mine]
     if gradient is None or not close(gradient, wanted):
-        raise Wrong("group-wrong", name="gather", what="the gradient", expected=wanted, got=gradient, where=where)
+        slug = "group-wrong" if gradient is None or not close(gradient, len(members) * wanted) else "group-summed-twice"
+        fields = {"name": "gather", "what": "the gradient", "way": "backward"}
+        raise Wrong(slug, expected=wanted, got=gradient, where=where, **fields)
 
 
 def _frugal(got, where):
@@ -243,7 +286,7 @@ def _frugal(got, where):
                     raise Wrong("sent-beyond-group", **fields | {"name": f"{call} of {name}"}, found=ranks, size=size)
                 if size > 1 and not least:
                     raise Wrong("group-sends-back", call=call, **fields)
-            if size > 1 and len(calls) > 1:
+            if size > 1 and len(calls) > 1 and not halves(calls):
                 raise Wrong("group-sent-twice", n=len(calls), **fields)
-            if moved(calls) > 1.05 * least:
+            if moved(calls) > 1.05 * least + 64:
                 raise Wrong("group-sent-too-much", sent=int(moved(calls)), least=int(least), **fields)

@@ -11,11 +11,14 @@ from torch.distributed import distributed_c10d
 from dlojz_tp import launch
 from dlojz_tp.balise import BaliseNotDone
 from dlojz_tp.checking import Wrong
+from dlojz_tp.checking.judging import own_lines
 from dlojz_tp.checks.tensor_slicing.common import on_ranks
 
 # (ranks in the world, ranks in a tensor group)
-EVEN = ((4, 2), (8, 2), (8, 4), (6, 3), (6, 2), (12, 4), (2, 2), (4, 4), (3, 3), (2, 1), (3, 1), (4, 1), (1, 1))
+EVEN = ((4, 2), (8, 2), (12, 4), (8, 4), (6, 3), (6, 2), (2, 2), (4, 4), (3, 3), (2, 1), (3, 1), (4, 1), (1, 1))
 UNEVEN = ((4, 3), (3, 2), (8, 3), (2, 4), (6, 4))
+# what a mistake in the numbers of ranks and groups raises, torch's own AssertionError for an empty group among it
+OF_THE_SIZES = ValueError, AssertionError, IndexError, KeyError, StopIteration, UnboundLocalError
 
 HINTS = {
     "members-only": "Rank {rank} called new_group only for the group that it belongs to itself. All ranks of the world must "
@@ -34,6 +37,8 @@ HINTS = {
     "wrong-members": "These are not the ranks of this group.",
     "not-a-group": "Return a process group, what dist.new_group gives.",
     "even-refused": "{size} divides {world}, and this was refused: {error}",
+    "group-call-fails": "{size} divides {world}, and this failed there:\n{lines}\nWrite down the groups for these two numbers, and compare "
+    "them with yours.",
     "uneven-accepted": "{size} does not divide {world}: some rank would have a group that is too small, or none. Raise a "
     "ValueError that names both numbers.",
     "uneven-unclear": "{size} does not divide {world}, and rank {rank} found that out late: {error}. Raise a ValueError "
@@ -67,8 +72,8 @@ def _groups(make, members, mixed_up, slug):
         _same_calls(seen[world, size], world, size)
     yield "each rank gets the group that it belongs to"
     for world, size in EVEN:
-        for rank, (_, got, error) in enumerate(seen[world, size]):
-            _right_members(got, error, rank, world, size, members, mixed_up, slug)
+        for rank, found in enumerate(seen[world, size]):
+            _right_members(found, rank, world, size, members, mixed_up, slug)
     yield "a size that does not divide the world is refused with a clear error"
     for world, size in UNEVEN:
         _refused(seen[world, size], world, size)
@@ -122,9 +127,9 @@ def _recorded(make):
                 except BaliseNotDone:
                     raise
                 except Exception as raised:
-                    if (world, size) in EVEN and not isinstance(raised, ValueError):
+                    if (world, size) in EVEN and not isinstance(raised, OF_THE_SIZES):
                         raise
-                    error = (not made and _clear(raised, world, size), _line(raised))
+                    error = (not made and _clear(raised, world, size), _line(raised), own_lines(raised))
             found[world, size].append((made, got, error))
     return found
 
@@ -164,12 +169,17 @@ def _same_calls(ranks, world, size):
         raise Wrong("members-only", rank=rank, **text)
 
 
-def _right_members(got, error, rank, world, size, members, mixed_up, slug):
+def _right_members(found, rank, world, size, members, mixed_up, slug):
+    made, got, error = found
     wanted = members(rank, world, size)
     where = f"rank {rank} of {world}, tensor_size = {size}"
     fields = {"expected": f"a group of the ranks {wanted}", "where": where}
     if error:
-        raise Wrong("even-refused", got=error[1], size=size, world=world, error=error[1], **fields)
+        fields |= {"size": size, "world": world, "error": error[1]}
+        if error[1].startswith("ValueError"):
+            raise Wrong("even-refused", got=error[1], **fields)
+        groups = [members for members, _ in made]
+        raise Wrong("group-call-fails", lines=error[2], got=f"the groups made until then: {groups}", **fields)
     if got == "None":
         raise Wrong("nothing-returned", where=where)
     if got == "outside":

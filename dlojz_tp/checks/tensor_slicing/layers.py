@@ -3,8 +3,9 @@
 import torch
 
 from dlojz_tp.checking import Wrong, close
-from dlojz_tp.checks.tensor_slicing.alive import SLACK
+from dlojz_tp.checks.tensor_slicing.alive import ASIDE, SLACK
 from dlojz_tp.checks.tensor_slicing.common import Form, as_plain
+from dlojz_tp.checks.tensor_slicing.group_functions import moved
 
 HINTS = {
     "no-parameters": "The layer has no parameters. Assign an nn.Parameter, or a module that holds some, to an attribute of self.",
@@ -21,6 +22,8 @@ HINTS = {
     "view-keeps-whole": "{name} is a view: {held} bytes of memory stay behind its {size}. Clone the part.",
     "whole-kept": "The layer holds {held} bytes on this rank, its parts of the parameters take {size}. Keep no reference to the "
     "plain layer or its weights.",
+    "copy-aside": "Besides tensors, {held} bytes of numbers stay in memory once this is built: in a list, an array or the like, "
+    "here or in a global variable. A rank has no room for the whole weight in any form: keep its part alone.",
     "size-accepted": "{what} on {n} ranks cannot be shared out evenly, and nothing said so. Raise a ValueError when the layer is "
     "built: it would give wrong results, or wait for ever, later.",
     "not-gathered": "The result has the shape {shape}: this rank's part. Gather the parts of all ranks along the last "
@@ -31,21 +34,29 @@ HINTS = {
     "bias-every-rank": "The bias is in the result {n} times: each rank added it before the sum. It counts once.",
     "bias-lost": "The bias is missing from the result.",
     "summed-too-often": "The result is {n} times too large: what was whole on every rank already was summed once more.",
+    "mean-not-sum": "The ranks' results are terms of a sum. Here they were averaged: nothing is divided.",
     "output-wrong": "The result is not that of the uncut layer.",
     "layer-overwrites": "The layer wrote into its input, or into the gradient that came in.",
     "graph-lost": "The gradient of the input is missing (None).",
     "entrance-forgotten": "The gradients of the input differ between the ranks, and add up to what is expected: each rank "
     "knows of its own part of the work only. At the entrance, `x` has to be copied to the ranks, with an all-reduce of the "
     "gradient.",
+    "entrance-behind": "Each rank has the gradient of its own part only, {n} times too large: `ranks.copy` stands behind the "
+    "layer. It belongs at the entrance, before `x` is used.",
     "entrance-twice": "The gradient of the input is {n} times too large: it was added up once too often.",
+    "input-over-n": "The gradient of the input is {n} times too small: something behind it was divided by the number of ranks.",
     "input-gradient-wrong": "The result is right, but not the gradient of the input.",
     "weight-without-gradient": "{name} gets no gradient.",
     "weight-times-n": "The gradient of {name} is {n} times too large: on its way back it was added up over the ranks where "
     "every rank holds it whole already.",
+    "weight-over-n": "The gradient of {name} is {n} times too small. What every rank holds whole is added whole, once, behind the "
+    "sum.",
     "weight-partial": "The gradients of {name} differ between the ranks, although all hold it whole: each sees only its part.",
     "weight-gradient-wrong": "The result is right, but not the gradient of {name}.",
     "too-many-collectives": "{found} {way}. {wanted} enough.",
     "too-much-volume": "{found} bytes are handed in {way}; {wanted} are enough.",
+    "gathered-to-sum": "{name} sends every rank's numbers to every rank: {found} bytes {way}, where {wanted} are enough. `ranks.sum` "
+    "adds up on the way.",
     "whole-product": "This rank computes {share:.0%} of the uncut layer's products; its share is 1/{n}. Do not put the "
     "weights together again: multiply by this rank's part, and put the results together.",
     "steps-drift": "The first step is right, but not the {step}.",
@@ -114,6 +125,8 @@ def _slices(got, case, rank, size):
             raise Wrong("view-keeps-whole", name=name, held=held, size=sizes[name], where=where)
     if got["held"] > sum(sizes.values()) + SLACK:
         raise Wrong("whole-kept", held=got["held"], size=sum(sizes.values()), where=where)
+    if got["aside"] > ASIDE:
+        raise Wrong("copy-aside", held=got["aside"], where=f"{where}, a large layer")
 
 
 def _name_mistake(name, value, forms, whole, rank, size):
@@ -167,6 +180,8 @@ def _output(got, truth, case, rank, size, every, known):
             slug = "bias-every-rank"
         elif size > 1 and close(value, size * wanted):
             slug = "summed-too-often"
+        elif size > 1 and any(close(value, (wanted - b) / size + b) for b in (0, bias) if b is not None):
+            slug = "mean-not-sum"
         elif size > 1 and not all(close(o, outputs[0]) for o in outputs) and _adds_up(outputs, wanted, bias):
             slug = "not-summed"
         elif size > 1 and close(value.sort(dim=-1).values, wanted.sort(dim=-1).values):
@@ -191,8 +206,12 @@ def _gradients(got, truth, case, rank, size, every):
             if size > 1 and all(r[0]["input gradient"] is not None for r in reports):
                 if close(value, size * right):
                     slug = "entrance-twice"
-                elif close(sum(r[0]["input gradient"] for r in reports), right):
+                elif close(value, right / size):
+                    slug = "input-over-n"
+                elif close(total := sum(r[0]["input gradient"] for r in reports), right):
                     slug = "entrance-forgotten"
+                elif close(total, size * right):
+                    slug = "entrance-behind"
             raise Wrong(slug, n=size, expected=right, got=value, where=where)
     for name, value in run["gradients"].items():
         form, transposed = got["matched"][name]
@@ -204,6 +223,8 @@ def _gradients(got, truth, case, rank, size, every):
         slug = "weight-gradient-wrong"
         if size > 1 and close(as_plain(value, transposed, right), size * right):
             slug = "weight-times-n"
+        elif size > 1 and close(as_plain(value, transposed, right), right / size):
+            slug = "weight-over-n"
         elif form.dim is None and not all(close(value, r[0]["gradients"].get(name, value)) for r in reports):
             slug = "weight-partial"
         raise Wrong(slug, name=held, n=size, expected=right, got=value, where=where)
@@ -221,6 +242,11 @@ def _traffic(run, most, volumes, where, size):
             )
         if volumes and sum(n for _, n in sent) > volumes[k]:
             raise Wrong("too-much-volume", found=sum(n for _, n in sent), wanted=volumes[k], way=way, where=where)
+        if volumes and sent:
+            found, enough = moved([(*call, size) for call in sent]), moved([("all_reduce", volumes[k], size)])
+            if found > 1.05 * enough:
+                name = sent[0][0]
+                raise Wrong("gathered-to-sum", name=name, found=int(found), wanted=int(enough), way=way, where=where)
 
 
 def _training(got, truth, rank, size):

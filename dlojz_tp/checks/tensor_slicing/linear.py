@@ -19,6 +19,7 @@ from dlojz_tp.checks.tensor_slicing.layers import judge_layer, refuse_sizes
 from dlojz_tp.checks.tensor_slicing.layouts import in_groups_too, on_groups
 from dlojz_tp.checks.tensor_slicing.parts import (
     INPUTS,
+    LARGE,
     OUTPUTS,
     judge_odd,
     judge_part,
@@ -34,6 +35,7 @@ HINTS = {
     "activation-late": "The GELU stands behind the second layer. It belongs between the two.",
     "activation-on-terms": "The GELU was applied to each rank's term of a sum. φ(a + b) is not φ(a) + φ(b): it must stand where "
     "the numbers are complete.",
+    "activation-other": "This comes out with another activation. The plain layer has a GELU between the two.",
     "activation-approximate": "This is the GELU's approximation by tanh. The plain layer uses the exact one.",
 }  # fmt: skip
 
@@ -53,6 +55,7 @@ def _case(kind: str) -> dict:
         shapes = (2, 3, WIDTH), (2, 3, WIDTH)
     return {
         "plain": plain, "other": other, "forms": forms,
+        "large": LARGE if kind == "linear" else partial(FeedForward, 256, 512),
         "batches": [noise(*shapes[0], seed=20 + k) for k in range(STEPS)],
         "upstream": [noise(*shapes[1], seed=30 + k) for k in range(STEPS)],
     }  # fmt: skip
@@ -136,6 +139,8 @@ _KNOWN = (
     ("activation-lost", _mistake(lambda plain, x, size: plain.down(plain.up(x)))),
     ("activation-late", _mistake(lambda plain, x, size: F.gelu(plain.down(plain.up(x))))),
     ("activation-approximate", _mistake(lambda plain, x, size: plain.down(F.gelu(plain.up(x), approximate="tanh")))),
+    ("activation-other", _mistake(lambda plain, x, size: plain.down(F.relu(plain.up(x))))),
+    ("activation-other", _mistake(lambda plain, x, size: plain.down(F.silu(plain.up(x))))),
     ("activation-on-terms", _mistake(_on_terms)),
 )
 

@@ -1,20 +1,24 @@
 """What balises 2 to 6 share: a part of a linear layer by itself, and inputs of other shapes and precisions."""
 
 import copy
+from functools import partial
 
 import torch
 from torch import nn
 
 from dlojz_tp.balise import BaliseNotDone
 from dlojz_tp.checking import Wrong, close, held_bytes
-from dlojz_tp.checks.tensor_slicing.alive import SLACK, Alive
+from dlojz_tp.checks.tensor_slicing.alive import ASIDE, SLACK, Alive, aside
 from dlojz_tp.checks.tensor_slicing.common import noise, randomise
 from dlojz_tp.checks.tensor_slicing.right_ranks import SequenceCheckRanks
 
 INPUTS, OUTPUTS = 12, 24
+LARGE = partial(nn.Linear, 256, 512)
 
 HINTS = {
     "part-not-linear": "{name} gave back {kind}. It returns an nn.Linear.",
+    "plain-changed": "{name} changed the linear layer that it was given. It is still needed whole: leave it as it is, and return "
+    "another one.",
     "part-wrong-shape": "The part of a linear layer from {inputs} to {outputs} features has a weight of shape {shape}. It is "
     "stored as (out, in): {name} shares out the {which} features.",
     "part-wrong-values": "The weight or the bias of {name} is not this rank's share of the layer, rank 0's first.",
@@ -39,9 +43,10 @@ def linear(seed, outputs=OUTPUTS, bias=True):
 def one_part(make, dim: int, ranks) -> dict:
     """On a rank: what column_part (dim 0) or row_part (dim 1) returns, and whether it is fine."""
     plain = linear(8)
+    before = copy.deepcopy(plain)
     part = make(plain, ranks)
-    found = {"kind": type(part).__name__, "fine": False}
-    if not isinstance(part, nn.Linear):
+    found = {"kind": type(part).__name__, "fine": False, "plain changed": _changed(plain, before)}
+    if not isinstance(part, nn.Linear) or found["plain changed"]:
         return found
     wanted = plain.weight.detach().tensor_split(ranks.size, dim)[ranks.rank].clone()
     biases = (None if dim else plain.bias.detach().tensor_split(ranks.size)[ranks.rank].clone()), part.bias
@@ -55,14 +60,23 @@ def one_part(make, dim: int, ranks) -> dict:
     with Alive() as alive:
         again = make(linear(8), ranks)
         found["beside"] = alive.held(again, known=[ranks.stream, *again.parameters()])
+    found["aside"] = aside(make, LARGE, ranks)
+    then = copy.deepcopy(part)
     with torch.no_grad():
         plain.weight.zero_()
-    found["follows"] = not torch.equal(part.weight.detach(), found["weight"])
+        plain.bias.zero_()
+    found["follows"] = ranks.size > 1 and _changed(part, then)  # with one rank, the part is all of it
     found["bias error"] = _bare(make, ranks)
     faults = ("row bias", "frozen", "follows", "bias error")
     fits = found["held"] <= wanted.numel() * 8 and part.weight.dtype == wanted.dtype
-    found["fine"] = found["right"] and fits and found["beside"] <= SLACK and not any(found[fault] for fault in faults)
+    fits = fits and found["beside"] <= SLACK and found["aside"] <= ASIDE
+    found["fine"] = found["right"] and fits and not any(found[fault] for fault in faults)
     return found
+
+
+def _changed(plain, before) -> bool:
+    now, then = plain.state_dict(), before.state_dict()
+    return now.keys() != then.keys() or not all(torch.equal(now[name], then[name]) for name in then)
 
 
 def _bare(make, ranks) -> str:
@@ -80,6 +94,8 @@ def judge_part(got, dim: int, where: str) -> None:
     name, which = (("column_part", "output"), ("row_part", "input"))[dim]
     if got["kind"] == "NoneType":
         raise Wrong("nothing-returned", where=where)
+    if got["plain changed"]:
+        raise Wrong("plain-changed", name=name, where=where)
     if "weight" not in got:
         raise Wrong("part-not-linear", name=name, kind=got["kind"], where=where)
     weight, wanted = got["weight"], got["wanted"]
@@ -97,6 +113,8 @@ def judge_part(got, dim: int, where: str) -> None:
         raise Wrong("part-is-view", held=got["held"], size=weight.numel() * 8, where=where)
     if got["beside"] > SLACK:
         raise Wrong("part-keeps-whole", held=got["beside"], size=weight.numel() * 8, where=where)
+    if got["aside"] > ASIDE:
+        raise Wrong("copy-aside", held=got["aside"], where=f"{where}, a large layer")
     if got["follows"]:
         raise Wrong("part-follows", where=where)
     if got["bias error"]:

@@ -28,6 +28,8 @@ HINTS = {
     "common-silent": "The gradients in `parameters` are still this rank's own: they know only the tokens of this rank.",
     "common-mean": "These gradients are divided by {n}. Each comes from other tokens of the *same* loss: they are parts of a sum.",
     "common-over-world": "The gradients were added up over the whole world. The other groups see other data.",
+    "common-cut": "ranks.{name} was called for these gradients. In SequenceRanks it works on a sequence: it would cut them, or put "
+    "them side by side. Each rank needs their whole sum: an all-reduce over ranks.group.",
     "common-no-gradient": "A parameter that is frozen or not used has p.grad None. Leave it out.",
     "sequence-wrong": "{name}: {what} is not what it should be.",
 }  # fmt: skip
@@ -35,6 +37,7 @@ KNOWN = (
     *GROUP_KNOWN,
     ("returned an invalid gradient", "sequence-shape"),
     ("'NoneType'", "common-no-gradient"),
+    ("Expected parameter `tensor`", "common-no-gradient"),
 )
 
 

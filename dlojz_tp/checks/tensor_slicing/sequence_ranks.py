@@ -1,12 +1,14 @@
 """What balise 12 does on the ranks: an answer's functions in groups of 1 to 4, and a layer between them."""
 
+import contextlib
+
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dlojz_tp.checking import GroupTraffic, close
+from dlojz_tp.checking import GroupTraffic, Wrong, close
 from dlojz_tp.checks.tensor_slicing.common import noise, together
 from dlojz_tp.checks.tensor_slicing.group_functions import LAYOUTS, in_group
 from dlojz_tp.checks.tensor_slicing.layouts import group_of
@@ -58,7 +60,8 @@ def _use_in(SequenceRanks, sum_common_gradients, layout):  # noqa: N803
         nn.Parameter(torch.zeros(2)),
     ]
     parameters[0].grad, parameters[1].grad = own_gradients(rank)
-    sum_common_gradients(parameters, ranks)
+    with _for_sequences_alone(ranks):
+        sum_common_gradients(parameters, ranks)
     found["common"] = [settled(p.grad) for p in parameters]
     if together(_common_right(found["common"], members)):
         _layer(ranks, sum_common_gradients, members, rank, found["layer"])
@@ -128,6 +131,27 @@ def _odd(ranks, members, rank, odd):
 def own_gradients(rank):
     """Gradients of two common parameters, transposed and in float32."""
     return noise(4, 3, seed=700 + rank).t(), noise(3, seed=800 + rank).float()
+
+
+@contextlib.contextmanager
+def _for_sequences_alone(ranks):
+    """Inside, `copy` and `sum` of `ranks` are not for use."""
+
+    def refusing(name):
+        def refuse(*_, **__):
+            raise Wrong("common-cut", name=name)
+
+        return refuse
+
+    before = dict(vars(ranks))
+    vars(ranks).update({name: refusing(name) for name in NAMES})
+    try:
+        yield
+    finally:
+        for name in NAMES:
+            vars(ranks).pop(name)
+            if name in before:
+                setattr(ranks, name, before[name])
 
 
 def _common_right(found, members):

@@ -62,8 +62,13 @@ class Recorder(torch.optim.SGD):
 
     def step(self, closure=None):
         """Note the gradients, then update."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
         self.seen.append(gradients_of(self.model))
-        return super().step(closure)
+        super().step()
+        return loss
 
 
 def gradients_of(model):
