@@ -1,6 +1,7 @@
 """The tools that checks are written with."""
 
 import functools
+import weakref
 from collections import deque
 
 import pytest
@@ -45,6 +46,21 @@ def test_nearest_names_the_mistake():
 def test_describe_is_short():
     assert "2×30" in describe(torch.zeros(2, 30)) and len(describe("x" * 999)) < 210
     assert "nan" in describe(torch.tensor(float("nan"))) and "meta" in describe(torch.ones(3, device="meta"))
+
+
+def test_operations_keep_no_tensor():
+    made = []
+
+    def tensor():
+        made.append(torch.zeros(3))
+        return made[-1]
+
+    with Operations() as operations:
+        torch.stack([tensor(), tensor()]).add_(1)
+        torch.zeros(3)[tensor().bool()]
+    alive = [weakref.ref(x) for x in made]
+    made.clear()
+    assert operations.log and not [x for x in alive if x() is not None]
 
 
 def test_operations_count_reads_and_synchronisations():

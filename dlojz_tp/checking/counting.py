@@ -152,7 +152,10 @@ def _sketch(value):
     return address, value.numel(), value.device.type, tuple(value.shape)
 
 
-def _plain(values):
-    if isinstance(values, dict):
-        return {key: value for key, value in values.items() if not isinstance(value, torch.Tensor)}
-    return tuple(None if isinstance(value, torch.Tensor) else value for value in values)
+def _plain(value):
+    """The value with None in place of each tensor, also in lists and dictionaries."""
+    if isinstance(value, dict):
+        return {key: _plain(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return tuple(_plain(inner) for inner in value)
+    return None if isinstance(value, torch.Tensor) else value
