@@ -81,3 +81,5 @@ def test_the_pipeline_schedules_of_the_planner_and_of_torch():
         with pytest.raises(Borrowed):
             ScheduleGPipe(None, 2)
     assert planner.zero_bubble_h1(1, 1)
+    with out_of_reach(Borrowed, *pipeline_schedules(planner.zero_bubble_h1)):
+        assert planner.one_f_one_b(1, 1) == [[("F", 0), ("B", 0)]]

@@ -1,13 +1,13 @@
 """Copies that an answer keeps outside of tensors: NumPy arrays, lists of numbers and bytes in its globals or its functions."""
 
 from functools import partial
-from types import FunctionType, MethodType, ModuleType
+from types import CodeType, FunctionType, MethodType, ModuleType
 
 import numpy
 
 
 def kept_outside(*answers) -> int:
-    """Bytes of arrays, numbers in lists, and bytes that these functions reach: globals, closures, defaults, attributes."""
+    """Bytes of arrays, numbers in lists, and bytes that these functions reach: globals they name, closures, defaults, attributes."""
     found, visited, stack = 0, {}, list(answers)
     while stack:
         item = stack.pop()
@@ -19,7 +19,8 @@ def kept_outside(*answers) -> int:
         elif isinstance(item, bytes | bytearray):
             found += len(item)
         elif isinstance(item, FunctionType):
-            stack += [item.__globals__, item.__defaults__, item.__kwdefaults__, vars(item), *_cells(item)]
+            stack += [item.__globals__[name] for name in _names(item.__code__) if name in item.__globals__]
+            stack += [item.__defaults__, item.__kwdefaults__, vars(item), *_cells(item)]
         elif isinstance(item, MethodType):
             stack += [item.__func__, item.__self__]
         elif isinstance(item, partial):
@@ -41,6 +42,12 @@ def kept_outside(*answers) -> int:
 
 def _of_a_library(kind: type) -> bool:
     return kind.__module__.split(".")[0] in ("torch", "numpy", "builtins", "functools", "dlojz_tp")
+
+
+def _names(code: CodeType) -> set[str]:
+    """The names that a function reads or writes outside of itself, those of the functions in it too."""
+    inner = [_names(constant) for constant in code.co_consts if isinstance(constant, CodeType)]
+    return set(code.co_names).union(*inner)
 
 
 def _cells(function):

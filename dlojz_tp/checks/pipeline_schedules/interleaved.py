@@ -2,6 +2,7 @@
 
 import torch
 
+from dlojz_tp import planner
 from dlojz_tp.checking import Wrong
 from dlojz_tp.checks.pipeline_schedules import orders as data
 from dlojz_tp.checks.pipeline_schedules import running
@@ -46,7 +47,7 @@ def balise_3(placement, interleaved_order, make_interleaved):
     for case in ((8, 2, 2), (7, 2, 3), (12, 4, 1), (9, 1, 4), (11, 2, 4), (24, 3, 4), (16, 4, 2)):
         _right_placement(placement, *case)
     yield "the order: idle time of 1F1B divided by the number of chunks, and no more memory than needed"
-    with data.own_orders():
+    with data.own_orders(planner.interleaved_1f1b):
         for case in (
             (2, 4, 2),
             (4, 8, 2),

@@ -12,9 +12,9 @@ HINTS = {
 }
 
 
-def own_orders():
-    """Inside, the planner's orders and PyTorch's refuse to be called by an answer."""
-    return out_of_reach(lambda name: Wrong("planner-called", name=name), *pipeline_schedules())
+def own_orders(ready):
+    """Inside, the planner's `ready` and PyTorch's schedules refuse to be called by an answer; it may build on others."""
+    return out_of_reach(lambda name: Wrong("planner-called", name=name), *pipeline_schedules(ready))
 
 
 def simulated(orders, costs, where: str, third: str = "", **more) -> planner.Simulation:

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from torch.distributed.pipelining import _backward
 
+from dlojz_tp import planner
 from dlojz_tp.checking import Operations, Wrong, close, held_bytes, pretended
 from dlojz_tp.checks.pipeline_schedules import orders as data
 
@@ -63,7 +64,7 @@ def balise_4(SplitStage, zero_bubble_order):  # noqa: N803
     yield "nothing of a micro-batch is kept after its weight gradients"
     _memory(SplitStage)
     yield "ZB-H1: (p − 1)(F + I − W) of idle time, with at most p micro-batches kept"
-    with data.own_orders():
+    with data.own_orders(planner.zero_bubble_h1):
         for p, m in ((2, 4), (4, 8), (1, 3), (3, 7), (4, 4), (8, 16), (4, 2), (5, 13)):
             _right_order(zero_bubble_order, p, m)
 

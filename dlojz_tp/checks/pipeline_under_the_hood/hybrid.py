@@ -164,6 +164,7 @@ def _one_step(hybrid_step, p, rows, replica, group):
     moving = [q for q in mine if q.requires_grad]
     returned = [None if q.grad is None else q.grad.cpu().clone() for q in moving]
     dist.barrier()
+    time.sleep(LATE)
     return {
         "rows": rows, "calls": calls, "beyond": sum(n for _, n, ranks in traffic.calls if ranks > dist.get_world_size(group)), "own": own, "loss": None if loss is None else _as_float(loss),
         "gradients": returned, "later": [None if q.grad is None else q.grad.cpu().clone() for q in moving],
@@ -201,8 +202,7 @@ def _cell(got, rank, size, p):
 
 
 def _group(got, rank, size, p):
-    wanted, where = [r for r in range(size) if r % p == rank % p], _where(rank, size, p)
-    members = got["group"]
+    wanted, where, members = [r for r in range(size) if r % p == rank % p], _where(rank, size, p), got["group"]
     if members == wanted:
         return
     if members is None or rank not in members:
@@ -248,7 +248,9 @@ def _gradients(step, ranks, number, rank, size, p):
         if step["beyond"] > A_FEW:
             raise Wrong("sent-to-all", got=step["beyond"], where=where)
         return
-    if close(step["later"], truth, 1e-6):
+    steps = [found[p]["steps"][number] for found in ranks]
+    pairs = [pair for each in steps for pair in zip(each["gradients"], each["later"], strict=True)]
+    if any(a is not None and b is not None and not close(a, b) for a, b in pairs):
         raise Wrong("reduce-not-waited", where=where)
     shares = [len(part) / step["rows"] for part in torch.arange(step["rows"]).tensor_split(n)]
     own = [ranks[r][p]["steps"][number]["own"] for r in range(size)]

@@ -52,6 +52,7 @@ def aside(make, large, ranks) -> int:
 
     large: builds the plain layer; each of its matrices holds at least 2^17 numbers, so that a copy of one, in whatever
     precision, is more than ASIDE. 0 where the answer fails: what else is looked at tells why.
+    tracemalloc goes on until the rank ends: to stop it crashes where other threads allocate meanwhile (until Python 3.13).
     """
     plain = large()
     gc.freeze()
@@ -68,7 +69,6 @@ def aside(make, large, ranks) -> int:
     except Exception:
         return 0
     finally:
-        tracemalloc.stop()
         gc.unfreeze()
 
 

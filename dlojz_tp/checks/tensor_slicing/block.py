@@ -55,10 +55,8 @@ def _config(**changes):
 
 MODELS_AT = {4: ("own",), 2: ("tied",), 1: ("own",)}  # size of the group -> models: a verdict must not take long
 _MODELS = {"own": CONFIG, "tied": _config(tied_head=True, layers=1)}
-
-
 _LARGE = _config(width=192, ffn_width=768)  # for `aside`
-_MODELS_LARGE = {"own": _config(width=128, vocab_size=1024, layers=1), "tied": _config()}
+_LARGE_MODEL = _config(width=128, vocab_size=1024, layers=1)
 
 
 @cache
@@ -75,7 +73,7 @@ def _case(kind: str) -> dict:
         generator = torch.Generator().manual_seed(5)
         batches = [torch.randint(v, (b, s), generator=generator) for _ in range(STEPS)]
     upstream = [noise(b, s, out, seed=30 + k) for k in range(STEPS)]
-    large = partial(*((Block, _LARGE) if kind == "block" else (Transformer, _MODELS_LARGE[kind])))
+    large = partial(Block, _LARGE) if kind == "block" else partial(Transformer, _LARGE_MODEL)
     return {
         "plain": plain, "other": other, "forms": forms, "batches": batches, "upstream": upstream, "large": large,
     }  # fmt: skip

@@ -19,6 +19,7 @@ from dlojz_tp.checks.tensor_slicing.products import Work
 from dlojz_tp.checks.tensor_slicing.right_ranks import CheckRanks
 
 SIZES = (4, 3, 1, 2)  # in one launch, the worlds of 3 and 1 side by side
+ASIDE_AT = 2  # ranks: the last size in each launch, as all that Python does is slower from then on
 TIMEOUT = 12  # seconds for the ranks of a launch: a deadlock must come back quickly
 PATIENCE = 6  # seconds that a rank waits for the others behind a step
 RATE, MOMENTUM, STEPS = 0.05, 0.9, 3
@@ -149,6 +150,12 @@ def exercise(Layer, case: dict, ranks: CheckRanks) -> dict:  # noqa: N803
     case: "plain" (the layer), "other" (one of the same sizes), "batches" (inputs), "upstream" (gradients of outputs),
     "forms" (what a rank may hold), "large" (builds a plain layer for `aside`).
     """
+    report = _train(Layer, case, ranks)
+    report["aside"] = aside(Layer, case["large"], ranks) if ranks.size == ASIDE_AT else 0
+    return report
+
+
+def _train(Layer, case: dict, ranks: CheckRanks) -> dict:  # noqa: N803
     plain, whole = case["plain"], state(case["plain"])
     report: dict = {"parameters": {}, "matched": {}, "stopped": "slices"}
     with Alive() as alive:
@@ -160,7 +167,6 @@ def exercise(Layer, case: dict, ranks: CheckRanks) -> dict:  # noqa: N803
         report["parameters"] = state(layer)
         report["matched"] = match(report["parameters"], case["forms"], whole, ranks.rank, ranks.size)
         report["storage"] = {n: p.untyped_storage().nbytes() for n, p in layer.named_parameters()}
-        report["aside"] = aside(Layer, case["large"], ranks) if ranks.size == max(SIZES) else 0
     if not together(error is None and len(report["matched"]) == len(report["parameters"]) > 0):
         if error is not None:
             raise error

@@ -9,7 +9,7 @@ from torch import nn
 from dlojz_tp.balise import BaliseNotDone
 from dlojz_tp.checking import Wrong, close, held_bytes
 from dlojz_tp.checks.tensor_slicing.alive import ASIDE, SLACK, Alive, aside
-from dlojz_tp.checks.tensor_slicing.common import noise, randomise
+from dlojz_tp.checks.tensor_slicing.common import ASIDE_AT, noise, randomise
 from dlojz_tp.checks.tensor_slicing.right_ranks import SequenceCheckRanks
 
 INPUTS, OUTPUTS = 12, 24
@@ -60,13 +60,13 @@ def one_part(make, dim: int, ranks) -> dict:
     with Alive() as alive:
         again = make(linear(8), ranks)
         found["beside"] = alive.held(again, known=[ranks.stream, *again.parameters()])
-    found["aside"] = aside(make, LARGE, ranks)
     then = copy.deepcopy(part)
     with torch.no_grad():
         plain.weight.zero_()
         plain.bias.zero_()
     found["follows"] = ranks.size > 1 and _changed(part, then)  # with one rank, the part is all of it
     found["bias error"] = _bare(make, ranks)
+    found["aside"] = aside(make, LARGE, ranks) if ranks.size == ASIDE_AT else 0
     faults = ("row bias", "frozen", "follows", "bias error")
     fits = found["held"] <= wanted.numel() * 8 and part.weight.dtype == wanted.dtype
     fits = fits and found["beside"] <= SLACK and found["aside"] <= ASIDE

@@ -28,8 +28,9 @@ _NOT_THEIRS = (
 class Outside:
     """Inside, what is allocated outside of tensors is followed. kept: bytes of copies that are alive at the end.
 
-    whole: bytes of a whole copy. lists: whether small objects count where they are many. What Python needs for objects and small tables is not counted. For processes that
-    end soon, ranks of a check: tracemalloc is never stopped, as that crashes where other threads allocate meanwhile.
+    whole: bytes of a whole copy. lists: whether small objects count where they are many. What Python needs for objects and
+    small tables is not counted. For processes that end soon, ranks of a check: tracemalloc is never stopped, as that
+    crashes where other threads allocate meanwhile (until Python 3.13).
     """
 
     def __init__(self, whole: int, on: bool = True, lists: bool = True):
