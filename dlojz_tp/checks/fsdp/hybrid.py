@@ -4,13 +4,12 @@ import functools
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from dlojz_tp.checking import Wrong, close
 from dlojz_tp.checking.one_launch import in_worlds
-from dlojz_tp.models import Llama, LlamaConfig
+from dlojz_tp.models import Llama, LlamaConfig, language_loss
 
 HINTS = {
     "hybrid-not-sharded": "{name} is a whole tensor on rank {rank}, not a shard.",
@@ -68,10 +67,6 @@ def _tokens(size):
     return torch.randint(24, (2 * size, 6), generator=torch.Generator().manual_seed(size))
 
 
-def _loss(model, tokens):
-    return F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
-
-
 def _hybrid(shard_hybrid):
     """On a rank: for each number of replicas which rows of each parameter it holds, and what a step does."""
     rank, size, found = dist.get_rank(), dist.get_world_size(), {}
@@ -97,7 +92,7 @@ def _hybrid(shard_hybrid):
             continue
         seen["rows"] = {name: _rows(p, wholes[name]) for name, p in model.named_parameters()}
         optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
-        _loss(model, _tokens(size)[rank::size]).backward()
+        language_loss(model, _tokens(size)[rank::size]).backward()
         optimizer.step()
         seen["shards"] = {name: p.to_local().detach().clone() for name, p in model.named_parameters()}
     try:
@@ -182,7 +177,7 @@ def _name_the_mistake(size, replicas, shards, ranks, shapes, wrong, where):
 @functools.cache
 def _truth(size):
     model = _model()
-    _loss(model, _tokens(size)).backward()
+    language_loss(model, _tokens(size)).backward()
     return {name: (p - RATE * p.grad).detach() for name, p in model.named_parameters()}
 
 

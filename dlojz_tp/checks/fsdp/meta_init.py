@@ -5,7 +5,6 @@ import warnings
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule
@@ -16,7 +15,7 @@ from dlojz_tp.checking.one_launch import in_worlds
 from dlojz_tp.checks.fsdp.common import has_memory
 from dlojz_tp.checks.fsdp.kept import kept_outside
 from dlojz_tp.measure.live import LiveBytes
-from dlojz_tp.models import Llama, LlamaConfig
+from dlojz_tp.models import Llama, LlamaConfig, language_loss
 
 HINTS = {
     "no-model-back": "Return the sharded model, an nn.Module.",
@@ -115,7 +114,7 @@ def _built(build_sharded):
     if dist.get_world_size() == 2:
         found["again"] = [_locals(build_sharded(make_model, mesh, seed)) for seed in (3, 4)]
     tokens = _tokens()
-    loss = F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+    loss = language_loss(model, tokens)
     loss.backward()
     found["loss"] = loss.detach()
     weight = model.blocks[0].attention.query.weight
@@ -247,7 +246,7 @@ def _right_loss(size, ranks):
     weights = {name: torch.cat([found["weights"][name] for found in ranks]) for name in ranks[0]["weights"]}
     model.load_state_dict(weights)
     tokens = _tokens()
-    loss = F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+    loss = language_loss(model, tokens)
     loss.backward()
     gradient = model.blocks[0].attention.query.weight.grad
     for rank, found in enumerate(ranks):

@@ -5,12 +5,11 @@ import math
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch.distributed.fsdp import fully_shard
 
 from dlojz_tp.checking import Traffic, Wrong, close
 from dlojz_tp.checking.one_launch import in_worlds
-from dlojz_tp.models import Llama, LlamaConfig
+from dlojz_tp.models import Llama, LlamaConfig, language_loss
 
 HINTS = {
     "no-sync-is-ddp": "no_sync() belongs to DDP. A sharded module has set_requires_gradient_sync(True or False) instead.",
@@ -77,10 +76,6 @@ def _micro_batches(rank, case, call=0):
     return list(tokens.split(CASES[case]))
 
 
-def _loss(model, tokens):
-    return F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
-
-
 def _accumulated(accumulate):
     """On a rank: for each case weights, loss and traffic of two calls, and the traffic of a plain backward after them."""
     rank, found = dist.get_rank(), {}
@@ -112,7 +107,7 @@ def _accumulated(accumulate):
         if case != TWICE:
             continue
         with Traffic() as traffic:
-            _loss(model, _micro_batches(rank, "one")[0]).backward()
+            language_loss(model, _micro_batches(rank, "one")[0]).backward()
         seen["after"] = _reduced(traffic)
     return found
 
@@ -152,7 +147,7 @@ def _truth(size, case, calls, how="right"):
                     "sum": 1.0,
                     "twice": len(tokens) / total / size,
                 }
-                (_loss(model, tokens) * share[how] / size).backward()
+                (language_loss(model, tokens) * share[how] / size).backward()
         optimizer.step()
     return [p.detach() for p in model.parameters()]
 
@@ -219,7 +214,7 @@ def _right_loss(size, rank, found, case):
     except (TypeError, ValueError, RuntimeError) as error:
         raise Wrong("loss-not-a-number", got=loss, where=where) from error
     model, batches = _model(), _micro_batches(rank, case)
-    losses = [_loss(model, tokens).item() for tokens in batches]
+    losses = [language_loss(model, tokens).item() for tokens in batches]
     wanted = sum(one * len(tokens) for one, tokens in zip(losses, batches)) / sum(CASES[case])
     if not math.isclose(loss, wanted, rel_tol=1e-5):
         share = len(batches[-1]) / sum(CASES[case])

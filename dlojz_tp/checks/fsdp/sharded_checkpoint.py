@@ -9,7 +9,6 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -17,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from dlojz_tp.checking import Wrong, close
 from dlojz_tp.checking.one_launch import in_worlds
 from dlojz_tp.checks.fsdp.common import has_memory
-from dlojz_tp.models import Llama, LlamaConfig
+from dlojz_tp.models import Llama, LlamaConfig, language_loss
 
 HINTS = {
     "nothing-in-folder": "After save_checkpoint, the folder is not there.",
@@ -88,7 +87,7 @@ def _train(model, optimizer, steps):
     losses = []
     for step in steps:
         tokens = torch.randint(90, (12, 7), generator=torch.Generator().manual_seed(step))[rank::size]
-        loss = F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+        loss = language_loss(model, tokens)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
