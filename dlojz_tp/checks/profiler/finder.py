@@ -4,6 +4,7 @@ import _thread
 import linecache
 import threading
 import traceback
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -125,6 +126,8 @@ def balise_3(WaitFinder):  # noqa: N803  (the answer is a class)
             line for _, line in wanted
         ]:
             raise Wrong("torch-by-name", expected=wanted[0][1], got=found[0][1] or "a line without text") from None
+        if _lists_the_outermost(lambda: _found(WaitFinder, page["four"], x.abs())[1]):
+            raise Wrong("outer-line", expected=wanted[0][1], got=found[0][1] or "a line without text") from None
         raise
     yield "the innermost line, also in a function of a function, and in the backward pass"
     _right_lines(_found(WaitFinder, page["outer"], x)[1], [(ITEM, "return x.max().item()")], "outer-line")
@@ -241,6 +244,13 @@ def _right_operators(found, wanted):
             if name == line:
                 slug = "no-pairs"
             raise Wrong(slug, expected=name, got=got)
+
+
+def _lists_the_outermost(run) -> bool:
+    """Whether the lines listed are those with which every thread begins: here, the outermost may have no text."""
+    with ThreadPoolExecutor(1) as pool:
+        found = pool.submit(run).result()
+    return {str(line).strip() for _, line in found} == {"self._bootstrap_inner()"}
 
 
 def _right_lines(found, wanted, usual):

@@ -65,10 +65,12 @@ class Images:
         self._tear()
         if self.late:
             self.late, self.busy = False, True
-            for _ in range(8):  # until nobody writes any more
+            still = 0
+            for _ in range(12):  # until nobody writes any more; on a busy machine a rank may rest for a moment
                 before = _listing(self.folder)
                 time.sleep(LATE)
-                if before == _listing(self.folder):
+                still = still + 1 if before == _listing(self.folder) else 0
+                if still == 3:
                     break
             self.busy = False
             self.take("the last rank begins to write")
