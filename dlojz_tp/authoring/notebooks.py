@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import os
+import sys
 from pathlib import Path
 
 import jupytext
@@ -116,25 +117,30 @@ def write(notebook: nbformat.NotebookNode, target: Path) -> Path:
     return target
 
 
+def chosen(names: list[str]) -> list[Path] | None:
+    """The sources of these practical works, in order, all for none; None, and one line said, for an unknown name."""
+    paths = sorted(SOLUTIONS.glob("[0-9][0-9]_*.py"))
+    unknown = set(names) - {path.stem for path in paths}
+    if unknown:
+        print(f"no such practical work: {', '.join(sorted(unknown))}", file=sys.stderr)
+        return None
+    return [path for path in paths if not names or path.stem in names]
+
+
 def main(argv: list[str]) -> int:
     """`python -m dlojz_tp build [--solutions] [--force] [NAME ...]`: write the notebooks; 0 if all went well."""
     import argparse
-    import sys
 
     parser = argparse.ArgumentParser(prog="python -m dlojz_tp build", description="Write notebooks from their sources.")
     parser.add_argument("names", nargs="*", help="practical works (default: all)")
     parser.add_argument("--solutions", action="store_true", help="execute the solutions whose source changed")
     parser.add_argument("--force", action="store_true", help="execute them even where nothing changed")
     options = parser.parse_args(argv)
-    paths = sorted(SOLUTIONS.glob("[0-9][0-9]_*.py"))
-    unknown = set(options.names) - {path.stem for path in paths}
-    if unknown:
-        print(f"no such practical work: {', '.join(sorted(unknown))}", file=sys.stderr)
+    paths = chosen(options.names)
+    if paths is None:
         return 2
     failed = 0
     for path in paths:
-        if options.names and path.stem not in options.names:
-            continue
         try:
             if options.solutions:
                 done = build_solution(path, force=options.force)

@@ -26,9 +26,8 @@ def main(argv: list[str]) -> int:
     parser.add_argument("names", nargs="*", help="practical works (default: all)")
     parser.add_argument("--into", type=Path, default=RUNS, help=f"folder of the executed notebooks (default: {RUNS})")
     options = parser.parse_args(argv)
-    paths = sorted(SOLUTIONS.glob("[0-9][0-9]_*.py"))
-    if unknown := set(options.names) - {path.stem for path in paths}:
-        print(f"no such practical work: {', '.join(sorted(unknown))}", file=sys.stderr)
+    paths = notebooks.chosen(options.names)
+    if paths is None:
         return 2
     if not torch.cuda.is_available():
         print("nothing to record: torch finds no GPU here (python -m dlojz_tp doctor says why)", file=sys.stderr)
@@ -41,11 +40,10 @@ def main(argv: list[str]) -> int:
     failed = []
     with tempfile.TemporaryDirectory() as state:  # gains of this run alone
         for path in paths:
-            if not options.names or path.stem in options.names:
-                start = time.monotonic()
-                said = _run(path, options.into / f"{path.stem}.ipynb", state)
-                print(f"{path.stem}: {said or 'done'}, {time.monotonic() - start:.0f} s", flush=True)
-                failed += [path.stem] * bool(said)
+            start = time.monotonic()
+            said = _run(path, options.into / f"{path.stem}.ipynb", state)
+            print(f"{path.stem}: {said or 'done'}, {time.monotonic() - start:.0f} s", flush=True)
+            failed += [path.stem] * bool(said)
     print(f"figures: {FOLDER}\nnotebooks: {options.into}")
     if failed:
         print(f"failed: {', '.join(failed)}", file=sys.stderr)
