@@ -20,7 +20,11 @@ HINTS = {
 
 @contextlib.contextmanager
 def _drawable():
-    """On the meta device there is no sampler of the Dirichlet distribution, which Beta uses: shapes are enough."""
+    """On the meta device there is no sampler of the Dirichlet distribution, which Beta uses: shapes are enough.
+
+    Once torch.compile has run in a process, distributions no longer check their arguments by default (torch/_dynamo/eval_frame.py):
+    the answer is judged as in a training that has not compiled anything.
+    """
     sample = torch._sample_dirichlet
 
     def drawn(concentration, *args, **kwargs):
@@ -28,7 +32,8 @@ def _drawable():
             return torch.empty_like(concentration)
         return sample(concentration, *args, **kwargs)
 
-    with mock.patch.object(torch, "_sample_dirichlet", drawn):
+    checking = mock.patch.object(torch.distributions.Distribution, "_validate_args", __debug__)
+    with checking, mock.patch.object(torch, "_sample_dirichlet", drawn):
         yield
 
 

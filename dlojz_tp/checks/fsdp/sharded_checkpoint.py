@@ -6,9 +6,11 @@ import threading
 import time
 import warnings
 from pathlib import Path
+from unittest import mock
 
 import torch
 import torch.distributed as dist
+from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -129,11 +131,13 @@ def _use(save_checkpoint, load_checkpoint, folder):
         _train(model, optimizer, range(2))
         first = folder / "first"
         threads = threading.active_count()
-        with _Largest() as largest:
+        with _Largest() as largest, _late_threads():
             save_checkpoint(first, model, optimizer, STEP)
-        found["metadata"] = (first / ".metadata").exists()
+            found["metadata"] = (first / ".metadata").exists()
         if not found["metadata"] and threading.active_count() > threads:
-            _wait_for(first / ".metadata")  # a thread still writes, and talks: a barrier would get in its way
+            _wait_until(lambda: threading.active_count() <= threads)  # it also talks: a collective would get in its way
+            found["files"] = _files(first)
+            return found
         found["largest"], found["saved"] = largest.elements, _state(model, optimizer)
         dist.barrier()
         found["files"] = _files(first)
@@ -163,11 +167,28 @@ def _use(save_checkpoint, load_checkpoint, folder):
     return found
 
 
-def _wait_for(file, seconds=8.0):
+@contextlib.contextmanager
+def _late_threads():
+    """A thread that writes in the background begins when this ends (or after half a second, if somebody waits for it)."""
+    ended, here = threading.Event(), threading.current_thread()
+    write = FileSystemWriter.write_data
+
+    def late(*args, **kwargs):
+        if threading.current_thread() is not here:
+            ended.wait(0.5)
+        return write(*args, **kwargs)
+
+    with mock.patch.object(FileSystemWriter, "write_data", late):
+        try:
+            yield
+        finally:
+            ended.set()
+
+
+def _wait_until(true, seconds=20.0):
     until = time.monotonic() + seconds
-    while not file.exists() and time.monotonic() < until:
+    while not true() and time.monotonic() < until:
         time.sleep(0.02)
-    time.sleep(0.5)
 
 
 def _state(model, optimizer):
@@ -189,8 +210,6 @@ def _files(folder):
 
 def _entries(folder):
     """Of each tensor in the checkpoint, how many elements its largest piece has."""
-    from torch.distributed.checkpoint import FileSystemReader
-
     with contextlib.suppress(Exception):
         metadata = FileSystemReader(folder).read_metadata()
         return {
