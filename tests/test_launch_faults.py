@@ -303,6 +303,20 @@ def test_a_dead_server_is_replaced():
     assert launch.ranks(abs, -1, n=1) == [1]
 
 
+def test_a_server_whose_end_was_interrupted_is_replaced(monkeypatch):
+    def interrupted(_server):
+        raise KeyboardInterrupt
+
+    launch.ranks(abs, 1)
+    old = client.get()
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(client, "_drop", interrupted)
+        client.close()
+    assert launch.ranks(abs, -1, n=1) == [1]
+    assert client.get() is not old
+    client._drop(old)
+
+
 def test_ranks_die_with_the_server():
     launch.ranks(abs, 1)
     server = psutil.Process(client.get().process.pid)

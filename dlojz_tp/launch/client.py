@@ -65,8 +65,8 @@ def get() -> Server:
     global _server
     with _starting:
         if _server is not None and _server.process.poll() is not None:
-            _drop(_server)
-            _server = None
+            server, _server = _server, None
+            _drop(server)
         if _server is None:
             _server = _start()
         return _server
@@ -76,9 +76,9 @@ def close() -> None:
     """End the server and all its ranks; the next launch starts a new one."""
     global _server
     with _starting:
-        if _server is not None:
-            _drop(_server)
-            _server = None
+        server, _server = _server, None  # first of all: whatever interrupts this, nobody asks a server that goes
+        if server is not None:
+            _drop(server)
 
 
 def _start() -> Server:

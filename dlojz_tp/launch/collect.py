@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dlojz_tp.launch import client, errors, stacks, wire
+from dlojz_tp.launch import client, errors, patience, stacks, wire
 
 START_LIMIT_S = 120.0  # from the request to all ranks up; a cold server is in it
 GRACE_S = 0.2  # after a failure: ranks that fail alike report within this time
@@ -28,6 +28,7 @@ class Rank:
     out: int  # the read end of the pipe it prints to
     label: bytes  # what its printed lines start with
     state: str = "starting"  # then "running", then "returned" or "failed"
+    pid: int = 0  # once it is up
     result: bytes = b""
     report: dict = field(default_factory=dict)
     failed_at: float = 0.0
@@ -46,7 +47,8 @@ class Rank:
 def watch(ranks: list[Rank], server: client.Server, folder: Path, timeout: float) -> None:
     """Listen until every rank has returned.
 
-    Arguments: ranks; server, their fork server; folder, the launch's own; timeout, seconds from when all are up.
+    Arguments: ranks; server, their fork server; folder, the launch's own; timeout, seconds from when all are up, and
+    more where a busy machine keeps them from running (see patience.py).
     Errors: RankError, BaliseNotDone (see errors.root_cause); client.ServerGone.
     """
     with selectors.DefaultSelector() as selector:
@@ -55,13 +57,18 @@ def watch(ranks: list[Rank], server: client.Server, folder: Path, timeout: float
             selector.register(r.conn, selectors.EVENT_READ, lambda r=r: listen(r) or selector.unregister(r.conn))
             selector.register(r.out, selectors.EVENT_READ, lambda r=r: echo(r) or selector.unregister(r.out))
         limit = time.monotonic() + START_LIMIT_S
-        all_up = False
+        all_up, began = False, 0.0
         while not all(r.done for r in ranks):
             if not all_up and all(r.state != "starting" for r in ranks):
-                all_up, limit = True, time.monotonic() + timeout
+                all_up, began = True, time.monotonic()
+                limit = began + timeout
             failed = [r for r in ranks if r.failed]
             until = min([limit, *(r.failed_at + _grace(r) for r in failed)])
             left = until - time.monotonic()
+            if left <= 0 and all_up and not failed:
+                at_work = {r.pid: not r.done for r in ranks}
+                left = patience.more_time(at_work, time.monotonic() - began, timeout)
+                limit = time.monotonic() + left
             if left <= 0:
                 break
             for key, _ in selector.select(left):
@@ -94,7 +101,7 @@ def listen(r: Rank) -> bool:
     while message := wire.take(r.unread):
         tag, data = message
         if tag == wire.UP:
-            r.state = "running"
+            r.state, r.pid = "running", int(data)
         elif tag == wire.RETURNED:
             r.state, r.result = "returned", data
         else:

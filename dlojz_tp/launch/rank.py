@@ -63,7 +63,7 @@ def _run(rank: int, request: dict, folder: Path, conn: socket.socket) -> tuple[b
         fn, args, kwargs = pickle.loads(task)
         doing = " while it joined the other ranks"
         _join(rank, request, folder)
-        wire.send(conn, wire.UP)
+        wire.send(conn, wire.UP, str(os.getpid()).encode())
         doing = ""
         value = fn(*args, **kwargs)
         if request["backend"] == "nccl":

@@ -33,7 +33,8 @@ def ranks(fn, *args, n: int = 2, timeout: float = 30, **kwargs) -> list:
             importable module by name. An argument of its own called `n` or `timeout` needs functools.partial.
         args, kwargs: its arguments, the same on all ranks.
         n: number of ranks, 1 to 64.
-        timeout: seconds the ranks have, counted from when all of them are ready.
+        timeout: seconds the ranks have, counted from when all of them are ready. Where other programs take the cores,
+            the time in which the ranks could not run does not count.
     Returns the list of results, in rank order.
     Errors: RankError when a rank raises, dies, exits, hangs or returns what cannot be sent; BaliseNotDone where the
         function needs a balise that is not written; TypeError when `fn` or an argument cannot be sent; ValueError

@@ -1,0 +1,74 @@
+"""Ranks that are late: is it they who wait for ever, or has a busy machine kept them from running?
+
+The seconds that ranks are given are meant for ranks that have a core when they want one. Where other programs take
+the cores, the clock runs on and the ranks do not: so what a rank has waited for a core does not count, nor does the
+time in which it could run and has not yet had its seconds. Ranks that all wait for each other want no core; one in an
+endless loop has soon had its seconds: both are found on time.
+"""
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+MOST = 8  # times the seconds that were given: then it is enough, whatever the machine does
+LOOK_AGAIN_S = 0.1
+TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
+
+
+@dataclass
+class Share:
+    """What a rank, with all processes that it started, has had of the machine. wants: it would run just now."""
+
+    used: float = 0.0  # seconds of CPU
+    waited: float = 0.0  # seconds in which it could have run and had no core
+    wants: bool = False
+
+
+def more_time(pids: dict[int, bool], spent: float, given: float) -> float:
+    """Seconds that the ranks may go on; 0 where they have had their time.
+
+    pids: process of each rank -> whether it is still at work. spent: seconds since all were up. given: what they have.
+    """
+    if spent >= MOST * given:
+        return 0.0
+    found = shares(pids)
+    if not found:  # no Linux: the load of the last minute has to do
+        load = os.getloadavg()[0] / (os.cpu_count() or 1) if hasattr(os, "getloadavg") else 1.0
+        return max(0.0, given * min(4.0, max(1.0, load)) - spent)
+    working = [share for pid, share in found.items() if pids[pid]]
+    if any(share.used >= given for share in working):
+        return 0.0
+    owed = given + sum(share.waited for share in found.values()) - spent
+    return max(owed, LOOK_AGAIN_S * any(share.wants for share in working), 0.0)
+
+
+def shares(pids: Iterable[int], proc: Path = Path("/proc")) -> dict[int, Share]:
+    """The share of each rank that lives, each the leader of its session; {} where the system does not tell."""
+    found: dict[int, Share] = {}
+    for process in proc.glob("[0-9]*"):
+        try:
+            session = int(_fields(process)[3])
+            if session not in pids:
+                continue
+            share = found.setdefault(session, Share())
+            for thread in (process / "task").iterdir():
+                state, *_ = fields = _fields(thread)
+                share.used += (int(fields[11]) + int(fields[12])) / TICKS
+                share.waited += _waited(thread)
+                share.wants |= state in "RD"  # could run, or reads from a disk
+        except (OSError, IndexError, ValueError):
+            continue  # it has gone meanwhile
+    return found
+
+
+def _fields(process: Path) -> list[str]:
+    """What stands behind the name in `stat`: the state, the parent, the group, the session …"""
+    return (process / "stat").read_text().rpartition(") ")[2].split()
+
+
+def _waited(thread: Path) -> float:
+    try:
+        return int((thread / "schedstat").read_text().split()[1]) / 1e9
+    except (OSError, IndexError):
+        return 0.0  # a kernel that does not count it
