@@ -1,9 +1,13 @@
 """The tools that checks are written with."""
 
 import functools
+import os
+import random
+import time
 import weakref
 from collections import deque
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -16,6 +20,7 @@ from dlojz_tp.checking import (
     Traffic,
     attributes,
     autocast_on_meta,
+    busy,
     close,
     copies,
     describe,
@@ -226,3 +231,47 @@ def test_checks_run_their_ranks_on_the_cpu(monkeypatch):
 
     assert judge(check, (), number=1, title="", hints={}).passed
     assert (seen, launch.backend(2)) == (["gloo"], "nccl")
+
+
+def test_a_verdict_depends_neither_on_the_settings_nor_on_the_draws_of_the_notebook():
+    def check():
+        state = (torch.get_default_dtype(), str(torch.get_default_device()), torch.is_grad_enabled())
+        seen.append(
+            (*state, torch.are_deterministic_algorithms_enabled(), torch.is_anomaly_enabled(), torch.ones(2).dtype)
+        )
+        seen[-1] += (torch.rand(1).item(), random.random(), np.random.random())  # noqa: NPY002
+        yield "the settings"
+        torch.set_grad_enabled(False)
+
+    seen = []
+    assert judge(check, (), number=1, title="", hints={}).passed
+    draw = torch.rand(1)
+    torch.set_default_dtype(torch.float64)
+    torch.set_default_device("meta")
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    before = torch.get_rng_state()
+    try:
+        with torch.no_grad(), torch.autograd.set_detect_anomaly(True), torch.autocast("cpu"):
+            assert judge(check, (), number=1, title="", hints={}).passed
+            assert not torch.is_grad_enabled() and torch.is_autocast_enabled("cpu") and torch.is_anomaly_enabled()
+        assert torch.is_grad_enabled() and torch.get_default_dtype() == torch.float64
+        assert torch.get_default_device().type == "meta" and torch.get_deterministic_debug_mode() == 1
+    finally:
+        torch.set_default_dtype(torch.float32)
+        torch.set_default_device(None)
+        torch.use_deterministic_algorithms(False)
+    assert seen[0] == seen[1] and seen[0][:4] == (torch.float32, "cpu", True, False)
+    assert torch.equal(before, torch.get_rng_state()) and draw.item() != seen[0][6]
+
+
+def test_a_busy_machine_gives_more_time(monkeypatch):
+    monkeypatch.setattr(os, "getloadavg", lambda: (3.0 * os.cpu_count(), 0, 0))
+    assert busy.factor() == 3.0
+    clock = busy.Clock()
+    now = time.monotonic()
+    for spent, waited, passed in ((9, 0, False), (31, 0, True), (40, 35, False), (59, 58, False), (61, 60, True)):
+        monkeypatch.setattr(time, "monotonic", lambda spent=spent: now + spent)
+        monkeypatch.setattr(busy, "_waited", lambda waited=waited: clock._waited + waited)
+        assert clock.passed(10) == passed, (spent, waited)
+    monkeypatch.setattr(os, "getloadavg", lambda: (0.1, 0, 0))
+    assert busy.factor() == 1.0

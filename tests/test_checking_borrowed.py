@@ -1,7 +1,11 @@
 """An answer that borrows what it was to write is noticed."""
 
+import contextlib
 import functools
+import inspect
 import pickle
+import sys
+import types
 
 import pytest
 from torch import nn
@@ -44,6 +48,50 @@ def test_what_is_out_of_reach_raises_under_any_name_and_works_again_outside():
                 call()
         assert planner.one_f_one_b(2, 3)
     assert all(call() == before for call in calls)
+
+
+def test_copies_are_out_of_reach_too_made_from_the_text_or_from_the_code():
+    before, profile = planner.one_f_one_b(2, 3), sys.getprofile()
+    text = inspect.getsource(planner.one_f_one_b)
+    space = dict(vars(planner.schedules))
+    exec(text.replace("stage", "s"), space)
+    as_function = types.FunctionType(planner.one_f_one_b.__code__, vars(planner.schedules))
+    for copy in (space["one_f_one_b"], as_function):
+        with pytest.raises(Borrowed, match="one_f_one_b"), out_of_reach(Borrowed, planner.one_f_one_b, copies=True):
+            copy(2, 3)
+        with pytest.raises(Borrowed, match="one_f_one_b"), out_of_reach(Borrowed, planner.one_f_one_b, copies=True):
+            with contextlib.suppress(Borrowed):
+                copy(2, 3)
+            copy(2, 3)  # it is not let off
+    with out_of_reach(Borrowed, planner.one_f_one_b, copies=True):
+        assert inspect.getsource(planner.one_f_one_b) == text
+        assert space["gpipe"](1, 1) == [[("F", 0), ("B", 0)]]  # another one
+        assert _in_other_steps(2, 3) == before
+    with out_of_reach(Borrowed, planner.one_f_one_b):
+        assert space["one_f_one_b"](2, 3) == before
+    assert space["one_f_one_b"](2, 3) == before and sys.getprofile() is profile
+
+
+def _in_other_steps(n_stages, n_micro_batches):
+    orders = []
+    for stage in range(n_stages):
+        warm_up = min(n_stages - stage - 1, n_micro_batches)
+        order = [("F", k) for k in range(warm_up)]
+        for k in range(n_micro_batches - warm_up):
+            order += [("F", warm_up + k), ("B", k)]
+        orders.append(order + [("B", k) for k in range(n_micro_batches - warm_up, n_micro_batches)])
+    return orders
+
+
+def test_who_watches_calls_goes_on_watching():
+    calls = []
+    sys.setprofile(lambda frame, event, _: calls.append(frame.f_code.co_name) if event == "call" else None)
+    try:
+        with out_of_reach(Borrowed, planner.gpipe, copies=True):
+            _in_other_steps(1, 1)
+    finally:
+        sys.setprofile(None)
+    assert "_in_other_steps" in calls
 
 
 def test_classes_can_be_out_of_reach_also_those_that_inherit_their_init():

@@ -69,7 +69,34 @@ def test_a_rank_that_ends_is_named_by_its_own_world():
         in_worlds(_dies_in_two)
 
 
+def _waits_in_two():
+    if dist.get_world_size() == 2:
+        dist.recv(torch.zeros(1), 1 - dist.get_rank())
+
+
+def test_a_hang_is_named_by_its_own_world():
+    with pytest.raises(launch.RankError) as caught:
+        in_worlds(_waits_in_two, sizes=(2, 3), timeout=1)
+    assert caught.value.kind == "hung" and caught.value.world_size == 2
+    assert caught.value.summary.startswith("ranks 0, 1 of 2 hung: still waiting after 1 s in recv")
+    assert "init_process_group" not in caught.value.summary
+
+
 def test_a_hint_from_a_rank_comes_through():
     with pytest.raises(Wrong) as caught:
         in_worlds(_alone_is_wrong)
     assert (caught.value.slug, caught.value.where) == ("alone", "rank 0 of 1")
+
+
+def _counting():
+    calls = []
+
+    def count():
+        calls.append(dist.get_world_size())
+        return list(calls)
+
+    return count
+
+
+def test_what_an_answer_keeps_is_new_in_each_world():
+    assert in_worlds(_counting(), sizes=(2, 1)) == {2: [[2], [2]], 1: [[1]]}

@@ -3,7 +3,6 @@
 import contextlib
 import io
 import os
-import random
 import signal
 import sysconfig
 import threading
@@ -15,8 +14,10 @@ from pathlib import Path
 from types import ModuleType
 
 from dlojz_tp.balise import BaliseNotDone
+from dlojz_tp.checking import busy
+from dlojz_tp.checking.usual_state import usual_state
 
-DEADLINE = 60.0  # seconds for one check: an endless loop in an answer must not hold the trainee
+DEADLINE = 60.0  # seconds for one check, on a machine that does nothing else: no endless loop must hold the trainee
 PRINTED = 2000  # characters of the answer's own prints that are shown again
 
 
@@ -89,7 +90,8 @@ def judge(
 ) -> Verdict:
     """Run `check(*answers)` and return its verdict. Never raises for a wrong answer; KeyboardInterrupt passes through.
 
-    hints: {slug: text} of the check's module. deadline: seconds. The random state of the caller is kept.
+    hints: {slug: text} of the check's module. deadline: seconds, more on a busy machine. The caller's settings and
+    random state are kept, and have no part in the verdict.
     """
     seen: list[str] = []
     looking = ""
@@ -106,7 +108,7 @@ def judge(
         return verdict("fail", failed=looking, slug=slug, hint=text, **more)
 
     try:
-        with _same_random_state(), _ranks_on_cpu(), contextlib.redirect_stdout(out), _deadline(deadline):
+        with usual_state(), _ranks_on_cpu(), contextlib.redirect_stdout(out), _deadline(deadline):
             for claim in check(*answers):
                 if looking:
                     seen.append(looking)
@@ -121,7 +123,7 @@ def judge(
         texts = {key: _text(getattr(wrong, key)) for key in ("expected", "got")}
         return fail(wrong.slug, where=wrong.where, fields=wrong.fields, **texts)
     except _Overdue:
-        return fail("endless", fields={"seconds": deadline})
+        return fail("endless", fields={"seconds": time.perf_counter() - start})
     except SystemExit as error:
         return fail("left", fields={"error": f"SystemExit({error.code!r})"})
     except KeyboardInterrupt:
@@ -192,25 +194,6 @@ def _shorten(text: str) -> str:
 
 
 @contextlib.contextmanager
-def _same_random_state():
-    import numpy
-    import torch
-
-    state, others = torch.get_rng_state(), (random.getstate(), numpy.random.get_state())  # noqa: NPY002
-    threads, dtype, grad = torch.get_num_threads(), torch.get_default_dtype(), torch.is_grad_enabled()
-    try:
-        yield
-    finally:
-        torch.set_rng_state(state)
-        random.setstate(others[0])
-        numpy.random.set_state(others[1])  # noqa: NPY002
-        torch.set_default_dtype(dtype)
-        torch.set_grad_enabled(grad)
-        if torch.get_num_threads() != threads:
-            torch.set_num_threads(threads)
-
-
-@contextlib.contextmanager
 def _ranks_on_cpu():
     """Checks hand CPU tensors to ranks, in float64: NCCL would refuse them on a node with several GPUs."""
     from dlojz_tp.launch.place import ON_CPU
@@ -228,13 +211,19 @@ def _ranks_on_cpu():
 
 @contextlib.contextmanager
 def _deadline(seconds: float):
-    """Raise _Overdue in this thread after `seconds`. Only the main thread can be woken so; others run without."""
+    """Raise _Overdue in this thread after `seconds`, more on a busy machine.
+
+    Only the main thread can be woken so; others run without.
+    """
     if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "SIGALRM"):
         yield
         return
 
+    clock = busy.Clock()
+
     def overdue(_signal, _frame):
-        raise _Overdue
+        if clock.passed(seconds):
+            raise _Overdue
 
     before = signal.signal(signal.SIGALRM, overdue)
     signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)  # again each second, should a library have swallowed it

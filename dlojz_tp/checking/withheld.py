@@ -1,0 +1,108 @@
+"""Hold back what an asynchronous collective or message writes until somebody waits for it."""
+
+import torch.distributed as dist
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+from dlojz_tp.measure.communications import collective
+
+_WATCHED = "wait", "is_completed", "get_future"
+_WRITES_NOTHING = "send", "barrier"
+
+
+class Withheld(TorchDispatchMode):
+    """Inside, a collective's result is in its tensors only once its `Work` was waited for: never earlier by chance.
+
+    Without it, whether a forgotten wait() shows depends on which rank is the quicker one. Here the collective runs on
+    copies. They are brought in by `wait()`, by an `is_completed()` that says True, and before what hangs on
+    `get_future()`; `left()` brings in what nobody waited for. A message that is received counts as a collective here.
+    Enter it before a mode that counts. Not for DDP and FSDP, which wait in C++.
+
+    waiting: called, if given, when a rank is about to wait for a collective.
+    """
+
+    def __init__(self, waiting=None):
+        super().__init__()
+        self.waiting = waiting
+        self._running: dict[int, tuple] = {}  # of a Work: itself, (tensor, copy) of all that it writes
+
+    def __enter__(self):
+        self._before = {name: getattr(dist.Work, name) for name in _WATCHED}
+        for name in _WATCHED:
+            setattr(dist.Work, name, getattr(self, f"_{name}"))
+        return super().__enter__()
+
+    def __exit__(self, *error):
+        super().__exit__(*error)
+        for name, method in self._before.items():
+            setattr(dist.Work, name, method)
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        call = collective(func, args)
+        if call is None or func.namespace != "c10d" or call[0] in _WRITES_NOTHING:
+            return func(*args, **(kwargs or {}))
+        copies: list[tuple] = []
+        out = func(_copied(args[0], copies), *args[1:], **(kwargs or {}))
+        work = dist.Work.unbox(out[-1] if isinstance(out, tuple) else out)
+        self._running[id(work)] = work, copies
+        return out
+
+    def forgotten(self) -> int:
+        """How many collectives and messages nobody has waited for."""
+        return len(self._running)
+
+    def left(self) -> int:
+        """Wait for all that nobody has waited for, on all ranks; how many collectives that were."""
+        running = list(self._running.values())
+        for work, _ in running:
+            self._before["wait"](work)
+            self._bring(work)
+        return len(running)
+
+    @property
+    def _wait(self):
+        def wait(work, *args, **kwargs):
+            if self.waiting is not None and id(work) in self._running:
+                self.waiting()
+            done = self._before["wait"](work, *args, **kwargs)
+            self._bring(work)
+            return done
+
+        return wait
+
+    @property
+    def _is_completed(self):
+        def is_completed(work):
+            done = self._before["is_completed"](work)
+            if done:
+                self._bring(work)
+            return done
+
+        return is_completed
+
+    @property
+    def _get_future(self):
+        def get_future(work):
+            def bring(future):
+                self._bring(work)
+                return future.value()
+
+            return self._before["get_future"](work).then(bring)
+
+        return get_future
+
+    def _bring(self, work) -> None:
+        _, copies = self._running.pop(id(work), (None, ()))
+        with _disable_current_modes():
+            for tensor, copy in copies:
+                tensor.data.copy_(copy)
+
+
+def _copied(written, copies):
+    """Copies of the tensors that a collective writes, in lists as deep; one with gaps is left as it is."""
+    if isinstance(written, list | tuple):
+        return [_copied(one, copies) for one in written]
+    copy = written.detach().clone()
+    if copy.stride() != written.stride():
+        return written
+    copies.append((written, copy))
+    return copy
