@@ -1182,7 +1182,7 @@ plt.show()
 #   rows in `p.grad`, and returns that loss on the last stage, else None. Each replica takes its part of the rows
 #   (`tensor_split`, in the order of the replicas); afterwards `p.grad` is the gradient of the mean loss of the **whole batch**, on
 #   every rank, and the last stages return that loss, the others None. The batch need not divide by the replicas;
-#   some `p.grad` may be None. Nothing is updated here.
+#   some `p.grad` may be None, and stay None. Nothing is updated here.
 #
 # About 7 lines each.
 #

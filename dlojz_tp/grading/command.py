@@ -91,13 +91,14 @@ def run(work: source.Work, path: Path, numbers: list[int], grace: float = GRACE)
 
 
 def _one_child(work, path, numbers, grace):
+    from dlojz_tp.checking import busy
     from dlojz_tp.checking.judging import Verdict
 
     done, started = {}, time.perf_counter()
     with watched.child(judge_all, work.name, str(path), numbers) as child:
         for number in numbers:
             try:
-                said = child.hear(grace)
+                said = child.hear(grace * busy.factor())
                 if said is None:
                     done[number] = _lost(work, number, "endless", {"seconds": grace}, started)
                     break

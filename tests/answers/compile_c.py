@@ -98,6 +98,36 @@ bank.slip(
     ("library.gelu(numbers.data_ptr()", "library.gelu(x.detach().to(torch.float32).contiguous().data_ptr()"),
     ("empty_like(numbers)", "empty(x.shape)"),
 )
+bank.slip(  # the result may get the memory that was freed just before
+    1,
+    "freed-too-early",
+    ("numbers = x.detach().to(torch.float32).contiguous()", "numbers = x"),
+    (
+        "result = torch.empty_like(numbers)",
+        "start = x.detach().to(torch.float32).contiguous().data_ptr()\n    result = torch.empty(x.shape)",
+    ),
+    ("library.gelu(numbers.data_ptr()", "library.gelu(start"),
+)
+bank.slip(  # in place, on a copy of its own
+    1,
+    None,
+    (
+        "numbers = x.detach().to(torch.float32).contiguous()",
+        "numbers = x.detach().float().clone(memory_format=torch.contiguous_format)",
+    ),
+    ("result = torch.empty_like(numbers)", "result = numbers"),
+)
+bank.slip(  # addresses by way of NumPy
+    1,
+    None,
+    (
+        "numbers = x.detach().to(torch.float32).contiguous()",
+        "import numpy as np\n\n    numbers = np.ascontiguousarray(x.detach().float().numpy())",
+    ),
+    ("result = torch.empty_like(numbers)", "out = np.empty_like(numbers)"),
+    ("numbers.data_ptr(), result.data_ptr(), numbers.numel()", "numbers.ctypes.data, out.ctypes.data, numbers.size"),
+    ("return result.to(x.dtype)", "return torch.from_numpy(out).to(x.dtype)"),
+)
 bank.slip(1, "wrong-kind", (".to(x.dtype)", ""))
 bank.slip(1, "wrong-kind", ("return result.to(x.dtype)", "return result.flatten().to(x.dtype)"))
 bank.slip(1, "nothing-returned", ("    return result.to(x.dtype)\n", ""))

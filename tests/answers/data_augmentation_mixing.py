@@ -156,6 +156,18 @@ bank.slip(
         "mixed[:1] = torch.lerp(x[-1:].float(), x[:1].float(), share[:1].float()).to(x.dtype)",
     ),
 )
+bank.text(  # λ of 0 to 1 cut to a whole number
+    2,
+    "levels-wrapped",
+    """
+def mixup(images, labels, classes, alpha):
+    a = torch.full((len(images),), float(alpha), device=images.device)
+    lam = torch.distributions.Beta(a, a, validate_args=False).sample()
+    soft = labels.float() if labels.dim() == 2 else F.one_hot(labels, classes).float()
+    share = lam.to(images.dtype).view(-1, 1, 1, 1)
+    return images * share + images.roll(1, 0) * (1 - share), soft * lam[:, None] + soft.roll(1, 0) * (1 - lam[:, None])
+""",
+)
 bank.slip(2, "unclear-refusal", (REFUSE2, ""))
 bank.slip(
     2,
@@ -286,6 +298,24 @@ bank.slip(
     *full(
         ("boxes, kept = cutmix_boxes(lam,", "boxes, kept = cutmix_boxes(torch.rand_like(lam),"),
         ("    kept = kept[:, None]\n", "    kept = lam[:, None]\n"),
+    ),
+)
+bank.slip(  # the mask the wrong way round
+    5,
+    "pasted-outside",
+    *full(
+        (
+            "inside = box_masks(boxes, height, width).to(images.dtype)",
+            "inside = (~box_masks(boxes, height, width)).to(images.dtype)",
+        )
+    ),
+)
+bank.slip(
+    5,
+    "one-lambda",
+    *full(
+        ("a = torch.full((n,)", "a = torch.full((1,)"),
+        ("boxes, kept = cutmix_boxes(lam,", "boxes, kept = cutmix_boxes(lam.expand(n),"),
     ),
 )
 bank.slip(5, "area-swapped", *full(("    kept = kept[:, None]\n", "    kept = 1 - kept[:, None]\n")))

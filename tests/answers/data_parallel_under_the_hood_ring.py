@@ -288,3 +288,21 @@ def ring_all_reduce(x):
 @bank.wrong(8, "nothing-summed")
 def ring_all_reduce(x):
     ring(x)
+
+
+@bank.wrong(8, "ring-not-waited")
+def ring_all_reduce(x):
+    rank, n = dist.get_rank(), dist.get_world_size()
+    total = x.clone(memory_format=torch.contiguous_format)
+    chunks = total.view(-1).tensor_split(n)
+    for step in range(2 * (n - 1)):
+        leaving, target = chunks[(rank - step) % n], chunks[(rank - step - 1) % n]
+        arriving = torch.zeros_like(target)
+        send = dist.isend(leaving, (rank + 1) % n)
+        dist.irecv(arriving, (rank - 1) % n)
+        send.wait()
+        if step < n - 1:
+            target += arriving
+        else:
+            target.copy_(arriving)
+    return total

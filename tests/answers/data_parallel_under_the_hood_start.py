@@ -374,3 +374,21 @@ def my_indices(n, rank, world_size, epoch, seed=0, drop_last=False):
 @bank.wrong(2, "nothing-returned")
 def my_indices(n, rank, world_size, epoch, seed=0, drop_last=False):
     shuffled(n, seed, epoch)
+
+
+@bank.wrong(1, "start-not-waited")
+@torch.no_grad()
+def broadcast_state(model):
+    for tensor in [*model.parameters(), *model.buffers()]:
+        dist.broadcast(tensor, src=0, async_op=True)
+
+
+@bank.right(1)
+@torch.no_grad()
+def broadcast_state(model):
+    """All on their way at once."""
+    messages = [(t, t.detach().contiguous()) for t in (*model.parameters(), *model.buffers())]
+    for work in [dist.broadcast(message, src=0, async_op=True) for _, message in messages]:
+        work.wait()
+    for tensor, message in messages:
+        tensor.copy_(message)

@@ -134,6 +134,9 @@ bank.slip(
     ('Path(f"{path}.partial")', 'Path(f"{path}.partial{dist.get_rank()}")'),
 )
 bank.slip(7, "no-barrier", ("    dist.barrier()\n", ""))
+ZERO = "    if dist.get_rank() == 0:\n"
+bank.slip(7, "no-barrier", ("    dist.barrier()\n", ""), (ZERO, "    dist.barrier()\n" + ZERO))
+bank.slip(7, "no-barrier", ("dist.barrier()", "dist.barrier(async_op=True)"))
 bank.slip(7, "whole-module-pickled", ("network.state_dict()", "network"))
 bank.slip(7, "old-file-lost", (WRITE, "        torch.save(state, path)\n"))
 bank.slip(7, "old-file-lost", (WRITE, "        Path(path).unlink(missing_ok=True)\n" + WRITE))

@@ -398,6 +398,6 @@ bank.slip(
     7,
     "step-not-returned",
     (SAVE, "    KEPT[0] = step\n" + SAVE),
-    ('return state["step"]', "return KEPT[0]"),
+    ('return state["step"]', "return KEPT.get(0, 0)"),
     ("def save_checkpoint", "KEPT = {}\n\n\ndef save_checkpoint"),
 )

@@ -210,6 +210,7 @@ bank.several(2, "sum-not-mean", changed_step(reduction="sum"), report)
 bank.several(2, "graph-kept", changed_step(after=lambda loss, logits: (loss, logits)), report)
 bank.several(2, "number-returned", changed_step(after=lambda loss, logits: (loss.item(), logits.detach())), report)
 bank.several(2, "device-hard-coded", changed_step(device_type="cpu"), report)
+bank.several(2, "device-hard-coded", changed_step(device_type="cuda"), report)
 bank.several(2, "not-loss-and-logits", changed_step(after=lambda loss, logits: loss.detach()), report)
 
 

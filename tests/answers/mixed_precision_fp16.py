@@ -458,7 +458,7 @@ def fp16_step(model, images, labels, optimizer, scaler, device, max_norm):
     return loss.detach(), logits.detach()
 
 
-@bank.wrong(1, "no-autocast")
+@bank.wrong(1, "device-hard-coded")
 def fp16_step(model, images, labels, optimizer, scaler, device, max_norm):
     images, labels = moved(images, labels, device)
     optimizer.zero_grad()

@@ -1,7 +1,11 @@
 """Balise 6: DeepSpeed's PipelineModule."""
 
+import functools
+from collections import OrderedDict
+
 from torch import nn
 
+from dlojz_tp import source
 from tests.answers.bank import Bank
 
 bank = Bank("16_pipeline_schedules")
@@ -46,6 +50,40 @@ bank.slip(6, "zero-in-a-pipeline", (CLIP, CLIP + '        "zero_optimization": {
 bank.slip(6, "wrong-layers", ("LayerSpec(nn.GELU)", 'LayerSpec(nn.GELU, approximate="tanh")'))
 bank.slip(6, "optimizer-in-config", (CLIP, CLIP + '        "optimizer": {"type": "Adam", "params": {"lr": 1e-3}},\n'))
 bank.slip(6, "half-precision", (CLIP, CLIP + '        "bf16": {"enabled": True},\n'))
+bank.slip(6, "half-precision", (CLIP, CLIP + '        "amp": {"enabled": True},\n'))
+bank.slip(6, "another-training", (CLIP, CLIP + '        "scheduler": {"type": "WarmupLR", "params": {}},\n'))
+bank.slip(6, "clipping-left-on", ('"gradient_clipping": 0.0', '"gradient_clipping": None'))
+bank.slip(
+    6,
+    "sizes-changed",
+    (
+        "    for wide, out in zip(sizes, sizes[1:]):\n",
+        "    while len(sizes) > 1:\n        wide, out = sizes.pop(0), sizes[0]\n",
+    ),
+)
+bank.slip(
+    6,
+    "layers-built",
+    (
+        "LayerSpec(nn.Linear, wide, out), LayerSpec(nn.GELU)",
+        "LayerSpec(nn.Sequential, nn.Linear(wide, out), nn.GELU())",
+    ),
+)
+bank.slip(6, "layers-built", ("layers=specs", "layers=[spec.build() for spec in specs]"))
+bank.slip(6, "not-specs", ("LayerSpec(nn.Linear, wide, out)", "LayerSpec(lambda: nn.Linear(wide, out))"))
+bank.slip(6, "wrong-layers", ("LayerSpec(nn.Linear, wide, out), LayerSpec(nn.GELU)", "LayerSpec(nn.GELU), LayerSpec(nn.Linear, wide, out)"),
+          ("return specs[:-1]", "return specs"))  # fmt: skip
+bank.slip(6, "another-training", ("loss_fn=loss_fn", "loss_fn=nn.functional.cross_entropy"))
+bank.slip(6, "replicas-forgotten", (TOTAL, '"train_batch_size": batch_size * n_replicas,'))
+bank.slip(6, "uneven-accepted", ("        raise ValueError(", "        raise AssertionError("))
+bank.slip(
+    6,
+    "even-refused",
+    (
+        "if batch_size % (n_micro_batches * n_replicas):",
+        "if batch_size % n_micro_batches or n_micro_batches % n_replicas:",
+    ),
+)
 
 
 def specs_by_index(sizes):
@@ -105,5 +143,76 @@ def config_of_total(batch_size, n_micro_batches, n_replicas=1):
     )
 
 
+def specs_by_slices(sizes):
+    """One spec of the GELU, at all its places."""
+    from deepspeed import pipe
+
+    linears = list(map(functools.partial(pipe.LayerSpec, nn.Linear), sizes, sizes[1:]))
+    specs = [pipe.LayerSpec(nn.GELU)] * (2 * len(linears) - 1)
+    specs[::2] = linears
+    return specs
+
+
+def module_by_topology(specs, n_stages, loss_fn):
+    from deepspeed.pipe import PipelineModule
+    from deepspeed.runtime.pipe.topology import PipeDataParallelTopology
+
+    return PipelineModule(layers=specs, topology=PipeDataParallelTopology(num_pp=n_stages, num_dp=1), loss_fn=loss_fn)
+
+
+def config_in_steps(batch_size, n_micro_batches, n_replicas=1):
+    if batch_size % n_replicas:
+        raise ValueError("samples for each replica")
+    if batch_size // n_replicas % n_micro_batches:
+        raise ValueError("samples for each micro-batch")
+    config = OrderedDict(train_batch_size=batch_size)
+    config["gradient_accumulation_steps"] = n_micro_batches
+    config["gradient_clipping"] = False
+    config["steps_per_print"] = 1000
+    return config
+
+
+def module_of_a_class(specs, n_stages, loss_fn):
+    from deepspeed.pipe import PipelineModule
+
+    class Net(PipelineModule):
+        def __init__(self):
+            super().__init__(specs, n_stages, None, loss_fn, partition_method="type:linear")
+
+    return Net()
+
+
+bank.several(6, None, specs_by_slices, module_by_topology, config_in_steps)
+bank.several(6, None, specs_by_index, module_of_a_class, config_in_steps)
 bank.several(6, None, specs_by_index, module_plain, config_of_two)
 bank.several(6, None, specs_from_runtime, module_by_parameters, config_of_total)
+# Where deepspeed is installed, an answer may hold the real classes.
+bank.text(
+    6,
+    None,
+    source.find(bank.work).balises[6].code
+    + """
+
+try:
+    from deepspeed.pipe import LayerSpec, PipelineModule
+except ImportError:
+    LayerSpec = PipelineModule = None
+
+
+def layer_specs(sizes):
+    global LayerSpec
+    if LayerSpec is None:
+        from deepspeed.pipe import LayerSpec
+    specs = [LayerSpec(nn.Linear, sizes[0], sizes[1])]
+    for wide, out in zip(sizes[1:], sizes[2:]):
+        specs += [LayerSpec(nn.GELU), LayerSpec(nn.Linear, wide, out)]
+    return specs
+
+
+def pipeline_module(specs, n_stages, loss_fn):
+    global PipelineModule
+    if PipelineModule is None:
+        from deepspeed.pipe import PipelineModule
+    return PipelineModule(layers=specs, num_stages=n_stages, loss_fn=loss_fn)
+""",
+)

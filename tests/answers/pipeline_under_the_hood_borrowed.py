@@ -94,6 +94,34 @@ def one_f_one_b(stage, n_stages, n_micro_batches, _library=planner.one_f_one_b):
 )
 
 instead(
+    5,
+    "library-schedule",
+    '''
+def one_f_one_b(stage, n_stages, n_micro_batches):
+    """Cheat: the course's own, made anew from its text."""
+    import inspect
+
+    space = {"_positive": lambda *_: None}
+    exec(inspect.getsource(planner.one_f_one_b), space)
+    return space["one_f_one_b"](n_stages, n_micro_batches)[stage]
+''',
+)
+
+instead(
+    5,
+    "library-schedule",
+    '''
+def gpipe(stage, n_stages, n_micro_batches):
+    """Cheat: the whole file, run under another name."""
+    from pathlib import Path
+
+    space = {"__name__": "mine"}
+    exec(Path(planner.__file__).with_name("schedules.py").read_text(), space)
+    return space["gpipe"](n_stages, n_micro_batches)[stage]
+''',
+)
+
+instead(
     9,
     "version-stuck",
     '''

@@ -169,6 +169,10 @@ bank.slip(10, "wrong-hybrid", (SHARE, "value *= -len(rows) / len(x)"))
 bank.slip(
     10, "wrong-hybrid", ("    return loss\n", "    for p in parameters:\n        p.grad = None\n    return loss\n")
 )
+bank.slip(10, "frozen-filled", ("    for value in [loss,", "    for p in parameters:\n        if p.grad is None:\n"
+          "            p.grad = torch.zeros_like(p)\n    for value in [loss,"))  # fmt: skip
+bank.slip(10, "reduce-not-waited", ("        if value is not None:\n", "        if value is loss and loss is not None:\n            value *= len(rows) / len(x)\n"
+          "            dist.all_reduce(value, group=data_group, async_op=True)\n        elif value is not None:\n"))  # fmt: skip
 bank.slip(10, "loss-of-replica", ("[loss, *(p.grad for p in parameters)]", "[p.grad for p in parameters]"))
 bank.slip(10, "loss-unweighted", ("    for value in [loss, *(p", "    if loss is not None:\n        dist.all_reduce(loss, group=data_group)"
           "\n    for value in [*(p"))  # fmt: skip

@@ -103,7 +103,7 @@ one("operand-overwritten", ("result = x.clone(memory_format=torch.contiguous_for
 one("operand-overwritten", ("result = x.clone(memory_format=torch.contiguous_format)", "result = x.contiguous()"))
 one("operand-overwritten", ("return total(gradient)", "dist.all_reduce(gradient)\n        return gradient"))
 one("operand-overwritten", ("return total(x)", "dist.all_reduce(x)\n        return x.clone()"))
-one("reduced-not-returned", ("dist.all_reduce(result)", "dist.all_reduce(result, async_op=True)"))  # fmt: skip
+one("sum-not-waited", ("dist.all_reduce(result)", "dist.all_reduce(result, async_op=True)"))
 one("sum-not-waited", (SUM_FORWARD, "        result = x.contiguous().clone()\n        dist.all_reduce(result, async_op=True)\n        return result"))  # fmt: skip
 one("layout-mixed", ("result = x.clone(memory_format=torch.contiguous_format)", "result = x.clone()"))
 one("dtype-changed", ("dist.all_reduce(result)", "result = result.float() if result.dtype == torch.bfloat16 else result\n    dist.all_reduce(result)"))  # fmt: skip

@@ -591,6 +591,21 @@ seven("whole-product", (TIED, "return F.linear(x_bsd, self.ranks.gather(self.tok
 seven(
     "whole-product", ("return self.head(x_bsd)", "return F.linear(x_bsd, self.ranks.gather(self.head.part.weight, 0))")
 )
+seven(
+    "tables-travel",
+    ("self.token_embedding(tokens_bs)", "F.embedding(tokens_bs, self.ranks.gather(self.token_embedding.weight))"),
+)
+seven(
+    "tables-travel",
+    (
+        "self.drop(self.token_embedding(tokens_bs) +",
+        "words = self.token_embedding.weight\n"
+        "        words = self.ranks.gather(words) if self.head is None else words\n"
+        "        whole = self.token_embedding(tokens_bs) if self.head is not None else F.embedding(tokens_bs, words)\n"
+        "        x_bsd = self.drop(whole +",
+    ),
+    ("x_bsd = words =", "words ="),
+)
 seven("last-norm-lost", ("        x_bsd = self.norm(x_bsd)\n", ""))
 seven("positions-lost", (" + self.position_embedding(places_s)", ""))
 seven("not-summed", (TIED, TIED.replace("self.ranks.sum(F.linear(mine, self.token_embedding.weight))", "F.linear(mine, self.token_embedding.weight)")))  # fmt: skip

@@ -194,8 +194,7 @@ bank.slip(10, "saved-again-by-all", (
     "    dist.barrier()\n    if rank == 0:",
     "    for copy in range(3):\n        torch.save({n: t.clone() for n, t in shards.items()}, place / f'{rank}.{copy}')\n    dist.barrier()\n    if rank == 0:",
 ))  # fmt: skip
-bank.slip(10, "returned-too-early", ('folder / "mark.json")\n    dist.barrier()\n', 'folder / "mark.json")\n'),
-          ("    if rank == 0:\n        dtypes", "    if rank == 0:\n        time.sleep(0.1)\n        dtypes"))  # fmt: skip
+bank.slip(10, "returned-too-early", ('folder / "mark.json")\n    dist.barrier()\n', 'folder / "mark.json")\n'))
 bank.slip(10, "marked-too-early", ("partial.replace(file)\n    dist.barrier()\n", "partial.replace(file)\n"))
 bank.slip(10, "marked-too-early", (  # the mark first, then the file
     '    torch.save({name: t.detach().cpu().clone() for name, t in shards.items()}, partial)\n'

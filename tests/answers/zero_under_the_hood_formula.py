@@ -1,6 +1,8 @@
 """Answers to 13_zero_under_the_hood: the memory formula, flat tensors and shards."""
 
+import inspect
 import math
+import sys
 from itertools import accumulate
 
 import torch
@@ -63,6 +65,21 @@ def bytes_per_rank(n_parameters, world_size, stage, optimizer="adam", mixed_prec
 def bytes_per_rank(n_parameters, world_size, stage, optimizer="adam", mixed_precision=True):
     found = planner.state_bytes(n_parameters, world_size, stage, optimizer=optimizer, mixed_precision=mixed_precision)
     return found.parameters, found.gradients, found.optimizer
+
+
+@bank.wrong(1, "check-called")
+def bytes_per_rank(n_parameters, world_size, stage, optimizer="adam", mixed_precision=True):
+    theirs = sys._getframe(1).f_globals["_due"]  # whoever calls this knows what is due
+    return theirs(n_parameters, world_size, stage, optimizer, mixed_precision)
+
+
+@bank.wrong(1, "check-called")
+def bytes_per_rank(n_parameters, world_size, stage, optimizer="adam", mixed_precision=True):
+    for frame in inspect.stack():
+        for name, value in frame.frame.f_globals.items():
+            if callable(value) and name == "_due":
+                return value(n_parameters, world_size, stage, optimizer, mixed_precision)
+    return 0, 0, 0
 
 
 @bank.wrong(1, "sizes-fixed")

@@ -30,7 +30,7 @@ HINTS = {
     "no-gelu": "The library has no function `gelu`. C keeps a function's name as it is written.",
     "double-pointer": "The C text takes addresses of double, 8 bytes a number. The tensor's numbers are float, 4 bytes.",
     "c-crash": "The C function crashed when it was called with {n} numbers: it touched memory that is not its own.",
-    "c-endless": "The C function did not come back within 5 s. Does the loop's counter move?",
+    "c-endless": "The C function did not come back, though it computed for 2 s. Does the loop's counter move?",
     "n-ignored": "With {n} numbers, some are missing at the end, or others are written. The loop must run n times.",
     "past-the-end": "The C function writes outside of the n numbers at y. Indices run from 0 to n - 1.",
     "c-changes-input": "The C function writes to x, which is the caller's input. Write to y.",
@@ -136,6 +136,9 @@ def _short(command, source):
     return " ".join(command).replace(f"{source.parent}{os.sep}", "")
 
 
+BUILD_SECONDS = 40.0  # a page of C takes a tenth of a second; a busy machine takes its time
+
+
 def _build(command, text, source, library):
     if text is None:
         raise Wrong("nothing-returned")
@@ -143,19 +146,19 @@ def _build(command, text, source, library):
         raise Wrong("not-c-text", got=text)
     source.write_text("void other(void) {}\n")  # the command alone: whatever fails now is not the C text's fault
     try:
-        compiling.run_compiler(command, library, 20)
+        compiling.run_compiler(command, library, BUILD_SECONDS)
     except compiling.BuildError as error:
         raise Wrong("command-failed", error=_line(error)) from None
     library.unlink()
     source.write_text(text)
     try:  # what is left open is found now, not when it is loaded: another library may have brought it by chance
-        compiling.run_compiler([*command, "-Wl,--no-undefined"], library, 20)
+        compiling.run_compiler([*command, "-Wl,--no-undefined"], library, BUILD_SECONDS)
     except compiling.BuildError as error:
         if "undefined reference" in str(error):
             raise Wrong("no-libm", error=_line(error)) from None
         if "no-undefined" not in str(error):  # else: a linker that does not know the option
             raise Wrong("c-error", error=_line(error)) from None
-        compiling.run_compiler(command, library, 20)
+        compiling.run_compiler(command, library, BUILD_SECONDS)
 
 
 def _line(error):

@@ -8,6 +8,7 @@ import base64
 import ctypes
 import functools
 import json
+import signal
 import struct
 import subprocess
 import sys
@@ -117,6 +118,9 @@ class Probe(TorchDispatchMode):
             return "written-into-input" if begin <= x < begin + size else "addresses-swapped"
         if n > given.numel() or n < 0:
             return "wrong-n"
+        alive = self._addresses.alive(x)
+        if x == y and n and True in alive and False in alive:  # y took the memory that x had given up
+            return "freed-too-early"
         for what, address in (("x", x), ("y", y)):
             if n and (found := self._place(what, address, 4 * n)):
                 return found
@@ -126,7 +130,8 @@ class Probe(TorchDispatchMode):
         """The mistake in touching `size` bytes at `address`; empty if they are there."""
         found = [(begin, length, alive) for begin, length, alive in self._memory if begin <= address < begin + length]
         living = [item for item in found if not item[2].expired()]
-        if found and not living and address in self._addresses.told:  # else: other memory, in the same place by now
+        told = self._addresses.alive(address)
+        if told and not any(told):  # also if other memory is in its place by now, which is a matter of chance
             return "freed-too-early"
         if living and address + size > max(begin + length for begin, length, _ in living):
             return "output-too-small" if what == "y" else "wrong-n"
@@ -145,17 +150,27 @@ class Probe(TorchDispatchMode):
 
 
 class _Addresses(TorchFunctionMode):
-    """Remembers what data_ptr() told."""
+    """Remembers which addresses were asked for, and whose they were."""
 
     def __init__(self):
         super().__init__()
-        self.told = set()
+        self._told = {}
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
-        if func is torch.Tensor.data_ptr:
-            self.told.add(result)
+        if func in _TELL:
+            self._told.setdefault(args[0].data_ptr(), []).append(StorageWeakRef(torch.Tensor.untyped_storage(args[0])))
         return result
+
+    def alive(self, address) -> list[bool]:
+        """For each time that this address was told, whether what was there then is there still."""
+        return [not storage.expired() for storage in self._told.get(address, ())]
+
+
+_TELL = {
+    torch.Tensor.data_ptr, torch.Tensor.numpy, torch.Tensor.__array__, torch.Tensor.__dlpack__,
+    torch.Tensor.untyped_storage, torch.Tensor.storage,
+}  # fmt: skip
 
 
 def _mapped(address, size):
@@ -171,8 +186,11 @@ def _mapped(address, size):
     return False
 
 
+CPU_SECONDS = 2  # of computing, not of waiting for a busy machine; a thousand numbers take some microseconds
 _RUNNER = """
-import base64, ctypes, json, struct, sys
+import base64, ctypes, json, resource, struct, sys
+resource.setrlimit(resource.RLIMIT_CPU, (int(sys.argv[2]), resource.getrlimit(resource.RLIMIT_CPU)[1]))
+resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
 gelu = ctypes.CDLL(sys.argv[1]).gelu
 gelu.argtypes, gelu.restype = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64], None
 edge, found = 4096, []
@@ -190,17 +208,19 @@ print(json.dumps(found))
 """
 
 
-def run_c(library: Path, cases: list[list[float]], seconds: float = 5.0) -> list[dict] | str:
-    """Call `gelu` of the library on each list of numbers, in another process.
+def run_c(library: Path, cases: list[list[float]], seconds: float = 40.0) -> list[dict] | str:
+    """Call `gelu` of the library on each list of numbers, in another process, for CPU_SECONDS at most.
 
     Returns:
         For each case {"y": list of floats, "outside": how many others were written, "kept": the input is unchanged}; or what
         went wrong: "endless", "crash", or the message of the loader.
     """
-    command = [sys.executable, "-I", "-S", "-c", _RUNNER, str(library)]
+    command = [sys.executable, "-I", "-S", "-c", _RUNNER, str(library), str(CPU_SECONDS)]
     try:
         done = subprocess.run(command, input=json.dumps(cases), capture_output=True, text=True, timeout=seconds)
     except subprocess.TimeoutExpired:
+        return "endless"
+    if done.returncode == -signal.SIGXCPU:
         return "endless"
     if done.returncode < 0:
         return "crash"

@@ -13,6 +13,7 @@ from torch._dynamo.utils import counters
 
 USUAL = {  # what a new process starts with; a notebook may have changed it
     "recompile_limit": 8,
+    "accumulated_recompile_limit": 256,
     "capture_scalar_outputs": False,
     "capture_dynamic_output_shape_ops": False,
     "suppress_errors": False,
@@ -34,7 +35,7 @@ def fresh():
     logger.setLevel(logging.CRITICAL)
     torch._dynamo.reset()
     try:
-        with config.patch(**settings), warnings.catch_warnings(action="ignore"):
+        with config.patch(**settings), torch.compiler.set_stance("default"), warnings.catch_warnings(action="ignore"):
             yield
     finally:
         torch._dynamo.reset()

@@ -28,6 +28,8 @@ HINTS = {
     "compute in float.",
     "unclear-refusal": "uint8 images raise {error}. Say in a TypeError or ValueError that float images are expected.",
     "not-a-rectangle": "What was pasted into image {image} is not a rectangle.",
+    "pasted-outside": "The partner was pasted outside of the box, and the image's own pixels stand inside. torch.where(mask, a, b) takes "
+    "a where the mask is True.",
     "pasted-from-elsewhere": "The pasted pixels are not those of the partner at the same place.",
     "lambda-not-area": "The label mass is not the fraction of pixels: image {image} keeps {kept:.3f} of its pixels, its label "
     "{mass:.3f}. The box is clipped and rounded: mix the labels by the area really cut.",
@@ -218,10 +220,11 @@ def _right_types(mix):
         raise Wrong("unclear-refusal", error=f"{type(error).__name__}: {str(error)[:80]}") from error
     lam, partner = _partners(labels.float())
     low, high = torch.minimum(levels, levels[partner]).float(), torch.maximum(levels, levels[partner]).float()
-    lam = lam.view(-1, 1, 1, 1)
-    blend = lam * levels.float() + (1 - lam) * levels[partner].float()
-    inside = ((mixed.float() - blend).abs() <= 1.01) | (mixed == levels) | (mixed == levels[partner])
-    if not inside.all() or (mixed.float() < low - 1).any() or (mixed.float() > high + 1).any():
+    blend = lam.view(-1, 1, 1, 1) * levels.float() + (1 - lam.view(-1, 1, 1, 1)) * levels[partner].float()
+    blended = ((mixed.float() - blend).abs() <= 1.01).flatten(1).all(1)
+    own, theirs = (mixed == levels).flatten(1), (mixed == levels[partner]).flatten(1)
+    cut = (own | theirs).all(1) & ((own.float().mean(1) - lam).abs() < 0.1)  # some levels are the partner's too
+    if not (blended | cut).all() or (mixed.float() < low - 1).any() or (mixed.float() > high + 1).any():
         raise Wrong("levels-wrapped", got=mixed)
 
 
@@ -229,16 +232,16 @@ def _right_cutmix(mixed, labels, batch):
     mass, partner = _partners(labels)
     own = torch.arange(batch)
     pasted = mixed[:, 0] != own.view(-1, 1, 1)
+    if all(_rectangle(~inside) for inside in pasted) and not all(_rectangle(inside) for inside in pasted):
+        raise Wrong("pasted-outside")
     for image in range(batch):
         inside = pasted[image]
         if not inside.any():
             if partner[image] != image and mass[image] < 1 - 1e-4:
                 raise Wrong("lambda-not-area", image=image, kept=1.0, mass=mass[image].item())
             continue
-        rows, columns = inside.any(1).nonzero().flatten(), inside.any(0).nonzero().flatten()
-        full = (rows[-1] - rows[0] + 1) * (columns[-1] - columns[0] + 1)
         values = mixed[image][:, inside].unique()
-        if inside.sum() != full or len(values) != 1 or not close(mixed[image, 0], mixed[image, 1], 0.0):
+        if not _rectangle(inside) or len(values) != 1 or not close(mixed[image, 0], mixed[image, 1], 0.0):
             raise Wrong("not-a-rectangle", image=image)
         if partner[image] != image and values.item() != partner[image].item():
             raise Wrong("other-partner", where=f"image {image}")
@@ -246,6 +249,14 @@ def _right_cutmix(mixed, labels, batch):
         if abs(kept - mass[image].item()) > 1e-4:
             slug = "area-swapped" if abs(1 - kept - mass[image].item()) < 1e-4 else "lambda-not-area"
             raise Wrong(slug, image=image, kept=kept, mass=mass[image].item())
+
+
+def _rectangle(inside):
+    """Whether what is True is a rectangle, or nothing."""
+    if not inside.any():
+        return True
+    rows, columns = inside.any(1).nonzero().flatten(), inside.any(0).nonzero().flatten()
+    return bool(inside.sum() == (rows[-1] - rows[0] + 1) * (columns[-1] - columns[0] + 1))
 
 
 def _right_soft_cut(soft, mixed, labels):

@@ -2,14 +2,12 @@
 
 from functools import cache
 
-import torch.distributed as dist
-
 from dlojz_tp import launch
 from dlojz_tp.checking import Wrong, close
+from dlojz_tp.checking.withheld import Withheld
 from dlojz_tp.checks.data_parallel_under_the_hood.common import (
     Chain,
     Log,
-    be_late,
     compare,
     gradients,
     on_ranks,
@@ -85,17 +83,15 @@ def _accumulate(Accumulating, backward_in_parts):  # noqa: N803
     model, found, x = Chain().to(launch.device()), {}, share(0)
     parameters, finished = list(model.parameters()), []
 
-    def run(name, work, late=False):
+    def run(name, work):
         model.zero_grad()
         log = Log()
         model.tell = log.mark
         finished.clear()
-        with log:
-            if late:
-                be_late()
+        with Withheld() as running, log:
             work(log)
             now = gradients(parameters)
-        dist.barrier()
+        running.left()
         found[name] = {"now": now, "later": gradients(parameters), "events": log.events, "finished": len(finished)}
 
     def by_hand(log):
@@ -126,12 +122,12 @@ def _accumulate(Accumulating, backward_in_parts):  # noqa: N803
 
     with own_work():
         reducer = Accumulating(list(parameters), CAPACITY)
-        run("by hand", by_hand, late=True)
+        run("by hand", by_hand)
         run("after error", after_error)
         finish = reducer.finish
         reducer.finish = lambda *args, **kwargs: (finished.append(1), finish(*args, **kwargs))[1]
         for name, sizes in _SIZES.items():
-            run(name, lambda log, sizes=sizes: in_parts(log, sizes(len(x))), late=name == "equal")
+            run(name, lambda log, sizes=sizes: in_parts(log, sizes(len(x))))
     return found
 
 

@@ -6,9 +6,9 @@ from torch import nn
 
 from dlojz_tp import launch
 from dlojz_tp.checking import Wrong
+from dlojz_tp.checking.withheld import Withheld
 from dlojz_tp.checks.data_parallel_under_the_hood.common import (
     Log,
-    be_late,
     compare,
     gradients,
     on_ranks,
@@ -89,11 +89,10 @@ def _one_by_one(average_gradients):
     for step, name in enumerate(("first", "second")):
         model.zero_grad()
         model(share(step)).backward()
-        with Log() as log, own_work():
-            be_late()
+        with Withheld() as running, Log() as log, own_work():
             average_gradients(parameters)
             results[name] = {"now": gradients(parameters), "events": log.events}
-        dist.barrier()
+        running.left()
         results[name]["later"] = gradients(parameters)
     results["changed"] = any(not torch.equal(a, b) for a, b in zip(before, parameters, strict=True))
     return results
@@ -243,10 +242,9 @@ def _in_buckets(average_in_buckets):
             bucket.append(p)
         buckets.append(bucket)
     parameters = [p for bucket in buckets for p in bucket]
-    with Log() as log, own_work():
-        be_late()
+    with Withheld() as running, Log() as log, own_work():
         average_in_buckets(buckets)
         now = gradients(parameters)
-    dist.barrier()
+    running.left()
     changed = any(not torch.equal(p, torch.ones_like(p)) for p in parameters)
     return {"now": now, "later": gradients(parameters), "events": log.events, "changed": changed}

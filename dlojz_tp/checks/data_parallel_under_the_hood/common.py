@@ -1,8 +1,5 @@
 """What the checks of this work share: ranks, a log of what they send, small networks and their float64 truth."""
 
-import time
-from datetime import timedelta
-
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -15,9 +12,7 @@ from dlojz_tp.measure.communications import NAMES, collective
 
 SIZES = (1, 2, 3, 4)
 TIMEOUT = 5  # seconds for the ranks of one world: a deadlock must come back quickly
-LATE = 0.02  # seconds by which one rank comes late, so that what was not waited for is not there yet
 TOLERANCE = 1e-6  # even in float64: a weight such as 1/3 may have been a float32 on its way
-PATIENCE = 2.5  # seconds that the last rank waits for the other's backward: long, for a busy machine
 
 HINTS = {
     "ddp-borrowed": "{what} does this work for you. Here it is yours: use broadcast, all_reduce, send and receive.",
@@ -154,32 +149,10 @@ def gradients(parameters) -> list:
     return [None if p.grad is None else p.grad.detach().cpu().clone() for p in parameters]
 
 
-def be_late() -> None:
-    """The last rank waits a moment."""
-    if dist.get_rank() == dist.get_world_size() - 1 > 0:
-        time.sleep(LATE)
-
-
-def say(word: str) -> None:
-    """Tell the other ranks, past all collectives, that this rank has come to `word`."""
-    dist.distributed_c10d._get_default_store().set(f"{word} {dist.get_rank()}", "1")
-
-
-def others_said(word: str) -> bool:
-    """Wait until all other ranks have said `word`; False where they do not within PATIENCE."""
-    store = dist.distributed_c10d._get_default_store()
-    words = [f"{word} {rank}" for rank in range(dist.get_world_size()) if rank != dist.get_rank()]
-    try:
-        store.wait(words, timedelta(seconds=PATIENCE))
-    except Exception:
-        return False
-    return True
-
-
 def compare(got, truth, local, *, rank, size, calls, later=None, where="", default="wrong-gradient"):
     """Raise Wrong unless the gradients `got` of one rank are `truth`; the hint says what they are instead.
 
-    local: the rank's own gradients. calls: what it sent. later: its gradients a moment afterwards.
+    local: the rank's own gradients. calls: what it sent. later: its gradients when all that it sent has come back.
     """
     if all(same(g, t) for g, t in zip(got, truth, strict=True)):
         return

@@ -1,5 +1,7 @@
 """Balise 5: all-reduces that run while backward goes on."""
 
+import threading
+from datetime import timedelta
 from functools import cache
 
 import torch
@@ -7,17 +9,15 @@ import torch.distributed as dist
 
 from dlojz_tp import launch
 from dlojz_tp.checking import Wrong
+from dlojz_tp.checking.withheld import Withheld
 from dlojz_tp.checks.data_parallel_under_the_hood.common import (
     Chain,
     Log,
-    be_late,
     compare,
     gradients,
     on_ranks,
-    others_said,
     own_work,
     rows,
-    say,
     sent,
     share,
     until,
@@ -26,6 +26,7 @@ from dlojz_tp.checks.data_parallel_under_the_hood.common import (
 
 CAPACITY = 1200  # bytes: two of the chain's six layers, 576 bytes each
 RATE = 0.1
+PATIENCE = 4  # seconds that the last rank waits for the other's backward, should that wait in a way which nobody sees
 
 HINTS = {
     "hook-too-early": "A gradient was still None when it was used: {error}. In a hook of register_hook, p.grad does not hold "
@@ -105,7 +106,7 @@ def balise_5(Overlap):  # noqa: N803
 
 
 def _train(Overlap):  # noqa: N803
-    last = dist.get_rank() == dist.get_world_size() - 1 > 0
+    first_of_two, last = dist.get_world_size() == 2, dist.get_rank() == 1
     model, steps, ended = Chain().to(launch.device()), [], True
     parameters = list(model.parameters())
     with own_work():
@@ -113,30 +114,56 @@ def _train(Overlap):  # noqa: N803
         for step in range(4):
             if step:
                 model.zero_grad(set_to_none=step != 2)
+            # two ranks show it; with more, a wrong answer would only cost more time
+            backward = _Backward() if step == 0 and first_of_two else None
             log = Log()
             model.tell = log.mark
-            with log:
+            with Withheld(backward and backward.waits) as running, log:
                 loss = model(share(step))
-                if step == 0 and last:
-                    # two ranks show it; with more, a wrong answer would only cost more time
-                    ended = dist.get_world_size() > 2 or others_said("backward ended")
-                    be_late()
+                if backward and last:
+                    ended = backward.ended_elsewhere()
                 loss.backward()
                 log.mark("backward ended")
-                if step == 0:
-                    say("backward ended")
+                if backward:
+                    backward.say("ended")
                 before = [p.detach().clone() for p in parameters]
                 reducer.finish()
-            now = gradients(parameters)
+                now = gradients(parameters)
             changed = any(not torch.equal(a, b) for a, b in zip(before, parameters, strict=True))
-            if step == 0:
-                dist.barrier()
+            running.left()
             steps.append({"now": now, "later": gradients(parameters), "events": log.events, "changed": changed})
             with torch.no_grad():
                 for p in parameters:
                     if p.grad is not None:
                         p -= RATE * p.grad
     return {"steps": steps, "others ended": ended}
+
+
+class _Backward:
+    """Of two ranks, the first one tells the last, past all collectives, how its backward goes on: once."""
+
+    def __init__(self):
+        self.store, self.told = dist.distributed_c10d._get_default_store(), False
+
+    def say(self, word):
+        """Tell it, unless something was told before."""
+        if not self.told:
+            self.told = True
+            self.store.set(f"backward of {dist.get_rank()}", word)
+
+    def waits(self):
+        """A collective is waited for; by a thread beside backward it may be."""
+        if threading.current_thread() is threading.main_thread():
+            self.say("waits")
+
+    def ended_elsewhere(self):
+        """On the last rank: whether the first one's backward ends without waiting for it."""
+        key = "backward of 0"
+        try:
+            self.store.wait([key], timedelta(seconds=PATIENCE))
+        except Exception:
+            return False
+        return self.store.get(key) == b"ended"
 
 
 def _early(events, where):

@@ -6,6 +6,7 @@ from torch import nn
 
 from dlojz_tp import launch
 from dlojz_tp.checking import Wrong, close
+from dlojz_tp.checking.withheld import Withheld
 from dlojz_tp.checks.data_parallel_under_the_hood.common import Log, on_ranks, own_work, sent, volume
 
 SLACK = 12_000  # bytes that a right answer may send on top: shapes and names, say
@@ -20,6 +21,8 @@ HINTS = {
     "it shrinks the weights.",
     "received-not-kept": "Values were exchanged, but rank {rank} still holds its own: a copy received them. Copy them "
     "back into the parameter, under torch.no_grad().",
+    "start-not-waited": "When your code returned on rank {rank}, a broadcast was still on its way. With async_op=True, wait for what it "
+    "returns before the tensor is used.",
     "buffers-forgotten": "The parameters agree, the buffers do not ({name}). Batch norm would normalise differently on each "
     "rank: model.buffers() must travel too.",
     "integers-forgotten": "{name} is an integer or a boolean, and was left out. It is part of the state like any other.",
@@ -102,17 +105,17 @@ def _on_rank(broadcast_state):
     model = Zoo(rank).to(launch.device())
     before = state(model)
     flags = {name: t.requires_grad for name, t in before.items()}
-    with Log() as log, own_work():
+    with Withheld() as running, Log() as log, own_work():
         broadcast_state(model)
-    after = state(model)
+    values = {name: t.detach().cpu().clone() for name, t in state(model).items()}
+    left, after = running.left(), state(model)
     changed = {k: "another object" for k, t in before.items() if flags[k] and after.get(k) is not t}
     graph = {
         k: str(t.grad_fn or f"requires_grad={t.requires_grad}")
         for k, t in after.items()
         if not t.is_leaf or (k in flags and t.requires_grad != flags[k])
     }
-    values = {name: t.detach().cpu().clone() for name, t in after.items()}
-    return {"values": values, "events": log.events, "changed": changed, "graph": graph}
+    return {"values": values, "events": log.events, "changed": changed, "graph": graph, "left": left}
 
 
 def _values(worlds, truth, names):
@@ -144,6 +147,8 @@ def _mistake(ranks, own, truth, name, rank):
         return "only-rank-0", {}
     if value is None:
         return "wrong-state", {}
+    if ranks[rank]["left"]:
+        return "start-not-waited", {}
     for source in range(1, len(ranks)):
         if source != rank and _equal(value, own[source][name].detach()):
             return "wrong-source", {"source": source}

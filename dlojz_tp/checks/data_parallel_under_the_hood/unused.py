@@ -8,9 +8,9 @@ from torch import nn
 
 from dlojz_tp import launch
 from dlojz_tp.checking import Wrong
+from dlojz_tp.checking.withheld import Withheld
 from dlojz_tp.checks.data_parallel_under_the_hood.common import (
     Log,
-    be_late,
     compare,
     gradients,
     mark,
@@ -158,15 +158,13 @@ def _steps(Reducer):  # noqa: N803
             model.zero_grad(set_to_none=case != "other head")
             log = Log()
             model.tell = log.mark
-            with log:
-                if not step:
-                    be_late()
+            with Withheld() as running, log:
                 x = rows(step, width=16)[rank :: dist.get_world_size()].to(launch.device())
                 _backward(model, x, _heads(case, rank), reducer)
                 log.mark("backward ended")
                 reducer.finish()
                 now = gradients(model.named())
-            dist.barrier()
+            running.left()
             found[case] = {"now": now, "later": gradients(model.named()), "events": log.events}
     return found
 

@@ -2,13 +2,13 @@
 
 import gc
 import threading
-import time
 from collections import namedtuple
 
 import torch
 
 from dlojz_tp.checking import Wrong, close
 from dlojz_tp.checks.dataloader import simulated
+from dlojz_tp.checks.dataloader.waiting import PATIENCE, comes, let_rest
 
 HINTS = {
     "wrong-batches": "The batches are not those of the loader, each once and in its order.",
@@ -42,7 +42,6 @@ HINTS = {
     "processor-waits": "The main thread waited for the device {n} times. Let a stream wait instead of the processor.",
 }
 CPU = torch.device("cpu")
-PATIENCE = 1.0  # seconds to wait for what a right answer does within milliseconds
 Pair = namedtuple("Pair", "image label")
 
 
@@ -52,7 +51,7 @@ def balise_6(Prefetcher):  # noqa: N803  (the answer is a class)
     yield "the batches of the loader, in its order"
     loader = _Loader(7)
     prefetcher = Prefetcher(loader, CPU, 2)
-    time.sleep(0.005)
+    let_rest()
     if loader.taken:
         raise Wrong("started-early")
     _all_there(_loop(prefetcher), 7)
@@ -118,8 +117,7 @@ def _loop(prefetcher, where="", work=None):
 
     thread = threading.Thread(target=go, daemon=True, name="the loop")
     thread.start()
-    thread.join(2 * PATIENCE)
-    if thread.is_alive():
+    if not comes(lambda: not thread.is_alive(), 2 * PATIENCE, 0.02):  # the loop may wait, too
         raise Wrong("loop-hangs", after=where, got=f"{len(found)} batches came")
     if failed:
         failed[0].batches = len(found)
@@ -168,10 +166,8 @@ def _ahead(Prefetcher, depth):  # noqa: N803
     def work(n):
         if n != 3:
             return
-        deadline = time.monotonic() + PATIENCE
-        while loader.taken < n + depth and time.monotonic() < deadline:
-            time.sleep(0.001)
-        time.sleep(0.02)
+        comes(lambda: loader.taken >= n + depth)
+        let_rest()
         ahead.append(loader.taken - n)
 
     _loop(Prefetcher(loader, CPU, depth), work=work)
@@ -211,7 +207,7 @@ def _errors(Prefetcher):  # noqa: N803
 
 def _broken(Prefetcher):  # noqa: N803
     for _ in Prefetcher(_Loader(50), CPU, 2):
-        time.sleep(0.01)  # until the thread waits for a place
+        let_rest()  # until the thread waits for a place
         break
 
 
@@ -219,7 +215,7 @@ def _raised(Prefetcher):  # noqa: N803
     try:
         for k, _ in enumerate(Prefetcher(_Loader(50), CPU, 2)):
             if k == 2:
-                time.sleep(0.01)
+                let_rest()
                 raise _OwnError
     except _OwnError:
         pass
@@ -237,22 +233,20 @@ def _left(leave, Prefetcher):  # noqa: N803
 
     thread = threading.Thread(target=go, daemon=True, name="the loop")
     thread.start()
-    thread.join(PATIENCE)
-    if thread.is_alive():
+    if not comes(lambda: not thread.is_alive(), PATIENCE, 0.02):
         raise Wrong("end-hangs")
     if failed:
         raise failed[0]
 
 
 def _gone(before, when):
-    begin = time.monotonic()
-    while set(threading.enumerate()) - before:
-        waited = time.monotonic() - begin
-        if waited > PATIENCE:
-            raise Wrong("thread-left", when=when)
-        if waited > 0.1:
-            gc.collect()  # an iterator in a cycle of references ends when it is found
-        time.sleep(0.002)
+    if not comes(lambda: not set(threading.enumerate()) - before or not _collected(before)):
+        raise Wrong("thread-left", when=when)
+
+
+def _collected(before):
+    gc.collect()  # an iterator in a cycle of references ends when it is found
+    return set(threading.enumerate()) - before
 
 
 def _copies(Prefetcher):  # noqa: N803

@@ -6,6 +6,7 @@ from torch import nn
 
 from dlojz_tp import launch
 from dlojz_tp.checking import Traffic, Wrong, close
+from dlojz_tp.checking.withheld import Withheld
 
 HINTS = {
     "not-summed": "AllReduceSum must return, on every rank, the sum of the ranks' tensors.",
@@ -91,23 +92,28 @@ def _normalised(all_reduce_sum, sync_batch_norm):
     rank = dist.get_rank()
     x = torch.tensor([1.0 + rank, 2.0], dtype=torch.float64, requires_grad=True)
     before = x.detach().clone()
-    total = all_reduce_sum.apply(x)
-    (total * (rank + 1.0)).sum().backward()
+    with Withheld() as running:
+        total = all_reduce_sum.apply(x)
+        value = total.detach().clone()
+        (total * (rank + 1.0)).sum().backward()
+        gradient = None if x.grad is None else x.grad.clone()
+    running.left()
     incoming = torch.tensor([rank + 1.0, 1.0], dtype=torch.float64)
     other = before.clone().requires_grad_()
     torch.autograd.grad(all_reduce_sum.apply(other), other, grad_outputs=incoming)
     found = {
         "gradient changed": not close(incoming, torch.tensor([rank + 1.0, 1.0], dtype=torch.float64)),
-        "sum": total.detach(),
-        "sum gradient": x.grad,
+        "sum": value,
+        "sum gradient": gradient,
         "changed": not torch.equal(before, x.detach()),
     }
     for case in ("even", "uneven"):
         norm = _prepare(sync_batch_norm(CHANNELS))
         x = _images(rank, case).requires_grad_()
-        with Traffic() as traffic:
+        with Withheld() as running, Traffic() as traffic:
             out = norm(x)
             (out * _upstream(rank, case)).sum().backward()
+        running.left()
         found["keeps graph"] = norm.running_mean.requires_grad or norm.running_var.requires_grad
         gradients = {"input": x.grad, "weight": norm.weight.grad, "bias": norm.bias.grad}
         found[case] = {"out": out.detach(), **gradients, "calls": traffic.names(), "sent": traffic.volume()}

@@ -41,6 +41,7 @@ HINTS = {
 }
 
 BATCH, EPOCHS, SAVED_AFTER, OTHER_EPOCH = 12, 4, 2, 7
+PATIENCE = 2.0  # seconds that rank 0 gives a rank which waits in a way that nobody sees, for the file itself, say
 
 
 def balise_7(save_checkpoint, load_checkpoint):
@@ -121,8 +122,41 @@ def _uninterrupted():
     return _losses(model, optimizer, range(EPOCHS))[SAVED_AFTER * 3 :]
 
 
-def _slowly(*_):
-    time.sleep(0.1)
+class _Waits:
+    """Inside, a rank tells the others each time that it waits for a collective, and at the end that it is back."""
+
+    def __init__(self):
+        self.store, self.count, self.wait = dist.distributed_c10d._get_default_store(), 0, dist.Work.wait
+
+    def __enter__(self):
+        def told(work, *args, **kwargs):
+            self.count += 1
+            self._tell(self.count)
+            return self.wait(work, *args, **kwargs)
+
+        dist.Work.wait = told
+        return self
+
+    def __exit__(self, *error):
+        dist.Work.wait = self.wait
+        self._tell("back")
+
+    def _tell(self, what):
+        self.store.set(f"checkpoint: {dist.get_rank()} {what}", "1")
+
+    def for_the_other(self):
+        """On rank 0, before it writes: until rank 1 waits once more than rank 0 has, or is back."""
+        keys, end = [f"checkpoint: 1 {what}" for what in (self.count + 1, "back")], time.monotonic() + PATIENCE
+        while not any(self.store.check([key]) for key in keys) and time.monotonic() < end:
+            time.sleep(0.002)
+
+
+_WAITS: list[_Waits] = []
+
+
+def _late(*_):
+    """A hook that pickle finds by its name."""
+    _WAITS[-1].for_the_other()
 
 
 def _save(save_checkpoint, path):
@@ -134,10 +168,14 @@ def _save(save_checkpoint, path):
     own = path.parent / f"rank{rank}"
     own.mkdir()
     save_checkpoint(own / path.name, parallel, optimizer, OTHER_EPOCH)
-    if rank == 0:  # slow to write: who does not wait comes back first
-        model.register_state_dict_post_hook(_slowly)
-    save_checkpoint(path, parallel, optimizer, SAVED_AFTER)
-    there = path.exists()
+    with _Waits() as waits:
+        if rank == 0:  # it writes late: who does not wait is back by then
+            _WAITS.append(waits)
+            late = model.register_state_dict_post_hook(_late)
+        save_checkpoint(path, parallel, optimizer, SAVED_AFTER)
+        there = path.exists()
+    if rank == 0:
+        late.remove()
     dist.barrier()
     kept = path.stat().st_ino if there else None  # a file that is moved into place is another file
     dist.barrier()

@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from dlojz_tp import launch
 from dlojz_tp.checking import Wrong, close
 from dlojz_tp.checking.one_launch import in_worlds
-from dlojz_tp.checks.fsdp.watched import RATE, STEPS, loss_of
+from dlojz_tp.checks.fsdp.watched import RATE, STEPS, loss_of, most_beside
 from dlojz_tp.models import Llama, LlamaConfig
 
 SIZES = ((2,), (4, 3, 1))  # a launch each; two ranks first: most mistakes show there
@@ -184,7 +184,7 @@ def trained(reports: list[dict], wanted: dict, where: str, *, tol: float = 1e-7)
     for rank, report in enumerate(reports):
         if size > 1 and report["outside"] > 0.6 * whole:  # in NumPy arrays, lists, bytes
             raise Wrong("copy-kept", got=report["outside"], whole=whole, where=f"{where}, rank {rank}")
-        if size > 1 and report["beside"] > (1 / size + 0.6) * whole:  # copies of the shards lie in the report
+        if size > 1 and report["beside"] > most_beside(whole, size):
             kept = report["beside"] - whole // size
             raise Wrong("copy-kept", got=kept, whole=whole, where=f"{where}, rank {rank}")
     losses = [sum(of_step) / len(reports) for of_step in zip(*(report["losses"] for report in reports))]

@@ -214,7 +214,8 @@ def _right_distribution(size, ranks):
         else:
             wanted = small if name.endswith(("output.weight", "down.weight")) else 0.02
             what = f"a mean of 0 and a standard deviation of {wanted:.4f} were expected"
-            right = abs(whole.std().item() / wanted - 1) < 0.25 and abs(whole.mean().item()) < 0.25 * wanted
+            near = max(0.25, 6 / whole.numel() ** 0.5)  # right numbers may not fail by an unlucky seed
+            right = abs(whole.std().item() / wanted - 1) < near and abs(whole.mean().item()) < near * wanted
         if not right:
             got = f"mean {whole.mean().item():.4f}, standard deviation {whole.std().item():.4f}"
             raise Wrong("not-as-init-weights", where=f"world of {size}", name=name, what=what, got=got)

@@ -46,7 +46,7 @@ def balise_3(shard_recomputed):
 
 
 def _of_size(plans, size):
-    return {2: plans, 1: plans[:1], 3: plans[1:2], 4: plans[2:]}[size]
+    return {2: plans[:2], 1: plans[:1], 3: plans[1:2], 4: plans[2:]}[size]
 
 
 def _each(shard_recomputed, plans):

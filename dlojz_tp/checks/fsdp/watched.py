@@ -17,6 +17,7 @@ from torch.nn import functional as F  # noqa: N812
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from dlojz_tp.checking.settling import settle
 from dlojz_tp.checks.fsdp.kept import kept_outside
 from dlojz_tp.measure.communications import NAMES, collective
 
@@ -112,8 +113,19 @@ def train(shard: Callable, case, *args, look: Callable | None = None, take_steps
     sharded.zero_grad()
     shards = {local(p).untyped_storage()._cdata for p in sharded.parameters()}
     report["outside"] = kept_outside(shard) - outside
-    report["beside"] = sum(size for key, size in living_storages().items() if key not in before and key not in shards)
+
+    def beside():
+        return sum(size for key, size in living_storages().items() if key not in before and key not in shards)
+
+    report["beside"] = settle(
+        beside, most_beside(sum(p.nbytes for p in case.model.parameters()), dist.get_world_size())
+    )
     return report
+
+
+def most_beside(whole: int, size: int) -> float:
+    """Bytes that a rank may hold besides its shards, of a model of `whole` bytes: copies of the shards, in the report."""
+    return (1 / size + 0.6) * whole
 
 
 def living_storages() -> dict[int, int]:

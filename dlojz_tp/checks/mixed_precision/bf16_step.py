@@ -39,10 +39,10 @@ def balise_2(step, dtypes):
     weights, losses, _ = spies.loop(spies.watched_network(), data)
     yield "the step returns the loss and the logits, both without their graph"
     cpu = torch.device("cpu")
-    with Operations() as operations:
+    with Operations() as operations, spies.autocast_seen() as asked:
         loss, logits = returned(step(model, *data[0], optimizer, cpu))
     yield "forward under autocast in bfloat16; weights, gradients and loss in float32"
-    state_of_forward(model, loss, torch.bfloat16)
+    state_of_forward(model, loss, torch.bfloat16, asked)
     for g in optimizer.grads or []:
         if g is not None and g.dtype != torch.float32:
             raise Wrong("update-cast", what="gradients", got_dtype=_name(g.dtype))

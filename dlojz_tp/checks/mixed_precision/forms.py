@@ -47,8 +47,8 @@ def returned(answer):
     return answer
 
 
-def state_of_forward(model, loss, dtype):
-    """Autocast on and in `dtype`, weights and gradients in float32, the loss too."""
+def state_of_forward(model, loss, dtype, asked):
+    """Autocast on and in `dtype`, weights and gradients in float32, the loss too. asked: its device types in the step."""
     if not model.states:
         raise Wrong("no-autocast", got="the network was not called")
     learning = [state for state in model.states if state[3]] or model.states
@@ -57,6 +57,9 @@ def state_of_forward(model, loss, dtype):
     if now != {torch.float32}:
         raise Wrong("weights-converted", got_dtype=_name((now - {torch.float32}).pop()))
     if not on:
+        elsewhere = [kind for kind in asked if kind != "cpu"]
+        if elsewhere and len(elsewhere) == len(asked):
+            raise Wrong("device-hard-coded", asked=elsewhere[0], kind="cpu", got=elsewhere[0])
         raise Wrong("no-autocast", expected=f"autocast on, {_name(dtype)}", got="autocast off")
     if found != dtype:
         raise Wrong("wrong-dtype", got_dtype=_name(found), expected=_name(dtype))

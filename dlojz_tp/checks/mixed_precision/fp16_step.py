@@ -40,10 +40,10 @@ def balise_1(step):
     limit = spies.global_norm(first) / 50  # small, so that clipping value by value shows
     yield "it returns the loss and the logits, both without their graph"
     run = _Run(step, limit)
-    with Operations() as operations:
+    with Operations() as operations, spies.autocast_seen() as asked:
         loss, logits = run(data[0])
     yield "forward under autocast in float16, weights and loss in float32"
-    state_of_forward(run.model, loss, torch.float16)
+    state_of_forward(run.model, loss, torch.float16, asked)
     _right_loss(loss, data, logits)
     right_logits(logits, data[0][0])
     yield "scale, backward, unscale_, step, update: in this order"

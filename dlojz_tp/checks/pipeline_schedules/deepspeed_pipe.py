@@ -4,6 +4,7 @@ import contextlib
 import importlib.util
 import math
 import sys
+from functools import cache
 from types import ModuleType
 from unittest import mock
 
@@ -12,12 +13,14 @@ import torch.distributed as dist
 from torch import nn
 
 from dlojz_tp import launch
-from dlojz_tp.checking import Wrong, close
+from dlojz_tp.balise import BaliseNotDone
+from dlojz_tp.checking import Wrong, close, pretended
 
 HINTS = {
     "layers-built": "A layer was built before the PipelineModule asked for it. On every rank the whole model would be in memory: give "
     "LayerSpec the class and its arguments, not a module.",
     "not-specs": "Return a list of LayerSpec.",
+    "sizes-changed": "The list of sizes was changed. Leave it as it is: who called goes on with it.",
     "wrong-layers": "The layers are {found}, {wanted} were expected.",
     "gelu-at-the-end": "After the last linear layer there is no GELU: its outputs are what the loss takes.",
     "no-pipeline-module": "Return a PipelineModule.",
@@ -30,6 +33,7 @@ HINTS = {
     "{found}.",
     "no-accumulation": "gradient_accumulation_steps is the number of micro-batches: {wanted}, not {found}.",
     "replicas-forgotten": "train_batch_size counts all replicas: micro-batch × accumulation steps × replicas must give {wanted}.",
+    "even-refused": "{batch} samples are {m} micro-batches × {n} replicas of {wanted} each, and a ValueError was raised.",
     "uneven-accepted": "{batch} samples do not divide by {m} micro-batches × {n} replicas: raise a ValueError.",
     "zero-in-a-pipeline": "A pipeline does not go with ZeRO 2 or 3: gradients stay whole over its micro-batches.",
     "optimizer-in-config": "The optimizer is handed to deepspeed.initialize, it does not belong into the configuration: DeepSpeed "
@@ -46,7 +50,8 @@ CONFIGS = ((64, 8, 1), (64, 4, 4), (12, 12, 1), (96, 3, 2))
 def balise_6(layer_specs, pipeline_module, deepspeed_config):
     """Specs and module with a stand-in of deepspeed.pipe; the configuration; a true step if deepspeed is there."""
     yield "layer specs: nothing is built, the right layers in the right order"
-    with _stand_in() as pipe:
+    answers = layer_specs, pipeline_module, deepspeed_config
+    with _stand_in(*answers) as pipe:
         for sizes, n_stages in SIZES:
             specs = _right_specs(layer_specs, sizes, pipe)
             _right_module(pipeline_module, specs, n_stages, pipe)
@@ -58,17 +63,21 @@ def balise_6(layer_specs, pipeline_module, deepspeed_config):
             found = deepspeed_config(batch, m, n)
         except ValueError:
             continue
+        except BaliseNotDone:
+            raise
+        except Exception as error:
+            found = repr(error)
         raise Wrong("uneven-accepted", expected="ValueError", got=found, batch=batch, m=m, n=n)
     if importlib.util.find_spec("deepspeed") is None:
         yield "not checked here, as deepspeed is not installed: a step by DeepSpeed itself"
         return
     yield "a step of DeepSpeed on 2 ranks changes the weights as one process does"
-    _right_training(layer_specs, pipeline_module, deepspeed_config)
+    _right_training(*answers)
 
 
-@contextlib.contextmanager
-def _stand_in():
-    """Modules `deepspeed` and `deepspeed.pipe` that keep what they are given."""
+@cache
+def _modules() -> dict[str, ModuleType]:
+    """Modules `deepspeed`, `deepspeed.pipe` and so on that keep what they are given; the same in all checks."""
 
     class LayerSpec:
         def __init__(self, typename, *module_args, **module_kwargs):
@@ -84,18 +93,44 @@ def _stand_in():
             super().__init__()
             self.given = {"layers": list(layers), "num_stages": num_stages, "topology": topology, "loss_fn": loss_fn}
 
-    pipe, package, runtime, inner = (ModuleType(name) for name in (
-        "deepspeed.pipe", "deepspeed", "deepspeed.runtime", "deepspeed.runtime.pipe"))  # fmt: skip
+    class ProcessTopology:
+        def __init__(self, axes, dims):
+            self.axes, self.dims = list(axes), list(dims)
+
+        def get_dim(self, axis):
+            return dict(zip(self.axes, self.dims)).get(axis, 0)
+
+    class PipeDataParallelTopology(ProcessTopology):
+        def __init__(self, num_pp, num_dp):
+            super().__init__(["pipe", "data"], [num_pp, num_dp])
+
+    pipe, package, runtime, inner, topologies = (ModuleType(name) for name in (
+        "deepspeed.pipe", "deepspeed", "deepspeed.runtime", "deepspeed.runtime.pipe", "deepspeed.runtime.pipe.topology"))  # fmt: skip
     for module in (pipe, inner, package):
         module.LayerSpec, module.PipelineModule = LayerSpec, PipelineModule
-    package.pipe, package.runtime, runtime.pipe = pipe, runtime, inner
+    for module in (topologies, inner):
+        module.ProcessTopology, module.PipeDataParallelTopology = ProcessTopology, PipeDataParallelTopology
+    package.pipe, package.runtime, runtime.pipe, inner.topology = pipe, runtime, inner, topologies
     package.__path__ = runtime.__path__ = inner.__path__ = []
-    names = {
+    return {
         "deepspeed": package, "deepspeed.pipe": pipe, "deepspeed.runtime": runtime, "deepspeed.runtime.pipe": inner,
-        "deepspeed.runtime.pipe.module": inner,
+        "deepspeed.runtime.pipe.module": inner, "deepspeed.runtime.pipe.topology": topologies,
     }  # fmt: skip
-    with mock.patch.dict(sys.modules, names):
-        yield pipe
+
+
+@contextlib.contextmanager
+def _stand_in(*answers):
+    """Stand-ins in the place of deepspeed's modules, also for answers that hold what the real ones have."""
+    names = _modules()
+    real = [(sys.modules[name], module) for name, module in names.items() if name in sys.modules]
+    changes = [
+        (held, name, value)
+        for held, module in real
+        for name, value in vars(module).items()
+        if isinstance(value, type) and hasattr(held, name)
+    ]
+    with mock.patch.dict(sys.modules, names), pretended(changes, *answers):
+        yield names["deepspeed.pipe"]
 
 
 @contextlib.contextmanager
@@ -113,10 +148,13 @@ def _nothing_built():
 
 def _right_specs(layer_specs, sizes, pipe):
     where = f"sizes {sizes}"
+    given = list(sizes)
     with _nothing_built():
-        specs = layer_specs(list(sizes))
+        specs = layer_specs(given)
     if specs is None:
         raise Wrong("nothing-returned")
+    if given != sizes:
+        raise Wrong("sizes-changed", expected=sizes, got=given)
     if not isinstance(specs, list | tuple) or not all(isinstance(spec, pipe.LayerSpec) for spec in specs):
         got = [type(spec).__name__ for spec in specs] if isinstance(specs, list | tuple) else type(specs).__name__
         raise Wrong("not-specs", got=str(got), where=where)
@@ -149,8 +187,9 @@ def _right_module(pipeline_module, specs, n_stages, pipe):
     if not isinstance(module, pipe.PipelineModule):
         raise Wrong("no-pipeline-module", got=type(module).__name__)
     given = module.given
-    if given["num_stages"] != n_stages and given["topology"] is None:
-        raise Wrong("stages-not-passed", found=given["num_stages"], wanted=n_stages)
+    stages = given["num_stages"] if given["topology"] is None else given["topology"].get_dim("pipe")
+    if stages != n_stages:
+        raise Wrong("stages-not-passed", found=stages, wanted=n_stages)
     if len(given["layers"]) != len(specs) or any(a is not b for a, b in zip(given["layers"], specs)):
         raise Wrong("specs-changed", expected=f"{len(specs)} specs", got=f"{len(given['layers'])} layers")
     if given["loss_fn"] is not loss_fn:
@@ -165,7 +204,12 @@ def _right_module(pipeline_module, specs, n_stages, pipe):
 
 def _right_config(deepspeed_config, batch, m, n):
     where = f"{batch} samples, {m} micro-batches, {n} replicas"
-    config = deepspeed_config(batch, m, n)
+    try:
+        config = deepspeed_config(batch, m, n)
+    except ValueError as error:
+        raise Wrong(
+            "even-refused", got=repr(error), where=where, batch=batch, m=m, n=n, wanted=batch // m // n
+        ) from error
     if config is None:
         raise Wrong("nothing-returned")
     if not isinstance(config, dict):
@@ -193,12 +237,14 @@ def _right_config(deepspeed_config, batch, m, n):
         raise Wrong(slug, where=where, got=str(config), found=micro, wanted=batch if "rep" in slug else batch // m // n)
     if total != batch:
         raise Wrong("replicas-forgotten", where=where, got=str(config), wanted=batch)
-    if config.get("zero_optimization", {}).get("stage", 0) > 1:
+    if (config.get("zero_optimization") or {}).get("stage", 0) > 1:
         raise Wrong("zero-in-a-pipeline", where=where)
     if "optimizer" in config:
         raise Wrong("optimizer-in-config", got=config["optimizer"], where=where)
-    if any(config.get(name, {}).get("enabled") for name in ("fp16", "bf16", "bfloat16")):
+    if any((config.get(name) or {}).get("enabled") for name in ("fp16", "bf16", "bfloat16", "amp")):
         raise Wrong("half-precision", where=where)
+    if "scheduler" in config:  # it changes the learning rate
+        raise Wrong("another-training", got=config["scheduler"], where=f"scheduler, {where}")
 
 
 def _trained(layer_specs, pipeline_module, deepspeed_config):

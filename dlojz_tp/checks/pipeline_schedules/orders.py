@@ -14,7 +14,7 @@ HINTS = {
 
 def own_orders(ready):
     """Inside, the planner's `ready` and PyTorch's schedules refuse to be called by an answer; it may build on others."""
-    return out_of_reach(lambda name: Wrong("planner-called", name=name), *pipeline_schedules(ready))
+    return out_of_reach(lambda name: Wrong("planner-called", name=name), *pipeline_schedules(ready), copies=True)
 
 
 def simulated(orders, costs, where: str, third: str = "", **more) -> planner.Simulation:

@@ -5,7 +5,7 @@ import torch.distributed as dist
 from torch import nn
 
 from dlojz_tp import launch
-from dlojz_tp.checking import Wrong, close
+from dlojz_tp.checking import Wrong, close, one_launch
 
 HINTS = {
     "ranks-wait": "The ranks waited for each other for ever. Every rank has to call the same collectives, in the same order, and "
@@ -136,9 +136,13 @@ def gradients(stages) -> dict[int, list]:
 
 
 def in_worlds(function, *args, sizes) -> dict[int, list]:
-    """`launch.worlds`, with a hint of its own where the ranks wait for each other."""
+    """All worlds in one launch, with a hint of its own where the ranks wait for each other.
+
+    sizes: in an order in which no two go side by side, so that it is certain which mistake is found first.
+    """
     try:
-        return launch.worlds(function, *args, sizes=sizes, timeout=8)
+        found = one_launch.in_worlds(function, *args, sizes=sizes, timeout=8)
+        return {size: found[size] for size in sorted(sizes)}
     except launch.RankError as error:
         if isinstance(error.cause, Wrong):
             raise error.cause from error

@@ -51,7 +51,7 @@ def balise_8(ideal_bubble, fewest_micro_batches, measured_bubble, stage_costs):
     """The formula against simulated pipelines; shares and costs against events that are known."""
     yield "the formula, for 1 to 8 stages and 1 to 20 micro-batches, against simulated pipelines"
     truth = [planner.simulate(planner.gpipe(p, m), {"F": 1.0, "B": 2.0}).bubble for p, m in CASES]
-    with out_of_reach(lambda name: Wrong("simulated", name=name), planner.simulate):
+    with out_of_reach(lambda name: Wrong("simulated", name=name), planner.simulate, copies=True):
         _formula(ideal_bubble, truth)
         yield "the fewest micro-batches for a bubble"
         _fewest(fewest_micro_batches)

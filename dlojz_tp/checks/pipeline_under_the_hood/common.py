@@ -1,18 +1,17 @@
 """What the checks of this work share: a small model in stages, its truth in one process, ranks and their failures."""
 
-import os
-
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from dlojz_tp import launch
 from dlojz_tp.checking import Wrong, close
+from dlojz_tp.checking.one_launch import in_worlds
 from dlojz_tp.checks.data_parallel_under_the_hood.common import Log, sent
 from dlojz_tp.checks.pipeline_under_the_hood.sends import Sends
 
-SIZES = (1, 2, 3, 4)
-TIMEOUT = 5  # seconds for the ranks of one world on a quiet machine: a deadlock must come back quickly
+SIZES = (2, 3, 4, 1)  # in one launch, one world after the other: two ranks first, where most mistakes show
+TIMEOUT = 6  # seconds for a launch, which takes half a one: a deadlock must come back quickly
 WIDTHS = (5, 7, 4, 6, 3, 8, 2)  # of the activations between the layers, so that no two stages are alike
 HINTS = {
     "ranks-hang": "A rank waits for a message that never comes: {error}. Does each receive have its send, with the same tag, "
@@ -59,15 +58,12 @@ HINTS = {
 
 
 def on_ranks(fn, *args, known=(), sizes=SIZES, timeout=TIMEOUT) -> dict[int, list]:
-    """Run a check's function on 1, 2, 3 and 4 ranks.
+    """Run a check's function in worlds of 1, 2, 3 and 4 ranks, in one launch.
 
     known: pairs (words in the error, or its kind; slug) of failures that have their own hint, which may use {error}.
     """
     if torch.cuda.device_count() >= max(sizes):
         timeout *= 6  # NCCL takes seconds to set its communicators up
-    timeout = round(
-        timeout * min(4.0, max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1) / 2))
-    )  # cores that others use
     usual = (
         ("hung", "ranks-hang"), ("shapes cannot be multiplied", "inputs-everywhere"),
         ("NoneType' object has no attribute 'contiguous", "no-gradient-to-send"),
@@ -75,7 +71,8 @@ def on_ranks(fn, *args, known=(), sizes=SIZES, timeout=TIMEOUT) -> dict[int, lis
         ("does not have a grad_fn", "no-graph"), ("SIGABRT", "sizes-differ"),
     )  # fmt: skip
     try:
-        return launch.worlds(fn, *args, sizes=sizes, timeout=timeout)
+        found = in_worlds(fn, *args, sizes=sizes, timeout=timeout)
+        return {size: found[size] for size in sorted(sizes)}
     except launch.RankError as error:
         if isinstance(error.cause, Wrong):
             raise error.cause from error

@@ -1,6 +1,5 @@
 """Balise 10: pipelines side by side, their gradients averaged within groups."""
 
-import time
 from functools import cache
 
 import torch
@@ -9,6 +8,7 @@ from torch import nn
 
 from dlojz_tp import launch
 from dlojz_tp.checking import GroupTraffic, Wrong, close
+from dlojz_tp.checking.withheld import Withheld
 from dlojz_tp.checks.pipeline_under_the_hood.common import on_ranks
 
 HINTS = {
@@ -42,6 +42,8 @@ HINTS = {
     "Average within the data group.",
     "weighted-twice": "The gradients are weighted twice, before the sum and after it.",
     "grad-none": "A frozen parameter has p.grad None: {error}",
+    "frozen-filled": "A frozen parameter had p.grad None, and has a tensor there now. An optimizer with weight decay or momentum "
+    "would move it: None stays None.",
     "updated-inside": "The weights changed inside the step. The update comes after it, once the gradients of all replicas are there.",
     "wrong-hybrid": "The gradients are not those of one process with the whole batch.",
     "loss-of-replica": "That is the loss of this replica's rows. The loss of the batch has a part from each replica.",
@@ -49,10 +51,9 @@ HINTS = {
     "wrong-hybrid-loss": "The last stage returns the mean loss of the whole batch, a tensor or a number; the others None.",
 }  # fmt: skip
 
-WORLDS = {1: (1,), 4: (2, 1, 4), 6: (2, 3)}  # ranks: numbers of stages
+WORLDS = {4: (2, 1, 4), 6: (2, 3), 1: (1,)}  # ranks: numbers of stages; one world after the other
 LAYERS, WIDTH = 12, 3
 ROWS = (12, 7)
-LATE = 0.01  # seconds by which the replicas after the first come late
 A_FEW = 64  # bytes that may be told to all ranks: numbers of rows, say
 KNOWN = (
     ("hung", "groups-not-everywhere"), ("SIGABRT", "groups-not-everywhere"), ("UnboundLocalError", "no-group-kept"),
@@ -155,19 +156,17 @@ def _one_step(hybrid_step, p, rows, replica, group):
         for q, g in zip(moving, torch.autograd.grad(loss, moving), strict=True):
             q.grad = g if q.grad is None else q.grad + g
         own.extend(q.grad.cpu().clone() for q in moving)
-        time.sleep(LATE * (replica > 0))
         return loss.detach() if stage == p - 1 else None
 
     x, targets = (tensor.to(launch.device()) for tensor in _batch(rows))
-    with GroupTraffic() as traffic:
+    with Withheld() as running, GroupTraffic() as traffic:
         loss = hybrid_step(step, list(mine), x, targets, replica, group)
-    moving = [q for q in mine if q.requires_grad]
-    returned = [None if q.grad is None else q.grad.cpu().clone() for q in moving]
-    dist.barrier()
-    time.sleep(LATE)
+    returned = [None if q.grad is None else q.grad.cpu().clone() for q in mine if q.requires_grad]
+    group_size = dist.get_world_size(group)
     return {
-        "rows": rows, "calls": calls, "beyond": sum(n for _, n, ranks in traffic.calls if ranks > dist.get_world_size(group)), "own": own, "loss": None if loss is None else _as_float(loss),
-        "gradients": returned, "later": [None if q.grad is None else q.grad.cpu().clone() for q in moving],
+        "rows": rows, "calls": calls, "own": own, "loss": None if loss is None else _as_float(loss), "gradients": returned,
+        "beyond": sum(n for _, n, ranks in traffic.calls if ranks > group_size), "running": running.left(),
+        "filled": any(q.grad is not None for q in mine if not q.requires_grad),
         "changed": not all(torch.equal(a, b) for a, b in zip(before, mine, strict=True)),
     }  # fmt: skip
 
@@ -247,10 +246,10 @@ def _gradients(step, ranks, number, rank, size, p):
     if close(got, truth, 1e-6):
         if step["beyond"] > A_FEW:
             raise Wrong("sent-to-all", got=step["beyond"], where=where)
+        if step["filled"]:
+            raise Wrong("frozen-filled", expected="None", got="a tensor", where=where)
         return
-    steps = [found[p]["steps"][number] for found in ranks]
-    pairs = [pair for each in steps for pair in zip(each["gradients"], each["later"], strict=True)]
-    if any(a is not None and b is not None and not close(a, b) for a, b in pairs):
+    if any(found[p]["steps"][number]["running"] for found in ranks):
         raise Wrong("reduce-not-waited", where=where)
     shares = [len(part) / step["rows"] for part in torch.arange(step["rows"]).tensor_split(n)]
     own = [ranks[r][p]["steps"][number]["own"] for r in range(size)]
@@ -267,8 +266,7 @@ def _gradients(step, ranks, number, rank, size, p):
     ]
     plain = [total(range(size), [w] * size) for w in (1, 1 / n, 1 / size)]
     known = {
-        "reduce-not-waited": "When hybrid_step returned, an all-reduce was still on its way. wait() for each that was started with async_op.",
-    "replica-only": [own[rank], [g * shares[rank // p] for g in own[rank]], [g / n for g in own[rank]]],
+        "replica-only": [own[rank], [g * shares[rank // p] for g in own[rank]], [g / n for g in own[rank]]],
         "replicas-summed": [total(same, [1.0] * n)],
         "replicas-alike": [total(same, [1 / n] * n)],
         "divided-by-world": [total(same, [w / size for w in (1.0,) * n]), [g / size for g in truth], [g / p for g in truth]],
@@ -292,7 +290,7 @@ def _loss(step, rank, size, p):
     losses = [_loss_of(layers, *part).item() for part in zip(x.tensor_split(n), targets.tensor_split(n), strict=True)]
     truth = _truth(step["rows"], p, rank % p)[0]
     if step["loss"] is None or not close(step["loss"], truth, 1e-6):
-        slug = "wrong-hybrid-loss"
+        slug = "reduce-not-waited" if step["running"] else "wrong-hybrid-loss"
         if step["loss"] is not None and n > 1 and close(step["loss"], losses[rank // p], 1e-6):
             slug = "loss-of-replica"
         elif step["loss"] is not None and any(close(step["loss"], sum(losses) / d, 1e-6) for d in (1, n)):

@@ -14,7 +14,7 @@ from dlojz_tp.checks.pipeline_under_the_hood.common import (
     right_step,
     run_step,
 )
-from dlojz_tp.checks.pipeline_under_the_hood.timing import BRISK, PATIENT, resting, timed
+from dlojz_tp.checks.pipeline_under_the_hood.timing import judged, on_the_clock
 
 HINTS = {
     "not-two": "Return a pair: the loss and the list of events. Here came {kind}.",
@@ -51,9 +51,9 @@ def balise_6(run_schedule):
         slugs = ("wrong-gradients", "gradient-of-another", "wrong-loss", "other-order")
         raise (Wrong("order-by-arrival", error="wrong values") if wrong.slug in slugs else wrong) from None
     yield "1F1B with messages of 16 MB, which no buffer of the system holds"
-    ranks = on_ranks(_large_and_slow, run_schedule, sizes=(2,), known=_BLOCKED)[2]
+    ranks = on_ranks(_large_and_timed, run_schedule, sizes=(2,), known=_BLOCKED)[2]
     yield "events: one an action, computing only; activations freed in their backward"
-    timed(ranks, lambda: on_ranks(resting, run_schedule, PATIENT, sizes=(2,), known=_BLOCKED)[2])
+    judged(ranks)
 
 
 _USUAL = (("gpipe", 12), ("one_f_one_b", 9))  # 9 rows in 4: chunk makes 3 of them, split 5
@@ -134,9 +134,9 @@ class _Narrow(nn.Module):
         return self.layer(x.view(len(x), 2**18, 8).mean(1))
 
 
-def _large_and_slow(run_schedule):
+def _large_and_timed(run_schedule):
     _large(run_schedule)
-    return resting(run_schedule, BRISK)
+    return on_the_clock(run_schedule)
 
 
 def _large(run_schedule):

@@ -31,7 +31,7 @@ COSTS = {"F": 1.0, "B": 2.0}
 
 def balise_5(gpipe, one_f_one_b):
     """Order, completeness, absence of deadlock, memory and time of both schedules."""
-    with out_of_reach(lambda name: Wrong("library-schedule", name=name), *pipeline_schedules()):
+    with out_of_reach(lambda name: Wrong("library-schedule", name=name), *pipeline_schedules(), copies=True):
         yield "GPipe: complete, in order, without deadlock, from 1 to 6 stages and 1 to 8 micro-batches"
         for p, m in SIZES:
             lists, found = _simulated("gpipe", gpipe, p, m)

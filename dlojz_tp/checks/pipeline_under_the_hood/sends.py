@@ -1,7 +1,6 @@
 """What an answer sends: works that are waited for or not, and nobody else's pipeline."""
 
 import contextlib
-import time
 
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
@@ -17,7 +16,12 @@ class Sends:
         self.open, self.receiving = {}, {}
         # number of a send, or of a receive: None once it was waited for, until then its work: a message whose work is
         # dropped may be lost
-        self.begun = []  # time.perf_counter() of each send and receive
+
+    def began(self, name):
+        """A send or a receive starts: "isend" or "irecv". For those who want to know."""
+
+    def waited(self):
+        """A send or a receive was waited for."""
 
     @contextlib.contextmanager
     def watched(self, *answers):
@@ -25,20 +29,25 @@ class Sends:
         changes = [(library._PipelineStageBase, "__init__", _refused)]
         # both places: batch_isend_irecv takes no other isend than that of its own module
         for name, table in (("isend", self.open), ("irecv", self.receiving)):
-            telling = self._telling(getattr(dist, name), table)
+            telling = self._telling(name, getattr(dist, name), table)
             changes += [(dist, name, telling), (distributed_c10d, name, telling)]
         with pretended(changes, *answers):
             yield self
 
-    def _telling(self, begin, table):
+    def _telling(self, name, begin, table):
         def started(*args, **kwargs):
-            self.begun.append(time.perf_counter())
+            self.began(name)
             work = begin(*args, **kwargs)
             if work is None:
                 return None
             number = len(table)
             table[number] = work
-            return _Work(work, lambda: table.__setitem__(number, None))
+
+            def through():
+                table[number] = None
+                self.waited()
+
+            return _Work(work, through)
 
         return started
 

@@ -1,5 +1,7 @@
 """Balise 9: an asynchronous stage, whose backward uses the weights of its forward."""
 
+import gc
+
 import torch
 from torch import nn
 
@@ -192,8 +194,10 @@ def _copies(AsyncStage):  # noqa: N803
 
     def tell(_kind, k, stage, _tensor):
         most = p - stage
+        if lives[stage].live / size > most + 2.5:  # a set of gradients, and what is small
+            gc.collect()  # what an answer's cycles hold
         copies = lives[stage].live / size
-        if copies > most + 2.5:  # a set of gradients, and what is small
+        if copies > most + 2.5:
             raise Wrong(
                 "never-freed", n=k + 1, stage=stage, p=p, copies=copies, most=most, where=f"stage {stage} of {p}"
             )

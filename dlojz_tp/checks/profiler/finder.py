@@ -212,8 +212,8 @@ def run():
 """
     exec(compile(code, f"{torch.__path__[0]}/a_thread_of_autograd.py", "exec"), names)
     _thread.start_new_thread(names["run"], ())  # threading.Thread would have frames of its own
-    if not names["done"].wait(timeout=20):
-        raise Wrong("endless", seconds=20.0)
+    if not names["done"].wait(timeout=40):
+        raise Wrong("endless", seconds=40.0)
     if names["error"]:
         error = names["error"][0]
         if type(error).__name__ == "BaliseNotDone":

@@ -47,6 +47,23 @@ class Alive:
         return sum(found.values()) - sum(found.get(at, 0) for at in {_storage(t)[0] for t in known})
 
 
+_later: list[tuple] = []
+
+
+def look_later(make, large, ranks) -> list[int]:
+    """A list into which `look_aside` will put `aside(make, large, ranks)`: once traced, all that Python does is slower."""
+    found: list[int] = []
+    _later.append((found, make, large, ranks))
+    return found
+
+
+def look_aside() -> None:
+    """Look at all that `look_later` was asked for; the last thing that a rank does."""
+    while _later:
+        found, *rest = _later.pop(0)
+        found.append(aside(*rest))
+
+
 def aside(make, large, ranks) -> int:
     """Bytes in lists, arrays and the like, all but tensors, that stay in memory once a layer is made from a large one.
 

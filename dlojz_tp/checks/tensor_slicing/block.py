@@ -4,11 +4,12 @@ from functools import cache, partial
 
 import torch
 
-from dlojz_tp.checking import Wrong
+from dlojz_tp.checking import GroupTraffic, Wrong
 from dlojz_tp.checks.tensor_slicing.attention import attention_forms
 from dlojz_tp.checks.tensor_slicing.block_dropout import RATE as PLACE_RATE
 from dlojz_tp.checks.tensor_slicing.block_dropout import dropped, judge_agreement, judge_places, places
 from dlojz_tp.checks.tensor_slicing.common import Form, exercise, noise, randomise, truth
+from dlojz_tp.checks.tensor_slicing.group_functions import moved
 from dlojz_tp.checks.tensor_slicing.layers import judge_layer
 from dlojz_tp.checks.tensor_slicing.layouts import WORLD, in_groups_too, on_groups
 from dlojz_tp.checks.tensor_slicing.linear import pair_forms
@@ -26,6 +27,8 @@ HINTS = {
     "positions-lost": "The position embedding is missing.",
     "positions-shifted": "The positions begin with 1 here; the first token has position 0.",
     "blocks-lost": "Only the first block was used.",
+    "tables-travel": "For one single token, a rank sends {found} bytes forward; {wanted} are enough. A table of weights stays where it is: "
+    "look up or multiply first, with this rank's part, and send what comes out.",
 }  # fmt: skip
 
 CONFIG = TransformerConfig(vocab_size=60, width=16, heads=4, layers=2, max_length=6, ffn_width=24)
@@ -107,12 +110,9 @@ def _judge(every):
     yield "dropout on what is added, and on the embeddings: there, as much as the rate says"
     for size, rank, got in every:
         judge_places(got["places"], f"rank {rank} of {size}")
-    yield "model: a single token; evaluation, and training with dropout on all ranks alike"
+    yield "model: evaluation, and training with dropout on all ranks alike"
     for size in {size: None for size, _, _ in every}:
-        reports = [got["odd"] for n, _, got in every if n == size and "odd" in got]
-        for rank, got in enumerate(reports):
-            judge_odd(got["shapes"], f"rank {rank} of {size}")
-        judge_agreement([got["dropout"] for got in reports], size)
+        judge_agreement([got["dropout"] for n, _, got in every if n == size and "dropout" in got], size)
 
 
 def _model(every, kind, title):
@@ -129,6 +129,22 @@ def _model(every, kind, title):
         if kind == "tied" and wrong.slug == "slice-doubled":
             wrong.slug = "tie-broken"
         raise
+    yield f"{title}: a single token, for which little travels, no table of weights"
+    for size, rank, got in reports:
+        judge_odd({"a single token": got["single"]}, f"rank {rank} of {size}")
+    for size, rank, got in reports:
+        found, wanted = moved(got["sent"]), _enough(_MODELS[kind], size)
+        if found > wanted:
+            raise Wrong(
+                "tables-travel", found=int(found), wanted=int(wanted), where=f"rank {rank} of {size}, one token"
+            )
+
+
+def _enough(config, size):
+    """Bytes that a rank sends for one token, rather more than less: its vector, twice in each block, its scores, and
+    all vectors of positions, where each of these is a sum over the ranks."""
+    numbers = (1 + 2 * config.layers + config.max_length) * config.width + config.vocab_size
+    return moved([("all_reduce", 8 * numbers, size)])
 
 
 def _models(SlicedBlock, SlicedTransformer, ranks):  # noqa: N803
@@ -148,17 +164,15 @@ def _models(SlicedBlock, SlicedTransformer, ranks):  # noqa: N803
         report["stopped"] = report[kind]["stopped"]
         if report["stopped"]:
             return report
-    if ranks.size < WORLD:
-        return report
-    plain = _case("own")["other"]
-    tokens = _case("own")["batches"][0]
-    dropping = randomise(Transformer(_config(dropout=0.3)), 8)
-    report["odd"] = {
-        "shapes": {
-            "a single token": run(SlicedTransformer, plain, tokens[:1, :1], ranks),
-        },
-        "dropout": dropped(SlicedTransformer, dropping, tokens, _case("own")["forms"], ranks),
-    }
+        with GroupTraffic() as sent:
+            token = _case(kind)["batches"][0][:1, :1]
+            report[kind]["single"] = run(SlicedTransformer, _case(kind)["plain"], token, ranks)
+        report[kind]["sent"] = sent.calls
+    if ranks.size == WORLD:
+        dropping = randomise(Transformer(_config(dropout=0.3)), 8)
+        report["dropout"] = dropped(
+            SlicedTransformer, dropping, _case("own")["batches"][0], _case("own")["forms"], ranks
+        )
     return report
 
 

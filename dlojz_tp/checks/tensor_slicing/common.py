@@ -14,14 +14,14 @@ from dlojz_tp.balise import BaliseNotDone
 from dlojz_tp.checking import Wrong, close
 from dlojz_tp.checking.borrowed import Borrowed
 from dlojz_tp.checking.one_launch import in_worlds
-from dlojz_tp.checks.tensor_slicing.alive import Alive, aside
+from dlojz_tp.checks.tensor_slicing.alive import Alive, look_later
 from dlojz_tp.checks.tensor_slicing.products import Work
 from dlojz_tp.checks.tensor_slicing.right_ranks import CheckRanks
 
 SIZES = (4, 3, 1, 2)  # in one launch, the worlds of 3 and 1 side by side
-ASIDE_AT = 2  # ranks: the last size in each launch, as all that Python does is slower from then on
+ASIDE_AT = 2  # ranks
 TIMEOUT = 12  # seconds for the ranks of a launch: a deadlock must come back quickly
-PATIENCE = 6  # seconds that a rank waits for the others behind a step
+PATIENCE = 8  # seconds that a rank waits for the others behind a step
 RATE, MOMENTUM, STEPS = 0.05, 0.9, 3
 
 HINTS = {
@@ -151,8 +151,7 @@ def exercise(Layer, case: dict, ranks: CheckRanks) -> dict:  # noqa: N803
     "forms" (what a rank may hold), "large" (builds a plain layer for `aside`).
     """
     report = _train(Layer, case, ranks)
-    report["aside"] = aside(Layer, case["large"], ranks) if ranks.size == ASIDE_AT else 0
-    return report
+    return report | {"aside": look_later(Layer, case["large"], ranks) if ranks.size == ASIDE_AT else []}
 
 
 def _train(Layer, case: dict, ranks: CheckRanks) -> dict:  # noqa: N803

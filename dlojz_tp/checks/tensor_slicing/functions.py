@@ -1,15 +1,12 @@
 """Balise 1: the two conjugate functions of tensor parallelism."""
 
-import time
-
 import torch
 import torch.distributed as dist
 
 from dlojz_tp.checking import GroupTraffic, Wrong, close
+from dlojz_tp.checking.withheld import Withheld
 from dlojz_tp.checks.tensor_slicing.common import calls, noise, on_ranks, together
 from dlojz_tp.checks.tensor_slicing.group_functions import halves, moved
-
-LATE = 0.02  # seconds by which the last rank comes late, so that what was not waited for is not there yet
 
 HINTS = {
     "copy-changes": "CopyToRanks gives forward what it was given: all ranks hold the same x already. Here it is something else.",
@@ -92,19 +89,14 @@ def _both(CopyToRanks, SumOverRanks):  # noqa: N803
     return found
 
 
-def _be_late():
-    if dist.get_rank() == dist.get_world_size() - 1 > 0:
-        time.sleep(LATE)
-
-
 def _alone(function, value, gradient):
     for _ in range(2):  # a second call is like the first
         x, g = value.clone().requires_grad_(), gradient.clone()
         before = x * 1
-        _be_late()
-        with GroupTraffic() as forward:
+        with Withheld() as running, GroupTraffic() as forward:
             y = function.apply(before)
         now = y.detach().clone() if isinstance(y, torch.Tensor) else y
+        left = running.left()
         if not isinstance(y, torch.Tensor) or y.shape != value.shape:
             return {
                 "forward": calls(forward),
@@ -113,20 +105,19 @@ def _alone(function, value, gradient):
                 "gradient": None,
                 "overwritten": "",
                 "later": 0,
+                "left": left,
             }
-        dist.barrier()
         later = not torch.equal(now, y.detach())
         overwritten = "" if torch.equal(before.detach(), value) else "The tensor that was handed in"
-        _be_late()
-        with GroupTraffic() as backward:
+        with Withheld() as running, GroupTraffic() as backward:
             y.backward(g)
         got = x.grad.clone() if x.grad is not None else None
-        dist.barrier()
+        left = left + running.left()
         later = later or (got is not None and not torch.equal(got, x.grad))
         overwritten = overwritten or ("" if torch.equal(g, gradient) else "The gradient that came in")
     return {
         "forward": calls(forward), "output": now, "backward": calls(backward), "gradient": got,
-        "overwritten": overwritten, "later": later,
+        "overwritten": overwritten, "later": later, "left": left,
     }  # fmt: skip
 
 
@@ -187,7 +178,7 @@ def _backward_of_copy(got, rank, size):
 def _own_came_back(got, way, slug, wanted, value, where):
     if got["overwritten"]:
         slug = "operand-overwritten"
-    elif got["later"]:
+    elif got["later"] or got["left"]:
         slug = "sum-not-waited"
     elif any(name in ("reduce", "gather") for name, _ in got[way]):
         slug = "rank-zero-only"
@@ -211,7 +202,7 @@ def _compare(value, wanted, got, name, way, rank, size):
     where = f"rank {rank} of {size}"
     if not close(value, wanted):
         slug = "functions-wrong"
-        if got["later"]:
+        if got["later"] or got["left"]:
             slug = "sum-not-waited"
         elif size > 1 and close(value, wanted / size):
             slug = "mean-instead"

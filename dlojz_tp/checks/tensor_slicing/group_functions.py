@@ -4,6 +4,7 @@ import torch
 import torch.distributed as dist
 
 from dlojz_tp.checking import GroupTraffic, Wrong, close
+from dlojz_tp.checking.withheld import Withheld
 from dlojz_tp.checks.tensor_slicing.common import noise, on_ranks, together
 from dlojz_tp.checks.tensor_slicing.layouts import group_of
 
@@ -139,18 +140,20 @@ def _use_in(GroupRanks, layout):  # noqa: N803
             x, upstream = noise(*SHAPE, seed=66), _x(rank, seed)
         given, sent = x.clone().requires_grad_(), upstream.clone()
         held = given * 1
-        with GroupTraffic() as forward:
+        with Withheld() as running, GroupTraffic() as forward:
             y = getattr(ranks, name)(held)
+            value = y.detach().clone() if isinstance(y, torch.Tensor) else y
+        running.left()
         if not together(isinstance(y, torch.Tensor)):
             found[name] = "not a tensor", type(y).__name__, None
             continue
-        value = y.detach().clone()
         if not together(value.shape == upstream.shape):
             found[name] = "shape", value, None
             continue
-        with GroupTraffic() as backward:
+        with Withheld() as running, GroupTraffic() as backward:
             y.backward(sent)
-        found[name] = "values", value, None if given.grad is None else given.grad.clone()
+            found[name] = "values", value, None if given.grad is None else given.grad.clone()
+        running.left()
         found["calls"][name] = forward.calls, backward.calls
         if not torch.equal(held.detach(), x):
             found["overwritten"] = f"the x given to {name}"

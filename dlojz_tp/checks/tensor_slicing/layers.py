@@ -125,8 +125,8 @@ def _slices(got, case, rank, size):
             raise Wrong("view-keeps-whole", name=name, held=held, size=sizes[name], where=where)
     if got["held"] > sum(sizes.values()) + SLACK:
         raise Wrong("whole-kept", held=got["held"], size=sum(sizes.values()), where=where)
-    if got["aside"] > ASIDE:
-        raise Wrong("copy-aside", held=got["aside"], where=f"{where}, a large layer")
+    if sum(got["aside"]) > ASIDE:
+        raise Wrong("copy-aside", held=sum(got["aside"]), where=f"{where}, a large layer")
 
 
 def _name_mistake(name, value, forms, whole, rank, size):

@@ -8,6 +8,7 @@ import torch.distributed as dist
 
 from dlojz_tp.balise import BaliseNotDone
 from dlojz_tp.checking import Wrong
+from dlojz_tp.checks.tensor_slicing.alive import look_aside
 from dlojz_tp.checks.tensor_slicing.common import Borrowed, on_ranks, together
 from dlojz_tp.checks.tensor_slicing.right_ranks import LayerRanks
 
@@ -74,7 +75,8 @@ def _in_each(fn, *args):
         if members == JUDGED[size]:
             found[size] = report | {"asked": asked}
         if not together(not (report.get("stopped") or report.get("halt"))):
-            break
+            return found
+    look_aside()
     return found
 
 

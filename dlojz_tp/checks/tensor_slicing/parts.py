@@ -8,7 +8,7 @@ from torch import nn
 
 from dlojz_tp.balise import BaliseNotDone
 from dlojz_tp.checking import Wrong, close, held_bytes
-from dlojz_tp.checks.tensor_slicing.alive import ASIDE, SLACK, Alive, aside
+from dlojz_tp.checks.tensor_slicing.alive import ASIDE, SLACK, Alive, look_later
 from dlojz_tp.checks.tensor_slicing.common import ASIDE_AT, noise, randomise
 from dlojz_tp.checks.tensor_slicing.right_ranks import SequenceCheckRanks
 
@@ -66,10 +66,10 @@ def one_part(make, dim: int, ranks) -> dict:
         plain.bias.zero_()
     found["follows"] = ranks.size > 1 and _changed(part, then)  # with one rank, the part is all of it
     found["bias error"] = _bare(make, ranks)
-    found["aside"] = aside(make, LARGE, ranks) if ranks.size == ASIDE_AT else 0
+    found["aside"] = look_later(make, LARGE, ranks) if ranks.size == ASIDE_AT else []
     faults = ("row bias", "frozen", "follows", "bias error")
     fits = found["held"] <= wanted.numel() * 8 and part.weight.dtype == wanted.dtype
-    fits = fits and found["beside"] <= SLACK and found["aside"] <= ASIDE
+    fits = fits and found["beside"] <= SLACK
     found["fine"] = found["right"] and fits and not any(found[fault] for fault in faults)
     return found
 
@@ -113,8 +113,8 @@ def judge_part(got, dim: int, where: str) -> None:
         raise Wrong("part-is-view", held=got["held"], size=weight.numel() * 8, where=where)
     if got["beside"] > SLACK:
         raise Wrong("part-keeps-whole", held=got["beside"], size=weight.numel() * 8, where=where)
-    if got["aside"] > ASIDE:
-        raise Wrong("copy-aside", held=got["aside"], where=f"{where}, a large layer")
+    if sum(got["aside"]) > ASIDE:
+        raise Wrong("copy-aside", held=sum(got["aside"]), where=f"{where}, a large layer")
     if got["follows"]:
         raise Wrong("part-follows", where=where)
     if got["bias error"]:

@@ -9,6 +9,7 @@ from torch.nn import functional as F  # noqa: N812
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dlojz_tp.checking import GroupTraffic, Wrong, close
+from dlojz_tp.checking.withheld import Withheld
 from dlojz_tp.checks.tensor_slicing.common import noise, together
 from dlojz_tp.checks.tensor_slicing.group_functions import LAYOUTS, in_group
 from dlojz_tp.checks.tensor_slicing.layouts import group_of
@@ -60,9 +61,10 @@ def _use_in(SequenceRanks, sum_common_gradients, layout):  # noqa: N803
         nn.Parameter(torch.zeros(2)),
     ]
     parameters[0].grad, parameters[1].grad = own_gradients(rank)
-    with _for_sequences_alone(ranks):
+    with _for_sequences_alone(ranks), Withheld() as running:
         sum_common_gradients(parameters, ranks)
-    found["common"] = [settled(p.grad) for p in parameters]
+        found["common"] = [settled(p.grad) for p in parameters]
+    running.left()
     if together(_common_right(found["common"], members)):
         _layer(ranks, sum_common_gradients, members, rank, found["layer"])
     return found
@@ -71,18 +73,21 @@ def _use_in(SequenceRanks, sum_common_gradients, layout):  # noqa: N803
 def _both_ways(function, x, upstream, calls):
     """("values", result, gradient of x), or what else came."""
     given = x.clone().requires_grad_()
-    with GroupTraffic() as forward:
+    with Withheld() as running, GroupTraffic() as forward:
         y = function(given)
+        value = y.detach().clone() if isinstance(y, torch.Tensor) else y
+    running.left()
     calls.append(forward.calls)
     if not together(isinstance(y, torch.Tensor)):
         return "not a tensor", y, None
     if not together(y.shape == upstream.shape):
-        return "shape", y.detach().clone(), None
-    value = y.detach().clone()
-    with GroupTraffic() as backward:
+        return "shape", value, None
+    with Withheld() as running, GroupTraffic() as backward:
         y.backward(upstream.clone())
+        gradient = settled(given.grad)
+    running.left()
     calls.append(backward.calls)
-    return "values", value, settled(given.grad)
+    return "values", value, gradient
 
 
 class _Reached(Exception):  # noqa: N818  (it says how far a call came)

@@ -8,6 +8,7 @@ import torch.distributed as dist
 from torch import nn
 
 from dlojz_tp.checking import GroupTraffic, Wrong, close
+from dlojz_tp.checking.withheld import Withheld
 from dlojz_tp.checks.tensor_slicing.common import Borrowed, CheckRanks, on_ranks, state
 from dlojz_tp.checks.tensor_slicing.group_functions import moved
 from dlojz_tp.checks.tensor_slicing.layouts import group_of
@@ -127,10 +128,11 @@ def _train_in(make_sampler, step_2d, tensor):
 
     for step in range(STEPS):
         found["rows"].append(0)
-        with GroupTraffic() if step == 0 else contextlib.nullcontext() as traffic:
+        with Withheld() as running, GroupTraffic() if step == 0 else contextlib.nullcontext() as traffic:
             loss = step_2d(model, _share(step, grid.data), counted, optimizer, grid)
         found["losses"].append(loss.item() if isinstance(loss, torch.Tensor) and loss.numel() == 1 else loss)
         found["later"].append(gradients_of(model))
+        running.left()
         found["steps"].append(len(optimizer.seen))
         if step == 0:
             found["calls"] = traffic.calls

@@ -1,7 +1,7 @@
 """What the checks of this work share: ranks, living bytes, what travels, small networks and their float64 truth."""
 
 import contextlib
-import time
+import gc
 import weakref
 
 import torch
@@ -11,9 +11,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from dlojz_tp.checking import close
 from dlojz_tp.checking.borrowed import Borrowed, refusing, replaced
-from dlojz_tp.checks.data_parallel_under_the_hood.common import Log, be_late, mark, sent, until
+from dlojz_tp.checking.settling import settle
+from dlojz_tp.checks.data_parallel_under_the_hood.common import Log, mark, sent, until
 
-__all__ = ["Borrowed", "Log", "be_late", "mark", "replaced", "sent", "until"]
+__all__ = ["Borrowed", "Log", "mark", "replaced", "sent", "until"]
 
 TOLERANCE = 1e-6
 ADAMW = {"lr": 0.05, "weight_decay": 0.1}
@@ -90,12 +91,9 @@ class Memory(TorchDispatchMode):
         """Bytes alive now."""
         return sum(s.nbytes() for s in [ref() for ref in list(self._known.values())] if s is not None)
 
-    def settled(self, most: int, patience: float = 0.25) -> int:
-        """Bytes alive once they are `most`, or after `patience` seconds: a collective's thread lets go a little late."""
-        end = time.monotonic() + patience
-        while self.now() > most and time.monotonic() < end:
-            time.sleep(0.002)
-        return self.now()
+    def settled(self, most: float) -> int:
+        """Bytes alive once they are `most`, or once no thread has anything to do: a collective's lets go a little late."""
+        return settle(self.now, most)
 
     def reset(self):
         """Begin a new peak."""
@@ -255,18 +253,27 @@ def sharing(found: int, groups: list[int], size: int) -> str:
     return "first-group-shared" if abs(found - first_alone) <= 8 * 20 else "states-unequal"
 
 
-def states_held() -> int:
-    """Elements of the states of all torch optimizers on this rank, single numbers such as step counters left out."""
-    import gc
+def optimizers() -> list[torch.optim.Optimizer]:
+    """All torch optimizers on this rank."""
+    return [thing for thing in gc.get_objects() if isinstance(thing, torch.optim.Optimizer)]
 
-    found = {}
-    for thing in gc.get_objects():
-        if isinstance(thing, torch.optim.Optimizer):
-            for values in thing.state.values():
-                for tensor in values.values():
-                    if isinstance(tensor, torch.Tensor) and tensor.numel() > 1:
-                        found[tensor.data_ptr()] = tensor.numel()
-    return sum(found.values())
+
+def states_held(others: list, most: float) -> int:
+    """Elements of the states of all `optimizers()` but these, single numbers such as step counters left out.
+
+    most: where there are more, an optimizer that was thrown away may wait in a circle: it does not count.
+    """
+    known = {id(other) for other in others}
+
+    def elements():
+        states = [s for made in optimizers() if id(made) not in known for s in made.state.values()]
+        tensors = [t for state in states for t in state.values() if isinstance(t, torch.Tensor) and t.numel() > 1]
+        return sum({t.data_ptr(): t.numel() for t in tensors}.values())
+
+    if (found := elements()) > most:
+        gc.collect()
+        found = elements()
+    return found
 
 
 def gradient_shards(optimizer) -> list[torch.Tensor]:

@@ -9,31 +9,44 @@ from pathlib import Path
 
 import torch
 
-LATE = 0.1  # seconds without a write by others, for which one rank waits before it writes
+from dlojz_tp.checks.zero_under_the_hood.waiting import Waits
+
+STILL = 2.0  # seconds without a write by others, where they wait in a way that nobody sees
+PATIENCE = 20.0
 WATCHED = {"os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.link", "os.symlink", "open", "os.truncate"}
 
 
 class Images:
     """Inside, on a rank: before and after each write in `folder`, its copy lands in `to`, named by what happens next.
 
-    late: whether this rank sleeps before its first write. Written files are also copied cut in half.
+    late: whether this rank begins to write only when the others wait for it, or have come back. The others begin
+    together, at first and after each wait; those that do not wait come back before. So no rank is the quicker one by
+    chance. Written files are also copied cut in half.
     For processes that end soon: an audit hook cannot be taken away.
     """
 
     def __init__(self, folder: Path, to: Path, late: bool):
         self.folder, self.to, self.late = Path(folder), to, late
-        self.busy, self.on, self.torn, self.count = False, False, [], 0
+        self.busy, self.on, self.torn = False, False, []
+        self.waits, self._let = Waits("images"), -1
         self._save = torch.save
         sys.addaudithook(self._heard)
 
     def __enter__(self):
         torch.save, self.on = self._saving, True
+        self.waits.__enter__()
         return self
 
     def __exit__(self, *error):
+        self.waits.__exit__(*error)
         if error[0] is None:
             self._tear()
         torch.save, self.on = self._save, False
+
+    def returned(self):
+        """The last image of this rank, once the answer has come back."""
+        self.take(f"returned on {self.waits.rank}")
+        self.waits.tell("done")
 
     def _saving(self, what, target, *args, **kwargs):
         path = None if hasattr(target, "write") else Path(os.fspath(target))
@@ -65,15 +78,15 @@ class Images:
         self._tear()
         if self.late:
             self.late, self.busy = False, True
-            still = 0
-            for _ in range(12):  # until nobody writes any more; on a busy machine a rank may rest for a moment
-                before = _listing(self.folder)
-                time.sleep(LATE)
-                still = still + 1 if before == _listing(self.folder) else 0
-                if still == 3:
-                    break
+            self.waits.tell("late")
+            self.waits.others_wait(limit=PATIENCE, besides=("done",), meanwhile=_Still(self.folder))
             self.busy = False
             self.take("the last rank begins to write")
+        elif self._let < self.waits.count:
+            self._let, self.busy = self.waits.count, True
+            self.waits.tell(holds := f"holds {self._let}")
+            self.waits.others_wait(limit=PATIENCE, besides=("done", "late", holds), meanwhile=_Still(self.folder))
+            self.busy = False
         self.take(f"before {text}")
 
     def _tear(self):
@@ -153,6 +166,19 @@ def scribble(folder: Path) -> None:
         if path.is_file():
             with path.open("r+b") as file:
                 file.write(b"\xa5" * path.stat().st_size)
+
+
+class _Still:
+    """Called again and again: whether nobody has written in a folder for STILL seconds."""
+
+    def __init__(self, folder: Path):
+        self.folder, self.seen, self.since = folder, None, 0.0
+
+    def __call__(self) -> bool:
+        now = _listing(self.folder)
+        if now != self.seen:
+            self.seen, self.since = now, time.monotonic()
+        return time.monotonic() - self.since > STILL
 
 
 def _listing(folder: Path) -> list:

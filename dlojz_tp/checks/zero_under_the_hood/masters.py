@@ -5,6 +5,7 @@ import torch.distributed as dist
 from torch import nn
 
 from dlojz_tp.checking import Traffic, Wrong, close, held_bytes
+from dlojz_tp.checking.settling import settle
 from dlojz_tp.checks.zero_under_the_hood import half
 from dlojz_tp.checks.zero_under_the_hood.half import CAPACITY, TRAININGS, initial, own_part, places, truth
 from dlojz_tp.checks.zero_under_the_hood.outside import Outside, no_copy
@@ -102,6 +103,8 @@ def _training(MasterShards, name):  # noqa: N803
                 return {"bad": ("parameters-widened", {"got": str(wide).removeprefix("torch.")})}
         optimizer.zero_grad()
     masters, copies = list(optimizer.shards), [g for key in ("first", "second") for g in got[key] if g is not None]
+    mine = sum(g.nbytes for g in copies)
+    held = settle(lambda: live.live - mine, sum(_due(got["places"], name, size)))
     return got | {
         "masters": [m.detach().clone() for m in masters],
         "parameters": [p.detach().clone() for p in parameters],
@@ -111,7 +114,7 @@ def _training(MasterShards, name):  # noqa: N803
         "own apart": any(
             part.own.untyped_storage()._cdata != part.flat.untyped_storage()._cdata for part in optimizer.parts
         ),
-        "held": max(live.live - sum(g.nbytes for g in copies), held_bytes(vars(optimizer))),
+        "held": max(held, held_bytes(vars(optimizer))),
     }
 
 
@@ -215,15 +218,21 @@ def _rounded(p, value) -> bool:
     )
 
 
-def _frugal(got, _name, _rank, size, where):
+def _due(parts, name, size) -> tuple[int, int]:
+    """Bytes that a rank holds between two steps, and what it may hold besides: a message is let go of a little late."""
+    shares = [-(-sum(initial()[k].numel() for k in part) // size) for part in parts]
+    state = 12 if "Adam" in name else 8
+    return 2 * sum(value.numel() for value in initial()) + state * sum(shares), SLACK + 4 * max(shares)
+
+
+def _frugal(got, name, _rank, size, where):
     shares = [-(-sum(initial()[k].numel() for k in part) // size) for part in got["places"]]
     n, own = sum(value.numel() for value in initial()), sum(shares)
     due = 2 * own * size + 2 * own
     if size > 1 and got["sent"] > 1.1 * due + 16:
         raise Wrong("messages-in-float32", got=got["sent"], expected=due, where=where)
-    state = 12 if "Adam" in where else 8
-    held = 2 * n + state * own
-    extra, slack = got["held"] - held, SLACK + 4 * max(shares)  # a message may still be held by the library
+    held, slack = _due(got["places"], name, size)
+    extra = got["held"] - held
     if extra > slack:
         likely = "Gradients in float32 that nobody freed?" if extra <= 4 * own + slack else "What else is kept?"
         likely = "own is no view of flat any more: write into it, with copy_." if got["own apart"] else likely

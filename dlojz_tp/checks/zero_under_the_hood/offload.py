@@ -5,6 +5,7 @@ import torch.distributed as dist
 from torch import nn
 
 from dlojz_tp.checking import Wrong, close, held_bytes
+from dlojz_tp.checking.settling import settle
 from dlojz_tp.checks.zero_under_the_hood import half
 from dlojz_tp.checks.zero_under_the_hood.away import Away, pretended_gpu
 from dlojz_tp.checks.zero_under_the_hood.half import CAPACITY, TRAININGS, initial, own_part, places, truth
@@ -79,7 +80,8 @@ def _training(OffloadedShards, name):  # noqa: N803
             if moved:  # the next step would fail for another reason
                 return {"moved": moved[0]}
         optimizer.zero_grad()
-        held, reached = bus.held(), held_bytes(vars(optimizer))
+        parts = places(optimizer, parameters)
+        held, reached = settle(bus.held, _on_gpu(parts, size) + 2 * SLACK), held_bytes(vars(optimizer))
         masters = list(optimizer.shards)
         states = {
             key: _place(value)
@@ -89,7 +91,7 @@ def _training(OffloadedShards, name):  # noqa: N803
         }
         return {
             "masters": [_plain(m).detach().clone() for m in masters],
-            "places": places(optimizer, parameters),
+            "places": parts,
             "on": [_place(m) for m in masters],
             "states": states,
             "parameters": [_plain(p).detach().clone() for p in parameters],
@@ -144,9 +146,14 @@ def _weights(got, name, rank, size, where):
             raise Wrong("offload-wrong-weights", expected=value, got=master, where=f"{where}, a master")
 
 
+def _on_gpu(parts, size) -> int:
+    """Bytes of the parameters in their flat tensors."""
+    return 2 * size * sum(-(-sum(initial()[k].numel() for k in part) // size) for part in parts)
+
+
 def _bus(got, _name, _rank, size, where):
-    shares = [-(-sum(initial()[k].numel() for k in part) // size) for part in got["places"]]
-    whole, own = 2 * size * sum(shares), 2 * sum(shares)
+    whole = _on_gpu(got["places"], size)
+    own = whole // size
     for key, wide, more in (("to cpu", "float32-to-cpu", "more-to-cpu"), ("to gpu", "float32-to-gpu", "more-to-gpu")):
         if got[key] > own + SLACK:
             slug = wide if key in got["wide"] else more

@@ -1,5 +1,6 @@
 """Copies that no tensor holds: NumPy arrays, lists of numbers, bytes, wherever an answer keeps them."""
 
+import gc
 import sysconfig
 import tracemalloc
 from pathlib import Path
@@ -17,6 +18,7 @@ HINTS = {
 
 _ARRAYS = numpy.lib.tracemalloc_domain
 _LARGE = 1900  # bytes of one block; the tables of small dictionaries are below
+_HUGE = 64  # times a whole copy: a table of Python's own, of all names for example, that grew just then
 _NOT_THEIRS = (
     *{sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")},
     str(Path(torch.__file__).parent),
@@ -44,6 +46,9 @@ class Outside:
     def __exit__(self, *error):
         if self.on and error[0] is None:
             self.kept = self._now()
+            if self.kept > self.whole / 2:
+                gc.collect()  # what was thrown away may wait in a circle
+                self.kept = self._now()
 
     def _now(self) -> int:
         arrays = large = small = 0
@@ -52,7 +57,7 @@ class Outside:
                 arrays += size
             elif not frames[0][0].startswith(_NOT_THEIRS):
                 if size >= _LARGE:
-                    large += size
+                    large += size if size < _HUGE * self.whole else 0
                 else:
                     small += size
         # a number in a list takes 32 bytes, and 8 in a tensor of float64

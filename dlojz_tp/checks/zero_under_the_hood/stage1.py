@@ -3,6 +3,7 @@
 import torch
 
 from dlojz_tp.checking import Wrong, close, held_bytes
+from dlojz_tp.checking.withheld import Withheld
 from dlojz_tp.checks.zero_under_the_hood.common import (
     ADAMW,
     NAMES,
@@ -11,13 +12,13 @@ from dlojz_tp.checks.zero_under_the_hood.common import (
     Memory,
     Odd,
     apart,
-    be_late,
     counted_waits,
     differing,
     gradient_shards,
     in_two,
     left_behind,
     on_the_wire,
+    optimizers,
     own_work,
     same,
     sent,
@@ -147,13 +148,13 @@ def _train(model, optimizer, rank, size):
             found["left"] = [own.grad is not None and bool(own.grad.count_nonzero()) for own in optimizer.shards]
         share_backward(model, step, rank, size)
         if step == 0:
-            with Log() as log, counted_waits() as waits:
+            with Withheld() as withheld, Log() as log, counted_waits() as waits:
                 optimizer.reduce()
                 found["gradients"] = gradient_shards(optimizer)
-                be_late()
                 optimizer.update()
             found["waited"] = len(waits) >= len(sent(log.events))
             found["events"], found["first"] = log.events, state(model)
+            withheld.left()
         else:
             optimizer.step()
         if step == 1:
@@ -163,7 +164,7 @@ def _train(model, optimizer, rank, size):
 
 def _measured(ShardedOptimizer, rank, size):  # noqa: N803
     """What lives after two steps, and what the second one sends."""
-    before, model = states_held(), Chain()
+    before, model = optimizers(), Chain()
     with Outside(BYTES, on=size == 2) as outside, Memory(*model.parameters()) as memory:
         optimizer = ShardedOptimizer(in_two(list(model.parameters()), FIRST), **ADAMW)
         for step in range(2):
@@ -175,7 +176,8 @@ def _measured(ShardedOptimizer, rank, size):  # noqa: N803
         model.zero_grad()
         alive = memory.settled(_most(size) + apart(optimizer))
         alive = max(alive, held_bytes(optimizer)) - apart(optimizer)  # a NumPy array is no tensor
-    return {"events": log.events, "outside": outside.kept, "alive": alive, "states": states_held() - before}
+    states = states_held(before, 2 * -(-BYTES // 8 // size) + 160)
+    return {"events": log.events, "outside": outside.kept, "alive": alive, "states": states}
 
 
 def _gradients(ranks, size):
@@ -228,13 +230,15 @@ def _awaited(ranks, size, case):
 def _weights(ranks, size, case):
     truth = one_process(case, size)[1]
     for rank, got in enumerate(ranks):
-        if not same(got[case]["last"], truth[-1]):
+        steps = next((n for n, name in ((STEPS, "last"), (1, "first")) if not same(got[case][name], truth[n])), 0)
+        if steps:
             _awaited(ranks, size, case)
             slug, fields = _mistake(ranks, size, case, rank)
-            names = differing(got[case]["last"], truth[-1])
-            fields = {"rank": rank, "names": ", ".join(names[:4]), "name": names[0], "steps": STEPS} | fields
+            found = got[case]["last" if steps == STEPS else "first"]
+            names = differing(found, truth[steps])
+            fields = {"rank": rank, "names": ", ".join(names[:4]), "name": names[0], "steps": steps} | fields
             fields.setdefault("word", "SGD" if case == "sgd" else "AdamW")
-            fields |= {"expected": truth[-1][names[0]], "got": got[case]["last"].get(names[0])}
+            fields |= {"expected": truth[steps][names[0]], "got": found.get(names[0])}
             raise Wrong(slug, where=f"rank {rank} of {size}, {names[0]}, {WORDS[case]}", **fields)
 
 

@@ -1,5 +1,7 @@
 """Balise 4: gradients that leave bucket by bucket while backward goes on, and are freed at once."""
 
+import math
+from contextlib import nullcontext
 from functools import cache
 
 import torch
@@ -7,6 +9,7 @@ import torch.distributed as dist
 from torch import nn
 
 from dlojz_tp.checking import Wrong, close, held_bytes
+from dlojz_tp.checking.withheld import Withheld
 from dlojz_tp.checks.zero_under_the_hood.common import (
     ADAMW,
     Chain,
@@ -14,13 +17,13 @@ from dlojz_tp.checks.zero_under_the_hood.common import (
     Memory,
     Odd,
     apart,
-    be_late,
     counted_waits,
     differing,
     gradient_shards,
     in_two,
     left_behind,
     on_the_wire,
+    optimizers,
     own_work,
     plain,
     same,
@@ -128,15 +131,14 @@ def _on_rank(ShardedGradients):  # noqa: N803
             got = found[case] = {}
             for step in range(STEPS):
                 optimizer.zero_grad()
-                with Log() as log, counted_waits() as waits:
+                with nullcontext() if step else Withheld() as withheld, Log() as log, counted_waits() as waits:
                     for part in range(micro):
-                        if step == part == 0 and case == "one":
-                            be_late()
                         share_backward(model, step * micro + part, rank, size)
                     optimizer.reduce()
                     if step == 0:
                         got["gradients"], got["events"] = gradient_shards(optimizer), list(log.events)
                         got["waits"] = len(waits) - len(sent(log.events))
+                        withheld.left()
                         dist.barrier()
                         got["later"] = gradient_shards(optimizer)
                     optimizer.update()
@@ -146,9 +148,9 @@ def _on_rank(ShardedGradients):  # noqa: N803
 
 
 def _measured(ShardedGradients, rank, size):  # noqa: N803
-    before, model = states_held(), Chain(DEPTH, WIDTH)
+    before, model = optimizers(), Chain(DEPTH, WIDTH)
     parameters, x = list(model.parameters()), torch.linspace(-1, 1, WIDTH, dtype=torch.float64)[None]
-    reduced = 0
+    reduced, most = 0, _most(size)
     with Outside(BYTES, on=size == 2) as outside, Memory(*parameters) as memory:
         optimizer = ShardedGradients(in_two(parameters, FIRST), capacity=CAPACITY, **ADAMW)
         for _ in range(2):
@@ -161,13 +163,17 @@ def _measured(ShardedGradients, rank, size):  # noqa: N803
                 log.mark("backward ended")
                 peak, kept = memory.peak - before_it, sum(p.grad is not None for p in parameters)
                 optimizer.reduce()
-                reduced, left = max(reduced, memory.now() - before_it), sum(p.grad is not None for p in parameters)
+                reduced, left = (
+                    max(reduced, memory.settled(before_it + most["reduced"]) - before_it),
+                    sum(p.grad is not None for p in parameters),
+                )
                 optimizer.update()
         optimizer.zero_grad()
         model.zero_grad()
-        alive = max(memory.now(), held_bytes(optimizer)) - apart(optimizer)  # a NumPy array is no tensor
+        alive = memory.settled(most["alive"] + apart(optimizer))
+        alive = max(alive, held_bytes(optimizer)) - apart(optimizer)  # a NumPy array is no tensor
     found = {"events": log.events, "peak": peak, "kept": kept, "left": left, "reduced": reduced, "alive": alive}
-    return found | {"outside": outside.kept, "states": states_held() - before}
+    return found | {"outside": outside.kept, "states": states_held(before, 2 * -(-BYTES // 8 // size) + 160)}
 
 
 @cache
@@ -252,24 +258,41 @@ def _early(events, size, where):
         raise Wrong("late-buckets", early=early, **fields)
 
 
+def _groups() -> list[int]:
+    """Elements of the two groups."""
+    elements = BYTES // 8
+    return [round(elements * FIRST), elements - round(elements * FIRST)]
+
+
+def _most(size) -> dict[str, float]:
+    """Bytes that may be alive: after reduce(), besides what was there before backward; and after the step."""
+    if size == 1:
+        return dict.fromkeys(("reduced", "alive"), math.inf)  # one rank alone holds all
+    due = 2 * sum(-(-n // size) for n in _groups())
+    reduced = 8 * due // 2 + 2 * CAPACITY + SLACK  # a shard of the gradients, and a bucket or two
+    return {
+        "reduced": reduced,
+        "alive": BYTES + 8 * due + 8 * due // 2 + CAPACITY + SLACK,
+    }  # own.grad may stay, as zeros
+
+
 def _held(got, size, where):
     """Compare bytes alive with what parameters, states and gradients of one shard make, and a few buckets."""
     if size == 1:
         return
-    elements = BYTES // 8
-    groups = [round(elements * FIRST), elements - round(elements * FIRST)]
+    groups, most = _groups(), _most(size)
     due = 2 * sum(-(-n // size) for n in groups)
     if (slug := sharing(got["states"], groups, size)) != "shared":
         raise Wrong(slug, found=got["states"], due=due, where=where)
     shard = 8 * due // 2
     fields = {"held": BYTES, "where": where}
-    much = got["reduced"] > shard + 2 * CAPACITY + SLACK  # a collective's thread may hold the last one a moment longer
+    much = got["reduced"] > most["reduced"]
     if much and got["left"]:
         raise Wrong("gradients-kept", found=got["reduced"], due=shard, **fields)
     if got["peak"] > shard + 8 * CAPACITY + SLACK:
         raise Wrong("freed-late" if got["kept"] else "flats-kept", found=got["peak"], **fields)
     if much:
         raise Wrong("buckets-kept", found=got["reduced"], due=shard, **fields)
-    if got["alive"] > BYTES + 8 * due + shard + CAPACITY + SLACK:  # own.grad may stay, as zeros
+    if got["alive"] > most["alive"]:
         raise Wrong("hidden-copy", found=got["alive"], due=BYTES + 8 * due, where=where)
     no_copy(got["outside"], BYTES, where)

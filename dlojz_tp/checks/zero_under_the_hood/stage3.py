@@ -1,5 +1,6 @@
 """Balise 5: parameters that a rank holds only while their layer computes."""
 
+import math
 from functools import cache
 
 import torch
@@ -11,6 +12,7 @@ from dlojz_tp.checks.zero_under_the_hood.common import (
     Memory,
     differing,
     on_the_wire,
+    optimizers,
     own_work,
     rows,
     same,
@@ -146,30 +148,31 @@ def _tried(what, work):
 
 
 def _measured(ShardedParameters, rank, size):  # noqa: N803
-    before, model = states_held(), Deep()
+    before, model, most = optimizers(), Deep(), _most(size)
     x = torch.linspace(-1, 1, WIDTH, dtype=torch.float64)[None] + rank
     with Outside(BYTES, on=size == 2) as outside, Memory(*model.parameters()) as memory:
         optimizer = ShardedParameters(list(model.layers), **ADAMW)
         made = memory.now()
-        for _ in range(2):
+        for step in range(2):
             optimizer.zero_grad()
-            between, full_between = max(memory.now(), held_bytes(optimizer)), model.full()
+            between, full_between = max(memory.settled(most["between"]), held_bytes(optimizer)), model.full()
             memory.reset()
             with Log() as log:
                 loss = _forward(model, x)
-                in_forward, after_forward, full = memory.peak, memory.now(), model.full()
+                in_forward, full = memory.peak, model.full()
+                after_forward = memory.settled(between + most["after forward"])
                 memory.reset()
                 _backward(loss)
                 in_backward, full_backward = memory.peak, model.full()
                 del loss
                 optimizer.reduce()
-                reduced, full_reduced = memory.now(), model.full()
+                reduced, full_reduced = memory.settled(between + most["reduced"]), model.full()
                 optimizer.update()
-                updated = memory.now()
+                updated = memory.settled(between + most["reduced"]) if step else 0  # the first one makes the states
         optimizer.zero_grad()
         found = {
             "made": made, "between": between, "in forward": in_forward, "after forward": after_forward,
-            "in backward": in_backward, "reduced": reduced, "updated": updated, "at the end": memory.now(),
+            "in backward": in_backward, "reduced": reduced, "updated": updated,
         }  # fmt: skip
     found |= {
         "full": sum(full),
@@ -177,7 +180,7 @@ def _measured(ShardedParameters, rank, size):  # noqa: N803
         "full between": full_between,
         "full after backward": full_backward,
     }
-    return found | {"outside": outside.kept, "events": log.events, "states": states_held() - before}
+    return found | {"outside": outside.kept, "events": log.events, "states": states_held(before, TRAINED // 8)}
 
 
 @cache
@@ -223,11 +226,23 @@ def _numbers(got, size, where):
         raise Wrong(slug, where=f"{where}, {names[0]} after step {step}", steps=step, word="AdamW", **fields)
 
 
+def _most(size) -> dict[str, float]:
+    """Bytes that may be alive: between two steps; after forward and after reduce(), besides those."""
+    if size == 1:
+        return dict.fromkeys(("between", "after forward", "reduced"), math.inf)  # one rank alone holds all
+    shard, gradients = -(-BYTES // size) + 8 * DEPTH, -(-TRAINED // size) + 8 * DEPTH
+    return {
+        "between": 2 * shard + 2 * LAYER + SLACK / 2,  # the parameters, and two moments of those that are trained
+        "after forward": 2.5 * LAYER + SLACK,
+        "reduced": gradients + 1.5 * LAYER + SLACK / 2,
+    }
+
+
 def _between(got, size, where):
     if size == 1:
         return
     shard = -(-BYTES // size) + 8 * DEPTH
-    due = 2 * shard  # the parameters, and two moments of those that are trained
+    due = 2 * shard
     fields = {"found": got["between"], "due": due, "whole": BYTES, "where": where}
     before, after = got["fixed"]
     if after == before and not got["full between"][0]:
@@ -235,7 +250,7 @@ def _between(got, size, where):
     if got["states"] >= 2 * TRAINED // 8:
         raise Wrong("states-not-shared", **(fields | {"found": got["states"], "due": shard // 8}))
     trained, frozen = got["full between"]
-    if got["made"] > shard + 2 * LAYER + SLACK or got["between"] > due + 2 * LAYER + SLACK / 2:
+    if got["made"] > shard + 2 * LAYER + SLACK or got["between"] > _most(size)["between"]:
         slug = "never-freed" if trained > 3 else "frozen-kept" if frozen > 3 else "memory-not-returned"
         if got["updated"] > got["reduced"] + TRAINED / 2:
             slug = "gathered-after-update"
@@ -249,7 +264,7 @@ def _inside(got, size, where):
     if size == 1:
         return
     shard = -(-TRAINED // size) + 8 * DEPTH  # of the gradients
-    base = got["between"]
+    base, allowed = got["between"], _most(size)
 
     def check(slug, alive, most, layers_off=0):
         if alive - base > most:
@@ -258,8 +273,8 @@ def _inside(got, size, where):
             raise Wrong(slug, found=found, whole=BYTES, due=4 * shard, layers=layers, of=DEPTH, where=where)
 
     if not got["full"]:
-        check("memory-not-returned", got["after forward"], 2.5 * LAYER + SLACK)
-    check("kept-after-forward", got["after forward"], 2.5 * LAYER + SLACK)
+        check("memory-not-returned", got["after forward"], allowed["after forward"])
+    check("kept-after-forward", got["after forward"], allowed["after forward"])
     if got["full"] > 1:  # the last one may stay: backward begins with it
         raise Wrong("kept-after-forward", layers=got["full"], of=DEPTH, where=where)
     check("all-at-once", got["in forward"], 3.5 * LAYER + SLACK)
@@ -267,8 +282,8 @@ def _inside(got, size, where):
     slug = "frozen-kept" if frozen > 2 >= trained else "kept-in-backward"
     check(slug, got["in backward"], shard + 6 * LAYER + SLACK / 2, shard)
     slug = "frozen-kept" if frozen > 2 >= trained else "kept-after-backward"
-    check(slug, got["reduced"], shard + 1.5 * LAYER + SLACK / 2, shard)
+    check(slug, got["reduced"], allowed["reduced"], shard)
     if got["full reduced"]:
         raise Wrong("kept-after-backward", layers=got["full reduced"], of=DEPTH, where=where)
-    check("gathered-after-update", got["updated"], shard + 1.5 * LAYER + SLACK / 2, shard)
+    check("gathered-after-update", got["updated"], allowed["reduced"], shard)
     sound(got["small"], where)

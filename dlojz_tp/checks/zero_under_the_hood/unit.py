@@ -4,7 +4,8 @@ import torch
 from torch import nn
 
 from dlojz_tp.checking import Wrong
-from dlojz_tp.checks.zero_under_the_hood.common import Log, be_late, counted_waits, sent
+from dlojz_tp.checking.withheld import Withheld
+from dlojz_tp.checks.zero_under_the_hood.common import Log, counted_waits, sent
 
 HINTS = {
     "gathered-again": "gather() was called twice, and sent twice. Where the values are there already, it does nothing.",
@@ -21,11 +22,10 @@ def small(Unit, ShardedParameters):  # noqa: N803
     optimizer = ShardedParameters([layer], lr=0.1)
     p = nn.Parameter(torch.arange(1.0, 7.0).view(2, 3))
     unit = Unit([p])
-    with Log() as log, counted_waits() as waits:
-        be_late()
+    with Withheld(), Log() as log, counted_waits() as waits:
         unit.gather()
         once, there = len(sent(log.events)), p.numel() == 6 and p.flatten().tolist() == [1, 2, 3, 4, 5, 6]
-        if not there and len(waits) < once:  # at once: to free what is on its way may crash
+        if not there and len(waits) < once:
             raise Wrong("gather-in-flight")
         unit.gather()
         twice = len(sent(log.events))
