@@ -1,15 +1,13 @@
 """Memory that a library's thread still holds for a moment: look again until it is let go, or all threads have slept."""
 
-import contextlib
 import gc
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 
-TASKS = Path("/proc/self/task")  # the threads of this process, on Linux
-LOOKS, PAUSE = 20 if TASKS.exists() else 60, 0.005
+from dlojz_tp.checking import threads
+
+LOOKS, PAUSE = 20 if threads.TASKS.exists() else 60, 0.005
 
 
 def settle(now: Callable[[], float], most: float, patience: float = 5.0) -> float:
@@ -26,19 +24,8 @@ def settle(now: Callable[[], float], most: float, patience: float = 5.0) -> floa
     while (found := now()) > most and time.monotonic() < end:
         time.sleep(PAUSE)
         looks += 1
-        states = _others()
-        asleep.update(name for name, state in states.items() if state not in "RD")
-        if looks >= LOOKS and all(asleep[name] >= LOOKS for name in states):
+        states = threads.states()
+        asleep.update(thread for thread, state in states.items() if threads.rests(state))
+        if looks >= LOOKS and all(asleep[thread] >= LOOKS for thread in states):
             return now()
-    return found
-
-
-def _others() -> dict[str, str]:
-    """{number: state} of the other threads of this process; none where the system does not tell."""
-    found, mine = {}, str(threading.get_native_id())
-    with contextlib.suppress(OSError):
-        for task in TASKS.iterdir():
-            if task.name != mine:
-                with contextlib.suppress(OSError):  # it has ended meanwhile
-                    found[task.name] = (task / "stat").read_text().rpartition(")")[2].split()[0]
     return found

@@ -1,16 +1,12 @@
 """Wait for threads, however busy the machine is: a thread that wants a core and has none is no thread that hangs."""
 
-import contextlib
-import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 
-TASKS = Path("/proc/self/task")  # the threads of this process, on Linux
+from dlojz_tp.checking import threads
+
 PAUSE = 0.003  # seconds between two looks at the threads
-PATIENCE = (
-    1.0  # seconds in which all other threads rest: what a right answer does within milliseconds will not come then
-)
+PATIENCE = 1.0  # seconds in which all other threads rest: what takes a right answer milliseconds will not come then
 MOST = 20.0  # seconds after which a thread that never rests is given up
 
 
@@ -24,7 +20,7 @@ def comes(true: Callable[[], bool], patience: float = PATIENCE, pause: float = P
         if rested > patience or time.monotonic() > end:
             return False
         time.sleep(pause)
-        rested += pause if others_rest() else 0.0
+        rested += pause if _others_rest() else 0.0
     return True
 
 
@@ -33,17 +29,8 @@ def let_rest() -> None:
     looks, end = 0, time.monotonic() + PATIENCE
     while looks < 4 and time.monotonic() < end:
         time.sleep(PAUSE)
-        looks = looks + 1 if others_rest() else 0
+        looks = looks + 1 if _others_rest() else 0
 
 
-def others_rest() -> bool:
-    """Whether all other threads of this process sleep; True where the system does not tell."""
-    mine = str(threading.get_native_id())
-    with contextlib.suppress(OSError):
-        for task in TASKS.iterdir():
-            if task.name == mine:
-                continue
-            with contextlib.suppress(OSError):  # it has ended meanwhile
-                if (task / "stat").read_text().rpartition(")")[2].split()[0] in "RD":
-                    return False
-    return True
+def _others_rest() -> bool:
+    return all(threads.rests(state) for state in threads.states().values())

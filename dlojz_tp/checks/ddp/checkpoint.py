@@ -4,7 +4,6 @@ import contextlib
 import resource
 import signal
 import tempfile
-import time
 from pathlib import Path
 
 import torch
@@ -15,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dlojz_tp import launch
 from dlojz_tp.checking import Wrong, close
+from dlojz_tp.checking.late_rank import Waits
 
 HINTS = {
     "nothing-saved": "No file was written to `path`.",
@@ -122,41 +122,12 @@ def _uninterrupted():
     return _losses(model, optimizer, range(EPOCHS))[SAVED_AFTER * 3 :]
 
 
-class _Waits:
-    """Inside, a rank tells the others each time that it waits for a collective, and at the end that it is back."""
-
-    def __init__(self):
-        self.store, self.count, self.wait = dist.distributed_c10d._get_default_store(), 0, dist.Work.wait
-
-    def __enter__(self):
-        def told(work, *args, **kwargs):
-            self.count += 1
-            self._tell(self.count)
-            return self.wait(work, *args, **kwargs)
-
-        dist.Work.wait = told
-        return self
-
-    def __exit__(self, *error):
-        dist.Work.wait = self.wait
-        self._tell("back")
-
-    def _tell(self, what):
-        self.store.set(f"checkpoint: {dist.get_rank()} {what}", "1")
-
-    def for_the_other(self):
-        """On rank 0, before it writes: until rank 1 waits once more than rank 0 has, or is back."""
-        keys, end = [f"checkpoint: 1 {what}" for what in (self.count + 1, "back")], time.monotonic() + PATIENCE
-        while not any(self.store.check([key]) for key in keys) and time.monotonic() < end:
-            time.sleep(0.002)
-
-
-_WAITS: list[_Waits] = []
+_WAITS: list[Waits] = []
 
 
 def _late(*_):
     """A hook that pickle finds by its name."""
-    _WAITS[-1].for_the_other()
+    _WAITS[-1].others_wait(limit=PATIENCE, besides=("back",))
 
 
 def _save(save_checkpoint, path):
@@ -168,12 +139,13 @@ def _save(save_checkpoint, path):
     own = path.parent / f"rank{rank}"
     own.mkdir()
     save_checkpoint(own / path.name, parallel, optimizer, OTHER_EPOCH)
-    with _Waits() as waits:
+    with Waits("checkpoint") as waits:
         if rank == 0:  # it writes late: who does not wait is back by then
             _WAITS.append(waits)
             late = model.register_state_dict_post_hook(_late)
         save_checkpoint(path, parallel, optimizer, SAVED_AFTER)
         there = path.exists()
+        waits.tell("back")
     if rank == 0:
         late.remove()
     dist.barrier()

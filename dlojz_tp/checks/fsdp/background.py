@@ -4,10 +4,11 @@ import contextlib
 import sys
 import threading
 import time
-from pathlib import Path
 from unittest import mock
 
 from torch.distributed.checkpoint import FileSystemWriter
+
+from dlojz_tp.checking import threads
 
 LOOKS = 30  # in a row, a hundredth of a second apart
 
@@ -43,10 +44,8 @@ class _Asleep:
     def __call__(self) -> bool:
         frame = sys._current_frames().get(self.thread.ident)
         place = (id(frame), frame.f_lasti) if frame else None
-        with contextlib.suppress(OSError, IndexError):  # only Linux tells
-            stat = Path(f"/proc/self/task/{self.thread.native_id}/stat").read_text()
-            if stat.rpartition(")")[2].split()[0] in "RD":
-                place = None
+        if not threads.rests(threads.states().get(self.thread.native_id, "S")):  # "S": only Linux tells
+            place = None
         self.looks = self.looks + 1 if place is not None and place == self.place else 0
         self.place = place
         return self.looks >= LOOKS
