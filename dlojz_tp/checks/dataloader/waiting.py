@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 
-from dlojz_tp.checking import threads
+from dlojz_tp.checking import busy, threads
 
 PAUSE = 0.003  # seconds between two looks at the threads
 PATIENCE = 1.0  # seconds in which all other threads rest: what takes a right answer milliseconds will not come then
@@ -26,7 +26,7 @@ def comes(true: Callable[[], bool], patience: float = PATIENCE, pause: float = P
 
 def let_rest() -> None:
     """Wait until all other threads rest: what they still had to do is done."""
-    looks, end = 0, time.monotonic() + PATIENCE
+    looks, end = 0, time.monotonic() + PATIENCE * busy.factor()
     while looks < 4 and time.monotonic() < end:
         time.sleep(PAUSE)
         looks = looks + 1 if _others_rest() else 0
