@@ -20,7 +20,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from dlojz_tp import launch, measure, source
+from dlojz_tp import launch, measure
+from dlojz_tp.works import source
 
 WORK = "08_data_parallel_under_the_hood"
 CASES = {  # width, layers, rows a rank: large gradients, small ones, many tiny ones

@@ -2,18 +2,39 @@
 
 A notebook starts with ``from dlojz_tp import course, todo`` and ``tp = course.open("00_welcome")``.
 Submodules are imported at first use, so that commands that need no torch start at once.
+
+The rooms, from the ground up; nothing imports upwards (a test holds it so):
+
+    works/      the sources of the practical works, balises, where state is kept
+    cards/      verdicts and lines as they are shown
+    models/ planner/ data/      networks, arithmetic of large machines, data sets
+    measure/    time, memory, communications
+    launch/     ranks on this machine, and jobs
+    report/     figures and recorded results
+    training/   the red thread: one training run, its gains
+    checking/   what every check is made of
+    checks/     a package for each practical work
+    progress, course            what a notebook opens
+    commands/ grading/ authoring/       the command line
 """
 
 import importlib
 
-from dlojz_tp.balise import BaliseNotDone, todo
 from dlojz_tp.scale import scale
+from dlojz_tp.works.balise import BaliseNotDone, todo
 
 __version__ = "0.1.0"
-__all__ = ["BaliseNotDone", "checking", "course", "data", "launch", "measure", "report", "scale", "todo"]
+# what notebooks take from here, and where it lives
+_ROOMS = dict.fromkeys(("checking", "course", "data", "launch", "measure", "planner", "report"), "dlojz_tp") | {
+    "gains": "dlojz_tp.training",
+    "precision": "dlojz_tp.training",
+    "recorded": "dlojz_tp.report",
+    "training_run": "dlojz_tp.training",
+}
+__all__ = ["BaliseNotDone", "scale", "todo", *_ROOMS]  # noqa: PLE0604
 
 
 def __getattr__(name):
-    if name in __all__:
-        return importlib.import_module(f"dlojz_tp.{name}")
+    if name in _ROOMS:
+        return importlib.import_module(f"{_ROOMS[name]}.{name}")
     raise AttributeError(f"module 'dlojz_tp' has no attribute {name!r}")

@@ -7,9 +7,9 @@ import sys
 
 COMMANDS = {
     "check": ("dlojz_tp.grading.command", "judge the answers in a notebook or a .py file"),
-    "doctor": ("dlojz_tp.doctor", "what this machine offers the course, and what to do about each gap"),
-    "lab": ("dlojz_tp.lab", "copy the notebooks into work/ and open JupyterLab there"),
-    "reset": ("dlojz_tp.progress", "forget which balises have passed, and what was measured"),
+    "doctor": ("dlojz_tp.commands.doctor", "what this machine offers the course, and what to do about each gap"),
+    "lab": ("dlojz_tp.commands.lab", "copy the notebooks into work/ and open JupyterLab there"),
+    "reset": ("dlojz_tp.commands.reset", "forget which balises have passed, and what was measured"),
     "build": ("dlojz_tp.authoring.notebooks", "write the notebooks from their sources (for authors)"),
     "record": ("dlojz_tp.authoring.recording", "run the solutions on a GPU and record what they measure (for authors)"),
 }

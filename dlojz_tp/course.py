@@ -6,9 +6,11 @@ import inspect
 import os
 from types import ModuleType
 
-from dlojz_tp import balise, progress, render, source
+from dlojz_tp import progress
+from dlojz_tp.cards import render
+from dlojz_tp.cards.verdict import Verdict
 from dlojz_tp.checking import judging
-from dlojz_tp.checking.judging import Verdict
+from dlojz_tp.works import balise, source
 
 
 class CheckFailed(Exception):
@@ -38,7 +40,7 @@ class Course:
         if len(answers) != len(names):
             call = f"tp.check({', '.join([str(number), *names])})"
             return _show(render.line(f"balise {number} is checked with what you wrote for it: {call}"))
-        from dlojz_tp import calm
+        from dlojz_tp.cards import calm
 
         found = calm.not_run(self.work.balises[number], answers) or judge(self.work, number, answers)
         given = _given.get((self.work.name, number), [])
@@ -88,7 +90,8 @@ def open(name: str, namespace: dict | None = None) -> Course:  # noqa: A001  (it
     if namespace is None:
         namespace = inspect.stack()[1].frame.f_globals
     opened = _use(work, namespace)
-    from dlojz_tp import calm, launch, report
+    from dlojz_tp import launch, report
+    from dlojz_tp.cards import calm
 
     calm.install()
     report.ground()

@@ -4,9 +4,10 @@ import importlib
 
 import pytest
 
-from dlojz_tp import course, source
+from dlojz_tp import course
 from dlojz_tp.authoring import notebooks
 from dlojz_tp.grading import command
+from dlojz_tp.works import source
 
 WORKS = [source.find(name) for name in source.names()]
 BANKS = {work.name: importlib.import_module(f"tests.answers.{work.module}").bank for work in WORKS}

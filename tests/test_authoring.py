@@ -3,8 +3,8 @@
 import nbformat
 import pytest
 
-from dlojz_tp import source
 from dlojz_tp.authoring import notebooks, rules
+from dlojz_tp.works import source
 
 GOOD = '''# %% [markdown]
 # # A work

@@ -10,8 +10,11 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
-from dlojz_tp import balise, course, lab, progress, render, source
+from dlojz_tp import course, progress
+from dlojz_tp.cards import render
 from dlojz_tp.checking import Verdict, Wrong, judge, merged
+from dlojz_tp.commands import lab, reset
+from dlojz_tp.works import balise, source, state
 
 HINTS = {"too-small": "It is {size}, add one."}
 
@@ -169,7 +172,7 @@ def test_catch_up_and_progress(capsys):
     tp.check(1, lambda: namespace["describe_machine"]())
     tp.progress()
     assert "1 of 2 balises done\n" in capsys.readouterr().out
-    assert json.loads((progress.folder() / "00_welcome.json").read_text()) == {"1": "pass"}
+    assert json.loads((state.folder() / "00_welcome.json").read_text()) == {"1": "pass"}
 
 
 def test_catch_up_shows_the_solutions_folded(monkeypatch):
@@ -203,23 +206,24 @@ def test_progress_belongs_to_a_work_folder_and_can_be_reset(tmp_path, monkeypatc
     monkeypatch.delenv("DLOJZ_STATE")
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
-        (tmp_path / name / progress.WORK).write_text("{}")
+        (tmp_path / name / state.WORK).write_text("{}")
     for name, work in (("one", "00_welcome"), ("one", "06_compile"), ("two", "00_welcome")):
-        monkeypatch.setattr(progress, "_started", tmp_path / name)
+        monkeypatch.setattr(state, "_started", tmp_path / name)
         progress.record(work, 1, "pass")
-    assert progress.folder() == tmp_path / "two" / ".course-progress"
-    assert progress.main(["00_welcome", "--work", str(tmp_path / "one")]) == 0
+    assert state.folder() == tmp_path / "two" / ".course-progress"
+    assert reset.main(["00_welcome", "--work", str(tmp_path / "one")]) == 0
+    monkeypatch.setattr(state, "_started", tmp_path / "one")
     assert progress.load("00_welcome") == {} and progress.load("06_compile") == {1: "pass"}
-    monkeypatch.setattr(progress, "_started", tmp_path / "two")
+    monkeypatch.setattr(state, "_started", tmp_path / "two")
     assert progress.load("00_welcome") == {1: "pass"}, "another folder keeps its own"
-    assert progress.main(["--work", str(tmp_path / "two")]) == 0 and progress.load("00_welcome") == {}
+    assert reset.main(["--work", str(tmp_path / "two")]) == 0 and progress.load("00_welcome") == {}
     assert "forgotten: 00_welcome (in" in capsys.readouterr().out
-    assert progress.main(["99_nothing"]) == 2
+    assert reset.main(["99_nothing"]) == 2
 
 
 def test_progress_survives_damage_and_an_unwritable_folder(monkeypatch, tmp_path):
     progress.record("w", 1, "pass")
-    (progress.folder() / "w.json").write_text("{broken")
+    (state.folder() / "w.json").write_text("{broken")
     monkeypatch.setattr(progress, "_here", {})
     assert progress.load("w") == {}
     (tmp_path / "file").write_text("")
@@ -235,13 +239,13 @@ def test_a_user_without_a_home_gets_a_private_folder(monkeypatch, tmp_path):
     def homeless(_=None):
         raise RuntimeError("Could not determine home directory.")
 
-    monkeypatch.setattr(progress.Path, "home", homeless)
-    monkeypatch.setattr(progress.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(state.Path, "home", homeless)
+    monkeypatch.setattr(state.tempfile, "tempdir", str(tmp_path))
     private = tmp_path / f"dlojz-state-{os.getuid()}"
     progress.record("w", 1, "pass")
     assert (private / "w.json").is_file() and private.stat().st_mode & 0o777 == 0o700
     private.chmod(0o755)  # as another user may have made it
-    assert progress.folder() != private and not progress.folder().exists()
+    assert state.folder() != private and not state.folder().exists()
     progress.record("w", 2, "pass")
     assert progress.load("w") == {2: "pass"} and "2" not in (private / "w.json").read_text()
 

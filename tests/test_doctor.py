@@ -9,7 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from dlojz_tp import data, doctor, limits
+from dlojz_tp import data
+from dlojz_tp.commands import doctor, limits
 
 READY = [("photo_patches", "ready", "15 classes"), ("digits", "ready", "fine"), ("imagenet", "missing", "optional")]
 

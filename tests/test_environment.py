@@ -7,7 +7,7 @@ import tomllib
 
 import yaml
 
-from dlojz_tp.source import ROOT
+from dlojz_tp.works.source import ROOT
 
 CONDA_NAMES = {"pytorch": "torch", "matplotlib-base": "matplotlib"}
 

@@ -6,7 +6,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from dlojz_tp import gains, measure, recorded, training_run
+from dlojz_tp import measure
+from dlojz_tp.report import recorded
+from dlojz_tp.training import gains, training_run
 
 
 @pytest.fixture(autouse=True)

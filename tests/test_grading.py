@@ -13,8 +13,8 @@ import nbformat
 import psutil
 import pytest
 
-from dlojz_tp import source
 from dlojz_tp.grading import command, slicing
+from dlojz_tp.works import source
 
 RIGHT = """
 import torch.distributed as dist

@@ -3,8 +3,8 @@
 import json
 from pathlib import Path
 
-from dlojz_tp import source
 from dlojz_tp.grading import command
+from dlojz_tp.works import source
 from tests.test_grading import RIGHT, check, notebook
 
 

@@ -16,7 +16,10 @@ import torch
 import torch.distributed as dist
 
 from dlojz_tp import launch
-from dlojz_tp.launch import job_files, job_options, job_slurm, job_view
+from dlojz_tp.launch.jobs import files as job_files
+from dlojz_tp.launch.jobs import options as job_options
+from dlojz_tp.launch.jobs import slurm as job_slurm
+from dlojz_tp.launch.jobs import view as job_view
 
 ROOT = Path(__file__).parent.parent
 

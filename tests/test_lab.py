@@ -15,7 +15,7 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from dlojz_tp import copies, lab
+from dlojz_tp.commands import copies, lab
 
 ROOT = Path(__file__).resolve().parents[1]
 OLD, NEW, NEWER = (
@@ -310,7 +310,7 @@ def test_a_course_of_somebody_else_is_copied_into_the_home(course, monkeypatch):
 
 
 CODE = """import pathlib, sys
-from dlojz_tp import lab
+from dlojz_tp.commands import lab
 lab.CHECKOUT = pathlib.Path(sys.argv[1])
 status = lab.main(sys.argv[2:])
 assert "torch" not in sys.modules

@@ -235,7 +235,7 @@ def test_a_module_that_ranks_cannot_import():
 
 
 def test_a_missing_balise_is_the_root_cause():
-    from dlojz_tp.balise import BaliseNotDone, todo
+    from dlojz_tp.works.balise import BaliseNotDone, todo
 
     def job():
         if dist.get_rank() == 0:

@@ -4,7 +4,7 @@ import sys
 
 import torch
 
-from dlojz_tp import precision, training_run
+from dlojz_tp.training import precision, training_run
 
 
 def test_a_processor_held_to_avx2_computes_in_float32():

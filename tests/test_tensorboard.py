@@ -10,7 +10,7 @@ import urllib.request
 import psutil
 import pytest
 
-from dlojz_tp import tensorboard
+from dlojz_tp.report import tensorboard
 
 needs_it = pytest.mark.skipif(not tensorboard.importlib.util.find_spec("tensorboard"), reason="not installed")
 
@@ -55,7 +55,7 @@ def test_it_answers_below_its_path_only(folder, monkeypatch, capsys):
 
 SCRIPT = """
 import sys, time
-from dlojz_tp import tensorboard
+from dlojz_tp.report import tensorboard
 board = tensorboard.start(sys.argv[1])
 print("PID", board.process.pid, flush=True)
 time.sleep(60)

@@ -13,7 +13,7 @@ import nbformat
 from PIL import Image
 
 from dlojz_tp.authoring import rules
-from dlojz_tp.source import NOTEBOOKS, SOLUTIONS, split_cells, without_markers
+from dlojz_tp.works.source import NOTEBOOKS, SOLUTIONS, split_cells, without_markers
 
 CELL_TIMEOUT = 180  # seconds; a cell of a solution that takes longer is a fault
 KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}

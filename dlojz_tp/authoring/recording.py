@@ -7,8 +7,8 @@ import time
 from pathlib import Path
 
 from dlojz_tp.authoring import notebooks
-from dlojz_tp.recorded import FOLDER
-from dlojz_tp.source import SOLUTIONS
+from dlojz_tp.report.recorded import FOLDER
+from dlojz_tp.works.source import SOLUTIONS
 
 RUNS = SOLUTIONS.parent / "build" / "gpu"
 

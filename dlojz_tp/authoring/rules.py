@@ -3,8 +3,8 @@
 import ast
 from pathlib import Path
 
-from dlojz_tp.calm import names_made_by
-from dlojz_tp.source import BEGIN, END, HEADING, Cell, checks_in, read, uncomment, without_markers
+from dlojz_tp.works.cells import names_made_by
+from dlojz_tp.works.source import BEGIN, END, HEADING, Cell, checks_in, read, uncomment, without_markers
 
 
 class SourceError(Exception):

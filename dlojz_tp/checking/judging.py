@@ -10,13 +10,14 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 
-from dlojz_tp.balise import BaliseNotDone
+from dlojz_tp.cards.verdict import NOT_RUN, Verdict
 from dlojz_tp.checking import busy
 from dlojz_tp.checking.usual_state import usual_state
+from dlojz_tp.launch import RankError
+from dlojz_tp.works.balise import BaliseNotDone
 
 DEADLINE = 60.0  # seconds for one check, on a machine that does nothing else: no endless loop must hold the trainee
 PRINTED = 2000  # characters of the answer's own prints that are shown again
@@ -39,38 +40,6 @@ class _Overdue(BaseException):
     """The deadline of a check passed; a BaseException, so that `except Exception` in an answer cannot hold it."""
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """What came out. seen: what held. failed: what was looked at then.
-
-    verdict: "pass", "fail", "not done", or "by catch_up" where the course's own code was judged.
-    """
-
-    balise: int
-    title: str
-    verdict: str
-    seconds: float = 0.0
-    seen: tuple[str, ...] = ()
-    failed: str = ""
-    slug: str = ""
-    hint: str = ""
-    expected: str = ""
-    got: str = ""
-    where: str = ""
-    details: str = ""  # the answer's own traceback
-    printed: str = field(default="", compare=False)
-
-    @property
-    def passed(self) -> bool:
-        """True for "pass"."""
-        return self.verdict == "pass"
-
-    def to_json(self) -> dict:
-        """The fields that the command line prints."""
-        keys = ("balise", "title", "verdict", "failed", "expected", "got", "where", "hint")
-        return {key: getattr(self, key) for key in keys} | {"seconds": round(self.seconds, 3)}
-
-
 # Mistakes that any answer can make. A check's own HINTS come first.
 COMMON_HINTS = {
     "nothing-returned": "Nothing was returned (None). Does the function end with a return? What works in place, such as "
@@ -80,8 +49,7 @@ COMMON_HINTS = {
     "signature": "The function cannot be called as the text above it says: {error}. Keep the names and the order of its "
     "arguments.",
     "not-callable": "A function or a class was expected here, not {error}. Run the cell that defines it, then this one.",
-    "not-run": "The cell that defines {name} did not run ({error}), so an older one would be judged. Mend that cell, run it, "
-    "then check again.",
+    "not-run": NOT_RUN,
     "endless": "Nothing came back after {seconds:.0f} s. Is there a loop that never ends, or a wait for something that "
     "never comes?",
     "left": "Your code ended the program ({error}). Return from the function instead.",
@@ -141,8 +109,6 @@ def judge(
 
 def recognise(error: BaseException) -> tuple[str, str]:
     """Name the common mistake behind an exception: (slug in COMMON_HINTS, what to say of it)."""
-    from dlojz_tp.launch import RankError
-
     message = f"{type(error).__name__}: {error}".strip().split("\n")[0]
     if isinstance(error, RankError):
         return "rank-failed", error.in_words()
@@ -167,8 +133,6 @@ _NOT_THEIRS = (
 
 def own_lines(error: BaseException) -> str:
     """The traceback of `error` without the frames of the course and of the libraries; of a rank, what it sent."""
-    from dlojz_tp.launch import RankError
-
     if isinstance(error, RankError):
         return error.traceback
     frames = traceback.extract_tb(error.__traceback__)

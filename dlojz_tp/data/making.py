@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from dlojz_tp import folders
+from dlojz_tp.data import folders
 
 from . import made
 from .places import data_root

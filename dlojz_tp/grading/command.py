@@ -15,8 +15,8 @@ import threading
 import time
 from pathlib import Path
 
-from dlojz_tp import source
 from dlojz_tp.grading import slicing, watched
+from dlojz_tp.works import source
 
 LOAD_LIMIT = 60.0  # seconds for the lines that define an answer
 GRACE = 150.0  # seconds that the process may be silent: the above, the deadline of a check, and its imports
@@ -124,8 +124,8 @@ def run(work: source.Work, files: list[Path], numbers: list[int], grace: float =
 
 def _verdicts(work, jobs, grace):
     """One verdict a job, in order."""
+    from dlojz_tp.cards.verdict import Verdict
     from dlojz_tp.checking import busy
-    from dlojz_tp.checking.judging import Verdict
 
     while jobs:
         with watched.child(judge_all, work.name, [(str(path), number) for path, number in jobs]) as child:
@@ -149,7 +149,8 @@ def _verdicts(work, jobs, grace):
 
 
 def _lost(work, number, slug, fields, started):
-    from dlojz_tp.checking.judging import COMMON_HINTS, Verdict
+    from dlojz_tp.cards.verdict import Verdict
+    from dlojz_tp.checking.judging import COMMON_HINTS
 
     spent = time.perf_counter() - started
     title = work.balises[number].title
@@ -178,7 +179,7 @@ def judge_file(work: source.Work, path: Path, number: int, limit: float = LOAD_L
 
     limit: seconds for the lines that define the answers; a check has its own deadline.
     """
-    from dlojz_tp.checking.judging import Verdict
+    from dlojz_tp.cards.verdict import Verdict
 
     title, names = work.balises[number].title, work.balises[number].answers
     try:
@@ -198,8 +199,8 @@ def judge_file(work: source.Work, path: Path, number: int, limit: float = LOAD_L
 
 def _judge(work, path, nodes, broken, number, limit):
     from dlojz_tp import course
-    from dlojz_tp.balise import BaliseNotDone, remember_titles
     from dlojz_tp.checking import judging
+    from dlojz_tp.works.balise import BaliseNotDone, remember_titles
 
     remember_titles({n: b.title for n, b in work.balises.items()})
     title, names = work.balises[number].title, work.balises[number].answers

@@ -15,8 +15,8 @@ import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
-from dlojz_tp.grading import cells
-from dlojz_tp.source import Cell, Work, checks_in, without_markers
+from dlojz_tp.works import cells
+from dlojz_tp.works.source import Cell, Work, checks_in, without_markers
 
 
 class Unreadable(Exception):
@@ -97,9 +97,7 @@ def _text(node: ast.stmt) -> str:
 @functools.lru_cache(maxsize=4096)
 def bound_names(node: ast.stmt) -> frozenset[str]:
     """The names that a top-level statement binds."""
-    from dlojz_tp.calm import names_made_by
-
-    return frozenset(names_made_by(_text(node)))
+    return frozenset(cells.names_made_by(_text(node)))
 
 
 @functools.lru_cache(maxsize=4096)

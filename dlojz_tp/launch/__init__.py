@@ -21,6 +21,7 @@ a second. The files, in the order of one launch:
     place.py    which backend and which device
     lanes.py    groups for messages that must not wait for each other
     starting.py the calm line while the first ranks start
+    started.py  what the parent knows of a rank
     collect.py  listens to the ranks until they are done or the deadline passes
     proc.py     what Linux tells of a process or a thread
     patience.py whether ranks that are late wait for ever, or a busy machine kept them from running
@@ -34,23 +35,14 @@ A job does the same on several nodes of a Slurm machine, or here where there is 
     job.results()                                   # [3.5, 3.5, ...]
     launch.queue()                                  # all jobs by name; launch.last_job() after a restart
 
-    jobs.py         job(), last_job() and queue(): what the user calls
-    job_options.py  what a centre asks: slurm.toml and DLOJZ_SLURM_*
-    job_files.py    the private folder of each job
-    job_slurm.py    submission to Slurm, through submitit
-    job_here.py     the same on this machine
-    job_shepherd.py the process beside each rank: starts it, watches it, ends it
-    job_rank.py     what happens inside a rank
-    job_outcome.py  how the ranks ended, root cause first
-    job_handle.py   Job: wait, results, logs, cancel
-    job_view.py     how a job is shown
+See jobs/ for its files.
 """
 
 from dlojz_tp.launch.client import warm
 from dlojz_tp.launch.errors import RankError
-from dlojz_tp.launch.job_handle import Job
-from dlojz_tp.launch.job_options import JobError
 from dlojz_tp.launch.jobs import job, last_job, queue
+from dlojz_tp.launch.jobs.handle import Job
+from dlojz_tp.launch.jobs.options import JobError
 from dlojz_tp.launch.lanes import lane
 from dlojz_tp.launch.place import backend, device
 from dlojz_tp.launch.run import ranks, worlds

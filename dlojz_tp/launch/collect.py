@@ -7,41 +7,16 @@ import selectors
 import socket
 import sys
 import time
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from dlojz_tp.launch import client, errors, patience, stacks, starting, wire
+from dlojz_tp.launch.started import Rank
 
 START_LIMIT_S = 120.0  # from the request to all ranks up; a cold server is in it
 GRACE_S = 0.2  # after a failure: ranks that fail alike report within this time
 LOST_PEER_GRACE_S = 1.0  # after a lost connection: the rank that died is still to be heard of
 STACK_LIMIT_S = 1.0  # for the dumps of hung ranks
 CHUNK = 1 << 20
-
-
-@dataclass
-class Rank:
-    """What the parent knows of one rank."""
-
-    rank: int
-    conn: socket.socket
-    out: int  # the read end of the pipe it prints to
-    label: bytes  # what its printed lines start with
-    state: str = "starting"  # then "running", then "returned" or "failed"
-    pid: int = 0  # once it is up
-    result: bytes = b""
-    report: dict = field(default_factory=dict)
-    failed_at: float = 0.0
-    unread: bytearray = field(default_factory=bytearray)
-    unprinted: bytearray = field(default_factory=bytearray)
-
-    @property
-    def failed(self) -> bool:
-        return self.state == "failed"
-
-    @property
-    def done(self) -> bool:
-        return self.state in ("returned", "failed")
 
 
 def watch(ranks: list[Rank], server: client.Server, folder: Path, timeout: float) -> None:

@@ -3,13 +3,11 @@
 import os
 import pickle
 import signal
-from typing import TYPE_CHECKING
 
 from dlojz_tp.launch import stacks
 from dlojz_tp.launch.stacks import with_cells
-
-if TYPE_CHECKING:
-    from dlojz_tp.launch.collect import Rank
+from dlojz_tp.launch.started import Rank
+from dlojz_tp.works.balise import BaliseNotDone
 
 HINTS = {
     "SIGKILL": " (often the system is out of memory)",
@@ -55,7 +53,7 @@ def name_ranks(numbers: list[int]) -> str:
     return f"rank{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}"
 
 
-def root_cause(ranks: "list[Rank]") -> Exception:
+def root_cause(ranks: list[Rank]) -> Exception:
     """Choose the failure that explains the others, and make an exception of it.
 
     A missing balise comes first. Then what happened first, but a lost connection only where nothing else happened:
@@ -64,8 +62,6 @@ def root_cause(ranks: "list[Rank]") -> Exception:
     failed = sorted((r for r in ranks if r.failed), key=lambda r: r.failed_at)
     for r in failed:
         if r.report.get("balise"):
-            from dlojz_tp.balise import BaliseNotDone
-
             return BaliseNotDone(*r.report["balise"])
     first = min(failed, key=lambda r: r.report.get("lost_peer", False))
     # Ranks that fail alike do so within a moment: name the lowest.
@@ -102,7 +98,7 @@ def ended_early(code: int, dump: str) -> dict:
     return {"kind": "died", "summary": f"was killed by {name}{HINTS.get(name, '')}", "text": text}
 
 
-def hung(ranks: "list[Rank]", dumps: dict[int, str], seconds: float) -> RankError:
+def hung(ranks: list[Rank], dumps: dict[int, str], seconds: float) -> RankError:
     """Say why ranks still run at the deadline: who waits where, and for whom.
 
     Arguments: ranks, all of them; dumps, hung rank -> its stack file; seconds, the time they had.
@@ -145,7 +141,7 @@ def _where(stand: stacks.Stand, group: list[int], n: int, seconds: float) -> str
     return f"still running after {seconds:g} s {stand}"
 
 
-def never_started(ranks: "list[Rank]", seconds: float) -> RankError:
+def never_started(ranks: list[Rank], seconds: float) -> RankError:
     """The error for ranks that are not up after `seconds`."""
     late = [r.rank for r in ranks if r.state == "starting"]
     summary = f"{name_ranks(late)} of {len(ranks)} hung: not ready after {seconds:g} s (a slow import in the function?)"

@@ -173,7 +173,7 @@ def describe(error: BaseException, doing: str) -> dict:
     }
     if isinstance(error, SystemExit):
         report |= {"kind": "exited", "summary": f"called sys.exit({'' if error.code is None else repr(error.code)})"}
-    balise = sys.modules.get("dlojz_tp.balise")
+    balise = sys.modules.get("dlojz_tp.works.balise")
     undone = [e for e in chain if balise and isinstance(e, balise.BaliseNotDone)]
     if undone:
         report["balise"] = (getattr(undone[0], "number", None), getattr(undone[0], "title", None))

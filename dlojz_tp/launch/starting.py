@@ -26,7 +26,7 @@ class Notice:
         if "IPython" in sys.modules and sys.modules["IPython"].get_ipython() is not None:
             from IPython.display import display
 
-            from dlojz_tp.render import line
+            from dlojz_tp.cards.render import line
 
             self._shown = display(line(TEXT), display_id=True)
 

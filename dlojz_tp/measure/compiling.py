@@ -129,9 +129,9 @@ def settle_compiler() -> Path:
 
 
 def _cache() -> Path:
-    from dlojz_tp import progress
+    from dlojz_tp.works import state
 
-    folder = progress.folder() / "compiled"
+    folder = state.folder() / "compiled"
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         found = folder.stat()

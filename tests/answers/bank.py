@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 import cloudpickle
 
-from dlojz_tp import source
+from dlojz_tp.works import source
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import nn
 from torchvision.transforms import v2
 
-from dlojz_tp import source
+from dlojz_tp.works import source
 from tests.answers.bank import Bank
 
 bank = Bank("07_data_augmentation")

@@ -281,7 +281,7 @@ REFUSE5 = '    if not images.is_floating_point():\n        raise TypeError(f"cut
 
 def full(*changes):
     """The solutions of balises 3 and 4, which 5 stands on, come with each slip."""
-    from dlojz_tp import source
+    from dlojz_tp.works import source
 
     balises = source.find("07_data_augmentation").balises
     given = f"{balises[3].code}\n\n{balises[4].code}\n\n"

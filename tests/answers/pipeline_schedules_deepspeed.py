@@ -5,7 +5,7 @@ from collections import OrderedDict
 
 from torch import nn
 
-from dlojz_tp import source
+from dlojz_tp.works import source
 from tests.answers.bank import Bank
 
 bank = Bank("16_pipeline_schedules")

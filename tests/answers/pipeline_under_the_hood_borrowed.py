@@ -1,6 +1,6 @@
 """Answers to 15_pipeline_under_the_hood that borrow or shun the work, and some that send in another style."""
 
-from dlojz_tp import source
+from dlojz_tp.works import source
 from tests.answers.bank import Bank
 
 bank = Bank("15_pipeline_under_the_hood", whole=True)

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from dlojz_tp import source
+from dlojz_tp.works import source
 from tests.answers.bank import Bank
 
 bank = Bank("03_tensor_cores_channels_last")

@@ -2,8 +2,8 @@
 
 import functools
 
-from dlojz_tp import source
-from dlojz_tp.source import without_markers
+from dlojz_tp.works import source
+from dlojz_tp.works.source import without_markers
 
 WORK = "17_tensor_slicing"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dlojz_tp import source
+from dlojz_tp.works import source
 
 pytestmark = pytest.mark.slurm
 ROOT = Path(__file__).parent.parent.parent

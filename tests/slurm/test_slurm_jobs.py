@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from dlojz_tp import launch
-from dlojz_tp.launch import job_slurm
+from dlojz_tp.launch.jobs import slurm as job_slurm
 from tests.slurm.conftest import in_queue, processes
 
 pytestmark = pytest.mark.slurm

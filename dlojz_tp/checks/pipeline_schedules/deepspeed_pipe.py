@@ -13,8 +13,8 @@ import torch.distributed as dist
 from torch import nn
 
 from dlojz_tp import launch
-from dlojz_tp.balise import BaliseNotDone
 from dlojz_tp.checking import Wrong, close, pretended
+from dlojz_tp.works.balise import BaliseNotDone
 
 HINTS = {
     "layers-built": "A layer was built before the PipelineModule asked for it. On every rank the whole model would be in memory: give "

@@ -5,8 +5,8 @@ import random
 import time
 from itertools import combinations
 
-from dlojz_tp.balise import BaliseNotDone
 from dlojz_tp.checking import Wrong
+from dlojz_tp.works.balise import BaliseNotDone
 
 HINTS = {
     "not-bounds": "Return a list of pairs (start, stop), one a stage: stage s is model[start:stop]. Here came {got}.",

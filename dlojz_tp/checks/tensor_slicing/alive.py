@@ -6,8 +6,8 @@ import tracemalloc
 
 import torch
 
-from dlojz_tp.balise import BaliseNotDone
 from dlojz_tp.checking import held_storages
+from dlojz_tp.works.balise import BaliseNotDone
 
 SLACK = 512  # bytes that a layer may hold besides its slices: a buffer of positions
 ASIDE = 2**17  # bytes of Python's own that a layer may leave in memory: the objects of a whole model take 50,000

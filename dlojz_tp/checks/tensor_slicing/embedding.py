@@ -7,7 +7,6 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
-from dlojz_tp.balise import BaliseNotDone
 from dlojz_tp.checking import Wrong, close
 from dlojz_tp.checks.tensor_slicing.common import (
     STEPS,
@@ -24,6 +23,7 @@ from dlojz_tp.checks.tensor_slicing.common import (
 from dlojz_tp.checks.tensor_slicing.layers import judge_layer, refuse_sizes
 from dlojz_tp.checks.tensor_slicing.layouts import in_groups_too, on_groups
 from dlojz_tp.checks.tensor_slicing.parts import judge_odd, run
+from dlojz_tp.works.balise import BaliseNotDone
 
 HINTS = {
     "words-out-of-range": "A word number is outside this rank's part of the table: {error}. Cut along the dimension, every rank "

@@ -9,10 +9,10 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from dlojz_tp import launch
-from dlojz_tp.balise import BaliseNotDone
 from dlojz_tp.checking import Wrong
 from dlojz_tp.checking.judging import own_lines
 from dlojz_tp.checks.tensor_slicing.common import on_ranks
+from dlojz_tp.works.balise import BaliseNotDone
 
 # (ranks in the world, ranks in a tensor group)
 EVEN = ((4, 2), (8, 2), (12, 4), (8, 4), (6, 3), (6, 2), (2, 2), (4, 4), (3, 3), (2, 1), (3, 1), (4, 1), (1, 1))

@@ -9,8 +9,8 @@ import subprocess
 import time
 from pathlib import Path
 
-from dlojz_tp.launch import job_files, job_here, job_options
-from dlojz_tp.launch.job_options import JobError, Options
+from dlojz_tp.launch.jobs import files, here, options
+from dlojz_tp.launch.jobs.options import JobError, Options
 
 SIGNAL_LEAD_S = 10
 COMMAND_S = 60.0  # for sbatch and scancel; a busy controller makes them wait
@@ -33,14 +33,14 @@ _seen: dict[str, tuple[str, str, str]] = {}  # job id -> state, reason, nodes
 _looked_at = -math.inf
 
 
-def available(options: Options) -> str:
+def available(centre: Options) -> str:
     """The path of sbatch where jobs go to Slurm: it is there, and knows a Slurm (installed alone, it does not).
 
     Returns an empty text where jobs run on this machine.
     """
     sbatch = shutil.which("sbatch") or ""
-    if options.use is not None:
-        return (sbatch or "sbatch") if options.use else ""
+    if centre.use is not None:
+        return (sbatch or "sbatch") if centre.use else ""
     if not sbatch:
         return ""
     try:
@@ -50,14 +50,14 @@ def available(options: Options) -> str:
     return "" if "configuration source" in probe.stderr else sbatch
 
 
-def submit(folder: Path, facts: dict, options: Options) -> None:
+def submit(folder: Path, facts: dict, centre: Options) -> None:
     """Submit the job; adds `id` to the facts and stores them.
 
     Errors: JobError with Slurm's own reason in one line.
     """
     import submitit
 
-    from dlojz_tp.launch import job_shepherd
+    from dlojz_tp.launch.jobs import shepherd
 
     class Executor(submitit.SlurmExecutor):
         """submitit's own prints sbatch's errors as they are, and passes on what a surrounding job left behind."""
@@ -65,40 +65,40 @@ def submit(folder: Path, facts: dict, options: Options) -> None:
         def _submit_command(self, command: str):
             script = self.folder / "batch.sh"
             script.write_text(self._make_submission_file_text(command, ""))
-            done = _run(["sbatch", str(script)], env=job_here.without_job(os.environ))
+            done = _run(["sbatch", str(script)], env=here.without_job(os.environ))
             found = re.search(r"^Submitted batch job (\d+)", done.stdout, re.MULTILINE)
             if done.returncode or not found:
                 raise JobError(refusal(done.stderr or done.stdout))
             facts["id"] = found[1]
-            job_files.write(folder / "job.json", facts)
+            files.write(folder / "job.json", facts)
             return submitit.SlurmJob(folder=self.folder, job_id=found[1], tasks=list(range(self._num_tasks())))
 
     facts["id"] = None
-    job_files.write(folder / "job.json", facts)
+    files.write(folder / "job.json", facts)
     try:
         executor = Executor(folder / "submitit")
-        executor.update_parameters(**_parameters(folder, facts, options))
-        executor.submit(job_shepherd.watch, str(folder))
+        executor.update_parameters(**_parameters(folder, facts, centre))
+        executor.submit(shepherd.watch, str(folder))
     except (OSError, RuntimeError) as error:
         raise JobError(f"the job cannot be submitted: {' '.join(str(error).split())}") from None
 
 
-def _parameters(folder: Path, facts: dict, options: Options) -> dict:
+def _parameters(folder: Path, facts: dict, centre: Options) -> dict:
     """What submitit writes into the batch script."""
     srun = ["--kill-on-bad-exit=1"]  # one rank that fails ends all
     given: dict = {"wckey": None}
     for name in ("account", "partition", "constraint", "qos"):
-        if value := getattr(options, name):
+        if value := getattr(centre, name):
             given[name] = value
-    if options.gpus_per_node:
-        given["gpus_per_node"] = min(options.gpus_per_node, facts["ranks_per_node"])
-    if options.cpus_per_task:
-        given["cpus_per_task"] = options.cpus_per_task
-        srun.append(f"--cpus-per-task={options.cpus_per_task}")  # since 22.05 srun does not inherit it
-    more = {name: value for name in ("reservation", "hint") if (value := getattr(options, name))}
-    more |= {"output": folder / "batch.log", "no-requeue": True} | options.sbatch
+    if centre.gpus_per_node:
+        given["gpus_per_node"] = min(centre.gpus_per_node, facts["ranks_per_node"])
+    if centre.cpus_per_task:
+        given["cpus_per_task"] = centre.cpus_per_task
+        srun.append(f"--cpus-per-task={centre.cpus_per_task}")  # since 22.05 srun does not inherit it
+    more = {name: value for name in ("reservation", "hint") if (value := getattr(centre, name))}
+    more |= {"output": folder / "batch.log", "no-requeue": True} | centre.sbatch
     # In front of what the modules have set, not in its place.
-    path = shlex.quote(job_here.package_folder()) + "${PYTHONPATH:+:$PYTHONPATH}"
+    path = shlex.quote(here.package_folder()) + "${PYTHONPATH:+:$PYTHONPATH}"
     return given | {
         "job_name": facts["name"],
         "nodes": facts["nodes"],
@@ -109,8 +109,8 @@ def _parameters(folder: Path, facts: dict, options: Options) -> dict:
         # A module that cannot be loaded ends the job, with its message in batch.log.
         "setup": [
             "set -e",
-            *options.modules,
-            *(f"export {name}={shlex.quote(value)}" for name, value in options.environment.items()),
+            *centre.modules,
+            *(f"export {name}={shlex.quote(value)}" for name, value in centre.environment.items()),
             f"export PYTHONPATH={path} PYTHONSAFEPATH=1",
             "set +e",
         ],
@@ -128,7 +128,7 @@ def refusal(said: str) -> str:
     reason = "; ".join(dict.fromkeys(lines))[:300] or "it gave no reason"
     about = next((word for word in ABOUT if word in reason.lower()), "")
     option = {"gpu": "gpus_per_node", "feature": "constraint"}.get(about, about)
-    hint = f" (see {option} in {job_options.path()})" if option else ""
+    hint = f" (see {option} in {options.path()})" if option else ""
     return f"Slurm refused the job: {reason}{hint}"
 
 

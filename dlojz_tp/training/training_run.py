@@ -14,8 +14,9 @@ from torchvision import models
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
-from dlojz_tp import data, measure, precision
+from dlojz_tp import data, measure
 from dlojz_tp.scale import scale
+from dlojz_tp.training import precision
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's channels, for pixels in [0, 1]
 _scalers: WeakKeyDictionary[torch.optim.Optimizer, torch.amp.GradScaler] = WeakKeyDictionary()

@@ -5,9 +5,9 @@ import pickle
 import time
 from pathlib import Path
 
-from dlojz_tp.launch import job_files, job_here, job_outcome, job_slurm, job_view
 from dlojz_tp.launch.errors import RankError
-from dlojz_tp.launch.job_options import JobError
+from dlojz_tp.launch.jobs import files, here, outcome, slurm, view
+from dlojz_tp.launch.jobs.options import JobError
 
 POLL_S = 0.5
 FILES_S = 6.0  # for a network file system to show the last files of a job that is over
@@ -24,7 +24,7 @@ class Job:
     def __init__(self, folder: Path):
         self.folder = Path(folder)
         self.name = self.folder.name
-        self._facts = job_files.read(self.folder / "job.json")
+        self._facts = files.read(self.folder / "job.json")
         self._failed_at: float | None = None
         if not self._facts:
             raise JobError(f"there is no job {self.name}")
@@ -41,10 +41,10 @@ class Job:
         Errors: TimeoutError when the job is not over by then.
         """
         begin = time.monotonic()
-        with job_view.View(self) as view:
+        with view.View(self) as shown:
             while True:
                 look = self.look()  # first, or the last lines of the log are lost
-                view.show(look)
+                shown.show(look)
                 if look.over:
                     return
                 if timeout is not None and time.monotonic() - begin >= timeout:
@@ -86,49 +86,49 @@ class Job:
         """
         if self.look(now=True).over:
             return
-        (job_slurm if self._facts["place"] == "slurm" else job_here).cancel(self.folder, self._facts)
+        (slurm if self._facts["place"] == "slurm" else here).cancel(self.folder, self._facts)
         if not self._is(now=True)[0]:
             raise JobError(f"{self.name} was told to end, and still does: look again in a minute with launch.queue()")
         if not (self.folder / "over.json").exists():
             self._remember("CANCELLED")
 
-    def look(self, now: bool = False) -> "job_view.Look":
+    def look(self, now: bool = False) -> "view.Look":
         """How the job is, without waiting. Argument: now, ask Slurm even if its last answer is fresh."""
-        final = job_files.read(self.folder / "over.json")
+        final = files.read(self.folder / "over.json")
         if not final:
             ended, state, reason = self._is(now)
             if not ended:
-                return job_view.Look(state, reason, self._seconds(job_files.now()))
+                return view.Look(state, reason, self._seconds(files.now()))
             final = self._remember(ended)
         ended = final["state"]
-        error = job_outcome.error(self.folder, self._facts, ended)
+        error = outcome.error(self.folder, self._facts, ended)
         state = "cancelled" if ended.startswith("CANCELLED") and isinstance(error, JobError) else "failed"
         reason = str(error).partition("\n")[0] if error and state == "failed" else ""
         seconds = self._seconds(final["at"])
-        return job_view.Look(state if error else "done", reason, seconds, over=True, ended=ended, error=error)
+        return view.Look(state if error else "done", reason, seconds, over=True, ended=ended, error=error)
 
     def _remember(self, ended: str) -> dict:
         """Write down how the job ended, once: Slurm forgets its jobs."""
         path = self.folder / "over.json"
         if not path.exists():
-            job_files.write(path, {"state": ended, "at": job_files.now()})
-        return job_files.read(path)
+            files.write(path, {"state": ended, "at": files.now()})
+        return files.read(path)
 
     def _is(self, now: bool) -> tuple[str, str, str]:
         """How the job ended ("" while it has not), its state in a word, and why it waits or where it runs."""
         facts, folder = self._facts, self.folder
         if facts.get("id") is None:
-            young = job_files.now() - facts.get("submitted", 0) < SUBMIT_S
+            young = files.now() - facts.get("submitted", 0) < SUBMIT_S
             return ("", "waiting", "being submitted") if young else ("NOT SUBMITTED", "", "")
         if facts["place"] == "here":
-            running = job_here.alive(facts)
+            running = here.alive(facts)
             return "" if running is not False else "KILLED", self._up(), f"on {facts['host']}" * (running is None)
-        job_files.refresh(folder)
-        if job_outcome.left(folder, self.world_size):
+        files.refresh(folder)
+        if outcome.left(folder, self.world_size):
             return "COMPLETED", "", ""
-        failed = job_outcome.failed(folder, self.world_size)
-        state, reason, nodes = job_slurm.look([facts["id"]], now or failed)[facts["id"]]
-        if job_slurm.over(state):
+        failed = outcome.failed(folder, self.world_size)
+        state, reason, nodes = slurm.look([facts["id"]], now or failed)[facts["id"]]
+        if slurm.over(state):
             self._await_files()
             return state, "", ""
         if failed:
@@ -141,16 +141,16 @@ class Job:
         self._failed_at = self._failed_at or time.monotonic()
         if time.monotonic() - self._failed_at > FAILED_S:
             self._failed_at = math.inf  # once
-            job_slurm.cancel(self.folder, self._facts)
+            slurm.cancel(self.folder, self._facts)
 
     def _await_files(self) -> None:
         limit = time.monotonic() + FILES_S
         any_up = any((self.folder / f"rank-{r}.log").exists() for r in range(self.world_size))
         while any_up and time.monotonic() < limit:
-            if job_outcome.returned(self.folder, self.world_size) or job_outcome.failed(self.folder, self.world_size):
+            if outcome.returned(self.folder, self.world_size) or outcome.failed(self.folder, self.world_size):
                 return
             time.sleep(POLL_S)
-            job_files.refresh(self.folder)
+            files.refresh(self.folder)
 
     def _up(self) -> str:
         up = all((self.folder / f"rank-{r}.up").exists() for r in range(self.world_size))
@@ -181,7 +181,7 @@ class Job:
         return f"Job {self.name}: {look.words()}, {self.where()}  [{methods}]"
 
     def _repr_html_(self):
-        return job_view.page(self, self.look(), [])
+        return view.page(self, self.look(), [])
 
 
 def _text(path: Path) -> str:

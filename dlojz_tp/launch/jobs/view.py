@@ -3,7 +3,7 @@
 import html
 from dataclasses import dataclass
 
-from dlojz_tp.launch import job_files
+from dlojz_tp.launch.jobs import files
 
 LINES = 8  # of the logs, at the end of the live view
 LONGEST = 120  # characters of a reason
@@ -106,13 +106,13 @@ def _last_lines(job) -> list[str]:
     """The last lines of all logs, a few of each rank; the batch script's own where no rank has printed."""
     n = job.world_size
     each = max(1, LINES // n)
-    lines = [f"[rank {r}] {line}" for r in range(n) for line in job_files.tail(job.folder / f"rank-{r}.log", each)]
-    return lines[: max(LINES, n)] or job_files.tail(job.folder / "batch.log", LINES)
+    lines = [f"[rank {r}] {line}" for r in range(n) for line in files.tail(job.folder / f"rank-{r}.log", each)]
+    return lines[: max(LINES, n)] or files.tail(job.folder / "batch.log", LINES)
 
 
 def page(job, look: Look, lines: list[str]) -> str:
     """A job as HTML, in the style of the verdicts."""
-    from dlojz_tp import render
+    from dlojz_tp.cards import render
 
     kind = KINDS.get(look.state, "not done")
     mark = {"pass": "✓", "fail": "✗"}.get(kind, "…")

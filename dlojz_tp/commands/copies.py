@@ -15,9 +15,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from dlojz_tp import progress
+from dlojz_tp.works.state import WORK
 
-STATE = progress.WORK
 LOCK = ".course.lock"
 TEMPORARY = ".course-tmp-"
 LOCK_SECONDS = 20
@@ -39,8 +38,8 @@ def sync(course: Path, work: Path) -> list[str]:
     if work == course.resolve():
         raise LabError(f"{work} holds the course itself: give another --work")
     work.mkdir(parents=True, exist_ok=True)
-    if (work / STATE).is_dir():  # nothing is brought that could not be remembered
-        raise IsADirectoryError(errno.EISDIR, "Is a directory", str(work / STATE))
+    if (work / WORK).is_dir():  # nothing is brought that could not be remembered
+        raise IsADirectoryError(errno.EISDIR, "Is a directory", str(work / WORK))
     with _locked(work):
         for left in work.glob(f"{TEMPORARY}*"):  # of a run that was killed
             left.unlink(missing_ok=True)
@@ -53,8 +52,8 @@ def sync(course: Path, work: Path) -> list[str]:
                 if line:
                     lines.append(line)
         finally:
-            if json.dumps(state) != before or not (work / STATE).exists():
-                _replace(work / STATE, json.dumps(state, indent=1).encode())
+            if json.dumps(state) != before or not (work / WORK).exists():
+                _replace(work / WORK, json.dumps(state, indent=1).encode())
     return lines
 
 
@@ -141,7 +140,7 @@ def sha_of(path: Path) -> str | None:
 def _read_state(work: Path) -> dict:
     """What was copied and offered; empty if the file is missing or damaged, so that every copy counts as touched."""
     try:
-        state = json.loads((work / STATE).read_bytes())
+        state = json.loads((work / WORK).read_bytes())
     except (OSError, ValueError, RecursionError):
         return {}
     if not isinstance(state, dict):

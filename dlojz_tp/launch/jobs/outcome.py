@@ -6,8 +6,9 @@ import signal
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dlojz_tp.launch import errors, job_files
-from dlojz_tp.launch.job_options import JobError
+from dlojz_tp.launch import errors
+from dlojz_tp.launch.jobs import files
+from dlojz_tp.launch.jobs.options import JobError
 
 LAST_LINES = 8
 REASONS = {
@@ -55,13 +56,13 @@ def returned(folder: Path, n: int) -> bool:
 
 def left(folder: Path, n: int) -> bool:
     """Whether all ranks have returned, and nothing of them runs any more."""
-    ends = (job_files.read(folder / f"rank-{rank}.end") for rank in range(n))
+    ends = (files.read(folder / f"rank-{rank}.end") for rank in range(n))
     return all(end.get("why") == "returned" for end in ends)
 
 
 def failed(folder: Path, n: int) -> bool:
     """Whether a rank has ended otherwise than by returning."""
-    ends = (job_files.read(folder / f"rank-{rank}.end") for rank in range(n))
+    ends = (files.read(folder / f"rank-{rank}.end") for rank in range(n))
     return any(end.get("why", "returned") != "returned" for end in ends)
 
 
@@ -69,7 +70,7 @@ def _member(folder: Path, rank: int, over: bool) -> Member:
     def file(kind: str) -> Path:
         return folder / f"rank-{rank}.{kind}"
 
-    end = job_files.read(file("end"))
+    end = files.read(file("end"))
     m = Member(rank, state="running" if file("up").exists() else "starting", late=end.get("why") == "late")
     if file("stack").exists():
         m.stack = file("stack").read_text(errors="replace")
@@ -128,5 +129,5 @@ def _without_word(folder: Path, facts: dict, state: str) -> str:
     """One line for a job of which no rank could tell anything, then the last lines of its batch log."""
     word = state.split(" ")[0]
     reason = REASONS.get(word, f"ended before its ranks could run ({word.lower()})")
-    lines = job_files.tail(folder / "batch.log", LAST_LINES)
+    lines = files.tail(folder / "batch.log", LAST_LINES)
     return "\n".join([f"{facts['name']} {reason}", *(f"  {line}" for line in lines)])

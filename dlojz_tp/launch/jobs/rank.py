@@ -9,7 +9,8 @@ import time
 from datetime import timedelta
 from pathlib import Path
 
-from dlojz_tp.launch import job_files, lanes, place, server
+from dlojz_tp.launch import lanes, place, server
+from dlojz_tp.launch.jobs import files
 
 MEET_S = 300.0  # for all ranks to be there: the nodes of a job do not start at the same moment
 LEAVE_S = 0.1
@@ -36,7 +37,7 @@ def _run(folder: Path, parent: int) -> int:
     inside.prepare_stack_dump(folder / f"rank-{rank}.stack")
     me, doing = os.getpid(), " while it loaded the function"
     try:
-        facts = job_files.read(folder / "job.json")
+        facts = files.read(folder / "job.json")
         with (folder / "task").open("rb") as file:
             inside.adopt(pickle.load(file))
             fn, args, kwargs = pickle.load(file)
@@ -56,9 +57,9 @@ def _run(folder: Path, parent: int) -> int:
     try:
         data = _packed(value)
     except Exception as error:
-        job_files.write(folder / f"rank-{rank}.report", pickle.dumps(inside.unsendable(value, error)))
+        files.write(folder / f"rank-{rank}.report", pickle.dumps(inside.unsendable(value, error)))
         return 1
-    job_files.write(folder / f"rank-{rank}.result", data)
+    files.write(folder / f"rank-{rank}.result", data)
     _leave(store, rank)
     return 0
 
@@ -124,16 +125,16 @@ def _synchronize() -> None:
 def _fail(rank: int, folder: Path, error: BaseException, doing: str) -> None:
     """Store how this rank failed."""
     from dlojz_tp.launch import rank as inside
-    from dlojz_tp.launch.job_shepherd import HALT
+    from dlojz_tp.launch.jobs.shepherd import HALT
 
     report = inside.describe(error, doing)
-    report["at"] = job_files.now()
+    report["at"] = files.now()
     if isinstance(error, RuntimeError) and not doing and WAITED in str(error).lower():
         # It waited too long for another rank: where all of them stand says more than its exception.
         report["waited"] = True
         _write_stand(folder / f"rank-{rank}.stack", error)
         (folder / HALT).touch()
-    job_files.write(folder / f"rank-{rank}.report", pickle.dumps(report))
+    files.write(folder / f"rank-{rank}.report", pickle.dumps(report))
     lost = report["lost_peer"]  # what a neighbour of the rank that failed sees: noise in the log
     print("lost the connection to another rank" if lost else report["text"], file=sys.stderr)
     inside.flush()

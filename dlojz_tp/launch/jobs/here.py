@@ -10,8 +10,9 @@ import sys
 import time
 from pathlib import Path
 
-from dlojz_tp.launch import job_files, server
-from dlojz_tp.launch.job_options import JobError
+from dlojz_tp.launch import server
+from dlojz_tp.launch.jobs import files
+from dlojz_tp.launch.jobs.options import JobError
 from dlojz_tp.launch.run import LOOPBACK, MOST_RANKS
 
 TICK_S = 0.05
@@ -23,7 +24,7 @@ SPARE_S = 15.0  # after the job's time: the shepherds end their ranks at the lim
 ELSEWHERE_S = 120.0  # after its time a job on another machine is over, whatever became of it
 
 # Also tells a keeper from a process that has got its number since.
-KEEPER = "from dlojz_tp.launch import job_here; job_here.main()"
+KEEPER = "from dlojz_tp.launch.jobs import here; here.main()"
 _keepers: list[subprocess.Popen] = []  # of this process, to be reaped
 
 
@@ -34,7 +35,7 @@ def submit(folder: Path, facts: dict) -> None:
     """
     import submitit
 
-    from dlojz_tp.launch import job_shepherd
+    from dlojz_tp.launch.jobs import shepherd
 
     n = facts["nodes"] * facts["ranks_per_node"]
     if n > MOST_RANKS:
@@ -63,13 +64,13 @@ def submit(folder: Path, facts: dict) -> None:
                 )
             _keepers.append(keeper)
             facts["id"] = str(keeper.pid)
-            job_files.write(folder / "job.json", facts)
+            files.write(folder / "job.json", facts)
             return submitit.LocalJob(folder=self.folder, job_id=facts["id"], tasks=list(range(n)))
 
     facts["id"] = None
-    job_files.write(folder / "job.json", facts)
+    files.write(folder / "job.json", facts)
     try:
-        Executor(folder / "submitit").submit(job_shepherd.watch, str(folder))
+        Executor(folder / "submitit").submit(shepherd.watch, str(folder))
     except OSError as error:
         raise JobError(f"the job cannot be started: {error}") from None
 
@@ -101,7 +102,7 @@ def python_path() -> dict[str, str]:
 def alive(facts: dict) -> bool | None:
     """Whether the keeper of a job still runs; None where it may run on another machine, which cannot be asked."""
     if facts.get("host") != socket.gethostname():
-        left = facts["submitted"] + facts["minutes"] * 60 + ELSEWHERE_S - job_files.now()
+        left = facts["submitted"] + facts["minutes"] * 60 + ELSEWHERE_S - files.now()
         return None if left > 0 else False
     import psutil
 
@@ -161,7 +162,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda number, _: stop.append(number))
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     server.prctl(server.PR_SET_CHILD_SUBREAPER, 1)
-    while (facts := job_files.read(folder / "job.json")).get("id") != str(os.getpid()):
+    while (facts := files.read(folder / "job.json")).get("id") != str(os.getpid()):
         time.sleep(0.01)  # the notebook still writes it
         if os.getppid() == 1 and facts.get("id") is None:
             return  # it ended before it could
@@ -187,7 +188,7 @@ def main() -> None:
     finally:
         _end(shepherds)
         server.kill_children()
-        job_files.write(folder / "over.json", {"state": "CANCELLED" if stop else "ENDED", "at": job_files.now()})
+        files.write(folder / "over.json", {"state": "CANCELLED" if stop else "ENDED", "at": files.now()})
 
 
 def _end(shepherds: list[subprocess.Popen]) -> None:

@@ -20,9 +20,9 @@ import shutil
 import time
 from pathlib import Path
 
-from dlojz_tp import progress
-from dlojz_tp.launch import job_options
-from dlojz_tp.launch.job_options import JobError
+from dlojz_tp.launch.jobs import options
+from dlojz_tp.launch.jobs.options import JobError
+from dlojz_tp.works import state
 
 KEPT = 50  # folders of jobs that are over; older ones go
 TAIL = 64 * 1024  # bytes
@@ -30,10 +30,10 @@ TAIL = 64 * 1024  # bytes
 
 def root() -> Path:
     """The folder of all jobs. Errors: JobError where the one that is chosen names a variable that is not set."""
-    chosen = os.path.expandvars(job_options.load().folder)
+    chosen = os.path.expandvars(options.load().folder)
     if "$" in chosen:
-        raise JobError(f"folder {chosen!r} in {job_options.path()} names a variable that is not set")
-    return Path.home() / Path(chosen).expanduser() if chosen else progress.folder().absolute() / "jobs"
+        raise JobError(f"folder {chosen!r} in {options.path()} names a variable that is not set")
+    return Path.home() / Path(chosen).expanduser() if chosen else state.folder().absolute() / "jobs"
 
 
 def create(function: str) -> Path:
@@ -54,7 +54,7 @@ def create(function: str) -> Path:
             except FileExistsError:  # another notebook was faster
                 number += 1
     except OSError as error:
-        todo = f"set folder in {job_options.path()} or DLOJZ_STATE"
+        todo = f"set folder in {options.path()} or DLOJZ_STATE"
         raise JobError(f"no folder for jobs in {top}: {error.strerror}; {todo} to one you can write to") from None
 
 

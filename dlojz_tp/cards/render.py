@@ -3,7 +3,7 @@
 import html
 import textwrap
 
-from dlojz_tp.checking.judging import Verdict
+from dlojz_tp.cards.verdict import Verdict
 
 _MARK = {"pass": "✓", "by catch_up": "»", "fail": "✗", "not done": "…"}
 # readable on white and on dark: the colour is carried by a border and a tint, the text keeps the theme's own colour

@@ -4,11 +4,13 @@ A later cell that uses a name which an unfinished cell should have made gets the
 since is not judged: it would be an older one. Uses public hooks of IPython: `set_custom_exc` and the events of a cell.
 """
 
-import symtable
 import traceback
 from pathlib import Path
 
-from dlojz_tp.balise import BaliseNotDone, _titles
+from dlojz_tp.cards.render import line
+from dlojz_tp.cards.verdict import NOT_RUN, Verdict
+from dlojz_tp.works.balise import BaliseNotDone, _titles
+from dlojz_tp.works.cells import names_in, names_made_by
 
 _missing: dict[str, BaliseNotDone] = {}  # names that an unfinished cell would have defined
 _stale: dict[str, tuple[object, str]] = {}  # names whose cell failed before it bound them: their old values, why
@@ -32,11 +34,9 @@ def install():
 
 def not_run(balise, answers: tuple):
     """The verdict where the cell that should bind an answer failed since: an older one would be judged."""
-    from dlojz_tp.checking.judging import COMMON_HINTS, Verdict
-
     for name, answer in zip(balise.answers, answers, strict=True):
         if name in _stale and _stale[name][0] is answer:
-            hint = COMMON_HINTS["not-run"].format(name=name, error=_stale[name][1])
+            hint = NOT_RUN.format(name=name, error=_stale[name][1])
             return Verdict(balise.number, balise.title, "fail", slug="not-run", hint=hint)
     return None
 
@@ -48,15 +48,6 @@ def behind(error: BaseException, defined: dict) -> BaliseNotDone | None:
     if isinstance(error, NameError) and error.name in _missing and error.name not in defined:
         return _missing[error.name]
     return None
-
-
-def names_made_by(code: str) -> set[str]:
-    """The names that a cell binds at its top level, loops and `with` blocks included; functions' inner names not."""
-    try:
-        table = symtable.symtable(code, "cell", "exec")
-    except SyntaxError:
-        return set()
-    return {symbol.get_name() for symbol in table.get_symbols() if symbol.is_assigned() or symbol.is_imported()}
 
 
 def _handle(shell, kind, error, trace, tb_offset=None):
@@ -71,8 +62,6 @@ def _handle(shell, kind, error, trace, tb_offset=None):
         shell.showtraceback((kind, error, trace), tb_offset=tb_offset)
         return
     from IPython.display import display
-
-    from dlojz_tp.render import line
 
     display(line(said))
 
@@ -109,8 +98,6 @@ def _after_cell(result):
         result.error_in_exec = None  # the cell counts as run, so "Run All" goes on
     failed = result.error_before_exec or result.error_in_exec
     if isinstance(failed, SyntaxError):
-        from dlojz_tp.grading.cells import names_in
-
         how = f"SyntaxError in line {failed.lineno}"
         _stale.update({name: (namespace.get(name), how) for name in names_in(code)})
     elif failed:

@@ -8,11 +8,11 @@ import socket
 import sys
 from pathlib import Path
 
-from dlojz_tp import folders
-from dlojz_tp.copies import LabError, create, sha_of, sync
-from dlojz_tp.doctor import to_install
+from dlojz_tp.commands.copies import LabError, create, sha_of, sync
+from dlojz_tp.commands.doctor import to_install
+from dlojz_tp.data import folders
 
-CHECKOUT = Path(__file__).resolve().parents[1]
+CHECKOUT = Path(__file__).resolve().parents[2]
 BEFORE_FIRST_CELL = Path(__file__).parent / "lab_settings" / "before_first_cell.py"  # each kernel runs it
 FIRST = "00_welcome.ipynb"
 SETTINGS = Path(__file__).parent / "lab_settings"

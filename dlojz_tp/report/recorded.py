@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from dlojz_tp import measure
-from dlojz_tp.source import SOLUTIONS
+from dlojz_tp.works.source import SOLUTIONS
 
 FOLDER = SOLUTIONS / "recorded"
 

@@ -16,7 +16,7 @@ from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
-from dlojz_tp.limits import cpu_limit, memory_limits
+from dlojz_tp.commands.limits import cpu_limit, memory_limits
 
 WIDTH = 100
 GB = 1e9
@@ -180,9 +180,9 @@ def _compiler() -> list[Row]:
 
 
 def _slurm() -> list[Row]:
-    from dlojz_tp.launch import job_options, job_slurm
+    from dlojz_tp.launch.jobs import options, slurm
 
-    job, sbatch = os.environ.get("SLURM_JOB_ID"), job_slurm.available(job_options.load())
+    job, sbatch = os.environ.get("SLURM_JOB_ID"), slurm.available(options.load())
     if job:
         inside = f"inside job {job} on {os.environ.get('SLURMD_NODENAME') or socket.gethostname()}"
         return [Row("Slurm", "ok", inside + ("" if sbatch else "; sbatch not found: jobs run on this machine"))]

@@ -1,14 +1,26 @@
-"""job(), last_job() and queue(): what the user calls."""
+"""A function on several nodes of a Slurm machine, or here where there is no Slurm; a job outlives the notebook.
+
+options.py  what a centre asks: slurm.toml and DLOJZ_SLURM_*
+files.py    the private folder of each job
+slurm.py    submission to Slurm, through submitit
+here.py     the same on this machine
+shepherd.py the process beside each rank: starts it, watches it, ends it
+rank.py     what happens inside a rank
+outcome.py  how the ranks ended, root cause first
+handle.py   Job: wait, results, logs, cancel
+view.py     how a job is shown
+"""
 
 import math
 import operator
 import os
 import shutil
 
-from dlojz_tp.launch import job_files, job_here, job_options, job_slurm, place, run
-from dlojz_tp.launch.job_handle import Job
-from dlojz_tp.launch.job_options import JobError
-from dlojz_tp.launch.job_view import Table
+from dlojz_tp.launch import place, run
+from dlojz_tp.launch.jobs import files, here, options, slurm
+from dlojz_tp.launch.jobs.handle import Job
+from dlojz_tp.launch.jobs.options import JobError
+from dlojz_tp.launch.jobs.view import Table
 
 MOST_NODES, MOST_RANKS_PER_NODE = 1024, 64
 SHOWN = 10  # jobs that are over, in the table
@@ -41,36 +53,36 @@ def job(fn, *args, nodes: int = 1, ranks_per_node: int = 4, minutes: float = 10,
     ranks_per_node = _count(ranks_per_node, "ranks_per_node", MOST_RANKS_PER_NODE)
     if isinstance(minutes, bool) or not isinstance(minutes, (int, float)) or not 0 < minutes < math.inf:
         raise ValueError(f"minutes must be a positive number, not {minutes!r}")
-    options = job_options.load()
+    centre = options.load()
     task = run.packed(fn, args, kwargs)
-    folder = job_files.create(getattr(fn, "__name__", type(fn).__name__))
-    on_slurm = job_slurm.available(options)
+    folder = files.create(getattr(fn, "__name__", type(fn).__name__))
+    on_slurm = slurm.available(centre)
     facts = {
         "name": folder.name,
         "place": "slurm" if on_slurm else "here",
         "nodes": nodes,
         "ranks_per_node": ranks_per_node,
         "minutes": minutes,
-        "collective_timeout": options.collective_timeout,
-        "submitted": job_files.now(),
+        "collective_timeout": centre.collective_timeout,
+        "submitted": files.now(),
     }
     try:
-        job_files.write_task(folder, run.surroundings(), task)
+        files.write_task(folder, run.surroundings(), task)
         if on_slurm:
-            job_slurm.submit(folder, facts, options)
+            slurm.submit(folder, facts, centre)
         else:
-            job_here.submit(folder, facts)
+            here.submit(folder, facts)
     except BaseException:
         if not facts.get("id"):
             shutil.rmtree(folder, ignore_errors=True)  # nothing runs: nothing to remember
         raise
-    job_files.prune()
+    files.prune()
     return Job(folder)
 
 
 def last_job() -> Job:
     """The job submitted last, also after a restart of the kernel. Errors: JobError where there is none."""
-    folders = job_files.known()
+    folders = files.known()
     if not folders:
         raise JobError("no job has been submitted yet")
     return Job(folders[-1])
@@ -82,7 +94,7 @@ def queue() -> Table:
     Returns a table; `queue()["train-1"]` is the job of that name.
     """
     jobs, looks, over = [], [], 0
-    for folder in reversed(job_files.known()):
+    for folder in reversed(files.known()):
         if (folder / "over.json").exists() and over >= SHOWN:
             continue
         jobs.append(Job(folder))

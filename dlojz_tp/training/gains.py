@@ -7,9 +7,11 @@ import statistics
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from dlojz_tp import measure, progress, recorded
+from dlojz_tp import measure
+from dlojz_tp.cards.render import Card
 from dlojz_tp.measure import Record, human_seconds
-from dlojz_tp.render import Card
+from dlojz_tp.report import recorded
+from dlojz_tp.works import state
 
 SAME = 1.2  # two runs of one setting on a machine that has other things to do too may differ by this factor
 KEY = "gain"  # under which a GPU's figures are recorded
@@ -77,7 +79,7 @@ _HEAD = ("work", "technique", "step", "loading", "images/s", "gain", "on a GPU")
 
 
 def _folder() -> Path:
-    return progress.folder() / "gains"
+    return state.folder() / "gains"
 
 
 def _gain(work, technique, before, after) -> Gain:

@@ -13,9 +13,10 @@ import sys
 import time
 from pathlib import Path
 
-from dlojz_tp.launch import job_files, server, stacks
+from dlojz_tp.launch import server, stacks
+from dlojz_tp.launch.jobs import files
 
-RANK = "from dlojz_tp.launch import job_rank; job_rank.main()"
+RANK = "from dlojz_tp.launch.jobs import rank; rank.main()"
 TICK_S = 0.25
 DUMP_S = 1.0  # for a hung rank to write its stack
 SLURM_LEAD_S = 5.0  # before Slurm's own limit, which leaves no time to say where the ranks stand
@@ -36,7 +37,7 @@ def watch(folder: str) -> None:
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # Slurm's warning before its limit: our own limit comes first
     server.prctl(server.PR_SET_CHILD_SUBREAPER, 1)  # what the rank leaves behind becomes this process's child
     place, folder = submitit.JobEnvironment(), Path(folder)
-    rank, facts = place.global_rank, job_files.read(folder / "job.json")
+    rank, facts = place.global_rank, files.read(folder / "job.json")
     here = facts["place"] == "here"
     if here:  # not on Slurm, where the signal would come when a thread of the parent ends
         server.prctl(server.PR_SET_PDEATHSIG, signal.SIGTERM)
@@ -48,8 +49,8 @@ def watch(folder: str) -> None:
     why = _wait(child, folder, rank, limit)
     _sweep(child)
     done = (folder / f"rank-{rank}.result").exists()
-    end = {"why": "returned" if done else why, "code": child.returncode, "at": job_files.now()}
-    job_files.write(folder / f"rank-{rank}.end", end)
+    end = {"why": "returned" if done else why, "code": child.returncode, "at": files.now()}
+    files.write(folder / f"rank-{rank}.end", end)
     if (folder / HALT).exists():
         time.sleep(DUMP_S)  # the other ranks still say where they stand
     if not done:

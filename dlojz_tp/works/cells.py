@@ -3,6 +3,7 @@
 import ast
 import contextlib
 import re
+import symtable
 from collections.abc import Callable
 
 OPENED = ("time", "timeit", "capture", "prun")  # cell magics whose body is Python that runs in the notebook
@@ -57,3 +58,12 @@ class _OpenTime(ast.NodeTransformer):
 def names_in(code: str) -> frozenset[str]:
     """The names that a cell which does not parse seems to bind, as its lines look."""
     return frozenset(name for found in _BINDING.findall(code) for name in found if name)
+
+
+def names_made_by(code: str) -> set[str]:
+    """The names that a cell binds at its top level, loops and `with` blocks included; functions' inner names not."""
+    try:
+        table = symtable.symtable(code, "cell", "exec")
+    except SyntaxError:
+        return set()
+    return {symbol.get_name() for symbol in table.get_symbols() if symbol.is_assigned() or symbol.is_imported()}

@@ -1,0 +1,1 @@
+"""Verdicts and calm lines, as a notebook or a terminal shows them."""

@@ -1,0 +1,41 @@
+"""What came out when an answer was judged."""
+
+from dataclasses import dataclass, field
+
+# the hint of a verdict that needs no check
+NOT_RUN = (
+    "The cell that defines {name} did not run ({error}), so an older one would be judged. Mend that cell, run it, "
+    "then check again."
+)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What came out. seen: what held. failed: what was looked at then.
+
+    verdict: "pass", "fail", "not done", or "by catch_up" where the course's own code was judged.
+    """
+
+    balise: int
+    title: str
+    verdict: str
+    seconds: float = 0.0
+    seen: tuple[str, ...] = ()
+    failed: str = ""
+    slug: str = ""
+    hint: str = ""
+    expected: str = ""
+    got: str = ""
+    where: str = ""
+    details: str = ""  # the answer's own traceback
+    printed: str = field(default="", compare=False)
+
+    @property
+    def passed(self) -> bool:
+        """True for "pass"."""
+        return self.verdict == "pass"
+
+    def to_json(self) -> dict:
+        """The fields that the command line prints."""
+        keys = ("balise", "title", "verdict", "failed", "expected", "got", "where", "hint")
+        return {key: getattr(self, key) for key in keys} | {"seconds": round(self.seconds, 3)}

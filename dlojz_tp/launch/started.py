@@ -1,0 +1,29 @@
+"""What the parent knows of a rank that it has started."""
+
+import socket
+from dataclasses import dataclass, field
+
+
+@dataclass
+class Rank:
+    """What the parent knows of one rank."""
+
+    rank: int
+    conn: socket.socket
+    out: int  # the read end of the pipe it prints to
+    label: bytes  # what its printed lines start with
+    state: str = "starting"  # then "running", then "returned" or "failed"
+    pid: int = 0  # once it is up
+    result: bytes = b""
+    report: dict = field(default_factory=dict)
+    failed_at: float = 0.0
+    unread: bytearray = field(default_factory=bytearray)
+    unprinted: bytearray = field(default_factory=bytearray)
+
+    @property
+    def failed(self) -> bool:
+        return self.state == "failed"
+
+    @property
+    def done(self) -> bool:
+        return self.state in ("returned", "failed")
