@@ -48,13 +48,3 @@ def test_a_course_of_somebody_else_is_not_installed_into(tmp_path):
     data = f"DLOJZ_DATA={tmp_path}"
     found = make("--dry-run", f"VENV={tmp_path}/old", data, "lab")
     assert found.returncode == 0 and "pip" not in found.stdout and "-m dlojz_tp lab" in found.stdout
-
-
-def test_files_stay_short():
-    long = {
-        str(path.relative_to(ROOT)): lines
-        for folder in ("dlojz_tp", "data_scripts", "benchmarks")
-        for path in (ROOT / folder).rglob("*.py")
-        if (lines := len(path.read_text().splitlines())) > 300
-    }
-    assert not long, f"one idea a file, under 300 lines: {long}"
