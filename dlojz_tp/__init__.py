@@ -12,7 +12,8 @@ The rooms, from the ground up; nothing imports upwards (a test holds it so):
     launch/     ranks on this machine, and jobs
     report/     figures and recorded results
     training/   the red thread: one training run, its gains
-    checking/   what every check is made of
+    checking/   verdicts: how an answer is judged
+    probes/     what looks at an answer at work
     checks/     a package for each practical work
     progress, course            what a notebook opens
     commands/ grading/ authoring/       the command line

@@ -35,8 +35,8 @@ from torchvision import models
 from dlojz_tp import (
     course, data, gains, measure, planner, precision, recorded, report, scale, tensorboard, todo, training_run,
 )  # fmt: skip
-from dlojz_tp.checking import Operations
 from dlojz_tp.measure.trace import generated
+from dlojz_tp.probes.operations import Operations
 
 NAME = "04_profiler"
 tp = course.open(NAME)

@@ -15,24 +15,11 @@ import torch.nn.functional as F
 from torch.cuda import is_available
 
 from dlojz_tp import launch
-from dlojz_tp.checking import (
-    Operations,
-    Traffic,
-    attributes,
-    autocast_on_meta,
-    busy,
-    close,
-    copies,
-    describe,
-    elements_read,
-    fake_cuda,
-    held_bytes,
-    judge,
-    meta_device,
-    nearest,
-    pretended,
-    syncs,
-)  # fmt: skip
+from dlojz_tp.checking import busy, close, describe, judge, nearest, pretended
+from dlojz_tp.probes.devices import autocast_on_meta, fake_cuda, meta_device
+from dlojz_tp.probes.memory import attributes, held_bytes
+from dlojz_tp.probes.operations import Operations, copies, elements_read, syncs
+from dlojz_tp.probes.traffic import Traffic
 
 
 def test_close_knows_dtypes_shapes_and_nests():

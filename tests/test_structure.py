@@ -15,6 +15,7 @@ FLOORS = [
     {"launch"},
     {"report"},
     {"training", "checking", "progress"},
+    {"probes"},
     {"checks"},
     {"course"},
     {"commands", "grading", "authoring"},

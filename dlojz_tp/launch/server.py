@@ -35,7 +35,7 @@ PRELOAD = (
 )
 # Imported as soon as a parent that has them asks for ranks: once here instead of once a rank.
 PRELOAD_IF_USED = ("torchvision", "torchvision.transforms.v2", "torchvision.models")
-PRELOAD_FAMILIES = ("dlojz_tp", "dlojz_tp.checks")  # what is right below
+PRELOAD_FAMILIES = ("dlojz_tp", "dlojz_tp.checks", "dlojz_tp.probes")  # what is right below
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 KILL_LIMIT_S = 5.0

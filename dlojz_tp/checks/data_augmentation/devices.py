@@ -5,7 +5,9 @@ from unittest import mock
 
 import torch
 
-from dlojz_tp.checking import Operations, Wrong, close, meta_device
+from dlojz_tp.checking import Wrong, close
+from dlojz_tp.probes.devices import meta_device
+from dlojz_tp.probes.operations import Operations
 
 HINTS = {
     "loop-over-images": "{few} operations ran for 4 images, {many} for 32: there is a loop over the images. On a GPU each of "

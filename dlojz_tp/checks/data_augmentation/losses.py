@@ -4,8 +4,9 @@ import torch
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
-from dlojz_tp.checking import Operations, Wrong, close, nearest, syncs
+from dlojz_tp.checking import Wrong, close, nearest
 from dlojz_tp.checks.data_augmentation.devices import stays_on_device
+from dlojz_tp.probes.operations import Operations, syncs
 
 HINTS = {
     "library-loss": "That calls PyTorch's own {name}. Write the sum over classes with log_softmax.",

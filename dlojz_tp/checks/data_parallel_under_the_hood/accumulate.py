@@ -4,7 +4,6 @@ from functools import cache
 
 from dlojz_tp import launch
 from dlojz_tp.checking import Wrong, close
-from dlojz_tp.checking.withheld import Withheld
 from dlojz_tp.checks.data_parallel_under_the_hood.common import (
     Chain,
     Log,
@@ -19,6 +18,7 @@ from dlojz_tp.checks.data_parallel_under_the_hood.common import (
     until,
 )  # fmt: skip
 from dlojz_tp.checks.data_parallel_under_the_hood.overlap import CAPACITY, HELD, KNOWN, local, plain
+from dlojz_tp.probes.withheld import Withheld
 
 HINTS = {
     "every-micro-batch": "{n} collectives were started in micro-batches that are not the last. Inside no_sync() the hooks "

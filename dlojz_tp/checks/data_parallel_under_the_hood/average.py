@@ -6,7 +6,6 @@ from torch import nn
 
 from dlojz_tp import launch
 from dlojz_tp.checking import Wrong
-from dlojz_tp.checking.withheld import Withheld
 from dlojz_tp.checks.data_parallel_under_the_hood.common import (
     Log,
     compare,
@@ -20,6 +19,7 @@ from dlojz_tp.checks.data_parallel_under_the_hood.common import (
     share,
 )  # fmt: skip
 from dlojz_tp.measure import LiveBytes
+from dlojz_tp.probes.withheld import Withheld
 
 HINTS = {
     "no-gradient": "A parameter without a gradient (frozen, or not used) has p.grad None. Leave it out.",

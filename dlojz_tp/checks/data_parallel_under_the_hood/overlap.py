@@ -9,7 +9,6 @@ import torch.distributed as dist
 
 from dlojz_tp import launch
 from dlojz_tp.checking import Wrong
-from dlojz_tp.checking.withheld import Withheld
 from dlojz_tp.checks.data_parallel_under_the_hood.common import (
     Chain,
     Log,
@@ -24,6 +23,7 @@ from dlojz_tp.checks.data_parallel_under_the_hood.common import (
     until,
     volume,
 )  # fmt: skip
+from dlojz_tp.probes.withheld import Withheld
 
 CAPACITY = 1200  # bytes: two of the chain's six layers, 576 bytes each
 RATE = 0.1

@@ -7,9 +7,9 @@ import torch.distributed as dist
 
 from dlojz_tp import launch
 from dlojz_tp.checking import Wrong, close
-from dlojz_tp.checking.withheld import Withheld
 from dlojz_tp.checks.data_parallel_under_the_hood.common import Log, on_ranks, own_work, sent
 from dlojz_tp.measure import LiveBytes
+from dlojz_tp.probes.withheld import Withheld
 
 HINTS = {
     "ring-deadlock": "The ranks wait for each other: {error}. If every rank first sends and only then receives, nobody "

@@ -6,8 +6,8 @@ from torch import nn
 
 from dlojz_tp import launch
 from dlojz_tp.checking import Wrong, close
-from dlojz_tp.checking.withheld import Withheld
 from dlojz_tp.checks.data_parallel_under_the_hood.common import Log, on_ranks, own_work, sent, volume
+from dlojz_tp.probes.withheld import Withheld
 
 SLACK = 12_000  # bytes that a right answer may send on top: shapes and names, say
 

@@ -9,7 +9,6 @@ from torch import nn
 
 from dlojz_tp import launch
 from dlojz_tp.checking import Wrong
-from dlojz_tp.checking.withheld import Withheld
 from dlojz_tp.checks.data_parallel_under_the_hood.common import (
     Log,
     compare,
@@ -23,6 +22,7 @@ from dlojz_tp.checks.data_parallel_under_the_hood.common import (
     sent,
     until,
 )  # fmt: skip
+from dlojz_tp.probes.withheld import Withheld
 
 CAPACITY = 420  # bytes: heads a and b each fill a bucket, the spare one shares the first with the shift
 

@@ -3,8 +3,9 @@
 import time
 from collections.abc import Callable
 
-from dlojz_tp.checking import busy, threads
+from dlojz_tp.checking import busy
 from dlojz_tp.launch.proc import rests
+from dlojz_tp.probes import threads
 
 PAUSE = 0.003  # seconds between two looks at the threads
 PATIENCE = 1.0  # seconds in which all other threads rest: what takes a right answer milliseconds will not come then

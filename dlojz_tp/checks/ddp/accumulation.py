@@ -9,7 +9,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from dlojz_tp import launch
-from dlojz_tp.checking import Traffic, Wrong, close
+from dlojz_tp.checking import Wrong, close
+from dlojz_tp.probes.traffic import Traffic
 
 HINTS = {
     "exchange-each-time": "{found} all-reduces for {n} micro-batches, where the last alone should exchange. Run the others "

@@ -7,8 +7,9 @@ import torch.distributed as dist
 from torch import nn
 
 from dlojz_tp import launch
-from dlojz_tp.checking import Traffic, Wrong, close
-from dlojz_tp.checking.withheld import Withheld
+from dlojz_tp.checking import Wrong, close
+from dlojz_tp.probes.traffic import Traffic
+from dlojz_tp.probes.withheld import Withheld
 
 HINTS = {
     "not-summed": "AllReduceSum must return, on every rank, the sum of the ranks' tensors.",

@@ -13,8 +13,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from dlojz_tp import launch
-from dlojz_tp.checking import Traffic, Wrong, close
-from dlojz_tp.checking.late_rank import Waits
+from dlojz_tp.checking import Wrong, close
+from dlojz_tp.probes.late_rank import Waits
+from dlojz_tp.probes.traffic import Traffic
 
 HINTS = {
     "nothing-saved": "No file was written to `path`.",

@@ -8,8 +8,9 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from dlojz_tp import launch
-from dlojz_tp.checking import Traffic, Wrong, close, nearest
-from dlojz_tp.checking.withheld import Withheld
+from dlojz_tp.checking import Wrong, close, nearest
+from dlojz_tp.probes.traffic import Traffic
+from dlojz_tp.probes.withheld import Withheld
 
 HINTS = {
     "evaluate-not-two": "Return two Python floats: the mean loss and the accuracy.",

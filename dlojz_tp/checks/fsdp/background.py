@@ -7,9 +7,9 @@ import time
 
 from torch.distributed.checkpoint import FileSystemWriter
 
-from dlojz_tp.checking import threads
 from dlojz_tp.checking.borrowed import replaced
 from dlojz_tp.launch.proc import rests
+from dlojz_tp.probes import threads
 
 LOOKS = 30  # in a row, a hundredth of a second apart
 

@@ -10,9 +10,9 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from dlojz_tp import launch
 from dlojz_tp.checking import Wrong, close
-from dlojz_tp.checking.one_launch import in_worlds
 from dlojz_tp.checks.fsdp.watched import RATE, STEPS, loss_of, most_beside
 from dlojz_tp.models import Llama, LlamaConfig
+from dlojz_tp.probes.ranks import in_worlds
 
 SIZES = ((2,), (4, 3, 1))  # a launch each; two ranks first: most mistakes show there
 TIMEOUT, MORE = 20, 5  # seconds for a launch, and for each further world in it

@@ -8,8 +8,8 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from dlojz_tp.checking import Wrong, close
-from dlojz_tp.checking.one_launch import in_worlds
 from dlojz_tp.models import Llama, LlamaConfig, language_loss
+from dlojz_tp.probes.ranks import in_worlds
 
 HINTS = {
     "hybrid-not-sharded": "{name} is a whole tensor on rank {rank}, not a shard.",

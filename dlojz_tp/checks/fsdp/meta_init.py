@@ -11,11 +11,11 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from dlojz_tp.checking import Wrong, close
-from dlojz_tp.checking.one_launch import in_worlds
 from dlojz_tp.checks.fsdp.common import has_memory
 from dlojz_tp.checks.fsdp.kept import kept_outside
 from dlojz_tp.measure.live import LiveBytes
 from dlojz_tp.models import Llama, LlamaConfig, language_loss
+from dlojz_tp.probes.ranks import in_worlds
 
 HINTS = {
     "no-model-back": "Return the sharded model, an nn.Module.",

@@ -7,9 +7,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
 
-from dlojz_tp.checking import Traffic, Wrong, close
-from dlojz_tp.checking.one_launch import in_worlds
+from dlojz_tp.checking import Wrong, close
 from dlojz_tp.models import Llama, LlamaConfig, language_loss
+from dlojz_tp.probes.ranks import in_worlds
+from dlojz_tp.probes.traffic import Traffic
 
 HINTS = {
     "no-sync-is-ddp": "no_sync() belongs to DDP. A sharded module has set_requires_gradient_sync(True or False) instead.",

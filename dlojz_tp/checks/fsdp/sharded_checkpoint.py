@@ -14,11 +14,11 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dlojz_tp.checking import Wrong, close
-from dlojz_tp.checking.one_launch import in_worlds
 from dlojz_tp.checks.fsdp.background import late_threads, wait_until
 from dlojz_tp.checks.fsdp.common import has_memory
 from dlojz_tp.checks.fsdp.watched import first_slug
 from dlojz_tp.models import Llama, LlamaConfig, language_loss
+from dlojz_tp.probes.ranks import in_worlds
 
 HINTS = {
     "nothing-in-folder": "After save_checkpoint, the folder is not there.",

@@ -17,9 +17,9 @@ from torch.nn import functional as F  # noqa: N812
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dlojz_tp.checking.settling import settle
 from dlojz_tp.checks.fsdp.kept import kept_outside
 from dlojz_tp.measure.communications import NAMES, collective
+from dlojz_tp.probes.settling import settle
 
 RATE, STEPS = 0.05, 2
 PRODUCTS = ("mm", "addmm", "bmm", "baddbmm")

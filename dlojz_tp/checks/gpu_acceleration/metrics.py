@@ -5,18 +5,10 @@ import weakref
 
 import torch
 
-from dlojz_tp.checking import (
-    Operations,
-    Wrong,
-    attributes,
-    close,
-    copies,
-    fake_cuda,
-    held_bytes,
-    held_storages,
-    nearest,
-    syncs,
-)
+from dlojz_tp.checking import Wrong, close, nearest
+from dlojz_tp.probes.devices import fake_cuda
+from dlojz_tp.probes.memory import attributes, held_bytes, held_storages
+from dlojz_tp.probes.operations import Operations, copies, syncs
 
 HINTS = {
     "methods-missing": "The class needs the methods update and result: {error}",

@@ -5,9 +5,10 @@ import weakref
 
 import torch
 
-from dlojz_tp.checking import Operations, Wrong, autocast_on_meta, close, copies, meta_device, syncs
-from dlojz_tp.checks.gpu_acceleration.models import batches, network, plain_steps
-from dlojz_tp.checks.gpu_acceleration.waits import waits, waits_on_gpu
+from dlojz_tp.checking import Wrong, close
+from dlojz_tp.probes.devices import autocast_on_meta, meta_device, waits, waits_on_gpu
+from dlojz_tp.probes.networks import batches, network, plain_steps
+from dlojz_tp.probes.operations import Operations, copies, syncs
 
 HINTS = {
     "no-loss": "Return two things: the loss and the logits.",

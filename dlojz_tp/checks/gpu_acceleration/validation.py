@@ -7,10 +7,11 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from dlojz_tp.checking import Operations, Wrong, autocast_on_meta, close, copies, meta_device, nearest, syncs
+from dlojz_tp.checking import Wrong, close, nearest
 from dlojz_tp.checks.gpu_acceleration.metrics import two_numbers
-from dlojz_tp.checks.gpu_acceleration.models import network
-from dlojz_tp.checks.gpu_acceleration.waits import waits_on_gpu
+from dlojz_tp.probes.devices import autocast_on_meta, meta_device, waits_on_gpu
+from dlojz_tp.probes.networks import network
+from dlojz_tp.probes.operations import Operations, copies, syncs
 
 HINTS = {
     "not-two-floats": "Return two Python floats: the mean loss and the accuracy.",

@@ -5,8 +5,7 @@ import copy
 import torch
 from torch import nn
 
-from dlojz_tp.checking import Operations, Wrong, close, copies, syncs
-from dlojz_tp.checks.gpu_acceleration.models import batches
+from dlojz_tp.checking import Wrong, close
 from dlojz_tp.checks.mixed_precision import spies
 from dlojz_tp.checks.mixed_precision.forms import (
     loss_in_float32,
@@ -15,6 +14,8 @@ from dlojz_tp.checks.mixed_precision.forms import (
     runs_on_meta,
     state_of_forward,
 )
+from dlojz_tp.probes.networks import batches
+from dlojz_tp.probes.operations import Operations, copies, syncs
 
 HINTS = {
     "update-cast": "After the step the {what} are in {got_dtype}. Parameters and gradients stay in float32.",

@@ -2,9 +2,11 @@
 
 import torch
 
-from dlojz_tp.checking import Operations, Wrong, meta_device
-from dlojz_tp.checks.gpu_acceleration.models import batches
+from dlojz_tp.checking import Wrong
 from dlojz_tp.checks.mixed_precision import spies
+from dlojz_tp.probes.devices import meta_device
+from dlojz_tp.probes.networks import batches
+from dlojz_tp.probes.operations import Operations
 
 HINTS = {
     "not-loss-and-logits": "Return two things: the loss and the logits.",

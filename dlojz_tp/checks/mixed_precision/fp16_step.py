@@ -2,8 +2,7 @@
 
 import torch
 
-from dlojz_tp.checking import Operations, Wrong, close, copies, syncs
-from dlojz_tp.checks.gpu_acceleration.models import batches
+from dlojz_tp.checking import Wrong, close
 from dlojz_tp.checks.mixed_precision import spies
 from dlojz_tp.checks.mixed_precision.forms import (
     loss_in_float32,
@@ -12,6 +11,8 @@ from dlojz_tp.checks.mixed_precision.forms import (
     runs_on_meta,
     state_of_forward,
 )
+from dlojz_tp.probes.networks import batches
+from dlojz_tp.probes.operations import Operations, copies, syncs
 
 HINTS = {
     "scaler-unused": "The scaler that was given is not used. Its scale() comes before backward(), its step() and update() "

@@ -7,8 +7,9 @@ from functools import cache
 import torch
 import torch.nn.functional as F
 
-from dlojz_tp.checking import Wrong, held_bytes
+from dlojz_tp.checking import Wrong
 from dlojz_tp.measure import LiveBytes
+from dlojz_tp.probes.memory import held_bytes
 
 HINTS = {
     "bytes-no-dictionary": "Return a dictionary with the keys weights, gradients, states, masters and casts.",

@@ -6,9 +6,10 @@ from unittest import mock
 import torch
 from torch import nn
 
-from dlojz_tp.checking import Operations, Wrong, close, syncs
+from dlojz_tp.checking import Wrong, close
 from dlojz_tp.checks.mixed_precision.spies import SpySGD, parameters
 from dlojz_tp.checks.mixed_precision.traces import known_traces, random_overflows
+from dlojz_tp.probes.operations import Operations, syncs
 
 HINTS = {
     "library-scaler": "This calls PyTorch's GradScaler. Write your own: you will race against it.",

@@ -6,7 +6,7 @@ from unittest import mock
 import torch
 import torch.nn.functional as F
 
-from dlojz_tp.checks.gpu_acceleration.models import network
+from dlojz_tp.probes.networks import network
 
 SCALE = 1024.0
 LR, MOMENTUM = 0.1, 0.9

@@ -3,7 +3,8 @@
 import numpy as np
 import torch
 
-from dlojz_tp.checking import Operations, Wrong, close, nearest
+from dlojz_tp.checking import Wrong, close, nearest
+from dlojz_tp.probes.operations import Operations
 
 HINTS = {
     "not-two-fractions": "Return two numbers: the fraction lost to zero and the fraction that becomes infinite.",

@@ -5,7 +5,8 @@ import torch.distributed as dist
 from torch import nn
 
 from dlojz_tp import launch
-from dlojz_tp.checking import Wrong, close, one_launch
+from dlojz_tp.checking import Wrong, close
+from dlojz_tp.probes import ranks as world_ranks
 
 HINTS = {
     "ranks-wait": "The ranks waited for each other for ever. Every rank has to call the same collectives, in the same order, and "
@@ -141,7 +142,7 @@ def in_worlds(function, *args, sizes) -> dict[int, list]:
     sizes: in an order in which no two go side by side, so that it is certain which mistake is found first.
     """
     try:
-        found = one_launch.in_worlds(function, *args, sizes=sizes, timeout=8)
+        found = world_ranks.in_worlds(function, *args, sizes=sizes, timeout=8)
         return {size: found[size] for size in sorted(sizes)}
     except launch.RankError as error:
         if error.kind == "hung":

@@ -8,8 +8,10 @@ from torch import nn
 from torch.distributed.pipelining import _backward
 
 from dlojz_tp import planner
-from dlojz_tp.checking import Operations, Wrong, close, held_bytes, pretended
+from dlojz_tp.checking import Wrong, close, pretended
 from dlojz_tp.checks.pipeline_schedules import orders as data
+from dlojz_tp.probes.memory import held_bytes
+from dlojz_tp.probes.operations import Operations
 
 HINTS = {
     "library-called": "PyTorch has such a split inside. Here it is yours to write: torch.autograd.grad is all you need.",

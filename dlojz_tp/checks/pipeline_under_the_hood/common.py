@@ -8,9 +8,9 @@ from torch import nn
 
 from dlojz_tp import launch
 from dlojz_tp.checking import Wrong, close
-from dlojz_tp.checking.one_launch import in_worlds
 from dlojz_tp.checks.data_parallel_under_the_hood.common import Log, sent
 from dlojz_tp.checks.pipeline_under_the_hood.sends import Sends
+from dlojz_tp.probes.ranks import in_worlds
 
 SIZES = (2, 3, 4, 1)  # in one launch, one world after the other: two ranks first, where most mistakes show
 TIMEOUT = 6  # seconds for a launch, which takes half a one: a deadlock must come back quickly

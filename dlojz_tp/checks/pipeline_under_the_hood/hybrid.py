@@ -7,9 +7,10 @@ import torch.distributed as dist
 from torch import nn
 
 from dlojz_tp import launch
-from dlojz_tp.checking import GroupTraffic, Wrong, close
-from dlojz_tp.checking.withheld import Withheld
+from dlojz_tp.checking import Wrong, close
 from dlojz_tp.checks.pipeline_under_the_hood.common import on_ranks
+from dlojz_tp.probes.traffic import GroupTraffic
+from dlojz_tp.probes.withheld import Withheld
 
 HINTS = {
     "groups-not-everywhere": "The ranks stood still, or one gave up: {error}. All ranks of a group make the same calls in the same "

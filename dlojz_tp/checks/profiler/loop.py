@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch.profiler import record_function
 
 from dlojz_tp.checking import Wrong, close
-from dlojz_tp.checks.gpu_acceleration.models import batches, network, plain_steps
+from dlojz_tp.probes.networks import batches, network, plain_steps
 
 HINTS = {
     "no-trace": "There is no trace in the folder that was handed in. Is export_chrome_trace called, by on_trace_ready, with a "

@@ -9,8 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from dlojz_tp.checking import Operations, Wrong, close, copies, fake_cuda, syncs
-from dlojz_tp.checks.gpu_acceleration.models import batches, network
+from dlojz_tp.checking import Wrong, close
+from dlojz_tp.probes.devices import fake_cuda
+from dlojz_tp.probes.networks import batches, network
+from dlojz_tp.probes.operations import Operations, copies, syncs
 
 HINTS = {
     "no-diagnosis": 'diagnosis() returns {{"A": …, "B": …, "C": …}}, each one of AILMENTS.',

@@ -6,10 +6,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from dlojz_tp.checking import Operations, Wrong, close, syncs
-from dlojz_tp.checks.gpu_acceleration.models import batches, network
-from dlojz_tp.checks.gpu_acceleration.waits import waits
+from dlojz_tp.checking import Wrong, close
 from dlojz_tp.checks.profiler.step_on_device import never_waits, on_a_device
+from dlojz_tp.probes.devices import waits
+from dlojz_tp.probes.networks import batches, network
+from dlojz_tp.probes.operations import Operations, syncs
 
 HINTS = {
     "not-three-results": "Return three tensors: loss, right answers, length of the gradients.",

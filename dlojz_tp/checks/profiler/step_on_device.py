@@ -9,9 +9,10 @@ import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 from torch.overrides import TorchFunctionMode
 
-from dlojz_tp.checking import Operations, Wrong, autocast_on_meta, copies, meta_device
-from dlojz_tp.checks.gpu_acceleration.models import batches, network
-from dlojz_tp.checks.gpu_acceleration.waits import waits, waits_on_gpu
+from dlojz_tp.checking import Wrong
+from dlojz_tp.probes.devices import autocast_on_meta, meta_device, waits, waits_on_gpu
+from dlojz_tp.probes.networks import batches, network
+from dlojz_tp.probes.operations import Operations, copies
 
 _FROM_PYTHON = {torch.tensor, torch.as_tensor, torch.asarray, torch.Tensor.new_tensor}
 

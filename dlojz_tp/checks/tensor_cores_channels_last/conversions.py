@@ -5,8 +5,10 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from dlojz_tp.checking import Operations, Wrong, close, copies, meta_device
+from dlojz_tp.checking import Wrong, close
 from dlojz_tp.checks.tensor_cores_channels_last.layouts import Layouts, layout
+from dlojz_tp.probes.devices import meta_device
+from dlojz_tp.probes.operations import Operations, copies
 
 HINTS = {
     "other-parameters": "Mended must have the parameters of the given network, by their names, and no others to train: its "

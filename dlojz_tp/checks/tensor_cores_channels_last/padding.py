@@ -7,8 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from dlojz_tp.checking import Operations, Wrong, close
+from dlojz_tp.checking import Wrong, close
 from dlojz_tp.checks.tensor_cores_channels_last.numbers import first, same, several
+from dlojz_tp.probes.operations import Operations
 
 HINTS = {
     "not-size-and-extra": "padded_size returns two numbers: the padded size and the fraction of work added.",

@@ -2,8 +2,9 @@
 
 import torch
 
-from dlojz_tp.checking import Operations, Wrong, close
+from dlojz_tp.checking import Wrong, close
 from dlojz_tp.checks.tensor_cores_channels_last.numbers import several
+from dlojz_tp.probes.operations import Operations
 
 HINTS = {
     "not-four-strides": "Strides are four numbers, in the order N, C, H, W, whatever the order in memory.",

@@ -6,7 +6,7 @@ import tracemalloc
 
 import torch
 
-from dlojz_tp.checking import held_storages
+from dlojz_tp.probes.memory import held_storages
 from dlojz_tp.works.balise import BaliseNotDone
 
 SLACK = 512  # bytes that a layer may hold besides its slices: a buffer of positions

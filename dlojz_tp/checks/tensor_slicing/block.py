@@ -4,7 +4,7 @@ from functools import cache, partial
 
 import torch
 
-from dlojz_tp.checking import GroupTraffic, Wrong
+from dlojz_tp.checking import Wrong
 from dlojz_tp.checks.tensor_slicing.attention import attention_forms
 from dlojz_tp.checks.tensor_slicing.block_dropout import RATE as PLACE_RATE
 from dlojz_tp.checks.tensor_slicing.block_dropout import dropped, judge_agreement, judge_places, places
@@ -15,6 +15,7 @@ from dlojz_tp.checks.tensor_slicing.layouts import WORLD, in_groups_too, on_grou
 from dlojz_tp.checks.tensor_slicing.linear import pair_forms
 from dlojz_tp.checks.tensor_slicing.parts import judge_longer, judge_odd, longer, run
 from dlojz_tp.models import Block, Transformer, TransformerConfig
+from dlojz_tp.probes.traffic import GroupTraffic
 
 HINTS = {
     "residual-lost": "What comes out is only what attention and feed-forward add. Each is added to its input.",

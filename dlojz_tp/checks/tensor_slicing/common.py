@@ -12,10 +12,10 @@ import torch.nn.functional as F  # noqa: N812
 from dlojz_tp import launch
 from dlojz_tp.checking import Wrong, close
 from dlojz_tp.checking.borrowed import Borrowed
-from dlojz_tp.checking.one_launch import in_worlds
 from dlojz_tp.checks.tensor_slicing.alive import Alive, look_later
 from dlojz_tp.checks.tensor_slicing.products import Work
 from dlojz_tp.checks.tensor_slicing.right_ranks import CheckRanks
+from dlojz_tp.probes.ranks import in_worlds
 from dlojz_tp.works.balise import BaliseNotDone
 
 SIZES = (4, 3, 1, 2)  # in one launch, the worlds of 3 and 1 side by side

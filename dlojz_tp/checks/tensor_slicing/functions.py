@@ -3,10 +3,11 @@
 import torch
 import torch.distributed as dist
 
-from dlojz_tp.checking import GroupTraffic, Wrong, close
-from dlojz_tp.checking.withheld import Withheld
+from dlojz_tp.checking import Wrong, close
 from dlojz_tp.checks.tensor_slicing.common import calls, noise, on_ranks, together
 from dlojz_tp.checks.tensor_slicing.group_functions import halves, moved
+from dlojz_tp.probes.traffic import GroupTraffic
+from dlojz_tp.probes.withheld import Withheld
 
 HINTS = {
     "copy-changes": "CopyToRanks gives forward what it was given: all ranks hold the same x already. Here it is something else.",

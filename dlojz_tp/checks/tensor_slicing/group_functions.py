@@ -3,10 +3,11 @@
 import torch
 import torch.distributed as dist
 
-from dlojz_tp.checking import GroupTraffic, Wrong, close
-from dlojz_tp.checking.withheld import Withheld
+from dlojz_tp.checking import Wrong, close
 from dlojz_tp.checks.tensor_slicing.common import noise, on_ranks, together
 from dlojz_tp.checks.tensor_slicing.layouts import group_of
+from dlojz_tp.probes.traffic import GroupTraffic
+from dlojz_tp.probes.withheld import Withheld
 
 # ways to cut a world of four; every rank is in one group of each
 WORLD = 4

@@ -2,7 +2,7 @@
 
 import math
 
-from dlojz_tp.checking import GroupTraffic
+from dlojz_tp.probes.traffic import GroupTraffic
 
 
 class Work(GroupTraffic):

@@ -8,12 +8,13 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dlojz_tp.checking import GroupTraffic, Wrong, close
-from dlojz_tp.checking.withheld import Withheld
+from dlojz_tp.checking import Wrong, close
 from dlojz_tp.checks.tensor_slicing.common import noise, together
 from dlojz_tp.checks.tensor_slicing.group_functions import LAYOUTS, in_group
 from dlojz_tp.checks.tensor_slicing.layouts import group_of
 from dlojz_tp.measure.communications import SPACES
+from dlojz_tp.probes.traffic import GroupTraffic
+from dlojz_tp.probes.withheld import Withheld
 
 SHAPE = (12, 12, 12)  # batch, sequence, width: a cut along any of them is possible
 NAMES = "copy", "sum"

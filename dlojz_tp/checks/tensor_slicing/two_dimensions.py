@@ -7,8 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from dlojz_tp.checking import GroupTraffic, Wrong, close
-from dlojz_tp.checking.withheld import Withheld
+from dlojz_tp.checking import Wrong, close
 from dlojz_tp.checks.tensor_slicing.common import Borrowed, CheckRanks, on_ranks, state
 from dlojz_tp.checks.tensor_slicing.group_functions import moved
 from dlojz_tp.checks.tensor_slicing.layouts import group_of
@@ -25,6 +24,8 @@ from dlojz_tp.checks.tensor_slicing.small_net import (
     rows,
     sliced,
 )
+from dlojz_tp.probes.traffic import GroupTraffic
+from dlojz_tp.probes.withheld import Withheld
 
 TENSOR = {1: (1,), 2: (1, 2), 3: (1, 3), 4: (1, 2, 4)}  # world size -> sizes of a tensor group
 STEPS = 3

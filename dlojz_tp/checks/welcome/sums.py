@@ -3,7 +3,9 @@
 import torch
 
 from dlojz_tp import launch
-from dlojz_tp.checking import Operations, Traffic, Wrong, close, elements_read, nearest
+from dlojz_tp.checking import Wrong, close, nearest
+from dlojz_tp.probes.operations import Operations, elements_read
+from dlojz_tp.probes.traffic import Traffic
 
 HINTS = {
     "no-communication": "No rank talked to another. Each rank has only summed what it saw; the parts must be added up with "

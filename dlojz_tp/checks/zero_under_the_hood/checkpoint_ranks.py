@@ -8,9 +8,10 @@ import torch
 import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dlojz_tp.checking import Traffic, Wrong
+from dlojz_tp.checking import Wrong
 from dlojz_tp.checks.zero_under_the_hood.common import Memory, replaced
 from dlojz_tp.checks.zero_under_the_hood.images import Images, Opened, content, scribble
+from dlojz_tp.probes.traffic import Traffic
 from dlojz_tp.works.balise import BaliseNotDone
 
 LENGTHS = {"0.master": 3001, "0.exp_avg": 3001, "1.master": 2, "1.exp_avg": 1024, "half": 777}

@@ -6,8 +6,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from dlojz_tp.checking import Operations, Traffic, Wrong, close, syncs
+from dlojz_tp.checking import Wrong, close
 from dlojz_tp.checks.zero_under_the_hood.worlds import on_ranks
+from dlojz_tp.probes.operations import Operations, syncs
+from dlojz_tp.probes.traffic import Traffic
 
 MAX = 1.5
 CLOSE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 5e-3}

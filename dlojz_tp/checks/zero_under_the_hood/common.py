@@ -11,8 +11,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from dlojz_tp.checking import close
 from dlojz_tp.checking.borrowed import Borrowed, refusing, replaced
-from dlojz_tp.checking.settling import settle
 from dlojz_tp.checks.data_parallel_under_the_hood.common import Log, mark, sent, until
+from dlojz_tp.probes.settling import settle
 
 __all__ = ["Borrowed", "Log", "mark", "replaced", "sent", "until"]
 

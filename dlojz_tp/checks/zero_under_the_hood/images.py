@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from dlojz_tp.checking.late_rank import Waits
+from dlojz_tp.probes.late_rank import Waits
 
 STILL = 2.0  # seconds without a write by others, where they wait in a way that nobody sees
 PATIENCE = 20.0

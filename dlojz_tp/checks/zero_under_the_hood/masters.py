@@ -4,13 +4,15 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from dlojz_tp.checking import Traffic, Wrong, close, held_bytes
-from dlojz_tp.checking.settling import settle
+from dlojz_tp.checking import Wrong, close
 from dlojz_tp.checks.zero_under_the_hood import half
 from dlojz_tp.checks.zero_under_the_hood.half import CAPACITY, TRAININGS, initial, own_part, places, truth
 from dlojz_tp.checks.zero_under_the_hood.outside import Outside, no_copy
 from dlojz_tp.checks.zero_under_the_hood.worlds import by_worlds, each_training
 from dlojz_tp.measure import LiveBytes
+from dlojz_tp.probes.memory import held_bytes
+from dlojz_tp.probes.settling import settle
+from dlojz_tp.probes.traffic import Traffic
 
 SLACK = 100  # bytes: the step counters of Adam, one a part, and what is rounded up
 CLOSE = 2e-5

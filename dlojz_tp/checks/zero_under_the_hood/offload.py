@@ -4,12 +4,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from dlojz_tp.checking import Wrong, close, held_bytes
-from dlojz_tp.checking.settling import settle
+from dlojz_tp.checking import Wrong, close
 from dlojz_tp.checks.zero_under_the_hood import half
 from dlojz_tp.checks.zero_under_the_hood.away import Away, pretended_gpu
 from dlojz_tp.checks.zero_under_the_hood.half import CAPACITY, TRAININGS, initial, own_part, places, truth
 from dlojz_tp.checks.zero_under_the_hood.worlds import by_worlds, each_training
+from dlojz_tp.probes.memory import held_bytes
+from dlojz_tp.probes.settling import settle
 
 SIZES = ((3, 1, 2),)  # one launch
 SLACK = 64  # bytes

@@ -3,7 +3,6 @@
 import torch
 
 from dlojz_tp.checking import Wrong, close
-from dlojz_tp.checking.withheld import Withheld
 from dlojz_tp.checks.zero_under_the_hood.common import (
     NAMES,
     Log,
@@ -36,6 +35,7 @@ from dlojz_tp.checks.zero_under_the_hood.stage1_truth import (
     trained,
 )
 from dlojz_tp.checks.zero_under_the_hood.worlds import by_worlds, each_rank
+from dlojz_tp.probes.withheld import Withheld
 
 HINTS = {
     "nothing-travels": "Rank {rank} sent nothing: each rank trains for itself. reduce() needs a reduce-scatter of the "

@@ -1,6 +1,6 @@
 """What a rank holds and sends in stage 1, for its check."""
 
-from dlojz_tp.checking import Wrong, held_bytes
+from dlojz_tp.checking import Wrong
 from dlojz_tp.checks.zero_under_the_hood.common import (
     ADAMW,
     Chain,
@@ -15,6 +15,7 @@ from dlojz_tp.checks.zero_under_the_hood.common import (
     states_held,
 )
 from dlojz_tp.checks.zero_under_the_hood.outside import Outside, no_copy
+from dlojz_tp.probes.memory import held_bytes
 
 FIRST = 0.5  # of the parameters are in the first group
 SLACK = 3000  # bytes for step counters and single numbers

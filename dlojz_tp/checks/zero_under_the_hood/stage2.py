@@ -6,8 +6,7 @@ from contextlib import nullcontext
 import torch
 import torch.distributed as dist
 
-from dlojz_tp.checking import Wrong, close, held_bytes
-from dlojz_tp.checking.withheld import Withheld
+from dlojz_tp.checking import Wrong, close
 from dlojz_tp.checks.zero_under_the_hood.common import (
     ADAMW,
     Chain,
@@ -34,6 +33,8 @@ from dlojz_tp.checks.zero_under_the_hood.common import (
 from dlojz_tp.checks.zero_under_the_hood.outside import Outside, no_copy
 from dlojz_tp.checks.zero_under_the_hood.stage2_truth import CASES, SMALL, STEPS, Idle, one_process
 from dlojz_tp.checks.zero_under_the_hood.worlds import by_worlds, each_rank
+from dlojz_tp.probes.memory import held_bytes
+from dlojz_tp.probes.withheld import Withheld
 
 DEPTH, WIDTH = 26, 16
 CAPACITY = 4500  # bytes: two of the chain's layers

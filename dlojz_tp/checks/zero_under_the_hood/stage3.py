@@ -5,7 +5,7 @@ from functools import cache
 
 import torch
 
-from dlojz_tp.checking import Wrong, held_bytes
+from dlojz_tp.checking import Wrong
 from dlojz_tp.checks.zero_under_the_hood.common import (
     ADAMW,
     Log,
@@ -24,6 +24,7 @@ from dlojz_tp.checks.zero_under_the_hood.layers import BYTES, DEPTH, LAYER, TRAI
 from dlojz_tp.checks.zero_under_the_hood.outside import Outside, no_copy
 from dlojz_tp.checks.zero_under_the_hood.unit import small, sound
 from dlojz_tp.checks.zero_under_the_hood.worlds import by_worlds, each_rank
+from dlojz_tp.probes.memory import held_bytes
 
 STEPS = 3
 SLACK = 6000  # bytes: activations of one row, single numbers

@@ -4,8 +4,8 @@ import torch
 from torch import nn
 
 from dlojz_tp.checking import Wrong
-from dlojz_tp.checking.withheld import Withheld
 from dlojz_tp.checks.zero_under_the_hood.common import Log, counted_waits, sent
+from dlojz_tp.probes.withheld import Withheld
 
 HINTS = {
     "gathered-again": "gather() was called twice, and sent twice. Where the values are there already, it does nothing.",

@@ -2,8 +2,8 @@
 
 from dlojz_tp import launch
 from dlojz_tp.checking import Wrong
-from dlojz_tp.checking.one_launch import in_worlds
 from dlojz_tp.checks.zero_under_the_hood.common import Borrowed
+from dlojz_tp.probes.ranks import in_worlds
 
 SIZES = ((2,), (4, 3, 1))  # a launch each; two ranks first: they show most mistakes, and cost least
 ALL = (4, 3, 1, 2)  # in one launch

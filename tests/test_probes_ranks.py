@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 from dlojz_tp import launch
 from dlojz_tp.checking import Wrong
-from dlojz_tp.checking.one_launch import _rounds, in_worlds
+from dlojz_tp.probes.ranks import _rounds, in_worlds
 
 
 def _sum_of_ranks(factor):

@@ -5,8 +5,8 @@ import time
 from collections import Counter
 from collections.abc import Callable
 
-from dlojz_tp.checking import threads
 from dlojz_tp.launch.proc import rests
+from dlojz_tp.probes import threads
 
 LOOKS, PAUSE = 20 if threads.TASKS.exists() else 60, 0.005
 

@@ -1,4 +1,4 @@
-"""Count what crosses between ranks, and what a rank holds."""
+"""Count what a rank holds."""
 
 from collections import deque
 from collections.abc import Mapping, Set
@@ -6,35 +6,6 @@ from types import FunctionType, ModuleType
 
 import numpy
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-
-from dlojz_tp.measure.communications import collective
-
-
-class Traffic(TorchDispatchMode):
-    """Record every collective and message that runs inside on this rank, those of DDP and FSDP included.
-
-    calls: list of (name, bytes handed in by this rank). Names: "allreduce", "broadcast", "allgather", …
-    `torch.distributed` calls arrive as operators `c10d.NAME_`. Source: PyTorch, torch/csrc/distributed/c10d/Ops.cpp.
-    """
-
-    def __init__(self):
-        super().__init__()
-        self.calls: list[tuple[str, int]] = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        call = collective(func, args)
-        if call is not None:
-            self.calls.append(call)
-        return func(*args, **(kwargs or {}))
-
-    def names(self) -> list[str]:
-        """The collectives in the order they were called."""
-        return [name for name, _ in self.calls]
-
-    def volume(self) -> int:
-        """Bytes that this rank handed in, summed over all calls."""
-        return sum(size for _, size in self.calls)
 
 
 def held_bytes(tree) -> int:

@@ -4,7 +4,7 @@ import torch
 import torch.distributed as dist
 
 from dlojz_tp import launch
-from dlojz_tp.checking.withheld import Withheld
+from dlojz_tp.probes.withheld import Withheld
 
 
 def ways_to_wait():
