@@ -9,7 +9,7 @@ from types import ModuleType
 from dlojz_tp import progress
 from dlojz_tp.cards import render
 from dlojz_tp.cards.verdict import Verdict
-from dlojz_tp.checking import judging
+from dlojz_tp.checking import judging, mistakes
 from dlojz_tp.works import balise, source
 
 
@@ -104,7 +104,9 @@ def judge(work: source.Work, number: int, answers: tuple) -> Verdict:
     module = checks_of(work)
     title = work.balises[number].title
     check = getattr(module, f"balise_{number}")
-    return judging.judge(check, answers, number=number, title=title, hints=judging.hints_of(module))
+    records = mistakes.load(work.module, number)
+    hints = judging.hints_of(module, records)
+    return judging.judge(check, answers, number=number, title=title, hints=hints, known=records["mistakes"])
 
 
 def checks_of(work: source.Work) -> ModuleType:

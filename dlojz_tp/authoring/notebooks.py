@@ -13,6 +13,7 @@ import nbformat
 from PIL import Image
 
 from dlojz_tp.authoring import rules
+from dlojz_tp.works import source
 from dlojz_tp.works.source import NOTEBOOKS, SOLUTIONS, split_cells, without_markers
 
 CELL_TIMEOUT = 180  # seconds; a cell of a solution that takes longer is a fault
@@ -143,13 +144,19 @@ def chosen(names: list[str]) -> list[Path] | None:
 
 
 def main(argv: list[str]) -> int:
-    """`python -m dlojz_tp build [--solutions] [--force] [NAME ...]`: write the notebooks; 0 if all went well."""
+    """`python -m dlojz_tp build [--solutions] [--force] [NAME ...]`: write the notebooks; 0 if all went well.
+
+    Without --solutions: trainees' notebooks, and the records of known mistakes.
+    """
     import argparse
 
-    parser = argparse.ArgumentParser(prog="python -m dlojz_tp build", description="Write notebooks from their sources.")
+    from dlojz_tp.authoring import records
+
+    what = "Write notebooks from their sources, and the records of known mistakes from the bank of answers."
+    parser = argparse.ArgumentParser(prog="python -m dlojz_tp build", description=what)
     parser.add_argument("names", nargs="*", help="practical works (default: all)")
     parser.add_argument("--solutions", action="store_true", help="execute the solutions whose source changed")
-    parser.add_argument("--force", action="store_true", help="execute them even where nothing changed")
+    parser.add_argument("--force", action="store_true", help="where nothing changed, too: execute, or make the records")
     options = parser.parse_args(argv)
     paths = chosen(options.names)
     if paths is None:
@@ -162,6 +169,11 @@ def main(argv: list[str]) -> int:
                 print(f"{path.stem}: {'executed' if done else 'unchanged'}", flush=True)
             else:
                 print(f"{path.stem}: written to notebooks/{build_trainee(path).name}")
+                work = source.read(path)
+                for number in records.numbers(work):
+                    if options.force or not records.is_fresh(work, number):
+                        made = records.remake(work, number).relative_to(source.ROOT)
+                        print(f"{path.stem}: known mistakes of balise {number} written to {made}", flush=True)
         except Exception as error:  # one bad source does not hide the state of the others
             print(f"{error}", file=sys.stderr)
             failed = 1

@@ -29,6 +29,8 @@ class Verdict:
     where: str = ""
     details: str = ""  # the answer's own traceback
     printed: str = field(default="", compare=False)
+    evidence: dict = field(default_factory=dict, compare=False)  # of a wrong value: what the look saw
+    near: tuple = field(default=(), compare=False)  # known mistakes, the nearest first: (slug, distance)
 
     @property
     def passed(self) -> bool:

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import ModuleType
 
 from dlojz_tp.cards.verdict import NOT_RUN, Verdict
-from dlojz_tp.checking import busy
+from dlojz_tp.checking import busy, mistakes
 from dlojz_tp.checking.usual_state import usual_state
 from dlojz_tp.launch import RankError
 from dlojz_tp.works.balise import BaliseNotDone
@@ -34,6 +34,7 @@ class Wrong(Exception):  # noqa: N818  (it reads "raise Wrong(...)")
         super().__init__(slug)
         self.slug, self.expected, self.got, self.where = slug, expected, got, where
         self.fields = {"expected": expected, "got": got, "where": where} | fields
+        self.evidence: dict | None = None  # what a look at a value saw: see dlojz_tp.checking.mistakes.nearest
 
 
 class _Overdue(BaseException):
@@ -60,12 +61,20 @@ COMMON_HINTS = {
 
 
 def judge(
-    check: Callable, answers: tuple, *, number: int, title: str, hints: dict[str, str], deadline: float = DEADLINE
+    check: Callable,
+    answers: tuple,
+    *,
+    number: int,
+    title: str,
+    hints: dict[str, str],
+    known: list[dict] = (),
+    deadline: float = DEADLINE,
 ) -> Verdict:
     """Run `check(*answers)` and return its verdict. Never raises for a wrong answer; KeyboardInterrupt passes through.
 
-    hints: {slug: text} of the check's module. deadline: seconds, more on a busy machine. The caller's settings and
-    random state are kept, and have no part in the verdict.
+    hints: {slug: text} of the check's module. known: the recorded mistakes of the balise, one of which may name a wrong
+    value. deadline: seconds, more on a busy machine. The caller's settings and random state are kept, and have no part
+    in the verdict.
     """
     seen: list[str] = []
     looking = ""
@@ -74,7 +83,8 @@ def judge(
 
     def verdict(word, **more):
         spent = time.perf_counter() - start
-        return Verdict(number, title, word, spent, tuple(seen), printed=_shorten(out.getvalue()), **more)
+        held = tuple(claim for claim in dict.fromkeys(seen) if word == "pass" or claim != looking)
+        return Verdict(number, title, word, spent, held, printed=_shorten(out.getvalue()), **more)
 
     def fail(slug, **more):
         fields = more.pop("fields", {})
@@ -95,7 +105,10 @@ def judge(
         return verdict("not done", hint=str(missing))
     except Wrong as wrong:
         texts = {key: _text(getattr(wrong, key)) for key in ("expected", "got")}
-        return fail(wrong.slug, where=wrong.where, fields=wrong.fields, **texts)
+        near = mistakes.nearest(wrong.evidence, known) if wrong.evidence else []
+        slug = near[0][0] if near and near[0][1] <= mistakes.NEAR else wrong.slug
+        more = {"evidence": wrong.evidence or {}, "near": tuple(near)}
+        return fail(slug, where=wrong.where, fields=wrong.fields, **texts, **more)
     except _Overdue:
         return fail("endless", fields={"seconds": time.perf_counter() - start})
     except SystemExit as error:
@@ -160,9 +173,9 @@ def merged(*parts: ModuleType) -> dict[str, str]:
     return hints
 
 
-def hints_of(module: ModuleType) -> dict[str, str]:
-    """The hints that a module of `dlojz_tp.checks` can give: its own and the common ones."""
-    return {**COMMON_HINTS, **module.HINTS}
+def hints_of(module: ModuleType, records: dict | None = None) -> dict[str, str]:
+    """The hints that a module of `dlojz_tp.checks` can give for a balise: those on record, its own and the common ones."""
+    return {**COMMON_HINTS, **module.HINTS, **(records or {}).get("hints", {})}
 
 
 def _filled(hint: str, fields: dict) -> str:

@@ -31,6 +31,8 @@ def main(argv: list[str]) -> int:
     parser.add_argument("files", metavar="FILE", type=Path, nargs="+", help=what)
     parser.add_argument("--balise", metavar="K", type=int, help="judge this one only")
     parser.add_argument("--json", action="store_true", help="print a list of verdicts as JSON")
+    what = "of a wrong value, name the three nearest known mistakes (for authors of checks)"
+    parser.add_argument("--explain", action="store_true", help=what)
     options = parser.parse_args(argv)
     try:
         work = source.find(options.name)
@@ -51,7 +53,8 @@ def main(argv: list[str]) -> int:
         for path, verdicts in run(work, files, numbers):
             every += [(path, v) for v in verdicts]
             if not options.json:
-                print(*[path] * (len(files) > 1), table(verdicts), sep="\n" if len(files) > 1 else "", flush=True)
+                shown = table(verdicts, options.explain)
+                print(*[path] * (len(files) > 1), shown, sep="\n" if len(files) > 1 else "", flush=True)
     if options.json:
         print(json.dumps([{"file": str(path)} | v.to_json() for path, v in every], indent=1, ensure_ascii=False))
     if problems:
@@ -100,15 +103,30 @@ def _ended_cleanly():
             signal.signal(number, signal.SIG_DFL)
 
 
-def table(verdicts: list) -> str:
-    """One row a balise: number, verdict, seconds, title, and the hint below where it failed."""
+def table(verdicts: list, explain: bool = False) -> str:
+    """One row a balise: number, verdict, seconds, title, and the hint below where it failed.
+
+    explain: below a hint, the known mistakes that are nearest to the answer.
+    """
     lines = []
     for v in verdicts:
         lines.append(f"{v.balise:>3}  {v.verdict:<11}  {v.seconds:6.2f} s  {v.title}")
         if v.verdict == "fail":
             lines.append(textwrap.indent(v.hint, " " * 27))
+            if explain:
+                lines.append(textwrap.indent(explained(v), " " * 27))
     passed, given = (sum(v.verdict == word for v in verdicts) for word in ("pass", "by catch_up"))
     return "\n".join([*lines, f"{passed} of {len(verdicts)} passed" + f", {given} by catch_up" * bool(given)])
+
+
+def explained(verdict) -> str:
+    """Why a failed verdict has its hint: the look, and the three nearest known mistakes with their distances."""
+    if not verdict.evidence:
+        return f"[{verdict.slug}: the check's own hint, at “{verdict.failed}”]"
+    near = ", ".join(f"{slug} {far:.2f}" for slug, far in verdict.near[:3]) or "none on record"
+    return (
+        f"[{verdict.slug}: at “{verdict.failed}”; nearest known mistakes: {near}; 0 is the same, 1 as far as the truth]"
+    )
 
 
 def run(work: source.Work, files: list[Path], numbers: list[int], grace: float = GRACE):

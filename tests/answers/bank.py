@@ -12,6 +12,15 @@ An answer of several functions: `bank.several(2, "slug", first, second)`. A slip
 `bank.slip(2, "slug", ("text of the solution", "what the trainee wrote"))`. A whole answer as text:
 `bank.text(2, None, "def distributed_sum(values): ...")`. `Bank(work, whole=True)` defines for slips and texts, beside
 the imports, all setup cells and the solutions of earlier balises.
+
+A balise whose check is a table of looks has a file of its own, `tests/answers/WORK/balise_N.py`, with each mistake in one
+place: its hint, its wrong answers, and a variant, the same mistake in another design, that is never recorded:
+
+    bank.hint(2, "tail-dropped", "The last values are left out.")
+    bank.slip(2, "tail-dropped", ("text of the solution", "what the trainee wrote"))
+    bank.variant(2, "tail-dropped", OTHER, ("text of OTHER, a right answer", "what the trainee wrote"))
+
+`variant=True` makes a variant of any other wrong answer. `bank.add(others)` takes in the banks of other files.
 """
 
 import ast
@@ -26,13 +35,17 @@ from dlojz_tp.works import source
 
 @dataclass(frozen=True)
 class Answer:
-    """One answer. slug: the hint it must get; None for a right one. line: where it stands in its file."""
+    """One answer. slug: the hint it must get; None for a right one. line: where it stands in its file.
+
+    variant: never recorded as a known mistake.
+    """
 
     work: str
     balise: int
     slug: str | None
     answers: tuple
     line: int
+    variant: bool = False
 
     def __str__(self):
         return f"{self.work}-{self.balise}-{self.slug or 'right'}-L{self.line}"
@@ -43,31 +56,45 @@ class Bank:
 
     def __init__(self, work: str, *, whole: bool = False):
         self.work, self.answers, self.whole = work, [], whole
+        self.hints: dict[int, dict[str, str]] = {}
         module = sys._getframe(1).f_globals["__name__"]
         # several answers share a name, so ranks must get them by value
         cloudpickle.register_pickle_by_value(sys.modules[module])
 
-    def wrong(self, balise: int, slug: str):
+    def hint(self, balise: int, slug: str, text: str):
+        """The text of a hint of this balise alone; {fields} in it are filled by its check."""
+        assert slug not in self.hints.setdefault(balise, {}), f"balise {balise} has a hint {slug!r} already"
+        self.hints[balise][slug] = text
+
+    def add(self, *others: "Bank"):
+        """Take in the answers and the hints of other banks."""
+        for other in others:
+            self.answers += other.answers
+            for balise, hints in other.hints.items():
+                for slug, text in hints.items():
+                    self.hint(balise, slug, text)
+
+    def wrong(self, balise: int, slug: str, *, variant: bool = False):
         """Decorator: this answer to `balise` must fail with the hint `slug`."""
-        return lambda answer: self._add(balise, slug, answer)
+        return lambda answer: self._add(balise, slug, answer, variant)
 
     def right(self, balise: int):
         """Decorator: this answer to `balise` must pass."""
         return lambda answer: self._add(balise, None, answer)
 
-    def several(self, balise: int, slug: str | None, *answers):
+    def several(self, balise: int, slug: str | None, *answers, variant: bool = False):
         """An answer made of several functions or classes; slug None for a right one."""
-        self._append(balise, slug, answers)
+        self._append(balise, slug, answers, variant)
 
-    def slip(self, balise: int, slug: str | None, *changes: tuple[str, str]):
+    def slip(self, balise: int, slug: str | None, *changes: tuple[str, str], variant: bool = False):
         """The solution with some of its text changed, (old, new) each; slug None where it stays right."""
-        code = source.find(self.work).balises[balise].code
-        for old, new in changes:
-            assert code.count(old) >= 1, f"the solution of balise {balise} has no {old!r}"
-            code = code.replace(old, new)
-        self.text(balise, slug, code)
+        self.text(balise, slug, _changed(source.find(self.work).balises[balise].code, changes), variant=variant)
 
-    def text(self, balise: int, slug: str | None, code: str):
+    def variant(self, balise: int, slug: str, code: str, *changes: tuple[str, str]):
+        """A right answer of another design, as text, with some of it changed: it must get the hint unrecorded."""
+        self.text(balise, slug, _changed(code, changes), variant=True)
+
+    def text(self, balise: int, slug: str | None, code: str, *, variant: bool = False):
         """An answer as text, run after the imports (or, in a whole bank, after all that stands before the balise)."""
         work = source.find(self.work)
         namespace = {"__name__": "__main__"}  # functions of __main__ go to ranks by value
@@ -76,17 +103,24 @@ class Bank:
         else:
             exec(_imports(self.work), namespace)
         exec(compile(code, f"<answer to balise {balise}>", "exec"), namespace)
-        self._append(balise, slug, tuple(namespace[name] for name in work.balises[balise].answers))
+        self._append(balise, slug, tuple(namespace[name] for name in work.balises[balise].answers), variant)
 
-    def _add(self, balise, slug, answer):
-        self._append(balise, slug, (answer,))
+    def _add(self, balise, slug, answer, variant=False):
+        self._append(balise, slug, (answer,), variant)
         return answer
 
-    def _append(self, balise, slug, answers):
+    def _append(self, balise, slug, answers, variant=False):
         frame = sys._getframe(1)
         while frame.f_code.co_name != "<module>":
             frame = frame.f_back
-        self.answers.append(Answer(self.work, balise, slug, answers, frame.f_lineno))
+        self.answers.append(Answer(self.work, balise, slug, answers, frame.f_lineno, variant))
+
+
+def _changed(code, changes):
+    for old, new in changes:
+        assert old in code, f"the answer has no {old!r}"
+        code = code.replace(old, new)
+    return code
 
 
 @functools.cache

@@ -83,6 +83,13 @@ def counts(call, make_inputs):
         raise Wrong("loop-over-images", few=totals[0], many=totals[1])
 
 
+def batched(call, make_inputs):
+    """A part of a check: `call` has no loop over images and stays on their device. make_inputs(batch): its arguments."""
+    yield "no loop over the images, on their device, nothing read back"
+    counts(call, make_inputs)
+    stays_on_device(call, *make_inputs(4))
+
+
 def leaves_inputs(call, images, labels):
     """The inputs are afterwards what they were."""
     before = images.clone(), labels.clone()

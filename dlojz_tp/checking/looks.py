@@ -1,0 +1,133 @@
+"""A check as a table: what an answer does, seen by fixed probes, and looks that compare it with the truth.
+
+A check file has three parts, and one `balise_N` that joins them:
+
+    def observe(unit):                                  # 1. run fixed probes; never judge
+        got = unit(torch.tensor([3.0, 4.0]))
+        return {"form": form(got), "values": got}       # plain numbers, words, tensors
+
+    LOOKS = [                                           # 2. each compares one thing with the truth
+        Look("a vector of two numbers", "form", "float32 (2,)", "unit-form"),
+        Value("that has length one", "values", torch.tensor([0.6, 0.8]), "wrong-unit"),
+    ]
+
+    def balise_1(unit):                                 # 3.
+        yield from judged(LOOKS, observe, unit)
+
+`judged` runs the probes, then goes through the looks in order and raises `Wrong` at the first that does not hold. So a
+later look may rely on what an earlier one has seen, and `observe` leaves out what an answer of the wrong form cannot
+show. An answer that raises is recognised by `judge`; what is expected to raise, `observe` notes as a word.
+
+A `Look` is at what the method promises (the form, what is held, sent, waited for, read back) and carries its own hint.
+A `Value` is at numbers. Its hint is that of the nearest known mistake on record (`dlojz_tp.checking.mistakes`), and
+its own where none is near. The records, and the texts of the hints, come from the bank:
+`tests/answers/WORK/balise_N.py` has each mistake, its hint and its wrong answers together, and `make notebooks` writes
+`dlojz_tp/checks/WORK/mistakes/N.json`. A hint of several balises stands in the HINTS of the module that gives it.
+
+Over ranks, `observe` runs on each rank and an observation is the list of their dictionaries; the key of a look then
+gives the list of what all ranks have under it, and `at` is what the truth depends on:
+
+    for size in (1, 2, 3, 4):
+        yield from judged(LOOKS, on_ranks(observe, size), answer, at=size, where=f"{size} ranks")
+
+Numbers under one `Value` shall be of one size: the distance to a known mistake is taken over all of them. What is free
+in a right design (an order, a random draw) is taken out by `observe` or by `see`: sort, count, use quantiles. Where a
+record misleads, a `Look` whose hint is a function of (seen, due) recognises the mistake by hand.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from dlojz_tp.checking import mistakes
+from dlojz_tp.checking.compare import close
+from dlojz_tp.checking.judging import Wrong
+
+
+@dataclass(frozen=True)
+class Look:
+    """One thing that must hold.
+
+    claim: what is looked at, a line of the verdict; "" belongs to the line above. see: a key of the observation, or a
+    function of it. due: the truth, or a function of `at`. hint: the slug where it does not hold, or a function of
+    (seen, due) that returns it. holds(seen, due): whether it does; default `same`. fields(seen, due): for the hint's
+    {fields}; "expected", "got" and "where" in it replace the whole values in the verdict.
+    """
+
+    claim: str
+    see: str | Callable
+    due: object
+    hint: str | Callable
+    holds: Callable = None
+    fields: Callable = lambda seen, due: {}
+
+    def seen(self, observed):
+        """What is compared."""
+        if callable(self.see):
+            return self.see(observed)
+        return [rank[self.see] for rank in observed] if isinstance(observed, list) else observed[self.see]
+
+
+@dataclass(frozen=True)
+class Value(Look):
+    """A look at numbers: where it does not hold, the nearest known mistake has the hint, `hint` where none is near."""
+
+
+def judged(looks: list[Look], observe: Callable, *answers, at=None, where: str = ""):
+    """Yield the claims; raise Wrong at the first look that does not hold.
+
+    observe(*answers): the observation, a dictionary or, over ranks, a list of them. at: what the truth depends on,
+    such as the number of ranks; a number or a word. where: said in the verdict. An observation of None where something is due
+    has the hint "nothing-returned".
+    """
+    yield looks[0].claim
+    observed = observe(*answers)
+    line, below = "", 0
+    for look in looks:
+        line, below = (look.claim, 0) if look.claim else (line, below + 1)
+        yield line
+        seen, due = look.seen(observed), look.due(at) if callable(look.due) else look.due
+        if (look.holds or same)(seen, due):
+            continue
+        if due is not None and (seen is None or (isinstance(seen, list) and seen and all(one is None for one in seen))):
+            raise Wrong("nothing-returned", where=where)
+        slug = look.hint(seen, due) if callable(look.hint) else look.hint
+        wrong = Wrong(slug, **{"expected": due, "got": seen, "where": where} | look.fields(seen, due))
+        if isinstance(look, Value):
+            sketches = {"seen": mistakes.sketch(seen), "due": mistakes.sketch(due)}
+            wrong.evidence = {"look": f"{line} {below}" if below else line, "at": at} | sketches
+        raise wrong
+
+
+def same(seen, due) -> bool:
+    """Whether both are equal: words exactly, numbers and tensors within the tolerance of their dtype; also in lists."""
+    if isinstance(due, list | tuple):
+        return isinstance(seen, list | tuple) and len(seen) == len(due) and all(map(same, seen, due))
+    if isinstance(due, torch.Tensor | float) or isinstance(seen, torch.Tensor):
+        return close(seen, due)
+    return seen == due
+
+
+def within(most: float) -> Callable:
+    """A look's `holds`: equal but for `most`, relative and absolute."""
+    return lambda seen, due: close(seen, due, most)
+
+
+def at_most(seen, due) -> bool:
+    """A look's `holds`: no number, or none of a list, is above the bound."""
+    return bool((torch.as_tensor(seen) <= due).all())
+
+
+def one_of(seen, due) -> bool:
+    """A look's `holds`: each of what was seen, if it is a list, is among what is due."""
+    return all(one in due for one in (seen if isinstance(seen, list) else [seen]))
+
+
+def form(value):
+    """What a value is, in words: "float32 (2, 3)" for a tensor; of a list or tuple, a list of them; None for None."""
+    if isinstance(value, torch.Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
+    if isinstance(value, list | tuple):
+        return [form(one) for one in value]
+    return None if value is None else type(value).__name__

@@ -1,0 +1,10 @@
+"""Answers to 07_data_augmentation, one file for each balise or group of balises."""
+
+from tests.answers.bank import Bank
+from tests.answers.data_augmentation.balise_3 import bank as balise_3
+from tests.answers.data_augmentation_loss import bank as loss
+from tests.answers.data_augmentation_masks import bank as masks
+from tests.answers.data_augmentation_mixing import bank as mixing
+
+bank = Bank("07_data_augmentation")
+bank.add(mixing, balise_3, masks, loss)

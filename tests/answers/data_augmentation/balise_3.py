@@ -1,0 +1,215 @@
+"""Answers to balise 3 of 07_data_augmentation: the boxes of CutMix."""
+
+import torch
+
+from tests.answers.bank import Bank
+
+bank = Bank("07_data_augmentation")
+
+TOGETHER = '''
+def cutmix_boxes(lam, y, x, height, width):
+    """Both axes at once."""
+    size = torch.tensor([height, width], device=lam.device)
+    centre = torch.stack([y, x], dim=1)
+    half = (1 - lam).sqrt()[:, None] * size / 2
+    start, end = torch.round(centre - half).to(torch.int64), torch.round(centre + half).to(torch.int64)
+    start, end = (torch.minimum(edge.clamp(min=0), size) for edge in (start, end))
+    return torch.cat([start, end], dim=1), 1 - (end - start).prod(1) / (height * width)
+'''
+bank.text(3, None, TOGETHER)
+
+HALVES = '''
+def cutmix_boxes(lam, y, x, height, width):
+    """Integer halves, as in the paper."""
+    root = torch.sqrt(1.0 - lam)
+    half_h, half_w = (root * height / 2).long(), (root * width / 2).long()
+    y, x = y.long(), x.long()
+    boxes = torch.stack(
+        [
+            (y - half_h).clamp(min=0),
+            (x - half_w).clamp(min=0),
+            (y + half_h).clamp(max=height),
+            (x + half_w).clamp(max=width),
+        ],
+        1,
+    )
+    area = (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])
+    return boxes, 1 - area / (height * width)
+'''
+bank.text(3, None, HALVES)
+
+WHOLE = '''
+def cutmix_boxes(lam, y, x, height, width):
+    """Whole sides around a whole centre."""
+    root = (1 - lam).sqrt()
+    tall, wide = (height * root).round().long(), (width * root).round().long()
+    top, left = y.round().long() - tall // 2, x.round().long() - wide // 2
+    bottom, right = (top + tall).clamp(0, height), (left + wide).clamp(0, width)
+    top, left = top.clamp(0, height), left.clamp(0, width)
+    return torch.stack([top, left, bottom, right], 1), 1 - ((bottom - top) * (right - left)).float() / (height * width)
+'''
+bank.text(3, None, WHOLE)
+
+
+@bank.right(3)
+def cutmix_boxes(lam, y, x, height, width):
+    """Outwards to whole pixels at the start, inwards at the end; counted with prod."""
+    side = torch.sqrt(torch.clamp(1.0 - lam, min=0.0))
+    limits = torch.tensor([height, width, height, width], device=lam.device, dtype=lam.dtype)
+    shift = torch.stack([-side, -side, side, side], dim=-1) * limits / 2
+    edges = torch.minimum(torch.relu(torch.stack([y, x, y, x], dim=-1) + shift), limits).floor().to(torch.int64)
+    sides = edges[:, 2:] - edges[:, :2]
+    return edges, (height * width - sides.prod(dim=1)) / (height * width)
+
+
+bank.slip(3, None, (".long()", ".int()"))
+
+BOXES = "return torch.stack([top, left, bottom, right], dim=1).long(), kept"
+bank.slip(3, "nothing-returned", (BOXES, BOXES.removeprefix("return ")))
+
+bank.hint(3, "boxes-form", "Return two tensors: boxes of shape (batch, 4), and λ of shape (batch,).")
+bank.slip(3, "boxes-form", (BOXES, BOXES.replace(", kept", "")))
+bank.slip(3, "boxes-form", ("dim=1)", "dim=0)"))
+bank.variant(3, "boxes-form", TOGETHER, ("dim=1), 1 - ", "dim=1), height * width * 1 - "), ("prod(1)", "prod()"))
+
+bank.hint(3, "boxes-not-integers", "Pixels are counted: the boxes must be integers (int64).")
+bank.slip(3, "boxes-not-integers", (".long()", ""))
+bank.variant(3, "boxes-not-integers", TOGETHER, (".to(torch.int64)", ".double()"))
+
+bank.hint(3, "boxes-narrow", "{dtype} is too narrow to count the rows and columns of every image: the boxes are int64.")
+bank.slip(3, "boxes-narrow", (".long()", ".to(torch.int16)"))
+bank.slip(3, "boxes-narrow", (".long()", ".to(torch.uint8)"))
+bank.variant(3, "boxes-narrow", HALVES, ("return boxes,", "return boxes.short(),"))
+
+bank.hint(3, "outside", "A box reaches out of the image: {box} in {height} × {width}. Clip it.")
+bank.slip(3, "outside", (".round().clamp(0, height)", ".round()"), (".round().clamp(0, width)", ".round()"))
+bank.variant(3, "outside", HALVES, (".clamp(min=0)", ""), (".clamp(max=height)", ""), (".clamp(max=width)", ""))
+bank.variant(3, "outside", TOGETHER, ("torch.minimum(edge.clamp(min=0), size)", "edge"))
+bank.variant(3, "outside", WHOLE, (".clamp(0, height)", ""), (".clamp(0, width)", ""))
+
+bank.hint(3, "ends-before-start", "A box ends before it starts: {box}. The order is top, left, bottom, right.")
+bank.slip(3, "ends-before-start", ("[top, left, bottom, right]", "[top, bottom, left, right]"))
+bank.slip(3, "ends-before-start", ("for k in (-1, 1))\n    left", "for k in (1, -1))\n    left"))
+bank.variant(3, "ends-before-start", WHOLE, ("[top, left, bottom, right]", "[top, bottom, left, right]"))
+bank.variant(
+    3,
+    "ends-before-start",
+    HALVES,
+    ("(y - half_h).clamp(min=0)", "(y + half_h).clamp(max=height)  "),
+    ("(y + half_h).clamp(max=height),", "(y - half_h).clamp(min=0),"),
+)
+
+bank.hint(3, "height-width-swapped", "Rows and columns are swapped: the image is {height} high and {width} wide.")
+bank.slip(
+    3,
+    "height-width-swapped",
+    ("y + k * half * height).round().clamp(0, height)", "x + k * half * width).round().clamp(0, width)"),
+    (
+        "x + k * half * width).round().clamp(0, width) for k in (-1, 1))\n    kept",
+        "y + k * half * height).round().clamp(0, height) for k in (-1, 1))\n    kept",
+    ),
+)
+bank.variant(3, "height-width-swapped", WHOLE, ("[top, left, bottom, right]", "[left, top, right, bottom]"))
+bank.variant(
+    3, "height-width-swapped", TOGETHER, ("tensor([height, width]", "tensor([width, height]"), ("[y, x]", "[x, y]")
+)
+
+bank.hint(3, "side-not-root", "The sides are 1 − λ of the image's, so the area is (1 − λ)². Take the square root.")
+bank.slip(3, "side-not-root", ("(1 - lam).sqrt() / 2", "(1 - lam) / 2"))
+bank.variant(3, "side-not-root", HALVES, ("torch.sqrt(1.0 - lam)", "1.0 - lam"))
+bank.variant(3, "side-not-root", TOGETHER, ("(1 - lam).sqrt()", "(1 - lam)"))
+bank.variant(3, "side-not-root", WHOLE, ("(1 - lam).sqrt()", "(1 - lam)"))
+
+bank.hint(3, "side-of-lambda", "The area of the box is λ of the image's. It is what is pasted that counts: 1 − λ.")
+bank.slip(3, "side-of-lambda", ("(1 - lam).sqrt() / 2", "lam.sqrt() / 2"))
+bank.variant(3, "side-of-lambda", HALVES, ("torch.sqrt(1.0 - lam)", "torch.sqrt(lam)"))
+bank.variant(3, "side-of-lambda", WHOLE, ("(1 - lam).sqrt()", "lam.sqrt()"))
+
+bank.hint(
+    3,
+    "box-size-wrong",
+    "The boxes lie around their centres, and have the wrong size: {tall:.0f} × {wide:.0f} pixels of an image of {height} × "
+    "{width} for λ = {lam:.2f}. The sides are √(1 − λ) of the height and √(1 − λ) of the width, half of it to each side.",
+)
+bank.slip(3, "box-size-wrong", ("(1 - lam).sqrt() / 2", "(1 - lam).sqrt()"))
+bank.slip(3, "box-size-wrong", ("(1 - lam).sqrt() / 2", "(1 - lam).sqrt() / 4"))
+bank.slip(3, "box-size-wrong", ("half * width", "half * height"))  # squares
+bank.variant(3, "box-size-wrong", HALVES, ("root * height / 2", "root * height"), ("root * width / 2", "root * width"))
+bank.variant(3, "box-size-wrong", TOGETHER, ("* size / 2", "* size / 3"))
+bank.variant(3, "box-size-wrong", TOGETHER, ("* size / 2", "* width / 2"))
+
+bank.hint(3, "box-misplaced", "A box is not around its centre: {box} for the centre ({y:.1f}, {x:.1f}).")
+bank.slip(3, "box-misplaced", ("(y + k * half * height)", "(y + (k + 1) * half * height)"))
+bank.variant(3, "box-misplaced", TOGETHER, ("torch.round(centre - half)", "torch.round(centre)"))
+bank.variant(3, "box-misplaced", WHOLE, ("y.round().long() - tall // 2", "y.round().long()"))
+
+bank.hint(
+    3,
+    "box-too-large",
+    "The boxes are too large; λ = 1 asks for an empty one. bottom and right are the first row and column outside.",
+)
+bank.slip(
+    3,
+    "box-too-large",
+    (
+        "top, bottom = ((y + k * half * height).round().clamp(0, height) for k in (-1, 1))",
+        "top, bottom = ((y + k * half * height).floor().clamp(0, height - 1) + (k + 1) // 2 for k in (-1, 1))",
+    ),
+    (
+        "left, right = ((x + k * half * width).round().clamp(0, width) for k in (-1, 1))",
+        "left, right = ((x + k * half * width).floor().clamp(0, width - 1) + (k + 1) // 2 for k in (-1, 1))",
+    ),
+)
+bank.slip(
+    3,
+    "box-too-large",
+    ("half * height).round()", "half * height).round().add(k)"),
+    ("half * width).round()", "half * width).round().add(k)"),
+)
+bank.variant(3, "box-too-large", HALVES, ("y + half_h", "y + half_h + 1"), ("x + half_w", "x + half_w + 1"))
+
+bank.hint(
+    3,
+    "border-left-out",
+    "The box {box} in {height} × {width} reaches over the border, and ends before it. bottom and right are the first row "
+    "and column outside: clip to the height and the width themselves, top and left to 0.",
+)
+bank.slip(
+    3, "border-left-out", ("clamp(0, height)", "clamp(0, height - 1)"), ("clamp(0, width)", "clamp(0, width - 1)")
+)
+bank.slip(3, "border-left-out", (".round().clamp(0, width)", ".round().clamp(1, width)"))
+bank.variant(3, "border-left-out", HALVES, ("max=height", "max=height - 1"), ("max=width", "max=width - 1"))
+bank.variant(3, "border-left-out", TOGETHER, ("clamp(min=0), size)", "clamp(min=0), size - 1)"))
+
+bank.hint(
+    3, "lambda-as-drawn", "λ came back as it was drawn. The box was rounded and clipped: count what was really cut."
+)
+bank.slip(3, "lambda-as-drawn", (", kept", ", lam"))
+bank.variant(3, "lambda-as-drawn", HALVES, ("1 - area / (height * width)", "lam"))
+bank.variant(3, "lambda-as-drawn", TOGETHER, ("1 - (end - start).prod(1) / (height * width)", "lam"))
+
+bank.hint(3, "lambda-of-box", "That is the fraction inside the box. λ is what is kept of the image.")
+bank.slip(3, "lambda-of-box", ("kept = 1 - ", "kept = "))
+bank.variant(3, "lambda-of-box", HALVES, ("1 - area", "area"))
+
+bank.hint(3, "lambda-not-exact", "λ is not 1 minus the fraction of pixels in the box.")
+bank.slip(
+    3,
+    "lambda-not-exact",
+    ("kept = 1 - (bottom - top) * (right - left)", "kept = 1 - (bottom - top + 1) * (right - left + 1)"),
+)
+bank.variant(3, "lambda-not-exact", WHOLE, ("(bottom - top) *", "(bottom - top - 1) *"))
+
+bank.slip(3, "waits", ("    half = ", "    assert lam.max() <= 1\n    half = "))
+
+
+@bank.wrong(3, "loop-over-images")
+def cutmix_boxes(lam, y, x, height, width):
+    boxes, kept = [], []
+    for a, cy, cx in zip(lam, y, x):
+        half = torch.sqrt(1 - a) / 2
+        t, b = ((cy + k * half * height).round().clamp(0, height) for k in (-1, 1))
+        s, e = ((cx + k * half * width).round().clamp(0, width) for k in (-1, 1))
+        boxes.append(torch.stack([t, s, b, e]).long())
+        kept.append(1 - (b - t) * (e - s) / (height * width))
+    return torch.stack(boxes), torch.stack(kept)
