@@ -77,9 +77,9 @@ class Value(Look):
 def judged(looks: list[Look], observe: Callable, *answers, at=None, where: str = ""):
     """Yield the claims; raise Wrong at the first look that does not hold.
 
-    observe(*answers): the observation, a dictionary or, over ranks, a list of them. at: what the truth depends on,
-    such as the number of ranks; a number or a word. where: said in the verdict. An observation of None where something is due
-    has the hint "nothing-returned".
+    observe(*answers): the observation, a dictionary or, over ranks, a list of them. at: what the truth depends on, such
+    as the number of ranks: a number or a word. where: said in the verdict. An observation of None where something is
+    due has the hint "nothing-returned".
     """
     yield looks[0].claim
     observed = observe(*answers)
