@@ -30,6 +30,7 @@ _ROOMS = dict.fromkeys(("checking", "course", "data", "launch", "measure", "plan
     "gains": "dlojz_tp.training",
     "precision": "dlojz_tp.training",
     "recorded": "dlojz_tp.report",
+    "tensorboard": "dlojz_tp.report",
     "training_run": "dlojz_tp.training",
 }
 __all__ = ["BaliseNotDone", "scale", "todo", *_ROOMS]  # noqa: PLE0604
