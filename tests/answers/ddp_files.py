@@ -549,3 +549,21 @@ bank.slip(
     ("srun {command}", 'srun bash -c {shlex.quote("ulimit -c 0; " + command)}'),
     ("    return f", "    import shlex\n\n    return f"),
 )
+
+# what a process sees of its node and of the script's variables, a job that ends too early, the first node told by a task
+START, SCONTROL = "srun {command}", 'scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1'
+bank.slip(8, "gpu-hidden", (START, "srun --gpu-bind=verbose,per_task:1 {command}"))
+bank.slip(8, "gpu-hidden", (LAST, LAST + "#SBATCH --gpu-bind=single:1\n"))
+bank.slip(8, "gpu-hidden", (START, "export CUDA_VISIBLE_DEVICES=$SLURM_LOCALID\nsrun {command}"))
+bank.slip(8, None, (START, "srun --gpu-bind=none {command}"))
+bank.slip(
+    8, None, (START, "export CUDA_VISIBLE_DEVICES=$(seq -s, 0 $((SLURM_GPUS_ON_NODE - 1)))\nsrun --gpu-bind=closest {command}")
+)  # fmt: skip
+bank.slip(8, "not-waited-for", (START, "srun {command} &  # the shell is free meanwhile"))
+bank.slip(8, "not-waited-for", (START, "srun --kill-on-bad-exit \\\\\n  {command} &\necho started"))
+bank.slip(8, None, (START, "srun {command} &\nwait $!"))
+bank.slip(8, "not-handed-on", (START, "srun --export=PATH,HOME {command}"))
+bank.slip(8, None, (START, "srun --export=PATH,MASTER_ADDR,MASTER_PORT {command}"))
+bank.slip(8, "master-any-order", (SCONTROL, "srun hostname -s | sed -n 1p"))
+bank.slip(8, None, (SCONTROL, "srun -N1 -n 1 hostname -s"))
+bank.slip(8, None, (SCONTROL, "srun hostname -s | sort -u | head -n 1"))

@@ -32,6 +32,8 @@ HINTS = {
     "command-one-word": "srun takes {found!r} for the name of one program: write the words of the command apart.",
     "shell-text-cut": "{shell} -c runs one word, and that is {found!r} here: what follows is lost. shlex.quote(command) writes "
     "the whole command as one word, whatever quotes it holds.",
+    "not-waited-for": "The job ends with its script, and srun and its processes with the job. srun runs in the background here (&): "
+    "leave the & out, or end the script with wait.",
     "srun-starts-others": "srun is told to start {found} processes, {wanted} are asked for. Without --ntasks of its own it takes "
     "what the directives say.",
     "output-overwritten": "The output file has no job number in its name (%j): the next job overwrites it.",
@@ -60,10 +62,12 @@ def balise_8(batch_script):
         _right_frame(case, options)
     yield "srun starts the command, once for each GPU, with its cores"
     ran = [script_run.told(*job) for job in zip(scripts, CASES, [o for o, _ in parsed], script_run.JOBS)]
+    for script in scripts:
+        _right_end(script)
     variables = [_right_step(case, options, calls) for case, (options, _), calls in zip(CASES, parsed, ran)]
     yield "its processes know where rank 0 waits, MASTER_ADDR and MASTER_PORT, and each its own rank"
     script_run.right_ranks(CASES, variables)
-    script_run.right_meeting(CASES, variables)
+    script_run.right_meeting(CASES, variables, scripts)
     if shutil.which("sbatch"):
         yield "this machine's Slurm accepts it"
         _accepted(batch_script)
@@ -222,7 +226,15 @@ def _right_step(case, options, calls):
         raise Wrong("cores-not-told", expected=f"{cores} cores", got=shlex.join(words), wanted=cores)
     if told is not None and told != str(cores):
         raise Wrong("cores-wrong", got=shlex.join(words), found=told, wanted=cores)
+    script_run.right_gpus(case, options | own, variables)
     return variables
+
+
+def _right_end(script):
+    """The script must not end before the srun that it starts."""
+    behind = re.search(r"(?m)^\s*srun\b.*[^&|>]&\s*(#.*)?$", script.replace("\\\n", " "))
+    if behind and not re.search(r"(?m)^[^#\n]*(?<![-\w])(wait|fg|kill|jobs)(?![-\w])", script):
+        raise Wrong("not-waited-for", got=behind[0].strip())
 
 
 def _starts(words, command, wanted):

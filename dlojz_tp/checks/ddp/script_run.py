@@ -15,6 +15,12 @@ HINTS = {
     "export both before srun.",
     "master-elsewhere": "MASTER_ADDR is {found!r}: rank 0 waits for the others on the job's first node, {wanted}. "
     "scontrol show hostnames writes out $SLURM_JOB_NODELIST.",
+    "master-any-order": "The tasks of srun write in any order: the first line of `srun hostname` may come from any node, here from "
+    "{found}. Rank 0 waits on the first one, {wanted}: let one task write, srun --nodes=1 --ntasks=1, or ask scontrol show hostnames.",
+    "not-handed-on": "With {option}, srun's processes find no {name}: they receive the variables that it lists, and none else that the "
+    "script exported. Leave it out, or begin the list with ALL.",
+    "gpu-hidden": "With {option}, a process sees {found} of the {wanted} GPUs of its node. join_world takes the one whose number is "
+    "the local rank, which is then not there: leave it out.",
     "port-out-of-range": "MASTER_PORT is {found!r} in job {job}: a port is a number from 1024 to 65535. Take the remainder of "
     "a division, and add so much that no remainder leads out of this range.",
     "port-fixed": "MASTER_PORT is {found} in every job. Two jobs that share a node would meet: make it from the job's number.",
@@ -27,7 +33,8 @@ HINTS = {
 FIRST, ADDRESS, JOBS = "node07", "10.0.0.7", (4242, 4243, 1240 * 65536, 599999, 65534)
 RANK_NAMES = {"RANK": "SLURM_PROCID", "LOCAL_RANK": "SLURM_LOCALID", "WORLD_SIZE": "SLURM_NTASKS"}
 
-# What a script may call. srun: write down its arguments and variables, then start the command once, as the last rank of the first node.
+# What a script may call. srun: write down its arguments and variables, then start the command once, as the last rank of the first node;
+# `hostname` once a node, the last one first, for tasks write in any order.
 # python: started by srun, write down the variables once more (an `env` or a shell between the two may have set some).
 PROGRAMS = {
     "srun": r"""
@@ -35,15 +42,19 @@ PROGRAMS = {
         printf '%s\0' srun "$@" >"$call/arguments"
         for word; do
           case $word in --export=*) IFS=, read -ra pairs <<<"${word#--export=}"
+            for name in MASTER_ADDR MASTER_PORT; do [[ ,${word#*=}, =~ ,(ALL|$name), ]] || unset "$name"; done
             for pair in "${pairs[@]}"; do [[ $pair != *=* ]] || export "${pair?}"; done ;; esac
         done
+        one='(-n|-N|--ntasks|--nodes)[= ]?1 ' NODES=node07
+        [[ $* != *hostname* || "$* " =~ $one ]] || NODES=$(scontrol show hostnames | tac)
         export SLURM_PROCID=$((SLURM_GPUS_ON_NODE - 1)) SLURM_LOCALID=$((SLURM_GPUS_ON_NODE - 1))
         env -0 >"$call/variables"
         while (($#)) && ! type -P -- "$1" >/dev/null; do shift; done
-        CALL=$call "$@" >/dev/null 2>&1 </dev/null || true""",
+        for NODE in $NODES; do NODE=$NODE CALL=$call "$@" 2>/dev/null </dev/null || true; done""",
     "python": r"""[[ -z ${CALL:-} ]] || env -0 >"$CALL/variables"; [[ $1 != -c ]] || exec "$REAL" "$@" """,
     "scontrol": r"""for k in $(seq 7 $((6 + SLURM_NNODES))); do printf 'node%02d\n' "$k"; done""",
-    "hostname": rf"""case ${{1:-}} in -[iI]|--ip*|--all-ip*) echo {ADDRESS} ;; *) echo {FIRST} ;; esac""",
+    "hostname": rf"""node=${{NODE:-{FIRST}}}
+        case ${{1:-}} in -[iI]|--ip*|--all-ip*) echo {ADDRESS[:-1]}$((10#${{node#node}})) ;; *) echo "$node" ;; esac""",
     **dict.fromkeys(("module", "sbatch", "scancel", "sleep", "nvidia-smi", "torchrun", "mpirun"), ":"),
 }
 
@@ -83,7 +94,7 @@ def _pairs(file):
 
 def _variables(folder, case, options, job):
     """What a batch script finds. Source: man sbatch, output environment variables."""
-    ours = ("SLURM", "SRUN", "MASTER_", "SBATCH", *RANK_NAMES)
+    ours = ("SLURM", "SRUN", "MASTER_", "SBATCH", "CUDA_VISIBLE_DEVICES", *RANK_NAMES)
     kept = {k: v for k, v in os.environ.items() if not k.startswith(ours)}
     nodes, tasks = case["nodes"], case["gpus_per_node"]
     found = {
@@ -97,6 +108,7 @@ def _variables(folder, case, options, job):
         "SLURM_LOCALID": "0",
         "SLURM_NODEID": "0",
         "SLURM_GPUS_ON_NODE": str(tasks),
+        "CUDA_VISIBLE_DEVICES": ",".join(map(str, range(tasks))),
         **dict.fromkeys(("SLURM_JOB_ID", "SLURM_JOBID"), str(job)),
         **dict.fromkeys(("SLURM_NTASKS", "SLURM_NPROCS"), str(nodes * tasks)),
         **dict.fromkeys(("SLURM_NNODES", "SLURM_JOB_NUM_NODES"), str(nodes)),
@@ -106,6 +118,16 @@ def _variables(folder, case, options, job):
         if option in options:
             found[variable] = options[option]
     return kept | found
+
+
+def right_gpus(case: dict, options: dict, variables: dict[str, str]) -> None:
+    """Each process must see all GPUs of its node. options: srun's own; variables: what its processes find."""
+    seen, bound = variables.get("CUDA_VISIBLE_DEVICES"), options.get("gpu-bind", "")
+    wanted, where = case["gpus_per_node"], f"{case['nodes']} nodes with {case['gpus_per_node']} GPUs"
+    if re.search(r"\b(single|per_task|map_gpu)\b", bound) and wanted > 1:
+        raise Wrong("gpu-hidden", where=where, option=f"--gpu-bind={bound}", found=1, wanted=wanted)
+    if seen is not None and (found := len([number for number in seen.split(",") if number])) < wanted:
+        raise Wrong("gpu-hidden", where=where, option=f"CUDA_VISIBLE_DEVICES={seen}", found=found, wanted=wanted)
 
 
 def right_ranks(cases, found: list[dict[str, str]]) -> None:
@@ -118,18 +140,22 @@ def right_ranks(cases, found: list[dict[str, str]]) -> None:
                 raise Wrong("rank-for-all", where=where, name=name, slurm=slurm, wanted=wanted, found=value)
 
 
-def right_meeting(cases, found: list[dict[str, str]]) -> None:
+def right_meeting(cases, found: list[dict[str, str]], scripts: list[str]) -> None:
     """Where the ranks of the jobs would meet; found: the variables of the processes of each."""
     ports = []
-    for job, case, variables in zip(JOBS, cases, found):
+    for job, case, variables, script in zip(JOBS, cases, found, scripts):
         where = f"job {job} on {case['nodes']} nodes, from {FIRST} on"
         for name in ("MASTER_ADDR", "MASTER_PORT"):
             if not variables.get(name):
+                option = re.search(r"(?m)^\s*export\b.*" + name + r"(?s:.*)\bsrun\b.*(--export=(?!ALL)\S+)", script)
+                if option:
+                    raise Wrong("not-handed-on", where=where, name=name, option=option[1])
                 raise Wrong("master-missing", where=where, name=name)
         address, port = variables["MASTER_ADDR"].strip(), variables["MASTER_PORT"].strip()
         here = (FIRST, ADDRESS, os.uname().nodename, *(("localhost", "127.0.0.1") if case["nodes"] == 1 else ()))
         if address not in here and address.split(".")[0] not in (FIRST, os.uname().nodename.split(".")[0]):
-            raise Wrong("master-elsewhere", expected=FIRST, got=address, where=where, found=address, wanted=FIRST)
+            slug = "master-any-order" if re.search(r"\bsrun\b[^|&;)]*\bhostname\b", script) else "master-elsewhere"
+            raise Wrong(slug, expected=FIRST, got=address, where=where, found=address, wanted=FIRST)
         if not port.isdecimal() or not 1024 <= int(port) <= 65535:
             raise Wrong("port-out-of-range", got=port, where=where, found=port, job=job)
         ports.append(port)
