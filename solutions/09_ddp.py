@@ -156,14 +156,15 @@ print(f"one process: {time.perf_counter() - start:.2f} s, loss of the last epoch
 #
 # These are environment variables. So are `MASTER_ADDR` and `MASTER_PORT`, where rank 0 waits for the others: torchrun sets
 # them, under `srun` the batch script does (balise 8). torchrun may run inside a Slurm job: where the
-# variables of both are there, torchrun's count. A node with GPUs has one for each of its ranks:
-# NCCL, and the GPU whose number is the rank *on the node*. Without GPUs: gloo, and the CPU.
+# variables of both are there, torchrun's count. Leave `MASTER_ADDR` and `MASTER_PORT` as they are. A node with GPUs has one
+# for each of its ranks: NCCL, and the GPU whose number is the rank *on the node*, made the current one. Without GPUs: gloo,
+# and the CPU.
 #
-# **`train(make_model, dataset, epochs, batch_size, learning_rate)`** is `train_alone` on all ranks. `batch_size` counts the
-# samples of a step over *all* ranks, and is a multiple of their number. Items are pairs `(x, y)`. Each epoch goes once
-# through the data set, each rank through a share of its own (the same in each epoch, or another) in a new order; in each
-# step all ranks have equally many samples. Repeating a few samples for that is fine, and so is leaving out the rest of
-# the last batch.
+# **`train(make_model, dataset, epochs, batch_size, learning_rate)`** is `train_alone` on all ranks. It begins with
+# `join_world()`. `batch_size` counts the samples of a step over *all* ranks, and is a multiple of their number. Items are
+# pairs `(x, y)`. Each epoch goes once through the data set, each rank through a share of its own (the same in each epoch, or
+# another) in a new order; in each step all ranks have equally many samples. Repeating a few samples for that is fine, and so
+# is leaving out the rest of the last batch.
 #
 # Return `(module, losses)` on every rank: the trained network without a wrapper, and a list with one float an epoch, the
 # mean loss over all samples that *all* ranks have seen in it. SGD without momentum, as above. About 12 and 20 lines.
@@ -233,8 +234,8 @@ for epoch, pair in enumerate(zip(alone, losses), 1):
     print(f"epoch {epoch}: loss {pair[0]:.3f} alone, {pair[1]:.3f} on {RANKS} ranks")
 
 # %% [markdown]
-# The columns agree but for the order of the samples. On a laptop two ranks share what one process could use alone, so
-# there is no gain in time here: what you see is that the *work* is the same.
+# The columns agree but for the order of the samples: the *work* is the same. Do not read a gain or a loss from the times. A
+# network this small spends its time on waking threads, and a rank has fewer of them than one process alone.
 
 # %% [markdown]
 # ### Balise 2 · Metrics over ranks, exact
@@ -244,7 +245,8 @@ for epoch, pair in enumerate(zip(alone, losses), 1):
 # each counted once, the same on every rank.
 #
 # The data set need not divide, and may have fewer samples than there are ranks. Each rank goes through its share only, in
-# eval mode (and leaves the mode it found), without recording gradients. Exchange a few numbers at the end, not in each batch.
+# eval mode (afterwards every submodule is in the mode it was in), without recording gradients. Exchange a few numbers at the
+# end, not in each batch.
 # About 14 lines.
 #
 # <details><summary>Hint</summary>
@@ -318,8 +320,9 @@ for n in (1, 2, 4):
 #
 # **`SyncBatchNorm`**: a subclass of `nn.BatchNorm2d`; write `forward(x)`, `x` of shape `(b, channels, h, w)`, where `b`
 # differs between ranks. In training: mean and (biased) variance over the images of all ranks; running statistics move by
-# `self.momentum`, `running_var` with the unbiased variance. In eval mode as the parent class, without any message. The
-# ranks exchange a few numbers for each channel, in one message each way. About 8 and 16 lines.
+# `self.momentum`, `running_var` with the unbiased variance; `num_batches_tracked` need not count. In eval mode as the parent
+# class, without any message. The ranks exchange a few numbers for each channel, in one message each way. About 8 and 16
+# lines.
 #
 # <details><summary>Hint</summary>
 #
@@ -385,7 +388,7 @@ tp.check(3, AllReduceSum, SyncBatchNorm)
 # ## Parameters that take no part
 #
 # This network has a trunk and one head for each task; a step uses one head. DDP waits for the gradient of *every*
-# parameter before a bucket is complete. Run the two cells below and read the error: it says what happened and names the cures.
+# parameter before a bucket is complete. Run the two cells below and read the error: it says what happened.
 
 
 # %% tags=["setup"]
@@ -423,10 +426,10 @@ except launch.RankError as error:
 # %% [markdown]
 # ### Balise 4 · Heads that take turns
 #
-# The heads of a network may differ in width. Write `make_parallel(network, device)`: it returns something that is called
-# like the network, `parallel(x, task)`, has its parameters, and trains on all ranks, whatever heads a step uses; in one
-# step different ranks may use different heads. The gradients are the mean over ranks, where a rank that did not use a
-# head counts as zero. The heads that nobody used stay as they are (plain SGD). About 2 lines, or 8 if you mend the
+# The heads of a network may differ in width. Write `make_parallel(network, device)`: it returns something that is called like
+# the network, `parallel(x, task)`, whose `parameters()` are those of the network, and trains on all ranks, whatever heads a
+# step uses; in one step different ranks may use different heads. The gradients are the mean over ranks, where a rank that did
+# not use a head counts as zero. The heads that nobody used stay as they are (plain SGD). About 2 lines, or 8 if you mend the
 # network instead of DDP's options.
 #
 # <details><summary>Hint</summary>
@@ -460,13 +463,13 @@ print(launch.ranks(three_steps, make_parallel, n=2, timeout=10))
 #
 # **`accumulate(model, micro_batches, optimizer)`**: `model` is wrapped in DDP; `micro_batches` is a list of pairs `(x, y)` of
 # this rank, on its device. Make *one* step that equals a step on all samples at once (mean cross-entropy), one micro-batch
-# after the other: memory never holds the activations of two. The last micro-batch may be smaller. All ranks have equally
-# many samples. Gradients are exchanged once, with the last micro-batch.
+# after the other: memory never holds the activations of two. Call `model` itself, not `model.module`. The last micro-batch
+# may be smaller. All ranks have equally many samples. Gradients are exchanged once, with the last micro-batch.
 #
 # **`learning_rate(step, base, base_batch, batch, warmup_steps)`**: the linear rule. `base` suits a batch of `base_batch`
-# samples; with `batch` samples the target is `base · batch / base_batch`. The rate starts at `base` in step 0, rises by the
-# same amount each step, reaches the target in step `warmup_steps`, and stays there. `warmup_steps` may be 0. About 10 and
-# 5 lines.
+# samples; with `batch` samples the target is `base · batch / base_batch`. The rate starts at `base` in step 0, changes by
+# the same amount each step (a smaller batch lowers it), reaches the target in step `warmup_steps`, and stays there.
+# `warmup_steps` may be 0. About 10 and 5 lines.
 #
 # <details><summary>Hint</summary>
 #
@@ -594,10 +597,12 @@ show_loads()
 # %% [markdown]
 # ### Balise 7 · A checkpoint that survives
 #
-# **`save_checkpoint(path, model, optimizer, epoch)`** runs on every rank; `model` may be wrapped in DDP; `epoch` is the number
-# of epochs done. Rank 0 alone writes one file, with tensors and plain numbers only, under the names of the network itself.
-# It is there when the function returns, on any rank. If writing fails half-way (a full disk, the end of the time limit),
-# the checkpoint that was there before is untouched, the error comes through (on rank 0 at least), and no rank is left waiting.
+# **`save_checkpoint(path, model, optimizer, epoch)`** runs on every rank; `path` is a `Path`; `model` may be wrapped in DDP;
+# `epoch` is the number of epochs done. Rank 0 alone writes one file, with tensors and plain numbers only, under the names of
+# the network itself. It is there when the function returns, on any rank. If writing fails half-way (a full disk, the end of
+# the time limit), the checkpoint that was there before is untouched, the error comes through (on rank 0 at least), and no
+# rank is left waiting. Once there is a checkpoint, at no moment is there no whole one under `path`, even if the process is
+# killed.
 #
 # **`load_checkpoint(path, model, optimizer)`** runs on every rank, of another number of ranks, too; `model` may be wrapped or
 # not. It restores both and returns the number of epochs done; without a file it changes nothing and returns 0. About 14
@@ -683,8 +688,9 @@ launch.queue()
 #   it;
 # - `srun` starts `command` (a program and its arguments, as one writes them in a shell, quotes included), and hands each
 #   process its cores;
-# - each process finds what `join_world` needs: `MASTER_ADDR`, the first node of the job, where rank 0 waits for the others,
-#   and `MASTER_PORT`, made from the job's number, so that two jobs do not meet. Slurm sets neither.
+# - each process finds what `join_world` needs: all GPUs of its node; `MASTER_ADDR`, the first node of the job, where rank 0
+#   waits for the others; and `MASTER_PORT`, made from the job's number, so that two jobs do not meet. Slurm sets neither of
+#   these two. The script ends when the processes have ended.
 #
 # About 13 lines.
 #
@@ -825,11 +831,11 @@ axes.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=Fal
 plt.show()
 
 # %% [markdown]
-# The curves are models: latency and bandwidth of a link, buckets of 25 MiB (for this machine 4 MiB, as in its
-# measurement) that start when they are full; the sources stand in the docstrings of `dlojz_tp.planner`. The points are
-# measured: the time that a rank computes, over the time of its step with the exchange. Where they lie beside the dotted
-# line, this machine does what the model leaves out: ranks on a processor share its memory, and its cores where there are
-# fewer than ranks, and the exchange itself needs a core.
+# The curves are models: latency and bandwidth of a link, buckets of 25 MiB (for this machine 4 MiB, as in its measurement)
+# that start when they are full; the sources stand in the docstrings of `dlojz_tp.planner`. The points are measured: the time
+# that a rank computes, over the time of its step with the exchange. Where they lie beside the dotted line, this machine does
+# what the model leaves out: DDP copies gradients into buckets even at one rank, where nothing is exchanged; ranks on a
+# processor share its memory, and its cores where there are fewer than ranks; and the exchange itself needs a core.
 #
 # **Read it from the right.** At 1,024 GPUs the two models are far apart: the estimate at the top says which figure is
 # whose. A ring sends the fewest bytes, but its latency grows with the number of ranks; a tree's grows with the

@@ -60,7 +60,7 @@ def balise_2(evaluate):
     for size, ranks in worlds.items():
         for rank, found in enumerate(ranks):
             _right_work(size, rank, found)
-    yield "one exchange of a few bytes, however many batches"
+    yield "a few bytes are exchanged, however many batches there are"
     for size, ranks in worlds.items():
         for rank, found in enumerate(ranks):
             _right_messages(size, rank, found)
