@@ -126,8 +126,17 @@ def one_of(seen, due) -> bool:
 
 def form(value):
     """What a value is, in words: "float32 (2, 3)" for a tensor; of a list or tuple, a list of them; None for None."""
+    return _each(value, lambda tensor: f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}")
+
+
+def shape(value):
+    """As `form`, without the dtype: a tuple of ints for a tensor."""
+    return _each(value, lambda tensor: tuple(tensor.shape))
+
+
+def _each(value, of_tensor):
     if isinstance(value, torch.Tensor):
-        return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
+        return of_tensor(value)
     if isinstance(value, list | tuple):
-        return [form(one) for one in value]
+        return [_each(one, of_tensor) for one in value]
     return None if value is None else type(value).__name__

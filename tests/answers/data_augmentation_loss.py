@@ -1,4 +1,4 @@
-"""Answers to balises 6 and 7 of 07_data_augmentation: the loss, the draw, the step."""
+"""Answers to balise 7 of 07_data_augmentation: the draw, the step."""
 
 import functools
 
@@ -11,82 +11,6 @@ from dlojz_tp.works import source
 from tests.answers.bank import Bank
 
 bank = Bank("07_data_augmentation")
-
-# balise 6
-LOSS = "return -(labels * log_p).sum(dim=1).mean()"
-bank.slip(6, "nothing-returned", (LOSS, LOSS.removeprefix("return ")))
-bank.slip(6, "library-loss", (LOSS, "return F.cross_entropy(logits, labels)"))
-bank.slip(6, "loss-shape", (LOSS, LOSS.replace(".mean()", "")))
-bank.slip(6, "loss-shape", (LOSS, LOSS + ".item()"))
-bank.slip(6, "loss-summed-up", (LOSS, LOSS.replace(".mean()", ".sum()")))
-bank.slip(6, "loss-mean-of-all", (LOSS, "return -(labels * log_p).mean()"))
-bank.slip(6, "sign", (LOSS, LOSS.replace("-(", "(")))
-bank.slip(6, "softmax-then-log", (".log_softmax(dim=1)", ".softmax(dim=1).log()"))
-bank.slip(6, "softmax-then-log", (".log_softmax(dim=1)", ".softmax(dim=1).clamp(min=1e-12).log()"))
-bank.slip(6, "labels-argmaxed", ("    log_p =", "    labels = F.one_hot(labels.argmax(1), classes)\n    log_p ="))
-bank.slip(6, "no-smoothing", ("    labels = (1 - smoothing) * labels + smoothing / classes\n", ""))
-bank.slip(6, "smoothing-too-strong", ("smoothing / classes", "smoothing"))
-bank.slip(
-    6,
-    "smoothing-too-strong",
-    (
-        "labels = (1 - smoothing) * labels + smoothing / classes",
-        "hot = F.one_hot(labels.argmax(1), classes)\n    labels = (1 - smoothing) * labels + smoothing / (classes - 1) * (1 - hot)",
-    ),
-)
-bank.slip(6, "softmax-over-images", ("log_softmax(dim=1)", "log_softmax(dim=0)"))
-bank.slip(6, "no-log", ("log_softmax(dim=1)", "softmax(dim=1)"))
-bank.slip(6, "no-softmax", (".log_softmax(dim=1)", ""))
-bank.slip(6, "divided-by-classes", (LOSS, "return -(labels * log_p).sum(dim=0).mean()"))
-bank.slip(6, "entropy-subtracted", (LOSS, "return (labels * (labels.log() - log_p)).sum(dim=1).mean()"))
-bank.slip(6, "smoothing-keeps-mass", ("(1 - smoothing) * labels", "labels"))
-bank.slip(6, "smoothing-too-strong", ("smoothing / classes", "smoothing / (classes - 1)"))
-bank.slip(6, "integer-labels", ("F.one_hot(labels, classes)", "F.one_hot(labels)"))
-bank.slip(6, "softmax-then-log", (".log_softmax(dim=1)", ".softmax(dim=1).add(1e-7).log()"))
-bank.slip(
-    6,
-    "wrong-soft-loss",
-    (LOSS, "return -(labels * log_p + (1 - labels) * (-log_p.exp()).log1p()).sum(dim=1).mean()"),
-)
-bank.slip(6, "integer-labels", ("    if labels.dim() == 1:\n        labels = F.one_hot(labels, classes)\n", ""))
-bank.slip(6, "no-gradient", ("logits.to(", "logits.detach().to("))
-bank.slip(6, "wrong-gradient", (LOSS, "log_p = 2 * log_p - log_p.detach()\n    " + LOSS))
-bank.slip(
-    6,
-    "half-precision-loss",
-    ("logits.to(torch.promote_types(logits.dtype, torch.float32))", "logits"),
-    ("    labels = (1", "    labels = labels.to(logits.dtype)\n    labels = (1"),
-)
-bank.slip(6, "loss-waits", (LOSS, "assert torch.isfinite(log_p).all()\n    " + LOSS))
-TOP = "return (logits.argmax(dim=1) == soft.argmax(dim=1)).float().mean()"
-bank.slip(6, "nothing-returned", (TOP, TOP.removeprefix("return ")))
-bank.slip(6, "top1-shape", (TOP, TOP + ".item()"))
-bank.slip(6, "top1-count", (TOP, TOP.replace(".float().mean()", ".sum()")))
-bank.slip(6, "top1-wrong", (TOP, "return (soft.gather(1, logits.argmax(1, keepdim=True)) > 0).float().mean()"))
-bank.slip(6, "top1-percent", (TOP, TOP + " * 100"))
-bank.slip(6, "top1-mass", (TOP, "return soft.gather(1, logits.argmax(1, keepdim=True)).mean()"))
-bank.slip(6, "top1-wrong", (TOP, "return (logits.argmax(dim=1) == soft.argmin(dim=1)).float().mean()"))
-
-
-def soft_cross_entropy(logits, labels, smoothing=0.0):
-    """By log-sum-exp; smoothing as a second term."""
-    x = logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
-    if labels.ndim == 1:
-        labels = torch.eye(x.shape[1], dtype=x.dtype, device=x.device)[labels]
-    log_p = x - torch.logsumexp(x, dim=-1, keepdim=True)
-    hard = -(labels.to(x.dtype) * log_p).sum(-1)
-    even = -log_p.mean(-1)
-    return ((1 - smoothing) * hard + smoothing * even).mean()
-
-
-def top1(logits, soft):
-    return torch.eq(logits.argmax(-1), soft.max(-1).indices).double().mean()
-
-
-bank.several(6, None, soft_cross_entropy, top1)
-bank.slip(
-    6, None, ("-(labels * log_p).sum(dim=1).mean()", '-torch.einsum("bc,bc->b", labels.to(log_p.dtype), log_p).mean()')
-)
 
 
 # balise 7
@@ -251,11 +175,6 @@ def train_step(model, mix, images, labels, optimizer, device):
 bank.several(7, None, Both, train_step)
 
 
-bank.slip(
-    6,
-    "library-loss",
-    (LOSS, "return F.cross_entropy(logits, labels) if smoothing else " + LOSS.removeprefix("return ")),
-)
 bank.slip(7, "step-changes-mode", *full((STEP, "    mix.train()\n" + STEP)))
 bank.slip(7, "step-changes-mode", *full((STEP, STEP + "    model.eval()\n")))
 bank.slip(7, "step-two-forwards", *full(("    loss.backward()\n", "    logits = model(images)\n    loss.backward()\n")))
@@ -323,20 +242,6 @@ class DrawnThere(nn.Module):
 
 bank.several(7, None, DrawnThere, train_step)
 
-
-def loss_by_terms(logits, labels, smoothing=0.0):
-    """Integer labels by gather; the smoothing as a mean of its own."""
-    kind = torch.float64 if logits.dtype == torch.float64 else torch.float32
-    log_p = F.log_softmax(logits, dim=-1, dtype=kind)
-    picked = log_p.gather(1, labels[:, None])[:, 0] if labels.ndim == 1 else (log_p * labels).sum(-1)
-    return -((1 - smoothing) * picked.mean() + smoothing * log_p.mean())
-
-
-def share_right(logits, soft):
-    return (logits.max(1)[1] == soft.max(1)[1]).sum() / logits.shape[0]
-
-
-bank.several(6, None, loss_by_terms, share_right)
 
 bank.slip(7, "classes-forgotten", *full(("F.one_hot(labels, self.classes).float()\n", "F.one_hot(labels).float()\n")))
 bank.slip(7, "step-hard-loss", *full((STEP, "    images, _ = mix(images, labels)\n    soft = labels\n")))

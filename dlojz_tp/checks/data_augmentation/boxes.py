@@ -2,7 +2,7 @@
 
 import torch
 
-from dlojz_tp.checking.looks import Look, Value, form, judged, one_of, within
+from dlojz_tp.checking.looks import Look, Value, form, judged, one_of, shape, within
 from dlojz_tp.checks.data_augmentation.devices import batched
 
 OFF = 2.01  # pixels that rounding, in one direction at the centre and in another at the side, may move an edge
@@ -33,19 +33,14 @@ INSIDE = ((ENDS > 0) & (ENDS < LIMITS)).all(1)
 def observe(cutmix_boxes):
     """Forms of what is returned; (139, 4) boxes and (139,) λ of all cases."""
     got = [cutmix_boxes(lam.clone(), y.clone(), x.clone(), height, width) for lam, y, x, height, width in CASES]
-    if any(one is None for one in got):
-        return {"shapes": None}
-    forms = [one if isinstance(one, list) and len(one) == 2 else [form(one)] for one in map(form, got)]
-    found = {
-        "shapes": [[one.partition(" ")[2] for one in each] for each in forms],
-        "kinds": [each[0] for each in forms],
-    }
+    found = {"shapes": shape(got)}
     if found["shapes"] == SHAPES:
-        found |= {name: torch.cat(parts).double() for name, parts in zip(("boxes", "kept"), zip(*got))}
+        boxes, kept = zip(*got)
+        found |= {"kinds": [form(one).split()[0] for one in boxes], "boxes": torch.cat(boxes), "kept": torch.cat(kept)}
     return found
 
 
-SHAPES = [[f"({len(case[0])}, 4)", f"({len(case[0])},)"] for case in CASES]
+SHAPES = [[(len(case[0]), 4), (len(case[0]),)] for case in CASES]
 
 
 def _box(seen, due):
@@ -77,13 +72,12 @@ def _excess(seen):
 
 def _error(seen):
     """Of λ, from the pixels of the boxes."""
-    return seen["kept"] - 1 + (seen["boxes"][:, 2:] - seen["boxes"][:, :2]).prod(1) / SIDES.prod(1)
+    return seen["kept"].double() - 1 + (seen["boxes"][:, 2:] - seen["boxes"][:, :2]).prod(1) / SIDES.prod(1)
 
 
 LOOKS = [
     Look("integer boxes (batch, 4), inside the image", "shapes", SHAPES, "boxes-form"),
-    Look("", lambda o: [kind.partition(" ")[0] for kind in o["kinds"]], ["int64", "int32"],
-         lambda seen, _: "boxes-not-integers" if seen[0].startswith(("float", "bfloat", "bool")) else "boxes-narrow", one_of,
+    Look("", "kinds", ["int64", "int32"], lambda seen, _: "boxes-not-integers" if seen[0].startswith(("float", "bfloat", "bool")) else "boxes-narrow", one_of,
          lambda seen, _: {"dtype": seen[0], "got": seen[0], "expected": "int64"}),
     Value("", "boxes", IDEAL, _misplaced, lambda seen, due: bool(((seen - due).abs() <= OFF).all()), _box),
     Look("", lambda o: torch.minimum(o["boxes"].clamp(min=0), LIMITS) - o["boxes"], 0 * IDEAL, "outside",

@@ -2,9 +2,10 @@
 
 from tests.answers.bank import Bank
 from tests.answers.data_augmentation.balise_3 import bank as balise_3
+from tests.answers.data_augmentation.balise_4 import bank as balise_4
+from tests.answers.data_augmentation.balise_6 import bank as balise_6
 from tests.answers.data_augmentation_loss import bank as loss
-from tests.answers.data_augmentation_masks import bank as masks
 from tests.answers.data_augmentation_mixing import bank as mixing
 
 bank = Bank("07_data_augmentation")
-bank.add(mixing, balise_3, masks, loss)
+bank.add(mixing, balise_3, balise_4, balise_6, loss)

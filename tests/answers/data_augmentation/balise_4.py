@@ -1,0 +1,137 @@
+"""Answers to balise 4 of 07_data_augmentation: masks of boxes."""
+
+import torch
+
+from tests.answers.bank import Bank
+
+bank = Bank("07_data_augmentation")
+RETURN = "return inside.view(torch.bool)"
+
+
+AXES = '''
+def box_masks(boxes, height, width):
+    """Two lines, one for each axis, multiplied."""
+    r, c = torch.arange(height, device=boxes.device), torch.arange(width, device=boxes.device)
+    tall = (r[None] >= boxes[:, 0:1]) & (r[None] < boxes[:, 2:3])
+    wide = (c[None] >= boxes[:, 1:2]) & (c[None] < boxes[:, 3:4])
+    return (tall[:, :, None] & wide[:, None, :])[:, None]
+'''
+bank.text(4, None, AXES)
+
+
+@bank.right(4)
+def box_masks(boxes, height, width):
+    """Distances from the start, unsigned by clamping."""
+    t, s, b, e = (edge[:, None, None, None] for edge in boxes.unbind(1))
+    y = torch.arange(height, device=boxes.device)[None, None, :, None] - t
+    x = torch.arange(width, device=boxes.device)[None, None, None, :] - s
+    return torch.logical_and((y >= 0) * (y < b - t), (x >= 0) * (x < e - s)).bool()
+
+
+GRID = '''
+def box_masks(boxes, height, width):
+    """A grid of places, compared as pairs."""
+    places = torch.meshgrid(
+        torch.arange(height, device=boxes.device), torch.arange(width, device=boxes.device), indexing="ij"
+    )
+    grid = torch.stack(places)[None]
+    start, end = boxes[:, :2, None, None], boxes[:, 2:, None, None]
+    return ((grid >= start) & (grid < end)).all(1, keepdim=True)
+'''
+bank.text(4, None, GRID)
+
+
+bank.slip(4, "nothing-returned", (RETURN, RETURN.removeprefix("return ")))
+
+bank.hint(4, "mask-form", "The masks are booleans of shape (batch, 1, height, width).")
+bank.slip(4, "mask-form", (RETURN, "return (tall & wide).float()"))
+bank.slip(4, "mask-form", (RETURN, "return (tall & wide)[:, 0]"))
+bank.variant(4, "mask-form", AXES, ("[:, None]\n", "\n"))
+
+bank.hint(4, "mask-wrong", "The mask of box {box} is not that box.")
+bank.slip(4, "mask-wrong", (RETURN, "return tall ^ wide"))
+bank.variant(4, "mask-wrong", AXES, ("tall[:, :, None] & wide", "tall[:, :, None] ^ wide"))
+bank.variant(4, "mask-wrong", GRID, ("grid < end", "grid < start + 1"))
+
+bank.hint(4, "mask-inverted", "The mask is True outside of the box. It shall be True inside.")
+bank.slip(4, "mask-inverted", (RETURN, "return ~(tall & wide)"))
+bank.variant(4, "mask-inverted", AXES, ("return (tall", "return ~(tall"))
+bank.variant(4, "mask-inverted", GRID, ("return ((", "return ~(("))
+
+bank.hint(4, "mask-inclusive", "The mask has a row or a column too many: bottom and right are the first outside.")
+bank.slip(
+    4,
+    "mask-inclusive",
+    ("rows < bottom", "rows <= bottom"),
+    ("columns < right", "columns <= right"),
+    ("return inside.view(torch.bool)", "return (bottom > top) & (right > left) & inside.view(torch.bool)"),
+)
+bank.slip(4, "mask-inclusive", ("rows < bottom", "rows <= bottom"), ("columns < right", "columns <= right"))
+bank.variant(4, "mask-inclusive", AXES, ("[None] < ", "[None] <= "))
+bank.variant(4, "mask-inclusive", GRID, ("grid < end", "grid <= end"))
+
+bank.hint(4, "mask-of-empty-box", "An empty box gives a mask with pixels in it.")
+bank.slip(4, "mask-of-empty-box", (RETURN, "return tall & wide | (top == bottom)"))
+bank.variant(4, "mask-of-empty-box", GRID, ("return (", "return (start == end).any(1, keepdim=True) | ("))
+
+bank.hint(4, "mask-transposed", "Rows and columns of the mask are swapped.")
+bank.slip(4, "mask-transposed", ("top, left, bottom, right = ", "left, top, right, bottom = "))
+bank.variant(4, "mask-transposed", AXES, ("0:1", "1:2 "), ("2:3", "3:4 "), ("1:2]", "0:1]"), ("3:4]", "2:3]"))
+bank.variant(
+    4,
+    "mask-transposed",
+    GRID,
+    ("boxes[:, :2, None", "boxes[:, [1, 0], None"),
+    ("boxes[:, 2:, None", "boxes[:, [3, 2], None"),
+)
+
+bank.hint(4, "mask-starts-late", "The mask leaves out the first row or column of the box: top and left belong to it.")
+bank.slip(4, "mask-starts-late", ("rows >= top", "rows > top"), ("columns >= left", "columns > left"))
+bank.variant(4, "mask-starts-late", AXES, ("[None] >= ", "[None] > "))
+bank.variant(4, "mask-starts-late", GRID, ("grid >= start", "grid > start"))
+
+bank.hint(
+    4,
+    "mask-too-wide",
+    "The mask of box {box} has pixels outside of it. A pixel is inside if all four hold: row at least top, row "
+    "below bottom, column at least left, column below right. Join them with & (logical_and).",
+)
+bank.slip(4, "mask-too-wide", (" & (columns < right)", ""))
+bank.slip(4, "mask-too-wide", (RETURN, "return torch.logical_or(tall, wide)"))
+bank.slip(4, "mask-too-wide", ("(rows >= top) & (rows < bottom)", "torch.logical_and(rows >= top, columns < right)"))
+bank.slip(
+    4,
+    "mask-too-wide",
+    ("rows < bottom", "rows <= bottom"),
+    ("return inside.view(torch.bool)", "return (bottom > top) & (right > left) & inside.view(torch.bool)"),
+)
+bank.variant(4, "mask-too-wide", AXES, ("tall[:, :, None] & wide", "tall[:, :, None] | wide"))
+bank.variant(4, "mask-too-wide", GRID, (".all(1", ".any(1"))
+bank.variant(
+    4,
+    "mask-too-wide",
+    GRID,
+    ("grid < end", "grid < end + torch.tensor([1, 0])[:, None, None]"),
+    ("return (", "return (end > start).all(1, keepdim=True) & ("),
+)
+
+bank.slip(4, "other-device", ("torch.arange(width, device=boxes.device)", "torch.arange(width)"))
+
+
+@bank.wrong(4, "loop-over-images")
+def box_masks(boxes, height, width):
+    masks = torch.zeros(len(boxes), 1, height, width, dtype=torch.bool, device=boxes.device)
+    rows = torch.arange(height, device=boxes.device)[:, None]
+    columns = torch.arange(width, device=boxes.device)
+    for i in range(len(boxes)):
+        t, s, b, e = boxes[i].unbind()
+        masks[i, 0] = (rows >= t) & (rows < b) & (columns >= s) & (columns < e)
+    return masks
+
+
+@bank.wrong(4, "loop-over-images")
+def box_masks(boxes, height, width):
+    masks = torch.zeros(len(boxes), 1, height, width, dtype=torch.bool, device=boxes.device)
+    for mask, (t, s, b, e) in zip(masks, boxes.tolist()):
+        mask[0, t:b, s:e] = True
+    return masks
