@@ -43,17 +43,19 @@ def observe(cutmix_boxes):
 SHAPES = [[(len(case[0]), 4), (len(case[0]),)] for case in CASES]
 
 
-def _box(seen, due):
-    """What hints say of the first box that is wrong, if there is one between the borders."""
-    wrong = ((seen - due).abs() > OFF).any(1)
-    free = wrong & (seen[:, :2] > 0).all(1) & (seen[:, 2:] < SIDES).all(1)
-    k = int((free if free.any() else wrong).int().argmax())
-    (height, width), (y, x), (tall, wide) = (
-        v.tolist() for v in (SIDES[k].int(), CENTRES[k], seen[k, 2:] - seen[k, :2])
-    )
-    return {"box": seen[k].int().tolist(), "height": height, "width": width, "y": y, "x": x, "tall": tall, "wide": wide,
-            "lam": LAM[k].item(), "expected": [round(edge, 1) for edge in due[k].tolist()], "got": seen[k].tolist(),
-            "where": f"λ = {LAM[k]:.3f}, image {height} × {width}"}  # fmt: skip
+def _edges(kind, wrong, hint):
+    """A look at all boxes. wrong(boxes): (139, 4), which edges are; hints speak of a box away from the borders, if any."""
+
+    def fields(seen, _):
+        rows = wrong(seen).any(1)
+        free = rows & (seen[:, :2] > 0).all(1) & (seen[:, 2:] < SIDES).all(1)
+        k = int((free if free.any() else rows).int().argmax())
+        (height, width), (y, x), box = SIDES[k].int().tolist(), CENTRES[k].tolist(), seen[k].int().tolist()
+        return {"box": box, "height": height, "width": width, "y": y, "x": x, "tall": box[2] - box[0], "wide": box[3] - box[1],
+                "lam": LAM[k].item(), "expected": [round(edge, 1) for edge in IDEAL[k].tolist()], "got": box,
+                "where": f"λ = {LAM[k]:.3f}, image {height} × {width}"}  # fmt: skip
+
+    return kind("", "boxes", IDEAL, hint, lambda seen, _: not wrong(seen).any(), fields)
 
 
 def _misplaced(seen, due):
@@ -79,10 +81,9 @@ LOOKS = [
     Look("integer boxes (batch, 4), inside the image", "shapes", SHAPES, "boxes-form"),
     Look("", "kinds", ["int64", "int32"], lambda seen, _: "boxes-not-integers" if seen[0].startswith(("float", "bfloat", "bool")) else "boxes-narrow", one_of,
          lambda seen, _: {"dtype": seen[0], "got": seen[0], "expected": "int64"}),
-    Value("", "boxes", IDEAL, _misplaced, lambda seen, due: bool(((seen - due).abs() <= OFF).all()), _box),
-    Look("", lambda o: torch.minimum(o["boxes"].clamp(min=0), LIMITS) - o["boxes"], 0 * IDEAL, "outside",
-         fields=lambda seen, _: _box(IDEAL - 9 * seen, IDEAL)),
-    Look("", lambda o: o["boxes"].where(OVER, IDEAL), IDEAL, "border-left-out", fields=lambda seen, due: _box(seen + 9 * (seen - due), due)),
+    _edges(Value, lambda boxes: (boxes - IDEAL).abs() > OFF, _misplaced),
+    _edges(Look, lambda boxes: (boxes < 0) | (boxes > LIMITS), "outside"),
+    _edges(Look, lambda boxes: OVER & (boxes != IDEAL), "border-left-out"),
     Look("", _excess, [1.2, 0.0], "box-too-large", lambda seen, due: seen[0] <= due[0] and seen[1] <= due[1]),
     Value("λ is what is really kept of the image", _error, 0 * LAM, "lambda-not-exact", within(1e-5)),
 ]  # fmt: skip
