@@ -338,6 +338,17 @@ bank.slip(2, "output-cut", ("output.detach().contiguous()", "output.detach_().co
 bank.slip(
     2, "needless-copy", ("output.detach().contiguous()", "output.detach().clone(memory_format=torch.contiguous_format)")
 )
+CLONE = ".clone(memory_format=torch.contiguous_format)"
+bank.slip(2, "needless-copy", ("received.grad.contiguous()", f"received.grad{CLONE}"))
+bank.slip(
+    2,
+    "needless-copy",
+    ("    return received.requires_grad_(", "    received = received.clone()\n    return received.requires_grad_("),
+)
+bank.slip(2, "needless-copy", ("    return gradient", "    return gradient.clone()"))
+bank.slip(2, None, ("output.detach().contiguous()", "output.contiguous()"))  # what is sent may have its graph
+WORK = "dist.isend(received.grad.contiguous(), peer, lane, tag=tag)"
+bank.slip(2, "no-works", (f"[{WORK}]", WORK))
 bank.slip(2, "gradient-asks", ("requires_grad=False", "requires_grad=output.requires_grad"),
           ("dist.recv(gradient, peer, lane, tag=tag)", "dist.recv(gradient.detach(), peer, lane, tag=tag)"))  # fmt: skip
 bank.slip(2, "send-waits", ("return [dist.isend(part, peer, lane, tag=tag) for part in (header, output.detach().contiguous())]",
