@@ -119,6 +119,7 @@ bank.slip(4, "first-one-back", ("for k in reversed(range(n_micro_batches)):\n   
 for ahead, back in (
     ("place.stage + 1", "place.stage - 1"),
     ("dist.get_rank() + 1", "dist.get_rank() - 1"),
+    ("(dist.get_rank() + 1) % place.n_stages", "(dist.get_rank() - 1) % place.n_stages"),
 ):
     for number in (3, 4):
         bank.slip(number, "not-a-neighbour", ("_activation(place.before", f"_activation({back}"), ("y, place.behind", f"y, {ahead}"),
@@ -135,6 +136,10 @@ bank.slip(4, "weights-changed", ("        if place.before is not None:\n        
 PARTS = "zip(inputs.tensor_split(n_micro_batches), targets.tensor_split(n_micro_batches))"
 bank.slip(4, "other-cut", (PARTS, "zip(inputs.chunk(n_micro_batches), targets.chunk(n_micro_batches))"),
           ("for k in reversed(range(n_micro_batches)):", "for k in reversed(range(len(kept))):"))  # fmt: skip
+SPLIT = "inputs.split(len(inputs) // n_micro_batches), targets.split(len(targets) // n_micro_batches)"
+bank.slip(4, "other-cut", (PARTS, f"zip({SPLIT})"))  # one more than n_micro_batches, and not gone back through
+bank.slip(4, "other-cut", (PARTS, f"zip({SPLIT})"), ("reversed(range(n_micro_batches))", "reversed(range(len(kept)))"))
+bank.slip(4, "other-cut", (PARTS, f"zip(range(n_micro_batches), {SPLIT})"), ("k, (x, t) in enumerate(", "k, x, t in ("))
 bank.slip(4, "uneven-fails", (PARTS, "zip(inputs.chunk(n_micro_batches), targets.chunk(n_micro_batches))"))
 bank.slip(4, "sends-not-waited", ("    for work in works:\n        work.wait()\n", ""))
 bank.slip(4, "gradients-of-one", ("        y.backward(", "        stage.zero_grad()\n        y.backward("))

@@ -137,12 +137,13 @@ def my_stage(index: int, n_stages: int) -> Stage:
 
 
 class Place:
-    """Where a rank stands, with the attributes that the notebook's Place has; stages may begin at another rank than 0."""
+    """Where a rank stands, with the attributes that the notebook's Place has; no rank can tell its neighbours by itself."""
 
     def __init__(self, rank: int, n_stages: int):
-        self.stage, self.n_stages = (rank + (n_stages > 2)) % n_stages, n_stages
-        self.before = (rank - 1) % n_stages if self.stage > 0 else None
-        self.behind = (rank + 1) % n_stages if self.stage < n_stages - 1 else None
+        order = {3: (1, 0, 2), 4: (2, 0, 3, 1)}.get(n_stages, range(n_stages))  # the rank of each stage
+        self.stage, self.n_stages = order.index(rank), n_stages
+        self.before = order[self.stage - 1] if self.stage > 0 else None
+        self.behind = order[self.stage + 1] if self.stage < n_stages - 1 else None
 
 
 def batch(rows: int):

@@ -16,7 +16,7 @@ from dlojz_tp.checks.pipeline_under_the_hood.common import (
     right_step,
     run_step,
 )
-from dlojz_tp.checks.pipeline_under_the_hood.steps import case
+from dlojz_tp.checks.pipeline_under_the_hood.steps import case, right_rows
 from dlojz_tp.checks.pipeline_under_the_hood.timing import judged, on_the_clock
 
 HINTS = {
@@ -44,6 +44,7 @@ def balise_6(run_schedule):
     for number, (orders, rows) in enumerate(cases):
         worlds = case(found, number)
         _followed(worlds, orders, rows)
+        right_rows(worlds, rows, 4)
         right_step(worlds, rows, 4, even=rows % 4 == 0)
     yield "micro-batches in the order 2, 0, 3, 1 forward and 0, 3, 2, 1 back, with other functions that send and receive"
     odd = {3: [_odd(stage, 3) for stage in range(3)]}

@@ -19,7 +19,7 @@ HINTS = {
     "lane-both-ways": "The lane {lane!r} carried messages in both directions between two ranks. With NCCL they wait for each other: "
     "activations go in one lane, gradients in the other.",
     "not-a-neighbour": "Stage {stage}, on rank {rank}, exchanged a message with rank {peer}. Its neighbours are place.before = {before} and "
-    "place.behind = {behind}: ranks are not numbered like stages, where pipelines stand side by side.",
+    "place.behind = {behind}: no count from the rank or from the stage finds them, where pipelines stand side by side.",
 }
 
 

@@ -10,7 +10,7 @@ HINTS = {
     "tensor_split and run the stage once for each part.",
     "run-too-often": "The stage has run {got} times forward for {m} micro-batches.",
     "other-cut": "The stage ran on micro-batches of {got} rows. tensor_split cuts {rows} rows into {expected}: other functions, such as "
-    "chunk and split, cut otherwise, and sometimes into fewer.",
+    "chunk and split, cut otherwise, sometimes into fewer or more, and a slice of len // n rows leaves the last ones out.",
     "uneven-fails": "Right where the batch divides, and it fails where it does not: {error}. tensor_split cuts {rows} rows into {cut}.",
     "one-at-a-time": "The first stage waits for the gradient of a micro-batch before it sends the next one forward: no two stages "
     "ever work at the same time. First all forwards, then all backwards.",
@@ -60,10 +60,8 @@ def balise_4(gpipe_step):
             _cut(got, 12, 4, rank, size)
     yield "9 rows in 4 micro-batches, 5 rows in 5, 7 rows in 1"
     for number, (rows, pieces) in enumerate(cases):
+        right_rows(case(found, number), rows, pieces)
         right_step(case(found, number), rows, pieces, even=rows % pieces == 0)
-        for size, ranks in case(found, number).items():
-            for rank, got in enumerate(ranks):
-                _rows(got, rows, pieces, rank, size)
 
 
 def case(found, number: int) -> dict[int, list]:
@@ -89,14 +87,16 @@ def row_counts(rows, pieces):
     return [rows // pieces + (k < rows % pieces) for k in range(pieces)]
 
 
-def _rows(got, rows, pieces, rank, size):
-    wanted, counts = row_counts(rows, pieces), [n for kind, n, _ in got["seen"] if kind == "F"]
-    if sorted(counts) != sorted(2 * wanted):
-        shown = ", ".join(map(str, counts[: len(counts) // 2]))
-        cut = ", ".join(map(str, wanted))
-        raise Wrong(
-            "other-cut", got=shown, expected=cut, rows=rows, where=f"stage {rank} of {size}, {rows} rows in {pieces}"
-        )
+def right_rows(worlds, rows, pieces):
+    """Raise Wrong unless the stages ran, in each of their steps, on micro-batches of as many rows as tensor_split makes."""
+    wanted = row_counts(rows, pieces)
+    for size, ranks in worlds.items():
+        for rank, got in enumerate(ranks):
+            counts, steps = [n for kind, n, _ in got["seen"] if kind == "F"], len(got["gradients"])
+            if sorted(counts) != sorted(steps * wanted):
+                shown, cut = (", ".join(map(str, numbers)) for numbers in (counts[: len(counts) // steps], wanted))
+                where = f"stage {rank} of {size}, {rows} rows in {pieces}"
+                raise Wrong("other-cut", got=shown, expected=cut, rows=rows, where=where)
 
 
 def _cut(got, rows, pieces, rank, size):
