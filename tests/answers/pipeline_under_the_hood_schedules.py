@@ -123,8 +123,7 @@ bank.text(
     None,
     '''
 def gpipe(stage, n_stages, n_micro_batches):
-    yield from (("F", k) for k in range(n_micro_batches))
-    yield from (("B", n_micro_batches - 1 - k) for k in range(n_micro_batches))
+    return (*(("F", k) for k in range(n_micro_batches)), *(("B", n_micro_batches - 1 - k) for k in range(n_micro_batches)))
 
 def one_f_one_b(stage, n_stages, n_micro_batches):
     """Two queues."""
@@ -140,6 +139,10 @@ def one_f_one_b(stage, n_stages, n_micro_batches):
     return [tuple(action) for action in order]
 ''',
 )
+
+bank.slip(5, "not-a-list", ('return forwards + [("B", k) for k in reversed(range(n_micro_batches))]',
+          'yield from forwards\n    yield from (("B", k) for k in reversed(range(n_micro_batches)))'))  # fmt: skip
+bank.slip(5, "not-a-list", ("    return actions + ", "    yield from actions + "))
 
 # ---- the executor
 bank.slip(6, "not-scaled", (" * (len(ts[k]) / len(targets))", ""))
@@ -186,6 +189,8 @@ bank.slip(6, "micro-batches-kept", ("total = y.detach() if total is None else to
 bank.slip(6, "message-inside", ("            end = clock()\n            kept[k] = x, y, [] if last else send(y, place.behind, k)",
           "            kept[k] = x, y, [] if last else send(y, place.behind, k)\n            end = clock()"))  # fmt: skip
 bank.slip(6, "sizes-differ", ("x, y, sent = kept.pop(k)", "x, y, sent = kept.popitem()[1]"))
+bank.slip(6, "other-cut", ("inputs.tensor_split(n_micro_batches), targets.tensor_split(n_micro_batches)",
+          "inputs.split(len(inputs) // n_micro_batches), targets.split(len(targets) // n_micro_batches)"))  # fmt: skip
 bank.slip(6, "uneven-fails", ("inputs.tensor_split(n_micro_batches), targets.tensor_split(n_micro_batches)",
           "inputs.chunk(n_micro_batches), targets.chunk(n_micro_batches)"))  # fmt: skip
 bank.slip(6, None, ("kept[k] = x, y, [] if last else send(y, place.behind, k)",
@@ -204,8 +209,16 @@ bank.slip(6, "waiting-counted", ("x = xs[k] if first else receive(place.before, 
           "begin = clock()\n            x = xs[k] if first else receive(place.before, k)"))  # fmt: skip
 bank.slip(6, "other-clock", ("            begin = clock()\n            y", "            begin = 2.0 * len(events)\n            y"),
           ("end = clock()", "end = 2.0 * len(events) + 1"))  # fmt: skip
-bank.slip(6, None, ("clock()", "time.monotonic_ns() / 1e9"))
-bank.slip(6, None, ("clock()", "now()"), ("    first, last =", "    from time import time as now\n\n    first, last ="))
+bank.slip(6, "other-clock", ("clock()", "time.perf_counter()"))
+bank.slip(6, "other-clock", ("end = clock()", "end = time.perf_counter()"))
+bank.slip(6, "other-clock", ("clock()", "time.monotonic_ns() / 1e9"))
+bank.slip(6, None, ("clock()", "now()"), ("    first, last =", "    now = clock\n    first, last ="))
+bank.slip(
+    6,
+    "other-clock",
+    ("clock()", "now()"),
+    ("    first, last =", "    from time import time as now\n\n    first, last ="),
+)
 bank.slip(6, "sends-late", ("kept[k] = x, y, [] if last else send(y, place.behind, k)", "kept[k] = x, y, []"),
           ("            x, y, sent = kept.pop(k)", "            for other in [j for j, held in kept.items() if not last and not held[2]]:\n"
            "                kept[other] = *kept[other][:2], send(kept[other][1], place.behind, other)\n"
@@ -235,10 +248,10 @@ bank.text(
     6,
     "gradient-of-another",
     '''
-from time import perf_counter as tick
+tick = clock
 
 def run_schedule(actions, stage, place, inputs, targets, loss_function, n_micro_batches, messages=None):
-    """Wrong: gradients are asked for ahead, in the order of the forwards; the clock of the library, under a name of its own."""
+    """Wrong: gradients are asked for ahead, in the order of the forwards; the clock under a name of its own."""
     send, receive = messages or (send_activation, receive_activation)
     xs, ts = inputs.tensor_split(n_micro_batches), targets.tensor_split(n_micro_batches)
     kept, sends, events, losses = {}, [], [], []

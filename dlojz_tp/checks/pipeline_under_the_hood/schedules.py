@@ -6,7 +6,8 @@ from dlojz_tp.checking.borrowed import out_of_reach, pipeline_schedules
 
 HINTS = {
     "library-schedule": "{name} is a library's. Here you write it.",
-    "not-a-list": 'Return a list of actions such as ("F", 0) and ("B", 0), here came {kind}.',
+    "not-a-list": 'Return a list of actions such as ("F", 0) and ("B", 0), here came {kind}. A schedule is run again in each step; '
+    "what yield makes is used up after one.",
     "incomplete": "This is no whole step: {error}.",
     "fewer-than-stages": "With fewer micro-batches than stages: {error}. A stage cannot do more forwards first than there are "
     "micro-batches.",
@@ -67,9 +68,9 @@ def _simulated(name, schedule, p, m):
     lists = []
     for stage in range(p):
         actions = schedule(stage, p, m)
-        if isinstance(actions, tuple) or (hasattr(actions, "__next__")):
-            actions = list(actions)
-        if not isinstance(actions, list) or not all(isinstance(a, tuple | list) and len(a) == 2 for a in actions):
+        if not isinstance(actions, list | tuple) or not all(
+            isinstance(a, tuple | list) and len(a) == 2 for a in actions
+        ):
             kind = "None" if actions is None else f"a {type(actions).__name__}: {actions!r:.80}"
             raise Wrong("not-a-list", kind=kind, where=_where(name, p, m))
         actions = [(kind, int(k) if type(k).__module__ == "numpy" else k) for kind, k in actions]
