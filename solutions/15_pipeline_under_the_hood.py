@@ -269,7 +269,7 @@ DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int
 #
 # <details><summary>Hint</summary>
 #
-# `dist.isend` wants a contiguous tensor without a graph: `output.detach().contiguous()` copies only where it must. Put
+# `dist.isend` wants a contiguous tensor, and no graph: `output.detach().contiguous()` copies only where it must. Put
 # index of the dtype, number of dimensions and the sizes into an int64 tensor of fixed length, filled up with zeros. In a
 # lane, messages arrive in the order in which they were sent. `dist.recv(buffer, peer, group=group, tag=tag)` waits.
 # Buffers lie on `launch.device()`.
@@ -626,7 +626,8 @@ def shapes_once():
 # write it without. `recompute(stage, x)` gives `stage(x)` this way:
 #
 # - gradients of `x` and of the parameters as without it, also where `x` is itself the result of a layer. On the first stage `x` needs no gradient, or is made of token
-#   numbers, which cannot have one; parameters may be frozen.
+#   numbers, which cannot have one; parameters may be frozen. If `x` is changed in place before the backward, autograd's
+#   error comes, as without it, and never a wrong gradient.
 # - **Dropout draws the same masks again.** `random_state` and `set_random_state` are given. Afterwards the random numbers go
 #   on as if nothing had been recomputed.
 #

@@ -115,9 +115,11 @@ def recompute_functional(stage, x):
 
 def recompute_lazily(stage, x):
     """Nothing is saved but numbers; the first one that is asked for makes all of them again."""
-    state, saved, numbers = torch.get_rng_state(), {}, iter(range(10**9))
+    state, saved, numbers, version = torch.get_rng_state(), {}, iter(range(10**9)), x._version
 
     def unpack(number):
+        if x._version != version:
+            raise RuntimeError("x was changed in place")
         if not saved:
             again = iter(range(10**9))
 
@@ -139,7 +141,7 @@ class Dummy(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x, dummy, stage):
-        ctx.x, ctx.stage, ctx.state = x.detach(), stage, torch.get_rng_state()
+        ctx.x, ctx.stage, ctx.state = x.detach().clone(), stage, torch.get_rng_state()
         with torch.no_grad():
             return stage(x)
 
@@ -147,7 +149,7 @@ class Dummy(torch.autograd.Function):
     def backward(ctx, gradient):
         before = torch.get_rng_state()
         torch.set_rng_state(ctx.state)
-        x = ctx.x.clone()
+        x = ctx.x
         if x.is_floating_point():
             x.requires_grad_(True)
         with torch.enable_grad():
@@ -246,6 +248,9 @@ bank.slip(7, "frozen-fails", ("y.backward(gradient)", "parameters = list(ctx.sta
 bank.slip(
     7, "x-not-detached", (".saved_tensors[0].detach().requires_grad_(ctx.needs_input_grad[1])", ".saved_tensors[0]")
 )
+KEEP, TAKE = "ctx.save_for_backward(x)", "ctx.saved_tensors[0]"
+bank.slip(7, "change-not-seen", (KEEP, "ctx.x = x"), (TAKE, "ctx.x"))
+bank.slip(7, "change-not-seen", (KEEP, "ctx.x = x.detach()"), (TAKE, "ctx.x"))
 bank.slip(7, "wrong-recomputed", ("y.backward(gradient)", "y.backward(gradient / len(gradient))"))
 bank.slip(7, "wrong-recomputed", ("return None, x.grad, *", "return None, gradient, *"))
 bank.slip(

@@ -257,6 +257,10 @@ bank.slip(9, "frozen-gradient", (".requires_grad_(p.requires_grad)", ".requires_
 bank.slip(
     9, "callers-x", ("x = x.detach().requires_grad_(x.is_floating_point())", "x.requires_grad_(x.is_floating_point())")
 )
+bank.slip(9, "callers-x", ("self.stash[k] = self.version, weights, x, y", "self.stash[k] = self.version, weights, given"),
+          ("        x = x.detach()", "        given = x\n        x = x.detach()"),
+          (TAKE, "version, weights, x = self.stash.pop(k)\n        x.requires_grad_()\n        "
+           "y = torch.func.functional_call(self.stage, weights, (x,))"))  # fmt: skip
 bank.slip(9, "callers-x", ("        x = x.detach()", "        x -= x.mean()\n        x = x.detach()"))
 
 

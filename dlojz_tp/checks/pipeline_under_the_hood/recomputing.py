@@ -22,6 +22,8 @@ HINTS = {
     "ctx.needs_input_grad[1].",
     "through-x": "Where x is itself a result, backward went on through x's own past{error}. The second forward begins at a copy without "
     "past, ctx.saved_tensors[0].detach(); autograd goes on from the gradient of x that is returned.",
+    "change-not-seen": "x was changed in place between forward and backward, and the gradients became those of another x without a "
+    "word. ctx.save_for_backward(x) notices, and ctx.saved_tensors raises autograd's error then; an attribute such as ctx.x does not.",
     "x-not-detached": "The gradient of x is twice as large: the second forward ran on x itself, so its backward added to x.grad, and "
     "the gradient that is returned was added again. Begin at a copy without past, ctx.saved_tensors[0].detach().",
     "other-output": "recompute(stage, x) is not stage(x).",
@@ -69,6 +71,7 @@ def recomputing(recompute):
         yield "output and gradients as without it: middle stage, first stage, a frozen parameter, token numbers"
         _same_gradients(recompute)
         _of_a_result(recompute)
+        _changed(recompute)
         yield "dropout: the same masks again, and random numbers afterwards as without recomputation"
         _random(recompute)
 
@@ -186,6 +189,22 @@ def _of_a_result(recompute):
     (Counted()(z).sum() + z.square().sum()).backward()
     if len(passed) > 1 or not close(leaf.grad, other.grad):
         raise Wrong("through-x", error="", expected=other.grad, got=leaf.grad, where=where)
+
+
+def _changed(recompute):
+    """x is changed in place before the backward: an error, as without recomputation, or gradients of the x that there was."""
+    stage, (x, *_) = Counted(), _stage_inputs()
+    wanted, _ = _truth([x], None, {}, parts=(0,))
+    y = recompute(stage, x)
+    with torch.no_grad():
+        x.mul_(2)
+    try:
+        y.sum().backward()
+    except RuntimeError:
+        return
+    for k, (mine, truth) in enumerate(zip(gradients(stage), wanted, strict=True)):
+        if not close(mine, truth):
+            raise Wrong("change-not-seen", expected=truth, got=mine, where=f"x changed in place, parameter {k}")
 
 
 def _truth(xs, weights, options, *, seed=None, parts=(0, 1, 2)):

@@ -128,16 +128,20 @@ def _by_hand(p: int, mode: str = "", momentum: float = 0.0, frozen: bool = False
 
 def _stream(AsyncStage, p, momentum=0.0, frozen=False):  # noqa: N803
     modules, (x, targets) = stages_of(p, frozen), batches(N)
-    truth, trace, at = _by_hand(p, "", momentum, frozen), {}, {}
+    truth, trace, at, lent = _by_hand(p, "", momentum, frozen), {}, {}, {}  # lent: the caller's x of what is in flight
 
     def begins(k, stage):
         at.update(k=k, where=f"micro-batch {k} on stage {stage} of {p}")
 
     def tell(kind, k, stage, tensor, given=None):
         where = at["where"]
-        if given is not None and given.requires_grad:
+        if kind == "F":
+            lent[k, stage] = given
+        else:
+            given = lent.pop((k, stage))
+        if given.requires_grad:
             raise Wrong("callers-x", what="asks for a gradient now", where=where)
-        if given is not None and not close(given, trace.get(("F", k, stage - 1), x[k])):
+        if not close(given, trace.get(("F", k, stage - 1), x[k])):
             raise Wrong("callers-x", what="has other values now", where=where)
         if kind == "F":
             if tensor is None:
