@@ -300,7 +300,7 @@ def batch_script(nodes, gpus_per_node, cpus_per_gpu, minutes, command):
             "",
             "set -e",
             "export OMP_NUM_THREADS=$SLURM_CPUS_PER_TASK",
-            "export MASTER_ADDR=$(hostname) MASTER_PORT=$((12000 + ${SLURM_JOB_ID: -4}))",
+            "export MASTER_ADDR=$(hostname) MASTER_PORT=$((12000 + 10#${SLURM_JOB_ID: -4}))",
             "srun --kill-on-bad-exit=1 -c $SLURM_CPUS_PER_TASK \\",
             f"  {command}",
         ]
@@ -493,6 +493,8 @@ bank.slip(8, "master-elsewhere", ("head -n 1", "tail -n 1"))
 bank.slip(8, "master-elsewhere", (" | head -n 1", ""))
 bank.slip(8, "port-out-of-range", ("$((10000 + SLURM_JOB_ID % 20000))", "$((10000 + SLURM_JOB_ID))"))
 bank.slip(8, "port-out-of-range", ("$((10000 + SLURM_JOB_ID % 20000))", "$((SLURM_JOB_ID % 1000))"))
+bank.slip(8, "number-octal", ("10000 + SLURM_JOB_ID % 20000", "12000 + ${{SLURM_JOB_ID: -4}}"))
+bank.slip(8, "number-octal", ("$((10000 + SLURM_JOB_ID % 20000))", '$(printf "1%04d" "${{SLURM_JOB_ID: -4}}")'))
 bank.slip(8, "port-fixed", ("$((10000 + SLURM_JOB_ID % 20000))", "29500"))
 bank.slip(8, "script-stopped", (ADDRESS, "cd /no/such/folder || exit 1\n" + ADDRESS))
 bank.slip(

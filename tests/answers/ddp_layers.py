@@ -246,6 +246,40 @@ def make_parallel(network, device):
     return DDP(network.to(device))
 
 
+@bank.wrong(4, "ranks-apart")
+def make_parallel(network, device):
+    """By hand, and each rank exchanges what it has used."""
+
+    def exchange(_):
+        for p in network.parameters():
+            if p.grad is not None:
+                dist.all_reduce(p.grad)
+                p.grad /= dist.get_world_size()
+
+    for p in network.parameters():
+        dist.broadcast(p.data, 0)
+    network.trunk.bias.register_post_accumulate_grad_hook(exchange)
+    return network
+
+
+@bank.wrong(4, "ranks-apart")
+def make_parallel(network, device):
+    """Averages the weights of the head in use before each forward; the line that fails names an option of DDP."""
+
+    class Averaged(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.network = network
+
+        def forward(self, x, task):
+            for p in [*network.trunk.parameters(), *network.heads[task].parameters()]:
+                dist.all_reduce(p.data)  # no find_unused_parameters here
+                p.data /= dist.get_world_size()
+            return network(x, task)
+
+    return Averaged()
+
+
 @bank.wrong(4, "static-graph")
 def make_parallel(network, device):
     return DDP(network.to(device), static_graph=True)

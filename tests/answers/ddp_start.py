@@ -269,6 +269,14 @@ def evaluate(model, dataset, batch_size):
     return (total[0] / total[2]).item(), (total[1] / total[2]).item()
 
 
+EXCHANGED = ("            sums[2] += len(y)\n    model.train(was_training)\n    dist.all_reduce(sums)\n",
+             "            sums[2] += len(y)\n            dist.all_reduce(sums)\n    model.train(was_training)\n")  # fmt: skip
+bank.slip(2, "message-each-batch", EXCHANGED)  # sums of sums
+bank.slip(2, "message-each-batch", EXCHANGED, ("        for x, y in", "        total = torch.zeros_like(sums)\n        for x, y in"),
+          ("            dist.all_reduce(sums)", "            dist.all_reduce(sums)\n            total += sums\n            sums.zero_()"),
+          ("sums.tolist()", "total.tolist()"))  # fmt: skip
+
+
 @bank.wrong(2, "results-gathered")
 def evaluate(model, dataset, batch_size):
     mode, _ = model.training, model.eval()

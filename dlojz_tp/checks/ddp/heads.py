@@ -1,5 +1,7 @@
 """Balise 4: a network with several heads, of which a step uses one."""
 
+import re
+
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -10,6 +12,8 @@ from dlojz_tp.checking import Wrong, close
 
 HINTS = {
     "unused-parameters": "DDP still waits for gradients of the head that was not used: {error}",
+    "ranks-apart": "A step does not come to its end: {error}. In one step the ranks use different heads. Who exchanges gradients "
+    "without DDP sends the same tensors on all ranks, in the same order, and zeros for a head that was not used.",
     "static-graph": "static_graph promises that every step uses the same parameters. Here the head changes.",
     "heads-apart": "After {steps} steps the ranks have different weights: their gradients were never averaged.",
     "head-frozen": "The head {head} has never moved, though it was used.",
@@ -59,12 +63,14 @@ def balise_4(make_parallel):
 
 
 def _named(error):
-    text = f"{error} {error.traceback}"
-    first = error.summary
-    if "mark" in text and "ready" in text or "static_graph" in text or "static graph" in text:
+    first, said = error.summary, str(error.cause)  # not the lines of the answer, which may name an option
+    if "mark a variable ready" in said or "static_graph" in said or "static graph" in said:
         return Wrong("static-graph", got=first)
-    if "finished reduction" in text or "unused" in text or error.kind == "hung":
+    if "finished reduction" in said or "unused" in said:
         return Wrong("unused-parameters", got=first, error=first.split(". ")[0][:160])
+    exchanging = re.search("all_reduce|all_gather|broadcast", str(error))
+    if exchanging and (error.kind == "hung" or "SIGABRT" in first):
+        return Wrong("ranks-apart", got=first, error=first)
     if isinstance(error.cause, TypeError):
         return Wrong("not-callable-network", got=first, error=str(error.cause))
     return error

@@ -23,6 +23,8 @@ HINTS = {
     "the local rank, which is then not there: leave it out.",
     "port-out-of-range": "MASTER_PORT is {found!r} in job {job}: a port is a number from 1024 to 65535. Take the remainder of "
     "a division, and add so much that no remainder leads out of this range.",
+    "number-octal": "In job {job} the script stops at {found}: a number that begins with 0 is octal for bash, and has no 8 or 9. "
+    "10# before it says that it is decimal: $((10#${{SLURM_JOB_ID: -4}})).",
     "port-fixed": "MASTER_PORT is {found} in every job. Two jobs that share a node would meet: make it from the job's number.",
     "rank-for-all": "The process with {slurm} {wanted} finds {name} {found!r}: the batch shell puts the value in once, before srun, "
     "and all processes receive the same. Each has its own SLURM_PROCID and SLURM_LOCALID, and join_world reads these.",
@@ -30,7 +32,7 @@ HINTS = {
     "--cpus-per-task to srun again, or export SRUN_CPUS_PER_TASK.",
 }
 
-FIRST, ADDRESS, JOBS = "node07", "10.0.0.7", (4242, 4243, 1240 * 65536, 599999, 65534)
+FIRST, ADDRESS, JOBS = "node07", "10.0.0.7", (4242, 240089, 1240 * 65536, 599999, 65534)
 RANK_NAMES = {"RANK": "SLURM_PROCID", "LOCAL_RANK": "SLURM_LOCALID", "WORLD_SIZE": "SLURM_NTASKS"}
 
 # What a script may call. srun: write down its arguments and variables, then start the command once, as the last rank of the first node;
@@ -77,6 +79,10 @@ def told(script: str, case: dict, options: dict, job: int) -> list[tuple[list[st
             text=True,
             timeout=10,
         )
+        if octal := re.search(
+            r'value too great for base \(error token is "(\w+)|printf: (\w+): invalid octal', done.stderr
+        ):
+            raise Wrong("number-octal", got=octal[0], found=octal[1] or octal[2], job=job)
         calls = sorted(folder.glob("call-*"), key=lambda call: call.stat().st_ctime_ns)
         if not calls and done.returncode:
             lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
@@ -99,6 +105,7 @@ def _variables(folder, case, options, job):
     nodes, tasks = case["nodes"], case["gpus_per_node"]
     found = {
         "PATH": f"{folder}:{kept.get('PATH', '/usr/bin:/bin')}",
+        "LC_ALL": "C",
         "TOLD": str(folder),
         "REAL": sys.executable,
         "HOSTNAME": FIRST,
