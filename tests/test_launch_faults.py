@@ -71,6 +71,14 @@ def test_all_ranks_raise_the_same():
     assert first_line(error_of(fail, n=3)) == "rank 0 of 3 raised KeyError: 'x' (and so did ranks 1, 2)"
 
 
+def test_a_tensor_that_is_no_key_is_told_by_its_shape():
+    def answer():
+        return {}[torch.nn.Parameter(torch.zeros(200, 30))]
+
+    error = error_of(answer, n=1)
+    assert error.summary.endswith("raised KeyError: Parameter of shape (200, 30)") and "tensor(" not in str(error)
+
+
 def test_an_exception_of_a_notebook_class_keeps_its_class():
     cells = {"__name__": "__main__"}
     exec("class Mine(Exception): pass\ndef job(): raise Mine('a')", cells)

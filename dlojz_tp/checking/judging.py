@@ -16,7 +16,7 @@ from types import ModuleType
 from dlojz_tp.cards.verdict import NOT_RUN, Verdict
 from dlojz_tp.checking import busy, mistakes
 from dlojz_tp.checking.usual_state import usual_state
-from dlojz_tp.launch import RankError
+from dlojz_tp.launch import RankError, stacks
 from dlojz_tp.works.balise import BaliseNotDone
 
 DEADLINE = 60.0  # seconds for one check, on a machine that does nothing else: no endless loop must hold the trainee
@@ -122,7 +122,7 @@ def judge(
 
 def recognise(error: BaseException) -> tuple[str, str]:
     """Name the common mistake behind an exception: (slug in COMMON_HINTS, what to say of it)."""
-    message = f"{type(error).__name__}: {error}".strip().split("\n")[0]
+    message = f"{type(error).__name__}: {stacks.message(error)}".strip().split("\n")[0]
     if isinstance(error, RankError):
         return "rank-failed", error.in_words()
     called_wrongly = ("missing", "takes", "unexpected keyword", "multiple values")  # not: float() argument must be ...
@@ -151,7 +151,7 @@ def own_lines(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     mine = [f for f in frames if not f.filename.startswith(_NOT_THEIRS)]
     lines = [f"line {f.lineno}, in {f.name}: {(f.line or '').strip()}" for f in mine[-4:]]
-    return "\n".join([*lines, f"{type(error).__name__}: {error}"])[:1500]
+    return "\n".join([*lines, f"{type(error).__name__}: {stacks.message(error)}"])[:1500]
 
 
 def _own_frames(error: BaseException | None) -> bool:

@@ -190,7 +190,7 @@ def _chain(error: BaseException) -> list[BaseException]:
 
 def _headline(error: BaseException) -> str:
     try:
-        lines = str(error).strip().splitlines()
+        lines = stacks.message(error).strip().splitlines()
     except Exception:
         lines = ["(its message cannot be printed)"]
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

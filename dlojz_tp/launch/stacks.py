@@ -66,6 +66,12 @@ def is_ours(file: str) -> bool:
     return os.path.dirname(os.path.abspath(file)) == os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120
 
 
+def message(error: BaseException) -> str:
+    """What an exception says; a tensor that is no key of a dictionary by its shape, for its numbers fill the screen."""
+    key = error.args[0] if isinstance(error, KeyError) and error.args else None
+    return f"{type(key).__name__} of shape {tuple(key.shape)}" if hasattr(key, "shape") else str(error)
+
+
 def trainee_traceback(error: BaseException) -> str:
     """Format an exception with the user's own lines only (all but the launcher's where there are none)."""
     try:
@@ -77,7 +83,7 @@ def trainee_traceback(error: BaseException) -> str:
                 frames = [f for f in part.stack if not is_ours(f.filename) and f.filename != "<string>"]
             part.stack = traceback.StackSummary.from_list(frames)
             part = part.__cause__ or part.__context__
-        text = "".join(shown.format()).rstrip()
+        text = "".join(shown.format()).rstrip().replace(str(error), message(error))
     except Exception:
         text = type(error).__name__  # an exception whose own __str__ raises
     return text if len(text) <= LONGEST_TEXT else f"{text[:LONGEST_TEXT]}\n... (cut)"
