@@ -16,6 +16,7 @@ import nbformat
 import pytest
 
 from dlojz_tp.commands import copies, lab
+from dlojz_tp.works import whole_file
 
 ROOT = Path(__file__).resolve().parents[1]
 OLD, NEW, NEWER = (
@@ -169,15 +170,15 @@ def test_folder_and_dangling_link_of_the_same_name_stay(course):
 
 def test_file_that_appears_meanwhile_is_not_overwritten(course, monkeypatch):
     folder, work = course
-    real = copies._temporary
+    real = whole_file.beside
 
-    def slow(where, content):
-        path = real(where, content)
+    def slow(*given):
+        path = real(*given)
         if not (work / NAME).exists():
             (work / NAME).write_text("saved just now")
         return path
 
-    monkeypatch.setattr(copies, "_temporary", slow)
+    monkeypatch.setattr(whole_file, "beside", slow)
     copies.sync(folder, work)
     assert (work / NAME).read_text() == "saved just now"
     monkeypatch.undo()
@@ -237,7 +238,7 @@ def test_what_stands_in_the_way_is_named(course, capsys, tmp_path):
 def test_a_file_that_cannot_be_replaced_leaves_no_temporary_one(tmp_path):
     (tmp_path / "there").mkdir()
     with pytest.raises(OSError):
-        copies._replace(tmp_path / "there", b"x")
+        whole_file.replace(tmp_path / "there", ".half-", b"x")
     assert [path.name for path in tmp_path.iterdir()] == ["there"]
 
 

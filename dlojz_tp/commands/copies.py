@@ -11,10 +11,10 @@ import json
 import os
 import platform
 import sys
-import tempfile
 import time
 from pathlib import Path
 
+from dlojz_tp.works import whole_file
 from dlojz_tp.works.state import WORK
 
 LOCK = ".course.lock"
@@ -53,7 +53,7 @@ def sync(course: Path, work: Path) -> list[str]:
                     lines.append(line)
         finally:
             if json.dumps(state) != before or not (work / WORK).exists():
-                _replace(work / WORK, json.dumps(state, indent=1).encode())
+                whole_file.replace(work / WORK, TEMPORARY, json.dumps(state, indent=1).encode())
     return lines
 
 
@@ -71,7 +71,7 @@ def _bring(name: str, content: bytes, work: Path, state: dict) -> str | None:
         known["copied"] = new
         return f"{name}: put back" if again else f"{name}: copied"
     if now == known.get("copied"):
-        _replace(work / name, content)
+        whole_file.replace(work / name, TEMPORARY, content)
         known["copied"] = new
         return f"{name}: brought up to date"
     if new in (known.get("copied"), known.get("offered")):
@@ -81,7 +81,7 @@ def _bring(name: str, content: bytes, work: Path, state: dict) -> str | None:
         if there is None:
             create(work / beside, content)
         elif there == state.get(beside, {}).get("copied"):
-            _replace(work / beside, content)  # an earlier offer that nobody touched
+            whole_file.replace(work / beside, TEMPORARY, content)  # an earlier offer that nobody touched
         elif there != new:
             continue
         state[beside] = {"copied": new}
@@ -148,35 +148,9 @@ def _read_state(work: Path) -> dict:
     return {name: dict(known) for name, known in state.items() if isinstance(known, dict)}
 
 
-def _temporary(folder: Path, content: bytes) -> str:
-    handle, path = tempfile.mkstemp(prefix=TEMPORARY, dir=folder)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(path, 0o666 & ~umask)  # mkstemp gives 0600  # noqa: PTH101
-    except BaseException:
-        Path(path).unlink(missing_ok=True)
-        raise
-    return path
-
-
-def _replace(path: Path, content: bytes) -> None:
-    """Replace a file whole or not at all."""
-    temporary = _temporary(path.parent, content)
-    try:
-        os.replace(temporary, path)  # noqa: PTH105
-    except OSError:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-
-
 def create(path: Path, content: bytes) -> None:
     """Make a file that is not there, whole or not at all; never over one that has just appeared."""
-    temporary = Path(_temporary(path.parent, content))
+    temporary = whole_file.beside(path.parent, TEMPORARY, content)
     try:
         os.link(temporary, path)  # noqa: PTH200
     except FileExistsError:

@@ -3,7 +3,6 @@
 import json
 import math
 import os
-import tempfile
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, field, fields
 from datetime import datetime
@@ -11,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
+from dlojz_tp.works import whole_file
 
 from .machine import hardware, versions
 
@@ -117,20 +118,7 @@ def save(record: Record, path: str | os.PathLike) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     # A loss may be infinite or NaN, which JSON cannot say: null stands for it.
     text = json.dumps(_plain(asdict(record), finite=True), indent=1, allow_nan=False) + "\n"
-    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with os.fdopen(handle, "w") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        # mkstemp makes a private file; a record is as open as any other new file.
-        umask = os.umask(0)
-        os.umask(umask)
-        Path(temporary).chmod(0o666 & ~umask)
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    whole_file.replace(path, f".{path.name}.", text.encode())
     return path
 
 

@@ -1,0 +1,33 @@
+"""A file that is written whole or not at all: first beside its place, under another name."""
+
+import os
+import tempfile
+from pathlib import Path
+
+
+def beside(folder: Path, prefix: str, content: bytes) -> Path:
+    """A new file in `folder`, named `prefix`…, on the disk when this returns; as open as other new files."""
+    handle, name = tempfile.mkstemp(prefix=prefix, dir=folder)
+    path = Path(name)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        umask = os.umask(0)
+        os.umask(umask)
+        path.chmod(0o666 & ~umask)  # mkstemp gives 0600
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
+    return path
+
+
+def replace(path: Path, prefix: str, content: bytes) -> None:
+    """Put this content in the place of a file, or make it."""
+    temporary = beside(path.parent, prefix, content)
+    try:
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
