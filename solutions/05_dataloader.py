@@ -21,6 +21,7 @@ import tarfile
 import tempfile
 import threading
 import time
+import traceback
 from pathlib import Path
 
 import numpy as np
@@ -146,10 +147,10 @@ print(f"usual loader on {DEVICE}: {before.images_per_second:,.0f} images/s")
 # `items` is a list of `(path, label)`. Item `i` is `(transform(picture), label)`: the picture is a PIL image in RGB,
 # the label an `int`.
 #
-# - **lazy**: no file is opened before its item is asked for, and none stays open, nor does a decoded picture stay in
-#   memory;
+# - **lazy**: no file is opened before its item is asked for, and none stays open; no decoded picture stays in memory,
+#   nor an item made from one;
 # - **picklable**: where workers are spawned, the data set is sent to them through `pickle`;
-# - a file that is missing, cut short, or no picture at all raises an error **whose message names the file**. With a
+# - a file that is missing, cut short, or no picture at all raises an error whose message (or note) **names the file**. With a
 #   million files, nothing else helps. Never skip it or return something else in its place;
 # - `dataset[len(dataset)]` raises `IndexError`, as a list does. About 10 lines.
 #
@@ -201,8 +202,8 @@ with tempfile.TemporaryDirectory() as folder:
     cut_short.write_bytes(Path(files[0][0]).read_bytes()[:5000])
     try:
         JpegFiles([(cut_short, 0)], transform)[0]
-    except RuntimeError as error:
-        print(str(error).replace(folder, "…"))
+    except Exception as error:
+        print("".join(traceback.format_exception_only(error)).replace(folder, "…"))
 
 # %% [markdown]
 # ## Who waits for whom?
@@ -379,7 +380,7 @@ for name, init in {"no worker_init_fn": None, "the old recipe": old_recipe}.item
 # - the same `seed` gives the same numbers, epoch by epoch, whatever else the program drew meanwhile;
 # - no two pairs of `seed` and `rank` give the same ones. (With `seed + rank`, rank 1 of a run repeats rank 0 of the next.)
 #
-# At least one worker is used. About 6 lines.
+# `num_workers` is always at least 1. About 6 lines.
 #
 # <details><summary>Hint</summary>
 #
@@ -402,7 +403,8 @@ def seed_worker(worker_id):
 def seeded_loader(dataset, seed, rank=0, **options):
     """A DataLoader whose random numbers depend on seed, rank, epoch and worker, and on nothing else."""
     # BEGIN SOLUTION
-    generator = torch.Generator().manual_seed(100_003 * seed + rank)
+    mixed = int(np.random.SeedSequence([seed, rank]).generate_state(1)[0])
+    generator = torch.Generator().manual_seed(mixed)
     return DataLoader(dataset, generator=generator, worker_init_fn=seed_worker, **options)
     # END SOLUTION
 
@@ -530,7 +532,7 @@ print("\nchosen:", chosen)
 # - each epoch has another order, drawn from `seed` and epoch alone. `set_epoch(epoch)` is called in the main process
 #   before each epoch, and must reach **persistent workers**, which were started earlier;
 # - with `even=True` every worker of every rank yields the same number of items, as many as possible; the few that are
-#   left over are dropped. Ranks that do not make the same number of steps would wait for each other for ever.
+#   left over are dropped, not the same ones in every epoch. Ranks that do not make the same number of steps would wait for each other for ever.
 #
 # About 14 lines.
 #
@@ -560,7 +562,8 @@ class SplitStream(IterableDataset):
 
     def __iter__(self):
         # BEGIN SOLUTION
-        generator = torch.Generator().manual_seed(100_003 * self.seed + self.epoch.item())
+        mixed = int(np.random.SeedSequence([self.seed, self.epoch.item()]).generate_state(1)[0])
+        generator = torch.Generator().manual_seed(mixed)
         order = torch.randperm(len(self.items), generator=generator).tolist()
         info = get_worker_info()
         worker, workers = (info.id, info.num_workers) if info else (0, 1)
@@ -605,7 +608,7 @@ del loader
 # - **errors**: an error of the loader is raised in the loop, after the batches that came before it;
 # - **clean**: when the loop ends, breaks or raises, no thread is left; a second epoch begins anew;
 # - **on a GPU**: non-blocking copies, in a stream of their own; the stream that is current **in the loop** waits for
-#   the copy, and `record_stream` is called with it. The processor itself waits for nothing. `device` is a
+#   the copy, and `record_stream` is called with it. The loop's own thread waits for nothing. `device` is a
 #   `torch.device`.
 #
 # Given: `each_tensor(batch, function)`, for nested batches. About 35 lines.
@@ -635,7 +638,10 @@ def each_tensor(batch, function):
 
 # %% tags=["balise-6"]
 class Prefetcher:
-    """Batches of `loader` on `device` (torch.device), in order, at most `depth` ahead of the one in use."""
+    """Batches of `loader` on `device` (torch.device), in order, at most `depth` ahead of the one in use.
+
+    Only __init__ and __iter__ are called: arrange the rest as you like.
+    """
 
     def __init__(self, loader, device, depth=2):
         # BEGIN SOLUTION
@@ -666,7 +672,7 @@ class Prefetcher:
         # END SOLUTION
 
     def _fill(self, batches, free, ready, stop):
-        """Runs in the thread (you may arrange this differently)."""
+        """Runs in the thread."""
         # BEGIN SOLUTION
         try:
             while True:
@@ -742,7 +748,7 @@ print(f"ten steps, no workers, your prefetcher: {seconds_of(Prefetcher(some, DEV
 # - A shard is not opened anew for each sample; nothing is extracted to disk, and a shard is never held whole in memory;
 # - the entries of a sample stand together, in any order; other extensions are ignored;
 # - with `buffer` above 1, samples pass a **shuffle buffer** of that many: once it is full, one of those held, drawn with
-#   `seed`, leaves for each that comes in;
+#   `seed`, leaves for each that comes in. The buffer goes on from shard to shard; at the end the rest leaves, in any order;
 # - in a worker, only this worker's shards are read.
 #
 # About 35 lines in all.
@@ -977,7 +983,8 @@ print(
 )
 
 # %% [markdown]
-# The figure to reach is 0.95; what is above 1 is an error of the measurement, and the trials say how large that is. The
+# The figure to reach is 0.95; what is above 1 is an error of the measurement, and the trials say how large that is: where
+# their spreads overlap, the two shares do not differ, and photographs a second decide. The
 # last column counts what the cores really did, main process included, instead of the time that passed: the same figure
 # on a machine that has nothing else to do, and the one to believe where others compute too. If yours is much lower: are there more workers than cores? Does a collate function copy twice?
 #
@@ -991,7 +998,7 @@ print(
 
 # %% tags=["setup"]
 class DraftedFiles(Dataset):
-    """Items (uint8 window (3, size, size), label); decodes no more pixels than the drawn window needs."""
+    """Items (uint8 window (3, size, size), label); decoded at the smallest scale that the drawn window allows."""
 
     def __init__(self, items, size):
         self.items, self.size = items, size
@@ -1086,8 +1093,9 @@ report.compare([before, after])
 # The next work begins again with the usual loader, so that its own gain stands alone: **this gain is not carried on**,
 # and cannot be multiplied with that one. In a run of your own you would keep both.
 #
-# Without a GPU, network and workers share the cores: there is nothing to hide behind, and what is gained is the
-# decoding that is no longer done, so the gain may be about 1. Read the images a second: the table's loading is a median over steps, and of four
+# Without a GPU, network and workers share the cores: there is nothing to hide behind. What is gained is the decoding that
+# is no longer done, and cores that the workers no longer take from the network, so the step may become shorter too. One run
+# before and one after scatter on a busy machine: do not read the last digit. Read the images a second: the table's loading is a median over steps, and of four
 # batches that come in one message, three wait for nothing.
 #
 # ## Past this machine
@@ -1103,7 +1111,7 @@ readers = {
     "bytes, fewer pixels": DraftedFiles(files, 224).__getitem__,
 }
 rates = {name: photographs_per_second(read, range(120)) for name, read in readers.items()}
-brought = min(1.0, in_core)  # of the pure rate
+brought = min(1.0, in_core)  # of the pure rate: that of bytes, the last that was measured
 print(f"{'cores for one GPU (estimate)':<32}" + "".join(f"{name:>20}" for name in rates))
 for card in CARDS:
     wanted = card.resnet50_mixed

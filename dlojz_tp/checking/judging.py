@@ -126,7 +126,8 @@ def recognise(error: BaseException) -> tuple[str, str]:
     if isinstance(error, RankError):
         return "rank-failed", error.in_words()
     called_wrongly = ("missing", "takes", "unexpected keyword", "multiple values")  # not: float() argument must be ...
-    if isinstance(error, TypeError) and "()" in message and any(words in message for words in called_wrongly):
+    misfit = isinstance(error, TypeError) and "()" in message and any(words in message for words in called_wrongly)
+    if misfit and not _called_by_them(error):
         return "signature", str(error)
     if type(error).__name__ == "DataDependentOutputException" or "cannot be called on meta tensors" in message:
         return "hidden-sync", message
@@ -152,6 +153,12 @@ def own_lines(error: BaseException) -> str:
     mine = [f for f in frames if not f.filename.startswith(_NOT_THEIRS)]
     lines = [f"line {f.lineno}, in {f.name}: {(f.line or '').strip()}" for f in mine[-4:]]
     return "\n".join([*lines, f"{type(error).__name__}: {stacks.message(error)}"])[:1500]
+
+
+def _called_by_them(error: BaseException) -> bool:
+    """Whether the call that did not fit stands in the answer itself: then it is not the answer's own signature."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return bool(frames) and not frames[-1].filename.startswith(_NOT_THEIRS)
 
 
 def _own_frames(error: BaseException | None) -> bool:

@@ -19,7 +19,7 @@ def own(worker_id):
 
 
 def generator(seed, rank=0):
-    return torch.Generator().manual_seed(seed * 1000 + rank)
+    return torch.Generator().manual_seed(int(np.random.SeedSequence([seed, rank]).generate_state(1)[0]))
 
 
 @bank.right(3)
@@ -144,12 +144,34 @@ def seeded_loader(dataset, seed, rank=0, **options):
     return DataLoader(dataset, generator=generator(seed, rank), worker_init_fn=init, **options)
 
 
-@bank.wrong(3, "own-copied")
+@bank.wrong(3, "own-same-seed")
 def seeded_loader(dataset, seed, rank=0, **options):
     def init(worker_id):
         get_worker_info().dataset.rng = np.random.default_rng(seed)
 
     return DataLoader(dataset, generator=generator(seed, rank), worker_init_fn=init, **options)
+
+
+@bank.wrong(3, "own-same-seed")
+def seeded_loader(dataset, seed, rank=0, **options):
+    """PyTorch seeds worker k with the base seed + k: this takes the k away again."""
+
+    def init(worker_id):
+        get_worker_info().dataset.rng = np.random.default_rng(torch.initial_seed() - worker_id)
+
+    return DataLoader(dataset, generator=generator(seed, rank), worker_init_fn=init, **options)
+
+
+@bank.wrong(3, "pairs-collide")
+def seeded_loader(dataset, seed, rank=0, **options):
+    numbers = torch.Generator().manual_seed(1000 * seed + rank)
+    return DataLoader(dataset, generator=numbers, worker_init_fn=own, **options)
+
+
+@bank.wrong(3, "options-ignored")
+def seeded_loader(dataset, seed, rank=0, **options):
+    options["persistent_workers"] = False
+    return DataLoader(dataset, generator=generator(seed, rank), worker_init_fn=own, **options)
 
 
 @bank.wrong(3, "own-not-reached")

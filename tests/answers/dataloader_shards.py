@@ -457,6 +457,66 @@ def stream_shards(paths, buffer=1, seed=0):
     return stream(paths, 1, seed)
 
 
+class Always:
+    """In place of a generator: the same place each time; the rest is shuffled at the end."""
+
+    def __init__(self, place, seed=0):
+        self.place, self.shuffle = place, random.Random(seed).shuffle
+
+    def randrange(self, n):
+        return min(n - 1, self.place)
+
+
+@streamer("not-mixed")
+def stream_shards(paths, buffer=1, seed=0):
+    """First in, first out."""
+    held = []
+    for path in own_paths(paths):
+        for sample in samples(path):
+            held.append(sample)
+            if len(held) >= max(1, buffer):
+                yield held.pop(0)
+    random.Random(seed).shuffle(held)
+    yield from held
+
+
+@streamer("same-place")
+def stream_shards(paths, buffer=1, seed=0):
+    """Last in, first out."""
+    held = []
+    for path in own_paths(paths):
+        for sample in samples(path):
+            held.append(sample)
+            if len(held) >= max(1, buffer):
+                yield held.pop()
+    random.Random(seed).shuffle(held)
+    yield from held
+
+
+@streamer("same-place")
+def stream_shards(paths, buffer=1, seed=0):
+    """Seeds anew for each sample."""
+    return stream(paths, buffer, seed, rng=Always(random.Random(seed).randrange(max(1, buffer)), seed))
+
+
+@streamer("corner-only")
+def stream_shards(paths, buffer=1, seed=0):
+    rng, held = random.Random(seed), []
+    for path in own_paths(paths):
+        for sample in samples(path):
+            held.append(sample)
+            if len(held) >= max(1, buffer):
+                yield held.pop(rng.randrange(min(2, len(held))))
+    rng.shuffle(held)
+    yield from held
+
+
+@streamer("shard-by-shard")
+def stream_shards(paths, buffer=1, seed=0):
+    for path in own_paths(paths):
+        yield from stream([path], buffer, seed, own_paths=list)
+
+
 @streamer("buffer-too-large")
 def stream_shards(paths, buffer=1, seed=0):
     return stream(paths, 2 * buffer if buffer > 1 else 1, seed)

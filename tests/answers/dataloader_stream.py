@@ -151,13 +151,58 @@ class SplitStream(Base):
             yield self.items[index]
 
 
-@bank.wrong(5, "items-twice")
+@bank.wrong(5, "parts-collide")
 class SplitStream(Base):
     def place(self):
         info = get_worker_info()
         if info is None:
             return self.rank, self.world_size
         return self.rank + info.id, self.world_size * info.num_workers
+
+
+@bank.wrong(5, "parts-collide")
+class SplitStream(Base):
+    """Worker by worker, but in steps of the workers instead of the ranks."""
+
+    def place(self):
+        info = get_worker_info()
+        worker, workers = (0, 1) if info is None else (info.id, info.num_workers)
+        return worker * workers + self.rank, self.world_size * workers
+
+
+@bank.wrong(5, "parts-collide")
+class SplitStream(Base):
+    def place(self):
+        info = get_worker_info()
+        worker, workers = (0, 1) if info is None else (info.id, info.num_workers)
+        return self.rank * self.world_size + worker, self.world_size * workers
+
+
+@bank.right(5)
+class SplitStream(Base):
+    """Worker by worker: any numbering that uses each part once."""
+
+    def place(self):
+        info = get_worker_info()
+        worker, workers = (0, 1) if info is None else (info.id, info.num_workers)
+        return worker * self.world_size + self.rank, self.world_size * workers
+
+
+@bank.wrong(5, "orders-differ")
+class SplitStream(Base):
+    def __iter__(self):
+        yield from super().__iter__()
+        self.epoch += 1
+
+
+@bank.wrong(5, "even-same-dropped")
+class SplitStream(Base):
+    def __iter__(self):
+        part, parts = self.place()
+        n = len(self.items) // parts * parts if self.even else len(self.items)
+        drawn = np.random.default_rng([self.seed, int(self.epoch[0])]).permutation(n).tolist()
+        for index in drawn[part::parts]:
+            yield self.items[index]
 
 
 @bank.wrong(5, "items-twice")

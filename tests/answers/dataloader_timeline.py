@@ -651,3 +651,15 @@ def choose_options(records, tolerance=0.05):
 @bank.wrong(4, "signature")
 def choose_options(records):
     return choose(records)
+
+
+@bank.wrong(4, "sum-over-steps")
+def choose_options(records, tolerance=0.05):
+    return choose(records, tolerance, time_of=lambda group: statistics.median(sum(times_of(r)) for r in group))
+
+
+@recorder("raised")
+def record_events(loader, step):
+    """The call that does not fit is the answer's own."""
+    for images, labels, _stamps in loader:
+        step((images, labels))

@@ -34,6 +34,8 @@ HINTS = {
     "damage-hidden": "{what} gave an item instead of an error. A damaged file must be reported, not replaced or skipped.",
     "truncation-allowed": "ImageFile.LOAD_TRUNCATED_IMAGES was switched on: the rest of the picture becomes grey, for the "
     "whole program, and nobody notices.",
+    "item-kept": "Item 0 was asked for twice, and transform called once: the item is kept. Memory then grows with the set, and what "
+    "transform draws at random is drawn once for ever.",
     "index-wraps": "dataset[len(dataset)] gave an item. It must raise IndexError, or a plain loop over the data set never "
     "ends.",
     "index-error-hidden": "dataset[len(dataset)] must raise IndexError, as a list does; it raised {kind}. Is the lookup of "
@@ -80,6 +82,8 @@ def _look(JpegFiles, folder):  # noqa: N803
     descriptors = open_descriptors()
     for index, (path, label) in [*enumerate(items), *enumerate(items)]:
         _right_item(dataset[index], path, label, index)
+    if len(Mean.seen) < 2 * len(items):
+        raise Wrong("item-kept", expected=f"{2 * len(items)} calls of transform", got=f"{len(Mean.seen)}")
     if _right_again(dataset, items):
         raise Wrong("wrong-item", where="the same index after others")
     yield "no file stays open, no picture in memory"

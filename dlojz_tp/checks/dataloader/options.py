@@ -11,6 +11,7 @@ HINTS = {
     "not-options": "Return a dictionary with exactly the four options, ready for DataLoader(**options).",
     "median-over-steps": "Most steps of a choice with workers wait for nothing, one in w waits long: a median over steps sees "
     "only the short ones. Take the mean over the steps.",
+    "sum-over-steps": "Trials may count different numbers of steps: the time of a trial is the mean over its steps, not their sum.",
     "warmup-counted": "The warm-up counts here: its steps hold the start of the workers. Leave out the first record.warmup "
     "steps.",
     "failed-not-out": "This choice ran out of memory in one of its trials. It will again: leave it out.",
@@ -75,6 +76,8 @@ def balise_4(choose_options):
     _noise(choose_options)
     yield "the cheapest within the tolerance: workers first, then memory"
     _cheapest(choose_options)
+    uneven = [_trial(D, [0.1] * 40), _trial(C, [0.2] * 6), _trial(A, [0.4] * 4)]
+    _is(choose_options, uneven, D, {2: "sum-over-steps", 0: "sum-over-steps"})
     yield "the total counts, not the loading alone"
     crowded = [_trial(D, [0.5] * 6, loading=[0.01]), _trial(C, [0.2] * 6, loading=[0.1])]
     _is(choose_options, crowded, C, {4: "loading-only"})

@@ -13,6 +13,8 @@ HINTS = {
     "options-ignored": "The options did not reach the DataLoader: {what}.",
     "own-copied": "dataset.rng draws the same numbers in both workers: each has a copy of it, in the same state. Give it a "
     "new one in worker_init_fn, through get_worker_info().dataset.",
+    "own-same-seed": "Both workers gave dataset.rng a new generator from the same seed, so it draws the same numbers in both. The seed "
+    "must differ from worker to worker: torch.initial_seed() does.",
     "own-not-reached": "dataset.rng was replaced in the main process. Workers are copied from there, so both still have the "
     "same one: replace it in the worker.",
     "global-alike": "{source} draws the same numbers in both workers: PyTorch had seeded it differently, and your "
@@ -36,7 +38,7 @@ HINTS = {
     "persistent-alike": "With persistent workers, {source} draws the same numbers in the second epoch.",
 }
 SOURCES = ("dataset.rng", "numpy.random", "random", "torch")
-SEEDS, RANKS = range(21), (*range(21), 64, 512)  # pairs whose generators are compared
+SEEDS, RANKS = range(21), (*range(21), 64, 512, 1000)  # pairs whose generators are compared
 
 
 class _Draws(Dataset):
@@ -67,6 +69,8 @@ class _Epochs:
             raise Wrong("nothing-returned")
         if not hasattr(loader, "__iter__"):
             raise Wrong("no-loader", got=type(loader).__name__)
+        if options.get("persistent_workers") and not getattr(loader, "persistent_workers", True):
+            raise Wrong("options-ignored", what="persistent_workers is False, True was asked for")
         self.disturbed = not torch.equal(before[0], after[0]) or before[1:] != after[1:]
         self.epochs = []
         for epoch in range(n):
@@ -106,9 +110,8 @@ def balise_3(seeded_loader):
     for source in SOURCES:
         a, b = first.epochs[0][source].values()
         if set(a) & set(b):
-            raise Wrong("own-copied" if source == "dataset.rng" and not _replaced(seeded_loader) else
-                        "own-not-reached" if source == "dataset.rng" else "global-alike",
-                        expected="eight different numbers", got=f"{a[:2]} and {b[:2]}", source=source)  # fmt: skip
+            slug = "global-alike" if source != "dataset.rng" else _own_alike(seeded_loader, a)
+            raise Wrong(slug, expected="eight different numbers", got=f"{a[:2]} and {b[:2]}", source=source)
     yield "no two epochs draw the same"
     _epochs_differ(first, "epochs-alike")
     yield "the same seed gives the same numbers, whatever else was drawn"
@@ -132,12 +135,15 @@ def balise_3(seeded_loader):
             raise Wrong("not-reproducible", source=source, where="persistent workers")
 
 
-def _replaced(seeded_loader):
-    """Whether the data set's generator was changed in the main process."""
+def _own_alike(seeded_loader, drawn):
+    """Why dataset.rng draws the same in both workers: the slug. drawn: one worker's numbers."""
     dataset, untouched = _Draws(), _Draws()
     rng = dataset.rng
     seeded_loader(dataset, 7, batch_size=2, num_workers=2)
-    return dataset.rng is not rng or dataset.rng.random() != untouched.rng.random()
+    first = untouched.rng.random()
+    if dataset.rng is not rng or dataset.rng.random() != first:  # changed in the main process
+        return "own-not-reached"
+    return "own-copied" if first in drawn else "own-same-seed"
 
 
 def _epochs_differ(run, slug):

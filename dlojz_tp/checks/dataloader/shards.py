@@ -36,11 +36,18 @@ HINTS = {
     "all-opened-first": "All shards were opened before the first sample came out. One after the other: some sets have thousands.",
     "whole-shard": "{peak} of memory were in use to stream a shard of {size}: it, or a list of its samples, is held whole.",
     "order-changed": "With buffer=1 the samples come in the order of the shards.",
-    "not-mixed": "With buffer={buffer} the samples still come in the order of the shards.",
+    "not-mixed": "With buffer={buffer} the samples still come in the order of the shards, until the last {buffer}: of those held, one "
+    "drawn at random leaves, not the first.",
+    "same-place": "The same place of the buffer is given away each time. Draw one anew for each sample, from a generator that is made "
+    "once, before the loop.",
+    "corner-only": "With buffer={buffer} no sample came more than {n} places early: only a corner of the buffer is given away. Draw from "
+    "all that are held.",
+    "shard-by-shard": "The buffer is emptied at the end of each shard, so samples of different shards never mix. It goes on from shard to "
+    "shard.",
     "closed-blocks": "The samples are mixed in blocks of {buffer}: the buffer is filled, given away whole and filled anew, so nothing "
     "ever leaves its block, and meanwhile nothing is ready. Let one leave when the next comes in.",
     "buffer-too-large": "A sample came {n} places early, with a buffer of {buffer}: more samples are held than the buffer allows.",
-    "seed-ignored": "Two seeds gave the same order.",
+    "seed-ignored": "Two seeds gave the same order, but perhaps for the last {buffer} samples.",
     "seed-not-enough": "The same seed gave two orders: draw from a generator of your own, random.Random(seed).",
     "workers-repeat": "Two workers gave the same samples. Each reads its own shards: ask get_worker_info().",
     "workers-read-all": "A worker opened {n} shards of {shards} to give its share. Choose the shards, then open.",
@@ -244,7 +251,9 @@ def _memory(stream_shards, folder):
 def _mixed(stream_shards, shards, items):
     where = ", with a shuffle buffer"
     first = _complete(_streamed(stream_shards, shards, 6, 1), items, where)
-    if first == sorted(first):
+    # at the end the rest leaves, in any order: what a buffer is shows before
+    lead = len(items) - 6
+    if first[:lead] == sorted(first[:lead]):
         raise Wrong("not-mixed", buffer=6)
     for buffer in (6, 2, 100):
         random.seed(buffer)
@@ -254,13 +263,19 @@ def _mixed(stream_shards, shards, items):
         if early > buffer:
             raise Wrong("buffer-too-large", n=early, buffer=buffer)
     second = _complete(_streamed(stream_shards, shards, 6, 2), items, where)
-    if any(all(_closed(order, block) for order in (first, second)) for block in (5, 6, 7)):
-        raise Wrong("closed-blocks", buffer=6)
+    for slug, blocks in (("shard-by-shard", [4]), ("closed-blocks", [5, 6, 7])):
+        if any(all(_closed(order, block) for order in (first, second)) for block in blocks):
+            raise Wrong(slug, buffer=6)
+    early = [[sample - place for place, sample in enumerate(order[:lead])] for order in (first, second)]
+    if all(len(set(places)) <= 2 for places in early):
+        raise Wrong("same-place", got=f"{', '.join(map(str, first[:8]))}, …")
+    if max(map(max, early)) < 3:  # of 34 draws from 5 or 6 that are held, none but the first three: never by chance
+        raise Wrong("corner-only", n=max(map(max, early)), buffer=6)
     random.seed(77)
     if first != _complete(_streamed(stream_shards, shards, 6, 1), items, where):
         raise Wrong("seed-not-enough")
-    if first == second:
-        raise Wrong("seed-ignored")
+    if first[:lead] == second[:lead]:
+        raise Wrong("seed-ignored", buffer=6)
 
 
 def _closed(order, block):

@@ -16,11 +16,13 @@ HINTS = {
     "get_worker_info().",
     "ranks-not-split": "Each of the {world} ranks gives all items. Split by rank too.",
     "main-process-forgotten": "Without workers get_worker_info() is None: then there is one part for each rank.",
-    "items-lost": "{n} of {all} items are never given, with {world} ranks of {workers} workers. The last part may be larger or "
+    "parts-collide": "Two of the rank/worker pairs have the same part number, or one is beyond the last. With rank r and worker w of W "
+    "workers, number r × W + w is each pair's own.",
+    "items-lost": "{n} of {all} items are never given, with {world} rank(s) of {workers} worker(s). The last part may be larger or "
     "smaller than the others.",
-    "items-twice": "{n} of {all} items come twice, with {world} ranks of {workers} workers.",
+    "items-twice": "{n} of {all} items come twice, with {world} rank(s) of {workers} worker(s).",
     "orders-differ": "Ranks and workers shuffle differently, so their shares overlap: the order must be drawn from seed and "
-    "epoch alone, the same everywhere.",
+    "the epoch that set_epoch was given, the same everywhere; nothing in a worker may change either.",
     "not-shuffled": "The order is that of the list. Draw a new one for each epoch.",
     "worker-order-only": "Each worker always has the same items and only their order changes. Shuffle first, then split.",
     "epoch-without-effect": "set_epoch(1) gives the order of epoch 0.",
@@ -31,6 +33,7 @@ HINTS = {
     "even-parts-differ": "With even=True the parts have {sizes} items: ranks would make different numbers of steps, and wait for "
     "each other for ever.",
     "even-drops-too-much": "With even=True {n} of {all} items are dropped; with {parts} parts, at most {most} need be.",
+    "even-same-dropped": "With even=True the same items are dropped in every epoch, and never seen. Shuffle all of them first, then drop.",
     "even-repeats": "With even=True items come twice. Drop what is left over.",
     "even-always": "{n} of {all} items are dropped although even=False: then the parts need not be of one size.",
     "epoch-not-seen": "In persistent workers set_epoch had no effect: they hold copies, made when they started. Keep the epoch in "
@@ -147,6 +150,8 @@ def _parts_right(SplitStream, n, world, workers):  # noqa: N803
         slug = "workers-not-split"
     elif world > 1 and all(items == wanted for items in once.values()):
         slug = "ranks-not-split"
+    elif _nested(list(parts.values())):
+        slug = "parts-collide"
     elif len(given) == n:
         slug = "orders-differ"
     elif len(given) > n:
@@ -159,6 +164,14 @@ def _parts_right(SplitStream, n, world, workers):  # noqa: N803
         slug = "even-always"
     raise Wrong(slug, expected=f"{n} items, each once", got=f"{len(given)} items, {len(set(given))} different", where=where,
                 n=count, **fields)  # fmt: skip
+
+
+def _nested(parts):
+    """Whether some parts have items in common, and always as if one had begun later in the same order."""
+    pairs = [(one, other) for k, one in enumerate(parts) for other in parts[:k] if set(one) & set(other)]
+    return bool(pairs) and all(
+        short == long[-len(short) :] for short, long in (sorted(pair, key=len) for pair in pairs)
+    )
 
 
 def _orders(SplitStream):  # noqa: N803
@@ -205,13 +218,21 @@ def _even(SplitStream, n, world, workers):  # noqa: N803
     most = n % len(parts)
     if n - len(given) != most:
         raise Wrong("even-drops-too-much", where=where, n=n - len(given), all=n, parts=len(parts), most=most)
+    if 0 < most < n and all(
+        set(given)
+        == {item for part in _parts(SplitStream, n, world, workers, epoch, even=True).values() for item in part}
+        for epoch in (1, 2, 3)
+    ):
+        raise Wrong("even-same-dropped", where=where)
 
 
 def _real(SplitStream):  # noqa: N803
     def epoch(loader):
         found = [batch.tolist() for batch in loader]
-        if sorted(i for batch in found for i in batch) != list(range(100, 111)):
-            raise Wrong("items-twice", n="some", all=11, world=1, workers=2, where="a DataLoader with 2 workers")
+        given = [i for batch in found for i in batch]
+        if sorted(given) != list(range(100, 111)):
+            slug, twice = "orders-differ" if len(given) == 11 else "items-twice", len(given) - len(set(given))
+            raise Wrong(slug, n=twice, all=11, world=1, workers=2, where="a DataLoader with 2 workers")
         return found
 
     stream = SplitStream(range(100, 111), seed=2)
