@@ -127,7 +127,8 @@ def recognise(error: BaseException) -> tuple[str, str]:
         return "rank-failed", error.in_words()
     called_wrongly = ("missing", "takes", "unexpected keyword", "multiple values")  # not: float() argument must be ...
     misfit = isinstance(error, TypeError) and "()" in message and any(words in message for words in called_wrongly)
-    if misfit and not _called_by_them(error):
+    handed_on = "unexpected keyword" in message  # what an answer hands on, it was given itself
+    if misfit and (handed_on or not _called_by_them(error)):
         return "signature", str(error)
     if type(error).__name__ == "DataDependentOutputException" or "cannot be called on meta tensors" in message:
         return "hidden-sync", message

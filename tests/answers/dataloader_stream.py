@@ -188,7 +188,7 @@ class SplitStream(Base):
         return worker * self.world_size + self.rank, self.world_size * workers
 
 
-@bank.wrong(5, "orders-differ")
+@bank.wrong(5, "epoch-moved")
 class SplitStream(Base):
     def __iter__(self):
         yield from super().__iter__()

@@ -27,6 +27,8 @@ HINTS = {
     "worker-order-only": "Each worker always has the same items and only their order changes. Shuffle first, then split.",
     "epoch-without-effect": "set_epoch(1) gives the order of epoch 0.",
     "order-not-kept": "The same epoch and seed gave two different orders: a training cannot be repeated or resumed.",
+    "epoch-moved": "__iter__ itself changes the epoch: each worker does so at a time of its own, and their shares overlap. Only set_epoch "
+    "changes it.",
     "seed-not-used": "Another seed gives the same order.",
     "reads-all": "A worker read {n} items to give {share}. Reading is what costs: choose the indices, then read.",
     "items-changed": "The list of items was shuffled in place. It belongs to the caller.",
@@ -199,10 +201,13 @@ def _orders(SplitStream):  # noqa: N803
         late = [*stream]
         stream.set_epoch(0)
         back = [*stream]
+        once_more = [*stream]
     if given != list(range(100, 130)):
         raise Wrong("items-changed")
     if alone != back or alone == late:
         raise Wrong("order-not-kept" if alone != back else "epoch-without-effect", where="epochs 0, 3, 0 of one stream")
+    if back != once_more:
+        raise Wrong("epoch-moved")
     if not torch.equal(states[0], torch.get_rng_state()) or states[1] != random.getstate():
         raise Wrong("global-order")
 
