@@ -114,17 +114,3 @@ def _no_copies(raising, functions):
 def _steps(code: CodeType) -> tuple:
     """What two codes of the same text have alike, wherever they were compiled."""
     return code.co_code, code.co_names, tuple(_steps(inner) for inner in code.co_consts if isinstance(inner, CodeType))
-
-
-def pipeline_schedules(*ours: Callable) -> list:
-    """The functions and classes that know a pipeline schedule already: PyTorch's, and the planner's.
-
-    ours: those of the planner that count; none given: all.
-    """
-    from torch.distributed.pipelining import schedules
-
-    from dlojz_tp import planner
-
-    ours = ours or (planner.gpipe, planner.one_f_one_b, planner.interleaved_1f1b, planner.zero_bubble_h1)
-    names = [name for name in vars(schedules) if name.startswith(("Schedule", "_get_1f1b"))]
-    return [*ours, *(getattr(schedules, name) for name in names)]

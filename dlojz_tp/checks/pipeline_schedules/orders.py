@@ -2,7 +2,8 @@
 
 from dlojz_tp import planner
 from dlojz_tp.checking import Wrong
-from dlojz_tp.checking.borrowed import out_of_reach, pipeline_schedules
+from dlojz_tp.checking.borrowed import out_of_reach
+from dlojz_tp.probes.schedules import pipeline_schedules
 
 HINTS = {
     "planner-called": "{name} knows such a schedule already: write it yourself, here.",
