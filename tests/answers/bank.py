@@ -11,7 +11,7 @@
 An answer of several functions: `bank.several(2, "slug", first, second)`. A slip in an otherwise right answer:
 `bank.slip(2, "slug", ("text of the solution", "what the trainee wrote"))`. A whole answer as text:
 `bank.text(2, None, "def distributed_sum(values): ...")`. `Bank(work, whole=True)` defines for slips and texts, beside
-the imports, all setup cells and the solutions of earlier balises.
+the imports, all setup cells and the solutions of earlier balises. Text becomes functions when it is judged.
 
 A balise whose check is a table of looks has a file of its own, `tests/answers/WORK/balise_N.py`, with each mistake in one
 place: its hint, its wrong answers, and a variant, the same mistake in another design, that is never recorded:
@@ -26,6 +26,7 @@ place: its hint, its wrong answers, and a variant, the same mistake in another d
 import ast
 import functools
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import cloudpickle
@@ -37,15 +38,23 @@ from dlojz_tp.works import source
 class Answer:
     """One answer. slug: the hint it must get; None for a right one. line: where it stands in its file.
 
-    variant: never recorded as a known mistake.
+    given: its functions, or what makes them. variant: never recorded as a known mistake. file: None where the line does
+    not tell its text. code: all text that it is made of, if it is text.
     """
 
     work: str
     balise: int
     slug: str | None
-    answers: tuple
+    given: tuple | Callable[[], tuple]
     line: int
     variant: bool = False
+    file: str | None = None
+    code: str = ""
+
+    @functools.cached_property
+    def answers(self) -> tuple:
+        """What the check is given."""
+        return self.given() if callable(self.given) else self.given
 
     def __str__(self):
         return f"{self.work}-{self.balise}-{self.slug or 'right'}-L{self.line}"
@@ -88,7 +97,8 @@ class Bank:
 
     def slip(self, balise: int, slug: str | None, *changes: tuple[str, str], variant: bool = False):
         """The solution with some of its text changed, (old, new) each; slug None where it stays right."""
-        self.text(balise, slug, _changed(source.find(self.work).balises[balise].code, changes), variant=variant)
+        code = source.without_markers(self._source.balises[balise].code) + "\n"
+        self.text(balise, slug, _changed(code, changes), variant=variant)
 
     def variant(self, balise: int, slug: str, code: str, *changes: tuple[str, str]):
         """A right answer of another design, as text, with some of it changed: it must get the hint unrecorded."""
@@ -96,24 +106,30 @@ class Bank:
 
     def text(self, balise: int, slug: str | None, code: str, *, variant: bool = False):
         """An answer as text, run after the imports (or, in a whole bank, after all that stands before the balise)."""
-        work = source.find(self.work)
-        namespace = {"__name__": "__main__"}  # functions of __main__ go to ranks by value
-        if self.whole:
-            namespace |= _before(self.work, balise)
-        else:
-            exec(_imports(self.work), namespace)
-        exec(compile(code, f"<answer to balise {balise}>", "exec"), namespace)
-        self._append(balise, slug, tuple(namespace[name] for name in work.balises[balise].answers), variant)
+        names = self._source.balises[balise].answers
+        upto = balise if self.whole else None
+
+        def made():
+            namespace = dict(before(self.work, upto))
+            exec(compile(code, f"<answer to balise {balise}>", "exec"), namespace)
+            return tuple(namespace[name] for name in names)
+
+        self._append(balise, slug, made, variant, "\n".join([*_texts_before(self.work, upto), code]))
+
+    @functools.cached_property
+    def _source(self) -> source.Work:
+        return source.find(self.work)
 
     def _add(self, balise, slug, answer, variant=False):
         self._append(balise, slug, (answer,), variant)
         return answer
 
-    def _append(self, balise, slug, answers, variant=False):
+    def _append(self, balise, slug, answers, variant=False, code=""):
         frame = sys._getframe(1)
         while frame.f_code.co_name != "<module>":
             frame = frame.f_back
-        self.answers.append(Answer(self.work, balise, slug, answers, frame.f_lineno, variant))
+        where = frame.f_lineno, variant, frame.f_code.co_filename
+        self.answers.append(Answer(self.work, balise, slug, answers, *where, code))
 
 
 def _changed(code, changes):
@@ -124,18 +140,18 @@ def _changed(code, changes):
 
 
 @functools.cache
-def _imports(name: str):
-    """The imports of a practical work's setup cells, compiled: what its solutions need."""
-    cells = [cell.text for cell in source.find(name).cells if cell.kind == "code" and "setup" in cell.options]
-    nodes = [node for text in cells for node in ast.parse(text).body if isinstance(node, ast.Import | ast.ImportFrom)]
-    return compile(ast.Module(nodes, []), "<imports>", "exec")
+def before(name: str, balise: int | None) -> dict:
+    """The names that stand before a balise: its work's setup cells and earlier solutions; None: the imports alone."""
+    names = {"__name__": "__main__"}  # functions of __main__ go to ranks by value
+    for text in _texts_before(name, balise):
+        exec(compile(text, f"<{name}>", "exec"), names)
+    return names
 
 
 @functools.cache
-def _before(name: str, balise: int) -> dict:
-    """The names that a practical work's setup cells and the solutions before a balise define."""
-    names = {"__name__": "__main__"}
-    for cell in source.find(name).cells:
-        if cell.kind == "code" and ("setup" in cell.options or (cell.balise is not None and cell.balise < balise)):
-            exec(compile(cell.text, f"<{name}>", "exec"), names)
-    return names
+def _texts_before(name: str, balise: int | None) -> list[str]:
+    cells = [cell for cell in source.find(name).cells if cell.kind == "code"]
+    if balise is not None:
+        return [c.text for c in cells if "setup" in c.options or (c.balise is not None and c.balise < balise)]
+    nodes = [node for c in cells if "setup" in c.options for node in ast.parse(c.text).body]
+    return [ast.unparse(node) for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)]

@@ -218,7 +218,7 @@ bank.slip(7, "hooks-spoil", ("return kept.tensor", "return kept.tensor * 1.00000
 bank.slip(7, "library-checkpoint", ("return Recompute.apply(stage, x, *stage.parameters())",
           "from torch.utils.checkpoint import checkpoint\n    return checkpoint(stage, x, use_reentrant=False)"))  # fmt: skip
 bank.slip(7, "all-kept", ("return Recompute.apply(stage, x, *stage.parameters())", "return stage(x)"))
-bank.slip(7, "all-kept", ("return stage(x)\n        # END SOLUTION", "with torch.enable_grad():\n            "
+bank.slip(7, "all-kept", ("return stage(x)", "with torch.enable_grad():\n            "
           "ctx.y = stage(x.detach().requires_grad_())\n        return ctx.y.detach()"))  # fmt: skip
 bank.slip(7, "first-stage-no-graph", ("Recompute.apply(stage, x, *stage.parameters())", "Recompute.apply(stage, x)"))
 bank.slip(7, "ids-no-gradient", ("requires_grad_(ctx.needs_input_grad[1])", "requires_grad_()"))

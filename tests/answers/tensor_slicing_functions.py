@@ -7,9 +7,8 @@ from torch import nn
 
 from dlojz_tp import todo
 from tests.answers.bank import Bank
-from tests.answers.tensor_slicing_parts import slip
 
-bank = Bank("17_tensor_slicing")
+bank = Bank("17_tensor_slicing", whole=True)
 
 # ---------------------------------------------------------------- balise 1
 
@@ -85,7 +84,7 @@ SUM_BACKWARD = "        return gradient"
 
 
 def one(slug, *changes):
-    slip(bank, 1, slug, *changes)
+    bank.slip(1, slug, *changes)
 
 
 one("no-reduce-backward", (COPY_BACKWARD, COPY_BACKWARD.replace("total(gradient)", "gradient")))
@@ -173,11 +172,11 @@ class OwnProduct(nn.Module):
 
 
 bank.several(2, None, part_by_numbers, OwnProduct)
-slip(bank, 2, None, ("ranks.part(linear.weight, 0)", "linear.weight.tensor_split(ranks.size)[ranks.rank]"), ("    part.weight =", "    assert linear.out_features % ranks.size == 0\n    part.weight ="))  # fmt: skip
+bank.slip(2, None, ("ranks.part(linear.weight, 0)", "linear.weight.tensor_split(ranks.size)[ranks.rank]"), ("    part.weight =", "    assert linear.out_features % ranks.size == 0\n    part.weight ="))  # fmt: skip
 
 
 def two(slug, *changes):
-    slip(bank, 2, slug, *changes)
+    bank.slip(2, slug, *changes)
 
 
 class KeepsWhole(SubLinear):
@@ -580,7 +579,7 @@ bank.several(3, None, Padded, Unwritten)
 
 
 def three(slug, *changes):
-    slip(bank, 3, slug, *changes)
+    bank.slip(3, slug, *changes)
 
 
 GATHERED = "self.ranks.gather(F.embedding(tokens, self.weight))"
@@ -627,10 +626,9 @@ three("nothing-returned", ("return self.ranks.gather(", "self.ranks.gather("))
 TABLE = "self.weight = nn.Parameter(ranks.part(embedding.weight, 1).detach().clone())"
 FROM = "self.table = nn.Embedding.from_pretrained(ranks.part(embedding.weight, 1).detach().clone())"
 LOOK = ("F.embedding(tokens, self.weight))\n\n\nclass Voc", "self.table(tokens))\n\n\nclass Voc")
-slip(bank, 3, "part-not-trained", (TABLE, FROM), LOOK)
-slip(bank, 3, "part-not-trained", (TABLE, TABLE.replace("clone())", "clone(), requires_grad=False)")))
-slip(bank, 3, None, (TABLE, FROM.replace("clone())", "clone(), freeze=False)")), LOOK)
-slip(
-    bank, 2, "part-not-trained",
+bank.slip(3, "part-not-trained", (TABLE, FROM), LOOK)
+bank.slip(3, "part-not-trained", (TABLE, TABLE.replace("clone())", "clone(), requires_grad=False)")))
+bank.slip(3, None, (TABLE, FROM.replace("clone())", "clone(), freeze=False)")), LOOK)
+bank.slip(2, "part-not-trained",
     ("        self.part = column_part(linear, ranks)", "        self.part = column_part(linear, ranks).requires_grad_(False)"),
 )  # fmt: skip

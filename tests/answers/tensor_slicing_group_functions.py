@@ -7,9 +7,8 @@ import torch.distributed as dist
 
 from dlojz_tp.checks.tensor_slicing.common import CheckRanks
 from tests.answers.bank import Bank
-from tests.answers.tensor_slicing_parts import slip
 
-bank = Bank("17_tensor_slicing")
+bank = Bank("17_tensor_slicing", whole=True)
 
 
 def reduced(x, group):
@@ -145,60 +144,51 @@ SUM_FORWARD = "dist.all_reduce(result, group=group)"
 COPY_BACKWARD = "dist.all_reduce(result, group=ctx.group)"
 ROUND = "self.group, self.rank, self.size = group, dist.get_rank(group), dist.get_world_size(group)"
 
-slip(bank, 9, None, ("gradient.chunk(", "gradient.tensor_split("))
-slip(
-    bank,
+bank.slip(9, None, ("gradient.chunk(", "gradient.tensor_split("))
+bank.slip(
     9,
     "rank-of-world",
     ("self.rank, self.size = group, dist.get_rank(group)", "self.rank, self.size = group, dist.get_rank()"),
 )
-slip(bank, 9, "rank-of-world", (ROUND, "self.group, self.size = group, dist.get_world_size(group)"))
-slip(bank, 9, "size-of-world", (ROUND, ROUND.replace("dist.get_world_size(group)", "dist.get_world_size()")))
-slip(bank, 9, "size-of-world", (ROUND, "self.group = group"))
-slip(
-    bank,
+bank.slip(9, "rank-of-world", (ROUND, "self.group, self.size = group, dist.get_world_size(group)"))
+bank.slip(9, "size-of-world", (ROUND, ROUND.replace("dist.get_world_size(group)", "dist.get_world_size()")))
+bank.slip(9, "size-of-world", (ROUND, "self.group = group"))
+bank.slip(
     9,
     "place-in-group",
     (ROUND, "self.group, self.rank, self.size = group, dist.get_world_size(group), dist.get_rank(group)"),
 )
-slip(bank, 9, "forward-over-world", (SUM_FORWARD, "dist.all_reduce(result)"))
-slip(bank, 9, "backward-over-world", (COPY_BACKWARD, "dist.all_reduce(result)"))
-slip(
-    bank, 9, "forward-over-world", (SUM_FORWARD, "dist.all_reduce(result)"), (COPY_BACKWARD, "dist.all_reduce(result)")
-)
-slip(bank, 9, "forward-over-world", ("SumOverGroup.apply(x, self.group)", "SumOverRanks.apply(x)"))
-slip(bank, 9, "backward-over-world", ("CopyToGroup.apply(x, self.group)", "CopyToRanks.apply(x)"))
-slip(bank, 9, "gather-over-world", ("GatherFromGroup.apply(x, dim, self.group)", "GatherFromRanks.apply(x, dim)"))
-slip(
-    bank, 9, "gather-over-world", ("range(dist.get_world_size(group))", "range(dist.get_world_size())"),
+bank.slip(9, "forward-over-world", (SUM_FORWARD, "dist.all_reduce(result)"))
+bank.slip(9, "backward-over-world", (COPY_BACKWARD, "dist.all_reduce(result)"))
+bank.slip(9, "forward-over-world", (SUM_FORWARD, "dist.all_reduce(result)"), (COPY_BACKWARD, "dist.all_reduce(result)"))
+bank.slip(9, "forward-over-world", ("SumOverGroup.apply(x, self.group)", "SumOverRanks.apply(x)"))
+bank.slip(9, "backward-over-world", ("CopyToGroup.apply(x, self.group)", "CopyToRanks.apply(x)"))
+bank.slip(9, "gather-over-world", ("GatherFromGroup.apply(x, dim, self.group)", "GatherFromRanks.apply(x, dim)"))
+bank.slip(9, "gather-over-world", ("range(dist.get_world_size(group))", "range(dist.get_world_size())"),
     ("dist.all_gather(parts, x.contiguous(), group=group)", "dist.all_gather(parts, x.contiguous())"),
 )  # fmt: skip
-slip(bank, 9, "gradient-for-group", ("return result, None\n", "return result\n"))
-slip(bank, 9, "gradient-for-group", ("return gradient, None\n", "return gradient\n"))
-slip(bank, 9, "gradient-for-group", ("part.contiguous(), None, None", "part.contiguous(), None"))
-slip(bank, 9, "group-not-summed", (COPY_BACKWARD, "pass"))
-slip(bank, 9, "group-not-summed", (SUM_FORWARD, "pass"))
-slip(bank, 9, "group-mean", (SUM_FORWARD, SUM_FORWARD + "\n        result /= dist.get_world_size(group)"))
-slip(
-    bank,
+bank.slip(9, "gradient-for-group", ("return result, None\n", "return result\n"))
+bank.slip(9, "gradient-for-group", ("return gradient, None\n", "return gradient\n"))
+bank.slip(9, "gradient-for-group", ("part.contiguous(), None, None", "part.contiguous(), None"))
+bank.slip(9, "group-not-summed", (COPY_BACKWARD, "pass"))
+bank.slip(9, "group-not-summed", (SUM_FORWARD, "pass"))
+bank.slip(9, "group-mean", (SUM_FORWARD, SUM_FORWARD + "\n        result /= dist.get_world_size(group)"))
+bank.slip(
     9,
     "group-mean",
     (COPY_BACKWARD, COPY_BACKWARD + "\n        result /= dist.get_world_size()"),
     (COPY_BACKWARD, "dist.all_reduce(result)"),
 )
-slip(
-    bank, 9, "group-summed-twice", ("        result = x.clone", "        ctx.group = group\n        result = x.clone"),
+bank.slip(9, "group-summed-twice", ("        result = x.clone", "        ctx.group = group\n        result = x.clone"),
     ("        return gradient, None", f"        gradient = gradient.clone()\n        {COPY_BACKWARD.replace('result', 'gradient')}\n        return gradient, None"),
 )  # fmt: skip
-slip(bank, 9, "group-in-place", ("result = x.clone(memory_format=torch.contiguous_format)", "result = x.contiguous()"))
-slip(
-    bank,
+bank.slip(9, "group-in-place", ("result = x.clone(memory_format=torch.contiguous_format)", "result = x.contiguous()"))
+bank.slip(
     9,
     "group-in-place",
     ("result = gradient.clone(memory_format=torch.contiguous_format)", "result = gradient.contiguous()"),
 )
-slip(
-    bank,
+bank.slip(
     9,
     "group-layout",
     (
@@ -206,13 +196,12 @@ slip(
         "result = torch.empty_strided(x.shape, torch.empty(x.shape).stride(), dtype=x.dtype).view(-1).copy_(torch.as_strided(x, (x.numel(),), (1,)) if min(x.stride()) else x.flatten()).view(x.shape)",
     ),
 )
-slip(
-    bank,
+bank.slip(
     9,
     "rank-of-peer",
     (COPY_BACKWARD, "dist.reduce(result, 0, group=ctx.group)\n        dist.broadcast(result, 0, group=ctx.group)"),
 )
-slip(bank, 9, "nothing-returned", ("        return SumOverGroup", "        SumOverGroup"))
+bank.slip(9, "nothing-returned", ("        return SumOverGroup", "        SumOverGroup"))
 
 
 @bank.wrong(9, "sent-beyond-group")
@@ -322,8 +311,7 @@ class GroupRanks(CheckRanks):
         return super().gather(x, -1)
 
 
-slip(
-    bank,
+bank.slip(
     9,
     "gather-dimension",
     ("GatherFromGroup.apply(x, dim, self.group)", "GatherFromGroup.apply(x, -1, self.group)"),
@@ -357,12 +345,12 @@ class GroupRanks(CheckRanks):
 
 
 PART = "part = gradient.chunk(dist.get_world_size(ctx.group), ctx.dim)[dist.get_rank(ctx.group)]"
-slip(bank, 9, "group-layout", ("x.clone(memory_format=torch.contiguous_format)", "x.clone()"))
-slip(bank, 9, "index-of-world", (PART, PART.replace("[dist.get_rank(ctx.group)]", "[dist.get_rank()]")))
-slip(bank, 9, "group-summed-twice", (PART, "gradient = gradient.contiguous()\n        dist.all_reduce(gradient, group=ctx.group)\n        " + PART))  # fmt: skip
+bank.slip(9, "group-layout", ("x.clone(memory_format=torch.contiguous_format)", "x.clone()"))
+bank.slip(9, "index-of-world", (PART, PART.replace("[dist.get_rank(ctx.group)]", "[dist.get_rank()]")))
+bank.slip(9, "group-summed-twice", (PART, "gradient = gradient.contiguous()\n        dist.all_reduce(gradient, group=ctx.group)\n        " + PART))  # fmt: skip
 HALVES = """flat = result.flatten()
         part = flat.new_empty(len(flat) // dist.get_world_size(group))
         dist.reduce_scatter_tensor(part, flat, group=group)
         dist.all_gather_into_tensor(flat, part, group=group)
         result = flat.view(x.shape)"""
-slip(bank, 9, None, ("dist.all_reduce(result, group=group)", HALVES))
+bank.slip(9, None, ("dist.all_reduce(result, group=group)", HALVES))

@@ -6,9 +6,8 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 from tests.answers.bank import Bank
-from tests.answers.tensor_slicing_parts import slip
 
-bank = Bank("17_tensor_slicing")
+bank = Bank("17_tensor_slicing", whole=True)
 
 
 def even(tensor_size):
@@ -230,9 +229,8 @@ def tensor_group(tensor_size):
     return dist.new_subgroups(tensor_size)[0]
 
 
-slip(bank, 8, "uneven-unclear", ("    if world_size % tensor_size:\n        raise", "    if False:\n        raise"))
-slip(
-    bank, 8, "uneven-accepted", ("    if world_size % tensor_size:\n        raise", "    if False:\n        raise"),
+bank.slip(8, "uneven-unclear", ("    if world_size % tensor_size:\n        raise", "    if False:\n        raise"))
+bank.slip(8, "uneven-accepted", ("    if world_size % tensor_size:\n        raise", "    if False:\n        raise"),
     ("range(0, world_size, tensor_size)", "range(0, world_size - tensor_size + 1, tensor_size)"),
 )  # fmt: skip
 
@@ -332,12 +330,11 @@ def data_group(tensor_size):
     return choose([list(range(k, world_size, tensor_size)) for k in range(min(tensor_size, world_size))])
 
 
-slip(bank, 10, "nothing-returned", ("    return mine", "    mine"))
-slip(bank, 8, "wrong-members", ("range(first, first + tensor_size)", "range(first, first + max(1, tensor_size - 1))"))
-slip(bank, 8, "wrong-members", ("range(first, first + tensor_size)", "range(first, first + 2)"), ("range(0, world_size, tensor_size)", "range(0, world_size - 1, 2)"))  # fmt: skip
-slip(bank, 8, "group-call-fails", ("            mine = group\n    return mine", "            found = group\n    return found"), ("range(0, world_size, tensor_size)", "range(0, world_size - 1, tensor_size)"))  # fmt: skip
-slip(
-    bank,
+bank.slip(10, "nothing-returned", ("    return mine", "    mine"))
+bank.slip(8, "wrong-members", ("range(first, first + tensor_size)", "range(first, first + max(1, tensor_size - 1))"))
+bank.slip(8, "wrong-members", ("range(first, first + tensor_size)", "range(first, first + 2)"), ("range(0, world_size, tensor_size)", "range(0, world_size - 1, 2)"))  # fmt: skip
+bank.slip(8, "group-call-fails", ("            mine = group\n    return mine", "            found = group\n    return found"), ("range(0, world_size, tensor_size)", "range(0, world_size - 1, tensor_size)"))  # fmt: skip
+bank.slip(
     10,
     "wrong-members",
     ("range(first, world_size, tensor_size)", "range(first, max(first + 1, world_size - 1), tensor_size)"),

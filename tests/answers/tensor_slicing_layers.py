@@ -8,9 +8,8 @@ from torch import nn
 
 from tests.answers.bank import Bank
 from tests.answers.tensor_slicing_functions import SubLinear, part_by_numbers
-from tests.answers.tensor_slicing_parts import slip
 
-bank = Bank("17_tensor_slicing")
+bank = Bank("17_tensor_slicing", whole=True)
 
 # ---------------------------------------------------------------- balise 4
 
@@ -184,7 +183,7 @@ bank.several(4, None, rows_by_numbers, OneBias)
 
 
 def four(slug, *changes):
-    slip(bank, 4, slug, *changes)
+    bank.slip(4, slug, *changes)
 
 
 SCALED = "F.scaled_dot_product_attention(q, k, v, dropout_p=rate, is_causal=True)"
@@ -338,7 +337,7 @@ for answer in (Chained, EarlyActivation, Pair):
 
 
 def five(slug, *changes):
-    slip(bank, 5, slug, *changes)
+    bank.slip(5, slug, *changes)
 
 
 five("world-not-ranks", ("ColumnLinear(feed_forward.up, ranks)", "ColumnLinear(feed_forward.up, Ranks())"))
@@ -399,7 +398,7 @@ bank.several(6, None, OwnWeights)
 
 
 def six(slug, *changes):
-    slip(bank, 6, slug, *changes)
+    bank.slip(6, slug, *changes)
 
 
 PAIR = "return self.ranks.sum(self.down(hidden)) + self.bias"
@@ -516,7 +515,7 @@ bank.several(7, None, Replaced, ManySlices)
 
 
 def seven(slug, *changes):
-    slip(bank, 7, slug, *changes)
+    bank.slip(7, slug, *changes)
 
 
 TIED = "mine = self.ranks.part(self.ranks.copy(x_bsd), -1)\n        return self.ranks.sum(F.linear(mine, self.token_embedding.weight))"  # fmt: skip
@@ -633,8 +632,7 @@ class RowsFirst(nn.Module):
 
 
 bank.several(6, "rows-before-columns", RowsFirst)
-slip(
-    bank, 6, "rows-before-columns",
+bank.slip(6, "rows-before-columns",
     ("column_part(feed_forward.up, ranks)", "row_part(feed_forward.up, ranks)"),
     ("row_part(feed_forward.down, ranks)", "column_part(feed_forward.down, ranks)"),
 )  # fmt: skip

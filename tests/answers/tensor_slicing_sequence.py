@@ -4,11 +4,10 @@ import torch
 import torch.distributed as dist
 
 from dlojz_tp.checks.tensor_slicing.common import CheckRanks
-from tests.answers.bank import Bank
-from tests.answers.tensor_slicing_parts import slip, solved
+from tests.answers.bank import Bank, before
 
-bank = Bank("17_tensor_slicing")
-RIGHT = solved(13)
+bank = Bank("17_tensor_slicing", whole=True)
+RIGHT = before(bank.work, 13)
 COMMON = RIGHT["sum_common_gradients"]
 SequenceRight = RIGHT["SequenceRanks"]
 
@@ -174,34 +173,34 @@ FORWARD_SCATTER, BACKWARD_GATHER = "sum_to_parts(x_bsd, 1, group)", "gather_part
 REFUSE = "        self.part(x, 1)  # refuses a sequence that does not divide\n"
 MINE = ".chunk(dist.get_world_size({group}), 1)[dist.get_rank({group})].contiguous()"
 
-slip(bank, 12, "sequence-unchanged", (GATHER, "super().copy(x)"))
-slip(bank, 12, "sequence-unchanged", (SCATTER, "super().sum(x)"))
-slip(bank, 12, "sequence-dimension", (FORWARD_GATHER, "gather_parts(x_bsd, 0, group)"))
-slip(bank, 12, "sequence-dimension", (FORWARD_GATHER, "gather_parts(x_bsd, -1, group)"))
-slip(bank, 12, "sequence-dimension", (FORWARD_SCATTER, "sum_to_parts(x_bsd, 2, group)"))
-slip(bank, 12, "sequence-shape", (BACKWARD_SCATTER, "sum_to_parts(gradient_bsd, 2, ctx.group)"))
-slip(bank, 12, "sequence-shape", (BACKWARD_GATHER, "gather_parts(gradient_bsd, 0, ctx.group)"))
-slip(bank, 12, "sequence-shape", (BACKWARD_GATHER, "gradient_bsd"))
-slip(bank, 12, "sequence-over-world", (GATHER, "GatherSequence.apply(x, None)"))
-slip(bank, 12, "sequence-over-world", (SCATTER, "ScatterSequence.apply(x, None)"))
-slip(bank, 12, "slice-without-sum", (BACKWARD_SCATTER, "gradient_bsd" + MINE.format(group="ctx.group")))
-slip(bank, 12, "sequence-not-summed", (FORWARD_SCATTER, "x_bsd" + MINE.format(group="group")))
-slip(bank, 12, "sequence-mean", (FORWARD_SCATTER, FORWARD_SCATTER + " / dist.get_world_size(group)"))
-slip(bank, 12, "sequence-mean", (BACKWARD_SCATTER, BACKWARD_SCATTER + " / dist.get_world_size(ctx.group)"))
-slip(bank, 12, "sequence-mean", (BACKWARD_GATHER, BACKWARD_GATHER + " / dist.get_world_size(ctx.group)"))
-slip(bank, 12, "sequence-times-n", (BACKWARD_GATHER, BACKWARD_GATHER + " * dist.get_world_size(ctx.group)"))
-slip(bank, 12, "scatter-backward-local", (
+bank.slip(12, "sequence-unchanged", (GATHER, "super().copy(x)"))
+bank.slip(12, "sequence-unchanged", (SCATTER, "super().sum(x)"))
+bank.slip(12, "sequence-dimension", (FORWARD_GATHER, "gather_parts(x_bsd, 0, group)"))
+bank.slip(12, "sequence-dimension", (FORWARD_GATHER, "gather_parts(x_bsd, -1, group)"))
+bank.slip(12, "sequence-dimension", (FORWARD_SCATTER, "sum_to_parts(x_bsd, 2, group)"))
+bank.slip(12, "sequence-shape", (BACKWARD_SCATTER, "sum_to_parts(gradient_bsd, 2, ctx.group)"))
+bank.slip(12, "sequence-shape", (BACKWARD_GATHER, "gather_parts(gradient_bsd, 0, ctx.group)"))
+bank.slip(12, "sequence-shape", (BACKWARD_GATHER, "gradient_bsd"))
+bank.slip(12, "sequence-over-world", (GATHER, "GatherSequence.apply(x, None)"))
+bank.slip(12, "sequence-over-world", (SCATTER, "ScatterSequence.apply(x, None)"))
+bank.slip(12, "slice-without-sum", (BACKWARD_SCATTER, "gradient_bsd" + MINE.format(group="ctx.group")))
+bank.slip(12, "sequence-not-summed", (FORWARD_SCATTER, "x_bsd" + MINE.format(group="group")))
+bank.slip(12, "sequence-mean", (FORWARD_SCATTER, FORWARD_SCATTER + " / dist.get_world_size(group)"))
+bank.slip(12, "sequence-mean", (BACKWARD_SCATTER, BACKWARD_SCATTER + " / dist.get_world_size(ctx.group)"))
+bank.slip(12, "sequence-mean", (BACKWARD_GATHER, BACKWARD_GATHER + " / dist.get_world_size(ctx.group)"))
+bank.slip(12, "sequence-times-n", (BACKWARD_GATHER, BACKWARD_GATHER + " * dist.get_world_size(ctx.group)"))
+bank.slip(12, "scatter-backward-local", (
     BACKWARD_GATHER, "torch.cat([gradient_bsd] * dist.get_world_size(ctx.group), 1)",
 ))  # fmt: skip
-slip(bank, 12, "scatter-backward-local", (
+bank.slip(12, "scatter-backward-local", (
     BACKWARD_GATHER,
     "torch.cat([gradient_bsd * (r == dist.get_rank(ctx.group)) for r in range(dist.get_world_size(ctx.group))], 1)",
 ))  # fmt: skip
-slip(bank, 12, "sequence-uneven", (REFUSE, ""))
-slip(bank, 12, "gradient-for-group", (BACKWARD_SCATTER + ", None", BACKWARD_SCATTER))
-slip(bank, 12, "nothing-returned", ("return " + GATHER, GATHER))
-slip(bank, 12, "nothing-returned", ("return " + SCATTER, SCATTER))
-slip(bank, 12, "sequence-wrong", (FORWARD_GATHER, "gather_parts(x_bsd, 1, group).flip(1)"))
+bank.slip(12, "sequence-uneven", (REFUSE, ""))
+bank.slip(12, "gradient-for-group", (BACKWARD_SCATTER + ", None", BACKWARD_SCATTER))
+bank.slip(12, "nothing-returned", ("return " + GATHER, GATHER))
+bank.slip(12, "nothing-returned", ("return " + SCATTER, SCATTER))
+bank.slip(12, "sequence-wrong", (FORWARD_GATHER, "gather_parts(x_bsd, 1, group).flip(1)"))
 
 
 @classes("sequence-over-world")
@@ -245,11 +244,11 @@ class SequencePadded(CheckRanks):
 # mistakes with the gradients
 
 PARTS = "gradient.copy_(part.view_as(gradient))"
-slip(bank, 12, "common-silent", (PARTS, "gradient = part.view_as(gradient)"))
-slip(bank, 12, "common-silent", ("    dist.all_reduce(message, group=ranks.group)\n", ""))
-slip(bank, 12, "common-mean", (PARTS, "gradient.copy_(part.view_as(gradient) / ranks.size)"))
-slip(bank, 12, "common-over-world", ("message, group=ranks.group", "message"))
-slip(bank, 12, "common-no-gradient", (" if p.grad is not None]\n    message", "]\n    message"))
+bank.slip(12, "common-silent", (PARTS, "gradient = part.view_as(gradient)"))
+bank.slip(12, "common-silent", ("    dist.all_reduce(message, group=ranks.group)\n", ""))
+bank.slip(12, "common-mean", (PARTS, "gradient.copy_(part.view_as(gradient) / ranks.size)"))
+bank.slip(12, "common-over-world", ("message, group=ranks.group", "message"))
+bank.slip(12, "common-no-gradient", (" if p.grad is not None]\n    message", "]\n    message"))
 
 
 @gradients("common-mean")

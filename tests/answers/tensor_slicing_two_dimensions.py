@@ -6,11 +6,10 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import DistributedSampler
 
-from tests.answers.bank import Bank
-from tests.answers.tensor_slicing_parts import slip, solved
+from tests.answers.bank import Bank, before
 
-bank = Bank("17_tensor_slicing")
-RIGHT = solved(12)
+bank = Bank("17_tensor_slicing", whole=True)
+RIGHT = before(bank.work, 12)
 STEP = RIGHT["step_2d"]
 
 
@@ -169,38 +168,35 @@ REDUCE = "    dist.all_reduce(message, group=grid.data.group)\n"
 LOOP = "    for tensor, mean in zip(means, message.split([tensor.numel() for tensor in means])):\n        tensor.copy_(mean.view_as(tensor))\n"
 USED = " if p.grad is not None"
 
-slip(bank, 11, "data-summed", (SIZE, ""))
-slip(bank, 11, "divided-by-world", (SIZE, "/ dist.get_world_size()"))
-slip(bank, 11, "averaged-over-world", (SIZE, "/ dist.get_world_size()"), (REDUCE, "    dist.all_reduce(message)\n"))
-slip(bank, 11, "averaged-over-world", (REDUCE, "    dist.all_reduce(message)\n"))
-slip(bank, 11, "averaged-over-tensor", (REDUCE, "    dist.all_reduce(message, group=grid.tensor.group)\n"))
-slip(
-    bank, 11, "averaged-over-tensor", (SIZE, "/ grid.tensor.size"),
+bank.slip(11, "data-summed", (SIZE, ""))
+bank.slip(11, "divided-by-world", (SIZE, "/ dist.get_world_size()"))
+bank.slip(11, "averaged-over-world", (SIZE, "/ dist.get_world_size()"), (REDUCE, "    dist.all_reduce(message)\n"))
+bank.slip(11, "averaged-over-world", (REDUCE, "    dist.all_reduce(message)\n"))
+bank.slip(11, "averaged-over-tensor", (REDUCE, "    dist.all_reduce(message, group=grid.tensor.group)\n"))
+bank.slip(11, "averaged-over-tensor", (SIZE, "/ grid.tensor.size"),
     (REDUCE, "    dist.all_reduce(message, group=grid.tensor.group)\n"),
 )  # fmt: skip
-slip(bank, 11, "data-silent", (REDUCE, ""), (SIZE, ""))
-slip(bank, 11, "data-not-written", (LOOP, ""))
-slip(bank, 11, "averaged-after-step", ("    optimizer.step()\n", ""), (BACKWARD, BACKWARD + "    optimizer.step()\n"))
-slip(bank, 11, "gradients-kept", ("    optimizer.zero_grad()\n", ""))
-slip(
-    bank,
+bank.slip(11, "data-silent", (REDUCE, ""), (SIZE, ""))
+bank.slip(11, "data-not-written", (LOOP, ""))
+bank.slip(11, "averaged-after-step", ("    optimizer.step()\n", ""), (BACKWARD, BACKWARD + "    optimizer.step()\n"))
+bank.slip(11, "gradients-kept", ("    optimizer.zero_grad()\n", ""))
+bank.slip(
     11,
     "no-gradient-2d",
     (USED, ""),
     ("*(p.grad for p in model.parameters())", "*(p.grad / 1 for p in model.parameters())"),
 )
-slip(bank, 11, "no-step", ("    optimizer.step()\n", ""))
-slip(
-    bank,
+bank.slip(11, "no-step", ("    optimizer.step()\n", ""))
+bank.slip(
     11,
     "loss-of-share",
     ("return means[0]", "return loss_of(model, batch) * 0 + first"),
     (BACKWARD, BACKWARD + "    first = loss.item()\n"),
 )
-slip(bank, 11, "loss-summed", ("return means[0]", "return means[0] * grid.data.size"))
-slip(bank, 11, "loss-wrong", ("return means[0]", "return loss_of(model, batch)"))
-slip(bank, 11, "loss-wrong", ("return means[0]", "return means[1]"))
-slip(bank, 11, "nothing-returned", ("    return means[0]", "    means[0]"))
+bank.slip(11, "loss-summed", ("return means[0]", "return means[0] * grid.data.size"))
+bank.slip(11, "loss-wrong", ("return means[0]", "return loss_of(model, batch)"))
+bank.slip(11, "loss-wrong", ("return means[0]", "return means[1]"))
+bank.slip(11, "nothing-returned", ("    return means[0]", "    means[0]"))
 
 
 @stepped("weights-2d")
@@ -397,15 +393,13 @@ def step_broadcast(model, batch, loss_of, optimizer, grid):
     return mean(loss, grid)
 
 
-slip(
-    bank,
+bank.slip(
     11,
     "gradients-lost",
     ("    optimizer.zero_grad()\n", ""),
     (BACKWARD, BACKWARD + "    optimizer.zero_grad()\n"),
 )
-slip(
-    bank,
+bank.slip(
     11,
     "data-not-waited",
     (REDUCE, "    other = message.clone()\n    dist.all_reduce(other, group=grid.data.group)\n"),
@@ -427,8 +421,7 @@ def step_required(model, batch, loss_of, optimizer, grid):
 
 
 # zeros for what has no gradient: with weight decay they move it
-slip(
-    bank, 11, "none-filled",
+bank.slip(11, "none-filled",
     (BACKWARD, BACKWARD + "    for p in model.parameters():\n        p.grad = torch.zeros_like(p) if p.grad is None else p.grad\n"),
 )  # fmt: skip
-slip(bank, 11, "none-filled", ("    optimizer.zero_grad()\n", "    for p in model.parameters():\n        p.grad = torch.zeros_like(p) if p.requires_grad else None\n"))  # fmt: skip
+bank.slip(11, "none-filled", ("    optimizer.zero_grad()\n", "    for p in model.parameters():\n        p.grad = torch.zeros_like(p) if p.requires_grad else None\n"))  # fmt: skip

@@ -6,6 +6,7 @@ bank = Bank("13_zero_under_the_hood", whole=True)
 slip, text = bank.slip, bank.text
 
 READY = "if all(q.grad is not None for q in part.parameters):"
+LAST_WAIT = "                self.send(part)\n        self.wait()\n"
 FREED = "        for p in part.parameters:\n            p.grad = None\n"
 MEAN = ".div_(dist.get_world_size())"
 ADDED = "part.own.grad = arriving if part.own.grad is None else part.own.grad + arriving"
@@ -192,11 +193,11 @@ slip(4, "gradients-kept", (FREED, ""), (READY, "self.seen = getattr(self, 'seen'
 slip(4, "freed-late", (FREED, ""), (READY, "self.seen = getattr(self, 'seen', set()) | {p}\n"
      "        if all(q in self.seen for q in part.parameters):\n            self.seen -= set(part.parameters)"),
      ("part.own.grad is None or any(p.grad is not None for p in part.parameters)", "part.own.grad is None"),
-     ("        self.wait()\n        # END", "        self.wait()\n        for part in self.parts:\n"
-      "            for p in part.parameters:\n                p.grad = None\n        # END"))  # fmt: skip
+     (LAST_WAIT, "                self.send(part)\n        self.wait()\n        for part in self.parts:\n"
+      "            for p in part.parameters:\n                p.grad = None\n"))  # fmt: skip
 slip(4, "flats-kept", ("        self.wait()\n        gradients", "        gradients"))
 slip(4, "flats-kept", ("        self.running.clear()\n", "        self.old = getattr(self, 'old', []) + self.running\n        self.running = []\n"),
-     ("        self.wait()\n        # END", "        self.wait()\n        self.old = []\n        # END"))  # fmt: skip
+     (LAST_WAIT, "                self.send(part)\n        self.wait()\n        self.old = []\n"))  # fmt: skip
 slip(4, "buckets-kept", (START, START + "\n        self.last = [*getattr(self, 'last', [])[-3:], flat]"))
 slip(4, "grad-all-reduced", (START, "work = dist.all_reduce(flat, async_op=True)\n        work.wait()\n"
      "        arriving.copy_(shard(flat, dist.get_rank(), dist.get_world_size()))\n"
@@ -214,7 +215,7 @@ slip(4, "gradients-pile-up", ("    def make_parts(self", "    def zero_grad(self
      "            for p in part.parameters:\n                p.grad = None\n\n    def make_parts(self"))  # fmt: skip
 slip(4, "nothing-travels", (START, "arriving.copy_(shard(flat, dist.get_rank(), dist.get_world_size()))"),
      ("part.own.grad is None or any", "part.own.grad is None or True or any"), ("    def reduce(self):", "    def update(self):\n        self.optimizer.step()\n\n    def reduce(self):"),
-     ("        self.wait()\n        # END", "        for part in self.parts:\n            part.own.grad = torch.zeros_like(part.own)\n        # END"))  # fmt: skip
+     (LAST_WAIT, "                self.send(part)\n        for part in self.parts:\n            part.own.grad = torch.zeros_like(part.own)\n"))  # fmt: skip
 slip(
     4,
     "not-gathered",
