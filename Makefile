@@ -19,11 +19,13 @@ PIP    := $(RUN) -m pip install $(shell test -t 2 || echo --quiet) --editable
 
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: help lab test test-avx2 test-slurm notebooks solutions lint bench gpu doctor env data clean
+.PHONY: help lab test test-all test-avx2 test-slurm notebooks solutions lint bench gpu doctor env data clean
 
 help:
 	@echo "make lab        install, make the data, open JupyterLab in work/"
-	@echo "make test       install and run every test and every notebook"
+	@echo "make test       install and run the tests and the notebooks; those that passed here are left out while nothing"
+	@echo "                that they depend on changes"
+	@echo "make test-all   install and run every test and every notebook"
 	@echo "make test-avx2  the solution notebooks, and the tests that depend on it, on a processor held to AVX2"
 	@echo "make test-slurm start a Slurm of its own here and run the tests that need one (installs it, as root)"
 	@echo "make notebooks  write the trainee notebooks from solutions/*.py"
@@ -67,10 +69,11 @@ endif
 lab: $(STAMP) $(DATA)
 	@$(RUN) -m dlojz_tp lab $(ARGS)
 
-# tests and notebooks together
-test: $(DEV) $(DATA)
-	@start=$$(date +%s); $(PYTEST) tests solutions notebooks; \
-	status=$$?; echo "make test took $$(($$(date +%s) - start)) s"; exit $$status
+# tests and notebooks together; the first leaves out what passed here before
+test: SKIPS = --skip-unchanged
+test test-all: $(DEV) $(DATA)
+	@start=$$(date +%s); $(PYTEST) $(SKIPS) tests solutions notebooks; \
+	status=$$?; echo "make $@ took $$(($$(date +%s) - start)) s"; exit $$status
 
 # what most laptops have: no bfloat16 in the processor
 test-avx2: $(DEV) $(DATA)

@@ -14,6 +14,8 @@ os.environ.setdefault("DLOJZ_STRICT", "1")
 if "PYTEST_XDIST_WORKER" in os.environ:  # several workers share the cores: more threads would only wait for each other
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+pytest_plugins = ["tests.skip_unchanged", "tests.cpu_seconds"]
+
 
 class ByWork(LoadFileScheduling):
     """A file stays in one worker; the answers, half of all the time, go by practical work."""

@@ -1,0 +1,279 @@
+"""What a test depends on, as one short text: it changes whenever any of that does.
+
+What a module needs is read from the text of its imports, at its top or inside of functions, and from names of modules
+in strings, all the way down. In doubt something is taken in: a test too many is run, never one too few.
+"""
+
+import ast
+import functools
+import hashlib
+import json
+import os
+import platform
+import re
+import shutil
+from collections.abc import Iterable
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+from dlojz_tp.works import source
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "dlojz_tp"
+# a test that says one of these may read any file
+ANY_WORK = re.compile(r"\b(SOLUTIONS|NOTEBOOKS|ROOT|__file__|names\(\)|r?glob\(|solutions|notebooks)")
+MODULE = re.compile(r"dlojz_tp(\.\w+)*\.?")  # a text that names one, or the beginning of one
+# what conftest.py sets, or what no verdict depends on
+NO_MATTER = ("DLOJZ_STATE", "DLOJZ_STRICT")
+
+
+def of(parts: Iterable[str], files: frozenset[Path]) -> str:
+    """The fingerprint of texts and files, on this machine: 32 hexadecimal digits."""
+    found = hashlib.sha256("\0".join([machine(), _digest(files), *parts]).encode())
+    return found.hexdigest()[:32]
+
+
+@functools.cache
+def machine() -> str:
+    """Processor, versions of everything that is installed, programs, data sets and settings: one text."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else [platform.processor()]
+    processor = sorted({line for line in lines if line.startswith(("model name", "flags", "Features"))})
+    driver = Path("/proc/driver/nvidia/version")
+    places = [Path(folder) for folder in (ROOT / "data", os.environ.get("DLOJZ_DATA")) if folder]
+    sets = sorted(path for place in places for path in place.glob("*/manifest.json"))
+    parts = [
+        [platform.platform(), platform.python_version(), len(os.sched_getaffinity(0)), *processor],
+        [driver.read_text()] if driver.exists() else [],
+        sorted({f"{each.name}=={each.version}" for each in metadata.distributions()}),
+        [shutil.which(program) for program in ("cc", "g++", "sbatch")],
+        [hashlib.sha256(path.read_bytes()).hexdigest() for path in sets],
+        sorted(
+            f"{name}={value}"
+            for name, value in os.environ.items()
+            if re.match(r"DLOJZ_|ONEDNN_|DNNL_|OMP_|MKL_|CUDA_|TORCH|GLOO_|NCCL_|PYTHONHASH", name)
+            and name not in NO_MATTER
+        ),
+    ]
+    return json.dumps(parts)
+
+
+# ---------------------------------------------------------------- modules
+
+
+@functools.cache
+def file_of(module: str) -> Path | None:
+    """The file of a module of the package or of the tests; None for all others."""
+    if module.split(".")[0] not in ("dlojz_tp", "tests", "conftest"):
+        return None
+    path = ROOT.joinpath(*module.split("."))
+    return next((each for each in (path.with_suffix(".py"), path / "__init__.py") if each.is_file()), None)
+
+
+@functools.cache
+def imported(path: Path, *, lazily: bool = True) -> frozenset[str]:
+    """The names of modules that a file may import; without `lazily` those of its top alone."""
+    tree = ast.parse(path.read_bytes())
+    inside = path.relative_to(ROOT).parent.parts
+    return _imported_by(list(ast.walk(tree) if lazily else tree.body), inside, texts=path != PACKAGE / "__init__.py")
+
+
+def _imported_by(nodes: list[ast.AST], inside: tuple[str, ...] = (), texts: bool = True) -> frozenset[str]:
+    """inside: the packages that relative imports begin from. texts: whether modules named in strings count."""
+    found, said = set(), set()
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            base = [*inside[: len(inside) - node.level + 1], node.module] if node.level else [node.module]
+            base = ".".join(part for part in base if part)
+            found |= {base, *(f"{base}.{alias.name}" for alias in node.names)}
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "dlojz_tp":
+            found.add(f"dlojz_tp.{node.attr}")
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and texts:
+            said.add(node.value)
+    if {"-m", "dlojz_tp"} <= said:
+        found.add("dlojz_tp.__main__")
+    found |= {text.rstrip(".") for text in said if MODULE.fullmatch(text)}
+    rooms = {name for name in found if name.startswith("dlojz_tp.") and name.count(".") == 1 and not file_of(name)}
+    return frozenset(found | {other for name in rooms for other in _called(name.split(".")[1])})
+
+
+@functools.cache
+def _called(name: str) -> list[str]:
+    """Every module of this name: `from dlojz_tp import recorded` finds one that lives in a room."""
+    paths = [*PACKAGE.rglob(f"{name}.py"), *(path.parent for path in PACKAGE.rglob(f"{name}/__init__.py"))]
+    return [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in paths]
+
+
+@functools.cache
+def closure(modules: frozenset[str]) -> frozenset[Path]:
+    """The files that modules need, their own and those of the packages that they lie in among them."""
+    waiting, files = set(modules), set()
+    while waiting:
+        parts = waiting.pop().split(".")
+        for length in range(1, len(parts) + 1):
+            path = file_of(".".join(parts[:length]))
+            if path and path not in files:
+                files.add(path)
+                waiting |= imported(path)
+    return frozenset(files)
+
+
+@functools.cache
+def _digest(files: frozenset[Path]) -> str:
+    return hashlib.sha256("".join(f"{path}{_hash(path)}" for path in sorted(files)).encode()).hexdigest()
+
+
+@functools.cache
+def _hash(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+@functools.cache
+def below(*folders: Path) -> frozenset[Path]:
+    """All files of folders but what Python keeps there."""
+    paths = (path for folder in folders for path in folder.rglob("*"))
+    return frozenset(path for path in paths if path.is_file() and "__pycache__" not in path.parts)
+
+
+# ---------------------------------------------------------------- answers
+
+
+@functools.cache
+def _judged(work: str) -> frozenset[Path]:
+    """What gives the verdict on an answer to a work, its check and the probes among it."""
+    course = PACKAGE / "course.py"
+    module = work.split("_", 1)[1]
+    needed = {f"dlojz_tp.checks.{module}", "tests.answers.bank", "conftest", *imported(course, lazily=False)}
+    here = {course, PACKAGE / "authoring" / "records.py", ROOT / "tests" / "test_answers.py"}
+    return closure(frozenset(needed)) | {path for path in here if path.is_file()} | below(PACKAGE / "checks" / module)
+
+
+def answer(one, lines: dict[str, set[int]]) -> tuple[list[str], frozenset[Path]]:
+    """The texts and the files that the verdict on an answer depends on; lines: of all answers, by file."""
+    bank = Path(one.file) if one.file else None
+    if bank is None or not bank.is_relative_to(ROOT):  # who knows which lines made it
+        modules, texts = frozenset({f"tests.answers.{one.work.split('_', 1)[1]}"}), []
+    else:
+        rows = _slice(bank, one.line, frozenset(lines[one.file]))
+        texts = [row.text for row in rows]
+        modules = frozenset().union(*(row.imports for row in rows))
+    files = closure(modules)
+    asked = modules.union(
+        *(imported(path) for path in files if path.parent.name == "answers" and path.name != "bank.py")
+    )
+    if any(name.startswith("dlojz_tp.works.source") for name in asked):  # it reads the solutions by itself
+        files |= {ROOT / "solutions" / f"{one.work}.py"}
+    return [one.work, str(one.balise), str(one.slug), one.code, *texts], files | _judged(one.work)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A statement at the top of a bank. binds, uses: names. collects: it gathers the answers of other banks."""
+
+    lines: range
+    text: str
+    binds: frozenset[str]
+    uses: frozenset[str]
+    imports: frozenset[str]
+    collects: bool
+
+
+@functools.cache
+def _rows(path: Path) -> list[Row]:
+    text = path.read_text(encoding="utf-8")
+    return [_row(node, text.splitlines()) for node in ast.parse(text).body]
+
+
+def _row(node, lines) -> Row:
+    inside = list(ast.walk(node))
+    names = [each for each in inside if isinstance(each, ast.Name)]
+    defs = ast.FunctionDef | ast.ClassDef
+    if isinstance(node, defs):
+        binds = {node.name}
+    elif isinstance(node, ast.Import | ast.ImportFrom):
+        binds = {(alias.asname or alias.name).split(".")[0] for alias in node.names}
+    else:
+        binds = {each.id for each in names if isinstance(each.ctx, ast.Store)}
+        binds |= {each.name for each in inside if isinstance(each, defs)}
+    first = min([node.lineno, *(each.lineno for each in getattr(node, "decorator_list", []))])
+    return Row(
+        range(first, node.end_lineno + 1),
+        "\n".join(lines[first - 1 : node.end_lineno]),
+        frozenset(binds),
+        frozenset(each.id for each in names),
+        _imported_by(inside),
+        any(isinstance(each, ast.Attribute) and each.attr == "answers" for each in inside),
+    )
+
+
+def _slice(path: Path, line: int, answers: frozenset[int]) -> list[Row]:
+    """The statements of a bank that the answer on a line is made of: its own, and those that bind what these use.
+
+    A statement that binds nothing may do something to anything: it counts, unless it only gives or collects answers.
+    """
+    rows = _rows(path)
+    gives = {n for n, row in enumerate(rows) if not answers.isdisjoint(row.lines)}
+    kept = {n for n, row in enumerate(rows) if line in row.lines or not (row.binds or row.collects or n in gives)}
+    grown = kept
+    while grown:
+        wanted = frozenset().union(*(rows[n].uses for n in grown))
+        grown = {n for n, row in enumerate(rows) if n not in kept and row.binds & wanted}
+        kept = kept | grown
+    return [rows[n] for n in sorted(kept)]
+
+
+# ---------------------------------------------------------------- notebooks and other tests
+
+
+@functools.cache
+def notebook(path: Path) -> tuple[list[str], frozenset[Path]]:
+    """The texts and the files that running a notebook depends on: its prose is not among them."""
+    cells = [cell for cell in json.loads(path.read_text(encoding="utf-8"))["cells"] if cell["cell_type"] == "code"]
+    texts = [json.dumps(["".join(cell["source"]), cell["metadata"]]) for cell in cells]
+    written = ROOT / "solutions" / f"{path.stem}.py"
+    if not written.is_file():
+        return texts, below(PACKAGE)
+    work = source.read(written)
+    texts += [cell.options + cell.text for cell in work.cells if cell.kind == "code"]
+    texts += [balise.title for balise in work.balises.values()]
+    checks = f"dlojz_tp.checks.{work.module}"
+    files = closure(imported(written) | {"dlojz_tp.course", checks, "conftest"})
+    beside = (each for each in below(PACKAGE) if each.suffix != ".py" and PACKAGE / "checks" not in each.parents)
+    own = below(PACKAGE / "checks" / work.module) | below(ROOT / "solutions" / "recorded")
+    return texts, files.union(beside, own)
+
+
+def unit(path: Path, works: frozenset[str]) -> tuple[list[str], frozenset[Path]]:
+    """The texts and the files that a test in the file `path` depends on; works: those that it is given."""
+    module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+    files = closure(frozenset({module, "conftest"}))
+    if not works:
+        text = "".join(each.read_text(encoding="utf-8") for each in files if ROOT / "tests" in each.parents)
+        works = frozenset(
+            name for name in source.names() if ANY_WORK.search(text) or name in text or f"checks.{name[3:]}" in text
+        )
+    return [], files | _common() | frozenset(each for work in works for each in _of_work(work, module))
+
+
+@functools.cache
+def _common() -> frozenset[Path]:
+    """The package without what belongs to a single work, and whatever lies beside it."""
+    package = (each for each in below(PACKAGE) if PACKAGE / "checks" not in each.parents)
+    beside = below(*(ROOT / name for name in ("tools", "docs", "data_scripts", "benchmarks", ".ci", "tests/slurm")))
+    return beside.union(package, (each for each in ROOT.iterdir() if each.is_file() and each.name != ".git"))
+
+
+@functools.cache
+def _of_work(name: str, module: str) -> frozenset[Path]:
+    files = closure(frozenset({f"dlojz_tp.checks.{name[3:]}"})) | below(PACKAGE / "checks" / name[3:])
+    if module == "tests.test_answers":
+        files |= closure(frozenset({f"tests.answers.{name[3:]}"}))
+    paths = (
+        ROOT / "solutions" / f"{name}.py",
+        ROOT / "solutions" / f"{name}.ipynb",
+        ROOT / "notebooks" / f"{name}.ipynb",
+    )
+    return files.union(path for path in paths if path.is_file())
