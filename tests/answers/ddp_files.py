@@ -569,3 +569,34 @@ bank.slip(8, None, (START, "srun --export=PATH,MASTER_ADDR,MASTER_PORT {command}
 bank.slip(8, "master-any-order", (SCONTROL, "srun hostname -s | sed -n 1p"))
 bank.slip(8, None, (SCONTROL, "srun -N1 -n 1 hostname -s"))
 bank.slip(8, None, (SCONTROL, "srun hostname -s | sort -u | head -n 1"))
+
+# a moment without a checkpoint, a file from elsewhere, one rank that restores
+REPLACE = "            partial.replace(path)"
+PARTIAL = 'Path(f"{path}.partial")'
+bank.slip(
+    7,
+    "away-for-a-moment",
+    (REPLACE, "            if os.path.isfile(path):\n                os.unlink(path)\n" + REPLACE),
+)
+bank.slip(
+    7,
+    "away-for-a-moment",
+    (REPLACE, '            if path.exists():\n                path.rename(f"{path}.old")\n' + REPLACE),
+)
+bank.slip(7, None, (REPLACE, '            Path(f"{path}.old").unlink(missing_ok=True)\n            if path.exists():\n                os.link(path, f"{path}.old")\n' + REPLACE))  # fmt: skip
+bank.slip(
+    7,
+    "written-elsewhere",
+    ("def save_checkpoint", "import shutil\nimport tempfile\n\n\ndef save_checkpoint"),
+    (PARTIAL, "Path(tempfile.mkdtemp()) / path.name"),
+    ("partial.replace(path)", "shutil.move(partial, path)"),
+)
+bank.slip(7, None, (PARTIAL, "path.parent / 'new' / path.name"), ("        try:", "        partial.parent.mkdir(exist_ok=True)\n        try:"))  # fmt: skip
+bank.slip(
+    7,
+    "ranks-resume-apart",
+    (
+        "    if not Path(path).exists():",
+        "    first = not dist.is_initialized() or dist.get_rank() == 0\n    if not (first and Path(path).exists()):",
+    ),
+)

@@ -1,8 +1,10 @@
 """Balise 7: a checkpoint written by one rank, whole or not at all, and resumed on another number of ranks."""
 
 import contextlib
+import os
 import resource
 import signal
+import sys
 import tempfile
 from pathlib import Path
 
@@ -28,6 +30,10 @@ HINTS = {
     "file in the same folder, and move it into place when it is complete.",
     "copied-into-place": "The complete file is written over the old one once more. If that ends half-way, the checkpoint is "
     "damaged: move the new file into place (Path.replace).",
+    "away-for-a-moment": "The old file was {how} before the new one was under its name: a process that is killed between the two "
+    "leaves no checkpoint under `path`. Path.replace puts the new file in the place of the old one in one go.",
+    "written-elsewhere": "The new file was written in {folder}. From another file system it would not be moved but copied, and a copy "
+    "may end half-way: write it into the folder of `path`.",
     "failure-hidden": "Writing failed, and save_checkpoint said nothing. Let the error through.",
     "others-left-waiting": "Writing failed on rank 0, and rank 1 waits for a message that rank 0 never sends, until the time limit of "
     "the group. Tell the others what came of it: they raise, too.",
@@ -82,6 +88,7 @@ def balise_7(save_checkpoint, load_checkpoint):
             )
         if ranks[0][2]:
             raise Wrong("copied-into-place")
+        _right_moves(path, ranks[0][3])
 
 
 class Network(nn.Module):
@@ -159,15 +166,41 @@ def _save(save_checkpoint, path):
     dist.barrier()
     kept = path.stat().st_ino if there else None  # a file that is moved into place is another file
     dist.barrier()
-    save_checkpoint(path, parallel, optimizer, SAVED_AFTER)
+    with _moves() as moves:
+        save_checkpoint(path, parallel, optimizer, SAVED_AFTER)
     in_place = there and path.stat().st_ino == kept
-    return there, [entry.name for entry in own.iterdir()], in_place
+    return there, [entry.name for entry in own.iterdir()], in_place, moves
+
+
+@contextlib.contextmanager
+def _moves():
+    """The files that this process moves or removes inside: (from, to), where `to` is None for one that is removed."""
+    found, inside = [], True
+
+    def hook(event, args):  # Python keeps a hook until the process ends
+        if inside and event in ("os.rename", "os.remove") and os.path.exists(args[0]):  # noqa: PTH110
+            places = args[:2] if event == "os.rename" else args[:1]
+            found.append((*(Path(os.fsdecode(place)).absolute() for place in places), None)[:2])
+
+    sys.addaudithook(hook)
+    try:
+        yield found
+    finally:
+        inside = False
+
+
+def _right_moves(path, moves):
+    for source, target in moves:
+        if source == path:
+            raise Wrong("away-for-a-moment", how="moved away" if target else "removed")
+        if target == path and path.parent not in source.parents:
+            raise Wrong("written-elsewhere", folder=source.parent)
 
 
 def _right_saving(path, ranks):
     if not path.exists() or not ranks[0][1]:
         raise Wrong("nothing-saved", expected=f"a file {path.name}", got="no file")
-    for rank, (there, written, _) in enumerate(ranks):
+    for rank, (there, written, *_) in enumerate(ranks):
         if rank and written:
             raise Wrong("all-ranks-write", got=", ".join(written), where=f"rank {rank} of 2", rank=rank)
         if not there:
@@ -199,10 +232,12 @@ def _resume(load_checkpoint, path):
     wrapped = DistributedDataParallel(model) if dist.get_world_size() % 2 == 0 else model  # both must do
     epoch = load_checkpoint(path, wrapped, optimizer)
     state = {name: value.clone() for name, value in model.state_dict().items()}
-    if not isinstance(epoch, int) or epoch != SAVED_AFTER:
-        return epoch, None, state, []
-    losses = _losses(DistributedDataParallel(model), optimizer, range(epoch, EPOCHS))
     other = load_checkpoint(path.parent / "rank0" / path.name, *_made())
+    epochs = [None] * dist.get_world_size()
+    dist.all_gather_object(epochs, epoch)  # who goes on without the others waits for ever
+    if any(not isinstance(told, int) or told != SAVED_AFTER for told in epochs):
+        return epoch, other, state, []
+    losses = _losses(DistributedDataParallel(model), optimizer, range(epoch, EPOCHS))
     return epoch, other, state, losses
 
 
@@ -215,7 +250,8 @@ def _right_resuming(size, ranks, truth):
             if close(state[name], value, 1e-7):
                 continue
             if close(ranks[0][2][name], value, 1e-7):
-                raise Wrong("ranks-resume-apart", where=f"{where}, {name}")
+                expected, got = f"{ranks[0][0]}, as rank 0 returned", f"{epoch}, and other weights"
+                raise Wrong("ranks-resume-apart", expected=expected, got=got, where=f"{where}, {name}")
             slug = "buffers-forgotten" if name == "temperature" else "weights-forgotten"
             raise Wrong(slug, expected=value, got=state[name], where=f"{where}, {name}")
         if isinstance(epoch, bool) or epoch != SAVED_AFTER:
