@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 
 from dlojz_tp.measure import Record, hardware, human_seconds
 
-from ._style import BLUE, COLOURS, GREY, Chart, as_records, images_per_second, mean_split, style, where_and_when
+from ._style import BLUE, COLOURS, GREY, Chart, as_records, mean_split, short_number, style, where_and_when
 
 
 def compare(records: Sequence[Record], device_name: str | None = None) -> Chart:
@@ -56,7 +56,7 @@ def _speeds(ax: Axes, records: list[Record], foreign: list[bool]) -> None:
         look = {"color": GREY, "hatch": "//"} if other else {"color": BLUE}
         ax.barh(row, speed, height=0.62, edgecolor="white", **look)
         if speed:
-            text = f" {images_per_second(speed)}" + (f"  (× {speed / first:.3g})" if row and first else "")
+            text = f" {short_number(speed)}" + (f"  (× {speed / first:.3g})" if row and first else "")
         else:
             text = " out of memory" if record.out_of_memory else " not measured"
         ax.text(speed, row, text, va="center", ha="left")

@@ -13,9 +13,9 @@ from ._style import (
     RED,
     Chart,
     as_records,
-    images_per_second,
     mean_split,
     memory_unit,
+    short_number,
     style,
     waterfall,
     where_and_when,
@@ -88,7 +88,7 @@ def _throughput(ax: Axes, record: Record, reference: Record | None) -> None:
         ax.barh(place, speed, color=colour, height=0.5)
     ax.set_yticks([])
     for place, (name, speed, colour) in enumerate(rows):
-        text = f"{name}: {images_per_second(speed)} images/s"
+        text = f"{name}: {short_number(speed)} images/s"
         if place == 0 and len(rows) == 2:
             text += f"  (× {value / rows[1][1]:.2f})"
         ax.text(0, place - 0.33, text, ha="left", va="bottom", color=colour, fontweight="bold")

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from matplotlib.axes import Axes
 from matplotlib.ticker import NullFormatter
 
-from ._style import GREY, Chart, style
+from ._style import GREY, Chart, short_number, style
 
 LINES = ["#0072B2", "#D55E00", "#009E73", "#CC79A7"]
 MARKERS = "osD^vPX*"
@@ -64,12 +64,14 @@ def roofline(
 
 def _roof(ax: Axes, name: str, peak: float, bandwidth: float, low: float, high: float, colour: str) -> None:
     ridge = peak / bandwidth
-    ax.plot([low, ridge, high], [low * bandwidth, peak, peak], color=colour, label=f"{name}: ridge at {_number(ridge)}")
+    ax.plot(
+        [low, ridge, high], [low * bandwidth, peak, peak], color=colour, label=f"{name}: ridge at {short_number(ridge)}"
+    )
     ax.axvline(ridge, color=colour, linewidth=1, linestyle=":")
 
 
 def _point(ax: Axes, name: str, intensity: float, rate: float | None, machines: Mapping, marker: str) -> None:
-    label = f"{name}  ({_number(intensity)} FLOP/byte)"
+    label = f"{name}  ({short_number(intensity)} FLOP/byte)"
     if rate is None:
         roofs = [min(peak, bandwidth * intensity) for peak, bandwidth in machines.values()]
         ax.plot([intensity] * len(roofs), roofs, marker, color=GREY, markerfacecolor="white", label=label, zorder=3)
@@ -80,10 +82,6 @@ def _point(ax: Axes, name: str, intensity: float, rate: float | None, machines: 
 def _repeat(values):
     while True:
         yield from values
-
-
-def _number(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def _rate(value: float) -> str:

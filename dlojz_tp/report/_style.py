@@ -167,6 +167,9 @@ def where_and_when(record: Record) -> str:
     return ", ".join(part for part in (record.hardware.get("device_name", ""), day) if part)
 
 
-def images_per_second(value: float) -> str:
-    """Write a throughput, for example ``"1,234"`` or ``"8.2"``."""
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+THREE_DIGITS = 100
+
+
+def short_number(value: float) -> str:
+    """Write a rate in three digits or all before the point, for example ``"1,234"`` or ``"8.2"``."""
+    return f"{value:,.0f}" if value >= THREE_DIGITS else f"{value:.3g}"
