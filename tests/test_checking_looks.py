@@ -83,6 +83,21 @@ def test_an_observation_over_ranks_is_a_list():
     assert (raised.value.where, raised.value.evidence["at"]) == ("2 ranks", 2)
 
 
+def test_an_observation_in_parts_is_made_as_far_as_looks_need_it():
+    made = []
+
+    def observe(answer):
+        for name in ("a", "b", "c"):
+            made.append(name)
+            yield {name: answer}
+
+    looks = [Look("one", "a", 1, "held"), Look("two", lambda o: o["b"] + o["a"], 2, "held")]
+    assert list(judged(looks, observe, 1)) == ["one", "one", "two"]
+    assert made == ["a", "b"]
+    with pytest.raises(KeyError):
+        list(judged([Look("four", "d", 1, "held")], observe, 1))
+
+
 def test_a_sketch_keeps_distances():
     one, other = torch.randn(2, 5000, generator=torch.Generator().manual_seed(1))
     far = mistakes.apart(mistakes.sketch(one), mistakes.sketch(other))

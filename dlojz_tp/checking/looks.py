@@ -14,9 +14,11 @@ A check file has three parts, and one `balise_N` that joins them:
     def balise_1(unit):                                 # 3.
         yield from judged(LOOKS, observe, unit)
 
-`judged` runs the probes, then goes through the looks in order and raises `Wrong` at the first that does not hold. So a
-later look may rely on what an earlier one has seen, and `observe` leaves out what an answer of the wrong form cannot
-show. An answer that raises is recognised by `judge`; what is expected to raise, `observe` notes as a word.
+`judged` goes through the looks in order and raises `Wrong` at the first that does not hold. `observe` may also yield
+its dictionary in parts (outside of any `with`): a part is asked for once a look needs a key of it. Then a later probe
+may rely on what earlier looks have seen, such as the form of what comes back, and a wrong answer costs no more time
+than its mistake takes. An answer that raises is recognised by `judge`; what is expected to raise, `observe` notes as a
+word.
 
 A `Look` is at what the method promises (the form, what is held, sent, waited for, read back) and carries its own hint.
 A `Value` is at numbers. Its hint is that of the nearest known mistake on record (`dlojz_tp.checking.mistakes`), and
@@ -35,7 +37,7 @@ in a right design (an order, a random draw) is taken out by `observe` or by `see
 record misleads, a `Look` whose hint is a function of (seen, due) recognises the mistake by hand.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -77,12 +79,14 @@ class Value(Look):
 def judged(looks: list[Look], observe: Callable, *answers, at=None, where: str = ""):
     """Yield the claims; raise Wrong at the first look that does not hold.
 
-    observe(*answers): the observation, a dictionary or, over ranks, a list of them. at: what the truth depends on, such
-    as the number of ranks: a number or a word. where: said in the verdict. An observation of None where something is
-    due has the hint "nothing-returned".
+    observe(*answers): the observation: a dictionary, or its parts, or over ranks a list of dictionaries. at: what the
+    truth depends on, such as the number of ranks: a number or a word. where: said in the verdict. An observation of
+    None where something is due has the hint "nothing-returned".
     """
     yield looks[0].claim
     observed = observe(*answers)
+    if isinstance(observed, Iterator):
+        observed = _Parts(observed)
     line, below = "", 0
     for look in looks:
         line, below = (look.claim, 0) if look.claim else (line, below + 1)
@@ -98,6 +102,21 @@ def judged(looks: list[Look], observe: Callable, *answers, at=None, where: str =
             sketches = {"seen": mistakes.sketch(seen), "due": mistakes.sketch(due)}
             wrong.evidence = {"look": f"{line} {below}" if below else line, "at": at} | sketches
         raise wrong
+
+
+class _Parts(dict):
+    """An observation whose parts are made when they are needed."""
+
+    def __init__(self, parts):
+        super().__init__()
+        self._parts = parts
+
+    def __missing__(self, key):
+        for part in self._parts:
+            self.update(part)
+            if key in part:
+                return part[key]
+        raise KeyError(key)
 
 
 def same(seen, due) -> bool:

@@ -55,18 +55,15 @@ def observe(soft_cross_entropy):
     """Losses, of integer labels too; the gradient; relative errors with logits of hundreds and with bfloat16."""
     with _Library() as library:
         losses = _losses(soft_cross_entropy)
-        found = {"library": library.seen, "shapes": shape(losses), "losses": losses}
-        if library.seen or found["shapes"] != [()] * 5:
-            return found
         try:
-            found["integers"] = soft_cross_entropy(LOGITS, INTEGERS, 0.1)
+            integers = soft_cross_entropy(LOGITS, INTEGERS, 0.1)
         except (RuntimeError, IndexError, TypeError, ValueError) as error:
-            found["integers"] = str(error).split("\n")[0]
-        found["gradient"] = _gradient(soft_cross_entropy)
-        for name, (logits, labels, due) in (("large", LARGE), ("half", HALF)):
-            got = soft_cross_entropy(logits, labels).detach().double()
-            found[name] = float(((got - due) / due).abs().nan_to_num(1e9))
-    return found
+            integers = str(error).split("\n")[0]
+    yield {"library": library.seen, "shapes": shape(losses), "losses": losses, "integers": integers}
+    yield {"gradient": _gradient(soft_cross_entropy)}
+    for name, (logits, labels, due) in (("large", LARGE), ("half", HALF)):
+        got = soft_cross_entropy(logits, labels).detach().double()
+        yield {name: float(((got - due) / due).abs().nan_to_num(1e9))}
 
 
 def _gradient(loss):

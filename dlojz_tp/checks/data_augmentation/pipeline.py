@@ -1,5 +1,6 @@
-"""Balise 1: RandAugment in the right place of the CPU pipeline."""
+"""Balise 1: RandAugment in the right place of the CPU pipeline, watched while it works on photographs of known windows."""
 
+import contextlib
 import functools
 from unittest import mock
 
@@ -9,86 +10,12 @@ from PIL import Image
 from torchvision import transforms as v1
 from torchvision.transforms import v2
 
-from dlojz_tp.checking import Wrong, close
+from dlojz_tp.checking.looks import Look, at_most, form, judged, within
 
-HINTS = {
-    "transform-not-callable": "make_transform must return a function that takes a PIL image.",
-    "transform-shape": "The result must be a float32 tensor of shape (3, size, size).",
-    "size-ignored": "Sizes of 48 and of 31 were asked for, and {shape} came out both times. Is `size` used everywhere?",
-    "not-normalised": "The pixels are not normalised as asked: brought to [0, 1], then minus MEAN, over STD.",
-    "augmented-not-normalised": "Without augment the pixels are normalised, with augment they are not. What follows RandAugment "
-    "is the same in both cases.",
-    "grey-refused": 'A grey photograph has one channel: convert("RGB") first.',
-    "small-refused": "A photograph smaller than the window fails: {error}. RandomResizedCrop enlarges what it cuts.",
-    "no-randaugment": "With augment=True, RandAugment was never called.",
-    "randaugment-sometimes": "With augment=True, RandAugment was called for {n} of {of} images. It draws its operations for "
-    "every image by itself: no RandomApply, no RandomChoice.",
-    "randaugment-always": "With augment=False, RandAugment was called all the same.",
-    "randaugment-twice": "RandAugment was called {n} times for one image.",
-    "randaugment-idle": "RandAugment was called, but with num_ops={n} and magnitude={strength}: it changes next to nothing. Its "
-    "defaults are 2 and 9.",
-    "randaugment-lost": "RandAugment was called, but the image that goes on is the one from before. It returns a new image.",
-    "randaugment-on-floats": "RandAugment got floating-point pixels. Posterise, equalise and solarise count in levels from 0 "
-    "to 255: it belongs before the conversion to float.",
-    "randaugment-before-crop": "RandAugment worked on the whole photograph, {width} × {height} pixels, of which the crop then "
-    "threw most away. After the crop it does a fraction of the work.",
-    "no-random-crop": "Two calls gave the same window. The crop (RandomResizedCrop) must be random.",
-    "crop-not-resized": "All windows show the same share of the photograph. RandomResizedCrop draws size and proportions, too.",
-    "no-flip": "In {n} calls no image was flipped{when}. One in two is mirrored, left to right.",
-    "always-flipped": "Every image came out mirrored{when}. Half of them shall.",
-    "flip-upside-down": "Photographs came out upside down{when}. Mirror them left to right only.",
-}
-
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+MEAN, STD = (torch.tensor(three).view(3, 1, 1) for three in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
 CALLS = 30  # a fair coin shows one side only in two of a thousand million runs
-
-
-def balise_1(make_transform):
-    """Photographs that tell where they were cut, and whether they are mirrored; RandAugment watched while it works."""
-    yield "a float32 tensor (3, size, size), normalised"
-    plain = make_transform(48, augment=False)
-    if not callable(plain):
-        raise Wrong("transform-not-callable", got=plain)
-    with _watched() as seen:
-        got = plain(Image.new("RGB", (90, 70), (200, 100, 50)))
-    if seen:
-        raise Wrong("randaugment-always")
-    _right_size(make_transform, got)
-    _right_pixels(got, (200, 100, 50))
-    yield "grey photographs and small ones are taken, too"
-    _right_grey(plain)
-    try:
-        small = plain(Image.new("RGB", (31, 20), (200, 100, 50)))
-    except (RuntimeError, ValueError, TypeError) as error:
-        raise Wrong("small-refused", error=str(error).split("\n")[0]) from error
-    if small.shape != (3, 48, 48):
-        raise Wrong("small-refused", error=f"(3, 48, 48) was asked for, {tuple(small.shape)} came")
-    yield "with augment, once an image: after the crop, on whole levels from 0 to 255"
-    augmented = make_transform(48, augment=True)
-    with _watched() as seen:
-        for _ in range(4):
-            got = augmented(_photograph())
-    _right_place(seen)
-    if got.shape != (3, 48, 48) or got.dtype != torch.float32:
-        raise Wrong("transform-shape", expected="float32, (3, 48, 48)", got=got)
-    with _watched("not") as seen:
-        windows = [augmented(_photograph()) for _ in range(CALLS)]
-        if len(seen) != CALLS:
-            raise Wrong("randaugment-sometimes", n=len(seen), of=CALLS)
-        _right_pixels(augmented(Image.new("RGB", (90, 70), (200, 100, 50))), (200, 100, 50), augment=True)
-        _right_grey(augmented)
-    with _watched("black"):
-        got = augmented(_photograph())
-    if not close(got, got[:, :1, :1].expand(3, 48, 48), 1e-4):
-        raise Wrong("randaugment-lost")
-    yield "the crop is random"
-    _right_windows([plain(_photograph()) for _ in range(CALLS)], "")
-    _right_windows(windows, " with augment")
-    yield "the size is the one that is asked for"
-    for augment in (False, True):
-        got = make_transform(31, augment=augment)(_photograph())
-        if got.shape != (3, 31, 31):
-            raise Wrong("size-ignored", expected="(3, 31, 31)", got=got, shape=tuple(got.shape))
+FORMS = ["float32 (3, 48, 48)", "float32 (3, 31, 31)"]
+COLOUR, GREY = (200, 100, 50), (128, 128, 128)
 
 
 @functools.cache
@@ -99,103 +26,110 @@ def _photograph():
     return Image.fromarray(pixels.astype(np.uint8))
 
 
-class _watched:  # noqa: N801  (it reads "with _watched() as seen")
-    """Lists each call of RandAugment: ("float" or "levels", width, height) of what it was given, num_ops, magnitude.
+@contextlib.contextmanager
+def _watched(instead=None):
+    """Lists each call of RandAugment: whether it got floats, how many pixels, num_ops, magnitude; `instead` may do its work."""
+    calls = []
 
-    works: "really"; "not": it gives back what it got, so that what is around it can be seen; or "black": nothing is left.
-    """
+    def watching(forward):
+        def watch(this, image):
+            floats = isinstance(image, torch.Tensor) and image.is_floating_point()
+            calls.append((floats, np.prod(v2.functional.get_size(image)), this.num_ops, this.magnitude))
+            return instead(image) if instead else forward(this, image)
 
-    def __init__(self, works="really"):
-        self.works = works
+        return watch
 
-    def __enter__(self):
-        seen, self._patches = [], []
+    with contextlib.ExitStack() as stack:
         for kind in (v2.RandAugment, v1.RandAugment):
-            forward = kind.forward
-
-            def watch(this, *inputs, forward=forward):
-                seen.append((*_describe(inputs[0]), this.num_ops, this.magnitude))
-                if self.works == "really":
-                    return forward(this, *inputs)
-                if self.works == "black":
-                    inputs = tuple(map(_black, inputs))
-                return inputs if len(inputs) > 1 else inputs[0]
-
-            self._patches.append(mock.patch.object(kind, "forward", watch))
-        for patch in self._patches:
-            patch.start()
-        return seen
-
-    def __exit__(self, *error):
-        for patch in self._patches:
-            patch.stop()
+            stack.enter_context(mock.patch.object(kind, "forward", watching(kind.forward)))
+        yield calls
 
 
-def _black(image):
-    return Image.new(image.mode, image.size) if isinstance(image, Image.Image) else torch.zeros_like(image)
-
-
-def _describe(image):
-    if isinstance(image, Image.Image):
-        return "levels", *image.size
-    return "float" if image.is_floating_point() else "levels", image.shape[-1], image.shape[-2]
-
-
-def _right_size(make_transform, got):
-    if got is None:
-        raise Wrong("nothing-returned")
-    if isinstance(got, torch.Tensor) and got.shape == (3, 48, 48) and got.dtype == torch.float32:
-        return
-    other = make_transform(31, augment=False)(Image.new("RGB", (90, 70), (200, 100, 50)))
-    if isinstance(got, torch.Tensor) and got.dtype == torch.float32 and got.shape == other.shape:
-        raise Wrong("size-ignored", expected="(3, 48, 48)", got=got, shape=tuple(got.shape))
-    raise Wrong("transform-shape", expected="float32, (3, 48, 48)", got=got)
-
-
-def _right_pixels(got, levels, augment=False):
-    wanted = [(value / 255 - mean) / std for value, mean, std in zip(levels, MEAN, STD)]
-    if not close(got.double().mean((1, 2)), torch.tensor(wanted, dtype=torch.float64), 1e-3):
-        slug = "augmented-not-normalised" if augment else "not-normalised"
-        raise Wrong(slug, expected=wanted, got=got.mean((1, 2)), where=f"augment={augment}")
-
-
-def _right_grey(transform):
+def _tried(transform, mode="RGB", size=(90, 70), colour=COLOUR):
+    """The mean of each channel, (3,), for an image of one colour; in words the error, or what else came."""
     try:
-        grey = transform(Image.new("L", (90, 70), 128))
+        got = transform(Image.new(mode, size, colour))
     except (RuntimeError, ValueError, TypeError) as error:
-        raise Wrong("grey-refused", got=str(error).split("\n")[0]) from error
-    if grey.shape != (3, 48, 48):
-        raise Wrong("grey-refused", expected="(3, 48, 48)", got=tuple(grey.shape))
-    _right_pixels(grey, (128, 128, 128))
+        return str(error).split("\n")[0]
+    return got.mean((1, 2)) if form(got) == FORMS[0] else f"{FORMS[0]} was asked for, {form(got)} came"
 
 
-def _right_place(seen):
-    if not seen:
-        raise Wrong("no-randaugment")
-    if len(seen) > 4:
-        raise Wrong("randaugment-twice", n=len(seen) // 4)
-    kind, width, height, n, strength = seen[0]
-    if kind == "float":
-        raise Wrong("randaugment-on-floats")
-    if width * height > 2 * 48 * 48:
-        raise Wrong(
-            "randaugment-before-crop", expected="48 × 48", got=f"{width} × {height}", width=width, height=height
-        )
-    if n < 1 or strength < 1:
-        raise Wrong("randaugment-idle", n=n, strength=strength)
+def _windows(transform):
+    """How windows are cut from `_photograph`: red and green tell."""
+    windows = torch.stack([transform(_photograph()) for _ in range(CALLS)]).double() * STD + MEAN
+    down = (windows[:, 0, -1] - windows[:, 0, 0]).mean(1)  # the share of the height, negative if upside down
+    right = (windows[:, 1, :, -1] - windows[:, 1, :, 0]).mean(1)
+    apart = torch.stack([windows, windows.flip(3)]).sub(windows[0]).abs().amax((2, 3, 4)).amin(0)
+    return {"apart": apart.max() > 1e-3, "upright": (down >= 0).all(), "mirrored": (right < 0).double().mean(),
+            "drawn": max(down.std(), right.abs().std()) >= 0.02}  # fmt: skip
 
 
-def _right_windows(windows, when):
-    """Each window's red and green tell how it was cut from the photograph of `_photograph`."""
-    if all(close(window, windows[0], 1e-3) or close(window.flip(2), windows[0], 1e-3) for window in windows):
-        raise Wrong("no-random-crop")
-    levels = torch.stack(windows).double() * torch.tensor(STD).view(3, 1, 1) + torch.tensor(MEAN).view(3, 1, 1)
-    down = (levels[:, 0, -1] - levels[:, 0, 0]).mean(1)  # the share of the height, negative if upside down
-    right = (levels[:, 1, :, -1] - levels[:, 1, :, 0]).mean(1)
-    if (down < 0).any():
-        raise Wrong("flip-upside-down", when=when)
-    for slug, found in (("no-flip", (right > 0).all()), ("always-flipped", (right < 0).all())):
-        if found:
-            raise Wrong(slug, n=len(windows), when=when)
-    if down.std() < 0.02 and right.abs().std() < 0.02:
-        raise Wrong("crop-not-resized", got=f"{down.mean():.0%} of the height in each window")
+def observe(make_transform):
+    """What RandAugment was called for, forms, the levels of images of one colour; windows of a photograph."""
+    plain, rich = (make_transform(48, augment=augment) for augment in (False, True))
+    yield {"callable": callable(plain)}
+    with _watched() as never:
+        forms = [form(make(_photograph())) for make in (plain, make_transform(31, augment=False))]
+    yield {"forms": forms, "never": never}
+    yield {"levels": _tried(plain), "grey": _tried(plain, "L", colour=128)}
+    small = _tried(plain, size=(31, 20))
+    yield {"small": "" if isinstance(small, torch.Tensor) else small}
+    with _watched() as calls:
+        got = [rich(_photograph()) for _ in range(4)]
+    yield {"calls": calls, "rich forms": [form(got[-1]), form(make_transform(31, augment=True)(_photograph()))]}
+    with _watched(lambda image: image) as times:
+        windows, n = _windows(rich), len(times)
+        levels, grey = _tried(rich), _tried(rich, "L", colour=128)
+    yield {True: windows, "times": n, "rich levels": levels, "rich grey": grey}
+    with _watched(lambda image: v2.functional.adjust_brightness(image, 0)):
+        rest = rich(_photograph())
+    yield {"rest": (rest - rest[:, :1, :1]).abs().max()}
+    yield {False: _windows(plain)}
+
+
+def _size(seen, _):
+    return "size-ignored" if "float32 (3, " in seen[0] and seen[0] in (seen[1], FORMS[0]) else "transform-shape"
+
+
+def _forms(see):
+    return Look("", see, FORMS, _size, fields=lambda seen, _: {"shape": seen[0].removeprefix("float32 ")})
+
+
+def _levels(claim, see, colour, refused, hint):
+    due = (torch.tensor(colour).view(3, 1, 1) / 255 - MEAN).div(STD).flatten()
+    return Look(claim, see, due, lambda seen, _: refused if isinstance(seen, str) else hint, within(1e-3))
+
+
+def _cut(augment, when):
+    fields = lambda seen, _: {"n": CALLS, "when": when}  # noqa: E731
+    for what, hint in (("apart", "no-random-crop"), ("upright", "flip-upside-down"), ("drawn", "crop-not-resized")):
+        yield Look("", lambda o, what=what: bool(o[augment][what]), True, hint, fields=fields)
+    yield Look("", lambda o: float(o[augment]["mirrored"]), "some", lambda seen, _: "always-flipped" if seen else "no-flip",
+               lambda seen, _: 0 < seen < 1, fields)  # fmt: skip
+
+
+LOOKS = [
+    Look("a float32 tensor (3, size, size), normalised", "callable", True, "transform-not-callable"),
+    Look("", "never", [], "randaugment-always"),
+    _forms("forms"),
+    _levels("", "levels", COLOUR, "transform-shape", "not-normalised"),
+    _levels("grey photographs and small ones are taken, too", "grey", GREY, "grey-refused", "not-normalised"),
+    Look("", "small", "", "small-refused", fields=lambda seen, _: {"error": seen}),
+    Look("with augment, once an image: after the crop, on whole levels from 0 to 255", "calls", "1 to 4",
+         lambda seen, _: "randaugment-twice" if seen else "no-randaugment", lambda seen, _: 0 < len(seen) <= 4,
+         lambda seen, _: {"n": len(seen) // 4}),
+    Look("", lambda o: o["calls"][0][0], False, "randaugment-on-floats"),
+    Look("", lambda o: int(o["calls"][0][1]), 2 * 48**2, "randaugment-before-crop", at_most, lambda seen, _: {"pixels": seen}),
+    Look("", lambda o: o["calls"][0][2:], "1 or more", "randaugment-idle", lambda seen, _: min(seen) >= 1,
+         lambda seen, _: {"n": seen[0], "strength": seen[1]}),
+    _forms("rich forms"),
+    Look("", "times", CALLS, "randaugment-sometimes", fields=lambda seen, _: {"n": seen, "of": CALLS}),
+    _levels("", "rich levels", COLOUR, "transform-shape", "augmented-not-normalised"),
+    _levels("", "rich grey", GREY, "grey-refused", "augmented-not-normalised"),
+    Look("", lambda o: float(o["rest"]), 0.0, "randaugment-lost", within(1e-4)),
+    Look("the crop is random", lambda o: True, True, ""), *_cut(False, ""), *_cut(True, " with augment"),
+]  # fmt: skip
+
+
+def balise_1(make_transform):
+    yield from judged(LOOKS, observe, make_transform)

@@ -1,6 +1,7 @@
 """Answers to 07_data_augmentation, one file for each balise or group of balises."""
 
 from tests.answers.bank import Bank
+from tests.answers.data_augmentation.balise_1 import bank as balise_1
 from tests.answers.data_augmentation.balise_3 import bank as balise_3
 from tests.answers.data_augmentation.balise_4 import bank as balise_4
 from tests.answers.data_augmentation.balise_6 import bank as balise_6
@@ -8,4 +9,4 @@ from tests.answers.data_augmentation_loss import bank as loss
 from tests.answers.data_augmentation_mixing import bank as mixing
 
 bank = Bank("07_data_augmentation")
-bank.add(mixing, balise_3, balise_4, balise_6, loss)
+bank.add(balise_1, mixing, balise_3, balise_4, balise_6, loss)

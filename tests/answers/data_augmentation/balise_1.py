@@ -1,0 +1,326 @@
+"""Answers to balise 1 of 07_data_augmentation: RandAugment in its place."""
+
+import numpy as np
+import torch
+from torchvision import transforms as v1
+from torchvision.transforms import v2
+
+from tests.answers.bank import Bank
+
+bank = Bank("07_data_augmentation")
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+NORMALIZE = ("v2.Normalize(MEAN, STD)", "v2.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))")
+FLIP = ", v2.RandomHorizontalFlip()"
+
+
+@bank.right(1)
+def make_transform(size, augment):
+    """Tensors of levels from the start, other magnitude."""
+    steps = [v2.PILToTensor(), v2.Lambda(lambda x: x.expand(3, -1, -1) if x.shape[0] == 1 else x[:3])]
+    steps += [v2.RandomResizedCrop(size, antialias=True), v2.RandomHorizontalFlip(p=0.5)]
+    steps += [v2.RandAugment(num_ops=2, magnitude=7)] if augment else []
+    return v2.Compose(steps + [v2.ToDtype(torch.float32, scale=True), v2.Normalize(mean=MEAN, std=STD)])
+
+
+@bank.right(1)
+def make_transform(size, augment):
+    """The transforms of the first version, in a function."""
+    window, flip, policy = v1.RandomResizedCrop(size), v1.RandomHorizontalFlip(), v1.RandAugment()
+
+    def transform(image):
+        image = flip(window(image.convert("RGB")))
+        image = policy(image) if augment else image
+        x = torch.from_numpy(np.array(image)).permute(2, 0, 1).float() / 255
+        return (x - torch.tensor(MEAN)[:, None, None]) / torch.tensor(STD)[:, None, None]
+
+    return transform
+
+
+bank.slip(1, None, ("v2.RandAugment()", "v2.RandAugment(num_ops=3, magnitude=5)"), NORMALIZE)
+HAND = '''
+from torchvision import transforms as v1
+
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+def make_transform(size, augment):
+    """Flipped and normalised by hand at the end; RandAugment made anew for each image."""
+
+    def transform(image):
+        window = v2.RandomResizedCrop(size, interpolation=v2.InterpolationMode.BICUBIC)(image.convert("RGB"))
+        if augment:
+            window = v2.RandAugment()(window)
+        x = v2.functional.to_dtype(v2.functional.to_image(window), torch.float32, scale=True)
+        x = x.flip(-1) if torch.rand(()) < 0.5 else x
+        return x.sub(torch.tensor(MEAN).view(3, 1, 1)).div(torch.tensor(STD).view(3, 1, 1))
+
+    return transform
+'''
+bank.text(1, None, HAND)
+
+FIRST = '''
+from torchvision import transforms as v1
+
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+def make_transform(size, augment):
+    """The transforms of the first version, as a class that workers can receive."""
+
+    class Transform:
+        def __init__(self):
+            steps = [v1.Lambda(lambda image: image.convert("RGB")), v1.RandomHorizontalFlip()]
+            steps.append(v1.RandomResizedCrop((size, size), scale=(0.2, 1.0)))
+            steps.extend([v1.RandAugment(2, 9)] if augment else [])
+            self.steps = v1.Compose([*steps, v1.ToTensor(), v1.Normalize(list(MEAN), list(STD))])
+
+        def __call__(self, image):
+            return self.steps(image)
+
+    return Transform()
+'''
+bank.text(1, None, FIRST)
+
+
+bank.hint(1, "transform-not-callable", "make_transform must return a function that takes a PIL image.")
+bank.slip(
+    1,
+    "transform-not-callable",
+    ("return v2.Compose(steps)", "return steps"),
+    ("v2.Normalize(MEAN, STD)", "v2.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))"),
+)
+bank.variant(1, "transform-not-callable", FIRST, ("return Transform()", "return Transform().steps.transforms"))
+
+bank.slip(1, "nothing-returned", ("return v2.Compose(steps)", "return lambda image: None"), NORMALIZE)
+
+bank.hint(1, "transform-shape", "The result must be a float32 tensor of shape (3, size, size).")
+bank.slip(1, "transform-shape", ("v2.RandomResizedCrop(size)", "v2.RandomResizedCrop(2 * size)"), NORMALIZE)
+bank.slip(1, "transform-shape", ("torch.float32, scale=True", "torch.float64, scale=True"), NORMALIZE)
+bank.variant(1, "transform-shape", HAND, ("torch.float32", "torch.float64"))
+bank.variant(1, "transform-shape", FIRST, ("(size, size), scale", "(size, 2 * size), scale"))
+
+bank.hint(1, "not-normalised", "The pixels are not normalised as asked: brought to [0, 1], then minus MEAN, over STD.")
+bank.slip(1, "not-normalised", (", v2.Normalize(MEAN, STD)", ""))
+bank.slip(1, "not-normalised", ("scale=True", "scale=False"), NORMALIZE)
+bank.slip(1, "not-normalised", ("v2.Normalize(MEAN, STD)", "v2.Normalize((0.5,) * 3, (0.5,) * 3)"))
+bank.variant(1, "not-normalised", FIRST, (", v1.Normalize(list(MEAN), list(STD))", ""))
+bank.variant(1, "not-normalised", HAND, ("scale=True", "scale=False"))
+
+bank.hint(1, "grey-refused", 'A grey photograph has one channel: convert("RGB") first.')
+
+
+@bank.wrong(1, "grey-refused")
+def make_transform(size, augment):
+    crop, policy = v1.RandomResizedCrop(size), v1.RandAugment()
+
+    def transform(image):
+        image = policy(crop(image)) if augment else crop(image)
+        x = torch.from_numpy(np.array(image)).permute(2, 0, 1).float() / 255
+        return (x - torch.tensor(MEAN)[:, None, None]) / torch.tensor(STD)[:, None, None]
+
+    return transform
+
+
+bank.variant(1, "grey-refused", FIRST, ('v1.Lambda(lambda image: image.convert("RGB")), ', ""))
+
+bank.hint(1, "no-randaugment", "With augment=True, RandAugment was never called.")
+bank.slip(1, "no-randaugment", ("    if augment:\n        steps.append(v2.RandAugment())\n", ""), NORMALIZE)
+bank.slip(1, "no-randaugment", ("v2.RandAugment()", "v2.ColorJitter(0.4, 0.4)"), NORMALIZE)
+bank.slip(
+    1,
+    "no-randaugment",
+    ("v2.RandAugment()", "v2.RandomApply([v2.RandAugment()], p=0.0)"),
+    NORMALIZE,
+)
+bank.variant(1, "no-randaugment", HAND, ("window = v2.RandAugment()(window)", "window = v2.AutoAugment()(window)"))
+bank.variant(1, "no-randaugment", FIRST, ("[v1.RandAugment(2, 9)]", "[v1.TrivialAugmentWide()]"))
+
+bank.hint(1, "randaugment-always", "With augment=False, RandAugment was called all the same.")
+bank.slip(1, "randaugment-always", ("    if augment:\n        steps", "    if True:\n        steps"), NORMALIZE)
+bank.variant(1, "randaugment-always", HAND, ("if augment:", "if size:"))
+bank.variant(1, "randaugment-always", FIRST, (" if augment else []", ""))
+
+bank.hint(1, "randaugment-twice", "RandAugment was called {n} times for one image.")
+bank.slip(
+    1,
+    "randaugment-twice",
+    ("        steps.append(v2.RandAugment())", "        steps += [v2.RandAugment(), v2.RandAugment()]"),
+    NORMALIZE,
+)
+bank.variant(1, "randaugment-twice", HAND, ("v2.RandAugment()(window)", "v2.RandAugment()(v2.RandAugment()(window))"))
+bank.variant(1, "randaugment-twice", FIRST, ("[v1.RandAugment(2, 9)]", "[v1.RandAugment(2, 9)] * 3"))
+
+bank.hint(
+    1,
+    "randaugment-before-crop",
+    "RandAugment worked on the whole photograph, {pixels} pixels, of which the crop then threw most "
+    "away. After the crop it does a fraction of the work.",
+)
+bank.slip(1, "randaugment-before-crop", ("        steps.append(", "        steps.insert(1, "), NORMALIZE)
+bank.variant(
+    1,
+    "randaugment-before-crop",
+    FIRST,
+    ("self.steps = v1.Compose([*steps,", "self.steps = v1.Compose([*steps[::-1][: int(augment)], *steps[: 3],"),
+)
+
+bank.hint(1, "no-random-crop", "Two calls gave the same window. The crop (RandomResizedCrop) must be random.")
+bank.slip(
+    1,
+    "no-random-crop",
+    ("v2.RandomResizedCrop(size), v2.RandomHorizontalFlip()", "v2.Resize(size), v2.CenterCrop(size)"),
+    NORMALIZE,
+)
+bank.variant(
+    1,
+    "no-random-crop",
+    HAND,
+    ("v2.RandomResizedCrop(size, interpolation=v2.InterpolationMode.BICUBIC)", "v2.Resize((size, size))"),
+)
+bank.variant(
+    1,
+    "no-random-crop",
+    FIRST,
+    ("v1.RandomResizedCrop((size, size), scale=(0.2, 1.0))", "v1.CenterCrop(size)"),
+    ("v1.RandomHorizontalFlip()", "v1.Resize(size), v1.RandomHorizontalFlip()"),
+)
+
+bank.hint(
+    1,
+    "randaugment-on-floats",
+    "RandAugment got floating-point pixels. Posterise, equalise and solarise count in levels from 0 to 255: it "
+    "belongs before the conversion to float.",
+)
+
+
+@bank.wrong(1, "randaugment-on-floats")
+def make_transform(size, augment):
+    steps = [v2.RGB(), v2.RandomResizedCrop(size), v2.ToImage(), v2.ToDtype(torch.float32, scale=True)]
+    if augment:
+        steps.append(v2.RandAugment())
+    return v2.Compose([*steps, v2.Normalize(MEAN, STD)])
+
+
+@bank.wrong(1, "randaugment-on-floats")
+def make_transform(size, augment):
+    steps = [
+        v2.RGB(),
+        v2.RandomResizedCrop(size),
+        v2.ToImage(),
+        v2.ToDtype(torch.float32, scale=True),
+        v2.Normalize(MEAN, STD),
+    ]
+    return v2.Compose(steps + [v2.RandAugment()] * augment)
+
+
+bank.variant(
+    1,
+    "randaugment-on-floats",
+    HAND,
+    (
+        "RandAugment()(window)",
+        "RandAugment()(v2.functional.to_dtype(v2.functional.to_image(window), torch.float32, scale=True))",
+    ),
+)
+
+bank.hint(
+    1,
+    "randaugment-idle",
+    "RandAugment was called, but with num_ops={n} and magnitude={strength}: it changes next to nothing. Its "
+    "defaults are 2 and 9.",
+)
+bank.slip(1, "randaugment-idle", ("v2.RandAugment()", "v2.RandAugment(num_ops=0)"), NORMALIZE)
+bank.slip(1, "randaugment-idle", ("v2.RandAugment()", "v2.RandAugment(magnitude=0)"), NORMALIZE)
+bank.variant(1, "randaugment-idle", FIRST, ("RandAugment(2, 9)", "RandAugment(2, 0)"))
+bank.variant(1, "randaugment-idle", HAND, ("RandAugment()", "RandAugment(num_ops=0)"))
+
+bank.hint(1, "no-flip", "In {n} calls no image was flipped{when}. One in two is mirrored, left to right.")
+bank.slip(1, "no-flip", (FLIP, ""), NORMALIZE)
+bank.slip(1, "no-flip", (FLIP, ", *([] if augment else [v2.RandomHorizontalFlip()])"), NORMALIZE)
+bank.variant(1, "no-flip", HAND, ("x = x.flip(-1) if torch.rand(()) < 0.5 else x", ""))
+bank.variant(1, "no-flip", FIRST, ("RandomHorizontalFlip()", "RandomHorizontalFlip(p=0)"))
+
+bank.hint(1, "always-flipped", "Every image came out mirrored{when}. Half of them shall.")
+bank.slip(1, "always-flipped", ("RandomHorizontalFlip()", "RandomHorizontalFlip(p=1)"), NORMALIZE)
+bank.variant(1, "always-flipped", HAND, ("if torch.rand(()) < 0.5 else x", ""))
+
+bank.hint(1, "flip-upside-down", "Photographs came out upside down{when}. Mirror them left to right only.")
+bank.slip(1, "flip-upside-down", ("RandomHorizontalFlip", "RandomVerticalFlip"), NORMALIZE)
+bank.variant(1, "flip-upside-down", HAND, ("flip(-1)", "flip(-2)"))
+bank.variant(1, "flip-upside-down", FIRST, ("RandomHorizontalFlip", "RandomVerticalFlip"))
+
+bank.hint(
+    1,
+    "size-ignored",
+    "Sizes of 48 and of 31 were asked for, and {shape} came out both times. Is `size` used everywhere?",
+)
+bank.slip(1, "size-ignored", ("v2.RandomResizedCrop(size)", "v2.RandomResizedCrop(224)"), NORMALIZE)
+bank.slip(1, "size-ignored", ("v2.RandomResizedCrop(size)", "v2.RandomResizedCrop(48)"), NORMALIZE)
+bank.variant(1, "size-ignored", HAND, ("RandomResizedCrop(size", "RandomResizedCrop(224"))
+bank.variant(1, "size-ignored", FIRST, ("(size, size)", "(48, 48)"))
+
+bank.hint(
+    1,
+    "randaugment-sometimes",
+    "With augment=True, RandAugment was called for {n} of {of} images. It draws its operations for every image by"
+    " itself: no RandomApply, no RandomChoice.",
+)
+bank.slip(1, "randaugment-sometimes", ("v2.RandAugment()", "v2.RandomApply([v2.RandAugment()], p=0.9)"), NORMALIZE)
+bank.variant(1, "randaugment-sometimes", HAND, ("if augment:", "if augment and torch.rand(()) < 0.85:"))
+
+bank.hint(
+    1,
+    "augmented-not-normalised",
+    "Without augment the pixels are normalised, with augment they are not. What follows RandAugment is the same "
+    "in both cases.",
+)
+bank.slip(
+    1,
+    "augmented-not-normalised",
+    ("v2.Normalize(MEAN, STD)", "*([] if augment else [v2.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))])"),
+)
+bank.variant(1, "augmented-not-normalised", HAND, ("return x.sub", "return x if augment else x.sub"))
+
+bank.hint(
+    1,
+    "crop-not-resized",
+    "All windows show the same share of the photograph. RandomResizedCrop draws size and proportions, too.",
+)
+bank.slip(1, "crop-not-resized", ("v2.RandomResizedCrop(size)", "v2.RandomCrop(size, pad_if_needed=True)"), NORMALIZE)
+bank.variant(
+    1,
+    "crop-not-resized",
+    FIRST,
+    ("v1.RandomResizedCrop((size, size), scale=(0.2, 1.0))", "v1.RandomCrop(size, pad_if_needed=True)"),
+)
+
+bank.hint(
+    1,
+    "small-refused",
+    "A photograph smaller than the window fails: {error}. RandomResizedCrop enlarges what it cuts.",
+)
+bank.slip(1, "small-refused", ("v2.RandomResizedCrop(size)", "v2.RandomCrop(size)"), NORMALIZE)
+bank.variant(1, "small-refused", FIRST, ("v1.RandomResizedCrop((size, size), scale=(0.2, 1.0))", "v1.RandomCrop(size)"))
+
+bank.hint(
+    1,
+    "randaugment-lost",
+    "RandAugment was called, but the image that goes on is the one from before. It returns a new image.",
+)
+
+
+@bank.wrong(1, "randaugment-lost")
+def make_transform(size, augment):
+    window, policy, flip = v2.RandomResizedCrop(size), v2.RandAugment(), v2.RandomHorizontalFlip()
+
+    def transform(image):
+        image = flip(window(image.convert("RGB")))
+        if augment:
+            policy(image)
+        x = v2.functional.to_dtype(v2.functional.to_image(image), torch.float32, scale=True)
+        return v2.functional.normalize(x, MEAN, STD)
+
+    return transform
+
+
+bank.variant(1, "randaugment-lost", HAND, ("window = v2.RandAugment()", "v2.RandAugment()"))
