@@ -1,6 +1,7 @@
 """Looks, sketches, and the nearest known mistake."""
 
 import json
+import re
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from dlojz_tp.checking import mistakes
 from dlojz_tp.checking.judging import judge
 from dlojz_tp.checking.looks import Look, Value, at_most, form, judged, one_of, same, within
 from dlojz_tp.grading import command
+from dlojz_tp.works import source
 
 HINTS = {
     "unit-form": "A vector.",
@@ -148,3 +150,20 @@ def test_a_verdict_can_be_explained():
     text = command.table([verdict(lambda x: x / x.dot(x), known)], explain=True)
     assert "squared-length: at “of length one”; nearest known mistakes: squared-length 0.00" in text
     assert "the check's own hint" in command.explained(verdict(lambda x: x[:2]))
+
+
+def test_the_example_in_contributing_can_be_copied():
+    text = (source.ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    code = re.search(r'```python\n("""Balise 1.*?)```', text, re.DOTALL)[1]
+    assert len(code.splitlines()) <= 40
+    namespace = {}
+    exec(code, namespace)
+    answers = {
+        "": lambda x: x * (x * x).sum().rsqrt(),
+        "wrong-unit": lambda x: x / (x * x).sum(),
+        "unit-form": lambda x: x.double(),
+        "unit-waits": lambda x: x / x.norm().item(),
+    }
+    hints = dict.fromkeys(answers, "{got}")
+    found = [judge(namespace["balise_1"], (one,), number=1, title="", hints=hints).slug for one in answers.values()]
+    assert found == list(answers)
