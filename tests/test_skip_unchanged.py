@@ -24,7 +24,7 @@ MADE = {
     "dlojz_tp/authoring/records.py": "def numbers(work): return []\n\ndef record(*given): return None\n",
     "dlojz_tp/checking/__init__.py": "",
     "dlojz_tp/checking/mistakes.py": "def load(*given): return {'mistakes': []}\n",
-    "dlojz_tp/grading/__init__.py": "command = None",
+    "dlojz_tp/grading/__init__.py": "command = slicing = None",
     "dlojz_tp/course.py": """
         import importlib
         from types import SimpleNamespace
