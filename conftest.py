@@ -18,11 +18,11 @@ pytest_plugins = ["tests.skip_unchanged", "tests.cpu_seconds"]
 
 
 class ByWork(LoadFileScheduling):
-    """A file stays in one worker; the answers, half of all the time, go by practical work."""
+    """A file stays in one worker; the answers, half of all the time, go by practical work and balise."""
 
     def _split_scope(self, nodeid):
         file, _, test = nodeid.partition("::")
-        return f"{file} {test.split('-')[0]}" if test.startswith("test_answer[") else file
+        return f"{file} {test.split('-')[:2]}" if test.startswith("test_answer[") else file
 
 
 def pytest_xdist_make_scheduler(config, log):
