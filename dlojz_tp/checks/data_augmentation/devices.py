@@ -1,6 +1,7 @@
 """What every batched augmentation promises: no loop over images, no synchronisation, the input's device, no change of inputs."""
 
 import contextlib
+import traceback
 from unittest import mock
 
 import torch
@@ -17,6 +18,8 @@ HINTS = {
     "other-device": "A tensor is not on the device of the images: {error}",
     "images-changed": "The images that were given have changed. Whoever holds them sees mixed ones.",
     "labels-changed": "The labels that were given have changed.",
+    "not-reproducible": "After the same torch.manual_seed the batches are mixed differently. Draw with torch, not with random or numpy.",
+    "always-the-same": "Two batches in a row are mixed in the same way. Is the seed set inside?",
 }
 
 
@@ -39,36 +42,30 @@ def _drawable():
         yield
 
 
-def stays_on_device(call, *tensors):
-    """Run `call` on tensors of the meta device, which stands for a GPU; all results must be there, nothing read back."""
-    device = meta_device()
-    moved = [tensor.to(device) for tensor in tensors]
+def stays_on_device(call, *tensors, waits="waits"):
+    """Run `call` on tensors of the meta device, which stands for a GPU; all results must be there, nothing read back.
+
+    waits: the hint where the CPU would wait.
+    """
+    moved = [tensor.to(meta_device()) for tensor in tensors]
     try:
         with _drawable():
             found = call(*moved)
     except (RuntimeError, NotImplementedError, AssertionError, TypeError, ValueError) as error:
         text = str(error).split("\n")[0]
-        frames = []
-        trace = error.__traceback__
-        while trace:
-            frames.append(trace.tb_frame.f_code.co_filename)
-            trace = trace.tb_next
+        frames = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
         if any("distributions" in name for name in frames) and "meta" in text:
             raise Wrong("validates", got=text) from error
-        if (
-            "item()" in text
-            or "out of meta" in text
-            or "on meta tensors" in text
-            or "data-dependent" in text
-            or "bool" in text
-        ):
-            raise Wrong("waits", error=text) from error
-        if "meta" in text or "device" in text or "numpy" in text:
-            raise Wrong("other-device", error=text) from error
+        for slug, words in ((waits, WAITING), ("other-device", ("meta", "device", "numpy"))):
+            if any(word in text for word in words):
+                raise Wrong(slug, error=text) from error
         raise
     for tensor in found if isinstance(found, tuple | list) else [found]:
         if isinstance(tensor, torch.Tensor) and tensor.device.type != "meta":
             raise Wrong("other-device", error=f"a result is on {tensor.device}")
+
+
+WAITING = "item()", "out of meta", "on meta tensors", "data-dependent", "bool"  # in errors of the meta device
 
 
 def counts(call, make_inputs):

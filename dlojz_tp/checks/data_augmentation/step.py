@@ -6,72 +6,26 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from dlojz_tp.checking import Wrong, close, nearest
+from dlojz_tp.checking import close
+from dlojz_tp.checking.looks import Look, Value, at_most, judged, shape, within
 from dlojz_tp.checks.data_augmentation.devices import stays_on_device
 
-HINTS = {
-    "not-a-module": "MixOrCut must be an nn.Module: train() and eval() switch it on and off.",
-    "mixer-form": "It returns images of the same shape and soft labels (batch, classes).",
-    "mixes-in-eval": "In eval mode nothing is mixed: the images as they came, the labels as one-hot.",
-    "eval-labels-hard": "In eval mode the labels are soft, too (batch, classes), so that the loss is the same function.",
-    "eval-soft-labels": "In eval mode, labels that are soft already (batch, classes) stay as they are: {error}.",
-    "mixed-by-both": "An image's label names {n} images: it was mixed by MixUp and by CutMix. One of the two is drawn.",
-    "often-unmixed": "In {none} of {n} batches nothing was mixed. MixUp and CutMix have one half each.",
-    "classes-forgotten": "The labels have as many columns as there are classes in the batch. one_hot must be told: self.classes.",
-    "never-mixup": "In {n} batches MixUp was never drawn.",
-    "never-cutmix": "In {n} batches CutMix was never drawn.",
-    "never-mixed": "In training mode nothing was mixed.",
-    "alpha-ignored": "With α = {alpha:g} the λ of {kind} spread as if α were smaller: from {low:.2f} to {high:.2f}. Is self.alpha used?",
-    "lambda-of-batch": "All images of a batch were mixed with the same λ. Your mixup and cutmix draw one for each image.",
-    "chosen-for-each-image": "Some images of one batch were mixed by MixUp, others by CutMix. One is drawn for a batch.",
-    "not-reproducible": "After the same torch.manual_seed the batches are mixed differently. Draw with torch, not with random or "
-    "numpy.",
-    "always-the-same": "Two batches in a row are mixed in the same way. Is the seed set inside?",
-    "unfair": "MixUp was drawn in {share:.0%} of {n} batches. Each shall have one half.",
-    "takes-turns": "MixUp and CutMix follow each other in a pattern: {changes} changes in {n} batches, where a fair draw makes about "
-    "half as many as there are batches.",
-    "draw-waits": "The draw reads a value from the device: {error}. Draw the choice on the CPU.",
-    "step-not-mixed": "The step trained on the images as they came: it must pass them through `mix`.",
-    "step-mixed-twice": "The step called `mix` {n} times for one batch.",
-    "step-changes-mode": "The step switched `mix` or the model to another mode. Who calls the step decides on that.",
-    "step-two-forwards": "The network ran {n} times for one batch.",
-    "step-hard-loss": "The step did not use the soft labels that `mix` returned.",
-    "step-wrong-weights": "After the step the weights are not those of one step on the mixed batch.",
-    "step-old-gradients": "The first step is right, the second is not: gradients of the first were still there.",
-    "step-no-update": "The weights did not change: optimizer.step() is not called, or the gradients are cleared between backward() and "
-    "step().",
-    "step-wrong-loss": "The step is right, the loss that it returns is not the mean cross-entropy of the mixed batch before the "
-    "update.",
-    "step-mixes-on-cpu": "The batch was mixed before all of it was moved: `mix` saw {what}.",
-    "step-form": "Return the loss, a tensor without graph.",
-    "step-syncs": "The step reads a value from the device: {error}",
-}
-
-CLASSES = 4
-
-
-def balise_7(mix_or_cut, train_step):
-    """What is drawn over 200 batches; seeds; eval mode; the step against a plain one on the mixed batch."""
-    mixer = mix_or_cut(CLASSES, 1.0)
-    if not isinstance(mixer, nn.Module):
-        raise Wrong("not-a-module", got=mixer)
-    yield "something else for each batch, the same after the same seed"
-    _right_seeds(mixer.train())
-    yield "by your own mixup and cutmix: one λ for each image, from α"
-    _right_lambdas(mix_or_cut)
-    yield "in training, MixUp or CutMix for the whole batch, half of the time each"
-    _right_draws(mixer)
-    yield "in eval mode, images as they came and one-hot labels; soft ones stay as they are"
-    _right_eval(mixer)
-    yield "on the images' device, nothing read back"
-    _right_device(mixer)
-    yield "the step: moved, mixed once, trained on the soft labels"
-    _right_step(train_step)
+CLASSES, BATCHES, ALPHA = 4, 200, 50.0
+LIMITS = {
+    "mix": ("MixUp", 0.15, 0.85),
+    "cut": ("CutMix", 0.2, 0.95),
+    "both": ("MixUp or CutMix", 0.15, 0.95),
+}  # of λ, if α = ALPHA
 
 
 def _batch(n=12):
     values = torch.arange(n, dtype=torch.float32).view(-1, 1, 1, 1)
     return values + torch.zeros(n, 3, 8, 10), torch.arange(n) % CLASSES
+
+
+IMAGES, LABELS = _batch()
+HOT = F.one_hot(LABELS, CLASSES).float()
+GIVEN = 0.7 * HOT.flip(0) + 0.3 * HOT  # labels that are soft already
 
 
 def _kind(images, mixed):
@@ -86,117 +40,87 @@ def _kind(images, mixed):
     return "none" if not kinds else kinds.pop() if len(kinds) == 1 else "both"
 
 
-def _right_draws(mixer, n=200):
-    torch.manual_seed(0)
-    drawn = [_kind(_batch()[0], _called(mixer)[0]) for _ in range(n)]
-    # a MixUp whose λ are all 0 or 1, or a CutMix of full boxes, would be taken for the other: rare at α = 1
-    if drawn.count("both") > n // 4:
-        raise Wrong("chosen-for-each-image")
-    for slug, kind in (("never-mixup", "mix"), ("never-cutmix", "cut")):
-        if not drawn.count(kind):
-            raise Wrong(slug, n=n)
-    if drawn.count("none") > n // 10:
-        raise Wrong("often-unmixed", none=drawn.count("none"), n=n)
-    share = drawn.count("mix") / n
-    if not 0.35 < share < 0.65:  # 200 fair draws leave this range with few seeds in 100,000
-        raise Wrong("unfair", share=share, n=n)
-    _right_order([kind == "mix" for kind in drawn])
-
-
-def _right_order(drawn):
-    changes = sum(a != b for a, b in zip(drawn, drawn[1:]))
-    if not 0.3 < changes / len(drawn) < 0.7:  # as for the share
-        raise Wrong("takes-turns", changes=changes, n=len(drawn))
-
-
-def _right_lambdas(mix_or_cut, alpha=50.0, n=12):
+def _lambdas(mix_or_cut, n=12):
     """With a large α all λ are near one half; CutMix's boxes are then clipped, but none is small or covers the image."""
-    mixer, images = mix_or_cut(n, alpha).train(), _batch(n)[0].repeat(1, 1, 3, 3)
+    mixer, images = mix_or_cut(n, ALPHA).train(), IMAGES.repeat(1, 1, 3, 3)
     torch.manual_seed(5)
-    kept = {"mix": [], "cut": [], "both": [], "none": []}
+    kept, names = {kind: [] for kind in (*LIMITS, "none")}, []
     for _ in range(24):
         mixed, soft = mixer(images.clone(), torch.arange(n))
-        if soft.shape != (n, n):
-            raise Wrong("mixer-form", expected=f"labels of shape {(n, n)}", got=soft)
-        if (names := (soft > 1e-6).sum(1).max().item()) > 2:
-            raise Wrong("mixed-by-both", n=names)
+        names.append(int((soft > 1e-6).sum(1).max()))
         own = soft.diagonal().double()
         kept[_kind(images, mixed)].append(own[own < 1 - 1e-6])
-    limits = (("mix", "MixUp", 0.15, 0.85), ("cut", "CutMix", 0.2, 0.95), ("both", "MixUp or CutMix", 0.15, 0.95))
-    for kind, name, low, high in limits:
-        if kept[kind] and all(len(own) > 4 and own.std() < 1e-4 for own in kept[kind]):
-            raise Wrong("lambda-of-batch", got=f"λ = {kept[kind][0][0]:.3f} for all images of a batch", where=name)
-        found = torch.cat([torch.full((1,), 0.5).double(), *kept[kind]])
-        if found.min() < low or found.max() > high:
-            fields = {"alpha": alpha, "kind": name, "low": found.min().item(), "high": found.max().item()}
-            raise Wrong("alpha-ignored", where=f"{len(found)} images", **fields)
+    shared = [kind for kind in LIMITS if kept[kind] and all(len(own) > 4 and own.std() < 1e-4 for own in kept[kind])]
+    found = {kind: torch.cat([torch.full((1,), 0.5).double(), *kept[kind]]) for kind in LIMITS}
+    return {
+        "soft": shape(soft),
+        "names": max(names),
+        "shared": shared,
+        "spread": {kind: (λ.min().item(), λ.max().item()) for kind, λ in found.items()},
+    }
 
 
-def _called(mixer):
-    images, labels = _batch()
-    got = mixer(images.clone(), labels)
-    if got is None:
-        raise Wrong("nothing-returned")
-    if not isinstance(got, tuple | list) or [tuple(g.shape) for g in got] != [tuple(images.shape), (12, CLASSES)]:
-        raise Wrong("mixer-form", got=got)
-    return got
-
-
-def _right_seeds(mixer):
-    found = []
+def observe(mix_or_cut):
+    """Three runs of six batches, the first two from one seed; λ; which of the two is drawn; eval mode."""
+    mixer = mix_or_cut(CLASSES, 1.0)
+    yield {"module": isinstance(mixer, nn.Module)}
+    yield {"shapes": shape(mixer.train()(IMAGES.clone(), LABELS))}
+    runs = []
     for seed in (1, 1, None):
-        if seed is not None:
+        if seed:
             torch.manual_seed(seed)
-        found.append([part.clone() for _ in range(6) for part in _called(mixer)])
-    if all(close(images, _batch()[0]) for images in found[0][::2]):
-        raise Wrong("never-mixed")
-    if not close(found[0], found[1], 1e-6):
-        raise Wrong("not-reproducible")
-    if close(found[1], found[2], 1e-6) or close(found[0][0:2], found[0][2:4], 1e-6):
-        raise Wrong("always-the-same")
-
-
-def _right_eval(mixer):
-    images, labels = _batch()
-    got, soft = mixer.eval()(images.clone(), labels)
-    mixer.train()
-    if not close(got, images):
-        raise Wrong("mixes-in-eval")
-    if soft.shape != (12, CLASSES):
-        raise Wrong("eval-labels-hard", expected=(12, CLASSES), got=soft)
-    if not close(soft.float(), F.one_hot(labels, CLASSES).float()):
-        raise Wrong("mixes-in-eval", got=soft)
-    given = labels.flip(0).unsqueeze(1) == torch.arange(CLASSES)
-    given = 0.7 * given.float() + 0.3 * F.one_hot(labels, CLASSES)
+        runs.append([mixer(IMAGES.clone(), LABELS) for _ in range(6)])
+    yield {"mixed": not all(close(images, IMAGES) for images, _ in runs[0]), "again": close(*runs[:2], 1e-6)}
+    yield {"alike": close(*runs[1:], 1e-6) or close(*runs[0][:2], 1e-6)}
+    yield _lambdas(mix_or_cut)
+    torch.manual_seed(0)
+    yield {"drawn": [_kind(IMAGES, mixer(IMAGES.clone(), LABELS)[0]) for _ in range(BATCHES)]}
+    got, soft = mixer.eval()(IMAGES.clone(), LABELS)
+    yield {"eval": got, "eval shape": shape(soft), "eval labels": soft}
     try:
-        kept = mixer.eval()(images.clone(), given.clone())[1]
+        yield {"given": mixer(IMAGES.clone(), GIVEN.clone())[1]}
     except (RuntimeError, IndexError, TypeError, ValueError) as error:
-        raise Wrong("eval-soft-labels", error=str(error).split("\n")[0]) from error
-    if kept.shape != given.shape or not close(kept.float(), given):
-        raise Wrong("eval-soft-labels", expected=given, got=kept, error="others came back")
-    few = mixer.eval()(images.clone(), torch.zeros(12, dtype=torch.long))[1]
-    mixer.train()
-    if few.shape != (12, CLASSES):
-        raise Wrong(
-            "classes-forgotten", expected=(12, CLASSES), got=few, where="a batch of class 0 alone, in eval mode"
-        )
+        yield {"given": str(error).split("\n")[0]}
+    yield {"few": shape(mixer(IMAGES.clone(), 0 * LABELS)[1])}
 
 
-def _right_device(mixer):
-    try:
-        stays_on_device(lambda x, y: copy.deepcopy(mixer).eval()(x, y), *_batch())
-    except Wrong as wrong:
-        if wrong.slug == "waits":
-            raise Wrong("draw-waits", error=wrong.fields["error"]) from wrong
-        raise
-    for seed in range(6):  # both kinds come up
-        torch.manual_seed(seed)
-        try:
-            stays_on_device(lambda x, y: copy.deepcopy(mixer)(x, y), *_batch())
-        except Wrong as wrong:
-            if wrong.slug == "waits":
-                raise Wrong("draw-waits", error=wrong.fields["error"]) from wrong
-            raise
+def _out(seen):
+    """The first kind whose λ spread too far."""
+    return next((k for k, (_, low, high) in LIMITS.items() if seen[k][0] < low or seen[k][1] > high), None)
+
+
+def _drawn(claim, see, holds, hint):
+    """A look at which of the two was drawn for each batch."""
+    return Look(claim, lambda o: see(o["drawn"]), "drawn fairly", hint, lambda seen, _: holds(seen),
+                lambda seen, _: {"n": BATCHES, "none": seen, "share": seen / BATCHES, "changes": seen})  # fmt: skip
+
+
+LOOKS = [
+    Look("something else for each batch, the same after the same seed", "module", True, "not-a-module"),
+    Look("", "shapes", [tuple(IMAGES.shape), (12, CLASSES)], "mixer-form"),
+    Look("", "mixed", True, "never-mixed"),
+    Look("", "again", True, "not-reproducible"),
+    Look("", "alike", False, "always-the-same"),
+    Look("by your own mixup and cutmix: one λ for each image, from α", "soft", (12, 12), "mixer-form"),
+    Look("", "names", 2, "mixed-by-both", at_most, lambda seen, _: {"n": seen}),
+    Look("", "shared", [], "lambda-of-batch", fields=lambda seen, _: {"got": "", "where": LIMITS[seen[0]][0]}),
+    Look("", "spread", None, "alpha-ignored", lambda seen, _: _out(seen) is None,
+         lambda seen, _: {"alpha": ALPHA, "kind": LIMITS[_out(seen)][0], "low": seen[_out(seen)][0], "high": seen[_out(seen)][1]}),
+    # a MixUp whose λ are all 0 or 1, or a CutMix of full boxes, would be taken for the other: rare at α = 1
+    _drawn("in training, MixUp or CutMix for the whole batch, half of the time each", lambda d: d.count("both"),
+           lambda n: n <= BATCHES // 4, "chosen-for-each-image"),
+    _drawn("", lambda d: d.count("mix"), bool, "never-mixup"),
+    _drawn("", lambda d: d.count("cut"), bool, "never-cutmix"),
+    _drawn("", lambda d: d.count("none"), lambda n: n <= BATCHES // 10, "often-unmixed"),
+    # 200 fair draws leave these ranges with few seeds in 100,000
+    _drawn("", lambda d: d.count("mix"), lambda n: 0.35 < n / BATCHES < 0.65, "unfair"),
+    _drawn("", lambda d: sum((a == "mix") != (b == "mix") for a, b in zip(d, d[1:])), lambda n: 0.3 < n / BATCHES < 0.7, "takes-turns"),
+    Look("in eval mode, images as they came and one-hot labels; soft ones stay as they are", "eval", IMAGES, "mixes-in-eval"),
+    Look("", "eval shape", (12, CLASSES), "eval-labels-hard"),
+    Look("", "eval labels", HOT, "mixes-in-eval"),
+    Look("", "given", GIVEN, "eval-soft-labels", fields=lambda seen, _: {"error": seen if isinstance(seen, str) else "others came back"}),
+    Look("", "few", (12, CLASSES), "classes-forgotten", fields=lambda *_: {"where": "a batch of class 0 alone, in eval mode"}),
+]  # fmt: skip
 
 
 class _Mix(nn.Module):
@@ -207,69 +131,81 @@ class _Mix(nn.Module):
         self.calls = []
 
     def forward(self, images, labels):
-        left = [name for name, t in (("images", images), ("labels", labels)) if t.device.type == "cpu"]
-        self.calls.append(f"{' and '.join(left)} on the CPU" if left else "")
+        self.calls.append(
+            " and ".join(name for name, t in (("images", images), ("labels", labels)) if t.device.type == "cpu")
+        )
         soft = torch.eye(CLASSES, device=images.device)[labels] if labels.dim() == 1 else labels
         return (images + images.roll(1, 0)) / 2, 0.6 * soft + 0.4 * soft.roll(1, 0)
 
 
-def _network():
+def _made(device="cpu"):
+    """A network of one layer, a mixer, an optimizer."""
     torch.manual_seed(7)
-    return nn.Sequential(nn.Flatten(), nn.Linear(240, CLASSES))
+    model = nn.Sequential(nn.Flatten(), nn.Linear(240, CLASSES)).to(device)
+    return model, _Mix(), torch.optim.SGD(model.parameters(), lr=0.1)
 
 
-def _right_step(train_step):
-    images, labels = torch.randn(6, 3, 8, 10, generator=torch.Generator().manual_seed(1)), torch.arange(6) % CLASSES
-    model, mix = _network(), _Mix()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    optimizer.zero_grad()
-    next(model.parameters()).grad = None
-    forwards = []
+BATCH = torch.randn(6, 3, 8, 10, generator=torch.Generator().manual_seed(1)), torch.arange(6) % CLASSES
+
+
+def _truth():
+    """The loss, and the weights after one step and after two."""
+    (model, mix, optimizer), found = _made(), []
+    for _ in range(2):
+        mixed, soft = mix(*BATCH)
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(mixed), soft)
+        loss.backward()
+        optimizer.step()
+        found += [loss.detach(), model[1].weight.detach().clone()]
+    return found
+
+
+LOSS, ONCE, _, TWICE = _truth()
+
+
+def observe_step(train_step):
+    """What one step does, the weights after a second one; what was still on the CPU when it was mixed."""
+    (model, mix, optimizer), forwards = _made(), []
     model.register_forward_hook(lambda *_: forwards.append(1))
     mix.eval()
-    loss = train_step(model, mix, images, labels, optimizer, torch.device("cpu"))
-    if loss is None:
-        raise Wrong("nothing-returned")
-    if not isinstance(loss, torch.Tensor) or loss.shape != () or loss.requires_grad:
-        raise Wrong("step-form", got=loss)
-    if not mix.calls:
-        raise Wrong("step-not-mixed")
-    if mix.training or not model.training:
-        raise Wrong("step-changes-mode")
-    if len(forwards) > 1:
-        raise Wrong("step-two-forwards", n=len(forwards))
-    if len(mix.calls) > 1:
-        raise Wrong("step-mixed-twice", n=len(mix.calls))
-    mixed, soft = _Mix()(images, labels)
-    wanted, hard = _one_step(mixed, soft), _one_step(mixed, labels)
-    got = next(p for p in model.parameters() if p.dim() == 2).detach()
-    if not close(got, wanted, 1e-5):
-        known = {"step-hard-loss": hard, "step-no-update": next(_network().parameters()).detach()}
-        raise Wrong(nearest(got, known, "step-wrong-weights", 1e-5), expected=wanted, got=got)
-    truth = F.cross_entropy(_network()(mixed), soft).detach()
-    if not close(loss, truth, 1e-4):
-        raise Wrong("step-wrong-loss", expected=truth, got=loss)
-    # a second step from there: gradients of the first must be gone
-    train_step(model, mix, images, labels, optimizer, torch.device("cpu"))
-    if not close(next(model.parameters()).detach(), _one_step(mixed, soft, 2), 1e-5):
-        raise Wrong("step-old-gradients", where="the second step")
-    model, mix = _network().to("meta"), _Mix()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    try:
-        stays_on_device(lambda: train_step(model, mix, images, labels, optimizer, torch.device("meta")))
-    except Wrong as wrong:
-        if wrong.slug == "waits":
-            raise Wrong("step-syncs", error=wrong.fields["error"]) from wrong
-        raise
-    if mix.calls[0]:
-        raise Wrong("step-mixes-on-cpu", what=mix.calls[0])
+    loss = train_step(model, mix, *BATCH, optimizer, torch.device("cpu"))
+    yield {
+        "form": "with a graph" if getattr(loss, "requires_grad", False) else shape(loss),
+        "loss": loss,
+        "calls": len(mix.calls),
+    }
+    yield {
+        "modes": [mix.training, model.training],
+        "forwards": len(forwards),
+        "weights": model[1].weight.detach().clone(),
+    }
+    train_step(model, mix, *BATCH, optimizer, torch.device("cpu"))
+    yield {"second": model[1].weight.detach()}
+    model, mix, optimizer = _made("meta")
+    stays_on_device(lambda: train_step(model, mix, *BATCH, optimizer, torch.device("meta")), waits="step-syncs")
+    yield {"left": mix.calls[0]}
 
 
-def _one_step(images, labels, steps=1):
-    model = _network()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for _ in range(steps):
-        optimizer.zero_grad()
-        F.cross_entropy(model(images), labels).backward()
-        optimizer.step()
-    return next(model.parameters()).detach()
+STEP = [
+    Look("the step: moved, mixed once, trained on the soft labels", "form", (), "step-form"),
+    Look("", lambda o: o["calls"] > 0, True, "step-not-mixed"),
+    Look("", "modes", [False, True], "step-changes-mode"),
+    Look("", "forwards", 1, "step-two-forwards", at_most, lambda seen, _: {"n": seen}),
+    Look("", "calls", 1, "step-mixed-twice", fields=lambda seen, _: {"n": seen}),
+    Value("", "weights", ONCE, "step-wrong-weights", within(1e-5)),
+    Look("", "loss", LOSS, "step-wrong-loss", within(1e-4)),
+    Look("", "second", TWICE, "step-old-gradients", within(1e-5), lambda *_: {"where": "the second step"}),
+    Look("", "left", "", "step-mixes-on-cpu", fields=lambda seen, _: {"what": f"{seen} on the CPU"}),
+]
+
+
+def balise_7(mix_or_cut, train_step):
+    yield from judged(LOOKS, observe, mix_or_cut)
+    yield "on the images' device, nothing read back"
+    mixer = mix_or_cut(CLASSES, 1.0)
+    stays_on_device(lambda x, y: copy.deepcopy(mixer).eval()(x, y), IMAGES, LABELS, waits="draw-waits")
+    for seed in range(6):  # both kinds come up
+        torch.manual_seed(seed)
+        stays_on_device(lambda x, y: copy.deepcopy(mixer)(x, y), IMAGES, LABELS, waits="draw-waits")
+    yield from judged(STEP, observe_step, train_step)

@@ -1,0 +1,497 @@
+"""Answers to balise 7 of 07_data_augmentation: the draw, the step."""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torchvision.transforms import v2
+
+from dlojz_tp.works import source
+from tests.answers.bank import Bank
+
+bank = Bank("07_data_augmentation")
+
+
+def full(*changes):
+    """The solutions of the balises before come with each slip."""
+    balises = source.find("07_data_augmentation").balises
+    given = "\n\n".join(balises[k].code for k in (2, 3, 4, 5, 6))
+    return ("class MixOrCut(nn.Module):", given + "\n\n\nclass MixOrCut(nn.Module):"), *changes
+
+
+DRAW = "mix = mixup if torch.rand(()) < 0.5 else cutmix  # drawn on the CPU: nobody waits"
+EVAL = "        if not self.training:\n            return images, labels if labels.dim() == 2 else F.one_hot(labels, self.classes).float()\n"
+STEP = "    images, soft = mix(images, labels)\n"
+
+
+def solutions():
+    """mixup and cutmix of the course, for answers that use them."""
+    balises = source.find("07_data_augmentation").balises
+    namespace = {"__name__": "__main__", "torch": torch, "F": F, "nn": nn}
+    for k in (2, 3, 4, 5):
+        exec(balises[k].code, namespace)
+    return namespace["mixup"], namespace["cutmix"]
+
+
+class Both(nn.Module):
+    """Draws with a generator on the CPU that follows torch's seed; soft labels by a table."""
+
+    def __init__(self, classes, alpha):
+        super().__init__()
+        self.classes, self.alpha, self.ways = classes, alpha, solutions()
+
+    def forward(self, images, labels):
+        if labels.dim() == 1:
+            labels = torch.eye(self.classes, device=images.device)[labels]
+        if self.training:
+            chosen = torch.empty(()).bernoulli_(0.5).item()
+            return self.ways[int(chosen)](images, labels, self.classes, self.alpha)
+        return images, labels
+
+
+def train_step(model, mix, images, labels, optimizer, device):
+    x, y = mix(images.to(device), labels.to(device))
+    optimizer.zero_grad(set_to_none=True)
+    loss = -(y * model(x).log_softmax(1)).sum(1).mean()
+    loss.backward()
+    optimizer.step()
+    return loss.detach()
+
+
+class Library(nn.Module):
+    """torchvision's transforms: one λ, one box for the whole batch."""
+
+    def __init__(self, classes, alpha):
+        super().__init__()
+        ways = [v2.MixUp(alpha=alpha, num_classes=classes), v2.CutMix(alpha=alpha, num_classes=classes)]
+        self.classes, self.mix = classes, v2.RandomChoice(ways)
+
+    def forward(self, images, labels):
+        if self.training:
+            return self.mix(images, labels)
+        return images, F.one_hot(labels, self.classes).float()
+
+
+class DrawnThere(nn.Module):
+    """Drawn on the device: both are computed, and torch.where takes one of them."""
+
+    def __init__(self, classes, alpha):
+        super().__init__()
+        self.classes, self.alpha, self.ways = classes, alpha, solutions()
+
+    def forward(self, images, labels):
+        if not self.training:
+            return images, labels.float() if labels.dim() > 1 else F.one_hot(labels, self.classes).float()
+        chosen = torch.rand((), device=images.device) < 0.5
+        made = (way(images, labels, self.classes, self.alpha) for way in self.ways)
+        return tuple(torch.where(chosen, a, b) for a, b in zip(*made))
+
+
+OTHER = (
+    "import functools\n\n\n"
+    + "\n\n".join(source.find("07_data_augmentation").balises[k].code for k in (2, 3, 4, 5))
+    + '''
+class MixOrCut(nn.Module):
+    """Draws once for both ways with torch.multinomial; each way keeps its arguments."""
+
+    def __init__(self, classes, alpha):
+        super().__init__()
+        self.ways = [functools.partial(way, classes=classes, alpha=alpha) for way in (mixup, cutmix)]
+        self.register_buffer("names", torch.eye(classes), persistent=False)
+
+    def forward(self, images, labels):
+        if not self.training:
+            return images, self.names.to(labels.device)[labels] if labels.ndim < 2 else labels
+        way = self.ways[torch.multinomial(torch.ones(2), 1).item()]
+        return way(images, labels)
+
+
+def train_step(model, mix, images, labels, optimizer, device):
+    model.zero_grad()
+    with torch.no_grad():
+        images, soft = mix(*(t.to(device, non_blocking=True) for t in (images, labels)))
+    logits = model(images)
+    loss = torch.mean(torch.sum(-soft * F.log_softmax(logits, dim=-1), dim=-1))
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss.data
+'''
+)
+bank.text(7, None, OTHER)
+
+
+bank.slip(7, None, *full((DRAW, "mix = (mixup, cutmix)[int(torch.randint(2, (1,)))]")))
+bank.several(7, None, Both, train_step)
+bank.several(7, None, DrawnThere, train_step)
+bank.slip(7, None, *full((DRAW, "mix = mixup if torch.randn(()).item() < 0 else cutmix")))
+
+bank.hint(7, "not-a-module", "MixOrCut must be an nn.Module: train() and eval() switch it on and off.")
+bank.slip(
+    7,
+    "not-a-module",
+    *full(("class MixOrCut(nn.Module):", "class MixOrCut:"), ("super().__init__()", "self.training = True")),
+)
+bank.variant(
+    7,
+    "not-a-module",
+    OTHER,
+    ("class MixOrCut(nn.Module):", "class MixOrCut:\n    training = True\n    train = eval = lambda self: self\n"),
+    ('self.register_buffer("names", torch.eye(classes), persistent=False)', "self.names = torch.eye(classes)"),
+)
+
+bank.slip(
+    7,
+    "nothing-returned",
+    *full(
+        (
+            "        return mix(images, labels, self.classes, self.alpha)",
+            "        mix(images, labels, self.classes, self.alpha)",
+        )
+    ),
+)
+
+bank.hint(7, "mixer-form", "It returns images of the same shape and soft labels (batch, classes).")
+bank.slip(
+    7,
+    "mixer-form",
+    *full(
+        (
+            "return mix(images, labels, self.classes, self.alpha)",
+            "return mix(images, labels, self.classes, self.alpha)[0]",
+        )
+    ),
+)
+bank.variant(7, "mixer-form", OTHER, ("return way(images, labels)", "return way(images, labels)[1], labels"))
+
+bank.hint(7, "mixes-in-eval", "In eval mode nothing is mixed: the images as they came, the labels as one-hot.")
+bank.slip(7, "mixes-in-eval", *full((EVAL, "")))
+bank.variant(7, "mixes-in-eval", OTHER, ("if not self.training:", "if images is None:"))
+
+bank.hint(
+    7,
+    "eval-labels-hard",
+    "In eval mode the labels are soft, too (batch, classes), so that the loss is the same function.",
+)
+bank.slip(7, "eval-labels-hard", *full((EVAL, "        if not self.training:\n            return images, labels\n")))
+bank.variant(
+    7,
+    "eval-labels-hard",
+    OTHER,
+    ("return images, self.names.to(labels.device)[labels] if labels.ndim < 2 else labels", "return images, labels"),
+)
+
+bank.hint(7, "never-mixup", "In {n} batches MixUp was never drawn.")
+bank.slip(7, "never-mixup", *full((DRAW, "mix = cutmix")))
+bank.variant(7, "never-mixup", OTHER, ("torch.ones(2)", "torch.tensor([0.0, 1.0])"))
+
+bank.hint(7, "never-cutmix", "In {n} batches CutMix was never drawn.")
+bank.slip(7, "never-cutmix", *full((DRAW, "mix = mixup")))
+bank.variant(7, "never-cutmix", OTHER, ("for way in (mixup, cutmix)", "for way in (mixup, mixup)"))
+
+bank.hint(
+    7,
+    "takes-turns",
+    "MixUp and CutMix follow each other in a pattern: {changes} changes in {n} batches, where a fair draw makes "
+    "about half as many as there are batches.",
+)
+bank.slip(
+    7,
+    "takes-turns",
+    *full(
+        ("self.classes, self.alpha = classes, alpha", "self.classes, self.alpha, self.calls = classes, alpha, 0"),
+        (DRAW, "self.calls += 1\n        mix = mixup if self.calls % 2 else cutmix"),
+    ),
+)
+bank.variant(
+    7,
+    "takes-turns",
+    OTHER,
+    ("way = self.ways[torch.multinomial(torch.ones(2), 1).item()]", "way = self.ways[0]\n        self.ways.reverse()"),
+)
+
+bank.hint(7, "never-mixed", "In training mode nothing was mixed.")
+bank.slip(7, "never-mixed", *full(("if not self.training:", "if self.training:")))
+bank.variant(
+    7,
+    "never-mixed",
+    OTHER,
+    ("return way(images, labels)", "way(images, labels)\n        return images, self.names.to(labels.device)[labels]"),
+)
+
+bank.hint(7, "unfair", "MixUp was drawn in {share:.0%} of {n} batches. Each shall have one half.")
+bank.slip(7, "unfair", *full(("torch.rand(()) < 0.5", "torch.rand(()) < 0.1")))
+bank.variant(7, "unfair", OTHER, ("torch.ones(2)", "torch.tensor([0.2, 0.8])"))
+
+bank.hint(
+    7,
+    "chosen-for-each-image",
+    "Some images of one batch were mixed by MixUp, others by CutMix. One is drawn for a batch.",
+)
+bank.slip(
+    7,
+    "chosen-for-each-image",
+    *full(
+        (
+            "return mix(images, labels, self.classes, self.alpha)",
+            "a, b = mixup(images, labels, self.classes, self.alpha), cutmix(images, labels, self.classes, self.alpha)\n        which = torch.rand(len(images), device=images.device) < 0.5\n        return torch.where(which.view(-1, 1, 1, 1), a[0], b[0]), torch.where(which[:, None], a[1], b[1])",
+        )
+    ),
+)
+bank.variant(
+    7,
+    "chosen-for-each-image",
+    OTHER,
+    (
+        "        return way(images, labels)",
+        "        half = len(images) // 2\n        parts = [f(images[k : k + half], labels[k : k + half]) for f, k in zip(self.ways, (0, half))]\n        return tuple(torch.cat(pair) for pair in zip(*parts))",
+    ),
+)
+
+bank.slip(
+    7,
+    "not-reproducible",
+    *full(
+        (DRAW, "mix = mixup if np.random.rand() < 0.5 else cutmix"),
+        ("class MixOrCut", "import numpy as np\n\n\nclass MixOrCut"),
+    ),
+)
+bank.variant(
+    7,
+    "not-reproducible",
+    OTHER,
+    ("torch.multinomial(torch.ones(2), 1).item()", "random.randrange(2)"),
+    ("import functools\n", "import functools\nimport random\n"),
+)
+
+bank.slip(
+    7,
+    "always-the-same",
+    *full((DRAW, "torch.manual_seed(int(images.device.type == 'x'))\n        " + DRAW)),
+)
+bank.variant(7, "always-the-same", OTHER, ("        way =", "        torch.manual_seed(3)\n        way ="))
+
+bank.hint(7, "draw-waits", "The draw reads a value from the device: {error}. Draw the choice on the CPU.")
+bank.slip(7, "draw-waits", *full(("torch.rand(()) < 0.5", "torch.rand((), device=images.device) < 0.5")))
+bank.variant(7, "draw-waits", OTHER, ("torch.ones(2)", "torch.ones(2, device=images.device)"))
+
+bank.hint(7, "step-not-mixed", "The step trained on the images as they came: it must pass them through `mix`.")
+bank.slip(7, "step-not-mixed", *full((STEP, "    soft = labels\n")))
+bank.variant(
+    7,
+    "step-not-mixed",
+    OTHER,
+    (
+        "images, soft = mix(*(t.to(device, non_blocking=True) for t in (images, labels)))",
+        "images, soft = images.to(device), F.one_hot(labels.to(device), 4)",
+    ),
+)
+
+bank.hint(7, "step-mixed-twice", "The step called `mix` {n} times for one batch.")
+bank.slip(7, "step-mixed-twice", *full((STEP, STEP + "    images, soft = mix(images, soft)\n")))
+bank.variant(
+    7,
+    "step-mixed-twice",
+    OTHER,
+    ("in (images, labels)))\n", "in (images, labels)))\n        images, soft = mix(images, soft)\n"),
+)
+
+bank.hint(7, "step-hard-loss", "The step did not use the soft labels that `mix` returned.")
+bank.slip(
+    7, "step-hard-loss", *full(("soft_cross_entropy(model(images), soft)", "soft_cross_entropy(model(images), labels)"))
+)
+bank.slip(7, "step-hard-loss", *full((STEP, "    images, _ = mix(images, labels)\n    soft = labels\n")))
+bank.variant(7, "step-hard-loss", OTHER, ("-soft * F.log_softmax", "-F.one_hot(labels, 4) * F.log_softmax"))
+
+bank.hint(
+    7,
+    "step-old-gradients",
+    "The first step is right, the second is not: gradients of the first were still there.",
+)
+bank.slip(7, "step-old-gradients", *full(("    optimizer.zero_grad()\n", "")))
+bank.variant(7, "step-old-gradients", OTHER, ("    model.zero_grad()\n", ""), ("    optimizer.zero_grad()\n", ""))
+
+bank.hint(
+    7,
+    "step-no-update",
+    "The weights did not change: optimizer.step() is not called, or the gradients are cleared between backward() "
+    "and step().",
+)
+bank.slip(7, "step-no-update", *full(("    loss.backward()\n    optimizer.step()\n", "    loss.backward()\n")))
+bank.slip(
+    7,
+    "step-no-update",
+    *full(
+        ("    optimizer.zero_grad()\n", ""),
+        ("    optimizer.step()\n", "    optimizer.zero_grad()\n    optimizer.step()\n"),
+    ),
+)
+bank.slip(
+    7,
+    "step-no-update",
+    *full(
+        ("    optimizer.zero_grad()\n", ""),
+        ("    optimizer.step()\n", "    optimizer.zero_grad()\n    optimizer.step()\n"),
+    ),
+)
+bank.variant(
+    7,
+    "step-no-update",
+    OTHER,
+    ("    optimizer.step()\n    optimizer.zero_grad()\n", "    optimizer.zero_grad()\n    optimizer.step()\n"),
+)
+
+bank.hint(
+    7,
+    "step-wrong-loss",
+    "The step is right, the loss that it returns is not the mean cross-entropy of the mixed batch before the update.",
+)
+bank.slip(7, "step-wrong-loss", *full(("return loss.detach()", "return loss.detach() / len(images)")))
+bank.slip(7, "step-wrong-loss", *full(("return loss.detach()", "return torch.zeros((), device=device)")))
+bank.variant(7, "step-wrong-loss", OTHER, ("return loss.data", "return loss.data * len(images)"))
+
+bank.hint(
+    7,
+    "alpha-ignored",
+    "With α = {alpha:g} the λ of {kind} spread as if α were smaller: from {low:.2f} to {high:.2f}. Is self.alpha used?",
+)
+bank.slip(
+    7,
+    "alpha-ignored",
+    *full(("return mix(images, labels, self.classes, self.alpha)", "return mix(images, labels, self.classes, 1.0)")),
+)
+bank.slip(
+    7, "alpha-ignored", *full(("self.classes, self.alpha = classes, alpha", "self.classes, self.alpha = classes, 0.2"))
+)
+bank.variant(7, "alpha-ignored", OTHER, ("alpha=alpha", "alpha=1.0"))
+
+bank.hint(7, "step-wrong-weights", "After the step the weights are not those of one step on the mixed batch.")
+bank.slip(
+    7,
+    "step-wrong-weights",
+    *full(("soft_cross_entropy(model(images), soft)", "soft_cross_entropy(model(images), soft, 0.1)")),
+)
+bank.slip(7, "step-wrong-weights", *full((STEP, "    _, soft = mix(images, labels)\n")))
+bank.variant(7, "step-wrong-weights", OTHER, ("torch.mean(torch.sum", "torch.sum(torch.sum"))
+
+bank.hint(7, "step-mixes-on-cpu", "The batch was mixed before all of it was moved: `mix` saw {what}.")
+bank.slip(
+    7,
+    "step-mixes-on-cpu",
+    *full(
+        (
+            "    images, labels = images.to(device, non_blocking=True), labels.to(device, non_blocking=True)\n" + STEP,
+            STEP + "    images, soft = images.to(device, non_blocking=True), soft.to(device, non_blocking=True)\n",
+        )
+    ),
+)
+bank.slip(7, "step-mixes-on-cpu", *full((", labels.to(device, non_blocking=True)\n", ", labels\n")))
+bank.variant(
+    7,
+    "step-mixes-on-cpu",
+    OTHER,
+    (
+        "images, soft = mix(*(t.to(device, non_blocking=True) for t in (images, labels)))",
+        "images, soft = (t.to(device) for t in mix(images, labels))",
+    ),
+)
+
+bank.slip(
+    7,
+    "other-device",
+    *full(("    images, labels = images.to(device, non_blocking=True), labels.to(device, non_blocking=True)\n", "")),
+)
+
+bank.hint(7, "step-form", "Return the loss, a tensor without graph.")
+bank.slip(7, "step-form", *full(("return loss.detach()", "return loss")))
+bank.slip(7, "step-form", *full(("return loss.detach()", "return loss.item()")))
+bank.variant(7, "step-form", OTHER, ("return loss.data", "return loss"))
+
+bank.hint(7, "step-syncs", "The step reads a value from the device: {error}")
+bank.slip(7, "step-syncs", *full(("return loss.detach()", "print(loss.item())\n    return loss.detach()")))
+bank.variant(7, "step-syncs", OTHER, ("return loss.data", "return torch.tensor(loss.item())"))
+
+bank.hint(
+    7,
+    "step-changes-mode",
+    "The step switched `mix` or the model to another mode. Who calls the step decides on that.",
+)
+bank.slip(7, "step-changes-mode", *full((STEP, "    mix.train()\n" + STEP)))
+bank.slip(7, "step-changes-mode", *full((STEP, STEP + "    model.eval()\n")))
+bank.variant(7, "step-changes-mode", OTHER, ("    logits = model(images)\n", "    logits = model.eval()(images)\n"))
+
+bank.hint(7, "step-two-forwards", "The network ran {n} times for one batch.")
+bank.slip(7, "step-two-forwards", *full(("    loss.backward()\n", "    logits = model(images)\n    loss.backward()\n")))
+bank.variant(7, "step-two-forwards", OTHER, ("    loss.backward()\n", "    loss.backward()\n    model(images)\n"))
+
+bank.hint(
+    7,
+    "lambda-of-batch",
+    "All images of a batch were mixed with the same λ. Your mixup and cutmix draw one for each image.",
+)
+bank.several(7, "lambda-of-batch", Library, train_step)
+bank.variant(
+    7,
+    "lambda-of-batch",
+    OTHER,
+    (
+        "        return way(images, labels)",
+        "        lam = torch.distributions.Beta(50.0, 50.0).sample()\n        soft = self.names[labels] if labels.ndim < 2 else labels\n        return lam * images + (1 - lam) * images.flip(0), lam * soft + (1 - lam) * soft.flip(0)",
+    ),
+)
+
+bank.hint(
+    7,
+    "classes-forgotten",
+    "The labels have as many columns as there are classes in the batch. one_hot must be told: self.classes.",
+)
+bank.slip(7, "classes-forgotten", *full(("F.one_hot(labels, self.classes).float()\n", "F.one_hot(labels).float()\n")))
+bank.variant(7, "classes-forgotten", OTHER, ("self.names.to(labels.device)[labels] if", "F.one_hot(labels).float() if"))
+
+bank.hint(
+    7,
+    "eval-soft-labels",
+    "In eval mode, labels that are soft already (batch, classes) stay as they are: {error}.",
+)
+bank.slip(
+    7,
+    "eval-soft-labels",
+    *full((EVAL.split("\n")[1], "            return images, F.one_hot(labels, self.classes).float()")),
+)
+bank.variant(7, "eval-soft-labels", OTHER, (" if labels.ndim < 2 else labels", ""))
+
+bank.hint(
+    7,
+    "mixed-by-both",
+    "An image's label names {n} images: it was mixed by MixUp and by CutMix. One of the two is drawn.",
+)
+bank.slip(
+    7,
+    "mixed-by-both",
+    *full(
+        (
+            "return mix(images, labels, self.classes, self.alpha)",
+            "images, labels = mixup(images, labels, self.classes, self.alpha)\n        return cutmix(images, labels, self.classes, self.alpha)",
+        )
+    ),
+)
+bank.variant(
+    7, "mixed-by-both", OTHER, ("return way(images, labels)", "return self.ways[1](*self.ways[0](images, labels))")
+)
+
+bank.hint(7, "often-unmixed", "In {none} of {n} batches nothing was mixed. MixUp and CutMix have one half each.")
+bank.slip(
+    7,
+    "often-unmixed",
+    *full(
+        (
+            "        " + DRAW,
+            "        draw = torch.rand(()) * 3\n        if draw < 1:\n            return images, F.one_hot(labels, self.classes).float()\n        mix = mixup if draw < 2 else cutmix",
+        )
+    ),
+)
+bank.variant(
+    7,
+    "often-unmixed",
+    OTHER,
+    ("        way =", "        if torch.rand(()) < 0.4:\n            return images, self.names[labels]\n        way ="),
+)
