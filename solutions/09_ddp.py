@@ -245,8 +245,8 @@ for epoch, pair in enumerate(zip(alone, losses), 1):
 # each counted once, the same on every rank.
 #
 # The data set need not divide, and may have fewer samples than there are ranks. Each rank goes through its share only, in
-# eval mode (afterwards every submodule is in the mode it was in), without recording gradients. Exchange a few numbers at the
-# end, not in each batch.
+# eval mode, without recording gradients; afterwards `model` and its submodules are in the mode they were in before, training
+# or eval. Exchange a few numbers at the end, not in each batch.
 # About 14 lines.
 #
 # <details><summary>Hint</summary>

@@ -483,7 +483,7 @@ bank.slip(
     ("    if step >= warmup_steps:\n        return target\n", ""),
     ("step / warmup_steps", "min(1, step / warmup_steps)"),
 )
-bank.slip(5, "rate-wrong", ("target = base * batch / base_batch", "target = base * base_batch / batch"))
+bank.slip(5, "rate-inverted", ("target = base * batch / base_batch", "target = base * base_batch / batch"))
 bank.slip(
     5,
     None,
@@ -535,7 +535,7 @@ bank.several(5, "not-accumulated", accumulate_all_at_once, learning_rate)
 bank.several(5, "not-accumulated", accumulate_one_graph, learning_rate)
 bank.slip(
     5,
-    "rate-wrong",
+    "rate-smaller-batch",
     (
         "    if step >= warmup_steps:\n        return target\n    return base + (target - base) * step / warmup_steps",
         "    return min(target, base + (target - base) * step / warmup_steps) if warmup_steps else target",
@@ -636,3 +636,36 @@ def rate_between(step, base, base_batch, batch, warmup_steps):
 bank.several(5, None, accumulate_then_divide, rate_between)
 
 bank.slip(3, "incoming-gradient-changed", ("total = gradient.clone()", "total = gradient"))
+
+
+# gradients that a plain all-reduce does not see, an exchange that comes too early, what accumulation most often goes wrong by
+bank.slip(
+    3,
+    "other-losses-left-out",
+    (
+        "sums = AllReduceSum.apply(torch.cat([x.sum((0, 2, 3)), (x * x).sum((0, 2, 3)), count]))",
+        "sums = torch.cat([x.sum((0, 2, 3)), (x * x).sum((0, 2, 3)), count])\n        dist.all_reduce(sums)",
+    ),
+)
+bank.slip(
+    3,
+    "statistics-not-differentiated",
+    ("        count = ", "        with torch.no_grad():\n            first, second = x.sum((0, 2, 3)), (x * x).sum((0, 2, 3))\n        count = "),
+    ("torch.cat([x.sum((0, 2, 3)), (x * x).sum((0, 2, 3)), count])", "torch.cat([first, second, count])"),
+)  # fmt: skip
+bank.slip(5, "exchanged-too-early", ("if i == len(micro_batches) else", "if i == 1 else"))
+bank.slip(
+    5,
+    "cleared-each-time",
+    ("            loss.backward()", "            optimizer.zero_grad()\n            loss.backward()"),
+)
+bank.slip(
+    5,
+    "cleared-each-time",
+    ("            loss = F", "            model.zero_grad()\n            loss = F"),
+    ('y, reduction="sum") / samples', "y) / len(micro_batches)"),
+)
+bank.slip(5, "sum-not-divided", ('reduction="sum") / samples', 'reduction="sum")'))
+RISE = "base + (target - base) * step / warmup_steps"
+bank.slip(5, "rate-geometric", (RISE, "base * (batch / base_batch) ** (step / warmup_steps)"))
+bank.slip(5, "rate-wrong", (RISE, "base + (target - base) * (step / warmup_steps) ** 2"))

@@ -463,3 +463,43 @@ bank.slip(
         "dist.get_rank(), len(dataset) // dist.get_world_size() * dist.get_world_size(), dist",
     ),
 )
+
+
+# where the ranks meet, who starts the group, what the samples are divided by
+MEET = "    if torch.cuda.is_available():"
+bank.slip(1, "meets-elsewhere", (MEET, '    os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = "localhost", "12355"\n' + MEET))  # fmt: skip
+bank.slip(1, "meets-elsewhere", (MEET, '    os.environ.update(MASTER_PORT="23456")\n' + MEET))
+bank.slip(1, "meets-elsewhere", ('init_process_group("gloo", ', 'init_process_group("gloo", "tcp://127.0.0.1:23456", '))
+bank.slip(1, None, (MEET, '    os.environ.setdefault("MASTER_PORT", "23456")\n' + MEET))
+bank.slip(
+    1,
+    None,
+    (
+        'init_process_group("gloo", ',
+        "init_process_group(\"gloo\", f\"tcp://{environment('MASTER_ADDR')}:{environment('MASTER_PORT')}\", ",
+    ),
+)
+bank.slip(1, "train-does-not-join", ("device = join_world()", "device = launch.device()"))
+bank.slip(1, None, ("    device = join_world()\n    ddp", "    assert epochs >= 0\n    device = join_world()\n    ddp"))
+bank.slip(
+    1,
+    "shares-overlap",
+    ("    sampler = ", "    dataset = Subset(dataset, range(0, len(dataset), 2))\n    sampler = "),
+)
+bank.slip(1, "divided-by-data-set", ("(seen[0] / seen[1])", "(seen[0] / len(dataset))"))
+
+# modes of submodules, the size of a batch, repeated samples divided by the true number
+bank.slip(2, "mode-not-restored", ("model.train(was_training)", "model.training = was_training"))
+bank.slip(2, "batch-size-ignored", ("DataLoader(share, batch_size)", "DataLoader(share, max(1, len(share)))"))
+bank.slip(
+    2,
+    "batch-size-ignored",
+    ("DataLoader(share, batch_size)", "DataLoader(share, max(1, batch_size // dist.get_world_size()))"),
+)
+bank.slip(
+    2,
+    "padding-counted",
+    BARE,
+    ("DataLoader(share, batch_size)", "DataLoader(dataset, batch_size, sampler=DistributedSampler(dataset))"),
+    ("loss / samples, right / samples", "loss / len(dataset), right / len(dataset)"),
+)

@@ -18,10 +18,15 @@ HINTS = {
     "forward-outside": "no_sync() is there, but around backward alone. DDP decides in the forward pass: it must lie inside, "
     "too.",
     "never-exchanged": "The gradients were never exchanged: the last micro-batch must run outside no_sync().",
+    "exchanged-too-early": "The gradients were exchanged with micro-batch {found} of {n}, and those of the later ones were not. The last "
+    "micro-batch must run outside no_sync(): its exchange takes along what has added up.",
     "not-accumulated": "The micro-batches went through the network together, or were kept for one backward pass: their "
     "activations all lie in memory at once, which accumulation is there to avoid.",
     "bypassed": "The micro-batches went around DDP (through .module). Call the wrapped model.",
     "sum-of-losses": "The gradients are {n} times too large: they add up over micro-batches. Scale each loss.",
+    "sum-not-divided": "The gradients are those of a sum over the samples. Divide it by all {samples} samples of the micro-batches.",
+    "cleared-each-time": "These are the gradients of the last micro-batch alone: zero_grad() for each of them throws away the others. Clear "
+    "once, before the first.",
     "averaged-twice": "The gradients are world_size times too small. DDP averages over the ranks already: a rank's loss is the "
     "mean over its own samples.",
     "summed-over-ranks": "The gradients are world_size times too large. DDP averages them over the ranks, and all ranks have equally "
@@ -34,6 +39,9 @@ HINTS = {
     "rate-not-number": "Return the learning rate of this step: one number.",
     "rate-not-scaled": "After the warm-up the learning rate is base · batch / base_batch.",
     "rate-square-root": "That is the square-root rule. Here the linear rule is asked for.",
+    "rate-inverted": "The target is base · batch / base_batch: these two are the other way round.",
+    "rate-geometric": "The warm-up multiplies by the same factor in each step. It is to add the same amount.",
+    "rate-smaller-batch": "With a batch smaller than base_batch the target lies below base, and the warm-up leads down to it.",
     "rate-no-warm-up": "In the first steps the learning rate rises from base to the target, by the same amount each step.",
     "rate-from-zero": "The warm-up starts at base (step 0), not at 0.",
     "rate-off-by-one": "The target is reached at step = warmup_steps; step 0 has the base rate.",
@@ -109,13 +117,14 @@ def _accumulated(accumulate):
 
 
 @functools.cache
-def _truth(size, case, calls, weighted=True, scale=1.0):
+def _truth(size, case, calls, weighted=True, scale=1.0, last=False):
+    """The weights of one process; last: of the last micro-batch alone."""
     model, n = _model(), len(CASES[case])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for call in range(calls):
         optimizer.zero_grad()
         for rank in range(size):
-            for x, y in _micro_batches(rank, case, call):
+            for x, y in _micro_batches(rank, case, call)[-last:]:
                 share = len(y) / sum(CASES[case]) if weighted else 1 / n
                 (F.cross_entropy(model(x), y) * share * scale / size).backward()
         optimizer.step()
@@ -123,7 +132,7 @@ def _truth(size, case, calls, weighted=True, scale=1.0):
 
 
 def _right_weights(size, ranks, case):
-    n = len(CASES[case])
+    n, samples = len(CASES[case]), sum(CASES[case])
     for rank, found in enumerate(ranks):
         where = f"rank {rank} of {size}, micro-batches of {', '.join(map(str, CASES[case]))} samples"
         if found["steps"] > 1:
@@ -138,8 +147,16 @@ def _right_weights(size, ranks, case):
             slug = "no-optimizer-step"
         elif not all(close(first, other["weights"][0], 1e-9) for other in ranks):
             slug = "never-exchanged" if len(found["forwards"]) == n else "bypassed"
+            if True in found["backwards"] and slug == "never-exchanged" and not found["backwards"][-1]:
+                slug = "exchanged-too-early"
         elif n > 1 and any(close(first, _truth(size, case, 1, w, n), 1e-9) for w in (True, False)):
             slug = "sum-of-losses"
+        elif close(first, _truth(size, case, 1, scale=samples), 1e-9):
+            slug = "sum-not-divided"
+        elif len(found["forwards"]) == n > 1 and any(
+            close(first, _truth(size, case, 1, w, k, last=True), 1e-9) for w in (True, False) for k in (1, n)
+        ):
+            slug = "cleared-each-time"
         elif case == "uneven" and close(first, _truth(size, case, 1, weighted=False), 1e-9):
             slug = "micro-means"
         elif size > 1 and close(first, _truth(size, case, 1, scale=1 / size), 1e-9):
@@ -148,7 +165,8 @@ def _right_weights(size, ranks, case):
             slug = "summed-over-ranks"
         else:
             slug = "wrong-accumulation"
-        raise Wrong(slug, expected=wanted[0], got=first[0], where=where, n=n)
+        early = 1 + found["backwards"].index(True) if True in found["backwards"] else 0
+        raise Wrong(slug, expected=wanted[0], got=first[0], where=where, n=n, samples=samples, found=early)
 
 
 def _right_traffic(size, rank, found):
@@ -180,6 +198,10 @@ def _right_rates(learning_rate):
         slug = "rate-wrong"
         if close(got[-1], base * (batch / base_batch) ** 0.5, 1e-9):
             slug = "rate-square-root"
+        elif close(got[-1], base * base_batch / batch, 1e-9):
+            slug = "rate-inverted"
+        elif close(got, [base * (target / base) ** min(1, s / warmup) for s in range(9)], 1e-9):
+            slug = "rate-geometric"
         elif close(got[-1], base, 1e-9):
             slug = "rate-not-scaled"
         elif close(got, [target] * 9, 1e-9):
@@ -200,7 +222,9 @@ def _right_rates(learning_rate):
         )
     smaller = [learning_rate(step, 0.5, 100, 50, 10) for step in (0, 5, 20)]
     if not close(smaller, [0.5, 0.375, 0.25], 1e-9):
-        raise Wrong("rate-wrong", expected=[0.5, 0.375, 0.25], got=smaller, where="a batch smaller than base_batch")
+        raise Wrong(
+            "rate-smaller-batch", expected=[0.5, 0.375, 0.25], got=smaller, where="steps 0, 5 and 20 of a warm-up of 10"
+        )
     try:
         got = learning_rate(0, 0.5, 100, 50, 0)
     except ZeroDivisionError as error:

@@ -33,7 +33,9 @@ HINTS = {
     "momentum-ignored": "{name} moved by another momentum than the layer's: self.momentum.",
     "scale-forgotten": "The normalised values must still be multiplied by weight and moved by bias.",
     "statistics-not-differentiated": "The output is right, the gradient of the input is not: mean and variance depend on the "
-    "input, too. A plain dist.all_reduce hides that from autograd.",
+    "input, too: do not detach them, and do not compute them under no_grad.",
+    "other-losses-left-out": "The output is right, the gradient of the input is not: it knows the loss of its own rank only. The sums of "
+    "this rank go into the losses of all. A plain dist.all_reduce hides that from autograd: AllReduceSum.apply does not.",
     "input-gradient-wrong": "The gradient of the input is not that of one batch norm over all ranks' images.",
     "weight-gradient-wrong": "The gradient of the {name} is wrong. DDP averages it later: do not exchange it here.",
     "running-not-updated": "running_mean and running_var must move towards the batch's statistics in training.",
@@ -222,11 +224,7 @@ def _right_gradients(size, ranks, case):
     for rank, found in enumerate(ranks):
         got, where = found[case]["input"], f"rank {rank} of {size}"
         if got is None or not close(got, inputs[rank], 1e-7):
-            slug = (
-                "statistics-not-differentiated"
-                if got is None or _detached(size, rank, case, got)
-                else "input-gradient-wrong"
-            )
+            slug = "statistics-not-differentiated" if got is None else _named_gradient(size, rank, case, got)
             raise Wrong(slug, expected=inputs[rank], got=got if got is not None else "no gradient", where=where)
     for name in ("weight", "bias"):
         parts = [found[case][name] for found in ranks]
@@ -235,12 +233,19 @@ def _right_gradients(size, ranks, case):
             raise Wrong("weight-gradient-wrong", expected=wanted, where=f"{size} ranks, summed", name=name)
 
 
-def _detached(size, rank, case, got):
-    """Whether the gradient is the one that takes mean and variance for constants, in full or as far as other ranks go."""
-    x = torch.cat([_images(r, case) for r in range(size)])
-    scale = _prepare(nn.BatchNorm2d(CHANNELS)).weight.detach().view(1, -1, 1, 1)
-    constant = _upstream(rank, case) * scale / (x.var((0, 2, 3), unbiased=False).view(1, -1, 1, 1) + EPS).sqrt()
-    return close(got, constant, 1e-7)
+def _named_gradient(size, rank, case, got):
+    """Whether the gradient is the one that takes mean and variance for constants, or the parts that other ranks have in them."""
+    norm = _prepare(nn.BatchNorm2d(CHANNELS))
+    parts = [_images(r, case) for r in range(size)]
+    for slug, constant in (("statistics-not-differentiated", True), ("other-losses-left-out", False)):
+        own = parts[rank].clone().requires_grad_()
+        x = torch.cat([*parts[:rank], own.detach() if constant else own, *parts[rank + 1 :]])
+        mean, var = (value.view(1, -1, 1, 1) for value in (x.mean((0, 2, 3)), x.var((0, 2, 3), unbiased=False)))
+        out = (own - mean) / (var + EPS).sqrt() * norm.weight.detach().view(1, -1, 1, 1)
+        (gradient,) = torch.autograd.grad((out * _upstream(rank, case)).sum(), own)
+        if close(got, gradient, 1e-7):
+            return slug
+    return "input-gradient-wrong"
 
 
 def _right_running(size, ranks):

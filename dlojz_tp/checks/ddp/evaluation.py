@@ -24,9 +24,12 @@ HINTS = {
     "whole-set-everywhere": "Rank {rank} went through {read} of {n} samples. With {size} ranks, {fair} are its share.",
     "empty-share-fails": "With 2 samples and {size} ranks some have none: {error}",
     "evaluate-train-mode": "The network ran in training mode. Call eval() first.",
-    "mode-not-restored": "The network was in {before} mode before, and is in {after} mode after. Put back what you found.",
+    "mode-not-restored": "{what} was in {before} mode before, and is in {after} mode after. Put back what you found: model.train(mode) "
+    "reaches submodules, model.training = mode does not.",
     "last-batch-nominal": "The last batch of a rank is smaller than batch_size: a batch's mean counts as often as it has samples, "
     "len(y).",
+    "batch-size-ignored": "The network was given {found} samples at once. batch_size is that of one rank, here {wanted}: it is neither "
+    "divided by the number of ranks nor left out.",
     "evaluate-records": "The forward pass recorded what a backward pass would need. Use torch.inference_mode().",
     "message-each-batch": "{calls} collectives for {batches} batches. Add up on each rank first, then talk once: ranks may have "
     "different numbers of batches, and then some wait for ever.",
@@ -104,7 +107,7 @@ class Items(Dataset):
 
 
 class Network(nn.Module):
-    """A linear classifier with dropout; remembers (training, gradients recorded) of each call."""
+    """A linear classifier with dropout; remembers (training, gradients recorded, samples) of each call."""
 
     def __init__(self):
         super().__init__()
@@ -113,20 +116,26 @@ class Network(nn.Module):
         self.drop, self.calls = nn.Dropout(0.5), []
 
     def forward(self, x):
-        self.calls.append((self.training or self.drop.training, torch.is_grad_enabled()))
+        self.calls.append((self.training or self.drop.training, torch.is_grad_enabled(), len(x)))
         return self.drop(x) @ self.weight
 
 
 def _evaluated(evaluate, sizes=SIZES):
-    """On a rank: {n: (answer, asked, calls of the network, names of the collectives, bytes sent, training after)}."""
+    """On a rank: {n: (answer, asked, calls of the network, names of the collectives, bytes sent, modes after)}."""
     found = {}
     for n in sizes:
         data, model = Items(n), Network().train(n != EVEN)
         with Withheld() as running, Traffic() as traffic:
             answer = evaluate(model, data, BATCH)
         running.left()
-        found[n] = (answer, data.asked, model.calls, traffic.names(), traffic.volume(), model.training)
+        found[n] = (answer, data.asked, model.calls, traffic.names(), traffic.volume(), _modes(model))
     return found
+
+
+def _modes(model):
+    return {
+        f"Its submodule {name}" if name else "The network": module.training for name, module in model.named_modules()
+    }
 
 
 def _truth(n, numbers=None):
@@ -152,7 +161,7 @@ def _right_values(n, size, ranks):
         if close(answer, wanted, 1e-5):
             continue
         slug = _mistake(n, rank, ranks, wanted)
-        if slug == "wrong-metric" and any(training for found in ranks for training, _ in found[2]):
+        if slug == "wrong-metric" and any(training for found in ranks for training, *_ in found[2]):
             slug = "evaluate-train-mode"  # dropout at work
         count = 0.0
         if slug == "wrong-metric":
@@ -183,6 +192,9 @@ def _mistake(n, rank, ranks, wanted):
         return "one-rank-knows"
     if len(ranks) > 1 and asked[rank] and close(answer, _truth(n, asked[rank]), 1e-5):
         return "own-share-only"
+    again = len(everything) / n
+    if again > 1 and any(close(answer, [value * k for value in _truth(n, everything)], 1e-5) for k in (1, again)):
+        return "padding-counted"
     each = [_truth(n, share) for share in shares]
     parts = [share[i : i + BATCH] for share in shares for i in range(0, len(share), BATCH)]
     nominal = sum(_truth(n, part)[0] for part in parts) * BATCH / n
@@ -205,14 +217,14 @@ def _mistake(n, rank, ranks, wanted):
 
 def _right_work(size, rank, found):
     for n in SIZES:
-        _, asked, calls, *_, training = found[n]
+        _, asked, calls, *_, modes = found[n]
         where, fair = f"rank {rank} of {size}, {n} samples", -(-n // size)
-        if any(mode for mode, _ in calls):
+        if any(mode for mode, *_ in calls):
             raise Wrong("evaluate-train-mode", where=where)
-        if training != (n != EVEN):
-            before, after = ("training" if mode else "eval" for mode in (n != EVEN, training))
-            raise Wrong("mode-not-restored", where=where, before=before, after=after)
-        if any(grad for _, grad in calls):
+        if changed := [name for name, mode in modes.items() if mode != (n != EVEN)]:
+            before, after = ("eval", "training") if n == EVEN else ("training", "eval")
+            raise Wrong("mode-not-restored", where=where, what=changed[0], before=before, after=after)
+        if any(grad for _, grad, _ in calls):
             raise Wrong("evaluate-records", where=where)
         if len(asked) > max(fair, n // size + n % size):
             raise Wrong("whole-set-everywhere", where=where, rank=rank, read=len(asked), n=n, size=size, fair=fair)
@@ -231,3 +243,6 @@ def _right_messages(size, rank, found):
     sent, fewer = found[SIZES[0]][4], found[EVEN][4]
     if sent > fewer + 16 or sent > 2048:  # all_gather_object needs some hundred bytes, however many samples there are
         raise Wrong("results-gathered", where=where, sent=sent, fewer=fewer, n=SIZES[0], few=EVEN)
+    largest = max(samples for *_, samples in found[SIZES[0]][2])
+    if largest != BATCH:  # every share is larger
+        raise Wrong("batch-size-ignored", where=where, found=largest, wanted=BATCH)

@@ -16,7 +16,8 @@ HINTS = {
     "not-two": "Return two things: the trained module and the list of losses.",
     "wrapper-returned": "That is the DDP wrapper. Its .module is the network that the rest of the program knows.",
     "no-sampler": "Every rank saw the same samples: each must take its own share of them. See DistributedSampler.",
-    "shares-overlap": "In one epoch {n} samples were seen several times while others were never seen.",
+    "shares-overlap": "In one epoch {missing} of {n} samples were never seen{repeated}. The shares of the ranks make up the data set: a few "
+    "samples come twice, or less than a batch is left out.",
     "not-shuffled": "The samples came in the order of the data set. Training wants them shuffled.",
     "set-epoch-forgotten": "Every epoch saw the same order. The sampler mixes its epoch number into its seed: tell it, with "
     "set_epoch.",
@@ -35,8 +36,10 @@ HINTS = {
     "losses-not-numbers": "Return a list with one Python float an epoch.",
     "loss-of-one-rank": "Each rank reports the loss of its own share. Add up over the ranks what each has seen.",
     "loss-summed": "This is a sum over ranks, not a mean over samples.",
+    "divided-by-data-set": "The sum of the losses is right, and was divided by len(dataset), {n}. {seen} samples went into it, for the "
+    "sampler repeated or left out some: divide by these.",
     "loss-unweighted": "This is a mean over batches. The last one is smaller: weight by samples.",
-    "wrong-loss-reported": "The losses are not the mean over all samples of the epoch, taken before each update.",
+    "wrong-loss-reported": "The losses are not the mean over all samples that the ranks have seen in the epoch, each taken before its update.",
 }
 
 N, BATCH, EPOCHS, RATE = 29, 12, 2, 0.3
@@ -45,7 +48,7 @@ N, BATCH, EPOCHS, RATE = 29, 12, 2, 0.3
 def balise_1(join_world, train):
     """Ranks as launch, torchrun and srun start them; then training in worlds of 1 to 4, replayed in one process."""
     torch.set_num_threads(1)  # small truths: threads would only wait for each other; judge() puts the number back
-    yield from world.join(join_world)
+    yield from world.join(join_world, train)
     try:
         worlds = launch.worlds(_trained, train, sizes=(1, 2, 3, 4), timeout=10)
     except launch.RankError as error:
@@ -155,7 +158,8 @@ def _right_shares(size, ranks):
     for order in orders:
         repeated, missing = len(order) - len(set(order)), N - len(set(order))
         if repeated and missing or repeated >= BATCH or missing >= BATCH:
-            raise Wrong("shares-overlap", got=f"{repeated} repeated, {missing} missing", where=where, n=repeated)
+            again = f", and {repeated} times one was seen again" if repeated else ""
+            raise Wrong("shares-overlap", where=where, repeated=again, missing=missing, n=N)
     first_epoch = [number for batch in _epochs(all_seen[0])[0] for number in batch][:7]  # the tail may be padding
     if first_epoch == sorted(first_epoch):
         raise Wrong("not-shuffled", got=f"first batch {all_seen[0][0]}", where=where)
@@ -210,6 +214,7 @@ def _right_weights(size, ranks):
 
 def _right_losses(size, ranks):
     _, wanted, means = _replay(size, ranks)
+    seen = sum(len(batch) for _, _, batches, *_ in ranks for batch in batches) // EPOCHS
     for rank, (*_, losses, _) in enumerate(ranks):
         where = f"rank {rank} of {size}"
         numbers = isinstance(losses, list | tuple) and all(isinstance(x, float) for x in losses)
@@ -223,6 +228,8 @@ def _right_losses(size, ranks):
             slug = "loss-of-one-rank"
         elif any(close(losses, [x * k for x in wanted], 1e-5) for k in (size, N, len(_epochs(ranks[0][2])[0]))):
             slug = "loss-summed"
+        elif close(losses, [x * seen / N for x in wanted], 1e-5):
+            slug = "divided-by-data-set"
         else:
             slug = "wrong-loss-reported"
-        raise Wrong(slug, expected=wanted, got=losses, where=where)
+        raise Wrong(slug, expected=wanted, got=losses, where=where, seen=seen, n=N)

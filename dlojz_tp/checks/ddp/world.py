@@ -15,6 +15,9 @@ from dlojz_tp.checking import Wrong, pretended
 HINTS = {
     "group-started-twice": "There was a process group already, and join_world started another. Ask dist.is_initialized().",
     "group-not-started": "After join_world there is no process group: {started}.",
+    "meets-elsewhere": "The ranks would meet at {found}, and the environment says {wanted}. MASTER_ADDR and MASTER_PORT are given: "
+    "leave them as they are. Another address fits one machine only, and with a fixed port two jobs meet.",
+    "train-does-not-join": "Started by torchrun, train finds no process group: let it begin with join_world().",
     "slurm-before-torchrun": "torchrun may run inside a Slurm job. SLURM_PROCID is then the number of torchrun itself, and RANK "
     "that of the rank: take RANK, WORLD_SIZE and LOCAL_RANK where they are there.",
     "slurm-unknown": "srun sets SLURM_PROCID, SLURM_NTASKS and SLURM_LOCALID, not RANK, WORLD_SIZE and LOCAL_RANK. Take "
@@ -30,6 +33,7 @@ HINTS = {
 
 
 ELASTIC = {"LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "0", "TORCHELASTIC_RUN_ID": "none"}  # torchrun sets them, too
+ADDRESS = "127.0.0.2"  # this machine, but not what one writes for it
 TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
 SLURM = ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID")
 RANKS = (  # rank, rank on its node, GPUs of the node, who started it
@@ -38,12 +42,13 @@ RANKS = (  # rank, rank on its node, GPUs of the node, who started it
 )  # fmt: skip
 
 
-def join(join_world):
-    """The claims on `join_world`."""
+def join(join_world, train):
+    """The claims on `join_world`, and that `train` calls it."""
     yield "a process group, started by launch, torchrun or srun"
     with tempfile.TemporaryDirectory(prefix="dlojz-store-") as folder:
-        for rank, seen in enumerate(launch.ranks(_joined, join_world, _free_port(), folder, n=2, timeout=15)):
-            _right_groups(rank, seen)
+        port = _free_port()
+        for rank, seen in enumerate(launch.ranks(_joined, join_world, train, port, folder, n=2, timeout=15)):
+            _right_groups(rank, seen, f"{ADDRESS}:{port}")
     yield "the device of each rank, on a node with 4 GPUs and on one without"
     try:
         seen = launch.ranks(_on_gpus, join_world, n=1, timeout=10)[0]
@@ -62,10 +67,14 @@ def _free_port():
 
 @contextlib.contextmanager
 def _store_in(folder, answer):
-    """Ranks meet in a file, not at a port that listens: else the group starts as the environment says."""
-    begin = dist.init_process_group
+    """Ranks meet in a file, not at a port that listens: else the group starts as the environment says. Gives the places asked for."""
+    begin, places = dist.init_process_group, []
 
     def started(backend=None, init_method=None, timeout=None, world_size=-1, rank=-1, **options):
+        if init_method in (None, "env://") and "store" not in options:
+            places.append(":".join(os.environ[name] for name in ("MASTER_ADDR", "MASTER_PORT")))
+        elif str(init_method).startswith("tcp://"):
+            places.append(init_method.removeprefix("tcp://"))
         for number, name in ((rank, "RANK"), (world_size, "WORLD_SIZE")):
             if number < 0 and name not in os.environ:
                 raise ValueError(f"environment variable {name} expected, but not set")
@@ -76,13 +85,24 @@ def _store_in(folder, answer):
         begin("gloo", store=dist.FileStore(str(folder), world_size), world_size=world_size, rank=rank)
 
     with pretended([(dist, "init_process_group", started)], answer):
-        yield
+        yield places
 
 
-def _joined(join_world, port, folder):
-    """On a rank: join three worlds; for each (what went wrong, rank, world size, sum over ranks, device)."""
+class _Asked(Exception):
+    """The data set was asked for something."""
+
+
+class _NoData:
+    def _asked(self, *_):
+        raise _Asked
+
+    __len__ = __getitem__ = _asked
+
+
+def _joined(join_world, train, port, folder):
+    """On a rank: join three worlds; for each (how, what went wrong, (rank, world size, sum over ranks), device, places)."""
     rank, size, found = dist.get_rank(), dist.get_world_size(), []
-    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    address = {"MASTER_ADDR": ADDRESS, "MASTER_PORT": str(port)}
     # torchrun inside a Slurm job: the variables of both are there, and torchrun's count
     alone = {"SLURM_PROCID": "0", "SLURM_NTASKS": "1", "SLURM_LOCALID": "0"}
     torchrun = {**alone, **ELASTIC, "RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": str(rank), **address}
@@ -95,21 +115,31 @@ def _joined(join_world, port, folder):
                 os.environ.pop(name, None)
             os.environ.update(environment)
         try:
-            with _store_in(Path(folder) / how, join_world):
+            with _store_in(Path(folder) / how, join_world) as places:
                 device = join_world()
         except (ValueError, KeyError, RuntimeError, TypeError) as raised:
             error = f"{type(raised).__name__}: {raised}".split("\n")[0]
         if error or not dist.is_initialized():
-            return [*found, (how, error or "nothing was raised", None, device)]
+            return [*found, (how, error or "nothing was raised", None, device, [])]
         total = torch.ones(())
         dist.all_reduce(total)
-        found.append((how, None, (dist.get_rank(), dist.get_world_size(), int(total)), device))
+        found.append((how, None, (dist.get_rank(), dist.get_world_size(), int(total)), device, places))
+    dist.destroy_process_group()
+    os.environ.update(torchrun)
+    try:
+        with _store_in(Path(folder) / "train", train):
+            train(lambda: torch.nn.Linear(5, 3), _NoData(), 1, 2, 0.1)
+    except Exception as raised:  # it has come to the data, or to an error that comes again where train is judged
+        if "process group has not been initialized" in str(raised):
+            found.append(("train", str(raised), None, None, []))
     return found
 
 
-def _right_groups(rank, seen):
-    for how, error, group, device in seen:
+def _right_groups(rank, seen, wanted):
+    for how, error, group, device, places in seen:
         where = f"rank {rank} of 2, started by {how}"
+        if how == "train":
+            raise Wrong("train-does-not-join", got=error, where=f"rank {rank} of 2, started by torchrun")
         if error is not None:
             twice = how == "launch" and "twice" in error
             unknown = how == "srun"
@@ -120,6 +150,8 @@ def _right_groups(rank, seen):
             if how == "torchrun" and group[:2] == (0, 1):
                 raise Wrong("slurm-before-torchrun", expected=f"rank {rank} of 2", got=got, where=where)
             raise Wrong("group-not-started", expected=f"rank {rank} of 2", got=got, where=where, started=got)
+        if elsewhere := [place for place in places if place != wanted]:
+            raise Wrong("meets-elsewhere", where=where, found=elsewhere[0], wanted=wanted)
         if not isinstance(device, torch.device | str):
             raise Wrong("no-device", got=device, where=where)
         if torch.device(device).type != "cpu" and not torch.cuda.is_available():
