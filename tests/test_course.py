@@ -14,6 +14,7 @@ from dlojz_tp import course, progress
 from dlojz_tp.cards import render
 from dlojz_tp.checking import Verdict, Wrong, judge, merged
 from dlojz_tp.commands import lab, reset
+from dlojz_tp.grading import command
 from dlojz_tp.works import balise, source, state
 
 HINTS = {"too-small": "It is {size}, add one."}
@@ -211,7 +212,7 @@ def test_progress_belongs_to_a_work_folder_and_can_be_reset(tmp_path, monkeypatc
         monkeypatch.setattr(state, "_started", tmp_path / name)
         progress.record(work, 1, "pass")
     assert state.folder() == tmp_path / "two" / ".course-progress"
-    assert reset.main(["00_welcome", "--work", str(tmp_path / "one")]) == 0
+    assert reset.main(["00", "--work", str(tmp_path / "one")]) == 0
     monkeypatch.setattr(state, "_started", tmp_path / "one")
     assert progress.load("00_welcome") == {} and progress.load("06_compile") == {1: "pass"}
     monkeypatch.setattr(state, "_started", tmp_path / "two")
@@ -271,6 +272,12 @@ def test_the_stop_button_stops_a_check():
 def test_unknown_works_are_named():
     with pytest.raises(source.UnknownWork, match="00_welcome"):
         course.open("99_nothing")
+
+
+def test_a_number_names_a_work(capsys):
+    assert source.full_name("09") == source.full_name("9") == source.full_name("09_ddp") == "09_ddp"
+    assert source.full_name("99") == "99" and source.full_name("") == ""
+    assert command.main(["09", "missing.py"]) == 2 and "cannot be read" in capsys.readouterr().err
 
 
 def test_an_unfinished_notebook_stays_calm(tmp_path):

@@ -18,6 +18,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("names", metavar="NN_name", nargs="*", help="practical works (default: all)")
     parser.add_argument("--work", type=Path, default=lab.usual_work(), help="the work folder [%(default)s]")
     options = parser.parse_args(argv)
+    options.names = [source.full_name(name) for name in options.names]
     if unknown := sorted(set(options.names) - set(source.names())):
         print(f"reset: no practical work is called {', '.join(unknown)}", file=sys.stderr)
         return 2

@@ -26,7 +26,7 @@ USAGE = 2
 def main(argv: list[str]) -> int:
     """Exit status: 0 if all asked for pass, 1 otherwise, 2 for a command or a file that cannot be understood."""
     parser = argparse.ArgumentParser(prog="python -m dlojz_tp check", description=__doc__.splitlines()[0])
-    parser.add_argument("name", metavar="NN_name", help="the practical work, such as 00_welcome")
+    parser.add_argument("name", metavar="NN_name", help="the practical work, such as 00_welcome or 00")
     what = "notebooks (.ipynb), Python files (.py), or folders with notebooks of the work"
     parser.add_argument("files", metavar="FILE", type=Path, nargs="+", help=what)
     parser.add_argument("--balise", metavar="K", type=int, help="judge this one only")
@@ -34,6 +34,7 @@ def main(argv: list[str]) -> int:
     what = "of a wrong value, name the three nearest known mistakes (for authors of checks)"
     parser.add_argument("--explain", action="store_true", help=what)
     options = parser.parse_args(argv)
+    options.name = source.full_name(options.name)
     try:
         work = source.find(options.name)
         if options.balise is not None and options.balise not in work.balises:

@@ -80,6 +80,12 @@ def find(name: str) -> Work:
     return read(path)
 
 
+def full_name(name: str) -> str:
+    """The work that alone has the number `name` ("09", "9"); any other name as it is."""
+    found = [known for known in names() if name.isdecimal() and int(known[:2]) == int(name)]
+    return found[0] if len(found) == 1 else name
+
+
 def split_cells(text: str) -> list[Cell]:
     """Cut a source in percent format into its cells; what comes before the first marker is a code cell."""
     cells, options, start, lines = [], "", 1, []

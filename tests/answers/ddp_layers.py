@@ -669,3 +669,11 @@ bank.slip(5, "sum-not-divided", ('reduction="sum") / samples', 'reduction="sum")
 RISE = "base + (target - base) * step / warmup_steps"
 bank.slip(5, "rate-geometric", (RISE, "base * (batch / base_batch) ** (step / warmup_steps)"))
 bank.slip(5, "rate-wrong", (RISE, "base + (target - base) * (step / warmup_steps) ** 2"))
+
+
+@bank.wrong(4, "heads-apart")
+def make_parallel(network, device):
+    """Only the part that all steps share is averaged."""
+    network.to(device)
+    network.trunk = DDP(network.trunk)
+    return network

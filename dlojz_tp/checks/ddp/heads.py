@@ -15,7 +15,7 @@ HINTS = {
     "ranks-apart": "A step does not come to its end: {error}. In one step the ranks use different heads. Who exchanges gradients "
     "without DDP sends the same tensors on all ranks, in the same order, and zeros for a head that was not used.",
     "static-graph": "static_graph promises that every step uses the same parameters. Here the head changes.",
-    "heads-apart": "After {steps} steps the ranks have different weights: their gradients were never averaged.",
+    "heads-apart": "After {steps} steps {apart} has different values on the ranks: they started apart, or the gradients were never averaged.",
     "head-frozen": "The head {head} has never moved, though it was used.",
     "other-head-trained": "A head that no rank used in this step has moved.",
     "heads-wrong-output": "The network's output for a task is no longer that of its head.",
@@ -154,14 +154,13 @@ def _right_weights(size, ranks):
             for name, value in wanted.items():
                 if name in got and close(got[name], value, 1e-9):
                     continue
-                slug = _mistake(size, ranks, step, name)
-                fields = {"steps": step + 1, "head": name.split(".")[1]}
+                apart = next((n for n in got if any(not close(w[step][n], got[n], 1e-9) for w in ranks)), None)
+                slug = "heads-apart" if apart else _mistake(ranks, name)
+                fields = {"steps": step + 1, "head": name.split(".")[1], "apart": apart}
                 raise Wrong(slug, where=where, expected=value, got=got.get(name, "lost"), **fields)
 
 
-def _mistake(size, ranks, step, name):
-    if any(not close(weights[step][name], ranks[0][step][name], 1e-9) for weights in ranks):
-        return "heads-apart"
+def _mistake(ranks, name):
     if name.startswith("heads."):
         start = _network(seed=0).state_dict()[name]
         if close(ranks[0][-1][name], start, 1e-12):
