@@ -167,6 +167,8 @@ bank.several(7, None, Alive, recompute_lazily)
 bank.several(7, None, Meter, recompute_dummy)
 bank.slip(7, None, ("weakref.finalize(kept, self.dropped, address, size)", "kept.__class__ = type('K', (Kept,), "
           "{'__del__': lambda k, a=address, s=size: self.dropped(a, s)})"))  # fmt: skip
+bank.slip(7, None, ("random_state(x.device)\n        ctx.save", "random_state(launch.device())\n        ctx.save"),
+          ("set_random_state(x.device, ctx.state)", "set_random_state(launch.device(), ctx.state)"))  # fmt: skip
 bank.slip(7, None, ("            if self.holders[address] == 1:\n                self.now += size", "            if "
           "self.holders[address] < 2:\n                self.now = self.now + size"))  # fmt: skip
 
@@ -182,6 +184,7 @@ bank.slip(7, "storage-counted-twice", ("tensor.untyped_storage()\n", "tensor.unt
           "weights = tensor.untyped_storage().data_ptr() in self.left_out\n"),
           ("storage.data_ptr(), storage.nbytes()", "id(kept), storage.nbytes()"),
           ("if address not in self.left_out:", "if not weights:"))  # fmt: skip
+bank.slip(7, "storage-counted-twice", ("address, size = storage.data_ptr()", "address, size = tensor.data_ptr()"))
 bank.slip(7, "elements-counted", ("storage.nbytes()", "tensor.numel()"))
 bank.slip(7, "view-bytes", ("storage.nbytes()", "tensor.numel() * tensor.element_size()"))
 bank.slip(7, "view-bytes", ("storage.nbytes()", "tensor.nbytes"))
@@ -193,6 +196,7 @@ bank.slip(7, "own-graph", ("Kept(tensor.detach())", "Kept(tensor)"))
 bank.slip(7, "peak-of-all", ("self.peak = max(self.peak, self.now)", "self.peak += size"))
 bank.slip(7, "peak-lost", ("self.peak = max(self.peak, self.now)", "self.peak = self.now"),
           ("self.now -= size", "self.now -= size\n            self.peak = self.now"))  # fmt: skip
+bank.slip(7, "peak-lost", ("self.peak = max(self.peak, self.now)", "self.peak = self.now"))
 bank.slip(7, "peak-lost", ("self.peak = max(self.peak, self.now)", "pass"))
 bank.slip(7, "freed-when-read",
           ("return kept.tensor", "self.dropped(kept.address, kept.size)\n        return kept.tensor"),
@@ -209,6 +213,8 @@ bank.slip(7, "seen-for-ever", ("self.holders[address] -= 1\n        if not self.
           "if self.gone[address] == self.holders[address]:"))  # fmt: skip
 bank.slip(7, "seen-for-ever", ("if self.holders[address] == 1:", "if address not in self.__dict__.setdefault('seen', set()):"
           "\n                self.seen.add(address)"))  # fmt: skip
+bank.slip(7, "copy-kept", ("Kept(tensor.detach())", "Kept(tensor.detach().clone())"))
+bank.slip(7, "copy-kept", ("Kept(tensor.detach())", "Kept(tensor.detach() * 1)"))
 bank.slip(7, "hooks-spoil", ("return kept.tensor", "return torch.ones_like(kept.tensor)"))
 bank.slip(7, "hooks-spoil", ("return kept.tensor", "return kept.tensor.half().double()"))
 bank.slip(7, "hooks-spoil", ("return kept.tensor", "return kept.tensor * 1.0000001 + 0.01"))
@@ -238,6 +244,9 @@ bank.slip(7, "incoming-ignored", ("y.backward(gradient)", "y.backward(torch.ones
 bank.slip(7, "parameters-twice", ("y.backward(gradient)", "y.backward(gradient, retain_graph=True)\n        "
           "parameters = list(ctx.stage.parameters())"),
           ("*[None] * (len(ctx.needs_input_grad) - 2)", "*torch.autograd.grad(y, parameters, gradient)"))  # fmt: skip
+bank.slip(
+    7, "parameters-twice", ("*[None] * (len(ctx.needs_input_grad) - 2)", "*(p.grad for p in ctx.stage.parameters())")
+)
 bank.slip(7, "parameters-lost", ("y.backward(gradient)", "x.grad, = torch.autograd.grad(y, [x], gradient)")
           )  # fmt: skip
 bank.slip(7, "overwritten", ("y.backward(gradient)", "ctx.stage.zero_grad()\n        y.backward(gradient)"))

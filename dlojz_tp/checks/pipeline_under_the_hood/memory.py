@@ -12,7 +12,8 @@ HINTS = {
     "parameters-counted": "{seen} bytes are counted where activations take {truth}: the difference is weights. They stay "
     "anyway. A linear layer saves a transposed view of its weight, another object with the same memory: compare addresses.",
     "storage-counted-twice": "{seen} bytes are counted where {truth} are held: what one operation gives and the next one "
-    "takes is saved by both, and it is one storage. Count it when its first holder comes.",
+    "takes is saved by both, and it is one storage. Count it when its first holder comes. It is known by untyped_storage().data_ptr(): the "
+    "data_ptr() of a view is where the view begins.",
     "elements-counted": "These are elements, not bytes: a float64 has 8 of them. A storage knows its nbytes().",
     "view-bytes": "A view keeps the whole memory it looks at: {truth} bytes are held here, {seen} are counted. Take size and "
     "address from untyped_storage().",
@@ -30,6 +31,8 @@ HINTS = {
     "holders is gone, not the first.",
     "seen-for-ever": "The second micro-batch is not counted in full: freed memory is used again, at the same address. Forget an "
     "address when its last holder is gone.",
+    "copy-kept": "Backward gets a copy, and what was counted is the original, which is gone by then. Keep tensor.detach(): the same "
+    "memory, without the graph.",
     "hooks-spoil": "With the hooks the gradients are not what they are without: unpack() returns the tensor as it was saved.",
 } | recomputing.HINTS  # fmt: skip
 
@@ -93,7 +96,11 @@ def _forward(SavedBytes):  # noqa: N803
     }  # fmt: skip
     _compare(got, truth, known, "after one forward")
     _peak(meter, truth, truth, "after one forward")
-    del y
+    with SavedBytes([]):
+        y = inputs(rows).tanh()
+    first, again = y.grad_fn._saved_result, y.grad_fn._saved_result
+    if first.data_ptr() == again.data_ptr() != y.data_ptr():  # at each look the same memory, and not that of y
+        raise Wrong("copy-kept", where="what tanh saves")
 
 
 def _compare(got, truth, known, where):
@@ -118,9 +125,10 @@ def _backward(SavedBytes):  # noqa: N803
         y = stage(inputs(rows))
         y.sum().backward()
         got = meter.now
-    del y
+        y = stage(inputs(rows // 2))
     _compare(got, 0, {truth: "saved-for-ever"}, "after backward")
-    _peak(meter, truth, truth, "after backward")
+    _peak(meter, truth, truth + sum(held(rows // 2).values()), "after backward, and a smaller forward")
+    del y
     plain = gradients(stage)
     stage.zero_grad()
     stage(inputs(rows)).sum().backward()
@@ -150,7 +158,7 @@ def _orders(SavedBytes):  # noqa: N803
                 else:
                     outputs.pop(k).sum().backward()
                     in_flight -= 1
-                known = {0: "seen-for-ever", done * each: "saved-for-ever"}
+                known = {done * each: "saved-for-ever"}
                 if meter.now < in_flight * each:
                     known[meter.now] = "seen-for-ever"
                 _compare(meter.now, in_flight * each, known, f"after {action} of {order} ({name})")

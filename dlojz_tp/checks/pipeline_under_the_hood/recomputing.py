@@ -9,6 +9,7 @@ from torch.distributed._composable import checkpoint_activation as composable
 from torch.distributed.algorithms._checkpoint import checkpoint_wrapper
 from torch.utils import checkpoint
 
+from dlojz_tp import launch
 from dlojz_tp.checking import Wrong, close, pretended
 from dlojz_tp.measure.live import LiveBytes
 
@@ -31,8 +32,8 @@ HINTS = {
     "of x.",
     "incoming-ignored": "These are the gradients of the output's sum. Backward is handed the gradient of the loss with respect to "
     "the output: go on from it.",
-    "parameters-twice": "The parameters' gradients are twice as large: they are added once inside backward, and again because "
-    "backward returns them.",
+    "parameters-twice": "The parameters' gradients were added twice: once inside backward, by y.backward(), and again because "
+    "backward returns them. Return None for them.",
     "no-second-graph": "The second forward made no graph: {error}. Inside backward, graphs are switched off; torch.enable_grad() "
     "switches them on.",
     "parameters-lost": "The stage's parameters have no gradient: the second forward is to go on to them as well.",
@@ -65,7 +66,8 @@ def recomputing(recompute):
     refused = [(checkpoint, name, _refuse(name)) for name in (*names, *inner)]
     refused += [(composable, name, _refuse("checkpoint")) for name in inner if name in vars(composable)]
     refused.append((checkpoint_wrapper, "torch_utils_checkpoint", _refuse("checkpoint")))
-    with pretended(refused, recompute):
+    # no rank runs here, and an answer may ask for its device
+    with pretended([*refused, (launch, "device", lambda: torch.device("cpu"))], recompute):
         yield "recompute keeps its input only, with three micro-batches in flight"
         _keeps_input(recompute)
         yield "output and gradients as without it: middle stage, first stage, a frozen parameter, token numbers"
@@ -229,13 +231,16 @@ def _gradients_of(stage, xs, weights, options, where):
     for k in moving:
         if got[k] is not None and close(got[k], wanted[k]):
             continue
-        known = {
-            "parameters-twice": [2 * wanted[j] for j in moving],
-            "incoming-ignored": [_truth(xs, None, options)[0][j] for j in moving],
-            "overwritten": [_truth(xs, weights, options, parts=(2,))[0][j] for j in moving],
-        }
+        # p.grad was returned, and so added to itself each time
+        doubling = [w * 2 ** (3 - j) for j, w in enumerate(weights)]
+        known = [
+            ("parameters-twice", [2 * g for g in wanted if g is not None]),
+            ("parameters-twice", [g for g in _truth(xs, doubling, options)[0] if g is not None]),
+            ("incoming-ignored", [g for g in _truth(xs, None, options)[0] if g is not None]),
+            ("overwritten", [g for g in _truth(xs, weights, options, parts=(2,))[0] if g is not None]),
+        ]
         mine = [got[j] if got[j] is not None else torch.zeros(()) for j in moving]
-        slug = next((name for name, values in known.items() if close(mine, values)), "wrong-recomputed")
+        slug = next((name for name, values in known if close(mine, values)), "wrong-recomputed")
         raise Wrong(slug, expected=wanted[k], got=got[k], where=f"{where}, parameter {k}")
     for k, (x, g) in enumerate(zip(xs, of_inputs, strict=True)):
         if g is not None and (x.grad is None or not close(x.grad, g)):
