@@ -142,16 +142,16 @@ def test_damaged_state_never_leads_to_an_overwrite(course, state):
     for copy in ("mine", OLD):
         (work / NAME).write_text(copy)
         (folder / NAME).write_text(NEW)
-        (work / copies.STATE).unlink() if state is None else (work / copies.STATE).write_text(state)
+        (work / copies.WORK).unlink() if state is None else (work / copies.WORK).write_text(state)
         copies.sync(folder, work)
         assert notebooks(work) == {NAME: copy, "01_gpu.new.ipynb": NEW}
     assert copies.sync(folder, work) == []
-    json.loads((work / copies.STATE).read_text())
+    json.loads((work / copies.WORK).read_text())
 
 
 def test_damaged_state_knows_an_unchanged_copy_again(course):
     copies.sync(*course)
-    (course[1] / copies.STATE).unlink()
+    (course[1] / copies.WORK).unlink()
     assert copies.sync(*course) == []
     (course[0] / NAME).write_text(NEW)
     assert copies.sync(*course) == [f"{NAME}: brought up to date"]
@@ -213,13 +213,13 @@ def test_unwritable_work_is_one_line(course, capsys, tmp_path):
 def test_what_stands_in_the_way_is_named(course, capsys, tmp_path):
     file = tmp_path / "file.py"
     file.write_text("")
-    for name in (copies.STATE, copies.LOCK):
+    for name in (copies.WORK, copies.LOCK):
         (tmp_path / name.strip(".") / name).mkdir(parents=True)
     for work, words in (
         ("~nosuchuser/x", "home directory"),
         (file, f"{file} is not a folder"),
         (file / "x", f"{file} is not a folder"),
-        (tmp_path / "course.json", copies.STATE),
+        (tmp_path / "course.json", copies.WORK),
         (tmp_path / "course.lock", copies.LOCK),
         ("/proc/x", "no file can be made in /proc"),
     ):
