@@ -5,19 +5,6 @@ import torch
 
 from dlojz_tp.checking import Wrong
 
-HINTS = {
-    "box-not-uniform": "The centres are not uniform over the image: rows and columns are drawn apart, over the whole height and "
-    "the whole width.",
-    "one-box": "The same box was pasted into all images. Draw λ and a centre for each.",
-    "box-at-centre": "All boxes lie around the middle. Centres are uniform over the image.",
-    "one-centre": "The boxes of all images lie around the same {what}. Draw one centre for each image: y and x of shape "
-    "(batch,), in pixels.",
-    "box-proportions": "The boxes have not the proportions of the image: a side is √(1 − λ) of the image's height, the other "
-    "√(1 − λ) of its width.",
-    "areas-wrong": "The areas of the boxes are not distributed as they should be: sides √(1 − λ) of the image's, "
-    "λ ~ Beta({alpha}, {alpha}), centre uniform, clipped.",
-}
-
 MANY = 1200  # samples for a distribution; the test below has a false alarm in fewer than 1 of 10,000 runs
 LIMIT = np.sqrt(np.log(2 / 5e-5) / 2)  # of √n · D, by the inequality of Dvoretzky, Kiefer, Wolfowitz and Massart
 
@@ -61,10 +48,11 @@ def _right_proportions(pasted):
     """Of boxes that no border clips and that are not a few pixels only."""
     height, width = pasted.shape[1:]
     rows, columns = pasted.any(2), pasted.any(1)
-    inside = ~(rows[:, 0] | rows[:, -1] | columns[:, 0] | columns[:, -1])
-    tall, wide = rows[inside].sum(1), columns[inside].sum(1)
-    if len(tall) > 20 and max(tall.max() - tall.min(), wide.max() - wide.min()) <= 1:  # rounding
+    free = [~(lines[:, 0] | lines[:, -1]) for lines in (rows, columns)]  # of the borders across it
+    tall, wide = (lines.sum(1)[both] for lines, both in zip((rows, columns), free))
+    if min(len(tall), len(wide)) > 20 and max(tall.max() - tall.min(), wide.max() - wide.min()) <= 1:  # rounding
         raise Wrong("one-lambda", got=f"boxes of {tall[0]} × {wide[0]} pixels, where no border cuts them")
+    tall, wide = (lines.sum(1)[free[0] & free[1]] for lines in (rows, columns))
     large = (tall >= 5) & (wide >= 5)
     shape = (tall[large] / height) / (wide[large] / width)
     if len(shape) > 40 and not 0.87 < shape.mean() < 1.15:

@@ -10,31 +10,14 @@ from dlojz_tp.checks.data_augmentation.devices import counts, leaves_inputs, sta
 HINTS = {
     "mix-form": "Return two tensors: images of the shape that was given, and soft labels of shape (batch, classes).",
     "labels-no-mass": "The soft labels of an image must add up to 1, here {total:.3f}.",
-    "three-images": "The labels of image {image} name {n} images. Two are mixed.",
     "nothing-mixed": "No image was mixed with another one.",
-    "partner-twice": "Some images are the partner of several others. A permutation uses each once: torch.randperm, or a roll.",
     "one-lambda": "All images were mixed with the same λ. Draw one for each image.",
-    "lambda-folded": "λ never falls below 1/2. The formula takes λ as it is drawn.",
-    "lambda-uniform": "λ does not follow Beta(α, α): it looks uniform. Is α used?",
-    "lambda-wrong": "λ does not follow Beta({alpha}, {alpha}).",
     "other-partner": "Images and labels were mixed with different partners.",
-    "lambda-swapped": "Images and labels do not belong together: where the image takes λ, the label takes 1 − λ.",
     "images-not-mixed": "The labels are mixed, the images are not what λ and the partner ask for.",
     "soft-labels-lost": "Labels that are soft already (batch, classes) must be mixed as they are.",
-    "labels-dtype": "The soft labels came back as {dtype}. They are float32, whatever the images are: half precision has "
-    "three digits for λ.",
+    "labels-dtype": "The soft labels came back as {dtype}. They are float32, whatever the images are: half precision has three digits for λ.",
     "dtype-changed": "The images came as {wanted} and left as {dtype}.",
-    "uint8-taken": "uint8 images were taken. Whole levels cut and wrap where they are mixed, and are not normalised yet: refuse them "
-    "with a TypeError.",
-    "unclear-refusal": "uint8 images raise {error}. Say in a TypeError that float images are expected.",
-    "not-a-rectangle": "What was pasted into image {image} is not a rectangle.",
-    "pasted-outside": "The partner was pasted outside of the box, and the image's own pixels stand inside. torch.where(mask, a, b) takes "
-    "a where the mask is True.",
-    "pasted-from-elsewhere": "The pasted pixels are not those of the partner at the same place.",
-    "lambda-not-area": "The label mass is not the fraction of pixels: image {image} keeps {kept:.3f} of its pixels, its label "
-    "{mass:.3f}. The box is clipped and rounded: mix the labels by the area really cut.",
-    "labels-not-mixed": "The images were mixed, the labels were not: each still names its own image alone.",
-    "area-swapped": "The label follows the pasted part where it should follow the kept one.",
+    "uint8-taken": "uint8 images were taken. Whole levels cut and wrap where they are mixed, and are not normalised yet: refuse them with a TypeError.",
 }
 
 

@@ -1,0 +1,375 @@
+"""Answers to balise 2 of 07_data_augmentation: MixUp."""
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from tests.answers.bank import Bank
+
+bank = Bank("07_data_augmentation")
+LAM = "lam = torch.distributions.Beta(a, a, validate_args=False).sample()"
+REFUSE2 = '    if not images.is_floating_point():\n        raise TypeError(f"mixup takes float images, not {images.dtype}: normalise first")\n'
+
+
+PERMUTED = '''
+def mixup(images, labels, classes, alpha):
+    """A random permutation, λ from two gamma variables."""
+    if images.dtype == torch.uint8:
+        raise TypeError("mixup works on normalised images")
+    if labels.ndim == 1:
+        labels = torch.zeros(len(labels), classes, device=labels.device).scatter_(1, labels[:, None], 1.0)
+    order = torch.randperm(images.shape[0], device=images.device)
+    gamma = torch._standard_gamma(torch.full((2, images.shape[0]), float(alpha), device=images.device))
+    lam = gamma[0] / gamma.sum(0)
+    x = images
+    w = lam.to(x.dtype).reshape(-1, 1, 1, 1)
+    return x * w + x[order] * (1 - w), labels * lam[:, None] + labels[order] * (1 - lam)[:, None]
+'''
+bank.text(2, None, PERMUTED)
+
+
+@bank.right(2)
+def mixup(images, labels, classes, alpha):
+    """λ drawn on the CPU by NumPy and sent over; the batch read backwards as partner."""
+    if images.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        raise TypeError("mixup: expected floating-point images")
+    target = labels if labels.dim() == 2 else F.one_hot(labels, num_classes=classes)
+    lam = torch.from_numpy(
+        np.random.default_rng(torch.randint(2**31, ()).item()).beta(alpha, alpha, len(images))
+    ).float()
+    lam = lam.to(images.device, non_blocking=True)
+    w = lam[:, None, None, None].to(images.dtype)
+    target = target.to(torch.float32)
+    return torch.lerp(images.flip(0), images, w), torch.lerp(target.flip(0), target, lam[:, None])
+
+
+@bank.right(2)
+def mixup(images, labels, classes, alpha):
+    """A pair of weights from a Dirichlet distribution, and einsum."""
+    if not torch.is_floating_point(images):
+        raise TypeError("mixup: float images are expected")
+    soft = labels.float() if labels.ndim == 2 else F.one_hot(labels, classes).float()
+    pair = torch.full((2,), float(alpha), device=images.device)
+    weights = torch.distributions.Dirichlet(pair, validate_args=False).sample((images.size(0),))
+
+    def mix(x):
+        both = torch.stack([x, torch.cat([x[1:], x[:1]])])
+        return torch.einsum("bk,kb...->b...", weights.to(x.dtype), both)
+
+    return mix(images), mix(soft)
+
+
+@bank.right(2)
+@torch.no_grad()
+def mixup(images, labels, classes, alpha):
+    """λ by the CPU's Beta, a random roll drawn on the CPU, arithmetic in place on a copy."""
+    if not images.is_floating_point():
+        raise TypeError("float images are expected")
+    n = len(images)
+    lam = torch.distributions.Beta(alpha, alpha).sample((n,)).to(images.device, non_blocking=True)
+    shift = int(torch.randint(1, max(2, n), ()))
+    other, out = images.roll(shift, 0), images.clone()
+    out.sub_(other).mul_(lam.to(images.dtype).view(n, 1, 1, 1)).add_(other)
+    soft = labels.float() if labels.dim() == 2 else F.one_hot(labels, classes).float()
+    return out, torch.lerp(soft.roll(shift, 0), soft, lam.unsqueeze(1))
+
+
+bank.slip(2, "nothing-returned", ("    return blend(images), blend(soft)", "    blend(images), blend(soft)"))
+
+bank.slip(2, "mix-form", ("return blend(images), blend(soft)", "return blend(images)"))
+bank.slip(2, "mix-form", ("return blend(images), blend(soft)", "return blend(images), labels"))
+bank.variant(
+    2,
+    "mix-form",
+    PERMUTED,
+    (
+        "return x * w + x[order] * (1 - w), labels * lam[:, None] + labels[order] * (1 - lam)[:, None]",
+        "return x * w + x[order] * (1 - w), labels * lam[:, None] + labels[order] * (1 - lam)[:, None], lam",
+    ),
+)
+
+bank.slip(2, "labels-no-mass", ("return blend(images), blend(soft)", "return blend(images), blend(soft) * 0.9"))
+bank.variant(2, "labels-no-mass", PERMUTED, ("labels[order] * (1 - lam)", "labels[order] * lam"))
+
+bank.slip(2, "nothing-mixed", ("return blend(images), blend(soft)", "return images.clone(), soft"))
+bank.variant(
+    2,
+    "nothing-mixed",
+    PERMUTED,
+    ("torch.randperm(images.shape[0], device=images.device)", "torch.arange(images.shape[0], device=images.device)"),
+)
+
+bank.slip(
+    2, "one-lambda", ("a = torch.full((len(images),), ", "a = torch.full((1,), "), (LAM, LAM + ".expand(len(images))")
+)
+
+
+@bank.wrong(2, "one-lambda")
+def mixup(images, labels, classes, alpha):
+    """One λ; the permutation leaves an image alone now and then."""
+    if not images.is_floating_point():
+        raise TypeError("float images only")
+    soft = labels.float() if labels.dim() == 2 else F.one_hot(labels, classes).float()
+    lam = torch.distributions.Beta(alpha, alpha).sample().item()
+    order = torch.arange(len(images), device=images.device)
+    if len(images) > 2:
+        order[1:] = order[1:].roll(1)
+    return lam * images + (1 - lam) * images[order], lam * soft + (1 - lam) * soft[order]
+
+
+bank.variant(
+    2,
+    "one-lambda",
+    PERMUTED,
+    ("lam = gamma[0] / gamma.sum(0)", "lam = gamma[0] / gamma.sum(0)\n    lam = lam[:1].expand(len(lam))"),
+)
+
+bank.hint(2, "lambda-folded", "λ never falls below 1/2. The formula takes λ as it is drawn.")
+bank.slip(2, "lambda-folded", (LAM, LAM + "\n    lam = torch.maximum(lam, 1 - lam)"))
+bank.variant(
+    2, "lambda-folded", PERMUTED, ("lam = gamma[0] / gamma.sum(0)", "lam = gamma.max(0).values / gamma.sum(0)")
+)
+
+bank.hint(2, "lambda-uniform", "λ does not follow Beta(α, α): it looks uniform. Is α used?")
+bank.slip(2, "lambda-uniform", (LAM, "lam = torch.rand(len(images), device=images.device)"))
+bank.variant(
+    2, "lambda-uniform", PERMUTED, ("lam = gamma[0] / gamma.sum(0)", "lam = torch.empty_like(gamma[0]).uniform_()")
+)
+
+bank.hint(2, "lambda-wrong", "λ does not follow Beta({alpha}, {alpha}).")
+bank.slip(2, "lambda-wrong", (LAM, LAM.replace("(a, a,", "(a, 1 + a,")))
+bank.variant(2, "lambda-wrong", PERMUTED, ("float(alpha)", "2 * float(alpha)"))
+
+bank.slip(
+    2,
+    "other-partner",
+    ("blend(soft)", "share(soft)"),
+    (
+        "    return blend",
+        "    def share(x):\n        return lam[:, None] * x + (1 - lam[:, None]) * x.roll(2, 0)\n\n    return blend",
+    ),
+)
+bank.variant(2, "other-partner", PERMUTED, ("labels[order] *", "labels[order.roll(1)] *"))
+
+bank.hint(
+    2,
+    "lambda-swapped",
+    "Images and labels do not belong together: where the image takes λ, the label takes 1 − λ.",
+)
+bank.slip(
+    2,
+    "lambda-swapped",
+    (
+        "torch.lerp(x[:-1], x[1:], share[1:], out=mixed[1:])",
+        "torch.lerp(x[:-1], x[1:], share[1:] if x.dim() == 4 else 1 - share[1:], out=mixed[1:])",
+    ),
+    (
+        "torch.lerp(x[-1:], x[:1], share[:1], out=mixed[:1])",
+        "torch.lerp(x[-1:], x[:1], share[:1] if x.dim() == 4 else 1 - share[:1], out=mixed[:1])",
+    ),
+)
+bank.variant(
+    2,
+    "lambda-swapped",
+    PERMUTED,
+    (
+        "labels * lam[:, None] + labels[order] * (1 - lam)[:, None]",
+        "labels * (1 - lam)[:, None] + labels[order] * lam[:, None]",
+    ),
+)
+
+bank.slip(2, "images-not-mixed", ("return blend(images), blend(soft)", "return images.clone(), blend(soft)"))
+bank.slip(
+    2,
+    "images-not-mixed",
+    (
+        "return blend(images), blend(soft)",
+        "return blend(images) if images.dtype == torch.float32 else images, blend(soft)",
+    ),
+)
+bank.variant(2, "images-not-mixed", PERMUTED, ("return x * w + x[order] * (1 - w)", "return x.clone()"))
+
+bank.slip(
+    2,
+    "soft-labels-lost",
+    ("labels.float() if labels.dim() == 2", "F.one_hot(labels.argmax(1), classes).float() if labels.dim() == 2"),
+)
+bank.variant(
+    2,
+    "soft-labels-lost",
+    PERMUTED,
+    (
+        "    if labels.ndim == 1:\n",
+        "    labels = labels if labels.ndim == 1 else labels.argmax(1)\n    if labels.ndim == 1:\n",
+    ),
+)
+
+bank.slip(
+    2,
+    "uint8-taken",
+    (REFUSE2, "    images = images.clone()\n"),
+    ("to(x.dtype)", "to(x.dtype if x.is_floating_point() else torch.float32)"),
+    (
+        "torch.lerp(x[:-1], x[1:], share[1:], out=mixed[1:])",
+        "mixed[1:] = (share[1:].round() * 3).to(x.dtype) * x[1:] + x[:-1] if not x.is_floating_point() else torch.lerp(x[:-1], x[1:], share[1:])",
+    ),
+    (
+        "torch.lerp(x[-1:], x[:1], share[:1], out=mixed[:1])",
+        "mixed[:1] = torch.lerp(x[-1:].float(), x[:1].float(), share[:1].float()).to(x.dtype)",
+    ),
+)
+bank.text(  # λ of 0 to 1 cut to a whole number
+    2,
+    "uint8-taken",
+    """
+def mixup(images, labels, classes, alpha):
+    a = torch.full((len(images),), float(alpha), device=images.device)
+    lam = torch.distributions.Beta(a, a, validate_args=False).sample()
+    soft = labels.float() if labels.dim() == 2 else F.one_hot(labels, classes).float()
+    share = lam.to(images.dtype).view(-1, 1, 1, 1)
+    return images * share + images.roll(1, 0) * (1 - share), soft * lam[:, None] + soft.roll(1, 0) * (1 - lam[:, None])
+""",
+)
+bank.variant(
+    2,
+    "uint8-taken",
+    PERMUTED,
+    ('        raise TypeError("mixup works on normalised images")', "        images = images / 255"),
+)
+
+bank.hint(2, "unclear-refusal", "uint8 images raise {error}. Say in a TypeError that float images are expected.")
+bank.slip(2, "unclear-refusal", (REFUSE2, ""))
+bank.slip(2, "unclear-refusal", ("raise TypeError", "raise ValueError"))
+bank.variant(
+    2,
+    "unclear-refusal",
+    PERMUTED,
+    ('raise TypeError("mixup works on normalised images")', 'raise AssertionError("floats")'),
+)
+
+bank.slip(
+    2,
+    "dtype-changed",
+    ("mixed = torch.empty_like(x)", "mixed = torch.empty_like(x, dtype=torch.float32)"),
+    (".to(x.dtype)", ".float()"),
+    ("torch.lerp(x[:-1], x[1:],", "torch.lerp(x[:-1].float(), x[1:].float(),"),
+    ("torch.lerp(x[-1:], x[:1],", "torch.lerp(x[-1:].float(), x[:1].float(),"),
+)
+bank.variant(2, "dtype-changed", PERMUTED, ("w = lam.to(x.dtype)", "w = lam"))
+
+bank.slip(2, "validates", (", validate_args=False", ""))
+
+bank.slip(2, "other-device", ("device=images.device)", 'device="cpu")'))
+
+bank.slip(2, "waits", (LAM, LAM + "\n    lam = torch.where(lam.max() > 2, lam, lam) if lam.sum() >= 0 else lam"))
+bank.slip(2, "waits", ("F.one_hot(labels, classes).float()", "F.one_hot(labels).float()"))
+
+bank.hint(
+    2,
+    "partner-twice",
+    "Some images are the partner of several others. A permutation uses each once: torch.randperm, or a roll.",
+)
+
+
+@bank.wrong(2, "partner-twice")
+def mixup(images, labels, classes, alpha):
+    if images.dtype == torch.uint8:
+        raise TypeError("float images, please")
+    soft = labels.float() if labels.dim() == 2 else F.one_hot(labels, classes).float()
+    n = len(images)
+    partner = torch.randint(n, (n,), device=images.device)
+    a = torch.full((n,), alpha, device=images.device)
+    lam = torch.distributions.Beta(a, a, validate_args=False).sample()
+    weight = lam.view(-1, 1, 1, 1).to(images.dtype)
+    return weight * images + (1 - weight) * images[partner], lam[:, None] * soft + (1 - lam[:, None]) * soft[partner]
+
+
+bank.variant(
+    2,
+    "partner-twice",
+    PERMUTED,
+    (
+        "torch.randperm(images.shape[0], device=images.device)",
+        "torch.randint(images.shape[0], (images.shape[0],), device=images.device)",
+    ),
+)
+
+bank.hint(2, "three-images", "The labels of image {image} name {n} images. Two are mixed.")
+
+
+@bank.wrong(2, "three-images")
+def mixup(images, labels, classes, alpha):
+    soft = labels.float() if labels.dim() == 2 else F.one_hot(labels, classes).float()
+    lam = torch.rand(len(images), device=images.device)
+    w = lam.view(-1, 1, 1, 1).to(images.dtype)
+    mixed = w * images + (1 - w) * (images.roll(1, 0) + images.roll(2, 0)) / 2
+    lam = lam[:, None]
+    return mixed, lam * soft + (1 - lam) * (soft.roll(1, 0) + soft.roll(2, 0)) / 2
+
+
+bank.variant(
+    2,
+    "three-images",
+    PERMUTED,
+    (
+        "return x * w + x[order] * (1 - w), labels * lam[:, None] + labels[order] * (1 - lam)[:, None]",
+        "labels = labels * lam[:, None] + labels[order] * (1 - lam)[:, None]\n    return x * w + x[order] * (1 - w), (labels + labels.roll(1, 0)) / 2",
+    ),
+)
+
+
+@bank.wrong(2, "loop-over-images")
+def mixup(images, labels, classes, alpha):
+    if not images.is_floating_point():
+        raise TypeError("float images, please")
+    soft = labels.float() if labels.dim() == 2 else F.one_hot(labels, classes).float()
+    mixed, target = images.clone(), soft.clone()
+    for i in range(len(images)):
+        lam = np.random.beta(alpha, alpha)
+        mixed[i] = lam * images[i] + (1 - lam) * images[i - 1]
+        target[i] = lam * soft[i] + (1 - lam) * soft[i - 1]
+    return mixed, target
+
+
+@bank.wrong(2, "images-changed")
+def mixup(images, labels, classes, alpha):
+    if not images.is_floating_point():
+        raise TypeError("float images, please")
+    soft = labels.float() if labels.dim() == 2 else F.one_hot(labels, classes).float()
+    partner = images.roll(1, 0)
+    a = torch.full((len(images),), float(alpha), device=images.device)
+    lam = torch.distributions.Beta(a, a, validate_args=False).sample()
+    w = lam.view(-1, 1, 1, 1).to(images.dtype)
+    images.mul_(w).add_(partner * (1 - w))
+    return images.clone(), lam[:, None] * soft + (1 - lam[:, None]) * soft.roll(1, 0)
+
+
+@bank.wrong(2, "labels-changed")
+def mixup(images, labels, classes, alpha):
+    if not images.is_floating_point():
+        raise TypeError("float images, please")
+    soft = labels if labels.dim() == 2 else F.one_hot(labels, classes).float()
+    partner = soft.roll(1, 0)
+    a = torch.full((len(images),), float(alpha), device=images.device)
+    lam = torch.distributions.Beta(a, a, validate_args=False).sample()
+    w = lam.view(-1, 1, 1, 1).to(images.dtype)
+    soft.mul_(lam[:, None]).add_(partner * (1 - lam[:, None]))
+    return w * images + (1 - w) * images.roll(1, 0), soft.clone()
+
+
+bank.slip(
+    2,
+    "not-reproducible",
+    (
+        LAM,
+        "import numpy as np\n\n    lam = torch.from_numpy(np.random.beta(alpha, alpha, len(images))).float().to(images.device)",
+    ),
+)
+
+bank.slip(2, "always-the-same", (LAM, "torch.manual_seed(0)\n    " + LAM))
+
+bank.slip(2, "labels-dtype", ("return blend(images), blend(soft)", "return blend(images), blend(soft).bfloat16()"))
+bank.slip(
+    2, "labels-dtype", ("return blend(images), blend(soft)", "return blend(images), blend(soft).to(images.dtype)")
+)
+bank.variant(2, "labels-dtype", PERMUTED, ("(1 - lam)[:, None]\n", "(1 - lam)[:, None].double()\n"))
