@@ -11,7 +11,8 @@ import pytest
 from torch import nn
 
 from dlojz_tp import planner
-from dlojz_tp.checking.borrowed import Borrowed, out_of_reach, pipeline_schedules, refusing, replaced
+from dlojz_tp.checking.borrowed import Borrowed, out_of_reach, refusing, replaced
+from dlojz_tp.probes.schedules import pipeline_schedules
 
 
 def test_what_is_borrowed_raises_inside_and_works_again_outside():
