@@ -10,7 +10,7 @@ from PIL import Image
 from torchvision import transforms as v1
 from torchvision.transforms import v2
 
-from dlojz_tp.checking.looks import Look, at_most, form, judged, within
+from dlojz_tp.checking.looks import Look, form, judged, within
 
 MEAN, STD = (torch.tensor(three).view(3, 1, 1) for three in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
 CALLS = 30  # a fair coin shows one side only in two of a thousand million runs
@@ -28,13 +28,13 @@ def _photograph():
 
 @contextlib.contextmanager
 def _watched(instead=None):
-    """Lists each call of RandAugment: whether it got floats, how many pixels, num_ops, magnitude; `instead` may do its work."""
+    """Lists each call of RandAugment: whether it got floats, height, width, num_ops, magnitude; `instead` may do its work."""
     calls = []
 
     def watching(forward):
         def watch(this, image):
             floats = isinstance(image, torch.Tensor) and image.is_floating_point()
-            calls.append((floats, np.prod(v2.functional.get_size(image)), this.num_ops, this.magnitude))
+            calls.append((floats, *v2.functional.get_size(image), this.num_ops, this.magnitude))
             return instead(image) if instead else forward(this, image)
 
         return watch
@@ -119,8 +119,9 @@ LOOKS = [
          lambda seen, _: "randaugment-twice" if seen else "no-randaugment", lambda seen, _: 0 < len(seen) <= 4,
          lambda seen, _: {"n": len(seen) // 4}),
     Look("", lambda o: o["calls"][0][0], False, "randaugment-on-floats"),
-    Look("", lambda o: int(o["calls"][0][1]), 2 * 48**2, "randaugment-before-crop", at_most, lambda seen, _: {"pixels": seen}),
-    Look("", lambda o: o["calls"][0][2:], "1 or more", "randaugment-idle", lambda seen, _: min(seen) >= 1,
+    Look("", lambda o: o["calls"][0][1:3], 2 * 48**2, "randaugment-before-crop", lambda seen, most: seen[0] * seen[1] <= most,
+         lambda seen, _: {"height": seen[0], "width": seen[1], "expected": "48 × 48", "got": f"{seen[1]} × {seen[0]}"}),
+    Look("", lambda o: o["calls"][0][3:], "1 or more", "randaugment-idle", lambda seen, _: min(seen) >= 1,
          lambda seen, _: {"n": seen[0], "strength": seen[1]}),
     _forms("rich forms"),
     Look("", "times", CALLS, "randaugment-sometimes", fields=lambda seen, _: {"n": seen, "of": CALLS}),

@@ -153,7 +153,7 @@ bank.variant(1, "randaugment-twice", FIRST, ("[v1.RandAugment(2, 9)]", "[v1.Rand
 bank.hint(
     1,
     "randaugment-before-crop",
-    "RandAugment worked on the whole photograph, {pixels} pixels, of which the crop then threw most "
+    "RandAugment worked on the whole photograph, {width} × {height} pixels, of which the crop then threw most "
     "away. After the crop it does a fraction of the work.",
 )
 bank.slip(1, "randaugment-before-crop", ("        steps.append(", "        steps.insert(1, "), NORMALIZE)
