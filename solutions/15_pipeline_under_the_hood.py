@@ -34,7 +34,7 @@ STATES = 16 * 70e9 / 1e9  # GB: weights and gradients in 2 bytes, three float32 
 print(f"estimate: {STATES:,.0f} GB of states, on one device of 80 GB: no; on 16 stages: {STATES / 16:.0f} GB each\n")
 print("share of the time that 16 stages wait, estimate for equal stages:")
 for micro_batches in (1, 4, 16, 64, 256):
-    print(f"{micro_batches:>5} micro-batches: {15 / (micro_batches + 15):4.0%}")
+    print(f"{micro_batches:>5} micro-batch{'es' * (micro_batches > 1)}: {15 / (micro_batches + 15):4.0%}")
 
 # %% [markdown]
 # One micro-batch means that the stages take turns: 94 % of sixteen devices are idle. You will see the waiting in
@@ -152,7 +152,7 @@ print("its layers: " + ", ".join(f"{1e3 * cost:.1f}" for cost in costs) + " ms")
 # largest sum of costs is as small as possible. Return a list of `(start, stop)`: stage s is `model[start:stop]`.
 #
 # Best possible is asked for, not only good; and 200 layers in 16 stages must take a second or two, so do not try all cuts:
-# there are more than $10^{22}$. Fewer layers than stages, or no stage at all: raise `ValueError`. About 12 lines.
+# there are more than $10^{22}$. Fewer layers than stages, or no stage at all: raise `ValueError`. About 15 lines.
 #
 # <details><summary>Hint</summary>
 #
@@ -251,8 +251,8 @@ DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int
 # Four functions. The receiver knows neither shape nor dtype of an activation, so they are sent first; a gradient is like the
 # activation that it belongs to, and needs nothing but itself. `tag` is the number of the micro-batch.
 #
-# - `send_activation(output, peer, tag)`: start to send shape, dtype and values of `output`, of up to 6 dimensions and
-#   a dtype of `DTYPES`. Return the list of started sends (`dist.isend`); do not wait. `output` keeps its graph.
+# - `send_activation(output, peer, tag)`: start to send shape, dtype and values of `output`, of 1 to 6 dimensions (no size
+#   is 0) and a dtype of `DTYPES`. Return the list of started sends (`dist.isend`); do not wait. `output` keeps its graph.
 # - `receive_activation(peer, tag)`: wait for them; return a tensor that is a *leaf* and asks for its gradient, if its
 #   dtype has gradients.
 # - `send_gradient(received, peer, tag)`: start to send back the gradient of what was received. Return the list.
@@ -265,7 +265,8 @@ DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int
 # check is as strict as NCCL: two lanes, in order, no tags.)
 #
 # Nothing is copied that need not be, and nothing is kept. Who calls these functions keeps the lists and waits, once for each
-# send: a message whose work is dropped may be lost. About 16 lines in all.
+# send: a message whose work is dropped may be lost, and a second wait for the same work never ends with gloo. About 18 lines
+# in all.
 #
 # <details><summary>Hint</summary>
 #
@@ -344,8 +345,8 @@ print(launch.ranks(exchange, n=2))
 # The whole batch goes through the stages, the gradient comes back. Every rank calls `naive_step`; `inputs` and `targets` are
 # given to all, but only the first stage uses the inputs and only the last one the targets. The neighbours are the ranks
 # `place.before` and `place.behind`; the stage's number says nothing about them. Return the loss on the last
-# stage, detached, and `None` on the others. Every gradient must be that of the model in one process. Wait for your sends
-# before you return. About 12 lines.
+# stage, a detached tensor of no dimension, and `None` on the others. Every gradient must be that of the model in one
+# process. Wait for your sends before you return. About 12 lines.
 #
 # <details><summary>Hint</summary>
 #
@@ -384,7 +385,7 @@ tp.check(3, naive_step)
 # Cut the batch into `n_micro_batches` with `tensor_split`, send all of them forward, then all gradients back, the last
 # micro-batch first: that is GPipe (Huang et al., 2019). Gradients add up. The batch need not divide: the micro-batches then
 # differ by one row (there are never fewer rows than micro-batches), and loss and gradients must still be those of the
-# **whole batch**. About 18 lines.
+# **whole batch**. Return the loss as in balise 3. About 18 lines.
 #
 # <details><summary>Hint</summary>
 #
@@ -443,8 +444,9 @@ print(
 # %% [markdown]
 # Read it by columns. On the left, two stages are no faster than one process: they take turns. On the right, they work at
 # the same time. But cutting has a price of its own, in one process as well: products of a few rows use a processor worse
-# than large ones, and Python has eight times as many calls to make. What lies between the formula and your pipeline are
-# messages, and whatever else the machine does. Micro-batches are made as small as the bubble asks, and no smaller.
+# than large ones, and Python has eight times as many calls to make. What lies between the formula and your pipeline
+# is, first of all, Python that sends and receives between two calls, the shape that each message brings along (the race below
+# shows its price), and cores that are shared with all that runs here; the messages themselves are short. Micro-batches are made as small as the bubble asks, and no smaller.
 #
 # ### Balise 5 · Schedules as data
 #
@@ -522,7 +524,8 @@ except planner.Deadlock as error:
 # `run_schedule(actions, stage, place, inputs, targets, loss_function, n_micro_batches)` does the actions of one stage in
 # their order, whatever valid schedule they come from: the micro-batches may come in any order, the same on all stages.
 # `send(y, peer, k)` and `receive(peer, k)` carry the activations: yours of balise 2, unless others are given. Return `(loss, events)`: the loss as in balise 4, and for each action
-# `(rank, kind, k, stage number, begin, end)`, read from `clock()` around the computing alone, not the messages.
+# `(rank, kind, k, stage number, begin, end)`, read from `clock()` around the computing alone, not the messages. On the
+# last stage the loss is part of the computing.
 #
 # It must not deadlock. After a micro-batch's backward nothing of it may be kept, neither x nor y, but what is still being
 # sent. About 25 lines: most of them are those of balise 4.
@@ -1211,8 +1214,8 @@ plt.show()
 
 # %% [markdown]
 # One seed, a small model, and each rate chosen on the very digits that are shown: read it with care. The stash earns its
-# memory: without it, training breaks down at rates that the others bear. With it, a delay of three updates costs little
-# here. Longer delays, in deeper pipelines, should leave fewer rates that work; that is not measured here. The synchronous
+# memory: without it, training breaks down at rates that the others bear. With it, a delay of three updates costs nothing that one
+# seed could show. Longer delays, in deeper pipelines, should leave fewer rates that work; that is not measured here. The synchronous
 # run makes 8 times fewer updates, each of them exact: slower on a small problem such as this one, no matter for a large
 # model, whose batches are large anyway. That exactness, results that do not depend on the number of stages, is why nearly all large models are trained synchronously, and the bubble is fought in other ways.
 
@@ -1254,8 +1257,8 @@ plt.show()
 #   are given. `step(rows, their_targets)` runs this replica's pipeline: it leaves the gradients of the mean loss of these
 #   rows in `p.grad`, and returns that loss on the last stage, else None. Each replica takes its part of the rows
 #   (`tensor_split`, in the order of the replicas); afterwards `p.grad` is the gradient of the mean loss of the **whole batch**, on
-#   every rank, and the last stages return that loss, the others None. The batch need not divide by the replicas;
-#   some `p.grad` may be None, and stay None. Nothing is updated here.
+#   every rank, and the last stages return that loss, a tensor of no dimension, the others None. The batch need not divide by
+#   the replicas; some `p.grad` may be None, the same ones on all replicas, and stay None. Nothing is updated here.
 #
 # About 7 lines each.
 #
@@ -1313,7 +1316,8 @@ def side_by_side(n_stages):
     x, labels = make_batch(99)
 
     def step(rows, targets):
-        return run_schedule(actions, stage, place, rows, targets, loss_function, 4)[0]
+        loss = run_schedule(actions, stage, place, rows, targets, loss_function, 4)[0]
+        return None if loss is None else torch.as_tensor(loss, device=launch.device())
 
     loss = hybrid_step(step, list(stage.parameters()), x, labels, replica, data_group)
     model = make_model()
@@ -1322,7 +1326,7 @@ def side_by_side(n_stages):
     start, stop = balance([0.0, *[1.0] * BLOCKS, 0.0], n_stages)[number]
     pairs = zip(stage.parameters(), model[start:stop].parameters())
     error = max(((p.grad - q.grad).norm() / q.grad.norm()).item() for p, q in pairs)
-    return number, replica, error, None if loss is None else (loss.item(), whole.item())
+    return number, replica, error, None if loss is None else (float(loss), whole.item())
 
 
 for rank, (number, replica, error, loss) in enumerate(launch.ranks(side_by_side, 2, n=RANKS[-1], timeout=120)):
@@ -1403,7 +1407,8 @@ if FULL:
     recorded.note("15_pipeline_under_the_hood", "race", medians)
 
 # %% [markdown]
-# The last line of each compares yours with the fastest of the others. A ratio of 1 is what theory says: both do the
+# Look at the column *time / first*: PyTorch's against yours. (The last line compares yours with the fastest of the others,
+# which may be your own with shapes each time.) A ratio of 1 is what theory says: both do the
 # same work and send the same activations. (`ScheduleGPipe` goes backward from the first micro-batch, yours from the
 # last: the sums have another order, and the gradients other last bits.)
 #
@@ -1508,7 +1513,7 @@ plt.show()
 
 # %% [markdown]
 # Read the left figure first. With GPipe the activations grow with the number of micro-batches, with 1F1B they stop
-# growing at 16, the number of stages: but 16 micro-batches of activations are too many all the same. Only recomputing
+# growing at 16, the number of stages: but even 4 are too many beside the states. Only recomputing
 # fits, and costs a second forward: the distance between grey and coloured on the right. Both schedules are nearly
 # equally fast, for their bubble is the same; 1F1B goes on fitting at any number of micro-batches, and it is many
 # micro-batches that make the bubble small.

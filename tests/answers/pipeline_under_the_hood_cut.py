@@ -330,6 +330,7 @@ bank.slip(2, "not-a-leaf", ("return received.requires_grad_(received.is_floating
           "return received.requires_grad_(received.is_floating_point()) * 1"))  # fmt: skip
 bank.slip(2, "dtype-not-sent", ("dtype=DTYPES[dtype], ", ""))
 bank.slip(2, "shape-not-sent", ("shape[:dims]", "shape[:2]"))
+bank.slip(2, None, ("shape[:dims]", "[size for size in shape if size]"))  # no size is 0
 bank.slip(2, "not-contiguous", ("output.detach().contiguous()", "output.detach()"))
 bank.slip(2, "gradient-not-contiguous", ("received.grad.contiguous()", "received.grad"))
 bank.slip(2, "activation-sent-back", ("received.grad.contiguous()", "received.detach()"))

@@ -119,6 +119,7 @@ bank.slip(10, "wrong-cell", ("replica, stage = divmod(dist.get_rank(), n_stages)
           "    replica += 1"))  # fmt: skip
 bank.slip(10, "wrong-pipeline", (RANKS, "list(range(n_stages))"))
 bank.slip(10, "wrong-pipeline", (RANKS, "[r * n_stages + stage for r in range(n_replicas)]"))
+bank.slip(10, "wrong-pipeline", (RANKS, "[s * n_replicas + replica for s in range(n_stages)]"))
 bank.slip(10, "not-in-group", ("        if s == stage:\n            mine = group\n", "        mine = group\n"))
 bank.slip(10, "not-in-group", ("if s == stage:", "if s == 0:"))
 bank.slip(10, "group-along-pipeline", (GROUPS, "    for r in range(n_replicas):\n        group = dist.new_group([r * n_stages + s "
@@ -136,8 +137,11 @@ bank.slip(10, "whole-batch-everywhere", ("rows = x.tensor_split(n_replicas)[repl
           ("targets.tensor_split(n_replicas)[replica]", "targets"))  # fmt: skip
 bank.slip(10, "share-by-rank", ("x.tensor_split(n_replicas)[replica]", "x.tensor_split(dist.get_world_size())[dist.get_rank()]"),
           ("targets.tensor_split(n_replicas)[replica]", "targets.tensor_split(dist.get_world_size())[dist.get_rank()]"))  # fmt: skip
-bank.slip(10, "share-by-rank", ("[replica]", "[0]"))
-bank.slip(10, "share-by-rank", ("rows = x.tensor_split(n_replicas)[replica]", "rows = x[replica::n_replicas]"),
+bank.slip(10, "other-rows", ("[replica]", "[0]"))
+bank.slip(10, "other-rows", ("tensor_split(n_replicas)", "chunk(n_replicas)"))
+bank.slip(10, "other-rows", ("rows = x.tensor_split(n_replicas)[replica]", "b = len(x) // n_replicas\n    rows = x[b * replica :][:b]"),
+          ("targets.tensor_split(n_replicas)[replica]", "targets[b * replica :][:b]"))  # fmt: skip
+bank.slip(10, "other-rows", ("rows = x.tensor_split(n_replicas)[replica]", "rows = x[replica::n_replicas]"),
           ("targets.tensor_split(n_replicas)[replica]", "targets[replica::n_replicas]"))  # fmt: skip
 bank.slip(10, "targets-of-others", ("targets.tensor_split(n_replicas)[replica]", "targets[: len(rows)]"))
 bank.slip(

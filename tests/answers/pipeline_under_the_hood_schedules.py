@@ -195,6 +195,13 @@ bank.slip(6, "uneven-fails", ("inputs.tensor_split(n_micro_batches), targets.ten
           "inputs.chunk(n_micro_batches), targets.chunk(n_micro_batches)"))  # fmt: skip
 bank.slip(6, None, ("kept[k] = x, y, [] if last else send(y, place.behind, k)",
           "kept[k] = x, y, []\n            for work in [] if last else send(y, place.behind, k):\n                work.wait()"))  # fmt: skip
+bank.slip(
+    6, "events-wrong", ("dist.get_rank(), kind, k, place.stage, begin", "place.stage, kind, k, place.stage, begin")
+)
+bank.slip(
+    6, "events-wrong", ("dist.get_rank(), kind, k, place.stage, begin", "dist.get_rank(), k, kind, place.stage, begin")
+)
+bank.slip(6, None, ("return total, events", "return None if total is None else total.item(), events"))
 bank.slip(6, "not-two", ("return total, events", "return total"))
 bank.slip(6, "loss-of-one", ("total = y.detach() if total is None else total + y.detach()", "total = y.detach()"))
 bank.slip(

@@ -202,6 +202,7 @@ bank.slip(9, "rolled-back", (STEP, "        with torch.no_grad():\n            f
           "                p.copy_(weights[name])\n" + STEP))  # fmt: skip
 bank.slip(9, "no-update", (STEP, ""))
 bank.slip(9, "no-update", (GIVE, ""))
+bank.slip(9, "no-update", (STEP, "        self.optimizer.zero_grad()\n" + STEP))
 bank.slip(
     9, "collected", ("p.grad = weights[name].grad", "p.grad = weights[name].grad + (0 if p.grad is None else p.grad)")
 )
@@ -252,6 +253,14 @@ bank.slip(
     9,
     "history-wrong",
     ("self.history.append((k, version, self.version))", "self.history.append((k, self.version, self.version))"),
+)
+bank.slip(
+    9,
+    "frozen-gradient",
+    (
+        "p.grad = weights[name].grad",
+        "p.grad = torch.zeros_like(p) if weights[name].grad is None else weights[name].grad",
+    ),
 )
 bank.slip(9, "frozen-gradient", (".requires_grad_(p.requires_grad)", ".requires_grad_()"))
 bank.slip(

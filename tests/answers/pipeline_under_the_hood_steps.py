@@ -13,6 +13,11 @@ bank.slip(
 bank.slip(3, "gradient-of-ones", ("y.backward(receive_gradient(y, place.behind))",
           "receive_gradient(y, place.behind)\n        y.sum().backward()"))  # fmt: skip
 bank.slip(3, "ranks-hang", ("works += send_gradient(x, place.before)", "pass"))
+WAIT = "    for work in works:\n        work.wait()\n"
+bank.slip(3, "waited-twice", (WAIT, 2 * WAIT))
+bank.slip(4, "waited-twice", ("            works += send_gradient(x, place.before, k)\n", "            works += send_gradient(x, place.before, k)\n"
+          "        for work in works:\n            work.wait()\n"))  # fmt: skip
+bank.slip(3, None, ("return loss.detach() if", "return loss.item() if"))
 bank.slip(3, None, ("send_activation(y, place.behind)", "send_activation(y, place.behind, 1)"))  # nobody relies on tags
 bank.slip(3, "inputs-everywhere", ("inputs if place.before is None else receive_activation(place.before)", "inputs"))
 bank.slip(3, "inputs-everywhere", ("inputs if place.before is None", "inputs if not place.before"))

@@ -16,8 +16,8 @@ SIZES = (2, 3, 4, 1)  # in one launch, one world after the other: two ranks firs
 TIMEOUT = 6  # seconds for a launch, which takes half a one: a deadlock must come back quickly
 WIDTHS = (5, 7, 4, 6, 3, 8, 2)  # of the activations between the layers, so that no two stages are alike
 HINTS = {
-    "ranks-hang": "A rank waits for a message that never comes: {error}. Does each receive have its send, in the same lane and "
-    "order, on the right neighbour? A send that is not waited for before the function ends may be lost.",
+    "ranks-hang": "The ranks wait for each other: {error}. Does each receive have its send, and each send its receive, in the same lane "
+    "and order, on the right neighbour? A send that is not waited for before the function ends may be lost.",
     "inputs-everywhere": "A stage got something of another width ({error}). Only the first stage takes the inputs; the "
     "others receive what the stage before has sent. place.before may be rank 0, which counts as false: compare with `is None`.",
     "library-pipeline": "torch.distributed.pipelining does this work for you. Here you write it.",

@@ -21,7 +21,8 @@ HINTS = {
     "stage-replica-swapped": "Rank {rank} of {size} has stage and replica the wrong way round: rank = replica × n_stages + stage, so that "
     "neighbours in a pipeline are neighbouring ranks.",
     "wrong-cell": "Rank {rank} of {size} is on another stage or in another replica: rank = replica × n_stages + stage.",
-    "wrong-pipeline": "The pipeline of rank {rank} is the list of the ranks that hold the stages of its replica, from stage 0 on.",
+    "wrong-pipeline": "The pipeline of rank {rank} is {expected}, the ranks that hold the stages of its replica, from stage 0 on; here it "
+    "is {got}.",
     "not-in-group": "Rank {rank} is not in the group that it returned. All groups are made by all ranks; a rank keeps the one it is in.",
     "group-along-pipeline": "The data group of rank {rank} holds the stages of one pipeline: other layers, whose gradients have nothing to "
     "do with each other. It holds the ranks with the same stage.",
@@ -29,8 +30,10 @@ HINTS = {
     "wrong-group": "The data group of rank {rank} is not that of the ranks with its stage.",
     "whole-batch-everywhere": "Replica {replica} ran the whole batch. Each replica takes its own rows: tensor_split by the number of "
     "replicas.",
-    "share-by-rank": "Replica {replica} ran rows that are another's, or too few. All ranks of a pipeline work on the same rows, those of "
+    "share-by-rank": "Rank {rank} ran the rows of one rank. All ranks of a pipeline work on the same rows, those of "
     "their replica: split by the number of replicas, not of ranks.",
+    "other-rows": "Replica {replica} ran rows {got}; its own are {expected}, x.tensor_split(number of replicas)[replica]: consecutive ones, "
+    "also where the batch does not divide.",
     "targets-of-others": "The targets are not those of the rows that came with them.",
     "step-twice": "step() was called {n} times. Once: its gradients add up.",
     "reduce-not-waited": "When hybrid_step returned, an all-reduce was still on its way. wait() for each that was started with async_op.",
@@ -223,10 +226,13 @@ def _rows(step, rank, size, p):
         raise Wrong("step-twice", n=len(step["calls"]), where=where)
     mine, wanted = step["calls"][0], x.tensor_split(n)[replica]
     if not close(mine[0], wanted):
-        slug = "whole-batch-everywhere" if close(mine[0], x) else "share-by-rank"
-        raise Wrong(
-            slug, replica=replica, expected=f"{len(wanted)} of {len(x)} rows", got=f"{len(mine[0])} rows", where=where
+        slug = "share-by-rank" if close(mine[0], x.tensor_split(size)[rank]) else "other-rows"
+        slug = "whole-batch-everywhere" if close(mine[0], x) else slug
+        expected, got = (
+            [next((j for j, own in enumerate(x) if close(row, own)), None) for row in rows]
+            for rows in (wanted, mine[0])
         )
+        raise Wrong(slug, replica=replica, rank=rank, expected=expected, got=got, where=where)
     if not close(mine[1], targets.tensor_split(n)[replica]):
         raise Wrong("targets-of-others", where=where)
 

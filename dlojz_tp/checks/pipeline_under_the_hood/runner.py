@@ -21,7 +21,8 @@ from dlojz_tp.checks.pipeline_under_the_hood.timing import judged, on_the_clock
 
 HINTS = {
     "not-two": "Return a pair: the loss and the list of events. Here came {kind}.",
-    "other-order": "Stage {stage} did {got} where the list says {expected}. The list alone says what is done, and when.",
+    "other-order": "Stage {stage} did {got} where the list says {expected}. The list alone says what is done, and when; and what is "
+    "kept of a micro-batch is found by its number k.",
     "events-wrong": "The events do not tell what was done: {error}.",
     "waits-for-send": "In 1F1B two neighbours send to each other at the same moment; both wait until their message is taken, and "
     "nobody receives: {error}. Start the sends, go on, and wait for them at the end.",
@@ -147,9 +148,10 @@ def _followed(worlds, orders, rows):
                 raise Wrong("events-wrong", error=error, got=got["events"], where=where) from None
             expected = [(got["rank"], kind, k, rank) for kind, k in order]
             if told != expected:
-                raise Wrong(
-                    "events-wrong", error="rank, kind, k, stage of each", expected=expected, got=told, where=where
-                )
+                pairs = zip(told, expected, strict=False)
+                error = f"there are {len(told)} of them for {len(order)} actions"
+                error = next((f"(rank, kind, k, stage) is {a} where it was {b}" for a, b in pairs if a != b), error)
+                raise Wrong("events-wrong", error=error, expected=expected, got=told, where=where)
             if not forward:
                 raise Wrong("events-wrong", error="one ends before it begins", where=where)
 

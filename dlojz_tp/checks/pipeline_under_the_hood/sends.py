@@ -18,6 +18,8 @@ HINTS = {
     "neighbours that both begin with a send wait for ever. Activations and gradients have a lane each.",
     "lane-both-ways": "The lane {lane!r} carried messages in both directions between two ranks. With NCCL they wait for each other: "
     "activations go in one lane, gradients in the other.",
+    "waited-twice": "A started send or receive was waited for twice, and gloo, on the CPU, waits for ever the second time. Wait once for "
+    "each: after the loop, say, or clear the list.",
     "not-a-neighbour": "Stage {stage}, on rank {rank}, exchanged a message with rank {peer}. Its neighbours are place.before = {before} and "
     "place.behind = {behind}: no count from the rank or from the stage finds them, where pipelines stand side by side.",
 }
@@ -137,10 +139,13 @@ class _Work:
     """A work that tells when it is through; all else is the real one's."""
 
     def __init__(self, work, tell):
-        self._work, self._tell = work, tell
+        self._work, self._tell, self._waited = work, tell, False
 
     def wait(self, *args, **kwargs):
+        if self._waited and launch.device().type == "cpu":
+            raise Wrong("waited-twice")
         done = self._work.wait(*args, **kwargs)
+        self._waited = True
         self._tell()
         return done
 

@@ -33,15 +33,16 @@ HINTS = {
     "first-version": "Every forward uses the weights of the beginning. A forward takes the newest there are.",
     "rolled-back": "The update started from the old, stashed weights: what other micro-batches have taught since is lost. The "
     "gradient comes from the old weights, the update goes to the newest.",
-    "no-update": "The weights have not changed. Each backward ends with an optimizer step.",
+    "no-update": "The weights have not changed. Each backward ends with an optimizer step, and step() must find the gradient in p.grad of the "
+    "stage's own parameters.",
     "collected": "The gradients of earlier micro-batches are still in p.grad: each update is with the gradient of one "
     "micro-batch alone.",
     "momentum-lost": "Right without momentum, wrong with it: the optimizer forgets. It stays the one that was handed in, on the "
     "stage's own parameters.",
     "momentum-wrong": "Right without momentum, wrong with it. Let the optimizer that was handed in make the update.",
     "wrong-micro-batch": "Backward of micro-batch {k} used what belongs to another one. Several are in flight: find yours by its number.",
-    "frozen-gradient": "A frozen parameter has a gradient after backward. A copy asks for one only where the parameter does: "
-    "requires_grad_(p.requires_grad).",
+    "frozen-gradient": "A frozen parameter has a gradient after backward, and its p.grad is to stay None: zeros are a gradient too. A copy asks for "
+    "one only where the parameter does: requires_grad_(p.requires_grad).",
     "callers-x": "The x that forward was given {what}. It is the caller's: x.detach() makes a tensor of your own, requires_grad_() changes the "
     "one it is called on.",
     "frozen-moved": "A frozen parameter (requires_grad False) fails or moves: {error}",
