@@ -19,7 +19,7 @@ from dlojz_tp.checking import busy, close, describe, judge, nearest, pretended
 from dlojz_tp.probes.devices import autocast_on_meta, fake_cuda, meta_device
 from dlojz_tp.probes.memory import attributes, held_bytes
 from dlojz_tp.probes.operations import Operations, copies, elements_read, syncs
-from dlojz_tp.probes.traffic import Traffic
+from dlojz_tp.probes.traffic import Traffic, on_the_wire, sent, until, volume
 
 
 def test_close_knows_dtypes_shapes_and_nests():
@@ -127,17 +127,41 @@ def traffic_into_tensors():
         dist.all_gather_into_tensor(whole, part)
         dist.reduce_scatter_tensor(part, whole)
         torch.distributed._functional_collectives.reduce_scatter_tensor(whole, "sum", 0, dist.group.WORLD).sum()
-    return [call for call in traffic.calls if "barrier" not in call[0]]
+    return [(call.name, call.bytes) for call in traffic.calls], traffic.names()[0]
 
 
 def test_traffic_counts_what_is_handed_in_not_what_is_written():
-    wanted = [("_allgather_base", 16), ("_reduce_scatter_base", 32), ("reduce_scatter_tensor", 32)]
-    assert launch.ranks(traffic_into_tensors, n=2) == [wanted, wanted]
+    wanted = [("all_gather", 16), ("reduce_scatter", 32), ("reduce_scatter", 32)]
+    assert launch.ranks(traffic_into_tensors, n=2) == [(wanted, "barrier")] * 2
 
 
 def test_traffic_counts_collectives_and_bytes():
-    for names, volume in launch.ranks(traffic_of, 25, n=2):
-        assert names == ["allreduce", "allgather"] and volume == 200
+    for names, size in launch.ranks(traffic_of, 25, n=2):
+        assert names == ["all_reduce", "all_gather"] and size == 200
+
+
+def messages_and_groups():
+    rank, pair = dist.get_rank(), dist.new_group([0, 1])
+    with Traffic() as traffic:
+        traffic.mark("before")
+        if rank < 2:
+            dist.all_reduce(torch.ones(6, dtype=torch.float64), group=pair)
+            (dist.send if rank else dist.recv)(torch.ones(3), 1 - rank)
+        traffic.mark("after")
+        dist.broadcast(torch.ones(3), 2)
+    return traffic.events
+
+
+def test_traffic_tells_groups_peers_dtypes_and_order():
+    found = launch.ranks(messages_and_groups, n=3)
+    for rank, other in enumerate(("recv", "send")):
+        before, total, message, after, cast = found[rank]
+        assert (before[:2], after[:2]) == (("before", None), ("after", None))
+        assert total == ("all_reduce", 48, 2, None, torch.float64)
+        assert message == (other, 12, 3, 1 - rank, torch.float32) and cast == ("broadcast", 12, 3, 2, torch.float32)
+        assert until(found[rank], "after") == [before, total, message] and sent(found[rank]) == [total, message, cast]
+        assert volume(found[rank]) == 72 and on_the_wire(found[rank]) == 48 + 12 * rank + 8
+    assert sent(found[2]) == [cast]
 
 
 def test_held_bytes_counts_shared_memory_once():
@@ -268,7 +292,7 @@ def test_a_failed_rank_is_told_in_words_and_its_stack_is_folded():
     def check():
         yield "it runs"
         trace = 'Traceback:\n  File "/tmp/kernel/1.py", line 3, in f\n    x.foo\n    ~~~~~\nAttributeError: foo'
-        raise launch.RankError(1, 2, "raised", "rank 1 of 2 raised AttributeError: foo", trace)
+        raise launch.RankError(1, 2, "raised", "raised AttributeError: foo", trace)
 
     verdict = judge(check, (), number=1, title="", hints={})
     assert verdict.hint == "rank 1 of 2 raised AttributeError: foo\n1.py, line 3: x.foo"

@@ -1,6 +1,7 @@
 """Worlds of several sizes in one launch: who meets whom, and whose failure it was."""
 
 import os
+import signal
 
 import pytest
 import torch
@@ -8,7 +9,16 @@ import torch.distributed as dist
 
 from dlojz_tp import launch
 from dlojz_tp.checking import Wrong
-from dlojz_tp.probes.ranks import _rounds, in_worlds
+from dlojz_tp.probes.ranks import (
+    _rounds,
+    hung,
+    in_worlds,
+    killed_by,
+    on_ranks,
+    some_returned,
+    waits_in,
+    world_after_world,
+)  # fmt: skip
 
 
 def _sum_of_ranks(factor):
@@ -78,8 +88,77 @@ def test_a_hang_is_named_by_its_own_world():
     with pytest.raises(launch.RankError) as caught:
         in_worlds(_waits_in_two, sizes=(2, 3), timeout=1)
     assert caught.value.kind == "hung" and caught.value.world_size == 2
-    assert caught.value.summary.startswith("ranks 0, 1 of 2 hung: still waiting after 1 s in recv")
+    assert caught.value.summary.startswith("ranks 0, 1 of 2 hung: all still waiting after 1 s in recv")
     assert "init_process_group" not in caught.value.summary
+
+
+def _killed():
+    os.kill(os.getpid(), signal.SIGABRT)
+
+
+def _one_returns_early():
+    if dist.get_world_size() == 2 and dist.get_rank() == 1:
+        dist.broadcast(torch.zeros(1), 0)
+
+
+def test_a_rank_that_is_through_has_returned():
+    with pytest.raises(launch.RankError) as caught:
+        in_worlds(_one_returns_early, sizes=(2, 3), timeout=1)
+    error = caught.value
+    assert (error.rank, error.world_size, error.waits, error.returned) == (1, 2, {1: "broadcast"}, [0])
+    assert error.summary.endswith("a call that rank 0 never made: it had already returned")
+
+
+def _all_fail():
+    raise KeyError("mine")
+
+
+def test_ranks_of_one_world_fail_alike():
+    with pytest.raises(launch.RankError) as caught:
+        in_worlds(_all_fail, sizes=(3, 4))
+    assert caught.value.summary == "rank 0 of 3 raised KeyError: 'mine' (and so did ranks 1, 2)"
+
+
+class _Mine(Exception):  # noqa: N818
+    """A class of its own, for a sign."""
+
+
+def _raises_mine():
+    raise _Mine("in gather", 1)
+
+
+@pytest.mark.parametrize(
+    ("fn", "sign"),
+    [
+        (_raises_mine, "in gather"),
+        (_raises_mine, ("gather", "Mine")),
+        (_raises_mine, _Mine),
+        (_waits_in_two, hung),
+        (_waits_in_two, waits_in("recv")),
+        (_one_returns_early, some_returned),
+        (_killed, killed_by("SIGABRT")),
+    ],
+)
+def test_a_failure_with_a_sign_has_its_hint(fn, sign):
+    with pytest.raises(Wrong) as caught:
+        on_ranks(fn, known=((ValueError, "no"), ("elsewhere", "no"), (sign, "yes")), sizes=(2,), timeout=1)
+    assert caught.value.slug == "yes" and caught.value.fields["error"] == caught.value.got
+
+
+def test_a_failure_without_a_sign_is_told_as_it_is():
+    with pytest.raises(launch.RankError, match="in gather"):
+        on_ranks(_raises_mine, known=((hung, "no"),), usual=((some_returned, "no"),), sizes=(1,))
+
+
+def test_what_is_no_answer():
+    with pytest.raises(Wrong) as caught:
+        on_ranks(_all_fail, {}, 3, data=(dict,))
+    assert caught.value.slug == "not-callable"
+
+
+def test_worlds_come_launch_by_launch():
+    found = world_after_world(_sum_of_ranks, 1, launches=((2,), (3, 1)))
+    assert [size for size, _ in found] == [2, 1, 3]
 
 
 def test_a_hint_from_a_rank_comes_through():

@@ -4,6 +4,7 @@ import torch
 import torch.distributed as dist
 
 from dlojz_tp import launch
+from dlojz_tp.measure import LiveBytes
 from dlojz_tp.probes.withheld import Withheld
 
 
@@ -64,3 +65,16 @@ def changed_by_a_sum(x):
 
 def test_a_collective_that_waits_is_as_ever_and_nothing_stays_behind():
     assert launch.ranks(changed_by_a_sum, torch.ones(2), n=2)[1] == ([2.0, 2.0], 0, True)
+
+
+def living_meanwhile():
+    x = torch.ones(1000)
+    with Withheld() as running, LiveBytes().track(x) as live:
+        work = dist.all_reduce(x, async_op=True)
+        held = live.live
+        work.wait()
+    return held, running.forgotten()
+
+
+def test_copies_are_not_seen_by_who_looks_at_memory():
+    assert launch.ranks(living_meanwhile, n=2) == [(4000, 0)] * 2

@@ -19,19 +19,38 @@ HINTS = {
 class RankError(Exception):
     """A function that ran on ranks did not finish on all of them.
 
-    rank: the rank to look at first. world_size: number of ranks.
+    rank: the rank to look at first. world_size: number of ranks. alike: other ranks that failed in the same way.
     kind: "raised" (an exception), "died" (killed by a signal), "exited" (the process ended by itself),
     "hung" (still running at the deadline) or "unsendable" (its result cannot be pickled).
-    summary: one line. traceback: the user's own lines on that rank, as text.
-    stacks: for "hung", rank -> stack as text. cause: for "raised", the exception where it can be pickled, else None.
+    what: what became of the rank, the end of a sentence: "raised KeyError: 'x'". Empty where `stands` tell more.
+    traceback: the user's own lines on that rank, as text. cause: for "raised", the exception where it can be pickled,
+    else None. signal: for "died", its name.
+    stands: for "hung", rank -> the line where it stands and the call that it waits in. returned: the ranks that were
+    through by then. seconds: the time they had. stacks: rank -> stack as text.
     """
 
-    def __init__(self, rank, world_size, kind, summary, traceback="", stacks=None, cause=None):
-        super().__init__(rank, world_size, kind, summary, traceback, stacks, cause)
-        self.rank, self.world_size, self.kind = rank, world_size, kind
-        self.summary, self.traceback = summary, with_cells(traceback)
+    def __init__(
+        self, rank, world_size, kind, what, traceback="", *, alike=(), cause=None, signal="",
+        stands=None, returned=(), seconds=0.0, stacks=None,
+    ):  # fmt: skip
+        super().__init__(rank, world_size, kind, what, traceback)
+        self.rank, self.world_size, self.kind, self.what = rank, world_size, kind, what
+        self.traceback, self.alike, self.cause, self.signal = with_cells(traceback), list(alike), cause, signal
+        self.stands, self.returned, self.seconds = stands or {}, list(returned), seconds
         self.stacks = stacks or {}
-        self.cause = cause
+
+    @property
+    def waits(self) -> dict[int, str | None]:
+        """For "hung", rank -> the function of torch that it waits in; None for one in the user's own code."""
+        return {rank: stand.waits_in for rank, stand in self.stands.items()}
+
+    @property
+    def summary(self) -> str:
+        """One line."""
+        if self.stands:
+            return _who_waits(self)
+        others = f" (and so did {name_ranks(self.alike)})" if self.alike else ""
+        return f"rank {self.rank} of {self.world_size} {self.what}{others}"
 
     def __str__(self):
         return f"{self.summary}\n{self.traceback}" if self.traceback else self.summary
@@ -42,6 +61,24 @@ class RankError(Exception):
         return self.summary + "".join(
             f"\n{file.rpartition(os.sep)[2]}, line {line}: {text}" for file, line, text in lines[-1:]
         )
+
+    def in_part(self, ranks: list[int], through: list[int]) -> "RankError":
+        """The same failure as some of the ranks see it, who count themselves from 0.
+
+        Arguments: ranks, the failed one among them; through, those of them that had nothing to do any more.
+        """
+        number = {rank: k for k, rank in enumerate(ranks)}
+        if self.stands:
+            inside = [rank for rank in ranks if rank in self.stands and rank not in through]
+            return _hung(
+                len(ranks), {number[rank]: self.stands[rank] for rank in inside},
+                {number[rank]: self.stacks[rank] for rank in inside},
+                [number[rank] for rank in ranks if rank not in inside], self.seconds,
+            )  # fmt: skip
+        return RankError(
+            number[self.rank], len(ranks), self.kind, self.what, self.traceback,
+            alike=[number[rank] for rank in self.alike if rank in number], cause=self.cause, signal=self.signal,
+        )  # fmt: skip
 
     def _render_traceback_(self):
         # IPython shows this instead of the frames of the launcher, which say nothing to the user.
@@ -67,16 +104,11 @@ def root_cause(ranks: list[Rank]) -> Exception:
     # Ranks that fail alike do so within a moment: name the lowest.
     alike = sorted(r.rank for r in failed if r.report["summary"] == first.report["summary"])
     first = ranks[alike[0]]
-    others = f" (and so did {name_ranks(alike[1:])})" if alike[1:] else ""
-    report, n = first.report, len(ranks)
+    report = first.report
     return RankError(
-        first.rank,
-        n,
-        report["kind"],
-        f"rank {first.rank} of {n} {report['summary']}{others}",
-        report.get("text", ""),
-        cause=_load(report.get("cause")),
-    )
+        first.rank, len(ranks), report["kind"], report["summary"], report.get("text", ""),
+        alike=alike[1:], cause=_load(report.get("cause")), signal=report.get("signal", ""),
+    )  # fmt: skip
 
 
 def _load(cause: bytes | None) -> BaseException | None:
@@ -95,7 +127,7 @@ def ended_early(code: int, dump: str) -> dict:
     except ValueError:
         name = f"signal {-code}"
     text = stacks.show(stacks.parse(dump))
-    return {"kind": "died", "summary": f"was killed by {name}{HINTS.get(name, '')}", "text": text}
+    return {"kind": "died", "signal": name, "summary": f"was killed by {name}{HINTS.get(name, '')}", "text": text}
 
 
 def hung(ranks: list[Rank], dumps: dict[int, str], seconds: float) -> RankError:
@@ -103,17 +135,34 @@ def hung(ranks: list[Rank], dumps: dict[int, str], seconds: float) -> RankError:
 
     Arguments: ranks, all of them; dumps, hung rank -> its stack file; seconds, the time they had.
     """
-    n = len(ranks)
     frames = {rank: stacks.parse(dump) for rank, dump in dumps.items()}
     stands = {rank: stacks.stand(f) for rank, f in frames.items()}
-    returned = [r.rank for r in ranks if r.state == "returned"]
+    texts = {rank: stacks.show(f) or "  (its stack could not be read)" for rank, f in frames.items()}
+    return _hung(len(ranks), stands, texts, [r.rank for r in ranks if r.state == "returned"], seconds)
+
+
+def _hung(n: int, stands: dict[int, stacks.Stand], texts: dict[int, str], returned: list[int], seconds: float):
+    order = _side_by_side(stands)
+    parts = [f"{name_ranks(g)} {_verb(g, 'stand')} here:\n{texts[g[0]]}" for g in order]
+    first = order[0][0]
+    return RankError(
+        first, n, "hung", "", "\n".join(parts), stands=stands, returned=returned, seconds=seconds, stacks=texts
+    )
+
+
+def _side_by_side(stands: dict[int, stacks.Stand]) -> list[list[int]]:
+    """Ranks that stand at the same place, together; first one busy in the user's own code: it keeps others waiting."""
     groups: dict[str, list[int]] = {}
     for rank, stand in stands.items():
         groups.setdefault(str(stand), []).append(rank)
-    # A rank busy in the user's own code keeps the others waiting: it comes first.
-    order = sorted(groups.values(), key=lambda group: (stands[group[0]].waits_in is not None, group))
-    first, rest = order[0], order[1:]
-    summary = f"{name_ranks(first)} of {n} hung: {_where(stands[first[0]], first, n, seconds)}"
+    return sorted(groups.values(), key=lambda group: (stands[group[0]].waits_in is not None, group))
+
+
+def _who_waits(error: RankError) -> str:
+    """Ranks that hung, in a sentence: where they stand, and for whom they wait."""
+    n, stands, returned = error.world_size, error.stands, error.returned
+    first, *rest = _side_by_side(stands)
+    summary = f"{name_ranks(first)} of {n} hung: {_where(stands[first[0]], first, n, error.seconds)}"
     if rest:
         others = [f"{name_ranks(g)} {_verb(g, 'wait')} {stands[g[0]]}" for g in rest]
         summary += f", while {', '.join(others)}"
@@ -125,9 +174,7 @@ def hung(ranks: list[Rank], dumps: dict[int, str], seconds: float) -> RankError:
         else:
             they = "they" if returned[1:] else "it"
             summary += f", a call that {name_ranks(returned)} never made: {they} had already returned"
-    texts = {rank: stacks.show(f) or "  (its stack could not be read)" for rank, f in frames.items()}
-    parts = [f"{name_ranks(g)} {_verb(g, 'stand')} here:\n{texts[g[0]]}" for g in order]
-    return RankError(first[0], n, "hung", summary, "\n".join(parts), texts)
+    return summary
 
 
 def _verb(group: list[int], verb: str) -> str:
@@ -144,5 +191,5 @@ def _where(stand: stacks.Stand, group: list[int], n: int, seconds: float) -> str
 def never_started(ranks: list[Rank], seconds: float) -> RankError:
     """The error for ranks that are not up after `seconds`."""
     late = [r.rank for r in ranks if r.state == "starting"]
-    summary = f"{name_ranks(late)} of {len(ranks)} hung: not ready after {seconds:g} s (a slow import in the function?)"
-    return RankError(late[0], len(ranks), "hung", summary)
+    what = f"hung: not ready after {seconds:g} s (a slow import in the function?)"
+    return RankError(late[0], len(ranks), "hung", what, alike=late[1:])

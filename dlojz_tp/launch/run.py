@@ -219,5 +219,5 @@ def _result(r, n: int):
     try:
         return pickle.loads(r.result)
     except Exception as error:
-        summary = f"rank {r.rank} of {n} returned a value that cannot be loaded here"
-        raise RankError(r.rank, n, "unsendable", summary, f"{type(error).__name__}: {error}") from None
+        what = "returned a value that cannot be loaded here"
+        raise RankError(r.rank, n, "unsendable", what, f"{type(error).__name__}: {error}") from None

@@ -1,11 +1,17 @@
 """Count what a rank holds."""
 
+import gc
+import weakref
 from collections import deque
 from collections.abc import Mapping, Set
 from types import FunctionType, ModuleType
 
 import numpy
 import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from dlojz_tp.probes.settling import settle
 
 
 def held_bytes(tree) -> int:
@@ -50,3 +56,112 @@ def attributes(item) -> dict[str, object]:
             if name not in ("__dict__", "__weakref__") and hasattr(item, name):
                 found[name] = getattr(item, name)
     return found
+
+
+class Memory(TorchDispatchMode):
+    """The bytes of all living storages that were made under it, or tracked, as they are now: resized ones too.
+
+    peak: highest figure since the last `reset`, looked at after each operation.
+    """
+
+    def __init__(self, *tensors):
+        super().__init__()
+        self._known: dict[int, weakref.ref] = {}
+        self.peak = 0
+        for tensor in tensors:
+            self._note(tensor)
+
+    def _note(self, value) -> bool:
+        """Follow the storages of what an operation returned; whether one of them is new."""
+        if isinstance(value, torch.Tensor):
+            storage = value.untyped_storage()
+            key = storage._cdata
+            if key in self._known and self._known[key]() is not None:
+                return False
+            self._known[key] = weakref.ref(storage, lambda ref, key=key: self._forget(key, ref))
+            return True
+        return isinstance(value, tuple | list) and sum(self._note(item) for item in value) > 0
+
+    def _forget(self, key, ref):
+        if self._known.get(key) is ref:
+            del self._known[key]
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        if self._note(out) or func.namespace == "c10d":  # a resized storage comes back in a collective
+            self.peak = max(self.peak, self.now())
+        return out
+
+    def now(self) -> int:
+        """Bytes alive now."""
+        return sum(s.nbytes() for s in [ref() for ref in list(self._known.values())] if s is not None)
+
+    def settled(self, most: float) -> int:
+        """Bytes alive once they are `most`, or once no thread has anything to do: that of a collective lets go late."""
+        return settle(self.now, most)
+
+    def reset(self):
+        """Begin a new peak."""
+        self.peak = self.now()
+
+
+def living_storages() -> dict[int, int]:
+    """{storage: bytes} of all tensors that Python holds on this rank."""
+    found = {}
+    for thing in gc.get_objects():
+        if isinstance(thing, torch.Tensor) and type(thing) in (torch.Tensor, nn.Parameter) and not thing.is_meta:
+            storage = thing.untyped_storage()
+            found[storage._cdata] = storage.nbytes()
+    return found
+
+
+class Alive:
+    """Follow the tensors made from here on: those in a closure, a bound method, a default or on another object too.
+
+    A tensor is an object that Python's collector knows. What was there before is set aside ("frozen"), so that little
+    is left to look through.
+    """
+
+    def __enter__(self):
+        gc.freeze()
+        return self
+
+    def __exit__(self, *error):
+        gc.unfreeze()
+
+    def held(self, layer, known=()) -> int:
+        """Bytes of the living tensors, and of all that can be reached from `layer`.
+
+        Left out: the tensors of `known`, masks (of two different numbers at most), and states of random generators.
+        """
+        gc.collect()
+        try:
+            found = held_storages(layer)
+        except (RuntimeError, NotImplementedError):  # a wrapper without memory of its own: its parts are found below
+            found = {}
+        living = gc.get_objects()
+        new = [t for t in living if issubclass(type(t), torch.Tensor) and not t.is_meta]
+        found |= dict(map(_storage, new))
+        found |= {
+            s.data_ptr(): s.nbytes() for s in living if type(s) is torch.UntypedStorage and s.device.type == "cpu"
+        }
+        known = [*known, *(t for t in new if _tells_nothing(t))]
+        return sum(found.values()) - sum(found.get(at, 0) for at in {_storage(t)[0] for t in known})
+
+
+def _tells_nothing(tensor) -> bool:
+    """Whether it holds nothing of a weight: a state of a random generator, a mask of zeros and ones, or infinities."""
+    if tensor.dtype == torch.uint8 and tensor.numel() == torch.get_rng_state().numel():
+        return True
+    if tensor.numel() < 16 or tensor.numel() != tensor.untyped_storage().nbytes() // tensor.element_size():
+        return False
+    tensor = tensor.detach()
+    return bool(((tensor == tensor.min()) | (tensor == tensor.max())).all())
+
+
+def _storage(tensor) -> tuple[int, int]:
+    try:
+        storage = tensor.untyped_storage()
+        return storage.data_ptr(), storage.nbytes()
+    except (RuntimeError, NotImplementedError):
+        return 0, 0

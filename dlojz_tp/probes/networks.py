@@ -1,10 +1,14 @@
-"""Small networks and batches that the checks train, and the plain loop that is their truth."""
+"""Small networks and batches that the checks train, the plain loop that is their truth, and how both are compared."""
 
 import copy
+from collections.abc import Iterable
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
+
+from dlojz_tp.checking import close, tolerance
 
 
 class Watched(nn.Sequential):
@@ -62,3 +66,122 @@ def plain_steps(model: nn.Module, data, lr: float = 0.1, momentum: float = 0.9, 
                 v.mul_(momentum).add_(g)
                 p.sub_(lr * v)
     return model, losses
+
+
+def mean_losses(optimizer: torch.optim.Optimizer, losses: Iterable[torch.Tensor]) -> list[float]:
+    """One step of the optimizer for each loss, made when its turn comes; the losses, averaged over the ranks."""
+    found = []
+    for loss in losses:
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        mean = loss.detach()
+        if dist.is_initialized() and dist.get_world_size() > 1:
+            mean = mean / dist.get_world_size()
+            dist.all_reduce(mean)
+        found.append(mean.item())
+    return found
+
+
+TOLERANCE = 1e-6  # even in float64: a weight such as 1/3 may have been a float32 on its way
+
+
+def rows(step: int, n: int = 12, width: int = 8, seed: int = 100) -> torch.Tensor:
+    """The whole batch of a step, (n, width) in float64; its rows are not alike."""
+    generator = torch.Generator().manual_seed(seed + step)
+    return torch.randn(n, width, generator=generator, dtype=torch.float64) * torch.linspace(0.5, 2, n).double()[:, None]
+
+
+class _Mark(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, tell, text):
+        ctx.tell, ctx.text = tell, text
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        ctx.tell(ctx.text)
+        return gradient, None, None
+
+
+def mark(x, tell, text):
+    """`x` itself; when the gradient comes back through here, `tell(text)` is called."""
+    return _Mark.apply(x, tell, text)
+
+
+class Chain(nn.Module):
+    """Equal layers in float64, always alike. Its loss is the mean over the rows of x (b, width).
+
+    tell: called with "layer k" when the gradient comes back to the output of layer k.
+    """
+
+    def __init__(self, depth: int = 6, width: int = 8):
+        super().__init__()
+        self.depth = depth
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(7)
+            self.layers = nn.ModuleList(nn.Linear(width, width, dtype=torch.float64) for _ in range(depth))
+        self.tell = lambda text: None
+
+    def forward(self, x):
+        for k, layer in enumerate(self.layers):
+            x = mark(torch.tanh(layer(x)), self.tell, f"layer {k}")
+        return x.square().sum(dim=1).mean()
+
+
+class Odd(nn.Module):
+    """Parameters whose sizes divide by nothing: a tied, a frozen, a transposed, a scalar one, and one never used.
+
+    `extra` is used by even ranks only, where `by_rank` says so. The loss is the mean over the rows of x (b, 6).
+    """
+
+    def __init__(self, by_rank: bool = False):
+        super().__init__()
+        self.by_rank = by_rank
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(5)
+            self.first = nn.Linear(6, 5, dtype=torch.float64)
+            self.frozen = nn.Parameter(torch.rand(5, dtype=torch.float64) + 0.5, requires_grad=False)
+            self.tied = nn.Parameter(torch.randn(5, 5, dtype=torch.float64) / 2)
+            self.turned = nn.Parameter(torch.randn(3, 5, dtype=torch.float64).t())
+            self.scale = nn.Parameter(torch.tensor(0.7, dtype=torch.float64))
+            self.unused = nn.Parameter(torch.randn(4, dtype=torch.float64))
+            self.extra = nn.Parameter(torch.randn(3, dtype=torch.float64))
+
+    def forward(self, x, rank: int = 0):
+        x = torch.tanh(self.first(x)) * self.frozen
+        x = torch.tanh(torch.tanh(x @ self.tied) @ self.tied)
+        x = self.scale * (x @ self.turned)
+        if not self.by_rank or rank % 2 == 0:
+            x = x + self.extra
+        return x.square().sum(dim=1).mean()
+
+    def named(self) -> list[nn.Parameter]:
+        """All parameters; the tied one is named twice."""
+        w, b = self.first.weight, self.first.bias
+        return [w, b, self.frozen, self.tied, self.turned, self.scale, self.tied, self.unused, self.extra]
+
+    def groups(self) -> list[dict]:
+        """Matrices with the common options; the rest without weight decay and with a rate of its own."""
+        w, b = self.first.weight, self.first.bias
+        rest = {"params": [b, self.scale, self.unused, self.extra], "weight_decay": 0.0, "lr": 0.02}
+        return [{"params": [w, self.tied, self.turned]}, rest]
+
+
+def state(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Copies of the parameters, by name."""
+    return {name: p.detach().clone() for name, p in model.named_parameters()}
+
+
+def gradients(parameters) -> list:
+    """Copies of the gradients on the CPU, None where there is none."""
+    return [None if p.grad is None else p.grad.detach().cpu().clone() for p in parameters]
+
+
+def same(got, truth, tol: float = TOLERANCE) -> bool:
+    """Equal within the tolerance, dictionaries of tensors too. No gradient (None) and zeros are the same."""
+    if isinstance(truth, dict):
+        return got.keys() == truth.keys() and all(same(got[name], truth[name], tol) for name in truth)
+    if got is None or truth is None:
+        return all(value is None or not value.count_nonzero() for value in (got, truth))
+    return close(got, truth, max(tolerance(truth.dtype), tol))

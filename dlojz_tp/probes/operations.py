@@ -1,5 +1,6 @@
 """Count what an answer really does: operations, elements read, synchronisations, copies between devices."""
 
+import math
 from collections import Counter
 
 import torch
@@ -159,3 +160,30 @@ def _plain(value):
     if isinstance(value, list | tuple):
         return tuple(_plain(inner) for inner in value)
     return None if isinstance(value, torch.Tensor) else value
+
+
+class Products(TorchDispatchMode):
+    """The matrix products that run inside. dtypes: of each result. multiplications: of numbers, in all of them."""
+
+    def __init__(self):
+        super().__init__()
+        self.dtypes: list[torch.dtype] = []
+        self.multiplications = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if any(hasattr(kind, "__tensor_flatten__") for kind in types):
+            return NotImplemented  # a DTensor: what it does inside comes back here
+        out = func(*args, **(kwargs or {}))
+        if (name := func.overloadpacket._qualified_op_name) in _PRODUCTS:
+            first = args[1] if "add" in name else args[0]
+            self.dtypes.append(out.dtype)
+            self.multiplications += math.prod(out.shape) * first.shape[-1]
+        return out
+
+    def take(self) -> list[torch.dtype]:
+        """The dtypes of the products since the last time; they are forgotten."""
+        dtypes, self.dtypes = self.dtypes, []
+        return dtypes
+
+
+_PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm")

@@ -1,16 +1,16 @@
-"""Several worlds of ranks in one launch: the ranks leave one process group and meet in the next.
+"""Worlds of several sizes in one launch, and what went wrong on their ranks.
 
 A process costs more than a process group. So a check that looks at worlds of 4, 3, 2 and 1 ranks starts four
-processes, not ten; those that a round leaves over are a second world, or have nothing to do.
+processes, not ten: the ranks leave one process group and meet in the next. Those that a round leaves over are a second
+world, or have nothing to do.
 
 What an answer keeps at the top of its notebook is new in each world: the function and its arguments are unpacked anew.
 """
 
 import os
 import pickle
-import re
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
@@ -20,8 +20,111 @@ from dlojz_tp import launch
 from dlojz_tp.checking.judging import Wrong
 from dlojz_tp.launch.run import packed
 
+SIZES = (2, 3, 4, 1)  # no two of them go side by side, so that it is certain which world fails first
+LAUNCHES = ((2,), (4, 3, 1))  # two ranks first: they show most mistakes, and cost least
+TIMEOUT = 6  # seconds for a launch, which takes half a one: a deadlock must come back quickly
+THROUGH = " through"  # what a rank notes behind its place when it is through with a world
 
-def in_worlds(fn: Callable, *args, sizes=(4, 3, 1, 2), timeout: float = 20) -> dict[int, list]:
+
+def on_ranks(fn: Callable, *args, known=(), usual=(), data=None, sizes=SIZES, timeout=TIMEOUT) -> dict[int, list]:
+    """Call `fn(*args)` on all ranks of worlds of these sizes, and give a failure the hint that its work has for it.
+
+    known, usual: (sign, slug) of failures that have a hint of their own, those of a balise and those of its work; a
+    third entry has further fields of the hint, beside {error} (one line) and {what} (the exception's own text). A sign
+    is words of an exception, several that stand in it together, the class of an exception, or a function below.
+    data: if given, classes of the arguments that are no answers; every other one must be callable.
+    Returns {world size: results in rank order}, smallest first. Errors: Wrong; RankError for a failure without a sign.
+    """
+    for answer in args if data else ():
+        if not callable(answer) and not isinstance(answer, data):
+            raise Wrong("not-callable", error=type(answer).__name__)
+    try:
+        found = in_worlds(fn, *args, sizes=sizes, timeout=timeout)
+    except launch.RankError as error:
+        for sign, slug, *more in (*known, *usual):
+            if _shows(sign, error):
+                fields = {"error": error.summary, "what": str(error.cause)}
+                raise Wrong(slug, got=error.summary, **fields | dict(*more)) from error
+        raise
+    return {size: found[size] for size in sorted(found)}
+
+
+def world_after_world(fn: Callable, *args, launches=LAUNCHES, **more) -> Iterator[tuple[int, list]]:
+    """As `on_ranks`, launch after launch: yields (world size, results), so that a check may end at the first mistake.
+
+    launches: the sizes of each; two ranks first, which show most mistakes and cost least.
+    """
+    for sizes in launches:
+        yield from on_ranks(fn, *args, sizes=sizes, **more).items()
+
+
+def by_worlds(looks: dict[str, Callable], fn: Callable, *args, launches=LAUNCHES, **more) -> Iterator[str]:
+    """The claims of a check that ends at the first launch with a mistake: all looks at its worlds, then at the others.
+
+    looks: {claim: look}; look(worlds) is given {world size: results of fn in rank order} and raises Wrong.
+    launches, more: as for `world_after_world`.
+    """
+    first, *others = launches
+    for number, (claim, look) in enumerate(looks.items()):
+        yield claim
+        if not number:
+            worlds = on_ranks(fn, *args, sizes=first, **more)
+        look(worlds)
+    for together in others:
+        *most, last = map(str, sorted(together))
+        yield f"all of it again on {', '.join(most)} and {last} ranks"
+        worlds = on_ranks(fn, *args, sizes=together, **more)
+        for look in looks.values():
+            look(worlds)
+
+
+def each_rank(look):
+    """A look(worlds) that calls look(result, world size, where) for every rank."""
+
+    def all_of_them(worlds):
+        for size, ranks in worlds.items():
+            for rank, got in enumerate(ranks):
+                look(got, size, f"rank {rank} of {size}")
+
+    return all_of_them
+
+
+def _shows(sign, error: launch.RankError) -> bool:
+    """Whether a failure has this sign."""
+    if isinstance(sign, type):
+        return isinstance(error.cause, sign)
+    if callable(sign):
+        return sign(error)
+    text = error.what + (error.traceback if error.kind == "raised" else "")
+    return all(words in text for words in ((sign,) if isinstance(sign, str) else sign))
+
+
+def hung(error: launch.RankError) -> bool:
+    """A sign: ranks that still ran at the deadline."""
+    return error.kind == "hung"
+
+
+def died(error: launch.RankError) -> bool:
+    """A sign: the system ended a rank."""
+    return error.kind == "died"
+
+
+def some_returned(error: launch.RankError) -> bool:
+    """A sign: ranks wait for others that were through already."""
+    return error.kind == "hung" and bool(error.returned)
+
+
+def waits_in(call: str) -> Callable:
+    """A sign: the rank to look at first waits in this function of torch."""
+    return lambda error: error.waits.get(error.rank) == call
+
+
+def killed_by(signal: str) -> Callable:
+    """A sign: the system ended the rank, with SIGABRT for example."""
+    return lambda error: error.signal == signal
+
+
+def in_worlds(fn: Callable, *args, sizes=SIZES, timeout: float = 20) -> dict[int, list]:
     """Call `fn(*args)` on all ranks of worlds of these sizes, one after the other; small ones side by side.
 
     Arguments: fn, with an importable name or sent by value; sizes, each once; timeout, seconds for all together.
@@ -37,7 +140,7 @@ def in_worlds(fn: Callable, *args, sizes=(4, 3, 1, 2), timeout: float = 20) -> d
         except launch.RankError as error:
             if isinstance(error.cause, Wrong):
                 raise error.cause from error
-            raise _named(error, Path(folder)) from error.cause
+            raise _in_its_world(error, Path(folder)) from error.cause
     found = {}
     for turn, worlds in enumerate(rounds):
         first = 0
@@ -74,9 +177,11 @@ def _through(folder, rounds, task) -> list:
         if turn or size < n:
             _leave()
             _join(Path(folder) / f"{turn}-{first}", me - first, size)
-        (Path(folder) / f"rank-{me}").write_text(f"rank {me - first} of {size}")
+        place = Path(folder) / f"rank-{me}"
+        place.write_text(f"{first} {size}")
         fn, args, _ = pickle.loads(task)
         found.append(fn(*args))
+        place.write_text(f"{first} {size}{THROUGH}")
     return found
 
 
@@ -97,22 +202,16 @@ def _join(file: Path, rank: int, size: int) -> None:
     dist.init_process_group("gloo", store=dist.FileStore(str(file), size), rank=rank, world_size=size)
 
 
-_IDLE = r" ranks? [\d, ]+ waits? in init_process_group \(line 1 of <module>\)"  # they stand before the next world
-
-
-def _named(error: launch.RankError, folder: Path) -> launch.RankError:
-    """The error with the number that the rank had in the world in which it failed."""
-    noted, was = folder / f"rank-{error.rank}", f"rank {error.rank} of {error.world_size}"
-    if not noted.exists():
+def _in_its_world(error: launch.RankError, folder: Path) -> launch.RankError:
+    """The error with the numbers that the ranks have in the world in which it came."""
+    places = {int(file.name.removeprefix("rank-")): file.read_text() for file in folder.glob("rank-*")}
+    rank = error.rank
+    if error.kind == "hung":  # those that are through with their world stand before the next one
+        at_work = [rank for rank in error.stands if rank in places and not places[rank].endswith(THROUGH)]
+        rank = rank if rank in at_work else next(iter(at_work), None)
+    if rank not in places or error.kind == "unsendable":  # what came back is of all worlds
         return error
-    now = noted.read_text()
-    rank, size = (int(word) for word in now.split()[1::2])
-    if error.kind == "hung" and rank == error.rank:  # all ranks of this world keep their numbers
-        summary = error.summary.replace(f" of {error.world_size} hung", f" of {size} hung", 1)
-        for idle, instead in ((f", while{_IDLE},", ", while"), (f", while{_IDLE}", ""), (f",{_IDLE}", "")):
-            summary = re.sub(idle, instead, summary)
-        return launch.RankError(rank, size, error.kind, summary, error.traceback, error.stacks, error.cause)
-    if error.kind == "hung" or not error.summary.startswith(was):
-        return error
-    summary = now + error.summary.removeprefix(was).split(" (and so did")[0]
-    return launch.RankError(rank, size, error.kind, summary, error.traceback, error.stacks, error.cause)
+    world = places[rank].removesuffix(THROUGH)
+    first, size = map(int, world.split())
+    members = list(range(first, first + size))
+    return error.in_part(members, [rank for rank in members if places.get(rank) == world + THROUGH])

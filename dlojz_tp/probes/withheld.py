@@ -44,7 +44,8 @@ class Withheld(TorchDispatchMode):
         out = func(_copied(args[0], copies), *args[1:], **(kwargs or {}))
         work = dist.Work.unbox(out[-1] if isinstance(out, tuple) else out)
         self._running[id(work)] = work, copies
-        return out
+        # copies that came back would count for who looks at memory, until gloo's threads let go of them
+        return (args[0], *out[1:]) if isinstance(out, tuple) else out
 
     def forgotten(self) -> int:
         """How many collectives and messages nobody has waited for."""

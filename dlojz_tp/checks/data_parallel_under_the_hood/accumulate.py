@@ -4,20 +4,10 @@ from functools import cache
 
 from dlojz_tp import launch
 from dlojz_tp.checking import Wrong, close
-from dlojz_tp.checks.data_parallel_under_the_hood.common import (
-    Chain,
-    Log,
-    compare,
-    gradients,
-    on_ranks,
-    own_work,
-    reduced,
-    rows,
-    sent,
-    share,
-    until,
-)  # fmt: skip
+from dlojz_tp.checks.data_parallel_under_the_hood.common import compare, on_ranks, own_work, reduced, share
 from dlojz_tp.checks.data_parallel_under_the_hood.overlap import CAPACITY, HELD, KNOWN, local, plain
+from dlojz_tp.probes.networks import Chain, gradients, rows
+from dlojz_tp.probes.traffic import Traffic, sent, until
 from dlojz_tp.probes.withheld import Withheld
 
 HINTS = {
@@ -85,7 +75,7 @@ def _accumulate(Accumulating, backward_in_parts):  # noqa: N803
 
     def run(name, work):
         model.zero_grad()
-        log = Log()
+        log = Traffic()
         model.tell = log.mark
         finished.clear()
         with Withheld() as running, log:

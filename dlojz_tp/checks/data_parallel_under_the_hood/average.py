@@ -7,18 +7,17 @@ from torch import nn
 from dlojz_tp import launch
 from dlojz_tp.checking import Wrong
 from dlojz_tp.checks.data_parallel_under_the_hood.common import (
-    Log,
+    NO_HANDLE,
     compare,
-    gradients,
     judge_held,
     on_ranks,
     own_work,
     reduced,
-    rows,
-    sent,
     share,
-)  # fmt: skip
+)
 from dlojz_tp.measure import LiveBytes
+from dlojz_tp.probes.networks import gradients, rows
+from dlojz_tp.probes.traffic import Traffic, sent
 from dlojz_tp.probes.withheld import Withheld
 
 HINTS = {
@@ -47,7 +46,7 @@ HINTS = {
     "too-few-messages": "{n} collectives for {buckets} buckets: the capacity has no effect. One all-reduce for each bucket.",
     "view-not-reshape": "view() refuses a gradient that is not contiguous ({error}). reshape(-1) copies where it must.",
 }  # fmt: skip
-KNOWN = (("NoneType", "no-gradient"), ("view size is not compatible", "view-not-reshape"))
+KNOWN = (NO_HANDLE, ("NoneType", "no-gradient"), ("view size is not compatible", "view-not-reshape"))
 
 
 class Mixed(nn.Module):
@@ -97,7 +96,7 @@ def _one_by_one(average_gradients):
     for step, name in enumerate(("first", "second")):
         model.zero_grad()
         model(share(step)).backward()
-        with Withheld() as running, LiveBytes() as live, Log() as log, own_work():
+        with Withheld() as running, LiveBytes() as live, Traffic() as log, own_work():
             average_gradients(parameters)
             results[name] = {"now": gradients(parameters), "events": log.events, "peak": live.peak}
         running.left()
@@ -122,7 +121,7 @@ def _judge(worlds, truth, own, case):
                     later=found["later"],
                 )  # fmt: skip
             except Wrong as wrong:
-                kinds = {name for name, _, _ in sent(found["events"])}
+                kinds = {call.name for call in sent(found["events"])}
                 if wrong.slug != "not-waited" and kinds == {"reduce"}:
                     wrong.slug = "reduce-not-all-reduce"
                 raise
@@ -261,7 +260,7 @@ def _in_buckets(average_in_buckets):
             bucket.append(p)
         buckets.append(bucket)
     parameters = [p for bucket in buckets for p in bucket]
-    with Withheld() as running, LiveBytes() as live, Log() as log, own_work():
+    with Withheld() as running, LiveBytes() as live, Traffic() as log, own_work():
         average_in_buckets(buckets)
         now = gradients(parameters)
     running.left()

@@ -9,20 +9,9 @@ import torch.distributed as dist
 
 from dlojz_tp import launch
 from dlojz_tp.checking import Wrong
-from dlojz_tp.checks.data_parallel_under_the_hood.common import (
-    Chain,
-    Log,
-    compare,
-    gradients,
-    on_ranks,
-    own_work,
-    reduced,
-    rows,
-    sent,
-    share,
-    until,
-    volume,
-)  # fmt: skip
+from dlojz_tp.checks.data_parallel_under_the_hood.common import NO_HANDLE, compare, on_ranks, own_work, reduced, share
+from dlojz_tp.probes.networks import Chain, gradients, rows
+from dlojz_tp.probes.traffic import Traffic, sent, until, volume
 from dlojz_tp.probes.withheld import Withheld
 
 CAPACITY = 1200  # bytes: two of the chain's six layers, 576 bytes each
@@ -50,7 +39,7 @@ HINTS = {
     "zeroed-in-place": "Right after zero_grad(set_to_none=True), wrong after zero_grad(set_to_none=False): then backward "
     "adds to the tensor that is already in p.grad, perhaps to a part of your bucket.",
 }  # fmt: skip
-KNOWN = (("NoneType", "hook-too-early"),)
+KNOWN = (NO_HANDLE, ("NoneType", "hook-too-early"))
 
 
 @cache
@@ -118,7 +107,7 @@ def _train(Overlap):  # noqa: N803
                 model.zero_grad(set_to_none=step != 2)
             # two ranks show it; with more, a wrong answer would only cost more time
             backward = _Backward() if step == 0 and first_of_two else None
-            log = Log()
+            log = Traffic()
             model.tell = log.mark
             with Withheld(backward and backward.waits) as running, log:
                 loss = model(share(step))

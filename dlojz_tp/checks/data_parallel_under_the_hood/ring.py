@@ -7,8 +7,11 @@ import torch.distributed as dist
 
 from dlojz_tp import launch
 from dlojz_tp.checking import Wrong, close
-from dlojz_tp.checks.data_parallel_under_the_hood.common import Log, on_ranks, own_work, sent
+from dlojz_tp.checks.data_parallel_under_the_hood.common import on_ranks, own_work
+from dlojz_tp.launch import RankError
 from dlojz_tp.measure import LiveBytes
+from dlojz_tp.probes.ranks import hung
+from dlojz_tp.probes.traffic import Traffic, sent
 from dlojz_tp.probes.withheld import Withheld
 
 HINTS = {
@@ -42,7 +45,7 @@ HINTS = {
     "ring-of-one": "One rank alone has nobody to send to: return the tensor as it is.",
     "wrong-sum": "The result is not the sum over the ranks.",
 }
-KNOWN = (("hung", "ring-deadlock"),)
+KNOWN = ((hung, "ring-deadlock"),)
 BIG = 4000  # elements of the case whose bytes are counted
 CASES = {  # in order: a fault shows at the easiest case
     "twelve": ((12,), torch.float64),
@@ -100,29 +103,26 @@ def balise_8(ring_all_reduce):
 
 def _run(ring_all_reduce):
     """All worlds; where the small cases fail, find out whether the size was the reason."""
-    from dlojz_tp.launch import RankError
-
     try:
         return on_ranks(_on_rank, ring_all_reduce, list(CASES), known=KNOWN)
     except (RankError, Wrong) as error:
+        failure = error if isinstance(error, RankError) else error.__cause__
         if isinstance(error, Wrong) and error.slug != "ring-deadlock":
             raise
-        alone = "of 1 " in str(error) or "of 1 " in str(getattr(error, "got", ""))
+        if failure.world_size == 1:  # the last one
+            raise Wrong("ring-of-one", got=failure.summary) from None
         try:
-            on_ranks(_on_rank, ring_all_reduce, ["twelve"], sizes=(2, 3, 4) if alone else (1, 2, 3, 4), timeout=3)
+            on_ranks(_on_rank, ring_all_reduce, ["twelve"], timeout=3)
         except RankError:
             raise error from None
-        if alone:
-            raise Wrong("ring-of-one", got=str(error).split("\n")[0]) from None
-        summary = error.got if isinstance(error, Wrong) else error.summary
-        raise Wrong("does-not-divide", error=summary) from None
+        raise Wrong("does-not-divide", error=failure.summary) from None
 
 
 def _on_rank(ring_all_reduce, cases):
     found, rank = {}, dist.get_rank()
     for case in cases:
         x = given(case, rank).to(launch.device())
-        with _Kept() as running, LiveBytes() as live, Log() as log, own_work():
+        with _Kept() as running, LiveBytes() as live, Traffic() as log, own_work():
             out = ring_all_reduce(x)
         result = x if out is None else out
         found[case] = {
@@ -168,7 +168,7 @@ def _library(ranks, size):
                 raise Wrong("ring-not-waited", rank=rank, where=f"rank {rank} of {size}, {case}")
             if found["dropped"]:
                 raise Wrong("send-dropped", rank=rank, where=f"rank {rank} of {size}, {case}")
-            for name, _, _ in sent(found["events"]):
+            for name, *_ in sent(found["events"]):
                 if name not in ALLOWED:
                     raise Wrong("collective-used", name=name, where=f"rank {rank} of {size}, {case}")
 
@@ -223,7 +223,7 @@ def _mistake(found, truth, own, rank, size, case):
 
 def _traffic(ranks, size):
     for rank, got in enumerate(ranks):
-        messages = [(peer, nbytes) for name, nbytes, peer in sent(got["big"]["events"]) if name == "send"]
+        messages = [(call.peer, call.bytes) for call in sent(got["big"]["events"]) if call.name == "send"]
         total = sum(nbytes for _, nbytes in messages)
         allowed = 2 * (size - 1) * -(-BIG // size) * 4
         peers = sorted({peer for peer, nbytes in messages if nbytes})

@@ -6,7 +6,9 @@ from torch import nn
 
 from dlojz_tp import launch
 from dlojz_tp.checking import Wrong, close
-from dlojz_tp.checks.data_parallel_under_the_hood.common import Log, on_ranks, own_work, sent, volume
+from dlojz_tp.checks.data_parallel_under_the_hood.common import on_ranks, own_work
+from dlojz_tp.probes.ranks import some_returned, waits_in
+from dlojz_tp.probes.traffic import Traffic, sent, volume
 from dlojz_tp.probes.withheld import Withheld
 
 SLACK = 12_000  # bytes that a right answer may send on top: shapes and names, say
@@ -40,7 +42,7 @@ HINTS = {
     "model.parameters() gives it once.",
     "wrong-state": "{name} on rank {rank} is not rank 0's.",
 }  # fmt: skip
-KNOWN = (("had already returned", "only-rank-0"), (" s in broadcast (", "every-rank-is-source"))
+KNOWN = ((some_returned, "only-rank-0"), (waits_in("broadcast"), "every-rank-is-source"))
 
 
 class Zoo(nn.Module):
@@ -110,7 +112,7 @@ def _on_rank(broadcast_state):
     before = state(model)
     flags = {name: t.requires_grad for name, t in before.items()}
     places = {name: t.data_ptr() for name, t in before.items()}
-    with Withheld() as running, Log() as log, own_work():
+    with Withheld() as running, Traffic() as log, own_work():
         broadcast_state(model)
     values = {name: t.detach().cpu().clone() for name, t in state(model).items()}
     left, after = running.left(), state(model)

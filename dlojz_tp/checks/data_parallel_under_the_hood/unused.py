@@ -9,19 +9,10 @@ from torch import nn
 
 from dlojz_tp import launch
 from dlojz_tp.checking import Wrong
-from dlojz_tp.checks.data_parallel_under_the_hood.common import (
-    Log,
-    compare,
-    gradients,
-    mark,
-    on_ranks,
-    own_work,
-    reduced,
-    rows,
-    same,
-    sent,
-    until,
-)  # fmt: skip
+from dlojz_tp.checks.data_parallel_under_the_hood.common import NO_HANDLE, compare, on_ranks, own_work, reduced
+from dlojz_tp.probes.networks import gradients, mark, rows, same
+from dlojz_tp.probes.ranks import hung
+from dlojz_tp.probes.traffic import Traffic, sent, until
 from dlojz_tp.probes.withheld import Withheld
 
 CAPACITY = 420  # bytes: heads a and b each fill a bucket, the spare one shares the first with the shift
@@ -50,7 +41,8 @@ HINTS = {
     "one-each": "{n} collectives in one step are too many for {held} bytes in buckets of {capacity} bytes.",
 }  # fmt: skip
 KNOWN = (
-    ("hung", "waits-for-ever"),
+    NO_HANDLE,
+    (hung, "waits-for-ever"),
     ("doesn't require gradient", "frozen-hook"),
     ("NoneType", "unused-none"),
 )
@@ -157,7 +149,7 @@ def _steps(Reducer):  # noqa: N803
         reducer = Reducer(model.named(), CAPACITY)
         for step, case in enumerate(WORDS):
             model.zero_grad(set_to_none=case != "other head")
-            log = Log()
+            log = Traffic()
             model.tell = log.mark
             with Withheld() as running, log:
                 x = rows(step, width=16)[rank :: dist.get_world_size()].to(launch.device())

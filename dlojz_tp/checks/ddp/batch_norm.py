@@ -6,8 +6,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from dlojz_tp import launch
 from dlojz_tp.checking import Wrong, close
+from dlojz_tp.probes.ranks import on_ranks
 from dlojz_tp.probes.traffic import Traffic
 from dlojz_tp.probes.withheld import Withheld
 
@@ -57,7 +57,7 @@ CHANNELS, EPS, MOMENTUM = 3, 0.003, 0.25
 def balise_3(all_reduce_sum, sync_batch_norm):
     """The function alone; then the layer in worlds of 1 to 4 against nn.BatchNorm2d on the whole batch, in float64."""
     torch.set_num_threads(1)  # small truths: threads would only wait for each other; judge() puts the number back
-    worlds = launch.worlds(_normalised, all_reduce_sum, sync_batch_norm, sizes=(1, 2, 3, 4), timeout=20)
+    worlds = on_ranks(_normalised, all_reduce_sum, sync_batch_norm, timeout=20)
     yield "AllReduceSum: the sum of the ranks forward, the sum of their gradients backward"
     for size, ranks in worlds.items():
         _right_sums(size, ranks)

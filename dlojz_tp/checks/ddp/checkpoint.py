@@ -14,9 +14,10 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from dlojz_tp import launch
 from dlojz_tp.checking import Wrong, close
 from dlojz_tp.probes.late_rank import Waits
+from dlojz_tp.probes.networks import mean_losses
+from dlojz_tp.probes.ranks import on_ranks
 from dlojz_tp.probes.traffic import Traffic
 
 HINTS = {
@@ -60,24 +61,19 @@ def balise_7(save_checkpoint, load_checkpoint):
         path = Path(folder) / "two" / "checkpoint.pt"
         path.parent.mkdir()
         yield "rank 0 alone writes, and all ranks come back when the file is there"
-        ranks = launch.ranks(_save, save_checkpoint, path, n=2, timeout=15)
+        ranks = on_ranks(_save, save_checkpoint, path, sizes=(2,), timeout=15)[2]
         _right_saving(path, ranks)
         yield "the file holds tensors and numbers only, under the network's own names"
         _right_content(path)
         yield "resumed on 1, 2, 3 and 4 ranks, the losses are those of the uninterrupted run"
         truth = _uninterrupted()
-        for size, found in launch.worlds(_resume, load_checkpoint, path, sizes=(1, 2, 3, 4), timeout=15).items():
+        for size, found in on_ranks(_resume, load_checkpoint, path, timeout=15).items():
             _right_resuming(size, found, truth)
         yield "where there is no file, training starts from the beginning"
-        try:
-            launch.ranks(_right_beginning, load_checkpoint, Path(folder) / "none.pt", n=2, timeout=15)
-        except launch.RankError as error:
-            if isinstance(error.cause, Wrong):
-                raise error.cause from error
-            raise
+        on_ranks(_right_beginning, load_checkpoint, Path(folder) / "none.pt", sizes=(2,), timeout=15)
         yield "a disk that fills up while writing leaves the old checkpoint whole, and no rank waiting"
         before = path.read_bytes()
-        (failed, calls), (_, awaited) = launch.ranks(_save_on_full_disk, save_checkpoint, path, n=2, timeout=15)
+        (failed, calls), (_, awaited) = on_ranks(_save_on_full_disk, save_checkpoint, path, sizes=(2,), timeout=15)[2]
         if not path.exists() or path.read_bytes() != before:
             raise Wrong("old-file-lost", got="no file" if not path.exists() else "a damaged file")
         if not failed:
@@ -116,20 +112,12 @@ def _losses(model, optimizer, epochs):
     generator = torch.Generator().manual_seed(1)
     x, y = torch.randn(36, 4, generator=generator, dtype=torch.float64), torch.randint(3, (36,), generator=generator)
     rank, size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
-    found = []
-    for epoch in epochs:
-        order = torch.randperm(36, generator=torch.Generator().manual_seed(epoch))
-        for batch in order.split(BATCH):
-            mine = batch[rank::size]
-            loss = F.cross_entropy(model(x[mine]), y[mine])
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            mean = loss.detach() / size
-            if size > 1:
-                dist.all_reduce(mean)
-            found.append(mean.item())
-    return found
+    shares = (
+        batch[rank::size]
+        for epoch in epochs
+        for batch in torch.randperm(36, generator=torch.Generator().manual_seed(epoch)).split(BATCH)
+    )
+    return mean_losses(optimizer, (F.cross_entropy(model(x[mine]), y[mine]) for mine in shares))
 
 
 def _uninterrupted():
@@ -298,4 +286,4 @@ def _save_on_full_disk(save_checkpoint, path):
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
     dist.destroy_process_group()  # whoever still waits for this rank gets an error, as when a process ends
-    return raised, len(traffic.calls)
+    return raised, len(traffic.events)

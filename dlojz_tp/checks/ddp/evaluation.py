@@ -9,6 +9,7 @@ from torch.utils.data import Dataset
 
 from dlojz_tp import launch
 from dlojz_tp.checking import Wrong, close, nearest
+from dlojz_tp.probes.ranks import on_ranks
 from dlojz_tp.probes.traffic import Traffic
 from dlojz_tp.probes.withheld import Withheld
 
@@ -50,7 +51,7 @@ def balise_2(evaluate):
     """Three data sets in worlds of 1 to 4, against one process in float64."""
     torch.set_num_threads(1)  # small truths: threads would only wait for each other; judge() puts the number back
     try:
-        worlds = launch.worlds(_evaluated, evaluate, sizes=(1, 2, 3, 4), timeout=20)
+        worlds = on_ranks(_evaluated, evaluate, timeout=20)
     except launch.RankError as error:
         _right_alone(evaluate)
         if error.kind == "raised" and type(error.cause).__name__ in ("ZeroDivisionError", "IndexError", "ValueError"):
@@ -79,13 +80,13 @@ def balise_2(evaluate):
 def _right_alone(evaluate):
     """Where ranks fail together, one alone may tell that they exchange in each batch: they have not equally many."""
     with contextlib.suppress(launch.RankError):
-        _one_exchange(1, 0, launch.worlds(_evaluated, evaluate, SIZES[:1], sizes=(1,), timeout=10)[1][0])
+        _one_exchange(1, 0, on_ranks(_evaluated, evaluate, SIZES[:1], sizes=(1,), timeout=10)[1][0])
 
 
 def _right_on_most(evaluate):
     """A share that is lost may show as a division by zero, too: the larger data set tells it better."""
     with contextlib.suppress(launch.RankError):
-        for size, ranks in launch.worlds(_evaluated, evaluate, SIZES[:1], sizes=(1, 2, 3), timeout=10).items():
+        for size, ranks in on_ranks(_evaluated, evaluate, SIZES[:1], sizes=(2, 3, 1), timeout=10).items():
             _right_values(SIZES[0], size, [found[SIZES[0]] for found in ranks])
 
 

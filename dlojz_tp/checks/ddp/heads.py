@@ -9,6 +9,7 @@ from torch import nn
 
 from dlojz_tp import launch
 from dlojz_tp.checking import Wrong, close
+from dlojz_tp.probes.ranks import on_ranks
 
 HINTS = {
     "unused-parameters": "DDP still waits for gradients of the head that was not used: {error}",
@@ -45,7 +46,7 @@ def balise_4(make_parallel):
     torch.set_num_threads(1)  # small truths: threads would only wait for each other; judge() puts the number back
     yield "five steps go through, though each leaves heads unused"
     try:
-        worlds = launch.worlds(_trained, make_parallel, sizes=(1, 2, 3, 4), timeout=10)
+        worlds = on_ranks(_trained, make_parallel, timeout=10)
     except launch.RankError as error:
         raise _named(error) from error
     for size, ranks in worlds.items():

@@ -8,9 +8,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.data import Dataset
 
-from dlojz_tp import launch
 from dlojz_tp.checking import Wrong, close
 from dlojz_tp.checks.ddp import world
+from dlojz_tp.probes.ranks import died, hung, on_ranks
 
 HINTS = {
     "not-two": "Return two things: the trained module and the list of losses.",
@@ -42,6 +42,7 @@ HINTS = {
     "wrong-loss-reported": "The losses are not the mean over all samples that the ranks have seen in the epoch, each taken before its update.",
 }
 
+KNOWN = tuple((sign, "out-of-step") for sign in (hung, died, "onnection"))
 N, BATCH, EPOCHS, RATE = 29, 12, 2, 0.3
 
 
@@ -49,12 +50,7 @@ def balise_1(join_world, train):
     """Ranks as launch, torchrun and srun start them; then training in worlds of 1 to 4, replayed in one process."""
     torch.set_num_threads(1)  # small truths: threads would only wait for each other; judge() puts the number back
     yield from world.join(join_world, train)
-    try:
-        worlds = launch.worlds(_trained, train, sizes=(1, 2, 3, 4), timeout=10)
-    except launch.RankError as error:
-        if error.kind in ("hung", "died") or "onnection" in error.summary:
-            raise Wrong("out-of-step", got=error.summary) from error
-        raise
+    worlds = on_ranks(_trained, train, known=KNOWN, timeout=10)
     yield "each rank takes its own share, in another order each epoch"
     for size, ranks in worlds.items():
         _right_form(size, ranks)

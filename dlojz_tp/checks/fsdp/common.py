@@ -1,21 +1,17 @@
 """What the checks of this work share: a model with awkward sizes, a training run under watch on the ranks, its truth."""
 
 import copy
-from collections.abc import Callable
+import functools
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-from dlojz_tp import launch
 from dlojz_tp.checking import Wrong, close
 from dlojz_tp.checks.fsdp.watched import RATE, STEPS, loss_of, most_beside
 from dlojz_tp.models import Llama, LlamaConfig
-from dlojz_tp.probes.ranks import in_worlds
-
-SIZES = ((2,), (4, 3, 1))  # a launch each; two ranks first: most mistakes show there
-TIMEOUT, MORE = 20, 5  # seconds for a launch, and for each further world in it
+from dlojz_tp.probes import ranks
 
 HINTS = {
     "not-the-model": "Return the model that was given, sharded in place. `fully_shard` changes its argument and returns it.",
@@ -86,26 +82,6 @@ def decoder(name: str, *, dtype=torch.float64, frozen: tuple[str, ...] = (), std
     return Case(name, model, tokens)
 
 
-def on_ranks(fn: Callable, *args, known=(), sizes=SIZES):
-    """Run a check's function in world after world: yields (size, results of the ranks).
-
-    known: (words in the error, slug), beside those of every balise. sizes: of the worlds in each launch.
-    """
-    for answer in args:
-        if not callable(answer) and not isinstance(answer, dict | Case | list | int):
-            raise Wrong("not-callable", error=type(answer).__name__)
-    for together in sizes:
-        try:
-            found = in_worlds(fn, *args, sizes=together, timeout=TIMEOUT + MORE * (len(together) - 1))
-        except launch.RankError as error:
-            for sign, slug in (*known, *KNOWN):
-                if sign in error.summary:
-                    short = error.summary.split("\n")[0][:160]
-                    raise Wrong(slug, got=short, error=short, where=f"{error.world_size} ranks") from error
-            raise
-        yield from sorted(found.items())
-
-
 KNOWN = (
     ("overlapping meshes", "root-first"),
     ("containers that do not implement forward", "container"),
@@ -114,6 +90,8 @@ KNOWN = (
     ("Must flatten tensors", "old-fsdp"),
     ("mixed torch.Tensor and DTensor", "no-groups"),
 )
+# two ranks first: most mistakes show there
+on_ranks = functools.partial(ranks.world_after_world, usual=KNOWN, data=(dict, Case, list, int), timeout=30)
 
 
 def has_memory(tensor) -> bool:

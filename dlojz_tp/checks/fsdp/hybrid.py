@@ -9,7 +9,7 @@ from torch.distributed.tensor import DTensor
 
 from dlojz_tp.checking import Wrong, close
 from dlojz_tp.models import Llama, LlamaConfig, language_loss
-from dlojz_tp.probes.ranks import in_worlds
+from dlojz_tp.probes.ranks import by_worlds
 
 HINTS = {
     "hybrid-not-sharded": "{name} is a whole tensor on rank {rank}, not a shard.",
@@ -36,16 +36,24 @@ RATE = 0.5
 
 def balise_9(shard_hybrid):
     """All shapes of mesh on 1 to 4 ranks: who holds which part, and one step against one process."""
-    yield "each block and the root in parts, neighbours hold different ones, replicas the same"
-    worlds = in_worlds(_hybrid, shard_hybrid, timeout=30)
-    for size in (4, 3, 2, 1):
+    looks = {
+        "each block and the root in parts, neighbours hold different ones, replicas the same": functools.partial(
+            _each, _right_parts
+        ),
+        "one step equals a step of one process on the whole batch": functools.partial(_each, _right_step),
+        "replicas that do not divide the ranks are refused": _right_refusal,
+    }
+    # four ranks first: they alone can be replicas of several shards
+    yield from by_worlds(looks, _hybrid, shard_hybrid, launches=((4,), (3, 1, 2)), timeout=30)
+
+
+def _each(look, worlds):
+    for size in sorted(worlds, reverse=True):
         for replicas in REPLICAS[size]:
-            _right_parts(size, replicas, [found[replicas] for found in worlds[size]])
-    yield "one step equals a step of one process on the whole batch"
-    for size in (4, 3, 2, 1):
-        for replicas in REPLICAS[size]:
-            _right_step(size, replicas, [found[replicas] for found in worlds[size]])
-    yield "replicas that do not divide the ranks are refused"
+            look(size, replicas, [found[replicas] for found in worlds[size]])
+
+
+def _right_refusal(worlds):
     for size, ranks in worlds.items():
         for found in ranks:
             if found["refused"] is not True:

@@ -12,10 +12,10 @@ from torch.distributed.tensor import DTensor
 
 from dlojz_tp.checking import Wrong, close
 from dlojz_tp.checks.fsdp.common import has_memory
-from dlojz_tp.checks.fsdp.kept import kept_outside
 from dlojz_tp.measure.live import LiveBytes
 from dlojz_tp.models import Llama, LlamaConfig, language_loss
-from dlojz_tp.probes.ranks import in_worlds
+from dlojz_tp.probes.outside import kept_outside
+from dlojz_tp.probes.ranks import by_worlds
 
 HINTS = {
     "no-model-back": "Return the sharded model, an nn.Module.",
@@ -43,29 +43,41 @@ HINTS = {
 
 CONFIG = LlamaConfig(vocab_size=37, width=24, heads=4, kv_heads=2, layers=3, max_length=16, ffn_width=48)
 FROZEN = "norm.weight"
+LAUNCHES = ((4,), (3, 1, 2))  # four ranks first: their shards are small beside a whole block
 
 
 def balise_6(build_sharded):
     """Built in worlds of 1 to 4 where memory without a value reads NaN; weights put together and used by one process."""
-    yield "made on the meta device, each block and the root sharded, memory for shards only"
-    worlds = in_worlds(_built, build_sharded, timeout=30)
-    for size, ranks in sorted(worlds.items(), reverse=True):
+    looks = {
+        "made on the meta device, each block and the root sharded, memory for shards only": _right_parts,
+        "all weights and tables are filled, as init_weights fills them": _filled,
+        "every shard has numbers of its own, and the seed decides them": functools.partial(_each, _right_draws),
+        "forward and backward give what one process computes with the same weights": functools.partial(
+            _each, _right_loss
+        ),
+    }
+    yield from by_worlds(looks, _built, build_sharded, launches=LAUNCHES, timeout=30)
+
+
+def _right_parts(worlds):
+    for size, ranks in worlds.items():
         for rank, found in enumerate(ranks):
             _right_form(f"rank {rank} of {size}", found)
-    for size in (4, 3):
-        for rank, found in enumerate(worlds[size]):
+    for size, ranks in worlds.items():
+        for rank, found in enumerate(ranks if size > 2 else ()):
             _right_memory(f"rank {rank} of {size}", found)
-    yield "all weights and tables are filled, as init_weights fills them"
+
+
+def _filled(worlds):
     for size, ranks in worlds.items():
         for rank, found in enumerate(ranks):
             _right_values(f"rank {rank} of {size}", found)
         _right_distribution(size, ranks)
-    yield "every shard has numbers of its own, and the seed decides them"
+
+
+def _each(look, worlds):
     for size, ranks in worlds.items():
-        _right_draws(size, ranks)
-    yield "forward and backward give what one process computes with the same weights"
-    for size, ranks in worlds.items():
-        _right_loss(size, ranks)
+        look(size, ranks)
 
 
 def _make():

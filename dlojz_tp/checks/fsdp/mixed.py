@@ -69,10 +69,10 @@ def _right_dtypes(report, where):
     if set(products) != {HALF}:
         raise Wrong("blocks-in-full", expected="bfloat16", got=_words(set(products) - {HALF}), where=where)
     # bytes without a dtype are bf16 shards packed for one message
-    wide = {dtype for kind, _, dtype in _calls(report) if kind == "all_gather" and dtype == FULL}
+    wide = {call.dtype for call in _calls(report) if call.name == "all_gather" and call.dtype == FULL}
     if wide:
         raise Wrong("gathers-in-full", expected="bfloat16", got="float32", where=where)
-    sums = {dtype for kind, _, dtype in _calls(report) if kind in ("reduce_scatter", "all_reduce")}
+    sums = {call.dtype for call in _calls(report) if call.name in ("reduce_scatter", "all_reduce")}
     if sums - {FULL}:
         raise Wrong("reduces-in-half", expected="float32", got=_words(sums - {FULL}), where=where)
     if report["logits"] != FULL:

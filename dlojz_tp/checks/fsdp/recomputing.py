@@ -88,7 +88,7 @@ def _alone(case) -> tuple[int, int, int]:
             logits = model(tokens[:, :-1])
         forward, kept = len(watch.take()["products"]), saved.take(model)
         watched.loss_of(logits, tokens).backward()
-    return kept, forward, len(watch.products)
+    return kept, forward, len(watch.take()["products"])
 
 
 def _right_memory(report, alone, blocks, every, where):

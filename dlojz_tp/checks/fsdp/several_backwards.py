@@ -2,6 +2,7 @@
 
 import functools
 import math
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -9,7 +10,7 @@ from torch.distributed.fsdp import fully_shard
 
 from dlojz_tp.checking import Wrong, close
 from dlojz_tp.models import Llama, LlamaConfig, language_loss
-from dlojz_tp.probes.ranks import in_worlds
+from dlojz_tp.probes.ranks import by_worlds
 from dlojz_tp.probes.traffic import Traffic
 
 HINTS = {
@@ -47,24 +48,29 @@ CLOSE = 1e-6  # a share such as 1/3 may have been a float32 on its way
 
 def balise_8(accumulate):
     """Even and uneven micro-batches in worlds of 1 to 4, two calls each, then a plain backward."""
-    yield "one step equals a step of one process on the whole batch"
-    worlds = in_worlds(_accumulated, accumulate, timeout=30)
-    for case in CASES:
-        if case == "uneven":
-            yield "the same where the last micro-batch is smaller"
-        for size in (2, 3, 4, 1):
+    looks = {
+        "one step equals a step of one process on the whole batch": partial(_weights, ("even",)),
+        "the same where the last micro-batch is smaller": partial(_weights, ("uneven", "one")),
+        "one micro-batch after the other, gradients exchanged once a step, with the last": partial(
+            _each, _right_traffic
+        ),
+        "the loss of this rank comes back": partial(_each, _right_loss),
+    }
+    yield from by_worlds(looks, _accumulated, accumulate, timeout=30)
+
+
+def _weights(cases, worlds):
+    for case in cases:
+        for size, ranks in worlds.items():
             if case in SEEN[size]:
-                _right_weights(size, [found[case] for found in worlds[size]], case)
-    yield "one micro-batch after the other, gradients exchanged once a step, with the last"
+                _right_weights(size, [found[case] for found in ranks], case)
+
+
+def _each(look, worlds):
     for size, ranks in worlds.items():
         for rank, found in enumerate(ranks):
             for case in SEEN[size]:
-                _right_traffic(f"rank {rank} of {size}", found[case], case, size)
-    yield "the loss of this rank comes back"
-    for size, ranks in worlds.items():
-        for rank, found in enumerate(ranks):
-            for case in SEEN[size]:
-                _right_loss(size, rank, found[case], case)
+                look(size, rank, found[case], case)
 
 
 def _model():
@@ -130,7 +136,7 @@ class _Alive:
 
 def _reduced(traffic):
     """Bytes handed in by each reduce-scatter."""
-    return [size for name, size in traffic.calls if name.strip("_").startswith("reduce_scatter")]
+    return [call.bytes for call in traffic.calls if call.name == "reduce_scatter"]
 
 
 @functools.cache
@@ -183,9 +189,9 @@ def _right_weights(size, ranks, case):
         raise Wrong(slug, expected=wanted[0], got=first[0], where=where, n=n)
 
 
-def _right_traffic(where, found, case, size):
+def _right_traffic(size, rank, found, case):
     n, sizes = len(CASES[case]), list(CASES[case])
-    where = f"{where}, {n} micro-batches"
+    where = f"rank {rank} of {size}, {n} micro-batches"
     if found["batches"] and len(found["batches"]) < n or found["open"]:
         raise Wrong(
             "one-large-batch", expected=f"{sizes} sequences, one after the other", got=found["batches"], where=where

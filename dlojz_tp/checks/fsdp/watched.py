@@ -2,7 +2,6 @@
 
 import contextlib
 import copy
-import gc
 import itertools
 from collections.abc import Callable
 from functools import partial
@@ -15,44 +14,37 @@ from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 from torch.nn import functional as F  # noqa: N812
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from dlojz_tp.checks.fsdp.kept import kept_outside
-from dlojz_tp.measure.communications import NAMES, collective
+from dlojz_tp.probes.memory import living_storages
+from dlojz_tp.probes.operations import Products
+from dlojz_tp.probes.outside import kept_outside
 from dlojz_tp.probes.settling import settle
+from dlojz_tp.probes.traffic import Traffic
 
 RATE, STEPS = 0.05, 2
-PRODUCTS = ("mm", "addmm", "bmm", "baddbmm")
 WRAPPERS = ("_checkpoint_wrapped_module.", "_orig_mod.")  # modules that PyTorch puts between, and hides in a state dict
 
 _times = itertools.count()
 
 
-class Watch(TorchDispatchMode):
-    """The collectives as (kind, bytes handed in, dtype), and the dtypes of matrix products."""
+class Watch:
+    """The collectives, and the dtypes of matrix products."""
 
     def __init__(self):
-        super().__init__()
-        self.calls: list[tuple[str, int, torch.dtype]] = []
-        self.products: list[torch.dtype] = []
+        self._traffic, self._products = Traffic(), Products()
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if any(hasattr(kind, "__tensor_flatten__") for kind in types):
-            return NotImplemented  # a DTensor: what it does inside comes back here
-        result = func(*args, **(kwargs or {}))
-        call = collective(func, args)
-        if call is not None:
-            tensors = [a for a in torch.utils._pytree.tree_leaves(args) if isinstance(a, torch.Tensor)]
-            self.calls.append((NAMES.get(call[0], call[0]), call[1], tensors[0].dtype if tensors else None))
-        elif func.namespace == "aten" and func.overloadpacket.__name__ in PRODUCTS:
-            self.products.append(result.dtype)
-        return result
+    def __enter__(self):
+        self._traffic.__enter__()
+        self._products.__enter__()
+        return self
+
+    def __exit__(self, *error):
+        self._products.__exit__(*error)
+        self._traffic.__exit__(*error)
 
     def take(self) -> dict:
         """What was seen since the last call; forget it."""
-        found = {"calls": self.calls, "products": self.products}
-        self.calls, self.products = [], []
-        return found
+        return {"calls": self._traffic.take(), "products": self._products.take()}
 
 
 class Saved(torch.autograd.graph.saved_tensors_hooks):
@@ -126,16 +118,6 @@ def train(shard: Callable, case, *args, look: Callable | None = None, take_steps
 def most_beside(whole: int, size: int) -> float:
     """Bytes that a rank may hold besides its shards, of a model of `whole` bytes: copies of the shards, in the report."""
     return (1 / size + 0.6) * whole
-
-
-def living_storages() -> dict[int, int]:
-    """{storage: bytes} of all tensors that Python holds on this rank."""
-    found = {}
-    for thing in gc.get_objects():
-        if isinstance(thing, torch.Tensor) and type(thing) in (torch.Tensor, nn.Parameter) and not thing.is_meta:
-            storage = thing.untyped_storage()
-            found[storage._cdata] = storage.nbytes()
-    return found
 
 
 def first_slug(mine: str) -> str:

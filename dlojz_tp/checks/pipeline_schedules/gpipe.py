@@ -42,7 +42,7 @@ MICRO_BATCHES = 6
 def balise_1(make_stage, make_gpipe, pipeline_step):
     """Worlds of 1 to 4 ranks, 7 layers; a mean twice, a sum once."""
     yield "7 layers on 1, 2, 3 and 4 ranks: neighbours, shares that differ by at most one"
-    worlds = running.in_worlds(_observed, make_stage, make_gpipe, pipeline_step, sizes=(2, 3, 4, 1))
+    worlds = running.on_ranks(_observed, make_stage, make_gpipe, pipeline_step, sizes=(2, 3, 4, 1))
     yield "6 micro-batches of 4 samples, all forwards first"
     for size, ranks in worlds.items():
         _right_order(size, ranks)

@@ -60,7 +60,7 @@ def balise_3(placement, interleaved_order, make_interleaved):
         ):
             _right_order(interleaved_order, *case)
     yield "on up to 3 ranks with PyTorch: the gradients of one process, for a mean and for a sum"
-    worlds = running.in_worlds(_observed, placement, make_interleaved, sizes=(2, 3, *ALONE))
+    worlds = running.on_ranks(_observed, placement, make_interleaved, sizes=(2, 3, *ALONE))
     for size, ranks in worlds.items():
         _right_run(size, ranks)
 

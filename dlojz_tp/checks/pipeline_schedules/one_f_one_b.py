@@ -49,7 +49,7 @@ def balise_2(choose_micro_batches, make_1f1b):
         raise Wrong(
             "nothing-raised", expected="ValueError", got=found, where=f"{p} stages, {bound:.0%}, {batch} samples"
         )
-    worlds = running.in_worlds(_observed, make_1f1b, sizes=(2, 4, 1))
+    worlds = running.on_ranks(_observed, make_1f1b, sizes=(2, 4, 1))
     yield "1F1B: the gradients of one process, for a mean and for a sum"
     for size, ranks in worlds.items():
         _right_ranks(size, ranks)

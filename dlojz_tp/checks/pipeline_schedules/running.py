@@ -1,17 +1,19 @@
 """Run PyTorch's schedules on ranks with layers that note what happens, and compare with one process."""
 
+import functools
+
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from dlojz_tp import launch
 from dlojz_tp.checking import Wrong, close
-from dlojz_tp.probes import ranks as world_ranks
+from dlojz_tp.probes import ranks
+from dlojz_tp.probes.ranks import hung, killed_by
 
 HINTS = {
     "ranks-wait": "The ranks waited for each other for ever. Every rank has to call the same collectives, in the same order, and "
-    "the same schedule. {summary}",
-    "collective-broke": "A collective broke off ({summary}). Its tensor has the same shape and dtype on all ranks.",
+    "the same schedule.",
+    "collective-broke": "A collective broke off ({error}). Its tensor has the same shape and dtype on all ranks.",
 }
 
 WIDTHS = (5, 6, 4, 7, 5, 6, 4, 3)  # of what goes into the layers, and out of the last
@@ -136,20 +138,10 @@ def gradients(stages) -> dict[int, list]:
     }
 
 
-def in_worlds(function, *args, sizes) -> dict[int, list]:
-    """All worlds in one launch, with a hint of its own where the ranks wait for each other.
-
-    sizes: in an order in which no two go side by side, so that it is certain which mistake is found first.
-    """
-    try:
-        found = world_ranks.in_worlds(function, *args, sizes=sizes, timeout=8)
-        return {size: found[size] for size in sorted(sizes)}
-    except launch.RankError as error:
-        if error.kind == "hung":
-            raise Wrong("ranks-wait", got=error.summary, summary="") from error
-        if "SIGABRT" in error.summary:
-            raise Wrong("collective-broke", got=error.summary, summary=error.summary) from error
-        raise
+# sizes are given in an order in which no two go side by side, so that it is certain which mistake is found first
+on_ranks = functools.partial(
+    ranks.on_ranks, usual=((hung, "ranks-wait"), (killed_by("SIGABRT"), "collective-broke")), timeout=8
+)
 
 
 def kept(events: list[tuple[str, int, int]], layers: list[int]) -> int:

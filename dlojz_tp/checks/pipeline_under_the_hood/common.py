@@ -1,6 +1,6 @@
 """What the checks of this work share: a small model in stages, its truth in one process, ranks and their failures."""
 
-import re
+import functools
 
 import torch
 import torch.distributed as dist
@@ -8,12 +8,11 @@ from torch import nn
 
 from dlojz_tp import launch
 from dlojz_tp.checking import Wrong, close
-from dlojz_tp.checks.data_parallel_under_the_hood.common import Log, sent
 from dlojz_tp.checks.pipeline_under_the_hood.sends import Sends
-from dlojz_tp.probes.ranks import in_worlds
+from dlojz_tp.probes.networks import mark
+from dlojz_tp.probes.ranks import hung, killed_by, on_ranks
+from dlojz_tp.probes.traffic import Traffic, sent
 
-SIZES = (2, 3, 4, 1)  # in one launch, one world after the other: two ranks first, where most mistakes show
-TIMEOUT = 6  # seconds for a launch, which takes half a one: a deadlock must come back quickly
 WIDTHS = (5, 7, 4, 6, 3, 8, 2)  # of the activations between the layers, so that no two stages are alike
 HINTS = {
     "ranks-hang": "The ranks wait for each other: {error}. Does each receive have its send, and each send its receive, in the same lane "
@@ -59,41 +58,15 @@ HINTS = {
 }  # fmt: skip
 
 
-def on_ranks(fn, *args, known=(), sizes=SIZES, timeout=TIMEOUT) -> dict[int, list]:
-    """Run a check's function in worlds of 1, 2, 3 and 4 ranks, in one launch.
-
-    known: pairs (words in the error, a regular expression for those of its summary, or its kind; slug) of failures that have their own hint, which may use {error}.
-    """
-    if torch.cuda.device_count() >= max(sizes):
-        timeout *= 6  # NCCL takes seconds to set its communicators up
-    usual = (
-        ("hung", "ranks-hang"), ("shapes cannot be multiplied", "inputs-everywhere"),
+on_ranks = functools.partial(
+    on_ranks,
+    usual=(
+        (hung, "ranks-hang"), ("shapes cannot be multiplied", "inputs-everywhere"),
         ("NoneType' object has no attribute 'contiguous", "no-gradient-to-send"),
         ("modified by an inplace operation", "weights-changed"), ("only for scalar outputs", "gradient-forgotten"),
-        ("does not have a grad_fn", "no-graph"), ("SIGABRT", "sizes-differ"),
-    )  # fmt: skip
-    try:
-        found = in_worlds(fn, *args, sizes=sizes, timeout=timeout)
-        return {size: found[size] for size in sorted(sizes)}
-    except launch.RankError as error:
-        for sign, slug in (*known, *usual):
-            if error.kind == sign or re.search(sign, error.summary) or (error.kind == "raised" and sign in str(error)):
-                raise Wrong(slug, got=error.summary, error=error.summary) from error
-        raise
-
-
-class Marked(torch.autograd.Function):
-    """Hands a tensor on, and tells when the gradient comes back."""
-
-    @staticmethod
-    def forward(ctx, x, tell):
-        ctx.tell = tell
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx, gradient):
-        ctx.tell()
-        return gradient, None
+        ("does not have a grad_fn", "no-graph"), (killed_by("SIGABRT"), "sizes-differ"),
+    ),
+)  # fmt: skip
 
 
 class Stage(nn.Sequential):
@@ -113,7 +86,7 @@ class Stage(nn.Sequential):
 
     def _ended(self, _layer, _given, y):
         first = self.seen[-1][-1]
-        return Marked.apply(y, lambda: self.seen.append(("B", None, first)))
+        return mark(y, lambda _: self.seen.append(("B", None, first)), "")
 
 
 def layers() -> list[nn.Module]:
@@ -196,7 +169,7 @@ def run_step(answer, step, rows: int, calls: int = 1):
     before = [p.detach().clone() for p in stage.parameters()]
     x, targets = (tensor.to(launch.device()) for tensor in batch(rows))
     gradients, sends = [], Sends(place)
-    with Log() as log, sends.watched(answer):
+    with Traffic() as log, sends.watched(answer):
         for _ in range(calls):
             loss = step(stage, place, x, targets)
             gradients.append([None if p.grad is None else p.grad.detach().cpu().clone() for p in stage.parameters()])
@@ -218,7 +191,7 @@ def right_step(worlds, rows: int, pieces: int = 1, even: bool = True):
         for rank, got in enumerate(ranks):
             where = f"stage {rank} of {size}, batch of {rows}" + (f" in {pieces} micro-batches" if pieces > 1 else "")
             expected, found = of_stage(gradients, rank, size), got["gradients"][0]
-            names = [name for name, _, _ in got["sent"] if name not in ("send", "recv", "recv_any_source")]
+            names = [name for name, *_ in got["sent"] if name not in ("send", "recv", "recv_any_source")]
             if names:
                 raise Wrong("collective-used", name=names[0], where=where)
             if got["changed"]:

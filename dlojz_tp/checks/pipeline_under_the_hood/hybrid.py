@@ -9,7 +9,8 @@ from torch import nn
 from dlojz_tp import launch
 from dlojz_tp.checking import Wrong, close
 from dlojz_tp.checks.pipeline_under_the_hood.common import on_ranks
-from dlojz_tp.probes.traffic import GroupTraffic
+from dlojz_tp.probes.ranks import hung, killed_by
+from dlojz_tp.probes.traffic import Traffic
 from dlojz_tp.probes.withheld import Withheld
 
 HINTS = {
@@ -61,8 +62,8 @@ LAYERS, WIDTH = 12, 3
 ROWS = (12, 7)
 A_FEW = 64  # bytes that may be told to all ranks: numbers of rows, say
 KNOWN = (
-    ("hung", "groups-not-everywhere"),
-    ("SIGABRT", "groups-not-everywhere"), ("UnboundLocalError", "no-group-kept"), ("NoneType", "grad-none"),
+    (hung, "groups-not-everywhere"),
+    (killed_by("SIGABRT"), "groups-not-everywhere"), ("UnboundLocalError", "no-group-kept"), ("NoneType", "grad-none"),
 )  # fmt: skip
 
 
@@ -164,13 +165,13 @@ def _one_step(hybrid_step, p, rows, replica, group):
         return loss.detach() if stage == p - 1 else None
 
     x, targets = (tensor.to(launch.device()) for tensor in _batch(rows))
-    with Withheld() as running, GroupTraffic() as traffic:
+    with Withheld() as running, Traffic() as traffic:
         loss = hybrid_step(step, list(mine), x, targets, replica, group)
     returned = [None if q.grad is None else q.grad.cpu().clone() for q in mine if q.requires_grad]
     group_size = dist.get_world_size(group)
     return {
         "rows": rows, "calls": calls, "own": own, "loss": None if loss is None else _as_float(loss), "gradients": returned,
-        "beyond": sum(n for _, n, ranks in traffic.calls if ranks > group_size), "running": running.left(),
+        "beyond": sum(call.bytes for call in traffic.calls if call.group > group_size), "running": running.left(),
         "filled": any(q.grad is not None for q in mine if not q.requires_grad),
         "changed": not all(torch.equal(a, b) for a, b in zip(before, mine, strict=True)),
     }  # fmt: skip

@@ -8,10 +8,11 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from dlojz_tp import launch
 from dlojz_tp.checking import Wrong, close
-from dlojz_tp.checks.data_parallel_under_the_hood.common import Log, volume
 from dlojz_tp.checks.pipeline_under_the_hood.common import on_ranks
 from dlojz_tp.checks.pipeline_under_the_hood.sends import Sends
 from dlojz_tp.measure import LiveBytes
+from dlojz_tp.probes.ranks import hung
+from dlojz_tp.probes.traffic import Traffic, volume
 
 HINTS = {
     "no-works": "send_activation and send_gradient return the list of started sends, each with a wait(): dist.isend gives one. "
@@ -84,7 +85,7 @@ def balise_2(send_activation, receive_activation, send_gradient, receive_gradien
                     f"rank {rank} of {size}, {CASES[case][1]} of shape {CASES[case][0]}".replace("torch.", ""),
                 )
     yield "neighbours that send to each other at the same moment"
-    on_ranks(_both_ways, answers, sizes=(2,), known=(("hung", "send-waits"),))
+    on_ranks(_both_ways, answers, sizes=(2,), known=((hung, "send-waits"),))
 
 
 def _run(answers):
@@ -179,7 +180,7 @@ def _chain(answers, cases, tags=False):
         if rank < size - 1:
             leaf = given(case, rank).to(launch.device())
             output = leaf.requires_grad_() * 1 if leaf.is_floating_point() else leaf
-            with Log() as log:
+            with Traffic() as log:
                 works = making("send_activation", _started, send_activation, output, rank + 1, tag)
             got |= {"sent": volume(log.events), "graph": output.requires_grad}
         if rank > 0:
@@ -196,7 +197,7 @@ def _chain(answers, cases, tags=False):
         if received is not None and received.is_floating_point():
             gradient = _gradient(case, rank).to(launch.device())
             received.grad = gradient.t().contiguous().t() if case == "turned back" else gradient
-            with Log() as log:
+            with Traffic() as log:
                 works = making("send_gradient", _started, send_gradient, received, rank - 1, tag)
             got["returned"] = volume(log.events)
             if works[0] is None:

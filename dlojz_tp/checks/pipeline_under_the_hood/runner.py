@@ -18,6 +18,7 @@ from dlojz_tp.checks.pipeline_under_the_hood.common import (
 )
 from dlojz_tp.checks.pipeline_under_the_hood.steps import case, right_rows
 from dlojz_tp.checks.pipeline_under_the_hood.timing import judged, on_the_clock
+from dlojz_tp.probes.ranks import hung
 
 HINTS = {
     "not-two": "Return a pair: the loss and the list of events. Here came {kind}.",
@@ -49,7 +50,7 @@ def balise_6(run_schedule):
         right_step(worlds, rows, 4, even=rows % 4 == 0)
     yield "micro-batches in the order 2, 0, 3, 1 forward and 0, 3, 2, 1 back, with other functions that send and receive"
     odd = {3: [_odd(stage, 3) for stage in range(3)]}
-    more = {"sizes": (3,), "known": (("hung", "in-order-only"),)}
+    more = {"sizes": (3,), "known": ((hung, "in-order-only"),)}
     try:
         found = on_ranks(_steps, run_schedule, [(odd, 12)], True, **more)
     except (launch.RankError, Wrong):  # does it run with its own functions, and mixes them with the others?
@@ -72,10 +73,22 @@ def balise_6(run_schedule):
 
 
 _USUAL = (("gpipe", 12), ("one_f_one_b", 9))  # 9 rows in 4: chunk makes 3 of them, split 5
-# where some wait in a receive, no send is to blame; a wait() whose line cannot be read counts as running
-_IN_WAIT = r"in wait \(line \d+ of (?!receive)"
-_ALL_IN_WAIT = rf"still waiting after \S+ s {_IN_WAIT}(?!.*(\d waits? (?!{_IN_WAIT})|already returned))"
-_BLOCKED = (("still running", "waits-for-send"), (_ALL_IN_WAIT, "waits-for-send"))
+
+
+def _blocked(error) -> bool:
+    """A sign: ranks that all hang in a send. Where some wait in a receive, or for one that is through, no send is to blame.
+
+    A wait() whose line cannot be read counts as running.
+    """
+    if not hung(error) or error.waits.get(error.rank) is None:
+        return hung(error)
+    in_sends = (
+        stand.waits_in == "wait" and not stand.frame.name.startswith("receive") for stand in error.stands.values()
+    )
+    return not error.returned and all(in_sends)
+
+
+_BLOCKED = ((_blocked, "waits-for-send"),)
 
 
 def _odd(stage, n_stages):

@@ -129,6 +129,6 @@ def own_inputs(seen, rank, size, rows, pieces):
 def _bytes(got, rows, passes, rank, size):
     """Each row crosses a cut twice, forward on one side and back on the other; headers may take 256 bytes each."""
     allowed = 2 * (2 * rows * ACTIVATION) + passes * 2 * 256
-    found = sum(size for name, size, _ in got["sent"] if name == "send")
+    found = sum(call.bytes for call in got["sent"] if call.name == "send")
     if found > allowed:
         raise Wrong("too-many-bytes", rank=rank, got=found, allowed=allowed, where=f"stage {rank} of {size}")

@@ -9,13 +9,12 @@ from dlojz_tp.checks.tensor_slicing.attention import attention_forms
 from dlojz_tp.checks.tensor_slicing.block_dropout import RATE as PLACE_RATE
 from dlojz_tp.checks.tensor_slicing.block_dropout import dropped, judge_agreement, judge_places, places
 from dlojz_tp.checks.tensor_slicing.common import Form, exercise, noise, randomise, truth
-from dlojz_tp.checks.tensor_slicing.group_functions import moved
 from dlojz_tp.checks.tensor_slicing.layers import judge_layer
 from dlojz_tp.checks.tensor_slicing.layouts import WORLD, in_groups_too, on_groups
 from dlojz_tp.checks.tensor_slicing.linear import pair_forms
 from dlojz_tp.checks.tensor_slicing.parts import judge_longer, judge_odd, longer, run
 from dlojz_tp.models import Block, Transformer, TransformerConfig
-from dlojz_tp.probes.traffic import GroupTraffic
+from dlojz_tp.probes.traffic import Call, Traffic, on_the_wire
 
 HINTS = {
     "residual-lost": "What comes out is only what attention and feed-forward add. Each is added to its input.",
@@ -134,7 +133,7 @@ def _model(every, kind, title):
     for size, rank, got in reports:
         judge_odd({"a single token": got["single"]}, f"rank {rank} of {size}")
     for size, rank, got in reports:
-        found, wanted = moved(got["sent"]), _enough(_MODELS[kind], size)
+        found, wanted = on_the_wire(got["sent"]), _enough(_MODELS[kind], size)
         if found > wanted:
             raise Wrong(
                 "tables-travel", found=int(found), wanted=int(wanted), where=f"rank {rank} of {size}, one token"
@@ -145,7 +144,7 @@ def _enough(config, size):
     """Bytes that a rank sends for one token, rather more than less: its vector, twice in each block, its scores, and
     all vectors of positions, where each of these is a sum over the ranks."""
     numbers = (1 + 2 * config.layers + config.max_length) * config.width + config.vocab_size
-    return moved([("all_reduce", 8 * numbers, size)])
+    return on_the_wire([Call("all_reduce", 8 * numbers, size)])
 
 
 def _models(SlicedBlock, SlicedTransformer, ranks):  # noqa: N803
@@ -165,7 +164,7 @@ def _models(SlicedBlock, SlicedTransformer, ranks):  # noqa: N803
         report["stopped"] = report[kind]["stopped"]
         if report["stopped"]:
             return report
-        with GroupTraffic() as sent:
+        with Traffic() as sent:
             token = _case(kind)["batches"][0][:1, :1]
             report[kind]["single"] = run(SlicedTransformer, _case(kind)["plain"], token, ranks)
         report[kind]["sent"] = sent.calls

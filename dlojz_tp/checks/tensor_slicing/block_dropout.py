@@ -6,8 +6,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dlojz_tp.checking import Wrong, close
-from dlojz_tp.checks.tensor_slicing.common import build, match, noise, randomise, state
+from dlojz_tp.checks.tensor_slicing.common import build, match, noise, randomise
 from dlojz_tp.models import Block, Transformer
+from dlojz_tp.probes.networks import state
 
 HINTS = {
     "residual-dropout-lost": "In training, nothing is dropped out of {what}. The plain one does it there, with its `drop`.",

@@ -1,6 +1,7 @@
 """What the checks of this work share on the ranks: right functions to hand to an answer, and a run of a layer."""
 
 import copy
+import functools
 import itertools
 from dataclasses import dataclass
 from datetime import timedelta
@@ -9,19 +10,23 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812
 
-from dlojz_tp import launch
 from dlojz_tp.checking import Wrong, close
 from dlojz_tp.checking.borrowed import Borrowed
-from dlojz_tp.checks.tensor_slicing.alive import Alive, look_later
-from dlojz_tp.checks.tensor_slicing.products import Work
 from dlojz_tp.checks.tensor_slicing.right_ranks import CheckRanks
-from dlojz_tp.probes.ranks import in_worlds
+from dlojz_tp.probes import ranks
+from dlojz_tp.probes.memory import Alive
+from dlojz_tp.probes.networks import state
+from dlojz_tp.probes.operations import Products
+from dlojz_tp.probes.outside import look_later
+from dlojz_tp.probes.traffic import Traffic
 from dlojz_tp.works.balise import BaliseNotDone
 
 SIZES = (4, 3, 1, 2)  # in one launch, the worlds of 3 and 1 side by side
 ASIDE_AT = 2  # ranks
 TIMEOUT = 12  # seconds for the ranks of a launch: a deadlock must come back quickly
 PATIENCE = 8  # seconds that a rank waits for the others behind a step
+SLACK = 512  # bytes that a layer may hold besides its slices: a buffer of positions
+ASIDE = 2**17  # bytes of Python's own that a layer may leave in memory: the objects of a whole model take 50,000
 RATE, MOMENTUM, STEPS = 0.05, 0.9, 3
 
 HINTS = {
@@ -38,21 +43,9 @@ KNOWN = (("does not require grad", "graph-cut"), ("shapes cannot be multiplied",
 _times = itertools.count()
 
 
-def on_ranks(fn, *args, known=(), sizes=SIZES, timeout=TIMEOUT) -> dict[int, list]:
-    """Run a check's function in worlds of several sizes. known: pairs (words in the error; slug) with a hint of their own."""
-    for answer in args:
-        if not callable(answer) and not isinstance(answer, dict):
-            raise Wrong("not-callable", error=type(answer).__name__)
-    try:
-        found = in_worlds(fn, *args, sizes=sizes, timeout=timeout)
-        return {size: found[size] for size in sorted(sizes)}
-    except launch.RankError as error:
-        if isinstance(error.cause, Borrowed):
-            raise Wrong("borrowed", what=str(error.cause)) from error
-        for sign, slug in (*known, *KNOWN):
-            if sign in error.summary:
-                raise Wrong(slug, got=error.summary, error=error.summary) from error
-        raise
+on_ranks = functools.partial(
+    ranks.on_ranks, usual=((Borrowed, "borrowed"), *KNOWN), data=(dict,), sizes=SIZES, timeout=TIMEOUT
+)
 
 
 @dataclass(frozen=True)
@@ -78,11 +71,6 @@ class Form:
             return torch.stack([part.unflatten(0, (-1, self.head)) for part in parts], 1).flatten(0, 2)
         part = parts[0] if len(parts) == 1 else torch.cat(parts)
         return F.pad(part, (0, 0, *self.pad)) if any(self.pad) else part
-
-
-def state(module) -> dict:
-    """Name to a copy of the parameter."""
-    return {name: p.detach().clone() for name, p in module.named_parameters()}
 
 
 def together(fine: bool, patience: float = PATIENCE) -> bool:
@@ -121,11 +109,6 @@ def match(parameters: dict, forms, whole: dict, rank: int, size: int) -> dict:
 def as_plain(value: torch.Tensor, transposed: bool, wanted: torch.Tensor) -> torch.Tensor:
     """`value`, which an answer holds transposed or in another shape, in the plain layer's shape."""
     return (value.t() if transposed else value).reshape(wanted.shape)
-
-
-def calls(traffic) -> list[tuple[str, int]]:
-    """(name, bytes handed in) of the collectives, under the names that users know."""
-    return [(name, size) for name, size, _ in traffic.calls]
 
 
 def build(Layer, plain, ranks):  # noqa: N803
@@ -191,21 +174,21 @@ def _train(Layer, case: dict, ranks: CheckRanks) -> dict:  # noqa: N803
 def _step(layer, x, upstream) -> dict:
     layer.zero_grad()
     given = x.clone().requires_grad_() if x.is_floating_point() else x.clone()
-    with Work() as forward:
+    with Traffic() as forward, Products() as products:
         y = layer(given)
     run = {
-        "products": forward.products,
-        "forward": calls(forward),
+        "products": products.multiplications,
+        "forward": forward.calls,
         "output": y.detach().clone() if isinstance(y, torch.Tensor) else y,
     }
     run["changed"] = not torch.equal(given.detach(), x)
     if not together(isinstance(y, torch.Tensor) and y.shape == upstream.shape and not run["changed"]):
         return run
     sent = upstream.clone()
-    with Work() as backward:
+    with Traffic() as backward:
         y.backward(sent)
     run |= {
-        "backward": calls(backward),
+        "backward": backward.calls,
         "input gradient": given.grad,
         "gradients": {n: None if p.grad is None else p.grad.clone() for n, p in layer.named_parameters()},
         "changed": run["changed"] or not torch.equal(given.detach(), x) or not torch.equal(sent, upstream),
@@ -229,11 +212,11 @@ def truth(case: dict) -> dict:
     for step, (x, upstream) in enumerate(zip(case["batches"], case["upstream"], strict=True)):
         layer.zero_grad()
         given = x.clone().requires_grad_() if x.is_floating_point() else x
-        with Work() as work:
+        with Products() as products:
             y = layer(given)
         y.backward(upstream)
         found[step] = {
-            "output": y.detach(), "input gradient": given.grad, "products": work.products,
+            "output": y.detach(), "input gradient": given.grad, "products": products.multiplications,
             "gradients": {n: p.grad.clone() for n, p in layer.named_parameters()},
         }  # fmt: skip
         with torch.no_grad():

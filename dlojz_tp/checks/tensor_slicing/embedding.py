@@ -16,13 +16,13 @@ from dlojz_tp.checks.tensor_slicing.common import (
     noise,
     randomise,
     refused,
-    state,
     together,
     truth,
-)  # fmt: skip
+)
 from dlojz_tp.checks.tensor_slicing.layers import judge_layer, refuse_sizes
 from dlojz_tp.checks.tensor_slicing.layouts import in_groups_too, on_groups
 from dlojz_tp.checks.tensor_slicing.parts import judge_odd, run
+from dlojz_tp.probes.networks import state
 from dlojz_tp.works.balise import BaliseNotDone
 
 HINTS = {

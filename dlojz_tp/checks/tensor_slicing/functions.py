@@ -4,9 +4,9 @@ import torch
 import torch.distributed as dist
 
 from dlojz_tp.checking import Wrong, close
-from dlojz_tp.checks.tensor_slicing.common import calls, noise, on_ranks, together
-from dlojz_tp.checks.tensor_slicing.group_functions import halves, moved
-from dlojz_tp.probes.traffic import GroupTraffic
+from dlojz_tp.checks.tensor_slicing.common import noise, on_ranks, together
+from dlojz_tp.checks.tensor_slicing.group_functions import halves
+from dlojz_tp.probes.traffic import Call, Traffic, on_the_wire
 from dlojz_tp.probes.withheld import Withheld
 
 HINTS = {
@@ -94,13 +94,13 @@ def _alone(function, value, gradient):
     for _ in range(2):  # a second call is like the first
         x, g = value.clone().requires_grad_(), gradient.clone()
         before = x * 1
-        with Withheld() as running, GroupTraffic() as forward:
+        with Withheld() as running, Traffic() as forward:
             y = function.apply(before)
         now = y.detach().clone() if isinstance(y, torch.Tensor) else y
         left = running.left()
         if not isinstance(y, torch.Tensor) or y.shape != value.shape:
             return {
-                "forward": calls(forward),
+                "forward": forward.calls,
                 "output": now,
                 "backward": [],
                 "gradient": None,
@@ -110,14 +110,14 @@ def _alone(function, value, gradient):
             }
         later = not torch.equal(now, y.detach())
         overwritten = "" if torch.equal(before.detach(), value) else "The tensor that was handed in"
-        with Withheld() as running, GroupTraffic() as backward:
+        with Withheld() as running, Traffic() as backward:
             y.backward(g)
         got = x.grad.clone() if x.grad is not None else None
         left = left + running.left()
         later = later or (got is not None and not torch.equal(got, x.grad))
         overwritten = overwritten or ("" if torch.equal(g, gradient) else "The gradient that came in")
     return {
-        "forward": calls(forward), "output": now, "backward": calls(backward), "gradient": got,
+        "forward": forward.calls, "output": now, "backward": backward.calls, "gradient": got,
         "overwritten": overwritten, "later": later, "left": left,
     }  # fmt: skip
 
@@ -181,7 +181,7 @@ def _own_came_back(got, way, slug, wanted, value, where):
         slug = "operand-overwritten"
     elif got["later"] or got["left"]:
         slug = "sum-not-waited"
-    elif any(name in ("reduce", "gather") for name, _ in got[way]):
+    elif any(call.name in ("reduce", "gather") for call in got[way]):
         slug = "rank-zero-only"
     elif got[way]:
         slug = "reduced-not-returned"
@@ -207,13 +207,15 @@ def _compare(value, wanted, got, name, way, rank, size):
             slug = "sum-not-waited"
         elif size > 1 and close(value, wanted / size):
             slug = "mean-instead"
-        elif any(call in ("reduce", "gather") for call, _ in got[way]):
+        elif any(call.name in ("reduce", "gather") for call in got[way]):
             slug = "rank-zero-only"
         raise Wrong(slug, what=f"What {name} gives {way}", rank=rank, expected=wanted, got=value, where=where)
-    sent = moved([(*call, size) for call in got[way]])
-    too_much = sent > 1.05 * moved([("all_reduce", wanted.numel() * 8, size)]) + 64
+    sent = on_the_wire(got[way])
+    too_much = sent > 1.05 * on_the_wire([Call("all_reduce", wanted.numel() * 8, size)]) + 64
     if size > 1 and (too_much or got[way][0][0] == "all_gather" or (len(got[way]) > 1 and not halves(got[way]))):
-        raise Wrong("too-much-sent", name=name, n=len(got[way]), way=way, where=where, got=str(got[way]))
+        raise Wrong(
+            "too-much-sent", name=name, n=len(got[way]), way=way, where=where, got=str([call[:2] for call in got[way]])
+        )
 
 
 def _backward_of_sum(got, rank, size):

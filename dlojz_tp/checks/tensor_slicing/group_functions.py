@@ -6,7 +6,7 @@ import torch.distributed as dist
 from dlojz_tp.checking import Wrong, close
 from dlojz_tp.checks.tensor_slicing.common import noise, on_ranks, together
 from dlojz_tp.checks.tensor_slicing.layouts import group_of
-from dlojz_tp.probes.traffic import GroupTraffic
+from dlojz_tp.probes.traffic import Traffic, on_the_wire
 from dlojz_tp.probes.withheld import Withheld
 
 # ways to cut a world of four; every rank is in one group of each
@@ -96,12 +96,6 @@ def each_layout(ranks) -> list[tuple]:
     ]
 
 
-def moved(calls) -> float:
-    """Bytes that a rank sends, with the cheapest algorithm of each collective."""
-    cost = {"all_gather": lambda n: n - 1, "all_reduce": lambda n: 2 * (n - 1) / n, "broadcast": lambda n: 1}
-    return sum(size * cost.get(name, lambda n: (n - 1) / n)(ranks) for name, size, ranks in calls if ranks > 1)
-
-
 def halves(calls) -> bool:
     """Whether these are the two halves of an all-reduce."""
     return [call[0] for call in calls] == ["reduce_scatter", "all_gather"]
@@ -120,7 +114,7 @@ def in_group(got) -> bool:
     """Whether there are results, and all collectives stayed in the group: only then are groups of different sizes safe."""
     calls = [call for ways in got["calls"].values() for way in ways for call in way]
     results = [value[0] == "values" for value in got.values() if isinstance(value, tuple) and isinstance(value[0], str)]
-    return len(results) > 0 and all(results) and all(size <= len(got["members"]) for _, _, size in calls)
+    return len(results) > 0 and all(results) and all(call.group <= len(got["members"]) for call in calls)
 
 
 def _use_in(GroupRanks, layout):  # noqa: N803
@@ -141,7 +135,7 @@ def _use_in(GroupRanks, layout):  # noqa: N803
             x, upstream = noise(*SHAPE, seed=66), _x(rank, seed)
         given, sent = x.clone().requires_grad_(), upstream.clone()
         held = given * 1
-        with Withheld() as running, GroupTraffic() as forward:
+        with Withheld() as running, Traffic() as forward:
             y = getattr(ranks, name)(held)
             value = y.detach().clone() if isinstance(y, torch.Tensor) else y
         running.left()
@@ -151,7 +145,7 @@ def _use_in(GroupRanks, layout):  # noqa: N803
         if not together(value.shape == upstream.shape):
             found[name] = "shape", value, None
             continue
-        with Withheld() as running, GroupTraffic() as backward:
+        with Withheld() as running, Traffic() as backward:
             y.backward(sent)
             found[name] = "values", value, None if given.grad is None else given.grad.clone()
         running.left()
@@ -285,12 +279,12 @@ def _frugal(got, where):
     for name, both in got["calls"].items():
         for way, calls, least in zip(("forward", "backward"), both, most[name], strict=True):
             fields = {"name": name, "way": way, "where": f"{where}, {way}"}
-            for call, _, ranks in calls:
+            for call, _, ranks, *_ in calls:
                 if ranks > size:
                     raise Wrong("sent-beyond-group", **fields | {"name": f"{call} of {name}"}, found=ranks, size=size)
                 if size > 1 and not least:
                     raise Wrong("group-sends-back", call=call, **fields)
             if size > 1 and len(calls) > 1 and not halves(calls):
                 raise Wrong("group-sent-twice", n=len(calls), **fields)
-            if moved(calls) > 1.05 * least + 64:
-                raise Wrong("group-sent-too-much", sent=int(moved(calls)), least=int(least), **fields)
+            if on_the_wire(calls) > 1.05 * least + 64:
+                raise Wrong("group-sent-too-much", sent=int(on_the_wire(calls)), least=int(least), **fields)

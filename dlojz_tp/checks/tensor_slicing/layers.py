@@ -3,9 +3,8 @@
 import torch
 
 from dlojz_tp.checking import Wrong, close
-from dlojz_tp.checks.tensor_slicing.alive import ASIDE, SLACK
-from dlojz_tp.checks.tensor_slicing.common import Form, as_plain
-from dlojz_tp.checks.tensor_slicing.group_functions import moved
+from dlojz_tp.checks.tensor_slicing.common import ASIDE, SLACK, Form, as_plain
+from dlojz_tp.probes.traffic import Call, on_the_wire, volume
 
 HINTS = {
     "no-parameters": "The layer has no parameters. Assign an nn.Parameter, or a module that holds some, to an attribute of self.",
@@ -239,17 +238,20 @@ def _traffic(run, most, volumes, where, size):
     for k, way in enumerate(("forward", "backward")):
         sent = run[way] if size > 1 else []
         if len(sent) > most[k]:
-            named = ", ".join(name for name, _ in sent)
+            named = ", ".join(call.name for call in sent)
             enough = f"{most[k]} {'is' if most[k] == 1 else 'are'}"
             raise Wrong(
                 "too-many-collectives", found=f"{len(sent)} collectives ({named})", way=way, wanted=enough, where=where
             )
-        if volumes and sum(n for _, n in sent) > volumes[k]:
-            raise Wrong("too-much-volume", found=sum(n for _, n in sent), wanted=volumes[k], way=way, where=where)
+        if volumes and volume(sent) > volumes[k]:
+            raise Wrong("too-much-volume", found=volume(sent), wanted=volumes[k], way=way, where=where)
         if volumes and sent:
-            found, enough = moved([(*call, size) for call in sent]), moved([("all_reduce", volumes[k], size)])
+            found, enough = (
+                on_the_wire([call._replace(group=size) for call in sent]),
+                on_the_wire([Call("all_reduce", volumes[k], size)]),
+            )
             if found > 1.05 * enough:
-                name = sent[0][0]
+                name = sent[0].name
                 raise Wrong("gathered-to-sum", name=name, found=int(found), wanted=int(enough), way=way, where=where)
 
 

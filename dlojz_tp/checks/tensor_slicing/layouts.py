@@ -7,9 +7,9 @@ import re
 import torch.distributed as dist
 
 from dlojz_tp.checking import Wrong
-from dlojz_tp.checks.tensor_slicing.alive import look_aside
 from dlojz_tp.checks.tensor_slicing.common import Borrowed, on_ranks, together
 from dlojz_tp.checks.tensor_slicing.right_ranks import LayerRanks
+from dlojz_tp.probes.outside import look_aside
 from dlojz_tp.works.balise import BaliseNotDone
 
 WORLD = 4

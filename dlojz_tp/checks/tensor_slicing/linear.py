@@ -6,16 +6,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 
 from dlojz_tp.checking import Wrong, close
-from dlojz_tp.checks.tensor_slicing.common import (
-    STEPS,
-    Form,
-    exercise,
-    noise,
-    randomise,
-    refused,
-    together,
-    truth,
-)  # fmt: skip
+from dlojz_tp.checks.tensor_slicing.common import STEPS, Form, exercise, noise, randomise, refused, together, truth
 from dlojz_tp.checks.tensor_slicing.layers import judge_layer, refuse_sizes
 from dlojz_tp.checks.tensor_slicing.layouts import in_groups_too, on_groups
 from dlojz_tp.checks.tensor_slicing.parts import (

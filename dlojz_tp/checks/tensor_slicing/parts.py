@@ -7,10 +7,10 @@ import torch
 from torch import nn
 
 from dlojz_tp.checking import Wrong, close
-from dlojz_tp.checks.tensor_slicing.alive import ASIDE, SLACK, Alive, look_later
-from dlojz_tp.checks.tensor_slicing.common import ASIDE_AT, noise, randomise
+from dlojz_tp.checks.tensor_slicing.common import ASIDE, ASIDE_AT, SLACK, noise, randomise
 from dlojz_tp.checks.tensor_slicing.right_ranks import SequenceCheckRanks
-from dlojz_tp.probes.memory import held_bytes
+from dlojz_tp.probes.memory import Alive, held_bytes
+from dlojz_tp.probes.outside import look_later
 from dlojz_tp.works.balise import BaliseNotDone
 
 INPUTS, OUTPUTS = 12, 24

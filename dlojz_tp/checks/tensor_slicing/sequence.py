@@ -5,8 +5,9 @@ import torch
 from dlojz_tp.checking import Wrong, close
 from dlojz_tp.checks.tensor_slicing.common import on_ranks
 from dlojz_tp.checks.tensor_slicing.group_functions import KNOWN as GROUP_KNOWN
-from dlojz_tp.checks.tensor_slicing.group_functions import WORLD, each_layout, moved
+from dlojz_tp.checks.tensor_slicing.group_functions import WORLD, each_layout
 from dlojz_tp.checks.tensor_slicing.sequence_ranks import SHAPE, own_gradients, part_of, use, x_of
+from dlojz_tp.probes.traffic import on_the_wire
 
 HINTS = {
     "sequence-unchanged": "`{name}` gave a tensor of the same shape. A rank holds s / N tokens outside of the sliced layers and s "
@@ -140,7 +141,7 @@ def _frugal(got, where):
     least = (n - 1) / n * torch.Size(SHAPE).numel() * 8
     for name, both in got["calls"].items():
         for way, calls in zip(("forward", "backward"), both, strict=True):
-            if (sent := moved(calls)) > 1.05 * least + 64:
+            if (sent := on_the_wire(calls)) > 1.05 * least + 64:
                 raise Wrong("reduced-then-cut", name=name, sent=int(sent), least=int(least), way=way, where=where)
 
 

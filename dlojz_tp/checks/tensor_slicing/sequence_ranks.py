@@ -13,7 +13,7 @@ from dlojz_tp.checks.tensor_slicing.common import noise, together
 from dlojz_tp.checks.tensor_slicing.group_functions import LAYOUTS, in_group
 from dlojz_tp.checks.tensor_slicing.layouts import group_of
 from dlojz_tp.measure.communications import SPACES
-from dlojz_tp.probes.traffic import GroupTraffic
+from dlojz_tp.probes.traffic import Traffic
 from dlojz_tp.probes.withheld import Withheld
 
 SHAPE = (12, 12, 12)  # batch, sequence, width: a cut along any of them is possible
@@ -74,7 +74,7 @@ def _use_in(SequenceRanks, sum_common_gradients, layout):  # noqa: N803
 def _both_ways(function, x, upstream, calls):
     """("values", result, gradient of x), or what else came."""
     given = x.clone().requires_grad_()
-    with Withheld() as running, GroupTraffic() as forward:
+    with Withheld() as running, Traffic() as forward:
         y = function(given)
         value = y.detach().clone() if isinstance(y, torch.Tensor) else y
     running.left()
@@ -83,7 +83,7 @@ def _both_ways(function, x, upstream, calls):
         return "not a tensor", y, None
     if not together(y.shape == upstream.shape):
         return "shape", value, None
-    with Withheld() as running, GroupTraffic() as backward:
+    with Withheld() as running, Traffic() as backward:
         y.backward(upstream.clone())
         gradient = settled(given.grad)
     running.left()

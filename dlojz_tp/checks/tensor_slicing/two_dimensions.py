@@ -8,8 +8,7 @@ import torch.distributed as dist
 from torch import nn
 
 from dlojz_tp.checking import Wrong, close
-from dlojz_tp.checks.tensor_slicing.common import Borrowed, CheckRanks, on_ranks, state
-from dlojz_tp.checks.tensor_slicing.group_functions import moved
+from dlojz_tp.checks.tensor_slicing.common import Borrowed, CheckRanks, on_ranks
 from dlojz_tp.checks.tensor_slicing.layouts import group_of
 from dlojz_tp.checks.tensor_slicing.sampler import SAMPLES, judge_samples, sampled
 from dlojz_tp.checks.tensor_slicing.small_net import (
@@ -24,7 +23,8 @@ from dlojz_tp.checks.tensor_slicing.small_net import (
     rows,
     sliced,
 )
-from dlojz_tp.probes.traffic import GroupTraffic
+from dlojz_tp.probes.networks import state
+from dlojz_tp.probes.traffic import Call, Traffic, on_the_wire
 from dlojz_tp.probes.withheld import Withheld
 
 TENSOR = {1: (1,), 2: (1, 2), 3: (1, 3), 4: (1, 2, 4)}  # world size -> sizes of a tensor group
@@ -112,7 +112,7 @@ def _train_in(make_sampler, step_2d, tensor):
     grid = SimpleNamespace(tensor=CheckRanks(beside), data=CheckRanks(across))
     torch.manual_seed(1000 + rank)
     model = sliced(grid.tensor)
-    with GroupTraffic() as alone:
+    with Traffic() as alone:
         loss_of(sliced(grid.tensor), _share(0, grid.data)).backward()
     optimizer = Recorder(model)
     found = {
@@ -131,7 +131,7 @@ def _train_in(make_sampler, step_2d, tensor):
 
     for step in range(STEPS):
         found["rows"].append(0)
-        with Withheld() as running, GroupTraffic() if step == 0 else contextlib.nullcontext() as traffic:
+        with Withheld() as running, Traffic() if step == 0 else contextlib.nullcontext() as traffic:
             loss = step_2d(model, _share(step, grid.data), counted, optimizer, grid)
         found["losses"].append(loss.item() if isinstance(loss, torch.Tensor) and loss.numel() == 1 else loss)
         found["later"].append(gradients_of(model))
@@ -280,13 +280,13 @@ def _held(got):
 
 def _sent(got):
     """Bytes that a rank sends in the first step, beside those of the tensor group's own work."""
-    return moved(got["calls"]) - moved(got["alone"])
+    return on_the_wire(got["calls"]) - on_the_wire(got["alone"])
 
 
 def _frugal(got, world, tensor, where):
     share, data = ROWS * tensor // world, world // tensor
     if max(got["rows"]) > share:
         raise Wrong("rows-2d", n=max(got["rows"]), share=share, where=where)
-    enough = moved([("all_reduce", _held(got), data)])
+    enough = on_the_wire([Call("all_reduce", _held(got), data)])
     if _sent(got) > 1.05 * enough + SLACK:
         raise Wrong("too-much-2d", sent=int(_sent(got)), enough=int(enough), where=where)

@@ -5,6 +5,7 @@ import torch
 from dlojz_tp import launch
 from dlojz_tp.checking import Wrong, close, nearest
 from dlojz_tp.probes.operations import Operations, elements_read
+from dlojz_tp.probes.ranks import on_ranks
 from dlojz_tp.probes.traffic import Traffic
 
 HINTS = {
@@ -34,6 +35,13 @@ HINTS = {
     "wrong-sum": "The sum over all ranks is not the sum of the values. Is every value in exactly one rank's share?",
 }
 
+KNOWN = (
+    ("tuple index out of range", "few-values"),
+    ("list index out of range", "few-values"),
+    ("IndexError", "index-too-far"),
+    ("invalid for input of size", "unequal-shares"),
+    ("multiply up to", "unequal-shares"),
+)
 PATIENCE_S = 4  # a sum takes milliseconds; time in which a rank has no core does not count
 
 _CASES = {
@@ -73,10 +81,7 @@ def balise_2(distributed_sum):
 
 def _alone(distributed_sum, cases):
     """These cases by themselves: where one of the others fails, what is said of these must be true."""
-    try:
-        return _run(distributed_sum, cases, PATIENCE_S / 2)
-    except launch.RankError as error:
-        _explain(error)
+    return _run(distributed_sum, cases, PATIENCE_S / 2, KNOWN)
 
 
 def _inputs():
@@ -94,8 +99,8 @@ def _inputs():
     }
 
 
-def _run(distributed_sum, cases, seconds=PATIENCE_S):
-    return launch.worlds(_sums, distributed_sum, tuple(cases), sizes=(1, 2, 3, 4), timeout=seconds)
+def _run(distributed_sum, cases, seconds=PATIENCE_S, known=()):
+    return on_ranks(_sums, distributed_sum, tuple(cases), known=known, timeout=seconds)
 
 
 def _sums(distributed_sum, cases):
@@ -112,18 +117,6 @@ def _sums(distributed_sum, cases):
         if case == "many" or "calls" not in found:
             found |= {"read": elements_read(operations, values), "sent": traffic.volume(), "calls": traffic.names()}
     return found
-
-
-def _explain(error):
-    """Name the mistake behind a rank that failed, where its own words say it."""
-    text = str(error).split("\n")[0]
-    if error.kind == "raised" and ("tuple index out of range" in text or "list index out of range" in text):
-        raise Wrong("few-values", got=text) from error
-    if error.kind == "raised" and "IndexError" in text:
-        raise Wrong("index-too-far", error=text) from error
-    if error.kind == "raised" and ("invalid for input of size" in text or "multiply up to" in text):
-        raise Wrong("unequal-shares", error=text) from error
-    raise error
 
 
 def _compare(worlds, case):

@@ -9,8 +9,9 @@ import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dlojz_tp.checking import Wrong
-from dlojz_tp.checks.zero_under_the_hood.common import Memory, replaced
+from dlojz_tp.checking.borrowed import replaced
 from dlojz_tp.checks.zero_under_the_hood.images import Images, Opened, content, scribble
+from dlojz_tp.probes.memory import Memory
 from dlojz_tp.probes.traffic import Traffic
 from dlojz_tp.works.balise import BaliseNotDone
 

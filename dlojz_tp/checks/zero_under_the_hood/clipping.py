@@ -9,7 +9,7 @@ from torch import nn
 from dlojz_tp.checking import Wrong, close
 from dlojz_tp.checks.zero_under_the_hood.worlds import on_ranks
 from dlojz_tp.probes.operations import Operations, syncs
-from dlojz_tp.probes.traffic import Traffic
+from dlojz_tp.probes.traffic import Traffic, volume
 
 MAX = 1.5
 CLOSE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 5e-3}
@@ -111,7 +111,7 @@ def _clip(clip_grad_norm):
             "norm": norm.detach().clone() if isinstance(norm, torch.Tensor) else norm,
             "after": [None if g is None else g.detach().clone() for g in after],
             "new": any(a is not None and a.data_ptr() != b.data_ptr() for a, b in zip(after, before, strict=True)),
-            "calls": [call for call in traffic.calls if "barrier" not in call[0]],
+            "calls": traffic.calls,
             "syncs": syncs(operations),
             "held": sum(g.nbytes for g in gradients) + 2 * FEW,
         }
@@ -207,7 +207,7 @@ def _clipped(case, got, rank, size):
 
 
 def _cheap(got, rank, where):
-    sent = sum(size for _, size in got["calls"])
+    sent = volume(got["calls"])
     if got["syncs"] and sent < got["held"] // 2:
         raise Wrong("hidden-sync", error=got["syncs"][0].removeprefix("aten."), where=where)
     if sent > FEW:

@@ -1,22 +1,17 @@
-"""What the checks of this work share: ranks, living bytes, what travels, small networks and their float64 truth."""
+"""What the checks of this work share: training in one process, which is the truth, and the states of optimizers."""
 
-import contextlib
+import functools
 import gc
-import weakref
 
 import torch
 import torch.distributed as dist
-from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from dlojz_tp.checking import close
-from dlojz_tp.checking.borrowed import Borrowed, refusing, replaced
-from dlojz_tp.checks.data_parallel_under_the_hood.common import Log, mark, sent, until
-from dlojz_tp.probes.settling import settle
-
-__all__ = ["Borrowed", "Log", "mark", "replaced", "sent", "until"]
+from dlojz_tp.checking.borrowed import refusing
+from dlojz_tp.probes.networks import Odd, rows, state
 
 TOLERANCE = 1e-6
+rows = functools.partial(rows, width=6, seed=200)
 ADAMW = {"lr": 0.05, "weight_decay": 0.1}
 
 HINTS = {
@@ -40,139 +35,7 @@ def own_work():
     return refusing(*((o, "__init__", "fully_shard" if o is FSDPState else o.__name__) for o in owners))
 
 
-@contextlib.contextmanager
-def counted_waits():
-    """Inside, the waits for collectives are counted: yields a list with an entry for each."""
-    found, wait = [], dist.Work.wait
-
-    def counting(work, *args, **kwargs):
-        found.append(1)
-        return wait(work, *args, **kwargs)
-
-    with replaced(dist.Work, "wait", counting):
-        yield found
-
-
-class Memory(TorchDispatchMode):
-    """The bytes of all living storages that were made under it, or tracked, as they are now: resized ones too.
-
-    peak: highest figure since the last `reset`, looked at after each operation.
-    """
-
-    def __init__(self, *tensors):
-        super().__init__()
-        self._known: dict[int, weakref.ref] = {}
-        self.peak = 0
-        for tensor in tensors:
-            self._note(tensor)
-
-    def _note(self, value) -> bool:
-        """Follow the storages of what an operation returned; whether one of them is new."""
-        if isinstance(value, torch.Tensor):
-            storage = value.untyped_storage()
-            key = storage._cdata
-            if key in self._known and self._known[key]() is not None:
-                return False
-            self._known[key] = weakref.ref(storage, lambda ref, key=key: self._forget(key, ref))
-            return True
-        return isinstance(value, tuple | list) and sum(self._note(item) for item in value) > 0
-
-    def _forget(self, key, ref):
-        if self._known.get(key) is ref:
-            del self._known[key]
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        if self._note(out) or func.namespace == "c10d":  # a resized storage comes back in a collective
-            self.peak = max(self.peak, self.now())
-        return out
-
-    def now(self) -> int:
-        """Bytes alive now."""
-        return sum(s.nbytes() for s in [ref() for ref in list(self._known.values())] if s is not None)
-
-    def settled(self, most: float) -> int:
-        """Bytes alive once they are `most`, or once no thread has anything to do: a collective's lets go a little late."""
-        return settle(self.now, most)
-
-    def reset(self):
-        """Begin a new peak."""
-        self.peak = self.now()
-
-
-def on_the_wire(events, size: int) -> float:
-    """Bytes that a rank sends if each collective is done in a ring (or an equally good way)."""
-    factors = {"all_reduce": 2 / size, "all_gather": 1.0}  # of what a rank hands in, times (size - 1)
-    return sum(bytes_ * factors.get(name, 1 / size) * (size - 1) for name, bytes_, _ in sent(events))
-
-
-def rows(step: int, n: int = 12, width: int = 6) -> torch.Tensor:
-    """The whole batch of a step, (n, width) in float64; its rows are not alike."""
-    generator = torch.Generator().manual_seed(200 + step)
-    return torch.randn(n, width, generator=generator, dtype=torch.float64) * torch.linspace(0.5, 2, n).double()[:, None]
-
-
-class Chain(nn.Module):
-    """Equal layers in float64, always alike. Its loss is the mean over the rows of x (b, width)."""
-
-    def __init__(self, depth: int = 10, width: int = 16):
-        super().__init__()
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(7)
-            self.layers = nn.ModuleList(nn.Linear(width, width, dtype=torch.float64) for _ in range(depth))
-        self.tell = lambda text: None
-
-    def forward(self, x):
-        for k, layer in enumerate(self.layers):
-            x = mark(torch.tanh(layer(x)), self.tell, f"layer {k}")
-        return x.square().sum(dim=1).mean()
-
-
-class Odd(nn.Module):
-    """Parameters whose sizes divide by nothing: a tied, a frozen, a transposed, a scalar one, and one never used.
-
-    `extra` is used by even ranks only, where `by_rank` says so. The loss is the mean over the rows of x (b, 6).
-    """
-
-    def __init__(self, by_rank: bool = False):
-        super().__init__()
-        self.by_rank = by_rank
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(5)
-            self.first = nn.Linear(6, 5, dtype=torch.float64)
-            self.frozen = nn.Parameter(torch.rand(5, dtype=torch.float64) + 0.5, requires_grad=False)
-            self.tied = nn.Parameter(torch.randn(5, 5, dtype=torch.float64) / 2)
-            self.turned = nn.Parameter(torch.randn(3, 5, dtype=torch.float64).t())
-            self.scale = nn.Parameter(torch.tensor(0.7, dtype=torch.float64))
-            self.unused = nn.Parameter(torch.randn(4, dtype=torch.float64))
-            self.extra = nn.Parameter(torch.randn(3, dtype=torch.float64))
-
-    def forward(self, x, rank: int = 0):
-        x = torch.tanh(self.first(x)) * self.frozen
-        x = torch.tanh(torch.tanh(x @ self.tied) @ self.tied)
-        x = self.scale * (x @ self.turned)
-        if not self.by_rank or rank % 2 == 0:
-            x = x + self.extra
-        return x.square().sum(dim=1).mean()
-
-    def named(self) -> list[nn.Parameter]:
-        """All parameters; the tied one is named twice."""
-        w, b = self.first.weight, self.first.bias
-        return [w, b, self.frozen, self.tied, self.turned, self.scale, self.tied, self.unused, self.extra]
-
-    def groups(self) -> list[dict]:
-        """Matrices with the common options; the rest without weight decay and with a rate of its own."""
-        w, b = self.first.weight, self.first.bias
-        rest = {"params": [b, self.scale, self.unused, self.extra], "weight_decay": 0.0, "lr": 0.02}
-        return [{"params": [w, self.tied, self.turned]}, rest]
-
-
 NAMES = ("first.weight", "first.bias", "frozen", "tied", "turned", "scale", "unused", "extra")
-
-
-def state(model) -> dict[str, torch.Tensor]:
-    """Copies of the parameters, by name."""
-    return {name: p.detach().clone() for name, p in model.named_parameters()}
 
 
 def share_backward(model, step: int, rank: int, size: int, scale: float = 1.0, width: int = 6):
@@ -203,13 +66,6 @@ def plain(make, optimizer_of, size: int, steps: int, *, width: int = 6, micro: i
         optimizer.step()
         weights.append(state(model))
     return found, weights
-
-
-def same(got, truth, tol: float = TOLERANCE) -> bool:
-    """Equal within the tolerance, for dictionaries of tensors too."""
-    if isinstance(truth, dict):
-        return got.keys() == truth.keys() and all(close(got[name], truth[name], tol) for name in truth)
-    return close(got, truth, tol)
 
 
 def differing(got: dict, truth: dict) -> list[str]:

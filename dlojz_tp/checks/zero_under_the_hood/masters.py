@@ -7,10 +7,11 @@ from torch import nn
 from dlojz_tp.checking import Wrong, close
 from dlojz_tp.checks.zero_under_the_hood import half
 from dlojz_tp.checks.zero_under_the_hood.half import CAPACITY, TRAININGS, initial, own_part, places, truth
-from dlojz_tp.checks.zero_under_the_hood.outside import Outside, no_copy
+from dlojz_tp.checks.zero_under_the_hood.outside import no_copy
 from dlojz_tp.checks.zero_under_the_hood.worlds import by_worlds, each_training
 from dlojz_tp.measure import LiveBytes
 from dlojz_tp.probes.memory import held_bytes
+from dlojz_tp.probes.outside import Outside
 from dlojz_tp.probes.settling import settle
 from dlojz_tp.probes.traffic import Traffic
 
@@ -52,7 +53,7 @@ KNOWN = (
     ("attempting to assign a gradient with dtype", "gradient-elsewhere"),
     ("assigned grad has data of a different type", "gradient-elsewhere"),
 )
-CALLS = {"allreduce", "_allgather_base", "allgather", "_reduce_scatter_base", "reduce_scatter", "broadcast"}
+CALLS = {"all_reduce", "all_gather", "reduce_scatter", "broadcast"}
 
 
 def balise_6(MasterShards):  # noqa: N803
@@ -110,7 +111,7 @@ def _training(MasterShards, name):  # noqa: N803
     return got | {
         "masters": [m.detach().clone() for m in masters],
         "parameters": [p.detach().clone() for p in parameters],
-        "sent": sum(count for call, count in traffic.calls if call in CALLS),
+        "sent": sum(call.bytes for call in traffic.calls if call.name in CALLS),
         # also what the optimizer reaches: a NumPy array is no tensor
         "outside": (outside.kept, whole),
         "master of whole": any(m.untyped_storage().nbytes() > m.nbytes for m in masters),

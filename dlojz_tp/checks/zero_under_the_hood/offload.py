@@ -58,7 +58,7 @@ def balise_8(OffloadedShards):  # noqa: N803
         "the same weights as in one process": each_training(_weights),
         "only the own shard crosses the bus, in bfloat16: gradients down, parameters up": each_training(_bus),
     }
-    yield from by_worlds(looks, _train, OffloadedShards, known=KNOWN, sizes=SIZES)
+    yield from by_worlds(looks, _train, OffloadedShards, known=KNOWN, launches=SIZES)
 
 
 def _train(OffloadedShards):  # noqa: N803

@@ -5,17 +5,11 @@ import torch
 from dlojz_tp.checking import Wrong, close
 from dlojz_tp.checks.zero_under_the_hood.common import (
     NAMES,
-    Log,
-    Odd,
-    counted_waits,
     differing,
     gradient_shards,
     left_behind,
     own_work,
-    same,
-    sent,
     share_backward,
-    state,
     world,
 )
 from dlojz_tp.checks.zero_under_the_hood.stage1_held import held, measured, sending
@@ -34,7 +28,10 @@ from dlojz_tp.checks.zero_under_the_hood.stage1_truth import (
     second_step,
     trained,
 )
-from dlojz_tp.checks.zero_under_the_hood.worlds import by_worlds, each_rank
+from dlojz_tp.checks.zero_under_the_hood.worlds import by_worlds
+from dlojz_tp.probes.networks import Odd, same, state
+from dlojz_tp.probes.ranks import each_rank
+from dlojz_tp.probes.traffic import Traffic, counted_waits, sent
 from dlojz_tp.probes.withheld import Withheld
 
 HINTS = {
@@ -135,7 +132,7 @@ def _train(model, optimizer, rank, size):
             found["left whole"] = [name for name, p in model.named_parameters() if p.grad is not None]
         share_backward(model, step, rank, size)
         if step == 0:
-            with Withheld() as withheld, Log() as log, counted_waits() as waits:
+            with Withheld() as withheld, Traffic() as log, counted_waits() as waits:
                 optimizer.reduce()
                 found["gradients"] = gradient_shards(optimizer)
                 optimizer.update()

@@ -3,34 +3,33 @@
 from dlojz_tp.checking import Wrong
 from dlojz_tp.checks.zero_under_the_hood.common import (
     ADAMW,
-    Chain,
-    Log,
-    Memory,
     apart,
     in_two,
-    on_the_wire,
     optimizers,
     share_backward,
     sharing,
     states_held,
 )
-from dlojz_tp.checks.zero_under_the_hood.outside import Outside, no_copy
-from dlojz_tp.probes.memory import held_bytes
+from dlojz_tp.checks.zero_under_the_hood.outside import no_copy
+from dlojz_tp.probes.memory import Memory, held_bytes
+from dlojz_tp.probes.networks import Chain
+from dlojz_tp.probes.outside import Outside
+from dlojz_tp.probes.traffic import Traffic, on_the_wire
 
 FIRST = 0.5  # of the parameters are in the first group
 SLACK = 3000  # bytes for step counters and single numbers
-BYTES = sum(p.numel() * p.element_size() for p in Chain().parameters())
+BYTES = sum(p.numel() * p.element_size() for p in Chain(10, 16).parameters())
 
 
 def measured(ShardedOptimizer, rank, size):  # noqa: N803
     """What lives after two steps, and what the second one sends."""
-    before, model = optimizers(), Chain()
+    before, model = optimizers(), Chain(10, 16)
     with Outside(BYTES, on=size == 2) as outside, Memory(*model.parameters()) as memory:
         optimizer = ShardedOptimizer(in_two(list(model.parameters()), FIRST), **ADAMW)
         for step in range(2):
             optimizer.zero_grad()
             share_backward(model, step, rank, size, width=16)
-            with Log() as log:
+            with Traffic() as log:
                 optimizer.step()
         optimizer.zero_grad()
         model.zero_grad()
@@ -42,7 +41,7 @@ def measured(ShardedOptimizer, rank, size):  # noqa: N803
 
 def sending(got, size, where):
     """Raise Wrong where a rank sends more than a reduce-scatter and an all-gather."""
-    if (cost := on_the_wire(got["events"], size)) > 2.4 * BYTES * (size - 1) / size + SLACK:
+    if (cost := on_the_wire(got["events"])) > 2.4 * BYTES * (size - 1) / size + SLACK:
         raise Wrong("all-reduce-first", found=cost, held=BYTES, where=where)
 
 

@@ -5,7 +5,8 @@ from functools import cache
 import torch
 
 from dlojz_tp.checking import close
-from dlojz_tp.checks.zero_under_the_hood.common import ADAMW, NAMES, Odd, plain, same, share_backward, state
+from dlojz_tp.checks.zero_under_the_hood.common import ADAMW, NAMES, plain, share_backward
+from dlojz_tp.probes.networks import Odd, same, state
 
 STEPS = 3
 WORDS = {"adamw": "AdamW", "groups": "AdamW with two groups", "sgd": "SGD with momentum"}

@@ -9,31 +9,26 @@ import torch.distributed as dist
 from dlojz_tp.checking import Wrong, close
 from dlojz_tp.checks.zero_under_the_hood.common import (
     ADAMW,
-    Chain,
-    Log,
-    Memory,
     apart,
-    counted_waits,
     differing,
     gradient_shards,
     in_two,
     left_behind,
-    on_the_wire,
     optimizers,
     own_work,
-    same,
-    sent,
     share_backward,
     sharing,
-    state,
     states_held,
-    until,
     world,
 )
-from dlojz_tp.checks.zero_under_the_hood.outside import Outside, no_copy
+from dlojz_tp.checks.zero_under_the_hood.outside import no_copy
 from dlojz_tp.checks.zero_under_the_hood.stage2_truth import CASES, SMALL, STEPS, Idle, one_process
-from dlojz_tp.checks.zero_under_the_hood.worlds import by_worlds, each_rank
-from dlojz_tp.probes.memory import held_bytes
+from dlojz_tp.checks.zero_under_the_hood.worlds import by_worlds
+from dlojz_tp.probes.memory import Memory, held_bytes
+from dlojz_tp.probes.networks import Chain, same, state
+from dlojz_tp.probes.outside import Outside
+from dlojz_tp.probes.ranks import each_rank
+from dlojz_tp.probes.traffic import Traffic, counted_waits, on_the_wire, sent, until
 from dlojz_tp.probes.withheld import Withheld
 
 DEPTH, WIDTH = 26, 16
@@ -79,7 +74,7 @@ HINTS = {
 KNOWN = (
     (("NoneType", "in reduce"), "none-gradient"),
     ("NoneType", "hook-before-grad"),
-    ("KeyError: tensor(", "hook-before-grad"),
+    (("KeyError: ", " of shape ("), "hook-before-grad"),
 )
 
 
@@ -106,7 +101,7 @@ def _on_rank(ShardedGradients):  # noqa: N803
             got = found[case] = {}
             for step in range(STEPS):
                 optimizer.zero_grad()
-                with nullcontext() if step else Withheld() as withheld, Log() as log, counted_waits() as waits:
+                with nullcontext() if step else Withheld() as withheld, Traffic() as log, counted_waits() as waits:
                     for part in range(micro):
                         share_backward(model, step * micro + part, rank, size)
                     optimizer.reduce()
@@ -132,7 +127,7 @@ def _measured(ShardedGradients, rank, size):  # noqa: N803
             optimizer.zero_grad()
             memory.reset()
             before_it = memory.now()
-            with Log() as log, counted_waits() as waits:
+            with Traffic() as log, counted_waits() as waits:
 
                 def tell(text, log=log, waits=waits):
                     log.mark(text)
@@ -223,7 +218,7 @@ def _early(got, size, where):
     early = len(sent(until(events, "backward ended")))
     if not early:
         raise Wrong("not-again" if got["early"][0] else "after-backward", **fields)
-    if size > 1 and (cost := on_the_wire(events, size)) > 2.4 * BYTES * (size - 1) / size + SLACK:
+    if size > 1 and (cost := on_the_wire(events)) > 2.4 * BYTES * (size - 1) / size + SLACK:
         raise Wrong("grad-all-reduced", found=cost, **fields)
     by_messages = any(e[0] in ("reduce", "send", "recv", "all_to_all") for e in calls)
     if len(calls) > 2 * buckets + 2 and not by_messages:

@@ -5,7 +5,8 @@ from functools import cache
 import torch
 from torch import nn
 
-from dlojz_tp.checks.zero_under_the_hood.common import ADAMW, Odd, plain
+from dlojz_tp.checks.zero_under_the_hood.common import ADAMW, plain
+from dlojz_tp.probes.networks import Odd
 
 STEPS = 2
 SMALL = 400  # bytes of a bucket: about a parameter

@@ -6,25 +6,16 @@ from functools import cache
 import torch
 
 from dlojz_tp.checking import Wrong
-from dlojz_tp.checks.zero_under_the_hood.common import (
-    ADAMW,
-    Log,
-    Memory,
-    differing,
-    on_the_wire,
-    optimizers,
-    own_work,
-    rows,
-    same,
-    sent,
-    states_held,
-    world,
-)
+from dlojz_tp.checks.zero_under_the_hood.common import ADAMW, differing, optimizers, own_work, rows, states_held, world
 from dlojz_tp.checks.zero_under_the_hood.layers import BYTES, DEPTH, LAYER, TRAINED, WIDTH, Deep, Layers
-from dlojz_tp.checks.zero_under_the_hood.outside import Outside, no_copy
+from dlojz_tp.checks.zero_under_the_hood.outside import no_copy
 from dlojz_tp.checks.zero_under_the_hood.unit import small, sound
-from dlojz_tp.checks.zero_under_the_hood.worlds import by_worlds, each_rank
-from dlojz_tp.probes.memory import held_bytes
+from dlojz_tp.checks.zero_under_the_hood.worlds import by_worlds
+from dlojz_tp.probes.memory import Memory, held_bytes
+from dlojz_tp.probes.networks import same
+from dlojz_tp.probes.outside import Outside
+from dlojz_tp.probes.ranks import each_rank
+from dlojz_tp.probes.traffic import Traffic, on_the_wire, sent
 
 STEPS = 3
 SLACK = 6000  # bytes: activations of one row, single numbers
@@ -101,7 +92,7 @@ def balise_5(Unit, ShardedParameters):  # noqa: N803
 
 
 def _sent(got, size, where):
-    if (cost := on_the_wire(got["events"], size)) > 1.15 * (2 * BYTES + TRAINED) * (size - 1) / size + 500:
+    if (cost := on_the_wire(got["events"])) > 1.15 * (2 * BYTES + TRAINED) * (size - 1) / size + 500:
         raise Wrong("gathered-often", found=cost, held=BYTES, where=where)
 
 
@@ -162,7 +153,7 @@ def _measured(ShardedParameters, rank, size):  # noqa: N803
             optimizer.zero_grad()
             between, full_between = max(memory.settled(most["between"]), held_bytes(optimizer)), model.full()
             memory.reset()
-            with Log() as log:
+            with Traffic() as log:
                 loss = _forward(model, x)
                 in_forward, full = memory.peak, model.full()
                 after_forward = memory.settled(between + most["after forward"])

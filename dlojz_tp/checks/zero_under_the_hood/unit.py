@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from dlojz_tp.checking import Wrong
-from dlojz_tp.checks.zero_under_the_hood.common import Log, counted_waits, sent
+from dlojz_tp.probes.traffic import Traffic, counted_waits, sent
 from dlojz_tp.probes.withheld import Withheld
 
 HINTS = {
@@ -22,7 +22,7 @@ def small(Unit, ShardedParameters):  # noqa: N803
     optimizer = ShardedParameters([layer], lr=0.1)
     p = nn.Parameter(torch.arange(1.0, 7.0).view(2, 3))
     unit = Unit([p])
-    with Withheld(), Log() as log, counted_waits() as waits:
+    with Withheld(), Traffic() as log, counted_waits() as waits:
         unit.gather()
         once, there = len(sent(log.events)), p.numel() == 6 and p.flatten().tolist() == [1, 2, 3, 4, 5, 6]
         if not there and len(waits) < once:

@@ -163,9 +163,8 @@ class Job:
         try:
             return pickle.loads((self.folder / f"rank-{rank}.result").read_bytes())
         except Exception as error:
-            n = self.world_size
-            summary = f"rank {rank} of {n} returned a value that cannot be loaded here"
-            raise RankError(rank, n, "unsendable", summary, f"{type(error).__name__}: {error}") from None
+            what = "returned a value that cannot be loaded here"
+            raise RankError(rank, self.world_size, "unsendable", what, f"{type(error).__name__}: {error}") from None
 
     def where(self) -> str:
         """The place and size, in words."""

@@ -1,0 +1,159 @@
+"""Copies that no tensor holds: NumPy arrays, lists of numbers, bytes, wherever an answer keeps them."""
+
+import copy
+import gc
+import sysconfig
+import tracemalloc
+from functools import partial
+from pathlib import Path
+from types import CodeType, FunctionType, MethodType, ModuleType
+
+import numpy
+import torch
+
+import dlojz_tp
+from dlojz_tp.works.balise import BaliseNotDone
+
+_ARRAYS = numpy.lib.tracemalloc_domain
+_LARGE = 1900  # bytes of one block; the tables of small dictionaries are below
+_HUGE = 64  # times a whole copy: a table of Python's own, of all names for example, that grew just then
+_NOT_THEIRS = (
+    *{sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")},
+    str(Path(torch.__file__).parent),
+    str(Path(dlojz_tp.__file__).parent),
+    "<frozen",
+)
+
+
+class Outside:
+    """Inside, what is allocated outside of tensors is followed. kept: bytes of copies that are alive at the end.
+
+    whole: bytes of a whole copy. lists: whether small objects count where they are many. What Python needs for objects
+    and small tables is not counted. For processes that end soon, ranks of a check: tracemalloc never stops, as that
+    crashes where other threads allocate meanwhile (until Python 3.13).
+    """
+
+    def __init__(self, whole: int, on: bool = True, lists: bool = True):
+        self.whole, self.on, self.lists, self.kept = whole, on, lists, 0
+
+    def __enter__(self):
+        if self.on:
+            tracemalloc.start(1)
+        return self
+
+    def __exit__(self, *error):
+        if self.on and error[0] is None:
+            self.kept = self._now()
+            if self.kept > self.whole / 2:
+                gc.collect()  # what was thrown away may wait in a circle
+                self.kept = self._now()
+
+    def _now(self) -> int:
+        arrays = large = small = 0
+        for domain, size, frames, *_ in tracemalloc.take_snapshot().traces._traces:
+            if domain == _ARRAYS:
+                arrays += size
+            elif not frames[0][0].startswith(_NOT_THEIRS):
+                if size >= _LARGE:
+                    large += size if size < _HUGE * self.whole else 0
+                else:
+                    small += size
+        # a number in a list takes 32 bytes, and 8 in a tensor of float64
+        return arrays + (large + small if self.lists and large + small > 2 * self.whole else large)
+
+
+_later: list[tuple] = []
+
+
+def look_later(make, large, ranks) -> list[int]:
+    """A list into which `look_aside` puts `aside(make, large, ranks)`: once traced, all that Python does is slower."""
+    found: list[int] = []
+    _later.append((found, make, large, ranks))
+    return found
+
+
+def look_aside() -> None:
+    """Look at all that `look_later` was asked for; the last thing that a rank does."""
+    while _later:
+        found, *rest = _later.pop(0)
+        found.append(aside(*rest))
+
+
+def aside(make, large, ranks) -> int:
+    """Bytes in lists, arrays and the like, all but tensors, that stay in memory once a layer is made from a large one.
+
+    large: builds the plain layer; each of its matrices holds at least 2^17 numbers, so that a copy of one, in whatever
+    precision, shows. 0 where the answer fails: what else is looked at tells why.
+    tracemalloc goes on until the rank ends, as that of Outside does.
+    """
+    plain = large()
+    gc.freeze()
+    tracemalloc.start(1)
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        made = make(copy.deepcopy(plain), ranks)
+        for p in made.parameters():
+            p.data = p.data.clone()  # a part may lie in an array's memory
+        gc.collect()
+        return tracemalloc.get_traced_memory()[0] - before
+    except BaliseNotDone:
+        raise
+    except Exception:
+        return 0
+    finally:
+        gc.unfreeze()
+
+
+def kept_outside(*answers) -> int:
+    """Bytes of arrays, numbers in lists, and bytes, outside of tensors, that these functions reach.
+
+    Through the globals that they name, closures, defaults and attributes.
+    """
+    found, visited, stack = 0, {}, list(answers)
+    while stack:
+        item = stack.pop()
+        if id(item) in visited:
+            continue
+        visited[id(item)] = item  # kept, so that no other object gets its number
+        if isinstance(item, numpy.ndarray):
+            found += item.nbytes if item.base is None else 0
+        elif isinstance(item, bytes | bytearray):
+            found += len(item)
+        elif isinstance(item, FunctionType):
+            stack += [item.__globals__[name] for name in _names(item.__code__) if name in item.__globals__]
+            stack += [item.__defaults__, item.__kwdefaults__, vars(item), *_cells(item)]
+        elif isinstance(item, MethodType):
+            stack += [item.__func__, item.__self__]
+        elif isinstance(item, partial):
+            stack += [item.func, item.args, item.keywords]
+        elif isinstance(item, dict):
+            stack += item.values()
+        elif isinstance(item, list | tuple | set | frozenset):
+            if item and isinstance(next(iter(item)), float):
+                found += 8 * len(item)
+            else:
+                stack += item
+        elif isinstance(item, type):
+            if not _of_a_library(item):
+                stack += vars(item).values()
+        elif not isinstance(item, ModuleType) and hasattr(item, "__dict__") and not _of_a_library(type(item)):
+            stack.append(vars(item))
+    return found
+
+
+def _of_a_library(kind: type) -> bool:
+    return kind.__module__.split(".")[0] in ("torch", "numpy", "builtins", "functools", "dlojz_tp")
+
+
+def _names(code: CodeType) -> set[str]:
+    """The names that a function reads or writes outside of itself, those of the functions in it too."""
+    inner = [_names(constant) for constant in code.co_consts if isinstance(constant, CodeType)]
+    return set(code.co_names).union(*inner)
+
+
+def _cells(function):
+    for cell in function.__closure__ or ():
+        try:
+            yield cell.cell_contents
+        except ValueError:
+            continue
