@@ -5,7 +5,6 @@ from dlojz_tp.checks.zero_under_the_hood import (
     checkpoint,
     clipping,
     common,
-    formula,
     masters,
     offload,
     outside,
@@ -32,6 +31,4 @@ __all__ = [
     "balise_10",
 ]  # fmt: skip
 
-HINTS = merged(
-    common, outside, formula, shards, stage1, stage2, stage3, unit, masters, clipping, offload, volume, checkpoint
-)
+HINTS = merged(common, outside, shards, stage1, stage2, stage3, unit, masters, clipping, offload, volume, checkpoint)
