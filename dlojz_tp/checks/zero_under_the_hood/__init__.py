@@ -13,7 +13,6 @@ from dlojz_tp.checks.zero_under_the_hood import (
     stage2,
     stage3,
     unit,
-    volume,
 )
 from dlojz_tp.checks.zero_under_the_hood.checkpoint import balise_10
 from dlojz_tp.checks.zero_under_the_hood.clipping import balise_7
@@ -31,4 +30,4 @@ __all__ = [
     "balise_10",
 ]  # fmt: skip
 
-HINTS = merged(common, outside, shards, stage1, stage2, stage3, unit, masters, clipping, offload, volume, checkpoint)
+HINTS = merged(common, outside, shards, stage1, stage2, stage3, unit, masters, clipping, offload, checkpoint)
