@@ -9,7 +9,6 @@ from dlojz_tp.checks.zero_under_the_hood import (
     offload,
     outside,
     shards,
-    stage1,
     stage2,
     stage3,
     unit,
@@ -30,4 +29,4 @@ __all__ = [
     "balise_10",
 ]  # fmt: skip
 
-HINTS = merged(common, outside, shards, stage1, stage2, stage3, unit, masters, clipping, offload, checkpoint)
+HINTS = merged(common, outside, shards, stage2, stage3, unit, masters, clipping, offload, checkpoint)

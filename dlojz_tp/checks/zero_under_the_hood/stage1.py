@@ -1,244 +1,218 @@
 """Balise 3: optimizer states for one shard on each rank, parameters gathered after the step."""
 
+from functools import cache
+
 import torch
 
-from dlojz_tp.checking import Wrong, close
+from dlojz_tp.checking import close
+from dlojz_tp.checking.looks import Look, Value, at_most, judged, same
 from dlojz_tp.checks.zero_under_the_hood.common import (
+    ADAMW,
     NAMES,
-    differing,
+    TOLERANCE,
+    apart,
     gradient_shards,
-    left_behind,
+    in_two,
+    optimizers,
     own_work,
+    plain,
     share_backward,
+    sharing,
+    states_held,
     world,
-)
-from dlojz_tp.checks.zero_under_the_hood.stage1_held import held, measured, sending
-from dlojz_tp.checks.zero_under_the_hood.stage1_truth import (
-    CASES,
-    DEFAULTS,
-    SGD,
-    STEPS,
-    WORDS,
-    local,
-    moved_up,
-    one_process,
-    only_shards,
-    reduced_instead,
-    run,
-    second_step,
-    trained,
-)
-from dlojz_tp.checks.zero_under_the_hood.worlds import by_worlds
-from dlojz_tp.probes.networks import Odd, same, state
-from dlojz_tp.probes.ranks import each_rank
-from dlojz_tp.probes.traffic import Traffic, counted_waits, sent
+)  # fmt: skip
+from dlojz_tp.checks.zero_under_the_hood.worlds import world_after_world
+from dlojz_tp.probes.memory import Memory, held_bytes
+from dlojz_tp.probes.networks import Chain, Odd, state
+from dlojz_tp.probes.outside import Outside
+from dlojz_tp.probes.traffic import Traffic, counted_waits, on_the_wire, sent
 from dlojz_tp.probes.withheld import Withheld
 
-HINTS = {
-    "nothing-travels": "Rank {rank} sent nothing: each rank trains for itself. reduce() needs a reduce-scatter of the "
-    "gradients, update() an all-gather of the parameters.",
-    "not-gathered": "After step(), rank {rank} has updated its own shard, and the other shards are still the old ones. The "
-    "shards of all ranks must be gathered into the flat tensor that the parameters are views of.",
-    "views-lost": "The shards were updated, but the parameters of the model ({name}) do not follow: they are no "
-    "views of what was gathered. Keep p.data a view of the flat tensor, and gather into that one.",
-    "wrong-shard": "The gathered parameters are not those of the ranks in their order: is the shard of every rank its own "
-    "one, shard(flat, rank, world_size)?",
-    "sum-not-mean": "own.grad holds the sum over the ranks. The loss is a mean over the whole batch: divide by world_size.",
-    "mean-divided-twice": "own.grad is the mean, divided by world_size once more.",
-    "local-gradient": "own.grad on rank {rank} is a shard of its own gradient: the other ranks' rows do not count.",
-    "no-shard-gradient": "After reduce(), own.grad of shard {k} is {found}. It must be the shard of the mean gradient, "
-    "(n / world_size,), as the optimizer reads it there.",
-    "wrong-shard-gradient": "After reduce(), the shards' gradients side by side are not the mean gradient.",
-    "none-gradient": "A parameter that was not used has p.grad None: {error} It counts as zero.",
-    "gradient-left-out": "A collective refused the sizes: {error}. The flat gradient must be as long as the flat parameters: "
-    "what has no gradient counts as zero, at its place.",
-    "gradients-pile-up": "The first step is right, the second is not: the gradient of the first is still in it. zero_grad() "
-    "must free p.grad and own.grad.",
-    "own-grad-left": "After zero_grad(), shard {k} still has its gradient. zero_grad() frees all gradients, those of the shards "
-    "too: the next stage adds to what is there.",
-    "grad-left": "After zero_grad(), {name} still has a gradient, if only of zeros. Set it to None: that gives its memory back, and "
-    "the next stage takes a gradient that is there for a complete one.",
-    "gradients-moved-up": "What has no gradient was skipped, and all gradients behind it moved up: they belong to other parameters now. "
-    "It counts as zero, at its place.",
-    "gather-not-awaited": "reduce() or update() returned on rank {rank} while a collective was still on its way. What was started with "
-    "async_op=True must be waited for before its result is used.",
-    "reduced-not-gathered": "After step() the parameters are {word} of those of all ranks. Each rank has updated another shard: gather "
-    "the shards side by side, with an all-gather.",
-    "optimizer-on-parameters": "self.optimizer was given parameters of the model. It must know each part's own and nothing else: is it "
-    "\"params\" of every group that says so?",
-    "fixed-world": "Right for 2 ranks, wrong for {size}: ask for the number of ranks.",
-    "states-forgotten": "The second step is what an optimizer does in its first one. Make it once, in __init__, so that its "
-    "states last.",
-    "options-lost": "The options were not used: the weights are those of {word}. Hand **options on to optimizer_class.",
-    "class-ignored": "optimizer_class was SGD, and the weights are AdamW's.",
-    "group-options": "The second group has a learning rate and a weight decay of its own, and was trained with those of the "
-    "first. A group is a dictionary: keep what it holds beside \"params\".",
-    "first-group-only": "The parameters of the second group did not change. Every group needs its part.",
-    "frozen-trained": "A frozen parameter changed. Leave out what has requires_grad False: weight decay would shrink it.",
-    "weights-differ": "After {steps} steps the weights are not those of {word} in one process: {names}.",
-    "states-whole": "This rank holds {found} elements of optimizer states, as many as one process would. It should update "
-    "its shard only: {due} elements. Give the optimizer part.own, not the parameters.",
-    "states-unequal": "This rank holds {found} elements of optimizer states; ⌈n / world_size⌉ for each group make {due}. "
-    "Cut the flat tensor, not the list of parameters: then all shards are equally long.",
-    "first-group-shared": "This rank holds {found} elements of optimizer states; ⌈n / world_size⌉ for each group make {due}. The "
-    "first group is shared out, the second one is whole on every rank: each group needs its parts.",
-    "hidden-copy": "After a step and zero_grad(), {found} bytes are alive; parameters and the states of one shard make "
-    "{due}. A full copy is kept: of the parameters, the gradients, or the states.",
-    "all-reduce-first": "A rank sent {found:.0f} bytes for {held} bytes of parameters: an all-reduce gives every rank the "
-    "whole sum, of which it needs one shard. A reduce-scatter sends half of that.",
-    "gathered-in-reduce": "After reduce(), own.grad is a whole gradient of {found} elements, not a shard of {due}.",
-}  # fmt: skip
-_SIZES = ("outputShape", "invalid tensor size", "must be equal to world_size")
-KNOWN = (("NoneType", "none-gradient"), *((words, "gradient-left-out") for words in _SIZES))
+
+def _trained(model):
+    return [p for p in model.parameters() if p.requires_grad]
 
 
-def balise_3(ShardedOptimizer):  # noqa: N803
-    """Three steps with AdamW, with groups, with SGD, on 1 to 4 ranks; then what is held, and what is sent."""
-    looks = {
-        "the gradients of an odd model: a shard of the mean on each rank": _each(_gradients),
-        "the weights of AdamW in one process, after three steps: tied, frozen, unused parameters": _each(
-            _weights, "adamw"
-        ),
-        "two groups with options of their own": _each(_weights, "groups"),
-        "SGD in the place of AdamW": _each(_weights, "sgd"),
-        "states for one shard only, and no full copy of anything besides the parameters": _each(held),
-        "gradients are reduced to their shards, parameters gathered: 2Ψ, no more": each_rank(sending),
-    }
-    yield from by_worlds(looks, _on_rank, ShardedOptimizer, known=KNOWN)
+STEPS, SLACK = 3, 3000  # bytes for step counters and single numbers
+SGD = {"lr": 0.05, "momentum": 0.9}
+CASES = {  # how the answer is made, its options, the truth
+    "adamw": (lambda m: (m.named(),), ADAMW, lambda m: torch.optim.AdamW(_trained(m), **ADAMW)),
+    "groups": (lambda m: (m.groups(),), ADAMW, lambda m: torch.optim.AdamW(m.groups(), **ADAMW)),
+    "sgd": (lambda m: (_trained(m), torch.optim.SGD), SGD, lambda m: torch.optim.SGD(_trained(m), **SGD)),
+}
+ELEMENTS = sum(p.numel() for p in Chain(10, 16).parameters())  # of the model on which memory and traffic are measured
+TRAINED = sum(p.numel() for p in _trained(Odd()))
+GROUPS = [round(ELEMENTS / 2), ELEMENTS - round(ELEMENTS / 2)]
+KNOWN = (("NoneType", "none-gradient"),
+         *((words, "gradient-left-out") for words in ("outputShape", "invalid tensor size", "must be equal to world_size", "sizes().vec()")))  # fmt: skip
 
 
-def _each(look, *more):
-    """A look at all worlds from a look at one."""
-    return lambda worlds: [look(ranks, size, *more) for size, ranks in worlds.items()]
-
-
-def _on_rank(ShardedOptimizer):  # noqa: N803
+def observe(ShardedOptimizer):  # noqa: N803
+    """On a rank: three trainings of an odd model; then what lives and what is sent in a model of equal layers."""
     (rank, size), found = world(), {}
     torch.set_num_threads(1)
     with own_work():
         for case, (arguments, options, _) in CASES.items():
             model = Odd(by_rank=case == "adamw")
-            found[case] = _train(model, ShardedOptimizer(*arguments(model), **options), rank, size)
-        found |= measured(ShardedOptimizer, rank, size)
-    return found
+            found |= _train(case, model, ShardedOptimizer(*arguments(model), **options), rank, size)
+        return found | _measured(ShardedOptimizer, rank, size)
 
 
-def _train(model, optimizer, rank, size):
-    found = {}
+def _train(case, model, optimizer, rank, size):
+    weights, left, whole, shards = [], [], [], optimizer.shards
     for step in range(STEPS):
         optimizer.zero_grad()
         if step:
-            found["left"] = [own.grad is not None for own in optimizer.shards]
-            found["left whole"] = [name for name, p in model.named_parameters() if p.grad is not None]
+            left += [k for k, own in enumerate(shards) if own.grad is not None]
+            whole += [name for name, p in model.named_parameters() if p.grad is not None]
         share_backward(model, step, rank, size)
         if step == 0:
             with Withheld() as withheld, Traffic() as log, counted_waits() as waits:
                 optimizer.reduce()
-                found["gradients"] = gradient_shards(optimizer)
+                gradients = gradient_shards(optimizer)
                 optimizer.update()
-            found["waited"] = len(waits) >= len(sent(log.events))
-            found["events"], found["first"] = log.events, state(model)
+            weights.append(_flat(state(model)))
             withheld.left()
         else:
             optimizer.step()
-        if step == 1:
-            found["second"] = state(model)
-    return found | {"last": state(model), "on own": only_shards(optimizer)}
+            weights.append(_flat(state(model)))
+    inside = {id(p) for group in optimizer.optimizer.param_groups for p in group["params"]}
+    here = {
+        "sent": len(sent(log.events)), "unwaited": max(0, len(sent(log.events)) - len(waits)),
+        "gradients": gradients, "weights": torch.stack(weights), "left": left, "left whole": whole,
+        "foreign": len(inside - {id(own) for own in optimizer.shards}),
+    }  # fmt: skip
+    return {f"{case} {name}": value for name, value in here.items()}
 
 
-def _gradients(ranks, size):
-    """own.grad after the first reduce(), side by side, against the mean gradient in the order of the list."""
-    truth = one_process("adamw", size)[0][0]
-    order = list(dict.fromkeys(NAMES[k] for k in (0, 1, 3, 4, 5, 6, 7)))
-    whole = torch.cat([truth[name].reshape(-1) for name in order])
-    if size > 1:
-        for rank, got in enumerate(ranks):
-            if not sent(got["adamw"]["events"]):
-                raise Wrong("nothing-travels", rank=rank, where=f"rank {rank} of {size}")
-    for rank, got in enumerate(ranks):
-        for k, gradient in enumerate(got["adamw"]["gradients"]):
-            if gradient is None:
-                raise Wrong("no-shard-gradient", k=k, found="None", where=f"rank {rank} of {size}")
-    shards = [torch.cat([g.reshape(-1) for g in got["adamw"]["gradients"]]) for got in ranks]
-    due = -(-len(whole) // size)
-    if size > 1 and all(len(s) >= len(whole) for s in shards):
-        raise Wrong("gathered-in-reduce", found=len(shards[0]), due=due, where=f"rank 0 of {size}")
-    got = torch.cat(shards)[: len(whole)]
-    if close(got, whole, 1e-6):
-        return
-    where = f"{size} ranks"
-    if len(got) == len(whole):
-        ordered = torch.sort(torch.cat(shards)[torch.cat(shards) != 0])[0]
-        if close(ordered, torch.sort(whole[whole != 0])[0], 1e-9):
-            return  # another order of the parameters is right, too
-        if close(ordered, torch.sort(whole[whole != 0] * size)[0], 1e-9):
-            raise Wrong("sum-not-mean", expected=whole, got=got, where=where)
-        if close(ordered, torch.sort(whole[whole != 0] / size)[0], 1e-9):
-            raise Wrong("mean-divided-twice", expected=whole, got=got, where=where)
-        if close(ordered, torch.sort(whole[whole != 0] * (size / 2))[0], 1e-9):
-            raise Wrong("fixed-world", size=size, expected=whole, got=got, where=where)
-    _awaited(ranks, size, "adamw")
-    for rank, mine in enumerate(shards):
-        own = local(rank, size)
-        values = torch.cat([own[name].reshape(-1) for name in order])
-        place = values[rank * due : (rank + 1) * due]
-        if any(close(mine[: len(place)], place / k, 1e-9) for k in (1, size)):
-            raise Wrong("local-gradient", rank=rank, expected=whole, got=got, where=f"rank {rank} of {size}")
-    raise Wrong("wrong-shard-gradient", expected=whole, got=got, where=where)
+def _measured(ShardedOptimizer, rank, size):  # noqa: N803
+    before, model = optimizers(), Chain(10, 16)
+    with Outside(8 * ELEMENTS, on=size == 2) as outside, Memory(*model.parameters()) as memory:
+        optimizer = ShardedOptimizer(in_two(list(model.parameters()), 0.5), **ADAMW)
+        for step in range(2):
+            optimizer.zero_grad()
+            share_backward(model, step, rank, size, width=16)
+            with Traffic() as log:
+                optimizer.step()
+        optimizer.zero_grad()
+        model.zero_grad()
+        alive = memory.settled(_alive(size) + apart(optimizer))
+        alive = max(alive, held_bytes(optimizer)) - apart(optimizer)  # a NumPy array is no tensor
+    states = states_held(before, 2 * -(-ELEMENTS // size) + 160)
+    return {"cost": on_the_wire(log.events), "outside": outside.kept, "alive": alive, "states": states}
 
 
-def _awaited(ranks, size, case):
-    for rank, got in enumerate(ranks):
-        if not got[case]["waited"]:
-            raise Wrong("gather-not-awaited", rank=rank, where=f"rank {rank} of {size}")
+def _alive(size):
+    """Bytes of parameters, the states of one shard, and its gradient, which may stay as zeros."""
+    return 8 * ELEMENTS + 24 * -(-ELEMENTS // size) + SLACK
 
 
-def _weights(ranks, size, case):
-    truth = one_process(case, size)[1]
-    for rank, got in enumerate(ranks):
-        steps = next((n for n, name in ((STEPS, "last"), (1, "first")) if not same(got[case][name], truth[n])), 0)
-        if steps:
-            _awaited(ranks, size, case)
-            slug, fields = _mistake(ranks, size, case, rank)
-            found = got[case]["last" if steps == STEPS else "first"]
-            names = differing(found, truth[steps])
-            fields = {"rank": rank, "names": ", ".join(names[:4]), "name": names[0], "steps": steps} | fields
-            fields.setdefault("word", "SGD" if case == "sgd" else "AdamW")
-            fields |= {"expected": truth[steps][names[0]], "got": found.get(names[0])}
-            raise Wrong(slug, where=f"rank {rank} of {size}, {names[0]}, {WORDS[case]}", **fields)
+def _flat(named):
+    """(n,) all parameters, in the order of NAMES."""
+    return torch.cat([named[name].reshape(-1) for name in NAMES])
 
 
-def _mistake(ranks, size, case, rank):
-    truth, got = one_process(case, size)[1], ranks[rank][case]
-    start, first = truth[0], got["first"]
-    if not same(first["frozen"], start["frozen"]):
-        return "frozen-trained", {}
-    if not got["on own"]:
-        return "optimizer-on-parameters", {}
-    if same(got["last"], start):
-        return "views-lost", {}
-    if case == "groups":
-        rest = ("first.bias", "scale", "extra")
-        if all(same(got["last"][name], start[name]) for name in rest):
-            return "first-group-only", {}
-        if all(same(first[n], truth[1][n]) for n in ("first.weight", "tied", "turned")):
-            return "group-options", {}
-    if case == "sgd" and same(got["last"], run(case, lambda m: torch.optim.AdamW(trained(m), lr=SGD["lr"]), size)):
-        return "class-ignored", {}
-    for word, optimizer_of in DEFAULTS[case].items():
-        if optimizer_of and same(got["last"], run(case, optimizer_of, size)):
-            return "options-lost", {"word": word}
-    if same(first, truth[1]):
-        return second_step(got, size, case), {}
-    if case == "adamw" and moved_up(ranks, size):
-        return "gradients-moved-up", {}
-    if size > 1:
-        if word := reduced_instead([r[case]["first"] for r in ranks], start, truth[1], size):
-            return "reduced-not-gathered", {"word": word}
-        if left_behind(first, start, truth[1]):
-            return "not-gathered", {}
-        right = sum(int(torch.isclose(first[n], truth[1][n], atol=1e-9).sum()) for n in NAMES if n != "unused")
-        moved = sum(int((truth[1][n] != start[n]).sum()) for n in NAMES)
-        if moved / (2 * size) < right < moved:
-            return "wrong-shard", {}
-    return "weights-differ", {}
+@cache
+def _truth(case, size):
+    """One process: the gradients of the first step, sorted, none zero; parameters before and after each step, (4, n)."""
+    gradients, weights = plain(lambda: Odd(by_rank=case == "adamw"), CASES[case][2], size, STEPS)
+    return _sorted(gradients[0].values()), torch.stack([_flat(one) for one in weights])
+
+
+def _sorted(parts):
+    """The order of the parameters in the flat tensor is free, and how they are padded."""
+    whole = torch.cat([part.reshape(-1) for part in parts])
+    return whole[whole != 0].sort()[0]
+
+
+def _sum(ranks):
+    return _sorted(g for rank in ranks for g in rank["adamw gradients"])
+
+
+def _weights(case, claim, word):
+    """Looks at the weights of a case; what nobody waited for, and what the optimizer knows besides, count where they are wrong."""
+    due = lambda size: _truth(case, size)[1][1:].expand(size, -1, -1)  # noqa: E731
+    frozen = slice(*(sum(dict(Odd().named_parameters())[n].numel() for n in NAMES[:k]) for k in (2, 3)))
+    see = lambda ranks: torch.stack([rank[f"{case} weights"] for rank in ranks])  # noqa: E731
+
+    def where_wrong(key, hint, right=lambda value: not value):
+        return Look("", lambda ranks: ([rank[key] for rank in ranks], see(ranks)), due, hint,
+                    lambda seen, due: all(map(right, seen[0])) or _equal(seen[1], due),
+                    lambda seen, _: {"rank": next(k for k, value in enumerate(seen[0]) if not right(value)), "expected": "", "got": ""})  # fmt: skip
+
+    def fields(seen, due):
+        wrong = ~torch.isclose(seen, due, rtol=TOLERANCE, atol=TOLERANCE)
+        rank, step, _ = wrong.nonzero()[0].tolist()
+        lengths = [dict(Odd().named_parameters())[name].numel() for name in NAMES]
+        names = [name for name, part in zip(NAMES, wrong[rank, step].split(lengths)) if part.any()]
+        return {"rank": rank, "steps": step + 1, "name": names[0], "names": ", ".join(names[:4]), "word": word,
+                "expected": due[rank, step][wrong[rank, step]][:4], "got": seen[rank, step][wrong[rank, step]][:4],
+                "where": f"rank {rank} of {len(seen)}, {names[0]}, {word}"}  # fmt: skip
+
+    return [
+        Look(claim, lambda ranks: see(ranks)[:, 0, frozen], lambda size: due(size)[:, 0, frozen], "frozen-trained"),
+        where_wrong(f"{case} unwaited", "gather-not-awaited"),
+        where_wrong(f"{case} foreign", "optimizer-on-parameters"),
+        Value("", see, due, "weights-differ", _equal, fields),
+    ]
+
+
+def _equal(seen, due):
+    return close(seen, due, TOLERANCE)
+
+
+def _bound(claim, key, limit, hint, due=None):
+    """A look at a number on each rank that has an upper limit(size); due: what the hint calls so."""
+
+    def fields(seen, limit):
+        k = max(range(len(seen)), key=seen.__getitem__)
+        return {"found": seen[k], "due": (due or (lambda _: limit))(len(seen)), "held": 8 * ELEMENTS, "whole": 8 * ELEMENTS,
+                "expected": f"at most {limit:,.0f}", "got": seen[k], "where": f"rank {k} of {len(seen)}"}  # fmt: skip
+
+    return Look(claim, key, limit, hint, at_most, fields)
+
+
+def _states(seen, _):
+    return next(slug for slug in (sharing(found, GROUPS, len(seen)) for found in seen) if slug != "shared")
+
+
+def _due(size):
+    return 2 * sum(-(-n // size) for n in GROUPS)
+
+
+LOOKS = [
+    Look("the gradients of an odd model: a shard of the mean on each rank", "adamw sent", 0, "nothing-travels",
+         lambda seen, _: len(seen) == 1 or min(seen) > 0, lambda seen, _: {"rank": seen.index(0), "expected": "", "got": ""}),
+    Look("", lambda ranks: [[k for k, g in enumerate(rank["adamw gradients"]) if g is None] for rank in ranks], [], "no-shard-gradient",
+         lambda seen, _: not any(seen), lambda seen, _: {"k": max(seen)[0], "found": "None", "expected": "", "got": ""}),
+    Look("", lambda ranks: [sum(g.numel() for g in rank["adamw gradients"]) for rank in ranks],
+         TRAINED, "gathered-in-reduce",
+         lambda seen, due: len(seen) == 1 or min(seen) < due, lambda seen, due: {"found": seen[0], "due": -(-due // len(seen))}),
+    Look("", lambda ranks: ([rank["adamw unwaited"] for rank in ranks], _sum(ranks)), lambda size: _truth("adamw", size)[0], "gather-not-awaited",
+         lambda seen, due: not any(seen[0]) or same(seen[1], due), lambda seen, _: {"rank": seen[0].index(max(seen[0])), "expected": "", "got": ""}),
+    Value("", _sum, lambda size: _truth("adamw", size)[0], "wrong-shard-gradient", _equal),
+    *_weights("adamw", "the weights of AdamW in one process, after three steps: tied, frozen, unused parameters", "AdamW"),
+    *_weights("groups", "two groups with options of their own", "AdamW with two groups"),
+    *_weights("sgd", "SGD in the place of AdamW", "SGD with momentum"),
+    Look("states for one shard only, and no full copy of anything besides the parameters", "states", 0, _states,
+         lambda seen, _: all(sharing(found, GROUPS, len(seen)) == "shared" for found in seen),
+         lambda seen, _: {"found": max(seen), "due": _due(len(seen)), "expected": _due(len(seen)), "got": max(seen)}),
+    _bound("", "alive", _alive, "hidden-copy", lambda size: 8 * (ELEMENTS + _due(size))),
+    _bound("", "outside", 0.6 * 8 * ELEMENTS, "copy-outside"),
+    Look("", "adamw left", [], "own-grad-left", lambda seen, _: not any(seen), lambda seen, _: {"k": max(seen)[0]}),
+    Look("", "adamw left whole", [], "grad-left", lambda seen, _: not any(seen), lambda seen, _: {"name": max(seen)[0]}),
+    _bound("gradients are reduced to their shards, parameters gathered: 2Ψ, no more", "cost",
+           lambda size: 2.4 * 8 * ELEMENTS * (size - 1) / size + SLACK, "all-reduce-first"),
+]  # fmt: skip
+
+
+def balise_3(ShardedOptimizer):  # noqa: N803
+    yield LOOKS[0].claim
+    for size, ranks in world_after_world(observe, ShardedOptimizer, known=KNOWN):
+        looks = judged(LOOKS, lambda _, ranks=ranks: ranks, ShardedOptimizer, at=size, where=f"{size} ranks")
+        if size == 2:
+            yield from looks
+        else:
+            yield f"all of it again on {size} rank{'s' * (size > 1)}"
+            for _ in looks:
+                pass

@@ -3,7 +3,7 @@
 import functools
 
 from dlojz_tp.checking.borrowed import Borrowed
-from dlojz_tp.probes.ranks import by_worlds, hung, on_ranks
+from dlojz_tp.probes.ranks import by_worlds, hung, on_ranks, world_after_world
 
 TIMEOUT = 15  # seconds for a launch: a deadlock must come back quickly
 GRAPH = tuple(
@@ -17,6 +17,7 @@ USUAL = (
 )  # fmt: skip
 on_ranks = functools.partial(on_ranks, usual=USUAL, timeout=TIMEOUT)
 by_worlds = functools.partial(by_worlds, usual=USUAL, timeout=TIMEOUT)
+world_after_world = functools.partial(world_after_world, usual=USUAL, timeout=TIMEOUT)
 
 
 def each_training(look):

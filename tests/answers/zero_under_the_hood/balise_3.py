@@ -1,9 +1,9 @@
-"""Answers to 13_zero_under_the_hood: stage 1, a shard of the optimizer states on each rank."""
+"""Answers to balise 3 of 13_zero_under_the_hood: stage 1, a shard of the optimizer states on each rank."""
 
 from tests.answers.bank import Bank
 
 bank = Bank("13_zero_under_the_hood", whole=True)
-slip, text = bank.slip, bank.text
+slip, text, hint, variant = bank.slip, bank.text, bank.hint, bank.variant
 
 MADE = 'parts = self.make_parts(group["params"])'
 REDUCED = "flat = flatten(gradients, dist.get_world_size()).div_(dist.get_world_size())"
@@ -12,10 +12,7 @@ GATHERED = "all_gather(part.flat, part.own.detach())"
 
 # ---------------------------------------------------------------- right answers of another design
 
-text(
-    3,
-    None,
-    '''
+BY_OWNER = '''
 class ShardedOptimizer:
     """Gradients live in a flat tensor of their own; each owner collects its shard by reduce, and broadcasts it."""
 
@@ -61,12 +58,10 @@ class ShardedOptimizer:
         for part in self.parts:
             for p in part.parameters:
                 p.grad = None
-''',
-)
-text(
-    3,
-    None,
-    '''
+'''
+text(3, None, BY_OWNER)
+
+OWN_MEMORY = '''
 class ShardedOptimizer:
     """The shard has a memory of its own; lists of pieces; averages by ReduceOp.AVG."""
 
@@ -115,12 +110,10 @@ class ShardedOptimizer:
             part.own.grad = None
             for p in part.parameters:
                 p.grad = None
-''',
-)
-text(
-    3,
-    None,
-    '''
+'''
+text(3, None, OWN_MEMORY)
+
+ALL_TO_ALL = '''
 class ShardedOptimizer:
     """All-to-all and a sum in the place of the reduce-scatter; asynchronous gathers."""
 
@@ -166,8 +159,8 @@ class ShardedOptimizer:
             part.own.grad = None
             for p in part.parameters:
                 p.grad = None
-''',
-)
+'''
+text(3, None, ALL_TO_ALL)
 slip(3, None, (REDUCED, "flat = flatten(gradients, dist.get_world_size())"),
      (SCATTERED, "reduce_scatter(part.own.grad, flat, op=dist.ReduceOp.AVG)"))  # fmt: skip
 slip(3, None, ("            part.own.grad = torch.empty_like(part.own)\n            reduce_scatter(part.own.grad, flat)",
@@ -175,46 +168,215 @@ slip(3, None, ("            part.own.grad = torch.empty_like(part.own)\n        
      "            for p in part.parameters:\n                p.grad = None"))  # fmt: skip
 slip(3, None, ("all_gather(part.flat, part.own.detach())", "all_gather(part.flat, part.own.data)"))
 
-# ---------------------------------------------------------------- wrong ones
+# ---------------------------------------------------------------- wrong ones: the hint, what is recorded, other designs
 
+hint(
+    3,
+    "nothing-travels",
+    "Rank {rank} sent nothing: each rank trains for itself. reduce() needs a reduce-scatter of the gradients, update() an all-gather of the parameters.",
+)
 slip(3, "nothing-travels", (SCATTERED, "part.own.grad.copy_(shard(flat, dist.get_rank(), dist.get_world_size()))"),
      (GATHERED, "pass"))  # fmt: skip
+variant(3, "nothing-travels", OWN_MEMORY, ("dist.reduce_scatter(mine, pieces)", "mine.copy_(pieces[dist.get_rank()])"),
+        ("dist.all_gather(pieces, part.own)", "pieces[dist.get_rank()].copy_(part.own)"))  # fmt: skip
+
+hint(3, "local-gradient", "own.grad is a shard of the rank's own gradient: the other ranks' rows do not count.")
 slip(3, "local-gradient", (REDUCED, "flat = flatten(gradients, dist.get_world_size())"),
      (SCATTERED, "part.own.grad.copy_(shard(flat, dist.get_rank(), dist.get_world_size()))"))  # fmt: skip
+slip(3, "local-gradient", (SCATTERED, "part.own.grad.copy_(shard(flat, dist.get_rank(), dist.get_world_size()))"))
+variant(3, "local-gradient", OWN_MEMORY, ("dist.reduce_scatter(mine, pieces)", "mine.copy_(pieces[dist.get_rank()])"))
+
+hint(
+    3,
+    "sum-not-mean",
+    "own.grad holds the sum over the ranks. The loss is a mean over the whole batch: divide by world_size.",
+)
 slip(3, "sum-not-mean", (REDUCED, "flat = flatten(gradients, dist.get_world_size())"))
+variant(3, "sum-not-mean", OWN_MEMORY, ("mine / size", "mine"))
+
+hint(3, "mean-divided-twice", "own.grad is the mean, divided by world_size once more.")
 slip(3, "mean-divided-twice", (SCATTERED, "reduce_scatter(part.own.grad, flat, op=dist.ReduceOp.AVG)"))
+variant(3, "mean-divided-twice", OWN_MEMORY, ("mine / size", "mine / size / size"))
+
+hint(
+    3,
+    "not-gathered",
+    "After step(), rank {rank} has updated its own shard, and the other shards are still the old ones. The shards of all ranks must be gathered into the flat tensor that the parameters are views of.",
+)
 slip(3, "not-gathered", (GATHERED, "pass"))
 slip(3, "not-gathered", (GATHERED, "all_gather(torch.empty_like(part.flat), part.own.detach())"))
+variant(3, "not-gathered", OWN_MEMORY, ("dist.all_gather(pieces, part.own)", "pieces[dist.get_rank()].copy_(part.own)"))
+
+hint(
+    3,
+    "views-lost",
+    "The shards were updated, but the parameters of the model ({name}) do not follow: they are no views of what was gathered. Keep p.data a view of the flat tensor, and gather into that one.",
+)
 slip(3, "views-lost", (MADE, MADE + '\n            for p in group["params"]:\n                p.data = p.data.clone()'))
 slip(3, "views-lost", (GATHERED, "part.flat = torch.empty_like(part.flat); all_gather(part.flat, part.own.detach())"),
      (MADE, MADE + "\n            for p in group[\"params\"]:\n                p.data = p.data.clone()"))  # fmt: skip
+variant(3, "views-lost", ALL_TO_ALL, ("            self.parts.extend(new)", "            self.parts.extend(new)\n"
+        "            for p in new[0].parameters:\n                p.data = p.data.clone()"))  # fmt: skip
+
+hint(
+    3,
+    "wrong-shard",
+    "The gathered parameters are not those of the ranks in their order: is the shard of every rank its own one, shard(flat, rank, world_size)?",
+)
 slip(3, "wrong-shard", (GATHERED, "mine = shard(part.flat, 0, dist.get_world_size()); dist.broadcast(mine, src=0); "
      "all_gather(part.flat, mine.clone())"))  # fmt: skip
+variant(3, "wrong-shard", ALL_TO_ALL, ("works = [all_gather(part.flat, part.own.detach().clone(), async_op=True) for part in self.parts]",
+        "works = []\n        for part in self.parts:\n            first = part.own.detach().clone()\n            dist.broadcast(first, src=0)\n"
+        "            part.flat.copy_(first.repeat(dist.get_world_size()))"))  # fmt: skip
+
+hint(3, "none-gradient", "A parameter that was not used has p.grad None: {error} It counts as zero.")
 slip(3, "none-gradient", ("torch.zeros_like(p) if p.grad is None else p.grad for", "p.grad for"))
+variant(3, "none-gradient", OWN_MEMORY, ("p.grad if p.grad is not None else torch.zeros_like(p)", "p.grad"))
+
+hint(
+    3,
+    "gradient-left-out",
+    "A collective refused the sizes: {error}. The flat gradient must be as long as the flat parameters: what has no gradient counts as zero, at its place.",
+)
 slip(3, "gradient-left-out", ("for p in part.parameters]\n", "for p in part.parameters if p.grad is not None]\n"))
+variant(3, "gradient-left-out", OWN_MEMORY, ("whole.append(p.grad if p.grad is not None else torch.zeros_like(p))",
+        "whole += [p.grad] if p.grad is not None else []"))  # fmt: skip
+
+hint(
+    3,
+    "no-shard-gradient",
+    "After reduce(), own.grad of shard {k} is {found}. It must be the shard of the mean gradient, (n / world_size,), as the optimizer reads it there.",
+)
 slip(3, "no-shard-gradient", ("part.own.grad = torch.empty_like(part.own)\n            reduce_scatter(part.own.grad, flat)",
      "mine = torch.empty_like(part.own)\n            reduce_scatter(mine, flat)"))  # fmt: skip
+variant(3, "no-shard-gradient", OWN_MEMORY, ("part.own.grad = mine / size", "part.gradient = mine / size"))
+
+hint(3, "wrong-shard-gradient", "After reduce(), the shards' gradients side by side are not the mean gradient.")
 slip(3, "wrong-shard-gradient", (REDUCED, REDUCED + "\n            flat = flat.abs()"))
+variant(3, "wrong-shard-gradient", OWN_MEMORY, ("mine / size", "mine * mine / size"))
+
+hint(3, "gathered-in-reduce", "After reduce(), own.grad is a whole gradient of {found} elements, not a shard of {due}.")
 slip(3, "gathered-in-reduce", (SCATTERED, "dist.all_reduce(flat); part.own.grad = flat"), (GATHERED, "pass"),
      (MADE, MADE + "\n            for part in parts:\n                part.own = nn.Parameter(part.flat)"))  # fmt: skip
+variant(3, "gathered-in-reduce", ALL_TO_ALL, ("            self.parts.extend(new)",
+        "            new[0].own = nn.Parameter(new[0].flat)\n            self.parts.extend(new)"),
+        ("dist.all_to_all_single(arrived, flat)", "dist.all_reduce(flat)"), ("arrived.view(size, -1).mean(dim=0)", "flat / size"),
+        ("works = [all_gather(part.flat, part.own.detach().clone(), async_op=True) for part in self.parts]", "works = []"))  # fmt: skip
+
 slip(3, "ranks-waiting", (SCATTERED, "if dist.get_rank() == 0:\n                dist.all_reduce(flat)\n            dist.barrier()"),
      (GATHERED, "pass"))  # fmt: skip
+
+hint(
+    3,
+    "gradients-pile-up",
+    "The first step is right, the second is not: the gradient of the first is still in it. zero_grad() must free p.grad and own.grad.",
+)
 slip(3, "gradients-pile-up", ("                p.grad = None", "                pass"))
 slip(3, "gradients-pile-up", ("[*part.parameters, part.own]", "[part.own]"))
+variant(3, "gradients-pile-up", ALL_TO_ALL, ("                p.grad = None", "                pass"))
+
+hint(
+    3,
+    "states-forgotten",
+    "The second step is what an optimizer does in its first one. Make it once, in __init__, so that its states last.",
+)
 slip(3, "states-forgotten", ("self.optimizer.step()", "type(self.optimizer)(self.optimizer.param_groups).step()"))
+variant(
+    3, "states-forgotten", OWN_MEMORY, ("self.optimizer.step()", "self.optimizer.state.clear(); self.optimizer.step()")
+)
+
+hint(
+    3,
+    "options-lost",
+    "The options were not used, or not all of them: {names} came out otherwise. Hand **options on to optimizer_class.",
+)
 slip(3, "options-lost", ("optimizer_class(groups, **options)", "optimizer_class(groups)"))
 slip(3, "options-lost", ("optimizer_class(groups, **options)", "optimizer_class(groups, lr=options['lr'])"))
+variant(3, "options-lost", OWN_MEMORY, ("**options\n", "**{}\n"))
+
+hint(3, "class-ignored", "optimizer_class was SGD, and the weights are AdamW's.")
 slip(3, "class-ignored", ("optimizer_class(groups, **options)",
      "torch.optim.AdamW(groups, **{k: v for k, v in options.items() if k != 'momentum'})"))  # fmt: skip
+variant(3, "class-ignored", OWN_MEMORY, ("self.optimizer = optimizer_class(",
+        "options.pop('momentum', None)\n        self.optimizer = torch.optim.AdamW("))  # fmt: skip
+
+hint(
+    3,
+    "group-options",
+    'The second group has a learning rate and a weight decay of its own, and was trained with those of the first. A group is a dictionary: keep what it holds beside "params".',
+)
 slip(
     3,
     "group-options",
     ('{**group, "params": [part.own for part in parts]}', '{"params": [part.own for part in parts]}'),
 )
+variant(3, "group-options", OWN_MEMORY, ("dict(group, params=[part.own])", "dict(params=[part.own])"))
+
+hint(3, "first-group-only", "The parameters of the second group did not change. Every group needs its part.")
 slip(3, "first-group-only", ("in param_groups(parameters):", "in param_groups(parameters)[:1]:"))
+variant(
+    3, "first-group-only", OWN_MEMORY, ("groups = param_groups(parameters)", "groups = param_groups(parameters)[:1]")
+)
+
+hint(
+    3,
+    "frozen-trained",
+    "A frozen parameter changed. Leave out what has requires_grad False: weight decay would shrink it.",
+)
 slip(3, "frozen-trained", ("in param_groups(parameters):",
      "in ([{'params': list(dict.fromkeys(parameters))}] if isinstance(parameters[0], nn.Parameter) else param_groups(parameters)):"))  # fmt: skip
+variant(3, "frozen-trained", OWN_MEMORY, ("groups = param_groups(parameters)", "groups = param_groups(parameters)\n"
+        "        if len(groups) == 1:\n            groups[0]['params'] = list(dict.fromkeys(parameters))"))  # fmt: skip
+
+hint(3, "weights-differ", "After {steps} steps the weights are not those of {word} in one process: {names}.")
 slip(3, "weights-differ", ("self.optimizer.step()", "self.optimizer.step(); self.optimizer.step()"))
+variant(
+    3,
+    "weights-differ",
+    OWN_MEMORY,
+    ("self.optimizer.step()", "self.optimizer.step()\n        self.parts[0].own.mul_(0.99)"),
+)
+
+PLAIN = '''
+class ShardedOptimizer:
+    """Plain AdamW on every rank."""
+
+    def __init__(self, parameters, optimizer_class=torch.optim.AdamW, **options):
+        groups = param_groups(parameters)
+        self.parts = [Part(group["params"]) for group in groups]
+        self.parameters = [p for group in groups for p in group["params"]]
+        self.optimizer = optimizer_class(groups, **options)
+
+    @property
+    def shards(self):
+        return [part.own for part in self.parts]
+
+    def reduce(self):
+        for part in self.parts:
+            gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in part.parameters]
+            flat = flatten(gradients, dist.get_world_size())
+            dist.all_reduce(flat)
+            flat /= dist.get_world_size()
+            part.own.grad = shard(flat, dist.get_rank(), dist.get_world_size()).clone()
+            for p, gradient in zip(part.parameters, unflatten(flat, part.views)):
+                p.grad = gradient
+
+    def update(self):
+        self.optimizer.step()
+
+    def step(self):
+        self.reduce()
+        self.update()
+
+    def zero_grad(self):
+        for p in self.parameters:
+            p.grad = None
+'''
+hint(
+    3,
+    "states-whole",
+    "This rank holds {found} elements of optimizer states, as many as one process would. It should update its shard only: {due} elements. Give the optimizer part.own, not the parameters.",
+)
 slip(3, "states-whole", ("[part.own for part in parts]})", "group[\"params\"]})"),
      ("        self.optimizer.step()\n", """        for part in self.parts:
             flat = torch.empty_like(part.flat)
@@ -223,10 +385,36 @@ slip(3, "states-whole", ("[part.own for part in parts]})", "group[\"params\"]})"
                 p.grad = g
         self.optimizer.step()
 """))  # fmt: skip
+text(3, "states-whole", PLAIN, variant=True)
+
+hint(
+    3,
+    "hidden-copy",
+    "After a step and zero_grad(), {found} bytes are alive; parameters and the states of one shard make {due}. A full copy is kept: of the parameters, the gradients, or the states.",
+)
 slip(3, "hidden-copy", (GATHERED, GATHERED + "\n            part.last = part.flat.clone()"))
 slip(3, "hidden-copy", (SCATTERED, SCATTERED + "\n            part.gradient = flat; part.before = part.flat.clone()"))
+slip(3, "hidden-copy", (MADE, MADE + "\n            self.start = [part.flat.numpy().copy() for part in parts]"))
+variant(
+    3,
+    "hidden-copy",
+    OWN_MEMORY,
+    (
+        "dist.all_gather(pieces, part.own)",
+        "dist.all_gather(pieces, part.own)\n            part.last = part.flat.clone()",
+    ),
+)
+
+hint(
+    3,
+    "all-reduce-first",
+    "A rank sent {found:.0f} bytes for {held} bytes of parameters: an all-reduce gives every rank the whole sum, of which it needs one shard. A reduce-scatter sends half of that.",
+)
 slip(3, "all-reduce-first", (SCATTERED, "dist.all_reduce(flat); "
      "part.own.grad.copy_(shard(flat, dist.get_rank(), dist.get_world_size()))"))  # fmt: skip
+variant(3, "all-reduce-first", OWN_MEMORY, ("dist.reduce_scatter(mine, pieces)",
+        "flat = torch.cat(pieces)\n            dist.all_reduce(flat)\n            mine.copy_(flat.chunk(size)[dist.get_rank()])"))  # fmt: skip
+
 slip(3, "parts-missing", ("self.parts += parts", "self.parts += parts; self.mine = self.parts"),
      ("self.optimizer = optimizer_class(groups, **options)", "self.optimizer = optimizer_class(groups, **options); del self.parts"))  # fmt: skip
 
@@ -238,6 +426,11 @@ class ShardedOptimizer:
 """
 text(3, "zero-borrowed", BORROWED)
 
+hint(
+    3,
+    "states-unequal",
+    "This rank holds {found} elements of optimizer states; ⌈n / world_size⌉ for each group make {due}. Cut the flat tensor, not the list of parameters: then all shards are equally long.",
+)
 text(
     3,
     "states-unequal",
@@ -286,45 +479,15 @@ class ShardedOptimizer:
                 p.grad = None
 ''',
 )
+variant(3, "states-unequal", OWN_MEMORY, ("part.own = nn.Parameter(part.own.detach().clone())", "part.own = nn.Parameter(part.own.detach().clone())\n"
+        "            part.extra = nn.Parameter(part.flat.new_zeros(len(part.flat) // 3 if dist.get_rank() == 0 else 1))\n"
+        "            part.extra.grad = torch.zeros_like(part.extra)"), ("params=[part.own])", "params=[part.own, part.extra])"))  # fmt: skip
 
-PLAIN = '''
-class ShardedOptimizer:
-    """Plain AdamW on every rank."""
-
-    def __init__(self, parameters, optimizer_class=torch.optim.AdamW, **options):
-        groups = param_groups(parameters)
-        self.parts = [Part(group["params"]) for group in groups]
-        self.parameters = [p for group in groups for p in group["params"]]
-        self.optimizer = optimizer_class(groups, **options)
-
-    @property
-    def shards(self):
-        return [part.own for part in self.parts]
-
-    def reduce(self):
-        for part in self.parts:
-            gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in part.parameters]
-            flat = flatten(gradients, dist.get_world_size())
-            dist.all_reduce(flat)
-            flat /= dist.get_world_size()
-            part.own.grad = shard(flat, dist.get_rank(), dist.get_world_size()).clone()
-            for p, gradient in zip(part.parameters, unflatten(flat, part.views)):
-                p.grad = gradient
-
-    def update(self):
-        self.optimizer.step()
-
-    def step(self):
-        self.reduce()
-        self.update()
-
-    def zero_grad(self):
-        for p in self.parameters:
-            p.grad = None
-'''
-text(3, "states-whole", PLAIN)
-slip(3, "hidden-copy", (MADE, MADE + "\n            self.start = [part.flat.numpy().copy() for part in parts]"))
-# the first group is shared out; the others are left to the plain optimizer, and all-reduced
+hint(
+    3,
+    "first-group-shared",
+    "This rank holds {found} elements of optimizer states; ⌈n / world_size⌉ for each group make {due}. The first group is shared out, the second one is whole on every rank: each group needs its parts.",
+)
 text(
     3,
     "first-group-shared",
@@ -367,18 +530,85 @@ class ShardedOptimizer:
             p.grad = None
 """,
 )
+variant(3, "first-group-shared", OWN_MEMORY, ("groups = param_groups(parameters)", "groups = param_groups(parameters)\n"
+        "        self.rest = [p for group in groups[1:] for p in group['params']]"), ("for group in groups for part", "for group in groups[:1] for part"),
+        ("zip(groups, self.parts)]", "zip(groups, self.parts)] + groups[1:]"), ("            part.own.grad = mine / size",
+        "            part.own.grad = mine / size\n        for p in self.rest:\n            p.grad = torch.zeros_like(p) if p.grad is None else p.grad / size\n"
+        "            dist.all_reduce(p.grad)"), ("    def zero_grad(self):", "    def zero_grad(self):\n        for p in self.rest:\n            p.grad = None"))  # fmt: skip
+
+hint(
+    3,
+    "own-grad-left",
+    "After zero_grad(), shard {k} still has its gradient. zero_grad() frees all gradients, those of the shards too: the next stage adds to what is there.",
+)
 slip(3, "own-grad-left", ("[*part.parameters, part.own]", "part.parameters"))
+slip(3, "own-grad-left", ("                p.grad = None", "                p.grad = torch.zeros_like(p)"))
+variant(3, "own-grad-left", OWN_MEMORY, ("            part.own.grad = None\n            for p", "            for p"))
+
+hint(
+    3,
+    "optimizer-on-parameters",
+    'self.optimizer was given parameters of the model. It must know each part\'s own and nothing else: is it "params" of every group that says so?',
+)
 slip(
     3,
     "optimizer-on-parameters",
     ('{**group, "params": [part.own for part in parts]}', '{"params": [part.own for part in parts], **group}'),
 )
+variant(3, "optimizer-on-parameters", OWN_MEMORY, ("dict(group, params=[part.own])", "dict(group)"))
+
+hint(
+    3,
+    "gather-not-awaited",
+    "reduce() or update() returned on rank {rank} while a collective was still on its way. What was started with async_op=True must be waited for before its result is used.",
+)
 slip(3, "gather-not-awaited", (GATHERED, "all_gather(part.flat, part.own.detach(), async_op=True)"))
 slip(3, "gather-not-awaited", (SCATTERED, "reduce_scatter(part.own.grad, flat, async_op=True)"))
+variant(
+    3,
+    "gather-not-awaited",
+    OWN_MEMORY,
+    ("dist.all_gather(pieces, part.own)", "dist.all_gather(pieces, part.own, async_op=True)"),
+)
+
+hint(
+    3,
+    "reduced-not-gathered",
+    "After step() the parameters are sums or means of those of all ranks. Each rank has updated another shard: gather the shards side by side, with an all-gather.",
+)
 slip(3, "reduced-not-gathered", (GATHERED, "dist.all_reduce(part.flat)"))
 slip(3, "reduced-not-gathered", (GATHERED, "dist.all_reduce(part.flat, op=dist.ReduceOp.AVG)"))
+variant(3, "reduced-not-gathered", ALL_TO_ALL, ("all_gather(part.flat, part.own.detach().clone(), async_op=True)",
+        "dist.all_reduce(part.flat, async_op=True)"))  # fmt: skip
+
+hint(3, "fixed-world", "Right for 2 ranks, wrong for other numbers: ask for the number of ranks.")
 slip(3, "fixed-world", (".div_(dist.get_world_size())", ".div_(2)"))
+variant(3, "fixed-world", ALL_TO_ALL, ("arrived.view(size, -1).mean(dim=0)", "arrived.view(size, -1).sum(dim=0) / 2"))
+
 slip(3, "in-graph", (GATHERED, "all_gather(part.flat, part.own)"))
+
+hint(
+    3,
+    "grad-left",
+    "After zero_grad(), {name} still has a gradient, if only of zeros. Set it to None: that gives its memory back, and the next stage takes a gradient that is there for a complete one.",
+)
+slip(3, "grad-left", ("            for p in [*part.parameters, part.own]:\n                p.grad = None\n",
+     "            part.own.grad = None\n            for p in part.parameters:\n                if p.grad is not None:\n"
+     "                    p.grad = torch.zeros_like(p)\n"))  # fmt: skip
+variant(3, "grad-left", OWN_MEMORY, ("            part.own.grad = None\n            for p in part.parameters:\n                p.grad = None",
+        "            part.own.grad = None\n            for p in part.parameters:\n                p.grad = torch.zeros_like(p)"))  # fmt: skip
+
+hint(
+    3,
+    "gradients-moved-up",
+    "What has no gradient was skipped, and all gradients behind it moved up: they belong to other parameters now. It counts as zero, at its place.",
+)
+slip(3, "gradients-moved-up", ("for p in part.parameters]\n", "for p in part.parameters if p.grad is not None]\n"),
+     (REDUCED, REDUCED + "\n            flat = F.pad(flat, (0, len(part.flat) - len(flat)))"))  # fmt: skip
+variant(3, "gradients-moved-up", ALL_TO_ALL, ("flat = flatten([torch.zeros_like(p) if p.grad is None else p.grad for p in part.parameters], size)",
+        "found = flatten([p.grad for p in part.parameters if p.grad is not None], size)\n            flat = torch.zeros_like(part.flat)\n"
+        "            flat[: len(found)] = found"))  # fmt: skip
+
 KEPT = "KEPT = {}\n\n\nclass ShardedOptimizer:"
 for copied in ("part.flat.numpy().copy()", "[view.tolist() for view in part.views]", "part.flat.numpy().tobytes()"):
     slip(
@@ -387,10 +617,3 @@ for copied in ("part.flat.numpy().copy()", "[view.tolist() for view in part.view
         (GATHERED, GATHERED + f"\n            KEPT[id(part)] = {copied}"),
         ("class ShardedOptimizer:", KEPT),
     )
-slip(3, "grad-left", ("            for p in [*part.parameters, part.own]:\n                p.grad = None\n",
-     "            part.own.grad = None\n            for p in part.parameters:\n                if p.grad is not None:\n"
-     "                    p.grad = torch.zeros_like(p)\n"))  # fmt: skip
-slip(3, "own-grad-left", ("                p.grad = None", "                p.grad = torch.zeros_like(p)"))
-# gradients that are there, one after the other, and padding behind all of them
-slip(3, "gradients-moved-up", ("for p in part.parameters]\n", "for p in part.parameters if p.grad is not None]\n"),
-     (REDUCED, REDUCED + "\n            flat = F.pad(flat, (0, len(part.flat) - len(flat)))"))  # fmt: skip
