@@ -3,7 +3,7 @@
 import torch
 
 from dlojz_tp.checking.looks import Look, Value, form, judged, one_of, shape, within
-from dlojz_tp.checks.data_augmentation.devices import batched
+from dlojz_tp.checks.data_augmentation.devices import BATCHES, observe_batches
 
 OFF = 2.01  # pixels that rounding, in one direction at the centre and in another at the side, may move an edge
 
@@ -36,6 +36,8 @@ def observe(cutmix_boxes):
     yield {"shapes": shape(got)}
     boxes, kept = zip(*got)
     yield {"kinds": [form(one).split()[0] for one in boxes], "boxes": torch.cat(boxes), "kept": torch.cat(kept)}
+    call = lambda lam, y, x: cutmix_boxes(lam, y, x, 20, 30)  # noqa: E731
+    yield from observe_batches(call, lambda b: (torch.rand(b), torch.rand(b) * 20, torch.rand(b) * 30))
 
 
 SHAPES = [[(len(case[0]), 4), (len(case[0]),)] for case in CASES]
@@ -85,10 +87,9 @@ LOOKS = [
     Look("", _excess, [1.2, 0.0], "box-too-large", lambda seen, due: seen[0] <= due[0] and seen[1] <= due[1],
          lambda seen, _: {"expected": "", "got": f"{seen[0]:.1f} pixels too long on average, {seen[1]:.0f} pixels for λ = 1"}),
     Value("λ is what is really kept of the image", _error, 0 * LAM, "lambda-not-exact", within(1e-5)),
+    *BATCHES,
 ]  # fmt: skip
 
 
 def balise_3(cutmix_boxes):
     yield from judged(LOOKS, observe, cutmix_boxes)
-    call = lambda lam, y, x: cutmix_boxes(lam, y, x, 20, 30)  # noqa: E731
-    yield from batched(call, lambda b: (torch.rand(b), torch.rand(b) * 20, torch.rand(b) * 30))

@@ -6,7 +6,8 @@ from unittest import mock
 
 import torch
 
-from dlojz_tp.checking import Wrong, close
+from dlojz_tp.checking import close
+from dlojz_tp.checking.looks import Look
 from dlojz_tp.probes.devices import meta_device
 from dlojz_tp.probes.operations import Operations
 
@@ -42,56 +43,74 @@ def _drawable():
         yield
 
 
-def stays_on_device(call, *tensors, waits="waits"):
-    """Run `call` on tensors of the meta device, which stands for a GPU; all results must be there, nothing read back.
-
-    waits: the hint where the CPU would wait.
-    """
+def on_meta(call, *tensors):
+    """What goes wrong on tensors of the meta device, which stands for a GPU, and its text: ["", ""] if nothing does."""
     moved = [tensor.to(meta_device()) for tensor in tensors]
     try:
         with _drawable():
             found = call(*moved)
     except (RuntimeError, NotImplementedError, AssertionError, TypeError, ValueError) as error:
         text = str(error).split("\n")[0]
-        frames = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
-        if any("distributions" in name for name in frames) and "meta" in text:
-            raise Wrong("validates", got=text) from error
-        for slug, words in ((waits, WAITING), ("other-device", ("meta", "device", "numpy"))):
+        if "meta" in text and any("distributions" in f.filename for f in traceback.extract_tb(error.__traceback__)):
+            return ["validates", text]
+        for what, words in (("waits", WAITING), ("other-device", ("meta", "device", "numpy"))):
             if any(word in text for word in words):
-                raise Wrong(slug, error=text) from error
+                return [what, text]
         raise
-    for tensor in found if isinstance(found, tuple | list) else [found]:
-        if isinstance(tensor, torch.Tensor) and tensor.device.type != "meta":
-            raise Wrong("other-device", error=f"a result is on {tensor.device}")
+    places = [
+        t.device.type for t in (found if isinstance(found, tuple | list) else [found]) if isinstance(t, torch.Tensor)
+    ]
+    return ["other-device", "a result is on cpu"] if "cpu" in places else ["", ""]
 
 
 WAITING = "item()", "out of meta", "on meta tensors", "data-dependent", "bool"  # in errors of the meta device
 
 
-def counts(call, make_inputs):
-    """No more operations for 32 images than for 4."""
+SILENT = {"expected": "", "got": ""}  # among a look's fields: the hint says it all
+
+
+def stays(claim, waits="waits"):
+    """A look at what `on_meta` returned, under "device". waits: the hint where the CPU would wait."""
+    return Look(claim, "device", ["", ""], lambda seen, _: waits if seen[0] == "waits" else seen[0],
+                fields=lambda seen, _: {"error": seen[1]} | SILENT)  # fmt: skip
+
+
+def observe_batches(call, make_inputs):
+    """Parts of an observation: operations for 4 and for 32 images, the device. make_inputs(batch): arguments of `call`."""
     totals = []
     for batch in (4, 32):
         inputs = make_inputs(batch)
         with Operations() as operations:
             call(*inputs)
         totals.append(operations.total)
-    if totals[1] > totals[0] + 6:
-        raise Wrong("loop-over-images", few=totals[0], many=totals[1])
+    yield {"operations": totals}
+    yield {"device": on_meta(call, *make_inputs(4))}
 
 
-def batched(call, make_inputs):
-    """A part of a check: `call` has no loop over images and stays on their device. make_inputs(batch): its arguments."""
-    yield "no loop over the images, on their device, nothing read back"
-    counts(call, make_inputs)
-    stays_on_device(call, *make_inputs(4))
+BATCHES = [
+    Look("no loop over the images, on their device, nothing read back", "operations", "as many for 32 images as for 4",
+         "loop-over-images", lambda seen, _: seen[1] <= seen[0] + 6, lambda seen, _: {"few": seen[0], "many": seen[1]} | SILENT),
+    stays(""),
+]  # fmt: skip
 
 
-def leaves_inputs(call, images, labels):
-    """The inputs are afterwards what they were."""
-    before = images.clone(), labels.clone()
-    call(images, labels)
-    if not close(images.float(), before[0].float(), 0.0):
-        raise Wrong("images-changed")
-    if not close(labels.float(), before[1].float(), 0.0):
-        raise Wrong("labels-changed")
+def observe_seeds(call):
+    """Two calls in a row after one seed, after the same seed, and after none. call(): what one batch becomes."""
+    runs = []
+    for seed in (1, 1, None):
+        if seed:
+            torch.manual_seed(seed)
+        runs.append([call(), call()])
+    return {"again": close(*runs[:2], 1e-6), "alike": close(*runs[1:], 1e-6) or close(*runs[0], 1e-6)}
+
+
+SEEDS = [
+    Look(
+        "the same after the same torch.manual_seed, another mix at each call",
+        "again",
+        True,
+        "not-reproducible",
+        fields=lambda *_: SILENT,
+    ),
+    Look("", "alike", False, "always-the-same", fields=lambda *_: SILENT),
+]

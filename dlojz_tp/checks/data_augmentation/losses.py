@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
 from dlojz_tp.checking.looks import Look, Value, at_most, judged, shape, within
-from dlojz_tp.checks.data_augmentation.devices import stays_on_device
+from dlojz_tp.checks.data_augmentation.devices import on_meta, stays
 from dlojz_tp.probes.operations import Operations, syncs
 
 
@@ -96,27 +96,23 @@ LOOKS_TOP1 = [
 ]
 
 
-def _waits(soft_cross_entropy, top1):
+def observe_both(soft_cross_entropy, top1):
+    def call(logits, labels):
+        return soft_cross_entropy(logits, labels, 0.1), top1(logits, labels)
+
     with Operations() as operations:
-        soft_cross_entropy(LOGITS.float(), SOFT.float(), 0.1)
-        top1(LOGITS, SOFT)
-    return {"waits": ", ".join(sorted(set(syncs(operations))))}
+        call(LOGITS.float(), SOFT.float())
+    yield {"waits": ", ".join(sorted(set(syncs(operations))))}
+    yield {"device": on_meta(call, LOGITS.float(), SOFT.float())}
 
 
-WAITS = [
-    Look(
-        "on the device of the logits, nothing read back",
-        "waits",
-        "",
-        "loss-waits",
-        fields=lambda seen, _: {"error": seen},
-    )
-]
+LOOKS_BOTH = [
+    Look("on the device of the logits, nothing read back", "waits", "", "loss-waits", fields=lambda seen, _: {"error": seen}),
+    stays(""),
+]  # fmt: skip
 
 
 def balise_6(soft_cross_entropy, top1):
     yield from judged(LOOKS, observe, soft_cross_entropy)
     yield from judged(LOOKS_TOP1, observe_top1, top1)
-    yield from judged(WAITS, _waits, soft_cross_entropy, top1)
-    stays_on_device(lambda x, y: soft_cross_entropy(x, y, 0.1), LOGITS.float(), SOFT.float())
-    stays_on_device(top1, LOGITS.float(), SOFT.float())
+    yield from judged(LOOKS_BOTH, observe_both, soft_cross_entropy, top1)

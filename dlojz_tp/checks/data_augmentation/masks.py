@@ -3,7 +3,7 @@
 import torch
 
 from dlojz_tp.checking.looks import Look, Value, form, judged
-from dlojz_tp.checks.data_augmentation.devices import batched
+from dlojz_tp.checks.data_augmentation.devices import BATCHES, observe_batches
 
 CASES = [  # boxes, height, width
     ([[1, 2, 3, 6], [0, 0, 1, 1], [4, 6, 5, 7], [0, 3, 5, 4], [2, 0, 3, 7]], 5, 7),
@@ -27,6 +27,7 @@ def observe(box_masks):
     got = [box_masks(torch.tensor(boxes), height, width) for boxes, height, width in CASES]
     yield {"forms": form(got)}
     yield {"masks": [mask[0] for masks in got for mask in masks]}
+    yield from observe_batches(lambda boxes: box_masks(boxes, 9, 11), lambda b: (torch.tensor([[1, 2, 5, 9]] * b),))
 
 
 FORMS = [f"bool {(len(boxes), 1, height, width)}" for boxes, height, width in CASES]
@@ -52,9 +53,9 @@ def _fields(seen, _):
 LOOKS = [
     Look("booleans of shape (batch, 1, height, width)", "forms", FORMS, "mask-form"),
     Value("exact: full boxes, empty ones, at each border, inside", "masks", MASKS, _hint, fields=_fields),
+    *BATCHES,
 ]
 
 
 def balise_4(box_masks):
     yield from judged(LOOKS, observe, box_masks)
-    yield from batched(lambda boxes: box_masks(boxes, 9, 11), lambda b: (torch.tensor([[1, 2, 5, 9]] * b),))

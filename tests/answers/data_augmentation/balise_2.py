@@ -99,6 +99,9 @@ bank.variant(
     ("torch.randperm(images.shape[0], device=images.device)", "torch.arange(images.shape[0], device=images.device)"),
 )
 
+bank.slip(2, "labels-not-mixed", ("return blend(images), blend(soft)", "return blend(images), soft"))
+bank.variant(2, "labels-not-mixed", PERMUTED, ("labels * lam[:, None] + labels[order] * (1 - lam)[:, None]", "labels"))
+
 bank.slip(
     2, "one-lambda", ("a = torch.full((len(images),), ", "a = torch.full((1,), "), (LAM, LAM + ".expand(len(images))")
 )
@@ -237,7 +240,6 @@ bank.variant(
     ('        raise TypeError("mixup works on normalised images")', "        images = images / 255"),
 )
 
-bank.hint(2, "unclear-refusal", "uint8 images raise {error}. Say in a TypeError that float images are expected.")
 bank.slip(2, "unclear-refusal", (REFUSE2, ""))
 bank.slip(2, "unclear-refusal", ("raise TypeError", "raise ValueError"))
 bank.variant(
@@ -264,12 +266,6 @@ bank.slip(2, "other-device", ("device=images.device)", 'device="cpu")'))
 bank.slip(2, "waits", (LAM, LAM + "\n    lam = torch.where(lam.max() > 2, lam, lam) if lam.sum() >= 0 else lam"))
 bank.slip(2, "waits", ("F.one_hot(labels, classes).float()", "F.one_hot(labels).float()"))
 
-bank.hint(
-    2,
-    "partner-twice",
-    "Some images are the partner of several others. A permutation uses each once: torch.randperm, or a roll.",
-)
-
 
 @bank.wrong(2, "partner-twice")
 def mixup(images, labels, classes, alpha):
@@ -293,8 +289,6 @@ bank.variant(
         "torch.randint(images.shape[0], (images.shape[0],), device=images.device)",
     ),
 )
-
-bank.hint(2, "three-images", "The labels of image {image} name {n} images. Two are mixed.")
 
 
 @bank.wrong(2, "three-images")

@@ -40,7 +40,7 @@ def cutmix(images, labels, classes, alpha):
 bank.text(5, None, DISTANCES)
 
 
-@bank.right(5)
+PAPER = '''
 def cutmix(images, labels, classes, alpha):
     """The box as in the paper: integer halves around an integer centre, flipped batch as partner."""
     if images.dtype == torch.uint8:
@@ -61,6 +61,8 @@ def cutmix(images, labels, classes, alpha):
     mixed = images.clone()
     mixed = torch.where(inside, images.flip(0), mixed)
     return mixed, torch.lerp(soft.flip(0), soft, kept)
+'''
+bank.text(5, None, PAPER)
 
 
 @bank.right(5)
@@ -387,9 +389,79 @@ def cutmix(images, labels, classes, alpha):
 
 bank.variant(5, "box-proportions", DISTANCES, ("(columns - cx).abs() < half)", "(columns - cx).abs() * w / h < half)"))
 
-bank.hint(5, "labels-not-mixed", "The images were mixed, the labels were not: each still names its own image alone.")
 bank.slip(5, "labels-not-mixed", *full(("kept * soft + (1 - kept) * soft.roll(1, 0)", "soft")))
 bank.variant(5, "labels-not-mixed", DISTANCES, ("kept * soft + (1 - kept) * soft[order]", "soft"))
 
 bank.slip(5, "images-not-mixed", *full(("return mixed, kept", "return images.clone(), kept")))
 bank.variant(5, "images-not-mixed", DISTANCES, ("torch.where(inside, images[order], images)", "images.clone()"))
+
+bank.slip(5, "unclear-refusal", *full((REFUSE5, "")))
+bank.slip(5, "unclear-refusal", *full(("raise TypeError", "raise ValueError")))
+bank.variant(
+    5,
+    "unclear-refusal",
+    DISTANCES,
+    ('raise TypeError("float images are expected")', 'raise AssertionError("floats")'),
+)
+
+bank.slip(
+    5,
+    "partner-twice",
+    *full(
+        (
+            "    mixed = torch.empty_like(images)",
+            "    order = torch.randint(n, (n,), device=images.device)\n    mixed = torch.empty_like(images)",
+        ),
+        (
+            "torch.lerp(images[1:], images[:-1], inside[1:], out=mixed[1:])",
+            "mixed = torch.lerp(images, images[order], inside)",
+        ),
+        ("    torch.lerp(images[:1], images[-1:], inside[:1], out=mixed[:1])\n", ""),
+        ("soft.roll(1, 0)", "soft[order]"),
+    ),
+)
+bank.variant(5, "partner-twice", DISTANCES, ("torch.randperm(b, device=d)", "torch.randint(b, (b,), device=d)"))
+
+bank.slip(
+    5, "three-images", *full(("(1 - kept) * soft.roll(1, 0)", "(1 - kept) * (soft.roll(1, 0) + soft.roll(2, 0)) / 2"))
+)
+bank.variant(
+    5, "three-images", DISTANCES, ("(1 - kept) * soft[order]", "(1 - kept) * (soft[order] + soft.flip(0)) / 2")
+)
+
+bank.hint(
+    5,
+    "sides-swapped",
+    "Height and width are swapped: in images of {height} rows and {width} columns, no box went beyond column {height}.",
+)
+bank.slip(
+    5,
+    "sides-swapped",
+    *full(
+        (
+            "cutmix_boxes(lam, y * height, x * width, height, width)",
+            "cutmix_boxes(lam, y * height, x * width, width, height)",
+        )
+    ),
+)
+bank.slip(
+    5,
+    "sides-swapped",
+    *full(
+        (
+            "cutmix_boxes(lam, y * height, x * width, height, width)",
+            "cutmix_boxes(lam, y * width, x * height, width, height)",
+        )
+    ),
+)
+bank.variant(
+    5,
+    "sides-swapped",
+    PAPER,
+    ("    ch, cw =", "    h, w = w, h\n    ch, cw ="),
+    (
+        "torch.arange(h, device=images.device), torch.arange(w,",
+        "torch.arange(w, device=images.device), torch.arange(h,",
+    ),
+)
+bank.slip(5, "box-not-uniform", *full(("y * height, x * width,", "y * width, x * height,")))

@@ -220,6 +220,7 @@ bank.variant(
 
 bank.hint(7, "unfair", "MixUp was drawn in {share:.0%} of {n} batches. Each shall have one half.")
 bank.slip(7, "unfair", *full(("torch.rand(()) < 0.5", "torch.rand(()) < 0.1")))
+bank.slip(7, "unfair", *full(("torch.rand(()) < 0.5", "torch.randn(()) < 0.5")))
 bank.variant(7, "unfair", OTHER, ("torch.ones(2)", "torch.tensor([0.2, 0.8])"))
 
 bank.hint(
