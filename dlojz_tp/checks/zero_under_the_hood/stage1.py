@@ -112,6 +112,9 @@ def _flat(named):
     return torch.cat([named[name].reshape(-1) for name in NAMES])
 
 
+START = _flat(state(Odd()))
+
+
 @cache
 def _truth(case, size):
     """One process: the gradients of the first step, sorted, none zero; parameters before and after each step, (4, n)."""
@@ -135,10 +138,10 @@ def _weights(case, claim, word):
     frozen = slice(*(sum(dict(Odd().named_parameters())[n].numel() for n in NAMES[:k]) for k in (2, 3)))
     see = lambda ranks: torch.stack([rank[f"{case} weights"] for rank in ranks])  # noqa: E731
 
-    def where_wrong(key, hint, right=lambda value: not value):
-        return Look("", lambda ranks: ([rank[key] for rank in ranks], see(ranks)), due, hint,
-                    lambda seen, due: all(map(right, seen[0])) or _equal(seen[1], due),
-                    lambda seen, _: {"rank": next(k for k, value in enumerate(seen[0]) if not right(value)), "expected": "", "got": ""})  # fmt: skip
+    def where_wrong(claim, key, hint):
+        return Look(claim, lambda ranks: ([rank[f"{case} {key}"] for rank in ranks], see(ranks)), due, hint,
+                    lambda seen, due: not any(seen[0]) or _equal(seen[1], due),
+                    lambda seen, _: {"rank": seen[0].index(max(seen[0])), "expected": "", "got": ""})  # fmt: skip
 
     def fields(seen, due):
         wrong = ~torch.isclose(seen, due, rtol=TOLERANCE, atol=TOLERANCE)
@@ -150,9 +153,10 @@ def _weights(case, claim, word):
                 "where": f"rank {rank} of {len(seen)}, {names[0]}, {word}"}  # fmt: skip
 
     return [
-        Look(claim, lambda ranks: see(ranks)[:, 0, frozen], lambda size: due(size)[:, 0, frozen], "frozen-trained"),
-        where_wrong(f"{case} unwaited", "gather-not-awaited"),
-        where_wrong(f"{case} foreign", "optimizer-on-parameters"),
+        where_wrong(claim, "unwaited", "gather-not-awaited"),
+        Look("", lambda ranks: see(ranks)[:, 0, frozen], lambda size: due(size)[:, 0, frozen], "frozen-trained"),
+        where_wrong("", "foreign", "optimizer-on-parameters"),
+        Look("", see, due, "views-lost", lambda seen, _: not seen[:, -1].equal(START.expand(len(seen), -1)), fields),
         Value("", see, due, "weights-differ", _equal, fields),
     ]
 
@@ -199,8 +203,8 @@ LOOKS = [
          lambda seen, _: {"found": max(seen), "due": _due(len(seen)), "expected": _due(len(seen)), "got": max(seen)}),
     _bound("", "alive", _alive, "hidden-copy", lambda size: 8 * (ELEMENTS + _due(size))),
     _bound("", "outside", 0.6 * 8 * ELEMENTS, "copy-outside"),
-    Look("", "adamw left", [], "own-grad-left", lambda seen, _: not any(seen), lambda seen, _: {"k": max(seen)[0]}),
-    Look("", "adamw left whole", [], "grad-left", lambda seen, _: not any(seen), lambda seen, _: {"name": max(seen)[0]}),
+    Look("", "adamw left", [], "own-grad-left", lambda seen, _: not any(seen), lambda seen, _: {"k": max(seen)[0], "expected": "", "got": ""}),
+    Look("", "adamw left whole", [], "grad-left", lambda seen, _: not any(seen), lambda seen, _: {"name": max(seen)[0], "expected": "", "got": ""}),
     _bound("gradients are reduced to their shards, parameters gathered: 2Ψ, no more", "cost",
            lambda size: 2.4 * 8 * ELEMENTS * (size - 1) / size + SLACK, "all-reduce-first"),
 ]  # fmt: skip
@@ -209,7 +213,9 @@ LOOKS = [
 def balise_3(ShardedOptimizer):  # noqa: N803
     yield LOOKS[0].claim
     for size, ranks in world_after_world(observe, ShardedOptimizer, known=KNOWN):
-        looks = judged(LOOKS, lambda _, ranks=ranks: ranks, ShardedOptimizer, at=size, where=f"{size} ranks")
+        looks = judged(
+            LOOKS, lambda _, ranks=ranks: ranks, ShardedOptimizer, at=size, where=f"{size} rank{'s' * (size > 1)}"
+        )
         if size == 2:
             yield from looks
         else:
