@@ -23,17 +23,18 @@ def observe_areas(cutmix):
 
 def _statistics(pasted):
     """pasted: (MANY, HEIGHT, WIDTH)."""
-    some = pasted.flatten(1).any(1)
-    lines = {"row": pasted[some].any(2), "column": pasted[some].any(1)}  # (boxes, HEIGHT), (boxes, WIDTH)
+    mixed = pasted.flatten(1).any(1)
+    lines = {"row": pasted[mixed].any(2), "column": pasted[mixed].any(1)}  # (boxes, HEIGHT), (boxes, WIDTH)
     rows, columns = lines.values()
     y, x = (one.double() @ torch.linspace(0, 1, one.shape[1]).double() / one.sum(1) for one in (rows, columns))
     free = [~(one[:, 0] | one[:, -1]) for one in (rows, columns)]  # of the borders across it
     tall, wide = rows.sum(1), columns.sum(1)
     large = free[0] & free[1] & (tall >= 5) & (wide >= 5)
-    shared = {what: one[tall * wide >= 12].all(0).nonzero().flatten().tolist() for what, one in lines.items()}
+    some = tall * wide >= 12  # pixels
+    shared = {what: one[some].all(0).nonzero().flatten().tolist() for what, one in lines.items() if some.any()}
     return {
-        "same": bool(some.all() and (pasted == pasted[0]).all()),
-        "reach": [int(one.any(0).nonzero().amax()) + 1 for one in (rows, columns)],
+        "same": bool(mixed.any() and (pasted == pasted[0]).all()),
+        "reach": [int(one.any(0).sum()) for one in (rows, columns)],
         "shared": {what: found for what, found in shared.items() if found},
         "centres": [y.std(), (y.mean() - 0.5).abs(), (x.mean() - 0.5).abs(), torch.corrcoef(torch.stack([y, x]))[0, 1].abs()],
         "sides": [tall[free[0]], wide[free[1]]],  # of boxes that no border cuts
@@ -65,17 +66,13 @@ def _looks(alpha):
     def look(key, hint, holds, fields=lambda seen: {}):
         say = SILENT | {"where": f"α = {alpha:g}, images of {HEIGHT} × {WIDTH}"}
         return Look(
-            "", lambda o: o[alpha][key], None, hint, lambda seen, _: holds(seen), lambda seen, _: say | fields(seen)
+            "", lambda o: o[alpha][key], "", hint, lambda seen, _: holds(seen), lambda seen, _: say | fields(seen)
         )
 
     low, high = _band(alpha)
     yield look("same", "one-box", lambda same: not same)
-    yield look(
-        "reach",
-        "sides-swapped",
-        lambda reach: reach != [HEIGHT, HEIGHT],
-        lambda reach: {"height": HEIGHT, "width": WIDTH},
-    )
+    sides = {"height": HEIGHT, "width": WIDTH}
+    yield look("reach", "sides-swapped", lambda reach: reach != [HEIGHT, HEIGHT], lambda _: sides)
     yield look("shared", lambda seen, _: "box-at-centre" if _around(seen) else "one-centre", lambda shared: not shared,
                lambda shared: {"what": "point" if len(shared) == 2 else next(iter(shared))})  # fmt: skip
     # seven standard errors of the means and of the correlation

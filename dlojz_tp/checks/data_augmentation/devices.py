@@ -57,15 +57,11 @@ def on_meta(call, *tensors):
             if any(word in text for word in words):
                 return [what, text]
         raise
-    places = [
-        t.device.type for t in (found if isinstance(found, tuple | list) else [found]) if isinstance(t, torch.Tensor)
-    ]
-    return ["other-device", "a result is on cpu"] if "cpu" in places else ["", ""]
+    found = [one for one in (found if isinstance(found, tuple | list) else [found]) if isinstance(one, torch.Tensor)]
+    return ["other-device", "a result is on cpu"] if any(one.is_cpu for one in found) else ["", ""]
 
 
 WAITING = "item()", "out of meta", "on meta tensors", "data-dependent", "bool"  # in errors of the meta device
-
-
 SILENT = {"expected": "", "got": ""}  # among a look's fields: the hint says it all
 
 
@@ -105,12 +101,7 @@ def observe_seeds(call):
 
 
 SEEDS = [
-    Look(
-        "the same after the same torch.manual_seed, another mix at each call",
-        "again",
-        True,
-        "not-reproducible",
-        fields=lambda *_: SILENT,
-    ),
+    Look("the same after the same torch.manual_seed, another mix at each call", "again", True, "not-reproducible",
+         fields=lambda *_: SILENT),
     Look("", "alike", False, "always-the-same", fields=lambda *_: SILENT),
-]
+]  # fmt: skip

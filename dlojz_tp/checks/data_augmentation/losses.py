@@ -90,10 +90,8 @@ LOOKS = [
 ]  # fmt: skip
 LOOKS_TOP1 = [
     Look("top-1 accuracy under mixed labels", "shapes", [()] * 3, "top1-shape"),
-    Value(
-        "", "top1", [(LOGITS.argmax(1) == soft.argmax(1)).double().mean() for soft in TOP1], "top1-wrong", within(1e-5)
-    ),
-]
+    Value("", "top1", [(LOGITS.argmax(1) == soft.argmax(1)).double().mean() for soft in TOP1], "top1-wrong", within(1e-5)),
+]  # fmt: skip
 
 
 def observe_both(soft_cross_entropy, top1):

@@ -11,19 +11,9 @@ from dlojz_tp.checking.looks import Look, Value, at_most, judged, shape, within
 from dlojz_tp.checks.data_augmentation.devices import SEEDS, observe_seeds, on_meta, stays
 
 CLASSES, BATCHES, ALPHA = 4, 400, 50.0
-LIMITS = {
-    "mix": ("MixUp", 0.15, 0.85),
-    "cut": ("CutMix", 0.2, 0.95),
-    "both": ("MixUp or CutMix", 0.15, 0.95),
-}  # of λ, if α = ALPHA
-
-
-def _batch(n=12):
-    values = torch.arange(n, dtype=torch.float32).view(-1, 1, 1, 1)
-    return values + torch.zeros(n, 3, 8, 10), torch.arange(n) % CLASSES
-
-
-IMAGES, LABELS = _batch()
+# of λ, if α = ALPHA
+LIMITS = {"mix": ("MixUp", 0.15, 0.85), "cut": ("CutMix", 0.2, 0.95), "both": ("MixUp or CutMix", 0.15, 0.95)}
+IMAGES, LABELS = torch.arange(12.0).view(-1, 1, 1, 1).repeat(1, 3, 8, 10), torch.arange(12) % CLASSES
 HOT = F.one_hot(LABELS, CLASSES).float()
 GIVEN = 0.7 * HOT.flip(0) + 0.3 * HOT  # labels that are soft already
 
@@ -38,24 +28,20 @@ def _kind(images, mixed):
     return "both" if cut.any() and mix.any() else "cut" if cut.any() else "mix" if mix.any() else "none"
 
 
-def _lambdas(mix_or_cut, n=12):
+def _lambdas(mix_or_cut):
     """With a large α all λ are near one half; CutMix's boxes are then clipped, but none is small or covers the image."""
-    mixer, images = mix_or_cut(n, ALPHA).train(), IMAGES.repeat(1, 1, 3, 3)
+    mixer, images = mix_or_cut(12, ALPHA).train(), IMAGES.repeat(1, 1, 3, 3)
     torch.manual_seed(5)
     kept, names = {kind: [] for kind in (*LIMITS, "none")}, []
     for _ in range(24):
-        mixed, soft = mixer(images.clone(), torch.arange(n))
+        mixed, soft = mixer(images.clone(), torch.arange(12))
         names.append(int((soft > 1e-6).sum(1).max()))
         own = soft.diagonal().double()
         kept[_kind(images, mixed)].append(own[own < 1 - 1e-6])
     shared = [kind for kind in LIMITS if kept[kind] and all(len(own) > 4 and own.std() < 1e-4 for own in kept[kind])]
     found = {kind: torch.cat([torch.full((1,), 0.5).double(), *kept[kind]]) for kind in LIMITS}
-    return {
-        "soft": shape(soft),
-        "names": max(names),
-        "shared": shared,
-        "spread": {kind: (λ.min().item(), λ.max().item()) for kind, λ in found.items()},
-    }
+    spread = {kind: (λ.min().item(), λ.max().item()) for kind, λ in found.items()}
+    return {"soft": shape(soft), "names": max(names), "shared": shared, "spread": spread}
 
 
 def observe(mix_or_cut):
@@ -77,11 +63,10 @@ def observe(mix_or_cut):
     yield {"few": shape(mixer(IMAGES.clone(), 0 * LABELS)[1])}
 
     def draws(images, labels):
-        found = [*copy.deepcopy(mixer)(images, labels)]
-        for seed in range(6):  # both kinds come up
-            torch.manual_seed(seed)
-            found += copy.deepcopy(mixer).train()(images, labels)
-        return found
+        torch.manual_seed(0)
+        return [
+            one for k in range(9) for one in copy.deepcopy(mixer).train(k > 0)(images, labels)
+        ]  # both kinds come up
 
     yield {"device": on_meta(draws, IMAGES, LABELS)}
 
@@ -133,9 +118,7 @@ class _Mix(nn.Module):
         self.calls = []
 
     def forward(self, images, labels):
-        self.calls.append(
-            " and ".join(name for name, t in (("images", images), ("labels", labels)) if t.device.type == "cpu")
-        )
+        self.calls.append(" and ".join(n for n, t in (("images", images), ("labels", labels)) if t.is_cpu))
         soft = torch.eye(CLASSES, device=images.device)[labels] if labels.dim() == 1 else labels
         return (images + images.roll(1, 0)) / 2, 0.6 * soft + 0.4 * soft.roll(1, 0)
 
@@ -172,16 +155,9 @@ def observe_step(train_step):
     model.register_forward_hook(lambda *_: forwards.append(1))
     mix.eval()
     loss = train_step(model, mix, *BATCH, optimizer, torch.device("cpu"))
-    yield {
-        "form": "with a graph" if getattr(loss, "requires_grad", False) else shape(loss),
-        "loss": loss,
-        "calls": len(mix.calls),
-    }
-    yield {
-        "modes": [mix.training, model.training],
-        "forwards": len(forwards),
-        "weights": model[1].weight.detach().clone(),
-    }
+    yield {"form": "with a graph" if getattr(loss, "requires_grad", False) else shape(loss), "loss": loss}
+    yield {"calls": len(mix.calls), "modes": [mix.training, model.training], "forwards": len(forwards)}
+    yield {"weights": model[1].weight.detach().clone()}
     train_step(model, mix, *BATCH, optimizer, torch.device("cpu"))
     yield {"second": model[1].weight.detach()}
     model, mix, optimizer = _made("meta")
