@@ -214,9 +214,12 @@ def observe_cutmix(cutmix):
 
 
 def _outlines(observed):
-    """Of each image: whether its own pixels, and those of another one, are a rectangle."""
-    kept = observed["kept"]
-    return [[_rectangle(one > 0) for one in kept], [_rectangle(one < 1) and one.frac().eq(0).all() for one in kept]]
+    """Of each image: whether its own pixels, and those of another one, are a rectangle; neither is where they blend."""
+    kept = [(one, bool(one.frac().eq(0).all())) for one in observed["kept"]]
+    return [
+        [whole and _rectangle(one > 0) for one, whole in kept],
+        [whole and _rectangle(one < 1) for one, whole in kept],
+    ]
 
 
 def _rectangle(inside):

@@ -249,6 +249,15 @@ bank.variant(
     DISTANCES,
     ("< half) & ((columns - cx).abs() < half)", "< half) ^ ((columns - cx).abs() < half)"),
 )
+bank.variant(  # that is MixUp
+    5,
+    "not-a-rectangle",
+    DISTANCES,
+    (
+        "torch.where(inside, images[order], images)",
+        "torch.lerp(images[order], images, kept.view(-1, 1, 1, 1).to(images.dtype))",
+    ),
+)
 
 bank.slip(
     5,
