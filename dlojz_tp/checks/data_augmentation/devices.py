@@ -91,13 +91,13 @@ BATCHES = [
 
 
 def observe_seeds(call):
-    """Two calls in a row after one seed, after the same seed, and after none. call(): what one batch becomes."""
+    """Two calls in a row after one seed, the same seed, and none: a seed set late in a call shows only in the last two."""
     runs = []
     for seed in (1, 1, None):
         if seed:
             torch.manual_seed(seed)
         runs.append([call(), call()])
-    return {"again": close(*runs[:2], 1e-6), "alike": close(*runs[1:], 1e-6) or close(*runs[0], 1e-6)}
+    return {"again": close(*runs[:2], 1e-6), "alike": close(*runs[1:], 1e-6) or close(*runs[2], 1e-6)}
 
 
 SEEDS = [

@@ -367,3 +367,38 @@ bank.slip(
     2, "labels-dtype", ("return blend(images), blend(soft)", "return blend(images), blend(soft).to(images.dtype)")
 )
 bank.variant(2, "labels-dtype", PERMUTED, ("(1 - lam)[:, None]\n", "(1 - lam)[:, None].double()\n"))
+
+# what every augmentation of a batch promises, in the other design
+SHARES = "lam = gamma[0] / gamma.sum(0)"
+bank.variant(
+    2,
+    "validates",
+    PERMUTED,
+    (SHARES, "lam = torch.distributions.Beta(*[torch.full_like(gamma[0], float(alpha))] * 2).sample()"),
+)
+bank.variant(2, "other-device", PERMUTED, ("float(alpha), device=images.device)", "float(alpha))"))
+bank.variant(2, "waits", PERMUTED, (SHARES, SHARES + "\n    assert lam.max() <= 1"))
+bank.variant(
+    2, "loop-over-images", PERMUTED, ("x * w + x[order]", "torch.stack([a * b for a, b in zip(x, w)]) + x[order]")
+)
+bank.variant(
+    2,
+    "images-changed",
+    PERMUTED,
+    ("    return x * w + x[order] * (1 - w)", "    other = x[order] * (1 - w)\n    return x.mul_(w) + other"),
+)
+bank.variant(
+    2,
+    "labels-changed",
+    PERMUTED,
+    ("    w = lam", "    other = labels[order] * (1 - lam)[:, None]\n    labels *= lam[:, None]\n    w = lam"),
+    ("labels * lam[:, None] + labels[order] * (1 - lam)[:, None]", "labels + other"),
+)
+bank.variant(
+    2,
+    "not-reproducible",
+    PERMUTED,
+    ("    order =", "    import random\n\n    order ="),
+    ("torch.randperm(images.shape[0],", "torch.tensor(random.sample(range(len(images)), len(images)),"),
+)
+bank.variant(2, "always-the-same", PERMUTED, ("    gamma =", "    torch.manual_seed(3)\n    gamma ="))

@@ -474,3 +474,27 @@ bank.variant(
     ),
 )
 bank.slip(5, "box-not-uniform", *full(("y * height, x * width,", "y * width, x * height,")))
+
+# what every augmentation of a batch promises, in the other design
+bank.variant(5, "other-device", DISTANCES, ("float(alpha), device=d)", "float(alpha))"))
+bank.variant(5, "waits", DISTANCES, ("    order =", "    assert inside.any() or b > 0\n    order ="))
+bank.variant(
+    5,
+    "loop-over-images",
+    DISTANCES,
+    ("torch.where(inside,", "torch.where(torch.stack([one.clone() for one in inside]),"),
+)
+bank.variant(
+    5,
+    "images-changed",
+    DISTANCES,
+    ("torch.where(inside, images[order], images)", "images.copy_(torch.where(inside, images[order], images)).clone()"),
+)
+bank.variant(
+    5,
+    "not-reproducible",
+    DISTANCES,
+    ("    cy, cx =", "    import random\n\n    cy, cx ="),
+    ("torch.rand(b, 1, 1, 1, device=d) for", "(torch.rand(b, 1, 1, 1, device=d) + random.random()) % 1 for"),
+)
+bank.variant(5, "always-the-same", DISTANCES, ("    gamma =", "    torch.manual_seed(3)\n    gamma ="))
