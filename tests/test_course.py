@@ -89,7 +89,6 @@ def test_no_sentence_ends_twice(error, said):
     [
         (ValueError("no"), "raised"),
         (SystemExit(0), "left"),
-        (TypeError("f() missing 1 required positional argument: 'x'"), "signature"),
         (RuntimeError("Expected all tensors to be on the same device, but found two"), "wrong-device"),
     ],
 )
@@ -99,6 +98,15 @@ def test_exceptions_become_verdicts(error, slug):
         raise error
 
     assert judged(check).slug == slug
+
+
+@pytest.mark.parametrize(
+    ("answer", "slug"),
+    [(lambda: 1, "signature"), (lambda x: len(x, x), "raised"), (lambda x: (lambda: x)(x), "raised")],
+)
+def test_a_call_that_does_not_fit_is_told_of_who_makes_it(answer, slug):
+    exec(compile("def check(answer):\n    yield 'x'\n    answer([])", course.__file__, "exec"), found := {})
+    assert judged(found["check"], answer).slug == slug
 
 
 def test_a_missing_answer_is_not_a_failure():

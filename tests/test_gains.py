@@ -8,7 +8,7 @@ import torch
 
 from dlojz_tp import measure
 from dlojz_tp.report import recorded
-from dlojz_tp.training import gains, training_run
+from dlojz_tp.training import gains, precision, training_run
 
 
 @pytest.fixture(autouse=True)
@@ -139,7 +139,7 @@ def test_run_counts_the_setting_s_steps():
     assert record.losses[-1] < record.losses[0]
 
 
-def test_fast_step_computes_in_bfloat16_and_channels_last():
+def test_fast_step_computes_in_the_fast_precision_and_channels_last():
     model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.Flatten(), torch.nn.Linear(144, 4))
     model, seen = model.to(training_run.device()), []
     model[0].register_forward_hook(lambda m, x, y: seen.append((x[0], y)))
@@ -147,7 +147,9 @@ def test_fast_step_computes_in_bfloat16_and_channels_last():
     before = model[2].weight.clone()
     optimizer = training_run.make_optimizer(model.parameters())
     loss, logits = training_run.fast_step(model, images, labels, optimizer, training_run.device())
-    assert seen[0][0].is_contiguous(memory_format=torch.channels_last) and seen[0][1].dtype == torch.bfloat16
+    assert seen[0][0].is_contiguous(memory_format=torch.channels_last) and seen[0][1].dtype == precision.fast_dtype(
+        training_run.device()
+    )
     assert loss.shape == () and logits.shape == (len(labels), 4) and not (loss.requires_grad or logits.requires_grad)
     assert not torch.equal(before, model[2].weight)
 
