@@ -15,6 +15,19 @@ rows = functools.partial(rows, width=6, seed=200)
 ADAMW = {"lr": 0.05, "weight_decay": 0.1}
 
 HINTS = {
+    "nothing-travels": "Rank {rank} sent nothing: each rank trains for itself. reduce() needs a reduce-scatter of the gradients, update() an all-gather of the parameters.",
+    "not-gathered": "After step(), rank {rank} has updated its own shard, and the other shards are still the old ones. The shards of all ranks must be gathered into the flat tensor that the parameters are views of.",
+    "sum-not-mean": "own.grad holds the sum over the ranks. The loss is a mean over the whole batch: divide by world_size.",
+    "mean-divided-twice": "own.grad is the mean, divided by world_size once more.",
+    "no-shard-gradient": "After reduce(), own.grad of shard {k} is {found}. It must be the shard of the mean gradient, (n / world_size,), as the optimizer reads it there.",
+    "none-gradient": "A parameter that was not used has p.grad None: {error} It counts as zero.",
+    "gradients-pile-up": "The first step is right, the second is not: the gradient of the first is still in it. zero_grad() must free p.grad and own.grad.",
+    "frozen-trained": "A frozen parameter changed. Leave out what has requires_grad False: weight decay would shrink it.",
+    "weights-differ": "After {steps} steps the weights are not those of {word} in one process: {names}.",
+    "states-whole": "This rank holds {found} elements of optimizer states, as many as one process would. It should update its shard only: {due} elements. Give the optimizer part.own, not the parameters.",
+    "states-unequal": "This rank holds {found} elements of optimizer states; ⌈n / world_size⌉ for each group make {due}. Cut the flat tensor, not the list of parameters: then all shards are equally long.",
+    "first-group-shared": "This rank holds {found} elements of optimizer states; ⌈n / world_size⌉ for each group make {due}. The first group is shared out, the second one is whole on every rank: each group needs its parts.",
+    "hidden-copy": "After a step and zero_grad(), {found} bytes are alive; parameters and the states of one shard make {due}. A full copy is kept: of the parameters, the gradients, or the states.",
     "zero-borrowed": "{what} does this work for you. Here it is yours: use reduce_scatter and all_gather.",
     "parts-missing": "self.{name} is not there. The text above the class says what it must hold: later balises use it.",
     "in-graph": "Autograd follows this: {error} A shard and its parameters are nn.Parameter. What is written into them, or gathered "

@@ -170,11 +170,6 @@ slip(3, None, ("all_gather(part.flat, part.own.detach())", "all_gather(part.flat
 
 # ---------------------------------------------------------------- wrong ones: the hint, what is recorded, other designs
 
-hint(
-    3,
-    "nothing-travels",
-    "Rank {rank} sent nothing: each rank trains for itself. reduce() needs a reduce-scatter of the gradients, update() an all-gather of the parameters.",
-)
 slip(3, "nothing-travels", (SCATTERED, "part.own.grad.copy_(shard(flat, dist.get_rank(), dist.get_world_size()))"),
      (GATHERED, "pass"))  # fmt: skip
 variant(3, "nothing-travels", OWN_MEMORY, ("dist.reduce_scatter(mine, pieces)", "mine.copy_(pieces[dist.get_rank()])"),
@@ -186,23 +181,12 @@ slip(3, "local-gradient", (REDUCED, "flat = flatten(gradients, dist.get_world_si
 slip(3, "local-gradient", (SCATTERED, "part.own.grad.copy_(shard(flat, dist.get_rank(), dist.get_world_size()))"))
 variant(3, "local-gradient", OWN_MEMORY, ("dist.reduce_scatter(mine, pieces)", "mine.copy_(pieces[dist.get_rank()])"))
 
-hint(
-    3,
-    "sum-not-mean",
-    "own.grad holds the sum over the ranks. The loss is a mean over the whole batch: divide by world_size.",
-)
 slip(3, "sum-not-mean", (REDUCED, "flat = flatten(gradients, dist.get_world_size())"))
 variant(3, "sum-not-mean", OWN_MEMORY, ("mine / size", "mine"))
 
-hint(3, "mean-divided-twice", "own.grad is the mean, divided by world_size once more.")
 slip(3, "mean-divided-twice", (SCATTERED, "reduce_scatter(part.own.grad, flat, op=dist.ReduceOp.AVG)"))
 variant(3, "mean-divided-twice", OWN_MEMORY, ("mine / size", "mine / size / size"))
 
-hint(
-    3,
-    "not-gathered",
-    "After step(), rank {rank} has updated its own shard, and the other shards are still the old ones. The shards of all ranks must be gathered into the flat tensor that the parameters are views of.",
-)
 slip(3, "not-gathered", (GATHERED, "pass"))
 slip(3, "not-gathered", (GATHERED, "all_gather(torch.empty_like(part.flat), part.own.detach())"))
 variant(3, "not-gathered", OWN_MEMORY, ("dist.all_gather(pieces, part.own)", "pieces[dist.get_rank()].copy_(part.own)"))
@@ -229,7 +213,6 @@ variant(3, "wrong-shard", ALL_TO_ALL, ("works = [all_gather(part.flat, part.own.
         "works = []\n        for part in self.parts:\n            first = part.own.detach().clone()\n            dist.broadcast(first, src=0)\n"
         "            part.flat.copy_(first.repeat(dist.get_world_size()))"))  # fmt: skip
 
-hint(3, "none-gradient", "A parameter that was not used has p.grad None: {error} It counts as zero.")
 slip(3, "none-gradient", ("torch.zeros_like(p) if p.grad is None else p.grad for", "p.grad for"))
 variant(3, "none-gradient", OWN_MEMORY, ("p.grad if p.grad is not None else torch.zeros_like(p)", "p.grad"))
 
@@ -242,11 +225,6 @@ slip(3, "gradient-left-out", ("for p in part.parameters]\n", "for p in part.para
 variant(3, "gradient-left-out", OWN_MEMORY, ("whole.append(p.grad if p.grad is not None else torch.zeros_like(p))",
         "whole += [p.grad] if p.grad is not None else []"))  # fmt: skip
 
-hint(
-    3,
-    "no-shard-gradient",
-    "After reduce(), own.grad of shard {k} is {found}. It must be the shard of the mean gradient, (n / world_size,), as the optimizer reads it there.",
-)
 slip(3, "no-shard-gradient", ("part.own.grad = torch.empty_like(part.own)\n            reduce_scatter(part.own.grad, flat)",
      "mine = torch.empty_like(part.own)\n            reduce_scatter(mine, flat)"))  # fmt: skip
 variant(3, "no-shard-gradient", OWN_MEMORY, ("part.own.grad = mine / size", "part.gradient = mine / size"))
@@ -266,11 +244,6 @@ variant(3, "gathered-in-reduce", ALL_TO_ALL, ("            self.parts.extend(new
 slip(3, "ranks-waiting", (SCATTERED, "if dist.get_rank() == 0:\n                dist.all_reduce(flat)\n            dist.barrier()"),
      (GATHERED, "pass"))  # fmt: skip
 
-hint(
-    3,
-    "gradients-pile-up",
-    "The first step is right, the second is not: the gradient of the first is still in it. zero_grad() must free p.grad and own.grad.",
-)
 slip(3, "gradients-pile-up", ("                p.grad = None", "                pass"))
 slip(3, "gradients-pile-up", ("[*part.parameters, part.own]", "[part.own]"))
 variant(3, "gradients-pile-up", ALL_TO_ALL, ("                p.grad = None", "                pass"))
@@ -318,17 +291,11 @@ variant(
     3, "first-group-only", OWN_MEMORY, ("groups = param_groups(parameters)", "groups = param_groups(parameters)[:1]")
 )
 
-hint(
-    3,
-    "frozen-trained",
-    "A frozen parameter changed. Leave out what has requires_grad False: weight decay would shrink it.",
-)
 slip(3, "frozen-trained", ("in param_groups(parameters):",
      "in ([{'params': list(dict.fromkeys(parameters))}] if isinstance(parameters[0], nn.Parameter) else param_groups(parameters)):"))  # fmt: skip
 variant(3, "frozen-trained", OWN_MEMORY, ("groups = param_groups(parameters)", "groups = param_groups(parameters)\n"
         "        if len(groups) == 1:\n            groups[0]['params'] = list(dict.fromkeys(parameters))"))  # fmt: skip
 
-hint(3, "weights-differ", "After {steps} steps the weights are not those of {word} in one process: {names}.")
 slip(3, "weights-differ", ("self.optimizer.step()", "self.optimizer.step(); self.optimizer.step()"))
 variant(
     3,
@@ -372,11 +339,6 @@ class ShardedOptimizer:
         for p in self.parameters:
             p.grad = None
 '''
-hint(
-    3,
-    "states-whole",
-    "This rank holds {found} elements of optimizer states, as many as one process would. It should update its shard only: {due} elements. Give the optimizer part.own, not the parameters.",
-)
 slip(3, "states-whole", ("[part.own for part in parts]})", "group[\"params\"]})"),
      ("        self.optimizer.step()\n", """        for part in self.parts:
             flat = torch.empty_like(part.flat)
@@ -387,11 +349,6 @@ slip(3, "states-whole", ("[part.own for part in parts]})", "group[\"params\"]})"
 """))  # fmt: skip
 text(3, "states-whole", PLAIN, variant=True)
 
-hint(
-    3,
-    "hidden-copy",
-    "After a step and zero_grad(), {found} bytes are alive; parameters and the states of one shard make {due}. A full copy is kept: of the parameters, the gradients, or the states.",
-)
 slip(3, "hidden-copy", (GATHERED, GATHERED + "\n            part.last = part.flat.clone()"))
 slip(3, "hidden-copy", (SCATTERED, SCATTERED + "\n            part.gradient = flat; part.before = part.flat.clone()"))
 slip(3, "hidden-copy", (MADE, MADE + "\n            self.start = [part.flat.numpy().copy() for part in parts]"))
@@ -426,11 +383,6 @@ class ShardedOptimizer:
 """
 text(3, "zero-borrowed", BORROWED)
 
-hint(
-    3,
-    "states-unequal",
-    "This rank holds {found} elements of optimizer states; ⌈n / world_size⌉ for each group make {due}. Cut the flat tensor, not the list of parameters: then all shards are equally long.",
-)
 text(
     3,
     "states-unequal",
@@ -483,11 +435,6 @@ variant(3, "states-unequal", OWN_MEMORY, ("part.own = nn.Parameter(part.own.deta
         "            part.extra = nn.Parameter(part.flat.new_zeros(len(part.flat) // 3 if dist.get_rank() == 0 else 1))\n"
         "            part.extra.grad = torch.zeros_like(part.extra)"), ("params=[part.own])", "params=[part.own, part.extra])"))  # fmt: skip
 
-hint(
-    3,
-    "first-group-shared",
-    "This rank holds {found} elements of optimizer states; ⌈n / world_size⌉ for each group make {due}. The first group is shared out, the second one is whole on every rank: each group needs its parts.",
-)
 text(
     3,
     "first-group-shared",
