@@ -11,14 +11,10 @@ from torch import nn
 from dlojz_tp.checking import close, tolerance
 
 
-class Watched(nn.Sequential):
-    """A network that counts how often it is moved, and how often it is called."""
+class Moved:
+    """Beside nn.Module as a base: counts how often the module is moved."""
 
-    moves = calls = 0
-
-    def forward(self, images):
-        self.calls += 1
-        return super().forward(images)
+    moves = 0
 
     def to(self, *args, **kwargs):
         self.moves += 1
@@ -27,6 +23,16 @@ class Watched(nn.Sequential):
     def cuda(self, *args, **kwargs):
         self.moves += 1
         return super().cuda(*args, **kwargs)
+
+
+class Watched(Moved, nn.Sequential):
+    """A network that counts how often it is moved, and how often it is called."""
+
+    calls = 0
+
+    def forward(self, images):
+        self.calls += 1
+        return super().forward(images)
 
 
 def network(dropout: float = 0.0) -> Watched:

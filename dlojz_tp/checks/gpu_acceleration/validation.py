@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from dlojz_tp.checking import Wrong, close, nearest
 from dlojz_tp.checks.gpu_acceleration.metrics import two_numbers
 from dlojz_tp.probes.devices import autocast_on_meta, meta_device, waits_on_gpu
-from dlojz_tp.probes.networks import network
+from dlojz_tp.probes.networks import Moved, network
 from dlojz_tp.probes.operations import Operations, copies, syncs
 
 HINTS = {
@@ -86,24 +86,16 @@ def balise_4(evaluate):
     _moves(evaluate)
 
 
-class _Noticing(nn.Module):
+class _Noticing(Moved, nn.Module):
     """The small network; remembers (training, gradients recorded, images) of each call, those of its copies too."""
 
     def __init__(self):
         super().__init__()
-        self.body, self.seen, self.moves = network(dropout=0.5), _Shared(), 0
+        self.body, self.seen = network(dropout=0.5), _Shared()
 
     def forward(self, images):
         self.seen.append((self.training or self.body[1].training, torch.is_grad_enabled(), len(images)))
         return self.body(images)
-
-    def to(self, *args, **kwargs):
-        self.moves += 1
-        return super().to(*args, **kwargs)
-
-    def cuda(self, *args, **kwargs):
-        self.moves += 1
-        return super().cuda(*args, **kwargs)
 
 
 class _Shared(list):
