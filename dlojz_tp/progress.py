@@ -6,10 +6,8 @@ work folder that `lab` made, so that another folder starts afresh; `python -m dl
 
 import contextlib
 import json
-import os
-import tempfile
-from pathlib import Path
 
+from dlojz_tp.works import whole_file
 from dlojz_tp.works.state import folder
 
 WORDS = ("pass", "by catch_up", "fail", "not done")
@@ -30,9 +28,6 @@ def record(name: str, number: int, verdict: str):
     _here.pop(name, None)
     try:
         folder().mkdir(parents=True, exist_ok=True, mode=0o700)
-        descriptor, partial = tempfile.mkstemp(dir=folder(), prefix=f".{name}-")
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            json.dump(state, file)
-        Path(partial).replace(folder() / f"{name}.json")
+        whole_file.replace(folder() / f"{name}.json", f".{name}-", json.dumps(state).encode())
     except OSError:
         _here[name] = state
