@@ -9,7 +9,7 @@ import torch
 from dlojz_tp.authoring import records
 from dlojz_tp.checking import mistakes
 from dlojz_tp.checking.judging import judge
-from dlojz_tp.checking.looks import Look, Value, at_most, form, judged, one_of, same, within
+from dlojz_tp.checking.looks import Look, Value, at_most, form, judged, one_of, same, tried, within
 from dlojz_tp.grading import command
 from dlojz_tp.works import source
 
@@ -51,6 +51,11 @@ def test_a_look_has_its_own_hint():
     found = verdict(lambda x: x[:2])
     assert (found.slug, found.failed, found.seen, found.evidence) == ("unit-form", "a vector", (), {})
     assert verdict(lambda x: None).slug == "nothing-returned"
+
+
+def test_of_a_yes_or_no_the_verdict_shows_the_hint_alone():
+    found = verdict(lambda x: -x, looks=[Look("positive", lambda o: bool((o["values"] > 0).all()), True, "held")])
+    assert (found.slug, found.expected, found.got) == ("held", "", "")
 
 
 def test_a_value_has_the_hint_of_the_nearest_known_mistake_in_any_design():
@@ -133,6 +138,8 @@ def test_what_a_look_may_compare():
     assert not at_most([1, 3], 2)
     assert one_of("int64", ["int64", "int32"])
     assert not one_of(["int64", "bool"], ["int64", "int32"])
+    assert tried(int, "3") == 3
+    assert tried(int, "x").startswith("ValueError: invalid literal")
     assert form((torch.zeros(2, 3), None, "x")) == ["float32 (2, 3)", None, "str"]
 
 

@@ -22,9 +22,10 @@ word.
 
 A `Look` is at what the method promises (the form, what is held, sent, waited for, read back) and carries its own hint.
 A `Value` is at numbers. Its hint is that of the nearest known mistake on record (`dlojz_tp.checking.mistakes`), and
-its own where none is near. The records, and the texts of the hints, come from the bank:
-`tests/answers/WORK/balise_N.py` has each mistake, its hint and its wrong answers together, and `make notebooks` writes
-`dlojz_tp/checks/WORK/mistakes/N.json`. A hint of several balises stands in the HINTS of the module that gives it.
+its own where none is near. Of a yes or no the verdict shows the hint alone. The records, and the texts of the hints,
+come from the bank: `tests/answers/WORK/balise_N.py` has each mistake, its hint and its wrong answers together, and
+`make notebooks` writes `dlojz_tp/checks/WORK/mistakes/N.json`. A hint of several balises stands in the HINTS of the
+module that gives it.
 
 Over ranks, `observe` runs on each rank and an observation is the list of their dictionaries; the key of a look then
 gives the list of what all ranks have under it, and `at` is what the truth depends on:
@@ -45,6 +46,7 @@ import torch
 from dlojz_tp.checking import mistakes
 from dlojz_tp.checking.compare import close
 from dlojz_tp.checking.judging import Wrong
+from dlojz_tp.works.balise import BaliseNotDone
 
 
 @dataclass(frozen=True)
@@ -97,7 +99,8 @@ def judged(looks: list[Look], observe: Callable, *answers, at=None, where: str =
         if due is not None and (seen is None or (isinstance(seen, list) and seen and all(one is None for one in seen))):
             raise Wrong("nothing-returned", where=where)
         slug = look.hint(seen, due) if callable(look.hint) else look.hint
-        wrong = Wrong(slug, **{"expected": due, "got": seen, "where": where} | look.fields(seen, due))
+        said = silent(seen, due) if isinstance(due, bool) else {"expected": due, "got": seen}
+        wrong = Wrong(slug, **said | {"where": where} | look.fields(seen, due))
         if isinstance(look, Value):
             sketches = {"seen": mistakes.sketch(seen), "due": mistakes.sketch(due)}
             wrong.evidence = {"look": f"{line} {below}" if below else line, "at": at} | sketches
@@ -141,6 +144,21 @@ def at_most(seen, due) -> bool:
 def one_of(seen, due) -> bool:
     """A look's `holds`: each of what was seen, if it is a list, is among what is due."""
     return all(one in due for one in (seen if isinstance(seen, list) else [seen]))
+
+
+def silent(seen, due) -> dict:
+    """A look's `fields`: the hint says it all, and the verdict shows no values."""
+    return {"expected": "", "got": ""}
+
+
+def tried(call: Callable, *args):
+    """What a call returns; if it raises, that in words: "TypeError: float images are expected"."""
+    try:
+        return call(*args)
+    except BaliseNotDone:
+        raise
+    except Exception as error:
+        return f"{type(error).__name__}: {str(error)}".split("\n")[0]
 
 
 def form(value):

@@ -33,12 +33,12 @@ def fake_cuda():
 
 @functools.cache
 def _gamma_of_fake_tensors():
-    """Let fake and meta tensors draw from a gamma distribution, from which a Beta is made: torch 2.11 cannot."""
-    if torch._C._dispatch_has_kernel_for_dispatch_key("aten::_standard_gamma", "Meta"):
-        return None
+    """Let fake and meta tensors draw from the distributions of which a Beta is made: torch 2.11 cannot."""
     library = torch.library.Library("aten", "IMPL", "Meta")
-    library.impl("_standard_gamma", lambda x, generator=None: torch.empty_like(x))
-    return library  # the cache keeps it alive, and with it the kernel
+    for name in ("_standard_gamma", "_sample_dirichlet"):
+        if not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "Meta"):
+            library.impl(name, lambda x, generator=None: torch.empty_like(x))
+    return library  # the cache keeps it alive, and with it the kernels
 
 
 def meta_device() -> torch.device:

@@ -139,7 +139,7 @@ bank.variant(
     2, "lambda-uniform", PERMUTED, ("lam = gamma[0] / gamma.sum(0)", "lam = torch.empty_like(gamma[0]).uniform_()")
 )
 
-bank.hint(2, "lambda-wrong", "λ does not follow Beta({alpha}, {alpha}).")
+bank.hint(2, "lambda-wrong", "λ does not follow Beta(α, α).")
 bank.slip(2, "lambda-wrong", (LAM, LAM.replace("(a, a,", "(a, 1 + a,")))
 bank.variant(2, "lambda-wrong", PERMUTED, ("float(alpha)", "2 * float(alpha)"))
 

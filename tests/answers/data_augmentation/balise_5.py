@@ -99,8 +99,8 @@ bank.variant(5, "labels-no-mass", DISTANCES, ("kept * soft + (1", "soft + (1"))
 bank.hint(
     5,
     "lambda-not-area",
-    "The label mass is not the fraction of pixels: image {image} keeps {kept:.3f} of its pixels, its label "
-    "{mass:.3f}. The box is clipped and rounded: mix the labels by the area really cut.",
+    "The label mass is not the fraction of pixels that an image keeps. The box is clipped and rounded: mix the labels "
+    "by the area really cut.",
 )
 bank.slip(5, "lambda-not-area", *full(("    kept = kept[:, None]\n", "    kept = lam[:, None]\n")))
 bank.slip(
@@ -202,7 +202,7 @@ bank.hint(
     5,
     "areas-wrong",
     "The areas of the boxes are not distributed as they should be: sides √(1 − λ) of the image's, λ ~ "
-    "Beta({alpha}, {alpha}), centre uniform, clipped.",
+    "Beta(α, α), centre uniform, clipped.",
 )
 bank.slip(5, "areas-wrong", *full((CUT, CUT + "\n    lam = lam**3")))
 bank.slip(5, "areas-wrong", *full((CUT, "lam = torch.rand(n, device=images.device)")))
@@ -222,7 +222,7 @@ bank.variant(
 
 bank.slip(5, "validates", *full((", validate_args=False", "")))
 
-bank.hint(5, "not-a-rectangle", "What was pasted into image {image} is not a rectangle.")
+bank.hint(5, "not-a-rectangle", "What was pasted into an image is not a rectangle.")
 bank.slip(
     5,
     "not-a-rectangle",
@@ -346,7 +346,7 @@ bank.variant(
 bank.hint(
     5,
     "one-centre",
-    "The boxes of all images lie around the same {what}. Draw one centre for each image: y and x of shape "
+    "The boxes of all images share a row or a column, as around one centre. Draw one centre for each image: y and x of shape "
     "(batch,), in pixels.",
 )
 bank.slip(
@@ -441,7 +441,7 @@ bank.variant(
 bank.hint(
     5,
     "sides-swapped",
-    "Height and width are swapped: in images of {height} rows and {width} columns, no box went beyond column {height}.",
+    "Height and width are swapped: in images of 24 rows and 32 columns, no box went beyond column 24.",
 )
 bank.slip(
     5,
