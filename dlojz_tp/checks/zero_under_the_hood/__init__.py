@@ -5,8 +5,6 @@ from dlojz_tp.checks.zero_under_the_hood import (
     checkpoint,
     clipping,
     common,
-    masters,
-    offload,
     outside,
     shards,
     stage2,
@@ -29,4 +27,4 @@ __all__ = [
     "balise_10",
 ]  # fmt: skip
 
-HINTS = merged(common, outside, shards, stage2, stage3, unit, masters, clipping, offload, checkpoint)
+HINTS = merged(common, outside, shards, stage2, stage3, unit, clipping, checkpoint)

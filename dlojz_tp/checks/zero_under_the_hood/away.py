@@ -63,11 +63,14 @@ class Bus(TorchDispatchMode):
 
     def __init__(self):
         super().__init__()
-        self.to_cpu = self.to_gpu = 0
-        self.wide: set[str] = set()  # where more than two bytes an element crossed: "to cpu", "to gpu"
+        self.begin()
         self._storages: dict[int, weakref.ref] = {}
         self._pinned: dict[int, weakref.ref] = {}
         self._arriving: list[tuple] = []
+
+    def begin(self):
+        """Count anew. wide: where more than two bytes an element crossed, "to cpu" or "to gpu"."""
+        self.to_cpu, self.to_gpu, self.wide = 0, 0, set()
 
     def held(self) -> int:
         """Bytes that live on the pretended GPU."""

@@ -1,77 +1,102 @@
 """The small training in bfloat16 that balises 6 and 8 are judged with."""
 
 import functools
+import math
 
 import torch
 from torch import nn
 
+from dlojz_tp.checking.looks import Value, within
+
 CAPACITY = 400  # bytes of a bucket: 200 elements of two bytes
 SHAPES = ((70,), (13, 15), (), (111,), (6, 2, 9))
-TRAININGS = {
-    "AdamW, two groups": (torch.optim.AdamW, {"lr": 2e-3, "weight_decay": 0.1}, 6),
-    "SGD with momentum": (torch.optim.SGD, {"lr": 0.02, "momentum": 0.9}, 3),
-}
+COUNTS = [math.prod(shape) for shape in SHAPES]
+N, FIRST = sum(COUNTS), sum(COUNTS[:2])  # elements: of all parameters, of the first group
+STEPS = 3
+CLOSE = 2e-5  # to one process in float64: the gradients have no rounding errors
+# of bfloat16, numbers 1/128 apart, the masters of the first group cross a rounding boundary in step 3, of the second in step 2
+ADAMW = torch.optim.AdamW, {"lr": 1.5e-3, "weight_decay": 0.1}, {"lr": 2.5e-3, "weight_decay": 0.0}
+SGD = torch.optim.SGD, {"lr": 0.02, "momentum": 0.9}, {}
 
 
-def trainings(size: int) -> list[str]:
-    """What is trained on so many ranks: each more costs the trainee time."""
-    return list(TRAININGS) if size == 3 else list(TRAININGS)[:1]
+def training(size: int):
+    """What trains on so many ranks: the class, its options, those of the second group."""
+    return SGD if size == 3 else ADAMW
 
 
-def initial(dtype=torch.bfloat16) -> list[torch.Tensor]:
-    """The first values, between 1 and 2 or -2 and -1: a bfloat16 has steps of 1/128 there."""
-    generator = torch.Generator().manual_seed(11)
-    values = [1 + torch.rand(shape, generator=generator) for shape in SHAPES]
-    signs = [torch.randint(2, shape, generator=generator) * 2 - 1 for shape in SHAPES]
-    return [(value * sign).to(torch.bfloat16).to(dtype) for value, sign in zip(values, signs, strict=True)]
+def _drawn(seed: int, low: int, high: int) -> torch.Tensor:
+    return torch.randint(low, high, (N,), generator=torch.Generator().manual_seed(seed)).double()
 
 
-def gradients(step: int, rank: int, size: int) -> list[torch.Tensor]:
-    """What backward gives on a rank, in float64; their sums and their means have no rounding error in bfloat16."""
-    same, own = torch.Generator().manual_seed(5), torch.Generator().manual_seed(1000 * step + rank)
-    found = []
-    for shape in SHAPES:
-        base = torch.randint(3, 8, shape, generator=same) * (torch.randint(2, shape, generator=same) * 2 - 1)
-        found.append(size * (base + torch.randint(-2, 3, shape, generator=own)).double() / 8)
-    return found
+SIGNS = 2 * _drawn(1, 0, 2) - 1
+START = SIGNS * (1 + _drawn(2, 0, 128) / 128)  # (N,), all numbers of bfloat16 between 1 and 2: they are 1/128 apart
 
 
-def groups_of(parameters, name) -> list:
-    """The parameters as the training `name` hands them to an optimizer: a list, or groups with a tied one."""
-    if "groups" not in name:
-        return list(parameters)
-    first, second = parameters[:2], [*parameters[2:], parameters[3]]
-    return [{"params": list(first)}, {"params": second, "lr": 8e-4, "weight_decay": 0.0}]
+def gradient(step: int, rank: int, size: int) -> torch.Tensor:
+    """(N,) what backward gives on a rank; sums and means over the ranks have no rounding error in bfloat16."""
+    return size * SIGNS.roll(1) * (_drawn(3, 3, 8) + _drawn(1000 * step + rank, -2, 3)) / 8
 
 
 @functools.cache
-def truth(name: str, size: int) -> list[list[torch.Tensor]]:
-    """One process, float64: the parameters before training and after each step."""
-    kind, options, steps = TRAININGS[name]
-    parameters = [nn.Parameter(value) for value in initial(torch.float64)]
-    groups = groups_of(parameters, name)
-    if isinstance(groups[0], dict):
-        groups[1]["params"].pop()  # the plain optimizer refuses what is named twice
-    optimizer, found = kind(groups, **options), [[p.detach().clone() for p in parameters]]
-    for step in range(steps):
-        means = [
-            torch.stack(list(of)).mean(0) for of in zip(*(gradients(step, r, size) for r in range(size)), strict=True)
-        ]
-        for p, mean in zip(parameters, means, strict=True):
-            p.grad = mean
+def means(size: int) -> torch.Tensor:
+    """(STEPS, N): the mean gradients."""
+    return torch.stack([sum(gradient(step, rank, size) for rank in range(size)) / size for step in range(STEPS)])
+
+
+@functools.cache
+def truth(size: int) -> torch.Tensor:
+    """(N,): the parameters after training in one process, in float64."""
+    kind, options, second = training(size)
+    groups = [nn.Parameter(part.clone()) for part in START.split([FIRST, N - FIRST])]
+    optimizer = kind([{"params": groups[:1]}, {"params": groups[1:], **second}], **options)
+    for mean in means(size):
+        for p, part in zip(groups, mean.split([FIRST, N - FIRST]), strict=True):
+            p.grad = part.clone()
         optimizer.step()
-        found.append([p.detach().clone() for p in parameters])
-    return found
+    return torch.cat(groups).detach()
 
 
-def own_part(values: list[torch.Tensor], rank: int, size: int) -> torch.Tensor:
-    """This rank's shard of these tensors laid end to end, with zeros behind."""
-    flat = torch.cat([value.reshape(-1) for value in values])
-    each = -(-flat.numel() // size)
-    return torch.cat([flat, flat.new_zeros(each * size - flat.numel())])[rank * each : (rank + 1) * each]
+def in_shapes(flat: torch.Tensor) -> list[torch.Tensor]:
+    """(N,) as parameters, in bfloat16."""
+    return [part.reshape(shape).bfloat16() for part, shape in zip(flat.split(COUNTS), SHAPES, strict=True)]
+
+
+def groups_of(parameters, size: int) -> list:
+    """The parameters as they are handed to an optimizer: groups with a frozen one and one named twice, or a list."""
+    first = [*parameters[:2], nn.Parameter(torch.ones(4, dtype=torch.bfloat16), requires_grad=False)]
+    second, options = [*parameters[2:], parameters[3]], training(size)[2]
+    return [{"params": first}, {"params": second, **options}] if options else first + second
 
 
 def places(optimizer, parameters) -> list[list[int]]:
     """Which parameters each part of an optimizer holds, by their numbers."""
     number = {id(p): k for k, p in enumerate(parameters)}
     return [[number[id(p)] for p in part.parameters] for part in optimizer.parts]
+
+
+def whole(ranks: list[dict], key: str) -> torch.Tensor:
+    """(N,) what the ranks have under `key` for each part, side by side, in the order of the parameters; no padding."""
+    found = {}
+    for k, numbers in enumerate(ranks[0]["places"]):
+        counts = [COUNTS[number] for number in numbers]
+        flat = torch.cat([torch.as_tensor(rank[key][k]).double().reshape(-1) for rank in ranks])
+        found |= zip(numbers, flat[: sum(counts)].split(counts), strict=True)
+    return torch.cat([found[number] for number in range(len(SHAPES))])
+
+
+def weights(claim: str, hint: str, claim_rounded: str, hint_rounded: str) -> list[Value]:
+    """Looks at the masters of all ranks, against one process, and at the parameters of each, their rounded values."""
+
+    def errors(ranks):
+        return torch.stack([rank["parameters"] - whole(ranks, "masters").bfloat16() for rank in ranks])
+
+    def fields(seen, _):
+        rank, size = seen.any(1).nonzero()[0].item(), len(seen)
+        got = f"{seen[rank].count_nonzero()} of {N} are others"
+        return {"rank": rank, "expected": "rounded masters", "got": got, "where": f"rank {rank} of {size}"}
+
+    nothing = lambda size: torch.zeros(size, N, dtype=torch.bfloat16)  # noqa: E731
+    return [
+        Value(claim, lambda ranks: whole(ranks, "masters"), truth, hint, within(CLOSE)),
+        Value(claim_rounded, errors, nothing, hint_rounded, torch.equal, fields),
+    ]

@@ -3,6 +3,7 @@
 import functools
 
 from dlojz_tp.checking.borrowed import Borrowed
+from dlojz_tp.checking.looks import Look, judged, same
 from dlojz_tp.probes.ranks import by_worlds, hung, on_ranks, world_after_world
 
 TIMEOUT = 15  # seconds for a launch: a deadlock must come back quickly
@@ -30,3 +31,28 @@ def each_training(look):
                     look(got, name, rank, size, f"{name}, rank {rank} of {size}")
 
     return all_of_them
+
+
+def table(looks, observe, *answers, **more):
+    """The claims of a table of looks at what all ranks see, launch after launch; `at` is the size of a world."""
+    yield looks[0].claim
+    for size, ranks in world_after_world(observe, *answers, **more):
+        yield from judged(looks, lambda seen=ranks: seen, at=size, where=f"{size} rank{'s' * (size > 1)}")
+
+
+def each(claim, key, due, hint, holds=same, fields=lambda got, due: {}):
+    """A Look that holds on every rank: holds(got, due); hint, fields: as for Look, of the first rank where it does not.
+
+    Further fields of the hint are rank, size, expected, got.
+    """
+
+    def first(seen, due):
+        return next((rank for rank, got in enumerate(seen) if not holds(got, due)), None)
+
+    def all_fields(seen, due):
+        rank, size = first(seen, due), len(seen)
+        about = {"rank": rank, "size": size, "expected": due, "got": seen[rank], "where": f"rank {rank} of {size}"}
+        return about | fields(seen[rank], due)
+
+    slug = (lambda seen, due: hint(seen[first(seen, due)], due)) if callable(hint) else hint
+    return Look(claim, key, due, slug, lambda seen, due: first(seen, due) is None, all_fields)

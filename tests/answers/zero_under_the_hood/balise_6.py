@@ -1,0 +1,330 @@
+"""Answers to balise 6 of 13_zero_under_the_hood: bfloat16 parameters with float32 masters of the shards."""
+
+from tests.answers.bank import Bank
+
+bank = Bank("13_zero_under_the_hood", whole=True)
+hint, slip, variant = bank.hint, bank.slip, bank.variant
+
+PAIRS = '''
+class MasterShards(ShardedGradients):
+    """Masters in a loop over the groups, a dictionary of gradients, a gather of its own."""
+
+    def __init__(self, parameters, optimizer_class=torch.optim.AdamW, **options):
+        super().__init__(parameters, optimizer_class, **options)
+        self.pairs = []
+        for group in self.optimizer.param_groups:
+            mine = []
+            for own in group["params"]:
+                master = own.detach().clone().to(torch.float32).requires_grad_()
+                self.pairs.append((own, master))
+                mine.append(master)
+            group["params"] = mine
+        of = {id(own): master for own, master in self.pairs}
+        self.masters = [of[id(part.own)] for part in self.parts]
+
+    @property
+    def shards(self):
+        return self.masters
+
+    def reduce(self):
+        super().reduce()
+        for own, master in self.pairs:
+            master.grad = own.grad.to(master.dtype)
+            own.grad = None
+
+    def update(self):
+        self.optimizer.step()
+        for own, master in self.pairs:
+            own.data.copy_(master.data)
+        for part in self.parts:
+            all_gather(part.flat, part.own.detach())
+
+    def zero_grad(self):
+        super().zero_grad()
+        for _, master in self.pairs:
+            master.grad = None
+'''
+bank.text(6, None, PAIRS)
+
+
+ANEW = '''
+class MasterShards(ShardedGradients):
+    """An optimizer of its own, made anew from the groups of the old one."""
+
+    def __init__(self, parameters, optimizer_class=torch.optim.AdamW, capacity=CAPACITY, **options):
+        super().__init__(parameters, optimizer_class, capacity=capacity, **options)
+        self.masters = [torch.nn.Parameter(part.own.float().detach()) for part in self.parts]
+        number = {part.own: k for k, part in enumerate(self.parts)}
+        groups = [{**g, "params": [self.masters[number[p]] for p in g["params"]]} for g in self.optimizer.param_groups]
+        self.optimizer = optimizer_class(groups, **options)
+
+    @property
+    def shards(self):
+        return self.masters
+
+    def reduce(self):
+        super().reduce()
+        for part, master in zip(self.parts, self.masters):
+            master.grad = torch.empty_like(master).copy_(part.own.grad)
+
+    def update(self):
+        self.optimizer.step()
+        with torch.no_grad():
+            for part, master in zip(self.parts, self.masters):
+                all_gather(part.flat, master.to(torch.bfloat16))
+
+    def zero_grad(self):
+        for master in self.masters:
+            master.grad = None
+        super().zero_grad()
+'''
+bank.text(6, None, ANEW)
+
+
+AFTER_STEP = '''
+class MasterShards(ShardedGradients):
+    """The masters take the place of own for the time of the step: super().update() does the rest."""
+
+    def __init__(self, parameters, optimizer_class=torch.optim.AdamW, **options):
+        super().__init__(parameters, optimizer_class, **options)
+        self.masters = []
+        for part in self.parts:
+            for group in self.optimizer.param_groups:
+                for k, p in enumerate(group["params"]):
+                    if p is part.own:
+                        group["params"][k] = nn.Parameter(p.detach().to(torch.float32, copy=True))
+                        self.masters.append(group["params"][k])
+        def rounded(*_):
+            with torch.no_grad():
+                for part, master in zip(self.parts, self.masters):
+                    part.own.copy_(master)
+        self.optimizer.register_step_post_hook(rounded)
+
+    @property
+    def shards(self):
+        return self.masters
+
+    def reduce(self):
+        super().reduce()
+        for part, master in zip(self.parts, self.masters):
+            gradient, part.own.grad = part.own.grad, None
+            master.grad = gradient.float()
+
+    def zero_grad(self):
+        super().zero_grad()
+        self.optimizer.zero_grad()
+'''
+bank.text(6, None, AFTER_STEP)
+
+
+STEP = "        self.optimizer.step()\n"
+MADE = "        self.masters = list("
+BACK = "            part.own.copy_(master)\n"
+GATHER = "            all_gather(part.flat, part.own.detach())\n"
+GRADIENT = "master.grad = part.own.grad.float()"
+
+hint(
+    6,
+    "no-masters",
+    "There is no list of masters: {error}. Make one in __init__, self.masters, a float32 copy of each part's own.",
+)
+slip(6, "no-masters", ("self.masters = list(master_of.values())", "masters = list(master_of.values())"))
+variant(6, "no-masters", PAIRS, ("        self.masters = [of[id(part.own)] for part in self.parts]\n", ""))
+
+hint(6, "masters-count", "There are {got} masters for {expected} parts: one for each part, in their order.")
+slip(6, "masters-count", ("list(master_of.values())", "list(master_of.values())[:1]"))
+variant(6, "masters-count", ANEW, ("return self.masters", "return self.masters[:-1]"))
+
+hint(
+    6,
+    "masters-not-float32",
+    "A master is in {got}. It is there to keep what bfloat16 cannot: make it a float32 copy of own.",
+)
+slip(6, "masters-not-float32", (".detach().float())", ".detach().clone())"))
+slip(6, "masters-not-float32", (".detach().float())", ".detach().double())"))
+slip(
+    6, "masters-not-float32", ("nn.Parameter(part.own.detach().float())", "part.own"), ("part.own.grad = None", "pass")
+)
+variant(6, "masters-not-float32", PAIRS, (".to(torch.float32)", ".to(torch.float16)"))
+
+hint(
+    6,
+    "masters-whole",
+    "A master of {got} elements for a shard of {expected}: the masters, too, are shared out, only own is copied.",
+)
+slip(6, "masters-whole", ("part.own.detach().float()", "part.flat.detach().float()"))
+variant(
+    6,
+    "masters-whole",
+    ANEW,
+    ("part.own.float().detach()", "torch.cat([p.detach().float().reshape(-1) for p in part.parameters])"),
+)
+
+hint(6, "no-master-gradient", "After reduce() a master has no gradient. Convert what came from the ranks, part.own.grad, to float32 "
+     "and put it there: clipping and the optimizer look for it in master.grad.")  # fmt: skip
+slip(
+    6,
+    "no-master-gradient",
+    ("            master.grad = part.own.grad.float()\n            part.own.grad = None\n", "            pass\n"),
+)
+variant(6, "no-master-gradient", AFTER_STEP, ("master.grad = gradient.float()", "master.gradient = gradient.float()"))
+
+hint(
+    6,
+    "gradient-elsewhere",
+    "A gradient has the dtype of what it belongs to: float32 belongs into master.grad, not into own.grad. {error}",
+)
+slip(
+    6,
+    "gradient-elsewhere",
+    (GRADIENT, "part.own.grad = part.own.grad.float()"),
+    ("            part.own.grad = None\n", ""),
+)
+variant(
+    6, "gradient-elsewhere", PAIRS, ("master.grad = own.grad.to(master.dtype)", "own.grad = own.grad.to(master.dtype)")
+)
+
+hint(6, "wrong-master-gradient", "After reduce() the masters' gradients are not the mean over the ranks.")
+slip(6, "wrong-master-gradient", ("part.own.grad.float()", "part.own.grad.float().abs()"))
+variant(6, "wrong-master-gradient", AFTER_STEP, ("gradient.float()", "-gradient.float()"))
+
+hint(
+    6,
+    "divided-again",
+    "After reduce() the masters' gradients are the mean divided by world_size once more. Stage 2 has divided.",
+)
+slip(6, "divided-again", ("part.own.grad.float()", "part.own.grad.float() / dist.get_world_size()"))
+variant(6, "divided-again", ANEW, ("copy_(part.own.grad)", "copy_(part.own.grad / dist.get_world_size())"))
+
+hint(6, "gradients-added", "After the first step the masters' gradients are the sum of those of all steps so far. Each reduce() brings a "
+     "new one.")  # fmt: skip
+slip(6, "gradients-added", (
+    "            master.grad = part.own.grad.float()\n",
+    "            new = part.own.grad.float()\n            self.kept = getattr(self, 'kept', {})\n"
+    "            self.kept[master] = master.grad = self.kept[master] + new if master in self.kept else new\n",
+))  # fmt: skip
+variant(
+    6,
+    "gradients-added",
+    AFTER_STEP,
+    ("gradient, part.own.grad = part.own.grad, None", "part.sum = gradient = part.own.grad + getattr(part, 'sum', 0)"),
+)
+
+hint(6, "optimizer-on-bf16", "The masters stand still: the optimizer still has the bfloat16 shards. It must be given the masters, each in the "
+     "group of its part.")  # fmt: skip
+slip(
+    6,
+    "optimizer-on-bf16",
+    ('            group["params"] = [master_of[own] for own in group["params"]]\n', "            pass\n"),
+)
+slip(6, "optimizer-on-bf16", (STEP, "        pass\n"))
+variant(6, "optimizer-on-bf16", PAIRS, ('            group["params"] = mine\n', ""))
+
+hint(6, "masters-remade", "Small updates are lost. Each of them moves the master by less than half a step of bfloat16, and then the master is "
+     "read back from the rounded parameter. Make the masters once, and never read them from the parameters again.")  # fmt: skip
+slip(
+    6,
+    "masters-remade",
+    (STEP, "        for part, master in zip(self.parts, self.masters):\n            master.copy_(part.own)\n" + STEP),
+)
+variant(
+    6,
+    "masters-remade",
+    PAIRS,
+    ("            own.grad = None\n", "            own.grad = None\n            master.data = own.data.float()\n"),
+)
+
+hint(
+    6,
+    "group-options-lost",
+    "The masters of the second group did not get its own options (lr, weight_decay): keep the groups apart.",
+)
+slip(6, "group-options-lost", (
+    '        for group in self.optimizer.param_groups:\n            group["params"] = [master_of[own] for own in group["params"]]\n',
+    "        self.optimizer = optimizer_class(self.masters, **{k: options[k] for k in options if k != 'capacity'})\n",
+))  # fmt: skip
+variant(6, "group-options-lost", ANEW, ('[{**g, "params":', '[{"params":'))
+
+hint(6, "wrong-masters", "The masters are not those of the same optimizer in one process, in float32.")
+slip(6, "wrong-masters", (STEP, STEP + STEP))
+slip(6, "wrong-masters", (STEP, STEP + "        self.optimizer.state.clear()\n"))
+variant(6, "wrong-masters", ANEW, (STEP, "        self.masters[0].grad.zero_()\n" + STEP))
+
+hint(
+    6,
+    "parameters-widened",
+    "A parameter is in {got} now. The model computes, stores and sends bfloat16; only masters are float32.",
+)
+slip(6, "parameters-widened", (
+    BACK + GATHER,
+    "            part.flat = torch.empty(len(part.flat), dtype=torch.float32)\n            all_gather(part.flat, master.detach())\n"
+    "            for p, view in zip(part.parameters, unflatten(part.flat, part.parameters)):\n                p.data = view\n",
+))  # fmt: skip
+variant(6, "parameters-widened", PAIRS, ("            all_gather(part.flat, part.own.detach())\n",
+        "            all_gather(part.flat, part.own.detach())\n            for p in part.parameters:\n                p.data = p.data.float()\n"))  # fmt: skip
+
+hint(6, "not-rounded-back", "The masters are right, but the parameters stand still: round each master into its part's own (copy_) before the "
+     "parameters are gathered.")  # fmt: skip
+slip(6, "not-rounded-back", (BACK, ""))
+slip(
+    6,
+    "not-rounded-back",
+    (BACK, "            part.own = nn.Parameter(master.bfloat16())\n"),
+    (GATHER, "            part.own.detach()\n"),
+)
+variant(6, "not-rounded-back", AFTER_STEP, ("part.own.copy_(master)", "part.own.clone().copy_(master)"))
+
+hint(
+    6,
+    "others-not-gathered",
+    "A rank has new values in its own shards only: the parameters of the other ranks have to be gathered.",
+)
+slip(6, "others-not-gathered", (GATHER, ""))
+variant(6, "others-not-gathered", ANEW, ("all_gather(part.flat, master.to(torch.bfloat16))", "part.own.copy_(master)"))
+
+hint(
+    6,
+    "gathered-too-early",
+    "The parameters of the other ranks are those of the step before: gather after the masters were rounded into own.",
+)
+slip(6, "gathered-too-early", (BACK + GATHER, GATHER + BACK))
+variant(6, "gathered-too-early", AFTER_STEP, ("    def zero_grad(self):", "    def update(self):\n        for part in self.parts:\n"
+        "            all_gather(part.flat, part.own.detach())\n        self.optimizer.step()\n\n    def zero_grad(self):"))  # fmt: skip
+
+hint(6, "wrong-parameters", "The masters are right, and rank {rank} has other parameters than their rounded values. Round each master into its "
+     "part's own (copy_), then gather.")  # fmt: skip
+slip(6, "wrong-parameters", ("part.own.copy_(master)", "part.own.copy_(master * 1.05)"))
+variant(6, "wrong-parameters", ANEW, ("master.to(torch.bfloat16)", "(-master).to(torch.bfloat16)"))
+
+hint(6, "messages-in-float32", "Rank {rank} sent {got:.0f} bytes in a step; gradients and parameters in two bytes each make at most "
+     "{expected:.0f}. Round first, then send.")  # fmt: skip
+slip(6, "messages-in-float32", (
+    BACK + GATHER, "            whole = torch.empty(len(part.flat))\n            all_gather(whole, master.detach())\n            part.flat.copy_(whole)\n",
+))  # fmt: skip
+variant(6, "messages-in-float32", ANEW, ("                all_gather(part.flat, master.to(torch.bfloat16))",
+        "                pieces = [torch.empty_like(master) for _ in range(dist.get_world_size())]\n"
+        "                dist.all_gather(pieces, master)\n                part.flat.copy_(torch.cat(pieces))"))  # fmt: skip
+
+hint(6, "held-too-much", "Between two steps a rank holds {got} bytes for {n} parameters on {size} ranks: 2 for each parameter, 12 for each of its "
+     "own shard and a little besides make {expected:.0f}. Are there gradients in float32 that nobody freed? Is a master a view of a copy of "
+     "everything, which lives on with it? Is own no view of flat any more (write into it, with copy_)?")  # fmt: skip
+slip(6, "held-too-much", (STEP, STEP + "        self.last = [m.grad for m in self.masters]\n"))
+slip(6, "held-too-much", (MADE, "        self.copies = [part.flat.float() for part in self.parts]\n" + MADE))
+slip(
+    6,
+    "held-too-much",
+    (MADE, "        self.copies = [part.flat.float().numpy().copy() for part in self.parts]\n" + MADE),
+)
+slip(6, "held-too-much", ("part.own.copy_(master)", "part.own.data = master.data.bfloat16()"))
+slip(6, "held-too-much", ("nn.Parameter(part.own.detach().float())",
+     "nn.Parameter(part.flat.detach().float().chunk(dist.get_world_size())[dist.get_rank()])"))  # fmt: skip
+variant(
+    6,
+    "held-too-much",
+    PAIRS,
+    ("        for _, master in self.pairs:\n            master.grad = None\n", "        pass\n"),
+)
+
+slip(6, "copy-outside", (MADE, "        KEPT[id(self)] = [part.flat.float().numpy().copy() for part in self.parts]\n" + MADE),
+     ("class MasterShards(", "KEPT = {}\n\n\nclass MasterShards("))  # fmt: skip
+bank.text(6, "rank-failed", "class MasterShards:\n    def __init__(self, model):\n        self.model = model\n")

@@ -1,0 +1,302 @@
+"""Answers to balise 8 of 13_zero_under_the_hood: masters and states in CPU memory."""
+
+from tests.answers.bank import Bank
+
+bank = Bank("13_zero_under_the_hood", whole=True)
+hint, slip, variant = bank.hint, bank.slip, bank.variant
+
+RIGHT = """
+class OffloadedShards(MasterShards):
+    def __init__(self, parameters, optimizer_class=torch.optim.AdamW, **options):
+        super().__init__(parameters, optimizer_class, **options)
+        for master in self.masters:
+            master.data = master.data.to("cpu")
+
+    def reduce(self):
+        ShardedGradients.reduce(self)
+        for part, master in zip(self.parts, self.masters):
+            {reduce}
+            part.own.grad = None
+
+    def update(self):
+        self.optimizer.step()
+        for part, master in zip(self.parts, self.masters):
+            {update}
+            all_gather(part.flat, part.own.detach())
+"""
+
+
+def offloaded(
+    slug, reduce="master.grad = part.own.grad.cpu().float()", update="part.own.data.copy_(master.data)", **others
+):
+    code = RIGHT.format(reduce=reduce, update=update)
+    for old, new in others.get("changes", ()):
+        assert old in code
+        code = code.replace(old, new)
+    bank.text(8, slug, code)
+
+
+offloaded(None)
+offloaded(None, "master.grad = part.own.grad.to(device='cpu', dtype=torch.float32)",
+          "part.own.data = part.own.data.copy_(master.detach().bfloat16())")  # fmt: skip
+offloaded(None, "master.grad = torch.empty(master.shape).copy_(part.own.grad)",
+          "part.own.detach().copy_(master.detach().to(torch.bfloat16).to(part.own.device))")  # fmt: skip
+
+AT_ONCE = '''
+class OffloadedShards(MasterShards):
+    """All at once."""
+
+    def __init__(self, parameters, optimizer_class=torch.optim.AdamW, **options):
+        super().__init__(parameters, optimizer_class, **options)
+        for master in self.masters:
+            master.data = torch.empty_like(master, device="cpu").copy_(master.data)
+
+    def reduce(self):
+        ShardedGradients.reduce(self)
+        on_cpu = torch.cat([part.own.grad for part in self.parts]).cpu()
+        for part, master, gradient in zip(self.parts, self.masters, on_cpu.split([len(m) for m in self.masters])):
+            master.grad, part.own.grad = gradient.float(), None
+
+    @torch.no_grad()
+    def update(self):
+        self.optimizer.step()
+        torch._foreach_copy_([part.own.data for part in self.parts], [m.data for m in self.masters])
+        for part in self.parts:
+            all_gather(part.flat, part.own.detach())
+'''
+bank.text(8, None, AT_ONCE)
+
+
+PINNED = '''
+class OffloadedShards(MasterShards):
+    """Pinned buffers, copies that do not block, and a wait."""
+
+    def __init__(self, parameters, optimizer_class=torch.optim.AdamW, **options):
+        super().__init__(parameters, optimizer_class, **options)
+        gpu = self.parts[0].own.is_cuda
+        self.buffers = [torch.empty(part.own.shape, dtype=part.own.dtype, pin_memory=gpu) for part in self.parts]
+        for master in self.masters:
+            master.data = master.data.cpu()
+
+    def reduce(self):
+        ShardedGradients.reduce(self)
+        for part, buffer in zip(self.parts, self.buffers):
+            buffer.copy_(part.own.grad, non_blocking=True)
+            part.own.grad = None
+        measure.synchronize(self.parts[0].own.device)
+        for buffer, master in zip(self.buffers, self.masters):
+            master.grad = buffer.float()
+
+    @torch.no_grad()
+    def update(self):
+        self.optimizer.step()
+        for part, buffer, master in zip(self.parts, self.buffers, self.masters):
+            buffer.copy_(master)
+            part.own.copy_(buffer, non_blocking=True)
+            all_gather(part.flat, part.own.detach())
+'''
+bank.text(8, None, PINNED)
+
+
+EVENT = '''
+class OffloadedShards(MasterShards):
+    """An event in place of a full synchronisation, masters made on the CPU from the start."""
+
+    def __init__(self, parameters, optimizer_class=torch.optim.AdamW, **options):
+        ShardedGradients.__init__(self, parameters, optimizer_class, **options)
+        of = {part.own: nn.Parameter(part.own.detach().cpu().float()) for part in self.parts}
+        self.masters = list(of.values())
+        for group in self.optimizer.param_groups:
+            group["params"] = [of[own] for own in group["params"]]
+
+    def reduce(self):
+        ShardedGradients.reduce(self)
+        arriving = [part.own.grad.to("cpu", non_blocking=True) for part in self.parts]
+        if self.parts[0].own.is_cuda:
+            event = torch.cuda.Event()
+            event.record()
+            event.synchronize()
+        for part, master, gradient in zip(self.parts, self.masters, arriving):
+            master.grad, part.own.grad = gradient.float(), None
+'''
+bank.text(8, None, EVENT)
+
+
+offloaded(None, update="part.own.data.copy_(master.data.bfloat16().pin_memory(), non_blocking=True)")
+
+MOVED = 'master.data = master.data.to("cpu")'
+FREED = "            part.own.grad = None\n"
+GATHER = "            all_gather(part.flat, part.own.detach())\n"
+
+hint(8, "masters-on-gpu", "A master is on the GPU. Masters, and with them the states, belong into CPU memory.")
+offloaded("masters-on-gpu", changes=[(MOVED, "pass")], reduce="master.grad = part.own.grad.float()")
+offloaded("masters-on-gpu", changes=[(MOVED, 'master.data.to("cpu")')], reduce="master.grad = part.own.grad.float()")
+slip(8, "masters-on-gpu", ("            master.data = master.data.cpu()", "            pass"))
+variant(
+    8,
+    "masters-on-gpu",
+    AT_ONCE,
+    ('torch.empty_like(master, device="cpu").copy_(master.data)', "torch.empty_like(master).copy_(master.data)"),
+)
+
+hint(8, "states-on-gpu", "A state of the optimizer, {name}, is on the GPU. States are made beside what the optimizer was given: give it the "
+     "masters that are on the CPU, from the start.")  # fmt: skip
+ON_GPU = """        for master in self.masters:
+            gradient, master.grad = master.grad, None
+            master.data = master.data.to("cuda")
+            master.grad = gradient.to("cuda")
+        self.optimizer.step()
+        for master in self.masters:
+            master.grad = None
+            master.data = master.data.to("cpu")
+"""
+offloaded("states-on-gpu", changes=[("        self.optimizer.step()\n", ON_GPU)])
+variant(8, "states-on-gpu", PINNED, ("        self.optimizer.step()\n", ON_GPU))
+
+hint(
+    8,
+    "gradient-left-on-gpu",
+    "The masters are on the CPU, their gradients are not: {error}. Bring each to the CPU in reduce().",
+)
+offloaded("gradient-left-on-gpu", "master.grad = part.own.grad.float()")
+offloaded("gradient-left-on-gpu", changes=[("ShardedGradients.reduce(self)", "super().reduce()")])
+variant(8, "gradient-left-on-gpu", AT_ONCE, ("for part in self.parts]).cpu()", "for part in self.parts])"))
+
+hint(8, "mixed-collective", "A collective was given tensors on the CPU and on the GPU together. Copy the rounded master into part.own, "
+     "which stays a view of part.flat on the GPU, and gather that.")  # fmt: skip
+slip(8, "mixed-collective", ("        super().update()\n", "        self.optimizer.step()\n        for part, master in zip(self.parts, self.masters):\n"
+     "            part.own.data = master.data.bfloat16()\n            all_gather(part.flat, part.own.detach())\n"))  # fmt: skip
+variant(
+    8,
+    "mixed-collective",
+    PINNED,
+    ("            all_gather(part.flat, part.own.detach())", "            all_gather(part.flat, buffer)"),
+)
+
+hint(8, "read-before-arrival", "Values were read before they had arrived: a copy to the CPU with non_blocking=True returns at once. "
+     "Synchronise before the optimizer reads them, or let the copy block.")  # fmt: skip
+offloaded("read-before-arrival", 'master.grad = part.own.grad.to("cpu", non_blocking=True).float()')
+variant(8, "read-before-arrival", PINNED, ("        measure.synchronize(self.parts[0].own.device)\n", ""),
+        ("pin_memory=gpu)", "pin_memory=True)"))  # fmt: skip
+
+hint(8, "old-masters", "self.masters stand still: the optimizer updates other ones. Move the masters that it knows, by master.data, or exchange "
+     "them in its param_groups.")  # fmt: skip
+slip(8, "old-masters", ("        for master in self.masters:\n            master.data = master.data.cpu()\n",
+     "        self.masters = [nn.Parameter(m.detach().to(\"cpu\")) for m in self.masters]\n"))  # fmt: skip
+variant(
+    8,
+    "old-masters",
+    EVENT,
+    ('            group["params"] = [of[own] for own in group["params"]]\n', "            pass\n"),
+)
+
+hint(8, "offload-wrong-weights", "The masters are not those of balise 6, which computes the same on the GPU.")
+offloaded("offload-wrong-weights", "master.grad = part.own.grad.cpu().float() / dist.get_world_size()")
+offloaded("offload-wrong-weights", "master.grad = part.own.grad.cpu().float() * 2")
+variant(
+    8,
+    "offload-wrong-weights",
+    AT_ONCE,
+    ("        self.optimizer.step()\n", "        self.optimizer.step()\n        self.optimizer.step()\n"),
+)
+
+hint(
+    8,
+    "offload-no-update",
+    "The parameters on the GPU stand still. Copy each rounded master back into own, then gather.",
+)
+offloaded("offload-no-update", update="part.own.data")
+offloaded("offload-no-update", update="part.own.cpu().copy_(master.data)")
+variant(8, "offload-no-update", PINNED, ("            part.own.copy_(buffer, non_blocking=True)\n", ""))
+
+hint(8, "offload-wrong-parameters", "The masters are right, and rank {rank} has other parameters than their rounded values. Copy each master into "
+     "part.own, on the GPU, then gather.")  # fmt: skip
+offloaded("offload-wrong-parameters", update="part.own.data.copy_(-master.data)")
+variant(8, "offload-wrong-parameters", PINNED, ("        for part, buffer, master in zip(self.parts, self.buffers, self.masters):\n            buffer.copy_(master)",
+        "        for part, buffer, master in zip(self.parts, self.buffers, self.masters):\n            buffer.copy_(master * 2)"))  # fmt: skip
+
+hint(8, "moved-off-gpu", "Parameter {got} is no longer on the GPU. Only masters and states move.")
+TAKEN = "            for p in part.parameters:\n                p.data = p.data.cpu()\n"
+offloaded("moved-off-gpu", changes=[(GATHER, GATHER + TAKEN)])
+variant(8, "moved-off-gpu", AT_ONCE, (GATHER, GATHER + TAKEN))
+
+hint(8, "float32-to-cpu", "{got} bytes went to the CPU in a step, and the bfloat16 shard has {expected}. Let it cross as it is, and "
+     "convert on the CPU. A copy that does not block converts on the GPU: cast in a step of its own.")  # fmt: skip
+offloaded("float32-to-cpu", "master.grad = part.own.grad.float().cpu()")
+# a copy that casts and does not block, waited for as it should be
+WAITED = [(FREED, FREED + "        measure.synchronize(self.parts[0].own.device)\n")]
+PINNED_COPY = "torch.empty_like(master, pin_memory=part.own.is_cuda).copy_(part.own.grad, non_blocking=True)"
+offloaded("float32-to-cpu", f"master.grad = {PINNED_COPY}", changes=WAITED)
+offloaded("float32-to-cpu", 'master.grad = part.own.grad.to("cpu", torch.float32, non_blocking=True)', changes=WAITED)
+variant(8, "float32-to-cpu", AT_ONCE, ("for part in self.parts]).cpu()", "for part in self.parts]).float().cpu()"))
+
+hint(8, "more-to-cpu", "{got} bytes went to the CPU in a step, and this rank's shard of the gradients has {expected}. Reduce first, then send that "
+     "alone: the others own the rest.")  # fmt: skip
+offloaded("more-to-cpu", "whole = torch.empty_like(part.flat); all_gather(whole, part.own.grad); "
+          "master.grad = shard(whole.cpu(), dist.get_rank(), dist.get_world_size()).float()")  # fmt: skip
+offloaded("more-to-cpu", "master.grad = part.own.grad.cpu().float(); part.flat.cpu()")
+variant(
+    8,
+    "more-to-cpu",
+    AT_ONCE,
+    ("        on_cpu =", "        torch.cat([part.own.grad for part in self.parts]).cpu()\n        on_cpu ="),
+)
+
+hint(8, "float32-to-gpu", "{got} bytes went back to the GPU in a step, and the bfloat16 shard has {expected}. Round on the CPU: a copy_ "
+     "into a bfloat16 tensor does, where it blocks; with non_blocking=True it rounds on the GPU.")  # fmt: skip
+offloaded("float32-to-gpu", update="part.own.data.copy_(master.data.to(part.own.device))")
+offloaded("float32-to-gpu", update="part.own.data = part.own.data.copy_(master.data.cuda().bfloat16())")
+offloaded("float32-to-gpu", update="part.own.data.copy_(master.data, non_blocking=True)")
+variant(
+    8,
+    "float32-to-gpu",
+    PINNED,
+    ("part.own.copy_(buffer, non_blocking=True)", "part.own.copy_(buffer.float().to(part.own.device))"),
+)
+
+hint(
+    8,
+    "more-to-gpu",
+    "{got} bytes went back to the GPU in a step; only this rank's shard of the parameters has to: {expected}.",
+)
+offloaded(
+    "more-to-gpu",
+    update="part.own.data.copy_(master.data); self.all = [m.data.bfloat16().cuda() for m in self.masters]; del self.all",
+)
+variant(
+    8,
+    "more-to-gpu",
+    PINNED,
+    (
+        "            part.own.copy_(buffer, non_blocking=True)\n",
+        "            part.own.copy_(buffer, non_blocking=True)\n            part.own.copy_(buffer)\n",
+    ),
+)
+
+hint(
+    8,
+    "kept-on-gpu",
+    "Between two steps the GPU holds {got} bytes; the parameters have {expected}. What else stays there?",
+)
+offloaded("kept-on-gpu", update="part.own.data.copy_(master.data); part.spare = part.flat.clone()")
+offloaded("kept-on-gpu", changes=[(FREED, "            part.last, part.own.grad = part.own.grad, None\n")])
+variant(
+    8,
+    "kept-on-gpu",
+    PINNED,
+    ("            part.own.grad = None\n", "            part.last, part.own.grad = part.own.grad, None\n"),
+)
+
+hint(8, "whole-on-cpu", "Between two steps this rank keeps {got} bytes, in CPU memory and on the GPU; the parameters, and masters and "
+     "states of its own shard, make at most {expected:.0f}. The other ranks keep the rest.")  # fmt: skip
+slip(8, "whole-on-cpu", ("            master.data = master.data.cpu()\n",
+     "            master.data = master.data.cpu()\n        self.start = [part.flat.cpu().float() for part in self.parts]\n"))  # fmt: skip
+variant(
+    8,
+    "whole-on-cpu",
+    PINNED,
+    (
+        "        for master in self.masters:\n",
+        "        self.all = [torch.zeros(len(part.flat)) for part in self.parts]\n        for master in self.masters:\n",
+    ),
+)
