@@ -180,19 +180,19 @@ bank.variant(
     ("return images, self.names.to(labels.device)[labels] if labels.ndim < 2 else labels", "return images, labels"),
 )
 
-bank.hint(7, "never-mixup", "In {n} batches MixUp was never drawn.")
+bank.hint(7, "never-mixup", "In 300 batches MixUp was never drawn.")
 bank.slip(7, "never-mixup", *full((DRAW, "mix = cutmix")))
 bank.variant(7, "never-mixup", OTHER, ("torch.ones(2)", "torch.tensor([0.0, 1.0])"))
 
-bank.hint(7, "never-cutmix", "In {n} batches CutMix was never drawn.")
+bank.hint(7, "never-cutmix", "In 300 batches CutMix was never drawn.")
 bank.slip(7, "never-cutmix", *full((DRAW, "mix = mixup")))
 bank.variant(7, "never-cutmix", OTHER, ("for way in (mixup, cutmix)", "for way in (mixup, mixup)"))
 
 bank.hint(
     7,
     "takes-turns",
-    "MixUp and CutMix follow each other in a pattern: {changes} changes in {n} batches, where a fair draw makes "
-    "about half as many as there are batches.",
+    "MixUp and CutMix follow each other in a pattern: {got:.0%} of the batches have another one than the batch before, "
+    "where a fair draw makes about half.",
 )
 bank.slip(
     7,
@@ -218,7 +218,7 @@ bank.variant(
     ("return way(images, labels)", "way(images, labels)\n        return images, self.names.to(labels.device)[labels]"),
 )
 
-bank.hint(7, "unfair", "MixUp was drawn in {share:.0%} of {n} batches. Each shall have one half.")
+bank.hint(7, "unfair", "MixUp was drawn in {got:.0%} of 300 batches. Each shall have one half.")
 bank.slip(7, "unfair", *full(("torch.rand(()) < 0.5", "torch.rand(()) < 0.1")))
 bank.slip(7, "unfair", *full(("torch.rand(()) < 0.5", "torch.randn(()) < 0.5")))
 bank.variant(7, "unfair", OTHER, ("torch.ones(2)", "torch.tensor([0.2, 0.8])"))
@@ -287,7 +287,7 @@ bank.variant(
     ),
 )
 
-bank.hint(7, "step-mixed-twice", "The step called `mix` {n} times for one batch.")
+bank.hint(7, "step-mixed-twice", "The step called `mix` {got} times for one batch.")
 bank.slip(7, "step-mixed-twice", *full((STEP, STEP + "    images, soft = mix(images, soft)\n")))
 bank.variant(
     7,
@@ -353,7 +353,7 @@ bank.variant(7, "step-wrong-loss", OTHER, ("return loss.data", "return loss.data
 bank.hint(
     7,
     "alpha-ignored",
-    "With α = {alpha:g} the λ of {kind} spread as if α were smaller: from {low:.2f} to {high:.2f}. Is self.alpha used?",
+    "With α = 50 the λ of {got[0][0]} spread as if α were smaller: from {got[0][1]:.2f} to {got[0][2]:.2f}. Is self.alpha used?",
 )
 bank.slip(
     7,
@@ -374,7 +374,7 @@ bank.slip(
 bank.slip(7, "step-wrong-weights", *full((STEP, "    _, soft = mix(images, labels)\n")))
 bank.variant(7, "step-wrong-weights", OTHER, ("torch.mean(torch.sum", "torch.sum(torch.sum"))
 
-bank.hint(7, "step-mixes-on-cpu", "The batch was mixed before all of it was moved: `mix` saw {what}.")
+bank.hint(7, "step-mixes-on-cpu", "The batch was mixed before all of it was moved: `mix` saw {got} on the CPU.")
 bank.slip(
     7,
     "step-mixes-on-cpu",
@@ -420,7 +420,7 @@ bank.slip(7, "step-changes-mode", *full((STEP, "    mix.train()\n" + STEP)))
 bank.slip(7, "step-changes-mode", *full((STEP, STEP + "    model.eval()\n")))
 bank.variant(7, "step-changes-mode", OTHER, ("    logits = model(images)\n", "    logits = model.eval()(images)\n"))
 
-bank.hint(7, "step-two-forwards", "The network ran {n} times for one batch.")
+bank.hint(7, "step-two-forwards", "The network ran {got} times for one batch.")
 bank.slip(7, "step-two-forwards", *full(("    loss.backward()\n", "    logits = model(images)\n    loss.backward()\n")))
 bank.variant(7, "step-two-forwards", OTHER, ("    loss.backward()\n", "    loss.backward()\n    model(images)\n"))
 
@@ -451,7 +451,7 @@ bank.variant(7, "classes-forgotten", OTHER, ("self.names.to(labels.device)[label
 bank.hint(
     7,
     "eval-soft-labels",
-    "In eval mode, labels that are soft already (batch, classes) stay as they are: {error}.",
+    "In eval mode, labels that are soft already (batch, classes) stay as they are.",
 )
 bank.slip(
     7,
@@ -463,7 +463,7 @@ bank.variant(7, "eval-soft-labels", OTHER, (" if labels.ndim < 2 else labels", "
 bank.hint(
     7,
     "mixed-by-both",
-    "An image's label names {n} images: it was mixed by MixUp and by CutMix. One of the two is drawn.",
+    "An image's label names {got} images: it was mixed by MixUp and by CutMix. One of the two is drawn.",
 )
 bank.slip(
     7,
@@ -479,7 +479,7 @@ bank.variant(
     7, "mixed-by-both", OTHER, ("return way(images, labels)", "return self.ways[1](*self.ways[0](images, labels))")
 )
 
-bank.hint(7, "often-unmixed", "In {none} of {n} batches nothing was mixed. MixUp and CutMix have one half each.")
+bank.hint(7, "often-unmixed", "In {got:.0%} of 300 batches nothing was mixed. MixUp and CutMix have one half each.")
 bank.slip(
     7,
     "often-unmixed",
