@@ -76,18 +76,18 @@ bank.hint(3, "boxes-not-integers", "Pixels are counted: the boxes must be intege
 bank.slip(3, "boxes-not-integers", (".long()", ""))
 bank.variant(3, "boxes-not-integers", TOGETHER, (".to(torch.int64)", ".double()"))
 
-bank.hint(3, "boxes-narrow", "{dtype} is too narrow to count the rows and columns of every image: the boxes are int64.")
+bank.hint(3, "boxes-narrow", "{got} is too narrow to count the rows and columns of every image: the boxes are int64.")
 bank.slip(3, "boxes-narrow", (".long()", ".to(torch.int16)"))
 bank.slip(3, "boxes-narrow", (".long()", ".to(torch.uint8)"))
 bank.variant(3, "boxes-narrow", HALVES, ("return boxes,", "return boxes.short(),"))
 
-bank.hint(3, "outside", "A box reaches out of the image: {box} in {height} × {width}. Clip it.")
+bank.hint(3, "outside", "A box reaches out of the image: {got} for {where}. Clip it.")
 bank.slip(3, "outside", (".round().clamp(0, height)", ".round()"), (".round().clamp(0, width)", ".round()"))
 bank.variant(3, "outside", HALVES, (".clamp(min=0)", ""), (".clamp(max=height)", ""), (".clamp(max=width)", ""))
 bank.variant(3, "outside", TOGETHER, ("torch.minimum(edge.clamp(min=0), size)", "edge"))
 bank.variant(3, "outside", WHOLE, (".clamp(0, height)", ""), (".clamp(0, width)", ""))
 
-bank.hint(3, "ends-before-start", "A box ends before it starts: {box}. The order is top, left, bottom, right.")
+bank.hint(3, "ends-before-start", "A box ends before it starts: {got}. The order is top, left, bottom, right.")
 bank.slip(3, "ends-before-start", ("[top, left, bottom, right]", "[top, bottom, left, right]"))
 bank.slip(3, "ends-before-start", ("for k in (-1, 1))\n    left", "for k in (1, -1))\n    left"))
 bank.variant(3, "ends-before-start", WHOLE, ("[top, left, bottom, right]", "[top, bottom, left, right]"))
@@ -99,7 +99,7 @@ bank.variant(
     ("(y + half_h).clamp(max=height),", "(y - half_h).clamp(min=0),"),
 )
 
-bank.hint(3, "height-width-swapped", "Rows and columns are swapped: the image is {height} high and {width} wide.")
+bank.hint(3, "height-width-swapped", "Rows and columns are swapped. An image comes as height × width: {where}.")
 bank.slip(
     3,
     "height-width-swapped",
@@ -128,17 +128,24 @@ bank.variant(3, "side-of-lambda", WHOLE, ("(1 - lam).sqrt()", "lam.sqrt()"))
 bank.hint(
     3,
     "box-size-wrong",
-    "The boxes lie around their centres, and have the wrong size: {tall:.0f} × {wide:.0f} pixels of an image of {height} × "
-    "{width} for λ = {lam:.2f}. The sides are √(1 − λ) of the height and √(1 − λ) of the width, half of it to each side.",
+    "The boxes lie around their centres, and have the wrong size: {got} for {where}. The sides are √(1 − λ) of the height "
+    "and √(1 − λ) of the width, half of it to each side.",
 )
 bank.slip(3, "box-size-wrong", ("(1 - lam).sqrt() / 2", "(1 - lam).sqrt()"))
 bank.slip(3, "box-size-wrong", ("(1 - lam).sqrt() / 2", "(1 - lam).sqrt() / 4"))
+bank.slip(3, "box-size-wrong", ("(1 - lam).sqrt() / 2", "(1 - lam).sqrt() / 3"))
 bank.slip(3, "box-size-wrong", ("half * width", "half * height"))  # squares
+bank.slip(3, "box-size-wrong", ("half * height", "half * width"))
 bank.variant(3, "box-size-wrong", HALVES, ("root * height / 2", "root * height"), ("root * width / 2", "root * width"))
 bank.variant(3, "box-size-wrong", TOGETHER, ("* size / 2", "* size / 3"))
 bank.variant(3, "box-size-wrong", TOGETHER, ("* size / 2", "* width / 2"))
 
-bank.hint(3, "box-misplaced", "A box is not around its centre: {box} for the centre ({y:.1f}, {x:.1f}).")
+bank.hint(
+    3,
+    "box-misplaced",
+    "A box is not where it should be: {got} for {where}. From the centre, half a side goes each way; the sides are √(1 − λ) "
+    "of the height and of the width.",
+)
 bank.slip(3, "box-misplaced", ("(y + k * half * height)", "(y + (k + 1) * half * height)"))
 bank.variant(3, "box-misplaced", TOGETHER, ("torch.round(centre - half)", "torch.round(centre)"))
 bank.variant(3, "box-misplaced", WHOLE, ("y.round().long() - tall // 2", "y.round().long()"))
@@ -171,7 +178,7 @@ bank.variant(3, "box-too-large", HALVES, ("y + half_h", "y + half_h + 1"), ("x +
 bank.hint(
     3,
     "border-left-out",
-    "The box {box} in {height} × {width} reaches over the border, and ends before it. bottom and right are the first row "
+    "The box {got} for {where} reaches over the border, and ends before it. bottom and right are the first row "
     "and column outside: clip to the height and the width themselves, top and left to 0.",
 )
 bank.slip(
