@@ -5,54 +5,36 @@ import torch
 from dlojz_tp.checking.looks import Look, Value, form, judged
 from dlojz_tp.checks.data_augmentation.devices import BATCHES, observe_batches
 
-CASES = [  # boxes, height, width
-    ([[1, 2, 3, 6], [0, 0, 1, 1], [4, 6, 5, 7], [0, 3, 5, 4], [2, 0, 3, 7]], 5, 7),
-    ([[0, 0, 5, 7]], 5, 7),
-    ([[2, 3, 2, 3], [0, 0, 0, 7], [5, 7, 5, 7], [1, 1, 4, 1]], 5, 7),
-    ([[0, 1, 9, 2], [3, 0, 8, 3]], 9, 3),
-]
-BOXES = [box for boxes, *_ in CASES for box in boxes]
-
-
-def _truth():
-    for boxes, height, width in CASES:
-        for top, left, bottom, right in boxes:
-            mask = torch.zeros(height, width, dtype=torch.bool)
-            mask[top:bottom, left:right] = True
-            yield mask
+BOXES = [[1, 2, 3, 6], [0, 0, 1, 1], [4, 6, 5, 7], [0, 3, 5, 4], [2, 0, 3, 7], [0, 0, 5, 7], [0, 1, 4, 2]]
+EMPTY = [[2, 3, 2, 3], [0, 0, 0, 7], [5, 7, 5, 7], [1, 1, 4, 1]]
+MASKS = torch.zeros(11, 1, 5, 7, dtype=torch.bool)
+for mask, (top, left, bottom, right) in zip(MASKS, BOXES):
+    mask[0, top:bottom, left:right] = True
 
 
 def observe(box_masks):
-    """Forms of what is returned; the masks of all boxes, a list of (height, width)."""
-    got = [box_masks(torch.tensor(boxes), height, width) for boxes, height, width in CASES]
-    yield {"forms": form(got)}
-    yield {"masks": [mask[0] for masks in got for mask in masks]}
+    """The masks of all boxes."""
+    got = box_masks(torch.tensor(BOXES + EMPTY), 5, 7)
+    yield {"form": form(got), "masks": got}
     yield from observe_batches(lambda boxes: box_masks(boxes, 9, 11), lambda b: (torch.tensor([[1, 2, 5, 9]] * b),))
 
 
-FORMS = [f"bool {(len(boxes), 1, height, width)}" for boxes, height, width in CASES]
-MASKS = list(_truth())
+def _hint(seen, due):
+    if seen[: len(BOXES)].equal(due[: len(BOXES)]):
+        return "mask-of-empty-box"
+    return "mask-too-wide" if seen[due].all() else "mask-wrong"
 
 
-def _wrong(seen):
-    """The number of the first box whose mask is wrong; empty boxes come last."""
-    return min((k for k in range(len(BOXES)) if not seen[k].equal(MASKS[k])), key=lambda k: not MASKS[k].any())
-
-
-def _hint(seen, _):
-    k = _wrong(seen)
-    return "mask-of-empty-box" if not MASKS[k].any() else "mask-too-wide" if seen[k][MASKS[k]].all() else "mask-wrong"
-
-
-def _fields(seen, _):
-    k = _wrong(seen)
-    pixels = {"expected": f"{MASKS[k].sum()} pixels", "got": f"{seen[k].sum()} pixels", "box": BOXES[k]}
-    return pixels | {"where": f"box {BOXES[k]} in {' × '.join(map(str, MASKS[k].shape))}"}
+def _box(seen, due):
+    """The first box whose mask is wrong."""
+    k = int((seen != due).flatten(1).any(1).int().argmax())
+    counts = {"expected": f"{due[k].sum()} pixels", "got": f"{seen[k].sum()} pixels"}
+    return {"where": f"box {(BOXES + EMPTY)[k]} in 5 × 7"} | counts
 
 
 LOOKS = [
-    Look("booleans of shape (batch, 1, height, width)", "forms", FORMS, "mask-form"),
-    Value("exact: full boxes, empty ones, at each border, inside", "masks", MASKS, _hint, fields=_fields),
+    Look("booleans of shape (batch, 1, height, width)", "form", form(MASKS), "mask-form"),
+    Value("exact: full boxes, empty ones, at each border, inside", "masks", MASKS, _hint, fields=_box),
     *BATCHES,
 ]
 

@@ -48,7 +48,7 @@ bank.slip(4, "mask-form", (RETURN, "return (tall & wide).float()"))
 bank.slip(4, "mask-form", (RETURN, "return (tall & wide)[:, 0]"))
 bank.variant(4, "mask-form", AXES, ("[:, None]\n", "\n"))
 
-bank.hint(4, "mask-wrong", "The mask of box {box} is not that box.")
+bank.hint(4, "mask-wrong", "The mask of {where} is not that box.")
 bank.slip(4, "mask-wrong", (RETURN, "return tall ^ wide"))
 bank.variant(4, "mask-wrong", AXES, ("tall[:, :, None] & wide", "tall[:, :, None] ^ wide"))
 bank.variant(4, "mask-wrong", GRID, ("grid < end", "grid < start + 1"))
@@ -93,7 +93,7 @@ bank.variant(4, "mask-starts-late", GRID, ("grid >= start", "grid > start"))
 bank.hint(
     4,
     "mask-too-wide",
-    "The mask of box {box} has pixels outside of it. A pixel is inside if all four hold: row at least top, row "
+    "The mask of {where} has pixels outside of it. A pixel is inside if all four hold: row at least top, row "
     "below bottom, column at least left, column below right. Join them with & (logical_and).",
 )
 bank.slip(4, "mask-too-wide", (" & (columns < right)", ""))
