@@ -20,12 +20,14 @@ class Operations(TorchDispatchMode):
     """Record every operator that runs inside, the backward pass included.
 
     calls: Counter {"aten.add": n}. log: list of (name, tensors read, keyword and positional arguments).
+    functions: names of the functions of PyTorch that were called, such as "cross_entropy"; not what these call in turn.
     """
 
     def __init__(self):
         super().__init__()
         self.calls: Counter = Counter()
         self.log: list[tuple[str, list, tuple, dict, object]] = []
+        self.functions: set[str] = set()
         self._to_python = _ToPython(self)
 
     def __enter__(self):
@@ -66,6 +68,7 @@ class _ToPython(TorchFunctionMode):
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
+        self._operations.functions.add(getattr(func, "__name__", ""))
         name = _HANDS_OUT.get(func)
         if name:
             self._operations.calls[name] += 1

@@ -43,7 +43,7 @@ bank.slip(
 bank.slip(6, "nothing-returned", (LOSS, LOSS.removeprefix("return ")))
 bank.slip(6, "nothing-returned", (TOP, TOP.removeprefix("return ")))
 
-bank.hint(6, "library-loss", "That calls PyTorch's own {name}. Write the sum over classes with log_softmax.")
+bank.hint(6, "library-loss", "That calls PyTorch's own {got[0]}. Write the sum over classes with log_softmax.")
 bank.slip(6, "library-loss", (LOSS, "return F.cross_entropy(logits, labels)"))
 bank.slip(
     6,
@@ -193,7 +193,7 @@ bank.slip(6, "smoothing-keeps-mass", ("(1 - smoothing) * labels", "labels"))
 bank.variant(6, "smoothing-keeps-mass", SUMEXP, ("(1 - smoothing) * hard", "hard"))
 bank.variant(6, "smoothing-keeps-mass", TERMS, ("(1 - smoothing) * picked", "picked"))
 
-bank.hint(6, "integer-labels", "Integer labels (batch,) are labels, too: turn them into soft ones. {error}")
+bank.hint(6, "integer-labels", "Integer labels (batch,) are labels, too: turn them into soft ones.")
 bank.slip(6, "integer-labels", ("F.one_hot(labels, classes)", "F.one_hot(labels)"))
 bank.slip(6, "integer-labels", ("    if labels.dim() == 1:\n        labels = F.one_hot(labels, classes)\n", ""))
 bank.variant(
@@ -222,7 +222,11 @@ bank.hint(6, "wrong-gradient", "The loss is right, its gradient is not.")
 bank.slip(6, "wrong-gradient", (LOSS, "log_p = 2 * log_p - log_p.detach()\n    " + LOSS))
 bank.variant(6, "wrong-gradient", SUMEXP, ("logsumexp(x,", "logsumexp(x.detach(),"))
 
-bank.hint(6, "half-precision-loss", "With bfloat16 logits the loss is {got_error:.3%} off: compute it in float32.")
+bank.hint(
+    6,
+    "half-precision-loss",
+    "With bfloat16 logits the loss is {got:.4f} instead of {expected:.4f}: compute it in float32.",
+)
 bank.slip(
     6,
     "half-precision-loss",
