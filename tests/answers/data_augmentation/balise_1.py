@@ -140,7 +140,7 @@ bank.slip(1, "randaugment-always", ("    if augment:\n        steps", "    if Tr
 bank.variant(1, "randaugment-always", HAND, ("if augment:", "if size:"))
 bank.variant(1, "randaugment-always", FIRST, (" if augment else []", ""))
 
-bank.hint(1, "randaugment-twice", "RandAugment was called {n} times for one image.")
+bank.hint(1, "randaugment-twice", "RandAugment was called {got} times for {expected} images.")
 bank.slip(
     1,
     "randaugment-twice",
@@ -153,7 +153,7 @@ bank.variant(1, "randaugment-twice", FIRST, ("[v1.RandAugment(2, 9)]", "[v1.Rand
 bank.hint(
     1,
     "randaugment-before-crop",
-    "RandAugment worked on the whole photograph, {width} × {height} pixels, of which the crop then threw most "
+    "RandAugment worked on the whole photograph, {got[1]} × {got[0]} pixels, of which the crop then threw most "
     "away. After the crop it does a fraction of the work.",
 )
 bank.slip(1, "randaugment-before-crop", ("        steps.append(", "        steps.insert(1, "), NORMALIZE)
@@ -226,7 +226,7 @@ bank.variant(
 bank.hint(
     1,
     "randaugment-idle",
-    "RandAugment was called, but with num_ops={n} and magnitude={strength}: it changes next to nothing. Its "
+    "RandAugment was called, but with num_ops={got[0]} and magnitude={got[1]}: it changes next to nothing. Its "
     "defaults are 2 and 9.",
 )
 bank.slip(1, "randaugment-idle", ("v2.RandAugment()", "v2.RandAugment(num_ops=0)"), NORMALIZE)
@@ -234,17 +234,17 @@ bank.slip(1, "randaugment-idle", ("v2.RandAugment()", "v2.RandAugment(magnitude=
 bank.variant(1, "randaugment-idle", FIRST, ("RandAugment(2, 9)", "RandAugment(2, 0)"))
 bank.variant(1, "randaugment-idle", HAND, ("RandAugment()", "RandAugment(num_ops=0)"))
 
-bank.hint(1, "no-flip", "In {n} calls no image was flipped{when}. One in two is mirrored, left to right.")
+bank.hint(1, "no-flip", "In 30 calls no image was flipped. One in two is mirrored, left to right.")
 bank.slip(1, "no-flip", (FLIP, ""), NORMALIZE)
 bank.slip(1, "no-flip", (FLIP, ", *([] if augment else [v2.RandomHorizontalFlip()])"), NORMALIZE)
 bank.variant(1, "no-flip", HAND, ("x = x.flip(-1) if torch.rand(()) < 0.5 else x", ""))
 bank.variant(1, "no-flip", FIRST, ("RandomHorizontalFlip()", "RandomHorizontalFlip(p=0)"))
 
-bank.hint(1, "always-flipped", "Every image came out mirrored{when}. Half of them shall.")
+bank.hint(1, "always-flipped", "Every image came out mirrored. Half of them shall.")
 bank.slip(1, "always-flipped", ("RandomHorizontalFlip()", "RandomHorizontalFlip(p=1)"), NORMALIZE)
 bank.variant(1, "always-flipped", HAND, ("if torch.rand(()) < 0.5 else x", ""))
 
-bank.hint(1, "flip-upside-down", "Photographs came out upside down{when}. Mirror them left to right only.")
+bank.hint(1, "flip-upside-down", "Photographs came out upside down. Mirror them left to right only.")
 bank.slip(1, "flip-upside-down", ("RandomHorizontalFlip", "RandomVerticalFlip"), NORMALIZE)
 bank.variant(1, "flip-upside-down", HAND, ("flip(-1)", "flip(-2)"))
 bank.variant(1, "flip-upside-down", FIRST, ("RandomHorizontalFlip", "RandomVerticalFlip"))
@@ -252,7 +252,7 @@ bank.variant(1, "flip-upside-down", FIRST, ("RandomHorizontalFlip", "RandomVerti
 bank.hint(
     1,
     "size-ignored",
-    "Sizes of 48 and of 31 were asked for, and {shape} came out both times. Is `size` used everywhere?",
+    "Sizes of 48 and of 31 were asked for, and {got[0]} and {got[1]} came out. Is `size` used everywhere?",
 )
 bank.slip(1, "size-ignored", ("v2.RandomResizedCrop(size)", "v2.RandomResizedCrop(224)"), NORMALIZE)
 bank.slip(1, "size-ignored", ("v2.RandomResizedCrop(size)", "v2.RandomResizedCrop(48)"), NORMALIZE)
@@ -262,7 +262,7 @@ bank.variant(1, "size-ignored", FIRST, ("(size, size)", "(48, 48)"))
 bank.hint(
     1,
     "randaugment-sometimes",
-    "With augment=True, RandAugment was called for {n} of {of} images. It draws its operations for every image by"
+    "With augment=True, RandAugment was called for {got} of {expected} images. It draws its operations for every image by"
     " itself: no RandomApply, no RandomChoice.",
 )
 bank.slip(1, "randaugment-sometimes", ("v2.RandAugment()", "v2.RandomApply([v2.RandAugment()], p=0.9)"), NORMALIZE)
@@ -297,7 +297,7 @@ bank.variant(
 bank.hint(
     1,
     "small-refused",
-    "A photograph smaller than the window fails: {error}. RandomResizedCrop enlarges what it cuts.",
+    "A photograph smaller than the window fails: {got}. RandomResizedCrop enlarges what it cuts.",
 )
 bank.slip(1, "small-refused", ("v2.RandomResizedCrop(size)", "v2.RandomCrop(size)"), NORMALIZE)
 bank.variant(1, "small-refused", FIRST, ("v1.RandomResizedCrop((size, size), scale=(0.2, 1.0))", "v1.RandomCrop(size)"))
