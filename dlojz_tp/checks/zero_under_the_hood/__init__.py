@@ -3,7 +3,6 @@
 from dlojz_tp.checking import merged
 from dlojz_tp.checks.zero_under_the_hood import (
     checkpoint,
-    clipping,
     common,
     outside,
     shards,
@@ -27,4 +26,4 @@ __all__ = [
     "balise_10",
 ]  # fmt: skip
 
-HINTS = merged(common, outside, shards, stage2, stage3, unit, clipping, checkpoint)
+HINTS = merged(common, outside, shards, stage2, stage3, unit, checkpoint)

@@ -1,0 +1,295 @@
+"""Answers to balise 7 of 13_zero_under_the_hood: gradients clipped by the norm over all shards."""
+
+import torch
+import torch.distributed as dist
+
+from tests.answers.bank import Bank
+
+bank = Bank("13_zero_under_the_hood", whole=True)
+hint, slip, variant = bank.hint, bank.slip, bank.variant
+
+
+@bank.right(7)
+def clip_grad_norm(shards, max_norm):
+    """PyTorch's norm of the own part, and its own clipping with a given norm."""
+    gradients = [p.grad.float() for p in shards if p.grad is not None]
+    total = torch.nn.utils.get_total_norm(gradients).square()
+    dist.all_reduce(total)
+    total = total.sqrt()
+    torch.nn.utils.clip_grads_with_norm_([p for p in shards if p.grad is not None], max_norm, total)
+    return total
+
+
+JOINED = '''
+@torch.no_grad()
+def clip_grad_norm(shards, max_norm):
+    """One long vector, an all-gather of the norms, and torch.where."""
+    flat = torch.cat([p.grad.reshape(-1).double() for p in shards if p.grad is not None])
+    mine = torch.linalg.vector_norm(flat).reshape(1)
+    everyone = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+    dist.all_gather(everyone, mine)
+    norm = torch.linalg.vector_norm(torch.cat(everyone))
+    factor = torch.where(norm > max_norm, max_norm / norm, torch.ones_like(norm))
+    for p in shards:
+        if p.grad is not None:
+            p.grad.copy_(p.grad * factor)
+    return norm
+'''
+bank.text(7, None, JOINED)
+
+
+@bank.right(7)
+def clip_grad_norm(shards, max_norm):
+    """Asynchronous, foreach, a tensor of shape (1,)."""
+    gradients = [p.grad for p in shards if p.grad is not None]
+    device = gradients[0].device
+    norms = torch.stack(
+        [torch.linalg.vector_norm(g, dtype=torch.promote_types(g.dtype, torch.float32)) for g in gradients]
+    )
+    total = norms.square().sum().reshape(1).to(device)
+    dist.all_reduce(total, async_op=True).wait()
+    total.sqrt_()
+    torch._foreach_mul_(gradients, (max_norm / total.clamp(min=max_norm)).to(gradients[0].dtype).squeeze())
+    return total
+
+
+IN_FLOAT32 = '''
+@torch.no_grad()
+def clip_grad_norm(shards, max_norm):
+    """Norms of norms, computed in float32; the gradients go through float32 and back."""
+    gradients = [p.grad for p in shards if p.grad is not None]
+    norms = [torch.linalg.vector_norm(g, dtype=torch.float32) for g in gradients]
+    square = torch.linalg.vector_norm(torch.stack(norms)) ** 2 if norms else torch.zeros(())
+    dist.all_reduce(square)
+    norm = square.sqrt()
+    for g in gradients:
+        g.copy_(g.float() * (max_norm / norm).clamp(max=1.0).nan_to_num(1.0))
+    return norm
+'''
+bank.text(7, None, IN_FLOAT32)
+
+FROM_ZERO = '''
+@torch.no_grad()
+def clip_grad_norm(shards, max_norm):
+    """Only what has elements, and a sum that begins at a tensor zero."""
+    gradients = [p.grad for p in shards if p.grad is not None and p.grad.numel()]
+    total = sum((g.double().square().sum() for g in gradients), start=torch.zeros((), dtype=torch.float64))
+    dist.all_reduce(total)
+    for g in gradients:
+        g *= (max_norm / total.sqrt().clamp(min=max_norm)).to(g.dtype)
+    return total.sqrt()
+'''
+bank.text(7, None, FROM_ZERO)
+
+
+@bank.right(7)
+@torch.no_grad()
+def clip_grad_norm(shards, max_norm):
+    """A functional collective on the one number."""
+    gradients = [p.grad for p in shards if p.grad is not None]
+    mine = sum(g.double().square().sum() for g in gradients)
+    norm = torch.distributed._functional_collectives.all_reduce(mine, "sum", dist.group.WORLD).sqrt()
+    for g in gradients:
+        g.mul_((max_norm / norm.clamp(min=max_norm)).to(g.dtype))
+    return norm
+
+
+SUMMED = "    dist.all_reduce(norm)\n"
+ROOTED = "    norm = norm.sqrt()\n"
+WIDE = "g.to(torch.promote_types(g.dtype, torch.float32)).square()"
+SCALE = "torch.clamp(max_norm / (norm + 1e-6), max=1.0)"
+
+slip(7, "nothing-returned", ("    return norm\n", ""))
+
+hint(7, "norm-not-returned", "Return the norm before clipping, as a tensor with one number. {got} came.")
+slip(7, "norm-not-returned", ("    return norm\n", "    return scale < 1, norm\n"))
+variant(7, "norm-not-returned", JOINED, ("return norm", "return torch.cat(everyone)"))
+
+slip(7, "hidden-sync", ("    return norm\n", "    return norm.item()\n"))
+slip(7, "hidden-sync", ("    for g in gradients:\n", "    for g in gradients if norm > max_norm else []:\n"))
+slip(7, "hidden-sync", (SCALE, "torch.tensor(min(1.0, max_norm / (float(norm) + 1e-6)))"))
+variant(
+    7,
+    "hidden-sync",
+    JOINED,
+    ("torch.where(norm > max_norm, max_norm / norm, torch.ones_like(norm))", "min(1.0, max_norm / norm)"),
+)
+
+hint(
+    7,
+    "norm-of-own-shard",
+    "Rank {rank} returns the norm of its own shards. The squares of all ranks have to be added up.",
+)
+slip(7, "norm-of-own-shard", (SUMMED, ""))
+variant(7, "norm-of-own-shard", JOINED, ("vector_norm(torch.cat(everyone))", "vector_norm(mine)"))
+
+hint(
+    7,
+    "norms-added",
+    "Norms were added up. Lengths at right angles add up as squares: sum the squares, then take the root.",
+)
+slip(7, "norms-added", (SUMMED + ROOTED, ROOTED + SUMMED))
+slip(7, "norms-added", (".square().sum() for g", ".norm() for g"), ("norm = norm.sqrt()", "norm = norm * 1.0"))
+variant(7, "norms-added", JOINED, ("torch.linalg.vector_norm(torch.cat(everyone))", "torch.cat(everyone).sum()"))
+
+hint(7, "norm-not-rooted", "This is the sum of the squares. The norm is its root.")
+slip(7, "norm-not-rooted", (ROOTED, ""))
+variant(7, "norm-not-rooted", FROM_ZERO, ("return total.sqrt()", "return total"))
+
+hint(7, "squares-averaged", "A mean over the ranks was taken; shards are parts of one vector: add up their squares.")
+slip(7, "squares-averaged", (ROOTED, "    norm = (norm / dist.get_world_size()).sqrt()\n"))
+slip(7, "squares-averaged", ("dist.all_reduce(norm)", "dist.all_reduce(norm.div_(dist.get_world_size()))"))
+slip(7, "squares-averaged", (SUMMED + ROOTED, ROOTED + SUMMED + "    norm = norm / dist.get_world_size()\n"))
+variant(
+    7,
+    "squares-averaged",
+    JOINED,
+    ("vector_norm(torch.cat(everyone))", "vector_norm(torch.cat(everyone)) / len(everyone) ** 0.5"),
+)
+
+hint(
+    7,
+    "largest-norm",
+    "This is the largest norm of a rank, or the largest element. Asked is the length of the whole vector.",
+)
+slip(7, "largest-norm", ("dist.all_reduce(norm)", "dist.all_reduce(norm, op=dist.ReduceOp.MAX)"))
+slip(7, "largest-norm", (".square().sum() for g", ".abs().amax() if g.numel() else g.sum().to(torch.promote_types(g.dtype, torch.float32)) for g"),
+     ("torch.stack(squares).sum()", "torch.stack(squares).max()"), ("norm = norm.sqrt()", "norm = norm * 1.0"),
+     ("dist.all_reduce(norm)", "dist.all_reduce(norm, op=dist.ReduceOp.MAX)"))  # fmt: skip
+variant(7, "largest-norm", JOINED, ("torch.linalg.vector_norm(torch.cat(everyone))", "torch.cat(everyone).max()"))
+
+hint(
+    7,
+    "norm-after-clipping",
+    "The norm that is returned is the one after clipping. Return the one before: it shows a diverging run.",
+)
+slip(7, "norm-after-clipping", ("return norm", "return norm * scale"))
+variant(7, "norm-after-clipping", JOINED, ("return norm", "return norm.clamp(max=max_norm)"))
+
+hint(7, "wrong-norm", "The norm is not that of the gradients of all ranks, laid end to end.")
+slip(7, "wrong-norm", ("norm.sqrt()", "norm.sqrt() + 1"))
+variant(7, "wrong-norm", JOINED, ("return norm", "return norm * 0.9"))
+
+hint(
+    7,
+    "half-overflow",
+    "In float16 the norm is infinite: squares overflow, 300 squared is beyond 65,504. Take norms in float32.",
+)
+slip(7, "half-overflow", (WIDE, "g.square()"))
+slip(
+    7,
+    "half-overflow",
+    (WIDE, "g.square()"),
+    (".sum() for g", ".sum(dtype=torch.promote_types(g.dtype, torch.float32)) for g"),
+)
+variant(
+    7, "half-overflow", IN_FLOAT32, ("torch.linalg.vector_norm(g, dtype=torch.float32)", "(g * g).sum().float().sqrt()")
+)
+
+hint(
+    7,
+    "clip-lost",
+    "The gradients did not change, though their norm is {norm:.4g} and may be {most}. Scale them in place, with mul_.",
+)
+slip(7, "clip-lost", ("g.mul_(scale)", "g = g * scale"))
+slip(7, "clip-lost", ("g.mul_(scale)", "g.mul(scale)"))
+slip(
+    7,
+    "clip-lost",
+    ("    for g in gradients:\n        g.mul_(scale)\n", "    for p in shards:\n        p.mul_(scale.to(p.dtype))\n"),
+)
+variant(7, "clip-lost", JOINED, ("p.grad.copy_(p.grad * factor)", "p.grad.float().mul_(factor)"))
+
+hint(7, "new-gradients", "p.grad is another tensor now. Scale in place: a second one takes its memory once more, and whoever holds the first, "
+     "as a flat buffer of all gradients does, sees nothing of it.")  # fmt: skip
+slip(7, "new-gradients", ("    for g in gradients:\n        g.mul_(scale)\n",
+     "    for p in shards:\n        p.grad = p.grad * scale.to(p.grad.dtype) if p.grad is not None else None\n"))  # fmt: skip
+variant(7, "new-gradients", JOINED, ("p.grad.copy_(p.grad * factor)", "p.grad = (p.grad * factor).to(p.dtype)"))
+
+hint(
+    7,
+    "scaled-up",
+    "Short gradients, which may be up to {most} long together, were made longer. Clipping never does that: no factor above 1.",
+)
+slip(7, "scaled-up", (SCALE, "max_norm / (norm + 1e-6)"))
+variant(7, "scaled-up", IN_FLOAT32, (".clamp(max=1.0)", ""))
+
+hint(7, "clipped-by-own-norm", "Rank {rank} scaled its gradients by another factor than the others: by the norm of its own shards, or "
+     "of each tensor. One factor for all: the direction must stay.")  # fmt: skip
+slip(7, "clipped-by-own-norm", (SCALE, "torch.clamp(max_norm / (torch.stack(squares).sum().sqrt() + 1e-6), max=1.0)"))
+slip(
+    7,
+    "clipped-by-own-norm",
+    ("g.mul_(scale)", "g.mul_(torch.clamp(max_norm / (g.double().norm() + 1e-9), max=1).to(g.dtype))"),
+)
+variant(7, "clipped-by-own-norm", JOINED, ("torch.where(norm > max_norm, max_norm / norm, torch.ones_like(norm))",
+        "torch.where(mine > max_norm, max_norm / mine, torch.ones_like(mine))"))  # fmt: skip
+
+hint(7, "elements-clamped", "Single elements were cut off. That turns the gradient; scale all of it by one factor.")
+slip(7, "elements-clamped", ("g.mul_(scale)", "g.clamp_(-max_norm, max_norm)"))
+variant(
+    7,
+    "elements-clamped",
+    JOINED,
+    ("p.grad.copy_(p.grad * factor)", "p.grad.copy_(torch.minimum(p.grad, torch.full_like(p.grad, max_norm)))"),
+)
+
+hint(7, "zero-norm", "Gradients that are all zero became NaN: nothing may be divided by their norm without a guard.")
+slip(7, "zero-norm", (SCALE, "torch.minimum(norm, torch.full_like(norm, max_norm)) / norm"))
+variant(
+    7, "zero-norm", IN_FLOAT32, ("(max_norm / norm).clamp(max=1.0).nan_to_num(1.0)", "norm.clamp(max=max_norm) / norm")
+)
+
+hint(7, "wrong-clip", "The gradients are not the given ones times max_norm / norm.")
+slip(7, "wrong-clip", ("g.mul_(scale)", "g.mul_(scale.square())"))
+slip(7, "wrong-clip", ("for g in gradients:", "for g in gradients[:1]:"))
+variant(7, "wrong-clip", JOINED, ("p.grad * factor", "p.grad * factor / 2"))
+
+hint(7, "grad-is-none", "A shard without a gradient has .grad None. Leave it out: {error}")
+slip(7, "grad-is-none", (" for p in shards if p.grad is not None]", " for p in shards]"))
+variant(7, "grad-is-none", JOINED, (" for p in shards if p.grad is not None]", " for p in shards]"))
+
+hint(7, "gradients-sent", "Rank {rank} handed in {got} bytes for a norm. One number, its sum of squares, is enough.")
+slip(7, "gradients-sent", ("    norm = torch.stack(squares).sum()\n    dist.all_reduce(norm)\n", """
+    mine = [g.cpu() for g in gradients]
+    everyone = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, mine)
+    norm = torch.stack([g.to(torch.promote_types(g.dtype, torch.float32)).square().sum() for of in everyone for g in of]).sum()
+""".lstrip("\n")))  # fmt: skip
+variant(
+    7,
+    "gradients-sent",
+    JOINED,
+    ("    mine =", "    long = F.pad(flat, (0, 4000 - len(flat)))\n    dist.all_reduce(long)\n    mine ="),
+)
+
+hint(7, "one-message-each", "{got} collectives for one norm. Add up over the tensors of a rank first.")
+slip(7, "one-message-each", (SUMMED, SUMMED + "    bad = (norm != norm).float()\n    dist.all_reduce(bad)\n"))
+slip(7, "one-message-each", ("    norm = torch.stack(squares).sum()\n" + SUMMED,
+     "    for square in squares:\n        dist.all_reduce(square)\n    norm = torch.stack(squares).sum()\n"))  # fmt: skip
+variant(
+    7,
+    "one-message-each",
+    IN_FLOAT32,
+    (
+        "    dist.all_reduce(square)\n",
+        "    for norm in norms:\n        dist.all_reduce(norm.square_())\n    square = sum(norms)\n",
+    ),
+)
+
+hint(7, "rank-left-out", "A rank whose shards have no element went another way than the others: {error}. It has nothing to add, but must "
+     "take part in the collective all the same: the others wait for it.")  # fmt: skip
+HOME = "    gradients = [p.grad for p in shards if p.grad is not None and p.grad.numel()]\n"
+slip(
+    7,
+    "rank-left-out",
+    (
+        "    gradients = [p.grad for p in shards if p.grad is not None]\n",
+        HOME + "    if not gradients:\n        return torch.zeros(())\n",
+    ),
+)
+slip(7, "rank-left-out", ("    gradients = [p.grad for p in shards if p.grad is not None]\n", HOME))
+variant(
+    7, "rank-left-out", FROM_ZERO, ("    total =", "    if not gradients:\n        return torch.zeros(())\n    total =")
+)
+variant(7, "rank-left-out", FROM_ZERO, ("    total =", "    longest = max(map(len, gradients))\n    total ="))
