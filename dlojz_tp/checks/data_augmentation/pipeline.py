@@ -62,7 +62,7 @@ def observe(make_transform):
         cut = _windows(rich)
     yield {"calls": calls, "cut": cut}
     with _watched(lambda image: v2.functional.invert(v2.functional.adjust_brightness(image, 0))):
-        white = rich(_photograph())
+        white = tried(rich, _photograph().convert("L"))
     yield {"white": white}
     yield {"plainly cut": _windows(plain)}
 
@@ -88,6 +88,12 @@ def _times(seen, due):
     return "randaugment-twice" if seen > due else "randaugment-sometimes" if seen else "no-randaugment"
 
 
+def _white(seen, _):
+    if isinstance(seen, str):
+        return "grey-refused"
+    return "randaugment-lost" if seen.std((1, 2)).max() > 1e-3 else "augmented-not-normalised"
+
+
 LOOKS = [
     Look("a float32 tensor (3, size, size), normalised", "callable", True, "transform-not-callable"),
     Look("", "never", [], "randaugment-always"),
@@ -100,9 +106,7 @@ LOOKS = [
     Look("", lambda o: o["calls"][0][1], [48, 48], "randaugment-before-crop",
          lambda seen, due: seen[0] * seen[1] <= 2 * due[0] * due[1]),
     Look("", lambda o: o["calls"][0][2], [2, 9], "randaugment-idle", lambda seen, _: min(seen) >= 1),
-    Look("", "white", _level([255]),
-         lambda seen, _: "augmented-not-normalised" if seen.std((1, 2)).max() < 1e-3 else "randaugment-lost",
-         within(1e-3)),
+    Look("", "white", _level([255]), _white, within(1e-3)),
     *_cut("the crop is random", "plainly cut"), *_cut("the crop is random, with augment too", "cut"),
 ]  # fmt: skip
 

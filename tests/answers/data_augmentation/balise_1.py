@@ -122,6 +122,7 @@ def make_transform(size, augment):
 
 
 bank.variant(1, "grey-refused", FIRST, ('v1.Lambda(lambda image: image.convert("RGB")), ', ""))
+bank.variant(1, "grey-refused", FIRST, ('image.convert("RGB")', 'image if augment else image.convert("RGB")'))
 
 bank.hint(1, "no-randaugment", "With augment=True, RandAugment was never called.")
 bank.slip(1, "no-randaugment", ("    if augment:\n        steps.append(v2.RandAugment())\n", ""), NORMALIZE)

@@ -191,6 +191,15 @@ bank.slip(
     ),
 )
 bank.variant(2, "images-not-mixed", PERMUTED, ("return x * w + x[order] * (1 - w)", "return x.clone()"))
+bank.variant(  # the labels are not mixed, but chosen
+    2,
+    "images-not-mixed",
+    PERMUTED,
+    (
+        "labels * lam[:, None] + labels[order] * (1 - lam)[:, None]",
+        "torch.where(lam[:, None] > 0.5, labels, labels[order])",
+    ),
+)
 
 bank.slip(
     2,

@@ -149,6 +149,7 @@ bank.hint(
 bank.slip(3, "box-misplaced", ("(y + k * half * height)", "(y + (k + 1) * half * height)"))
 bank.variant(3, "box-misplaced", TOGETHER, ("torch.round(centre - half)", "torch.round(centre)"))
 bank.variant(3, "box-misplaced", WHOLE, ("y.round().long() - tall // 2", "y.round().long()"))
+bank.variant(3, "box-misplaced", HALVES, ("max=width", "max=height"))
 
 bank.hint(
     3,

@@ -137,6 +137,15 @@ bank.variant(
     DISTANCES,
     ("torch.where(inside, images[order], images)", "torch.where(inside, images, images[order])"),
 )
+bank.variant(  # with labels that say so
+    5,
+    "pasted-outside",
+    DISTANCES,
+    (
+        "inside = ((rows - cy).abs() < half) & ((columns - cx).abs() < half)",
+        "inside = ~(((rows - cy).abs() < half) & ((columns - cx).abs() < half))",
+    ),
+)
 
 bank.slip(
     5,

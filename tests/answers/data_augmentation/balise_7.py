@@ -208,7 +208,6 @@ bank.variant(
     OTHER,
     ("way = self.ways[torch.multinomial(torch.ones(2), 1).item()]", "way = self.ways[0]\n        self.ways.reverse()"),
 )
-
 bank.hint(7, "never-mixed", "In training mode nothing was mixed.")
 bank.slip(7, "never-mixed", *full(("if not self.training:", "if self.training:")))
 bank.variant(
