@@ -2,6 +2,7 @@
 
 import contextlib
 import weakref
+from unittest import mock
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -53,7 +54,8 @@ class Away(torch.Tensor):
 
 
 class Bus(TorchDispatchMode):
-    """Inside, `cuda` is the pretended GPU. to_cpu, to_gpu: bytes that crossed, as PyTorch sends them.
+    """Inside, `cuda` is the pretended GPU. crossed: bytes "to cpu" and "to gpu", as PyTorch sends
+    them. wide: which way more than two bytes an element crossed.
 
     Values are converted on the GPU's side only where the program says so: a copy into another dtype sends the
     source's bytes to the CPU and the target's bytes to the GPU; one that does not block is converted on the GPU (ATen's
@@ -69,8 +71,8 @@ class Bus(TorchDispatchMode):
         self._arriving: list[tuple] = []
 
     def begin(self):
-        """Count anew. wide: where more than two bytes an element crossed, "to cpu" or "to gpu"."""
-        self.to_cpu, self.to_gpu, self.wide = 0, 0, set()
+        """Count anew."""
+        self.crossed, self.wide = {"to cpu": 0, "to gpu": 0}, set()
 
     def held(self) -> int:
         """Bytes that live on the pretended GPU."""
@@ -96,7 +98,7 @@ class Bus(TorchDispatchMode):
         name = func.overloadpacket._qualified_op_name
         pin = kwargs.pop("pin_memory", None)
         given = [t for t in tree_flatten((args, kwargs))[0] if isinstance(t, torch.Tensor)]
-        there = [t for t in given if isinstance(t, Away) and t.place == GPU]
+        there = [t for t in given if _away(t)]
         target = kwargs.pop("device", None)
         given_lists = args[:2]
         args, plain = tree_map(_inside, args), tree_map(_inside, kwargs)
@@ -113,7 +115,7 @@ class Bus(TorchDispatchMode):
         elif name == "aten::_to_copy":
             return self._to_copy(func, given[0], args, plain, target)
         else:
-            here = [t for t in given if not (isinstance(t, Away) and t.place == GPU) and t.dim()]
+            here = [t for t in given if not _away(t) and t.dim()]
             if there and here and "barrier" not in name:
                 raise RuntimeError(
                     "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu!"
@@ -142,47 +144,42 @@ class Bus(TorchDispatchMode):
 
     def _copy(self, func, given, args, kwargs):
         to, source = given[:2]
-        up, down = (isinstance(t, Away) and t.place == GPU for t in (to, source))
+        up, down = _away(to), _away(source)
         blocking = not (args[2] if len(args) > 2 else kwargs.get("non_blocking", False))
         if down and not up:
-            self._down(source if blocking else args[0])
+            self._crosses("to cpu", source if blocking else args[0])
             if not blocking and args[0].untyped_storage()._cdata in self._pinned:
                 self._late(args[0], args[1].to(args[0].dtype))
                 return to
         elif up and not down and source.dim():
-            self._up(to if blocking else source)
+            self._crosses("to gpu", to if blocking else source)
         func(*args, **kwargs)
         return to
 
     def _to_copy(self, func, source, args, kwargs, target):
-        was = isinstance(source, Away) and source.place == GPU
+        was = _away(source)
         will = was if target is None else torch.device(target).type == "cuda"
-        out = func(*args, **{key: value for key, value in kwargs.items() if key != "non_blocking"})
-        late = kwargs.get("non_blocking", False)
-        if was and not will:
-            self._down(out if late else source)
-            if late:  # PyTorch makes its target in pinned memory
+        late = kwargs.pop("non_blocking", False)
+        out = func(*args, **kwargs)
+        if was != will:
+            # converted on the CPU where it blocks, else on the GPU
+            self._crosses("to gpu" if will else "to cpu", source if will == late else out)
+            if was and late:  # PyTorch makes its target in pinned memory
                 self._late(out, out.clone())
-        elif will and not was:
-            self._up(source if late else out)
         return self.away(out) if will else out
 
-    def _down(self, source):
-        self.to_cpu += source.numel() * source.element_size()
-        if source.element_size() > 2 and source.dim():
-            self.wide.add("to cpu")
-
-    def _up(self, target):
-        self.to_gpu += target.numel() * target.element_size()
-        if target.element_size() > 2 and target.dim():
-            self.wide.add("to gpu")
+    def _crosses(self, way, tensor):
+        self.crossed[way] += tensor.numel() * tensor.element_size()
+        if tensor.element_size() > 2 and tensor.dim():
+            self.wide.add(way)
 
     def _late(self, target, values):
-        if target.is_floating_point():
-            self._arriving.append((target, values.clone()))
-            target.fill_(float("nan"))
-        else:
-            target.copy_(values)
+        self._arriving.append((target, values.clone()))
+        target.fill_(float("nan"))
+
+
+def _away(tensor) -> bool:
+    return isinstance(tensor, Away) and tensor.place == GPU
 
 
 def _inside(value):
@@ -218,14 +215,6 @@ def pretended_gpu():
     }  # fmt: skip
     replaced |= dict.fromkeys(("current_stream", "default_stream", "Stream", "Event", "stream"),
                               lambda *_, **__: _Stream(bus.arrive))  # fmt: skip
-    before = [(torch.cuda, name, getattr(torch.cuda, name)) for name in replaced]
-    before.append((torch.accelerator, "synchronize", torch.accelerator.synchronize))
-    for name, value in replaced.items():
-        setattr(torch.cuda, name, value)
-    torch.accelerator.synchronize = bus.arrive
-    try:
-        with bus:
-            yield bus
-    finally:
-        for owner, name, value in before:
-            setattr(owner, name, value)
+    waits = mock.patch.object(torch.accelerator, "synchronize", bus.arrive)
+    with mock.patch.multiple(torch.cuda, **replaced), waits, bus:
+        yield bus

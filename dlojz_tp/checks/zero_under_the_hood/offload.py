@@ -43,7 +43,7 @@ def observe(OffloadedShards):  # noqa: N803
             "moved": moved, "masters on": [_place(m) for m in masters], "states on gpu": on_gpu,
             "places": half.places(optimizer, parameters), "masters": [_plain(m).detach().clone() for m in masters],
             "parameters": torch.cat([_plain(p).detach().reshape(-1) for p in parameters]),
-            "to cpu": (bus.to_cpu, "to cpu" in bus.wide), "to gpu": (bus.to_gpu, "to gpu" in bus.wide),
+            **{way: (size, way in bus.wide) for way, size in bus.crossed.items()},
             "held": settle(bus.held, 2 * N + 2 * SLACK), "reached": held_bytes(vars(optimizer)),
         }  # fmt: skip
 
