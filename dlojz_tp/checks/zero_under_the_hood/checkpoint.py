@@ -5,11 +5,10 @@ from pathlib import Path
 
 import torch
 
-from dlojz_tp.checking import Wrong
+from dlojz_tp.checking.looks import Look, at_most, judged
 from dlojz_tp.checks.zero_under_the_hood.checkpoint_ranks import (
     HEAD,
     LATEST,
-    LENGTHS,
     NEW,
     OLD,
     bytes_of_rank,
@@ -18,7 +17,7 @@ from dlojz_tp.checks.zero_under_the_hood.checkpoint_ranks import (
     save,
 )
 from dlojz_tp.checks.zero_under_the_hood.images import content
-from dlojz_tp.checks.zero_under_the_hood.worlds import on_ranks
+from dlojz_tp.checks.zero_under_the_hood.worlds import each, on_ranks
 
 HINTS = {
     "not-saved": "After save_shards, load_shards finds no checkpoint: it returned {got}.",
@@ -63,56 +62,32 @@ HINTS = {
 
 
 KNOWN = (("Library", "checkpoint-borrowed"),)
+OWN = bytes_of_rank(4)
+WHOLE = 4 * OWN
 
 
-def balise_10(save_shards, load_shards):
-    """Saved on 4 ranks while copies of the folder show what a crash would leave; loaded on 1, 2, 3 and 4."""
-    with tempfile.TemporaryDirectory(prefix="dlojz-check-") as name:
-        place = Path(name)
-        (place / "images").mkdir()
-        yield "saved and loaded on 4 ranks: each writes and reads its own part"
-        saved = on_ranks(save, save_shards, load_shards, place, known=KNOWN, sizes=(4,))[4]
-        for rank, found in enumerate(saved):
-            _loaded(found["loaded"], NEW, rank, 4)
-        _size(saved[0]["written"], len(saved[0]["files of old"]))
-        for rank, found in enumerate(saved):
-            _frugal(found, rank)
-        yield "loaded on 1, 2 and 3 ranks: cut and padded anew"
-        images = _different(place / "images")
-        paths = [path for path, _ in images]
-        others = on_ranks(load_again, save_shards, load_shards, place, paths, known=KNOWN, sizes=(4, 3, 1, 2))
-        two = others[2]
-        for size, ranks in others.items():
-            for rank, got in enumerate(ranks):
-                _loaded(got["loaded"], NEW, rank, size)
-        yield f"cut short at any moment ({len(images)} copies of the folder), it leaves the old checkpoint or the new one"
-        loads = [(path, text, rank, got) for rank, found in enumerate(two)
-                 for (path, text), got in zip(images, found["images"], strict=True)]  # fmt: skip
-        for path, text, rank, got in sorted(loads, key=lambda load: load[1] != LATEST):
-            if not text.startswith("returned"):
-                _either(got, rank, text, saved[0]["files of old"], path)
-        yield "all ranks come back when the checkpoint is complete"
-        for _, text, _, got in loads:
-            if text.startswith("returned") and not (isinstance(got, tuple) and got[0] == NEW):
-                rank = int(text.split()[-1])
-                raise Wrong("returned-too-early", rank=rank, where=f"rank {rank} of 4")
-        yield "an older attempt on another number of ranks is not mixed in"
-        for size in (2, 4):
-            for rank, found in enumerate(others[size]):
-                _attempt(found["leftover"], rank, size, "leftover-mixed")
-        yield "a step that is complete, saved once more and cut short: the complete one loads"
-        for size in (2, 4):
-            for rank, found in enumerate(others[size]):
-                if found["over"] is not None:
-                    _attempt(found["over"], rank, size, "written-over")
-        yield "no checkpoint, no folder: None"
-        for got in others[1]:
-            for kind in ("empty", "none"):
-                if got[kind] is not None:
-                    error = (
-                        got[kind]["error"] if isinstance(got[kind], dict) else f"it returned {type(got[kind]).__name__}"
-                    )
-                    raise Wrong("no-checkpoint-not-none", error=error)
+def observe(save_shards, load_shards, place):
+    """Saved on 4 ranks while copies of the folder show what a crash would leave; then loaded on 1, 2, 3 and 4."""
+    (place / "images").mkdir()
+    saved = on_ranks(save, save_shards, load_shards, place, known=KNOWN, sizes=(4,))[4]
+    yield {key: [rank[key] for rank in saved] for key in saved[0]}
+    images = _different(place / "images")
+    paths = [path for path, _ in images]
+    others = on_ranks(load_again, save_shards, load_shards, place, paths, known=KNOWN, sizes=(4, 3, 1, 2))
+    ranks = [(rank, size, found) for size in others for rank, found in enumerate(others[size])]
+    loads = [(path, text, rank, got) for rank, found in enumerate(others[2])
+             for (path, text), got in zip(images, found["images"], strict=True)]  # fmt: skip
+    cut = sorted((load for load in loads if not load[1].startswith("returned")), key=lambda load: load[1] != LATEST)
+    yield {
+        "again": [_misfit(found["loaded"], rank, size) for rank, size, found in ranks],
+        "cut": [_either(got, rank, text, saved[0]["files of old"], path) for path, text, rank, got in cut],
+        "early": [("returned-too-early", {"rank": int(text.split()[-1])}) for _, text, _, got in loads
+                  if text.startswith("returned") and not (isinstance(got, tuple) and got[0] == NEW)],
+        "leftover": [_misfit(found["leftover"], rank, size, 1) for rank, size, found in ranks if "leftover" in found],
+        "over": [_misfit(found["over"], rank, size, 1) for rank, size, found in ranks if found.get("over") is not None],
+        "none": [("no-checkpoint-not-none", {"error": got["error"] if isinstance(got, dict) else f"it returned {type(got).__name__}"})
+                 for got in others[1][0]["none"] if got is not None],
+    }  # fmt: skip
 
 
 def _different(folder: Path) -> list[tuple[Path, str]]:
@@ -126,80 +101,73 @@ def _different(folder: Path) -> list[tuple[Path, str]]:
     return list(found.values())
 
 
-def _pair(got, where):
-    if got is None:
-        raise Wrong("not-saved", got="None", where=where)
-    if isinstance(got, dict) and set(got) == {"error"}:
-        if "weights_only" in got["error"] or "WeightsUnpickler" in got["error"] or "Weights only" in got["error"]:
-            raise Wrong("objects-saved", error=got["error"], where=where)
-        raise Wrong("not-saved", got=got["error"], where=where)
+def _misfit(got, rank, size, attempt=0, step=NEW):
+    """(slug, fields) of what is wrong with what a rank has loaded; None where nothing is."""
+    due, about = parts_of(step, rank, size, attempt), {"size": size, "where": f"rank {rank} of {size}"}
+    error = got.get("error", "") if isinstance(got, dict) else ""
+    if got is None or error:
+        objects = any(words in error for words in ("weights_only", "WeightsUnpickler", "Weights only"))
+        return "objects-saved" if objects else "not-saved", about | {"got": error or "None", "error": error}
     if not isinstance(got, tuple | list) or len(got) != 2 or not isinstance(got[1], dict):
-        raise Wrong("not-a-pair", got=type(got).__name__, where=where)
-    return got
-
-
-def _attempt(got, rank, size, slug):
-    """The second attempt to save the new step must have loaded."""
-    try:
-        _loaded(got, NEW, rank, size, 1)
-    except Wrong as wrong:
-        raise Wrong(slug, got=wrong.got, expected=wrong.expected, size=size, where=f"rank {rank} of {size}") from None
-
-
-def _loaded(got, step, rank, size, attempt=0):
-    where = f"rank {rank} of {size}"
-    found, shards = _pair(got, where)
+        return "not-a-pair", about | {"got": type(got).__name__}
+    found, shards = got
     if isinstance(found, bool) or found != step:
-        raise Wrong("wrong-step", expected=step, got=found, where=where)
-    if set(shards) != set(LENGTHS):
-        raise Wrong("names-differ", expected=", ".join(LENGTHS), got=", ".join(map(str, shards)), where=where)
-    for name, due in parts_of(step, rank, size, attempt).items():
-        value, place = shards[name], f"{where}, {name}"
-        if not isinstance(value, torch.Tensor) or value.numel() != due.numel():
-            count = value.numel() if isinstance(value, torch.Tensor) else type(value).__name__
-            raise Wrong("old-sizes", expected=due.numel(), got=count, size=size, where=place)
-        if value.dtype != due.dtype:
-            raise Wrong("dtype-changed", expected=str(due.dtype), got=str(value.dtype), where=place)
-        if not torch.equal(value.reshape(-1), due):
-            raise Wrong("wrong-part", expected=due, got=value, where=place)
+        return "wrong-step", about | {"expected": step, "got": found}
+    if set(shards) != set(due):
+        return "names-differ", about | {"expected": ", ".join(due), "got": ", ".join(map(str, shards))}
+    for name, part in due.items():
+        value = shards[name] if isinstance(shards[name], torch.Tensor) else torch.tensor([])
+        for slug, wanted, came in (
+            ("old-sizes", part.numel(), value.numel()),
+            ("dtype-changed", str(part.dtype), str(value.dtype)),
+            ("wrong-part", part, value.reshape(-1)),
+        ):
+            if not (torch.equal(came, wanted) if slug == "wrong-part" else came == wanted):
+                return slug, about | {"expected": wanted, "got": came, "where": f"{about['where']}, {name}"}
+    return None
 
 
 def _either(got, rank, text, before, image):
-    """Both checkpoints are right, but nothing else. before: the files of the old one, names and bytes."""
-    fields = {"old": OLD, "new": NEW, "when": text, "where": f"rank {rank} of 2", "got": "None"}
+    """As `_misfit`: both checkpoints are right, but nothing else. before: the files of the old one, names and bytes."""
+    about = {"old": OLD, "new": NEW, "when": text, "where": f"rank {rank} of 2", "got": "None"}
     # at most the mark has changed: the files of the old checkpoint are there, but no longer the ones that count
     late = len(set(before) - set(content(image))) <= 1
-    missing = isinstance(got, dict) and "FileNotFound" in got["error"]
-    if got is None:
-        raise Wrong("old-checkpoint-lost", **fields)
-    if isinstance(got, dict):
-        raise Wrong("marked-too-early" if late and missing else "interrupted-unloadable", error=got["error"], **fields)
-    step, _ = _pair(got, fields["where"])
+    if isinstance(got, dict) and "error" in got:
+        early = late and "FileNotFound" in got["error"]
+        return "marked-too-early" if early else "interrupted-unloadable", about | {"error": got["error"]}
+    step = got[0] if isinstance(got, tuple | list) and len(got) == 2 else None
     if step not in (OLD, NEW):
-        raise Wrong("old-checkpoint-lost", **(fields | {"got": step}))
-    try:
-        _loaded(got, step, rank, 2)
-    except Wrong as wrong:
-        fields |= {"got": wrong.got, "expected": wrong.expected}
-        raise Wrong("marked-too-early" if late and text == LATEST and step == NEW else "half-new", **fields) from None
+        return "old-checkpoint-lost", about | {"got": step}
+    wrong = _misfit(got, rank, 2, step=step)
+    return wrong and ("marked-too-early" if late and text == LATEST and step == NEW else "half-new", about | wrong[1])
 
 
-def _frugal(found, rank):
-    whole, own, where = 4 * bytes_of_rank(4), bytes_of_rank(4), f"rank {rank} of 4"
-    if found["sent"] > own // 2:
-        raise Wrong("gathered-to-save", rank=rank, sent=found["sent"], where=where)
-    if found["unsafe"]:
-        raise Wrong("unsafe-load", where=where)
-    if found["files"] > 2:
-        raise Wrong("reads-everything", got=found["files"], rank=rank, where=where)
-    if found["mapped"]:
-        raise Wrong("still-the-file", name=found["mapped"], where=where)
-    if found["peak"] > 0.9 * whole:
-        raise Wrong("whole-in-memory", got=found["peak"], expected=whole, where=where)
+def _wrongs(claim, see, hint=None):
+    """A look at what is wrong: (slug, fields), or None for nothing. hint: in the place of the slug."""
+    first = lambda seen: next(wrong for wrong in seen if wrong)  # noqa: E731
+    return Look(claim, see, [], lambda seen, _: hint or first(seen)[0], lambda seen, _: not any(seen),
+                lambda seen, _: {"expected": "", "got": ""} | first(seen)[1])  # fmt: skip
 
 
-def _size(written, files):
-    whole = 4 * bytes_of_rank(4)
-    if written > 1.2 * whole + files * HEAD:
-        slug = "whole-storage-saved" if written > 8 * whole else "saved-again-by-all"
-        raise Wrong(slug, got=written, expected=whole)
+LOOKS = [
+    _wrongs("saved and loaded on 4 ranks: each writes and reads its own part",
+            lambda seen: [_misfit(got, rank, 4) for rank, got in enumerate(seen["loaded"])]),
+    each("", "written", WHOLE, lambda got, due: "whole-storage-saved" if got[0] > 8 * due else "saved-again-by-all",
+         lambda got, due: got[0] <= 1.2 * due + got[1] * HEAD, lambda got, _: {"got": got[0]}),
+    each("", "sent", OWN // 2, "gathered-to-save", at_most, lambda got, _: {"sent": got}),
+    each("", "unsafe", False, "unsafe-load"),
+    each("", "files", 2, "reads-everything", at_most),
+    each("", "mapped", "", "still-the-file", fields=lambda got, _: {"name": got, "got": ""}),
+    each("", "peak", 0.9 * WHOLE, "whole-in-memory", at_most, lambda *_: {"expected": WHOLE}),
+    _wrongs("loaded on 1, 2 and 3 ranks: cut and padded anew", "again"),
+    _wrongs("cut short at any moment, it leaves the old checkpoint or the new one", "cut"),
+    _wrongs("all ranks come back when the checkpoint is complete", "early"),
+    _wrongs("an older attempt on another number of ranks is not mixed in", "leftover", "leftover-mixed"),
+    _wrongs("a step that is complete, saved once more and cut short: the complete one loads", "over", "written-over"),
+    _wrongs("no checkpoint, no folder: None", "none"),
+]  # fmt: skip
+
+
+def balise_10(save_shards, load_shards):
+    with tempfile.TemporaryDirectory(prefix="dlojz-check-") as name:
+        yield from judged(LOOKS, observe, save_shards, load_shards, Path(name))

@@ -59,13 +59,9 @@ def bytes_of_rank(size: int) -> int:
     return sum(value.nbytes for value in parts_of(NEW, 0, size).values())
 
 
+@own_files()
 def save(save_shards, load_shards, place):
     """On 4 ranks: save an old step, then a new one while images are taken; load it."""
-    with own_files():
-        return _saved(save_shards, load_shards, place)
-
-
-def _saved(save_shards, load_shards, place):
     rank, size, folder = dist.get_rank(), dist.get_world_size(), place / "run"
     with Traffic() as traffic:
         save_shards(folder, OLD, parts_of(OLD, rank, size), dict(LENGTHS))
@@ -73,7 +69,6 @@ def _saved(save_shards, load_shards, place):
     if not folder.is_dir():
         raise Wrong("nothing-written", where=f"rank {rank} of {size}")
     old = content(folder)
-    written = sum(len(data) for _, data in old)
     dist.barrier()
     with Images(folder, place / "images", late=rank == 1) as images:
         save_shards(folder, NEW, parts_of(NEW, rank, size), dict(LENGTHS))
@@ -84,9 +79,9 @@ def _saved(save_shards, load_shards, place):
     with Opened(folder) as opened, Memory() as memory:
         loaded = _try(load_shards, folder)
     return {
-        "sent": traffic.volume(), "written": written, "loaded": loaded, "files": opened.files(most=bytes_of_rank(4) + HEAD),
-        "unsafe": opened.unsafe, "peak": memory.peak, "files of old": old,
-        "mapped": _mapped(load_shards, place / "scribbled"),
+        "written": (sum(len(data) for _, data in old), len(old)), "files of old": old, "sent": traffic.volume(),
+        "loaded": loaded, "files": opened.files(most=bytes_of_rank(4) + HEAD), "unsafe": opened.unsafe,
+        "peak": memory.peak, "mapped": _mapped(load_shards, place / "scribbled"),
     }  # fmt: skip
 
 
@@ -105,17 +100,18 @@ def _mapped(load_shards, folder) -> str:
     )
 
 
+@own_files()
 def load_again(save_shards, load_shards, place, paths):
     """On 3 ranks and on one: load. On 2 and 4: save where an older attempt on 4 ranks has left files; on 2: load all
     images, too."""
-    with own_files():
-        size = dist.get_world_size()
-        found = {"loaded": _try(load_shards, place / "run")}
-        if size == 2:
-            found["images"] = [_try(load_shards, path) for path in paths]
-        if size in (2, 4):
-            return found | _save_again(save_shards, load_shards, place, dist.get_rank(), size)
-        return found | _load(load_shards, place)
+    size = dist.get_world_size()
+    found = {"loaded": _try(load_shards, place / "run")}
+    if size == 2:
+        found["images"] = [_try(load_shards, path) for path in paths]
+    if size in (2, 4):
+        return found | _save_again(save_shards, load_shards, place, dist.get_rank(), size)
+    (place / "empty").mkdir(exist_ok=True)
+    return found | {"none": [_try(load_shards, place / "empty"), _try(load_shards, place / "none")]}
 
 
 class _Killed(TorchDispatchMode):
@@ -152,15 +148,6 @@ def _save_again(save_shards, load_shards, place, rank, size):
         killed = True
     dist.barrier()
     return found | {"over": _try(load_shards, folder) if killed else None}
-
-
-def _load(load_shards, place):
-    empty = place / "empty"
-    empty.mkdir(exist_ok=True)
-    return {
-        "empty": _try(load_shards, empty),
-        "none": _try(load_shards, place / "none"),
-    }
 
 
 def _try(load_shards, folder):
