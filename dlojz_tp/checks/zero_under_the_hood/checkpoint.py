@@ -85,7 +85,7 @@ def observe(save_shards, load_shards, place):
                   if text.startswith("returned") and not (isinstance(got, tuple) and got[0] == NEW)],
         "leftover": [_misfit(found["leftover"], rank, size, 1) for rank, size, found in ranks if "leftover" in found],
         "over": [_misfit(found["over"], rank, size, 1) for rank, size, found in ranks if found.get("over") is not None],
-        "none": [("no-checkpoint-not-none", {"error": got["error"] if isinstance(got, dict) else f"it returned {type(got).__name__}"})
+        "none": [("no-checkpoint-not-none", {"error": got.get("error") if isinstance(got, dict) else f"it returned {got}"[:60]})
                  for got in others[1][0]["none"] if got is not None],
     }  # fmt: skip
 

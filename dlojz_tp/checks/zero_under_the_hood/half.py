@@ -14,7 +14,7 @@ COUNTS = [math.prod(shape) for shape in SHAPES]
 N, FIRST = sum(COUNTS), sum(COUNTS[:2])  # elements: of all parameters, of the first group
 STEPS = 3
 CLOSE = 2e-5  # to one process in float64: the gradients have no rounding errors
-# of bfloat16, numbers 1/128 apart, the masters of the first group cross a rounding boundary in step 3, of the second in step 2
+# the rounded values of the first group change in step 3 alone, those of the second in step 2: older ones show their age
 ADAMW = torch.optim.AdamW, {"lr": 1.5e-3, "weight_decay": 0.1}, {"lr": 2.5e-3, "weight_decay": 0.0}
 SGD = torch.optim.SGD, {"lr": 0.02, "momentum": 0.9}, {}
 
