@@ -6,9 +6,6 @@ from dlojz_tp.checks.zero_under_the_hood import (
     common,
     outside,
     shards,
-    stage2,
-    stage3,
-    unit,
 )
 from dlojz_tp.checks.zero_under_the_hood.checkpoint import balise_10
 from dlojz_tp.checks.zero_under_the_hood.clipping import balise_7
@@ -26,4 +23,4 @@ __all__ = [
     "balise_10",
 ]  # fmt: skip
 
-HINTS = merged(common, outside, shards, stage2, stage3, unit, checkpoint)
+HINTS = merged(common, outside, shards, checkpoint)

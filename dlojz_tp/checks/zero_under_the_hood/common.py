@@ -20,6 +20,7 @@ HINTS = {
     "sum-not-mean": "own.grad holds the sum over the ranks. The loss is a mean over the whole batch: divide by world_size.",
     "mean-divided-twice": "own.grad is the mean, divided by world_size once more.",
     "no-shard-gradient": "After reduce(), own.grad of shard {k} is {found}. It must be the shard of the mean gradient, (n / world_size,), as the optimizer reads it there.",
+    "wrong-shard-gradient": "After reduce(), the shards' gradients side by side are not the mean gradient.",
     "none-gradient": "A parameter that was not used has p.grad None: {error} It counts as zero.",
     "gradients-pile-up": "The first step is right, the second is not: the gradient of the first is still in it. zero_grad() must free p.grad and own.grad.",
     "frozen-trained": "A frozen parameter changed. Leave out what has requires_grad False: weight decay would shrink it.",
@@ -27,7 +28,7 @@ HINTS = {
     "states-whole": "This rank holds {found} elements of optimizer states, as many as one process would. It should update its shard only: {due} elements. Give the optimizer part.own, not the parameters.",
     "states-unequal": "This rank holds {found} elements of optimizer states; ⌈n / world_size⌉ for each group make {due}. Cut the flat tensor, not the list of parameters: then all shards are equally long.",
     "first-group-shared": "This rank holds {found} elements of optimizer states; ⌈n / world_size⌉ for each group make {due}. The first group is shared out, the second one is whole on every rank: each group needs its parts.",
-    "hidden-copy": "After a step and zero_grad(), {found} bytes are alive; parameters and the states of one shard make {due}. A full copy is kept: of the parameters, the gradients, or the states.",
+    "hidden-copy": "After a step and zero_grad(), {got} bytes are alive; parameters, the states of one shard and its gradient make {expected:.0f} at most. A full copy is kept: of the parameters, the gradients, or the states.",
     "zero-borrowed": "{what} does this work for you. Here it is yours: use reduce_scatter and all_gather.",
     "parts-missing": "self.{name} is not there. The text above the class says what it must hold: later balises use it.",
     "in-graph": "Autograd follows this: {error} A shard and its parameters are nn.Parameter. What is written into them, or gathered "
@@ -48,9 +49,6 @@ def own_work():
     return refusing(*((o, "__init__", "fully_shard" if o is FSDPState else o.__name__) for o in owners))
 
 
-NAMES = ("first.weight", "first.bias", "frozen", "tied", "turned", "scale", "unused", "extra")
-
-
 def share_backward(model, step: int, rank: int, size: int, scale: float = 1.0, width: int = 6):
     """Backward of one rank's rows in a step."""
     x = rows(step, width=width)[rank::size]
@@ -58,20 +56,20 @@ def share_backward(model, step: int, rank: int, size: int, scale: float = 1.0, w
     (loss * scale).backward()
 
 
-def plain(make, optimizer_of, size: int, steps: int, *, width: int = 6, micro: int = 1, shares=None):
+def plain(make, optimizer_of, size: int, steps: int, *, width: int = 6, micro=None, shares=None):
     """The truth: one process with all rows. Returns ([gradients by name in each step], [parameters by name before
     training and after each step]).
 
-    What got no gradient counts as zero. micro: backward passes a step, each on other rows. shares: ranks whose rows
+    What got no gradient counts as zero. micro: backward passes in each step, each on other rows; one where it is not given. shares: ranks whose rows
     count, with what factor ({rank: factor}); all of them, each 1 / size, where it is not given.
     """
-    model, found = make(), []
+    model, found, micro = make(), [], micro or (1,) * steps
     optimizer, weights = optimizer_of(model), [state(model)]
     for step in range(steps):
         optimizer.zero_grad()
-        for part in range(micro):
+        for part in range(sum(micro[:step]), sum(micro[: step + 1])):
             for rank, factor in (shares or dict.fromkeys(range(size), 1 / size)).items():
-                share_backward(model, step * micro + part, rank, size, factor, width)
+                share_backward(model, part, rank, size, factor, width)
         for p in model.parameters():
             if p.grad is None and p.requires_grad:
                 p.grad = torch.zeros_like(p)

@@ -1,14 +1,14 @@
 """Balise 3: optimizer states for one shard on each rank, parameters gathered after the step."""
 
+from contextlib import ExitStack
 from functools import cache
 
 import torch
 
 from dlojz_tp.checking import close
-from dlojz_tp.checking.looks import Look, Value, at_most, judged, same
+from dlojz_tp.checking.looks import Look, Value, at_most, same
 from dlojz_tp.checks.zero_under_the_hood.common import (
     ADAMW,
-    NAMES,
     TOLERANCE,
     apart,
     gradient_shards,
@@ -21,11 +21,11 @@ from dlojz_tp.checks.zero_under_the_hood.common import (
     states_held,
     world,
 )  # fmt: skip
-from dlojz_tp.checks.zero_under_the_hood.worlds import world_after_world
+from dlojz_tp.checks.zero_under_the_hood.worlds import each, table
 from dlojz_tp.probes.memory import Memory, held_bytes
 from dlojz_tp.probes.networks import Chain, Odd, state
 from dlojz_tp.probes.outside import Outside
-from dlojz_tp.probes.traffic import Traffic, counted_waits, on_the_wire, sent
+from dlojz_tp.probes.traffic import Traffic, counted_waits, on_the_wire
 from dlojz_tp.probes.withheld import Withheld
 
 
@@ -33,7 +33,8 @@ def _trained(model):
     return [p for p in model.parameters() if p.requires_grad]
 
 
-STEPS, SLACK = 3, 3000  # bytes for step counters and single numbers
+STEPS, ONCE = 3, (1, 1, 1)  # backward passes in each step
+SLACK = 3000  # bytes for step counters and single numbers
 SGD = {"lr": 0.05, "momentum": 0.9}
 CASES = {  # how the answer is made, its options, the truth
     "adamw": (lambda m: (m.named(),), ADAMW, lambda m: torch.optim.AdamW(_trained(m), **ADAMW)),
@@ -50,37 +51,36 @@ KNOWN = (("NoneType", "none-gradient"),
 def observe(ShardedOptimizer):  # noqa: N803
     """On a rank: three trainings of an odd model; then what lives and what is sent in a model of equal layers."""
     (rank, size), found = world(), {}
-    torch.set_num_threads(1)
     with own_work():
         for case, (arguments, options, _) in CASES.items():
             model = Odd(by_rank=case == "adamw")
-            found |= _train(case, model, ShardedOptimizer(*arguments(model), **options), rank, size)
+            found |= train(case, model, ShardedOptimizer(*arguments(model), **options), rank, size)
         return found | _measured(ShardedOptimizer, rank, size)
 
 
-def _train(case, model, optimizer, rank, size):
-    weights, left, whole, shards = [], [], [], optimizer.shards
+def train(case, model, optimizer, rank, size, micro=ONCE):
+    """Train with so many backward passes in each step: what is sent and waited for, what comes out, what zero_grad() leaves."""
+    gradients, weights, left, whole, shards = [], [], [], [], optimizer.shards
     for step in range(STEPS):
         optimizer.zero_grad()
         if step:
             left += [k for k, own in enumerate(shards) if own.grad is not None]
             whole += [name for name, p in model.named_parameters() if p.grad is not None]
-        share_backward(model, step, rank, size)
-        if step == 0:
-            with Withheld() as withheld, Traffic() as log, counted_waits() as waits:
-                optimizer.reduce()
-                gradients = gradient_shards(optimizer)
-                optimizer.update()
-            weights.append(_flat(state(model)))
-            withheld.left()
-        else:
-            optimizer.step()
-            weights.append(_flat(state(model)))
+        with ExitStack() as modes:  # in the first step alone: under them, no graph is noticed
+            if not step:
+                withheld, log, waits = map(modes.enter_context, (Withheld(), Traffic(), counted_waits()))
+            for part in range(sum(micro[:step]), sum(micro[: step + 1])):
+                share_backward(model, part, rank, size)
+            optimizer.reduce()
+            gradients.append(gradient_shards(optimizer))
+            optimizer.update()
+        weights.append(flat(state(model)))
+        withheld.left()
     inside = {id(p) for group in optimizer.optimizer.param_groups for p in group["params"]}
     here = {
-        "sent": len(sent(log.events)), "unwaited": max(0, len(sent(log.events)) - len(waits)),
-        "gradients": gradients, "weights": torch.stack(weights), "left": left, "left whole": whole,
-        "foreign": len(inside - {id(own) for own in optimizer.shards}),
+        "sent": len(log.calls), "off": len(waits) - len(log.calls), "gradients": gradients[0], "later": gradients[1],
+        "weights": torch.stack(weights), "left": left, "left whole": whole,
+        "foreign": len(inside - {id(own) for own in shards}),
     }  # fmt: skip
     return {f"{case} {name}": value for name, value in here.items()}
 
@@ -107,73 +107,72 @@ def _alive(size):
     return 8 * ELEMENTS + 24 * -(-ELEMENTS // size) + SLACK
 
 
-def _flat(named):
-    """(n,) all parameters, in the order of NAMES."""
-    return torch.cat([named[name].reshape(-1) for name in NAMES])
+def flat(named):
+    """(n,) all parameters."""
+    return torch.cat([p.reshape(-1) for p in named.values()])
 
 
-START = _flat(state(Odd()))
+START = state(Odd())
 
 
 @cache
 def _truth(case, size):
-    """One process: the gradients of the first step, sorted, none zero; parameters before and after each step, (4, n)."""
-    gradients, weights = plain(lambda: Odd(by_rank=case == "adamw"), CASES[case][2], size, STEPS)
-    return _sorted(gradients[0].values()), torch.stack([_flat(one) for one in weights])
+    return truth(lambda: Odd(by_rank=case == "adamw"), CASES[case][2], size)
 
 
-def _sorted(parts):
+def truth(make, optimizer_of, size, micro=ONCE):
+    """One process: the gradients of each step, in order, none zero; parameters before and after each step, (4, n)."""
+    gradients, weights = plain(make, optimizer_of, size, STEPS, micro=micro)
+    return [in_order(step.values()) for step in gradients], torch.stack([flat(one) for one in weights])
+
+
+def in_order(parts):
     """The order of the parameters in the flat tensor is free, and how they are padded."""
-    whole = torch.cat([part.reshape(-1) for part in parts])
+    whole = torch.cat([torch.zeros(0), *(part.reshape(-1) for part in parts if part is not None)])
     return whole[whole != 0].sort()[0]
 
 
 def _sum(ranks):
-    return _sorted(g for rank in ranks for g in rank["adamw gradients"])
+    return in_order(g for rank in ranks for g in rank["adamw gradients"])
+
+
+def differing(parameters, word):
+    """The fields of a look at such parameters, by name, in (ranks, steps, n): they name what differs first."""
+
+    def fields(seen, due):
+        wrong = ~torch.isclose(seen, due, rtol=TOLERANCE, atol=TOLERANCE)
+        rank, step, _ = wrong.nonzero()[0].tolist()
+        parts = wrong[rank, step].split([p.numel() for p in parameters.values()])
+        names = [name for name, part in zip(parameters, parts, strict=True) if part.any()]
+        return {"rank": rank, "steps": step + 1, "name": names[0], "names": ", ".join(names[:4]), "word": word,
+                "expected": due[rank, step][wrong[rank, step]][:4], "got": seen[rank, step][wrong[rank, step]][:4],
+                "where": f"rank {rank} of {len(seen)}, {names[0]}, {word}"}  # fmt: skip
+
+    return fields
 
 
 def _weights(case, claim, word):
     """Looks at the weights of a case; what nobody waited for, and what the optimizer knows besides, count where they are wrong."""
     due = lambda size: _truth(case, size)[1][1:].expand(size, -1, -1)  # noqa: E731
-    frozen = slice(*(sum(dict(Odd().named_parameters())[n].numel() for n in NAMES[:k]) for k in (2, 3)))
+    frozen = slice(len(Odd().frozen))
     see = lambda ranks: torch.stack([rank[f"{case} weights"] for rank in ranks])  # noqa: E731
 
-    def where_wrong(claim, key, hint):
-        return Look(claim, lambda ranks: ([rank[f"{case} {key}"] for rank in ranks], see(ranks)), due, hint,
-                    lambda seen, due: not any(seen[0]) or _equal(seen[1], due),
+    def where_wrong(claim, key, hint, sign=1):
+        return Look(claim, lambda ranks: ([sign * rank[f"{case} {key}"] for rank in ranks], see(ranks)), due, hint,
+                    lambda seen, due: max(seen[0]) <= 0 or equal(seen[1], due),
                     lambda seen, _: {"rank": seen[0].index(max(seen[0])), "expected": "", "got": ""})  # fmt: skip
 
-    def fields(seen, due):
-        wrong = ~torch.isclose(seen, due, rtol=TOLERANCE, atol=TOLERANCE)
-        rank, step, _ = wrong.nonzero()[0].tolist()
-        lengths = [dict(Odd().named_parameters())[name].numel() for name in NAMES]
-        names = [name for name, part in zip(NAMES, wrong[rank, step].split(lengths)) if part.any()]
-        return {"rank": rank, "steps": step + 1, "name": names[0], "names": ", ".join(names[:4]), "word": word,
-                "expected": due[rank, step][wrong[rank, step]][:4], "got": seen[rank, step][wrong[rank, step]][:4],
-                "where": f"rank {rank} of {len(seen)}, {names[0]}, {word}"}  # fmt: skip
-
     return [
-        where_wrong(claim, "unwaited", "gather-not-awaited"),
+        where_wrong(claim, "off", "gather-not-awaited", -1),
         Look("", lambda ranks: see(ranks)[:, 0, frozen], lambda size: due(size)[:, 0, frozen], "frozen-trained"),
         where_wrong("", "foreign", "optimizer-on-parameters"),
-        Look("", see, due, "views-lost", lambda seen, _: not seen[:, -1].equal(START.expand(len(seen), -1)), fields),
-        Value("", see, due, "weights-differ", _equal, fields),
-    ]
+        Look("", see, due, "views-lost", lambda seen, _: not seen[:, -1].equal(flat(START).expand(len(seen), -1)), differing(START, word)),
+        Value("", see, due, "weights-differ", equal, differing(START, word)),
+    ]  # fmt: skip
 
 
-def _equal(seen, due):
+def equal(seen, due):
     return close(seen, due, TOLERANCE)
-
-
-def _bound(claim, key, limit, hint, due=None):
-    """A look at a number on each rank that has an upper limit(size); due: what the hint calls so."""
-
-    def fields(seen, limit):
-        k = max(range(len(seen)), key=seen.__getitem__)
-        return {"found": seen[k], "due": (due or (lambda _: limit))(len(seen)), "held": 8 * ELEMENTS, "whole": 8 * ELEMENTS,
-                "expected": f"at most {limit:,.0f}", "got": seen[k], "where": f"rank {k} of {len(seen)}"}  # fmt: skip
-
-    return Look(claim, key, limit, hint, at_most, fields)
 
 
 def _states(seen, _):
@@ -184,41 +183,38 @@ def _due(size):
     return 2 * sum(-(-n // size) for n in GROUPS)
 
 
+def travels(case):
+    """Look whether each of several ranks sends anything."""
+    return Look("the gradients of an odd model: a shard of the mean on each rank", f"{case} sent", 0, "nothing-travels",
+                lambda seen, _: len(seen) == 1 or min(seen) > 0,
+                lambda seen, _: {"rank": seen.index(0), "expected": "", "got": ""})  # fmt: skip
+
+
 LOOKS = [
-    Look("the gradients of an odd model: a shard of the mean on each rank", "adamw sent", 0, "nothing-travels",
-         lambda seen, _: len(seen) == 1 or min(seen) > 0, lambda seen, _: {"rank": seen.index(0), "expected": "", "got": ""}),
+    travels("adamw"),
     Look("", lambda ranks: [[k for k, g in enumerate(rank["adamw gradients"]) if g is None] for rank in ranks], [], "no-shard-gradient",
          lambda seen, _: not any(seen), lambda seen, _: {"k": max(seen)[0], "found": "None", "expected": "", "got": ""}),
     Look("", lambda ranks: [sum(g.numel() for g in rank["adamw gradients"]) for rank in ranks],
          TRAINED, "gathered-in-reduce",
          lambda seen, due: len(seen) == 1 or min(seen) < due, lambda seen, due: {"found": seen[0], "due": -(-due // len(seen))}),
-    Look("", lambda ranks: ([rank["adamw unwaited"] for rank in ranks], _sum(ranks)), lambda size: _truth("adamw", size)[0], "gather-not-awaited",
-         lambda seen, due: not any(seen[0]) or same(seen[1], due), lambda seen, _: {"rank": seen[0].index(max(seen[0])), "expected": "", "got": ""}),
-    Value("", _sum, lambda size: _truth("adamw", size)[0], "wrong-shard-gradient", _equal),
+    Look("", lambda ranks: ([-rank["adamw off"] for rank in ranks], _sum(ranks)), lambda size: _truth("adamw", size)[0][0], "gather-not-awaited",
+         lambda seen, due: max(seen[0]) <= 0 or same(seen[1], due), lambda seen, _: {"rank": seen[0].index(max(seen[0])), "expected": "", "got": ""}),
+    Value("", _sum, lambda size: _truth("adamw", size)[0][0], "wrong-shard-gradient", equal),
     *_weights("adamw", "the weights of AdamW in one process, after three steps: tied, frozen, unused parameters", "AdamW"),
     *_weights("groups", "two groups with options of their own", "AdamW with two groups"),
     *_weights("sgd", "SGD in the place of AdamW", "SGD with momentum"),
     Look("states for one shard only, and no full copy of anything besides the parameters", "states", 0, _states,
          lambda seen, _: all(sharing(found, GROUPS, len(seen)) == "shared" for found in seen),
          lambda seen, _: {"found": max(seen), "due": _due(len(seen)), "expected": _due(len(seen)), "got": max(seen)}),
-    _bound("", "alive", _alive, "hidden-copy", lambda size: 8 * (ELEMENTS + _due(size))),
-    _bound("", "outside", 0.6 * 8 * ELEMENTS, "copy-outside"),
+    each("", "alive", _alive, "hidden-copy", at_most),
+    each("", "outside", 0.6 * 8 * ELEMENTS, "copy-outside", at_most, lambda got, _: {"found": got, "whole": 8 * ELEMENTS}),
     Look("", "adamw left", [], "own-grad-left", lambda seen, _: not any(seen), lambda seen, _: {"k": max(seen)[0], "expected": "", "got": ""}),
     Look("", "adamw left whole", [], "grad-left", lambda seen, _: not any(seen), lambda seen, _: {"name": max(seen)[0], "expected": "", "got": ""}),
-    _bound("gradients are reduced to their shards, parameters gathered: 2Ψ, no more", "cost",
-           lambda size: 2.4 * 8 * ELEMENTS * (size - 1) / size + SLACK, "all-reduce-first"),
+    each("gradients are reduced to their shards, parameters gathered: 2Ψ, no more", "cost",
+         lambda size: 2.4 * 8 * ELEMENTS * (size - 1) / size + SLACK, "all-reduce-first", at_most,
+         lambda got, _: {"found": got, "held": 8 * ELEMENTS}),
 ]  # fmt: skip
 
 
 def balise_3(ShardedOptimizer):  # noqa: N803
-    yield LOOKS[0].claim
-    for size, ranks in world_after_world(observe, ShardedOptimizer, known=KNOWN):
-        looks = judged(
-            LOOKS, lambda _, ranks=ranks: ranks, ShardedOptimizer, at=size, where=f"{size} rank{'s' * (size > 1)}"
-        )
-        if size == 2:
-            yield from looks
-        else:
-            yield f"all of it again on {size} rank{'s' * (size > 1)}"
-            for _ in looks:
-                pass
+    yield from table(LOOKS, observe, ShardedOptimizer, known=KNOWN)

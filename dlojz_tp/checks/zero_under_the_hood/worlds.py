@@ -34,10 +34,14 @@ def each_training(look):
 
 
 def table(looks, observe, *answers, **more):
-    """The claims of a table of looks at what all ranks see, launch after launch; `at` is the size of a world."""
+    """The claims of a table of looks at what all ranks see, launch after launch; `at` is the size of a world.
+
+    What one rank alone does not show is not looked at there.
+    """
     yield looks[0].claim
     for size, ranks in world_after_world(observe, *answers, **more):
-        yield from judged(looks, lambda seen=ranks: seen, at=size, where=f"{size} rank{'s' * (size > 1)}")
+        here = [look for look in looks if size > 1 or callable(look.see) or look.see in ranks[0]]
+        yield from judged(here, lambda seen=ranks: seen, at=size, where=f"{size} rank{'s' * (size > 1)}")
 
 
 def each(claim, key, due, hint, holds=same, fields=lambda got, due: {}):

@@ -229,7 +229,6 @@ slip(3, "no-shard-gradient", ("part.own.grad = torch.empty_like(part.own)\n     
      "mine = torch.empty_like(part.own)\n            reduce_scatter(mine, flat)"))  # fmt: skip
 variant(3, "no-shard-gradient", OWN_MEMORY, ("part.own.grad = mine / size", "part.gradient = mine / size"))
 
-hint(3, "wrong-shard-gradient", "After reduce(), the shards' gradients side by side are not the mean gradient.")
 slip(3, "wrong-shard-gradient", (REDUCED, REDUCED + "\n            flat = flat.abs()"))
 variant(3, "wrong-shard-gradient", OWN_MEMORY, ("mine / size", "mine * mine / size"))
 

@@ -1,9 +1,9 @@
-"""Answers to 13_zero_under_the_hood: stage 3, parameters only while their layer computes."""
+"""Answers to balise 5 of 13_zero_under_the_hood: stage 3, parameters only while their layer computes."""
 
 from tests.answers.bank import Bank
 
 bank = Bank("13_zero_under_the_hood", whole=True)
-slip, text = bank.slip, bank.text
+slip, text, hint, variant = bank.slip, bank.text, bank.hint, bank.variant
 
 FILL = "all_gather(self.flat, self.own.detach())"
 VIEWS = "            for p, view in zip(self.parameters, self.views):\n                p.data = view\n"
@@ -27,9 +27,7 @@ class Unit(Part):
 
 # ---------------------------------------------------------------- right answers of another design
 
-text(
-    5,
-    None,
+VIEWS_STAY = (
     UNIT
     + '''
     def gather(self):
@@ -94,11 +92,11 @@ class ShardedParameters(ShardedGradients):
 
     def update(self):
         self.optimizer.step()
-''',
+'''
 )
-text(
-    5,
-    None,
+text(5, None, VIEWS_STAY)
+
+AHEAD = (
     UNIT
     + '''
     def gather(self):
@@ -167,11 +165,11 @@ class ShardedParameters(ShardedGradients):
 
     def update(self):
         self.optimizer.step()
-''',
+'''
 )
-text(
-    5,
-    None,
+text(5, None, AHEAD)
+
+LOOKED_UP = (
     UNIT
     + '''
     def gather(self):
@@ -259,10 +257,152 @@ class ShardedParameters(ShardedGradients):
 
     def update(self):
         self.optimizer.step()
-''',
+'''
 )
+text(5, None, LOOKED_UP)
 
-# ---------------------------------------------------------------- wrong ones
+# ---------------------------------------------------------------- wrong ones: the hint, what is recorded
+
+hint(
+    5,
+    "empty-in-forward",
+    "In forward, a layer met parameters that are not there ({error}). gather() must run before the layer "
+    "computes, and leave p.data the views of the filled flat tensor.",
+)
+hint(
+    5,
+    "empty-in-backward",
+    "Forward works; in backward, parameters were not there ({error}). The layer needs them again: gather "
+    "in a hook of register_full_backward_pre_hook.",
+)
+hint(
+    5,
+    "freed-memory-read",
+    "A rank crashed reading memory that was freed ({error}). A layer computed while its unit was not "
+    "gathered: before forward, or again before backward?",
+)
+hint(
+    5,
+    "tied-missing",
+    "The layer whose weight is tied to another layer's met an empty parameter ({error}). It has no unit "
+    "of its own, but it must gather the one that holds the weight.",
+)
+hint(
+    5,
+    "stale-parameters",
+    "After the first step, forward still sees the old parameters ({names}): gather() must fetch the "
+    "shards again after each update.",
+)
+hint(
+    5,
+    "frozen-decayed",
+    "The frozen parameter changed. It belongs into a unit of its own, unknown to the optimizer: weight "
+    "decay would shrink it.",
+)
+hint(
+    5,
+    "frozen-known",
+    "The optimizer was given the shard of a frozen layer. It has nothing to do there: keep such a unit in"
+    " self.frozen, and give the optimizer the shards of self.parts.",
+)
+hint(
+    5,
+    "unused-moved",
+    "A parameter that was not used came out wrong, or those of its layer did ({names}). Its layer's "
+    "gradients are never complete: reduce() sends what backward left, zeros for the missing ones.",
+)
+hint(
+    5,
+    "stage3-local",
+    "Nothing was reduced: each rank updates its shards with its own gradient.",
+)
+hint(
+    5,
+    "never-freed",
+    "Between two steps {got} layers are whole on this rank. The parameters were never freed: free() in a "
+    "forward hook, and when the gradients have left.",
+)
+hint(
+    5,
+    "some-never-freed",
+    "Between two steps {got} layers are still gathered on this rank. Each layer is freed when it is done,"
+    " the first and the last ones too.",
+)
+hint(
+    5,
+    "frozen-whole",
+    "The frozen layer is held whole. It is memory like any other: a unit that is gathered and freed, "
+    "without a place in the optimizer.",
+)
+hint(
+    5,
+    "memory-not-returned",
+    "p.data was emptied, and {got} bytes are alive all the same, {expected:.0f} at most are due: the flat"
+    " tensor, or the graph, still holds the memory. untyped_storage().resize_(0) gives it back, whoever "
+    "else looks at it.",
+)
+hint(
+    5,
+    "all-at-once",
+    "In forward, {got} bytes more than between two steps were there at once, {expected:.0f} at most are "
+    "due. Gather a layer just before it computes, free it just after.",
+)
+hint(
+    5,
+    "kept-after-forward",
+    "After forward, {got} layers are still gathered. Free each in a forward hook; backward gathers it again.",
+)
+hint(
+    5,
+    "kept-in-backward",
+    "In backward, {got} bytes more than between two steps were alive at the peak, {expected:.0f} at most "
+    "are due: a layer must be freed as soon as its gradients have left.",
+)
+hint(
+    5,
+    "frozen-kept",
+    "In backward, frozen layers stay gathered. They get no gradient, so send() never frees them: free "
+    "them when the backward of another layer begins, and the last ones in reduce().",
+)
+hint(
+    5,
+    "kept-after-backward",
+    "After reduce(), layers are still gathered. send() is where a layer's gradients are complete: its "
+    "parameters are not needed any more.",
+)
+hint(
+    5,
+    "gathered-after-update",
+    "After update(), the whole model is there again. In stage 3 nothing is gathered before a layer is used.",
+)
+hint(
+    5,
+    "gathered-often",
+    "A rank sent {got:.0f} bytes, {expected:.0f} at most are due. Each layer is gathered once for forward"
+    " and once for backward, and its gradients are reduce-scattered once.",
+)
+hint(
+    5,
+    "states-not-shared",
+    "The optimizer was given something else than the shards of self.parts, so its states are not those of"
+    " this rank's part. Give it the units' own.",
+)
+hint(
+    5,
+    "gathered-again",
+    "gather() was called twice, and sent twice. Where the values are there already, it does nothing.",
+)
+hint(
+    5,
+    "gathers-nothing",
+    "Rank {rank} gathers nothing: gather() must fill `flat` from the `own` of all ranks.",
+)
+hint(
+    5,
+    "gather-in-flight",
+    "gather() returned while its all-gather was still on its way: the layer would compute with what is "
+    "not there yet. Wait for it.",
+)
 
 slip(5, "empty-in-forward", (BEFORE, ""))
 slip(5, "empty-in-forward", (VIEWS, ""))
@@ -414,3 +554,107 @@ slip(5, "copy-outside", ("            self.gathered = True\n", "            self
 slip(5, "frozen-known", ("        self.optimizer = optimizer_class(self.shards, **options)",
      "        everything = [unit.own for unit in (*self.parts, *self.frozen)]\n"
      "        self.optimizer = optimizer_class(everything, **options)"))  # fmt: skip
+
+# ---------------------------------------------------------------- the same mistakes in another design
+
+FETCHED = "lambda *_, k=number: self.fetch(k, k + 1))"
+CLEARED = "        self.flat.untyped_storage().resize_(0)\n        self.gathered = False\n"
+SENT = "        super().send(part)\n        part.free()\n"
+STEPPED = "    def update(self):\n        self.optimizer.step()\n"
+variant(5, "empty-in-forward", VIEWS_STAY, ("        layer.register_forward_pre_hook(gather)\n", ""))
+variant(5, "empty-in-forward", AHEAD, (f"            layer.register_forward_pre_hook({FETCHED}\n", ""))
+variant(5, "empty-in-backward", AHEAD, ("self.fetch(k, k - 1)) and None)", "None) and None)"))
+variant(5, "freed-memory-read", VIEWS_STAY, ("        layer.register_forward_pre_hook(gather)\n",
+        "        layer.register_forward_pre_hook(lambda *_: gather() if torch.is_grad_enabled() else None)\n"))  # fmt: skip
+variant(5, "tied-missing", AHEAD, ("for p in layer.parameters()}.values()", "for p in own}.values()"))
+variant(5, "stale-parameters", AHEAD, ("            all_gather(self.flat, self.own.data)\n",
+        "            if not hasattr(self, 'first'):\n                all_gather(self.flat, self.own.data)\n                self.first = self.flat.tolist()\n"
+        "            self.flat.copy_(torch.tensor(self.first, dtype=self.flat.dtype))\n"))  # fmt: skip
+variant(
+    5,
+    "frozen-decayed",
+    VIEWS_STAY,
+    ("                (self.parts if kind else self.frozen).append(unit)", "                self.parts.append(unit)"),
+)
+variant(
+    5,
+    "frozen-known",
+    VIEWS_STAY,
+    ("[part.own for part in self.parts]", "[part.own for part in self.parts + self.frozen]"),
+)
+variant(5, "unused-moved", AHEAD, ("        super().reduce()\n        for unit in [*self.parts", "        self.wait()\n        for part in self.parts:\n            if part.own.grad is None:\n"
+        "                part.own.grad = torch.zeros_like(part.own)\n        for unit in [*self.parts"))  # fmt: skip
+variant(5, "stage3-local", VIEWS_STAY, ("        super().send(part)\n", "        mine = [torch.zeros_like(v) if p.grad is None else p.grad for p, v in zip(part.parameters, part.views)]\n"
+        "        mine = flatten(mine, dist.get_world_size()).chunk(dist.get_world_size())[dist.get_rank()]\n"
+        "        part.own.grad = mine.clone() if part.own.grad is None else part.own.grad + mine\n"
+        "        for p in part.parameters:\n            p.grad = None\n"))  # fmt: skip
+variant(
+    5,
+    "never-freed",
+    AHEAD,
+    ("        for p in self.parameters:\n            p.data = self.nothing\n", ""),
+    (CLEARED, "        self.gathered = False\n"),
+)
+variant(5, "frozen-whole", VIEWS_STAY, ("                unit = Unit(group)\n", "                if not kind:\n                    continue\n                unit = Unit(group)\n"),
+        ("needed = {self.home[p]: None for p in layer.parameters()}", "needed = {self.home[p]: None for p in layer.parameters() if p in self.home}"))  # fmt: skip
+variant(5, "memory-not-returned", AHEAD, (CLEARED, "        self.gathered = False\n"))
+variant(
+    5,
+    "memory-not-returned",
+    LOOKED_UP,
+    ("        self.whole = None\n", "        self.last = getattr(self, 'whole', None)\n"),
+)
+variant(
+    5, "kept-after-forward", AHEAD, ("            layer.register_forward_hook(lambda *_, k=number: self.drop(k))\n", "")
+)
+variant(5, "kept-in-backward", AHEAD, (SENT, "        super().send(part)\n"))
+variant(5, "kept-after-backward", VIEWS_STAY, (SENT, "        super().send(part)\n"))
+variant(
+    5,
+    "gathered-after-update",
+    VIEWS_STAY,
+    (STEPPED, STEPPED + "        for part in self.parts:\n            part.gather()\n"),
+)
+variant(5, "all-at-once", AHEAD, (FETCHED, "lambda *_, k=number: self.fetch(*range(k, len(self.needs))))"))
+variant(
+    5,
+    "gathered-often",
+    VIEWS_STAY,
+    (
+        "        def again(gradient):\n",
+        "        def again(gradient):\n            for unit in needed:\n                unit.free()\n                unit.gather()\n                unit.free()\n",
+    ),
+)
+variant(5, "states-not-shared", VIEWS_STAY, ("optimizer_class([part.own for part in self.parts], **options)",
+        "optimizer_class([nn.Parameter(part.own.detach().repeat(dist.get_world_size())) for part in self.parts], **options)"),
+        (STEPPED, """    def update(self):
+        for group in self.optimizer.param_groups:
+            for part, whole in zip(self.parts, group["params"]):
+                whole.grad = part.own.grad.repeat(dist.get_world_size())
+        self.optimizer.step()
+        for group in self.optimizer.param_groups:
+            for part, whole in zip(self.parts, group["params"]):
+                part.own.data.copy_(whole[: len(part.own)])
+"""))  # fmt: skip
+variant(5, "frozen-kept", VIEWS_STAY, ("            [unit.free() for unit in self.frozen if unit not in needed]\n", ""))
+variant(
+    5,
+    "frozen-kept",
+    LOOKED_UP,
+    (
+        "        super().reduce()\n        for unit in self.frozen:\n            unit.free()\n",
+        "        super().reduce()\n",
+    ),
+)
+variant(5, "some-never-freed", VIEWS_STAY, ("            for unit in needed:\n                unit.free()\n            if output",
+        "            for unit in needed:\n                if unit is not self.parts[0]:\n                    unit.free()\n            if output"),
+        ("        part.free()\n", "        if part is not self.parts[0]:\n            part.free()\n"),
+        (STEPPED, STEPPED + "        self.parts[0].free()\n        self.parts[0].gather()\n"))  # fmt: skip
+variant(5, "gathered-again", LOOKED_UP, ("        if self.parameters[0].numel() == 0:\n", "        if True:\n"))
+variant(5, "gathers-nothing", AHEAD, ("            all_gather(self.flat, self.own.data)\n", ""))
+variant(
+    5,
+    "gather-in-flight",
+    AHEAD,
+    ("all_gather(self.flat, self.own.data)", "all_gather(self.flat, self.own.data, async_op=True)"),
+)

@@ -1,0 +1,372 @@
+"""Answers to balise 4 of 13_zero_under_the_hood: stage 2, gradients that leave bucket by bucket during backward."""
+
+from tests.answers.bank import Bank
+
+bank = Bank("13_zero_under_the_hood", whole=True)
+slip, text, hint, variant = bank.slip, bank.text, bank.hint, bank.variant
+
+READY = "if all(q.grad is not None for q in part.parameters):"
+LAST_WAIT = "                self.send(part)\n        self.wait()\n"
+FREED = "        for p in part.parameters:\n            p.grad = None\n"
+MEAN = ".div_(dist.get_world_size())"
+ADDED = "part.own.grad = arriving if part.own.grad is None else part.own.grad + arriving"
+START = "self.running.append((part, arriving, flat, reduce_scatter(arriving, flat, async_op=True)))"
+FINISH = """        for part in self.parts:
+            if part.own.grad is None or any(p.grad is not None for p in part.parameters):
+                self.send(part)
+"""
+SEEN = (
+    "self.seen = getattr(self, 'seen', set()) | {p}\n"
+    "        if all(q in self.seen for q in part.parameters):\n            self.seen -= set(part.parameters)"
+)
+LEFT = "part.own.grad is None or any(p.grad is not None for p in part.parameters)"
+HOOKED = "            p.register_post_accumulate_grad_hook(self.ready)\n"
+
+# ---------------------------------------------------------------- right answers of another design
+
+TWO_UNDER_WAY = '''
+class ShardedGradients(ShardedOptimizer):
+    """Up to two buckets under way; all-to-all; closures."""
+
+    def __init__(self, parameters, optimizer_class=torch.optim.AdamW, capacity=CAPACITY, **options):
+        self.capacity, self.flying = capacity, []
+        ShardedOptimizer.__init__(self, parameters, optimizer_class, **options)
+        for part in self.parts:
+            part.count = 0
+            for p in part.parameters:
+                p.register_post_accumulate_grad_hook(self.hook_of(part))
+
+    def hook_of(self, part):
+        def hook(_):
+            part.count += 1
+            if part.count == len(part.parameters):
+                self.send(part)
+        return hook
+
+    def make_parts(self, parameters):
+        return [Part(b) for b in make_buckets(parameters, self.capacity)]
+
+    def send(self, part):
+        part.count = 0
+        size = dist.get_world_size()
+        flat = flatten([v.new_zeros(v.shape) if p.grad is None else p.grad for p, v in zip(part.parameters, part.views)], size)
+        for p in part.parameters:
+            p.grad = None
+        arrived = torch.empty_like(flat)
+        self.flying.append((part, arrived, dist.all_to_all_single(arrived, flat, async_op=True)))
+        if len(self.flying) > 1:
+            self.land()
+
+    def land(self):
+        part, arrived, work = self.flying.pop(0)
+        work.wait()
+        mean = arrived.view(dist.get_world_size(), -1).mean(0)
+        part.own.grad = mean if part.own.grad is None else part.own.grad.add_(mean)
+
+    def reduce(self):
+        while self.flying:
+            self.land()
+        for part in self.parts:
+            if part.count or part.own.grad is None:
+                self.send(part)
+        while self.flying:
+            self.land()
+'''
+text(4, None, TWO_UNDER_WAY)
+
+ZEROS = '''
+class ShardedGradients(ShardedOptimizer):
+    """Own gradients begin as zeros; every bucket flushed in a fixed order at the end."""
+
+    def __init__(self, parameters, optimizer_class=torch.optim.AdamW, capacity=CAPACITY, **options):
+        self.capacity = capacity
+        super().__init__(parameters, optimizer_class, **options)
+        self.work = None
+        for part in self.parts:
+            for p in part.parameters:
+                p.register_post_accumulate_grad_hook(lambda _, part=part: self.look(part))
+
+    def make_parts(self, parameters):
+        return [Part(bucket) for bucket in make_buckets(parameters, self.capacity)]
+
+    def zero_grad(self):
+        super().zero_grad()
+        for part in self.parts:
+            part.own.grad = torch.zeros_like(part.own)
+
+    def look(self, part):
+        if None not in [p.grad for p in part.parameters]:
+            self.send(part)
+
+    def send(self, part):
+        self.settle()
+        flat = torch.cat([torch.zeros(v.numel(), dtype=v.dtype) if p.grad is None else p.grad.flatten()
+                          for p, v in zip(part.parameters, part.views)])
+        flat = torch.nn.functional.pad(flat, (0, len(part.flat) - len(flat)))
+        for p in part.parameters:
+            p.grad = None
+        mine = torch.empty_like(part.own)
+        self.work = part, mine, flat, reduce_scatter(mine, flat, async_op=True)
+
+    def settle(self):
+        if self.work is not None:
+            part, mine, _, work = self.work
+            work.wait()
+            part.own.grad.add_(mine, alpha=1 / dist.get_world_size())
+            self.work = None
+
+    def reduce(self):
+        for part in self.parts:
+            if [p for p in part.parameters if p.grad is not None]:
+                self.send(part)
+        self.settle()
+'''
+text(4, None, ZEROS)
+slip(4, None, (ADDED, "part.own.grad = arriving if part.own.grad is None else part.own.grad.add_(arriving)"))
+slip(4, None, (MEAN, ""), ("reduce_scatter(arriving, flat, async_op=True)",
+     "reduce_scatter(arriving, flat, op=dist.ReduceOp.AVG, async_op=True)"))  # fmt: skip
+
+# ---------------------------------------------------------------- wrong ones: the hint, what is recorded, other designs
+
+hint(4, "hook-before-grad", "The hook got something else than a parameter whose gradient is there: {error} A hook of "
+     "register_hook is handed the gradient, before it is in p.grad; register_post_accumulate_grad_hook calls f(p) after.")  # fmt: skip
+slip(4, "hook-before-grad", ("p.register_post_accumulate_grad_hook(self.ready)", "p.register_hook(lambda g, p=p: self.ready(p) and None)"),
+     (READY, "if p.grad.ndim >= 0 and all(q.grad is not None for q in part.parameters):"))  # fmt: skip
+slip(4, "hook-before-grad", ("register_post_accumulate_grad_hook", "register_hook"))
+variant(4, "hook-before-grad", ZEROS, ("p.register_post_accumulate_grad_hook(lambda _, part=part: self.look(part))",
+        "p.register_hook(lambda g, p=p, part=part: p.grad.abs() is None or self.look(part))"))  # fmt: skip
+
+slip(4, "nothing-travels", (START, "arriving.copy_(shard(flat, dist.get_rank(), dist.get_world_size()))"),
+     ("part.own.grad is None or any", "part.own.grad is None or True or any"), ("    def reduce(self):", "    def update(self):\n        self.optimizer.step()\n\n    def reduce(self):"),
+     (LAST_WAIT, "                self.send(part)\n        for part in self.parts:\n            part.own.grad = torch.zeros_like(part.own)\n"))  # fmt: skip
+
+slip(4, "no-shard-gradient", ("    def reduce(self):", "    def reduce(self):\n        pass\n\n    def step(self):\n        self.late()\n        self.update()\n\n    def late(self):"),
+     ("            part.own.grad = arriving if part.own.grad is None else part.own.grad + arriving\n", "            pass\n"))  # fmt: skip
+
+hint(4, "shards-not-waited", "When reduce() returned on rank {rank}, a reduce-scatter was still on its way. Wait for each before "
+     "its result is used, and before reduce() ends.")  # fmt: skip
+slip(4, "shards-not-waited", ("            work.wait()\n", ""), (ADDED, "part.own.grad = arriving"))
+slip(4, "shards-not-waited", (FINISH + "        self.wait()\n", FINISH))
+variant(4, "shards-not-waited", TWO_UNDER_WAY, ("                self.send(part)\n        while self.flying:\n            self.land()\n",
+        "                self.send(part)\n"))  # fmt: skip
+variant(4, "shards-not-waited", ZEROS, ("            work.wait()\n", ""))
+
+hint(4, "bucket-left", "After reduce(), a shard has no gradient. A bucket with a parameter that was not used is never complete: "
+     "reduce() has to send what backward left, zeros for what is missing, also where a whole bucket was not used.")  # fmt: skip
+slip(4, "bucket-left", (FINISH, ""))
+slip(4, "bucket-left", (LEFT, "all(p.grad is not None for p in part.parameters)"))
+slip(4, "bucket-left", ("part.own.grad is None or any", "any"))  # a bucket that is not used at all
+variant(4, "bucket-left", TWO_UNDER_WAY, ("if part.count or part.own.grad is None:", "if part.count:"))
+variant(
+    4,
+    "bucket-left",
+    TWO_UNDER_WAY,
+    ("            if part.count or part.own.grad is None:\n                self.send(part)\n", "            pass\n"),
+)
+
+hint(4, "incomplete-lost", "What a bucket with an unused parameter holds is missing in own.grad: it is never complete. reduce() has to "
+     "send what backward left, zeros for what is missing.")  # fmt: skip
+slip(4, "incomplete-lost", (FINISH, "        for part in self.parts:\n            if part.own.grad is None:\n"
+     "                part.own.grad = torch.zeros_like(part.own)\n"))  # fmt: skip
+variant(4, "incomplete-lost", ZEROS, ("if [p for p in part.parameters if p.grad is not None]:", "if False:"))
+
+hint(
+    4,
+    "added-twice",
+    "What arrived on rank {rank} was added to own.grad more than once. wait() must let go of what it has waited for.",
+)
+slip(4, "added-twice", ("        self.running.clear()\n", ""))
+variant(4, "added-twice", ZEROS, ("            self.work = None\n\n    def reduce", "\n    def reduce"),
+        ("                self.send(part)\n        self.settle()", "                self.send(part)\n        self.settle()\n        self.settle()"))  # fmt: skip
+
+hint(4, "second-backward", "With one backward pass a step all is right, with two it is not: the second must add to what the first left "
+     "in own.grad.")  # fmt: skip
+slip(4, "second-backward", (ADDED, "part.own.grad = arriving"))
+variant(4, "second-backward", TWO_UNDER_WAY, ("mean if part.own.grad is None else part.own.grad.add_(mean)", "mean"))
+
+slip(4, "sum-not-mean", (MEAN, ""))
+variant(4, "sum-not-mean", ZEROS, ("add_(mine, alpha=1 / dist.get_world_size())", "add_(mine)"))
+
+slip(4, "mean-divided-twice", ("reduce_scatter(arriving, flat, async_op=True)",
+     "reduce_scatter(arriving, flat, op=dist.ReduceOp.AVG, async_op=True)"))  # fmt: skip
+variant(4, "mean-divided-twice", TWO_UNDER_WAY, (".mean(0)", ".mean(0) / dist.get_world_size()"))
+
+slip(4, "none-gradient", (FREED, "        for p in part.parameters:\n            p.grad.zero_()\n"))
+
+slip(4, "gradients-pile-up", ("    def make_parts(self", "    def zero_grad(self):\n        for part in self.parts:\n"
+     "            for p in part.parameters:\n                p.grad = None\n\n    def make_parts(self"))  # fmt: skip
+variant(4, "gradients-pile-up", ZEROS, ("        super().zero_grad()\n        for part in self.parts:\n            part.own.grad = torch.zeros_like(part.own)",
+        "        for part in self.parts:\n            if part.own.grad is None:\n                part.own.grad = torch.zeros_like(part.own)"))  # fmt: skip
+
+slip(
+    4,
+    "not-gathered",
+    ("    def reduce(self):", "    def update(self):\n        self.optimizer.step()\n\n    def reduce(self):"),
+)
+variant(
+    4,
+    "not-gathered",
+    TWO_UNDER_WAY,
+    ("    def reduce(self):", "    def update(self):\n        self.optimizer.step()\n\n    def reduce(self):"),
+)
+
+hint(4, "grad-all-reduced", "A rank sent {found:.0f} bytes for {held} bytes of gradients: that is more than a reduce-scatter and an "
+     "all-gather need.")  # fmt: skip
+slip(4, "grad-all-reduced", (START, "work = dist.all_reduce(flat, async_op=True)\n        work.wait()\n"
+     "        arriving.copy_(shard(flat, dist.get_rank(), dist.get_world_size()))\n"
+     "        self.running.append((part, arriving, None, work))"))  # fmt: skip
+variant(4, "grad-all-reduced", ZEROS, ("self.work = part, mine, flat, reduce_scatter(mine, flat, async_op=True)",
+        "work = dist.all_reduce(flat, async_op=True)\n        self.work = part, flat.chunk(dist.get_world_size())[dist.get_rank()], flat, work"))  # fmt: skip
+
+hint(4, "one-each-parameter", "{got} reduce-scatters for gradients that fill {expected} buckets: one for each bucket, not one for each "
+     "parameter.")  # fmt: skip
+slip(4, "one-each-parameter", ("make_buckets(parameters, self.capacity)", "[[p] for p in reversed(parameters)]"))
+variant(
+    4, "one-each-parameter", TWO_UNDER_WAY, ("make_buckets(parameters, self.capacity)", "make_buckets(parameters, 1)")
+)
+
+hint(4, "capacity-ignored", "{got} reduce-scatters for gradients that fill {expected} buckets: make_parts() must make a Part for each "
+     "bucket, of at most self.capacity bytes.")  # fmt: skip
+slip(4, "capacity-ignored", ("[Part(bucket) for bucket in make_buckets(parameters, self.capacity)]", "[Part(parameters)]"),
+     (READY, "if p is part.parameters[0]:"), ("        self.wait()\n        gradients", "        gradients"))  # fmt: skip
+slip(4, "capacity-ignored", ("make_buckets(parameters, self.capacity)", "make_buckets(parameters, 25 * 2**20)"))
+variant(
+    4,
+    "capacity-ignored",
+    TWO_UNDER_WAY,
+    ("[Part(b) for b in make_buckets(parameters, self.capacity)]", "[Part(parameters[::-1])]"),
+)
+
+hint(4, "after-backward", "Nothing was sent before backward had ended. A bucket leaves in a hook, as soon as its last gradient "
+     "is there: only so can it be freed early.")  # fmt: skip
+slip(4, "after-backward", (HOOKED, "            pass\n"))
+variant(
+    4,
+    "after-backward",
+    ZEROS,
+    (
+        "                p.register_post_accumulate_grad_hook(lambda _, part=part: self.look(part))",
+        "                pass",
+    ),
+)
+
+hint(4, "not-again", "In the first step buckets left during backward, in the second none did. What tells that a bucket is complete must "
+     "begin anew when the bucket has left.")  # fmt: skip
+slip(4, "not-again", (READY, "self.seen = getattr(self, 'seen', set()) | {p}\n        if self.seen.issuperset(part.parameters) "
+     "and len(self.seen) <= len(self.home) and p not in getattr(self, 'gone', set()):\n"
+     "            self.gone = getattr(self, 'gone', set()) | set(part.parameters)"))  # fmt: skip
+variant(4, "not-again", TWO_UNDER_WAY, ("        part.count = 0\n        size", "        size"),
+        ("        while self.flying:\n            self.land()\n        for part in self.parts:\n            if part.count or part.own.grad is None:",
+         "        while self.flying:\n            self.land()\n        for part in self.parts:\n            if part.own.grad is None or any(p.grad is not None for p in part.parameters):"))  # fmt: skip
+
+hint(4, "late-buckets", "When backward reached the first layer, {early} of {n} buckets were on their way: a bucket waits although it is "
+     "complete.")  # fmt: skip
+slip(4, "late-buckets", (READY, "if p is self.parts[-1].parameters[0] and not all(q.grad is not None for q in part.parameters):\n"
+     "            return\n        if p is self.parts[-1].parameters[-1] or p is self.parts[-1].parameters[0]:\n"
+     "            for other in self.parts:\n                if all(q.grad is not None for q in other.parameters):\n"
+     "                    self.send(other)\n        if False:"))  # fmt: skip
+slip(4, "late-buckets", (  # hooks for the first group only
+    "        for p in self.home:\n" + HOOKED,
+    """        first = {id(own) for own in self.optimizer.param_groups[0]["params"]}
+        for p, part in self.home.items():
+            if id(part.own) in first:
+                p.register_post_accumulate_grad_hook(self.ready)
+"""))  # fmt: skip
+variant(4, "late-buckets", ZEROS, ("        if None not in [p.grad for p in part.parameters]:\n            self.send(part)",
+        "        full = [other for other in self.parts if None not in [p.grad for p in other.parameters]]\n"
+        "        if len(full) > 10:\n            for other in full:\n                self.send(other)"))  # fmt: skip
+
+hint(4, "not-asynchronous", "Each reduce-scatter was waited for where it was started: backward stood still while it travelled. Start it "
+     "with async_op=True, and wait when the next bucket is ready.")  # fmt: skip
+slip(4, "not-asynchronous", (START, START + "\n        self.wait()"))
+BLOCKING = '''
+class ShardedGradients(ShardedOptimizer):
+    """Blocking; counts what is missing."""
+
+    def __init__(self, parameters, optimizer_class=torch.optim.AdamW, capacity=CAPACITY, **options):
+        self.capacity = capacity
+        super().__init__(parameters, optimizer_class, **options)
+        self.missing = {part: set(part.parameters) for part in self.parts}
+        for part in self.parts:
+            for p in part.parameters:
+                p.register_post_accumulate_grad_hook(lambda p, part=part: self.arrived(part, p))
+
+    def make_parts(self, parameters):
+        return list(map(Part, make_buckets(parameters, self.capacity)))
+
+    def arrived(self, part, p):
+        self.missing[part].discard(p)
+        if not self.missing[part]:
+            self.send(part)
+
+    def send(self, part):
+        size = dist.get_world_size()
+        flat = part.flat.new_zeros(part.flat.shape)
+        for p, view in zip(part.parameters, unflatten(flat, part.views)):
+            if p.grad is not None:
+                torch.div(p.grad, size, out=view)
+                p.grad = None
+        self.missing[part] = set(part.parameters)
+        mine = torch.empty_like(part.own)
+        reduce_scatter(mine, flat)
+        if part.own.grad is None:
+            part.own.grad = mine
+        else:
+            part.own.grad += mine
+
+    def reduce(self):
+        for part in self.parts:
+            if len(self.missing[part]) < len(part.parameters) or part.own.grad is None:
+                self.send(part)
+'''
+text(4, "not-asynchronous", BLOCKING, variant=True)
+variant(4, "not-asynchronous", TWO_UNDER_WAY, ("if len(self.flying) > 1:", "if self.flying:"))
+
+hint(
+    4,
+    "gradients-kept",
+    "After reduce(), {got} parameters still hold their whole gradients. Set p.grad to None when the bucket has left.",
+)
+slip(4, "gradients-kept", (FREED, ""), (READY, SEEN), (LEFT, "part.own.grad is None"))
+FREED_THERE = "        for p in part.parameters:\n            p.grad = None\n"
+variant(4, "gradients-kept", TWO_UNDER_WAY, (FREED_THERE, ""))
+
+hint(4, "freed-late", "When backward ended, {got} parameters still held their gradients. What has left must be freed then, not at the end: "
+     "p.grad = None in the hook.")  # fmt: skip
+slip(4, "freed-late", (FREED, ""), (READY, SEEN), (LEFT, "part.own.grad is None"),
+     (LAST_WAIT, "                self.send(part)\n        self.wait()\n        for part in self.parts:\n"
+      "            for p in part.parameters:\n                p.grad = None\n"))  # fmt: skip
+
+variant(4, "freed-late", TWO_UNDER_WAY, (FREED_THERE, ""), ("                self.send(part)\n        while self.flying:\n            self.land()\n",
+        "                self.send(part)\n        while self.flying:\n            self.land()\n        for part in self.parts:\n"
+        "            for p in part.parameters:\n                p.grad = None\n"))  # fmt: skip
+
+hint(4, "flats-kept", "p.grad is freed, and still {got} bytes more than before were alive at the peak of backward, {expected:.0f} at most are due: the "
+     "flat tensors live on. Let go of each when its reduce-scatter is done: wait for the one before.")  # fmt: skip
+slip(4, "flats-kept", ("        self.wait()\n        gradients", "        gradients"))
+slip(4, "flats-kept", ("        self.running.clear()\n", "        self.old = getattr(self, 'old', []) + self.running\n        self.running = []\n"),
+     (LAST_WAIT, "                self.send(part)\n        self.wait()\n        self.old = []\n"))  # fmt: skip
+variant(4, "flats-kept", TWO_UNDER_WAY, ("if len(self.flying) > 1:", "if len(self.flying) > 99:"))
+
+hint(4, "buckets-kept", "After reduce(), {got} bytes more are alive than before backward; the gradients of one shard, and a bucket or two, make {expected:.0f}. "
+     "The flat tensors of the buckets are still held somewhere: empty the list of what runs.")  # fmt: skip
+slip(4, "buckets-kept", (START, START + "\n        self.last = [*getattr(self, 'last', [])[-3:], flat]"))
+variant(
+    4,
+    "buckets-kept",
+    ZEROS,
+    (
+        "            self.work = None\n\n    def reduce",
+        "            self.done = getattr(self, 'done', ()) + self.work[2:3]\n            self.work = None\n\n    def reduce",
+    ),
+)
+
+COPIES = "\n        self.copies = [(part.flat.clone(), part.flat.clone()) for part in self.parts]"
+INIT = "super().__init__(parameters, optimizer_class, **options)"
+slip(4, "hidden-copy", (INIT, INIT + COPIES))
+variant(4, "hidden-copy", ZEROS, (INIT, INIT + COPIES))
+
+KEPT = "KEPT = {}\n\n\nclass ShardedGradients("
+for copied in ("[g.numpy().copy() for g in gradients]", "[g.tolist() for g in gradients]"):
+    slip(4, "copy-outside", ("        flat = flatten", f"        KEPT[id(part)] = {copied}\n        flat = flatten"),
+         ("class ShardedGradients(", KEPT))  # fmt: skip
