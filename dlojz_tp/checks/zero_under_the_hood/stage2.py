@@ -140,7 +140,8 @@ LOOKS = [
     each("", "alive", _alive, "hidden-copy", at_most),
     each("", "outside", 0.6 * BYTES, "copy-outside", at_most, lambda got, _: {"found": got, "whole": BYTES}),
     Value("groups with options of their own, and two backward passes before a step: the weights of AdamW in one process",
-          lambda ranks: _gradient(ranks, "later"), lambda size: _truth(size)[0][1], "second-backward", equal),
+          lambda ranks: _gradient(ranks, "later"), lambda size: _truth(size)[0][1], "second-backward", equal,
+          lambda *_: {"rank": 0}),
     Value("", lambda ranks: torch.stack([rank["two weights"] for rank in ranks]), lambda size: _truth(size)[1],
           "weights-differ", equal, differing(state(Idle()), "AdamW")),
 ]  # fmt: skip
