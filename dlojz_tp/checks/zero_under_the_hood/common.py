@@ -6,7 +6,6 @@ import gc
 import torch
 import torch.distributed as dist
 
-from dlojz_tp.checking import close
 from dlojz_tp.checking.borrowed import refusing
 from dlojz_tp.probes.networks import Odd, rows, state
 
@@ -77,21 +76,6 @@ def plain(make, optimizer_of, size: int, steps: int, *, width: int = 6, micro=No
         optimizer.step()
         weights.append(state(model))
     return found, weights
-
-
-def differing(got: dict, truth: dict) -> list[str]:
-    """Names whose tensors are not the truth's."""
-    return [name for name in truth if name not in got or not close(got[name], truth[name], TOLERANCE)]
-
-
-def left_behind(got: dict, start: dict, truth: dict) -> bool:
-    """Whether every number is either right or still what it was at the start, and some are."""
-    right = moved = still = 0
-    for name, value in truth.items():
-        new = torch.isclose(got[name], value, atol=1e-9)
-        old = (got[name] == start[name]) & (value != start[name])
-        right, still, moved = right + int((new & ~old).sum()), still + int(old.sum()), moved + value.numel()
-    return still > 0 and right + still >= moved
 
 
 def apart(optimizer) -> int:
