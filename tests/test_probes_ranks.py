@@ -2,6 +2,8 @@
 
 import os
 import signal
+import threading
+import time
 
 import pytest
 import torch
@@ -156,9 +158,37 @@ def test_what_is_no_answer():
     assert caught.value.slug == "not-callable"
 
 
-def test_worlds_come_launch_by_launch():
-    found = world_after_world(_sum_of_ranks, 1, launches=((2,), (3, 1)))
-    assert [size for size, _ in found] == [2, 1, 3]
+def test_worlds_come_one_by_one():
+    found = world_after_world(_sum_of_ranks, 1, sizes=(2, 3, 1))
+    assert [size for size, _ in found] == [2, 3, 1]
+
+
+def _lingers_in_three(file):
+    if dist.get_world_size() == 3:
+        file.touch()
+        time.sleep(60)
+    return dist.get_rank()
+
+
+def test_who_stops_ends_the_ranks(tmp_path):
+    start = time.monotonic()
+    with pytest.raises(Wrong):
+        for size, ranks in world_after_world(_lingers_in_three, tmp_path / "began", sizes=(2, 3)):
+            assert (size, ranks) == (2, [0, 1])
+            while not (tmp_path / "began").exists():
+                time.sleep(0.01)
+            raise Wrong("enough")
+    assert on_ranks(_sum_of_ranks, 1, sizes=(2,)) and time.monotonic() - start < 30
+
+
+def _cannot_be_sent():
+    return {"a lock": threading.Lock()} if dist.get_world_size() == 3 else 0
+
+
+def test_a_result_that_cannot_be_sent_names_its_world():
+    with pytest.raises(launch.RankError, match="rank [012] of 3 .*cannot be sent back.*a lock") as caught:
+        in_worlds(_cannot_be_sent, sizes=(2, 3, 4))
+    assert caught.value.kind == "unsendable"
 
 
 def test_a_hint_from_a_rank_comes_through():

@@ -7,6 +7,7 @@ import selectors
 import socket
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from dlojz_tp.launch import client, errors, patience, stacks, starting, wire
@@ -19,8 +20,8 @@ STACK_LIMIT_S = 1.0  # for the dumps of hung ranks
 CHUNK = 1 << 20
 
 
-def watch(ranks: list[Rank], server: client.Server, folder: Path, timeout: float) -> None:
-    """Listen until every rank has returned.
+def watch(ranks: list[Rank], server: client.Server, folder: Path, timeout: float) -> Iterator[tuple[int, bytes]]:
+    """Listen until every rank has returned. Yields (rank, pickled part) as they come.
 
     Arguments: ranks; server, their fork server; folder, the launch's own; timeout, seconds from when all are up, and
     more where a busy machine keeps them from running (see patience.py).
@@ -50,6 +51,12 @@ def watch(ranks: list[Rank], server: client.Server, folder: Path, timeout: float
                 break
             for key, _ in selector.select(min(left, notice.left())):
                 key.data()
+            paused = time.monotonic()
+            for r in ranks:
+                while r.parts:
+                    yield r.rank, r.parts.pop(0)
+            paused = time.monotonic() - paused  # what the caller does meanwhile is not the ranks' time
+            began, limit = began + paused, limit + paused
     if any(r.failed for r in ranks):
         raise errors.root_cause(ranks)
     if not all_up and any(r.state == "starting" for r in ranks):
@@ -79,6 +86,8 @@ def listen(r: Rank) -> bool:
         tag, data = message
         if tag == wire.UP:
             r.state, r.pid = "running", int(data)
+        elif tag == wire.PART:
+            r.parts.append(data)
         elif tag == wire.RETURNED:
             r.state, r.result = "returned", data
         else:

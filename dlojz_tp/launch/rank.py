@@ -28,13 +28,30 @@ LOST_PEER = (
 )  # fmt: skip
 
 
+_parent: socket.socket | None = None  # for the messages of this rank
+
+
+class Unsendable(Exception):
+    """A value cannot be pickled; args: it, and the error."""
+
+
+def send_part(value) -> None:
+    """On a rank: send a value to the caller of `run.in_parts` at once. Errors: Unsendable, which is for `_run`."""
+    try:
+        data = wire.pack(value)
+    except Exception as error:
+        raise Unsendable(value, error) from error
+    wire.send(_parent, wire.PART, data)
+
+
 def main(rank: int, request: dict, conn_fd: int, out_fd: int) -> None:
     """Run the task of one rank and send its result or its error. Does not return.
 
     Arguments: rank; request, from the parent (n, folder, backend, timeout in seconds); conn_fd, a socket for the
     messages; out_fd, the pipe for all that the rank prints.
     """
-    conn = socket.socket(fileno=conn_fd)
+    global _parent
+    conn = _parent = socket.socket(fileno=conn_fd)
     conn.setblocking(True)
     me = os.getpid()
     _redirect(out_fd)
@@ -68,6 +85,8 @@ def _run(rank: int, request: dict, folder: Path, conn: socket.socket) -> tuple[b
         value = fn(*args, **kwargs)
         if request["backend"] == "nccl":
             torch.cuda.synchronize()  # an error of the GPU shows here, not when the result is copied
+    except Unsendable as error:
+        return wire.FAILED, pickle.dumps(unsendable(*error.args))
     except BaseException as error:
         return wire.FAILED, pickle.dumps(describe(error, doing))
     try:

@@ -9,6 +9,7 @@ import pickle
 import shutil
 import socket
 import sys
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 from dlojz_tp.launch import client, place
@@ -41,7 +42,17 @@ def ranks(fn, *args, n: int = 2, timeout: float = 30, **kwargs) -> list:
     """
     n = _count(n, "n")
     task = _task(fn, args, kwargs, timeout)
-    return _launch(task, n, place.backend(n), timeout, label="rank {rank}")
+    return _all(_launch(task, n, place.backend(n), timeout, label="rank {rank}"))
+
+
+def in_parts(fn, *args, n: int = 2, timeout: float = 30) -> Iterator[tuple[int, object]]:
+    """As `ranks`, but what a rank sends with `rank.send_part` is handed over at once: yields (rank, value).
+
+    Who stops to listen ends the ranks: a loop that is left early, or `close()`. No other launch may begin before.
+    """
+    task = _task(fn, args, {}, timeout)
+    for rank, part in _launch(task, n, place.backend(n), timeout, label="rank {rank}"):
+        yield rank, pickle.loads(part)
 
 
 def worlds(fn, *args, sizes=(1, 2, 3, 4), timeout: float = 30, **kwargs) -> dict[int, list]:
@@ -62,7 +73,16 @@ def worlds(fn, *args, sizes=(1, 2, 3, 4), timeout: float = 30, **kwargs) -> dict
         raise ValueError("sizes must name at least one world size")
     task = _task(fn, args, kwargs, timeout)
     backend = place.backend(max(sizes))
-    return {n: _launch(task, n, backend, timeout, label=f"rank {{rank}} of {n}") for n in sizes}
+    return {n: _all(_launch(task, n, backend, timeout, label=f"rank {{rank}} of {n}")) for n in sizes}
+
+
+def _all(launched: Generator) -> list:
+    """What a launch returns in the end."""
+    while True:
+        try:
+            next(launched)
+        except StopIteration as end:
+            return end.value
 
 
 def _count(n, name: str) -> int:
@@ -103,16 +123,17 @@ def packed(fn, args: tuple, kwargs: dict) -> memoryview:
         raise TypeError(f"{name} cannot be sent to the ranks because of {found}: {error}") from None
 
 
-def _launch(task: memoryview, n: int, backend: str, timeout: float, label: str) -> list:
+def _launch(task: memoryview, n: int, backend: str, timeout: float, label: str) -> Generator:
+    """Yields (rank, pickled part) as they come; returns the results in rank order."""
     with client.lock:
         try:
-            return _launch_on(client.get(), task, n, backend, timeout, label)
+            return (yield from _launch_on(client.get(), task, n, backend, timeout, label))
         except client.ServerGone:
             client.close()
             raise
 
 
-def _launch_on(server: client.Server, task: memoryview, n: int, backend: str, timeout: float, label: str) -> list:
+def _launch_on(server: client.Server, task: memoryview, n: int, backend: str, timeout: float, label: str) -> Generator:
     from dlojz_tp.launch import collect
 
     folder = client.new_folder(server)
@@ -134,7 +155,7 @@ def _launch_on(server: client.Server, task: memoryview, n: int, backend: str, ti
         try:
             client.ask(server, request, theirs)
             _close_all(theirs)
-            collect.watch(members, server, folder, timeout)
+            yield from collect.watch(members, server, folder, timeout)
             if backend == "nccl":
                 _let_leave(members)
         finally:

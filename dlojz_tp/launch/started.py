@@ -14,6 +14,7 @@ class Rank:
     label: bytes  # what its printed lines start with
     state: str = "starting"  # then "running", then "returned" or "failed"
     pid: int = 0  # once it is up
+    parts: list[bytes] = field(default_factory=list)  # what it sent before its result, until somebody takes it
     result: bytes = b""
     report: dict = field(default_factory=dict)
     failed_at: float = 0.0

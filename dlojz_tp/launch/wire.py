@@ -8,7 +8,7 @@ import cloudpickle
 import torch
 
 HEADER = struct.Struct("!cQ")  # one letter for what it is, then the number of bytes that follow
-UP, RETURNED, FAILED = b"U", b"R", b"F"
+UP, PART, RETURNED, FAILED = b"U", b"P", b"R", b"F"
 
 
 class _Pickler(cloudpickle.Pickler):
@@ -97,7 +97,7 @@ def send(conn, tag: bytes, data=b"") -> None:
 
 
 def take(buffer: bytearray) -> tuple[bytes, memoryview] | None:
-    """Return (tag, data) when `buffer` holds a whole message, else None. A socket carries UP, then one more message."""
+    """Return (tag, data) when `buffer` holds a whole message, else None. A socket carries UP, PARTs, then one more."""
     if len(buffer) < HEADER.size:
         return None
     tag, size = HEADER.unpack_from(buffer)

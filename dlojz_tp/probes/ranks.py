@@ -18,64 +18,63 @@ import torch.distributed as dist
 
 from dlojz_tp import launch
 from dlojz_tp.checking.judging import Wrong
-from dlojz_tp.launch.run import packed
+from dlojz_tp.launch.rank import send_part
+from dlojz_tp.launch.run import in_parts, packed
 
 SIZES = (2, 3, 1, 4)  # three rounds: 3 and 1 go side by side, after two ranks, which show nearly every mistake
-LAUNCHES = ((2,), (4, 3, 1))  # two ranks first: they show most mistakes, and cost least
 TIMEOUT = 6  # seconds for a launch, which takes half a one: a deadlock must come back quickly
 THROUGH = " through"  # what a rank notes behind its place when it is through with a world
 
 
-def on_ranks(fn: Callable, *args, known=(), usual=(), data=None, sizes=SIZES, timeout=TIMEOUT) -> dict[int, list]:
-    """Call `fn(*args)` on all ranks of worlds of these sizes, and give a failure the hint that its work has for it.
+def on_ranks(fn: Callable, *args, **more) -> dict[int, list]:
+    """Call `fn(*args)` on all ranks of worlds of several sizes: {world size: results in rank order}, smallest first.
 
+    more: as for `world_after_world`.
+    """
+    return dict(sorted(world_after_world(fn, *args, **more)))
+
+
+def world_after_world(
+    fn: Callable, *args, known=(), usual=(), data=None, sizes=SIZES, timeout=TIMEOUT
+) -> Iterator[tuple[int, list]]:
+    """Yield (world size, results in rank order) of one launch, each as soon as it is there; who stops ends the ranks.
+
+    So a check that judges world after world costs a wrong answer no more than its mistake takes.
     known, usual: (sign, slug) of failures that have a hint of their own, those of a balise and those of its work; a
     third entry has further fields of the hint, beside {error} (one line) and {what} (the exception's own text). A sign
     is words of an exception, several that stand in it together, the class of an exception, or a function below.
     data: if given, classes of the arguments that are no answers; every other one must be callable.
-    Returns {world size: results in rank order}, smallest first. Errors: Wrong; RankError for a failure without a sign.
+    Errors: Wrong; RankError for a failure without a sign.
     """
     for answer in args if data else ():
         if not callable(answer) and not isinstance(answer, data):
             raise Wrong("not-callable", error=type(answer).__name__)
     try:
-        found = in_worlds(fn, *args, sizes=sizes, timeout=timeout)
+        yield from _as_they_come(fn, *args, sizes=sizes, timeout=timeout)
     except launch.RankError as error:
         for sign, slug, *more in (*known, *usual):
             if _shows(sign, error):
                 fields = {"error": error.summary, "what": str(error.cause)}
                 raise Wrong(slug, got=error.summary, **fields | dict(*more)) from error
         raise
-    return {size: found[size] for size in sorted(found)}
 
 
-def world_after_world(fn: Callable, *args, launches=LAUNCHES, **more) -> Iterator[tuple[int, list]]:
-    """As `on_ranks`, launch after launch: yields (world size, results), so that a check may end at the first mistake.
-
-    launches: the sizes of each; two ranks first, which show most mistakes and cost least.
-    """
-    for sizes in launches:
-        yield from on_ranks(fn, *args, sizes=sizes, **more).items()
-
-
-def by_worlds(looks: dict[str, Callable], fn: Callable, *args, launches=LAUNCHES, **more) -> Iterator[str]:
-    """The claims of a check that ends at the first launch with a mistake: all looks at its worlds, then at the others.
+def by_worlds(looks: dict[str, Callable], fn: Callable, *args, sizes=SIZES, **more) -> Iterator[str]:
+    """The claims of a check that ends at the first world with a mistake: all looks at one, then at the next.
 
     looks: {claim: look}; look(worlds) is given {world size: results of fn in rank order} and raises Wrong.
-    launches, more: as for `world_after_world`.
+    sizes, more: as for `world_after_world`.
     """
-    first, *others = launches
-    for number, (claim, look) in enumerate(looks.items()):
-        yield claim
-        if not number:
-            worlds = on_ranks(fn, *args, sizes=first, **more)
-        look(worlds)
-    for together in others:
-        *most, last = map(str, sorted(together))
-        yield f"all of it again on {', '.join(most)} and {last} ranks"
-        worlds = on_ranks(fn, *args, sizes=together, **more)
-        for look in looks.values():
-            look(worlds)
+    first, *others = sizes
+    *most, last = map(str, sorted(others))
+    yield next(iter(looks))
+    for size, ranks in world_after_world(fn, *args, sizes=sizes, **more):
+        if size == others[0]:
+            yield f"all of it again on {', '.join(most)} and {last} ranks"
+        for number, (claim, look) in enumerate(looks.items()):
+            if number and size == first:
+                yield claim
+            look({size: ranks})
 
 
 def each_rank(look):
@@ -131,23 +130,27 @@ def in_worlds(fn: Callable, *args, sizes=SIZES, timeout: float = 20) -> dict[int
     Returns {world size: results in rank order}. Errors: RankError, which names the rank and the size of its own
     world; Wrong, where a rank raised it.
     """
+    return dict(_as_they_come(fn, *args, sizes=sizes, timeout=timeout))
+
+
+def _as_they_come(fn: Callable, *args, sizes, timeout) -> Iterator[tuple[int, list]]:
+    """As `in_worlds`; yields each world in the order of `sizes` once all its ranks are through."""
     rounds = _rounds(sizes)
     torch.set_num_threads(1)  # what is compared here is tiny, and ranks need the cores; judge() restores the number
     task = bytes(packed(fn, args, {}))
+    found = {size: {} for size in sizes}
+    left = list(sizes)
     with tempfile.TemporaryDirectory(prefix="dlojz-worlds-") as folder:
         try:
-            ranks = launch.ranks(_through, folder, rounds, task, n=max(sizes), timeout=timeout)
+            for _, (size, rank, value) in in_parts(_through, folder, rounds, task, n=max(sizes), timeout=timeout):
+                found[size][rank] = value
+                while left and len(found[left[0]]) == left[0]:
+                    size = left.pop(0)
+                    yield size, [found[size][rank] for rank in range(size)]
         except launch.RankError as error:
             if isinstance(error.cause, Wrong):
                 raise error.cause from error
             raise _in_its_world(error, Path(folder)) from error.cause
-    found = {}
-    for turn, worlds in enumerate(rounds):
-        first = 0
-        for size in worlds:
-            found[size] = [ranks[rank][turn] for rank in range(first, first + size)]
-            first += size
-    return {size: found[size] for size in sizes}
 
 
 def _rounds(sizes) -> list[list[int]]:
@@ -161,8 +164,8 @@ def _rounds(sizes) -> list[list[int]]:
     return rounds
 
 
-def _through(folder, rounds, task) -> list:
-    me, n, found = dist.get_rank(), dist.get_world_size(), []
+def _through(folder, rounds, task) -> None:
+    me, n = dist.get_rank(), dist.get_world_size()
     torch.set_num_threads(1)
     for turn, worlds in enumerate(rounds):
         first = 0
@@ -172,7 +175,6 @@ def _through(folder, rounds, task) -> list:
             first += size
         else:  # nothing to do in this round
             _say_done()
-            found.append(None)
             continue
         if turn or size < n:
             _leave()
@@ -180,9 +182,8 @@ def _through(folder, rounds, task) -> list:
         place = Path(folder) / f"rank-{me}"
         place.write_text(f"{first} {size}")
         fn, args, _ = pickle.loads(task)
-        found.append(fn(*args))
+        send_part((size, me - first, fn(*args)))
         place.write_text(f"{first} {size}{THROUGH}")
-    return found
 
 
 def _say_done():
@@ -209,7 +210,7 @@ def _in_its_world(error: launch.RankError, folder: Path) -> launch.RankError:
     if error.kind == "hung":  # those that are through with their world stand before the next one
         at_work = [rank for rank in error.stands if rank in places and not places[rank].endswith(THROUGH)]
         rank = rank if rank in at_work else next(iter(at_work), None)
-    if rank not in places or error.kind == "unsendable":  # what came back is of all worlds
+    if rank not in places:
         return error
     world = places[rank].removesuffix(THROUGH)
     first, size = map(int, world.split())

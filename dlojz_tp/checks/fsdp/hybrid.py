@@ -44,7 +44,7 @@ def balise_9(shard_hybrid):
         "replicas that do not divide the ranks are refused": _right_refusal,
     }
     # four ranks first: they alone can be replicas of several shards
-    yield from by_worlds(looks, _hybrid, shard_hybrid, launches=((4,), (3, 1, 2)), timeout=30)
+    yield from by_worlds(looks, _hybrid, shard_hybrid, sizes=(4, 3, 1, 2), timeout=30)
 
 
 def _each(look, worlds):

@@ -43,7 +43,7 @@ HINTS = {
 
 CONFIG = LlamaConfig(vocab_size=37, width=24, heads=4, kv_heads=2, layers=3, max_length=16, ffn_width=48)
 FROZEN = "norm.weight"
-LAUNCHES = ((4,), (3, 1, 2))  # four ranks first: their shards are small beside a whole block
+SIZES = (4, 3, 1, 2)  # four ranks first: their shards are small beside a whole block
 
 
 def balise_6(build_sharded):
@@ -56,7 +56,7 @@ def balise_6(build_sharded):
             _each, _right_loss
         ),
     }
-    yield from by_worlds(looks, _built, build_sharded, launches=LAUNCHES, timeout=30)
+    yield from by_worlds(looks, _built, build_sharded, sizes=SIZES, timeout=30)
 
 
 def _right_parts(worlds):

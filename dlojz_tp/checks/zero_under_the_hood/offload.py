@@ -85,4 +85,4 @@ LOOKS = [
 
 
 def balise_8(OffloadedShards):  # noqa: N803
-    yield from table(LOOKS, observe, OffloadedShards, known=KNOWN, launches=((3, 1, 2),))
+    yield from table(LOOKS, observe, OffloadedShards, known=KNOWN, sizes=(3, 1, 2))
