@@ -2,7 +2,6 @@
 
 import contextlib
 import copy
-import itertools
 from collections.abc import Callable
 from functools import partial
 
@@ -24,7 +23,6 @@ from dlojz_tp.probes.traffic import Traffic
 RATE, STEPS = 0.05, 2
 WRAPPERS = ("_checkpoint_wrapped_module.", "_orig_mod.")  # modules that PyTorch puts between, and hides in a state dict
 
-_times = itertools.count()
 
 
 class Watch:
@@ -122,7 +120,8 @@ def most_beside(whole: int, size: int) -> float:
 
 def first_slug(mine: str) -> str:
     """The first slug that a rank has, on all ranks: none of them may begin a step that another will not make."""
-    store, word = dist.distributed_c10d._get_default_store(), f"form {next(_times)} of rank"
+    store = dist.distributed_c10d._get_default_store()
+    word = f"form {store.add(f'forms of rank {dist.get_rank()}', 1)} of rank"  # counted in this world
     store.set(f"{word} {dist.get_rank()}", mine or "fine")
     slugs = [store.get(f"{word} {rank}").decode() for rank in range(dist.get_world_size())]
     return next((slug for slug in slugs if slug != "fine"), "")
