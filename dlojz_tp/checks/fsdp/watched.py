@@ -24,7 +24,6 @@ RATE, STEPS = 0.05, 2
 WRAPPERS = ("_checkpoint_wrapped_module.", "_orig_mod.")  # modules that PyTorch puts between, and hides in a state dict
 
 
-
 class Watch:
     """The collectives, and the dtypes of matrix products."""
 
