@@ -148,4 +148,4 @@ LOOKS = [
 
 
 def balise_4(ShardedGradients):  # noqa: N803
-    yield from table(LOOKS, observe, ShardedGradients, known=KNOWN, launches=((2,), (3, 1)))
+    yield from table(LOOKS, observe, ShardedGradients, known=KNOWN, sizes=(2, 3, 1))

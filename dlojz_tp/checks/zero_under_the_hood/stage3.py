@@ -209,4 +209,4 @@ LOOKS = [
 
 
 def balise_5(Unit, ShardedParameters):  # noqa: N803
-    yield from table(LOOKS, observe, Unit, ShardedParameters, known=KNOWN, launches=((2,), (3, 1)))
+    yield from table(LOOKS, observe, Unit, ShardedParameters, known=KNOWN, sizes=(2, 3, 1))

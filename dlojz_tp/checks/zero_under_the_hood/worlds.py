@@ -21,7 +21,7 @@ world_after_world = functools.partial(world_after_world, usual=USUAL, timeout=TI
 
 
 def table(looks, observe, *answers, **more):
-    """The claims of a table of looks at what all ranks see, launch after launch; `at` is the size of a world.
+    """The claims of a table of looks at what all ranks see, world after world; `at` is the size of a world.
 
     What one rank alone does not show is not looked at there.
     """
