@@ -7,8 +7,9 @@ DEV    := $(VENV)/.installed-dev
 SETS   := $(if $(DLOJZ_DATA),$(DLOJZ_DATA),data)
 IMAGES := $(SETS)/photo_patches/manifest.json
 TEXT   := $(SETS)/code_text/manifest.json
+TABLE  := $(SETS)/search_table/manifest.json
 WORKERS ?= 2
-DATA   := $(IMAGES) $(TEXT)
+DATA   := $(IMAGES) $(TEXT) $(TABLE)
 # each file in one of the workers (WORKERS=n)
 PYTEST := $(RUN) -m pytest --nbval-lax --nbval-current-env --nbval-cell-timeout 280 -n $(WORKERS) --dist loadfile --durations 12
 # an install that belongs to somebody else: nothing is written there
@@ -64,6 +65,9 @@ $(IMAGES): | $(STAMP)
 
 $(TEXT): | $(STAMP)
 	$(RUN) data_scripts/make_code_text.py
+
+$(TABLE): | $(STAMP)
+	$(RUN) data_scripts/make_search_table.py
 endif
 
 lab: $(STAMP) $(DATA)

@@ -203,7 +203,7 @@ def _data_sets() -> list[Row]:
                 data.verify()  # reads every file, 0.3 s: a set cut short by a full disk looks whole in a listing
             except data.DataDamaged as error:
                 state, detail = "damaged", str(error)
-        made = name in ("photo_patches", "code_text")
+        made = name in ("photo_patches", "code_text", "search_table")
         mark = "ok" if state == "ready" else "gap" if made or state == "damaged" else "note"
         # A made set's message ends with the command that makes it: that part is what to do.
         value, _, command = detail.partition(". Make it") if mark == "gap" else (detail, "", "")

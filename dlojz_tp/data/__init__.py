@@ -5,6 +5,7 @@ from .digits import digits
 from .imagenet import imagenet
 from .photos import image_set, photo_patches, verify
 from .places import DataDamaged, DataMissing, ImageSet, TensorSet, TextSet, data_root
+from .searching import SearchTable, search_table
 from .state import status
 from .text import batch_of_text, code_text
 
@@ -12,6 +13,7 @@ __all__ = [
     "DataDamaged",
     "DataMissing",
     "ImageSet",
+    "SearchTable",
     "TensorSet",
     "TextSet",
     "batch_of_text",
@@ -22,6 +24,7 @@ __all__ = [
     "image_set",
     "imagenet",
     "photo_patches",
+    "search_table",
     "status",
     "verify",
 ]

@@ -7,6 +7,7 @@ from . import made
 from . import manifest as mf
 from .imagenet import imagenet, imagenet_folder
 from .places import DataDamaged, ImageSet, data_root
+from .searching import search_table_manifest
 from .text import code_text_manifest
 
 WHAT = "the image set"
@@ -27,14 +28,14 @@ def photo_patches() -> ImageSet:
 def verify(name: str = "photo_patches") -> None:
     """Read every file of a made set and compare the checksum with the manifest's.
 
-    Args: name, "photo_patches" or "code_text": the sets with a manifest.
+    Args: name, "photo_patches", "code_text" or "search_table": the sets with a manifest.
     Raises DataMissing, DataDamaged, or ValueError for another name.
     """
-    if name == "code_text":
-        code_text_manifest()  # reads every byte each time
+    if name in ("code_text", "search_table"):
+        {"code_text": code_text_manifest, "search_table": search_table_manifest}[name]()  # reads every byte each time
         return
     if name != "photo_patches":
-        raise ValueError(f"no checksum is kept for {name!r}; only 'photo_patches' and 'code_text' can be verified")
+        raise ValueError(f"no checksum is kept for {name!r}; only 'photo_patches', 'code_text' and 'search_table' can")
     root, manifest = _checked()
     try:
         found, _ = made.checksum(root, mf.paths(manifest))

@@ -6,6 +6,7 @@ from .cifar import FILES, cifar10_folder
 from .imagenet import class_folders, imagenet_folder
 from .photos import photo_patches
 from .places import DataDamaged, DataMissing
+from .searching import SEEDS, axes, configurations, search_table_manifest
 from .text import code_text_manifest
 
 
@@ -14,6 +15,7 @@ def status() -> list[tuple[str, str, str]]:
     looks = {
         "photo_patches": _photos,
         "code_text": _text,
+        "search_table": _table,
         "digits": _digits,
         "imagenet": _imagenet,
         "cifar10": _cifar10,
@@ -41,6 +43,12 @@ def _text() -> str:
     root, manifest = code_text_manifest()
     train, val = (manifest["tokens"][split] for split in ("train", "val"))
     return f"{train:,} train and {val:,} val tokens, vocabulary of {manifest['vocab_size']} in {root}"
+
+
+def _table() -> str:
+    root, manifest = search_table_manifest()
+    number = len(configurations(axes(manifest["rates"])))
+    return f"{number} configurations, {SEEDS} seeds, {manifest['epochs']} epochs in {root}"
 
 
 def _digits() -> str:
