@@ -32,7 +32,7 @@ def line(work: str, key: str) -> str:
     return f"recorded on {where(work)}: {found}"
 
 
-def note(work: str, key: str, value: Any) -> None:
+def note(work: str, key: str, value: Any, *, on_cpu: bool = False) -> None:
     """Write a result, if this is a GPU and DLOJZ_RECORD is set; else do nothing.
 
     Results of another device, version or day are thrown away first: a file speaks of one run on one machine.
@@ -41,11 +41,12 @@ def note(work: str, key: str, value: Any) -> None:
         work: the practical work, such as "02_mixed_precision".
         key: name of the result.
         value: numbers, text, lists and dictionaries of these.
+        on_cpu: also where there is no GPU: for what has nothing to do with one.
 
     Raises:
         TypeError: for a value that JSON cannot hold.
     """
-    if not (os.environ.get("DLOJZ_RECORD") and torch.cuda.is_available()):
+    if not (os.environ.get("DLOJZ_RECORD") and (on_cpu or torch.cuda.is_available())):
         return
     here = {
         "device": measure.hardware()["device_name"],

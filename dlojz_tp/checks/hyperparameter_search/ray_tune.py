@@ -1,0 +1,281 @@
+"""Balise 7: what Ray Tune is given, judged with a stand-in for its module; and by Ray itself, where it is installed."""
+
+import contextlib
+import importlib.util
+import math
+import sys
+from functools import cache, partial
+from types import ModuleType, SimpleNamespace
+from unittest import mock
+
+import numpy as np
+from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+
+from dlojz_tp.checking import pretended
+from dlojz_tp.checking.looks import Look, judged
+
+SPACE = {
+    "kind": CategoricalDistribution(("wide", "deep", "none")),
+    "rate": FloatDistribution(1e-3, 10.0, log=True),
+    "layers": IntDistribution(2, 5),
+    "units": IntDistribution(4, 64, log=True),
+    "drop": FloatDistribution(0.25, 0.5),
+    "depth": IntDistribution(1, 3),
+    "cut": FloatDistribution(0.5, 0.75),
+}
+ONLY_IF = {"depth": {"kind": "deep"}, "cut": {"kind": "wide"}}
+WORDS = {
+    "kind": "choice of deep, none, wide", "rate": "loguniform from 0.001 to 10", "layers": "randint from 2 below 6",
+    "units": "lograndint from 4 below 65", "drop": "uniform from 0.25 to 0.5",
+}  # fmt: skip
+RISING = [0.3, 0.5, 0.4, 0.7]
+DRAWS = 60
+
+
+class Domain:
+    """A domain of the stand-in, which draws like Ray's."""
+
+    def __init__(self, kind, *bounds):
+        self.kind, self.bounds = kind, bounds
+
+    def sample(self, *_, random_state=None, **__):
+        draw = random_state if hasattr(random_state, "uniform") else np.random.default_rng()
+        if self.kind == "choice":
+            return self.bounds[0][int(draw.uniform(0, len(self.bounds[0])))]
+        low, high = self.bounds[:2]
+        log = self.kind.startswith("log")
+        value = math.exp(draw.uniform(math.log(low), math.log(high))) if log else draw.uniform(low, high)
+        return int(value) if "int" in self.kind else value
+
+    def __str__(self):
+        if self.kind == "choice":
+            return f"choice of {', '.join(sorted(map(str, self.bounds[0])))}"
+        low, high, *_ = self.bounds
+        return f"{self.kind} from {low:g} {'below' if 'int' in self.kind else 'to'} {high:g}"
+
+
+class Late:
+    """What sample_from makes."""
+
+    def __init__(self, function):
+        self.function = function
+
+    def __str__(self):
+        return "sample_from"
+
+
+_HEARS = [lambda metrics: None]  # the last one hears what is reported
+
+
+def _report(metrics, *, checkpoint=None):
+    _HEARS[-1](dict(metrics))
+
+
+@cache
+def _modules() -> dict[str, ModuleType]:
+    """Modules `ray`, `ray.tune` and so on that keep what they are given; the same in all checks."""
+    ray, tune, schedulers, train = (
+        ModuleType(name) for name in ("ray", "ray.tune", "ray.tune.schedulers", "ray.train")
+    )
+    for kind in (
+        "uniform",
+        "loguniform",
+        "randint",
+        "lograndint",
+        "quniform",
+        "qloguniform",
+        "qrandint",
+        "qlograndint",
+    ):
+        setattr(tune, kind, partial(Domain, kind))
+    tune.choice = lambda categories: Domain("choice", list(categories))
+    tune.grid_search = lambda values: Domain("grid_search", list(values))
+    tune.sample_from = Late
+    tune.report, train.report = _report, _report
+
+    def kept(name, defaults):
+        """A class that keeps its keyword arguments, and takes no others."""
+
+        def begin(self, *given, **more):
+            values = dict(zip(defaults, given)) | more
+            if unknown := set(values) - set(defaults):
+                raise TypeError(f"{name}() got an unexpected keyword argument {sorted(unknown)[0]!r}")
+            vars(self).update(defaults | values)
+
+        return type(name, (), {"__init__": begin})
+
+    asha = {"time_attr": "training_iteration", "metric": None, "mode": None, "max_t": 100, "grace_period": 1, "reduction_factor": 4,
+            "brackets": 1, "stop_last_trials": True}  # fmt: skip
+    schedulers.ASHAScheduler = schedulers.AsyncHyperBandScheduler = kept("ASHAScheduler", asha)
+    config = {"mode": None, "metric": None, "search_alg": None, "scheduler": None, "num_samples": 1, "max_concurrent_trials": None,
+              "time_budget_s": None, "reuse_actors": False, "trial_name_creator": None, "trial_dirname_creator": None}  # fmt: skip
+    tune.TuneConfig = kept("TuneConfig", config)
+    names = ("name", "storage_path", "storage_filesystem", "failure_config", "checkpoint_config", "sync_config", "verbose", "stop",
+             "callbacks", "progress_reporter", "log_to_file")  # fmt: skip
+    tune.RunConfig = train.RunConfig = kept("RunConfig", dict.fromkeys(names))
+    tune.Tuner = kept("Tuner", dict.fromkeys(("trainable", "param_space", "tune_config", "run_config")))
+    tune.Tuner.fit = lambda self: vars(self).update(started=True)
+    tune.with_parameters = lambda trainable, **more: partial(trainable, **more)
+    tune.with_resources = lambda trainable, resources: trainable
+    ray.tune, tune.schedulers, ray.train, ray.__path__, tune.__path__ = tune, schedulers, train, [], []
+    return {"ray": ray, "ray.tune": tune, "ray.tune.schedulers": schedulers, "ray.train": train}
+
+
+@contextlib.contextmanager
+def _stand_in(*answers):
+    """Stand-ins in the place of Ray's modules, also for answers that hold what the real ones have."""
+    names = _modules()
+    changes = [
+        (sys.modules[name], key, value)
+        for name, module in names.items() if name in sys.modules
+        for key, value in vars(module).items() if callable(value) and hasattr(sys.modules[name], key)
+    ]  # fmt: skip
+    with mock.patch.dict(sys.modules, names), pretended(changes, *answers):
+        yield
+
+
+def _drawn(domains):
+    """One configuration, drawn as Ray does: in the order of the dictionary."""
+    config = dict(domains)
+    for name, domain in domains.items():
+        if isinstance(domain, Domain):
+            config[name] = domain.sample()
+        elif isinstance(domain, Late):
+            config[name] = domain.function(config)
+        elif callable(domain):
+            config[name] = domain
+    return config
+
+
+def _wrong_configs(configs):
+    """What is wrong in configurations that train was given: words, or "" if nothing is."""
+    for config in configs:
+        for name, distribution in SPACE.items():
+            due = all(config.get(parent) == value for parent, value in ONLY_IF.get(name, {}).items())
+            if due != (name in config):
+                return f"{name} {'is missing' if due else 'is there'} where kind is {config.get('kind')}"
+            if due and not isinstance(config[name], str | int | float):
+                return f"{name} is a {type(config[name]).__name__}"
+            if due and not distribution._contains(distribution.to_internal_repr(config[name])):
+                return f"{name} is {config[name]}"
+    inside = [config["cut"] for config in configs if "cut" in config]
+    return "" if len(set(inside)) > 1 else "cut is always the same"
+
+
+def _trained(trainable, config, values):
+    """Run one trial. Returns what train got, what was reported, how many epochs were trained then, and in all."""
+    got, told, after, trained = {}, [], [], []
+
+    def train(config):
+        got.update(config)
+        for value in values:
+            trained.append(value)
+            yield value
+
+    def hear(metrics):
+        told.append(metrics)
+        after.append(len(trained))
+
+    _HEARS.append(hear)
+    try:
+        trainable(config, train)
+    finally:
+        _HEARS.pop()
+    return {"got": got, "told": told, "after": after, "trained": len(trained)}
+
+
+def observe(ray_space, trainable, tuner):
+    """The domains, two trials, the tuner, all with the stand-in; then what Ray itself draws."""
+    answers = ray_space, trainable, tuner
+    with _stand_in(*answers):
+        domains = ray_space(dict(SPACE), dict(ONLY_IF))
+    names = sorted(domains) if isinstance(domains, dict) else domains if domains is None else [type(domains).__name__]
+    yield {"names": names}
+    yield {"domains": {name: str(domains[name]) for name in WORDS}}
+    config = dict.fromkeys(SPACE) | {"kind": "wide", "cut": 0.6, "layers": 0}
+    with _stand_in(*answers):
+        trials = [_trained(trainable, config, values) for values in (RISING, [0.3, math.nan, 0.1])]
+    told = [[str(told.get("accuracy")) for told in trial["told"]] for trial in trials]
+    yield {"told": told, "config": trials[0]["got"], "after": trials[0]["after"], "trained": trials[1]["trained"]}
+    run_config = SimpleNamespace(name="given")
+    with _stand_in(*answers):
+        made = tuner(iter, dict(SPACE), dict(ONLY_IF), 7, 9, run_config)
+    yield {"tuner": made if made is None else type(made).__name__}
+    how, asha = made.tune_config, getattr(made.tune_config, "scheduler", None)
+    steps = getattr(asha, "time_attr", "training_iteration")
+    yield {
+        "started": hasattr(made, "started"), "trials": getattr(how, "num_samples", 1), "run": made.run_config is run_config,
+        "goal": [str(getattr(how, name, None) or getattr(asha, name, None)) for name in ("metric", "mode")],
+        "asha": [asha.grace_period, asha.reduction_factor, asha.max_t, asha.brackets] if asha else [],
+        "time": steps == "training_iteration" or [told.get(steps) for told in trials[0]["told"]] == [1, 2, 3, 4],
+        "reuse": bool(getattr(how, "reuse_actors", False)),
+    }  # fmt: skip
+    with _stand_in(*answers):
+        drawn = _wrong_configs(_come(tuner, lambda space: [_drawn(space) for _ in range(DRAWS)]))
+    yield {"drawn": drawn}
+    configs = _by_ray(*answers) if INSTALLED else []
+    with _stand_in(*answers):
+        drawn = _wrong_configs(_come(tuner, lambda space: configs)) if configs else ""
+    yield {"ray": drawn}
+
+
+def _come(tuner, draw):
+    """The configurations that train gets when the tuner's trials run on those that are drawn."""
+    given = []
+
+    def train(config):
+        given.append(dict(config))
+        yield 0.5
+
+    made = tuner(train, dict(SPACE), dict(ONLY_IF), 7, 9, None)
+    for config in draw(made.param_space or {}):
+        made.trainable(config)
+    return given
+
+
+def _by_ray(ray_space, trainable, tuner):
+    """Configurations that Ray draws from the answer's space; raises where Ray refuses something. Nothing is started."""
+    from ray.tune.search.variant_generator import generate_variants
+
+    tuner(iter, dict(SPACE), dict(ONLY_IF), 3, 9, None)
+    space = ray_space(dict(SPACE), dict(ONLY_IF))
+    return [config for _ in range(DRAWS) for _, config in generate_variants(dict(space))]
+
+
+def _wrong_domain(seen, due):
+    exclusive = seen["layers"] == "randint from 2 below 5" or seen["units"] == "lograndint from 4 below 64"
+    return "upper-bound" if exclusive else "other-domain"
+
+
+def _first(seen, due):
+    name = next(name for name in due if seen[name] != due[name])
+    return {"name": name, "expected": due[name], "got": seen[name]}
+
+
+INSTALLED = getattr(importlib.util.find_spec("ray"), "origin", None) is not None  # a folder of this name is no package
+LOOKS = [
+    Look("a domain for each name", "names", sorted(SPACE), "space-names"),
+    Look("of the right kind, with the bounds as Ray counts them", "domains", WORDS, _wrong_domain, fields=_first),
+    Look("a trial gets what is active", "config", {"kind": "wide", "cut": 0.6, "layers": 0}, lambda seen, _: "none-passed" if None in
+         seen.values() else "active-lost"),
+    Look("it reports the accuracy after each epoch", "told", [[str(value) for value in RISING], ["0.3", "nan"]],
+         lambda seen, due: "never-told" if not seen[0] else "nan-told" if seen[0] == due[0] else "wrong-told"),
+    Look("", "after", [1, 2, 3, 4], "told-late"),
+    Look("and ends where it is NaN", "trained", 2, "nan-goes-on"),
+    Look("the tuner is made, and not started", "tuner", "Tuner", "no-tuner"),
+    Look("", "started", False, "tuner-started"),
+    Look("it looks for the highest accuracy, in as many trials as asked for", "goal", ["accuracy", "max"], "other-goal"),
+    Look("", "trials", 7, "other-number"),
+    Look("under ASHA", "asha", [1, 3, 9, 1], lambda seen, _: "asha-numbers" if seen else "no-asha",
+         fields=lambda seen, _: {} if not seen else {"seen": "grace_period {}, reduction_factor {}, max_t {}, brackets {}".format(*seen)}),
+    Look("", "time", True, "asha-time"),
+    Look("with processes that serve trial after trial", "reuse", True, "no-reuse"),
+    Look("and the run_config that it was given", "run", True, "run-config-lost"),
+    Look("what is drawn comes to train as the space says", "drawn", "", "wrong-drawn", fields=lambda seen, _: {"what": seen, "n": DRAWS}),
+    Look("Ray itself draws so, too" if INSTALLED else "not checked here, as Ray is not installed: what Ray itself draws", "ray", "",
+         "wrong-drawn", fields=lambda seen, _: {"what": seen, "n": DRAWS}),
+]  # fmt: skip
+
+
+def balise_7(ray_space, trainable, tuner):
+    yield from judged(LOOKS, observe, ray_space, trainable, tuner)

@@ -1,0 +1,505 @@
+"""Answers to balise 6 of 11_hyperparameter_search: one Optuna study, many workers."""
+
+from tests.answers.bank import Bank
+
+bank = Bank("11_hyperparameter_search", whole=True)
+
+TOLD = '''
+import optuna
+from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+
+
+def objective(trial, train):
+    """Reports in a while loop, and looks at NaN itself."""
+    kind = trial.suggest_categorical("optimizer", ["adamw", "sgd"])
+    config = dict(
+        optimizer=kind,
+        learning_rate=trial.suggest_float("learning_rate", 0.0001, 1, log=True),
+        batch_size=trial.suggest_int("batch_size", 16, 256, log=True),
+        width=trial.suggest_int("width", 8, 72, log=True),
+        weight_decay=trial.suggest_float("weight_decay", 1e-5, 0.01, log=True),
+    )
+    if kind == "sgd":
+        config["momentum"] = trial.suggest_float("momentum", 0, 0.99)
+    epoch, last = 0, None
+    for accuracy in train(config):
+        epoch += 1
+        if accuracy != accuracy:
+            raise optuna.exceptions.TrialPruned("diverged")
+        trial.report(accuracy, step=epoch)
+        last = accuracy
+        if trial.should_prune():
+            raise optuna.exceptions.TrialPruned
+    return last
+
+
+def make_study(path):
+    """Looks first whether there is one."""
+    storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(f"{path}"))
+    if not storage.get_all_studies():
+        optuna.create_study(storage=storage, study_name="search", direction="maximize")
+
+
+def work(path, name, total, train):
+    """Asks and tells; counts by hand."""
+    storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(f"{path}"))
+    study = optuna.load_study(
+        study_name="search", storage=storage, sampler=optuna.samplers.TPESampler(multivariate=True),
+        pruner=optuna.pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=3),
+    )
+    State = optuna.trial.TrialState
+    for old in study.trials:
+        if old.state == State.RUNNING and old.user_attrs.get("held by") == name:
+            storage.set_trial_state_values(old._trial_id, State.FAIL)
+    while sum(t.state in (State.COMPLETE, State.PRUNED) for t in study.get_trials(deepcopy=False)) < total:
+        trial = study.ask()
+        trial.set_user_attr("held by", name)
+        try:
+            value = objective(trial, train)
+        except optuna.TrialPruned:
+            study.tell(trial, state=State.PRUNED)
+        except Exception:
+            study.tell(trial, state=State.FAIL)
+            raise
+        else:
+            study.tell(trial, value)
+'''
+bank.text(6, None, TOLD)
+
+MOST = '''
+def objective(trial, train):
+    """Takes the ranges from the space."""
+    config = {}
+    for name, one in SPACE.items():
+        if name == "momentum" and config["optimizer"] != "sgd":
+            continue
+        if isinstance(one, CategoricalDistribution):
+            config[name] = trial.suggest_categorical(name, one.choices)
+        else:
+            suggest = trial.suggest_int if isinstance(one, IntDistribution) else trial.suggest_float
+            config[name] = suggest(name, one.low, one.high, log=one.log)
+    for epoch, accuracy in enumerate(train(config), start=1):
+        trial.report(accuracy, epoch)
+        if trial.should_prune() or np.isnan(accuracy):
+            raise optuna.TrialPruned()
+    return accuracy
+
+
+def make_study(path):
+    """Keeps a study that is there, by its error; a lock of the other kind."""
+    lock = optuna.storages.journal.JournalFileOpenLock(str(path))
+    storage = JournalStorage(JournalFileBackend(str(path), lock_obj=lock))
+    try:
+        return optuna.create_study(study_name="search", storage=storage, direction=optuna.study.StudyDirection.MAXIMIZE)
+    except optuna.exceptions.DuplicatedStudyError:
+        return optuna.load_study(study_name="search", storage=storage)
+
+
+def work(path, name, total, train):
+    """Optuna's own callback ends it, after a first look."""
+    lock = optuna.storages.journal.JournalFileOpenLock(str(path))
+    study = optuna.load_study(
+        study_name="search", storage=JournalStorage(JournalFileBackend(str(path), lock_obj=lock)),
+        pruner=optuna.pruners.SuccessiveHalvingPruner(1, 3),
+    )
+    done = (TrialState.COMPLETE, TrialState.PRUNED)
+
+    def one(trial):
+        trial.set_user_attr("name", name)
+        return objective(trial, train)
+
+    for trial in study.trials:
+        if trial.user_attrs.get("name") == name and not trial.state.is_finished():
+            study.tell(trial.number, state=TrialState.FAIL)
+    if len(study.get_trials(states=done)) < total:
+        study.optimize(one, callbacks=[optuna.study.MaxTrialsCallback(total, states=done)])
+'''
+SPACE = """
+SPACE = {
+    "optimizer": CategoricalDistribution(("sgd", "adamw")),
+    "learning_rate": FloatDistribution(1e-4, 1.0, log=True),
+    "momentum": FloatDistribution(0.0, 0.99),
+    "batch_size": IntDistribution(16, 256, log=True),
+    "width": IntDistribution(8, 72, log=True),
+    "weight_decay": FloatDistribution(1e-5, 1e-2, log=True),
+}
+"""
+MOST = SPACE + MOST
+bank.text(6, None, MOST)
+CREATED = 'optuna.create_study(study_name="search", storage=storage, direction="maximize", load_if_exists=True)'
+LOADED = 'optuna.load_study(study_name="search", storage=storage, pruner=pruner)'
+LOOP = """    while len(study.get_trials(states=(TrialState.COMPLETE, TrialState.PRUNED))) < total:
+        study.optimize(named, n_trials=1)
+"""
+TOLD_STORAGE = 'storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(f"{path}"))'
+ASKED = "        if math.isnan(accuracy) or trial.should_prune():\n            raise optuna.TrialPruned\n"
+
+bank.hint(
+    6,
+    "momentum-always",
+    "AdamW has no momentum, and was asked for one. The sampler would learn from a number that does nothing.",
+)
+bank.slip(
+    6, "momentum-always", ('    if config["optimizer"] == "sgd":\n        config', "    if True:\n        config")
+)
+bank.variant(6, "momentum-always", TOLD, ('if kind == "sgd"', "if kind"))
+
+bank.hint(
+    6, "names", "The trial should be asked for the names of SPACE. Look at {name}: {expected} was due, and is {got}."
+)
+bank.slip(6, "names", ('"learning_rate": trial', '"lr": trial'), ('_float("learning_rate"', '_float("lr"'))
+bank.variant(6, "names", TOLD, ('        width=trial.suggest_int("width", 8, 72, log=True),\n', ""))
+
+bank.hint(6, "ranges", "The range of {name} is not that of SPACE: {expected} is due, {got} was asked for.")
+bank.slip(6, "ranges", ("1e-4, 1.0, log=True", "1e-4, 1.0"))
+bank.variant(6, "ranges", TOLD, ('trial.suggest_int("width", 8', 'trial.suggest_float("width", 8'))
+
+bank.hint(
+    6,
+    "other-config",
+    "train was given another configuration than what the trial had suggested: a dictionary, each name with its value.",
+)
+bank.slip(6, "other-config", ('        config["momentum"] = trial', "        trial"))
+bank.variant(
+    6, "other-config", TOLD, ("    epoch, last = 0", '    config.setdefault("momentum", None)\n    epoch, last = 0')
+)
+
+bank.hint(
+    6,
+    "never-reported",
+    "Nothing was reported, so the pruner has nothing to judge by: trial.report(accuracy, epoch) after each epoch.",
+)
+bank.slip(6, "never-reported", ("        trial.report(accuracy, epoch)\n", ""))
+bank.variant(6, "never-reported", TOLD, ("        trial.report(accuracy, step=epoch)\n", ""))
+
+bank.hint(
+    6,
+    "epochs-from-zero",
+    "The first epoch was reported as epoch 0. A rung that is due after 3 epochs would be judged after 4.",
+)
+bank.slip(6, "epochs-from-zero", ("train(config), 1)", "train(config))"))
+bank.variant(6, "epochs-from-zero", TOLD, ("epoch, last = 0", "epoch, last = -1"))
+
+bank.hint(
+    6,
+    "wrong-report",
+    "After epoch 1, 2, 3 … the accuracy of that epoch is to be reported. Reported was something else.",
+)
+bank.slip(
+    6,
+    "wrong-report",
+    (
+        "trial.report(accuracy, epoch)",
+        "best = max(accuracy, locals().get('best', 0))\n        trial.report(best, epoch)",
+    ),
+)
+bank.variant(6, "wrong-report", TOLD, ("step=epoch)", "step=10 * epoch)"))
+
+bank.hint(
+    6,
+    "never-asked",
+    "The pruner said stop after epoch 2, and all 4 were trained: trial.should_prune() asks it; it stops nothing by itself.",
+)
+bank.slip(6, "never-asked", (" or trial.should_prune()", ""))
+bank.variant(
+    6, "never-asked", TOLD, ("        if trial.should_prune():\n            raise optuna.exceptions.TrialPruned\n", "")
+)
+
+bank.hint(
+    6,
+    "pruned-as-complete",
+    "A trial that was stopped ended as COMPLETE: its early value stands beside those of whole trainings. Let optuna.TrialPruned out of the objective.",
+)
+bank.slip(6, "pruned-as-complete", ("            raise optuna.TrialPruned", "            return accuracy"))
+bank.slip(
+    6, "pruned-as-complete",
+    ("    for epoch, accuracy in", "    try:\n      for epoch, accuracy in"),
+    ("        trial.report", "          trial.report"),
+    (ASKED, "          if math.isnan(accuracy) or trial.should_prune():\n              raise optuna.TrialPruned\n    except optuna.TrialPruned:\n        pass\n"),
+)  # fmt: skip
+bank.variant(
+    6,
+    "pruned-as-complete",
+    TOLD,
+    ("            raise optuna.exceptions.TrialPruned\n    return", "            break\n    return"),
+)
+
+bank.hint(
+    6,
+    "trained-on",
+    "All epochs were trained before the pruner was asked, so that it saves nothing. Take one epoch from the generator, report, ask.",
+)
+bank.slip(6, "trained-on", ("enumerate(train(config), 1)", "enumerate(list(train(config)), 1)"))
+bank.variant(6, "trained-on", TOLD, ("in train(config)", "in [*train(config)]"))
+
+bank.hint(
+    6,
+    "asked-late",
+    "The pruner said stop after epoch 2, and {n} epochs were trained. After each epoch: report, then ask.",
+)
+bank.slip(
+    6,
+    "asked-late",
+    ("        trial.report(accuracy, epoch)\n" + ASKED, ASKED + "        trial.report(accuracy, epoch)\n"),
+)
+bank.variant(
+    6, "asked-late", TOLD,
+    ("        epoch += 1\n", "        epoch += 1\n        if trial.should_prune():\n            raise optuna.exceptions.TrialPruned\n"),
+    ("        last = accuracy\n        if trial.should_prune():\n            raise optuna.exceptions.TrialPruned\n", "        last = accuracy\n"),
+)  # fmt: skip
+
+bank.hint(6, "trial-fails", "A trial ended as {state}. One that the pruner stops is PRUNED: raise optuna.TrialPruned.")
+bank.slip(6, "trial-fails", ("            raise optuna.TrialPruned", "            return None"))
+bank.variant(
+    6,
+    "trial-fails",
+    TOLD,
+    ("            raise optuna.exceptions.TrialPruned\n    return", "            return float('nan')\n    return"),
+)
+
+bank.hint(
+    6,
+    "nan-fails",
+    "A training that had diverged (NaN) became a FAIL: the sampler does not learn from it and may come back. End it as PRUNED.",
+)
+bank.slip(6, "nan-fails", (ASKED, "        if math.isnan(accuracy):\n            return accuracy\n" + ASKED))
+bank.variant(6, "nan-fails", TOLD, ('raise optuna.exceptions.TrialPruned("diverged")', "return accuracy"))
+
+bank.hint(
+    6,
+    "nan-trains-on",
+    "A training that had diverged (NaN) went on. What comes after NaN is NaN: end the trial, as PRUNED, at once.",
+)
+bank.slip(6, "nan-trains-on", ("if math.isnan(accuracy) or trial", "if trial"))
+bank.variant(6, "nan-trains-on", TOLD, ('raise optuna.exceptions.TrialPruned("diverged")', "continue"))
+
+bank.hint(6, "not-the-last", "The value of a trial is its accuracy after the last epoch.")
+bank.slip(6, "not-the-last", ("    return accuracy", "    return max(t for t in [accuracy, 0.71])"))
+bank.variant(6, "not-the-last", TOLD, ("    return last", "    return 1 - last"))
+
+bank.hint(
+    6,
+    "sqlite",
+    "This is a SQLite database. Its locks do not hold on the network file systems of a supercomputer. Take JournalStorage(JournalFileBackend(path)).",
+)
+bank.slip(6, "sqlite", ("storage = JournalStorage(JournalFileBackend(str(path)))", 'storage = f"sqlite:///{path}"'))
+bank.variant(6, "sqlite", TOLD, (TOLD_STORAGE, 'storage = optuna.storages.RDBStorage(f"sqlite:///{path}")'))
+
+bank.hint(
+    6,
+    "no-file",
+    "After make_study(path) there is no journal in the file path. A study in memory ends with its process.",
+)
+bank.slip(6, "no-file", ("optuna.create_study(", "study = optuna.create_study("), ('"search", storage=storage, direction', '"search", direction'), (
+    "    storage = JournalStorage(JournalFileBackend(str(path)))\n    study", "    study"))  # fmt: skip
+bank.variant(6, "no-file", TOLD, ('JournalFileBackend(f"{path}")', 'JournalFileBackend(f"{path}.log")'))
+
+bank.hint(6, "minimised", "The study is to be maximised: it is an accuracy. Optuna minimises unless it is told.")
+bank.slip(6, "minimised", (' direction="maximize",', ""))
+bank.variant(6, "minimised", TOLD, (', direction="maximize")', ', directions=["minimize"])'))
+
+bank.hint(
+    6,
+    "other-name",
+    'The journal shall have one study, of the name "search", by which the workers find it. It has: {names}.',
+)
+bank.slip(
+    6,
+    "other-name",
+    ('create_study(study_name="search"', 'create_study(study_name="optuna"'),
+    ('load_study(study_name="search"', 'load_study(study_name="optuna"'),
+)
+bank.variant(6, "other-name", TOLD, ('study_name="search", direction', 'study_name="Search", direction'))
+
+bank.hint(
+    6,
+    "own-study",
+    "The worker made a study of its own: {n} are in the file now, and none knows of the others' trials. Load the one that is there.",
+)
+bank.slip(
+    6,
+    "own-study",
+    (LOADED, 'optuna.create_study(study_name=f"search {name}", storage=storage, pruner=pruner, direction="maximize")'),
+)
+bank.variant(
+    6,
+    "own-study",
+    TOLD,
+    ('optuna.load_study(\n        study_name="search",', 'optuna.create_study(\n        direction="maximize",'),
+)
+
+bank.hint(
+    6,
+    "not-in-the-file",
+    'After work(path, "a", 2, train), the study in the file has these trials: {states}. Two that are finished are due.',
+)
+bank.slip(6, "not-in-the-file", (LOADED, 'optuna.create_study(direction="maximize", pruner=pruner)'))
+bank.variant(
+    6,
+    "not-in-the-file",
+    TOLD,
+    ("for t in study.get_trials(deepcopy=False)) < total:", "for t in study.get_trials(deepcopy=False)) < total - 1:"),
+)
+
+bank.hint(
+    6,
+    "no-pruner",
+    "The second training was a poor one, and ran to its end. load_study takes a pruner: the file does not know which one you want.",
+)
+bank.slip(6, "no-pruner", (", storage=storage, pruner=pruner)", ", storage=storage)"))
+bank.variant(6, "no-pruner", MOST, ("        pruner=optuna.pruners.SuccessiveHalvingPruner(1, 3),\n", ""))
+
+bank.hint(
+    6,
+    "pruned-not-counted",
+    "2 were asked for, and there are {n}: {states}. A trial that was pruned is finished, too: count it.",
+)
+bank.slip(6, "pruned-not-counted", ("states=(TrialState.COMPLETE, TrialState.PRUNED)", "states=(TrialState.COMPLETE,)"))
+bank.variant(6, "pruned-not-counted", MOST, ("MaxTrialsCallback(total, states=done)", "MaxTrialsCallback(total)"))
+
+bank.hint(
+    6,
+    "total-each",
+    "2 were asked for and there. The second worker ran {n} in all: total counts the trials of all workers together.",
+)
+bank.slip(6, "total-each", (LOOP, "    study.optimize(named, n_trials=total)\n"))
+bank.variant(6, "total-each", MOST, (
+    "    if len(study.get_trials(states=done)) < total:\n        study.optimize(one, callbacks=[optuna.study.MaxTrialsCallback(total, states=done)])",
+    "    for _ in range(total):\n        study.optimize(one, n_trials=1)"))  # fmt: skip
+
+bank.hint(
+    6,
+    "counts-after",
+    "2 were asked for and there; the second worker ran another one all the same. Count before a trial, not only after it.",
+)
+bank.slip(
+    6,
+    "counts-after",
+    (
+        LOOP,
+        "    while True:\n        study.optimize(named, n_trials=1)\n        if sum(t.state.is_finished() for t in study.trials) >= total:\n            break\n",
+    ),
+)
+bank.variant(6, "counts-after", MOST, ("    if len(study.get_trials(states=done)) < total:\n", "    if True:\n"))
+
+bank.hint(
+    6,
+    "made-twice",
+    "A study of this name is there already, and create_study refuses: {what} With load_if_exists=True it takes that one; a worker loads it.",
+)
+bank.slip(6, "made-twice", (", load_if_exists=True", ""))
+bank.slip(6, "made-twice", ("optuna.load_study(study_name", 'optuna.create_study(direction="maximize", study_name'))
+bank.variant(6, "made-twice", TOLD, ("    if not storage.get_all_studies():\n    ", ""))
+
+bank.hint(
+    6,
+    "study-lost",
+    "make_study(path) was called again, as by whoever submits more jobs, and what was in the study is gone or stands beside a new one.",
+)
+bank.slip(
+    6,
+    "study-lost",
+    (
+        "    storage = JournalStorage(JournalFileBackend(str(path)))\n    optuna.c",
+        "    Path(path).unlink(missing_ok=True)\n    storage = JournalStorage(JournalFileBackend(str(path)))\n    optuna.c",
+    ),
+)
+bank.variant(6, "study-lost", TOLD, (
+    '    if not storage.get_all_studies():\n', '    if storage.get_all_studies():\n        optuna.delete_study(study_name="search", storage=storage)\n    if True:\n'))  # fmt: skip
+
+bank.hint(
+    6,
+    "lost-left",
+    "Worker a was killed in a trial and came back, and its old trial is still RUNNING. It looks for trials that carry its own name: is the name set before the training starts?",
+)
+bank.slip(6, "lost-left", ("            study.tell(trial.number, state=TrialState.FAIL)", "            pass"))
+bank.slip(6, "lost-left", (
+    '        trial.set_user_attr("worker", name)\n        return objective(trial, train)', '        value = objective(trial, train)\n        trial.set_user_attr("worker", name)\n        return value'))  # fmt: skip
+bank.variant(6, "lost-left", TOLD, ('        trial.set_user_attr("held by", name)\n', ""))
+
+bank.hint(
+    6,
+    "living-failed",
+    "Worker c is alive in the middle of its trial, and another one has set it to FAIL: c cannot report any more. Only trials of the worker's own name are lost.",
+)
+bank.slip(6, "living-failed", ('        if trial.user_attrs.get("worker") == name:\n    ', "    "))
+bank.variant(6, "living-failed", MOST, ('trial.user_attrs.get("name") == name and not', "not"))
+
+bank.hint(
+    6,
+    "others-counted",
+    "{expected} finished trials were asked for, and there are {got} when worker a ends. One that runs, or has failed, is not finished.",
+)
+bank.slip(
+    6, "others-counted", (LOOP, "    while len(study.trials) < total:\n        study.optimize(named, n_trials=1)\n")
+)
+bank.variant(
+    6,
+    "others-counted",
+    MOST,
+    (
+        "done = (TrialState.COMPLETE, TrialState.PRUNED)",
+        "done = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.RUNNING)",
+    ),
+)
+
+bank.hint(
+    6,
+    "put-back",
+    "The configuration of the trial that was lost was put back in the queue. What has killed one worker may kill the next: leave it.",
+)
+bank.slip(
+    6,
+    "put-back",
+    ("state=TrialState.FAIL)\n", "state=TrialState.FAIL)\n            study.enqueue_trial(trial.params)\n"),
+)
+bank.variant(
+    6,
+    "put-back",
+    TOLD,
+    (
+        "State.FAIL)\n    while",
+        "State.FAIL)\n            study.enqueue_trial(old.params, skip_if_exists=False)\n    while",
+    ),
+)
+
+bank.hint(6, "worker-raised", "A worker ended with {error}")
+bank.slip(
+    6,
+    "worker-raised",
+    (
+        "    while len(",
+        "    if study.get_trials(states=(TrialState.FAIL,)):\n        raise SystemExit(3)\n    while len(",
+    ),
+)
+bank.variant(
+    6,
+    "worker-raised",
+    TOLD,
+    (
+        "    while sum",
+        "    assert len([t for t in study.trials if t.state == State.FAIL]) == 0, 'a trial has failed'\n    while sum",
+    ),
+)
+
+bank.hint(
+    6, "wrong-states", "At the end the trials should be finished, but for the lost one, a FAIL. They are: {states}."
+)
+bank.slip(
+    6,
+    "wrong-states",
+    (
+        LOOP,
+        LOOP
+        + "    for trial in study.get_trials(states=(TrialState.FAIL,)):\n        if name == 'c':\n            study.optimize(named, n_trials=1)\n",
+    ),
+)
+bank.variant(6, "wrong-states", TOLD, ("    while sum", "    if name == 'c':\n        total += 2\n    while sum"))
+
+bank.hint(
+    6,
+    "same-seed",
+    "The same configuration was drawn twice: a sampler with a fixed seed draws the same in each worker, and again when a worker comes back. Give it none.",
+)
+bank.slip(6, "same-seed", ("pruner=pruner)", "pruner=pruner, sampler=optuna.samplers.TPESampler(seed=0))"))
+bank.variant(6, "same-seed", TOLD, ("multivariate=True", "seed=len(name)"))
