@@ -104,6 +104,8 @@ def test_nothing_is_recorded_without_a_gpu(monkeypatch):
     recorded.note("02_a", "x", 1)
     assert not recorded.FOLDER.exists() and recorded.load("02_a", "x") is None and recorded.where("02_a") is None
     assert recorded.line("02_a", "x").startswith("Nothing is recorded")
+    recorded.note("02_a", "start", 2.5, on_cpu=True)
+    assert recorded.load("02_a", "start") == 2.5
 
 
 def test_recorded_results_of_one_run_stay_together(monkeypatch):

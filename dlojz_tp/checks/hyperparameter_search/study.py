@@ -88,7 +88,7 @@ def observe(objective, make_study, work):
     finally:
         optuna.logging.set_verbosity(before)
     yield {key: [one[key] for one in found] for key in found[0]}
-    yield on_ranks(_workers, make_study, work, sizes=(1,), timeout=PATIENCE, known=KNOWN)[1][0]
+    yield on_ranks(_workers, make_study, work, sizes=(1,), timeout=2 * PATIENCE, known=KNOWN)[1][0]
 
 
 def _workers(make_study, work):
@@ -107,9 +107,10 @@ def _workers(make_study, work):
             return found
         study = optuna.load_study(study_name="search", storage=storage)
         scores = iter([0.9, 0.1])  # the second training is poor: the pruner stops it
-        work(path, "a", 2, lambda config: [next(scores, 0.9)] * 9)
+        work(path, "worker 1", 2, lambda config: [next(scores, 0.9)] * 9)
         found |= {"first": _states(study), "own": len(storage.get_all_studies())}
-        work(path, "b", 2, lambda config: [0.9] * 9)
+        found["rungs"] = [sum(key.startswith("completed_rung") for key in trial.system_attrs) for trial in study.trials]
+        work(path, "worker 2", 2, lambda config: [0.9] * 9)
         found["enough"] = _states(study)
         make_study(path)
         anew = JournalStorage(JournalFileBackend(str(path)))
@@ -124,7 +125,7 @@ def _states(study):
 
 
 def _killed(path, study, work):
-    """Worker c lives, and stands in the middle of its trial; worker a is killed in one, and comes back; then c goes on."""
+    """Worker 12 lives, and stands in the middle of its trial; worker 1 is killed in one, and comes back; then 12 goes on."""
     (read, write), (held, release) = os.pipe(), os.pipe()
 
     def waits(config):
@@ -136,11 +137,11 @@ def _killed(path, study, work):
         os.kill(os.getpid(), signal.SIGKILL)
         yield
 
-    living = _start(work, path, "c", 4, waits)
+    living = _start(work, path, "worker 12", 4, waits)
     select.select([read, living[1]], [], [], PATIENCE)
-    _end(_start(work, path, "a", 4, dies))
-    errors = [_end(_start(work, path, "a", 4, lambda config: [0.9] * 9))]
-    states = [*_states(study), "none", "none"][2:]  # of c's trial, of a's, and of what came then
+    _end(_start(work, path, "worker 1", 4, dies))
+    errors = [_end(_start(work, path, "worker 1", 4, lambda config: [0.9] * 9))]
+    states = [*_states(study), "none", "none"][2:]  # of 12's trial, of 1's, and of what came then
     found = {"living": states[0], "killed": states[1], "finished": sum(state in DONE for state in _states(study))}
     os.write(release, b"go on" * 20)  # whatever it begins
     errors.append(_end(living))
@@ -218,13 +219,17 @@ def _wrong_end(seen, due):
 
 
 def _first_wrong(seen, due):
-    if len(seen) > 2:
+    states, rungs = seen
+    if len(states) > 2:
         return "pruned-not-counted"
-    return "no-pruner" if seen == ["COMPLETE"] * 2 else "trial-fails" if "FAIL" in seen else "not-in-the-file"
+    if len(states) < 2 or "FAIL" in states:
+        return "trial-fails" if "FAIL" in states else "not-in-the-file"
+    return "other-rungs" if any(rungs) else "no-pruner"
 
 
 def _counts(seen, due):
-    return {"n": len(seen), "states": ", ".join(seen) or "none"}
+    states = ", ".join(seen) or "none"
+    return {"n": len(seen), "states": states, "got": states, "state": "FAIL"}
 
 
 LOOKS = [
@@ -241,7 +246,8 @@ LOOKS = [
     Look("", "studies", STUDIES, lambda seen, _: "minimised" if seen == [["search", "minimize"]] else "other-name",
          fields=lambda seen, _: {"names": ", ".join(name for name, _ in seen) or "none"}),
     Look("a worker runs trials of this study, and prunes", "own", 1, "own-study", fields=lambda seen, _: {"n": seen}),
-    Look("", "first", FIRST, _first_wrong, fields=_counts),
+    Look("", lambda found: [found["first"], found["rungs"]], [FIRST, [3, 1]], _first_wrong,
+         fields=lambda seen, _: _counts(seen[0], _) | {"rungs": (*seen[1], 0)[0], "expected": ", ".join(FIRST)}),
     Look("the next one finds enough and runs none", "enough", FIRST, lambda seen, _: "total-each" if len(seen) > 3 else "counts-after",
          fields=_counts),
     Look("made again, the study keeps its trials", "kept", [FIRST], "study-lost"),

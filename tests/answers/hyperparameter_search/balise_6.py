@@ -331,7 +331,7 @@ bank.variant(
 bank.hint(
     6,
     "not-in-the-file",
-    'After work(path, "a", 2, train), the study in the file has these trials: {states}. Two that are finished are due.',
+    'After work(path, "worker 1", 2, train), the study in the file has these trials: {states}. Two that are finished are due.',
 )
 bank.slip(6, "not-in-the-file", (LOADED, 'optuna.create_study(direction="maximize", pruner=pruner)'))
 bank.variant(
@@ -348,6 +348,15 @@ bank.hint(
 )
 bank.slip(6, "no-pruner", (", storage=storage, pruner=pruner)", ", storage=storage)"))
 bank.variant(6, "no-pruner", MOST, ("        pruner=optuna.pruners.SuccessiveHalvingPruner(1, 3),\n", ""))
+
+bank.hint(
+    6,
+    "other-rungs",
+    "The first training, of 9 epochs, was looked at in {rungs} rungs. Due are 3, after 1, 3 and 9 epochs: min_resource=1, reduction_factor=3. Without min_resource, it waits for a whole training first.",
+)
+bank.slip(6, "other-rungs", ("min_resource=1, reduction_factor=3", ""))
+bank.slip(6, "other-rungs", ("min_resource=1, reduction_factor=3", "min_resource=3, reduction_factor=3"))
+bank.variant(6, "other-rungs", MOST, ("SuccessiveHalvingPruner(1, 3)", "SuccessiveHalvingPruner(1, 4)"))
 
 bank.hint(
     6,
@@ -410,7 +419,7 @@ bank.variant(6, "study-lost", TOLD, (
 bank.hint(
     6,
     "lost-left",
-    "Worker a was killed in a trial and came back, and its old trial is still RUNNING. It looks for trials that carry its own name: is the name set before the training starts?",
+    "Worker 1 was killed in a trial and came back, and its old trial is still RUNNING. It looks for trials that carry its own name: is the name set before the training starts?",
 )
 bank.slip(6, "lost-left", ("            study.tell(trial.number, state=TrialState.FAIL)", "            pass"))
 bank.slip(6, "lost-left", (
@@ -420,15 +429,16 @@ bank.variant(6, "lost-left", TOLD, ('        trial.set_user_attr("held by", name
 bank.hint(
     6,
     "living-failed",
-    "Worker c is alive in the middle of its trial, and another one has set it to FAIL: c cannot report any more. Only trials of the worker's own name are lost.",
+    "Worker 12 is alive in the middle of its trial, and another one has set it to FAIL: it cannot report any more. Only trials of the worker's own name are lost.",
 )
 bank.slip(6, "living-failed", ('        if trial.user_attrs.get("worker") == name:\n    ', "    "))
+bank.slip(6, "living-failed", ('trial.user_attrs.get("worker") == name', 'name in trial.user_attrs.get("worker", "")'))
 bank.variant(6, "living-failed", MOST, ('trial.user_attrs.get("name") == name and not', "not"))
 
 bank.hint(
     6,
     "others-counted",
-    "{expected} finished trials were asked for, and there are {got} when worker a ends. One that runs, or has failed, is not finished.",
+    "{expected} finished trials were asked for, and there are {got} when worker 1 ends. One that runs, or has failed, is not finished.",
 )
 bank.slip(
     6, "others-counted", (LOOP, "    while len(study.trials) < total:\n        study.optimize(named, n_trials=1)\n")
@@ -491,10 +501,12 @@ bank.slip(
     (
         LOOP,
         LOOP
-        + "    for trial in study.get_trials(states=(TrialState.FAIL,)):\n        if name == 'c':\n            study.optimize(named, n_trials=1)\n",
+        + "    for trial in study.get_trials(states=(TrialState.FAIL,)):\n        if name == 'worker 12':\n            study.optimize(named, n_trials=1)\n",
     ),
 )
-bank.variant(6, "wrong-states", TOLD, ("    while sum", "    if name == 'c':\n        total += 2\n    while sum"))
+bank.variant(
+    6, "wrong-states", TOLD, ("    while sum", "    if name == 'worker 12':\n        total += 2\n    while sum")
+)
 
 bank.hint(
     6,
@@ -502,4 +514,4 @@ bank.hint(
     "The same configuration was drawn twice: a sampler with a fixed seed draws the same in each worker, and again when a worker comes back. Give it none.",
 )
 bank.slip(6, "same-seed", ("pruner=pruner)", "pruner=pruner, sampler=optuna.samplers.TPESampler(seed=0))"))
-bank.variant(6, "same-seed", TOLD, ("multivariate=True", "seed=len(name)"))
+bank.variant(6, "same-seed", TOLD, ("multivariate=True", 'seed=name.count("1")'))
