@@ -95,7 +95,201 @@ axes.set(
 # %% [markdown]
 # ## Change while training: populations
 #
-# (balise 5)
+# Every search so far looks for *constants*. But the learning rate that is best for the first epoch is rarely the best one for
+# the last. **Population based training** (Jaderberg et al., 2017) trains a population side by side, each member with a network
+# and hyperparameters of its own. After every few epochs
+#
+# - **exploit**: a poor member gives up, and copies a good one: weights, state of the optimizer, hyperparameters;
+# - **explore**: then it changes its hyperparameters a little, so that the two do not do the same from now on.
+#
+# Nobody starts again from zero: the whole search costs as much as training the population once, side by side, and what comes
+# out is a network *and a schedule*. On a supercomputer each member has a GPU, and what members exchange is a checkpoint. The
+# price: there is no table of such a search, because a member's past is not one configuration. So this one is live, on small
+# networks. A third part of the digits, the test images, plays no part in the search.
+
+# %% tags=["setup"]
+from dataclasses import dataclass
+
+MEMBERS, GENERATIONS, REPETITIONS = 12, 10, 20 if FULL else 5
+torch.set_num_threads(1)  # networks this small lose time on waking others
+digits = data.digits(val_share=0.4)
+train_x, train_y = digits.train_x.flatten(1), digits.train_y
+val_x, test_x = (digits.val_x.flatten(1)[k::2] for k in (0, 1))
+val_y, test_y = (digits.val_y[k::2] for k in (0, 1))
+
+
+@dataclass
+class Member:
+    """One of a population."""
+
+    network: nn.Module
+    optimizer: torch.optim.Optimizer
+    hyperparameters: dict  # {name in optimizer.param_groups: value}, such as {"lr": 0.1, "weight_decay": 1e-4}
+    value: float = math.nan  # validation accuracy when it was last looked at; NaN: diverged
+
+
+def new_member(rng):
+    """A network with random weights, SGD with momentum, a random rate and weight decay."""
+    torch.manual_seed(int(rng.integers(2**31)))
+    network = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
+    drawn = {"lr": 10 ** rng.uniform(-3, 0), "weight_decay": 10 ** rng.uniform(-6, -2)}
+    return Member(network, torch.optim.SGD(network.parameters(), momentum=0.9, **drawn), drawn)
+
+
+def accuracy(network, x, y):
+    """The share of right answers; NaN where the network's output is no longer finite."""
+    with torch.no_grad():
+        logits = network(x)
+    return (logits.argmax(1) == y).double().mean().item() if logits.isfinite().all() else math.nan
+
+
+def train_epoch(member, rng):
+    """One epoch of batches of 128, then a look at the validation images."""
+    for batch in torch.from_numpy(rng.permutation(len(train_y))).split(128):
+        loss = nn.functional.cross_entropy(member.network(train_x[batch]), train_y[batch])
+        member.optimizer.zero_grad()
+        loss.backward()
+        member.optimizer.step()
+    member.value = accuracy(member.network, val_x, val_y)
+
+
+# %% [markdown]
+# ### Balise 5 · Exploit and explore
+#
+# Three functions, about 4, 5 and 9 lines, 15 minutes. `rng` is a NumPy generator: draw everything from it. Write them for any
+# network and any optimizer of PyTorch: a network may have buffers (batch norm's statistics), an optimizer several
+# `param_groups` (all with the same hyperparameters).
+#
+# **`exploit(member, better)`**: `member` becomes what `better` is now. From here on it must train *exactly* as `better` would
+# have, and what one of them does later must not reach the other. `better` stays as it is. Returns nothing.
+#
+# **`explore(member, rng)`**: multiply each of `member.hyperparameters` by 0.8 or by 1.25, drawn for each anew. The dictionary
+# is only the member's note of them: what it trains with stands in its optimizer. Weights, and what the optimizer has gathered,
+# stay. Returns nothing.
+#
+# **`evolve(members, rng)`**: the lowest quarter by `value` (`len(members) // 4`, but at least one) copy, each, a member drawn
+# from the highest quarter, and explore. The others stay as they are, and all stay in their places in the list. A `value` of NaN
+# is the worst. Returns a list of pairs of places: (who copied, whom).
+#
+# <details><summary>Hint</summary>
+#
+# `state_dict()` of a network has its buffers too; `load_state_dict` of a network copies the numbers. That of an *optimizer*
+# keeps the very tensors that it is given: `copy.deepcopy` them first. `for group in optimizer.param_groups:
+# group.update(...)`. Every comparison with NaN is false, so sorting by NaN puts nothing in order: sort by
+# `-math.inf` in its place.
+# </details>
+
+
+# %% tags=["balise-5"]
+def exploit(member, better):
+    """Make member a copy of better: weights, buffers, optimizer's state, hyperparameters; nothing is shared."""
+    # BEGIN SOLUTION
+    member.network.load_state_dict(better.network.state_dict())
+    member.optimizer.load_state_dict(copy.deepcopy(better.optimizer.state_dict()))
+    member.hyperparameters = dict(better.hyperparameters)
+    # END SOLUTION
+
+
+def explore(member, rng):
+    """Multiply each hyperparameter by 0.8 or 1.25, in the optimizer too."""
+    # BEGIN SOLUTION
+    for name in member.hyperparameters:
+        member.hyperparameters[name] *= float(rng.choice((0.8, 1.25)))
+    for group in member.optimizer.param_groups:
+        group.update(member.hyperparameters)
+    # END SOLUTION
+
+
+def evolve(members, rng):
+    """The lowest quarter copies members of the highest, and explores. Returns [(who copied, whom), …]."""
+    # BEGIN SOLUTION
+    values = [-math.inf if math.isnan(member.value) else member.value for member in members]
+    order = sorted(range(len(members)), key=values.__getitem__)
+    quarter = max(1, len(members) // 4)
+    pairs = [(poor, int(rng.choice(order[-quarter:]))) for poor in order[:quarter]]
+    for poor, good in pairs:
+        exploit(members[poor], members[good])
+        explore(members[poor], rng)
+    return pairs
+    # END SOLUTION
+
+
+# %%
+tp.check(5, exploit, explore, evolve)
+
+# %% [markdown]
+# Now against the same number of members, begun with the same weights and the same rates, that keep them. **Before you run the
+# cell, commit yourself**: of the network that is best on the validation images, how many more *test* images, in percent, does
+# the population get right? And the median network of the population?
+
+# %%
+guess_best, guess_median = None, None  # percentage points, such as 2.0, 2.0
+
+
+# %%
+def trained(seed, evolving):
+    """(members, rates, pairs): rates (generations, members), pairs of each generation but the last."""
+    rng = np.random.default_rng(seed)
+    members, rates, pairs = [new_member(rng) for _ in range(MEMBERS)], [], []
+    for generation in range(GENERATIONS):
+        rates.append([member.hyperparameters["lr"] for member in members])
+        for member in members:
+            train_epoch(member, rng)
+        if evolving and generation < GENERATIONS - 1:
+            pairs.append(evolve(members, rng))
+    return members, np.array(rates), pairs
+
+
+def on_test(members):
+    """Test accuracy in percent of the best on the validation images, and the median of all."""
+    found = [100 * accuracy(member.network, test_x, test_y) for member in members]
+    best = max(range(len(members)), key=lambda k: np.nan_to_num(members[k].value))
+    return found[best], np.nanmedian(found)
+
+
+runs = {evolving: [trained(seed, evolving) for seed in range(REPETITIONS)] for evolving in (False, True)}
+scores = {evolving: np.array([on_test(members) for members, *_ in runs[evolving]]) for evolving in runs}
+print(f"measured, test accuracy in %, median (quartiles) of {REPETITIONS} repetitions of {MEMBERS} members:")
+for evolving, name in ((False, "fixed rates"), (True, "population based")):
+    low, middle, high = np.percentile(scores[evolving], (25, 50, 75), axis=0)
+    text = [f"{m:.1f} ({a:.1f} to {b:.1f})" for a, m, b in zip(low, middle, high)]
+    print(f"{name:<17} best {text[0]}   median member {text[1]}")
+more = np.median(scores[True] - scores[False], axis=0)
+print(f"more, median: best {more[0]:+.1f}, median member {more[1]:+.1f}; your guess: {guess_best}, {guess_median}")
+
+
+# %% jupyter={"source_hidden": true}
+def lineage(members, rates, pairs):
+    """The learning rates along which the best network was trained: its own, and before those of whom it copied."""
+    k = max(range(len(members)), key=lambda k: np.nan_to_num(members[k].value))
+    path = []
+    for generation in reversed(range(len(rates))):
+        path.append(rates[generation][k])
+        k = dict(pairs[generation - 1]).get(k, k) if generation else k
+    return path[::-1]
+
+
+figure, (left, right) = plt.subplots(1, 2, figsize=(9.5, 3.4), layout="constrained", width_ratios=(3, 2))
+epochs = range(1, GENERATIONS + 1)
+members, rates, pairs = runs[True][0]
+left.plot(epochs, rates, color="0.8", linewidth=1)
+for run in runs[True]:
+    left.plot(epochs, lineage(*run), color="C0", alpha=0.6)
+left.plot([], [], color="C0", label="way to the best network, each repetition")
+left.plot([], [], color="0.8", label="all members of the first")
+left.set(yscale="log", xlabel="epoch", ylabel="learning rate", title="Which schedules does the population find?")
+left.legend(fontsize=8)
+for k in (0, 1):
+    for evolving in runs:
+        place = k + 0.15 * (2 * evolving - 1)
+        right.plot([place] * REPETITIONS, scores[evolving][:, k], "o", color=f"C{1 - evolving}", alpha=0.6)
+        right.hlines(np.median(scores[evolving][:, k]), place - 0.1, place + 0.1, color=f"C{1 - evolving}")
+right.plot([], [], "o", color="C0", label="population based")
+right.plot([], [], "o", color="C1", label="fixed rates")
+right.set(xticks=(0, 1), xticklabels=("best on validation", "median member"), xlim=(-0.5, 1.5),
+          ylabel="test accuracy (%)", title="What does it gain?")  # fmt: skip
+right.legend(fontsize=8)
+plt.show()
 
 # %% [markdown]
 # ## A study on many nodes: Optuna
