@@ -486,13 +486,13 @@ print(*(folder / "ranks.journal").read_text().splitlines()[:3], sep="\n")
 # srun python worker.py "task $SLURM_ARRAY_TASK_ID"     # calls work(path, name, ...)
 # ```
 #
-# The journal must lie where all nodes see it. `launch.job` does the same from a notebook, one job a worker (on a machine without a Slurm,
-# here). Task 1 is killed in the third training that it begins, as if its time were over.
+# The journal must lie where all nodes see it. `launch.job` does the same from a notebook, one job a worker (on a machine
+# without a Slurm, here). Task 1 is killed in the third training that it begins, as if its time were over.
 
 
 # %%
-def task(path, name, trials, killed_in=None):
-    """A task of the array: a worker, and in its training number `killed_in` it is killed."""
+def task(path, name, trials, killed_in):
+    """A task of the array: a worker that is killed in its training number `killed_in`."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     begun = []
 
@@ -507,22 +507,20 @@ def task(path, name, trials, killed_in=None):
 
 journal = folder / "array.journal"
 make_study(journal)
-array = [
-    launch.job(task, journal, f"task {i}", 12, 3 if i == 1 else None, nodes=1, ranks_per_node=1, minutes=5)
-    for i in range(2)
-]
-for job in array:
-    try:
-        job.results()
-    except launch.RankError as error:
-        print(f"{job.name}: {str(error).splitlines()[0]}")
-print("after the array:     ", summary(load(journal)))
-work(journal, "task 1", 15, train)  # task 1 is there again; here, to save the time of another job
+job = launch.job(task, journal, "task 1", 12, 3, nodes=1, ranks_per_node=1, minutes=5)
+try:
+    job.results()
+except launch.RankError as error:
+    print(str(error).splitlines()[0])
+print("task 1 was killed:   ", summary(load(journal)))
+work(journal, "task 0", 8, train)  # the others go on; here, to save the time of another job
+print("task 0 goes on:      ", summary(load(journal)))
+work(journal, "task 1", 12, train)
 print("task 1 has come back:", summary(load(journal)))
 
 # %% [markdown]
-# Nothing that was finished is lost: it was in the file. The trial that task 1 was in stayed RUNNING until a worker *of its name* came. If
-# nobody comes back, `work(path, name, 0, train)` for each name of the array cleans up, and runs nothing.
+# Nothing that was finished is lost: it was in the file. The trial that task 1 was in stayed RUNNING, whoever else worked,
+# until a worker *of its name* came. If nobody comes back, `work(path, name, 0, train)` for each name of the array cleans up, and runs nothing.
 #
 # > **Heartbeats.** Optuna can find dead workers by itself where the storage is a database (`RDBStorage(...,
 # > heartbeat_interval=60)`): a thread of each worker says now and then that it is alive. Journals have no heartbeat (Optuna
@@ -703,7 +701,10 @@ def with_optuna(train, trials, workers):
 
 def with_ray(train, trials, workers):
     """The search of balise 7. Ray's processes start here, and end here."""
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"  # it tells its makers otherwise
+    os.environ |= {
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_AIR_NEW_OUTPUT": "0",
+    }  # it reports to nobody, and prints nothing
     ray.init(num_cpus=workers, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     try:
         run_config = ray.tune.RunConfig(storage_path=str(folder), verbose=0)
@@ -719,7 +720,7 @@ def with_ray(train, trials, workers):
 beside = {"Optuna, here": figures(with_optuna, 40)}
 if ray is not None:
     beside["Ray, here"] = figures(with_ray, 40)
-    versions = f"ray {ray.__version__}, optuna {optuna.__version__}"
+    versions = f"ray {ray.__version__}, optuna {optuna.__version__}, {os.cpu_count()} cores"
     recorded.note("11_hyperparameter_search", "beside", {"versions": versions} | beside, on_cpu=True)
 else:
     print("Ray is not installed here. Recorded with it:", recorded.where("11_hyperparameter_search"))

@@ -107,10 +107,10 @@ def _workers(make_study, work):
             return found
         study = optuna.load_study(study_name="search", storage=storage)
         scores = iter([0.9, 0.1])  # the second training is poor: the pruner stops it
-        work(path, "worker 1", 2, lambda config: [next(scores, 0.9)] * 9)
+        work(path, "worker 1", 2, lambda config: _epochs(next(scores, 0.9)))
         found |= {"first": _states(study), "own": len(storage.get_all_studies())}
         found["rungs"] = [sum(key.startswith("completed_rung") for key in trial.system_attrs) for trial in study.trials]
-        work(path, "worker 2", 2, lambda config: [0.9] * 9)
+        work(path, "worker 2", 2, lambda config: _epochs())
         found["enough"] = _states(study)
         make_study(path)
         anew = JournalStorage(JournalFileBackend(str(path)))
@@ -118,6 +118,10 @@ def _workers(make_study, work):
         if found["first"] == found["enough"] == FIRST and found["kept"] == [FIRST]:
             found |= _killed(path, study, work)
         return found
+
+
+def _epochs(accuracy=0.9):
+    yield from [accuracy] * 9
 
 
 def _states(study):
@@ -131,7 +135,7 @@ def _killed(path, study, work):
     def waits(config):
         os.write(write, b"begun")
         os.read(held, 1)
-        yield from [0.9] * 9
+        yield from _epochs()
 
     def dies(config):
         os.kill(os.getpid(), signal.SIGKILL)
@@ -140,7 +144,7 @@ def _killed(path, study, work):
     living = _start(work, path, "worker 12", 4, waits)
     select.select([read, living[1]], [], [], PATIENCE)
     _end(_start(work, path, "worker 1", 4, dies))
-    errors = [_end(_start(work, path, "worker 1", 4, lambda config: [0.9] * 9))]
+    errors = [_end(_start(work, path, "worker 1", 4, lambda config: _epochs()))]
     states = [*_states(study), "none", "none"][2:]  # of 12's trial, of 1's, and of what came then
     found = {"living": states[0], "killed": states[1], "finished": sum(state in DONE for state in _states(study))}
     os.write(release, b"go on" * 20)  # whatever it begins
