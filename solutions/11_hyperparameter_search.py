@@ -508,10 +508,8 @@ def task(path, name, trials, killed_in):
 journal = folder / "array.journal"
 make_study(journal)
 job = launch.job(task, journal, "task 1", 12, 3, nodes=1, ranks_per_node=1, minutes=5)
-try:
+with contextlib.suppress(launch.RankError):
     job.results()
-except launch.RankError as error:
-    print(str(error).splitlines()[0])
 print("task 1 was killed:   ", summary(load(journal)))
 work(journal, "task 0", 8, train)  # the others go on; here, to save the time of another job
 print("task 0 goes on:      ", summary(load(journal)))
@@ -532,9 +530,9 @@ print("task 1 has come back:", summary(load(journal)))
 # draws with Plotly, to be turned and zoomed):
 
 # %%
-warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
 for name in ("timeline", "optimization_history", "intermediate_values", "param_importances"):
-    with plt.rc_context():  # Optuna changes the style of all figures that follow
+    with plt.rc_context(), warnings.catch_warnings():  # Optuna changes the style of all figures that follow
+        warnings.simplefilter("ignore")  # each says that it is experimental
         axes = getattr(optuna.visualization.matplotlib, f"plot_{name}")(study)
         axes.figure.set_size_inches(8, 3)
         if name == "intermediate_values":
@@ -721,6 +719,7 @@ beside = {"Optuna, here": figures(with_optuna, 40)}
 if ray is not None:
     beside["Ray, here"] = figures(with_ray, 40)
     versions = f"ray {ray.__version__}, optuna {optuna.__version__}, {os.cpu_count()} cores"
+    versions += f", load {os.getloadavg()[0]:.1f} (of all programs, also those of others)"
     recorded.note("11_hyperparameter_search", "beside", {"versions": versions} | beside, on_cpu=True)
 else:
     print("Ray is not installed here. Recorded with it:", recorded.where("11_hyperparameter_search"))

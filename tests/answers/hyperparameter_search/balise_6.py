@@ -274,8 +274,13 @@ bank.slip(6, "nan-trains-on", ("if math.isnan(accuracy) or trial", "if trial"))
 bank.variant(6, "nan-trains-on", TOLD, ('raise optuna.exceptions.TrialPruned("diverged")', "continue"))
 
 bank.hint(6, "not-the-last", "The value of a trial is its accuracy after the last epoch.")
-bank.slip(6, "not-the-last", ("    return accuracy", "    return max(t for t in [accuracy, 0.71])"))
-bank.variant(6, "not-the-last", TOLD, ("    return last", "    return 1 - last"))
+bank.slip(
+    6,
+    "not-the-last",
+    ("        trial.report(", "        best = max(accuracy, best) if epoch > 1 else accuracy\n        trial.report("),
+    ("    return accuracy", "    return best"),
+)
+bank.variant(6, "not-the-last", TOLD, ("        last = accuracy\n", "        last = max(last or 0.0, accuracy)\n"))
 
 bank.hint(
     6,
