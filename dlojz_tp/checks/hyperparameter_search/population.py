@@ -61,7 +61,9 @@ def _tensors(member):
 def _copied(member):
     """What a member is: copies of its tensors, its hyperparameters as noted, and those of each parameter group."""
     notes = [member.hyperparameters, *member.optimizer.param_groups]
-    noted, *rates = [torch.tensor([float(one.get(name, math.nan)) for name in NAMES], dtype=torch.float64) for one in notes]
+    noted, *rates = [
+        torch.tensor([float(one.get(name, math.nan)) for name in NAMES], dtype=torch.float64) for one in notes
+    ]
     found = {what: [one.detach().clone() for one in some] for what, some in _tensors(member).items()}
     return found | {"noted": [noted], "rates": rates}
 
