@@ -1,0 +1,117 @@
+"""Balise 3: the jobs that ASHA hands out to workers of unequal speed, one after the other."""
+
+import heapq
+import math
+import random
+from numbers import Integral
+
+import torch
+
+from dlojz_tp.checking.looks import Look, Value, judged
+
+# first, last, eta, maximize, seconds an epoch of each worker, jobs
+RUNS = [
+    (1, 27, 3, True, (1.0,), 60),
+    (1, 9, 3, True, (1.0, 1.31, 3.7), 70),
+    (2, 40, 2, False, (1.0, 1.13, 1.7, 9.3, 0.37), 90),
+]
+MOST = 90
+
+
+def _value(run, number, epochs):
+    """No two are equal; some trials lead and fall behind; some diverge."""
+    rng = random.Random(f"{run} {number}")
+    level, gain = rng.random(), rng.random()
+    return math.nan if number % (5 if RUNS[run][2] == 2 else 3) == 1 else level + 0.2 * gain * math.log(epochs)
+
+
+def _replay(run, scheduler):
+    """Workers take jobs from the scheduler; returns what it handed out, [(number, epochs)], and what was no job."""
+    *_, speeds, n = RUNS[run]
+    jobs, trained, free = [], {}, [(0.0, worker, None) for worker in range(len(speeds))]
+    chance = random.Random(run)
+    while len(jobs) < n:
+        # sometimes several report before one of them asks: only then can two rungs promote
+        ready = [heapq.heappop(free) for _ in range(chance.randint(1, len(speeds)))]
+        for _, _, finished in ready:
+            if finished:
+                scheduler.report(*finished)
+        for _, worker, _ in ready:
+            job = scheduler.job()
+            pair = isinstance(job, tuple | list) and len(job) == 2 and all(isinstance(one, Integral) for one in job)
+            if not pair:
+                return jobs, "none" if job is None else "no pair"
+            number, epochs = map(int, job)
+            jobs.append((number, epochs))
+            more = max(epochs - trained.get(number, 0), 0.01)  # a job that has been done already takes a moment
+            trained[number] = max(epochs, trained.get(number, 0))
+            end = ready[-1][0] + speeds[worker] * more
+            heapq.heappush(free, (end, worker, (number, epochs, _value(run, number, epochs))))
+    return jobs[:n], ""
+
+
+class _Truth:
+    """Says from all reports and jobs so far what comes next; keeps no rungs."""
+
+    def __init__(self, first, last, eta, maximize=True):
+        self.first, self.last, self.eta, self.sign = first, last, eta, 1 if maximize else -1
+        self.reports, self.jobs = [], []
+
+    def report(self, *one):
+        self.reports.append(one)
+
+    def job(self):
+        levels = [self.first * self.eta**k for k in range(20) if self.first * self.eta**k <= self.last]
+        for epochs in levels[-2::-1]:
+            there = {
+                number: -math.inf if math.isnan(v) else self.sign * v for number, e, v in self.reports if e == epochs
+            }
+            for number in sorted(there, key=there.get, reverse=True)[: len(there) // self.eta]:
+                if (number, epochs * self.eta) not in self.jobs:
+                    self.jobs.append((number, epochs * self.eta))
+                    return self.jobs[-1]
+        self.jobs.append((1 + max((number for number, _ in self.jobs), default=-1), self.first))
+        return self.jobs[-1]
+
+
+def _fill(jobs):
+    return torch.tensor((jobs + [(-1, -1)] * MOST)[:MOST], dtype=torch.float32)
+
+
+def _made(cls, run):
+    first, last, eta, maximize = RUNS[run][:4]
+    return cls(first, last, eta) if maximize else cls(first, last, eta, maximize=False)
+
+
+DUE = [_fill(_replay(run, _made(_Truth, run))[0]) for run in range(len(RUNS))]
+
+
+def observe(asha):
+    for run in range(len(RUNS)):
+        jobs, fault = _replay(run, _made(asha, run))
+        yield {("fault", run): fault, ("jobs", run): _fill(jobs)}
+
+
+def _looks(run, claim):
+    first, last, eta, maximize, speeds, _ = RUNS[run]
+    where = f"first={first}, last={last}, eta={eta}, maximize={maximize}, {len(speeds)} workers"
+
+    def fields(seen, due):
+        place = int((seen != due).any(1).nonzero()[0])
+        got, expected = ("trial {:g} for {:g} epochs in all".format(*one[place]) for one in (seen, due))
+        return {"where": f"job {place + 1}; {where}", "got": got, "expected": expected}
+
+    yield Look(claim, ("fault", run), "", lambda seen, _: "waits" if seen == "none" else "job-form",
+               fields=lambda *_: {"expected": "", "got": "", "where": where})  # fmt: skip
+    yield Value("", ("jobs", run), DUE[run], "wrong-job", lambda seen, due: torch.equal(seen, due), fields)
+
+
+LOOKS = [
+    *_looks(0, "one worker: promote, or start a new trial"),
+    *_looks(1, "three workers of unequal speed: nobody waits, nobody is promoted twice"),
+    *_looks(2, "a loss, five workers, a rung that is not the last"),
+]
+
+
+def balise_3(asha):
+    yield from judged(LOOKS, observe, asha)

@@ -1,0 +1,162 @@
+"""Balise 1: what is drawn from a space, and the grid in it; axes of every kind, children of children."""
+
+import math
+from collections import Counter
+
+import numpy as np
+import torch
+from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+
+from dlojz_tp.checking.looks import Look, Value, judged
+
+AXES = {
+    "kind": CategoricalDistribution(("a", "b", "c")),
+    "rate": FloatDistribution(1e-3, 10.0, log=True),
+    "share": FloatDistribution(-1.0, 3.0),
+    "few": IntDistribution(1, 4, log=True),
+    "steps": IntDistribution(2, 6),
+    "depth": IntDistribution(1, 3),
+    "gate": CategoricalDistribution(("open", "shut")),
+    "gap": FloatDistribution(0.0, 1.0),
+}
+ONLY_IF = {"depth": {"kind": "a"}, "gate": {"kind": "b"}, "gap": {"gate": "open"}}
+GRID_AXES = {name: axis for name, axis in AXES.items() if name != "share"}
+COUNTS = {"rate": 3, "few": 4, "steps": 2, "depth": 4, "gap": 3}
+LAID = {"rate": [1e-3, 0.1, 10.0], "few": [1, 2, 3, 4], "steps": [2, 6],
+        "depth": [1, 2, 3], "gap": [0.0, 0.5, 1.0]}  # fmt: skip
+SIZE = 3 * 4 * 2 * (3 + (3 + 1) + 1)
+DRAWS = 8000
+NAMES = [*AXES][:5]
+SHAPES = {("a", None): {*NAMES, "depth"}, ("b", "open"): {*NAMES, "gate", "gap"}, ("b", "shut"): {*NAMES, "gate"},
+          ("c", None): {*NAMES}}  # fmt: skip
+SHARED = [name for name in AXES if name != "gap"]  # it comes too seldom to count
+LEVELS = [0.05, 0.25, 0.5, 0.75, 0.95]
+
+
+def _names(configs, axes):
+    """What is wrong with the names of the first configuration that has wrong ones: (hint, name); ("", "") if none."""
+    for config in configs:
+        kind, gate = config.get("kind"), config.get("gate")
+        due = SHAPES.get((kind, gate if kind == "b" else None), {*NAMES}) & axes.keys()
+        for hint, names in (("inactive-value", config.keys() - due), ("value-missing", due - config.keys())):
+            if names:
+                return hint, min(names)
+    return "", ""
+
+
+def _kinds(configs):
+    """Types that a value of its axis must not have: {name: type}."""
+    due = {CategoricalDistribution: str, FloatDistribution: float, IntDistribution: int}
+    values = ((name, value) for config in configs for name, value in config.items())
+    return {name: type(value).__name__ for name, value in values if not isinstance(value, due[type(AXES[name])])}
+
+
+def _outside(configs):
+    for config in configs:
+        for name, value in config.items():
+            axis = AXES[name]
+            inside = value in axis.choices if name in ("kind", "gate") else axis.low <= value <= axis.high
+            if not inside:
+                return name, value
+    return "", ""
+
+
+def _shares(configs):
+    """Of each axis: how often each of few values came, or quantiles as places from 0 (low) to 1 (high)."""
+    found = []
+    for name in SHARED:
+        axis = AXES[name]
+        values = [config[name] for config in configs if name in config]
+        if isinstance(axis, FloatDistribution):
+            low, high = (math.log(axis.low), math.log(axis.high)) if axis.log else (axis.low, axis.high)
+            values = np.log(values) if axis.log else np.array(values)
+            found += np.quantile((values - low) / (high - low), LEVELS).tolist()
+        else:
+            count = Counter(values)
+            every = axis.choices if name in ("kind", "gate") else range(axis.low, axis.high + 1)
+            found += [count[value] / max(len(values), 1) for value in every]
+    return torch.tensor(found)
+
+
+def _due_shares():
+    """The truth, and how far a right design may be from it: for log integers there are several."""
+    due = {
+        "kind": [1 / 3] * 3,
+        "few": [0.48, 0.24, 0.16, 0.12],
+        "steps": [0.2] * 5,
+        "depth": [1 / 3] * 3,
+        "gate": [0.5] * 2,
+    }
+    slack = {"few": 0.08, "depth": 0.07, "gate": 0.07}  # the last two come less often
+    numbers = [(value, slack.get(name, 0.04)) for name in SHARED for value in due.get(name, LEVELS)]
+    return torch.tensor(numbers).T
+
+
+DUE, SLACK = _due_shares()
+
+
+def observe(draw, grid):
+    rng = np.random.default_rng(3)
+    drawn = [draw(AXES, ONLY_IF, rng) for _ in range(DRAWS)]
+    yield {"form": None if None in drawn else sorted({type(one).__name__ for one in drawn})}
+    yield {"names": _names(drawn, AXES)}
+    yield {"kinds": _kinds(drawn), "outside": _outside(drawn)}
+    yield {"shares": _shares(drawn)}
+    again = [[draw(AXES, ONLY_IF, rng) for _ in range(5)] for rng in map(np.random.default_rng, (3, 3))]
+    yield {"again": again[0] == again[1] == drawn[:5]}
+    laid = grid(GRID_AXES, ONLY_IF, dict(COUNTS))
+    yield {"grid form": sorted({type(one).__name__ for one in laid}) if isinstance(laid, list) else type(laid).__name__}
+    yield {"grid names": _names(laid, GRID_AXES)}
+    values = {name: sorted({round(float(config[name]), 9) for config in laid if name in config}) for name in COUNTS}
+    rows = [[value, *([math.log10(value)] if AXES[name].log and value > 0 else [0.0])] for name in COUNTS
+            for value in (values[name] + [-9.0] * 8)[:8]]  # fmt: skip
+    yield {"grid values": torch.tensor(rows), "sizes": {name: len(values[name]) for name in COUNTS}}
+    yield {"grid kinds": _kinds(laid)}
+    different = {tuple(sorted((name, str(value)) for name, value in config.items())) for config in laid}
+    yield {"twice": len(laid) - len(different), "size": len(different)}
+
+
+def _rows():
+    due = []
+    for name in COUNTS:
+        for value in (LAID[name] + [-9.0] * 8)[:8]:
+            due.append([value, math.log10(value) if AXES[name].log and value > 0 else 0.0])
+    return torch.tensor(due)
+
+
+def _first(seen, due):
+    return {
+        "name": next(iter(seen)),
+        "kind": next(iter(seen.values())),
+        "got": next(iter(seen.values())),
+        "expected": "int",
+    }
+
+
+def _fields_of_shares(seen, due):
+    return {"expected": "", "got": "", "where": f"{DRAWS} draws"}
+
+
+def _named(seen, due):
+    return {"name": seen[1], "expected": "", "got": ""}
+
+
+LOOKS = [
+    Look("a configuration drawn: what is active, in its range", "form", ["dict"], "draw-form"),
+    Look("", "names", ("", ""), lambda seen, _: seen[0], fields=_named),
+    Look("", "kinds", {}, "not-an-int", fields=_first),
+    Look("", "outside", ("", ""), "outside", fields=lambda seen, _: {"name": seen[0], "got": seen[1], "expected": ""}),
+    Value(f"uniform on each axis, in {DRAWS} draws", "shares", DUE, "draw-shares",
+          lambda seen, due: bool(((seen - due).abs() <= SLACK).all()), _fields_of_shares),
+    Look("", "again", True, "own-chance", fields=lambda *_: {"expected": "", "got": ""}),
+    Look("a grid: each axis's values, ends included", "grid form", ["dict"], "grid-form"),
+    Look("", "grid names", ("", ""), lambda seen, _: seen[0], fields=_named),
+    Value("", "grid values", _rows(), "grid-values", fields=lambda *_: {"expected": "", "got": ""}),
+    Look("", "grid kinds", {}, "not-an-int", fields=_first),
+    Look("every combination once", "twice", 0, "twice", fields=lambda seen, _: {"n": seen}),
+    Look("", "size", SIZE, "combinations", fields=lambda seen, due: {"n": seen, "of": due}),
+]  # fmt: skip
+
+
+def balise_1(draw, grid):
+    yield from judged(LOOKS, observe, draw, grid)

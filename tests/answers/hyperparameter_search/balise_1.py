@@ -1,0 +1,246 @@
+"""Answers to balise 1 of 11_hyperparameter_search: drawing from a space, and a grid in it."""
+
+from tests.answers.bank import Bank
+
+bank = Bank("11_hyperparameter_search", whole=True)
+
+PRODUCT = """
+import itertools
+
+def draw(space, only_if, rng):
+    found = {}
+    for name, axis in space.items():
+        if isinstance(axis, CategoricalDistribution):
+            value = axis.choices[int(rng.random() * len(axis.choices))]
+        elif isinstance(axis, IntDistribution):
+            every = np.arange(axis.low, axis.high + 1)
+            weights = 1 / every if axis.log else np.ones(len(every))
+            value = int(rng.choice(every, p=weights / weights.sum()))
+        elif axis.log:
+            value = float(10 ** rng.uniform(np.log10(axis.low), np.log10(axis.high)))
+            value = min(max(value, axis.low), axis.high)
+        else:
+            value = axis.low + (axis.high - axis.low) * rng.random()
+        if active(name, found, only_if):
+            found[name] = value
+    return found
+
+
+def grid(space, only_if, counts):
+    values = []
+    for name, axis in space.items():
+        if isinstance(axis, CategoricalDistribution):
+            values.append(list(axis.choices))
+        else:
+            scale = np.logspace(np.log10(axis.low), np.log10(axis.high), counts[name]) if axis.log else np.linspace(axis.low, axis.high, counts[name])
+            values.append([int(np.floor(v + 0.5)) if isinstance(axis, IntDistribution) else float(v) for v in scale])
+    found = []
+    for point in itertools.product(*values):
+        config = {}
+        for name, value in zip(space, point):
+            if active(name, config, only_if):
+                config[name] = value
+        if config not in found:
+            found.append(config)
+    return found
+"""
+bank.text(1, None, PRODUCT)
+
+RECURSIVE = """
+def _value(axis, u):
+    if isinstance(axis, CategoricalDistribution):
+        return axis.choices[min(int(u * len(axis.choices)), len(axis.choices) - 1)]
+    whole = isinstance(axis, IntDistribution)
+    low, high = axis.low, axis.high + whole
+    value = low * (high / low) ** u if axis.log else low + (high - low) * u
+    return min(int(value), axis.high) if whole else min(value, axis.high)
+
+def draw(space, only_if, rng):
+    config = {}
+    for name in space:
+        if active(name, config, only_if):
+            config[name] = _value(space[name], rng.uniform())
+    return config
+
+
+def grid(space, only_if, counts):
+    def below(names, config):
+        if not names:
+            return [config]
+        name, *rest = names
+        if not active(name, config, only_if):
+            return below(rest, config)
+        axis = space[name]
+        if isinstance(axis, CategoricalDistribution):
+            values = axis.choices
+        else:
+            n = counts[name] - 1
+            values = [axis.low * (axis.high / axis.low) ** (k / n) if axis.log else axis.low + (axis.high - axis.low) * k / n for k in range(n + 1)]
+            if isinstance(axis, IntDistribution):
+                values = dict.fromkeys(round(value) for value in values)
+        return [found for value in values for found in below(rest, {**config, name: value})]
+
+    return below(list(space), {})
+"""
+bank.text(1, None, RECURSIVE)
+
+bank.slip(1, "nothing-returned", ("    return config\n", "    return None\n"))
+
+bank.hint(1, "draw-form", "A configuration is a dict of name and value. {got} came.")
+bank.slip(1, "draw-form", ("    return config\n", "    return list(config.values())\n"))
+bank.variant(1, "draw-form", RECURSIVE, ("    return config\n", "    return tuple(config.items())\n"))
+
+bank.hint(
+    1,
+    "inactive-value",
+    "A configuration has a value of {name}, which is not active there: its parent was chosen otherwise, or has no value itself.",
+)
+bank.slip(1, "inactive-value", ("        if not active(name, config, only_if):\n            continue\n", ""))
+bank.slip(
+    1,
+    "inactive-value",
+    ("{**config, name: value} if active(name, config, only_if) else config", "{**config, name: value}"),
+)
+bank.variant(
+    1,
+    "inactive-value",
+    PRODUCT,
+    ("        if active(name, found, only_if):\n            found[name]", "        if True:\n            found[name]"),
+)
+bank.variant(
+    1,
+    "inactive-value",
+    RECURSIVE,
+    ("        if not active(name, config, only_if):\n            return", "        if False:\n            return"),
+)
+
+bank.hint(1, "value-missing", "A configuration has no value of {name}, which is active there.")
+bank.slip(1, "value-missing", ("if not active(name, config, only_if)", "if name in only_if"))
+bank.variant(1, "value-missing", RECURSIVE, ("if active(name, config, only_if):\n", "if name not in only_if:\n"))
+
+bank.hint(
+    1,
+    "not-an-int",
+    "{name} is an integer axis, or a text, and a value of it came as {kind}. Python's own int is what PyTorch, JSON and Optuna take.",
+)
+bank.slip(1, "not-an-int", ("round(value) if half else value", "np.round(value) if half else value"))
+bank.slip(1, "not-an-int", ("sorted({round(value) for value in values})", "np.unique(np.round(values).astype(int))"))
+bank.variant(
+    1,
+    "not-an-int",
+    PRODUCT,
+    ("int(rng.choice(every, p=weights / weights.sum()))", "rng.choice(every, p=weights / weights.sum())"),
+)
+
+bank.hint(1, "outside", "A value of {name} lies outside of its axis: {got}. Does rounding step over an end?")
+bank.slip(
+    1,
+    "outside",
+    (
+        "value = min(max(round(value) if half else value, axis.low), axis.high)",
+        "value = int(value) + 1 if half else value",
+    ),
+)
+bank.variant(1, "outside", RECURSIVE, ("min(int(value), axis.high)", "int(value + 0.5)"))
+
+bank.hint(1, "draw-shares", "Values come too often in one part of an axis, too rarely in another.")
+bank.slip(1, "draw-shares", ("rng.integers(len(axis.choices))", "min(rng.integers(2), len(axis.choices) - 1)"))
+bank.variant(1, "draw-shares", RECURSIVE, ("rng.uniform()", "rng.beta(2, 2)"))
+
+bank.hint(
+    1,
+    "log-ignored",
+    "An axis with log=True was drawn uniformly: nine of ten learning rates then lie in the last decade. Draw the logarithm.",
+)
+bank.slip(
+    1,
+    "log-ignored",
+    (
+        "math.exp(rng.uniform(math.log(low), math.log(high))) if axis.log else rng.uniform(low, high)",
+        "rng.uniform(low, high)",
+    ),
+)
+bank.variant(1, "log-ignored", RECURSIVE, (
+    "low * (high / low) ** u if axis.log else low + (high - low) * u\n    return min", "low + (high - low) * u\n    return min"))  # fmt: skip
+bank.variant(1, "log-ignored", PRODUCT, ("1 / every if axis.log else", ""), (
+    "float(10 ** rng.uniform(np.log10(axis.low), np.log10(axis.high)))", "rng.uniform(axis.low, axis.high)"))  # fmt: skip
+
+bank.hint(
+    1,
+    "ends-half",
+    "The two ends of an integer axis come half as often as they should: rounded from low to high, they own half a stretch. Draw from low - 1/2 to high + 1/2.",
+)
+bank.slip(
+    1,
+    "ends-half",
+    ("half = 0.5 if isinstance(axis, IntDistribution) else 0", "half = 1e-9 * isinstance(axis, IntDistribution)"),
+)
+bank.variant(
+    1, "ends-half", RECURSIVE, ("axis.low, axis.high + whole", "axis.low, axis.high"), ("int(value)", "round(value)")
+)
+
+bank.hint(1, "top-never", "The highest value of an integer axis never comes. Both ends belong to the axis.")
+bank.slip(1, "top-never", (
+    "half = 0.5 if isinstance(axis, IntDistribution) else 0", "half = 1e-9 * isinstance(axis, IntDistribution)"), ("round(value)", "int(value + 1e-8)"))  # fmt: skip
+bank.variant(1, "top-never", RECURSIVE, ("axis.low, axis.high + whole", "axis.low, axis.high"))
+
+bank.hint(1, "own-chance", "With a generator of the same seed, other configurations came. Take all chance from rng.")
+bank.slip(1, "own-chance", ("    config = {}\n", "    config, rng = {}, np.random.default_rng()\n"))
+bank.variant(1, "own-chance", RECURSIVE, ("rng.uniform()", "np.random.uniform()"))
+
+bank.hint(1, "grid-form", "The grid is a list of dicts. {got} came.")
+bank.slip(1, "grid-form", ("    return configs\n", "    return iter(configs)\n"))
+bank.variant(
+    1,
+    "grid-form",
+    RECURSIVE,
+    ("return below(list(space), {})", "return [tuple(config) for config in below(list(space), {})]"),
+)
+
+bank.hint(
+    1,
+    "grid-values",
+    "The values on an axis of the grid are not evenly spaced from one end to the other, both included.",
+)
+bank.slip(1, "grid-values", ("counts[name]).tolist()", "counts[name] + 1).tolist()"))
+bank.variant(1, "grid-values", RECURSIVE, ("k / n for k in range(n + 1)", "(k / n) ** 2 for k in range(n + 1)"))
+
+bank.hint(1, "grid-log-ignored", "The grid is even on the plain scale where the axis has log=True: even ratios there.")
+bank.slip(1, "grid-log-ignored", ("(np.geomspace if axis.log else np.linspace)", "np.linspace"))
+bank.variant(1, "grid-log-ignored", RECURSIVE, (
+    "axis.low * (axis.high / axis.low) ** (k / n) if axis.log else axis.low + ", "axis.low + "))  # fmt: skip
+
+bank.hint(
+    1, "grid-truncated", "Integers of the grid were cut off, not rounded: even the upper end may get lost that way."
+)
+bank.slip(1, "grid-truncated", ("{round(value) for", "{int(value) for"))
+bank.variant(1, "grid-truncated", RECURSIVE, ("dict.fromkeys(round(value)", "dict.fromkeys(math.floor(value)"))
+
+bank.hint(1, "grid-end-missing", "The upper end of the axes is missing in the grid.")
+bank.slip(1, "grid-end-missing", (
+    "(np.geomspace if axis.log else np.linspace)(axis.low, axis.high, counts[name]).tolist()",
+    "(np.geomspace if axis.log else np.linspace)(axis.low, axis.high, counts[name], endpoint=False).tolist()"))  # fmt: skip
+bank.variant(
+    1,
+    "grid-end-missing",
+    RECURSIVE,
+    ("n = counts[name] - 1", "n = counts[name]"),
+    ("for k in range(n + 1)", "for k in range(n)"),
+)
+
+bank.hint(
+    1,
+    "twice",
+    "{n} configurations of the grid are there already: each one is a training paid twice. A value that is not active must not multiply the grid, nor integers that round to the same.",
+)
+bank.slip(1, "twice", ("values if active(name, config, only_if) else values[:1]", "values"))
+bank.slip(1, "twice", ("sorted({round(value) for value in values})", "[round(value) for value in values]"))
+bank.variant(1, "twice", PRODUCT, ("if config not in found:", "if True:"))
+
+bank.hint(
+    1,
+    "combinations",
+    "The grid has {n} configurations where {of} are possible: every value of an axis meets every value of the others.",
+)
+bank.slip(1, "combinations", ("    return configs\n", "    return configs[::2]\n"))
+bank.variant(1, "combinations", RECURSIVE, ("return below(list(space), {})", "return below(list(space), {})[::2]"))

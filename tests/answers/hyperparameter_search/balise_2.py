@@ -1,0 +1,239 @@
+"""Answers to balise 2 of 11_hyperparameter_search: successive halving."""
+
+from tests.answers.bank import Bank
+
+bank = Bank("11_hyperparameter_search", whole=True)
+
+RECURSIVE = """
+def successive_halving(trials, first, eta, last, maximize=True):
+    worst = -math.inf if maximize else math.inf
+
+    def rung(numbers, done, epochs):
+        if epochs > last:
+            return []
+        values = {}
+        for number in sorted(numbers):
+            values[number] = trials[number].train(epochs - done)
+        known = {number: worst if math.isnan(value) else value for number, value in values.items()}
+        best = sorted(known, key=known.get, reverse=maximize)
+        return [(epochs, values), *rung(best[: len(best) // eta or 1], epochs, epochs * eta)]
+
+    return rung(range(len(trials)), 0, first)
+
+
+def halving_epochs(n, first, eta, last):
+    k, total = 0, n * first
+    while first * eta ** (k + 1) <= last:
+        k += 1
+        total += max(1, n // eta**k) * first * (eta**k - eta ** (k - 1))
+    return total
+"""
+bank.text(2, None, RECURSIVE)
+
+PICKS = """
+def successive_halving(trials, first, eta, last, maximize=True):
+    sign = 1.0 if maximize else -1.0
+    left, rungs, had = dict(enumerate(trials)), [], 0
+    for k in range(64):
+        epochs = first * eta**k
+        if epochs > last:
+            break
+        seen = {i: trial.train(epochs - had) for i, trial in left.items()}
+        had = epochs
+        rungs.append([epochs, seen])
+        marks = np.array([np.nan_to_num(sign * seen[i], nan=-np.inf) for i in left])
+        numbers = np.array(list(left))
+        keep = numbers[np.argsort(-marks, kind="stable")][: max(len(left) // eta, 1)]
+        left = {i: left[i] for i in left if i in keep}
+    return rungs
+
+
+def halving_epochs(n, first, eta, last):
+    class Idle:
+        spent = 0
+
+        def train(self, epochs):
+            Idle.spent += epochs
+            return 0.0
+
+    successive_halving([Idle() for _ in range(n)], first, eta, last)
+    return float(Idle.spent)
+"""
+bank.text(2, None, PICKS)
+
+# epoch by epoch is as good
+bank.slip(
+    2,
+    None,
+    ("trials[number].train(epochs - done) for", "[trials[number].train(1) for _ in range(epochs - done)][-1] for"),
+)
+
+bank.slip(2, "nothing-returned", ("    return rungs\n", "    return\n"))
+
+bank.hint(2, "rungs-form", "Return a list of pairs: the epochs in all, and a dict of trial number and value.")
+bank.slip(2, "rungs-form", ("rungs.append((epochs, values))", "rungs.append((epochs, list(values.values())))"))
+bank.slip(2, "rungs-form", ("    return rungs\n", "    return dict(rungs)\n"))
+bank.variant(2, "rungs-form", PICKS, ("    return rungs\n", "    return rungs[-1][1]\n"))
+
+bank.hint(2, "not-all-start", "{n} trials were never trained: all of them start.")
+bank.slip(2, "not-all-start", ("range(len(trials))", "range(len(trials) // eta)"))
+bank.variant(2, "not-all-start", RECURSIVE, ("range(len(trials))", "range(1, len(trials))"))
+
+bank.hint(
+    2,
+    "rungs-differences",
+    "The first entry of a rung is how many epochs its trials have had in all, not how many were added.",
+)
+bank.slip(2, "rungs-differences", ("rungs.append((epochs, values))", "rungs.append((epochs - done, values))"))
+bank.variant(
+    2,
+    "rungs-differences",
+    PICKS,
+    (
+        "        had = epochs\n        rungs.append([epochs, seen])",
+        "        rungs.append([epochs - had, seen])\n        had = epochs",
+    ),
+)
+
+bank.hint(2, "last-rung-missing", "The last rung is missing: `last` epochs are still allowed.")
+bank.slip(
+    2, "last-rung-missing", ("    while epochs <= last:\n        values", "    while epochs < last:\n        values")
+)
+bank.variant(2, "last-rung-missing", RECURSIVE, ("if epochs > last:", "if epochs >= last:"))
+
+bank.hint(2, "beyond-last", "A rung goes beyond `last` epochs.")
+bank.slip(2, "beyond-last", ("    while epochs <= last:\n        values", "    while done < last:\n        values"))
+bank.variant(2, "beyond-last", PICKS, ("if epochs > last:", "if had >= last:"))
+
+bank.hint(
+    2,
+    "rung-epochs",
+    "Rungs of {expected} epochs are due, and {got} came: each rung has eta times as many as the one before.",
+)
+bank.slip(
+    2,
+    "rung-epochs",
+    ("done, epochs = epochs, epochs * eta\n    return rungs", "done, epochs = epochs, epochs + eta\n    return rungs"),
+)
+bank.variant(2, "rung-epochs", RECURSIVE, ("epochs, epochs * eta)]", "epochs, epochs * 2)]"))
+
+bank.hint(
+    2,
+    "wrong-trained",
+    "A trial was trained for another number of epochs than due: the best n // eta of each rung go on.",
+)
+bank.slip(2, "wrong-trained", ("order[: max(1, len(order) // eta)]", "order[: max(1, len(order) - eta)]"))
+bank.variant(2, "wrong-trained", RECURSIVE, ("[: len(best) // eta or 1]", "[:2]"))
+
+bank.hint(
+    2,
+    "from-zero",
+    "`train` trains for so many more epochs. Here each rung pays again for what the trials have had already: subtract it.",
+)
+bank.slip(2, "from-zero", ("train(epochs - done)", "train(epochs)"))
+bank.variant(2, "from-zero", RECURSIVE, ("train(epochs - done)", "train(epochs)"))
+bank.variant(2, "from-zero", PICKS, ("train(epochs - had)", "train(epochs)"))
+
+bank.hint(
+    2, "all-to-the-end", "All trials were trained to the end, also those that a rung had stopped: nothing is saved."
+)
+bank.slip(2, "all-to-the-end", ("    return rungs\n", """    for rung, (epochs, values) in enumerate(rungs[:-1]):
+        for number in values.keys() - rungs[rung + 1][1].keys():
+            trials[number].train(rungs[-1][0] - epochs)
+    return rungs
+"""))  # fmt: skip
+bank.variant(
+    2,
+    "all-to-the-end",
+    PICKS,
+    ("train(epochs - had) for i, trial in left.items()}", "train(epochs - had) for i, trial in enumerate(trials)}"),
+)
+
+bank.hint(2, "worst-go-on", "The worst trials go on.")
+bank.slip(2, "worst-go-on", ("sign = -1 if maximize else 1", "sign = 1 if maximize else -1"))
+bank.variant(
+    2,
+    "worst-go-on",
+    RECURSIVE,
+    ("reverse=maximize", "reverse=not maximize"),
+    ("worst = -math.inf if maximize else math.inf", "worst = math.inf if maximize else -math.inf"),
+)
+
+bank.hint(2, "always-maximised", "With maximize=False the largest values go on.")
+bank.slip(2, "always-maximised", ("sign = -1 if maximize else 1", "sign = -1"))
+bank.variant(2, "always-maximised", PICKS, ("1.0 if maximize else -1.0", "1.0"))
+
+bank.hint(
+    2,
+    "nan-goes-on",
+    "Trials that have diverged go on, or push others out: NaN is worse than any number, whatever is sought.",
+)
+bank.slip(2, "nan-goes-on", ("(math.isnan(values[number]), sign", "(not math.isnan(values[number]), sign"))
+bank.slip(2, "nan-goes-on", ("(math.isnan(values[number]), sign * values[number], number)", "sign * values[number]"))
+bank.variant(2, "nan-goes-on", PICKS, ("nan=-np.inf", "nan=np.inf"))
+bank.variant(
+    2, "nan-goes-on", RECURSIVE, ("best = sorted(known, key=known.get", "best = sorted(values, key=values.get")
+)
+
+bank.hint(
+    2, "nan-best-of-losses", "With maximize=False a NaN passes as a small loss: it is the worst value there, too."
+)
+bank.slip(2, "nan-best-of-losses", (
+    "(math.isnan(values[number]), sign * values[number], number)",
+    "(sign * np.nan_to_num(values[number], nan=-1e9), number)"))  # fmt: skip
+bank.variant(2, "nan-best-of-losses", RECURSIVE, ("worst = -math.inf if maximize else math.inf", "worst = -math.inf"))
+
+bank.hint(2, "ties-to-the-last", "Of equal values, the trial with the higher number went on.")
+bank.slip(2, "ties-to-the-last", ("sign * values[number], number)", "sign * values[number], -number)"))
+bank.variant(
+    2,
+    "ties-to-the-last",
+    PICKS,
+    ('numbers[np.argsort(-marks, kind="stable")]', 'numbers[np.argsort(marks, kind="stable")[::-1]]'),
+)
+
+bank.hint(2, "one-too-many", "Too many go on: n // eta is rounded down.")
+bank.slip(2, "one-too-many", ("len(order) // eta)]", "-(-len(order) // eta))]"))
+bank.variant(2, "one-too-many", RECURSIVE, ("len(best) // eta or 1", "math.ceil(len(best) / eta)"))
+
+bank.hint(2, "nobody-goes-on", "With fewer than eta trials in a rung nobody goes on: at least one does.")
+bank.slip(
+    2,
+    "nobody-goes-on",
+    ("max(1, len(order) // eta)]", "len(order) // eta]"),
+    (
+        "    while epochs <= last:\n        values",
+        "    while epochs <= last:\n        if not going_on:\n            rungs.append((epochs, {}))\n            done, epochs = epochs, epochs * eta\n            continue\n        values",
+    ),
+)
+bank.variant(2, "nobody-goes-on", RECURSIVE, (" or 1]", "]"))
+
+bank.hint(2, "rung-values", "A rung does not say which trials were in it, with the values that train returned.")
+bank.slip(
+    2,
+    "rung-values",
+    ("rungs.append((epochs, values))", "rungs.append((epochs, {i: round(v, 1) for i, v in values.items()}))"),
+)
+bank.variant(2, "rung-values", RECURSIVE, ("[(epochs, values), *", "[(epochs, known), *"))
+
+bank.hint(2, "total-form", "halving_epochs returns one number.")
+bank.slip(2, "total-form", ("    return total\n", "    return [total]\n"))
+bank.variant(2, "total-form", RECURSIVE, ("    return total\n", "    return str(total)\n"))
+
+bank.hint(2, "wrong-total", "This is not what the rungs cost together.")
+bank.slip(2, "wrong-total", ("    return total\n", "    return 2 * total\n"))
+bank.variant(2, "wrong-total", RECURSIVE, ("    return total\n", "    return total - n * first\n"))
+
+bank.hint(
+    2, "total-from-zero", "That is what it costs where each rung trains from zero. Trials go on from where they were."
+)
+bank.slip(2, "total-from-zero", ("total += n * (epochs - done)", "total += n * epochs"))
+bank.variant(2, "total-from-zero", RECURSIVE, ("(eta**k - eta ** (k - 1))", "eta**k"))
+
+bank.hint(2, "total-nobody", "With fewer than eta trials in a rung one still goes on, and its epochs count.")
+bank.slip(2, "total-nobody", ("n = max(1, n // eta)", "n = n // eta"))
+bank.variant(2, "total-nobody", RECURSIVE, ("max(1, n // eta**k)", "(n // eta**k)"))
+
+bank.hint(2, "total-not-rounded", "There are no thirds of a trial: n // eta is rounded down at each rung.")
+bank.slip(2, "total-not-rounded", ("n = max(1, n // eta)", "n = max(1, n / eta)"))
+bank.variant(2, "total-not-rounded", RECURSIVE, ("n // eta**k", "n / eta**k"))

@@ -1,0 +1,222 @@
+"""Answers to balise 3 of 11_hyperparameter_search: asynchronous successive halving."""
+
+from tests.answers.bank import Bank
+
+bank = Bank("11_hyperparameter_search", whole=True)
+
+LEVELS = """
+class ASHA:
+    def __init__(self, first, last, eta, maximize=True):
+        self.first, self.last, self.eta, self.maximize = first, last, eta, maximize
+        self.trials = []  # the level of each: how far it was told to go
+        self.values = {}
+
+    def job(self):
+        epochs = self.first
+        while epochs * self.eta <= self.last:
+            epochs *= self.eta
+        while epochs > self.first:
+            epochs //= self.eta
+            worst = -math.inf if self.maximize else math.inf
+            there = [(worst if math.isnan(v) else v, -i) for (i, e), v in self.values.items() if e == epochs]
+            there.sort(reverse=self.maximize)
+            for _, minus in there[: len(there) // self.eta]:
+                if self.trials[-minus] == epochs:
+                    self.trials[-minus] = epochs * self.eta
+                    return [-minus, epochs * self.eta]
+        self.trials.append(self.first)
+        return [len(self.trials) - 1, self.first]
+
+    def report(self, number, epochs, value):
+        self.values[number, epochs] = value
+"""
+bank.text(3, None, LEVELS)
+
+HEAPS = """
+class ASHA:
+    def __init__(self, first, last, eta, maximize=True):
+        self.first, self.eta, self.sign, self.next = first, eta, 1 if maximize else -1, 0
+        self.table, epochs = {}, first
+        while epochs <= last:
+            self.table[epochs] = []
+            epochs *= eta
+
+    def job(self):
+        for epochs, rows in reversed(list(self.table.items())[:-1]):
+            for row in heapq.nlargest(len(rows) // self.eta, rows, key=lambda row: row[0]):
+                if not row[2]:
+                    row[2] = True
+                    return row[1], epochs * self.eta
+        self.next += 1
+        return self.next - 1, self.first
+
+    def report(self, number, epochs, value):
+        mark = self.sign * value if value == value else -math.inf
+        self.table[epochs].append([mark, number, False])
+"""
+bank.text(3, None, HEAPS)
+
+bank.hint(
+    3,
+    "waits",
+    "job() returned nothing: the worker would have to wait. Where nobody can be promoted, a new trial starts.",
+)
+bank.slip(
+    3,
+    "waits",
+    (
+        "        self.started += 1\n",
+        "        if self.started > len(self.rungs[0]) + 2:\n            return None\n        self.started += 1\n",
+    ),
+)
+bank.slip(
+    3,
+    "waits",
+    (
+        "        self.started += 1\n",
+        "        if self.started == 27:\n            return None\n        self.started += 1\n",
+    ),
+)
+bank.variant(
+    3,
+    "waits",
+    HEAPS,
+    ("        self.next += 1\n", "        if self.next == 9:\n            return None\n        self.next += 1\n"),
+)
+
+bank.hint(
+    3, "job-form", "job() returns a pair of integers: the trial's number, and the epochs that it shall have in all."
+)
+bank.slip(3, "job-form", ("return self.started - 1, self.epochs[0]", "return self.started - 1"))
+bank.variant(
+    3, "job-form", LEVELS, ("return [len(self.trials) - 1, self.first]", "return {len(self.trials) - 1: self.first}")
+)
+
+bank.hint(3, "wrong-job", "Another job is due here, after what has been reported.")
+bank.slip(3, "wrong-job", ("return self.started - 1, self.epochs[0]", "return self.started, self.epochs[0]"))
+bank.variant(3, "wrong-job", HEAPS, ("return self.next - 1, self.first", "return 2 * self.next, self.first"))
+
+bank.hint(
+    3,
+    "promoted-twice",
+    "A trial was promoted from the same rung twice: a training paid again. Note it when the job is handed out.",
+)
+bank.slip(3, "promoted-twice", ("                    self.promoted[k].add(number)\n", "                    pass\n"))
+bank.variant(3, "promoted-twice", LEVELS, ("if self.trials[-minus] == epochs:", "if True:"))
+
+bank.hint(
+    3,
+    "noted-at-report",
+    "A trial is promoted again before its first promotion has reported: another worker asks in between. Note it when the job is handed out.",
+)
+bank.slip(3, "noted-at-report", ("                    self.promoted[k].add(number)\n", ""), (
+    "        self.rungs[self.epochs.index(epochs)][number] = value\n",
+    "        k = self.epochs.index(epochs)\n        self.rungs[k][number] = value\n        if k:\n            self.promoted[k - 1].add(number)\n"))  # fmt: skip
+bank.variant(3, "noted-at-report", LEVELS, ("                    self.trials[-minus] = epochs * self.eta\n", ""), (
+    "        self.values[number, epochs] = value\n", "        self.values[number, epochs] = value\n        self.trials[number] = max(self.trials[number], epochs)\n"))  # fmt: skip
+
+bank.hint(
+    3, "lowest-first", "A trial low down was promoted while one further up could be: look from the highest rung down."
+)
+bank.slip(3, "lowest-first", ("reversed(range(len(self.epochs) - 1))", "range(len(self.epochs) - 1)"))
+bank.variant(3, "lowest-first", HEAPS, ("reversed(list(self.table.items())[:-1])", "list(self.table.items())[:-1]"))
+
+bank.hint(3, "new-first", "A new trial was started while another could be promoted.")
+bank.slip(
+    3,
+    "new-first",
+    (
+        "        for k in reversed",
+        "        if self.started < 27:\n            self.started += 1\n            return self.started - 1, self.epochs[0]\n        for k in reversed",
+    ),
+)
+bank.variant(
+    3,
+    "new-first",
+    HEAPS,
+    (
+        "        for epochs, rows in rev",
+        "        if self.next < 27:\n            self.next += 1\n            return self.next - 1, self.first\n        for epochs, rows in rev",
+    ),
+)
+
+bank.hint(3, "worst-promoted", "The worst of the rung is promoted.")
+bank.slip(3, "worst-promoted", ("-1 if maximize else 1", "1 if maximize else -1"))
+bank.variant(3, "worst-promoted", HEAPS, ("1 if maximize else -1", "-1 if maximize else 1"))
+
+bank.hint(3, "maximize-ignored", "With maximize=False the largest values are promoted.")
+bank.slip(3, "maximize-ignored", ("-1 if maximize else 1", "-1"))
+bank.variant(3, "maximize-ignored", HEAPS, ("1 if maximize else -1", "1"))
+
+bank.hint(3, "nan-promoted", "A trial that has diverged stands among the best: NaN is worst, whatever is sought.")
+bank.slip(3, "nan-promoted", ("(math.isnan(values[number]), self", "(not math.isnan(values[number]), self"))
+bank.slip(
+    3,
+    "nan-promoted",
+    (
+        "key=lambda number: (math.isnan(values[number]), self.sign * values[number])",
+        "key=lambda number: self.sign * values[number]",
+    ),
+)
+bank.variant(3, "nan-promoted", HEAPS, ("else -math.inf", "else math.inf"))
+
+bank.hint(
+    3,
+    "share-of-the-rest",
+    "The best 1 / eta are counted among those that were not promoted yet. Take them of all that have reported in the rung, promoted ones too.",
+)
+bank.slip(3, "share-of-the-rest", ("order = sorted(values,", "order = sorted(values.keys() - self.promoted[k],"))
+bank.variant(
+    3,
+    "share-of-the-rest",
+    HEAPS,
+    ("            for row", "            rows = [row for row in rows if not row[2]]\n            for row"),
+)
+
+bank.hint(3, "rounded-up", "A rung promotes before eta trials have reported there: how many // eta is rounded down.")
+bank.slip(3, "rounded-up", ("order[: len(order) // self.eta]", "order[: math.ceil(len(order) / self.eta)]"))
+bank.variant(3, "rounded-up", HEAPS, ("len(rows) // self.eta", "-(-len(rows) // self.eta)"))
+
+bank.hint(
+    3,
+    "waits-for-the-rung",
+    'A rung promotes only when it is full, as without "asynchronous". Decide with what has been reported.',
+)
+bank.slip(
+    3,
+    "waits-for-the-rung",
+    (
+        "            values = self.rungs[k]\n",
+        "            values = self.rungs[k] if len(self.rungs[k]) >= 27 / self.eta**k else {}\n",
+    ),
+)
+bank.variant(
+    3,
+    "waits-for-the-rung",
+    HEAPS,
+    (
+        "            for row",
+        "            if len(rows) < 27 * self.first / epochs:\n                continue\n            for row",
+    ),
+)
+
+bank.hint(3, "more-not-all", "The second number is how many epochs the trial shall have in all, not how many more.")
+bank.slip(3, "more-not-all", ("return number, self.epochs[k + 1]", "return number, self.epochs[k + 1] - self.epochs[k]"), (
+    "self.rungs[self.epochs.index(epochs)][number] = value",
+    "k = 0\n        while number in self.rungs[k] and k < len(self.rungs) - 1:\n            k += 1\n        self.rungs[k][number] = value"))  # fmt: skip
+bank.variant(3, "more-not-all", LEVELS, ("return [-minus, epochs * self.eta]", "return [-minus, epochs * self.eta - epochs]"), (
+    "        self.values[number, epochs] = value\n", "        self.values[number, self.trials[number]] = value\n"))  # fmt: skip
+
+bank.hint(3, "not-the-best", "A trial of the best 1 / eta was promoted, but not the best that was left.")
+bank.slip(3, "not-the-best", ("in order[: len(order) // self.eta]:", "in order[: len(order) // self.eta][::-1]:"))
+bank.variant(
+    3, "not-the-best", LEVELS, ("in there[: len(there) // self.eta]:", "in reversed(there[: len(there) // self.eta]):")
+)
+
+bank.hint(3, "rung-left-out", "Promotions stop one rung too early: `last` epochs are still allowed.")
+bank.slip(3, "rung-left-out", ("self.epochs[-1] * eta <= last", "self.epochs[-1] * eta < last"))
+bank.variant(3, "rung-left-out", HEAPS, ("while epochs <= last:", "while epochs < last:"))
+
+bank.hint(3, "beyond-last", "A trial was sent beyond `last` epochs.")
+bank.slip(3, "beyond-last", ("self.epochs[-1] * eta <= last", "self.epochs[-1] < last"))
+bank.variant(3, "beyond-last", HEAPS, ("        while epochs <= last:\n", "        while epochs // eta < last:\n"))
