@@ -535,8 +535,6 @@ from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import Matern
 from threadpoolctl import threadpool_limits
 
-table = data.search_table()
-
 
 def in_cube(config):
     """A configuration of the table as a point, six numbers between 0 and 1."""
@@ -681,10 +679,10 @@ def as_good(statistic):
     return int(enough.argmax()) + 1 if enough.any() else None
 
 
-for name, curves in (("Bayesian", by_model), ("random", by_chance)):
-    low, middle, high = np.percentile(curves[:, 19], (25, 50, 75))
+for name, bests in (("Bayesian", by_model), ("random", by_chance)):
+    low, middle, high = np.percentile(bests[:, 19], (25, 50, 75))
     print(
-        f"{name:<8} after 20 trials: best validation accuracy {middle:.2f} % ({low:.2f} to {high:.2f}), mean {curves[:, 19].mean():.2f} %"
+        f"{name:<8} after 20 trials: best validation accuracy {middle:.2f} % ({low:.2f} to {high:.2f}), mean {bests[:, 19].mean():.2f} %"
     )
 print(
     f"random search is as good after {as_good(np.median)} trials by the median, {as_good(np.mean)} by the mean; your guess: {guess_trials}"
@@ -696,8 +694,8 @@ print(
 
 # %% jupyter={"source_hidden": true}
 figure, axes = plt.subplots(figsize=(8, 3.2), layout="constrained")
-for name, curves in (("Bayesian", by_model), ("random", by_chance)):
-    low, middle, high = np.percentile(curves, (25, 50, 75), axis=0)
+for name, bests in (("Bayesian", by_model), ("random", by_chance)):
+    low, middle, high = np.percentile(bests, (25, 50, 75), axis=0)
     axes.plot(range(1, len(middle) + 1), middle, label=f"{name}: median, quartiles")
     axes.fill_between(range(1, len(middle) + 1), low, high, alpha=0.2)
 axes.set(xlabel="trials", ylabel="best validation accuracy (%)", ylim=(93, 99.5), title="What does the model save?")
@@ -757,7 +755,7 @@ def new_member(rng):
     return Member(network, torch.optim.SGD(network.parameters(), momentum=0.9, **drawn), drawn)
 
 
-def accuracy(network, x, y):
+def share_right(network, x, y):
     """The share of right answers; NaN where the network's output is no longer finite."""
     with torch.no_grad():
         logits = network(x)
@@ -771,7 +769,7 @@ def train_epoch(member, rng):
         member.optimizer.zero_grad()
         loss.backward()
         member.optimizer.step()
-    member.value = accuracy(member.network, val_x, val_y)
+    member.value = share_right(member.network, val_x, val_y)
 
 
 # %% [markdown]
@@ -863,7 +861,7 @@ def trained(seed, evolving):
 
 def on_test(members):
     """Test accuracy in percent of the best on the validation images, and the median of all."""
-    found = [100 * accuracy(member.network, test_x, test_y) for member in members]
+    found = [100 * share_right(member.network, test_x, test_y) for member in members]
     best = max(range(len(members)), key=lambda k: np.nan_to_num(members[k].value))
     return found[best], np.nanmedian(found)
 
