@@ -937,6 +937,7 @@ plt.show()
 # %% tags=["setup"]
 import contextlib
 import os
+import secrets
 import signal
 import tempfile
 import threading
@@ -1285,36 +1286,37 @@ def noted(train, file):
     return training
 
 
-class Memory(threading.Thread):
-    """The most memory that the processes below this one held together, beyond what they held before, in bytes."""
+class Below(threading.Thread):
+    """What the processes below this one take beyond what they had: the most bytes together, and processor seconds."""
 
     def __init__(self):
         super().__init__(daemon=True)
-        self.over, self.before, self.most = threading.Event(), self.now(), 0
+        self.over, self.before, self.most = threading.Event(), self.now(), np.zeros(2)
 
     def now(self):
-        total = 0
+        total = np.zeros(2)
         for process in psutil.Process().children(recursive=True):
             with contextlib.suppress(psutil.Error):
-                total += process.memory_full_info().pss
+                total += process.memory_full_info().pss, sum(process.cpu_times()[:2])
         return total
 
     def run(self):
         while not self.over.wait(0.2):
-            self.most = max(self.most, self.now() - self.before)
+            self.most = np.maximum(self.most, self.now() - self.before)
 
 
 def figures(run, trials, workers=2):
-    """Run a search whose training costs nothing. Seconds until its first trial, and a trial; bytes of its processes."""
-    file, memory, begin = folder / f"{run.__name__}.begun", Memory(), time.time()
-    memory.start()
+    """Run a search whose training costs nothing, and see what it takes."""
+    file, below, begin = folder / f"{run.__name__}.begun", Below(), time.time()
+    below.start()
     run(noted(lambda config: train(config, pause=0), file), trials, workers)
-    memory.over.set()
+    below.over.set()
     begun = sorted(float(line) for line in file.read_text().split())
     return {
         "seconds until the first trial": round(begun[0] - begin, 2),
         "milliseconds a trial": round(1000 * (begun[-1] - begun[0]) * workers / (len(begun) - 1), 1),
-        "memory, MiB": round(memory.most / 2**20),
+        "processor seconds": round(below.most[1], 1),
+        "MiB of memory": round(below.most[0] / 2**20),
     }
 
 
@@ -1357,7 +1359,7 @@ for name, values in beside.items():
     print(f"{name:18}", "; ".join(f"{value:g} {what}" for what, value in values.items()))
 
 # %% [markdown]
-# The training costs nothing in this measurement, 27 epochs are reported unless ASHA stops a trial, two processes work. So *a
+# The training costs nothing in this measurement (the processor seconds are those of the whole run, start included), 27 epochs are reported unless ASHA stops a trial, two processes work. So *a
 # trial* is what the library itself takes for it. If yours train for an hour, none of it matters; if they train for a
 # second, it does.
 #
@@ -1371,6 +1373,10 @@ for name, values in beside.items():
 # | a trial over several nodes | yours to arrange: a worker is a job | `ScalingConfig` of Ray Train |
 # | can pause a trial | no: it is stopped, or it goes on | yes, with checkpoints: population based training, HyperBand |
 #
+# > **Ray listens on all networks of the node**, and whoever gets through to it runs programs as you. Versions before 2.52 let
+# > everybody in. Since then `RAY_AUTH_MODE=token` asks for a token, as in the cell above (the same on all nodes);
+# > 2.59 does so by itself on one machine, 2.61 on several, says its documentation.
+# >
 # > Ray's search can take Optuna as its sampler: `tune_config=TuneConfig(search_alg=OptunaSearch())`. And the other way round, Optuna needs
 # > nothing of Ray to run on a thousand nodes.
 
