@@ -1359,9 +1359,10 @@ for name, values in beside.items():
     print(f"{name:18}", "; ".join(f"{value:g} {what}" for what, value in values.items()))
 
 # %% [markdown]
-# The training costs nothing in this measurement (the processor seconds are those of the whole run, start included), 27 epochs are reported unless ASHA stops a trial, two processes work. So *a
+# The training costs nothing in this measurement, 27 epochs are reported unless ASHA stops a trial, two processes work. So *a
 # trial* is what the library itself takes for it. If yours train for an hour, none of it matters; if they train for a
-# second, it does.
+# second, it does. The processor seconds are those of the whole run with its start; unlike the others, they hardly depend on how busy
+# the machine is.
 #
 # | | Optuna, journal | Ray Tune |
 # |---|---|---|

@@ -9,11 +9,11 @@ import yaml
 
 from dlojz_tp.works.source import ROOT
 
-CONDA_NAMES = {"pytorch": "torch", "matplotlib-base": "matplotlib"}
+CONDA_NAMES = {"pytorch": "torch", "matplotlib-base": "matplotlib", "ray-tune": "ray"}
 
 
 def split(requirement):
-    name, ranges = re.match(r"([A-Za-z0-9_.-]+)\s*(.*)", requirement).groups()
+    name, ranges = re.match(r"([A-Za-z0-9_.-]+)(?:\[\w+\])?\s*(.*)", requirement).groups()
     return CONDA_NAMES.get(name, name), ranges.replace(" ", "")
 
 
