@@ -9,16 +9,19 @@
 # wait for another, you let a model of the past choose the next trial, you change rates in the middle of training. You compare
 # them with **medians over a hundred repetitions**. Then you spread a search over processes with Optuna and with Ray.
 #
-# **What you will gain.** The first cell below estimates it for a ResNet-50, each trial on a GPU of its own.
+# **What you will gain.** A cell below estimates it for a ResNet-50, each trial on a GPU of its own.
 
 # %% tags=["setup"]
 import copy
 import heapq
 import math
+import warnings
 
 import matplotlib.pyplot as plt
 import numpy as np
 import torch
+
+warnings.filterwarnings("ignore", message="IProgress not found")  # of a progress bar that nobody asked for
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 from torch import nn
 
@@ -88,7 +91,9 @@ table = data.search_table()
 
 # %%
 config = {"optimizer": "adamw", "learning_rate": 0.003, "batch_size": 40, "width": 50, "weight_decay": 1e-3}
-print(table, *(f"\n{name:>14} {values}" for name, values in table.axes.items()))
+print(table)
+for name, values in table.axes.items():
+    print(f"{name:>14}", *(f"{value:.3g}" if isinstance(value, float) else value for value in values))
 print("nearest:", table.nearest(config))
 print("validation accuracy after 1, 3, 9, 27 epochs:", table.curve(config, seed=0)[[0, 2, 8, 26]].round(3))
 print(f"{table.seconds(config):.3f} s an epoch, alone on one core")
@@ -114,23 +119,38 @@ top = np.argsort(-final.mean(1))[:50]
 print(f"share of trainings that diverged: {np.isnan(curves[:, :, -1]).mean():.3f}")
 for name, rows in (("all 936", final), ("best 50 by their mean", final[top])):
     ranks = rows.argsort(0).argsort(0)
-    print(f"{name}: the order under two seeds agrees by {np.corrcoef(ranks[:, :2].T)[0, 1]:.2f} (1: the same, 0: chance)")
+    print(
+        f"{name}: the order under two seeds agrees by {np.corrcoef(ranks[:, :2].T)[0, 1]:.2f} (1: the same, 0: chance)"
+    )
 
 # %% jupyter={"source_hidden": true}
 _, (left, right) = plt.subplots(1, 2, figsize=(10, 3.4), layout="constrained")
 shown = [
-    {"optimizer": "sgd", "learning_rate": rate, "momentum": momentum, "batch_size": 64, "width": 24, "weight_decay": 1e-5}
+    {
+        "optimizer": "sgd",
+        "learning_rate": rate,
+        "momentum": momentum,
+        "batch_size": 64,
+        "width": 24,
+        "weight_decay": 1e-5,
+    }
     for rate, momentum in ((0.001, 0.9), (0.1, 0.0), (0.1, 0.9), (1.0, 0.9))
 ]
 for k, config in enumerate(shown):
     for seed in range(3):
         name = f"rate {config['learning_rate']:g}, momentum {config['momentum']:g}" if seed == 0 else None
         left.plot(range(1, 28), table.curve(config, seed), color=f"C{k}", linewidth=1, label=name)
-left.set(xlabel="epochs", ylabel="validation accuracy", title="Do early leaders win? SGD, three seeds each", xscale="log")
+left.set(
+    xlabel="epochs", ylabel="validation accuracy", title="Do early leaders win? SGD, three seeds each", xscale="log"
+)
 left.set(xticks=(1, 3, 9, 27), xticklabels=(1, 3, 9, 27))
 left.legend(fontsize=8)
 right.plot(*final[top, :2].T + np.random.default_rng(0).uniform(-5e-4, 5e-4, (2, 50)), "o", alpha=0.6)
-right.set(xlabel="validation accuracy, seed 0", ylabel="the same configurations, seed 1", title="What does one seed tell of the best 50?")
+right.set(
+    xlabel="validation accuracy, seed 0",
+    ylabel="the same configurations, seed 1",
+    title="What does one seed tell of the best 50?",
+)
 plt.show()
 
 # %% [markdown]
@@ -239,8 +259,13 @@ for counts in ({"learning_rate": 2}, {"learning_rate": 4}, {"learning_rate": 4, 
         rng = np.random.default_rng(repetition)
         drawn = [draw(SPACE, ONLY_IF, rng) for _ in laid]
         found.append(handed_in(drawn, repetition % 3))
-    for name, configs, values in (("grid", laid, [handed_in(laid, seed) for seed in range(3)]), ("random", drawn, found)):
-        print(f"{len(configs):6} {len({config['learning_rate'] for config in configs}):21}  {name:6} {quartiles(values)}")
+    for name, configs, values in (
+        ("grid", laid, [handed_in(laid, seed) for seed in range(3)]),
+        ("random", drawn, found),
+    ):
+        print(
+            f"{len(configs):6} {len({config['learning_rate'] for config in configs}):21}  {name:6} {quartiles(values)}"
+        )
 
 # %% [markdown]
 # Random draws try as many learning rates as there are trials; the grid as many as somebody has allowed it, and one value more
@@ -365,7 +390,9 @@ def by_optuna(repetition, budget=BUDGET):
     return best[2].test()
 
 
-race = {method.__name__: [method(repetition) for repetition in range(100)] for method in (by_random, by_halving, by_optuna)}
+race = {
+    method.__name__: [method(repetition) for repetition in range(100)] for method in (by_random, by_halving, by_optuna)
+}
 print(f"{BUDGET} epochs each, 100 repetitions, test accuracy: median (quartiles)")
 for name, values in race.items():
     print(f"{name:10} {quartiles(values)}")
@@ -486,7 +513,12 @@ for axes, name, jobs in zip(both, ("successive halving", "ASHA"), (waiting, neve
     for worker, _, epochs, start, end in jobs:
         colour = f"C{round(math.log(epochs, 3))}"
         axes.barh(worker, end - start, left=start, color=colour, edgecolor="white", linewidth=0.5)
-    axes.set(ylabel="worker", yticks=range(4), xlim=(0, until), title=f"{name}: {finished} trials finished, workers busy {busy:.0%} of the time")
+    axes.set(
+        ylabel="worker",
+        yticks=range(4),
+        xlim=(0, until),
+        title=f"{name}: trials finished: {finished}, workers busy {busy:.0%} of the time",
+    )
 both[1].set(xlabel="seconds (simulated); colours: rungs of 1, 3, 9, 27 epochs")
 plt.show()
 
@@ -951,7 +983,6 @@ import signal
 import tempfile
 import threading
 import time
-import warnings
 from pathlib import Path
 
 import optuna
@@ -1448,7 +1479,9 @@ for k, (name, values) in enumerate(reached.items()):
     low, middle, high = np.quantile(values, (0.25, 0.5, 0.75), axis=1)
     places = np.array(BUDGETS) * 1.04 ** (k - 2)  # side by side, so that no bar hides another
     axes.errorbar(places, middle, (middle - low, high - middle), fmt="o-", capsize=3, label=name)
-axes.set(xscale="log", xlabel="epochs of all trials together", ylabel="test accuracy", title="What does the same budget buy?")
+axes.set(
+    xscale="log", xlabel="epochs of all trials together", ylabel="test accuracy", title="What does the same budget buy?"
+)
 axes.set_xticks(BUDGETS, BUDGETS)
 axes.minorticks_off()
 axes.legend(fontsize=8)
