@@ -242,5 +242,5 @@ bank.hint(
     "combinations",
     "The grid has {n} configurations where {of} are possible: every value of an axis meets every value of the others.",
 )
-bank.slip(1, "combinations", ("    return configs\n", "    return configs[::2]\n"))
-bank.variant(1, "combinations", RECURSIVE, ("return below(list(space), {})", "return below(list(space), {})[::2]"))
+bank.slip(1, "combinations", ("    return configs\n", "    return configs[:-1]\n"))
+bank.variant(1, "combinations", RECURSIVE, ("return below(list(space), {})", "return below(list(space), {})[:-1]"))
