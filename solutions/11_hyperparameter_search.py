@@ -1379,7 +1379,7 @@ def with_ray(train, trials, workers):
     finally:
         ray.shutdown()
     assert not found.errors, found.errors[0]
-    best = found.get_best_result()
+    best = found.get_best_result("accuracy", "max")
     config = {name: value for name, value in best.config.items() if value is not None}
     print(f"with Ray: accuracy {best.metrics['accuracy']:.3f} with {config}")
 

@@ -12,7 +12,7 @@ NODES, WEIGHTS = np.polynomial.legendre.leggauss(300)
 RNG = np.random.default_rng(5)
 MEAN, STD, BEST = RNG.normal(0.6, 0.5, (4, 6)), RNG.uniform(0.1, 0.9, (4, 6)), 0.7
 MORE = [(RNG.normal(0, 3, 5), RNG.uniform(0.5, 2, 5), -1.0), (np.array([0.3]), np.array([0.2]), 0.5)]
-CERTAIN = np.array([0.2, 0.7, 1.5]), np.array([0.0, 0.0, 0.0]), 0.7
+CERTAIN = np.array([0.2, 0.7, 1.5, 0.7]), np.array([0.0, 0.0, 0.0, 0.5]), 0.7
 FAR = -np.linspace(4, 40, 200), np.ones(200), 0.0  # z down to -40
 
 
@@ -41,12 +41,18 @@ def observe_improvement(expected_improvement):
     }
 
 
+def _certain(seen, due):
+    """The hint where one of some points with std 0 is wrong, or the one beside them."""
+    if not seen.isfinite().all():
+        return "improvement-nan"
+    return "all-certain" if torch.allclose(seen[:3], due[:3], 0, 1e-6) else "improvement-certain"
+
+
 IMPROVEMENT = [
     Look("expected improvement, arrays of any shape", "shapes", [(4, 6), (5,), (1,)], lambda seen, _: "nothing-returned" if None in seen else "improvement-form"),
     Value("as by integration", "values", [torch.as_tensor(truth(*case)) for case in ((MEAN, STD, BEST), *MORE)], "improvement-wrong", within(1e-6)),
-    Look("where std is 0, and far from the best", "certain", torch.tensor([0.0, 0.0, 0.8], dtype=torch.float64),
-         lambda seen, _: "improvement-nan" if not seen.isfinite().all() else "improvement-certain", within(1e-6)),
-    Look("", "far", 0.0, "improvement-negative", operator.ge, lambda seen, _: {"got": f"{seen:.2g}", "expected": "not below 0"}),
+    Look("where std is 0, and far from the best", "certain", torch.tensor([0.0, 0.0, 0.8, 0.5 / (2 * np.pi) ** 0.5], dtype=torch.float64), _certain, within(1e-6)),
+    Look("", "far", 0.0, "improvement-negative", lambda seen, _: seen > -1e-300, lambda seen, _: {"got": f"{seen:.2g}", "expected": "not below 0"}),
     Look("", "large", 49.0, "improvement-wrong", within(1e-6)),
 ]  # fmt: skip
 
@@ -149,7 +155,10 @@ def _fit(fit, tried, heights, points, n_first):
     lowest = [
         np.nanmin(values[: max(k, n_first)]) for k in range(len(values))
     ]  # when it was known that it had diverged
-    return "diverged-too-good" if (told - lowest > 1e-6)[diverged].any() else "", told
+    if (told - lowest > 1e-6)[diverged].any():
+        return "diverged-too-good", told
+    far = np.nanmin(values) - np.ptp(values[~diverged]) - 1e-6  # a little too low is no harm
+    return "diverged-too-low" if (told < far)[diverged].any() else "", told
 
 
 def _rules(tried, chosen, y, points):
@@ -224,7 +233,7 @@ SEARCH = [
     Look("the next one has the largest expected improvement", lambda o: o["rules"], "improvement", _rule, lambda seen, due: due in seen, lambda *_: {"expected": "", "got": ""}),
     Look("a trial that diverged", "refused", False, "nan-fitted"),
     Look("", "steep fit", "", _word),
-    Look("", "steep rules", "improvement", _rule, lambda seen, due: due in seen, lambda *_: {"expected": "", "got": ""}),
+    Look("", "steep rules", "improvement", lambda *both: "chosen-with-nan" if _rule(*both) == "chosen-otherwise" else _rule(*both), lambda seen, due: due in seen, lambda *_: {"expected": "", "got": ""}),
     Look("", "steep returned", "", _word),
 ]  # fmt: skip
 

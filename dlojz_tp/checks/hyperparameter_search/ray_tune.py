@@ -2,8 +2,10 @@
 
 import contextlib
 import importlib.util
+import inspect
 import math
 import sys
+from collections.abc import Mapping
 from functools import cache, partial
 from types import ModuleType, SimpleNamespace
 from unittest import mock
@@ -28,6 +30,7 @@ WORDS = {
     "kind": "choice of deep, none, wide", "rate": "loguniform from 0.001 to 10", "layers": "randint from 2 below 6",
     "units": "lograndint from 4 below 65", "drop": "uniform from 0.25 to 0.5",
 }  # fmt: skip
+OTHERS = "FIFOScheduler", "HyperBandScheduler", "MedianStoppingRule", "PopulationBasedTraining"
 RISING = [0.3, 0.5, 0.4, 0.7]
 DRAWS = 60
 
@@ -37,6 +40,8 @@ class Domain:
 
     def __init__(self, kind, *bounds):
         self.kind, self.bounds = kind, bounds
+        if kind != "choice":
+            self.lower, self.upper = bounds
 
     def sample(self, *_, random_state=None, **__):
         draw = random_state if hasattr(random_state, "uniform") else np.random.default_rng()
@@ -64,11 +69,47 @@ class Late:
         return "sample_from"
 
 
+NO_DICTIONARY = "no dictionary"
 _HEARS = [lambda metrics: None]  # the last one hears what is reported
 
 
-def _report(metrics, *, checkpoint=None):
-    _HEARS[-1](dict(metrics))
+def _report(metrics=None, *, checkpoint=None, **named):
+    _HEARS[-1](dict(metrics) if isinstance(metrics, Mapping) and not named else {"accuracy": NO_DICTIONARY})
+
+
+def _bounded(kind):
+    """A function that makes domains, with the names of Ray's arguments."""
+
+    def domain(lower, upper, *_, **__):
+        return Domain(kind, lower, upper)
+
+    return domain
+
+
+def _choice(*given, **named):
+    values = [*given, *named.values()]
+    if len(values) != 1:
+        raise TypeError(f"tune.choice takes one list, not {len(values)} values")
+    return Domain("choice", list(values[0]))
+
+
+def _with_parameters(trainable, *given, **named):
+    if given:
+        raise TypeError("tune.with_parameters wants a name for each thing that it hands over, such as train=train")
+    return partial(trainable, **named)
+
+
+def _unknown(module):
+    """What says that a stand-in does not have everything."""
+
+    def get(name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise AttributeError(
+            f"no {module}.{name} in this check, which has a stand-in for Ray: the balise does not need it"
+        )
+
+    return get
 
 
 @cache
@@ -87,9 +128,9 @@ def _modules() -> dict[str, ModuleType]:
         "qrandint",
         "qlograndint",
     ):
-        setattr(tune, kind, partial(Domain, kind))
-    tune.choice = lambda categories: Domain("choice", list(categories))
-    tune.grid_search = lambda values: Domain("grid_search", list(values))
+        setattr(tune, kind, _bounded(kind))
+    tune.choice = _choice
+    tune.grid_search = lambda values: {"grid_search": list(values)}
     tune.sample_from = Late
     tune.report, train.report = _report, _report
 
@@ -99,7 +140,7 @@ def _modules() -> dict[str, ModuleType]:
         def begin(self, *given, **more):
             values = dict(zip(defaults, given)) | more
             if unknown := set(values) - set(defaults):
-                raise TypeError(f"{name}() got an unexpected keyword argument {sorted(unknown)[0]!r}")
+                raise TypeError(f"{name} has no argument {sorted(unknown)[0]!r}")
             vars(self).update(defaults | values)
 
         return type(name, (), {"__init__": begin})
@@ -107,6 +148,10 @@ def _modules() -> dict[str, ModuleType]:
     asha = {"time_attr": "training_iteration", "metric": None, "mode": None, "max_t": 100, "grace_period": 1, "reduction_factor": 4,
             "brackets": 1, "stop_last_trials": True}  # fmt: skip
     schedulers.ASHAScheduler = schedulers.AsyncHyperBandScheduler = kept("ASHAScheduler", asha)
+    for name in OTHERS:
+        setattr(schedulers, name, type(name, (), {"__init__": lambda self, *_, **__: None}))
+    makers = dict.fromkeys(("asha", "async_hyperband", "asynchyperband"), schedulers.ASHAScheduler)
+    schedulers.create_scheduler = tune.create_scheduler = lambda scheduler, **named: makers[scheduler](**named)
     config = {"mode": None, "metric": None, "search_alg": None, "scheduler": None, "num_samples": 1, "max_concurrent_trials": None,
               "time_budget_s": None, "reuse_actors": False, "trial_name_creator": None, "trial_dirname_creator": None}  # fmt: skip
     tune.TuneConfig = kept("TuneConfig", config)
@@ -115,9 +160,11 @@ def _modules() -> dict[str, ModuleType]:
     tune.RunConfig = train.RunConfig = kept("RunConfig", dict.fromkeys(names))
     tune.Tuner = kept("Tuner", dict.fromkeys(("trainable", "param_space", "tune_config", "run_config")))
     tune.Tuner.fit = lambda self: vars(self).update(started=True)
-    tune.with_parameters = lambda trainable, **more: partial(trainable, **more)
+    tune.with_parameters = _with_parameters
     tune.with_resources = lambda trainable, resources: trainable
     ray.tune, tune.schedulers, ray.train, ray.__path__, tune.__path__ = tune, schedulers, train, [], []
+    for module in (ray, tune, schedulers, train):
+        module.__getattr__ = _unknown(module.__name__)
     return {"ray": ray, "ray.tune": tune, "ray.tune.schedulers": schedulers, "ray.train": train}
 
 
@@ -206,7 +253,9 @@ def observe(ray_space, trainable, tuner):
     yield {
         "started": hasattr(made, "started"), "trials": getattr(how, "num_samples", 1), "run": made.run_config is run_config,
         "goal": [str(getattr(how, name, None) or getattr(asha, name, None)) for name in ("metric", "mode")],
-        "asha": [asha.grace_period, asha.reduction_factor, asha.max_t, asha.brackets] if asha else [],
+        "twice": any(getattr(how, name, None) and getattr(asha, name, None) for name in ("metric", "mode")),
+        "asha": _numbers(asha),
+        "bare": _wants_more(made.trainable),
         "time": steps == "training_iteration" or [told.get(steps) for told in trials[0]["told"]] == [1, 2, 3, 4],
         "reuse": bool(getattr(how, "reuse_actors", False)),
     }  # fmt: skip
@@ -217,6 +266,23 @@ def observe(ray_space, trainable, tuner):
     with _stand_in(*answers):
         drawn = _wrong_configs(_come(tuner, lambda space: configs)) if configs else ""
     yield {"ray": drawn}
+
+
+def _numbers(asha):
+    """Of ASHA its four numbers, of another scheduler its name, of none nothing."""
+    if asha is None:
+        return []
+    names = "grace_period", "reduction_factor", "max_t", "brackets"
+    return [getattr(asha, name) for name in names] if hasattr(asha, names[0]) else [type(asha).__name__]
+
+
+def _wants_more(trainable):
+    """Whether a trainable cannot be called with a configuration alone."""
+    try:
+        inspect.signature(trainable).bind({})
+    except TypeError:
+        return True
+    return False
 
 
 def _come(tuner, draw):
@@ -252,6 +318,16 @@ def _first(seen, due):
     return {"name": name, "expected": due[name], "got": seen[name]}
 
 
+def _badly_drawn(seen, _):
+    return (
+        "domain-returned"
+        if seen.endswith("is a Domain")
+        else "drawn-once"
+        if seen.endswith("the same")
+        else "wrong-drawn"
+    )
+
+
 INSTALLED = getattr(importlib.util.find_spec("ray"), "origin", None) is not None  # a folder of this name is no package
 LOOKS = [
     Look("a domain for each name", "names", sorted(SPACE), "space-names"),
@@ -259,19 +335,21 @@ LOOKS = [
     Look("a trial gets what is active", "config", {"kind": "wide", "cut": 0.6, "layers": 0}, lambda seen, _: "none-passed" if None in
          seen.values() else "active-lost"),
     Look("it reports the accuracy after each epoch", "told", [[str(value) for value in RISING], ["0.3", "nan"]],
-         lambda seen, due: "never-told" if not seen[0] else "nan-told" if seen[0] == due[0] else "wrong-told"),
+         lambda seen, due: "never-told" if not seen[0] else "no-dictionary" if NO_DICTIONARY in seen[0] else "nan-told" if seen[0] == due[0] else "wrong-told"),
     Look("", "after", [1, 2, 3, 4], "told-late"),
     Look("and ends where it is NaN", "trained", 2, "nan-goes-on"),
     Look("the tuner is made, and not started", "tuner", "Tuner", "no-tuner"),
     Look("", "started", False, "tuner-started"),
     Look("it looks for the highest accuracy, in as many trials as asked for", "goal", ["accuracy", "max"], "other-goal"),
+    Look("", "twice", False, "goal-twice"),
     Look("", "trials", 7, "other-number"),
-    Look("under ASHA", "asha", [1, 3, 9, 1], lambda seen, _: "asha-numbers" if seen else "no-asha",
-         fields=lambda seen, _: {} if not seen else {"seen": "grace_period {}, reduction_factor {}, max_t {}, brackets {}".format(*seen)}),
+    Look("under ASHA", "asha", [1, 3, 9, 1], lambda seen, _: {0: "no-asha", 1: "other-scheduler"}.get(len(seen), "asha-numbers"),
+         fields=lambda seen, _: {"seen": "".join(seen)} if len(seen) < 2 else {"seen": "grace_period {}, reduction_factor {}, max_t {}, brackets {}".format(*seen)}),
     Look("", "time", True, "asha-time"),
     Look("with processes that serve trial after trial", "reuse", True, "no-reuse"),
     Look("and the run_config that it was given", "run", True, "run-config-lost"),
-    Look("what is drawn comes to train as the space says", "drawn", "", "wrong-drawn", fields=lambda seen, _: {"what": seen, "n": DRAWS}),
+    Look("what is drawn comes to train as the space says", "bare", False, "train-lost"),
+    Look("", "drawn", "", _badly_drawn, fields=lambda seen, _: {"what": seen, "n": DRAWS}),
     Look("Ray itself draws so, too" if INSTALLED else "not checked here, as Ray is not installed: what Ray itself draws", "ray", "",
          "wrong-drawn", fields=lambda seen, _: {"what": seen, "n": DRAWS}),
 ]  # fmt: skip

@@ -135,7 +135,16 @@ bank.variant(
     4, "improvement-certain", UNTRIED, ("found = np.maximum(mean - best, 0.0)", "found = np.zeros(mean.shape)")
 )
 
-bank.hint(4, "improvement-negative", "Far below best the result is {got}, but a mean of max(…, 0) is never negative. 1 + erf(x), and 1 - Φ, lose small probabilities by cancellation: norm.cdf(z), or erfc, keeps them.")  # fmt: skip
+bank.hint(4, "all-certain", "Of four points three have std 0. The fourth has not, and its improvement is {got[3]:.3g} where {expected[3]:.3g} is due: decide point by point (np.where), not for all of them.")  # fmt: skip
+bank.slip(4, "all-certain", (Z, "    if np.any(std == 0):\n        return np.maximum(gain, 0)\n" + Z))
+bank.variant(
+    4,
+    "all-certain",
+    LOWEST,
+    ("    z = (mean", "    if std.min() == 0:\n        return (mean - best).clip(0)\n    z = (mean"),
+)
+
+bank.hint(4, "improvement-negative", "Far below best the result is {got}, but a mean of max(…, 0) is never negative. 1 + erf(x), and 1 - Φ, and torch's ndtr, lose small probabilities by cancellation: norm.cdf(z), or erfc, keeps them. And z is gain / std, with nothing added to std where it is not 0.")  # fmt: skip
 bank.slip(4, "improvement-negative", ("norm.cdf(z)", "(1 - norm.cdf(-z))"))
 bank.slip(4, "improvement-negative", ("norm.cdf(z)", "0.5 * (1 + np.vectorize(math.erf)(z / math.sqrt(2)))"))
 bank.variant(4, "improvement-negative", UNTRIED, ("gain * erfc(-z / math.sqrt(2)) / 2", "gain * (1 - erfc(z / math.sqrt(2)) / 2)"))  # fmt: skip
@@ -144,7 +153,7 @@ bank.hint(4, "not-a-place", "objective(k) takes a place in points, an int, not t
 bank.slip(4, "not-a-place", ("[objective(k) for k in tried]", "[objective(points[k]) for k in tried]"))
 bank.variant(4, "not-a-place", LOWEST, ("1 - objective(k)", "1 - objective(points[k])"))
 
-bank.hint(4, "trials-miscounted", "n_trials counts all trials, the first ones among them. In three searches objective was called {got} times, due are {expected}.")  # fmt: skip
+bank.hint(4, "trials-miscounted", "n_trials counts all trials, the first ones among them, and each calls objective once. In three searches objective was called {got} times, due are {expected}.")  # fmt: skip
 bank.slip(4, "trials-miscounted", ("while len(tried) < n_trials:", "for _ in range(n_trials):"), (FIRST, "rng.choice(len(points), n_first, replace=False).tolist()"))  # fmt: skip
 bank.slip(4, "trials-miscounted", ("len(tried) < n_trials", "len(tried) < n_trials - n_first"))
 bank.slip(
@@ -157,7 +166,7 @@ bank.slip(
 )
 bank.variant(4, "trials-miscounted", UNTRIED, ("range(n_trials - n_first)", "range(n_trials - n_first - 1)"))
 
-bank.hint(4, "tried-twice", "Points were tried again, {n} times in three searches. What was tried must not come up: neither among the first, nor where the expected improvement is 0 everywhere.")  # fmt: skip
+bank.hint(4, "tried-twice", "Points were tried again, {n} times in three searches. What was tried must not come up: neither among the first, nor where the expected improvement is 0 everywhere. (An argmax over the untried alone is a place among those, not in points.)")  # fmt: skip
 bank.slip(4, "tried-twice", ("        promise[tried] = -np.inf\n", ""))
 bank.slip(4, "tried-twice", ("promise[tried] = -np.inf", "promise[tried] = 0"))
 bank.slip(4, "tried-twice", (", replace=False)", ")"))
@@ -181,7 +190,7 @@ bank.variant(4, "returned-values", UNTRIED, ("        y = np.array(values)\n    
 bank.hint(
     4,
     "first-not-drawn",
-    "The first points are not drawn among all: over 40 seeds, three of twelve were always among few.",
+    "The first points are always the same, or nearly: three of twelve, drawn with 40 generators of different seeds. Draw them with `rng`, from all points.",
 )
 bank.slip(4, "first-not-drawn", (FIRST, "list(range(n_first))"))
 bank.slip(4, "first-not-drawn", (FIRST, "np.linspace(0, len(points) - 1, n_first).astype(int).tolist()"))
@@ -197,7 +206,11 @@ bank.hint(4, "model-unused", "A trial was proposed although the model given had 
 bank.slip(4, "model-unused", (FIT, "        known = np.where(np.isnan(values), np.nanmin(values), values)\n"), ("        mean, std = model.predict(points, return_std=True)\n", "        mean, std = np.full(len(points), known.mean()), rng.random(len(points))\n"))  # fmt: skip
 bank.variant(4, "model-unused", UNTRIED, ("        model.fit(points[tried], y)\n", ""), ("model.predict(points[untried], return_std=True)", "rng.random((2, len(untried)))"))  # fmt: skip
 
-bank.hint(4, "model-old", "The model was proposed from before it knew all trials so far: fit it again after each one.")
+bank.hint(
+    4,
+    "model-old",
+    "A trial was proposed by a model that did not know all trials so far: fit it again after each one, and to all of them.",
+)
 bank.slip(4, "model-old", (FIT, "        if len(tried) == n_first:\n    " + FIT))
 bank.slip(
     4,
@@ -219,7 +232,7 @@ bank.slip(4, "other-values", (FIT, "        model.fit(points[tried], np.sort(val
 bank.slip(4, "other-values", (FIT, "        model.fit(points[tried], np.maximum.accumulate(values))\n"))
 bank.variant(4, "other-values", UNTRIED, ("model.fit(points[tried], y)", "model.fit(points[tried], y[::-1])"))
 
-bank.hint(4, "chosen-by-mean", "Each time, the untried point with the highest mean was tried. Where nobody has looked, there may be more: take std into account.")  # fmt: skip
+bank.hint(4, "chosen-by-mean", "Each time, the untried point with the highest mean was tried. Where nobody has looked, there may be more: take std into account, and as best the highest value so far, not a low one.")  # fmt: skip
 bank.slip(4, "chosen-by-mean", (PROMISE, "promise = mean.copy()"))
 bank.slip(4, "chosen-by-mean", (PROMISE, "promise = expected_improvement(mean, std, np.nanmin(values))"))
 bank.slip(4, "chosen-by-mean", (PROMISE, "promise = expected_improvement(mean, 0 * std, -1e9)"))
@@ -245,6 +258,10 @@ bank.slip(4, "chosen-otherwise", ("tried.append(int(promise.argmax()))", "tried.
 bank.variant(4, "chosen-otherwise", UNTRIED, ("std, y.max())", "std, y.mean())"))
 bank.variant(4, "chosen-otherwise", LOWEST, ("rest[promise.argmax()]", "[k for k in range(len(points)) if k not in losses][::-1][promise.argmax()]"))  # fmt: skip
 
+bank.hint(4, "chosen-with-nan", "Once a trial has diverged, the point that is tried does not have the largest expected improvement over the best value so far. max() of values with a NaN among them may be NaN, or too low: np.nanmax.")  # fmt: skip
+bank.slip(4, "chosen-with-nan", ("np.nanmax(values))", "max(values))"))
+bank.variant(4, "chosen-with-nan", LOWEST, ("-y.min())", "-min(losses.values()))"))
+
 bank.hint(4, "nan-fitted", "A trial diverged, and the model was fitted to its NaN: it refuses that. Tell it the lowest value seen so far.")  # fmt: skip
 bank.slip(4, "nan-fitted", ("np.where(np.isnan(values), np.nanmin(values), values)", "values"))
 bank.slip(4, "nan-fitted", ("np.nanmin(values), values)", "min(values), values)"))
@@ -260,6 +277,11 @@ bank.hint(
 bank.slip(4, "diverged-too-good", ("np.nanmin(values), values)", "np.nanmean(values), values)"))
 bank.slip(4, "diverged-too-good", ("np.nanmin(values), values)", "1e6, values)"))
 bank.variant(4, "diverged-too-good", UNTRIED, ("y[~np.isnan(y)].min()", "np.nanmedian(y)"))
+
+bank.hint(4, "diverged-too-low", "For a trial that diverged, the model was told a value far below all others. One such value outweighs the rest: take the lowest value seen so far.")  # fmt: skip
+bank.slip(4, "diverged-too-low", ("np.nanmin(values), values)", "-1e9, values)"))
+bank.slip(4, "diverged-too-low", ("np.nanmin(values), values)", "0.0, values)"))
+bank.variant(4, "diverged-too-low", UNTRIED, ("y[~np.isnan(y)].min()", "-100"))
 
 EARLY = """
 def bayesian_search(objective, points, model, n_first, n_trials, rng):
@@ -281,3 +303,19 @@ def bayesian_search(objective, points, model, n_first, n_trials, rng):
     return np.array(tried), np.array(values)
 """
 bank.text(4, None, LOWEST[: LOWEST.index("def bayesian")] + EARLY.lstrip())
+
+BY_POINT = """
+def expected_improvement(mean, std, best):
+    \"\"\"A point at a time; far below best it may round to just below 0.\"\"\"
+    def one(m, s):
+        gain = m - best
+        if s == 0:
+            return max(gain, 0.0)
+        z = gain / s
+        return gain * 0.5 * math.erfc(-z / math.sqrt(2)) + s * math.exp(-z * z / 2) / math.sqrt(2 * math.pi)
+
+    return np.vectorize(one, otypes=[float])(mean, std)
+
+
+"""
+bank.text(4, None, BY_POINT.lstrip() + EARLY.lstrip())

@@ -181,6 +181,15 @@ bank.slip(
 bank.variant(7, "wrong-told", TAKEN, ("float(accuracy)", "-float(accuracy)"))
 
 bank.hint(
+    7,
+    "no-dictionary",
+    'tune.report takes one dictionary: tune.report({{"accuracy": accuracy}}). Keywords, or a bare number, it does not know.',
+)
+bank.slip(7, "no-dictionary", ('tune.report({"accuracy": accuracy})', "tune.report(accuracy=accuracy)"))
+bank.slip(7, "no-dictionary", ('tune.report({"accuracy": accuracy})', "tune.report(accuracy)"))
+bank.variant(7, "no-dictionary", TAKEN, ('metrics={"accuracy": float(accuracy)}', "accuracy=float(accuracy)"))
+
+bank.hint(
     7, "nan-told", "A diverged training reports its NaN, once, and ends. After 0.3 and NaN it has reported {got}."
 )
 bank.slip(
@@ -278,6 +287,14 @@ bank.slip(7, "other-goal", ('mode="max"', 'mode="min"'))
 bank.slip(7, "other-goal", ('metric="accuracy", mode="max", ', ""))
 bank.variant(7, "other-goal", WALKED, ('metric="accuracy", ', ""))
 
+bank.hint(
+    7,
+    "goal-twice",
+    "metric and mode stand in TuneConfig and in the scheduler: Ray refuses to start. Leave one of them out.",
+)
+bank.slip(7, "goal-twice", ("ASHAScheduler(max_t", 'ASHAScheduler(metric="accuracy", mode="max", max_t'))
+bank.variant(7, "goal-twice", WALKED, ("TuneConfig(num", 'TuneConfig(metric="accuracy", mode="max", num'))
+
 bank.hint(7, "other-number", "{expected} trials are due, {got} would run: num_samples, which is 1 unless you say so.")
 bank.slip(7, "other-number", ("num_samples=n_trials, ", ""))
 bank.variant(7, "other-number", WALKED, ("num_samples=n_trials", "num_samples=-1"))
@@ -290,6 +307,16 @@ bank.variant(
     WALKED,
     ("scheduler=asha, ", ""),
     ("TuneConfig(num_samples", 'TuneConfig(metric="accuracy", mode="max", num_samples'),
+)
+
+bank.hint(7, "other-scheduler", "The scheduler is a {seen}. ASHAScheduler is due.")
+bank.slip(7, "other-scheduler", ("import ASHAScheduler", "import HyperBandScheduler as ASHAScheduler"))
+bank.variant(
+    7,
+    "other-scheduler",
+    TAKEN,
+    ("import ASHAScheduler", "import MedianStoppingRule"),
+    ("ASHAScheduler(grace_period=1, max_t=epochs, reduction_factor=3)", "MedianStoppingRule()"),
 )
 
 bank.hint(
@@ -320,7 +347,7 @@ bank.variant(7, "run-config-lost", WALKED, ("run_config=run_config,\n", "run_con
 bank.hint(
     7,
     "wrong-drawn",
-    "Among {n} configurations that were drawn, one comes to train wrongly: {what}. Ray draws in the order of the dictionary; what depends on others comes after them.",
+    "Among {n} configurations that were drawn, one comes to train wrongly: {what}. Ray draws in the order of the dictionary; what depends on others comes after them. A function made in a loop sees the loop's last values.",
 )
 bank.slip(
     7,
@@ -330,9 +357,10 @@ bank.slip(
         "        name: domain(one)\n",
     ),
 )
+bank.hint(7, "drawn-once", "Over {n} configurations, {what}: what sample_from calls must draw anew each time.")
 bank.slip(
     7,
-    "wrong-drawn",
+    "drawn-once",
     (
         "        return lambda config: drawn.sample()",
         "        once = drawn.sample()\n        return lambda config: once",
@@ -341,3 +369,40 @@ bank.slip(
 bank.slip(7, "wrong-drawn", ("for name, one in space.items()\n    }", "for name, one in sorted(space.items())\n    }"))
 bank.variant(7, "wrong-drawn", WALKED, ("if config[parent] != value:", "if config[parent] == value:"))
 bank.variant(7, "wrong-drawn", TAKEN, ("trainable(active(config), train)", "trainable(config, train)"))
+bank.slip(
+    7,
+    "wrong-drawn",
+    (
+        "        return lambda config: drawn.sample() if all(config[name] == value for name, value in needs.items()) else None\n",
+        "        return lambda config: last[1].sample() if all(config[k] == v for k, v in last[0].items()) else None\n",
+    ),
+    (
+        "    return {\n        name: tune",
+        "    last = only_if[list(only_if)[-1]], domain(space[list(only_if)[-1]])\n    return {\n        name: tune",
+    ),
+)
+bank.variant(7, "drawn-once", WALKED, ("found[name] = domain\n", "found[name], once = domain, domain.sample()\n"),
+             ("domain=domain, needs", "once=once, needs"), ("return domain.sample()", "return once"))  # fmt: skip
+
+bank.hint(7, "domain-returned", "{what}: what sample_from calls returns a value. domain.sample() draws one.")
+bank.slip(7, "domain-returned", ("lambda config: drawn.sample()", "lambda config: drawn"))
+bank.variant(7, "domain-returned", WALKED, ("return domain.sample()", "return domain"))
+
+bank.hint(
+    7,
+    "train-lost",
+    "Ray calls a trainable with the configuration alone, and yours wants more: tune.with_parameters(trainable, train=train).",
+)
+bank.slip(7, "train-lost", ("tune.with_parameters(trainable, train=train)", "trainable"))
+bank.slip(
+    7,
+    "train-lost",
+    ("tune.with_parameters(trainable, train=train)", "trainable"),
+    ("ray_space(space, only_if), tune", 'ray_space(space, only_if) | {"train": train}, tune'),
+)
+bank.variant(7, "train-lost", WALKED, ("functools.partial(trainable, train=train)", "trainable"))
+
+BY_NAME = TAKEN.replace("tune.choice(list(one.choices))", "tune.choice(categories=one.choices)").replace(
+    "(one.low, one.high", "(lower=one.low, upper=one.high"
+)
+bank.text(7, None, BY_NAME.replace("ASHAScheduler(", 'tune.create_scheduler("asha", '))
