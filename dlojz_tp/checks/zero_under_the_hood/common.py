@@ -1,7 +1,6 @@
-"""What the checks of this work share: training in one process, which is the truth, and the states of optimizers."""
+"""What the checks of this work share: training in one process, which is the truth."""
 
 import functools
-import gc
 
 import torch
 import torch.distributed as dist
@@ -102,29 +101,6 @@ def sharing(found: int, groups: list[int], size: int) -> str:
         return "states-whole"
     first_alone = 2 * (shares[0] + sum(groups[1:]))
     return "first-group-shared" if abs(found - first_alone) <= 8 * 20 else "states-unequal"
-
-
-def optimizers() -> list[torch.optim.Optimizer]:
-    """All torch optimizers on this rank."""
-    return [thing for thing in gc.get_objects() if isinstance(thing, torch.optim.Optimizer)]
-
-
-def states_held(others: list, most: float) -> int:
-    """Elements of the states of all `optimizers()` but these, single numbers such as step counters left out.
-
-    most: where there are more, an optimizer that was thrown away may wait in a circle: it does not count.
-    """
-    known = {id(other) for other in others}
-
-    def elements():
-        states = [s for made in optimizers() if id(made) not in known for s in made.state.values()]
-        tensors = [t for state in states for t in state.values() if isinstance(t, torch.Tensor) and t.numel() > 1]
-        return sum({t.data_ptr(): t.numel() for t in tensors}.values())
-
-    if (found := elements()) > most:
-        gc.collect()
-        found = elements()
-    return found
 
 
 def gradient_shards(optimizer) -> list[torch.Tensor]:
