@@ -237,3 +237,26 @@ bank.variant(2, "total-nobody", RECURSIVE, ("max(1, n // eta**k)", "(n // eta**k
 bank.hint(2, "total-not-rounded", "There are no thirds of a trial: n // eta is rounded down at each rung.")
 bank.slip(2, "total-not-rounded", ("n = max(1, n // eta)", "n = max(1, n / eta)"))
 bank.variant(2, "total-not-rounded", RECURSIVE, ("n // eta**k", "n / eta**k"))
+bank.slip(2, "total-not-rounded", ("n = max(1, n // eta)", "n = math.ceil(n / eta)"))
+bank.slip(2, "total-not-rounded", ("n = max(1, n // eta)", "n = max(1, round(n / eta))"))
+# the formula of the text, which knows no rounding
+bank.slip(2, "total-not-rounded", ("    return total\n", "    return trials * first * (1 + k * (1 - 1 / eta))\n"), (
+    "    total, done, epochs = 0, 0, first\n", "    total, done, epochs = 0, 0, first\n    trials, k = n, round(math.log(last / first, eta))\n"))  # fmt: skip
+bank.variant(2, "total-not-rounded", RECURSIVE, ("n // eta**k", "math.ceil(n / eta**k)"))
+
+bank.hint(
+    2,
+    "rounded-logarithm",
+    "A rung is missing at 243 epochs: math.log(243, 3) is 4.999… in floats, and int() makes 4 of it. Count rungs by multiplying.",
+)
+LOGARITHM = "for _ in range(int(math.log(last / first, eta)) + 1):\n"
+bank.slip(2, "rounded-logarithm", ("    while epochs <= last:\n        values", f"    {LOGARITHM}        values"))
+bank.slip(2, "rounded-logarithm", ("    while epochs <= last:\n        total", f"    {LOGARITHM}        total"))
+bank.variant(2, "rounded-logarithm", PICKS, ("range(64)", "range(int(math.log(last / first) / math.log(eta)) + 1)"))
+
+# ranked by the best value that a trial ever had: this rung's value counts
+bank.slip(2, "wrong-trained", ("        rungs.append((epochs, values))\n", """        rungs.append((epochs, values))
+        ever = {i: max(seen[i] for _, seen in rungs) if maximize else min(seen[i] for _, seen in rungs) for i in values}
+"""), ("sign * values[number], number)", "sign * ever[number], number)"))  # fmt: skip
+# argsort is not stable unless told
+bank.variant(2, "ties-to-the-last", PICKS, ('np.argsort(-marks, kind="stable")', "np.argsort(-marks)"))
