@@ -1,5 +1,6 @@
 """Balise 3: the jobs that ASHA hands out to workers of unequal speed, one after the other."""
 
+import functools
 import heapq
 import math
 import random
@@ -14,12 +15,15 @@ RUNS = [
     (1, 27, 3, True, (1.0,), 60),
     (1, 9, 3, True, (1.0, 1.31, 3.7), 70),
     (2, 40, 2, False, (1.0, 1.13, 1.7, 9.3, 0.37), 90),
+    (1, 243, 3, True, (1.0,), 368),  # int(math.log(243, 3)) is 4; 364 jobs until a trial has 243 epochs
 ]
 MOST = 90
 
 
 def _value(run, number, epochs):
     """No two are equal; some trials lead and fall behind; some diverge."""
+    if epochs == 243:
+        return math.nan
     rng = random.Random(f"{run} {number}")
     level, gain = rng.random(), rng.random()
     return math.nan if number % (5 if RUNS[run][2] == 2 else 3) == 1 else level + 0.2 * gain * math.log(epochs)
@@ -74,8 +78,9 @@ class _Truth:
         return self.jobs[-1]
 
 
-def _fill(jobs):
-    return torch.tensor((jobs + [(-1, -1)] * MOST)[:MOST], dtype=torch.float32)
+def _fill(run, jobs):
+    most = max(MOST, RUNS[run][-1])
+    return torch.tensor((jobs + [(-1, -1)] * most)[:most], dtype=torch.float32)
 
 
 def _made(cls, run):
@@ -83,13 +88,15 @@ def _made(cls, run):
     return cls(first, last, eta) if maximize else cls(first, last, eta, maximize=False)
 
 
-DUE = [_fill(_replay(run, _made(_Truth, run))[0]) for run in range(len(RUNS))]
+@functools.cache
+def _due(run):
+    return _fill(run, _replay(run, _made(_Truth, run))[0])
 
 
 def observe(asha):
     for run in range(len(RUNS)):
         jobs, fault = _replay(run, _made(asha, run))
-        yield {("fault", run): fault, ("jobs", run): _fill(jobs)}
+        yield {("fault", run): fault, ("jobs", run): _fill(run, jobs)}
 
 
 def _looks(run, claim):
@@ -103,13 +110,14 @@ def _looks(run, claim):
 
     yield Look(claim, ("fault", run), "", lambda seen, _: "waits" if seen == "none" else "job-form",
                fields=lambda *_: {"expected": "", "got": "", "where": where})  # fmt: skip
-    yield Value("", ("jobs", run), DUE[run], "wrong-job", lambda seen, due: torch.equal(seen, due), fields)
+    yield Value("", ("jobs", run), lambda _: _due(run), "wrong-job", lambda seen, due: torch.equal(seen, due), fields)
 
 
 LOOKS = [
     *_looks(0, "one worker: promote, or start a new trial"),
     *_looks(1, "three workers of unequal speed: nobody waits, nobody is promoted twice"),
     *_looks(2, "a loss, five workers, a rung that is not the last"),
+    *_looks(3, "six rungs"),
 ]
 
 

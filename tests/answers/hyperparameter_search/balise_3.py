@@ -173,9 +173,16 @@ bank.variant(
     ("            for row", "            rows = [row for row in rows if not row[2]]\n            for row"),
 )
 
-bank.hint(3, "rounded-up", "A rung promotes before eta trials have reported there: how many // eta is rounded down.")
+bank.hint(
+    3,
+    "rounded-up",
+    "A rung promotes before eta trials have reported there: how many // eta is rounded down, to 0 as well.",
+)
 bank.slip(3, "rounded-up", ("order[: len(order) // self.eta]", "order[: math.ceil(len(order) / self.eta)]"))
+bank.slip(3, "rounded-up", ("order[: len(order) // self.eta]", "order[: max(1, len(order) // self.eta)]"))
+bank.slip(3, "rounded-up", ("order[: len(order) // self.eta]", "order[: round(len(order) / self.eta)]"))
 bank.variant(3, "rounded-up", HEAPS, ("len(rows) // self.eta", "-(-len(rows) // self.eta)"))
+bank.variant(3, "rounded-up", HEAPS, ("len(rows) // self.eta", "len(rows) // self.eta or 1"))
 
 bank.hint(
     3,
@@ -220,3 +227,47 @@ bank.variant(3, "rung-left-out", HEAPS, ("while epochs <= last:", "while epochs 
 bank.hint(3, "beyond-last", "A trial was sent beyond `last` epochs.")
 bank.slip(3, "beyond-last", ("self.epochs[-1] * eta <= last", "self.epochs[-1] < last"))
 bank.variant(3, "beyond-last", HEAPS, ("        while epochs <= last:\n", "        while epochs // eta < last:\n"))
+
+bank.hint(
+    3, "nan-best-of-losses", "With maximize=False a NaN passes as a small loss: it is the worst value there, too."
+)
+bank.slip(3, "nan-best-of-losses", (
+    "(math.isnan(values[number]), self.sign * values[number])",
+    "self.sign * (-math.inf if math.isnan(values[number]) else values[number])"))  # fmt: skip
+bank.variant(3, "nan-best-of-losses", HEAPS, ("else -math.inf", "else self.sign * -math.inf"))
+
+bank.hint(3, "nan-not-counted", "A trial that has diverged has reported, too: it counts in how many // eta.")
+bank.slip(3, "nan-not-counted", (
+    "        self.rungs[self.epochs.index(epochs)]",
+    "        if not math.isnan(value):\n            self.rungs[self.epochs.index(epochs)]"))  # fmt: skip
+bank.variant(3, "nan-not-counted", LEVELS, ("if e == epochs]", "if e == epochs and not math.isnan(v)]"))
+
+bank.hint(
+    3,
+    "number-again",
+    "A new trial got the number of one that is still running: count those started, not those reported.",
+)
+bank.slip(3, "number-again", ("return self.started - 1, self.epochs[0]", "return len(self.rungs[0]), self.epochs[0]"))
+bank.variant(3, "number-again", LEVELS, (
+    "return [len(self.trials) - 1, self.first]", "return [sum(e == self.first for _, e in self.values), self.first]"))  # fmt: skip
+
+bank.hint(
+    3,
+    "promoted-once-in-all",
+    "A trial that was promoted from one rung is promoted from no other. Keep a set for each rung; [set()] * n is one set, n times.",
+)
+bank.slip(3, "promoted-once-in-all", ("[set() for _ in self.epochs]", "[set()] * len(self.epochs)"))
+bank.variant(3, "promoted-once-in-all", HEAPS, ("                if not row[2]:\n                    row[2] = True\n", """                if row[1] not in self.gone:
+                    self.gone.add(row[1])
+"""), ("self.table, epochs = {}, first", "self.table, self.gone, epochs = {}, set(), first"))  # fmt: skip
+
+bank.hint(
+    3,
+    "rounded-logarithm",
+    "A rung is mistaken near 243 epochs: math.log(243, 3) is 4.999… in floats, and int() makes 4 of it. Multiply, or round.",
+)
+bank.slip(3, "rounded-logarithm", ("self.rungs[self.epochs.index(epochs)]", "self.rungs[int(math.log(epochs / self.epochs[0], self.eta))]"))  # fmt: skip
+bank.slip(3, "rounded-logarithm", (
+    "        while self.epochs[-1] * eta <= last:\n", "        for _ in range(int(math.log(last / first, eta))):\n"))  # fmt: skip
+bank.variant(3, "rounded-logarithm", HEAPS, (
+    "        while epochs <= last:\n", "        for _ in range(int(math.log(last / first) / math.log(eta)) + 1):\n"))  # fmt: skip
