@@ -100,12 +100,14 @@ def observe(draw, grid):
     drawn = [draw(AXES, ONLY_IF, rng) for _ in range(DRAWS)]
     yield {"form": None if None in drawn else sorted({type(one).__name__ for one in drawn})}
     yield {"names": _names(drawn, AXES)}
-    yield {"kinds": _kinds(drawn), "outside": _outside(drawn)}
+    yield {"kinds": _kinds(drawn), "outside": _outside(drawn), "varied": len(set(map(str, drawn))) > 1}
     yield {"shares": _shares(drawn)}
     again = [[draw(AXES, ONLY_IF, rng) for _ in range(5)] for rng in map(np.random.default_rng, (3, 3))]
     yield {"again": again[0] == again[1] == drawn[:5]}
     laid = grid(GRID_AXES, ONLY_IF, dict(COUNTS))
     yield {"grid form": sorted({type(one).__name__ for one in laid}) if isinstance(laid, list) else type(laid).__name__}
+    objects = len(set(map(id, laid)))
+    yield {"shared": len(laid) - objects if objects < SIZE else 0}
     yield {"grid names": _names(laid, GRID_AXES)}
     values = {name: sorted({round(float(config[name]), 9) for config in laid if name in config}) for name in COUNTS}
     rows = [[value, *([math.log10(value)] if AXES[name].log and value > 0 else [0.0])] for name in COUNTS
@@ -146,10 +148,12 @@ LOOKS = [
     Look("", "names", ("", ""), lambda seen, _: seen[0], fields=_named),
     Look("", "kinds", {}, "not-an-int", fields=_first),
     Look("", "outside", ("", ""), "outside", fields=lambda seen, _: {"name": seen[0], "got": seen[1], "expected": ""}),
+    Look("", "varied", True, "one-draw"),
     Value(f"uniform on each axis, in {DRAWS} draws", "shares", DUE, "draw-shares",
           lambda seen, due: bool(((seen - due).abs() <= SLACK).all()), _fields_of_shares),
     Look("", "again", True, "own-chance", fields=lambda *_: {"expected": "", "got": ""}),
     Look("a grid: each axis's values, ends included", "grid form", ["dict"], "grid-form"),
+    Look("", "shared", 0, "same-dict", fields=lambda seen, _: {"n": seen}),
     Look("", "grid names", ("", ""), lambda seen, _: seen[0], fields=_named),
     Value("", "grid values", _rows(), "grid-values", fields=lambda *_: {"expected": "", "got": ""}),
     Look("", "grid kinds", {}, "not-an-int", fields=_first),

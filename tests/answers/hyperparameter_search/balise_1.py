@@ -244,3 +244,29 @@ bank.hint(
 )
 bank.slip(1, "combinations", ("    return configs\n", "    return configs[:-1]\n"))
 bank.variant(1, "combinations", RECURSIVE, ("return below(list(space), {})", "return below(list(space), {})[:-1]"))
+
+bank.hint(
+    1,
+    "one-draw",
+    "Every draw gives the same configuration. Draw from the rng that is given: a new generator of a fixed seed begins again.",
+)
+bank.slip(1, "one-draw", ("    config = {}\n", "    config, rng = {}, np.random.default_rng(0)\n"))
+bank.variant(1, "one-draw", RECURSIVE, ("rng.uniform()", "np.random.default_rng(1).uniform()"))
+
+bank.hint(
+    1,
+    "same-dict",
+    "{n} entries of the grid are a dict that is in it already: whoever changes one changes both. Make a new dict for each value.",
+)
+bank.slip(1, "same-dict", ("{**config, name: value} if", "config.update({name: value}) or config if"))
+bank.variant(
+    1,
+    "same-dict",
+    RECURSIVE,
+    ("below(rest, {**config, name: value})", "below(rest, config.update({name: value}) or config)"),
+)
+
+DRAWN = "        half = 0.5 if"
+WHOLE = "        if isinstance(axis, IntDistribution){}:\n            config[name] = int(rng.integers(axis.low, axis.high{}))\n            continue\n"
+bank.slip(1, "top-never", (DRAWN, WHOLE.format(" and not axis.log", "") + DRAWN))
+bank.slip(1, "log-ignored", (DRAWN, WHOLE.format("", " + 1") + DRAWN))
