@@ -1035,7 +1035,7 @@ def train(config, pause=0.01):
 #    FAIL. Trials of other names may be alive on another node: leave them alone. To be found later, a trial must carry the
 #    name of its worker from its beginning.
 # 3. As long as fewer than `total` trials of the study, those of all workers, are COMPLETE or PRUNED, it runs another one.
-#    If there are enough already, it runs none.
+#    If there are enough already, it runs none, but has given up what it left.
 #
 # A lost configuration is not put in the queue again. If it was bad luck (the time limit), the sampler may come back to its
 # neighbourhood; if it was the configuration (out of memory), it would kill the next worker, too. About 14, 3 and 12 lines, 15 minutes.
@@ -1146,7 +1146,7 @@ print(*(folder / "ranks.journal").read_text().splitlines()[:3], sep="\n")
 # The tasks need not start at the same time, and need not know of each other:
 #
 # ```bash
-# #!/bin/bash
+# # #!/bin/bash
 # #SBATCH --array=0-15          # 16 workers; --array=0-999%64 runs 64 of 1,000 at a time
 # #SBATCH --gres=gpu:1
 # #SBATCH --time=120

@@ -151,7 +151,10 @@ def _killed(path, study, work):
     errors.append(_end(living))
     rates = [trial.params.get("learning_rate") for trial in study.trials[2:]]
     back = sum("fixed_params" in trial.system_attrs for trial in study.trials)
-    return found | {"errors": errors, "all": _states(study), "back": back, "rates": len(set(rates)) == len(rates)}
+    found |= {"errors": errors, "all": _states(study), "back": back, "rates": len(set(rates)) == len(rates)}
+    _end(_start(work, path, "worker 3", 99, dies))
+    _end(_start(work, path, "worker 3", 0, lambda config: _epochs()))
+    return found | {"swept": _states(study)[len(found["all"]) :]}
 
 
 def _start(work, *arguments):
@@ -219,7 +222,9 @@ def _wrong_end(seen, due):
         return ("trained-on" if trained == 4 else "asked-late") if stopped == "PRUNED" else "trial-fails"
     if seen[0] != due[0] or seen[1] != due[1]:
         return "trial-fails"
-    return "nan-trains-on" if seen[3][1] > 2 else "nan-fails"
+    if seen[3][1] > 2:
+        return "nan-trains-on"
+    return "nan-completes" if "COMPLETE" in (seen[3][0], seen[4][0]) else "nan-fails"
 
 
 def _first_wrong(seen, due):
@@ -262,9 +267,11 @@ LOOKS = [
     Look("both end without an error", "errors", ["", ""], "worker-raised", fields=lambda seen, _: {"error": next(filter(None, seen))}),
     Look("and there are as many finished as asked for", "finished", 4, "others-counted"),
     Look("the lost configuration is not run again", "back", 0, "put-back"),
-    Look("at the end, no trial is left", "all", [*FIRST, True, "FAIL", True, True], "wrong-states",
+    Look("at the end, no trial is left", "all", [*FIRST, True, "FAIL", True, True],
+         lambda seen, due: "one-more" if len(seen) > len(due) else "wrong-states",
          lambda seen, due: len(seen) == len(due) and all(a == b or b is True and a in DONE for a, b in zip(seen, due)), _counts),
     Look("workers draw different configurations", "rates", True, "same-seed"),
+    Look("one that finds enough gives up what it left, and runs none", "swept", ["FAIL"], "swept-late"),
 ]  # fmt: skip
 
 

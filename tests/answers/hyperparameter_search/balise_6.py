@@ -273,6 +273,14 @@ bank.hint(
 bank.slip(6, "nan-trains-on", ("if math.isnan(accuracy) or trial", "if trial"))
 bank.variant(6, "nan-trains-on", TOLD, ('raise optuna.exceptions.TrialPruned("diverged")', "continue"))
 
+bank.hint(
+    6,
+    "nan-completes",
+    "A training that had diverged (NaN) ended as COMPLETE: its value stands beside those of whole trainings. End it as PRUNED.",
+)
+bank.slip(6, "nan-completes", (ASKED, "        if math.isnan(accuracy):\n            return 0.0\n" + ASKED))
+bank.variant(6, "nan-completes", TOLD, ('raise optuna.exceptions.TrialPruned("diverged")', "return last"))
+
 bank.hint(6, "not-the-last", "The value of a trial is its accuracy after the last epoch.")
 bank.slip(
     6,
@@ -366,8 +374,9 @@ bank.variant(6, "other-rungs", MOST, ("SuccessiveHalvingPruner(1, 3)", "Successi
 bank.hint(
     6,
     "pruned-not-counted",
-    "2 were asked for, and there are {n}: {states}. A trial that was pruned is finished, too: count it.",
+    "2 were asked for, and there are {n}: {states}. One that was pruned is finished, too; and with as many as asked for, it ends.",
 )
+bank.slip(6, "pruned-not-counted", ("< total", "<= total"))
 bank.slip(6, "pruned-not-counted", ("states=(TrialState.COMPLETE, TrialState.PRUNED)", "states=(TrialState.COMPLETE,)"))
 bank.variant(6, "pruned-not-counted", MOST, ("MaxTrialsCallback(total, states=done)", "MaxTrialsCallback(total)"))
 
@@ -498,20 +507,44 @@ bank.variant(
 )
 
 bank.hint(
-    6, "wrong-states", "At the end the trials should be finished, but for the lost one, a FAIL. They are: {states}."
-)
-bank.slip(
     6,
     "wrong-states",
+    "The trial of the worker that was killed shall be a FAIL, all others finished. There is: {states}.",
+)
+bank.slip(6, "wrong-states", ("state=TrialState.FAIL", "state=TrialState.PRUNED"))
+bank.variant(6, "wrong-states", TOLD, ("old._trial_id, State.FAIL", "old._trial_id, State.PRUNED"))
+
+bank.hint(
+    6,
+    "one-more",
+    "Worker 12 went on when enough were finished, and began another trial: {n} in all. Look into the file before each one.",
+)
+bank.slip(6, "one-more", (LOOP, """    finished = study.get_trials(states=(TrialState.COMPLETE, TrialState.PRUNED))
+    study.optimize(named, n_trials=max(0, total - len(finished)))
+"""))  # fmt: skip
+bank.slip(
+    6,
+    "one-more",
     (
         LOOP,
         LOOP
         + "    for trial in study.get_trials(states=(TrialState.FAIL,)):\n        if name == 'worker 12':\n            study.optimize(named, n_trials=1)\n",
     ),
 )
-bank.variant(
-    6, "wrong-states", TOLD, ("    while sum", "    if name == 'worker 12':\n        total += 2\n    while sum")
+bank.variant(6, "one-more", TOLD, ("    while sum", "    if name == 'worker 12':\n        total += 2\n    while sum"))
+
+bank.hint(
+    6,
+    "swept-late",
+    "Worker 3 was killed, and came back when there were enough: its old trial shall be a FAIL, and no other begin. Give up what it left before you count.",
 )
+bank.slip(6, "swept-late", (
+    "    for trial in study.get_trials(states=(TrialState.RUNNING,)):\n",
+    "    if len(study.get_trials(states=(TrialState.COMPLETE, TrialState.PRUNED))) >= total:\n        return\n    for trial in study.get_trials(states=(TrialState.RUNNING,)):\n"))  # fmt: skip
+bank.variant(6, "swept-late", TOLD, ("    for old in study.trials:\n", """    if sum(t.state in (State.COMPLETE, State.PRUNED) for t in study.trials) >= total:
+        return
+    for old in study.trials:
+"""))  # fmt: skip
 
 bank.hint(
     6,
