@@ -211,7 +211,11 @@ bank.slip(5, "not-noted", (TIMES, "    new = {k: v * float(rng.choice((0.8, 1.25
 bank.slip(5, "not-noted", (TIMES, "    for value in member.hyperparameters.values():\n        value *= rng.choice((0.8, 1.25))\n"))  # fmt: skip
 bank.variant(5, "not-noted", HAND, ("notes = member.hyperparameters\n", "notes = dict(member.hyperparameters)\n"))
 
-bank.hint(5, "wrong-factor", "A hyperparameter was multiplied by {got}, not by 0.8 or 1.25.")
+bank.hint(
+    5,
+    "wrong-factor",
+    "A hyperparameter was multiplied by {got}, not by 0.8 or 1.25. (1: it stayed as it was. 1.562 or 0.64: it was changed twice, as in a loop over param_groups.)",
+)
 bank.slip(5, "wrong-factor", ("rng.choice((0.8, 1.25))", "rng.uniform(0.8, 1.25)"))
 bank.slip(5, "wrong-factor", ("rng.choice((0.8, 1.25))", "rng.choice((0.8, 1.2))"))
 bank.slip(
@@ -271,7 +275,9 @@ def evolve(members, rng):
 BY_LIST = DEEP[: DEEP.index("def evolve")] + BY_LIST.lstrip()
 bank.text(5, None, BY_LIST)
 bank.slip(5, "places-changed", ("    order = sorted(", "    members.sort(key=lambda m: -1 if math.isnan(m.value) else m.value)\n    values.sort()\n    order = sorted("))  # fmt: skip
-bank.slip(5, "places-changed", ("    for poor, good in pairs:\n", "    for poor, good in pairs:\n        members[poor] = copy.deepcopy(members[poor])\n"))  # fmt: skip
+bank.hint(5, "member-replaced", "In a place of the list stands another object than before. Change the member that is there, as exploit does: others may hold it.")  # fmt: skip
+bank.variant(5, "member-replaced", BY_LIST, ("        exploit(poor, good)\n        explore(poor, rng)\n        found.append((next(k for k, m in enumerate(members) if m is poor), next(k for k, m in enumerate(members) if m is good)))\n", "        a, b = members.index(poor), members.index(good)\n        members[a] = copy.deepcopy(good)\n        explore(members[a], rng)\n        found.append((a, b))\n"))  # fmt: skip
+bank.slip(5, "member-replaced", ("    for poor, good in pairs:\n", "    for poor, good in pairs:\n        members[poor] = copy.deepcopy(members[poor])\n"))  # fmt: skip
 bank.variant(5, "places-changed", BY_LIST, ("ranked = sorted(members, key=lambda m: -1 if math.isnan(m.value) else m.value)", "members.sort(key=lambda m: -1 if math.isnan(m.value) else m.value)\n    ranked = members"))  # fmt: skip
 
 bank.hint(5, "nothing-evolved", "No member has changed. Is exploit called on the members themselves, and for a quarter of nine?")  # fmt: skip
@@ -352,3 +358,19 @@ bank.variant(5, "not-drawn", HAND, ("top[rng.integers(n)]", "top[0]"))
 bank.hint(5, "at-least-one", "Of three members with the values 0.9, 0.3, 0.8, one copies another: [(1, 0)]. A quarter is at least one.")  # fmt: skip
 bank.slip(5, "at-least-one", ("max(1, len(members) // 4)", "len(members) // 4"))
 bank.variant(5, "at-least-one", BY_LIST, ("max(1, len(members) // 4)", "len(members) // 4"))
+
+bank.hint(5, "other-name", "A member with a third hyperparameter, eps, explored: in its dictionary or its optimizer, eps was multiplied by {got}, not by 0.8 or 1.25. Take the names from member.hyperparameters.")  # fmt: skip
+bank.slip(5, "other-name", ("    for name in member.hyperparameters:", '    for name in ("lr", "weight_decay"):'))
+bank.slip(5, "other-name", ("group.update(member.hyperparameters)", 'group["lr"], group["weight_decay"] = member.hyperparameters["lr"], member.hyperparameters["weight_decay"]'))  # fmt: skip
+bank.variant(5, "other-name", HAND, ("            group[name] = notes[name]", '            group[name] = group[name] if name == "eps" else notes[name]'))  # fmt: skip
+
+bank.hint(5, "quarter-rounded", "Of fifteen members three copy, those at {expected}: 15 // 4 is 3. Yours say {got}.")
+bank.slip(5, "quarter-rounded", ("len(members) // 4", "round(len(members) / 4)"))
+bank.slip(5, "quarter-rounded", ("max(1, len(members) // 4)", "max(1, min(2, len(members) // 4))"))
+bank.variant(5, "quarter-rounded", DEEP, ("max(len(members) // 4, 1)", "max(int(len(members) / 4 + 0.5), 1)"))
+
+bank.hint(
+    5, "one-for-all", "In each of eight runs with fifteen members, all three copied the same one. Draw anew for each."
+)
+bank.slip(5, "one-for-all", ("    pairs = [(poor, int(rng.choice(order[-quarter:]))) for", "    one = int(rng.choice(order[-quarter:]))\n    pairs = [(poor, one) for"))  # fmt: skip
+bank.variant(5, "one-for-all", HAND, ("    for poor in ranked[:n]:\n        good = top[rng.integers(n)]\n", "    good = top[rng.integers(n)]\n    for poor in ranked[:n]:\n"))  # fmt: skip
