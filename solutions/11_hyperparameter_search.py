@@ -703,15 +703,21 @@ def best_so_far(values):
 
 
 MORE = 120  # trials of random search
-by_model, by_chance = [], []
-with threadpool_limits(1):
+
+
+def repeated():
+    """Best validation accuracy in percent after each trial: Bayesian (100, 20), random (100, MORE)."""
+    by_model, by_chance = [], []
     for repetition in range(100):
         rng, column = np.random.default_rng(repetition), finals[:, repetition % table.seeds]
-        by_model.append(
-            best_so_far(bayesian_search(lambda k, column=column: column[k], points, surrogate(), 5, 20, rng)[1])
-        )
+        tried = bayesian_search(lambda k, column=column: column[k], points, surrogate(), 5, 20, rng)[1]
+        by_model.append(best_so_far(tried))
         by_chance.append(best_so_far(column[rng.choice(len(points), MORE, replace=False)]))
-by_model, by_chance = 100 * np.array(by_model), 100 * np.array(by_chance)  # (100, 20), (100, 120)
+    return 100 * np.array(by_model), 100 * np.array(by_chance)
+
+
+with threadpool_limits(1):
+    by_model, by_chance = repeated()
 
 
 def as_good(statistic):
