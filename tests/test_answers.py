@@ -3,9 +3,12 @@
 import builtins
 import dis
 import importlib
+import sys
 from types import CodeType, FunctionType
 
 import pytest
+import torch
+from torch.utils._pytree import tree_iter
 
 from dlojz_tp import course
 from dlojz_tp.authoring import notebooks, records
@@ -23,13 +26,30 @@ ANSWERS = [answer for bank in BANKS.values() for answer in bank.answers]
 @pytest.mark.flaky(reruns=1)  # on a busy machine one launch of many thousands is late: the summary names what ran twice
 @pytest.mark.parametrize("answer", ANSWERS, ids=str)
 def test_answer(answer):
-    verdict = course.judge(source.find(answer.work), answer.balise, answer.answers)
+    work = source.find(answer.work)
+    before = _versions(work)
+    verdict = course.judge(work, answer.balise, answer.answers)
+    assert _versions(work) == before, (
+        "it wrote into what its check holds, and the next answer would be judged by that: give a copy"
+    )
     found = verdict.slug or verdict.verdict
     assert found == (answer.slug or "pass"), f"{verdict.hint}\n{verdict.expected}\n{verdict.got}\n{verdict.details}"
     if answer.slug and not answer.variant:
-        known = mistakes.load(source.find(answer.work).module, answer.balise)["mistakes"]
+        known = mistakes.load(work.module, answer.balise)["mistakes"]
         recorded = records.record(answer.slug, verdict, known)
         assert recorded is None or recorded in known, f"it behaves otherwise than is on record: {STALE}"
+
+
+def _versions(work):
+    """How often each tensor was written to that a module of this work's checks holds."""
+    prefix = course.checks_of(work).__name__
+    modules = {name: vars(module) for name, module in sorted(sys.modules.items()) if name.startswith(prefix)}
+    return [
+        (name, one._version)
+        for name, held in modules.items()
+        for one in tree_iter(held)
+        if isinstance(one, torch.Tensor)
+    ]
 
 
 @pytest.mark.parametrize("work", WORKS, ids=lambda work: work.name)

@@ -82,7 +82,7 @@ def observe(mix, observe_more):
         "labels kept": all(one[1].equal(case[1]) for one, case in zip(given, CASES)),
     }
     yield from observe_more(mix)
-    half, soft = mix(*HALF, 1.0)
+    half, soft = mix(*copy.deepcopy(HALF), 1.0)
     refused = tried(mix, torch.zeros(8, 1, 6, 6, dtype=torch.uint8), torch.arange(8), 8, 1.0)
     yield {"half dtypes": form([half, soft]), "uint8": refused if isinstance(refused, str) else "taken"}
     yield {"half mixed": _mixed(images=half[:, :-1].float().mean((2, 3)), labels=soft)}
