@@ -90,7 +90,7 @@ def test_an_answer_that_ends_the_process_fails(tmp_path, ending):
 
 
 def test_an_endless_answer_fails(tmp_path):
-    text = "def describe_machine():\n    while True:\n        pass\n"
+    text = "import time\ndef describe_machine():\n    while True:\n        time.sleep(1)\n"
     ((_, found),) = command.run(source.find("00_welcome"), [write(tmp_path, text)], [1], grace=12)
     assert found[0].verdict == "fail" and "Nothing came back" in found[0].hint
 

@@ -170,6 +170,20 @@ def _lingers_in_three(file):
     return dist.get_rank()
 
 
+def _steps(n):
+    for step in range(n):
+        x = torch.ones(1)
+        dist.all_reduce(x)
+        yield dist.get_rank(), step, x.item()
+
+
+def test_a_generator_hands_over_step_after_step():
+    found = list(world_after_world(_steps, 2, sizes=(2, 1)))
+    assert found == [
+        (size, [(rank, step, float(size)) for rank in range(size)]) for size in (2, 1) for step in range(2)
+    ]
+
+
 def test_who_stops_ends_the_ranks(tmp_path):
     start = time.monotonic()
     with pytest.raises(Wrong):

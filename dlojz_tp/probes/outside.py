@@ -65,18 +65,14 @@ class Outside:
 _later: list[tuple] = []
 
 
-def look_later(make, large, ranks) -> list[int]:
-    """A list into which `look_aside` puts `aside(make, large, ranks)`: once traced, all that Python does is slower."""
-    found: list[int] = []
-    _later.append((found, make, large, ranks))
-    return found
+def look_later(make, large, ranks) -> None:
+    """Ask `look_aside` for `aside(make, large, ranks)`: once traced, all that Python does is slower."""
+    _later.append((make, large, ranks))
 
 
-def look_aside() -> None:
-    """Look at all that `look_later` was asked for; the last thing that a rank does."""
-    while _later:
-        found, *rest = _later.pop(0)
-        found.append(aside(*rest))
+def look_aside() -> int:
+    """The most bytes of all that `look_later` was asked for; the last thing that a rank does."""
+    return max((aside(*_later.pop(0)) for _ in range(len(_later))), default=0)
 
 
 def aside(make, large, ranks) -> int:

@@ -10,7 +10,9 @@ What an answer keeps at the top of its notebook is new in each world: the functi
 import os
 import pickle
 import tempfile
+from collections import deque
 from collections.abc import Callable, Iterator
+from inspect import isgenerator
 from pathlib import Path
 
 import torch
@@ -39,7 +41,8 @@ def world_after_world(
 ) -> Iterator[tuple[int, list]]:
     """Yield (world size, results in rank order) of one launch, each as soon as it is there; who stops ends the ranks.
 
-    So a check that judges world after world costs a wrong answer no more than its mistake takes.
+    So a check that judges world after world costs a wrong answer no more than its mistake takes. Where fn is a
+    generator, each of its values is yielded once all ranks of the world have it.
     known, usual: (sign, slug) of failures that have a hint of their own, those of a balise and those of its work; a
     third entry has further fields of the hint, beside {error} (one line) and {what} (the exception's own text). A sign
     is words of an exception, several that stand in it together, the class of an exception, or a function below.
@@ -138,15 +141,18 @@ def _as_they_come(fn: Callable, *args, sizes, timeout) -> Iterator[tuple[int, li
     rounds = _rounds(sizes)
     torch.set_num_threads(1)  # what is compared here is tiny, and ranks need the cores; judge() restores the number
     task = bytes(packed(fn, args, {}))
-    found = {size: {} for size in sizes}
+    found = {size: [deque() for _ in range(size)] for size in sizes}
     left = list(sizes)
     with tempfile.TemporaryDirectory(prefix="dlojz-worlds-") as folder:
         try:
-            for _, (size, rank, value) in in_parts(_through, folder, rounds, task, n=max(sizes), timeout=timeout):
-                found[size][rank] = value
-                while left and len(found[left[0]]) == left[0]:
-                    size = left.pop(0)
-                    yield size, [found[size][rank] for rank in range(size)]
+            for _, (size, rank, *value) in in_parts(_through, folder, rounds, task, n=max(sizes), timeout=timeout):
+                found[size][rank].append(value)
+                while left and all(found[left[0]]):
+                    values = [waiting.popleft() for waiting in found[left[0]]]
+                    if all(values):
+                        yield left[0], [value for (value,) in values]
+                    else:  # a rank is through
+                        left.pop(0)
         except launch.RankError as error:
             if isinstance(error.cause, Wrong):
                 raise error.cause from error
@@ -182,7 +188,10 @@ def _through(folder, rounds, task) -> None:
         place = Path(folder) / f"rank-{me}"
         place.write_text(f"{first} {size}")
         fn, args, _ = pickle.loads(task)
-        send_part((size, me - first, fn(*args)))
+        value = fn(*args)
+        for one in value if isgenerator(value) else [value]:
+            send_part((size, me - first, one))
+        send_part((size, me - first))
         place.write_text(f"{first} {size}{THROUGH}")
 
 

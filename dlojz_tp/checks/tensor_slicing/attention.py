@@ -9,7 +9,16 @@ from dlojz_tp.checks.tensor_slicing.attention_dropout import dropped, judge_drop
 from dlojz_tp.checks.tensor_slicing.common import STEPS, Form, exercise, noise, randomise, refused, together, truth
 from dlojz_tp.checks.tensor_slicing.layers import judge_layer, refuse_sizes
 from dlojz_tp.checks.tensor_slicing.layouts import in_groups_too, on_groups
-from dlojz_tp.checks.tensor_slicing.parts import judge_longer, judge_odd, judge_part, longer, odd_batches, one_part
+from dlojz_tp.checks.tensor_slicing.parts import (
+    LONGER,
+    LONGER_AT,
+    judge_longer,
+    judge_odd,
+    judge_part,
+    longer,
+    odd_batches,
+    one_part,
+)
 from dlojz_tp.models import Attention
 
 HINTS = {
@@ -74,9 +83,10 @@ def _judge(every):
         judge_dropout([got["dropout"] for n, _, got in every if n == size], size)
     yield "heads that the ranks do not divide are refused, where the width divides too"
     refuse_sizes(every, "refused", "{n} heads, of a width that divides,")
-    yield "a sequence that `ranks.copy` makes longer, and `ranks.sum` shorter again"
     for size, rank, got in every:
-        judge_longer(got["longer"], f"rank {rank} of {size}")
+        if "longer" in got:
+            yield LONGER
+            judge_longer(got["longer"], f"rank {rank} of {size}")
 
 
 def _attention(row_part, SlicedAttention, case, ranks):  # noqa: N803
@@ -88,7 +98,8 @@ def _attention(row_part, SlicedAttention, case, ranks):  # noqa: N803
         return report
     report["odd"] = odd_batches(SlicedAttention, case["other"], WIDTH, ranks)
     report["dropout"] = dropped(SlicedAttention, WIDTH, HEADS, ranks)
-    report["longer"] = longer(SlicedAttention, case["other"], WIDTH, ranks)
+    if ranks.size == LONGER_AT:
+        report["longer"] = longer(SlicedAttention, case["other"], WIDTH, ranks)
     if ranks.size > 1:
         report["refused"] = {3: refused(SlicedAttention, randomise(Attention(12, 3), 4), ranks)}
     else:

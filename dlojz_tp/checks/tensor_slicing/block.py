@@ -12,7 +12,7 @@ from dlojz_tp.checks.tensor_slicing.common import Form, exercise, noise, randomi
 from dlojz_tp.checks.tensor_slicing.layers import judge_layer
 from dlojz_tp.checks.tensor_slicing.layouts import WORLD, in_groups_too, on_groups
 from dlojz_tp.checks.tensor_slicing.linear import pair_forms
-from dlojz_tp.checks.tensor_slicing.parts import judge_longer, judge_odd, longer, run
+from dlojz_tp.checks.tensor_slicing.parts import LONGER, LONGER_AT, judge_longer, judge_odd, longer, run
 from dlojz_tp.models import Block, Transformer, TransformerConfig
 from dlojz_tp.probes.traffic import Call, Traffic, on_the_wire
 
@@ -99,9 +99,10 @@ def _judge(every):
     for claim in judge_layer(block, _truth("block"), _case("block"), calls=(2, 2), sizes_of=lambda size: (sent, sent),
                              known=_BLOCK):  # fmt: skip
         yield f"block: {claim}"
-    yield "block: a sequence that `ranks.copy` makes longer, and `ranks.sum` shorter again"
     for size, rank, got in every:
-        judge_longer(got["longer"], f"rank {rank} of {size}")
+        if "longer" in got:
+            yield f"block: {LONGER}"
+            judge_longer(got["longer"], f"rank {rank} of {size}")
     yield "block: dropout the same on all ranks, none in evaluation"
     for size in {size: None for size, _, _ in every}:
         judge_agreement([got["block dropout"] for n, _, got in every if n == size], size)
@@ -152,7 +153,8 @@ def _models(SlicedBlock, SlicedTransformer, ranks):  # noqa: N803
     report["stopped"] = report["block"]["stopped"]
     if report["stopped"]:
         return report
-    report["longer"] = longer(SlicedBlock, _case("block")["other"], CONFIG.width, ranks)
+    if ranks.size == LONGER_AT:
+        report["longer"] = longer(SlicedBlock, _case("block")["other"], CONFIG.width, ranks)
     block = randomise(Block(_config(dropout=0.5)), 6)
     block.attention.dropout = 0.0  # what is left is the block's own
     report["block dropout"] = dropped(SlicedBlock, block, noise(2, 5, CONFIG.width, seed=7), _block_forms(), ranks)

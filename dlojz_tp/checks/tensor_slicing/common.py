@@ -43,9 +43,9 @@ KNOWN = (("does not require grad", "graph-cut"), ("shapes cannot be multiplied",
 _times = itertools.count()
 
 
-on_ranks = functools.partial(
-    ranks.on_ranks, usual=((Borrowed, "borrowed"), *KNOWN), data=(dict,), sizes=SIZES, timeout=TIMEOUT
-)
+_usual = {"usual": ((Borrowed, "borrowed"), *KNOWN), "data": (dict,), "sizes": SIZES, "timeout": TIMEOUT}
+on_ranks = functools.partial(ranks.on_ranks, **_usual)
+world_after_world = functools.partial(ranks.world_after_world, **_usual)
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,9 @@ def exercise(Layer, case: dict, ranks: CheckRanks) -> dict:  # noqa: N803
     "forms" (what a rank may hold), "large" (builds a plain layer for `aside`).
     """
     report = _train(Layer, case, ranks)
-    return report | {"aside": look_later(Layer, case["large"], ranks) if ranks.size == ASIDE_AT else []}
+    if ranks.size == ASIDE_AT:
+        look_later(Layer, case["large"], ranks)
+    return report
 
 
 def _train(Layer, case: dict, ranks: CheckRanks) -> dict:  # noqa: N803

@@ -2,12 +2,12 @@
 
 import contextlib
 import functools
-import re
+from collections.abc import Iterator
 
 import torch.distributed as dist
 
 from dlojz_tp.checking import Wrong
-from dlojz_tp.checks.tensor_slicing.common import Borrowed, on_ranks, together
+from dlojz_tp.checks.tensor_slicing.common import ASIDE, Borrowed, together, world_after_world
 from dlojz_tp.checks.tensor_slicing.right_ranks import LayerRanks
 from dlojz_tp.probes.outside import look_aside
 from dlojz_tp.works.balise import BaliseNotDone
@@ -29,18 +29,19 @@ COLLECTIVES = (
 )  # fmt: skip
 
 
-def on_groups(fn, *args, known=()) -> list[tuple]:
-    """Run fn(*args, ranks) in groups of each size. Returns (size of the group, rank in it, report), the largest first.
+def on_groups(fn, *args, known=()) -> Iterator[list[tuple]]:
+    """Run fn(*args, ranks) in groups of each size, the largest first; yields [(size of the group, rank in it, report)].
 
     fn returns a dictionary; where its "stopped" or "halt" is not empty, no smaller groups follow.
+    Errors: Wrong("copy-aside"), found last of all.
     """
-    found = on_ranks(_in_each, fn, *args, known=known, sizes=(WORLD,))[WORLD]
-    return [
-        (size, place, found[member][size])
-        for size in SIZES
-        for place, member in enumerate(JUDGED[size])
-        if size in found[member]
-    ]
+    for _, found in world_after_world(_in_each, fn, *args, known=known, sizes=(WORLD,)):
+        size = found[0][0]
+        if not size:
+            if (held := max(bytes for _, bytes in found)) > ASIDE:
+                raise Wrong("copy-aside", held=held, where="a large layer")
+            return
+        yield [(size, place, found[member][1]) for place, member in enumerate(JUDGED[size])]
 
 
 def group_of(layout):
@@ -54,7 +55,7 @@ def group_of(layout):
 
 
 def _in_each(fn, *args):
-    found = {}
+    """On a rank: yields (size of the group, report, with what the layer asked the world); then (0, bytes kept aside)."""
     for size, layout in GROUPS.items():
         group, members = group_of(layout)
         with _asked() as asked:
@@ -68,16 +69,14 @@ def _in_each(fn, *args):
                 report = {"failed": f"{type(error).__name__}: {error}".split("\n")[0]}
                 with contextlib.suppress(Wrong):  # the others may be waiting in a collective for ever
                     together(False, patience=1)
-                    found[size] = report | {"asked": asked}
-                    return found
+                    yield size, report | {"asked": asked}
+                    return
                 where = f"rank {members.index(dist.get_rank())} of {size}"
                 raise Wrong("world-not-ranks", what=asked[0], size=size, where=where, got=report["failed"]) from error
-        if members == JUDGED[size]:
-            found[size] = report | {"asked": asked}
+        yield size, (report | {"asked": asked}) if members == JUDGED[size] else None
         if not together(not (report.get("stopped") or report.get("halt"))):
-            return found
-    look_aside()
-    return found
+            return
+    yield 0, look_aside()
 
 
 @contextlib.contextmanager
@@ -106,19 +105,26 @@ def _asked():
             setattr(dist, name, call)
 
 
-def in_groups_too(judge, every):
-    """Yield the claims of judge(reports); where one fails in smaller groups alone, and the answer spoke of the world, say so."""
-    try:
-        yield from judge([one for one in every if "failed" not in one[2]])
-    except Wrong as wrong:
-        numbers = re.search(r"of (\d+)|^(\d+) ranks", str(wrong.where))
-        size = int(numbers.group(1) or numbers.group(2)) if numbers else WORLD
-        asked = next((what for n, _, got in every if n == size for what in got["asked"]), None)
-        if size == WORLD or asked is None:
-            raise
-        fields = {"expected": wrong.expected, "got": wrong.got, "where": wrong.where}
-        raise Wrong("world-not-ranks", what=asked, size=size, **fields) from wrong
-    for size, rank, got in every:
-        if "failed" in got:
-            where = f"rank {rank} of {size}"
-            raise Wrong("world-not-ranks", what=got["asked"][0], size=size, got=got["failed"], where=where)
+def in_groups_too(judge, groups):
+    """Yield the claims of judge(reports); where only a smaller group fails, and the answer spoke of the world, say so."""
+    said = []
+    with contextlib.closing(groups):  # which ends the ranks at the first mistake
+        for every in groups:
+            size = every[0][0]
+            if size == SIZES[1]:
+                yield f"all of it again in groups of {SIZES[1]} and {SIZES[2]}"
+            asked = next((what for *_, got in every for what in got["asked"]), None)
+            try:
+                for claim in judge([one for one in every if "failed" not in one[2]]):
+                    if claim not in said:
+                        said.append(claim)
+                        yield claim
+            except Wrong as wrong:
+                if size == WORLD or asked is None:
+                    raise
+                fields = {"expected": wrong.expected, "got": wrong.got, "where": wrong.where}
+                raise Wrong("world-not-ranks", what=asked, size=size, **fields) from wrong
+            for _, rank, got in every:
+                if "failed" in got:
+                    where = f"rank {rank} of {size}"
+                    raise Wrong("world-not-ranks", what=asked, size=size, got=got["failed"], where=where)
