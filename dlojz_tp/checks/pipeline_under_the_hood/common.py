@@ -9,8 +9,9 @@ from torch import nn
 from dlojz_tp import launch
 from dlojz_tp.checking import Wrong, close
 from dlojz_tp.checks.pipeline_under_the_hood.sends import Sends
+from dlojz_tp.probes import ranks
 from dlojz_tp.probes.networks import mark
-from dlojz_tp.probes.ranks import hung, killed_by, on_ranks
+from dlojz_tp.probes.ranks import hung, killed_by
 from dlojz_tp.probes.traffic import Traffic, sent
 
 WIDTHS = (5, 7, 4, 6, 3, 8, 2)  # of the activations between the layers, so that no two stages are alike
@@ -58,15 +59,14 @@ HINTS = {
 }  # fmt: skip
 
 
-on_ranks = functools.partial(
-    on_ranks,
-    usual=(
-        (hung, "ranks-hang"), ("shapes cannot be multiplied", "inputs-everywhere"),
-        ("NoneType' object has no attribute 'contiguous", "no-gradient-to-send"),
-        ("modified by an inplace operation", "weights-changed"), ("only for scalar outputs", "gradient-forgotten"),
-        ("does not have a grad_fn", "no-graph"), (killed_by("SIGABRT"), "sizes-differ"),
-    ),
+_USUAL = (
+    (hung, "ranks-hang"), ("shapes cannot be multiplied", "inputs-everywhere"),
+    ("NoneType' object has no attribute 'contiguous", "no-gradient-to-send"),
+    ("modified by an inplace operation", "weights-changed"), ("only for scalar outputs", "gradient-forgotten"),
+    ("does not have a grad_fn", "no-graph"), (killed_by("SIGABRT"), "sizes-differ"),
 )  # fmt: skip
+on_ranks = functools.partial(ranks.on_ranks, usual=_USUAL)
+by_worlds = functools.partial(ranks.by_worlds, usual=_USUAL)
 
 
 class Stage(nn.Sequential):
@@ -187,8 +187,8 @@ def right_step(worlds, rows: int, pieces: int = 1, even: bool = True):
     """Raise Wrong unless gradients and loss of all stages of all worlds are those of one process."""
     losses, gradients = truth(rows, pieces=pieces)
     loss = sum(value * share for value, share in zip(losses, shares(rows, pieces), strict=True))
-    for size, ranks in worlds.items():
-        for rank, got in enumerate(ranks):
+    for size, stages in worlds.items():
+        for rank, got in enumerate(stages):
             where = f"stage {rank} of {size}, batch of {rows}" + (f" in {pieces} micro-batches" if pieces > 1 else "")
             expected, found = of_stage(gradients, rank, size), got["gradients"][0]
             names = [name for name, *_ in got["sent"] if name not in ("send", "recv", "recv_any_source")]

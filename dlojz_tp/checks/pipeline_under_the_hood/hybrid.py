@@ -8,7 +8,7 @@ from torch import nn
 
 from dlojz_tp import launch
 from dlojz_tp.checking import Wrong, close
-from dlojz_tp.checks.pipeline_under_the_hood.common import on_ranks
+from dlojz_tp.checks.pipeline_under_the_hood.common import by_worlds
 from dlojz_tp.probes.ranks import hung, killed_by
 from dlojz_tp.probes.traffic import Traffic
 from dlojz_tp.probes.withheld import Withheld
@@ -57,7 +57,9 @@ HINTS = {
     "wrong-hybrid-loss": "The last stage returns the mean loss of the whole batch, a tensor or a number; the others None.",
 }  # fmt: skip
 
-WORLDS = {4: (2, 1, 4), 6: (2, 3), 1: (1,)}  # ranks: numbers of stages; one world after the other
+# Ranks: numbers of stages; one world after the other. First where replicas and stages are different numbers, so that a
+# wrong divisor can be told.
+WORLDS = {6: (2, 3), 4: (2, 1, 4), 1: (1,)}
 LAYERS, WIDTH = 12, 3
 ROWS = (12, 7)
 A_FEW = 64  # bytes that may be told to all ranks: numbers of rows, say
@@ -69,26 +71,43 @@ KNOWN = (
 
 def balise_10(make_grid, hybrid_step):
     """Grids of 1, 4 and 6 ranks: places, groups, and the gradients of one process."""
-    yield "1, 4 and 6 ranks: stage, replica and pipeline of each rank"
-    worlds = on_ranks(_on_rank, make_grid, hybrid_step, known=KNOWN, sizes=tuple(WORLDS), timeout=6)
-    every = [(n, p, rank, got[p]) for n, ranks in worlds.items() for p in WORLDS[n] for rank, got in enumerate(ranks)]
-    for size, p, rank, got in every:
-        _cell(got, rank, size, p)
-    yield "its data group: the ranks with the same stage"
-    for size, p, rank, got in every:
-        _group(got, rank, size, p)
-    for number, words in enumerate(("a batch that divides", "a batch that does not")):
-        yield f"{words}: each pipeline runs its replica's rows, the gradients are those of one process"
-        for size, p, rank, got in every:
-            if "steps" in got:
-                _rows(got["steps"][number], rank, size, p)
-        # first where replicas and stages are different numbers, so that a wrong divisor can be told
-        for size, p, rank, got in sorted(every, key=lambda case: -case[0]):
-            _gradients(got["steps"][number], worlds[size], number, rank, size, p)
-    yield "the loss of the whole batch on the last stage"
-    for size, p, rank, got in every:
-        for number in range(len(ROWS)):
-            _loss(got["steps"][number], rank, size, p)
+    looks = {
+        "6 ranks: stage, replica and pipeline of each rank": _of_each(_cell),
+        "its data group: the ranks with the same stage": _of_each(_group),
+        "a batch that divides: each pipeline runs its replica's rows, the gradients are those of one process": _trained(
+            0
+        ),
+        "a batch that does not: each pipeline runs its replica's rows, the gradients are those of one process": _trained(
+            1
+        ),
+        "the loss of the whole batch on the last stage": _of_each(_loss),
+    }
+    yield from by_worlds(looks, _on_rank, make_grid, hybrid_step, sizes=tuple(WORLDS), known=KNOWN, timeout=6)
+
+
+def _of_each(look):
+    """A look at the worlds that calls look(result, rank, size, stages) for each rank and grid."""
+
+    def all_of_them(worlds):
+        for size, ranks in worlds.items():
+            for p in WORLDS[size]:
+                for rank, got in enumerate(ranks):
+                    look(got[p], rank, size, p)
+
+    return all_of_them
+
+
+def _trained(number):
+    """A look at the step of one batch: the rows of all ranks, then their gradients."""
+
+    def look(worlds):
+        cells = [(p, rank, size, ranks) for size, ranks in worlds.items() for p in WORLDS[size] for rank in range(size)]
+        for p, rank, size, ranks in cells:
+            _rows(ranks[rank][p]["steps"][number], rank, size, p)
+        for p, rank, size, ranks in cells:
+            _gradients(ranks[rank][p]["steps"][number], ranks, number, rank, size, p)
+
+    return look
 
 
 @cache
@@ -227,7 +246,8 @@ def _rows(step, rank, size, p):
         raise Wrong("step-twice", n=len(step["calls"]), where=where)
     mine, wanted = step["calls"][0], x.tensor_split(n)[replica]
     if not close(mine[0], wanted):
-        slug = "share-by-rank" if close(mine[0], x.tensor_split(size)[rank]) else "other-rows"
+        by_rank = len(x) % size == 0 and close(mine[0], x.tensor_split(size)[rank])
+        slug = "share-by-rank" if by_rank else "other-rows"
         slug = "whole-batch-everywhere" if close(mine[0], x) else slug
         expected, got = (
             [next((j for j, own in enumerate(x) if close(row, own)), None) for row in rows]
@@ -286,7 +306,12 @@ def _gradients(step, ranks, number, rank, size, p):
     raise Wrong(slug, expected=truth[k], got=got[k], where=f"{where}, parameter {k}")
 
 
-def _loss(step, rank, size, p):
+def _loss(got, rank, size, p):
+    for step in got["steps"]:
+        _loss_of_batch(step, rank, size, p)
+
+
+def _loss_of_batch(step, rank, size, p):
     n, where = size // p, f"{_where(rank, size, p)}, batch of {step['rows']}"
     if rank % p != p - 1:
         if step["loss"] is not None:
