@@ -49,27 +49,144 @@ def network(width=128):
 # %% [markdown]
 # ## Learning rates that change: schedules
 #
-# (author A)
+# At the start gradients are large and point nowhere yet, and an optimizer's averages rest on a few batches: a high rate may
+# throw the weights where they never recover. At the end the noise of the batches keeps the weights jumping around a minimum as
+# widely as the rate allows. So the rate rises at first (**warm-up**), stays high while there is way to go, and falls towards
+# the end. It changes with every *batch*, not with every epoch: a large batch leaves few steps, and a whole epoch of them at a
+# poor rate is a good part of the training.
+#
+# A schedule is a **function of the step**, a number that starts at 0. A function has no state that could be forgotten when a
+# run is resumed, and it can be drawn before anything is trained.
 #
 # ### Balise 1 · Schedules
 #
-# (author A)
+# Each takes the step $k = 0, 1, \dots$ and returns a number. `total` is the number of steps of the whole training.
+#
+# - **`warmup_cosine(step, total, warmup, peak, floor=0.0)`**: $\text{peak}\,(k + 1) / \text{warmup}$ as long as
+#   $k < \text{warmup}$, so that no step has the rate 0; then half a cosine, from `peak` at $k = \text{warmup}$ to where `floor`
+#   is reached at $k = \text{total}$. It stays there. `warmup` may be 0.
+# - **`one_cycle(step, total, peak, share=0.3, start=25, end=1e4, low=0.85, high=0.95)`** returns a tuple (rate, momentum). The
+#   rate is `peak / start` at step 0, `peak` at $k = \text{share} \cdot \text{total} - 1$, which need not be a whole number,
+#   and `peak / start / end` at $k = \text{total} - 1$, with half a cosine in each part. It stays there. The momentum does the
+#   opposite: `high`, `low` at the peak, `high`. While steps are long, old ones matter less. (`share * total` is above 1.)
+# - **`cyclical(step, half, low, high)`**: a triangle. `low` at step 0, `high` at step `half`, `low` at step `2 * half`, and on.
+# - **`set_rates(optimizer, rate)`** sets the rate of every parameter group. A group may have a factor of its own,
+#   `group["lr_scale"]`: its rate is then that times `rate`. (timm's name; a pretrained part may train at a tenth.) `rate` may
+#   also be a tuple (rate, momentum): the momentum belongs in the first of `group["betas"]` where the group has them, else in
+#   `group["momentum"]`.
+# - **`train(model, batches, optimizer, schedule, first=0)`** makes one step for each `(x, y)` of `batches`, with the
+#   cross-entropy, each at the rate `set_rates(optimizer, schedule(step))` of *this* step. The first batch is step `first`.
+#   Returns the step that comes next. `batches` is any iterable, and the model stays in the mode that it is in.
+#
+# 3, 6, 1, 7 and 7 lines, 15 minutes.
 #
 # <details><summary>Hint</summary>
 #
-# none yet
+# One small function does most: half a cosine from $a$ to $b$ is $b + (a - b)\,(1 + \cos \pi t) / 2$, with $t$ from 0 to 1.
+# `min(t, 1)` keeps it at the end. For the triangle, `step / half % 2` runs from 0 to 2 in each cycle: how far is it from 1?
 # </details>
 
 
 # %% tags=["balise-1"]
 def warmup_cosine(step, total, warmup, peak, floor=0.0):
+    """Rate of a step: linear up to peak in `warmup` steps, then half a cosine down to floor at `total`."""
     # BEGIN SOLUTION
-    raise NotImplementedError
+    if step < warmup:
+        return peak * (step + 1) / warmup
+    t = min((step - warmup) / (total - warmup), 1.0)
+    return floor + (peak - floor) * (1 + math.cos(math.pi * t)) / 2
+    # END SOLUTION
+
+
+def one_cycle(step, total, peak, share=0.3, start=25, end=1e4, low=0.85, high=0.95):
+    """(rate, momentum) of a step: up in the first share of the steps, then far down; the momentum the opposite."""
+    # BEGIN SOLUTION
+    top = share * total - 1
+    up = step <= top
+    t = step / top if up else min((step - top) / (total - 1 - top), 1.0)
+    w = (1 + math.cos(math.pi * t)) / 2
+    far = peak / start if up else peak / start / end
+    w = 1 - w if up else w  # 1 at the peak
+    return far + (peak - far) * w, high + (low - high) * w
+    # END SOLUTION
+
+
+def cyclical(step, half, low, high):
+    """Rate of a step: a triangle, up for `half` steps and down for as many."""
+    # BEGIN SOLUTION
+    return low + (high - low) * (1 - abs(step / half % 2 - 1))
+    # END SOLUTION
+
+
+def set_rates(optimizer, rate):
+    """Set the rate, or a tuple (rate, momentum), in all parameter groups."""
+    # BEGIN SOLUTION
+    rate, momentum = rate if isinstance(rate, tuple) else (rate, None)
+    for group in optimizer.param_groups:
+        group["lr"] = rate * group.get("lr_scale", 1.0)
+        if momentum is not None and "betas" in group:
+            group["betas"] = (momentum, *group["betas"][1:])
+        elif momentum is not None:
+            group["momentum"] = momentum
+    # END SOLUTION
+
+
+def train(model, batches, optimizer, schedule, first=0):
+    """One step a batch, each at its own rate. Returns the number of the next step."""
+    # BEGIN SOLUTION
+    step = first
+    for x, y in batches:
+        set_rates(optimizer, schedule(step))
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        step += 1
+    return step
     # END SOLUTION
 
 
 # %%
-tp.check(1, warmup_cosine)
+tp.check(1, warmup_cosine, one_cycle, cyclical, set_rates, train)
+
+# %% [markdown]
+# PyTorch has schedulers instead: objects that count their own calls, beside the optimizer. Theirs, and yours at the same steps:
+
+
+# %%
+def of_torch(make, steps, momentum=0.9):
+    """What a scheduler of PyTorch's sets at each step: (rate, momentum) of the first group."""
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0, momentum=momentum)
+    scheduler, seen = make(optimizer), []
+    for _ in range(steps):
+        seen.append((optimizer.param_groups[0]["lr"], optimizer.param_groups[0]["momentum"]))
+        optimizer.step()
+        scheduler.step()
+    return torch.tensor(seen, dtype=torch.float64)
+
+
+def furthest(mine, theirs):
+    """The largest difference, as a number."""
+    return float((torch.tensor(mine, dtype=torch.float64) - theirs).abs().max())
+
+
+schedulers, STEPS = torch.optim.lr_scheduler, 135
+theirs = of_torch(lambda o: schedulers.LambdaLR(o, lambda k: warmup_cosine(k, STEPS, 20, 0.4)), STEPS)[:, 0]
+print(f"LambdaLR of warmup_cosine: {furthest([warmup_cosine(k, STEPS, 20, 0.4) for k in range(STEPS)], theirs):.1e}")
+theirs = of_torch(lambda o: schedulers.OneCycleLR(o, 0.4, STEPS), STEPS)
+print(f"OneCycleLR:                {furthest([one_cycle(k, STEPS, 0.4) for k in range(STEPS)], theirs):.1e}")
+theirs = of_torch(lambda o: schedulers.CyclicLR(o, 0.01, 0.4, 30, cycle_momentum=False), STEPS)[:, 0]
+print(f"CyclicLR:                  {furthest([cyclical(k, 30, 0.01, 0.4) for k in range(STEPS)], theirs):.1e}")
+
+# %% jupyter={"source_hidden": true}
+_, (left, right) = plt.subplots(1, 2, figsize=(10, 3), layout="constrained")
+left.plot([warmup_cosine(k, STEPS, 20, 0.4) for k in range(STEPS)], label="warm-up and cosine")
+left.plot([one_cycle(k, STEPS, 0.4)[0] for k in range(STEPS)], label="one cycle")
+left.plot([cyclical(k, 30, 0.01, 0.4) for k in range(STEPS)], label="cyclical")
+right.plot([one_cycle(k, STEPS, 0.4)[1] for k in range(STEPS)], color="C1")
+left.set(xlabel="step", ylabel="rate", title="Three schedules of three epochs, batch 32")
+right.set(xlabel="step", ylabel="momentum", title="One cycle: the momentum does the opposite")
+left.legend(fontsize=8)
+plt.show()
 
 # %% [markdown]
 # ## Measured: one cycle against a constant rate; snapshots as an ensemble
