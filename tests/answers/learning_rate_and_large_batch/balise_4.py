@@ -1,5 +1,400 @@
-"""Answers to balise 4."""
+"""Answers to balise 4 of 10_learning_rate_and_large_batch: clip by the global norm, accumulate over ranks."""
 
 from tests.answers.bank import Bank
 
 bank = Bank("10_learning_rate_and_large_batch", whole=True)
+hint, slip, variant = bank.hint, bank.slip, bank.variant
+
+# counts are sent with the gradients; divided at the end
+AT_THE_END = """
+def clip_gradients(parameters, max_norm):
+    with torch.no_grad():
+        found = [p.grad for p in list(parameters) if p.grad is not None]
+        flat = torch.cat([g.reshape(-1) for g in found]).double()
+        norm = (flat * flat).sum().sqrt()
+        factor = torch.where(norm > max_norm, max_norm / norm, torch.ones_like(norm))
+        torch._foreach_copy_(found, torch._foreach_mul(found, factor.float()))
+    return norm.float()
+
+
+def accumulated_step(model, micro_batches, optimizer, max_norm):
+    told = torch.zeros(2)
+    for x, y in micro_batches:
+        logits, y = model(x), y.reshape(-1)
+        each = F.cross_entropy(logits.reshape(len(y), -1), y, reduction="none", ignore_index=-100)
+        each.sum().backward()
+        told += torch.stack([each.detach().sum(), y.ne(-100).sum()])
+    with torch.no_grad():
+        held = {p: p.grad for p in model.parameters() if p.grad is not None}
+        flat = torch.cat([told, *(g.reshape(-1) for g in held.values())])
+        dist.all_reduce(flat)
+        flat[2:] /= flat[1]
+        for p, piece in zip(held, flat[2:].split([p.numel() for p in held])):
+            p.grad = piece.view(p.shape)
+    norm = clip_gradients(model.parameters(), max_norm)
+    optimizer.step()
+    optimizer.zero_grad()
+    return flat[0] / flat[1], norm
+"""
+bank.text(4, None, AT_THE_END)
+
+# PyTorch's pieces; means weighted by their labels; the empty micro-batch is left out
+WEIGHTED = """
+def clip_gradients(parameters, max_norm):
+    parameters = list(parameters)
+    norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None], foreach=True)
+    torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, norm, foreach=True)
+    return norm
+
+
+def accumulated_step(model, micro_batches, optimizer, max_norm):
+    optimizer.zero_grad(set_to_none=True)
+    counts = [int((y >= 0).sum()) for _, y in micro_batches]
+    n = torch.tensor([float(sum(counts))])
+    dist.all_reduce(n)
+    losses = []
+    for (x, y), count in zip(micro_batches, counts):
+        if count == 0:
+            continue
+        loss = F.cross_entropy(model(x).flatten(0, -2), y.flatten()) * count / n.item()
+        loss.backward()
+        losses.append(loss.item())
+    average_over_ranks(model.parameters())
+    for p in model.parameters():
+        if p.grad is not None:
+            p.grad *= dist.get_world_size()
+    norm = clip_gradients(model.parameters(), max_norm)
+    optimizer.step()
+    whole = torch.tensor(sum(losses))
+    dist.all_reduce(whole)
+    return whole, norm
+"""
+bank.text(4, None, WEIGHTED)
+
+NORM = "torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))"
+SCALE = "torch._foreach_mul_(gradients, torch.clamp(max_norm / (norm + 1e-6), max=1.0))"
+CUT = "factor = torch.where(norm > max_norm, max_norm / norm, torch.ones_like(norm))"
+
+hint(4, "clip-borrowed", "clip_grad_norm_ does this work for you. Here it is yours.")
+slip(4, "clip-borrowed", (SCALE, "torch.nn.utils.clip_grad_norm_(list(parameters), max_norm)"))
+variant(
+    4,
+    "clip-borrowed",
+    AT_THE_END,
+    ("norm = (flat", "norm = nn.utils.clip_grad_norm_(list(parameters), max_norm)\n        norm = (flat"),
+)
+
+hint(4, "norm-form", "Return the norm from before clipping: a tensor without dimensions, in the gradients' own dtype.")
+slip(4, "norm-form", ("    return norm\n\n", "    return float(norm)\n\n"))
+variant(4, "norm-form", AT_THE_END, ("return norm.float()", "return [norm]"))
+slip(4, "nothing-returned", ("    return norm\n\n", "\n"))
+
+hint(4, "wrong-norm", "This is not the length of all gradients, laid end to end.")
+slip(
+    4, "wrong-norm", ("torch.stack(torch._foreach_norm(gradients))", "torch.stack(torch._foreach_norm(gradients[1:]))")
+)
+variant(4, "wrong-norm", AT_THE_END, ("(flat * flat).sum().sqrt()", "flat.abs().sum()"))
+
+hint(
+    4,
+    "norms-added",
+    "The norms were added up. Lengths at right angles add up as squares: the norm of the norms is the norm of all.",
+)
+slip(4, "norms-added", (NORM, "torch.stack(torch._foreach_norm(gradients)).sum()"))
+variant(4, "norms-added", AT_THE_END, ("(flat * flat).sum().sqrt()", "sum(g.norm() for g in found)"))
+
+hint(
+    4,
+    "norm-after-clipping",
+    "That is the norm after clipping. Return the one from before: it shows a run that diverges.",
+)
+slip(4, "norm-after-clipping", ("    return norm\n\n", "    return norm.clamp(max=max_norm)\n\n"))
+variant(
+    4,
+    "norm-after-clipping",
+    AT_THE_END,
+    ("return norm.float()", "return torch.cat([g.flatten() for g in found]).norm()"),
+)
+
+hint(4, "wrong-clip", "The gradients are not those from before, all times min(1, max_norm / norm).")
+slip(4, "wrong-clip", ("max_norm / (norm + 1e-6)", "max_norm / (norm + 1)"))
+variant(4, "wrong-clip", AT_THE_END, ("max_norm / norm,", "max_norm / norm**2,"))
+
+hint(
+    4,
+    "clipped-each",
+    "Each gradient was clipped by itself, so that their direction changed. One factor belongs to all of them.",
+)
+slip(4, "clipped-each", (SCALE, "[g.mul_(torch.clamp(max_norm / g.norm(), max=1.0)) for g in gradients if g.numel()]"))
+variant(4, "clipped-each", AT_THE_END, (
+    "torch._foreach_copy_(found, torch._foreach_mul(found, factor.float()))",
+    "[g.copy_(torch.where(g.norm() > max_norm, g * (max_norm / g.norm()), g)) for g in found]"))  # fmt: skip
+
+hint(
+    4,
+    "elements-clipped",
+    "Each number was clipped to max_norm by itself. The length of all together is to be bounded, with one factor.",
+)
+slip(4, "elements-clipped", (SCALE, "[g.clamp_(-max_norm, max_norm) for g in gradients]"))
+variant(4, "elements-clipped", AT_THE_END, (
+    "torch._foreach_copy_(found, torch._foreach_mul(found, factor.float()))", "[g.copy_(g.clamp(max=max_norm)) for g in found]"))  # fmt: skip
+
+hint(4, "always-scaled", "Short gradients were made longer: without the upper bound 1, the factor stretches them.")
+slip(4, "always-scaled", ("torch.clamp(max_norm / (norm + 1e-6), max=1.0)", "max_norm / (norm + 1e-6)"))
+variant(4, "always-scaled", AT_THE_END, (CUT, "factor = max_norm / norm.clamp(min=1e-12)"))
+
+hint(4, "not-in-place", "The gradients have not changed. Scale them in place: operations whose name ends with _ do.")
+slip(4, "not-in-place", ("torch._foreach_mul_(", "torch._foreach_mul("))
+variant(
+    4,
+    "not-in-place",
+    AT_THE_END,
+    ("torch._foreach_copy_(found, torch._foreach_mul(found, factor.float()))", "flat *= factor"),
+)
+
+hint(4, "new-gradients", "p.grad is another tensor now. Scale in place: whoever holds the old one, such as a flat buffer of all "
+     "gradients, sees nothing of it.")  # fmt: skip
+slip(4, "new-gradients", ("    gradients = [p.grad", "    parameters = [p for p in parameters if p.grad is not None]\n    gradients = [p.grad"), (
+    SCALE, "for p in parameters:\n        p.grad = p.grad * torch.clamp(max_norm / (norm + 1e-6), max=1.0)"))  # fmt: skip
+variant(4, "new-gradients", AT_THE_END, ("    with torch.no_grad():\n        found", "    parameters = list(parameters)\n    with torch.no_grad():\n        found"), (
+    "torch._foreach_copy_(found, torch._foreach_mul(found, factor.float()))",
+    "for p in parameters:\n            p.grad = None if p.grad is None else p.grad * factor.float()"))  # fmt: skip
+
+slip(4, "hidden-sync", (SCALE, f"if norm > max_norm:\n        {SCALE}"))
+slip(4, "hidden-sync", ("torch.clamp(max_norm / (norm + 1e-6), max=1.0)", "min(1.0, max_norm / (norm.item() + 1e-6))"))
+
+hint(4, "operators-grow", "{many} parameters took {n} operators more than {few}: each is one kernel to start. The functions torch._foreach_… work on a "
+     "whole list at once.")  # fmt: skip
+slip(
+    4, "operators-grow", (SCALE, "for g in gradients:\n        g.mul_(torch.clamp(max_norm / (norm + 1e-6), max=1.0))")
+)
+slip(4, "operators-grow", ("torch._foreach_norm(gradients)", "[g.norm() for g in gradients]"))
+variant(
+    4,
+    "operators-grow",
+    AT_THE_END,
+    ("(flat * flat).sum().sqrt()", "sum(g.double().square().sum() for g in found).sqrt()"),
+)
+
+hint(
+    4,
+    "norm-hidden",
+    "With a gradient of inf or NaN the returned norm is finite: the loop would not see that the step is spoilt.",
+)
+slip(4, "norm-hidden", ("    return norm\n\n", "    return norm.nan_to_num(0.0, 0.0)\n\n"))
+variant(4, "norm-hidden", AT_THE_END, ("return norm.float()", "return norm.nan_to_num(posinf=1e30).float()"))
+
+# ---- the step
+SUM, PER_COUNT = 'reduction="sum")', " / count\n"
+COUNT = "    dist.all_reduce(count)\n"
+AVERAGE = "    average_over_ranks(model.parameters())\n"
+BACKWARD = "        (loss * dist.get_world_size()).backward()  # the mean over the ranks divides by it\n"
+END = "        flat[2:] /= flat[1]\n"
+
+hint(4, "step-form", "accumulated_step returns the pair (mean loss, norm), two tensors of one number.")
+slip(4, "step-form", ("return total, norm", "return total"))
+slip(4, "step-form", ("return total, norm", "return total.item(), norm.item()"))
+variant(4, "step-form", AT_THE_END, ("return flat[0] / flat[1], norm", "return norm.square()"))
+slip(4, "nothing-returned", ("    return total, norm\n", ""))
+
+hint(4, "steps-many", "The optimizer made {n} steps. All micro-batches together are one: step once, after the last.")
+slip(
+    4,
+    "steps-many",
+    ("        total = total + loss.detach()\n", "        total = total + loss.detach()\n        optimizer.step()\n"),
+)
+variant(
+    4,
+    "steps-many",
+    AT_THE_END,
+    ("        each.sum().backward()\n", "        each.sum().backward()\n        optimizer.step()\n"),
+)
+
+hint(4, "not-in-parts", "The micro-batches were joined: the model was given more at once than any of them has. They are "
+     "small because more does not fit into memory.")  # fmt: skip
+slip(4, "not-in-parts", ("    total = 0\n", """    shape = max(x.shape[1] for x, _ in micro_batches)
+    xs, ys = (torch.cat([F.pad(b[k], (0, shape - b[k].shape[1]), value=-100 * k) for b in micro_batches]) for k in (0, 1))
+    micro_batches = [(xs, ys)]
+    total = 0
+"""))  # fmt: skip
+variant(4, "not-in-parts", AT_THE_END, ("    for x, y in micro_batches:\n", """    shape = max(x.shape[1] for x, _ in micro_batches)
+    xs, ys = (torch.cat([F.pad(b[k], (0, shape - b[k].shape[1]), value=-100 * k) for b in micro_batches]) for k in (0, 1))
+    for x, y in [(xs, ys)]:
+"""))  # fmt: skip
+
+hint(4, "graphs-kept", "All forward passes ran before the first backward: {n} graphs with their activations are in memory at once. "
+     "Call backward for each micro-batch.")  # fmt: skip
+slip(4, "graphs-kept", (BACKWARD, ""), ("        total = total + loss.detach()\n", "        total = total + loss\n"), (
+    "    dist.all_reduce(total)\n", "    (total * dist.get_world_size()).backward()\n    total = total.detach()\n    dist.all_reduce(total)\n"))  # fmt: skip
+variant(4, "graphs-kept", AT_THE_END, ("        each.sum().backward()\n", ""), ("    told = torch.zeros(2)\n", "    told, waiting = torch.zeros(2), []\n"), (
+    "        told +=", "        waiting.append(each.sum())\n        told +="), (
+    "    with torch.no_grad():\n        held", "    sum(waiting).backward()\n    with torch.no_grad():\n        held"))  # fmt: skip
+
+hint(4, "sent-each", "Gradients were sent {n} times before the last backward. Add up first: what a rank holds travels once, "
+     "after the last micro-batch.")  # fmt: skip
+slip(4, "sent-each", (AVERAGE, ""), (BACKWARD, BACKWARD + "        average_over_ranks(model.parameters())\n"))
+variant(
+    4,
+    "sent-each",
+    AT_THE_END,
+    ("        told +=", "        dist.all_reduce(model.hidden.weight.grad)\n        told +="),
+)
+
+hint(
+    4,
+    "message-each",
+    "{n} messages carried gradients. Lay them end to end, and send them as one: each message has its latency.",
+)
+slip(
+    4,
+    "message-each",
+    (
+        AVERAGE,
+        "    for p in model.parameters():\n        if p.grad is not None:\n            dist.all_reduce(p.grad)\n            p.grad /= dist.get_world_size()\n",
+    ),
+)
+variant(
+    4,
+    "message-each",
+    WEIGHTED,
+    (
+        "    average_over_ranks(model.parameters())\n    for",
+        "    average_over_ranks(model.parameters())\n    average_over_ranks(model.parameters())\n    for",
+    ),
+)
+
+hint(4, "ranks-waiting", "Ranks did not call the same collectives: some wait for others, or got what was meant for another call. A collective belongs neither in the loop over micro-batches, "
+     "of which each rank has another number, nor on rank 0 alone.")  # fmt: skip
+slip(4, "ranks-waiting", (COUNT, "    if dist.get_rank() == 0:\n        dist.all_reduce(count)\n"))
+variant(4, "ranks-waiting", AT_THE_END, ("        told +=", "        dist.all_reduce(torch.zeros(1))\n        told +="))
+
+hint(4, "wrong-gradient", "The step is not that of one batch with all labels of all ranks.")
+slip(4, "wrong-gradient", (PER_COUNT, " / count**2\n"))
+variant(4, "wrong-gradient", AT_THE_END, (END, "        flat[2:] /= flat[1] + 10\n"))
+
+hint(4, "mean-of-means", "Each micro-batch was averaged by itself, then their means: a label in a small one weighs more. Divide sums by the number "
+     "of labels in all of them.")  # fmt: skip
+slip(4, "mean-of-means", (SUM + PER_COUNT, 'reduction="mean") / len(micro_batches) / dist.get_world_size()\n'))
+slip(
+    4,
+    "mean-of-means",
+    (SUM + PER_COUNT, 'reduction="mean") / len(micro_batches)\n'),
+    (BACKWARD, "        loss.backward()\n"),
+)
+variant(4, "mean-of-means", WEIGHTED, ("* count / n.item()", "/ len(micro_batches) / dist.get_world_size()"))
+
+hint(
+    4,
+    "padding-counted",
+    "Labels of −100 were counted: they are padding. Only labels that are something else are in the mean.",
+)
+slip(4, "padding-counted", ("(y != -100).sum()", "torch.tensor(y.numel())"))
+variant(4, "padding-counted", AT_THE_END, ("y.ne(-100).sum()", "torch.tensor(len(y))"))
+
+hint(
+    4,
+    "sequences-counted",
+    "The sum of the losses was divided by the number of sequences. What is averaged are the labels that count.",
+)
+slip(4, "sequences-counted", ("(y != -100).sum()", "torch.tensor(len(y))"))
+variant(4, "sequences-counted", AT_THE_END, ("y.ne(-100).sum()", "torch.tensor(len(x))"))
+
+hint(4, "own-count", "Each rank divided by its own number of labels: right for equal ranks, but a label of a rank with few weighs more. "
+     "Add up the counts of all ranks first.")  # fmt: skip
+slip(4, "own-count", (COUNT, ""), (BACKWARD, "        loss.backward()\n"))
+variant(4, "own-count", WEIGHTED, ("    dist.all_reduce(n)\n", "    n *= dist.get_world_size()\n"))
+
+hint(4, "world-size-forgotten", "The step is 1/N of what it should be: the mean over the ranks divides by the number of ranks, and the loss was "
+     "divided by all labels already.")  # fmt: skip
+slip(4, "world-size-forgotten", (BACKWARD, "        loss.backward()\n"))
+variant(4, "world-size-forgotten", AT_THE_END, (END, "        flat[2:] /= flat[1] * dist.get_world_size()\n"))
+
+hint(
+    4,
+    "not-averaged-over-ranks",
+    "Each rank made a step with its own gradients alone: send them, after the last micro-batch.",
+)
+slip(4, "not-averaged-over-ranks", (AVERAGE, ""))
+slip(4, "not-averaged-over-ranks", (AVERAGE, ""), (BACKWARD, "        loss.backward()\n"))
+variant(4, "not-averaged-over-ranks", WEIGHTED, ("    average_over_ranks(model.parameters())\n", ""))
+
+hint(
+    4,
+    "only-the-last",
+    "Only the gradients of the last micro-batch are in the step: zero_grad belongs before the first one.",
+)
+slip(4, "only-the-last", ("        logits =", "        optimizer.zero_grad()\n        logits ="))
+variant(4, "only-the-last", AT_THE_END, ("        logits, y", "        optimizer.zero_grad()\n        logits, y"))
+
+hint(4, "not-divided", "The gradients are sums over the labels: divide by how many labels count, on all ranks.")
+slip(4, "not-divided", (SUM + PER_COUNT, SUM + "\n"))
+variant(4, "not-divided", AT_THE_END, (END, ""))
+
+hint(4, "wrong-loss", "The loss that is returned is not the mean over all labels of all ranks.")
+slip(4, "wrong-loss", ("    dist.all_reduce(total)\n", "    dist.all_reduce(total)\n    total = total * 2\n"))
+variant(4, "wrong-loss", AT_THE_END, ("return flat[0] / flat[1], norm", "return flat[0] / len(micro_batches), norm"))
+
+hint(4, "loss-of-own-rank", "The loss that is returned is this rank's part of it: add up over the ranks.")
+slip(4, "loss-of-own-rank", ("    dist.all_reduce(total)\n", ""))
+variant(4, "loss-of-own-rank", WEIGHTED, ("    dist.all_reduce(whole)\n", ""))
+
+hint(4, "wrong-step-norm", "The second value is not the norm of the gradients of all ranks before clipping.")
+slip(4, "wrong-step-norm", ("return total, norm", "return total, norm / dist.get_world_size() + 1"))
+variant(4, "wrong-step-norm", AT_THE_END, ("return flat[0] / flat[1], norm", "return flat[0] / flat[1], norm**2"))
+
+hint(
+    4,
+    "none-counts",
+    "The loss is NaN where in some micro-batch no label counts: its mean is 0 / 0. Divide a sum by the labels of all of them.",
+)
+slip(
+    4,
+    "none-counts",
+    (
+        'F.cross_entropy(logits, y.flatten(), reduction="sum") / count',
+        "F.cross_entropy(logits, y.flatten()) * (y != -100).sum() / count",
+    ),
+)
+variant(4, "none-counts", WEIGHTED, ("        if count == 0:\n            continue\n", ""))
+
+hint(
+    4, "stale-gradients", "In the second step the gradients of the first are still there: they add up until zero_grad."
+)
+slip(4, "stale-gradients", ("    optimizer.zero_grad()\n", ""))
+slip(4, "stale-gradients", ("    optimizer.zero_grad()\n", ""), (BACKWARD, "        loss.backward()\n"), (
+    AVERAGE, AVERAGE + "    [p.grad.mul_(dist.get_world_size()) for p in model.parameters() if p.grad is not None]\n"))  # fmt: skip
+variant(4, "stale-gradients", WEIGHTED, ("    optimizer.zero_grad(set_to_none=True)\n", ""))
+
+hint(4, "wrong-clipping", "Where the norm is above max_norm, the step is not that of the clipped gradients.")
+slip(
+    4,
+    "wrong-clipping",
+    ("clip_gradients(model.parameters(), max_norm)", "clip_gradients(model.parameters(), max_norm / 2)"),
+)
+variant(
+    4,
+    "wrong-clipping",
+    AT_THE_END,
+    ("    optimizer.step()\n", "    clip_gradients(model.hidden.parameters(), max_norm / 2)\n    optimizer.step()\n"),
+)
+
+hint(
+    4,
+    "clipped-before-sending",
+    "Each rank clipped its own gradients before they were averaged: each by another factor. Average first, then clip.",
+)
+slip(4, "clipped-before-sending", (AVERAGE, "    clip_gradients(model.parameters(), max_norm)\n" + AVERAGE))
+variant(4, "clipped-before-sending", WEIGHTED, (
+    "    average_over_ranks(model.parameters())\n    for p in model.parameters():\n        if p.grad is not None:\n            p.grad *= dist.get_world_size()\n    norm = clip_gradients(model.parameters(), max_norm)\n",
+    "    for p in model.parameters():\n        if p.grad is not None:\n            p.grad *= dist.get_world_size()\n    norm = clip_gradients(model.parameters(), max_norm)\n    average_over_ranks(model.parameters())\n"))  # fmt: skip
+
+hint(4, "not-clipped", "The step is that of the whole gradients: clip them before the optimizer's step.")
+slip(4, "not-clipped", (
+    "    norm = clip_gradients(model.parameters(), max_norm)\n    optimizer.step()\n",
+    "    optimizer.step()\n    norm = clip_gradients(model.parameters(), max_norm)\n"))  # fmt: skip
+variant(
+    4,
+    "not-clipped",
+    AT_THE_END,
+    ("clip_gradients(model.parameters(), max_norm)", "clip_gradients(model.parameters(), 1e9)"),
+)
