@@ -420,27 +420,81 @@ tp.check(6, orthogonalise)
 # %% [markdown]
 # ## How large is too large? The gradient noise scale
 #
-# (author C)
+# A gradient of $B$ samples is the true one, $G$, plus noise whose variance falls as $1/B$. With $\Sigma$ the covariance of one
+# sample's gradient,
+#
+# $$\mathbb{E}\,\lVert g_B \rVert^2 = \lVert G \rVert^2 + \frac{\operatorname{tr} \Sigma}{B}, \qquad
+# B_\text{noise} = \frac{\operatorname{tr} \Sigma}{\lVert G \rVert^2} .$$
+#
+# At the batch size $B_\text{noise}$ noise and gradient are equally long. Below it, twice the batch nearly halves the steps; above it, the
+# direction is known well enough, and more samples say the same again. McCandlish and others (2018) make of it, for tuned rates,
+#
+# $$\text{steps}(B) = S_\text{min} \Big(1 + \frac{B_\text{noise}}{B}\Big), \qquad
+# \text{efficiency}(B) = \frac{\text{fewest samples}}{\text{samples}} = \frac{1}{1 + B / B_\text{noise}} .$$
+#
+# Data parallelism measures it for nothing: each rank has a gradient of $b$ samples before the all-reduce, and one of $N b$
+# after it. Two batch sizes, two equations, two unknowns.
 #
 # ### Balise 7 · The gradient noise scale
 #
-# (author C)
+# - **`gradient_noise(parameters, batch)`** runs on every rank, between backward and the optimizer's step. Each rank's gradients are
+#   means over `batch` samples; some may be None. Afterwards they are the mean over the ranks, as always. It returns *this
+#   step's* estimates of $\lVert G \rVert^2$ and of $\operatorname{tr} \Sigma$, two tensors, the same on all ranks: the first equation for
+#   $B = b$, where the left side is the mean over the ranks, and for $B = N b$, solved. Beside the gradients at most two numbers travel. With
+#   one rank there is one equation: raise a `ValueError`.
+# - **`noise_scale(estimates)`** makes one number of such pairs, those of many steps. Each estimate is right on average, and wild by
+#   itself: $\lVert G \rVert^2$ is a small difference of large numbers and may be negative. So numerator and denominator are
+#   averaged **apart**, before the division: a mean of quotients is ruled by the few whose denominator is near zero. Where even the mean
+#   of $\lVert G \rVert^2$ is not above zero, the answer is `math.inf`.
+# - **`ranks_that_pay(noise, batch, share)`**: the largest number of ranks with `batch` samples each at which the efficiency is at least `share`; 1
+#   if even one rank is too many.
+#
+# About 10, 3 and 1 lines, 12 minutes.
 #
 # <details><summary>Hint</summary>
 #
-# none yet
+# The difference of the two equations has no $\lVert G \rVert^2$ in it. `torch._foreach_norm(gradients)` are the norms of a list, and squares add
+# up. The squared length before `average_over_ranks` is another one on each rank: all-reduce it, and divide by the number of ranks.
 # </details>
 
 
 # %% tags=["balise-7"]
-def noise_scale(pairs, small, big):
+@torch.no_grad()
+def gradient_noise(parameters, batch):
+    """On a rank: average the gradients; (|G|², tr Σ) as this step estimates them, tensors, the same on all ranks."""
     # BEGIN SOLUTION
-    raise NotImplementedError
+    n = dist.get_world_size()
+    if n == 1:
+        raise ValueError("one rank has gradients of one batch size: two are needed")
+    parameters = [p for p in parameters if p.grad is not None]
+    small = torch.stack(torch._foreach_norm([p.grad for p in parameters])).square().sum()
+    dist.all_reduce(small)
+    small /= n
+    average_over_ranks(parameters)
+    big = torch.stack(torch._foreach_norm([p.grad for p in parameters])).square().sum()
+    trace = (small - big) / (1 / batch - 1 / (n * batch))
+    return small - trace / batch, trace
+    # END SOLUTION
+
+
+def noise_scale(estimates):
+    """tr Σ / |G|² of many steps' estimates (|G|², tr Σ); math.inf where the gradient is lost in the noise."""
+    # BEGIN SOLUTION
+    square = sum(float(square) for square, _ in estimates)
+    trace = sum(float(trace) for _, trace in estimates)
+    return trace / square if square > 0 else math.inf
+    # END SOLUTION
+
+
+def ranks_that_pay(noise, batch, share):
+    """The largest number of ranks of `batch` samples each with an efficiency of at least `share`; at least 1."""
+    # BEGIN SOLUTION
+    return max(1, math.floor(noise * (1 / share - 1) / batch))
     # END SOLUTION
 
 
 # %%
-tp.check(7, noise_scale)
+tp.check(7, gradient_noise, noise_scale, ranks_that_pay)
 
 # %% [markdown]
 # ## The bend: steps to a target against the batch size

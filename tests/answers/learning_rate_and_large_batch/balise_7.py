@@ -1,5 +1,328 @@
-"""Answers to balise 7."""
+"""Answers to balise 7 of 10_learning_rate_and_large_batch: the gradient noise scale."""
 
 from tests.answers.bank import Bank
 
 bank = Bank("10_learning_rate_and_large_batch", whole=True)
+hint, slip, variant = bank.hint, bank.slip, bank.variant
+
+# the two equations of the paper's appendix, in float64, by one message of all; NumPy; counting up
+PAPER = """
+def gradient_noise(parameters, batch):
+    with torch.no_grad():
+        world = dist.get_world_size()
+        if world < 2:
+            raise ValueError("at least two ranks")
+        held = [p.grad for p in parameters if p.grad is not None]
+        flat = torch.cat([g.reshape(-1) for g in held])
+        told = torch.cat([flat, flat.double().square().sum().float().reshape(1)])
+        dist.all_reduce(told)
+        told /= world
+        start = 0
+        for g in held:
+            g.copy_(told[start : start + g.numel()].view(g.shape))
+            start += g.numel()
+        small, big = told[-1], told[:-1].square().sum()
+        b_small, b_big = batch, world * batch
+        square = (b_big * big - b_small * small) / (b_big - b_small)
+        trace = (small - big) / (1 / b_small - 1 / b_big)
+    return square, trace
+
+
+def noise_scale(estimates):
+    import numpy as np
+
+    square, trace = np.array([[float(a), float(b)] for a, b in estimates]).mean(0)
+    if square <= 0:
+        return float("inf")
+    return float(trace / square)
+
+
+def ranks_that_pay(noise, batch, share):
+    n = 1
+    while 1 / (1 + (n + 1) * batch / noise) >= share:
+        n += 1
+    return n
+"""
+bank.text(7, None, PAPER)
+
+# the variance between the ranks, from all their gradients: an all-gather of one number beside DDP's mean
+BETWEEN = """
+@torch.no_grad()
+def gradient_noise(parameters, batch):
+    parameters = list(parameters)
+    size = dist.get_world_size()
+    if size == 1:
+        raise ValueError
+    before = [p.grad.clone() for p in parameters if p.grad is not None]
+    average_over_ranks(parameters)
+    means = [p.grad for p in parameters if p.grad is not None]
+    far = sum(((a - b) ** 2).sum() for a, b in zip(before, means)).double()
+    dist.all_reduce(far)
+    trace = batch * far / (size - 1)
+    return float(sum(g.pow(2).sum() for g in means) - trace / (size * batch)), trace.item()
+
+
+def noise_scale(estimates):
+    found = torch.tensor([[float(one) for one in pair] for pair in estimates], dtype=torch.float64)
+    square, trace = found.sum(0)
+    return torch.where(square > 0, trace / square, torch.inf)
+
+
+def ranks_that_pay(noise, batch, share):
+    most = noise / batch * (1 - share) / share
+    return max(int(most + 1e-9), 1)
+"""
+bank.text(7, None, BETWEEN)
+
+SMALL = "    small = torch.stack(torch._foreach_norm([p.grad for p in parameters])).square().sum()\n"
+BIG = SMALL.replace("small", "big")
+SENT = "    dist.all_reduce(small)\n    small /= n\n"
+AVERAGE = "    average_over_ranks(parameters)\n"
+TRACE = "(small - big) / (1 / batch - 1 / (n * batch))"
+PAIR = "small - trace / batch, trace"
+
+slip(7, "nothing-returned", (f"    return {PAIR}\n", ""))
+
+hint(7, "not-a-pair", "gradient_noise returns two numbers: the estimates of |G|² and of tr Σ.")
+slip(7, "not-a-pair", (PAIR, "trace / (small - trace / batch)"))
+variant(7, "not-a-pair", PAPER, ("return square, trace\n", "return {'G': square, 'S': trace}\n"))
+
+hint(7, "not-the-mean", "Afterwards the gradients are not the mean over the ranks.")
+slip(7, "not-the-mean", (AVERAGE, AVERAGE + "    [p.grad.mul_(0.5) for p in parameters]\n"))
+variant(7, "not-the-mean", PAPER, ("told[start : start + g.numel()]", "told[:-1].flip(0)[start : start + g.numel()]"))
+
+hint(
+    7,
+    "left-as-they-were",
+    "Each rank still has its own gradients. The optimizer needs their mean: it replaces them in p.grad.",
+)
+slip(7, "left-as-they-were", (AVERAGE, ""))
+variant(7, "left-as-they-were", PAPER, ("            g.copy_(told[start : start + g.numel()].view(g.shape))\n", ""))
+
+hint(7, "summed", "Afterwards the gradients are the sum over the ranks, not the mean.")
+slip(7, "summed", (AVERAGE, "    [dist.all_reduce(p.grad) for p in parameters]\n"))
+variant(7, "summed", PAPER, ("g.copy_(told", "g.copy_(world * told"))
+
+hint(7, "more-sent", "{n} bytes travel beside the gradients. What is needed of the other ranks beyond their mean is one number: the squared length "
+     "before the all-reduce.")  # fmt: skip
+slip(7, "more-sent", (SENT, """    every = [torch.cat([p.grad.flatten() for p in parameters]) for _ in range(n)]
+    dist.all_gather(every, every[0].clone())
+    small = torch.stack(every).square().sum() / n
+"""))  # fmt: skip
+variant(
+    7,
+    "more-sent",
+    BETWEEN,
+    (
+        "    average_over_ranks(parameters)\n",
+        "    dist.all_reduce(torch.cat([g.flatten() for g in before]))\n    average_over_ranks(parameters)\n",
+    ),
+)
+
+hint(
+    7,
+    "noise-ranks-waiting",
+    "Ranks did not call the same collectives: some wait for others. What one rank calls, all call, in the same order.",
+)
+slip(
+    7,
+    "noise-ranks-waiting",
+    ("    dist.all_reduce(small)\n", "    if dist.get_rank() == 0:\n        dist.all_reduce(small)\n"),
+)
+variant(
+    7,
+    "noise-ranks-waiting",
+    PAPER,
+    ("        dist.all_reduce(told)\n", "        dist.all_reduce(told[: None if dist.get_rank() else 2])\n"),
+)
+
+hint(
+    7,
+    "wrong-estimates",
+    "The estimates do not solve the two equations: for B = b with the mean of the ranks' squared lengths, and for B = N b.",
+)
+slip(7, "wrong-estimates", (PAIR, "small, trace / 7"))
+variant(7, "wrong-estimates", PAPER, ("(b_big - b_small)", "(b_big + b_small)"))
+
+hint(
+    7,
+    "own-length",
+    "Each rank used its own squared length, so that ranks disagree, and the noise of one rank is the estimate's. Average it over the ranks.",
+)
+slip(7, "own-length", (SENT, ""))
+variant(7, "own-length", PAPER, ("small, big = told[-1]", "small, big = flat.square().sum()"))
+
+hint(
+    7,
+    "lengths-summed",
+    "The squared lengths of the ranks were added up. The left side of the equation for B = b is their mean.",
+)
+slip(7, "lengths-summed", ("    small /= n\n", ""))
+variant(7, "lengths-summed", PAPER, ("small, big = told[-1]", "small, big = world * told[-1]"))
+
+hint(7, "not-squared", "Lengths were used where the equations have squared lengths.")
+slip(
+    7,
+    "not-squared",
+    (".square().sum()\n    dist", ".square().sum().sqrt()\n    dist"),
+    (".square().sum()\n    trace", ".square().sum().sqrt()\n    trace"),
+)
+variant(
+    7,
+    "not-squared",
+    PAPER,
+    ("flat.double().square().sum()", "flat.double().norm()"),
+    ("told[:-1].square().sum()", "told[:-1].norm()"),
+)
+
+hint(
+    7,
+    "biased-square",
+    "The squared length of the mean gradient still has noise in it: |G|² is what is left without tr Σ / (N b).",
+)
+slip(7, "biased-square", (PAIR, "big, trace"))
+variant(7, "biased-square", BETWEEN, ("for g in means) - trace / (size * batch))", "for g in means))"))
+
+hint(
+    7,
+    "noise-kept-small",
+    "|G|² is the squared length of one rank's gradient, noise and all. What is left without tr Σ / b is asked for.",
+)
+slip(7, "noise-kept-small", (PAIR, "small, trace"))
+variant(
+    7,
+    "noise-kept-small",
+    PAPER,
+    ("square = (b_big * big - b_small * small) / (b_big - b_small)", "square = small.clone()"),
+)
+
+hint(
+    7,
+    "batch-left-out",
+    "tr Σ is that of gradients of one sample; yours is that of gradients of a batch, `batch` times smaller.",
+)
+slip(7, "batch-left-out", (TRACE, "(small - big) / (1 - 1 / n)"), (PAIR, "small - trace, trace"))
+variant(7, "batch-left-out", PAPER, ("b_small, b_big = batch, world * batch", "b_small, b_big = 1, world"))
+
+hint(7, "biased-variance", "The variance between the ranks was divided by N. Around their own mean, N − 1 are free: 1/b − 1/(N b) in the difference of the "
+     "two equations.")  # fmt: skip
+slip(7, "biased-variance", (TRACE, "(small - big) * batch"))
+slip(7, "biased-variance", (TRACE, "(small - big) * batch"), (PAIR, "big - trace / (n * batch), trace"))
+variant(7, "biased-variance", BETWEEN, ("/ (size - 1)", "/ size"))
+
+hint(7, "estimates-swapped", "The two estimates are exchanged: first |G|², then tr Σ.")
+slip(7, "estimates-swapped", (PAIR, "trace, small - trace / batch"))
+variant(7, "estimates-swapped", PAPER, ("return square, trace\n", "return trace, square\n"))
+
+hint(7, "measured-too-late", "Both lengths are that of the mean: the first was measured after the gradients had been averaged, or of the very tensors that the "
+     "all-reduce writes into.")  # fmt: skip
+slip(7, "measured-too-late", (AVERAGE, ""), (SMALL, AVERAGE + SMALL))
+variant(7, "measured-too-late", BETWEEN, ("p.grad.clone() for", "p.grad for"))
+
+hint(
+    7,
+    "one-rank-estimated",
+    "With one rank there are two unknowns in one equation: raise a ValueError instead of dividing by zero.",
+)
+slip(
+    7,
+    "one-rank-estimated",
+    ('    if n == 1:\n        raise ValueError("one rank has gradients of one batch size: two are needed")\n', ""),
+)
+variant(
+    7,
+    "one-rank-estimated",
+    PAPER,
+    ('            raise ValueError("at least two ranks")\n', "            return torch.zeros(()), torch.zeros(())\n"),
+)
+
+hint(7, "wrong-scale", "noise_scale is not the mean of tr Σ divided by the mean of |G|².")
+slip(7, "wrong-scale", ("return trace / square if", "return trace / square / len(estimates) if"))
+variant(7, "wrong-scale", PAPER, ("float(trace / square)", "float(trace * square)"))
+
+hint(7, "mean-of-quotients", "Each step was divided by itself, and then the quotients were averaged: those with |G|² near zero rule the mean. Average "
+     "numerators and denominators apart, then divide once.")  # fmt: skip
+slip(
+    7,
+    "mean-of-quotients",
+    ("return trace / square if", "return sum(float(t / s) for s, t in estimates) / len(estimates) if"),
+)
+variant(
+    7,
+    "mean-of-quotients",
+    PAPER,
+    ("float(trace / square)", "float(np.mean([float(b) / float(a) for a, b in estimates]))"),
+)
+
+hint(7, "median-of-quotients", "That is the median of the steps' quotients: tamer than their mean, but the median of a quotient is not the quotient of the means. "
+     "Average numerators and denominators apart.")  # fmt: skip
+slip(
+    7,
+    "median-of-quotients",
+    ("return trace / square if", "return sorted(float(t / s) for s, t in estimates)[len(estimates) // 2] if"),
+)
+variant(7, "median-of-quotients", BETWEEN, ("trace / square, torch", "(found[:, 1] / found[:, 0]).median(), torch"))
+
+hint(
+    7,
+    "negative-left-out",
+    "Steps with a negative |G|² were left out. Right on average is only the mean of all of them.",
+)
+slip(
+    7,
+    "negative-left-out",
+    ("    square = sum", "    estimates = [pair for pair in estimates if pair[0] > 0] or estimates\n    square = sum"),
+)
+slip(
+    7,
+    "negative-left-out",
+    ("sum(float(square) for", "sum(max(float(square), 0.0) for"),
+    (" for square, _ in estimates)", " for square, _ in estimates) - 1e-9"),
+)
+variant(
+    7,
+    "negative-left-out",
+    PAPER,
+    ("    if square <= 0", "    square = np.mean([max(float(a), 0) for a, b in estimates]) - 1e-9\n    if square <= 0"),
+)
+
+hint(7, "upside-down", "The quotient is upside down: tr Σ over |G|².")
+slip(7, "upside-down", ("return trace / square if", "return square / trace if"))
+variant(7, "upside-down", PAPER, ("float(trace / square)", "float(square / trace)"))
+
+hint(
+    7,
+    "not-infinite",
+    "Where the mean of |G|² is not above zero, the gradient is lost in the noise: math.inf, not a negative batch size.",
+)
+slip(7, "not-infinite", (" if square > 0 else math.inf", ""))
+variant(7, "not-infinite", PAPER, ('    if square <= 0:\n        return float("inf")\n', ""))
+
+hint(7, "no-whole-number", "ranks_that_pay returns a whole number of ranks.")
+slip(7, "no-whole-number", ("math.floor(noise * (1 / share - 1) / batch)", "noise * (1 / share - 1) / batch"))
+variant(7, "no-whole-number", BETWEEN, ("int(most + 1e-9)", "most"))
+
+hint(7, "wrong-ranks", "This is not the largest number of ranks n with 1 / (1 + n batch / noise) of at least `share`.")
+slip(7, "wrong-ranks", ("(1 / share - 1)", "(1 / share)"))
+variant(7, "wrong-ranks", PAPER, (">= share", ">= share / 2"))
+
+hint(7, "samples-not-ranks", "That is a number of samples: each rank brings `batch` of them.")
+slip(7, "samples-not-ranks", (" / batch))\n", "))\n"))
+variant(7, "samples-not-ranks", PAPER, ("(n + 1) * batch / noise", "(n + 1) / noise"))
+
+hint(7, "share-upside-down", "The share was turned round: to be more efficient, fewer ranks are left.")
+slip(7, "share-upside-down", ("(1 / share - 1)", "1 / (1 / share - 1)"))
+variant(7, "share-upside-down", BETWEEN, ("(1 - share) / share", "share / (1 - share)"))
+
+hint(7, "rounded-up", "One rank too many: at that number the efficiency is below the share already.")
+slip(7, "rounded-up", ("math.floor(", "math.ceil("))
+slip(7, "rounded-up", ("math.floor(", "math.floor(1 + "))
+variant(7, "rounded-up", PAPER, ("(n + 1) * batch / noise", "n * batch / noise"))
+
+hint(7, "no-rank-left", "No rank at all is no training: at least 1.")
+slip(
+    7,
+    "no-rank-left",
+    ("max(1, math.floor(noise * (1 / share - 1) / batch))", "math.floor(noise * (1 / share - 1) / batch)"),
+)
+variant(7, "no-rank-left", BETWEEN, ("max(int(most + 1e-9), 1)", "int(most + 1e-9)"))
