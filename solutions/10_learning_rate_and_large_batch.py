@@ -221,27 +221,137 @@ tp.check(2, find_rates)
 # %% [markdown]
 # ## AdamW by hand
 #
-# (author B)
+# SGD has one rate for all weights. Adam gives each weight $\theta$ a step of its own: it keeps moving averages of the gradient $g$ and
+# of its square, and divides one by the root of the other. Both begin at 0, so early ones are too small; after $t$ steps they are
+# corrected:
+#
+# $$m \leftarrow \beta_1 m + (1-\beta_1)\,g,\quad v \leftarrow \beta_2 v + (1-\beta_2)\,g^2,\qquad
+# \hat m = \frac{m}{1-\beta_1^t},\quad \hat v = \frac{v}{1-\beta_2^t},\qquad
+# \theta \leftarrow \theta - \alpha\lambda\,\theta - \alpha\,\frac{\hat m}{\sqrt{\hat v} + \epsilon}$$
+#
+# The term $\alpha\lambda\,\theta$ is the **decoupled** weight decay, the W of AdamW: it stays outside of $m$ and $v$. Some texts write
+# $\sqrt{\hat v + \epsilon}$; here $\epsilon$ is outside of the root, as in PyTorch.
+#
+# **Why lists.** A step needs about ten operations for each parameter. A large network has hundreds of parameters, and on a GPU each
+# operation is a launch that takes the CPU some microseconds: the GPU would wait for the loop. `torch._foreach_add_(xs, ys)` adds
+# all pairs of two lists in one call, and on a GPU in few launches. PyTorch's own optimizers are made of these.
 #
 # ### Balise 3 · AdamW
 #
-# (author B)
+# - **`parameter_groups(model, weight_decay)`** returns a list of dicts `{"params": [...], "weight_decay": ...}` for an optimizer.
+#   Matrices and kernels (two dimensions or more) decay. Biases, gains of norms, all vectors and scalars get 0: pulling them to zero
+#   restricts nothing that overfits, and switches channels off. Each parameter once, tied ones too; frozen ones are left out.
+# - **`AdamW.step`**: the formulas above, for each group with its own options. `ready` is given. `torch._foreach_*` throughout: the number of
+#   operations must not grow with the number of parameters. The gradients stay as they are, the weights change in place.
+#
+# About 3 and 10 lines, 12 minutes.
 #
 # <details><summary>Hint</summary>
 #
-# none yet
+# `_foreach_lerp_(means, gradients, 1 - beta1)` is the first formula. `_foreach_addcmul_(xs, ys, zs, value)` and
+# `_foreach_addcdiv_(xs, ys, zs, value)` add value · y · z and value · y / z; the last one, and `_foreach_div_`, also take a list of
+# numbers, one for each tensor: parameters may have had different numbers of steps. A name without the last underscore returns new tensors.
+# The decay is `_foreach_mul_(weights, 1 - rate * decay)`, before the step.
 # </details>
+
+
+# %% tags=["setup"]
+def ready(optimizer, group, *names):
+    """What a step needs of a group: (weights that have a gradient, gradients, number of each one's steps, *buffers).
+
+    Counts this step. names: buffers like the weights, zeros at first, kept in the optimizer's state: a list each.
+    """
+    weights = [weight for weight in group["params"] if weight.grad is not None]
+    states = [optimizer.state[weight] for weight in weights]
+    for weight, state in zip(weights, states):
+        if not state:
+            state.update({name: torch.zeros_like(weight) for name in names}, step=0)
+        state["step"] += 1
+    steps = [state["step"] for state in states]
+    return weights, [weight.grad for weight in weights], steps, *([state[name] for state in states] for name in names)
 
 
 # %% tags=["balise-3"]
 def parameter_groups(model, weight_decay):
+    """Groups for an optimizer: weight_decay for matrices and kernels, 0 for vectors and scalars."""
     # BEGIN SOLUTION
-    raise NotImplementedError
+    trained = [weight for weight in model.parameters() if weight.requires_grad]
+    return [
+        {"params": [weight for weight in trained if weight.ndim > 1], "weight_decay": weight_decay},
+        {"params": [weight for weight in trained if weight.ndim < 2], "weight_decay": 0.0},
+    ]
     # END SOLUTION
 
 
+class AdamW(torch.optim.Optimizer):
+    """Adam with decoupled weight decay."""
+
+    def __init__(self, params, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01):
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self):
+        """Update all weights that have a gradient."""
+        for group in self.param_groups:
+            weights, gradients, steps, means, squares = ready(self, group, "mean", "square")
+            if not weights:
+                continue
+            rate, (beta1, beta2) = group["lr"], group["betas"]
+            # BEGIN SOLUTION
+            torch._foreach_lerp_(means, gradients, 1 - beta1)
+            torch._foreach_mul_(squares, beta2)
+            torch._foreach_addcmul_(squares, gradients, gradients, 1 - beta2)
+            # m̂ / (√v̂ + ε) = m · c / (1 - β₁ᵗ) / (√v + ε · c) with c = √(1 - β₂ᵗ): one pass less over the memory
+            roots = [math.sqrt(1 - beta2**step) for step in steps]
+            below = torch._foreach_sqrt(squares)
+            torch._foreach_add_(below, [group["eps"] * root for root in roots])
+            rates = [-rate * root / (1 - beta1**step) for root, step in zip(roots, steps)]
+            torch._foreach_mul_(weights, 1 - rate * group["weight_decay"])
+            torch._foreach_addcdiv_(weights, means, below, rates)
+            # END SOLUTION
+
+
 # %%
-tp.check(3, parameter_groups)
+tp.check(3, parameter_groups, AdamW)
+
+# %% [markdown]
+# **What does "decoupled" change?** Before AdamW, the decay was a part of the gradient, $g + \lambda\theta$ ("L2"), and so was divided by
+# $\sqrt{\hat v}$ like the gradient. The cell trains weights whose gradients are noise around zero, of four sizes: only the decay moves
+# them.
+
+# %%
+SIZES = torch.tensor([0.01, 0.1, 1.0, 10.0])  # of the gradients
+
+
+def pulled(make, steps=1000):
+    """The mean of 500 weights after each step: (steps, 4), a column for each size of the gradients."""
+    noise, weights, means = torch.Generator().manual_seed(0), nn.Parameter(torch.ones(4, 500)), []
+    optimizer = make([weights], lr=0.01, weight_decay=0.1)
+    for _ in range(steps):
+        weights.grad = SIZES[:, None] * torch.randn(4, 500, generator=noise)
+        optimizer.step()
+        means.append(weights.detach().mean(1))
+    return torch.stack(means)
+
+
+remaining = {"AdamW, yours": pulled(AdamW), "Adam with L2": pulled(torch.optim.Adam)}
+print(f"weights of 1 after 1,000 steps; the decay alone would leave {(1 - 0.01 * 0.1) ** 1000:.2f}")
+for name, means in remaining.items():
+    left = ", ".join(f"{value:.2f} (gradients of {size:g})" for size, value in zip(SIZES, means[-1]))
+    print(f"{name}: {left}")
+
+# %% jupyter={"source_hidden": true}
+_, axes = plt.subplots(1, 2, figsize=(10, 3.2), layout="constrained", sharey=True)
+for part, (name, means) in zip(axes, remaining.items()):
+    for size, curve in zip(SIZES, means.T):
+        part.plot(range(1, 1001), curve, label=f"gradients of {size:g}")
+    part.set(xlabel="steps", ylabel="mean of 500 weights", title=name)
+axes[1].legend(fontsize=8)
+plt.show()
+
+# %% [markdown]
+# With L2, weights whose gradients are large hardly decay, and those whose gradients are small vanish: λ means something else for
+# each weight. Decoupled, all decay alike.
 
 # %% [markdown]
 # ## Clip, and accumulate

@@ -1,5 +1,270 @@
-"""Answers to balise 3."""
+"""Answers to balise 3 of 10_learning_rate_and_large_batch: AdamW and what decays."""
 
 from tests.answers.bank import Bank
 
 bank = Bank("10_learning_rate_and_large_batch", whole=True)
+
+# the formulas one by one, steps as tensors, a state of its own
+TENSORS = """
+def parameter_groups(model, weight_decay):
+    decays, stays = {}, {}
+    for module in model.modules():
+        for name, p in module.named_parameters(recurse=False):
+            if p.requires_grad:
+                (decays if p.dim() >= 2 else stays)[p] = name
+    return ({"params": list(stays), "weight_decay": 0}, {"params": list(decays), "weight_decay": weight_decay})
+
+class AdamW(torch.optim.Optimizer):
+    def __init__(self, params, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01):
+        super().__init__(params, dict(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay))
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            ps = [p for p in group["params"] if p.grad is not None]
+            if len(ps) == 0:
+                continue
+            gs = [p.grad for p in ps]
+            for p in ps:
+                if p not in self.state:
+                    self.state[p] = {"step": torch.tensor(0.0), "m": torch.zeros_like(p), "v": torch.zeros_like(p)}
+                self.state[p]["step"] += 1
+            ms, vs, ts = ([self.state[p][key] for p in ps] for key in ("m", "v", "step"))
+            b1, b2 = group["betas"]
+            torch._foreach_mul_(ms, b1)
+            torch._foreach_add_(ms, gs, alpha=1 - b1)
+            torch._foreach_mul_(vs, b2)
+            torch._foreach_addcmul_(vs, gs, gs, 1 - b2)
+            m_hat = torch._foreach_div(ms, [1 - b1 ** t.item() for t in ts])
+            v_hat = torch._foreach_div(vs, [1 - b2 ** t.item() for t in ts])
+            torch._foreach_sqrt_(v_hat)
+            torch._foreach_add_(v_hat, group["eps"])
+            torch._foreach_div_(m_hat, v_hat)
+            torch._foreach_add_(m_hat, ps, alpha=group["weight_decay"])
+            torch._foreach_add_(ps, m_hat, alpha=-group["lr"])
+"""
+bank.text(3, None, TENSORS.replace("""                self.state[p]["step"] += 1
+""", """                self.state[p]["step"] = self.state[p].get("step", 0) + 1
+""").replace('"step": torch.tensor(0.0), ', "").replace("t.item()", "t"))  # fmt: skip
+bank.text(3, None, TENSORS.replace("""                self.state[p]["step"] += 1
+""", "").replace("            b1, b2 = group", """            torch._foreach_add_(ts, 1)
+            b1, b2 = group"""))  # as torch: a list of counts  # fmt: skip
+# new tensors, written back at the end
+COPIED = """
+def parameter_groups(model, weight_decay):
+    groups = [{"params": [], "weight_decay": weight_decay}, {"params": [], "weight_decay": 0.0}]
+    for _, p in model.named_parameters():
+        if p.requires_grad:
+            groups[p.ndim < 2]["params"] += [p]
+    return groups
+
+class AdamW(torch.optim.Optimizer):
+    def __init__(self, params, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01):
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            weights, gradients, steps, means, squares = ready(self, group, "mean", "square")
+            if not weights:
+                continue
+            rate, (beta1, beta2) = group["lr"], group["betas"]
+            new = torch._foreach_lerp(gradients, means, beta1)
+            torch._foreach_copy_(means, new)
+            torch._foreach_lerp_(squares, torch._foreach_mul(gradients, gradients), 1 - beta2)
+            mean_hat = torch._foreach_div(means, [1 - beta1**t for t in steps])
+            below = torch._foreach_sqrt(torch._foreach_div(squares, [1 - beta2**t for t in steps]))
+            below = torch._foreach_add(below, group["eps"])
+            shrunk = torch._foreach_mul(weights, 1 - rate * group["weight_decay"])
+            torch._foreach_copy_(weights, torch._foreach_addcdiv(shrunk, mean_hat, below, -rate))
+"""
+bank.text(3, None, COPIED)
+
+bank.hint(
+    3,
+    "groups-form",
+    'A list of groups is due: dicts with the keys "params" and "weight_decay", each with its own value.',
+)
+bank.slip(3, "groups-form", (', "weight_decay": weight_decay}', "}"))
+bank.slip(3, "groups-form", ("    return [\n        {", "    return {\n        0: {"), ("        {\"params\": [weight for weight in trained if weight.ndim < 2]", "        1: {\"params\": [weight for weight in trained if weight.ndim < 2]"), (' "weight_decay": 0.0},\n    ]', ' "weight_decay": 0.0},\n    }'))  # fmt: skip
+bank.variant(3, "groups-form", COPIED, ("    return groups", '    return groups[0]["params"], groups[1]["params"]'))
+
+bank.hint(3, "frozen-inside", "Frozen parameters are in a group: {got}. Take those that have requires_grad.")
+bank.slip(3, "frozen-inside", (" if weight.requires_grad]", "]"))
+bank.variant(3, "frozen-inside", COPIED, ("if p.requires_grad:", "if p is not None:"))
+
+bank.hint(3, "tied-twice", "A tied parameter stands in the groups twice: it would be updated twice a step. model.parameters() names each once; a walk over modules does not.")  # fmt: skip
+bank.slip(3, "tied-twice", ("in model.parameters() if", "in [p for m in model.modules() for p in m.parameters(recurse=False)] if"))  # fmt: skip
+bank.variant(3, "tied-twice", COPIED, ("model.named_parameters()", "model.named_parameters(remove_duplicate=False)"))
+
+bank.hint(3, "parameters-missing", "These parameters are in no group and will not be trained: {got}.")
+bank.slip(3, "parameters-missing", ("weight.ndim > 1]", "weight.ndim == 2]"))
+bank.slip(3, "parameters-missing", ("weight.ndim < 2]", "weight.ndim == 1]"))
+bank.variant(3, "parameters-missing", COPIED, ("if p.requires_grad:", "if p.requires_grad and p.ndim:"))
+
+bank.hint(3, "vectors-decay", "A vector or a scalar decays. Biases, gains of norms and the like have less than two dimensions; names do not tell them.")  # fmt: skip
+bank.slip(
+    3, "vectors-decay", ('weight.ndim < 2], "weight_decay": 0.0', 'weight.ndim < 2], "weight_decay": weight_decay')
+)
+bank.variant(
+    3, "vectors-decay", COPIED, ("for _, p in", "for name, p in"), ("groups[p.ndim < 2]", 'groups["bias" in name]')
+)
+bank.variant(3, "vectors-decay", COPIED, ("for _, p in", "for name, p in"), ("groups[p.ndim < 2]", 'groups["bias" in name or "norm" in name]'))  # fmt: skip
+
+bank.hint(3, "matrices-do-not-decay", "A matrix or a kernel does not decay. Its dimensions tell: two or more.")
+bank.slip(
+    3, "matrices-do-not-decay", ("weight.ndim > 1]", "weight.ndim == 2]"), ("weight.ndim < 2]", "weight.ndim != 2]")
+)
+bank.variant(3, "matrices-do-not-decay", COPIED, ("groups[p.ndim < 2]", "groups[p.ndim > 1]"))
+
+bank.hint(3, "wrong-step", "The weights after a step are not those of Adam's formulas, without any decay.")
+bank.slip(3, "wrong-step", ("-rate * root", "-2 * rate * root"))
+bank.variant(3, "wrong-step", COPIED, ("mean_hat, below, -rate", "mean_hat, below, -3 * rate"))
+
+bank.hint(3, "not-corrected", "The averages begin at 0, and early ones are too small: divide them by 1 - βᵗ.")
+bank.slip(3, "not-corrected", ("[math.sqrt(1 - beta2**step) for step in steps]", "[1.0] * len(steps)"), ("root / (1 - beta1**step)", "root"))  # fmt: skip
+bank.variant(3, "not-corrected", COPIED, ("torch._foreach_div(means, [1 - beta1**t for t in steps])", "means"), ("torch._foreach_div(squares, [1 - beta2**t for t in steps])", "squares"))  # fmt: skip
+
+bank.hint(
+    3,
+    "mean-not-corrected",
+    "The average of the squares is corrected, that of the gradients is not: it is divided by 1 - β₁ᵗ.",
+)
+bank.slip(3, "mean-not-corrected", ("root / (1 - beta1**step)", "root"))
+bank.variant(3, "mean-not-corrected", COPIED, ("torch._foreach_div(means, [1 - beta1**t for t in steps])", "means"))
+
+bank.hint(3, "square-not-corrected", "The average of the gradients is corrected, that of their squares is not: it is divided by 1 - β₂ᵗ, under the root.")  # fmt: skip
+bank.slip(3, "square-not-corrected", ("[math.sqrt(1 - beta2**step) for step in steps]", "[1.0] * len(steps)"))
+bank.variant(
+    3, "square-not-corrected", COPIED, ("torch._foreach_div(squares, [1 - beta2**t for t in steps])", "squares")
+)
+
+bank.hint(3, "uphill", "The weights go along the gradient, uphill: the step is subtracted.")
+bank.slip(3, "uphill", ("[-rate * root", "[rate * root"))
+bank.variant(3, "uphill", COPIED, ("mean_hat, below, -rate", "mean_hat, below, rate"))
+
+bank.hint(3, "square-of-the-mean", "v averages the squares of the gradients, not of their averages m.")
+bank.slip(3, "square-of-the-mean", ("squares, gradients, gradients,", "squares, means, means,"))
+bank.variant(
+    3, "square-of-the-mean", COPIED, ("torch._foreach_mul(gradients, gradients)", "torch._foreach_mul(means, means)")
+)
+
+bank.hint(
+    3,
+    "beta-for-one-minus-beta",
+    "The old average has the weight β, the new gradient 1 - β: here it is the other way round.",
+)
+bank.slip(3, "beta-for-one-minus-beta", ("gradients, 1 - beta1", "gradients, beta1"), ("_foreach_mul_(squares, beta2)", "_foreach_mul_(squares, 1 - beta2)"), ("gradients, gradients, 1 - beta2", "gradients, gradients, beta2"))  # fmt: skip
+bank.slip(3, "beta-for-one-minus-beta", ("gradients, 1 - beta1", "gradients, beta1"))
+bank.variant(3, "beta-for-one-minus-beta", COPIED, ("_foreach_lerp(gradients, means, beta1)", "_foreach_lerp(means, gradients, beta1)"))  # fmt: skip
+
+bank.hint(3, "without-root", "The step is divided by v̂: the root is missing.")
+bank.slip(3, "without-root", ("torch._foreach_sqrt(squares)", "torch._foreach_mul(squares, 1.0)"), ("math.sqrt(1 - beta2**step)", "1 - beta2**step"))  # fmt: skip
+bank.variant(3, "without-root", COPIED, ("torch._foreach_sqrt(torch._foreach_div(squares, [1 - beta2**t for t in steps]))", "torch._foreach_div(squares, [1 - beta2**t for t in steps])"))  # fmt: skip
+
+bank.hint(
+    3, "wrong-decay", "Without decay the steps are right; with it they are not: θ shrinks by αλθ, beside Adam's step."
+)
+bank.slip(3, "wrong-decay", ('1 - rate * group["weight_decay"]', '1 - 3 * rate * group["weight_decay"]'))
+bank.variant(3, "wrong-decay", COPIED, ('1 - rate * group["weight_decay"]', '1 + rate * group["weight_decay"]'))
+
+bank.hint(3, "decay-in-the-gradient", "The decay is added to the gradient, as Adam with L2 does: it then is divided by √v̂. Decoupled, it stays outside of m and v.")  # fmt: skip
+L2 = 'gradients = torch._foreach_add(gradients, weights, alpha=group["weight_decay"])\n            '
+bank.slip(3, "decay-in-the-gradient", ("torch._foreach_lerp_(means", L2 + "torch._foreach_lerp_(means"), ('            torch._foreach_mul_(weights, 1 - rate * group["weight_decay"])\n', ""))  # fmt: skip
+bank.variant(3, "decay-in-the-gradient", COPIED, ("new = ", L2 + "new = "), ('torch._foreach_mul(weights, 1 - rate * group["weight_decay"])', "weights"))  # fmt: skip
+
+bank.hint(3, "no-decay", "The weights do not decay.")
+bank.slip(3, "no-decay", ('            torch._foreach_mul_(weights, 1 - rate * group["weight_decay"])\n', ""))
+bank.variant(3, "no-decay", COPIED, ('torch._foreach_mul(weights, 1 - rate * group["weight_decay"])', "weights"))
+
+bank.hint(
+    3,
+    "decay-without-rate",
+    "The decay is αλθ, as in PyTorch: without the rate α it is far larger, and no schedule lowers it.",
+)
+bank.slip(3, "decay-without-rate", ('1 - rate * group["weight_decay"]', '1 - group["weight_decay"]'))
+bank.variant(3, "decay-without-rate", COPIED, ('1 - rate * group["weight_decay"]', '1 - group["weight_decay"]'))
+
+bank.hint(
+    3,
+    "decay-last",
+    "The decay is taken of the weights after Adam's step, which shrinks the step as well. Shrink the weights first.",
+)
+bank.slip(3, "decay-last", ('            torch._foreach_mul_(weights, 1 - rate * group["weight_decay"])\n            torch._foreach_addcdiv_(weights, means, below, rates)\n', '            torch._foreach_addcdiv_(weights, means, below, rates)\n            torch._foreach_mul_(weights, 1 - rate * group["weight_decay"])\n'))  # fmt: skip
+bank.variant(3, "decay-last", COPIED, ('torch._foreach_mul(weights, 1 - rate * group["weight_decay"])', "weights"), (
+    "torch._foreach_copy_(weights, torch._foreach_addcdiv(shrunk, mean_hat, below, -rate))",
+    'torch._foreach_copy_(weights, torch._foreach_mul(torch._foreach_addcdiv(shrunk, mean_hat, below, -rate), 1 - rate * group["weight_decay"]))'))  # fmt: skip
+
+bank.hint(
+    3, "wrong-eps", "Steps are right while ε is small, and wrong with a large one: it is added to √v̂, after the root."
+)
+bank.slip(3, "wrong-eps", ('[group["eps"] * root for root in roots]', '[3 * group["eps"] * root for root in roots]'))
+bank.variant(3, "wrong-eps", COPIED, ('torch._foreach_add(below, group["eps"])', "below"))
+
+bank.hint(3, "eps-inside", "ε stands under the root, as in some texts. As in PyTorch, it is added to the root.")
+bank.slip(3, "eps-inside", ("            below = torch._foreach_sqrt(squares)\n", "            below = torch._foreach_mul(squares, 1.0)\n"), ('[group["eps"] * root for root in roots])', '[group["eps"] * root**2 for root in roots])\n            torch._foreach_sqrt_(below)'))  # fmt: skip
+bank.variant(3, "eps-inside", COPIED, ("below = torch._foreach_sqrt(torch._foreach_div(squares, [1 - beta2**t for t in steps]))\n            below = torch._foreach_add(below, group[\"eps\"])",
+             "below = torch._foreach_sqrt(torch._foreach_add(torch._foreach_div(squares, [1 - beta2**t for t in steps]), group[\"eps\"]))"))  # fmt: skip
+
+bank.hint(
+    3, "eps-before-correction", "ε is added to √v and then divided by √(1 - β₂ᵗ) with it. Add it to the corrected root."
+)
+bank.slip(3, "eps-before-correction", ('[group["eps"] * root for root in roots]', 'group["eps"]'))
+bank.variant(3, "eps-before-correction", COPIED, ("torch._foreach_sqrt(torch._foreach_div(squares, [1 - beta2**t for t in steps]))", "torch._foreach_sqrt(squares)"), (
+    'torch._foreach_add(below, group["eps"])', 'torch._foreach_div(torch._foreach_add(below, group["eps"]), [math.sqrt(1 - beta2**t) for t in steps])'))  # fmt: skip
+
+bank.hint(3, "wrong-groups", "With one group all was right. With several, each has its own options; rates change from step to step; a parameter may have no gradient.")  # fmt: skip
+bank.slip(3, "wrong-groups", ('group["weight_decay"]', 'self.param_groups[0]["weight_decay"]'))
+bank.variant(3, "wrong-groups", COPIED, ('group["eps"]', 'self.param_groups[0]["eps"]'), ('= group["lr"], group["betas"]', '= self.param_groups[0]["lr"], group["betas"]'))  # fmt: skip
+
+bank.hint(3, "first-rate", 'A scheduler writes the rate into group["lr"] of each group: read it there at each step.')
+bank.slip(3, "first-rate", ('rate, (beta1, beta2) = group["lr"]', 'rate, (beta1, beta2) = self.defaults["lr"]'))
+bank.variant(3, "first-rate", COPIED, ('= group["lr"], group["betas"]', '= self.defaults["lr"], group["betas"]'))
+
+bank.hint(3, "one-count", "All parameters have one count of steps. One that had no gradient for some steps has taken fewer: its averages are corrected by its own count.")  # fmt: skip
+bank.slip(3, "one-count", ("            torch._foreach_lerp_(means", '            group["t"] = group.get("t", 0) + 1\n            steps = [group["t"]] * len(weights)\n            torch._foreach_lerp_(means'))  # fmt: skip
+bank.variant(3, "one-count", COPIED, ("            new = ", "            self.t = getattr(self, 't', 0) + (group is self.param_groups[0])\n            steps = [self.t] * len(weights)\n            new = "))  # fmt: skip
+bank.slip(3, "one-count", ("[math.sqrt(1 - beta2**step) for step in steps]", "[math.sqrt(1 - beta2 ** steps[0])] * len(steps)"), ("(1 - beta1**step)", "(1 - beta1 ** steps[0])"))  # fmt: skip
+
+bank.hint(3, "not-resumed", "Resumed from its state_dict, the training goes on otherwise: averages and counts belong into self.state, the rest into the groups.")  # fmt: skip
+bank.slip(3, "not-resumed", ("            torch._foreach_lerp_(means", "            if not hasattr(self, 'kept'):\n                self.kept = {}\n            squares = [self.kept.setdefault(id(w), torch.zeros_like(w)) for w in weights]\n            torch._foreach_lerp_(means"))  # fmt: skip
+bank.variant(3, "not-resumed", COPIED, ("            new = ", "            self.c = getattr(self, 'c', {})\n            for w in weights:\n                self.c[w] = self.c.get(w, 0) + 1\n            steps = [self.c[w] for w in weights]\n            new = "))  # fmt: skip
+
+bank.hint(
+    3,
+    "gradients-changed",
+    "After the step {got} gradients are not what they were. Others read them still: write into new tensors or buffers.",
+)
+bank.slip(3, "gradients-changed", ("torch._foreach_addcmul_(squares, gradients, gradients, 1 - beta2)", "torch._foreach_mul_(gradients, gradients)\n            torch._foreach_add_(squares, gradients, alpha=1 - beta2)"))  # fmt: skip
+bank.variant(
+    3,
+    "gradients-changed",
+    COPIED,
+    ("            shrunk =", "            torch._foreach_zero_(gradients)\n            shrunk ="),
+)
+
+bank.hint(3, "weights-moved", "A weight is another tensor after the step. Who shares its memory (DDP, tied weights, this notebook's trainings) loses it: change it in place.")  # fmt: skip
+bank.slip(3, "weights-moved", ("torch._foreach_addcdiv_(weights, means, below, rates)", "for weight, new in zip(weights, torch._foreach_addcdiv(weights, means, below, rates)):\n                weight.data = new"))  # fmt: skip
+bank.variant(3, "weights-moved", COPIED, ("torch._foreach_copy_(weights, torch._foreach_addcdiv(shrunk, mean_hat, below, -rate))", "for w, new in zip(weights, torch._foreach_addcdiv(shrunk, mean_hat, below, -rate)):\n                w.data = new"))  # fmt: skip
+
+bank.hint(3, "an-operator-each", "A step takes {few} operators with a few parameters, and {many} with four times as many. One call of torch._foreach_… does it for a whole list.")  # fmt: skip
+bank.slip(
+    3,
+    "an-operator-each",
+    ("torch._foreach_mul_(squares, beta2)", "for square in squares:\n                square.mul_(beta2)"),
+)
+bank.variant(
+    3,
+    "an-operator-each",
+    COPIED,
+    ('below = torch._foreach_add(below, group["eps"])', 'below = [one + group["eps"] for one in below]'),
+)
+
+bank.slip(3, "hidden-sync", ('rate, (beta1, beta2) = group["lr"], group["betas"]\n', 'rate, (beta1, beta2) = group["lr"], group["betas"]\n            if any(bool(n > 1e9) for n in torch._foreach_norm(gradients)[:1]):\n                continue\n'))  # fmt: skip
+
+BORROWED = """
+class AdamW(torch.optim.AdamW):
+    def __init__(self, params, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01):
+        super().__init__(params, lr, betas, eps, weight_decay, foreach=True)
+"""
+bank.text(3, "optimizer-borrowed", COPIED[: COPIED.index("class AdamW")] + BORROWED)
