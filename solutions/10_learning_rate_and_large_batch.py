@@ -185,38 +185,168 @@ left.plot([cyclical(k, 30, 0.01, 0.4) for k in range(STEPS)], label="cyclical")
 right.plot([one_cycle(k, STEPS, 0.4)[1] for k in range(STEPS)], color="C1")
 left.set(xlabel="step", ylabel="rate", title="Three schedules of three epochs, batch 32")
 right.set(xlabel="step", ylabel="momentum", title="One cycle: the momentum does the opposite")
-left.legend(fontsize=8)
+left.legend(fontsize=8, ncols=3)
+left.set(ylim=(-0.02, 0.5))
 plt.show()
-
-# %% [markdown]
-# ## Measured: one cycle against a constant rate; snapshots as an ensemble
-#
-# (author A, behind balise 2 where it needs it)
 
 # %% [markdown]
 # ## Which rate? A finder
 #
-# (author A)
+# All three schedules want to know how high they may go. Smith (2017) asks the model itself: train with a rate that rises from
+# far too small to far too large, and look at the loss. At first nothing happens; then it falls; then it varies, and at last it
+# explodes. That costs about a hundred batches, where a grid costs that many trainings.
 #
+# The finder must leave **nothing** behind: a model that exploded is of no use to anybody. Dropout and shuffling have used up
+# random numbers, too, and a run that follows a search for its rate should be the run that it would have been without.
+
+# %% tags=["setup"]
+import functools
+import random
+
+import numpy as np
+
+
+def random_states():
+    """The states of all common random generators, in types that torch.load takes with weights_only=True."""
+    kind, keys, *rest = np.random.get_state()
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    return {
+        "torch": torch.get_rng_state(),
+        "cuda": cuda,
+        "numpy": [kind, keys.tolist(), *rest],
+        "python": random.getstate(),
+    }
+
+
+def set_random_states(states):
+    """Put them back."""
+    torch.set_rng_state(states["torch"])
+    if states["cuda"]:
+        torch.cuda.set_rng_state_all(states["cuda"])
+    np.random.set_state(states["numpy"])
+    version, numbers, gauss = states["python"]
+    random.setstate((version, tuple(numbers), gauss))
+
+
+# %% [markdown]
 # ### Balise 2 · A learning-rate finder
 #
-# (author A)
+# **`find_rates(model, batches, optimizer, low=1e-5, high=10.0, n=100, beta=0.9)`** makes up to `n` steps like those of
+# `train`. `batches` is a `DataLoader` or the like: each `for` over it is a new epoch, and you begin another one when it ends
+# too early. The rate rises from `low` at the first step to `high` at the $n$-th, by the same *factor* each time (`set_rates`).
+# Single batches are noisy, so the loss $\ell_k$ of each batch, before its step, goes into a running mean
+#
+# $$a_k = \beta\, a_{k-1} + (1 - \beta)\, \ell_k, \qquad a_{-1} = 0, \qquad s_k = a_k / (1 - \beta^{k+1}), \quad k = 0, 1, \dots$$
+#
+# The division corrects the mean for its start at 0. Stop as soon as $s_k$ is not finite, or larger than 4 times the smallest
+# one so far. Return two lists, the rates and the $s_k$, without the one that made you stop.
+#
+# Afterwards everything is as it was, also if something in it raises (which goes on to the caller): weights, buffers and
+# gradients, the mode of every module, the optimizer's rates and state, all random states, and the loader's own,
+# `batches.generator`, where it has one that is not None. About 22 lines.
+#
+# **`propose(rates, losses)`** returns (smallest, largest). The largest useful rate is a *quarter* of the one at which the
+# smoothed loss is lowest: from there on it varies. The smallest is the first rate at which a *tenth* of the whole fall, from
+# the first smoothed loss to the lowest, has happened. Where the first one is the lowest nothing ever fell: raise a
+# `ValueError`. About 6 lines; 15 minutes for both.
 #
 # <details><summary>Hint</summary>
 #
-# none yet
+# Train copies, and the originals need no repair: `copy.deepcopy((model, optimizer))`, in *one* call, so that the copy of the
+# optimizer holds the parameters of the copy of the model. Random states are put back in a `finally:`. An iterator is made by
+# `iter(batches)`, and `next(iterator, None)` is None at its end. Or restore everything yourself; then do not forget gradients
+# that were None.
 # </details>
 
 
 # %% tags=["balise-2"]
 def find_rates(model, batches, optimizer, low=1e-5, high=10.0, n=100, beta=0.9):
+    """Raise the rate from low to high in n steps. Returns (rates, smoothed losses); leaves everything as it was."""
     # BEGIN SOLUTION
-    raise NotImplementedError
+    states, generator = random_states(), getattr(batches, "generator", None)
+    own = generator and generator.get_state()
+    model, optimizer = copy.deepcopy((model, optimizer))
+    rates, losses, average, iterator = [], [], 0.0, iter(())
+    try:
+        for k in range(n):
+            batch = next(iterator, None)
+            if batch is None:
+                iterator = iter(batches)
+                batch = next(iterator)
+            rate = low * (high / low) ** (k / (n - 1))
+            set_rates(optimizer, rate)
+            loss = F.cross_entropy(model(batch[0]), batch[1])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            average = beta * average + (1 - beta) * loss.item()
+            smooth = average / (1 - beta ** (k + 1))
+            if not math.isfinite(smooth) or smooth > 4 * min(losses, default=math.inf):
+                break
+            rates.append(rate)
+            losses.append(smooth)
+        return rates, losses
+    finally:
+        set_random_states(states)
+        if generator is not None:
+            generator.set_state(own)
+    # END SOLUTION
+
+
+def propose(rates, losses):
+    """(smallest, largest) useful rate, from what find_rates returns."""
+    # BEGIN SOLUTION
+    lowest = min(losses)
+    if lowest == losses[0]:
+        raise ValueError("the loss never fell: begin at a lower rate")
+    line = losses[0] - 0.1 * (losses[0] - lowest)
+    smallest = next(rate for rate, loss in zip(rates, losses) if loss <= line)
+    return smallest, rates[losses.index(lowest)] / 4
     # END SOLUTION
 
 
 # %%
-tp.check(2, find_rates)
+tp.check(2, find_rates, propose)
+
+# %% [markdown]
+# Two optimizers, one model, batches of 32:
+
+
+# %% tags=["setup"]
+def loader_of(size, seed=0):
+    """Shuffled batches of the training images, with a random generator of their own."""
+    pairs = torch.utils.data.TensorDataset(X, Y)
+    return torch.utils.data.DataLoader(pairs, size, shuffle=True, generator=torch.Generator().manual_seed(seed))
+
+
+# %%
+@functools.cache
+def found_for(name):
+    """Rates and losses of a new network with this optimizer, and what is proposed."""
+    torch.manual_seed(0)
+    model = network()
+    if name == "AdamW":
+        rates, losses = find_rates(model, loader_of(32), torch.optim.AdamW(model.parameters()), 1e-5, 1)
+    else:
+        sgd = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        rates, losses = find_rates(model, loader_of(32), sgd, 1e-4, 10)
+    return rates, losses, *propose(rates, losses)
+
+
+for name in ("SGD, momentum 0.9", "AdamW"):
+    _, losses, smallest, largest = found_for(name)
+    print(f"{name}: from {smallest:.2g} to {largest:.2g}, in {len(losses)} steps")
+
+# %% jupyter={"source_hidden": true}
+_, both = plt.subplots(1, 2, figsize=(10, 3), layout="constrained", sharey=True)
+for axes, name in zip(both, ("SGD, momentum 0.9", "AdamW")):
+    rates, losses, smallest, largest = found_for(name)
+    axes.axvspan(smallest, largest, color="0.85", label="proposed")
+    axes.plot(rates, losses)
+    axes.set(xscale="log", xlabel="rate", title=f"How high may it go? {name}: {smallest:.2g} to {largest:.2g}")
+both[0].set_ylabel("smoothed loss")
+both[0].legend(loc="lower left")
+plt.show()
 
 # %% [markdown]
 # ## AdamW by hand

@@ -1,5 +1,262 @@
-"""Answers to balise 2."""
+"""Answers to balise 2 of 10_learning_rate_and_large_batch: a learning-rate finder that leaves nothing behind."""
 
 from tests.answers.bank import Bank
 
 bank = Bank("10_learning_rate_and_large_batch", whole=True)
+
+IN_PLACE = """
+def find_rates(model, batches, optimizer, low=1e-5, high=10.0, n=100, beta=0.9):
+    weights = copy.deepcopy(model.state_dict())
+    gradients = [None if p.grad is None else p.grad.clone() for p in model.parameters()]
+    modes = [module.training for module in model.modules()]
+    held = copy.deepcopy(optimizer.state_dict())
+    states = random_states()
+    generator = getattr(batches, "generator", None)
+    order = None if generator is None else generator.get_state()
+
+    def endless():
+        while True:
+            for batch in batches:
+                yield batch
+
+    try:
+        rates, smoothed, running, best = [], [], 0, None
+        for k, (x, y) in zip(range(n), endless()):
+            rates.append(math.exp(math.log(low) + k * math.log(high / low) / (n - 1)))
+            set_rates(optimizer, rates[-1])
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(x), y)
+            loss.backward()
+            running = beta * running + (1 - beta) * float(loss.detach())
+            smoothed.append(running / (1 - beta ** (k + 1)))
+            best = smoothed[-1] if best is None else min(best, smoothed[-1])
+            if not smoothed[-1] <= 4 * best:
+                return rates[:-1], smoothed[:-1]
+            optimizer.step()
+        return rates, smoothed
+    finally:
+        model.load_state_dict(weights)
+        for p, g in zip(model.parameters(), gradients):
+            p.grad = g
+        for module, training in zip(model.modules(), modes):
+            module.training = training
+        optimizer.load_state_dict(held)
+        set_random_states(states)
+        if order is not None:
+            generator.set_state(order)
+
+
+def propose(rates, losses):
+    k = min(range(len(losses)), key=losses.__getitem__)
+    if k == 0:
+        raise ValueError("no decline")
+    fallen = [(losses[0] - one) / (losses[0] - losses[k]) for one in losses]
+    return [rates[[share >= 0.1 for share in fallen].index(True)], rates[k] * 0.25]
+"""
+bank.text(2, None, IN_PLACE)
+
+CLASS = """
+class Kept:
+    def __init__(self, model, optimizer, batches):
+        self.model, self.optimizer = model, optimizer
+        self.before = copy.deepcopy([list(model.parameters()), list(model.buffers())])
+        self.gradients = [p.grad for p in model.parameters()]
+        self.modes = {module: module.training for module in model.modules()}
+        self.groups = [dict(group) for group in optimizer.param_groups]
+        self.state = {p: copy.deepcopy(held) for p, held in optimizer.state.items()}
+        self.generators = [g for g in [getattr(batches, "generator", None)] if g is not None]
+
+    def __enter__(self):
+        self.states = random_states(), [g.get_state() for g in self.generators]
+        for p in self.model.parameters():
+            p.grad = None
+
+    def __exit__(self, *error):
+        with torch.no_grad():
+            for now, before in zip((list(self.model.parameters()), list(self.model.buffers())), self.before):
+                for mine, old in zip(now, before):
+                    mine.copy_(old)
+        for p, g in zip(self.model.parameters(), self.gradients):
+            p.grad = g
+        for module, training in self.modes.items():
+            module.training = training
+        for group, old in zip(self.optimizer.param_groups, self.groups):
+            group.clear()
+            group.update(old)
+        self.optimizer.state.clear()
+        self.optimizer.state.update(self.state)
+        set_random_states(self.states[0])
+        for g, state in zip(self.generators, self.states[1]):
+            g.set_state(state)
+
+
+def find_rates(model, batches, optimizer, low=1e-5, high=10.0, n=100, beta=0.9):
+    every = np.geomspace(low, high, n)
+    smoothed, total, weight = [], 0.0, 0.0
+    with Kept(model, optimizer, batches):
+        while True:
+            for x, y in batches:
+                k = len(smoothed)
+                if k == n:
+                    return every, np.array(smoothed)
+                set_rates(optimizer, float(every[k]))
+                loss = F.cross_entropy(model(x), y)
+                total, weight = beta * total + loss.item(), beta * weight + 1
+                s = total / weight
+                if not np.isfinite(s) or (k and s > 4 * min(smoothed)):
+                    return every[:k], np.array(smoothed)
+                smoothed.append(s)
+                optimizer.zero_grad(set_to_none=True)
+                loss.backward()
+                optimizer.step()
+
+
+def propose(rates, losses):
+    rates, losses = np.asarray(rates), np.asarray(losses)
+    if (losses >= losses[0]).all():
+        raise ValueError("the loss rose from the beginning")
+    k = losses.argmin()
+    return rates[np.flatnonzero(losses <= 0.9 * losses[0] + 0.1 * losses[k])[0]], rates[k] / 4
+"""
+bank.text(2, None, CLASS)
+
+bank.slip(2, "nothing-returned", ("        return rates, losses\n", ""))
+
+bank.hint(2, "find-form", "find_rates returns two lists of one length, rates and smoothed losses. Yours returns {got}.")
+bank.slip(2, "find-form", ("            rates.append(rate)\n            losses.append(smooth)\n", "            losses.append(smooth)\n"), (
+    "            set_rates(optimizer, rate)\n", "            set_rates(optimizer, rate)\n            rates.append(rate)\n"), (
+    "        return rates, losses\n", "        return rates + [10.0], losses\n"))  # fmt: skip
+bank.variant(2, "find-form", CLASS, ("return every, np.array(smoothed)", "return dict(zip(every, smoothed))"), (
+    "return every[:k], np.array(smoothed)", "return every[: k + 1], np.array(smoothed)"))  # fmt: skip
+
+bank.hint(2, "wrong-rates", "The rates are others. The first one is `low`, the n-th one `high`, each the same factor above the one before.")  # fmt: skip
+bank.slip(2, "wrong-rates", ("low * (high / low) ** (k / (n - 1))", "low + (high - low) * k / (n - 1)"))
+bank.slip(2, "wrong-rates", ("(k / (n - 1))", "(k / n)"))
+bank.variant(2, "wrong-rates", IN_PLACE, ("/ (n - 1))", "/ n)"))
+
+bank.hint(2, "length", "{n} steps were made where {due} are due. When an epoch ends too early, begin another one; while the loss has not diverged, go on to the n-th step.")  # fmt: skip
+bank.slip(2, "length", ("                iterator = iter(batches)\n                batch = next(iterator)\n", "                if k:\n                    break\n                iterator = iter(batches)\n                batch = next(iterator)\n"))  # fmt: skip
+bank.variant(2, "length", CLASS, ("        while True:\n", "        for _ in range(1):\n"), ("                optimizer.step()\n\n", "                optimizer.step()\n        return every[: len(smoothed)], np.array(smoothed)\n\n"))  # fmt: skip
+
+bank.hint(2, "wrong-losses", "The rates are right, the smoothed losses are not. Is it the running mean of the losses, divided by 1 - beta**(k + 1)? Is each batch trained on at its rate?")  # fmt: skip
+bank.slip(2, "wrong-losses", ("average = beta * average + (1 - beta) * loss.item()", "average = (1 - beta) * average + beta * loss.item()"))  # fmt: skip
+bank.variant(2, "wrong-losses", IN_PLACE, ("running = beta * running + (1 - beta) * float", "running = (1 - beta) * running + beta * float"))  # fmt: skip
+
+bank.hint(
+    2, "not-corrected", "The running mean is not divided by 1 - beta**(k + 1): it begins near 0, and seems to rise."
+)
+bank.slip(2, "not-corrected", ("average / (1 - beta ** (k + 1))", "average"), ("smooth > 4 * min(losses, default=math.inf)", "smooth > 40 * min(losses, default=math.inf)"))  # fmt: skip
+bank.slip(2, "not-corrected", ("average / (1 - beta ** (k + 1))", "average / (1 - beta)"), ("smooth > 4 * min(losses, default=math.inf)", "smooth > 40 * min(losses, default=math.inf)"))  # fmt: skip
+bank.variant(2, "not-corrected", CLASS, ("s = total / weight", "s = total * (1 - beta)"), ("s > 4 * min(smoothed)", "s > 400 * min(smoothed)"))  # fmt: skip
+
+bank.hint(2, "corrected-late", "The correction is by one step off. After the first batch, k = 0, the divisor is 1 - beta: the first smoothed loss is the first loss.")  # fmt: skip
+bank.slip(2, "corrected-late", ("beta ** (k + 1)", "beta ** (k + 2)"))
+bank.variant(2, "corrected-late", IN_PLACE, ("beta ** (k + 1)", "beta ** (k + 2)"))
+
+bank.hint(2, "not-smoothed", "These are the losses of single batches, not smoothed.")
+bank.slip(2, "not-smoothed", ("losses.append(smooth)", "losses.append(loss.item())"))
+bank.variant(2, "not-smoothed", IN_PLACE, ("running / (1 - beta ** (k + 1))", "float(loss.detach())"))
+
+bank.hint(2, "not-trained", "The losses are those of a model that is not trained at all: does the optimizer hold the parameters of the model whose loss is taken?")  # fmt: skip
+bank.slip(2, "not-trained", ("model, optimizer = copy.deepcopy((model, optimizer))", "model, optimizer = copy.deepcopy(model), copy.deepcopy(optimizer)"))  # fmt: skip
+bank.slip(2, "not-trained", ("            optimizer.step()\n", ""))
+bank.variant(2, "not-trained", CLASS, ("                optimizer.step()\n", ""))
+
+bank.hint(
+    2,
+    "gradients-add-up",
+    "The losses are those of a training in which gradients add up over the batches: clear them before each.",
+)
+bank.slip(2, "gradients-add-up", ("            optimizer.zero_grad()\n", ""))
+bank.variant(2, "gradients-add-up", IN_PLACE, ("            optimizer.zero_grad()\n", ""))
+
+bank.hint(2, "epoch-repeated", "The losses are those of one epoch's batches, over and over. itertools.cycle keeps them, and all of them in memory: begin a new epoch by iter(batches).")  # fmt: skip
+bank.slip(2, "epoch-repeated", ("iterator = [], [], 0.0, iter(())", "iterator = [], [], 0.0, __import__('itertools').cycle(batches)"))  # fmt: skip
+bank.variant(2, "epoch-repeated", IN_PLACE, ("        while True:\n            for batch in batches:", "        every = list(batches)\n        while True:\n            for batch in every:"))  # fmt: skip
+
+bank.hint(2, "wrong-stop", "The search returned {n} steps where {due} come before the divergence. Stop when the *smoothed* loss is above 4 times the *smallest* smoothed one so far, and leave that one out.")  # fmt: skip
+bank.slip(
+    2, "wrong-stop", ("smooth > 4 * min(losses, default=math.inf)", "loss.item() > 4 * min(losses, default=math.inf)")
+)
+bank.slip(2, "wrong-stop", ("smooth > 4 * min(losses, default=math.inf)", "smooth > 4 * (losses or [math.inf])[0]"))
+bank.slip(2, "wrong-stop", ("smooth > 4 * min(losses, default=math.inf)", "smooth > 4 * (losses or [math.inf])[-1]"))
+bank.slip(2, "wrong-stop", (" or smooth > 4 * min(losses, default=math.inf)", ""))
+bank.variant(2, "wrong-stop", IN_PLACE, ("return rates[:-1], smoothed[:-1]", "return rates, smoothed"))
+
+bank.hint(2, "nan-kept", "The eighth batch has a loss that is not finite: seven steps come before it. A comparison with NaN is always false: ask math.isfinite.")  # fmt: skip
+bank.slip(2, "nan-kept", ("not math.isfinite(smooth) or ", ""))
+bank.variant(2, "nan-kept", IN_PLACE, ("not smoothed[-1] <= 4 * best", "smoothed[-1] > 4 * best"))
+
+bank.hint(2, "changed", "Afterwards something is not as it was: {what}.")
+bank.slip(2, "changed", ("    model, optimizer = copy.deepcopy((model, optimizer))\n", "    optimizer = type(optimizer)(optimizer.param_groups, lr=0.1, momentum=0.9)\n"))  # fmt: skip
+bank.slip(2, "changed", ("    model, optimizer = copy.deepcopy((model, optimizer))\n", "    for module in model.modules():\n        module.train()\n    model, optimizer = copy.deepcopy((model, optimizer))\n"))  # fmt: skip
+bank.variant(2, "changed", IN_PLACE, ("copy.deepcopy(model.state_dict())", "model.state_dict()"))
+bank.variant(2, "changed", CLASS, ("list(model.buffers())])", "[]])"))
+
+bank.hint(2, "gradients-changed", "Afterwards gradients are not as they were: {what}. Those that were None are None again, the others have their old values.")  # fmt: skip
+bank.slip(2, "gradients-changed", ("        set_random_states(states)\n", "        set_random_states(states)\n        for p in given.parameters():\n            p.grad = None\n"), (
+    "    model, optimizer = copy", "    given = model\n    model, optimizer = copy"))  # fmt: skip
+bank.variant(2, "gradients-changed", IN_PLACE, ("        for p, g in zip(model.parameters(), gradients):\n            p.grad = g\n", "        optimizer.zero_grad()\n"))  # fmt: skip
+bank.variant(2, "gradients-changed", CLASS, ("            p.grad = g\n", "            p.grad = g if g is None else torch.zeros_like(g)\n"))  # fmt: skip
+
+bank.hint(
+    2,
+    "optimizer-changed",
+    "Afterwards the optimizer is not as it was: {what}. Its momentum would carry on the explosion.",
+)
+bank.slip(2, "optimizer-changed", ("    model, optimizer = copy.deepcopy((model, optimizer))\n", "    given, (model, optimizer) = optimizer, copy.deepcopy((model, optimizer))\n"), (
+    "        set_random_states(states)\n", '        set_random_states(states)\n        for group in given.param_groups:\n            group["lr"] = low\n'))  # fmt: skip
+bank.variant(2, "optimizer-changed", IN_PLACE, ("        optimizer.load_state_dict(held)\n", ""))
+bank.variant(2, "optimizer-changed", IN_PLACE, ("copy.deepcopy(optimizer.state_dict())", "optimizer.state_dict()"))
+
+bank.hint(2, "random-changed", "Afterwards random numbers go on elsewhere: {what}. Shuffling, dropout and augmentation have drawn some: random_states, set_random_states.")  # fmt: skip
+bank.slip(2, "random-changed", ("        set_random_states(states)\n", "        pass\n"))
+bank.slip(
+    2, "random-changed", ("        set_random_states(states)\n", '        torch.set_rng_state(states["torch"])\n')
+)
+bank.slip(2, "random-changed", ("        set_random_states(states)\n", "        torch.manual_seed(0)\n"))
+bank.variant(2, "random-changed", IN_PLACE, ("        set_random_states(states)\n", "        set_random_states(random_states())\n"))  # fmt: skip
+
+bank.hint(2, "generator-changed", "Afterwards the loader would shuffle otherwise than without the search: it has a generator of its own, batches.generator. Keep its get_state().")  # fmt: skip
+bank.slip(2, "generator-changed", ("            generator.set_state(own)\n", "            pass\n"))
+bank.variant(2, "generator-changed", CLASS, ("            g.set_state(state)\n", "            g.manual_seed(0)\n"))
+
+bank.hint(2, "error-swallowed", "A file of the data set could not be read, and find_rates returned as if nothing had happened. `finally:` puts things in order and lets the error go on.")  # fmt: skip
+bank.slip(
+    2, "error-swallowed", ("    finally:\n", "    except Exception:\n        return rates, losses\n    finally:\n")
+)
+bank.variant(2, "error-swallowed", CLASS, ("        set_random_states(self.states[0])\n", "        set_random_states(self.states[0])\n        self.done = True\n"), (
+    "            g.set_state(state)\n", "            g.set_state(state)\n        return True\n"))  # fmt: skip
+
+bank.hint(2, "left-after-error", "Reading a batch raised an error, and something is not as it was: {what}. What puts it in order belongs in a `finally:`.")  # fmt: skip
+bank.slip(2, "left-after-error", ("        return rates, losses\n    finally:\n", "    except ValueError:\n        raise\n    else:\n"), (
+    "            generator.set_state(own)\n", "            generator.set_state(own)\n        return rates, losses\n"))  # fmt: skip
+bank.variant(2, "left-after-error", CLASS, ("    def __exit__(self, *error):\n", "    def __exit__(self, *error):\n        if error[0]:\n            return\n"))  # fmt: skip
+
+bank.hint(2, "propose-form", "propose returns two rates, (smallest, largest).")
+bank.slip(2, "propose-form", ("    return smallest, rates[losses.index(lowest)] / 4\n", "    return rates[losses.index(lowest)] / 4\n"))  # fmt: skip
+bank.variant(2, "propose-form", CLASS, (", rates[k] / 4\n", ", rates[k], rates[k] / 4\n"))
+
+bank.hint(
+    2, "wrong-largest", "The largest rate is another: a quarter of the rate at which the smoothed loss is lowest."
+)
+bank.slip(2, "wrong-largest", ("rates[losses.index(lowest)] / 4", "rates[losses.index(lowest)]"))
+bank.slip(2, "wrong-largest", ("rates[losses.index(lowest)] / 4", "rates[losses.index(lowest) // 4]"))
+bank.slip(2, "wrong-largest", ("rates[losses.index(lowest)] / 4", "rates[-1] / 4"))
+bank.slip(2, "wrong-largest", ("    return smallest, rates[losses.index(lowest)] / 4\n", "    return rates[losses.index(lowest)] / 4, smallest\n"))  # fmt: skip
+bank.variant(2, "wrong-largest", IN_PLACE, ("rates[k] * 0.25", "rates[k] / 10"))
+
+bank.hint(2, "wrong-smallest", "The smallest rate is another: the first one at which the loss has fallen by a tenth of the fall from the first to the lowest.")  # fmt: skip
+bank.slip(2, "wrong-smallest", ("losses[0] - 0.1 * (losses[0] - lowest)", "0.1 * losses[0]"), ("if loss <= line)", "if loss <= line or rate > 0.1)"))  # fmt: skip
+bank.slip(2, "wrong-smallest", ("losses[0] - 0.1 * (losses[0] - lowest)", "losses[0]"), ("loss <= line", "loss < line"))
+bank.slip(2, "wrong-smallest", ("losses[0] - 0.1 * (losses[0] - lowest)", "0.9 * losses[0]"))
+bank.slip(2, "wrong-smallest", ("losses[0] - 0.1 * (losses[0] - lowest)", "lowest + 0.1 * (losses[0] - lowest)"))
+bank.variant(2, "wrong-smallest", IN_PLACE, ("share >= 0.1 for", "share >= 0.5 for"))
+
+bank.hint(
+    2, "never-fell", "For losses that only rise, 1.0, 1.1, 1.5, 2.0, nothing can be proposed: raise a ValueError."
+)
+bank.slip(2, "never-fell", ("    if lowest == losses[0]:\n        raise ValueError(\"the loss never fell: begin at a lower rate\")\n", ""))  # fmt: skip
+bank.variant(
+    2, "never-fell", CLASS, ('        raise ValueError("the loss rose from the beginning")\n', "        return None\n")
+)
