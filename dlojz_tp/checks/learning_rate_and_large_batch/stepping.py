@@ -16,6 +16,10 @@ from dlojz_tp.probes.operations import Operations, syncs
 
 HINTS = {
     "optimizer-borrowed": "{what} does this for you. Here it is yours to write, with torch._foreach_… on lists of tensors.",
+    "not-resumed": "Resumed from its state_dict, the training goes on otherwise: averages and counts belong into self.state, the rest into the groups.",
+    "gradients-changed": "After the step {got} gradients are not what they were. Others read them still: write into new tensors or buffers.",
+    "weights-moved": "A weight is another tensor after the step. Who shares its memory (DDP, tied weights, this notebook's trainings) loses it: change it in place.",
+    "an-operator-each": "A step takes {few} operators with a few parameters, and {many} with four times as many. One call of torch._foreach_… does it for a whole list.",
 }
 
 

@@ -226,15 +226,9 @@ bank.slip(3, "one-count", ("            torch._foreach_lerp_(means", '          
 bank.variant(3, "one-count", COPIED, ("            new = ", "            self.t = getattr(self, 't', 0) + (group is self.param_groups[0])\n            steps = [self.t] * len(weights)\n            new = "))  # fmt: skip
 bank.slip(3, "one-count", ("[math.sqrt(1 - beta2**step) for step in steps]", "[math.sqrt(1 - beta2 ** steps[0])] * len(steps)"), ("(1 - beta1**step)", "(1 - beta1 ** steps[0])"))  # fmt: skip
 
-bank.hint(3, "not-resumed", "Resumed from its state_dict, the training goes on otherwise: averages and counts belong into self.state, the rest into the groups.")  # fmt: skip
 bank.slip(3, "not-resumed", ("            torch._foreach_lerp_(means", "            if not hasattr(self, 'kept'):\n                self.kept = {}\n            squares = [self.kept.setdefault(id(w), torch.zeros_like(w)) for w in weights]\n            torch._foreach_lerp_(means"))  # fmt: skip
 bank.variant(3, "not-resumed", COPIED, ("            new = ", "            self.c = getattr(self, 'c', {})\n            for w in weights:\n                self.c[w] = self.c.get(w, 0) + 1\n            steps = [self.c[w] for w in weights]\n            new = "))  # fmt: skip
 
-bank.hint(
-    3,
-    "gradients-changed",
-    "After the step {got} gradients are not what they were. Others read them still: write into new tensors or buffers.",
-)
 bank.slip(3, "gradients-changed", ("torch._foreach_addcmul_(squares, gradients, gradients, 1 - beta2)", "torch._foreach_mul_(gradients, gradients)\n            torch._foreach_add_(squares, gradients, alpha=1 - beta2)"))  # fmt: skip
 bank.variant(
     3,
@@ -243,11 +237,9 @@ bank.variant(
     ("            shrunk =", "            torch._foreach_zero_(gradients)\n            shrunk ="),
 )
 
-bank.hint(3, "weights-moved", "A weight is another tensor after the step. Who shares its memory (DDP, tied weights, this notebook's trainings) loses it: change it in place.")  # fmt: skip
 bank.slip(3, "weights-moved", ("torch._foreach_addcdiv_(weights, means, below, rates)", "for weight, new in zip(weights, torch._foreach_addcdiv(weights, means, below, rates)):\n                weight.data = new"))  # fmt: skip
 bank.variant(3, "weights-moved", COPIED, ("torch._foreach_copy_(weights, torch._foreach_addcdiv(shrunk, mean_hat, below, -rate))", "for w, new in zip(weights, torch._foreach_addcdiv(shrunk, mean_hat, below, -rate)):\n                w.data = new"))  # fmt: skip
 
-bank.hint(3, "an-operator-each", "A step takes {few} operators with a few parameters, and {many} with four times as many. One call of torch._foreach_… does it for a whole list.")  # fmt: skip
 bank.slip(
     3,
     "an-operator-each",

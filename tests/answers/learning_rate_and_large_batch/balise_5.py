@@ -1,5 +1,279 @@
-"""Answers to balise 5."""
+"""Answers to balise 5 of 10_learning_rate_and_large_batch: trust ratios, LARS, LAMB."""
 
 from tests.answers.bank import Bank
 
 bank = Bank("10_learning_rate_and_large_batch", whole=True)
+
+# matrices and vectors apart, the formulas one by one
+APART = """
+def trust_ratios(weights, updates, decay=0.0, coefficient=1.0):
+    w, u = (torch.stack(torch._foreach_norm(one)) for one in (weights, updates))
+    plain = (w == 0) | (u == 0)
+    below = torch.where(plain, torch.ones_like(w), u + decay * w)
+    return (coefficient * w / below).masked_fill(plain, 1)
+
+class LARS(torch.optim.Optimizer):
+    def __init__(self, params, lr=1.0, momentum=0.9, weight_decay=0.0, coefficient=0.001):
+        super().__init__(params, dict(lr=lr, momentum=momentum, weight_decay=weight_decay, coefficient=coefficient))
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            for matrices in (True, False):
+                ws = [p for p in group["params"] if p.grad is not None and (p.dim() > 1) == matrices]
+                if not ws:
+                    continue
+                gs = [p.grad for p in ws]
+                if matrices:
+                    r = trust_ratios(ws, gs, group["weight_decay"], group["coefficient"])
+                    gs = torch._foreach_mul(torch._foreach_add(gs, ws, alpha=group["weight_decay"]), r.unbind())
+                for p in ws:
+                    if "b" not in self.state[p]:
+                        self.state[p]["b"] = torch.zeros_like(p)
+                bs = [self.state[p]["b"] for p in ws]
+                torch._foreach_mul_(bs, group["momentum"])
+                torch._foreach_add_(bs, gs)
+                torch._foreach_add_(ws, bs, alpha=-group["lr"])
+
+class LAMB(torch.optim.Optimizer):
+    def __init__(self, params, lr=1e-3, betas=(0.9, 0.999), eps=1e-6, weight_decay=0.01):
+        super().__init__(params, dict(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay))
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            ws, gs, ts, ms, vs = ready(self, group, "m", "v")
+            if not ws:
+                continue
+            b1, b2 = group["betas"]
+            torch._foreach_mul_(ms, b1)
+            torch._foreach_add_(ms, gs, alpha=1 - b1)
+            torch._foreach_mul_(vs, b2)
+            torch._foreach_add_(vs, torch._foreach_mul(gs, gs), alpha=1 - b2)
+            us = torch._foreach_div(ms, [1 - b1**t for t in ts])
+            below = torch._foreach_div(vs, [1 - b2**t for t in ts])
+            torch._foreach_sqrt_(below)
+            torch._foreach_add_(below, group["eps"])
+            torch._foreach_div_(us, below)
+            pairs = [(u, w) for u, w in zip(us, ws) if w.dim() > 1]
+            if pairs:
+                them = [u for u, _ in pairs]
+                torch._foreach_add_(them, [w for _, w in pairs], alpha=group["weight_decay"])
+                rs = trust_ratios([w for _, w in pairs], them)
+                torch._foreach_mul_(them, list(rs))
+            torch._foreach_add_(ws, us, alpha=-group["lr"])
+"""
+bank.text(5, None, APART)
+bank.text(5, None, APART.replace("plain = (w == 0) | (u == 0)", "plain = ~((w > 0) & (u > 0))").replace(
+    "return (coefficient * w / below).masked_fill(plain, 1)", "return torch.where(plain, 1.0, coefficient * w / below)"))  # fmt: skip
+bank.slip(5, None, (
+    "    ratios = coefficient * of_weights / (of_updates + decay * of_weights)\n    return torch.where((of_weights > 0) & (of_updates > 0), ratios, 1.0)",
+    "    ratios = coefficient / (of_updates / of_weights + decay)\n    return torch.where(of_weights * of_updates > 0, ratios, torch.ones_like(ratios))"))  # fmt: skip
+
+bank.hint(
+    5,
+    "ratios-form",
+    "One ratio for each pair is due, in a tensor (n,) of the norms' dtype: torch.stack makes one of a list.",
+)
+bank.slip(5, "ratios-form", ("return torch.where((of_weights > 0) & (of_updates > 0), ratios, 1.0)", "return torch.where((of_weights > 0) & (of_updates > 0), ratios, 1.0).tolist()"))  # fmt: skip
+bank.variant(5, "ratios-form", APART, ("masked_fill(plain, 1)", "masked_fill(plain, 1)[:, None]"))
+
+bank.hint(
+    5,
+    "wrong-ratios",
+    "The ratio is the norm of the weights over that of the update: the root of the sum of all squares of the tensor.",
+)
+bank.slip(5, "wrong-ratios", ("torch._foreach_norm(weights)", "torch._foreach_norm(weights, 1)"))
+bank.variant(5, "wrong-ratios", APART, ("w, u = (torch.stack(torch._foreach_norm(one)) for", "w, u = (torch.stack([t.abs().max() for t in one]) for"))  # fmt: skip
+
+bank.hint(5, "upside-down", "The ratio stands upside down: large weights bear long steps.")
+bank.slip(
+    5,
+    "upside-down",
+    ("* of_weights / (of_updates + decay * of_weights)", "* of_updates / (of_weights + decay * of_updates)"),
+)
+bank.variant(5, "upside-down", APART, ("u + decay * w)", "w + decay * u)"), ("coefficient * w", "coefficient * u"))
+
+bank.hint(
+    5,
+    "one-ratio-for-all",
+    "All layers have the same ratio, that of all weights together. One for each layer is the point.",
+)
+bank.slip(5, "one-ratio-for-all", ("    ratios = coefficient", "    of_weights = of_weights.norm().expand(len(weights))\n    of_updates = of_updates.norm().expand(len(weights))\n    ratios = coefficient"))  # fmt: skip
+bank.variant(5, "one-ratio-for-all", APART, ("    plain =", "    w, u = (torch.linalg.vector_norm(one) * torch.ones(len(one)) for one in (w, u))\n    plain ="))  # fmt: skip
+
+bank.hint(
+    5,
+    "wrong-options",
+    "Without decay and coefficient the ratios are right: λ‖w‖ is added to the norm of the update, c multiplies it all.",
+)
+bank.slip(5, "wrong-options", ("coefficient * of_weights", "of_weights"))
+bank.slip(5, "wrong-options", ("(of_updates + decay * of_weights)", "of_updates"))
+bank.variant(5, "wrong-options", APART, ("u + decay * w)", "u + decay)"))
+
+bank.hint(5, "norm-of-the-sum", "The denominator is the norm of u + λw. In LARS the two norms are added: ‖u‖ + λ‖w‖.")
+bank.slip(5, "norm-of-the-sum", ("torch._foreach_norm(updates)", "torch._foreach_norm(torch._foreach_add(updates, weights, alpha=decay))"), ("(of_updates + decay * of_weights)", "of_updates"))  # fmt: skip
+bank.variant(5, "norm-of-the-sum", APART, ("    plain =", "    u = torch.stack(torch._foreach_norm(torch._foreach_add(updates, weights, alpha=decay)))\n    plain ="), ("u + decay * w)", "u)"))  # fmt: skip
+
+bank.hint(
+    5,
+    "wrong-zero-ratios",
+    "Where the weights or the update are zero the ratio is 1, without the coefficient; both belong into the condition.",
+)
+bank.slip(5, "wrong-zero-ratios", ("(of_weights > 0) & (of_updates > 0)", "of_updates > 0"))
+bank.slip(5, "wrong-zero-ratios", ("ratios, 1.0)", "ratios, coefficient)"))
+bank.slip(
+    5, "wrong-zero-ratios", ("return torch.where((of_weights > 0) & (of_updates > 0), ratios, 1.0)", "return ratios")
+)
+bank.slip(5, "wrong-zero-ratios", ("(of_updates + decay * of_weights)", "(of_updates + decay * of_weights + 1e-9)"), ("torch.where((of_weights > 0) & (of_updates > 0), ratios, 1.0)", "ratios"))  # fmt: skip
+bank.variant(5, "wrong-zero-ratios", APART, ("(w == 0) | (u == 0)", "u == 0"))
+bank.variant(5, "wrong-zero-ratios", APART, ("(w == 0) | (u == 0)", "(w == 0) & (u == 0)"))
+
+bank.hint(5, "wrong-lars-plain", "A layer of LARS without decay: b ← μ b + r g, w ← w - α b.")
+bank.slip(5, "wrong-lars-plain", ('torch._foreach_mul_(buffers, group["momentum"])\n            torch._foreach_add_(buffers, updates)', 'torch._foreach_lerp_(buffers, updates, 1 - group["momentum"])'))  # fmt: skip
+bank.variant(5, "wrong-lars-plain", APART, ("torch._foreach_add_(bs, gs)", 'torch._foreach_add_(bs, gs, alpha=1 - group["momentum"])'))  # fmt: skip
+
+bank.hint(5, "ratio-outside-the-momentum", "The ratio multiplies the momentum. It belongs to this step's gradient, before that is added to the momentum.")  # fmt: skip
+bank.slip(5, "ratio-outside-the-momentum", ("                torch._foreach_mul_([updates[k] for k in layers], list(ratios))\n", ""), (
+    "            torch._foreach_add_(buffers, updates)\n            torch._foreach_add_(weights, buffers,",
+    "            torch._foreach_add_(buffers, updates)\n            updates = torch._foreach_mul(buffers, 1.0)\n            if layers:\n                torch._foreach_mul_([updates[k] for k in layers], list(ratios))\n            torch._foreach_add_(weights, updates,"))  # fmt: skip
+bank.variant(5, "ratio-outside-the-momentum", APART, ("torch._foreach_mul(torch._foreach_add(gs, ws, alpha=group[\"weight_decay\"]), r.unbind())", 'torch._foreach_add(gs, ws, alpha=group["weight_decay"])'), (
+    "torch._foreach_add_(ws, bs, alpha=-group[\"lr\"])", 'torch._foreach_add_(ws, torch._foreach_mul(bs, r.unbind()) if matrices else bs, alpha=-group["lr"])'))  # fmt: skip
+
+bank.hint(5, "no-coefficient", "LARS takes no notice of its coefficient: it belongs into the ratio.")
+bank.slip(5, "no-coefficient", ('*pairs, decay, group["coefficient"]', "*pairs, decay"))
+bank.variant(5, "no-coefficient", APART, (', group["weight_decay"], group["coefficient"])', ', group["weight_decay"])'))
+
+bank.hint(5, "no-ratio-in-lars", "The layers of LARS make plain steps, without their ratios. (_foreach_mul returns new tensors, _foreach_mul_ works in place.)")  # fmt: skip
+bank.slip(5, "no-ratio-in-lars", ("torch._foreach_mul_([updates", "torch._foreach_mul([updates"))
+bank.variant(5, "no-ratio-in-lars", APART, ("torch._foreach_mul(torch._foreach_add(gs, ws, alpha=group[\"weight_decay\"]), r.unbind())", 'torch._foreach_add(gs, ws, alpha=group["weight_decay"])'))  # fmt: skip
+
+bank.hint(5, "wrong-lars-decay", "Without decay LARS is right. With it, λw is added to the gradient, r multiplies both, and r has λ in its denominator.")  # fmt: skip
+bank.slip(5, "wrong-lars-decay", ('*pairs, decay, group["coefficient"]', '*pairs, 0.0, group["coefficient"]'))
+bank.slip(5, "wrong-lars-decay", ("[decay * (weight.ndim > 1) for weight in weights]", "[0.0] * len(weights)"))
+bank.variant(5, "wrong-lars-decay", APART, ('trust_ratios(ws, gs, group["weight_decay"],', "trust_ratios(ws, gs, 0.0,"))
+
+bank.hint(
+    5,
+    "ratio-of-the-sum",
+    "LARS takes the ratio of g + λw and adds λ‖w‖ once more. Hand the gradients themselves to trust_ratios.",
+)
+bank.slip(5, "ratio-of-the-sum", ("[gradients[k] for k in layers]", "[updates[k] for k in layers]"))
+bank.variant(5, "ratio-of-the-sum", APART, ("r = trust_ratios(ws, gs,", 'r = trust_ratios(ws, torch._foreach_add(gs, ws, alpha=group["weight_decay"]),'))  # fmt: skip
+
+bank.hint(5, "decay-outside-the-ratio", "The decay is decoupled from the ratio: here λw is added before r multiplies.")
+bank.slip(5, "decay-outside-the-ratio", ("            torch._foreach_add_(updates, gradients)\n", "            updates = torch._foreach_mul(gradients, 1.0)\n"), (
+    '            torch._foreach_mul_(buffers, group["momentum"])\n', '            torch._foreach_add_(updates, torch._foreach_mul(weights, [decay * (weight.ndim > 1) for weight in weights]))\n            torch._foreach_mul_(buffers, group["momentum"])\n'))  # fmt: skip
+bank.variant(5, "decay-outside-the-ratio", APART, ('torch._foreach_mul(torch._foreach_add(gs, ws, alpha=group["weight_decay"]), r.unbind())', 'torch._foreach_add(torch._foreach_mul(gs, r.unbind()), ws, alpha=group["weight_decay"])'))  # fmt: skip
+
+bank.hint(
+    5,
+    "wrong-lars-vectors",
+    "LARS treats vectors or scalars otherwise than due: no decay, no ratio, momentum as for all.",
+)
+bank.slip(5, "wrong-lars-vectors", ("            torch._foreach_add_(weights, buffers,", "            torch._foreach_zero_([buffers[k] for k in range(len(weights)) if k not in layers] or buffers[:0] or [torch.zeros(1)])\n            torch._foreach_add_(weights, buffers,"))  # fmt: skip
+bank.variant(5, "wrong-lars-vectors", APART, ("for matrices in (True, False):", "for matrices in (True,):"))
+
+bank.hint(
+    5, "vectors-adapted", "Vectors and scalars have a ratio here: only what has two dimensions or more is adapted."
+)
+bank.slip(5, "vectors-adapted", ("layers = group[\"weight_decay\"], [k for k, weight in enumerate(weights) if weight.ndim > 1]", "layers = group[\"weight_decay\"], list(range(len(weights)))"))  # fmt: skip
+bank.slip(5, "vectors-adapted", ("            layers = [k for k, weight in enumerate(weights) if weight.ndim > 1]\n", "            layers = list(range(len(weights)))\n"))  # fmt: skip
+bank.slip(5, "vectors-adapted", ("weight.ndim > 1", "weight.ndim > 0"))
+bank.slip(5, "vectors-adapted", ("            layers = [k for k, weight in enumerate(weights) if weight.ndim > 1]\n", "            layers = list(range(len(weights)))\n"), (
+    '[group["weight_decay"] * (weight.ndim > 1) for weight in weights]', 'group["weight_decay"]'))  # fmt: skip
+bank.variant(5, "vectors-adapted", APART, ("if w.dim() > 1]", "]"))
+
+bank.hint(5, "vectors-decay", "Vectors or scalars decay: biases and gains of norms are exempt.")
+bank.slip(5, "vectors-decay", ("[decay * (weight.ndim > 1) for weight in weights]", "decay"))
+bank.slip(
+    5, "vectors-decay", ('[group["weight_decay"] * (weight.ndim > 1) for weight in weights]', 'group["weight_decay"]')
+)
+bank.variant(5, "vectors-decay", APART, ("                gs = [p.grad for p in ws]\n", "                gs = [p.grad for p in ws]\n                if not matrices:\n                    gs = torch._foreach_add(gs, ws, alpha=group[\"weight_decay\"])\n"))  # fmt: skip
+
+bank.hint(5, "wrong-lars-zeros", "With weights or a gradient of zero LARS goes another way: r is 1 there.")
+bank.slip(5, "wrong-lars-zeros", ("list(ratios))\n            torch._foreach_mul_(buffers", "list(torch.where(ratios == 1, 0 * ratios, ratios)))\n            torch._foreach_mul_(buffers"))  # fmt: skip
+bank.variant(5, "wrong-lars-zeros", APART, ("r.unbind())", "[one * (one != 1) for one in r])"))
+
+bank.hint(5, "wrong-lars-groups", "With one group LARS was right. With several, each has its own options; rates change; a parameter may have no gradient.")  # fmt: skip
+bank.slip(
+    5,
+    "wrong-lars-groups",
+    ('*pairs, decay, group["coefficient"]', '*pairs, decay, self.param_groups[0]["coefficient"]'),
+)
+bank.variant(5, "wrong-lars-groups", APART, ('bs, group["momentum"]', 'bs, self.param_groups[0]["momentum"]'))
+
+bank.hint(5, "rate-in-the-momentum", "The rate is inside of the momentum: when it changes, the old one goes on working. It multiplies the momentum outside.")  # fmt: skip
+bank.slip(5, "rate-in-the-momentum", ("torch._foreach_add_(buffers, updates)", 'torch._foreach_add_(buffers, updates, alpha=group["lr"])'), ('torch._foreach_add_(weights, buffers, alpha=-group["lr"])', "torch._foreach_sub_(weights, buffers)"))  # fmt: skip
+bank.variant(5, "rate-in-the-momentum", APART, ("torch._foreach_add_(bs, gs)", 'torch._foreach_sub_(bs, gs, alpha=group["lr"])'), ('torch._foreach_add_(ws, bs, alpha=-group["lr"])', "torch._foreach_add_(ws, bs)"))  # fmt: skip
+
+bank.hint(5, "wrong-lamb-plain", "A layer of LAMB without decay: AdamW's update, times ‖w‖ over its own norm.")
+bank.slip(5, "wrong-lamb-plain", ("torch._foreach_add_(weights, updates, alpha", "torch._foreach_add_(updates, means)\n            torch._foreach_add_(weights, updates, alpha"))  # fmt: skip
+bank.variant(5, "wrong-lamb-plain", APART, ("torch._foreach_sqrt_(below)\n", "torch._foreach_mul_(below, below)\n"))
+
+bank.hint(5, "not-corrected", "In LAMB the averages are not corrected by 1 - βᵗ. The norm hides a common factor of m, not that of v beside ε, nor that of decay or vectors.")  # fmt: skip
+bank.slip(5, "not-corrected", ("[math.sqrt(1 - beta2**step) for step in steps]", "[1.0] * len(steps)"), ("root / (1 - beta1**step)", "root"))  # fmt: skip
+bank.variant(5, "not-corrected", APART, ("[1 - b1**t for t in ts]", "1.0"), ("[1 - b2**t for t in ts]", "1.0"))
+
+bank.hint(5, "no-ratio-in-lamb", "The layers of LAMB make AdamW's steps, without their ratios. (_foreach_mul returns new tensors, _foreach_mul_ works in place.)")  # fmt: skip
+bank.slip(5, "no-ratio-in-lamb", ("torch._foreach_mul_(adapted, list", "torch._foreach_mul(adapted, list"))
+bank.variant(5, "no-ratio-in-lamb", APART, ("                torch._foreach_mul_(them, list(rs))\n", ""))
+
+bank.hint(5, "ratio-of-the-gradient", "LAMB's ratio is that of its own update, not of the gradient.")
+bank.slip(5, "ratio-of-the-gradient", ("trust_ratios([weights[k] for k in layers], adapted)", "trust_ratios([weights[k] for k in layers], [gradients[k] for k in layers])"))  # fmt: skip
+bank.variant(5, "ratio-of-the-gradient", APART, ("rs = trust_ratios([w for _, w in pairs], them)", "rs = trust_ratios([w for _, w in pairs], [w.grad for _, w in pairs])"))  # fmt: skip
+
+bank.hint(
+    5,
+    "wrong-lamb-decay",
+    "Without decay LAMB is right. With it, λw is a part of the update u, and of the norm in its ratio.",
+)
+bank.slip(5, "wrong-lamb-decay", ('[group["weight_decay"] * (weight.ndim > 1) for weight in weights]', "0.0"))
+bank.variant(
+    5,
+    "wrong-lamb-decay",
+    APART,
+    ('torch._foreach_add_(them, [w for _, w in pairs], alpha=group["weight_decay"])', "pass"),
+)
+
+bank.hint(5, "ratio-before-the-decay", "LAMB's ratio is taken before λw is added to the update: its norm counts, too.")
+bank.slip(
+    5,
+    "ratio-before-the-decay",
+    ("adapted)))\n", "torch._foreach_sub(adapted, [weights[k] for k in layers], alpha=group['weight_decay']))))\n"),
+)
+bank.variant(5, "ratio-before-the-decay", APART, ("                torch._foreach_add_(them, [w for _, w in pairs], alpha=group[\"weight_decay\"])\n                rs = trust_ratios([w for _, w in pairs], them)\n", '                rs = trust_ratios([w for _, w in pairs], them)\n                torch._foreach_add_(them, [w for _, w in pairs], alpha=group["weight_decay"])\n'))  # fmt: skip
+
+bank.hint(5, "lamb-decay-decoupled", "LAMB's decay is taken from the weights beside the update, as in AdamW. Here λw is a part of the update, and r multiplies it.")  # fmt: skip
+bank.slip(5, "lamb-decay-decoupled", ('[group["weight_decay"] * (weight.ndim > 1) for weight in weights]', "0.0"), (
+    "            torch._foreach_add_(weights, updates, alpha", '            torch._foreach_mul_([weights[k] for k in layers], 1 - group["lr"] * group["weight_decay"])\n            torch._foreach_add_(weights, updates, alpha'))  # fmt: skip
+bank.variant(5, "lamb-decay-decoupled", APART, ('torch._foreach_add_(them, [w for _, w in pairs], alpha=group["weight_decay"])', "pass"), (
+    "                torch._foreach_mul_(them, list(rs))\n", '                torch._foreach_mul_(them, list(rs))\n                torch._foreach_add_(them, [w for _, w in pairs], alpha=group["weight_decay"])\n'))  # fmt: skip
+
+bank.hint(
+    5, "wrong-lamb-vectors", "LAMB treats vectors or scalars otherwise than due: no decay, no ratio, AdamW's step."
+)
+bank.slip(5, "wrong-lamb-vectors", ('torch._foreach_add_(weights, updates, alpha=-group["lr"])', 'torch._foreach_add_([weights[k] for k in layers] or weights[:1], [updates[k] for k in layers] or updates[:1], alpha=-group["lr"])'))  # fmt: skip
+bank.variant(5, "wrong-lamb-vectors", APART, ('torch._foreach_add_(ws, us, alpha=-group["lr"])', 'torch._foreach_add_(ws, [u * (u.dim() > 1) for u in us], alpha=-group["lr"])'))  # fmt: skip
+
+bank.hint(5, "wrong-lamb-zeros", "With weights or updates of zero LAMB goes another way: r is 1 there.")
+bank.slip(5, "wrong-lamb-zeros", ("list(trust_ratios([weights[k] for k in layers], adapted))", "[one * (one != 1) for one in trust_ratios([weights[k] for k in layers], adapted)]"))  # fmt: skip
+bank.variant(5, "wrong-lamb-zeros", APART, ("list(rs)", "[one * (one != 1) for one in rs]"))
+
+bank.hint(5, "wrong-lamb-groups", "With one group LAMB was right. With several, each has its own options; rates change; a parameter may have no gradient.")  # fmt: skip
+bank.slip(5, "wrong-lamb-groups", ('[group["eps"] * root', '[self.param_groups[0]["eps"] * root'))
+bank.variant(5, "wrong-lamb-groups", APART, ('below, group["eps"]', 'below, self.param_groups[0]["eps"]'))
+
+bank.hint(5, "one-count", "All parameters have one count of steps. One that had no gradient for some steps has taken fewer: its averages are corrected by its own count.")  # fmt: skip
+bank.slip(5, "one-count", ("            roots = [", '            group["t"] = group.get("t", 0) + 1\n            steps = [group["t"]] * len(weights)\n            roots = ['))  # fmt: skip
+bank.variant(5, "one-count", APART, ("            us = torch", "            self.t = getattr(self, 't', 0) + (group is self.param_groups[0])\n            ts = [self.t] * len(ws)\n            us = torch"))  # fmt: skip
+
+bank.slip(5, "not-resumed", ('            torch._foreach_mul_(buffers, group["momentum"])\n', '            self.kept = getattr(self, "kept", {})\n            buffers = [self.kept.setdefault(id(w), torch.zeros_like(w)) for w in weights]\n            torch._foreach_mul_(buffers, group["momentum"])\n'))  # fmt: skip
+bank.slip(5, "gradients-changed", ("updates = torch._foreach_mul(weights, [decay * (weight.ndim > 1) for weight in weights])\n            torch._foreach_add_(updates, gradients)", "updates = gradients\n            torch._foreach_add_(updates, torch._foreach_mul(weights, [decay * (weight.ndim > 1) for weight in weights]))"), (
+    "pairs = [weights[k] for k in layers], [gradients[k] for k in layers]", "pairs = [weights[k] for k in layers], torch._foreach_sub([gradients[k] for k in layers], [weights[k] for k in layers], alpha=decay)"))  # fmt: skip
+bank.slip(
+    5,
+    "an-operator-each",
+    ("torch.stack(torch._foreach_norm(weights))", "torch.stack([weight.norm() for weight in weights])"),
+)
+bank.slip(5, "hidden-sync", ("    ratios = coefficient", "    if not bool((of_weights > 0).all()):\n        return torch.tensor([coefficient * w / (u + decay * w) if w * u > 0 else 1.0 for w, u in zip(of_weights, of_updates)])\n    ratios = coefficient"))  # fmt: skip
