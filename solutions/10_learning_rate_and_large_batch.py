@@ -201,7 +201,10 @@ plt.show()
 
 # %% tags=["setup"]
 import functools
+import itertools
 import random
+import tempfile
+from pathlib import Path
 
 import numpy as np
 
@@ -886,27 +889,168 @@ tp.check(7, gradient_noise, noise_scale, ranks_that_pay)
 # %% [markdown]
 # ## Stop early, and resume exactly
 #
-# (author A)
+# A job on a cluster ends when its hours are over, not when its epoch is. Whoever goes on from the weights alone goes on with
+# another training: the momentum is empty, the schedule begins again, the first half of the epoch is read twice and the second
+# half perhaps never. A resumed run should be **bitwise** the run that was never stopped. Then a difference between two runs
+# is a difference between two methods.
 #
 # ### Balise 8 · Stop early, resume exactly
 #
-# (author A)
+# - **`EarlyStopping.update(value, model)`** takes in the validation value of an epoch. Is it better than `self.best` (smaller;
+#   larger with `maximize`; NaN never is)? Then note it, *copy* the model's weights and buffers to `self.weights`, and begin
+#   `self.waited` at 0 again; else it is one more. Returns True if `patience` values in a row were not better: stop.
+#   **`restore(model)`** puts the best weights back into the model; where there are none yet, it does nothing.
+# - **`Batches.__iter__`** is a generator: it goes through the batches `(x, y)` of `self.order()` from number `self.done` on.
+#   `self.done` counts those handed out, so that whoever saves in the middle of the loop, after the step, saves the number of
+#   the *next* batch. At the end of the epoch, the next one begins: `self.epoch` is one more, `self.done` is 0.
+# - **`save_checkpoint(path, **parts)`** saves the `state_dict()` of every part (model, optimizer, scheduler, scaler, batches,
+#   early stopping, ...) and `random_states()` in one file. A job may be killed while it writes: write to another file of the
+#   same folder, and let it take the old one's place with `Path.replace` when it is whole. Either the old checkpoint is there, or the new one.
+# - **`load_checkpoint(path, **parts)`** hands each part its state by `load_state_dict`, and sets the random states. The file may
+#   come from anywhere: `weights_only=True`, or reading it may run somebody's code.
+#
+# 10, 6, 4 and 4 lines, 15 minutes.
 #
 # <details><summary>Hint</summary>
 #
-# none yet
+# `model.state_dict()` holds the model's own tensors, not copies: `copy.deepcopy` it. In a generator, what stands behind
+# `yield` runs only when the next batch is asked for. `order.split(size)` cuts the order into batches. The random states come
+# last: what else is loaded might draw.
 # </details>
 
 
 # %% tags=["balise-8"]
+class EarlyStopping:
+    """Says when to stop, and keeps the best weights."""
+
+    def __init__(self, patience, maximize=False):
+        self.patience, self.maximize = patience, maximize
+        self.best, self.weights, self.waited = None, None, 0
+
+    def update(self, value, model):
+        """Take in a value; True: stop."""
+        # BEGIN SOLUTION
+        if self.best is None:
+            better = not math.isnan(value)
+        else:
+            better = value > self.best if self.maximize else value < self.best
+        self.waited += 1
+        if better:
+            self.best, self.waited = float(value), 0
+            self.weights = copy.deepcopy(model.state_dict())
+        return self.waited >= self.patience
+        # END SOLUTION
+
+    def restore(self, model):
+        """Put the best weights back."""
+        # BEGIN SOLUTION
+        if self.weights is not None:
+            model.load_state_dict(self.weights)
+        # END SOLUTION
+
+    def state_dict(self):
+        return dict(vars(self))
+
+    def load_state_dict(self, state):
+        vars(self).update(state)
+
+
+class Batches:
+    """Batches (x, y) in another order each epoch; knows where it stands."""
+
+    def __init__(self, x, y, size, seed=0):
+        self.x, self.y, self.size, self.seed = x, y, size, seed
+        self.epoch, self.done = 0, 0  # the epoch, and how many of its batches were handed out
+
+    def order(self):
+        """The order of the samples in this epoch, int64 (samples,): the same whenever it is asked for."""
+        return torch.randperm(len(self.x), generator=torch.Generator().manual_seed(1000 * self.seed + self.epoch))
+
+    def __iter__(self):
+        """The rest of this epoch."""
+        # BEGIN SOLUTION
+        for rows in self.order().split(self.size)[self.done :]:
+            self.done += 1
+            yield self.x[rows], self.y[rows]
+        self.epoch, self.done = self.epoch + 1, 0
+        # END SOLUTION
+
+    def state_dict(self):
+        return {"epoch": self.epoch, "done": self.done}
+
+    def load_state_dict(self, state):
+        self.epoch, self.done = state["epoch"], state["done"]
+
+
 def save_checkpoint(path, **parts):
+    """Save the state of every part and all random states: the old file, or the new one, never half of one."""
     # BEGIN SOLUTION
-    raise NotImplementedError
+    states = {name: part.state_dict() for name, part in parts.items()}
+    torch.save({"parts": states, "random": random_states()}, f"{path}.new")
+    Path(f"{path}.new").replace(path)
+    # END SOLUTION
+
+
+def load_checkpoint(path, **parts):
+    """Put every part, and all random states, into the state that was saved."""
+    # BEGIN SOLUTION
+    saved = torch.load(path, map_location="cpu", weights_only=True)
+    for name, part in parts.items():
+        part.load_state_dict(saved["parts"][name])
+    set_random_states(saved["random"])
     # END SOLUTION
 
 
 # %%
-tp.check(8, save_checkpoint)
+tp.check(8, EarlyStopping, Batches, save_checkpoint, load_checkpoint)
+
+# %% [markdown]
+# What does it cost to leave something out? A training of three epochs is stopped after 70 of its 135 steps, in the middle of
+# an epoch, and goes on in new objects, as a new process would. It has dropout, so that random numbers matter.
+
+
+# %%
+def made(seed):
+    """The parts of a training."""
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Dropout(0.1), network())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.03, momentum=0.9)
+    return {"model": model, "optimizer": optimizer, "batches": Batches(X, Y, 32)}
+
+
+def go_on(until, model, optimizer, batches):
+    """Train from where the batches stand to this step. Returns all weights, (n,)."""
+    while (step := batches.epoch * 45 + batches.done) < until:
+        some = itertools.islice(batches, until - step)
+        train(model, some, optimizer, lambda k: warmup_cosine(k, 135, 10, 0.03), step)
+    return nn.utils.parameters_to_vector(model.parameters()).detach()
+
+
+def resumed(path, without):
+    """The weights of a run that was resumed without one part."""
+    parts = made(1)
+    before = random_states()
+    load_checkpoint(path, **{name: part for name, part in parts.items() if name != without})
+    if without == "random states":
+        set_random_states(before)
+    return go_on(135, **parts)
+
+
+def compared():
+    whole, stopped = go_on(135, **made(0)), made(0)
+    go_on(70, **stopped)
+    with tempfile.TemporaryDirectory() as folder:
+        save_checkpoint(f"{folder}/last.pt", **stopped)
+        for without in ("nothing", "random states", "optimizer", "batches"):
+            end = resumed(f"{folder}/last.pt", without)
+            off = "bitwise the same" if torch.equal(end, whole) else f"{(end - whole).norm() / whole.norm():.1%} away"
+            print(f"resumed without {without + ':':15} all weights together end {off}")
+
+
+compared()
+
+# %% [markdown]
+# One part less is another training, and nothing says so: no error, no warning.
 
 # %% [markdown]
 # ## Past this machine

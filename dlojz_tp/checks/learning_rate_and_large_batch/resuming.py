@@ -1,5 +1,335 @@
-"""Balise 8."""
+"""Balise 8: when to stop, which weights are kept, and a run that goes on bitwise as if it had never been stopped."""
+
+import copy
+import functools
+import math
+import os
+import random
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from dlojz_tp.checking.looks import Look, judged, tried
+
+NAN = math.nan
+# (patience, maximize, values)
+COURSES = [
+    (2, False, [0.9, 0.7, 0.8, 0.6, 0.65, 0.61, 0.5]),
+    (3, True, [0.5, 0.7, 0.6, 0.8, 0.8, 0.79, 0.1, 0.9]),
+    (2, False, [NAN, 0.9, 0.8, NAN, 0.7, NAN, 0.75, 0.6]),
+    (2, True, [NAN, 0.3, 0.4, NAN, 0.2, 0.5]),
+    (2, False, [0.5, 0.5, 0.5]),
+    (1, True, [-0.3, -0.2, -0.25]),
+    (2, True, [NAN, NAN, 0.1]),
+]
+KINDS = ["a loss", "an accuracy", "NaN among losses", "NaN among accuracies", "equal losses", "patience 1, values below 0", "nothing but NaN"]  # fmt: skip
+BESTS = [3, 3, 4, 2, 0, 1, None]  # where the best value stands, of those until it says stop
+ROWS, SIZE, TOTAL = 14, 4, 11  # four batches an epoch, the last one of two
+STOPS = 6, 8  # in the middle of an epoch, and behind its last batch
 
 
-def balise_8(*answers):
-    raise NotImplementedError
+class _Running(nn.Module):
+    """Takes away a running mean, as batch norm does, without its threads."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(6))
+
+    def forward(self, x):
+        if self.training:
+            self.mean.lerp_(x.detach().mean(0), 0.1)
+        return x - self.mean
+
+
+def _model():
+    return nn.Sequential(nn.Linear(5, 6), _Running(), nn.Dropout(0.2), nn.Linear(6, 3))
+
+
+def _true_stop(patience, maximize, values):
+    """After how many values it says stop; all, if it never does."""
+    signed = [-math.inf if math.isnan(v) else v if maximize else -v for v in values]
+    for n in range(1, len(values) + 1):
+        best = max(signed[:n])
+        since = n - 1 - signed.index(best) if best > -math.inf else n
+        if since >= patience:
+            return n
+    return len(values) + 1
+
+
+def _stopping(EarlyStopping, patience, maximize, values):
+    """After how many values it says stop; which values' weights and buffers restore puts back, now and once more."""
+    model, stopping = _model().requires_grad_(False), EarlyStopping(patience, maximize)
+    marks = {}
+    for k, value in enumerate(values):
+        _mark(model, k)
+        if stopping.update(value, model):
+            break
+    else:
+        k += 1
+    _mark(model, 99)
+    for when in ("once", "again"):
+        if not all(map(math.isnan, values[: k + 1])):
+            stopping.restore(model)
+        marks[when] = sorted({int(one) for held in (*model.parameters(), *model.buffers()) for one in held.unique()})
+        _mark(model, 77)
+    return k + 1, marks
+
+
+def _mark(model, number):
+    """Write a number into all weights and buffers, in place, as training does."""
+    for one in (*model.parameters(), *model.buffers()):
+        one.data.fill_(number)
+
+
+def observe_stopping(EarlyStopping):
+    """Of each course of values: when it says stop, and what is restored."""
+    found = [_stopping(EarlyStopping, *course) for course in COURSES]
+    yield {"stops": [n for n, _ in found]}
+    yield {"best": [marks["once"] for _, marks in found], "again": [marks["again"] for _, marks in found]}
+    stopping = EarlyStopping(2)
+    stopping.update(0.4, _model())
+    yield {"kept": [stopping.best, stopping.waited]}
+    network = _model()
+    before = copy.deepcopy(network.state_dict())
+    yield {"none yet": tried(EarlyStopping(2).restore, network)}
+    yield {"untouched": all(torch.equal(a, b) for a, b in zip(before.values(), network.state_dict().values()))}
+
+
+@functools.cache
+def _data():
+    g = torch.Generator().manual_seed(2)
+    return torch.randn(ROWS, 5, generator=g), torch.randint(3, (ROWS,), generator=g)
+
+
+def _parts(Batches, EarlyStopping):
+    model = _model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    return {
+        "network": model,
+        "optimizer": optimizer,
+        "scheduler": torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.2, TOTAL + 1),
+        "scaler": torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=3),
+        "batches": Batches(*_data(), SIZE, seed=5),
+        "early stopping": EarlyStopping(3),
+    }
+
+
+def _train(parts, until):
+    """Train to this step; noise comes from three generators, and the mask of dropout from one of them."""
+    model, optimizer, scheduler, scaler, batches, stopping = parts.values()
+    while scheduler.last_epoch < until:
+        for x, y in batches:
+            x = x + 0.1 * torch.randn(5) + 0.1 * np.random.rand() + 0.1 * random.random()
+            loss = F.cross_entropy(model(x), y)
+            optimizer.zero_grad()
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            scheduler.step()
+            stopping.update(loss.item(), model)
+            if scheduler.last_epoch >= until:
+                return
+
+
+def _seed(seed):
+    torch.manual_seed(seed), np.random.seed(seed), random.seed(seed)
+
+
+def _states(parts):
+    """{what: its state}, copied."""
+    found = {name: part.state_dict() for name, part in parts.items()}
+    found["random states of torch"] = torch.get_rng_state()
+    found["random states of NumPy"] = [np.random.get_state()[1].tolist(), *np.random.get_state()[2:]]
+    return copy.deepcopy(found | {"random states of Python": random.getstate()})
+
+
+def _same(one, other):
+    if isinstance(one, torch.Tensor):
+        return isinstance(other, torch.Tensor) and one.shape == other.shape and torch.equal(one, other)
+    if isinstance(one, dict):
+        return isinstance(other, dict) and one.keys() == other.keys() and all(_same(one[k], other[k]) for k in one)
+    if isinstance(one, list | tuple):
+        return isinstance(other, list | tuple) and len(one) == len(other) and all(map(_same, one, other))
+    return one == other
+
+
+def _differ(one, other):
+    return [what for what in one if not _same(one[what], other[what])]
+
+
+class _Faulty:
+    """A part that cannot be written: as a job that is killed while it saves."""
+
+    def state_dict(self):
+        return {"weights": torch.zeros(50_000), "file": Path(os.devnull).open()}
+
+
+class _Trapped:
+    """A part from somewhere else: what is saved of it writes a file when it is unpickled."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def state_dict(self):
+        return {"weight": self}
+
+    def __reduce__(self):
+        return Path.write_text, (self.path, "run")
+
+
+def observe_batches(Batches):
+    """The batches of two epochs, read in parts; where it stands at each of them."""
+    x, y = torch.arange(10.0)[:, None], torch.arange(10)
+    batches = Batches(x, y, 4, seed=1)
+    first, rest = _orders(batches)
+    seen, places = [], []
+    for k, (some, labels) in enumerate(batches):
+        seen += labels.tolist() if (some[:, 0] == labels).all() else ["others"]
+        places.append((batches.epoch, batches.done))
+        if k == 1:
+            break
+    yield {"begun": seen, "places": places}
+    seen += [one for _, labels in batches for one in labels.tolist()]
+    yield {"rest": seen, "ended": (batches.epoch, batches.done)}
+    yield {"next": [one for _, labels in batches for one in labels.tolist()]}
+    yield {"due": [first, rest]}
+
+
+def _orders(batches):
+    """The orders of the first two epochs, by the method that is given."""
+    first = batches.order().tolist()
+    other = copy.copy(batches)
+    other.epoch = 1
+    return first, other.order().tolist()
+
+
+def observe(EarlyStopping, Batches, save_checkpoint, load_checkpoint):
+    """What stands in a new set of parts after loading, and what comes of it; files that were half written, or traps."""
+    _seed(0)
+    whole = _parts(Batches, EarlyStopping)
+    _train(whole, TOTAL)
+    for stop, kind in zip(STOPS, (Path, str)):
+        yield _resumed(EarlyStopping, Batches, save_checkpoint, load_checkpoint, stop, kind, _states(whole))
+    yield _files(save_checkpoint, load_checkpoint)
+
+
+def _resumed(EarlyStopping, Batches, save_checkpoint, load_checkpoint, stop, kind, due):
+    """A run that is saved at this step, and goes on in new objects. due: the states at the end of one never stopped."""
+    with tempfile.TemporaryDirectory(prefix="dlojz-resume-") as folder:
+        path = kind(Path(folder) / "last.pt")
+        _seed(0)
+        parts = _parts(Batches, EarlyStopping)
+        _train(parts, stop)
+        before = _states(parts)
+        save_checkpoint(path, **parts)
+        found = {f"{stop} file": Path(path).exists(), f"{stop} changed": _differ(before, _states(parts))}
+        if not found[f"{stop} file"]:
+            return found
+        _seed(1)
+        parts = _parts(Batches, EarlyStopping)
+        load_checkpoint(path, **parts)
+    found[f"{stop} loaded"] = _differ(before, _states(parts))
+    raised = tried(_train, parts, TOTAL)
+    return found | {f"{stop} resumed": [raised] if raised else _differ(due, _states(parts))}
+
+
+def _files(save_checkpoint, load_checkpoint):
+    """What is in the old file after a second save, and after one that fails; other parts; a file with a trap."""
+    with tempfile.TemporaryDirectory(prefix="dlojz-resume-") as folder:
+        path, link, ran = (Path(folder) / name for name in ("last.pt", "link", "ran"))
+        parts = {"student": nn.Linear(2, 2), "teacher": nn.Linear(2, 3)}
+
+        def both(**given):
+            save_checkpoint(path, **given)
+            load_checkpoint(path, **parts)
+
+        found = {"others": tried(lambda: both(**parts))}
+        if found["others"] is not None:
+            return found
+        old = path.read_bytes()
+        os.link(path, link)
+        nn.init.zeros_(parts["student"].weight)
+        save_checkpoint(path, **parts)
+        found |= {"in place": link.read_bytes() != old, "replaced": path.read_bytes() != old}
+        old = path.read_bytes()
+        failed = tried(lambda: save_checkpoint(path, **parts, faulty=_Faulty()))
+        found |= {"failed": isinstance(failed, str), "half": not path.exists() or path.read_bytes() != old}
+        tried(lambda: both(student=_Trapped(ran)))
+        return found | {"trap": ran.exists()}
+
+
+def _course(seen, due):
+    """Which course of values it is about."""
+    k = next(k for k, (one, true) in enumerate(zip(seen, due)) if one != true)
+    return {"kind": KINDS[k], "n": seen[k], "due": due[k], "values": ", ".join(map(str, COURSES[k][2])), "patience": COURSES[k][0],
+            "expected": str(due[k]), "got": str(seen[k])}  # fmt: skip
+
+
+def _wrong_best(seen, due):
+    k = next(k for k, (one, true) in enumerate(zip(seen, due)) if one != true)
+    if seen[k] in ([99], [77]):
+        return "weights-shared"
+    return "part-restored" if len(seen[k]) > 1 else "other-weights"
+
+
+def _what(seen, due):
+    return {"what": ", ".join(seen), "got": "", "expected": ""}
+
+
+def _not_loaded(seen, due):
+    return "random-not-loaded" if all(one.startswith("random") for one in seen) else "part-not-loaded"
+
+
+def _moved(seen, due):
+    return {"got": str(seen), "expected": str(due)}
+
+
+DUE_STOPS = [_true_stop(*course) for course in COURSES]
+STOPPING = [
+    Look("update says when to stop", "stops", DUE_STOPS,
+         lambda seen, due: "stop-with-nan" if seen[:2] + seen[4:6] == due[:2] + due[4:6] else "wrong-stop", fields=_course),
+    Look("restore puts the best weights back", "best", [[99 if one is None else one] for one in BESTS], _wrong_best, fields=_course),
+    Look("", "again", [[77 if one is None else one] for one in BESTS], _wrong_best, fields=_course),
+    Look("", "kept", [0.4, 0], "not-noted", fields=_moved),
+    Look("and nothing where there are none", "none yet", None, "none-yet"),
+    Look("", "untouched", True, "none-yet"),
+]  # fmt: skip
+BATCHES = [
+    Look("batches in the order of the epoch", "begun", lambda _: ORDERS[0][:8], "wrong-batches", fields=_moved),
+    Look("it counts those handed out", "places", [(0, 1), (0, 2)], "counted-late", fields=_moved),
+    Look("a second loop goes on where the first stopped", "rest", lambda _: ORDERS[0], "begins-again", fields=_moved),
+    Look("at the end, the next epoch", "ended", (1, 0), "epoch-stays", fields=_moved),
+    Look("", "next", lambda _: ORDERS[1], "wrong-batches", fields=_moved),
+]  # fmt: skip
+WHERE = {6: "saved in the middle of an epoch", 8: "saved after an epoch's last batch"}
+CHECKPOINT = [
+    *(look for stop in STOPS for look in (
+        Look(f"a run {WHERE[stop]}", f"{stop} file", True, "no-file"),
+        Look("", f"{stop} changed", [], "save-changes", fields=_what),
+        Look("all of it is loaded into new objects", f"{stop} loaded", [], _not_loaded, fields=_what),
+        Look("and goes on bitwise as if never stopped", f"{stop} resumed", [], "goes-on-otherwise", fields=_what),
+    )),
+    Look("any parts", "others", None, "own-names", fields=lambda seen, _: {"error": seen}),
+    Look("a new file takes the old one's place when it is whole", "replaced", True, "no-file"),
+    Look("", "half", False, "half-written"),
+    Look("", "in place", False, "half-written"),
+    Look("an error goes on to the caller", "failed", True, "save-silent"),
+    Look("and nothing in the file is run", "trap", False, "runs-code"),
+]  # fmt: skip
+
+
+def _order(seed, epoch, n):
+    return torch.randperm(n, generator=torch.Generator().manual_seed(1000 * seed + epoch)).tolist()
+
+
+ORDERS = [_order(1, epoch, 10) for epoch in (0, 1)]
+
+
+def balise_8(EarlyStopping, Batches, save_checkpoint, load_checkpoint):
+    yield from judged(STOPPING, observe_stopping, EarlyStopping)
+    yield from judged(BATCHES, observe_batches, Batches)
+    yield from judged(CHECKPOINT, observe, EarlyStopping, Batches, save_checkpoint, load_checkpoint)

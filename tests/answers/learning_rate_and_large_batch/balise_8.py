@@ -1,5 +1,245 @@
-"""Answers to balise 8."""
+"""Answers to balise 8 of 10_learning_rate_and_large_batch: early stopping, and a run that is resumed exactly."""
 
 from tests.answers.bank import Bank
 
 bank = Bank("10_learning_rate_and_large_batch", whole=True)
+
+OTHER = """
+import os
+from pathlib import Path
+
+
+class EarlyStopping:
+    def __init__(self, patience, maximize=False):
+        self.patience, self.maximize = patience, maximize
+        self.best, self.weights, self.waited = None, None, 0
+
+    def update(self, value, model):
+        sign = 1 if self.maximize else -1
+        if sign * value > (-math.inf if self.best is None else sign * self.best):
+            self.best = value
+            self.weights = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+            self.waited = 0
+        else:
+            self.waited += 1
+        return not self.waited < self.patience
+
+    def restore(self, model):
+        with torch.no_grad():
+            for name, tensor in model.state_dict().items():
+                if self.weights:
+                    tensor.copy_(self.weights[name])
+
+    def state_dict(self):
+        return {"best": self.best, "weights": self.weights, "waited": self.waited}
+
+    def load_state_dict(self, state):
+        self.best, self.weights, self.waited = state["best"], state["weights"], state["waited"]
+
+
+class Batches:
+    def __init__(self, x, y, size, seed=0):
+        self.x, self.y, self.size, self.seed = x, y, size, seed
+        self.epoch, self.done = 0, 0
+
+    def order(self):
+        return torch.randperm(len(self.x), generator=torch.Generator().manual_seed(1000 * self.seed + self.epoch))
+
+    def __iter__(self):
+        order = self.order()
+        while self.done * self.size < len(order):
+            start = self.done * self.size
+            rows = order[start : start + self.size]
+            self.done += 1
+            yield torch.index_select(self.x, 0, rows), torch.index_select(self.y, 0, rows)
+        self.done = 0
+        self.epoch += 1
+
+    def state_dict(self):
+        return {"epoch": self.epoch, "done": self.done}
+
+    def load_state_dict(self, state):
+        self.epoch, self.done = state["epoch"], state["done"]
+
+
+def save_checkpoint(path, **parts):
+    path = Path(path)
+    with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".tmp", delete=False) as file:
+        torch.save([random_states(), [(name, part.state_dict()) for name, part in parts.items()]], file)
+        file.flush()
+        os.fsync(file.fileno())
+    Path(file.name).rename(path)
+
+
+def load_checkpoint(path, **parts):
+    with open(path, "rb") as file:
+        states, saved = torch.load(file, weights_only=True)
+    saved = dict(saved)
+    for name in parts:
+        parts[name].load_state_dict(saved[name])
+    set_random_states(states)
+"""
+bank.text(8, None, OTHER)
+
+BYTES = OTHER.replace(
+    """    path = Path(path)
+    with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".tmp", delete=False) as file:
+        torch.save([random_states(), [(name, part.state_dict()) for name, part in parts.items()]], file)
+        file.flush()
+        os.fsync(file.fileno())
+    Path(file.name).rename(path)
+""",
+    """    import io, shutil
+    saved = {name: part.state_dict() for name, part in parts.items()}
+    saved["random states"] = random_states()
+    memory = io.BytesIO()
+    torch.save(saved, memory)
+    beside = Path(path).with_suffix(".part")
+    beside.write_bytes(memory.getvalue())
+    shutil.move(beside, path)
+""",
+).replace(
+    """    with open(path, "rb") as file:
+        states, saved = torch.load(file, weights_only=True)
+    saved = dict(saved)
+""",
+    """    saved = torch.load(path)
+    states = saved.pop("random states")
+""",
+)
+assert "BytesIO" in BYTES and "torch.load(path)" in BYTES
+bank.text(8, None, BYTES)  # weights_only=True is torch's own default
+
+bank.hint(8, "wrong-stop", "{kind} ({values}), patience {patience}: update says stop at value {n}, counted from 1; due is {due}. One more than there are means never.")  # fmt: skip
+bank.slip(8, "wrong-stop", ("return self.waited >= self.patience", "return self.waited > self.patience"))
+bank.slip(
+    8,
+    "wrong-stop",
+    ("            self.best, self.waited = float(value), 0\n", "            self.best = float(value)\n"),
+)
+bank.slip(8, "wrong-stop", ("        return self.waited >= self.patience\n", ""))
+bank.slip(8, "wrong-stop", ("value > self.best if self.maximize else value < self.best", "value >= self.best if self.maximize else value <= self.best"))  # fmt: skip
+bank.slip(8, "wrong-stop", ("value > self.best if self.maximize else value < self.best", "value < self.best"))
+bank.slip(8, "wrong-stop", ("        if self.best is None:\n            better = not math.isnan(value)", "        if not self.best or self.best < 0:\n            better = not math.isnan(value)"))  # fmt: skip
+bank.variant(8, "wrong-stop", OTHER, ("            self.waited = 0\n", "            self.waited = -1\n"))
+
+bank.hint(8, "stop-with-nan", "{kind} ({values}), patience {patience}: update says stop at value {n}, due is {due}. NaN is never better, also as the first value, and it counts as one more that was not. A comparison with NaN is always false.")  # fmt: skip
+bank.slip(8, "stop-with-nan", ("better = not math.isnan(value)", "better = True"))
+bank.slip(8, "stop-with-nan", ("        self.waited += 1\n", "        if math.isnan(value):\n            return False\n        self.waited += 1\n"))  # fmt: skip
+bank.slip(8, "stop-with-nan", ("better = value > self.best if self.maximize else value < self.best", "better = not value <= self.best if self.maximize else not value >= self.best"))  # fmt: skip
+bank.variant(8, "stop-with-nan", OTHER, ("        if sign * value > (", "        if math.isnan(value):\n            return True\n        if sign * value > ("))  # fmt: skip
+
+bank.hint(8, "weights-shared", "{kind}: restore puts weights back that were written after the best value. state_dict() holds the model's own tensors, which training changes: copy them. And what is restored must not become the kept ones.")  # fmt: skip
+bank.slip(8, "weights-shared", ("copy.deepcopy(model.state_dict())", "model.state_dict()"))
+bank.slip(8, "weights-shared", ("copy.deepcopy(model.state_dict())", "copy.copy(model.state_dict())"))
+bank.slip(
+    8, "weights-shared", ("model.load_state_dict(self.weights)", "model.load_state_dict(self.weights, assign=True)")
+)
+bank.slip(8, "weights-shared", ("            model.load_state_dict(self.weights)\n", "            pass\n"))
+bank.variant(8, "weights-shared", OTHER, ("tensor.detach().clone()", "tensor.detach()"))
+
+bank.hint(8, "part-restored", "{kind}: restore puts only a part back: after it, weights or buffers of two different times are in the model.")  # fmt: skip
+bank.slip(8, "part-restored", ("copy.deepcopy(model.state_dict())", "{k: v.detach().clone() for k, v in model.named_parameters()}"), ("load_state_dict(self.weights)", "load_state_dict(self.weights, strict=False)"))  # fmt: skip
+bank.variant(8, "part-restored", OTHER, ("in model.state_dict().items():\n                if self.weights:", "in model.named_parameters():\n                if self.weights:"))  # fmt: skip
+
+bank.hint(
+    8, "other-weights", "{kind} ({values}): restore puts the weights of another value back, not those of the best one."
+)
+bank.slip(8, "other-weights", ("            self.weights = copy.deepcopy(model.state_dict())\n", "        self.weights = copy.deepcopy(model.state_dict())\n"))  # fmt: skip
+bank.variant(8, "other-weights", OTHER, ("        if sign * value > (", "        self.weights = copy.deepcopy(model.state_dict())\n        if sign * value > ("))  # fmt: skip
+
+bank.hint(8, "not-noted", "After a first value of 0.4, (self.best, self.waited) are {got}, not {expected}: a checkpoint saves what stands there.")  # fmt: skip
+bank.slip(8, "not-noted", ("self.best, self.waited = float(value), 0", "self.bests, self.waited = float(value), 0"), ("self.best is None", "getattr(self, 'bests', None) is None"), ("value > self.best if", "value > self.bests if"), ("else value < self.best", "else value < self.bests"))  # fmt: skip
+bank.variant(8, "not-noted", OTHER, ("            self.best = value\n", "            self.best = sign * value\n"), ("else sign * self.best", "else self.best"))  # fmt: skip
+
+bank.hint(8, "none-yet", "restore was called before any value was noted: it leaves the model as it is.")
+bank.slip(8, "none-yet", ("        if self.weights is not None:\n            model", "        model"), ("            self.best, self.waited = float", "            self.best, self.waited = float"))  # fmt: skip
+bank.variant(8, "none-yet", OTHER, ("                if self.weights:\n                    tensor.copy_(self.weights[name])\n", "                tensor.copy_(self.weights[name] if self.waited < 99 and self.weights else 99 + 0 * tensor) if self.best is not None or self.waited == 0 else None\n"))  # fmt: skip
+
+bank.hint(8, "wrong-batches", "The batches are others than self.order() says: x[rows] and y[rows], `size` rows each, the last batch smaller; of the second epoch in its own order.")  # fmt: skip
+bank.slip(8, "wrong-batches", ("self.order().split(self.size)", "torch.arange(len(self.x)).split(self.size)"))
+bank.slip(8, "wrong-batches", ("yield self.x[rows], self.y[rows]", "yield self.x[rows], self.y[: len(rows)]"))
+bank.variant(
+    8, "wrong-batches", OTHER, ("        order = self.order()\n", "        order = torch.randperm(len(self.x))\n")
+)
+
+bank.hint(8, "counted-late", "In the loop's body, behind the first and the second batch, (epoch, done) are {got}, not {expected}: what stands behind `yield` runs only when the next batch is asked for. A checkpoint from there would train on this batch twice.")  # fmt: skip
+bank.slip(8, "counted-late", ("            self.done += 1\n            yield self.x[rows], self.y[rows]\n", "            yield self.x[rows], self.y[rows]\n            self.done += 1\n"))  # fmt: skip
+bank.slip(8, "counted-late", ("            self.done += 1\n            yield self.x[rows], self.y[rows]\n        self.epoch", "            yield self.x[rows], self.y[rows]\n        self.epoch"))  # fmt: skip
+bank.variant(8, "counted-late", OTHER, ("            self.done += 1\n", ""), ("index_select(self.y, 0, rows)\n", "index_select(self.y, 0, rows)\n            self.done += 1\n"))  # fmt: skip
+
+bank.hint(
+    8,
+    "begins-again",
+    "A second loop over the same epoch does not bring the rest of its batches: begin at number self.done.",
+)
+bank.slip(8, "begins-again", ("[self.done :]", ""))
+bank.slip(
+    8, "begins-again", ("        for rows in self.order()", "        self.done = 0\n        for rows in self.order()")
+)
+bank.variant(
+    8, "begins-again", OTHER, ("        order = self.order()\n", "        order, self.done = self.order(), 0\n")
+)
+
+bank.hint(8, "epoch-stays", "After the last batch, (epoch, done) are {got}, not {expected}: the next epoch has another order, and begins at its first batch.")  # fmt: skip
+bank.slip(8, "epoch-stays", ("        self.epoch, self.done = self.epoch + 1, 0\n", ""))
+bank.slip(8, "epoch-stays", ("        self.epoch, self.done = self.epoch + 1, 0\n", "        self.done = 0\n"))
+bank.variant(8, "epoch-stays", OTHER, ("        self.done = 0\n        self.epoch += 1\n", "        self.epoch += 1\n"))
+
+bank.hint(8, "no-file", "After save_checkpoint, what was saved does not stand under the path that was given.")
+bank.slip(8, "no-file", ('    Path(f"{path}.new").replace(path)\n', ""))
+bank.slip(8, "no-file", ('    Path(f"{path}.new").replace(path)\n', '    Path(f"{path}.new").replace(path) if not Path(path).exists() else None\n'))  # fmt: skip
+bank.variant(8, "no-file", OTHER, ("    Path(file.name).rename(path)\n", ""))
+
+bank.hint(
+    8,
+    "save-changes",
+    "Saving changed something: {what}. A run that saves must be the run that it would have been without.",
+)
+bank.slip(8, "save-changes", ('    torch.save({', '    new = f"{path}.{random.random()}"\n    torch.save({'), ('random_states()}, f"{path}.new")', "random_states()}, new)"), ('Path(f"{path}.new")', "Path(new)"))  # fmt: skip
+bank.variant(8, "save-changes", OTHER, ("    path = Path(path)\n", "    path, _ = Path(path), random.random()\n"))
+
+bank.hint(8, "part-not-loaded", "After load_checkpoint, new objects do not have the state that was saved: {what}.")
+bank.slip(8, "part-not-loaded", ("        part.load_state_dict(saved", "        if name != 'scaler':\n            part.load_state_dict(saved"))  # fmt: skip
+bank.slip(8, "part-not-loaded", ("        part.load_state_dict(saved", "        part.state_dict().update(saved"))
+bank.slip(8, "part-not-loaded", ("    for name, part in parts.items():\n        part.load_state_dict(saved[\"parts\"][name])\n", "    for name, part in saved['parts'].items():\n        parts[name] = part\n"))  # fmt: skip
+bank.variant(8, "part-not-loaded", OTHER, ("    for name in parts:\n", "    for name in ['network', 'student', 'teacher']:\n        if name not in parts:\n            continue\n"))  # fmt: skip
+
+bank.hint(8, "random-not-loaded", "After load_checkpoint, these are not as they were saved: {what}. Dropout, shuffling and augmentation go on with other numbers.")  # fmt: skip
+bank.slip(8, "random-not-loaded", ('    set_random_states(saved["random"])\n', ""))
+bank.slip(
+    8,
+    "random-not-loaded",
+    ('    set_random_states(saved["random"])\n', "    torch.set_rng_state(saved['random']['torch'])\n"),
+)
+bank.slip(
+    8, "random-not-loaded", ('    set_random_states(saved["random"])\n', "    set_random_states(random_states())\n")
+)
+bank.variant(8, "random-not-loaded", OTHER, ("    set_random_states(states)\n", "    torch.manual_seed(0)\n"))
+
+bank.hint(8, "goes-on-otherwise", "All was loaded as it was saved, yet the run went on otherwise ({what}). Does the optimizer still train the parameters of the model?")  # fmt: skip
+bank.slip(8, "goes-on-otherwise", ("        part.load_state_dict(saved", "        keep = {'assign': True} if isinstance(part, nn.Module) else {}\n        part.load_state_dict(saved"), ("[name])\n", "[name], **keep)\n"))  # fmt: skip
+bank.variant(8, "goes-on-otherwise", OTHER, ("        parts[name].load_state_dict(saved[name])\n", "        parts[name].load_state_dict(saved[name])\n        if isinstance(parts[name], nn.Module):\n            parts[name].eval()\n"))  # fmt: skip
+
+bank.hint(8, "half-written", "While a new checkpoint is written, the old one is overwritten: a job that is killed then has none. Write to another file of the folder, and let it take the old one's place (Path.replace).")  # fmt: skip
+bank.slip(8, "half-written", ('random_states()}, f"{path}.new")\n    Path(f"{path}.new").replace(path)\n', "random_states()}, path)\n"))  # fmt: skip
+bank.slip(
+    8,
+    "half-written",
+    ('    Path(f"{path}.new").replace(path)\n', "    __import__('shutil').copyfile(f'{path}.new', path)\n"),
+)
+bank.variant(8, "half-written", BYTES, ("    beside.write_bytes(memory.getvalue())\n    shutil.move(beside, path)\n", "    Path(path).write_bytes(memory.getvalue())\n"))  # fmt: skip
+
+bank.hint(8, "save-silent", "A part could not be saved, and nobody is told. The error goes on to the caller: whoever believes in a checkpoint that is not there loses the run.")  # fmt: skip
+bank.slip(8, "save-silent", ('    torch.save({"parts": states, "random": random_states()}, f"{path}.new")\n', '    try:\n        torch.save({"parts": states, "random": random_states()}, f"{path}.new")\n    except Exception:\n        return\n'))  # fmt: skip
+bank.variant(8, "save-silent", BYTES, ("    torch.save(saved, memory)\n", "    try:\n        torch.save(saved, memory)\n    except TypeError:\n        return\n"))  # fmt: skip
+
+bank.hint(8, "own-names", "save_checkpoint(path, student=..., teacher=...) and loading it again fail: {error}. Any part with a state_dict may come, under any name.")  # fmt: skip
+bank.slip(8, "own-names", ("for name, part in parts.items():\n        part.load", "for name, part in [('network', parts['network']), *parts.items()]:\n        part.load"))  # fmt: skip
+bank.variant(
+    8, "own-names", OTHER, ("    path = Path(path)\n", "    path, optimizer = Path(path), parts['optimizer']\n")
+)
+
+bank.hint(8, "runs-code", "Loading ran code that stood in the file: torch.load(..., weights_only=True) takes tensors and plain types only.")  # fmt: skip
+bank.slip(8, "runs-code", ("weights_only=True", "weights_only=False"))
+bank.variant(8, "runs-code", OTHER, ("weights_only=True", "weights_only=False"))
