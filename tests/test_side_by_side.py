@@ -41,3 +41,21 @@ def test_each_model_is_trained_as_if_alone():
 def test_seeds_make_the_weights():
     first, second, third = SideBySide(make, [0, 1, 0]).models
     assert torch.equal(first[1].weight, third[1].weight) and not torch.equal(first[1].weight, second[1].weight)
+
+
+def test_descend_is_plain_sgd():
+    runs, rates = SideBySide(make, [0, 1]), torch.tensor([0.1, 0.5])
+    alone = copy.deepcopy(runs.models)
+    single = [torch.optim.SGD(model.parameters(), lr=float(rate)) for model, rate in zip(alone, rates)]
+    torch.manual_seed(6)
+    x, y = torch.randn(2, 6, 3, 4), torch.randint(3, (2, 6))
+    for _ in range(2):
+        runs.backward(x, y)
+        runs.descend(rates)
+        for k, (model, optimizer) in enumerate(zip(alone, single)):
+            optimizer.zero_grad()
+            F.cross_entropy(model(x[k]), y[k]).backward()
+            optimizer.step()
+    for model, other in zip(runs.models, alone):
+        for one, due in zip(model.parameters(), other.parameters()):
+            torch.testing.assert_close(one, due, atol=1e-5, rtol=1e-4)

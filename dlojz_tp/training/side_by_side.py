@@ -53,6 +53,12 @@ class SideBySide:
         return losses.detach()
 
     @torch.no_grad()
+    def descend(self, rates: Tensor) -> None:
+        """A step of plain SGD for all models in one pass, with a rate for each: rates (models,)."""
+        for stacked in self._weights.values():
+            stacked.sub_(stacked.grad * rates.view(-1, *[1] * (stacked.dim() - 1)))
+
+    @torch.no_grad()
     def accuracy(self, x: Tensor, y: Tensor) -> Tensor:
         """Share of right answers of each model (models,) on the same x (batch, ...), y (batch,)."""
         return (self(x.expand(len(self.models), *x.shape)).argmax(-1) == y).float().mean(1)
