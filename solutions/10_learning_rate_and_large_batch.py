@@ -879,12 +879,347 @@ tp.check(7, gradient_noise, noise_scale, ranks_that_pay)
 # %% [markdown]
 # ## The bend: steps to a target against the batch size
 #
-# (author C)
+# Does it hold? For each batch size, plain SGD trains until the validation loss is 0.25 for the first time: five rates side by side, three
+# seeds each. What counts is the rate whose middle seed arrives first. Were samples all that matters, twice the batch would take half
+# the steps.
+#
+# **Commit to a guess.** A batch of 512 sees 64 times as many samples in a step as one of 8. How many times fewer steps does it
+# need: 64, 30, 10, or 5?
+
+# %%
+guess = None  # times fewer
+
+# %%
+TARGET, RATES, SEEDS = 0.25, (0.025, 0.05, 0.1, 0.2, 0.4), 3
+
+
+def steps_to_target(batch, every):
+    """(best rate, its steps of each seed, sorted): five rates side by side until all seeds of the best one have arrived."""
+    runs = SideBySide(network, [seed for _ in RATES for seed in range(SEEDS)])
+    rates, count = torch.tensor(RATES).repeat_interleave(SEEDS), len(runs.models)
+    generator, arrived = torch.Generator().manual_seed(batch), torch.full((count,), math.inf)
+    for step in range(1, 3000):
+        drawn = torch.randint(len(X), (count, batch), generator=generator)
+        runs.backward(X[drawn], Y[drawn])
+        runs.descend(rates)
+        if step % every == 0:
+            with torch.no_grad():
+                logits = runs(VAL_X.expand(count, *VAL_X.shape)).transpose(1, -1)
+                losses = F.cross_entropy(logits, VAL_Y.expand(count, -1), reduction="none").mean(1)
+            arrived[(losses <= TARGET) & arrived.isinf()] = step
+            of_each_rate = arrived.view(-1, SEEDS).sort().values
+            best = of_each_rate[:, SEEDS // 2].argmin()
+            if of_each_rate[best].isfinite().all():
+                return RATES[best], of_each_rate[best]
+    raise RuntimeError(f"no rate reaches the target with batch {batch}")
+
+
+# %%
+bend, before = {}, None
+print("batch   steps (3 seeds)     rate                samples   of the steps at half the batch")
+for batch in (8, 16, 32, 64, 128, 256, 512):
+    rate, steps = steps_to_target(batch, every=max(1, 32 // batch))
+    bend[batch] = steps
+    edge = "(edge of the grid)" if rate in (RATES[0], RATES[-1]) else ""
+    share = f"{steps[1] / before:.2f}" if before else ""
+    print(
+        f"{batch:5}   {', '.join(f'{one:.0f}' for one in steps):18}  {rate:<5g} {edge:19} {batch * steps[1]:5.0f}   {share}"
+    )
+    before = steps[1]
+print(f"64 times the batch: {bend[8][1] / bend[512][1]:.1f} times fewer steps; your guess: {guess}")
+
+# %% [markdown]
+# Now the prediction, from one training of four ranks with 8 samples each, which takes no longer than any other. Beside it, the line that
+# fits the measured steps best, $S_\text{min} (1 + B_c / B)$.
+
+
+# %%
+def watched_training(steps=64, batch=8, rate=0.1):
+    """On a rank: train, and keep each step's estimates (|G|², tr Σ)."""
+    torch.manual_seed(0)
+    model, found = network(), []
+    optimizer = torch.optim.SGD(model.parameters(), lr=rate)
+    generator = torch.Generator().manual_seed(1 + dist.get_rank())
+    for _ in range(steps):
+        drawn = torch.randint(len(X), (batch,), generator=generator)
+        optimizer.zero_grad()
+        F.cross_entropy(model(X[drawn]), Y[drawn]).backward()
+        found.append([float(one) for one in gradient_noise(model.parameters(), batch)])
+        optimizer.step()
+    return found
+
+
+def fitted(bend):
+    """(S_min, B_c) of the line steps = S_min + S_min B_c / B with the least relative errors, all seeds."""
+    points = [(batch, float(steps)) for batch, all_steps in bend.items() for steps in all_steps]
+    rows = torch.tensor([[1 / steps, 1 / (batch * steps)] for batch, steps in points])
+    fewest, slope = torch.linalg.lstsq(rows, torch.ones(len(rows), 1)).solution.flatten().tolist()
+    return fewest, slope / fewest
+
+
+# %% jupyter={"source_hidden": true}
+def draw_bend(estimates, fewest, critical, noise):
+    """Left: each step's quotient, and the quotient of the means so far. Right: steps to the target."""
+    _, (left, right) = plt.subplots(1, 2, figsize=(10, 3.6), layout="constrained")
+    left.plot([trace / square for square, trace in estimates], "o", markersize=4, label="this step's quotient")
+    left.plot([noise_scale(estimates[: k + 1]) for k in range(len(estimates))], label="quotient of the means so far")
+    left.set_yscale("symlog", linthresh=10)
+    left.set(xlabel="step", ylabel="noise scale (samples)", title="One step says little, and may be negative")
+    left.legend(fontsize=8)
+    sizes = list(bend)
+    middle = torch.stack(list(bend.values())).T
+    right.errorbar(
+        sizes, middle[1], (middle[1] - middle[0], middle[2] - middle[1]), fmt="o", capsize=3, label="measured: 3 seeds"
+    )
+    right.plot(sizes, [fewest * (1 + critical / size) for size in sizes], label=f"fit: bend at {critical:.0f} samples")
+    right.plot(sizes, [fewest * (1 + noise / size) for size in sizes], "--", label=f"with the noise scale, {noise:.0f}")
+    right.plot(
+        sizes, [middle[1, 0] * sizes[0] / size for size in sizes], ":", color="0.5", label="half the steps each time"
+    )
+    right.set_xscale("log", base=2)
+    right.set_yscale("log")
+    right.set(
+        xlabel="batch size (samples)", ylabel="steps to the target", title="Where do more samples stop saving steps?"
+    )
+    right.set(
+        xticks=sizes,
+        xticklabels=sizes,
+        ylim=(0.5 * fewest, None),
+        yticks=(20, 50, 100, 200),
+        yticklabels=(20, 50, 100, 200),
+    )
+    right.minorticks_off()
+    right.legend(fontsize=8)
+    plt.show()
+
+
+# %%
+estimates = launch.ranks(watched_training, n=4, timeout=120)[0]
+noise, (fewest, critical) = noise_scale(estimates), fitted(bend)
+quotients = sorted(trace / square for square, trace in estimates)
+half = len(estimates) // 2
+print(
+    f"this step's quotient: from {quotients[0]:.0f} to {quotients[-1]:.0f}, {sum(q < 0 for q in quotients)} of {2 * half} negative"
+)
+print(f"noise scale of the training: {noise:.0f} samples (first half {noise_scale(estimates[:half]):.0f}, "
+      f"second half {noise_scale(estimates[half:]):.0f})")  # fmt: skip
+print(f"bend of the measured steps: {critical:.0f} samples, with never fewer than {fewest:.0f} steps; "
+      f"the noise scale says {noise / critical:.1f} times as many")  # fmt: skip
+print(f"ranks of 8 samples that pay, by the noise scale: {ranks_that_pay(noise, 8, 0.5)} at an efficiency of 0.5, "
+      f"{ranks_that_pay(noise, 8, 0.2)} at 0.2")  # fmt: skip
+draw_bend(estimates, fewest, critical, noise)
+
+# %% [markdown]
+# Left of the bend, twice the ranks halve the time at the same number of samples. Far right of it they double the bill and save
+# nothing, whatever the network between them. McCandlish and others find the noise scale and the bend of the same order of magnitude over six
+# orders of it, not equal: the formula leaves out the curvature. And it is not one number: as the loss falls the gradient gets shorter and the
+# noise stays, so that the noise scale rises during a training. That is why some trainings let their batch grow.
 
 # %% [markdown]
 # ## Flat or sharp? Measure it
 #
-# (author C: slice of the loss surface with and without skip connections; sharpness of small- and large-batch minima)
+# The lecture's picture: large batches end in steep, narrow minima, and these generalise worse (Keskar and others, 2017). Measure it.
+# Two numbers tell how sharp a minimum is:
+#
+# - the largest eigenvalue of the Hessian, the curvature in the steepest direction. The Hessian has millions of entries even here, but its product with
+#   a vector costs about two backward passes, and *power iteration* needs nothing else;
+# - the mean rise of the loss in random directions, each row of which has half the length of the weights' row (*filter normalisation*, Li and others,
+#   2018). Without that, weights that are merely larger would look flatter.
+#
+# Three rates, batch 32 and all 1,438 samples, three seeds. Each stops where its training loss is 0.2: what lies deeper is
+# flatter anyway, because the curvature of a cross-entropy vanishes with it.
+
+
+# %%
+SHAPE = network().to("meta")  # what a network computes; the weights come from elsewhere
+
+
+def on_probe(weights, model=SHAPE):
+    """Mean cross-entropy on 256 training samples, with these weights {name: tensor}."""
+    return F.cross_entropy(torch.func.functional_call(model, weights, (X[:256],)), Y[:256])
+
+
+def sharpness(weights, iterations=10):
+    """Largest eigenvalue of each model's Hessian, (models,). weights: {name: (models, ...)}"""
+
+    def product(at, along):
+        return torch.func.jvp(torch.func.grad(on_probe), (at,), (along,))[1]
+
+    torch.manual_seed(0)
+    along = {name: torch.randn_like(w) for name, w in weights.items()}
+    for _ in range(iterations):
+        length = sum(v.flatten(1).square().sum(1) for v in along.values()).sqrt()
+        unit = {name: v / length.view(-1, *[1] * (v.dim() - 1)) for name, v in along.items()}
+        along = torch.func.vmap(product)(weights, unit)
+    return sum((unit[name] * along[name]).flatten(1).sum(1) for name in unit)
+
+
+def direction(weights, seed, vectors=1):
+    """A random direction: each row as long as the weights' row; zero for biases and norms, of `vectors` dimensions."""
+    torch.manual_seed(seed)
+    return {name: w.norm(dim=-1, keepdim=True) * F.normalize(torch.randn_like(w), dim=-1) if w.dim() > vectors else 0 * w
+            for name, w in weights.items()}  # fmt: skip
+
+
+def rise(weights, radius=0.5, directions=8):
+    """How much the loss rises at this distance, on average over directions, (models,)."""
+    losses = torch.func.vmap(on_probe)
+    moved = [direction(weights, seed, vectors=2) for seed in range(directions)]
+    far = [losses({name: w + radius * one[name] for name, w in weights.items()}) for one in moved]
+    return sum(far) / directions - losses(weights)
+
+
+# %%
+def trained_to(loss, batch, rates, every):
+    """(weights of all models, steps), rates × 3 seeds side by side; a model that has arrived stands still."""
+    runs = SideBySide(network, [seed for _ in rates for seed in range(SEEDS)])
+    left, steps = torch.tensor(rates).repeat_interleave(SEEDS), torch.zeros(len(runs.models))
+    generator, every_model = torch.Generator().manual_seed(batch), X.expand(len(left), *X.shape)
+    for step in range(1, 2000):
+        if batch == len(X):
+            losses = runs.backward(every_model, Y.expand(len(left), -1))
+        else:
+            drawn = torch.randint(len(X), (len(left), batch), generator=generator)
+            runs.backward(X[drawn], Y[drawn])
+            if step % every == 0:
+                with torch.no_grad():
+                    logits = runs(every_model).transpose(1, -1)
+                    losses = F.cross_entropy(logits, Y.expand(len(left), -1), reduction="none").mean(1)
+        if step % every == 0:
+            left[losses <= loss] = 0.0
+        steps += left > 0
+        if not left.any():
+            break
+        runs.descend(left)
+    weights = {name: w.detach() for name, w in torch.func.stack_module_state(runs.models)[0].items()}
+    return weights, steps, runs.accuracy(VAL_X, VAL_Y)
+
+
+# %%
+LOSS, MINIMA_RATES = 0.2, (0.05, 0.2, 0.8)
+minima = {}
+print("batch  rate   steps   sharpness (3 seeds)    2 / rate   rise of the loss   validation accuracy")
+for batch, every in ((32, 10), (len(X), 1)):
+    weights, steps, accuracies = trained_to(LOSS, batch, MINIMA_RATES, every)
+    sharp, rises = sharpness(weights), rise(weights)
+    minima[batch] = torch.stack([sharp, rises, accuracies]).view(3, len(MINIMA_RATES), SEEDS)
+    for rate, taken, one in zip(MINIMA_RATES, steps.view(-1, SEEDS).mean(1), minima[batch].transpose(0, 1)):
+        found = ", ".join(f"{value:4.1f}" for value in one[0].sort().values)
+        print(
+            f"{batch:5}  {rate:<5g}  {taken:5.0f}   {found:21}  {2 / rate:8.1f}   {one[1].mean():8.3f}          {one[2].mean():.3f}"
+        )
+small, large = minima.values()
+for k, rate in enumerate(MINIMA_RATES):
+    print(f"rate {rate:g}: the large batch's minima are {(large[0, k] / small[0, k]).mean():.1f} times as sharp, "
+          f"their accuracy differs by {100 * (large[2, k] - small[2, k]).mean():+.1f} points (that of seeds by up to "
+          f"{100 * max(s[2, k].max() - s[2, k].min() for s in (small, large)):.1f})")  # fmt: skip
+print("rate 0.8 instead of 0.05: "
+      + " and ".join(f"{(m[0, 0] / m[0, -1]).mean():.0f} times flatter with batch {batch:,}" for batch, m in minima.items()))  # fmt: skip
+order = torch.stack([torch.cat([m[k].flatten() for m in minima.values()]) for k in (0, 2)]).argsort(1).argsort(1)
+print(
+    f"the orders by sharpness and by accuracy agree by {torch.corrcoef(order.double())[0, 1]:+.2f} (-1: the flatter, the better)"
+)
+
+# %% jupyter={"source_hidden": true}
+_, (left, right) = plt.subplots(1, 2, figsize=(10, 3.4), layout="constrained")
+for batch, values in minima.items():
+    rates = torch.tensor(MINIMA_RATES).repeat_interleave(SEEDS) * (1.03 if batch == len(X) else 0.97)
+    left.plot(rates, values[0].flatten(), "o", alpha=0.7, label=f"batch {batch:,}")
+    right.plot(values[0].flatten(), values[2].flatten(), "o", alpha=0.7, label=f"batch {batch:,}")
+left.plot(MINIMA_RATES, [2 / rate for rate in MINIMA_RATES], color="0.5", label="2 / rate: above it, steps grow")
+left.set(xscale="log", yscale="log", xlabel="learning rate", ylabel="largest eigenvalue of the Hessian",
+         title="What makes a minimum sharp: the batch, or the rate?")  # fmt: skip
+left.set(xticks=MINIMA_RATES, xticklabels=MINIMA_RATES, yticks=(2, 5, 10, 20, 50), yticklabels=(2, 5, 10, 20, 50))
+left.minorticks_off()
+left.legend(fontsize=8)
+right.set(xscale="log", xlabel="largest eigenvalue of the Hessian", ylabel="validation accuracy",
+          title="Do flat minima generalise better?", xticks=(2, 5, 10, 20), xticklabels=(2, 5, 10, 20))  # fmt: skip
+right.minorticks_off()
+right.legend(fontsize=8)
+plt.show()
+
+# %% [markdown]
+# Read the table in two directions. Down a batch, the **rate** changes. A gradient step of rate $\eta$ cannot stay where the
+# curvature is above $2/\eta$: it jumps across, farther each time. So training with a large rate goes on only where it is flat, and without
+# noise it is often found right at that edge (Cohen and others, 2021). Across the batches, at the same rate, the **noise** changes: it
+# shakes a small batch out of narrow places in which a large one can stay. So far the lecture's picture holds.
+#
+# Then read the last column, beside its spread over seeds, and the line on the orders: is flat *better*? Nothing here has forced it to be.
+# All stopped at the same training loss, on 1,438 small images: that is a narrow test, and yet one that a law would have to pass.
+# With tuned rates and as many steps, others found much of the gap between small and large batches gone (Hoffer and others, 2017;
+# Shallue and others, 2019).
+#
+# ## See it: the surface with and without skip connections
+#
+# A network of 20 layers, trained twice: plain, and with each layer added to its input. The loss over a plane through what was found, spanned
+# by two random directions, filter-normalised as above, is what Li and others (2018) drew to explain why residual networks train so well.
+
+
+# %%
+class Deep(nn.Module):
+    """64 → 32 → … → 32 → 10 without norms; with skip, a layer adds to its input."""
+
+    def __init__(self, skip, layers=20, width=32):
+        super().__init__()
+        self.skip, self.first, self.last = skip, nn.Linear(64, width), nn.Linear(width, 10)
+        self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(layers))
+        for layer in self.layers:
+            nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
+            layer.weight.data *= 0.3 if skip else 1.0  # what is added 20 times must be small
+
+    def forward(self, x):
+        x = self.first(x.flatten(1))
+        for layer in self.layers:
+            x = F.relu(layer(x)) + (x if self.skip else 0)
+        return self.last(x)
+
+
+def plane(skip, steps=200, points=25, reach=0.5):
+    """Train; (training loss at the end, losses of points × points in the plane)."""
+    torch.manual_seed(0)
+    model = Deep(skip)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    for _ in range(steps):
+        drawn = torch.randint(len(X), (128,))
+        optimizer.zero_grad()
+        F.cross_entropy(model(X[drawn]), Y[drawn]).backward()
+        optimizer.step()
+    weights = {name: p.detach() for name, p in model.named_parameters()}
+    one, other = direction(weights, 1), direction(weights, 2)
+
+    def at(a, b):
+        return on_probe({name: w + a * one[name] + b * other[name] for name, w in weights.items()}, model)
+
+    far = torch.linspace(-reach, reach, points)
+    with torch.no_grad():
+        losses = torch.func.vmap(at, chunk_size=125)(far.repeat_interleave(points), far.repeat(points))
+    return losses[len(losses) // 2].item(), losses.view(points, points)
+
+
+# %%
+planes = {name: plane(skip) for name, skip in (("plain", False), ("with skip connections", True))}
+for name, (middle, losses) in planes.items():
+    ring = torch.cat([losses[6, 6:19], losses[18, 6:19], losses[6:19, 6], losses[6:19, 18]])  # half of the way out
+    print(
+        f"{name + ':':23} loss {middle:.3f} in the middle, {ring.median():.2f} half of the way out, {losses.max():.0f} at the most"
+    )
+
+# %% jupyter={"source_hidden": true}
+figure, panels = plt.subplots(1, 2, figsize=(9, 4), layout="constrained", sharey=True)
+levels = [10 ** (k / 3 - 2) for k in range(16)]
+for axes, (name, (_, losses)) in zip(panels, planes.items()):
+    far = torch.linspace(-0.5, 0.5, len(losses))
+    shown = axes.contourf(far, far, losses.clamp(levels[0], levels[-1]).T, levels, norm="log", cmap="viridis")
+    axes.plot(0, 0, "w+")
+    axes.set(aspect="equal", xlabel="first direction (of the weights' length)", title=name)
+panels[0].set(ylabel="second direction")
+figure.colorbar(shown, ax=panels, label="training loss", ticks=[0.01, 0.1, 1, 10, 100, 1000], format="{x:g}")
+figure.suptitle("How far around what was found is the loss still low?")
+plt.show()
+
+# %% [markdown]
+# Same depth, width, steps and rate. A slice is two directions out of some twenty thousand, chosen by chance: it shows how forgiving
+# a place is, and not whether there are other minima.
 
 # %% [markdown]
 # ## Stop early, and resume exactly
