@@ -1,7 +1,17 @@
 # %% [markdown]
 # # Learning rates, optimizers and large batches
 #
-# (opening: integrator)
+# Work 09 ended with many ranks that compute together what one process computes. But with a hundred ranks a batch is a hundred
+# times as large, and an epoch has a hundred times fewer steps. The machine is faster; does the *training* end sooner?
+#
+# In this practical work you write what answers: schedules and a finder for the learning rate, AdamW, clipping and
+# accumulation, the optimizers that were made for large batches (LARS, LAMB) and one of the latest (Muon). You measure the
+# **gradient noise scale**, a number that tells beforehand how large a batch is worth its ranks. At the end you resume a
+# training so exactly that nobody can tell it was ever stopped.
+#
+# **What you will gain.** The baseline below shows what is lost when the batch grows and nothing else changes. You will get
+# most of it back, see where nothing brings it back, and know why. All of it is measured on the handwritten digits, with
+# several seeds, within seconds.
 
 # %% tags=["setup"]
 import copy
@@ -39,12 +49,93 @@ def network(width=128):
 # %% [markdown]
 # ## The idea
 #
-# (integrator)
+# The gradient $g_B$ of a batch of $B$ samples is right on average, and scatters around the gradient $G$ of all data. With
+# $\Sigma$, the covariance of a single sample's gradient,
+#
+# $$\mathbb{E}\,[g_B] = G, \qquad \mathbb{E}\,\lVert g_B - G \rVert^2 = \frac{\operatorname{tr} \Sigma}{B} .$$
+#
+# Each point below is the gradient of one batch of this network: how far it goes along $G$ (the arrow), and how far to the
+# side in which it scatters most.
+
+
+# %% jupyter={"source_hidden": true}
+def batch_gradients(size, count=60):
+    """Gradients (count, parameters) of `count` random batches, for one and the same network."""
+    torch.manual_seed(0)
+    runs = SideBySide(network, [0] * count)
+    picked = torch.stack([torch.randperm(len(X))[:size] for _ in range(count)])
+    runs.backward(X[picked], Y[picked])
+    return torch.stack([torch.cat([p.grad.flatten() for p in model.parameters()]) for model in runs.models])
+
+
+def draw_gradients(sizes=(8, 64, 512)):
+    whole = batch_gradients(len(X), 1)[0]
+    along, found = whole / whole.norm(), [batch_gradients(size) for size in sizes]
+    aside = found[0] - (found[0] @ along)[:, None] * along
+    sideways = torch.linalg.svd(aside, full_matrices=False).Vh[0]
+    _, axes = plt.subplots(1, len(sizes), figsize=(9, 2.9), sharex=True, sharey=True, layout="constrained")
+    for ax, size, gradients in zip(axes, sizes, found):
+        ax.scatter(gradients @ along / whole.norm(), gradients @ sideways / whole.norm(), s=12, color="C0", alpha=0.7)
+        ax.annotate("", (1, 0), (0, 0), arrowprops={"arrowstyle": "-|>", "color": "C1", "lw": 2})
+        ax.set(title=f"batches of {size}", xlabel="along G, in lengths of G")
+    axes[0].set(ylabel="to the side", xlim=(-0.1, None))
+
+
+draw_gradients()
+
+# %% [markdown]
+# A larger batch knows the direction better. It pays while the scatter is larger than the arrow; once all points lie on its tip,
+# more samples say the same again, and only the number of steps counts, which a larger batch makes smaller. Between the two lies
+# a **bend**. The schedules and optimizers of this work move the steps; the noise scale of balise 7 tells where the bend is.
 
 # %% [markdown]
 # ## The baseline: one rate, one batch size
 #
-# (integrator)
+# Six epochs for everybody, SGD with momentum, three seeds side by side. First the rate stays as it is while the batch grows.
+# Then it grows with the batch: the *linear scaling rule* (Goyal and others, 2017), which lets one step of a batch twice as
+# large go as far as two steps.
+#
+# **Commit to a guess.** At batch 16 and 6 epochs the network is right on about 96 % of the validation images. How many will
+# it be at batch 1,438, the whole training set, with either rule? Write it down, then run the cell.
+
+# %%
+guess = {"same rate": None, "linear rule": None}  # per cent
+
+
+# %%
+def shuffled(seeds, size, epochs):
+    """Yields indices (seeds, size) of the training set: batches of `epochs` epochs, in an order of each seed's own."""
+    generators = [torch.Generator().manual_seed(seed) for seed in seeds]
+    for _ in range(epochs):
+        orders = torch.stack([torch.randperm(len(X), generator=generator) for generator in generators])
+        yield from (orders[:, at : at + size] for at in range(0, len(X) - size + 1, size))
+
+
+def sgd_accuracy(rate, size, epochs=6, seeds=(0, 1, 2)):
+    """(validation accuracy of each seed, number of steps)."""
+    runs, steps = SideBySide(network, seeds), 0
+    optimizers = [torch.optim.SGD(model.parameters(), lr=rate, momentum=0.9) for model in runs.models]
+    for steps, picked in enumerate(shuffled(seeds, size, epochs), 1):  # noqa: B007
+        runs.backward(X[picked], Y[picked])
+        for optimizer in optimizers:
+            optimizer.step()
+    return runs.accuracy(VAL_X, VAL_Y), steps
+
+
+print(f"{'batch':>6}{'steps':>7}{'same rate':>22}{'linear rule':>22}    (mean of three seeds, least and most)")
+for size in (16, 64, 256, len(X)):
+    row = [sgd_accuracy(rate, size) for rate in (0.02, 0.02 * size / 16)]
+    cells = "".join(f"{a.mean():12.1%} ({a.min():.0%}–{a.max():.0%})" for a, _ in row)
+    print(f"{size:6,}{row[0][1]:7,}{cells}")
+
+# %% [markdown]
+# <details><summary>What the figures say</summary>
+#
+# With the same rate there are simply too few steps. The linear rule makes up for it as long as the path is nearly straight
+# over many steps; beyond that a step jumps over what it should have followed. So neither is the answer by itself: how a rate
+# rises and falls, how far each layer may go, and how many samples a step needs at all are questions of their own. They are
+# the sections of this work.
+# </details>
 
 # %% [markdown]
 # ## Learning rates that change: schedules
@@ -1390,17 +1481,84 @@ compared()
 # %% [markdown]
 # ## Past this machine
 #
-# (integrator)
+# For language models Kaplan and others (2020) fitted the batch size of the bend to the loss $L$ (in nats a token) alone:
+# $B_\text{crit} \approx 2 \cdot 10^8 \text{ tokens} \cdot L^{-1/0.21}$. It does not depend on the size of the model; it grows while the
+# training goes on, so the number of ranks that pays grows too. With the planner's time of a step this becomes the question
+# that somebody has to answer before the machine is booked: **how much sooner, and for how many more GPU hours?**
+
+# %%
+PARAMETERS, TOKENS = 1.3e9, 2048  # of the model; tokens a GPU and step
+NODE = planner.Link(latency=6e-6, bandwidth=25e9)  # seconds, bytes a second: 200 Gbit/s for each GPU
+COMPUTING = 6 * PARAMETERS * TOKENS / (0.4 * planner.A100.bfloat16)  # seconds; 40 % of the peak
+
+
+def compared(gpus, loss):
+    """(share of samples not wasted, of time not spent on messages) with so many GPUs: an estimate."""
+    batch, bend = gpus * TOKENS, 2e8 * loss ** (-1 / 0.21)
+    step = planner.data_parallel_step(
+        COMPUTING / 3, 2 * COMPUTING / 3, 2 * PARAMETERS, lambda size: planner.all_reduce(size, gpus, NODE, "best")
+    )
+    return 1 / (1 + batch / bend), COMPUTING / step.total
+
+
+print("estimate: 1.3 billion parameters, 2,048 tokens a GPU and step, gradients in bfloat16, A100")
+for loss in (3.5, 2.5):
+    print(f"\nwhere the loss is {loss}: the bend lies at {2e8 * loss ** (-1 / 0.21) / 1e6:.1f} million tokens a step")
+    alone = math.prod(compared(1, loss))
+    for gpus in (16, 64, 256, 1024, 4096):
+        samples, messages = compared(gpus, loss)
+        share = samples * messages / alone
+        print(f"{gpus:6,} GPUs: batch {samples:4.0%}, messages {messages:4.0%}, together {share:4.0%} efficient: "
+              f"{gpus * share:6,.0f} times as fast as one, {1 / share:4.1f} times its GPU hours")  # fmt: skip
+
+# %% [markdown]
+# Two efficiencies are multiplied here that are usually reported apart; a benchmark of throughput sees the second one alone.
+# And they pull in opposite directions: four times the tokens on each GPU would hide the messages behind the computing, and
+# make the batch four times as large (try it: `TOKENS`). This is why beyond some hundreds of GPUs the other works of this course
+# cut the *model*, not only the batch.
 
 # %% [markdown]
 # ## Questions
 #
-# (integrator)
+# **1.** A colleague goes from 8 to 64 GPUs, with the same batch on each and the same number of epochs. The training is seven
+# times faster, and the accuracy two points lower. What happened, and what do you try, in which order?
+#
+# <details><summary>Answer</summary>
+#
+# An eighth of the steps, each with less noise than it needs. First the schedule: a higher rate, with a warm-up (find it
+# again; the linear rule says eight times, and is an upper end). Then measure the noise scale: if the new batch is far beyond
+# it, no optimizer brings the samples back, and fewer GPUs, or a longer training, are the honest answer. In between, an
+# optimizer that uses steps better, compared at its own tuned rate and with several seeds.
+# </details>
+#
+# **2.** A library accumulates over 8 micro-batches of sentences and divides the sum of the 8 mean losses by 8. When is this
+# the gradient of the whole batch, and who loses when it is not?
+#
+# <details><summary>Answer</summary>
+#
+# Only when all micro-batches have the same number of tokens that count. Otherwise a token in a short micro-batch weighs more
+# than one in a long one. The same mistake is made once more over ranks when their means are averaged. Both go away when sums
+# are added up and divided once, by the number of tokens of all.
+# </details>
+#
+# **3.** The noise scale grows during training, often tenfold. What follows for the batch size, and for a machine that is
+# booked for the whole training?
+#
+# <details><summary>Answer</summary>
+#
+# At the beginning a small batch loses nothing and makes more steps; later a large one pays. So the batch may grow with the
+# training, as that of GPT-3 did, which is kinder than letting the rate fall (Smith and others, 2018). On a fixed machine
+# one starts with fewer ranks, or uses the others for something else: another seed, another model.
+# </details>
 
 # %% [markdown]
 # ## To remember
 #
-# (integrator)
+# **A larger batch buys precision, not steps.** Up to the gradient noise scale that is a good bargain, and ranks save time
+# nearly one to one; beyond it they only save it on paper. What a batch size needs is a rate found *for it*: warmed up, high
+# while there is way to go, and brought down at the end. LARS, LAMB and Muon bound how far a layer goes in a step; whether
+# one of them helps is a question for your own problem, each at its own tuned rate, with several seeds. Divide by what was
+# counted, once, over all micro-batches and ranks. And save whatever the next step depends on: then a stop costs nothing.
 
 # %%
 tp.progress()
