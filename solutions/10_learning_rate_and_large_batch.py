@@ -443,6 +443,130 @@ both[0].legend(loc="lower left")
 plt.show()
 
 # %% [markdown]
+# ## Measured: one cycle against a constant rate
+#
+# Three epochs, batches of 32, SGD with momentum. Each of the two is *tuned*: all rates of a grid, four seeds each. A method that
+# is compared at a rate that suits the other one always loses. All models of a row of the grid are trained side by side:
+# `SideBySide` computes them in one batched pass, and each has an ordinary optimizer of its own.
+#
+# **Commit to a guess.** Let "good" be within 2 points of the best accuracy. A constant rate may be by some factor higher than
+# the lowest good one, and still be good. By which factor? And the peak of one cycle?
+
+# %%
+guess_constant, guess_one_cycle = None, None  # two factors
+
+
+# %% tags=["setup"]
+def rows_of(n_seeds, epochs, size=32):
+    """For each step which images every seed trains on, int64 (seeds, size): another order for each seed and epoch."""
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(epochs):
+        orders = torch.stack([torch.randperm(len(X), generator=generator) for _ in range(n_seeds)])
+        yield from orders.split(size, 1)[: len(X) // size]
+
+
+TRIED = [0.00125 * 2**k for k in range(10)]  # rates, or peaks
+
+
+# %%
+@functools.cache
+def by_schedule(name, seeds=4, epochs=3):
+    """Validation accuracy after three epochs, (rates, seeds)."""
+    runs = SideBySide(network, list(range(seeds)) * len(TRIED))
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9) for model in runs.models]
+    total = epochs * (len(X) // 32)
+    for step, rows in enumerate(rows_of(seeds, epochs)):
+        now = [rate if name == "constant" else one_cycle(step, total, rate) for rate in TRIED]
+        rows = rows.repeat(len(TRIED), 1)
+        runs.backward(X[rows], Y[rows])
+        for k, optimizer in enumerate(optimizers):
+            set_rates(optimizer, now[k // seeds])
+            optimizer.step()
+    return runs.accuracy(VAL_X, VAL_Y).view(len(TRIED), seeds)
+
+
+for name, guess_factor in (("constant", guess_constant), ("one cycle", guess_one_cycle)):
+    accuracy = by_schedule(name)
+    mean, k = accuracy.mean(1), int(accuracy.mean(1).argmax())
+    good = [rate for rate, one in zip(TRIED, mean) if one > mean[k] - 0.02]
+    edge = " (an edge of the grid)" if k in (0, len(TRIED) - 1) else ""
+    print(f"{name:9}: best {mean[k]:.3f}, standard deviation of seeds {accuracy[k].std():.3f}, at {TRIED[k]:g}{edge}")
+    print(
+        f"           good from {good[0]:g} to {good[-1]:g}: a factor of {good[-1] / good[0]:.0f}; your guess: {guess_factor}"
+    )
+
+# %% jupyter={"source_hidden": true}
+_, axes = plt.subplots(figsize=(8, 3.2), layout="constrained")
+_, _, smallest, largest = found_for("SGD, momentum 0.9")
+axes.axvspan(smallest, largest, color="0.85", label="proposed by the finder")
+for name in ("constant", "one cycle"):
+    accuracy = by_schedule(name)
+    low, high = accuracy.amin(1), accuracy.amax(1)
+    axes.plot(TRIED, accuracy.mean(1), "o-", label=f"{name}: mean, lowest and highest of four seeds")
+    axes.fill_between(TRIED, low, high, alpha=0.2)
+axes.set(xscale="log", xlabel="rate, or peak of the cycle", ylabel="validation accuracy", ylim=(0.7, 1))
+axes.set_title("What does one cycle bring in three epochs?")
+axes.legend(fontsize=8, loc="lower left")
+plt.show()
+
+# %% [markdown]
+# <details><summary>What to look at</summary>
+#
+# Two things, of which the second is the greater help: how much better the best of one row is than the best of the other,
+# beside what another seed changes; and how far the good rates reach. A cycle that went too high still ends with small steps,
+# and has time to settle. Who does not have to hit the rate saves most of the grid. The finder's proposal costs two epochs
+# where this grid costs a hundred; hold its grey band against both curves.
+# </details>
+#
+# ## Measured: snapshots of one training, as an ensemble
+#
+# A cosine that begins again every few hundred steps (Loshchilov and Hutter, 2017) ends each time in some minimum, and the high
+# rate after it throws the weights out into another one. Keep the weights at the end of each cycle, and average what these
+# **snapshots** predict: an ensemble for the price of one training (Huang et al., 2017). It helps where its members are good
+# *and* make different mistakes. Beside it: one cosine over all of the same steps.
+
+
+# %%
+def cosines(cycles, epochs=5, seeds=8, peak=0.1):
+    """Train in so many cycles. Returns what is predicted after each of them, (cycles, seeds, images, 10)."""
+    runs = SideBySide(network, range(seeds))
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9) for model in runs.models]
+    length, snapshots = epochs * (len(X) // 32) // cycles, []
+    for step, rows in enumerate(rows_of(seeds, epochs)):
+        runs.backward(X[rows], Y[rows])
+        for optimizer in optimizers:
+            set_rates(optimizer, warmup_cosine(step % length, length, 0, peak))
+            optimizer.step()
+        if (step + 1) % length == 0:
+            with torch.no_grad():
+                snapshots.append(runs(VAL_X.expand(seeds, *VAL_X.shape)).softmax(-1))
+    return torch.stack(snapshots)
+
+
+def said(name, predicted):
+    """Print mean and spread over seeds of the accuracy of predictions (seeds, images, 10)."""
+    right = (predicted.argmax(-1) == VAL_Y).float().mean(-1)
+    print(f"{name:32} {right.mean():.4f}, standard deviation of seeds {right.std():.4f}")
+
+
+def snapshots_compared():
+    members = cosines(5)
+    for k, member in enumerate(members):
+        said(f"snapshot {k + 1}", member)
+    said("ensemble of all five", members.mean(0))
+    said("ensemble of the last three", members[-3:].mean(0))
+    said("one cosine, as many steps", cosines(1)[0])
+    differ = (members[-1].argmax(-1) != members[-2].argmax(-1)).float().mean()
+    print(f"the last two snapshots disagree on {differ:.1%} of the images")
+
+
+snapshots_compared()
+
+# %% [markdown]
+# Compare three lines: the last snapshot, the ensemble, and the single cosine that had all the steps for itself. The ensemble
+# must beat the last one to be worth keeping several networks; to beat the first two of them is no feat.
+
+# %% [markdown]
 # ## AdamW by hand
 #
 # SGD has one rate for all weights. Adam gives each weight $\theta$ a step of its own: it keeps moving averages of the gradient $g$ and
