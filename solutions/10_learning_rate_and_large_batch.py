@@ -718,7 +718,7 @@ plt.show()
 # weighs more. Texts are of unequal length, and padding has the label −100, which does not count. Well-known libraries
 # shipped this mistake for years, until the autumn of 2024: nothing fails, the model is somewhat worse.
 #
-# In practical works 03 and 08 ranks had equal batches, and the mean over ranks was right. Now they have not. This is what
+# In practical works 08 and 09 ranks had equal batches, and the mean over ranks was right. Now they have not. This is what
 # `DistributedDataParallel` does to the gradients, in one message:
 
 
