@@ -446,8 +446,8 @@ plt.show()
 # ## Measured: one cycle against a constant rate
 #
 # Three epochs, batches of 32, SGD with momentum. Each of the two is *tuned*: all rates of a grid, four seeds each. A method that
-# is compared at a rate that suits the other one always loses. All models of a row of the grid are trained side by side:
-# `SideBySide` computes them in one batched pass, and each has an ordinary optimizer of its own.
+# is compared at a rate that suits the other one always loses. All models are trained side by side:
+# `SideBySide` computes them in one batched pass, and each rate of the grid is the `lr_scale` of a parameter group.
 #
 # **Commit to a guess.** Let "good" be within 2 points of the best accuracy. A constant rate may be by some factor higher than
 # the lowest good one, and still be good. By which factor? And the peak of one cycle?
@@ -473,15 +473,17 @@ TRIED = [0.00125 * 2**k for k in range(10)]  # rates, or peaks
 def by_schedule(name, seeds=4, epochs=3):
     """Validation accuracy after three epochs, (rates, seeds)."""
     runs = SideBySide(network, list(range(seeds)) * len(TRIED))
-    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9) for model in runs.models]
+    weights = [list(model.parameters()) for model in runs.models]
+    groups = [
+        {"params": sum(weights[k * seeds : (k + 1) * seeds], []), "lr_scale": rate} for k, rate in enumerate(TRIED)
+    ]
+    optimizer = torch.optim.SGD(groups, lr=0.1, momentum=0.9, foreach=True)
     total = epochs * (len(X) // 32)
     for step, rows in enumerate(rows_of(seeds, epochs)):
-        now = [rate if name == "constant" else one_cycle(step, total, rate) for rate in TRIED]
         rows = rows.repeat(len(TRIED), 1)
         runs.backward(X[rows], Y[rows])
-        for k, optimizer in enumerate(optimizers):
-            set_rates(optimizer, now[k // seeds])
-            optimizer.step()
+        set_rates(optimizer, 1.0 if name == "constant" else one_cycle(step, total, 1.0))
+        optimizer.step()
     return runs.accuracy(VAL_X, VAL_Y).view(len(TRIED), seeds)
 
 
@@ -530,13 +532,12 @@ plt.show()
 def cosines(cycles, epochs=5, seeds=8, peak=0.1):
     """Train in so many cycles. Returns what is predicted after each of them, (cycles, seeds, images, 10)."""
     runs = SideBySide(network, range(seeds))
-    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9) for model in runs.models]
+    optimizer = torch.optim.SGD([p for model in runs.models for p in model.parameters()], lr=0.1, momentum=0.9)
     length, snapshots = epochs * (len(X) // 32) // cycles, []
     for step, rows in enumerate(rows_of(seeds, epochs)):
         runs.backward(X[rows], Y[rows])
-        for optimizer in optimizers:
-            set_rates(optimizer, warmup_cosine(step % length, length, 0, peak))
-            optimizer.step()
+        set_rates(optimizer, warmup_cosine(step % length, length, 0, peak))
+        optimizer.step()
         if (step + 1) % length == 0:
             with torch.no_grad():
                 snapshots.append(runs(VAL_X.expand(seeds, *VAL_X.shape)).softmax(-1))
