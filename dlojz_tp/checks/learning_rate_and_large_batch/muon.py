@@ -1,5 +1,141 @@
-"""Balise 6."""
+"""Balise 6: orthogonal matrices by Newton-Schulz, batched, on the short side; and steps of Muon, shape by shape."""
+
+import functools
+
+import torch
+
+from dlojz_tp.checking.looks import Look, Value, form, judged
+from dlojz_tp.checks.learning_rate_and_large_batch.adamw import each, more
+from dlojz_tp.checks.learning_rate_and_large_batch.stepping import (
+    Training,
+    follow,
+    kept,
+    operators,
+    own_work,
+    truth,
+    without_values,
+)
+from dlojz_tp.probes.operations import Operations, Products
+
+A, B, C = 3.4445, -4.7750, 2.0315
+DRAWN = torch.Generator().manual_seed(4)
 
 
-def balise_6(*answers):
-    raise NotImplementedError
+def _drawn(*shape):
+    """Matrices of very different sizes."""
+    scales = 10.0 ** torch.arange(-2, shape[0] - 2).reshape(-1, 1, 1)
+    return torch.randn(shape, generator=DRAWN, dtype=torch.float64) * scales
+
+
+SQUARE, WIDE, TALL = _drawn(3, 4, 4), _drawn(2, 3, 7), _drawn(2, 7, 3)
+ZERO = torch.stack([torch.zeros(3, 5), torch.eye(3, 5)])
+
+
+def orthogonal(matrix, steps=5):
+    """One matrix, float64, by its singular values: another way than the iteration."""
+    u, s, v = torch.linalg.svd(matrix.double(), full_matrices=False)
+    s = s / s.norm().clamp(min=1e-7)
+    for _ in range(steps):
+        s = A * s + B * s**3 + C * s**5
+    return u @ s.diag() @ v
+
+
+def _each(matrices, steps=5):
+    return torch.stack([orthogonal(one, steps) for one in matrices])
+
+
+def rule(weight, steps, momentum, weight_decay, dtype):
+    """One matrix of Muon."""
+    mean = 0.0
+    for gradient, rate in steps:
+        mean = momentum * mean + (1 - momentum) * gradient
+        update = orthogonal((1 - momentum) * gradient + momentum * mean)
+        weight = weight - rate * (weight_decay * weight + 0.2 * max(weight.shape) ** 0.5 * update)
+        yield weight
+
+
+def options(lr=0.3, momentum=0.7, weight_decay=0.0, dtype=torch.float64):
+    return {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "dtype": dtype}
+
+
+PLAIN = Training(((((5, 3),), options()),))
+SIZES = Training(((((5, 3), (2, 6), (3, 3), (5, 3), (1, 4)), options(weight_decay=0.5)),))
+GROUPS = Training(
+    ((((3, 4), (4, 2)), options(0.5, 0.9, 0.4)), (((4, 2), (3, 4), (3, 4)), options(0.2, 0.5, 0.1))),
+    rates=(0.2, 1.0, 0.5, 0.3),
+    absent=((0, 0), (1, 1), (2, 1), (0, 4), (1, 4), (2, 4), (3, 4)),
+)
+SHAPES = [(3, 4), (4, 3), (3, 3)]
+
+
+def observe(orthogonalise, muon):
+    given = SQUARE.clone()
+    got = orthogonalise(given)
+    yield {"form": form(got)}
+    yield {"square": got, "input": bool(torch.equal(given, SQUARE))}
+    yield {"wide": orthogonalise(WIDE.clone())}
+    tall = orthogonalise(TALL.clone())
+    yield {"tall form": form(tall)}
+    yield {"tall": tall}
+    yield {"three": orthogonalise(SQUARE.clone(), 3), "zero": orthogonalise(ZERO.clone())}
+    yield {"dtypes": form([orthogonalise(SQUARE.to(dtype)) for dtype in (torch.bfloat16, torch.float32)])}
+    with Products() as products:
+        orthogonalise(torch.ones(2, 40, 4))
+    counts = []
+    for n in (1, 4):
+        with Operations() as operations:
+            orthogonalise(SQUARE[:1].repeat(n, 1, 1))
+        counts.append(operations.total)
+    yield {"multiplications": products.multiplications, "orthogonalise operators": counts}
+    for name, training in (("plain", PLAIN), ("sizes", SIZES), ("groups", GROUPS)):
+        yield {f"muon {name}": follow(training, muon)}
+    yield {"resumed": follow(GROUPS, muon, resume=2)}
+    with Products() as products:
+        weights = _step_in(muon, torch.bfloat16)
+    yield {"products": sorted({str(one) for one in products.dtypes}), "weights": form(weights)}
+    yield kept(GROUPS, muon)
+    yield {"operators": operators(functools.partial(muon, dtype=torch.float32), SHAPES)}
+    yield {"without values": without_values(muon, SHAPES)}
+
+
+def _step_in(muon, dtype):
+    weight = torch.nn.Parameter(torch.ones(3, 4))
+    weight.grad = torch.eye(3, 4)
+    muon([weight], dtype=dtype).step()
+    return weight.detach()
+
+
+ENOUGH = (
+    5 * 2 * (4 * 4 * 40 + 4 * 4 * 4 + 4 * 40 * 4)
+)  # five rounds of two matrices 40×4, turned; some order them otherwise
+
+LOOKS = [
+    Look("matrices of the same shape and dtype", "form", "float64 (3, 4, 4)", "orthogonal-form"),
+    Value("square ones", "square", _each(SQUARE), "wrong-orthogonal"),
+    Look("the input stays", "input", True, "input-changed"),
+    Value("wide ones", "wide", _each(WIDE), "wrong-orthogonal"),
+    Look("tall ones", "tall form", "float64 (2, 7, 3)", "not-turned-back"),
+    Value("", "tall", _each(TALL), "wrong-orthogonal"),
+    Value("three rounds", "three", _each(SQUARE, 3), "rounds-ignored"),
+    Value("zeros", "zero", _each(ZERO), "wrong-zeros"),
+    Look("in the dtype that it is given", "dtypes", ["bfloat16 (3, 4, 4)", "float32 (3, 4, 4)"], "other-dtype"),
+    Look("no more products than on the short side", "multiplications", ENOUGH, "long-side", lambda seen, due: seen <= 2 * due,
+         lambda seen, due: {"times": round(seen / due, 1), "expected": f"{due} multiplications", "got": seen}),
+    Look("all matrices in one call", "orthogonalise operators", [0, 0], "one-by-one", more,
+         lambda seen, due: {"few": seen[0], "many": seen[1], "expected": f"{seen[0]} operators", "got": seen[1]}),
+    Value("three steps of one matrix", "muon plain", truth(PLAIN, rule), "wrong-muon"),
+    Value("several shapes, with decay", "muon sizes", truth(SIZES, rule), "wrong-sizes"),
+    Value("several groups, changing rates, gradients that are None", "muon groups", truth(GROUPS, rule), "wrong-groups"),
+    Value("stopped and resumed from its state_dict", "resumed", truth(GROUPS, rule), "not-resumed"),
+    Look("products in the group's dtype", "products", ["torch.bfloat16"], "dtype-ignored"),
+    Look("", "weights", "float32 (3, 4)", "weights-moved"),
+    Look("gradients stay, weights change in place", "gradients", 0, "gradients-changed"),
+    Look("", "moved", False, "weights-moved"),
+    Look("as many operators for 12 matrices as for 3", "operators", [0, 0], "an-operator-each", more, each),
+    Look("nothing is read back", "without values", True, "weights-moved"),
+]  # fmt: skip
+
+
+def balise_6(orthogonalise, muon):
+    with own_work():
+        yield from judged(LOOKS, observe, orthogonalise, muon)

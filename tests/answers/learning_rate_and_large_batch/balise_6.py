@@ -1,5 +1,190 @@
-"""Answers to balise 6."""
+"""Answers to balise 6 of 10_learning_rate_and_large_batch: Newton-Schulz and Muon."""
 
 from tests.answers.bank import Bank
 
 bank = Bank("10_learning_rate_and_large_batch", whole=True)
+
+# products on the right side, transposed twice; the state by hand, momentum as a sum
+PLAIN = """
+def orthogonalise(matrices, steps=5):
+    a, b, c = 3.4445, -4.7750, 2.0315
+    turned = matrices.size(1) > matrices.size(2)
+    y = matrices.transpose(1, 2) if turned else matrices
+    y = y / (y.square().sum((1, 2), keepdim=True).sqrt() + 1e-12)
+    for _ in range(steps):
+        gram = torch.bmm(y, y.transpose(1, 2))
+        y = a * y + torch.bmm(b * gram + c * torch.bmm(gram, gram), y)
+    return y.transpose(1, 2).contiguous() if turned else y
+
+class Muon(torch.optim.Optimizer):
+    def __init__(self, params, lr=1e-3, momentum=0.95, weight_decay=0.01, dtype=torch.float32):
+        super().__init__(params, dict(lr=lr, momentum=momentum, weight_decay=weight_decay, dtype=dtype))
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            ws = [w for w in group["params"] if w.grad is not None]
+            for shape in sorted({w.shape for w in ws}):
+                same = [w for w in ws if w.shape == shape]
+                for w in same:
+                    if "sum" not in self.state[w]:
+                        self.state[w]["sum"] = torch.zeros_like(w)
+                sums, gs = [self.state[w]["sum"] for w in same], [w.grad for w in same]
+                torch._foreach_mul_(sums, group["momentum"])
+                torch._foreach_add_(sums, gs)
+                ahead = torch.stack(torch._foreach_add(gs, sums, alpha=group["momentum"])).to(group["dtype"])
+                update = orthogonalise(ahead).to(same[0].dtype) * (0.2 * max(shape) ** 0.5)
+                torch._foreach_mul_(same, 1 - group["lr"] * group["weight_decay"])
+                torch._foreach_add_(same, list(update), alpha=-group["lr"])
+"""
+bank.text(6, None, PLAIN)
+bank.text(6, None, PLAIN.replace("y.square().sum((1, 2), keepdim=True).sqrt() + 1e-12", "y.flatten(1).norm(dim=1)[:, None, None].clamp_min(1e-20)").replace(
+    "a * y + torch.bmm(b * gram + c * torch.bmm(gram, gram), y)", "a * y + b * (gram @ y) + c * (gram @ (gram @ y))"))  # fmt: skip
+bank.slip(6, None, ("0.2 * max(shape) ** 0.5 * rate)", "rate * 0.2 * math.sqrt(max(*shape)))"))
+
+bank.hint(6, "orthogonal-form", "Matrices of the same shape and dtype are due, (n, rows, columns).")
+bank.slip(6, "orthogonal-form", ("return x.mT if tall else x", "return (x.mT if tall else x)[0]"))
+bank.slip(6, "orthogonal-form", ("x = x / torch", "x = x.float() / torch"))
+bank.variant(6, "orthogonal-form", PLAIN, ("if turned else y\n\n", "if turned else list(y)\n\n"))
+
+bank.hint(6, "wrong-orthogonal", "The singular values are not those of the iteration, X ← a X + (b A + c A²) X from X₀ = M / ‖M‖, for each matrix on its own.")  # fmt: skip
+bank.slip(6, "wrong-orthogonal", ("a, b, c = 3.4445, -4.7750, 2.0315", "a, b, c = 1.5, -0.5, 0.0"))
+bank.slip(6, "wrong-orthogonal", ("range(steps)", "range(steps - 1)"))
+bank.variant(6, "wrong-orthogonal", PLAIN, ("range(steps)", "range(steps + 1)"))
+
+bank.hint(6, "one-norm-for-all", "All matrices of the batch are divided by one norm: small ones stay small. Each has its own: dim=(-2, -1), keepdim=True.")  # fmt: skip
+bank.slip(6, "one-norm-for-all", (", dim=(-2, -1), keepdim=True", ""))
+bank.variant(6, "one-norm-for-all", PLAIN, ("sum((1, 2), keepdim=True)", "sum()"))
+
+bank.hint(
+    6, "norm-of-rows", "Each row is divided by its own norm. Frobenius's norm is over rows and columns of a matrix."
+)
+bank.slip(6, "norm-of-rows", ("dim=(-2, -1)", "dim=-1"))
+bank.variant(6, "norm-of-rows", PLAIN, ("sum((1, 2), keepdim=True)", "sum(2, keepdim=True)"))
+
+bank.hint(6, "spectral-norm", "The matrix is divided by its largest singular value. That converges as well, but has to be computed; the Frobenius norm is due.")  # fmt: skip
+bank.slip(6, "spectral-norm", ("torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True)", "torch.linalg.matrix_norm(x, 2, keepdim=True)"))  # fmt: skip
+bank.variant(6, "spectral-norm", PLAIN, ("y.square().sum((1, 2), keepdim=True).sqrt()", "torch.linalg.svdvals(y)[:, :1, None]"))  # fmt: skip
+
+bank.hint(6, "not-divided", "The iteration works for singular values up to 1: divide each matrix by its norm first.")
+bank.slip(
+    6, "not-divided", ("    x = x / torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True).clamp(min=1e-7)\n", "")
+)
+bank.variant(6, "not-divided", PLAIN, ("    y = y / (y.square().sum((1, 2), keepdim=True).sqrt() + 1e-12)\n", ""))
+
+bank.hint(6, "exact", "All singular values are exactly 1: that is the SVD, far too slow for a step. Five rounds of the iteration are due.")  # fmt: skip
+SVD = (
+    "    u, s, v = torch.linalg.svd({x}, full_matrices=False)\n    {x} = torch.where(s[:, :1, None] > 0, u @ v, 0.0)\n"
+)
+bank.slip(6, "exact", ("    for _ in range(steps):\n", SVD.format(x="x") + "    for _ in range(0):\n"))
+bank.variant(6, "exact", PLAIN, ("    for _ in range(steps):\n", "    u, _, v = torch.linalg.svd(y, full_matrices=False)\n    return u @ v\n    for _ in range(steps):\n"))  # fmt: skip
+
+bank.hint(
+    6,
+    "input-changed",
+    "The matrices that were handed over have changed: they are the momentum. Divide into a new tensor.",
+)
+bank.slip(6, "input-changed", ("x = x / torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True).clamp(min=1e-7)", "x.div_(torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True).clamp(min=1e-7))"))  # fmt: skip
+bank.variant(6, "input-changed", PLAIN, ("y = y / (y.square().sum((1, 2), keepdim=True).sqrt() + 1e-12)", "y /= y.square().sum((1, 2), keepdim=True).sqrt() + 1e-12"))  # fmt: skip
+
+bank.hint(6, "not-turned-back", "Of tall matrices the transpose comes back. Transpose once more at the end.")
+bank.slip(6, "not-turned-back", ("return x.mT if tall else x", "return x"))
+bank.variant(6, "not-turned-back", PLAIN, ("y.transpose(1, 2).contiguous() if turned else y\n", "y\n"))
+
+bank.hint(6, "rounds-ignored", "steps says how many rounds: with 3 the result is not that of three.")
+bank.slip(6, "rounds-ignored", ("range(steps)", "range(5)"))
+bank.variant(6, "rounds-ignored", PLAIN, ("range(steps)", "range(5)"))
+
+bank.hint(6, "wrong-zeros", "A matrix of zeros stays zero: 0 / 0 is NaN, so keep the norm above a small number.")
+bank.slip(6, "wrong-zeros", (".clamp(min=1e-7)", ""))
+bank.variant(6, "wrong-zeros", PLAIN, (" + 1e-12)", ")"))
+
+bank.hint(6, "other-dtype", "It computes in another dtype than it is given: {got}, due are {expected}.")
+bank.slip(
+    6,
+    "other-dtype",
+    ("    tall = ", "    matrices = matrices.to(torch.promote_types(matrices.dtype, torch.float32))\n    tall = "),
+)
+bank.variant(6, "other-dtype", PLAIN, ("    turned = ", "    matrices = matrices.to(torch.promote_types(matrices.dtype, torch.float32))\n    turned = "))  # fmt: skip
+
+bank.hint(6, "long-side", "Tall matrices take {times} times the multiplications that are needed: transpose them first, then A is the small square.")  # fmt: skip
+bank.slip(6, "long-side", ("tall = matrices.shape[-2] > matrices.shape[-1]", "tall = False"))
+bank.variant(6, "long-side", PLAIN, ("turned = matrices.size(1) > matrices.size(2)", "turned = False"))
+
+bank.hint(6, "one-by-one", "Four matrices take {many} operators, one takes {few}: work on all at once. Products of (n, …) tensors are batched.")  # fmt: skip
+bank.text(6, "one-by-one", PLAIN.replace("def orthogonalise(", "def each(").replace("class Muon", "def orthogonalise(matrices, steps=5):\n    return torch.cat([each(one[None], steps) for one in matrices])\n\nclass Muon"))  # fmt: skip
+bank.slip(
+    6, "one-by-one", ("        squares = x @ x.mT\n", "        squares = torch.stack([one @ one.mT for one in x])\n")
+)
+bank.variant(
+    6, "one-by-one", PLAIN, ("torch.bmm(y, y.transpose(1, 2))", "torch.stack([torch.mm(one, one.t()) for one in y])")
+)
+
+bank.hint(6, "wrong-muon", "Three steps of one matrix without decay do not come out: averaged gradient, Nesterov, orthogonalise, times 0.2 √max(rows, columns).")  # fmt: skip
+bank.slip(6, "wrong-muon", ("orthogonalise(stacked)", "orthogonalise(stacked, 3)"))
+bank.variant(6, "wrong-muon", PLAIN, ("orthogonalise(ahead)", "orthogonalise(ahead, 4)"))
+
+bank.hint(6, "no-nesterov", "The momentum itself is made orthogonal. One step ahead is due: (1 - μ) g + μ B.")
+bank.slip(6, "no-nesterov", ("ahead = torch._foreach_lerp(gradients, means, momentum)", "ahead = means"))
+bank.variant(6, "no-nesterov", PLAIN, ('torch._foreach_add(gs, sums, alpha=group["momentum"])', "sums"))
+
+bank.hint(6, "no-momentum", "The gradient itself is made orthogonal: where is the momentum?")
+bank.slip(6, "no-momentum", ("ahead = torch._foreach_lerp(gradients, means, momentum)", "ahead = gradients"))
+bank.variant(6, "no-momentum", PLAIN, ('torch._foreach_add(gs, sums, alpha=group["momentum"])', "gs"))
+
+bank.hint(6, "not-orthogonal", "The momentum itself is subtracted: orthogonalise it.")
+bank.slip(6, "not-orthogonal", ("orthogonalise(stacked)", "stacked"))
+bank.variant(6, "not-orthogonal", PLAIN, ("orthogonalise(ahead)", "(ahead * (1 - group['momentum']))"))
+
+bank.hint(6, "no-scale", "The update is not multiplied by 0.2 √max(rows, columns).")
+bank.slip(6, "no-scale", ("-0.2 * max(shape) ** 0.5 * rate", "-rate"))
+bank.variant(6, "no-scale", PLAIN, (" * (0.2 * max(shape) ** 0.5)", ""))
+
+bank.hint(
+    6,
+    "other-scale",
+    "The update is multiplied by √max(1, rows / columns), Muon's first scale. 0.2 √max(rows, columns) is due.",
+)
+bank.slip(6, "other-scale", ("-0.2 * max(shape) ** 0.5 * rate", "-(max(1, shape[0] / shape[1]) ** 0.5) * rate"))
+bank.slip(6, "other-scale", ("-0.2 * max(shape) ** 0.5 * rate", "-((shape[0] / shape[1]) ** 0.5) * rate"))
+bank.variant(6, "other-scale", PLAIN, ("(0.2 * max(shape) ** 0.5)", "max(1, shape[0] / shape[1]) ** 0.5"))
+
+bank.hint(6, "wrong-sizes", "One square matrix was right. With several shapes, or with decay, it is not: each gets its own update, and √max(rows, columns) is its own.")  # fmt: skip
+bank.slip(6, "wrong-sizes", ("max(shape)", "shape[0]"))
+bank.slip(6, "wrong-sizes", ("updates = orthogonalise(stacked).to(weights[places[0]].dtype).unbind()", "updates = orthogonalise(stacked).to(weights[places[0]].dtype).unbind()[::-1]"))  # fmt: skip
+bank.variant(6, "wrong-sizes", PLAIN, ("max(shape)", "shape[0]"))
+
+bank.hint(6, "shorter-side", "The scale is of the shorter side: 0.2 √max(rows, columns) is due.")
+bank.slip(6, "shorter-side", ("max(shape)", "shape[1]"))
+bank.variant(6, "shorter-side", PLAIN, ("max(shape)", "min(shape)"))
+
+bank.hint(6, "no-decay", "The weights do not decay.")
+bank.slip(6, "no-decay", ('torch._foreach_mul_(weights, 1 - rate * group["weight_decay"])', "pass"))
+bank.variant(6, "no-decay", PLAIN, ('torch._foreach_mul_(same, 1 - group["lr"] * group["weight_decay"])', "pass"))
+
+bank.hint(6, "decay-in-the-gradient", "The decay is added to the gradient, and becomes a part of what is made orthogonal. Decoupled, it shrinks the weights beside.")  # fmt: skip
+bank.slip(6, "decay-in-the-gradient", ("            torch._foreach_lerp_(means", '            gradients = torch._foreach_add(gradients, weights, alpha=group["weight_decay"])\n            torch._foreach_lerp_(means'), (
+    'torch._foreach_mul_(weights, 1 - rate * group["weight_decay"])', "pass"))  # fmt: skip
+bank.variant(6, "decay-in-the-gradient", PLAIN, ("[w.grad for w in same]", '[w.grad + group["weight_decay"] * w for w in same]'), (
+    'torch._foreach_mul_(same, 1 - group["lr"] * group["weight_decay"])', "pass"))  # fmt: skip
+
+bank.hint(6, "decay-without-rate", "The decay is αλw: without the rate α it is far larger, and no schedule lowers it.")
+bank.slip(6, "decay-without-rate", ('1 - rate * group["weight_decay"]', '1 - group["weight_decay"]'))
+bank.variant(6, "decay-without-rate", PLAIN, ('1 - group["lr"] * group["weight_decay"]', '1 - group["weight_decay"]'))
+
+bank.hint(6, "wrong-groups", "With one group all was right. With several, each has its own options; rates change from step to step; a parameter may have no gradient.")  # fmt: skip
+bank.slip(6, "wrong-groups", ('group["lr"], group["momentum"]', 'group["lr"], self.param_groups[0]["momentum"]'))
+bank.slip(6, "wrong-groups", ('= group["lr"], group["momentum"]', '= self.defaults["lr"], group["momentum"]'))
+bank.variant(6, "wrong-groups", PLAIN, ('1 - group["lr"] * group["weight_decay"]', '1 - group["lr"] * self.param_groups[0]["weight_decay"]'))  # fmt: skip
+
+bank.slip(6, "not-resumed", ("            torch._foreach_lerp_(means", '            self.kept = getattr(self, "kept", {})\n            means = [self.kept.setdefault(id(w), torch.zeros_like(w)) for w in weights]\n            torch._foreach_lerp_(means'))  # fmt: skip
+
+bank.hint(6, "dtype-ignored", "The group asks for bfloat16, and the products are in {got}.")
+bank.slip(6, "dtype-ignored", ('.to(group["dtype"])\n', ".to(torch.float64)\n"))
+bank.variant(
+    6, "dtype-ignored", PLAIN, ('alpha=group["momentum"])).to(group["dtype"])', 'alpha=group["momentum"])).double()')
+)
+
+bank.slip(6, "gradients-changed", ("ahead = torch._foreach_lerp(gradients, means, momentum)", "torch._foreach_lerp_(gradients, means, momentum)\n            ahead = gradients"))  # fmt: skip
+bank.slip(6, "an-operator-each", ("            for shape, places in shapes.items():\n", "            for shape, places in [(shape, [k]) for shape, several in shapes.items() for k in several]:\n"))  # fmt: skip
+bank.slip(6, "weights-moved", ("torch._foreach_add_([weights[k] for k in places], updates, alpha=-0.2 * max(shape) ** 0.5 * rate)", "for k, update in zip(places, updates):\n                    weights[k].data = weights[k] - 0.2 * max(shape) ** 0.5 * rate * update"))  # fmt: skip
