@@ -6,7 +6,7 @@ from torch import nn
 
 from dlojz_tp.checking import Wrong
 from dlojz_tp.checking.borrowed import out_of_reach
-from dlojz_tp.checking.looks import Look, Value, at_most, form, judged
+from dlojz_tp.checking.looks import Look, Value, at_most, form, judged, silent
 from dlojz_tp.probes.operations import Operations, syncs
 from dlojz_tp.probes.ranks import hung, killed_by, world_after_world
 from dlojz_tp.probes.traffic import Traffic, sent
@@ -41,8 +41,9 @@ def observe_clip(clip):
     found = {"norms": [], "gradients": []}
     for scale in SCALES.values():
         norm, parameters = _clip(clip, _gradients(scale))
-        yield {"form": form(norm)}
-        found["norms"].append(norm.double())
+        one = isinstance(norm, torch.Tensor) and norm.numel() == 1
+        yield {"form": "a tensor of one number" if one else form(norm)}
+        found["norms"].append(norm.reshape(()).float())
         found["gradients"].append(torch.cat([p.grad.flatten() for p in parameters]))
     yield {"norms": torch.stack(found["norms"]), "gradients": torch.cat(found["gradients"])}
     few, many = (_watched(clip, copies) for copies in (1, 4))
@@ -69,7 +70,7 @@ def _watched(clip, copies):
 
 _LONG = [torch.cat([g.double().flatten() for g in _gradients(scale)]) for scale in SCALES.values()]
 CLIP = [
-    Look("clipping: the norm from before, a tensor", "form", "float32 ()", "norm-form"),
+    Look("clipping: the norm from before, a tensor", "form", "a tensor of one number", "norm-form"),
     Value("", "norms", torch.stack([g.norm() for g in _LONG]).float(), "wrong-norm"),
     Value("one factor for all gradients, and never above 1", "gradients",
           torch.cat([g * min(1, MAX / max(g.norm().item(), 1e-9)) for g in _LONG]).float(), "wrong-clip"),
@@ -193,6 +194,7 @@ LOOKS = [
          lambda seen, _: "nothing-returned" if None in seen else "step-form",
          lambda seen, _: all(one == "pair" for one in seen), lambda seen, _: {"expected": "", "got": seen[0]}),
     _each("one step, one micro-batch in memory at a time", "steps", 1, "steps-many"),
+    Look("", "steps", 1, "never-stepped", lambda seen, due: min(seen) == due, silent),
     Look("", "rows", lambda size: max(a * b for parts in PARTS[:size] for a, b in parts), "not-in-parts",
          lambda seen, due: max(seen) <= due, lambda seen, due: {"expected": "", "got": ""}),
     _each("", "graphs", 1, "graphs-kept"),

@@ -10,15 +10,15 @@ from dlojz_tp.checking.looks import Look, Value, judged, tried
 from dlojz_tp.probes.ranks import hung, killed_by, world_after_world
 from dlojz_tp.probes.traffic import Traffic
 
-SHAPES = [(4, 5), (6,), (3, 3)]
-BATCHES = [8, 3]
+SHAPES = [(4, 5), (6,), (3, 3), (2, 2), (3,), (1,)]
+BATCHES, SIGNALS = [8, 3], [0.3, 0.05]  # in the second case |G|² is estimated as negative
 
 
 def given(rank: int, case: int) -> list[torch.Tensor]:
     """The gradients of a rank: the same for all, and noise."""
     same, own = (torch.Generator().manual_seed(seed + case) for seed in (5, 50 + 10 * rank))
     noise = 1 / BATCHES[case] ** 0.5
-    return [0.3 * torch.randn(s, generator=same) + noise * torch.randn(s, generator=own) for s in SHAPES]
+    return [SIGNALS[case] * torch.randn(s, generator=same) + noise * torch.randn(s, generator=own) for s in SHAPES]
 
 
 def means(case: int, size: int) -> torch.Tensor:
@@ -48,6 +48,7 @@ def observe(gradient_noise):
             return {"alone": str(tried(gradient_noise, every, batch)).partition(":")[0]}
         with Traffic() as log:
             got = gradient_noise((p for p in every), batch)
+        got = list(got) if isinstance(got, torch.Tensor) and got.dim() == 1 else got
         pair = isinstance(got, tuple | list) and len(got) == 2
         pair = pair and all(isinstance(one, float) or isinstance(one, torch.Tensor) and one.numel() == 1 for one in got)
         found["forms"].append("pair" if pair else type(got).__name__)
@@ -85,7 +86,7 @@ KNOWN = ((hung, "noise-ranks-waiting"), (killed_by("SIGABRT"), "noise-ranks-wait
 # pairs (|G|², tr Σ), the plain quotients of which are 40, -69 and 12; 33, -440 and 51
 STEPS = [[(0.5, 20.0), (-0.3, 20.6), (1.5, 18.0)], [(1.2, 40.0), (-0.1, 44.0), (0.8, 41.0)], [(2.0, 30.0)]]
 LOST = [(0.1, 20.0), (-0.3, 22.0)]
-PAYING = [(1000.0, 10, 0.5), (1024.0, 32, 0.8), (700.0, 64, 0.5), (5000.0, 16, 0.9), (30.0, 64, 0.5), (300.0, 7, 0.25)]
+PAYING = [(1000.0, 10, 0.5), (1000.0, 32, 0.8), (700.0, 64, 0.5), (5000.0, 16, 0.9), (30.0, 64, 0.5), (300.0, 7, 0.25)]
 
 
 def observe_scale(noise_scale, ranks_that_pay):

@@ -14,7 +14,7 @@ def clip_gradients(parameters, max_norm):
         norm = (flat * flat).sum().sqrt()
         factor = torch.where(norm > max_norm, max_norm / norm, torch.ones_like(norm))
         torch._foreach_copy_(found, torch._foreach_mul(found, factor.float()))
-    return norm.float()
+    return norm
 
 
 def accumulated_step(model, micro_batches, optimizer, max_norm):
@@ -84,9 +84,9 @@ variant(
     ("norm = (flat", "norm = nn.utils.clip_grad_norm_(list(parameters), max_norm)\n        norm = (flat"),
 )
 
-hint(4, "norm-form", "Return the norm from before clipping: a tensor without dimensions, in the gradients' own dtype.")
+hint(4, "norm-form", "Return the norm from before clipping, as a tensor of one number.")
 slip(4, "norm-form", ("    return norm\n\n", "    return float(norm)\n\n"))
-variant(4, "norm-form", AT_THE_END, ("return norm.float()", "return [norm]"))
+variant(4, "norm-form", AT_THE_END, ("    return norm\n\n", "    return [norm]\n\n"))
 slip(4, "nothing-returned", ("    return norm\n\n", "\n"))
 
 hint(4, "wrong-norm", "This is not the length of all gradients, laid end to end.")
@@ -113,7 +113,7 @@ variant(
     4,
     "norm-after-clipping",
     AT_THE_END,
-    ("return norm.float()", "return torch.cat([g.flatten() for g in found]).norm()"),
+    ("    return norm\n\n", "    return torch.cat([g.flatten() for g in found]).norm()\n\n"),
 )
 
 hint(4, "wrong-clip", "The gradients are not those from before, all times min(1, max_norm / norm).")
@@ -143,7 +143,12 @@ hint(4, "always-scaled", "Short gradients were made longer: without the upper bo
 slip(4, "always-scaled", ("torch.clamp(max_norm / (norm + 1e-6), max=1.0)", "max_norm / (norm + 1e-6)"))
 variant(4, "always-scaled", AT_THE_END, (CUT, "factor = max_norm / norm.clamp(min=1e-12)"))
 
-hint(4, "not-in-place", "The gradients have not changed. Scale them in place: operations whose name ends with _ do.")
+hint(
+    4,
+    "not-in-place",
+    "The gradients have not changed. Scale them in place: operations whose name ends with _ do. And make a list of `parameters` if you go "
+    "through them twice: a generator is empty after the first time.",
+)
 slip(4, "not-in-place", ("torch._foreach_mul_(", "torch._foreach_mul("))
 variant(
     4,
@@ -182,7 +187,7 @@ hint(
     "With a gradient of inf or NaN the returned norm is finite: the loop would not see that the step is spoilt.",
 )
 slip(4, "norm-hidden", ("    return norm\n\n", "    return norm.nan_to_num(0.0, 0.0)\n\n"))
-variant(4, "norm-hidden", AT_THE_END, ("return norm.float()", "return norm.nan_to_num(posinf=1e30).float()"))
+variant(4, "norm-hidden", AT_THE_END, ("    return norm\n\n", "    return norm.nan_to_num(posinf=1e30)\n\n"))
 
 # ---- the step
 SUM, PER_COUNT = 'reduction="sum")', " / count\n"
@@ -209,6 +214,12 @@ variant(
     AT_THE_END,
     ("        each.sum().backward()\n", "        each.sum().backward()\n        optimizer.step()\n"),
 )
+
+hint(4, "never-stepped", "optimizer.step() was not called. What moves the weights is the optimizer, whichever it is.")
+slip(4, "never-stepped", ("    optimizer.step()\n", ""))
+variant(4, "never-stepped", AT_THE_END, ("    optimizer.step()\n", """    with torch.no_grad():
+        [p.sub_(p.grad) for p in model.parameters() if p.grad is not None]
+"""))  # fmt: skip
 
 hint(4, "not-in-parts", "The micro-batches were joined: the model was given more at once than any of them has. They are "
      "small because more does not fit into memory.")  # fmt: skip
@@ -398,3 +409,12 @@ variant(
     AT_THE_END,
     ("clip_gradients(model.parameters(), max_norm)", "clip_gradients(model.parameters(), 1e9)"),
 )
+
+hint(
+    4,
+    "micro-batches-clipped",
+    "Gradients were clipped before all micro-batches were in them. Clip once, after the last one, what all ranks have together.",
+)
+slip(4, "micro-batches-clipped", (BACKWARD, BACKWARD + "        clip_gradients(model.parameters(), max_norm)\n"))
+variant(4, "micro-batches-clipped", WEIGHTED, ("            p.grad *= dist.get_world_size()\n", "            pass\n"), (
+    "        loss.backward()\n", "        (loss * dist.get_world_size()).backward()\n        clip_gradients(model.parameters(), max_norm)\n"))  # fmt: skip

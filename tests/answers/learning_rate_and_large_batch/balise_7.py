@@ -326,3 +326,12 @@ slip(
     ("max(1, math.floor(noise * (1 / share - 1) / batch))", "math.floor(noise * (1 / share - 1) / batch)"),
 )
 variant(7, "no-rank-left", BETWEEN, ("max(int(most + 1e-9), 1)", "int(most + 1e-9)"))
+
+hint(
+    7,
+    "cut-at-zero",
+    "A negative estimate of |G|² was replaced. It is as right as the others: only with it is their mean right.",
+)
+slip(7, "cut-at-zero", (PAIR, "(small - trace / batch).clamp(min=0), trace"))
+slip(7, "cut-at-zero", (PAIR, "(small - trace / batch).abs(), trace"))
+variant(7, "cut-at-zero", PAPER, ("return square, trace\n", "return max(square, 0 * square), trace\n"))
