@@ -167,7 +167,7 @@ for size in (16, 64, 256, len(X)):
 #   `group["momentum"]`.
 # - **`train(model, batches, optimizer, schedule, first=0)`** makes one step for each `(x, y)` of `batches`, with the
 #   cross-entropy, each at the rate `set_rates(optimizer, schedule(step))` of *this* step. The first batch is step `first`.
-#   Returns the step that comes next. `batches` is any iterable, and the model stays in the mode that it is in.
+#   Returns the step that comes next. `batches` is any iterable, perhaps an empty one, and the model stays in the mode that it is in.
 #
 # 3, 6, 1, 7 and 7 lines, 15 minutes.
 #
@@ -1560,7 +1560,7 @@ plt.show()
 #   `self.done` counts those handed out, so that whoever saves in the middle of the loop, after the step, saves the number of
 #   the *next* batch. At the end of the epoch, the next one begins: `self.epoch` is one more, `self.done` is 0.
 # - **`save_checkpoint(path, **parts)`** saves the `state_dict()` of every part (model, optimizer, scheduler, scaler, batches,
-#   early stopping, ...) and `random_states()` in one file. A job may be killed while it writes: write to another file of the
+#   early stopping, ...) and `random_states()` in one file; `path` is a string or a `Path`. A job may be killed while it writes: write to another file of the
 #   same folder, and let it take the old one's place with `Path.replace` when it is whole. Either the old checkpoint is there, or the new one.
 # - **`load_checkpoint(path, **parts)`** hands each part its state by `load_state_dict`, and sets the random states. The file may
 #   come from anywhere: `weights_only=True`, or reading it may run somebody's code.

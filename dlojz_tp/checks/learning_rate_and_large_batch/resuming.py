@@ -300,8 +300,9 @@ STOPPING = [
 ]  # fmt: skip
 BATCHES = [
     Look("batches in the order of the epoch", "begun", lambda _: ORDERS[0][:8], "wrong-batches", fields=_moved),
-    Look("it counts those handed out", "places", [(0, 1), (0, 2)], "counted-late", fields=_moved),
-    Look("a second loop goes on where the first stopped", "rest", lambda _: ORDERS[0], "begins-again", fields=_moved),
+    Look("it counts those handed out", "places", [(0, 1), (0, 2)], lambda seen, _: "wrong-count" if seen[0][1] else "counted-late", fields=_moved),
+    Look("a second loop goes on where the first stopped", "rest", lambda _: ORDERS[0],
+         lambda seen, due: "begins-again" if seen[8:10] == due[:2] else "wrong-batches", fields=_moved),
     Look("at the end, the next epoch", "ended", (1, 0), "epoch-stays", fields=_moved),
     Look("", "next", lambda _: ORDERS[1], "wrong-batches", fields=_moved),
 ]  # fmt: skip

@@ -138,6 +138,10 @@ bank.slip(1, "floor-ignored", ("floor + (peak - floor) *", "peak *"))
 bank.slip(1, "floor-ignored", ("floor + (peak - floor) *", "floor + peak *"))
 bank.variant(1, "floor-ignored", SQUARES, ("_fall(peak, floor, step", "_fall(peak, 0.0, step"))
 
+bank.hint(1, "floor-early", "The floor is reached a step early: at step total, the first one that is not made any more. No step is wasted at a rate of 0.")  # fmt: skip
+bank.slip(1, "floor-early", ("(total - warmup), 1.0", "(total - 1 - warmup), 1.0"))
+bank.variant(1, "floor-early", SQUARES, ("_fall(peak, floor, step, warmup, total)", "_fall(peak, floor, step, warmup, total - 1)"))  # fmt: skip
+
 bank.hint(1, "rises-again", "After its last step, the schedule's rate rises again. A run that goes on a little longer must not be thrown out of its minimum: keep t at 1.")  # fmt: skip
 bank.slip(1, "rises-again", ("min((step - warmup) / (total - warmup), 1.0)", "(step - warmup) / (total - warmup)"))
 bank.slip(1, "rises-again", ("min((step - top) / (total - 1 - top), 1.0)", "(step - top) / (total - 1 - top)"))

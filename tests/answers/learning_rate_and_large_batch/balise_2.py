@@ -142,6 +142,10 @@ bank.hint(2, "wrong-losses", "The rates are right, the smoothed losses are not. 
 bank.slip(2, "wrong-losses", ("average = beta * average + (1 - beta) * loss.item()", "average = (1 - beta) * average + beta * loss.item()"))  # fmt: skip
 bank.variant(2, "wrong-losses", IN_PLACE, ("running = beta * running + (1 - beta) * float", "running = (1 - beta) * running + beta * float"))  # fmt: skip
 
+bank.hint(2, "scale-lost", 'The losses are those of a training in which all groups have one rate. set_rates knows of group["lr_scale"].')  # fmt: skip
+bank.slip(2, "scale-lost", ("            set_rates(optimizer, rate)\n", '            for group in optimizer.param_groups:\n                group["lr"] = rate\n'))  # fmt: skip
+bank.variant(2, "scale-lost", IN_PLACE, ("            set_rates(optimizer, rates[-1])\n", '            for group in optimizer.param_groups:\n                group.update(lr=rates[-1])\n'))  # fmt: skip
+
 bank.hint(
     2, "not-corrected", "The running mean is not divided by 1 - beta**(k + 1): it begins near 0, and seems to rise."
 )

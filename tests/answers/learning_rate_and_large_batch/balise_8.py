@@ -168,6 +168,10 @@ bank.slip(8, "counted-late", ("            self.done += 1\n            yield sel
 bank.slip(8, "counted-late", ("            self.done += 1\n            yield self.x[rows], self.y[rows]\n        self.epoch", "            yield self.x[rows], self.y[rows]\n        self.epoch"))  # fmt: skip
 bank.variant(8, "counted-late", OTHER, ("            self.done += 1\n", ""), ("index_select(self.y, 0, rows)\n", "index_select(self.y, 0, rows)\n            self.done += 1\n"))  # fmt: skip
 
+bank.hint(8, "wrong-count", "In the loop's body, behind the first and the second batch, (epoch, done) are {got}, not {expected}: done counts batches.")  # fmt: skip
+bank.slip(8, "wrong-count", ("            self.done += 1\n", "            self.done += len(rows)\n"), ("[self.done :]", "[self.done // self.size :]"))  # fmt: skip
+bank.variant(8, "wrong-count", OTHER, ("        self.done = 0\n        self.epoch += 1\n", "        self.done = 0\n"), ("        order = self.order()\n", "        order = self.order()\n        self.epoch += 1\n"))  # fmt: skip
+
 bank.hint(
     8,
     "begins-again",
@@ -217,7 +221,7 @@ bank.slip(
 )
 bank.variant(8, "random-not-loaded", OTHER, ("    set_random_states(states)\n", "    torch.manual_seed(0)\n"))
 
-bank.hint(8, "goes-on-otherwise", "All was loaded as it was saved, yet the run went on otherwise ({what}). Does the optimizer still train the parameters of the model?")  # fmt: skip
+bank.hint(8, "goes-on-otherwise", "All was loaded as it was saved, yet the run went on otherwise ({what}). Does the optimizer still train the parameters of the model? Does something draw random numbers when the loop begins anew, as a DataLoader does?")  # fmt: skip
 bank.slip(8, "goes-on-otherwise", ("        part.load_state_dict(saved", "        keep = {'assign': True} if isinstance(part, nn.Module) else {}\n        part.load_state_dict(saved"), ("[name])\n", "[name], **keep)\n"))  # fmt: skip
 bank.variant(8, "goes-on-otherwise", OTHER, ("        parts[name].load_state_dict(saved[name])\n", "        parts[name].load_state_dict(saved[name])\n        if isinstance(parts[name], nn.Module):\n            parts[name].eval()\n"))  # fmt: skip
 
