@@ -31,6 +31,7 @@ tp
 
 # %% tags=["setup"]
 FULL = scale() == "full"
+torch.set_num_threads(1)  # all products of this work are small: a second thread waits more than it works
 digits = data.digits()
 X, Y = digits.train_x, digits.train_y  # (1438, 1, 8, 8) in [0, 1], (1438,)
 VAL_X, VAL_Y = digits.val_x, digits.val_y  # 359 of each
