@@ -331,6 +331,7 @@ ORDERS = [_order(1, epoch, 10) for epoch in (0, 1)]
 
 
 def balise_8(EarlyStopping, Batches, save_checkpoint, load_checkpoint):
+    torch.set_num_threads(1)  # small tensors: threads would only wait for each other; judge() puts the number back
     yield from judged(STOPPING, observe_stopping, EarlyStopping)
     yield from judged(BATCHES, observe_batches, Batches)
     yield from judged(CHECKPOINT, observe, EarlyStopping, Batches, save_checkpoint, load_checkpoint)

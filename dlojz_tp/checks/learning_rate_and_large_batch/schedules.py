@@ -242,5 +242,6 @@ TRAIN = [
 
 
 def balise_1(warmup_cosine, one_cycle, cyclical, set_rates, train):
+    torch.set_num_threads(1)  # small tensors: threads would only wait for each other; judge() puts the number back
     yield from judged(SCHEDULES, observe_schedules, warmup_cosine, one_cycle, cyclical)
     yield from judged(TRAIN, observe_train, set_rates, train)
