@@ -186,6 +186,8 @@ def _changed(find_rates, own=True, last=None, fresh=False):
         optimizer = torch.optim.AdamW(model.parameters())
     loader = DataLoader(_Noisy(last), 5, shuffle=True, generator=torch.Generator().manual_seed(3) if own else None)
     torch.manual_seed(4), np.random.seed(5), random.seed(6)
+    torch.rand(3, generator=loader.generator)  # all are somewhere behind their seed
+    np.random.rand(), random.random()
     before, raised = _state(model, optimizer, loader), "nothing"
     held = list(model.parameters())
     try:

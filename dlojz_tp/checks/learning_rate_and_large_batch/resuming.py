@@ -142,6 +142,7 @@ def _seed(seed):
 def _states(parts):
     """{what: its state}, copied."""
     found = {name: part.state_dict() for name, part in parts.items()}
+    found["early stopping"] = vars(parts["early stopping"])
     found["random states of torch"] = torch.get_rng_state()
     found["random states of NumPy"] = [np.random.get_state()[1].tolist(), *np.random.get_state()[2:]]
     return copy.deepcopy(found | {"random states of Python": random.getstate()})
@@ -231,7 +232,14 @@ def _resumed(EarlyStopping, Batches, save_checkpoint, load_checkpoint, stop, kin
             return found
         _seed(1)
         parts = _parts(Batches, EarlyStopping)
-        load_checkpoint(path, **parts)
+        moved = kind(Path(folder) / "moved" / "here.pt")
+        Path(moved).parent.mkdir()
+        Path(path).rename(moved)
+        try:
+            load_checkpoint(moved, **parts)
+        except FileNotFoundError as error:
+            return found | {f"{stop} alone": str(error)}
+        found[f"{stop} alone"] = ""
     found[f"{stop} loaded"] = _differ(before, _states(parts))
     raised = tried(_train, parts, TOTAL)
     return found | {f"{stop} resumed": [raised] if raised else _differ(due, _states(parts))}
@@ -311,6 +319,7 @@ CHECKPOINT = [
     *(look for stop in STOPS for look in (
         Look(f"a run {WHERE[stop]}", f"{stop} file", True, "no-file"),
         Look("", f"{stop} changed", [], "save-changes", fields=_what),
+        Look("", f"{stop} alone", "", "not-one-file", fields=lambda seen, _: {"error": seen}),
         Look("all of it is loaded into new objects", f"{stop} loaded", [], _not_loaded, fields=_what),
         Look("and goes on bitwise as if never stopped", f"{stop} resumed", [], "goes-on-otherwise", fields=_what),
     )),

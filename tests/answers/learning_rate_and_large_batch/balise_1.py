@@ -244,7 +244,7 @@ bank.hint(
 bank.slip(1, "mode-changed", ("    step = first\n", "    step = first\n    model.train()\n"))
 bank.variant(1, "mode-changed", TENSORS, ("    steps = iter", "    model.train()\n    steps = iter"))
 
-bank.hint(1, "wrong-training", "The rates are right, the weights after 8 steps are not. Are the gradients of the last batch cleared? Is the momentum left alone where the schedule gives none?")  # fmt: skip
+bank.hint(1, "wrong-training", "The rates are right, the weights after 8 steps are not. Are the gradients of the last batch cleared? Is the momentum left alone where the schedule gives none, and the model in the mode that it came in?")  # fmt: skip
 bank.slip(1, "wrong-training", ("        optimizer.zero_grad()\n", ""))
 bank.variant(1, "wrong-training", SQUARES, ("        optimizer.zero_grad(set_to_none=False)\n", ""))
 

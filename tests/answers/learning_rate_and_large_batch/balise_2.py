@@ -223,6 +223,11 @@ bank.variant(2, "random-changed", IN_PLACE, ("        set_random_states(states)\
 
 bank.hint(2, "generator-changed", "Afterwards the loader would shuffle otherwise than without the search: it has a generator of its own, batches.generator. Keep its get_state().")  # fmt: skip
 bank.slip(2, "generator-changed", ("            generator.set_state(own)\n", "            pass\n"))
+bank.slip(
+    2,
+    "generator-changed",
+    ("            generator.set_state(own)\n", "            generator.manual_seed(generator.initial_seed())\n"),
+)
 bank.variant(2, "generator-changed", CLASS, ("            g.set_state(state)\n", "            g.manual_seed(0)\n"))
 
 bank.hint(2, "error-swallowed", "A file of the data set could not be read, and find_rates returned as if nothing had happened. `finally:` puts things in order and lets the error go on.")  # fmt: skip

@@ -168,7 +168,7 @@ bank.slip(8, "counted-late", ("            self.done += 1\n            yield sel
 bank.slip(8, "counted-late", ("            self.done += 1\n            yield self.x[rows], self.y[rows]\n        self.epoch", "            yield self.x[rows], self.y[rows]\n        self.epoch"))  # fmt: skip
 bank.variant(8, "counted-late", OTHER, ("            self.done += 1\n", ""), ("index_select(self.y, 0, rows)\n", "index_select(self.y, 0, rows)\n            self.done += 1\n"))  # fmt: skip
 
-bank.hint(8, "wrong-count", "In the loop's body, behind the first and the second batch, (epoch, done) are {got}, not {expected}: done counts batches.")  # fmt: skip
+bank.hint(8, "wrong-count", "In the loop's body, behind the first and the second batch, (epoch, done) are {got}, not {expected}: done counts the batches that were handed out so far.")  # fmt: skip
 bank.slip(8, "wrong-count", ("            self.done += 1\n", "            self.done += len(rows)\n"), ("[self.done :]", "[self.done // self.size :]"))  # fmt: skip
 bank.variant(8, "wrong-count", OTHER, ("        self.done = 0\n        self.epoch += 1\n", "        self.done = 0\n"), ("        order = self.order()\n", "        order = self.order()\n        self.epoch += 1\n"))  # fmt: skip
 
@@ -194,6 +194,10 @@ bank.hint(8, "no-file", "After save_checkpoint, what was saved does not stand un
 bank.slip(8, "no-file", ('    Path(f"{path}.new").replace(path)\n', ""))
 bank.slip(8, "no-file", ('    Path(f"{path}.new").replace(path)\n', '    Path(f"{path}.new").replace(path) if not Path(path).exists() else None\n'))  # fmt: skip
 bank.variant(8, "no-file", OTHER, ("    Path(file.name).rename(path)\n", ""))
+
+bank.hint(8, "not-one-file", "The checkpoint was moved to another folder and loaded from there: {error}. All of it stands in one file: two are never replaced at the same moment.")  # fmt: skip
+bank.slip(8, "not-one-file", ('"random": random_states()}, f"{path}.new")\n', '}, f"{path}.new")\n    torch.save(random_states(), f"{path}.random")\n'), ('    set_random_states(saved["random"])', '    set_random_states(torch.load(f"{path}.random", weights_only=True))'))  # fmt: skip
+bank.variant(8, "not-one-file", OTHER, ("    Path(file.name).rename(path)\n", "    Path(file.name).rename(path)\n    Path(f'{path}.all').write_bytes(path.read_bytes())\n"), ('open(path, "rb")', 'open(f"{path}.all", "rb")'))  # fmt: skip
 
 bank.hint(
     8,
@@ -223,6 +227,11 @@ bank.variant(8, "random-not-loaded", OTHER, ("    set_random_states(states)\n", 
 
 bank.hint(8, "goes-on-otherwise", "All was loaded as it was saved, yet the run went on otherwise ({what}). Does the optimizer still train the parameters of the model? Does something draw random numbers when the loop begins anew, as a DataLoader does?")  # fmt: skip
 bank.slip(8, "goes-on-otherwise", ("        part.load_state_dict(saved", "        keep = {'assign': True} if isinstance(part, nn.Module) else {}\n        part.load_state_dict(saved"), ("[name])\n", "[name], **keep)\n"))  # fmt: skip
+bank.slip(
+    8,
+    "part-not-loaded",
+    ("        return dict(vars(self))\n", '        return {"best": self.best, "weights": self.weights}\n'),
+)
 bank.variant(8, "goes-on-otherwise", OTHER, ("        parts[name].load_state_dict(saved[name])\n", "        parts[name].load_state_dict(saved[name])\n        if isinstance(parts[name], nn.Module):\n            parts[name].eval()\n"))  # fmt: skip
 
 bank.hint(8, "half-written", "While a new checkpoint is written, the old one is overwritten: a job that is killed then has none. Write to another file of the folder, and let it take the old one's place (Path.replace).")  # fmt: skip
