@@ -16,6 +16,7 @@
 # %% tags=["setup"]
 import copy
 import math
+import warnings
 
 import matplotlib.pyplot as plt
 import torch
@@ -25,6 +26,8 @@ from torch import nn
 
 from dlojz_tp import course, data, launch, measure, planner, scale, todo
 from dlojz_tp.training.side_by_side import SideBySide
+
+warnings.filterwarnings("ignore", message="IProgress not found|`torch.jit")  # of libraries that are only imported here
 
 tp = course.open("10_learning_rate_and_large_batch")
 tp
@@ -438,7 +441,7 @@ for axes, name in zip(both, ("SGD, momentum 0.9", "AdamW")):
     rates, losses, smallest, largest = found_for(name)
     axes.axvspan(smallest, largest, color="0.85", label="proposed")
     axes.plot(rates, losses)
-    axes.set(xscale="log", xlabel="rate", title=f"How high may it go? {name}: {smallest:.2g} to {largest:.2g}")
+    axes.set(xscale="log", xlabel="rate", title=f"{name}: from {smallest:.2g} to {largest:.2g}")
 both[0].set_ylabel("smoothed loss")
 both[0].legend(loc="lower left")
 plt.show()
@@ -1826,7 +1829,7 @@ NODE = planner.Link(latency=6e-6, bandwidth=25e9)  # seconds, bytes a second: 20
 COMPUTING = 6 * PARAMETERS * TOKENS / (0.4 * planner.A100.bfloat16)  # seconds; 40 % of the peak
 
 
-def compared(gpus, loss):
+def efficiencies(gpus, loss):
     """(share of samples not wasted, of time not spent on messages) with so many GPUs: an estimate."""
     batch, bend = gpus * TOKENS, 2e8 * loss ** (-1 / 0.21)
     step = planner.data_parallel_step(
@@ -1838,9 +1841,9 @@ def compared(gpus, loss):
 print("estimate: 1.3 billion parameters, 2,048 tokens a GPU and step, gradients in bfloat16, A100")
 for loss in (3.5, 2.5):
     print(f"\nwhere the loss is {loss}: the bend lies at {2e8 * loss ** (-1 / 0.21) / 1e6:.1f} million tokens a step")
-    alone = math.prod(compared(1, loss))
+    alone = math.prod(efficiencies(1, loss))
     for gpus in (16, 64, 256, 1024, 4096):
-        samples, messages = compared(gpus, loss)
+        samples, messages = efficiencies(gpus, loss)
         share = samples * messages / alone
         print(f"{gpus:6,} GPUs: batch {samples:4.0%}, messages {messages:4.0%}, together {share:4.0%} efficient: "
               f"{gpus * share:6,.0f} times as fast as one, {1 / share:4.1f} times its GPU hours")  # fmt: skip
