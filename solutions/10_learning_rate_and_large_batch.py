@@ -709,9 +709,10 @@ plt.show()
 # %% [markdown]
 # ## Clip, and accumulate
 #
-# Two things stand between the gradients and the optimizer. **Clipping**: one bad batch can give a gradient a hundred times as
-# long as usual, and one step along it undoes hours. So the length of *all* gradients together is bounded: where $\lVert g \rVert > c$,
-# all are multiplied by $c / \lVert g \rVert$. The direction stays, which it would not if each were clipped by itself.
+# Two things stand between the gradients and the optimizer. **Clipping**: one bad batch can give a gradient a hundred times
+# as long as usual, and one step along it undoes hours. So the length of *all* gradients together is bounded: where $\lVert
+# g \rVert > c$, all are multiplied by $c / \lVert g \rVert$. The direction stays, which it would not if each were clipped
+# by itself.
 #
 # **Accumulation**: a batch that does not fit into memory is computed as micro-batches, whose gradients add up. It is to be
 # *the same step*. The loss of a batch is the mean over what it contains, and so
@@ -748,9 +749,10 @@ def average_over_ranks(parameters):
 #   longer than the kernel itself. A norm that is not finite is returned as it is: it is how the loop gets to know.
 # - **`accumulated_step(model, micro_batches, optimizer, max_norm)`** runs on every rank and does one step, as if the
 #   micro-batches of all ranks were one batch. `micro_batches` is a list of pairs `(x, y)`, on each rank another number of
-#   them; `model(x)` has the shape of `y` and one more dimension, for the classes; labels of −100 do not count, and in some micro-batch
-#   none may. One micro-batch is in memory at a time, gradients travel once, in one message after the last one, and are then
-#   clipped. Gradients of an earlier step do not count. Returns the mean loss and the norm before clipping, tensors, the same on all ranks.
+#   them; `model(x)` has the shape of `y` and one more dimension, for the classes; labels of −100 do not count, and in some
+#   micro-batch none may. One micro-batch is in memory at a time, gradients travel once, in one message after the last one,
+#   and are then clipped. Gradients of an earlier step do not count. Returns the mean loss and the norm before clipping,
+#   tensors, the same on all ranks.
 #
 # About 5 and 14 lines, 15 minutes.
 #
@@ -1228,14 +1230,15 @@ plt.show()
 # %% [markdown]
 # ## How large is too large? The gradient noise scale
 #
-# A gradient of $B$ samples is the true one, $G$, plus noise whose variance falls as $1/B$. With $\Sigma$ the covariance of one
-# sample's gradient,
+# A gradient of $B$ samples is the true one, $G$, plus noise whose variance falls as $1/B$. With $\Sigma$ the covariance of
+# one sample's gradient,
 #
 # $$\mathbb{E}\,\lVert g_B \rVert^2 = \lVert G \rVert^2 + \frac{\operatorname{tr} \Sigma}{B}, \qquad
 # B_\text{noise} = \frac{\operatorname{tr} \Sigma}{\lVert G \rVert^2} .$$
 #
-# At the batch size $B_\text{noise}$ noise and gradient are equally long. Below it, twice the batch nearly halves the steps; above it, the
-# direction is known well enough, and more samples say the same again. McCandlish and others (2018) make of it, for tuned rates,
+# At the batch size $B_\text{noise}$ noise and gradient are equally long. Far below it, twice the batch nearly halves the
+# steps; far above it, the direction is known well enough, and more samples say the same again. McCandlish and others (2018)
+# make of it, for tuned rates,
 #
 # $$\text{steps}(B) = S_\text{min} \Big(1 + \frac{B_\text{noise}}{B}\Big), \qquad
 # \text{efficiency}(B) = \frac{\text{fewest samples}}{\text{samples}} = \frac{1}{1 + B / B_\text{noise}} .$$
@@ -1245,24 +1248,25 @@ plt.show()
 #
 # ### Balise 7 · The gradient noise scale
 #
-# - **`gradient_noise(parameters, batch)`** runs on every rank, between backward and the optimizer's step. Each rank's gradients are
-#   means over `batch` samples; some may be None. Afterwards they are the mean over the ranks, as always. It returns *this
-#   step's* estimates of $\lVert G \rVert^2$ and of $\operatorname{tr} \Sigma$, two tensors, the same on all ranks: the first equation for
-#   $B = b$, where the left side is the mean over the ranks, and for $B = N b$, solved. Beside the gradients at most two numbers travel. With
-#   one rank there is one equation: raise a `ValueError`.
-# - **`noise_scale(estimates)`** makes one number of such pairs, those of many steps. Each estimate is right on average, and wild by
-#   itself: $\lVert G \rVert^2$ is a small difference of large numbers and may be negative. So numerator and denominator are
-#   averaged **apart**, before the division: a mean of quotients is ruled by the few whose denominator is near zero. Where even the mean
-#   of $\lVert G \rVert^2$ is not above zero, the answer is `math.inf`.
-# - **`ranks_that_pay(noise, batch, share)`**: the largest number of ranks with `batch` samples each at which the efficiency is at least `share`; 1
-#   if even one rank is too many.
+# - **`gradient_noise(parameters, batch)`** runs on every rank, between backward and the optimizer's step. Each rank's
+#   gradients are means over `batch` samples; some may be None. Afterwards they are the mean over the ranks, as always. It
+#   returns *this step's* estimates of $\lVert G \rVert^2$ and of $\operatorname{tr} \Sigma$, two tensors, the same on all
+#   ranks: the first equation for $B = b$, where the left side is the mean over the ranks, and for $B = N b$, solved. Beside
+#   the gradients at most two numbers travel. With one rank there is one equation: raise a `ValueError`.
+# - **`noise_scale(estimates)`** makes one number of such pairs, those of many steps. Each estimate is right on average, and
+#   wild by itself: $\lVert G \rVert^2$ is a small difference of large numbers and may be negative. So numerator and
+#   denominator are averaged **apart**, before the division: a mean of quotients is ruled by the few whose denominator is near
+#   zero. Where even the mean of $\lVert G \rVert^2$ is not above zero, the answer is `math.inf`.
+# - **`ranks_that_pay(noise, batch, share)`**: the largest number of ranks with `batch` samples each at which the efficiency
+#   is at least `share`; 1 if even one rank is too many.
 #
 # About 10, 3 and 1 lines, 12 minutes.
 #
 # <details><summary>Hint</summary>
 #
-# The difference of the two equations has no $\lVert G \rVert^2$ in it. `torch._foreach_norm(gradients)` are the norms of a list, and squares add
-# up. The squared length before `average_over_ranks` is another one on each rank: all-reduce it, and divide by the number of ranks.
+# The difference of the two equations has no $\lVert G \rVert^2$ in it. `torch._foreach_norm(gradients)` are the norms of a
+# list, and squares add up. The squared length before `average_over_ranks` is another one on each rank: all-reduce it, and
+# divide by the number of ranks.
 # </details>
 
 
@@ -1307,22 +1311,22 @@ tp.check(7, gradient_noise, noise_scale, ranks_that_pay)
 # %% [markdown]
 # ## The bend: steps to a target against the batch size
 #
-# Does it hold? For each batch size, plain SGD trains until the validation loss is 0.25 for the first time: five rates side by side, three
-# seeds each. What counts is the rate whose middle seed arrives first. Were samples all that matters, twice the batch would take half
-# the steps.
+# Does it hold? For each batch size, plain SGD trains until the validation loss is 0.25 for the first time: four rates side
+# by side, three seeds each. What counts is the rate whose middle seed arrives first. Were samples all that matters, twice
+# the batch would take half the steps.
 #
-# **Commit to a guess.** A batch of 512 sees 64 times as many samples in a step as one of 8. How many times fewer steps does it
-# need: 64, 30, 10, or 5?
+# **Commit to a guess.** A batch of 256 sees 64 times as many samples in a step as one of 4. How many times fewer steps does
+# it need: 64, 30, 15, or 8? (Where the table says "edge of the grid", a rate beyond it might do with fewer still.)
 
 # %%
 guess = None  # times fewer
 
 # %%
-TARGET, RATES, SEEDS = 0.25, (0.025, 0.05, 0.1, 0.2, 0.4), 3
+TARGET, RATES, SEEDS = 0.25, (0.02, 0.05, 0.125, 0.3), 3
 
 
 def steps_to_target(batch, every):
-    """(best rate, its steps of each seed, sorted): five rates side by side until all seeds of the best one have arrived."""
+    """(best rate, its steps of each seed, sorted): all rates side by side until all seeds of the best one have arrived."""
     runs = SideBySide(network, [seed for _ in RATES for seed in range(SEEDS)])
     rates, count = torch.tensor(RATES).repeat_interleave(SEEDS), len(runs.models)
     generator, arrived = torch.Generator().manual_seed(batch), torch.full((count,), math.inf)
@@ -1345,8 +1349,8 @@ def steps_to_target(batch, every):
 # %%
 bend, before = {}, None
 print("batch   steps (3 seeds)     rate                samples   of the steps at half the batch")
-for batch in (8, 16, 32, 64, 128, 256, 512):
-    rate, steps = steps_to_target(batch, every=max(1, 32 // batch))
+for batch in (4, 8, 16, 32, 64, 128, 256):
+    rate, steps = steps_to_target(batch, every=min(8, max(1, 64 // batch)))
     bend[batch] = steps
     edge = "(edge of the grid)" if rate in (RATES[0], RATES[-1]) else ""
     share = f"{steps[1] / before:.2f}" if before else ""
@@ -1354,11 +1358,17 @@ for batch in (8, 16, 32, 64, 128, 256, 512):
         f"{batch:5}   {', '.join(f'{one:.0f}' for one in steps):18}  {rate:<5g} {edge:19} {batch * steps[1]:5.0f}   {share}"
     )
     before = steps[1]
-print(f"64 times the batch: {bend[8][1] / bend[512][1]:.1f} times fewer steps; your guess: {guess}")
+print(f"64 times the batch: {bend[4][1] / bend[256][1]:.1f} times fewer steps; your guess: {guess}")
 
 # %% [markdown]
-# Now the prediction, from one training of four ranks with 8 samples each, which takes no longer than any other. Beside it, the line that
-# fits the measured steps best, $S_\text{min} (1 + B_c / B)$.
+# <details><summary>Why so few?</summary>
+#
+# A larger batch makes each step *surer*, not longer: the longest rate that a step may have is set by the curvature. The step
+# of a batch whose gradient is nearly the true one is as good as it gets, and some number of such steps is always needed.
+# </details>
+#
+# Now the prediction, from one training of four ranks with 8 samples each, which takes no longer than any other. Beside it,
+# the line that fits the measured steps best, $S_\text{min} (1 + B_c / B)$.
 
 
 # %%
@@ -1413,8 +1423,8 @@ def draw_bend(estimates, fewest, critical, noise):
         xticks=sizes,
         xticklabels=sizes,
         ylim=(0.5 * fewest, None),
-        yticks=(20, 50, 100, 200),
-        yticklabels=(20, 50, 100, 200),
+        yticks=(20, 50, 100, 200, 500),
+        yticklabels=(20, 50, 100, 200, 500),
     )
     right.minorticks_off()
     right.legend(fontsize=8)
@@ -1438,21 +1448,23 @@ print(f"ranks of 8 samples that pay, by the noise scale: {ranks_that_pay(noise, 
 draw_bend(estimates, fewest, critical, noise)
 
 # %% [markdown]
-# Left of the bend, twice the ranks halve the time at the same number of samples. Far right of it they double the bill and save
-# nothing, whatever the network between them. McCandlish and others find the noise scale and the bend of the same order of magnitude over six
-# orders of it, not equal: the formula leaves out the curvature. And it is not one number: as the loss falls the gradient gets shorter and the
-# noise stays, so that the noise scale rises during a training. That is why some trainings let their batch grow.
+# Left of the bend, twice the ranks halve the time at the same number of samples. Far right of it they double the bill and
+# save nothing, whatever the network between them. McCandlish and others find the noise scale and the bend of the same order
+# of magnitude over six orders of it, not equal: the formula leaves out the curvature. And it is not one number: as the loss
+# falls the gradient gets shorter and the noise stays, so that the noise scale rises during a training. That is why some
+# trainings let their batch grow.
 
 # %% [markdown]
 # ## Flat or sharp? Measure it
 #
-# The lecture's picture: large batches end in steep, narrow minima, and these generalise worse (Keskar and others, 2017). Measure it.
-# Two numbers tell how sharp a minimum is:
+# The lecture's picture: large batches end in steep, narrow minima, and these generalise worse (Keskar and others, 2017).
+# Measure it. Two numbers tell how sharp a minimum is:
 #
-# - the largest eigenvalue of the Hessian, the curvature in the steepest direction. The Hessian has millions of entries even here, but its product with
-#   a vector costs about two backward passes, and *power iteration* needs nothing else;
-# - the mean rise of the loss in random directions, each row of which has half the length of the weights' row (*filter normalisation*, Li and others,
-#   2018). Without that, weights that are merely larger would look flatter.
+# - the largest eigenvalue of the Hessian, the curvature in the steepest direction. The Hessian has hundreds of millions of
+#   entries even here, but its product with a vector costs about two backward passes, and *power iteration* needs nothing
+#   else;
+# - the mean rise of the loss in random directions, each row of which has half the length of the weights' row (*filter
+#   normalisation*, Li and others, 2018). Without that, weights that are merely larger would look flatter.
 #
 # Three rates, batch 32 and all 1,438 samples, three seeds. Each stops where its training loss is 0.2: what lies deeper is
 # flatter anyway, because the curvature of a cross-entropy vanishes with it.
@@ -1467,7 +1479,7 @@ def on_probe(weights, model=SHAPE):
     return F.cross_entropy(torch.func.functional_call(model, weights, (X[:256],)), Y[:256])
 
 
-def sharpness(weights, iterations=10):
+def sharpness(weights, iterations=8):
     """Largest eigenvalue of each model's Hessian, (models,). weights: {name: (models, ...)}"""
 
     def product(at, along):
@@ -1524,7 +1536,7 @@ def trained_to(loss, batch, rates, every):
 
 
 # %%
-LOSS, MINIMA_RATES = 0.2, (0.05, 0.2, 0.8)
+LOSS, MINIMA_RATES = 0.2, (0.1, 0.3, 0.8)
 minima = {}
 print("batch  rate   steps   sharpness (3 seeds)    2 / rate   rise of the loss   validation accuracy")
 for batch, every in ((32, 10), (len(X), 1)):
@@ -1541,7 +1553,7 @@ for k, rate in enumerate(MINIMA_RATES):
     print(f"rate {rate:g}: the large batch's minima are {(large[0, k] / small[0, k]).mean():.1f} times as sharp, "
           f"their accuracy differs by {100 * (large[2, k] - small[2, k]).mean():+.1f} points (that of seeds by up to "
           f"{100 * max(s[2, k].max() - s[2, k].min() for s in (small, large)):.1f})")  # fmt: skip
-print("rate 0.8 instead of 0.05: "
+print(f"rate {MINIMA_RATES[-1]} instead of {MINIMA_RATES[0]}: "
       + " and ".join(f"{(m[0, 0] / m[0, -1]).mean():.0f} times flatter with batch {batch:,}" for batch, m in minima.items()))  # fmt: skip
 order = torch.stack([torch.cat([m[k].flatten() for m in minima.values()]) for k in (0, 2)]).argsort(1).argsort(1)
 print(
@@ -1568,19 +1580,21 @@ plt.show()
 
 # %% [markdown]
 # Read the table in two directions. Down a batch, the **rate** changes. A gradient step of rate $\eta$ cannot stay where the
-# curvature is above $2/\eta$: it jumps across, farther each time. So training with a large rate goes on only where it is flat, and without
-# noise it is often found right at that edge (Cohen and others, 2021). Across the batches, at the same rate, the **noise** changes: it
-# shakes a small batch out of narrow places in which a large one can stay. So far the lecture's picture holds.
+# curvature is above $2/\eta$: it jumps across, farther each time. So training with a large rate goes on only where it is
+# flat, and without noise it is often found right at that edge (Cohen and others, 2021). Across the batches, at the same
+# rate, the **noise** changes: it shakes a small batch out of narrow places in which a large one can stay. So far the
+# lecture's picture holds.
 #
-# Then read the last column, beside its spread over seeds, and the line on the orders: is flat *better*? Nothing here has forced it to be.
-# All stopped at the same training loss, on 1,438 small images: that is a narrow test, and yet one that a law would have to pass.
-# With tuned rates and as many steps, others found much of the gap between small and large batches gone (Hoffer and others, 2017;
-# Shallue and others, 2019).
+# Then read the last column, beside its spread over seeds, and the line on the orders: is flat *better*? Nothing here has
+# forced it to be. All stopped at the same training loss, on 1,438 small images: that is a narrow test, and yet one that a
+# law would have to pass. With tuned rates and as many steps, others found much of the gap between small and large batches
+# gone (Hoffer and others, 2017; Shallue and others, 2019).
 #
 # ## See it: the surface with and without skip connections
 #
-# A network of 20 layers, trained twice: plain, and with each layer added to its input. The loss over a plane through what was found, spanned
-# by two random directions, filter-normalised as above, is what Li and others (2018) drew to explain why residual networks train so well.
+# A network of 20 layers, trained twice: plain, and with each layer added to its input. The loss over a plane through what
+# was found, spanned by two random directions, filter-normalised as above, is what Li and others (2018) drew to explain why
+# residual networks train so well.
 
 
 # %%
@@ -1646,8 +1660,8 @@ figure.suptitle("How far around what was found is the loss still low?")
 plt.show()
 
 # %% [markdown]
-# Same depth, width, steps and rate. A slice is two directions out of some twenty thousand, chosen by chance: it shows how forgiving
-# a place is, and not whether there are other minima.
+# Same depth, width, steps and rate. A slice is two directions out of some twenty thousand, chosen by chance: it shows how
+# forgiving a place is, and not whether there are other minima.
 
 # %% [markdown]
 # ## Stop early, and resume exactly
