@@ -171,7 +171,7 @@ for size in (16, 64, 256, len(X)):
 #   `group["momentum"]`.
 # - **`train(model, batches, optimizer, schedule, first=0)`** makes one step for each `(x, y)` of `batches`, with the
 #   cross-entropy, each at the rate `set_rates(optimizer, schedule(step))` of *this* step. The first batch is step `first`.
-#   Returns the step that comes next. `batches` is any iterable, perhaps an empty one, and the model stays in the mode that it is in.
+#   Returns the step that comes next. `batches` is any iterable, perhaps an empty one. The model stays in the mode that it is in.
 #
 # 3, 6, 1, 7 and 7 lines, 15 minutes.
 #
@@ -548,6 +548,7 @@ def cosines(cycles, epochs=5, seeds=8, peak=0.1):
     return torch.stack(snapshots)
 
 
+# %%
 def said(name, predicted):
     """Print mean and spread over seeds of the accuracy of predictions (seeds, images, 10)."""
     right = (predicted.argmax(-1) == VAL_Y).float().mean(-1)
@@ -1681,8 +1682,9 @@ plt.show()
 #   `self.done` counts those handed out, so that whoever saves in the middle of the loop, after the step, saves the number of
 #   the *next* batch. At the end of the epoch, the next one begins: `self.epoch` is one more, `self.done` is 0.
 # - **`save_checkpoint(path, **parts)`** saves the `state_dict()` of every part (model, optimizer, scheduler, scaler, batches,
-#   early stopping, ...) and `random_states()` in one file; `path` is a string or a `Path`. A job may be killed while it writes: write to another file of the
-#   same folder, and let it take the old one's place with `Path.replace` when it is whole. Either the old checkpoint is there, or the new one.
+#   early stopping, ...) and `random_states()` in one file; `path` is a string or a `Path`. A job may be killed while it writes:
+#   write to another file of the same folder, and let it take the old one's place with `Path.replace` when it is whole. Either
+#   the old checkpoint is there, or the new one.
 # - **`load_checkpoint(path, **parts)`** hands each part its state by `load_state_dict`, and sets the random states. The file may
 #   come from anywhere: `weights_only=True`, or reading it may run somebody's code.
 #
@@ -1796,13 +1798,14 @@ def made(seed):
 
 
 def go_on(until, model, optimizer, batches):
-    """Train from where the batches stand to this step. Returns all weights, (n,)."""
+    """Train from where the batches stand to this step, 45 an epoch. Returns all weights, (n,)."""
     while (step := batches.epoch * 45 + batches.done) < until:
         some = itertools.islice(batches, until - step)
         train(model, some, optimizer, lambda k: warmup_cosine(k, 135, 10, 0.03), step)
     return nn.utils.parameters_to_vector(model.parameters()).detach()
 
 
+# %%
 def resumed(path, without):
     """The weights of a run that was resumed without one part."""
     parts = made(1)
@@ -1813,7 +1816,7 @@ def resumed(path, without):
     return go_on(135, **parts)
 
 
-def compared():
+def left_out():
     whole, stopped = go_on(135, **made(0)), made(0)
     go_on(70, **stopped)
     with tempfile.TemporaryDirectory() as folder:
@@ -1824,7 +1827,7 @@ def compared():
             print(f"resumed without {without + ':':15} all weights together end {off}")
 
 
-compared()
+left_out()
 
 # %% [markdown]
 # One part less is another training, and nothing says so: no error, no warning.
