@@ -700,7 +700,7 @@ for part, (name, means) in zip(axes, remaining.items()):
     for size, curve in zip(SIZES, means.T):
         part.plot(range(1, 1001), curve, label=f"gradients of {size:g}")
     part.set(xlabel="steps", ylabel="mean of 500 weights", title=name)
-axes[1].legend(fontsize=8)
+axes[0].legend(fontsize=8, loc="lower left")
 plt.show()
 
 # %% [markdown]

@@ -48,6 +48,8 @@ def _described(groups_of):
         return {"kind": None if groups is None else "others"}
     found = [(names.get(id(p), "not of the model"), float(group["weight_decay"])) for group in groups
              for p in list(group["params"])]  # fmt: skip
+    if any(name == "not of the model" for name, _ in found):
+        return {"kind": "others"}
     twice = len(found) - len({name for name, _ in found})
     return {"kind": "groups", "frozen": sorted({n for n, _ in found} - DECAYS.keys()), "twice": twice,
             "missing": sorted(DECAYS.keys() - {n for n, _ in found}), "decays": dict(sorted(found))}  # fmt: skip

@@ -70,8 +70,10 @@ SHAPES = [(3, 4), (4, 3), (3, 3)]
 
 def observe(orthogonalise, muon):
     given = SQUARE.clone()
-    got = orthogonalise(given)
-    yield {"form": form(got)}
+    with Operations() as operations:
+        got = orthogonalise(given)
+    slow = any(word in name for name in operations.calls for word in ("svd", "eig", "linalg_qr"))
+    yield {"form": form(got), "decomposed": slow}
     yield {"square": got, "input": bool(torch.equal(given, SQUARE))}
     yield {"wide": orthogonalise(WIDE.clone())}
     tall = orthogonalise(TALL.clone())
@@ -87,12 +89,15 @@ def observe(orthogonalise, muon):
             orthogonalise(SQUARE[:1].repeat(n, 1, 1))
         counts.append(operations.total)
     yield {"multiplications": products.multiplications, "orthogonalise operators": counts}
+    found = {}
+    for dtype in (torch.bfloat16, torch.float64):
+        with Products() as products:
+            weights = _step_in(muon, dtype)
+        found[str(dtype)] = sorted({str(one) for one in products.dtypes} - {str(dtype)})
+    yield {"others": found, "weights": form(weights)}
     for name, training in (("plain", PLAIN), ("sizes", SIZES), ("groups", GROUPS)):
         yield {f"muon {name}": follow(training, muon)}
     yield {"resumed": follow(GROUPS, muon, resume=2)}
-    with Products() as products:
-        weights = _step_in(muon, torch.bfloat16)
-    yield {"products": sorted({str(one) for one in products.dtypes}), "weights": form(weights)}
     yield kept(GROUPS, muon)
     yield {"operators": operators(functools.partial(muon, dtype=torch.float32), SHAPES)}
     yield {"without values": without_values(muon, SHAPES)}
@@ -111,6 +116,7 @@ ENOUGH = (
 
 LOOKS = [
     Look("matrices of the same shape and dtype", "form", "float64 (3, 4, 4)", "orthogonal-form"),
+    Look("by matrix products", "decomposed", False, "decomposed"),
     Value("square ones", "square", _each(SQUARE), "wrong-orthogonal"),
     Look("the input stays", "input", True, "input-changed"),
     Value("wide ones", "wide", _each(WIDE), "wrong-orthogonal"),
@@ -123,12 +129,13 @@ LOOKS = [
          lambda seen, due: {"times": round(seen / due, 1), "expected": f"{due} multiplications", "got": seen}),
     Look("all matrices in one call", "orthogonalise operators", [0, 0], "one-by-one", more,
          lambda seen, due: {"few": seen[0], "many": seen[1], "expected": f"{seen[0]} operators", "got": seen[1]}),
+    Look("a step in the group's dtype, and in no other", "others", {"torch.bfloat16": [], "torch.float64": []}, "dtype-ignored",
+         fields=lambda seen, due: {"asked": next(one for one in seen if seen[one]), "got": max(seen.values())}),
+    Look("", "weights", "float32 (3, 4)", "weights-moved"),
     Value("three steps of one matrix", "muon plain", truth(PLAIN, rule), "wrong-muon"),
     Value("several shapes, with decay", "muon sizes", truth(SIZES, rule), "wrong-sizes"),
     Value("several groups, changing rates, gradients that are None", "muon groups", truth(GROUPS, rule), "wrong-groups"),
     Value("stopped and resumed from its state_dict", "resumed", truth(GROUPS, rule), "not-resumed"),
-    Look("products in the group's dtype", "products", ["torch.bfloat16"], "dtype-ignored"),
-    Look("", "weights", "float32 (3, 4)", "weights-moved"),
     Look("gradients stay, weights change in place", "gradients", 0, "gradients-changed"),
     Look("", "moved", False, "weights-moved"),
     Look("as many operators for 12 matrices as for 3", "operators", [0, 0], "an-operator-each", more, each),

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.optim._muon import _zeropower_via_newtonschulz
 
-from dlojz_tp.checking.borrowed import out_of_reach
+from dlojz_tp.checking.borrowed import out_of_reach, replaced
 from dlojz_tp.checking.judging import Wrong
 from dlojz_tp.probes.operations import Operations, syncs
 
@@ -34,7 +34,11 @@ def own_work():
     before = "timm.optim" in sys.modules
     if before:
         ready_made += [sys.modules["timm.optim"].Lamb, sys.modules["timm.optim"].Lars]
-    with out_of_reach(borrowed, *ready_made, _zeropower_via_newtonschulz):
+
+    def fused(*_, **__):
+        raise borrowed("torch._fused_adamw_")
+
+    with out_of_reach(borrowed, *ready_made, _zeropower_via_newtonschulz), replaced(torch, "_fused_adamw_", fused):
         yield
     if "timm.optim" in sys.modules and not before:
         raise borrowed("timm.optim")
@@ -60,7 +64,8 @@ class Training:
 
     def weights(self):
         drawn = torch.Generator().manual_seed(3)
-        made = [torch.randn(shape, generator=drawn) * (1 + 0.5 * k) for k, shape in enumerate(self.shapes)]
+        sizes = [(1.0, 0.3, 2.0)[k % 3] for k in range(len(self.shapes))]  # trust ratios above and below 1
+        made = [torch.randn(shape, generator=drawn) * size for shape, size in zip(self.shapes, sizes)]
         return [one * (k not in self.zero) for k, one in enumerate(made)]
 
     def gradient(self, step, number):

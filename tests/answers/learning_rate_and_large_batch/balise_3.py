@@ -83,7 +83,7 @@ bank.text(3, None, COPIED)
 bank.hint(
     3,
     "groups-form",
-    'A list of groups is due: dicts with the keys "params" and "weight_decay", each with its own value.',
+    'A list of groups is due: dicts with the keys "params" and "weight_decay", each with its own value, and the parameters of the model themselves.',
 )
 bank.slip(3, "groups-form", (', "weight_decay": weight_decay}', "}"))
 bank.slip(3, "groups-form", ("    return [\n        {", "    return {\n        0: {"), ("        {\"params\": [weight for weight in trained if weight.ndim < 2]", "        1: {\"params\": [weight for weight in trained if weight.ndim < 2]"), (' "weight_decay": 0.0},\n    ]', ' "weight_decay": 0.0},\n    }'))  # fmt: skip
@@ -260,3 +260,29 @@ class AdamW(torch.optim.AdamW):
         super().__init__(params, lr, betas, eps, weight_decay, foreach=True)
 """
 bank.text(3, "optimizer-borrowed", COPIED[: COPIED.index("class AdamW")] + BORROWED)
+
+bank.slip(3, "groups-form", ("[weight for weight in trained if weight.ndim > 1]", "[name for name, p in model.named_parameters() if p.requires_grad and p.ndim > 1]"))  # fmt: skip
+bank.slip(3, "optimizer-borrowed", ("torch._foreach_lerp_(means, gradients, 1 - beta1)", "torch._fused_adamw_(weights, gradients, means, squares, [], [torch.tensor(float(s)) for s in steps], amsgrad=False, lr=rate, beta1=beta1, beta2=beta2, weight_decay=group['weight_decay'], eps=group['eps'], maximize=False)\n            continue"))  # fmt: skip
+
+bank.hint(3, "nothing-moves", "The weights do not change. A name without the last underscore returns new tensors and leaves the old ones as they are.")  # fmt: skip
+bank.slip(3, "nothing-moves", ("torch._foreach_lerp_(means", "torch._foreach_lerp(means"))
+bank.variant(3, "nothing-moves", COPIED, ("            torch._foreach_copy_(weights, torch._foreach_addcdiv(", "            torch._foreach_addcdiv("), ("mean_hat, below, -rate))", "mean_hat, below, -rate)"))  # fmt: skip
+
+bank.hint(
+    3,
+    "squares-pile-up",
+    "v adds up all squares: the old average is multiplied by β₂ first, in place (with the last underscore).",
+)
+bank.slip(3, "squares-pile-up", ("torch._foreach_mul_(squares, beta2)", "torch._foreach_mul(squares, beta2)"))
+bank.variant(3, "squares-pile-up", COPIED, ("torch._foreach_lerp_(squares, torch._foreach_mul(gradients, gradients), 1 - beta2)", "torch._foreach_addcmul_(squares, gradients, gradients, 1 - beta2)"))  # fmt: skip
+
+bank.hint(
+    3, "gradient-not-weighted", "m adds the whole gradient, as SGD's momentum does: here it has the weight 1 - β₁."
+)
+bank.slip(3, "gradient-not-weighted", ("torch._foreach_lerp_(means, gradients, 1 - beta1)", "torch._foreach_mul_(means, beta1)\n            torch._foreach_add_(means, gradients)"))  # fmt: skip
+bank.variant(
+    3,
+    "gradient-not-weighted",
+    COPIED,
+    ("torch._foreach_lerp(gradients, means, beta1)", "torch._foreach_add(gradients, means, alpha=beta1)"),
+)

@@ -97,7 +97,7 @@ bank.variant(5, "upside-down", APART, ("u + decay * w)", "w + decay * u)"), ("co
 bank.hint(
     5,
     "one-ratio-for-all",
-    "All layers have the same ratio, that of all weights together. One for each layer is the point.",
+    "All layers have the same ratio. Each has its own, from the norms of its own tensors: that is the point.",
 )
 bank.slip(5, "one-ratio-for-all", ("    ratios = coefficient", "    of_weights = of_weights.norm().expand(len(weights))\n    of_updates = of_updates.norm().expand(len(weights))\n    ratios = coefficient"))  # fmt: skip
 bank.variant(5, "one-ratio-for-all", APART, ("    plain =", "    w, u = (torch.linalg.vector_norm(one) * torch.ones(len(one)) for one in (w, u))\n    plain ="))  # fmt: skip
@@ -144,7 +144,7 @@ bank.hint(5, "no-coefficient", "LARS takes no notice of its coefficient: it belo
 bank.slip(5, "no-coefficient", ('*pairs, decay, group["coefficient"]', "*pairs, decay"))
 bank.variant(5, "no-coefficient", APART, (', group["weight_decay"], group["coefficient"])', ', group["weight_decay"])'))
 
-bank.hint(5, "no-ratio-in-lars", "The layers of LARS make plain steps, without their ratios. (_foreach_mul returns new tensors, _foreach_mul_ works in place.)")  # fmt: skip
+bank.hint(5, "no-ratio-in-lars", "The layers of LARS make plain steps, without their ratios. (_foreach_mul returns new tensors, _foreach_mul_ works in place; a decay of 0 is no exemption.)")  # fmt: skip
 bank.slip(5, "no-ratio-in-lars", ("torch._foreach_mul_([updates", "torch._foreach_mul([updates"))
 bank.variant(5, "no-ratio-in-lars", APART, ("torch._foreach_mul(torch._foreach_add(gs, ws, alpha=group[\"weight_decay\"]), r.unbind())", 'torch._foreach_add(gs, ws, alpha=group["weight_decay"])'))  # fmt: skip
 
@@ -277,3 +277,15 @@ bank.slip(
     ("torch.stack(torch._foreach_norm(weights))", "torch.stack([weight.norm() for weight in weights])"),
 )
 bank.slip(5, "hidden-sync", ("    ratios = coefficient", "    if not bool((of_weights > 0).all()):\n        return torch.tensor([coefficient * w / (u + decay * w) if w * u > 0 else 1.0 for w, u in zip(of_weights, of_updates)])\n    ratios = coefficient"))  # fmt: skip
+
+bank.hint(5, "eps-inside", "In LAMB, ε stands under the root. As in AdamW, it is added to the root.")
+bank.slip(5, "eps-inside", ("            below = torch._foreach_sqrt(squares)\n", "            below = torch._foreach_mul(squares, 1.0)\n"), ('[group["eps"] * root for root in roots])', '[group["eps"] * root**2 for root in roots])\n            torch._foreach_sqrt_(below)'))  # fmt: skip
+bank.variant(5, "eps-inside", APART, ('            torch._foreach_sqrt_(below)\n            torch._foreach_add_(below, group["eps"])\n', '            torch._foreach_add_(below, group["eps"])\n            torch._foreach_sqrt_(below)\n'))  # fmt: skip
+
+bank.hint(
+    5,
+    "ratio-capped",
+    "LAMB's ratio is held at 1 at most: layers whose weights are large beside the update must go further.",
+)
+bank.slip(5, "ratio-capped", ("list(trust_ratios([weights[k] for k in layers], adapted))", "list(trust_ratios([weights[k] for k in layers], adapted).clamp(max=1))"))  # fmt: skip
+bank.variant(5, "ratio-capped", APART, ("list(rs)", "list(rs.clamp(max=1.0))"))

@@ -62,22 +62,26 @@ bank.hint(
 bank.slip(6, "norm-of-rows", ("dim=(-2, -1)", "dim=-1"))
 bank.variant(6, "norm-of-rows", PLAIN, ("sum((1, 2), keepdim=True)", "sum(2, keepdim=True)"))
 
-bank.hint(6, "spectral-norm", "The matrix is divided by its largest singular value. That converges as well, but has to be computed; the Frobenius norm is due.")  # fmt: skip
-bank.slip(6, "spectral-norm", ("torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True)", "torch.linalg.matrix_norm(x, 2, keepdim=True)"))  # fmt: skip
-bank.variant(6, "spectral-norm", PLAIN, ("y.square().sum((1, 2), keepdim=True).sqrt()", "torch.linalg.svdvals(y)[:, :1, None]"))  # fmt: skip
-
 bank.hint(6, "not-divided", "The iteration works for singular values up to 1: divide each matrix by its norm first.")
 bank.slip(
     6, "not-divided", ("    x = x / torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True).clamp(min=1e-7)\n", "")
 )
 bank.variant(6, "not-divided", PLAIN, ("    y = y / (y.square().sum((1, 2), keepdim=True).sqrt() + 1e-12)\n", ""))
 
-bank.hint(6, "exact", "All singular values are exactly 1: that is the SVD, far too slow for a step. Five rounds of the iteration are due.")  # fmt: skip
+bank.hint(
+    6,
+    "decomposed",
+    "This decomposes the matrices (an SVD, or their largest singular value), which is far too slow for a step. Rounds of the iteration are due: products of matrices only.",
+)
 SVD = (
     "    u, s, v = torch.linalg.svd({x}, full_matrices=False)\n    {x} = torch.where(s[:, :1, None] > 0, u @ v, 0.0)\n"
 )
-bank.slip(6, "exact", ("    for _ in range(steps):\n", SVD.format(x="x") + "    for _ in range(0):\n"))
-bank.variant(6, "exact", PLAIN, ("    for _ in range(steps):\n", "    u, _, v = torch.linalg.svd(y, full_matrices=False)\n    return u @ v\n    for _ in range(steps):\n"))  # fmt: skip
+bank.slip(6, "decomposed", ("    for _ in range(steps):\n", SVD.format(x="x") + "    for _ in range(0):\n"))
+bank.variant(6, "decomposed", PLAIN, ("    for _ in range(steps):\n", "    u, _, v = torch.linalg.svd(y, full_matrices=False)\n    return u @ v\n    for _ in range(steps):\n"))  # fmt: skip
+bank.slip(6, "decomposed", ("torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True)", "torch.linalg.matrix_norm(x, 2, keepdim=True)"))  # fmt: skip
+bank.variant(
+    6, "decomposed", PLAIN, ("y.square().sum((1, 2), keepdim=True).sqrt()", "torch.linalg.svdvals(y)[:, :1, None]")
+)
 
 bank.hint(
     6,
@@ -179,11 +183,12 @@ bank.variant(6, "wrong-groups", PLAIN, ('1 - group["lr"] * group["weight_decay"]
 
 bank.slip(6, "not-resumed", ("            torch._foreach_lerp_(means", '            self.kept = getattr(self, "kept", {})\n            means = [self.kept.setdefault(id(w), torch.zeros_like(w)) for w in weights]\n            torch._foreach_lerp_(means'))  # fmt: skip
 
-bank.hint(6, "dtype-ignored", "The group asks for bfloat16, and the products are in {got}.")
+bank.hint(6, "dtype-ignored", "The group asks for {asked}, and there are products in {got}.")
 bank.slip(6, "dtype-ignored", ('.to(group["dtype"])\n', ".to(torch.float64)\n"))
 bank.variant(
     6, "dtype-ignored", PLAIN, ('alpha=group["momentum"])).to(group["dtype"])', 'alpha=group["momentum"])).double()')
 )
+bank.slip(6, "dtype-ignored", ('.to(group["dtype"])\n', ".bfloat16()\n"))
 
 bank.slip(6, "gradients-changed", ("ahead = torch._foreach_lerp(gradients, means, momentum)", "torch._foreach_lerp_(gradients, means, momentum)\n            ahead = gradients"))  # fmt: skip
 bank.slip(6, "an-operator-each", ("            for shape, places in shapes.items():\n", "            for shape, places in [(shape, [k]) for shape, several in shapes.items() for k in several]:\n"))  # fmt: skip
