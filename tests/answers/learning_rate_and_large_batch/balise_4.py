@@ -241,7 +241,7 @@ variant(4, "graphs-kept", AT_THE_END, ("        each.sum().backward()\n", ""), (
     "        told +=", "        waiting.append(each.sum())\n        told +="), (
     "    with torch.no_grad():\n        held", "    sum(waiting).backward()\n    with torch.no_grad():\n        held"))  # fmt: skip
 
-hint(4, "sent-each", "Gradients were sent {n} times before the last backward. Add up first: what a rank holds travels once, "
+hint(4, "sent-each", "{n} large messages were sent before the last backward. Add up first: gradients travel once, "
      "after the last micro-batch.")  # fmt: skip
 slip(4, "sent-each", (AVERAGE, ""), (BACKWARD, BACKWARD + "        average_over_ranks(model.parameters())\n"))
 variant(
@@ -418,3 +418,13 @@ hint(
 slip(4, "micro-batches-clipped", (BACKWARD, BACKWARD + "        clip_gradients(model.parameters(), max_norm)\n"))
 variant(4, "micro-batches-clipped", WEIGHTED, ("            p.grad *= dist.get_world_size()\n", "            pass\n"), (
     "        loss.backward()\n", "        (loss * dist.get_world_size()).backward()\n        clip_gradients(model.parameters(), max_norm)\n"))  # fmt: skip
+
+slip(4, "own-count", (COUNT, ""))
+
+hint(
+    4,
+    "divided-again",
+    "The sum was divided by the labels of all micro-batches, and then by the number of micro-batches as well. Once is enough.",
+)
+slip(4, "divided-again", (PER_COUNT, " / count / len(micro_batches)\n"))
+variant(4, "divided-again", WEIGHTED, ("* count / n.item()", "* count / n.item() / len(micro_batches)"))
