@@ -436,7 +436,8 @@ for name in ("SGD, momentum 0.9", "AdamW"):
     print(f"{name}: from {smallest:.2g} to {largest:.2g}, in {len(losses)} steps")
 
 # %% jupyter={"source_hidden": true}
-_, both = plt.subplots(1, 2, figsize=(10, 3), layout="constrained", sharey=True)
+figure, both = plt.subplots(1, 2, figsize=(10, 3.3), layout="constrained", sharey=True)
+figure.suptitle("How high may the rate go?")
 for axes, name in zip(both, ("SGD, momentum 0.9", "AdamW")):
     rates, losses, smallest, largest = found_for(name)
     axes.axvspan(smallest, largest, color="0.85", label="proposed")
