@@ -286,3 +286,11 @@ bank.variant(
     COPIED,
     ("torch._foreach_lerp(gradients, means, beta1)", "torch._foreach_add(gradients, means, alpha=beta1)"),
 )
+
+bank.hint(
+    3,
+    "correction-not-rooted",
+    "√v is divided by 1 - β₂ᵗ: either correct v before the root, or take the root of the correction, too.",
+)
+bank.slip(3, "correction-not-rooted", ("math.sqrt(1 - beta2**step)", "1 - beta2**step"))
+bank.variant(3, "correction-not-rooted", COPIED, ("torch._foreach_sqrt(torch._foreach_div(squares, [1 - beta2**t for t in steps]))", "torch._foreach_div(torch._foreach_sqrt(squares), [1 - beta2**t for t in steps])"))  # fmt: skip

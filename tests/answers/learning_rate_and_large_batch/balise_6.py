@@ -38,13 +38,14 @@ class Muon(torch.optim.Optimizer):
                 torch._foreach_add_(same, list(update), alpha=-group["lr"])
 """
 bank.text(6, None, PLAIN)
+bank.text(6, None, PLAIN.replace("1e-12", "1e-6"))  # as others protect the zeros
 bank.text(6, None, PLAIN.replace("y.square().sum((1, 2), keepdim=True).sqrt() + 1e-12", "y.flatten(1).norm(dim=1)[:, None, None].clamp_min(1e-20)").replace(
     "a * y + torch.bmm(b * gram + c * torch.bmm(gram, gram), y)", "a * y + b * (gram @ y) + c * (gram @ (gram @ y))"))  # fmt: skip
 bank.slip(6, None, ("0.2 * max(shape) ** 0.5 * rate)", "rate * 0.2 * math.sqrt(max(*shape)))"))
 
 bank.hint(6, "orthogonal-form", "Matrices of the same shape and dtype are due, (n, rows, columns).")
 bank.slip(6, "orthogonal-form", ("return x.mT if tall else x", "return (x.mT if tall else x)[0]"))
-bank.slip(6, "orthogonal-form", ("x = x / torch", "x = x.float() / torch"))
+bank.slip(6, "orthogonal-form", ("    x = x / torch", "    x = x.float()\n    x = x / torch"))
 bank.variant(6, "orthogonal-form", PLAIN, ("if turned else y\n\n", "if turned else list(y)\n\n"))
 
 bank.hint(6, "wrong-orthogonal", "The singular values are not those of the iteration, X ← a X + (b A + c A²) X from X₀ = M / ‖M‖, for each matrix on its own.")  # fmt: skip
@@ -193,3 +194,21 @@ bank.slip(6, "dtype-ignored", ('.to(group["dtype"])\n', ".bfloat16()\n"))
 bank.slip(6, "gradients-changed", ("ahead = torch._foreach_lerp(gradients, means, momentum)", "torch._foreach_lerp_(gradients, means, momentum)\n            ahead = gradients"))  # fmt: skip
 bank.slip(6, "an-operator-each", ("            for shape, places in shapes.items():\n", "            for shape, places in [(shape, [k]) for shape, several in shapes.items() for k in several]:\n"))  # fmt: skip
 bank.slip(6, "weights-moved", ("torch._foreach_add_([weights[k] for k in places], updates, alpha=-0.2 * max(shape) ** 0.5 * rate)", "for k, update in zip(places, updates):\n                    weights[k].data = weights[k] - 0.2 * max(shape) ** 0.5 * rate * update"))  # fmt: skip
+
+bank.hint(6, "uphill", "The weights go along the update, uphill: it is subtracted.")
+bank.slip(6, "uphill", ("alpha=-0.2 *", "alpha=0.2 *"))
+bank.variant(
+    6,
+    "uphill",
+    PLAIN,
+    ("torch._foreach_add_(same, list(update), alpha=-group", "torch._foreach_add_(same, list(update), alpha=group"),
+)
+
+bank.hint(
+    6,
+    "only-divided",
+    "The matrices are divided by their norms and nothing else: the rounds are missing, or their result is not kept.",
+)
+bank.slip(6, "only-divided", ("        x = torch.baddbmm(x, torch", "        torch.baddbmm(x, torch"))
+bank.variant(6, "only-divided", PLAIN, ("range(steps)", "range(0)"))
+bank.slip(6, "other-dtype", ("x = x / torch", "x = x.float() / torch"))
