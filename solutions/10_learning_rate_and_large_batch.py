@@ -1223,8 +1223,8 @@ plt.show()
 #
 # With a small batch, tuned, all are nearly level: there is no lack of steps. With five steps, what counts is how far a step gets. A
 # trust ratio makes the lengths of the steps of all layers equal, which helps where they differ much, in networks of dozens of layers
-# trained for thousands of steps; three layers are alike already, and LARS and LAMB gain little or nothing over SGD and AdamW. That is what
-# later comparisons with well-tuned baselines found for large networks, too (Nado et al., 2021). Muon lengthens the small directions within a
+# trained for thousands of steps. This one has three layers and five steps: do LARS and LAMB gain anything over SGD and AdamW, beyond the
+# ranges? Later comparisons with well-tuned baselines doubted it for large networks, too (Nado et al., 2021). Muon lengthens the small directions within a
 # matrix, and these are what five steps of the others hardly move. Look at the ranges before you believe an order, and at the
 # remarks: a best rate at the edge of its grid may not be the best.
 # </details>
