@@ -245,7 +245,7 @@ def _first_changed(seen, due):
     return next((slug for words, slug in CHANGED.items() if seen[0].startswith(words)), "changed")
 
 
-CHANGED = {"the gradients": "gradients-changed", "the optimizer's": "optimizer-changed", "torch's": "random-changed",
+CHANGED = {"the gradients": "gradients-not-back", "the optimizer's": "optimizer-changed", "torch's": "random-changed",
            "NumPy's": "random-changed", "Python's": "random-changed", "the loader's": "generator-changed"}  # fmt: skip
 DUE = [_lists(_true_rise(*rise, **batches)) for rise, batches in RISES]
 LOOSE = within(2e-3)

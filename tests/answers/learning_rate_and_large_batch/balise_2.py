@@ -197,11 +197,11 @@ bank.slip(2, "changed", ("    model, optimizer = copy.deepcopy((model, optimizer
 bank.variant(2, "changed", IN_PLACE, ("copy.deepcopy(model.state_dict())", "model.state_dict()"))
 bank.variant(2, "changed", CLASS, ("list(model.buffers())])", "[]])"))
 
-bank.hint(2, "gradients-changed", "Afterwards gradients are not as they were: {what}. Those that were None are None again, the others have their old values.")  # fmt: skip
-bank.slip(2, "gradients-changed", ("        set_random_states(states)\n", "        set_random_states(states)\n        for p in given.parameters():\n            p.grad = None\n"), (
+bank.hint(2, "gradients-not-back", "Afterwards gradients are not as they were: {what}. Those that were None are None again, the others have their old values.")  # fmt: skip
+bank.slip(2, "gradients-not-back", ("        set_random_states(states)\n", "        set_random_states(states)\n        for p in given.parameters():\n            p.grad = None\n"), (
     "    model, optimizer = copy", "    given = model\n    model, optimizer = copy"))  # fmt: skip
-bank.variant(2, "gradients-changed", IN_PLACE, ("        for p, g in zip(model.parameters(), gradients):\n            p.grad = g\n", "        optimizer.zero_grad()\n"))  # fmt: skip
-bank.variant(2, "gradients-changed", CLASS, ("            p.grad = g\n", "            p.grad = g if g is None else torch.zeros_like(g)\n"))  # fmt: skip
+bank.variant(2, "gradients-not-back", IN_PLACE, ("        for p, g in zip(model.parameters(), gradients):\n            p.grad = g\n", "        optimizer.zero_grad()\n"))  # fmt: skip
+bank.variant(2, "gradients-not-back", CLASS, ("            p.grad = g\n", "            p.grad = g if g is None else torch.zeros_like(g)\n"))  # fmt: skip
 
 bank.hint(
     2,
