@@ -144,7 +144,7 @@ for size in (16, 64, 256, len(X)):
 # %% [markdown]
 # ## Learning rates that change: schedules
 #
-# At the start gradients are large and point nowhere yet, and an optimizer's averages rest on a few batches: a high rate may
+# At the start gradients are large and change with every step, and an optimizer's averages rest on a few batches: a high rate may
 # throw the weights where they never recover. At the end the noise of the batches keeps the weights jumping around a minimum as
 # widely as the rate allows. So the rate rises at first (**warm-up**), stays high while there is way to go, and falls towards
 # the end. It changes with every *batch*, not with every epoch: a large batch leaves few steps, and a whole epoch of them at a
@@ -1676,17 +1676,17 @@ plt.show()
 # ### Balise 8 · Stop early, resume exactly
 #
 # - **`EarlyStopping.update(value, model)`** takes in the validation value of an epoch. Is it better than `self.best` (smaller;
-#   larger with `maximize`; NaN never is)? Then note it, *copy* the model's weights and buffers to `self.weights`, and begin
+#   larger with `maximize`; NaN never is)? Then note it, *copy* the model's weights and buffers (`state_dict()`) to `self.weights`, and begin
 #   `self.waited` at 0 again; else it is one more. Returns True if `patience` values in a row were not better: stop.
 #   **`restore(model)`** puts the best weights back into the model; where there are none yet, it does nothing.
 # - **`Batches.__iter__`** is a generator: it goes through the batches `(x, y)` of `self.order()` from number `self.done` on.
 #   `self.done` counts those handed out, so that whoever saves in the middle of the loop, after the step, saves the number of
-#   the *next* batch. At the end of the epoch, the next one begins: `self.epoch` is one more, `self.done` is 0.
+#   the *next* batch. With the epoch it ends, ready for the next one: `self.epoch` is one more, `self.done` is 0.
 # - **`save_checkpoint(path, **parts)`** saves the `state_dict()` of every part (model, optimizer, scheduler, scaler, batches,
 #   early stopping, ...) and `random_states()` in one file; `path` is a string or a `Path`. A job may be killed while it writes:
 #   write to another file of the same folder, and let it take the old one's place with `Path.replace` when it is whole. Either
 #   the old checkpoint is there, or the new one.
-# - **`load_checkpoint(path, **parts)`** hands each part its state by `load_state_dict`, and sets the random states. The file may
+# - **`load_checkpoint(path, **parts)`** hands each part that is given its state by `load_state_dict`, and then sets the random states. The file may
 #   come from anywhere: `weights_only=True`, or reading it may run somebody's code.
 #
 # 10, 6, 4 and 4 lines, 15 minutes.
@@ -1880,7 +1880,7 @@ for loss in (3.5, 2.5):
 #
 # <details><summary>Answer</summary>
 #
-# An eighth of the steps, each with less noise than it needs. First the schedule: a higher rate, with a warm-up (find it
+# An eighth of the steps, each along a better known direction than it may need. First the schedule: a higher rate, with a warm-up (find it
 # again; the linear rule says eight times, and is an upper end). Then measure the noise scale: if the new batch is far beyond
 # it, no optimizer brings the samples back, and fewer GPUs, or a longer training, are the honest answer. In between, an
 # optimizer that uses steps better, compared at its own tuned rate and with several seeds.

@@ -1,12 +1,15 @@
 """Balise 8: when to stop, which weights are kept, and a run that goes on bitwise as if it had never been stopped."""
 
+import contextlib
 import copy
 import functools
+import itertools
 import math
 import os
 import random
 import tempfile
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import torch
@@ -25,9 +28,11 @@ COURSES = [
     (2, False, [0.5, 0.5, 0.5]),
     (1, True, [-0.3, -0.2, -0.25]),
     (2, True, [NAN, NAN, 0.1]),
+    (2, False, [0.5, 0.0, 0.3, 0.2]),
 ]
-KINDS = ["a loss", "an accuracy", "NaN among losses", "NaN among accuracies", "equal losses", "patience 1, values below 0", "nothing but NaN"]  # fmt: skip
-BESTS = [3, 3, 4, 2, 0, 1, None]  # where the best value stands, of those until it says stop
+KINDS = ["A loss", "An accuracy, maximize=True", "NaN among losses", "NaN among accuracies, maximize=True", "Equal losses, none better than the first",
+         "Values below 0, maximize=True", "Nothing but NaN", "A loss that is 0 once"]  # fmt: skip
+BESTS = [3, 3, 4, 2, 0, 1, None, 1]  # where the best value stands, of those until it says stop
 ROWS, SIZE, TOTAL = 14, 4, 11  # four batches an epoch, the last one of two
 STOPS = 6, 8  # in the middle of an epoch, and behind its last batch
 
@@ -194,9 +199,9 @@ def observe_batches(Batches):
         if k == 1:
             break
     yield {"begun": seen, "places": places}
-    seen += [one for _, labels in batches for one in labels.tolist()]
+    seen += [one for _, labels in itertools.islice(batches, 4) for one in labels.tolist()]
     yield {"rest": seen, "ended": (batches.epoch, batches.done)}
-    yield {"next": [one for _, labels in batches for one in labels.tolist()]}
+    yield {"next": [one for _, labels in itertools.islice(batches, 4) for one in labels.tolist()]}
     yield {"due": [first, rest]}
 
 
@@ -261,7 +266,9 @@ def _files(save_checkpoint, load_checkpoint):
         old = path.read_bytes()
         os.link(path, link)
         nn.init.zeros_(parts["student"].weight)
-        save_checkpoint(path, **parts)
+        with _noted(path) as taken:
+            save_checkpoint(path, **parts)
+        found |= {"taken": bool(taken), "fewer": tried(lambda: load_checkpoint(path, student=nn.Linear(2, 2)))}
         found |= {"in place": link.read_bytes() != old, "replaced": path.read_bytes() != old}
         old = path.read_bytes()
         failed = tried(lambda: save_checkpoint(path, **parts, faulty=_Faulty()))
@@ -270,10 +277,29 @@ def _files(save_checkpoint, load_checkpoint):
         return found | {"trap": ran.exists()}
 
 
+@contextlib.contextmanager
+def _noted(path):
+    """Notes in a list when the file at this path is removed, or moved away."""
+    taken = []
+
+    def noting(does):
+        def do(first, *more, **options):
+            taken.extend([does.__name__] * (str(first) == str(path)))
+            return does(first, *more, **options)
+
+        return do
+
+    with contextlib.ExitStack() as stack:
+        for name in ("remove", "unlink", "rename", "replace"):
+            stack.enter_context(mock.patch.object(os, name, noting(getattr(os, name))))
+        yield taken
+
+
 def _course(seen, due):
     """Which course of values it is about."""
     k = next(k for k, (one, true) in enumerate(zip(seen, due)) if one != true)
-    return {"kind": KINDS[k], "n": seen[k], "due": due[k], "values": ", ".join(map(str, COURSES[k][2])), "patience": COURSES[k][0],
+    says = "never says stop" if seen[k] == len(COURSES[k][2]) + 1 else f"says stop at value {seen[k]}"
+    return {"kind": KINDS[k], "says": says, "due": due[k], "values": ", ".join(map(str, COURSES[k][2])), "patience": COURSES[k][0],
             "expected": str(due[k]), "got": str(seen[k])}  # fmt: skip
 
 
@@ -299,7 +325,7 @@ def _moved(seen, due):
 DUE_STOPS = [_true_stop(*course) for course in COURSES]
 STOPPING = [
     Look("update says when to stop", "stops", DUE_STOPS,
-         lambda seen, due: "stop-with-nan" if seen[:2] + seen[4:6] == due[:2] + due[4:6] else "wrong-stop", fields=_course),
+         lambda seen, due: "stop-with-nan" if seen[:2] + seen[4:6] + seen[7:] == due[:2] + due[4:6] + due[7:] else "wrong-stop", fields=_course),
     Look("restore puts the best weights back", "best", [[99 if one is None else one] for one in BESTS], _wrong_best, fields=_course),
     Look("", "again", [[77 if one is None else one] for one in BESTS], _wrong_best, fields=_course),
     Look("", "kept", [0.4, 0], "not-noted", fields=_moved),
@@ -310,7 +336,7 @@ BATCHES = [
     Look("batches in the order of the epoch", "begun", lambda _: ORDERS[0][:8], "wrong-batches", fields=_moved),
     Look("it counts those handed out", "places", [(0, 1), (0, 2)], lambda seen, _: "wrong-count" if seen[0][1] else "counted-late", fields=_moved),
     Look("a second loop goes on where the first stopped", "rest", lambda _: ORDERS[0],
-         lambda seen, due: "begins-again" if seen[8:10] == due[:2] else "wrong-batches", fields=_moved),
+         lambda seen, due: "never-ends" if seen[:10] == due else "begins-again" if seen[8:10] == due[:2] else "wrong-batches", fields=_moved),
     Look("at the end, the next epoch", "ended", (1, 0), "epoch-stays", fields=_moved),
     Look("", "next", lambda _: ORDERS[1], "wrong-batches", fields=_moved),
 ]  # fmt: skip
@@ -327,6 +353,8 @@ CHECKPOINT = [
     Look("a new file takes the old one's place when it is whole", "replaced", True, "no-file"),
     Look("", "half", False, "half-written"),
     Look("", "in place", False, "half-written"),
+    Look("", "taken", False, "old-removed"),
+    Look("no more than what is asked for", "fewer", None, "fewer-parts", fields=lambda seen, _: {"error": seen}),
     Look("an error goes on to the caller", "failed", True, "save-silent"),
     Look("and nothing in the file is run", "trap", False, "runs-code"),
 ]  # fmt: skip

@@ -110,7 +110,7 @@ BYTES = OTHER.replace(
 assert "BytesIO" in BYTES and "torch.load(path)" in BYTES
 bank.text(8, None, BYTES)  # weights_only=True is torch's own default
 
-bank.hint(8, "wrong-stop", "{kind} ({values}), patience {patience}: update says stop at value {n}, counted from 1; due is {due}. One more than there are means never.")  # fmt: skip
+bank.hint(8, "wrong-stop", "{kind} ({values}), patience {patience}: update {says}. Due is value {due}, counted from 1: there {patience} in a row were not better.")  # fmt: skip
 bank.slip(8, "wrong-stop", ("return self.waited >= self.patience", "return self.waited > self.patience"))
 bank.slip(
     8,
@@ -121,9 +121,12 @@ bank.slip(8, "wrong-stop", ("        return self.waited >= self.patience\n", "")
 bank.slip(8, "wrong-stop", ("value > self.best if self.maximize else value < self.best", "value >= self.best if self.maximize else value <= self.best"))  # fmt: skip
 bank.slip(8, "wrong-stop", ("value > self.best if self.maximize else value < self.best", "value < self.best"))
 bank.slip(8, "wrong-stop", ("        if self.best is None:\n            better = not math.isnan(value)", "        if not self.best or self.best < 0:\n            better = not math.isnan(value)"))  # fmt: skip
+bank.slip(
+    8, "wrong-stop", ("        if self.best is None:\n", "        if not self.best:\n")
+)  # a best value of 0 is one
 bank.variant(8, "wrong-stop", OTHER, ("            self.waited = 0\n", "            self.waited = -1\n"))
 
-bank.hint(8, "stop-with-nan", "{kind} ({values}), patience {patience}: update says stop at value {n}, due is {due}. NaN is never better, also as the first value, and it counts as one more that was not. A comparison with NaN is always false.")  # fmt: skip
+bank.hint(8, "stop-with-nan", "{kind} ({values}), patience {patience}: update {says}, due is value {due}, counted from 1. NaN is never better, also as the first value, and it counts as one more that was not. A comparison with NaN is always false.")  # fmt: skip
 bank.slip(8, "stop-with-nan", ("better = not math.isnan(value)", "better = True"))
 bank.slip(8, "stop-with-nan", ("        self.waited += 1\n", "        if math.isnan(value):\n            return False\n        self.waited += 1\n"))  # fmt: skip
 bank.slip(8, "stop-with-nan", ("better = value > self.best if self.maximize else value < self.best", "better = not value <= self.best if self.maximize else not value >= self.best"))  # fmt: skip
@@ -185,6 +188,12 @@ bank.variant(
     8, "begins-again", OTHER, ("        order = self.order()\n", "        order, self.done = self.order(), 0\n")
 )
 
+bank.hint(8, "never-ends", "The generator goes on into the next epoch. It ends with the epoch: `for` over it once more reads the next one.")  # fmt: skip
+bank.slip(8, "never-ends", ("        for rows in self.order().split(self.size)[self.done :]:\n            self.done += 1\n            yield self.x[rows], self.y[rows]\n        self.epoch, self.done = self.epoch + 1, 0\n", "        while True:\n            for rows in self.order().split(self.size)[self.done :]:\n                self.done += 1\n                yield self.x[rows], self.y[rows]\n            self.epoch, self.done = self.epoch + 1, 0\n"))  # fmt: skip
+bank.variant(
+    8, "never-ends", OTHER, ("        self.epoch += 1\n", "        self.epoch += 1\n        yield from self\n")
+)
+
 bank.hint(8, "epoch-stays", "After the last batch, (epoch, done) are {got}, not {expected}: the next epoch has another order, and begins at its first batch.")  # fmt: skip
 bank.slip(8, "epoch-stays", ("        self.epoch, self.done = self.epoch + 1, 0\n", ""))
 bank.slip(8, "epoch-stays", ("        self.epoch, self.done = self.epoch + 1, 0\n", "        self.done = 0\n"))
@@ -242,6 +251,15 @@ bank.slip(
     ('    Path(f"{path}.new").replace(path)\n', "    __import__('shutil').copyfile(f'{path}.new', path)\n"),
 )
 bank.variant(8, "half-written", BYTES, ("    beside.write_bytes(memory.getvalue())\n    shutil.move(beside, path)\n", "    Path(path).write_bytes(memory.getvalue())\n"))  # fmt: skip
+
+bank.hint(8, "old-removed", "The old checkpoint is removed, or moved away, before the new one is in its place: a job that is killed in between finds none. Path.replace does both at once.")  # fmt: skip
+bank.slip(8, "old-removed", ('    Path(f"{path}.new").replace(path)\n', '    Path(path).unlink(missing_ok=True)\n    Path(f"{path}.new").rename(path)\n'))  # fmt: skip
+bank.slip(8, "old-removed", ('    Path(f"{path}.new").replace(path)\n', '    if Path(path).exists():\n        Path(path).rename(f"{path}.old")\n    Path(f"{path}.new").replace(path)\n'))  # fmt: skip
+bank.variant(8, "old-removed", OTHER, ("    Path(file.name).rename(path)\n", "    if os.path.exists(path):\n        os.remove(path)\n    os.rename(file.name, path)\n"))  # fmt: skip
+
+bank.hint(8, "fewer-parts", "The file holds a student and a teacher, and load_checkpoint was given the student alone: {error}. Go through the parts that are given, not through those of the file.")  # fmt: skip
+bank.slip(8, "fewer-parts", ("    for name, part in parts.items():\n        part.load_state_dict(saved[\"parts\"][name])\n", "    for name, state in saved[\"parts\"].items():\n        parts[name].load_state_dict(state)\n"))  # fmt: skip
+bank.variant(8, "fewer-parts", OTHER, ("    for name in parts:\n", "    for name in saved:\n"))
 
 bank.hint(8, "save-silent", "A part could not be saved, and nobody is told. The error goes on to the caller: whoever believes in a checkpoint that is not there loses the run.")  # fmt: skip
 bank.slip(8, "save-silent", ('    torch.save({"parts": states, "random": random_states()}, f"{path}.new")\n', '    try:\n        torch.save({"parts": states, "random": random_states()}, f"{path}.new")\n    except Exception:\n        return\n'))  # fmt: skip
