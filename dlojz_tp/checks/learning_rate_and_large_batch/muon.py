@@ -74,6 +74,7 @@ def observe(orthogonalise, muon):
         got = orthogonalise(given)
     slow = any(word in name for name in operations.calls for word in ("svd", "eig", "linalg_qr"))
     yield {"form": form(got), "decomposed": slow}
+    yield {"products in": [_products_in(orthogonalise, dtype) for dtype in (torch.float32, torch.float64)]}
     yield {"square": got, "input": bool(torch.equal(given, SQUARE))}
     yield {"wide": orthogonalise(WIDE.clone())}
     tall = orthogonalise(TALL.clone())
@@ -103,6 +104,13 @@ def observe(orthogonalise, muon):
     yield {"without values": without_values(muon, SHAPES)}
 
 
+def _products_in(orthogonalise, dtype):
+    """The dtypes of its products; of none, the one that it is given."""
+    with Products() as products:
+        orthogonalise(SQUARE.clone().to(dtype))
+    return " and ".join(sorted({str(one).removeprefix("torch.") for one in products.dtypes or [dtype]}))
+
+
 def _step_in(muon, dtype):
     weight = torch.nn.Parameter(torch.ones(3, 4))
     weight.grad = torch.eye(3, 4)
@@ -118,6 +126,7 @@ NEARLY = within(1e-4)  # a small number may be added to the norm
 LOOKS = [
     Look("matrices of the same shape and dtype", "form", "float64 (3, 4, 4)", "orthogonal-form"),
     Look("by matrix products", "decomposed", False, "decomposed"),
+    Look("computed in the dtype that it is given", "products in", ["float32", "float64"], "other-dtype"),
     Value("square ones", "square", _each(SQUARE), "wrong-orthogonal", NEARLY),
     Look("the input stays", "input", True, "input-changed"),
     Value("wide ones", "wide", _each(WIDE), "wrong-orthogonal", NEARLY),
@@ -125,7 +134,7 @@ LOOKS = [
     Value("", "tall", _each(TALL), "wrong-orthogonal", NEARLY),
     Value("three rounds", "three", _each(SQUARE, 3), "rounds-ignored", NEARLY),
     Value("zeros", "zero", _each(ZERO), "wrong-zeros", NEARLY),
-    Look("in the dtype that it is given", "dtypes", ["bfloat16 (3, 4, 4)", "float32 (3, 4, 4)"], "other-dtype"),
+    Look("bfloat16 stays bfloat16", "dtypes", ["bfloat16 (3, 4, 4)", "float32 (3, 4, 4)"], "other-dtype"),
     Look("no more products than on the short side", "multiplications", ENOUGH, "long-side", lambda seen, due: seen <= 2 * due,
          lambda seen, due: {"times": round(seen / due, 1), "expected": f"{due} multiplications", "got": seen}),
     Look("all matrices in one call", "orthogonalise operators", [0, 0], "one-by-one", more,

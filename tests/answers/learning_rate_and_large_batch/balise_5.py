@@ -140,6 +140,10 @@ bank.slip(5, "ratio-outside-the-momentum", ("                torch._foreach_mul_
 bank.variant(5, "ratio-outside-the-momentum", APART, ("torch._foreach_mul(torch._foreach_add(gs, ws, alpha=group[\"weight_decay\"]), r.unbind())", 'torch._foreach_add(gs, ws, alpha=group["weight_decay"])'), (
     "torch._foreach_add_(ws, bs, alpha=-group[\"lr\"])", 'torch._foreach_add_(ws, torch._foreach_mul(bs, r.unbind()) if matrices else bs, alpha=-group["lr"])'))  # fmt: skip
 
+bank.hint(5, "kernels-exempt", "Kernels of convolutions are layers, too: two dimensions or more, not just two.")
+bank.slip(5, "kernels-exempt", ("weight.ndim > 1", "weight.ndim == 2"))
+bank.variant(5, "kernels-exempt", APART, ("(p.dim() > 1)", "(p.dim() == 2)"))
+
 bank.hint(5, "no-coefficient", "LARS takes no notice of its coefficient: it belongs into the ratio.")
 bank.slip(5, "no-coefficient", ('*pairs, decay, group["coefficient"]', "*pairs, decay"))
 bank.variant(5, "no-coefficient", APART, (', group["weight_decay"], group["coefficient"])', ', group["weight_decay"])'))
@@ -213,6 +217,8 @@ bank.variant(5, "wrong-lamb-plain", APART, ("torch._foreach_sqrt_(below)\n", "to
 
 bank.hint(5, "not-corrected", "In LAMB the averages are not corrected by 1 - βᵗ. The norm hides a common factor of m, not that of v beside ε, nor that of decay or vectors.")  # fmt: skip
 bank.slip(5, "not-corrected", ("[math.sqrt(1 - beta2**step) for step in steps]", "[1.0] * len(steps)"), ("root / (1 - beta1**step)", "root"))  # fmt: skip
+bank.slip(5, "not-corrected", ("root / (1 - beta1**step)", "root"))
+bank.slip(5, "not-corrected", ("[math.sqrt(1 - beta2**step) for step in steps]", "[1.0] * len(steps)"))
 bank.variant(5, "not-corrected", APART, ("[1 - b1**t for t in ts]", "1.0"), ("[1 - b2**t for t in ts]", "1.0"))
 
 bank.hint(5, "no-ratio-in-lamb", "The layers of LAMB make AdamW's steps, without their ratios. (_foreach_mul returns new tensors, _foreach_mul_ works in place.)")  # fmt: skip
@@ -234,6 +240,17 @@ bank.variant(
     "wrong-lamb-decay",
     APART,
     ('torch._foreach_add_(them, [w for _, w in pairs], alpha=group["weight_decay"])', "pass"),
+)
+
+bank.hint(
+    5, "lamb-decay-twice", "LAMB's update has the decay in it. trust_ratios needs none here, or λ‖w‖ counts twice."
+)
+bank.slip(5, "lamb-decay-twice", ("for k in layers], adapted)", 'for k in layers], adapted, group["weight_decay"])'))
+bank.variant(
+    5,
+    "lamb-decay-twice",
+    APART,
+    ("for _, w in pairs], them)", 'for _, w in pairs], them, decay=group["weight_decay"])'),
 )
 
 bank.hint(5, "ratio-before-the-decay", "LAMB's ratio is taken before λw is added to the update: its norm counts, too.")
@@ -266,6 +283,9 @@ bank.variant(5, "wrong-lamb-groups", APART, ('below, group["eps"]', 'below, self
 
 bank.hint(5, "one-count", "All parameters have one count of steps. One that had no gradient for some steps has taken fewer: its averages are corrected by its own count.")  # fmt: skip
 bank.slip(5, "one-count", ("            roots = [", '            group["t"] = group.get("t", 0) + 1\n            steps = [group["t"]] * len(weights)\n            roots = ['))  # fmt: skip
+bank.slip(
+    5, "one-count", ("            roots = [", "            steps = steps[:1] * len(weights)\n            roots = [")
+)
 bank.variant(5, "one-count", APART, ("            us = torch", "            self.t = getattr(self, 't', 0) + (group is self.param_groups[0])\n            ts = [self.t] * len(ws)\n            us = torch"))  # fmt: skip
 
 bank.slip(5, "not-resumed", ('            torch._foreach_mul_(buffers, group["momentum"])\n', '            self.kept = getattr(self, "kept", {})\n            buffers = [self.kept.setdefault(id(w), torch.zeros_like(w)) for w in weights]\n            torch._foreach_mul_(buffers, group["momentum"])\n'))  # fmt: skip

@@ -133,6 +133,18 @@ bank.hint(6, "no-nesterov", "The momentum itself is made orthogonal. One step ah
 bank.slip(6, "no-nesterov", ("ahead = torch._foreach_lerp(gradients, means, momentum)", "ahead = means"))
 bank.variant(6, "no-nesterov", PLAIN, ('torch._foreach_add(gs, sums, alpha=group["momentum"])', "sums"))
 
+bank.hint(6, "shares-exchanged", "μ and 1 - μ are exchanged: B keeps μ of the old, and the step ahead takes μ of B. lerp's weight is that of its second argument.")  # fmt: skip
+bank.slip(6, "shares-exchanged", ("(means, gradients, 1 - momentum)", "(means, gradients, momentum)"))
+bank.slip(6, "shares-exchanged", ("(gradients, means, momentum)", "(gradients, means, 1 - momentum)"))
+bank.slip(6, "shares-exchanged", ("(means, gradients, 1 - momentum)", "(means, gradients, momentum)"), ("(gradients, means, momentum)", "(gradients, means, 1 - momentum)"))  # fmt: skip
+bank.variant(6, "shares-exchanged", PLAIN, ('alpha=group["momentum"])).to', 'alpha=1 - group["momentum"])).to'), (  # (1 - μ) B, and μ g
+    "torch._foreach_add_(sums, gs)", "torch._foreach_add_(sums, gs, alpha=1 - group['momentum'])"), ("torch._foreach_add(gs, sums,", "torch._foreach_add(torch._foreach_mul(gs, group['momentum']), sums,"))  # fmt: skip
+
+bank.hint(6, "sum-and-mean", "B is a sum in one formula and a mean in the other. As a mean it gets (1 - μ) g, and so does the step ahead.")  # fmt: skip
+bank.slip(6, "sum-and-mean", ("            torch._foreach_lerp_(means, gradients, 1 - momentum)\n", "            torch._foreach_mul_(means, momentum)\n            torch._foreach_add_(means, gradients)\n"))  # fmt: skip
+bank.slip(6, "sum-and-mean", ("torch._foreach_lerp(gradients, means, momentum)", "torch._foreach_add(gradients, means, alpha=momentum)"))  # fmt: skip
+bank.variant(6, "sum-and-mean", PLAIN, ("torch._foreach_add_(sums, gs)", "torch._foreach_add_(sums, gs, alpha=1 - group['momentum'])"))  # fmt: skip
+
 bank.hint(6, "no-momentum", "The gradient itself is made orthogonal: where is the momentum?")
 bank.slip(6, "no-momentum", ("ahead = torch._foreach_lerp(gradients, means, momentum)", "ahead = gradients"))
 bank.variant(6, "no-momentum", PLAIN, ('torch._foreach_add(gs, sums, alpha=group["momentum"])', "gs"))
@@ -154,7 +166,7 @@ bank.slip(6, "other-scale", ("-0.2 * max(shape) ** 0.5 * rate", "-(max(1, shape[
 bank.slip(6, "other-scale", ("-0.2 * max(shape) ** 0.5 * rate", "-((shape[0] / shape[1]) ** 0.5) * rate"))
 bank.variant(6, "other-scale", PLAIN, ("(0.2 * max(shape) ** 0.5)", "max(1, shape[0] / shape[1]) ** 0.5"))
 
-bank.hint(6, "wrong-sizes", "One square matrix was right. With several shapes, or with decay, it is not: each gets its own update, and √max(rows, columns) is its own.")  # fmt: skip
+bank.hint(6, "wrong-sizes", "One tall matrix was right. With several shapes, or with decay, it is not: each gets its own update, and √max(rows, columns) is its own.")  # fmt: skip
 bank.slip(6, "wrong-sizes", ("max(shape)", "shape[0]"))
 bank.slip(6, "wrong-sizes", ("updates = orthogonalise(stacked).to(weights[places[0]].dtype).unbind()", "updates = orthogonalise(stacked).to(weights[places[0]].dtype).unbind()[::-1]"))  # fmt: skip
 bank.variant(6, "wrong-sizes", PLAIN, ("max(shape)", "shape[0]"))
@@ -172,6 +184,11 @@ bank.slip(6, "decay-in-the-gradient", ("            torch._foreach_lerp_(means",
     'torch._foreach_mul_(weights, 1 - rate * group["weight_decay"])', "pass"))  # fmt: skip
 bank.variant(6, "decay-in-the-gradient", PLAIN, ("[w.grad for w in same]", '[w.grad + group["weight_decay"] * w for w in same]'), (
     'torch._foreach_mul_(same, 1 - group["lr"] * group["weight_decay"])', "pass"))  # fmt: skip
+
+bank.hint(6, "decay-after", "The step has been made when the weights decay, and so the step decays, too. Shrink them before it.")
+bank.slip(6, "decay-after", ('            torch._foreach_mul_(weights, 1 - rate * group["weight_decay"])\n', ""), ("updates, alpha=-0.2 * max(shape) ** 0.5 * rate)\n", 'updates, alpha=-0.2 * max(shape) ** 0.5 * rate)\n            torch._foreach_mul_(weights, 1 - rate * group["weight_decay"])\n'))  # fmt: skip
+bank.variant(6, "decay-after", PLAIN, ('                torch._foreach_mul_(same, 1 - group["lr"] * group["weight_decay"])\n', ""), (
+    'list(update), alpha=-group["lr"])\n', 'list(update), alpha=-group["lr"])\n                torch._foreach_mul_(same, 1 - group["lr"] * group["weight_decay"])\n'))  # fmt: skip
 
 bank.hint(6, "decay-without-rate", "The decay is αλw: without the rate α it is far larger, and no schedule lowers it.")
 bank.slip(6, "decay-without-rate", ('1 - rate * group["weight_decay"]', '1 - group["weight_decay"]'))
@@ -212,3 +229,4 @@ bank.hint(
 bank.slip(6, "only-divided", ("        x = torch.baddbmm(x, torch", "        torch.baddbmm(x, torch"))
 bank.variant(6, "only-divided", PLAIN, ("range(steps)", "range(0)"))
 bank.slip(6, "other-dtype", ("x = x / torch", "x = x.float() / torch"))
+bank.slip(6, "other-dtype", ("x = x / torch", "x = x.bfloat16() / torch"), ("return x.mT if tall else x", "return (x.mT if tall else x).to(matrices.dtype)"))  # fmt: skip
