@@ -751,7 +751,7 @@ def average_over_ranks(parameters):
 #   longer than the kernel itself. A norm that is not finite is returned as it is: it is how the loop gets to know.
 # - **`accumulated_step(model, micro_batches, optimizer, max_norm)`** runs on every rank and does one step, as if the
 #   micro-batches of all ranks were one batch. `micro_batches` is a list of pairs `(x, y)`, on each rank another number of
-#   them; `model(x)` has the shape of `y` and one more dimension, for the classes; labels of −100 do not count, and in some
+#   them, at least one; `model(x)` has the shape of `y` and one more dimension, for the classes; labels of −100 do not count, and in some
 #   micro-batch none may. One micro-batch is in memory at a time, gradients travel once, in one message after the last one,
 #   and are then clipped. Gradients of an earlier step do not count. Returns the mean loss and the norm before clipping,
 #   tensors, the same on all ranks.
@@ -854,7 +854,7 @@ for sizes in ([[96]], [[60, 4, 32]], [[60, 4], [31, 1]]):
 #
 # - **`trust_ratios(weights, updates, decay=0.0, coefficient=1.0)`**: lists of tensors; returns $r$ of each pair, a tensor `(n,)` on their device.
 #   Do not look at the values in Python (`if norm > 0`): on a GPU the CPU would wait for each.
-# - **`LARS.step`** and **`LAMB.step`**, with `torch._foreach_*` as in balise 3.
+# - **`LARS.step`** and **`LAMB.step`**, with `torch._foreach_*` as in balise 3. A group may be without any matrix.
 #
 # About 4, 8 and 13 lines, 15 minutes.
 #
@@ -1004,8 +1004,8 @@ compared(by_timm())
 # Each round maps every singular value $s$ to $a s + b s^3 + c s^5$ and leaves the directions alone; small ones grow by a factor of 3.4,
 # large ones stay between about 0.7 and 1.2.
 #
-# Muon is for **hidden matrices**. Biases and norms, embeddings and the last layer belong to AdamW. All rows and columns of $UV^\top$ have
-# about the same length, so its entries are $1/\sqrt{\max(\text{rows}, \text{columns})}$ in size. Times $0.2 \sqrt{\max(\text{rows},
+# Muon is for **hidden matrices**. Biases and norms, embeddings and the last layer belong to AdamW. The squares of the entries of
+# $UV^\top$ add up to $\min(\text{rows}, \text{columns})$, so they are $1/\sqrt{\max(\text{rows}, \text{columns})}$ in size. Times $0.2 \sqrt{\max(\text{rows},
 # \text{columns})}$ it is as large as AdamW's steps usually are, and one rate serves both.
 #
 # ### Balise 6 · Muon
@@ -1015,7 +1015,7 @@ compared(by_timm())
 #   square: it is where the time goes.
 # - **`Muon.step`**: $B \leftarrow \mu B + (1-\mu)\,g$; orthogonalise $(1-\mu)\,g + \mu B$ (Nesterov: one step ahead), all matrices of one
 #   shape **in one call**, in the group's `dtype`; then $w \leftarrow w - \alpha\lambda w - \alpha \cdot 0.2\sqrt{\max(\text{rows},
-#   \text{columns})}\;O$. All parameters are matrices.
+#   \text{columns})}\;O$. All parameters are matrices, and what has to be done for each of them again goes through `torch._foreach_*`.
 #
 # About 8 and 9 lines, 12 minutes.
 #
@@ -1251,7 +1251,8 @@ plt.show()
 # ### Balise 7 · The gradient noise scale
 #
 # - **`gradient_noise(parameters, batch)`** runs on every rank, between backward and the optimizer's step. Each rank's
-#   gradients are means over `batch` samples; some may be None. Afterwards they are the mean over the ranks, as always. It
+#   gradients are means over `batch` samples; some may be None. (`parameters`, like `model.parameters()`, can perhaps be gone
+#   through only once.) Afterwards they are the mean over the ranks, as always. It
 #   returns *this step's* estimates of $\lVert G \rVert^2$ and of $\operatorname{tr} \Sigma$, two tensors, the same on all
 #   ranks: the first equation for $B = b$, where the left side is the mean over the ranks, and for $B = N b$, solved. Beside
 #   the gradients at most two numbers travel. With one rank there is one equation: raise a `ValueError`.

@@ -185,7 +185,11 @@ bank.slip(6, "decay-in-the-gradient", ("            torch._foreach_lerp_(means",
 bank.variant(6, "decay-in-the-gradient", PLAIN, ("[w.grad for w in same]", '[w.grad + group["weight_decay"] * w for w in same]'), (
     'torch._foreach_mul_(same, 1 - group["lr"] * group["weight_decay"])', "pass"))  # fmt: skip
 
-bank.hint(6, "decay-after", "The step has been made when the weights decay, and so the step decays, too. Shrink them before it.")
+bank.hint(
+    6,
+    "decay-after",
+    "The step has been made when the weights decay, and so the step decays, too. Shrink them before it.",
+)
 bank.slip(6, "decay-after", ('            torch._foreach_mul_(weights, 1 - rate * group["weight_decay"])\n', ""), ("updates, alpha=-0.2 * max(shape) ** 0.5 * rate)\n", 'updates, alpha=-0.2 * max(shape) ** 0.5 * rate)\n            torch._foreach_mul_(weights, 1 - rate * group["weight_decay"])\n'))  # fmt: skip
 bank.variant(6, "decay-after", PLAIN, ('                torch._foreach_mul_(same, 1 - group["lr"] * group["weight_decay"])\n', ""), (
     'list(update), alpha=-group["lr"])\n', 'list(update), alpha=-group["lr"])\n                torch._foreach_mul_(same, 1 - group["lr"] * group["weight_decay"])\n'))  # fmt: skip
