@@ -330,8 +330,9 @@ def set_random_states(states):
 # ### Balise 2 · A learning-rate finder
 #
 # **`find_rates(model, batches, optimizer, low=1e-5, high=10.0, n=100, beta=0.9)`** makes up to `n` steps like those of
-# `train`. `batches` is a `DataLoader` or the like: each `for` over it is a new epoch, and you begin another one when it ends
-# too early. The rate rises from `low` at the first step to `high` at the $n$-th, by the same *factor* each time (`set_rates`).
+# `train`, in the mode that the model is in. `batches` is a `DataLoader` or the like: each `for` over it is a new epoch, and you
+# begin another one when it ends too early. The rate rises from `low` at the first step to `high` at the $n$-th, by the same
+# *factor* each time (`set_rates`).
 # Single batches are noisy, so the loss $\ell_k$ of each batch, before its step, goes into a running mean
 #
 # $$a_k = \beta\, a_{k-1} + (1 - \beta)\, \ell_k, \qquad a_{-1} = 0, \qquad s_k = a_k / (1 - \beta^{k+1}), \quad k = 0, 1, \dots$$
@@ -1687,8 +1688,8 @@ plt.show()
 #   early stopping, ...) and `random_states()` in one file; `path` is a string or a `Path`. A job may be killed while it writes:
 #   write to another file of the same folder, and let it take the old one's place with `Path.replace` when it is whole. Either
 #   the old checkpoint is there, or the new one.
-# - **`load_checkpoint(path, **parts)`** hands each part that is given its state by `load_state_dict`, and then sets the random states. The file may
-#   come from anywhere: `weights_only=True`, or reading it may run somebody's code.
+# - **`load_checkpoint(path, **parts)`** hands each part that is given its state by `load_state_dict`, and then sets the random
+#   states. The file may come from anywhere: `weights_only=True`, or reading it may run somebody's code.
 #
 # 10, 6, 4 and 4 lines, 15 minutes.
 #

@@ -207,6 +207,7 @@ def observe(find_rates):
     found = _found(find_rates, *RISES[0])
     yield {"form": _pair(found)}
     yield {"all": _lists(found)}
+    yield {"eval": not _modes(find_rates)}
     yield {"diverging": [_lists(_found(find_rates, *rise)) for rise in RISES[1:]]}
     yield {"nan": _lists(_found(find_rates, *NAN))}
     yield {"changed": _changed(find_rates)[0]}
@@ -218,6 +219,15 @@ def observe(find_rates):
 def _found(find_rates, rise, batches):
     model, optimizer = _linear()
     return find_rates(model, _Epochs(**batches), optimizer, *rise)
+
+
+def _modes(find_rates):
+    """Whether a module in training mode is still in it at the second batch of a search."""
+    model, optimizer = _linear()
+    seen = []
+    model[1].register_forward_pre_hook(lambda module, _: seen.append(module.training))
+    find_rates(model, _Epochs(), optimizer, 1e-4, 1e-3, 2)
+    return all(seen)
 
 
 def _rates_or_losses(seen, due):
@@ -252,8 +262,9 @@ LOOSE = within(2e-3)
 FIND = [
     Look("find_rates: two lists, one rate and one smoothed loss a step", "form", "two lists", "find-form", fields=lambda seen, _: {"got": seen}),
     Look("from low to high, in equal ratios", lambda o: o["all"][0], DUE[0][0],
-         lambda seen, due: "length" if (seen >= 0).sum() != (due >= 0).sum() else "wrong-rates", within(1e-6), lambda seen, due: _length(seen[None], due[None])),
+         lambda seen, due: "wrong-rates" if (seen >= 0).sum() == (due >= 0).sum() else "stopped-early" if (seen >= 0).sum() < 5 else "length", within(1e-6), lambda seen, due: _length(seen[None], due[None])),
     Value("the smoothed losses", lambda o: o["all"][1], DUE[0][1], "wrong-losses", LOOSE),
+    Look("in the mode that the model came in", "eval", False, "searched-in-eval"),
     Look("stops where the loss diverges", "diverging", DUE[1:], "wrong-stop", _stopped,
          lambda seen, due: {"n": _length(seen[0], due[0])["n"], "due": _length(seen[0], due[0])["due"], "got": "", "expected": ""}),
     Value("", "diverging", DUE[1:], "wrong-losses", LOOSE),

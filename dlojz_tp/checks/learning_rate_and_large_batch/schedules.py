@@ -158,7 +158,9 @@ def observe_train(set_rates, train):
     yield {"set": _now(optimizer)}
     set_rates(optimizer, (0.02, 0.6))
     yield {"twice": _now(optimizer)}
-    yield {"momenta": [float(group["momentum"]) for group in optimizer.param_groups]}
+    momenta = [float(group["momentum"]) for group in optimizer.param_groups]
+    set_rates(optimizer, (0.02, 0.0))
+    yield {"momenta": momenta + [float(group["momentum"]) for group in optimizer.param_groups]}
     _, optimizer = _model(_adamw)
     set_rates(optimizer, (0.02, 0.6))
     yield {"betas": [[float(beta) for beta in group["betas"]] for group in optimizer.param_groups]}
@@ -224,7 +226,7 @@ def _next(seen, due):
 TRAIN = [
     Look("set_rates: every group, by its own factor", "set", 0.05 * FACTORS, _wrong_set, fields=lambda _, due: {"due": ", ".join(f"{one:g}" for one in due)}),
     Look("", "twice", 0.02 * FACTORS, "scale-piles-up"),
-    Look("the momentum where the optimizer has it", "momenta", [0.6] * 3, "momentum-not-set"),
+    Look("the momentum where the optimizer has it", "momenta", [0.6] * 3 + [0.0] * 3, lambda seen, _: "momentum-zero" if seen[:3] == [0.6] * 3 else "momentum-not-set"),
     Look("", "betas", [[0.6, 0.97]] * 3, lambda seen, _: "second-beta" if [b[0] for b in seen] == [0.6] * 3 else "betas-not-set"),
     Look("train: each step at its rate", "steps", 5, "not-a-step-each", fields=lambda seen, _: {"n": seen}),
     Look("", "rates", _rates(range(5)), _wrong_rates),

@@ -138,7 +138,7 @@ bank.slip(1, "floor-ignored", ("floor + (peak - floor) *", "peak *"))
 bank.slip(1, "floor-ignored", ("floor + (peak - floor) *", "floor + peak *"))
 bank.variant(1, "floor-ignored", SQUARES, ("_fall(peak, floor, step", "_fall(peak, 0.0, step"))
 
-bank.hint(1, "floor-early", "The floor is reached a step early: at step total, the first one that is not made any more. No step is wasted at a rate of 0.")  # fmt: skip
+bank.hint(1, "floor-early", "The floor is reached a step too early. The last step is total - 1; the floor is due at k = total, so that no step is made at a rate of 0.")  # fmt: skip
 bank.slip(1, "floor-early", ("(total - warmup), 1.0", "(total - 1 - warmup), 1.0"))
 bank.variant(1, "floor-early", SQUARES, ("_fall(peak, floor, step, warmup, total)", "_fall(peak, floor, step, warmup, total - 1)"))  # fmt: skip
 
@@ -202,7 +202,15 @@ bank.hint(1, "momentum-not-set", 'set_rates was given a tuple (rate, momentum), 
 bank.slip(1, "momentum-not-set", ('            group["momentum"] = momentum\n', "            pass\n"))
 bank.variant(1, "momentum-not-set", TENSORS, ('if "momentum" in group:', 'if "momentum" in group and group is optimizer.param_groups[0]:'))  # fmt: skip
 
-bank.hint(1, "betas-not-set", 'With AdamW the momentum is the first of group["betas"]: it has no group["momentum"].')
+bank.hint(1, "momentum-zero", "set_rates was given (rate, 0.0), and the momentum is not 0. A momentum of 0 is one, too: ask whether it is None.")  # fmt: skip
+bank.slip(1, "momentum-zero", ("        elif momentum is not None:", "        elif momentum:"))
+bank.variant(1, "momentum-zero", TENSORS, ("        if momentum is not None:\n", "        if momentum:\n"))
+
+bank.hint(
+    1,
+    "betas-not-set",
+    'set_rates was given a tuple (rate, momentum), and the first of group["betas"] is not that momentum. AdamW has no group["momentum"].',
+)
 bank.slip(1, "betas-not-set", ('if momentum is not None and "betas" in group', "if False"))
 bank.slip(1, "betas-not-set", ('(momentum, *group["betas"][1:])', '(group["betas"][0], momentum)'))
 bank.variant(1, "betas-not-set", TENSORS, ("                betas[0] = momentum\n", ""))

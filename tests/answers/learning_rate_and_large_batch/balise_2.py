@@ -134,9 +134,21 @@ bank.slip(2, "wrong-rates", ("low * (high / low) ** (k / (n - 1))", "low + (high
 bank.slip(2, "wrong-rates", ("(k / (n - 1))", "(k / n)"))
 bank.variant(2, "wrong-rates", IN_PLACE, ("/ (n - 1))", "/ n)"))
 
-bank.hint(2, "length", "{n} steps were made where {due} are due. When an epoch ends too early, begin another one; while the loss has not diverged, go on to the n-th step.")  # fmt: skip
+bank.hint(2, "length", "{n} steps were made where {due} are due. When an epoch ends too early, begin another one; while the loss has not diverged, go on to the n-th step, and no further.")  # fmt: skip
 bank.slip(2, "length", ("                iterator = iter(batches)\n                batch = next(iterator)\n", "                if k:\n                    break\n                iterator = iter(batches)\n                batch = next(iterator)\n"))  # fmt: skip
 bank.variant(2, "length", CLASS, ("        while True:\n", "        for _ in range(1):\n"), ("                optimizer.step()\n\n", "                optimizer.step()\n        return every[: len(smoothed)], np.array(smoothed)\n\n"))  # fmt: skip
+
+bank.hint(2, "stopped-early", "The search ended after {n} steps, within the first epoch, where {due} are due, and nothing has diverged. Is the running mean divided by 1 - beta**(k + 1)? Undivided it begins near 0 and rises to several times its first value.")  # fmt: skip
+bank.slip(2, "stopped-early", ("average / (1 - beta ** (k + 1))", "average"))
+bank.variant(2, "stopped-early", CLASS, ("s = total / weight", "s = total * (1 - beta)"))
+
+bank.hint(2, "loss-behind", "The losses are those behind each step, on the batch that was just trained on. Due is the loss before the step: it is what the gradient is taken of.")  # fmt: skip
+bank.slip(2, "loss-behind", ("            optimizer.step()\n", "            optimizer.step()\n            loss = F.cross_entropy(model(batch[0]), batch[1])\n"))  # fmt: skip
+bank.variant(2, "loss-behind", CLASS, ("                total, weight = beta * total + loss.item(), beta * weight + 1\n", "                optimizer.zero_grad()\n                loss.backward()\n                optimizer.step()\n                loss = F.cross_entropy(model(x), y)\n                total, weight = beta * total + loss.item(), beta * weight + 1\n"), ("                smoothed.append(s)\n                optimizer.zero_grad(set_to_none=True)\n                loss.backward()\n                optimizer.step()\n", "                smoothed.append(s)\n"))  # fmt: skip
+
+bank.hint(2, "searched-in-eval", "The model came in training mode, and the search runs it in eval mode: dropout and batch statistics have no part in its losses then. Like train, it leaves the mode as it is.")  # fmt: skip
+bank.slip(2, "searched-in-eval", ("    model, optimizer = copy.deepcopy((model, optimizer))\n", "    model, optimizer = copy.deepcopy((model, optimizer))\n    model.eval()\n"))  # fmt: skip
+bank.variant(2, "searched-in-eval", IN_PLACE, ("    def endless():\n", "    model.eval()\n\n    def endless():\n"))
 
 bank.hint(2, "wrong-losses", "The rates are right, the smoothed losses are not. Is it the running mean of the losses, divided by 1 - beta**(k + 1)? Is each batch trained on at its rate?")  # fmt: skip
 bank.slip(2, "wrong-losses", ("average = beta * average + (1 - beta) * loss.item()", "average = (1 - beta) * average + beta * loss.item()"))  # fmt: skip
@@ -197,7 +209,7 @@ bank.slip(2, "changed", ("    model, optimizer = copy.deepcopy((model, optimizer
 bank.variant(2, "changed", IN_PLACE, ("copy.deepcopy(model.state_dict())", "model.state_dict()"))
 bank.variant(2, "changed", CLASS, ("list(model.buffers())])", "[]])"))
 
-bank.hint(2, "gradients-not-back", "Afterwards gradients are not as they were: {what}. Those that were None are None again, the others have their old values.")  # fmt: skip
+bank.hint(2, "gradients-not-back", "Afterwards not as it was: {what}. Gradients that were None are None again, the others have their old values.")  # fmt: skip
 bank.slip(2, "gradients-not-back", ("        set_random_states(states)\n", "        set_random_states(states)\n        for p in given.parameters():\n            p.grad = None\n"), (
     "    model, optimizer = copy", "    given = model\n    model, optimizer = copy"))  # fmt: skip
 bank.variant(2, "gradients-not-back", IN_PLACE, ("        for p, g in zip(model.parameters(), gradients):\n            p.grad = g\n", "        optimizer.zero_grad()\n"))  # fmt: skip
@@ -252,7 +264,9 @@ bank.hint(
 bank.slip(2, "wrong-largest", ("rates[losses.index(lowest)] / 4", "rates[losses.index(lowest)]"))
 bank.slip(2, "wrong-largest", ("rates[losses.index(lowest)] / 4", "rates[losses.index(lowest) // 4]"))
 bank.slip(2, "wrong-largest", ("rates[losses.index(lowest)] / 4", "rates[-1] / 4"))
-bank.slip(2, "wrong-largest", ("    return smallest, rates[losses.index(lowest)] / 4\n", "    return rates[losses.index(lowest)] / 4, smallest\n"))  # fmt: skip
+bank.hint(2, "swapped", "propose returns the largest rate first: (smallest, largest) is due.")
+bank.slip(2, "swapped", ("    return smallest, rates[losses.index(lowest)] / 4\n", "    return rates[losses.index(lowest)] / 4, smallest\n"))  # fmt: skip
+bank.variant(2, "swapped", IN_PLACE, ("return [rates[[share", "return [rates[k] / 4, rates[[share"), (".index(True)], rates[k] * 0.25]", ".index(True)]]"))  # fmt: skip
 bank.variant(2, "wrong-largest", IN_PLACE, ("rates[k] * 0.25", "rates[k] / 10"))
 
 bank.hint(2, "wrong-smallest", "The smallest rate is another: the first one at which the loss has fallen by a tenth of the fall from the first to the lowest.")  # fmt: skip
