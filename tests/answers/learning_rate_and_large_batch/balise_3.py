@@ -117,7 +117,7 @@ bank.slip(
 )
 bank.variant(3, "matrices-do-not-decay", COPIED, ("groups[p.ndim < 2]", "groups[p.ndim > 1]"))
 
-bank.hint(3, "wrong-step", "The weights after a step are not those of Adam's formulas, without any decay.")
+bank.hint(3, "wrong-step", "The weights after a step are not those of Adam's formulas, without any decay. In the first step, t = 1, m̂ is g and v̂ is g²: each weight moves by about α.")  # fmt: skip
 bank.slip(3, "wrong-step", ("-rate * root", "-2 * rate * root"))
 bank.variant(3, "wrong-step", COPIED, ("mean_hat, below, -rate", "mean_hat, below, -3 * rate"))
 
@@ -142,6 +142,19 @@ bank.variant(
 bank.hint(3, "uphill", "The weights go along the gradient, uphill: the step is subtracted.")
 bank.slip(3, "uphill", ("[-rate * root", "[rate * root"))
 bank.variant(3, "uphill", COPIED, ("mean_hat, below, -rate", "mean_hat, below, rate"))
+
+bank.hint(
+    3,
+    "square-whole",
+    "v takes in the whole square of the gradient: its part is 1 - β₂, as that of the gradient in m is 1 - β₁.",
+)
+bank.slip(3, "square-whole", ("squares, gradients, gradients, 1 - beta2)", "squares, gradients, gradients, 1)"))
+bank.variant(3, "square-whole", COPIED, ("torch._foreach_lerp_(squares, torch._foreach_mul(gradients, gradients), 1 - beta2)", "torch._foreach_mul_(squares, beta2)\n            torch._foreach_addcmul_(squares, gradients, gradients, 1.0)"))  # fmt: skip
+
+bank.hint(3, "buffers-corrected", "The correction is written into the averages themselves, and is in them at the next step. Divide into new tensors, by a name without the last underscore.")  # fmt: skip
+bank.slip(3, "buffers-corrected", ("            below = torch._foreach_sqrt(squares)\n", "            torch._foreach_div_(squares, [1 - beta2**step for step in steps])\n            roots = [1.0] * len(steps)\n            below = torch._foreach_sqrt(squares)\n"), ("rates = [-rate * root / (1 - beta1**step)", "rates = [-rate / (1 - beta1**step)"))  # fmt: skip
+bank.slip(3, "buffers-corrected", ("            below = torch._foreach_sqrt(squares)\n", "            torch._foreach_div_(squares, [1 - beta2**step for step in steps])\n            torch._foreach_div_(means, [1 - beta1**step for step in steps])\n            roots = [1.0] * len(steps)\n            below = torch._foreach_sqrt(squares)\n"), ("rates = [-rate * root / (1 - beta1**step)", "rates = [-rate"))  # fmt: skip
+bank.variant(3, "buffers-corrected", COPIED, ("torch._foreach_sqrt(torch._foreach_div(squares, [1 - beta2**t for t in steps]))", "squares\n            torch._foreach_div_(squares, [1 - beta2**t for t in steps])\n            below = torch._foreach_sqrt(squares)"))  # fmt: skip
 
 bank.hint(3, "square-of-the-mean", "v averages the squares of the gradients, not of their averages m.")
 bank.slip(3, "square-of-the-mean", ("squares, gradients, gradients,", "squares, means, means,"))
