@@ -174,6 +174,16 @@ class _Faulty:
         return {"weights": torch.zeros(50_000), "file": Path(os.devnull).open()}
 
 
+class _Drawing:
+    """A part that draws random numbers while it is loaded, as one that makes its weights anew does."""
+
+    def state_dict(self):
+        return {}
+
+    def load_state_dict(self, state):
+        torch.rand(1), np.random.rand(), random.random()
+
+
 class _Trapped:
     """A part from somewhere else: what is saved of it writes a file when it is unpickled."""
 
@@ -269,12 +279,22 @@ def _files(save_checkpoint, load_checkpoint):
         with _noted(path) as taken:
             save_checkpoint(path, **parts)
         found |= {"taken": bool(taken), "fewer": tried(lambda: load_checkpoint(path, student=nn.Linear(2, 2)))}
+        found["early"] = _draws(path, save_checkpoint, load_checkpoint)
         found |= {"in place": link.read_bytes() != old, "replaced": path.read_bytes() != old}
         old = path.read_bytes()
         failed = tried(lambda: save_checkpoint(path, **parts, faulty=_Faulty()))
         found |= {"failed": isinstance(failed, str), "half": not path.exists() or path.read_bytes() != old}
         tried(lambda: both(student=_Trapped(ran)))
         return found | {"trap": ran.exists()}
+
+
+def _draws(path, save_checkpoint, load_checkpoint):
+    """Whether random numbers go on elsewhere where a part draws some while it is loaded."""
+    other = path.with_name("drawing.pt")
+    save_checkpoint(other, drawing=_Drawing())
+    due = torch.get_rng_state()
+    load_checkpoint(other, drawing=_Drawing())
+    return not torch.equal(torch.get_rng_state(), due)
 
 
 @contextlib.contextmanager
@@ -354,6 +374,7 @@ CHECKPOINT = [
     Look("", "half", False, "half-written"),
     Look("", "in place", False, "half-written"),
     Look("", "taken", False, "old-removed"),
+    Look("", "early", False, "random-early"),
     Look("no more than what is asked for", "fewer", None, "fewer-parts", fields=lambda seen, _: {"error": seen}),
     Look("an error goes on to the caller", "failed", True, "save-silent"),
     Look("and nothing in the file is run", "trap", False, "runs-code"),

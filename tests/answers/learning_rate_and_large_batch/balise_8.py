@@ -257,6 +257,10 @@ bank.slip(8, "old-removed", ('    Path(f"{path}.new").replace(path)\n', '    Pat
 bank.slip(8, "old-removed", ('    Path(f"{path}.new").replace(path)\n', '    if Path(path).exists():\n        Path(path).rename(f"{path}.old")\n    Path(f"{path}.new").replace(path)\n'))  # fmt: skip
 bank.variant(8, "old-removed", OTHER, ("    Path(file.name).rename(path)\n", "    if os.path.exists(path):\n        os.remove(path)\n    os.rename(file.name, path)\n"))  # fmt: skip
 
+bank.hint(8, "random-early", "A part draws random numbers while it is loaded, and afterwards they do not go on from where they were saved. Set the random states last.")  # fmt: skip
+bank.slip(8, "random-early", ('    for name, part in parts.items():\n        part.load_state_dict(saved["parts"][name])\n    set_random_states(saved["random"])\n', '    set_random_states(saved["random"])\n    for name, part in parts.items():\n        part.load_state_dict(saved["parts"][name])\n'))  # fmt: skip
+bank.variant(8, "random-early", OTHER, ("    for name in parts:\n", "    set_random_states(states)\n    for name in parts:\n"), ("(saved[name])\n    set_random_states(states)\n", "(saved[name])\n"))  # fmt: skip
+
 bank.hint(8, "fewer-parts", "The file holds a student and a teacher, and load_checkpoint was given the student alone: {error}. Go through the parts that are given, not through those of the file.")  # fmt: skip
 bank.slip(8, "fewer-parts", ("    for name, part in parts.items():\n        part.load_state_dict(saved[\"parts\"][name])\n", "    for name, state in saved[\"parts\"].items():\n        parts[name].load_state_dict(state)\n"))  # fmt: skip
 bank.variant(8, "fewer-parts", OTHER, ("    for name in parts:\n", "    for name in saved:\n"))
