@@ -276,9 +276,13 @@ def _files(save_checkpoint, load_checkpoint):
         old = path.read_bytes()
         os.link(path, link)
         nn.init.zeros_(parts["student"].weight)
-        with _noted(path) as taken:
+        with _noted(path) as noted:
             save_checkpoint(path, **parts)
-        found |= {"taken": bool(taken), "fewer": tried(lambda: load_checkpoint(path, student=nn.Linear(2, 2)))}
+        found |= {
+            "taken": "taken" in noted,
+            "elsewhere": "elsewhere" in noted,
+            "fewer": tried(lambda: load_checkpoint(path, student=nn.Linear(2, 2))),
+        }
         found["early"] = _draws(path, save_checkpoint, load_checkpoint)
         found |= {"in place": link.read_bytes() != old, "replaced": path.read_bytes() != old}
         old = path.read_bytes()
@@ -299,12 +303,15 @@ def _draws(path, save_checkpoint, load_checkpoint):
 
 @contextlib.contextmanager
 def _noted(path):
-    """Notes in a list when the file at this path is removed, or moved away."""
-    taken = []
+    """Notes when the file at this path is "taken" away, or another one from "elsewhere" moved there."""
+    noted, folder = set(), Path(os.path.realpath(path.parent))
 
     def noting(does):
         def do(first, *more, **options):
-            taken.extend([does.__name__] * (str(first) == str(path)))
+            if str(first) == str(path):
+                noted.add("taken")
+            if more and str(more[0]) == str(path) and folder not in Path(os.path.realpath(first)).parents:
+                noted.add("elsewhere")
             return does(first, *more, **options)
 
         return do
@@ -312,7 +319,7 @@ def _noted(path):
     with contextlib.ExitStack() as stack:
         for name in ("remove", "unlink", "rename", "replace"):
             stack.enter_context(mock.patch.object(os, name, noting(getattr(os, name))))
-        yield taken
+        yield noted
 
 
 def _course(seen, due):
@@ -356,7 +363,7 @@ BATCHES = [
     Look("batches in the order of the epoch", "begun", lambda _: ORDERS[0][:8], "wrong-batches", fields=_moved),
     Look("it counts those handed out", "places", [(0, 1), (0, 2)], lambda seen, _: "wrong-count" if seen[0][1] else "counted-late", fields=_moved),
     Look("a second loop goes on where the first stopped", "rest", lambda _: ORDERS[0],
-         lambda seen, due: "never-ends" if seen[:10] == due else "begins-again" if seen[8:10] == due[:2] else "wrong-batches", fields=_moved),
+         lambda seen, due: "left-is-ended" if seen[8:10] == ORDERS[1][:2] else "never-ends" if seen[:10] == due else "begins-again" if seen[8:10] == due[:2] else "wrong-batches", fields=_moved),
     Look("at the end, the next epoch", "ended", (1, 0), "epoch-stays", fields=_moved),
     Look("", "next", lambda _: ORDERS[1], "wrong-batches", fields=_moved),
 ]  # fmt: skip
@@ -374,6 +381,7 @@ CHECKPOINT = [
     Look("", "half", False, "half-written"),
     Look("", "in place", False, "half-written"),
     Look("", "taken", False, "old-removed"),
+    Look("", "elsewhere", False, "other-folder"),
     Look("", "early", False, "random-early"),
     Look("no more than what is asked for", "fewer", None, "fewer-parts", fields=lambda seen, _: {"error": seen}),
     Look("an error goes on to the caller", "failed", True, "save-silent"),

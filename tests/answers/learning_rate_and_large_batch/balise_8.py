@@ -188,6 +188,10 @@ bank.variant(
     8, "begins-again", OTHER, ("        order = self.order()\n", "        order, self.done = self.order(), 0\n")
 )
 
+bank.hint(8, "left-is-ended", "A loop was left by `break` in the middle of an epoch, and the next loop began the next epoch. Only behind the last batch is the epoch over: not in a `finally:`.")  # fmt: skip
+bank.slip(8, "left-is-ended", ("        for rows in self.order().split(self.size)[self.done :]:\n            self.done += 1\n            yield self.x[rows], self.y[rows]\n        self.epoch, self.done = self.epoch + 1, 0\n", "        try:\n            for rows in self.order().split(self.size)[self.done :]:\n                self.done += 1\n                yield self.x[rows], self.y[rows]\n        finally:\n            self.epoch, self.done = self.epoch + 1, 0\n"))  # fmt: skip
+bank.variant(8, "left-is-ended", OTHER, ("            yield torch.index_select(self.x, 0, rows), torch.index_select(self.y, 0, rows)\n", "            try:\n                yield torch.index_select(self.x, 0, rows), torch.index_select(self.y, 0, rows)\n            except GeneratorExit:\n                self.epoch, self.done = self.epoch + 1, 0\n                raise\n"))  # fmt: skip
+
 bank.hint(8, "never-ends", "The generator goes on into the next epoch. It ends with the epoch: `for` over it once more reads the next one.")  # fmt: skip
 bank.slip(8, "never-ends", ("        for rows in self.order().split(self.size)[self.done :]:\n            self.done += 1\n            yield self.x[rows], self.y[rows]\n        self.epoch, self.done = self.epoch + 1, 0\n", "        while True:\n            for rows in self.order().split(self.size)[self.done :]:\n                self.done += 1\n                yield self.x[rows], self.y[rows]\n            self.epoch, self.done = self.epoch + 1, 0\n"))  # fmt: skip
 bank.variant(
@@ -256,6 +260,10 @@ bank.hint(8, "old-removed", "The old checkpoint is removed, or moved away, befor
 bank.slip(8, "old-removed", ('    Path(f"{path}.new").replace(path)\n', '    Path(path).unlink(missing_ok=True)\n    Path(f"{path}.new").rename(path)\n'))  # fmt: skip
 bank.slip(8, "old-removed", ('    Path(f"{path}.new").replace(path)\n', '    if Path(path).exists():\n        Path(path).rename(f"{path}.old")\n    Path(f"{path}.new").replace(path)\n'))  # fmt: skip
 bank.variant(8, "old-removed", OTHER, ("    Path(file.name).rename(path)\n", "    if os.path.exists(path):\n        os.remove(path)\n    os.rename(file.name, path)\n"))  # fmt: skip
+
+bank.hint(8, "other-folder", "The new file is written in another folder. On a cluster that may be another disk, where nothing can be moved in one go: write it beside the old one.")  # fmt: skip
+bank.slip(8, "other-folder", ('random_states()}, f"{path}.new")\n    Path(f"{path}.new")', 'random_states()}, f"{tempfile.gettempdir()}/{Path(path).name}.new")\n    Path(f"{tempfile.gettempdir()}/{Path(path).name}.new")'))  # fmt: skip
+bank.variant(8, "other-folder", OTHER, ("NamedTemporaryFile(dir=path.parent, ", "NamedTemporaryFile("))
 
 bank.hint(8, "random-early", "A part draws random numbers while it is loaded, and afterwards they do not go on from where they were saved. Set the random states last.")  # fmt: skip
 bank.slip(8, "random-early", ('    for name, part in parts.items():\n        part.load_state_dict(saved["parts"][name])\n    set_random_states(saved["random"])\n', '    set_random_states(saved["random"])\n    for name, part in parts.items():\n        part.load_state_dict(saved["parts"][name])\n'))  # fmt: skip
