@@ -86,14 +86,18 @@ KNOWN = ((hung, "noise-ranks-waiting"), (killed_by("SIGABRT"), "noise-ranks-wait
 
 # pairs (|G|², tr Σ), the plain quotients of which are 40, -69 and 12; 33, -440 and 51
 STEPS = [[(0.5, 20.0), (-0.3, 20.6), (1.5, 18.0)], [(1.2, 40.0), (-0.1, 44.0), (0.8, 41.0)], [(2.0, 30.0)]]
-LOST = [(0.1, 20.0), (-0.3, 22.0)]
+LOST = [[(0.1, 20.0), (-0.3, 22.0)], [(0.5, 20.0), (-0.5, 22.0)]]  # in the second case the mean is 0
 PAYING = [(1000.0, 10, 0.5), (1000.0, 32, 0.8), (700.0, 64, 0.5), (5000.0, 16, 0.9), (30.0, 64, 0.5), (300.0, 7, 0.25)]
 
 
+def _tensors(steps):
+    return [tuple(map(torch.tensor, pair)) for pair in steps]
+
+
 def observe_scale(noise_scale, ranks_that_pay):
-    *got, lost = [noise_scale([tuple(map(torch.tensor, pair)) for pair in steps]) for steps in (*STEPS, LOST)]
-    yield {"scales": [float(one) for one in got]}
-    yield {"lost": float(lost) if isinstance(lost, float | torch.Tensor) else str(lost)}
+    yield {"scales": [float(noise_scale(_tensors(steps))) for steps in STEPS]}
+    lost = [tried(noise_scale, _tensors(steps)) for steps in LOST]
+    yield {"lost": [float(one) if isinstance(one, float | torch.Tensor) else str(one) for one in lost]}
     got = [ranks_that_pay(*case) for case in PAYING]
     yield {"whole": all(not isinstance(one, str) and float(one) == int(one) for one in got)}
     yield {"ranks": [float(one) for one in got]}
@@ -112,7 +116,7 @@ def _first(seen, due):
 ALL_STEPS = [
     Value("the noise scale of many steps: the quotient of the means", "scales",
           [sum(t for _, t in steps) / sum(g for g, _ in steps) for steps in STEPS], "wrong-scale"),
-    Look("a gradient that is lost in the noise", "lost", math.inf, "not-infinite", lambda seen, due: seen == due),
+    Look("a gradient that is lost in the noise", "lost", [math.inf] * 2, "not-infinite", lambda seen, due: seen == due),
     Look("the number of ranks that still pays", "whole", True, "no-whole-number"),
     Value("", "ranks", [_paying(*case) for case in PAYING], "wrong-ranks", fields=_first),
 ]  # fmt: skip

@@ -95,6 +95,10 @@ slip(
 )
 variant(4, "wrong-norm", AT_THE_END, ("(flat * flat).sum().sqrt()", "flat.abs().sum()"))
 
+hint(4, "norm-squared", "That is the sum of all squares, the norm squared: its root is missing.")
+slip(4, "norm-squared", (NORM, "torch.stack(torch._foreach_norm(gradients)).square().sum()"))
+variant(4, "norm-squared", AT_THE_END, ("(flat * flat).sum().sqrt()", "(flat * flat).sum()"))
+
 hint(
     4,
     "norms-added",
@@ -292,6 +296,7 @@ slip(
     (SUM + PER_COUNT, 'reduction="mean") / len(micro_batches)\n'),
     (BACKWARD, "        loss.backward()\n"),
 )
+slip(4, "mean-of-means", (SUM + PER_COUNT, 'reduction="mean") / len(micro_batches)\n'))  # times N, at that
 variant(4, "mean-of-means", WEIGHTED, ("* count / n.item()", "/ len(micro_batches) / dist.get_world_size()"))
 
 hint(

@@ -175,6 +175,14 @@ variant(
     ("told[:-1].square().sum()", "told[:-1].norm()"),
 )
 
+hint(7, "lengths-averaged", "The ranks' lengths were averaged, and then squared. The mean of their squares is due.")
+slip(7, "lengths-averaged", (SMALL, SMALL.replace(".sum()", ".sum().sqrt()")), ("    small /= n\n", "    small = (small / n).square()\n"))  # fmt: skip
+variant(7, "lengths-averaged", PAPER, ("flat.double().square().sum()", "flat.double().norm()"), ("small, big = told[-1]", "small, big = told[-1].square()"))  # fmt: skip
+
+hint(7, "noise-of-one-rank", "From the squared length of the mean gradient tr Σ / b was taken: so much noise is in that of one rank. In the mean of N there is tr Σ / (N b).")  # fmt: skip
+slip(7, "noise-of-one-rank", (PAIR, "big - trace / batch, trace"))
+variant(7, "noise-of-one-rank", BETWEEN, ("trace / (size * batch))", "trace / batch)"))
+
 hint(
     7,
     "biased-square",
@@ -296,6 +304,7 @@ hint(
     "Where the mean of |G|² is not above zero, the gradient is lost in the noise: math.inf, not a negative batch size.",
 )
 slip(7, "not-infinite", (" if square > 0 else math.inf", ""))
+slip(7, "not-infinite", (" if square > 0 else math.inf", " if square else 0.0"))
 variant(7, "not-infinite", PAPER, ('    if square <= 0:\n        return float("inf")\n', ""))
 
 hint(7, "no-whole-number", "ranks_that_pay returns a whole number of ranks.")
