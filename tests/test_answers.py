@@ -42,7 +42,7 @@ def test_answer(answer):
 
 def _versions(work):
     """How often each tensor was written to that a module of this work's checks holds."""
-    prefix = course.checks_of(work).__name__
+    prefix = f"dlojz_tp.checks.{work.module}"
     modules = {name: vars(module) for name, module in sorted(sys.modules.items()) if name.startswith(prefix)}
     return [
         (name, one._version)
