@@ -28,3 +28,10 @@ def test_cards_cannot_be_changed():
     except dataclasses.FrozenInstanceError:
         return
     raise AssertionError("a card was changed")
+
+
+def test_rows_of_cards_agree_with_each_other():
+    for card in planner.CARDS.values():
+        assert card.source and card.memory < card.bandwidth < card.float16 and card.network < card.link < card.bandwidth
+        assert card.tf32 is None or 0.45 < card.tf32 / card.bfloat16 <= 0.5
+    assert planner.CARDS["H200"].bfloat16 == planner.H100.bfloat16  # the same chip, more memory

@@ -1,1 +1,1 @@
-"""What `python -m dlojz_tp` offers a trainee: lab, doctor, reset."""
+"""What `python -m dlojz_tp` offers a trainee: lab, doctor, reset, plan."""

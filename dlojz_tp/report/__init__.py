@@ -5,9 +5,21 @@ from ._compare import compare
 from ._gantt import gantt
 from ._inspection import inspection
 from ._learning import learning
+from ._plans import plans
 from ._roofline import roofline
 from ._style import ground
 from ._sweep import sweep
 from ._timeline import timeline
 
-__all__ = ["communications", "compare", "gantt", "ground", "inspection", "learning", "roofline", "sweep", "timeline"]
+__all__ = [
+    "communications",
+    "compare",
+    "gantt",
+    "ground",
+    "inspection",
+    "learning",
+    "plans",
+    "roofline",
+    "sweep",
+    "timeline",
+]
