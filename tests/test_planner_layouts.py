@@ -127,6 +127,37 @@ def test_each_option_costs_what_it_should():
     assert large.tensor > 2 * small.tensor  # the sum leaves the node
 
 
+def test_data_parallel_communication_by_hand():
+    """Sixteen ranks in two nodes, nothing hidden: what a ring sends inside, then an eighth of it between."""
+    cluster = Cluster(planner.H100, latency=0)
+    n, _, root = planner.stage_parameters(TINY, Layout(), 0)
+
+    def ring(size):
+        return 7 / 8 * size / 450e9 + 1 / 2 * size / 8 / 50e9
+
+    def data(**options):
+        return step_time(TINY, Layout(1, 1, 16, 1, 3, overlap=False, **options), cluster).data
+
+    assert data(zero=0) == pytest.approx(2 * ring(4 * n))
+    assert data(zero=1) == pytest.approx(ring(4 * n) + ring(2 * n))
+    assert data(zero=1, float32_gradients=False) == pytest.approx(2 * ring(2 * n))
+    assert data(zero=2) == pytest.approx(3 * ring(4 * n) + ring(2 * n))
+    assert data(zero=3) == pytest.approx(3 * (ring(4 * n) + ring(2 * n) + ring(2 * (n - root))))
+    assert data(zero=3, root_stays=False) == pytest.approx(3 * (ring(4 * n) + 2 * ring(2 * n)))
+    assert data(zero=0, hierarchical=False) == pytest.approx(2 * 15 / 16 * 4 * n / 50e9)
+    assert step_time(TINY, Layout(1, 2, 1, 1, 4), cluster).data == 0
+
+
+def test_tensor_communication_by_hand():
+    """Four sums a layer and micro-batch, two in forward; a forward that is done again sums again."""
+    cluster = Cluster(planner.H100, latency=0)
+    one = 2 * 3 / 4 * 2 * 128 * 512 / 450e9  # an all-reduce of a sequence's activations over 4 ranks
+    plain = Layout(4, 1, 1, 1, 3, overlap=False)
+    assert step_time(TINY, plain, cluster).tensor == pytest.approx(3 * 8 * 4 * one)
+    again = dataclasses.replace(plain, recomputation="full")
+    assert step_time(TINY, again, cluster).tensor == pytest.approx(3 * 8 * 6 * one)
+
+
 def test_a_mesh_is_slow_for_few():
     cluster = Cluster(planner.CARDS["MI300X"])
     assert [cluster.inside(n).bandwidth for n in (2, 4, 8)] == pytest.approx([64e9, 3 * 64e9, 7 * 64e9])
@@ -153,6 +184,18 @@ def test_a_better_card_is_never_slower(model, gpus, batch, only, field):
         before = best
 
 
+@pytest.mark.parametrize("field", ["bandwidth", "link", "network", "bfloat16"])
+def test_a_better_card_makes_no_layout_slower(field):
+    """Also where everything is badly balanced: what hides behind computing may hide there only once."""
+    slow = dataclasses.replace(planner.H100, link=20e9, network=0.2e9)
+    fast = dataclasses.replace(slow, **{field: 1.5 * getattr(slow, field)})
+    model = GPT(4096, 32, 32)
+    for only in ({"zero": 3}, {"zero": 2}, {"zero": 1}, {"schedule": "zero-bubble"}, {"prefetch": False}):
+        for plan in search(model, Cluster(slow), 64, 64, only=only):
+            before = plan.time.total
+            assert step_time(model, plan.layout, Cluster(fast)).total <= before * (1 + 1e-9), plan.layout
+
+
 @pytest.mark.parametrize("model, gpus, batch, only", REQUESTS)
 def test_what_is_found_divides_fits_and_is_ranked(model, gpus, batch, only):
     plans = search(model, Cluster(planner.H100), gpus, batch, only=only)
@@ -172,6 +215,12 @@ def test_the_search_over_3072_cards_takes_less_than_two_seconds():
     found = search(GPT(25600, 128, 160), Cluster(planner.A100), 3072, 3072)
     assert time.process_time() - begin < 2
     assert found[0].layout.tensor == 8 and found[0].layout.pipeline > 8
+
+
+@pytest.mark.parametrize("schedule", ["GPipe", "1F1B", "interleaved", "zero-bubble"])
+def test_only_one_schedule(schedule):
+    found = search(GPT(4096, 32, 32), Cluster(planner.H100), 16, 64, only={"schedule": schedule})
+    assert {plan.layout.schedule for plan in found} == {schedule}
 
 
 @pytest.mark.parametrize(

@@ -26,15 +26,10 @@ def main(argv: list[str]) -> int:
         cluster = planner.Cluster(card, args.node)
         heads = args.heads or _heads(args.hidden)
         model = planner.GPT(args.hidden, args.layers, heads, args.sequence, args.vocabulary, not args.plain_attention)
-        only = _only(args.only)
+        found = planner.search(model, cluster, args.gpus, args.batch or args.gpus, only=_only(args.only))
     except ValueError as error:
         print(f"dlojz_tp plan: {' '.join(str(error).split())}", file=sys.stderr)
-        return 2
-    try:
-        found = planner.search(model, cluster, args.gpus, args.batch or args.gpus, only=only)
-    except planner.NoLayout as error:
-        print(f"dlojz_tp plan: {error}", file=sys.stderr)
-        return 1
+        return 1 if isinstance(error, planner.NoLayout) else 2
     best = found[: args.top]
     if args.figure:
         from dlojz_tp.report import plans
@@ -98,10 +93,6 @@ def _only(given: list[str]) -> dict:
         else:
             wanted = "true or false" if FIELDS[name] is bool else "a whole number"
             raise ValueError(f"--only {text}: {name} is {wanted}")
-    chunked = {"schedule": "interleaved"} if found.get("chunks", 1) > 1 else {}
-    planner.Layout(
-        **{"chunks": 2 if found.get("schedule") == "interleaved" else 1} | chunked | found
-    )  # are they of a layout?
     return found
 
 
@@ -130,6 +121,7 @@ def _text(model, cluster, args, best, found) -> str:
         lines.append(f"{axes}  {x.recomputation:<14}{costs}  {binds} {share:.0f} %")
     near = sum(plan.time.total <= 1.01 * found[0].time.total for plan in found) - 1
     lines += ["", f"{len(found)} layouts divide and fit; {near or 'none'} beside the best within 1 % of its time"]
+    lines.append("binds: the largest part of the time beside the products, and its share")
     return "\n".join(lines)
 
 

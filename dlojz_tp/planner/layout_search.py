@@ -44,7 +44,7 @@ def search(
         only: fields of `Layout` that are given: {"tensor": 8, "overlap": False}.
 
     Raises:
-        NoLayout: where there is none.
+        NoLayout: where there is none. ValueError: for values in `only` that no layout has.
     """
     usable = cluster.card.memory * (1 - kept_free)
     plans = []
@@ -69,7 +69,6 @@ def _candidates(model: GPT, cluster: Cluster, gpus: int, batch: int, only: Mappi
     for t, p, d in _grids(model, cluster, gpus, only):
         if batch % d:
             continue
-        stages = rest | ({} if t > 1 else {"sequence_parallel": False})
         zeros = [only["zero"]] if "zero" in only else [1, 2, 3] if d > 1 else [0]
         recomputations = [only["recomputation"]] if "recomputation" in only else kinds
         for b in _divisors(batch // d):
@@ -79,7 +78,7 @@ def _candidates(model: GPT, cluster: Cluster, gpus: int, batch: int, only: Mappi
             for schedule, v in _schedules(model.layers // p, p, m, only):
                 for zero, kind in itertools.product(zeros, recomputations):
                     chosen = {"schedule": schedule, "chunks": v, "zero": zero, "recomputation": kind}
-                    yield Layout(t, p, d, b, m, **({"sequence_parallel": t > 1} | stages | chosen))
+                    yield Layout(t, p, d, b, m, **({"sequence_parallel": t > 1} | rest | chosen))
 
 
 def _grids(model: GPT, cluster: Cluster, gpus: int, only: Mapping) -> Iterator[tuple[int, int, int]]:
@@ -94,10 +93,9 @@ def _grids(model: GPT, cluster: Cluster, gpus: int, only: Mapping) -> Iterator[t
 
 
 def _schedules(layers: int, p: int, m: int, only: Mapping) -> list[tuple[str, int]]:
-    found = [("1F1B", 1)] if only.get("schedule", "1F1B") == "1F1B" or p == 1 else []
-    if p > 1 and only.get("schedule") in ("GPipe", "zero-bubble"):
-        found = [(only["schedule"], 1)]
-    elif p > 1 and m % p == 0 and only.get("schedule", "interleaved") == "interleaved":
+    wanted = [only["schedule"]] if "schedule" in only else ["1F1B", "interleaved"]
+    found = [(schedule, 1) for schedule in wanted if schedule != "interleaved"]
+    if p > 1 and m % p == 0 and "interleaved" in wanted:
         found += [("interleaved", v) for v in _divisors(layers)[1:]]
     return [(schedule, v) for schedule, v in found if v == only.get("chunks", v)]
 
@@ -118,7 +116,7 @@ def _why(model: GPT, cluster: Cluster, gpus: int, batch: int, only: Mapping, kep
         if only and _leanest(model, cluster, gpus, batch, {})[1]:
             return f"no layout divides with {_words(only)}: leave some of that to the search"
         ranks = min((d for _, _, d in _grids(model, cluster, gpus, {})), default=gpus)
-        return f"no layout divides: {gpus} GPUs need a batch that is a multiple of {ranks} at least, not {batch}"
+        return f"no layout divides: {gpus} GPUs need a batch that is a multiple of {ranks}, not {batch}"
 
     def fits(card, gpus, only):
         return _leanest(model, replace(cluster, card=card), gpus, batch, only)[0] <= card.memory * share

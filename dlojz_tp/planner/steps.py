@@ -87,7 +87,8 @@ def step_time(model: GPT, layout: Layout, cluster: Cluster) -> StepTime:
       1/t of an activation to each tensor rank, between nodes if there are several; with overlap, a chunk's forward
       hides it.
     - Gradients are reduced once a step, from ZeRO 2 on after each micro-batch; parameters come back once, with ZeRO 3
-      twice a micro-batch. With overlap, backward hides reducing, forward hides gathering, all but one layer's part.
+      twice a micro-batch. With overlap, backward hides reducing, forward hides gathering, all but one layer's part;
+      what a message hides behind hides nothing else.
     - The update reads and writes optimizer states and gradients once.
 
     Nothing slows down what it runs beside, and no stage is slower than the others but for the head: a prediction for
@@ -116,21 +117,25 @@ def step_time(model: GPT, layout: Layout, cluster: Cluster) -> StepTime:
     stage = compute + elementwise + tensor
     head = 6 * b * s * h * model.vocabulary / t / speed
 
-    inside = layout.ranks <= cluster.node
-    link = cluster.inside(cluster.node) if inside else cluster.between
+    link = cluster.inside(2) if layout.ranks <= cluster.node else cluster.between
     message = (link.latency + 2 * b * s * h / t / link.bandwidth) * (p > 1)
     forward = stage / (4 if full else 3)
-    waited = max(0, message - forward / v) if layout.overlap else message
+    hidden = min(message, forward / v) if layout.overlap else 0.0
     weights = layers * layer.compute / 3 if layout.schedule == "zero-bubble" else 0
+    left = forward - v * hidden, stage - forward - v * hidden  # of forward and backward, to hide gradients behind
     return StepTime(
-        m * (compute + head), m * elementwise, m * tensor, 2 * m * v * waited + 2 * (p - 1) * message,
-        (p - 1) * max(0.0, stage / v - 2 * weights), _data(model, layout, cluster, forward, stage - forward),
-        _update(model, layout, cluster),
-    )  # fmt: skip
+        compute=m * (compute + head),
+        elementwise=m * elementwise,
+        tensor=m * tensor,
+        pipeline=2 * m * v * (message - hidden) + 2 * (p - 1) * message,
+        bubble=(p - 1) * max(0.0, stage / v - 2 * weights),
+        data=_data(model, layout, cluster, *left),
+        update=_update(model, layout, cluster),
+    )
 
 
 def _data(model: GPT, layout: Layout, cluster: Cluster, forward: float, backward: float) -> float:
-    """Seconds of data-parallel communication that are not hidden; a stage's forward and backward of a micro-batch."""
+    """Seconds of data-parallel communication that are not hidden, beside a micro-batch's forward and backward."""
     d, m = layout.data, layout.micro_batches
     if d == 1:
         return 0.0
