@@ -62,6 +62,11 @@ def test_json_and_only(capsys):
             assert total == pytest.approx(sum(one[kind].values()))
 
 
+def test_the_header_says_what_was_asked(capsys):
+    _, out, _ = run(capsys, *SMALL, "--plain-attention", "--only", "overlap=false", "--only", "zero=2")
+    assert "plain\nattention" in out and "\nonly: overlap=false, zero=2\n" in out
+
+
 def test_figure(capsys, tmp_path):
     status, _, _ = run(capsys, *SMALL, "--figure", str(tmp_path / "plan.png"))
     assert status == 0

@@ -12,10 +12,10 @@ from dlojz_tp import planner
 FIELDS = {field.name: field.type for field in dataclasses.fields(planner.Layout)}
 ASSUMED = """\
 assumed unless --only says otherwise: bfloat16 with Adam and float32 master weights, float32 gradients (18 bytes a
-parameter), 10 % of the memory kept free, tensor ranks within a node, sequence parallelism with them, fused attention,
-hierarchical collectives, communication beside computing where it can be, FSDP's prefetching and root that stays for
-ZeRO 3. Links and memory run at their data sheets' speed; products reach {products:.3g} of the peak and all else moves a
-layer's activations {traffic:.3g} times: constants fitted to two published runs on A100, optimistic elsewhere."""
+parameter), 10 % of the memory kept free, tensor ranks within a node, sequence parallelism with them, {attention}
+attention, hierarchical collectives, communication beside computing where it can be, FSDP's prefetching and root that
+stays for ZeRO 3. Links and memory run at their data sheets' speed; products reach {products:.3g} of the peak, all else
+moves a layer's activations {traffic:.3g} times: constants chosen from two published runs on A100, optimistic elsewhere."""
 
 
 def main(argv: list[str]) -> int:
@@ -40,8 +40,9 @@ def main(argv: list[str]) -> int:
 
 
 def _arguments(argv: list[str]) -> argparse.Namespace:
+    defaults = _assumed(planner.Cluster(planner.H100), True)
     parser = argparse.ArgumentParser(
-        prog="dlojz_tp plan", description=f"{__doc__.splitlines()[0]}\n\n{_assumed(planner.Cluster(planner.H100))}",
+        prog="dlojz_tp plan", description=f"{__doc__.splitlines()[0]}\n\n{defaults}",
         formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
     )  # fmt: skip
     parser.add_argument("--hidden", type=_count, required=True, help="hidden size of the GPT")
@@ -96,8 +97,9 @@ def _only(given: list[str]) -> dict:
     return found
 
 
-def _assumed(cluster: planner.Cluster) -> str:
-    return ASSUMED.format(products=cluster.products, traffic=cluster.traffic)
+def _assumed(cluster: planner.Cluster, fused: bool) -> str:
+    attention = "fused" if fused else "plain"
+    return ASSUMED.format(products=cluster.products, traffic=cluster.traffic, attention=attention)
 
 
 def _text(model, cluster, args, best, found) -> str:
@@ -108,7 +110,8 @@ def _text(model, cluster, args, best, found) -> str:
         f"{model.heads} heads, {model.sequence} tokens, {model.vocabulary} words; batch {sequences}",
         f"{args.gpus} {card.name}, {cluster.node} a node: {card.memory / 1e9:g} GB, {cluster.peak / 1e12:.0f} TFLOP/s, "
         f"{links} (source: {card.source})",
-        _assumed(cluster),
+        _assumed(cluster, model.fused_attention),
+        *([f"only: {', '.join(args.only)}"] if args.only else []),
         "",
         "tensor pipeline  data  micro-batch  schedule        ZeRO  recomputation     GB  seconds    MFU  binds",
     ]
