@@ -12,6 +12,7 @@ from dlojz_tp.planner.layout_search import LARGEST_MICRO_BATCH
 GPT3 = GPT(12288, 96, 96)
 TINY = GPT(512, 8, 8, sequence=128, vocabulary=64)
 
+TINY_HEAD = 6 * 128 * 512 * 64 / (0.658 * planner.H100.bfloat16)  # seconds of its head for a sequence
 A100 = Cluster(planner.A100)
 CHOSEN_FROM = (1.7, 1008.0)  # the rows that gave PRODUCTS and TRAFFIC
 
@@ -102,6 +103,15 @@ def test_memory_by_hand():
     assert full.activations == pytest.approx(8 * 12 * 2 * unit + 34 * unit + 8 * unit)
 
 
+def test_the_last_stage_holds_the_logits():
+    layout = Layout(2, 4, 1, 1, 8)
+    first, last = rank_memory(GPT3, layout, 0), rank_memory(GPT3, layout, 3)
+    logits = 4 * 2048 * (12288 + 51200 / 2)
+    a_micro_batch = 24 * planner.layer_bytes(GPT3, layout)
+    assert last.activations == pytest.approx(a_micro_batch + logits)
+    assert first.activations == pytest.approx(4 * a_micro_batch + 4 * 2048 * 12288)
+
+
 def test_fsdp_holds_what_it_gathers():
     _, layer, root = planner.stage_parameters(TINY, Layout(1, 1, 4), 0)
 
@@ -167,6 +177,27 @@ def test_tensor_communication_by_hand():
     assert step_time(TINY, again, cluster).tensor == pytest.approx(3 * 8 * 6 * one)
 
 
+def test_messages_of_a_pipeline_by_hand():
+    """Two a chunk and micro-batch, and the way there and back; what is shorter than a chunk's forward is hidden."""
+    layout = Layout(1, 4, 4, 1, 8, "interleaved", 2, overlap=False)
+    message = 5e-6 + 2 * 128 * 512 / 50e9
+    cluster = Cluster(planner.H100)
+    assert step_time(TINY, layout, cluster).pipeline == pytest.approx((2 * 8 * 2 + 2 * 3) * message)
+    hiding = dataclasses.replace(layout, overlap=True)
+    slow = Cluster(planner.H100, products=1e-3)
+    assert step_time(TINY, hiding, slow).pipeline == pytest.approx(2 * 3 * message)
+    parts = step_time(TINY, hiding, cluster)
+    forward = (parts.compute - 8 * TINY_HEAD + parts.elementwise + parts.tensor) / 8 / 3
+    assert message > forward / 2
+    assert parts.pipeline == pytest.approx(2 * 8 * 2 * (message - forward / 2) + 2 * 3 * message)
+
+
+def test_the_update_goes_once_through_the_memory():
+    n = planner.stage_parameters(TINY, Layout(1, 1, 4), 0)[0]
+    seconds = [step_time(TINY, Layout(1, 1, 4, zero=zero), Cluster(planner.H100)).update for zero in (0, 1, 3)]
+    assert seconds == pytest.approx([2 * 16 * n / share / 3350e9 for share in (1, 4, 4)])
+
+
 def test_a_mesh_is_slow_for_few():
     cluster = Cluster(planner.CARDS["MI300X"])
     assert [cluster.inside(n).bandwidth for n in (2, 4, 8)] == pytest.approx([64e9, 3 * 64e9, 7 * 64e9])
@@ -224,6 +255,14 @@ def test_the_search_over_3072_cards_takes_less_than_two_seconds():
     found = search(GPT(25600, 128, 160), Cluster(planner.A100), 3072, 3072)
     assert time.process_time() - begin < 2
     assert found[0].layout.tensor == 8 and found[0].layout.pipeline > 8
+
+
+def test_no_group_is_torn_and_none_is_told_twice():
+    found = search(GPT(1536, 24, 12), Cluster(planner.H100), 24, 24)
+    assert {plan.layout.tensor for plan in found} == {1, 2, 4}  # 3, 6: some of them would lie in two nodes
+    assert {plan.layout.zero for plan in found if plan.layout.data == 1} == {0}
+    in_one = search(GPT(1536, 24, 12), Cluster(planner.H100), 6, 6)
+    assert {plan.layout.tensor for plan in in_one} == {1, 2, 3, 6}
 
 
 @pytest.mark.parametrize("schedule", ["GPipe", "1F1B", "interleaved", "zero-bubble"])

@@ -14,8 +14,9 @@ ASSUMED = """\
 assumed unless --only says otherwise: bfloat16 with Adam and float32 master weights, float32 gradients (18 bytes a
 parameter), 10 % of the memory kept free, tensor ranks within a node, sequence parallelism with them, {attention}
 attention, hierarchical collectives, communication beside computing where it can be, FSDP's prefetching and root that
-stays for ZeRO 3. Links and memory run at their data sheets' speed; products reach {products:.3g} of the peak, all else
-moves a layer's activations {traffic:.3g} times: constants chosen from two published runs on A100, optimistic elsewhere."""
+stays for ZeRO 3. Links and memory run at their data sheets' speed; products reach {products:.3g} of the peak, the
+rest moves a layer's activations {traffic:.3g} times: constants chosen from two published
+runs on A100, optimistic elsewhere."""
 
 
 def main(argv: list[str]) -> int:
