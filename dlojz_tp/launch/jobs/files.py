@@ -4,11 +4,14 @@ job.json        the facts: name, place, id, nodes, ranks a node, minutes, time o
 task            the surroundings and the function, pickled
 rank-N.log      what rank N printed
 rank-N.up       exists once rank N has joined the others
-rank-N.result   what rank N returned, pickled        (or rank-N.report: how it failed, pickled)
+rank-N.result   what rank N returned, pickled        (or rank-N.report: how it failed, as JSON)
 rank-N.stack    where rank N stood when it was asked
 rank-N.end      how the process of rank N ended, and when
 over.json       how the job ended
 submitit/       submitit's own files; batch.log is the output of the batch script
+
+What is pickled is run when it is read. So nothing is read from a folder that is not the user's own, or where others can
+write, nor from a file of another user.
 """
 
 import contextlib
@@ -17,6 +20,8 @@ import os
 import pickle
 import re
 import shutil
+import stat
+import sys
 import time
 from pathlib import Path
 
@@ -36,15 +41,52 @@ def root() -> Path:
     return Path.home() / Path(chosen).expanduser() if chosen else state.folder().absolute() / "jobs"
 
 
+def _trouble(found: os.stat_result) -> str:
+    """Why a folder is not the user's alone, the end of a sentence; an empty text where it is."""
+    if found.st_uid != os.getuid():
+        return "belongs to another user"
+    return "can be written by other users" if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH) else ""
+
+
+def _own_root() -> Path:
+    """The folder of all jobs. Errors: JobError where it is there and not the user's alone."""
+    top = root()
+    with contextlib.suppress(OSError):
+        if why := _trouble(top.stat()):
+            todo = f"`chmod go-w {top}`" if why.startswith("can") else f"set folder in {options.path()} or DLOJZ_STATE"
+            raise JobError(f"the folder of the jobs, {top}, {why}, who could run code as you: {todo}")
+    return top
+
+
+def refused(folder: Path) -> str:
+    """Why the folder of a job is not to be trusted, in one line; an empty text where it is the user's alone."""
+    try:
+        found = folder.lstat()
+    except OSError as error:
+        return f"{folder} cannot be read: {error.strerror}"
+    why = _trouble(found) if stat.S_ISDIR(found.st_mode) else "is no folder"
+    return f"{folder} {why}: it is left alone" if why else ""
+
+
+def own(path: Path):
+    """Open a file of a job to read it. Errors: OSError, also where it is not the user's own."""
+    file = path.open("rb")
+    if os.fstat(file.fileno()).st_uid != os.getuid():  # of the open file: its name may stand for another one by now
+        file.close()
+        raise PermissionError(f"{path} belongs to another user")
+    return file
+
+
 def create(function: str) -> Path:
     """Make the private folder of a new job, named after its function: train-1, train-2, ...
 
-    Errors: JobError where the folder cannot be made.
+    Errors: JobError where the folder cannot be made, or where others could write in it.
     """
     base = re.sub(r"[^A-Za-z0-9_]+", "-", function).strip("-")[:30] or "job"
     top = root()
     try:
         top.mkdir(parents=True, exist_ok=True, mode=0o700)
+        _own_root()
         taken = [int(p.name.rpartition("-")[2]) for p in top.glob(f"{base}-*") if p.name.rpartition("-")[2].isdecimal()]
         number = max(taken, default=0) + 1
         while True:
@@ -59,11 +101,18 @@ def create(function: str) -> Path:
 
 
 def known() -> list[Path]:
-    """The folders of all remembered jobs, the oldest first."""
-    found = []
+    """The folders of all remembered jobs, the oldest first; those of others are named and left out.
+
+    Errors: JobError where others can write in the folder of all jobs.
+    """
+    found, top = [], _own_root()
     with contextlib.suppress(OSError):
-        for folder in root().iterdir():
-            if facts := read(folder / "job.json"):
+        for folder in top.iterdir():
+            if not (folder / "job.json").exists():
+                continue
+            if why := refused(folder):
+                print(why, file=sys.stderr)
+            elif facts := read(folder / "job.json"):
                 found.append((facts.get("submitted", 0), folder))
     return [folder for _, folder in sorted(found)]
 
@@ -94,9 +143,9 @@ def write_task(folder: Path, surroundings: dict, task: memoryview) -> None:
 
 
 def read(path: Path) -> dict:
-    """Read a JSON file; empty where it is missing or damaged."""
-    with contextlib.suppress(OSError, ValueError):
-        value = json.loads(path.read_text(encoding="utf-8"))
+    """Read a JSON file; empty where it is missing, damaged or not the user's own."""
+    with contextlib.suppress(OSError, ValueError, RecursionError), own(path) as file:
+        value = json.load(file)
         return value if isinstance(value, dict) else {}
     return {}
 

@@ -26,6 +26,8 @@ class Job:
         self.name = self.folder.name
         self._facts = files.read(self.folder / "job.json")
         self._failed_at: float | None = None
+        if self.folder.exists() and (why := files.refused(self.folder)):
+            raise JobError(why)
         if not self._facts:
             raise JobError(f"there is no job {self.name}")
 
@@ -161,7 +163,8 @@ class Job:
 
     def _result(self, rank: int):
         try:
-            return pickle.loads((self.folder / f"rank-{rank}.result").read_bytes())
+            with files.own(self.folder / f"rank-{rank}.result") as file:
+                return pickle.load(file)
         except Exception as error:
             what = "returned a value that cannot be loaded here"
             raise RankError(rank, self.world_size, "unsendable", what, f"{type(error).__name__}: {error}") from None

@@ -1,7 +1,7 @@
 """How the ranks of a job ended, read from its folder, and the one error to show, root cause first."""
 
+import base64
 import math
-import pickle
 import signal
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -77,7 +77,7 @@ def _member(folder: Path, rank: int, over: bool) -> Member:
     if file("result").exists():
         m.state = "returned"
     elif file("report").exists():
-        m.report = pickle.loads(file("report").read_bytes())
+        m.report = _report(file("report"))
         if not m.report.get("waited"):  # one that waited too long is not at fault: it counts as hung
             m.state, m.failed_at = "failed", m.report.get("at", end.get("at", math.inf))
     elif end.get("why") == "ended":
@@ -87,6 +87,19 @@ def _member(folder: Path, rank: int, over: bool) -> Member:
         summary = "ended without a word: it was killed from outside, or its node failed"
         m.state, m.report = "failed", {"kind": "died", "summary": summary}
     return m
+
+
+def write_report(folder: Path, rank: int, report: dict) -> None:
+    """Store how a rank failed. The exception itself is the one part that has to be pickled."""
+    cause = report.get("cause")
+    files.write(folder / f"rank-{rank}.report", report | {"cause": cause and base64.b64encode(cause).decode()})
+
+
+def _report(path: Path) -> dict:
+    report = files.read(path)
+    if "kind" not in report or "summary" not in report:
+        return {"kind": "died", "summary": "failed, and its report cannot be read"}
+    return report | {"cause": base64.b64decode(report["cause"]) if report.get("cause") else None}
 
 
 def error(folder: Path, facts: dict, state: str) -> Exception | None:

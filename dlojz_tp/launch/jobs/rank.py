@@ -10,7 +10,7 @@ from datetime import timedelta
 from pathlib import Path
 
 from dlojz_tp.launch import lanes, place, server
-from dlojz_tp.launch.jobs import files
+from dlojz_tp.launch.jobs import files, outcome
 
 MEET_S = 300.0  # for all ranks to be there: the nodes of a job do not start at the same moment
 LEAVE_S = 0.1
@@ -38,7 +38,7 @@ def _run(folder: Path, parent: int) -> int:
     me, doing = os.getpid(), " while it loaded the function"
     try:
         facts = files.read(folder / "job.json")
-        with (folder / "task").open("rb") as file:
+        with files.own(folder / "task") as file:
             inside.adopt(pickle.load(file))
             fn, args, kwargs = pickle.load(file)
         doing = " while it joined the other ranks"
@@ -57,7 +57,7 @@ def _run(folder: Path, parent: int) -> int:
     try:
         data = _packed(value)
     except Exception as error:
-        files.write(folder / f"rank-{rank}.report", pickle.dumps(inside.unsendable(value, error)))
+        outcome.write_report(folder, rank, inside.unsendable(value, error))
         return 1
     files.write(folder / f"rank-{rank}.result", data)
     _leave(store, rank)
@@ -134,7 +134,7 @@ def _fail(rank: int, folder: Path, error: BaseException, doing: str) -> None:
         report["waited"] = True
         _write_stand(folder / f"rank-{rank}.stack", error)
         (folder / HALT).touch()
-    files.write(folder / f"rank-{rank}.report", pickle.dumps(report))
+    outcome.write_report(folder, rank, report)
     lost = report["lost_peer"]  # what a neighbour of the rank that failed sees: noise in the log
     print("lost the connection to another rank" if lost else report["text"], file=sys.stderr)
     inside.flush()
