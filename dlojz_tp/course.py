@@ -8,8 +8,8 @@ from types import ModuleType
 
 from dlojz_tp import progress
 from dlojz_tp.cards import render
-from dlojz_tp.cards.verdict import Verdict
-from dlojz_tp.checking import judging, mistakes
+from dlojz_tp.cards.verdict import BROKEN, Verdict
+from dlojz_tp.checking import breakage, judging, mistakes
 from dlojz_tp.works import balise, source
 
 
@@ -46,10 +46,11 @@ class Course:
         given = _given.get((self.work.name, number), [])
         if found.passed and any(answer is theirs for answer in answers for theirs in given):
             found = dataclasses.replace(found, verdict="by catch_up")
-        progress.record(self.work.name, number, found.verdict)
+        if found.verdict != BROKEN:
+            progress.record(self.work.name, number, found.verdict)
         _show(render.verdict(found))
-        if found.verdict == "fail" and os.environ.get("DLOJZ_STRICT"):
-            raise CheckFailed(f"balise {number}: {found.slug}: {found.hint}")
+        if found.verdict in ("fail", BROKEN) and os.environ.get("DLOJZ_STRICT"):
+            raise CheckFailed(f"balise {number}: {found.slug or found.got}: {found.hint}")
         return None
 
     def show(self, number: int, *answers):
@@ -101,11 +102,14 @@ def open(name: str, namespace: dict | None = None) -> Course:  # noqa: A001  (it
 
 def judge(work: source.Work, number: int, answers: tuple) -> Verdict:
     """The verdict on the answers of one balise, in this process. Raises KeyError for an unknown balise."""
-    module = checks_of(work)
     title = work.balises[number].title
-    check = getattr(module, f"balise_{number}")
-    records = mistakes.load(work.module, number)
-    hints = judging.hints_of(module, records)
+    try:
+        module = checks_of(work)
+        check = getattr(module, f"balise_{number}")
+        records = mistakes.load(work.module, number)
+        hints = judging.hints_of(module, records)
+    except Exception as error:
+        return Verdict(number, title, BROKEN, got=f"{type(error).__name__}: {error}", hint=breakage.REPORT)
     return judging.judge(check, answers, number=number, title=title, hints=hints, known=records["mistakes"])
 
 

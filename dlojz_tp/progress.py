@@ -6,28 +6,90 @@ work folder that `lab` made, so that another folder starts afresh; `python -m dl
 
 import contextlib
 import json
+import sys
+import time
+from pathlib import Path
 
 from dlojz_tp.works import whole_file
 from dlojz_tp.works.state import folder
 
 WORDS = ("pass", "by catch_up", "fail", "not done")
+LOCK_S = 5.0  # for another process to write its line
 _here: dict[str, dict[int, str]] = {}  # what this process knows, should the folder not be writable
+_said: set[str] = set()
 
 
 def load(name: str) -> dict[int, str]:
     """{balise: one of WORDS} for the practical work `name`, its last verdicts; a damaged file counts as empty."""
-    with contextlib.suppress(OSError, ValueError, AttributeError, TypeError):
-        stored = json.loads((folder() / f"{name}.json").read_text(encoding="utf-8"))
-        return {int(k): v for k, v in stored.items() if v in WORDS} | _here.get(name, {})
-    return _here.get(name, {})
+    return _read(folder() / f"{name}.json")[0] | _here.get(name, {})
 
 
 def record(name: str, number: int, verdict: str):
-    """Remember a verdict. Where the folder cannot be written, this process alone does."""
-    state = load(name) | {number: verdict}
-    _here.pop(name, None)
+    """Remember a verdict, also beside other notebooks of this work.
+
+    Where the folder cannot be written, this process alone does, and says so once. A file that is no list of verdicts,
+    of a newer course say, is kept under another name.
+    """
+    path = folder() / f"{name}.json"
     try:
-        folder().mkdir(parents=True, exist_ok=True, mode=0o700)
-        whole_file.replace(folder() / f"{name}.json", f".{name}-", json.dumps(state).encode())
-    except OSError:
-        _here[name] = state
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with _locked(path.parent / f".{name}.lock"):
+            stored, strange = _read(path)
+            if strange:
+                _keep_aside(path)
+            state = stored | _here.get(name, {}) | {number: verdict}
+            whole_file.replace(path, f".{name}-", json.dumps(state).encode())
+        _here.pop(name, None)
+    except OSError as error:
+        _here[name] = _here.get(name, {}) | {number: verdict}
+        _say(
+            f"progress cannot be written to {path.parent} ({error.strerror or error}): it lasts until this kernel ends"
+        )
+
+
+def _read(path: Path) -> tuple[dict[int, str], bool]:
+    """The verdicts in a file, and whether it holds something else as well."""
+    try:
+        stored = json.loads(path.read_text(encoding="utf-8"))
+        known = {int(k): v for k, v in stored.items() if k.isdigit() and v in WORDS}
+        return known, len(known) < len(stored)
+    except FileNotFoundError:
+        return {}, False
+    except (OSError, ValueError, AttributeError, TypeError, RecursionError):
+        return {}, True
+
+
+def _keep_aside(path: Path):
+    for number in range(1, 100):
+        aside = path.with_name(f"{path.name}.kept-{number}")
+        if not aside.exists():
+            path.rename(aside)
+            return _say(f"{path} holds what this version of the course does not know: kept as {aside.name}")
+    raise OSError(f"{path} is none of this course's, and its folder is full of such")
+
+
+@contextlib.contextmanager
+def _locked(path: Path):
+    """One process at a time. Where the file system knows no locks, as some shared ones do, it goes without."""
+    try:
+        import fcntl
+    except ImportError:
+        yield
+        return
+    with path.open("w") as file:
+        until = time.monotonic() + LOCK_S
+        while time.monotonic() < until:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                time.sleep(0.005)
+            except OSError:
+                break
+        yield
+
+
+def _say(line: str):
+    if line not in _said:
+        _said.add(line)
+        print(line, file=sys.stderr)

@@ -3,15 +3,23 @@
 import html
 import textwrap
 
-from dlojz_tp.cards.verdict import Verdict
+from dlojz_tp.cards.verdict import BROKEN, Verdict
 
-_MARK = {"pass": "✓", "by catch_up": "»", "fail": "✗", "not done": "…"}
+_MARK = {"pass": "✓", "by catch_up": "»", "fail": "✗", "not done": "…", BROKEN: "⚠"}
 # readable on white and on dark: the colour is carried by a border and a tint, the text keeps the theme's own colour
-_COLOUR = {"pass": "46, 160, 67", "by catch_up": "56, 132, 222", "fail": "229, 83, 75", "not done": "128, 128, 128"}
+_COLOUR = {
+    "pass": "46, 160, 67",
+    "by catch_up": "56, 132, 222",
+    "fail": "229, 83, 75",
+    "not done": "128, 128, 128",
+    BROKEN: "210, 153, 34",
+}
 _STYLE = (
     "border-left:4px solid rgb({c});background:rgba({c},.09);padding:8px 14px;margin:2px 0;max-width:52em;"
     "border-radius:3px;line-height:1.5;color:var(--jp-content-font-color1, inherit)"
 )
+
+NO_VERDICT = "could not judge: what follows says nothing of your code"
 
 
 class Card:
@@ -68,6 +76,8 @@ def _by(word):
 
 def _rows(v: Verdict) -> list[tuple[str, str]]:
     rows = [("where", v.where), ("expected", v.expected), ("got", v.got), ("hint", v.hint)]
+    if v.verdict == BROKEN:
+        rows = [("broken", v.got), ("what now", v.hint)]
     return [(name, value) for name, value in rows if value]
 
 
@@ -76,8 +86,11 @@ def _verdict_text(v: Verdict) -> str:
     if v.verdict == "not done":
         return f"{_MARK[v.verdict]} {v.hint}"
     lines = [f"{head}   ({v.seconds:.2f} s)", *(f"    ✓ {claim}" for claim in v.seen)]
-    if v.verdict == "fail":
-        lines.append(f"    ✗ {v.failed}" if v.failed else "    ✗")
+    if v.verdict == BROKEN:
+        lines.append(f"    {NO_VERDICT}")
+    if v.verdict in ("fail", BROKEN):
+        if v.verdict == "fail":
+            lines.append(f"    ✗ {v.failed}" if v.failed else "    ✗")
         for name, value in _rows(v):
             wrapped = textwrap.wrap(value, 92) if "\n" not in value else value.splitlines()
             lines.append(f"      {name:<9} {wrapped[0] if wrapped else ''}")
@@ -101,7 +114,9 @@ def _verdict_html(v: Verdict) -> str:
     good = f'<span style="color:rgb({_COLOUR["pass"]})">✓</span>'
     bad = f'<span style="color:rgb({_COLOUR["fail"]})">✗</span>'
     parts = "".join(f'<div style="opacity:.85">{good} {_e(claim)}</div>' for claim in v.seen)
-    if v.verdict == "fail":
+    if v.verdict == BROKEN:
+        parts += f"<div><b>{NO_VERDICT}</b></div>"
+    if v.verdict in ("fail", BROKEN):
         parts += f"<div>{bad} <b>{_e(v.failed)}</b></div>" if v.failed else ""
         cells = "".join(
             f'<div style="opacity:.6">{name}</div><div style="white-space:pre-wrap;{_weight(name)}">{_e(value)}</div>'

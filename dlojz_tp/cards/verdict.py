@@ -8,12 +8,15 @@ NOT_RUN = (
     "then check again."
 )
 
+BROKEN = "could not judge"
+
 
 @dataclass(frozen=True)
 class Verdict:
     """What came out. seen: what held. failed: what was looked at then.
 
-    verdict: "pass", "fail", "not done", or "by catch_up" where the course's own code was judged.
+    verdict: "pass", "fail", "not done", "by catch_up" where the course's own code was judged, or "could not judge"
+    where the machine or the course broke: then it says nothing of the answer, and is not counted.
     """
 
     balise: int

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
-from dlojz_tp.cards.verdict import NOT_RUN, Verdict
-from dlojz_tp.checking import busy, mistakes
+from dlojz_tp.cards.verdict import BROKEN, NOT_RUN, Verdict
+from dlojz_tp.checking import breakage, busy, mistakes
 from dlojz_tp.checking.usual_state import usual_state
 from dlojz_tp.launch import RankError, stacks
 from dlojz_tp.works.balise import BaliseNotDone
@@ -76,6 +76,13 @@ def judge(
     value. deadline: seconds, more on a busy machine. The caller's settings and random state are kept, and have no part
     in the verdict.
     """
+    found = _once(check, answers, number, title, hints, known, deadline)
+    if found.verdict == BROKEN:  # a new server may help, and a disk that was full for a moment
+        found = _once(check, answers, number, title, hints, known, deadline)
+    return found
+
+
+def _once(check, answers, number, title, hints, known, deadline) -> Verdict:
     seen: list[str] = []
     looking = ""
     out = io.StringIO()
@@ -98,7 +105,7 @@ def judge(
                     seen.append(looking)
                 looking = claim
             if not looking:
-                raise RuntimeError(f"the check of balise {number} looked at nothing")
+                raise breakage.LookedAtNothing(f"the check of balise {number} looked at nothing")
             seen.append(looking)
         return verdict("pass")
     except BaliseNotDone as missing:
@@ -116,6 +123,8 @@ def judge(
     except KeyboardInterrupt:
         raise
     except BaseException as error:
+        if what := breakage.broken(error, _own_frames(error)):
+            return verdict(BROKEN, got=what[0], hint=what[1])
         slug, message = recognise(error)
         return fail(slug, fields={"error": message}, details=own_lines(error))
 

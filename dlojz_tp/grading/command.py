@@ -15,16 +15,21 @@ import threading
 import time
 from pathlib import Path
 
+from dlojz_tp.cards.verdict import BROKEN
 from dlojz_tp.grading import slicing, watched
 from dlojz_tp.works import source
 
 LOAD_LIMIT = 60.0  # seconds for the lines that define an answer
 GRACE = 150.0  # seconds that the process may be silent: the above, the deadline of a check, and its imports
 USAGE = 2
+NO_VERDICT = 3
 
 
 def main(argv: list[str]) -> int:
-    """Exit status: 0 if all asked for pass, 1 otherwise, 2 for a command or a file that cannot be understood."""
+    """Exit status: 0 if all asked for pass, 1 otherwise, 2 for a command or a file that cannot be understood.
+
+    3 where no verdict on some balise could be had, because the machine or the course broke, and the others pass.
+    """
     parser = argparse.ArgumentParser(prog="python -m dlojz_tp check", description=__doc__.splitlines()[0])
     parser.add_argument("name", metavar="NN_name", help="the practical work, such as 00_welcome or 00")
     what = "notebooks (.ipynb), Python files (.py), or folders with notebooks of the work"
@@ -60,7 +65,8 @@ def main(argv: list[str]) -> int:
         print(json.dumps([{"file": str(path)} | v.to_json() for path, v in every], indent=1, ensure_ascii=False))
     if problems:
         return USAGE
-    return 0 if all(v.passed for _, v in every) else 1
+    words = {v.verdict for _, v in every} - {"pass"}
+    return NO_VERDICT if words == {BROKEN} else 1 if words else 0
 
 
 def chosen(paths: list[Path], name: str) -> tuple[list[Path], list[str]]:
@@ -111,11 +117,13 @@ def table(verdicts: list, explain: bool = False) -> str:
     """
     lines = []
     for v in verdicts:
-        lines.append(f"{v.balise:>3}  {v.verdict:<11}  {v.seconds:6.2f} s  {v.title}")
+        lines.append(f"{v.balise:>3}  {v.verdict:<15}  {v.seconds:6.2f} s  {v.title}")
+        if v.verdict == BROKEN:
+            lines.append(textwrap.indent(f"{v.got}\n{v.hint}", " " * 31))
         if v.verdict == "fail":
-            lines.append(textwrap.indent(v.hint, " " * 27))
+            lines.append(textwrap.indent(v.hint, " " * 31))
             if explain:
-                lines.append(textwrap.indent(explained(v), " " * 27))
+                lines.append(textwrap.indent(explained(v), " " * 31))
     passed, given = (sum(v.verdict == word for v in verdicts) for word in ("pass", "by catch_up"))
     return "\n".join([*lines, f"{passed} of {len(verdicts)} passed" + f", {given} by catch_up" * bool(given)])
 

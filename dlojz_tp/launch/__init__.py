@@ -23,6 +23,7 @@ a second. The files, in the order of one launch:
     starting.py the calm line while the first ranks start
     started.py  what the parent knows of a rank
     collect.py  listens to the ranks until they are done or the deadline passes
+    alarm.py    seconds for a piece of code of this process
     proc.py     what Linux tells of a process or a thread
     patience.py whether ranks that are late wait for ever, or a busy machine kept them from running
     stacks.py   where a hung rank stands
@@ -39,7 +40,7 @@ See jobs/ for its files.
 """
 
 from dlojz_tp.launch.client import warm
-from dlojz_tp.launch.errors import RankError
+from dlojz_tp.launch.errors import LaunchError, RankError
 from dlojz_tp.launch.jobs import job, last_job, queue
 from dlojz_tp.launch.jobs.handle import Job
 from dlojz_tp.launch.jobs.options import JobError
@@ -48,5 +49,6 @@ from dlojz_tp.launch.place import backend, device
 from dlojz_tp.launch.run import ranks, worlds
 
 __all__ = [
-    "Job", "JobError", "RankError", "backend", "device", "job", "lane", "last_job", "queue", "ranks", "warm", "worlds",
+    "Job", "JobError", "LaunchError", "RankError", "backend", "device", "job", "lane", "last_job", "queue", "ranks",
+    "warm", "worlds",
 ]  # fmt: skip

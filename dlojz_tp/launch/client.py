@@ -2,9 +2,12 @@
 
 import atexit
 import contextlib
+import errno
 import json
 import os
+import select
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -13,6 +16,8 @@ import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from dlojz_tp.launch import proc
+from dlojz_tp.launch.errors import LaunchError
 from dlojz_tp.launch.place import INSIDE
 from dlojz_tp.launch.server import PRELOAD_FAMILIES, PRELOAD_IF_USED
 
@@ -43,10 +48,11 @@ class Server:
     unread: bytearray = field(default_factory=bytearray)
 
 
-class ServerGone(RuntimeError):
-    """The fork server ended by itself."""
+class ServerGone(LaunchError):
+    """The fork server ended by itself, or was stopped; the next launch starts a new one."""
 
 
+FOLDER = "dlojz-launch-"  # then the number of the process that it belongs to
 lock = threading.Lock()  # one launch at a time; a second thread waits its turn
 _starting = threading.Lock()
 _server: Server | None = None
@@ -60,9 +66,9 @@ def warm(*modules: str) -> None:
     """
     if INSIDE in os.environ:
         return
-    server = get()
-    if modules:
-        with contextlib.suppress(ServerGone):  # the launch will say why
+    with contextlib.suppress(LaunchError):  # the launch will say why
+        server = get()
+        if modules:
             ask(server, {"do": "import", "modules": [*used(), *modules]})
 
 
@@ -80,8 +86,27 @@ def get() -> Server:
             server, _server = _server, None
             _drop(server)
         if _server is None:
-            _server = _start()
+            try:
+                _server = _start()
+            except OSError as error:
+                raise cannot_start(error) from error
         return _server
+
+
+def cannot_start(error: OSError) -> LaunchError:
+    """One line for what the machine refused."""
+    helps = {
+        errno.ENOSPC: "free space, or set TMPDIR to a folder on another disk",
+        errno.EFBIG: "files may not grow here: raise `ulimit -f`",
+        errno.EMFILE: "too many files are open: restart the kernel, or raise `ulimit -n`",
+        errno.ENFILE: "too many files are open on this machine",
+        errno.EAGAIN: "too many processes: end some, or raise `ulimit -u`",
+        errno.ENOMEM: "too little memory: restart the kernels of other notebooks",
+        errno.EADDRINUSE: "no port is free: end other programs of yours",
+        errno.EADDRNOTAVAIL: "there is no loopback device, or no port is free: python -m dlojz_tp doctor",
+    }
+    todo = helps.get(error.errno, "python -m dlojz_tp doctor says what this machine lacks")
+    return LaunchError(f"the ranks cannot be started ({error.strerror or error}): {todo}")
 
 
 def close() -> None:
@@ -94,7 +119,8 @@ def close() -> None:
 
 
 def _start() -> Server:
-    folder = Path(tempfile.mkdtemp(prefix="dlojz-launch-"))  # mode 0700: nobody else can join the rendezvous
+    _sweep()
+    folder = Path(tempfile.mkdtemp(prefix=f"{FOLDER}{os.getpid()}-"))  # mode 0700: nobody else can join the rendezvous
     ours, theirs = socket.socketpair()
     spec = {"path": [p for p in sys.path if isinstance(p, str)], "fd": theirs.fileno(), "folder": str(folder)}
     with theirs, (folder / "server.log").open("wb") as log:
@@ -110,11 +136,30 @@ def _start() -> Server:
     return Server(process, ours, folder)
 
 
+def _sweep() -> None:
+    """Remove what this user's programs have left that ended without a chance to."""
+    for path in Path(tempfile.gettempdir()).glob(f"{FOLDER}*-*"):
+        owner = path.name.removeprefix(FOLDER).partition("-")[0]
+        with contextlib.suppress(OSError):
+            if owner.isdigit() and path.stat().st_uid == os.getuid() and not _lives(int(owner)):
+                shutil.rmtree(path, ignore_errors=True)
+
+
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
+
+
 def _drop(server: Server) -> None:
     # The closed socket tells the server to kill its ranks and to end.
     server.sock.close()
     try:
-        server.process.wait(timeout=2)
+        server.process.wait(timeout=0 if proc.stopped(server.process.pid) else 2)
     except subprocess.TimeoutExpired:
         server.process.kill()  # its ranks die with it
         server.process.wait()
@@ -124,6 +169,8 @@ def _drop(server: Server) -> None:
 def new_folder(server: Server) -> Path:
     """Make the private folder of the next launch."""
     server.launches += 1
+    if not server.folder.is_dir():  # somebody has cleaned the temporary folder meanwhile
+        server.folder.mkdir(mode=0o700)
     folder = server.folder / str(server.launches)
     folder.mkdir(mode=0o700)
     return folder
@@ -137,9 +184,11 @@ def ask(server: Server, request: dict, fds: list[int] = ()) -> None:
         raise _gone(server) from error
 
 
-def hear(server: Server) -> list[dict]:
-    """Wait for news from the server and return it."""
+def hear(server: Server, limit: float | None = None) -> list[dict]:
+    """Wait for news from the server, for `limit` seconds at most, and return it."""
     chunk = b""
+    if not select.select([server.sock], [], [], limit)[0]:
+        raise ServerGone("the process that starts the ranks does not answer; the next launch starts a new one")
     with contextlib.suppress(ConnectionError):
         chunk = server.sock.recv(65536)
     if not chunk:
@@ -150,15 +199,26 @@ def hear(server: Server) -> list[dict]:
     return [json.loads(line) for line in lines]
 
 
+def check(server: Server, folder: Path) -> None:
+    """ServerGone where the server is stopped, or the folder of a launch is gone."""
+    if proc.stopped(server.process.pid):
+        raise ServerGone("the process that starts the ranks was stopped by a signal; the next launch starts a new one")
+    if not folder.is_dir():
+        raise ServerGone(
+            f"the folder of this launch is gone, in {server.folder.parent}: has somebody cleaned it? The next launch "
+            "makes a new one"
+        )
+
+
 def _gone(server: Server) -> ServerGone:
     with contextlib.suppress(subprocess.TimeoutExpired):
         server.process.wait(timeout=2)
-    with contextlib.suppress(OSError):
-        log = (server.folder / "server.log").read_text(errors="replace").strip()
-        return ServerGone(
-            "the process that starts the ranks has ended" + (f"; its last words:\n{log[-2000:]}" * bool(log))
-        )
-    return ServerGone("the process that starts the ranks has ended")
+    words = ""
+    with contextlib.suppress(OSError, IndexError):
+        words = (server.folder / "server.log").read_text(errors="replace").strip().splitlines()[-1][:300]
+    if server.process.returncode == -signal.SIGKILL:
+        words = words or "it was killed, often because the system is out of memory"
+    return ServerGone("the process that starts the ranks has ended" + f" ({words})" * bool(words))
 
 
 def _forget() -> None:

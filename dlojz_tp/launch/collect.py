@@ -17,6 +17,9 @@ START_LIMIT_S = 120.0  # from the request to all ranks up; a cold server is in i
 GRACE_S = 0.2  # after a failure: ranks that fail alike report within this time
 LOST_PEER_GRACE_S = 1.0  # after a lost connection: the rank that died is still to be heard of
 STACK_LIMIT_S = 1.0  # for the dumps of hung ranks
+LOOK_S = 0.5  # between looks at the server and at the folder of the launch
+QUIET_S = 20.0  # without a byte of a result that is being packed and sent
+MOST_PRINTED = 1 << 24  # bytes of a rank that are shown; in a notebook, which they make unusable, a sixteenth of it
 CHUNK = 1 << 20
 
 
@@ -34,7 +37,7 @@ def watch(ranks: list[Rank], server: client.Server, folder: Path, timeout: float
             selector.register(r.conn, selectors.EVENT_READ, lambda r=r: listen(r) or selector.unregister(r.conn))
             selector.register(r.out, selectors.EVENT_READ, lambda r=r: echo(r) or selector.unregister(r.out))
         limit = time.monotonic() + START_LIMIT_S
-        all_up, began = False, 0.0
+        all_up, began, looked = False, 0.0, time.monotonic()
         while not all(r.done for r in ranks):
             if not all_up and all(r.state != "starting" for r in ranks):
                 all_up, began = True, time.monotonic()
@@ -45,12 +48,15 @@ def watch(ranks: list[Rank], server: client.Server, folder: Path, timeout: float
             left = until - time.monotonic()
             if left <= 0 and all_up and not failed:
                 at_work = {r.pid: not r.done for r in ranks}
-                left = patience.more_time(at_work, time.monotonic() - began, timeout)
+                left = patience.more_time(at_work, time.monotonic() - began, timeout) or _sending(ranks)
                 limit = time.monotonic() + left
             if left <= 0:
                 break
-            for key, _ in selector.select(min(left, notice.left())):
+            for key, _ in selector.select(min(left, notice.left(), LOOK_S)):
                 key.data()
+            if time.monotonic() - looked >= LOOK_S:
+                client.check(server, folder)
+                looked = time.monotonic()
             paused = time.monotonic()
             for r in ranks:
                 while r.parts:
@@ -63,6 +69,13 @@ def watch(ranks: list[Rank], server: client.Server, folder: Path, timeout: float
         raise errors.never_started(ranks, START_LIMIT_S)
     if not all(r.done for r in ranks):
         raise errors.hung(ranks, _dump_stacks(ranks, server, folder), timeout)
+
+
+def _sending(ranks: list[Rank]) -> float:
+    """Seconds more where all that is left to do is to send results, and bytes come."""
+    late = [r for r in ranks if not r.done]
+    quiet = max((time.monotonic() - r.heard_at for r in late), default=0.0)
+    return LOOK_S if all(r.state == "sending" for r in late) and quiet < QUIET_S else 0.0
 
 
 def _grace(r: Rank) -> float:
@@ -82,10 +95,13 @@ def listen(r: Rank) -> bool:
     except ConnectionError:
         return False
     r.unread += chunk
+    r.heard_at = time.monotonic()
     while message := wire.take(r.unread):
         tag, data = message
         if tag == wire.UP:
             r.state, r.pid = "running", int(data)
+        elif tag == wire.THROUGH:
+            r.state = "sending"
         elif tag == wire.PART:
             r.parts.append(data)
         elif tag == wire.RETURNED:
@@ -135,6 +151,13 @@ def echo(r: Rank) -> bool:
         chunk = os.read(r.out, CHUNK)
     except BlockingIOError:
         return False
+    most = MOST_PRINTED // 16 if starting.in_notebook() else MOST_PRINTED
+    if r.printed > most:
+        return bool(chunk)  # read on, or the rank would wait
+    r.printed += len(chunk)
+    if r.printed > most:
+        chunk = chunk[: len(chunk) - (r.printed - most)]
+        chunk += f"\n... (this rank has printed {most >> 20} MiB: the rest is left out)\n".encode()
     r.unprinted += chunk
     end = r.unprinted.rfind(b"\n") + 1
     if not chunk and r.unprinted:  # a last line without an end

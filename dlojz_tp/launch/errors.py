@@ -4,7 +4,7 @@ import os
 import pickle
 import signal
 
-from dlojz_tp.launch import stacks
+from dlojz_tp.launch import proc, stacks
 from dlojz_tp.launch.stacks import with_cells
 from dlojz_tp.launch.started import Rank
 from dlojz_tp.works.balise import BaliseNotDone
@@ -16,12 +16,20 @@ HINTS = {
 }
 
 
+class LaunchError(RuntimeError):
+    """The machine, not the function, kept ranks from running. One line: what happened, and what to do."""
+
+    def _render_traceback_(self):
+        return [f"{type(self).__name__}: {self}"]
+
+
 class RankError(Exception):
     """A function that ran on ranks did not finish on all of them.
 
     rank: the rank to look at first. world_size: number of ranks. alike: other ranks that failed in the same way.
     kind: "raised" (an exception), "died" (killed by a signal), "exited" (the process ended by itself),
-    "hung" (still running at the deadline) or "unsendable" (its result cannot be pickled).
+    "hung" (still running at the deadline), "unjoined" (it could not join the other ranks) or "unsendable" (its result
+    cannot be pickled, or loaded in time).
     what: what became of the rank, the end of a sentence: "raised KeyError: 'x'". Empty where `stands` tell more.
     traceback: the user's own lines on that rank, as text. cause: for "raised", the exception where it can be pickled,
     else None. signal: for "died", its name.
@@ -138,6 +146,9 @@ def hung(ranks: list[Rank], dumps: dict[int, str], seconds: float) -> RankError:
     frames = {rank: stacks.parse(dump) for rank, dump in dumps.items()}
     stands = {rank: stacks.stand(f) for rank, f in frames.items()}
     texts = {rank: stacks.show(f) or "  (its stack could not be read)" for rank, f in frames.items()}
+    if still := [r.rank for r in ranks if not r.done and proc.stopped(r.pid)]:
+        what = "was stopped by a signal (SIGSTOP, as Ctrl-Z and debuggers send it) and did nothing more"
+        return RankError(still[0], len(ranks), "hung", what, alike=still[1:], seconds=seconds, stacks=texts)
     return _hung(len(ranks), stands, texts, [r.rank for r in ranks if r.state == "returned"], seconds)
 
 

@@ -16,6 +16,14 @@ def rests(state: str) -> bool:
     return state not in "RD"
 
 
+def stopped(pid: int) -> bool:
+    """Whether a process is stopped by a signal or held by a debugger; False where the system does not tell."""
+    try:
+        return fields(Path(f"/proc/{pid}"))[0] in "Tt"
+    except (OSError, IndexError):
+        return False
+
+
 def waited(task: Path) -> float:
     """Seconds in which a thread could have run and had no core; 0 where the system does not count them."""
     try:

@@ -28,6 +28,8 @@ LOST_PEER = (
 )  # fmt: skip
 
 
+MOST_CAUSE = 1 << 20  # bytes of an exception that travels itself, beside its text
+JOINING = " while it joined the other ranks"
 _parent: socket.socket | None = None  # for the messages of this rank
 
 
@@ -78,7 +80,7 @@ def _run(rank: int, request: dict, folder: Path, conn: socket.socket) -> tuple[b
     try:
         task = _enter_world(rank, request, folder)
         fn, args, kwargs = pickle.loads(task)
-        doing = " while it joined the other ranks"
+        doing = JOINING
         _join(rank, request, folder)
         wire.send(conn, wire.UP, str(os.getpid()).encode())
         doing = ""
@@ -88,8 +90,12 @@ def _run(rank: int, request: dict, folder: Path, conn: socket.socket) -> tuple[b
     except Unsendable as error:
         return wire.FAILED, pickle.dumps(unsendable(*error.args))
     except BaseException as error:
-        return wire.FAILED, pickle.dumps(describe(error, doing))
+        report = describe(error, doing)
+        if doing == JOINING and report["kind"] == "raised":
+            report["kind"] = "unjoined"
+        return wire.FAILED, pickle.dumps(report)
     try:
+        wire.send(conn, wire.THROUGH)  # from here on the time goes into sending
         return wire.RETURNED, wire.pack(value)
     except Exception as error:
         return wire.FAILED, pickle.dumps(unsendable(value, error))
@@ -226,6 +232,8 @@ def _pickled(error: BaseException) -> bytes | None:
     """The exception itself, where it survives a round trip."""
     try:
         data = cloudpickle.dumps(error)
+        if len(data) > MOST_CAUSE:
+            return None
         pickle.loads(data)
         return data
     except Exception:

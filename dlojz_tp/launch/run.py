@@ -12,10 +12,12 @@ import sys
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
-from dlojz_tp.launch import client, place
+from dlojz_tp.launch import client, place, proc
+from dlojz_tp.launch.alarm import Overdue, at_most
 
 MOST_RANKS = 64
 LEAVE_LIMIT_S = 3.0  # for NCCL to take its communicators down
+END_LIMIT_S = 8.0  # for the server to kill all ranks, for which it takes five at most
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 
 
@@ -131,6 +133,8 @@ def _launch(task: memoryview, n: int, backend: str, timeout: float, label: str) 
         except client.ServerGone:
             client.close()
             raise
+        except OSError as error:  # no file descriptors, a full disk, no loopback …
+            raise client.cannot_start(error) from error
 
 
 def _launch_on(server: client.Server, task: memoryview, n: int, backend: str, timeout: float, label: str) -> Generator:
@@ -160,7 +164,7 @@ def _launch_on(server: client.Server, task: memoryview, n: int, backend: str, ti
                 _let_leave(members)
         finally:
             _end(members, server)
-        return [_result(r, n) for r in members]
+        return [_result(r, n, timeout) for r in members]
     finally:
         _close_all(theirs)
         for r in members:
@@ -222,9 +226,11 @@ def _end(members: list, server: client.Server) -> None:
     """Kill the ranks and all they started, and print what they still had to say."""
     from dlojz_tp.launch import collect
 
+    if proc.stopped(server.process.pid):
+        return client.close()  # it cannot answer; its ranks die with it
     try:
         client.ask(server, {"do": "kill"})
-        while not any("done" in news for news in client.hear(server)):
+        while not any("done" in news for news in client.hear(server, END_LIMIT_S)):
             pass
         for r in members:
             while collect.echo(r):
@@ -234,11 +240,14 @@ def _end(members: list, server: client.Server) -> None:
         raise
 
 
-def _result(r, n: int):
+def _result(r, n: int, seconds: float):
     from dlojz_tp.launch.errors import RankError
 
     try:
-        return pickle.loads(r.result)
+        with at_most(seconds):
+            return pickle.loads(r.result)
+    except Overdue:
+        raise RankError(r.rank, n, "unsendable", f"returned a value that does not load within {seconds:g} s") from None
     except Exception as error:
         what = "returned a value that cannot be loaded here"
         raise RankError(r.rank, n, "unsendable", what, f"{type(error).__name__}: {error}") from None

@@ -55,6 +55,7 @@ def main(spec: dict) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # Orphans of a rank, daemons included, become children of the server, which can then kill them.
     prctl(PR_SET_CHILD_SUBREAPER, 1)
+    prctl(PR_SET_PDEATHSIG, signal.SIGCONT)  # a stopped server goes on when its parent dies, and then ends
     for name in PRELOAD:
         importlib.import_module(name)
     try:

@@ -14,6 +14,7 @@ from functools import cache
 # Makes a rank write its stacks.
 STACK_SIGNAL = signal.SIGRTMIN + 5 if hasattr(signal, "SIGRTMIN") else signal.SIGUSR2
 LONGEST_TEXT = 20_000  # characters
+LONGEST_MESSAGE = 2_000
 LONGEST_LINE = 90
 FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<name>.*)$')
 QUOTED = re.compile(r'File "([^"\n]+)"')
@@ -69,7 +70,10 @@ def is_ours(file: str) -> bool:
 def message(error: BaseException) -> str:
     """What an exception says; a tensor that is no key of a dictionary by its shape, for its numbers fill the screen."""
     key = error.args[0] if isinstance(error, KeyError) and error.args else None
-    return f"{type(key).__name__} of shape {tuple(key.shape)}" if hasattr(key, "shape") else str(error)
+    if hasattr(key, "shape"):
+        return f"{type(key).__name__} of shape {tuple(key.shape)}"
+    text = str(error)
+    return text if len(text) <= LONGEST_MESSAGE else f"{text[:LONGEST_MESSAGE]} … ({len(text):,} characters)"
 
 
 def trainee_traceback(error: BaseException) -> str:

@@ -12,12 +12,14 @@ class Rank:
     conn: socket.socket
     out: int  # the read end of the pipe it prints to
     label: bytes  # what its printed lines start with
-    state: str = "starting"  # then "running", then "returned" or "failed"
+    state: str = "starting"  # then "running", "sending" its result, "returned"; or "failed"
     pid: int = 0  # once it is up
     parts: list[bytes] = field(default_factory=list)  # what it sent before its result, until somebody takes it
     result: bytes = b""
     report: dict = field(default_factory=dict)
     failed_at: float = 0.0
+    heard_at: float = 0.0  # when its last bytes came
+    printed: int = 0  # bytes
     unread: bytearray = field(default_factory=bytearray)
     unprinted: bytearray = field(default_factory=bytearray)
 

@@ -8,6 +8,11 @@ AFTER_S = 0.7  # a start that is quicker needs no word
 TEXT = "starting the ranks, once: a few seconds, more on a busy machine"
 
 
+def in_notebook() -> bool:
+    """Whether this process shows what it prints in a notebook."""
+    return "IPython" in sys.modules and sys.modules["IPython"].get_ipython() is not None
+
+
 class Notice:
     """Shows TEXT in a notebook, from AFTER_S seconds on until it is closed. wanted: False shows nothing."""
 
@@ -23,7 +28,7 @@ class Notice:
         return self._due - time.monotonic()
 
     def _show(self):
-        if "IPython" in sys.modules and sys.modules["IPython"].get_ipython() is not None:
+        if in_notebook():
             from IPython.display import display
 
             from dlojz_tp.cards.render import line

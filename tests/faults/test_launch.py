@@ -1,0 +1,151 @@
+"""Deadlines hold, large results and prints do no harm, and what the machine refuses is one line."""
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+import torch.distributed as dist
+
+from dlojz_tp import launch
+from dlojz_tp.launch import client, collect
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+def test_a_stopped_server_is_found_and_replaced():
+    launch.ranks(abs, 1)
+    os.kill(client.get().process.pid, signal.SIGSTOP)
+    began = time.monotonic()
+    with pytest.raises(launch.LaunchError, match="stopped by a signal"):
+        launch.ranks(abs, 1, n=1, timeout=5)
+    assert time.monotonic() - began < 5
+    assert launch.ranks(abs, -1, n=1) == [1]
+
+
+def test_a_stopped_server_ends_with_its_parent(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        textwrap.dedent("""
+        import os, signal, time
+        from dlojz_tp import launch
+        from dlojz_tp.launch import client
+        launch.ranks(abs, 1, n=1)
+        print(client.get().process.pid, client.get().folder, flush=True)
+        os.kill(client.get().process.pid, signal.SIGSTOP)
+        time.sleep(600)
+    """)
+    )
+    parent = subprocess.Popen(
+        [sys.executable, script], env=os.environ | {"PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, text=True
+    )
+    pid, folder = parent.stdout.readline().split()
+    server = psutil.Process(int(pid))
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+    assert psutil.wait_procs([server], timeout=10)[1] == [] and not Path(folder).exists()
+
+
+def test_a_folder_that_goes_while_ranks_join_is_found(monkeypatch):
+    ask = client.ask
+
+    def and_clean(server, request, fds=()):
+        if request["do"] == "launch":
+            Path(request["folder"], "task").unlink()
+            Path(request["folder"]).rmdir()
+        ask(server, request, fds)
+
+    launch.ranks(abs, 1)
+    with monkeypatch.context() as patched, pytest.raises((launch.LaunchError, launch.RankError)):
+        patched.setattr(client, "ask", and_clean)
+        launch.ranks(abs, 1, n=2)
+    assert launch.ranks(abs, -1, n=1) == [1]
+
+
+def test_a_result_that_never_loads_meets_the_deadline():
+    class Slow:
+        def __reduce__(self):
+            return time.sleep, (600,)
+
+    began = time.monotonic()
+    with pytest.raises(launch.RankError, match="does not load within 1 s"):
+        launch.ranks(Slow, n=1, timeout=1)
+    assert time.monotonic() - began < 10
+
+
+def test_a_result_that_takes_long_to_send_is_no_hang(monkeypatch):
+    class Large:
+        def __reduce__(self):
+            time.sleep(2)  # as gigabytes take
+            return str, ("sent",)
+
+    launch.ranks(abs, 1)
+    assert launch.ranks(Large, n=1, timeout=0.5) == ["sent"]
+    monkeypatch.setattr(collect, "QUIET_S", 0.2)
+    with pytest.raises(launch.RankError, match="hung"):
+        launch.ranks(Large, n=1, timeout=0.5)
+
+
+def test_endless_prints_are_cut(monkeypatch, capsys):
+    monkeypatch.setattr(collect, "MOST_PRINTED", 2**20)
+
+    def talk():
+        for _ in range(1200):
+            print("x" * 1999)
+        dist.barrier()
+        return "done"
+
+    assert launch.ranks(talk, n=2) == ["done"] * 2
+    out = capsys.readouterr().out
+    assert len(out) < 2.2 * 2**20 and out.count("the rest is left out") == 2
+
+
+def test_a_long_message_is_shortened():
+    def fail():
+        raise ValueError("x" * 50_000_000)
+
+    with pytest.raises(launch.RankError) as caught:
+        launch.ranks(fail, n=1)
+    assert len(str(caught.value)) < 50_000 and "50,000,000 characters" in str(caught.value)
+
+
+def test_a_stopped_rank_is_said_to_be_stopped():
+    def job():
+        if dist.get_rank() == 1:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        dist.all_reduce(torch.ones(1))
+
+    with pytest.raises(launch.RankError, match="rank 1 of 2 was stopped by a signal"):
+        launch.ranks(job, n=2, timeout=1)
+
+
+@pytest.mark.parametrize(("number", "says"), [(errno.EMFILE, "ulimit -n"), (errno.ENOSPC, "TMPDIR")])
+def test_what_the_machine_refuses_is_one_line(monkeypatch, number, says):
+    def refuse(*_):
+        raise OSError(number, os.strerror(number))
+
+    launch.ranks(abs, 1)
+    monkeypatch.setattr(client, "new_folder", refuse)
+    with pytest.raises(launch.LaunchError, match=says) as caught:
+        launch.ranks(abs, 1)
+    assert "\n" not in str(caught.value) and caught.value._render_traceback_() == [f"LaunchError: {caught.value}"]
+
+
+def test_what_dead_programs_left_is_removed(tmp_path, monkeypatch):
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    for owner in (ended.pid, os.getpid()):
+        (tmp_path / f"{client.FOLDER}{owner}-abc").mkdir()
+    (tmp_path / f"{client.FOLDER}strange").mkdir()
+    monkeypatch.setattr(client.tempfile, "tempdir", str(tmp_path))
+    client._sweep()
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left == {f"{client.FOLDER}{os.getpid()}-abc", f"{client.FOLDER}strange"}
