@@ -224,6 +224,16 @@ def _jupyter() -> list[Row]:
     ]
 
 
+def _kernels() -> list[Row]:
+    from dlojz_tp.commands import sockets
+
+    if (folder := sockets.folder()) is None:
+        todo = "free some space in /tmp, or remove what another user has put there under that name"
+        return [Row("kernels", "gap", f"no private folder /tmp/dlojz-lab-{os.getuid()} for their sockets", todo)]
+    value = f"those of `lab` listen in {folder}, where no other user can read along"
+    return [Row("kernels", "ok", value)]
+
+
 def _loopback() -> list[Row]:
     with socket.socket() as server, socket.socket() as client:
         try:
@@ -261,6 +271,7 @@ PROBES = {
     "Slurm": (_slurm, False),
     "data sets": (_data_sets, True),
     "JupyterLab": (_jupyter, False),
+    "kernels": (_kernels, False),
     "loopback": (_loopback, False),
     "course scale": (_scale, False),
 }

@@ -8,6 +8,7 @@ import socket
 import sys
 from pathlib import Path
 
+from dlojz_tp.commands import sockets
 from dlojz_tp.commands.copies import LabError, create, sha_of, sync
 from dlojz_tp.commands.doctor import to_install
 from dlojz_tp.data import folders
@@ -72,7 +73,7 @@ def lab_arguments(work: Path, port: int | None, browser: bool, token: str) -> li
         "--LabApp.news_url=None",
         f"--LabApp.app_settings_dir={SETTINGS}",  # no question about news to answer
         f"--LabApp.workspaces_dir={work / LAYOUT.parent}",  # where the windows of other projects are not
-        "--KernelManager.transport_encryption=auto",  # on a machine with other users
+        "--KernelManager.transport=ipc",  # any user of the machine can read from a kernel's ports
         "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate",
         "--LabApp.extension_manager=readonly",
     ]
@@ -97,6 +98,11 @@ def start(work: Path, port: int | None, browser: bool) -> None:
             except OSError as error:
                 why = error.strerror or error
                 raise LabError(f"port {port} cannot be used ({why}): give another --port, or none") from error
+    if (private := sockets.folder()) is None:
+        raise LabError(
+            "no private folder for the kernels' sockets can be made in /tmp or /dev/shm: free some space there"
+        )
+    os.environ["JUPYTER_RUNTIME_DIR"] = str(private)  # short: Jupyter's own, in the home, may be too long for a socket
     if not (work / LAYOUT).exists():  # a column wide enough for the names; what the trainee moves later stays
         (work / LAYOUT).parent.mkdir(exist_ok=True)
         create(work / LAYOUT, (SETTINGS / LAYOUT.name).read_bytes())

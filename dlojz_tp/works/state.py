@@ -27,17 +27,19 @@ def folder(started: Path | None = None) -> Path:
     try:
         return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "dlojz_tp"
     except RuntimeError:  # in some containers the user has no name and no home
-        return _temporary()
+        with contextlib.suppress(OSError):
+            if private(found := Path(tempfile.gettempdir()) / f"dlojz-state-{os.getuid()}"):
+                return found
+        return Path(os.devnull) / "dlojz_tp"  # cannot be written
 
 
-def _temporary() -> Path:
-    """A folder in the temporary folder that this user alone can use; one that cannot be written where there is none."""
+def private(folder: Path) -> bool:
+    """Make a folder that this user alone can use; returns whether there is one of this name."""
     with contextlib.suppress(OSError):
-        private = Path(tempfile.gettempdir()) / f"dlojz-state-{os.getuid()}"
         with contextlib.suppress(FileExistsError):
-            private.mkdir(mode=0o700)
-        found = private.lstat()
+            folder.mkdir(mode=0o700)
+        found = folder.lstat()
         # Anybody may have made it: only the owner's own folder, closed to others, is trusted.
-        if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077:
-            return private
-    return Path(os.devnull) / "dlojz_tp"
+        mine = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077
+        return mine and os.access(folder, os.W_OK)
+    return False
