@@ -148,7 +148,7 @@ def recognise(error: BaseException) -> tuple[str, str]:
     return "raised" if _own_frames(error) else "unusable", message
 
 
-_NOT_THEIRS = (
+NOT_THEIRS = (
     str(Path(__file__).resolve().parent.parent) + os.sep,
     *{sysconfig.get_path(name) + os.sep for name in ("purelib", "platlib", "stdlib")},
     "<frozen",
@@ -160,7 +160,7 @@ def own_lines(error: BaseException) -> str:
     if isinstance(error, RankError):
         return error.traceback
     frames = traceback.extract_tb(error.__traceback__)
-    mine = [f for f in frames if not f.filename.startswith(_NOT_THEIRS)]
+    mine = [f for f in frames if not f.filename.startswith(NOT_THEIRS)]
     lines = [f"line {f.lineno}, in {f.name}: {(f.line or '').strip()}" for f in mine[-4:]]
     return "\n".join([*lines, f"{type(error).__name__}: {stacks.message(error)}"])[:1500]
 
@@ -168,13 +168,13 @@ def own_lines(error: BaseException) -> str:
 def _called_by_them(error: BaseException) -> bool:
     """Whether the call that did not fit stands in the answer itself: then it is not the answer's own signature."""
     frames = traceback.extract_tb(error.__traceback__)
-    return bool(frames) and not frames[-1].filename.startswith(_NOT_THEIRS)
+    return bool(frames) and not frames[-1].filename.startswith(NOT_THEIRS)
 
 
 def _own_frames(error: BaseException | None) -> bool:
     """Whether a line of the answer's stands in the traceback of `error`, or of what it was raised from."""
     while error is not None:
-        if any(not frame.filename.startswith(_NOT_THEIRS) for frame in traceback.extract_tb(error.__traceback__)):
+        if any(not frame.filename.startswith(NOT_THEIRS) for frame in traceback.extract_tb(error.__traceback__)):
             return True
         error = error.__cause__ or error.__context__
     return False

@@ -40,12 +40,13 @@ record misleads, a `Look` whose hint is a function of (seen, due) recognises the
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from types import FunctionType
 
 import torch
 
 from dlojz_tp.checking import mistakes
 from dlojz_tp.checking.compare import close
-from dlojz_tp.checking.judging import Wrong
+from dlojz_tp.checking.judging import NOT_THEIRS, Wrong
 from dlojz_tp.works.balise import BaliseNotDone
 
 
@@ -128,7 +129,15 @@ def same(seen, due) -> bool:
         return isinstance(seen, list | tuple) and len(seen) == len(due) and all(map(same, seen, due))
     if isinstance(due, torch.Tensor | float) or isinstance(seen, torch.Tensor):
         return close(seen, due)
-    return seen == due
+    if isinstance(due, dict):
+        return isinstance(seen, dict) and seen.keys() == due.keys() and all(same(seen[key], due[key]) for key in due)
+    return (type(seen) is type(due) or not says_so_itself(seen)) and bool(seen == due)
+
+
+def says_so_itself(value) -> bool:
+    """Whether what a value equals is decided by code that neither Python nor a library brings: an answer's own."""
+    equal = type(value).__eq__
+    return isinstance(equal, FunctionType) and not equal.__code__.co_filename.startswith(NOT_THEIRS)
 
 
 def within(most: float) -> Callable:

@@ -16,11 +16,12 @@ import time
 from pathlib import Path
 
 from dlojz_tp.cards.verdict import BROKEN
-from dlojz_tp.grading import slicing, watched
+from dlojz_tp.grading import guard, slicing, watched
 from dlojz_tp.works import source
 
 LOAD_LIMIT = 60.0  # seconds for the lines that define an answer
-GRACE = 150.0  # seconds that the process may be silent: the above, the deadline of a check, and its imports
+GRACE = 100.0  # seconds that the process may be silent: more than a right answer's lines and its check take
+MOST = 150.0  # also on a busy machine
 USAGE = 2
 NO_VERDICT = 3
 
@@ -157,7 +158,7 @@ def _verdicts(work, jobs, grace):
     while jobs:
         with watched.child(judge_all, work.name, [(str(path), number) for path, number in jobs]) as child:
             while jobs:
-                started, limit, number = time.perf_counter(), grace * busy.factor(), jobs[0][1]
+                started, limit, number = time.perf_counter(), min(MOST, grace * busy.factor()), jobs[0][1]
                 verdict, last = None, True
                 try:
                     said = child.hear(limit)
@@ -184,19 +185,35 @@ def _lost(work, number, slug, fields, started):
     return Verdict(number, title, "fail", spent, slug=slug, hint=COMMON_HINTS[slug].format(**fields))
 
 
+TOUCHED = "This file changes the course's own {what}: what is judged then says nothing. Leave the course as it is."
 FRESH = "fresh"  # said in place of a verdict: the next file needs a new process
 
 
 def judge_all(say, name: str, jobs: list[tuple[str, int]]):
     """In the child: give the verdict on each (file, balise), as a dict, to `say`."""
+    from dlojz_tp import course
+    from dlojz_tp.cards.verdict import Verdict
+
     work = source.find(name)
+    course.checks_of(work)  # before any answer runs: what it replaces is then seen
+    guard.limit_memory()
+    files = [Path(path) for path, _ in jobs]
+    guard.shut([source.SOLUTIONS, source.ROOT / "tests" / "answers"], files, watched.keepers())
     before = None
     for path, number in jobs:
         if (
             before not in (None, path) and threading.active_count() > 1
         ):  # left behind: it would be in the next one's way
             return say(FRESH)
-        say(dataclasses.asdict(judge_file(work, Path(path), number)))
+        changed = guard.watch()
+        found = judge_file(work, Path(path), number)
+        replaced = changed()
+        if replaced:
+            hint = TOUCHED.format(what=replaced)
+            found = Verdict(number, work.balises[number].title, "fail", found.seconds, slug="touched", hint=hint)
+        say(dataclasses.asdict(found))
+        if replaced:
+            return say(FRESH)
         before = path
     return None
 

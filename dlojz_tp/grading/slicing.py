@@ -18,6 +18,8 @@ from pathlib import Path
 from dlojz_tp.works import cells
 from dlojz_tp.works.source import Cell, Work, checks_in, without_markers
 
+MOST_STATEMENTS = 1 << 17  # of a file, whose names are remembered: each is looked at for every balise
+
 
 class Unreadable(Exception):
     """The file is missing or cannot be parsed; the message says why in one line."""
@@ -89,18 +91,18 @@ def _parse(name, code):
         raise Unreadable(f"{name}: does not parse (nested too deeply)") from None
 
 
-@functools.lru_cache(maxsize=4096)
+@functools.lru_cache(maxsize=MOST_STATEMENTS)
 def _text(node: ast.stmt) -> str:
     return ast.unparse(node)
 
 
-@functools.lru_cache(maxsize=4096)
+@functools.lru_cache(maxsize=MOST_STATEMENTS)
 def bound_names(node: ast.stmt) -> frozenset[str]:
     """The names that a top-level statement binds."""
     return frozenset(cells.names_made_by(_text(node)))
 
 
-@functools.lru_cache(maxsize=4096)
+@functools.lru_cache(maxsize=MOST_STATEMENTS)
 def used_names(node: ast.stmt) -> frozenset[str]:
     """The global names that a statement reads, in functions defined by it too; their local names and builtins not."""
     found = set()

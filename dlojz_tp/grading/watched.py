@@ -5,22 +5,28 @@ then kills what the function has started: its group, its ranks, its daemons.
 """
 
 import contextlib
+import hashlib
+import hmac
 import importlib
 import json
 import multiprocessing.connection
 import os
+import secrets
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
-from dlojz_tp.launch import server
+from dlojz_tp.launch import proc, server
 
 BOOT = (
     "import json, sys; spec = json.loads(sys.argv[1]); sys.path[:] = spec['path']; "
     "from dlojz_tp.grading.watched import keep; keep(spec)"
 )
+SEAL = hashlib.sha256().digest_size
+MOST_ERRORS = 20_000  # bytes of the answers' standard error that are shown
 LEAVE_S = 4.0  # for the server that starts ranks to end by itself, and to remove its files
 END_S = LEAVE_S + server.KILL_LIMIT_S + 1
 
@@ -32,15 +38,18 @@ class Ended(Exception):
 class Child:
     """The parent's end of a running function."""
 
-    def __init__(self, keeper: subprocess.Popen, pipe: multiprocessing.connection.Connection):
-        self._keeper, self._pipe = keeper, pipe
+    def __init__(self, keeper: subprocess.Popen, pipe: multiprocessing.connection.Connection, key: bytes):
+        self._keeper, self._pipe, self._key = keeper, pipe, key
 
     def hear(self, seconds: float):
         """The next value that the function gave to `say`; None if it is silent for `seconds`. Raises Ended."""
         try:
             if not self._pipe.poll(seconds):
                 return None
-            return json.loads(self._pipe.recv_bytes())
+            said = self._pipe.recv_bytes()
+            if not hmac.compare_digest(_signed(self._key, said[SEAL:]), said):
+                raise ValueError("not by the function's own `say`")
+            return json.loads(said[SEAL:])
         except EOFError:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._keeper.wait(END_S)
@@ -62,13 +71,19 @@ def child(function, *args):
         with theirs:
             keeper = subprocess.Popen(
                 [sys.executable, "-c", BOOT, json.dumps(spec)],
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,  # Ctrl-C in a terminal is for the parent alone
             )
+        key = secrets.token_bytes(32)
+        with contextlib.suppress(BrokenPipeError), keeper.stdin:
+            keeper.stdin.write(key)
+        echo = threading.Thread(target=_echo, args=(keeper.stderr,), daemon=True)
+        echo.start()
         try:
-            yield Child(keeper, ours)
+            yield Child(keeper, ours, key)
         finally:
             keeper.terminate()
             try:
@@ -76,6 +91,33 @@ def child(function, *args):
             except subprocess.TimeoutExpired:
                 keeper.kill()  # the function dies with it
                 keeper.wait()
+            echo.join(1)
+
+
+def keepers() -> set[int]:
+    """In the function: the processes that keep it, and that listen to it."""
+    keeper = os.getppid()
+    found = {keeper}
+    with contextlib.suppress(OSError, ValueError):
+        found.add(int(proc.fields(Path(f"/proc/{keeper}"))[1]))
+    return found - {0, 1}
+
+
+def _signed(key: bytes, said: bytes) -> bytes:
+    """What is said, behind its seal: other code of the process may find the pipe, and must not be believed."""
+    return hmac.digest(key, said, "sha256") + said
+
+
+def _echo(stream):
+    """Show the first MOST_ERRORS bytes of the child's standard error, and read the rest away."""
+    left = MOST_ERRORS
+    with stream:
+        while chunk := os.read(stream.fileno(), 65536):
+            with contextlib.suppress(OSError, ValueError):
+                sys.stderr.write(chunk[:left].decode(errors="replace"))
+                if left and len(chunk) >= left:
+                    sys.stderr.write("\n... (the rest of what the answers write is left out)\n")
+            left = max(0, left - len(chunk))
 
 
 def _how(code: int | None) -> str:
@@ -87,6 +129,10 @@ def _how(code: int | None) -> str:
 def keep(spec: dict):
     """The keeper: fork the function's process, wait for its end or the parent's, and leave nothing. Does not return."""
     function = 0
+    key = sys.stdin.buffer.read(32)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
 
     def end(number, _frame):
         _sweep(function)
@@ -101,7 +147,7 @@ def keep(spec: dict):
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
     function = os.fork()
     if not function:
-        _work(spec, keeper)
+        _work(spec, keeper, key)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
     os.close(spec["fd"])
     _, status = os.waitpid(function, 0)
@@ -110,7 +156,7 @@ def keep(spec: dict):
     os._exit(code if code >= 0 else 128 - code)
 
 
-def _work(spec: dict, keeper: int):
+def _work(spec: dict, keeper: int, key: bytes):
     try:
         os.setsid()  # its own group, to be killed with all that it starts
         server.prctl(server.PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -121,8 +167,9 @@ def _work(spec: dict, keeper: int):
         pipe = multiprocessing.connection.Connection(spec["fd"], readable=False)
         os.set_inheritable(spec["fd"], False)  # a process that the function starts must not hold it open
         function = getattr(importlib.import_module(spec["module"]), spec["name"])
+        seal, send, encode = _signed, pipe.send_bytes, json.dumps  # whatever the answers put in their places
         with contextlib.suppress(BrokenPipeError):  # nobody listens any more
-            function(lambda value: pipe.send_bytes(json.dumps(value).encode()), *spec["args"])
+            function(lambda value: send(seal(key, encode(value).encode())), *spec["args"])
             pipe.close()
             if client := sys.modules.get("dlojz_tp.launch.client"):
                 client.close()

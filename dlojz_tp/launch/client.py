@@ -20,6 +20,7 @@ from dlojz_tp.launch import proc
 from dlojz_tp.launch.errors import LaunchError
 from dlojz_tp.launch.place import INSIDE
 from dlojz_tp.launch.server import PRELOAD_FAMILIES, PRELOAD_IF_USED
+from dlojz_tp.works import temporary
 
 # The server takes the parent's import path, and never its __main__: a script without a guard must not run twice.
 BOOT = (
@@ -52,7 +53,6 @@ class ServerGone(LaunchError):
     """The fork server ended by itself, or was stopped; the next launch starts a new one."""
 
 
-FOLDER = "dlojz-launch-"  # then the number of the process that it belongs to
 lock = threading.Lock()  # one launch at a time; a second thread waits its turn
 _starting = threading.Lock()
 _server: Server | None = None
@@ -119,8 +119,8 @@ def close() -> None:
 
 
 def _start() -> Server:
-    _sweep()
-    folder = Path(tempfile.mkdtemp(prefix=f"{FOLDER}{os.getpid()}-"))  # mode 0700: nobody else can join the rendezvous
+    # mode 0700: nobody else can join the rendezvous
+    folder = Path(tempfile.mkdtemp(prefix=temporary.prefix("launch")))
     ours, theirs = socket.socketpair()
     spec = {"path": [p for p in sys.path if isinstance(p, str)], "fd": theirs.fileno(), "folder": str(folder)}
     with theirs, (folder / "server.log").open("wb") as log:
@@ -134,25 +134,6 @@ def _start() -> Server:
             start_new_session=True,  # Ctrl-C in a terminal is for the parent alone
         )
     return Server(process, ours, folder)
-
-
-def _sweep() -> None:
-    """Remove what this user's programs have left that ended without a chance to."""
-    for path in Path(tempfile.gettempdir()).glob(f"{FOLDER}*-*"):
-        owner = path.name.removeprefix(FOLDER).partition("-")[0]
-        with contextlib.suppress(OSError):
-            if owner.isdigit() and path.stat().st_uid == os.getuid() and not _lives(int(owner)):
-                shutil.rmtree(path, ignore_errors=True)
-
-
-def _lives(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    return True
 
 
 def _drop(server: Server) -> None:

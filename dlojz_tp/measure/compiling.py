@@ -14,6 +14,8 @@ from pathlib import Path
 
 import torch
 
+from dlojz_tp.works import temporary
+
 BUILD_SECONDS = 60.0  # a compiler that needs longer for a page of C is stuck
 _temporary: list[tempfile.TemporaryDirectory] = []  # removed when the process ends
 
@@ -104,7 +106,7 @@ def run_compiler(command: list[str], library: Path, seconds: float = BUILD_SECON
 
 def private_folder() -> Path:
     """A new folder of this user alone, removed when the process ends."""
-    _temporary.append(tempfile.TemporaryDirectory(prefix="dlojz-build-"))
+    _temporary.append(tempfile.TemporaryDirectory(prefix=temporary.prefix("build")))
     return Path(_temporary[-1].name)
 
 

@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from dlojz_tp import launch
 from dlojz_tp.launch import client, collect
+from dlojz_tp.works import temporary
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -142,10 +143,9 @@ def test_what_the_machine_refuses_is_one_line(monkeypatch, number, says):
 def test_what_dead_programs_left_is_removed(tmp_path, monkeypatch):
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
-    for owner in (ended.pid, os.getpid()):
-        (tmp_path / f"{client.FOLDER}{owner}-abc").mkdir()
-    (tmp_path / f"{client.FOLDER}strange").mkdir()
-    monkeypatch.setattr(client.tempfile, "tempdir", str(tmp_path))
-    client._sweep()
+    for owner in (ended.pid, os.getpid(), "strange"):
+        (tmp_path / f"dlojz-launch-{owner}-abc").mkdir()
+    monkeypatch.setattr(temporary.tempfile, "tempdir", str(tmp_path))
+    assert temporary.prefix("launch") == f"dlojz-launch-{os.getpid()}-"
     left = {path.name for path in tmp_path.iterdir()}
-    assert left == {f"{client.FOLDER}{os.getpid()}-abc", f"{client.FOLDER}strange"}
+    assert left == {f"dlojz-launch-{os.getpid()}-abc", "dlojz-launch-strange-abc"}

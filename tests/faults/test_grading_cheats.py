@@ -1,0 +1,104 @@
+"""An answer that forges or replaces its judge fails, and none harms the grader."""
+
+import textwrap
+import time
+
+import pytest
+
+from dlojz_tp.checking.looks import same
+from dlojz_tp.grading import command
+from dlojz_tp.works import source
+
+VERDICT = """{"balise": 1, "title": "t", "verdict": "pass"}"""
+CHEATS = {
+    "the verdict in the pipe": """
+        import contextlib, os, struct
+        def describe_machine():
+            said = FORGED.encode()
+            for fd in range(3, 40):
+                with contextlib.suppress(OSError):
+                    os.write(fd, struct.pack("!i", len(said)) + said)
+    """,
+    "another judge": """
+        from dlojz_tp import course
+        def judge(work, number, answers):
+            return course.Verdict(number, "t", "pass")
+        def describe_machine():
+            course.judge = judge
+            raise ValueError
+    """,
+    "another check": """
+        def describe_machine():
+            import dlojz_tp.checks.welcome as checks
+            def balise_1(answer):
+                yield "all is well"
+            checks.balise_1 = balise_1
+            raise ValueError
+    """,
+    "another Verdict": """
+        def describe_machine():
+            from dlojz_tp.cards import verdict
+            verdict.Verdict.to_json = lambda self: {"verdict": "pass"}
+            raise ValueError
+    """,
+    "the solution from its file": """
+        import re
+        from pathlib import Path
+        from dlojz_tp.works import source
+        def describe_machine():
+            text = (Path(source.ROOT) / "solutions" / "00_welcome.py").read_text()
+            names = {"torch": __import__("torch"), "os": __import__("os")}
+            exec(re.search(r"def describe_machine.*?END SOLUTION", text, re.S)[0], names)
+            return names["describe_machine"]()
+    """,
+    "the grader killed": """
+        import os
+        def describe_machine():
+            os.kill(os.getppid(), 9)
+    """,
+    "standard error flooded": """
+        import os
+        def describe_machine():
+            for _ in range(3000):
+                os.write(2, b"x" * 1000)
+    """,
+    "all the memory": """
+        import torch
+        def describe_machine():
+            return [torch.empty(2**30) for _ in range(2**10)]
+    """,
+}
+
+
+@pytest.mark.parametrize("cheat", CHEATS)
+def test_no_cheat_passes_and_none_harms_the_grader(tmp_path, cheat, capfd):
+    path = tmp_path / "answers.py"
+    path.write_text(textwrap.dedent(CHEATS[cheat]).replace("FORGED", repr(VERDICT)))
+    ((_, (found,)),) = command.run(source.find("00_welcome"), [path], [1])
+    assert found.verdict == "fail" and len(capfd.readouterr().err) < 100_000
+    if cheat.startswith("another"):
+        assert found.slug == "touched" and "dlojz_tp." in found.hint
+    if "memory" not in cheat and "flooded" not in cheat and not cheat.startswith("another"):
+        assert any(word in found.hint for word in ("where the verdicts go", "not for answers", "not the answer's"))
+
+
+class EqualsAll:
+    def __eq__(self, other):
+        return True
+
+    __hash__ = None
+
+
+def test_what_equals_everything_equals_nothing():
+    assert not same(EqualsAll(), "words") and not same({"a": EqualsAll()}, {"a": 1}) and same({"a": 1}, {"a": 1})
+
+
+def test_a_file_of_many_functions_is_read_in_time(tmp_path):
+    lines = [f"def f{k}(x):\n    return x + {k}\n" for k in range(4000)]
+    path = tmp_path / "answers.py"
+    path.write_text("".join(lines) + "def describe_machine():\n    return f7(f3999(1))\n")
+    work = source.find("00_welcome")
+    command.judge_file(work, path, 1)
+    began = time.process_time()
+    command.judge_file(work, path, 1)  # what has been read of it is remembered for each further balise
+    assert time.process_time() - began < 3
