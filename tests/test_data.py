@@ -112,21 +112,21 @@ def test_half_made_or_damaged_set_is_told(patches, damage):
 def test_verify_finds_a_truncated_file_by_name(patches):
     victim = patches / "val/rocket/0000.jpg"
     victim.write_bytes(victim.read_bytes()[:-50])
-    data.photo_patches()  # a listing cannot see it
-    with pytest.raises(data.DataDamaged) as error:
-        data.verify("photo_patches")
-    one_line(error, "val/rocket/0000.jpg", "cut short", "make_photo_patches.py")
+    for look in (data.photo_patches, data.verify):
+        with pytest.raises(data.DataDamaged) as error:
+            look()
+        one_line(error, "val/rocket/0000.jpg has ", f"bytes and not {victim.stat().st_size + 50:,}", "--force")
 
 
 def test_verify_finds_a_changed_byte_and_swapped_files(patches):
     first, second = patches / "val/rocket/0000.jpg", patches / "val/cat/0000.jpg"
     a, b = first.read_bytes(), second.read_bytes()
-    for one, other in ((a[:200] + b"?" + a[201:], b), (b, a)):
+    for one, other, why in ((a[:200] + b"?" + a[201:], b, "rocket/0000.jpg was changed"), (b, a, "cat/0000.jpg has")):
         first.write_bytes(one)
         second.write_bytes(other)
         with pytest.raises(data.DataDamaged) as error:
             data.verify()
-        one_line(error, "checksum")
+        one_line(error, why)
     with pytest.raises(ValueError):
         data.verify("imagenet")
 

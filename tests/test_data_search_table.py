@@ -140,7 +140,8 @@ def test_damaged_manifest_is_told(copy, damage):
     with pytest.raises(data.DataDamaged) as error:
         data.search_table()
     line = str(error.value)
-    assert "\n" not in line and "make_search_table.py" in line and ("rm -r" in line) == (damage != "another length")
+    assert "\n" not in line and "make_search_table.py" in line and "rm -r" not in line
+    assert ("mv " in line) == (damage != "other format")
 
 
 def test_import_is_light():

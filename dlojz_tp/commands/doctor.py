@@ -197,18 +197,18 @@ def _data_sets() -> list[Row]:
     rows, root = [], data.data_root()
     writable = os.access(next(folder for folder in (root, *root.parents) if folder.exists()), os.W_OK)
     for name, state, detail in data.status():
-        default = name == "photo_patches"
-        if default and state == "ready":
+        default, made = name == "photo_patches", name in ("photo_patches", "code_text", "search_table")
+        remark = ""
+        if made and state == "ready":
             try:
-                data.verify()  # reads every file, 0.3 s: a set cut short by a full disk looks whole in a listing
+                remark = data.verify(name)  # reads every file, 0.3 s: a listing shows no changed byte
             except data.DataDamaged as error:
                 state, detail = "damaged", str(error)
-        made = name in ("photo_patches", "code_text", "search_table")
-        mark = "ok" if state == "ready" else "gap" if made or state == "damaged" else "note"
+        mark = "gap" if state != "ready" and (made or state == "damaged") else "ok" if state == "ready" else "note"
         # A made set's message ends with the command that makes it: that part is what to do.
         value, _, command = detail.partition(". Make it") if mark == "gap" else (detail, "", "")
-        todo = command.split(": ", 1)[-1] if command else ("see the message" if mark == "gap" else "")
-        if command and not writable:
+        todo = command.split(": ", 1)[-1] if command else ("see the message" if mark == "gap" else remark)
+        if command and not writable and not command.startswith(" there"):
             todo = f"ask whoever installed the course to run, or set DLOJZ_DATA to a folder of yours and run: {todo}"
         rows.append(Row(f"data: {name}", mark, value if state == "ready" else f"{state}: {value}", todo, default))
     return rows

@@ -45,7 +45,10 @@ class Recipe:
 
 
 def state_of(recipe: Recipe, out: Path, wanted: dict, force: bool) -> str:
-    """Say what lies at `out`: "nothing", "ready" or "replace". Raises CannotMake for what must not be touched."""
+    """Say what lies at `out`: "nothing", "ready", "unsealed" or "replace".
+
+    "unsealed" is ready, but for the manifest's own checksum. Raises CannotMake for what must not be touched.
+    """
     if not os.path.lexists(out):
         return "nothing"
     if not out.is_dir():
@@ -56,14 +59,15 @@ def state_of(recipe: Recipe, out: Path, wanted: dict, force: bool) -> str:
         found = recipe.read(out)
     except (OSError, ValueError) as error:
         why = f"no {made.NAME}" if isinstance(error, FileNotFoundError) else str(error)
-        raise CannotMake(f"{out} is no set made by this command ({why}): move or remove it, or give --out") from error
+        raise CannotMake(f"{out} is no set made by this command ({why}): move it away, or give --out") from error
     differ = [key for key, value in wanted.items() if key != "versions" and found.get(key) != value]
     if differ and not force:
         raise CannotMake(f"{out} holds a set with another {', '.join(differ)}: give --force to replace it, or --out")
     if not differ and not force:
         with contextlib.suppress(OSError):  # a file that cannot be read counts as damaged
-            if made.checksum(out, recipe.files(found))[0] == found["sha256"]:
-                return "ready"
+            if made.sums(out, recipe.files(found))["sha256"] == found["sha256"]:
+                ours = os.access(out, os.W_OK) and os.access(out.parent, os.W_OK)
+                return "unsealed" if made.SEAL not in found and ours else "ready"
     foreign = made.foreign_file(out, recipe.files(found))
     if foreign:
         raise CannotMake(f"{out} must be replaced but holds {foreign}, not made by this command: move it away first")
@@ -114,11 +118,14 @@ def make(recipe: Recipe, out: Path, wanted: dict, force: bool) -> str:
         start = time.perf_counter()
         work = Path(tempfile.mkdtemp(prefix=f".{out.name}.making-{socket.gethostname()}-", dir=out.parent))
         try:
+            if state == "unsealed":
+                (work / made.NAME).write_text(_complete(recipe, out, recipe.read(out)))
+                (work / made.NAME).replace(out / made.NAME)
+                return f"{out} is already there with these parameters; {made.NAME} has a checksum of its own now"
             manifest = dict(wanted)
             (work / "new").mkdir()
             recipe.build(work / "new", manifest)
-            manifest["sha256"], manifest["bytes"] = made.checksum(work / "new", recipe.files(manifest))
-            (work / "new" / made.NAME).write_text(json.dumps(manifest, indent=1) + "\n")
+            (work / "new" / made.NAME).write_text(_complete(recipe, work / "new", manifest))
             if state == "replace":
                 out.rename(work / "old")
             (work / "new").rename(out)
@@ -128,6 +135,13 @@ def make(recipe: Recipe, out: Path, wanted: dict, force: bool) -> str:
                     (work / "old").rename(out)
             shutil.rmtree(work, ignore_errors=True)
     return f"made {out}: {recipe.summary(manifest)}, {time.perf_counter() - start:.1f} s"
+
+
+def _complete(recipe: Recipe, folder: Path, manifest: dict) -> str:
+    """Add to the manifest what is known only when the files are there: checksums and lengths. Returns its text."""
+    manifest |= made.sums(folder, recipe.files(manifest))
+    manifest[made.SEAL] = made.seal(manifest)
+    return json.dumps(manifest, indent=1) + "\n"
 
 
 def number(low: int, high: int) -> Callable[[str], int]:

@@ -1,6 +1,5 @@
 """The manifest of a made image set: what the set must hold, and whether it does. Standard library only."""
 
-import os
 import re
 from pathlib import Path
 
@@ -19,7 +18,7 @@ def read(folder: Path) -> dict:
 
     Returns the manifest as a dict. Its keys: format, made_by, classes (list of str), count ({"train": N, "val": N},
     files a class), size ([width, height] in pixels), seed, quality, grain, split_at, versions, bytes (of all files),
-    sha256.
+    sizes and crc32 (of each), sha256, manifest_sha256.
     Raises FileNotFoundError where there is none, ValueError where it is not a whole manifest of this format.
     """
     return made.read(folder, MADE_BY, FORMAT, _whole)
@@ -43,32 +42,6 @@ def file_names(manifest: dict, split: str) -> list[tuple[str, int]]:
         for label, name in enumerate(manifest["classes"])
         for index in range(manifest["count"][split])
     ]
-
-
-def missing_file(folder: Path, manifest: dict) -> str | None:
-    """Name the first file that the manifest promises and that is not there; None if all are. Lists folders only."""
-    for split in SPLITS:
-        present = {}
-        for name in manifest["classes"]:
-            try:
-                present[name] = {entry.name for entry in (folder / split / name).iterdir()}
-            except OSError:
-                present[name] = set()
-        for path, label in file_names(manifest, split):
-            if path.rsplit("/", 1)[1] not in present[manifest["classes"][label]]:
-                return path
-    return None
-
-
-def empty_file(folder: Path, manifest: dict) -> str | None:
-    """Name the first file of the set that holds nothing, as a full disk leaves it; None if all do. Opens no file."""
-    for path in paths(manifest):
-        try:
-            if not os.stat(folder / path).st_size:  # noqa: PTH116  (a thousand files: the quick one)
-                return path
-        except OSError:
-            return path
-    return None
 
 
 def options(manifest: dict) -> list[str]:

@@ -163,14 +163,8 @@ def search_table_manifest() -> tuple[Path, dict]:
     """Folder and manifest of the table, every byte checked: some milliseconds. Raises as `search_table` does."""
     root = data_root() / "search_table"
     manifest = made.opened(WHAT, root, MADE_BY, read)
-    if not (root / FILES[0]).is_file():
-        raise _damaged(root, f"{FILES[0]} is missing", manifest)
-    try:
-        found, _ = made.checksum(root, FILES)
-    except OSError as error:
-        raise _damaged(root, f"{error.filename} cannot be read ({error.strerror})", manifest) from error
-    if found != manifest["sha256"]:
-        raise _damaged(root, "the checksum differs from the manifest's", manifest)
+    if wrong := made.wrong_bytes(root, FILES, manifest):
+        raise _damaged(root, wrong, manifest)
     return root, manifest
 
 
@@ -178,7 +172,8 @@ def read(folder: Path) -> dict:
     """Read the manifest of the table in `folder`. Raises FileNotFoundError or ValueError, as `made.read` does.
 
     Its keys: format, made_by, epochs, rates, seed (as asked); images (train, validation, test); seconds an epoch
-    (nested: optimizer, batch size, width); versions; bytes (of all files) and sha256.
+    (nested: optimizer, batch size, width); versions; bytes (of all files), sizes and crc32 (of each), sha256,
+    manifest_sha256.
     """
     return made.read(folder, MADE_BY, FORMAT, _whole)
 
@@ -197,3 +192,8 @@ def _whole(manifest: dict) -> bool:
 
 def _damaged(root: Path, why: str, manifest: dict) -> DataDamaged:
     return made.damaged(WHAT, root, why, MADE_BY, made.options(manifest, DEFAULTS))
+
+
+def command_of(manifest: dict) -> str:
+    """The command that makes a set with this manifest."""
+    return made.command_line(MADE_BY, made.options(manifest, DEFAULTS))

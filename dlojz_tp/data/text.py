@@ -40,15 +40,8 @@ def code_text_manifest() -> tuple[Path, dict]:
     """Folder and manifest of the code text, every byte checked: some milliseconds. Raises as `code_text` does."""
     root = data_root() / "code_text"
     manifest = made.opened(WHAT, root, MADE_BY, read)
-    for name in FILES:
-        if not (root / name).is_file():
-            raise _damaged(root, f"{name} is missing", manifest)
-    try:
-        found, _ = made.checksum(root, FILES)
-    except OSError as error:
-        raise _damaged(root, f"{error.filename} cannot be read ({error.strerror})", manifest) from error
-    if found != manifest["sha256"]:
-        raise _damaged(root, "the checksum differs from the manifest's", manifest)
+    if wrong := made.wrong_bytes(root, FILES, manifest):
+        raise _damaged(root, wrong, manifest)
     return root, manifest
 
 
@@ -56,8 +49,8 @@ def read(folder: Path) -> dict:
     """Read the manifest of the set in `folder`. Raises FileNotFoundError or ValueError, as `made.read` does.
 
     Its keys: format, made_by, megabytes, vocab, seed (as asked); val_share; files, text_bytes, tokens (each
-    {"train": N, "val": N}); vocab_size (what came out); end_of_file (a token id); versions; bytes (of all files) and
-    sha256.
+    {"train": N, "val": N}); vocab_size (what came out); end_of_file (a token id); versions; bytes (of all files),
+    sizes and crc32 (of each), sha256, manifest_sha256.
     """
     return made.read(folder, MADE_BY, FORMAT, _whole)
 
@@ -70,6 +63,11 @@ def _whole(manifest: dict) -> bool:
 
 def _damaged(root: Path, why: str, manifest: dict) -> DataDamaged:
     return made.damaged(WHAT, root, why, MADE_BY, made.options(manifest, DEFAULTS))
+
+
+def command_of(manifest: dict) -> str:
+    """The command that makes a set with this manifest."""
+    return made.command_line(MADE_BY, made.options(manifest, DEFAULTS))
 
 
 def batch_of_text(tokens: "Tensor", batch_size: int, length: int, seed: int = 0) -> "Tensor":

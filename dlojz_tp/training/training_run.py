@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch.utils.data import DataLoader
 from torchvision import models
 from torchvision.datasets import ImageFolder
+from torchvision.datasets.folder import default_loader
 from torchvision.transforms import v2
 
 from dlojz_tp import data, measure
@@ -75,6 +76,15 @@ def make_transform(size: int) -> Callable:
     )
 
 
+def decoded(path: str):
+    """Decode an image, as ImageFolder does; a file that is damaged is named."""
+    try:
+        return default_loader(path)
+    except OSError as error:
+        todo = "`python -m dlojz_tp doctor` says what to do"
+        raise data.DataDamaged(f"{path} cannot be decoded ({error}): {todo}") from error
+
+
 def make_loader(**options) -> DataLoader:
     """The loader over the training images. options: those of DataLoader that shall differ from the usual ones here."""
     size = setting()
@@ -86,7 +96,7 @@ def make_loader(**options) -> DataLoader:
         "pin_memory": device().type == "cuda",
         "generator": torch.Generator().manual_seed(0),
     }
-    photos = ImageFolder(data.image_set().root / "train", make_transform(size.image_size))
+    photos = ImageFolder(data.image_set().root / "train", make_transform(size.image_size), loader=decoded)
     return DataLoader(photos, **usual | options)
 
 
