@@ -5,6 +5,7 @@ a verdict; the README says so.
 """
 
 import contextlib
+import inspect
 import os
 import resource
 import sys
@@ -72,8 +73,9 @@ def _course() -> dict[tuple[str, str], tuple]:
             if isinstance(value, FunctionType):
                 found[name, key] = (value, value.__code__)
             elif isinstance(value, type) and value.__module__.startswith("dlojz_tp"):
-                methods = {k: m for k, m in vars(value).items() if isinstance(m, FunctionType)}
-                found[name, key] = (value, *methods.values(), *(m.__code__ for m in methods.values()))
+                # torch wraps the `step` of an optimizer when one is first made
+                methods = [inspect.unwrap(m) for m in vars(value).values() if isinstance(m, FunctionType)]
+                found[name, key] = (value, *methods, *(m.__code__ for m in methods if isinstance(m, FunctionType)))
             elif name.startswith("dlojz_tp.check") and key.isupper() and isinstance(value, list | tuple | dict):
                 found[name, key] = (value, *(value.values() if isinstance(value, dict) else value))
     return found
