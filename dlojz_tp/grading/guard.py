@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import FunctionType
 
+TABLES = ("LOOKS", "HINTS", "KNOWN")  # how those of checks end
 LEAST_MEMORY = 4 << 30  # bytes: what torch, its libraries and the largest check need, several times
 
 
@@ -76,6 +77,6 @@ def _course() -> dict[tuple[str, str], tuple]:
                 # torch wraps the `step` of an optimizer when one is first made
                 methods = [inspect.unwrap(m) for m in vars(value).values() if isinstance(m, FunctionType)]
                 found[name, key] = (value, *methods, *(m.__code__ for m in methods if isinstance(m, FunctionType)))
-            elif name.startswith("dlojz_tp.check") and key.isupper() and isinstance(value, list | tuple | dict):
+            elif key.endswith(TABLES) and isinstance(value, list | tuple | dict):
                 found[name, key] = (value, *(value.values() if isinstance(value, dict) else value))
     return found
