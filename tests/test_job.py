@@ -287,7 +287,7 @@ def fake_slurm(tmp_path, monkeypatch, sbatch: str, squeue: str = "exit 0") -> Pa
     monkeypatch.setenv("DLOJZ_SLURM_USE", "yes")
     tools, seen = tmp_path / "bin", tmp_path / "environment"
     tools.mkdir()
-    commands = {"sbatch": f"env > {seen}\n{sbatch}", "squeue": squeue, "srun": "", "sinfo": "", "scancel": ""}
+    commands = {"sbatch": f"env > {seen}\n{sbatch}", "squeue": squeue, "srun": "", "scontrol": "", "scancel": ""}
     for name, body in commands.items():
         (tools / name).write_text(f"#!/bin/sh\n{body}\n")
         (tools / name).chmod(0o700)
@@ -354,9 +354,9 @@ def test_a_refused_job_gives_its_reason_in_one_line(tmp_path, monkeypatch, capfd
 def test_an_sbatch_without_a_slurm_is_none(tmp_path, monkeypatch):
     fake_slurm(tmp_path, monkeypatch, "exit 1")
     monkeypatch.delenv("DLOJZ_SLURM_USE")
-    (tmp_path / "bin" / "sinfo").write_text(
+    (tmp_path / "bin" / "scontrol").write_text(
         "#!/bin/sh\necho 'fatal: Could not establish a configuration source' >&2\nexit 1"
     )
     assert not job_slurm.available(job_options.load())
-    (tmp_path / "bin" / "sinfo").write_text("#!/bin/sh\necho 'Unable to contact slurm controller' >&2\nexit 1")
+    (tmp_path / "bin" / "scontrol").write_text("#!/bin/sh\necho 'Slurmctld(primary) at n1 is DOWN'\nexit 1")
     assert job_slurm.available(job_options.load())

@@ -8,6 +8,7 @@ import textwrap
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 import torch.distributed as dist
@@ -113,6 +114,46 @@ def test_a_rank_killed_with_the_process_beside_it_is_told_too():
     assert str(error).startswith("rank 1 of 2 ended without a word")
 
 
+def kill_beside(job, batch: bool) -> None:
+    """Kill Slurm's own process beside the batch script or beside a rank."""
+    until(lambda: job.look().state == "running")
+    beside = [p for p in psutil.process_iter(["cmdline"]) if (p.info["cmdline"] or [""])[0].startswith("slurmstepd:")]
+    chosen = [p for p in beside if any("slurm_script" in " ".join(c.cmdline()) for c in p.children()) == batch]
+    chosen[0].kill()
+
+
+@pytest.mark.parametrize("batch", [True, False])
+def test_slurms_own_process_is_killed_and_the_allocation_ends_all_the_same(batch):
+    def slow():
+        time.sleep(3)
+        x = torch.ones(1)
+        dist.all_reduce(x)
+        return x.item()
+
+    job = launch.job(slow, nodes=2, ranks_per_node=1, minutes=3)
+    kill_beside(job, batch)
+    assert job.results() == [2, 2]
+    until(lambda: in_queue() == [], 15)
+    assert "done" in repr(job) and "ended its allocation itself" in repr(launch.queue()[job.name])
+
+
+def test_a_controller_that_is_down_is_no_refusal():
+    where = Path(os.environ["SLURM_CONF"]).parent
+    pid = int((where / "run" / "slurmctld.pid").read_text())
+    os.kill(pid, signal.SIGTERM)
+    until(lambda: not psutil.pid_exists(pid), 15)
+    try:
+        begin = time.monotonic()
+        with pytest.raises(launch.JobError, match="^Slurm does not answer, and nothing was submitted; try again"):
+            launch.job(abs, -1)
+        assert time.monotonic() - begin < 5 and len(launch.queue()) == 0
+    finally:
+        subprocess.run(
+            ["slurmctld"], check=True, timeout=30, env=os.environ | {"PATH": f"{os.environ['PATH']}:/usr/sbin"}
+        )
+    until(lambda: "idle" in subprocess.run(["sinfo", "-h", "-o", "%T"], capture_output=True, text=True).stdout, 60)
+
+
 def test_a_hung_rank_ends_at_the_limit_and_all_say_where_they_stand():
     def hang():
         if dist.get_rank() == 3:
@@ -120,7 +161,8 @@ def test_a_hung_rank_ends_at_the_limit_and_all_say_where_they_stand():
         dist.all_reduce(torch.ones(2))
 
     error = failure(launch.job(hang, nodes=2, ranks_per_node=2, minutes=0.25), within=30)
-    assert str(error).startswith("rank 3 of 4 hung: still running after 15 s at line")
+    assert str(error).startswith("rank 3 of 4: still running after 15 s at line")
+    assert "; its 0.25 min were over: if it only needs longer, ask for more with minutes=" in str(error)
     assert "while ranks 0, 1, 2 wait in all_reduce" in str(error)
 
 

@@ -8,6 +8,7 @@ rank-N.result   what rank N returned, pickled        (or rank-N.report: how it f
 rank-N.stack    where rank N stood when it was asked
 rank-N.end      how the process of rank N ended, and when
 over.json       how the job ended
+alone           exists where Slurm's own process was killed, and the job has ended its allocation itself
 submitit/       submitit's own files; batch.log is the output of the batch script
 
 What is pickled is run when it is read. So nothing is read from a folder that is not the user's own, or where others can

@@ -106,6 +106,8 @@ class Job:
         error = outcome.error(self.folder, self._facts, ended)
         state = "cancelled" if ended.startswith("CANCELLED") and isinstance(error, JobError) else "failed"
         reason = str(error).partition("\n")[0] if error and state == "failed" else ""
+        if not error and (self.folder / "alone").exists():
+            reason = "Slurm's own process was killed: the job ended its allocation itself"
         seconds = self._seconds(final["at"])
         return view.Look(state if error else "done", reason, seconds, over=True, ended=ended, error=error)
 

@@ -5,11 +5,14 @@ before it. docs/slurm.md shows a whole file.
 """
 
 import os
+import re
 import shlex
 import tomllib
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
+NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")  # of a variable
+OPTION = re.compile(r"-{0,2}[A-Za-z][A-Za-z0-9_-]*")  # of sbatch
 PREFIX = "DLOJZ_SLURM_"
 
 
@@ -104,6 +107,12 @@ def _problem(name: str, value) -> str:
         return "" if right else "a list of shell lines"
     if name in ("environment", "sbatch"):
         right = isinstance(value, dict) and all(isinstance(part, (str, int, float)) for part in value.values())
+        # Names go into the batch script as they are, and a line of options ends where the line ends.
+        form = NAME if name == "environment" else OPTION
+        if right and (wrong := next((key for key in value if not form.fullmatch(key)), None)) is not None:
+            return f"a table of names and values, and {wrong!r} is no name"
+        if right and name == "sbatch" and any("\n" in str(part) for part in value.values()):
+            return "a table of names and values of one line"
         return "" if right else "a table of names and values"
     return "" if isinstance(value, str) and "\n" not in value else "a text of one line"
 

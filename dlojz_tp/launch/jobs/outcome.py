@@ -34,6 +34,7 @@ class Member:
     late: bool = False  # it was ended at the job's own limit
     terminated: bool = False  # by the signal with which Slurm ends a job
     stack: str = ""
+    pid: int = -1  # it may have run on another machine, and is over: no process to look at
 
     @property
     def failed(self) -> bool:
@@ -133,9 +134,25 @@ def _hung(ranks: list[Member], facts: dict) -> Exception:
     limit = facts["minutes"] * 60
     waited = any(m.report.get("waited") for m in ranks)
     if not waited and any(m.state == "starting" for m in ranks):
-        return errors.never_started(ranks, limit)
+        return OutOfTime(errors.never_started(ranks, limit), facts["minutes"])
     dumps = {m.rank: m.stack for m in ranks if not m.done}
-    return errors.hung(ranks, dumps, facts["collective_timeout"] if waited else limit)
+    error = errors.hung(ranks, dumps, facts["collective_timeout"] if waited else limit)
+    at_work = not waited and None in error.waits.values()  # slow, or stuck: nobody can tell
+    return OutOfTime(error, facts["minutes"]) if at_work else error
+
+
+class OutOfTime(errors.RankError):
+    """The job's time was over while a rank started or was at work; else like the error that it is made of."""
+
+    def __init__(self, error: errors.RankError, minutes: float):
+        Exception.__init__(self, *error.args)
+        vars(self).update(vars(error), minutes=minutes)
+
+    @property
+    def summary(self) -> str:
+        """One line."""
+        said = super().summary.replace(" hung: ", ": ", 1)
+        return f"{said}; its {self.minutes:g} min were over: if it only needs longer, ask for more with minutes="
 
 
 def _without_word(folder: Path, facts: dict, state: str) -> str:

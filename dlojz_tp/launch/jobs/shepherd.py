@@ -20,6 +20,8 @@ RANK = "from dlojz_tp.launch.jobs import rank; rank.main()"
 TICK_S = 0.25
 DUMP_S = 1.0  # for a hung rank to write its stack
 SLURM_LEAD_S = 5.0  # before Slurm's own limit, which leaves no time to say where the ranks stand
+SCANCEL_S = 60.0
+ALONE = "alone"  # this file tells that the job ended its allocation itself
 HALT = "halt"  # once this file is there, all ranks say where they stand: one of them waited too long
 
 _stop = False
@@ -36,7 +38,7 @@ def watch(folder: str) -> None:
     signal.signal(signal.SIGINT, _asked_to_stop)
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # Slurm's warning before its limit: our own limit comes first
     server.prctl(server.PR_SET_CHILD_SUBREAPER, 1)  # what the rank leaves behind becomes this process's child
-    place, folder = submitit.JobEnvironment(), Path(folder)
+    place, folder, parent = submitit.JobEnvironment(), Path(folder), os.getppid()
     rank, facts = place.global_rank, files.read(folder / "job.json")
     here = facts["place"] == "here"
     if here:  # not on Slurm, where the signal would come when a thread of the parent ends
@@ -50,9 +52,14 @@ def watch(folder: str) -> None:
     _sweep(child)
     done = (folder / f"rank-{rank}.result").exists()
     end = {"why": "returned" if done else why, "code": child.returncode, "at": files.now()}
+    alone = not here and os.getppid() != parent
+    if alone:
+        (folder / ALONE).touch()
     files.write(folder / f"rank-{rank}.end", end)
-    if (folder / HALT).exists():
-        time.sleep(DUMP_S)  # the other ranks still say where they stand
+    if alone or (folder / HALT).exists():
+        time.sleep(DUMP_S)  # the other ranks still say where they stand, or that they are done
+    if alone:  # Slurm's process is gone that would tell of the end: the allocation would stay until its time is over
+        subprocess.run(["scancel", place.job_id], timeout=SCANCEL_S, check=False)
     if not done:
         raise SystemExit(1)
 

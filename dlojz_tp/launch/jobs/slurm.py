@@ -13,6 +13,7 @@ from dlojz_tp.launch.jobs import files, here, options
 from dlojz_tp.launch.jobs.options import JobError, Options
 
 SIGNAL_LEAD_S = 10
+PING_S = 15.0  # for the controller to say that it is there
 COMMAND_S = 60.0  # for sbatch and scancel; a busy controller makes them wait
 LOOK_S = 2.0  # squeue is asked no more often, whoever waits for how many jobs
 CANCEL_S = 45.0  # Slurm gives processes some seconds (KillWait) before it kills them
@@ -22,7 +23,9 @@ OVER = {
 }  # fmt: skip
 # What a message of sbatch is about, and the option that is to be changed then.
 ABOUT = ("partition", "account", "constraint", "qos", "reservation", "gpu", "feature")
+UNREACHED = ("Unable to contact slurm", "Socket timed out", "Connection refused", "Zero Bytes were transmitted")
 # Why a job waits, where waiting does not help.
+SILENT = "Slurm does not answer, and nothing was submitted; try again in some minutes"
 NEVER = (
     "PartitionNodeLimit", "PartitionTimeLimit", "PartitionConfig", "BadConstraints", "DependencyNeverSatisfied",
     "AccountNotAllowed", "QOSNotAllowed", "InvalidAccount", "InvalidQOS", "AssocMaxNodePerJobLimit",
@@ -43,11 +46,16 @@ def available(centre: Options) -> str:
         return (sbatch or "sbatch") if centre.use else ""
     if not sbatch:
         return ""
+    return "" if "configuration source" in _ping() else sbatch  # one that does not answer now: submitting will say so
+
+
+def _ping() -> str:
+    """What Slurm says of its controllers: at once, where sinfo and sbatch try for 9 s and more."""
     try:
-        probe = _run(["sinfo", "--noheader", "--format=%D"])
+        done = _run(["scontrol", "ping"], seconds=PING_S)
     except JobError:
-        return sbatch  # it does not answer now: submitting will say so
-    return "" if "configuration source" in probe.stderr else sbatch
+        return ""
+    return done.stdout + done.stderr
 
 
 def submit(folder: Path, facts: dict, centre: Options) -> None:
@@ -56,6 +64,10 @@ def submit(folder: Path, facts: dict, centre: Options) -> None:
     Errors: JobError with Slurm's own reason in one line.
     """
     import submitit
+
+    said = _ping()
+    if " is DOWN" in said and " is UP" not in said:
+        raise JobError(f"{SILENT}: its controller is down")
 
     from dlojz_tp.launch.jobs import shepherd
 
@@ -97,6 +109,7 @@ def _parameters(folder: Path, facts: dict, centre: Options) -> dict:
         srun.append(f"--cpus-per-task={centre.cpus_per_task}")  # since 22.05 srun does not inherit it
     more = {name: value for name in ("reservation", "hint") if (value := getattr(centre, name))}
     more |= {"output": folder / "batch.log", "no-requeue": True} | centre.sbatch
+    alone = f'[ -d /proc/$PPID ] || {{ touch {shlex.quote(str(folder / "alone"))}; scancel "$SLURM_JOB_ID"; }}'
     # In front of what the modules have set, not in its place.
     path = shlex.quote(here.package_folder()) + "${PYTHONPATH:+:$PYTHONPATH}"
     return given | {
@@ -108,6 +121,8 @@ def _parameters(folder: Path, facts: dict, centre: Options) -> dict:
         "stderr_to_stdout": True,
         # A module that cannot be loaded ends the job, with its message in batch.log.
         "setup": [
+            # Slurm's process beside this script is gone: nobody else would end the allocation.
+            f"trap {shlex.quote(alone)} EXIT",
             "set -e",
             *centre.modules,
             *(f"export {name}={shlex.quote(value)}" for name, value in centre.environment.items()),
@@ -126,6 +141,8 @@ def refusal(said: str) -> str:
     ]
     lines = [line.replace("Batch job submission failed: ", "") for line in lines if line]
     reason = "; ".join(dict.fromkeys(lines))[:300] or "it gave no reason"
+    if any(words in reason for words in UNREACHED):
+        return f"{SILENT}: {reason}"
     about = next((word for word in ABOUT if word in reason.lower()), "")
     option = {"gpu": "gpus_per_node", "feature": "constraint"}.get(about, about)
     hint = f" (see {option} in {options.path()})" if option else ""
@@ -176,16 +193,17 @@ def cancel(folder: Path, facts: dict) -> None:
         return
     done = _run(["scancel", facts["id"]])
     if done.returncode and "already" not in done.stderr and "Invalid job id" not in done.stderr:
-        raise JobError(refusal(done.stderr).replace("refused the job", "did not cancel the job"))
+        said = refusal(done.stderr).replace("refused the job", "did not cancel the job")
+        raise JobError(said.replace("nothing was submitted", "the job was not cancelled"))
     limit = time.monotonic() + CANCEL_S
     while not over(look([facts["id"]], now=True)[facts["id"]][0]) and time.monotonic() < limit:
         time.sleep(0.3)
 
 
-def _run(command: list[str], env: dict | None = None) -> subprocess.CompletedProcess:
+def _run(command: list[str], env: dict | None = None, seconds: float = COMMAND_S) -> subprocess.CompletedProcess:
     try:
-        return subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=COMMAND_S, env=env)
+        return subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=seconds, env=env)
     except subprocess.TimeoutExpired:
-        raise JobError(f"{command[0]} did not answer within {COMMAND_S:g} s") from None
+        raise JobError(f"{command[0]} did not answer within {seconds:g} s") from None
     except OSError as error:
         raise JobError(f"{command[0]} cannot be run: {error.strerror}") from None
