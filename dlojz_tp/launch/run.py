@@ -18,6 +18,7 @@ from dlojz_tp.launch.alarm import Overdue, at_most
 MOST_RANKS = 64
 LEAVE_LIMIT_S = 3.0  # for NCCL to take its communicators down
 END_LIMIT_S = 8.0  # for the server to kill all ranks, for which it takes five at most
+SLOWEST_LOADING = 50e6  # bytes a second of a large result, on a busy machine
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 
 
@@ -243,11 +244,12 @@ def _end(members: list, server: client.Server) -> None:
 def _result(r, n: int, seconds: float):
     from dlojz_tp.launch.errors import RankError
 
+    limit = seconds + len(r.result) / SLOWEST_LOADING
     try:
-        with at_most(seconds):
+        with at_most(limit):
             return pickle.loads(r.result)
     except Overdue:
-        raise RankError(r.rank, n, "unsendable", f"returned a value that does not load within {seconds:g} s") from None
+        raise RankError(r.rank, n, "unsendable", f"returned a value that does not load within {limit:.0f} s") from None
     except Exception as error:
         what = "returned a value that cannot be loaded here"
         raise RankError(r.rank, n, "unsendable", what, f"{type(error).__name__}: {error}") from None
