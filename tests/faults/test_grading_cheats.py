@@ -15,7 +15,7 @@ CHEATS = {
         import contextlib, os, struct
         def describe_machine():
             said = FORGED.encode()
-            for fd in range(3, 40):
+            for fd in map(int, os.listdir("/proc/self/fd")):  # the pipe may have any number
                 with contextlib.suppress(OSError):
                     os.write(fd, struct.pack("!i", len(said)) + said)
     """,
