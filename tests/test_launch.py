@@ -278,6 +278,17 @@ def test_a_function_that_forks_and_comes_back_twice():
     assert left_running() == []
 
 
+def test_a_copy_of_a_rank_that_comes_back_last_says_nothing():
+    def twice():
+        if not os.fork():
+            time.sleep(0.3)  # its rank has said its result by then
+        elif dist.get_rank():
+            time.sleep(0.6)  # the parent still listens to both
+        return dist.get_rank()
+
+    assert launch.ranks(twice) == [0, 1]
+
+
 def test_many_launches_leak_nothing():
     launch.ranks(where)
     server = psutil.Process(client.get().process.pid)

@@ -55,13 +55,10 @@ def main(rank: int, request: dict, conn_fd: int, out_fd: int) -> None:
     global _parent
     conn = _parent = socket.socket(fileno=conn_fd)
     conn.setblocking(True)
-    me = os.getpid()
     _redirect(out_fd)
     folder = Path(request["folder"])
     prepare_stack_dump(folder / f"stack-{rank}")
     tag, data = _run(rank, request, folder, conn)
-    if os.getpid() != me:
-        os._exit(0)  # the function forked and both came back: only the rank itself reports
     flush()
     with contextlib.suppress(OSError):
         wire.send(conn, tag, data)
@@ -76,7 +73,7 @@ def main(rank: int, request: dict, conn_fd: int, out_fd: int) -> None:
 
 def _run(rank: int, request: dict, folder: Path, conn: socket.socket) -> tuple[bytes, bytes]:
     """Return the message that tells how the task ended."""
-    doing = " while it loaded the function"
+    me, doing = os.getpid(), " while it loaded the function"
     try:
         task = _enter_world(rank, request, folder)
         fn, args, kwargs = pickle.loads(task)
@@ -94,6 +91,9 @@ def _run(rank: int, request: dict, folder: Path, conn: socket.socket) -> tuple[b
         if doing == JOINING and report["kind"] == "raised":
             report["kind"] = "unjoined"
         return wire.FAILED, pickle.dumps(report)
+    finally:
+        if os.getpid() != me:
+            os._exit(0)  # the function forked and both came back: only the rank itself reports
     try:
         wire.send(conn, wire.THROUGH)  # from here on the time goes into sending
         return wire.RETURNED, wire.pack(value)
