@@ -29,26 +29,62 @@ FULL = scale() == "full"
 # Placeholder.
 
 # %% [markdown]
+# ## From an image to tokens
+#
+# A Vision Transformer (ViT; Dosovitskiy and others, 2020) cuts an image into squares, and reads them as a text is read: a
+# square is a word. Attention knows no order, so each token gets a vector that says where it stands. One more token, the
+# **class token**, stands for no square at all: it gathers what the image shows, and the classes are read from it.
+#
+# Libraries do the cut with a convolution whose stride is as long as its kernel. No two of its windows overlap, so it is a
+# **matrix product**: a patch laid out as a vector, times the kernel laid out as a matrix. Half the side of a patch means
+# four times the tokens, and sixteen times the scores that attention computes.
+#
 # ### Balise 1 · Patches, class token, positions
 #
-# Placeholder of balise 1. About 1 line.
+# - **`cut_patches(images, size)`**: `images` is `(n, channels, height, width)`, not always square. Return
+#   `(n, patches, channels * size * size)`: the squares row by row as one reads, and in each vector one channel after the other,
+#   row by row, as in the kernel of a convolution. A convolution silently drops the pixels that are left over at the border. Refuse such images
+#   with a `ValueError` that names the sizes: height, width and `size`.
+# - **`embed_image(images, weight, bias, class_token, positions)`** returns the tokens `(n, 1 + patches, width)`. `weight`
+#   `(width, channels, size, size)` and `bias` `(width,)` are those of the convolution. `class_token` `(1, 1, width)` comes
+#   first; `positions` `(1, 1 + patches, width)` has a vector for it too. Positions of another number would be a model for another
+#   image size: refuse them with a `ValueError` that names both numbers of tokens.
+#
+# Use neither a convolution nor `F.unfold`, and no loop over patches: those are what you are compared with. 4 and 5 lines,
+# 10 minutes.
 #
 # <details><summary>Hint</summary>
 #
-# Placeholder.
+# `reshape` to `(n, channels, rows, size, columns, size)`: six axes, of which some belong together. `permute` brings those
+# side by side, `flatten` joins them. `class_token.expand(n, -1, -1)` gives one to each image without a copy.
 # </details>
 
 
 # %% tags=["balise-1"]
-def embed_patches(x):
-    """Placeholder."""
+def cut_patches(images, size):
+    """Cut images (n, channels, height, width) into squares: (n, patches, channels·size²). ValueError where some are cut off."""
     # BEGIN SOLUTION
-    return x
+    n, channels, height, width = images.shape
+    if height % size or width % size:
+        raise ValueError(f"{height} × {width} pixels do not divide into patches of {size} × {size}")
+    squares = images.reshape(n, channels, height // size, size, width // size, size)
+    return squares.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)
+    # END SOLUTION
+
+
+def embed_image(images, weight, bias, class_token, positions):
+    """The tokens (n, 1 + patches, width) that a ViT begins with."""
+    # BEGIN SOLUTION
+    tokens = F.linear(cut_patches(images, weight.shape[-1]), weight.flatten(1), bias)
+    tokens = torch.cat([class_token.expand(len(images), -1, -1), tokens], dim=1)
+    if tokens.shape[1] != positions.shape[1]:
+        raise ValueError(f"{positions.shape[1]} positions for {tokens.shape[1]} tokens")
+    return tokens + positions
     # END SOLUTION
 
 
 # %%
-tp.check(1, embed_patches)
+tp.check(1, cut_patches, embed_image)
 
 # %% [markdown]
 # ### Balise 2 · Attention with relative positions
