@@ -11,6 +11,7 @@ The rooms, from the ground up; nothing imports upwards (a test holds it so):
     measure/    time, memory, communications
     launch/     ranks on this machine, and jobs
     report/     figures and recorded results
+    parallel/   a transformer laid over a grid of ranks
     training/   the red thread: one training run, its gains
     checking/   verdicts: how an answer is judged
     probes/     what looks at an answer at work
@@ -26,7 +27,9 @@ from dlojz_tp.works.balise import BaliseNotDone, todo
 
 __version__ = "0.1.0"
 # what notebooks take from here, and where it lives
-_ROOMS = dict.fromkeys(("checking", "course", "data", "launch", "measure", "planner", "report"), "dlojz_tp") | {
+_ROOMS = dict.fromkeys(
+    ("checking", "course", "data", "launch", "measure", "parallel", "planner", "report"), "dlojz_tp"
+) | {
     "gains": "dlojz_tp.training",
     "precision": "dlojz_tp.training",
     "recorded": "dlojz_tp.report",

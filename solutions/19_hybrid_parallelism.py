@@ -4,13 +4,17 @@
 # Placeholder of the opening.
 
 # %% tags=["setup"]
+import math
+
 import matplotlib.pyplot as plt
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
-from dlojz_tp import course, launch, measure, planner, report, scale, todo
+from dlojz_tp import course, data, launch, measure, planner, report, scale, todo
+from dlojz_tp.models import Transformer, TransformerConfig, language_loss
+from dlojz_tp.parallel import Axis, Entrance, Exit, Mesh, SlicedBlock, Stage, run_pipeline
 
 tp = course.open("19_hybrid_parallelism")
 tp
@@ -31,29 +35,87 @@ FULL = scale() == "full"
 # %% [markdown]
 # ### Balise 1 · A mesh of ranks
 #
-# Placeholder of balise 1. About 1 line.
+# A mesh gives each rank a **place**, one coordinate an axis. `sizes` is a dictionary, such as
+# `{"pipeline": 2, "data": 3, "tensor": 4}`: the first axis is the outermost, and ranks count up along the **last** one first. Three
+# functions, for any number of axes of any size, with no ranks running:
+#
+# - `place_of(rank, sizes)`: `{axis: coordinate}`, from 0. A rank that is not in the mesh: `ValueError`.
+# - `rank_at(place, sizes)`: back again, whatever the order in `place`.
+# - `groups(axes, sizes)`: all groups whose ranks differ in these axes only (a list of names), as a list of lists of ranks. Each
+#   rank is in exactly one. Ranks count up in a group, and groups by their first rank. No axis at all: each rank alone.
+#
+# About 6, 4 and 6 lines.
 #
 # <details><summary>Hint</summary>
 #
-# Placeholder.
+# Coordinates are digits: along the last axis `rank % size`, and `rank // size` is left for the others, as with tens and ones. For
+# the groups: two ranks are in one if they agree in all *other* axes. A dictionary whose keys are those coordinates sorts them.
 # </details>
 
 
 # %% tags=["balise-1"]
-def mesh(x):
-    """Placeholder."""
+def place_of(rank, sizes):
+    """The coordinates of a rank: {axis: number}. sizes: {axis: ranks}, outermost first."""
     # BEGIN SOLUTION
-    return x
+    place, left = {}, rank
+    for axis in reversed(sizes):
+        left, place[axis] = divmod(left, sizes[axis])
+    if left:  # below 0 for a negative rank
+        raise ValueError(f"a mesh of {sizes} has no rank {rank}")
+    return {axis: place[axis] for axis in sizes}
+    # END SOLUTION
+
+
+def rank_at(place, sizes):
+    """The rank at these coordinates."""
+    # BEGIN SOLUTION
+    rank = 0
+    for axis, size in sizes.items():
+        rank = rank * size + place[axis]
+    return rank
+    # END SOLUTION
+
+
+def groups(axes, sizes):
+    """All groups of ranks that differ in `axes` only: a list of lists of ranks."""
+    # BEGIN SOLUTION
+    found = {}
+    for rank in range(math.prod(sizes.values())):
+        others = tuple(number for axis, number in place_of(rank, sizes).items() if axis not in axes)
+        found.setdefault(others, []).append(rank)
+    return list(found.values())
     # END SOLUTION
 
 
 # %%
-tp.check(1, mesh)
+tp.check(1, place_of, rank_at, groups)
+
+# %% [markdown]
+# From here on, a rank asks its `Mesh`: `mesh.tensor`, `mesh.data` and `mesh.pipeline` are one axis each, with `rank` (this rank's
+# coordinate), `size`, `ranks` (their numbers in the world) and `group` (for `dist.all_reduce(…, group=…)`). `mesh.ends` is the pair
+# of first and last stage of this rank's pipeline; in between it is None. All ranks make all groups, as in practical work 17.
+
+
+# %% tags=["setup"]
+def joined(all_groups):
+    """Make all groups, on all ranks; the `Axis` of the one that this rank is in, None if in none."""
+    mine = None
+    for members in all_groups:
+        group = dist.new_group(members)
+        mine = Axis(group) if dist.get_rank() in members else mine
+    return mine
+
+
+def make_mesh(sizes):
+    """This rank's groups in a mesh of {"pipeline": p, "data": d, "tensor": t}, in this order or another."""
+    axes = {axis: joined(groups([axis], sizes)) for axis in sizes}
+    return Mesh(**axes, ends=joined([sorted({one[0], one[-1]}) for one in groups(["pipeline"], sizes)]))
+
 
 # %% [markdown]
 # ### Balise 2 · One step on three axes
 #
-# Placeholder of balise 2. About 1 line.
+# Placeholder of balise 2.
 #
 # <details><summary>Hint</summary>
 #
@@ -62,20 +124,66 @@ tp.check(1, mesh)
 
 
 # %% tags=["balise-2"]
-def hybrid_step(x):
-    """Placeholder."""
+def part_of(model, mesh):
+    """The `Stage` of this rank: its share of the plain model's layers, each cut over the tensor ranks."""
     # BEGIN SOLUTION
-    return x
+    stage, n_stages = mesh.pipeline.rank, mesh.pipeline.size
+    begin, end = (len(model.blocks) * k // n_stages for k in (stage, stage + 1))
+    layers = [SlicedBlock(model.blocks[k], mesh.tensor) for k in range(begin, end)]
+    if stage == 0:
+        layers.insert(0, Entrance(model, mesh.tensor))
+    if stage == n_stages - 1:
+        layers.append(Exit(model, mesh.tensor))
+    if n_stages == 1 and model.config.tied_head:
+        layers[-1].words = layers[0].words
+    return Stage(layers)
+    # END SOLUTION
+
+
+def hybrid_step(part, mesh, tokens, n_micro_batches):
+    """Gradients of the whole batch in p.grad; the loss of this pipeline's rows on its last stage, else None."""
+    # BEGIN SOLUTION
+    rows = tokens.tensor_split(mesh.data.size)[mesh.data.rank]
+    loss = run_pipeline(part, mesh, rows, n_micro_batches)
+    for p in part.parameters():
+        if p.grad is not None:
+            p.grad *= len(rows) / len(tokens)
+            dist.all_reduce(p.grad, group=mesh.data.group)
+            if p.tied and mesh.pipeline.size > 1:
+                dist.all_reduce(p.grad, group=mesh.ends.group)
+    return loss
     # END SOLUTION
 
 
 # %%
-tp.check(2, hybrid_step)
+tp.check(2, part_of, hybrid_step)
+
+# %% [markdown]
+# All later cells train through one function: mesh, part of the model, optimizer, and a function that does a whole step.
+
+
+# %% tags=["setup"]
+def trainer(sizes, config, n_micro_batches=1, dtype=torch.float32):
+    """On a rank: (mesh, part, step) for a mesh of `sizes`; step(tokens) trains on tokens (b, s + 1) of the whole batch."""
+    torch.manual_seed(0)  # the same weights on all ranks
+    torch.set_num_threads(1)  # without a GPU, a core stands for a device
+    mesh = make_mesh(sizes)
+    part = part_of(Transformer(config).to(launch.device(), dtype), mesh)
+    optimizer = torch.optim.AdamW(part.parameters(), lr=1e-3)
+
+    def step(tokens):
+        optimizer.zero_grad()
+        loss = hybrid_step(part, mesh, tokens, n_micro_batches)
+        optimizer.step()
+        return loss
+
+    return mesh, part, step
+
 
 # %% [markdown]
 # ### Balise 3 · The norm and the loss over the grid
 #
-# Placeholder of balise 3. About 1 line.
+# Placeholder of balise 3.
 #
 # <details><summary>Hint</summary>
 #
@@ -84,15 +192,33 @@ tp.check(2, hybrid_step)
 
 
 # %% tags=["balise-3"]
-def global_norm(x):
-    """Placeholder."""
+def total_norm(part, mesh):
+    """The norm of the whole model's gradient, a tensor, the same on every rank."""
     # BEGIN SOLUTION
-    return x
+    square = torch.zeros((), dtype=next(part.parameters()).dtype, device=launch.device())
+    for p in part.parameters():
+        copy = (not p.cut and mesh.tensor.rank > 0) or (p.tied and mesh.pipeline.rank > 0)
+        if p.grad is not None and not copy:
+            square += p.grad.square().sum()
+    dist.all_reduce(square, group=mesh.tensor.group)
+    dist.all_reduce(square, group=mesh.pipeline.group)
+    return square.sqrt()
+    # END SOLUTION
+
+
+def total_loss(loss, n_rows, mesh):
+    """The mean loss of the whole batch, a tensor, the same on every rank."""
+    # BEGIN SOLUTION
+    known = loss is not None
+    sums = torch.tensor([loss * n_rows, n_rows] if known else [0, 0], dtype=torch.float64, device=launch.device())
+    dist.all_reduce(sums, group=mesh.data.group)
+    dist.all_reduce(sums, group=mesh.pipeline.group)
+    return sums[0] / sums[1]
     # END SOLUTION
 
 
 # %%
-tp.check(3, global_norm)
+tp.check(3, total_norm, total_loss)
 
 # %% [markdown]
 # ## Our grid beside PyTorch's

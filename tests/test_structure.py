@@ -13,7 +13,7 @@ FLOORS = [
     {"works"},
     {"cards", "models", "planner", "data", "measure"},
     {"launch"},
-    {"report"},
+    {"report", "parallel"},
     {"training", "checking", "progress"},
     {"probes"},
     {"checks"},
