@@ -226,26 +226,88 @@ tp.check(3, total_norm, total_loss)
 # Placeholder after balise 3.
 
 # %% [markdown]
+# ## Which grid?
+#
+# The step is right on every grid. Which one is the best depends on two numbers: the bytes of the fullest rank, which must fit,
+# and the seconds of a step. The planner (`python -m dlojz_tp plan`) predicts both. In the four balises that follow you write
+# its heart yourself, in about 60 lines, and hold it against runs here and against ten published ones. That is the game's one
+# rule: `planner.GPT`, `planner.Layout`, the cards and the collectives are given; the functions that you are to write are not.
+
+# %% tags=["setup"]
+MIXED = {  # bytes, bfloat16 with Adam, attention fused
+    "parameter": 2, "gradient": 4, "optimizer": 12,  # of each parameter
+    "whole": 10, "cut": 24,  # of a layer, for each token and channel: at norms and dropouts; between them, where heads are cut
+    "input": 2,  # of a layer's input, for each token and channel
+    "logit": 4,  # of each token and word
+}  # fmt: skip
+
+# %% [markdown]
 # ### Balise 4 · The memory of a rank
 #
-# Placeholder of balise 4. About 1 line.
+# Each technique divides a part of its own. *Tensor* ranks share out matrices and what lies between them; norms, and biases
+# behind a sum, are whole on each. A *pipeline* shares out layers, but its first stages keep micro-batches in flight. *ZeRO*
+# shares out, over the data ranks, the optimizer's states (1), gradients as well (2), parameters as well (3).
+#
+# `stage_parameters(model, layout, stage)` returns two numbers: the parameters that a rank of this stage computes with, and those
+# of one layer. A layer has $12h^2 + 7h$ that are cut over `layout.tensor` ranks, and $6h$ that are not. The first stage has
+# the words, $Vh$, cut, and the positions, $sh$, whole. The last has the last norm, $2h$, whole, and the words too: its head. Where
+# one stage is both, they are held once.
+#
+# `rank_memory(model, layout, stage, widths)` returns a dict of bytes, `widths` being a table such as `MIXED`:
+#
+# - `"parameters"`, `"gradients"`, `"optimizer"`: shared out as `layout.zero` says;
+# - `"gathered"`: with ZeRO 2 and 3 and several data ranks, one layer's gradients before they are shared out; with ZeRO 3 also
+#   one layer's parameters. Else 0;
+# - `"activations"`: of all micro-batches in flight, $m$ with `"GPipe"`; with `"1F1B"` as many as there are stages from this one
+#   on, at most $m$. What is `"whole"` is cut only if `layout.sequence_parallel`. With `layout.recomputation == "full"`
+#   a layer keeps its input alone (a `"whole"` thing), and one layer, the one that is being computed again, has everything.
+#   The last stage adds the logits of one micro-batch, cut.
+#
+# About 5 and 14 lines, 15 minutes.
 #
 # <details><summary>Hint</summary>
 #
-# Placeholder.
+# `layout` has `tensor, pipeline, data, micro_batch, micro_batches, schedule, zero, recomputation, sequence_parallel`; `model` has
+# `width, layers, sequence, vocabulary`. Compute one layer's bytes for one micro-batch first, then multiply.
 # </details>
 
 
 # %% tags=["balise-4"]
-def rank_memory(x):
-    """Placeholder."""
+def stage_parameters(model, layout, stage):
+    """(parameters that a rank of the stage computes with, those of one layer of it)."""
     # BEGIN SOLUTION
-    return x
+    h, t = model.width, layout.tensor
+    first, last = stage == 0, stage == layout.pipeline - 1
+    layer = (12 * h * h + 7 * h) / t + 6 * h
+    ends = model.vocabulary * h / t * (first or last) + model.sequence * h * first + 2 * h * last
+    return model.layers // layout.pipeline * layer + ends, layer
+    # END SOLUTION
+
+
+def rank_memory(model, layout, stage, widths):
+    """{"parameters", "gradients", "optimizer", "gathered", "activations"}: bytes of a rank of a pipeline stage."""
+    # BEGIN SOLUTION
+    n, layer = stage_parameters(model, layout, stage)
+    t, d, m, zero = layout.tensor, layout.data, layout.micro_batches, layout.zero
+    found = {"parameters": n * widths["parameter"] / (d if zero >= 3 else 1)}
+    found["gradients"] = n * widths["gradient"] / (d if zero >= 2 else 1)
+    found["optimizer"] = n * widths["optimizer"] / (d if zero >= 1 else 1)
+    at_once = widths["gradient"] * (zero >= 2) + widths["parameter"] * (zero >= 3)
+    found["gathered"] = layer * at_once * (d > 1)
+
+    tokens, whole = model.sequence * layout.micro_batch, t if layout.sequence_parallel else 1
+    everything = tokens * model.width * (widths["whole"] / whole + widths["cut"] / t)
+    full = layout.recomputation == "full"
+    kept = tokens * model.width * widths["input"] / whole if full else everything
+    in_flight = m if layout.schedule == "GPipe" else min(m, layout.pipeline - stage)
+    logits = tokens * model.vocabulary / t * widths["logit"] * (stage == layout.pipeline - 1)
+    found["activations"] = in_flight * (model.layers // layout.pipeline) * kept + full * everything + logits
+    return found
     # END SOLUTION
 
 
 # %%
-tp.check(4, rank_memory)
+tp.check(4, stage_parameters, rank_memory)
 
 # %% [markdown]
 # ## Predicted beside measured

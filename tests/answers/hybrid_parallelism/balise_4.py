@@ -1,5 +1,217 @@
-"""Answers to balise 4."""
+"""Answers to balise 4: the parameters and the bytes of a rank."""
 
 from tests.answers.bank import Bank
 
 bank = Bank("19_hybrid_parallelism", whole=True)
+
+BY_PIECES = """
+from math import prod
+
+def stage_parameters(model, layout, stage):
+    h, t, p = model.width, layout.tensor, layout.pipeline
+    cut = [(3 * h, h), (3 * h,), (h, h), (4 * h, h), (4 * h,), (4 * h, h)]
+    layer = sum(map(prod, cut)) / t + 6 * h
+    total = sum(layer for _ in range(model.layers // p))
+    if stage in (0, p - 1):
+        total += model.vocabulary * h / t
+    if stage == 0:
+        total += model.sequence * h
+    if stage == p - 1:
+        total += 2 * h
+    return [total, layer]
+
+
+def rank_memory(model, layout, stage, widths):
+    here, layer = stage_parameters(model, layout, stage)
+    t, d, p, m = layout.tensor, layout.data, layout.pipeline, layout.micro_batches
+    norms = t if layout.sequence_parallel else 1
+    token = model.width * (widths["whole"] / norms + widths["cut"] / t)
+    flying = m if layout.schedule == "GPipe" else m if m < p - stage else p - stage
+    layers = model.layers // p
+    if layout.recomputation == "full":
+        activations = flying * layers * model.width * widths["input"] / norms + token
+    else:
+        activations = flying * layers * token
+    if stage == p - 1:
+        activations += widths["logit"] * model.vocabulary / t
+    gathered = 0
+    if d > 1 and layout.zero == 2:
+        gathered = layer * widths["gradient"]
+    elif d > 1 and layout.zero == 3:
+        gathered = layer * (widths["gradient"] + widths["parameter"])
+    shares = {"parameters": 3, "gradients": 2, "optimizer": 1}
+    states = {name: here * widths[name.rstrip("s")] / (d if layout.zero >= first else 1) for name, first in shares.items()}
+    return states | {"gathered": gathered, "activations": activations * model.sequence * layout.micro_batch}
+"""
+bank.text(4, None, BY_PIECES)
+
+BY_RANKS = """
+def stage_parameters(model, layout, stage):
+    stages, h = range(layout.pipeline), model.width
+    cut = {"layers": model.layers / len(stages) * (12 * h**2 + 7 * h), "words": 0}
+    if stage == stages[0] or stage == stages[-1]:
+        cut["words"] = model.vocabulary * h
+    whole = model.layers / len(stages) * 6 * h + (stage == stages[0]) * model.sequence * h + (stage == stages[-1]) * 2 * h
+    return sum(cut.values()) / layout.tensor + whole, (12 * h**2 + 7 * h) / layout.tensor + 6 * h
+
+
+def rank_memory(model, layout, stage, widths):
+    n, one = stage_parameters(model, layout, stage)
+    def share(least):
+        return 1 / layout.data if layout.zero >= least else 1
+    cells = model.sequence * layout.micro_batch * model.width
+    norm = cells / layout.tensor if layout.sequence_parallel else cells
+    heads = cells / layout.tensor
+    full = norm * widths["whole"] + heads * widths["cut"]
+    again = layout.recomputation == "full"
+    total = full if again else 0
+    for micro_batch in range(layout.micro_batches):
+        if layout.schedule == "GPipe" or micro_batch + stage < layout.pipeline:
+            total += model.layers / layout.pipeline * (norm * widths["input"] if again else full)
+    if stage + 1 == layout.pipeline:
+        total += model.sequence * layout.micro_batch * model.vocabulary * widths["logit"] / layout.tensor
+    held = 0
+    if layout.data > 1:
+        held = one * ((layout.zero > 1) * widths["gradient"] + (layout.zero > 2) * widths["parameter"])
+    return dict(parameters=n * share(3) * widths["parameter"], gradients=n * share(2) * widths["gradient"],
+                optimizer=n * share(1) * widths["optimizer"], gathered=held, activations=total)
+"""
+bank.text(4, None, BY_RANKS)
+
+bank.slip(4, "nothing-returned", ("    return found\n", "    pass\n"))
+
+bank.hint(4, "planner-called", "The planner has `{name}` ready-made. Here you write it: counting by hand is the point.")
+bank.text(4, "planner-called", BY_PIECES.replace("    return [total, layer]", "    return planner.stage_parameters(model, layout, stage)[:2]"))  # fmt: skip
+bank.variant(4, "planner-called", BY_RANKS, ("    n, one = stage_parameters(model, layout, stage)", "    n, one = stage_parameters(model, layout, stage)\n    held = planner.rank_memory(model, layout, stage)"))  # fmt: skip
+
+bank.hint(
+    4, "stage-form", "`stage_parameters` returns two numbers: of the whole stage, and of one of its layers. {got} came."
+)
+bank.slip(4, "stage-form", ("+ ends, layer\n", "+ ends\n"))
+bank.variant(4, "stage-form", BY_PIECES, ("return [total, layer]", "return total"))
+
+bank.hint(
+    4,
+    "memory-form",
+    'A dict with "parameters", "gradients", "optimizer", "gathered" and "activations" is due, always all five.',
+)
+bank.slip(4, "memory-form", ("    return found\n", "    return sum(found.values())\n"))
+bank.slip(4, "memory-form", ('    found["gathered"] = layer * at_once * (d > 1)\n', ""))
+bank.variant(4, "memory-form", BY_RANKS, ("optimizer=n", "states=n"))
+
+bank.hint(4, "wrong-parameters", "The parameters of the rank are not right there.")
+bank.slip(4, "wrong-parameters", ("12 * h * h", "8 * h * h"))
+bank.variant(4, "wrong-parameters", BY_PIECES, ("(3 * h, h), (3 * h,), (h, h)", "(3 * h, h), (3 * h,)"))
+
+bank.hint(
+    4, "all-cut",
+    "Everything was divided by the tensor ranks. Norms, and the biases that are added behind a sum, are whole on each: 6 h of a layer.",
+)  # fmt: skip
+bank.slip(4, "all-cut", ("(12 * h * h + 7 * h) / t + 6 * h", "(12 * h * h + 13 * h) / t"))
+bank.variant(4, "all-cut", BY_PIECES, ("/ t + 6 * h", "/ t + 6 * h / t"))
+
+bank.hint(4, "words-whole", "The matrix of the words was left whole: it is cut over the tensor ranks too.")
+bank.slip(4, "words-whole", ("model.vocabulary * h / t *", "model.vocabulary * h *"))
+bank.variant(4, "words-whole", BY_RANKS, ("model.vocabulary * h\n", "model.vocabulary * h * layout.tensor\n"))
+
+bank.hint(
+    4, "head-forgotten", "The last stage has the words as well: its head is a copy of the embedding, of the same size."
+)
+bank.slip(4, "head-forgotten", ("* (first or last)", "* first"))
+bank.variant(4, "head-forgotten", BY_PIECES, ("stage in (0, p - 1)", "stage == 0"))
+
+bank.hint(4, "words-twice", "Where one stage is the first and the last, embedding and head are one matrix, held once.")
+bank.slip(4, "words-twice", ("(first or last)", "(first + last)"))
+bank.variant(4, "words-twice", BY_PIECES, ("    if stage == p - 1:\n        total += 2 * h", "    if stage == p - 1:\n        total += 2 * h + (p == 1) * model.vocabulary * h / t"))  # fmt: skip
+
+bank.hint(
+    4, "ends-everywhere", "Words, positions and the last norm were counted on stages between, which have layers alone."
+)
+bank.slip(4, "ends-everywhere", ("(first or last)", "1"), ("* h * first + 2 * h * last", "* h + 2 * h"))
+bank.slip(4, "ends-everywhere", ("(first or last)", "1"))
+bank.variant(4, "ends-everywhere", BY_PIECES, ("    if stage in (0, p - 1):", "    if True:"))
+
+bank.hint(4, "wrong-memory", "The bytes are not right there.")
+bank.slip(4, "wrong-memory", ("min(m, layout.pipeline - stage)", "1"))
+bank.variant(4, "wrong-memory", BY_PIECES, ("p - stage\n", "p\n"), ("flying = m if", "flying = 1 if"))
+
+bank.hint(
+    4, "zero-order",
+    "ZeRO shares out the optimizer's states first (1), then the gradients (2), then the parameters (3): what is touched least, first.",
+)  # fmt: skip
+bank.slip(4, "zero-order", ("(d if zero >= 3 else 1)", "(d if zero >= 9 else 1)"), ("(d if zero >= 1 else 1)", "(d if zero >= 3 else 1)"), ("(d if zero >= 9 else 1)", "(d if zero >= 1 else 1)"))  # fmt: skip
+bank.variant(4, "zero-order", BY_PIECES, ('{"parameters": 3, "gradients": 2, "optimizer": 1}', '{"parameters": 1, "gradients": 2, "optimizer": 3}'))  # fmt: skip
+
+bank.hint(
+    4, "zero-over-all",
+    "The states were shared out over all ranks. The tensor and pipeline ranks have other parameters; only the data ranks have the same.",
+)  # fmt: skip
+bank.slip(4, "zero-over-all", ("layout.data, layout.micro_batches", "layout.ranks, layout.micro_batches"), ("layer * at_once * (d > 1)", "layer * at_once * (layout.data > 1)"))  # fmt: skip
+bank.variant(4, "zero-over-all", BY_RANKS, ("1 / layout.data if", "1 / layout.ranks if"))
+
+bank.hint(
+    4, "gathered-alone", "With one data rank nothing is shared out, so nothing has to be gathered for a moment: 0."
+)
+bank.slip(4, "gathered-alone", (" * (d > 1)", ""))
+bank.variant(4, "gathered-alone", BY_RANKS, ("    if layout.data > 1:", "    if layout.data:"))
+
+bank.hint(
+    4, "in-flight",
+    "The number of micro-batches in flight is not right there. 1F1B: as many as there are stages from this one to the last, but never "
+    "more than there are; GPipe: all.",
+)  # fmt: skip
+bank.slip(4, "in-flight", ("min(m, layout.pipeline - stage)", "min(m, layout.pipeline)"))
+bank.slip(4, "in-flight", ("min(m, layout.pipeline - stage)", "layout.pipeline - stage"))
+bank.slip(4, "in-flight", ("min(m, layout.pipeline - stage)", "min(m, stage + 1)"))
+bank.slip(4, "in-flight", ('m if layout.schedule == "GPipe" else min(m, layout.pipeline - stage)', "m"))
+bank.slip(4, "in-flight", ('m if layout.schedule == "GPipe" else ', ""))
+bank.variant(4, "in-flight", BY_PIECES, ("m if m < p - stage else p - stage", "m if m < p else p"))
+
+bank.hint(
+    4, "whole-cut",
+    "Without sequence parallelism, norms and dropouts are computed on every tensor rank, and what they keep is whole; with it, it is cut.",
+)  # fmt: skip
+bank.slip(4, "whole-cut", ("t if layout.sequence_parallel else 1", "t"))
+bank.slip(4, "whole-cut", ("t if layout.sequence_parallel else 1", "1"))
+bank.variant(4, "whole-cut", BY_PIECES, ("norms = t if layout.sequence_parallel else 1", "norms = t"))
+bank.variant(
+    4, "whole-cut", BY_RANKS, ("norm = cells / layout.tensor if layout.sequence_parallel else cells", "norm = cells")
+)
+
+bank.hint(
+    4,
+    "again-forgotten",
+    "While a layer is computed again, its own activations are all there: one layer's, beside the kept inputs.",
+)
+bank.slip(4, "again-forgotten", ("+ full * everything", ""))
+bank.variant(4, "again-forgotten", BY_RANKS, ("total = full if again else 0", "total = 0"))
+
+bank.hint(
+    4,
+    "again-all",
+    "Layers are computed again one at a time: the activations of one layer come on top of the inputs, not those of all.",
+)
+bank.slip(4, "again-all", ("full * everything", "full * everything * (model.layers // layout.pipeline)"))
+bank.variant(4, "again-all", BY_RANKS, ("total = full if again else 0", "total = full * model.layers / layout.pipeline if again else 0"))  # fmt: skip
+
+bank.hint(
+    4,
+    "logits-wrong",
+    "Only the last stage has logits: of one micro-batch, one for each token and word, and each tensor rank has its words.",
+)
+bank.slip(4, "logits-wrong", (" * (stage == layout.pipeline - 1)\n    found[", "\n    found["))
+bank.slip(4, "logits-wrong", ('model.vocabulary / t * widths["logit"]', 'model.vocabulary * widths["logit"]'))
+bank.slip(4, "logits-wrong", (" + logits\n", "\n"))
+bank.slip(4, "logits-wrong", (" + logits\n", " + in_flight * logits\n"))
+bank.variant(
+    4, "logits-wrong", BY_PIECES, ("    if stage == p - 1:\n        activations", "    if True:\n        activations")
+)
+bank.variant(4, "logits-wrong", BY_RANKS, ('model.vocabulary * widths["logit"] / layout.tensor', 'model.vocabulary * widths["logit"]'))  # fmt: skip
+
+bank.hint(
+    4,
+    "micro-batch-forgotten",
+    "The activations do not grow with the micro-batch. A token is a token of one of `layout.micro_batch` sequences.",
+)
+bank.slip(4, "micro-batch-forgotten", ("model.sequence * layout.micro_batch, t", "model.sequence, t"))
+bank.variant(4, "micro-batch-forgotten", BY_PIECES, ("model.sequence * layout.micro_batch}", "model.sequence}"))
