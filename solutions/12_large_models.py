@@ -163,26 +163,78 @@ tp.check(4, predict_memory)
 # Placeholder after balise 4.
 
 # %% [markdown]
+# ## Memory for time: recomputation
+#
+# A block whose activations are thrown away keeps its input alone. Before its backward pass it runs forward again, and what it
+# then keeps lives only until that backward pass is over. Frameworks offer a switch: every block, or none. But blocks differ:
+# the first stages of a CoAtNet keep many bytes and are cheap to run again, the last ones the opposite. **Which** blocks?
+
+# %% tags=["setup"]
+from typing import NamedTuple
+
+
+class Block(NamedTuple):
+    """What one block costs. Bytes, except for the operations."""
+
+    kept: int  # from forward to backward, if it is not recomputed; its input is part of it
+    input: int  # of its input: all that it keeps if it is recomputed
+    work: int  # that live at most while this block is computed, forward or backward; kept is part of it
+    operations: int  # of one forward pass: what recomputing it costs
+
+
+# %% [markdown]
 # ### Balise 5 · Recomputation under a budget
 #
-# Placeholder of balise 5. About 1 line.
+# `blocks` is a list of `Block`, in the order of the forward pass, and `recomputed` a list with True for each block that is
+# recomputed and False for the others.
+#
+# - **`peak_bytes(blocks, recomputed)`**: while a block is computed, its `work` lives beside all that the blocks *before* it
+#   hold; those after it hold nothing yet in forward, nothing any more in backward. The peak is the largest such sum.
+# - **`choose_blocks(blocks, budget)`** returns the list `recomputed` whose peak is at most `budget` bytes, and whose extra
+#   operations are the fewest; any such list, if there are several. Returns `None` if no list fits.
+#
+# There may be 50 blocks, and numbers of bytes such as 617,873,408: neither all $2^{50}$ lists nor a table with a row for each
+# byte can be gone through. About 6 and 13 lines, 20 minutes.
 #
 # <details><summary>Hint</summary>
 #
-# Placeholder.
+# Go from block to block with a dictionary: bytes held so far → the least extra operations that lead there, and the list.
+# Each entry has two successors, and goes no further if this block's `work` no longer fits. Two ways to the same
+# number of bytes: the cheaper one stays. As most blocks of a stage are alike, few sums differ.
 # </details>
 
 
 # %% tags=["balise-5"]
-def choose_blocks(x):
-    """Placeholder."""
+def peak_bytes(blocks, recomputed):
+    """The most bytes that live at once; recomputed: a list of True and False, one a block."""
     # BEGIN SOLUTION
-    return x
+    held = peak = 0
+    for block, again in zip(blocks, recomputed):
+        peak = max(peak, held + block.work)
+        held += block.input if again else block.kept
+    return peak
+    # END SOLUTION
+
+
+def choose_blocks(blocks, budget):
+    """Which blocks to recompute: a peak of at most `budget`, the fewest extra operations. None if nothing fits."""
+    # BEGIN SOLUTION
+    found = {0: (0, [])}  # bytes held so far: (extra operations, choices)
+    for block in blocks:
+        longer = {}
+        for held, (extra, choices) in found.items():
+            if held + block.work > budget:
+                continue
+            for again, size, cost in ((False, block.kept, 0), (True, block.input, block.operations)):
+                option = (extra + cost, [*choices, again])
+                longer[held + size] = min(option, longer.get(held + size, option))
+        found = longer
+    return min(found.values())[1] if found else None
     # END SOLUTION
 
 
 # %%
-tp.check(5, choose_blocks)
+tp.check(5, peak_bytes, choose_blocks)
 
 # %% [markdown]
 # ## Measured: memory against time

@@ -1,14 +1,132 @@
-"""Placeholder."""
+"""Balise 5: the peak when some blocks are recomputed, and which to recompute so that it stays below a budget."""
 
-from dlojz_tp.checking.looks import Look, judged
+import contextlib
+import itertools
+import random
+import signal
+import threading
+from collections import namedtuple
+
+from dlojz_tp.checking.judging import Wrong
+from dlojz_tp.checking.looks import Look, Value, judged, tried
+
+Block = namedtuple("Block", "kept input work operations")
+DRAWN = random.Random(12)
+SECONDS = 3  # of processor time, for what takes milliseconds
 
 
-def observe(answer):
-    yield {"form": answer(1)}
+def _block():
+    at_input = DRAWN.randint(2, 12)
+    kept = at_input + DRAWN.randint(3, 40)
+    return Block(kept, at_input, kept + DRAWN.randint(0, 25), DRAWN.randint(2, 40))
 
 
-LOOKS = [Look("placeholder", "form", 1)]
+NETS = [[_block() for _ in range(9)] for _ in range(6)]
+# as in a real model, most blocks of a stage are alike; the bytes are those of a real one
+STAGES = [(2, Block(90, 30, 140, 11)), (4, Block(61, 12, 83, 21)), (34, Block(27, 5, 30, 24)), (8, Block(9, 2, 11, 17))]
+LARGE = [Block(*(size * 1_000_003 for size in block)) for count, block in STAGES for _ in range(count)]
+LARGE_BUDGET, LARGE_LEAST = (
+    700 * 1_000_003,
+    555 * 1_000_003,
+)  # the least operations: an integer program, solved by HiGHS
 
 
-def balise_5(answer):
-    yield from judged(LOOKS, observe, answer)
+def peak(blocks, choice):
+    """The highest of: what all earlier blocks hold, and the block at work."""
+    held = [b.input if again else b.kept for b, again in zip(blocks, choice)]
+    return max(sum(held[:i]) + b.work for i, b in enumerate(blocks))
+
+
+def extra(blocks, choice):
+    """Operations that are done a second time."""
+    return sum(b.operations for b, again in zip(blocks, choice) if again)
+
+
+EVERY = list(itertools.product((False, True), repeat=len(NETS[0])))
+PEAKS = [{choice: peak(blocks, choice) for choice in EVERY} for blocks in NETS]
+
+
+def least(net, budget):
+    """Extra operations of the best choice, found by trying all 512; None if nothing fits."""
+    return min((extra(NETS[net], choice) for choice, top in PEAKS[net].items() if top <= budget), default=None)
+
+
+# (net, budget): a little above the lowest peak, and on the way to that of no recomputation; no peak falls on a half
+BUDGETS = [
+    (net, int(min(tops.values()) + share * (tops[EVERY[0]] - min(tops.values()))) + 0.5)
+    for net, tops in enumerate(PEAKS) for share in (0.0, 0.25, 0.5, 0.75, 1.0)
+]  # fmt: skip
+TIGHT = [(net, min(tops.values())) for net, tops in enumerate(PEAKS)]
+OVER = [(net, budget - 1) for net, budget in TIGHT]
+TRIED = [EVERY[i] for i in (0, 511, 170, 455, 28, 256)]
+
+
+class _Late(BaseException):
+    """No answer in time; a BaseException, so that `except Exception` cannot hold it."""
+
+
+@contextlib.contextmanager
+def limited(seconds):
+    """Inside, _Late is raised after `seconds` of this process's processor time, however busy the machine is."""
+    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "SIGVTALRM"):
+        yield
+        return
+
+    def late(*_):
+        raise _Late
+
+    before = signal.signal(signal.SIGVTALRM, late)
+    signal.setitimer(signal.ITIMER_VIRTUAL, seconds, 1.0)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before)
+
+
+def _form(blocks, choice):
+    if choice is None or isinstance(choice, str | dict | set | frozenset):
+        return "none" if choice is None else str(choice)[:80]
+    choice = [*choice]
+    return len(choice) if len(choice) == len(blocks) and all(one in (0, 1) for one in choice) else str(choice)[:80]
+
+
+def observe(peak_bytes, choose_blocks):
+    yield {"peaks": [peak_bytes([*blocks], [*choice]) for blocks in NETS[:2] for choice in TRIED]}
+    chosen = [choose_blocks([*NETS[net]], budget) for net, budget in BUDGETS]
+    yield {"forms": [_form(NETS[net], choice) for (net, _), choice in zip(BUDGETS, chosen)]}
+    yield {"tops": [peak(NETS[net], choice) for (net, _), choice in zip(BUDGETS, chosen)]}
+    yield {"costs": [extra(NETS[net], choice) for (net, _), choice in zip(BUDGETS, chosen)]}
+    exact = [choose_blocks([*NETS[net]], budget) for net, budget in TIGHT]
+    yield {"exact": [choice is not None and peak(NETS[net], choice) <= top for (net, top), choice in zip(TIGHT, exact)]}
+    yield {"impossible": [tried(choose_blocks, [*NETS[net]], budget) for net, budget in OVER]}
+    try:
+        with limited(SECONDS):
+            choice = choose_blocks([*LARGE], LARGE_BUDGET)
+    except _Late:
+        raise Wrong("too-slow", seconds=SECONDS) from None
+    fits = _form(LARGE, choice) == len(LARGE) and peak(LARGE, choice) <= LARGE_BUDGET
+    yield {"large": extra(LARGE, choice) if fits else "too much memory"}
+
+
+def _gives_up(seen, due):
+    return "gives-up" if "none" in seen else "choice-form"
+
+
+def _below(seen, due):
+    return all(one <= most for one, most in zip(seen, due))
+
+
+LOOKS = [
+    Value("the peak of a given choice", "peaks", [p[c] for p in PEAKS[:2] for c in TRIED], "wrong-peak"),
+    Look("one yes or no for each block", "forms", [9] * len(BUDGETS), _gives_up),
+    Value("the peak stays below the budget", "tops", [int(b) for _, b in BUDGETS], "over-budget", _below),
+    Value("with the fewest extra operations", "costs", [least(*one) for one in BUDGETS], "not-cheapest"),
+    Look("a peak that is just the budget fits", "exact", [True] * len(TIGHT), "budget-itself"),
+    Look("None where nothing fits", "impossible", [None] * len(OVER), "impossible"),
+    Look("48 blocks, with bytes of a real model", "large", LARGE_LEAST, "large-not-cheapest"),
+]
+
+
+def balise_5(peak_bytes, choose_blocks):
+    yield from judged(LOOKS, observe, peak_bytes, choose_blocks)

@@ -1,5 +1,319 @@
-"""Answers to balise 5."""
+"""Answers to balise 5 of 12_large_models: which blocks to recompute under a budget."""
 
 from tests.answers.bank import Bank
 
 bank = Bank("12_large_models", whole=True)
+hint, slip, variant = bank.hint, bank.slip, bank.variant
+
+# an integer program: held before i is the sum of what is kept, less what recomputing saves
+PROGRAM = """
+import numpy as np
+from scipy.optimize import Bounds, LinearConstraint, milp
+
+
+def peak_bytes(blocks, recomputed):
+    kept, inputs, work, _ = np.array(blocks).T
+    again = np.array(recomputed, dtype=bool)
+    held = np.where(again, inputs, kept)
+    before = np.cumsum(held) - held
+    return int((before + work).max())
+
+
+def choose_blocks(blocks, budget):
+    kept, inputs, work, operations = np.array(blocks, dtype=float).T
+    n = len(blocks)
+    saved = kept - inputs
+    before = np.cumsum(kept) - kept
+    room = budget - before - work
+    found = milp(
+        operations / operations.max(),
+        constraints=LinearConstraint(-np.tril(np.ones((n, n)), -1) * saved / kept.max(), -np.inf, room / kept.max() + 1e-9),
+        integrality=np.ones(n),
+        bounds=Bounds(0, 1),
+        options={"mip_rel_gap": 0},
+    )
+    return None if found.x is None else [bool(x > 0.5) for x in found.x]
+"""
+bank.text(5, None, PROGRAM)
+
+# from the last block to the first, with a memory of what has been solved
+RECURSION = """
+import functools
+
+
+def peak_bytes(blocks, recomputed):
+    peak = 0
+    for block, again in reversed([*zip(blocks, recomputed)]):
+        peak = max(block.work, peak + (block.input if again else block.kept))
+    return peak
+
+
+def choose_blocks(blocks, budget):
+    @functools.cache
+    def solve(i, held):
+        if i == len(blocks):
+            return 0, ()
+        b = blocks[i]
+        if held + b.work > budget:
+            return None
+        options = []
+        for again in (False, True):
+            rest = solve(i + 1, held + (b.input if again else b.kept))
+            if rest is not None:
+                options.append((rest[0] + again * b.operations, (again, *rest[1])))
+        return min(options, default=None)
+
+    best = solve(0, 0)
+    return None if best is None else list(best[1])
+"""
+bank.text(5, None, RECURSION)
+
+# a front: only ways that no other beats in both, bytes and operations
+FRONT = """
+def peak_bytes(blocks, recomputed):
+    held, sums = 0, []
+    for (kept, inp, work, _), again in zip(blocks, recomputed):
+        sums += [held + work]
+        held = held + (inp if again else kept)
+    return max(sums)
+
+
+def choose_blocks(blocks, budget):
+    front = [(0, 0, ())]
+    for kept, inp, work, operations in blocks:
+        ways = [w for w in front if w[0] + work <= budget]
+        ways = [(h + kept, c, (*r, 0)) for h, c, r in ways] + [(h + inp, c + operations, (*r, 1)) for h, c, r in ways]
+        front = []
+        for way in sorted(ways):
+            if not front or way[1] < front[-1][1]:
+                front.append(way)
+    return front[-1][2] if front else None
+"""
+bank.text(5, None, FRONT)
+
+WORK = "        peak = max(peak, held + block.work)\n"
+HELD = "        held += block.input if again else block.kept\n"
+FRONT_WORK = "        sums += [held + work]\n"
+FRONT_HELD = "        held = held + (inp if again else kept)\n"
+
+slip(5, "nothing-returned", ("    return peak\n", ""))
+
+hint(5, "wrong-peak", "That is not the peak. For each block add its work to what the blocks before it hold (kept, or the input alone if they "
+     "are recomputed), and take the largest of these sums.")  # fmt: skip
+slip(5, "wrong-peak", (WORK, "        peak = max(peak, block.work)\n"))
+variant(5, "wrong-peak", FRONT, ("max(sums)", "sums[-1]"))
+
+hint(5, "live-block-forgotten", "That is what all blocks hold at the end of the forward pass. But a block at work needs more: while it is "
+     "recomputed, all its activations live again, beside what the blocks before it hold.")  # fmt: skip
+slip(5, "live-block-forgotten", (WORK, ""), (HELD, HELD + "        peak = held\n"))
+variant(5, "live-block-forgotten", FRONT, ("max(sums)", "held"))
+
+hint(5, "later-blocks-counted", "While a block is at work, the blocks after it hold nothing: forward has not been there yet, and backward has "
+     "freed them. Count the blocks before it alone.")  # fmt: skip
+slip(
+    5,
+    "later-blocks-counted",
+    (WORK, "        peak = max(peak, block.work)\n"),
+    ("    return peak\n", "    return held + peak\n"),
+)
+variant(5, "later-blocks-counted", FRONT, (FRONT_WORK, "        sums += [work]\n"), ("max(sums)", "held + max(sums)"))
+
+hint(5, "own-bytes-twice", "The block at work is counted twice: its work contains already what it keeps, and its input. What it holds itself "
+     "counts for the blocks after it.")  # fmt: skip
+slip(5, "own-bytes-twice", (WORK + HELD, HELD + WORK))
+variant(5, "own-bytes-twice", FRONT, (FRONT_WORK + FRONT_HELD, FRONT_HELD + FRONT_WORK))
+
+hint(
+    5,
+    "input-not-held",
+    "A block that is recomputed holds its input until then: without it there would be nothing to compute again from.",
+)
+slip(5, "input-not-held", (HELD, "        held += 0 if again else block.kept\n"))
+variant(5, "input-not-held", FRONT, ("(inp if again else kept)", "(not again) * kept"))
+
+hint(
+    5,
+    "kept-for-work",
+    "Of the block at work only what it keeps was counted. Its work, gradients and temporary results among it, is more.",
+)
+slip(5, "kept-for-work", (WORK, "        peak = max(peak, held + block.kept)\n"))
+variant(5, "kept-for-work", FRONT, (FRONT_WORK, "        sums += [held + kept]\n"))
+
+hint(5, "choice-form", "choose_blocks returns a list with True or False for each block; got {got}.")
+slip(
+    5, "choice-form", ("return min(found.values())[1]", "return [i for i, x in enumerate(min(found.values())[1]) if x]")
+)
+variant(5, "choice-form", FRONT, ("return front[-1][2]", "return front[-1]"))
+
+hint(5, "gives-up", "None was returned for a budget under which a list fits.")
+slip(5, "gives-up", ("block.work > budget", "block.work + block.input > budget"))
+variant(5, "gives-up", FRONT, ("w[0] + work <=", "w[0] + kept + work <="))
+
+ORDERED = """
+def peak_bytes(blocks, recomputed):
+    held = peak = 0
+    for block, again in zip(blocks, recomputed):
+        peak = max(peak, held + block.work)
+        held += block.input if again else block.kept
+    return peak
+
+
+def choose_blocks(blocks, budget):
+    recomputed = [False] * len(blocks)
+    for i in sorted(range(len(blocks)), key=lambda i: ORDER):
+        if peak_bytes(blocks, recomputed) <= budget:
+            return recomputed
+        recomputed[i] = True
+    return recomputed if peak_bytes(blocks, recomputed) <= budget else None
+"""
+SAVED = "(blocks[i].kept - blocks[i].input)"
+
+
+def ordered(slug, order, *, is_variant=False):
+    """Blocks are recomputed one after the other in a fixed order until the peak fits."""
+    bank.text(5, slug, ORDERED.replace("ORDER", order), variant=is_variant)
+
+
+hint(5, "over-budget", "With this list the peak is above the budget. It must hold for every block: its work beside all that the blocks "
+     "before it hold.")  # fmt: skip
+slip(5, "over-budget", ("            if held + block.work > budget:\n                continue\n", ""))
+slip(5, "over-budget", ("held + block.work > budget", "block.work > budget"))
+variant(5, "over-budget", FRONT, ("if w[0] + work <= budget", "if work <= budget"))
+
+hint(5, "held-alone", "What all blocks hold at the end is within the budget, the peak is not: while a block runs, its work lives beside "
+     "what the blocks before it hold. Test the budget with the work, at every block.")  # fmt: skip
+slip(5, "held-alone", ("if held + block.work > budget", "if held > budget"), (
+    "    return min(found.values())[1] if found else None", "    found = {h: v for h, v in found.items() if h <= budget}\n    return min(found.values())[1] if found else None"))  # fmt: skip
+variant(5, "held-alone", FRONT, ("if w[0] + work <= budget", "if w[0] <= budget"), (
+    "return front[-1][2] if front", "front = [w for w in front if w[0] <= budget]\n    return front[-1][2] if front"))  # fmt: skip
+
+hint(5, "inverted", "True and False are exchanged: True stands for a block that is recomputed.")
+slip(5, "inverted", ("return min(found.values())[1]", "return [not x for x in min(found.values())[1]]"))
+variant(5, "inverted", FRONT, ("return front[-1][2]", "return [1 - x for x in front[-1][2]]"))
+
+hint(
+    5,
+    "not-cheapest",
+    "The peak fits, but another list that fits needs fewer extra operations. Their sum counts, not how many blocks "
+    "are recomputed.",
+)
+slip(5, "not-cheapest", ("(True, block.input, block.operations)", "(True, block.input, 1)"))  # the fewest blocks
+variant(5, "not-cheapest", FRONT, ("c + operations,", "c + 1,"))
+
+hint(5, "greedy", "Blocks were taken one by one, the seemingly best first, until the peak was below the budget: here other lists cost less. "
+     "The last one taken often frees far more than was needed, and recomputing a late block does not help an early one.")  # fmt: skip
+ordered("greedy", f"blocks[i].operations / {SAVED}")
+ordered("greedy", f"-{SAVED}")
+ordered("greedy", "blocks[i].operations")
+ordered("greedy", "blocks[i].operations / blocks[i].kept")
+ordered("greedy", "blocks[i].operations / blocks[i].work")
+ordered("greedy", f"-{SAVED} / blocks[i].operations", is_variant=True)
+
+hint(5, "in-order", "The first blocks were recomputed, as many as it takes. They may be the dearest: the choice must look at what each one "
+     "frees and costs.")  # fmt: skip
+ordered("in-order", "i")
+variant(5, "in-order", ORDERED.replace("ORDER", "i"), (
+    "    recomputed = [False]", "    for k in range(len(blocks) + 1):\n        if peak_bytes(blocks, [i < k for i in range(len(blocks))]) <= budget:\n            return [i < k for i in range(len(blocks))]\n    recomputed = [False]"))  # fmt: skip
+
+hint(
+    5,
+    "all-or-nothing",
+    "Either all blocks were recomputed or none. There is a list between the two that fits and costs less.",
+)
+ALL = (
+    ORDERED.split("def choose_blocks")[0]
+    + """def choose_blocks(blocks, budget):
+    for again in (False, True):
+        if peak_bytes(blocks, [again] * len(blocks)) <= budget:
+            return [again] * len(blocks)
+"""
+)
+bank.text(5, "all-or-nothing", ALL)
+variant(5, "all-or-nothing", ALL, ("(False, True)", "(0, 1)"))
+
+hint(
+    5,
+    "most-bytes",
+    "As many bytes as possible were freed, or as few as possible; what is to be small is the number of extra operations.",
+)
+slip(5, "most-bytes", ("return min(found.values())[1]", "return found[min(found)][1]"))
+slip(5, "most-bytes", ("return min(found.values())[1]", "return found[max(found)][1]"))
+variant(5, "most-bytes", FRONT, ("return front[-1][2]", "return front[0][2]"))
+
+hint(
+    5,
+    "first-way-kept",
+    "Where two ways lead to the same number of bytes held, the cheaper one must stay, not the one that came last or first.",
+)
+slip(
+    5,
+    "first-way-kept",
+    ("min(option, longer.get(held + size, option))", "max(option, longer.get(held + size, option))"),
+)
+slip(5, "first-way-kept", ("min(option, longer.get(held + size, option))", "option"))
+variant(5, "first-way-kept", FRONT, ("sorted(ways)", "sorted(ways, key=lambda w: (w[0], -w[1]))"), (
+    "if not front or way[1] < front[-1][1]", "if not front or (way[0] > front[-1][0])"), ("return front[-1][2]", "return min(front, key=lambda w: w[1])[2]"))  # fmt: skip
+
+hint(5, "budget-itself", "A peak of exactly the budget fits.")
+slip(5, "budget-itself", ("block.work > budget", "block.work >= budget"))
+variant(5, "budget-itself", FRONT, ("+ work <= budget", "+ work < budget"))
+
+hint(5, "impossible", "Where no list fits, the answer is None; got {got}.")
+slip(5, "impossible", ("    return min(found.values())[1] if found else None", "    return min(found.values())[1]"))
+slip(5, "impossible", ("if found else None", "if found else [True] * len(blocks)"))
+variant(5, "impossible", FRONT, ("if front else None", "if front else []"))
+
+hint(5, "too-slow", "48 blocks took more than {seconds} s of processor time. Go neither through all lists nor through all numbers of bytes: "
+     "remember of each number of bytes that is really reached only the cheapest way to it.")  # fmt: skip
+BRUTE = (
+    ORDERED.split("def choose_blocks")[0]
+    + """def choose_blocks(blocks, budget):
+    import itertools
+
+    best = None
+    for choice in itertools.product((False, True), repeat=len(blocks)):
+        cost = sum(b.operations for b, again in zip(blocks, choice) if again)
+        if peak_bytes(blocks, choice) <= budget and (best is None or cost < best[0]):
+            best = cost, choice
+    return best and [*best[1]]
+"""
+)
+bank.text(5, "too-slow", BRUTE)
+TABLE = (
+    ORDERED.split("def choose_blocks")[0]
+    + """def choose_blocks(blocks, budget):
+    budget = int(budget)
+    best = {0: (0, ())}
+    for b in blocks:
+        new = {}
+        for held in range(budget + 1 - b.work):
+            if held in best:
+                cost, choice = best[held]
+                for again, size, more in ((0, b.kept, 0), (1, b.input, b.operations)):
+                    option = cost + more, (*choice, again)
+                    new[held + size] = min(new.get(held + size, option), option)
+        best = new
+    return list(min(best.values())[1]) if best else None
+"""
+)
+variant(5, "too-slow", TABLE)
+
+hint(
+    5,
+    "large-not-cheapest",
+    "For 48 blocks of four stages the list is not the best one that fits, though it was for nine blocks.",
+)
+slip(
+    5,
+    "large-not-cheapest",
+    (
+        "        found = longer\n",
+        "        found = dict(sorted(longer.items(), key=lambda e: e[1][0])[: 2**9 if len(blocks) < 10 else 20])\n",
+    ),
+)
+variant(
+    5,
+    "large-not-cheapest",
+    FRONT,
+    ("    return front[-1][2]", "        front = front[: 2**9 if len(blocks) < 10 else 20]\n    return front[-1][2]"),
+)
