@@ -87,26 +87,58 @@ def embed_image(images, weight, bias, class_token, positions):
 tp.check(1, cut_patches, embed_image)
 
 # %% [markdown]
+# ## Attention that knows where things are
+#
+# A vector for each position ties the model to one image size, and what it has learnt in one corner it must learn again in the
+# other. A convolution does not: it only knows *offsets*. CoAtNet (Dai and others, 2021) gives attention the same. To the score
+# of a query at place $i$ and a key at place $j$ it adds a number that was learnt for the offset $i - j$:
+#
+# $$y_i = \sum_j \underset{j}{\operatorname{softmax}} \left( \frac{q_i \cdot k_j}{\sqrt{d}} + w_{i - j} \right) v_j ,
+# \qquad d = \text{the size of a head} .$$
+#
+# On $H \times W$ places there are $(2H - 1)(2W - 1)$ offsets: a small table for each head, instead of a number for
+# each of the $(HW)^2$ pairs.
+#
 # ### Balise 2 · Attention with relative positions
 #
-# Placeholder of balise 2. About 1 line.
+# - **`relative_bias(table, height, width)`**: `table` is `(heads, 2 * height - 1, 2 * width - 1)`. The number for a query in row
+#   `r` and column `c`, and a key in row `s` and column `t`, stands at `[head, r - s + height - 1, c - t + width - 1]`. Return
+#   the numbers of all pairs, `(heads, places, places)`, queries first; places are counted row by row. No loop over places.
+# - **`relative_attention(q, k, v, bias)`** with the scores *written out*. `q` and `k` are `(n, heads, places, d)`; the vectors of
+#   `v` may have another length. `bias` is that of above. Large scores must not overflow. Do without
+#   `scaled_dot_product_attention`: that is what you are compared with.
+#
+# 5 and 2 lines, 15 minutes.
 #
 # <details><summary>Hint</summary>
 #
-# Placeholder.
+# With the rows of all places in a vector, `rows[:, None] - rows[None]` are all their differences. Two tensors of integers
+# index together: `table[:, down, right]`. `torch.softmax` takes care of large scores.
 # </details>
 
 
 # %% tags=["balise-2"]
-def relative_attention(x):
-    """Placeholder."""
+def relative_bias(table, height, width):
+    """The bias of every query and key, (heads, places, places), from a table of offsets (heads, 2H - 1, 2W - 1)."""
     # BEGIN SOLUTION
-    return x
+    rows = torch.arange(height, device=table.device).repeat_interleave(width)
+    columns = torch.arange(width, device=table.device).repeat(height)
+    down = rows[:, None] - rows[None] + height - 1
+    right = columns[:, None] - columns[None] + width - 1
+    return table[:, down, right]
+    # END SOLUTION
+
+
+def relative_attention(q, k, v, bias):
+    """Attention with a bias on its scores, which are written out. Returns (n, heads, places, size of v's vectors)."""
+    # BEGIN SOLUTION
+    scores = q @ k.transpose(-2, -1) / q.shape[-1] ** 0.5 + bias
+    return scores.softmax(dim=-1) @ v
     # END SOLUTION
 
 
 # %%
-tp.check(2, relative_attention)
+tp.check(2, relative_bias, relative_attention)
 
 # %% [markdown]
 # ## What written-out scores cost

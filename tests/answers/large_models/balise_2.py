@@ -1,5 +1,286 @@
-"""Answers to balise 2."""
+"""Answers to balise 2 of 12_large_models: relative positions, and attention with written-out scores."""
 
 from tests.answers.bank import Bank
 
 bank = Bank("12_large_models", whole=True)
+
+# one index into a flat table; the exponentials by hand
+FLAT = """
+def relative_bias(table, height, width):
+    places = torch.cartesian_prod(torch.arange(height), torch.arange(width))
+    offsets = places.unsqueeze(1) - places.unsqueeze(0)
+    index = (offsets[..., 0] + height - 1) * (2 * width - 1) + offsets[..., 1] + width - 1
+    return table.flatten(1)[:, index]
+
+
+def relative_attention(q, k, v, bias):
+    scale = q.size(-1) ** -0.5
+    scores = torch.einsum("nhqd,nhkd->nhqk", q * scale, k) + bias
+    high = scores.amax(-1, keepdim=True)
+    weights = (scores - high).exp()
+    weights = weights / weights.sum(-1, keepdim=True)
+    return torch.einsum("nhqk,nhkd->nhqd", weights, v)
+"""
+bank.text(2, None, FLAT)
+
+# windows of the table, turned around; the sum of all weights divides at the end
+WINDOWS = """
+def relative_bias(table, height, width):
+    windows = table.unfold(1, height, 1).unfold(2, width, 1).flip(3, 4)
+    return windows.reshape(len(table), height * width, height * width)
+
+
+def relative_attention(q, k, v, bias):
+    scores = torch.matmul(q, k.mT)
+    scores = scores / math.sqrt(q.shape[3])
+    scores = torch.add(scores, bias[None])
+    weights = torch.exp(scores - scores.logsumexp(dim=-1)[..., None])
+    return torch.matmul(weights, v)
+
+
+import math
+"""
+bank.text(2, None, WINDOWS)
+bank.slip(2, None, ("q @ k.transpose(-2, -1) / q.shape[-1] ** 0.5 + bias", "(q / q.shape[-1] ** 0.5) @ k.mT + bias"))
+
+DOWN = "rows[:, None] - rows[None] + height - 1"
+RIGHT = "columns[:, None] - columns[None] + width - 1"
+SCORES = "q @ k.transpose(-2, -1) / q.shape[-1] ** 0.5 + bias"
+bank.slip(2, "nothing-returned", ("    return table[:, down, right]\n", ""))
+
+bank.hint(
+    2, "bias-form", "relative_bias returns (heads, places, places), in the dtype of the table; places = height * width."
+)
+bank.slip(2, "bias-form", ("table[:, down, right]", "table[:, down, right].unsqueeze(0)"))
+bank.slip(2, "bias-form", ("table[:, down, right]", "table[:, down[:, 0], right[:, 0]]"))
+bank.variant(2, "bias-form", WINDOWS, ("windows.reshape(len(table), height * width, height * width)", "windows"))
+
+bank.hint(
+    2,
+    "wrong-bias",
+    "The form is right, but not every pair has the number of its offset: query minus key, in rows and in columns.",
+)
+bank.slip(2, "wrong-bias", (DOWN, "rows[:, None] - rows[None] + 1"))
+bank.variant(2, "wrong-bias", FLAT, ("+ offsets[..., 1] + width - 1", "+ offsets[..., 1]"))
+
+bank.hint(
+    2, "key-minus-query", "The offsets have the other sign: due is query minus key. The table is the mirror image then."
+)
+bank.slip(
+    2,
+    "key-minus-query",
+    (DOWN, "rows[None] - rows[:, None] + height - 1"),
+    (RIGHT, "columns[None] - columns[:, None] + width - 1"),
+)
+bank.slip(2, "key-minus-query", ("table[:, down, right]", "table[:, down, right].transpose(1, 2)"))
+bank.variant(2, "key-minus-query", WINDOWS, ("flip(3, 4)", "flip(1, 2)"))
+bank.variant(
+    2,
+    "key-minus-query",
+    FLAT,
+    ("places.unsqueeze(1) - places.unsqueeze(0)", "places.unsqueeze(0) - places.unsqueeze(1)"),
+)
+
+bank.hint(
+    2,
+    "not-shifted",
+    "Offsets are negative too, and a negative index counts from the end, without an error. Add height - 1 and width - 1: then the smallest is 0.",
+)
+bank.slip(2, "not-shifted", (DOWN, "rows[:, None] - rows[None]"), (RIGHT, "columns[:, None] - columns[None]"))
+bank.variant(
+    2,
+    "not-shifted",
+    FLAT,
+    (
+        "(offsets[..., 0] + height - 1) * (2 * width - 1) + offsets[..., 1] + width - 1",
+        "offsets[..., 0] % (2 * height - 1) * (2 * width - 1) + offsets[..., 1] % (2 * width - 1)",
+    ),
+)
+
+bank.hint(
+    2,
+    "both-sides-alike",
+    "Left and right have the same bias: the offsets have lost their sign. A key above the query is something else than one below.",
+)
+bank.slip(
+    2,
+    "both-sides-alike",
+    (DOWN, "(rows[:, None] - rows[None]).abs() + height - 1"),
+    (RIGHT, "(columns[:, None] - columns[None]).abs() + width - 1"),
+)
+bank.variant(
+    2, "both-sides-alike", FLAT, ("places.unsqueeze(0)\n", "places.unsqueeze(0)\n    offsets = offsets.abs()\n")
+)
+
+bank.hint(
+    2, "column-by-column", "The places are counted column by column: in a row that is read, the column changes first."
+)
+bank.slip(
+    2,
+    "column-by-column",
+    ("repeat_interleave(width)", "repeat(width)"),
+    ("repeat(height)", "repeat_interleave(height)"),
+)
+bank.variant(
+    2,
+    "column-by-column",
+    WINDOWS,
+    ("    return windows", "    windows = windows.permute(0, 2, 1, 4, 3)\n    return windows"),
+)
+
+bank.hint(
+    2,
+    "table-gradient",
+    "The numbers are right, but the table gets no gradient, or a wrong one: it is learnt. An offset that several pairs share gets the sum of theirs. Leave out detach, .data and no_grad.",
+)
+bank.slip(2, "table-gradient", ("table[:, down, right]", "table.detach()[:, down, right]"))
+bank.variant(2, "table-gradient", WINDOWS, ("table.unfold(1", "table.data.unfold(1"))
+
+bank.hint(
+    2,
+    "operators-grow",
+    "81 places take {n} operators more than 9: there is a loop over them. Index the table once, with all pairs.",
+)
+bank.slip(
+    2, "operators-grow", ("table[:, down, right]", "torch.stack([table[:, d, r] for d, r in zip(down, right)], 1)")
+)
+bank.variant(
+    2,
+    "operators-grow",
+    FLAT,
+    ("table.flatten(1)[:, index]", "torch.stack([table.flatten(1)[:, one] for one in index], 1)"),
+)
+
+bank.hint(
+    2,
+    "attention-form",
+    "relative_attention returns (n, heads, places, length of v's vectors): a vector of v's length for each query.",
+)
+bank.slip(2, "attention-form", ("scores.softmax(dim=-1) @ v", "(scores.softmax(dim=-1) @ v).transpose(1, 2)"))
+bank.slip(2, "attention-form", ("scores.softmax(dim=-1) @ v", "scores.softmax(dim=-1)"))
+bank.variant(
+    2, "attention-form", WINDOWS, ("return torch.matmul(weights, v)", "return torch.matmul(weights, v).flatten(1, 2)")
+)
+
+bank.hint(
+    2,
+    "borrowed",
+    "scaled_dot_product_attention does it here. This time the scores are yours to write out: below you measure what that costs.",
+)
+bank.slip(2, "borrowed", ("scores.softmax(dim=-1) @ v", "F.scaled_dot_product_attention(q, k, v, attn_mask=bias)"))
+bank.variant(
+    2, "borrowed", FLAT, ("    scale =", "    return F.scaled_dot_product_attention(q, k, v, bias)\n    scale =")
+)
+
+bank.hint(2, "wrong-attention", "These are not the softmax of scores and bias over the keys, times the values.")
+bank.slip(2, "wrong-attention", ("scores.softmax(dim=-1) @ v", "scores.sigmoid() @ v"))
+bank.variant(
+    2,
+    "wrong-attention",
+    WINDOWS,
+    ("scores = torch.add(scores, bias[None])", "scores = torch.add(scores, bias[None]) * 2"),
+)
+
+bank.hint(
+    2,
+    "not-scaled",
+    "The scores are not divided by the root of a head's size. The longer the vectors, the larger their products: the softmax would choose one key alone.",
+)
+bank.slip(2, "not-scaled", (" / q.shape[-1] ** 0.5", ""))
+bank.variant(2, "not-scaled", FLAT, ("q * scale", "q"))
+
+bank.hint(
+    2,
+    "scaled-by-size",
+    "The scores are divided by the size of a head. A product of d numbers scatters with the *root* of d.",
+)
+bank.slip(2, "scaled-by-size", ("q.shape[-1] ** 0.5", "q.shape[-1]"))
+bank.variant(2, "scaled-by-size", WINDOWS, ("math.sqrt(q.shape[3])", "q.shape[3]"))
+
+bank.hint(
+    2,
+    "scaled-by-width",
+    "The scores are divided by the root of all heads' sizes together. Each head has scores of its own: divide by the root of one head's size.",
+)
+bank.slip(2, "scaled-by-width", ("q.shape[-1] ** 0.5", "(q.shape[1] * q.shape[-1]) ** 0.5"))
+bank.variant(2, "scaled-by-width", FLAT, ("q.size(-1) ** -0.5", "(q.size(1) * q.size(-1)) ** -0.5"))
+
+bank.hint(
+    2,
+    "scaled-by-places",
+    "The scores are divided by the root of the number of places. Due is the size of a head: how many numbers a product adds up.",
+)
+bank.slip(2, "scaled-by-places", ("q.shape[-1] ** 0.5", "q.shape[-2] ** 0.5"))
+bank.variant(2, "scaled-by-places", WINDOWS, ("math.sqrt(q.shape[3])", "math.sqrt(q.shape[2])"))
+
+bank.hint(2, "bias-scaled", "The bias is divided with the scores. It is added after the division.")
+bank.slip(2, "bias-scaled", (SCORES, "(q @ k.transpose(-2, -1) + bias) / q.shape[-1] ** 0.5"))
+bank.variant(
+    2,
+    "bias-scaled",
+    WINDOWS,
+    ("torch.add(scores, bias[None])", "torch.add(scores, bias[None] / math.sqrt(q.shape[3]))"),
+)
+
+bank.hint(
+    2,
+    "over-queries",
+    "The softmax goes over the queries. Each query shares out its attention over the *keys*, the last axis.",
+)
+bank.slip(2, "over-queries", ("softmax(dim=-1)", "softmax(dim=-2)"))
+bank.variant(2, "over-queries", FLAT, ("amax(-1,", "amax(-2,"), (".sum(-1,", ".sum(-2,"))
+
+bank.hint(
+    2,
+    "bias-behind",
+    "The bias is added behind the softmax: then the weights of a query are no shares, and may be negative. It belongs to the scores.",
+)
+bank.slip(2, "bias-behind", (" + bias\n", "\n"), ("scores.softmax(dim=-1) @ v", "(scores.softmax(dim=-1) + bias) @ v"))
+bank.variant(
+    2,
+    "bias-behind",
+    WINDOWS,
+    ("    scores = torch.add(scores, bias[None])\n", ""),
+    ("torch.matmul(weights, v)", "torch.matmul(weights + bias, v)"),
+)
+
+bank.hint(2, "no-bias", "The bias has no part in it.")
+bank.slip(2, "no-bias", (" + bias\n", "\n"))
+bank.variant(2, "no-bias", FLAT, (", k) + bias", ", k)"))
+
+bank.hint(
+    2,
+    "inputs-changed",
+    "Afterwards {what} is not what it was: an operation wrote into it. Who called you, and the backward pass, read it still.",
+)
+bank.slip(
+    2,
+    "inputs-changed",
+    (
+        "    scores = q @ k.transpose(-2, -1) / q.shape[-1] ** 0.5",
+        "    scores = q.mul_(q.shape[-1] ** -0.5) @ k.transpose(-2, -1)",
+    ),
+)
+bank.variant(2, "inputs-changed", FLAT, ("q * scale, k) + bias", "q, k.mul_(scale)) + bias"))
+
+bank.hint(
+    2,
+    "overflow",
+    "Scores of several thousand give infinite exponentials, and NaN. Subtract each query's largest score first, or use torch.softmax.",
+)
+bank.slip(2, "overflow", ("scores.softmax(dim=-1) @ v", "scores.exp() / scores.exp().sum(-1, keepdim=True) @ v"))
+bank.variant(2, "overflow", FLAT, ("(scores - high).exp()", "scores.exp()"))
+
+bank.hint(
+    2,
+    "no-gradient",
+    "The values are right, a gradient is not: q, k, v and the bias all hand gradients on. Leave out detach, .data and no_grad.",
+)
+bank.slip(2, "no-gradient", ("** 0.5 + bias", "** 0.5 + bias.detach()"))
+bank.variant(2, "no-gradient", FLAT, ("weights = (scores - high).exp()", "weights = (scores - high).detach().exp()"))
+
+bank.hint(2, "float32-inside", "Right to float32 only: q, k and v came in float64. Leave them their dtype.")
+bank.slip(2, "float32-inside", ("scores.softmax(dim=-1)", "scores.softmax(dim=-1, dtype=torch.float32).to(v.dtype)"))
+bank.variant(
+    2, "float32-inside", FLAT, ("weights = (scores - high).exp()", "weights = (scores - high).float().exp().double()")
+)
