@@ -146,26 +146,73 @@ tp.check(2, relative_bias, relative_attention)
 # Placeholder after balise 2.
 
 # %% [markdown]
+# ## Large, before anything is allocated
+#
 # ### Balise 3 · Parameters and operations, as formulas
 #
-# Placeholder of balise 3. About 1 line.
+# What a model needs follows from its sizes. Write, for the three layers that ViT and CoAtNet are made of, what they hold
+# and what a forward pass of **one image** takes. Each function returns `(parameters, operations)`, two whole numbers;
+# a multiplication and an addition are two operations. Of the operations, count those of matrix products and convolutions.
+#
+# - `attention_cost(c, d, n, heads, table)`: attention between `n` places. Queries, keys and values come from `c` channels and
+#   have `d` in all heads together; the result has `d`. All four projections have a bias. Each head has `table` learned biases of
+#   relative positions (0 in a ViT).
+# - `feed_forward_cost(d, f, n)`: two linear layers, d → f → d, with biases, at `n` places.
+# - `mbconv_cost(c, d, height, width, stride)`: one MBConv block, from `c` to `d` channels. `height` and `width` are those of
+#   what comes in, and `stride` divides them. Its layers in order, with m = 4 d:
+#
+# | layer | weight | bias | where |
+# |---|---|---|---|
+# | batch norm | c | c | |
+# | 1 × 1 convolution c → m | c · m | no | all places |
+# | batch norm | m | m | |
+# | 3 × 3 convolution of each channel alone, with the stride | 9 a channel | no | places left |
+# | batch norm | m | m | |
+# | squeeze m → d/4, excite d/4 → m | both m · d/4 | yes | the mean of an image |
+# | 1 × 1 convolution m → d | m · d | yes | places left |
+# | shortcut c → d, only where c ≠ d | c · d | yes | places left |
+#
+# About 3, 1 and 8 lines; 15 minutes.
 #
 # <details><summary>Hint</summary>
 #
-# Placeholder.
+# A linear layer from a to b with a bias has (a + 1) · b parameters, and takes 2 · a · b operations at each place. The scores
+# are a product of (n, d/h) and (d/h, n) for each of h heads: 2 n² d in all. Then the scores meet the values.
 # </details>
 
 
 # %% tags=["balise-3"]
-def count(x):
-    """Placeholder."""
+def attention_cost(c, d, n, heads, table):
+    """(parameters, operations an image) of attention from c to d channels between n places."""
     # BEGIN SOLUTION
-    return x
+    parameters = 3 * (c + 1) * d + (d + 1) * d + heads * table
+    return parameters, 2 * n * (3 * c * d + d * d) + 2 * 2 * n * n * d
+    # END SOLUTION
+
+
+def feed_forward_cost(d, f, n):
+    """(parameters, operations an image) of two linear layers d → f → d at n places."""
+    # BEGIN SOLUTION
+    return (d + 1) * f + (f + 1) * d, 2 * n * (d * f + f * d)
+    # END SOLUTION
+
+
+def mbconv_cost(c, d, height, width, stride):
+    """(parameters, operations an image) of an MBConv block from c channels of height × width to d channels."""
+    # BEGIN SOLUTION
+    m, squeezed = 4 * d, d // 4
+    before, after = height * width, (height // stride) * (width // stride)
+    parameters = 2 * c + c * m + 2 * m + 9 * m + 2 * m + (m + 1) * squeezed + (squeezed + 1) * m + (m + 1) * d
+    operations = 2 * (before * c * m + after * 9 * m + 2 * m * squeezed + after * m * d)
+    if c != d:
+        parameters += (c + 1) * d
+        operations += 2 * after * c * d
+    return parameters, operations
     # END SOLUTION
 
 
 # %%
-tp.check(3, count)
+tp.check(3, attention_cost, feed_forward_cost, mbconv_cost)
 
 # %% [markdown]
 # ### Balise 4 · Where memory goes

@@ -3,3 +3,203 @@
 from tests.answers.bank import Bank
 
 bank = Bank("12_large_models", whole=True)
+
+# as the table reads, a row each
+BY_ROWS = """
+def linear(a, b, places, bias=True):
+    return a * b + b * bias, 2 * places * a * b
+
+
+def attention_cost(c, d, n, heads, table):
+    k = d // heads
+    rows = [linear(c, d, n) for _ in range(3)] + [linear(d, d, n), (heads * table, 0)]
+    rows += [(0, heads * 2 * n * k * n), (0, heads * 2 * n * n * k)]
+    return tuple(map(sum, zip(*rows)))
+
+
+def feed_forward_cost(d, f, n):
+    return tuple(map(sum, zip(linear(d, f, n), linear(f, d, n))))
+
+
+def mbconv_cost(c, d, height, width, stride):
+    m, out = 4 * d, height * width // stride**2
+    rows = [(2 * c, 0), linear(c, m, height * width, False), (2 * m, 0), (9 * m, 2 * out * 9 * m), (2 * m, 0)]
+    rows += [linear(m, d // 4, 1), linear(d // 4, m, 1), linear(m, d, out)]
+    if c != d:
+        rows += [linear(c, d, out)]
+    return tuple(map(sum, zip(*rows)))
+"""
+bank.text(3, None, BY_ROWS)
+
+# from modules, counted: slower, and right
+BY_MODULES = """
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+
+def counted(layer, x):
+    with FlopCounterMode(display=False) as counter:
+        layer(x)
+    return sum(p.numel() for p in layer.parameters()), counter.get_total_flops()
+
+
+def attention_cost(c, d, n, heads, table):
+    qkv, out = (nn.Linear(a, b, device="meta") for a, b in ((c, 3 * d), (d, d)))
+    p, f = counted(qkv, torch.empty(n, c, device="meta"))
+    q, g = counted(out, torch.empty(n, d, device="meta"))
+    return p + q + heads * table, f + g + 4 * n**2 * d
+
+
+def feed_forward_cost(d, f, n):
+    layers = nn.Sequential(nn.Linear(d, f), nn.Linear(f, d)).to("meta")
+    return counted(layers, torch.empty(n, d, device="meta"))
+
+
+def mbconv_cost(c, d, height, width, stride):
+    m = 4 * d
+    pieces = [
+        (nn.Sequential(nn.BatchNorm2d(c), nn.Conv2d(c, m, 1, bias=False), nn.BatchNorm2d(m),
+                       nn.Conv2d(m, m, 3, stride, 1, groups=m, bias=False), nn.BatchNorm2d(m), nn.Conv2d(m, d, 1)), c, 0),
+        (nn.Sequential(nn.Conv2d(m, d // 4, 1), nn.Conv2d(d // 4, m, 1)), m, 1),
+    ] + [(nn.Conv2d(c, d, 1, stride), c, 0)] * (c != d)
+    found = [counted(piece.to("meta"), torch.empty(1, a, *((1, 1) if one else (height, width)), device="meta"))
+             for piece, a, one in pieces]
+    return tuple(map(sum, zip(*found)))
+"""
+bank.text(3, None, BY_MODULES)
+bank.slip(3, None, ("(height // stride) * (width // stride)", "height * width / stride**2"))  # whole numbers as floats
+
+bank.hint(3, "not-two", "Each of the three functions returns two numbers: (parameters, operations).")
+bank.slip(3, "not-two", ("return (d + 1) * f + (f + 1) * d, 2", "return 2"))
+bank.variant(
+    3,
+    "not-two",
+    BY_ROWS,
+    ("return tuple(map(sum, zip(linear(d, f, n), linear(f, d, n))))", "return linear(d, f, n) + linear(f, d, n)"),
+)
+
+bank.hint(
+    3,
+    "biases-forgotten",
+    "Parameters are missing, as many as the linear layers have biases: one a channel that comes out.",
+)
+bank.slip(3, "biases-forgotten", ("3 * (c + 1) * d + (d + 1) * d", "3 * c * d + d * d"))
+bank.slip(3, "biases-forgotten", ("(d + 1) * f + (f + 1) * d", "2 * d * f"))
+bank.variant(3, "biases-forgotten", BY_ROWS, ("bias=True", "bias=False"))
+
+bank.hint(3, "one-table", "Each head has a table of its own: there are `heads` tables.")
+bank.slip(3, "one-table", ("heads * table", "table"))
+bank.variant(3, "one-table", BY_ROWS, ("(heads * table, 0)", "(table, 0)"))
+
+bank.hint(3, "multiply-add-once", "That is half of it: a multiplication and an addition are two operations.")
+bank.slip(
+    3,
+    "multiply-add-once",
+    ("2 * n * (3 * c * d + d * d) + 2 * 2 * n * n * d", "n * (3 * c * d + d * d) + 2 * n * n * d"),
+)
+bank.slip(3, "multiply-add-once", ("2 * (before", "(before"), ("2 * after * c", "after * c"))
+bank.variant(3, "multiply-add-once", BY_ROWS, ("2 * places", "places"), ("heads * 2 * n", "heads * n"))
+
+bank.hint(
+    3,
+    "scores-once",
+    "There are two products of n² d: queries with keys give the scores, and the scores meet the values.",
+)
+bank.slip(3, "scores-once", ("2 * 2 * n * n * d", "2 * n * n * d"))
+bank.variant(3, "scores-once", BY_ROWS, (", (0, heads * 2 * n * n * k)]", "]"))
+
+bank.hint(
+    3,
+    "scores-each-head",
+    "d is the width of all heads together: a head has d / heads, and the scores of all take 2 n² d.",
+)
+bank.slip(3, "scores-each-head", ("2 * 2 * n * n * d", "2 * 2 * n * n * d * heads"))
+bank.variant(3, "scores-each-head", BY_ROWS, ("k = d // heads", "k = d"))
+
+bank.hint(
+    3,
+    "no-scores",
+    "The projections alone are here. Queries meet keys, and the scores meet the values: both products count.",
+)
+bank.slip(3, "no-scores", (" + 2 * 2 * n * n * d", ""))
+bank.variant(3, "no-scores", BY_ROWS, ("heads * 2 * n * k * n", "0"), ("heads * 2 * n * n * k", "0"))
+
+bank.hint(
+    3,
+    "half",
+    "That is half of it: there are two linear layers, and in each a multiplication and an addition are two operations.",
+)
+bank.slip(3, "half", ("2 * n * (d * f + f * d)", "2 * n * d * f"))
+bank.slip(3, "half", ("2 * n * (d * f + f * d)", "n * (d * f + f * d)"))
+bank.variant(3, "half", BY_ROWS, ("zip(linear(d, f, n), linear(f, d, n))", "zip(linear(d, f, n), (f * d + d, 0))"))
+
+bank.hint(
+    3,
+    "norms-forgotten",
+    "Parameters of the batch norms are missing: a factor and a shift for each of c, m and m channels.",
+)
+bank.slip(3, "norms-forgotten", ("2 * c + c * m + 2 * m + 9 * m + 2 * m", "c * m + 9 * m"))
+bank.slip(3, "norms-forgotten", ("2 * c + c * m + 2 * m + 9 * m + 2 * m", "c + c * m + m + 9 * m + m"))
+bank.variant(3, "norms-forgotten", BY_ROWS, ("(2 * c, 0)", "(0, 0)"), ("(2 * m, 0)", "(0, 0)"))
+
+bank.hint(3, "not-depthwise", "The 3 × 3 convolution takes each channel alone: 9 weights a channel, not 9 m.")
+bank.slip(3, "not-depthwise", ("2 * m + 9 * m + 2 * m", "2 * m + 9 * m * m + 2 * m"))
+bank.slip(3, "not-depthwise", ("after * 9 * m", "after * 9 * m * m"))
+bank.variant(3, "not-depthwise", BY_ROWS, ("(9 * m, 2 * out * 9 * m)", "(9 * m**2, 2 * out * 9 * m**2)"))
+
+bank.hint(
+    3,
+    "squeeze-at-each-place",
+    "Squeeze and excite work on the mean of an image: their products count once, not at each place.",
+)
+bank.slip(3, "squeeze-at-each-place", ("2 * m * squeezed + after", "after * 2 * m * squeezed + after"))
+bank.variant(
+    3,
+    "squeeze-at-each-place",
+    BY_ROWS,
+    ("linear(m, d // 4, 1), linear(d // 4, m, 1)", "linear(m, d // 4, out), linear(d // 4, m, out)"),
+)
+
+bank.hint(3, "squeezed-of-the-wide", "The squeeze goes to d/4 channels: a quarter of the block's width, not of m.")
+bank.slip(3, "squeezed-of-the-wide", ("squeezed = 4 * d, d // 4", "squeezed = 4 * d, d"))
+bank.variant(
+    3,
+    "squeezed-of-the-wide",
+    BY_ROWS,
+    ("linear(m, d // 4, 1), linear(d // 4, m, 1)", "linear(m, m // 4, 1), linear(m // 4, m, 1)"),
+)
+
+bank.hint(3, "stride-too-early", "The first 1 × 1 convolution works before the stride: at all places that come in.")
+bank.slip(3, "stride-too-early", ("before * c * m", "after * c * m"))
+bank.variant(3, "stride-too-early", BY_ROWS, ("linear(c, m, height * width, False)", "linear(c, m, out, False)"))
+
+bank.hint(3, "stride-ignored", "Behind the stride there are fewer places: height/stride · width/stride. The depthwise convolution, the last 1 × 1 "
+          "and the shortcut work there.")  # fmt: skip
+bank.slip(3, "stride-ignored", ("(height // stride) * (width // stride)", "height * width"))
+bank.slip(3, "stride-ignored", ("(height // stride) * (width // stride)", "height * width // stride"))
+bank.variant(3, "stride-ignored", BY_ROWS, ("height * width // stride**2", "height * width"))
+
+bank.hint(3, "no-shortcut", "Where c ≠ d, the shortcut has a projection of its own, with a bias, at the places left.")
+bank.slip(3, "no-shortcut", ("if c != d", "if False"))
+bank.variant(3, "no-shortcut", BY_ROWS, ("if c != d", "if c > d > c"))
+
+bank.hint(
+    3, "shortcut-by-stride", "The shortcut is projected where the channels change (c ≠ d). A stride alone averages."
+)
+bank.slip(3, "shortcut-by-stride", ("if c != d", "if stride > 1"))
+bank.variant(3, "shortcut-by-stride", BY_ROWS, ("if c != d", "if stride == 2"))
+
+bank.hint(
+    3,
+    "wrong-parameters",
+    "The number of parameters is wrong here. Go through the layers one by one: weights, then biases.",
+)
+bank.slip(3, "wrong-parameters", ("3 * (c + 1) * d", "4 * (c + 1) * d"))
+bank.slip(3, "wrong-parameters", ("(f + 1) * d, 2", "(f + 2) * d, 2"), variant=True)
+bank.hint(
+    3,
+    "wrong-operations",
+    "The number of operations is wrong here. For each product: 2 · channels in · channels out · places.",
+)
+bank.slip(3, "wrong-operations", ("2 * n * (3 * c * d + d * d)", "2 * n * (4 * c * d)"))
+bank.slip(3, "wrong-operations", ("2 * n * (d * f + f * d)", "2 * n * n * (d * f + f * d)"), variant=True)
