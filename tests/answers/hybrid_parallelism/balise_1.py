@@ -1,5 +1,212 @@
-"""Answers to balise 1."""
+"""Answers to balise 1: places and groups in a mesh."""
 
 from tests.answers.bank import Bank
 
 bank = Bank("19_hybrid_parallelism", whole=True)
+hint, slip, variant = bank.hint, bank.slip, bank.variant
+
+# NumPy's own digits, and an array of all ranks whose axes are moved
+NUMPY = """
+import numpy as np
+
+
+def place_of(rank, sizes):
+    if not 0 <= rank < math.prod(sizes.values()):
+        raise ValueError(f"rank {rank}, mesh {sizes}")
+    return dict(zip(sizes, np.unravel_index(rank, tuple(sizes.values()))))
+
+
+def rank_at(place, sizes):
+    return int(np.ravel_multi_index([place[axis] for axis in sizes], list(sizes.values())))
+
+
+def groups(axes, sizes):
+    names = list(sizes)
+    inside = [names.index(axis) for axis in names if axis in axes]
+    outside = [k for k in range(len(names)) if k not in inside]
+    numbers = np.arange(math.prod(sizes.values())).reshape(*sizes.values())
+    rows = numbers.transpose(*outside, *inside).reshape(-1, math.prod(sizes[names[k]] for k in inside))
+    return sorted(sorted(row) for row in rows.tolist())
+"""
+bank.text(1, None, NUMPY)
+
+# strides: how many ranks one step along an axis is; groups by their first rank, which stands at 0 of these axes
+STRIDES = """
+def stride(axis, sizes):
+    names = list(sizes)
+    behind = names[names.index(axis) + 1 :]
+    return math.prod(sizes[name] for name in behind)
+
+
+def place_of(rank, sizes):
+    n = math.prod(sizes.values())
+    if rank < 0 or rank >= n:
+        raise ValueError("no such rank")
+    return {axis: rank // stride(axis, sizes) % sizes[axis] for axis in sizes}
+
+
+def rank_at(place, sizes):
+    return sum(place[axis] * stride(axis, sizes) for axis in sizes)
+
+
+def groups(axes, sizes):
+    def along(first, rest):
+        if not rest:
+            return [first]
+        step = stride(rest[0], sizes)
+        return [r for k in range(sizes[rest[0]]) for r in along(first + k * step, rest[1:])]
+
+    firsts = [r for r in range(math.prod(sizes.values())) if all(place_of(r, sizes)[axis] == 0 for axis in axes)]
+    return [along(first, [axis for axis in sizes if axis in axes]) for first in firsts]
+"""
+bank.text(1, None, STRIDES)
+
+hint(1, "place-form", "place_of returns a dictionary with a coordinate for each axis that `sizes` names. Here: {got}")
+slip(1, "place-form", ("return {axis: place[axis] for axis in sizes}", "return tuple(place[axis] for axis in sizes)"))
+slip(
+    1,
+    "place-form",
+    (
+        "return {axis: place[axis] for axis in sizes}",
+        "return {name: place.get(name, 0) for name in ('tensor', 'data', 'pipeline')}",
+    ),
+)
+variant(1, "place-form", NUMPY, ("dict(zip(sizes, np", "list(zip(sizes, np"))
+
+hint(
+    1,
+    "first-axis-first",
+    "Ranks count up along the *last* axis first: ranks 0 and 1 differ in the last coordinate. Here they differ in the first one.",
+)
+slip(1, "first-axis-first", ("in reversed(sizes)", "in sizes"))
+variant(
+    1, "first-axis-first", STRIDES, ("behind = names[names.index(axis) + 1 :]", "behind = names[: names.index(axis)]")
+)
+
+hint(
+    1,
+    "wrong-stride",
+    "A step along an axis is as many ranks as *all* axes behind it have together, their product. Here it is the size of one axis.",
+)
+slip(
+    1,
+    "wrong-stride",
+    ("left, place[axis] = divmod(left, sizes[axis])", "place[axis], left = left // sizes[axis] % sizes[axis], left"),
+    ("if left:", "if not 0 <= rank < math.prod(sizes.values()):"),
+)
+slip(
+    1,
+    "wrong-stride",
+    ("left, place[axis] = divmod(left, sizes[axis])", "place[axis] = rank // sizes[axis] % sizes[axis]"),
+    ("if left:", "if rank < 0:"),
+)
+variant(
+    1,
+    "wrong-stride",
+    STRIDES,
+    ("return {axis: rank // stride(axis, sizes) % sizes[axis]", "return {axis: rank // sizes[axis] % sizes[axis]"),
+)
+
+hint(1, "wrong-place", "These are not the coordinates. Write the mesh of 2 × 3 × 4 down: rank 13 is at 1, 0, 1.")
+slip(1, "wrong-place", ("divmod(left, sizes[axis])\n", "divmod(left, sizes[axis])\n        place[axis] += 1\n"))
+slip(1, "wrong-place", ("return {axis: place[axis] for axis in sizes}", "return dict(zip(sizes, place.values()))"))
+variant(1, "wrong-place", STRIDES, ("% sizes[axis] for axis in sizes}", "for axis in sizes}"))
+
+hint(1, "rank-outside", "A mesh of n ranks has the ranks 0 to n − 1. For any other, raise ValueError; here: {got}")
+slip(
+    1,
+    "rank-outside",
+    (
+        '    if left:  # below 0 for a negative rank\n        raise ValueError(f"a mesh of {sizes} has no rank {rank}")\n',
+        "",
+    ),
+)
+slip(1, "rank-outside", ("if left:", "if left > 0:"))
+variant(1, "rank-outside", STRIDES, ("rank < 0 or rank >= n", "rank > n"))
+
+hint(
+    1,
+    "order-of-place",
+    "rank_at gives another rank when the same place lists its axes in another order. The order of the mesh is that of `sizes`.",
+)
+slip(
+    1,
+    "order-of-place",
+    (
+        "for axis, size in sizes.items():\n        rank = rank * size + place[axis]",
+        "for axis, number in place.items():\n        rank = rank * sizes[axis] + number",
+    ),
+)
+variant(
+    1,
+    "order-of-place",
+    NUMPY,
+    ("[place[axis] for axis in sizes], list(sizes.values())", "list(place.values()), [sizes[axis] for axis in place]"),
+)
+
+hint(
+    1,
+    "wrong-rank",
+    "rank_at has to undo place_of: each coordinate counts as many ranks as all axes behind it have together.",
+)
+slip(1, "wrong-rank", ("in sizes.items():\n        rank", "in reversed(sizes.items()):\n        rank"))
+slip(1, "wrong-rank", ("rank = rank * size + place[axis]", "rank += size * place[axis]"))
+variant(1, "wrong-rank", STRIDES, ("place[axis] * stride(axis, sizes) for", "place[axis] * sizes[axis] for"))
+
+hint(1, "groups-form", "groups returns a list of groups, each of them a list of ranks. Here: {got}")
+slip(1, "groups-form", ("return list(found.values())", "return found"))
+slip(1, "groups-form", ("return list(found.values())", "return list(found.values())[0]"))
+variant(1, "groups-form", NUMPY, ("sorted(sorted(row) for row in rows.tolist())", "rows"))
+
+hint(
+    1,
+    "others-vary",
+    "The ranks of these groups agree in {axes}, and differ in the other axes. The axes that are named are those in which they "
+    "*differ*: of a mesh of {sizes} the groups are {due}.",
+)
+slip(1, "others-vary", ("if axis not in axes", "if axis in axes"))
+variant(1, "others-vary", NUMPY, ("if axis in axes]", "if axis not in axes]"))
+
+hint(
+    1, "one-axis-of-several", "Of the axes {axes} only one varies in these groups. Of a mesh of {sizes} they are {due}."
+)
+slip(1, "one-axis-of-several", ("if axis not in axes", "if axis not in axes[:1]"))
+variant(1, "one-axis-of-several", STRIDES, ("firsts = ", "axes = axes[-1:]\n    firsts = "))
+
+hint(
+    1,
+    "not-once",
+    "Each rank is in exactly one group; here some are in none, or in two. For {axes} of a mesh of {sizes}: {due}.",
+)
+slip(1, "not-once", ("return list(found.values())", "return [one for one in found.values() if 0 in one]"))
+slip(1, "not-once", ("return list(found.values())", "return [one for one in found.values() if len(one) > 1]"))
+variant(
+    1,
+    "not-once",
+    STRIDES,
+    (
+        "firsts = [r for r in range(math.prod(sizes.values())) if all(place_of(r, sizes)[axis] == 0 for axis in axes)]",
+        "firsts = range(math.prod(sizes.values()))",
+    ),
+)
+
+hint(1, "wrong-groups", "Ranks share a group if they differ in {axes} only. Of a mesh of {sizes}: {due}.")
+NEIGHBOURS = "size = math.prod(sizes[axis] for axis in axes)\n    n = math.prod(sizes.values())\n    return [list(range(k, k + size)) for k in range(0, n, size)]\n    found = {}"
+slip(1, "wrong-groups", ("found = {}", NEIGHBOURS))
+variant(1, "wrong-groups", NUMPY, ("numbers.transpose(*outside, *inside).reshape", "numbers.reshape"))
+
+hint(
+    1,
+    "groups-order",
+    "The groups are right, their order is not: ranks count up in a group, and groups by their first rank.",
+)
+slip(1, "groups-order", ("return list(found.values())", "return list(found.values())[::-1]"))
+slip(1, "groups-order", ("return list(found.values())", "return [one[::-1] for one in found.values()]"))
+variant(1, "groups-order", NUMPY, ("sorted(sorted(row) for row in rows.tolist())", "rows[::-1].tolist()"))
+variant(1, "groups-order", STRIDES, ("[axis for axis in sizes if axis in axes]", "list(axes)"))
+
+hint(1, "sizes-changed", "`sizes` is another one after these calls. It is the caller's: work on a copy.")
+slip(1, "sizes-changed", ("return list(found.values())", "sizes.clear()\n    return list(found.values())"))
+variant(
+    1, "sizes-changed", NUMPY, ("names = list(sizes)\n    inside", "names, sizes[None] = list(sizes), 1\n    inside")
+)
