@@ -321,21 +321,55 @@ tp.check(5, peak_bytes, choose_blocks)
 # Placeholder after balise 5.
 
 # %% [markdown]
+# ## A gradient lives only until it is used
+#
+# After the usual backward pass, the gradients of all parameters exist together, as many bytes as the parameters; then the
+# optimizer goes through them. But the gradient of a layer is complete long before the backward pass ends. If its step is done
+# *there*, its memory is free again for the next one, and it is still in the cache. The lecture calls this **optimizer fusion**
+# (Jiang and others, 2021).
+#
 # ### Balise 6 · The optimizer's step inside backward
 #
-# Placeholder of balise 6. About 1 line.
+# **`step_in_backward(model, make, max_norm=None, micro_batches=1, scaler=None)`** prepares a model so that `loss.backward()`
+# alone updates it; `make([p, …])` makes an optimizer of some parameters, such as `torch.optim.AdamW`.
+#
+# - The weights are those of the usual loop, step by step, whatever the optimizer remembers. Some parameters may be frozen,
+#   and some get no gradient in a step.
+# - Once a parameter's step is done, its gradient is gone: `p.grad` is `None`.
+# - Returns the list of optimizers, in which a loop may change the rates.
+# - Three things cannot be had with it: `max_norm` (clipping by the norm of all gradients), more than one of `micro_batches`
+#   (accumulation), and a `scaler` (a `GradScaler` skips a step in which any gradient is infinite). If one of them is asked
+#   for, raise a `ValueError` that says why, and leave the model as it is.
+#
+# About 12 lines, 15 minutes.
 #
 # <details><summary>Hint</summary>
 #
-# Placeholder.
+# `p.register_post_accumulate_grad_hook(f)` calls `f(p)` when `p.grad` is complete. One optimizer for each parameter,
+# kept from step to step, in a dictionary: the momentum lives in it. A function made in a loop sees the loop variable's *last*
+# value: use what the hook is given.
 # </details>
 
 
 # %% tags=["balise-6"]
-def step_in_backward(x):
-    """Placeholder."""
+def step_in_backward(model, make, max_norm=None, micro_batches=1, scaler=None):
+    """From now on backward updates each parameter as soon as its gradient is there. Returns the list of optimizers."""
     # BEGIN SOLUTION
-    return x
+    if max_norm is not None:
+        raise ValueError("the norm of all gradients is known when the first ones are gone already")
+    if micro_batches > 1:
+        raise ValueError("to add up gradients of several micro-batches, all of them would have to stay")
+    if scaler is not None:
+        raise ValueError("whether to skip a step is known when its first updates are done already")
+    optimizers = {p: make([p]) for p in model.parameters() if p.requires_grad}
+
+    def update(p):
+        optimizers[p].step()
+        p.grad = None
+
+    for p in optimizers:
+        p.register_post_accumulate_grad_hook(update)
+    return list(optimizers.values())
     # END SOLUTION
 
 

@@ -1,5 +1,198 @@
-"""Answers to balise 6."""
+"""Answers to balise 6 of 12_large_models: the optimizer's step inside backward."""
 
 from tests.answers.bank import Bank
 
 bank = Bank("12_large_models", whole=True)
+hint, slip, variant = bank.hint, bank.slip, bank.variant
+
+# one optimizer of all parameters: those without a gradient are left alone
+ONE = """
+def step_in_backward(model, make, max_norm=None, micro_batches=1, scaler=None):
+    if not (max_norm is None and micro_batches == 1 and scaler is None):
+        raise ValueError("needs all gradients at once")
+    optimizer = make(list(model.parameters()))
+
+    def update(p):
+        optimizer.step()
+        optimizer.zero_grad()
+
+    for p in model.parameters():
+        if p.requires_grad:
+            p.register_post_accumulate_grad_hook(update)
+    return [optimizer]
+"""
+bank.text(6, None, ONE)
+
+# a closure for each; layer by layer, so that a tied weight is met twice
+CLOSURES = """
+import functools
+
+
+def step_in_backward(model, make, max_norm=None, micro_batches=1, scaler=None):
+    for name, asked in {"clipping": max_norm, "accumulation": micro_batches != 1, "a scaler": scaler}.items():
+        if asked is not None and asked is not False:
+            raise ValueError(f"{name} needs all gradients at once")
+    made = []
+
+    def update(p, optimizer):
+        if p.grad is not None:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+
+    for layer in model.modules():
+        for p in layer.parameters(recurse=False):
+            if p.requires_grad:
+                made.append(make([p]))
+                p.register_post_accumulate_grad_hook(functools.partial(update, optimizer=made[-1]))
+    return made
+"""
+bank.text(6, None, CLOSURES)
+
+STEP = "        optimizers[p].step()\n        p.grad = None\n"
+REGISTER = "        p.register_post_accumulate_grad_hook(update)\n"
+TAKEN = "    optimizers = {p: make([p]) for p in model.parameters() if p.requires_grad}\n"
+LIST = "    return list(optimizers.values())"
+
+slip(6, "nothing-returned", (LIST, "    return None"))
+hint(6, "optimizers-form", "Return the list of optimizers.")
+slip(6, "optimizers-form", (LIST, "    return optimizers"))
+variant(6, "optimizers-form", ONE, ("return [optimizer]", "return optimizer"))
+
+hint(6, "nothing-moves", "After loss.backward() no weight has moved. Is a step done inside it, when the gradient is there? A hook of "
+     "register_hook comes before p.grad is set; one of register_post_accumulate_grad_hook after it.")  # fmt: skip
+slip(6, "nothing-moves", (REGISTER, "        pass\n"))
+slip(6, "nothing-moves", (REGISTER, "        p.register_hook(lambda g, p=p: update(p))\n"))
+variant(
+    6,
+    "nothing-moves",
+    ONE,
+    (
+        "        optimizer.step()\n        optimizer.zero_grad()",
+        "        optimizer.zero_grad()\n        optimizer.step()",
+    ),
+)
+
+hint(6, "few-move", "After loss.backward() only {moved} of {all} parameters have moved. A function made in a loop sees the loop variable's "
+     "last value when it is called: use the parameter that the hook is given.")  # fmt: skip
+slip(6, "few-move", (REGISTER, "        p.register_post_accumulate_grad_hook(lambda _: update(p))\n"))
+variant(6, "few-move", CLOSURES, ("functools.partial(update, optimizer=made[-1])", "lambda p: update(p, made[-1])"))
+
+hint(6, "wrong-weights", "After four steps the weights are not those of the usual loop: one step for each gradient, with the optimizer that "
+     "`make` gives.")  # fmt: skip
+slip(
+    6,
+    "wrong-weights",
+    ("        optimizers[p].step()\n", "        optimizers[p].step()\n        optimizers[p].step()\n"),
+)
+slip(6, "wrong-weights", ("        optimizers[p].step()\n", "        p.data -= 0.01 * p.grad\n"))
+variant(
+    6,
+    "wrong-weights",
+    ONE,
+    ("        optimizer.step()\n", "        p.grad /= p.grad.norm()\n        optimizer.step()\n"),
+)
+
+hint(6, "gradients-add-up", "The gradient of one step was still there in the next one, and both were added up. Set p.grad to None once "
+     "it is used.")  # fmt: skip
+slip(6, "gradients-add-up", ("        p.grad = None\n", ""))
+variant(6, "gradients-add-up", CLOSURES, ("            optimizer.zero_grad(set_to_none=True)\n", ""))
+
+hint(6, "used-again", "Each hook makes the step of all parameters, and those whose gradient had come earlier still have it: they were moved "
+     "several times. Step once a gradient, and drop it at once.")  # fmt: skip
+variant(6, "used-again", ONE, ("        optimizer.zero_grad()", "        optimizer.zero_grad() if p is first else None"), (
+    "    def update(p)", "    first = next(model.parameters())\n\n    def update(p)"))  # fmt: skip
+slip(
+    6,
+    "used-again",
+    (
+        STEP,
+        "        for optimizer in optimizers.values():\n            optimizer.step()\n        if p is next(iter(optimizers)):\n            model.zero_grad()\n",
+    ),
+)
+
+hint(6, "state-lost", "With plain SGD the weights are right; with an optimizer that remembers something they are not. Make the optimizers once, "
+     "before the first step: momentum and variance live in them.")  # fmt: skip
+slip(6, "state-lost", ("optimizers[p].step()", "make([p]).step()"))
+variant(6, "state-lost", ONE, ("        optimizer.step()", "        make([p]).step()"))
+
+hint(
+    6,
+    "rate-ignored",
+    "The rates that a loop sets in the returned optimizers have no effect. Return those that make the steps.",
+)
+slip(6, "rate-ignored", (LIST, "    return [make([p]) for p in optimizers]"))
+variant(6, "rate-ignored", ONE, ("return [optimizer]", "return [make([p]) for p in model.parameters()]"))
+
+hint(6, "gradients-left", "After backward {left} of {all} gradients are still there. p.grad shall be None: a gradient of zeros takes as much memory "
+     "as any other.")  # fmt: skip
+slip(6, "gradients-left", ("p.grad = None", "p.grad.zero_()"))
+slip(6, "gradients-left", ("p.grad = None", "optimizers[p].zero_grad(set_to_none=False)"))
+slip(6, "gradients-left", ("p.grad = None", "p.grad *= 0"), variant=True)
+
+hint(6, "moved-too-early", "A hook changed a weight that backward still needed: it may make the step of its own parameter alone, as an optimizer "
+     "moves all that have a gradient, even one of zeros.")  # fmt: skip
+slip(
+    6,
+    "moved-too-early",
+    (
+        STEP,
+        "        for optimizer in optimizers.values():\n            optimizer.step()\n            optimizer.zero_grad(set_to_none=False)\n",
+    ),
+)
+variant(6, "moved-too-early", ONE, ("optimizer.zero_grad()", "optimizer.zero_grad(set_to_none=False)"))
+
+hint(6, "gradients-together", "At some moment memory for {layers} gradients is in use beside weights and states, of {all} layers. Nothing may hold a gradient "
+     "once its step is done: no list, and no waiting for the last one.")  # fmt: skip
+TOGETHER = (
+    STEP,
+    "        ready.append(p)\n        if len(ready) == len(optimizers) or p is first:\n            for q in ready:\n                optimizers[q].step()\n                q.grad = None\n            ready.clear()\n",
+)
+slip(
+    6,
+    "gradients-together",
+    TOGETHER,
+    ("    def update(p)", "    ready, first = [], next(iter(optimizers))\n\n    def update(p)"),
+    ("    optimizers = {p", "    optimizers = {p"),
+)
+slip(6, "gradients-together", ("        p.grad = None\n", "        seen.append(p.grad)\n        p.grad = None\n        if p is next(iter(optimizers)):\n            seen.clear()\n"), (
+    "    def update(p)", "    seen = []\n\n    def update(p)"))  # fmt: skip
+variant(6, "gradients-together", CLOSURES, ("            optimizer.zero_grad(set_to_none=True)\n", "            held[id(p)] = p.grad\n            optimizer.zero_grad(set_to_none=True)\n"), (
+    "    made = []", "    made, held = [], {}"))  # fmt: skip
+
+hint(
+    6,
+    "not-refused",
+    "With {name} given, nothing was refused. It needs all gradients before the first step: raise a ValueError.",
+)
+slip(6, "not-refused", ("if max_norm is not None:", "if max_norm is not None and max_norm > 1:"))
+slip(6, "not-refused", ("if micro_batches > 1:", "if micro_batches < 1:"))
+slip(6, "not-refused", ("if scaler is not None:", "if scaler is True:"))
+variant(6, "not-refused", ONE, (" and scaler is None", ""))
+variant(6, "not-refused", CLOSURES, ("micro_batches != 1", "False"))
+
+hint(6, "refused-otherwise", "With {name} given it ended with {error}; a ValueError is expected, that says why.")
+slip(
+    6,
+    "refused-otherwise",
+    (
+        "    if micro_batches > 1:\n        raise ValueError(",
+        "    if micro_batches > 1:\n        raise NotImplementedError(",
+    ),
+)
+variant(
+    6,
+    "refused-otherwise",
+    ONE,
+    ("    if not (", "    assert ("),
+    ('is None):\n        raise ValueError("needs all gradients at once")', "is None)"),
+)
+
+hint(
+    6,
+    "refused-late",
+    "With {name} given there was a ValueError, but the model is changed already: its hooks make steps. Refuse first.",
+)
+slip(6, "refused-late", ("    if scaler is not None:\n        raise ValueError(\"whether to skip a step is known when its first updates are done already\")\n", ""), (
+    LIST, "    if scaler is not None:\n        raise ValueError('skip')\n" + LIST))  # fmt: skip
+variant(6, "refused-late", ONE, ("    if not (max_norm is None and micro_batches == 1 and scaler is None):\n        raise ValueError(\"needs all gradients at once\")\n", ""), (
+    "    return [optimizer]", "    if max_norm or micro_batches > 1 or scaler:\n        raise ValueError('no')\n    return [optimizer]"))  # fmt: skip
