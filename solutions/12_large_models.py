@@ -377,26 +377,57 @@ def step_in_backward(model, make, max_norm=None, micro_batches=1, scaler=None):
 tp.check(6, step_in_backward)
 
 # %% [markdown]
-# ### Balise 7 · Where data parallelism ends
+# ## Where data parallelism ends
 #
-# Placeholder of balise 7. About 1 line.
+# In data parallelism each rank holds a whole model and its own images. More ranks take more images; they make no room for a
+# larger model. ZeRO shares out the states, recomputation shrinks the activations. What is the most that a card can take?
+#
+# ### Balise 7 · The largest batch that fits
+#
+# - **`rank_bytes(n_parameters, largest, activations, batch, n_ranks, stage)`**: bytes that a rank needs in a step.
+#   It has the states of mixed precision with Adam, as `planner.state_bytes(n_parameters, n_ranks, stage).total` gives them
+#   (`stage` 0 is DDP, 1 to 3 are those of ZeRO); `activations` bytes for each of the `batch` images *of this rank*; and
+#   what it holds for a moment. In stages 2 and 3 that is the gradient of one block before it is shared out, in stage 3 also
+#   the gathered weights of one block, 2 bytes a parameter each. `largest` is the number of parameters of the largest block.
+# - **`largest_batch(bytes_of, memory, most)`**: the largest batch, from 1 to `most`, of which `bytes_of(batch)` is at most
+#   `memory`; 0 if not even one image fits. `bytes_of` never falls when the batch grows, but it need not be a straight line:
+#   it may be a measurement, which takes seconds. Ask for 1 to `most` alone, and about log₂(`most`) times.
+#
+# About 3 and 7 lines; 10 minutes.
 #
 # <details><summary>Hint</summary>
 #
-# Placeholder.
+# Keep two numbers: a batch that fits (0 to begin with) and one that does not (`most + 1`). Ask for the one in the middle, and
+# move one of the two there, until they are neighbours.
 # </details>
 
 
 # %% tags=["balise-7"]
-def largest(x):
-    """Placeholder."""
+def rank_bytes(n_parameters, largest, activations, batch, n_ranks, stage):
+    """Bytes of one rank in a training step; activations: bytes an image, largest: parameters of the largest block."""
     # BEGIN SOLUTION
-    return x
+    states = planner.state_bytes(n_parameters, n_ranks, stage).total
+    moment = 2 * largest * ((stage >= 2) + (stage >= 3))
+    return states + batch * activations + moment
+    # END SOLUTION
+
+
+def largest_batch(bytes_of, memory, most):
+    """The largest batch up to `most` with bytes_of(batch) <= memory; 0 if there is none."""
+    # BEGIN SOLUTION
+    fits, fails = 0, most + 1
+    while fails - fits > 1:
+        middle = (fits + fails) // 2
+        if bytes_of(middle) <= memory:
+            fits = middle
+        else:
+            fails = middle
+    return fits
     # END SOLUTION
 
 
 # %%
-tp.check(7, largest)
+tp.check(7, rank_bytes, largest_batch)
 
 # %% [markdown]
 # ## The limit, card by card

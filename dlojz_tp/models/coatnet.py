@@ -75,6 +75,18 @@ COATNETS = {
 }
 
 
+class Stem(nn.Sequential):
+    """Two convolutions, the first with a stride of 2. images (b, c, H, W) -> (b, d, H/2, W/2)."""
+
+    def __init__(self, channels: int, width: int):
+        super().__init__(
+            nn.Conv2d(channels, width, 3, stride=2, padding=1, bias=False),
+            nn.BatchNorm2d(width),
+            nn.GELU(),
+            nn.Conv2d(width, width, 3, padding=1, bias=False),
+        )
+
+
 class SqueezeExcitation(nn.Module):
     """Scale each channel by what the mean of all channels says. (b, c, H, W) -> same."""
 
@@ -198,12 +210,7 @@ class CoAtNet(nn.Module):
     def __init__(self, config: CoAtNetConfig):
         super().__init__()
         self.config = config
-        self.stem = nn.Sequential(
-            nn.Conv2d(config.channels, config.stem, 3, stride=2, padding=1, bias=False),
-            nn.BatchNorm2d(config.stem),
-            nn.GELU(),
-            nn.Conv2d(config.stem, config.stem, 3, padding=1, bias=False),
-        )
+        self.stem = Stem(config.channels, config.stem)
         self.blocks = nn.ModuleList(block(config, i) for i in range(len(block_shapes(config))))
         self.head = Head(config.stages[-1].width, config.classes)
 

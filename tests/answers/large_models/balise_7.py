@@ -3,3 +3,240 @@
 from tests.answers.bank import Bank
 
 bank = Bank("12_large_models", whole=True)
+
+# part by part; a step that halves
+BY_PARTS = """
+def rank_bytes(n_parameters, largest, activations, batch, n_ranks, stage):
+    weights = gradients = 2 * n_parameters
+    optimizer = 12 * n_parameters
+    if stage >= 1:
+        optimizer /= n_ranks
+    if stage >= 2:
+        gradients = gradients / n_ranks + 2 * largest
+    if stage == 3:
+        weights = weights / n_ranks + 2 * largest
+    return weights + gradients + optimizer + activations * batch
+
+
+def largest_batch(bytes_of, memory, most):
+    found, step = 0, 1 << most.bit_length()
+    while step:
+        if found + step <= most and bytes_of(found + step) <= memory:
+            found += step
+        step //= 2
+    return found
+"""
+bank.text(7, None, BY_PARTS)
+BISECT = """
+import bisect
+
+
+def rank_bytes(n_parameters, largest, activations, batch, n_ranks, stage):
+    held = planner.state_bytes(n_parameters, n_ranks, stage)
+    return held.parameters + held.gradients + held.optimizer + batch * activations + [0, 0, 2, 4][stage] * largest
+
+
+def largest_batch(bytes_of, memory, most):
+    return bisect.bisect_right(range(1, most + 1), memory, key=bytes_of)
+"""
+bank.text(7, None, BISECT)
+DOUBLING = """
+def rank_bytes(n_parameters, largest, activations, batch, n_ranks, stage):
+    extra = {0: 0, 1: 0, 2: 2 * largest, 3: 4 * largest}
+    return int(planner.state_bytes(n_parameters, n_ranks, stage).total + extra[stage] + activations * batch)
+
+
+def largest_batch(bytes_of, memory, most):
+    low, high = 0, 1
+    while high <= most and bytes_of(high) <= memory:
+        low, high = high, 2 * high
+    high = min(high, most + 1)
+    while high - low > 1:
+        half = low + (high - low) // 2
+        low, high = (half, high) if bytes_of(half) <= memory else (low, half)
+    return low
+"""
+bank.slip(7, None, ("(stage >= 2) + (stage >= 3)", "max(0, stage - 1)"))
+bank.text(7, None, DOUBLING.replace("int(planner", "float(planner"))
+
+bank.hint(7, "not-a-number", "rank_bytes returns one number: bytes.")
+bank.slip(
+    7, "not-a-number", ("return states + batch * activations + moment", "return states, batch * activations, moment")
+)
+bank.variant(7, "not-a-number", BISECT, ("return held.parameters + ", "return held, held.parameters + "))
+
+bank.hint(
+    7,
+    "images-shared-out",
+    "The batch is this rank's own already: other ranks have other images, and take none of these.",
+)
+bank.slip(7, "images-shared-out", ("batch * activations", "batch * activations / n_ranks"))
+bank.variant(7, "images-shared-out", BY_PARTS, ("activations * batch", "activations * batch / n_ranks"))
+
+bank.hint(7, "one-image", "Each image of the batch has its activations: `activations` is for one.")
+bank.slip(7, "one-image", ("batch * activations", "activations"))
+bank.variant(7, "one-image", BY_PARTS, ("activations * batch", "activations"))
+
+bank.hint(
+    7,
+    "shared-in-ddp",
+    "In stage 0, DDP, nothing is shared out: each rank has all states, however many ranks there are.",
+)
+bank.slip(7, "shared-in-ddp", ("n_ranks, stage).total", "n_ranks, stage).total / (n_ranks if stage == 0 else 1)"))
+bank.slip(7, "shared-in-ddp", ("n_ranks, stage).total", "n_ranks, 3).total"))
+bank.slip(7, "shared-in-ddp", ("n_ranks, stage).total", "n_ranks, max(stage, 1)).total"))
+bank.variant(7, "shared-in-ddp", BY_PARTS, ("if stage >= 1:", "if stage >= 0:"))
+
+bank.hint(
+    7,
+    "moment-in-ddp",
+    "DDP has all weights and gradients whole all the time. Nothing more lives for a moment: that begins with stage 2.",
+)
+bank.slip(7, "moment-in-ddp", ("((stage >= 2) + (stage >= 3))", "2"))
+bank.slip(7, "moment-in-ddp", ("((stage >= 2) + (stage >= 3))", "(1 + (stage >= 3))"))
+bank.variant(7, "moment-in-ddp", BISECT, ("[0, 0, 2, 4]", "[2, 2, 2, 4]"))
+
+bank.hint(7, "moment-forgotten", "States and activations are here. In stages 2 and 3 something lives for a moment: a block's whole gradient, in "
+          "stage 3 its gathered weights as well.")  # fmt: skip
+bank.slip(7, "moment-forgotten", ("+ moment", ""))
+bank.variant(7, "moment-forgotten", BY_PARTS, (" + 2 * largest", ""))
+
+bank.hint(
+    7,
+    "gradients-whole-too",
+    "In stage 3 a block is whole twice for a moment: its gathered weights, and its gradient before it is shared out.",
+)
+bank.slip(7, "gradients-whole-too", ("(stage >= 2) + (stage >= 3)", "stage >= 3"))
+bank.slip(7, "gradients-whole-too", ("(stage >= 2) + (stage >= 3)", "stage >= 2"))
+bank.variant(7, "gradients-whole-too", BISECT, ("[0, 0, 2, 4]", "[0, 0, 2, 2]"))
+
+bank.hint(
+    7,
+    "all-gathered",
+    "Stage 3 gathers one block after the other, and lets go of each: of the whole model only the largest block counts.",
+)
+bank.slip(7, "all-gathered", ("2 * largest *", "2 * n_parameters *"))
+bank.variant(7, "all-gathered", BY_PARTS, ("2 * largest", "2 * n_parameters"))
+
+bank.hint(
+    7,
+    "stage-ignored",
+    "All stages give the same here. Stage 1 shares out the optimizer's states, 2 also gradients, 3 also weights.",
+)
+bank.slip(7, "stage-ignored", ("n_ranks, stage).total", "n_ranks, 0).total"))
+bank.variant(
+    7, "stage-ignored", BISECT, ("state_bytes(n_parameters, n_ranks, stage)", "state_bytes(n_parameters, 1, stage)")
+)
+
+bank.hint(7, "elements-moment", "A parameter has 2 bytes: the moment's gradient and weights too.")
+bank.slip(7, "elements-moment", ("2 * largest *", "largest *"))
+bank.variant(7, "elements-moment", BISECT, ("[0, 0, 2, 4]", "[0, 0, 1, 2]"))
+
+bank.hint(
+    7, "wrong-ddp", "These bytes are wrong: states, and the activations of each image. What does DDP hold beside them?"
+)
+bank.slip(7, "wrong-ddp", ("batch * activations", "(batch - 1) * activations"))
+bank.variant(7, "wrong-ddp", BY_PARTS, ("12 * n_parameters", "8 * n_parameters"))
+bank.hint(
+    7, "wrong-zero", "With DDP the bytes are right, here not: which states are shared out, and what lives for a moment?"
+)
+bank.slip(7, "wrong-zero", ("(stage >= 2) + (stage >= 3)", "(stage >= 1) + (stage >= 2) + 3 * (stage >= 3)"))
+bank.variant(7, "wrong-zero", BISECT, ("[0, 0, 2, 4]", "[0, 4, 0, 2]"))
+
+bank.hint(7, "not-a-batch", "largest_batch returns one whole number: 0 where nothing fits.")
+bank.slip(7, "not-a-batch", ("return fits", "return fits or None"))
+bank.variant(7, "not-a-batch", DOUBLING, ("return low", "return low, high"))
+
+bank.hint(7, "less-than", "A batch that fills the memory exactly fits: at most, not less than.")
+bank.slip(7, "less-than", ("(middle) <= memory", "(middle) < memory"))
+bank.variant(7, "less-than", BISECT, ("bisect_right", "bisect_left"))
+
+bank.hint(7, "first-that-fails", "That is the smallest batch that does not fit. The one before it is asked for.")
+bank.slip(7, "first-that-fails", ("return fits", "return fails"))
+bank.variant(7, "first-that-fails", BISECT, ("key=bytes_of)", "key=bytes_of) + 1"))
+
+bank.hint(
+    7, "power-of-two", "That is the largest power of two that fits. Batches between it and the next may fit as well."
+)
+POWERS = DOUBLING.split("    high = min(")[0] + "    return low\n"
+bank.text(7, "power-of-two", POWERS)
+bank.variant(7, "power-of-two", POWERS, ("return low", "return high // 2"))
+
+bank.hint(
+    7,
+    "as-if-straight",
+    "Memory need not grow in a straight line: two measurements do not tell the rest. Ask where you are going.",
+)
+LINE = (
+    BISECT.split("    return bisect")[0]
+    + """    one, two = bytes_of(1), bytes_of(min(2, most))
+    if one > memory:
+        return 0
+    each = two - one
+    return min(most, 1 + int((memory - one) // each)) if each else most
+"""
+)
+bank.text(7, "as-if-straight", LINE)
+bank.variant(
+    7,
+    "as-if-straight",
+    LINE,
+    ("one, two = bytes_of(1), bytes_of(min(2, most))", "one = bytes_of(1)"),
+    ("two - one", "bytes_of(2) - bytes_of(1)"),
+)
+
+bank.hint(
+    7,
+    "wrong-batch",
+    "A larger batch fits as well, or this one does not: is `bytes_of` of what you return at most `memory`, and of one more above it?",
+)
+bank.slip(7, "wrong-batch", ("fits = middle", "fits = middle + 1"))
+bank.variant(7, "wrong-batch", BY_PARTS, ("step //= 2", "step //= 4"))
+
+bank.hint(7, "not-zero", "Not even one image fits here: return 0.")
+bank.slip(7, "not-zero", ("fits, fails = 0, most + 1", "fits, fails = 1, most + 1"))
+bank.variant(7, "not-zero", DOUBLING, ("return low", "return max(low, 1)"))
+
+bank.hint(7, "not-most", "`most` is the largest batch that is asked for, and it may be returned.")
+bank.slip(7, "not-most", ("0, most + 1", "0, most"))
+bank.variant(7, "not-most", BISECT, ("most + 1", "most"))
+
+bank.hint(7, "asked-outside", "bytes_of was asked for a batch of {batch}: only 1 to `most` can be measured.")
+bank.slip(7, "asked-outside", ("    while fails", "    if bytes_of(0) > memory:\n        return 0\n    while fails"))
+bank.variant(
+    7,
+    "asked-outside",
+    BISECT,
+    ("range(1, most + 1), memory, key=bytes_of)", "range(most + 1), memory, key=bytes_of) - 1"),
+)
+
+bank.hint(
+    7,
+    "asked-often",
+    "bytes_of may take seconds, and it was asked far more than log₂(most) times. Halve what is left with each question.",
+)
+BELOW = (
+    BISECT.split("    return bisect")[0]
+    + """    batch = 0
+    while batch < most and bytes_of(batch + 1) <= memory:
+        batch += 1
+    return batch
+"""
+)
+bank.text(
+    7,
+    "asked-often",
+    BELOW.replace(
+        "while batch",
+        "while batch + 64 <= most and bytes_of(batch + 64) <= memory:\n        batch += 64\n    while batch",
+    ),
+)
+bank.variant(
+    7,
+    "asked-often",
+    BELOW,
+    (
+        "while batch",
+        "while batch + 100 <= most and bytes_of(batch + 100) <= memory:\n        batch += 100\n    while batch",
+    ),
+)
