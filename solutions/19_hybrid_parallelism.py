@@ -317,41 +317,139 @@ tp.check(4, stage_parameters, rank_memory)
 # %% [markdown]
 # ### Balise 5 · The time of a step
 #
-# Placeholder of balise 5. About 1 line.
+# Five things take a rank's time: what it computes, the sums over its tensor ranks, waiting for the other stages (the
+# bubble), their messages, and the gradients' way over the data ranks. Only what nothing hides counts.
+#
+# `stage_time(model, layout, cluster)` returns two numbers: the seconds that one micro-batch takes on one stage, forward and
+# backward, for (computing, sums over tensor ranks). For each layer:
+#
+# - a forward has $24bsh^2 + 4bs^2h$ operations, a backward twice as many; recomputation `"full"` adds a forward. The $t$ ranks
+#   share them, each at `cluster.products * cluster.peak` operations a second;
+# - what is no product moves `planner.layer_bytes(model, layout, again=True)` bytes `cluster.traffic` times through the memory,
+#   `cluster.card.bandwidth` bytes a second; 4/3 as often with recomputation `"full"`;
+# - two all-reduces of $2bsh$ bytes in forward, two in backward, two more with `"full"`: `planner.all_reduce(size, t,
+#   cluster.inside(t))`. With `layout.overlap`, each of backward's two runs beside the product for a weight's gradient,
+#   $2bs \cdot 3h \cdot h / t$ operations (queries, keys, values) and $2bs \cdot 4h \cdot h / t$: what is shorter is hidden.
+#
+# `data_time(n, layout, cluster, beside)` returns the seconds for the gradients of a rank's `n` parameters: a reduce-scatter
+# of $4n$ bytes, then an all-gather of as many with ZeRO 0, of $2n$ with 1 (the parameters). `hierarchical_reduce_scatter` of the planner
+# has nodes; an all-gather takes as long. Tensor ranks are neighbours, so `gcd(data, node // tensor)` ranks of the group share a node.
+# With `layout.overlap`, `beside` seconds of it are hidden.
+#
+# `step_time(model, layout, cluster)` returns a dict of seconds, for $m$ micro-batches, $p$ stages, $v$ chunks:
+#
+# - `"compute"` and `"tensor"`: $m$ times the stage's; to each micro-batch's computing add the head, $6bshV/t$ operations;
+# - `"bubble"`: $(p - 1) / v$ times what a micro-batch takes on a stage (both numbers, without the head);
+# - `"pipeline"`: a message takes $2bsh/t$ bytes, over `cluster.between` if the layout's ranks are more than a node, else over
+#   `cluster.inside(2)`: latency + bytes / bandwidth. $2(p - 1)$ of them are waited for, without overlap $2mv$ more; with one stage, none;
+# - `"data"`: for the first stage's parameters, beside 2/3 of what one micro-batch computes on a stage (its backward).
+#
+# About 9, 4 and 10 lines, 20 minutes.
 #
 # <details><summary>Hint</summary>
 #
-# Placeholder.
+# `link.latency`, `link.bandwidth`. `planner.hierarchical_reduce_scatter(size, nodes, ranks_per_node, cluster.inside(ranks_per_node),
+# cluster.between)`. `layout.chunks` is v. Each rank counts its own operations, so all of them divide by t.
 # </details>
 
 
 # %% tags=["balise-5"]
-def step_time(x):
-    """Placeholder."""
+def stage_time(model, layout, cluster):
+    """(seconds of computing, seconds of waiting for tensor ranks): one micro-batch on one stage, forward and backward."""
     # BEGIN SOLUTION
-    return x
+    s, b, h, t = model.sequence, layout.micro_batch, model.width, layout.tensor
+    full, speed = layout.recomputation == "full", cluster.products * cluster.peak
+    products = (4 if full else 3) * (24 * b * s * h**2 + 4 * b * s**2 * h) / t / speed
+    moved = (4 / 3 if full else 1) * cluster.traffic * planner.layer_bytes(model, layout, again=True)
+    total = planner.all_reduce(2 * b * s * h, t, cluster.inside(t))
+    hidden = sum(min(total, 2 * b * s * n * h * h / t / speed) for n in (3, 4)) if layout.overlap else 0
+    layers = model.layers // layout.pipeline
+    return layers * (products + moved / cluster.card.bandwidth), layers * ((6 if full else 4) * total - hidden)
+    # END SOLUTION
+
+
+def data_time(n, layout, cluster, beside):
+    """Seconds of waiting for the data ranks: n parameters of a rank, `beside` seconds to hide behind."""
+    # BEGIN SOLUTION
+    near = math.gcd(layout.data, cluster.node // layout.tensor)
+    links = cluster.inside(near), cluster.between
+    sizes = 4 * n, (2 if layout.zero else 4) * n
+    seconds = sum(planner.hierarchical_reduce_scatter(size, layout.data // near, near, *links) for size in sizes)
+    return max(0.0, seconds - beside) if layout.overlap else seconds
+    # END SOLUTION
+
+
+def step_time(model, layout, cluster):
+    """{"compute", "tensor", "bubble", "pipeline", "data"}: seconds of a step, in parts that add up."""
+    # BEGIN SOLUTION
+    tokens, t = model.sequence * layout.micro_batch, layout.tensor
+    p, m, v = layout.pipeline, layout.micro_batches, layout.chunks
+    compute, tensor = stage_time(model, layout, cluster)
+    head = 6 * tokens * model.width * model.vocabulary / t / cluster.products / cluster.peak
+    link = cluster.inside(2) if layout.ranks <= cluster.node else cluster.between
+    message = link.latency + 2 * tokens * model.width / t / link.bandwidth
+    waited = 0 if p == 1 else 2 * (p - 1) + (0 if layout.overlap else 2 * m * v)
+    n = stage_parameters(model, layout, 0)[0]
+    found = {"compute": m * (compute + head), "tensor": m * tensor, "pipeline": waited * message}
+    found["bubble"] = (p - 1) / v * (compute + tensor)
+    found["data"] = data_time(n, layout, cluster, 2 / 3 * compute)
+    return found
     # END SOLUTION
 
 
 # %%
-tp.check(5, step_time)
+tp.check(5, stage_time, data_time, step_time)
+
+
+# %% tags=["setup"]
+def divisors(n):
+    """All whole numbers that divide n, in order."""
+    return [k for k in range(1, n + 1) if n % k == 0]
+
 
 # %% [markdown]
 # ### Balise 6 · The search
 #
-# Placeholder of balise 6. About 1 line.
+# `search(model, gpus, batch, node, memory, seconds, usable)` returns all layouts that divide and fit, the quickest first:
+# a list of `(seconds, bytes, layout)`. Of equally quick ones the one that takes fewer bytes comes first. `memory(layout)` and
+# `seconds(layout)` are functions that predict; `usable` is what a rank may take, in bytes. The layouts to try:
+#
+# - $t \cdot p \cdot d$ is `gpus`; $t$ divides the heads, and a node of `node` GPUs (or all GPUs, if they are fewer): tensor
+#   ranks must not be torn over nodes; $p$ divides the layers;
+# - $d$ divides `batch`, in sequences; of what is left for a pipeline, any number that divides it is the micro-batch, the rest
+#   the number of micro-batches;
+# - recomputation `"none"` and `"full"`. `zero=1` where $d > 1$, else 0; `sequence_parallel` where $t > 1$; the rest as it is.
+#
+# Where there is none, raise `planner.NoLayout` with a sentence: either that nothing divides, or how much the leanest layout
+# takes, in GB (10⁹ bytes) with one decimal. About 12 lines, 10 minutes.
 #
 # <details><summary>Hint</summary>
 #
-# Placeholder.
+# `planner.Layout(tensor, pipeline, data, micro_batch, micro_batches, zero=…, recomputation=…, sequence_parallel=…)`. Two
+# layouts have no order: sort by a `key`.
 # </details>
 
 
 # %% tags=["balise-6"]
-def search(x):
-    """Placeholder."""
+def search(model, gpus, batch, node, memory, seconds, usable):
+    """[(seconds, bytes, layout)] of all layouts that divide and fit, the quickest first."""
     # BEGIN SOLUTION
-    return x
+    layouts = [
+        planner.Layout(t, p, d, b, batch // d // b, zero=int(d > 1), recomputation=kind, sequence_parallel=t > 1)
+        for t in divisors(math.gcd(model.heads, min(node, gpus), gpus))
+        for p in divisors(math.gcd(model.layers, gpus // t))
+        for d in [gpus // t // p]
+        if batch % d == 0
+        for b in divisors(batch // d)
+        for kind in ("none", "full")
+    ]
+    if not layouts:
+        raise planner.NoLayout(f"no layout divides {gpus} GPUs, {model.layers} layers and a batch of {batch}")
+    sizes = [memory(layout) for layout in layouts]
+    found = [(seconds(layout), size, layout) for size, layout in zip(sizes, layouts) if size <= usable]
+    if not found:
+        raise planner.NoLayout(f"no layout fits: the leanest takes {min(sizes) / 1e9:.1f} GB")
+    return sorted(found, key=lambda one: one[:2])
     # END SOLUTION
 
 
@@ -366,24 +464,53 @@ tp.check(6, search)
 # %% [markdown]
 # ### Balise 7 · The published table
 #
-# Placeholder of balise 7. About 1 line.
+# In 2021 the authors of Megatron-LM published ten runs, of 1.7 to 1,008 billion parameters, on 32 to 3,072 A100s. How well
+# does your model foretell them? It has two constants that no data sheet knows: the share of the peak that `products` reach, and
+# how often activations go through the memory (`traffic`). Choose them so that two of the runs come out; the other eight then
+# are a test.
+#
+# - `paper_flops(model, batch)`: the operations of a step on `batch` sequences as the paper counts them, recomputation
+#   included: $96\,B s l h^2 \left(1 + \frac{s}{6h} + \frac{V}{16lh}\right)$.
+# - `fit_constants(seconds, measured)`: `seconds(k, products, traffic)` is what your model predicts for run k, 0 or 1, and
+#   `measured` what these two took. Return `(products, traffic)` with which both come out, within 0.5 %. For one layout, seconds are
+#   linear in 1 / products and in traffic, with a constant part: what is sent. But `seconds` is that of the quickest of several layouts, and another
+#   one may be the quickest with other constants. Call `seconds` 2,000 times at most.
+#
+# About 2 and 8 lines, 10 minutes.
 #
 # <details><summary>Hint</summary>
 #
-# Placeholder.
+# Newton's method: with x = 1 / products and y = traffic, ask for the seconds at (x, y), a little farther in x and a little farther in
+# y; solve two equations for two steps (`torch.linalg.solve`, float64); go there, and again. Begin at (1, 1), for instance.
 # </details>
 
 
 # %% tags=["balise-7"]
-def fit_constants(x):
-    """Placeholder."""
+def paper_flops(model, batch):
+    """Operations of a step on `batch` sequences, each layer's forward computed twice."""
     # BEGIN SOLUTION
-    return x
+    s, h, layers = model.sequence, model.width, model.layers
+    return 96 * batch * s * layers * h**2 * (1 + s / (6 * h) + model.vocabulary / (16 * layers * h))
+    # END SOLUTION
+
+
+def fit_constants(seconds, measured):
+    """(products, traffic) with which seconds(k, products, traffic) is measured[k], for k = 0 and 1."""
+    # BEGIN SOLUTION
+    x, step = torch.ones(2, dtype=torch.float64), 1e-3
+    for _ in range(10):
+        here, right, up = (
+            torch.tensor([seconds(k, 1 / at[0].item(), at[1].item()) for k in (0, 1)], dtype=torch.float64)
+            for at in (x, x + torch.tensor([step, 0]), x + torch.tensor([0, step]))
+        )
+        slopes = torch.stack([right - here, up - here], 1) / step
+        x = x + torch.linalg.solve(slopes, torch.tensor(measured, dtype=torch.float64) - here)
+    return 1 / x[0].item(), x[1].item()
     # END SOLUTION
 
 
 # %%
-tp.check(7, fit_constants)
+tp.check(7, paper_flops, fit_constants)
 
 # %% [markdown]
 # ## Past this machine

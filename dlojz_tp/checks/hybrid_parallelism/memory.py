@@ -1,11 +1,10 @@
 """Balise 4: the parameters and the bytes of a rank, for any layout, against lists of what it holds."""
 
-import torch
+from math import prod
 
 from dlojz_tp import planner
-from dlojz_tp.checking import Wrong
-from dlojz_tp.checking.borrowed import out_of_reach
-from dlojz_tp.checking.looks import Look, Value, judged, within
+from dlojz_tp.checking.looks import Look, judged
+from dlojz_tp.checks.hybrid_parallelism.tables import form, numbers, out_of_planner, said, table, table_value
 from dlojz_tp.planner import Layout
 
 MODELS = planner.GPT(64, 12, 8, sequence=24, vocabulary=160), planner.GPT(96, 8, 6, sequence=40, vocabulary=97)
@@ -56,7 +55,7 @@ def shapes(model, layout, stage):
 
 
 def _elements(some):
-    return sum(torch.tensor(shape, dtype=torch.float64).prod().item() for shape in some)
+    return sum(map(prod, some))
 
 
 def due_parameters(model, layout, stage):
@@ -99,60 +98,40 @@ def grid_cases(name):
             if not model.layers % grid[1] and not model.heads % grid[0] for stage in range(grid[1])]  # fmt: skip
 
 
-def own_work():
-    """Inside, what the planner has of this is out of reach."""
-    return out_of_reach(
-        lambda name: Wrong("planner-called", name=name), planner.stage_parameters, planner.rank_memory,
-        planner.layer_bytes, planner.layer_activation_bytes, planner.state_bytes, Layout.in_flight,
-    )  # fmt: skip
-
-
 def observe(stage_parameters, rank_memory):
     for name in GRIDS:
-        with own_work():
+        with _own_work():
             got = [stage_parameters(*case) for case in grid_cases(name)]
-        yield {f"{name}, form": _form(got, "two numbers", lambda one: isinstance(one, list | tuple) and len(one) == 2)}
-        yield {f"{name}, counted": _table(got)}
+        yield {f"{name}, form": form(got, "two numbers", numbers(2))}
+        yield {f"{name}, counted": table(got)}
     for name in LAYOUTS:
-        with own_work():
+        with _own_work():
             got = [rank_memory(*case) for case in cases(name)]
-        yield {f"{name}, keys": _form(got, "five", lambda one: isinstance(one, dict) and set(one) == set(PARTS))}
-        yield {f"{name}, bytes": _table([[one[part] for part in PARTS] for one in got])}
+        yield {f"{name}, keys": form(got, "five", lambda one: isinstance(one, dict) and set(one) == set(PARTS))}
+        yield {f"{name}, bytes": table([one[part] for part in PARTS] for one in got)}
 
 
-def _form(got, word, right):
-    wrong = next((one for one in got if not right(one)), word)
-    return ", ".join(map(str, wrong)) if isinstance(wrong, dict | list | tuple) else wrong
-
-
-def _table(rows):
-    return torch.tensor([[float(number) for number in row] for row in rows], dtype=torch.float64)
+def _own_work():
+    return out_of_planner(
+        planner.stage_parameters, planner.rank_memory, planner.layer_bytes, planner.layer_activation_bytes,
+        planner.state_bytes, Layout.in_flight,
+    )  # fmt: skip
 
 
 def _looks():
     for name in GRIDS:
-        due = _table(due_parameters(*case) for case in grid_cases(name))
+        of, columns = grid_cases(name), ("of the rank", "of a layer")
+        due = table(due_parameters(*case) for case in of)
         yield Look(f"parameters: {name}", f"{name}, form", "two numbers", "stage-form")
-        yield _value(f"{name}, counted", due, due, "wrong-parameters", grid_cases(name), ("of the rank", "of a layer"))
+        yield table_value(f"{name}, counted", due, due, "wrong-parameters", _words(of), columns)
     for name in LAYOUTS:
-        due = _table(due_bytes(*case) for case in cases(name))
+        due = table(due_bytes(*case) for case in cases(name))
         yield Look(f"bytes: {name}", f"{name}, keys", "five", "memory-form")
-        yield _value(f"{name}, bytes", due, due.sum(1, keepdim=True), "wrong-memory", cases(name), PARTS)
+        yield table_value(f"{name}, bytes", due, due.sum(1, keepdim=True), "wrong-memory", _words(cases(name)), PARTS)
 
 
-def _value(key, due, whole, hint, of, columns):
-    """A Value of a table: each number counts in parts of `whole`, the largest difference is shown."""
-
-    def fields(seen, right):
-        k, j = divmod(int((seen - right).abs().argmax()), len(columns))
-        model, layout, stage = of[k][:3]
-        plain = vars(Layout())
-        changed = [f"{name} {value}" for name, value in vars(layout).items() if value != plain[name]]
-        word = f"{columns[j]}, stage {stage} of {', '.join(changed) or 'one rank'}; width {model.width}, {model.layers} layers"
-        there = seen[k, j] * whole.expand_as(due)[k, j]
-        return {"where": word, "expected": f"{due[k, j].item():,.1f}", "got": f"{there.item():,.1f}"}
-
-    return Value("", lambda observed: observed[key] / whole, due / whole, hint, within(1e-6), fields)
+def _words(of):
+    return [f"{said(layout)}; stage {stage}, width {model.width}" for model, layout, stage, *_ in of]
 
 
 LOOKS = list(_looks())

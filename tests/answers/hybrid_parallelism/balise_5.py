@@ -1,5 +1,289 @@
-"""Answers to balise 5."""
+"""Answers to balise 5: the time of a step."""
 
 from tests.answers.bank import Bank
 
 bank = Bank("19_hybrid_parallelism", whole=True)
+
+BY_LAYERS = """
+def stage_time(model, layout, cluster):
+    tokens, h, t = model.sequence * layout.micro_batch, model.width, layout.tensor
+    def product(rows, columns):
+        return 2 * tokens * rows * columns / t / cluster.products / cluster.peak
+    forward = product(h, 12 * h) + 2 * product(model.sequence, h)
+    again = layout.recomputation == "full"
+    bytes_moved = cluster.traffic * planner.layer_bytes(model, layout, again=True)
+    compute = (3 + again) * (forward + bytes_moved / 3 / cluster.card.bandwidth)
+    one = 2 * planner.reduce_scatter(2 * tokens * h, t, cluster.inside(t))
+    waits = 0.0
+    for layer in range(model.layers // layout.pipeline):
+        waits += 2 * one * (1 + again)
+        for width in (3 * h, 4 * h):
+            waits += max(0.0, one - product(h, width)) if layout.overlap else one
+    return [compute * (model.layers // layout.pipeline), waits]
+
+
+def data_time(n, layout, cluster, beside):
+    near = 1
+    while layout.data % (near * 2) == 0 and (cluster.node // layout.tensor) % (near * 2) == 0:
+        near *= 2
+    nodes = layout.data // near
+    def way(size):
+        inside = planner.reduce_scatter(size, near, cluster.inside(near))
+        return inside + planner.all_gather(size / near, nodes, cluster.between)
+    back = way(2 * n) if layout.zero else way(4 * n)
+    left = way(4 * n) + back
+    if layout.overlap:
+        left = left - beside if left > beside else 0.0
+    return left
+
+
+def step_time(model, layout, cluster):
+    compute, tensor = stage_time(model, layout, cluster)
+    m, p, t = layout.micro_batches, layout.pipeline, layout.tensor
+    tokens = model.sequence * layout.micro_batch
+    found = {"compute": m * compute, "tensor": m * tensor, "bubble": (p - 1) * (compute + tensor) / layout.chunks}
+    found["compute"] += m * 6 * tokens * model.width * model.vocabulary / t / (cluster.products * cluster.peak)
+    found["pipeline"] = 0.0
+    if p > 1:
+        link = cluster.between if layout.ranks > cluster.node else cluster.inside(2)
+        one = link.latency + 2 * tokens * model.width / t / link.bandwidth
+        found["pipeline"] = 2 * (p - 1) * one
+        if not layout.overlap:
+            found["pipeline"] += 2 * m * layout.chunks * one
+    found["data"] = data_time(stage_parameters(model, layout, 0)[0], layout, cluster, compute * 2 / 3)
+    return found
+"""
+bank.text(5, None, BY_LAYERS)
+
+BY_HAND = """
+def ring(size, n, link):
+    return (n - 1) * (link.latency + size / n / link.bandwidth)
+
+def stage_time(model, layout, cluster):
+    b, s, h = layout.micro_batch, model.sequence, model.width
+    passes = {"none": 3, "full": 4}[layout.recomputation]
+    flops = passes * (24 * b * s * h * h + 4 * b * s * s * h)
+    held = planner.layer_bytes(model, layout, again=True) * cluster.traffic * passes / 3
+    own = flops / layout.tensor / (cluster.products * cluster.peak) + held / cluster.card.bandwidth
+    size = 2 * b * s * h
+    one = 2 * ring(size, layout.tensor, cluster.inside(layout.tensor))
+    sums = [one] * (2 * (passes - 1))
+    if layout.overlap:
+        for k, n in enumerate((3, 4)):
+            sums[k] -= min(one, n * size * h / layout.tensor / (cluster.products * cluster.peak))
+    layers = model.layers // layout.pipeline
+    return layers * own, layers * sum(sums)
+
+def data_time(n, layout, cluster, beside):
+    near = math.gcd(cluster.node // layout.tensor, layout.data)
+    size = n * (6 if layout.zero > 0 else 8)
+    total = (near - 1) * (2 * cluster.inside(near).latency + size / near / cluster.inside(near).bandwidth)
+    far = layout.data // near
+    total += (far - 1) * (2 * cluster.latency + size / layout.data / cluster.card.network)
+    return max(total - beside * layout.overlap, 0.0)
+
+def step_time(model, layout, cluster):
+    parts = dict.fromkeys(("compute", "tensor", "bubble", "pipeline", "data"), 0.0)
+    compute, tensor = stage_time(model, layout, cluster)
+    cells = model.sequence * layout.micro_batch * model.width / layout.tensor
+    for _ in range(layout.micro_batches):
+        parts["compute"] += compute + 6 * cells * model.vocabulary / cluster.products / cluster.peak
+        parts["tensor"] += tensor
+    parts["bubble"] = (layout.pipeline - 1) * (compute + tensor) / layout.chunks
+    near = layout.ranks <= cluster.node
+    speed = cluster.inside(2).bandwidth if near else cluster.card.network
+    messages = layout.pipeline - 1
+    if messages and not layout.overlap:
+        messages += layout.micro_batches * layout.chunks
+    parts["pipeline"] = 2 * messages * (cluster.latency + 2 * cells / speed)
+    n, _ = stage_parameters(model, layout, 0)
+    parts["data"] = data_time(n, layout, cluster, 2 * compute / 3)
+    return parts
+"""
+bank.text(5, None, BY_HAND)
+
+bank.slip(5, "nothing-returned", ("    return max(0.0, seconds - beside) if layout.overlap else seconds\n", "    seconds -= beside\n"))  # fmt: skip
+
+bank.hint(
+    5,
+    "planner-called",
+    "The planner has this ready-made in `{name}`. Here you write it; its collectives are there to be used.",
+)
+bank.text(5, "planner-called", BY_LAYERS.replace("    m, p, t = layout.micro", "    planner.step_time(model, layout, cluster)\n    m, p, t = layout.micro"))  # fmt: skip
+bank.variant(5, "planner-called", BY_HAND, ("    near = math.gcd", "    planner.tensor_parallel_layer()\n    near = math.gcd"))  # fmt: skip
+
+bank.hint(
+    5,
+    "stage-time-form",
+    "`stage_time` returns two numbers of seconds: computing, and waiting for tensor ranks. {got} came.",
+)
+bank.slip(5, "stage-time-form", ("cluster.card.bandwidth), layers * (", "cluster.card.bandwidth) + layers * ("))
+bank.variant(
+    5, "stage-time-form", BY_LAYERS, ("return [compute *", "return waits + sum([compute *"), (", waits]", "])")
+)
+
+bank.hint(5, "data-time-form", "`data_time` returns one number of seconds. {got} came.")
+bank.slip(5, "data-time-form", ("if layout.overlap else seconds\n", "if layout.overlap else (seconds, sizes)\n"))
+bank.variant(5, "data-time-form", BY_LAYERS, ("    return left", "    return [left]"))
+
+bank.hint(
+    5, "step-form", 'A dict with "compute", "tensor", "bubble", "pipeline" and "data" is due, all five. {got} came.'
+)
+bank.slip(5, "step-form", ("    return found\n", "    return sum(found.values())\n"))  # fmt: skip
+bank.variant(5, "step-form", BY_LAYERS, ("    return found", "    return sum(found.values())"))
+
+bank.hint(5, "wrong-stage", "The seconds of a stage are not right there.")
+bank.slip(5, "wrong-stage", ("24 * b * s", "12 * b * s"))
+bank.variant(5, "wrong-stage", BY_LAYERS, ("product(h, 12 * h)", "product(h, 24 * h)"))
+
+bank.hint(
+    5,
+    "backward-once",
+    "A backward has twice the operations of a forward, since it computes two gradients: three times in all.",
+)
+bank.slip(5, "backward-once", ("(4 if full else 3)", "(3 if full else 2)"))
+bank.variant(5, "backward-once", BY_HAND, ("flops = passes", "flops = (passes - 1)"))
+
+bank.hint(5, "all-layers", "All layers of the model were counted. A stage has its share of them.")
+bank.slip(5, "all-layers", ("layers = model.layers // layout.pipeline", "layers = model.layers"))
+bank.variant(5, "all-layers", BY_HAND, ("layers = model.layers // layout.pipeline", "layers = model.layers"))
+
+bank.hint(
+    5, "traffic-forgotten",
+    "The norms, dropouts and the like cost time too: their bytes go `cluster.traffic` times through the card's memory.",
+)  # fmt: skip
+bank.slip(5, "traffic-forgotten", ("(products + moved / cluster.card.bandwidth)", "products"))
+bank.slip(5, "traffic-forgotten", ("cluster.traffic * planner", "planner"))
+bank.variant(5, "traffic-forgotten", BY_LAYERS, ("+ bytes_moved / 3 / cluster.card.bandwidth", ""))
+
+bank.hint(
+    5,
+    "tensor-undivided",
+    "Each of the t ranks computes 1 / t of the products. The planner's bytes of a layer are those of a rank already.",
+)
+bank.slip(5, "tensor-undivided", ("4 * b * s**2 * h) / t / speed", "4 * b * s**2 * h) / speed"))
+bank.slip(5, "tensor-undivided", ("cluster.traffic * planner", "cluster.traffic / t * planner"))
+bank.variant(5, "tensor-undivided", BY_HAND, ("flops / layout.tensor /", "flops /"))
+
+bank.hint(
+    5, "sums-miscounted",
+    "A layer has two all-reduces in forward and two in backward, each of 2·b·s·h bytes, which every rank has whole; a forward computed again has two more.",
+)  # fmt: skip
+bank.slip(5, "sums-miscounted", ("(6 if full else 4) * total", "(3 if full else 2) * total"))
+bank.slip(5, "sums-miscounted", ("(6 if full else 4) * total", "4 * total"))
+bank.slip(5, "sums-miscounted", ("planner.all_reduce(2 * b * s * h, t", "planner.all_reduce(2 * b * s * h / t, t"))
+bank.variant(5, "sums-miscounted", BY_HAND, ("[one] * (2 * (passes - 1))", "[one] * (passes - 1)"))
+
+bank.hint(
+    5,
+    "again-not-computed",
+    'With recomputation "full" each layer computes its forward twice: products, memory traffic and sums.',
+)
+bank.slip(5, "again-not-computed", ("(4 if full else 3)", "3"))
+bank.slip(5, "again-not-computed", ("(4 / 3 if full else 1)", "1"))
+bank.slip(
+    5, "again-not-computed", ("(4 if full else 3)", "3"), ("(4 / 3 if full else 1)", "1"), ("(6 if full else 4)", "4")
+)
+bank.variant(5, "again-not-computed", BY_HAND, ('{"none": 3, "full": 4}', '{"none": 3, "full": 3}'))
+
+bank.hint(
+    5, "hidden-wrong",
+    "With overlap, only the two sums of backward are hidden, each by the product beside it and never by more than it takes itself.",
+)  # fmt: skip
+bank.slip(5, "hidden-wrong", ("if layout.overlap else 0\n", "\n"))
+bank.slip(5, "hidden-wrong", ("sum(min(total, 2 * b * s * n * h * h / t / speed) for n in (3, 4))", "2 * total"))
+bank.slip(5, "hidden-wrong", ("min(total, 2 * b * s * n * h * h / t / speed)", "2 * b * s * n * h * h / t / speed"))
+bank.slip(5, "hidden-wrong", ("if layout.overlap else 0\n", "* 0\n"))
+bank.variant(5, "hidden-wrong", BY_HAND, ("sums[k] -= min(one, n * size * h / layout.tensor / (cluster.products * cluster.peak))", "sums[k] = 0"))  # fmt: skip
+bank.variant(5, "hidden-wrong", BY_LAYERS, ("max(0.0, one - product(h, width)) if layout.overlap else one", "one"))
+
+bank.hint(5, "wrong-data", "The seconds of the gradients' way are not right there.")
+bank.slip(5, "wrong-data", ("near = math.gcd(layout.data, cluster.node // layout.tensor)", "near = 1"))
+bank.variant(5, "wrong-data", BY_HAND, ("near = math.gcd(cluster.node // layout.tensor, layout.data)", "near = 1"))
+
+bank.hint(
+    5,
+    "way-back",
+    "Reducing is half of the way: then the gradients (ZeRO 0: 4 bytes each) or the parameters (ZeRO 1: 2 bytes) are gathered.",
+)
+bank.slip(5, "way-back", ("sizes = 4 * n, (2 if layout.zero else 4) * n", "sizes = 4 * n, 4 * n"))
+bank.slip(5, "way-back", ("sizes = 4 * n, (2 if layout.zero else 4) * n", "sizes = (4 * n,)"))
+bank.slip(5, "way-back", ("sizes = 4 * n, (2 if layout.zero else 4) * n", "sizes = 2 * n, 2 * n"))
+bank.variant(5, "way-back", BY_LAYERS, ("back = way(2 * n) if layout.zero else way(4 * n)", "back = way(4 * n)"))
+bank.variant(5, "way-back", BY_HAND, ("(6 if layout.zero > 0 else 8)", "4"))
+
+bank.hint(
+    5, "node-crowded",
+    "A node holds `node // tensor` ranks of a data group at most: between two of them sit the other tensor ranks.",
+)  # fmt: skip
+bank.slip(5, "node-crowded", ("cluster.node // layout.tensor", "cluster.node"))
+bank.variant(5, "node-crowded", BY_HAND, ("math.gcd(cluster.node // layout.tensor, layout.data)", "math.gcd(cluster.node, layout.data)"))  # fmt: skip
+
+bank.hint(
+    5, "data-hiding",
+    "With overlap, `beside` seconds of the way are hidden, and no more than it takes: what is left is never below 0. Without overlap nothing is.",
+)  # fmt: skip
+bank.slip(5, "data-hiding", ("max(0.0, seconds - beside) if layout.overlap else seconds", "seconds"))
+bank.slip(5, "data-hiding", ("max(0.0, seconds - beside)", "seconds - beside"))
+bank.slip(5, "data-hiding", ("max(0.0, seconds - beside)", "0.0"))
+bank.variant(5, "data-hiding", BY_LAYERS, ("left - beside if left > beside else 0.0", "left - beside"))
+bank.variant(5, "data-hiding", BY_HAND, ("return max(total - beside * layout.overlap, 0.0)", "return total"))
+
+bank.hint(5, "wrong-step", "The seconds of the step are not right there.")
+bank.slip(
+    5,
+    "wrong-step",
+    ("waited * message}", "waited * message / 3}"),
+    ("    return found\n", '    found["data"] /= 3\n    return found\n'),
+)
+bank.variant(5, "wrong-step", BY_LAYERS, ("compute * 2 / 3)", "compute * 2 / 3) / 4"))
+
+bank.hint(
+    5, "head-once", "Every micro-batch goes through the head: its operations count m times, and the t ranks share them."
+)
+bank.slip(5, "head-once", ("m * (compute + head)", "m * compute + head"))
+bank.slip(5, "head-once", ("m * (compute + head)", "m * compute"))
+bank.slip(5, "head-once", ("model.vocabulary / t /", "model.vocabulary /"))
+bank.variant(5, "head-once", BY_LAYERS, ('found["compute"] += m * 6', 'found["compute"] += 6'))
+
+bank.hint(
+    5,
+    "bubble-wrong",
+    "A stage waits for (p − 1) / v times a micro-batch's time on it, sums included: the number of micro-batches does not matter.",
+)
+bank.slip(5, "bubble-wrong", ("(p - 1) / v * (compute + tensor)", "(p - 1) * (compute + tensor)"))
+bank.slip(5, "bubble-wrong", ("(p - 1) / v * (compute + tensor)", "(p - 1) / v * compute"))
+bank.slip(5, "bubble-wrong", ("(p - 1) / v * (compute + tensor)", "(p - 1) / v * m * (compute + tensor)"))
+bank.slip(5, "bubble-wrong", ("(p - 1) / v * (compute + tensor)", "p / v * (compute + tensor)"))
+bank.variant(5, "bubble-wrong", BY_HAND, ("* (compute + tensor) / layout.chunks", "* (compute + tensor)"))
+
+bank.hint(
+    5, "messages-wrong",
+    "Filling and emptying the pipeline waits for 2 (p − 1) messages; without overlap each micro-batch and chunk waits for 2 more. One stage sends none.",
+)  # fmt: skip
+bank.slip(5, "messages-wrong", ("0 if p == 1 else 2 * (p - 1) + (0 if layout.overlap else 2 * m * v)", "2 * (p - 1)"))
+bank.slip(5, "messages-wrong", ("0 if p == 1 else ", ""))
+bank.slip(5, "messages-wrong", ("(0 if layout.overlap else 2 * m * v)", "2 * m * v"))
+bank.slip(5, "messages-wrong", ("2 * tokens * model.width / t / link", "2 * tokens * model.width / link"))
+bank.variant(5, "messages-wrong", BY_HAND, ("if messages and not layout.overlap:", "if messages:"))
+
+bank.hint(
+    5,
+    "wrong-link",
+    "Stages are far apart: as soon as a layout has more ranks than a node, their messages go over `cluster.between`.",
+)
+bank.slip(5, "wrong-link", ("if layout.ranks <= cluster.node else cluster.between", ""))
+bank.slip(
+    5, "wrong-link", ("cluster.inside(2) if layout.ranks <= cluster.node else cluster.between", "cluster.between")
+)
+bank.variant(5, "wrong-link", BY_LAYERS, ("cluster.between if layout.ranks > cluster.node else cluster.inside(2)", "cluster.inside(2)"))  # fmt: skip
+
+bank.hint(
+    5,
+    "beside-wrong",
+    "Gradients travel beside the last micro-batch's backward alone, 2/3 of what it computes on a stage: earlier ones only add up.",
+)
+bank.slip(5, "beside-wrong", ("2 / 3 * compute", "2 / 3 * m * compute"))
+bank.slip(5, "beside-wrong", ("2 / 3 * compute", "compute"))
+bank.slip(5, "beside-wrong", ("2 / 3 * compute", "0"))
+bank.variant(5, "beside-wrong", BY_LAYERS, ("compute * 2 / 3)", "compute)"))

@@ -1,5 +1,167 @@
-"""Answers to balise 7."""
+"""Answers to balise 7: a published run's operations, and two constants from two runs."""
 
 from tests.answers.bank import Bank
 
 bank = Bank("19_hybrid_parallelism", whole=True)
+
+BY_BISECTION = """
+def paper_flops(model, batch):
+    tokens, h = batch * model.sequence, model.width
+    layer = 24 * tokens * h**2 + 4 * tokens * model.sequence * h
+    return 4 * model.layers * layer + 6 * tokens * h * model.vocabulary
+
+
+def middle(f, low, high):
+    for _ in range(30):
+        at = (low * high) ** 0.5
+        low, high = (at, high) if f(at) else (low, at)
+    return (low * high) ** 0.5
+
+
+def fit_constants(seconds, measured):
+    def products(traffic):
+        return middle(lambda products: seconds(0, products, traffic) > measured[0], 1e-3, 1e3)
+
+    # along the curve on which run 0 comes out, run 1 changes one way
+    few, many = (seconds(1, products(traffic), traffic) for traffic in (1e-4, 1e-2))
+    sign = 1 if many > few else -1
+    traffic = middle(lambda traffic: sign * (measured[1] - seconds(1, products(traffic), traffic)) > 0, 1e-4, 1e2)
+    return products(traffic), traffic
+"""
+
+BY_PIECES = """
+def paper_flops(model, batch):
+    s, h, l, V = model.sequence, model.width, model.layers, model.vocabulary
+    return 96.0 * batch * s * l * h * h + 16.0 * batch * s * s * l * h + 6.0 * batch * s * h * V
+
+
+def fit_constants(seconds, measured):
+    found, x, y = [], 2.0, 4.0
+    for attempt in range(12):
+        lines = []
+        for k in range(2):
+            base = seconds(k, 1 / x, y)
+            a = (seconds(k, 1 / (x + 1e-4), y) - base) / 1e-4
+            b = (seconds(k, 1 / x, y + 1e-4) - base) / 1e-4
+            lines.append((a, b, measured[k] - (base - a * x - b * y)))
+        (a, b, c), (d, e, f) = lines
+        x, y = (c * e - b * f) / (a * e - b * d), (a * f - c * d) / (a * e - b * d)
+    return [1 / x, y]
+"""
+bank.text(7, None, BY_BISECTION)
+bank.text(7, None, BY_PIECES)
+
+BY_SOLVER = """
+import scipy.optimize
+
+def paper_flops(model, batch):
+    one = 96 * model.sequence * model.layers * model.width**2
+    return one * batch * (1 + model.sequence / 6 / model.width + model.vocabulary / 16 / model.layers / model.width)
+
+
+def fit_constants(seconds, measured):
+    def off(at):
+        return [seconds(k, 1 / at[0], at[1]) - measured[k] for k in (0, 1)]
+    x, traffic = scipy.optimize.fsolve(off, [1.5, 3.0])
+    return 1 / x, traffic
+"""
+bank.text(7, None, BY_SOLVER)
+
+bank.slip(7, "nothing-returned", ("    return 96 *", "    found = 96 *"))
+
+bank.hint(7, "planner-called", "The planner has `{name}`. Here you write the paper's formula down: it is one line.")
+bank.text(7, "planner-called", BY_PIECES.replace("    return 96.0 *", "    return model.flops(batch, forwards=2)\n    return 96.0 *"))  # fmt: skip
+bank.variant(7, "planner-called", BY_SOLVER, ("    return one *", "    one = model.flops(1)\n    return one *"))
+
+bank.hint(7, "flops-form", "`paper_flops` returns one number of operations. {got} came.")
+bank.slip(7, "flops-form", ("    return 96 * batch * s", "    return 96 * batch, s"))
+bank.variant(
+    7,
+    "flops-form",
+    BY_PIECES,
+    ("    return 96.0 * batch * s * l * h * h + ", "    return 96.0 * batch * s * l * h * h, "),
+)
+
+bank.hint(7, "wrong-flops", "The operations are not those of the formula.")
+bank.slip(7, "wrong-flops", ("s / (6 * h)", "h / (6 * s)"))
+bank.variant(7, "wrong-flops", BY_PIECES, ("96.0 * batch * s * l * h * h", "96.0 * batch * s * l * h"))
+
+bank.hint(
+    7,
+    "forward-once",
+    "With 72 in the place of 96 the forward is counted once. These runs compute it twice: recomputation.",
+)
+bank.slip(7, "forward-once", ("96 * batch", "72 * batch"))
+bank.slip(7, "forward-once", ("96 * batch", "72 * batch"), ("(16 * layers * h)", "(12 * layers * h)"))
+bank.variant(7, "forward-once", BY_PIECES, ("96.0", "72.0"), ("16.0", "12.0"))
+
+bank.hint(
+    7, "attention-forgotten", "The attention's own two products are missing: s / 6h of a layer's other operations."
+)
+bank.slip(7, "attention-forgotten", ("1 + s / (6 * h) + ", "1 + "))
+bank.variant(7, "attention-forgotten", BY_SOLVER, ("1 + model.sequence / 6 / model.width +", "1 +"))
+
+bank.hint(
+    7,
+    "head-forgotten-flops",
+    "The head is missing, V / 16lh of the layers' operations: little for a large model, 9 % for the smallest here.",
+)
+bank.slip(7, "head-forgotten-flops", (" + model.vocabulary / (16 * layers * h)", ""))
+bank.variant(7, "head-forgotten-flops", BY_PIECES, (" + 6.0 * batch * s * h * V", ""))
+
+bank.hint(7, "constants-form", "Two numbers are due: (products, traffic). {got} came.")
+bank.slip(7, "constants-form", ("    return 1 / x[0].item(), x[1].item()", "    return 1 / x[0].item()"))
+bank.variant(7, "constants-form", BY_PIECES, ("return [1 / x, y]", 'return {"products": 1 / x, "traffic": y}'))
+
+bank.hint(
+    7,
+    "many-calls",
+    "`seconds` was called {n:,} times. In the notebook each call tries dozens of layouts: 2,000 calls are plenty.",
+)
+bank.slip(7, "many-calls", ("range(10)", "range(1000)"))
+bank.variant(7, "many-calls", BY_PIECES, ("range(12)", "range(500)"))
+
+bank.hint(7, "wrong-constants", "With these constants the two runs do not come out.")
+bank.slip(7, "wrong-constants", ("    return 1 / x[0].item(), x[1].item()", "    return 0.5, 4.0"))
+bank.variant(7, "wrong-constants", BY_PIECES, ("return [1 / x, y]", "return [0.4, 6.0]"))
+
+bank.hint(
+    7, "inverse", "That is 1 / products: the seconds are linear in it, but what is due is the share of the peak itself."
+)
+bank.slip(7, "inverse", ("return 1 / x[0].item(), x[1].item()", "return x[0].item(), x[1].item()"))
+bank.variant(7, "inverse", BY_SOLVER, ("return 1 / x, traffic", "return x, traffic"))
+
+bank.hint(7, "swapped", "The two are in the other order: (products, traffic).")
+bank.slip(7, "swapped", ("return 1 / x[0].item(), x[1].item()", "return x[1].item(), 1 / x[0].item()"))
+bank.variant(7, "swapped", BY_PIECES, ("return [1 / x, y]", "return [y, 1 / x]"))
+
+bank.hint(
+    7,
+    "sent-forgotten",
+    "A part of the seconds depends on neither constant: what is sent. Ask `seconds` at more than one point for a slope.",
+)
+SENT = (
+    "    x = torch.linalg.solve(torch.tensor([[seconds(k, 1, 0), seconds(k, 1, 1) - seconds(k, 1, 0)] for k in (0, 1)], dtype=torch.float64),"
+    " torch.tensor(measured, dtype=torch.float64))\n    return 1 /"
+)  # fmt: skip
+bank.slip(7, "sent-forgotten", ("    return 1 /", SENT))
+bank.slip(
+    7,
+    "sent-forgotten",
+    ("    return 1 /", SENT.replace("seconds(k, 1, 0), ", "seconds(k, 0.5, 0) - seconds(k, 1, 0), ")),
+)
+bank.variant(
+    7, "sent-forgotten", BY_PIECES, ("range(12)", "range(1)"), ("measured[k] - (base - a * x - b * y)", "measured[k]")
+)
+
+bank.hint(
+    7,
+    "once-linear",
+    "One solution of two linear equations is not enough: with the new constants another layout is the quickest. Go on until nothing changes.",
+)
+bank.slip(7, "once-linear", ("range(10)", "range(1)"))
+bank.variant(7, "once-linear", BY_SOLVER, ("scipy.optimize.fsolve(off, [1.5, 3.0])", "scipy.optimize.fsolve(off, [1.0, 1.0], maxfev=3)"))  # fmt: skip
+
+bank.hint(7, "one-run", "One of the two runs comes out, the other does not: two constants need both.")
+bank.slip(7, "one-run", ("    return 1 / x[0].item(), x[1].item()", "    low, high = 0.01, 10.0\n    for _ in range(60):\n        at = (low + high) / 2\n        low, high = (low, at) if seconds(0, 1 / at, 1.0) > measured[0] else (at, high)\n    return 1 / low, 1.0"))  # fmt: skip
+bank.variant(7, "one-run", BY_SOLVER, ("    return 1 / x, traffic", "    x = scipy.optimize.brentq(lambda x: seconds(0, 1 / x, 1.0) - measured[0], 0.01, 20)\n    return 1 / x, 1.0"))  # fmt: skip
