@@ -1,9 +1,23 @@
 # %% [markdown]
 # # Large models: where memory goes, and where data parallelism ends
 #
-# Placeholder of the opening.
+# In 2021 the two best networks on ImageNet were CoAtNet-7 and ViT-G/14, of 2.4 and 1.8 billion parameters; ResNet-50
+# has 25 million. Data parallelism gives each rank a copy of the model and a share of the images. It makes training
+# faster, but a copy that does not fit on one card fits on none of a thousand.
+#
+# Here you take such models apart, before other works cut them over several ranks. You write what they are made of, patches and
+# attention with relative positions; count their parameters and operations without allocating a single one; predict what a
+# training step holds in memory; and write two ways of holding less, recomputation under a budget and an optimizer that steps
+# inside backward.
+#
+# **What you will gain.** At the end you say of any card which is the largest model that it trains, with how many images, and
+# with which technique, without ever having seen the card.
 
 # %% tags=["setup"]
+import dataclasses
+import itertools
+import statistics
+
 import matplotlib.pyplot as plt
 import torch
 import torch.distributed as dist
@@ -11,22 +25,166 @@ import torch.nn.functional as F
 from torch import nn
 
 from dlojz_tp import course, launch, measure, planner, report, scale, todo
+from dlojz_tp.models import COATNETS, VITS, CoAtNet, CoAtNetConfig, Stage, ViT
 
 tp = course.open("12_large_models")
 tp
 
 # %% tags=["setup"]
 FULL = scale() == "full"
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+torch.set_num_threads(1)  # the layers are small here: a second thread waits more than it works
 
 # %% [markdown]
 # ## The idea
 #
-# Placeholder.
+# CoAtNet is a convolutional network whose last stages are a transformer. While the image is large, convolutions (*MBConv*) look
+# at what is near; once it is small, attention looks at all of it. Most stages halve the sides, and each has more channels.
+#
+# A rank that trains it with AdamW in float32 holds, for $P$ parameters and $B$ images over $N$ ranks,
+#
+# $$M \;=\; \underbrace{4 P}_{\text{weights}} + \underbrace{4 P}_{\text{gradients}} + \underbrace{8 P}_{\text{two averages}}
+# + \underbrace{a\, B / N}_{\text{activations}} \quad \text{bytes.}$$
+#
+# Ranks divide the last term, and nothing else: the first three are a floor, on each of them. The bars on the right are this
+# floor, from the numbers of parameters that the authors published.
+
+
+# %% jupyter={"source_hidden": true}
+def draw_stages(axes):
+    """CoAtNet-7: its stages as boxes, as high as their maps of features."""
+    stages = [("stem", 112, 192, "#999999"), ("conv ×2", 56, 256, "#56B4E9"), ("conv ×4", 28, 512, "#56B4E9"),
+              ("conv ×8", 14, 1024, "#56B4E9"), ("attention ×42", 14, 2048, "#E69F00"),
+              ("attention ×2", 7, 3072, "#E69F00")]  # fmt: skip
+    for k, (name, side, channels, colour) in enumerate(stages):
+        axes.bar(k, side, color=colour, width=0.7)
+        axes.text(k, side + 3, f"{name}\n{side} × {side}\n{channels:,} ch.", ha="center", fontsize=8)
+    axes.set(ylim=(0, 150), xticks=[], ylabel="side of a map, in places", title="CoAtNet-7, image of 224 pixels")
+    axes.grid(False)
+
+
+def draw_floor(axes):
+    """16 bytes for each of the published parameters, beside what cards have."""
+    published = {"CoAtNet-0": 25e6, "CoAtNet-3": 168e6, "CoAtNet-5": 688e6, "CoAtNet-6": 1.47e9, "ViT-G/14": 1.84e9,
+                 "CoAtNet-7": 2.44e9}  # fmt: skip
+    axes.barh(list(published), [16 * count / 1e9 for count in published.values()], color="#CC79A7")
+    for memory in (32, 80, 141):
+        axes.axvline(memory, color="#666666", linestyle="--", linewidth=1)
+        axes.text(memory, 5.65, f"{memory} GB", ha="center", fontsize=8)
+    axes.set(xlim=(0, 150), xlabel="GB a rank, before the first image")
+    axes.set_title("Weights, gradients and averages", pad=18)
+
+
+_, (left, right) = plt.subplots(1, 2, figsize=(10.5, 3.4), layout="constrained", width_ratios=(1.2, 1))
+draw_stages(left)
+draw_floor(right)
+plt.show()
 
 # %% [markdown]
-# ## Baseline
+# ## The baseline: one step of a small CoAtNet
 #
-# Placeholder.
+# The same architecture, small enough for this machine. How long does a step take, and what does it hold at its peak?
+#
+# **Commit to a guess.** The blocks towards the end are the widest, and have most parameters. Which share of what is kept for the
+# backward pass do the *convolutions* keep, with the stem?
+
+# %%
+guess = {"share kept by stem and convolutions": None}  # per cent
+
+# %%
+STAGES = (Stage("conv", 1, 32), Stage("conv", 2, 64), Stage("attention", 3, 128), Stage("attention", 2, 256))
+SMALL = COATNETS[0] if FULL else CoAtNetConfig(16, STAGES, image=(64, 64))
+BATCH = 64 if FULL else 16
+
+
+def small_training():
+    """A small CoAtNet, AdamW, random images and labels."""
+    torch.manual_seed(0)
+    model = CoAtNet(SMALL).to(DEVICE)
+    images = torch.randn(BATCH, 3, *SMALL.image, device=DEVICE)
+    return model, torch.optim.AdamW(model.parameters()), images, torch.randint(SMALL.classes, (BATCH,), device=DEVICE)
+
+
+def baseline(steps=3):
+    """(records of the steps' phases, what lives at the peak)."""
+    model, optimizer, images, labels = small_training()
+    chrono = measure.Chronometer(DEVICE, warmup=1)
+    for x, y in chrono.steps([(images, labels)] * (steps + 1)):
+        with chrono.forward():
+            loss = F.cross_entropy(model(x), y)
+        with chrono.backward():
+            loss.backward()
+        with chrono.optimizer():
+            optimizer.step()
+            optimizer.zero_grad()
+    live = measure.LiveBytes().track(model, optimizer, images, labels)
+    with live:
+        measure.training_step(model, optimizer, images, labels)
+    return measure.counted_steps(chrono.record("baseline", batch_size=BATCH)), live
+
+
+def show_baseline():
+    steps, live = baseline()
+    times = {phase: statistics.median(step[phase] for step in steps) for phase in ("forward", "backward", "optimizer")}
+    whole = sum(times.values())
+    print(f"a step of {BATCH} images on {DEVICE}: {measure.human_seconds(whole)}, {BATCH / whole:,.0f} images/s")
+    print("  " + ", ".join(f"{phase} {seconds / whole:.0%}" for phase, seconds in times.items()))
+    print(f"at its peak {measure.human_bytes(live.peak)}:")
+    print("  " + ", ".join(f"{part} {size / live.peak:.0%}" for part, size in live.parts_at_peak.items() if size))
+
+
+show_baseline()
+
+# %% [markdown]
+# The gradients are not all there yet at the peak: it comes early in the backward pass, while most activations still live.
+# Which layers keep them?
+
+
+# %%
+def kept_by_block():
+    """[(name, bytes of parameters, bytes kept for the backward pass)] of stem, blocks and head, in order."""
+    model, _, images, labels = small_training()
+    live = measure.LiveBytes().track(model, images, labels)
+    parts = {"stem": model.stem} | {f"{kind(block)} {k}": block for k, block in enumerate(model.blocks)}
+    parts["head"] = model.head
+    after = [live.live]
+    for part in parts.values():
+        part.register_forward_hook(lambda *_: after.append(live.live))
+    with live:
+        loss = F.cross_entropy(model(images), labels)  # noqa: F841  (holds what backward will need)
+    weights = [sum(p.nbytes for p in part.parameters()) for part in parts.values()]
+    return list(zip(parts, weights, [end - begin for begin, end in itertools.pairwise(after)]))
+
+
+def kind(block):
+    return "attention" if hasattr(block, "attention") else "conv"
+
+
+kept = kept_by_block()
+
+# %% jupyter={"source_hidden": true}
+_, (above, below) = plt.subplots(2, 1, figsize=(8, 4.2), layout="constrained", sharex=True)
+names, weights, activations = zip(*kept)
+colours = ["#E69F00" if "attention" in name else "#999999" if name in ("stem", "head") else "#56B4E9" for name in names]
+above.bar(names, [4 * size / 2**20 for size in weights], color=colours)
+below.bar(names, [size / 2**20 for size in activations], color=colours)
+above.set(ylabel="MiB", title="Weights, gradients and averages")
+below.set(ylabel="MiB", title=f"Kept for the backward pass, {BATCH} images")
+below.tick_params(axis="x", rotation=30)
+plt.show()
+early = [not name.startswith(("attention", "head")) for name in names]
+share = {what: sum(size for size, one in zip(sizes, early) if one) / sum(sizes)
+         for what, sizes in (("the parameters", weights), ("what is kept", activations))}  # fmt: skip
+print("stem and convolutions: " + ", ".join(f"{part:.0%} of {what}" for what, part in share.items()))
+
+# %% [markdown]
+# <details><summary>What the figure says</summary>
+#
+# The two run in opposite directions. A convolution at the beginning has few weights, and uses each of them at thousands
+# of places: every place is an activation that waits for the backward pass. At the end many weights meet few places. So a
+# technique that shares out states (ZeRO) helps with the end of the network, one that keeps fewer activations (recomputation)
+# with its beginning. How much each brings, you find out below.
+# </details>
 
 # %% [markdown]
 # ## From an image to tokens
@@ -143,7 +301,80 @@ tp.check(2, relative_bias, relative_attention)
 # %% [markdown]
 # ## What written-out scores cost
 #
-# Placeholder after balise 2.
+# A table of scores has a number for each pair of places, in each head of each image. PyTorch's
+# `scaled_dot_product_attention` (SDPA) may work through it piece by piece instead (Dao and others, 2022), and keep next to
+# nothing. Does it, with relative positions?
+#
+# **Commit to a guess.** Four images of 28 × 28 places, four heads. How many tables of scores live at the peak of a forward
+# and a backward pass: in yours, and in SDPA with a bias that is learnt?
+
+# %%
+guess = {"written out": None, "SDPA, bias learnt": None}  # tables
+
+
+# %%
+def library(q, k, v, bias):
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=bias[None])
+
+
+KINDS = {
+    "written out": (relative_attention, True),
+    "SDPA, bias learnt": (library, True),
+    "SDPA, bias frozen": (library, False),
+}
+
+
+def attention_inputs(side, learnt, n=4, heads=4, d=32):
+    """q, k, v and the bias for side × side places."""
+    q, k, v = (torch.randn(n, heads, side**2, d, device=DEVICE, requires_grad=True) for _ in range(3))
+    table = torch.randn(heads, 2 * side - 1, 2 * side - 1, device=DEVICE)
+    return q, k, v, relative_bias(table, side, side).requires_grad_(learnt)
+
+
+def score_memory(attention, side, learnt):
+    """(bytes of one table, bytes kept for the backward pass, bytes added at the peak)."""
+    given = q, _, _, bias = attention_inputs(side, learnt)
+    live = measure.LiveBytes().track(*given)
+    before = live.live
+    with live:
+        out = attention(*given)
+        kept = live.live - before
+        out.sum().backward()
+    return len(q) * bias.nbytes, kept, live.peak - before
+
+
+SIDES = (7, 14, 28)
+found = {name: [score_memory(attention, side, learnt) for side in SIDES] for name, (attention, learnt) in KINDS.items()}
+print(f"28 × 28 places: a table of scores has {measure.human_bytes(found['written out'][-1][0])}")
+for name, rows in found.items():
+    table, kept_bytes, peak = rows[-1]
+    print(
+        f"  {name + ':':19} {kept_bytes / table:5.2f} tables kept for the backward pass, {peak / table:5.2f} at the peak"
+    )
+
+# %% jupyter={"source_hidden": true}
+_, axes = plt.subplots(figsize=(6.5, 3), layout="constrained")
+for (name, rows), marker in zip(found.items(), "osD"):
+    axes.plot([side**2 for side in SIDES], [row[1] / 2**20 for row in rows], marker=marker, label=name)
+axes.plot(
+    [side**2 for side in SIDES], [row[0] / 2**20 for row in rows], "--", color="#999999", label="one table: ∝ places²"
+)
+axes.set(xscale="log", yscale="log", xlabel="places", ylabel="MiB kept", title="What one attention keeps")
+axes.set_xticks([side**2 for side in SIDES], [f"{side} × {side}" for side in SIDES])
+axes.minorticks_off()
+axes.legend(loc="center left", bbox_to_anchor=(1, 0.5))
+plt.show()
+
+# %% [markdown]
+# <details><summary>What the figures say</summary>
+#
+# Written out, the weights of the softmax wait for the backward pass: one table. At the peak, in the backward pass, the
+# gradient of the weights, and that of the scores, live beside them.
+#
+# SDPA chooses among several kernels. With a frozen bias it takes one that never has the whole table. A bias that is *learnt*
+# needs a gradient as large as a table, and the kernel for a CPU has none: PyTorch then writes the scores out as you do. Nothing
+# says so; only the memory tells. (Its kernel for CUDA does have a gradient for the bias.) So measure what you were promised.
+# </details>
 
 # %% [markdown]
 # ## Large, before anything is allocated
@@ -437,7 +668,37 @@ tp.check(7, rank_bytes, largest_batch)
 # %% [markdown]
 # ## Race
 #
-# Placeholder.
+# Your patches against the convolution of the course's ViT, and your attention against SDPA, forward and backward.
+
+
+# %%
+def race_patches():
+    """Images of 224 pixels to tokens of ViT-B/16: (race, largest difference)."""
+    torch.manual_seed(0)
+    model = ViT(dataclasses.replace(VITS["B/16"], layers=1)).embedding.to(DEVICE)
+    given = *model.projection.parameters(), model.class_token, model.positions
+    images = torch.randn(4, 3, 224, 224, device=DEVICE)
+    apart = (embed_image(images, *given) - model(images)).abs().max().item()
+    candidates = {"yours": lambda: embed_image(images, *given), "convolution": lambda: model(images)}
+    with torch.no_grad():
+        return measure.race(candidates, repeats=7, warmup=2, device=DEVICE), apart
+
+
+def race_attention(side=14):
+    def both_ways(attention, given):
+        return lambda: torch.autograd.grad(attention(*given).sum(), [one for one in given if one.requires_grad])
+
+    candidates = {
+        name: both_ways(attention, attention_inputs(side, learnt)) for name, (attention, learnt) in KINDS.items()
+    }
+    return measure.race(candidates, repeats=9, warmup=2, device=DEVICE)
+
+
+race, apart = race_patches()
+print(f"patches of four images, differing by {apart:.0e} at most: your time over the convolution's is {race.ratio:.2f}")
+race = race_attention()
+for name, ratio in race.ratios.items():
+    print(f"attention on 14 × 14 places: your time over that of {name}: {ratio:.2f}")
 
 # %% [markdown]
 # ## Past this machine
@@ -445,14 +706,46 @@ tp.check(7, rank_bytes, largest_batch)
 # Placeholder.
 
 # %% [markdown]
-# ## Questions
+# ## Three questions
 #
-# Placeholder.
+# **1.** CoAtNet-7 does not fit on a GPU of 32 GB, in float32 with AdamW and one image. A colleague asks for four times as many
+# GPUs, to run the same DDP with fewer images on each. What do you answer?
+#
+# <details><summary>Answer</summary>
+#
+# That it will fail in the same way on all of them. 2.44 billion parameters of 16 bytes are 39 GB on *each* rank, whatever their
+# number, and there is no less than one image. More GPUs help once the states are shared out among them (ZeRO, works 13 and 14), or
+# the model itself is (works 15 to 17).
+# </details>
+#
+# **2.** A model was trained with images of 224 pixels, and is tuned further with 448. What happens to the parameters, to
+# what the convolutions keep, to a written-out table of scores, and to the table of relative positions?
+#
+# <details><summary>Answer</summary>
+#
+# The weights stay as they are. Convolutions have four times the places and keep four times as much. A table of scores has four
+# times the queries and four times the keys: sixteen times as much, and soon more than all else. The relative table goes from
+# $(2 H - 1)(2 W - 1)$ to $(4 H - 1)(4 W - 1)$ numbers a head, about four times; those that are missing are interpolated. Positions that
+# were learnt one by one, as in a ViT, have to be interpolated too.
+# </details>
+#
+# **3.** You may recompute some blocks of a CoAtNet and shall save half of the activations. Which do you take, those that
+# keep most bytes?
+#
+# <details><summary>Answer</summary>
+#
+# Not by their bytes alone. What counts is how many bytes a block sets free for each operation that is done again, and that at the peak
+# everything of the block in work lives at once, recomputed or not: one very large block bounds what recomputation can reach.
+# </details>
 
 # %% [markdown]
-# ## In one paragraph
+# ## To remember
 #
-# Placeholder.
+# **Data parallelism divides the images, and nothing else.** Weights, gradients and the optimizer's averages, 16 bytes for each
+# parameter with AdamW in float32, are the floor of every rank. What lies above it can be predicted to a few per cent before anything
+# is allocated, because it is no secret what autograd keeps. Early layers keep activations, late ones parameters: each technique
+# helps with one of the two, at a price in operations or messages that you can count as well. An attention whose scores are
+# written out pays for the square of its places; whether a library avoids that, its memory tells and its name does not.
 
 # %%
 tp.progress()
