@@ -21,6 +21,7 @@ from .scaling import StepTimes, data_parallel_step, scaling_efficiency
 from .schedules import gpipe, interleaved_1f1b, one_f_one_b, zero_bubble_h1
 from .steps import Cluster, StepTime, step_time
 from .tensor import LayerTimes, layer_flops, tensor_parallel_layer
+from .throughput import Throughput, mfu
 
 __all__ = [
     "A100",
@@ -49,6 +50,7 @@ __all__ = [
     "StateBytes",
     "StepTime",
     "StepTimes",
+    "Throughput",
     "V100",
     "all_gather",
     "all_reduce",
@@ -63,6 +65,7 @@ __all__ = [
     "layer_bytes",
     "layer_flops",
     "llama_layer_activation_bytes",
+    "mfu",
     "predicted_tflops",
     "rank_memory",
     "one_f_one_b",

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from .cards import CARDS
 from .layouts import GPT, Layout, Memory, rank_memory
 from .steps import Cluster, StepTime, step_time
+from .throughput import mfu
 
 LARGEST_MICRO_BATCH = 64
 KEPT_FREE = 0.1  # of a card's memory: for the libraries' own buffers and for fragments
@@ -20,8 +21,6 @@ class NoLayout(ValueError):
 class Plan:
     """A layout, the bytes of its fullest rank, the seconds of its step, and the share of the peak that the model's own
     operations reach (MFU, 0 to 1).
-
-    Source of MFU: Chowdhery et al. 2022, "PaLM: scaling language modeling with Pathways", §4.1.
     """
 
     layout: Layout
@@ -52,7 +51,7 @@ def search(
         held = rank_memory(model, layout)
         if held.total <= usable:
             time = step_time(model, layout, cluster)
-            plans.append(Plan(layout, held, time, model.flops(batch) / time.total / gpus / cluster.peak))
+            plans.append(Plan(layout, held, time, mfu(model.flops(batch), time.total, gpus * cluster.peak)))
     if not plans:
         raise NoLayout(_why(model, cluster, gpus, batch, only or {}, kept_free))
     return sorted(plans, key=lambda plan: (plan.time.total, plan.memory.total))
