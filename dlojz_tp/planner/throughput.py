@@ -18,7 +18,7 @@ class Throughput:
 
     def __post_init__(self):
         if not (self.samples > 0 and self.seconds > 0 and self.forward > 0 and self.peak > 0):
-            raise ValueError(f"samples, seconds, operations and peak are above 0: {self}")
+            raise ValueError(f"samples, seconds, operations and peak are above 0: {self!r}")
 
     @property
     def per_second(self) -> float:
