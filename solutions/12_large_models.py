@@ -446,26 +446,89 @@ def mbconv_cost(c, d, height, width, stride):
 tp.check(3, attention_cost, feed_forward_cost, mbconv_cost)
 
 # %% [markdown]
+# ## Where memory goes
+#
+# Four things fill a card. **Parameters**, their **gradients** and the **states** of the optimizer depend on the model alone: in
+# float32 with AdamW 4, 4 and 8 bytes a parameter. **Activations**, what forward keeps for backward, grow with the batch. Which
+# tensors these are follows from the derivatives: a product needs its factors, a sum needs nothing.
+#
+# | operation | keeps, besides weights |
+# |---|---|
+# | linear layer, convolution | its input |
+# | layer norm | its input; mean and deviation, one number each for a token |
+# | GELU | its input |
+# | fused attention | queries, keys, values; its output; one number for a head and a token |
+# | sum, bias, positions | nothing |
+# | cross-entropy | a number for each class |
+#
+# A tensor that two operations keep is there once. And what counts is the **storage**: a view of one number keeps all of it.
+#
 # ### Balise 4 · Where memory goes
 #
-# Placeholder of balise 4. About 1 line.
+# - **`kept_bytes(layers, x)`** calls the layers one after the other, the first with `x`, and returns a list: the bytes that each
+#   of them keeps for backward. A storage counts once, for the layer that keeps it first; those of parameters and buffers of any
+#   layer do not count, as they are there anyway.
+# - **`predict_memory(config, batch)`** predicts one step of `ViT(config)` in float32 with AdamW and the cross-entropy, all by
+#   formula: a dictionary with the bytes of `"parameters"`, `"gradients"`, `"optimizer states"` and `"activations"`. To count the
+#   parameters you may build the model on the meta device (`with torch.device("meta"):`), where nothing is allocated.
+#   Activations are to be right within 2 %.
+#
+# The model, `dlojz_tp/models/vit.py`, is a convolution over the image, a class token (one token more than `config.patches`),
+# `config.layers` blocks, a norm of all tokens, and a linear layer that reads a view of it, the class token. A block: norm, one
+# linear layer for queries, keys and values, fused attention, linear layer, sum; norm, linear layer to `config.ffn_width`, GELU,
+# linear layer, sum. `config` has also `width`, `heads`, `channels`, `classes` and `image`, (height, width).
+#
+# 13 and 10 lines, 25 minutes.
 #
 # <details><summary>Hint</summary>
 #
-# Placeholder.
+# Inside `torch.autograd.graph.saved_tensors_hooks(pack, unpack)`, `pack(tensor)` is called for each tensor that is kept;
+# what it returns is kept in its place. `tensor.untyped_storage()` has `data_ptr()`, its address, and `nbytes()`.
+# For the formula: count numbers of one image, block by block, and multiply by 4 · batch at the end. What a layer norm gives out
+# is the input of a linear layer.
 # </details>
 
 
 # %% tags=["balise-4"]
-def predict_memory(x):
-    """Placeholder."""
+def kept_bytes(layers, x):
+    """Bytes that each layer keeps for backward, a list. A storage counts once, those of weights and buffers do not."""
     # BEGIN SOLUTION
-    return x
+    seen = {t.untyped_storage().data_ptr() for layer in layers for t in [*layer.parameters(), *layer.buffers()]}
+    found = []
+
+    def note(tensor):
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in seen:
+            seen.add(storage.data_ptr())
+            found[-1] += storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        for layer in layers:
+            found.append(0)
+            x = layer(x)
+    return found
+    # END SOLUTION
+
+
+def predict_memory(config, batch):
+    """Bytes of parameters, gradients, optimizer states and activations of a step of ViT(config): a dictionary."""
+    # BEGIN SOLUTION
+    with torch.device("meta"):
+        n = sum(p.numel() for p in ViT(config).parameters())
+    s, d, f, h = config.patches + 1, config.width, config.ffn_width, config.heads
+    norm = s * (d + 2)
+    attention = s * (d + 3 * d + d + h)
+    feed_forward = s * (d + f + f)
+    image = config.channels * config.image[0] * config.image[1]
+    head = norm + s * d + config.classes
+    kept = image + config.layers * (norm + attention + norm + feed_forward) + head
+    return {"parameters": 4 * n, "gradients": 4 * n, "optimizer states": 8 * n, "activations": 4 * batch * kept}
     # END SOLUTION
 
 
 # %%
-tp.check(4, predict_memory)
+tp.check(4, kept_bytes, predict_memory)
 
 # %% [markdown]
 # ## Predicted beside measured

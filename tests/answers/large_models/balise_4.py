@@ -1,5 +1,244 @@
-"""Answers to balise 4."""
+"""Answers to balise 4 of 12_large_models: what each layer keeps, and the memory of a transformer by formula."""
 
 from tests.answers.bank import Bank
 
 bank = Bank("12_large_models", whole=True)
+hint, slip, variant = bank.hint, bank.slip, bank.variant
+
+# one list of all that was kept, taken apart at the end; sizes as products, tensor by tensor
+LISTS = """
+def kept_bytes(layers, x):
+    kept = []
+
+    def pack(at):
+        def note(t):
+            kept.append((at, t))
+            return t
+        return note
+
+    for at, layer in enumerate(layers):
+        with torch.autograd.graph.saved_tensors_hooks(pack(at), lambda t: t):
+            x = layer(x)
+    there = [t for layer in layers for t in layer.state_dict(keep_vars=True).values()]
+    known, sizes = {t.untyped_storage()._cdata for t in there}, [0] * len(layers)
+    for at, t in kept:
+        key, size = t.untyped_storage()._cdata, t.untyped_storage().nbytes()
+        if key not in known:
+            known.add(key)
+            sizes[at] += size
+    return sizes
+
+
+def predict_memory(config, batch):
+    tokens = 1 + (config.image[0] // config.patch) * (config.image[1] // config.patch)
+    d, wide = config.width, config.ffn_width
+    per_layer = (d * 3 * d + 3 * d) + (d * d + d) + (d * wide + wide) + (wide * d + d) + 2 * 2 * d
+    weights = (
+        config.layers * per_layer
+        + config.channels * config.patch**2 * d + d + d + tokens * d
+        + 2 * d
+        + d * config.classes + config.classes
+    )
+    x = batch * tokens * d * 4
+    small = batch * tokens * 4
+    block = {"norms": 2 * (2 * x + 2 * small), "qkv": 3 * x, "attention": x + small * config.heads, "gelu": 2 * x * wide / d}
+    ends = batch * config.channels * config.image[0] * config.image[1] * 4 + 2 * x + 2 * small + 4 * batch * config.classes
+    return {
+        "activations": ends + config.layers * sum(block.values()),
+        "parameters": weights * 4,
+        "gradients": weights * 4,
+        "optimizer states": weights * 8,
+    }
+"""
+bank.text(4, None, LISTS)
+
+# a stack of contexts; the planner's bytes for the states, the largest terms for the activations
+COARSE = """
+def kept_bytes(layers, x):
+    there = {id(p.untyped_storage()) for layer in layers for p in itertools.chain(layer.parameters(), layer.buffers())}
+    held, out = {}, []
+    for layer in layers:
+        before = sum(s.nbytes() for s in held.values())
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: (held.setdefault(id(t.untyped_storage()), t.untyped_storage()), t)[1], lambda t: t):
+            x = layer(x)
+        held = {key: s for key, s in held.items() if key not in there}
+        out.append(sum(s.nbytes() for s in held.values()) - before)
+    return out
+
+
+def predict_memory(config, batch):
+    with torch.device("meta"):
+        states = planner.state_bytes(sum(p.numel() for p in ViT(config).parameters()), mixed_precision=False)
+    s, d = config.patches + 1, config.width
+    numbers = config.layers * s * (8 * d + 2 * config.ffn_width + config.heads + 4) + 2 * s * d
+    numbers += config.channels * config.patches * config.patch**2 + config.classes
+    return dict(zip(("parameters", "gradients", "optimizer states", "activations"), (states.parameters, states.gradients, states.optimizer, 4 * batch * numbers)))
+"""
+bank.text(4, None, "import itertools\n" + COARSE)
+
+SEEN = (
+    "    seen = {t.untyped_storage().data_ptr() for layer in layers for t in [*layer.parameters(), *layer.buffers()]}\n"
+)
+ADD = "            found[-1] += storage.nbytes()\n"
+FIRST = "            seen.add(storage.data_ptr())\n"
+LISTED = "        if key not in known:\n            known.add(key)\n            sizes[at] += size\n"
+
+slip(4, "nothing-returned", ("    return found\n", ""))
+hint(4, "kept-form", "kept_bytes returns a list with one number for each layer.")
+slip(4, "kept-form", ("    return found\n", "    return sum(found)\n"))
+variant(4, "kept-form", LISTS, ("return sizes", "return dict(enumerate(sizes))"))
+
+hint(4, "wrong-kept", "Of the layers “{stack}”, layer {layer} keeps {true} bytes, not {bytes}.")
+slip(4, "wrong-kept", (ADD, "            found[-1] += storage.nbytes() // 2\n"))
+variant(4, "wrong-kept", LISTS, ("sizes[at] += size", "sizes[-1 - at] += size"))
+
+hint(4, "counted-twice", "In “{stack}”, layer {layer} is said to keep {bytes} bytes; {true} is right. A storage that is kept twice, by one layer or by "
+     "two, is there once: remember the addresses of those that were counted.")  # fmt: skip
+slip(4, "counted-twice", (FIRST, ""))
+slip(4, "counted-twice", ("            found.append(0)\n", "            found.append(0)\n            seen = {t.untyped_storage().data_ptr() for t in [*layer.parameters(), *layer.buffers()]}\n"), (
+    "    def note(tensor):\n", "    def note(tensor):\n        nonlocal seen\n"))  # fmt: skip
+variant(4, "counted-twice", LISTS, ("            known.add(key)\n", ""))
+slip(4, "counted-twice", ("if storage.data_ptr() not in seen", "if id(tensor) not in seen"), ("seen.add(storage.data_ptr())", "seen.add(id(tensor))"), (
+    "    def note(tensor):\n        storage = tensor.untyped_storage()\n", "    parameters, hold = set(seen), []\n\n    def note(tensor):\n        hold.append(tensor)\n        storage = tensor.untyped_storage()\n        if storage.data_ptr() in parameters:\n            return tensor\n"))  # fmt: skip
+
+hint(4, "parameters-counted", "In “{stack}”, layer {layer} is said to keep {bytes} bytes; {true} is right. Weights are kept for backward too, but they are "
+     "there anyway, and counted elsewhere: leave out the storages of all parameters.")  # fmt: skip
+slip(4, "parameters-counted", (SEEN, "    seen = set()\n"))
+slip(
+    4,
+    "parameters-counted",
+    (
+        "        storage = tensor.untyped_storage()\n        if ",
+        "        storage = tensor.untyped_storage()\n        if not isinstance(tensor, nn.Parameter) and ",
+    ),
+    (SEEN, "    seen = set()\n"),
+)
+variant(4, "parameters-counted", LISTS, ("{t.untyped_storage()._cdata for t in there}", "set()"))
+
+hint(
+    4,
+    "buffers-counted",
+    "In “{stack}”, layer {layer} is said to keep {bytes} bytes; {true} is right. A buffer is there anyway, as a parameter is.",
+)
+slip(4, "buffers-counted", ("[*layer.parameters(), *layer.buffers()]", "layer.parameters()"))
+variant(4, "buffers-counted", LISTS, ("layer.state_dict(keep_vars=True).values()", "layer.parameters()"))
+
+hint(4, "bytes-of-views", "In “{stack}”, layer {layer} is said to keep {bytes} bytes; {true} is right. What is kept is a view, and behind it its whole "
+     "storage lives: count the storage's bytes.")  # fmt: skip
+slip(4, "bytes-of-views", ("storage.nbytes()", "tensor.nbytes"))
+variant(4, "bytes-of-views", LISTS, ("t.untyped_storage().nbytes()", "t.numel() * t.element_size()"))
+
+hint(4, "four-bytes", "In “{stack}”, layer {layer} is said to keep {bytes} bytes; {true} is right. Not every number has four bytes: a mask has one, "
+     "float64 eight.")  # fmt: skip
+slip(4, "four-bytes", ("storage.nbytes()", "4 * (storage.nbytes() // tensor.element_size())"))
+variant(4, "four-bytes", LISTS, ("t.untyped_storage().nbytes()", "t.untyped_storage().nbytes() // t.itemsize * 4"))
+
+hint(4, "outputs-counted", "In “{stack}”, layer {layer} is said to keep {bytes} bytes; {true} is right. Neither what a layer takes in nor what it gives out is what it "
+     "keeps: "
+     "ask autograd, with saved-tensor hooks.")  # fmt: skip
+OUTPUTS = (
+    LISTS.split("def kept_bytes")[0]
+    + "def kept_bytes(layers, x):\n    sizes = []\n    for layer in layers:\n        x = layer(x)\n        sizes.append(x.nbytes)\n    return sizes\n\n\ndef predict_memory"
+    + LISTS.split("def predict_memory")[1]
+)
+bank.text(4, "outputs-counted", OUTPUTS)
+variant(4, "outputs-counted", OUTPUTS, ("x.nbytes", "x.untyped_storage().nbytes()"))
+
+INPUTS = OUTPUTS.replace(
+    "        x = layer(x)\n        sizes.append(x.nbytes)\n", "        sizes.append(x.nbytes)\n        x = layer(x)\n"
+)
+bank.text(4, "outputs-counted", INPUTS)
+variant(4, "outputs-counted", INPUTS, ("x.nbytes", "x.numel() * x.element_size()"))
+
+hint(4, "sums-so-far", "In “{stack}”, layer {layer} is said to keep {bytes} bytes; {true} is right. It looks like the sum of this layer and those before "
+     "it: begin at 0 for each.")  # fmt: skip
+slip(4, "sums-so-far", ("found.append(0)", "found.append(found[-1] if found else 0)"))
+variant(4, "sums-so-far", LISTS, ("return sizes", "return [sum(sizes[: i + 1]) for i in range(len(sizes))]"))
+
+hint(
+    4,
+    "parts-form",
+    'predict_memory returns a dictionary with the keys "parameters", "gradients", "optimizer states" and "activations".',
+)
+slip(4, "parts-form", ('"optimizer states"', '"states"'))
+variant(4, "parts-form", LISTS, ('"optimizer states"', '"optimizer"'))
+
+hint(4, "model-run", "predict_memory ran the model. It is to predict: by formula, with nothing computed.")
+slip(
+    4,
+    "model-run",
+    ("    s, d, f, h", "    model = ViT(config)\n    model(torch.zeros(batch, 3, *config.image))\n    s, d, f, h"),
+    (
+        'with torch.device("meta"):\n        n = sum(p.numel() for p in ViT(config).parameters())',
+        'with torch.device("meta"):\n        n = sum(p.numel() for p in ViT(config).parameters())\n    torch.set_default_device("meta")',
+    ),
+)
+variant(
+    4,
+    "model-run",
+    LISTS,
+    (
+        "    tokens = 1 +",
+        "    with torch.device('meta'):\n        ViT(config)(torch.zeros(batch, 3, 224, 224))\n    tokens = 1 +",
+    ),
+)
+
+hint(4, "weights-allocated", "predict_memory allocated large tensors. A model of 100 billion parameters must be predictable too: build it on the meta device, "
+     "or count by formula.")  # fmt: skip
+slip(4, "weights-allocated", ('torch.device("meta")', 'torch.device("cpu")'))
+variant(4, "weights-allocated", LISTS, ("    tokens = 1 +", "    ViT(config)\n    tokens = 1 +"))
+
+hint(4, "wrong-parameters", "The bytes of the parameters, over the true ones, of four transformers: {ratios}.")
+slip(4, "wrong-parameters", ('"parameters": 4 * n', '"parameters": n'))
+variant(4, "wrong-parameters", LISTS, ("+ d + d + tokens * d", "+ d + d"))
+hint(
+    4,
+    "wrong-gradients",
+    "The bytes of the gradients, over the true ones, of four transformers: {ratios}. Each parameter has one, in float32.",
+)
+slip(4, "wrong-gradients", ('"gradients": 4 * n', '"gradients": 2 * n'))
+variant(4, "wrong-gradients", LISTS, ('"gradients": weights * 4', '"gradients": weights * 8'))
+hint(
+    4,
+    "wrong-states",
+    "The bytes of the optimizer states, over the true ones, of four transformers: {ratios}. AdamW keeps two numbers for each parameter.",
+)
+slip(4, "wrong-states", ('"optimizer states": 8 * n', '"optimizer states": 4 * n'))
+slip(4, "wrong-states", ('"optimizer states": 8 * n', '"optimizer states": 12 * n'))
+variant(4, "wrong-states", LISTS, ('"optimizer states": weights * 8', '"optimizer states": weights * 16'))
+
+hint(
+    4,
+    "wrong-activations",
+    "Predicted over measured activations of four transformers: {ratios}. Go through the table, operation by operation.",
+)
+slip(4, "wrong-activations", ("head = norm + s * d + config.classes", "head = 9 * config.classes"))
+slip(4, "wrong-activations", ("config.layers * (norm", "(norm"))
+variant(4, "wrong-activations", LISTS, ("config.layers * sum", "2 * sum"))
+
+
+def activations(slug, text, change, other):
+    """A hint for a term of the formula: a slip of the solution, and the same in the other design."""
+    hint(4, slug, text + " Predicted over measured: {ratios}.")
+    slip(4, slug, change)
+    variant(4, slug, LISTS, other)
+
+
+activations("gelu-once", "Behind the wide linear layer two tensors of ffn_width are kept: GELU's input, and what it gives out, which the next layer reads.",
+            ("s * (d + f + f)", "s * (d + f)"), ("2 * x * wide / d", "x * wide / d"))  # fmt: skip
+activations("scores-counted", "Fused attention keeps no scores: a number for each head and token, not for each pair of tokens.",
+            ("d + h)", "d + h * s)"), ("small * config.heads", "small * config.heads * tokens"))  # fmt: skip
+activations("sums-counted", "A sum keeps nothing: what it gives out is the input of the next norm, and counted there.",
+            ("config.layers * (norm", "config.layers * (2 * s * d + norm"), ('"qkv": 3 * x', '"qkv": 3 * x + x + x'))  # fmt: skip
+activations("norm-outputs-missing", "What a layer norm gives out is the input of a linear layer, and kept, beside the norm's own input.",
+            ("3 * d + d + h", "3 * d + h"), ("2 * (2 * x", "2 * (1.5 * x"))  # fmt: skip
+activations("qkv-once", "Queries, keys and values are three tensors of the width.",
+            ("3 * d + d + h", "d + d + h"), ('"qkv": 3 * x', '"qkv": x'))  # fmt: skip
+activations("no-image", "The convolution keeps its input, the image.",
+            ("image = config", "image = 0 * config"), ("ends = batch *", "ends = 0 * batch *"))  # fmt: skip
+activations("no-batch", "Activations are kept for each image of the batch.",
+            ("4 * batch * kept", "4 * kept"), ("        \"activations\": ends + config.layers * sum(block.values())", "        \"activations\": (ends + config.layers * sum(block.values())) / batch"))  # fmt: skip
+activations("numbers-not-bytes", "That is a number of numbers: in float32 each has four bytes.",
+            ("4 * batch * kept", "batch * kept"), ("        \"activations\": ends + config.layers * sum(block.values())", "        \"activations\": (ends + config.layers * sum(block.values())) // 4"))  # fmt: skip
+activations("no-class-token", "The class token is one token more than there are patches.",
+            ("config.patches + 1", "config.patches"), ("    x = batch", "    tokens -= 1\n    x = batch"))  # fmt: skip
