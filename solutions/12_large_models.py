@@ -347,9 +347,9 @@ SIDES = (7, 14, 28)
 found = {name: [score_memory(attention, side, learnt) for side in SIDES] for name, (attention, learnt) in KINDS.items()}
 print(f"28 × 28 places: a table of scores has {measure.human_bytes(found['written out'][-1][0])}")
 for name, rows in found.items():
-    table, kept_bytes, peak = rows[-1]
+    table, kept, peak = rows[-1]
     print(
-        f"  {name + ':':19} {kept_bytes / table:5.2f} tables kept for the backward pass, {peak / table:5.2f} at the peak"
+        f"  {name + ':':19} {kept / table:5.2f} tables kept for the backward pass, {peak / table:5.2f} at the peak"
     )
 
 # %% jupyter={"source_hidden": true}
