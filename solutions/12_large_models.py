@@ -118,6 +118,8 @@ def baseline(steps=3):
             optimizer.step()
             optimizer.zero_grad()
     live = measure.LiveBytes().track(model, optimizer, images, labels)
+    for p in model.parameters():
+        p.register_post_accumulate_grad_hook(live.track_gradient)
     with live:
         measure.training_step(model, optimizer, images, labels)
     return measure.counted_steps(chrono.record("baseline", batch_size=BATCH)), live
@@ -136,8 +138,7 @@ def show_baseline():
 show_baseline()
 
 # %% [markdown]
-# The gradients are not all there yet at the peak: it comes early in the backward pass, while most activations still live.
-# Which layers keep them?
+# The peak lies somewhere in the backward pass: gradients come, activations go. Most of it is activations. Which layers keep them?
 
 
 # %%
@@ -353,14 +354,13 @@ for name, rows in found.items():
     )
 
 # %% jupyter={"source_hidden": true}
+places, tables = [side**2 for side in SIDES], [row[0] / 2**20 for row in found["written out"]]
 _, axes = plt.subplots(figsize=(6.5, 3), layout="constrained")
 for (name, rows), marker in zip(found.items(), "osD"):
-    axes.plot([side**2 for side in SIDES], [row[1] / 2**20 for row in rows], marker=marker, label=name)
-axes.plot(
-    [side**2 for side in SIDES], [row[0] / 2**20 for row in rows], "--", color="#999999", label="one table: ∝ places²"
-)
+    axes.plot(places, [row[1] / 2**20 for row in rows], marker=marker, label=name)
+axes.plot(places, tables, "--", color="#999999", label="one table: ∝ places²")
 axes.set(xscale="log", yscale="log", xlabel="places", ylabel="MiB kept", title="What one attention keeps")
-axes.set_xticks([side**2 for side in SIDES], [f"{side} × {side}" for side in SIDES])
+axes.set_xticks(places, [f"{side} × {side}" for side in SIDES])
 axes.minorticks_off()
 axes.legend(loc="center left", bbox_to_anchor=(1, 0.5))
 plt.show()
