@@ -207,6 +207,4 @@ variant(1, "groups-order", STRIDES, ("[axis for axis in sizes if axis in axes]",
 
 hint(1, "sizes-changed", "`sizes` is another one after these calls. It is the caller's: work on a copy.")
 slip(1, "sizes-changed", ("return list(found.values())", "sizes.clear()\n    return list(found.values())"))
-variant(
-    1, "sizes-changed", NUMPY, ("names = list(sizes)\n    inside", "names, sizes[None] = list(sizes), 1\n    inside")
-)
+variant(1, "sizes-changed", NUMPY, ("return sorted(sorted", "sizes.popitem()\n    return sorted(sorted"))
