@@ -115,11 +115,28 @@ def make_mesh(sizes):
 # %% [markdown]
 # ### Balise 2 · One step on three axes
 #
-# Placeholder of balise 2.
+# `dlojz_tp.parallel` has what you built in 15 and 17, for the ranks of one axis: `SlicedBlock(block, ranks)` is a block cut over
+# tensor ranks; `Entrance(model, ranks)` holds a part of the embedding of words, and the positions; `Exit(model, ranks)` the last norm
+# and a part of the head; `Stage(layers)` is a list of them, one behind the other. `run_pipeline(part, mesh, rows, n_micro_batches)`
+# goes forward and backward through all stages of this rank's pipeline, adds to `p.grad`, and returns the rows' mean loss on the last
+# stage, None elsewhere. Nothing of it knows of data ranks. Put them together:
+#
+# - `part_of(model, mesh)`: the `Stage` of this rank. `model` is a plain `Transformer`, the same on all ranks; its `model.blocks` are
+#   shared out over the stages in order, as evenly as it goes (three on two stages: 1 and 2, or 2 and 1). The Entrance is on the first
+#   stage, the Exit on the last.
+# - `hybrid_step(part, mesh, tokens, n_micro_batches)`: `tokens` (b, s + 1) is the whole batch, on all ranks. Each data rank takes its
+#   own rows, `tokens.tensor_split(…)`; the shares may differ by a row. Afterwards `p.grad` is that of the whole batch's **mean** loss,
+#   on every rank for its own part. Return what `run_pipeline` returned. Gradients are None before; those of frozen parameters stay so.
+#
+# **Tied words.** With `model.config.tied_head` embedding and head are one weight, used twice: its gradient is the sum of both uses.
+# `p.tied` marks it. On one stage it must be one parameter: give the Exit the Entrance's `words`. On several, first and last stage hold
+# a copy each, and their gradients must come together. About 10 lines each.
 #
 # <details><summary>Hint</summary>
 #
-# Placeholder.
+# Blocks `n · k // stages` to `n · (k + 1) // stages` are those of stage k. The tensor ranks have talked in `run_pipeline` already: what
+# they hold in common has the same gradient on all of them. A mean over the batch is the sum over data ranks of each mean, times its
+# rows over all rows. Which ranks are in `mesh.ends`?
 # </details>
 
 

@@ -7,6 +7,7 @@ import textwrap
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -40,6 +41,12 @@ def total(x: torch.Tensor) -> torch.Tensor:
 
 def test_results_come_in_rank_order():
     assert launch.ranks(where, n=3) == [(r, 3, launch.backend(3)) for r in range(3)]
+
+
+def test_a_function_with_an_attribute_config_travels():
+    # torch.distributed.config, which is no plain module, goes along with it
+    cell = notebook("import torch.distributed as dist\ndef f(model): return dist.get_rank(), model.config")
+    assert launch.ranks(cell["f"], SimpleNamespace(config=3), n=2) == [(0, 3), (1, 3)]
 
 
 def test_functions_classes_and_globals_of_a_notebook_travel():

@@ -1,8 +1,11 @@
 """How functions, arguments and results travel between processes: by value, in one pickle."""
 
+import importlib
 import io
 import pickle
 import struct
+import sys
+from types import ModuleType
 
 import cloudpickle
 import torch
@@ -17,6 +20,10 @@ class _Pickler(cloudpickle.Pickler):
     def reducer_override(self, obj):
         if type(obj) is torch.Tensor and _is_plain(obj):
             return _tensor, _tensor_parts(obj)
+        # a module of a class of its own, such as torch.distributed.config, which goes along with any function that uses
+        # torch.distributed and an attribute `config`: cloudpickle would take it for an object
+        if isinstance(obj, ModuleType) and type(obj) is not ModuleType and sys.modules.get(obj.__name__) is obj:
+            return importlib.import_module, (obj.__name__,)
         return super().reducer_override(obj)
 
 

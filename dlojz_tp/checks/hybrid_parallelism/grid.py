@@ -15,7 +15,6 @@ LAYERS, VOCABULARY, LENGTH = 3, 12, 5
 MESHES = {
     4: [((2, 2, 1), True), ((1, 2, 2), True), ((2, 1, 2), False)],
     3: [((3, 1, 1), True)],
-    8: [((2, 2, 2), True)],
 }
 
 
@@ -60,7 +59,8 @@ def joined(shape) -> Mesh:
 
 
 @cache
-def _plain(tied: bool) -> Transformer:
+def own(tied: bool) -> Transformer:
+    """The model, float64; the positions and a norm's bias are frozen. The check's own: give answers a copy."""
     config = TransformerConfig(VOCABULARY, width=8, heads=2, layers=LAYERS, max_length=LENGTH, tied_head=tied)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(4)
@@ -73,8 +73,8 @@ def _plain(tied: bool) -> Transformer:
 
 
 def plain(tied: bool) -> Transformer:
-    """The model, float64; the positions and a norm's bias are frozen. A copy."""
-    return copy.deepcopy(_plain(tied))
+    """A copy of the model."""
+    return copy.deepcopy(own(tied))
 
 
 def batch(rows: int) -> torch.Tensor:
@@ -102,6 +102,11 @@ def part(model: Transformer, mesh: Mesh) -> Stage:
     return Stage(layers)
 
 
+def gradients(tied: bool, rows: int, mesh: Mesh) -> torch.Tensor:
+    """Those of `part(...)` for the whole batch, in one vector."""
+    return torch.cat([p.detach().flatten() for p in part(truth(tied, rows)[2], mesh).parameters()])
+
+
 @cache
 def truth(tied: bool, rows: int) -> tuple[float, float, Transformer]:
     """Loss of the whole batch, norm of its gradient, and a model whose weights are the gradients (0 where frozen)."""
@@ -118,4 +123,4 @@ def truth(tied: bool, rows: int) -> tuple[float, float, Transformer]:
 @cache
 def share_loss(tied: bool, rows: int, n: int, k: int) -> float:
     """The mean loss of the k-th of n shares of the rows."""
-    return language_loss(plain(tied), batch(rows).tensor_split(n)[k]).item()
+    return language_loss(own(tied), batch(rows).tensor_split(n)[k]).item()

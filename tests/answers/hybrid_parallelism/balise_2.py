@@ -1,5 +1,353 @@
-"""Answers to balise 2."""
+"""Answers to balise 2: what a rank holds, and one step on three axes."""
 
 from tests.answers.bank import Bank
 
 bank = Bank("19_hybrid_parallelism", whole=True)
+hint, slip, variant = bank.hint, bank.slip, bank.variant
+
+# one message for all gradients of a rank; the words travel again between the ends
+ONE_MESSAGE = """
+def part_of(model, mesh):
+    axis = mesh.pipeline
+    mine = torch.arange(len(model.blocks)).tensor_split(axis.size)[axis.rank].tolist()
+    layers = [SlicedBlock(model.blocks[k], mesh.tensor) for k in mine]
+    first, last = axis.rank == 0, axis.rank + 1 == axis.size
+    front = [Entrance(model, mesh.tensor)] if first else []
+    back = [Exit(model, mesh.tensor)] if last else []
+    if first and last and model.config.tied_head:
+        back[0].words = front[0].words
+    return Stage(front + layers + back)
+
+
+def hybrid_step(part, mesh, tokens, n_micro_batches):
+    share = torch.arange(len(tokens)).tensor_split(mesh.data.size)[mesh.data.rank]
+    loss = run_pipeline(part, mesh, tokens[share], n_micro_batches, schedule="GPipe")
+    held = [p.grad for p in part.parameters() if p.grad is not None]
+    message = torch.cat([g.flatten() for g in held]) * (len(share) / len(tokens))
+    dist.all_reduce(message, group=mesh.data.group)
+    for g, values in zip(held, message.split([g.numel() for g in held])):
+        g.copy_(values.view_as(g))
+    if mesh.ends is not None and mesh.ends.size == 2:
+        for p in part.parameters():
+            if p.tied and p.grad is not None:
+                dist.all_reduce(p.grad, group=mesh.ends.group)
+    return loss
+"""
+bank.text(2, None, ONE_MESSAGE)
+
+# the words first, then all data ranks; started together, waited for at the end; Stage by a loop over all layers
+STARTED = """
+def part_of(model, mesh):
+    n = mesh.pipeline.size
+    first = [k * n // len(model.blocks) for k in range(len(model.blocks))]  # the stage of each block, as even
+    layers = []
+    if mesh.pipeline.rank == 0:
+        layers.append(Entrance(model, mesh.tensor))
+    for k, block in enumerate(model.blocks):
+        if first[k] == mesh.pipeline.rank:
+            layers.append(SlicedBlock(block, mesh.tensor))
+    if mesh.pipeline.rank == n - 1:
+        layers.append(Exit(model, mesh.tensor))
+        if model.config.tied_head and isinstance(layers[0], Entrance):
+            layers[-1].words = layers[0].words
+    return Stage(layers)
+
+
+def hybrid_step(part, mesh, tokens, n_micro_batches):
+    sizes = [len(rows) for rows in tokens.tensor_split(mesh.data.size)]
+    begin = sum(sizes[: mesh.data.rank])
+    mine = sizes[mesh.data.rank]
+    loss = run_pipeline(part, mesh, tokens[begin : begin + mine], n_micro_batches)
+    works = []
+    for p in part.parameters():
+        if p.grad is None:
+            continue
+        if p.tied and mesh.ends.size > 1:
+            dist.all_reduce(p.grad, group=mesh.ends.group)
+        p.grad.mul_(mine).div_(len(tokens))
+        works.append(dist.all_reduce(p.grad, group=mesh.data.group, async_op=True))
+    for work in works:
+        work.wait()
+    return loss
+"""
+bank.text(2, None, STARTED)
+
+hint(2, "no-stage", "part_of returns `Stage(layers)`: a list of layers, wrapped. Here: {got}.")
+slip(2, "no-stage", ("return Stage(layers)", "return layers"))
+slip(2, "no-stage", ("return Stage(layers)", "return nn.Sequential(*layers)"))
+variant(
+    2, "no-stage", ONE_MESSAGE, ("return Stage(front + layers + back)", "return nn.ModuleList(front + layers + back)")
+)
+
+hint(2, "all-layers", "Every rank holds all blocks. Those of a stage are a part of them: which, says `mesh.pipeline`.")
+slip(2, "all-layers", ("for k in range(begin, end)]", "for k in range(len(model.blocks))]"))
+variant(2, "all-layers", ONE_MESSAGE, (".tensor_split(axis.size)[axis.rank]", ""))
+
+hint(
+    2,
+    "ends-wrong",
+    "Entrance and Exit stand at the two ends of a pipeline: the Entrance on its first stage only, the Exit on its last. With one "
+    "stage it has both. Here, {got}; it should hold {expected}.",
+)
+slip(2, "ends-wrong", ("    if stage == 0:\n        layers.insert", "    if True:\n        layers.insert"))
+slip(2, "ends-wrong", ("stage == n_stages - 1", "stage == n_stages"), ("n_stages == 1 and", "False and"))
+slip(2, "ends-wrong", ("if stage == 0:", "if dist.get_rank() == 0:"), ("n_stages == 1 and", "False and"))
+variant(
+    2,
+    "ends-wrong",
+    ONE_MESSAGE,
+    ("axis.rank == 0, axis", "axis.rank == 0, not axis"),
+    ("first and last and", "False and"),
+)
+
+hint(
+    2,
+    "wrong-layers",
+    "The stages of a pipeline hold each block once, in order, and as many each as it goes: three blocks on two stages are 1 and 2, or "
+    "2 and 1. Here, {got}; it should hold {expected}.",
+)
+slip(2, "wrong-layers", ("(len(model.blocks) * k // n_stages for", "(len(model.blocks) // n_stages * k for"))
+slip(
+    2,
+    "wrong-layers",
+    ("for k in range(begin, end)]", "for k in range(begin, end)][::-1]"),
+    ("k // n_stages", "(n_stages - k) // n_stages"),
+    ("(begin, end)", "(end, begin)"),
+)
+slip(2, "wrong-layers", ("for k in (stage, stage + 1))", "for k in (mesh.data.rank, mesh.data.rank + 1))"))
+variant(2, "wrong-layers", STARTED, ("k * n // len(model.blocks)", "k % n"))
+
+hint(
+    2,
+    "cut-elsewhere",
+    "These parameters are no part that rank {rank} should hold of the model. Layers are cut over the *tensor* ranks, and copied from the "
+    "plain model as it is.",
+)
+slip(2, "cut-elsewhere", ("SlicedBlock(model.blocks[k], mesh.tensor)", "SlicedBlock(model.blocks[k], mesh.data)"))
+slip(2, "cut-elsewhere", ("Entrance(model, mesh.tensor)", "Entrance(model, mesh.pipeline)"))
+variant(2, "cut-elsewhere", STARTED, ("Exit(model, mesh.tensor)", "Exit(model, mesh.data)"))
+
+hint(
+    2,
+    "tied-twice",
+    "On a pipeline of one stage, a tied head and the embedding are *one* parameter, which collects both gradients. Here the rank holds "
+    "it twice, and an optimizer would move the two apart: give the Exit the Entrance's `words`.",
+)
+slip(
+    2,
+    "tied-twice",
+    ("    if n_stages == 1 and model.config.tied_head:\n        layers[-1].words = layers[0].words\n", ""),
+)
+slip(2, "tied-twice", ("layers[-1].words = layers[0].words", "layers[-1].words.data = layers[0].words.data"))
+variant(2, "tied-twice", ONE_MESSAGE, ("        back[0].words = front[0].words", "        pass"))
+
+hint(
+    2,
+    "whole-batch",
+    "Every rank computes with the whole batch. The gradients may be right, but nothing is gained: each data rank takes its own rows, "
+    "`tokens.tensor_split(mesh.data.size)[mesh.data.rank]`.",
+)
+slip(
+    2,
+    "whole-batch",
+    ("tokens.tensor_split(mesh.data.size)[mesh.data.rank]", "tokens"),
+    ("p.grad *= len(rows) / len(tokens)", "p.grad /= mesh.data.size"),
+)
+variant(2, "whole-batch", ONE_MESSAGE, (".tensor_split(mesh.data.size)[mesh.data.rank]", ""))
+
+hint(
+    2,
+    "other-rows",
+    "These are not the rows of this rank. All ranks with one data coordinate, tensor ranks and stages, work on the same rows; the "
+    "shares differ by one row where the batch does not divide.",
+)
+slip(
+    2,
+    "other-rows",
+    (
+        "tokens.tensor_split(mesh.data.size)[mesh.data.rank]",
+        "tokens.tensor_split(dist.get_world_size())[dist.get_rank()]",
+    ),
+)
+slip(
+    2, "other-rows", ("tokens.tensor_split(mesh.data.size)[mesh.data.rank]", "tokens[: len(tokens) // mesh.data.size]")
+)
+variant(2, "other-rows", STARTED, ("tokens[begin : begin + mine]", "tokens[begin : begin + min(sizes)]"))
+
+hint(
+    2,
+    "not-in-parts",
+    "The rows go through the pipeline in `n_micro_batches` parts; hand the number on to `run_pipeline`.",
+)
+slip(2, "not-in-parts", ("rows, n_micro_batches)", "rows)"))
+variant(2, "not-in-parts", ONE_MESSAGE, ("n_micro_batches, schedule", "mesh.pipeline.size, schedule"))
+
+hint(
+    2,
+    "ranks-waiting",
+    "The ranks wait for each other, or one gave up: {error}. All ranks of a group must make the same calls, in the same order, with "
+    "tensors of one size. Without `group=` a call is one of the whole world; a stage in the middle has no `words` to add.",
+)
+slip(2, "ranks-waiting", ("group=mesh.ends.group", "group=mesh.pipeline.group"))
+slip(
+    2,
+    "ranks-waiting",
+    ("            dist.all_reduce(p.grad, group=mesh.data.group)\n", "            dist.all_reduce(p.grad)\n"),
+)
+variant(2, "ranks-waiting", STARTED, ("group=mesh.ends.group", "group=mesh.pipeline.group"))
+
+hint(2, "no-ends-here", "{what}: a stage in the middle of a pipeline is no end of it, and its `mesh.ends` is None.")
+slip(2, "no-ends-here", ("if p.tied and mesh.pipeline.size > 1:", "if mesh.ends.size > 1 and p.tied:"))
+variant(
+    2,
+    "no-ends-here",
+    STARTED,
+    ("if p.tied and mesh.ends.size > 1:", "if len(dist.get_process_group_ranks(mesh.ends.group)) > 1 and p.tied:"),
+)
+
+hint(2, "gradient-none", "A frozen parameter has `p.grad` None ({what}). Leave it out, on all ranks alike.")
+slip(2, "gradient-none", ("if p.grad is not None:", "if True:"))
+variant(
+    2,
+    "gradient-none",
+    ONE_MESSAGE,
+    ("held = [p.grad for p in part.parameters() if p.grad is not None]", "held = [p.grad for p in part.parameters()]"),
+)
+
+hint(
+    2,
+    "frozen-filled",
+    "A frozen parameter had no gradient, and has one now: with weight decay an optimizer would move it. None stays None.",
+)
+slip(
+    2,
+    "frozen-filled",
+    (
+        "        if p.grad is not None:\n",
+        "        p.grad = torch.zeros_like(p) if p.grad is None else p.grad\n        if True:\n",
+    ),
+)
+variant(
+    2,
+    "frozen-filled",
+    STARTED,
+    (
+        "        if p.grad is None:\n            continue\n",
+        "        if p.grad is None:\n            p.grad = p.detach() * 0\n",
+    ),
+)
+
+hint(
+    2,
+    "data-silent",
+    "The gradients are those of this data rank's rows alone. Each data rank saw other rows: add up over `mesh.data.group`.",
+)
+slip(
+    2,
+    "data-silent",
+    ("            dist.all_reduce(p.grad, group=mesh.data.group)\n", ""),
+    ("            p.grad *= len(rows) / len(tokens)\n", ""),
+)
+slip(
+    2,
+    "data-silent",
+    ("dist.all_reduce(p.grad, group=mesh.data.group)", "dist.all_reduce(p.grad.clone(), group=mesh.data.group)"),
+    ("            p.grad *= len(rows) / len(tokens)\n", ""),
+)
+variant(2, "data-silent", ONE_MESSAGE, ("        g.copy_(values.view_as(g))", "        g = values.view_as(g)"))
+
+hint(
+    2,
+    "data-summed",
+    "The means of the data ranks are added up: too large by their number. Each counts by its rows over all rows.",
+)
+slip(2, "data-summed", ("            p.grad *= len(rows) / len(tokens)\n", ""))
+variant(2, "data-summed", STARTED, ("        p.grad.mul_(mine).div_(len(tokens))\n", ""))
+
+hint(
+    2,
+    "shares-alike",
+    "Right where the batch divides, wrong where it does not: a share of 4 rows counts more than one of 3. Weight each mean by its rows "
+    "over all rows.",
+)
+slip(2, "shares-alike", ("p.grad *= len(rows) / len(tokens)", "p.grad /= mesh.data.size"))
+variant(2, "shares-alike", ONE_MESSAGE, ("* (len(share) / len(tokens))", "/ mesh.data.size"))
+
+hint(
+    2,
+    "tied-apart",
+    "First and last stage hold a copy each of the tied words, and each has the gradient of its own use only. The weight's gradient is "
+    "their sum, over `mesh.ends`; without it, the copies drift apart.",
+)
+slip(
+    2,
+    "tied-apart",
+    (
+        "            if p.tied and mesh.pipeline.size > 1:\n                dist.all_reduce(p.grad, group=mesh.ends.group)\n",
+        "",
+    ),
+)
+variant(2, "tied-apart", STARTED, ("            dist.all_reduce(p.grad, group=mesh.ends.group)", "            pass"))
+
+hint(
+    2, "tied-averaged", "The tied words' gradient is the *sum* of their two uses, not the mean: one weight, used twice."
+)
+slip(2, "tied-averaged", ("group=mesh.ends.group)", "group=mesh.ends.group)\n                p.grad /= 2"))
+variant(2, "tied-averaged", STARTED, ("group=mesh.ends.group)", "group=mesh.ends.group)\n            p.grad *= 0.5"))
+
+hint(
+    2,
+    "summed-over-tensor",
+    "The gradients were added up over the tensor ranks. They hold different parts, and what they hold in common has the same gradient on "
+    "all of them already.",
+)
+slip(
+    2,
+    "summed-over-tensor",
+    ("            if p.tied", "            dist.all_reduce(p.grad, group=mesh.tensor.group)\n            if p.tied"),
+)
+slip(
+    2,
+    "summed-over-tensor",
+    (
+        "            if p.tied",
+        "            if not p.cut:\n                dist.all_reduce(p.grad, group=mesh.tensor.group)\n            if p.tied",
+    ),
+)
+variant(
+    2,
+    "summed-over-tensor",
+    ONE_MESSAGE,
+    ("    for g, values", "    dist.all_reduce(message, group=mesh.tensor.group)\n    for g, values"),
+)
+
+hint(
+    2,
+    "untied-summed",
+    "This head is not tied: embedding and head are two weights, and their gradients stay apart. Look at `p.tied`.",
+)
+slip(
+    2,
+    "untied-summed",
+    (
+        "    for p in part.parameters():\n",
+        "    words = {id(layer.words) for layer in part if hasattr(layer, 'words')}\n    for p in part.parameters():\n",
+    ),
+    ("if p.tied and", "if id(p) in words and"),
+)
+variant(
+    2, "untied-summed", STARTED, ("if p.tied and", "if any(p is getattr(layer, 'words', None) for layer in part) and")
+)
+
+hint(2, "wrong-gradient", "The gradients are not those of one process with the whole batch.")
+slip(2, "wrong-gradient", ("p.grad *= len(rows) / len(tokens)", "p.grad *= len(rows)"))
+variant(2, "wrong-gradient", STARTED, ("div_(len(tokens))", "div_(len(tokens) ** 2)"))
+
+hint(
+    2,
+    "wrong-step-loss",
+    "Return what `run_pipeline` gives: the mean loss of this pipeline's rows on its last stage, None elsewhere. The sum over the grid comes next.",
+)
+slip(2, "wrong-step-loss", ("return loss", "return None if loss is None else loss * len(rows) / len(tokens)"))
+slip(2, "wrong-step-loss", ("return loss", "return torch.zeros(()) if loss is None or mesh.data.rank else loss"))
+variant(2, "wrong-step-loss", ONE_MESSAGE, ("return loss", "return None if loss is None else loss * mesh.data.size"))
