@@ -53,12 +53,14 @@ torch.set_num_threads(1)  # the layers are small here: a second thread waits mor
 # %% jupyter={"source_hidden": true}
 def draw_stages(axes):
     """CoAtNet-7: its stages as boxes, as high as their maps of features."""
-    stages = [("stem", 112, 192, "#999999"), ("conv ×2", 56, 256, "#56B4E9"), ("conv ×4", 28, 512, "#56B4E9"),
-              ("conv ×8", 14, 1024, "#56B4E9"), ("attention ×42", 14, 2048, "#E69F00"),
-              ("attention ×2", 7, 3072, "#E69F00")]  # fmt: skip
-    for k, (name, side, channels, colour) in enumerate(stages):
-        axes.bar(k, side, color=colour, width=0.7)
-        axes.text(k, side + 3, f"{name}\n{side} × {side}\n{channels:,} ch.", ha="center", fontsize=8)
+    config, side = COATNETS[7], 112
+    axes.bar(0, side, color="#999999", width=0.7)
+    axes.text(0, side + 3, f"stem\n{side} × {side}\n{config.stem} ch.", ha="center", fontsize=8)
+    for k, stage in enumerate(config.stages, 1):
+        side //= stage.stride
+        axes.bar(k, side, color="#56B4E9" if stage.kind == "conv" else "#E69F00", width=0.7)
+        text = f"{stage.kind} ×{stage.blocks}\n{side} × {side}\n{stage.width:,} ch."
+        axes.text(k, side + 3, text, ha="center", fontsize=8)
     axes.set(ylim=(0, 150), xticks=[], ylabel="side of a map, in places", title="CoAtNet-7, image of 224 pixels")
     axes.grid(False)
 
@@ -67,10 +69,11 @@ def draw_floor(axes):
     """16 bytes for each of the published parameters, beside what cards have."""
     published = {"CoAtNet-0": 25e6, "CoAtNet-3": 168e6, "CoAtNet-5": 688e6, "CoAtNet-6": 1.47e9, "ViT-G/14": 1.84e9,
                  "CoAtNet-7": 2.44e9}  # fmt: skip
-    axes.barh(list(published), [16 * count / 1e9 for count in published.values()], color="#CC79A7")
+    floors = {f"{name}: {16 * count / 1e9:.1f} GB": 16 * count / 1e9 for name, count in published.items()}
+    axes.barh(list(floors), list(floors.values()), color="#CC79A7")
     for memory in (32, 80, 141):
         axes.axvline(memory, color="#666666", linestyle="--", linewidth=1)
-        axes.text(memory, 5.65, f"{memory} GB", ha="center", fontsize=8)
+        axes.text(memory, 1.02, f"{memory} GB", ha="center", fontsize=8, transform=axes.get_xaxis_transform())
     axes.set(xlim=(0, 150), xlabel="GB a rank, before the first image")
     axes.set_title("Weights, gradients and averages", pad=18)
 
@@ -132,7 +135,12 @@ def show_baseline():
     print(f"a step of {BATCH} images on {DEVICE}: {measure.human_seconds(whole)}, {BATCH / whole:,.0f} images/s")
     print("  " + ", ".join(f"{phase} {seconds / whole:.0%}" for phase, seconds in times.items()))
     print(f"at its peak {measure.human_bytes(live.peak)}:")
-    print("  " + ", ".join(f"{part} {size / live.peak:.0%}" for part, size in live.parts_at_peak.items() if size))
+    print(
+        "  "
+        + ", ".join(
+            f"{part} {size / live.peak:.0%}" for part, size in live.parts_at_peak.items() if size > live.peak / 200
+        )
+    )
 
 
 show_baseline()
@@ -349,9 +357,7 @@ found = {name: [score_memory(attention, side, learnt) for side in SIDES] for nam
 print(f"28 × 28 places: a table of scores has {measure.human_bytes(found['written out'][-1][0])}")
 for name, rows in found.items():
     table, kept, peak = rows[-1]
-    print(
-        f"  {name + ':':19} {kept / table:5.2f} tables kept for the backward pass, {peak / table:5.2f} at the peak"
-    )
+    print(f"  {name + ':':19} {kept / table:5.2f} tables kept for the backward pass, {peak / table:5.2f} at the peak")
 
 # %% jupyter={"source_hidden": true}
 places, tables = [side**2 for side in SIDES], [row[0] / 2**20 for row in found["written out"]]

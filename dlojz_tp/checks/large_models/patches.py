@@ -123,7 +123,9 @@ LOOKS = [
     ),  # fmt: skip
     Look("the message names both numbers", "counts", [True] * 3, "counts-unnamed"),
     Value("gradients", "gradients", gradients(tokens_of), "no-gradient"),
-    Look("no convolution", "called", [], "borrowed", fields=lambda seen, due: {"what": " and ".join(seen)}),
+    Look(
+        "no convolution", "called", [], "borrowed", fields=lambda seen, due: {"what": " and ".join(seen).capitalize()}
+    ),
     Look(
         "as many operators for 64 patches as for 4",
         "more",

@@ -105,7 +105,11 @@ bank.slip(
 )
 bank.variant(1, "sizes-unnamed", WINDOWS, ('f"height {images.shape[-2]}, width {images.shape[-1]}, patch {size}"', 'f"patch {size}"'))  # fmt: skip
 
-bank.hint(1, "tokens-form", "embed_image returns (n, 1 + patches, width): the class token and one token a patch.")
+bank.hint(
+    1,
+    "tokens-form",
+    "embed_image returns (n, 1 + patches, width), in the dtype of the images: the class token and one token a patch.",
+)
 bank.slip(1, "tokens-form", ("return tokens + positions", "return (tokens + positions)[:, 1:]"))
 bank.slip(1, "tokens-form", ("return tokens + positions", "return (tokens + positions).transpose(1, 2)"))
 bank.variant(1, "tokens-form", WINDOWS, ("torch.cat((first, tokens + positions[:, 1:]), 1)", "tokens + positions[:, 1:]"))  # fmt: skip

@@ -154,7 +154,7 @@ bank.variant(
 bank.hint(
     2,
     "attention-form",
-    "relative_attention returns (n, heads, places, length of v's vectors): a vector of v's length for each query.",
+    "relative_attention returns (n, heads, places, length of v's vectors) in the dtype of q: a vector of v's length for each query.",
 )
 bank.slip(2, "attention-form", ("scores.softmax(dim=-1) @ v", "(scores.softmax(dim=-1) @ v).transpose(1, 2)"))
 bank.slip(2, "attention-form", ("scores.softmax(dim=-1) @ v", "scores.softmax(dim=-1)"))
