@@ -17,15 +17,17 @@
 import dataclasses
 import itertools
 import statistics
+import time
 
 import matplotlib.pyplot as plt
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from dlojz_tp import course, launch, measure, planner, report, scale, todo
-from dlojz_tp.models import COATNETS, VITS, CoAtNet, CoAtNetConfig, Stage, ViT
+from dlojz_tp.models import COATNETS, VITS, CoAtNet, CoAtNetConfig, Stage, ViT, coatnet
 
 tp = course.open("12_large_models")
 tp
@@ -450,6 +452,138 @@ def mbconv_cost(c, d, height, width, stride):
 
 # %%
 tp.check(3, attention_cost, feed_forward_cost, mbconv_cost)
+
+# %% [markdown]
+# ## Two families, by your formulas
+#
+# Blocks add up to models. The norms, the ends and the stem are given. No weight exists yet: `torch.device("meta")` makes tensors
+# that have a shape and no data, and serves to compare.
+
+
+# %% tags=["setup"]
+def added(*costs):
+    return tuple(map(sum, zip(*costs)))
+
+
+# %%
+def vit_costs(config):
+    """(parameters, operations an image) of a ViT."""
+    d, n, pixels = config.width, config.patches + 1, config.patch**2 * config.channels
+    layer = added(attention_cost(d, d, n, config.heads, 0), feed_forward_cost(d, config.ffn_width, n), (4 * d, 0))
+    patches = (pixels + 1) * d + (n + 1) * d, 2 * config.patches * pixels * d
+    head = 2 * d + (d + 1) * config.classes, 2 * d * config.classes
+    return added(*[layer] * config.layers, patches, head)
+
+
+def coatnet_costs(config):
+    """(parameters, operations an image) of a CoAtNet: the stem, each block, the head."""
+    height, width, first, last = config.image[0] // 2, config.image[1] // 2, config.stem, config.stages[-1].width
+    rows = [((27 + 2 + 9 * first) * first, 2 * height * width * (27 * first + 9 * first**2))]
+    for kind, c, d, stride, (height, width) in coatnet.block_shapes(config):
+        if kind == "conv":
+            rows.append(mbconv_cost(c, d, height, width, stride))
+            continue
+        h, w = height // stride, width // stride
+        shortcut = ((c + 1) * d, 2 * h * w * c * d) if c != d else (0, 0)
+        table = (2 * h - 1) * (2 * w - 1)
+        both = attention_cost(c, d, h * w, d // config.head, table), feed_forward_cost(d, 4 * d, h * w)
+        rows.append(added(*both, shortcut, (2 * c + 2 * d, 0)))
+    classes = config.classes
+    rows.append((2 * last + (last + 1) * (last + classes), 2 * last * (last + classes)))
+    return rows
+
+
+# %% [markdown]
+# **Commit to a guess.** The stem and the convolutions of CoAtNet-0 hold one parameter in twenty. Which share of its operations is theirs?
+
+# %%
+guess_operations = None  # a share, 0 to 1
+
+
+# %%
+def counted_on_meta(model, config):
+    """(parameters, operations an image, seconds that this took) of the model itself, without data."""
+    start = time.perf_counter()
+    with torch.device("meta"), torch.no_grad(), FlopCounterMode(display=False) as counter:
+        network = model(config).eval()
+        network(torch.empty(1, 3, *config.image))
+    return sum(p.numel() for p in network.parameters()), counter.get_total_flops(), time.perf_counter() - start
+
+
+def show_families():
+    rows = {f"ViT-{name}": vit_costs(config) for name, config in VITS.items()}
+    rows |= {f"CoAtNet-{n}": added(*coatnet_costs(config)) for n, config in COATNETS.items()}
+    compared = {
+        "ViT-B/16": (ViT, VITS["B/16"]),
+        "CoAtNet-0": (CoAtNet, COATNETS[0]),
+        "CoAtNet-3": (CoAtNet, COATNETS[3]),
+    }
+    print(f"{'':<11}{'parameters':>14}{'GFLOP an image':>16}")
+    for name, (parameters, operations) in rows.items():
+        print(f"{name:<11}{parameters / 1e6:>12,.1f} M{operations / 1e9:>16,.1f}", end="")
+        if name in compared:
+            *due, seconds = counted_on_meta(*compared[name])
+            print(f"   counted on meta: {'equal' if [parameters, operations] == due else due}, {seconds:.1f} s", end="")
+        print()
+
+
+show_families()
+
+# %% [markdown]
+# These are the counts of the papers: 86, 307 and 632 million for ViT-B, L and H, 1.84 billion for G; 25, 42, 75, 168, 275 and
+# 688 million for CoAtNet-0 to 5, 1.47 and 2.44 billion for 6 and 7 (CoAtNet-3 comes out at 167, in `timm` too; the table of CoAtNet-6
+# in the paper prints a last width of 2,048, with which it would have 1.35 billion: 1.47 asks for 3,072). Papers on vision often
+# say FLOPs and count a multiplication and an addition as one: half of these numbers.
+
+
+# %% jupyter={"source_hidden": true}
+def draw_shares(numbers=(0, 4, 7)):
+    figure, axes = plt.subplots(1, 2, figsize=(10, 2.6), layout="constrained", sharey=True)
+    figure.suptitle("Where parameters are, and where operations are done")
+    for k, (ax, what) in enumerate(zip(axes, ("parameters", "operations of an image"))):
+        for y, n in enumerate(numbers):
+            kinds = ["stem", *[kind for kind, *_ in coatnet.block_shapes(COATNETS[n])], "head"]
+            rows, left = [row[k] for row in coatnet_costs(COATNETS[n])], 0
+            for kind, color in {"stem": "#999999", "conv": "#56B4E9", "attention": "#E69F00", "head": "C7"}.items():
+                part = 100 * sum(row for row, name in zip(rows, kinds) if name == kind) / sum(rows)
+                ax.barh(
+                    y,
+                    part,
+                    left=left,
+                    color=f"C{color}",
+                    label={"conv": "convolutions"}.get(kind, kind) if y == 0 else None,
+                )
+                if part > 5:
+                    ax.text(left + part / 2, y, f"{part:.0f}", ha="center", va="center")
+                left += part
+        ax.set(xlabel=f"% of {what}", yticks=range(len(numbers)), yticklabels=[f"CoAtNet-{n}" for n in numbers])
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
+    plt.show()
+
+
+draw_shares()
+
+
+# %%
+def say_share():
+    rows = coatnet_costs(COATNETS[0])
+    kinds = ["conv", *[kind for kind, *_ in coatnet.block_shapes(COATNETS[0])], "head"]
+    held, done = (sum(row[k] for row, kind in zip(rows, kinds) if kind == "conv") / added(*rows)[k] for k in (0, 1))
+    print(f"Stem and convolutions of CoAtNet-0: {held:.0%} of the parameters, {done:.0%} of the operations.")
+    if guess_operations is not None:
+        print(f"Your guess: {guess_operations:.0%}.")
+
+
+say_share()
+
+# %% [markdown]
+# <details><summary>Why?</summary>
+#
+# A convolution uses each of its weights once at every place, and the first stages have the most places: 56 × 56 in the first, 7 × 7 in the last.
+# A parameter costs memory once; its operations, and the activations behind it, come at each place. So the large models make
+# the *late* stages deep and wide: parameters that do not cost much time. Who is short of memory for weights looks at attention,
+# who is short of memory for activations at the first convolutions.
+# </details>
 
 # %% [markdown]
 # ## Where memory goes
