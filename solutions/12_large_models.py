@@ -15,6 +15,7 @@
 
 # %% tags=["setup"]
 import dataclasses
+import functools
 import itertools
 import statistics
 import time
@@ -24,6 +25,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from dlojz_tp import course, launch, measure, planner, report, scale, todo
@@ -494,7 +496,8 @@ def coatnet_costs(config):
 
 
 # %% [markdown]
-# **Commit to a guess.** The stem and the convolutions of CoAtNet-0 hold one parameter in twenty. Which share of its operations is theirs?
+# **Commit to a guess.** The stem and the convolutions of CoAtNet-0 hold one parameter in twenty. Which share of its operations
+# is theirs?
 
 # %%
 guess_operations = None  # a share, 0 to 1
@@ -531,9 +534,9 @@ show_families()
 
 # %% [markdown]
 # These are the counts of the papers: 86, 307 and 632 million for ViT-B, L and H, 1.84 billion for G; 25, 42, 75, 168, 275 and
-# 688 million for CoAtNet-0 to 5, 1.47 and 2.44 billion for 6 and 7 (CoAtNet-3 comes out at 167, in `timm` too; the table of CoAtNet-6
-# in the paper prints a last width of 2,048, with which it would have 1.35 billion: 1.47 asks for 3,072). Papers on vision often
-# say FLOPs and count a multiplication and an addition as one: half of these numbers.
+# 688 million for CoAtNet-0 to 5, 1.47 and 2.44 billion for 6 and 7. Two oddities: CoAtNet-3 comes out at 167, in `timm` too; and
+# for CoAtNet-6 the paper's table 12 prints a last width of 2,048, which makes 1.35 billion: its 1.47 ask for 3,072. Papers on
+# vision often count a multiplication and an addition as one: half of these operations.
 
 
 # %% jupyter={"source_hidden": true}
@@ -550,7 +553,7 @@ def draw_shares(numbers=(0, 4, 7)):
                     y,
                     part,
                     left=left,
-                    color=f"C{color}",
+                    color=color,
                     label={"conv": "convolutions"}.get(kind, kind) if y == 0 else None,
                 )
                 if part > 5:
@@ -579,10 +582,10 @@ say_share()
 # %% [markdown]
 # <details><summary>Why?</summary>
 #
-# A convolution uses each of its weights once at every place, and the first stages have the most places: 56 × 56 in the first, 7 × 7 in the last.
-# A parameter costs memory once; its operations, and the activations behind it, come at each place. So the large models make
-# the *late* stages deep and wide: parameters that do not cost much time. Who is short of memory for weights looks at attention,
-# who is short of memory for activations at the first convolutions.
+# A convolution uses each of its weights at every place, and the first stages have the most places: 56 × 56 in the first stage, 7 × 7
+# in the last. A parameter costs memory once; its operations, and the activations behind it, come at each place. So the large
+# models make the *late* stages deep and wide: their parameters cost the least time. Who is short of memory for weights looks at
+# attention; who is short of memory for activations, at the first convolutions.
 # </details>
 
 # %% [markdown]
@@ -866,7 +869,142 @@ tp.check(7, rank_bytes, largest_batch)
 # %% [markdown]
 # ## The limit, card by card
 #
-# Placeholder after balise 7.
+# A step of CoAtNet-7 can be run on *fake* tensors, which have a shape and no data, but whole it takes long even so. Most of its 58
+# blocks are alike: take one of each kind, fake, forward and backward, and count the bytes of living tensors, those that it keeps
+# and those that it needs at its worst. Stem and head count as blocks too. Then your `peak_bytes` adds up.
+
+# %%
+FLOAT = 4  # bytes: the fake tensors are float32; mixed precision keeps half of that
+
+
+@functools.cache
+def block_bytes(make, *sizes, images=64):
+    """`Block` of one layer, make(*sizes) without the last: bytes an image in float32, on fake tensors of the last size."""
+    *sizes, shape = sizes
+    with FakeTensorMode(), measure.LiveBytes() as live:
+        layer, x = make(*sizes), torch.zeros(images, *shape, requires_grad=True)
+        weights = sum(one.nbytes for one in itertools.chain(layer.parameters(), layer.buffers()))
+        for parameter in layer.parameters():
+            parameter.register_post_accumulate_grad_hook(live.track_gradient)
+        live.track(layer)
+        y = layer(x)
+        kept = live.live - weights - y.nbytes  # its result is the input of the next, and counts there
+        y.backward(torch.ones_like(y))
+        return Block(kept // images, x.nbytes // images, live.parts_at_peak["activations"] // images, 0)
+
+
+def coatnet_blocks(config):
+    """`Block`s of a CoAtNet, stem and head too."""
+    last, side = config.stages[-1].width, [edge // 32 for edge in config.image]
+    found = [block_bytes(coatnet.Stem, 3, config.stem, (3, *config.image))]
+    for kind, c, d, stride, (height, width) in coatnet.block_shapes(config):
+        if kind == "conv":
+            found.append(block_bytes(coatnet.MBConv, c, d, stride, (c, height, width)))
+        else:
+            places = height // stride, width // stride
+            found.append(block_bytes(coatnet.AttentionBlock, c, d, stride, config.head, places, (c, height, width)))
+    return [*found, block_bytes(coatnet.Head, last, config.classes, (last, *side))]
+
+
+# %%
+def by_block_and_whole(images=32):
+    """Whether blocks add up: a step of CoAtNet-0, by block and whole, on fake tensors."""
+    start = time.perf_counter()
+    blocks = coatnet_blocks(COATNETS[0])
+    ours, middle = images * peak_bytes(blocks, [False] * len(blocks)), time.perf_counter()
+    whole = measure.estimate_memory(lambda: CoAtNet(COATNETS[0]), (3, 224, 224), images).activations
+    print(f"CoAtNet-0, {images} images, float32, activations at the peak: by block {ours / 1e9:.2f} GB "
+          f"in {middle - start:.1f} s, whole {whole / 1e9:.2f} GB in {time.perf_counter() - middle:.1f} s "
+          f"({100 * (ours / whole - 1):+.1f} %)")  # fmt: skip
+
+
+by_block_and_whole()
+
+# %% [markdown]
+# Now the limit. 64 ranks train a CoAtNet in mixed precision with Adam, images of 224 pixels; a tenth of a card is left to libraries
+# and fragmentation.
+#
+# **Commit to a guess.** Which is the largest CoAtNet that plain DDP trains on cards of 32 GB? And how many images
+# per card does CoAtNet-7 get on 80 GB with DDP?
+
+# %%
+guess_largest, guess_images = None, None  # a number from 0 to 7; images
+
+# %%
+CARDS = {"32 GB (V100)": 32e9, "80 GB (H100)": 80e9, "141 GB (H200)": 141e9}
+TECHNIQUES = {  # name: (stage, whether every block is recomputed)
+    "DDP": (0, False), "ZeRO 1": (1, False), "ZeRO 2": (2, False), "ZeRO 3": (3, False),
+    "DDP, recomputed": (0, True), "ZeRO 3, recomputed": (3, True),
+}  # fmt: skip
+RANKS, FREE = 64, 0.1
+
+
+@functools.cache
+def needs(number, stage, again):
+    """A function from the batch to the bytes of a rank that trains CoAtNet-`number` in mixed precision."""
+    config = COATNETS[number]
+    rows, blocks = coatnet_costs(config), coatnet_blocks(config)
+    activations = peak_bytes(blocks, [again] * len(blocks)) * 2 / FLOAT
+    parameters, largest = added(*rows)[0], max(held for held, _ in rows)
+    return lambda batch: rank_bytes(parameters, largest, activations, batch, RANKS, stage)
+
+
+@functools.cache
+def limits():
+    """{card: {technique: the largest batch of CoAtNet-0 to 7}}"""
+    most = 4096
+    return {
+        card: {name: [largest_batch(needs(n, *how), (1 - FREE) * memory, most) for n in COATNETS]
+               for name, how in TECHNIQUES.items()}
+        for card, memory in CARDS.items()
+    }  # fmt: skip
+
+
+# %%
+def show_limits():
+    for card, batches in limits().items():
+        print(f"\n{card:<22}" + "".join(f"{f'-{n}':>7}" for n in COATNETS))
+        for name, row in batches.items():
+            print(f"  {name:<20}" + "".join(f"{batch or '·':>7}" for batch in row))
+    ddp = limits()["32 GB (V100)"]["DDP"]
+    print(f"\nLargest with DDP on 32 GB: CoAtNet-{max(n for n in COATNETS if ddp[n])}", end="; ")
+    print(f"CoAtNet-7 with DDP on 80 GB: {limits()['80 GB (H100)']['DDP'][7]} images.")
+    if guess_largest is not None and guess_images is not None:
+        print(f"Your guesses: CoAtNet-{guess_largest}, {guess_images} images.")
+
+
+show_limits()
+
+
+# %% jupyter={"source_hidden": true}
+def draw_limits():
+    found = limits()
+    figure, axes = plt.subplots(1, 3, figsize=(11, 3.4), layout="constrained", sharey=True)
+    figure.suptitle(f"How many images does a card take? {RANKS} ranks, mixed precision with Adam, 224 pixels")
+    for ax, (card, batches) in zip(axes, found.items()):
+        for k, (name, row) in enumerate(batches.items()):
+            again = TECHNIQUES[name][1]
+            fits = [n for n in COATNETS if row[n]]
+            style = {"color": "C3" if TECHNIQUES[name][0] == 3 else "C0" if name.startswith("DDP") else f"C{k}"}
+            ax.plot(fits, [row[n] for n in fits], "--" if again else "-", marker="o", ms=3.5, label=name, **style)
+        ax.set(yscale="log", title=card, xlabel="CoAtNet-", xticks=list(COATNETS))
+    axes[0].set_ylabel("largest batch of a card")
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=6)
+    plt.show()
+
+
+draw_limits()
+
+# %% [markdown]
+# Estimates, of the kernels of a CPU: scores are written out in them, which a fused kernel on a GPU need not do. Where a line ends,
+# the next model does not fit with a single image.
+#
+# <details><summary>What to see</summary>
+#
+# For the small models ZeRO changes nothing that matters: their memory is activations, and recomputation helps. For the large ones
+# it is the other way round: where the states alone fill the card, no recomputation makes room. Stage 1 makes most of the room: it
+# shares out 12 of the 16 bytes of a parameter. Stages 2 and 3 share out 2 more each, and 3 pays for them with half as many messages again.
+# </details>
 
 # %% [markdown]
 # ## Race
@@ -906,7 +1044,69 @@ for name, ratio in race.ratios.items():
 # %% [markdown]
 # ## Past this machine
 #
-# Placeholder.
+# CoAtNet-7 on 64 H100, estimated: what each technique changes. What is sent is `planner.step_volume`'s, of 2 bytes an element;
+# recomputation does the forward pass again, which is a third more operations.
+
+
+# %%
+def show_costs(number=7, card="80 GB (H100)"):
+    parameters = added(*coatnet_costs(COATNETS[number]))[0]
+    operations = added(*coatnet_costs(COATNETS[number]))[1]
+    print(f"{'':<20}{'states':>10}{'an image':>11}{'largest batch':>15}{'sent a step':>13}{'TFLOP an image':>16}")
+    for name, (stage, again) in TECHNIQUES.items():
+        states = planner.state_bytes(parameters, RANKS, stage).total
+        image = needs(number, stage, again)(1) - needs(number, stage, again)(0)
+        sent = planner.step_volume(parameters, RANKS, stage)
+        print(f"{name:<20}{states / 1e9:>7.1f} GB{image / 1e9:>8.2f} GB{limits()[card][name][number]:>15}"
+              f"{sent / 1e9:>10.1f} GB{(3 + again) * operations / 1e12:>16.2f}")  # fmt: skip
+
+
+show_costs()
+
+
+# %% jupyter={"source_hidden": true}
+def draw_rank(number=7, batch=32):
+    parameters = added(*coatnet_costs(COATNETS[number]))[0]
+    _, ax = plt.subplots(figsize=(8, 3.1), layout="constrained")
+    for y, (stage, again) in enumerate(TECHNIQUES.values()):
+        held, bytes_of = planner.state_bytes(parameters, RANKS, stage), needs(number, stage, again)
+        images = batch * (bytes_of(1) - bytes_of(0))
+        parts = {"weights": held.parameters, "gradients": held.gradients, "optimizer": held.optimizer}
+        parts |= {"for a moment": bytes_of(0) - held.total, f"activations of {batch} images": images}
+        left = 0
+        for k, (part, size) in enumerate(parts.items()):
+            ax.barh(y, size / 1e9, left=left, color=f"C{k}", label=part if y == 0 else None)
+            left += size / 1e9
+    for card, memory in CARDS.items():
+        ax.axvline(memory / 1e9, color="0.3", ls=":", lw=1)
+        ax.text(memory / 1e9, -0.75, card, ha="center", fontsize=8)
+    ax.set(yticks=range(len(TECHNIQUES)), yticklabels=TECHNIQUES, xlabel="GB of a rank", xlim=(0, 150))
+    ax.set_title(f"Who fills the card? CoAtNet-{number}, {batch} images a card, {RANKS} ranks", pad=16)
+    ax.invert_yaxis()
+    ax.legend(loc="lower right", fontsize=8)
+    plt.show()
+
+
+draw_rank()
+
+# %% [markdown]
+# How fast is that? The field counts **images or tokens a second**, and the share of the cards' peak that the model's own operations
+# reach, **MFU** (*model FLOPs utilization*): three forward passes' worth of operations an image, whatever was recomputed.
+# `planner.Throughput` has both. If 64 H100 reached an MFU of 0.4 (an assumption; PaLM reported 0.46), then
+# as many images as JFT-3B has, on which CoAtNet-7 was trained, would take:
+
+
+# %%
+def show_days(number=7, assumed=0.4, images=3e9):
+    forward = added(*coatnet_costs(COATNETS[number]))[1]
+    peak = RANKS * planner.H100.bfloat16
+    speed = planner.Throughput(images, 3 * forward * images / (assumed * peak), forward, peak)
+    print(f"CoAtNet-{number} on {RANKS} H100 at an MFU of {speed.mfu:.2f}: {speed.per_second:,.0f} images a second, and "
+          f"{speed.seconds / 86400:.1f} days for {images:.0e} images (an estimate)")  # fmt: skip
+    print(f"With every block recomputed, the same speed would keep the cards {speed.hfu():.0%} busy (HFU).")
+
+
+show_days()
 
 # %% [markdown]
 # ## Three questions
