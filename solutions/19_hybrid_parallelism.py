@@ -200,11 +200,22 @@ def trainer(sizes, config, n_micro_batches=1, dtype=torch.float32):
 # %% [markdown]
 # ### Balise 3 · The norm and the loss over the grid
 #
-# Placeholder of balise 3.
+# To clip, each rank needs the norm of the **whole** model's gradient: one that clipped by its own part would scale it by another factor
+# than its neighbours. No rank holds the whole, and some things are held more than once. The same for the loss: the last stages know it,
+# each for its own rows.
+#
+# - `total_norm(part, mesh)`: the norm of all gradients, as after your `hybrid_step`, a number or a tensor, on every rank. Each
+#   parameter counts once. `p.cut` says that other tensor ranks have other parts of it (else all hold it whole); `p.tied` marks words
+#   that stand at both ends of a pipeline of several stages. `p.grad` may be None, and stays as it is.
+# - `total_loss(loss, n_rows, mesh)`: the mean loss of the whole batch, on every rank. `loss` is what `hybrid_step` returned here, of
+#   `n_rows` rows.
+#
+# About 8 and 5 lines.
 #
 # <details><summary>Hint</summary>
 #
-# Placeholder.
+# Squares add up, norms do not. Which ranks hold the same gradient, and which one of them counts it? All ranks of a group call a
+# collective, those too that have only a zero to add. Over a whole batch, send two numbers: the sum of losses times rows, and the rows.
 # </details>
 
 

@@ -1,14 +1,80 @@
-"""Placeholder."""
+"""Balise 3: the norm of the whole gradient and the loss of the whole batch, each part of them counted once."""
 
-from dlojz_tp.checking.looks import Look, judged
+import torch
+import torch.distributed as dist
+
+from dlojz_tp.checking.looks import Look, Value, judged, silent, within
+from dlojz_tp.checks.hybrid_parallelism import grid
+from dlojz_tp.probes.ranks import hung, killed_by, world_after_world
+
+ROWS = 7  # shares of 4 and 3 on two data ranks
 
 
-def observe(*answers):
-    yield {"form": 1}
+def observe(total_norm, total_loss):
+    """On a rank, for each mesh: the norm of gradients that are given, then the loss."""
+    for shape, tied in grid.MESHES[dist.get_world_size()]:
+        mesh = grid.joined(shape)
+        part, due = grid.part(grid.own(tied), mesh), grid.part(grid.truth(tied, ROWS)[2], mesh)
+        for p, q in zip(part.parameters(), due.parameters()):
+            p.grad = q.detach().clone() if p.requires_grad else None
+        norm = total_norm(part, mesh)
+        same = all(
+            p.grad is None if not p.requires_grad else p.grad is not None and torch.equal(p.grad, q)
+            for p, q in zip(part.parameters(), due.parameters())
+        )
+        yield {"norm form": _form(norm), "norm": _number(norm), "same": same}
+        n_rows = len(grid.batch(ROWS).tensor_split(mesh.data.size)[mesh.data.rank])
+        last = mesh.pipeline.rank == mesh.pipeline.size - 1
+        loss = grid.share_loss(tied, ROWS, mesh.data.size, mesh.data.rank)
+        loss = total_loss(torch.tensor(loss, dtype=torch.float64) if last else None, n_rows, mesh)
+        yield {"loss form": _form(loss), "loss": _number(loss)}
 
 
-LOOKS = [Look("placeholder", "form", 1, "nothing-returned")]
+def _form(value):
+    one = isinstance(value, int | float) or (isinstance(value, torch.Tensor) and value.numel() == 1)
+    return "a number" if one else "nothing" if value is None else type(value).__name__
 
 
-def balise_3(*answers):
-    yield from judged(LOOKS, observe, *answers)
+def _number(value):
+    return float(value) if _form(value) == "a number" else 0.0
+
+
+AT = {grid.told(shape): (tied, torch.Size(shape).numel()) for some in grid.MESHES.values() for shape, tied in some}
+
+
+def _all(value):
+    """A look's `due`: on each rank what `value(tied head)` gives."""
+    return lambda at: [value(AT[at][0])] * AT[at][1]
+
+
+def _whose(seen, due):
+    """The ranks that have nothing, or another thing."""
+    wrong = [str(rank) for rank, one in enumerate(seen) if one != "a number"]
+    return {"ranks": ", ".join(wrong), "got": seen[int(wrong[0])], "expected": "a number"}
+
+
+LOOKS = {
+    "norm": [
+        Look("total_norm: a number on every rank", "norm form", _all(lambda tied: "a number"), "number-missing", fields=_whose),
+        Value("the norm of one process, on every rank", "norm", _all(lambda tied: grid.truth(tied, ROWS)[1]), "wrong-norm", within(1e-5)),
+        Look("the gradients stay as they are", "same", _all(lambda tied: True), "gradients-changed", fields=silent),
+    ],
+    "loss": [
+        Look("total_loss: a number on every rank", "loss form", _all(lambda tied: "a number"), "number-missing", fields=_whose),
+        Value("the mean loss of the whole batch, on every rank", "loss", _all(lambda tied: grid.truth(tied, ROWS)[0]), "wrong-loss",
+              within(1e-5)),
+    ],
+}  # fmt: skip
+KNOWN = (
+    (hung, "totals-waiting"), (killed_by("SIGABRT"), "totals-waiting"), ("Connection closed", "totals-waiting"),
+    ("'NoneType' object has no attribute 'group'", "totals-waiting"), (("NoneType", "in total_norm"), "norm-none"),
+    ("NoneType", "loss-none"),
+)  # fmt: skip
+
+
+def balise_3(total_norm, total_loss):
+    yield LOOKS["norm"][0].claim
+    turns = {size: [(grid.told(shape), what) for shape, _ in grid.MESHES[size] for what in LOOKS] for size in (4, 3)}
+    for size, ranks in world_after_world(observe, total_norm, total_loss, known=KNOWN, sizes=tuple(turns)):
+        at, what = turns[size].pop(0)
+        yield from judged(LOOKS[what], lambda seen=ranks: seen, at=at, where=at)

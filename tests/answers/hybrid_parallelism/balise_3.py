@@ -1,5 +1,271 @@
-"""Answers to balise 3."""
+"""Answers to balise 3: the gradient's norm and the loss over the grid."""
 
 from tests.answers.bank import Bank
 
 bank = Bank("19_hybrid_parallelism", whole=True)
+hint, slip, variant = bank.hint, bank.slip, bank.variant
+
+# what is held t times counts 1 / t each; over the world, what is held d times 1 / d; the loss travels as a mean of the last stages
+SHARED = """
+def total_norm(part, mesh):
+    square = 0.0
+    for p in part.parameters():
+        if p.grad is None:
+            continue
+        times = mesh.data.size * (1 if p.cut else mesh.tensor.size)
+        if p.tied and mesh.pipeline.size > 1:
+            times *= 2
+        square = square + p.grad.double().pow(2).sum() / times
+    square = torch.as_tensor(square, dtype=torch.float64)
+    dist.all_reduce(square)
+    return square ** 0.5
+
+
+def total_loss(loss, n_rows, mesh):
+    last = mesh.pipeline.rank == mesh.pipeline.size - 1
+    told = torch.zeros(2, dtype=torch.float64)
+    if last:
+        told += torch.tensor([float(loss), 1.0], dtype=torch.float64) * n_rows
+    dist.all_reduce(told)
+    return (told[0] / told[1]).item()
+"""
+bank.text(3, None, SHARED)
+
+# norms of norms; the loss in a list of all ranks
+GATHERED = """
+def total_norm(part, mesh):
+    mine = [p for p in part.parameters() if p.grad is not None]
+    mine = [p for p in mine if p.cut or mesh.tensor.rank == mesh.tensor.size - 1]
+    mine = [p for p in mine if not p.tied or mesh.pipeline.rank == 0]
+    norm = torch.tensor([torch.linalg.vector_norm(p.grad) for p in mine], dtype=torch.float64).norm()
+    for axis in (mesh.pipeline, mesh.tensor):
+        parts = [torch.zeros_like(norm) for _ in range(axis.size)]
+        dist.all_gather(parts, norm, group=axis.group)
+        norm = torch.stack(parts).norm()
+    return norm
+
+
+def total_loss(loss, n_rows, mesh):
+    mine = (mesh.data.rank, float(loss), n_rows) if loss is not None else None
+    found = [None] * dist.get_world_size()
+    dist.all_gather_object(found, mine)
+    found = {one[0]: one[1:] for one in found if one is not None}
+    return sum(loss * rows for loss, rows in found.values()) / sum(rows for _, rows in found.values())
+"""
+bank.text(3, None, GATHERED)
+
+hint(
+    3,
+    "number-missing",
+    "Every rank needs the number: ranks {ranks} have none. All of them clip by the norm, and all may print the loss.",
+)
+slip(3, "number-missing", ("return square.sqrt()", "return square.sqrt() if dist.get_rank() == 0 else None"))
+slip(3, "number-missing", ("return sums[0] / sums[1]", "return sums[0] / sums[1] if known else None"))
+variant(
+    3, "number-missing", GATHERED, ("    found = {one", "    if loss is None:\n        return None\n    found = {one")
+)
+
+hint(
+    3,
+    "stage-norm",
+    "This is the norm of what one rank holds, or one stage. The others hold other layers, and their squares count as well; a clip by it "
+    "would scale each part of the model by another factor.",
+)
+slip(
+    3,
+    "stage-norm",
+    (
+        "    dist.all_reduce(square, group=mesh.tensor.group)\n    dist.all_reduce(square, group=mesh.pipeline.group)\n",
+        "",
+    ),
+)
+slip(3, "stage-norm", ("    dist.all_reduce(square, group=mesh.pipeline.group)\n", ""))
+variant(3, "stage-norm", GATHERED, ("for axis in (mesh.pipeline, mesh.tensor)", "for axis in (mesh.tensor,)"))
+
+hint(
+    3,
+    "tensor-left-out",
+    "The squares were not added up over the tensor ranks, which hold different parts of each matrix.",
+)
+slip(3, "tensor-left-out", ("    dist.all_reduce(square, group=mesh.tensor.group)\n", ""))
+variant(
+    3,
+    "tensor-left-out",
+    GATHERED,
+    ("for axis in (mesh.pipeline, mesh.tensor)", "for axis in (mesh.pipeline,)"),
+    ("== mesh.tensor.size - 1", "== 0"),
+)
+
+hint(
+    3,
+    "whole-counted-often",
+    "What every tensor rank holds whole, norms and biases behind a sum, was counted once on each of them. Look at `p.cut`.",
+)
+slip(3, "whole-counted-often", ("(not p.cut and mesh.tensor.rank > 0) or ", ""))
+variant(3, "whole-counted-often", SHARED, ("(1 if p.cut else mesh.tensor.size)", "1"))
+
+hint(
+    3,
+    "cut-dropped",
+    "Parts that only *one* tensor rank has were left out on the others. Once each: what is cut on every rank, what is whole on one.",
+)
+slip(3, "cut-dropped", ("(not p.cut and mesh.tensor.rank > 0)", "mesh.tensor.rank > 0"))
+slip(3, "cut-dropped", ("(not p.cut and mesh.tensor.rank > 0)", "(p.cut and mesh.tensor.rank > 0)"))
+variant(
+    3, "cut-dropped", GATHERED, ("if p.cut or mesh.tensor.rank == mesh.tensor.size - 1", "if mesh.tensor.rank == 0")
+)
+
+hint(
+    3,
+    "tied-counted-twice",
+    "The tied words stand on the first and on the last stage, and were counted on both. They are one weight.",
+)
+slip(3, "tied-counted-twice", (" or (p.tied and mesh.pipeline.rank > 0)", ""))
+variant(3, "tied-counted-twice", SHARED, ("            times *= 2\n", "            pass\n"))
+
+hint(
+    3,
+    "tied-dropped",
+    "The tied words were counted nowhere. Leave out the copy on the last stage, not the weight itself; with one stage there is no copy.",
+)
+slip(3, "tied-dropped", ("(p.tied and mesh.pipeline.rank > 0)", "p.tied"))
+variant(3, "tied-dropped", GATHERED, ("if not p.tied or mesh.pipeline.rank == 0", "if not p.tied"))
+
+hint(
+    3,
+    "tied-dropped-alone",
+    "With one stage the tied words are one parameter of this rank, and count. Only on several stages is the last one's a copy.",
+)
+slip(
+    3,
+    "tied-dropped-alone",
+    ("(p.tied and mesh.pipeline.rank > 0)", "(p.tied and mesh.pipeline.rank == mesh.pipeline.size - 1)"),
+)
+variant(
+    3,
+    "tied-dropped-alone",
+    GATHERED,
+    ("not p.tied or mesh.pipeline.rank == 0", "not p.tied or mesh.pipeline.rank < mesh.pipeline.size - 1"),
+)
+
+hint(
+    3,
+    "data-counted",
+    "The squares were added up over the data ranks as well. They hold the *same* gradient since balise 2: count one of them.",
+)
+slip(
+    3,
+    "data-counted",
+    (
+        "dist.all_reduce(square, group=mesh.tensor.group)\n",
+        "dist.all_reduce(square, group=mesh.tensor.group)\n    dist.all_reduce(square, group=mesh.data.group)\n",
+    ),
+)
+variant(3, "data-counted", SHARED, ("mesh.data.size * (1 if", "(1 if"))
+
+hint(3, "norms-added", "Norms were added. Squares add up; the root is taken once, at the end.")
+slip(
+    3,
+    "norms-added",
+    (
+        "    dist.all_reduce(square, group=mesh.tensor.group)",
+        "    square = square.sqrt()\n    dist.all_reduce(square, group=mesh.tensor.group)",
+    ),
+    ("return square.sqrt()", "return square"),
+)
+slip(3, "norms-added", ("p.grad.square().sum()", "p.grad.norm()"), ("return square.sqrt()", "return square"))
+variant(3, "norms-added", GATHERED, ("torch.stack(parts).norm()", "torch.stack(parts).sum()"))
+
+hint(3, "no-root", "That is the square of the norm.")
+slip(3, "no-root", ("return square.sqrt()", "return square"))
+variant(3, "no-root", SHARED, ("return square ** 0.5", "return square"))
+
+hint(3, "wrong-norm", "This is not the norm of the whole model's gradient.")
+slip(3, "wrong-norm", ("p.grad.square()", "p.grad.abs()"))
+variant(3, "wrong-norm", SHARED, (".pow(2)", ".pow(3)"))
+
+hint(3, "norm-none", "A frozen parameter has no gradient, `p.grad` is None ({what}). It counts nothing.")
+slip(3, "norm-none", ("p.grad is not None and not copy", "not copy"))
+variant(3, "norm-none", GATHERED, (" if p.grad is not None]", "]"))
+
+hint(3, "gradients-changed", "The gradients are others after the call. It measures; who clips comes later.")
+slip(3, "gradients-changed", ("p.grad.square()", "p.grad.mul_(0.5).mul(2).square()"))
+slip(
+    3,
+    "gradients-changed",
+    (
+        "return square.sqrt()",
+        "for p in part.parameters():\n        p.grad = torch.zeros_like(p) if p.grad is None else p.grad\n    return square.sqrt()",
+    ),
+)
+variant(
+    3,
+    "gradients-changed",
+    SHARED,
+    (
+        "    return square ** 0.5",
+        "    for p in part.parameters():\n        if p.grad is not None:\n            p.grad /= square ** 0.5\n    return square ** 0.5",
+    ),
+)
+
+hint(
+    3,
+    "totals-waiting",
+    "The ranks wait for each other, or one gave up: {error}. Ranks without a loss, and those without tied words, call the same "
+    "collectives as the others, with tensors of one size and dtype: they have 0 to add.",
+)
+slip(
+    3,
+    "totals-waiting",
+    (
+        "    dist.all_reduce(sums, group=mesh.data.group)\n    dist.all_reduce(sums, group=mesh.pipeline.group)",
+        "    if known:\n        dist.all_reduce(sums, group=mesh.data.group)\n        dist.all_reduce(sums, group=mesh.pipeline.group)",
+    ),
+)
+variant(3, "totals-waiting", SHARED, ("    dist.all_reduce(told)", "    if last:\n        dist.all_reduce(told)"))
+
+hint(3, "loss-none", "Only the last stage has a loss, the others are given None ({what}). They count 0, of 0 rows.")
+slip(3, "loss-none", (" if known else [0, 0]", ""))
+variant(3, "loss-none", GATHERED, (" if loss is not None else None", ""))
+
+hint(3, "share-loss", "This is the loss of one data rank's rows. The others saw other rows.")
+slip(3, "share-loss", ("    dist.all_reduce(sums, group=mesh.data.group)\n", ""))
+variant(
+    3,
+    "share-loss",
+    GATHERED,
+    ("    return sum(loss * rows", "    return found[mesh.data.rank][0]\n    return sum(loss * rows"),
+)
+
+hint(
+    3,
+    "loss-alike",
+    "The mean of the data ranks' means: right where their shares are equal, and here one has 4 rows, the other 3.",
+)
+slip(3, "loss-alike", ("[loss * n_rows, n_rows]", "[loss, 1]"))
+variant(3, "loss-alike", SHARED, ("1.0], dtype=torch.float64) * n_rows", "1.0], dtype=torch.float64)"))
+
+hint(
+    3,
+    "loss-over-stages",
+    "The loss is too small by the number of stages: rows of stages that have no loss were counted.",
+)
+slip(3, "loss-over-stages", ("[0, 0]", "[0, n_rows]"))
+variant(
+    3,
+    "loss-over-stages",
+    SHARED,
+    (
+        "    if last:\n        told += torch.tensor([float(loss), 1.0], dtype=torch.float64) * n_rows\n",
+        "    told += torch.tensor([float(loss or 0), 1.0], dtype=torch.float64) * n_rows\n",
+    ),
+)
+
+hint(3, "loss-summed", "The loss is a sum over ranks. Divide by the rows that were added up.")
+slip(3, "loss-summed", ("[loss * n_rows, n_rows]", "[loss, 1]"), ("return sums[0] / sums[1]", "return sums[0]"))
+variant(3, "loss-summed", SHARED, ("(told[0] / told[1]).item()", "(told[0] / told[1]).item() * mesh.data.size"))
+
+hint(3, "wrong-loss", "This is not the mean loss of the whole batch.")
+slip(3, "wrong-loss", ("return sums[0] / sums[1]", "return sums[0] / dist.get_world_size()"))
+slip(3, "wrong-loss", ("return sums[0] / sums[1]", "return sums[0]"))
+variant(3, "wrong-loss", SHARED, ("(told[0] / told[1]).item()", "told[0].item()"))
