@@ -1090,10 +1090,36 @@ def draw_rank(number=7, batch=32):
 draw_rank()
 
 # %% [markdown]
-# How fast is that? The field counts **images or tokens a second**, and the share of the cards' peak that the model's own operations
-# reach, **MFU** (*model FLOPs utilization*): three forward passes' worth of operations an image, whatever was recomputed.
-# `planner.Throughput` has both. If 64 H100 reached an MFU of 0.4 (an assumption; PaLM reported 0.46), then
-# as many images as JFT-3B has, on which CoAtNet-7 was trained, would take:
+# How fast is that? The field counts **images or tokens a second**, and the share of the cards' peak that the model's own
+# operations reach, **MFU** (*model FLOPs utilization*): three forward passes' worth of operations an image, whatever was recomputed.
+# `planner.Throughput` has both. First the small CoAtNet on this machine, measured; the peak is what a large matrix product reaches here.
+
+
+# %%
+def matmul_peak(n=4096 if DEVICE.type == "cuda" else 1024):
+    """Operations a second of the best of several products of n × n matrices."""
+    a, seconds = torch.randn(n, n, device=DEVICE), []
+    for _ in range(8):
+        measure.synchronize(DEVICE)
+        start = time.perf_counter()
+        a @ a
+        measure.synchronize(DEVICE)
+        seconds.append(time.perf_counter() - start)
+    return 2 * n**3 / min(seconds)
+
+
+def show_speed():
+    forward = added(*coatnet_costs(SMALL))[1]
+    steps, _ = baseline()
+    seconds = statistics.median(step["forward"] + step["backward"] + step["optimizer"] for step in steps)
+    print(f"the small CoAtNet, {BATCH} images a step: {planner.Throughput(BATCH, seconds, forward, matmul_peak())}")
+
+
+show_speed()
+
+# %% [markdown]
+# Small layers keep no machine busy. If 64 H100 reached an MFU of 0.4 with CoAtNet-7 (an assumption; PaLM reported 0.46), then as many
+# images as JFT-3B has, on which CoAtNet-7 was trained, would take:
 
 
 # %%
@@ -1102,7 +1128,7 @@ def show_days(number=7, assumed=0.4, images=3e9):
     peak = RANKS * planner.H100.bfloat16
     speed = planner.Throughput(images, 3 * forward * images / (assumed * peak), forward, peak)
     print(f"CoAtNet-{number} on {RANKS} H100 at an MFU of {speed.mfu:.2f}: {speed.per_second:,.0f} images a second, and "
-          f"{speed.seconds / 86400:.1f} days for {images:.0e} images (an estimate)")  # fmt: skip
+          f"{speed.seconds / 86400:.1f} days for {images / 1e9:.0f} billion images (an estimate)")  # fmt: skip
     print(f"With every block recomputed, the same speed would keep the cards {speed.hfu():.0%} busy (HFU).")
 
 

@@ -223,6 +223,7 @@ BELOW = (
     return batch
 """
 )
+bank.text(7, "asked-often", BELOW)
 bank.text(
     7,
     "asked-often",
