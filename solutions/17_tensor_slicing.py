@@ -1617,5 +1617,5 @@ tp.progress()
 # be computed alike on all ranks, dropout included; what is sliced draws its own. A layer costs four all-reduces of its activations, of
 # which only a part can be hidden, with care, beside products that shrink as the ranks grow: that is why tensor slicing stays where the
 # links are fast, and data parallelism goes between. Cutting *between*
-# layers, in a pipeline, sends far less; the next practical work, **18_hybrid_parallelism**, combines the three and searches for
+# layers, in a pipeline, sends far less; the next practical work, **19_hybrid_parallelism**, combines the three and searches for
 # the best compromise.

@@ -4,7 +4,10 @@
 # Placeholder of the opening.
 
 # %% tags=["setup"]
+import functools
 import math
+import time
+from dataclasses import replace
 
 import matplotlib.pyplot as plt
 import torch
@@ -340,7 +343,121 @@ tp.check(4, stage_parameters, rank_memory)
 # %% [markdown]
 # ## Predicted beside measured
 #
-# Placeholder after balise 4.
+# Six grids of the same 8 ranks train the same small model, two steps each after a first one. Each rank counts the bytes of its
+# living tensors, and rank 0 looks at the clock. The bytes are those of float32 on a processor, so `HERE` takes the place
+# of `MIXED`. A block of ours keeps two norms' inputs and outputs (whole: $4 \times 4$ bytes a token and channel), and queries,
+# keys, values, the attention's output and both sides of the GELU, each four times as wide (cut: $12 \times 4$).
+
+# %% tags=["setup"]
+SMALL = TransformerConfig(vocab_size=512, width=128, heads=8, layers=4, max_length=32, tied_head=True)
+SMALL_GPT = planner.GPT(128, 4, 8, sequence=32, vocabulary=512)  # the same, as the planner knows it
+BATCH = 16
+GRIDS = (1, 1, 8), (1, 2, 4), (1, 4, 2), (2, 2, 2), (4, 2, 1), (8, 1, 1)  # tensor, pipeline, data
+SIX = [planner.Layout(t, p, d, BATCH // d // (2 * p), 2 * p) for t, p, d in GRIDS]  # micro-batches: twice the stages
+HERE = {"parameter": 4, "gradient": 4, "optimizer": 8, "whole": 16, "cut": 48, "input": 4, "logit": 16}
+
+
+# %%
+def quickest_of(work, times):
+    """Seconds of `work` on all ranks together, the least of so many times."""
+    found = []
+    for _ in range(times):
+        dist.barrier()
+        begin = time.perf_counter()
+        work()
+        dist.barrier()
+        found.append(time.perf_counter() - begin)
+    return min(found)
+
+
+def walk(layouts):
+    """On a rank: [(peak bytes of a step, seconds of a step)] for each layout."""
+    torch.manual_seed(0)
+    tokens, found = torch.randint(512, (BATCH, 33)).to(launch.device()), []
+    for layout in layouts:
+        sizes = {"pipeline": layout.pipeline, "data": layout.data, "tensor": layout.tensor}
+        _, part, step = trainer(sizes, SMALL, layout.micro_batches)
+        with measure.LiveBytes().track(part) as live:
+            step(tokens)  # makes the optimizer's states
+            live.reset_peak()
+            step(tokens)
+        found.append((live.peak, quickest_of(lambda: step(tokens), 2)))  # noqa: B023  (called at once)
+    return found
+
+
+@functools.cache
+def walked():
+    """[[(peak, seconds) of each layout] of each rank], measured once."""
+    return launch.ranks(walk, SIX, n=8, timeout=240)
+
+
+# %% [markdown]
+# **Commit to a guess.** Data parallelism alone, 8 pipelines of one stage, holds the whole model on each rank. Which share of its bytes
+# does a rank need in 8 tensor ranks: more than 1/8, or less? And in 4 stages × 2, more than 1/4? Then run the cell.
+
+
+# %%
+def beside(model, layout, stage):
+    """What our step holds besides: outputs kept until their message has arrived; one layer's gradients for a moment."""
+    tokens, h, t = model.sequence * layout.micro_batch, model.width, layout.tensor
+    in_flight = min(layout.micro_batches, layout.pipeline - stage)
+    sent = 4 * tokens * h * in_flight * (stage < layout.pipeline - 1)
+    return sent + (4 + 16 / t) * tokens * h + 16 * h * h / t
+
+
+def predicted(layout):
+    """Parts of the fullest rank's bytes."""
+    stages = [
+        rank_memory(SMALL_GPT, layout, k, HERE) | {"beside": beside(SMALL_GPT, layout, k)}
+        for k in range(layout.pipeline)
+    ]
+    return max(stages, key=lambda parts: sum(parts.values()))
+
+
+def name_of(layout):
+    return f"{layout.tensor} × {layout.pipeline} × {layout.data}"
+
+
+def show_memory():
+    print("tensor × pipeline × data   predicted   measured    error   share of the first   (the fullest rank)")
+    whole = max(rank[0][0] for rank in walked())
+    for k, layout in enumerate(SIX):
+        parts, peak = predicted(layout), max(rank[k][0] for rank in walked())
+        total = sum(parts.values())
+        print(
+            f"{name_of(layout):>24} {total / 1e6:8.2f} MB {peak / 1e6:7.2f} MB {total / peak - 1:+8.1%} {peak / whole:15.1%}"
+        )
+
+
+show_memory()
+
+
+# %% jupyter={"source_hidden": true}
+def draw_memory():
+    bars, bottoms = [predicted(layout) for layout in SIX], [0.0] * len(SIX)
+    _, ax = plt.subplots(figsize=(7.5, 3), layout="constrained")
+    for part in ("parameters", "gradients", "optimizer", "activations", "beside"):
+        sizes = [bar[part] / 1e6 for bar in bars]
+        ax.barh(range(len(SIX)), sizes, left=bottoms, label=part, height=0.6)
+        bottoms = [a + b for a, b in zip(bottoms, sizes)]
+    peaks = [max(rank[k][0] for rank in walked()) / 1e6 for k in range(len(SIX))]
+    ax.plot(peaks, range(len(SIX)), "k|", markersize=18, markeredgewidth=2, label="measured")
+    ax.set(yticks=range(len(SIX)), yticklabels=[name_of(one) for one in SIX], xlabel="MB of the fullest rank")
+    ax.set(ylabel="tensor × pipeline × data", title="Where a rank's bytes go, predicted and measured")
+    ax.invert_yaxis()
+    ax.legend(fontsize=9, frameon=False)
+    plt.show()
+
+
+draw_memory()
+
+# %% [markdown]
+# <details><summary>And your guess?</summary>
+#
+# More, both times. Over tensor ranks, norms, positions and what norms keep stay whole. In a pipeline the first stage holds the
+# embedding besides its layers, and the last a copy of it; and the first keeps as many micro-batches in flight as there are stages,
+# so that a quarter of the layers has nearly as many activations as all of them had. Pipelines share out states, not activations.
+# </details>
 
 # %% [markdown]
 # ### Balise 5 · The time of a step
@@ -429,6 +546,32 @@ def step_time(model, layout, cluster):
 tp.check(5, stage_time, data_time, step_time)
 
 
+# %%
+def show_times():
+    """Where a step of 175 billion parameters goes on 1,024 H100s, by grid; the planner's seconds beside yours."""
+    model, cluster = planner.GPT(12288, 96, 96), planner.Cluster(planner.H100)
+    names = ("compute", "tensor", "bubble", "pipeline", "data")
+    print(
+        "estimate: 1,536 sequences a step\ntensor × pipeline × data   seconds  "
+        + " ".join(f"{n:>9}" for n in names)
+        + "   planner"
+    )
+    for t, p, d in ((1, 32, 32), (2, 16, 32), (4, 8, 32), (8, 8, 16), (8, 2, 64)):
+        layout = planner.Layout(t, p, d, 1, 1536 // d, zero=1, sequence_parallel=t > 1)
+        parts = step_time(model, layout, cluster)
+        total = sum(parts.values())
+        shares = " ".join(f"{parts[name] / total:9.1%}" for name in names)
+        print(f"{name_of(layout):>24} {total:9.2f}   {shares} {planner.step_time(model, layout, cluster).total:9.2f}")
+
+
+show_times()
+
+# %% [markdown]
+# More tensor ranks wait longer for their sums, more stages for each other, more data ranks for their gradients: each axis
+# has its own price, and the cheapest grid is a compromise. The planner counts more (the optimizer's update, what a fused
+# attention computes again), hides a little more, and says nearly the same.
+
+
 # %% tags=["setup"]
 def divisors(n):
     """All whole numbers that divide n, in order."""
@@ -487,7 +630,87 @@ tp.check(6, search)
 # %% [markdown]
 # ## Predicted order, measured order
 #
-# Placeholder after balise 6.
+# Can a model that was made for 1,024 GPUs rank the six grids on this machine? It needs three numbers of it: a message's latency,
+# a link's bandwidth, and what a rank computes while 7 others compute beside it. One thing is different here: our
+# step sends each gradient by itself, a message a tensor, and here a message costs more than its bytes. So `data_time` is asked tensor by
+# tensor. How good is the order? Spearman's rank correlation says it: 1 for the same order, 0 for none, −1 for the reverse.
+
+
+# %%
+def machine():
+    """On a rank: (latency of a message, bytes a second of a link, operations a second of a rank), all 8 ranks busy."""
+    torch.set_num_threads(1)
+    small, large = torch.zeros(1, device=launch.device()), torch.zeros(2**18, device=launch.device())
+    x, w = torch.randn(128, 128, device=launch.device()), torch.randn(128, 512, device=launch.device())
+    dist.all_reduce(small)
+    latency = quickest_of(lambda: [dist.all_reduce(small) for _ in range(5)], 3) / 5 / 14  # 2 · 7 messages
+    seconds = quickest_of(lambda: [dist.all_reduce(large) for _ in range(2)], 3) / 2
+    computing = quickest_of(lambda: [x @ w for _ in range(100)], 3) / 100
+    return latency, 14 / 8 * 4 * 2**18 / max(seconds - 14 * latency, 1e-6), 2 * 128 * 128 * 512 / computing
+
+
+@functools.cache
+def this_machine():
+    """This machine as a cluster of one node with 8 ranks."""
+    latency, link, speed = launch.ranks(machine, n=8, timeout=60)[0]
+    card = replace(planner.H100, name="here", bfloat16=speed, link=link)
+    return planner.Cluster(card, latency=latency, products=1, traffic=0)
+
+
+def seconds_here(layout, cluster):
+    """Predicted seconds of a step of the small model: float32, nothing hidden, a message a gradient (sums as in bfloat16)."""
+    layout = replace(layout, overlap=False)
+    tensors = 16 * (SMALL.layers // layout.pipeline) + (4 if layout.pipeline == 1 else 2)  # of the first stage
+    n = stage_parameters(SMALL_GPT, layout, 0)[0]
+    way = tensors * data_time(n / tensors, layout, cluster, 0)
+    return step_time(SMALL_GPT, layout, cluster) | {"data": way}
+
+
+def spearman(a, b):
+    """The correlation of two lists' ranks."""
+    ranks = torch.tensor([[sorted(values).index(value) for value in values] for values in (a, b)], dtype=torch.float64)
+    return torch.corrcoef(ranks)[0, 1].item()
+
+
+def show_order():
+    cluster, seconds = this_machine(), [one[1] for one in walked()[0]]
+    print(f"measured here: {1e6 * cluster.latency:.0f} µs a message, {cluster.card.link / 1e6:.0f} MB/s a link, "
+          f"{cluster.peak / 1e9:.1f} GFLOP/s a rank of 8")  # fmt: skip
+    guesses = [seconds_here(layout, cluster) for layout in SIX]
+    print("tensor × pipeline × data   predicted   measured   what is predicted to cost most")
+    for layout, parts, took in sorted(zip(SIX, guesses, seconds), key=lambda row: row[2]):
+        most = max(parts, key=parts.get)
+        print(f"{name_of(layout):>24} {1e3 * sum(parts.values()):8.0f} ms {1e3 * took:7.0f} ms   {most}")
+    print(f"rank correlation {spearman([sum(parts.values()) for parts in guesses], seconds):+.2f}")
+
+
+show_order()
+
+
+# %% jupyter={"source_hidden": true}
+def draw_order():
+    guesses, seconds = [seconds_here(layout, this_machine()) for layout in SIX], [one[1] for one in walked()[0]]
+    totals, rows = [sum(parts.values()) for parts in guesses], range(len(SIX))
+    order = sorted(rows, key=lambda k: seconds[k])
+    _, axes = plt.subplots(1, 2, figsize=(8.5, 2.9), sharey=True, layout="constrained")
+    for ax, values, title in zip(axes, (totals, seconds), ("predicted", "measured")):
+        ax.barh(rows, [1e3 * values[k] for k in order], color="C0" if title == "predicted" else "C1")
+        places = {k: 1 + sorted(rows, key=lambda j: values[j]).index(k) for k in order}  # noqa: B023  (used at once)
+        for row, k in enumerate(order):
+            ax.text(1e3 * values[k], row, f" {places[k]}", va="center")
+        ax.set(xlabel="ms a step", title=f"{title}, with its rank", xlim=(0, 1.12e3 * max(values)))
+    axes[0].set(yticks=rows, yticklabels=[name_of(SIX[k]) for k in order], ylabel="tensor × pipeline × data")
+    axes[0].invert_yaxis()
+    plt.show()
+
+
+draw_order()
+
+# %% [markdown]
+# A prediction that is wrong in its seconds can still be right in its order, and choosing needs the order alone. Two things this machine
+# has that the model has not: 8 ranks share its cores, so a rank that waits in the bubble lends its core to the others; and
+# a sum waits for the rank that got a core last. Both make sums dearer and bubbles cheaper than predicted. On GPUs of one's own
+# neither is there.
 
 # %% [markdown]
 # ### Balise 7 · The published table
@@ -541,9 +764,176 @@ def fit_constants(seconds, measured):
 tp.check(7, paper_flops, fit_constants)
 
 # %% [markdown]
+# The first and the last row give the constants. The paper says neither micro-batch nor chunks: for each run the
+# quickest are taken. Nothing overlaps in these runs, and the attention is not fused.
+
+
+# %%
+def known(run):
+    """All layouts that agree with what is known of a published run."""
+    t, p = run.only["tensor"], run.only["pipeline"]
+    d, layers = run.gpus // t // p, run.model.layers // p
+    for b in divisors(run.batch // d):
+        m = run.batch // d // b
+        for v in divisors(layers) if p > 1 and m % p == 0 else [1]:
+            schedule = "interleaved" if v > 1 else "1F1B"
+            yield planner.Layout(t, p, d, b, m, schedule, v, recomputation="full", overlap=False)
+
+
+def seconds_of(run, products, traffic):
+    """Predicted seconds of a run: those of the quickest layout."""
+    cluster = planner.Cluster(planner.A100, products=max(1e-3, min(products, 1)), traffic=max(0.0, traffic))
+    return min(sum(step_time(run.model, layout, cluster).values()) for layout in known(run) if layout.micro_batch <= 64)
+
+
+@functools.cache
+def published():
+    """(products, traffic, [(run, predicted TFLOP/s and GPU)])."""
+    rows, ends = planner.MEGATRON, [planner.MEGATRON[0], planner.MEGATRON[-1]]
+    measured = [paper_flops(run.model, run.batch) / run.gpus / run.tflops / 1e12 for run in ends]
+    constants = fit_constants(lambda k, products, traffic: seconds_of(ends[k], products, traffic), measured)
+    found = [paper_flops(run.model, run.batch) / seconds_of(run, *constants) / run.gpus / 1e12 for run in rows]
+    return *constants, list(zip(rows, found))
+
+
+def show_table():
+    products, traffic, rows = published()
+    print(f"products {products:.3f} of the peak, activations {traffic:.2f} times through the memory (from two rows)")
+    print(" billions  counted    GPUs   TFLOP/s   predicted    error")
+    for k, (run, found) in enumerate(rows):
+        counted = stage_parameters(run.model, planner.Layout(), 0)[0] / 1e9
+        left = f"{run.billions:9.1f} {counted:8.1f} {run.gpus:7} {run.tflops:9} {found:11.1f} "
+        print(left + ("  (chosen so)" if k in (0, len(rows) - 1) else f"{found / run.tflops - 1:+8.1%}"))
+    worst = max(abs(found / run.tflops - 1) for run, found in rows[1:-1])
+    flat = (rows[0][0].tflops + rows[-1][0].tflops) / 2
+    plain = max(abs(flat / run.tflops - 1) for run, _ in rows[1:-1])
+    print(f"largest error of the other eight: {worst:.1%}; with {flat:.0f} for all rows it would be {plain:.1%}")
+
+
+show_table()
+
+
+# %% jupyter={"source_hidden": true}
+def draw_table():
+    _, _, rows = published()
+    _, ax = plt.subplots(figsize=(7.5, 3), layout="constrained")
+    billions = [run.billions for run, _ in rows]
+    ax.semilogx(billions, [run.tflops for run, _ in rows], "o", color="C1", label="published")
+    ax.semilogx(billions, [found for _, found in rows], "-", color="C0", label="predicted")
+    ax.plot([billions[0], billions[-1]], [rows[0][1], rows[-1][1]], "s", color="C0", label="chosen so")
+    ax.set(xlabel="billions of parameters (32 to 3,072 A100s)", ylabel="TFLOP/s a GPU", ylim=(100, 180))
+    ax.set(title="Ten runs of Megatron-LM, two constants", xticks=billions, xticklabels=[f"{x:g}" for x in billions])
+    ax.minorticks_off()
+    ax.tick_params(axis="x", labelsize=8)
+    ax.legend(fontsize=9, frameon=False)
+    plt.show()
+
+
+draw_table()
+
+# %% [markdown]
+# Two numbers foretell eight runs, but the last line printed keeps us modest: all were tuned by experts, each grid for its
+# model, and came out so close together that one number for all of them is not far off. A layout that nobody would choose is a harder
+# test: `python benchmarks/plan.py` has some, from the same paper.
+
+# %% [markdown]
 # ## Past this machine
 #
-# Placeholder.
+# 1,024 H100s in nodes of 8: 175 billion parameters with 1,536 sequences a step, and 1,000 billion with 3,072. Your search, with
+# your memory and your seconds, tries all grids (estimates, with the constants of 2021's A100s).
+#
+# **Commit to a guess.** The network between the nodes gets twice as fast, and nothing else. By how many per cent is a step
+# of the 175 billion quicker: 0, 2, 10 or 40? And if it is the links inside the nodes instead?
+
+
+# %%
+LARGE = {"175B": (planner.GPT(12288, 96, 96), 1536), "1T": (planner.GPT(25600, 128, 160), 3072)}
+FASTER = {"as it is": (), "network × 2": ("network",), "links × 2": ("link",), "both × 2": ("network", "link")}
+
+
+def found_for(name, faster=()):
+    """(what `search` finds on 1,024 H100s, the cluster), these of a card's bandwidths being twice as high."""
+    card = replace(planner.H100, **{key: 2 * getattr(planner.H100, key) for key in faster})
+    (model, batch), cluster = LARGE[name], planner.Cluster(card)
+
+    def memory(layout):
+        return max(sum(rank_memory(model, layout, stage, MIXED).values()) for stage in {0, layout.pipeline - 1})
+
+    def seconds(layout):
+        return sum(step_time(model, layout, cluster).values())
+
+    return search(model, 1024, batch, cluster.node, memory, seconds, 0.9 * card.memory), cluster
+
+
+def show_large():
+    for name, (model, batch) in LARGE.items():
+        plans, cluster = found_for(name)
+        print(
+            f"\n{name}, {batch} sequences: {len(plans)} layouts fit\n   t ×  p ×   d  micro-batch  recomputed   seconds   GB    MFU"
+        )
+        for seconds, size, layout in plans[:4] + plans[-1:]:
+            mfu = model.flops(batch) / seconds / 1024 / cluster.peak
+            grid = f"{layout.tensor:4} × {layout.pipeline:2} × {layout.data:3} {layout.micro_batch:8} {layout.recomputation:>14}"
+            print(
+                f"{grid} {seconds:12.1f} {size / 1e9:5.0f} {mfu:6.1%}{'   the slowest' if layout is plans[-1][2] else ''}"
+            )
+        best = planner.search(model, cluster, 1024, batch)[0]
+        one = best.layout
+        print(
+            f"the planner, which also tries chunks and ZeRO 2 and 3: {name_of(one)}, {one.chunks} chunks, {best.time.total:.1f} s"
+        )
+
+
+show_large()
+
+
+# %%
+def show_faster():
+    print("       bandwidths      t ×  p ×   d   seconds   quicker   compute tensor bubble   data")
+    for name, (model, _) in LARGE.items():
+        for words, faster in FASTER.items():
+            plans, cluster = found_for(name, faster)
+            seconds, _, layout = plans[0]
+            first = found_for(name)[0][0][0]
+            parts = step_time(model, layout, cluster)
+            shares = " ".join(f"{parts[part] / seconds:6.1%}" for part in ("compute", "tensor", "bubble", "data"))
+            grid = f"{layout.tensor:4} × {layout.pipeline:2} × {layout.data:3}"
+            print(f"{name:>5} {words:>12} {grid} {seconds:9.2f} {first / seconds - 1:9.1%}    {shares}")
+
+
+show_faster()
+
+
+# %% jupyter={"source_hidden": true}
+def draw_large():
+    _, axes = plt.subplots(1, 2, figsize=(8.5, 3.2), layout="constrained")
+    for ax, name in zip(axes, LARGE):
+        plans, _ = found_for(name)
+        for kind, colour in (("none", "C0"), ("full", "C1")):
+            of = [(size / 1e9, seconds) for seconds, size, layout in plans if layout.recomputation == kind]
+            ax.scatter(*zip(*of), s=14, alpha=0.7, color=colour, label=f"recomputation {kind}")
+        seconds, size, layout = plans[0]
+        ax.plot(size / 1e9, seconds, "*", color="C2", markersize=13, label="the quickest")
+        ax.text(size / 1e9, 0.8 * seconds, name_of(layout), ha="center", fontsize=9)
+        ax.set(title=f"{name} on 1,024 H100s (estimate)", xlabel="GB of the fullest GPU", ylabel="seconds a step")
+        ax.set(yscale="log", ylim=(0.7 * seconds, None))
+        ax.yaxis.set_major_formatter("{x:.0f}")
+        ax.yaxis.set_minor_formatter("")
+    axes[1].legend(fontsize=9, frameon=False, loc="upper left")
+    axes[1].set(yticks=[50, 100, 200])
+    plt.show()
+
+
+draw_large()
+
+# %% [markdown]
+# <details><summary>And your guess?</summary>
+#
+# Little, either way. Gradients travel once a step and mostly beside computing, and the tensor ranks' sums are hidden in part by
+# the products beside them: at so many sequences a step a good grid has made communication small already. Faster links
+# also move the best grid: with more tensor ranks for the same price, a pipeline can be shorter, and what is gained is bubble. The
+# larger model gains least. Cut the batch to a quarter, and look again.
+# </details>
 
 # %% [markdown]
 # ## Questions
