@@ -676,7 +676,101 @@ tp.check(4, kept_bytes, predict_memory)
 # %% [markdown]
 # ## Predicted beside measured
 #
-# Placeholder after balise 4.
+# First the activations, your two functions beside each other. Then a whole step: at every operation of a training step, all
+# bytes that live are counted.
+#
+# **Commit to a guess.** The four parts have a sum. A step's highest point is at which share of it, with 32 images? And with two?
+
+# %%
+guess = {"32 images": None, "2 images": None}  # per cent of the sum of the four parts
+
+# %%
+TINY = dataclasses.replace(VITS["Ti/16"], layers=6, patch=8, image=(64, 64), classes=100)
+
+
+class Loss(nn.Module):
+    """The cross-entropy with random labels, as a last layer."""
+
+    def __init__(self, batch, classes):
+        super().__init__()
+        self.register_buffer("labels", torch.randint(classes, (batch,)))
+
+    def forward(self, logits):
+        return F.cross_entropy(logits, self.labels)
+
+
+def compare_activations(name, config, batch):
+    """Print what is kept for backward: by formula, and as autograd tells."""
+    layers = [ViT(config).to(DEVICE), Loss(batch, config.classes).to(DEVICE)]
+    measured = sum(kept_bytes(layers, torch.randn(batch, config.channels, *config.image, device=DEVICE)))
+    predicted = predict_memory(config, batch)["activations"]
+    print(f"{name:>9}, batch {batch:2}: predicted {predicted / 2**20:7.2f} MiB, measured {measured / 2**20:7.2f} MiB "
+          f"({predicted / measured - 1:+.1%})")  # fmt: skip
+
+
+for name, config, batch in (("tiny ViT", TINY, 1), ("tiny ViT", TINY, 32), ("ViT-S/16", VITS["S/16"], 1)):
+    compare_activations(name, config, batch)
+
+
+# %%
+class Curve(measure.LiveBytes):
+    """Also notes, after each operation: all bytes that live, and those of gradients."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model, self.seen = model, []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = super().__torch_dispatch__(func, types, args, kwargs)
+        self.seen.append((self.live, sum(p.grad.nbytes for p in self.model.parameters() if p.grad is not None)))
+        return out
+
+
+def follow_step(config, batch):
+    """(predicted parts, the curve of a step's memory)"""
+    model = ViT(config).to(DEVICE)
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+    images, labels = torch.randn(batch, 3, *config.image), torch.randint(config.classes, (batch,))
+    given = model, optimizer, images.to(DEVICE), labels.to(DEVICE)
+    measure.training_step(*given)  # now the states exist
+    curve = Curve(model).track(*given)
+    with curve:
+        measure.training_step(*given)
+    return predict_memory(config, batch), curve
+
+
+followed = {batch: follow_step(TINY, batch) for batch in (32, 2)}
+for batch, (parts, curve) in followed.items():
+    print(f"batch {batch:2}: the four parts {sum(parts.values()) / 2**20:5.1f} MiB, the highest point "
+          f"{curve.peak / 2**20:5.1f} MiB, {curve.peak / sum(parts.values()):.0%} of it")  # fmt: skip
+
+
+# %% jupyter={"source_hidden": true}
+def draw_step(axes, batch, parts, curve):
+    fixed = (parts["parameters"] + parts["optimizer states"]) / 2**20
+    live, gradients = (torch.tensor(row, dtype=torch.float64) / 2**20 for row in zip(*curve.seen))
+    layers = [torch.full_like(live, fixed), gradients, (live - gradients - fixed).clamp(min=0)]
+    axes.stackplot(range(len(live)), *layers, labels=["parameters and states", "gradients", "activations, temporary results"],
+                   colors=["#999999", "#D55E00", "#56B4E9"])  # fmt: skip
+    axes.axhline(sum(parts.values()) / 2**20, color="#333333", linestyle="--", label="sum of the four predicted parts")
+    axes.set(title=f"{batch} image{'s' if batch > 1 else ''}", xlabel="operation of the step", ylim=(0, None))
+
+
+_, axes = plt.subplots(1, 2, figsize=(10, 3.3), layout="constrained")
+for ax, (batch, (parts, curve)) in zip(axes, followed.items()):
+    draw_step(ax, batch, parts, curve)
+axes[0].set(ylabel="MiB that live")
+axes[0].figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=8)
+plt.show()
+
+# %% [markdown]
+# <details><summary>What the figures say</summary>
+#
+# Activations and gradients are never all there at once: backward frees the ones while it makes the others. So the peak is
+# *not* the sum. With many images it stands where forward ends, and gradients hardly count; with two, gradients are as large
+# as activations, and only the larger of both counts. A little comes on top: each operation's own results. The next balise
+# lowers the hill on the left, the one after it the plateau on the right.
+# </details>
 
 # %% [markdown]
 # ## Memory for time: recomputation
@@ -687,6 +781,10 @@ tp.check(4, kept_bytes, predict_memory)
 
 # %% tags=["setup"]
 from typing import NamedTuple
+
+from matplotlib.ticker import PercentFormatter
+from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
 
 
 class Block(NamedTuple):
@@ -755,7 +853,145 @@ tp.check(5, peak_bytes, choose_blocks)
 # %% [markdown]
 # ## Measured: memory against time
 #
-# Placeholder after balise 5.
+# A small CoAtNet, block by block: what each keeps is counted by your `kept_bytes`, its `work` and its operations are measured with
+# this block alone. Then your choice for several budgets, each run with `torch.utils.checkpoint`, beside what the
+# switches of frameworks offer: every block, or every second one.
+
+
+# %%
+def run_step(layers, x, recomputed):
+    """Forward and backward; the blocks for which `recomputed` says True keep their input alone."""
+    for layer, again in zip(layers, recomputed):
+        x = checkpoint(layer, x, use_reentrant=False) if again else layer(x)
+    x.sum().backward()
+
+
+def operations_of(layers, x, recomputed):
+    """Of one step, those of recomputation included."""
+    with FlopCounterMode(display=False) as counter:
+        run_step(layers, x, recomputed)
+    return counter.get_total_flops()
+
+
+def peak_of_step(layers, x, recomputed):
+    """Bytes, without weights and their gradients, which are there before and after."""
+    live = measure.LiveBytes().track(*layers, x)
+    there = live.live - x.nbytes
+    with live:
+        run_step(layers, x, recomputed)
+    return live.peak - there
+
+
+# %%
+def measure_blocks(layers, x):
+    """(a Block for each layer, operations of a whole forward pass)"""
+    found, forward = [], 0
+    for parameter in (p for layer in layers for p in layer.parameters()):
+        parameter.grad = torch.zeros_like(parameter)
+    for layer, kept in zip(layers, kept_bytes(layers, x)):
+        x = x.detach().requires_grad_()
+        # checkpoint stops as soon as it has what backward needs: a little less than a forward pass
+        again = operations_of([layer], x, [True]) - operations_of([layer], x, [False])
+        found.append(Block(kept, x.nbytes, peak_of_step([layer], x, [False]), again))
+        with FlopCounterMode(display=False) as counter:
+            x = layer(x)
+        forward += counter.get_total_flops()
+    return found, forward
+
+
+# %%
+DEEPER = tuple(dataclasses.replace(stage, blocks=blocks) for stage, blocks in zip(STAGES, (2, 3, 5, 2)))
+DEEP = COATNETS[0] if FULL else CoAtNetConfig(16, DEEPER, image=(64, 64))
+
+
+def choices_for(blocks, budgets):
+    """{name: which blocks are recomputed}: the switches, and yours from the least budget that fits upwards."""
+    n = len(blocks)
+    most = peak_bytes(blocks, [False] * n)
+    least = next(budget for budget in range(most // 100, most, most // 100) if choose_blocks(blocks, budget))
+    rows = {"nothing": [False] * n, "every block": [True] * n}
+    rows |= {f"every second, from {first}": [i % 2 == first for i in range(n)] for first in (0, 1)}
+    yours = [least + (most - least) * k // budgets for k in range(budgets)]
+    return rows | {f"yours, at most {budget / 2**20:.0f} MiB": choose_blocks(blocks, budget) for budget in yours}
+
+
+# %%
+def trade(budgets=5, batch=BATCH // 4):
+    """{name: (predicted and measured peak in MiB, predicted and measured extra operations in forward passes, seconds)}"""
+    torch.manual_seed(0)
+    model = CoAtNet(DEEP).to(DEVICE)
+    layers = [model.stem, *model.blocks, nn.Sequential(model.head, Loss(batch, DEEP.classes).to(DEVICE))]
+    x = torch.randn(batch, 3, *DEEP.image, device=DEVICE)
+    (blocks, forward), found = measure_blocks(layers, x), {}
+    choices = choices_for(blocks, budgets)
+    steps = {name: functools.partial(run_step, layers, x, choice) for name, choice in choices.items()}
+    seconds = measure.race(steps, repeats=3, warmup=1, calls=1).medians
+    plain = operations_of(layers, x, choices["nothing"])
+    for name, choice in choices.items():
+        extra = sum(block.operations for block, again in zip(blocks, choice) if again)
+        found[name] = (peak_bytes(blocks, choice) / 2**20, peak_of_step(layers, x, choice) / 2**20, extra / forward,
+                       (operations_of(layers, x, choice) - plain) / forward, seconds[name])  # fmt: skip
+    return found
+
+
+# %%
+traded = trade()
+print(
+    f"{'recomputed':>24} {'MiB predicted':>14} {'measured':>9} {'forward again, predicted':>25} {'measured':>9} {'time':>6}"
+)
+for name, (peak, measured_peak, extra, measured_extra, seconds) in traded.items():
+    print(f"{name:>24} {peak:14.1f} {measured_peak:9.1f} {extra:25.0%} {measured_extra:9.0%} "
+          f"{seconds / traded['nothing'][-1]:5.2f}×")  # fmt: skip
+
+
+# %% jupyter={"source_hidden": true}
+def draw_trade(axes):
+    yours = sorted(row for name, row in traded.items() if name.startswith(("yours", "nothing")))
+    axes.plot(
+        [row[0] for row in yours],
+        [row[2] for row in yours],
+        drawstyle="steps-post",
+        color="C0",
+        label="yours, predicted",
+    )
+    axes.plot([row[1] for row in yours], [row[3] for row in yours], "o", color="C0", label="yours, measured")
+    for name, row in traded.items():
+        if name.startswith("every"):
+            axes.plot(row[1], row[3], "s", color="C1", label="switches, measured" if name == "every block" else None)
+            axes.annotate(name, (row[1], row[3]), xytext=(6, 4), textcoords="offset points", fontsize=8)
+    axes.set(xlabel="MiB at the peak, without weights and gradients", ylabel="forward passes again", xlim=(0, None))
+    axes.yaxis.set_major_formatter(PercentFormatter(1))
+    axes.legend()
+
+
+_, axes = plt.subplots(figsize=(7, 3.4), layout="constrained")
+draw_trade(axes)
+plt.show()
+
+
+# %%
+def against(name):
+    """What your choice saves where `name` fits."""
+    peak, _, extra, *_ = traded[name]
+    fits = [row for other, row in traded.items() if other.startswith("yours") and row[0] <= peak]
+    if not fits:
+        return f"{name}: none of the budgets above is as small"
+    best = min(row[2] for row in fits)
+    return f"{name}: {extra:.0%} of a forward pass again; yours within its {peak:.0f} MiB: {best:.0%}"
+
+
+for name in ("every block", "every second, from 0", "every second, from 1"):
+    print(against(name))
+
+# %% [markdown]
+# <details><summary>What the figures say</summary>
+#
+# Memory can be planned: it follows from the shapes, and the plan holds. The peak of *every block* is the `work` of the largest
+# one, which no choice can lower, so all that is recomputed beyond what this peak allows is in vain; the last block's
+# activations are needed at once, and recomputing them frees nothing. Seconds need not follow operations: what is
+# recomputed first are batch norms and GELUs, of few operations and many bytes. One more thing to know: a batch norm that
+# is recomputed updates its running mean twice in a step.
+# </details>
 
 # %% [markdown]
 # ## A gradient lives only until it is used
@@ -812,6 +1048,68 @@ def step_in_backward(model, make, max_norm=None, micro_batches=1, scaler=None):
 
 # %%
 tp.check(6, step_in_backward)
+
+# %% [markdown]
+# The step of before with one image, and the same with your hooks. Where does its highest point lie now?
+
+
+# %%
+def prepare(batch, fused):
+    """(model, optimizers, what makes a step): the usual loop, or a step inside backward."""
+    torch.manual_seed(0)
+    model = ViT(TINY).to(DEVICE)
+    make = lambda parameters: torch.optim.AdamW(parameters, foreach=False)  # noqa: E731
+    optimizers = step_in_backward(model, make) if fused else [make(model.parameters())]
+    images, labels = (
+        torch.randn(batch, 3, *TINY.image, device=DEVICE),
+        torch.zeros(batch, dtype=torch.long, device=DEVICE),
+    )
+
+    def step():
+        F.cross_entropy(model(images), labels).backward()
+        if not fused:
+            optimizers[0].step()
+            model.zero_grad()
+
+    step()  # now the states exist
+    return model, optimizers, step
+
+
+def curves(batch):
+    """{name: curve of a step's memory}"""
+    found = {}
+    for name, fused in (("the usual loop", False), ("step inside backward", True)):
+        model, optimizers, step = prepare(batch, fused)
+        found[name] = Curve(model).track(model, *optimizers)
+        with found[name]:
+            step()
+    return found
+
+
+# %%
+fused_curves = curves(1)
+usual, fused = (curve.peak for curve in fused_curves.values())
+gradients = predict_memory(TINY, 1)["gradients"]
+print(f"peak {usual / 2**20:.1f} MiB, with the step inside backward {fused / 2**20:.1f} MiB: "
+      f"{(usual - fused) / gradients:.0%} of the bytes of all gradients less")  # fmt: skip
+print(measure.race({"step inside backward": prepare(1, True)[2], "the usual loop": prepare(1, False)[2]}, repeats=5))
+
+# %% jupyter={"source_hidden": true}
+_, axes = plt.subplots(figsize=(7, 3), layout="constrained")
+for name, curve in fused_curves.items():
+    axes.plot([live / 2**20 for live, _ in curve.seen], label=name)
+axes.set(xlabel="operation of the step", ylabel="MiB that live", title="One step, one image", ylim=(0, None))
+axes.legend(loc="lower left")
+plt.show()
+
+# %% [markdown]
+# <details><summary>What the figures say</summary>
+#
+# The plateau of gradients is gone, and the highest point lies at the end of forward, where both loops need the same: with many
+# images nothing is gained, unless recomputation lowers that too. The price is what you had to refuse. With several ranks,
+# each gradient must first be averaged, in the same hook. The *fused* optimizers of libraries are something else: one kernel
+# for many parameters.
+# </details>
 
 # %% [markdown]
 # ## Where data parallelism ends
