@@ -1,39 +1,152 @@
 # %% [markdown]
 # # Hybrid parallelism: three dimensions, and the best compromise
 #
-# Placeholder of the opening.
+# You have cut the batch (08, 09), the optimizer's states (13, 14), the layers' order (15, 16) and the layers themselves (17). Large
+# models need them at once: some ranks share a layer, some hold other layers, some see other data. In this practical work you
+# put the three together in one training step that equals one process, clip it by the norm of the whole model, and then choose: you
+# compute what a rank holds and how long a step takes in **any** grid, search for the best, and hold your numbers
+# against eight ranks here and ten published runs on up to 3,072 GPUs.
+#
+# **What you will gain.** 175 billion parameters on 1,024 H100s. The table below is an *estimate* of this repository's planner
+# (`python -m dlojz_tp plan`): nothing in it was run.
 
 # %% tags=["setup"]
 import functools
 import math
+import os
 import time
 from dataclasses import replace
 
 import matplotlib.pyplot as plt
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import nn
+from torch.nn import functional as F  # noqa: N812
 
-from dlojz_tp import course, data, launch, measure, planner, report, scale, todo
+from dlojz_tp import course, launch, measure, planner, todo
 from dlojz_tp.models import Transformer, TransformerConfig, language_loss
 from dlojz_tp.parallel import Axis, Entrance, Exit, Mesh, SlicedBlock, Stage, run_pipeline
 
 tp = course.open("19_hybrid_parallelism")
 tp
 
+# %%
+GPT3, H100S = planner.GPT(12288, 96, 96), planner.Cluster(planner.H100)  # sequences of 2,048 tokens; nodes of 8
+LEAN = {"zero": 1, "recomputation": "full"}
+best, *_, worst = (plan.layout for plan in planner.search(GPT3, H100S, 1024, 2048))
+WAYS = {
+    "data alone": planner.Layout(data=1024, micro_batches=2, recomputation="full"),
+    "data alone, ZeRO 3": planner.Layout(data=1024, micro_batches=2, zero=3, recomputation="full"),
+    "tensor in a node, and data": planner.Layout(8, data=128, micro_batches=16, sequence_parallel=True, **LEAN),
+    "pipeline, and data": planner.Layout(pipeline=32, data=32, micro_batches=64, **LEAN),
+    "all three, the worst that fits": worst,
+    "all three, the best": best,
+}
+print("estimate: 175 billion parameters, 2,048 sequences a step, 1,024 H100s of 80 GB")
+print(f"{'':<32}{'tensor × pipeline × data':>24}{'GB':>8}{'seconds a step':>17}")
+for way, one in WAYS.items():
+    size = planner.rank_memory(GPT3, one).total / 1e9
+    step = f"{planner.step_time(GPT3, one, H100S).total:.1f}" if size < 72 else "does not fit"
+    print(f"{way:<32}{f'{one.tensor} × {one.pipeline} × {one.data}':>24}{size:8,.0f}{step:>17}")
+
+# %% [markdown]
+# Three axes are not better than one by themselves: a grid chosen blindly is the slowest of all. By the end you will find the last
+# line yourself.
+#
+# All sizes are here. With eight GPUs or more, each rank has one; else the ranks are processes on the CPU that share its cores.
+
 # %% tags=["setup"]
-FULL = scale() == "full"
+if 0 < torch.cuda.device_count() < 8:
+    os.environ[launch.place.ON_CPU] = "1"  # for all launches: no table mixes GPU and CPU
+SMALL = TransformerConfig(vocab_size=512, width=128, heads=8, layers=4, max_length=32, tied_head=True)
+BATCH = 16  # sequences of a step
+
+
+def token_batch(step=0):
+    """Tokens (BATCH, s + 1) of a step, on this rank's device, the same on all ranks."""
+    drawn = torch.Generator().manual_seed(step)
+    return torch.randint(SMALL.vocab_size, (BATCH, SMALL.max_length + 1), generator=drawn).to(launch.device())
+
 
 # %% [markdown]
 # ## The idea
 #
-# Placeholder.
+# Each rank has three coordinates. With $t$ tensor ranks, $p$ stages and $d$ data ranks, $N = t\,p\,d$, and in the numbering of this work
+#
+# $$\text{rank} = (\text{stage} \cdot d + \text{data}) \cdot t + \text{tensor}.$$
+#
+# Neighbouring ranks differ in their tensor coordinate, for tensor ranks talk most and need the fastest links. Megatron-LM numbers
+# them so (its order is `tp-cp-ep-dp-pp`, the first counts up first); PyTorch's `init_device_mesh` counts up the *last* dimension
+# first, so there the same mesh is `(p, d, t)`.
+#
+# | axis | what its ranks share | what travels | how often |
+# |---|---|---|---|
+# | tensor | each layer | activations, 4 all-reduces | in each layer, for each micro-batch |
+# | pipeline | the layers | one activation, one gradient of it | at each cut, for each micro-batch |
+# | data | the batch | the gradients of $1/(t\,p)$ of the model | once a step |
+
+
+# %% jupyter={"source_hidden": true}
+def draw_mesh(p=2, d=2, t=2):
+    colours = ("#9ECAE1", "#FDD0A2", "#A1D99B", "#DADAEB")
+    _, ax = plt.subplots(figsize=(8, 3.3), layout="constrained")
+    for rank in range(p * d * t):
+        stage, data, tensor = rank // (d * t), rank // t % d, rank % t
+        x, y = 3.2 * stage + 1.1 * tensor, -1.5 * data
+        ax.add_patch(plt.Rectangle((x, y), 1, 0.8, facecolor=colours[2 * stage + tensor], edgecolor="black"))
+        ax.text(x + 0.5, y + 0.4, f"rank {rank}", ha="center", va="center", fontsize=10)
+        if tensor == 0:
+            ax.annotate(
+                "", (x + 1.55, y + 0.95), (x + 0.5, y + 0.95), arrowprops={"arrowstyle": "<->", "color": "C0", "lw": 2}
+            )
+            if stage + 1 < p:
+                ax.annotate(
+                    "", (x + 3.2, y + 0.4), (x + 2.1, y + 0.4), arrowprops={"arrowstyle": "<->", "color": "C2", "lw": 2}
+                )
+        if data + 1 < d:
+            ax.annotate("", (x + 0.5, y - 0.7), (x + 0.5, y), arrowprops={"arrowstyle": "<->", "color": "C1", "lw": 2})
+    for k in range(p):
+        ax.text(3.2 * k + 1.05, 1.3, f"stage {k}", ha="center", fontsize=11)
+    for k, rows in enumerate(("rows 0–7", "rows 8–15")):
+        ax.text(-0.15, 0.4 - 1.5 * k, f"data {k}\n{rows}", ha="right", va="center", fontsize=10)
+    for k, (words, colour) in enumerate((("tensor", "C0"), ("pipeline", "C2"), ("data", "C1"))):
+        ax.text(5.6, 0.4 - 0.55 * k, f"↔ {words}", color=colour, fontsize=11, va="center")
+    ax.set(xlim=(-1.3, 6.8), ylim=(-1.6, 1.6), title="Eight ranks as 2 × 2 × 2: of one colour, the same parameters")
+    ax.axis("off")
+    plt.show()
+
+
+draw_mesh()
 
 # %% [markdown]
 # ## Baseline
 #
-# Placeholder.
+# One process, the small model and a batch of random tokens: the loss, the norm and the time that all grids below start from.
+
+
+# %%
+def one_process(steps=3):
+    """On a rank: [(loss, norm of the gradient, seconds)] of each step."""
+    torch.manual_seed(0)
+    torch.set_num_threads(1)  # without a GPU, a core stands for a device
+    model, found = Transformer(SMALL).to(launch.device()), []
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    for step in range(steps):
+        tokens, begin = token_batch(step), time.perf_counter()
+        optimizer.zero_grad()
+        loss = language_loss(model, tokens)
+        loss.backward()
+        norm = torch.nn.utils.get_total_norm([p.grad for p in model.parameters()])
+        optimizer.step()
+        found.append((loss.item(), norm.item(), time.perf_counter() - begin))
+    return found
+
+
+baseline = launch.ranks(one_process, n=1, timeout=60)[0]
+n = sum(p.numel() for p in Transformer(SMALL).parameters())
+print(f"one process: {n:,} parameters, {16 * n / 1e6:.1f} MB of weights, gradients and AdamW's moments in float32")
+for step, (loss, norm, seconds) in enumerate(baseline):
+    print(f"step {step}: loss {loss:.5f}, norm {norm:.5f}, {1e3 * seconds:.0f} ms")
 
 # %% [markdown]
 # ### Balise 1 · A mesh of ranks
@@ -254,7 +367,148 @@ tp.check(3, total_norm, total_loss)
 # %% [markdown]
 # ## Our grid beside PyTorch's
 #
-# Placeholder after balise 3.
+# Your step on 2 × 2 × 2, against one process and against PyTorch's own pieces in the same mesh: `init_device_mesh`,
+# `parallelize_module` inside the layers, `fully_shard` over the data ranks, `Schedule1F1B` over the stages. None of these knows of a
+# weight on two stages, so here the head is not tied.
+#
+# **Commit to a guess.** In one step of your grid (4 micro-batches), which axis does a rank send most bytes along, and how many times as
+# many as along the one with the fewest? Write the order down, then run the cells.
+
+# %%
+guess = {"most": None, "least": None}  # "tensor", "pipeline", "data"
+
+
+# %% tags=["setup"]
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+
+class PlainStage(nn.Module):
+    """A stage of the plain model, for PyTorch to cut: tokens or activations in, activations or scores out."""
+
+    def __init__(self, model, k, n):
+        super().__init__()
+        self.words, self.positions = (model.token_embedding, model.position_embedding) if k == 0 else (None, None)
+        self.blocks = model.blocks[len(model.blocks) * k // n : len(model.blocks) * (k + 1) // n]
+        self.exit = nn.Sequential(model.norm, model.head) if k == n - 1 else None
+
+    def forward(self, x):
+        if self.words is not None:
+            x = self.words(x) + self.positions(torch.arange(x.shape[1], device=x.device))
+        for block in self.blocks:
+            x = block(x)
+        return x if self.exit is None else self.exit(x)
+
+
+def cut_by_torch(stage, mesh):
+    """The stage, its layers cut over the tensor ranks of PyTorch's mesh and its parameters over the data ranks."""
+    columns, rows = (
+        ("attention.query", "attention.key", "attention.value", "feed_forward.up"),
+        ("attention.output", "feed_forward.down"),
+    )
+    for block in stage.blocks:
+        block.attention.heads //= mesh["tensor"].size()
+        parallelize_module(
+            block, mesh["tensor"], {n: ColwiseParallel() for n in columns} | {n: RowwiseParallel() for n in rows}
+        )
+    if stage.words is not None:
+        parallelize_module(stage, mesh["tensor"], {"words": RowwiseParallel(input_layouts=Replicate())})
+    if stage.exit is not None:
+        parallelize_module(stage, mesh["tensor"], {"exit.1": ColwiseParallel(output_layouts=Replicate())})
+    for module in (*stage.blocks, stage):
+        fully_shard(module, mesh=mesh["data"])
+    return stage
+
+
+def torch_trainer(sizes, config, n_micro_batches):
+    """As `trainer`, of PyTorch's pieces: (stage, step)."""
+    mesh = init_device_mesh(launch.device().type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+    k, n = mesh["pipeline"].get_local_rank(), sizes["pipeline"]
+    torch.manual_seed(0)
+    stage = cut_by_torch(PlainStage(Transformer(config).to(launch.device()), k, n), mesh)
+    runner = Schedule1F1B(
+        PipelineStage(stage, k, n, launch.device(), group=mesh.get_group("pipeline")),
+        n_micro_batches, loss_fn=lambda scores, due: F.cross_entropy(scores.flatten(0, 1), due.flatten()),
+    )  # fmt: skip
+    kinds = {}  # AdamW wants parameters of one mesh in a group
+    for p in stage.parameters():
+        kinds.setdefault(p.device_mesh, []).append(p)
+    optimizer = torch.optim.AdamW([{"params": kind} for kind in kinds.values()], lr=1e-3)
+
+    def step(tokens):
+        optimizer.zero_grad()
+        rows, losses = tokens.chunk(sizes["data"])[mesh["data"].get_local_rank()], []
+        runner.step(*[rows[:, :-1]] * (k == 0), target=rows[:, 1:], losses=losses, return_outputs=False)
+        optimizer.step()
+        return sum(losses) / len(losses) if losses else None
+
+    return stage, step
+
+
+# %%
+SIZES = {"pipeline": 2, "data": 2, "tensor": 2}
+
+
+def bytes_sent(work):
+    """{collective: bytes that this rank hands in} while it works."""
+    with measure.Communications() as log:
+        work()
+    found = {}
+    for entry in log.entries():
+        if entry["kind"] != "phase" and entry["name"] != "recv":
+            found[entry["name"]] = found.get(entry["name"], 0) + entry["bytes"]
+    return found
+
+
+def side_by_side():
+    """On a rank: (losses and norms of both, this rank's bytes by axis, race)."""
+    config, n_rows = replace(SMALL, tied_head=False), BATCH // SIZES["data"]
+    mesh, part, ours = trainer(SIZES, config, 4)
+    stage, theirs = torch_trainer(SIZES, config, 4)
+    found = []
+    for step in range(2):
+        loss = total_loss(ours(token_batch(step)), n_rows, mesh)
+        torchs = total_loss(theirs(token_batch(step)), n_rows, mesh)
+        square = sum(p.grad.norm().full_tensor() ** 2 for p in stage.parameters())
+        found.append([float(x) for x in (loss, total_norm(part, mesh), torchs, square.sqrt())])
+    rows = token_batch().chunk(SIZES["data"])[mesh.data.rank]
+    inside = bytes_sent(lambda: run_pipeline(part, mesh, rows, 4))
+    whole = bytes_sent(lambda: ours(token_batch()))
+    sent = {
+        "tensor": inside["all_reduce"],
+        "pipeline": inside["send"],
+        "data": whole["all_reduce"] - inside["all_reduce"],
+    }
+    race = measure.race(
+        {"yours": lambda: ours(token_batch()), "PyTorch's": lambda: theirs(token_batch())}, 2, warmup=1, calls=1, device=launch.device()
+    )  # fmt: skip
+    return found, sent, race
+
+
+sides = launch.ranks(side_by_side, n=8, timeout=240)
+print(f"{'':<8}{'loss: yours':>14}{'PyTorch':>12}{'norm: yours':>14}{'PyTorch, stage 0':>19}{'stage 1':>10}")
+for step in range(2):
+    (loss, norm, torchs, first), last = sides[0][0][step], sides[-1][0][step][3]
+    print(f"step {step}{'':<2}{loss:14.5f}{torchs:12.5f}{norm:14.5f}{first:19.5f}{last:10.5f}")
+print("\nbytes that rank 0 hands in, in a step: " + ", ".join(f"{axis} {n:,}" for axis, n in sides[0][1].items()))
+print(f"\n{sides[0][2]}")
+
+# %% [markdown]
+# The same losses. PyTorch's norm is that of a stage: a `DTensor` knows of the axes that cut *it*, and no tensor is cut over a
+# pipeline. The squares of the two stages add up to yours; who trains with these pieces writes that line by hand, as you did (torchtitan
+# does). Most of PyTorch's time here is Python's: each operation on a `DTensor` first asks how its arguments are cut, which a tiny model
+# on a CPU feels most; and it keeps 1/d of the parameters, which your grid does not.
+#
+# <details><summary>And your guess?</summary>
+#
+# Tensor ranks send most, at any size: all activations of all layers, four times. The two others depend on the model. Gradients are
+# as many as the parameters, however small the batch, and travel once; what crosses a cut grows with the batch, and with the
+# parameters not at all. Here the batch is tiny: 16 sequences of 32 tokens. With thousands of tokens and few layers a stage,
+# data and pipeline come nearer to each other, and tensor stays far above both.
+# </details>
 
 # %% [markdown]
 # ## Which grid?
@@ -349,9 +603,7 @@ tp.check(4, stage_parameters, rank_memory)
 # keys, values, the attention's output and both sides of the GELU, each four times as wide (cut: $12 \times 4$).
 
 # %% tags=["setup"]
-SMALL = TransformerConfig(vocab_size=512, width=128, heads=8, layers=4, max_length=32, tied_head=True)
 SMALL_GPT = planner.GPT(128, 4, 8, sequence=32, vocabulary=512)  # the same, as the planner knows it
-BATCH = 16
 GRIDS = (1, 1, 8), (1, 2, 4), (1, 4, 2), (2, 2, 2), (4, 2, 1), (8, 1, 1)  # tensor, pipeline, data
 SIX = [planner.Layout(t, p, d, BATCH // d // (2 * p), 2 * p) for t, p, d in GRIDS]  # micro-batches: twice the stages
 HERE = {"parameter": 4, "gradient": 4, "optimizer": 8, "whole": 16, "cut": 48, "input": 4, "logit": 16}
@@ -938,12 +1190,43 @@ draw_large()
 # %% [markdown]
 # ## Questions
 #
-# Placeholder.
+# <details><summary>Why is the pipeline's axis the outermost in the mesh, and not the data ranks'?</summary>
+#
+# What crosses a cut is one activation for a micro-batch, from one rank to one: it bears the slowest links there are. Gradients are more
+# bytes, in all-reduces between all data ranks, though they hide behind backward. With few nodes the other order can win; Megatron
+# has an option for it. Count, do not believe: the bytes of a step over each link, as in the cell above.
+# </details>
+#
+# <details><summary>ZeRO 3 also shares out the parameters, and 1,024 data ranks fit without any other axis. Why is that not the end of it?</summary>
+#
+# Each data rank needs a row of its own: with 1,024 of them, a batch has at least 1,024 sequences, more than the training may bear.
+# And it gathers the parameters for each micro-batch, however few tokens that has; the first table says what that costs. Where batches
+# are large and links quick it is a good answer, and the simplest.
+# </details>
+#
+# <details><summary>Two tensor ranks draw other dropout masks for what both hold whole. What happens, and which of your numbers shows it?</summary>
+#
+# Their activations differ from there on, and with them the gradients of norms and biases: the copies drift apart, and no error comes.
+# The loss looks fine for a long time. The norm does not tell either, for it counts one copy. Compare the copies themselves now and
+# then: a checksum of all that is not cut, over the tensor group.
+# </details>
+#
+# <details><summary>A run on 2 × 4 × 128 breaks down, and you get 512 GPUs to go on. What must be in the checkpoint?</summary>
+#
+# The parameters in a form that knows nothing of the grid, or for each piece which part of which parameter it is: then any other grid
+# can load it. Optimizer states belong to it, cut in the same way, and with ZeRO over data ranks as well. Half of the data ranks: with
+# the batch and its order of rows as before, each takes twice as many micro-batches, and the same run goes on.
+# </details>
 
 # %% [markdown]
 # ## In one paragraph
 #
-# Placeholder.
+# A mesh gives each rank a place, and each axis its groups: tensor ranks next to each other, for they talk in every layer; stages
+# farthest apart, for they send least. One step on all three is one process's step, if each sum runs over the ranks that hold different
+# terms of it, and over no others: data ranks for gradients, both ends for tied words, all but copies for the norm. Which grid is best is
+# a question of arithmetic: bytes of a rank, seconds of a step, then a search over all that divides and fits. Two constants
+# from two runs foretell the others closely enough to choose. What is cut further costs communication, what is not cut does not
+# fit: the best grid cuts no more than it must, and inside a node first.
 
 # %%
 tp.progress()
