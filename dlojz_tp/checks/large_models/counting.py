@@ -80,7 +80,13 @@ def _shown(group, column):
         k = int(((seen - due).abs() > 1e-9).int().argmax())
         case, truth = list(DUE[group].items())[k]
         text = NAMES.get(group, BLOCK).format(*case)
-        return {"expected": f"{truth[column]:,}", "got": f"{truth[column] * seen[k].item():,.0f}", "where": text}
+        by = round(truth[column] * seen[k].item()) - truth[column]
+        words = {"by": f"{abs(by):,}", "word": "many" if by > 0 else "few"}
+        return words | {
+            "expected": f"{truth[column]:,}",
+            "got": f"{truth[column] * seen[k].item():,.0f}",
+            "where": text,
+        }
 
     return fields
 

@@ -103,7 +103,7 @@ bank.variant(3, "multiply-add-once", BY_ROWS, ("2 * places", "places"), ("heads 
 bank.hint(
     3,
     "scores-once",
-    "There are two products of n² d: queries with keys give the scores, and the scores meet the values.",
+    "There are two products of n² d, all heads together: queries with keys give the scores, and the scores meet the values.",
 )
 bank.slip(3, "scores-once", ("2 * 2 * n * n * d", "2 * n * n * d"))
 bank.variant(3, "scores-once", BY_ROWS, (", (0, heads * 2 * n * n * k)]", "]"))
@@ -160,11 +160,15 @@ bank.variant(
     ("linear(m, d // 4, 1), linear(d // 4, m, 1)", "linear(m, d // 4, out), linear(d // 4, m, out)"),
 )
 
-bank.hint(3, "squeezed-of-the-wide", "The squeeze goes to d/4 channels: a quarter of the block's width, not of m.")
-bank.slip(3, "squeezed-of-the-wide", ("squeezed = 4 * d, d // 4", "squeezed = 4 * d, d"))
+bank.hint(
+    3,
+    "squeezed-of-others",
+    "The squeeze goes to d/4 channels: a quarter of what the block gives, neither of m nor of c.",
+)
+bank.slip(3, "squeezed-of-others", ("squeezed = 4 * d, d // 4", "squeezed = 4 * d, d"))
 bank.variant(
     3,
-    "squeezed-of-the-wide",
+    "squeezed-of-others",
     BY_ROWS,
     ("linear(m, d // 4, 1), linear(d // 4, m, 1)", "linear(m, m // 4, 1), linear(m // 4, m, 1)"),
 )
@@ -192,14 +196,28 @@ bank.variant(3, "shortcut-by-stride", BY_ROWS, ("if c != d", "if stride == 2"))
 bank.hint(
     3,
     "wrong-parameters",
-    "The number of parameters is wrong here. Go through the layers one by one: weights, then biases.",
+    "There are {by} parameters too {word} here. Go through the layers one by one: weights, then biases.",
 )
 bank.slip(3, "wrong-parameters", ("3 * (c + 1) * d", "4 * (c + 1) * d"))
 bank.slip(3, "wrong-parameters", ("(f + 1) * d, 2", "(f + 2) * d, 2"), variant=True)
 bank.hint(
     3,
     "wrong-operations",
-    "The number of operations is wrong here. For each product: 2 · channels in · channels out · places.",
+    "There are {by} operations too {word} here. For each product: 2 · channels in · channels out · places.",
 )
-bank.slip(3, "wrong-operations", ("2 * n * (3 * c * d + d * d)", "2 * n * (4 * c * d)"))
+bank.slip(3, "wrong-operations", ("2 * n * (3 * c * d + d * d)", "2 * n * n * (3 * c * d + d * d)"))
 bank.slip(3, "wrong-operations", ("2 * n * (d * f + f * d)", "2 * n * n * (d * f + f * d)"), variant=True)
+
+bank.slip(3, "squeezed-of-others", ("squeezed = 4 * d, d // 4", "squeezed = 4 * d, c // 4"))
+bank.slip(3, "one-table", (" + heads * table", ""))
+for there in ("after * 9 * m", "after * m * d", "2 * after * c * d"):
+    bank.slip(3, "stride-ignored", (there, there.replace("after", "before")))
+
+bank.hint(
+    3,
+    "from-d",
+    "Queries, keys and values come from c channels: their weights are c · d each. From d to d goes the last projection alone.",
+)
+bank.slip(3, "from-d", ("3 * (c + 1) * d", "3 * (d + 1) * d"))
+bank.slip(3, "from-d", ("3 * c * d + d * d", "4 * d * d"))
+bank.variant(3, "from-d", BY_ROWS, ("[linear(c, d, n)", "[linear(d, d, n)"))
