@@ -671,7 +671,7 @@ def name_of(layout):
 
 
 def show_memory():
-    print("tensor × pipeline × data   predicted   measured    error   share of the first   (the fullest rank)")
+    print("the fullest rank\ntensor × pipeline × data   predicted   measured    error   share of the first")
     whole = max(rank[0][0] for rank in walked())
     for k, layout in enumerate(SIX):
         parts, peak = predicted(layout), max(rank[k][0] for rank in walked())
@@ -706,9 +706,10 @@ draw_memory()
 # %% [markdown]
 # <details><summary>And your guess?</summary>
 #
-# More, both times. Over tensor ranks, norms, positions and what norms keep stay whole. In a pipeline the first stage holds the
-# embedding besides its layers, and the last a copy of it; and the first keeps as many micro-batches in flight as there are stages,
-# so that a quarter of the layers has nearly as many activations as all of them had. Pipelines share out states, not activations.
+# More, both times. The 8 tensor ranks take a micro-batch of 8 sequences together where each data rank took one of its own: what
+# lies between the norms is cut into 8, but norms keep all of it. In a pipeline the first stage holds the embedding besides its
+# layers, and as many micro-batches in flight as there are stages: a quarter of the layers keeps nearly as much as all of
+# them did. Pipelines share out states, not activations.
 # </details>
 
 # %% [markdown]

@@ -3,8 +3,8 @@
 import torch
 
 from dlojz_tp import planner
-from dlojz_tp.checking.looks import Look, Value, at_most, form, judged, silent, within
-from dlojz_tp.checks.hybrid_parallelism.tables import out_of_planner
+from dlojz_tp.checking.looks import Look, Value, at_most, judged, silent, within
+from dlojz_tp.checks.hybrid_parallelism.tables import form, number, out_of_planner
 from dlojz_tp.planner import GPT
 
 RUNS = [(run.model, run.batch) for run in planner.MEGATRON] + [(GPT(256, 3, 4, sequence=512, vocabulary=9000), 7)]
@@ -33,7 +33,7 @@ def operations(model, batch):
 def observe(paper_flops, fit_constants):
     with out_of_planner(planner.GPT.flops, planner.predicted_tflops, planner.layer_flops):
         got = [paper_flops(model, batch) for model, batch in RUNS]
-    yield {"flops form": _number(got)}
+    yield {"flops form": form(got, "a number", number)}
     yield {"flops": torch.tensor([float(one) / operations(*run) for one, run in zip(got, RUNS)], dtype=torch.float64)}
     for name, (rows, constants) in ROWS.items():
         measured, calls = [time_of(row, *constants) for row in rows], []
@@ -48,13 +48,9 @@ def observe(paper_flops, fit_constants):
         yield {f"{name}: calls": len(calls), f"{name}: constants": constants}
 
 
-def _number(got):
-    return next((form(one) for one in got if not isinstance(one, int | float)), "a number")
-
-
 def _pair(got):
-    right = isinstance(got, list | tuple | torch.Tensor) and len(got) == 2
-    return "two numbers" if right and all(torch.as_tensor(one).numel() == 1 for one in got) else form(got)
+    right = isinstance(got, list | tuple | torch.Tensor) and len(got) == 2 and all(map(number, got))
+    return "two numbers" if right else None if got is None else str(got)
 
 
 def _looks():

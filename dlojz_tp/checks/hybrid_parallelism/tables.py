@@ -19,6 +19,11 @@ def form(got, word, right):
     return ", ".join(map(str, wrong)) if isinstance(wrong, dict | list | tuple) else wrong
 
 
+def number(one):
+    """For `form`: whether something is one number, of Python, NumPy or a tensor."""
+    return isinstance(one, int | float) or (isinstance(one, torch.Tensor) and one.numel() == 1)
+
+
 def numbers(count):
     """For `form`: whether something is `count` numbers."""
     return lambda one: isinstance(one, list | tuple) and len(one) == count

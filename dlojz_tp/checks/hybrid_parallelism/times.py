@@ -5,7 +5,7 @@ from math import gcd
 
 from dlojz_tp import planner
 from dlojz_tp.checking.looks import Look, judged
-from dlojz_tp.checks.hybrid_parallelism.tables import form, numbers, out_of_planner, said, table, table_value
+from dlojz_tp.checks.hybrid_parallelism.tables import form, number, numbers, out_of_planner, said, table, table_value
 from dlojz_tp.planner import GPT, Cluster, Layout
 
 MODEL, SMALL = GPT(4096, 32, 32), GPT(1024, 16, 16, sequence=1024, vocabulary=30000, fused_attention=False)
@@ -108,7 +108,7 @@ def observe(stage_time, data_time, step_time):
     for name, layouts in WAYS.items():
         with _own_work():
             got = [data_time(*case) for case in ways(layouts)]
-        yield {f"{name}, form": form(got, "a number", lambda one: isinstance(one, int | float))}
+        yield {f"{name}, form": form(got, "a number", number)}
         yield {name: table([one] for one in got)}
     for name, layouts in STEPS.items():
         with _own_work():
