@@ -12,9 +12,12 @@
 
 # %% tags=["setup"]
 import functools
+import itertools
+import logging
 import math
 import os
 import time
+import warnings
 from dataclasses import replace
 
 import matplotlib.pyplot as plt
@@ -50,8 +53,8 @@ for way, one in WAYS.items():
     print(f"{way:<32}{f'{one.tensor} × {one.pipeline} × {one.data}':>24}{size:8,.0f}{step:>17}")
 
 # %% [markdown]
-# Three axes are not better than one by themselves: a grid chosen blindly is the slowest of all. By the end you will find the last
-# line yourself.
+# Three axes are not better by themselves: of those that fit, the slowest grid has three too, with too few micro-batches for
+# its stages. By the end you will find the best one yourself.
 #
 # All sizes are here. With eight GPUs or more, each rank has one; else the ranks are processes on the CPU that share its cores.
 
@@ -92,12 +95,12 @@ def draw_mesh(p=2, d=2, t=2):
     _, ax = plt.subplots(figsize=(8, 3.3), layout="constrained")
     for rank in range(p * d * t):
         stage, data, tensor = rank // (d * t), rank // t % d, rank % t
-        x, y = 3.2 * stage + 1.1 * tensor, -1.5 * data
+        x, y, at = 3.2 * stage + 1.1 * tensor, -1.5 * data, -0.15 if data else 0.95
         ax.add_patch(plt.Rectangle((x, y), 1, 0.8, facecolor=colours[2 * stage + tensor], edgecolor="black"))
         ax.text(x + 0.5, y + 0.4, f"rank {rank}", ha="center", va="center", fontsize=10)
         if tensor == 0:
             ax.annotate(
-                "", (x + 1.55, y + 0.95), (x + 0.5, y + 0.95), arrowprops={"arrowstyle": "<->", "color": "C0", "lw": 2}
+                "", (x + 1.55, y + at), (x + 0.5, y + at), arrowprops={"arrowstyle": "<->", "color": "C0", "lw": 2}
             )
             if stage + 1 < p:
                 ax.annotate(
@@ -119,6 +122,8 @@ def draw_mesh(p=2, d=2, t=2):
 draw_mesh()
 
 # %% [markdown]
+# A green arrow stands for two pipelines: rank 0 sends to rank 4, and rank 1 to rank 5.
+#
 # ## Baseline
 #
 # One process, the small model and a batch of random tokens: the loss, the norm and the time that all grids below start from.
@@ -207,6 +212,37 @@ def groups(axes, sizes):
 tp.check(1, place_of, rank_at, groups)
 
 # %% [markdown]
+# The order of the axes is a choice, and groups tell what it costs. In nodes of 8, which axes leave the node, and what does a GPU then
+# send over the network in a step? The bytes along each axis are those of the best grid of the first table (*estimates*:
+# rings, activations in 2 bytes, gradients in 4).
+
+# %%
+GRID = {"pipeline": 8, "data": 32, "tensor": 4}
+TOKENS = 2048 * 2048 // GRID["data"]  # of a data rank, in a step
+SENT = {
+    "pipeline": 2 * TOKENS * 12288 * 2,  # an activation, a gradient
+    "data": 2 * 31 / 32 * 4 * GPT3.n_parameters / (4 * 8),  # all-reduce of a rank's gradients
+    "tensor": 4 * 96 / 8 * 2 * 3 / 4 * TOKENS * 12288 * 2,  # four all-reduces in each of its layers
+}
+
+
+def away(axis, sizes, node=8):
+    """The share of neighbours in the axis's groups that are in different nodes."""
+    pairs = [(a, b) for group in groups([axis], sizes) for a, b in zip(group, group[1:])]
+    return sum(a // node != b // node for a, b in pairs) / len(pairs)
+
+
+print("GB a step that a GPU sends along each axis: " + ", ".join(f"{axis} {n / 1e9:.0f}" for axis, n in SENT.items()))
+print(f"\n{'outermost … innermost':<28}{'neighbours in another node':>34}{'GB over the network':>22}")
+for order in itertools.permutations(GRID):
+    shares = {axis: away(axis, {name: GRID[name] for name in order}) for axis in GRID}
+    shown = ", ".join(f"{axis} {share:.0%}" for axis, share in shares.items())
+    print(f"{', '.join(order):<24}{shown:>38}{sum(SENT[axis] * share for axis, share in shares.items()) / 1e9:22.0f}")
+
+# %% [markdown]
+# Tensor innermost, or the network carries several times as much. Data comes next: the neighbours for which a node still has room are then
+# those that send more. The pipeline is left with the slow links, and bears them.
+#
 # From here on, a rank asks its `Mesh`: `mesh.tensor`, `mesh.data` and `mesh.pipeline` are one axis each, with `rank` (this rank's
 # coordinate), `size`, `ranks` (their numbers in the world) and `group` (for `dist.all_reduce(…, group=…)`). `mesh.ends` is the pair
 # of first and last stage of this rank's pipeline; in between it is None. All ranks make all groups, as in practical work 17.
@@ -443,7 +479,7 @@ def torch_trainer(sizes, config, n_micro_batches):
         rows, losses = tokens.chunk(sizes["data"])[mesh["data"].get_local_rank()], []
         runner.step(*[rows[:, :-1]] * (k == 0), target=rows[:, 1:], losses=losses, return_outputs=False)
         optimizer.step()
-        return sum(losses) / len(losses) if losses else None
+        return sum(losses).detach() / len(losses) if losses else None
 
     return stage, step
 
@@ -465,6 +501,8 @@ def bytes_sent(work):
 
 def side_by_side():
     """On a rank: (losses and norms of both, this rank's bytes by axis, race)."""
+    warnings.filterwarnings("ignore", "FSDP2-wrapped")  # the scores are a view; nobody changes them
+    logging.getLogger("torch.distributed.tensor").setLevel("ERROR")  # sums over two axes, one after the other
     config, n_rows = replace(SMALL, tied_head=False), BATCH // SIZES["data"]
     mesh, part, ours = trainer(SIZES, config, 4)
     stage, theirs = torch_trainer(SIZES, config, 4)
@@ -504,10 +542,10 @@ print(f"\n{sides[0][2]}")
 #
 # <details><summary>And your guess?</summary>
 #
-# Tensor ranks send most, at any size: all activations of all layers, four times. The two others depend on the model. Gradients are
-# as many as the parameters, however small the batch, and travel once; what crosses a cut grows with the batch, and with the
-# parameters not at all. Here the batch is tiny: 16 sequences of 32 tokens. With thousands of tokens and few layers a stage,
-# data and pipeline come nearer to each other, and tensor stays far above both.
+# Here tensor ranks send most, and not by much. A layer has four activations of $h$ numbers a token to sum, and $12 h^2 / t$ gradients a
+# rank: for $n$ tokens of a data rank in a step, tensor sends $n\,t / 3h$ times what data sends. Here that is $256 \cdot 2 / 384 \approx
+# 1.3$ (the embedding's gradients come on top); in the grid of the first table $131{,}072 \cdot 4 / 36{,}864 \approx 14$. A cut in a
+# pipeline is crossed once where each layer sums four times: it is last wherever a stage has a few layers.
 # </details>
 
 # %% [markdown]
