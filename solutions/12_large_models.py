@@ -1167,9 +1167,9 @@ tp.check(7, rank_bytes, largest_batch)
 # %% [markdown]
 # ## The limit, card by card
 #
-# A step of CoAtNet-7 can be run on *fake* tensors, which have a shape and no data, but whole it takes long even so. Most of its 58
-# blocks are alike: take one of each kind, fake, forward and backward, and count the bytes of living tensors, those that it keeps
-# and those that it needs at its worst. Stem and head count as blocks too. Then your `peak_bytes` adds up.
+# *Fake* tensors have a shape and no data: a step on them counts bytes, and needs no card. CoAtNet-7 need not even run whole, as most of
+# its 58 blocks are alike. Take one of each kind, forward and backward, and count the bytes of living tensors: those that it keeps, and
+# those that it needs at its worst. Stem and head count as blocks too. Then your `peak_bytes` adds up.
 
 # %%
 FLOAT = 4  # bytes: the fake tensors are float32; mixed precision keeps half of that
