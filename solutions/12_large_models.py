@@ -784,7 +784,6 @@ from typing import NamedTuple
 
 from matplotlib.ticker import PercentFormatter
 from torch.utils.checkpoint import checkpoint
-from torch.utils.flop_counter import FlopCounterMode
 
 
 class Block(NamedTuple):
@@ -959,7 +958,12 @@ def draw_trade(axes):
         if name.startswith("every"):
             axes.plot(row[1], row[3], "s", color="C1", label="switches, measured" if name == "every block" else None)
             axes.annotate(name, (row[1], row[3]), xytext=(6, 4), textcoords="offset points", fontsize=8)
-    axes.set(xlabel="MiB at the peak, without weights and gradients", ylabel="forward passes again", xlim=(0, None))
+    axes.set(
+        xlabel="MiB at the peak, without weights and gradients",
+        ylabel="forward passes again",
+        xlim=(0, None),
+        ylim=(-0.03, 0.75),
+    )
     axes.yaxis.set_major_formatter(PercentFormatter(1))
     axes.legend()
 
@@ -1107,7 +1111,8 @@ plt.show()
 #
 # The plateau of gradients is gone, and the highest point lies at the end of forward, where both loops need the same: with many
 # images nothing is gained, unless recomputation lowers that too. The price is what you had to refuse. With several ranks,
-# each gradient must first be averaged, in the same hook. The *fused* optimizers of libraries are something else: one kernel
+# each gradient must first be averaged, in the same hook. It need not be faster: an optimizer is called for each parameter, and on
+# small layers these calls take longer than the arithmetic. The *fused* optimizers of libraries are something else: one kernel
 # for many parameters.
 # </details>
 

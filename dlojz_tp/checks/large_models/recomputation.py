@@ -51,11 +51,13 @@ def least(net, budget):
     return min((extra(NETS[net], choice) for choice, top in PEAKS[net].items() if top <= budget), default=None)
 
 
-# (net, budget): a little above the lowest peak, and on the way to that of no recomputation; no peak falls on a half
-BUDGETS = [
-    (net, int(min(tops.values()) + share * (tops[EVERY[0]] - min(tops.values()))) + 0.5)
-    for net, tops in enumerate(PEAKS) for share in (0.0, 0.25, 0.5, 0.75, 1.0)
-]  # fmt: skip
+def _budget(tops, share):
+    """From the lowest peak (0) to that without recomputation (1): the next number that is no peak itself."""
+    low = min(tops.values())
+    return next(b for b in itertools.count(int(low + share * (tops[EVERY[0]] - low))) if b not in tops.values())
+
+
+BUDGETS = [(net, _budget(tops, k / 4)) for net, tops in enumerate(PEAKS) for k in range(5)]
 TIGHT = [(net, min(tops.values())) for net, tops in enumerate(PEAKS)]
 OVER = [(net, budget - 1) for net, budget in TIGHT]
 TRIED = [EVERY[i] for i in (0, 511, 170, 455, 28, 256)]
@@ -113,17 +115,22 @@ def _gives_up(seen, due):
     return "gives-up" if "none" in seen else "choice-form"
 
 
+def _first(seen, due):
+    """The first that is not as it should be, for a hint."""
+    return {"first": next(one for one, right in zip(seen, due) if one != right)}
+
+
 def _below(seen, due):
     return all(one <= most for one, most in zip(seen, due))
 
 
 LOOKS = [
     Value("the peak of a given choice", "peaks", [p[c] for p in PEAKS[:2] for c in TRIED], "wrong-peak"),
-    Look("one yes or no for each block", "forms", [9] * len(BUDGETS), _gives_up),
-    Value("the peak stays below the budget", "tops", [int(b) for _, b in BUDGETS], "over-budget", _below),
+    Look("one yes or no for each block", "forms", [9] * len(BUDGETS), _gives_up, fields=_first),
+    Value("the peak stays below the budget", "tops", [b for _, b in BUDGETS], "over-budget", _below),
     Value("with the fewest extra operations", "costs", [least(*one) for one in BUDGETS], "not-cheapest"),
     Look("a peak that is just the budget fits", "exact", [True] * len(TIGHT), "budget-itself"),
-    Look("None where nothing fits", "impossible", [None] * len(OVER), "impossible"),
+    Look("None where nothing fits", "impossible", [None] * len(OVER), "impossible", fields=_first),
     Look("48 blocks, with bytes of a real model", "large", LARGE_LEAST, "large-not-cheapest"),
 ]
 

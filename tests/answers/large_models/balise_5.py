@@ -139,7 +139,7 @@ hint(
 slip(5, "kept-for-work", (WORK, "        peak = max(peak, held + block.kept)\n"))
 variant(5, "kept-for-work", FRONT, (FRONT_WORK, "        sums += [held + kept]\n"))
 
-hint(5, "choice-form", "choose_blocks returns a list with True or False for each block; got {got}.")
+hint(5, "choice-form", "choose_blocks returns a list with True or False for each block, not {first}.")
 slip(
     5, "choice-form", ("return min(found.values())[1]", "return [i for i, x in enumerate(min(found.values())[1]) if x]")
 )
@@ -258,7 +258,7 @@ hint(5, "budget-itself", "A peak of exactly the budget fits.")
 slip(5, "budget-itself", ("block.work > budget", "block.work >= budget"))
 variant(5, "budget-itself", FRONT, ("+ work <= budget", "+ work < budget"))
 
-hint(5, "impossible", "Where no list fits, the answer is None; got {got}.")
+hint(5, "impossible", "Where no list fits, the answer is None, not {first}.")
 slip(5, "impossible", ("    return min(found.values())[1] if found else None", "    return min(found.values())[1]"))
 slip(5, "impossible", ("if found else None", "if found else [True] * len(blocks)"))
 variant(5, "impossible", FRONT, ("if front else None", "if front else []"))
