@@ -776,8 +776,8 @@ plt.show()
 # ## Memory for time: recomputation
 #
 # A block whose activations are thrown away keeps its input alone. Before its backward pass it runs forward again, and what it
-# then keeps lives only until that backward pass is over. Frameworks offer a switch: every block, or none. But blocks differ:
-# the first stages of a CoAtNet keep many bytes and are cheap to run again, the last ones the opposite. **Which** blocks?
+# then keeps lives only until that backward pass is over. Frameworks offer a switch: every block, or none. But
+# blocks differ, in the bytes that they keep and in the operations that they take. **Which** ones?
 
 # %% tags=["setup"]
 from typing import NamedTuple
@@ -990,11 +990,11 @@ for name in ("every block", "every second, from 0", "every second, from 1"):
 # %% [markdown]
 # <details><summary>What the figures say</summary>
 #
-# Memory can be planned: it follows from the shapes, and the plan holds. The peak of *every block* is the `work` of the largest
-# one, which no choice can lower, so all that is recomputed beyond what this peak allows is in vain; the last block's
-# activations are needed at once, and recomputing them frees nothing. Seconds need not follow operations: what is
-# recomputed first are batch norms and GELUs, of few operations and many bytes. One more thing to know: a batch norm that
-# is recomputed updates its running mean twice in a step.
+# Memory can be planned: it follows from the shapes, and the plan holds. No choice comes below the peak of *every block*, but most
+# of what that recomputes is in vain: the peak stands at one block, and later ones may keep what they like as long as it
+# stays there. The last block's activations are needed at once: recomputing them frees nothing. Seconds need not follow
+# operations, as norms and GELUs have few operations and many bytes. And a batch norm that is recomputed updates
+# its running mean twice in a step.
 # </details>
 
 # %% [markdown]
