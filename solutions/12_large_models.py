@@ -221,8 +221,8 @@ print("stem and convolutions: " + ", ".join(f"{part:.0%} of {what}" for what, pa
 #   first; `positions` `(1, 1 + patches, width)` has a vector for it too. Positions of another number would be a model for another
 #   image size: refuse them with a `ValueError` that names both numbers of tokens.
 #
-# Use neither a convolution nor `F.unfold`, and no loop over patches: those are what you are compared with. 4 and 5 lines,
-# 10 minutes.
+# Use neither a convolution nor `F.unfold`, which are what you are compared with, and no loop over patches or rows of them.
+# 4 and 5 lines, 10 minutes.
 #
 # <details><summary>Hint</summary>
 #

@@ -4,7 +4,8 @@ import torch
 import torch.nn.functional as F
 
 from dlojz_tp.checking.compare import close
-from dlojz_tp.checking.looks import Look, Value, form, judged
+from dlojz_tp.checking.looks import Look, Value, form, judged, silent
+from dlojz_tp.checks.large_models.patches import names_of_wrong
 from dlojz_tp.probes.operations import Operations
 
 DRAWN = torch.Generator().manual_seed(22)
@@ -66,11 +67,6 @@ def observe(relative_bias, relative_attention):
     yield {"gradients": gradients(relative_attention, OUT, GIVEN)}
 
 
-def finite_or(slug, otherwise):
-    """The hint: one of values that overflow."""
-    return lambda seen, due: otherwise if torch.as_tensor(seen).isfinite().all() else slug
-
-
 def rounded_or(slug, otherwise):
     """The hint: one of values that are right to float32 only."""
     return lambda seen, due: slug if close(seen, due, 1e-4) else otherwise
@@ -80,16 +76,18 @@ LOOKS = [
     Look("a bias for each head and pair", "bias form", form(bias_of(*TABLE)), "bias-form"),
     Value("of its offset, three rows of two places", "bias", bias_of(*TABLE), "wrong-bias"),
     Value("one place, one row, one column, two rows", "other sizes", [bias_of(*one) for one in OTHERS], "wrong-bias"),
-    Value("the gradient of the table", "of the table", gradients(bias_of, ALONG, TABLE[:1], *TABLE[1:]), "table-gradient"),
+    Value("the gradient of the table", "of the table", gradients(bias_of, ALONG, TABLE[:1], *TABLE[1:]), "table-gradient",
+          fields=silent),
     Look("as many operators for 81 places as for 9", "more", 0, "operators-grow", lambda seen, due: seen <= due,
          lambda seen, due: {"n": seen}),
     Look("the form of what is attended to", "form", form(attention_of(*GIVEN)), "attention-form"),
     Look("the scores written out", "called", False, "borrowed"),
     Value("equal to PyTorch's own, float64", "out", attention_of(*GIVEN), rounded_or("float32-inside", "wrong-attention")),
     Look("what is given stays", "changed", [], "inputs-changed", fields=lambda seen, due: {"what": " and ".join(seen)}),
-    Look("scores of several thousand", "large", attention_of(*LARGE), finite_or("overflow", "wrong-attention")),
+    Look("scores of several thousand", "large", attention_of(*LARGE), "overflow"),
     Value("one head, one place, a batch of one", "one", attention_of(*ONE), "wrong-attention"),
-    Value("gradients", "gradients", gradients(attention_of, OUT, GIVEN), "no-gradient"),
+    Value("gradients", "gradients", gradients(attention_of, OUT, GIVEN), "no-gradient",
+          fields=names_of_wrong(["q", "k", "v", "bias"])),
 ]  # fmt: skip
 
 

@@ -5,7 +5,7 @@ import re
 import torch
 import torch.nn.functional as F
 
-from dlojz_tp.checking.looks import Look, Value, form, judged, tried
+from dlojz_tp.checking.looks import Look, Value, form, judged, same, silent, tried
 from dlojz_tp.probes.operations import Operations
 
 DRAWN = torch.Generator().manual_seed(12)
@@ -20,6 +20,7 @@ OTHERS = (drawn(1, 1, 6, 9), 3), (drawn(3, 2, 4, 4), 4), (drawn(2, 3, 2, 5), 1),
 UNEVEN = ((13, 8), 4), ((12, 9), 4), ((3, 8), 4)  # the height, the width, smaller than a patch
 MODEL = (drawn(2, 3, 8, 12), drawn(5, 3, 4, 4) / 7, drawn(5), drawn(1, 1, 5), drawn(1, 7, 5))
 NAMES = "images", "weight", "bias", "class token", "positions"
+COUNTS = 1, 6, 10  # of positions, where 7 are due
 ALONG = drawn(2, 7, 5)  # the gradients are those of the product with it
 
 
@@ -78,9 +79,9 @@ def observe(cut_patches, embed_image):
     got = embed_image(*copies())
     yield {"tokens form": form(got), "tokens": got}
     yield {"one image": embed_image(MODEL[0][:1].clone(), *copies(MODEL[1:]))}
-    kinds = [refusal(embed_image, *copies(MODEL[:4]), torch.zeros(1, count, 5)) for count in (1, 6, 10)]
+    kinds = [refusal(embed_image, *copies(MODEL[:4]), torch.zeros(1, count, 5)) for count in COUNTS]
     yield {"positions": [kind for kind, _ in kinds]}
-    yield {"counts": [{7, count} <= {*said} for count, (_, said) in zip((1, 6, 10), kinds)]}
+    yield {"counts": [{7, count} <= {*said} for count, (_, said) in zip(COUNTS, kinds)]}
     yield {"gradients": gradients(embed_image)}
     few, many = steps(embed_image, 2), steps(embed_image, 8)
     yield {"called": called(cutting, many), "more": many.total - few.total}
@@ -91,9 +92,21 @@ def refused(dropped, unclear):
     return lambda seen, due: dropped if "taken" in seen else unclear
 
 
-def first_other(seen, due):
-    """Of two lists, the first entry that is not due."""
-    return {"got": next((one for one, right in zip(seen, due) if one != right), "")}
+def first_other(cases):
+    """Fields: the first of the cases whose entry is not due."""
+
+    def fields(seen, due):
+        k = next(k for k, one in enumerate(seen) if one != due[k])
+        return {"expected": due[k], "got": seen[k], "where": cases[k]}
+
+    return fields
+
+
+def names_of_wrong(names):
+    """Fields: which of several tensors are wrong, instead of their numbers."""
+    return lambda seen, due: (
+        silent(seen, due) | {"what": ", ".join(name for name, *pair in zip(names, seen, due) if not same(*pair))}
+    )
 
 
 LOOKS = [
@@ -108,7 +121,7 @@ LOOKS = [
         "uneven",
         ["ValueError"] * 3,
         refused("remainder", "other-error"),
-        fields=first_other,
+        fields=first_other([f"{height} × {width} pixels, patches of {size}" for (height, width), size in UNEVEN]),
     ),  # fmt: skip
     Look("the message names them", "sizes", [True] * 3, "sizes-unnamed"),
     Look("tokens of one size", "tokens form", form(tokens_of(*MODEL)), "tokens-form"),
@@ -119,10 +132,10 @@ LOOKS = [
         "positions",
         ["ValueError"] * 3,
         refused("positions-spread", "other-error"),
-        fields=first_other,
+        fields=first_other([f"positions: {count}, patches: 6" for count in COUNTS]),
     ),  # fmt: skip
     Look("the message names both numbers", "counts", [True] * 3, "counts-unnamed"),
-    Value("gradients", "gradients", gradients(tokens_of), "no-gradient"),
+    Value("gradients", "gradients", gradients(tokens_of), "no-gradient", fields=names_of_wrong(NAMES)),
     Look(
         "no convolution", "called", [], "borrowed", fields=lambda seen, due: {"what": " and ".join(seen).capitalize()}
     ),

@@ -118,6 +118,15 @@ bank.hint(1, "wrong-tokens", "The patches are right, the tokens are not those of
 bank.slip(1, "wrong-tokens", ("weight.flatten(1)", "weight.flatten(1).flip(1)"))
 bank.variant(1, "wrong-tokens", WINDOWS, ("npcij,wcij", "npcij,wcji"))
 
+bank.hint(1, "kernel-regrouped", "A reshape of the kernel to (channels · size², width) regroups its numbers. Flatten it to one row for each number "
+          "of a token, then transpose.")  # fmt: skip
+bank.slip(1, "kernel-regrouped", ("F.linear(cut_patches(images, weight.shape[-1]), weight.flatten(1), bias)", "cut_patches(images, weight.shape[-1]) @ weight.reshape(-1, len(weight)) + bias"))  # fmt: skip
+bank.variant(1, "kernel-regrouped", FILLED, ("weight.reshape(len(weight), -1).T", "weight.view(-1, weight.shape[0])"))
+
+bank.hint(1, "no-class-token", "The class token itself is missing: zeros, or a patch, stand in its place.")
+bank.slip(1, "no-class-token", ("class_token.expand(len(images), -1, -1)", "torch.zeros_like(tokens[:, :1])"))
+bank.variant(1, "no-class-token", FILLED, ("    tokens[:, 0] = class_token[0]\n", "    tokens[:, 0] = 0\n"))
+
 bank.hint(1, "class-last", "The class token stands last. It is the first of the tokens; positions[:, 0] is its own.")
 bank.slip(1, "class-last", ("[class_token.expand(len(images), -1, -1), tokens]", "[tokens, class_token.expand(len(images), -1, -1)]"))  # fmt: skip
 bank.variant(1, "class-last", WINDOWS, ("+ positions[:, :1]", "+ positions[:, -1:]"), ("(first, tokens + positions[:, 1:])", "(tokens + positions[:, :-1], first)"))  # fmt: skip
@@ -148,8 +157,8 @@ bank.hint(1, "counts-unnamed", "The message leaves out how many positions there 
 bank.slip(1, "counts-unnamed", ('f"{positions.shape[1]} positions for {tokens.shape[1]} tokens"', '"wrong number of positions"'))  # fmt: skip
 bank.variant(1, "counts-unnamed", WINDOWS, ('f"tokens: {1 + seen.size(1)}, positions: {positions.size(1)}"', 'f"positions: {positions.size(1)}"'))  # fmt: skip
 
-bank.hint(1, "no-gradient", "The values are right, a gradient is not: weight, bias, class token, positions and images are all learnt, or hand gradients on. Leave "
-          "out detach, .data and no_grad.")  # fmt: skip
+bank.hint(1, "no-gradient", "The values are right, a gradient is not, that of: {what}. All five are learnt, or hand gradients on. Leave out detach, .data "
+          "and no_grad.")  # fmt: skip
 bank.slip(1, "no-gradient", ("class_token.expand", "class_token.data.expand"))
 bank.slip(1, "no-gradient", ("return tokens + positions", "return tokens + positions.detach()"))
 bank.variant(1, "no-gradient", FILLED, ("= class_token[0]", "= class_token[0].detach()"))
@@ -159,7 +168,7 @@ bank.slip(1, "borrowed", (CUT, "F.unfold(images, size, stride=size).transpose(1,
 bank.slip(1, "borrowed", ("F.linear(cut_patches(images, weight.shape[-1]), weight.flatten(1), bias)", "F.conv2d(images, weight, bias, stride=weight.shape[-1]).flatten(2).mT"))  # fmt: skip
 bank.variant(1, "borrowed", FILLED, ("F.pixel_unshuffle(images, size).flatten(2).mT", "F.unfold(images, size, stride=size).mT"))  # fmt: skip
 
-bank.hint(1, "operators-grow", "64 patches take {n} operators more than 4: there is a loop over them. Each operator is a kernel to start; views and one product do for "
+bank.hint(1, "operators-grow", "64 patches take {n} operators more than 4: there is a loop over them, or over rows of them. Each operator is a kernel to start; views and one product do for "
           "all.")  # fmt: skip
 LOOP = "torch.stack([images[:, :, y : y + size, x : x + size].flatten(1) for y in range(0, height, size) for x in range(0, width, size)], 1)"  # fmt: skip
 bank.slip(1, "operators-grow", (CUT, LOOP.replace("flatten(1)", "reshape(n, -1).clone()")))

@@ -183,6 +183,15 @@ bank.variant(
 
 bank.hint(
     2,
+    "keys-by-queries",
+    "Scores or bias lie on their side: a row belongs to a query, and each of its columns to a key.",
+)
+bank.slip(2, "keys-by-queries", ("q @ k.transpose(-2, -1)", "k @ q.transpose(-2, -1)"))
+bank.slip(2, "keys-by-queries", ("** 0.5 + bias", "** 0.5 + bias.mT"))
+bank.variant(2, "keys-by-queries", WINDOWS, ("torch.matmul(q, k.mT)", "torch.matmul(q, k.mT).mT"))
+
+bank.hint(
+    2,
     "not-scaled",
     "The scores are not divided by the root of a head's size. The longer the vectors, the larger their products: the softmax would choose one key alone.",
 )
@@ -208,9 +217,10 @@ bank.variant(2, "scaled-by-width", FLAT, ("q.size(-1) ** -0.5", "(q.size(1) * q.
 bank.hint(
     2,
     "scaled-by-places",
-    "The scores are divided by the root of the number of places. Due is the size of a head: how many numbers a product adds up.",
+    "The scores are divided by the root of another size, that of the places or of a vector of v. Due is the length of q's and k's vectors: how many numbers a product adds up.",
 )
 bank.slip(2, "scaled-by-places", ("q.shape[-1] ** 0.5", "q.shape[-2] ** 0.5"))
+bank.slip(2, "scaled-by-places", ("q.shape[-1] ** 0.5", "v.shape[-1] ** 0.5"))
 bank.variant(2, "scaled-by-places", WINDOWS, ("math.sqrt(q.shape[3])", "math.sqrt(q.shape[2])"))
 
 bank.hint(2, "bias-scaled", "The bias is divided with the scores. It is added after the division.")
@@ -225,9 +235,10 @@ bank.variant(
 bank.hint(
     2,
     "over-queries",
-    "The softmax goes over the queries. Each query shares out its attention over the *keys*, the last axis.",
+    "The softmax goes over the queries, or the heads. Each query shares out its attention over the *keys*, the last axis.",
 )
 bank.slip(2, "over-queries", ("softmax(dim=-1)", "softmax(dim=-2)"))
+bank.slip(2, "over-queries", ("softmax(dim=-1)", "softmax(dim=1)"))
 bank.variant(2, "over-queries", FLAT, ("amax(-1,", "amax(-2,"), (".sum(-1,", ".sum(-2,"))
 
 bank.hint(
@@ -266,15 +277,19 @@ bank.variant(2, "inputs-changed", FLAT, ("q * scale, k) + bias", "q, k.mul_(scal
 bank.hint(
     2,
     "overflow",
-    "Scores of several thousand give infinite exponentials, and NaN. Subtract each query's largest score first, or use torch.softmax.",
+    "Scores of several thousand have infinite exponentials, and NaN follows; scores that are cut off give other weights. Subtract each query's largest score first, or use torch.softmax.",
 )
 bank.slip(2, "overflow", ("scores.softmax(dim=-1) @ v", "scores.exp() / scores.exp().sum(-1, keepdim=True) @ v"))
+bank.slip(
+    2, "overflow", ("** 0.5 + bias", "** 0.5 + bias\n    scores = (scores - scores.amax()).exp().nan_to_num().log()")
+)
+bank.variant(2, "overflow", WINDOWS, ("bias[None])", "bias[None]).clamp(-80, 80)"))
 bank.variant(2, "overflow", FLAT, ("(scores - high).exp()", "scores.exp()"))
 
 bank.hint(
     2,
     "no-gradient",
-    "The values are right, a gradient is not: q, k, v and the bias all hand gradients on. Leave out detach, .data and no_grad.",
+    "The values are right, a gradient is not, that of: {what}. q, k, v and the bias all hand gradients on. Leave out detach, .data and no_grad.",
 )
 bank.slip(2, "no-gradient", ("** 0.5 + bias", "** 0.5 + bias.detach()"))
 bank.variant(2, "no-gradient", FLAT, ("weights = (scores - high).exp()", "weights = (scores - high).detach().exp()"))
