@@ -131,7 +131,7 @@ def _layouts(name):
 
 def _looks():
     for name in PROBES:
-        yield Look(f"{name}: a list", f"{name}: form", "a list", "search-form")
+        yield Look(name, f"{name}: form", "a list", "search-form")
         yield Look("", f"{name}: entries", "entries", "search-form")
         yield _layouts(name)
         yield Look("", f"{name}: values", [True] * len(_fitting(PROBES[name])), "values-changed", fields=silent)

@@ -167,6 +167,10 @@ bank.slip(4, "in-flight", ('m if layout.schedule == "GPipe" else min(m, layout.p
 bank.slip(4, "in-flight", ('m if layout.schedule == "GPipe" else ', ""))
 bank.variant(4, "in-flight", BY_PIECES, ("m if m < p - stage else p - stage", "m if m < p else p"))
 
+bank.hint(4, "all-layers-kept", "A stage keeps activations of its own layers alone: 1/p of the model's.")
+bank.slip(4, "all-layers-kept", ("in_flight * (model.layers // layout.pipeline)", "in_flight * model.layers"))
+bank.variant(4, "all-layers-kept", BY_RANKS, ("total += model.layers / layout.pipeline *", "total += model.layers *"))
+
 bank.hint(
     4, "whole-cut",
     "Without sequence parallelism, norms and dropouts are computed on every tensor rank, and what they keep is whole; with it, it is cut.",

@@ -144,6 +144,15 @@ bank.hint(
 bank.slip(5, "backward-once", ("(4 if full else 3)", "(3 if full else 2)"))
 bank.variant(5, "backward-once", BY_HAND, ("flops = passes", "flops = (passes - 1)"))
 
+bank.hint(5, "peak-alone", "No product reaches the card's peak: only `cluster.products` of it.")
+bank.slip(5, "peak-alone", ("cluster.products * cluster.peak\n", "cluster.peak\n"))
+bank.variant(
+    5,
+    "peak-alone",
+    BY_HAND,
+    ("flops / layout.tensor / (cluster.products * cluster.peak)", "flops / layout.tensor / cluster.peak"),
+)
+
 bank.hint(5, "all-layers", "All layers of the model were counted. A stage has its share of them.")
 bank.slip(5, "all-layers", ("layers = model.layers // layout.pipeline", "layers = model.layers"))
 bank.variant(5, "all-layers", BY_HAND, ("layers = model.layers // layout.pipeline", "layers = model.layers"))
@@ -243,6 +252,7 @@ bank.hint(
 )
 bank.slip(5, "head-once", ("m * (compute + head)", "m * compute + head"))
 bank.slip(5, "head-once", ("m * (compute + head)", "m * compute"))
+bank.slip(5, "head-once", ("head = 6 *", "head = 2 *"))
 bank.slip(5, "head-once", ("model.vocabulary / t /", "model.vocabulary /"))
 bank.variant(5, "head-once", BY_LAYERS, ('found["compute"] += m * 6', 'found["compute"] += 6'))
 
