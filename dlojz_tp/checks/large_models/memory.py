@@ -5,6 +5,7 @@ import functools
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dlojz_tp.checking.judging import Wrong
@@ -122,14 +123,15 @@ def count(config):
 
 
 class ByFormula(TorchDispatchMode):
-    """Refuses to run a model, on whatever device, and to make large tensors other than on the meta device."""
+    """Refuses to run a model, on whatever device, and to make large tensors that are real."""
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         name = func.overloadpacket.__name__
         if name in ("addmm", "mm", "native_layer_norm", "convolution"):
             raise Wrong("model-run")
         out = func(*args, **(kwargs or {}))
-        if isinstance(out, torch.Tensor) and out.device.type != "meta" and out.numel() > 100_000:
+        real = isinstance(out, torch.Tensor) and out.device.type != "meta" and not isinstance(out, FakeTensor)
+        if real and out.numel() > 100_000:
             raise Wrong("weights-allocated")
         return out
 

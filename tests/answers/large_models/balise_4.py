@@ -242,3 +242,14 @@ activations("numbers-not-bytes", "That is a number of numbers: in float32 each h
             ("4 * batch * kept", "batch * kept"), ("        \"activations\": ends + config.layers * sum(block.values())", "        \"activations\": (ends + config.layers * sum(block.values())) // 4"))  # fmt: skip
 activations("no-class-token", "The class token is one token more than there are patches.",
             ("config.patches + 1", "config.patches"), ("    x = batch", "    tokens -= 1\n    x = batch"))  # fmt: skip
+
+ESTIMATED = (
+    LISTS.split("def predict_memory")[0]
+    + """def predict_memory(config, batch):
+    make = lambda parameters: torch.optim.AdamW(parameters)
+    found = measure.estimate_memory(lambda: ViT(config), (config.channels, *config.image), batch, make)
+    states = {"parameters": found.parameters, "gradients": found.parameters, "optimizer states": 2 * found.parameters}
+    return states | {"activations": found.activations}
+"""
+)
+bank.text(4, "model-run", ESTIMATED, variant=True)
