@@ -992,7 +992,8 @@ for name in ("every block", "every second, from 0", "every second, from 1"):
 #
 # Memory can be planned: it follows from the shapes, and the plan holds. No choice comes below the peak of *every block*, but most
 # of what that recomputes is in vain: the peak stands at one block, and later ones may keep what they like as long as it
-# stays there. The last block's activations are needed at once: recomputing them frees nothing. Seconds need not follow
+# stays there. The last block's activations are needed at once: recomputing them frees nothing. Even so, *every block* is less than a
+# forward pass again: `checkpoint` stops where backward has what it needs, before a block's last product. Seconds need not follow
 # operations, as norms and GELUs have few operations and many bytes. And a batch norm that is recomputed updates
 # its running mean twice in a step.
 # </details>
@@ -1212,13 +1213,11 @@ def coatnet_blocks(config):
 # %%
 def by_block_and_whole(images=32):
     """Whether blocks add up: a step of CoAtNet-0, by block and whole, on fake tensors."""
-    start = time.perf_counter()
     blocks = coatnet_blocks(COATNETS[0])
-    ours, middle = images * peak_bytes(blocks, [False] * len(blocks)), time.perf_counter()
+    ours = images * peak_bytes(blocks, [False] * len(blocks))
     whole = measure.estimate_memory(lambda: CoAtNet(COATNETS[0]), (3, 224, 224), images).activations
-    print(f"CoAtNet-0, {images} images, float32, activations at the peak: by block {ours / 1e9:.2f} GB "
-          f"in {middle - start:.1f} s, whole {whole / 1e9:.2f} GB in {time.perf_counter() - middle:.1f} s "
-          f"({100 * (ours / whole - 1):+.1f} %)")  # fmt: skip
+    print(f"CoAtNet-0, {images} images, float32, activations at the peak: by block {ours / 1e9:.2f} GB, "
+          f"whole {whole / 1e9:.2f} GB ({100 * (ours / whole - 1):+.1f} %)")  # fmt: skip
 
 
 by_block_and_whole()
@@ -1304,9 +1303,12 @@ draw_limits()
 #
 # <details><summary>What to see</summary>
 #
-# For the small models ZeRO changes nothing that matters: their memory is activations, and recomputation helps. For the large ones
-# it is the other way round: where the states alone fill the card, no recomputation makes room. Stage 1 makes most of the room: it
-# shares out 12 of the 16 bytes of a parameter. Stages 2 and 3 share out 2 more each, and 3 pays for them with half as many messages again.
+# For the small models ZeRO changes nothing that matters: their memory is activations, and recomputation helps. Where the states
+# alone fill the card, as those of CoAtNet-7 do on 32 GB, no recomputation makes room, and ZeRO must come first. Where they leave
+# some, recomputation brings even CoAtNet-7 more images than any stage, and both together the most. Stage 1 makes most of ZeRO's
+# room: it shares out 12 of the 16 bytes of a parameter. Stages 2 and 3 share out 2 more each, and 3 pays for them with half as
+# many bytes to send again. With recomputation CoAtNet-6 takes more images than 5, where its states leave room: its first stages
+# are narrower.
 # </details>
 
 # %% [markdown]

@@ -114,14 +114,16 @@ def refusal(step_in_backward, options):
     before = [p.detach().clone() for p in model.parameters()]
     model(batches()[0]).sum().backward()
     moved = not all(torch.equal(p, old) for p, old in zip(model.parameters(), before))
-    return [word.split(":")[0] if isinstance(word, str) else "accepted", moved]
+    if not isinstance(word, str):
+        return ["accepted", moved]
+    kind, _, why = word.partition(": ")
+    return [kind if why else f"{kind} without a word", moved]
 
 
 def observe(step_in_backward):
     model = net("plain")
     optimizers = step_in_backward(model, MAKERS["SGD"])
-    listed = isinstance(optimizers, list | tuple) and all(isinstance(one, torch.optim.Optimizer) for one in optimizers)
-    yield {"listed": None if optimizers is None else listed and len(optimizers) > 0}
+    yield {"listed": None if optimizers is None else _listed(optimizers)}
     before = [p.detach().clone() for p in model.parameters()]
     model(batches()[0]).sum().backward()
     yield {"moved": sum(not torch.equal(p, old) for p, old in zip(model.parameters(), before))}
@@ -133,8 +135,16 @@ def observe(step_in_backward):
         yield {name: refusal(step_in_backward, options)}
 
 
+def _listed(optimizers):
+    """True for a list of optimizers; else what it is, in words."""
+    if not isinstance(optimizers, list | tuple):
+        return type(optimizers).__name__
+    odd = [one for one in optimizers if not isinstance(one, torch.optim.Optimizer)]
+    return f"a list with {type(odd[0]).__name__}" if odd else len(optimizers) > 0 or "an empty list"
+
+
 def _moved(seen, due):
-    return "nothing-moves" if seen == 0 else "few-move"
+    return "nothing-moves" if seen == 0 else "few-move" if seen <= 2 else "some-left-out"  # 2: a layer's
 
 
 def _refused(seen, due):
@@ -144,7 +154,7 @@ def _refused(seen, due):
 
 
 LOOKS = [
-    Look("a list of optimizers", "listed", True, "optimizers-form"),
+    Look("a list of optimizers", "listed", True, "optimizers-form", fields=lambda seen, due: {"what": seen}),
     Look("backward alone moves the weights", "moved", len([*net("plain").parameters()]), _moved,
          fields=lambda seen, due: {"moved": seen, "all": due}),
     Value("four steps of SGD end at the weights of the usual loop", "SGD", run("SGD", after_backward), "wrong-weights"),
@@ -163,6 +173,10 @@ LOOKS = [
 def balise_6(step_in_backward):
     try:
         yield from judged(LOOKS, observe, step_in_backward)
+    except TypeError as error:
+        if "hook returned" not in str(error):
+            raise
+        raise Wrong("hook-returns") from None
     except RuntimeError as error:
         if "modified by an inplace operation" not in str(error):
             raise

@@ -76,7 +76,7 @@ def observe(rank_bytes, largest_batch):
         try:
             found[name] = largest_batch(told, memory, most)
         except _Endless:
-            yield {"endless": True}
+            yield {"endless": f"{asked[-1]:,}" if len({*asked[-100:]}) == 1 else True}
             return
         calls[name] = len(asked) / (math.log2(most) + 2)
         outside[name] = [batch for batch in asked if batch < 1 or batch > most or batch != int(batch)][:1]
@@ -111,6 +111,10 @@ def _search_shown(seen, due):
     return {"expected": f"{FOUND[name]:,}", "got": f"{batch:,.0f}", "where": f"{name}, at most {SEARCHES[name][2]:,}"}
 
 
+def _endless(seen, due):
+    return "asked-often" if seen is True else "asked-again"
+
+
 def _one(claim, name, hint):
     fields = lambda seen, due: {"where": f"{name}, at most {SEARCHES[name][2]:,}"}  # noqa: E731
     return Look(claim, name, FOUND[name], hint, fields=fields)
@@ -125,8 +129,9 @@ LOOKS = [
     Value("", "DDP", ONES["DDP"], "wrong-ddp", fields=_bytes_shown(DDP)),
     Look("with ZeRO 1, 2 and 3", "shared kind", "numbers", "not-a-number"),
     Value("", "shared", ONES["shared"], "wrong-zero", fields=_bytes_shown(SHARED)),
-    Look("the largest batch, of straight lines and others", "endless", False, "asked-often"),
-    Look("", "found kind", [], "not-a-batch"),
+    Look("the largest batch, of straight lines and others", "endless", False, _endless,
+         fields=lambda seen, _: {"batch": seen}),
+    Look("", "found kind", [], "not-a-batch", fields=lambda seen, _: silent(seen, _) | {"kind": ", ".join(seen)}),
     Value("", "usual", ONES["usual"], "wrong-batch", fields=_search_shown),
     _one("", "exactly full", "less-than"),
     _one("0 where nothing fits, never more than `most`", "nothing fits", "not-zero"),

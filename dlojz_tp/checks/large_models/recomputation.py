@@ -8,7 +8,7 @@ import threading
 from collections import namedtuple
 
 from dlojz_tp.checking.judging import Wrong
-from dlojz_tp.checking.looks import Look, Value, judged, tried
+from dlojz_tp.checking.looks import Look, Value, judged, silent, tried
 
 Block = namedtuple("Block", "kept input work operations")
 DRAWN = random.Random(12)
@@ -90,6 +90,8 @@ def _form(blocks, choice):
     if choice is None or isinstance(choice, str | dict | set | frozenset):
         return "none" if choice is None else str(choice)[:80]
     choice = [*choice]
+    if len(choice) > len(blocks):
+        return f"{len(choice)} entries for {len(blocks)} blocks"
     return len(choice) if len(choice) == len(blocks) and all(one in (0, 1) for one in choice) else str(choice)[:80]
 
 
@@ -112,12 +114,13 @@ def observe(peak_bytes, choose_blocks):
 
 
 def _gives_up(seen, due):
-    return "gives-up" if "none" in seen else "choice-form"
+    first = _first(seen, due)["first"]
+    return "gives-up" if first == "none" else "one-list" if "entries for" in str(first) else "choice-form"
 
 
 def _first(seen, due):
     """The first that is not as it should be, for a hint."""
-    return {"first": next(one for one, right in zip(seen, due) if one != right)}
+    return silent(seen, due) | {"first": next(one for one, right in zip(seen, due) if one != right)}
 
 
 def _below(seen, due):

@@ -121,6 +121,8 @@ variant(5, "later-blocks-counted", FRONT, (FRONT_WORK, "        sums += [work]\n
 hint(5, "own-bytes-twice", "The block at work is counted twice: its work contains already what it keeps, and its input. What it holds itself "
      "counts for the blocks after it.")  # fmt: skip
 slip(5, "own-bytes-twice", (WORK + HELD, HELD + WORK))
+slip(5, "own-bytes-twice", (WORK, "        peak = max(peak, held + block.work + again * block.kept)\n"))
+slip(5, "own-bytes-twice", (WORK, "        peak = max(peak, held + block.work + again * block.input)\n"))
 variant(5, "own-bytes-twice", FRONT, (FRONT_WORK + FRONT_HELD, FRONT_HELD + FRONT_WORK))
 
 hint(
@@ -130,6 +132,19 @@ hint(
 )
 slip(5, "input-not-held", (HELD, "        held += 0 if again else block.kept\n"))
 variant(5, "input-not-held", FRONT, ("(inp if again else kept)", "(not again) * kept"))
+
+hint(5, "peak-inverted", "True and False are exchanged: a block with True is recomputed, and holds its input alone.")
+slip(5, "peak-inverted", (HELD, "        held += block.kept if again else block.input\n"))
+variant(5, "peak-inverted", FRONT, ("(inp if again else kept)", "(kept if again else inp)"))
+
+hint(5, "from-the-end", "Blocks were gone through from the last to the first. In backward as well, those *before* a block, in the order of "
+     "forward, still hold their bytes.")  # fmt: skip
+slip(5, "from-the-end", ("zip(blocks, recomputed)", "zip(blocks[::-1], recomputed[::-1])"))
+variant(5, "from-the-end", FRONT, ("zip(blocks, recomputed)", "reversed([*zip(blocks, recomputed)])"))
+
+hint(5, "work-of-some", "Every block has its work while it is computed, recomputed or not.")
+slip(5, "work-of-some", (WORK, "        peak = max(peak, held + (block.work if again else block.kept))\n"))
+variant(5, "work-of-some", FRONT, (FRONT_WORK, "        sums += [held + (work if again else kept)]\n"))
 
 hint(
     5,
@@ -144,6 +159,17 @@ slip(
     5, "choice-form", ("return min(found.values())[1]", "return [i for i, x in enumerate(min(found.values())[1]) if x]")
 )
 variant(5, "choice-form", FRONT, ("return front[-1][2]", "return front[-1]"))
+
+hint(5, "one-list", "choose_blocks returns one True or False for each block, not {first}. Do several ways append to one list? Each needs a "
+     "list of its own: [*choices, again].")  # fmt: skip
+slip(5, "one-list", ("[*choices, again]", "choices.append(again) or choices"))
+variant(
+    5,
+    "one-list",
+    FRONT.replace("()", "[]"),
+    ("(*r, 0)", "r.append(0) or r"),
+    ("(*r, 1)", "r.append(1) or r"),
+)
 
 hint(5, "gives-up", "None was returned for a budget under which a list fits.")
 slip(5, "gives-up", ("block.work > budget", "block.work + block.input > budget"))

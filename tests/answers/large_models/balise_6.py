@@ -54,8 +54,10 @@ TAKEN = "    optimizers = {p: make([p]) for p in model.parameters() if p.require
 LIST = "    return list(optimizers.values())"
 
 slip(6, "nothing-returned", (LIST, "    return None"))
-hint(6, "optimizers-form", "Return the list of optimizers.")
+hint(6, "optimizers-form", "Return the list of optimizers; what came back is {what}.")
 slip(6, "optimizers-form", (LIST, "    return optimizers"))
+slip(6, "optimizers-form", (LIST, "    return list(optimizers)"))
+slip(6, "optimizers-form", ("in model.parameters()", "in model.parameters(recurse=False)"))
 variant(6, "optimizers-form", ONE, ("return [optimizer]", "return optimizer"))
 
 hint(6, "nothing-moves", "After loss.backward() no weight has moved. Is a step done inside it, when the gradient is there? A hook of "
@@ -77,6 +79,26 @@ hint(6, "few-move", "After loss.backward() only {moved} of {all} parameters have
 slip(6, "few-move", (REGISTER, "        p.register_post_accumulate_grad_hook(lambda _: update(p))\n"))
 variant(6, "few-move", CLOSURES, ("functools.partial(update, optimizer=made[-1])", "lambda p: update(p, made[-1])"))
 
+hint(6, "some-left-out", "After loss.backward() only {moved} of {all} parameters have moved. Each that needs a gradient has a hook, and an optimizer "
+     "that makes its step: weights and biases, of the first layer and of the last.")  # fmt: skip
+slip(6, "some-left-out", ("if p.requires_grad}", "if p.requires_grad and p.dim() > 1}"))
+slip(6, "some-left-out", ("{p: make([p])", "{p.shape: make([p])"), ("optimizers[p]", "optimizers[p.shape]"), (
+    "for p in optimizers:", "for p in [p for p in model.parameters() if p.requires_grad]:"))  # fmt: skip
+variant(6, "some-left-out", ONE, ("        if p.requires_grad:", "        if p.requires_grad and p.dim() == 2:"))
+
+hint(6, "hook-returns", "A hook returned something, and may return only None: end it without a return. A lambda returns its value, and one with "
+     "several calls a tuple.")  # fmt: skip
+slip(6, "hook-returns", (REGISTER, "        p.register_post_accumulate_grad_hook(lambda q: (update(q), q.grad))\n"))
+variant(
+    6,
+    "hook-returns",
+    ONE,
+    (
+        "        optimizer.step()\n        optimizer.zero_grad()\n",
+        "        return optimizer.step(), optimizer.zero_grad()\n",
+    ),
+)
+
 hint(6, "wrong-weights", "After four steps the weights are not those of the usual loop: one step for each gradient, with the optimizer that "
      "`make` gives.")  # fmt: skip
 slip(
@@ -90,6 +112,19 @@ variant(
     "wrong-weights",
     ONE,
     ("        optimizer.step()\n", "        p.grad /= p.grad.norm()\n        optimizer.step()\n"),
+)
+
+hint(
+    6,
+    "unfrozen",
+    "A frozen weight has moved: leave requires_grad as it is, and give no hook to what needs no gradient.",
+)
+slip(6, "unfrozen", (TAKEN, "    model.requires_grad_()\n" + TAKEN))
+variant(
+    6,
+    "unfrozen",
+    ONE,
+    ("    optimizer = make", "    for p in model.parameters():\n        p.requires_grad = True\n    optimizer = make"),
 )
 
 hint(6, "gradients-add-up", "The gradient of one step was still there in the next one, and both were added up. Set p.grad to None once "
@@ -178,6 +213,11 @@ slip(
         "    if micro_batches > 1:\n        raise ValueError(",
         "    if micro_batches > 1:\n        raise NotImplementedError(",
     ),
+)
+slip(
+    6,
+    "refused-otherwise",
+    ('ValueError("the norm of all gradients is known when the first ones are gone already")', "ValueError"),
 )
 variant(
     6,

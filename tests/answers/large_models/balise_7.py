@@ -130,7 +130,44 @@ bank.variant(
 
 bank.hint(7, "elements-moment", "A parameter has 2 bytes: the moment's gradient and weights too.")
 bank.slip(7, "elements-moment", ("2 * largest *", "largest *"))
+bank.slip(7, "elements-moment", ("2 * largest *", "4 * largest *"))
 bank.variant(7, "elements-moment", BISECT, ("[0, 0, 2, 4]", "[0, 0, 1, 2]"))
+
+bank.hint(
+    7,
+    "moment-shared-out",
+    "What lives for a moment is a block's whole gradient, and its whole weights: not the share of one rank.",
+)
+bank.slip(7, "moment-shared-out", ("2 * largest *", "2 * largest / n_ranks *"))
+bank.slip(
+    7,
+    "moment-shared-out",
+    ("2 * largest * ((stage >= 2) + (stage >= 3))", "2 * largest * ((stage >= 2) + (stage >= 3) / n_ranks)"),
+)
+bank.variant(7, "moment-shared-out", BY_PARTS, ("2 * largest", "2 * largest / n_ranks"))
+
+bank.hint(
+    7,
+    "moment-each-image",
+    "What lives for a moment has the size of a block's parameters, however many images there are.",
+)
+bank.slip(7, "moment-each-image", ("batch * activations + moment", "batch * (activations + moment)"))
+bank.variant(7, "moment-each-image", BISECT, ("[stage] * largest", "[stage] * largest * batch"))
+
+bank.hint(
+    7,
+    "moment-in-1",
+    "In stage 1 each rank has all gradients anyway: nothing more lives for a moment. That begins with stage 2.",
+)
+bank.slip(7, "moment-in-1", ("(stage >= 2) + (stage >= 3)", "(stage >= 1) + (stage >= 3)"))
+bank.slip(7, "moment-in-1", ("((stage >= 2) + (stage >= 3))", "stage"))
+bank.variant(7, "moment-in-1", BISECT, ("[0, 0, 2, 4]", "[0, 2, 2, 4]"))
+
+bank.hint(
+    7, "gathered-in-2", "In stage 2 each rank has all weights anyway: of a block only the gradient lives for a moment."
+)
+bank.slip(7, "gathered-in-2", ("((stage >= 2) + (stage >= 3))", "2 * (stage >= 2)"))
+bank.variant(7, "gathered-in-2", BISECT, ("[0, 0, 2, 4]", "[0, 0, 4, 4]"))
 
 bank.hint(
     7, "wrong-ddp", "These bytes are wrong: states, and the activations of each image. What does DDP hold beside them?"
@@ -143,8 +180,9 @@ bank.hint(
 bank.slip(7, "wrong-zero", ("(stage >= 2) + (stage >= 3)", "(stage >= 1) + (stage >= 2) + 3 * (stage >= 3)"))
 bank.variant(7, "wrong-zero", BISECT, ("[0, 0, 2, 4]", "[0, 4, 0, 2]"))
 
-bank.hint(7, "not-a-batch", "largest_batch returns one whole number: 0 where nothing fits.")
+bank.hint(7, "not-a-batch", "largest_batch returns one whole number, 0 where nothing fits; it returned {kind}.")
 bank.slip(7, "not-a-batch", ("return fits", "return fits or None"))
+bank.slip(7, "not-a-batch", ("(fits + fails) // 2", "(fits + fails) / 2"))
 bank.variant(7, "not-a-batch", DOUBLING, ("return low", "return low, high"))
 
 bank.hint(7, "less-than", "A batch that fills the memory exactly fits: at most, not less than.")
@@ -241,3 +279,25 @@ bank.variant(
         "while batch + 100 <= most and bytes_of(batch + 100) <= memory:\n        batch += 100\n    while batch",
     ),
 )
+
+bank.hint(
+    7,
+    "asked-again",
+    "bytes_of was asked for a batch of {batch} again and again: the search does not end. Between two neighbours, the "
+    "middle rounded down is the lower one: stop there.",
+)
+bank.slip(7, "asked-again", ("while fails - fits > 1", "while fails - fits > 0"))
+STUCK = (
+    BISECT.split("    return bisect")[0]
+    + """    low, high = 0, most
+    while low < high:
+        half = (low + high) // 2
+        if bytes_of(half) <= memory:
+            low = half
+        else:
+            high = half - 1
+    return low
+"""
+)
+bank.text(7, "asked-again", STUCK)
+bank.variant(7, "asked-again", STUCK, ("low, high = 0, most", "low, high = 1, most"))
