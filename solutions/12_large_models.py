@@ -218,8 +218,8 @@ print("stem and convolutions: " + ", ".join(f"{part:.0%} of {what}" for what, pa
 #   with a `ValueError` that names the sizes: height, width and `size`.
 # - **`embed_image(images, weight, bias, class_token, positions)`** returns the tokens `(n, 1 + patches, width)`. `weight`
 #   `(width, channels, size, size)` and `bias` `(width,)` are those of the convolution. `class_token` `(1, 1, width)` comes
-#   first; `positions` `(1, 1 + patches, width)` has a vector for it too. Positions of another number would be a model for another
-#   image size: refuse them with a `ValueError` that names both numbers of tokens.
+#   first; `positions` `(1, 1 + patches, width)` has a vector for it too. Another number of positions belongs to another size of
+#   images: refuse it with a `ValueError` that names both, the number of tokens and that of positions.
 #
 # Use neither a convolution nor `F.unfold`, which are what you are compared with, and no loop over patches or rows of them.
 # 4 and 5 lines, 10 minutes.
@@ -315,8 +315,8 @@ tp.check(2, relative_bias, relative_attention)
 # ## What written-out scores cost
 #
 # A table of scores has a number for each pair of places, in each head of each image. PyTorch's
-# `scaled_dot_product_attention` (SDPA) may work through it piece by piece instead (Dao and others, 2022), and keep next to
-# nothing. Does it, with relative positions?
+# `scaled_dot_product_attention` (SDPA) may work through it piece by piece in one *fused* kernel (Dao and others, 2022), and keep
+# next to nothing. Does it, with relative positions?
 #
 # **Commit to a guess.** Four images of 28 × 28 places, four heads. How many tables of scores live at the peak of a forward
 # and a backward pass: in yours, and in SDPA with a bias that is learnt?
@@ -400,7 +400,8 @@ plt.show()
 #   relative positions (0 in a ViT).
 # - `feed_forward_cost(d, f, n)`: two linear layers, d → f → d, with biases, at `n` places.
 # - `mbconv_cost(c, d, height, width, stride)`: one MBConv block, from `c` to `d` channels. `height` and `width` are those of
-#   what comes in, and `stride` divides them. Its layers in order, with m = 4 d:
+#   what comes in, and `stride` divides them. Its layers in order, with m = 4 d (squeeze
+#   and excite: two linear layers that weigh each channel, by the means of all channels):
 #
 # | layer | weight | bias | where |
 # |---|---|---|---|
@@ -626,7 +627,8 @@ say_share()
 # <details><summary>Hint</summary>
 #
 # Inside `torch.autograd.graph.saved_tensors_hooks(pack, unpack)`, `pack(tensor)` is called for each tensor that is kept;
-# what it returns is kept in its place. `tensor.untyped_storage()` has `data_ptr()`, its address, and `nbytes()`.
+# what it returns is kept in its place. Return the tensor itself: once it is freed, another one gets its address.
+# `tensor.untyped_storage()` has `data_ptr()`, its address, and `nbytes()`.
 # For the formula: count numbers of one image, block by block, and multiply by 4 · batch at the end. What a layer norm gives out
 # is the input of a linear layer.
 # </details>

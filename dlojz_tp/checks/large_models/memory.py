@@ -158,16 +158,26 @@ LOOKS = [
           fields=lambda seen, due: _first(seen)),
     Look("four parts", "names", sorted(PARTS), "parts-form"),
     *(Value(f"{part} of four transformers, against the measured", part, [1.0] * len(CONFIGS), "wrong-" + part.split()[-1],
-            within(1e-6 if part != "activations" else 0.02), fields=lambda seen, due: {"ratios": ", ".join(f"{r:.2f}" for r in seen)})
+            within(1e-6 if part != "activations" else 0.02), fields=lambda seen, due: _ratios(seen))
       for part in PARTS),
 ]  # fmt: skip
+
+
+def _ratios(seen):
+    text = ", ".join(f"{ratio:.2f}" for ratio in seen)
+    return {"ratios": text, "expected": "1.00 of the true bytes, each", "got": text}
 
 
 def _first(seen):
     """The first layer that is wrong, for a hint."""
     names = [(name, i) for name, (_, each) in STACKS.items() for i in range(len(each))]
     at = next(i for i, (one, due) in enumerate(zip(seen, DUE)) if one != due)
-    return {"stack": names[at][0], "layer": names[at][1], "bytes": int(seen[at]), "true": DUE[at]}
+    shown = {
+        "expected": f"{DUE[at]:,} bytes",
+        "got": f"{seen[at]:,.0f} bytes",
+        "where": "{}, layer {}".format(*names[at]),
+    }
+    return shown | {"stack": names[at][0], "layer": names[at][1], "bytes": int(seen[at]), "true": DUE[at]}
 
 
 def balise_4(kept_bytes, predict_memory):

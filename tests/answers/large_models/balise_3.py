@@ -81,10 +81,19 @@ bank.variant(
 bank.hint(
     3,
     "biases-forgotten",
-    "Parameters are missing, as many as the linear layers have biases: one a channel that comes out.",
+    "Parameters are missing, as many as layers have biases: one for each channel that comes out, of all layers that the text says have one.",
 )
 bank.slip(3, "biases-forgotten", ("3 * (c + 1) * d + (d + 1) * d", "3 * c * d + d * d"))
 bank.slip(3, "biases-forgotten", ("(d + 1) * f + (f + 1) * d", "2 * d * f"))
+for there, without in (
+    ("3 * (c + 1) * d", "3 * c * d"),
+    ("(d + 1) * d + heads", "d * d + heads"),
+    ("(f + 1) * d, 2", "f * d, 2"),
+    ("(m + 1) * squeezed + (squeezed + 1) * m", "2 * m * squeezed"),
+    ("(m + 1) * d", "m * d"),
+    ("parameters += (c + 1) * d", "parameters += c * d"),
+):
+    bank.slip(3, "biases-forgotten", (there, without))
 bank.variant(3, "biases-forgotten", BY_ROWS, ("bias=True", "bias=False"))
 
 bank.hint(3, "one-table", "Each head has a table of its own: there are `heads` tables.")
@@ -142,6 +151,47 @@ bank.slip(3, "norms-forgotten", ("2 * c + c * m + 2 * m + 9 * m + 2 * m", "c * m
 bank.slip(3, "norms-forgotten", ("2 * c + c * m + 2 * m + 9 * m + 2 * m", "c + c * m + m + 9 * m + m"))
 bank.variant(3, "norms-forgotten", BY_ROWS, ("(2 * c, 0)", "(0, 0)"), ("(2 * m, 0)", "(0, 0)"))
 
+bank.hint(
+    3, "biases-too-many", "A bias is counted that is not there: the convolutions in front of a batch norm have none."
+)
+bank.slip(3, "biases-too-many", ("2 * c + c * m", "2 * c + (c + 1) * m"))
+bank.slip(3, "biases-too-many", ("+ 9 * m", "+ 10 * m"))
+bank.slip(3, "biases-too-many", ("2 * c + c * m", "2 * c + (c + 2) * m"))
+bank.variant(3, "biases-too-many", BY_ROWS, ("linear(c, m, height * width, False)", "linear(c, m, height * width)"))
+
+bank.hint(
+    3,
+    "averages-counted",
+    "A batch norm has two parameters a channel. Its running mean and variance are buffers: nothing learns them.",
+)
+bank.slip(
+    3,
+    "averages-counted",
+    ("2 * c + c * m + 2 * m + 9 * m + 2 * m", "4 * c + c * m + 4 * m + 9 * m + 4 * m"),
+)
+bank.variant(3, "averages-counted", BY_ROWS, ("(2 * c, 0)", "(4 * c, 0)"), ("(2 * m, 0)", "(4 * m, 0)"))
+
+bank.hint(
+    3,
+    "wide-of-c",
+    "The middle of the block has m = 4 d channels: four times those that go out, not those that come in.",
+)
+bank.slip(3, "wide-of-c", ("m, squeezed = 4 * d", "m, squeezed = 4 * c"))
+bank.variant(3, "wide-of-c", BY_ROWS, ("m, out = 4 * d", "m, out = 4 * c"))
+
+bank.hint(3, "exchanged", "These are the operations, it seems: the pair is (parameters, operations).")
+bank.slip(
+    3,
+    "exchanged",
+    (
+        "return parameters, 2 * n * (3 * c * d + d * d) + 2 * 2 * n * n * d",
+        "return 2 * n * (3 * c * d + d * d) + 2 * 2 * n * n * d, parameters",
+    ),
+)
+bank.variant(
+    3, "exchanged", BY_ROWS, ("    return tuple(map(sum, zip(*rows)))", "    return tuple(map(sum, zip(*rows)))[::-1]")
+)
+
 bank.hint(3, "not-depthwise", "The 3 × 3 convolution takes each channel alone: 9 weights a channel, not 9 m.")
 bank.slip(3, "not-depthwise", ("2 * m + 9 * m + 2 * m", "2 * m + 9 * m * m + 2 * m"))
 bank.slip(3, "not-depthwise", ("after * 9 * m", "after * 9 * m * m"))
@@ -188,9 +238,13 @@ bank.slip(3, "no-shortcut", ("if c != d", "if False"))
 bank.variant(3, "no-shortcut", BY_ROWS, ("if c != d", "if c > d > c"))
 
 bank.hint(
-    3, "shortcut-by-stride", "The shortcut is projected where the channels change (c ≠ d). A stride alone averages."
+    3,
+    "shortcut-by-stride",
+    "The shortcut is projected where the channels change (c ≠ d), and nowhere else. A stride alone averages.",
 )
 bank.slip(3, "shortcut-by-stride", ("if c != d", "if stride > 1"))
+bank.slip(3, "shortcut-by-stride", ("if c != d", "if c != d or stride > 1"))
+bank.slip(3, "shortcut-by-stride", ("if c != d", "if True"))
 bank.variant(3, "shortcut-by-stride", BY_ROWS, ("if c != d", "if stride == 2"))
 
 bank.hint(

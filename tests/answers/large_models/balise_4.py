@@ -210,10 +210,9 @@ variant(4, "wrong-states", LISTS, ('"optimizer states": weights * 8', '"optimize
 hint(
     4,
     "wrong-activations",
-    "Predicted over measured activations of four transformers: {ratios}. Go through the table, operation by operation.",
+    "Predicted over measured activations of four transformers, one with many tokens, one with few, one mostly head, one mostly image: {ratios}. Go through the table, operation by operation.",
 )
 slip(4, "wrong-activations", ("head = norm + s * d + config.classes", "head = 9 * config.classes"))
-slip(4, "wrong-activations", ("config.layers * (norm", "(norm"))
 variant(4, "wrong-activations", LISTS, ("config.layers * sum", "2 * sum"))
 
 
@@ -230,7 +229,7 @@ activations("scores-counted", "Fused attention keeps no scores: a number for eac
             ("d + h)", "d + h * s)"), ("small * config.heads", "small * config.heads * tokens"))  # fmt: skip
 activations("sums-counted", "A sum keeps nothing: what it gives out is the input of the next norm, and counted there.",
             ("config.layers * (norm", "config.layers * (2 * s * d + norm"), ('"qkv": 3 * x', '"qkv": 3 * x + x + x'))  # fmt: skip
-activations("norm-outputs-missing", "What a layer norm gives out is the input of a linear layer, and kept, beside the norm's own input.",
+activations("norm-outputs-missing", "In each block one tensor of the size of its input is missing. What a layer norm gives out is the input of a linear layer, and kept beside the norm's own input; what attention gives out is kept too.",
             ("3 * d + d + h", "3 * d + h"), ("2 * (2 * x", "2 * (1.5 * x"))  # fmt: skip
 activations("qkv-once", "Queries, keys and values are three tensors of the width.",
             ("3 * d + d + h", "d + d + h"), ('"qkv": 3 * x', '"qkv": x'))  # fmt: skip
@@ -238,10 +237,23 @@ activations("no-image", "The convolution keeps its input, the image.",
             ("image = config", "image = 0 * config"), ("ends = batch *", "ends = 0 * batch *"))  # fmt: skip
 activations("no-batch", "Activations are kept for each image of the batch.",
             ("4 * batch * kept", "4 * kept"), ("        \"activations\": ends + config.layers * sum(block.values())", "        \"activations\": (ends + config.layers * sum(block.values())) / batch"))  # fmt: skip
-activations("numbers-not-bytes", "That is a number of numbers: in float32 each has four bytes.",
+activations("numbers-not-bytes", "The unit is another: bytes are due, four for each number of float32.",
             ("4 * batch * kept", "batch * kept"), ("        \"activations\": ends + config.layers * sum(block.values())", "        \"activations\": (ends + config.layers * sum(block.values())) // 4"))  # fmt: skip
 activations("no-class-token", "The class token is one token more than there are patches.",
             ("config.patches + 1", "config.patches"), ("    x = batch", "    tokens -= 1\n    x = batch"))  # fmt: skip
+activations("no-logits", "The cross-entropy keeps a number for each class.",
+            (" + config.classes", ""), (" + 4 * batch * config.classes", ""))  # fmt: skip
+activations("ends-missing", "Behind the blocks the norm keeps its input, all tokens, and the head all that the norm gives out: the class token is a view of it.",
+            ("head = norm + s * d", "head = s * d"), ("* 4 + 2 * x + 2 * small", "* 4 + x"))  # fmt: skip
+slip(4, "ends-missing", ("head = norm + s * d", "head = norm + d"))
+slip(4, "ends-missing", ("head = norm + s * d", "head = d"))
+slip(4, "norm-outputs-missing", ("(norm + attention + norm", "(norm + attention"))
+activations(
+    "one-block",
+    "One block is counted; there are config.layers.",
+    ("config.layers * (norm", "(norm"),
+    ("config.layers * sum", "sum"),
+)
 
 ESTIMATED = (
     LISTS.split("def predict_memory")[0]
