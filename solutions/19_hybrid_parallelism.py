@@ -65,10 +65,10 @@ SMALL = TransformerConfig(vocab_size=512, width=128, heads=8, layers=4, max_leng
 BATCH = 16  # sequences of a step
 
 
-def token_batch(step=0):
-    """Tokens (BATCH, s + 1) of a step, on this rank's device, the same on all ranks."""
+def token_batch(step=0, length=SMALL.max_length):
+    """Tokens (BATCH, length + 1) of a step, on this rank's device, the same on all ranks."""
     drawn = torch.Generator().manual_seed(step)
-    return torch.randint(SMALL.vocab_size, (BATCH, SMALL.max_length + 1), generator=drawn).to(launch.device())
+    return torch.randint(SMALL.vocab_size, (BATCH, length + 1), generator=drawn).to(launch.device())
 
 
 # %% [markdown]
@@ -130,14 +130,14 @@ draw_mesh()
 
 
 # %%
-def one_process(steps=3):
+def one_process(config=SMALL, steps=3):
     """On a rank: [(loss, norm of the gradient, seconds)] of each step."""
     torch.manual_seed(0)
     torch.set_num_threads(1)  # without a GPU, a core stands for a device
-    model, found = Transformer(SMALL).to(launch.device()), []
+    model, found = Transformer(config).to(launch.device()), []
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     for step in range(steps):
-        tokens, begin = token_batch(step), time.perf_counter()
+        tokens, begin = token_batch(step, config.max_length), time.perf_counter()
         optimizer.zero_grad()
         loss = language_loss(model, tokens)
         loss.backward()
@@ -486,6 +486,7 @@ def torch_trainer(sizes, config, n_micro_batches):
 
 # %%
 SIZES = {"pipeline": 2, "data": 2, "tensor": 2}
+TWO_BLOCKS = replace(SMALL, layers=2, max_length=64, tied_head=False)
 
 
 def bytes_sent(work):
@@ -503,34 +504,34 @@ def side_by_side():
     """On a rank: (losses and norms of both, this rank's bytes by axis, race)."""
     warnings.filterwarnings("ignore", "FSDP2-wrapped")  # the scores are a view; nobody changes them
     logging.getLogger("torch.distributed.tensor").setLevel("ERROR")  # sums over two axes, one after the other
-    config, n_rows = replace(SMALL, tied_head=False), BATCH // SIZES["data"]
-    mesh, part, ours = trainer(SIZES, config, 4)
-    stage, theirs = torch_trainer(SIZES, config, 4)
+    n_rows, batches = BATCH // SIZES["data"], [token_batch(step, 64) for step in range(2)]
+    mesh, part, ours = trainer(SIZES, TWO_BLOCKS, 4)
+    stage, theirs = torch_trainer(SIZES, TWO_BLOCKS, 4)
     found = []
-    for step in range(2):
-        loss = total_loss(ours(token_batch(step)), n_rows, mesh)
-        torchs = total_loss(theirs(token_batch(step)), n_rows, mesh)
+    for tokens in batches:
+        loss, torchs = (total_loss(step(tokens), n_rows, mesh) for step in (ours, theirs))
         square = sum(p.grad.norm().full_tensor() ** 2 for p in stage.parameters())
         found.append([float(x) for x in (loss, total_norm(part, mesh), torchs, square.sqrt())])
-    rows = token_batch().chunk(SIZES["data"])[mesh.data.rank]
+    rows = batches[0].chunk(SIZES["data"])[mesh.data.rank]
     inside = bytes_sent(lambda: run_pipeline(part, mesh, rows, 4))
-    whole = bytes_sent(lambda: ours(token_batch()))
+    whole = bytes_sent(lambda: ours(batches[0]))
     sent = {
         "tensor": inside["all_reduce"],
         "pipeline": inside["send"],
         "data": whole["all_reduce"] - inside["all_reduce"],
     }
-    race = measure.race(
-        {"yours": lambda: ours(token_batch()), "PyTorch's": lambda: theirs(token_batch())}, 2, warmup=1, calls=1, device=launch.device()
-    )  # fmt: skip
-    return found, sent, race
+    steps = {"yours": lambda: ours(batches[0]), "PyTorch's": lambda: theirs(batches[0])}
+    return found, sent, measure.race(steps, 2, warmup=0, calls=1, device=launch.device())
 
 
+alone = launch.ranks(one_process, TWO_BLOCKS, 2, n=1, timeout=60)[0]
 sides = launch.ranks(side_by_side, n=8, timeout=240)
-print(f"{'':<8}{'loss: yours':>14}{'PyTorch':>12}{'norm: yours':>14}{'PyTorch, stage 0':>19}{'stage 1':>10}")
-for step in range(2):
-    (loss, norm, torchs, first), last = sides[0][0][step], sides[-1][0][step][3]
-    print(f"step {step}{'':<2}{loss:14.5f}{torchs:12.5f}{norm:14.5f}{first:19.5f}{last:10.5f}")
+print(f"{'':<8}{'one process':>24}{'your grid':>24}{'PyTorch: loss':>18}{'norm, stage 0':>15}{'stage 1':>10}")
+for step, (loss, norm, _) in enumerate(alone):
+    (yours, total, torchs, first), last = sides[0][0][step], sides[-1][0][step][3]
+    print(
+        f"step {step}  {f'loss {loss:.5f}, norm {norm:.5f}':>24}{f'{yours:.5f}, {total:.5f}':>24}{torchs:18.5f}{first:15.5f}{last:10.5f}"
+    )
 print("\nbytes that rank 0 hands in, in a step: " + ", ".join(f"{axis} {n:,}" for axis, n in sides[0][1].items()))
 print(f"\n{sides[0][2]}")
 
@@ -542,10 +543,10 @@ print(f"\n{sides[0][2]}")
 #
 # <details><summary>And your guess?</summary>
 #
-# Here tensor ranks send most, and not by much. A layer has four activations of $h$ numbers a token to sum, and $12 h^2 / t$ gradients a
-# rank: for $n$ tokens of a data rank in a step, tensor sends $n\,t / 3h$ times what data sends. Here that is $256 \cdot 2 / 384 \approx
-# 1.3$ (the embedding's gradients come on top); in the grid of the first table $131{,}072 \cdot 4 / 36{,}864 \approx 14$. A cut in a
-# pipeline is crossed once where each layer sums four times: it is last wherever a stage has a few layers.
+# Tensor ranks send most here, and pipelines least. A layer has four activations of $h$ numbers a token to sum, and $12 h^2 / t$ gradients
+# a rank: for the $n$ tokens of a data rank in a step, tensor sends $n\,t / 3h$ times what data sends. Here that is $512 \cdot 2 / 384
+# \approx 2.7$, and less with the embedding's gradients; in the grid of the first table $131{,}072 \cdot 4 / 36{,}864 \approx 14$. A cut in
+# a pipeline is crossed once where each layer sums four times: it is last wherever a stage has a few layers.
 # </details>
 
 # %% [markdown]
