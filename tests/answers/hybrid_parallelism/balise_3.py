@@ -163,7 +163,15 @@ slip(
 variant(3, "data-counted", SHARED, ("mesh.data.size * (1 if", "(1 if"))
 
 hint(3, "norms-added", "Norms were added. Squares add up; the root is taken once, at the end.")
-slip(3, "norms-added", ("p.grad.square().sum()", "p.grad.norm()"), ("return square.sqrt()", "return square"))
+slip(
+    3,
+    "norms-added",
+    (
+        "    dist.all_reduce(square, group=mesh.tensor.group)",
+        "    square = square.sqrt()\n    dist.all_reduce(square, group=mesh.tensor.group)",
+    ),
+    ("return square.sqrt()", "return square"),
+)
 variant(3, "norms-added", GATHERED, ("torch.stack(parts).norm()", "torch.stack(parts).sum()"))
 
 hint(3, "no-root", "That is the square of the norm.")
