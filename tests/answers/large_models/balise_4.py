@@ -126,6 +126,7 @@ variant(4, "buffers-counted", LISTS, ("layer.state_dict(keep_vars=True).values()
 hint(4, "bytes-of-views", "In “{stack}”, layer {layer} is said to keep {bytes} bytes; {true} is right. What is kept is a view, and behind it its whole "
      "storage lives: count the storage's bytes.")  # fmt: skip
 slip(4, "bytes-of-views", ("storage.nbytes()", "tensor.nbytes"))
+slip(4, "bytes-of-views", ("storage.nbytes()", "4 * tensor.numel()"))
 variant(4, "bytes-of-views", LISTS, ("t.untyped_storage().nbytes()", "t.numel() * t.element_size()"))
 
 hint(4, "four-bytes", "In “{stack}”, layer {layer} is said to keep {bytes} bytes; {true} is right. Not every number has four bytes: a mask has one, "
