@@ -327,7 +327,13 @@ variant(5, "too-slow", TABLE)
 hint(
     5,
     "large-not-cheapest",
-    "For 48 blocks of four stages the list is not the best one that fits, though it was for nine blocks.",
+    "For 48 blocks of four stages the list is not the best one that fits, though it was for nine blocks. A way may be "
+    "dropped only for a cheaper one that holds no more bytes: the cheapest of all may not fit at a later block.",
+)
+slip(
+    5,
+    "large-not-cheapest",
+    ("        found = longer\n", "        found = dict(sorted(longer.items(), key=lambda e: e[1])[:64])\n"),
 )
 slip(
     5,
