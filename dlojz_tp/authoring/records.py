@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from dlojz_tp import course
-from dlojz_tp.checking import mistakes
+from dlojz_tp.checking import judging, mistakes
 from dlojz_tp.checking.judging import Verdict
 from dlojz_tp.works import source
 from dlojz_tp.works.source import ROOT
@@ -42,7 +42,9 @@ def remake(work: source.Work, number: int) -> Path:
     A hint that is new is written before, because a verdict needs its text.
     """
     bank = bank_of(work)
+    hints = judging.hints_of(course.checks_of(work), {"hints": bank.hints.get(number, {})})
     path, old = mistakes.path_of(work.module, number), mistakes.load(work.module, number)["mistakes"]
+    old = [one for one in old if one["slug"] in hints]  # a verdict cannot give a hint that is gone
     found = {"made_from": "", "hints": bank.hints.get(number, {}), "mistakes": old}
     _write(path, found)
     made = []
