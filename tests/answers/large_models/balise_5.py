@@ -217,6 +217,29 @@ hint(5, "inverted", "True and False are exchanged: True stands for a block that 
 slip(5, "inverted", ("return min(found.values())[1]", "return [not x for x in min(found.values())[1]]"))
 variant(5, "inverted", FRONT, ("return front[-1][2]", "return [1 - x for x in front[-1][2]]"))
 
+hint(5, "reversed", "The list is in reverse: its first entry stands for the first block of the forward pass.")
+slip(5, "reversed", ("return min(found.values())[1]", "return min(found.values())[1][::-1]"))
+variant(5, "reversed", FRONT, ("return front[-1][2]", "return front[-1][2][::-1]"))
+
+hint(
+    5,
+    "operations-of-kept",
+    "What counts are the operations of blocks that are recomputed: those of the others are not done again.",
+)
+slip(
+    5,
+    "operations-of-kept",
+    ("(False, block.kept, 0)", "(False, block.kept, block.operations)"),
+    ("(True, block.input, block.operations)", "(True, block.input, 0)"),
+)
+variant(
+    5,
+    "operations-of-kept",
+    FRONT,
+    ("(h + kept, c, (*r, 0))", "(h + kept, c + operations, (*r, 0))"),
+    ("(h + inp, c + operations,", "(h + inp, c,"),
+)
+
 hint(
     5,
     "not-cheapest",
@@ -234,6 +257,22 @@ ordered("greedy", "blocks[i].operations")
 ordered("greedy", "blocks[i].operations / blocks[i].kept")
 ordered("greedy", "blocks[i].operations / blocks[i].work")
 ordered("greedy", f"-{SAVED} / blocks[i].operations", is_variant=True)
+RELIEF = (
+    ORDERED.split("def choose_blocks")[0]
+    + """def choose_blocks(blocks, budget):
+    recomputed = [False] * len(blocks)
+    while (peak := peak_bytes(blocks, recomputed)) > budget:
+        gains = []
+        for i, block in enumerate(blocks):
+            trial = [again or k == i for k, again in enumerate(recomputed)]
+            gains.append(((peak - peak_bytes(blocks, trial)) / block.operations, i))
+        if max(gains)[0] <= 0:
+            return None
+        recomputed[max(gains)[1]] = True
+    return recomputed
+"""
+)
+bank.text(5, "greedy", RELIEF)
 
 hint(5, "in-order", "The first blocks were recomputed, as many as it takes. They may be the dearest: the choice must look at what each one "
      "frees and costs.")  # fmt: skip
@@ -277,6 +316,7 @@ slip(
     ("min(option, longer.get(held + size, option))", "max(option, longer.get(held + size, option))"),
 )
 slip(5, "first-way-kept", ("min(option, longer.get(held + size, option))", "option"))
+slip(5, "first-way-kept", ("min(option, longer.get(held + size, option))", "longer.get(held + size, option)"))
 variant(5, "first-way-kept", FRONT, ("sorted(ways)", "sorted(ways, key=lambda w: (w[0], -w[1]))"), (
     "if not front or way[1] < front[-1][1]", "if not front or (way[0] > front[-1][0])"), ("return front[-1][2]", "return min(front, key=lambda w: w[1])[2]"))  # fmt: skip
 
