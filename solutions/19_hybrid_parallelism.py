@@ -555,7 +555,8 @@ print(f"\n{sides[0][2]}")
 # The step is right on every grid. Which one is the best depends on two numbers: the bytes of the fullest rank, which must fit,
 # and the seconds of a step. The planner (`python -m dlojz_tp plan`) predicts both. In the four balises that follow you write
 # its heart yourself, in about 60 lines, and hold it against runs here and against ten published ones. That is the game's one
-# rule: `planner.GPT`, `planner.Layout`, the cards and the collectives are given; the functions that you are to write are not.
+# rule: the fields of `planner.GPT` and `planner.Layout`, the cards and the collectives are given; what counts for you (such as
+# `Layout.in_flight` and `GPT.flops`) is not.
 
 # %% tags=["setup"]
 MIXED = {  # bytes, bfloat16 with Adam, attention fused
@@ -584,8 +585,8 @@ MIXED = {  # bytes, bfloat16 with Adam, attention fused
 #   one layer's parameters. Else 0;
 # - `"activations"`: of all micro-batches in flight, $m$ with `"GPipe"`; with `"1F1B"` as many as there are stages from this one
 #   on, at most $m$. What is `"whole"` is cut only if `layout.sequence_parallel`. With `layout.recomputation == "full"`
-#   a layer keeps its input alone (a `"whole"` thing), and one layer, the one that is being computed again, has everything.
-#   The last stage adds the logits of one micro-batch, cut.
+#   a layer keeps its input alone (a `"whole"` thing); on top of all inputs, one layer of one micro-batch, the one that is being
+#   computed again, has everything. The last stage adds the logits of one micro-batch, cut.
 #
 # About 5 and 14 lines, 15 minutes.
 #
@@ -769,7 +770,7 @@ draw_memory()
 #   $2bs \cdot 3h \cdot h / t$ operations (queries, keys, values) and $2bs \cdot 4h \cdot h / t$: what is shorter is hidden.
 #
 # `data_time(n, layout, cluster, beside)` returns the seconds for the gradients of a rank's `n` parameters: a reduce-scatter
-# of $4n$ bytes, then an all-gather of as many with ZeRO 0, of $2n$ with 1 (the parameters). `hierarchical_reduce_scatter` of the planner
+# of $4n$ bytes, then an all-gather of as many with ZeRO 0, else of $2n$ (the parameters). `hierarchical_reduce_scatter` of the planner
 # has nodes; an all-gather takes as long. Tensor ranks are neighbours, so `gcd(data, node // tensor)` ranks of the group share a node.
 # With `layout.overlap`, `beside` seconds of it are hidden.
 #
@@ -1223,8 +1224,8 @@ draw_large()
 #
 # Little, either way. Gradients travel once a step and mostly beside computing, and the tensor ranks' sums are hidden in part by
 # the products beside them: at so many sequences a step a good grid has made communication small already. Faster links
-# also move the best grid: with more tensor ranks for the same price, a pipeline can be shorter, and what is gained is bubble. The
-# larger model gains least. Cut the batch to a quarter, and look again.
+# also move the best grid: with more tensor ranks for the same price there are fewer stages, or fewer data ranks of more
+# micro-batches each, and what is gained is bubble. The larger model gains least. Cut the batch to a quarter, and look again.
 # </details>
 
 # %% [markdown]

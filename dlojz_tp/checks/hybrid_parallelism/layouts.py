@@ -37,7 +37,7 @@ def every(model, gpus, batch, node):
 
 def _memory(layout):
     return 1e9 * (
-        40 / layout.tensor / layout.pipeline + layout.micro_batch * (1 if layout.recomputation == "full" else 2.5)
+        43 / layout.tensor / layout.pipeline + layout.micro_batch * (1 if layout.recomputation == "full" else 2.5)
     )
 
 
@@ -84,7 +84,7 @@ def _told(search, *arguments):
     try:
         got = search(*arguments)
     except planner.NoLayout as error:
-        return "NoLayout", str(error)
+        return "NoLayout" if str(error).strip() else "NoLayout without a sentence", str(error)
     except (ValueError, IndexError, ZeroDivisionError) as error:
         return f"{type(error).__name__}: {error}", ""
     return None if got is None else "returned an empty list" if not got else "returned layouts", ""
@@ -110,7 +110,9 @@ def _layouts(name):
     def hint(seen, _):
         layout, strange = shown(seen)
         if not strange:
-            return "twice" if layout in seen else "missing"
+            left = fitting.difference(seen)
+            just = left and all(_memory(layout) == _usable(PROBES[name]) for layout in left)
+            return "twice" if not left else "just-fits" if just else "missing"
         t, p = layout.tensor, layout.pipeline
         tests = {
             "not-all-gpus": layout.ranks != gpus, "other-batch": layout.batch != batch, "heads-divided": model.heads % t,

@@ -3,7 +3,7 @@
 from math import prod
 
 from dlojz_tp import planner
-from dlojz_tp.checking.looks import Look, judged
+from dlojz_tp.checking.looks import Look, judged, silent
 from dlojz_tp.checks.hybrid_parallelism.tables import form, numbers, out_of_planner, said, table, table_value
 from dlojz_tp.planner import Layout
 
@@ -106,8 +106,10 @@ def observe(stage_parameters, rank_memory):
         yield {f"{name}, counted": table(got)}
     for name in LAYOUTS:
         with _own_work():
-            got = [rank_memory(*case) for case in cases(name)]
+            of = [(*case, dict(widths)) for *case, widths in cases(name)]
+            got = [rank_memory(*case) for case in of]
         yield {f"{name}, keys": form(got, "five", lambda one: isinstance(one, dict) and set(one) == set(PARTS))}
+        yield {f"{name}, kept": [case[-1] for case in of] == [case[-1] for case in cases(name)]}
         yield {f"{name}, bytes": table([one[part] for part in PARTS] for one in got)}
 
 
@@ -127,6 +129,7 @@ def _looks():
     for name in LAYOUTS:
         due = table(due_bytes(*case) for case in cases(name))
         yield Look(f"bytes: {name}", f"{name}, keys", "five", "memory-form")
+        yield Look("", f"{name}, kept", True, "widths-changed", fields=silent)
         yield table_value(f"{name}, bytes", due, due.sum(1, keepdim=True), "wrong-memory", _words(cases(name)), PARTS)
 
 

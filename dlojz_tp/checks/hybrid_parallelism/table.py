@@ -3,8 +3,9 @@
 import torch
 
 from dlojz_tp import planner
+from dlojz_tp.checking import Wrong
 from dlojz_tp.checking.looks import Look, Value, at_most, judged, silent, within
-from dlojz_tp.checks.hybrid_parallelism.tables import form, number, out_of_planner
+from dlojz_tp.checks.hybrid_parallelism.tables import form, number, numbers, out_of_planner
 from dlojz_tp.planner import GPT
 
 RUNS = [(run.model, run.batch) for run in planner.MEGATRON] + [(GPT(256, 3, 4, sequence=512, vocabulary=9000), 7)]
@@ -40,6 +41,8 @@ def observe(paper_flops, fit_constants):
 
         def seconds(k, products, traffic, rows=rows, calls=calls):
             calls.append(k)
+            if len(calls) == 10 * MOST:  # perhaps a loop without an end
+                raise Wrong("many-calls", n=len(calls))
             return time_of(rows[k], float(products), float(traffic))
 
         got = fit_constants(seconds, list(measured))
@@ -49,7 +52,7 @@ def observe(paper_flops, fit_constants):
 
 
 def _pair(got):
-    right = isinstance(got, list | tuple | torch.Tensor) and len(got) == 2 and all(map(number, got))
+    right = numbers(2)(got) and all(map(number, got))
     return "two numbers" if right else None if got is None else str(got)
 
 

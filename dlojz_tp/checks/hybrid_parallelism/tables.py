@@ -1,5 +1,8 @@
 """Tables of predicted numbers, a row a case, compared with the truth in parts of something."""
 
+from numbers import Real
+
+import numpy as np
 import torch
 
 from dlojz_tp.checking import Wrong
@@ -16,17 +19,19 @@ def out_of_planner(*functions):
 def form(got, word, right):
     """`word` where `right` holds for all that came, else the first for which it does not, in words."""
     wrong = next((one for one in got if not right(one)), word)
+    if isinstance(wrong, np.ndarray | torch.Tensor):
+        wrong = wrong.tolist()
     return ", ".join(map(str, wrong)) if isinstance(wrong, dict | list | tuple) else wrong
 
 
 def number(one):
     """For `form`: whether something is one number, of Python, NumPy or a tensor."""
-    return isinstance(one, int | float) or (isinstance(one, torch.Tensor) and one.numel() == 1)
+    return isinstance(one, Real) or (isinstance(one, torch.Tensor | np.ndarray) and one.shape in ((), (1,)))
 
 
 def numbers(count):
     """For `form`: whether something is `count` numbers."""
-    return lambda one: isinstance(one, list | tuple) and len(one) == count
+    return lambda one: isinstance(one, list | tuple | np.ndarray | torch.Tensor) and np.shape(one)[:1] == (count,)
 
 
 def table(rows):

@@ -16,7 +16,8 @@ STAGES = {  # layouts of which one micro-batch on one stage is timed
     "one rank, and stages": [Layout(overlap=False), Layout(1, 4, micro_batch=3, overlap=False), Layout(1, 2, micro_batches=5)],
     "tensor ranks": [Layout(t, p, overlap=False, sequence_parallel=cut) for t, p, cut in ((2, 1, False), (4, 4, True), (4, 1, False))],
     "recomputed": [Layout(t, 2, 1, b, recomputation="full", overlap=False) for t, b in ((1, 1), (2, 3), (4, 1))],
-    "sums beside products": [Layout(t, 2, 1, b, 6, recomputation=kind) for t in (1, 4) for b in (1, 4) for kind in ("none", "full")],
+    "sums beside products": [Layout(t, 2, 1, b, 6, recomputation=kind) for t in (1, 4) for b in (1, 4) for kind in ("none", "full")]
+    + [Layout(8, 2, 1, 64, 6)],  # MODEL: a sum takes longer than one of the two products beside it, not than the other
 }  # fmt: skip
 WAYS = {  # layouts whose gradients travel
     "in a node": [
@@ -25,13 +26,18 @@ WAYS = {  # layouts whose gradients travel
         Layout(2, 1, 2, zero=1, overlap=False),
     ],
     "between nodes": [
-        Layout(t, p, d, zero=zero, overlap=False) for t, p, d in ((1, 1, 16), (2, 3, 12), (4, 1, 6)) for zero in (0, 1)
+        Layout(t, p, d, zero=zero, overlap=False)
+        for t, p, d in ((1, 1, 16), (2, 3, 12), (2, 1, 6), (4, 1, 6))
+        for zero in (0, 1)
     ],
     "beside backward": [Layout(t, 1, d) for t, d in ((1, 4), (4, 16), (1, 1), (2, 24))],
 }
 STEPS = {
     "plain": [Layout(overlap=False), Layout(2, 1, 2, 2, 3, overlap=False), Layout(1, 1, 4, overlap=False)],
-    "pipelines": [Layout(1, 2, 1, 2, 5, overlap=False), Layout(1, 4, 1, 1, 3), Layout(1, 4, 1, 1, 8, "interleaved", 2)],
+    "pipelines": [
+        Layout(1, 2, 1, 2, 5, overlap=False), Layout(1, 4, 1, 1, 3), Layout(1, 2, 1, 1, 4, "interleaved", 2, overlap=False),
+        Layout(1, 4, 1, 1, 8, "interleaved", 2),
+    ],
     "over nodes": [
         Layout(2, 4, 6, 2, 7), Layout(4, 8, 2, 1, 16, "interleaved", 2, zero=1, recomputation="full"),
         Layout(2, 2, 24, 1, 4, zero=1, overlap=False, sequence_parallel=True),

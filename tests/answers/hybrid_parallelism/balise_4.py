@@ -110,6 +110,26 @@ bank.hint(
 bank.slip(4, "all-cut", ("(12 * h * h + 7 * h) / t + 6 * h", "(12 * h * h + 13 * h) / t"))
 bank.variant(4, "all-cut", BY_PIECES, ("/ t + 6 * h", "/ t + 6 * h / t"))
 
+bank.hint(
+    4, "layers-undivided", "All layers of the model were counted. A stage has `layers / pipeline` of them, whatever else it has."
+)  # fmt: skip
+bank.slip(4, "layers-undivided", ("return model.layers // layout.pipeline * layer", "return model.layers * layer"))
+bank.variant(4, "layers-undivided", BY_PIECES, ("for _ in range(model.layers // p))", "for _ in range(model.layers))"))
+
+bank.hint(
+    4, "ends-wrong",
+    "The layers are right, what is beside them is not. First stage: words (cut), positions (whole). Last stage: words (cut), the last norm's 2 h (whole).",
+)  # fmt: skip
+bank.slip(4, "ends-wrong", (" + model.sequence * h * first", " + model.sequence * h / t * first"))
+bank.slip(4, "ends-wrong", (" + model.sequence * h * first", ""))
+bank.slip(4, "ends-wrong", (" + 2 * h * last", ""))
+bank.slip(4, "ends-wrong", (" + 2 * h * last", " + 2 * h / t * last"))
+bank.variant(4, "ends-wrong", BY_PIECES, ("        total += 2 * h\n", "        total += 0\n"))
+
+bank.hint(4, "pair-swapped", "The two are in the other order: the whole stage's parameters, then one layer's.")
+bank.slip(4, "pair-swapped", ("return model.layers // layout.pipeline * layer + ends, layer", "return layer, model.layers // layout.pipeline * layer + ends"))  # fmt: skip
+bank.variant(4, "pair-swapped", BY_PIECES, ("return [total, layer]", "return [layer, total]"))
+
 bank.hint(4, "words-whole", "The matrix of the words was left whole: it is cut over the tensor ranks too.")
 bank.slip(4, "words-whole", ("model.vocabulary * h / t *", "model.vocabulary * h *"))
 bank.variant(4, "words-whole", BY_RANKS, ("model.vocabulary * h\n", "model.vocabulary * h * layout.tensor\n"))
@@ -129,6 +149,7 @@ bank.hint(
 )
 bank.slip(4, "ends-everywhere", ("(first or last)", "1"), ("* h * first + 2 * h * last", "* h + 2 * h"))
 bank.slip(4, "ends-everywhere", ("(first or last)", "1"))
+bank.slip(4, "ends-everywhere", ("2 * h * last", "2 * h"))
 bank.variant(4, "ends-everywhere", BY_PIECES, ("    if stage in (0, p - 1):", "    if True:"))
 
 bank.hint(4, "wrong-memory", "The bytes are not right there.")
@@ -141,6 +162,34 @@ bank.hint(
 )  # fmt: skip
 bank.slip(4, "zero-order", ("(d if zero >= 3 else 1)", "(d if zero >= 9 else 1)"), ("(d if zero >= 1 else 1)", "(d if zero >= 3 else 1)"), ("(d if zero >= 9 else 1)", "(d if zero >= 1 else 1)"))  # fmt: skip
 bank.variant(4, "zero-order", BY_PIECES, ('{"parameters": 3, "gradients": 2, "optimizer": 1}', '{"parameters": 1, "gradients": 2, "optimizer": 3}'))  # fmt: skip
+
+bank.hint(
+    4, "zero-exact",
+    "Each ZeRO shares out what the one before does, and more: 2 the optimizer's states and the gradients, 3 all three.",
+)  # fmt: skip
+bank.slip(4, "zero-exact", ("(d if zero >= 2 else 1)", "(d if zero == 2 else 1)"), ("(d if zero >= 1 else 1)", "(d if zero == 1 else 1)"))  # fmt: skip
+bank.variant(4, "zero-exact", BY_PIECES, ("(d if layout.zero >= first else 1)", "(d if layout.zero == first else 1)"))
+
+bank.hint(
+    4, "gathered-wrong",
+    "Gathered is one layer, whole for a moment and beside the shares: its gradients with ZeRO 2 and 3, with 3 its parameters too.",
+)  # fmt: skip
+bank.slip(4, "gathered-wrong", ("layer * at_once * (d > 1)", "layer * at_once / d * (d > 1)"))
+bank.slip(4, "gathered-wrong", ("layer * at_once * (d > 1)", "n * at_once * (d > 1)"))
+bank.slip(4, "gathered-wrong", ('widths["gradient"] * (zero >= 2)', 'widths["gradient"] * (zero == 2)'))
+bank.slip(4, "gathered-wrong", ('widths["gradient"] * (zero >= 2) + ', ""))
+bank.slip(4, "gathered-wrong", ("layer * at_once * (d > 1)", "0"))
+bank.variant(4, "gathered-wrong", BY_PIECES, ('(widths["gradient"] + widths["parameter"])', 'widths["parameter"]'))
+
+bank.hint(
+    4,
+    "widths-changed",
+    "`widths` is another table after the call: it is the caller's, and the next call reads it. Compute with its numbers.",
+)
+bank.slip(4, "widths-changed", ('    everything = tokens', '    widths["cut"] /= t\n    everything = tokens'), ('widths["cut"] / t', 'widths["cut"]'))  # fmt: skip
+bank.variant(
+    4, "widths-changed", BY_RANKS, ("    full = norm *", '    widths["whole"] *= norm / cells\n    full = cells *')
+)
 
 bank.hint(
     4, "zero-over-all",
@@ -163,6 +212,7 @@ bank.hint(
 bank.slip(4, "in-flight", ("min(m, layout.pipeline - stage)", "min(m, layout.pipeline)"))
 bank.slip(4, "in-flight", ("min(m, layout.pipeline - stage)", "layout.pipeline - stage"))
 bank.slip(4, "in-flight", ("min(m, layout.pipeline - stage)", "min(m, stage + 1)"))
+bank.slip(4, "in-flight", ("min(m, layout.pipeline - stage)", "min(m, layout.pipeline - stage - 1)"))
 bank.slip(4, "in-flight", ('m if layout.schedule == "GPipe" else min(m, layout.pipeline - stage)', "m"))
 bank.slip(4, "in-flight", ('m if layout.schedule == "GPipe" else ', ""))
 bank.variant(4, "in-flight", BY_PIECES, ("m if m < p - stage else p - stage", "m if m < p else p"))
@@ -173,9 +223,11 @@ bank.variant(4, "all-layers-kept", BY_RANKS, ("total += model.layers / layout.pi
 
 bank.hint(
     4, "whole-cut",
-    "Without sequence parallelism, norms and dropouts are computed on every tensor rank, and what they keep is whole; with it, it is cut.",
+    "Without sequence parallelism, norms and dropouts are computed on every tensor rank, and what they keep is whole, a layer's input too; with it, it is cut.",
 )  # fmt: skip
 bank.slip(4, "whole-cut", ("t if layout.sequence_parallel else 1", "t"))
+bank.slip(4, "whole-cut", ('widths["input"] / whole', 'widths["input"]'))
+bank.slip(4, "whole-cut", ('widths["input"] / whole', 'widths["input"] / t'))
 bank.slip(4, "whole-cut", ("t if layout.sequence_parallel else 1", "1"))
 bank.variant(4, "whole-cut", BY_PIECES, ("norms = t if layout.sequence_parallel else 1", "norms = t"))
 bank.variant(
@@ -193,9 +245,10 @@ bank.variant(4, "again-forgotten", BY_RANKS, ("total = full if again else 0", "t
 bank.hint(
     4,
     "again-all",
-    "Layers are computed again one at a time: the activations of one layer come on top of the inputs, not those of all.",
+    "Layers are computed again one at a time: the activations of one layer and micro-batch come on top of the inputs, not those of all.",
 )
 bank.slip(4, "again-all", ("full * everything", "full * everything * (model.layers // layout.pipeline)"))
+bank.slip(4, "again-all", ("full * everything", "full * everything * in_flight"))
 bank.variant(4, "again-all", BY_RANKS, ("total = full if again else 0", "total = full * model.layers / layout.pipeline if again else 0"))  # fmt: skip
 
 bank.hint(
@@ -206,6 +259,8 @@ bank.hint(
 bank.slip(4, "logits-wrong", (" * (stage == layout.pipeline - 1)\n    found[", "\n    found["))
 bank.slip(4, "logits-wrong", ('model.vocabulary / t * widths["logit"]', 'model.vocabulary * widths["logit"]'))
 bank.slip(4, "logits-wrong", (" + logits\n", "\n"))
+bank.slip(4, "logits-wrong", (" + logits\n", " + m * logits\n"))
+bank.slip(4, "logits-wrong", ("(stage == layout.pipeline - 1)\n    found[", "(stage == 0)\n    found["))
 bank.slip(4, "logits-wrong", (" + logits\n", " + in_flight * logits\n"))
 bank.variant(
     4, "logits-wrong", BY_PIECES, ("    if stage == p - 1:\n        activations", "    if True:\n        activations")

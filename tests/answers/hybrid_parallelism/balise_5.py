@@ -101,6 +101,7 @@ def step_time(model, layout, cluster):
     return parts
 """
 bank.text(5, None, BY_HAND)
+bank.text(5, None, "import numpy as np\n" + BY_HAND.replace("return layers * own, layers * sum(sums)", "return layers * np.array([own, sum(sums)])"))  # fmt: skip
 
 bank.slip(5, "nothing-returned", ("    return max(0.0, seconds - beside) if layout.overlap else seconds\n", "    seconds -= beside\n"))  # fmt: skip
 
@@ -153,6 +154,16 @@ bank.variant(
     ("flops / layout.tensor / (cluster.products * cluster.peak)", "flops / layout.tensor / cluster.peak"),
 )
 
+bank.hint(5, "one-layer", "These are one layer's seconds: a stage has `layers / pipeline` of them.")
+bank.slip(5, "one-layer", ("layers = model.layers // layout.pipeline", "layers = 1"))
+bank.variant(5, "one-layer", BY_HAND, ("layers = model.layers // layout.pipeline", "layers = 1"))
+
+bank.hint(5, "stage-swapped", "The two are in the other order: computing, then the sums over tensor ranks.")
+bank.slip(5, "stage-swapped", ("return layers * (products + moved / cluster.card.bandwidth), layers * ((6 if full else 4) * total - hidden)", "return layers * ((6 if full else 4) * total - hidden), layers * (products + moved / cluster.card.bandwidth)"))  # fmt: skip
+bank.variant(
+    5, "stage-swapped", BY_HAND, ("return layers * own, layers * sum(sums)", "return layers * sum(sums), layers * own")
+)
+
 bank.hint(5, "all-layers", "All layers of the model were counted. A stage has its share of them.")
 bank.slip(5, "all-layers", ("layers = model.layers // layout.pipeline", "layers = model.layers"))
 bank.variant(5, "all-layers", BY_HAND, ("layers = model.layers // layout.pipeline", "layers = model.layers"))
@@ -181,6 +192,7 @@ bank.hint(
 bank.slip(5, "sums-miscounted", ("(6 if full else 4) * total", "(3 if full else 2) * total"))
 bank.slip(5, "sums-miscounted", ("(6 if full else 4) * total", "4 * total"))
 bank.slip(5, "sums-miscounted", ("planner.all_reduce(2 * b * s * h, t", "planner.all_reduce(2 * b * s * h / t, t"))
+bank.slip(5, "sums-miscounted", ("planner.all_reduce(2 * b * s * h, t", "planner.all_reduce(b * s * h, t"))
 bank.variant(5, "sums-miscounted", BY_HAND, ("[one] * (2 * (passes - 1))", "[one] * (passes - 1)"))
 
 bank.hint(
@@ -203,12 +215,20 @@ bank.slip(5, "hidden-wrong", ("if layout.overlap else 0\n", "\n"))
 bank.slip(5, "hidden-wrong", ("sum(min(total, 2 * b * s * n * h * h / t / speed) for n in (3, 4))", "2 * total"))
 bank.slip(5, "hidden-wrong", ("min(total, 2 * b * s * n * h * h / t / speed)", "2 * b * s * n * h * h / t / speed"))
 bank.slip(5, "hidden-wrong", ("if layout.overlap else 0\n", "* 0\n"))
+bank.slip(5, "hidden-wrong", ("sum(min(total, 2 * b * s * n * h * h / t / speed) for n in (3, 4))", "min(2 * total, 14 * b * s * h * h / t / speed)"))  # fmt: skip
 bank.variant(5, "hidden-wrong", BY_HAND, ("sums[k] -= min(one, n * size * h / layout.tensor / (cluster.products * cluster.peak))", "sums[k] = 0"))  # fmt: skip
 bank.variant(5, "hidden-wrong", BY_LAYERS, ("max(0.0, one - product(h, width)) if layout.overlap else one", "one"))
 
 bank.hint(5, "wrong-data", "The seconds of the gradients' way are not right there.")
-bank.slip(5, "wrong-data", ("near = math.gcd(layout.data, cluster.node // layout.tensor)", "near = 1"))
-bank.variant(5, "wrong-data", BY_HAND, ("near = math.gcd(cluster.node // layout.tensor, layout.data)", "near = 1"))
+bank.slip(5, "wrong-data", ("sizes = 4 * n,", "sizes = 24 * n,"))
+bank.variant(5, "wrong-data", BY_HAND, ("(6 if layout.zero > 0 else 8)", "(26 if layout.zero > 0 else 28)"))
+
+bank.hint(
+    5, "node-unused",
+    "Ranks of one node reduce over `cluster.inside` first, and only what is left goes over `cluster.between`: (size, nodes, ranks in a node, inside, between).",
+)  # fmt: skip
+bank.slip(5, "node-unused", ("near = math.gcd(layout.data, cluster.node // layout.tensor)", "near = 1"))
+bank.variant(5, "node-unused", BY_HAND, ("near = math.gcd(cluster.node // layout.tensor, layout.data)", "near = 1"))
 
 bank.hint(
     5,
@@ -218,6 +238,7 @@ bank.hint(
 bank.slip(5, "way-back", ("sizes = 4 * n, (2 if layout.zero else 4) * n", "sizes = 4 * n, 4 * n"))
 bank.slip(5, "way-back", ("sizes = 4 * n, (2 if layout.zero else 4) * n", "sizes = (4 * n,)"))
 bank.slip(5, "way-back", ("sizes = 4 * n, (2 if layout.zero else 4) * n", "sizes = 2 * n, 2 * n"))
+bank.slip(5, "way-back", ("sizes = 4 * n, (2 if layout.zero else 4) * n", "sizes = 4 * n, 2 * n"))
 bank.variant(5, "way-back", BY_LAYERS, ("back = way(2 * n) if layout.zero else way(4 * n)", "back = way(4 * n)"))
 bank.variant(5, "way-back", BY_HAND, ("(6 if layout.zero > 0 else 8)", "4"))
 
@@ -229,12 +250,20 @@ bank.slip(5, "node-crowded", ("cluster.node // layout.tensor", "cluster.node"))
 bank.variant(5, "node-crowded", BY_HAND, ("math.gcd(cluster.node // layout.tensor, layout.data)", "math.gcd(cluster.node, layout.data)"))  # fmt: skip
 
 bank.hint(
+    5, "node-uneven",
+    "Each node has equally many ranks of a data group: of 6 in nodes with room for 4 these are 2 in each of three nodes, not 4 and 2.",
+)  # fmt: skip
+bank.slip(5, "node-uneven", ("math.gcd(layout.data, cluster.node // layout.tensor)", "min(layout.data, cluster.node // layout.tensor)"))  # fmt: skip
+bank.variant(5, "node-uneven", BY_HAND, ("math.gcd(cluster.node // layout.tensor, layout.data)", "min(cluster.node // layout.tensor, layout.data)"))  # fmt: skip
+
+bank.hint(
     5, "data-hiding",
     "With overlap, `beside` seconds of the way are hidden, and no more than it takes: what is left is never below 0. Without overlap nothing is.",
 )  # fmt: skip
 bank.slip(5, "data-hiding", ("max(0.0, seconds - beside) if layout.overlap else seconds", "seconds"))
 bank.slip(5, "data-hiding", ("max(0.0, seconds - beside)", "seconds - beside"))
 bank.slip(5, "data-hiding", ("max(0.0, seconds - beside)", "0.0"))
+bank.slip(5, "data-hiding", (" if layout.overlap else seconds\n", "\n"))
 bank.variant(5, "data-hiding", BY_LAYERS, ("left - beside if left > beside else 0.0", "left - beside"))
 bank.variant(5, "data-hiding", BY_HAND, ("return max(total - beside * layout.overlap, 0.0)", "return total"))
 
@@ -269,12 +298,15 @@ bank.variant(5, "bubble-wrong", BY_HAND, ("* (compute + tensor) / layout.chunks"
 
 bank.hint(
     5, "messages-wrong",
-    "Filling and emptying the pipeline waits for 2 (p − 1) messages; without overlap each micro-batch and chunk waits for 2 more. One stage sends none.",
+    "Filling and emptying the pipeline waits for 2 (p − 1) messages; without overlap each micro-batch and chunk waits for 2 more. One stage sends none. A message takes its latency, and 2·b·s·h / t bytes.",
 )  # fmt: skip
 bank.slip(5, "messages-wrong", ("0 if p == 1 else 2 * (p - 1) + (0 if layout.overlap else 2 * m * v)", "2 * (p - 1)"))
 bank.slip(5, "messages-wrong", ("0 if p == 1 else ", ""))
 bank.slip(5, "messages-wrong", ("(0 if layout.overlap else 2 * m * v)", "2 * m * v"))
 bank.slip(5, "messages-wrong", ("2 * tokens * model.width / t / link", "2 * tokens * model.width / link"))
+for count in ("2 * (p - 1) + (0 if layout.overlap else m * v)", "2 * (p - 1) + (0 if layout.overlap else 2 * m)", "2 * (p - 1) if layout.overlap else 2 * m * v", "p - 1 + (0 if layout.overlap else 2 * m * v)", "2 * p + (0 if layout.overlap else 2 * m * v)"):  # fmt: skip
+    bank.slip(5, "messages-wrong", ("2 * (p - 1) + (0 if layout.overlap else 2 * m * v)", count))
+bank.slip(5, "messages-wrong", ("message = link.latency + 2", "message = 2"))
 bank.variant(5, "messages-wrong", BY_HAND, ("if messages and not layout.overlap:", "if messages:"))
 
 bank.hint(
@@ -283,6 +315,8 @@ bank.hint(
     "Stages are far apart: as soon as a layout has more ranks than a node, their messages go over `cluster.between`.",
 )
 bank.slip(5, "wrong-link", ("if layout.ranks <= cluster.node else cluster.between", ""))
+bank.slip(5, "wrong-link", ("layout.ranks <= cluster.node", "t * p <= cluster.node"))
+bank.slip(5, "wrong-link", ("layout.ranks <= cluster.node", "layout.ranks < cluster.node"))
 bank.slip(
     5, "wrong-link", ("cluster.inside(2) if layout.ranks <= cluster.node else cluster.between", "cluster.between")
 )

@@ -127,10 +127,13 @@ bank.variant(6, "other-options", BY_STEPS, ("zero=1 if d > 1 else 0", "zero=1"))
 
 bank.hint(6, "missing", "{n} layouts came, {of} divide and fit. Not among them: {layout}.")
 bank.slip(6, "missing", ('("none", "full")', '("none",)'))
-bank.slip(6, "missing", ("size <= usable]", "size < usable]"))
 bank.slip(6, "missing", ("math.gcd(model.heads, min(node, gpus), gpus)", "math.gcd(model.heads, node, gpus)"))
 bank.slip(6, "missing", ("        for b in divisors(batch // d)", "        for b in [1]"))
 bank.variant(6, "missing", BY_LOOPS, ("range(1, node + 1)", "range(1, node)"))
+
+bank.hint(6, "just-fits", "A layout that takes exactly `usable` bytes fits. It is left out here: {layout}.")
+bank.slip(6, "just-fits", ("size <= usable]", "size < usable]"))
+bank.variant(6, "just-fits", BY_LOOPS, ("if size <= usable:", "if size < usable:"))
 
 bank.hint(6, "twice", "A layout comes twice: {layout}. {n} different ones came.")
 bank.slip(6, "twice", ('("none", "full")', '("none", "full", "full")'))
@@ -174,12 +177,14 @@ bank.variant(6, "ties", BY_STEPS, ("    fit = sorted(fit, key=sizes.get)\n", "")
 bank.hint(6, "silent-none", "Where there is no layout, `planner.NoLayout` is due, which tells why. Instead: {got}.")
 bank.slip(6, "silent-none", ("    if not found:\n        raise planner.NoLayout(f\"no layout fits: the leanest takes {min(sizes) / 1e9:.1f} GB\")\n", ""))  # fmt: skip
 bank.slip(6, "silent-none", ("    if not layouts:\n        raise planner.NoLayout(f\"no layout divides {gpus} GPUs, {model.layers} layers and a batch of {batch}\")\n", ""))  # fmt: skip
+bank.slip(6, "silent-none", ('planner.NoLayout(f"no layout divides {gpus} GPUs, {model.layers} layers and a batch of {batch}")', "planner.NoLayout"))  # fmt: skip
 bank.variant(6, "silent-none", BY_STEPS, ("    if not fit:\n", "    if tried and not fit:\n"))
 
 bank.hint(
     6, "leanest-unsaid", "The sentence does not say how much the leanest layout takes: {expected} GB. It reads: {got}"
 )
 bank.slip(6, "leanest-unsaid", ("the leanest takes {min(sizes) / 1e9:.1f} GB", "{usable / 1e9:.1f} GB are too few"))
+bank.slip(6, "leanest-unsaid", ("{min(sizes) / 1e9:.1f} GB", "{min(sizes) // 1e9:.1f} GB"))
 bank.variant(6, "leanest-unsaid", BY_LOOPS, ("{least / 1e9:.1f} GB", "{least / 2**30:.1f} GB"))
 
 bank.hint(
@@ -187,5 +192,5 @@ bank.hint(
     "one-sentence",
     "The same sentence comes where nothing divides and where nothing fits. Different things would help.",
 )
-bank.slip(6, "one-sentence", ('    if not layouts:\n        raise planner.NoLayout(f"no layout divides {gpus} GPUs, {model.layers} layers and a batch of {batch}")\n', ""), ('f"no layout fits: the leanest takes {min(sizes) / 1e9:.1f} GB"', '"no layout divides, or it takes 7.5, 8.0, 8.5, 6.0 or 11.0 GB"'))  # fmt: skip
-bank.variant(6, "one-sentence", BY_LOOPS, ('"nothing divides"', '"nothing divides, or the leanest takes 6.0 GB"'), ('f"the leanest takes {least / 1e9:.1f} GB"', '"nothing divides, or the leanest takes 6.0 GB"'))  # fmt: skip
+bank.slip(6, "one-sentence", ('    if not layouts:\n        raise planner.NoLayout(f"no layout divides {gpus} GPUs, {model.layers} layers and a batch of {batch}")\n', ""), ('f"no layout fits: the leanest takes {min(sizes) / 1e9:.1f} GB"', '"no layout divides, or it takes 7.5, 8.0, 8.5, 6.4 or 11.0 GB"'))  # fmt: skip
+bank.variant(6, "one-sentence", BY_LOOPS, ('"nothing divides"', '"nothing divides, or the leanest takes 6.4 GB"'), ('f"the leanest takes {least / 1e9:.1f} GB"', '"nothing divides, or the leanest takes 6.4 GB"'))  # fmt: skip

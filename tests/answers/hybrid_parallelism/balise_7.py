@@ -66,6 +66,7 @@ def fit_constants(seconds, measured):
     return 1 / x, traffic
 """
 bank.text(7, None, BY_SOLVER)
+bank.text(7, None, BY_SOLVER.replace("import scipy.optimize", "import numpy as np\nimport scipy.optimize").replace("return 1 / x, traffic", "return np.array([1 / x, traffic])"))  # fmt: skip
 
 bank.slip(7, "nothing-returned", ("    return 96 *", "    found = 96 *"))
 
@@ -116,9 +117,10 @@ bank.variant(7, "constants-form", BY_PIECES, ("return [1 / x, y]", 'return {"pro
 bank.hint(
     7,
     "many-calls",
-    "`seconds` was called {n:,} times. In the notebook each call tries dozens of layouts: 2,000 calls are plenty.",
+    "`seconds` was called {n:,} times. In the notebook each call tries dozens of layouts: 2,000 calls are plenty. Does your loop end where nothing changes any more?",
 )
 bank.slip(7, "many-calls", ("range(10)", "range(1000)"))
+bank.slip(7, "many-calls", ("    for _ in range(10):\n", "    while True:\n"))
 bank.variant(7, "many-calls", BY_PIECES, ("range(12)", "range(500)"))
 
 bank.hint(7, "wrong-constants", "With these constants the two runs do not come out.")
@@ -160,6 +162,7 @@ bank.hint(
     "One solution of two linear equations is not enough: with the new constants another layout is the quickest. Go on until nothing changes.",
 )
 bank.slip(7, "once-linear", ("range(10)", "range(1)"))
+bank.slip(7, "once-linear", ("range(10)", "range(2)"))
 bank.variant(7, "once-linear", BY_SOLVER, ("scipy.optimize.fsolve(off, [1.5, 3.0])", "scipy.optimize.fsolve(off, [1.0, 1.0], maxfev=3)"))  # fmt: skip
 
 bank.hint(7, "one-run", "One of the two runs comes out, the other does not: two constants need both.")
