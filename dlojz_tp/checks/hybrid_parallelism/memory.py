@@ -2,11 +2,17 @@
 
 from math import prod
 
+import torch
+
 from dlojz_tp import planner
 from dlojz_tp.checking.looks import Look, judged, silent
-from dlojz_tp.checks.hybrid_parallelism.tables import form, numbers, out_of_planner, said, table, table_value
+from dlojz_tp.checks.hybrid_parallelism.tables import alone, form, numbers, out_of_planner, said, table, table_value
 from dlojz_tp.planner import Layout
 
+RULES = {"gathered": "gathered-wrong"}
+AGAIN = {  # what goes wrong there alone is about that
+    "ZeRO 0 to 3": {"parameters gradients optimizer": "zero-exact"}, "recomputation": {"activations": "again-wrong"},
+}  # fmt: skip
 MODELS = planner.GPT(64, 12, 8, sequence=24, vocabulary=160), planner.GPT(96, 8, 6, sequence=40, vocabulary=97)
 WIDTHS = (
     {"parameter": 2, "gradient": 4, "optimizer": 12, "whole": 10, "cut": 24, "input": 2, "logit": 4},
@@ -125,12 +131,25 @@ def _looks():
         of, columns = grid_cases(name), ("of the rank", "of a layer")
         due = table(due_parameters(*case) for case in of)
         yield Look(f"parameters: {name}", f"{name}, form", "two numbers", "stage-form")
-        yield table_value(f"{name}, counted", due, due, "wrong-parameters", _words(of), columns)
+        yield table_value(
+            f"{name}, counted", due, due, _layer if name == "tensor ranks" else "wrong-parameters", _words(of), columns
+        )
     for name in LAYOUTS:
         due = table(due_bytes(*case) for case in cases(name))
         yield Look(f"bytes: {name}", f"{name}, keys", "five", "memory-form")
         yield Look("", f"{name}, kept", True, "widths-changed", fields=silent)
-        yield table_value(f"{name}, bytes", due, due.sum(1, keepdim=True), "wrong-memory", _words(cases(name)), PARTS)
+        yield table_value(
+            f"{name}, bytes",
+            due,
+            due.sum(1, keepdim=True),
+            alone(PARTS, RULES | AGAIN.get(name, {}), "wrong-memory"),
+            _words(cases(name)),
+            PARTS,
+        )
+
+
+def _layer(seen, due):
+    return "wrong-parameters" if torch.allclose(seen[:, 1], due[:, 1]) else "layer-cut-wrong"
 
 
 def _words(of):

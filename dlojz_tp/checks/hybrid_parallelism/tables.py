@@ -45,6 +45,19 @@ def said(layout):
     return ", ".join(f"{name} {value}" for name, value in vars(layout).items() if value != plain[name]) or "one rank"
 
 
+def alone(columns, rules, other):
+    """A hint: that of the columns with mistakes ({"their names": slug}), where nothing else is wrong; else `other`."""
+
+    def hint(seen, due):
+        if not seen.isfinite().all():
+            return other
+        off = ((seen - due).abs() > 1e-6).any(0).tolist()
+        wrong = {name for name, one in zip(columns, off) if one}
+        return next((slug for names, slug in rules.items() if wrong and wrong <= set(names.split())), other)
+
+    return hint
+
+
 def table_value(key, due, whole, hint, rows, columns, words="{:,.1f}"):
     """A Value of a table: each number counts in parts of `whole`; the largest difference is shown.
 

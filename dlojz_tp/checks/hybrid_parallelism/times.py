@@ -5,13 +5,28 @@ from math import gcd
 
 from dlojz_tp import planner
 from dlojz_tp.checking.looks import Look, judged
-from dlojz_tp.checks.hybrid_parallelism.tables import form, number, numbers, out_of_planner, said, table, table_value
+from dlojz_tp.checks.hybrid_parallelism.tables import (
+    alone,
+    form,
+    number,
+    numbers,
+    out_of_planner,
+    said,
+    table,
+    table_value,
+)
 from dlojz_tp.planner import GPT, Cluster, Layout
 
 MODEL, SMALL = GPT(4096, 32, 32), GPT(1024, 16, 16, sequence=1024, vocabulary=30000, fused_attention=False)
 CLUSTERS = Cluster(planner.H100, products=0.5, traffic=7.0), Cluster(planner.A100, node=4, latency=2e-4, traffic=3.0)
 MESH = Cluster(planner.CARDS["MI300X"], products=0.4)
 PARTS = "compute", "tensor", "bubble", "pipeline", "data"
+RULES = {  # what goes wrong there alone is about that: the looks before it have held
+    "tensor ranks": {"computing": "tensor-undivided", "sums": "sums-miscounted"},
+    "recomputed": {"computing": "again-not-computed", "sums": "sums-miscounted"},
+    "sums beside products": {"sums": "hidden-wrong"},
+    "step": {"compute": "head-once", "tensor": "tensor-once", "bubble": "bubble-wrong", "pipeline": "messages-wrong", "data": "data-given"},
+}  # fmt: skip
 STAGES = {  # layouts of which one micro-batch on one stage is timed
     "one rank, and stages": [Layout(overlap=False), Layout(1, 4, micro_batch=3, overlap=False), Layout(1, 2, micro_batches=5)],
     "tensor ranks": [Layout(t, p, overlap=False, sequence_parallel=cut) for t, p, cut in ((2, 1, False), (4, 4, True), (4, 1, False))],
@@ -21,7 +36,7 @@ STAGES = {  # layouts of which one micro-batch on one stage is timed
 }  # fmt: skip
 WAYS = {  # layouts whose gradients travel
     "in a node": [
-        Layout(1, 1, 4, overlap=False),
+        Layout(1, 1, 4, 2, 3, overlap=False),
         Layout(4, 2, 1, overlap=False),
         Layout(2, 1, 2, zero=1, overlap=False),
     ],
@@ -131,16 +146,32 @@ def _looks():
     for name, layouts in STAGES.items():
         due = table(due_stage(*case) for case in cases(layouts))
         yield Look(f"a stage: {name}", f"{name}, form", "two numbers", "stage-time-form")
-        yield _value(name, due, due.sum(1, keepdim=True), "wrong-stage", cases(layouts), ("computing", "tensor ranks"))
+        yield _value(
+            name,
+            due,
+            due.sum(1, keepdim=True),
+            alone(("computing", "sums"), RULES.get(name, {}), "wrong-stage"),
+            cases(layouts),
+            ("computing", "tensor ranks"),
+        )
     for name, layouts in WAYS.items():
         due = table([due_way(*case)] for case in ways(layouts))
         whole = table([due_way(n, replace(layout, overlap=False), *rest)] for n, layout, *rest in ways(layouts)) + 1e-6
         yield Look(f"gradients: {name}", f"{name}, form", "a number", "data-time-form")
-        yield _value(name, due, whole, "wrong-data", ways(layouts), ("seconds",))
+        yield _value(
+            name, due, whole, "data-hiding" if name == "beside backward" else "wrong-data", ways(layouts), ("seconds",)
+        )
     for name, layouts in STEPS.items():
         due = table(due_step(*case) for case in cases(layouts))
         yield Look(f"a step: {name}", f"{name}, form", "five", "step-form")
-        yield _value(name, due, due.sum(0, keepdim=True) / len(due) + 1e-6, "wrong-step", cases(layouts), PARTS)
+        yield _value(
+            name,
+            due,
+            due.sum(0, keepdim=True) / len(due) + 1e-6,
+            alone(PARTS, RULES["step"], "wrong-step"),
+            cases(layouts),
+            PARTS,
+        )
 
 
 def _value(name, due, whole, hint, of, columns):

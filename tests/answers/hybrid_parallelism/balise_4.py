@@ -130,6 +130,14 @@ bank.hint(4, "pair-swapped", "The two are in the other order: the whole stage's 
 bank.slip(4, "pair-swapped", ("return model.layers // layout.pipeline * layer + ends, layer", "return layer, model.layers // layout.pipeline * layer + ends"))  # fmt: skip
 bank.variant(4, "pair-swapped", BY_PIECES, ("return [total, layer]", "return [layer, total]"))
 
+bank.hint(
+    4, "layer-cut-wrong",
+    "With tensor ranks a layer's parameters are not right there: 12 h² + 7 h of them are cut over the ranks, 6 h are whole on each.",
+)  # fmt: skip
+bank.slip(4, "layer-cut-wrong", ("(12 * h * h + 7 * h) / t + 6 * h", "12 * h * h / t + 13 * h"))
+bank.slip(4, "layer-cut-wrong", ("(12 * h * h + 7 * h) / t + 6 * h", "12 * h * h + 13 * h"))
+bank.variant(4, "layer-cut-wrong", BY_PIECES, ("/ t + 6 * h", "/ t**2 + 6 * h"))
+
 bank.hint(4, "words-whole", "The matrix of the words was left whole: it is cut over the tensor ranks too.")
 bank.slip(4, "words-whole", ("model.vocabulary * h / t *", "model.vocabulary * h *"))
 bank.variant(4, "words-whole", BY_RANKS, ("model.vocabulary * h\n", "model.vocabulary * h * layout.tensor\n"))
@@ -165,9 +173,10 @@ bank.variant(4, "zero-order", BY_PIECES, ('{"parameters": 3, "gradients": 2, "op
 
 bank.hint(
     4, "zero-exact",
-    "Each ZeRO shares out what the one before does, and more: 2 the optimizer's states and the gradients, 3 all three.",
+    "ZeRO 1 shares out the optimizer's states over the data ranks; 2 the gradients as well; 3 the parameters as well.",
 )  # fmt: skip
 bank.slip(4, "zero-exact", ("(d if zero >= 2 else 1)", "(d if zero == 2 else 1)"), ("(d if zero >= 1 else 1)", "(d if zero == 1 else 1)"))  # fmt: skip
+bank.slip(4, "zero-exact", ("(d if zero >= 2 else 1)", "(d if zero > 2 else 1)"), ("(d if zero >= 1 else 1)", "(d if zero > 1 else 1)"))  # fmt: skip
 bank.variant(4, "zero-exact", BY_PIECES, ("(d if layout.zero >= first else 1)", "(d if layout.zero == first else 1)"))
 
 bank.hint(
@@ -241,6 +250,13 @@ bank.hint(
 )
 bank.slip(4, "again-forgotten", ("+ full * everything", ""))
 bank.variant(4, "again-forgotten", BY_RANKS, ("total = full if again else 0", "total = 0"))
+
+bank.hint(
+    4, "again-wrong",
+    "With recomputation there are two parts: a layer's input, of each layer and each micro-batch in flight; and everything of one layer, once.",
+)  # fmt: skip
+bank.slip(4, "again-wrong", ("full * everything", "full * (everything - kept)"))
+bank.variant(4, "again-wrong", BY_PIECES, ("flying * layers * model.width", "layers * model.width"))
 
 bank.hint(
     4,

@@ -187,7 +187,7 @@ bank.variant(5, "tensor-undivided", BY_HAND, ("flops / layout.tensor /", "flops 
 
 bank.hint(
     5, "sums-miscounted",
-    "A layer has two all-reduces in forward and two in backward, each of 2·b·s·h bytes, which every rank has whole; a forward computed again has two more.",
+    "A layer has two all-reduces in forward and two in backward, each of 2·b·s·h bytes, which every rank has whole; a forward computed again has two more. They take `cluster.inside(t)`.",
 )  # fmt: skip
 bank.slip(5, "sums-miscounted", ("(6 if full else 4) * total", "(3 if full else 2) * total"))
 bank.slip(5, "sums-miscounted", ("(6 if full else 4) * total", "4 * total"))
@@ -198,7 +198,7 @@ bank.variant(5, "sums-miscounted", BY_HAND, ("[one] * (2 * (passes - 1))", "[one
 bank.hint(
     5,
     "again-not-computed",
-    'With recomputation "full" each layer computes its forward twice: products, memory traffic and sums.',
+    'With recomputation "full" each layer computes its forward twice: products, memory traffic (4/3 of `layer_bytes(…, again=True)`) and sums.',
 )
 bank.slip(5, "again-not-computed", ("(4 if full else 3)", "3"))
 bank.slip(5, "again-not-computed", ("(4 / 3 if full else 1)", "1"))
@@ -209,7 +209,7 @@ bank.variant(5, "again-not-computed", BY_HAND, ('{"none": 3, "full": 4}', '{"non
 
 bank.hint(
     5, "hidden-wrong",
-    "With overlap, only the two sums of backward are hidden, each by the product beside it and never by more than it takes itself.",
+    "With overlap, only the two sums of backward are hidden, each by the product beside it (3 h · h and 4 h · h, at the speed of all products) and never by more than it takes itself.",
 )  # fmt: skip
 bank.slip(5, "hidden-wrong", ("if layout.overlap else 0\n", "\n"))
 bank.slip(5, "hidden-wrong", ("sum(min(total, 2 * b * s * n * h * h / t / speed) for n in (3, 4))", "2 * total"))
@@ -219,7 +219,11 @@ bank.slip(5, "hidden-wrong", ("sum(min(total, 2 * b * s * n * h * h / t / speed)
 bank.variant(5, "hidden-wrong", BY_HAND, ("sums[k] -= min(one, n * size * h / layout.tensor / (cluster.products * cluster.peak))", "sums[k] = 0"))  # fmt: skip
 bank.variant(5, "hidden-wrong", BY_LAYERS, ("max(0.0, one - product(h, width)) if layout.overlap else one", "one"))
 
-bank.hint(5, "wrong-data", "The seconds of the gradients' way are not right there.")
+bank.hint(
+    5,
+    "wrong-data",
+    "The seconds of the gradients' way are not right there. `n` is a rank's number already, and it is sent once a step.",
+)
 bank.slip(5, "wrong-data", ("sizes = 4 * n,", "sizes = 24 * n,"))
 bank.variant(5, "wrong-data", BY_HAND, ("(6 if layout.zero > 0 else 8)", "(26 if layout.zero > 0 else 28)"))
 
@@ -274,10 +278,17 @@ bank.slip(
     ("waited * message}", "waited * message / 3}"),
     ("    return found\n", '    found["data"] /= 3\n    return found\n'),
 )
-bank.variant(5, "wrong-step", BY_LAYERS, ("compute * 2 / 3)", "compute * 2 / 3) / 4"))
+bank.variant(
+    5,
+    "wrong-step",
+    BY_LAYERS,
+    ("    return found", '    found["data"] /= 4\n    found["bubble"] /= 3\n    return found'),
+)
 
 bank.hint(
-    5, "head-once", "Every micro-batch goes through the head: its operations count m times, and the t ranks share them."
+    5,
+    "head-once",
+    "Every micro-batch goes through the head: its operations count m times, the t ranks share them, and they run at the layers' speed.",
 )
 bank.slip(5, "head-once", ("m * (compute + head)", "m * compute + head"))
 bank.slip(5, "head-once", ("m * (compute + head)", "m * compute"))
@@ -285,10 +296,24 @@ bank.slip(5, "head-once", ("head = 6 *", "head = 2 *"))
 bank.slip(5, "head-once", ("model.vocabulary / t /", "model.vocabulary /"))
 bank.variant(5, "head-once", BY_LAYERS, ('found["compute"] += m * 6', 'found["compute"] += 6'))
 
+bank.hint(5, "tensor-once", "Each of the m micro-batches waits for its own sums: m times the stage's second number.")
+bank.slip(5, "tensor-once", ('"tensor": m * tensor', '"tensor": tensor'))
+bank.variant(5, "tensor-once", BY_HAND, ('parts["tensor"] += tensor', 'parts["tensor"] = tensor'))
+
+bank.hint(
+    5, "data-given",
+    "What `data_time` is given there is not right: the first number of `stage_parameters` for the first stage, and 2/3 of the first number of `stage_time`.",
+)  # fmt: skip
+bank.slip(5, "data-given", ("n = stage_parameters(model, layout, 0)[0]", "n = stage_parameters(model, layout, 0)[1]"))
+bank.slip(
+    5, "data-given", ("n = stage_parameters(model, layout, 0)[0]", "n = stage_parameters(model, layout, p - 1)[0]")
+)
+bank.variant(5, "data-given", BY_LAYERS, ("stage_parameters(model, layout, 0)[0]", "model.n_parameters"))
+
 bank.hint(
     5,
     "bubble-wrong",
-    "A stage waits for (p − 1) / v times a micro-batch's time on it, sums included: the number of micro-batches does not matter.",
+    "A stage waits for (p − 1) / v times a micro-batch's time on it, with its sums, without the head: the number of micro-batches does not matter.",
 )
 bank.slip(5, "bubble-wrong", ("(p - 1) / v * (compute + tensor)", "(p - 1) * (compute + tensor)"))
 bank.slip(5, "bubble-wrong", ("(p - 1) / v * (compute + tensor)", "(p - 1) / v * compute"))
