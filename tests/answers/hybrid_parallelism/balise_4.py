@@ -226,6 +226,22 @@ bank.slip(4, "in-flight", ('m if layout.schedule == "GPipe" else min(m, layout.p
 bank.slip(4, "in-flight", ('m if layout.schedule == "GPipe" else ', ""))
 bank.variant(4, "in-flight", BY_PIECES, ("m if m < p - stage else p - stage", "m if m < p else p"))
 
+bank.hint(
+    4,
+    "cut-left-whole",
+    'What lies where heads are cut is shared out over the tensor ranks: `widths["cut"]` is divided by t.',
+)
+bank.slip(4, "cut-left-whole", ('widths["cut"] / t', 'widths["cut"]'))
+bank.variant(4, "cut-left-whole", BY_RANKS, ("heads = cells / layout.tensor", "heads = cells"))
+
+bank.hint(
+    4, "widths-unread", "The bytes do not follow the table `widths`: it is `MIXED` in one cell, another in the next."
+)
+bank.slip(4, "widths-unread", ('widths["whole"]', "10"), ('widths["cut"]', "24"), ('widths["input"]', "2"), ('widths["logit"]', "4"))  # fmt: skip
+bank.slip(4, "widths-unread", ('n * widths["parameter"]', "n * 2"), ('n * widths["gradient"]', "n * 4"), ('n * widths["optimizer"]', "n * 12"))  # fmt: skip
+bank.slip(4, "widths-unread", ("    n, layer = stage", "    widths = MIXED\n    n, layer = stage"))
+bank.variant(4, "widths-unread", BY_PIECES, ("    here, layer =", "    widths = MIXED\n    here, layer ="))
+
 bank.hint(4, "all-layers-kept", "A stage keeps activations of its own layers alone: 1/p of the model's.")
 bank.slip(4, "all-layers-kept", ("in_flight * (model.layers // layout.pipeline)", "in_flight * model.layers"))
 bank.variant(4, "all-layers-kept", BY_RANKS, ("total += model.layers / layout.pipeline *", "total += model.layers *"))

@@ -158,6 +158,13 @@ bank.hint(5, "one-layer", "These are one layer's seconds: a stage has `layers / 
 bank.slip(5, "one-layer", ("layers = model.layers // layout.pipeline", "layers = 1"))
 bank.variant(5, "one-layer", BY_HAND, ("layers = model.layers // layout.pipeline", "layers = 1"))
 
+bank.hint(
+    5, "micro-batch-size", "One micro-batch is timed: of `layout.micro_batch` sequences, neither of one nor of all in a step."
+)  # fmt: skip
+bank.slip(5, "micro-batch-size", ("model.sequence, layout.micro_batch, model.width, layout.tensor\n    full", "model.sequence, 1, model.width, layout.tensor\n    full"))  # fmt: skip
+bank.slip(5, "micro-batch-size", ("model.sequence, layout.micro_batch, model.width, layout.tensor\n    full", "model.sequence, layout.micro_batch * layout.micro_batches, model.width, layout.tensor\n    full"))  # fmt: skip
+bank.variant(5, "micro-batch-size", BY_HAND, ("b, s, h = layout.micro_batch,", "b, s, h = 1,"))
+
 bank.hint(5, "stage-swapped", "The two are in the other order: computing, then the sums over tensor ranks.")
 bank.slip(5, "stage-swapped", ("return layers * (products + moved / cluster.card.bandwidth), layers * ((6 if full else 4) * total - hidden)", "return layers * ((6 if full else 4) * total - hidden), layers * (products + moved / cluster.card.bandwidth)"))  # fmt: skip
 bank.variant(
