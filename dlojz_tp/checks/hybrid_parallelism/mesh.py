@@ -45,23 +45,41 @@ def observe(place_of, rank_at, groups):
         return got
 
     found = [[call(place_of, rank, k) for rank in range(n.numel())] for k, n in enumerate(NUMBERS)]
-    right = [isinstance(one, dict) and set(one) == set(sizes) for sizes, all_of in zip(MESHES, found) for one in all_of]
-    yield {"place form": "such a dictionary" if all(right) else f"{type(found[0][0]).__name__} {found[0][0]}"}
+    wrong = [f"{one!r} for rank {rank} of {MESHES[k]}" for k, all_of in enumerate(found)
+             for rank, one in enumerate(all_of) if not _is_place(one, MESHES[k])]  # fmt: skip
+    yield {"place form": wrong[0] if wrong else "such a dictionary"}
     tables = [[[int(one[axis]) for axis in sizes] for one in all_of] for sizes, all_of in zip(MESHES, found)]
     yield {"places": torch.cat([torch.tensor(table).flatten() for table in tables]).double()}
     outside = [(k, rank) for k, n in enumerate(NUMBERS) for rank in (n.numel(), n.numel() + 7, -1)]
-    yield {"outside": [str(tried(call, place_of, rank, k)).split(":")[0] for k, rank in outside]}
+    answers = [(k, rank, tried(call, place_of, rank, k)) for k, rank in outside]
+    yield {"outside": [_refusal(got) or f"{got!r} for rank {rank} of {MESHES[k]}" for k, rank, got in answers]}
     back = []
     for k, (sizes, places) in enumerate(PLACES):
         for place in places.tolist():
             pairs = list(zip(sizes, place))
             back += [call(rank_at, dict(order), k) for order in (pairs, pairs[::-1])]
-    yield {"ranks": torch.tensor([float("nan") if r is None else float(r) for r in back], dtype=torch.float64)}
+    numbers = [float("nan") if r is None else float(r) for r in back]
+    ranks = None if all(r is None for r in back) else torch.tensor(numbers, dtype=torch.float64)
+    yield {"ranks": ranks if ranks is None else ranks[::2], "turned": ranks if ranks is None else ranks[1::2]}
     made = [call(groups, list(axes), k) for k, axes in CHOICES]
-    lists = all(isinstance(all_of, list) and all(isinstance(one, list) for one in all_of) for all_of in made)
-    yield {"group form": "a list of lists" if lists else f"{type(made[0]).__name__} {str(made[0])[:60]}"}
+    wrong = [f"{type(one).__name__} {str(one)[:60]}" for one in made if not _is_groups(one)]
+    yield {"group form": wrong[0] if wrong else "a list of lists"}
     yield {"groups": torch.cat([_first_of(all_of, NUMBERS[k].numel()) for (k, _), all_of in zip(CHOICES, made)])}
     yield {"in order": made, "changed": any(changed)}
+
+
+def _is_place(one, sizes):
+    return isinstance(one, dict) and set(one) == set(sizes) and all(int(number) == number for number in one.values())
+
+
+def _refusal(got):
+    """The name of an error that was raised; "" where a value came back."""
+    return got.split(":")[0] if isinstance(got, str) else ""
+
+
+def _is_groups(made):
+    lists = isinstance(made, list) and all(isinstance(one, list) for one in made)
+    return lists and all(hasattr(rank, "__index__") for one in made for rank in one)
 
 
 def _first_of(all_of, n):
@@ -85,26 +103,39 @@ def _of_groups(seen, due):
         )
         if torch.equal(seen, other):
             return slug
+    if not _example(seen, due)["axes"]:
+        return "no-axis"
     return "not-once" if (seen < 0).any() else "wrong-groups"
 
 
 def _example(seen, due):
-    """The first choice of axes whose groups are wrong."""
+    """The first choice of axes whose groups are wrong; no axis at all only where no other is."""
     sizes = [NUMBERS[k].numel() for k, _ in CHOICES]
     parts = zip(CHOICES, seen.split(sizes), due.split(sizes))
-    k, axes = next(choice for choice, mine, true in parts if not torch.equal(mine, true))
+    wrong = [choice for choice, mine, true in parts if not torch.equal(mine, true)]
+    k, axes = next((choice for choice in wrong if choice[1]), wrong[0])
     return silent(seen, due) | {"axes": axes, "sizes": MESHES[k], "due": _true_groups(k, axes).tolist()}
 
 
+def _place(seen, due):
+    """The first rank whose place is wrong."""
+    ranks = [(sizes, rank, place) for sizes, places in PLACES for rank, place in enumerate(places.tolist())]
+    mine = seen.long().split([len(sizes) for sizes, _, _ in ranks])
+    sizes, rank, true, got = next((*one, got.tolist()) for one, got in zip(ranks, mine) if got.tolist() != one[2])
+    shown = {"due": dict(zip(sizes, true)), "mine": dict(zip(sizes, got))}
+    return silent(seen, due) | {"rank": rank, "sizes": sizes} | shown
+
+
 TRUE = [_true_groups(k, axes).tolist() for k, axes in CHOICES]
+RANKS = torch.cat([torch.arange(len(places)) for _, places in PLACES]).double()
 LOOKS = [
     Look("place_of: a coordinate for each axis of the mesh", "place form", "such a dictionary", "place-form"),
     Value("the places of all ranks, in meshes of 1 to 5 axes", "places",
-          torch.cat([places.flatten() for _, places in PLACES]).double(), "wrong-place", fields=silent),
+          torch.cat([places.flatten() for _, places in PLACES]).double(), "wrong-place", fields=_place),
     Look("a rank that the mesh has not: ValueError", "outside", ["ValueError"] * 3 * len(MESHES), "rank-outside",
          fields=lambda seen, due: {"got": next(one for one in seen if one != "ValueError"), "expected": "ValueError"}),
-    Value("rank_at: back again, whatever the order in `place`", "ranks",
-          torch.cat([torch.arange(len(places)).repeat_interleave(2) for _, places in PLACES]).double(), "wrong-rank", fields=silent),
+    Value("rank_at: back again", "ranks", RANKS, "wrong-rank", fields=silent),
+    Look("whatever the order in `place`", "turned", RANKS, "order-of-place", fields=silent),
     Look("groups: a list of lists of ranks", "group form", "a list of lists", "groups-form"),
     Look("who is in a group with whom: no axis, one, two, all", "groups",
          torch.cat([_first_of(all_of, NUMBERS[k].numel()) for (k, _), all_of in zip(CHOICES, TRUE)]), _of_groups, fields=_example),

@@ -61,7 +61,11 @@ def groups(axes, sizes):
 """
 bank.text(1, None, STRIDES)
 
-hint(1, "place-form", "place_of returns a dictionary with a coordinate for each axis that `sizes` names. Here: {got}")
+hint(
+    1,
+    "place-form",
+    "place_of returns a dictionary with a coordinate, a whole number, for each axis that `sizes` names. Here: {got}",
+)
 slip(1, "place-form", ("return {axis: place[axis] for axis in sizes}", "return tuple(place[axis] for axis in sizes)"))
 slip(
     1,
@@ -70,6 +74,15 @@ slip(
         "return {axis: place[axis] for axis in sizes}",
         "return {name: place.get(name, 0) for name in ('tensor', 'data', 'pipeline')}",
     ),
+)
+slip(
+    1,
+    "place-form",
+    (
+        "left, place[axis] = divmod(left, sizes[axis])",
+        "place[axis] = left % sizes[axis]\n        left = left / sizes[axis]",
+    ),
+    ("if left:", "if not 0 <= rank < math.prod(sizes.values()):"),
 )
 variant(1, "place-form", NUMPY, ("dict(zip(sizes, np", "list(zip(sizes, np"))
 
@@ -107,12 +120,16 @@ variant(
     ("return {axis: rank // stride(axis, sizes) % sizes[axis]", "return {axis: rank // sizes[axis] % sizes[axis]"),
 )
 
-hint(1, "wrong-place", "These are not the coordinates. Write the mesh of 2 × 3 × 4 down: rank 13 is at 1, 0, 1.")
+hint(
+    1,
+    "wrong-place",
+    "In a mesh of {sizes}, rank {rank} is at {due}, not at {mine}. Coordinates count from 0, and each stays below its axis's size.",
+)
 slip(1, "wrong-place", ("divmod(left, sizes[axis])\n", "divmod(left, sizes[axis])\n        place[axis] += 1\n"))
 slip(1, "wrong-place", ("return {axis: place[axis] for axis in sizes}", "return dict(zip(sizes, place.values()))"))
 variant(1, "wrong-place", STRIDES, ("% sizes[axis] for axis in sizes}", "for axis in sizes}"))
 
-hint(1, "rank-outside", "A mesh of n ranks has the ranks 0 to n − 1. For any other, raise ValueError; here: {got}")
+hint(1, "rank-outside", "A mesh of n ranks has the ranks 0 to n − 1. For any other, raise ValueError. Here: {got}")
 slip(
     1,
     "rank-outside",
@@ -137,6 +154,14 @@ slip(
         "for axis, number in place.items():\n        rank = rank * sizes[axis] + number",
     ),
 )
+slip(
+    1,
+    "order-of-place",
+    (
+        "for axis, size in sizes.items():\n        rank = rank * size + place[axis]",
+        "for number, size in zip(place.values(), sizes.values()):\n        rank = rank * size + number",
+    ),
+)
 variant(
     1,
     "order-of-place",
@@ -156,6 +181,7 @@ variant(1, "wrong-rank", STRIDES, ("place[axis] * stride(axis, sizes) for", "pla
 hint(1, "groups-form", "groups returns a list of groups, each of them a list of ranks. Here: {got}")
 slip(1, "groups-form", ("return list(found.values())", "return found"))
 slip(1, "groups-form", ("return list(found.values())", "return list(found.values())[0]"))
+slip(1, "groups-form", (".append(rank)", ".append(place)"))
 variant(1, "groups-form", NUMPY, ("sorted(sorted(row) for row in rows.tolist())", "rows"))
 
 hint(
@@ -189,6 +215,11 @@ variant(
         "firsts = range(math.prod(sizes.values()))",
     ),
 )
+
+hint(1, "no-axis", "Where no axis is named, no ranks differ: each rank is a group of its own, [[0], [1], [2], …].")
+slip(1, "no-axis", ("found = {}", "found = {}\n    if not axes:\n        return []"))
+slip(1, "no-axis", ("found = {}", "found = {}\n    axes = axes or list(sizes)"))
+variant(1, "no-axis", STRIDES, ("firsts = ", "axes = axes if axes else list(sizes)\n    firsts = "))
 
 hint(1, "wrong-groups", "Ranks share a group if they differ in {axes} only. Of a mesh of {sizes}: {due}.")
 NEIGHBOURS = "size = math.prod(sizes[axis] for axis in axes)\n    n = math.prod(sizes.values())\n    return [list(range(k, k + size)) for k in range(0, n, size)]\n    found = {}"
