@@ -240,7 +240,7 @@ for order in itertools.permutations(GRID):
     print(f"{', '.join(order):<24}{shown:>38}{sum(SENT[axis] * share for axis, share in shares.items()) / 1e9:22.0f}")
 
 # %% [markdown]
-# Tensor innermost, or the network carries several times as much. Data comes next: the neighbours for which a node still has room are then
+# Tensor innermost, or the network carries several times as much. Data comes next: what room a node has left goes to
 # those that send more. The pipeline is left with the slow links, and bears them.
 #
 # From here on, a rank asks its `Mesh`: `mesh.tensor`, `mesh.data` and `mesh.pipeline` are one axis each, with `rank` (this rank's
@@ -1235,7 +1235,7 @@ draw_large()
 #
 # What crosses a cut is one activation for a micro-batch, from one rank to one: it bears the slowest links there are. Gradients are more
 # bytes, in all-reduces between all data ranks, though they hide behind backward. With few nodes the other order can win; Megatron
-# has an option for it. Count, do not believe: the bytes of a step over each link, as in the cell above.
+# has an option for it. Count, do not believe: the bytes of a step over each link, as the cell after balise 1 does.
 # </details>
 #
 # <details><summary>ZeRO 3 also shares out the parameters, and 1,024 data ranks fit without any other axis. Why is that not the end of it?</summary>

@@ -10,10 +10,10 @@ from torch import nn
 from dlojz_tp.models import Transformer, TransformerConfig, language_loss
 from dlojz_tp.parallel import Axis, Entrance, Exit, Mesh, SlicedBlock, Stage
 
-LAYERS, VOCABULARY, LENGTH = 3, 12, 5
+LAYERS, VOCABULARY, LENGTH = 5, 12, 5
 #           (pipeline, data, tensor), tied head
 MESHES = {
-    4: [((2, 2, 1), True), ((1, 2, 2), True), ((2, 1, 2), False)],
+    4: [((2, 2, 1), True), ((1, 2, 2), True), ((2, 1, 2), False), ((1, 4, 1), False)],
     3: [((3, 1, 1), True)],
 }
 

@@ -8,7 +8,7 @@ from dlojz_tp.checks.hybrid_parallelism import grid
 from dlojz_tp.parallel import Stage
 from dlojz_tp.probes.ranks import hung, killed_by, world_after_world
 
-STEPS = (8, 2), (7, 3)  # rows of the batch, micro-batches; the second does not divide
+STEPS = (8, 4), (9, 4)  # rows of the batch, micro-batches; the second does not divide
 
 
 def observe(part_of, hybrid_step):
@@ -17,7 +17,7 @@ def observe(part_of, hybrid_step):
         mesh = grid.joined(shape)
         part = part_of(grid.plain(tied), mesh)
         yield {"form": "a Stage" if isinstance(part, Stage) else type(part).__name__, "held": _held(part, mesh, tied),
-               "words": sum(1 for p in getattr(part, "parameters", list)() if getattr(p, "tied", False))}  # fmt: skip
+               "words": sum(name.endswith("words") for name, _ in getattr(part, "named_parameters", list)())}  # fmt: skip
         yield from _steps(hybrid_step, part, mesh, tied)
 
 
@@ -47,7 +47,7 @@ def _steps(hybrid_step, part, mesh, tied):
         part.zero_grad()
         loss = hybrid_step(part, mesh, grid.batch(rows), n)
         gradients = [(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in held]
-        yield {"rows": sum(calls), "calls": len(calls), "loss": 0.0 if loss is None else float(loss),
+        yield {"rows": sum(calls), "calls": len(calls), "loss": 0.0 if loss is None else float(loss), "none": loss is None,
                "gradients": torch.cat(gradients), "filled": any(p.grad is not None and not p.requires_grad for p in held)}  # fmt: skip
 
 
@@ -65,6 +65,12 @@ def _shares(at):
         blocks = [f"block {k}" for k in range(grid.LAYERS * stage // n, grid.LAYERS * (stage + 1) // n)]
         found.append(["Entrance"] * (stage == 0) + blocks + ["Exit"] * (stage == n - 1))
     return found
+
+
+def _words(at):
+    """How many weights of words each rank holds."""
+    ends = [sum(name in ("Entrance", "Exit") for name in mine) for mine in _shares(at)]
+    return [min(n, 1) if _world(at)[1] else n for n in ends]
 
 
 def _evenly(seen, due):
@@ -138,9 +144,8 @@ LOOKS = {
              fields=lambda seen, due: {"got": seen[0], "expected": "a Stage"}),
         Look("the layers of a pipeline once along its stages, ends included, cut over the tensor ranks", "held", _shares, _of_layers,
              _evenly, _rank_fields),
-        Look("a tied head on the embedding's stage is the embedding's parameter", "words",
-             lambda at: [sum(name in ("Entrance", "Exit") for name in mine) and _world(at)[1] for mine in _shares(at)], "tied-twice",
-             fields=silent),
+        Look("a tied head on the embedding's stage is the embedding's parameter; else it has its own", "words", _words,
+             lambda seen, due: "tied-twice" if sum(seen) > sum(due) else "one-for-two", fields=silent),
     ],
     "step": [
         Look("hybrid_step: each rank computes with the rows of its data coordinate", "rows", _rows_due, _of_rows, fields=silent),
@@ -149,7 +154,9 @@ LOOKS = {
         Look("what is frozen has no gradient", "filled", lambda at: [False] * len(_world(at)[0]), "frozen-filled", fields=silent),
         Value("the gradients of one process, on each rank those of its part", lambda ranks: ranks[0]["gradients"], _gradients_due, "wrong-gradient",
               within(1e-9), silent),
-        Value("the loss of a pipeline's own rows on its last stage, else None", "loss", _losses_due, "wrong-step-loss", within(1e-9)),
+        Look("the loss of a pipeline's own rows on its last stage, else None", "none",
+             lambda at: [mesh.pipeline.rank < mesh.pipeline.size - 1 for mesh in _world(at)[0]], "wrong-step-loss", fields=silent),
+        Value("", "loss", _losses_due, "wrong-step-loss", within(1e-9)),
     ],
 }  # fmt: skip
 KNOWN = (

@@ -181,7 +181,7 @@ variant(1, "wrong-rank", STRIDES, ("place[axis] * stride(axis, sizes) for", "pla
 hint(1, "groups-form", "groups returns a list of groups, each of them a list of ranks. Here: {got}")
 slip(1, "groups-form", ("return list(found.values())", "return found"))
 slip(1, "groups-form", ("return list(found.values())", "return list(found.values())[0]"))
-slip(1, "groups-form", (".append(rank)", ".append(place)"))
+slip(1, "groups-form", (".append(rank)", ".append(place_of(rank, sizes))"))
 variant(1, "groups-form", NUMPY, ("sorted(sorted(row) for row in rows.tolist())", "rows"))
 
 hint(

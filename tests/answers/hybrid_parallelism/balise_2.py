@@ -105,6 +105,14 @@ hint(
     "2 and 1. Here, {got}; it should hold {expected}.",
 )
 slip(2, "wrong-layers", ("(len(model.blocks) * k // n_stages for", "(len(model.blocks) // n_stages * k for"))
+slip(
+    2,
+    "wrong-layers",
+    (
+        "len(model.blocks) * k // n_stages for",
+        "len(model.blocks) // n_stages * k if k < n_stages else len(model.blocks) for",
+    ),
+)
 slip(2, "wrong-layers", ("for k in (stage, stage + 1))", "for k in (mesh.data.rank, mesh.data.rank + 1))"))
 variant(2, "wrong-layers", STARTED, ("k * n // len(model.blocks)", "k % n"))
 
@@ -129,6 +137,14 @@ slip(
     ("    if n_stages == 1 and model.config.tied_head:\n        layers[-1].words = layers[0].words\n", ""),
 )
 variant(2, "tied-twice", ONE_MESSAGE, ("        back[0].words = front[0].words", "        pass"))
+
+hint(
+    2,
+    "one-for-two",
+    "This head is not tied: it has a weight of its own, and the embedding's is not its. Ask `model.config.tied_head`.",
+)
+slip(2, "one-for-two", ("if n_stages == 1 and model.config.tied_head:", "if n_stages == 1:"))
+variant(2, "one-for-two", STARTED, ("if model.config.tied_head and isinstance", "if isinstance"))
 
 hint(
     2,
@@ -161,6 +177,7 @@ slip(
 slip(
     2, "other-rows", ("tokens.tensor_split(mesh.data.size)[mesh.data.rank]", "tokens[: len(tokens) // mesh.data.size]")
 )
+slip(2, "other-rows", ("(mesh.data.size)[mesh.data.rank]", "(mesh.data.size)[mesh.pipeline.rank]"))
 variant(2, "other-rows", STARTED, ("tokens[begin : begin + mine]", "tokens[begin : begin + min(sizes)]"))
 
 hint(
@@ -237,6 +254,7 @@ slip(
     ("            dist.all_reduce(p.grad, group=mesh.data.group)\n", ""),
     ("            p.grad *= len(rows) / len(tokens)\n", ""),
 )
+slip(2, "data-silent", ("            dist.all_reduce(p.grad, group=mesh.data.group)\n", ""))
 variant(2, "data-silent", ONE_MESSAGE, ("        g.copy_(values.view_as(g))", "        g = values.view_as(g)"))
 
 hint(
@@ -250,7 +268,7 @@ variant(2, "data-summed", STARTED, ("        p.grad.mul_(mine).div_(len(tokens))
 hint(
     2,
     "shares-alike",
-    "Right where the batch divides, wrong where it does not: a share of 4 rows counts more than one of 3. Weight each mean by its rows "
+    "Right where the batch divides, wrong where it does not: shares of 5 and 4 rows count alike. Weight each mean by its rows "
     "over all rows.",
 )
 slip(2, "shares-alike", ("p.grad *= len(rows) / len(tokens)", "p.grad /= mesh.data.size"))
@@ -322,9 +340,57 @@ variant(
     2, "untied-summed", STARTED, ("if p.tied and", "if any(p is getattr(layer, 'words', None) for layer in part) and")
 )
 
+hint(
+    2,
+    "weighted-late",
+    "Each mean needs the weight of its *own* rows, before the data ranks add up. Here their sum has the weight of the rank that holds it.",
+)
+slip(
+    2,
+    "weighted-late",
+    ("            p.grad *= len(rows) / len(tokens)\n", ""),
+    ("group=mesh.data.group)\n", "group=mesh.data.group)\n            p.grad *= len(rows) / len(tokens)\n"),
+)
+variant(
+    2,
+    "weighted-late",
+    ONE_MESSAGE,
+    (" * (len(share) / len(tokens))", ""),
+    ("        g.copy_(values.view_as(g))", "        g.copy_(values.view_as(g) * (len(share) / len(tokens)))"),
+)
+
+hint(
+    2,
+    "divided-by-parts",
+    "The gradients are too small by the number of micro-batches: `run_pipeline` has made the mean over them already.",
+)
+slip(2, "divided-by-parts", ("len(rows) / len(tokens)", "len(rows) / len(tokens) / n_micro_batches"))
+variant(2, "divided-by-parts", STARTED, ("div_(len(tokens))", "div_(len(tokens) * n_micro_batches)"))
+
 hint(2, "wrong-gradient", "The gradients are not those of one process with the whole batch.")
 slip(2, "wrong-gradient", ("p.grad *= len(rows) / len(tokens)", "p.grad *= len(rows)"))
+slip(2, "wrong-gradient", ("len(rows) / len(tokens)", "len(rows) / len(tokens) ** 2"))
 variant(2, "wrong-gradient", STARTED, ("div_(len(tokens))", "div_(len(tokens) ** 2)"))
+
+hint(
+    2,
+    "strided-rows",
+    "This is the loss of other rows. Data rank 0 takes the first rows of the batch, in one piece, and so on: `tokens.tensor_split`.",
+)
+slip(
+    2,
+    "strided-rows",
+    ("tokens.tensor_split(mesh.data.size)[mesh.data.rank]", "tokens[mesh.data.rank :: mesh.data.size]"),
+)
+variant(
+    2,
+    "strided-rows",
+    ONE_MESSAGE,
+    (
+        "torch.arange(len(tokens)).tensor_split(mesh.data.size)[mesh.data.rank]",
+        "list(range(mesh.data.rank, len(tokens), mesh.data.size))",
+    ),
+)
 
 hint(
     2,
@@ -332,4 +398,5 @@ hint(
     "Return what `run_pipeline` gives: the mean loss of this pipeline's rows on its last stage, None elsewhere. The sum over the grid comes next.",
 )
 slip(2, "wrong-step-loss", ("return loss", "return None if loss is None else loss * len(rows) / len(tokens)"))
+slip(2, "wrong-step-loss", ("return loss", "return 0.0 if loss is None else loss"))
 variant(2, "wrong-step-loss", ONE_MESSAGE, ("return loss", "return None if loss is None else loss * mesh.data.size"))

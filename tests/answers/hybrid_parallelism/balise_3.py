@@ -80,6 +80,22 @@ slip(
     ),
 )
 slip(3, "stage-norm", ("    dist.all_reduce(square, group=mesh.pipeline.group)\n", ""))
+slip(
+    3,
+    "stage-norm",
+    (
+        "    dist.all_reduce(square, group=mesh.pipeline.group)\n",
+        "    if mesh.ends:\n        dist.all_reduce(square, group=mesh.ends.group)\n",
+    ),
+)
+slip(
+    3,
+    "stage-norm",
+    (
+        "return square.sqrt()",
+        "return nn.utils.get_total_norm([p.grad for p in part.parameters() if p.grad is not None])",
+    ),
+)
 variant(3, "stage-norm", GATHERED, ("for axis in (mesh.pipeline, mesh.tensor)", "for axis in (mesh.tensor,)"))
 
 hint(
@@ -178,6 +194,28 @@ hint(3, "no-root", "That is the square of the norm.")
 slip(3, "no-root", ("return square.sqrt()", "return square"))
 variant(3, "no-root", SHARED, ("return square ** 0.5", "return square"))
 
+hint(
+    3,
+    "norm-on-some",
+    "Right on rank {ranks} and wrong on the others. Every rank needs the whole sum (`all_reduce`), and data ranks hold the same: what "
+    "one counts, all count.",
+)
+slip(
+    3,
+    "norm-on-some",
+    (
+        "    dist.all_reduce(square, group=mesh.pipeline.group)",
+        "    dist.reduce(square, mesh.pipeline.ranks[0], group=mesh.pipeline.group)",
+    ),
+)
+slip(3, "norm-on-some", ("not p.cut and mesh.tensor.rank > 0", "not p.cut and mesh.data.rank > 0"))
+variant(
+    3,
+    "norm-on-some",
+    SHARED,
+    ("    dist.all_reduce(square)\n", "    dist.reduce(square, 0)\n"),
+)
+
 hint(3, "wrong-norm", "This is not the norm of the whole model's gradient.")
 slip(3, "wrong-norm", ("p.grad.square()", "p.grad.abs()"))
 variant(3, "wrong-norm", SHARED, (".pow(2)", ".pow(3)"))
@@ -260,8 +298,40 @@ variant(
 
 hint(3, "loss-summed", "The loss is a sum over ranks. Divide by the rows that were added up.")
 slip(3, "loss-summed", ("[loss * n_rows, n_rows]", "[loss, 1]"), ("return sums[0] / sums[1]", "return sums[0]"))
+slip(3, "loss-summed", ("return sums[0] / sums[1]", "return sums[0]"))
+variant(3, "loss-summed", SHARED, ("(told[0] / told[1]).item()", "told[0].item()"))
 variant(3, "loss-summed", SHARED, ("(told[0] / told[1]).item()", "(told[0] / told[1]).item() * mesh.data.size"))
 
+hint(
+    3,
+    "loss-own-rows",
+    "The sum of losses times rows is right, what it is divided by is not: the data ranks have other numbers of rows. Add up the rows as well.",
+)
+slip(3, "loss-own-rows", ("return sums[0] / sums[1]", "return sums[0] / (n_rows * mesh.data.size)"))
+variant(3, "loss-own-rows", SHARED, ("(told[0] / told[1]).item()", "told[0].item() / n_rows / mesh.data.size"))
+
+hint(
+    3,
+    "loss-on-some",
+    "Right on rank {ranks}, wrong on the others. Every rank needs the sums: those of the last stages go to all stages, middle ones too.",
+)
+slip(
+    3,
+    "loss-on-some",
+    (
+        "    dist.all_reduce(sums, group=mesh.data.group)\n",
+        "    if known:\n        dist.all_reduce(sums, group=mesh.data.group)\n",
+    ),
+    (
+        "    dist.all_reduce(sums, group=mesh.pipeline.group)\n",
+        "    if mesh.ends:\n        dist.all_reduce(sums, group=mesh.ends.group)\n",
+    ),
+)
+slip(3, "loss-on-some", ("    dist.all_reduce(sums, group=mesh.pipeline.group)\n", ""))
+variant(
+    3, "loss-on-some", SHARED, ("    dist.all_reduce(told)\n", "    dist.reduce(told, dist.get_world_size() - 1)\n")
+)
+
 hint(3, "wrong-loss", "This is not the mean loss of the whole batch.")
-slip(3, "wrong-loss", ("return sums[0] / sums[1]", "return sums[0]"))
-variant(3, "wrong-loss", SHARED, ("(told[0] / told[1]).item()", "told[0].item()"))
+slip(3, "wrong-loss", ("return sums[0] / sums[1]", "return sums[1] / sums[0]"))
+variant(3, "wrong-loss", SHARED, ("(told[0] / told[1]).item()", "(told[1] / told[0]).item()"))
