@@ -223,25 +223,6 @@ variant(5, "reversed", FRONT, ("return front[-1][2]", "return front[-1][2][::-1]
 
 hint(
     5,
-    "operations-of-kept",
-    "What counts are the operations of blocks that are recomputed: those of the others are not done again.",
-)
-slip(
-    5,
-    "operations-of-kept",
-    ("(False, block.kept, 0)", "(False, block.kept, block.operations)"),
-    ("(True, block.input, block.operations)", "(True, block.input, 0)"),
-)
-variant(
-    5,
-    "operations-of-kept",
-    FRONT,
-    ("(h + kept, c, (*r, 0))", "(h + kept, c + operations, (*r, 0))"),
-    ("(h + inp, c + operations,", "(h + inp, c,"),
-)
-
-hint(
-    5,
     "not-cheapest",
     "The peak fits, but another list that fits needs fewer extra operations. Their sum counts, not how many blocks "
     "are recomputed.",
@@ -299,11 +280,25 @@ variant(5, "all-or-nothing", ALL, ("(False, True)", "(0, 1)"))
 hint(
     5,
     "most-bytes",
-    "As many bytes as possible were freed, or as few as possible; what is to be small is the number of extra operations.",
+    "What is to be small is the number of operations of the blocks that are recomputed: not the bytes that are held, nor "
+    "the operations of the blocks that are kept, which are done once.",
 )
 slip(5, "most-bytes", ("return min(found.values())[1]", "return found[min(found)][1]"))
 slip(5, "most-bytes", ("return min(found.values())[1]", "return found[max(found)][1]"))
 variant(5, "most-bytes", FRONT, ("return front[-1][2]", "return front[0][2]"))
+slip(
+    5,
+    "most-bytes",
+    ("(False, block.kept, 0)", "(False, block.kept, block.operations)"),
+    ("(True, block.input, block.operations)", "(True, block.input, 0)"),
+)
+variant(
+    5,
+    "most-bytes",
+    FRONT,
+    ("(h + kept, c, (*r, 0))", "(h + kept, c + operations, (*r, 0))"),
+    ("(h + inp, c + operations,", "(h + inp, c,"),
+)
 
 hint(
     5,

@@ -22,6 +22,8 @@ def step_in_backward(model, make, max_norm=None, micro_batches=1, scaler=None):
     return [optimizer]
 """
 bank.text(6, None, ONE)
+# a weight comes after its bias, and one step is made for both
+bank.text(6, None, ONE.replace("p.requires_grad:", "p.requires_grad and p.dim() == 2:"))
 
 # a closure for each; layer by layer, so that a tied weight is met twice
 CLOSURES = """
@@ -84,7 +86,12 @@ hint(6, "some-left-out", "After loss.backward() only {moved} of {all} parameters
 slip(6, "some-left-out", ("if p.requires_grad}", "if p.requires_grad and p.dim() > 1}"))
 slip(6, "some-left-out", ("{p: make([p])", "{p.shape: make([p])"), ("optimizers[p]", "optimizers[p.shape]"), (
     "for p in optimizers:", "for p in [p for p in model.parameters() if p.requires_grad]:"))  # fmt: skip
-variant(6, "some-left-out", ONE, ("        if p.requires_grad:", "        if p.requires_grad and p.dim() == 2:"))
+variant(
+    6,
+    "some-left-out",
+    CLOSURES,
+    ("            if p.requires_grad:", "            if p.requires_grad and p.dim() == 2:"),
+)
 
 hint(6, "hook-returns", "A hook returned something, and may return only None: end it without a return. A lambda returns its value, and one with "
      "several calls a tuple.")  # fmt: skip
