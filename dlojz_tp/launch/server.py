@@ -17,6 +17,8 @@ import socket
 import sys
 import time
 
+from dlojz_tp.launch import large_pages
+
 # What ranks use first in this course and what is slow to import. A rank then finds it in memory.
 PRELOAD = (
     "numpy",
@@ -40,6 +42,7 @@ PRELOAD_FAMILIES = ("dlojz_tp", "dlojz_tp.checks", "dlojz_tp.probes")  # what is
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 KILL_LIMIT_S = 5.0
 PARENT_CHECK_S = 1.0
+FEW = 6  # launches: who has had so many will have more, and large pages pay
 
 
 def prctl(option: int, value: int) -> None:
@@ -58,6 +61,9 @@ def main(spec: dict) -> None:
     prctl(PR_SET_PDEATHSIG, signal.SIGCONT)  # a stopped server goes on when its parent dies, and then ends
     for name in PRELOAD:
         importlib.import_module(name)
+    from torch.distributed.distributed_c10d import BackendConfig
+
+    BackendConfig("gloo")  # torch looks for backends in the folders of all packages: once here instead of once a rank
     try:
         _serve(sock, parent)
     finally:
@@ -75,8 +81,8 @@ def _serve(sock: socket.socket, parent: int) -> None:
     ranks: dict[int, int] = {}  # process id -> rank
     unread = b""
     fds: list[int] = []
+    launches = 0
     gc.collect()
-    gc.freeze()  # the collector then leaves the shared pages alone: cheaper forks
     try:
         while os.getppid() == parent:
             ready = {key.fd for key, _ in selector.select(PARENT_CHECK_S)}
@@ -91,7 +97,12 @@ def _serve(sock: socket.socket, parent: int) -> None:
                 fds += new_fds
                 *lines, unread = (unread + chunk).split(b"\n")
                 for line in lines:
-                    _answer(json.loads(line), ranks, sock, fds, own_fds)
+                    request = json.loads(line)
+                    _answer(request, ranks, sock, fds, own_fds)
+                    if request["do"] == "kill":  # what each launch ends with
+                        launches += 1
+                        if launches == FEW:
+                            large_pages.collapse()
     except ConnectionError:
         return  # the parent went in the middle of a message
     finally:
@@ -103,6 +114,7 @@ def _answer(request: dict, ranks: dict[int, int], sock: socket.socket, fds: list
         with contextlib.suppress(Exception):  # a rank that needs it will say what is wrong with it
             importlib.import_module(name)
     if request["do"] == "launch":
+        gc.freeze()  # the collector of a rank then leaves the shared pages alone
         try:
             for rank in range(request["n"]):
                 ranks[_fork(rank, request, fds, own_fds)] = rank
