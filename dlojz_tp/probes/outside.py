@@ -116,7 +116,8 @@ def kept_outside(*answers) -> int:
         elif isinstance(item, bytes | bytearray):
             found += len(item)
         elif isinstance(item, FunctionType):
-            stack += [item.__globals__[name] for name in _names(item.__code__) if name in item.__globals__]
+            if not _of_a_library(item.__globals__.get("__name__")):
+                stack += [item.__globals__[name] for name in _names(item.__code__) if name in item.__globals__]
             stack += [item.__defaults__, item.__kwdefaults__, vars(item), *_cells(item)]
         elif isinstance(item, MethodType):
             stack += [item.__func__, item.__self__]
@@ -130,15 +131,15 @@ def kept_outside(*answers) -> int:
             else:
                 stack += item
         elif isinstance(item, type):
-            if not _of_a_library(item):
+            if not _of_a_library(item.__module__):
                 stack += vars(item).values()
-        elif not isinstance(item, ModuleType) and hasattr(item, "__dict__") and not _of_a_library(type(item)):
+        elif hasattr(item, "__dict__") and not (isinstance(item, ModuleType) or _of_a_library(type(item).__module__)):
             stack.append(vars(item))
     return found
 
 
-def _of_a_library(kind: type) -> bool:
-    return kind.__module__.split(".")[0] in ("torch", "numpy", "builtins", "functools", "dlojz_tp")
+def _of_a_library(module: str) -> bool:
+    return str(module).split(".")[0] in ("torch", "numpy", "builtins", "functools", "dlojz_tp")
 
 
 def _names(code: CodeType) -> set[str]:
