@@ -10,6 +10,7 @@ The rooms, from the ground up; nothing imports upwards (a test holds it so):
     models/ planner/ data/      networks, arithmetic of large machines, data sets
     measure/    time, memory, communications
     launch/     ranks on this machine, and jobs
+    pretend_gpu/        GPUs that are not there, for programs that would run on them
     report/     figures and recorded results
     parallel/   a transformer laid over a grid of ranks
     training/   the red thread: one training run, its gains

@@ -13,7 +13,7 @@ FLOORS = [
     {"works"},
     {"cards", "models", "planner", "data", "measure"},
     {"launch"},
-    {"report", "parallel"},
+    {"report", "parallel", "pretend_gpu"},
     {"training", "checking", "progress"},
     {"probes"},
     {"checks"},

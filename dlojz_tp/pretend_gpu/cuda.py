@@ -1,0 +1,97 @@
+"""What stands in the place of torch.cuda's and torch.accelerator's functions."""
+
+import contextlib
+from types import FunctionType, SimpleNamespace
+
+import torch
+
+from dlojz_tp.pretend_gpu.streams import Event, Stream
+
+NAME = "Pretended GPU"
+
+
+def replaced(machine, streams) -> list[tuple]:
+    """(module, name, stand-in) of each."""
+    index, count, capacity = machine.index, machine.count, machine.capacity
+    facts = SimpleNamespace(
+        name=NAME, total_memory=capacity, major=9, minor=0, multi_processor_count=132, warp_size=32, is_integrated=0
+    )
+
+    def set_device(device):
+        machine.current = index(device)
+
+    @contextlib.contextmanager
+    def device(device):
+        before = machine.current
+        if device is not None and getattr(device, "type", "cuda") == "cuda" and device != -1:
+            set_device(device)
+        try:
+            yield
+        finally:
+            machine.current = before
+
+    def reset_peak(device=None):
+        machine.peak[index(device)] = machine.live[index(device)]
+
+    def stats(device=None):
+        i = index(device)
+        names = "allocated_bytes", "active_bytes", "reserved_bytes"
+        return {f"{n}.all.{w}": b for n in names for w, b in (("current", machine.live[i]), ("peak", machine.peak[i]))}
+
+    def nothing(*_, **__):
+        return None
+
+    def live(device=None):
+        return machine.live[index(device)]
+
+    def peak(device=None):
+        return machine.peak[index(device)]
+
+    both = {
+        "is_available": lambda: True,
+        "device_count": lambda: count,
+        "current_stream": streams.current,
+        "set_stream": streams.set,
+        "memory_allocated": live, "max_memory_allocated": peak, "memory_reserved": live, "max_memory_reserved": peak,
+        "reset_peak_memory_stats": reset_peak, "empty_cache": nothing, "memory_stats": stats,
+        "get_memory_info": lambda device=None: (capacity - live(device), capacity),
+    }  # fmt: skip
+    cuda = both | {
+        "_lazy_init": nothing, "is_initialized": lambda: True, "init": nothing,
+        "current_device": lambda: machine.current, "set_device": set_device, "device": device,
+        "synchronize": lambda device=None: streams.wait_for_all("torch.cuda.synchronize", device),
+        "Stream": Stream, "Event": Event, "stream": streams.use, "StreamContext": streams.use,
+        "default_stream": lambda device=None: streams.default[index(device)],
+        "mem_get_info": lambda device=None: (capacity - live(device), capacity),
+        "reset_max_memory_allocated": reset_peak, "ipc_collect": nothing,
+        "get_device_name": lambda device=None: NAME, "get_device_properties": lambda device=None: facts,
+        "get_device_capability": lambda device=None: (9, 0), "is_bf16_supported": lambda *_, **__: True,
+        "is_tf32_supported": lambda *_, **__: True, "is_current_stream_capturing": lambda: False,
+        "can_device_access_peer": lambda a, b: True,
+        "manual_seed": nothing, "manual_seed_all": nothing, "seed": nothing, "seed_all": nothing,
+        "initial_seed": torch.initial_seed,
+        "get_rng_state": lambda device=None: torch.get_rng_state(), "set_rng_state": nothing,
+        "get_rng_state_all": lambda: [torch.get_rng_state()] * count, "set_rng_state_all": nothing,
+    }  # fmt: skip
+    accelerator = both | {
+        "current_accelerator": lambda check_available=False: torch.device("cuda"),
+        "current_device_index": lambda: machine.current, "current_device_idx": lambda: machine.current,
+        "set_device_index": set_device, "set_device_idx": set_device, "device_index": device,
+        "synchronize": lambda device=None: streams.wait_for_all("torch.accelerator.synchronize", device),
+    }  # fmt: skip
+    changes = [(torch.cuda, name, new) for name, new in cuda.items()]
+    changes += [(torch.accelerator, name, new) for name, new in accelerator.items()]
+    return [(place, name, _own(new)) for place, name, new in changes if hasattr(place, name)] + [
+        (torch, "Stream", Stream),
+        (torch, "Event", Event),
+        (torch._C, "_get_accelerator", lambda *_: torch.device("cuda")),
+    ]
+
+
+def _own(f):
+    """A function object of its own for each name: torch.compile's tables refuse one that has two."""
+    return FunctionType(f.__code__, f.__globals__, f.__name__, f.__defaults__, f.__closure__) if _plain(f) else f
+
+
+def _plain(f) -> bool:
+    return type(f) is FunctionType and not hasattr(f, "__wrapped__")

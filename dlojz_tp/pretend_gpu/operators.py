@@ -1,0 +1,118 @@
+"""Every operation of ATen, as it reaches the kernels: where it runs, what it makes there, whether the CPU waits."""
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from dlojz_tp.pretend_gpu import copies
+from dlojz_tp.pretend_gpu.machine import ANYWHERE
+from dlojz_tp.pretend_gpu.memory import CPU, PLAIN, Block, Pinned, is_wild, real_storage, tag, tensors, written
+from dlojz_tp.pretend_gpu.mixing import refuse_mixed
+
+# operations whose result's size, or whose value, the CPU must know
+READ_BACK = {
+    "nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecutive", "equal", "_local_scalar_dense",
+    "is_nonzero", "bincount", "_linalg_check_errors",
+}  # fmt: skip
+
+
+class Operators(TorchDispatchMode):
+    """Gives the results of operations on a GPU's tensors the tag of that GPU; all compute on the CPU.
+
+    `machine.makes` says where C++ creates tensors, which in truth are the CPU's: a GPU's number within a function that
+    has a tensor of it, None for the CPU, ANYWHERE outside of any function (functions.py sets it).
+    """
+
+    def __init__(self, machine, streams):
+        super().__init__()
+        self.machine, self.streams = machine, streams
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if not PLAIN.issuperset(types):
+            # a fake tensor computes no value; every other kind of tensor unpacks itself and comes back
+            return func(*args, **kwargs) if any(t.__name__ == "FakeTensor" for t in types) else NotImplemented
+        if func.is_view and "device" not in kwargs:
+            return func(*args, **kwargs)
+        name = func._schema.name.partition("::")[2]
+        found = list(tensors((*args, *kwargs.values()) if kwargs else args))
+        tags = [tag(x) for x in found]
+        on = {each.index for each in tags if type(each) is Block}
+        moving = getattr(self.machine.here, "moving", None) if name == "_to_copy" else None
+        if moving is not None:
+            return copies.to_copy(self, func, args, kwargs, moving)
+        if on and None in tags:
+            tags = self._settle(found, tags, next(iter(on)))
+        target = self._target(kwargs, found, on)
+        if target is not None and target is not ANYWHERE and "device" in kwargs:
+            kwargs = kwargs | {"device": CPU}
+        self._same_generator(kwargs.get("generator"), target)
+        if not on and type(target) is not int:
+            return self._on_cpu(func, args, kwargs, found, tags, target)
+        refuse_mixed(func, name, args, kwargs, found, tags)
+        if name == "copy_" and found[0] is not found[1] and tags_differ(tags[0], tags[1]):
+            return copies.copy_(self, func, args, kwargs, found)
+        stream = self.streams.current(target if type(target) is int else min(on))
+        self.machine.queued += 1
+        self.machine.launched += 1
+        mark = self.streams.started(stream, func, found, args, kwargs)
+        if name in READ_BACK or name == "index" and _has_mask(found):
+            self.streams.wait_for_stream(f"aten::{name}", stream)
+        out = func(*args, **kwargs)
+        if target is not None:
+            for x in tensors([out]):
+                self.put(x, target, mark)
+        if name == "resize_":
+            tag(out).resize(real_storage(out).nbytes())
+        return out
+
+    def put(self, x, index: int, mark=None):
+        """Tag this tensor's memory, unless it has its tag already."""
+        storage = real_storage(x)
+        if getattr(storage, "_gpu_tag", None) is None:
+            stream = self.streams.current(index) if mark is None else mark[0]
+            made = Block(self.machine, index, storage.nbytes(), stream)
+            made.written = self.streams.mark(stream) if mark is None else mark
+            storage._gpu_tag = made
+        return x
+
+    def _target(self, kwargs, found, on):
+        """The GPU on which the result is, None for the CPU or where it is known already, ANYWHERE."""
+        device = kwargs.get("device")
+        if device is not None and device.type == "cuda":
+            return self.machine.index(device)
+        if device is not None and device.type != "cpu":
+            return None
+        if not found:
+            return self.machine.makes
+        return min(on) if on else None
+
+    def _settle(self, found, tags, index):
+        """Tensors that C++ made, and that were at home everywhere, are of the first GPU that they meet."""
+        for i, x in enumerate(found):
+            if tags[i] is None and is_wild(x):
+                tags[i] = tag(self.put(x, index))
+        return tags
+
+    def _same_generator(self, generator, target):
+        if generator is not None and type(target) is int and generator._cdata not in self.machine.generators:
+            raise RuntimeError("Expected a 'cuda' device type for generator but found 'cpu'")
+
+    def _on_cpu(self, func, args, kwargs, found, tags, target):
+        """No GPU takes part. Pinned memory must not be overwritten while a copy reads it."""
+        if any(type(each) is Pinned for each in tags):
+            for x in written(func, args, kwargs):
+                copies.overwritten(self, x, func._schema.name)
+        out = func(*args, **kwargs)
+        if target is ANYWHERE or found and self.machine.makes is ANYWHERE and all(is_wild(x) for x in found):
+            for x in tensors([out]):
+                real_storage(x)._gpu_wild = True
+        return out
+
+
+def tags_differ(a, b) -> bool:
+    """Whether two memories are of different devices."""
+    return getattr(a, "index", None) != getattr(b, "index", None)
+
+
+def _has_mask(found) -> bool:
+    return any(x.dtype in (torch.bool, torch.uint8) for x in found[1:])

@@ -1,0 +1,199 @@
+"""Streams and events: what has no order between two streams is a race.
+
+Every stream counts its operations and knows, of each other stream, up to which operation its own come after (a vector
+clock). Waiting for an event or a stream takes over what that one knows; what the CPU has waited for comes before all
+that it starts then. Source: https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-streams
+"""
+
+import contextlib
+import time
+import weakref
+
+import torch
+
+from dlojz_tp.pretend_gpu.machine import Race, line
+from dlojz_tp.pretend_gpu.memory import Block, tag, written
+
+
+class Streams:
+    """The order of all that runs on the pretended machine.
+
+    arriving: copies to the CPU that nobody has waited for: (target, its values, the copy's mark).
+    """
+
+    def __init__(self, machine):
+        self.machine = machine
+        self.host: dict = {}  # what the CPU has waited for
+        self.all = weakref.WeakSet()
+        self.arriving: list[tuple] = []
+        self.default = [Stream(index, streams=self) for index in range(machine.count)]
+
+    def current(self, device=None):
+        index = self.machine.index(device)
+        return getattr(self.machine.here, "streams", {}).get(index, self.default[index])
+
+    @contextlib.contextmanager
+    def use(self, stream):
+        """Inside, `stream` is the current one of this thread, its device current. None changes nothing."""
+        if stream is None:
+            yield
+            return
+        here, device = self.machine.here, self.machine.current
+        before = getattr(here, "streams", {})
+        here.streams = before | {stream.device.index: stream}
+        self.machine.current = stream.device.index
+        try:
+            yield stream
+        finally:
+            here.streams, self.machine.current = before, device
+
+    def set(self, stream) -> None:
+        self.machine.here.streams = getattr(self.machine.here, "streams", {}) | {stream.device.index: stream}
+
+    # ---- order
+    def after(self, stream, mark) -> bool:
+        """Whether what `stream` starts now comes after the operation with this mark, (its stream, its number)."""
+        other, number = mark
+        return other is stream or max(stream.after.get(other, 0), self.host.get(other, 0)) >= number
+
+    def started(self, stream, func, found, args, kwargs) -> tuple:
+        """Note one operation on a stream that uses the tensors `found`, and the races it makes. Returns its mark."""
+        outputs = {id(x) for x in written(func, args, kwargs)}
+        mark = self.mark(stream)
+        for x in found:
+            memory = tag(x)
+            if memory is not None and type(memory) is Block:
+                self.used(memory, mark, id(x) in outputs, func._schema.name, x)
+        return mark
+
+    def mark(self, stream) -> tuple:
+        stream.after[stream] += 1
+        return stream, stream.after[stream]
+
+    def used(self, memory, mark, writes: bool, what: str, x) -> None:
+        """This memory is read, or written, by the operation with this mark: note a race."""
+        stream = mark[0]
+        before = [memory.written] if memory.written is not None else []
+        if writes:
+            before += memory.read.items()
+        if any(not self.after(stream, other) for other in before):
+            self.machine.races.append(Race(what, tuple(x.shape), *line()))
+        if writes:
+            memory.written, memory.read = mark, {}
+        else:
+            memory.read[stream] = mark[1]
+
+    # ---- what the CPU waits for
+    def wait(self, why: str, knows: dict) -> None:
+        """The CPU waits for what a stream or an event knows."""
+        self.machine.waited(why)
+        self.learn(knows)
+
+    def wait_for_stream(self, why: str, stream) -> None:
+        self.wait(why, stream.after)
+
+    def wait_for_all(self, why: str, device=None) -> None:
+        """torch.cuda.synchronize: all streams of one device."""
+        index = self.machine.index(device)
+        self.machine.waited(why)
+        for stream in list(self.all):
+            if stream.device.index == index:
+                self.learn(stream.after)
+
+    def learn(self, knows: dict) -> None:
+        merge(self.host, knows)
+        arrived = [each for each in self.arriving if self.host.get(each[2][0], 0) >= each[2][1]]
+        self.arriving = [each for each in self.arriving if not any(each is other for other in arrived)]
+        for target, values, _ in arrived:
+            torch._C.TensorBase.copy_(target, values)
+
+    def done(self, knows: dict) -> bool:
+        """Whether the CPU may know that all of this has run: only once it has waited for it."""
+        return all(self.host.get(stream, 0) >= number for stream, number in knows.items())
+
+
+def merge(mine: dict, other: dict) -> None:
+    for stream, number in other.items():
+        mine[stream] = max(mine.get(stream, 0), number)
+
+
+class Stream:
+    """torch.cuda.Stream. after: {stream: number}, what all that it starts from now on comes after."""
+
+    device_type = 1
+
+    def __init__(self, device=None, priority=0, streams=None, **_):
+        self.streams = streams or running()
+        index = device if streams is not None else self.streams.machine.index(device)
+        self.device, self.priority, self.after = torch.device("cuda", index), priority, {}
+        self.after[self] = 0
+        self.device_index, self.cuda_stream, self.stream_id = index, id(self), id(self)
+        self.streams.all.add(self)
+
+    def wait_stream(self, other):
+        merge(self.after, other.after)
+        merge(self.after, self.streams.host)
+
+    def wait_event(self, event):
+        merge(self.after, event.knows)
+
+    def record_event(self, event=None):
+        event = event or Event()
+        event.record(self)
+        return event
+
+    def synchronize(self):
+        self.streams.wait("torch.cuda.Stream.synchronize", self.after)
+
+    def query(self):
+        return self.streams.done(self.after)
+
+    def is_capturing(self):
+        return False
+
+    def __enter__(self):
+        self._inside = self.streams.use(self)
+        self._inside.__enter__()
+        return self
+
+    def __exit__(self, *error):
+        return self._inside.__exit__(*error)
+
+
+class Event:
+    """torch.cuda.Event. knows: what the stream that recorded it knew then."""
+
+    def __init__(self, enable_timing=False, blocking=False, interprocess=False, **_):
+        self.timing, self.at, self.knows, self.streams = enable_timing, None, {}, running()
+
+    def record(self, stream=None):
+        stream = stream or self.streams.current()
+        stream.after[stream] += 1  # the event itself: nobody knows of it without waiting
+        self.knows, self.at = dict(stream.after), time.perf_counter()
+        merge(self.knows, self.streams.host)
+
+    def wait(self, stream=None):
+        (stream or self.streams.current()).wait_event(self)
+
+    def query(self):
+        return self.streams.done(self.knows)
+
+    def synchronize(self):
+        self.streams.wait("torch.cuda.Event.synchronize", self.knows)
+
+    def elapsed_time(self, other):
+        """Milliseconds of the CPU between the two records: a number, and no measure of anything."""
+        if not (self.timing and other.timing):
+            raise ValueError("Both events must be created with argument 'enable_timing=True'.")
+        if self.at is None or other.at is None:
+            raise ValueError("Both events must be recorded before calculating elapsed time.")
+        if not (self.query() and other.query()):
+            raise RuntimeError("CUDA error: device not ready")
+        return 1e3 * (other.at - self.at)
+
+
+_running: list[Streams] = []  # of the machine that is pretended now
+
+
+def running() -> Streams:
+    return _running[-1]
