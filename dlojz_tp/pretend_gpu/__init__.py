@@ -18,10 +18,13 @@ and equal the CPU's, with backward, optimizers and process groups. The files, fr
     operators.py        each operation of ATen
     functions.py        each function of torch
     cuda.py tensor_methods.py amp.py    what stands in the place of torch's
+    groups.py           process groups like NCCL's
+    stuck.py            messages that wait for each other
     inside.py           the way in and out
 """
 
 from dlojz_tp.pretend_gpu.inside import pretend_gpu
 from dlojz_tp.pretend_gpu.machine import Copy, Machine, Race, Wait
+from dlojz_tp.pretend_gpu.stuck import Message, stuck
 
-__all__ = ["Copy", "Machine", "Race", "Wait", "pretend_gpu"]
+__all__ = ["Copy", "Machine", "Message", "Race", "Wait", "pretend_gpu", "stuck"]

@@ -14,6 +14,7 @@ from dlojz_tp.launch import place
 from dlojz_tp.pretend_gpu import amp, cuda, tensor_methods
 from dlojz_tp.pretend_gpu.copies import Mover
 from dlojz_tp.pretend_gpu.functions import Functions
+from dlojz_tp.pretend_gpu.groups import Groups
 from dlojz_tp.pretend_gpu.machine import Machine, size
 from dlojz_tp.pretend_gpu.memory import Block
 from dlojz_tp.pretend_gpu.operators import Operators
@@ -26,7 +27,8 @@ _HERE = __name__.rpartition(".")[0]
 def pretend_gpu(count: int = 1, capacity="80 GiB", nccl: bool = True):
     """Inside, on a rank of a launch: a machine with `count` GPUs of `capacity` bytes each. See the package.
 
-    nccl: process groups behave as NCCL's; else as gloo's, which takes tensors of the CPU.
+    nccl: process groups behave as NCCL's; else as gloo's, which takes tensors of the CPU. With a GPU for each rank,
+    launch.device() and launch.lane() then give what they give on such a machine: all ranks enter together.
     Gives the Machine, where what happened is noted. RuntimeError outside a rank: too much is changed in this process.
     """
     if os.environ.get(place.INSIDE) != "rank":
@@ -34,10 +36,11 @@ def pretend_gpu(count: int = 1, capacity="80 GiB", nccl: bool = True):
     machine = Machine(count, size(capacity), nccl)
     streams = Streams(machine)
     mover = Mover(machine)
-    modes = Operators(machine, streams), Functions(machine, mover, streams)
+    groups = Groups(machine, streams)
+    modes = Operators(machine, streams, groups), Functions(machine, mover, streams)
     changes = [
         *cuda.replaced(machine, streams), *tensor_methods.replaced(machine, streams, mover), *amp.replaced(machine),
-        *_of_threads(modes),
+        *groups.replaced(), *_of_threads(modes),
         (torch.autograd, "_engine_run_backward", modes[1].run_backward(torch.autograd._engine_run_backward)),
     ]  # fmt: skip
     with contextlib.ExitStack() as stack:
@@ -46,6 +49,7 @@ def pretend_gpu(count: int = 1, capacity="80 GiB", nccl: bool = True):
         stack.enter_context(_in_place(changes))
         stack.enter_context(_lifted_on_cpu())
         stack.enter_context(_serialization(machine, streams))
+        stack.enter_context(groups.launched())
         for mode in modes:
             stack.enter_context(mode)
         yield machine

@@ -22,9 +22,9 @@ class Operators(TorchDispatchMode):
     has a tensor of it, None for the CPU, ANYWHERE outside of any function (functions.py sets it).
     """
 
-    def __init__(self, machine, streams):
+    def __init__(self, machine, streams, groups):
         super().__init__()
-        self.machine, self.streams = machine, streams
+        self.machine, self.streams, self.groups = machine, streams, groups
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -35,6 +35,8 @@ class Operators(TorchDispatchMode):
             return func(*args, **kwargs)
         name = func._schema.name.partition("::")[2]
         found = list(tensors((*args, *kwargs.values()) if kwargs else args))
+        if func.namespace in ("c10d", "_c10d_functional"):
+            return self.groups.call(self, func, name, args, kwargs, found)
         tags = [tag(x) for x in found]
         on = {each.index for each in tags if type(each) is Block}
         moving = getattr(self.machine.here, "moving", None) if name == "_to_copy" else None

@@ -120,7 +120,7 @@ def merge(mine: dict, other: dict) -> None:
 class Stream:
     """torch.cuda.Stream. after: {stream: number}, what all that it starts from now on comes after."""
 
-    device_type = 1
+    device_type, of_group = 1, False
 
     def __init__(self, device=None, priority=0, streams=None, **_):
         self.streams = streams or running()
