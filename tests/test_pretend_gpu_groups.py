@@ -227,16 +227,19 @@ def message(kind, number, peer=None, group="all", **after):
 
 
 def test_lanes_do_not_wait_for_each_other_but_for_what_was_waited_for():
-    up, down = dict(group="up"), dict(group="down")
-    free = [[message("send", 1, 1, **up), message("recv", 1, 1, **down)],
-            [message("send", 1, 0, **down), message("recv", 1, 0, **up)]]  # fmt: skip
+    up, down = {"group": "up"}, {"group": "down"}
+    free = [
+        [message("send", 1, 1, **up), message("recv", 1, 1, **down)],
+        [message("send", 1, 0, **down), message("recv", 1, 0, **up)],
+    ]
     assert stuck(free) is None
-    bound = [[message("recv", 1, 1, group="down"), message("send", 1, 1, group="up", down=1)],
-             [message("recv", 1, 0, group="up"), message("send", 1, 0, group="down", up=1)]]  # fmt: skip
-    assert {rank: {m.kind for m in heads} for rank, heads in stuck(bound).items()} == {
-        0: {"recv", "send"},
-        1: {"recv", "send"},
-    }
+    bound = [
+        [message("recv", 1, 1, **down), message("send", 1, 1, **up, down=1)],
+        [message("recv", 1, 0, **up), message("send", 1, 0, **down, up=1)],
+    ]
+    assert {rank: {m.kind for m in heads} for rank, heads in stuck(bound).items()} == dict.fromkeys(
+        (0, 1), {"recv", "send"}
+    )
 
 
 def test_collectives_in_another_order():

@@ -53,6 +53,8 @@ class Block:
 
     def __del__(self):
         self.machine.live[self.index] -= self.bytes
+        if self.bytes and self.home is not None:
+            self.home.freed(self)
 
 
 class Pinned:

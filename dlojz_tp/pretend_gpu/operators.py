@@ -73,6 +73,7 @@ class Operators(TorchDispatchMode):
         if getattr(storage, "_gpu_tag", None) is None:
             stream = self.streams.current(index) if mark is None else mark[0]
             made = Block(self.machine, index, storage.nbytes(), stream)
+            stream.allocated(made.bytes)
             made.written = self.streams.mark(stream) if mark is None else mark
             storage._gpu_tag = made
         return x

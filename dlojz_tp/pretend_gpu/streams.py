@@ -127,8 +127,26 @@ class Stream:
         index = device if streams is not None else self.streams.machine.index(device)
         self.device, self.priority, self.after = torch.device("cuda", index), priority, {}
         self.after[self] = 0
+        self.returned: list[tuple] = []  # (bytes, marks) of memory that other streams may still use
         self.device_index, self.cuda_stream, self.stream_id = index, id(self), id(self)
         self.streams.all.add(self)
+
+    def freed(self, memory):
+        """Memory goes back to the stream it was allocated for, which may give it out again at once."""
+        used = [*memory.read.items(), *([memory.written] if memory.written else [])]
+        # torch.distributed keeps what its messages use
+        used = [mark for mark in used if not (mark[0] in memory.kept or mark[0].of_group)]
+        used = [mark for mark in used if not self.streams.after(self, mark)]
+        if used:
+            self.returned.append((memory.bytes, used))
+
+    def allocated(self, nbytes):
+        """New memory may be what was freed: a race, if another stream still uses that."""
+        unsafe = [(size, used) for size, used in self.returned if not all(self.streams.after(self, m) for m in used)]
+        taken = next((each for each in unsafe if each[0] >= nbytes), None)
+        self.returned = [each for each in unsafe if each is not taken]
+        if taken is not None:
+            self.streams.machine.races.append(Race("freed and used again, without record_stream", (), *line()))
 
     def wait_stream(self, other):
         merge(self.after, other.after)

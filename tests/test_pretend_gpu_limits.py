@@ -1,0 +1,121 @@
+"""What a pretended GPU cannot do: each point of its docstring, as it is."""
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from dlojz_tp import launch
+from dlojz_tp.pretend_gpu import pretend_gpu
+
+
+def autocasts_lists():
+    x = torch.ones(2, 2, device="cuda")
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        return F.layer_norm(x @ x, (2,)).dtype  # a GPU's list has layer_norm in float32
+
+
+def random_numbers():
+    torch.manual_seed(0)
+    a = torch.randn(2, device="cuda").tolist()
+    torch.manual_seed(0)
+    return a == torch.randn(2).tolist()
+
+
+def seeds():
+    torch.manual_seed(0)
+    a = torch.randn(2, device="cuda").tolist()
+    torch.manual_seed(0)
+    torch.cuda.manual_seed(1)
+    return a == torch.randn(2, device="cuda").tolist()
+
+
+def sparse():
+    return str(torch.eye(2).cuda().to_sparse().device)
+
+
+def in_hooks():
+    """A tensor that C++ makes, here for the root of a gradient, is at home everywhere."""
+    seen = []
+    x = torch.ones(2, requires_grad=True)
+    x.register_hook(lambda g: seen.append(str(g.device)))
+    (x.cuda() * 2).sum().backward()
+    return seen
+
+
+def backward_streams():
+    """Backward runs on the stream of its caller, not on the one of its forward."""
+    side, seen = torch.cuda.Stream(), []
+    x = torch.ones(2, device="cuda", requires_grad=True)
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        y = x.exp()
+        y.register_hook(lambda gradient: seen.append(torch.cuda.current_stream() is side))
+    torch.cuda.current_stream().wait_stream(side)
+    y.sum().backward()
+    return seen
+
+
+def copies_back():
+    """copy_ from a GPU into a tensor of the CPU: its gradient stays where it was."""
+    w = torch.ones(2, device="cuda", requires_grad=True)
+    x = torch.zeros(2)
+    x.copy_(w)
+    x.sum().backward()
+    return str(w.grad.device)
+
+
+def temporaries():
+    with pretend_gpu() as gpu:
+        x, w = torch.ones(1, 8, 64, 64, device="cuda"), torch.ones(8, 8, 3, 3, device="cuda")
+        y = F.conv2d(x, w, padding=1)
+        return gpu.peak[0] - gpu.live[0] + 0 * len(y)
+
+
+def storages():
+    return str(torch.ones(1, device="cuda").untyped_storage().device)
+
+
+def graphs():
+    return torch.cuda.CUDAGraph()
+
+
+# name: (program, what comes out; text: of its error)
+LIMITS = {
+    "autocast's lists are the CPU's": (autocasts_lists, torch.bfloat16),
+    "random numbers are the CPU's": (random_numbers, True),
+    "seeds of GPUs have no effect": (seeds, True),
+    "sparse tensors lose their tag": (sparse, "Error"),
+    "storages say cpu": (storages, "cpu"),
+    "backward's stream": (backward_streams, [False]),
+    "the gradient of copy_": (copies_back, "cpu"),
+    "workspaces need no memory": (temporaries, 0),
+    "no CUDA graphs": (graphs, "Error"),
+}
+
+
+def run_limits(programs):
+    found = {}
+    for name, (program, _) in programs.items():
+        with pretend_gpu():
+            try:
+                found[name] = program()
+            except Exception as error:
+                found[name] = f"{type(error).__name__}: {error}"
+    with pretend_gpu():
+        found["hooks"] = in_hooks()
+    return found
+
+
+@pytest.fixture(scope="module")
+def outcomes():
+    return launch.ranks(run_limits, LIMITS, n=1)[0]
+
+
+@pytest.mark.parametrize("name", LIMITS)
+def test_limits(name, outcomes):
+    due = LIMITS[name][1]
+    assert due in outcomes[name] if due == "Error" else outcomes[name] == due
+
+
+def test_gradients_reach_leaves_of_the_cpu(outcomes):
+    assert outcomes["hooks"] == ["cpu"]

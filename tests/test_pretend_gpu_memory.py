@@ -1,0 +1,126 @@
+"""Copies and memory of a pretended GPU: what waits, what is late, what is held, and when it is full."""
+
+import torch
+from torch.nn import functional as F
+
+from dlojz_tp import launch
+from dlojz_tp.models.llama import Llama, LlamaConfig
+from dlojz_tp.pretend_gpu import pretend_gpu
+
+MIB = 2**20
+
+
+def copies():
+    found = {}
+    x = torch.ones(4)
+    for pinned in (False, True):
+        for non_blocking in (False, True):
+            with pretend_gpu() as gpu:
+                (x.pin_memory() if pinned else x).to("cuda", non_blocking=non_blocking)
+                (copy,) = gpu.copies
+                found[pinned, non_blocking] = copy[:4], [wait.why for wait in gpu.waits]
+    return found
+
+
+def test_copies_to_the_gpu():
+    found = launch.ranks(copies, n=1)[0]
+    for (pinned, non_blocking), (copy, waits) in found.items():
+        assert copy == ("to gpu", 16, non_blocking, pinned)
+        assert len(waits) == (not (pinned and non_blocking))
+    assert found[False, True][1] == ["copy to gpu, not pinned"]
+
+
+def late(wait):
+    with pretend_gpu():
+        x = torch.ones(2, device="cuda")
+        copied, into = x.to("cpu", non_blocking=True), torch.zeros(2).pin_memory()
+        into.copy_(x, non_blocking=True)
+        event = torch.cuda.current_stream().record_event()
+        number = torch.ones(1, dtype=torch.int64, device="cuda").to("cpu", non_blocking=True)
+        if wait == "event":
+            event.synchronize()
+        elif wait == "item":
+            x.sum().item()
+        elif wait:
+            torch.cuda.synchronize()
+        return copied.isnan().any().item(), into.tolist() == [1.0, 1.0], number.item()
+
+
+def test_copies_to_the_cpu_are_late():
+    least = torch.iinfo(torch.int64).min
+    due = {None: (True, False, least), "event": (False, True, least), "all": (False, True, 1), "item": (False, True, 1)}
+    assert {wait: launch.ranks(late, wait, n=1)[0] for wait in due} == due
+
+
+def overwritten():
+    found = []
+    for wait in (False, True):
+        with pretend_gpu() as gpu:
+            x = torch.ones(2).pin_memory()
+            x.to("cuda", non_blocking=True)
+            if wait:
+                torch.cuda.synchronize()
+            x.zero_()
+            found.append(len(gpu.races))
+    return found
+
+
+def test_pinned_memory_is_not_overwritten_while_a_copy_reads_it():
+    assert launch.ranks(overwritten, n=1)[0] == [1, 0]
+
+
+def held():
+    found = []
+    with pretend_gpu(count=2, capacity="24 MiB") as gpu:
+        x = torch.zeros(2 * MIB, device="cuda:1")  # 8 MiB
+        y = x[1:]
+        del x
+        found.append(torch.cuda.memory_allocated(1) // MIB)
+        z = y * 2
+        del y, z
+        found += [torch.cuda.memory_allocated(1), torch.cuda.max_memory_allocated(1) // MIB]
+        torch.cuda.reset_peak_memory_stats(1)
+        found += [torch.cuda.max_memory_allocated(1), torch.cuda.mem_get_info(1), gpu.peak[0]]
+        small = torch.zeros(1, device="cuda")
+        found.append(torch.cuda.memory_stats()["allocated_bytes.all.current"] * len(small))
+        try:
+            torch.zeros(7 * MIB, device="cuda")
+        except torch.cuda.OutOfMemoryError as error:
+            found.append(str(error).split(" Including")[0])
+    return found
+
+
+def test_memory_is_held_and_freed_and_full():
+    assert launch.ranks(held, n=1)[0] == [
+        8, 0, 16, 0, (24 * MIB, 24 * MIB), 0, 512,
+        "CUDA out of memory. Tried to allocate 28.00 MiB. GPU 0 has a total capacity of 24.00 MiB of which 24.00 MiB "
+        "is free.",
+    ]  # fmt: skip
+
+
+def sweep():
+    """Peaks of training steps with more and more sequences, until the GPU is full."""
+    peaks = {}
+    with pretend_gpu(capacity="24 MiB"):
+        model = Llama(LlamaConfig(vocab_size=128, width=64, layers=2, max_length=64)).cuda()
+        optimizer = torch.optim.AdamW(model.parameters())
+        for n in (1, 2, 4, 8, 16, 32, 64):
+            torch.cuda.reset_peak_memory_stats()
+            try:
+                tokens = torch.zeros(n, 33, dtype=torch.long, device="cuda")
+                F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten()).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            except torch.OutOfMemoryError:
+                break
+            peaks[n] = torch.cuda.max_memory_allocated()
+        held = torch.cuda.memory_allocated()
+        values = sum(p.numel() for p in model.parameters())
+    return peaks, held, values
+
+
+def test_a_sweep_meets_a_full_memory():
+    peaks, held, values = launch.ranks(sweep, n=1)[0]
+    assert 1 < len(peaks) < 7 and list(peaks.values()) == sorted(peaks.values())
+    assert max(peaks.values()) <= 24 * MIB
+    assert held >= 3 * 4 * values  # weights and both averages of AdamW
