@@ -75,6 +75,35 @@ def storages():
     return str(torch.ones(1, device="cuda").untyped_storage().device)
 
 
+def made_in_cpp():
+    with torch._C.DisableTorchFunction():  # as C++ makes them, outside of any function
+        x = torch.ones(2)
+    return str((x + torch.ones(2, device="cuda")).device)
+
+
+def halves():
+    with pretend_gpu() as gpu:
+        x, side = torch.zeros(4, device="cuda"), torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        x[:2].add_(1)
+        with torch.cuda.stream(side):
+            x[2:].add_(1)
+        return len(gpu.races)
+
+
+def timed():
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    x = torch.ones(300, 300, device="cuda")
+    x @ x
+    end.record()
+    with torch.cuda.stream(torch.cuda.Stream()):
+        idle = torch.cuda.Event(enable_timing=True)
+        idle.record()
+    torch.cuda.synchronize()
+    return begin.elapsed_time(end) <= begin.elapsed_time(idle)  # though nothing runs on the idle stream
+
+
 def graphs():
     return torch.cuda.CUDAGraph()
 
@@ -89,6 +118,9 @@ LIMITS = {
     "backward's stream": (backward_streams, [False]),
     "the gradient of copy_": (copies_back, "cpu"),
     "workspaces need no memory": (temporaries, 0),
+    "made in C++, at home everywhere": (made_in_cpp, "cuda:0"),
+    "two halves are one memory": (halves, 1),
+    "events measure the CPU": (timed, True),
     "no CUDA graphs": (graphs, "Error"),
 }
 

@@ -6,6 +6,7 @@ import io
 import pytest
 import torch
 from torch import nn
+from torch.cuda import device_count
 from torch.nn import functional as F
 
 from dlojz_tp import launch
@@ -202,7 +203,7 @@ def before_and_after():
     from torch.cuda import is_available as available
 
     seen = []
-    ask = lambda: (available(), torch.cuda.is_available(), torch.cuda.device_count(), torch.ones(1).is_cuda)  # noqa: E731
+    ask = lambda: (available(), torch.cuda.is_available(), device_count(), torch.ones(1).is_cuda)  # noqa: E731
     seen.append(ask())
     with pretend_gpu(count=2):
         seen.append(ask())

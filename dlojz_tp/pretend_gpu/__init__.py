@@ -21,6 +21,21 @@ and equal the CPU's, with backward, optimizers and process groups. The files, fr
     groups.py           process groups like NCCL's
     stuck.py            messages that wait for each other
     inside.py           the way in and out
+
+What it cannot do; tests/test_pretend_gpu_limits.py shows each point:
+
+    - Time: nothing here is fast or slow. Events measure the CPU.
+    - Autocast casts what the CPU's list says (layer_norm stays in bfloat16).
+    - Random numbers are the CPU generator's; seeds of GPUs have no effect.
+    - Sparse tensors cannot carry a tag. A storage's own .device says cpu.
+    - Tensors that C++ makes outside of any function of torch (the reducer's buckets) are at home on every device.
+    - copy_ between devices leaves the gradient of its source on the device of its target.
+    - Backward runs on its caller's stream, not on the one of its forward.
+    - A race is one of whole memories: streams that use two halves of one tensor are told as one.
+    - Memory has no fragments, no workspaces of libraries, and nothing beside tensors.
+    - No CUDA graphs, no torch.compile for GPUs, no kernels of one's own, no float32 in fewer bits (TF32).
+    - What waits in C++ for a collective (DDP's reducer) is taken to wait at once; messages are recorded, and hang only
+      in `stuck`.
 """
 
 from dlojz_tp.pretend_gpu.inside import pretend_gpu

@@ -79,28 +79,29 @@ def _in_place(changes):
                 instead[id(old)] = old, new
             setattr(target, name, new)
             stack.callback(*((setattr, target, name, old) if had else (delattr, target, name)))
-        for table, name, new in _imported(instead):
+        functions = _functions()
+        for table, name, new in _imported(instead, functions):
             stack.callback(table.__setitem__, name, table[name])
             table[name] = new
-        for cell, new in _kept(instead):
+        for cell, new in _kept(instead, functions):
             stack.callback(setattr, cell, "cell_contents", cell.cell_contents)
             cell.cell_contents = new
         yield
 
 
-def _imported(instead):
+def _imported(instead, functions):
     """(globals, name, stand-in) where `from torch.cuda import …` has left one of these functions."""
     tables = {id(vars(m)): vars(m) for name, m in list(sys.modules.items()) if m is not None and _changed(name)}
-    tables |= {id(each.__globals__): each.__globals__ for each in _functions()}
+    tables |= {id(each.__globals__): each.__globals__ for each in functions}
     for table in tables.values():
         for name, value in list(table.items()):
             if id(value) in instead:
                 yield table, name, instead[id(value)][1]
 
 
-def _kept(instead):
+def _kept(instead, functions):
     """(cell, stand-in) of what a function keeps from around it."""
-    for cell in {id(cell): cell for each in _functions() for cell in each.__closure__ or ()}.values():
+    for cell in {id(cell): cell for each in functions for cell in each.__closure__ or ()}.values():
         with contextlib.suppress(ValueError):  # not filled yet
             if id(cell.cell_contents) in instead:
                 yield cell, instead[id(cell.cell_contents)][1]

@@ -185,6 +185,8 @@ bank.slip(
 )
 bank.slip(7, "epoch-forgotten", ('    return state["epoch"]', '    return state["epoch"] + 1'))
 bank.slip(7, "epoch-forgotten", ('    return state["epoch"]', "    return 2"))
+bank.slip(7, "loaded-onto-rank-0", ("map_location=device, ", ""))
+bank.slip(7, "loaded-onto-rank-0", ("map_location=device", "map_location=torch.device('cuda', 0) if torch.cuda.is_available() else device"))  # fmt: skip
 bank.slip(7, "optimizer-forgotten", ('    optimizer.load_state_dict(state["optimizer"])\n', ""))
 bank.slip(
     7,

@@ -371,6 +371,11 @@ def make_parallel(network, device):
     return DDP(Apart(), find_unused_parameters=True)
 
 
+bank.slip(4, "heads-other-gpu", ("device_ids = [device] if", "device_ids = [0] if"))
+bank.slip(4, "network-not-on-device", ("network.to(device)", "network"))
+bank.slip(4, "network-not-on-device", ("network.to(device), device_ids=device_ids", "network"))
+
+
 @bank.right(4)
 def make_parallel(network, device):
     """Each part wrapped by itself, under another name; an unused head is called, and its output counts nothing."""

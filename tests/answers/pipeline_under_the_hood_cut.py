@@ -370,6 +370,8 @@ bank.slip(
     ('launch.lane("gradients")', 'launch.lane("activations")'),
     ("peer, lane, tag", "peer, group=lane, tag"),
 )
+bank.slip(2, "message-not-on-gpu", ("(8 - len(sizes)), device=output.device)", "(8 - len(sizes)))"))
+bank.slip(2, "message-not-on-gpu", ("dtype=DTYPES[dtype], device=launch.device())", "dtype=DTYPES[dtype])"))
 bank.slip(2, "order-not-kept", ("tag=tag) for part in (header, output.detach().contiguous())]",
           "tag=2 * tag + which) for which, part in enumerate((output.detach().contiguous(), header))]"),
           ("dist.recv(header, peer, lane, tag=tag)", "dist.recv(header, peer, lane, tag=2 * tag + 1)"),

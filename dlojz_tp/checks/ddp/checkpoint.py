@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from dlojz_tp.checking import Wrong, close
+from dlojz_tp.probes.gpus import on_gpus
 from dlojz_tp.probes.late_rank import Waits
 from dlojz_tp.probes.networks import mean_losses
 from dlojz_tp.probes.ranks import on_ranks
@@ -47,6 +48,9 @@ HINTS = {
     "weights-forgotten": "After loading, the network has not got the weights that were saved.",
     "ranks-resume-apart": "After loading, the ranks have different states. Each rank has to load.",
     "no-file-no-zero": "Without a file, load_checkpoint changes nothing and returns 0: {error}",
+    "loaded-onto-rank-0": "Where each rank has a GPU, rank 1 loads {got} bytes onto the GPU of rank 0: torch.load puts a tensor back "
+    "where it was saved. Two ranks fill that GPU, and where there is none it fails. map_location says where to: the network's "
+    "device, or the CPU.",
     "resume-wrong": "Resumed on {size} ranks, the losses are not those of the uninterrupted run.",
 }
 
@@ -69,6 +73,10 @@ def balise_7(save_checkpoint, load_checkpoint):
         truth = _uninterrupted()
         for size, found in on_ranks(_resume, load_checkpoint, path, timeout=15).items():
             _right_resuming(size, found, truth)
+        yield "where each of two ranks has a GPU, nothing is loaded onto that of the other"
+        found = on_gpus(_resume_on_gpu, save_checkpoint, load_checkpoint, path.parent / "gpu.pt", known=(), timeout=15)
+        if found is not None and found[1]:
+            raise Wrong("loaded-onto-rank-0", expected="0 bytes", got=found[1], where="rank 1 of 2")
         yield "where there is no file, training starts from the beginning"
         on_ranks(_right_beginning, load_checkpoint, Path(folder) / "none.pt", sizes=(2,), timeout=15)
         yield "a disk that fills up while writing leaves the old checkpoint whole, and no rank waiting"
@@ -227,6 +235,22 @@ def _resume(load_checkpoint, path):
         return epoch, other, state, []
     losses = _losses(DistributedDataParallel(model), optimizer, range(epoch, EPOCHS))
     return epoch, other, state, losses
+
+
+def _resume_on_gpu(gpu, save_checkpoint, load_checkpoint, path):
+    """On a rank with a GPU: save, load into another network; bytes that lay on the other rank's GPU meanwhile."""
+    device, rank = torch.device("cuda", dist.get_rank()), dist.get_rank()
+    models = []
+    for _ in range(2):
+        model = _made(seed=rank)[0].to(device)
+        models.append((model, torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9)))
+    model, optimizer = models[0]
+    model(torch.ones(2, 4, dtype=torch.float64, device=device)).sum().backward()
+    optimizer.step()
+    save_checkpoint(path, model, optimizer, 1)
+    dist.barrier()
+    load_checkpoint(path, *models[1])
+    return gpu.peak[1 - rank]
 
 
 def _right_resuming(size, ranks, truth):

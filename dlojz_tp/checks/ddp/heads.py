@@ -9,6 +9,7 @@ from torch import nn
 
 from dlojz_tp import launch
 from dlojz_tp.checking import Wrong, close
+from dlojz_tp.probes.gpus import MIXED, NO_BACKEND, on_gpus
 from dlojz_tp.probes.ranks import on_ranks
 
 HINTS = {
@@ -22,11 +23,21 @@ HINTS = {
     "heads-wrong-output": "The network's output for a task is no longer that of its head.",
     "heads-wrong-weights": "The weights are not those of one process that averages the ranks' gradients.",
     "parameters-lost": "What is returned has no parameter {name}: an optimizer over its parameters() would not train it.",
+    "network-not-on-device": "On GPUs, the network that is returned does not compute where its input is: {error}. It belongs on "
+    "`device`: network.to(device) moves it.",
+    "heads-other-gpu": "On GPUs, a rank sends its input to a GPU that is not its own: {error}. device_ids names the one GPU of this "
+    "rank, `device`; where it is left out, DDP leaves the input where it is.",
     "not-callable-network": "Return something that is called like the network, network(x, task): {error}",
 }
 
 TASKS = [(0, 0, 0, 0), (1, 1, 1, 1), (0, 1, 2, 0), (2, 2, 0, 1), (1, 1, 1, 1)]  # of each step, of each rank
 RATE = 0.1
+ON_GPUS = (
+    ((MIXED, "cuda:0", "cuda:1"), "heads-other-gpu"),
+    (MIXED, "network-not-on-device"),
+    (NO_BACKEND, "network-not-on-device"),
+    ("module parameters {device(type='cpu')}", "network-not-on-device"),
+)
 
 
 class Network(nn.Module):
@@ -61,6 +72,8 @@ def balise_4(make_parallel):
     yield "the weights are those of one process that averages the gradients of all ranks"
     for size, ranks in worlds.items():
         _right_weights(size, [found["weights"] for found in ranks])
+    yield "where each of two ranks has a GPU, all of it is there"
+    on_gpus(_step_on_gpu, make_parallel, known=ON_GPUS)
 
 
 def _named(error):
@@ -110,6 +123,13 @@ def _trained(make_parallel):
         optimizer.step()
         weights.append({name: p.detach().clone() for name, p in parameters.items()})
     return {"lost": [], "weights": weights, "output": output}
+
+
+def _step_on_gpu(gpu, make_parallel):
+    device, rank = launch.device(), dist.get_rank()
+    parallel = make_parallel(_network(seed=rank), device)
+    x, y = _batch(rank, step=0)
+    F.cross_entropy(parallel(x.to(device), 0), y.to(device)).backward()
 
 
 def _plain(name):

@@ -11,6 +11,7 @@ from dlojz_tp.checking import Wrong, close
 from dlojz_tp.checks.pipeline_under_the_hood.common import on_ranks
 from dlojz_tp.checks.pipeline_under_the_hood.sends import Sends
 from dlojz_tp.measure import LiveBytes
+from dlojz_tp.probes.gpus import NO_BACKEND, on_gpus
 from dlojz_tp.probes.ranks import hung
 from dlojz_tp.probes.traffic import Traffic, volume
 
@@ -49,6 +50,8 @@ HINTS = {
     "sends only start here. dist.send, or a wait() inside, blocks until the other one receives.",
     "order-not-kept": "It works only where tags tell messages apart. NCCL ignores them: what was sent first is received first, "
     "shape and dtype before the values.",
+    "message-not-on-gpu": "On GPUs, a message is in the CPU's memory, and NCCL carries none from there: {error}. What is sent is where "
+    "the activation is, the header as well; what is received, on launch.device().",
 }
 F32, F64, BF16, I64 = torch.float32, torch.float64, torch.bfloat16, torch.int64
 CASES = {
@@ -86,6 +89,8 @@ def balise_2(send_activation, receive_activation, send_gradient, receive_gradien
                 )
     yield "neighbours that send to each other at the same moment"
     on_ranks(_both_ways, answers, sizes=(2,), known=((hung, "send-waits"),))
+    yield "and the same where each has a GPU"
+    on_gpus(_both_ways_on_gpus, answers, known=((NO_BACKEND, "message-not-on-gpu"),))
 
 
 def _run(answers):
@@ -276,6 +281,21 @@ def _cheap(case, got, where):
                 raise Wrong("needless-copy", name=name, held=exact, peak=peak, where=where)
         if got["kept"]:
             raise Wrong("kept", what=got["kept"][0], where=where)
+
+
+def _both_ways_on_gpus(gpu, answers):
+    send_activation, receive_activation, send_gradient, receive_gradient = answers
+    x = torch.ones(2, 3, device=launch.device())
+    if dist.get_rank() == 0:
+        works = send_activation(x, 1, 1)
+        receive_gradient(x, 1, 2)
+    else:
+        received = x.requires_grad_()
+        received.grad = torch.ones_like(x)
+        works = send_gradient(received, 0, 2)
+        receive_activation(0, 1)
+    for work in works:
+        work.wait()
 
 
 def _both_ways(answers):
