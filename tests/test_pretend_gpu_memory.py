@@ -18,16 +18,35 @@ def copies():
             with pretend_gpu() as gpu:
                 (x.pin_memory() if pinned else x).to("cuda", non_blocking=non_blocking)
                 (copy,) = gpu.copies
-                found[pinned, non_blocking] = copy[:4], [wait.why for wait in gpu.waits]
+                found[pinned, non_blocking] = copy[:5], [wait.why for wait in gpu.waits]
     return found
 
 
 def test_copies_to_the_gpu():
     found = launch.ranks(copies, n=1)[0]
     for (pinned, non_blocking), (copy, waits) in found.items():
-        assert copy == ("to gpu", 16, non_blocking, pinned)
+        assert copy == ("to gpu", 16, 4, non_blocking, pinned)
         assert len(waits) == (not (pinned and non_blocking))
     assert found[False, True][1] == ["copy to gpu, not pinned"]
+
+
+def converted():
+    """Bytes of one number that cross: float32 on one side, bfloat16 on the other."""
+    x = torch.ones(4)
+    with pretend_gpu() as gpu:
+        there, here = x.to("cuda"), torch.empty(4, dtype=torch.bfloat16, pin_memory=True)
+        gpu.copies.clear()
+        for non_blocking in (False, True):
+            here.copy_(there, non_blocking=non_blocking)
+            there.copy_(here, non_blocking=non_blocking)
+        torch._foreach_copy_([here], [there])
+        return [(copy.way, copy.item, copy.pinned) for copy in gpu.copies]
+
+
+def test_another_dtype_on_the_other_side():
+    down, up = ("to cpu", 4, True), ("to gpu", 4, True)
+    late = ("to cpu", 2, True), ("to gpu", 2, True)
+    assert launch.ranks(converted, n=1)[0] == [down, up, *late, down]
 
 
 def late(wait):

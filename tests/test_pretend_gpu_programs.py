@@ -58,6 +58,12 @@ def current(index):
     return torch.zeros(1, device="cuda").device, torch.zeros(1).cuda().device, torch.cuda.current_device()
 
 
+LIKE = (
+    lambda a: torch.empty_like(a, device="cpu").device,
+    lambda a: a.new_zeros(2, device="cpu").device,
+    lambda a: torch.ones_like(a).device,
+    lambda a: a.new_full((2,), 1.0, device="cuda:1").device,
+)
 # name: (program, what it raises, or what it gives)
 PROGRAMS = {
     "a tensor made on the CPU": (lambda: net()(x.cuda()) * torch.ones(3), SAME),
@@ -101,6 +107,7 @@ PROGRAMS = {
     "default device": (lambda: made_by_default(), "cuda:1"),
     "one_hot": (lambda: F.one_hot(y.cuda(), 3).sum().item(), 8),
     "new_tensor": (lambda: str(x.cuda().new_tensor([1.0]).device), "cuda:0"),
+    "like, on the CPU": (lambda: [str(f(x.cuda())) for f in LIKE], ["cpu", "cpu", "cuda:0", "cuda:1"]),
     "type_as": (lambda: x.type_as(net().weight).is_cuda, True),
     "printed": (lambda: repr(torch.ones(2, device="cuda:1")), "tensor([1., 1.], device='cuda:1')"),
     "meta, then empty": (lambda: str(nn.Linear(2, 2, device="meta").to_empty(device="cuda").weight.device), "cuda:0"),

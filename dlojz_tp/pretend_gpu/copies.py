@@ -46,6 +46,12 @@ def copy_(mode, func, args, kwargs, found):
     return out
 
 
+def foreach_copy_(mode, args, kwargs):
+    """torch._foreach_copy_: one copy after the other."""
+    for target, source in zip(*args[:2], strict=True):
+        target.copy_(source, non_blocking=bool(args[2] if len(args) > 2 else kwargs.get("non_blocking", False)))
+
+
 def crossed(mode, source, target, non_blocking: bool) -> None:
     """Note a copy whose values are in its target already, and let them be late if they would be."""
     machine, streams = mode.machine, mode.streams
@@ -55,7 +61,9 @@ def crossed(mode, source, target, non_blocking: bool) -> None:
     way = "between gpus" if a and b else "to cpu" if a else "to gpu"
     cpu = tag(target if way == "to cpu" else source)
     pinned = type(cpu) is Pinned
-    machine.copies.append(Copy(way, source.nbytes, bool(non_blocking), pinned, *line()))
+    # another dtype is made on the CPU where the copy blocks, else on the GPU (copy_kernel_cuda in that file of ATen)
+    sent = source if way == "between gpus" or (way == "to cpu") != bool(non_blocking) else target
+    machine.copies.append(Copy(way, sent.nbytes, sent.element_size(), bool(non_blocking), pinned, *line()))
     stream = streams.current((a or b).index)
     if way == "between gpus":  # the two current streams wait for each other (aten/src/ATen/native/cuda/Copy.cu)
         stream.wait_stream(streams.current(b.index))

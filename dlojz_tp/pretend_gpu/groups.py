@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch.utils._python_dispatch import _disable_current_modes
 
 from dlojz_tp.launch import lanes, place
-from dlojz_tp.pretend_gpu.memory import CPU, block, is_wild, real_device, tag, tensors
+from dlojz_tp.pretend_gpu.memory import CPU, block, device_of, is_wild, real_device, tag, tensors
 from dlojz_tp.pretend_gpu.streams import Stream, merge
 from dlojz_tp.pretend_gpu.stuck import Message
 
@@ -47,6 +47,8 @@ class Groups:
             strange = next((x for x in found if block(x) is None), None)
             if strange is not None:
                 raise RuntimeError(f"No backend type associated with device type {real_device(strange).type}")
+        if len(places := {device_of(x) for x in found if not is_wild(x)}) > 1 and name != "barrier":
+            raise RuntimeError(f"Expected all tensors to be on the same device, but found {places} (in collective)")
         if func.namespace != "c10d" or not self.machine.nccl:
             out = func(*args, **kwargs)
             on = next((block(x).index for x in found if block(x) is not None), None)

@@ -24,10 +24,11 @@ class Wait(NamedTuple):
 
 
 class Copy(NamedTuple):
-    """Bytes over the bus. way: "to gpu", "to cpu" or "between gpus"; pinned: the CPU's side of it."""
+    """Bytes over the bus, and of one number; way: "to gpu", "to cpu", "between gpus"; pinned: the CPU's memory."""
 
     way: str
     bytes: int
+    item: int
     non_blocking: bool
     pinned: bool
     file: str
@@ -53,7 +54,8 @@ class Machine:
     def __init__(self, count: int, capacity: int, nccl: bool):
         self.count, self.capacity, self.nccl = count, capacity, nccl
         self.current = 0
-        self.live, self.peak = [0] * count, [0] * count  # bytes of each GPU
+        # bytes of each GPU: in whole blocks, their peak, and as they were asked for
+        self.live, self.peak, self.requested = [0] * count, [0] * count, [0] * count
         self.waits: list[Wait] = []
         self.copies: list[Copy] = []
         self.races: list[Race] = []

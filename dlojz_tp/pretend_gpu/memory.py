@@ -29,30 +29,32 @@ def real_device(x):
 
 
 class Block:
-    """Memory of one GPU, freed with its storage. Bytes are rounded up as the caching allocator rounds them.
+    """Memory of one GPU, freed with its storage. bytes: rounded up as the caching allocator rounds; asked: as asked for.
 
     written: (stream, number) of the operation that wrote it last. read: {stream: number} of those that read it since.
     home: the stream it was allocated for. kept: streams named by record_stream.
     """
 
-    __slots__ = ("machine", "index", "bytes", "written", "read", "home", "kept", "__weakref__")
+    __slots__ = ("machine", "index", "bytes", "asked", "written", "read", "home", "kept", "__weakref__")
 
     def __init__(self, machine, index: int, nbytes: int, home=None):
-        self.machine, self.index, self.bytes = machine, index, 0
+        self.machine, self.index, self.bytes, self.asked = machine, index, 0, 0
         self.written, self.read, self.home, self.kept = None, {}, home, set()
         self.resize(nbytes)
 
     def resize(self, nbytes: int) -> None:
-        nbytes = -(-nbytes // ROUND) * ROUND
+        asked, nbytes = nbytes, -(-nbytes // ROUND) * ROUND
         machine, held = self.machine, self.machine.live[self.index]
         if held + nbytes - self.bytes > machine.capacity:
             raise out_of_memory(machine, self.index, nbytes)
         machine.live[self.index] = held = held + nbytes - self.bytes
         machine.peak[self.index] = max(machine.peak[self.index], held)
-        self.bytes = nbytes
+        machine.requested[self.index] += asked - self.asked
+        self.bytes, self.asked = nbytes, asked
 
     def __del__(self):
         self.machine.live[self.index] -= self.bytes
+        self.machine.requested[self.index] -= self.asked
         if self.bytes and self.home is not None:
             self.home.freed(self)
 

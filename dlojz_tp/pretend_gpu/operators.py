@@ -15,6 +15,9 @@ READ_BACK = {
 }  # fmt: skip
 
 
+_TO_COPY = torch.ops.aten._to_copy.default
+
+
 class Operators(TorchDispatchMode):
     """Gives the results of operations on a GPU's tensors the tag of that GPU; all compute on the CPU.
 
@@ -44,15 +47,25 @@ class Operators(TorchDispatchMode):
             return copies.to_copy(self, func, args, kwargs, moving)
         if on and None in tags:
             tags = self._settle(found, tags, next(iter(on)))
-        target = self._target(kwargs, found, on)
+        target = self._target(func, kwargs, found, on)
         if target is not None and target is not ANYWHERE and "device" in kwargs:
             kwargs = kwargs | {"device": CPU}
+        pinned = kwargs.get("pin_memory")
+        if pinned:
+            kwargs = kwargs | {"pin_memory": False}
         self._same_generator(kwargs.get("generator"), target)
         if not on and type(target) is not int:
-            return self._on_cpu(func, args, kwargs, found, tags, target)
+            out = self._on_cpu(func, args, kwargs, found, tags, target)
+            if pinned:
+                real_storage(out)._gpu_tag = Pinned()
+            return out
         refuse_mixed(func, name, args, kwargs, found, tags)
-        if name == "copy_" and found[0] is not found[1] and tags_differ(tags[0], tags[1]):
+        by_program = self.machine.makes is not ANYWHERE  # gloo copies its results in C++
+        if name == "copy_" and by_program and found[0] is not found[1] and tags_differ(tags[0], tags[1]):
             return copies.copy_(self, func, args, kwargs, found)
+        if name == "_foreach_copy_" and len({each.index if type(each) is Block else None for each in tags}) > 1:
+            with self:
+                return copies.foreach_copy_(self, args, kwargs)
         stream = self.streams.current(target if type(target) is int else min(on))
         self.machine.queued += 1
         self.machine.launched += 1
@@ -78,7 +91,7 @@ class Operators(TorchDispatchMode):
             storage._gpu_tag = made
         return x
 
-    def _target(self, kwargs, found, on):
+    def _target(self, func, kwargs, found, on):
         """The GPU on which the result is, None for the CPU or where it is known already, ANYWHERE."""
         device = kwargs.get("device")
         if device is not None and device.type == "cuda":
@@ -87,6 +100,8 @@ class Operators(TorchDispatchMode):
             return None
         if not found:
             return self.machine.makes
+        if device is not None and self.machine.makes is None and func is not _TO_COPY:
+            return None  # empty_like(x, device="cpu"), as the program says it; C++ says so of every tensor
         return min(on) if on else None
 
     def _settle(self, found, tags, index):

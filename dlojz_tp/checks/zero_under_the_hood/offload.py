@@ -5,10 +5,10 @@ from torch import nn
 
 from dlojz_tp.checking.looks import at_most
 from dlojz_tp.checks.zero_under_the_hood import half
-from dlojz_tp.checks.zero_under_the_hood.away import Away, pretended_gpu
 from dlojz_tp.checks.zero_under_the_hood.common import world
 from dlojz_tp.checks.zero_under_the_hood.half import N
 from dlojz_tp.checks.zero_under_the_hood.worlds import each, table
+from dlojz_tp.pretend_gpu import pretend_gpu
 from dlojz_tp.probes.memory import held_bytes
 from dlojz_tp.probes.settling import settle
 
@@ -24,27 +24,28 @@ def observe(OffloadedShards):  # noqa: N803
     """On a rank: the training of balise 6, on tensors that say they are on a GPU."""
     rank, size = world()
     kind, options, _ = half.training(size)
-    with pretended_gpu() as bus:
-        parameters = [nn.Parameter(bus.away(value)) for value in half.in_shapes(half.START)]
+    with pretend_gpu(nccl=False) as gpu:
+        parameters = [nn.Parameter(value.to("cuda")) for value in half.in_shapes(half.START)]
         optimizer = OffloadedShards(half.groups_of(parameters, size), kind, capacity=half.CAPACITY, **options)
         for step in range(half.STEPS):
             optimizer.zero_grad()
-            bus.begin()
-            for p, g in zip(parameters, half.in_shapes(half.gradient(step, rank, size)), strict=True):
-                _give(p, bus.away(g.clone()))
+            gradients = [g.to("cuda") for g in half.in_shapes(half.gradient(step, rank, size))]
+            gpu.copies.clear()
+            for p in parameters:
+                _give(p, gradients.pop(0))
             optimizer.step()
-            moved = [k for k, p in enumerate(parameters) if _place(p) != "cuda"]
+            moved = [k for k, p in enumerate(parameters) if not p.is_cuda]
             if moved:  # the next step would fail for another reason
                 return {"moved": moved}
+        crossed = {way: _crossed(gpu, way) for way in ("to cpu", "to gpu")}
         optimizer.zero_grad()
         masters, states = list(optimizer.shards), optimizer.optimizer.state.values()
-        on_gpu = [name for of in states for name, t in of.items() if isinstance(t, torch.Tensor) and _place(t) != "cpu"]
+        on_gpu = [name for of in states for name, t in of.items() if isinstance(t, torch.Tensor) and t.is_cuda]
         return {
-            "moved": moved, "masters on": [_place(m) for m in masters], "states on gpu": on_gpu,
-            "places": half.places(optimizer, parameters), "masters": [_plain(m).detach().clone() for m in masters],
-            "parameters": torch.cat([_plain(p).detach().reshape(-1) for p in parameters]),
-            **{way: (size, way in bus.wide) for way, size in bus.crossed.items()},
-            "held": settle(bus.held, 2 * N + 2 * SLACK), "reached": held_bytes(vars(optimizer)),
+            "moved": moved, "masters on": [m.device.type for m in masters], "states on gpu": on_gpu,
+            "places": half.places(optimizer, parameters), "masters": [m.detach().cpu().clone() for m in masters],
+            "parameters": torch.cat([p.detach().cpu().reshape(-1) for p in parameters]),
+            **crossed, "held": settle(lambda: gpu.requested[0], 2 * N + 2 * SLACK), "reached": held_bytes(vars(optimizer)),
         }  # fmt: skip
 
 
@@ -55,12 +56,10 @@ def _give(p, gradient):
         hook(p)
 
 
-def _place(tensor) -> str:
-    return tensor.place.type if isinstance(tensor, Away) else tensor.device.type
-
-
-def _plain(tensor):
-    return tensor.inner if isinstance(tensor, Away) else tensor
+def _crossed(gpu, way):
+    """Bytes that crossed the bus one way in the last step, and whether numbers of more than two bytes did."""
+    copies = [copy for copy in gpu.copies if copy.way == way]
+    return sum(copy.bytes for copy in copies), any(copy.item > 2 and copy.bytes > copy.item for copy in copies)
 
 
 def _crosses(claim, way):
