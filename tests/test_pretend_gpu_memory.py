@@ -1,5 +1,7 @@
 """Copies and memory of a pretended GPU: what waits, what is late, what is held, and when it is full."""
 
+import contextlib
+
 import torch
 from torch.nn import functional as F
 
@@ -115,6 +117,25 @@ def test_memory_is_held_and_freed_and_full():
         "CUDA out of memory. Tried to allocate 28.00 MiB. GPU 0 has a total capacity of 24.00 MiB of which 24.00 MiB "
         "is free.",
     ]  # fmt: skip
+
+
+def reserved():
+    found = []
+    with pretend_gpu(capacity="24 MiB") as gpu:
+        x = torch.zeros(2 * MIB, device="cuda")
+        del x
+        found.append(torch.cuda.memory_reserved() // MIB)
+        with contextlib.suppress(torch.OutOfMemoryError):
+            torch.zeros(9 * MIB, device="cuda")
+        found.append(torch.cuda.memory_reserved())
+        x = torch.zeros(2 * MIB, device="cuda")
+        del x
+        torch.cuda.empty_cache()
+        return [*found, torch.cuda.memory_reserved(), [wait.why for wait in gpu.waits]]
+
+
+def test_what_was_freed_is_kept_until_the_cache_is_emptied():
+    assert launch.ranks(reserved, n=1)[0] == [8, 0, 0, ["torch.cuda.empty_cache"]]
 
 
 def sweep():

@@ -69,6 +69,7 @@ PROGRAMS = {
     "a tensor made on the CPU": (lambda: net()(x.cuda()) * torch.ones(3), SAME),
     "made on the GPU": (lambda: (net()(x.cuda()) * torch.ones(3, device="cuda")).is_cuda, True),
     "a number of the CPU": (lambda: (net()(x.cuda()) * torch.tensor(2.0)).is_cuda, True),
+    "in inference mode": (lambda: without_autograd(), SAME),
     "added into one of the CPU": (lambda: running_loss("cpu"), SAME),
     "added into one of the GPU": (lambda: str(running_loss("cuda")), "cuda:0"),
     "model not moved": (lambda: nn.Linear(4, 2)(x.cuda()), SAME),
@@ -111,8 +112,14 @@ PROGRAMS = {
     "type_as": (lambda: x.type_as(net().weight).is_cuda, True),
     "printed": (lambda: repr(torch.ones(2, device="cuda:1")), "tensor([1., 1.], device='cuda:1')"),
     "meta, then empty": (lambda: str(nn.Linear(2, 2, device="meta").to_empty(device="cuda").weight.device), "cuda:0"),
+    "a summary of memory": (lambda: "PyTorch CUDA memory summary" in torch.cuda.memory_summary(), True),
     "accelerator": (lambda: str(torch.accelerator.current_accelerator()), "cuda"),
 }
+
+
+def without_autograd():
+    with torch.inference_mode():
+        return (net()(x.to("cuda")) * torch.ones(3)).device
 
 
 def made_by_default():

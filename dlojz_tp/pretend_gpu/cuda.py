@@ -1,6 +1,6 @@
 """What stands in the place of torch.cuda's and torch.accelerator's functions."""
 
-import contextlib
+from collections import defaultdict
 from types import FunctionType, SimpleNamespace
 
 import torch
@@ -20,29 +20,46 @@ def replaced(machine, streams) -> list[tuple]:
     def set_device(device):
         machine.current = index(device)
 
-    @contextlib.contextmanager
-    def device(device):
-        before = machine.current
-        if device is not None and getattr(device, "type", "cuda") == "cuda" and device != -1:
-            set_device(device)
-        try:
-            yield
-        finally:
-            machine.current = before
+    class Device:
+        """torch.cuda.device: a class, for torch asks what is one."""
+
+        def __init__(self, device):
+            other = device is None or device == -1 or getattr(device, "type", "cuda") != "cuda"
+            self.idx = -1 if other else index(device)
+
+        def __enter__(self):
+            self.prev_idx = machine.current
+            if self.idx != -1:
+                set_device(self.idx)
+
+        def __exit__(self, *error):
+            machine.current = self.prev_idx
 
     def reset_peak(device=None):
         machine.peak[index(device)] = machine.live[index(device)]
 
     def stats(device=None):
         i = index(device)
-        names = "allocated_bytes", "active_bytes", "reserved_bytes"
-        return {f"{n}.all.{w}": b for n in names for w, b in (("current", machine.live[i]), ("peak", machine.peak[i]))}
+        held = {
+            "allocated_bytes": machine.live[i],
+            "active_bytes": machine.live[i],
+            "reserved_bytes": machine.reserved[i],
+        }
+        found = {"num_ooms": 0, "num_alloc_retries": 0} | {f"{name}.all.current": n for name, n in held.items()}
+        return defaultdict(int, found | {f"{name}.all.peak": max(n, machine.peak[i]) for name, n in held.items()})
 
     def nothing(*_, **__):
         return None
 
+    def empty():
+        machine.waited("torch.cuda.empty_cache")  # freeing memory waits for all that may use it
+        machine.reserved[:] = machine.live
+
     def live(device=None):
         return machine.live[index(device)]
+
+    def reserved(device=None):
+        return machine.reserved[index(device)]
 
     def peak(device=None):
         return machine.peak[index(device)]
@@ -52,13 +69,14 @@ def replaced(machine, streams) -> list[tuple]:
         "device_count": lambda: count,
         "current_stream": streams.current,
         "set_stream": streams.set,
-        "memory_allocated": live, "max_memory_allocated": peak, "memory_reserved": live, "max_memory_reserved": peak,
-        "reset_peak_memory_stats": reset_peak, "empty_cache": nothing, "memory_stats": stats,
+        "memory_allocated": live, "max_memory_allocated": peak, "memory_reserved": reserved,
+        "max_memory_reserved": lambda device=None: max(peak(device), reserved(device)),
+        "reset_peak_memory_stats": reset_peak, "empty_cache": empty, "memory_stats": stats,
         "get_memory_info": lambda device=None: (capacity - live(device), capacity),
     }  # fmt: skip
     cuda = both | {
         "_lazy_init": nothing, "is_initialized": lambda: True, "init": nothing,
-        "current_device": lambda: machine.current, "set_device": set_device, "device": device,
+        "current_device": lambda: machine.current, "set_device": set_device, "device": Device,
         "synchronize": lambda device=None: streams.wait_for_all("torch.cuda.synchronize", device),
         "Stream": Stream, "Event": Event, "stream": streams.use, "StreamContext": streams.use,
         "default_stream": lambda device=None: streams.default[index(device)],
@@ -76,7 +94,7 @@ def replaced(machine, streams) -> list[tuple]:
     accelerator = both | {
         "current_accelerator": lambda check_available=False: torch.device("cuda"),
         "current_device_index": lambda: machine.current, "current_device_idx": lambda: machine.current,
-        "set_device_index": set_device, "set_device_idx": set_device, "device_index": device,
+        "set_device_index": set_device, "set_device_idx": set_device, "device_index": Device,
         "synchronize": lambda device=None: streams.wait_for_all("torch.accelerator.synchronize", device),
     }  # fmt: skip
     changes = [(torch.cuda, name, new) for name, new in cuda.items()]

@@ -47,18 +47,20 @@ class Race(NamedTuple):
 class Machine:
     """What the pretended machine is made of.
 
-    waits, copies, races: what was noted. queued: operations on GPUs since the CPU last waited for one. launched: all
-    of them. messages: point-to-point messages and collectives of this rank in their order, for `stuck`.
+    waits, copies, races: what was noted; pinned: file and line where `pin_memory` is called. queued: operations on GPUs
+    since the CPU last waited for one. launched: all of them. messages: point-to-point messages and collectives of this
+    rank in their order, for `stuck`.
     """
 
     def __init__(self, count: int, capacity: int, nccl: bool):
         self.count, self.capacity, self.nccl = count, capacity, nccl
         self.current = 0
-        # bytes of each GPU: in whole blocks, their peak, and as they were asked for
-        self.live, self.peak, self.requested = [0] * count, [0] * count, [0] * count
+        # bytes of each GPU: in whole blocks, their peak, as they were asked for, and with what is kept of freed blocks
+        self.live, self.peak, self.requested, self.reserved = [0] * count, [0] * count, [0] * count, [0] * count
         self.waits: list[Wait] = []
         self.copies: list[Copy] = []
         self.races: list[Race] = []
+        self.pinned: list[tuple[str, int]] = []
         self.messages: list = []
         self.queued = self.launched = 0
         self.generators = weakref.WeakValueDictionary()  # of GPUs, by the address that C++ knows them by

@@ -29,7 +29,7 @@ def real_device(x):
 
 
 class Block:
-    """Memory of one GPU, freed with its storage. bytes: rounded up as the caching allocator rounds; asked: as asked for.
+    """Memory of one GPU, freed with its storage. bytes: rounded up as the allocator rounds; asked: as asked for.
 
     written: (stream, number) of the operation that wrote it last. read: {stream: number} of those that read it since.
     home: the stream it was allocated for. kept: streams named by record_stream.
@@ -46,8 +46,10 @@ class Block:
         asked, nbytes = nbytes, -(-nbytes // ROUND) * ROUND
         machine, held = self.machine, self.machine.live[self.index]
         if held + nbytes - self.bytes > machine.capacity:
+            machine.reserved[self.index] = held  # what was free is given back before it fails
             raise out_of_memory(machine, self.index, nbytes)
         machine.live[self.index] = held = held + nbytes - self.bytes
+        machine.reserved[self.index] = max(machine.reserved[self.index], held)
         machine.peak[self.index] = max(machine.peak[self.index], held)
         machine.requested[self.index] += asked - self.asked
         self.bytes, self.asked = nbytes, asked

@@ -34,6 +34,10 @@ class Operators(TorchDispatchMode):
         if not PLAIN.issuperset(types):
             # a fake tensor computes no value; every other kind of tensor unpacks itself and comes back
             return func(*args, **kwargs) if any(t.__name__ == "FakeTensor" for t in types) else NotImplemented
+        if torch.is_inference_mode_enabled():  # what autograd takes apart otherwise comes here whole
+            with self:
+                if (out := func.decompose(*args, **kwargs)) is not NotImplemented:
+                    return out
         if func.is_view and "device" not in kwargs:
             return func(*args, **kwargs)
         name = func._schema.name.partition("::")[2]

@@ -2,6 +2,7 @@
 
 import torch
 
+from dlojz_tp.pretend_gpu.machine import line
 from dlojz_tp.pretend_gpu.memory import CPU, TENSOR, Block, Pinned, block, device_of, real, real_storage, tag
 
 _wrapper = torch.Tensor._make_wrapper_subclass
@@ -32,6 +33,7 @@ def replaced(machine, streams, mover) -> list[tuple]:
     def pin_memory(x, device=None):
         if block(x) is not None:
             raise RuntimeError(f"cannot pin '{_kind(x)}' only dense CPU tensors can be pinned")
+        machine.pinned.append(line())
         if type(tag(x)) is Pinned:
             return x
         out = x.detach().clone(memory_format=torch.preserve_format)

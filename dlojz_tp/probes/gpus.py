@@ -1,13 +1,26 @@
-"""Answers at work on GPUs that are not there, one for each rank: what only a GPU would show."""
+"""Answers at work on GPUs that are not there: what only a GPU would show."""
 
-import torch.distributed as dist
+import contextlib
+import io
+import linecache
+from typing import NamedTuple
+
+import torch
 
 from dlojz_tp import launch
 from dlojz_tp.pretend_gpu import pretend_gpu
 from dlojz_tp.probes.ranks import on_ranks
+from dlojz_tp.works.balise import BaliseNotDone
 
 MIXED = "Expected all tensors to be on the same device"
 NO_BACKEND = "No backend type associated with device type cpu"
+ELSEWHERE = (MIXED, "indices should be either on", "attempting to assign a gradient", "device type for generator")
+WORDS = {  # of waits that PyTorch names otherwise than a program does
+    "aten::_local_scalar_dense": "a value is read", "tolist": "values are read", "print": "a tensor is printed",
+    "aten::index": "a mask as index, and how many elements come out is a value", "copy to cpu": "a copy to the CPU",
+    "aten::nonzero": "nonzero, and how many elements come out is a value",
+    "aten::masked_select": "a mask as index, and how many elements come out is a value",
+}  # fmt: skip
 
 
 def on_gpus(fn, *args, known, n=2, **more) -> list | None:
@@ -17,11 +30,88 @@ def on_gpus(fn, *args, known, n=2, **more) -> list | None:
     not a GPU, and what goes wrong for another reason than its words say is not the answer's fault.
     """
     try:
-        return on_ranks(_with_gpu, fn, args, sizes=(n,), known=known, **more)[n]
+        return on_ranks(_with_gpu, fn, args, {"count": n}, sizes=(n,), known=known, **more)[n]
     except launch.RankError:
         return None
 
 
-def _with_gpu(fn, args):
-    with pretend_gpu(count=dist.get_world_size()) as gpu:
+def on_one_gpu(fn, *args, count=2, capacity="80 GiB", must=False):
+    """What `fn(gpu, device, *args)` returns in a process of its own; None where it fails, unless it `must` not.
+
+    device: the last of the machine's `count` GPUs, so that "cuda" alone, which is the first, is a mistake that shows.
+    """
+    try:
+        return on_ranks(_with_gpu, _on_device, (fn, args), {"count": count, "capacity": capacity}, sizes=(1,))[1][0]
+    except launch.RankError:
+        if must:
+            raise
+
+
+def _with_gpu(fn, args, machine):
+    with pretend_gpu(**machine) as gpu:
         return fn(gpu, *args)
+
+
+def _on_device(gpu, fn, args):
+    return fn(gpu, torch.device("cuda", gpu.count - 1), *args)
+
+
+class Seen(NamedTuple):
+    """What an answer did on a pretended GPU: the machine's notes, and the error that it ended with, in one line."""
+
+    error: str = ""
+    waits: list = ()
+    copies: list = ()
+    races: list = ()
+    pinned: list = ()
+
+    @property
+    def reads(self) -> list[str]:
+        """In words, what made the CPU wait and was no copy to the GPU; or that numpy() was refused."""
+        found = [_words(wait) for wait in self.waits if not wait.why.startswith("copy to gpu")]
+        return found + ([self.error] if "to numpy" in self.error else [])
+
+    @property
+    def unpinned(self) -> list[str]:
+        """In words, the copies to the GPU that should not block, and do, for what they copy is not pinned."""
+        return [_line(wait, ", in ") for wait in self.waits if wait.why == "copy to gpu, not pinned"]
+
+    @property
+    def there(self) -> list:
+        """The copies from the CPU."""
+        return [copy for copy in self.copies if copy.way == "to gpu"]
+
+    @property
+    def misplaced(self) -> bool:
+        """Whether it ended because tensors are on several devices."""
+        return any(words in self.error for words in ELSEWHERE) or self.other_gpu
+
+    @property
+    def other_gpu(self) -> bool:
+        """Whether another GPU than the one that was given took part."""
+        return "cuda:0" in self.error or any(copy.way == "between gpus" for copy in self.copies)
+
+
+def watched(gpu, call, *args) -> Seen:
+    """Call the answer and hand back what was noted meanwhile; what it prints is not shown once more."""
+    for notes in (gpu.waits, gpu.copies, gpu.races, gpu.pinned):
+        notes.clear()
+    error = ""
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            call(*args)
+    except BaliseNotDone:
+        raise
+    except Exception as raised:
+        error = f"{type(raised).__name__}: {raised}".split("\n")[0]
+    return Seen(error, *map(list, (gpu.waits, gpu.copies, gpu.races, gpu.pinned)))
+
+
+def _words(wait) -> str:
+    return f"{WORDS.get(wait.why, wait.why)}{_line(wait, ', in ')}"
+
+
+def _line(place, before="") -> str:
+    """The line of the program, if its text is known."""
+    text = linecache.getline(place.file, place.line).strip()
+    return f"{before}`{text}`" if text else ""

@@ -1,5 +1,6 @@
 """Answers to balises 5 and 6 of 01_gpu_acceleration."""
 
+import contextlib
 import gc
 import math
 
@@ -148,6 +149,26 @@ def sweep(run, batch_sizes):
             found[size] = None
         torch.cuda.empty_cache()
     return found
+
+
+def skipping(free):
+    def sweep(run, batch_sizes):
+        """What is free does not tell what a run needs."""
+        found = {}
+        for size in batch_sizes:
+            found[size] = None
+            if torch.cuda.is_available() and size * 2**21 > free():
+                continue
+            with contextlib.suppress(torch.OutOfMemoryError):
+                found[size] = run(size)
+            torch.cuda.empty_cache()
+        return found
+
+    return sweep
+
+
+bank.wrong(5, "not-tried")(skipping(lambda: torch.cuda.mem_get_info()[0]))
+bank.wrong(5, "not-tried", variant=True)(skipping(lambda: torch.cuda.get_device_properties(0).total_memory))
 
 
 @bank.wrong(5, "sizes-missing")

@@ -412,6 +412,33 @@ bank.slip(
     ("    optimizer.zero_grad(set_to_none=True)\n", "    model.zero_grad()\n"),
 )
 bank.slip(2, "no-update", ("    loss.backward()\n", ""))
+bank.slip(
+    2,
+    "no-longer-pinned",
+    (
+        "    images = images.to(",
+        "    images = images.contiguous(memory_format=torch.channels_last)\n    images = images.to(",
+    ),
+)
+bank.slip(
+    2,
+    "no-longer-pinned",
+    ("    labels = labels.to(", "    labels = labels.clone()\n    labels = labels.to("),
+    variant=True,
+)
+bank.slip(
+    2,
+    "device-ignored",
+    (
+        "    images = images.to(",
+        '    device = "cuda" if torch.cuda.is_available() else device\n    images = images.to(',
+    ),
+)
+bank.slip(
+    2,
+    "hidden-sync",
+    ("    loss.backward()\n", "    loss.backward()\n    if loss.is_cuda and loss.isnan():\n        raise ValueError\n"),
+)
 
 
 LOSSES = []

@@ -1,4 +1,4 @@
-"""Balise 2: the training step. Its numbers on the CPU, its behaviour on the meta device, which stands for a GPU."""
+"""Balise 2: the training step. Its numbers on the CPU, its behaviour on a GPU, which is only pretended."""
 
 import gc
 import weakref
@@ -6,9 +6,9 @@ import weakref
 import torch
 
 from dlojz_tp.checking import Wrong, close
-from dlojz_tp.probes.devices import autocast_on_meta, meta_device, waits, waits_on_gpu
+from dlojz_tp.probes.gpus import Seen, on_one_gpu, watched
 from dlojz_tp.probes.networks import batches, network, plain_steps
-from dlojz_tp.probes.operations import Operations, copies, syncs
+from dlojz_tp.probes.operations import Operations, syncs
 
 HINTS = {
     "no-loss": "Return two things: the loss and the logits.",
@@ -35,13 +35,15 @@ HINTS = {
     "device-ignored": "The step names a device of its own. Use the one it is given: {error}",
     "moved-twice": "{n} copies to the device in a step. Two are enough: images and labels, each once.",
     "blocking": "A copy waits until it is done. With non_blocking=True (and pinned memory) the CPU goes on while it runs.",
+    "no-longer-pinned": "On a GPU, a copy waits in spite of non_blocking=True{line}: what it copies is not the loader's pinned "
+    "memory any more. Copy first, and compute on the device.",
     "eval-mode": "The model was switched to eval(): batch norm does not learn, dropout is off. A training step leaves the "
     "mode alone.",
 }
 
 
 def balise_2(train_step):
-    """Three steps against a plain loop in float64; then a step on the meta device, counted."""
+    """Three steps against a plain loop in float64; then a step on a GPU, its waits and copies counted."""
     data = batches(8, 8, 5)
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -74,39 +76,21 @@ def balise_2(train_step):
     yield "nothing waits for the device: no value is read in the step"
     if syncs(operations):
         raise Wrong("hidden-sync", error=", ".join(sorted(set(syncs(operations)))))
-    sgd = torch.optim.SGD(network().parameters(), lr=0.1)
-    sgd.step = lambda *_, **__: None
-    waiting = waits_on_gpu(train_step, lambda model, gpu: train_step(model, *_fakes(), sgd, gpu))
-    if waiting:
-        raise Wrong("hidden-sync", error=", ".join(sorted(set(waiting))), where="a machine with a GPU")
+    on_gpu = on_one_gpu(_step_on_gpu, train_step)
+    _no_waits(on_gpu)
     yield "nothing of the step's graph is alive afterwards"
     _lets_go(train_step)
     yield "on another device: images and labels moved once, non-blocking; the model not at all"
-    _right_moves(train_step)
-
-
-def _fakes():
-    return torch.zeros(4, 3, 6, 5), torch.zeros(4, dtype=torch.long)
+    _right_moves(on_gpu)
 
 
 def _call(train_step, *args):
-    pinned = []
-
-    def pin_memory(tensor, *_, **__):
-        pinned.append(tensor)
-        return tensor
-
     try:
-        with waits(train_step, (torch.Tensor, "pin_memory", pin_memory)) as waiting:
-            answer = train_step(*args)
-        if waiting:
-            raise Wrong("hidden-sync", error=", ".join(sorted(set(waiting))))
-        if pinned:
-            raise Wrong("pinned-in-step")
-        return answer
+        return train_step(*args)
     except (RuntimeError, AssertionError) as error:
         text = str(error).split("\n")[0]
-        if "CUDA" in text or "NVIDIA" in text or "cuda" in text:
+        if any(word in text for word in ("CUDA", "NVIDIA", "cuda", "accelerator")):
+            _no_waits(on_one_gpu(_step_on_gpu, train_step))
             raise Wrong("device-ignored", error=text) from error
         if "modified by an inplace operation" in text:
             raise Wrong("step-before-backward", got=text) from error
@@ -180,31 +164,35 @@ def _lets_go(train_step):
         raise Wrong("graph-kept", what="loss that is kept outside the step")
 
 
-def _right_moves(train_step):
-    device = meta_device()
+def _step_on_gpu(gpu, device, train_step):
+    """What is noted during a step on the GPU, and how often the model is moved; from pinned memory, as loaders give it."""
     model = network().to(device)
     model.moves = 0
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    images, labels = batches(4)[0]
-    with Operations() as operations:
-        try:
-            with autocast_on_meta(train_step):
-                train_step(model, images, labels, optimizer, device)
-        except (RuntimeError, NotImplementedError, AssertionError) as error:
-            text = str(error).split("\n")[0]
-            if any(words in text for words in ("nonzero", "data-dependent", "data dependent")):
-                raise Wrong("hidden-sync", error="a mask as index: its result's size is a value") from error
-            if "out of meta" in text or "on meta tensors" in text:
-                raise Wrong("hidden-sync", error="a value or a copy from the device to the CPU") from error
-            if "meta" in text and ("device" in text or "cpu" in text):
-                raise Wrong("not-moved", error=text) from error
-            raise Wrong("device-ignored", error=text) from error
-    if model.moves:
-        raise Wrong("model-moved", expected="0 moves in a step", got=f"{model.moves}")
-    moved = copies(operations, "cpu", "meta")
-    if len(moved) > 2:
-        raise Wrong("moved-twice", n=len(moved))
-    if len(moved) < 2:
-        raise Wrong("not-moved", error=f"{len(moved)} copies to the device were seen, images and labels make two")
-    if not all(moved):
-        raise Wrong("blocking", got=f"{moved.count(False)} of {len(moved)} copies block")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    images, labels = (tensor.pin_memory() for tensor in batches(4)[0])
+    return watched(gpu, train_step, model, images, labels, optimizer, device), model.moves
+
+
+def _no_waits(on_gpu):
+    seen, _ = on_gpu or (Seen(), 0)
+    if seen.pinned:
+        raise Wrong("pinned-in-step")
+    if seen.reads:
+        raise Wrong("hidden-sync", error=", ".join(dict.fromkeys(seen.reads)), where="a machine with a GPU")
+
+
+def _right_moves(on_gpu):
+    if not on_gpu:
+        return
+    seen, moves = on_gpu
+    if seen.misplaced:
+        raise Wrong("device-ignored" if seen.other_gpu else "not-moved", error=seen.error)
+    if moves:
+        raise Wrong("model-moved", expected="0 moves in a step", got=f"{moves}")
+    if len(seen.there) > 2:
+        raise Wrong("moved-twice", n=len(seen.there))
+    blocking = sum(not copy.non_blocking for copy in seen.there)
+    if blocking:
+        raise Wrong("blocking", got=f"{blocking} of {len(seen.there)} copies block")
+    if seen.unpinned:
+        raise Wrong("no-longer-pinned", line=seen.unpinned[0])

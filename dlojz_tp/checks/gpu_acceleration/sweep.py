@@ -1,13 +1,11 @@
-"""Balise 5: a sweep that survives a full memory, judged on a made `run` that keeps a diary."""
-
-import collections
-import weakref
+"""Balise 5: a sweep that survives a full memory, judged on a made `run` that fills a GPU and keeps a diary."""
 
 import torch
 
 from dlojz_tp import measure
-from dlojz_tp.checking import Wrong, pretended
+from dlojz_tp.checking import Wrong
 from dlojz_tp.measure.collector import no_collector
+from dlojz_tp.probes.gpus import on_one_gpu
 
 HINTS = {
     "no-dictionary": "Return a dictionary {{batch size: record, or None where memory ran out}}.",
@@ -16,6 +14,8 @@ HINTS = {
     "stay hidden.",
     "stopped-early": "The sweep ended at the first size that did not fit, but the sizes need not be sorted: {missing} "
     "would have fitted.",
+    "not-tried": "Batch size {missing} fits, and run() was never called with it. How much is free does not tell what a run "
+    "needs: try, and see whether it fails.",
     "sizes-missing": "There is no entry for {missing}. A size that did not fit gets None.",
     "failure-not-none": "A size that did not fit must get None; an exception kept in a dictionary keeps its tensors alive.",
     "run-twice": "Batch size {size} was run {n} times. Once is enough: each run costs minutes on a real card.",
@@ -30,68 +30,84 @@ HINTS = {
 }
 
 
+MIB = 2**20
+LIMIT = 40  # images of 1 MiB that fit
+SIZES = [8, 64, 128, 16, 32, 256]  # two failures in a row, and one at the end
+OTHERS = (
+    ValueError("a mistake in the model"),
+    RuntimeError("shapes do not match"),
+    RuntimeError("CUDA error: an illegal memory access was encountered"),
+)
+
+
 def balise_5(sweep):
-    """A made `run` that watches what stays alive of its failed calls; no order in the sizes."""
-    sizes = [8, 64, 128, 16, 32, 256]  # two failures in a row, and one at the end
-    run = _Run(limit=40)
+    """A made `run` on a GPU with little memory, which tells what stays of its failed calls; no order in the sizes."""
     yield "it survives sizes that do not fit, in any order"
-    got = _swept(sweep, run, sizes)
-    run.events.append(("started", None))
+    got, diary, swallowed = on_one_gpu(_swept, sweep, count=1, capacity=(LIMIT + 1) * MIB, must=True)
+    calls = [size for size, *_ in diary[:-1]]
     if got is None:
         raise Wrong("nothing-returned")
     if not isinstance(got, dict):
-        raise Wrong("no-dictionary", got=got)
-    missing = [size for size in sizes if size not in got]
+        raise Wrong("not-survived" if isinstance(got, torch.OutOfMemoryError) else "no-dictionary", got=str(got))
+    missing = [size for size in SIZES if size not in got]
     if missing:
-        early = [size for size in missing if size <= 40 and size not in run.calls]
+        early = [size for size in missing if size <= LIMIT and size not in calls]
         words = ", ".join(str(size) for size in early or missing)
         raise Wrong("stopped-early" if early else "sizes-missing", got=str(sorted(got)), missing=words)
-    for size in sizes:
-        if size > 40 and got[size] is not None:
-            raise Wrong("failure-not-none", expected=None, got=got[size], where=f"batch size {size}")
-        if size <= 40 and size not in run.calls:
-            raise Wrong(
-                "stopped-early", got=f"{size}: {got[size]}, and run({size}) was never called", missing=str(size)
-            )
-        if size <= 40 and got[size] is not run.records[size]:
-            raise Wrong("record-changed", got=got[size], where=f"batch size {size}")
-        if run.calls.count(size) > 1:
-            raise Wrong("run-twice", size=size, n=run.calls.count(size))
+    for size in SIZES:
+        where = f"batch size {size}"
+        if size > LIMIT and got[size] is not None:
+            raise Wrong("failure-not-none", expected=None, got=got[size], where=where)
+        if size <= LIMIT and size not in calls:
+            slug = "stopped-early" if max(calls, default=0) > LIMIT else "not-tried"
+            raise Wrong(slug, got=f"{size}: {got[size]}, and run({size}) was never called", missing=str(size))
+        if calls.count(size) > 1:
+            raise Wrong("run-twice", size=size, n=calls.count(size))
     yield "nothing of a failed size is alive when the next one starts"
-    if run.held:
-        raise Wrong("memory-held", where=f"batch size {run.held[0]}")
+    for (before, *_), (_, held, *_) in zip(diary, diary[1:]):
+        if held:
+            raise Wrong("memory-held", where=f"batch size {before}")
+    for size in SIZES:
+        if size <= LIMIT and got[size] != "the record":
+            raise Wrong("record-changed", got=got[size], where=f"batch size {size}")
     yield "after a failure the freed memory is given back"
-    _given_back(run.events)
+    for (failed, _, _, before), (size, _, kept, emptied) in zip(diary, diary[1:]):
+        if failed > LIMIT and kept:
+            if emptied > before:
+                raise Wrong("freed-too-early", size=failed)
+            raise Wrong(
+                "cache-not-emptied", size=failed, then=f"the start of batch size {size}" if size else "the return"
+            )
     yield "other errors are not taken for a full memory"
-    for error in (
-        ValueError("a mistake in the model"),
-        RuntimeError("shapes do not match"),
-        RuntimeError("CUDA error: an illegal memory access was encountered"),
-    ):
-        try:
-            _swept(sweep, _Run(limit=40, error=error), sizes)
-        except Exception as raised:
-            if not _holds(raised, error):
-                raise
-            continue
+    for error in swallowed:
         raise Wrong("swallows-errors", kind=type(error).__name__, where=str(error))
 
 
-def _given_back(events):
-    """Between a failure and the next start, or the return, the cache is emptied once with nothing held."""
-    failed, emptied = None, []
-    for kind, what in events:
-        if kind == "failed":
-            failed, emptied = what, []
-        elif kind == "emptied":
-            emptied.append(what)
-        elif failed is not None:
-            if emptied and all(held == "held" for held in emptied):
-                raise Wrong("freed-too-early", size=failed)
-            if not emptied:
-                then = "the return" if what is None else f"the start of batch size {what}"
-                raise Wrong("cache-not-emptied", size=failed, then=then)
-            failed = None
+def _swept(gpu, device, sweep):
+    """What it returned, or the error that ended it; the diary; which of the other errors it swallowed."""
+    run = _Run(gpu)
+    with no_collector():
+        try:
+            got = sweep(run, list(SIZES))
+        except torch.OutOfMemoryError as error:
+            got = torch.OutOfMemoryError(str(error))
+    run.note(0)
+    if isinstance(got, dict):
+        got = {size: _told(value, run.records.get(size)) for size, value in got.items()}
+    swallowed = []
+    for error in OTHERS:
+        try:
+            sweep(_Run(gpu, error), list(SIZES))
+        except Exception as raised:
+            if not _holds(raised, error):
+                raise
+        else:
+            swallowed.append(error)
+    return got if got is None or isinstance(got, dict | Exception) else repr(got), run.diary, swallowed
+
+
+def _told(value, record):
+    return "the record" if record is not None and value is record else None if value is None else repr(value)
 
 
 def _holds(raised, error):
@@ -104,59 +120,25 @@ def _holds(raised, error):
 
 
 class _Run:
-    """Stands for a training run; notices whether earlier calls left anything alive.
+    """Stands for a training run, and takes a MiB of the GPU's memory for each image.
 
-    events: ("started", size), ("failed", size) and ("emptied", "held" or "free"), in their order.
+    diary: at each start, its batch size, bytes in use, bytes kept by the allocator, calls of empty_cache until then.
     """
 
-    def __init__(self, limit, error=None):
-        self.limit, self.error = limit, error
-        self.calls, self.held, self.events, self.records, self._made = [], [], [], {}, []
+    def __init__(self, gpu, error=None):
+        self.gpu, self.error, self.records, self.diary = gpu, error, {}, []
 
-    def alive(self) -> bool:
-        return any(made() is not None for made in self._made)
+    def note(self, batch_size):
+        emptied = sum("empty_cache" in wait.why for wait in self.gpu.waits)
+        self.diary.append((batch_size, torch.cuda.memory_allocated(), torch.cuda.memory_reserved(), emptied))
 
     def __call__(self, batch_size):
-        if self.alive():
-            self.held.append(self.calls[-1])
-        self.calls.append(batch_size)
-        self.events.append(("started", batch_size))
-        activations = torch.empty(batch_size)
-        self._made.append(weakref.ref(activations))
+        self.note(batch_size)
+        weights = torch.empty(MIB, dtype=torch.uint8, device="cuda")
         if self.error:
             raise self.error
-        if batch_size > self.limit:
-            self.events.append(("failed", batch_size))
-            raise torch.OutOfMemoryError(f"CUDA out of memory. Tried to allocate {batch_size}.00 MiB.")
-        self.records[batch_size] = measure.Record(f"batch size {batch_size}", peak_memory_bytes=[batch_size])
+        activations = torch.empty(batch_size, MIB, dtype=torch.uint8, device="cuda")
+        self.records[batch_size] = measure.Record(
+            f"batch size {batch_size}", peak_memory_bytes=[weights.nbytes + activations.nbytes]
+        )
         return self.records[batch_size]
-
-    def empty_cache(self):
-        self.events.append(("emptied", "held" if self.alive() else "free"))
-
-
-_ANSWERS = {  # what the functions of torch.cuda say on the pretended card
-    "ipc_collect": None, "synchronize": None, "reset_peak_memory_stats": None, "reset_accumulated_memory_stats": None,
-    "reset_max_memory_allocated": None, "reset_max_memory_cached": None, "memory_allocated": 0, "memory_reserved": 0,
-    "max_memory_allocated": 0, "max_memory_reserved": 0, "memory_summary": "", "mem_get_info": (2**30, 2**30),
-    "memory_stats": collections.defaultdict(int), "memory_snapshot": [], "current_device": 0,
-}  # fmt: skip
-
-
-def _swept(sweep, run, sizes):
-    changes = [(torch.cuda, "is_available", lambda: True), (torch.cuda, "device_count", lambda: 1)]
-    for place in (
-        torch.cuda,
-        torch.cuda.memory,
-        torch.accelerator,
-        getattr(torch.accelerator, "memory", torch.accelerator),
-    ):
-        changes.append((place, "empty_cache", run.empty_cache))
-        for name, answer in _ANSWERS.items():
-            if hasattr(place, name):
-                changes.append((place, name, lambda *_, answer=answer, **__: answer))
-    with pretended(changes, sweep), no_collector():
-        try:
-            return sweep(run, list(sizes))
-        except torch.OutOfMemoryError as error:
-            raise Wrong("not-survived", got=str(error)) from error

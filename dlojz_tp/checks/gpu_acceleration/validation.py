@@ -9,9 +9,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from dlojz_tp.checking import Wrong, close, nearest
 from dlojz_tp.checks.gpu_acceleration.metrics import two_numbers
-from dlojz_tp.probes.devices import autocast_on_meta, meta_device, waits_on_gpu
+from dlojz_tp.probes.gpus import on_one_gpu, watched
 from dlojz_tp.probes.networks import Moved, network
-from dlojz_tp.probes.operations import Operations, copies, syncs
+from dlojz_tp.probes.operations import Operations, syncs
 
 HINTS = {
     "not-two-floats": "Return two Python floats: the mean loss and the accuracy.",
@@ -39,7 +39,7 @@ HINTS = {
 
 
 def balise_4(evaluate):
-    """Uneven batches; the network in both modes; a stand-in device."""
+    """Uneven batches; the network in both modes; a GPU."""
     model, loader, cpu = _Noticing(), _Loader(8), torch.device("cpu")
     before = copy.deepcopy(model.state_dict())
     yield "the network runs in eval mode, without recording gradients"
@@ -79,11 +79,15 @@ def balise_4(evaluate):
         evaluate(model, _Loader(1), cpu)
     if len(syncs(operations)) > 6:
         raise Wrong("sync-each-batch", n=len(syncs(operations)), batches=19)
-    waiting = waits_on_gpu(evaluate, lambda model, gpu: evaluate(model.eval(), _fakes(), gpu))
-    if len(waiting) > 6:
-        raise Wrong("waits-each-batch", n=len(waiting), batches=19, error=", ".join(sorted(set(waiting))))
+    on_gpu = on_one_gpu(_validated_on_gpu, evaluate)
+    if on_gpu and len(on_gpu[0].reads) > 6:
+        found = on_gpu[0].reads
+        calls = sorted({call for call in found if "synchronize" in call or "empty_cache" in call})
+        slug = "waits-each-batch" if calls else "sync-each-batch"
+        raise Wrong(slug, n=len(found), batches=19, error=", ".join(calls))
     yield "images and labels are moved to the device"
-    _moves(evaluate)
+    if on_gpu:
+        _right_moves(*on_gpu)
 
 
 class _Noticing(Moved, nn.Module):
@@ -128,10 +132,6 @@ class _Loader(DataLoader):
         return super().__iter__()
 
 
-def _fakes():
-    return [(torch.zeros(1, 3, 6, 5), torch.zeros(1, dtype=torch.long)) for _ in range(19)]
-
-
 def _right_values(got):
     got = two_numbers(got, "not-two-floats")
     images, labels = _images()
@@ -157,22 +157,17 @@ def _right_values(got):
         raise Wrong(slug, expected=truth.item(), got=value, where=f"the {what}", what=what)
 
 
-def _moves(evaluate):
-    device = meta_device()
+def _validated_on_gpu(gpu, device, evaluate):
+    """What is noted on the GPU, batch by batch of one image, and how often the model is moved."""
     model = _Noticing().to(device)
-    model.moves = 0
-    with Operations() as operations:
-        try:
-            with autocast_on_meta(evaluate):
-                evaluate(model, _Loader(1), device)
-        except (RuntimeError, NotImplementedError) as error:
-            text = str(error).split("\n")[0]
-            if "out of meta" not in text and "on meta tensors" not in text:
-                raise Wrong("validation-not-moved", error=text) from error
-            if model.seen and sum(n for _, _, n in model.seen) < 19:  # at the end the metrics are read: right
-                raise Wrong("sync-each-batch", n=19, batches=19) from error
-    if model.moves or model.body.moves:
-        raise Wrong("model-moved", expected="0 moves", got=f"{model.moves + model.body.moves}")
-    moved = len(copies(operations, "cpu", "meta"))
-    if moved < 2:  # batch by batch, or all at once: both are right
-        raise Wrong("validation-not-moved", error=f"{moved} copies of images and labels were seen")
+    model.moves = model.body.moves = 0
+    return watched(gpu, evaluate, model, _Loader(1), device), model.moves + model.body.moves
+
+
+def _right_moves(seen, moves):
+    if seen.misplaced:
+        raise Wrong("validation-not-moved", error=seen.error)
+    if moves:
+        raise Wrong("model-moved", expected="0 moves", got=f"{moves}")
+    if len(seen.there) < 2:  # batch by batch, or all at once: both are right
+        raise Wrong("validation-not-moved", error=f"{len(seen.there)} copies of images and labels were seen")
