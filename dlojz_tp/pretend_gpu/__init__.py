@@ -24,7 +24,7 @@ and equal the CPU's, with backward, optimizers and process groups. The files, fr
 
 What it cannot do; tests/test_pretend_gpu_limits.py shows each point:
 
-    - Time: nothing here is fast or slow. Events measure the CPU.
+    - Time: nothing here is fast or slow, events measure the CPU: modelled_gpu gives operations a time.
     - Autocast casts what the CPU's list says (layer_norm stays in bfloat16).
     - Random numbers are the CPU generator's; seeds of GPUs have no effect.
     - Sparse tensors cannot carry a tag. A storage's own .device says cpu.

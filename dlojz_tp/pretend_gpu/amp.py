@@ -21,10 +21,14 @@ def replaced(machine) -> list[tuple]:
 
         def __enter__(self):
             here.casts = (*getattr(here, "casts", ()), self.asked)
+            if self.asked == "cuda":
+                here.on_gpu = (*getattr(here, "on_gpu", ()), (self._enabled, self.fast_dtype))
             return super().__enter__()
 
         def __exit__(self, *error):
-            here.casts = here.casts[:-1]
+            here.casts, here.kept = here.casts[:-1], {}
+            if self.asked == "cuda":
+                here.on_gpu = here.on_gpu[:-1]
             return super().__exit__(*error)
 
     class CudaAutocast(Autocast):

@@ -28,7 +28,8 @@ def to_copy(mode, func, args, kwargs, moving):
     """x.to(device): the copy into new memory that `move` asked for."""
     target, non_blocking = moving
     source = args[0]
-    out = func(*args, **{k: v for k, v in kwargs.items() if k not in ("device", "non_blocking")}, device=CPU)
+    kwargs = {k: v for k, v in kwargs.items() if k not in ("device", "non_blocking")}
+    out = func(*args, **kwargs, device=mode.machine.home)
     if target.type == "cuda":
         mode.put(out, target.index)
     elif non_blocking:
@@ -69,6 +70,8 @@ def crossed(mode, source, target, non_blocking: bool) -> None:
         stream.wait_stream(streams.current(b.index))
     mark = streams.mark(stream)
     machine.queued += 1
+    if machine.clock is not None:
+        machine.clock.copied(mark, way, sent.nbytes, pinned)
     for memory, x in ((a, source), (b, target)):
         if memory is not None:
             streams.used(memory, mark, x is target, f"copy {way}", x)
@@ -113,7 +116,7 @@ class Mover:
         device = here if device is None else self.machine.place(device)
         keep = {"memory_format": memory_format} if memory_format else {}
         if device == here or {device.type, here.type} - {"cpu", "cuda"}:
-            more = {} if device == here else {"device": CPU if device.type == "cuda" else device}
+            more = {} if device == here else {"device": self.machine.home if device.type == "cuda" else device}
             if device.type == "cuda" and device != here:  # from "meta", which holds nothing
                 raise NotImplementedError("Cannot copy out of meta tensor; no data!")
             return real(TENSOR.to, x, dtype=dtype or x.dtype, copy=copy, **more, **keep)

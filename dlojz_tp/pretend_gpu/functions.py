@@ -19,6 +19,8 @@ class Functions(TorchFunctionMode):
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
+        if self.machine.clock is not None:
+            func, args, kwargs = self.machine.clock.instead(self.machine, self.streams, func, args, kwargs)
         if func in FROM_PYTHON:
             return self._from_python(func, args, kwargs)
         first = next((b for x in tensors(args) if (b := block(x)) is not None), None)
@@ -55,8 +57,9 @@ class Functions(TorchFunctionMode):
                 "device"
             )
         cast = getattr(self.machine.here, "casts", ())
-        if cast and cast[-1] != "cuda":  # autocast("cpu") does nothing for a GPU's operations
-            with torch.amp.autocast_mode.autocast.__mro__[1]("cpu", enabled=False):
+        if cast and cast[-1] != "cuda":  # autocast("cpu") does nothing for a GPU's operations: checkpoints enter both
+            enabled, dtype = (getattr(self.machine.here, "on_gpu", ()) or ((False, torch.bfloat16),))[-1]
+            with torch.amp.autocast_mode.autocast.__mro__[1]("cpu", dtype, enabled):
                 return func(*args, **kwargs)
         return func(*args, **kwargs)
 

@@ -16,7 +16,7 @@ from dlojz_tp.pretend_gpu.copies import Mover
 from dlojz_tp.pretend_gpu.functions import Functions
 from dlojz_tp.pretend_gpu.groups import Groups
 from dlojz_tp.pretend_gpu.machine import Machine, size
-from dlojz_tp.pretend_gpu.memory import Block
+from dlojz_tp.pretend_gpu.memory import HOMES, META, Block
 from dlojz_tp.pretend_gpu.operators import Operators
 from dlojz_tp.pretend_gpu.streams import Streams, _running
 
@@ -24,16 +24,19 @@ _HERE = __name__.rpartition(".")[0]
 
 
 @contextlib.contextmanager
-def pretend_gpu(count: int = 1, capacity="80 GiB", nccl: bool = True):
+def pretend_gpu(count: int = 1, capacity="80 GiB", nccl: bool = True, clock=None):
     """Inside, on a rank of a launch: a machine with `count` GPUs of `capacity` bytes each. See the package.
 
     nccl: process groups behave as NCCL's; else as gloo's, which takes tensors of the CPU. With a GPU for each rank,
     launch.device() and launch.lane() then give what they give on such a machine: all ranks enter together.
+    clock: what gives operations a time, of modelled_gpu; then tensors have shapes and no values.
     Gives the Machine, where what happened is noted. RuntimeError outside a rank: too much is changed in this process.
     """
     if os.environ.get(place.INSIDE) != "rank":
         raise RuntimeError("pretend_gpu() is for code that runs on ranks: call it inside a function given to launch")
     machine = Machine(count, size(capacity), nccl)
+    if clock is not None:
+        machine.clock, machine.home = clock, META
     streams = Streams(machine)
     mover = Mover(machine)
     groups = Groups(machine, streams)
@@ -42,8 +45,12 @@ def pretend_gpu(count: int = 1, capacity="80 GiB", nccl: bool = True):
         *cuda.replaced(machine, streams), *tensor_methods.replaced(machine, streams, mover), *amp.replaced(machine),
         *groups.replaced(), *_of_threads(modes),
         (torch.autograd, "_engine_run_backward", modes[1].run_backward(torch.autograd._engine_run_backward)),
+        *(clock.replaced(machine) if clock is not None else ()),
     ]  # fmt: skip
     with contextlib.ExitStack() as stack:
+        if clock is not None:
+            HOMES.add("meta")
+            stack.callback(HOMES.remove, "meta")
         _running.append(streams)
         stack.callback(_running.pop)
         stack.enter_context(_in_place(changes))

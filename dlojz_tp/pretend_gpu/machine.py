@@ -55,6 +55,7 @@ class Machine:
     def __init__(self, count: int, capacity: int, nccl: bool):
         self.count, self.capacity, self.nccl = count, capacity, nccl
         self.current = 0
+        self.clock, self.home = None, torch.device("cpu")  # see modelled_gpu
         # bytes of each GPU: in whole blocks, their peak, as they were asked for, and with what is kept of freed blocks
         self.live, self.peak, self.requested, self.reserved = [0] * count, [0] * count, [0] * count, [0] * count
         self.waits: list[Wait] = []

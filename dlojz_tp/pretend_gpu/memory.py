@@ -4,16 +4,20 @@ The tag is an attribute of the storage's Python object, which lives as long as t
 and the bytes are free again when the last of them goes.
 """
 
+import contextlib
 import functools
+import threading
 
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 TENSOR = torch._C.TensorBase
-CPU = torch.device("cpu")
+CPU, META = torch.device("cpu"), torch.device("meta")
+HOMES = {"cpu"}  # and "meta" on a modelled machine: where tensors are in truth
 PLAIN = {torch.Tensor, torch.nn.Parameter, torch.nn.Buffer}
 _device = TENSOR.device.__get__
 real_storage = TENSOR.untyped_storage
+_in_kernel = threading.local()
 ROUND = 512  # bytes; the caching allocator's smallest block (c10/cuda/CUDACachingAllocator.h: kMinBlockSize)
 MIB = 2**20
 
@@ -99,11 +103,23 @@ def block(x) -> Block | None:
     return found if type(found) is Block else None
 
 
+@contextlib.contextmanager
+def in_kernel():
+    """Inside, tensors say where they are in truth: what computes shapes in Python asks for it."""
+    _in_kernel.on = True
+    try:
+        with torch._C.DisableTorchFunction():
+            yield
+    finally:
+        _in_kernel.on = False
+
+
 def device_of(x) -> torch.device:
     """What x.device says."""
     known = real_device(x)
-    found = block(x) if known.type == "cpu" else None
-    return known if found is None else torch.device("cuda", found.index)
+    if known.type not in HOMES or getattr(_in_kernel, "on", False):
+        return known
+    return CPU if (found := block(x)) is None else torch.device("cuda", found.index)
 
 
 def is_wild(x) -> bool:

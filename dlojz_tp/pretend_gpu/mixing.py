@@ -2,7 +2,7 @@
 
 import torch
 
-from dlojz_tp.pretend_gpu.memory import Block, is_wild, real_device, tensors, written
+from dlojz_tp.pretend_gpu.memory import HOMES, Block, is_wild, real_device, tensors, written
 
 # operations that take tensors of any devices
 ANYWHERE = {
@@ -50,7 +50,7 @@ def refuse_mixed(func, name, args, kwargs, found, tags) -> None:
 def _place(x, tag) -> str | None:
     if type(tag) is Block:
         return f"cuda:{tag.index}"
-    return None if real_device(x).type != "cpu" or is_wild(x) else "cpu"
+    return None if real_device(x).type not in HOMES or is_wild(x) else "cpu"
 
 
 def _refuse_index(name, found, places) -> None:

@@ -5,7 +5,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from dlojz_tp.pretend_gpu import copies
 from dlojz_tp.pretend_gpu.machine import ANYWHERE
-from dlojz_tp.pretend_gpu.memory import CPU, PLAIN, Block, Pinned, is_wild, real_storage, tag, tensors, written
+from dlojz_tp.pretend_gpu.memory import HOMES, PLAIN, Block, Pinned, is_wild, real_storage, tag, tensors, written
 from dlojz_tp.pretend_gpu.mixing import refuse_mixed
 
 # operations whose result's size, or whose value, the CPU must know
@@ -27,7 +27,7 @@ class Operators(TorchDispatchMode):
 
     def __init__(self, machine, streams, groups):
         super().__init__()
-        self.machine, self.streams, self.groups = machine, streams, groups
+        self.machine, self.streams, self.groups, self.clock = machine, streams, groups, machine.clock
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -41,6 +41,8 @@ class Operators(TorchDispatchMode):
         if func.is_view and "device" not in kwargs:
             return func(*args, **kwargs)
         name = func._schema.name.partition("::")[2]
+        if self.clock is not None:
+            args, kwargs = self.clock.shapes_only(func, args, kwargs)
         found = list(tensors((*args, *kwargs.values()) if kwargs else args))
         if func.namespace in ("c10d", "_c10d_functional"):
             return self.groups.call(self, func, name, args, kwargs, found)
@@ -53,7 +55,7 @@ class Operators(TorchDispatchMode):
             tags = self._settle(found, tags, next(iter(on)))
         target = self._target(func, kwargs, found, on)
         if target is not None and target is not ANYWHERE and "device" in kwargs:
-            kwargs = kwargs | {"device": CPU}
+            kwargs = kwargs | {"device": self.machine.home}
         pinned = kwargs.get("pin_memory")
         if pinned:
             kwargs = kwargs | {"pin_memory": False}
@@ -76,10 +78,12 @@ class Operators(TorchDispatchMode):
         mark = self.streams.started(stream, func, found, args, kwargs)
         if name in READ_BACK or name == "index" and _has_mask(found):
             self.streams.wait_for_stream(f"aten::{name}", stream)
-        out = func(*args, **kwargs)
+        out = func(*args, **kwargs) if self.clock is None else self.clock.result(func, args, kwargs)
         if target is not None:
             for x in tensors([out]):
                 self.put(x, target, mark)
+        if self.clock is not None:
+            self.clock.ran(mark, func, args, kwargs, out)
         if name == "resize_":
             tag(out).resize(real_storage(out).nbytes())
         return out
@@ -100,7 +104,7 @@ class Operators(TorchDispatchMode):
         device = kwargs.get("device")
         if device is not None and device.type == "cuda":
             return self.machine.index(device)
-        if device is not None and device.type != "cpu":
+        if device is not None and device.type not in HOMES:
             return None
         if not found:
             return self.machine.makes
@@ -124,7 +128,7 @@ class Operators(TorchDispatchMode):
         if any(type(each) is Pinned for each in tags):
             for x in written(func, args, kwargs):
                 copies.overwritten(self, x, func._schema.name)
-        out = func(*args, **kwargs)
+        out = func(*args, **kwargs) if self.clock is None else self.clock.on_cpu(func, args, kwargs, found)
         if target is ANYWHERE or found and self.machine.makes is ANYWHERE and all(is_wild(x) for x in found):
             for x in tensors([out]):
                 real_storage(x)._gpu_wild = True

@@ -101,6 +101,8 @@ class Streams:
                 self.learn(stream.after)
 
     def learn(self, knows: dict) -> None:
+        if self.machine.clock is not None:
+            self.machine.clock.waits_for(knows)
         merge(self.host, knows)
         arrived = [each for each in self.arriving if self.host.get(each[2][0], 0) >= each[2][1]]
         self.arriving = [each for each in self.arriving if not any(each is other for other in arrived)]
@@ -187,7 +189,8 @@ class Event:
     def record(self, stream=None):
         stream = stream or self.streams.current()
         stream.after[stream] += 1  # the event itself: nobody knows of it without waiting
-        self.knows, self.at = dict(stream.after), time.perf_counter()
+        self.knows, clock = dict(stream.after), self.streams.machine.clock
+        self.at = time.perf_counter() if clock is None else clock.reached(self.knows)
         merge(self.knows, self.streams.host)
 
     def wait(self, stream=None):

@@ -7,6 +7,7 @@ from ._inspection import inspection
 from ._learning import learning
 from ._plans import plans
 from ._roofline import roofline
+from ._streams import streams
 from ._style import ground
 from ._sweep import sweep
 from ._timeline import timeline
@@ -20,6 +21,7 @@ __all__ = [
     "learning",
     "plans",
     "roofline",
+    "streams",
     "sweep",
     "timeline",
 ]

@@ -1,0 +1,39 @@
+"""What a program would cost on a card that is not there: pretend_gpu with a clock, and tensors without values.
+
+    from dlojz_tp import modelled_gpu
+
+    run = modelled_gpu.train("bfloat16", step, make_model, make_optimizer, (256, 3, 224, 224), card="H100",
+                             loading=modelled_gpu.Loading(seconds=0.4, workers=16))
+    print(run)                  # modelled, H100: bfloat16, 60.1 ms a step, 4,261 images/s, 10.9 GiB
+    report.streams([run])       # the CPU, the streams and the bus over time
+    report.compare([run.record])
+
+`step` is the program's own, step(model, images, labels, optimizer, device). `on_card` runs any other function. Sizes
+are those of a real training: tensors have shapes alone, so that a step of ResNet-50 takes less than a second here.
+
+    rates.py        how fast a card is: two constants a generation, the rest stated
+    work.py         what an operation computes, reads and writes
+    clock.py        the CPU starts, streams run, somebody waits; fused kernels
+    stand_ins.py    autocast, attention, torch.compile and values, in the place of torch's
+    runs.py         what programs call, and what they get
+    published.py    published throughputs, which benchmarks/modelled_gpu.py compares with
+
+The time of an operation is the longer of its operations and its bytes, each at the share of the data sheet's peak that
+programs reach, and 3 µs at least; the CPU starts one after the other. Products on Tensor Cores want sizes of 16 bytes,
+convolutions there want their channels last, or tensors are reordered. In a compiled function what stands between two
+products is one kernel: it reads each memory once and writes what others read. Collectives follow the planner.
+
+What it does not know:
+- caches: each operation reads from the card's memory; waves of tiles: a small product is as good as a large one;
+- that cards slow down under load, and beside a message;
+- caches: each operation reads from the memory of the card; waves of tiles: a small product is as good as a large one;
+  the first step, graph breaks;
+- the time of the program's Python on the CPU, but for a constant an operation, and of its own data loading (`Loading`);
+- branches on values: what is read back is 0.
+"""
+
+from dlojz_tp.modelled_gpu.clock import Clock, Span
+from dlojz_tp.modelled_gpu.rates import Rates, rates
+from dlojz_tp.modelled_gpu.runs import Loading, Modelled, batches, on_card, train
+
+__all__ = ["Clock", "Loading", "Modelled", "Rates", "Span", "batches", "on_card", "rates", "train"]

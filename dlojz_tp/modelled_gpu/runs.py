@@ -1,0 +1,135 @@
+"""Programs that run on a modelled card, and what they give: always with the word "modelled" and the card's name."""
+
+import statistics
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from dlojz_tp import launch, measure
+from dlojz_tp.modelled_gpu.clock import Clock, Span
+from dlojz_tp.modelled_gpu.rates import rates
+from dlojz_tp.planner.cards import Card
+from dlojz_tp.pretend_gpu import pretend_gpu
+
+
+@dataclass(frozen=True)
+class Modelled:
+    """What a program was worth on a modelled card.
+
+    label: "modelled, H100". result: what the program returned. spans: what the CPU, the streams and the bus did, with
+    times in seconds. peak_memory: bytes of tensors on the card.
+    """
+
+    label: str
+    name: str
+    result: Any
+    spans: list[Span]
+    peak_memory: int
+
+    @property
+    def record(self) -> measure.Record:
+        """The run record, where the program returned one: `train` does."""
+        return self.result
+
+    @property
+    def seconds(self) -> float:
+        """Median of the steps that count."""
+        return statistics.median(step["total"] for step in measure.counted_steps(self.record))
+
+    @property
+    def images_per_second(self) -> float:
+        return self.record.images_per_second
+
+    def __str__(self):
+        return (f"{self.label}: {self.name}, {measure.human_seconds(self.seconds)} a step, "
+                f"{self.images_per_second:,.0f} images/s, {self.peak_memory / 2**30:.1f} GiB")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Loading:
+    """How batches come: seconds that one process takes for one, processes (0: the program's own), pinned memory,
+    batches that each process makes ahead."""
+
+    seconds: float = 0.0
+    workers: int = 0
+    pinned: bool = True
+    ahead: int = 2
+
+
+def on_card(program: Callable, *args, card: str | Card = "H100", name: str = "", timeout: float = 120) -> Modelled:
+    """Call program(clock, *args) on a process that has this card, where tensors have shapes and no values.
+
+    The whole of a step's code may be in it: `torch.device("cuda")`, streams, events, autocast, torch.compile. What
+    reads a value gets 0. Seconds are the modelled card's and its CPU's, for all that asks `clock`, events, Chronometer.
+    """
+    return launch.ranks(_in_rank, program, args, card, name, n=1, timeout=timeout)[0]
+
+
+def _in_rank(program, args, card, name):
+    clock = Clock(rates(card))
+    with pretend_gpu(capacity=int(clock.rates.card.memory), nccl=False, clock=clock) as gpu:
+        result = program(clock, *args)
+        clock.flush()
+        if isinstance(result, measure.Record) and result.peak_memory_bytes:
+            result.memory_kind = "estimated"
+        return Modelled(clock.label, name, result, clock.spans, gpu.peak[0])
+
+
+def train(
+    name: str,
+    step: Callable,
+    make_model: Callable,
+    make_optimizer: Callable,
+    images: tuple,
+    classes: int = 1000,
+    *,
+    card: str = "H100",
+    loading: Loading = Loading(),
+    steps: int = 2,
+) -> Modelled:  # noqa: B008
+    """A few steps of a training loop at full size, with loading: what would they be worth on a card?
+
+    Args:
+        name: what runs, as figures show it.
+        step: called as step(model, images, labels, optimizer, device), as in training_run.
+        make_model: make_model(), on the CPU or on the GPU. make_optimizer: make_optimizer(parameters).
+        images: shape of a batch, (b, 3, h, w).
+        loading: how batches come.
+
+    Returns:
+        The model of it, with a run record whose phases are "loading" and "step".
+    """
+    args = name, step, make_model, make_optimizer, images, classes, loading, steps
+    return on_card(_train, *args, card=card, name=name)
+
+
+def _train(clock, name, step, make_model, make_optimizer, images, classes, loading, steps):
+    device = torch.device("cuda")
+    model = make_model().to(device)
+    optimizer = make_optimizer(model.parameters())
+    model.train()
+    chrono = measure.Chronometer(device, warmup=1)
+    for batch in chrono.steps(batches(clock, images, classes, loading), n=1 + steps):
+        with chrono.step():
+            step(model, *batch, optimizer, device)
+    return chrono.record(name, batch_size=images[0], image_size=images[-1], card=clock.label)
+
+
+def batches(clock: Clock, images: tuple, classes: int, loading: Loading) -> Iterator[tuple]:
+    """Batches (images, labels) without end, each when its process has made it: for what a step's loop goes through."""
+    ready, taken = [], []
+    while True:
+        if not loading.workers:
+            clock.works("loading", loading.seconds)
+        else:
+            i, w = len(ready), loading.workers
+            room = taken[i - w * loading.ahead] if i >= w * loading.ahead else 0.0
+            ready.append(max(ready[i - w] if i >= w else 0.0, room) + loading.seconds)
+            if ready[i] > clock.host:
+                clock.spans.append(Span("CPU", "waiting for a batch", clock.host, ready[i]))
+                clock.host = ready[i]
+            taken.append(clock.host)
+        batch = torch.empty(images), torch.zeros(images[0], dtype=torch.int64)
+        yield tuple(x.pin_memory() for x in batch) if loading.pinned else batch
