@@ -224,6 +224,12 @@ def test_too_few_gpus_are_said_once(monkeypatch, capsys):
     assert capsys.readouterr().out.count("NCCL needs one GPU a rank") == 1
 
 
+def test_a_function_may_name_what_is_also_a_module_of_torch():
+    namespace = {"__name__": "__main__", "torch": torch}
+    exec("def f(n=None):\n    return torch.ones(1).item() if n is None else n.classes", namespace)
+    assert launch.ranks(namespace["f"], n=1) == [1.0]
+
+
 def test_prints_reach_the_caller_as_whole_lines_in_order(capsys):
     def talk():
         rank = dist.get_rank()

@@ -15,9 +15,14 @@ UP, PART, THROUGH, RETURNED, FAILED = b"U", b"P", b"T", b"R", b"F"
 
 
 class _Pickler(cloudpickle.Pickler):
-    """cloudpickle, with plain tensors as bytes: no shared memory, no file descriptor, never more than the view."""
+    """cloudpickle, with plain tensors as bytes: no shared memory, no file descriptor, never more than the view.
+
+    Modules of a class of their own go by name: who writes `self.classes` beside `torch` sends torch.classes, too.
+    """
 
     def reducer_override(self, obj):
+        if isinstance(obj, ModuleType) and type(obj) is not ModuleType and sys.modules.get(obj.__name__) is obj:
+            return importlib.import_module, (obj.__name__,)
         if type(obj) is torch.Tensor and _is_plain(obj):
             return _tensor, _tensor_parts(obj)
         # a module of a class of its own, such as torch.distributed.config, which goes along with any function that uses

@@ -383,3 +383,13 @@ def last_name(model, x, dtype):
 
 
 bank.several(2, "one-name", step, last_name)
+bank.slip(2, "no-longer-pinned", ("images = images.to(device", "images = images.bfloat16().to(device"))
+bank.slip(
+    2,
+    "step-not-moved",
+    (
+        "    optimizer.zero_grad()\n",
+        '    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")\n    images = images.to(device)\n'
+        "    optimizer.zero_grad()\n",
+    ),
+)

@@ -550,3 +550,17 @@ def fp16_step(model, images, labels, optimizer, scaler, device, max_norm):
     scaler.step(optimizer)
     scaler.update()
     return loss.detach(), logits.detach()
+
+
+bank.slip(1, "no-longer-pinned", ("images = images.to(device", "images = images.half().to(device"))
+bank.slip(
+    1,
+    "no-longer-pinned",
+    ("labels = labels.to(device", "labels = labels.contiguous().clone().to(device"),
+    variant=True,
+)
+bank.slip(
+    1,
+    "hidden-sync",
+    ("    scaler.update()\n", "    scaler.update()\n    if loss.is_cuda and loss.isnan():\n        raise ValueError\n"),
+)

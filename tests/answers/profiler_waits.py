@@ -446,3 +446,20 @@ bank.slip(4, "own-device", ("device, non_blocking", '"cuda", non_blocking'))
 bank.slip(4, "mode-switched", ("    logits = model", "    model.eval()\n    logits = model"))
 bank.slip(4, "network-twice", ("(logits.argmax(dim=1) == labels)", "(model(images).argmax(dim=1) == labels)"))
 bank.slip(4, "batch-changed", ("images + shift[:, None, None, None]", "images.add_(shift[:, None, None, None])"))
+bank.slip(4, "no-longer-pinned", ("    images = images.to", "    images = images.clone()\n    images = images.to"))
+bank.slip(
+    4,
+    "no-longer-pinned",
+    ("labels.to(device", "labels.clamp(min=-1).to(device"),
+    variant=True,
+)
+bank.slip(
+    4,
+    "reads-a-value",
+    ("    optimizer.step()\n", "    if norm.is_cuda and norm.isinf():\n        return None\n    optimizer.step()\n"),
+)
+bank.slip(
+    4,
+    "own-device",
+    ("device=device)", 'device="cuda" if torch.cuda.is_available() else "cpu")'),
+)

@@ -1,14 +1,11 @@
 """What every batched augmentation promises: no loop over images, no synchronisation, the input's device, a draw each time."""
 
-import traceback
-from unittest import mock
-
 import torch
 from torch.utils._pytree import tree_leaves
 
 from dlojz_tp.checking import close
 from dlojz_tp.checking.looks import Look, silent
-from dlojz_tp.probes.devices import meta_device
+from dlojz_tp.probes.gpus import Seen, on_one_gpu, watched
 from dlojz_tp.probes.operations import Operations
 
 HINTS = {
@@ -22,35 +19,33 @@ HINTS = {
     "not-reproducible": "After the same torch.manual_seed the batches are mixed differently. Draw with torch, not with random or numpy.",
     "always-the-same": "Two batches in a row are mixed in the same way. Is the seed set inside?",
 }
-ERRORS = {  # words in errors of the meta device, which stands for a GPU
-    "waits": ("item()", "out of meta", "on meta tensors", "data-dependent", "bool"),
-    "other-device": ("meta", "device", "numpy"),
-}
 
 
-def on_meta(call, *tensors):
-    """What goes wrong on tensors of the meta device, and its text: ["", ""] if nothing does.
+def on_gpu(call, *tensors):
+    """What goes wrong on tensors of a GPU, and its text: ["", ""] if nothing does."""
+    return wrong(*(on_one_gpu(_called, call, tensors) or (Seen(), False, False)))
 
-    Once torch.compile has run in a process, distributions no longer check their arguments by default (torch/_dynamo/eval_frame.py):
-    the answer is judged as in a training that has not compiled anything.
-    """
-    moved = [tensor.to(meta_device()) for tensor in tensors]
-    try:
-        with mock.patch.object(torch.distributions.Distribution, "_validate_args", __debug__):
-            found = call(*moved)
-    except Exception as error:
-        text = str(error).split("\n")[0]
-        if "meta" in text and "/distributions/" in traceback.format_exc():
-            return ["validates", text]
-        if slugs := [slug for slug, words in ERRORS.items() if any(word in text for word in words)]:
-            return [slugs[0], text]
-        raise
+
+def _called(gpu, device, call, tensors):
+    """What is noted; whether a result is on the CPU; whether distributions wait to check their arguments, and nothing else."""
+    moved, found = [tensor.to(device) for tensor in tensors], []
+    seen = watched(gpu, lambda: found.append(call(*moved)))
     left = any(isinstance(one, torch.Tensor) and one.is_cpu for one in tree_leaves(found))
-    return ["other-device", "a result is on cpu"] if left else ["", ""]
+    torch.distributions.Distribution.set_default_validate_args(False)
+    return seen, left, bool(seen.reads) and not watched(gpu, call, *moved).reads
+
+
+def wrong(seen, left=False, checked=False):
+    """The slug of what a GPU would show, and its text."""
+    if seen.reads:
+        return ["validates" if checked else "waits", ", ".join(dict.fromkeys(seen.reads))]
+    if seen.misplaced or left:
+        return ["other-device", seen.error or "a result is on cpu"]
+    return ["", ""]
 
 
 def stays(claim, waits="waits"):
-    """A look at what `on_meta` returned, under "device". waits: the hint where the CPU would wait."""
+    """A look at what `on_gpu` returned, under "device". waits: the hint where the CPU would wait."""
     return Look(claim, "device", ["", ""], lambda seen, _: waits if seen[0] == "waits" else seen[0],
                 fields=lambda seen, due: {"error": seen[1]} | silent(seen, due))  # fmt: skip
 
@@ -63,7 +58,7 @@ def observe_batches(call, make_inputs):
         with Operations() as operations:
             call(*inputs)
         totals.append(operations.total)
-    yield {"operations": totals, "device": on_meta(call, *make_inputs(4))}
+    yield {"operations": totals, "device": on_gpu(call, *make_inputs(4))}
 
 
 BATCHES = [

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 
 from dlojz_tp.checking.looks import Look, Value, judged, shape, tried, within
-from dlojz_tp.checks.data_augmentation.devices import on_meta, stays
+from dlojz_tp.checks.data_augmentation.devices import on_gpu, stays
 from dlojz_tp.probes.operations import Operations
 
 LIBRARY = {"cross_entropy", "cross_entropy_loss", "kl_div", "nll_loss"}
@@ -20,7 +20,7 @@ TOP1 = [torch.cat([s[:3] / 4 + F.one_hot(LOGITS[:3].argmax(1), 5), s[3:]]) for s
 
 
 def observe(soft_cross_entropy, top1):
-    """Losses, of integer labels, of large logits and in bfloat16 too; the gradient; accuracies; the meta device."""
+    """Losses, of integer labels, of large logits and in bfloat16 too; the gradient; accuracies; a GPU."""
     with Operations() as operations:
         losses = [soft_cross_entropy(*CASES[0][:2]), *(soft_cross_entropy(*case) for case in CASES[1:])]
         integers = tried(soft_cross_entropy, *INTEGERS)
@@ -32,7 +32,7 @@ def observe(soft_cross_entropy, top1):
     accuracies = [top1(LOGITS, labels) for labels in TOP1]
     yield {"top1 shapes": shape(accuracies), "top1": accuracies}
     both = lambda logits, labels: (soft_cross_entropy(logits, labels, 0.1), top1(logits, labels))  # noqa: E731
-    yield {"device": on_meta(both, LOGITS.float(), SOFT.float())}
+    yield {"device": on_gpu(both, LOGITS.float(), SOFT.float())}
 
 
 def _right(logits, labels, smoothing=0.0):

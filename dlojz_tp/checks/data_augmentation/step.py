@@ -5,7 +5,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from dlojz_tp.checking.looks import Look, Value, at_most, judged, shape, tried, within
-from dlojz_tp.checks.data_augmentation.devices import SEEDS, observe_seeds, on_meta, stays
+from dlojz_tp.checks.data_augmentation.devices import SEEDS, observe_seeds, on_gpu, stays, wrong
+from dlojz_tp.probes.gpus import Seen, on_one_gpu, watched
 
 IMAGES, LABELS, CLASSES = torch.arange(12.0).view(-1, 1, 1, 1).repeat(1, 1, 16, 20), torch.arange(12), 13
 HOT = F.one_hot(LABELS, CLASSES).float()
@@ -35,7 +36,7 @@ def _draws(mixer):
 
 
 def observe(mix_or_cut):
-    """What is drawn in training, from seeds too; eval mode; the meta device."""
+    """What is drawn in training, from seeds too; eval mode; a GPU."""
     mixer = mix_or_cut(CLASSES, ALPHA)
     yield {"module": isinstance(mixer, nn.Module)}
     yield {"shapes": shape(mixer.train()(IMAGES.clone(), LABELS))}
@@ -48,7 +49,7 @@ def observe(mix_or_cut):
     def draws(images, labels):  # both come up
         return [mixer.train(training)(images, labels) for training in [False] + [True] * 16]
 
-    yield {"device": on_meta(draws, IMAGES, LABELS)}
+    yield {"device": on_gpu(draws, IMAGES, LABELS)}
 
 
 LOOKS = [
@@ -94,16 +95,23 @@ def _right(model, mix, images, labels, optimizer, device):
     return loss.detach()
 
 
-def observe_step(train_step):
-    """What one step does, the weights after a second one; what was still on the CPU when it was mixed."""
+def _made(device):
+    torch.manual_seed(7)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(240, 4)).to(device)
+    given = torch.randn(6, 3, 8, 10), torch.arange(6) % 4, torch.optim.SGD(model.parameters(), lr=0.1)
+    return model, _Mix(), *given, torch.device(device)
 
-    def made(device):
-        torch.manual_seed(7)
-        model = nn.Sequential(nn.Flatten(), nn.Linear(240, 4)).to(device)
-        given = torch.randn(6, 3, 8, 10), torch.arange(6) % 4, torch.optim.SGD(model.parameters(), lr=0.1)
-        return model, _Mix(), *given, torch.device(device)
 
-    model, mix, *given = made("cpu")
+def _step_on_gpu(gpu, device, train_step):
+    """What is noted in a step on the GPU, and what was on the CPU when it was mixed."""
+    model, mix, *given = _made(device)
+    seen = watched(gpu, train_step, model, mix, *given)
+    return seen, "".join(mix.calls[:1])
+
+
+def _observe_numbers(train_step):
+    """What one step does, the weights after a second one."""
+    model, mix, *given = _made("cpu")
     forwards = []
     model.register_forward_hook(lambda *_: forwards.append(1))
     loss = train_step(model, mix.eval(), *given)
@@ -112,11 +120,16 @@ def observe_step(train_step):
     yield {"weights": model[1].weight.detach().clone()}
     train_step(model, mix, *given)
     yield {"second": model[1].weight.detach()}
-    there = made("meta")
-    yield {"device": on_meta(lambda: train_step(*there)), "left": there[1].calls[0]}
 
 
-DUE = {key: value for part in observe_step(_right) for key, value in part.items()}
+def observe_step(train_step):
+    """The numbers; what was still on the CPU when it was mixed, on a GPU."""
+    yield from _observe_numbers(train_step)
+    seen, left = on_one_gpu(_step_on_gpu, train_step) or (Seen(), "")
+    yield {"device": wrong(seen), "left": left}
+
+
+DUE = {key: value for part in _observe_numbers(_right) for key, value in part.items()}
 STEP = [
     Look("the step: moved, mixed once, trained on the soft labels", "form", (), "step-form"),
     Look("", "calls", 1, lambda seen, _: "step-mixed-twice" if seen else "step-not-mixed"),

@@ -11,11 +11,11 @@ from dlojz_tp.checks.mixed_precision.forms import (
     loss_in_float32,
     returned,
     right_logits,
-    runs_on_meta,
+    runs_on_gpu,
     state_of_forward,
 )
 from dlojz_tp.probes.networks import batches
-from dlojz_tp.probes.operations import Operations, copies, syncs
+from dlojz_tp.probes.operations import Operations, syncs
 
 HINTS = {
     "update-cast": "After the step the {what} are in {got_dtype}. Parameters and gradients stay in float32.",
@@ -41,7 +41,7 @@ HINTS = {
 
 
 def balise_2(step, dtypes):
-    """The step against float64 and on meta; the report on a network whose modules know their dtypes."""
+    """The step against float64 and on a GPU; the report on a network whose modules know their dtypes."""
     data = batches(8, 8, 5)
     model = spies.watched_network()
     optimizer = spies.SpySGD(model.parameters())
@@ -77,7 +77,7 @@ def balise_2(step, dtypes):
     yield "nothing waits for the device; autocast of its type, copies that do not block"
     if syncs(operations):
         raise Wrong("hidden-sync", error=", ".join(sorted(set(syncs(operations)))))
-    runs_on_meta(step, copies)
+    runs_on_gpu(step)
     yield "the report: the output's dtype of every module, as it comes"
     _report(dtypes)
     yield "the report leaves no hook behind, not even after an error; mode and statistics stay"

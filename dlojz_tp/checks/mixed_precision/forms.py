@@ -4,9 +4,8 @@ import torch
 
 from dlojz_tp.checking import Wrong
 from dlojz_tp.checks.mixed_precision import spies
-from dlojz_tp.probes.devices import meta_device
+from dlojz_tp.probes.gpus import on_one_gpu, watched
 from dlojz_tp.probes.networks import batches
-from dlojz_tp.probes.operations import Operations
 
 HINTS = {
     "not-loss-and-logits": "Return two things: the loss and the logits.",
@@ -31,6 +30,8 @@ HINTS = {
     "wrong-weights": "The weights differ from those of a float64 loop by more than half precision explains.",
     "step-not-moved": "Images and labels were not both moved to `device`: {error}",
     "device-hard-coded": "Autocast was asked for {asked!r}, the device is of type {kind!r}. Take device.type.",
+    "no-longer-pinned": "On a GPU, a copy waits in spite of non_blocking=True{line}: what it copies is not the loader's pinned "
+    "memory any more. Copy first, and convert on the device.",
     "step-blocks": "A copy waits until it is done. With non_blocking=True (and pinned memory) the CPU goes on while it runs.",
 }
 
@@ -91,30 +92,31 @@ def _name(dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def runs_on_meta(step, copies):
-    """A step on the meta device, index included, which stands for a GPU: device type, copies, no value read."""
-    device = torch.device("meta", 0)
-    model = spies.watched_network().to(meta_device())
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    images, labels = batches(4)[0]
-    with Operations() as operations, spies.autocast_seen() as asked:
-        try:
-            step(model, images, labels, optimizer, device)
-        except (RuntimeError, NotImplementedError, AssertionError, ValueError) as error:
-            text = str(error).split("\n")[0]
-            _right_type(asked)
-            if "out of meta" in text or "on meta tensors" in text:
-                raise Wrong("hidden-sync", error="a value or a copy from the device to the CPU") from error
-            raise Wrong("step-not-moved", error=text) from error
-    _right_type(asked)
-    there = copies(operations, "cpu", "meta")
-    if len(there) < 2:
-        raise Wrong("step-not-moved", error=f"{len(there)} copies were seen, images and labels make two")
-    if not all(there):
-        raise Wrong("step-blocks", got=f"{there.count(False)} of {len(there)} copies block")
-
-
-def _right_type(asked):
-    wrong = [kind for kind in asked if kind != "meta"]
+def runs_on_gpu(step):
+    """A step on a GPU: the device's type, copies, no value read."""
+    if not (found := on_one_gpu(_step_on_gpu, step)):
+        return
+    seen, asked = found
+    wrong = [kind for kind in asked if kind != "cuda"]
     if wrong:
-        raise Wrong("device-hard-coded", asked=wrong[0], kind="meta", got=wrong[0])
+        raise Wrong("device-hard-coded", asked=wrong[0], kind="cuda", got=wrong[0])
+    if seen.reads:
+        raise Wrong("hidden-sync", error=", ".join(dict.fromkeys(seen.reads)), where="a machine with a GPU")
+    if seen.misplaced:
+        raise Wrong("step-not-moved", error=seen.error)
+    if len(seen.there) < 2:
+        raise Wrong("step-not-moved", error=f"{len(seen.there)} copies were seen, images and labels make two")
+    blocking = sum(not copy.non_blocking for copy in seen.there)
+    if blocking:
+        raise Wrong("step-blocks", got=f"{blocking} of {len(seen.there)} copies block")
+    if seen.unpinned:
+        raise Wrong("no-longer-pinned", line=seen.unpinned[0])
+
+
+def _step_on_gpu(gpu, device, step):
+    """What is noted in a step on the GPU, and the device types that autocast is asked for; from pinned memory."""
+    model = spies.watched_network().to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    images, labels = (tensor.pin_memory() for tensor in batches(4)[0])
+    with spies.autocast_seen() as asked:
+        return watched(gpu, step, model, images, labels, optimizer, device), asked

@@ -8,11 +8,11 @@ from dlojz_tp.checks.mixed_precision.forms import (
     loss_in_float32,
     returned,
     right_logits,
-    runs_on_meta,
+    runs_on_gpu,
     state_of_forward,
 )
 from dlojz_tp.probes.networks import batches
-from dlojz_tp.probes.operations import Operations, copies, syncs
+from dlojz_tp.probes.operations import Operations, syncs
 
 HINTS = {
     "scaler-unused": "The scaler that was given is not used. Its scale() comes before backward(), its step() and update() "
@@ -41,7 +41,7 @@ HINTS = {
 
 
 def balise_1(step):
-    """A spy for the scaler; float64 for the clipping; PyTorch's scaler for overflows; the meta device for waiting."""
+    """A spy for the scaler; float64 for the clipping; PyTorch's scaler for overflows; a GPU for waiting."""
     data = batches(8, 8, 5)
     _, _, first = spies.loop(spies.watched_network(), data)
     limit = spies.global_norm(first) / 50  # small, so that clipping value by value shows
@@ -67,7 +67,7 @@ def balise_1(step):
     if waits:
         raise Wrong("hidden-sync", error=", ".join(sorted(set(waits))))
     yield "on another device: autocast of its type, images and labels moved once, non-blocking"
-    runs_on_meta(lambda *args: step(*args[:4], spies.SpyScaler(), args[4], 1.0), copies)
+    runs_on_gpu(lambda *args: step(*args[:4], spies.SpyScaler(), args[4], 1.0))
 
 
 class _Run:

@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from dlojz_tp.checking import Wrong, close
-from dlojz_tp.probes.devices import fake_cuda
+from dlojz_tp.probes.gpus import Seen, on_one_gpu, watched
 from dlojz_tp.probes.networks import batches, network
-from dlojz_tp.probes.operations import Operations, copies, syncs
+from dlojz_tp.probes.operations import Operations, syncs
 
 HINTS = {
     "no-diagnosis": 'diagnosis() returns {{"A": …, "B": …, "C": …}}, each one of AILMENTS.',
@@ -158,16 +158,20 @@ def _few_operators(mended_a):
     if max(counts.values()) > counts[2, 3] + 2:
         m, many = max(((n, count) for (n, _), count in counts.items()), key=lambda entry: entry[1])
         raise Wrong("still-tiny", n=2, few=counts[2, 3], m=m, many=many)
-    with fake_cuda() as tensor:
-        try:
-            with Operations() as operations:
-                got = mended_a(tensor(torch.empty(4, 3, 5, 6)), tensor(torch.empty(4)))
-        except Exception as error:
-            raise Wrong("off-device", error=str(error).split("\n")[0][:200]) from error
-        if got.device.type != "cuda":
-            raise Wrong("off-device", error=f"the result is on {got.device}")
-        if copies(operations, "cuda", "cpu") or copies(operations, "cpu", "cuda"):
-            raise Wrong("off-device", error="something is copied from one to the other")
+    seen, kind = on_one_gpu(_mended_on_gpu, mended_a) or (Seen(), "cuda")
+    if seen.misplaced:
+        raise Wrong("off-device", error=seen.error)
+    if seen.reads or seen.waits:
+        raise Wrong("off-device", error=", ".join(dict.fromkeys(seen.reads)) or "something is copied to the device")
+    if kind != "cuda":
+        raise Wrong("off-device", error=f"the result is on {kind}")
+
+
+def _mended_on_gpu(gpu, device, mended_a):
+    """What is noted, and the type of the device of the result."""
+    given, got = (torch.rand(4, 3, 5, 6, device=device), torch.rand(4, device=device)), []
+    seen = watched(gpu, lambda: got.append(mended_a(*given)))
+    return seen, got[0].device.type if got else "cuda"
 
 
 # ---------------------------------------------------------------- B and C

@@ -1,4 +1,4 @@
-"""Balise 4: the step without waits. Its numbers on the CPU, its behaviour on the meta device, which stands for a GPU."""
+"""Balise 4: the step without waits. Its numbers on the CPU, its behaviour on a GPU, which is only pretended."""
 
 import copy
 
@@ -7,8 +7,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from dlojz_tp.checking import Wrong, close
-from dlojz_tp.checks.profiler.step_on_device import never_waits, on_a_device
-from dlojz_tp.probes.devices import waits
+from dlojz_tp.probes.gpus import Seen, on_one_gpu, watched
 from dlojz_tp.probes.networks import batches, network
 from dlojz_tp.probes.operations import Operations, syncs
 
@@ -45,6 +44,8 @@ HINTS = {
     "number-copied": "A tensor made of a Python number on the device (torch.tensor(…, device=device)) is a copy, which waits. "
     "torch.full makes it there; mostly the number itself will do.",
     "copy-blocks": "A copy waits until it is done: {blocking} of {n} block. non_blocking=True.",
+    "no-longer-pinned": "On a GPU, a copy waits in spite of non_blocking=True{line}: what it copies is not the loader's pinned "
+    "memory any more. Copy first, and compute on the device.",
     "batch-not-moved": "Images and labels were not both moved to `device`: {error}",
     "own-device": "The step names a device of its own, or makes a tensor on another one than `device`: {error}",
     "mode-switched": "The step switched the model to eval mode. A training step leaves the mode alone.",
@@ -56,7 +57,7 @@ SCALES = (12.0, 0.1, 8.0, 0.3)  # of the images: long gradients, then short ones
 
 
 def balise_4(flowing_step):
-    """Long and short gradients, images without label, batch of one; then a device that is not there."""
+    """Long and short gradients, images without label, batch of one; then a GPU that is not there."""
     yield "it returns three tensors without shape and without graph"
     data = _data()
     truth = _truth(_network(), data)
@@ -75,9 +76,45 @@ def balise_4(flowing_step):
         _right_numbers(got, wanted, batch, number)
         _right_weights(model, wanted, number)
     yield "nothing is read in the step, also where torch sees a GPU"
-    never_waits(flowing_step)
+    seen = on_one_gpu(_step_on_gpu, flowing_step)
+    _no_waits(seen or Seen())
     yield "two copies to the device, which do not block; all else is made there"
-    on_a_device(flowing_step, _network())
+    if seen:
+        _right_copies(seen)
+
+
+def _step_on_gpu(gpu, device, flowing_step):
+    """What is noted during a step on the GPU; from pinned memory, as loaders give it."""
+    model = _network().to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=LR, momentum=0.9)
+    images, labels = (tensor.pin_memory() for tensor in batches(4)[0])
+    return watched(gpu, flowing_step, model, images, labels, optimizer, device)
+
+
+def _no_waits(seen):
+    if seen.pinned:
+        raise Wrong("pinned-in-step")
+    if any("how many elements" in read for read in seen.reads):
+        raise Wrong("mask-as-index")
+    if seen.reads:
+        raise Wrong("reads-a-value", error=", ".join(dict.fromkeys(seen.reads)), where="a machine with a GPU")
+
+
+def _right_copies(seen):
+    if seen.misplaced:
+        raise Wrong("own-device" if seen.other_gpu or len(seen.there) > 1 else "batch-not-moved", error=seen.error)
+    numbers = [copy for copy in seen.there if copy.bytes == copy.item]  # of batches of four images
+    if len(seen.there) - len(numbers) > 2:
+        raise Wrong("made-on-processor", n=len(seen.there))
+    if len(seen.there) - len(numbers) < 2:
+        raise Wrong("batch-not-moved", error=f"{len(seen.there)} copies were seen, images and labels make two")
+    blocking = sum(not copy.non_blocking for copy in seen.there if copy not in numbers)
+    if blocking:
+        raise Wrong("copy-blocks", n=len(seen.there), blocking=blocking)
+    if numbers:
+        raise Wrong("number-copied", n=len(numbers))
+    if seen.unpinned:
+        raise Wrong("no-longer-pinned", line=seen.unpinned[0])
 
 
 def _network():
@@ -135,35 +172,18 @@ def _truth(model, data):
 def _call(flowing_step, model, batch, optimizer, device, seed):
     torch.manual_seed(seed)
     images, labels = (tensor.clone() for tensor in batch)
-    pinned = []
-
-    def pin_memory(tensor, *_, **__):
-        pinned.append(tensor)
-        return tensor
-
     try:
-        with waits(flowing_step, (torch.Tensor, "pin_memory", pin_memory)) as waiting:
-            got = flowing_step(model, images, labels, optimizer, device)
+        got = flowing_step(model, images, labels, optimizer, device)
         if images._version or labels._version:  # an operator in place counts it up
             raise Wrong("batch-changed")
-    except IndexError as error:
-        if "out of bounds" in str(error) or "out of range" in str(error):
-            raise Wrong("unknown-in-loss", error=str(error).split("\n")[0]) from error
+    except (RuntimeError, AssertionError, IndexError) as error:
+        text = str(error).split("\n")[0]
+        if any(words in text for words in ("out of bounds", "out of range", "non-negative")):  # one_hot, gather
+            raise Wrong("unknown-in-loss", error=text) from error
+        if any(words in text for words in ("NVIDIA", "CUDA", "accelerator")):
+            _no_waits(on_one_gpu(_step_on_gpu, flowing_step) or Seen())
+            raise Wrong("own-device", error=text[:80]) from error
         raise
-    except RuntimeError as error:
-        if "NVIDIA" in str(error) or "CUDA" in str(error):
-            raise Wrong("own-device", error=str(error).split("\n")[0][:80]) from error
-        if "non-negative" in str(error) or "out of bounds" in str(error):  # one_hot, gather
-            raise Wrong("unknown-in-loss", error=str(error).split("\n")[0]) from error
-        raise
-    except AssertionError as error:
-        if "CUDA" in str(error):
-            raise Wrong("own-device", error=str(error).split("\n")[0]) from error
-        raise
-    if pinned:
-        raise Wrong("pinned-in-step")
-    if waiting:
-        raise Wrong("reads-a-value", error=", ".join(sorted(set(waiting))))
     return got
 
 

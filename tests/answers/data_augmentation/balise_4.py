@@ -116,6 +116,9 @@ bank.variant(
 )
 
 bank.slip(4, "other-device", ("torch.arange(width, device=boxes.device)", "torch.arange(width)"))
+OWN = 'device="cuda" if torch.cuda.is_available() else "cpu")'  # not that of the boxes
+bank.slip(4, "other-device", ("width, device=boxes.device)", f"width, {OWN}"))
+bank.variant(4, "other-device", AXES, ("height, device=boxes.device)", f"height, {OWN}"))
 
 
 @bank.wrong(4, "loop-over-images")

@@ -409,6 +409,9 @@ bank.variant(7, "step-form", OTHER, ("return loss.data", "return loss"))
 bank.hint(7, "step-syncs", "The step reads a value from the device: {error}")
 bank.slip(7, "step-syncs", *full(("return loss.detach()", "print(loss.item())\n    return loss.detach()")))
 bank.variant(7, "step-syncs", OTHER, ("return loss.data", "return torch.tensor(loss.item())"))
+NAN = "    if loss.is_cuda and loss.isnan():\n        return loss.detach()\n    loss.backward()\n"  # on GPUs alone
+bank.slip(7, "step-syncs", *full(("    loss.backward()\n", NAN)))
+bank.variant(7, "step-syncs", OTHER, ("    loss.backward()\n", NAN))
 
 bank.hint(
     7,
