@@ -16,7 +16,7 @@ from torch.cuda import is_available
 
 from dlojz_tp import launch
 from dlojz_tp.checking import busy, close, describe, judge, nearest, pretended
-from dlojz_tp.probes.devices import autocast_on_meta, fake_cuda, meta_device
+from dlojz_tp.probes.gpus import on_one_gpu, watched
 from dlojz_tp.probes.memory import attributes, held_bytes
 from dlojz_tp.probes.operations import Operations, copies, elements_read, syncs
 from dlojz_tp.probes.traffic import Traffic, on_the_wire, sent, until, volume
@@ -95,20 +95,40 @@ def test_printing_waits_and_one_hot_of_known_classes_does_not():
 def test_copies_between_devices(mode):
     x = torch.ones(3)
     with mode(), Operations() as operations:
-        x.to(meta_device(), non_blocking=True)
+        x.to("meta", non_blocking=True)
         x.to("meta")
         torch.empty(3, device="meta").copy_(x, non_blocking=True)
     assert copies(operations, "cpu", "meta") == [True, False, True]
 
 
-def test_fake_cuda_catches_wrong_devices_and_synchronisations():
-    with fake_cuda() as tensor:
-        x = tensor(torch.ones(4))
-        assert x.device.type == "cuda" and (x + 1).shape == (4,)
-        with pytest.raises(Exception, match="device"):
-            x + torch.ones(4)
-        with pytest.raises(Exception):  # noqa: B017  (its class is private to torch)
-            (x > 0).any().item()
+def on_a_gpu(gpu, device):
+    x, y = torch.ones(4).pin_memory(), torch.ones(4)
+
+    def program(x, y):
+        print("once is enough")
+        (x.to(device, non_blocking=True) > 0).any().item()
+        y.to(device, non_blocking=True)
+        x.pin_memory()
+        return y.to(device) + y
+
+    return watched(gpu, program, x, y), watched(gpu, lambda: x.cuda() + x.to(device)), watched(gpu, str, x.to(device))
+
+
+def test_what_a_gpu_would_show_is_told_in_words(capsys):
+    program, elsewhere, printed = on_one_gpu(on_a_gpu)
+    assert program.reads == ["a value is read, in `(x.to(device, non_blocking=True) > 0).any().item()`"]
+    assert program.unpinned == [", in `y.to(device, non_blocking=True)`"]
+    assert len(program.there) == 3 and len(program.pinned) == 1
+    assert program.misplaced and not program.other_gpu and "cpu" in program.error
+    assert elsewhere.misplaced and elsewhere.other_gpu
+    assert len(printed.reads) == 1 and "printed" in printed.reads[0]
+    assert not capsys.readouterr().out
+
+
+def test_what_fails_on_a_gpu_without_a_known_word_is_not_judged():
+    assert on_one_gpu(lambda gpu, device: 1 / 0) is None
+    with pytest.raises(launch.RankError, match="division by zero"):
+        on_one_gpu(lambda gpu, device: 1 / 0, must=True)
 
 
 def traffic_of(size):
@@ -208,15 +228,6 @@ def test_pretended_reaches_tables_partials_and_defaults():
     with pretended([(torch.cuda, "is_available", lambda: "pretended")], inside):
         assert inside() == ("pretended",) * 4
     assert "pretended" not in inside() and TABLE["gpu"] is is_available
-
-
-def test_autocast_may_be_named_on_the_meta_device():
-    def decorated():
-        with torch.autocast("meta", enabled=False), torch.autocast("cpu", dtype=torch.bfloat16):
-            return torch.is_autocast_enabled("cpu")
-
-    with autocast_on_meta(decorated):
-        assert decorated() and torch.autocast("meta")(lambda: 3)() == 3
 
 
 def test_what_cannot_be_used_is_not_called_a_mistake_in_the_answers_code():

@@ -545,6 +545,49 @@ class Prefetcher(Base):
             torch.cuda.synchronize()
 
 
+class Staging(Base):
+    """Copies through pinned memory of its own, of which there is one for each shape."""
+
+    def __init__(self, loader, device, depth=2):
+        super().__init__(loader, device, depth)
+        self.own = {}
+
+    def staged(self, t):
+        mine = self.own.setdefault(t.shape, torch.empty_like(t).pin_memory())
+        return mine.copy_(t)
+
+    def move(self, batch):
+        return super().move(batch if self.stream is None else each(batch, self.staged))
+
+
+bank.wrong(6, "overwritten")(Staging)
+
+
+@bank.wrong(6, "overwritten", variant=True)
+class Prefetcher(Base):
+    """Clears each batch once it is queued, so that no old values are left."""
+
+    def move(self, batch):
+        moved, event = super().move(batch)
+        if event is not None:
+            each(batch, lambda t: t.zero_())
+        return moved, event
+
+
+@bank.wrong(6, "copied-on-cpu")
+class Prefetcher(Base):
+    def move(self, batch):
+        return super().move(each(batch, lambda t: t.clone()))
+
+
+@bank.wrong(6, "copied-on-cpu", variant=True)
+class Prefetcher(Base):
+    """Normalises on the CPU."""
+
+    def move(self, batch):
+        return super().move(each(batch, lambda t: t.div(1) if t.is_floating_point() else t))
+
+
 @bank.wrong(6, "signature")
 class Prefetcher(Base):
     def __init__(self, loader, device):

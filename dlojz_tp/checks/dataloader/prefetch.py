@@ -1,4 +1,4 @@
-"""Balise 6: the prefetcher, behind loaders that notice how they are used; its copies on a simulated GPU."""
+"""Balise 6: the prefetcher, behind loaders that notice how they are used; its copies on a GPU, which is only pretended."""
 
 import gc
 import threading
@@ -7,9 +7,10 @@ from collections import namedtuple
 import torch
 
 from dlojz_tp.checking import Wrong, close
-from dlojz_tp.checks.dataloader import simulated
 from dlojz_tp.checks.dataloader.loaders import Loader
 from dlojz_tp.checks.dataloader.waiting import MOST, PATIENCE, comes, let_rest
+from dlojz_tp.pretend_gpu.memory import tag
+from dlojz_tp.probes.gpus import on_one_gpu
 
 HINTS = {
     "wrong-batches": "The batches are not those of the loader, each once and in its order.",
@@ -40,6 +41,10 @@ HINTS = {
     "current_stream() may be another: ask for it in the loop.",
     "record-stream": "The allocator does not know that the loop's stream uses the tensor: it may hand out its memory while the "
     "network still reads it. tensor.record_stream(current stream).",
+    "copied-on-cpu": "On a GPU, a copy waits in spite of non_blocking=True: what it copies is not the loader's pinned memory, but "
+    "what was made of it. Copy the very tensors that came.",
+    "overwritten": "On a GPU, pinned memory is written again while an earlier copy may still read it: the network gets parts of two "
+    "batches. Copy from the loader's own tensors, or wait for the copy before its memory is used again.",
     "processor-waits": "The main thread waited for the device {n} times. Let a stream wait instead of the processor.",
 }
 CPU = torch.device("cpu")
@@ -78,10 +83,8 @@ def balise_6(Prefetcher):  # noqa: N803  (the answer is a class)
         _left(leave, Prefetcher)
         _gone(before, "After a loop that was left early")
     _left_while_loading(Prefetcher)
-    yield "copies to a (simulated) GPU: beside the computation, waited for, kept from the allocator"
-    with simulated.gpu():
-        _copies(Prefetcher)
-    _gone(before, "After the loop")
+    yield "copies to a GPU: beside the computation, waited for, kept from the allocator"
+    on_one_gpu(_copies, Prefetcher, count=1, must=True)
 
 
 def _loop(prefetcher, where="", work=None):
@@ -258,39 +261,55 @@ def _gone(before, when):
         raise Wrong("thread-left", when=when)
 
 
-def _copies(Prefetcher):  # noqa: N803
+class _OfMainThread(list):
+    """Takes what the main thread notes, and no other."""
+
+    def append(self, note):
+        if threading.current_thread() is threading.main_thread():
+            super().append(note)
+
+
+def _copies(gpu, device, Prefetcher):  # noqa: N803
     """Six batches; the loop computes in a stream that is not the default one, as CUDA graphs and others do."""
-    n, make = (
-        6,
-        lambda k: {
-            "image": simulated.OnDevice.of(torch.full((2, 2), float(k))),
-            "rest": (simulated.OnDevice.of(torch.tensor([k])), "id"),
-        },
-    )
-    earlier, compute, waits = simulated.Stream(), simulated.Stream(), simulated.main_waits()
-    others = (earlier, simulated._state.default)
-    values, side = [], []
-    with simulated.use(earlier):  # it is made where another stream is current
-        prefetcher = Prefetcher(Loader(n, make=make), torch.device("cuda"), 2)
-    with simulated.use(compute):
+    n, gpu.waits = 6, _OfMainThread()
+
+    def make(k):
+        return {
+            "image": torch.full((2, 2), float(k)).pin_memory(), "rest": (torch.tensor([k]).pin_memory(), "id"),
+        }  # fmt: skip
+
+    earlier, compute = torch.cuda.Stream(), torch.cuda.Stream()
+    others = (earlier, torch.cuda.default_stream())
+    used, copied, queued = [], [], []
+    with torch.cuda.stream(earlier):  # it is made where another stream is current
+        prefetcher = Prefetcher(Loader(n, make=make), device, 2)
+    with torch.cuda.stream(compute):
         for batch in prefetcher:
             for tensor in (batch["image"], batch["rest"][0]):
-                if not isinstance(tensor, simulated.OnDevice) or tensor.copy_number is None:
+                if not tensor.is_cuda:
                     raise Wrong("still-on-cpu", got=f"{tensor.device}")
-                if tensor.blocking:
+                if any(not copy.non_blocking for copy in gpu.copies):
                     raise Wrong("blocking-copy")
-                if tensor.stream in (compute, *others):
+                side, number = tag(tensor).written
+                if side in (compute, *others):
                     raise Wrong("same-stream")
-                if not simulated.arrived(tensor):
-                    waited = any(tensor.copy_number in stream.done for stream in others)
+                races = len(gpu.races)
+                used.append(tensor * 1)
+                if any("on the CPU" in race.what for race in gpu.races):
+                    raise Wrong("overwritten")
+                if any("freed" not in race.what for race in gpu.races[races:]):
+                    waited = any(stream.after.get(side, 0) >= number for stream in others)
                     raise Wrong("thread-stream" if waited else "not-waited")
-                side.append((tensor.stream, compute in tensor.users))
-            values.append(int(batch["rest"][0].as_subclass(torch.Tensor)))
+                copied.append((side, compute in tag(tensor).kept))
+            queued.append(compute.after[compute])
+    if not all(copy.pinned for copy in gpu.copies):
+        raise Wrong("copied-on-cpu")
+    if gpu.waits:
+        raise Wrong("processor-waits", n=len(gpu.waits))
+    values = [int(tensor) for tensor in used[1::2]]
     if values != list(range(n)):
         raise Wrong("wrong-batches", expected=str(list(range(n))), got=str(values))
-    if simulated.main_waits() > waits:
-        raise Wrong("processor-waits", n=simulated.main_waits() - waits)
     # the other way: the copying stream waits for the computing one before it fills memory again
-    turned = all(stream.waited_for.count(compute) >= n - 3 for stream, _ in side)
-    if not turned and not all(recorded for _, recorded in side):
+    turned = all(side.after.get(compute, 0) >= queued[n - 4] for side, _ in copied)
+    if not turned and not all(recorded for _, recorded in copied):
         raise Wrong("record-stream")

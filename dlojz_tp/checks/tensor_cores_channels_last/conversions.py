@@ -7,7 +7,6 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from dlojz_tp.checking import Wrong, close
 from dlojz_tp.checks.tensor_cores_channels_last.layouts import Layouts, layout
-from dlojz_tp.probes.devices import meta_device
 from dlojz_tp.probes.operations import Operations, copies
 
 HINTS = {
@@ -151,7 +150,7 @@ def _copies(to_device):
         if len(seen.conversions) > allowed:
             raise Wrong("images-converted-twice", got=str(seen.conversions[-1]), n=len(seen.conversions))
     with Operations() as operations:
-        got = _moved(to_device, images, labels, meta_device())
+        got = _moved(to_device, images, labels, torch.device("meta"))
     for name, tensor in zip(("images", "labels"), got, strict=True):
         if tensor.device.type != "meta":
             raise Wrong("left-on-cpu", error=f"{name} on {tensor.device}")
