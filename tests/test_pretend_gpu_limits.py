@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional as F
 
 from dlojz_tp import launch
@@ -108,6 +109,48 @@ def graphs():
     return torch.cuda.CUDAGraph()
 
 
+def compiled():
+    """What torch.compile hands to a backend, inside of a mode: nothing."""
+    seen = []
+
+    def backend(graph, inputs):
+        seen.append(inputs)
+        return graph.forward
+
+    return str(torch.compile(lambda x: x + 1, backend=backend)(torch.ones(2, device="cuda")).device), seen
+
+
+def own_kernels():
+    return torch.cuda._compile_kernel('extern "C" __global__ void nothing() {}', "nothing")
+
+
+def fewer_bits():
+    before, torch.backends.cuda.matmul.allow_tf32 = torch.backends.cuda.matmul.allow_tf32, True
+    x = torch.full((64, 64), 1 + 2**-12, device="cuda")
+    try:
+        return (x @ x)[0, 0].item()  # TF32 has 10 bits after the point: 64
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
+
+
+def fragments():
+    parts = [torch.ones(1000, device="cuda") for _ in range(9)]
+    del parts[::2]
+    return torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+
+
+def reducer():
+    """Whether each message of DDP comes after the one before on the stream of backward, too."""
+    with pretend_gpu() as gpu:
+        model = nn.parallel.DistributedDataParallel(
+            nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)).cuda(), bucket_cap_mb=1e-5
+        )
+        gpu.messages.clear()
+        for _ in range(2):
+            model(torch.ones(2, 4, device="cuda")).sum().backward()
+        return all(m.number - 1 in m.after.values() for m in gpu.messages)
+
+
 # name: (program, what comes out; text: of its error)
 LIMITS = {
     "autocast's lists are the CPU's": (autocasts_lists, torch.bfloat16),
@@ -122,6 +165,11 @@ LIMITS = {
     "two halves are one memory": (halves, 1),
     "events measure the CPU": (timed, True),
     "no CUDA graphs": (graphs, "Error"),
+    "torch.compile": (compiled, ("cuda:0", [])),
+    "no kernels of one's own": (own_kernels, "Error"),
+    "no TF32": (fewer_bits, 64.03125),
+    "no fragments": (fragments, 0),
+    "the reducer waits at once": (reducer, True),
 }
 
 

@@ -22,7 +22,7 @@ and equal the CPU's, with backward, optimizers and process groups. The files, fr
     stuck.py            messages that wait for each other
     inside.py           the way in and out
 
-What it cannot do; tests/test_pretend_gpu_limits.py shows each point:
+What it cannot do; tests/test_pretend_gpu_limits.py shows each point, and test_pretend_gpu_groups.py the last:
 
     - Time: nothing here is fast or slow, events measure the CPU: modelled_gpu gives operations a time.
     - Autocast casts what the CPU's list says (layer_norm stays in bfloat16).
@@ -33,9 +33,9 @@ What it cannot do; tests/test_pretend_gpu_limits.py shows each point:
     - Backward runs on its caller's stream, not on the one of its forward.
     - A race is one of whole memories: streams that use two halves of one tensor are told as one.
     - Memory has no fragments, no workspaces of libraries, and nothing beside tensors.
-    - No CUDA graphs, no torch.compile for GPUs, no kernels of one's own, no float32 in fewer bits (TF32).
-    - What waits in C++ for a collective (DDP's reducer) is taken to wait at once; messages are recorded, and hang only
-      in `stuck`.
+    - No CUDA graphs, no kernels of one's own, no float32 in fewer bits (TF32); torch.compile compiles nothing.
+    - What waits in C++ for a collective (DDP's reducer) is taken to wait at once.
+    - Messages are recorded, and hang only in `stuck`.
 """
 
 from dlojz_tp.pretend_gpu.inside import pretend_gpu

@@ -23,6 +23,11 @@ WORDS = {  # of waits that PyTorch names otherwise than a program does
 }  # fmt: skip
 
 
+def left_on_cpu(slug: str) -> tuple:
+    """The signs of a tensor in the CPU's memory where the others are on a GPU, for `known`."""
+    return tuple((sign, slug) for sign in (*ELSEWHERE, NO_BACKEND))
+
+
 def on_gpus(fn, *args, known, n=2, **more) -> list | None:
     """Call `fn(gpu, *args)` on `n` ranks, each with a pretended GPU of its own: results in rank order.
 

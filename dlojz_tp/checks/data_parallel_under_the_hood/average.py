@@ -16,6 +16,7 @@ from dlojz_tp.checks.data_parallel_under_the_hood.common import (
     share,
 )
 from dlojz_tp.measure import LiveBytes
+from dlojz_tp.probes.gpus import left_on_cpu, on_gpus
 from dlojz_tp.probes.networks import gradients, rows
 from dlojz_tp.probes.traffic import Traffic, sent
 from dlojz_tp.probes.withheld import Withheld
@@ -44,6 +45,8 @@ HINTS = {
     "too-large-fails": "A parameter larger than the capacity gets a bucket of its own. Here it failed: {error}",
     "one-by-one": "{n} collectives for {buckets} buckets. Put the gradients of a bucket into one flat tensor, and reduce that.",
     "too-few-messages": "{n} collectives for {buckets} buckets: the capacity has no effect. One all-reduce for each bucket.",
+    "flat-not-on-gpu": "On GPUs, a tensor of the bucket is in the CPU's memory: {error}. The flat tensor is made where the gradients are "
+    "(device=p.grad.device), and NCCL sends from there.",
     "view-not-reshape": "view() refuses a gradient that is not contiguous ({error}). reshape(-1) copies where it must.",
 }  # fmt: skip
 KNOWN = (NO_HANDLE, ("NoneType", "no-gradient"), ("view size is not compatible", "view-not-reshape"))
@@ -176,6 +179,8 @@ def balise_4(make_buckets, average_in_buckets):
         slug = "one-by-one" if len(sums) > len(GIVEN) else "too-few-messages"
         raise Wrong(slug, n=len(sums), buckets=len(GIVEN), where=f"rank 0 of {size}")
     _frugal(worlds, sum(t.numel() * t.element_size() for t in _given(0)), lambda got: got["events"])
+    yield "and the same where each rank has a GPU"
+    on_gpus(lambda _, answer: answer(_as_buckets()), average_in_buckets, known=left_on_cpu("flat-not-on-gpu"))
 
 
 def _buckets(make_buckets, dtypes, sizes, capacity):
@@ -250,7 +255,8 @@ def _given(rank):
     return found
 
 
-def _in_buckets(average_in_buckets):
+def _as_buckets():
+    """The buckets of this rank, on its device."""
     values, buckets = _given(dist.get_rank()), []
     for entries in GIVEN:
         bucket = []
@@ -259,6 +265,11 @@ def _in_buckets(average_in_buckets):
             p.grad = values.pop(0).to(launch.device())
             bucket.append(p)
         buckets.append(bucket)
+    return buckets
+
+
+def _in_buckets(average_in_buckets):
+    buckets = _as_buckets()
     parameters = [p for bucket in buckets for p in bucket]
     with Withheld() as running, LiveBytes() as live, Traffic() as log, own_work():
         average_in_buckets(buckets)

@@ -10,6 +10,7 @@ from dlojz_tp.checking import Wrong, close
 from dlojz_tp.checks.data_parallel_under_the_hood.common import on_ranks, own_work
 from dlojz_tp.launch import RankError
 from dlojz_tp.measure import LiveBytes
+from dlojz_tp.probes.gpus import left_on_cpu, on_gpus
 from dlojz_tp.probes.ranks import hung
 from dlojz_tp.probes.traffic import Traffic, sent
 from dlojz_tp.probes.withheld import Withheld
@@ -43,6 +44,8 @@ HINTS = {
     "memory": "{peak} bytes were held at once beside the tensor of {held} bytes. The sum and a chunk of what arrives are enough: "
     "cut one flat tensor into views, change them in place (+=, copy_), and take one buffer for all steps.",
     "ring-of-one": "One rank alone has nobody to send to: return the tensor as it is.",
+    "ring-not-on-gpu": "On GPUs, a tensor of the ring is in the CPU's memory: {error}. The sum and the buffer are made where x is, with "
+    "torch.empty_like(x) or device=x.device; NCCL sends and receives only there.",
     "wrong-sum": "The result is not the sum over the ranks.",
 }
 KNOWN = ((hung, "ring-deadlock"),)
@@ -99,6 +102,8 @@ def balise_8(ring_all_reduce):
                 got["big"]["peak"] > held + 3.2 * held / size
             ):  # of few ranks a chunk is half a tensor: four of them tell
                 raise Wrong("memory", peak=got["big"]["peak"], held=held, where=f"rank {rank} of {size}")
+    yield "and the same where each rank has a GPU"
+    on_gpus(_on_gpu, ring_all_reduce, known=left_on_cpu("ring-not-on-gpu"))
 
 
 def _run(ring_all_reduce):
@@ -134,6 +139,10 @@ def _on_rank(ring_all_reduce, cases):
             break  # gloo would hang in what follows
         dist.barrier()
     return found
+
+
+def _on_gpu(_, ring_all_reduce):
+    ring_all_reduce(given("thirteen", dist.get_rank()).to(launch.device()))
 
 
 class _Kept(Withheld):
