@@ -153,6 +153,19 @@ def sharded(model, device):
     return model
 
 
+def shard_filled_at_random():
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, empty
+
+    with pretend_gpu(count=2):
+        x = empty(4, 4, device_mesh=init_device_mesh("cuda", (2,)), placements=[Shard(0)])
+        return str(torch.nn.init.normal_(x).to_local().device)
+
+
+def test_random_numbers_of_a_distributed_tensor():
+    assert launch.ranks(shard_filled_at_random, n=2) == ["cuda:0", "cuda:1"]
+
+
 def both(wrap):
     expected = trained(wrap, torch.device("cpu"))
     with pretend_gpu(count=2) as gpu:

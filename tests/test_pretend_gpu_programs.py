@@ -113,6 +113,7 @@ PROGRAMS = {
     "printed": (lambda: repr(torch.ones(2, device="cuda:1")), "tensor([1., 1.], device='cuda:1')"),
     "meta, then empty": (lambda: str(nn.Linear(2, 2, device="meta").to_empty(device="cuda").weight.device), "cuda:0"),
     "a summary of memory": (lambda: "PyTorch CUDA memory summary" in torch.cuda.memory_summary(), True),
+    "inference mode": (lambda: inferred(x.cuda()), "cuda:0"),
     "accelerator": (lambda: str(torch.accelerator.current_accelerator()), "cuda"),
 }
 
@@ -120,6 +121,11 @@ PROGRAMS = {
 def without_autograd():
     with torch.inference_mode():
         return (net()(x.to("cuda")) * torch.ones(3)).device
+
+
+@torch.inference_mode()
+def inferred(x):
+    return str(F.dropout(net()(x).reshape(-1, 3), 0.5).to(torch.bfloat16).contiguous().device)
 
 
 def made_by_default():

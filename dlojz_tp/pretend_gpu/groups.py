@@ -20,6 +20,7 @@ from dlojz_tp.pretend_gpu.memory import CPU, block, device_of, is_wild, real_dev
 from dlojz_tp.pretend_gpu.streams import Stream, merge
 from dlojz_tp.pretend_gpu.stuck import Message
 
+_RANDOM = "torch.distributed.tensor._random", "torch.distributed.tensor._dispatch"
 _WRITE_NOTHING = "send", "barrier"
 _c10d = dist.distributed_c10d
 _numbers = itertools.count()  # of pretended machines in this process: the same on all ranks
@@ -63,7 +64,10 @@ class Groups:
         return self._queued(func, name, list(args), kwargs, found, group)
 
     def _queued(self, func, name, args, kwargs, found, group):
-        index = next((block(x).index for x in found if block(x) is not None), self.machine.current)
+        index = next((block(x).index for x in found if block(x) is not None), None)
+        if index is None:  # a barrier: on the GPU that the group has used, else NCCL guesses
+            used = self.of.get(group.group_name)
+            index = dist.get_rank() % self.machine.count if used is None else used.device.index
         if name == "recv_any_source_":
             raise RuntimeError("ProcessGroupNCCL does not support recvAnysource")
         if name not in ("send", "recv_"):
@@ -184,6 +188,12 @@ class Groups:
         return [
             *((module, name, new) for module in (dist, _c10d) for name, new in functions),
             (_c10d, "_get_object_coll_device", lambda group=None: "cuda"),
+            # the generator is the CPU's: DTensor leaves its numbers to it
+            *(
+                (module, "is_rng_supported_mesh", lambda mesh: False)
+                for module in map(sys.modules.get, _RANDOM)
+                if module
+            ),
             *((dist.Work, name, _as_method(getattr(self, name))) for name in self.real),
         ]
 

@@ -1,5 +1,7 @@
 """Every operation of ATen, as it reaches the kernels: where it runs, what it makes there, whether the CPU waits."""
 
+import functools
+
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -34,10 +36,9 @@ class Operators(TorchDispatchMode):
         if not PLAIN.issuperset(types):
             # a fake tensor computes no value; every other kind of tensor unpacks itself and comes back
             return func(*args, **kwargs) if any(t.__name__ == "FakeTensor" for t in types) else NotImplemented
-        if torch.is_inference_mode_enabled():  # what autograd takes apart otherwise comes here whole
+        if _composed(func):  # in inference mode, and inside of DTensor, where no autograd takes it apart
             with self:
-                if (out := func.decompose(*args, **kwargs)) is not NotImplemented:
-                    return out
+                return func.decompose(*args, **kwargs)
         if func.is_view and "device" not in kwargs:
             return func(*args, **kwargs)
         name = func._schema.name.partition("::")[2]
@@ -133,6 +134,11 @@ class Operators(TorchDispatchMode):
             for x in tensors([out]):
                 real_storage(x)._gpu_wild = True
         return out
+
+
+@functools.cache
+def _composed(func) -> bool:
+    return func.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd)
 
 
 def tags_differ(a, b) -> bool:

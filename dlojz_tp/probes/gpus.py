@@ -15,6 +15,7 @@ from dlojz_tp.works.balise import BaliseNotDone
 MIXED = "Expected all tensors to be on the same device"
 NO_BACKEND = "No backend type associated with device type cpu"
 ELSEWHERE = (MIXED, "indices should be either on", "attempting to assign a gradient", "device type for generator")
+WRAPPED = "module parameters {device(type='cpu')}"
 WORDS = {  # of waits that PyTorch names otherwise than a program does
     "aten::_local_scalar_dense": "a value is read", "tolist": "values are read", "print": "a tensor is printed",
     "aten::index": "a mask as index, and how many elements come out is a value", "copy to cpu": "a copy to the CPU",
@@ -25,7 +26,7 @@ WORDS = {  # of waits that PyTorch names otherwise than a program does
 
 def left_on_cpu(slug: str) -> tuple:
     """The signs of a tensor in the CPU's memory where the others are on a GPU, for `known`."""
-    return tuple((sign, slug) for sign in (*ELSEWHERE, NO_BACKEND))
+    return tuple((sign, slug) for sign in (*ELSEWHERE, NO_BACKEND, WRAPPED))
 
 
 def on_gpus(fn, *args, known, n=2, **more) -> list | None:

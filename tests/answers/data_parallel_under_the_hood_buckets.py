@@ -470,3 +470,20 @@ def weights_instead(buckets):
 
 
 pair("weights-changed", average=weights_instead)
+
+# ---------------------------------------------------------------- what only GPUs show
+FLAT = "        flat = torch.cat([p.grad.reshape(-1) for p in bucket])\n"
+bank.slip(4, "flat-not-on-gpu", (FLAT, FLAT.replace(" for p in bucket])", " for p in bucket]).cpu()")))
+FILLED = """        flat, first = torch.zeros(sum(p.numel() for p in bucket), dtype=bucket[0].dtype), 0
+        for p in bucket:
+            flat[first : first + p.numel()] = p.grad.reshape(-1)
+            first += p.numel()
+"""
+bank.slip(4, "flat-not-on-gpu", (FLAT, FILLED))
+bank.slip(4, None, (FLAT, FILLED.replace("bucket[0].dtype)", "bucket[0].dtype, device=bucket[0].device)")))
+bank.slip(
+    4,
+    "flat-not-on-gpu",
+    (FLAT, "        flat = torch.tensor([number for p in bucket for number in p.grad.flatten().tolist()], dtype=bucket[0].dtype)\n"),
+    variant=True,
+)  # fmt: skip

@@ -350,3 +350,11 @@ def ring_all_reduce(x):
         else:
             target.copy_(arriving)
     return total
+
+
+# ---------------------------------------------------------------- what only GPUs show
+BUFFER = "torch.empty_like(chunks[0])"
+bank.slip(8, "ring-not-on-gpu", (BUFFER, "torch.empty(chunks[0].shape, dtype=x.dtype)"))
+TOTAL = "    total = x.clone(memory_format=torch.contiguous_format)\n"
+bank.slip(8, "ring-not-on-gpu", (TOTAL, "    total = torch.empty(x.shape, dtype=x.dtype).copy_(x)\n"))
+bank.slip(8, "ring-not-on-gpu", (BUFFER, "torch.zeros(len(chunks[0]), dtype=x.dtype, device='cpu')"), variant=True)

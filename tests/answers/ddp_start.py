@@ -302,15 +302,16 @@ def evaluate(model, dataset, batch_size):
     mode = model.training
     model.train(False)
     n, rank, size = len(dataset), dist.get_rank(), dist.get_world_size()
+    device = next(model.parameters()).device
     share = range(n * rank // size, n * (rank + 1) // size)
     loss = right = 0.0
     for start in range(share.start, share.stop, batch_size):
         items = [dataset[i] for i in range(start, min(start + batch_size, share.stop))]
         x, y = (torch.stack(part) for part in zip(*items))
-        logits = model(x)
+        logits, y = model(x.to(device)), y.to(device)
         loss += F.cross_entropy(logits, y).item() * len(y)
         right += (logits.argmax(-1) == y).sum().item()
-    sums = torch.tensor([loss, right], dtype=torch.float64)
+    sums = torch.tensor([loss, right], dtype=torch.float64, device=device)
     dist.all_reduce(sums)
     model.train(mode)
     return sums[0].item() / n, sums[1].item() / n
@@ -322,16 +323,18 @@ def evaluate(model, dataset, batch_size):
     n, size, rank = len(dataset), dist.get_world_size(), dist.get_rank()
     real = len(range(rank, n, size))
     loader = DataLoader(dataset, batch_size, sampler=list(range(rank, n, size))) if real else []
-    sums = torch.zeros(3)
+    device = next(model.parameters()).device
+    sums = torch.zeros(3, device=device)
     was, _ = model.training, model.eval()
     with torch.no_grad():
         for x, y in loader:
+            x, y = x.to(device), y.to(device)
             out = model(x)
             sums += torch.stack(
                 [
                     F.cross_entropy(out, y, reduction="none").sum(),
                     (out.argmax(1) == y).float().sum(),
-                    torch.tensor(float(len(y))),
+                    torch.tensor(float(len(y)), device=device),
                 ]
             )
     model.train(was)
@@ -440,11 +443,12 @@ def evaluate(model, dataset, batch_size):
     """Plain numbers gathered as objects; the modes of all modules put back."""
     modes = {module: module.training for module in model.modules()}
     share = Subset(dataset, range(dist.get_rank(), len(dataset), dist.get_world_size()))
+    device = next(model.parameters()).device
     model.eval()
     loss = right = 0.0
     with torch.no_grad():
         for x, y in DataLoader(share, batch_size):
-            logits = model(x)
+            logits, y = model(x.to(device)), y.to(device)
             loss += F.cross_entropy(logits, y).item() * len(y)
             right += int((logits.argmax(1) == y).sum())
     for module, mode in modes.items():
@@ -503,3 +507,23 @@ bank.slip(
     ("DataLoader(share, batch_size)", "DataLoader(dataset, batch_size, sampler=DistributedSampler(dataset))"),
     ("loss / samples, right / samples", "loss / len(dataset), right / len(dataset)"),
 )
+
+
+# what only GPUs show
+SUMS = "torch.zeros(3, dtype=torch.float64, device=device)"
+bank.slip(2, "evaluate-not-on-gpu", (SUMS, "torch.zeros(3, dtype=torch.float64)"))
+bank.slip(2, "evaluate-not-on-gpu", ("model(x.to(device)), y.to(device)", "model(x), y"))
+bank.slip(2, "evaluate-not-on-gpu", ("model(x.to(device)), y.to(device)", "model(x.to(device)), y"))
+bank.slip(
+    2,
+    "evaluate-not-on-gpu",
+    ("    dist.all_reduce(sums)\n", "    sums = sums.cpu()\n    dist.all_reduce(sums)\n"),
+    variant=True,
+)
+bank.slip(1, "gpu-not-current", ("        torch.cuda.set_device(local_rank)\n", ""))
+bank.slip(1, "gpu-not-current", ("set_device(local_rank)", "set_device(0)"), variant=True)
+bank.slip(1, "train-not-on-gpu", ("dtype=torch.float64, device=device)  #", "dtype=torch.float64)  #"))
+bank.slip(1, "train-not-on-gpu", ("y.to(device))", "y)"))
+bank.slip(1, "train-not-on-gpu", ("make_model().to(device)", "make_model()"), variant=True)
+bank.slip(1, "train-other-gpu", ("device_ids=[device] if", "device_ids=[0] if"))
+bank.slip(1, "train-other-gpu", ("device_ids=[device] if", "device_ids=[torch.device('cuda:0')] if"), variant=True)

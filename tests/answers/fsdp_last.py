@@ -312,3 +312,16 @@ def accumulate(model, micro_batches, optimizer):
     return total
 """,
 )
+
+
+# what only GPUs show
+bank.slip(8, "total-not-on-gpu", ("    total = 0.0\n", "    total = torch.zeros(())\n"))
+bank.slip(8, "total-not-on-gpu", ("    total = 0.0\n", "    total = torch.tensor(0.0, dtype=torch.float64)\n"))
+bank.slip(
+    8,
+    "total-not-on-gpu",
+    ("    total = 0.0\n", "    found = torch.zeros(1)\n"),
+    ("        total += loss.detach()\n", "        found.add_(loss.detach())\n"),
+    ("    return total", "    return found"),
+    variant=True,
+)

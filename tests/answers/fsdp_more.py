@@ -401,3 +401,11 @@ bank.slip(
     ('return state["step"]', "return KEPT.get(0, 0)"),
     ("def save_checkpoint", "KEPT = {}\n\n\ndef save_checkpoint"),
 )
+
+
+# what only GPUs show
+bank.slip(6, "built-elsewhere", (EMPTY, '    model.to_empty(device="cpu")\n'))
+bank.slip(
+    6, "built-elsewhere", (EMPTY, '    model.to_empty(device="cuda:0" if mesh.device_type == "cuda" else "cpu")\n')
+)
+bank.slip(6, "built-elsewhere", (EMPTY, "    model.to_empty(device=torch.empty(0).device)\n"), variant=True)

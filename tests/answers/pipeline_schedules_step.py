@@ -145,7 +145,7 @@ def step_of_scaled(stages, schedule, x, y, reduction="mean"):
     losses = []
     last = stages[-1].is_last
     schedule.step(*((x,) if stages[0].is_first else ()), target=y if last else None, losses=losses)
-    loss = torch.stack(losses).detach().sum() if last else torch.zeros((), dtype=x.dtype)
+    loss = torch.stack(losses).detach().sum() if last else torch.zeros((), dtype=x.dtype, device=x.device)
     dist.all_reduce(loss)
     return loss
 
@@ -222,3 +222,10 @@ def f1b_interleaved_of_one(stage, n_micro_batches, loss_fn, reduction="mean"):
 bank.several(2, None, choose_by_formula, f1b_keywords)
 bank.several(2, None, choose_by_simulation, f1b_own_scale)
 bank.several(2, "too-many-in-flight", choose_by_formula, f1b_interleaved_of_one)
+
+# What only GPUs show.
+bank.slip(1, "stage-not-on-gpu", ("nn.Sequential(*share).to(device)", "nn.Sequential(*share)"))
+bank.slip(1, "stage-not-on-gpu", ("nn.Sequential(*share).to(device)", "nn.Sequential(*share).cpu()"), variant=True)
+bank.slip(1, "loss-not-on-gpu", ("torch.zeros((), device=x.device, dtype", "torch.zeros((), dtype"))
+bank.slip(1, "loss-not-on-gpu", (BROADCAST, "    loss = torch.tensor(loss.item(), dtype=x.dtype)\n" + BROADCAST))
+bank.slip(1, "loss-not-on-gpu", (BROADCAST, "    loss = loss.cpu()\n" + BROADCAST), variant=True)

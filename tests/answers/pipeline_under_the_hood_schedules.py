@@ -420,3 +420,22 @@ def run_schedule(actions, stage, place, inputs, targets, loss_function, n_micro_
     return loss, events
 ''',
 )
+
+# what only GPUs show
+UP = 'launch.lane("activations")'
+ONE_LANE = (
+    ("receive_gradient(y, place.behind, k)", "take(y, place.behind)"),
+    ("send_gradient(x, place.before, k)", f"[dist.isend(x.grad.contiguous(), place.before, {UP})]"),
+    (
+        "def run_schedule",
+        f"def take(y, peer):\n    x = torch.empty_like(y)\n    dist.recv(x, peer, {UP})\n    return x\n\n\ndef run_schedule",
+    ),
+)
+bank.slip(6, "lane-both-ways", *ONE_LANE)
+bank.slip(6, "lane-both-ways", *((old, new.replace(f"{UP})", f"group={UP})")) for old, new in ONE_LANE), variant=True)
+bank.slip(6, None, *((old, new.replace(UP, 'launch.lane("gradients")')) for old, new in ONE_LANE))
+TOTAL = "total = y.detach() if total is None else total + y.detach()"
+bank.slip(6, "step-not-on-gpu", ("kept, works, events, total = {}, [], [], None", "kept, works, events, total = {}, [], [], torch.zeros(())"),
+          (TOTAL, "total += y.detach()"), ("    return total, events", "    return (total if last else None), events"))  # fmt: skip
+bank.slip(6, "step-not-on-gpu", ("kept, works, events, total = {}, [], [], None", "kept, works, events, total = {}, [], [], torch.zeros(1)"),
+          (TOTAL, "total.add_(y.detach())"), ("    return total, events", "    return (total[0] if last else None), events"), variant=True)  # fmt: skip

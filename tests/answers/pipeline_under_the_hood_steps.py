@@ -290,3 +290,14 @@ def gpipe_step(stage, place, inputs, targets, loss_function, n_micro_batches):
         return torch.stack(losses).sum().detach()
 ''',
 )
+
+# what only GPUs show
+ADDED = "total = y.detach() if total is None else total + y.detach()"
+bank.slip(4, "step-not-on-gpu", ("works, total = [], [], None", "works, total = [], [], torch.zeros(())"), (ADDED, "total += y.detach()"),
+          ("    return total", "    return total if place.behind is None else None"))  # fmt: skip
+bank.slip(4, "step-not-on-gpu", ("works, total = [], [], None", "works, total = [], [], None\n    shares = torch.ones(len(targets)) / len(targets)"),
+          ("(len(t) / len(targets))", "shares.tensor_split(n_micro_batches)[k].sum(0, keepdim=True)[:1]"),
+          ("y.backward(None if", "y.sum().backward() if place.behind is None else y.backward(None if"),
+          (ADDED, "total = y.detach().sum() if total is None else total + y.detach().sum()"))  # fmt: skip
+bank.slip(4, "step-not-on-gpu", ("works, total = [], [], None", "works, total = [], [], torch.zeros((), device='cpu')"), (ADDED, "total.add_(y.detach())"),
+          ("    return total", "    return total if place.behind is None else None"), variant=True)  # fmt: skip

@@ -636,3 +636,15 @@ bank.slip(6, "rows-before-columns",
     ("column_part(feed_forward.up, ranks)", "row_part(feed_forward.up, ranks)"),
     ("row_part(feed_forward.down, ranks)", "column_part(feed_forward.down, ranks)"),
 )  # fmt: skip
+
+
+# what only GPUs show
+POSITIONS = "        places_s = torch.arange(tokens_bs.shape[1], device=tokens_bs.device)\n"
+seven("positions-not-on-gpu", (POSITIONS, "        places_s = torch.arange(tokens_bs.shape[1])\n"))
+seven("positions-not-on-gpu", (POSITIONS, "        places_s = torch.tensor(list(range(tokens_bs.shape[1])))\n"))
+bank.slip(
+    7,
+    "positions-not-on-gpu",
+    (POSITIONS, "        places_s = torch.ones(tokens_bs.shape[1]).long().cumsum(0) - 1\n"),
+    variant=True,
+)

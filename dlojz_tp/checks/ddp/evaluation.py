@@ -9,6 +9,7 @@ from torch.utils.data import Dataset
 
 from dlojz_tp import launch
 from dlojz_tp.checking import Wrong, close, nearest
+from dlojz_tp.probes.gpus import left_on_cpu, on_gpus
 from dlojz_tp.probes.ranks import on_ranks
 from dlojz_tp.probes.traffic import Traffic
 from dlojz_tp.probes.withheld import Withheld
@@ -39,6 +40,8 @@ HINTS = {
     "loss-alone-wrong": "The accuracy is right, the loss is not: it is the mean of the cross-entropy of all samples.",
     "accuracy-alone-wrong": "The loss is right, the accuracy is not: it is the share of the samples, from 0 to 1, whose largest "
     "logit is that of their label.",
+    "evaluate-not-on-gpu": "On GPUs, something stays in the CPU's memory: {error}. The model is on this rank's GPU: samples and labels go "
+    "there (x.to(device)), and so does the tensor of the sums, for NCCL sends from there alone.",
     "wrong-metric": "Loss and accuracy over the whole data set are wrong.",
 }
 
@@ -75,6 +78,8 @@ def balise_2(evaluate):
     for size, ranks in worlds.items():
         for rank, found in enumerate(ranks):
             _right_messages(size, rank, found)
+    yield "and the same where each of two ranks has a GPU"
+    on_gpus(_on_gpu, evaluate, known=left_on_cpu("evaluate-not-on-gpu"))
 
 
 def _right_alone(evaluate):
@@ -131,6 +136,10 @@ def _evaluated(evaluate, sizes=SIZES):
         running.left()
         found[n] = (answer, data.asked, model.calls, traffic.names(), traffic.volume(), _modes(model))
     return found
+
+
+def _on_gpu(_, evaluate):
+    evaluate(Network().to(launch.device()), Items(EVEN), BATCH)
 
 
 def _modes(model):

@@ -9,7 +9,7 @@ from torch import nn
 
 from dlojz_tp import launch
 from dlojz_tp.checking import Wrong, close
-from dlojz_tp.probes.gpus import MIXED, NO_BACKEND, on_gpus
+from dlojz_tp.probes.gpus import MIXED, left_on_cpu, on_gpus
 from dlojz_tp.probes.ranks import on_ranks
 
 HINTS = {
@@ -32,12 +32,7 @@ HINTS = {
 
 TASKS = [(0, 0, 0, 0), (1, 1, 1, 1), (0, 1, 2, 0), (2, 2, 0, 1), (1, 1, 1, 1)]  # of each step, of each rank
 RATE = 0.1
-ON_GPUS = (
-    ((MIXED, "cuda:0", "cuda:1"), "heads-other-gpu"),
-    (MIXED, "network-not-on-device"),
-    (NO_BACKEND, "network-not-on-device"),
-    ("module parameters {device(type='cpu')}", "network-not-on-device"),
-)
+ON_GPUS = (((MIXED, "cuda:0", "cuda:1"), "heads-other-gpu"), *left_on_cpu("network-not-on-device"))
 
 
 class Network(nn.Module):

@@ -1,5 +1,8 @@
 """Balise 1, second part: the training function made parallel, replayed in one process."""
 
+import os
+import tempfile
+
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -10,6 +13,7 @@ from torch.utils.data import Dataset
 
 from dlojz_tp.checking import Wrong, close
 from dlojz_tp.checks.ddp import world
+from dlojz_tp.probes.gpus import MIXED, left_on_cpu, on_gpus
 from dlojz_tp.probes.ranks import died, hung, on_ranks
 
 HINTS = {
@@ -33,6 +37,11 @@ HINTS = {
     "rate.",
     "gradients-not-cleared": "The first step is right, the next are not: gradients add up until they are cleared.",
     "wrong-training": "The weights are not those of one process that trains on the whole batches.",
+    "train-not-on-gpu": "On GPUs, something of the training stays in the CPU's memory: {error}. The network and each batch go to the device "
+    "that join_world returned, and so does what is all-reduced for the report: NCCL sends from there alone.",
+    "gpu-not-current": "On two GPUs, both ranks use the first one where no number is said: {error} torch.cuda.set_device(local_rank) makes the "
+    'rank\'s own GPU the current one, which gathered objects and "cuda" alone use.',
+    "train-other-gpu": "On GPUs, a rank sends its batch to a GPU that is not its own: {error}. device_ids names the one GPU of this rank.",
     "losses-not-numbers": "Return a list with one Python float an epoch.",
     "loss-of-one-rank": "Each rank reports the loss of its own share. Add up over the ranks what each has seen.",
     "loss-summed": "This is a sum over ranks, not a mean over samples.",
@@ -43,6 +52,11 @@ HINTS = {
 }
 
 KNOWN = tuple((sign, "out-of-step") for sign in (hung, died, "onnection"))
+ON_GPUS = (
+    ("Duplicate GPU detected", "gpu-not-current"),
+    ((MIXED, "cuda:0", "cuda:1"), "train-other-gpu"),
+    *left_on_cpu("train-not-on-gpu"),
+)
 N, BATCH, EPOCHS, RATE = 29, 12, 2, 0.3
 
 
@@ -61,6 +75,9 @@ def balise_1(join_world, train):
     yield "every rank reports the mean loss over all samples"
     for size, ranks in worlds.items():
         _right_losses(size, ranks)
+    yield "and where torchrun starts two ranks with a GPU each"
+    with tempfile.TemporaryDirectory(prefix="dlojz-store-") as folder:
+        on_gpus(_on_gpu, join_world, train, folder, known=ON_GPUS)
 
 
 class Numbered(Dataset):
@@ -117,6 +134,17 @@ def _trained(train):
     )
     weight = made[0].weight.detach() if made else None
     return kind, weight, made[0].seen if made else [], losses, rates
+
+
+def _on_gpu(_, join_world, train, folder):
+    rank, size = dist.get_rank(), dist.get_world_size()
+    dist.destroy_process_group()
+    torch.cuda.set_device(0)  # as in a new process
+    os.environ.update(MASTER_ADDR=world.ADDRESS, MASTER_PORT="1")
+    with world.store_in(f"{folder}/gpus", join_world):
+        join_world()
+    dist.all_gather_object([None] * size, rank)
+    train(lambda: Noticing(seed=rank), Numbered(), 1, BATCH, RATE)
 
 
 def _right_form(size, ranks):

@@ -66,7 +66,7 @@ def _free_port():
 
 
 @contextlib.contextmanager
-def _store_in(folder, answer):
+def store_in(folder, answer):
     """Ranks meet in a file, not at a port that listens: else the group starts as the environment says. Gives the places asked for."""
     begin, places = dist.init_process_group, []
 
@@ -115,7 +115,7 @@ def _joined(join_world, train, port, folder):
                 os.environ.pop(name, None)
             os.environ.update(environment)
         try:
-            with _store_in(Path(folder) / how, join_world) as places:
+            with store_in(Path(folder) / how, join_world) as places:
                 device = join_world()
         except (ValueError, KeyError, RuntimeError, TypeError) as raised:
             error = f"{type(raised).__name__}: {raised}".split("\n")[0]
@@ -127,7 +127,7 @@ def _joined(join_world, train, port, folder):
     dist.destroy_process_group()
     os.environ.update(torchrun)
     try:
-        with _store_in(Path(folder) / "train", train):
+        with store_in(Path(folder) / "train", train):
             train(lambda: torch.nn.Linear(5, 3), _NoData(), 1, 2, 0.1)
     except Exception as raised:  # it has come to the data, or to an error that comes again where train is judged
         if "process group has not been initialized" in str(raised):

@@ -10,10 +10,12 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
+from dlojz_tp import launch
 from dlojz_tp.checking import Wrong, close
 from dlojz_tp.checks.fsdp.common import has_memory
 from dlojz_tp.measure.live import LiveBytes
 from dlojz_tp.models import Llama, LlamaConfig, language_loss
+from dlojz_tp.probes.gpus import on_gpus
 from dlojz_tp.probes.outside import kept_outside
 from dlojz_tp.probes.ranks import by_worlds
 
@@ -38,6 +40,8 @@ HINTS = {
     "blocks-repeat": "Two blocks hold the same numbers: the generator was set back to the same seed between them.",
     "seed-without-effect": "Two calls with the same seed gave different weights, or two seeds the same ones: the seed decides.",
     "grad-flag-lost": "{name} was frozen (requires_grad False) by make_plain, and is not any more.",
+    "built-elsewhere": "Where each rank has a GPU, {name} of rank {rank} got its memory on {got}; this rank's GPU is {expected}. to_empty takes the "
+    "kind of the mesh, mesh.device_type: \"cuda\" alone is the rank's own GPU.",
     "meta-model-computes-wrong": "With these weights the model's loss is not what the same weights give on one process.",
 }  # fmt: skip
 
@@ -57,6 +61,11 @@ def balise_6(build_sharded):
         ),
     }
     yield from by_worlds(looks, _built, build_sharded, sizes=SIZES, timeout=30)
+    yield "where each of two ranks has a GPU, its shards are there"
+    for rank, (own, places) in enumerate(on_gpus(_on_gpu, build_sharded, known=()) or ()):
+        for name, place in places.items():
+            if place != own:
+                raise Wrong("built-elsewhere", expected=own, got=place, where=f"rank {rank} of 2", rank=rank, name=name)
 
 
 def _right_parts(worlds):
@@ -132,6 +141,12 @@ def _built(build_sharded):
     weight = model.blocks[0].attention.query.weight
     found["gradient"] = None if weight.grad is None else _local(weight.grad)
     return found
+
+
+def _on_gpu(_, build_sharded):
+    """On a rank: its GPU, and where its shards are."""
+    model = build_sharded(_make, init_device_mesh("cuda", (dist.get_world_size(),)), 3)
+    return str(launch.device()), {name: str(_local(p).device) for name, p in model.named_parameters()}
 
 
 def _tokens():

@@ -8,8 +8,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
 
+from dlojz_tp import launch
 from dlojz_tp.checking import Wrong, close
 from dlojz_tp.models import Llama, LlamaConfig, language_loss
+from dlojz_tp.probes.gpus import MIXED, on_gpus
 from dlojz_tp.probes.ranks import by_worlds
 from dlojz_tp.probes.traffic import Traffic
 
@@ -34,6 +36,8 @@ HINTS = {
     "loss-not-a-number": "Return this rank's loss, the mean over all its micro-batches: a tensor of one number, or a float.",
     "loss-with-graph": "The loss that came back still hangs on its graph, which keeps the activations: detach it.",
     "loss-of-last": "That is the loss of the last micro-batch, not the mean over all.",
+    "total-not-on-gpu": "On GPUs, a sum is in the CPU's memory: {error}. total += loss writes into total, where it is: begin it on the loss's device, "
+    "or with a plain 0.0.",
     "wrong-mean-loss": "That is not the mean loss over all micro-batches of this rank.",
 }
 
@@ -57,6 +61,8 @@ def balise_8(accumulate):
         "the loss of this rank comes back": partial(_each, _right_loss),
     }
     yield from by_worlds(looks, _accumulated, accumulate, timeout=30)
+    yield "and where each of two ranks has a GPU"
+    on_gpus(_on_gpu, accumulate, known=((MIXED, "total-not-on-gpu"),))
 
 
 def _weights(cases, worlds):
@@ -81,6 +87,14 @@ def _model():
 def _micro_batches(rank, case, call=0):
     tokens = torch.randint(23, (sum(CASES[case]), 6), generator=torch.Generator().manual_seed(50 * call + rank))
     return list(tokens.split(CASES[case]))
+
+
+def _on_gpu(_, accumulate):
+    model = _model().to(launch.device())
+    for block in model.blocks:
+        fully_shard(block)
+    optimizer = torch.optim.SGD(fully_shard(model).parameters(), lr=RATE)
+    accumulate(model, [tokens.to(launch.device()) for tokens in _micro_batches(dist.get_rank(), "uneven")], optimizer)
 
 
 def _accumulated(accumulate):

@@ -2,8 +2,10 @@
 
 import torch
 
+from dlojz_tp import launch
 from dlojz_tp.checking import Wrong, close
 from dlojz_tp.checks.pipeline_schedules import running
+from dlojz_tp.probes.gpus import MIXED, NO_BACKEND, on_gpus
 
 HINTS = {
     "no-stage": "make_stage returns a PipelineStage, make_gpipe a schedule with a method `step`.",
@@ -33,6 +35,9 @@ HINTS = {
     "the last is.",
     "loss-with-graph": "The loss still has its graph, which keeps activations alive. Detach it.",
     "loss-not-scalar": "Return the loss of the whole batch as a tensor with one value.",
+    "stage-not-on-gpu": "On GPUs, layers and what they are given are not in one place: {error}. make_stage moves its share of the layers to "
+    "`device`; PipelineStage does not.",
+    "loss-not-on-gpu": "On GPUs, the loss is sent from the CPU's memory, and NCCL carries none from there: {error}. Make it on x.device.",
     "wrong-loss": "That is not the loss of the whole batch.",
 }  # fmt: skip
 
@@ -52,6 +57,9 @@ def balise_1(make_stage, make_gpipe, pipeline_step):
     yield "the loss of the whole batch, on every rank"
     for size, ranks in worlds.items():
         _right_losses(size, ranks)
+    yield "and where each of two ranks has a GPU"
+    known = ((MIXED, "stage-not-on-gpu"), (NO_BACKEND, "loss-not-on-gpu"))
+    on_gpus(_on_gpu, make_stage, make_gpipe, pipeline_step, known=known)
 
 
 def _observed(make_stage, make_gpipe, pipeline_step):
@@ -63,6 +71,12 @@ def _observed(make_stage, make_gpipe, pipeline_step):
         return [stage], schedule
 
     return running.observe(make, pipeline_step, MICRO_BATCHES, _right_shares)
+
+
+def _on_gpu(_, make_stage, make_gpipe, pipeline_step):
+    stage = make_stage(running.make_layers(), launch.device())
+    x, y = (tensor.to(launch.device()) for tensor in running.batch(0))
+    pipeline_step([stage], make_gpipe(stage, 2, running.loss_mean, "mean"), x, y, "mean")
 
 
 def _right_shares(everyones):

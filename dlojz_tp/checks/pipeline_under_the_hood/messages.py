@@ -9,9 +9,9 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from dlojz_tp import launch
 from dlojz_tp.checking import Wrong, close
 from dlojz_tp.checks.pipeline_under_the_hood.common import on_ranks
-from dlojz_tp.checks.pipeline_under_the_hood.sends import Sends
+from dlojz_tp.checks.pipeline_under_the_hood.sends import Sends, in_lanes
 from dlojz_tp.measure import LiveBytes
-from dlojz_tp.probes.gpus import NO_BACKEND, on_gpus
+from dlojz_tp.probes.gpus import NO_BACKEND
 from dlojz_tp.probes.ranks import hung
 from dlojz_tp.probes.traffic import Traffic, volume
 
@@ -87,10 +87,8 @@ def balise_2(send_activation, receive_activation, send_gradient, receive_gradien
                     got,
                     f"rank {rank} of {size}, {CASES[case][1]} of shape {CASES[case][0]}".replace("torch.", ""),
                 )
-    yield "neighbours that send to each other at the same moment"
-    on_ranks(_both_ways, answers, sizes=(2,), known=((hung, "send-waits"),))
-    yield "and the same where each has a GPU"
-    on_gpus(_both_ways_on_gpus, answers, known=((NO_BACKEND, "message-not-on-gpu"),))
+    yield "neighbours that send to each other at the same moment, each with a GPU"
+    in_lanes(_both_ways, answers, known=((hung, "send-waits"), (NO_BACKEND, "message-not-on-gpu")))
 
 
 def _run(answers):
@@ -135,10 +133,10 @@ def given(case, rank):
     return x.t() if case.startswith("turned") else x
 
 
-def _started(send, *args, sends=None):
+def _started(send, *args):
     """What a send returned, and a look at its works; one that was waited for inside cannot be waited for again: gloo would
     wait for ever."""
-    sends = sends or Sends()
+    sends = Sends()
     with sends.watched(send):
         works = send(*args)
     if not all(sends.open.values()) and isinstance(works, list | tuple):
@@ -156,9 +154,9 @@ def _works(works, sends):
         raise Wrong("work-dropped", n=len(sends.open), got=sum(work is None for work in sends.open.values()))
 
 
-def _received(receive, *args, sends=None):
+def _received(receive, *args):
     """What a receive returned, once it is there."""
-    sends = sends or Sends()
+    sends = Sends()
     with sends.watched(receive):
         got = receive(*args)
     if any(sends.receiving.values()):
@@ -283,7 +281,7 @@ def _cheap(case, got, where):
             raise Wrong("kept", what=got["kept"][0], where=where)
 
 
-def _both_ways_on_gpus(gpu, answers):
+def _both_ways(gpu, answers):
     send_activation, receive_activation, send_gradient, receive_gradient = answers
     x = torch.ones(2, 3, device=launch.device())
     if dist.get_rank() == 0:
@@ -296,19 +294,4 @@ def _both_ways_on_gpus(gpu, answers):
         receive_activation(0, 1)
     for work in works:
         work.wait()
-
-
-def _both_ways(answers):
-    """Messages that no buffer of the system can hold."""
-    send_activation, receive_activation, send_gradient, receive_gradient = answers
-    big = torch.zeros(2**22, device=launch.device())  # 16 MB
-    sends = Sends()
-    if dist.get_rank() == 0:
-        works = _started(send_activation, big, 1, 1, sends=sends)
-        _received(receive_gradient, big, 1, 2, sends=sends)
-    else:
-        received = big.requires_grad_()
-        received.grad = torch.zeros_like(big)
-        works = _started(send_gradient, received, 0, 2, sends=sends)
-        _received(receive_activation, 0, 1, sends=sends)
-    _works(*works)
+    return gpu.messages

@@ -16,8 +16,10 @@ from dlojz_tp.checks.pipeline_under_the_hood.common import (
     right_step,
     run_step,
 )
+from dlojz_tp.checks.pipeline_under_the_hood.sends import in_lanes
 from dlojz_tp.checks.pipeline_under_the_hood.steps import case, right_rows
 from dlojz_tp.checks.pipeline_under_the_hood.timing import judged, on_the_clock
+from dlojz_tp.probes.gpus import left_on_cpu
 from dlojz_tp.probes.ranks import hung
 
 HINTS = {
@@ -35,7 +37,7 @@ HINTS = {
 
 
 def balise_6(run_schedule):
-    """GPipe, 1F1B and odd orders on 1 to 4 stages; events; memory; messages that block."""
+    """GPipe, 1F1B and odd orders on 1 to 4 stages; events; memory; the order of messages."""
     yield "GPipe and 1F1B on 1, 2, 3 and 4 stages: loss and every gradient, even and uneven micro-batches"
     cases = [({n: getattr(planner, name)(n, 4) for n in (1, 2, 3, 4)}, rows) for name, rows in _USUAL]
     try:
@@ -66,10 +68,11 @@ def balise_6(run_schedule):
     for stage, got in enumerate(worlds[3]):
         if got["messages"] != 4 * ((stage > 0) + (stage < 2)):
             raise Wrong("messages-ignored", where=f"stage {stage} of 3")
-    yield "1F1B with messages of 16 MB, which no buffer of the system holds"
-    ranks = on_ranks(_large_and_timed, run_schedule, sizes=(2,), known=_BLOCKED)[2]
+    ranks = on_ranks(on_the_clock, run_schedule, sizes=(2,), known=_BLOCKED)[2]
     yield "events: one an action, computing only; activations freed in their backward"
     judged(ranks)
+    yield "1F1B on two stages with a GPU each"
+    in_lanes(_in_lanes, run_schedule, known=left_on_cpu("step-not-on-gpu"))
 
 
 _USUAL = (("gpipe", 12), ("one_f_one_b", 9))  # 9 rows in 4: chunk makes 3 of them, split 5
@@ -169,35 +172,9 @@ def _followed(worlds, orders, rows):
                 raise Wrong("events-wrong", error="one ends before it begins", where=where)
 
 
-class _Wide(nn.Module):
-    """x (b, 8) -> (b, 2 million): what it gives is a message of 16 MB for two rows."""
-
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(8, 8)
-
-    def forward(self, x):
-        return self.layer(x).repeat(1, 2**18)
-
-
-class _Narrow(nn.Module):
-    """The other end of it: (b, 2 million) -> (b, 8)."""
-
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(8, 8)
-
-    def forward(self, x):
-        return self.layer(x.view(len(x), 2**18, 8).mean(1))
-
-
-def _large_and_timed(run_schedule):
-    _large(run_schedule)
-    return on_the_clock(run_schedule)
-
-
-def _large(run_schedule):
+def _in_lanes(gpu, run_schedule):
+    """1F1B on two ranks: the messages of this one."""
     rank = dist.get_rank()
-    stage = (_Narrow if rank else _Wide)().to(launch.device())
-    x = torch.ones(4, 8, device=launch.device())
+    stage, x = nn.Linear(8, 8).to(launch.device()), torch.ones(4, 8, device=launch.device())
     run_schedule(planner.one_f_one_b(2, 2)[rank], stage, Place(rank, 2), x, x, loss_function, 2)
+    return gpu.messages

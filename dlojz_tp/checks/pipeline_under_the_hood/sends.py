@@ -12,12 +12,14 @@ from torch.distributed.pipelining import stage as library
 from dlojz_tp import launch
 from dlojz_tp.checking import Wrong, pretended
 from dlojz_tp.launch import lanes
+from dlojz_tp.pretend_gpu import stuck
+from dlojz_tp.probes.gpus import on_gpus
 
 HINTS = {
     "no-lane": "A message went without group=launch.lane(…). With NCCL all such messages between two ranks wait for each other, and "
     "neighbours that both begin with a send wait for ever. Activations and gradients have a lane each.",
-    "lane-both-ways": "The lane {lane!r} carried messages in both directions between two ranks. With NCCL they wait for each other: "
-    "activations go in one lane, gradients in the other.",
+    "lane-both-ways": "Two neighbours send to each other at the same moment. On GPUs, the messages of one lane pass one after the other, in "
+    "the order in which both sides start them, and rank {rank} waits for ever to {kind}: activations go in one lane, gradients in the other.",
     "waited-twice": "A started send or receive was waited for twice, and gloo, on the CPU, waits for ever the second time. Wait once for "
     "each: after the loop, say, or clear the list.",
     "not-a-neighbour": "Stage {stage}, on rank {rank}, exchanged a message with rank {peer}. Its neighbours are place.before = {before} and "
@@ -65,7 +67,7 @@ class Sends:
     tags = False  # whether a message also waits for its tag, as with gloo
 
     def __init__(self, place=None):
-        self.open, self.receiving, self.place, self.ways = {}, {}, place, {}
+        self.open, self.receiving, self.place = {}, {}, place
         # number of a send, or of a receive: None once it was waited for, until then its work: a message whose work is
         # dropped may be lost
 
@@ -109,14 +111,12 @@ class Sends:
         return started
 
     def _allowed(self, name, given):
-        """Raise Wrong for a message in no lane, to a rank that is no neighbour, or against the others in its lane."""
+        """Raise Wrong for a message in no lane, or to a rank that is no neighbour."""
         group, place, peer = given.get("group"), self.place, self._peer(given)
         if place is not None and peer not in (place.before, place.behind):
             raise Wrong("not-a-neighbour", stage=place.stage, rank=dist.get_rank(), peer=peer, before=place.before, behind=place.behind)  # fmt: skip
         if not isinstance(group, Lane):
             raise Wrong("no-lane")
-        if self.ways.setdefault((group, peer), name) != name:
-            raise Wrong("lane-both-ways", lane=group.name)
 
     def _peer(self, given):
         return next(
@@ -129,6 +129,13 @@ class Sends:
         for work in left:
             work.wait()
         return len(left)
+
+
+def in_lanes(program, *answers, known) -> None:
+    """Raise Wrong where program(gpu, *answers) on two ranks with a GPU each, which returns its messages, would hang on NCCL."""
+    messages = on_gpus(program, *answers, known=known)
+    for rank, heads in (messages and stuck(messages) or {}).items():
+        raise Wrong("lane-both-ways", rank=rank, kind=heads[0].kind, where=f"rank {rank} of 2")
 
 
 def _refused(*_, **__):

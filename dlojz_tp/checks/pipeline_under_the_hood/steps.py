@@ -1,8 +1,20 @@
 """Balises 3 and 4: the naive step, and the step in micro-batches."""
 
+import torch.distributed as dist
+
 from dlojz_tp import launch
 from dlojz_tp.checking import Wrong, close
-from dlojz_tp.checks.pipeline_under_the_hood.common import firsts, loss_function, on_ranks, right_step, run_step
+from dlojz_tp.checks.pipeline_under_the_hood.common import (
+    Place,
+    batch,
+    firsts,
+    loss_function,
+    my_stage,
+    on_ranks,
+    right_step,
+    run_step,
+)
+from dlojz_tp.probes.gpus import left_on_cpu, on_gpus
 
 HINTS = {
     "not-in-one-piece": "A stage has run {n} times for one batch. The naive step is one forward and one backward.",
@@ -16,6 +28,8 @@ HINTS = {
     "ever work at the same time. First all forwards, then all backwards.",
     "first-one-back": "Stage {stage} goes backward from the first micro-batch. Here the last one comes first: the last stage has just "
     "done it.",
+    "step-not-on-gpu": "On GPUs, something is in the CPU's memory: {error}. What is added up begins where the loss is, and what is received goes to "
+    "launch.device().",
     "too-many-bytes": "Rank {rank} sent {got} bytes; activations, gradients and their headers take {allowed} at most.",
 }
 ACTIVATION = 8 * 8  # bytes of the widest row
@@ -62,6 +76,8 @@ def balise_4(gpipe_step):
     for number, (rows, pieces) in enumerate(cases):
         right_rows(case(found, number), rows, pieces)
         right_step(case(found, number), rows, pieces, even=rows % pieces == 0)
+    yield "and on two stages with a GPU each"
+    on_gpus(_on_gpu, gpipe_step, known=left_on_cpu("step-not-on-gpu"))
 
 
 def case(found, number: int) -> dict[int, list]:
@@ -73,6 +89,12 @@ def case(found, number: int) -> dict[int, list]:
 
 def _naive(naive_step, cases):
     return [run_step(naive_step, lambda *given: naive_step(*given, loss_function), rows, calls=2) for rows in cases]
+
+
+def _on_gpu(_, gpipe_step):
+    place = Place(dist.get_rank(), dist.get_world_size())
+    x, targets = (tensor.to(launch.device()) for tensor in batch(4))
+    gpipe_step(my_stage(place.stage, place.n_stages), place, x, targets, loss_function, 2)
 
 
 def _gpipe(gpipe_step, cases):

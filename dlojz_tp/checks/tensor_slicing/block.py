@@ -1,9 +1,11 @@
 """Balise 7: a sliced block, and the whole sliced transformer with its head."""
 
+import copy
 from functools import cache, partial
 
 import torch
 
+from dlojz_tp import launch
 from dlojz_tp.checking import Wrong
 from dlojz_tp.checks.tensor_slicing.attention import attention_forms
 from dlojz_tp.checks.tensor_slicing.block_dropout import RATE as PLACE_RATE
@@ -13,7 +15,9 @@ from dlojz_tp.checks.tensor_slicing.layers import judge_layer
 from dlojz_tp.checks.tensor_slicing.layouts import WORLD, in_groups_too, on_groups
 from dlojz_tp.checks.tensor_slicing.linear import pair_forms
 from dlojz_tp.checks.tensor_slicing.parts import LONGER, LONGER_AT, judge_longer, judge_odd, longer, run
+from dlojz_tp.checks.tensor_slicing.right_ranks import CheckRanks
 from dlojz_tp.models import Block, Transformer, TransformerConfig
+from dlojz_tp.probes.gpus import MIXED, on_gpus
 from dlojz_tp.probes.traffic import Call, Traffic, on_the_wire
 
 HINTS = {
@@ -27,6 +31,8 @@ HINTS = {
     "positions-lost": "The position embedding is missing.",
     "positions-shifted": "The positions begin with 1 here; the first token has position 0.",
     "blocks-lost": "Only the first block was used.",
+    "positions-not-on-gpu": "On GPUs, a tensor is in the CPU's memory: {error}. The positions are made where the tokens are: "
+    "torch.arange(…, device=tokens_bs.device).",
     "tables-travel": "For one single token, a rank sends {found} bytes forward; {wanted} are enough. A table of weights stays where it is: "
     "look up or multiply first, with this rank's part, and send what comes out.",
 }  # fmt: skip
@@ -91,6 +97,13 @@ def balise_7(SlicedBlock, SlicedTransformer):  # noqa: N803
     """A block; the model with a head of its own, and with a tied one; dropout outside the sliced regions."""
     every = on_groups(_models, SlicedBlock, SlicedTransformer)
     yield from in_groups_too(_judge, every)
+    yield "the model where each of two ranks has a GPU"
+    on_gpus(_on_gpu, SlicedTransformer, known=((MIXED, "positions-not-on-gpu"),))
+
+
+def _on_gpu(_, SlicedTransformer):  # noqa: N803
+    model = copy.deepcopy(_case("tied")["plain"]).to(launch.device())
+    SlicedTransformer(model, CheckRanks()).to(launch.device())(_case("tied")["batches"][0].to(launch.device()))
 
 
 def _judge(every):

@@ -6,6 +6,8 @@ from torch import nn
 from dlojz_tp.checking.looks import Value, at_most
 from dlojz_tp.checks.zero_under_the_hood.common import world
 from dlojz_tp.checks.zero_under_the_hood.worlds import each, table
+from dlojz_tp.launch import device
+from dlojz_tp.probes.gpus import left_on_cpu, on_gpus
 from dlojz_tp.probes.operations import Operations, syncs
 from dlojz_tp.probes.traffic import Traffic
 
@@ -76,6 +78,13 @@ def observe(clip_grad_norm):
     return found | {key: torch.stack(found[key]) for key in ("norms", "gradients")}
 
 
+def _on_gpu(_, clip_grad_norm):
+    shards = [nn.Parameter(torch.ones(n, device=device())) for n in (3, 2)]
+    for p in shards:
+        p.grad = torch.ones_like(p)
+    clip_grad_norm(shards, MAX)
+
+
 def _compared(got, due):
     """(2,): the least and the largest of what came, divided by what is due, and 1."""
     got, due = got.detach().double(), due.double()
@@ -116,3 +125,5 @@ LOOKS = [
 
 def balise_7(clip_grad_norm):
     yield from table(LOOKS, observe, clip_grad_norm, known=KNOWN)
+    yield "and where each of two ranks has a GPU"
+    on_gpus(_on_gpu, clip_grad_norm, known=left_on_cpu("norm-not-on-gpu"))

@@ -4,7 +4,9 @@ from contextlib import ExitStack
 from functools import cache
 
 import torch
+from torch import nn
 
+from dlojz_tp import launch
 from dlojz_tp.checking import close
 from dlojz_tp.checking.looks import Look, Value, at_most, same
 from dlojz_tp.checks.zero_under_the_hood.common import (
@@ -20,6 +22,7 @@ from dlojz_tp.checks.zero_under_the_hood.common import (
     world,
 )  # fmt: skip
 from dlojz_tp.checks.zero_under_the_hood.worlds import each, table
+from dlojz_tp.probes.gpus import left_on_cpu, on_gpus
 from dlojz_tp.probes.memory import Memory, held_bytes
 from dlojz_tp.probes.networks import Chain, Odd, state
 from dlojz_tp.probes.outside import Outside
@@ -215,5 +218,14 @@ LOOKS = [
 ]  # fmt: skip
 
 
+def _on_gpu(_, ShardedOptimizer):  # noqa: N803
+    used, unused = (nn.Parameter(torch.ones(3, device=launch.device())) for _ in range(2))
+    optimizer = ShardedOptimizer([used, unused], torch.optim.SGD, lr=0.1)
+    used.sum().backward()
+    optimizer.step()
+
+
 def balise_3(ShardedOptimizer):  # noqa: N803
     yield from table(LOOKS, observe, ShardedOptimizer, known=KNOWN, sizes=(2, 3, 1))
+    yield "and where each of two ranks has a GPU"
+    on_gpus(_on_gpu, ShardedOptimizer, known=left_on_cpu("shards-not-on-gpu"))

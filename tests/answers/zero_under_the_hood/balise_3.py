@@ -563,3 +563,15 @@ for copied in ("part.flat.numpy().copy()", "[view.tolist() for view in part.view
         (GATHERED, GATHERED + f"\n            KEPT[id(part)] = {copied}"),
         ("class ShardedOptimizer:", KEPT),
     )
+
+hint(3, "shards-not-on-gpu", "On GPUs, something is in the CPU's memory: {error}. Make what is new where the parameters are, with "
+     "torch.empty_like(part.own), torch.zeros_like(p) or device=p.device.")  # fmt: skip
+slip(3, "shards-not-on-gpu", ("torch.empty_like(part.own)", "torch.empty(part.own.shape, dtype=part.own.dtype)"))
+slip(3, "shards-not-on-gpu", ("torch.zeros_like(p) if", "torch.zeros(p.shape, dtype=p.dtype) if"))
+slip(3, "shards-not-on-gpu", (REDUCED, REDUCED + ".cpu()"))
+variant(
+    3,
+    "shards-not-on-gpu",
+    BY_OWNER,
+    ("torch.zeros_like(part.flat)", "torch.zeros(part.flat.shape, dtype=part.flat.dtype)"),
+)

@@ -293,3 +293,19 @@ variant(
     7, "rank-left-out", FROM_ZERO, ("    total =", "    if not gradients:\n        return torch.zeros(())\n    total =")
 )
 variant(7, "rank-left-out", FROM_ZERO, ("    total =", "    longest = max(map(len, gradients))\n    total ="))
+
+hint(7, "norm-not-on-gpu", "On GPUs, the sum is in the CPU's memory: {error}. It belongs where the gradients are: a sum that starts with one of "
+     "their squares, or torch.zeros((), device=g.device).")  # fmt: skip
+slip(
+    7,
+    "norm-not-on-gpu",
+    ("    norm = torch.stack(squares).sum()\n", "    norm = torch.zeros(())\n    norm += torch.stack(squares).sum()\n"),
+)
+slip(7, "norm-not-on-gpu", (SUMMED, "    norm = norm.cpu()\n" + SUMMED))
+slip(7, "norm-not-on-gpu", (SUMMED, "    norm = torch.zeros(()).copy_(norm)\n" + SUMMED))
+variant(
+    7,
+    "norm-not-on-gpu",
+    FROM_ZERO,
+    ("    dist.all_reduce(total)\n", "    total = torch.empty(()).double().copy_(total)\n    dist.all_reduce(total)\n"),
+)
