@@ -134,9 +134,12 @@ def fewer_bits():
 
 
 def fragments():
-    parts = [torch.ones(1000, device="cuda") for _ in range(9)]
+    """Bytes by which the reserved memory grows for a tensor that fits into no hole, but into all of them together."""
+    parts = [torch.ones(1024, device="cuda") for _ in range(9)]
+    before = torch.cuda.memory_reserved()
     del parts[::2]
-    return torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+    parts.append(torch.ones(5 * 1024, device="cuda"))
+    return torch.cuda.memory_reserved() - before
 
 
 def reducer():

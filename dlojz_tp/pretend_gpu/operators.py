@@ -138,7 +138,10 @@ class Operators(TorchDispatchMode):
 
 @functools.cache
 def _composed(func) -> bool:
-    return func.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd)
+    """Whether it has no kernel of its own."""
+    keys = torch._C.DispatchKey
+    has = func.has_kernel_for_dispatch_key
+    return has(keys.CompositeImplicitAutograd) and not has(keys.CPU)
 
 
 def tags_differ(a, b) -> bool:

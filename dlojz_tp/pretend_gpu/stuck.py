@@ -24,8 +24,7 @@ class Message(NamedTuple):
 def stuck(schedules: list[list[Message]]) -> dict[int, list[Message]] | None:
     """Where NCCL would hang: the heads of the queues of each rank that cannot go on; None if all go through.
 
-    schedules: `gpu.messages` of each rank. gloo, which carries the messages here, has room for what nobody has
-    received yet, and hides it.
+    schedules: `gpu.messages` of each rank. gloo, which carries the messages here, has no such queue, and hides it.
     """
     queues: dict[tuple[int, str], list[list[Message]]] = {}
     for rank, messages in enumerate(schedules):
