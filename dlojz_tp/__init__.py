@@ -11,6 +11,7 @@ The rooms, from the ground up; nothing imports upwards (a test holds it so):
     measure/    time, memory, communications
     launch/     ranks on this machine, and jobs
     pretend_gpu/        GPUs that are not there, for programs that would run on them
+    modelled_gpu/       what such programs would cost there
     report/     figures and recorded results
     parallel/   a transformer laid over a grid of ranks
     training/   the red thread: one training run, its gains
@@ -36,6 +37,7 @@ _ROOMS = dict.fromkeys(
     "recorded": "dlojz_tp.report",
     "tensorboard": "dlojz_tp.report",
     "training_run": "dlojz_tp.training",
+    "worth": "dlojz_tp.training",
 }
 __all__ = ["BaliseNotDone", "scale", "todo", *_ROOMS]  # noqa: PLE0604
 

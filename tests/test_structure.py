@@ -14,6 +14,7 @@ FLOORS = [
     {"cards", "models", "planner", "data", "measure"},
     {"launch"},
     {"report", "parallel", "pretend_gpu"},
+    {"modelled_gpu"},
     {"training", "checking", "progress"},
     {"probes"},
     {"checks"},

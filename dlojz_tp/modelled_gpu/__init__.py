@@ -33,7 +33,10 @@ What it does not know:
 """
 
 from dlojz_tp.modelled_gpu.clock import Clock, Span
-from dlojz_tp.modelled_gpu.rates import Rates, rates
+from dlojz_tp.modelled_gpu.rates import LARGEST_MISS, MEAN_MISS, Rates, rates
 from dlojz_tp.modelled_gpu.runs import Loading, Modelled, batches, on_card, train
 
-__all__ = ["Clock", "Loading", "Modelled", "Rates", "Span", "batches", "on_card", "rates", "train"]
+__all__ = [
+    "LARGEST_MISS", "MEAN_MISS", "Clock", "Loading", "Modelled", "Rates", "Span", "batches", "on_card", "rates",
+    "train",
+]  # fmt: skip

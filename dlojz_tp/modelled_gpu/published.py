@@ -135,12 +135,12 @@ def _bert(value, batch, length, dtype=None):
     return Published(name, replace(V100, memory=32e9), value, "sequences/s", program)
 
 
-def _mpt(card, name, value, width, heads, layers, batch, calibrates=False):
-    make = partial(Language, 50368, width, heads, layers, 2048)
-    program = partial(train, make=make, optimizer=_adam, inputs=(batch, 2048), per_step=batch * 2048,
+def _mpt(card, name, value, width, heads, layers, batch, calibrates=False, length=2048):
+    make = partial(Language, 50368, width, heads, layers, length)
+    program = partial(train, make=make, optimizer=_adam, inputs=(batch, length), per_step=batch * length,
                       dtype=torch.bfloat16)  # fmt: skip
     # each GPU holds an eighth of weights, gradients and optimizer there, all of it here
-    return Published(f"MPT {name}, {batch} × 2,048 tokens", replace(card, memory=1e12), value, "tokens/s", program,
+    return Published(f"MPT {name}, {batch} × {length:,} tokens", replace(card, memory=1e12), value, "tokens/s", program,
                      calibrates)  # fmt: skip
 
 
@@ -174,5 +174,5 @@ PUBLISHED = [
     _mpt(A100, "125M", 141737, 768, 12, 12, 32), _mpt(A100, "350M", 58782, 1024, 16, 24, 32),
     _mpt(A100, "1B", 20513, 2048, 16, 24, 14),
     _mpt(H100, "760M", 63147, 1536, 12, 24, 24), _mpt(H100, "1B", 45455, 2048, 16, 24, 14, calibrates=True),
-    _mpt(H100, "3B", 22525, 2560, 20, 32, 6),
+    _mpt(H100, "3B", 27046, 2560, 20, 32, 20, length=1024),
 ]  # fmt: skip

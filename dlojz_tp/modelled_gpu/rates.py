@@ -30,6 +30,9 @@ PINNED, PAGEABLE = 0.8, 0.3  # shares of the PCIe bus that copies reach
 PCIE = {"V100": 16e9, "A100": 32e9, "H100": 64e9, "H200": 64e9, "B200": 64e9, "MI300X": 64e9}  # 3.0, 4.0, 5.0 x16
 LATENCY = 10e-6  # of a copy, or for the CPU to see that a stream is done (seconds)
 
+# sizes of the errors of what benchmarks/modelled_gpu.py predicts: on average, the largest
+MEAN_MISS, LARGEST_MISS = 0.08, 0.21
+
 
 @dataclass(frozen=True)
 class Rates:
