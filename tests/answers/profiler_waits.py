@@ -463,3 +463,24 @@ bank.slip(
     "own-device",
     ("device=device)", 'device="cuda" if torch.cuda.is_available() else "cpu")'),
 )
+SIDE = (
+    "    side = torch.cuda.Stream(device) if device.type == 'cuda' else None\n    with torch.cuda.stream(side):\n    "
+)
+bank.slip(4, "streams-unordered", ("    images = images.to", SIDE + "    images = images.to"))
+bank.slip(
+    4,
+    "streams-unordered",
+    ("    images = images.to", SIDE + "    images = images.to"),
+    (
+        "    logits = model",
+        "    if side:\n        side.wait_stream(torch.cuda.current_stream(device))\n    logits = model",
+    ),
+    variant=True,
+)
+bank.slip(
+    4,
+    None,
+    ("    images = images.to", SIDE + "    images = images.to"),
+    ("    labels = labels.to", "    if side:\n        torch.cuda.current_stream(device).wait_stream(side)\n"
+     "        images.record_stream(torch.cuda.current_stream(device))\n    labels = labels.to"),
+)  # fmt: skip

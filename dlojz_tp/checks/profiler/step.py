@@ -46,6 +46,8 @@ HINTS = {
     "copy-blocks": "A copy waits until it is done: {blocking} of {n} block. non_blocking=True.",
     "no-longer-pinned": "On a GPU, a copy waits in spite of non_blocking=True{line}: what it copies is not the loader's pinned "
     "memory any more. Copy first, and compute on the device.",
+    "streams-unordered": "On a GPU, two streams work on the same memory and neither waits for the other ({error}): the network may "
+    "read what is not there yet. current_stream().wait_stream(the other) makes the order, and the CPU does not wait.",
     "batch-not-moved": "Images and labels were not both moved to `device`: {error}",
     "own-device": "The step names a device of its own, or makes a tensor on another one than `device`: {error}",
     "mode-switched": "The step switched the model to eval mode. A training step leaves the mode alone.",
@@ -115,6 +117,8 @@ def _right_copies(seen):
         raise Wrong("number-copied", n=len(numbers))
     if seen.unpinned:
         raise Wrong("no-longer-pinned", line=seen.unpinned[0])
+    if seen.races:
+        raise Wrong("streams-unordered", error=seen.races[0].what)
 
 
 def _network():

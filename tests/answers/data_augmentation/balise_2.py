@@ -386,6 +386,9 @@ bank.variant(
     (SHARES, "lam = torch.distributions.Beta(*[torch.full_like(gamma[0], float(alpha))] * 2).sample()"),
 )
 bank.variant(2, "other-device", PERMUTED, ("float(alpha), device=images.device)", "float(alpha))"))
+CPUS = "device=images.device, generator=torch.default_generator)"  # the CPU's: a GPU draws with its own
+bank.text(2, "other-device", PERMUTED.replace("images.shape[0], device=images.device)", f"images.shape[0], {CPUS}"))
+bank.variant(2, "other-device", PERMUTED, ("x = images\n", f"x = images + 0 * torch.rand((), {CPUS}\n"))
 bank.variant(2, "waits", PERMUTED, (SHARES, SHARES + "\n    assert lam.max() <= 1"))
 bank.variant(
     2, "loop-over-images", PERMUTED, ("x * w + x[order]", "torch.stack([a * b for a, b in zip(x, w)]) + x[order]")
