@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, Dataset
 from torchvision import models
 from torchvision.transforms import v2
 
-from dlojz_tp import course, data, gains, measure, planner, report, scale, todo, training_run
+from dlojz_tp import course, data, gains, measure, planner, report, scale, todo, training_run, worth
 
 tp = course.open("01_gpu_acceleration")
 tp
@@ -578,6 +578,17 @@ measure.race(
 # where its kernels are short (small batches and images), little where each takes longer than Python needs to queue it. The
 # promises that the checks looked at (two copies that do not block, no value read) pay when device and processor are two
 # machines.
+#
+# What would it be on such a card? The next cell runs the same two functions on a **modelled** H100: tensors have sizes and
+# no values, each operation takes the time that its arithmetic and its bytes would need there, and the processor beside the
+# card starts them one after the other.
+
+# %%
+worth.table({"plain loop": plain_step, "your step": train_step}, card="H100", batches=(16, 128))
+
+# %% [markdown]
+# With 16 images the processor starts operations more slowly than the card does them, and whoever waits for a value cannot
+# start the next step meanwhile. With 128 images the queue is never empty for long, and a wait costs next to nothing.
 #
 # ## Past this machine
 #

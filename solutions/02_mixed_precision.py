@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from dlojz_tp import course, data, gains, measure, planner, precision, recorded, scale, todo, training_run
+from dlojz_tp import course, data, gains, measure, planner, precision, recorded, scale, todo, training_run, worth
 
 NAME = "02_mixed_precision"
 tp = course.open(NAME)
@@ -1029,6 +1029,13 @@ if PAYS:
     after = training_run.run(f"autocast to {HALF_NAME}", half_step)
     gains.keep(NAME, f"autocast to {HALF_NAME}", before=before, after=after)
 gains.table()
+
+# %% [markdown]
+# And on a card that you may not have? Your step in bfloat16 beside float32, which an H100 computes in TF32, on a **modelled**
+# card: each operation takes the time that its arithmetic and its bytes would need there.
+
+# %%
+worth.table({"float32": training_run.plain_step, "your bf16_step": bf16_step}, card="H100")
 
 # %%
 tp.progress()
