@@ -11,8 +11,11 @@ class Overdue(BaseException):
 
 
 @contextlib.contextmanager
-def at_most(seconds: float):
-    """Raise Overdue after `seconds` of the block. Only the main thread can be woken so; others run without."""
+def at_most(seconds: float, of_processor: bool = False):
+    """Raise Overdue after `seconds` of the block. Only the main thread can be woken so; others run without.
+
+    Arguments: seconds; of_processor, whether they are this process's processor time, so that a busy machine takes none.
+    """
     if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "SIGALRM"):
         yield
         return
@@ -20,13 +23,16 @@ def at_most(seconds: float):
     def ring(_signal, _frame):
         raise Overdue
 
+    timer, rings, repeat = signal.ITIMER_REAL, signal.SIGALRM, 0.0
+    if of_processor:  # again each second, should a library have swallowed it
+        timer, rings, repeat = signal.ITIMER_VIRTUAL, signal.SIGVTALRM, 1.0
     began = time.monotonic()
-    handler = signal.signal(signal.SIGALRM, ring)
-    left, again = signal.setitimer(signal.ITIMER_REAL, seconds)
+    handler = signal.signal(rings, ring)
+    left, again = signal.setitimer(timer, seconds, repeat)
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, handler)
+        signal.setitimer(timer, 0)
+        signal.signal(rings, handler)
         if left:  # somebody else's alarm, a check's, goes on
-            signal.setitimer(signal.ITIMER_REAL, max(left - (time.monotonic() - began), 1e-3), again)
+            signal.setitimer(timer, max(left - (time.monotonic() - began), 1e-3), again)

@@ -17,7 +17,8 @@ UP, PART, THROUGH, RETURNED, FAILED = b"U", b"P", b"T", b"R", b"F"
 class _Pickler(cloudpickle.Pickler):
     """cloudpickle, with plain tensors as bytes: no shared memory, no file descriptor, never more than the view.
 
-    Modules of a class of their own go by name: who writes `self.classes` beside `torch` sends torch.classes, too.
+    Modules of a class of their own, such as torch.classes or torch.distributed.config, go by name: cloudpickle would
+    take them for objects, and a function that uses `torch` and an attribute `classes` sends torch.classes along.
     """
 
     def reducer_override(self, obj):
@@ -25,10 +26,6 @@ class _Pickler(cloudpickle.Pickler):
             return importlib.import_module, (obj.__name__,)
         if type(obj) is torch.Tensor and _is_plain(obj):
             return _tensor, _tensor_parts(obj)
-        # a module of a class of its own, such as torch.distributed.config, which goes along with any function that uses
-        # torch.distributed and an attribute `config`: cloudpickle would take it for an object
-        if isinstance(obj, ModuleType) and type(obj) is not ModuleType and sys.modules.get(obj.__name__) is obj:
-            return importlib.import_module, (obj.__name__,)
         return super().reducer_override(obj)
 
 

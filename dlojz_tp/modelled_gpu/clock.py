@@ -160,9 +160,7 @@ class Clock:
         memory = block(x)
         late = None if memory is None else self.unwritten.get(memory)
         if late is None:
-            if group is None:
-                return size
-            if memory is None:
+            if group is None or memory is None:
                 return size
             seen, group.seen[memory] = group.seen.get(memory, 0), size
             return max(0, size - seen)

@@ -86,9 +86,9 @@ def train(
     classes: int = 1000,
     *,
     card: str = "H100",
-    loading: Loading = Loading(),
+    loading: Loading = Loading(),  # noqa: B008
     steps: int = 2,
-) -> Modelled:  # noqa: B008
+) -> Modelled:
     """A few steps of a training loop at full size, with loading: what would they be worth on a card?
 
     Args:

@@ -43,8 +43,19 @@ def training(config):
 
 
 def part(path, name):
-    """What a task of the array does."""
-    answers()["work"](path, name, TRIALS, training)
+    """What a task of the array does. Task 1 stays within its second trial until it is ended: it dies inside one."""
+    inside = Path(f"{path}.inside")
+    begun = []
+
+    def until_it_is_ended(config):
+        begun.append(config)
+        if len(begun) == 2:
+            inside.touch()
+            time.sleep(300)
+        yield from training(config)
+
+    ended_before = name != "task 1" or inside.exists()
+    answers()["work"](path, name, TRIALS, training if ended_before else until_it_is_ended)
 
 
 def load(path):
@@ -92,7 +103,7 @@ def test_an_array_whose_task_is_put_back_into_the_queue(tmp_path):
         input=script, text=True, capture_output=True, cwd=tmp_path, timeout=30, check=True,
     )  # fmt: skip
     study = load(path)
-    until(lambda: len(held(study, "task 1")) >= 2 and held(study, "task 1")[-1] == "RUNNING")
+    until(Path(f"{path}.inside").exists)
     seen = finished(study)
     task = f"{told.stdout.strip()}_1"
     subprocess.run(["scontrol", "requeue", task], check=True, timeout=30)
@@ -112,7 +123,7 @@ def test_jobs_one_of_which_is_cancelled(tmp_path):
     answers()["make_study"](path)
     jobs = [launch.job(part, path, f"task {i}", nodes=1, ranks_per_node=1, minutes=3) for i in range(3)]
     study = load(path)
-    until(lambda: len(held(study, "task 1")) >= 2 and held(study, "task 1")[-1] == "RUNNING")
+    until(Path(f"{path}.inside").exists)
     seen = finished(study)
     jobs[1].cancel()
     with pytest.raises(launch.JobError):

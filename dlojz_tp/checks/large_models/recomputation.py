@@ -1,14 +1,12 @@
 """Balise 5: the peak when some blocks are recomputed, and which to recompute so that it stays below a budget."""
 
-import contextlib
 import itertools
 import random
-import signal
-import threading
 from collections import namedtuple
 
 from dlojz_tp.checking.judging import Wrong
 from dlojz_tp.checking.looks import Look, Value, judged, silent, tried
+from dlojz_tp.launch.alarm import Overdue, at_most
 
 Block = namedtuple("Block", "kept input work operations")
 DRAWN = random.Random(12)
@@ -63,29 +61,6 @@ OVER = [(net, budget - 1) for net, budget in TIGHT]
 TRIED = [EVERY[i] for i in (0, 511, 170, 455, 28, 256)]
 
 
-class _Late(BaseException):
-    """No answer in time; a BaseException, so that `except Exception` cannot hold it."""
-
-
-@contextlib.contextmanager
-def limited(seconds):
-    """Inside, _Late is raised after `seconds` of this process's processor time, however busy the machine is."""
-    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "SIGVTALRM"):
-        yield
-        return
-
-    def late(*_):
-        raise _Late
-
-    before = signal.signal(signal.SIGVTALRM, late)
-    signal.setitimer(signal.ITIMER_VIRTUAL, seconds, 1.0)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-        signal.signal(signal.SIGVTALRM, before)
-
-
 def _form(blocks, choice):
     if choice is None or isinstance(choice, str | dict | set | frozenset):
         return "none" if choice is None else str(choice)[:80]
@@ -107,9 +82,9 @@ def observe(peak_bytes, choose_blocks):
     try:
         choices = []
         for blocks, _ in LARGE_LEAST:
-            with limited(SECONDS):
+            with at_most(SECONDS, of_processor=True):
                 choices.append(choose_blocks([*blocks], LARGE_BUDGET))
-    except _Late:
+    except Overdue:
         raise Wrong("too-slow", seconds=SECONDS) from None
     fit = [_form(LARGE, choice) == len(LARGE) and peak(blocks, choice) <= LARGE_BUDGET
            for choice, (blocks, _) in zip(choices, LARGE_LEAST)]  # fmt: skip

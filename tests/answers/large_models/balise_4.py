@@ -81,7 +81,6 @@ SEEN = (
 )
 ADD = "            found[-1] += storage.nbytes()\n"
 FIRST = "            seen.add(storage.data_ptr())\n"
-LISTED = "        if key not in known:\n            known.add(key)\n            sizes[at] += size\n"
 
 slip(4, "nothing-returned", ("    return found\n", ""))
 hint(4, "kept-form", "kept_bytes returns a list with one number for each layer.")
