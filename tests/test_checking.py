@@ -15,7 +15,8 @@ import torch.nn.functional as F
 from torch.cuda import is_available
 
 from dlojz_tp import launch
-from dlojz_tp.checking import busy, close, describe, judge, nearest, pretended
+from dlojz_tp.checking import close, describe, judge, nearest, pretended
+from dlojz_tp.launch import busy
 from dlojz_tp.probes.gpus import on_one_gpu, watched
 from dlojz_tp.probes.memory import attributes, held_bytes
 from dlojz_tp.probes.operations import Operations, copies, elements_read, syncs

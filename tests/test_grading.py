@@ -132,6 +132,7 @@ STOPPED = """
 import sys
 from dlojz_tp.grading import command, watched
 import answers
+assert "torch" not in sys.modules  # the command would wait for it twice: in its child, and here
 with command._ended_cleanly(), watched.child(answers.run, sys.argv[1]) as child:
     child.hear(60)
 """
@@ -159,7 +160,7 @@ def test_a_command_that_is_stopped_leaves_no_process(tmp_path):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(source.ROOT), str(tmp_path)])}
     begun = {}
     for number in (signal.SIGTERM, signal.SIGKILL, signal.SIGINT):
-        words = [sys.executable, "-c", STOPPED, str(tmp_path / f"{number}.pids")]  # without torch: quick to start
+        words = [sys.executable, "-c", STOPPED, str(tmp_path / f"{number}.pids")]
         begun[number] = subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env=environment)
     for number, process in begun.items():
         started = pids(tmp_path / f"{number}.pids")

@@ -18,6 +18,10 @@ HERE = [
     "tests/answers/bank.py",
 ]
 MADE = {
+    # all that test_answers asks of it; the real one takes seconds to import, in every process of every run
+    "torch/__init__.py": "class Tensor: pass",
+    "torch/utils/__init__.py": "",
+    "torch/utils/_pytree.py": "def tree_iter(values): return values.values()",
     "dlojz_tp/__init__.py": "",
     "dlojz_tp/works/__init__.py": "",
     "dlojz_tp/authoring/__init__.py": "notebooks = None",

@@ -14,9 +14,9 @@ from pathlib import Path
 from types import ModuleType
 
 from dlojz_tp.cards.verdict import BROKEN, NOT_RUN, Verdict
-from dlojz_tp.checking import breakage, busy, mistakes
+from dlojz_tp.checking import breakage, mistakes
 from dlojz_tp.checking.usual_state import usual_state
-from dlojz_tp.launch import RankError, stacks
+from dlojz_tp.launch import RankError, busy, stacks
 from dlojz_tp.works.balise import BaliseNotDone
 
 DEADLINE = 60.0  # seconds for one check, on a machine that does nothing else: no endless loop must hold the trainee

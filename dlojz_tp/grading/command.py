@@ -17,6 +17,7 @@ from pathlib import Path
 
 from dlojz_tp.cards.verdict import BROKEN
 from dlojz_tp.grading import guard, slicing, watched
+from dlojz_tp.launch import busy
 from dlojz_tp.works import source
 
 LOAD_LIMIT = 60.0  # seconds for the lines that define an answer
@@ -153,7 +154,6 @@ def run(work: source.Work, files: list[Path], numbers: list[int], grace: float =
 def _verdicts(work, jobs, grace):
     """One verdict a job, in order."""
     from dlojz_tp.cards.verdict import Verdict
-    from dlojz_tp.checking import busy
 
     while jobs:
         with watched.child(judge_all, work.name, [(str(path), number) for path, number in jobs]) as child:

@@ -25,6 +25,7 @@ a second. The files, in the order of one launch:
     collect.py  listens to the ranks until they are done or the deadline passes
     alarm.py    seconds for a piece of code of this process
     proc.py     what Linux tells of a process or a thread
+    busy.py     how much longer things may take because other programs want the same cores
     patience.py whether ranks that are late wait for ever, or a busy machine kept them from running
     stacks.py   where a hung rank stands
     errors.py   the one error to show, root cause first

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 
-from dlojz_tp.checking import busy
+from dlojz_tp.launch import busy
 from dlojz_tp.launch.proc import rests
 from dlojz_tp.probes import threads
 
