@@ -221,17 +221,10 @@ def _shorten(text: str) -> str:
 @contextlib.contextmanager
 def _ranks_on_cpu():
     """Checks hand CPU tensors to ranks, in float64: NCCL would refuse them on a node with several GPUs."""
-    from dlojz_tp.launch.place import ON_CPU
+    from dlojz_tp.launch import place
 
-    before = os.environ.get(ON_CPU)
-    os.environ[ON_CPU] = "1"
-    try:
+    with place.on_cpu():
         yield
-    finally:
-        if before is None:
-            del os.environ[ON_CPU]
-        else:
-            os.environ[ON_CPU] = before
 
 
 @contextlib.contextmanager

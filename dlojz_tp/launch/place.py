@@ -1,11 +1,26 @@
 """Which backend a launch uses, and which device a rank computes on."""
 
+import contextlib
 import os
 
 INSIDE = "DLOJZ_LAUNCH_INSIDE"  # "server" or "rank" in the processes of a launch, absent elsewhere
 DEVICE = "DLOJZ_LAUNCH_DEVICE"
 ON_CPU = "DLOJZ_LAUNCH_ON_CPU"  # set: gloo on the CPU, whatever GPUs there are; checks judge on the CPU
 _said: set[int] = set()
+
+
+@contextlib.contextmanager
+def on_cpu():
+    """Inside, launches have gloo on the CPU."""
+    before = os.environ.get(ON_CPU)
+    os.environ[ON_CPU] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[ON_CPU]
+        else:
+            os.environ[ON_CPU] = before
 
 
 def backend(n: int) -> str:

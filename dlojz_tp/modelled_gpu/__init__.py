@@ -8,12 +8,14 @@
     report.streams([run])       # the CPU, the streams and the bus over time
     report.compare([run.record])
 
-`step` is the program's own, step(model, images, labels, optimizer, device). `on_card` runs any other function. Sizes
-are those of a real training: tensors have shapes alone, so that a step of ResNet-50 takes less than a second here.
+`step` is the program's own, step(model, images, labels, optimizer, device). `on_card` runs any other function, and
+`on_ranks` runs one on several ranks with a card each. Sizes are those of a real training: tensors have shapes alone, so
+that a step of ResNet-50 takes less than a second here.
 
     rates.py        how fast a card is: two constants a generation, the rest stated
     work.py         what an operation computes, reads and writes
     clock.py        the CPU starts, streams run, somebody waits; fused kernels
+    messages.py     messages between ranks, whose clocks differ
     stand_ins.py    autocast, attention, torch.compile and values, in the place of torch's
     runs.py         what programs call, and what they get
     published.py    published throughputs, which benchmarks/modelled_gpu.py compares with
@@ -21,11 +23,14 @@ are those of a real training: tensors have shapes alone, so that a step of ResNe
 The time of an operation is the longer of its operations and its bytes, each at the share of the data sheet's peak that
 programs reach, and 3 µs at least; the CPU starts one after the other. Products on Tensor Cores want sizes of 16 bytes,
 convolutions there want their channels last, or tensors are reordered. In a compiled function what stands between two
-products is one kernel: it reads each memory once and writes what others read. Collectives follow the planner.
+products is one kernel: it reads each memory once and writes what others read. A collective or a message takes the time
+of the planner's formulas, in the queue of its group; it begins when all its ranks have come to it, and `wait()` makes
+the stream wait, not the CPU.
 
 What it does not know:
-- caches: each operation reads from the card's memory; waves of tiles: a small product is as good as a large one;
-- that cards slow down under load, and beside a message;
+- that cards slow down under load, and beside a message; that two groups share a link;
+- DistributedDataParallel, fully_shard and DTensor (C++ reads their tensors, or no process group is asked); objects that
+  are sent (they are values);
 - caches: each operation reads from the memory of the card; waves of tiles: a small product is as good as a large one;
   the first step, graph breaks;
 - the time of the program's Python on the CPU, but for a constant an operation, and of its own data loading (`Loading`);
@@ -34,9 +39,9 @@ What it does not know:
 
 from dlojz_tp.modelled_gpu.clock import Clock, Span
 from dlojz_tp.modelled_gpu.rates import LARGEST_MISS, MEAN_MISS, Rates, rates
-from dlojz_tp.modelled_gpu.runs import Loading, Modelled, batches, on_card, train
+from dlojz_tp.modelled_gpu.runs import Loading, Modelled, batches, on_card, on_ranks, train
 
 __all__ = [
-    "LARGEST_MISS", "MEAN_MISS", "Clock", "Loading", "Modelled", "Rates", "Span", "batches", "on_card", "rates",
-    "train",
+    "LARGEST_MISS", "MEAN_MISS", "Clock", "Loading", "Modelled", "Rates", "Span", "batches", "on_card", "on_ranks",
+    "rates", "train",
 ]  # fmt: skip

@@ -15,14 +15,16 @@ import torch
 
 from dlojz_tp.modelled_gpu import rates as rated
 from dlojz_tp.modelled_gpu import stand_ins
+from dlojz_tp.modelled_gpu.messages import Messages
 from dlojz_tp.modelled_gpu.work import NO_KERNEL, ONLY_WRITTEN, last, nbytes, work
+from dlojz_tp.planner.steps import Cluster
 from dlojz_tp.pretend_gpu.memory import META, block, in_kernel, real_device, tensors
 
 SMALL = 1024  # numbers: smaller tensors of the CPU keep their values
 
 
 class Span(NamedTuple):
-    """row: "CPU" (starts operations, or waits), "compute", "copy", "NCCL" or "stream"; times in seconds."""
+    """row: "CPU" (starts operations, or waits), "compute", "copy", "NCCL" (messages) or "stream"; times in seconds."""
 
     row: str
     name: str
@@ -31,9 +33,9 @@ class Span(NamedTuple):
 
 
 class Clock:
-    """host: the CPU's time (seconds). spans: all that was done."""
+    """host: the CPU's time (seconds). spans: all that was done. cluster: where the ranks are, if there are several."""
 
-    def __init__(self, rates: rated.Rates):
+    def __init__(self, rates: rated.Rates, cluster: Cluster | None = None):
         self.rates, self.host, self.spans = rates, 0.0, []
         self.label = f"modelled, {rates.card.name}"
         self.ends: dict = {}  # stream: when its operations up to each number are done
@@ -41,10 +43,14 @@ class Clock:
         self.regions: list[tuple] = []  # of autograd's nodes made in compiled functions: (first, after the last, graph)
         self.inside: list[bool] = []  # compiled functions that run now: whether a CUDA graph
         self.group = None  # operations that wait to be fused
+        self.messages = Messages(cluster, self._message_done) if cluster is not None else None
+        self.groups: dict = {}  # stream of a group: its name
         self.unwritten = weakref.WeakKeyDictionary()  # memory that a fused kernel may never write: see Group
 
     # ---- time
     def end(self, stream, number: int) -> float:
+        if stream in self.groups:
+            return self.messages.end(self.groups[stream], number)
         ends = self.ends.setdefault(stream, [0.0])
         ends.extend([ends[-1]] * (number + 1 - len(ends)))
         return ends[number]
@@ -116,10 +122,24 @@ class Clock:
         self.flush()
         self.run(mark, way, self.rates.copy(way, size, pinned), self.rates.launch, "copy", way)
 
-    def sent(self, mark, name: str, size: int, ranks: int) -> None:
-        """A collective was called."""
+    def sent(self, mark, message, size: int) -> None:
+        """A collective or a message was called: it waits for all that its stream waits for, in its group's queue."""
         self.flush()
-        self.run(mark, name, self.rates.collective(name, size, ranks), self.rates.launch, "NCCL")
+        self.spans.append(Span("CPU", message.kind, self.host, self.host + self.rates.launch))
+        self.host += self.rates.launch
+        self.groups[mark[0]] = message.group
+        ready = self.done({stream: number for stream, number in mark[0].after.items() if stream is not mark[0]})
+        self.messages.add(message, size, max(self.host, ready))
+
+    def _message_done(self, said, begin: float, start: float, end: float) -> None:
+        if start > begin:
+            self.spans.append(Span("NCCL", "waiting for another rank", begin, start))
+        self.spans.append(Span("NCCL", said.name, start, end))
+
+    def finish(self) -> None:
+        """Run what is left."""
+        self.flush()
+        self.done({stream: stream.after[stream] for stream in self.groups})
 
     def _tensor_cores(self, found) -> bool:
         if found.dtype in (torch.float16, torch.bfloat16):

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import torch
 
 from dlojz_tp.planner.cards import CARDS, Card
-from dlojz_tp.planner.collectives import Link, all_gather, all_reduce, broadcast, reduce_scatter
 from dlojz_tp.planner.steps import PRODUCTS
 
 # Calibrated: the share of the peak that products and convolutions reach on Tensor Cores. V100: ResNet-50 in mixed
@@ -62,14 +61,6 @@ class Rates:
         """Seconds for a copy over the bus, or between two cards."""
         bus = PCIE.get(self.card.name, 64e9) * (PINNED if pinned else PAGEABLE)
         return LATENCY + nbytes / (self.card.link if way == "between gpus" else bus)
-
-    def collective(self, name: str, nbytes: float, ranks: int) -> float:
-        """Seconds for a collective within a node, by the planner's formulas."""
-        link = Link(5e-6, self.card.link)
-        known = {"all_gather": all_gather, "allgather": all_gather, "reduce_scatter": reduce_scatter,
-                 "broadcast": broadcast, "allreduce": lambda *args: all_reduce(*args, "best")}  # fmt: skip
-        found = next((formula for start, formula in known.items() if name.lstrip("_").startswith(start)), None)
-        return link.latency + nbytes / link.bandwidth if found is None else found(nbytes, ranks, link)
 
 
 def rates(card: str | Card) -> Rates:

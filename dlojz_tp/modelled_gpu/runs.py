@@ -2,15 +2,18 @@
 
 import statistics
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from dlojz_tp import launch, measure
+from dlojz_tp.launch import place
 from dlojz_tp.modelled_gpu.clock import Clock, Span
 from dlojz_tp.modelled_gpu.rates import rates
 from dlojz_tp.planner.cards import Card
+from dlojz_tp.planner.steps import Cluster
 from dlojz_tp.pretend_gpu import pretend_gpu
 
 
@@ -67,14 +70,30 @@ def on_card(program: Callable, *args, card: str | Card = "H100", name: str = "",
     return launch.ranks(_in_rank, program, args, card, name, n=1, timeout=timeout)[0]
 
 
-def _in_rank(program, args, card, name):
-    clock = Clock(rates(card))
-    with pretend_gpu(capacity=int(clock.rates.card.memory), nccl=False, clock=clock) as gpu:
+def on_ranks(
+    program: Callable, *args, n: int = 2, card: str | Card = "H100", network: float | None = None, name: str = "",
+    timeout: float = 120,
+) -> list[Modelled]:  # fmt: skip
+    """Call program(clock, *args) on `n` ranks with such a card each: as `on_card`, with process groups like NCCL's.
+
+    network: bytes a second that each rank sends to others, one way, where each is in a node of its own; None: all are
+    in nodes of 8, with the card's own links inside and its maker's network between.
+    Returns what each rank gave. Messages take the time of the planner's formulas, and carry no values.
+    """
+    card = rates(card).card
+    cluster = Cluster(card) if network is None else Cluster(replace(card, network=network), node=1)
+    with place.on_cpu():  # the machine's own GPUs have no part in it
+        return launch.ranks(_in_rank, program, args, card, name, cluster, n=n, timeout=timeout)
+
+
+def _in_rank(program, args, card, name, cluster=None):
+    clock, n = Clock(rates(card), cluster), dist.get_world_size()
+    with pretend_gpu(n, int(clock.rates.card.memory), nccl=cluster is not None, clock=clock) as gpu:
         result = program(clock, *args)
-        clock.flush()
+        clock.finish()
         if isinstance(result, measure.Record) and result.peak_memory_bytes:
             result.memory_kind = "estimated"
-        return Modelled(clock.label, name, result, clock.spans, gpu.peak[0])
+        return Modelled(clock.label, name, result, clock.spans, gpu.peak[dist.get_rank()])
 
 
 def train(

@@ -13,6 +13,7 @@ import sys
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import _create_work_from_future
 from torch.utils._python_dispatch import _disable_current_modes
 
 from dlojz_tp.launch import lanes, place
@@ -77,14 +78,24 @@ class Groups:
         stream, current = self._stream(group, index), self.streams.current(index)
         stream.wait_stream(current)
         mark = self.streams.mark(stream)
-        self.machine.messages.append(self._message(name, args, found, group, mark, current))
+        message = self._message(name, args, found, group, mark, current)
+        self.machine.messages.append(message)
         self.machine.queued += 1
         outputs = [] if name in _WRITE_NOTHING else list(tensors([args[0]]))
         for x in found:
             memory = block(x)
             if memory is not None:
                 self.streams.used(memory, mark, any(x is y for y in outputs), f"c10d::{name}", x)
-        if not _from_python():
+        by_python, clock = _from_python(), self.machine.clock
+        if clock is not None:  # no values: nothing travels
+            whole = sum(x.nbytes for x in tensors([args[0]]))
+            clock.sent(mark, message, max(whole, message.bytes - whole) if found else 0)
+            work = _create_work_from_future(_done())
+            self.running[id(work)] = work, [], dict(stream.after), index, name
+            if not by_python:
+                merge(current.after, stream.after)
+            return (args[0], work.boxed()) if len(func._schema.returns) == 2 else work.boxed()
+        if not by_python:
             out = func(*args, **kwargs)
             merge(current.after, stream.after)
             return out
@@ -172,6 +183,8 @@ class Groups:
                 return batched(ops)
             finally:
                 self.batch = None
+                if self.machine.clock is not None:
+                    self.machine.clock.messages.close()
 
         def init_process_group(backend=None, *args, **kwargs):
             kwargs.pop("device_id", None)
@@ -215,6 +228,12 @@ class Groups:
             os.environ[place.DEVICE] = before or str(CPU)
             lanes._lanes.clear()
             lanes._lanes.update(opened)
+
+
+def _done() -> torch.futures.Future:
+    future = torch.futures.Future()
+    future.set_result([])
+    return future
 
 
 def _is_group(argument) -> bool:

@@ -96,9 +96,11 @@ class Streams:
         """torch.cuda.synchronize: all streams of one device."""
         index = self.machine.index(device)
         self.machine.waited(why)
+        knows: dict = {}
         for stream in list(self.all):
             if stream.device.index == index:
-                self.learn(stream.after)
+                merge(knows, stream.after)
+        self.learn(knows)
 
     def learn(self, knows: dict) -> None:
         if self.machine.clock is not None:

@@ -1,0 +1,196 @@
+"""Messages between modelled cards: the planner's times, beside computing exactly where the program lets them."""
+
+from functools import partial
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from dlojz_tp import launch, planner, report
+from dlojz_tp.modelled_gpu import on_ranks
+
+SIZE = 2**28  # bytes of a message
+LINK = planner.Cluster(planner.H100).inside(2)
+NETWORK = planner.Link(LINK.latency, 12.5e9)  # 100 Gb/s
+REDUCE = planner.all_reduce(SIZE, 2, LINK, "best")
+SEND = LINK.latency + SIZE / LINK.bandwidth
+ABOUT = partial(pytest.approx, rel=0.02, abs=150e-6)  # the CPU starts a few operations, too
+
+
+def other():
+    return 1 - dist.get_rank()
+
+
+def message():
+    return torch.empty(SIZE // 4, device="cuda")
+
+
+def products(n):
+    x = torch.empty(4096, 4096, dtype=torch.bfloat16, device="cuda")
+    for _ in range(n):
+        x @ x
+
+
+def seconds(clock, programs):
+    """For each program, seconds until the cards have done all, and until the CPU had started it."""
+    found = {}
+    for name, program in programs.items():
+        dist.barrier()
+        torch.cuda.synchronize()
+        begin = clock.host
+        program()
+        started = clock.host - begin
+        torch.cuda.synchronize()
+        found[name] = clock.host - begin, started
+    return found
+
+
+def beside(how, n=4):
+    x = message()
+    work = dist.all_reduce(x, async_op=how != "blocking")
+    if how == "wait first":
+        work.wait()
+    products(n)
+    if how == "wait last":
+        work.wait()
+    x += 1
+
+
+def from_side(waits):
+    """A message of a side stream, which waits for what was computed or not."""
+    x, side = message(), torch.cuda.Stream()
+    products(4)
+    if waits:
+        side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        dist.all_reduce(x)
+
+
+def two_messages(first=None, second=None):
+    works = [dist.all_reduce(message(), group=group, async_op=True) for group in (first, second)]
+    for work in works:
+        work.wait()
+
+
+def on_two(clock):
+    a, b = dist.new_group(), dist.new_group()
+    out = torch.empty(SIZE // 4, device="cuda")
+    half = out[: SIZE // 8]
+    return seconds(clock, {
+        "nothing": lambda: None, "products": lambda: products(4),
+        "all-reduce": lambda: dist.all_reduce(out), "reduce-scatter": lambda: dist.reduce_scatter_tensor(half, out),
+        "all-gather": lambda: dist.all_gather_into_tensor(out, half),
+        "list": lambda: dist.all_gather(list(out.chunk(2)), half), "broadcast": lambda: dist.broadcast(out, 0),
+        **{how: partial(beside, how) for how in ("wait last", "wait first", "blocking")},
+        "after products": lambda: (products(4), dist.all_reduce(out)),
+        "free stream": partial(from_side, False), "ordered stream": partial(from_side, True),
+        "one group": two_messages, "two groups": partial(two_messages, a, b),
+    })  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def times():
+    return on_ranks(on_two)
+
+
+def test_a_message_takes_the_time_of_the_planner(times):
+    for run in times:
+        took = {name: total for name, (total, _) in run.result.items()}
+        assert took["all-reduce"] == ABOUT(REDUCE)
+        assert [took["reduce-scatter"], took["all-gather"]] == [ABOUT(planner.all_gather(SIZE, 2, LINK))] * 2
+        assert took["list"] == ABOUT(planner.all_gather(SIZE, 2, LINK))
+        assert took["broadcast"] == ABOUT(planner.broadcast(SIZE, 2, LINK))
+        assert took["nothing"] < 50e-6 < took["reduce-scatter"] < 0.8 * took["all-reduce"]
+
+
+def test_overlap_is_what_the_program_lets(times):
+    for run in times:
+        took = {name: total for name, (total, _) in run.result.items()}
+        computing = took["products"]
+        assert computing > REDUCE / 2
+        plus = SIZE * 2 / (planner.H100.bandwidth * 0.85)  # x += 1
+        assert took["wait last"] == ABOUT(max(computing, REDUCE) + plus)
+        assert [took["wait first"], took["blocking"]] == [ABOUT(computing + REDUCE + plus)] * 2
+        assert [took["after products"], took["ordered stream"]] == [ABOUT(computing + REDUCE)] * 2
+        assert took["free stream"] == ABOUT(max(computing, REDUCE))
+        assert all(run.result[how][1] < 0.2e-3 for how in ("wait first", "blocking")), "the CPU does not wait"
+
+
+def test_order_within_a_group_and_not_between_two(times):
+    for run in times:
+        assert run.result["one group"][0] == ABOUT(2 * REDUCE)
+        assert run.result["two groups"][0] == ABOUT(REDUCE)
+
+
+def rank_1_is_late(late):
+    if dist.get_rank():
+        products(20)
+    late()
+
+
+def both_ways(batched):
+    sent, received = message(), message()
+    if batched:
+        works = dist.batch_isend_irecv(
+            [dist.P2POp(dist.isend, sent, other()), dist.P2POp(dist.irecv, received, other())]
+        )
+    elif dist.get_rank():
+        works = dist.irecv(received, other()), dist.isend(sent, other())
+    else:
+        works = dist.isend(sent, other()), dist.irecv(received, other())
+    for work in works:
+        work.wait()
+
+
+def between_two(clock):
+    def from_1_to_0():
+        (dist.send if dist.get_rank() else dist.recv)(message(), other())
+
+    return seconds(clock, {
+        "products": lambda: products(20), "send": from_1_to_0, "both ways": partial(both_ways, False),
+        "batch": partial(both_ways, True), "late send": partial(rank_1_is_late, from_1_to_0),
+        "late all-reduce": partial(rank_1_is_late, lambda: dist.all_reduce(message())),
+    })  # fmt: skip
+
+
+def test_a_message_waits_for_the_other_rank():
+    runs = on_ranks(between_two)
+    for run in runs:
+        took = {name: total for name, (total, _) in run.result.items()}
+        assert [took["send"], took["batch"]] == [ABOUT(SEND)] * 2
+        assert took["both ways"] == ABOUT(2 * SEND)
+        assert took["late send"] == ABOUT(took["products"] + SEND)
+        assert took["late all-reduce"] == ABOUT(took["products"] + REDUCE)
+    assert any(span.name == "waiting for another rank" for span in runs[0].spans)
+    figure = report.streams(runs)
+    assert [ax.get_title(loc="left") for ax in figure.axes] == ["modelled, H100: "] * 2
+    assert "NCCL" in [tick.get_text() for tick in figure.axes[0].get_yticklabels()]
+
+
+def chain(clock):
+    """Through three ranks, twice: a rank receives, and sends on; the second message follows the first."""
+    x, rank = message(), dist.get_rank()
+    for _ in range(2):
+        if rank:
+            dist.recv(x, rank - 1)
+        if rank < 2:
+            dist.send(x, rank + 1)
+    torch.cuda.synchronize()
+    return clock.host
+
+
+def test_a_chain_over_a_network():
+    ends = [run.result for run in on_ranks(chain, n=3, network=NETWORK.bandwidth)]
+    send = NETWORK.latency + SIZE / NETWORK.bandwidth
+    assert ends == [ABOUT(3 * send), ABOUT(4 * send), ABOUT(4 * send)]
+
+
+def two_sends(clock):
+    works = dist.isend(message(), other()), dist.irecv(message(), other())
+    for work in works:
+        work.wait()
+
+
+def test_messages_that_wait_for_each_other_are_told():
+    with pytest.raises(launch.RankError, match="wait for each other"):
+        on_ranks(two_sends)
