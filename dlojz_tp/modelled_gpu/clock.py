@@ -37,6 +37,7 @@ class Clock:
 
     def __init__(self, rates: rated.Rates, cluster: Cluster | None = None):
         self.rates, self.host, self.spans = rates, 0.0, []
+        self.zero = 0.0  # see restart
         self.label = f"modelled, {rates.card.name}"
         self.ends: dict = {}  # stream: when its operations up to each number are done
         self.buses: dict = {}  # way of a copy: when its engine is free
@@ -136,10 +137,22 @@ class Clock:
             self.spans.append(Span("NCCL", "waiting for another rank", begin, start))
         self.spans.append(Span("NCCL", said.name, start, end))
 
-    def finish(self) -> None:
-        """Run what is left."""
+    def finish(self) -> list[Span]:
+        """Run what is left. Returns all spans, in order of time."""
         self.flush()
         self.done({stream: stream.after[stream] for stream in self.groups})
+        moved = [span._replace(begin=span.begin - self.zero, end=span.end - self.zero) for span in self.spans]
+        return sorted(moved, key=lambda span: span.begin)
+
+    def restart(self) -> None:
+        """Until now is preparation: all of it is done, spans begin here, at 0. All ranks come here together."""
+        self.flush()
+        ends = [self.end(stream, stream.after[stream]) for stream in (*self.groups, *self.ends)]
+        self.host = max([self.host, *ends])
+        if self.messages is not None:
+            self.host = self.messages.latest(self.host)
+        self.zero = self.host
+        self.spans.clear()
 
     def _tensor_cores(self, found) -> bool:
         if found.dtype in (torch.float16, torch.bfloat16):

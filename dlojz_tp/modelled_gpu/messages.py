@@ -60,6 +60,7 @@ class Messages:
         self.queues: dict[tuple, list[Said]] = {}
         self.ends: dict[tuple, list[float]] = {}
         self.open: set[tuple] = set()
+        self.met = 0
 
     # ---- what this rank starts
     def add(self, message, nbytes: int, ready: float) -> None:
@@ -91,6 +92,12 @@ class Messages:
     def _say(self, group: str, said: Said) -> None:
         self.store.set(f"{group}/{self.rank}/{self._length(group)}", json.dumps(said))
         self.queues.setdefault((group, self.rank), []).append(said)
+
+    def latest(self, seconds: float) -> float:
+        """The largest of what all ranks give."""
+        self.met += 1
+        self.store.set(f"met/{self.met}/{self.rank}", str(seconds))
+        return max(float(self.store.get(f"met/{self.met}/{rank}")) for rank in range(dist.get_world_size()))
 
     # ---- when they end
     def end(self, group: str, number: int) -> float:

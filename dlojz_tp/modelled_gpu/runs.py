@@ -38,14 +38,18 @@ class Modelled:
 
     @property
     def seconds(self) -> float:
-        """Median of the steps that count."""
-        return statistics.median(step["total"] for step in measure.counted_steps(self.record))
+        """Median of the steps that count, where the program returned a run record; else all that is in `spans`."""
+        if isinstance(self.result, measure.Record):
+            return statistics.median(step["total"] for step in measure.counted_steps(self.record))
+        return max(span.end for span in self.spans)
 
     @property
     def images_per_second(self) -> float:
         return self.record.images_per_second
 
     def __str__(self):
+        if not isinstance(self.result, measure.Record):
+            return f"{self.label}: {self.name}, {measure.human_seconds(self.seconds)}"
         return (f"{self.label}: {self.name}, {measure.human_seconds(self.seconds)} a step, "
                 f"{self.images_per_second:,.0f} images/s, {self.peak_memory / 2**30:.1f} GiB")  # fmt: skip
 
@@ -90,10 +94,10 @@ def _in_rank(program, args, card, name, cluster=None):
     clock, n = Clock(rates(card), cluster), dist.get_world_size()
     with pretend_gpu(n, int(clock.rates.card.memory), nccl=cluster is not None, clock=clock) as gpu:
         result = program(clock, *args)
-        clock.finish()
+        spans = clock.finish()
         if isinstance(result, measure.Record) and result.peak_memory_bytes:
             result.memory_kind = "estimated"
-        return Modelled(clock.label, name, result, clock.spans, gpu.peak[dist.get_rank()])
+        return Modelled(clock.label, name, result, spans, gpu.peak[dist.get_rank()])
 
 
 def train(

@@ -11,20 +11,21 @@ WAITS = "waiting"
 
 
 def streams(runs: Sequence, seconds: float | None = None) -> Chart:
-    """Show runs of `modelled_gpu`, one panel each, the last `seconds` of them. Each title says that it is modelled.
+    """Show runs of `modelled_gpu`, one panel each, or the last `seconds` of them. Each title says that it is modelled.
 
     Raises ValueError without runs, or for one that does not say on which card it was modelled.
     """
     runs = list(runs)
     if not runs or not all(run.label.startswith("modelled, ") and run.spans for run in runs):
         raise ValueError("streams shows what modelled_gpu gives: runs with a label and spans")
+    whole = seconds is None
     seconds = seconds or max(span.end for run in runs for span in run.spans)
     scale, unit = (1.0, "s") if seconds >= 2 else (1000.0, "ms")
     with style():
         figure = Chart(height=1.0 + 1.9 * len(runs))
         panels = figure.subplots(len(runs), 1, sharex=True, squeeze=False)[:, 0]
         for ax, run in zip(panels, runs, strict=True):
-            end = max(span.end for span in run.spans)
+            end = seconds if whole else max(span.end for span in run.spans)
             spans = [span for span in run.spans if span.end > end - seconds]
             rows = [row for row in ROWS if any(span.row == row for span in spans)]
             for row, name in enumerate(rows):
@@ -40,7 +41,7 @@ def streams(runs: Sequence, seconds: float | None = None) -> Chart:
             ax.grid(visible=False, axis="y")
             ax.set_title(f"{run.label}: {run.name}")
         panels[-1].set_xlabel(f"modelled time ({unit})")
-        figure.legend(handles=[Patch(color="#DDDDDD", label="the CPU waits")], loc="outside lower right")
+        figure.legend(handles=[Patch(color="#DDDDDD", label="waiting")], loc="outside lower right")
     return figure
 
 
