@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
-from dlojz_tp import course, data, launch, measure, planner, recorded, scale, todo
+from dlojz_tp import course, data, launch, measure, modelled_gpu, planner, recorded, report, scale, todo
 from dlojz_tp.models import Llama, LlamaConfig, language_loss
 
 tp = course.open("13_zero_under_the_hood")
@@ -812,6 +812,57 @@ plt.show()
 # to one shard. The blue of stage 3 is a shard and a bump wherever a layer is gathered. The formula counts neither the
 # bumps nor the shard of gradients that stands beside the whole ones for a moment in stage 1. A bump is one layer: one
 # part in eighty for a model of eighty layers.
+#
+# Stage 3 has a price beside its bytes: whoever gathers a layer when it begins stands and waits. `Ahead` is given: your
+# stage 3, whose layers are gathered on a stream of their own while the layer before computes. Both on two **modelled**
+# H100, each behind a network card of 100 Gb/s, a decoder of six blocks: tensors have sizes and no values, operations and
+# messages take the time of their arithmetic and their bytes.
+
+
+# %%
+class Ahead(ShardedParameters):
+    """Your stage 3; when a layer begins, gathering the next one starts."""
+
+    def __init__(self, layers, **options):
+        super().__init__(layers, **options)
+        self.stream = torch.cuda.Stream()
+        for k, layer in enumerate(layers):
+            layer.register_forward_pre_hook(lambda *_, k=k: self.begins(k + 1))
+            layer.register_full_backward_pre_hook(lambda *_, k=k: self.begins(k - 1))
+
+    def begins(self, following):
+        """The layer that begins waits for its parameters; those of the following one are asked for."""
+        torch.cuda.current_stream().wait_stream(self.stream)
+        self.stream.wait_stream(torch.cuda.current_stream())
+        if 0 <= following < len(self.parts):
+            with torch.cuda.stream(self.stream):
+                self.parts[following].gather()
+
+
+def modelled_step(clock, stage_3):
+    """On a modelled rank: forward and backward of 16 sequences of 1,024 tokens, computed in bfloat16."""
+    model = make_model(LlamaConfig(TEXT_SIZE, width=2048, heads=16, kv_heads=4, layers=6, max_length=1024))
+    optimizer = stage_3(layers_of(model), **OPTIONS)
+    tokens = torch.zeros(16, 1025, dtype=torch.int64, device=launch.device())
+    clock.restart()  # what was before is not shown
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        loss = language_loss(model, tokens)
+    loss.backward()
+    optimizer.reduce()
+
+
+TEXT_SIZE = TEXT.vocab_size
+runs = [
+    modelled_gpu.on_ranks(modelled_step, stage_3, n=2, network=12.5e9, name=name)[0]
+    for name, stage_3 in (("gathered on demand, your stage 3", ShardedParameters), ("gathered ahead", Ahead))
+]
+print(*runs, sep="\n")
+report.streams(runs)
+
+# %% [markdown]
+# Above, computing and messages take turns: neither begins before the other has ended. Below, most gathers travel beside the
+# computing; what is left of the waiting is forward, where this network needs longer for a layer than the card. `fully_shard`,
+# in the next practical work, gathers ahead as well.
 
 # %% tags=["setup"]
 import json
