@@ -4,7 +4,9 @@ import atexit
 import os
 import shutil
 import tempfile
+from pathlib import PurePath
 
+import pytest
 from xdist.scheduler import LoadFileScheduling
 
 if "DLOJZ_STATE" not in os.environ:  # the first process makes the folder and removes it; its workers inherit it
@@ -17,11 +19,22 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # several workers share the cores: more
 pytest_plugins = ["tests.skip_unchanged", "tests.cpu_seconds"]
 
 
+@pytest.hookimpl(tryfirst=True)  # before a kernel is started, which inherits it
+def pytest_runtest_setup(item):
+    """Notebooks are tested for what runs in them: their times would say nothing beside other workers."""
+    os.environ["DLOJZ_BRIEF"] = str(int(item.path.suffix == ".ipynb"))
+
+
 class ByWork(LoadFileScheduling):
-    """A file stays in one worker; the answers, half of all the time, go by practical work and balise."""
+    """A file stays in one worker; the answers, half of all the time, go by practical work and balise.
+
+    A work's two notebooks run one after the other, so that the second finds what torch.compile made for the first.
+    """
 
     def _split_scope(self, nodeid):
         file, _, test = nodeid.partition("::")
+        if file.endswith(".ipynb"):
+            return PurePath(file).name
         return f"{file} {test.split('-')[:2]}" if test.startswith("test_answer[") else file
 
 

@@ -1,4 +1,4 @@
-"""One switch for the sizes of every notebook."""
+"""Two switches for every notebook: its sizes, and whether its figures count."""
 
 import os
 
@@ -16,3 +16,11 @@ def scale() -> str:
     import torch  # late: commands that only ask for an override need no torch
 
     return "full" if torch.cuda.is_available() else "small"
+
+
+def brief() -> bool:
+    """Whether it is enough that a notebook runs: then a few steps and rounds are timed, and the times say nothing.
+
+    The tests ask for it with DLOJZ_BRIEF=1; nobody else should.
+    """
+    return os.environ.get("DLOJZ_BRIEF") == "1"

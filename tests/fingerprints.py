@@ -25,7 +25,7 @@ PACKAGE = ROOT / "dlojz_tp"
 ANY_WORK = re.compile(r"""\b(SOLUTIONS|NOTEBOOKS|PACKAGE|source\.names\(\))|["'/](solutions|notebooks)\b""")
 MODULE = re.compile(r"dlojz_tp(\.\w+)*\.?")  # a text that names one, or the beginning of one
 # what conftest.py sets, or what no verdict depends on
-NO_MATTER = ("DLOJZ_STATE", "DLOJZ_STRICT")
+NO_MATTER = ("DLOJZ_STATE", "DLOJZ_STRICT", "DLOJZ_BRIEF")
 
 
 def of(parts: Iterable[str], files: frozenset[Path]) -> str:

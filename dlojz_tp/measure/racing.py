@@ -12,9 +12,13 @@ from pathlib import Path
 
 import torch
 
+from dlojz_tp.scale import brief
+
 from .collector import no_collector
 from .machine import as_device, hardware, synchronize, versions
 from .units import human_seconds
+
+BRIEF = 3  # rounds where it is enough that a race runs
 
 
 @dataclass(repr=False)
@@ -139,6 +143,8 @@ def race(
     for name, run in candidates.items():
         if not callable(run):
             raise TypeError(f"candidate {name!r} cannot be called: give the function, not its result")
+    if brief():
+        repeats, warmup = min(repeats, BRIEF), min(warmup, 1)
     device = as_device(device)
     for _ in range(warmup):
         for run in candidates.values():
