@@ -16,6 +16,7 @@ import contextlib
 import copy
 import os
 import time
+from dataclasses import replace
 
 import matplotlib.pyplot as plt
 import torch
@@ -23,7 +24,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
-from dlojz_tp import course, data, launch, measure, recorded, scale, todo
+from dlojz_tp import course, data, launch, measure, modelled_gpu, recorded, report, scale, todo
 from dlojz_tp.models import Attention, Block, FeedForward, Transformer, TransformerConfig, language_loss
 
 tp = course.open("17_tensor_slicing")
@@ -753,6 +754,43 @@ print("ratio of the volumes:", round(volumes["feed-forward as a pair"] / volumes
 
 # %% [markdown]
 # Half as many communications in the feed-forward, and less than half of the volume in the whole layer.
+#
+# Can these all-reduces hide behind computing, as those of data parallelism do? Four of your blocks, 4,096 wide, forward and
+# backward on two **modelled** H100: linked by NVLink, then by a network of 100 Gb/s. Tensors have sizes and no values,
+# operations and messages take the time of their arithmetic and their bytes.
+
+
+# %%
+class Unrandom(Ranks):
+    """Ranks that draw nothing: a modelled card has no numbers."""
+
+    own_random = contextlib.nullcontext
+
+    def __init__(self):
+        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+
+
+def modelled_blocks(clock):
+    """On a modelled rank: forward and backward of 8 sequences of 1,024 tokens, in bfloat16."""
+    config, ranks = replace(CONFIG, width=4096, heads=32, max_length=1024), Unrandom()
+    blocks = nn.Sequential(*(SlicedBlock(Block(config).to(launch.device()), ranks) for _ in range(4)))
+    x = torch.empty(8, 1024, 4096, device=launch.device(), requires_grad=True)
+    clock.restart()  # what was before is not shown
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        loss = blocks(x).sum()
+    loss.backward()
+
+
+runs = [
+    modelled_gpu.on_ranks(modelled_blocks, n=2, network=network, name=name)[0]
+    for name, network in (("your blocks, NVLink", None), ("your blocks, 100 Gb/s", 12.5e9))
+]
+print(*runs, sep="\n")
+report.streams(runs)
+
+# %% [markdown]
+# They cannot: the two lower rows never work at the same time, because the next product needs what the all-reduce before it
+# gives. NVLink makes the gaps short; over the network the card waits for most of the step.
 #
 # ## Measured again
 #
