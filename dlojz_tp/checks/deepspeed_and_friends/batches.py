@@ -7,7 +7,7 @@ def observe(answer):
     yield {"form": answer(1)}
 
 
-LOOKS = [Look("placeholder", "form", 1)]
+LOOKS = [Look("placeholder", "form", 1, "raised")]
 
 
 def balise_1(answer):
