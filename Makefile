@@ -4,6 +4,10 @@ VENV   ?= .venv
 RUN    := $(VENV)/bin/python
 STAMP  := $(VENV)/.installed
 DEV    := $(VENV)/.installed-dev
+# DeepSpeed, Accelerate and Fabric in an environment of their own, which sees all of the first: trainees need none of them
+FRAMES := $(VENV)-frameworks
+FRUN   := $(FRAMES)/bin/python
+FRAMED := $(FRAMES)/.installed
 SETS   := $(if $(DLOJZ_DATA),$(DLOJZ_DATA),data)
 IMAGES := $(SETS)/photo_patches/manifest.json
 TEXT   := $(SETS)/code_text/manifest.json
@@ -11,7 +15,8 @@ TABLE  := $(SETS)/search_table/manifest.json
 WORKERS ?= 2
 DATA   := $(IMAGES) $(TEXT) $(TABLE)
 # each file in one of the workers (WORKERS=n)
-PYTEST := $(RUN) -m pytest --nbval-lax --nbval-current-env --nbval-cell-timeout 280 -n $(WORKERS) --dist loadfile --durations 12
+TESTS  := -m pytest --nbval-lax --nbval-current-env --nbval-cell-timeout 280 -n $(WORKERS) --dist loadfile --durations 12
+PYTEST := $(RUN) $(TESTS)
 # an install that belongs to somebody else: nothing is written there
 OTHERS := $(shell test -w $(VENV) || { test ! -e $(VENV) && test -w $(dir $(abspath $(VENV))); } || echo yes)
 ASK    = { echo "$(CURDIR) is not yours to write in, and $@ is missing: ask whoever installed the course$(1)" >&2; exit 1; }
@@ -20,7 +25,7 @@ PIP    := $(RUN) -m pip install $(shell test -t 2 || echo --quiet) --editable
 
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: help lab test test-all test-avx2 test-slurm notebooks solutions lint bench gpu doctor env data clean
+.PHONY: help lab test test-all test-avx2 test-frameworks test-slurm notebooks solutions lint bench gpu doctor env data clean
 
 help:
 	@echo "make lab        install, make the data, open JupyterLab in work/"
@@ -28,6 +33,7 @@ help:
 	@echo "                that they depend on changes"
 	@echo "make test-all   install and run every test and every notebook"
 	@echo "make test-avx2  the solution notebooks, and the tests that depend on it, on a processor held to AVX2"
+	@echo "make test-frameworks  install DeepSpeed, Accelerate and Fabric beside, and test what needs them"
 	@echo "make test-slurm start a Slurm of its own here and run the tests that need one (installs it, as root)"
 	@echo "make notebooks  write the trainee notebooks from solutions/*.py"
 	@echo "make solutions  execute the solutions whose source changed"
@@ -40,7 +46,7 @@ env: $(STAMP)
 data: $(DATA)
 
 ifdef OTHERS
-$(STAMP) $(DEV):
+$(STAMP) $(DEV) $(FRAMED):
 	@$(call ASK, to run make $(if $(findstring dev,$@),test,data))
 else
 $(STAMP): pyproject.toml
@@ -54,6 +60,14 @@ $(STAMP): pyproject.toml
 $(DEV): $(STAMP)
 	$(PIP) '.[dev]'
 	@touch $(DEV)
+
+$(FRAMED): $(DEV)
+	$(RUN) -m venv --clear $(FRAMES)
+	@$(FRUN) -c 'import sys, sysconfig; open(sysconfig.get_path("purelib") + "/course.pth", "w").write(f"import site; site.addsitedir({sys.argv[1]!r})\n")' \
+	  "$$($(RUN) -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
+	$(FRUN) -m pip install $(shell test -t 2 || echo --quiet) --editable '.[frameworks]'
+	@$(FRUN) -c 'from dlojz_tp import frameworks; frameworks.need(*frameworks.NAMES)'
+	@touch $(FRAMED)
 endif
 
 ifeq ($(if $(DLOJZ_DATA),,$(OTHERS)),yes)
@@ -85,15 +99,22 @@ test-avx2: $(DEV) $(DATA)
 	ONEDNN_MAX_CPU_ISA=AVX2 $(PYTEST) tests/test_precision.py tests/test_measure_memory.py $(or $(ONLY),solutions); \
 	status=$$?; echo "make test-avx2 took $$(($$(date +%s) - start)) s"; exit $$status
 
+# all of 16 and 20 that needs one of them; 14 and 16 train with DeepSpeed in their solutions
+WITH   := solutions/14_fsdp.ipynb solutions/16_pipeline_schedules.ipynb solutions/20_deepspeed_and_friends.ipynb
+test-frameworks: $(FRAMED) $(DATA)
+	@start=$$(date +%s); $(FRUN) $(TESTS) tests/test_frameworks.py tests/test_answers.py $(WITH) -k "ipynb or \
+	test_frameworks or 16_pipeline_schedules-6 or 20_deepspeed_and_friends and not friends-4 and not friends-5"; \
+	status=$$?; echo "make $@ took $$(($$(date +%s) - start)) s"; exit $$status
+
 test-slurm: $(DEV)
 	@start=$$(date +%s); tools/test_slurm.sh $(RUN); \
 	status=$$?; echo "make test-slurm took $$(($$(date +%s) - start)) s"; exit $$status
 
-notebooks: $(DEV)
-	@$(RUN) -m dlojz_tp build
+notebooks: $(FRAMED)
+	@$(FRUN) -m dlojz_tp build
 
-solutions: $(DEV) $(DATA)
-	@$(RUN) -m dlojz_tp build --solutions
+solutions: $(FRAMED) $(DATA)
+	@$(FRUN) -m dlojz_tp build --solutions
 
 lint: $(DEV)
 	$(VENV)/bin/ruff check .
@@ -110,4 +131,4 @@ doctor: $(STAMP)
 	@$(RUN) -m dlojz_tp doctor
 
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(FRAMES) build dist .pytest_cache .ruff_cache

@@ -5,6 +5,7 @@ Submodules are imported at first use, so that commands that need no torch start 
 
 The rooms, from the ground up; nothing imports upwards (a test holds it so):
 
+    frameworks  libraries that not everybody has
     works/      the sources of the practical works, balises, where state is kept
     cards/      verdicts and lines as they are shown
     models/ planner/ data/      networks, arithmetic of large machines, data sets

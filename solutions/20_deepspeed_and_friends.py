@@ -10,7 +10,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
-from dlojz_tp import course, launch, measure, planner, report, scale, todo
+from dlojz_tp import course, frameworks, launch, measure, planner, recorded, report, scale, todo
 
 tp = course.open("20_deepspeed_and_friends")
 tp

@@ -9,7 +9,7 @@ import dlojz_tp
 PACKAGE = Path(dlojz_tp.__file__).parent
 # from the ground up, those of a line beside each other; see the package's docstring
 FLOORS = [
-    {"scale"},
+    {"scale", "frameworks"},
     {"works"},
     {"cards", "models", "planner", "data", "measure"},
     {"launch"},

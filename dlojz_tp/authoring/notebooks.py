@@ -172,8 +172,9 @@ def main(argv: list[str]) -> int:
                 work = source.read(path)
                 for number in records.numbers(work):
                     if options.force or not records.is_fresh(work, number):
-                        made = records.remake(work, number).relative_to(source.ROOT)
-                        print(f"{path.stem}: known mistakes of balise {number} written to {made}", flush=True)
+                        made = records.remake(work, number)
+                        said = f"written to {made.relative_to(source.ROOT)}" if made else "NOT made: run make notebooks"
+                        print(f"{path.stem}: known mistakes of balise {number} {said}", flush=True)
         except Exception as error:  # one bad source does not hide the state of the others
             print(f"{error}", file=sys.stderr)
             failed = 1

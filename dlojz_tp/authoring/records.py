@@ -36,21 +36,26 @@ def is_fresh(work: source.Work, number: int) -> bool:
     return mistakes.load(work.module, number).get("made_from") == made_from(work, number)
 
 
-def remake(work: source.Work, number: int) -> Path:
+def remake(work: source.Work, number: int) -> Path | None:
     """Judge the wrong answers of a balise, and write their records; those that are still right are left as they are.
 
     A hint that is new is written before, because a verdict needs its text.
+    Where the check needs a library that is not here, they stay as they are, and None is returned.
     """
     bank = bank_of(work)
     hints = judging.hints_of(course.checks_of(work), {"hints": bank.hints.get(number, {})})
     path, old = mistakes.path_of(work.module, number), mistakes.load(work.module, number)["mistakes"]
     old = [one for one in old if one["slug"] in hints]  # a verdict cannot give a hint that is gone
+    kept = _text(path) if path.exists() else None
     found = {"made_from": "", "hints": bank.hints.get(number, {}), "mistakes": old}
     _write(path, found)
     made = []
     for answer in bank.answers:
         if answer.balise == number and answer.slug and not answer.variant:
             verdict = course.judge(work, number, answer.answers)
+            if verdict.slug == judging.NOT_INSTALLED:
+                path.unlink() if kept is None else path.write_text(kept, encoding="utf-8")
+                return None
             made += [one for one in [record(answer.slug, verdict, old)] if one and one not in made]
     _write(path, found | {"made_from": made_from(work, number), "mistakes": made})
     return path

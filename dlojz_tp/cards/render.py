@@ -77,7 +77,7 @@ def _by(word):
 def _rows(v: Verdict) -> list[tuple[str, str]]:
     rows = [("where", v.where), ("expected", v.expected), ("got", v.got), ("hint", v.hint)]
     if v.verdict == BROKEN:
-        rows = [("broken", v.got), ("what now", v.hint)]
+        rows = [("missing" if v.slug else "broken", v.got), ("what now", v.hint)]
     return [(name, value) for name, value in rows if value]
 
 

@@ -16,7 +16,7 @@ class Verdict:
     """What came out. seen: what held. failed: what was looked at then.
 
     verdict: "pass", "fail", "not done", "by catch_up" where the course's own code was judged, or "could not judge"
-    where the machine or the course broke: then it says nothing of the answer, and is not counted.
+    where the machine or the course broke, or a library is not installed: it says nothing of the answer, is not counted.
     """
 
     balise: int

@@ -16,10 +16,12 @@ from types import ModuleType
 from dlojz_tp.cards.verdict import BROKEN, NOT_RUN, Verdict
 from dlojz_tp.checking import breakage, mistakes
 from dlojz_tp.checking.usual_state import usual_state
+from dlojz_tp.frameworks import NotInstalled
 from dlojz_tp.launch import RankError, busy, stacks
 from dlojz_tp.works.balise import BaliseNotDone
 
 DEADLINE = 60.0  # seconds for one check, on a machine that does nothing else: no endless loop must hold the trainee
+NOT_INSTALLED = "not-installed"  # the slug where a check needs a library that is not here
 PRINTED = 2000  # characters of the answer's own prints that are shown again
 
 
@@ -77,7 +79,9 @@ def judge(
     in the verdict.
     """
     found = _once(check, answers, number, title, hints, known, deadline)
-    if found.verdict == BROKEN:  # a new server may help, and a disk that was full for a moment
+    if (
+        found.verdict == BROKEN and found.slug != NOT_INSTALLED
+    ):  # a new server may help, and a disk that was full for a moment
         found = _once(check, answers, number, title, hints, known, deadline)
     return found
 
@@ -110,6 +114,8 @@ def _once(check, answers, number, title, hints, known, deadline) -> Verdict:
         return verdict("pass")
     except BaliseNotDone as missing:
         return verdict("not done", hint=str(missing))
+    except NotInstalled as missing:
+        return verdict(BROKEN, slug=NOT_INSTALLED, got=str(missing), hint=missing.todo)
     except Wrong as wrong:
         texts = {key: _text(getattr(wrong, key)) for key in ("expected", "got")}
         near = mistakes.nearest(wrong.evidence, known) if wrong.evidence else []

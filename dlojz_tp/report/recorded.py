@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from dlojz_tp import measure
+from dlojz_tp import frameworks, measure
 from dlojz_tp.works.source import SOLUTIONS
 
 FOLDER = SOLUTIONS / "recorded"
@@ -32,6 +32,14 @@ def line(work: str, key: str) -> str:
     return f"recorded on {where(work)}: {found}"
 
 
+def instead(library: str, work: str, key: str) -> Any:
+    """What was recorded with a library that is not here, or None; prints that it is skipped, and how to get it."""
+    kept = load(work, key)
+    said = "nothing is recorded" if kept is None else f"what follows was recorded with it: {where(work)}"
+    print(f"{library} is not installed here ({frameworks.INSTALL}): skipped; {said}")
+    return kept
+
+
 def note(work: str, key: str, value: Any, *, on_cpu: bool = False) -> None:
     """Write a result, if this is a GPU and DLOJZ_RECORD is set; else do nothing.
 
@@ -41,7 +49,7 @@ def note(work: str, key: str, value: Any, *, on_cpu: bool = False) -> None:
         work: the practical work, such as "02_mixed_precision".
         key: name of the result.
         value: numbers, text, lists and dictionaries of these.
-        on_cpu: also where there is no GPU: for what has nothing to do with one.
+        on_cpu: also where there is no GPU: for what has nothing to do with one, or needs a library that few have.
 
     Raises:
         TypeError: for a value that JSON cannot hold.
