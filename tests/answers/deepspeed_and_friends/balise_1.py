@@ -3,3 +3,338 @@
 from tests.answers.bank import Bank
 
 bank = Bank("20_deepspeed_and_friends", whole=True)
+
+# tried one by one
+BY_SEARCH = """
+def batch_sizes(n_ranks, batch=None, micro=None, accumulation=None):
+    given = dict(n_ranks=n_ranks, batch=batch, micro=micro, accumulation=accumulation)
+    if batch is None and micro is None:
+        raise ValueError("nothing to go by")
+    for name, number in given.items():
+        if number is not None and number < 1:
+            raise ValueError(f"{name} is {number}, and has to be 1 or more")
+    if accumulation is None and (batch is None or micro is None):
+        accumulation = 1
+    if batch is None:
+        return micro * accumulation * n_ranks, micro, accumulation
+    fits = []
+    for total in range(1, 4 * batch + 200):
+        for m in [micro] if micro else range(1, total + 1):
+            steps, rest = divmod(total, m * n_ranks)
+            if rest == 0 and steps and accumulation in (None, steps):
+                if total == batch:
+                    return batch, m, steps
+                fits.append(total)
+    below, above = [t for t in fits if t < batch][-1:], [t for t in fits if t > batch][:1]
+    raise ValueError(f"{batch} samples? Take {below + above}")
+
+
+def from_words(library, words, n_ranks):
+    steps = words.get("gradient_accumulation_steps", 1)
+    match library:
+        case "deepspeed":
+            return batch_sizes(n_ranks, words.get("train_batch_size"), words.get("train_micro_batch_size_per_gpu"),
+                               words.get("gradient_accumulation_steps"))
+        case "transformers":
+            micro = words.get("per_device_train_batch_size", 8)
+        case "accelerate":
+            micro, rest = divmod(words["batch_size"], n_ranks) if words.get("split_batches") else (words["batch_size"], 0)
+            if rest:
+                raise ValueError(f"{n_ranks} ranks do not divide {words}")
+        case "fabric":
+            micro, steps = words["batch_size"], words.get("every", 1)
+    return [steps * micro * n_ranks, micro, steps]
+"""
+bank.text(1, None, BY_SEARCH)
+
+# case by case, as DeepSpeed does, with products first
+BY_CASES = """
+def batch_sizes(n_ranks, batch=None, micro=None, accumulation=None):
+    if min(x for x in (n_ranks, batch, micro, accumulation) if x is not None) < 1:
+        raise ValueError("below 1")
+    match (batch, micro, accumulation):
+        case (None, None, _):
+            raise ValueError("train_batch_size or train_micro_batch_size_per_gpu is needed")
+        case (None, _, None):
+            return micro * n_ranks, micro, 1
+        case (None, _, _):
+            return micro * n_ranks * accumulation, micro, accumulation
+        case (_, None, None):
+            divisor, found = n_ranks, (batch, batch // n_ranks, 1)
+        case (_, None, _):
+            divisor, found = n_ranks * accumulation, (batch, batch // (n_ranks * accumulation), accumulation)
+        case (_, _, None):
+            divisor, found = n_ranks * micro, (batch, micro, batch // (n_ranks * micro))
+        case _:
+            if micro * accumulation * n_ranks != batch:
+                raise ValueError(f"{micro} x {accumulation} x {n_ranks} = {micro * accumulation * n_ranks}")
+            return batch, micro, accumulation
+    if batch % divisor:
+        low = batch // divisor * divisor
+        raise ValueError(f"try {low or 'more:'} {low + divisor}")
+    return found
+
+
+def from_words(library, words, n_ranks):
+    if library == "deepspeed":
+        short = {"train_batch_size": "batch", "train_micro_batch_size_per_gpu": "micro", "gradient_accumulation_steps": "accumulation"}
+        return batch_sizes(n_ranks, **{short[word]: number for word, number in words.items()})
+    if library == "transformers":
+        words = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 1} | words
+        return batch_sizes(n_ranks, micro=words["per_device_train_batch_size"], accumulation=words["gradient_accumulation_steps"])
+    if library == "fabric":
+        return batch_sizes(n_ranks, micro=words["batch_size"], accumulation=words.get("every"))
+    k = words.get("gradient_accumulation_steps", 1)
+    if words.get("split_batches", False):
+        return batch_sizes(n_ranks, batch=k * words["batch_size"], accumulation=k)
+    return batch_sizes(n_ranks, micro=words["batch_size"], accumulation=k)
+"""
+bank.text(1, None, BY_CASES)
+
+MICRO = "micro or most, accumulation or (most if micro else 1)"
+
+bank.hint(1, "not-three", "Three whole numbers were expected, (batch, micro, accumulation), as a tuple.")
+bank.slip(1, "not-three", (f"return batch, {MICRO}", f"return batch, {MICRO.split(',')[0]}"))
+bank.slip(1, "not-three", ("batch // unit)", "batch / unit)"))
+bank.variant(1, "not-three", BY_CASES, ("return micro * n_ranks, micro, 1", "return micro * n_ranks"))
+
+bank.hint(1, "refused-right", "These numbers fit, and a ValueError was raised.")
+bank.slip(1, "refused-right", ("if batch is None and micro is None", "if micro is None"))
+bank.slip(1, "refused-right", ("batch = batch or unit", "batch = batch or micro"))
+bank.variant(
+    1,
+    "refused-right",
+    BY_CASES,
+    (
+        "case (None, _, None):\n            return micro * n_ranks, micro, 1",
+        "case (None, _, None):\n            raise ValueError('too little')",
+    ),
+)
+
+bank.hint(
+    1, "ranks-forgotten", "The ranks are missing in it: `batch` counts the samples of all ranks, `micro` those of one."
+)
+bank.slip(1, "ranks-forgotten", ("unit = n_ranks * ", "unit = "))
+for there in ("batch // n_ranks, 1", "batch // (n_ranks * accumulation)", "batch // (n_ranks * micro)"):
+    bank.text(1, "ranks-forgotten", BY_CASES.replace(there, there.replace("n_ranks * ", "").replace("// n_ranks", "")))
+bank.text(1, "ranks-forgotten", BY_CASES.replace("return micro * n_ranks * acc", "return micro * acc"))
+bank.text(1, "ranks-forgotten", BY_CASES.replace("return micro * n_ranks, micro, 1", "return micro, micro, 1"))
+bank.variant(
+    1,
+    "ranks-forgotten",
+    BY_SEARCH,
+    ("return micro * accumulation * n_ranks", "return micro * accumulation"),
+    ("divmod(total, m * n_ranks)", "divmod(total, m)"),
+)
+
+bank.hint(
+    1,
+    "swapped",
+    "`micro` and `accumulation` stand in each other's place. What is missing is that one of the two that is not given; where "
+    "`batch` is given alone, everything comes in one forward.",
+)
+bank.slip(1, "swapped", (MICRO, "accumulation or most, micro or (most if accumulation else 1)"))
+bank.slip(1, "swapped", (MICRO, "micro or (most if accumulation else 1), accumulation or most"))
+bank.variant(1, "swapped", BY_CASES, ("(batch, batch // n_ranks, 1)", "(batch, 1, batch // n_ranks)"))
+
+bank.hint(1, "wrong-third", "In every case, batch = micro × accumulation × ranks, and the numbers that are given stay.")
+bank.text(
+    1, "wrong-third", BY_CASES.replace("micro * n_ranks * accumulation, micro", "micro + n_ranks + accumulation, micro")
+)
+bank.slip(1, "wrong-third", (MICRO, "most, most"))
+bank.variant(1, "wrong-third", BY_SEARCH, ("return batch, m, steps", "return batch, 2 * m, steps"))
+
+bank.hint(1, "wrong-defaults", "Where only one of `batch` and `micro` is given, `accumulation` is 1.")
+bank.slip(
+    1,
+    "wrong-defaults",
+    (MICRO, "micro or most, accumulation or (most if micro and most > 1 else 2)"),
+    ("unit = n_ranks * (micro or 1) * (accumulation or 1)", "unit = n_ranks * (micro or 1) * (accumulation or 1)"),
+)
+bank.variant(
+    1, "wrong-defaults", BY_CASES, ("return micro * n_ranks, micro, 1", "return 2 * micro * n_ranks, micro, 2")
+)
+
+bank.hint(
+    1,
+    "not-refused",
+    "These numbers contradict each other, and no ValueError came. A division rounds down: multiply again and compare.",
+)
+bank.slip(1, "not-refused", ("if batch != most * unit", "if False"))
+bank.slip(1, "not-refused", ("if batch != most * unit", "if batch < most * unit"))
+bank.slip(1, "not-refused", ("raise ValueError(f", "raise AssertionError(f"))
+bank.slip(
+    1, "not-refused", ("most = 1 if micro and accumulation else max(1, batch // unit)", "most = max(1, batch // unit)")
+)
+bank.variant(1, "not-refused", BY_CASES, ("if batch % divisor:", "if batch < divisor:"))
+bank.variant(1, "not-refused", BY_CASES, ("if micro * accumulation * n_ranks != batch", "if batch % (micro * n_ranks)"))
+
+bank.hint(
+    1, "below-one", "A number below 1 is no size: raise a ValueError. Mind that `if not batch` takes 0 for missing."
+)
+bank.slip(1, "below-one", ("number < 1", "number < 0"))
+bank.slip(1, "below-one", ("for number in (n_ranks, batch, micro, accumulation)", "for number in (batch, micro)"))
+bank.variant(
+    1,
+    "below-one",
+    BY_CASES,
+    ("if min(x for x in (n_ranks, batch, micro, accumulation) if x is not None) < 1", "if n_ranks < 1"),
+)
+
+bank.hint(
+    1,
+    "neither-accepted",
+    "Neither `batch` nor `micro` is given: nothing says how much fits into memory. Raise a ValueError.",
+)
+bank.slip(
+    1,
+    "neither-accepted",
+    (
+        '    if batch is None and micro is None:\n        raise ValueError("give the samples of a step (batch) or of one forward on one rank (micro)")\n',
+        "",
+    ),
+)
+bank.variant(
+    1,
+    "neither-accepted",
+    BY_CASES,
+    (
+        'case (None, None, _):\n            raise ValueError("train_batch_size or train_micro_batch_size_per_gpu is needed")',
+        "case (None, None, _):\n            return batch_sizes(n_ranks, None, 1, accumulation)",
+    ),
+)
+
+bank.hint(
+    1,
+    "nearest-unnamed",
+    "The message does not name {missing}. With the numbers that are given, a step has a multiple of their product with the "
+    "ranks: name the multiple below `batch`, if there is one, and the one above; if all three are given, their product alone.",
+)
+bank.slip(1, "nearest-unnamed", (", (most + 1) * unit}", "}"))
+bank.slip(1, "nearest-unnamed", ("{' or '.join(map(str, sorted(fits)))} would", "look again"))
+bank.slip(
+    1,
+    "nearest-unnamed",
+    ("unit = n_ranks * (micro or 1) * (accumulation or 1)", "unit = n_ranks * (micro or 1) * (accumulation or 1)"),
+    ("{' or '.join(map(str, sorted(fits)))} would", "take a multiple of {n_ranks}"),
+)
+bank.variant(1, "nearest-unnamed", BY_CASES, ("{low or 'more:'} {low + divisor}", "{low}"))
+
+bank.hint(
+    1, "default-of-transformers", "transformers has a default: without `per_device_train_batch_size`, 8 samples a rank."
+)
+bank.slip(1, "default-of-transformers", ('"per_device_train_batch_size", 8', '"per_device_train_batch_size", 1'))
+bank.variant(
+    1, "default-of-transformers", BY_CASES, ('"per_device_train_batch_size": 8', '"per_device_train_batch_size": 1')
+)
+
+bank.hint(
+    1,
+    "split-taken-whole",
+    "With `split_batches=True`, the DataLoader's batch is cut over the ranks: `batch_size` is what all of them take in one forward.",
+)
+bank.slip(1, "split-taken-whole", ('if words.get("split_batches")', "if False"))
+bank.variant(1, "split-taken-whole", BY_CASES, ('if words.get("split_batches", False)', 'if words.get("split", False)'))
+
+bank.hint(
+    1,
+    "split-swallows-accumulation",
+    "The DataLoader's batch is one forward of all ranks; a step has `gradient_accumulation_steps` of them.",
+)
+bank.slip(
+    1,
+    "split-swallows-accumulation",
+    ('words["batch_size"] * accumulation, None, accumulation', 'words["batch_size"], None, 1'),
+)
+bank.variant(
+    1,
+    "split-swallows-accumulation",
+    BY_CASES,
+    ('batch=k * words["batch_size"], accumulation=k', 'batch=words["batch_size"]'),
+)
+
+bank.hint(
+    1,
+    "loader-for-all",
+    "A DataLoader's `batch_size` is what one rank takes in one forward, unless Accelerate is told `split_batches=True`.",
+)
+bank.slip(1, "loader-for-all", ('if words.get("split_batches")', 'if library == "accelerate"'))
+bank.slip(
+    1, "loader-for-all", ('if words.get("split_batches")', 'if library == "fabric" or words.get("split_batches")')
+)
+bank.text(1, "loader-for-all", BY_CASES.replace('"split_batches", False', '"split_batches", True'))
+bank.variant(1, "loader-for-all", BY_CASES, ('if words.get("split_batches", False)', 'if library == "accelerate"'))
+
+bank.hint(
+    1,
+    "words-accumulation-forgotten",
+    "A step has several forwards of each rank: the words say how many, and are not read.",
+)
+bank.slip(
+    1,
+    "words-accumulation-forgotten",
+    ("return batch_sizes(n_ranks, None, micro, accumulation)", "return batch_sizes(n_ranks, None, micro)"),
+)
+bank.slip(
+    1,
+    "words-accumulation-forgotten",
+    ('"every" if library == "fabric" else "gradient_accumulation_steps"', '"gradient_accumulation_steps"'),
+)
+bank.slip(
+    1, "words-accumulation-forgotten", ('"every" if library == "fabric" else "gradient_accumulation_steps"', '"every"')
+)
+bank.variant(1, "words-accumulation-forgotten", BY_CASES, ('accumulation=words.get("every")', "accumulation=None"))
+
+bank.hint(
+    1,
+    "words-refused",
+    "These words fit, and a ValueError was raised. Read the table again: which of the three numbers does each word give, of "
+    "one rank or of all of them?",
+)
+bank.slip(
+    1,
+    "words-refused",
+    (
+        '"train_batch_size", "train_micro_batch_size_per_gpu", "grad',
+        '"train_micro_batch_size_per_gpu", "train_batch_size", "grad',
+    ),
+)
+bank.variant(
+    1,
+    "words-refused",
+    BY_CASES,
+    ('micro=words["per_device_train_batch_size"]', 'batch=words["per_device_train_batch_size"]'),
+)
+
+bank.hint(
+    1,
+    "wrong-words",
+    "Read the table again: which of the three numbers does each word give, of one rank or of all of them?",
+)
+bank.slip(
+    1, "wrong-words", ("batch_sizes(n_ranks, None, micro, accumulation)", "batch_sizes(1, None, micro, accumulation)")
+)
+bank.slip(
+    1,
+    "wrong-words",
+    ("return batch_sizes(n_ranks, *map(words.get, keys))", "return batch_sizes(n_ranks, *map(words.get, keys[:2]))"),
+)
+bank.variant(
+    1, "wrong-words", BY_CASES, ('micro=words["per_device_train_batch_size"], accumulation', "micro=1, accumulation")
+)
+
+bank.hint(1, "words-not-refused", "This cannot be cut evenly over the ranks: raise a ValueError.")
+bank.slip(
+    1,
+    "words-not-refused",
+    (
+        'batch_sizes(n_ranks, words["batch_size"] * accumulation, None, accumulation)',
+        '(words["batch_size"] * accumulation, words["batch_size"] // n_ranks, accumulation)',
+    ),
+)
+bank.variant(
+    1,
+    "words-not-refused",
+    BY_SEARCH,
+    ('            if rest:\n                raise ValueError(f"{n_ranks} ranks do not divide {words}")\n', ""),
+)
