@@ -27,7 +27,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully
 from torch.nn import functional as F  # noqa: N812
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from dlojz_tp import course, data, launch, measure, planner, recorded, scale, todo
+from dlojz_tp import course, data, frameworks, launch, measure, planner, recorded, scale, todo
 from dlojz_tp.models import Llama, LlamaConfig, language_loss
 
 tp = course.open("14_fsdp")
@@ -527,7 +527,6 @@ for sequences in (1, 4, 16):
 # make it first. Tensors on the **meta device** have a shape and a dtype, and no memory.
 
 # %% tags=["setup"]
-import importlib.util
 import tempfile
 import warnings
 
@@ -1022,7 +1021,7 @@ else:
 # ## DeepSpeed's ZeRO
 #
 # The library that brought ZeRO asks for the stage in a JSON configuration. Same model, same batches, same AdamW; where
-# `deepspeed` is installed (`pip install "dlojz-tp[deepspeed]"`) the next cells train at stages 1, 2 and 3 beside
+# `deepspeed` is installed (extra `frameworks`) the next cells train at stages 1, 2 and 3 beside
 # `fully_shard`, and demand equal losses (to 1e-3). Three traps: some versions clip at 1.0 unless you set it to 0; an optimizer of
 # PyTorch's needs `zero_allow_untested_optimizer`; and its buckets are for billions, 500 million numbers each, unless you
 # say less.
@@ -1077,7 +1076,8 @@ def losses_time_memory(make, stage, steps=6):
     return losses, sorted(seconds)[len(seconds) // 2], live.peak
 
 
-if importlib.util.find_spec("deepspeed"):
+rows = {}
+if frameworks.here("deepspeed"):
     runs = {"fully_shard": (with_fully_shard, 3)} | {f"DeepSpeed, stage {s}": (with_deepspeed, s) for s in (1, 2, 3)}
     ours = None
     for name, (make, stage) in runs.items():
@@ -1085,11 +1085,14 @@ if importlib.util.find_spec("deepspeed"):
         ours = ours or losses
         worst = max(abs(a - b) for a, b in zip(ours, losses))
         assert worst < 1e-3, f"{name}: the losses differ by {worst}"
-        print(
-            f"{name:<20} step {measure.human_seconds(seconds):>9}, peak {measure.human_bytes(peak):>9}, losses differ by {worst:.1e}"
-        )
+        rows[name] = seconds, peak, worst
+    recorded.note("14_fsdp", "deepspeed", rows, on_cpu=True)
 else:
-    print("deepspeed is not installed here: this cell is skipped, nothing that follows needs it")
+    rows = recorded.instead("deepspeed", "14_fsdp", "deepspeed") or rows
+for name, (seconds, peak, worst) in rows.items():
+    print(
+        f"{name:<20} step {measure.human_seconds(seconds):>9}, peak {measure.human_bytes(peak):>9}, losses differ by {worst:.1e}"
+    )
 
 # %% [markdown]
 # ## Measured again

@@ -11,7 +11,6 @@
 # cost with a backward of twice the forward, nothing measured.
 
 # %% tags=["setup"]
-import importlib.util
 import os
 import time
 from dataclasses import dataclass
@@ -29,7 +28,7 @@ from torch.distributed.pipelining import (
     ScheduleInterleavedZeroBubble,
 )
 
-from dlojz_tp import course, data, launch, measure, planner, recorded, report, scale, todo
+from dlojz_tp import course, data, frameworks, launch, measure, planner, recorded, report, scale, todo
 
 tp = course.open("16_pipeline_schedules")
 tp
@@ -740,7 +739,7 @@ plt.show()
 #
 # DeepSpeed has one schedule, 1F1B, and hides it: a `PipelineModule` takes a list of layer **specs**, builds on each
 # rank only the layers of that rank, and `engine.train_batch(iterator)` does a whole step. Where `deepspeed` is
-# installed (`pip install "dlojz-tp[deepspeed]"`), the cell after this balise trains with it; elsewhere it is skipped.
+# installed (extra `frameworks`), the cell after this balise trains with it; elsewhere it is skipped.
 
 # %% [markdown]
 # ### Balise 6 · The same model for DeepSpeed
@@ -824,11 +823,12 @@ def train_with_deepspeed(steps=8):
     return [engine.train_batch(data_iter=iter(pieces)).item() for _ in range(steps)]
 
 
-if importlib.util.find_spec("deepspeed"):
+if frameworks.here("deepspeed"):
     losses = launch.ranks(train_with_deepspeed, n=2, timeout=200)[0]
-    print("DeepSpeed, 2 stages, losses:", " ".join(f"{loss:.3f}" for loss in losses))
+    recorded.note("16_pipeline_schedules", "deepspeed", losses, on_cpu=True)
 else:
-    print("deepspeed is not installed here: this cell is skipped, nothing that follows needs it")
+    losses = recorded.instead("deepspeed", "16_pipeline_schedules", "deepspeed") or []
+print("DeepSpeed, 2 stages, losses:", " ".join(f"{loss:.3f}" for loss in losses))
 
 # %% [markdown]
 # ## Measured again, and raced
