@@ -11,6 +11,7 @@
 # this repository's planner, nothing in it was run.
 
 # %% tags=["setup"]
+import itertools
 import contextlib
 import difflib
 import inspect
@@ -25,6 +26,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from dlojz_tp import course, data, frameworks, launch, measure, planner, recorded, report, scale, todo
@@ -337,29 +339,127 @@ tp.check(3, engine_step)
 # %% [markdown]
 # ### Balise 4 · A fused optimizer
 #
-# Placeholder of balise 4. About 1 line.
+# DeepSpeed's `Adam` is a *fused* one: on a GPU, one launch updates many tensors. A plain loop launches some ten operators for
+# **each** tensor, small as it may be, and the GPU waits for the CPU that launches them. PyTorch has operators that take lists:
+# `torch._foreach_mul_(tensors, 0.9)` multiplies all tensors of a list in place, in one call.
+#
+# Write AdamW with them. `weights`, `gradients`, `means` and `squares` are four lists of tensors of equal shapes; `means` and
+# `squares` are the averages $m$ and $v$, zero before step 1. Change weights, means and squares **in place**, leave the gradients
+# as they are, return nothing. In step $t$ (`step`, from 1), with rate $\eta$, decay $\lambda$, and all products element by element:
+#
+# $$w \leftarrow (1 - \eta\lambda)\,w, \quad m \leftarrow \beta_1 m + (1-\beta_1)\,g, \quad v \leftarrow \beta_2 v + (1-\beta_2)\,g^2,
+# \quad w \leftarrow w - \eta\,\frac{m / (1-\beta_1^t)}{\sqrt{v / (1-\beta_2^t)} + \epsilon}$$
+#
+# Neither a loop nor a comprehension over the tensors: 300 tensors cost as many operators as 3. Beside the four lists, hold one
+# more copy of the weights' size at most. About 8 lines, 10 minutes.
 #
 # <details><summary>Hint</summary>
 #
-# Placeholder.
+# `_foreach_mul_(x, number)`, `_foreach_add_(x, number)`, `_foreach_lerp_(x, y, number)`, `_foreach_addcmul_(x, y, z, number)` and
+# `_foreach_addcdiv_(x, y, z, number)` change the list x; `_foreach_sqrt(x)` returns a new one. They do what `mul_`, `lerp_`, … do
+# to one tensor. The two corrections are numbers: what they do to a list can be done to a number beforehand.
 # </details>
 
 
 # %% tags=["balise-4"]
-def FusedAdamW(x):
-    """Placeholder."""
+def fused_adamw(weights, gradients, means, squares, step, lr, beta1=0.9, beta2=0.999, epsilon=1e-8, weight_decay=0.1):
+    """One step of AdamW on four lists of tensors: changes all but the gradients in place."""
     # BEGIN SOLUTION
-    return x
+    correction = (1 - beta2**step) ** 0.5
+    torch._foreach_mul_(weights, 1 - lr * weight_decay)
+    torch._foreach_lerp_(means, gradients, 1 - beta1)
+    torch._foreach_mul_(squares, beta2)
+    torch._foreach_addcmul_(squares, gradients, gradients, 1 - beta2)
+    roots = torch._foreach_sqrt(squares)
+    torch._foreach_add_(roots, epsilon * correction)
+    torch._foreach_addcdiv_(weights, means, roots, -lr * correction / (1 - beta1**step))
     # END SOLUTION
 
 
 # %%
-tp.check(4, FusedAdamW)
+tp.check(4, fused_adamw)
 
 # %% [markdown]
 # ## Race: launches and time
 #
-# Placeholder after balise 4.
+# Four AdamWs update the same weights: yours, and PyTorch's three. `foreach=False` is the loop, `foreach=True` does what
+# you do, `fused=True` is one kernel that reads each number once. Three sets of tensors: the Llama of practical work 14, 300 small
+# tensors, 8 large ones. On a CPU one thread does it all, so that no more than the calls and the memory differ.
+#
+# **Guess first**, and write it down: on a CPU nothing is launched on another device. Will lists beat the loop on all three sets,
+# on one, or on none?
+
+
+# %% tags=["setup"]
+def tensor_sets():
+    """{name: shapes}"""
+    config = LlamaConfig(2048, width=128, heads=8, kv_heads=2, layers=4, max_length=64)
+    llama = [tuple(p.shape) for p in Llama(config).parameters()]
+    return {"Llama of 14": llama, "300 small": [(16, 16)] * 300, "8 large": [(512, 512)] * 8}
+
+
+def steps_of(shapes, device):
+    """{name: a step of AdamW on tensors of these shapes}; yours first."""
+    ours = [[torch.full(shape, value, device=device) for shape in shapes] for value in (1.0, 0.1, 0.0, 0.0)]
+    count = itertools.count(1)
+    steps = {"yours": lambda: fused_adamw(*ours, next(count), 1e-3)}
+    for name, how in (("loop", {"foreach": False}), ("foreach", {"foreach": True}), ("fused", {"fused": True})):
+        weights = [torch.ones(shape, device=device, requires_grad=True) for shape in shapes]
+        for p in weights:
+            p.grad = torch.full_like(p, 0.1)
+        steps[name] = torch.optim.AdamW(weights, lr=1e-3, weight_decay=0.1, **how).step
+    return steps
+
+
+# %% tags=["setup"]
+class Launches(TorchDispatchMode):
+    """Counts the operators that compute."""
+
+    def __enter__(self):
+        self.count = 0
+        return super().__enter__()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += func.namespace == "aten" and func.overloadpacket.__name__ not in (
+            "_local_scalar_dense",
+            "lift_fresh",
+        )
+        return func(*args, **(kwargs or {}))
+
+
+# %%
+def race_optimizers(rounds=5):
+    """{set of tensors: (milliseconds, operators), each {name: number}}"""
+    device, found = "cuda" if torch.cuda.is_available() else "cpu", {}
+    for name, shapes in tensor_sets().items():
+        steps, operators = steps_of(shapes, device), {}
+        for way, step in steps.items():
+            step()  # torch's make their states here
+            with Launches() as launches:
+                step()
+            operators[way] = launches.count
+        times = measure.race(steps, repeats=rounds, warmup=1, device=device).medians
+        found[name] = {way: 1e3 * seconds for way, seconds in times.items()}, operators
+    return found
+
+
+threads = torch.get_num_threads()
+torch.set_num_threads(1)
+optimizers = race_optimizers()
+torch.set_num_threads(threads)
+print("                   milliseconds a step              | operators")
+print("tensors            yours    loop  foreach    fused  | yours  loop  foreach  fused   yours ÷ foreach")
+for name, (times, operators) in optimizers.items():
+    print(f"{name:<14}", *(f"{one:>8.2f}" for one in times.values()), " |", end="")
+    print(*(f"{one:>6}" for one in operators.values()), f"{times['yours'] / times['foreach']:>14.2f}")
+
+# %% [markdown]
+# Read the table from the right. Your step takes the same few operators for any number of tensors; the loop takes eight or more for
+# each. With many small tensors the calls are the cost, and lists win. With large ones the *memory* is: on a CPU the loop brings a
+# tensor into the cache once and does all its operations there, while lists go through all tensors once for each operation. Only
+# the kernel that reads each number once wins everywhere. On a GPU the calls weigh more, since each is a launch that the CPU must
+# prepare; PyTorch takes `foreach` there unless you ask for something else. (PyTorch's `foreach=True` also keeps a step count in a
+# tensor for each weight, and reads them all.)
 
 # %% [markdown]
 # ### Balise 5 · 1-bit Adam

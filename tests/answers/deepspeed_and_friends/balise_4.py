@@ -1,5 +1,203 @@
-"""Answers to balise 4."""
+"""Answers to balise 4 of 20_deepspeed_and_friends: AdamW on lists of tensors."""
 
 from tests.answers.bank import Bank
 
 bank = Bank("20_deepspeed_and_friends", whole=True)
+hint, slip, variant = bank.hint, bank.slip, bank.variant
+
+HEAD = """
+def fused_adamw(weights, gradients, means, squares, step, lr, beta1=0.9, beta2=0.999, epsilon=1e-8, weight_decay=0.1):
+"""
+
+# as the formula is written, each correction on its own
+WRITTEN = (
+    HEAD
+    + """
+    with torch.no_grad():
+        torch._foreach_mul_(means, beta1)
+        torch._foreach_add_(means, gradients, alpha=1 - beta1)
+        torch._foreach_mul_(squares, beta2)
+        torch._foreach_addcmul_(squares, gradients, gradients, value=1 - beta2)
+        below = torch._foreach_div(squares, 1 - beta2**step)
+        torch._foreach_sqrt_(below)
+        torch._foreach_add_(below, epsilon)
+        torch._foreach_mul_(weights, 1 - lr * weight_decay)
+        torch._foreach_addcdiv_(weights, means, below, value=-lr / (1 - beta1**step))
+"""
+)
+bank.text(4, None, WRITTEN)
+
+# the update is made in the list of roots
+ASIDE = (
+    HEAD
+    + """
+    torch._foreach_mul_(squares, beta2 / (1 - beta2))
+    torch._foreach_addcmul_(squares, gradients, gradients)
+    torch._foreach_mul_(squares, 1 - beta2)
+    torch._foreach_lerp_(means, gradients, 1 - beta1)
+    update = torch._foreach_sqrt(squares)
+    torch._foreach_mul_(update, (1 - beta2**step) ** -0.5)
+    torch._foreach_add_(update, epsilon)
+    torch._foreach_reciprocal_(update)
+    torch._foreach_mul_(update, means)
+    torch._foreach_mul_(update, lr / (1 - beta1**step))
+    torch._foreach_mul_(weights, 1 - weight_decay * lr)
+    torch._foreach_sub_(weights, update)
+"""
+)
+bank.text(4, None, ASIDE)
+
+hint(4, "wrong-step", "The step is not AdamW's. Compare each call with the formula: decay, mean, squares, then the update with both "
+     "corrections.")  # fmt: skip
+slip(4, "wrong-step", ("-lr * correction", "lr * correction"))
+variant(4, "wrong-step", WRITTEN, ("value=-lr /", "value=lr /"))
+
+hint(4, "not-in-place", "After the call, the {what} are what they were. Operators that end in _ change the list that they are given; "
+     "the others return a new one, and binding a name to it changes nothing for the caller.")  # fmt: skip
+slip(4, "not-in-place", ("torch._foreach_mul_(weights,", "weights = torch._foreach_mul(weights,"))
+slip(4, "not-in-place", ("torch._foreach_mul_(squares,", "squares = torch._foreach_mul(squares,"))
+variant(4, "not-in-place", WRITTEN, ("torch._foreach_mul_(means, beta1)", "means = torch._foreach_mul(means, beta1)"))
+
+hint(4, "gradients-changed", "The gradients have other values after the call. They belong to the caller: decay, squares and averages go "
+     "elsewhere.")  # fmt: skip
+slip(
+    4,
+    "gradients-changed",
+    ("gradients, gradients, 1 - beta2)", "torch._foreach_mul_(gradients, gradients) or gradients, [torch.ones_like(g) for g in gradients], 1 - beta2)"),
+)  # fmt: skip
+variant(
+    4, "gradients-changed", WRITTEN,
+    ("        torch._foreach_mul_(weights, 1 - lr * weight_decay)\n", ""),
+    ("        torch._foreach_mul_(means, beta1)\n", "        torch._foreach_add_(gradients, weights, alpha=weight_decay)\n        torch._foreach_mul_(means, beta1)\n"),
+)  # fmt: skip
+
+hint(4, "decay-in-gradient", "The decay went into the gradient, and so through both averages: that is Adam with L2. The W of AdamW means "
+     "that weights shrink by 1 − ηλ, whatever the gradient is.")  # fmt: skip
+DECAY = "    torch._foreach_mul_(weights, 1 - lr * weight_decay)\n"
+slip(4, "decay-in-gradient", (DECAY, "    gradients = torch._foreach_add(gradients, weights, alpha=weight_decay)\n"))
+variant(
+    4, "decay-in-gradient", WRITTEN,
+    ("        torch._foreach_mul_(weights, 1 - lr * weight_decay)\n", ""),
+    ("        torch._foreach_mul_(means, beta1)\n", "        gradients = torch._foreach_add(gradients, torch._foreach_mul(weights, weight_decay))\n        torch._foreach_mul_(means, beta1)\n"),
+)  # fmt: skip
+
+hint(4, "decay-without-rate", "Weights shrink by 1 − λ in each step. The decay goes with the rate: 1 − ηλ.")
+slip(4, "decay-without-rate", ("1 - lr * weight_decay", "1 - weight_decay"))
+variant(4, "decay-without-rate", WRITTEN, ("1 - lr * weight_decay", "1 - weight_decay"))
+
+hint(4, "no-decay", "The weights do not decay: multiply them by 1 − ηλ.")
+slip(4, "no-decay", (DECAY, ""))
+variant(4, "no-decay", WRITTEN, ("        torch._foreach_mul_(weights, 1 - lr * weight_decay)\n", ""))
+
+hint(4, "mean-not-corrected", "The mean begins at zero, and is too small in the first steps: divide it by 1 − β₁ᵗ.")
+slip(4, "mean-not-corrected", (" / (1 - beta1**step)", ""))
+variant(4, "mean-not-corrected", WRITTEN, (" / (1 - beta1**step)", ""))
+
+hint(4, "squares-not-corrected", "The squares begin at zero, and are too small in the first steps: divide v by 1 − β₂ᵗ, or its root by "
+     "that number's root.")  # fmt: skip
+slip(4, "squares-not-corrected", ("correction = (1 - beta2**step) ** 0.5", "correction = 1"))
+variant(4, "squares-not-corrected", WRITTEN, ("(squares, 1 - beta2**step)", "(squares, 1.0)"))
+
+hint(4, "step-from-zero", "The corrections are those of another step. `step` is 1 in the first: take it as it comes.")
+slip(4, "step-from-zero", ("beta2**step", "beta2 ** (step + 1)"), ("beta1**step", "beta1 ** (step + 1)"))
+variant(4, "step-from-zero", WRITTEN, ("beta2**step", "beta2 ** (1 + step)"), ("beta1**step", "beta1 ** (1 + step)"))
+
+hint(4, "epsilon-moved", "ε is in another place. It is added to √(v / (1 − β₂ᵗ)): outside the root, and behind the correction. Who "
+     "corrects later must correct ε as well.")  # fmt: skip
+slip(4, "epsilon-moved", ("epsilon * correction", "epsilon"))
+slip(
+    4,
+    "epsilon-moved",
+    (
+        "    roots = torch._foreach_sqrt(squares)\n",
+        "    roots = torch._foreach_add(squares, epsilon * correction**2)\n",
+    ),
+    ("    torch._foreach_add_(roots, epsilon * correction)\n", "    torch._foreach_sqrt_(roots)\n"),
+)
+variant(
+    4, "epsilon-moved", WRITTEN,
+    ("        torch._foreach_sqrt_(below)\n        torch._foreach_add_(below, epsilon)\n",
+     "        torch._foreach_add_(below, epsilon)\n        torch._foreach_sqrt_(below)\n"),
+)  # fmt: skip
+
+hint(
+    4,
+    "betas-exchanged",
+    "β₁ and β₂ are exchanged: β₁ belongs to the mean of the gradients, β₂ to that of their squares.",
+)
+slip(4, "betas-exchanged", ("    correction", "    beta1, beta2 = beta2, beta1\n    correction"))
+variant(4, "betas-exchanged", WRITTEN, ("    with torch", "    beta1, beta2 = beta2, beta1\n    with torch"))
+
+hint(4, "operators-grow", "{few} operators ran for 3 tensors, {many} for 30: somewhere it goes through the tensors one by one. Each of these "
+     "loops, or comprehensions, has an operator that takes the list.")  # fmt: skip
+LOOP = (
+    HEAD
+    + """
+    for w, g, m, v in zip(weights, gradients, means, squares):
+        w.mul_(1 - lr * weight_decay)
+        m.lerp_(g, 1 - beta1)
+        v.mul_(beta2).addcmul_(g, g, value=1 - beta2)
+        w.addcdiv_(m / (1 - beta1**step), (v / (1 - beta2**step)).sqrt() + epsilon, value=-lr)
+"""
+)
+bank.text(4, "operators-grow", LOOP)
+slip(4, "operators-grow", ("torch._foreach_sqrt(squares)", "[v.sqrt() for v in squares]"))
+variant(
+    4,
+    "operators-grow",
+    WRITTEN,
+    ("torch._foreach_mul_(weights, 1 - lr * weight_decay)", "[w.mul_(1 - lr * weight_decay) for w in weights]"),
+)
+
+hint(4, "copies", "At its peak the step holds {copies} more copies of what the weights take. One is enough, for the roots: all else can be "
+     "done in place.")  # fmt: skip
+slip(
+    4,
+    "copies",
+    ("    torch._foreach_addcdiv_(weights, means, roots,", "    updates = torch._foreach_div(means, roots)\n    torch._foreach_add_(weights, updates, alpha="),
+)  # fmt: skip
+CAT = (
+    HEAD
+    + """
+    sizes = [w.numel() for w in weights]
+    w, g, m, v = (torch.cat([t.reshape(-1) for t in tensors]) for tensors in (weights, gradients, means, squares))
+    w.mul_(1 - lr * weight_decay)
+    m.lerp_(g, 1 - beta1)
+    v.mul_(beta2).addcmul_(g, g, value=1 - beta2)
+    w.addcdiv_(m, (v / (1 - beta2**step)).sqrt_().add_(epsilon), value=-lr / (1 - beta1**step))
+    for tensors, whole in ((weights, w), (means, m), (squares, v)):
+        torch._foreach_copy_(tensors, [part.view_as(t) for part, t in zip(whole.split(sizes), tensors)])
+"""
+)
+bank.text(4, "copies", CAT)
+variant(
+    4, "copies", WRITTEN,
+    ("        torch._foreach_sqrt_(below)\n", "        below = torch._foreach_sqrt(below)\n"),
+)  # fmt: skip
+
+hint(
+    4,
+    "borrowed",
+    "{what} does it here. That is what yours is compared with, and raced against: write the calls on lists yourself.",
+)
+FUNCTION = (
+    HEAD
+    + """
+    from torch.optim.adamw import adamw
+
+    steps = [torch.tensor(float(step - 1)) for _ in weights]
+    adamw(weights, gradients, means, squares, [], steps, foreach=True, amsgrad=False, beta1=beta1, beta2=beta2, lr=lr,
+          weight_decay=weight_decay, eps=epsilon, maximize=False)
+"""
+)
+bank.text(4, "borrowed", FUNCTION)
+KERNEL = (
+    HEAD
+    + """
+    steps = [torch.tensor(float(step)) for _ in weights]
+    torch._fused_adamw_(weights, gradients, means, squares, [], steps, lr=lr, beta1=beta1, beta2=beta2,
+                        weight_decay=weight_decay, eps=epsilon, amsgrad=False, maximize=False)
+"""
+)
+bank.text(4, "borrowed", KERNEL)
+variant(4, "borrowed", FUNCTION, ("foreach=True", "foreach=False"))
