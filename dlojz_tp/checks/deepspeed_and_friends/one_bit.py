@@ -1,14 +1,217 @@
-"""Placeholder."""
+"""Balise 5: 1-bit Adam: signs and scales, errors fed back on both sides, few bytes sent, the denominator frozen."""
 
-from dlojz_tp.checking.looks import Look, judged
+from contextlib import closing
+from functools import cache
+from types import SimpleNamespace
+
+import torch
+import torch.distributed as dist
+
+from dlojz_tp.checking.looks import Look, Value, form, judged
+from dlojz_tp.probes.ranks import hung, world_after_world
+from dlojz_tp.probes.traffic import Traffic, on_the_wire, sent
+
+SIZES = (2, 3, 1)
+BLOCKS, BLOCK = 3, 16  # of a row, where numbers are compared
+LONG = 6, 512  # the same where bytes are counted
+ROUNDS, WARMUP, STEPS = 3, 2, 5
+RATE, EPSILON = 0.1, 0.02  # so large an ε shows a sum in the place of a mean
+KNOWN = ((hung, "ranks-waiting"),)
 
 
-def observe(answer):
-    yield {"form": answer(1)}
+def drawn(seed, *shape):
+    """float32, blocks of very different sizes."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=generator) * torch.rand(*shape[:-1], 1, generator=generator) ** 3
 
 
-LOOKS = [Look("placeholder", "form", 1, "raised")]
+def numbers(rank, size, turn):
+    return drawn(100 * rank + turn, size, BLOCKS, BLOCK)
 
 
-def balise_5(answer):
-    yield from judged(LOOKS, observe, answer)
+class Plain:
+    """The truth, in float64 in one process: all ranks at once. Errors (N ranks, N rows, k, b) and (N, k, b)."""
+
+    def __init__(self, size):
+        self.size, shape = size, (size, BLOCKS, BLOCK)
+        self.workers, self.servers = torch.zeros(size, *shape).double(), torch.zeros(*shape).double()
+
+    def mean(self, given):
+        """given (N ranks, N rows, k, b) -> (N rows, k, b), written as lossy(mean(lossy)))."""
+        given = given + self.workers
+        heard = lossy(given)
+        self.workers = given - heard
+        mean = heard.mean(0) + self.servers
+        told = lossy(mean)
+        self.servers = mean - told
+        return told
+
+
+def lossy(x):
+    return torch.sign(x) * x.abs().mean(-1, keepdim=True)
+
+
+@cache
+def exchanged(size):
+    """(rounds, N, k, b)"""
+    plain = Plain(size)
+    return torch.stack(
+        [plain.mean(torch.stack([numbers(r, size, t).double() for r in range(size)])) for t in range(ROUNDS)]
+    )
+
+
+@cache
+def trained(size):
+    """(steps, N, k, b) the weights after each step of 1-bit Adam."""
+    plain, weights = Plain(size), drawn(7, size, BLOCKS, BLOCK).double()
+    mean, squares, found = torch.zeros_like(weights), torch.zeros_like(weights), []
+    for t in range(1, STEPS + 1):
+        own = torch.stack([numbers(rank, size, t).double() for rank in range(size)])
+        if t <= WARMUP:
+            mean = 0.9 * mean + 0.1 * own.mean(0)
+            squares = 0.999 * squares + 0.001 * own.mean(0) ** 2
+            root = (squares / (1 - 0.999**t)).sqrt() + EPSILON
+        else:
+            mean = plain.mean(0.9 * mean + 0.1 * own)
+        weights = weights - RATE * mean / (1 - 0.9**t) / root
+        found.append(weights)
+    return torch.stack(found)
+
+
+def new_state(size, blocks=BLOCKS, block=BLOCK):
+    weights = drawn(7, size, blocks, block)
+    zeros = {name: torch.zeros_like(weights) for name in ("mean", "squares", "root", "worker_error")}
+    return SimpleNamespace(steps=0, weights=weights, server_error=torch.zeros_like(weights[0]), **zeros)
+
+
+def observe(compress, expand, one_bit_mean, one_bit_adam):
+    """On a rank: what is compressed, exchanged, sent, and trained."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    x = numbers(rank, size, 0)
+    packed = compress(x.clone())
+    yield {"forms": form(packed)}
+    yield {"back": expand(*packed)}
+    worker, server = torch.zeros_like(x), torch.zeros_like(x[0])
+    results = [one_bit_mean(x.clone(), worker, server)]
+    kept = [name for name, error in (("worker_error", worker), ("server_error", server)) if not error.any()]
+    yield {"result": form(results[0]), "kept": kept}
+    yield {"sent": bytes_of(lambda: one_bit_mean(*long(rank, size)))}
+    results += [one_bit_mean(numbers(rank, size, turn), worker, server) for turn in range(1, ROUNDS)]
+    yield {"first": results[0], "rounds": torch.stack(results)}
+    yield training(one_bit_adam, rank, size)
+
+
+def long(rank, size):
+    x = drawn(rank, size, *LONG)
+    return x, torch.zeros_like(x), torch.zeros_like(x[0])
+
+
+def bytes_of(call):
+    """(bytes that this rank sends, those of them in whole bytes, uint8), as shares of what is due."""
+    with Traffic() as log:
+        call()
+    size = max(dist.get_world_size(), 2)
+    due = 2 * (size - 1) / size * size * LONG[0] * (LONG[1] / 8 + 4)
+    bits = [event for event in sent(log.events) if event.dtype in (torch.uint8, torch.int8, torch.bool)]
+    return [on_the_wire(log.events) / due, on_the_wire(bits) / due]
+
+
+def training(one_bit_adam, rank, size):
+    state, weights = new_state(size), []
+    held = state.weights
+    for t in range(1, STEPS + 1):
+        one_bit_adam(state, numbers(rank, size, t), RATE, WARMUP, epsilon=EPSILON)
+        weights.append(held.clone())
+        if t == WARMUP:
+            frozen = state.squares.clone()
+    far = new_state(size, *LONG)
+    far.steps, far.root = 3, torch.ones_like(far.weights)
+    return {
+        "warm": torch.stack(weights[:WARMUP]), "trained": torch.stack(weights), "frozen": torch.equal(frozen, state.squares),
+        "moved": not torch.equal(weights[0], drawn(7, size, BLOCKS, BLOCK)),
+        "later": bytes_of(lambda: one_bit_adam(far, drawn(rank, size, *LONG), RATE, WARMUP)),
+    }  # fmt: skip
+
+
+def _heavy(seen, due):
+    """What travels too much: floats; bytes for bits; all rows to everyone."""
+    whole, bits = max(seen)
+    return "floats-travel" if whole - bits > 0.3 else "not-packed" if bits > 4 else "all-to-everyone"
+
+
+def _light(seen, due):
+    return len(seen) == 1 or max(whole for whole, _ in seen) <= due
+
+
+def _times(seen, due):
+    return {
+        "times": f"{max(seen)[0]:.1f}",
+        "expected": "1 bit and a share of a scale",
+        "got": f"{max(seen)[0]:.1f} times that",
+    }
+
+
+def _ranks(key):
+    return lambda ranks: torch.stack([rank[key] for rank in ranks])
+
+
+def _on_all(truth):
+    return lambda size: truth(size).float().expand(size, -1, -1, -1, -1)
+
+
+LOOKS = [
+    Look("signs are packed, 8 a byte, with a scale for each block", "forms",
+         lambda n: [[f"uint8 ({n}, {BLOCKS}, {BLOCK // 8})", f"float32 ({n}, {BLOCKS}, 1)"]] * n, "compress-form",
+         lambda seen, due: [list(one) if isinstance(one, list | tuple) else one for one in seen] == due,
+         lambda seen, due: {"expected": due[0], "got": seen[0]}),
+    Value("expanded again: plus or minus the block's mean absolute value", _ranks("back"),
+          lambda n: torch.stack([lossy(numbers(rank, n, 0)) for rank in range(n)]), "wrong-expansion"),
+    Look("one_bit_mean gives (N, k, b)", "result", lambda n: [f"float32 ({n}, {BLOCKS}, {BLOCK})"] * n, "mean-form",
+         fields=lambda seen, due: {"expected": due[0], "got": seen[0]}),
+    Look("what was lost is written into both errors", "kept", [], "errors-not-kept", lambda seen, due: not any(seen),
+         lambda seen, due: {"which": " and ".join(max(seen)), "expected": "", "got": ""}),
+    Look("each rank sends something", "sent", 0, "nothing-travels", lambda seen, due: len(seen) == 1 or min(seen)[0] > 0,
+         lambda seen, due: {"expected": "", "got": ""}),
+    Look("only bits and scales travel", "sent", 1.02, _heavy, _light, _times),
+    Value("all ranks get the mean of what was compressed", _ranks("first"), lambda n: exchanged(n)[0].float().expand(n, -1, -1, -1), "wrong-mean"),
+    Value("three rounds: errors of earlier rounds are added", _ranks("rounds"), _on_all(exchanged), "wrong-feedback"),
+    Look("weights move in place", "moved", True, "weights-rebound", lambda seen, due: all(seen), lambda seen, due: {"expected": "", "got": ""}),
+    Value("the warm-up is Adam with the mean gradient", _ranks("warm"), lambda n: trained(n)[:WARMUP].float().expand(n, -1, -1, -1, -1), "wrong-warm-up"),
+    Look("after it a step sends bits and scales only", "later", 1.02, "still-all-reduce", _light, _times),
+    Value("three compressed steps", _ranks("trained"), _on_all(trained), "wrong-compressed-step"),
+    Look("and the squares stay", "frozen", True, "squares-go-on", lambda seen, due: all(seen), lambda seen, due: {"expected": "", "got": ""}),
+]  # fmt: skip
+
+
+class _Rank(dict):
+    """What a rank has observed so far; what is missing is waited for, so that an early mistake hides a later failure."""
+
+    def __init__(self, more):
+        super().__init__()
+        self._more = more
+
+    def __missing__(self, key):
+        while key not in self:
+            self._more()
+        return self[key]
+
+
+def _ranks_of(parts, size):
+    """What all ranks of a world observe, each part once it is asked for."""
+
+    def more():
+        for rank, part in zip(ranks, next(parts)[1]):
+            rank.update(part)
+
+    ranks = [_Rank(more) for _ in range(size)]
+    return ranks
+
+
+def balise_5(compress, expand, one_bit_mean, one_bit_adam):
+    answers = compress, expand, one_bit_mean, one_bit_adam
+    parts = world_after_world(observe, *answers, known=KNOWN, sizes=SIZES)
+    with closing(parts):  # at the first mistake the ranks end
+        for size in SIZES:
+            yield from judged(LOOKS, _ranks_of, parts, size, at=size, where=f"{size} rank{'s' * (size > 1)}")
+        for _ in parts:  # until the ranks are through
+            pass

@@ -1,5 +1,332 @@
-"""Answers to balise 5."""
+"""Answers to balise 5 of 20_deepspeed_and_friends: 1-bit Adam."""
 
 from tests.answers.bank import Bank
 
 bank = Bank("20_deepspeed_and_friends", whole=True)
+hint, slip, variant = bank.hint, bank.slip, bank.variant
+
+# bits and scales in one message, as bytes; signs as 2 · bit − 1; a server for each row with all_to_all on lists
+ONE_MESSAGE = """
+def compress(x):
+    return pack(x > 0), torch.linalg.vector_norm(x, 1, -1, keepdim=True) / x.shape[-1]
+
+
+def expand(bits, scales):
+    return (2.0 * unpack(bits) - 1) * scales
+
+
+def as_bytes(x):
+    bits, scales = compress(x)
+    return torch.cat([bits, scales.view(torch.uint8)], -1)
+
+
+def from_bytes(message):
+    return expand(message[..., :-4].contiguous(), message[..., -4:].contiguous().view(torch.float32))
+
+
+def one_bit_mean(x, worker_error, server_error):
+    worker_error += x
+    message = as_bytes(worker_error)
+    worker_error -= from_bytes(message)
+    received = [torch.empty_like(row) for row in message]
+    dist.all_to_all(received, [row.contiguous() for row in message])
+    server_error += sum(from_bytes(row) for row in received) / len(received)
+    message = as_bytes(server_error)
+    server_error -= from_bytes(message)
+    return from_bytes(gather(message))
+
+
+def one_bit_adam(state, gradient, lr, warmup, beta1=0.9, beta2=0.999, epsilon=1e-8):
+    t = state.steps = state.steps + 1
+    if t > warmup:
+        state.mean[:] = one_bit_mean(beta1 * state.mean + (1 - beta1) * gradient, state.worker_error, state.server_error)
+    else:
+        whole = gather(gradient).mean(0)
+        state.mean[:] = beta1 * state.mean + (1 - beta1) * whole
+        state.squares[:] = beta2 * state.squares + (1 - beta2) * whole * whole
+        state.root[:] = (state.squares / (1 - beta2**t)) ** 0.5 + epsilon
+    state.weights -= lr / (1 - beta1**t) * state.mean / state.root
+"""
+bank.text(5, None, ONE_MESSAGE)
+
+# messages between pairs of ranks; the warm-up goes through reduce-scatter's like, a sum of what swap brings
+IN_PAIRS = """
+def compress(x):
+    size = x.abs().sum(-1, keepdim=True) / x.size(-1)
+    return pack(torch.signbit(x).logical_not()), size
+
+
+def expand(bits, scales):
+    signs = unpack(bits).to(scales.dtype).mul_(2).sub_(1)
+    return signs.mul_(scales)
+
+
+def sent_around(rows):
+    me, n = dist.get_rank(), dist.get_world_size()
+    received = rows.clone()
+    messages = []
+    for other in range(n):
+        if other != me:
+            messages.append(dist.P2POp(dist.isend, rows[other].contiguous(), other))
+            messages.append(dist.P2POp(dist.irecv, received[other], other))
+    for work in dist.batch_isend_irecv(messages) if messages else []:
+        work.wait()
+    return received
+
+
+def one_bit_mean(x, worker_error, server_error):
+    n = dist.get_world_size()
+    bits, scales = compress(x + worker_error)
+    worker_error.add_(x).sub_(expand(bits, scales))
+    mean = expand(sent_around(bits), sent_around(scales)).sum(0).div_(n)
+    bits, scales = compress(mean + server_error)
+    server_error.add_(mean).sub_(expand(bits, scales))
+    return expand(gather(bits), gather(scales))
+
+
+def one_bit_adam(state, gradient, lr, warmup, beta1=0.9, beta2=0.999, epsilon=1e-8):
+    state.steps += 1
+    correction = 1 - beta1**state.steps
+    if state.steps <= warmup:
+        gradient = gather(sent_around(gradient).mean(0))
+        state.mean.mul_(beta1).add_(gradient, alpha=1 - beta1)
+        state.squares.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+        state.root = state.squares.div(1 - beta2**state.steps).sqrt_().add_(epsilon)
+    else:
+        state.mean.mul_(beta1).add_(gradient, alpha=1 - beta1)
+        state.mean.copy_(one_bit_mean(state.mean, state.worker_error, state.server_error))
+    state.weights.sub_(state.mean.div(correction).div_(state.root), alpha=lr)
+"""
+bank.text(5, None, IN_PAIRS)
+
+hint(5, "compress-form", "compress returns a pair: the signs, packed, uint8 (…, b / 8), and one scale a block, (…, 1). keepdim=True keeps "
+     "the last dimension.")  # fmt: skip
+slip(5, "compress-form", ("x.abs().mean(-1, keepdim=True)", "x.abs().mean(-1)"))
+slip(5, "compress-form", ("return pack(x >= 0),", "return x >= 0,"))
+slip(5, "compress-form", ("x.abs().mean(-1, keepdim=True)", "x.abs().mean()"))
+variant(5, "compress-form", ONE_MESSAGE, ("keepdim=True) / x.shape", "keepdim=False) / x.shape"))
+
+hint(
+    5,
+    "wrong-expansion",
+    "compress and expand together do not give plus or minus the mean absolute value of each block.",
+)
+slip(5, "wrong-expansion", ("scales, -scales)", "-scales, scales)"))
+variant(5, "wrong-expansion", ONE_MESSAGE, ("(2.0 * unpack(bits) - 1)", "(1 - 2.0 * unpack(bits))"))
+
+hint(
+    5,
+    "zero-for-minus",
+    "Negative numbers come back as zero. unpack gives True and False: False stands for minus the scale.",
+)
+slip(5, "zero-for-minus", ("torch.where(unpack(bits), scales, -scales)", "unpack(bits) * scales"))
+variant(5, "zero-for-minus", ONE_MESSAGE, ("(2.0 * unpack(bits) - 1)", "1.0 * unpack(bits)"))
+
+hint(
+    5,
+    "other-scale",
+    "The scale is another one: it is the mean of the *absolute* values of the block, which of all scales loses least.",
+)
+slip(5, "other-scale", ("x.abs().mean(-1, keepdim=True)", "x.square().mean(-1, keepdim=True).sqrt()"))
+slip(5, "other-scale", ("x.abs().mean(-1, keepdim=True)", "x.abs().amax(-1, keepdim=True)"))
+variant(
+    5,
+    "other-scale",
+    ONE_MESSAGE,
+    ("vector_norm(x, 1, -1, keepdim=True) / x.shape[-1]", "vector_norm(x, 2, -1, keepdim=True) / x.shape[-1] ** 0.5"),
+)
+
+hint(
+    5,
+    "mean-form",
+    "one_bit_mean gives the numbers of all servers on every rank, (N, k, b), as x has them. Each server has one row: gather.",
+)
+slip(5, "mean-form", ("return expand(gather(bits), gather(scales))", "return expand(bits, scales)"))
+variant(5, "mean-form", ONE_MESSAGE, ("return from_bytes(gather(message))", "return from_bytes(message)"))
+
+hint(5, "errors-not-kept", "After one_bit_mean the {which} is all zeros. It must be written in place, with copy_ or add_: binding the "
+     "name to a new tensor leaves the caller's as it was.")  # fmt: skip
+slip(
+    5,
+    "errors-not-kept",
+    ("worker_error.copy_(wanted - expand(bits, scales))", "worker_error = wanted - expand(bits, scales)"),
+)
+slip(5, "errors-not-kept", ("    server_error.copy_(wanted - expand(bits, scales))\n", ""))
+variant(5, "errors-not-kept", ONE_MESSAGE, ("server_error += sum", "server_error = server_error + sum"))
+
+hint(
+    5,
+    "nothing-travels",
+    "A rank sends nothing: each works with its own numbers alone. swap the rows, then gather the servers' results.",
+)
+NO_WIRE = ("expand(swap(bits), swap(scales)).mean(0)", "expand(bits, scales).mean(0)"), (
+    "expand(gather(bits), gather(scales))", "expand(bits, scales).expand(x.shape)")  # fmt: skip
+slip(5, "nothing-travels", *NO_WIRE)
+variant(5, "nothing-travels", ONE_MESSAGE,
+        ("    dist.all_to_all(received, [row.contiguous() for row in message])\n", "    received = [*message]\n"),
+        ("from_bytes(gather(message))", "from_bytes(message).expand(x.shape)"))  # fmt: skip
+
+hint(5, "floats-travel", "{times} times the bytes that are due are sent, most of them float32. On both ways only packed signs and scales travel: "
+     "compress before swap, and once more before gather.")  # fmt: skip
+slip(5, "floats-travel", ("expand(gather(bits), gather(scales))", "gather(expand(bits, scales))"))
+slip(5, "floats-travel", ("expand(swap(bits), swap(scales))", "swap(expand(bits, scales))"))
+variant(5, "floats-travel", ONE_MESSAGE, ("from_bytes(gather(message))", "gather(from_bytes(message))"))
+
+hint(
+    5,
+    "not-packed",
+    "{times} times the bytes that are due are sent: the signs travel as one byte each. Send what `pack` gives, eight signs a byte.",
+)
+slip(5, "not-packed", ("expand(gather(bits), gather(scales))", "expand(pack(gather(unpack(bits).byte()) > 0), gather(scales))"),
+     ("expand(swap(bits), swap(scales))", "expand(pack(swap(unpack(bits).byte()) > 0), swap(scales))"))  # fmt: skip
+variant(5, "not-packed", IN_PAIRS, ("sent_around(bits)", "pack(sent_around(unpack(bits).byte()).bool())"),
+        ("gather(bits)", "pack(gather(unpack(bits).byte()).bool())"))  # fmt: skip
+
+hint(5, "all-to-everyone", "{times} times the bytes that are due are sent: every rank hears all rows of all others. A server needs its own row "
+     "alone: swap, not gather.")  # fmt: skip
+slip(
+    5,
+    "all-to-everyone",
+    ("expand(swap(bits), swap(scales))", "expand(gather(bits), gather(scales))[:, dist.get_rank()]"),
+)
+variant(5, "all-to-everyone", ONE_MESSAGE,
+        ("    dist.all_to_all(received, [row.contiguous() for row in message])\n", "    received = [*gather(message)[:, dist.get_rank()]]\n"))  # fmt: skip
+
+hint(5, "wrong-mean", "What one_bit_mean returns is not the mean of what the ranks sent, compressed once more.")
+slip(5, "wrong-mean", ("expand(swap(bits), swap(scales)).mean(0)", "expand(swap(bits), swap(scales)).mean(0).abs()"))
+variant(5, "wrong-mean", ONE_MESSAGE, ("/ len(received)", "/ -len(received)"))
+
+hint(5, "sum-for-mean", "That is the sum of the ranks' numbers. A server takes their mean.")
+slip(5, "sum-for-mean", ("swap(scales)).mean(0)", "swap(scales)).sum(0)"))
+variant(5, "sum-for-mean", ONE_MESSAGE, (" / len(received)", ""))
+
+hint(5, "wrong-feedback", "The first round is right, later ones are not: an error is what was wanted (with the error before it) less what the bits "
+     "say, and is added to the next round.")  # fmt: skip
+slip(
+    5,
+    "wrong-feedback",
+    ("worker_error.copy_(wanted - expand(bits, scales))", "worker_error.copy_(expand(bits, scales) - wanted)"),
+)
+slip(5, "wrong-feedback", ("wanted = x + worker_error", "wanted = x"))
+slip(5, "wrong-feedback", (".mean(0) + server_error", ".mean(0)"))
+slip(5, "wrong-feedback", ("worker_error.copy_(wanted", "worker_error.copy_(x"))
+variant(5, "wrong-feedback", ONE_MESSAGE, ("worker_error += x", "worker_error[:] = x"))
+
+hint(5, "weights-rebound", "state.weights is another tensor after the step, and the model's own weights have not moved: they are views of the one "
+     "that was given. Change it in place.")  # fmt: skip
+slip(5, "weights-rebound", ("state.weights.addcdiv_(", "state.weights = state.weights.addcdiv("))
+variant(5, "weights-rebound", ONE_MESSAGE, ("state.weights -= lr", "state.weights = state.weights - lr"))
+
+hint(5, "wrong-warm-up", "The warm-up is not Adam: compare mean, squares, both corrections and ε.")
+slip(5, "wrong-warm-up", (" / (1 - beta2**state.steps)", ""))
+slip(5, "wrong-warm-up", (" / (1 - beta1**state.steps)", ""))
+variant(5, "wrong-warm-up", ONE_MESSAGE, ("(state.squares / (1 - beta2**t))", "state.squares"))
+
+hint(
+    5,
+    "warm-up-not-mean",
+    "The warm-up's gradient is not the mean over the ranks: all-reduce it, and divide by their number.",
+)
+slip(5, "warm-up-not-mean", ("gradient = gradient / dist.get_world_size()", "gradient = gradient * 1"))
+slip(
+    5,
+    "warm-up-not-mean",
+    ("        dist.all_reduce(gradient)\n        gradient = gradient / dist.get_world_size()\n", ""),
+)
+variant(5, "warm-up-not-mean", ONE_MESSAGE, ("gather(gradient).mean(0)", "gather(gradient).sum(0)"))
+
+hint(
+    5,
+    "squares-go-on",
+    "state.squares changes after the warm-up. From there on it stays: it is not linear, and errors in it never cancel.",
+)
+slip(5, "squares-go-on", ("        mixed = ", "        state.squares.lerp_(gradient**2, 1 - beta2)\n        mixed = "))
+slip(
+    5,
+    "squares-go-on",
+    (
+        "        mixed = ",
+        "        state.squares.lerp_(gradient**2, 1 - beta2)\n        state.root = (state.squares / (1 - beta2**state.steps)).sqrt() + epsilon\n        mixed = ",
+    ),
+)
+variant(
+    5,
+    "squares-go-on",
+    ONE_MESSAGE,
+    (
+        "    if t > warmup:\n",
+        "    if t > warmup:\n        state.squares += (1 - beta2) * (gradient**2 - state.squares)\n",
+    ),
+)
+
+hint(5, "still-all-reduce", "After the warm-up a step still sends {times} times the bytes that are due. Its gradient stays on its rank: only the mean "
+     "travels, by one_bit_mean.")  # fmt: skip
+slip(
+    5,
+    "still-all-reduce",
+    (
+        "        mixed = ",
+        "        dist.all_reduce(gradient)\n        gradient = gradient / dist.get_world_size()\n        mixed = ",
+    ),
+)
+slip(
+    5,
+    "still-all-reduce",
+    ("state.mean = one_bit_mean(mixed, state.worker_error, state.server_error)", "state.mean = gather(mixed).mean(0)"),
+)
+variant(
+    5,
+    "still-all-reduce",
+    ONE_MESSAGE,
+    ("    if t > warmup:\n", "    if t > warmup:\n        gradient = gather(gradient).mean(0)\n"),
+)
+
+hint(5, "wrong-compressed-step", "The warm-up is right, the steps after it are not. Mix this rank's gradient into the common mean, exchange that, keep "
+     "what comes back as the mean; root stays.")  # fmt: skip
+slip(
+    5,
+    "wrong-compressed-step",
+    ("        state.mean = one_bit_mean(mixed", "        state.mean = mixed + 0 * one_bit_mean(mixed"),
+)
+slip(5, "wrong-compressed-step", ("state.mean.lerp(gradient, 1 - beta1)", "state.mean.lerp(gradient, beta1)"))
+variant(
+    5, "wrong-compressed-step", ONE_MESSAGE, ("one_bit_mean(beta1 * state.mean +", "one_bit_mean(beta2 * state.mean +")
+)
+
+hint(5, "gradient-compressed", "The gradient is what travels as bits here. Exchange the mean, with the gradient mixed in: it changes slowly, so "
+     "what one step loses the next ones bring.")  # fmt: skip
+slip(5, "gradient-compressed", ("        mixed = state.mean.lerp(gradient, 1 - beta1)\n        state.mean = one_bit_mean(mixed, state.worker_error, state.server_error)",
+     "        gradient = one_bit_mean(gradient, state.worker_error, state.server_error)\n        state.mean.lerp_(gradient, 1 - beta1)"))  # fmt: skip
+variant(5, "gradient-compressed", ONE_MESSAGE, ("one_bit_mean(beta1 * state.mean + (1 - beta1) * gradient, state.worker_error, state.server_error)",
+        "beta1 * state.mean + (1 - beta1) * one_bit_mean(gradient, state.worker_error, state.server_error)"))  # fmt: skip
+
+hint(
+    5,
+    "warm-up-length",
+    "The number of warm-up steps is off by one: the first step is 1, and `warmup` is the last that is plain Adam.",
+)
+slip(5, "warm-up-length", ("state.steps <= warmup", "state.steps <= warmup + 1"))
+variant(5, "warm-up-length", ONE_MESSAGE, ("t > warmup", "t > warmup + 1"))
+
+hint(
+    5,
+    "ranks-waiting",
+    "The ranks stood still. All of them must call swap and gather as often, and in the same order. {error}",
+)
+slip(
+    5,
+    "ranks-waiting",
+    (
+        "expand(gather(bits), gather(scales))",
+        "expand(gather(bits), gather(scales) if dist.get_rank() else scales.expand(len(x), -1, -1))",
+    ),
+)
+variant(
+    5,
+    "ranks-waiting",
+    ONE_MESSAGE,
+    (
+        "from_bytes(gather(message))",
+        "from_bytes(gather(message) if dist.get_rank() else message.expand(len(x), *message.shape))",
+    ),
+)
