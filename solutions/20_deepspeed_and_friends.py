@@ -19,10 +19,15 @@ import inspect
 import itertools
 import json
 import logging
+import os
+import subprocess
+import sys
 import tempfile
 import time
 import warnings
+from pathlib import Path
 
+import cloudpickle
 import matplotlib.pyplot as plt
 import numpy as np
 import torch
@@ -815,48 +820,255 @@ for share in (0.1, 0.15, 0.2):
 # request 8490 of its repository), then what carried their bits (8547). Nothing above is measured with DeepSpeed.
 
 # %% [markdown]
+# ## Accelerate and Fabric: the loop stays yours
+#
+# DeepSpeed's engine takes over the step. Accelerate (Hugging Face) and Fabric (Lightning) take less: you keep your loop, and hand them the
+# *objects* that it works on. What they give back looks the same and does more: the model is inside DDP, the loader gives each
+# rank its share, the optimizer may know when to wait. Here is the loop of one process that you port twice.
+
+
+# %% tags=["setup"]
+def train_alone(model, optimizer, loader, accumulation, max_norm, cpu=True):
+    """One epoch on one process. Yields each step's loss, the mean over its micro-batches; the last step may have fewer."""
+    losses = []
+    for i, tokens in enumerate(loader, 1):
+        loss = language_loss(model, tokens)
+        (loss / accumulation).backward()
+        losses.append(loss.detach())
+        if i % accumulation == 0 or i == len(loader):
+            nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+            optimizer.step()
+            optimizer.zero_grad()
+            yield torch.stack(losses).mean()
+            losses = []
+
+
+def ported(train, micro=MICRO):
+    """On a rank: a loop that is written like `train_alone`, on the samples of all STEPS steps in their order."""
+    model, steps = make_model(), range(STEPS)
+    samples = [data.batch_of_text(TOKENS, BATCH, CONFIG.max_length + 1, seed=step) for step in steps]
+    loader = torch.utils.data.DataLoader(torch.cat(samples).to(launch.device()), batch_size=micro)
+    on_cpu = launch.device().type == "cpu"
+    return train(model, make_optimizer(model), loader, ACCUMULATION, MAX_NORM, cpu=on_cpu)
+
+
+def changed_lines(train):
+    """Lines of `train`'s body that do not stand, in this order, in `train_alone`; indentation does not count."""
+    bodies = [[line.strip() for line in inspect.getsource(each).splitlines()[2:]] for each in (train_alone, train)]
+    same = sum(block.size for block in difflib.SequenceMatcher(None, *bodies, autojunk=False).get_matching_blocks())
+    return len([line for line in bodies[1] if line]) - same
+
+
+# %%
+found["one process"] = launch.ranks(measured, ported, train_alone, RANKS * MICRO, n=1, timeout=60)[0]
+shown("one process", found["one process"])
+
+# %% [markdown]
 # ### Balise 6 · Accelerate
 #
-# Placeholder of balise 6. About 1 line.
+# **Why.** A script that many people run, on a laptop and on 64 cards, should not ask in each line on how many. Accelerate finds that out
+# once, and the loop no longer mentions it.
+#
+# Write `train_alone` again as **`train_with_accelerate(model, optimizer, loader, accumulation, max_norm, cpu=True)`**, for as many
+# processes as there are. It is called on each of them, with the same model and the same loader, and yields each step's loss
+# *on this rank*. At most ten lines differ from `train_alone`.
+#
+# - `Accelerator(gradient_accumulation_steps=…, cpu=…)` finds the other processes by the variables that a launcher sets (`RANK`,
+#   `WORLD_SIZE`, …). Without `cpu=True` it looks for cards alone: where there are none, each process believes that it is alone,
+#   and nobody says a word.
+# - `accelerator.prepare(…)` takes model, optimizer and loader, and returns what the loop has to use from here on. Rank $r$ of
+#   $N$ gets every $N$-th batch of the loader, from number $r$ on.
+# - `with accelerator.accumulate(model):` stands around the work of one micro-batch, and counts them. Inside,
+#   `accelerator.sync_gradients` is true where a step is due: after each `accumulation` micro-batches, *and at the end of the loader*.
+#   Elsewhere DDP sends nothing.
+# - `accelerator.backward(loss)` divides by the number of micro-batches itself. `accelerator.clip_grad_norm_` belongs where
+#   `sync_gradients` is true: before, the gradient is this rank's alone, and unfinished.
+#
+# Import `accelerate` inside the function. About 14 lines, of which you write 8 anew, 10 minutes.
 #
 # <details><summary>Hint</summary>
 #
-# Placeholder.
+# ```python
+# accelerator = Accelerator(cpu=cpu, gradient_accumulation_steps=accumulation)
+# model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+# for tokens in loader:
+#     with accelerator.accumulate(model):
+#         …                                # loss, accelerator.backward
+#         if accelerator.sync_gradients:
+#             …                            # clip, step, zero_grad, yield
+# ```
 # </details>
 
 
 # %% tags=["balise-6"]
-def train_with_accelerate(x):
-    """Placeholder."""
+def train_with_accelerate(model, optimizer, loader, accumulation, max_norm, cpu=True):
+    """One epoch, on each rank. Yields each step's loss on this rank, the mean over its micro-batches."""
     # BEGIN SOLUTION
-    return x
+    from accelerate import Accelerator
+
+    accelerator = Accelerator(cpu=cpu, gradient_accumulation_steps=accumulation)
+    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+    losses = []
+    for tokens in loader:
+        with accelerator.accumulate(model):
+            loss = language_loss(model, tokens)
+            accelerator.backward(loss)
+            losses.append(loss.detach())
+            if accelerator.sync_gradients:
+                accelerator.clip_grad_norm_(model.parameters(), max_norm)
+                optimizer.step()
+                optimizer.zero_grad()
+                yield torch.stack(losses).mean()
+                losses = []
     # END SOLUTION
 
 
 # %%
 tp.check(6, train_with_accelerate)
 
+
+# %%
+def ours_and_theirs(name, library, train):
+    """Train with a port where its library is; figures into `found`, beside one process that had the same batches."""
+    if frameworks.here(library):
+        row = launch.ranks(measured, ported, train, n=RANKS, timeout=90)[0] | {"changed": changed_lines(train)}
+        recorded.note(WORK, name, row, on_cpu=True)
+    else:
+        row = recorded.instead(library, WORK, name)
+    if row is None:
+        return
+    found[name] = row
+    shown(name, row)
+    worst = max(abs(a - b) for a, b in zip(row["losses"], found["one process"]["losses"]))
+    print(f"{row['changed']} changed lines; losses differ from one process by at most {worst:.1e}")
+    assert worst < 1e-3, "another training"
+
+
+ours_and_theirs("Accelerate", "accelerate", train_with_accelerate)
+
+# %% [markdown]
+# ### The launcher that starts one process
+#
+# `accelerate launch --num_processes 2 script.py` starts a script on two cards. **Commit to a guess**: on a machine without cards, with
+# `--cpu`, how many processes run, and is there a warning?
+
+# %%
+guess = {"processes of accelerate launch --cpu --num_processes 2": None, "a warning": None}
+
+# %%
+SCRIPT = """
+import sys, cloudpickle
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState
+
+print("Accelerator()         sees processes:", Accelerator().num_processes, flush=True)
+AcceleratorState._reset_state(True)
+print("Accelerator(cpu=True) sees processes:", Accelerator(cpu=True).num_processes, flush=True)
+train, arguments = cloudpickle.load(open(sys.argv[1], "rb"))
+*_, last = train(*arguments)
+print(f"the last loss is {last:.4f}", flush=True)
+"""
+LAUNCHERS = {
+    "accelerate launch --cpu --num_processes 2": ("accelerate.commands.launch", "--cpu", "--num_processes=2"),
+    "torchrun --nproc-per-node 2": ("torch.distributed.run", "--standalone", "--local-addr=127.0.0.1", "--nproc-per-node=2"),
+}  # fmt: skip
+
+
+def from_a_shell(launcher, train):
+    """Lines that the script prints, started so, with one thread a process, over loopback."""
+    model, quiet = Llama(CONFIG), {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "CUDA_VISIBLE_DEVICES": ""}
+    loader = torch.utils.data.DataLoader(TOKENS[: BATCH * 33].view(BATCH, 33), batch_size=MICRO)
+    with tempfile.TemporaryDirectory() as folder:
+        script, task = Path(folder, "script.py"), Path(folder, "task")
+        script.write_text(SCRIPT)
+        task.write_bytes(cloudpickle.dumps((train, (model, make_optimizer(model), loader, ACCUMULATION, MAX_NORM))))
+        command = [sys.executable, "-m", *launcher, str(script), str(task)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=os.environ | quiet)
+    return done.stdout.splitlines() or done.stderr.splitlines()[-3:]
+
+
+# %%
+if frameworks.here("accelerate"):
+    said = {name: from_a_shell(launcher, train_with_accelerate) for name, launcher in LAUNCHERS.items()}
+    recorded.note(WORK, "launchers", said, on_cpu=True)
+else:
+    said = recorded.instead("accelerate", WORK, "launchers") or {}
+for name, lines in said.items():
+    print(name, *lines, sep="\n    ")
+
+# %% [markdown]
+# With `--cpu` the launcher leaves all its branches that start several processes: each of them asks for `not args.cpu` (`launch_command` in
+# `accelerate/commands/launch.py`). What is left starts the script once, and `--num_processes` only tells it how many threads to take.
+# The script runs to its end, with half the batch. `torchrun` starts two, and sets the variables that `Accelerator(cpu=True)` reads.
+# Without `cpu=True` each of the two would train alone, on all data, and both would write the same checkpoint.
+# So print `accelerator.num_processes` in the first line of every log.
+
 # %% [markdown]
 # ### Balise 7 · Lightning Fabric
 #
-# Placeholder of balise 7. About 1 line.
+# **Why.** Fabric hides less than Accelerate: *you* count micro-batches, and say where gradients travel. In return nothing happens that does
+# not stand in the loop, and the same loop runs under `strategy="ddp"`, `"fsdp"` or `"deepspeed"`.
+#
+# Write **`train_with_fabric(model, optimizer, loader, accumulation, max_norm, cpu=True)`**, as in balise 6. Again at most ten lines differ
+# from `train_alone`.
+#
+# - `Fabric(accelerator="cpu", devices=…)`: `"cuda"` where `cpu` is false. `devices` is the number of processes on this machine, which
+#   launchers leave in `os.environ["WORLD_SIZE"]` (one machine, here). With more than one, DDP is the strategy unless you name another.
+# - `fabric.launch()` meets the other processes.
+# - `fabric.setup(model, optimizer)` and `fabric.setup_dataloaders(loader)` return what the loop has to use. The loader's *samples* are dealt
+#   out one by one: rank $r$ of $N$ gets every $N$-th.
+# - `with fabric.no_backward_sync(model, enabled=…):` around forward and backward: where it is enabled, nothing is sent.
+# - `fabric.backward(loss)` divides by nothing. `fabric.clip_gradients(model, optimizer, max_norm=…)`.
+#
+# The package is called `lightning-fabric`, the module `lightning_fabric`; in the large package `lightning` it is `lightning.fabric`.
+# Import it inside the function. About 16 lines, of which you write 10 anew, 10 minutes.
 #
 # <details><summary>Hint</summary>
 #
-# Placeholder.
+# ```python
+# fabric = Fabric(accelerator="cpu" if cpu else "cuda", devices=int(os.environ["WORLD_SIZE"]))
+# …
+# for i, tokens in enumerate(loader, 1):
+#     due = i % accumulation == 0 or i == len(loader)
+#     with fabric.no_backward_sync(model, enabled=not due):
+#         …                                # loss, fabric.backward
+#     if due:
+#         …                                # clip, step, zero_grad, yield
+# ```
 # </details>
 
 
 # %% tags=["balise-7"]
-def train_with_fabric(x):
-    """Placeholder."""
+def train_with_fabric(model, optimizer, loader, accumulation, max_norm, cpu=True):
+    """One epoch, on each rank. Yields each step's loss on this rank, the mean over its micro-batches."""
     # BEGIN SOLUTION
-    return x
+    from lightning_fabric import Fabric
+
+    fabric = Fabric(accelerator="cpu" if cpu else "cuda", devices=int(os.environ["WORLD_SIZE"]))
+    fabric.launch()
+    model, optimizer = fabric.setup(model, optimizer)
+    loader = fabric.setup_dataloaders(loader)
+    losses = []
+    for i, tokens in enumerate(loader, 1):
+        due = i % accumulation == 0 or i == len(loader)
+        with fabric.no_backward_sync(model, enabled=not due):
+            loss = language_loss(model, tokens)
+            fabric.backward(loss / accumulation)
+        losses.append(loss.detach())
+        if due:
+            fabric.clip_gradients(model, optimizer, max_norm=max_norm)
+            optimizer.step()
+            optimizer.zero_grad()
+            yield torch.stack(losses).mean()
+            losses = []
     # END SOLUTION
 
 
 # %%
 tp.check(7, train_with_fabric)
+
+# %%
+ours_and_theirs("Fabric", "lightning_fabric", train_with_fabric)
 
 # %% [markdown]
 # ## The table

@@ -1,14 +1,9 @@
-"""Placeholder."""
+"""Balise 6: the loop with Accelerate, on two ranks."""
 
-from dlojz_tp.checking.looks import Look, judged
+from dlojz_tp.checks.deepspeed_and_friends.ported import as_one_process
 
-
-def observe(answer):
-    yield {"form": answer(1)}
+KNOWN = []
 
 
-LOOKS = [Look("placeholder", "form", 1, "raised")]
-
-
-def balise_6(answer):
-    yield from judged(LOOKS, observe, answer)
+def balise_6(train_with_accelerate):
+    yield from as_one_process(train_with_accelerate, "accelerate", "Accelerator", "num_processes", KNOWN)

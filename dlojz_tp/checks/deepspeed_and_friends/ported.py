@@ -1,0 +1,215 @@
+"""What a loop that was ported to a framework does on two ranks, beside one process that takes both shares as one batch."""
+
+import functools
+import importlib
+import os
+from collections.abc import Iterable
+from typing import NamedTuple
+from unittest import mock
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from dlojz_tp import frameworks
+from dlojz_tp.checking.looks import Look, Value, judged, within
+from dlojz_tp.models import Llama, LlamaConfig, language_loss
+from dlojz_tp.probes.ranks import world_after_world
+from dlojz_tp.probes.traffic import Traffic
+
+for library in filter(frameworks.here, ("accelerate", "lightning_fabric")):
+    importlib.import_module(library)  # once, in the process that ranks are forked from
+
+RANKS = 2
+CONFIG = LlamaConfig(64, width=32, heads=2, layers=1, max_length=16)
+RATE = 0.5
+GRADIENTS = ("all_reduce", "reduce_scatter", "reduce", "all_gather")
+
+
+class Case(NamedTuple):
+    """One epoch. batch: sequences of a micro-batch on a rank. accumulation: micro-batches of a step."""
+
+    samples: int
+    batch: int
+    accumulation: int
+    max_norm: float
+
+
+# accumulation does not divide the micro-batches; first without clipping, which would hide a gradient of another scale
+CASES = {"four micro-batches, 3 of them a step": Case(24, 3, 3, 1e6), "five, 2 a step, clipped": Case(20, 2, 2, 0.5)}
+
+
+def parts(case):
+    """The model, its optimizer, and sequences whose first token is their number."""
+    torch.manual_seed(0)
+    model = Llama(CONFIG)
+    tokens = torch.randint(64, (case.samples, 9), generator=torch.Generator().manual_seed(1))
+    tokens[:, 0] = torch.arange(case.samples)
+    return model, torch.optim.SGD(model.parameters(), lr=RATE), tokens
+
+
+@functools.cache
+def truth(name):
+    """The same epoch on one process: losses of steps, norms before clipping, how far the weights moved, and when."""
+    case = CASES[name]
+    model, optimizer, tokens = parts(case)
+    before = _flat(model)
+    losses, part, norms, batches = [], [], [], list(tokens.split(RANKS * case.batch))
+    for i, batch in enumerate(batches, 1):
+        part.append(language_loss(model, batch))
+        (part[-1] / case.accumulation).backward()
+        if i % case.accumulation == 0 or i == len(batches):
+            losses.append(sum(loss.item() for loss in part) / len(part))
+            part.clear()
+            norms.append(float(nn.utils.clip_grad_norm_(model.parameters(), case.max_norm)))
+            optimizer.step()
+            optimizer.zero_grad()
+    steps = [int(i % case.accumulation == 0 or i == len(batches)) for i in range(1, len(batches) + 1)]
+    return {"losses": losses, "norms": norms, "moved": _flat(model) - before, "steps": steps,
+            "batches": [batch[:, 0].tolist() for batch in batches]}  # fmt: skip
+
+
+def _flat(model):
+    return torch.cat([p.detach().flatten() for p in model.parameters()]).double()
+
+
+def on_rank(train, library, kind, size_of):
+    """On a rank, case after case: what the answer did. kind: the framework's class, which knows how many ranks there are."""
+    os.environ["TORCHELASTIC_RUN_ID"] = "check"  # as torchrun sets it
+    made = getattr(importlib.import_module(library), kind)
+    for case in CASES.values():
+        yield _epoch(train, case, made, size_of)
+        if library == "accelerate":  # it keeps one state for the whole process
+            from accelerate.state import AcceleratorState, GradientState
+
+            AcceleratorState._reset_state(True)
+            GradientState._reset_state()
+
+
+def _epoch(train, case, made, size_of):
+    model, optimizer, tokens = parts(case)
+    before, size = _flat(model), sum(p.numel() * p.element_size() for p in model.parameters())
+    saw, norms, instances = [], [], []
+    begin = made.__init__
+
+    def noted(self, *args, **kwargs):
+        begin(self, *args, **kwargs)
+        instances.append(self)
+
+    with Traffic() as traffic, mock.patch.object(made, "__init__", noted):
+
+        def forward(_, inputs):
+            saw.append(inputs[0][:, 0].tolist())
+            traffic.mark("micro-batch")
+
+        def step(*_):
+            norms.append(float(nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])))
+            traffic.mark("step")
+
+        model.register_forward_pre_hook(forward)
+        optimizer.register_step_pre_hook(step)
+        given = train(
+            model, optimizer, DataLoader(tokens, batch_size=case.batch), case.accumulation, case.max_norm, cpu=True
+        )
+        losses = list(given) if isinstance(given, Iterable) else None
+    reduced, steps = [], []
+    for event in traffic.events:
+        if event.name == "micro-batch":
+            reduced.append(0)
+            steps.append(0)
+        elif event.name == "step" and steps:
+            steps[-1] += 1
+        elif event.name in GRADIENTS and reduced:
+            reduced[-1] += event.bytes / size
+    single = losses is not None and all(
+        isinstance(one, torch.Tensor | float) and torch.as_tensor(one).dim() == 0 for one in losses
+    )
+    return {
+        "form": f"{len(losses)} numbers" if single else None if given is None else _described(losses or given),
+        "processes": [getattr(one, size_of) for one in instances][-1:],
+        "saw": saw, "steps": steps, "reduced": [round(each, 1) for each in reduced], "norms": norms,
+        "losses": [float(loss) for loss in losses] if single else [], "moved": _flat(model) - before,
+    }  # fmt: skip
+
+
+def _described(value):
+    return f"{len(value)} of {type(value[0]).__name__}" if isinstance(value, list) and value else type(value).__name__
+
+
+def _both(seen):
+    """What all ranks show: one thing, or all of it."""
+    return seen[0] if all(one == seen[0] for one in seen) else seen
+
+
+def _alone(seen, due):
+    return "no-framework" if not any(seen) else "alone" if [1] in seen else "other-worlds"
+
+
+def _shares(ranks):
+    """Sequences of each micro-batch, of both ranks together."""
+    return [sorted(first + second) for first, second in zip(*(rank["saw"] for rank in ranks))]
+
+
+def _other_shares(seen, due):
+    return "same-batches" if all(one[::2] == one[1::2] for one in seen) else "other-batches"
+
+
+def _reductions(seen, due):
+    seen = _both(seen)
+    return "never-reduced" if not any(map(bool, seen)) else "always-reduced" if len(seen) == len(due) and min(
+        map(float, seen), default=0) >= 1 else "other-boundaries"  # fmt: skip
+
+
+def _steps(seen, due):
+    seen = _both(seen)
+    return "always-stepped" if seen == [1] * len(due) else "rest-lost" if seen == [*due[:-1], 0] else "other-steps"
+
+
+def _in_both(seen, due):
+    """Each rank, and both alike."""
+    return all(one == due for one in seen)
+
+
+def _norms(seen, due):
+    if any(len(one) != len(due) for one in seen):
+        return "other-gradient"
+    ratio = seen[0][0] / due[0]
+    if due[0] == due[-1]:  # both are at the bound: this is the case with clipping
+        return "not-clipped" if ratio > 1.01 else "other-clipping"
+    return {3.0: "not-divided", 0.3: "divided-twice"}.get(round(ratio, 1), "other-gradient")
+
+
+def _first_norm(seen, due):
+    return {"got": [[round(norm, 3) for norm in one] for one in seen], "expected": [round(norm, 3) for norm in due]}
+
+
+def _due_norms(at):
+    return [min(norm, CASES[at].max_norm) for norm in truth(at)["norms"]]
+
+
+def _norms_close(seen, due):
+    return all(len(one) == len(due) and within(1e-3)(torch.tensor(one), torch.tensor(due)) for one in seen)
+
+
+def _mean(ranks):
+    return [sum(both) / RANKS for both in zip(*(rank["losses"] for rank in ranks))]
+
+
+LOOKS = [
+    Look("a loss for each step", "form", lambda at: f"{len(truth(at)['losses'])} numbers", "losses-form", _in_both),
+    Look("the framework knows of two processes", "processes", [RANKS], _alone, _in_both),
+    Look("together the ranks see each batch once", _shares, lambda at: truth(at)["batches"], _other_shares),
+    Look("gradients are reduced where accumulation ends, and only there", "reduced", lambda at: [float(one) for one in truth(at)["steps"]], _reductions, _in_both),
+    Look("there the optimizer steps, after the last micro-batch too", "steps", lambda at: truth(at)["steps"], _steps, _in_both),
+    Look("by the gradient of all that they saw, clipped by its norm", "norms", _due_norms, _norms, _norms_close, _first_norm),
+    Value("the weights move as on one process", lambda ranks: [rank["moved"] / RATE for rank in ranks], lambda at: [truth(at)["moved"] / RATE] * RANKS, "other-training", within(1e-4)),
+    Value("the losses are the means of the micro-batches", _mean, lambda at: truth(at)["losses"], "other-losses", within(1e-4)),
+]  # fmt: skip
+
+
+def as_one_process(train, library, kind, size_of, known):
+    """The claims of a check. known: words of an exception, and the hint that it gets."""
+    frameworks.need(library)
+    worlds = world_after_world(on_rank, train, library, kind, size_of, known=known, sizes=(RANKS,), timeout=25)
+    for name, (_, ranks) in zip(CASES, worlds):
+        yield from judged(LOOKS, lambda _, ranks=ranks: ranks, train, at=name, where=f"2 ranks, {name}")
