@@ -25,6 +25,7 @@ import sys
 import tempfile
 import time
 import warnings
+from collections import Counter
 from pathlib import Path
 
 import cloudpickle
@@ -853,10 +854,9 @@ def ported(train, micro=MICRO):
 
 
 def changed_lines(train):
-    """Lines of `train`'s body that do not stand, in this order, in `train_alone`; indentation does not count."""
-    bodies = [[line.strip() for line in inspect.getsource(each).splitlines()[2:]] for each in (train_alone, train)]
-    same = sum(block.size for block in difflib.SequenceMatcher(None, *bodies, autojunk=False).get_matching_blocks())
-    return len([line for line in bodies[1] if line]) - same
+    """Lines of `train`'s body that do not stand in `train_alone`; indentation does not count."""
+    old, new = (Counter(map(str.strip, inspect.getsource(each).splitlines()[2:])) for each in (train_alone, train))
+    return sum(count for line, count in (new - old).items() if line)
 
 
 # %%
@@ -965,8 +965,7 @@ print("Accelerator()         sees processes:", Accelerator().num_processes, flus
 AcceleratorState._reset_state(True)
 print("Accelerator(cpu=True) sees processes:", Accelerator(cpu=True).num_processes, flush=True)
 train, arguments = cloudpickle.load(open(sys.argv[1], "rb"))
-*_, last = train(*arguments)
-print(f"the last loss is {last:.4f}", flush=True)
+print("steps of the epoch:", len(list(train(*arguments))), flush=True)
 """
 LAUNCHERS = {
     "accelerate launch --cpu --num_processes 2": ("accelerate.commands.launch", "--cpu", "--num_processes=2"),
@@ -975,7 +974,7 @@ LAUNCHERS = {
 
 
 def from_a_shell(launcher, train):
-    """Lines that the script prints, started so, with one thread a process, over loopback."""
+    """Lines that the script prints for one batch of samples, started so, with one thread a process, over loopback."""
     model, quiet = Llama(CONFIG), {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "CUDA_VISIBLE_DEVICES": ""}
     loader = torch.utils.data.DataLoader(TOKENS[: BATCH * 33].view(BATCH, 33), batch_size=MICRO)
     with tempfile.TemporaryDirectory() as folder:
@@ -999,7 +998,7 @@ for name, lines in said.items():
 # %% [markdown]
 # With `--cpu` the launcher leaves all its branches that start several processes: each of them asks for `not args.cpu` (`launch_command` in
 # `accelerate/commands/launch.py`). What is left starts the script once, and `--num_processes` only tells it how many threads to take.
-# The script runs to its end, with half the batch. `torchrun` starts two, and sets the variables that `Accelerator(cpu=True)` reads.
+# The script runs to its end, twice as many steps of half the batch. `torchrun` starts two, and sets the variables that `Accelerator(cpu=True)` reads.
 # Without `cpu=True` each of the two would train alone, on all data, and both would write the same checkpoint.
 # So print `accelerator.num_processes` in the first line of every log.
 

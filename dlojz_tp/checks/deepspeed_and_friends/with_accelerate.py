@@ -2,8 +2,6 @@
 
 from dlojz_tp.checks.deepspeed_and_friends.ported import as_one_process
 
-KNOWN = []
-
 
 def balise_6(train_with_accelerate):
-    yield from as_one_process(train_with_accelerate, "accelerate", "Accelerator", "num_processes", KNOWN)
+    yield from as_one_process(train_with_accelerate, "accelerate", "Accelerator", "num_processes")

@@ -2,7 +2,7 @@
 
 from dlojz_tp.checks.deepspeed_and_friends.ported import as_one_process
 
-KNOWN = []
+KNOWN = [("does not match the world size", "alone", {"n": 1}), ("you must call `.launch()`", "not-launched")]
 
 
 def balise_7(train_with_fabric):

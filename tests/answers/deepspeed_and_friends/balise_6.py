@@ -1,5 +1,275 @@
-"""Answers to balise 6."""
+"""Answers to balise 6 of 20_deepspeed_and_friends: the loop with Accelerate."""
 
 from tests.answers.bank import Bank
 
 bank = Bank("20_deepspeed_and_friends", whole=True)
+hint, slip, variant = bank.hint, bank.slip, bank.variant
+
+# the prepared optimizer waits by itself where no step is due
+WAITING = """
+def train_with_accelerate(model, optimizer, loader, accumulation, max_norm, cpu=True):
+    import accelerate
+
+    here = accelerate.Accelerator(gradient_accumulation_steps=accumulation, cpu=cpu)
+    loader, model, optimizer = here.prepare(loader, model, optimizer)
+    total, count = 0.0, 0
+    for tokens in loader:
+        with here.accumulate(model):
+            loss = language_loss(model, tokens)
+            here.backward(loss)
+            if here.sync_gradients:
+                here.clip_grad_norm_(model.parameters(), max_norm)
+            optimizer.step()
+            optimizer.zero_grad()
+        total, count = total + loss.detach(), count + 1
+        if here.sync_gradients:
+            yield total / count
+            total, count = 0.0, 0
+"""
+bank.text(6, None, WAITING)
+
+# counts by itself, and returns a list
+COUNTING = """
+def train_with_accelerate(model, optimizer, loader, accumulation, max_norm, cpu=True):
+    from accelerate import Accelerator
+
+    accelerator = Accelerator(cpu=cpu)
+    model, loader = accelerator.prepare(model, loader)
+    losses, found = [], []
+    for i, tokens in enumerate(loader, 1):
+        due = i % accumulation == 0 or i == len(loader)
+        with contextlib.nullcontext() if due else accelerator.no_sync(model):
+            loss = language_loss(model, tokens)
+            accelerator.backward(loss / accumulation)
+        losses.append(float(loss.detach()))
+        if due:
+            nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+            optimizer.step()
+            optimizer.zero_grad()
+            found.append(sum(losses) / len(losses))
+            losses = []
+    return found
+"""
+bank.text(6, None, COUNTING)
+
+MADE = "Accelerator(cpu=cpu, gradient_accumulation_steps=accumulation)"
+PREPARED = "    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)\n"
+CLIPPED = "                accelerator.clip_grad_norm_(model.parameters(), max_norm)\n"
+STEPPED = "                optimizer.step()\n                optimizer.zero_grad()\n"
+YIELDED = "                yield torch.stack(losses).mean()\n                losses = []\n"
+SYNC = "            if accelerator.sync_gradients:\n"
+
+hint(6, "alone", "Two processes run, and the Accelerator knows {n}. On processors it finds the others only with cpu=True: without it each trains alone, "
+     "on all of the data, and nobody says so.")  # fmt: skip
+slip(6, "alone", ("cpu=cpu, ", ""))
+slip(6, "alone", ("cpu=cpu", "cpu=False"))
+variant(6, "alone", WAITING, (", cpu=cpu)", ")"))
+bank.text(6, "alone", """
+def train_with_accelerate(model, optimizer, loader, accumulation, max_norm, cpu=True):
+    yield from train_alone(model, optimizer, loader, accumulation, max_norm)
+""")  # fmt: skip
+# DDP by hand is no Accelerate
+BY_HAND = """
+def train_with_accelerate(model, optimizer, loader, accumulation, max_norm, cpu=True):
+    model = DDP(model)
+    sampler = torch.utils.data.DistributedSampler(loader.dataset, shuffle=False)
+    loader = torch.utils.data.DataLoader(loader.dataset, loader.batch_size, sampler=sampler)
+    losses = []
+    for i, tokens in enumerate(loader, 1):
+        due = i % accumulation == 0 or i == len(loader)
+        with contextlib.nullcontext() if due else model.no_sync():
+            loss = language_loss(model, tokens)
+            (loss / accumulation).backward()
+        losses.append(loss.detach())
+        if due:
+            nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+            optimizer.step()
+            optimizer.zero_grad()
+            yield torch.stack(losses).mean()
+            losses = []
+"""
+bank.text(6, "alone", BY_HAND)
+
+hint(6, "other-shares", "Together the ranks should see each batch of the loader once. The loader that prepare returns gives each rank its share: loop over that one, "
+     "and cut nothing yourself.")  # fmt: skip
+slip(
+    6,
+    "other-shares",
+    (
+        "model, optimizer, loader = accelerator.prepare(model, optimizer, loader)",
+        "model, optimizer = accelerator.prepare(model, optimizer)",
+    ),
+)
+slip(6, "other-shares", ("for tokens in loader:", "for tokens in accelerator.skip_first_batches(loader, 1):"))
+slip(6, "other-shares", (PREPARED, "    sampler = torch.utils.data.DistributedSampler(loader.dataset, 2, dist.get_rank(), shuffle=False)\n"
+     "    loader = torch.utils.data.DataLoader(loader.dataset, loader.batch_size, sampler=sampler)\n" + PREPARED))  # fmt: skip
+variant(
+    6,
+    "other-shares",
+    COUNTING,
+    ("model, loader = accelerator.prepare(model, loader)", "model = accelerator.prepare(model)"),
+)
+
+hint(6, "never-reduced", "No gradient ever travels: each rank trains a model of its own, and they drift apart. The model that prepare returns is inside DDP. "
+     "Call that one.")  # fmt: skip
+slip(6, "never-reduced", ("model, optimizer, loader =", "_, optimizer, loader ="))
+slip(6, "never-reduced", ("language_loss(model, tokens)", "language_loss(accelerator.unwrap_model(model), tokens)"))
+variant(6, "never-reduced", COUNTING, ("language_loss(model, tokens)", "language_loss(model.module, tokens)"))
+
+hint(6, "always-reduced", "Gradients travel after each micro-batch. They are needed where a step is due: accelerator.accumulate(model), around forward and backward, "
+     "with the number of micro-batches given to the Accelerator.")  # fmt: skip
+slip(6, "always-reduced", ("accelerator.accumulate(model)", "contextlib.nullcontext()"))
+slip(6, "always-reduced", (", gradient_accumulation_steps=accumulation", ""))
+slip(6, "always-reduced", ("accelerator.accumulate(model)", "accelerator.accumulate()"))
+variant(
+    6,
+    "always-reduced",
+    COUNTING,
+    ("contextlib.nullcontext() if due else accelerator.no_sync(model)", "contextlib.nullcontext()"),
+)
+
+hint(
+    6,
+    "rest-lost",
+    "The last micro-batches of the loader are fewer than a step has, and their gradients are lost: a step is due at the loader's end, too.",
+)
+REST = "Accelerator(cpu=cpu, gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=accumulation, sync_with_dataloader=False))"
+slip(
+    6,
+    "rest-lost",
+    (MADE, REST),
+    (
+        "    from accelerate import Accelerator\n",
+        "    from accelerate import Accelerator\n    from accelerate.utils import GradientAccumulationPlugin\n",
+    ),
+)
+variant(6, "rest-lost", COUNTING, (" or i == len(loader)", ""))
+
+hint(6, "other-boundaries", "A step is due where accelerator.sync_gradients is true: after each `accumulation` micro-batches and at the loader's end. Yours come elsewhere. "
+     "Does the optimizer that prepare returned step, and only there?")  # fmt: skip
+slip(6, "other-boundaries", ("model, optimizer, loader = accelerator.prepare(model, optimizer, loader)", "model, loader = accelerator.prepare(model, loader)"),
+     (STEPPED, ""), ("            losses.append(loss.detach())\n", "            losses.append(loss.detach())\n            optimizer.step()\n            optimizer.zero_grad()\n"))  # fmt: skip
+slip(
+    6, "other-boundaries", ("gradient_accumulation_steps=accumulation", "gradient_accumulation_steps=accumulation + 1")
+)
+slip(6, "other-boundaries", ("                optimizer.step()\n", ""))
+variant(
+    6,
+    "other-boundaries",
+    WAITING,
+    ("here.prepare(loader, model, optimizer)", "*here.prepare(loader, model), optimizer"),
+)
+
+hint(
+    6,
+    "losses-form",
+    "Yield one loss for each step, a number or a tensor without dimensions: the mean over the step's micro-batches. What came is {got}.",
+)
+slip(
+    6, "losses-form", (YIELDED, ""), ("            losses.append(loss.detach())\n", "            yield loss.detach()\n")
+)
+slip(6, "losses-form", ("yield torch.stack(losses).mean()", "yield torch.stack(losses)"))
+variant(6, "losses-form", WAITING, ("            yield total / count\n", "            yield [total / count]\n"))
+
+hint(
+    6, "other-gradient", "The gradient at a step is not the mean over all micro-batches and ranks, clipped by its norm."
+)
+slip(6, "other-gradient", ("accelerator.backward(loss)", "accelerator.backward(loss * accelerator.num_processes)"))
+variant(6, "other-gradient", COUNTING, ("loss / accumulation)", "loss / accelerator.num_processes)"))
+
+hint(
+    6,
+    "not-divided",
+    "The gradient is larger by the number of micro-batches. accelerator.backward(loss) divides by it, loss.backward() does not.",
+)
+slip(6, "not-divided", ("accelerator.backward(loss)", "loss.backward()"))
+variant(6, "not-divided", COUNTING, ("accelerator.backward(loss / accumulation)", "accelerator.backward(loss)"))
+
+hint(
+    6,
+    "divided-twice",
+    "The gradient is smaller by the number of micro-batches: accelerator.backward(loss) has divided by it already.",
+)
+slip(6, "divided-twice", ("accelerator.backward(loss)", "accelerator.backward(loss / accumulation)"))
+variant(
+    6,
+    "divided-twice",
+    COUNTING,
+    ("Accelerator(cpu=cpu)", "Accelerator(cpu=cpu, gradient_accumulation_steps=accumulation)"),
+)
+
+hint(
+    6,
+    "cleared",
+    "At a step only the last micro-batch's gradient is left. zero_grad() belongs behind step(), never before backward: what was accumulated is lost.",
+)
+slip(
+    6,
+    "cleared",
+    ("                optimizer.zero_grad()\n", ""),
+    (
+        "            accelerator.backward(loss)\n",
+        "            optimizer.zero_grad()\n            accelerator.backward(loss)\n",
+    ),
+)
+slip(
+    6,
+    "cleared",
+    ("                optimizer.zero_grad()\n", ""),
+    ("            loss = language_loss", "            model.zero_grad()\n            loss = language_loss"),
+)
+variant(
+    6,
+    "cleared",
+    COUNTING,
+    ("            optimizer.zero_grad()\n", ""),
+    (
+        "            loss = language_loss(model, tokens)\n",
+        "            loss = language_loss(model, tokens)\n            model.zero_grad()\n",
+    ),
+)
+
+hint(6, "not-clipped", "Gradients are not clipped to a norm of max_norm before the step.")
+slip(6, "not-clipped", (CLIPPED, ""))
+slip(
+    6,
+    "not-clipped",
+    (
+        CLIPPED + STEPPED,
+        STEPPED.replace("                optimizer.zero_grad()\n", CLIPPED + "                optimizer.zero_grad()\n"),
+    ),
+)
+variant(
+    6,
+    "not-clipped",
+    WAITING,
+    ("                here.clip_grad_norm_(model.parameters(), max_norm)\n", "                pass\n"),
+)
+
+hint(6, "other-weights", "Each step's gradient has the right norm and another direction. Is it clipped before the gradients of all micro-batches and ranks are in it? "
+     "Then each part was scaled by a factor of its own.")  # fmt: skip
+slip(
+    6,
+    "other-weights",
+    (CLIPPED, ""),
+    ("            losses.append(loss.detach())\n", "            losses.append(loss.detach())\n" + CLIPPED[4:]),
+)
+variant(
+    6,
+    "other-weights",
+    WAITING,
+    (
+        "            if here.sync_gradients:\n                here.clip_grad_norm_(model.parameters(), max_norm)\n",
+        "            here.clip_grad_norm_(model.parameters(), max_norm)\n",
+    ),
+)
+
+hint(
+    6,
+    "other-losses",
+    "The training is right, and the losses that are told are not: yield the mean over the micro-batches of this step, on this rank.",
+)
+slip(6, "other-losses", ("yield torch.stack(losses).mean()", "yield losses[-1]"))
+slip(6, "other-losses", ("yield torch.stack(losses).mean()", "yield torch.stack(losses).sum()"))
+slip(6, "other-losses", ("                losses = []\n", ""))
+variant(6, "other-losses", WAITING, ("            yield total / count\n", "            yield total / accumulation\n"))

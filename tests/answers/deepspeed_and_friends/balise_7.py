@@ -1,5 +1,222 @@
-"""Answers to balise 7."""
+"""Answers to balise 7 of 20_deepspeed_and_friends: the loop with Lightning Fabric."""
 
 from tests.answers.bank import Bank
 
 bank = Bank("20_deepspeed_and_friends", whole=True)
+hint, slip, variant = bank.hint, bank.slip, bank.variant
+
+# model and optimizer one after the other, clipping and division by hand, a list
+BY_HAND = """
+def train_with_fabric(model, optimizer, loader, accumulation, max_norm, cpu=True):
+    import lightning_fabric
+
+    here = lightning_fabric.Fabric(accelerator="cpu" if cpu else "cuda", strategy="ddp", devices=int(os.environ["WORLD_SIZE"]))
+    here.launch()
+    net, stepper = here.setup_module(model), here.setup_optimizers(optimizer)
+    share = here.setup_dataloaders(loader)
+    found, part, count = [], 0.0, 0
+    for tokens in share:
+        count += 1
+        waits = count % accumulation != 0 and count < len(share)
+        with here.no_backward_sync(net, enabled=waits):
+            loss = language_loss(net, tokens) / accumulation
+            here.backward(loss)
+        part += loss.detach()
+        if not waits:
+            nn.utils.clip_grad_norm_(net.parameters(), max_norm)
+            stepper.step()
+            stepper.zero_grad(set_to_none=False)
+            found.append(float(part) * accumulation / ((count - 1) % accumulation + 1))
+            part = 0.0
+    return found
+"""
+bank.text(7, None, BY_HAND)
+
+# knows the boundaries beforehand, and averages the losses over ranks as well
+GROUPS = """
+def train_with_fabric(model, optimizer, loader, accumulation, max_norm, cpu=True):
+    from lightning_fabric import Fabric
+
+    fabric = Fabric(accelerator="cpu" if cpu else "cuda", devices=int(os.environ["WORLD_SIZE"]))
+    fabric.launch()
+    model, optimizer = fabric.setup(model, optimizer)
+    batches = list(fabric.setup_dataloaders(loader))
+    for start in range(0, len(batches), accumulation):
+        group, losses = batches[start : start + accumulation], []
+        for tokens in group:
+            with fabric.no_backward_sync(model, enabled=tokens is not group[-1]):
+                losses.append(language_loss(model, tokens))
+                fabric.backward(losses[-1] / accumulation)
+        fabric.clip_gradients(model, optimizer, max_norm=max_norm)
+        optimizer.step()
+        optimizer.zero_grad()
+        yield fabric.all_reduce(torch.stack(losses).detach().mean(), reduce_op="mean")
+"""
+bank.text(7, None, GROUPS)
+
+SETUP = "    model, optimizer = fabric.setup(model, optimizer)\n"
+LOADER = "    loader = fabric.setup_dataloaders(loader)\n"
+CLIPPED = "            fabric.clip_gradients(model, optimizer, max_norm=max_norm)\n"
+STEPPED = "            optimizer.step()\n            optimizer.zero_grad()\n"
+KEPT = "        losses.append(loss.detach())\n"
+YIELDED = "            yield torch.stack(losses).mean()\n            losses = []\n"
+FABRIC = 'Fabric(accelerator="cpu" if cpu else "cuda", devices=int(os.environ["WORLD_SIZE"]))'
+DDP_ALONE = """
+def train_with_fabric(model, optimizer, loader, accumulation, max_norm, cpu=True):
+    model = DDP(model)
+    sampler = torch.utils.data.DistributedSampler(loader.dataset, shuffle=False)
+    loader = torch.utils.data.DataLoader(loader.dataset, loader.batch_size, sampler=sampler)
+    losses = []
+    for i, tokens in enumerate(loader, 1):
+        due = i % accumulation == 0 or i == len(loader)
+        with contextlib.nullcontext() if due else model.no_sync():
+            loss = language_loss(model, tokens)
+            (loss / accumulation).backward()
+        losses.append(loss.detach())
+        if due:
+            nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+            optimizer.step()
+            optimizer.zero_grad()
+            yield torch.stack(losses).mean()
+            losses = []
+"""
+
+hint(7, "alone", "Two processes run, and Fabric knows {n}. devices is the number of processes that the launcher started on this machine: "
+     'int(os.environ["WORLD_SIZE"]).')  # fmt: skip
+slip(7, "alone", ('devices=int(os.environ["WORLD_SIZE"])', "devices=1"))
+slip(7, "alone", (', devices=int(os.environ["WORLD_SIZE"])', ""))
+bank.text(7, "alone", DDP_ALONE)  # no Fabric at all
+bank.text(7, "alone", """
+def train_with_fabric(model, optimizer, loader, accumulation, max_norm, cpu=True):
+    yield from train_alone(model, optimizer, loader, accumulation, max_norm)
+""")  # fmt: skip
+variant(7, "alone", BY_HAND, ('int(os.environ["WORLD_SIZE"])', '"auto"'))
+
+hint(7, "not-launched", "fabric.launch() comes before everything that Fabric sets up: there the processes meet.")
+slip(7, "not-launched", ("    fabric.launch()\n", ""))
+variant(7, "not-launched", BY_HAND, ("    here.launch()\n", ""))
+
+hint(7, "other-shares", "Together the ranks should see each batch of the loader once. The loader that setup_dataloaders returns gives each rank its share: loop over "
+     "that one, and cut nothing yourself.")  # fmt: skip
+slip(7, "other-shares", (LOADER, ""))
+slip(7, "other-shares", (LOADER, "    fabric.setup_dataloaders(loader)\n"))
+slip(
+    7,
+    "other-shares",
+    ("fabric.setup_dataloaders(loader)", "fabric.setup_dataloaders(loader, use_distributed_sampler=False)"),
+)
+variant(7, "other-shares", BY_HAND, ("share = here.setup_dataloaders(loader)", "share = loader"))
+
+hint(7, "never-reduced", "No gradient ever travels: each rank trains a model of its own, and they drift apart. The model that fabric.setup returns is inside DDP. "
+     "Call that one.")  # fmt: skip
+slip(
+    7,
+    "never-reduced",
+    (SETUP, "    plain = model\n" + SETUP),
+    ("language_loss(model, tokens)", "language_loss(plain, tokens)"),
+)
+slip(7, "never-reduced", ("enabled=not due", "enabled=True"))
+variant(7, "never-reduced", BY_HAND, ("language_loss(net, tokens)", "language_loss(model, tokens)"))
+
+hint(7, "always-reduced", "Gradients travel after each micro-batch. They are needed where a step is due: elsewhere fabric.no_backward_sync(model, enabled=True), around "
+     "forward and backward.")  # fmt: skip
+slip(7, "always-reduced", ("fabric.no_backward_sync(model, enabled=not due)", "contextlib.nullcontext()"))
+slip(7, "always-reduced", ("enabled=not due", "enabled=False"))
+# DDP decides in the forward pass
+slip(7, "always-reduced", ("        with fabric.no_backward_sync(model, enabled=not due):\n            loss = language_loss(model, tokens)\n",
+     "        loss = language_loss(model, tokens)\n        with fabric.no_backward_sync(model, enabled=not due):\n"))  # fmt: skip
+variant(7, "always-reduced", GROUPS, ("enabled=tokens is not group[-1]", "enabled=tokens is None"))
+
+hint(
+    7,
+    "rest-lost",
+    "The last micro-batches of the loader are fewer than a step has, and their gradients are lost: a step is due at the loader's end, too.",
+)
+slip(7, "rest-lost", (" or i == len(loader)", ""))
+slip(7, "rest-lost", (" or i == len(loader)", " or i == 0"))
+variant(7, "rest-lost", BY_HAND, (" and count < len(share)", ""))
+
+hint(7, "other-boundaries", "A step, and with it the gradients' way, is due after each `accumulation` micro-batches and at the loader's end. Yours come elsewhere. Counted from "
+     "1? `enabled` is true where nothing is to be sent.")  # fmt: skip
+slip(7, "other-boundaries", ("enabled=not due", "enabled=due"))
+slip(7, "other-boundaries", ("enumerate(loader, 1)", "enumerate(loader)"))
+slip(7, "other-boundaries", (KEPT, KEPT + "        optimizer.step()\n"), ("            optimizer.step()\n", ""))
+variant(7, "other-boundaries", GROUPS, ("tokens is not group[-1]", "tokens is group[-1]"))
+
+hint(
+    7,
+    "losses-form",
+    "Yield one loss for each step, a number or a tensor without dimensions: the mean over the step's micro-batches. What came is {got}.",
+)
+slip(7, "losses-form", (YIELDED, ""), (KEPT, "        yield loss.detach()\n"))
+slip(7, "losses-form", ("yield torch.stack(losses).mean()", "yield torch.stack(losses)"))
+variant(7, "losses-form", GROUPS, ("torch.stack(losses).detach().mean()", "torch.stack(losses).detach()"))
+
+hint(
+    7, "other-gradient", "The gradient at a step is not the mean over all micro-batches and ranks, clipped by its norm."
+)
+slip(7, "other-gradient", ("loss / accumulation", "loss / accumulation / fabric.world_size"))
+variant(7, "other-gradient", GROUPS, ("losses[-1] / accumulation", "losses[-1] / fabric.world_size"))
+
+hint(
+    7,
+    "not-divided",
+    "The gradient is larger by the number of micro-batches: fabric.backward divides by nothing. Divide the loss by `accumulation`.",
+)
+slip(7, "not-divided", ("fabric.backward(loss / accumulation)", "fabric.backward(loss)"))
+variant(7, "not-divided", GROUPS, ("losses[-1] / accumulation", "losses[-1]"))
+
+hint(
+    7,
+    "cleared",
+    "At a step only the last micro-batch's gradient is left. zero_grad() belongs behind step(), never before backward: what was accumulated is lost.",
+)
+slip(
+    7,
+    "cleared",
+    ("            optimizer.zero_grad()\n", ""),
+    ("            fabric.backward", "            optimizer.zero_grad()\n            fabric.backward"),
+)
+variant(
+    7,
+    "cleared",
+    GROUPS,
+    ("        optimizer.zero_grad()\n", ""),
+    ("                losses.append", "                model.zero_grad()\n                losses.append"),
+)
+
+hint(7, "not-clipped", "Gradients are not clipped to a norm of max_norm before the step.")
+slip(7, "not-clipped", (CLIPPED, ""))
+slip(
+    7,
+    "not-clipped",
+    (
+        CLIPPED + STEPPED,
+        STEPPED.replace("            optimizer.zero_grad()\n", CLIPPED + "            optimizer.zero_grad()\n"),
+    ),
+)
+variant(7, "not-clipped", BY_HAND, ("            nn.utils.clip_grad_norm_(net.parameters(), max_norm)\n", ""))
+
+hint(
+    7,
+    "clipped-by-value",
+    "clip_val cuts each number of the gradient by itself, and its direction changes: max_norm scales the whole.",
+)
+slip(7, "clipped-by-value", ("max_norm=max_norm", "clip_val=max_norm"))
+slip(7, "clipped-by-value", ("max_norm=max_norm", "clip_val=max_norm / 10"))
+variant(7, "clipped-by-value", GROUPS, ("max_norm=max_norm", "clip_val=max_norm"))
+
+hint(7, "other-weights", "Each step's gradient has the right norm and another direction. Is it clipped before the gradients of all micro-batches and ranks are in it? "
+     "Then each part was scaled by a factor of its own.")  # fmt: skip
+slip(7, "other-weights", (KEPT, KEPT + CLIPPED[4:]), ("        if due:\n" + CLIPPED, "        if due:\n"))
+variant(7, "other-weights", GROUPS, ("        fabric.clip_gradients(", "                fabric.clip_gradients("))
+
+hint(
+    7,
+    "other-losses",
+    "The training is right, and the losses that are told are not: yield the mean over the micro-batches of this step, on this rank.",
+)
+slip(7, "other-losses", ("yield torch.stack(losses).mean()", "yield losses[-1]"))
+slip(7, "other-losses", ("yield torch.stack(losses).mean()", "yield torch.stack(losses).sum()"))
+slip(7, "other-losses", ("            losses = []\n", ""))
+variant(7, "other-losses", GROUPS, ('reduce_op="mean"', 'reduce_op="sum"'))
