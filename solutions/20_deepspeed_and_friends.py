@@ -717,6 +717,21 @@ def one_bit_trainings(seeds):
     return [one_bit_training(seed) for seed in seeds]
 
 
+# %% jupyter={"source_hidden": true}
+def draw_trainings(trainings):
+    _, axes = plt.subplots(figsize=(8.5, 3), layout="constrained")
+    for way, colour in zip(WAYS, ("#0072B2", "#009E73", "#D55E00")):
+        for seed, losses in enumerate(trainings):
+            smooth = np.convolve(losses["warm-up"] + losses[way], np.ones(10) / 10, "valid")
+            axes.plot(range(9, 9 + len(smooth)), smooth, color=colour, lw=1.2, label=None if seed else way)
+    axes.axvline(WARMUP, color="#555555", linestyle=":")
+    axes.set(xlabel="step", ylabel="loss, mean of 10 steps", ylim=(None, 7.8))
+    axes.legend(frameon=False)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.set_title("What does error feedback change? Three seeds, 2 ranks", loc="left", fontsize=11)
+    plt.show()
+
+
 # %%
 trainings = launch.ranks(one_bit_trainings, range(3), n=2, timeout=200)[0]
 print(
@@ -726,21 +741,7 @@ for seed, losses in enumerate(trainings):
     before, (adam, *others) = np.mean(losses["warm-up"][-10:]), [np.mean(losses[way][-15:]) for way in WAYS]
     print(f"seed {seed} {before:>22.2f}", *(f"{loss:>18.2f}" for loss in (adam, *others)), end="     ")
     print(*(f"{(before - loss) / (before - adam):>10.0%}" for loss in others))
-
-# %% jupyter={"source_hidden": true}
-figure, axes = plt.subplots(figsize=(8.5, 3), layout="constrained")
-for way, colour in zip(WAYS, ("#0072B2", "#009E73", "#D55E00")):
-    for seed, losses in enumerate(trainings):
-        smooth = np.convolve(losses["warm-up"] + losses[way], np.ones(10) / 10, "valid")
-        axes.plot(range(9, 9 + len(smooth)), smooth, color=colour, lw=1.2, label=None if seed else way)
-axes.axvline(WARMUP, color="#555555", linestyle=":")
-axes.set(xlabel="step", ylabel="loss, mean of 10 steps", ylim=(None, 7.8))
-axes.legend(frameon=False)
-axes.spines[["top", "right"]].set_visible(False)
-axes.set_title(
-    "What does error feedback change? Three seeds, 2 ranks, one bit for each number", loc="left", fontsize=11
-)
-plt.show()
+draw_trainings(trainings)
 
 # %% [markdown]
 # One bit with feedback goes on learning, behind Adam in so short a training; without feedback learning soon stops. A sign makes all
@@ -784,19 +785,19 @@ def exchanges(counts, rounds=5):
 
 # %%
 print(f"{1 / 32 + 1 / BLOCK:.4f} is the ratio of bytes by the formula, for blocks of {BLOCK}")
-measured = launch.ranks(exchanges, (10**6, 4 * 10**6), n=2, timeout=100)[0]
-for count, (floats, bits, times) in measured.items():
+for count, (floats, bits, times) in launch.ranks(exchanges, (10**6, 4 * 10**6), n=2, timeout=100)[0].items():
     print(f"{count / 1e6:.0f} million numbers: a rank sends {floats / 1e6:.2f} MB in float32", end=", ")
     print(f"{bits / 1e6:.3f} MB by 1 bit: ratio {bits / floats:.4f}")
     whole, one_bit, computing = (times[name] for name in ("all-reduce", "one bit", "computing"))
     print(f"   all-reduce {1e3 * whole:.1f} ms, {floats / whole / 1e9:.2f} GB/s", end="; ")
     print(f"one bit {1e3 * one_bit:.1f} ms, about {1e3 * computing:.1f} ms of them computing", end="; ")
     print(f"one bit ÷ all-reduce {one_bit / whole:.2f}")
+print(f"for 340 million numbers, one core would compute {340e6 * computing / count:.0f} s at this rate")
 
 # %% [markdown]
 # What travels is as small as computed. Whether that is *faster* depends on the network: over loopback bytes cost little, while signs,
 # scales and errors cost CPU time. The planner says what the wires alone would need with 64 ranks, for a model of the size of
-# BERT-large. It is an estimate; the last line adds what one core of this machine would compute in an exchange.
+# BERT-large, 340 million numbers. It is an estimate, and computing comes on top: a GPU must do that in far less than a core here.
 
 # %%
 NUMBERS, LATENCY = 340e6, 20e-6
@@ -808,11 +809,6 @@ for gigabits in (10, 100):
     bits = planner.reduce_scatter(half, 64, link) + planner.all_gather(half, 64, link)
     print(f"{gigabits:>4} Gb/s {floats:>33.3f} s {halves:>10.3f} s {bits:>5.3f} s", end="")
     print(f" {floats / bits:>12.1f} {halves / bits:>13.1f}")
-count = max(measured)
-computing = measured[count][2]["computing"] * NUMBERS / count
-print(
-    f"computing on one core, at the rate measured above: {computing:.1f} s; a GPU has to do that in far less for it to pay"
-)
 for share in (0.1, 0.15, 0.2):
     saved = 1 / (share + (1 - share) / 16)
     print(
