@@ -3,6 +3,7 @@
 import nbformat
 import pytest
 
+from dlojz_tp import frameworks
 from dlojz_tp.authoring import notebooks, rules
 from dlojz_tp.works import source
 
@@ -142,6 +143,7 @@ def test_executed_solutions_are_whole_and_small(name):
     text = path.read_text()
     assert path.stat().st_size < 400_000
     assert "is not done yet" not in text and str(source.ROOT) not in text and "/home/" not in text
+    assert frameworks.INSTALL not in text, "executed without the extra: run make solutions"
     cells = [c for c in nbformat.reads(text, 4).cells if c.cell_type == "code"]
     assert all(c.execution_count for c in cells)
     assert not [o for c in cells for o in c.outputs if o.output_type == "error"]
