@@ -99,11 +99,11 @@ test-avx2: $(DEV) $(DATA)
 	ONEDNN_MAX_CPU_ISA=AVX2 $(PYTEST) tests/test_precision.py tests/test_measure_memory.py $(or $(ONLY),solutions); \
 	status=$$?; echo "make test-avx2 took $$(($$(date +%s) - start)) s"; exit $$status
 
-# all of 16 and 20 that needs one of them; 14 and 16 train with DeepSpeed in their solutions
+# the answers to balises that need one of them; 14, 16 and 20 train with them in their solutions
 WITH   := solutions/14_fsdp.ipynb solutions/16_pipeline_schedules.ipynb solutions/20_deepspeed_and_friends.ipynb
+NEEDED := ipynb or test_frameworks or schedules-6 or _and_friends and not friends-1 and not friends-4 and not friends-5
 test-frameworks: $(FRAMED) $(DATA)
-	@start=$$(date +%s); $(FRUN) $(TESTS) tests/test_frameworks.py tests/test_answers.py $(WITH) -k "ipynb or \
-	test_frameworks or 16_pipeline_schedules-6 or 20_deepspeed_and_friends and not friends-4 and not friends-5"; \
+	@start=$$(date +%s); $(FRUN) $(TESTS) tests/test_frameworks.py tests/test_answers.py $(WITH) -k "$(NEEDED)"; \
 	status=$$?; echo "make $@ took $$(($$(date +%s) - start)) s"; exit $$status
 
 test-slurm: $(DEV)
