@@ -463,10 +463,10 @@ for name, (times, operators) in optimizers.items():
     print(*(f"{one:>6}" for one in operators.values()), f"{times['yours'] / times['foreach']:>14.2f}")
 
 # %% [markdown]
-# Read the table from the right. Your step takes the same few operators for any number of tensors; the loop takes eight or more for
+# Read the table from the right. Your step takes the same few operators for any number of tensors; the loop takes nine for
 # each. With many small tensors the calls are the cost, and lists win. With large ones the *memory* is: on a CPU the loop brings a
 # tensor into the cache once and does all its operations there, while lists go through all tensors once for each operation. Only
-# the kernel that reads each number once wins everywhere. On a GPU the calls weigh more, since each is a launch that the CPU must
+# the kernel that reads each number once has neither cost. On a GPU the calls weigh more, since each is a launch that the CPU must
 # prepare; PyTorch takes `foreach` there unless you ask for something else. (PyTorch's `foreach=True` also keeps a step count in a
 # tensor for each weight, and reads them all.)
 
