@@ -991,6 +991,7 @@ def from_a_shell(launcher, train):
 
 # %%
 if frameworks.here("accelerate"):
+    launch.ranks(lambda: next(iter(ported(train_with_accelerate))).item(), n=1)  # balise 6 is written, and runs
     said = {name: from_a_shell(launcher, train_with_accelerate) for name, launcher in LAUNCHERS.items()}
     recorded.note(WORK, "launchers", said, on_cpu=True)
 else:
@@ -1009,7 +1010,7 @@ for name, lines in said.items():
 # ### Balise 7 · Lightning Fabric
 #
 # **Why.** Fabric hides less than Accelerate: *you* count micro-batches, and say where gradients travel. In return nothing happens that does
-# not stand in the loop, and the same loop runs under `strategy="ddp"`, `"fsdp"` or `"deepspeed"`.
+# not stand in the loop, and the same loop runs under `strategy="ddp"` and, on cards, `"fsdp"` or `"deepspeed"`.
 #
 # Write **`train_with_fabric(model, optimizer, loader, accumulation, max_norm, cpu=True)`**, as in balise 6. Again at most ten lines differ
 # from `train_alone`.
