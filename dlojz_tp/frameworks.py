@@ -22,3 +22,27 @@ def need(*names: str) -> None:
     for name in names:
         if not here(name):
             raise NotInstalled(f"{name} is not installed here")
+
+
+def quiet_deepspeed():
+    """DeepSpeed on a rank whose process group is there: returns the module.
+
+    Its own logs below an error are left out. Its op for shared memory is off (else it is compiled for a minute, and
+    gloo does without), and so is PyTorch's compiler while its Muon is imported: that alone would take seconds.
+    """
+    import logging
+    import warnings
+    from unittest import mock
+
+    import torch
+
+    warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
+    import deepspeed
+    from deepspeed.ops import __compatible_ops__ as operators
+
+    operators["deepspeed_shm_comm"] = False
+    with mock.patch("torch.compile", lambda fn=None, **_options: fn or (lambda same: same)):
+        import deepspeed.runtime.zero.muon.original_muon  # noqa: F401
+    deepspeed.init_distributed(dist_backend=torch.distributed.get_backend())
+    return deepspeed

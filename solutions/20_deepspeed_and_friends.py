@@ -16,6 +16,7 @@ import copy
 import dataclasses
 import difflib
 import inspect
+import io
 import itertools
 import json
 import logging
@@ -27,6 +28,7 @@ import time
 import warnings
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import cloudpickle
 import matplotlib.pyplot as plt
@@ -35,6 +37,8 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -304,19 +308,57 @@ for ranks in (64, 32):
 # %% [markdown]
 # ### Balise 2 · A configuration for DeepSpeed
 #
-# Placeholder of balise 2. About 1 line.
+# `deepspeed.initialize(model=..., optimizer=..., config=...)` wraps a model in an **engine**, and a dictionary (or a JSON file) tells it what
+# to do. It is long, has defaults that nobody expects, and a key that it does not know at its top is ignored without a word.
+# So the only proof of a configuration is what the engine does with it. Write **`deepspeed_config(plan)`**: the dictionary for
+# a `plan`, which has these keys:
+#
+# | `plan[...]` | what the engine shall do |
+# |---|---|
+# | `"batch"`, `"micro"` | samples of a step on all ranks, and of one forward on one rank |
+# | `"stage"` | ZeRO 0 to 3 |
+# | `"precision"` | `"float32"`, or `"bfloat16"`: weights to compute with in bfloat16, the optimizer's in float32 |
+# | `"max_norm"` | clip the gradient to this norm; `None`: never clip |
+# | `"rate"`, `"warmup"`, `"total"` | the learning rate grows on a straight line from 0 to `rate` in `warmup` steps, then falls on one to 0 at step `total` |
+# | `"offload"` | the optimizer's states and its step are on the CPU |
+# | `"bucket"` | from stage 1 on, at most so many numbers in a message of gradients |
+#
+# At stage 3 *no* weight stays whole between steps. Model and optimizer come from PyTorch; `OURS` below has the two keys that DeepSpeed wants for
+# that: start from `{**OURS, ...}`. About 15 lines, most of them a key each.
 #
 # <details><summary>Hint</summary>
 #
-# Placeholder.
+# - `train_batch_size`, `train_micro_batch_size_per_gpu`, `gradient_clipping` (0.0 is never; if it is not given, 1.0), `bf16: {enabled}`.
+# - `scheduler: {type, params}`, here the type `WarmupDecayLR`, with `warmup_max_lr`, `warmup_num_steps`, `total_num_steps` and `warmup_type`: if that is
+#   not given, the warm-up is logarithmic.
+# - `zero_optimization`: `stage`, `reduce_bucket_size` (500 million, if it is not given), `stage3_param_persistence_threshold` (tensors with fewer numbers are not cut;
+#   if it is not given, 100,000), and, only with offload, `offload_optimizer: {device: "cpu"}`.
 # </details>
+
+# %% tags=["setup"]
+OURS = {
+    "zero_allow_untested_optimizer": True,  # ZeRO with any optimizer of PyTorch's
+    "zero_force_ds_cpu_optimizer": False,  # also where it steps on the CPU; else DeepSpeed compiles one of its own
+}
 
 
 # %% tags=["balise-2"]
-def deepspeed_config(x):
-    """Placeholder."""
+def deepspeed_config(plan):
+    """DeepSpeed's configuration for a plan: a dictionary of plain numbers, words and dictionaries."""
     # BEGIN SOLUTION
-    return x
+    rates = {"warmup_max_lr": plan["rate"], "warmup_num_steps": plan["warmup"], "total_num_steps": plan["total"]}
+    zero = {"stage": plan["stage"], "reduce_bucket_size": plan["bucket"], "stage3_param_persistence_threshold": 0}
+    if plan["offload"]:
+        zero["offload_optimizer"] = {"device": "cpu"}
+    return {
+        **OURS,
+        "train_batch_size": plan["batch"],
+        "train_micro_batch_size_per_gpu": plan["micro"],
+        "gradient_clipping": plan["max_norm"] or 0.0,
+        "bf16": {"enabled": plan["precision"] == "bfloat16"},
+        "scheduler": {"type": "WarmupDecayLR", "params": {**rates, "warmup_type": "linear"}},
+        "zero_optimization": zero,
+    }
     # END SOLUTION
 
 
@@ -324,26 +366,145 @@ def deepspeed_config(x):
 tp.check(2, deepspeed_config)
 
 # %% [markdown]
+# Of these keys, one more is in every tutorial: `allgather_bucket_size`. DeepSpeed 0.19 reads it and, with today's PyTorch, uses it
+# nowhere at stages 1 and 2: there the weights are gathered in one message, whatever it says. And the learning rate begins with *two*
+# steps at 0, since the schedule moves for the first time after the first step, to its own step 0. Neither can be seen in
+# the file.
+
+
+# %% [markdown]
 # ### Balise 3 · The engine's loop
 #
-# Placeholder of balise 3. About 1 line.
+# **`engine_step(engine, pieces)`** makes one step: `pieces` are this rank's micro-batches, as many as the engine accumulates.
+# It takes over what you wrote in `train_ours`: `engine(tokens)` is the model's forward, `engine.backward(loss)` divides by the
+# number of micro-batches and sends gradients when the stage wants it, and `engine.step()` is called **after every backward**: the
+# engine counts, and only at the last micro-batch of a step does it clip, step, and set gradients to zero. Return the mean loss over `pieces` on
+# this rank, a tensor without a graph. About 6 lines.
+#
+# A checkpoint of DeepSpeed is cut as its ranks were: loaded on another number of them, it raises `Automatic adjustment
+# of ZeRO's optimizer state partitioning with a new world size is not currently supported`. The way out is a **universal checkpoint**: each
+# parameter and each of its states in a file of its own, which any number of ranks can cut anew. All ranks run both functions:
+#
+# - **`save(engine, folder)`**: `engine.save_checkpoint(folder, tag="saved")` writes what each rank holds; then *one* rank makes
+#   it universal with `to_universal(folder, "saved")` below; when a rank returns, it is all there. About 4 lines.
+# - **`resume(model, optimizer, config, folder)`**: an engine that goes on from there, on these ranks. Make it with
+#   `make_engine(model, optimizer, config)` below, with the further key `"checkpoint": {"load_universal": True}` (leave the given `config` as
+#   it is), load with the tag `"universal"`, return it. Weights, states, learning rate and count of steps go on. About 3 lines.
 #
 # <details><summary>Hint</summary>
 #
-# Placeholder.
+# `language_loss(engine, tokens)` calls the engine like a model. `loss.detach()` before you keep it. What has all ranks wait for each other is
+# `dist.barrier()`. `engine.load_checkpoint(folder, tag=...)` returns the path and what you had saved beside, not the engine.
 # </details>
 
 
+# %% tags=["setup"]
+def make_engine(model, optimizer, config):
+    """DeepSpeed's engine on this rank, without its log and without what it would compile for a minute."""
+    return frameworks.quiet_deepspeed().initialize(model=model, optimizer=optimizer, config=config)[0]
+
+
+def to_universal(folder, tag):
+    """Write folder/universal from folder/tag, for any number of ranks. (In a shell: python -m deepspeed.checkpoint.ds_to_universal.)"""
+    from deepspeed.checkpoint.ds_to_universal import main
+
+    options = {"num_extract_workers": 1, "num_merge_workers": 1, "keep_temp_folder": False, "strict": True}
+    options |= {"input_folder": f"{folder}/{tag}", "output_folder": f"{folder}/universal", "inject_missing_state": True}
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        main(SimpleNamespace(**options))
+
+
 # %% tags=["balise-3"]
-def engine_step(x):
-    """Placeholder."""
+def engine_step(engine, pieces):
+    """One step of DeepSpeed's engine on this rank's micro-batches. Returns their mean loss, a tensor without a graph."""
     # BEGIN SOLUTION
-    return x
+    losses = []
+    for tokens in pieces:
+        loss = language_loss(engine, tokens)
+        engine.backward(loss)
+        engine.step()
+        losses.append(loss.detach())
+    return torch.stack(losses).mean()
+    # END SOLUTION
+
+
+def save(engine, folder):
+    """Save all that a run needs, as folder/universal, for any number of ranks. All ranks call it."""
+    # BEGIN SOLUTION
+    engine.save_checkpoint(folder, tag="saved")
+    if dist.get_rank() == 0:
+        to_universal(folder, "saved")
+    dist.barrier()
+    # END SOLUTION
+
+
+def resume(model, optimizer, config, folder):
+    """An engine that goes on from folder/universal, on any number of ranks. All ranks call it."""
+    # BEGIN SOLUTION
+    engine = make_engine(model, optimizer, {**config, "checkpoint": {"load_universal": True}})
+    engine.load_checkpoint(folder, tag="universal")
+    return engine
     # END SOLUTION
 
 
 # %%
-tp.check(3, engine_step)
+tp.check(3, engine_step, save, resume)
+
+# %% [markdown]
+# ### What each stage sends
+#
+# **Commit to a guess.** Our loop sends its gradients once a step, after the last of `ACCUMULATION` micro-batches. How many times as many
+# bytes of *gradients* does a rank hand in at each stage of DeepSpeed?
+
+# %%
+guess = {"stage 0": None, "stage 1": None, "stage 2": None, "stage 3": None}
+
+
+# %% tags=["setup"]
+def train_with_deepspeed(stage):
+    """The port to DeepSpeed. Yields each step's loss on this rank."""
+    plan = {"batch": BATCH, "micro": MICRO, "stage": stage, "precision": "float32", "max_norm": MAX_NORM}
+    plan |= {"rate": RATE, "warmup": 2, "total": STEPS, "offload": False, "bucket": CONFIG.n_parameters // 2}
+    config = {key: value for key, value in deepspeed_config(plan).items() if key != "scheduler"}  # our loop has none
+    model = make_model()
+    engine = make_engine(model, make_optimizer(model), config)
+    for step in range(STEPS):
+        yield engine_step(engine, micro_batches(step))
+
+
+def all_stages():
+    """On a rank: {name: what was measured}."""
+    return {f"DeepSpeed, stage {stage}": measured(train_with_deepspeed, stage) for stage in range(4)}
+
+
+def gradients_sent(row):
+    """Bytes of gradients that a rank hands in within a step; what is smaller than a norm's weight is none."""
+    return sum(size for name, size in row["sent"] if name in ("all_reduce", "reduce_scatter") and size > 64)
+
+
+# %%
+if frameworks.here("deepspeed"):
+    rows = launch.ranks(all_stages, n=RANKS, timeout=150)[0]
+    recorded.note(WORK, "stages", rows, on_cpu=True)
+else:
+    rows = recorded.instead("deepspeed", WORK, "stages") or {}
+found.update(rows)
+for name in ("ours (DDP)", *rows):
+    shown(name, found[name])
+    times = gradients_sent(found[name]) / gradients_sent(found["ours (DDP)"])
+    print(f"{'':<22} of gradients {times:.2f} times as many bytes as ours")
+
+# %% [markdown]
+# <details><summary>And your guess?</summary>
+#
+# Stages 0 and 1 send what our loop sends. Stages 2 and 3 send it after **every** micro-batch: each rank keeps only its part of the
+# gradients, so it has nowhere to add up the rest. That is `ACCUMULATION` times as much; with 64 micro-batches it would be 64 times. Stage 2
+# with accumulation is the most frequent expensive line in a DeepSpeed file: it saves 2 bytes of gradients a parameter beyond stage 1, and
+# pays for them with the network. Stage 3 also gathers weights, in forward and in backward, for every micro-batch.
+# </details>
+#
+# The peak shrinks less than the states do: with a model as small as this one, logits and the buckets of gradients weigh more than what is shared.
+
 
 # %% [markdown]
 # ### Balise 4 · A fused optimizer
@@ -1076,22 +1237,133 @@ ours_and_theirs("Fabric", "lightning_fabric", train_with_fabric)
 # %% [markdown]
 # ## The table
 #
-# Placeholder after balise 7.
+# Same samples, same weights at the start, the same AdamW, on two ranks of this machine. Beside the ports stands what you wrote yourself in 14:
+# `fully_shard`, with gradients held back until the last micro-batch. All losses must be those of one process with whole batches.
+
+
+# %% tags=["setup"]
+def train_sharded():
+    """Our loop of 14: `fully_shard` by block. Yields each step's loss on this rank."""
+    model = make_model()
+    for part in (*model.blocks, model):
+        fully_shard(part, mesh=init_device_mesh(launch.device().type, (dist.get_world_size(),)))
+    optimizer = make_optimizer(model)
+    for step in range(STEPS):
+        losses = []
+        for k, tokens in enumerate(micro_batches(step), 1):
+            model.set_requires_gradient_sync(k == ACCUMULATION)
+            loss = language_loss(model, tokens)
+            (loss / ACCUMULATION).backward()
+            losses.append(loss.detach())
+        nn.utils.clip_grad_norm_(model.parameters(), MAX_NORM)
+        optimizer.step()
+        optimizer.zero_grad()
+        yield torch.stack(losses).mean()
+
+
+HIDDEN = {
+    "one process": "nothing: what all others have to reproduce",
+    "ours (DDP)": "mean over ranks, buckets",
+    "ours (fully_shard)": "who holds what, gathers and reduce-scatters",
+    "DeepSpeed, stage 0": "division by micro-batches and ranks, boundaries, clipping, zeroing",
+    "DeepSpeed, stage 1": "the same, and a share of the states",
+    "DeepSpeed, stage 2": "the same, and a message after every micro-batch",
+    "DeepSpeed, stage 3": "the same, and gathers around every layer",
+    "Accelerate": "shares of the data, division by micro-batches, boundaries",
+    "Fabric": "shares of the data, nothing else",
+}
+
+# %%
+found["ours (fully_shard)"] = launch.ranks(measured, train_sharded, n=RANKS, timeout=60)[0]
+WRITTEN = {"ours (DDP)": train_ours, "ours (fully_shard)": train_sharded}
+WRITTEN |= {name: train_with_deepspeed for name in found if name.startswith("DeepSpeed")}
+whole = found["one process"]["losses"]
+print(
+    f"{'measured here':<20}{'loss':>7}{'apart by':>10}{'a step':>10}{'peak':>10}{'messages':>9}{'sent':>10}  changed  what is hidden"
+)
+for name in [name for name in HIDDEN if name in found]:
+    row, apart = found[name], max(abs(a - b) for a, b in zip(found[name]["losses"], whole))
+    sent = measure.human_bytes(sum(size for _, size in row["sent"]))
+    changed = row.get("changed", changed_lines(WRITTEN[name]) if name in WRITTEN else 0)
+    print(f"{name:<20}{row['losses'][-1]:>7.4f}{apart:>10.0e}{measure.human_seconds(row['seconds']):>10}", end="")
+    print(f"{measure.human_bytes(row['peak']):>10}{len(row['sent']):>9}{sent:>10}{changed:>9}  {HIDDEN[name]}")
+    assert apart < 1e-3, f"{name}: another training"
+
+# %% [markdown]
+# The seconds are those of a model that fits into a cache: they show what a library costs *around* the arithmetic, in Python, not what it saves on a card.
+# "Changed" counts lines of the loop that do not stand in `train_alone`; DeepSpeed's configuration and the functions of balise 3
+# come on top. "Sent" is what a rank hands in; what it then sends depends on the algorithm. A library that hides more is neither faster nor slower: it moves
+# decisions into a file, where you have to know that they are there.
+
+# %% jupyter={"source_hidden": true}
+names = [name for name in HIDDEN if name in found]
+figure, panels = plt.subplots(1, 3, figsize=(10, 3.4), sharey=True, layout="constrained")
+for axes, (title, of) in zip(
+    panels,
+    {
+        "milliseconds of a step": lambda row: 1e3 * row["seconds"],
+        "MB held at the peak": lambda row: row["peak"] / 1e6,
+        "MB handed in, a step": lambda row: sum(size for _, size in row["sent"]) / 1e6,
+    }.items(),
+):
+    values = [of(found[name]) for name in names]
+    axes.barh(names, values, color=["#E69F00" if name.startswith("o") else "#0072B2" for name in names])
+    axes.set(title=title, xlim=(0, 1.25 * max(values)))
+    for y, value in enumerate(values):
+        axes.text(value, y, f" {value:.3g}", va="center", fontsize=8)
+panels[0].invert_yaxis()
+plt.show()
 
 # %% [markdown]
 # ## What torchtitan and Megatron-LM add
 #
-# Placeholder.
+# The libraries above put data parallelism and ZeRO around a model of yours. Two others bring the model along, as what they add has
+# to be inside of it. Nothing here was run in this course; the figures are those of the papers.
+#
+# | | torchtitan | Megatron-LM |
+# |---|---|---|
+# | what it is | PyTorch's reference for pre-training: `fully_shard`, DTensor, pipeline schedules, `torch.compile`, in one loop to read and copy | NVIDIA's library of sliced layers and schedules, and training scripts around it |
+# | tensor parallelism | a plan of DTensor for each layer, the model's code stays plain | layers of its own (`ColumnParallelLinear`, `RowParallelLinear`) |
+# | pipeline | PyTorch's schedules (16) | 1F1B, and interleaved stages, which it introduced |
+# | data | ZeRO 3 by `fully_shard`, HSDP | DDP with a distributed optimizer (ZeRO 1) |
+# | long sequences | context parallelism | sequence parallelism in the tensor group, context parallelism |
+# | checkpoints | distributed, asynchronous; cut anew for other ranks (13) | distributed |
+# | published | Llama 3.1 8B on 128 H100s trains 65 % faster than its own optimised baseline; 70B on 256 gains 12.6 % more with 2D, 405B on 512 another 30 % with 3D | 1,008 billion parameters on 3,072 A100s: 163 teraFLOP/s each, 52 % of the peak |
+#
+# Sources: Liang et al. 2024, "TorchTitan", arXiv 2410.06511, abstract (its gains come from float8, compilation, asynchronous tensor parallelism and 3D);
+# Narayanan et al. 2021, "Efficient large-scale language model training on GPU clusters using Megatron-LM", arXiv 2104.04473, table 1 and §2.2; Korthikanti et al. 2022,
+# "Reducing activation recomputation in large transformer models", arXiv 2205.05198 (sequence parallelism, selective recomputation).
+#
+# When to take which? A model of yours that fits with ZeRO: Accelerate, Fabric or DeepSpeed, whichever your scripts speak already. A Transformer that needs
+# tensor or pipeline parallelism: torchtitan where you want to read all of it, Megatron-LM where its model is yours.
 
 # %% [markdown]
 # ## Questions
 #
-# Placeholder.
+# 1. A file says `train_batch_size` 512 and `train_micro_batch_size_per_gpu` 4. It was tuned on 32 cards, and now there are 24. What happens, and when?
+# 2. Training with stage 2 and 32 micro-batches is slower than with stage 1. Memory is not short. Why, and what do you change?
+# 3. A colleague divides the loss by `gradient_accumulation_steps` before `engine.backward`. With AdamW the curve looks nearly the same. With SGD it does not. Why?
+# 4. Your run ends on 64 ranks, and tomorrow you get 48. What do you do tonight?
+# 5. In Accelerate, `accelerator.print` shows one line where you expected two. What do you look at first?
+#
+# <details><summary>Answers</summary>
+#
+# 1. 512 is no multiple of 4 × 24 = 96. DeepSpeed rounds down to 5 micro-batches, multiplies, finds 480 and stops, after the job has waited for its cards. 480 and
+#    576 would do: the learning rate was tuned for 512.
+# 2. Stage 2 sends gradients after every micro-batch, 32 times a step, stage 1 once. Stage 1, or fewer and larger micro-batches.
+# 3. The engine divides once more, so gradients are too small by that number. Adam divides by their size, and hardly notices (its ε and the clipping do); SGD's step shrinks.
+# 4. Save, and make a universal checkpoint: what 64 ranks have cut cannot be loaded on 48. And 48 does not divide every batch: balise 1.
+# 5. `accelerator.num_processes`. The line is printed by one process on purpose; but if the number is 1, you have two trainings, or none on the other card.
+# </details>
 
 # %% [markdown]
 # ## In one paragraph
 #
-# Placeholder.
+# Four ways to write one step, and the same weights. Batches multiply: micro × accumulation × ranks, and each library leaves
+# another factor to you. DeepSpeed takes over the step and reads a file; what that file means can only be seen in what the engine holds and sends, and some
+# of its defaults (clipping at 1, a logarithmic warm-up, small tensors kept whole, gradients sent after each micro-batch) are nobody's intention. Its checkpoints are cut
+# for their ranks, unless you make them universal. An optimizer of few large operations saves launches; one of one bit a number saves bytes, as long as it remembers what
+# it rounded away. Accelerate and Fabric leave the loop to you and hand back objects that do more than they look. Read what a library does, not what it is called.
 
 # %%
 tp.progress()

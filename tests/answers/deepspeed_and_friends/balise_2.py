@@ -3,3 +3,241 @@
 from tests.answers.bank import Bank
 
 bank = Bank("20_deepspeed_and_friends", whole=True)
+
+# a file as people keep it, filled in
+BY_FILE = '''
+FILE = """{
+  "train_batch_size": 0, "train_micro_batch_size_per_gpu": 0, "gradient_clipping": 0,
+  "scheduler": {"type": "WarmupDecayLR", "params": {"warmup_min_lr": 0, "warmup_type": "linear"}},
+  "zero_optimization": {"stage": 0, "contiguous_gradients": true, "overlap_comm": false, "stage3_param_persistence_threshold": 1},
+  "zero_allow_untested_optimizer": true, "zero_force_ds_cpu_optimizer": false
+}"""
+
+
+def deepspeed_config(plan):
+    config = json.loads(FILE)
+    zero, rates = config["zero_optimization"], config["scheduler"]["params"]
+    config["train_batch_size"], config["train_micro_batch_size_per_gpu"] = plan["batch"], plan["micro"]
+    if plan["max_norm"] is not None:
+        config["gradient_clipping"] = plan["max_norm"]
+    if plan["precision"] == "bfloat16":
+        config["bf16"] = {"enabled": True}
+    rates.update(warmup_max_lr=plan["rate"], warmup_num_steps=plan["warmup"], total_num_steps=plan["total"])
+    zero.update(stage=plan["stage"], reduce_bucket_size=plan["bucket"], allgather_bucket_size=plan["bucket"])
+    zero["offload_optimizer"] = {"device": "cpu" if plan["offload"] else "none"}
+    return config
+'''
+bank.text(2, None, BY_FILE)
+
+# only what the plan asks for, key by key
+BY_NEED = """
+def deepspeed_config(plan):
+    config = {"train_batch_size": plan["batch"], "train_micro_batch_size_per_gpu": plan["micro"], **OURS}
+    config["gradient_clipping"] = 0.0 if plan["max_norm"] is None else plan["max_norm"]
+    config["scheduler"] = {"type": "WarmupDecayLR", "params": {
+        "total_num_steps": plan["total"], "warmup_num_steps": plan["warmup"],
+        "warmup_max_lr": plan["rate"], "warmup_type": "linear"}}
+    if plan["precision"] == "bfloat16":
+        config["bf16"] = dict(enabled=True)
+    if plan["stage"]:
+        config["zero_optimization"] = {"stage": plan["stage"], "reduce_bucket_size": plan["bucket"]}
+        if plan["stage"] == 3:
+            config["zero_optimization"]["stage3_param_persistence_threshold"] = 0
+        if plan["offload"]:
+            config["zero_optimization"]["offload_optimizer"] = {"device": "cpu"}
+    return config
+"""
+bank.text(2, None, BY_NEED)
+
+bank.hint(2, "not-a-dictionary", "A dictionary was expected, for every plan of the table.")
+bank.slip(2, "not-a-dictionary", ("return {", "return json.dumps({"), ("zero,\n    }", "zero,\n    })"))
+bank.variant(2, "not-a-dictionary", BY_NEED, ("return config", "return [config]"))
+
+bank.hint(2, "not-json", "JSON cannot hold this: numbers, words, true and false, lists and dictionaries, no dtype.")
+bank.slip(2, "not-json", ('{"enabled": plan["precision"] == "bfloat16"}', '{"enabled": torch.bfloat16}'))
+bank.variant(
+    2, "not-json", BY_NEED, ('"total_num_steps": plan["total"]', '"total_num_steps": torch.tensor(plan["total"])')
+)
+
+bank.hint(
+    2,
+    "sizes-contradict",
+    "DeepSpeed refuses the sizes: {error}. The batch counts all ranks, the micro-batch one forward of one rank.",
+)
+bank.slip(
+    2,
+    "sizes-contradict",
+    ('"train_micro_batch_size_per_gpu": plan["micro"]', '"train_micro_batch_size_per_gpu": plan["batch"]'),
+)
+bank.variant(
+    2,
+    "sizes-contradict",
+    BY_NEED,
+    (
+        '"train_batch_size": plan["batch"], "train_micro_batch_size_per_gpu": plan["micro"]',
+        '"train_batch_size": plan["micro"], "train_micro_batch_size_per_gpu": plan["batch"]',
+    ),
+)
+
+bank.hint(2, "sizes-missing", "Nothing says how large a step is: give DeepSpeed two of its three sizes.")
+bank.slip(
+    2,
+    "sizes-missing",
+    ('        "train_batch_size": plan["batch"],\n        "train_micro_batch_size_per_gpu": plan["micro"],\n', ""),
+)
+bank.variant(
+    2,
+    "sizes-missing",
+    BY_NEED,
+    ('"train_batch_size": plan["batch"], "train_micro_batch_size_per_gpu"', '"micro_batch_size"'),
+)
+
+bank.hint(
+    2,
+    "wrong-sizes",
+    "The engine takes other sizes. With one of its keys alone, it takes all that is left in one forward: give it the batch and "
+    "the micro-batch.",
+)
+bank.slip(2, "wrong-sizes", ('        "train_micro_batch_size_per_gpu": plan["micro"],\n', ""))
+bank.slip(2, "wrong-sizes", ('        "train_batch_size": plan["batch"],\n', ""))
+bank.variant(2, "wrong-sizes", BY_NEED, (', "train_micro_batch_size_per_gpu": plan["micro"], **OURS', ", **OURS"))
+
+bank.hint(2, "our-keys-forgotten", "DeepSpeed refuses an optimizer of PyTorch's: start from `{{**OURS, ...}}`.")
+bank.slip(2, "our-keys-forgotten", ("        **OURS,\n", ""))
+bank.variant(2, "our-keys-forgotten", BY_FILE, (',\n  "zero_allow_untested_optimizer": true', ""))
+
+bank.hint(
+    2,
+    "key-unknown",
+    "A key stands where DeepSpeed does not know it, or has a value that it cannot use: {error}. Inside of `zero_optimization` it "
+    "tells; at the top it would not say a word.",
+)
+bank.slip(2, "key-unknown", ('zero = {"stage"', 'zero = {"gradient_clipping": plan["max_norm"] or 0.0, "stage"'))
+bank.variant(2, "key-unknown", BY_NEED, ('"reduce_bucket_size": plan', '"bucket_size": plan'))
+
+bank.hint(
+    2,
+    "wrong-precision",
+    "The weights that it computes with, or the optimizer's, are of another dtype: bfloat16 is on with `bf16: {{enabled: true}}`, and "
+    "only where the plan asks for it.",
+)
+bank.slip(2, "wrong-precision", ('"enabled": plan["precision"] == "bfloat16"', '"enabled": True'))
+bank.slip(2, "wrong-precision", ('"bf16": {"enabled"', '"precision": {"bf16"'))
+bank.variant(2, "wrong-precision", BY_NEED, ('config["bf16"] = dict(enabled=True)', 'config["dtype"] = "bfloat16"'))
+
+bank.hint(
+    2,
+    "wrong-stage",
+    "The plan says stage {stage}, and the engine works as another one. Stage 1 shares the optimizer's states, 2 sends gradients after every forward, "
+    "as each rank keeps only its part, and 3 cuts the weights too: `zero_optimization: {{stage}}`.",
+)
+bank.slip(2, "wrong-stage", ('"stage": plan["stage"]', '"stage": 1'))
+bank.slip(2, "wrong-stage", ('"zero_optimization": zero', '"zero": zero'))
+bank.slip(2, "wrong-stage", ('"stage": plan["stage"]', '"stage": min(plan["stage"], 2)'))
+bank.variant(2, "wrong-stage", BY_NEED, ('{"stage": plan["stage"], "red', '{"stage": max(2, plan["stage"]), "red'))
+
+bank.hint(
+    2,
+    "small-kept-whole",
+    "Stage 3 leaves small tensors whole on every rank, here {got}: `stage3_param_persistence_threshold` says what is small.",
+)
+bank.slip(2, "small-kept-whole", (', "stage3_param_persistence_threshold": 0', ""))
+bank.slip(
+    2, "small-kept-whole", ('"stage3_param_persistence_threshold": 0', '"stage3_param_persistence_threshold": 100')
+)
+
+bank.hint(
+    2,
+    "bucket-forgotten",
+    "A message has more gradients than a bucket may: `reduce_bucket_size` counts numbers, and is 500 million if it is not set.",
+)
+bank.slip(2, "bucket-forgotten", ('"reduce_bucket_size": plan["bucket"], ', ""))
+bank.slip(2, "bucket-forgotten", ("reduce_bucket_size", "allgather_bucket_size"))
+bank.slip(2, "bucket-forgotten", ('"reduce_bucket_size": plan["bucket"]', '"reduce_bucket_size": 4 * plan["bucket"]'))
+bank.variant(2, "bucket-forgotten", BY_NEED, (', "reduce_bucket_size": plan["bucket"]', ""))
+
+bank.hint(
+    2,
+    "not-offloaded",
+    'The plan asks for an optimizer on the CPU: `offload_optimizer: {{device: "cpu"}}` inside of `zero_optimization`.',
+)
+bank.slip(2, "not-offloaded", ('    if plan["offload"]:\n        zero["offload_optimizer"] = {"device": "cpu"}\n', ""))
+bank.variant(
+    2, "not-offloaded", BY_NEED, ('config["zero_optimization"]["offload_optimizer"] =', 'config["offload_optimizer"] =')
+)
+
+bank.hint(
+    2,
+    "offloaded-unasked",
+    "The plan leaves the optimizer where the model is, and it was moved to the CPU: give that key only where it is asked for.",
+)
+bank.slip(2, "offloaded-unasked", ('if plan["offload"]', 'if "offload" in plan'))
+bank.variant(2, "offloaded-unasked", BY_FILE, ('"cpu" if plan["offload"] else "none"', '"cpu"'))
+
+bank.hint(
+    2,
+    "wrong-rates",
+    "The learning rate takes another way: a scheduler `WarmupDecayLR` with `warmup_max_lr`, `warmup_num_steps`, `total_num_steps` and `warmup_type`.",
+)
+bank.slip(
+    2,
+    "wrong-rates",
+    (
+        '"warmup_num_steps": plan["warmup"], "total_num_steps": plan["total"]',
+        '"warmup_num_steps": plan["total"], "total_num_steps": plan["warmup"]',
+    ),
+)
+bank.variant(2, "wrong-rates", BY_NEED, ('"warmup_max_lr": plan["rate"]', '"warmup_max_lr": 3 * plan["rate"]'))
+
+bank.hint(2, "warmup-logarithmic", 'The warm-up is no straight line: `warmup_type` is "log" unless you say "linear".')
+bank.slip(2, "warmup-logarithmic", (', "warmup_type": "linear"', ""))
+bank.variant(2, "warmup-logarithmic", BY_FILE, (', "warmup_type": "linear"', ""))
+
+bank.hint(
+    2,
+    "no-decay",
+    "The rate grows as it should, and then never falls: the type is `WarmupDecayLR`, and it needs `total_num_steps`.",
+)
+bank.slip(2, "no-decay", ("WarmupDecayLR", "WarmupLR"), (', "total_num_steps": plan["total"]', ""))
+bank.variant(2, "no-decay", BY_NEED, ('"WarmupDecayLR"', '"WarmupLR"'), ('"total_num_steps": plan["total"], ', ""))
+
+bank.hint(
+    2,
+    "rate-not-given",
+    "The schedule has a rate of its own, 0.001, unless you say `warmup_max_lr`; the optimizer's is not read.",
+)
+bank.slip(2, "rate-not-given", ('"warmup_max_lr": plan["rate"], ', ""))
+bank.variant(2, "rate-not-given", BY_NEED, ('"warmup_max_lr": plan["rate"], ', ""))
+
+bank.hint(
+    2, "no-schedule", "The rate stays what the optimizer was made with: there is no schedule. Its key is `scheduler`."
+)
+bank.slip(2, "no-schedule", ('"scheduler": {"type"', '"lr_scheduler": {"type"'))
+bank.variant(2, "no-schedule", BY_NEED, ('config["scheduler"]', 'config["schedule"]'))
+
+bank.hint(
+    2,
+    "clipped-unasked",
+    "The gradient is clipped to a norm of 1, which the plan does not ask for: `gradient_clipping` is 1.0 unless you set it to 0.0.",
+)
+bank.slip(2, "clipped-unasked", ('        "gradient_clipping": plan["max_norm"] or 0.0,\n', ""))
+bank.slip(2, "clipped-unasked", ('plan["max_norm"] or 0.0', 'plan["max_norm"] or 1.0'))
+bank.variant(2, "clipped-unasked", BY_NEED, ('config["gradient_clipping"]', 'config["max_grad_norm"]'))
+
+bank.hint(2, "not-clipped", "The plan asks for a gradient of at most `max_norm`, and it is not clipped to that.")
+bank.slip(2, "not-clipped", ('plan["max_norm"] or 0.0', "0.0"))
+bank.variant(2, "not-clipped", BY_NEED, ('0.0 if plan["max_norm"] is None else plan["max_norm"]', "0.0"))
+
+bank.hint(
+    2,
+    "wrong-weights",
+    "With this, the engine's weights after five steps are not those of one process that does what the plan says.",
+)
+bank.slip(2, "wrong-weights", ('plan["max_norm"] or 0.0', '(plan["max_norm"] or 0.0) / 2'))
+bank.variant(2, "wrong-weights", BY_NEED, ('else plan["max_norm"]', 'else 2 * plan["max_norm"]'))
+bank.variant(
+    2,
+    "small-kept-whole",
+    BY_NEED,
+    ('["stage3_param_persistence_threshold"] = 0', '["stage3_param_persistence_threshold"] = 500'),
+)

@@ -3,3 +3,220 @@
 from tests.answers.bank import Bank
 
 bank = Bank("20_deepspeed_and_friends", whole=True)
+
+# sums, the last rank writes the universal checkpoint, and the engine is told by its own parts
+BY_SUMS = """
+def engine_step(engine, pieces):
+    total = 0.0
+    for k, tokens in enumerate(pieces):
+        logits = engine(tokens[:, :-1])
+        loss = F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+        with torch.no_grad():
+            total = total + loss
+        engine.backward(loss)
+        engine.step()
+    return total.detach() / len(pieces)
+
+
+def save(engine, folder):
+    engine.save_checkpoint(folder, tag="saved", client_state={"by": "us"})
+    dist.barrier()
+    if dist.get_rank() == dist.get_world_size() - 1:
+        to_universal(folder, "saved")
+    dist.all_reduce(torch.zeros(1))
+
+
+def resume(model, optimizer, config, folder):
+    config = json.loads(json.dumps(config))
+    config["checkpoint"] = {"load_universal": True}
+    made = make_engine(model, optimizer, config)
+    path, client = made.load_checkpoint(folder, "universal", load_optimizer_states=True, load_lr_scheduler_states=True)
+    return made
+"""
+bank.text(3, None, BY_SUMS)
+
+# a generator, and a dictionary with the further key
+BY_PARTS = BY_SUMS.replace("config = json.loads(json.dumps(config))", "config = dict(config)").replace(
+    "/ len(pieces)", "* (1 / len(pieces))"
+)
+bank.text(3, None, BY_PARTS)
+
+bank.hint(
+    3,
+    "own-backward",
+    "DeepSpeed refuses `loss.backward()` at this stage: `engine.backward(loss)` works at all of them.",
+)
+bank.slip(3, "own-backward", ("engine.backward(loss)", "loss.backward()"))
+bank.variant(3, "own-backward", BY_SUMS, ("engine.backward(loss)", "loss.backward()"))
+
+bank.hint(
+    3,
+    "not-a-number",
+    "A step returns one number, the mean loss over the micro-batches of this rank: a tensor of shape ().",
+)
+bank.slip(3, "not-a-number", ("torch.stack(losses).mean()", "torch.stack(losses)"))
+bank.variant(
+    3, "not-a-number", BY_SUMS, ("return total.detach() / len(pieces)", "return [total.detach() / len(pieces)]")
+)
+
+bank.hint(3, "keeps-graph", "What you return still has its graph, and with it all activations: keep `loss.detach()`.")
+bank.slip(3, "keeps-graph", ("loss.detach()", "loss"))
+bank.variant(
+    3, "keeps-graph", BY_SUMS, ("with torch.no_grad():", "with torch.enable_grad():"), ("total.detach()", "total")
+)
+
+bank.hint(
+    3,
+    "wrong-steps",
+    "After {forwards} forwards for each of three steps, the engine counts {got} steps. It counts its micro-batches in `engine.step()`: call it "
+    "after every backward, and it steps where a step is due.",
+)
+bank.slip(
+    3,
+    "wrong-steps",
+    (
+        "        engine.step()\n        losses.append(loss.detach())\n",
+        "        losses.append(loss.detach())\n    engine.step()\n",
+    ),
+)
+bank.slip(
+    3,
+    "wrong-steps",
+    ("        engine.step()\n", "        if engine.is_gradient_accumulation_boundary():\n            engine.step()\n"),
+)
+bank.slip(3, "wrong-steps", ("        engine.step()\n", ""))
+bank.slip(3, "wrong-steps", ("for tokens in pieces:", "for tokens in pieces[:1]:"))
+bank.variant(3, "wrong-steps", BY_SUMS, ("        engine.step()\n", "        engine.step() if k == 0 else None\n"))
+
+bank.hint(
+    3,
+    "divided-twice",
+    "The step is too small: `engine.backward` divides by the number of micro-batches, and you did it too.",
+)
+bank.slip(3, "divided-twice", ("engine.backward(loss)", "engine.backward(loss / len(pieces))"))
+bank.variant(
+    3,
+    "divided-twice",
+    BY_SUMS,
+    ("engine.backward(loss)", "engine.backward(loss / engine.gradient_accumulation_steps())"),
+)
+
+bank.hint(
+    3,
+    "gradients-lost",
+    "Only the last micro-batch counts: gradients were set to zero between them. The engine does that, after its step.",
+)
+bank.slip(
+    3,
+    "gradients-lost",
+    (
+        "        loss = language_loss(engine, tokens)",
+        "        engine.zero_grad()\n        [setattr(p, 'grad', None) for p in engine.module.parameters()]\n        loss = language_loss(engine, tokens)",
+    ),
+)
+bank.variant(
+    3,
+    "gradients-lost",
+    BY_SUMS,
+    ("        engine.backward(loss)", "        engine.module.zero_grad()\n        engine.backward(loss)"),
+)
+
+bank.hint(
+    3,
+    "not-divided",
+    "The step is too large, as many times as there are micro-batches: their mean counts, not their sum.",
+)
+bank.slip(3, "not-divided", ("engine.backward(loss)", "engine.backward(loss, scale_wrt_gas=False)"))
+bank.variant(3, "not-divided", BY_SUMS, ("engine.backward(loss)", "engine.backward(loss * len(pieces))"))
+
+bank.hint(3, "wrong-weights", "After three steps the weights are not those of one process with the whole batches.")
+bank.slip(3, "wrong-weights", ("for tokens in pieces:", "for tokens in [pieces[0]] * len(pieces):"))
+bank.variant(
+    3,
+    "wrong-weights",
+    BY_SUMS,
+    ("for k, tokens in enumerate(pieces):", "for k, tokens in enumerate([pieces[-1]] * len(pieces)):"),
+)
+
+bank.hint(
+    3, "loss-divided", "The loss came back divided by the number of micro-batches: `engine.backward` returns it so."
+)
+bank.slip(3, "loss-divided", ("engine.backward(loss)", "loss = engine.backward(loss)"))
+bank.variant(3, "loss-divided", BY_SUMS, ("total.detach() / len(pieces)", "total.detach() / len(pieces) ** 2"))
+
+bank.hint(
+    3, "wrong-losses", "The mean over all micro-batches of this rank was expected, of the losses before the step."
+)
+bank.slip(3, "wrong-losses", ("torch.stack(losses).mean()", "torch.stack(losses).sum()"))
+bank.slip(3, "wrong-losses", ("torch.stack(losses).mean()", "losses[-1]"))
+bank.variant(3, "wrong-losses", BY_SUMS, ("total.detach() / len(pieces)", "total.detach()"))
+
+bank.hint(
+    3,
+    "waits",
+    "The ranks wait for each other for ever: {error}. `save_checkpoint` and a barrier need all ranks; only what one rank does alone, "
+    "`to_universal`, stands behind a question for the rank.",
+)
+bank.slip(
+    3,
+    "waits",
+    (
+        '    engine.save_checkpoint(folder, tag="saved")\n    if dist.get_rank() == 0:\n',
+        '    if dist.get_rank() == 0:\n        engine.save_checkpoint(folder, tag="saved")\n',
+    ),
+)
+
+bank.hint(
+    3,
+    "not-universal",
+    "This checkpoint is cut for the two ranks that wrote it. Load the universal one, and tell the engine so when it is made: "
+    '`"checkpoint": {{"load_universal": True}}`.',
+)
+bank.slip(
+    3,
+    "not-universal",
+    ('{**config, "checkpoint": {"load_universal": True}}', "config"),
+    ('tag="universal"', 'tag="saved"'),
+)
+bank.variant(
+    3,
+    "not-universal",
+    BY_SUMS,
+    ('config["checkpoint"] = {"load_universal": True}\n', "pass\n"),
+    ('folder, "universal"', 'folder, "saved"'),
+)
+
+bank.hint(3, "no-engine", "The engine itself was expected, got {got}. `load_checkpoint` returns other things.")
+bank.slip(
+    3,
+    "no-engine",
+    (
+        '    engine.load_checkpoint(folder, tag="universal")\n    return engine',
+        '    return engine.load_checkpoint(folder, tag="universal")',
+    ),
+)
+bank.variant(3, "no-engine", BY_SUMS, ("return made", "return made, client"))
+
+bank.hint(
+    3,
+    "config-changed",
+    "The configuration that was given is changed: who called goes on with it. Make another one with the further key.",
+)
+bank.slip(
+    3,
+    "config-changed",
+    (
+        '{**config, "checkpoint": {"load_universal": True}}',
+        'config | config.update(checkpoint={"load_universal": True}) if False else (config.update(checkpoint={"load_universal": True}) or config)',
+    ),
+)
+bank.variant(3, "config-changed", BY_SUMS, ("config = json.loads(json.dumps(config))", "config = config"))
+
+bank.hint(
+    3,
+    "not-loaded",
+    "The weights are not those that were saved: nothing was loaded, or nothing was found under that tag.",
+)
+bank.slip(3, "not-loaded", ('    engine.load_checkpoint(folder, tag="universal")\n', ""))
+bank.slip(3, "not-loaded", ('    if dist.get_rank() == 0:\n        to_universal(folder, "saved")\n', ""))
+bank.variant(3, "not-loaded", BY_SUMS, ('folder, "universal", load', 'folder, "global_step3", load'))
