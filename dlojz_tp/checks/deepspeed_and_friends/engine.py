@@ -171,8 +171,8 @@ KNOWN = [
     (hung, "waits"),
     ("Direct calls to tensor.backward()", "own-backward"),
     ("DP world size", "not-universal"),
-    ("FileNotFoundError", "not-found"),
-    ("NotADirectoryError", "not-found"),
+    ("in load_checkpoint", "not-found"),
+    ("AssertionError", "not-found"),
 ]
 
 

@@ -212,11 +212,33 @@ bank.slip(
 )
 bank.variant(3, "config-changed", BY_SUMS, ("config = json.loads(json.dumps(config))", "config = config"))
 
-bank.hint(
+bank.hint(3, "not-loaded", "The weights are not those that were saved: nothing was loaded.")
+bank.slip(3, "not-loaded", ('    engine.load_checkpoint(folder, tag="universal")\n', ""))
+bank.variant(
     3,
     "not-loaded",
-    "The weights are not those that were saved: nothing was loaded, or nothing was found under that tag.",
+    BY_SUMS,
+    ('path, client = made.load_checkpoint(folder, "universal"', 'dict(path=folder, tag="universal"'),
 )
-bank.slip(3, "not-loaded", ('    engine.load_checkpoint(folder, tag="universal")\n', ""))
-bank.slip(3, "not-loaded", ('    if dist.get_rank() == 0:\n        to_universal(folder, "saved")\n', ""))
-bank.variant(3, "not-loaded", BY_SUMS, ('folder, "universal", load', 'folder, "global_step3", load'))
+
+bank.hint(
+    3,
+    "not-found",
+    "There is no universal checkpoint under that tag: {error}. `save` has `to_universal` write folder/universal, and `resume` loads "
+    'the tag "universal".',
+)
+bank.slip(3, "not-found", ('    if dist.get_rank() == 0:\n        to_universal(folder, "saved")\n', ""))
+bank.variant(3, "not-found", BY_SUMS, ('folder, "universal", load', 'folder, "global_step3", load'))
+
+LOAD = 'folder, tag="universal"'
+bank.hint(3, "steps-lost", "The engine begins to count anew, at {got}: only the weights were loaded. Load all of it.")
+bank.slip(3, "steps-lost", (LOAD, LOAD + ", load_module_only=True"))
+bank.variant(3, "steps-lost", BY_SUMS, ("load_optimizer_states=True", "load_module_only=True"))
+
+bank.hint(3, "rates-lost", "The learning rate begins anew: the schedule was not loaded.")
+bank.slip(3, "rates-lost", (LOAD, LOAD + ", load_lr_scheduler_states=False"))
+bank.variant(3, "rates-lost", BY_SUMS, ("load_lr_scheduler_states=True", "load_lr_scheduler_states=False"))
+
+bank.hint(3, "states-lost", "The optimizer begins anew: its states, and its rate with them, were not loaded.")
+bank.slip(3, "states-lost", (LOAD, LOAD + ", load_optimizer_states=False"))
+bank.variant(3, "states-lost", BY_SUMS, ("load_optimizer_states=True", "load_optimizer_states=False"))
