@@ -503,7 +503,7 @@ for name in ("ours (DDP)", *rows):
 # pays for them with the network. Stage 3 also gathers weights, in forward and in backward, for every micro-batch.
 # </details>
 #
-# The peak shrinks less than the states do: with a model as small as this one, logits and the buckets of gradients weigh more than what is shared.
+# The peak hardly shrinks: with a model as small as this one, logits, buckets and what is gathered weigh as much as what is shared.
 
 
 # %% [markdown]
@@ -1268,7 +1268,7 @@ HIDDEN = {
     "DeepSpeed, stage 0": "division by micro-batches and ranks, boundaries, clipping, zeroing",
     "DeepSpeed, stage 1": "the same, and a share of the states",
     "DeepSpeed, stage 2": "the same, and a message after every micro-batch",
-    "DeepSpeed, stage 3": "the same, and gathers around every layer",
+    "DeepSpeed, stage 3": "the same, and weights gathered for every micro-batch",
     "Accelerate": "shares of the data, division by micro-batches, boundaries",
     "Fabric": "shares of the data, nothing else",
 }
