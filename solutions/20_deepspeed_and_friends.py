@@ -6,8 +6,8 @@
 # Llama on the source code of Python, is ported to each of them; you write the lines that matter, and look at what each does
 # behind them: who holds what, what is sent and when, what it divides, clips and rounds without being asked.
 #
-# **What you will gain.** Two things that these libraries sell: less memory for a line of configuration, and (DeepSpeed's
-# 1-bit Adam) less to send. The next cell asks what that is worth for 7 billion parameters on 64 ranks. It is an *estimate* of
+# **What you will gain.** Less memory for a line of configuration, which is what these libraries sell; and less to send with
+# 1-bit Adam, which came with DeepSpeed, is gone from it, and is short enough to write. The next cell asks what that is worth for 7 billion parameters on 64 ranks. It is an *estimate* of
 # this repository's planner, nothing in it was run.
 
 # %% tags=["setup"]
@@ -229,7 +229,7 @@ shown("ours (DDP)", found["ours (DDP)"])
 # and it is 1 if only one is given. It raises a `ValueError` where that cannot be: a number below 1, neither `batch` nor `micro`,
 # a product that is not `batch`. In the last case its message names the nearest batches that *would* do, below and
 # above, with the numbers that are given kept (where all three are given, only one would). For 30 samples as micro-batches
-# of 4 on 2 ranks: 24 and 32. About 9 lines.
+# of 4 on 2 ranks: 24 and 32. About 9 lines, 10 minutes.
 #
 # **`from_words(library, words, n_ranks)`** returns the same three for a run of another library. `library` is `"deepspeed"`,
 # `"transformers"`, `"accelerate"` or `"fabric"`, `words` a dictionary with words of the table. What does not divide is a
@@ -324,7 +324,7 @@ for ranks in (64, 32):
 # | `"bucket"` | from stage 1 on, at most so many numbers in a message of gradients |
 #
 # At stage 3 *no* weight stays whole between steps. Model and optimizer come from PyTorch; `OURS` below has the two keys that DeepSpeed wants for
-# that: start from `{**OURS, ...}`. About 15 lines, most of them a key each.
+# that: start from `{**OURS, ...}`. About 15 lines, most of them a key each, 10 minutes.
 #
 # <details><summary>Hint</summary>
 #
@@ -390,6 +390,8 @@ tp.check(2, deepspeed_config)
 # - **`resume(model, optimizer, config, folder)`**: an engine that goes on from there, on these ranks. Make it with
 #   `make_engine(model, optimizer, config)` below, with the further key `"checkpoint": {"load_universal": True}` (leave the given `config` as
 #   it is), load with the tag `"universal"`, return it. Weights, states, learning rate and count of steps go on. About 3 lines.
+#
+# 15 minutes for the three.
 #
 # <details><summary>Hint</summary>
 #
