@@ -14,12 +14,14 @@ from torch.utils.data import DataLoader
 
 from dlojz_tp import frameworks
 from dlojz_tp.checking.looks import Look, Value, judged, within
+from dlojz_tp.launch.place import INSIDE
 from dlojz_tp.models import Llama, LlamaConfig, language_loss
 from dlojz_tp.probes.ranks import world_after_world
 from dlojz_tp.probes.traffic import Traffic
 
-for library in filter(frameworks.here, ("accelerate", "lightning_fabric")):
-    importlib.import_module(library)  # once, in the process that ranks are forked from
+if INSIDE in os.environ:  # once, in the process that ranks are forked from
+    for library in filter(frameworks.here, ("accelerate", "lightning_fabric")):
+        importlib.import_module(library)
 
 RANKS = 2
 CONFIG = LlamaConfig(64, width=32, heads=2, layers=1, max_length=16)
