@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_iter
 
 from dlojz_tp import course
 from dlojz_tp.authoring import notebooks, records
-from dlojz_tp.checking import judging, mistakes
+from dlojz_tp.checking import mistakes
 from dlojz_tp.grading import command, slicing
 from dlojz_tp.works import source
 
@@ -43,7 +43,7 @@ def test_answer(answer):
 
 def _skipped(verdict):
     """Where a library is not installed, its balises are not judged: make test-frameworks does."""
-    if verdict.slug == judging.NOT_INSTALLED:
+    if verdict.slug == "not-installed":
         pytest.skip(verdict.got)
 
 
