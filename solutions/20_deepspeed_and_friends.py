@@ -30,7 +30,6 @@ from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 
-import cloudpickle
 import matplotlib.pyplot as plt
 import numpy as np
 import torch
@@ -185,7 +184,7 @@ def measured(train, *args):
 
 
 def shown(name, row):
-    """One line of figures of what `measured` returns."""
+    """One line of figures of what `measured` returns; "peak": the most bytes of weights, gradients, states, activations alive on rank 0."""
     size = measure.human_bytes(sum(size for _, size in row["sent"]))
     step, peak = measure.human_seconds(row["seconds"]), measure.human_bytes(row["peak"])
     print(f"{name:<22} loss {row['losses'][0]:.4f} → {row['losses'][-1]:.4f}, step {step:>8}, peak {peak:>8}, ", end="")
@@ -522,14 +521,14 @@ for name in ("ours (DDP)", *rows):
 # $$w \leftarrow (1 - \eta\lambda)\,w, \quad m \leftarrow \beta_1 m + (1-\beta_1)\,g, \quad v \leftarrow \beta_2 v + (1-\beta_2)\,g^2,
 # \quad w \leftarrow w - \eta\,\frac{m / (1-\beta_1^t)}{\sqrt{v / (1-\beta_2^t)} + \epsilon}$$
 #
-# Neither a loop nor a comprehension over the tensors: 300 tensors cost as many operators as 3. Beside the four lists, hold one
+# No operator for each tensor: 300 tensors cost as many operators as 3. Beside the four lists, hold one
 # more copy of the weights' size at most. About 8 lines, 10 minutes.
 #
 # <details><summary>Hint</summary>
 #
-# `_foreach_mul_(x, number)`, `_foreach_add_(x, number)`, `_foreach_lerp_(x, y, number)`, `_foreach_addcmul_(x, y, z, number)` and
-# `_foreach_addcdiv_(x, y, z, number)` change the list x; `_foreach_sqrt(x)` returns a new one. They do what `mul_`, `lerp_`, … do
-# to one tensor. The two corrections are numbers: what they do to a list can be done to a number beforehand.
+# `_foreach_mul_(x, number)`, `_foreach_div_(x, number)`, `_foreach_add_(x, number)`, `_foreach_add_(x, y, alpha=number)`,
+# `_foreach_lerp_(x, y, number)`, `_foreach_addcmul_(x, y, z, number)` and `_foreach_addcdiv_(x, y, z, number)` change the list x;
+# without the last `_`, as in `_foreach_sqrt(x)`, they return a new one. They do what `mul_`, `lerp_`, … do to one tensor. The two corrections are numbers: what they do to a list can be done to a number beforehand.
 # </details>
 
 
@@ -646,7 +645,9 @@ for name, (times, operators) in optimizers.items():
 # $v$ would never cancel. Hence a warm-up of plain Adam, after which the denominator stays as it is and only the mean $m$, which is
 # linear, is exchanged (Tang et al. 2021).
 #
-# Each rank is also a **server** for one row of the numbers, as in an all-reduce made of two halves:
+# The numbers are cut into as many **rows** as there are ranks. Each rank is a *worker*, which sends its version of every row, and also the
+# **server** of one row: it takes the mean of what all workers sent of it, as in an all-reduce made of two halves. Both compress, so both
+# lose something and keep an error of their own, here the *worker error* and the *server error*:
 
 # %% jupyter={"source_hidden": true}
 figure, axes = plt.subplots(figsize=(8.5, 2.6), layout="constrained")
@@ -735,11 +736,12 @@ class OneBitState:
 # - `compress(x)`: `x` (…, b) to its signs, packed, uint8 (…, b / 8), and the scales (…, 1).
 # - `expand(bits, scales)`: back to (…, b), plus or minus the scale.
 # - `one_bit_mean(x, worker_error, server_error)`: about the mean of all ranks' `x` (N, k, b), the same on all ranks. Add the worker's
-#   error, compress, keep what was lost, swap; take the mean of what came, and do the same once more as a server, before the results
+#   error, compress (a 0 may count as plus or minus), keep what was lost, swap; take the mean of what came, and do the same once more as a server, before the results
 #   are gathered. Write both errors, (N, k, b) and (k, b), **in place**: the next call needs them. Only bits and scales travel.
-# - `one_bit_adam(state, gradient, lr, warmup)`: one step with this rank's gradient (N, k, b). In the first `warmup` steps
-#   it is Adam with the mean gradient of all ranks, without weight decay, and `state.root` is the denominator
-#   $\sqrt{v / (1-\beta_2^t)} + \epsilon$. After them `squares` and `root` stay, and the mean is exchanged by 1 bit: each rank
+# - `one_bit_adam(state, gradient, lr, warmup)`: one step with this rank's gradient (N, k, b), which it may overwrite. It first adds 1 to
+#   `state.steps`, which is 0 before the first step: that is $t$. In the first `warmup` steps, number `warmup` included,
+#   it is Adam with the mean gradient of all ranks (an all-reduce of float32 is fine here), without weight decay, and `state.root` is the
+#   denominator $\sqrt{v / (1-\beta_2^t)} + \epsilon$. After them `squares` and `root` stay, and the mean is exchanged by 1 bit: each rank
 #   mixes its own gradient into it, and what all ranks get is their new mean. In both, $w \leftarrow w - \eta\,\frac{m}{1-\beta_1^t} / \text{root}$, **in place**.
 #
 # About 1, 1, 8 and 11 lines, 20 minutes.
@@ -806,8 +808,9 @@ tp.check(5, compress, expand, one_bit_mean, one_bit_adam)
 #
 # The Llama of this work with one layer and a tied head, on 2 ranks that see different samples, three times with other weights and other text. After
 # 20 steps of Adam the training goes on in three ways: Adam, your 1-bit Adam, and the same with both errors set to zero after each step.
-# (The head is tied so that every row of the embedding has a gradient in the warm-up. A weight whose gradients were all zero has a
-# root of ε, and the first sign that reaches it, divided by ε, throws it far away: DeepSpeed had masks for such weights.)
+# (The head is tied so that the vector of every token has a gradient in the warm-up, also of tokens that do not occur. A weight whose gradients
+# were all zero would have $v = 0$ and a denominator of $\epsilon = 10^{-8}$ alone; bits know no zero, so the first sign that reaches it,
+# divided by that, throws it far away. DeepSpeed let its users give a *mask*, which sets the mean of such weights to zero.)
 #
 # **Guess first**: without error feedback, is it a little worse than with it, as bad as no training at all, or does it blow up?
 
@@ -1037,13 +1040,16 @@ shown("one process", found["one process"])
 #
 # Write `train_alone` again as **`train_with_accelerate(model, optimizer, loader, accumulation, max_norm, cpu=True)`**, for as many
 # processes as there are. It is called on each of them, with the same model and the same loader, and yields each step's loss
-# *on this rank*. At most ten lines differ from `train_alone`.
+# *on this rank* (a mean over the ranks is accepted, but costs a message more in each step). Not more than ten lines should differ from
+# `train_alone`. As there, the last step may have fewer micro-batches: its gradient is divided by `accumulation` all the same, its loss is the
+# mean over those that exist.
 #
 # - `Accelerator(gradient_accumulation_steps=…, cpu=…)` finds the other processes by the variables that a launcher sets (`RANK`,
 #   `WORLD_SIZE`, …). Without `cpu=True` it looks for cards alone: where there are none, each process believes that it is alone,
 #   and nobody says a word.
 # - `accelerator.prepare(…)` takes model, optimizer and loader, and returns what the loop has to use from here on. Rank $r$ of
-#   $N$ gets every $N$-th batch of the loader, from number $r$ on.
+#   $N$ gets every $N$-th batch of the loader, from number $r$ on. Where $N$ does not divide the batches, samples of the loader's beginning
+#   come once more at its end, so that all ranks make as many steps.
 # - `with accelerator.accumulate(model):` stands around the work of one micro-batch, and counts them. Inside,
 #   `accelerator.sync_gradients` is true where a step is due: after each `accumulation` micro-batches, *and at the end of the loader*.
 #   Elsewhere DDP sends nothing.
@@ -1123,15 +1129,15 @@ guess = {"processes of accelerate launch --cpu --num_processes 2": None, "a warn
 
 # %%
 SCRIPT = """
-import sys, cloudpickle
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
+from torch.utils.data import DataLoader
 
 print("Accelerator()         sees processes:", Accelerator().num_processes, flush=True)
 AcceleratorState._reset_state(True)
-print("Accelerator(cpu=True) sees processes:", Accelerator(cpu=True).num_processes, flush=True)
-train, arguments = cloudpickle.load(open(sys.argv[1], "rb"))
-print("steps of the epoch:", len(list(train(*arguments))), flush=True)
+accelerator = Accelerator(cpu=True)
+print("Accelerator(cpu=True) sees processes:", accelerator.num_processes, flush=True)
+print("of 4 micro-batches it gets:", len(accelerator.prepare(DataLoader(range(8), batch_size=2))), flush=True)
 """
 LAUNCHERS = {
     "accelerate launch --cpu --num_processes 2": ("accelerate.commands.launch", "--cpu", "--num_processes=2"),
@@ -1139,23 +1145,24 @@ LAUNCHERS = {
 }  # fmt: skip
 
 
-def from_a_shell(launcher, train):
-    """Lines that the script prints for one batch of samples, started so, with one thread a process, over loopback."""
-    model, quiet = Llama(CONFIG), {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "CUDA_VISIBLE_DEVICES": ""}
-    loader = torch.utils.data.DataLoader(TOKENS[: BATCH * 33].view(BATCH, 33), batch_size=MICRO)
+def from_shells(launchers):
+    """{name: lines that the script prints}, started by all launchers at once, with one thread a process, over loopback."""
+    quiet = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "CUDA_VISIBLE_DEVICES": ""}
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "env": os.environ | quiet}
     with tempfile.TemporaryDirectory() as folder:
-        script, task = Path(folder, "script.py"), Path(folder, "task")
+        script = Path(folder, "script.py")
         script.write_text(SCRIPT)
-        task.write_bytes(cloudpickle.dumps((train, (model, make_optimizer(model), loader, ACCUMULATION, MAX_NORM))))
-        command = [sys.executable, "-m", *launcher, str(script), str(task)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=os.environ | quiet)
-    return done.stdout.splitlines() or done.stderr.splitlines()[-3:]
+        started = {
+            name: subprocess.Popen([sys.executable, "-m", *launcher, str(script)], **options)
+            for name, launcher in launchers.items()
+        }
+        said = {name: process.communicate(timeout=120) for name, process in started.items()}
+    return {name: out.splitlines() or errors.splitlines()[-3:] for name, (out, errors) in said.items()}
 
 
 # %%
 if frameworks.here("accelerate"):
-    launch.ranks(lambda: next(iter(ported(train_with_accelerate))).item(), n=1)  # balise 6 is written, and runs
-    said = {name: from_a_shell(launcher, train_with_accelerate) for name, launcher in LAUNCHERS.items()}
+    said = from_shells(LAUNCHERS)
     recorded.note(WORK, "launchers", said, on_cpu=True)
 else:
     said = recorded.instead("accelerate", WORK, "launchers") or {}
@@ -1165,7 +1172,7 @@ for name, lines in said.items():
 # %% [markdown]
 # With `--cpu` the launcher leaves all its branches that start several processes: each of them asks for `not args.cpu` (`launch_command` in
 # `accelerate/commands/launch.py`). What is left starts the script once, and `--num_processes` only tells it how many threads to take.
-# The script runs to its end, twice as many steps of half the batch. `torchrun` starts two, and sets the variables that `Accelerator(cpu=True)` reads.
+# The script runs to its end: it takes all micro-batches itself, twice as many steps of half the batch. `torchrun` starts two, and sets the variables that `Accelerator(cpu=True)` reads.
 # Without `cpu=True` each of the two would train alone, on all data, and both would write the same checkpoint.
 # So print `accelerator.num_processes` in the first line of every log.
 
@@ -1175,14 +1182,15 @@ for name, lines in said.items():
 # **Why.** Fabric hides less than Accelerate: *you* count micro-batches, and say where gradients travel. In return nothing happens that does
 # not stand in the loop, and the same loop runs under `strategy="ddp"` and, on cards, `"fsdp"` or `"deepspeed"`.
 #
-# Write **`train_with_fabric(model, optimizer, loader, accumulation, max_norm, cpu=True)`**, as in balise 6. Again at most ten lines differ
-# from `train_alone`.
+# Write **`train_with_fabric(model, optimizer, loader, accumulation, max_norm, cpu=True)`**, as in balise 6. Again not more than ten lines
+# should differ from `train_alone`.
 #
 # - `Fabric(accelerator="cpu", devices=…)`: `"cuda"` where `cpu` is false. `devices` is the number of processes on this machine, which
 #   launchers leave in `os.environ["WORLD_SIZE"]` (one machine, here). With more than one, DDP is the strategy unless you name another.
 # - `fabric.launch()` meets the other processes.
 # - `fabric.setup(model, optimizer)` and `fabric.setup_dataloaders(loader)` return what the loop has to use. The loader's *samples* are dealt
-#   out one by one: rank $r$ of $N$ gets every $N$-th.
+#   out one by one: rank $r$ of $N$ gets every $N$-th. So all ranks' first micro-batches together hold the same samples as with
+#   Accelerate, dealt out otherwise. Where $N$ does not divide the samples, some come twice, too.
 # - `with fabric.no_backward_sync(model, enabled=…):` around forward and backward: where it is enabled, nothing is sent.
 # - `fabric.backward(loss)` divides by nothing. `fabric.clip_gradients(model, optimizer, max_norm=…)`.
 #

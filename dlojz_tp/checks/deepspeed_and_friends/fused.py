@@ -118,5 +118,7 @@ def balise_4(fused_adamw):
     try:
         with refusing(*THEIRS, (torch, "_fused_adamw_", "torch._fused_adamw_")):
             yield from judged(LOOKS, observe, fused_adamw)
+    except ZeroDivisionError as error:  # 1 − β⁰
+        raise Wrong("step-from-zero", got=str(error)) from error
     except Borrowed as error:
         raise Wrong("borrowed", what=str(error)) from None

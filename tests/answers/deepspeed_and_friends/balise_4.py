@@ -98,8 +98,34 @@ hint(4, "squares-not-corrected", "The squares begin at zero, and are too small i
 slip(4, "squares-not-corrected", ("correction = (1 - beta2**step) ** 0.5", "correction = 1"))
 variant(4, "squares-not-corrected", WRITTEN, ("(squares, 1 - beta2**step)", "(squares, 1.0)"))
 
-hint(4, "step-from-zero", "The corrections are those of another step. `step` is 1 in the first: take it as it comes.")
+hint(
+    4,
+    "root-forgotten",
+    "√v is divided by 1 − β₂ᵗ. That correction belongs to v, below the root: √v is divided by the root of 1 − β₂ᵗ.",
+)
+slip(4, "root-forgotten", ("(1 - beta2**step) ** 0.5", "1 - beta2**step"))
+slip(
+    4,
+    "root-forgotten",
+    ("    torch._foreach_add_(roots, epsilon * correction)\n", "    torch._foreach_div_(roots, 1 - beta2**step)\n    torch._foreach_add_(roots, epsilon)\n"),
+    ("-lr * correction /", "-lr /"),
+)  # fmt: skip
+variant(
+    4, "root-forgotten", WRITTEN,
+    ("below = torch._foreach_div(squares, 1 - beta2**step)\n        torch._foreach_sqrt_(below)",
+     "below = torch._foreach_sqrt(squares)\n        torch._foreach_div_(below, 1 - beta2**step)"),
+)  # fmt: skip
+
+hint(4, "decay-late", "The weights shrink after the update, so that the update shrinks with them. Multiply by 1 − ηλ first: it is the old "
+     "weights that decay.")  # fmt: skip
+slip(4, "decay-late", (DECAY, ""), ("(1 - beta1**step))\n", "(1 - beta1**step))\n" + DECAY))
+variant(4, "decay-late", ASIDE, ("    torch._foreach_mul_(weights, 1 - weight_decay * lr)\n    torch._foreach_sub_(weights, update)\n",
+        "    torch._foreach_sub_(weights, update)\n    torch._foreach_mul_(weights, 1 - weight_decay * lr)\n"))  # fmt: skip
+
+hint(4, "step-from-zero", "The corrections are those of another step. `step` counts from 1: take it as it comes.")
 slip(4, "step-from-zero", ("beta2**step", "beta2 ** (step + 1)"), ("beta1**step", "beta1 ** (step + 1)"))
+slip(4, "step-from-zero", ("beta2**step", "beta2 ** (step - 1)"), ("beta1**step", "beta1 ** (step - 1)"))
+variant(4, "step-from-zero", WRITTEN, ("beta1**step", "beta1 ** (step - 1)"))
 variant(4, "step-from-zero", WRITTEN, ("beta2**step", "beta2 ** (1 + step)"), ("beta1**step", "beta1 ** (1 + step)"))
 
 hint(4, "epsilon-moved", "ε is in another place. It is added to √(v / (1 − β₂ᵗ)): outside the root, and behind the correction. Who "

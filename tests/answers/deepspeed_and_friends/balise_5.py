@@ -235,6 +235,16 @@ slip(
 )
 variant(5, "warm-up-not-mean", ONE_MESSAGE, ("gather(gradient).mean(0)", "gather(gradient).sum(0)"))
 
+hint(5, "squares-of-own", "v is made of another gradient than the mean's: it is the average of the squares of the *mean* gradient, the same on "
+     "all ranks.")  # fmt: skip
+slip(
+    5,
+    "squares-of-own",
+    ("        dist.all_reduce(gradient)", "        own = gradient.clone()\n        dist.all_reduce(gradient)"),
+    ("lerp_(gradient**2", "lerp_(own**2"),
+)
+variant(5, "squares-of-own", ONE_MESSAGE, ("(1 - beta2) * whole * whole", "(1 - beta2) * gradient * gradient"))
+
 hint(
     5,
     "squares-go-on",
@@ -293,6 +303,15 @@ variant(
     5, "wrong-compressed-step", ONE_MESSAGE, ("one_bit_mean(beta1 * state.mean +", "one_bit_mean(beta2 * state.mean +")
 )
 
+hint(
+    5,
+    "late-not-corrected",
+    "After the warm-up the mean is no longer divided by 1 − β₁ᵗ. That correction goes on: t counts all steps.",
+)
+CORRECTED = "    state.weights.addcdiv_(state.mean, state.root, value=-lr / (1 - beta1**state.steps))\n"
+slip(5, "late-not-corrected", (CORRECTED, "    beta1 *= state.steps <= warmup\n" + CORRECTED))
+variant(5, "late-not-corrected", ONE_MESSAGE, ("lr / (1 - beta1**t)", "lr / (1 - beta1**t if t <= warmup else 1)"))
+
 hint(5, "gradient-compressed", "The gradient is what travels as bits here. Exchange the mean, with the gradient mixed in: it changes slowly, so "
      "what one step loses the next ones bring.")  # fmt: skip
 slip(5, "gradient-compressed", ("        mixed = state.mean.lerp(gradient, 1 - beta1)\n        state.mean = one_bit_mean(mixed, state.worker_error, state.server_error)",
@@ -303,10 +322,12 @@ variant(5, "gradient-compressed", ONE_MESSAGE, ("one_bit_mean(beta1 * state.mean
 hint(
     5,
     "warm-up-length",
-    "The number of warm-up steps is off by one: the first step is 1, and `warmup` is the last that is plain Adam.",
+    "The number of warm-up steps is off by one: the first step is 1, and step number `warmup` still belongs to the warm-up.",
 )
 slip(5, "warm-up-length", ("state.steps <= warmup", "state.steps <= warmup + 1"))
+slip(5, "warm-up-length", ("state.steps <= warmup", "state.steps < warmup"))
 variant(5, "warm-up-length", ONE_MESSAGE, ("t > warmup", "t > warmup + 1"))
+variant(5, "warm-up-length", ONE_MESSAGE, ("t > warmup", "t >= warmup"))
 
 hint(
     5,
