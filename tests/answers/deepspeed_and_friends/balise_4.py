@@ -226,4 +226,5 @@ KERNEL = (
 """
 )
 bank.text(4, "borrowed", KERNEL)
+variant(4, "borrowed", KERNEL, ("torch._fused_adamw_(", "torch.ops.aten._fused_adamw_("))
 variant(4, "borrowed", FUNCTION, ("foreach=True", "foreach=False"))

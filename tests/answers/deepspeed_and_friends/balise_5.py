@@ -217,6 +217,19 @@ hint(5, "weights-rebound", "state.weights is another tensor after the step, and 
 slip(5, "weights-rebound", ("state.weights.addcdiv_(", "state.weights = state.weights.addcdiv("))
 variant(5, "weights-rebound", ONE_MESSAGE, ("state.weights -= lr", "state.weights = state.weights - lr"))
 
+# blocks of the size that is seen first
+for number in ("8", "16"):
+    slip(5, "other-scale", ("x.abs().mean(-1, keepdim=True)", f"x.abs().sum(-1, keepdim=True) / {number}"))
+
+hint(
+    5,
+    "steps-not-counted",
+    "A correction 1 − βᵗ is zero: t is 0. Add 1 to state.steps before you use it: t is 1 in the first step.",
+)
+slip(5, "steps-not-counted", ("    state.steps += 1\n", ""))
+variant(5, "steps-not-counted", IN_PAIRS, ("    state.steps += 1\n    correction = 1 - beta1**state.steps\n", "    correction = 1 - beta1**state.steps\n"),
+        ("alpha=lr)", "alpha=lr / (1 - beta1**state.steps))"))  # fmt: skip
+
 hint(5, "wrong-warm-up", "The warm-up is not Adam: compare mean, squares, both corrections and ε.")
 slip(5, "wrong-warm-up", (" / (1 - beta2**state.steps)", ""))
 slip(5, "wrong-warm-up", (" / (1 - beta1**state.steps)", ""))
