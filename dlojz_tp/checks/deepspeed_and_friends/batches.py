@@ -1,5 +1,7 @@
 """Balise 1: the three sizes of a step from those that are given, in DeepSpeed's words and in others', and what cannot be."""
 
+import itertools
+import math
 import re
 from numbers import Integral
 
@@ -67,7 +69,22 @@ def _refusal(call, *args):
     """How a call is refused, and the numbers in its words."""
     word = tried(call, *args)
     kind, _, message = word.partition(": ") if isinstance(word, str) else ("accepted", "", "")
-    return kind, {int(number) for number in re.findall(r"(?<![\d.])\d+(?![\d.]\d)", message)}
+    return kind, message
+
+
+def _said(message):
+    return {int(number) for number in re.findall(r"(?<![\d.])\d+(?![\d.]\d)", message)}
+
+
+def _too_many(case, message):
+    """Batches in a message that are not the nearest ones: further multiples; 0 where it stands beside a nearest one."""
+    n_ranks, batch, micro, accumulation = case
+    given = [number for number in (n_ranks, batch, micro, accumulation) if number]
+    unit = n_ranks * (micro or 1) * (accumulation or 1)
+    reasons = {math.prod(some) for k in range(1, 5) for some in itertools.combinations(given, k)} | {batch // unit}
+    more = {number for number in _said(message) - NEAREST[case] - reasons if number % unit == 0 and number}
+    beside = r"(?<![\d.])0[\s,\])]*(and|or)?[\s,\[(]*%d(?!\d)"
+    return more | ({0} if any(re.search(beside % one, message) for one in NEAREST[case]) else set())
 
 
 def observe(batch_sizes, from_words):
@@ -86,9 +103,9 @@ def observe(batch_sizes, from_words):
         (case, kind) for case in ((2,), (2, None, None, 3)) if (kind := _refusal(batch_sizes, *case)[0]) != "ValueError"
     ]
     yield {"neither": none[:1]}
-    yield {
-        "not named": [(case, NEAREST[case] - said) for case, (_, said) in refused.items() if NEAREST[case] - said][:1]
-    }
+    said = {case: message for case, (_, message) in refused.items()}
+    yield {"not named": [(case, left) for case in NEAREST if (left := NEAREST[case] - _said(said[case]))][:1]}
+    yield {"too many": [(case, more) for case in NEAREST if (more := _too_many(case, said[case]))][:1]}
     for library, cases in WORDS.items():
         found = [tried(from_words, library, dict(words), n) for words, n, _ in cases]
         yield {f"{library} kind": _kinds(found)}
@@ -116,6 +133,12 @@ def _refused(seen, due):
     case, kind = seen[0]
     where = case if isinstance(case, str) else _given(case)
     return {"expected": "ValueError", "got": kind, "where": where}
+
+
+def _named(seen, due):
+    case, batches = seen[0]
+    few = [str(one) for one in sorted(batches)[:3]]
+    return silent(seen, due) | {"where": _given(case), "batches": " and ".join(few), "batch": case[1]}
 
 
 def _kind_shown(seen, due):
@@ -149,8 +172,8 @@ LOOKS = [
     Look("contradictions are refused", "refused", [], "not-refused", fields=_refused),
     Look("and numbers below 1, and nothing", "below one", [], "below-one", fields=_refused),
     Look("", "neither", [], "neither-accepted", fields=_refused),
-    Look("the message names the batches that would do", "not named", [], "nearest-unnamed",
-         fields=lambda seen, _: silent(seen, _) | {"where": _given(seen[0][0]), "missing": " and ".join(map(str, sorted(seen[0][1])))}),
+    Look("the message names the batches that would do", "not named", [], "nearest-unnamed", fields=_named),
+    Look("", "too many", [], lambda seen, _: "names-zero" if 0 in seen[0][1] else "names-more", fields=_named),
     *[look for library in WORDS for look in _library(library)],
     Look("words that do not divide are refused", "uneven words", [], "words-not-refused", fields=_refused),
 ]  # fmt: skip

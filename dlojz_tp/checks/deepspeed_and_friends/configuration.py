@@ -120,9 +120,9 @@ def looks(plan):
     first = lambda seen, due: {"expected": due[0], "got": seen[0]}  # noqa: E731
     yield Look("batch, micro-batch and accumulation", "sizes", each(sizes), "wrong-sizes", fields=first)
     yield Look("", "steps", each(STEPS), "wrong-sizes", fields=first)
-    yield Look("the precision", "computes", each(plan["precision"]), "wrong-precision", fields=first)
+    yield Look("the precision", "computes", each(plan["precision"]), _dtype, fields=first)
     yield Look("", "states in", each(["float32"]), "wrong-precision", fields=first)
-    said = lambda seen, due: {"expected": f"{due[0]} of them", "got": f"{seen[0]} of them", "stage": stage}  # noqa: E731
+    said = lambda seen, due: {"expected": f"{due[0]:.0%}", "got": f"{seen[0]:.0%}", "stage": stage}  # noqa: E731
     yield Look(
         "the share of the optimizer's states that a rank holds",
         "states",
@@ -173,6 +173,10 @@ def looks(plan):
         yield Value("the weights after five steps", "weights", each(trained(plan)), "wrong-weights", within(1e-4))  # fmt: skip
 
 
+def _dtype(seen, due):
+    return "float16" if "float16" in seen else "wrong-precision"
+
+
 def numbers(row):
     return ", ".join(f"{number:.4g}" for number in row.tolist())
 
@@ -196,7 +200,11 @@ KNOWN = [
     ("Check batch related parameters", "sizes-contradict"),
     ("has to be greater than 0", "sizes-contradict"),
     ("needs to be provided", "sizes-missing"),
-    (("validation error", "Extra inputs"), "key-unknown"),
+    ("validation error", "key-unknown"),
+    ("_scheduler_from_config", "schedule-refused"),
+    ("must be a mapping", "no-dictionary-there"),
+    (("not supported between", "gradient_clipping"), "clipping-no-number"),
+    ("Type fp16 is not supported", "float16"),
 ]
 
 

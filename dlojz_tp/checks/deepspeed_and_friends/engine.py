@@ -1,21 +1,25 @@
-"""Balise 3: the engine's loop against one process, and a checkpoint of two ranks that goes on on one."""
+"""Balise 3: the engine's loop against one process, and a checkpoint of two ranks that goes on on three."""
 
 import tempfile
-from contextlib import closing
+from contextlib import closing, contextmanager
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
 from dlojz_tp import frameworks
-from dlojz_tp.checking.looks import Look, Value, form, judged, silent, within
+from dlojz_tp.checking.borrowed import replaced
+from dlojz_tp.checking.looks import Look, Value, at_most, form, judged, silent, within
 from dlojz_tp.models import Llama, LlamaConfig, language_loss
+from dlojz_tp.probes.late_rank import Waits
 from dlojz_tp.probes.ranks import hung, world_after_world
 
 SIZES = LlamaConfig(40, width=16, heads=2, layers=1, max_length=8)
-BATCH, MICRO, STEPS, SAVED, RANKS = 12, 2, 5, 3, 2
+BATCH, MICRO, STEPS, SAVED, RANKS, LATER = 12, 2, 5, 3, 2, 3
 LOOP = {"train_batch_size": BATCH, "train_micro_batch_size_per_gpu": MICRO, "gradient_clipping": 0.0}
 LOOP |= {"zero_allow_untested_optimizer": True}
-STAGES = {"stage 0": 0, "stage 2": 2, "stage 3": 3}
+STAGES = {"stage 0": (0, 2), "stage 2": (2, 3), "stage 3": (3, 2)}  # and the samples of a micro-batch
+PATIENCE = 5  # seconds for which a rank comes late if nobody is seen to wait for it
 KEPT = LOOP | {
     "gradient_clipping": 0.05,
     "zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 0},
@@ -33,9 +37,9 @@ def samples(step):
     return torch.randint(40, (BATCH, 9), generator=torch.Generator().manual_seed(step))
 
 
-def pieces(step):
+def pieces(step, micro=MICRO):
     n, me = dist.get_world_size(), dist.get_rank()
-    return samples(step).chunk(n)[me].split(MICRO)
+    return samples(step).chunk(n)[me].split(micro)
 
 
 def sgd(model):
@@ -82,11 +86,12 @@ def first_rank(engine_step, save, resume, folder):
     """Two ranks: the loop at three stages, then some steps of stage 3, saved."""
     torch.set_num_threads(1)
     deepspeed = frameworks.quiet_deepspeed()
-    for stage in STAGES.values():
+    for stage, micro in STAGES.values():
         config = LOOP | {"zero_optimization": {"stage": stage, "stage3_param_persistence_threshold": 0}}
+        config["train_micro_batch_size_per_gpu"] = micro
         model = net()
         engine, *_ = deepspeed.initialize(model=model, optimizer=sgd(model), config=config)
-        losses = [engine_step(engine, pieces(step)) for step in range(SAVED)]
+        losses = [engine_step(engine, pieces(step, micro)) for step in range(SAVED)]
         with_graph = isinstance(losses[0], torch.Tensor) and losses[0].requires_grad
         numbers = [float(loss) if form(loss) in ("float32 ()", "float") else None for loss in losses]
         yield {
@@ -100,12 +105,38 @@ def first_rank(engine_step, save, resume, folder):
     engine, *_ = deepspeed.initialize(model=model, optimizer=adamw(model), config=KEPT)
     for step in range(SAVED):
         our_step(engine, step)
-    save(engine, folder)
-    yield {"saved": True}
+    with Waits("save") as waits, late_conversion(waits) as made:
+        save(engine, folder)
+        there = files(folder)
+        waits.tell("back")
+    yield {"made": len(made), "there": there}
+
+
+@contextmanager
+def late_conversion(waits):
+    """Inside, a rank makes the universal checkpoint when the others wait for it: who does not is back by then."""
+    from deepspeed.checkpoint import ds_to_universal
+
+    made, main = [], ds_to_universal.main
+
+    def late(options):
+        made.append(options)
+        waits.tell("converts")
+        waits.others_wait(limit=PATIENCE, besides=("back", "converts"))
+        if dist.distributed_c10d._get_default_store().add("conversions", 1) == 1:  # two at once would break each other
+            main(options)
+
+    with replaced(ds_to_universal, "main", late):
+        yield made
+
+
+def files(folder):
+    """The files of the universal checkpoint, with their sizes."""
+    return sorted((str(file), file.stat().st_size) for file in Path(folder, "universal").rglob("*.pt"))
 
 
 def second_rank(engine_step, save, resume, folder):
-    """One rank: another model, resumed."""
+    """Three ranks: another model, resumed."""
     torch.set_num_threads(1)
     deepspeed = frameworks.quiet_deepspeed()
     model = net()
@@ -124,7 +155,7 @@ def second_rank(engine_step, save, resume, folder):
     yield {"rates": torch.tensor(rates), "weights": gathered(deepspeed, engine, True)}
 
 
-def loop_looks():
+def loop_looks(micro):
     weights, losses = trained(sgd, SAVED)
     first = lambda seen, due: {"expected": due[0], "got": seen[0]}  # noqa: E731
     yield Look("a number for each step", "forms", ["one number"] * RANKS, "not-a-number", fields=first)
@@ -134,7 +165,7 @@ def loop_looks():
         "steps",
         [SAVED] * RANKS,
         "wrong-steps",
-        fields=lambda seen, due: first(seen, due) | {"forwards": BATCH // MICRO // RANKS},
+        fields=lambda seen, due: first(seen, due) | {"forwards": BATCH // micro // RANKS},
     )
     yield Value(
         "weights of one process with whole batches", "weights", [weights] * RANKS, "wrong-weights", within(1e-4), first
@@ -142,29 +173,55 @@ def loop_looks():
     yield Value("losses of each rank", "losses", [*losses.T], "wrong-losses", within(1e-3), first)  # fmt: skip
 
 
+def saved_looks(there):
+    yield Look(
+        "one rank makes the universal checkpoint",
+        lambda ranks: sum(one["made"] for one in ranks),
+        1,
+        "converted-by-all",
+        at_most,
+        lambda seen, due: silent(seen, due) | {"n": seen},
+    )
+    yield Look(
+        "and it is all there when a rank returns",
+        "there",
+        [there] * RANKS,
+        "returns-early",
+        fields=lambda seen, due: (
+            silent(seen, due)
+            | {"rank": (rank := [one == there for one in seen].index(False)), "n": len(seen[rank]), "all": len(there)}
+        ),
+    )
+
+
 def resumed_looks():
+    each = lambda value: [value] * LATER  # noqa: E731
     rates = [0.1 * max(0, step - 1) / 6 for step in range(STEPS)]
     saved, due = (trained(adamw, steps, rates, 0.05)[0] for steps in (SAVED, STEPS))
     yield Look(
-        "on one rank: an engine comes back", "engine", [True], "no-engine", fields=lambda seen, due: {"got": seen[0]}
+        f"on {LATER} ranks: an engine comes back",
+        "engine",
+        each(True),
+        "no-engine",
+        fields=lambda seen, due: {"got": seen[0]},
     )
-    yield Look("", "config", [True], "config-changed", fields=silent)
-    yield Look("with the weights that were saved", "found", [saved], "not-loaded", within(1e-3), silent)
+    yield Look("", "config", each(True), "config-changed", fields=silent)
+    yield Look("with the weights that were saved", "found", each(saved), "not-loaded", within(1e-3), silent)
     yield Look(
         "the number of steps",
         "done",
-        [SAVED],
+        each(SAVED),
         "steps-lost",
         fields=lambda seen, due: {"expected": due[0], "got": seen[0]},
     )
     yield Value(
         "the learning rates that come next",
         "rates",
-        [torch.tensor(rates[SAVED:])],
+        each(torch.tensor(rates[SAVED:])),
         "rates-lost",
         fields=lambda seen, due: {"expected": due[0].tolist(), "got": seen[0].tolist()},
     )
-    yield Value("and ends where an uninterrupted run does", "weights", [due], "states-lost", within(1e-3), silent)  # fmt: skip
+    yield Value("and ends where an uninterrupted run does", "weights", each(due), "states-lost", within(1e-3), silent)  # fmt: skip
 
 
 KNOWN = [
@@ -183,22 +240,25 @@ def balise_3(engine_step, save, resume):
         options = {"known": KNOWN, "data": str, "timeout": 25}
         yield "the engine's loop"
         with closing(world_after_world(first_rank, *answers, folder, sizes=(RANKS,), **options)) as worlds:
-            for name in STAGES:
+            for name, (_, micro) in STAGES.items():
                 _, ranks = next(worlds)
-                yield from judged([*loop_looks()], lambda ranks=ranks: ranks, at=name, where=name)
+                yield from judged([*loop_looks(micro)], lambda ranks=ranks: ranks, at=name, where=name)
             yield "it is saved"
-            for _ in worlds:
-                pass
+            parts = [
+                ranks for _, ranks in worlds
+            ]  # to the end: who comes back early, does so before the files are there
+            yield from judged([*saved_looks(files(folder))], lambda: parts[0])
         yield "and loaded on another number of ranks"
-        with closing(world_after_world(second_rank, *answers, folder, sizes=(1,), **options)) as worlds:
-            yield from judged([*resumed_looks()], lambda: _joined(ranks[0] for _, ranks in worlds))
+        with closing(world_after_world(second_rank, *answers, folder, sizes=(LATER,), **options)) as worlds:
+            yield from judged([*resumed_looks()], lambda: _joined(ranks for _, ranks in worlds))
 
 
 def _joined(parts):
-    """The dictionaries of the one rank in one; those of a rank that ended early are not asked for."""
-    found = {}
-    for one in parts:
-        found |= one
-        if one.get("engine", True) is not True:
+    """The dictionaries of each rank in one; those of ranks that ended early are not asked for."""
+    found = [{} for _ in range(LATER)]
+    for ranks in parts:
+        for known, new in zip(found, ranks):
+            known |= new
+        if any(one.get("engine", True) is not True for one in ranks):
             break
-    return [found]
+    return found

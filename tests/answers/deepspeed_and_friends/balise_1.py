@@ -207,7 +207,7 @@ bank.variant(
 bank.hint(
     1,
     "nearest-unnamed",
-    "The message does not name {missing}. With the numbers that are given, a step has a multiple of their product with the "
+    "The message does not name {batches}. With the numbers that are given, a step has a multiple of their product with the "
     "ranks: name the multiple below `batch`, if there is one, and the one above; if all three are given, their product alone.",
 )
 bank.slip(1, "nearest-unnamed", (", (most + 1) * unit}", "}"))
@@ -219,6 +219,33 @@ bank.slip(
     ("{' or '.join(map(str, sorted(fits)))} would", "take a multiple of {n_ranks}"),
 )
 bank.variant(1, "nearest-unnamed", BY_CASES, ("{low or 'more:'} {low + divisor}", "{low}"))
+
+bank.hint(
+    1,
+    "names-more",
+    "The message names {batches} too, which are not the nearest to {batch}: of the batches that would do, name the one below and the one "
+    "above, no other.",
+)
+bank.slip(1, "names-more", ("{most * unit, (most + 1) * unit}", "{k * unit for k in range(1, 9)}"))
+bank.slip(1, "names-more", ("{' or '.join(map(str, sorted(fits)))} would", "one of {[*range(1000)]} would"))
+bank.variant(1, "names-more", BY_CASES, ("{low + divisor}", "{low + divisor} {low + 2 * divisor}"))
+bank.variant(1, "names-more", BY_SEARCH, ("t > batch][:1]", "t > batch][:2]"))
+
+bank.hint(1, "names-zero", "The message offers 0, and 0 is no batch: below {batch}, none would do.")
+bank.slip(
+    1,
+    "names-zero",
+    ("max(1, batch // unit)", "batch // unit"),
+    (" or batch < unit else", " else"),
+)
+bank.variant(1, "names-zero", BY_CASES, ("{low or 'more:'} {low", "{low} {low"))
+bank.text(
+    1,
+    None,
+    BY_CASES.replace(
+        "try {low or 'more:'}", "{batch} = {batch // divisor} x {divisor} + {batch % divisor}; {low or 'only'}"
+    ),
+)
 
 bank.hint(
     1, "default-of-transformers", "transformers has a default: without `per_device_train_batch_size`, 8 samples a rank."
@@ -235,6 +262,11 @@ bank.hint(
 )
 bank.slip(1, "split-taken-whole", ('if words.get("split_batches")', "if False"))
 bank.variant(1, "split-taken-whole", BY_CASES, ('if words.get("split_batches", False)', 'if words.get("split", False)'))
+
+bank.hint(1, "split-false", "`split_batches` is given as False: its value counts, not whether it stands there.")
+bank.slip(1, "split-false", ('words.get("split_batches")', '"split_batches" in words'))
+bank.variant(1, "split-false", BY_CASES, ('words.get("split_batches", False)', '"split_batches" in words'))
+bank.variant(1, "split-false", BY_SEARCH, ('words.get("split_batches")', '"split_batches" in words'))
 
 bank.hint(
     1,

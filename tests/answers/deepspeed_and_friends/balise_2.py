@@ -115,6 +115,39 @@ bank.hint(
 bank.slip(2, "key-unknown", ('zero = {"stage"', 'zero = {"gradient_clipping": plan["max_norm"] or 0.0, "stage"'))
 bank.variant(2, "key-unknown", BY_NEED, ('"reduce_bucket_size": plan', '"bucket_size": plan'))
 
+bank.slip(2, "key-unknown", ('{"device": "cpu"}', "True"))
+
+bank.hint(
+    2,
+    "no-dictionary-there",
+    "A key has a word or a number where DeepSpeed wants a dictionary: {what}. So it is with `bf16`: `{{enabled: …}}`.",
+)
+bank.slip(
+    2,
+    "no-dictionary-there",
+    ('"bf16": {"enabled": plan["precision"] == "bfloat16"}', '"bf16": plan["precision"] == "bfloat16"'),
+)
+bank.variant(2, "no-dictionary-there", BY_NEED, ("dict(enabled=True)", "True"))
+
+bank.hint(
+    2,
+    "schedule-refused",
+    "DeepSpeed cannot make this schedule: {what}. `scheduler` has two keys: the `type`, here `WarmupDecayLR`, and `params`, a dictionary with "
+    "what the type takes.",
+)
+bank.slip(2, "schedule-refused", ("WarmupDecayLR", "LinearDecayLR"))
+bank.slip(2, "schedule-refused", ('"params": {**rates, "warmup_type": "linear"}', '**rates, "warmup_type": "linear"'))
+bank.variant(2, "schedule-refused", BY_NEED, ('"WarmupDecayLR"', '"WarmupLR"'))
+bank.variant(2, "schedule-refused", BY_FILE, (", total_num_steps=plan", ", total_steps=plan"))
+
+bank.hint(
+    2,
+    "float16",
+    "That is float16, another half: bfloat16 has the key `bf16`.",
+)
+bank.slip(2, "float16", ('"bf16": {"enabled"', '"fp16": {"enabled"'))
+bank.variant(2, "float16", BY_NEED, ('config["bf16"]', 'config["fp16"]'))
+
 bank.hint(
     2,
     "wrong-precision",
@@ -139,7 +172,7 @@ bank.variant(2, "wrong-stage", BY_NEED, ('{"stage": plan["stage"], "red', '{"sta
 bank.hint(
     2,
     "small-kept-whole",
-    "Stage 3 leaves small tensors whole on every rank, here {got}: `stage3_param_persistence_threshold` says what is small.",
+    "Stage 3 leaves small tensors whole on every rank, here {got} of the weights: `stage3_param_persistence_threshold` says what is small.",
 )
 bank.slip(2, "small-kept-whole", (', "stage3_param_persistence_threshold": 0', ""))
 bank.slip(
@@ -189,6 +222,41 @@ bank.slip(
 )
 bank.variant(2, "wrong-rates", BY_NEED, ('"warmup_max_lr": plan["rate"]', '"warmup_max_lr": 3 * plan["rate"]'))
 
+bank.hint(
+    2,
+    "total-counts-all",
+    "The warm-up is right, and the rate does not fall to 0 at step `total`: `total_num_steps` counts from the first step, with those of the warm-up.",
+)
+bank.slip(
+    2, "total-counts-all", ('"total_num_steps": plan["total"]', '"total_num_steps": plan["total"] - plan["warmup"]')
+)
+bank.slip(
+    2, "total-counts-all", ('"total_num_steps": plan["total"]', '"total_num_steps": plan["total"] + plan["warmup"]')
+)
+bank.variant(
+    2,
+    "total-counts-all",
+    BY_NEED,
+    ('"total_num_steps": plan["total"]', '"total_num_steps": plan["total"] - plan["warmup"]'),
+)
+bank.variant(
+    2, "total-counts-all", BY_FILE, ('total_num_steps=plan["total"]', 'total_num_steps=plan["total"] + plan["warmup"]')
+)
+
+bank.hint(
+    2,
+    "warmup-from-above",
+    "The rate begins above 0: `warmup_min_lr` is where the warm-up begins, and 0 if it is not given. `warmup_max_lr` is where it ends.",
+)
+bank.slip(
+    2,
+    "warmup-from-above",
+    ('"warmup_max_lr": plan["rate"]', '"warmup_max_lr": plan["rate"], "warmup_min_lr": plan["rate"]'),
+)
+bank.slip(2, "warmup-from-above", ("warmup_max_lr", "warmup_min_lr"))
+bank.variant(2, "warmup-from-above", BY_NEED, ("warmup_max_lr", "warmup_min_lr"))
+bank.variant(2, "warmup-from-above", BY_FILE, ("rates.update(", 'rates.update(warmup_min_lr=plan["rate"], '))
+
 bank.hint(2, "warmup-logarithmic", 'The warm-up is no straight line: `warmup_type` is "log" unless you say "linear".')
 bank.slip(2, "warmup-logarithmic", (', "warmup_type": "linear"', ""))
 bank.variant(2, "warmup-logarithmic", BY_FILE, (', "warmup_type": "linear"', ""))
@@ -223,6 +291,16 @@ bank.hint(
 bank.slip(2, "clipped-unasked", ('        "gradient_clipping": plan["max_norm"] or 0.0,\n', ""))
 bank.slip(2, "clipped-unasked", ('plan["max_norm"] or 0.0', 'plan["max_norm"] or 1.0'))
 bank.variant(2, "clipped-unasked", BY_NEED, ('config["gradient_clipping"]', 'config["max_grad_norm"]'))
+
+bank.hint(
+    2,
+    "clipping-no-number",
+    "`gradient_clipping` is compared with a number, and it is none: {what}. For never, it is 0.0.",
+)
+bank.slip(2, "clipping-no-number", ('plan["max_norm"] or 0.0', 'plan["max_norm"]'))
+bank.variant(
+    2, "clipping-no-number", BY_NEED, ('0.0 if plan["max_norm"] is None', '"never" if plan["max_norm"] is None')
+)
 
 bank.hint(2, "not-clipped", "The plan asks for a gradient of at most `max_norm`, and it is not clipped to that.")
 bank.slip(2, "not-clipped", ('plan["max_norm"] or 0.0', "0.0"))

@@ -166,6 +166,47 @@ bank.slip(
     ),
 )
 
+bank.variant(
+    3, "waits", BY_SUMS, ("    dist.barrier()\n    if dist.get_rank()", "    if dist.get_rank()"),
+    ("    dist.all_reduce", "        dist.all_reduce"),
+)  # fmt: skip
+
+bank.hint(
+    3,
+    "returns-early",
+    "Rank {rank} returned from `save` when {n} of {all} files were there: it has to wait for the rank that writes them.",
+)
+bank.slip(
+    3,
+    "returns-early",
+    ('        to_universal(folder, "saved")\n    dist.barrier()\n', '        to_universal(folder, "saved")\n'),
+)
+bank.slip(
+    3,
+    "returns-early",
+    (
+        '    if dist.get_rank() == 0:\n        to_universal(folder, "saved")\n    dist.barrier()\n',
+        '    dist.barrier()\n    if dist.get_rank() == 0:\n        to_universal(folder, "saved")\n',
+    ),
+)
+bank.variant(3, "returns-early", BY_SUMS, ("    dist.all_reduce(torch.zeros(1))\n", ""))
+
+bank.hint(
+    3,
+    "converted-by-all",
+    "`to_universal` was called {n} times, and all calls write the same files: ask for the rank, and let one do it.",
+)
+bank.slip(3, "converted-by-all", ("    if dist.get_rank() == 0:\n        to_univ", "    to_univ"))
+bank.variant(
+    3,
+    "converted-by-all",
+    BY_SUMS,
+    (
+        "    if dist.get_rank() == dist.get_world_size() - 1:\n        to_univ",
+        "    if engine.local_rank >= 0:\n        to_univ",
+    ),
+)
+
 bank.hint(
     3,
     "not-universal",
