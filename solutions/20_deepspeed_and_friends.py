@@ -6,9 +6,9 @@
 # Llama on the source code of Python, is ported to each of them; you write the lines that matter, and look at what each does
 # behind them: who holds what, what is sent and when, what it divides, clips and rounds without being asked.
 #
-# **What you will gain.** Less memory for a line of configuration, which is what these libraries sell; and less to send with
-# 1-bit Adam, which came with DeepSpeed, is gone from it, and is short enough to write. The next cell asks what that is worth for 7 billion parameters on 64 ranks. It is an *estimate* of
-# this repository's planner, nothing in it was run.
+# **What you will gain.** Less memory for one line of configuration: that is what these libraries sell. And fewer bytes to send, with
+# 1-bit Adam. DeepSpeed once brought it and no longer does; it is short, and you will write it. The next cell asks what
+# both are worth for 7 billion parameters on 64 ranks. It is an *estimate* of this repository's planner, nothing in it was run.
 
 # %% tags=["setup"]
 import contextlib
@@ -139,7 +139,8 @@ plt.show()
 # ## The baseline: our own loop, measured
 #
 # The training is a **generator**: each `next` runs one step and gives its loss, the mean over this rank's micro-batches. So whoever measures
-# stands outside of it, and every port below can be measured by the same function.
+# stands outside of it, and every port below can be measured by the same function. The *peak* that it prints is the most bytes of
+# tensors that a rank holds at one time in a step. DDP and DeepSpeed send gradients in **buckets**: many tensors in one message.
 
 
 # %% tags=["setup"]
@@ -218,20 +219,20 @@ shown("ours (DDP)", found["ours (DDP)"])
 # | | `gradient_accumulation_steps` | forwards of a rank in a step |
 # | transformers | `per_device_train_batch_size` (if not given: 8) | samples of one forward on one rank |
 # | | `gradient_accumulation_steps` (if not given: 1) | forwards of a rank in a step |
-# | Accelerate | `batch_size` of the `DataLoader` | samples of one forward on one rank; with `split_batches=True`: on all ranks together |
+# | Accelerate | `batch_size` of the `DataLoader` (here always given) | samples of one forward on one rank; with `split_batches=True`: on all ranks together |
 # | | `gradient_accumulation_steps` (if not given: 1) | forwards of a rank in a step |
-# | Fabric | `batch_size` of the `DataLoader` | samples of one forward on one rank |
+# | Fabric | `batch_size` of the `DataLoader` (here always given) | samples of one forward on one rank |
 # | | none: your loop counts; here `every` (if not given: 1) | forwards of a rank in a step |
 #
 # **`batch_sizes(n_ranks, batch=None, micro=None, accumulation=None)`** returns all three, `(batch, micro, accumulation)`, from
-# those that are given. At least one of `batch` and `micro` is; without `accumulation`, what the other two leave decides it,
-# and it is 1 if only one is given. It raises a `ValueError` where that cannot be: a number below 1, neither `batch` nor `micro`,
-# a product that is not `batch`. In the last case its message names the nearest batches that *would* do, below and
-# above, with the numbers that are given kept (where all three are given, only one would). For 30 samples as micro-batches
-# of 4 on 2 ranks: 24 and 32. About 9 lines, 10 minutes.
+# those that are given. At least one of `batch` and `micro` is. Two of the three decide the third, whichever it is; where `batch` or
+# `micro` is given alone, `accumulation` is 1. It raises a `ValueError` where that cannot be: a number below 1, neither `batch` nor `micro`,
+# a product that is not `batch`. In the last case its message names the batches that *would* do with the numbers that are given:
+# the nearest one below and the nearest one above, and no others. For 30 samples as micro-batches of 4 on 2 ranks: 24 and 32. Below there may be none
+# (0 is no batch); and where all three are given, only their product would do. About 9 lines, 10 minutes.
 #
 # **`from_words(library, words, n_ranks)`** returns the same three for a run of another library. `library` is `"deepspeed"`,
-# `"transformers"`, `"accelerate"` or `"fabric"`, `words` a dictionary with words of the table. What does not divide is a
+# `"transformers"`, `"accelerate"` or `"fabric"` and no other, `words` a dictionary with words of the table. What does not divide is a
 # `ValueError` here too. About 8 lines.
 #
 # <details><summary>Hint</summary>
@@ -308,7 +309,7 @@ for ranks in (64, 32):
 # ### Balise 2 · A configuration for DeepSpeed
 #
 # `deepspeed.initialize(model=..., optimizer=..., config=...)` wraps a model in an **engine**, and a dictionary (or a JSON file) tells it what
-# to do. It is long, has defaults that nobody expects, and a key that it does not know at its top is ignored without a word.
+# to do. It is long, has defaults that nobody expects, and an unknown key at its first level (beside `"bf16"`, not inside of it) is ignored without a word.
 # So the only proof of a configuration is what the engine does with it. Write **`deepspeed_config(plan)`**: the dictionary for
 # a `plan`, which has these keys:
 #
@@ -320,7 +321,7 @@ for ranks in (64, 32):
 # | `"max_norm"` | clip the gradient to this norm; `None`: never clip |
 # | `"rate"`, `"warmup"`, `"total"` | the learning rate grows on a straight line from 0 to `rate` in `warmup` steps, then falls on one to 0 at step `total` |
 # | `"offload"` | the optimizer's states and its step are on the CPU |
-# | `"bucket"` | from stage 1 on, at most so many numbers in a message of gradients |
+# | `"bucket"` | from stage 1 on, at most so many numbers in a bucket, that is in one message of gradients |
 #
 # At stage 3 *no* weight stays whole between steps. Model and optimizer come from PyTorch; `OURS` below has the two keys that DeepSpeed wants for
 # that: start from `{**OURS, ...}`. About 15 lines, most of them a key each, 10 minutes.
@@ -328,8 +329,8 @@ for ranks in (64, 32):
 # <details><summary>Hint</summary>
 #
 # - `train_batch_size`, `train_micro_batch_size_per_gpu`, `gradient_clipping` (0.0 is never; if it is not given, 1.0), `bf16: {enabled}`.
-# - `scheduler: {type, params}`, here the type `WarmupDecayLR`, with `warmup_max_lr`, `warmup_num_steps`, `total_num_steps` and `warmup_type`: if that is
-#   not given, the warm-up is logarithmic.
+# - `scheduler: {type, params}`, here the type `WarmupDecayLR`, with `warmup_max_lr`, `warmup_num_steps`, `total_num_steps` (with
+#   those of the warm-up) and `warmup_type`: if that is not given, the warm-up is logarithmic. It begins at `warmup_min_lr`, if that is not given at 0.
 # - `zero_optimization`: `stage`, `reduce_bucket_size` (500 million, if it is not given), `stage3_param_persistence_threshold` (tensors with fewer numbers are not cut;
 #   if it is not given, 100,000), and, only with offload, `offload_optimizer: {device: "cpu"}`.
 # </details>
