@@ -321,7 +321,7 @@ for ranks in (64, 32):
 # | `"max_norm"` | clip the gradient to this norm; `None`: never clip |
 # | `"rate"`, `"warmup"`, `"total"` | the learning rate grows on a straight line from 0 to `rate` in `warmup` steps, then falls on one to 0 at step `total` |
 # | `"offload"` | the optimizer's states and its step are on the CPU |
-# | `"bucket"` | from stage 1 on, at most so many numbers in a bucket, that is in one message of gradients |
+# | `"bucket"` | from stage 1 on, gradients of several tensors travel in one message, a bucket, which has room for so many numbers |
 #
 # At stage 3 *no* weight stays whole between steps. Model and optimizer come from PyTorch; `OURS` below has the two keys that DeepSpeed wants for
 # that: start from `{**OURS, ...}`. About 15 lines, most of them a key each, 10 minutes.
@@ -331,7 +331,7 @@ for ranks in (64, 32):
 # - `train_batch_size`, `train_micro_batch_size_per_gpu`, `gradient_clipping` (0.0 is never; if it is not given, 1.0), `bf16: {enabled}`.
 # - `scheduler: {type, params}`, here the type `WarmupDecayLR`, with `warmup_max_lr`, `warmup_num_steps`, `total_num_steps` (with
 #   those of the warm-up) and `warmup_type`: if that is not given, the warm-up is logarithmic. It begins at `warmup_min_lr`, if that is not given at 0.
-# - `zero_optimization`: `stage`, `reduce_bucket_size` (500 million, if it is not given), `stage3_param_persistence_threshold` (tensors with fewer numbers are not cut;
+# - `zero_optimization`: `stage`, `reduce_bucket_size` (500 million, if it is not given), `stage3_param_persistence_threshold` (tensors with no more numbers than that are not cut;
 #   if it is not given, 100,000), and, only with offload, `offload_optimizer: {device: "cpu"}`.
 # </details>
 

@@ -115,8 +115,10 @@ def first_rank(engine_step, save, resume, folder):
 @contextmanager
 def late_conversion(waits):
     """Inside, a rank makes the universal checkpoint when the others wait for it: who does not is back by then."""
+    import tqdm
     from deepspeed.checkpoint import ds_to_universal
 
+    tqdm.tqdm.monitor_interval = 0  # with a thread of its own that sleeps, a deadlock is not told early
     made, main = [], ds_to_universal.main
 
     def late(options):

@@ -13,9 +13,10 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from dlojz_tp import frameworks
-from dlojz_tp.checking.looks import Look, Value, judged, within
+from dlojz_tp.checking.looks import Look, Value, judged, one_of, silent, within
 from dlojz_tp.launch.place import INSIDE
 from dlojz_tp.models import Llama, LlamaConfig, language_loss
+from dlojz_tp.pretend_gpu import pretend_gpu
 from dlojz_tp.probes.ranks import world_after_world
 from dlojz_tp.probes.traffic import Traffic
 
@@ -79,7 +80,10 @@ def _flat(model):
 
 
 def on_rank(train, library, kind, size_of):
-    """On a rank, case after case: what the answer did. kind: the framework's class; size_of: where it keeps the ranks' number."""
+    """On a rank, case after case: what the answer did; then what it would run on where GPUs are.
+
+    kind: the framework's class; size_of: where it keeps the ranks' number.
+    """
     os.environ["TORCHELASTIC_RUN_ID"] = "check"  # as torchrun sets it
     made = getattr(importlib.import_module(library), kind)
     for case in CASES.values():
@@ -89,6 +93,27 @@ def on_rank(train, library, kind, size_of):
 
             AcceleratorState._reset_state(True)
             GradientState._reset_state()
+    yield {"device": _device(train, made)}
+
+
+class Enough(Exception):
+    """What the check wanted to see is there."""
+
+
+def _device(train, made):
+    """The kind of device that the framework's object takes with cpu=False, where each rank has a GPU (pretended); "" if none is made."""
+    begin, found = made.__init__, [""]
+
+    def noted(self, *args, **kwargs):
+        begin(self, *args, **kwargs)
+        found.insert(0, self.device.type)
+        raise Enough
+
+    model, optimizer, tokens = parts(case := next(iter(CASES.values())))
+    loader = DataLoader(tokens, batch_size=case.batch)
+    with contextlib.suppress(Exception), pretend_gpu(count=RANKS), mock.patch.object(made, "__init__", noted):
+        list(train(model, optimizer, loader, case.accumulation, case.max_norm, cpu=False))
+    return found[0]
 
 
 def _epoch(train, case, made, size_of):
@@ -187,6 +212,12 @@ LOOKS = [
 ]  # fmt: skip
 
 
+DEVICES = [
+    # "" as well: a pretended GPU is not a GPU, and what fails on it for another reason is not the answer's fault
+    Look("with cpu=False it takes the GPUs that are there (pretended ones)", "device", ["cuda", ""], "never-on-gpu", one_of, silent)
+]  # fmt: skip
+
+
 def as_one_process(train, library, kind, size_of, known=()):
     """The claims of a check. known: words of an exception on a rank, and the hint that it gets."""
     frameworks.need(library)
@@ -196,3 +227,4 @@ def as_one_process(train, library, kind, size_of, known=()):
             for rank in ranks:
                 rank["moved"] /= truth(name)["furthest"]
             yield from judged(LOOKS, lambda _, ranks=ranks: ranks, train, at=name, where=f"2 ranks, {name}")
+        yield from judged(DEVICES, lambda: next(worlds)[1])

@@ -172,11 +172,14 @@ bank.variant(2, "wrong-stage", BY_NEED, ('{"stage": plan["stage"], "red', '{"sta
 bank.hint(
     2,
     "small-kept-whole",
-    "Stage 3 leaves small tensors whole on every rank, here {got} of the weights: `stage3_param_persistence_threshold` says what is small.",
+    "Stage 3 leaves small tensors whole on every rank, here {got} numbers: `stage3_param_persistence_threshold` says what is small.",
 )
 bank.slip(2, "small-kept-whole", (', "stage3_param_persistence_threshold": 0', ""))
 bank.slip(
     2, "small-kept-whole", ('"stage3_param_persistence_threshold": 0', '"stage3_param_persistence_threshold": 100')
+)
+bank.slip(
+    2, "small-kept-whole", ('"stage3_param_persistence_threshold": 0', '"stage3_param_persistence_threshold": 39')
 )
 
 bank.hint(
@@ -188,6 +191,20 @@ bank.slip(2, "bucket-forgotten", ('"reduce_bucket_size": plan["bucket"], ', ""))
 bank.slip(2, "bucket-forgotten", ("reduce_bucket_size", "allgather_bucket_size"))
 bank.slip(2, "bucket-forgotten", ('"reduce_bucket_size": plan["bucket"]', '"reduce_bucket_size": 4 * plan["bucket"]'))
 bank.variant(2, "bucket-forgotten", BY_NEED, (', "reduce_bucket_size": plan["bucket"]', ""))
+
+bank.hint(
+    2,
+    "bucket-unfilled",
+    "Each message has the gradient of one tensor alone: the largest has {got} numbers, and a bucket of the plan has room for more. "
+    "`reduce_bucket_size` is the plan's `bucket`, in numbers, not in bytes: every message costs a latency.",
+)
+bank.slip(2, "bucket-unfilled", ('"reduce_bucket_size": plan["bucket"]', '"reduce_bucket_size": 1'))
+bank.variant(
+    2,
+    "bucket-unfilled",
+    BY_NEED,
+    ('"reduce_bucket_size": plan["bucket"]', '"reduce_bucket_size": plan["bucket"] // 4'),
+)
 
 bank.hint(
     2,

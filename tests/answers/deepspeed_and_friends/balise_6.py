@@ -273,3 +273,15 @@ slip(6, "other-losses", ("yield torch.stack(losses).mean()", "yield losses[-1]")
 slip(6, "other-losses", ("yield torch.stack(losses).mean()", "yield torch.stack(losses).sum()"))
 slip(6, "other-losses", ("                losses = []\n", ""))
 variant(6, "other-losses", WAITING, ("            yield total / count\n", "            yield total / accumulation\n"))
+
+hint(
+    6,
+    "never-on-gpu",
+    "With cpu=False, on a machine with GPUs, your Accelerator still computes on the CPU: give it the argument, cpu=cpu.",
+)
+slip(6, "never-on-gpu", ("cpu=cpu", "cpu=True"))
+slip(
+    6, "never-on-gpu", ("    accelerator = Acc", '    os.environ["ACCELERATE_USE_CPU"] = "true"\n    accelerator = Acc')
+)
+variant(6, "never-on-gpu", WAITING, ("cpu=cpu", "cpu=True"))
+variant(6, "never-on-gpu", COUNTING, ("cpu=cpu", "cpu=cpu is not None"))

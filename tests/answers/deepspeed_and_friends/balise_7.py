@@ -220,3 +220,12 @@ slip(7, "other-losses", ("yield torch.stack(losses).mean()", "yield losses[-1]")
 slip(7, "other-losses", ("yield torch.stack(losses).mean()", "yield torch.stack(losses).sum()"))
 slip(7, "other-losses", ("            losses = []\n", ""))
 variant(7, "other-losses", GROUPS, ('reduce_op="mean"', 'reduce_op="sum"'))
+
+hint(
+    7,
+    "never-on-gpu",
+    "With cpu=False, on a machine with GPUs, your Fabric still computes on the CPU: its accelerator follows the argument `cpu`.",
+)
+slip(7, "never-on-gpu", ('accelerator="cpu" if cpu else "cuda"', 'accelerator="cpu"'))
+slip(7, "never-on-gpu", ('accelerator="cpu" if cpu else "cuda"', 'accelerator="cpu" if cpu is not None else "cuda"'))
+variant(7, "never-on-gpu", BY_HAND, ('accelerator="cpu" if cpu else "cuda"', 'accelerator="cpu"'))
