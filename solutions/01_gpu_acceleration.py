@@ -57,6 +57,7 @@ for card in (planner.V100, planner.A100):
     print(f"published: {card.name:<14}  {speed:7,.0f} images/s, {reached / 1e12:5.1f} TFLOP/s: "
           f"{reached / peak:.0%} of the {peak / 1e12:,.0f} that its {'TF32' if card.tf32 else 'float32'} promises")  # fmt: skip
 del network, images
+print(gains.expected("01_gpu_acceleration"))
 
 # %% [markdown]
 # The published lines are NVIDIA's own training runs, one GPU, float32 in the program; on an A100 convolutions and matrix
@@ -584,7 +585,7 @@ measure.race(
 # card starts them one after the other.
 
 # %%
-worth.table({"plain loop": plain_step, "your step": train_step}, card="H100", batches=(16, 128))
+worth.table({"plain loop": plain_step, "your step": train_step}, batches=(16, 128), keep="01_gpu_acceleration")
 
 # %% [markdown]
 # With 16 images the processor starts operations more slowly than the card does them, and whoever waits for a value cannot

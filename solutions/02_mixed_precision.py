@@ -54,11 +54,7 @@ print("estimate, from the data sheet of an A100:")
 for name, peak in a100.items():
     print(f"  {name:<34}{peak / 1e12:6.1f} TFLOP/s   × {peak / card.float32:4.1f}")
 print("  bytes of an activation: 4 → 2      × 2 where memory is the limit")
-speeds = (recorded.load(NAME, "gain") or {}).get("images_per_second")
-if speeds:
-    print(f"recorded on {recorded.where(NAME)}: {speeds[0]:,.0f} → {speeds[1]:,.0f} images/s")
-else:
-    print("No measurement on a GPU is recorded yet for this step.")
+print(gains.expected(NAME))
 print(
     f"published by NVIDIA, ResNet-50 on an A100: {card.resnet50_float32:,} images/s in TF32, "
     f"{card.resnet50_mixed:,} in mixed precision (channels last): × {card.resnet50_mixed / card.resnet50_float32:.1f}"
@@ -1017,6 +1013,13 @@ for architecture in (models.resnet18, models.resnet50):
 # These are estimates: some activations stay in float32 under autocast, the images that come in among them, and a real
 # card holds the CUDA context and scratch memory too.
 #
+# And on a card that you may not have? Your step in bfloat16 beside float32, which an H100 computes in TF32, on a **modelled**
+# card: each operation takes the time that its arithmetic and its bytes would need there.
+
+# %%
+worth.table({"float32": training_run.plain_step, "your bf16_step": bf16_step}, keep=NAME)
+
+# %% [markdown]
 # ## The red thread
 #
 # The same training run as in every practical work on one device: float32 with the loader of the one before, then your
@@ -1029,13 +1032,6 @@ if PAYS:
     after = training_run.run(f"autocast to {HALF_NAME}", half_step)
     gains.keep(NAME, f"autocast to {HALF_NAME}", before=before, after=after)
 gains.table()
-
-# %% [markdown]
-# And on a card that you may not have? Your step in bfloat16 beside float32, which an H100 computes in TF32, on a **modelled**
-# card: each operation takes the time that its arithmetic and its bytes would need there.
-
-# %%
-worth.table({"float32": training_run.plain_step, "your bf16_step": bf16_step}, card="H100")
 
 # %%
 tp.progress()

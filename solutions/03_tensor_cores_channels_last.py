@@ -19,7 +19,20 @@ import torch.nn.functional as F
 from torch import nn
 from torchvision import models
 
-from dlojz_tp import course, data, gains, measure, planner, precision, recorded, report, scale, todo, training_run
+from dlojz_tp import (
+    course,
+    data,
+    gains,
+    measure,
+    planner,
+    precision,
+    recorded,
+    report,
+    scale,
+    todo,
+    training_run,
+    worth,
+)
 from dlojz_tp.checks.tensor_cores_channels_last.layouts import Layouts
 
 NAME = "03_tensor_cores_channels_last"
@@ -62,6 +75,7 @@ print(f"\nestimate: its 1×1 convolution 64 → 256 moves {2 * (x + y) / 1e6:.1f
 print(
     f"If both tensors are also reordered, {2 * 3 * (x + y) / 1e6:.1f} MB: three times as long where memory is the limit."
 )
+print(gains.expected(NAME))
 
 # %% [markdown]
 # These are estimates and an upper bound: libraries hide part of the reordering. What channels_last gains on *this*
@@ -724,6 +738,29 @@ if found:
         print(f"  {name:<26} {1000 * seconds:8.2f} ms a step")
 else:
     print("No step of a GPU is recorded yet.")
+
+# %% [markdown]
+# On a **modelled** card, where nothing is measured: your step at full size, in bfloat16 on both lines. Then the output layer
+# of a language model with 50,257 words, as it is and padded by your `PaddedLinear`: the model lets a product of odd sizes run
+# at half the speed, which is a constant of it and no finding.
+
+# %%
+worth.table(
+    {"contiguous": training_run.mixed_step, "your channels_last": channels_last_step},
+    makes={"your channels_last": lambda: prepare(worth.resnet50())},
+    keep=NAME,
+)
+
+
+# %%
+def output_layer(device, wrap=None):
+    layer = nn.Linear(1024, 50257, dtype=torch.bfloat16, device=device)
+    layer = wrap(layer, 128) if wrap else layer
+    x = torch.empty(4096, 1024, dtype=torch.bfloat16, device=device)
+    return lambda: layer(x)
+
+
+worth.calls({"50,257 words": output_layer, "padded": lambda device: output_layer(device, PaddedLinear)})
 
 # %% [markdown]
 # ## Past this machine

@@ -31,7 +31,7 @@ from PIL import Image
 from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 from torchvision.transforms import RandomResizedCrop, v2
 
-from dlojz_tp import course, data, gains, measure, planner, recorded, report, scale, todo, training_run
+from dlojz_tp import course, data, gains, measure, planner, recorded, report, scale, todo, training_run, worth
 
 tp = course.open("05_dataloader")
 tp
@@ -87,6 +87,7 @@ for card in CARDS:
     alone = (1 / one_core) / (1 / one_core + 1 / wanted)  # part of the time lost if one process does everything in turn
     print(f"estimate: {card.name} trains on {wanted:,} images/s: it wants {wanted / one_core:4.0f} such cores; "
           f"with one, in turn, it waits {alone:.0%} of the time")  # fmt: skip
+print(gains.expected("05_dataloader"))
 
 # %% [markdown]
 # The lines marked *estimate* set the rates that NVIDIA has published for these cards (none for newer ones) beside the
@@ -1126,6 +1127,20 @@ print("\nand the files that ImageNet's 1,281,167 photographs open in an epoch:",
 # The first column is the estimate of the beginning, with the decode rate measured anew and divided by your loader's share
 # (at most 1). At 224 pixels there is less to leave out; the last column may bring nothing. Nodes with many GPUs often have ten cores a GPU or fewer. Where the sum does not come out, there are three ways: smaller files
 # prepared once, decoding on the GPU, or a network that costs more.
+#
+# The training run on a **modelled** card whose batches come as measured here: decoded by eight cores of *this* machine, at the
+# rates above. With your loader they are also copied in a stream of their own, as your prefetcher does.
+
+# %%
+usual, yours = 128 / 8 / rates["float32"], 128 / 8 / (rates["bytes, fewer pixels"] * brought)  # seconds a batch
+come = {  # one worker that is eight times as fast stands for eight
+    "in turn": worth.Loading(8 * usual),
+    "usual loader": worth.Loading(usual, workers=1),
+    "your loader": worth.Loading(yours, workers=1, prefetched=True),
+    "no loading": worth.Loading(),
+}
+steps = dict.fromkeys(come, training_run.fast_step)
+worth.table(steps, makes=worth.Mixed, loading=come, keep="05_dataloader", pair=("usual loader", "your loader"))
 
 # %%
 shard_folder.cleanup()

@@ -24,7 +24,7 @@ from PIL import Image
 from torch import nn
 from torchvision.transforms import v2
 
-from dlojz_tp import course, data, measure, planner, recorded, scale, todo, training_run
+from dlojz_tp import course, data, gains, measure, planner, recorded, scale, todo, training_run, worth
 
 NAME = "07_data_augmentation"
 tp = course.open(NAME)
@@ -69,6 +69,7 @@ for what, cost in (("decoding and crop", decoding), ("decoding, crop and RandAug
     print(
         f"estimate: a GPU that trains {planner.A100.resnet50_mixed:,} images/s needs {cores:4.0f} such cores for {what}"
     )
+print(gains.expected(NAME))
 
 # %% [markdown]
 # ## The idea
@@ -662,6 +663,30 @@ print(f"  here, from the race above, scaled by the pixels: {1 / here:12,.0f} ima
 # while they keep up. MixUp and CutMix are a few passes over a batch that lies on the device already: there they cost
 # a fraction of a millisecond, and the workers get no work from them. Doing them in a worker's `collate_fn` would cost
 # cores you need for decoding.
+#
+# On a **modelled** card: the loop of the beginning and your `cutmix` with a batch of 128 that lies there, each alone; then both
+# in a whole step of a ResNet-50, where the card's own work can hide the starts of small operations.
+
+
+# %%
+def alone(cut):
+    def make(device):
+        batch = torch.empty(128, 3, 224, 224, device=device), torch.zeros(128, dtype=torch.int64, device=device)
+        return lambda: cut(*batch, 1000, 1.0)
+
+    return make
+
+
+worth.calls({"loop": alone(cutmix_loop), "your cutmix": alone(cutmix)})
+
+
+# %%
+def whole_step(cut):
+    return lambda model, *batch: (train_step(model, lambda x, y: cut(x, y, 1000, 1.0), *batch), None)
+
+
+steps = {"loop": whole_step(cutmix_loop), "your cutmix": whole_step(cutmix)}
+worth.table(steps, makes=worth.Mixed, batches=(32, 128), keep=NAME)
 
 # %%
 tp.progress()

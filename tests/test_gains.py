@@ -16,6 +16,7 @@ def folders(tmp_path, monkeypatch):
     monkeypatch.setenv("DLOJZ_STATE", str(tmp_path / "state"))
     monkeypatch.setattr(recorded, "FOLDER", tmp_path / "recorded")
     monkeypatch.setattr(gains, "_here", {})
+    monkeypatch.setattr(gains, "_modelled", {})
 
 
 def a_record(name, step=0.1, loading=0.02, **settings):
@@ -71,6 +72,54 @@ def test_gpu_figures_stand_beside(tmp_path):
     (tmp_path / "recorded" / "02_a.json").write_text(json.dumps(found))
     text = repr(gains.table())
     assert "× 2.50" in text and "NVIDIA X, torch 2.11.0, 2026-01-02" in text
+
+
+def test_the_modelled_gain_has_a_column_and_outlives_the_process():
+    assert "modelled" not in repr(gains.table())
+    gains.keep("02_a", "first", a_record("x"), a_record("y"))
+    gains.keep_modelled("02_a", "H100", a_record("plain", 0.08), a_record("fast", 0.03))
+    gains.keep_modelled("07_b", "H100", a_record("loop"), a_record("batch", 0.01))
+    gains._modelled.clear()
+    text = repr(gains.table())
+    assert text.index("02_a") < text.index("07_b") and "H100: × 2.00" in text and "loop → batch" in text
+    assert "modelled" in text.splitlines()[0] and "nothing in this column was measured" in text
+
+
+def test_damaged_models_count_as_none(tmp_path):
+    gains.keep_modelled("02_a", "H100", a_record("x"), a_record("y"))
+    gains._modelled.clear()
+    (tmp_path / "state" / "gains" / "02_a.modelled.json").write_text("[1]")
+    assert gains.kept_modelled() == {}
+
+
+def test_models_are_recorded_only_while_solutions_are_executed(monkeypatch):
+    gains.keep_modelled("02_a", "H100", a_record("x"), a_record("y"))
+    assert recorded.modelled("02_a") == {} and "modelled" not in gains.expected("02_a")
+    monkeypatch.setenv("DLOJZ_RECORD_MODELLED", "1")
+    gains.keep_modelled("02_a", "H100", a_record("plain", 0.08), a_record("fast", 0.03))
+    assert recorded.modelled("02_a")["H100"]["steps"] == ["plain", "fast"]
+    said = gains.expected("02_a")
+    assert "No training run of a GPU is recorded" in said and "The model missed" in said
+    assert "modelled, H100: plain 100 ms → fast 50.0 ms a step of 8 images, × 2.00" in said
+
+
+def test_the_model_of_the_same_card_is_recorded_beside_the_measured_run(monkeypatch):
+    monkeypatch.setenv("DLOJZ_RECORD", "1")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(measure, "hardware", lambda: {"device_name": "NVIDIA H100 80GB HBM3"})
+    here = {"hardware": {"device_name": "NVIDIA H100 80GB HBM3"}}
+    gains.keep("02_a", "first", *(replace(a_record("x", s), **here) for s in (0.1, 0.04)))
+    assert gains.beside("02_a") is None and gains.beside("03_b") is None
+    gains.keep_modelled("02_a", "A100", a_record("plain", 0.08), a_record("fast", 0.03))
+    assert gains.beside("02_a") is None, "the model of another card is not set beside it"
+    gains.keep_modelled("02_a", "H100", a_record("plain", 0.08), a_record("fast", 0.02))
+    assert "modelled, H100: 80 → 200 images/s, × 2.50; measured 67 → 133, × 2.00 (+25 % off" in gains.beside("02_a")
+    found = recorded.load("02_a", "modelled")
+    assert found["error"] == pytest.approx(0.25) and found["errors of images/s"] == pytest.approx([0.2, 0.5])
+    assert recorded.load("02_a", "gain"), "what was measured stays"
+    said = gains.expected("02_a")
+    assert "recorded on NVIDIA H100" in said and "+25 % off the measured gain" in said and "missed" not in said
+    assert "H100: × 2.50 (+25 % off the measured gain)" in repr(gains.table())
 
 
 def test_different_runs_are_refused():

@@ -55,6 +55,31 @@ def test_each_runs_at_full_size_and_one_that_fails_keeps_no_other_from_running(g
     assert {name: notebook.cells[1].outputs[0].text for name, notebook in kept.items()} == {w: w for w, *_ in seen}
 
 
+def test_the_model_is_recorded_beside_what_was_measured(gpu, tmp_path, capsys, monkeypatch):
+    from dlojz_tp.report import recorded
+    from dlojz_tp.training import gains
+
+    monkeypatch.setattr(recorded, "FOLDER", tmp_path / "recorded")
+    measured = {"device": "NVIDIA H100", "images_per_second": [100.0, 300.0]}
+    model = {
+        "card": "H100",
+        "images": 8,
+        "steps": ["a", "b"],
+        "seconds": [0.1, 0.05],
+        "images_per_second": [80.0, 160.0],
+    }
+
+    def execute(notebook):
+        recorded.note("00_welcome", gains.KEY, measured)
+        recorded.note_modelled("00_welcome", "H100", model)
+
+    monkeypatch.setattr(notebooks, "execute", execute)
+    monkeypatch.setattr(recorded.measure, "hardware", lambda: {"device_name": "NVIDIA H100"})
+    assert recording.main(["--into", str(tmp_path), "00_welcome"]) == 0
+    assert "modelled, H100: 80 → 160 images/s, × 2.00; measured 100 → 300, × 3.00 (-33 % off" in capsys.readouterr().out
+    assert recorded.load("00_welcome", "modelled")["error"] == pytest.approx(-1 / 3)
+
+
 def test_all_is_well(gpu, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(notebooks, "execute", lambda notebook: None)
     assert recording.main(["--into", str(tmp_path), "00_welcome"]) == 0

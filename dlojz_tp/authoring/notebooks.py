@@ -76,7 +76,8 @@ def build_solution(path: Path, folder: Path = SOLUTIONS, force: bool = False) ->
             if old.metadata.get("dlojz_tp", {}).get("source_sha256") == source_hash(path):
                 return None
     notebook = solution(path)
-    execute(notebook)
+    with environment(DLOJZ_RECORD_MODELLED="1"):
+        execute(notebook)
     _in_few_colours(notebook)
     return write(notebook, target)
 

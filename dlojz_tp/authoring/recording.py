@@ -17,10 +17,13 @@ def main(argv: list[str]) -> int:
     """`python -m dlojz_tp record [--into FOLDER] [NAME ...]`: 0 if all went well, 1 if not, 2 for an unknown name.
 
     Each solution is executed in a kernel of its own at full size; what it measures goes to `solutions/recorded/`, where
-    all notebooks look for it. The executed notebooks are put aside, also those in which a cell failed: the ones in
-    `solutions/` stay as they are. One that fails does not keep the others from running.
+    all notebooks look for it, and beside it what a model of this card says, with its errors. The executed notebooks are
+    put aside, also those in which a cell failed: the ones in `solutions/` stay as they are. One that fails does not
+    keep the others from running.
     """
     import torch
+
+    from dlojz_tp.training import gains
 
     parser = argparse.ArgumentParser(prog="python -m dlojz_tp record", description=__doc__)
     parser.add_argument("names", nargs="*", help="practical works (default: all)")
@@ -44,6 +47,8 @@ def main(argv: list[str]) -> int:
             said = _run(path, options.into / f"{path.stem}.ipynb", state)
             print(f"{path.stem}: {said or 'done'}, {time.monotonic() - start:.0f} s", flush=True)
             failed += [path.stem] * bool(said)
+            if beside := gains.beside(path.stem):
+                print(f"  {beside}", flush=True)
     print(f"figures: {FOLDER}\nnotebooks: {options.into}")
     if failed:
         print(f"failed: {', '.join(failed)}", file=sys.stderr)

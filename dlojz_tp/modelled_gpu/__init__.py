@@ -32,16 +32,15 @@ What it does not know:
 - DistributedDataParallel, fully_shard and DTensor (C++ reads their tensors, or no process group is asked); objects that
   are sent (they are values);
 - caches: each operation reads from the memory of the card; waves of tiles: a small product is as good as a large one;
-  the first step, graph breaks;
+- of a compiled function: what compiling takes, the first step, graph breaks;
 - the time of the program's Python on the CPU, but for a constant an operation, and of its own data loading (`Loading`);
-- branches on values: what is read back is 0.
+- branches on values: what is read back is 0, and a mask keeps all.
 """
 
 from dlojz_tp.modelled_gpu.clock import Clock, Span
-from dlojz_tp.modelled_gpu.rates import LARGEST_MISS, MEAN_MISS, Rates, rates
+from dlojz_tp.modelled_gpu.rates import MISSED, Rates, rates
 from dlojz_tp.modelled_gpu.runs import Loading, Modelled, batches, on_card, on_ranks, train
 
 __all__ = [
-    "LARGEST_MISS", "MEAN_MISS", "Clock", "Loading", "Modelled", "Rates", "Span", "batches", "on_card", "on_ranks",
-    "rates", "train",
+    "MISSED", "Clock", "Loading", "Modelled", "Rates", "Span", "batches", "on_card", "on_ranks", "rates", "train",
 ]  # fmt: skip

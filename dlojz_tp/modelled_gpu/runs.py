@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.fx.experimental import _config as shapes
 
 from dlojz_tp import launch, measure
 from dlojz_tp.launch import place
@@ -57,12 +58,13 @@ class Modelled:
 @dataclass(frozen=True)
 class Loading:
     """How batches come: seconds that one process takes for one, processes (0: the program's own), pinned memory,
-    batches that each process makes ahead."""
+    batches that each process makes ahead; prefetched: copied to the card one ahead, in a stream of their own."""
 
     seconds: float = 0.0
     workers: int = 0
     pinned: bool = True
     ahead: int = 2
+    prefetched: bool = False
 
 
 def on_card(program: Callable, *args, card: str | Card = "H100", name: str = "", timeout: float = 120) -> Modelled:
@@ -92,6 +94,7 @@ def on_ranks(
 
 def _in_rank(program, args, card, name, cluster=None):
     clock, n = Clock(rates(card), cluster), dist.get_world_size()
+    shapes.meta_nonzero_assume_all_nonzero = True  # a mask keeps all: what it is has no values
     with pretend_gpu(n, int(clock.rates.card.memory), nccl=cluster is not None, clock=clock) as gpu:
         result = program(clock, *args)
         spans = clock.finish()
@@ -134,7 +137,8 @@ def _train(clock, name, step, make_model, make_optimizer, images, classes, loadi
     optimizer = make_optimizer(model.parameters())
     model.train()
     chrono = measure.Chronometer(device, warmup=1)
-    for batch in chrono.steps(batches(clock, images, classes, loading), n=1 + steps):
+    come = batches(clock, images, classes, loading)
+    for batch in chrono.steps(prefetched(come, device) if loading.prefetched else come, n=1 + steps):
         with chrono.step():
             step(model, *batch, optimizer, device)
     return chrono.record(name, batch_size=images[0], image_size=images[-1], card=clock.label)
@@ -156,3 +160,15 @@ def batches(clock: Clock, images: tuple, classes: int, loading: Loading) -> Iter
             taken.append(clock.host)
         batch = torch.empty(images), torch.zeros(images[0], dtype=torch.int64)
         yield tuple(x.pin_memory() for x in batch) if loading.pinned else batch
+
+
+def prefetched(come: Iterator[tuple], device: torch.device) -> Iterator[tuple]:
+    """Each batch on the device, whose copy was started before the one in front of it was handed over."""
+    side, waiting = torch.cuda.Stream(device), []
+    for batch in come:
+        with torch.cuda.stream(side):
+            waiting.append((tuple(x.to(device, non_blocking=True) for x in batch), side.record_event()))
+        if len(waiting) > 1:
+            moved, copied = waiting.pop(0)
+            torch.cuda.current_stream(device).wait_event(copied)
+            yield moved

@@ -34,6 +34,11 @@ VALUES = {
     Tensor.__float__: lambda _: 0.0, Tensor.__index__: lambda _: 0,
 }  # fmt: skip
 
+NO_META = {  # operators without a kernel for tensors that have no values, or with one that refuses
+    "aten::_sample_dirichlet": lambda x, generator=None: torch.empty_like(x),
+    "aten::_local_scalar_dense": lambda x: torch.zeros((), dtype=x.dtype, device="cpu").item(),  # read in C++
+}
+
 
 def instead(machine, streams, func, args, kwargs):
     """The function to call, and its arguments, in the place of this one."""

@@ -1,4 +1,7 @@
-"""Results measured on a real GPU, kept in `solutions/recorded/` and shown beside the trainee's own."""
+"""Results measured on a real GPU, kept in `solutions/recorded/` and shown beside the trainee's own.
+
+What is modelled has a file of its own there, modelled.json: it is the same on every machine.
+"""
 
 import json
 import os
@@ -11,6 +14,7 @@ from dlojz_tp import frameworks, measure
 from dlojz_tp.works.source import SOLUTIONS
 
 FOLDER = SOLUTIONS / "recorded"
+MODELLED = "modelled"
 
 
 def load(work: str, key: str) -> Any:
@@ -63,9 +67,32 @@ def note(work: str, key: str, value: Any, *, on_cpu: bool = False) -> None:
     }
     found = _read(work)
     results = found.pop("results", {}) if {k: found.get(k) for k in here} == here else {}
-    text = json.dumps({**here, "results": {**results, key: value}}, indent=1, allow_nan=False) + "\n"
+    _write(work, {**here, "results": {**results, key: value}})
+
+
+def add(work: str, key: str, value: Any) -> None:
+    """Write a result that follows from what is recorded for `work` already, of the same device and day."""
+    found = _read(work)
+    found["results"][key] = value
+    _write(work, found)
+
+
+def modelled(work: str) -> dict[str, dict]:
+    """{card: what the solution of `work` is worth on a model of it}, as far as it is recorded."""
+    return _read(MODELLED).get(work, {})
+
+
+def note_modelled(work: str, card: str, value: dict) -> None:
+    """Write what the solution of `work` is worth on a modelled card, while solutions are executed; else do nothing."""
+    if os.environ.get("DLOJZ_RECORD") or os.environ.get("DLOJZ_RECORD_MODELLED"):
+        found = _read(MODELLED)
+        found[work] = found.get(work, {}) | {card: value}
+        _write(MODELLED, dict(sorted(found.items())))
+
+
+def _write(name: str, found: dict):
     FOLDER.mkdir(exist_ok=True)
-    (FOLDER / f"{work}.json").write_text(text)
+    (FOLDER / f"{name}.json").write_text(json.dumps(found, indent=1, allow_nan=False) + "\n")
 
 
 def _read(work: str) -> dict:

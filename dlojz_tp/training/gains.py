@@ -1,8 +1,9 @@
-"""What each practical work on one device gained: pairs of run records, kept from notebook to notebook."""
+"""What each practical work on one device gained, measured and modelled, kept from notebook to notebook."""
 
 import contextlib
 import html
 import itertools
+import json
 import statistics
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -10,12 +11,15 @@ from pathlib import Path
 from dlojz_tp import measure
 from dlojz_tp.cards.render import Card
 from dlojz_tp.measure import Record, human_seconds
+from dlojz_tp.modelled_gpu import MISSED
 from dlojz_tp.report import recorded
 from dlojz_tp.works import state
 
 SAME = 1.2  # two runs of one setting on a machine that has other things to do too may differ by this factor
 KEY = "gain"  # under which a GPU's figures are recorded
+BESIDE = "modelled"  # under which the model of the same card is recorded, with its errors
 _here: dict[str, tuple[Record, Record]] = {}  # what this process measured, should the folder not be writable
+_modelled: dict[str, dict] = {}  # and what it modelled
 
 
 @dataclass(frozen=True)
@@ -55,10 +59,81 @@ def keep(work: str, technique: str, before: Record, after: Record) -> None:
     recorded.note(work, KEY, asdict(gain))
 
 
+def keep_modelled(work: str, card: str, before: Record, after: Record) -> None:
+    """Keep what the technique of a work would gain on a modelled card, as `keep` does with what was measured."""
+    pair = before, after
+    figures = {
+        "card": card,
+        "images": before.settings["batch_size"],
+        "steps": [record.name for record in pair],
+        "seconds": [float(f"{_median(record, 'total'):.4g}") for record in pair],
+        "images_per_second": [float(f"{record.images_per_second:.4g}") for record in pair],
+    }
+    _modelled[work] = figures
+    with contextlib.suppress(OSError):
+        _folder().mkdir(parents=True, exist_ok=True)
+        (_folder() / f"{work}.modelled.json").write_text(json.dumps(figures))
+    recorded.note_modelled(work, card, figures)
+
+
+def kept_modelled() -> dict[str, dict]:
+    """{work: figures} of `keep_modelled`; damaged files count as none."""
+    found = {}
+    for path in _folder().glob("[0-9][0-9]_*.modelled.json"):
+        with contextlib.suppress(OSError, ValueError, TypeError, KeyError, IndexError, ZeroDivisionError):
+            figures = json.loads(path.read_text())
+            _factor(figures)
+            found[path.name.removesuffix(".modelled.json")] = figures
+    return dict(sorted((found | _modelled).items()))
+
+
+def expected(work: str) -> str:
+    """For the opening of a work: what is recorded on a GPU, and what its solution is worth on a modelled card."""
+    measured, model = recorded.load(work, KEY), _recorded_model(work)
+    lines = ["No training run of a GPU is recorded yet for this work."]
+    if measured:
+        speeds = " → ".join(f"{value:,.0f}" for value in measured["images_per_second"])
+        lines = [f"recorded on {recorded.where(work)}: {speeds} images/s, × {_factor(measured):.2f}"]
+    if model:
+        steps = " → ".join(f"{name} {human_seconds(s)}" for name, s in zip(model["steps"], model["seconds"]))
+        said = f"{steps} a step of {model['images']} images, × {_factor(model):.2f}{_error(model)}"
+        lines.append(f"modelled, {model['card']}: {said}")
+        lines += [MISSED] * ("error" not in model)
+    return "\n".join(lines)
+
+
+def beside(work: str) -> str | None:
+    """After a run on a GPU: record the model of the same card beside what was measured. One line; None for neither."""
+    measured = recorded.load(work, KEY)
+    cards = recorded.modelled(work) if measured else {}
+    model = next((found for card, found in cards.items() if card in measured["device"]), None)
+    if model is None:
+        return None
+    mine, true = model["images_per_second"], measured["images_per_second"]
+    errors = [a / b - 1 for a, b in zip(mine, true)]
+    model |= {"error": _factor(model) / _factor(measured) - 1, "errors of images/s": errors}
+    recorded.add(work, BESIDE, model)
+    return (f"modelled, {model['card']}: {mine[0]:,.0f} → {mine[1]:,.0f} images/s, × {_factor(model):.2f}; measured "
+            f"{true[0]:,.0f} → {true[1]:,.0f}, × {_factor(measured):.2f}{_error(model)}")  # fmt: skip
+
+
+def _recorded_model(work) -> dict | None:
+    return recorded.load(work, BESIDE) or next(iter(recorded.modelled(work).values()), None)
+
+
+def _factor(figures) -> float:
+    before, after = figures["images_per_second"]
+    return after / before
+
+
+def _error(model) -> str:
+    return f" ({100 * model['error']:+.0f} % off the measured gain)" if "error" in model else ""
+
+
 def table() -> Card:
-    """One row a practical work done so far on this machine, beside what was recorded on a GPU."""
+    """One row a practical work done so far on this machine, beside what was recorded on a GPU and what is modelled."""
     found = kept()
-    if not found:
+    if not (found or kept_modelled()):
         return Card(_NOTHING, f"<p>{_NOTHING}</p>")
     return Card(_text(found), _html(found))
 
@@ -75,7 +150,7 @@ def kept() -> list[Gain]:
 
 
 _NOTHING = "No gain is kept yet: run a practical work to its end."
-_HEAD = ("work", "technique", "step", "loading", "images/s", "gain", "on a GPU")
+_HEAD = ("work", "technique", "step", "loading", "images/s", "gain", "on a GPU", "modelled")
 
 
 def _folder() -> Path:
@@ -104,24 +179,40 @@ def _median(record, phase) -> float:
 
 def _on_gpu(work) -> str:
     found = recorded.load(work, KEY)
-    return f"× {found['images_per_second'][1] / found['images_per_second'][0]:.2f}" if found else ""
+    return f"× {_factor(found):.2f}" if found else ""
+
+
+def _on_model(work) -> str:
+    """The trainee's own, unless a GPU's figures stand beside the model's."""
+    model = recorded.load(work, BESIDE) or kept_modelled().get(work) or _recorded_model(work)
+    return f"{model['card']}: × {_factor(model):.2f}{_error(model)}" if model else ""
 
 
 def _rows(found) -> list[tuple[str, ...]]:
-    rows = []
+    """Works of which only the model is known have a row too; columns that would be empty are left out."""
+    rows = [
+        (work, " → ".join(figures["steps"]), "", "", "", "", _on_gpu(work), _on_model(work))
+        for work, figures in kept_modelled().items()
+        if work not in {gain.work for gain in found}
+    ]
     for gain in found:
         times = (" → ".join(human_seconds(s) for s in pair) for pair in (gain.step, gain.loading))
         speed = " → ".join(f"{value:,.0f}" for value in gain.images_per_second)
-        rows.append((gain.work, gain.technique, *times, speed, f"× {gain.factor:.2f}", _on_gpu(gain.work)))
-    return rows
+        gpu = _on_gpu(gain.work), _on_model(gain.work)
+        rows.append((gain.work, gain.technique, *times, speed, f"× {gain.factor:.2f}", *gpu))
+    rows = [_HEAD, *sorted(rows)]
+    shown = [i for i in range(len(_HEAD)) if any(row[i] for row in rows[1:])]
+    return [tuple(row[i] for i in shown) for row in rows]
 
 
 def _notes(found) -> list[str]:
     """The lines under the table: what the gains give together, where they were measured, where the GPU's come from."""
     devices = " and ".join(dict.fromkeys(gain.device for gain in found))
-    notes = [*filter(None, [_together(found)]), f"Measured on {devices}."]
+    notes = [*filter(None, [_together(found)]), *([f"Measured on {devices}."] if found else [])]
     places = dict.fromkeys(filter(None, (recorded.where(gain.work) for gain in found)))
     notes.append(f"On a GPU: {'; '.join(places)}." if places else "No figures of a GPU are recorded yet.")
+    if any(_on_model(work) for work in {*kept_modelled(), *(gain.work for gain in found)}):
+        notes.append(f"Modelled: nothing in this column was measured. {MISSED}")
     return notes
 
 
@@ -141,25 +232,19 @@ def _together(found) -> str:
     return f"All together: × {found[-1].images_per_second[1] / found[0].images_per_second[0]:.2f}, first to last."
 
 
-def _columns(found) -> int:
-    """The GPU's column is shown once it has a figure."""
-    return len(_HEAD) if any(_on_gpu(gain.work) for gain in found) else len(_HEAD) - 1
-
-
 def _text(found) -> str:
-    n = _columns(found)
-    rows = [row[:n] for row in (_HEAD, *_rows(found))]
-    widths = [max(len(row[i]) for row in rows) for i in range(n)]
+    rows = _rows(found)
+    widths = [max(map(len, column)) for column in zip(*rows)]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
     return "\n".join([*lines, *_notes(found)])
 
 
 def _html(found) -> str:
-    n = _columns(found)
     left = "style='text-align:left'"
 
     def row(cells, tag):
-        return "<tr>" + "".join(f"<{tag} {left}>{html.escape(cell)}</{tag}>" for cell in cells[:n]) + "</tr>"
+        return "<tr>" + "".join(f"<{tag} {left}>{html.escape(cell)}</{tag}>" for cell in cells) + "</tr>"
 
-    body = row(_HEAD, "th") + "".join(row(cells, "td") for cells in _rows(found))
+    head, *rows = _rows(found)
+    body = row(head, "th") + "".join(row(cells, "td") for cells in rows)
     return f"<table>{body}</table>" + "".join(f"<p>{html.escape(note)}</p>" for note in _notes(found))

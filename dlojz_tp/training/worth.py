@@ -3,73 +3,121 @@
 import html
 from collections.abc import Callable, Mapping
 
+import torch
 from torchvision.models import resnet50
 
 from dlojz_tp import modelled_gpu
 from dlojz_tp.cards.render import Card
 from dlojz_tp.launch import LaunchError, RankError
 from dlojz_tp.measure import human_bytes, human_seconds
-from dlojz_tp.training import training_run
+from dlojz_tp.modelled_gpu import Loading
+from dlojz_tp.planner import CARDS
+from dlojz_tp.training import gains, training_run
 
 HEAD = ("step", "images", "a step", "images/s", "against the first", "memory")
+
+
+def here() -> str:
+    """The name of this machine's card, if it can be modelled; else the H100."""
+    found = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
+    return next((name for name in CARDS if name in found), "H100")
+
+
+class Mixed(torch.nn.Module):
+    """ResNet-50 in channels last, its forward pass in bfloat16: images -> float32 logits."""
+
+    def __init__(self):
+        super().__init__()
+        self.network = resnet50().to(memory_format=torch.channels_last)
+
+    def forward(self, images):
+        with torch.autocast("cuda", torch.bfloat16):
+            return self.network(images.contiguous(memory_format=torch.channels_last)).float()
 
 
 def table(
     steps: Mapping[str, Callable],
     *,
-    card: str = "H100",
+    card: str | None = None,
     batches: tuple[int, ...] = (128,),
-    makes: Mapping[str, Callable] | None = None,
-    loading: modelled_gpu.Loading | Mapping = modelled_gpu.Loading(),  # noqa: B008
+    makes: Mapping[str, Callable] | Callable = resnet50,
+    loading: Loading | Mapping = Loading(),  # noqa: B008
+    keep: str | None = None,
+    pair: tuple[str, str] | None = None,
 ) -> Card:
     """Steps of the training run at full size: ResNet-50, 224 pixels, 1,000 classes.
 
     Args:
         steps: name to step(model, images, labels, optimizer, device), as `training_run.run` takes it.
-        card: a name of planner.CARDS.
+        card: a name of planner.CARDS; default `here()`.
         batches: images in a batch; each has lines of its own.
-        makes: name of a step to its make_model(), where that is not a plain ResNet-50.
+        makes: make_model(), for all steps or by name; a step without one gets a plain ResNet-50.
         loading: how batches come, for all steps or by name.
+        keep: the practical work whose modelled gain this is, of the last batch size, kept for the table of gains.
+        pair: names of the steps without and with the technique; default the first and the last.
     """
-    rows = []
+    card, rows, runs = card or here(), [], {}
     for batch in batches:
-        first = None
+        first, runs = None, {}
         for name, step in steps.items():
-            come = loading.get(name, modelled_gpu.Loading()) if isinstance(loading, Mapping) else loading
-            make = (makes or {}).get(name, _model)
             try:
                 run = modelled_gpu.train(
                     name,
                     step,
-                    make,
+                    makes.get(name, resnet50) if isinstance(makes, Mapping) else makes,
                     training_run.make_optimizer,
                     (batch, 3, 224, 224),
                     card=card,
-                    loading=come,
+                    loading=loading.get(name, Loading()) if isinstance(loading, Mapping) else loading,
                     steps=1,
                 )
             except (RankError, LaunchError) as error:
-                rows.append((name, f"{batch:,}", f"no model of it: {str(error).splitlines()[0]}", "", "", ""))
+                rows.append((name, f"{batch:,}", _why(error), "", "", ""))
                 continue
-            first = first or run
+            first, runs[name] = first or run, run
             factor = "" if run is first else f"× {run.images_per_second / first.images_per_second:.2f}"
             speeds = human_seconds(run.seconds), f"{run.images_per_second:,.0f}", factor
             rows.append((name, f"{batch:,}", *speeds, human_bytes(run.peak_memory)))
-    return _table(f"modelled, {card}", rows)
+    names = pair or (next(iter(steps)), list(steps)[-1])
+    if keep and all(name in runs for name in names):
+        gains.keep_modelled(keep, card, *(runs[name].record for name in names))
+    return _table(card, "ResNet-50, 224 pixels", HEAD, rows)
 
 
-def _model():
-    return resnet50(num_classes=1000)
+def calls(makes: Mapping[str, Callable], *, card: str | None = None) -> Card:
+    """Functions alone, called one after the other; make(device) prepares one, and returns what is called."""
+    card, rows, first = card or here(), [], None
+    for name, make in makes.items():
+        try:
+            seconds = modelled_gpu.on_card(_a_call, make, card=card, name=name).result
+        except (RankError, LaunchError) as error:
+            rows.append((name, _why(error), ""))
+            continue
+        rows.append((name, human_seconds(seconds), f"× {first / seconds:.2f}" if first else ""))
+        first = first or seconds
+    return _table(card, "each alone", ("", "a call", "against the first"), rows)
 
 
-def _table(label, rows) -> Card:
-    title = f"{label}: ResNet-50, 224 pixels. Nothing in this table was measured."
-    note = (
-        f"The model missed published throughputs by {100 * modelled_gpu.MEAN_MISS:.0f} % on average and by "
-        f"{100 * modelled_gpu.LARGEST_MISS:.0f} % at most (benchmarks/modelled_gpu.py)."
-    )
-    lines = [(label, *HEAD[1:]), *rows]
-    widths = [max(len(line[i]) for line in lines if i < 2 or not line[2].startswith("no model")) for i in range(6)]
+def _a_call(clock, make, repeats=4):
+    call = make(torch.device("cuda"))
+    for _ in range(2):  # the first fills the queue
+        torch.cuda.synchronize()
+        begin = clock.host
+        for _ in range(repeats):
+            call()
+    torch.cuda.synchronize()
+    return (clock.host - begin) / repeats
+
+
+def _why(error) -> str:
+    return f"no model of it: {str(error).splitlines()[0]}"
+
+
+def _table(card, what, head, rows) -> Card:
+    title = f"modelled, {card}: {what}. Nothing in this table was measured."
+    lines = [(f"modelled, {card}", *head[1:]), *rows]
+    whole = [line for line in lines if not any(cell.startswith("no model") for cell in line)]
+    widths = [max(len(line[i]) for line in (whole if i > 1 else lines)) for i in range(len(head))]
     text = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip() for line in lines]
 
     def row(cells, tag):
@@ -78,4 +126,5 @@ def _table(label, rows) -> Card:
         )
 
     body = row(lines[0], "th") + "".join(row(cells, "td") for cells in rows)
+    note = modelled_gpu.MISSED
     return Card("\n".join([title, *text, note]), f"<p>{title}</p><table>{body}</table><p>{note}</p>")
