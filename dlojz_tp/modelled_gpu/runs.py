@@ -73,7 +73,8 @@ def on_card(program: Callable, *args, card: str | Card = "H100", name: str = "",
     The whole of a step's code may be in it: `torch.device("cuda")`, streams, events, autocast, torch.compile. What
     reads a value gets 0. Seconds are the modelled card's and its CPU's, for all that asks `clock`, events, Chronometer.
     """
-    return launch.ranks(_in_rank, program, args, card, name, n=1, timeout=timeout)[0]
+    with place.on_cpu():  # the machine's own GPUs have no part in it
+        return launch.ranks(_in_rank, program, args, card, name, n=1, timeout=timeout)[0]
 
 
 def on_ranks(
