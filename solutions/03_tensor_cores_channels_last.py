@@ -20,19 +20,8 @@ from torch import nn
 from torchvision import models
 
 from dlojz_tp import (
-    course,
-    data,
-    gains,
-    measure,
-    planner,
-    precision,
-    recorded,
-    report,
-    scale,
-    todo,
-    training_run,
-    worth,
-)
+    course, data, gains, measure, planner, precision, recorded, report, scale, todo, training_run, worth,
+)  # fmt: skip
 from dlojz_tp.checks.tensor_cores_channels_last.layouts import Layouts
 
 NAME = "03_tensor_cores_channels_last"

@@ -93,7 +93,8 @@ print(gains.expected("05_dataloader"))
 # The lines marked *estimate* set the rates that NVIDIA has published for these cards (none for newer ones) beside the
 # decode rate just measured. They say two things. The faster the card, the more the loader decides. And a loader has one
 # honest measure: **the share of the pure decode rate of its cores that arrives in the training loop**. It cannot be more
-# than 1, except by an error of the measurement. At the end yours is measured against it.
+# than 1, except by an error of the measurement. At the end yours is measured against it. Of the *modelled* line, the rates in
+# brackets are not: they are what eight cores of the machine that ran the solution decode, and the gain hangs on them.
 #
 # ## The idea
 #
@@ -1129,18 +1130,21 @@ print("\nand the files that ImageNet's 1,281,167 photographs open in an epoch:",
 # prepared once, decoding on the GPU, or a network that costs more.
 #
 # The training run on a **modelled** card whose batches come as measured here: decoded by eight cores of *this* machine, at the
-# rates above. With your loader they are also copied in a stream of their own, as your prefetcher does.
+# rates in brackets. The usual loader is taken to bring all that they decode, yours its share. Your batches are also copied in a
+# stream of their own, as your prefetcher does.
 
 # %%
-usual, yours = 128 / 8 / rates["float32"], 128 / 8 / (rates["bytes, fewer pixels"] * brought)  # seconds a batch
-come = {  # one worker that is eight times as fast stands for eight
-    "in turn": worth.Loading(8 * usual),
-    "usual loader": worth.Loading(usual, workers=1),
-    "your loader": worth.Loading(yours, workers=1, prefetched=True),
+one, yours = rates["float32"], 8 * rates["bytes, fewer pixels"] * brought  # images/s
+usual = 8 * one
+pair = f"usual loader ({usual:,.0f} images/s)", f"your loader ({yours:,.0f} images/s)"
+come = {  # seconds a batch; one worker that is eight times as fast stands for eight
+    f"in turn ({one:,.0f} images/s)": worth.Loading(128 / one),
+    pair[0]: worth.Loading(128 / usual, workers=1),
+    pair[1]: worth.Loading(128 / yours, workers=1, prefetched=True),
     "no loading": worth.Loading(),
 }
 steps = dict.fromkeys(come, training_run.fast_step)
-worth.table(steps, makes=worth.Mixed, loading=come, keep="05_dataloader", pair=("usual loader", "your loader"))
+worth.table(steps, makes=worth.Mixed, loading=come, keep="05_dataloader", pair=pair)
 
 # %%
 shard_folder.cleanup()

@@ -12,11 +12,9 @@
 
 # %% tags=["setup"]
 import ctypes
-import functools
 import math
 import os
 import time
-from unittest import mock
 
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler's own messages; read when torch is imported
 
@@ -29,19 +27,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torchvision import models
 
 from dlojz_tp import (
-    course,
-    data,
-    gains,
-    measure,
-    planner,
-    precision,
-    recorded,
-    report,
-    scale,
-    todo,
-    training_run,
-    worth,
-)
+    course, data, gains, measure, planner, precision, recorded, report, scale, todo, training_run, worth,
+)  # fmt: skip
 from dlojz_tp.measure import compiling
 
 NAME = "06_compile"
@@ -1059,23 +1046,12 @@ for batch, seconds in published.items():
 # Your `make_compiled_step` on a **modelled** card, as it is and with CUDA graphs; nothing is compiled: what stands between two
 # convolutions counts as one kernel. Compiled transformers are the only compiled runs that the model was held against.
 
-
 # %%
-def whole_step(**options):
-    """A step of the training run, compiled by make_compiled_step with these options of torch.compile."""
-    made = []
-
-    def step(model, images, labels, optimizer, device):
-        if not made:
-            with mock.patch.object(torch, "compile", functools.partial(torch.compile, **options)):
-                made.append(make_compiled_step(lambda x, y: F.cross_entropy(model(x), y), optimizer))
-        images = images.to(device, non_blocking=True, memory_format=torch.channels_last)
-        return made[0](images, labels.to(device, non_blocking=True)), None
-
-    return step
-
-
-steps = {"eager": training_run.fast_step, "CUDA graphs": whole_step(mode="reduce-overhead"), "your step": whole_step()}
+steps = {
+    "eager": training_run.fast_step,
+    "CUDA graphs": worth.compiled(make_compiled_step, mode="reduce-overhead"),
+    "your step": worth.compiled(make_compiled_step),
+}
 worth.table(steps, makes=worth.Mixed, batches=(2, 128), keep=NAME)
 
 # %%

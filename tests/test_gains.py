@@ -113,13 +113,18 @@ def test_the_model_of_the_same_card_is_recorded_beside_the_measured_run(monkeypa
     gains.keep_modelled("02_a", "A100", a_record("plain", 0.08), a_record("fast", 0.03))
     assert gains.beside("02_a") is None, "the model of another card is not set beside it"
     gains.keep_modelled("02_a", "H100", a_record("plain", 0.08), a_record("fast", 0.02))
-    assert "modelled, H100: 80 → 200 images/s, × 2.50; measured 67 → 133, × 2.00 (+25 % off" in gains.beside("02_a")
+    said = (
+        "modelled, H100: 100 ms → 40.0 ms a step, × 2.50; measured 100 ms → 40.0 ms (+0 % off the measured gain of the "
+    )
+    assert gains.beside("02_a") == said + "step alone)", "batches that came late are no error of the model"
+    gains.keep_modelled("02_a", "H100", a_record("plain", 0.08), a_record("fast", 0.02), loads=True)
+    assert "measured 120 ms → 60.0 ms (+25 % off the measured gain of the step, with its" in gains.beside("02_a")
     found = recorded.load("02_a", "modelled")
-    assert found["error"] == pytest.approx(0.25) and found["errors of images/s"] == pytest.approx([0.2, 0.5])
+    assert found["error"] == pytest.approx(0.25) and found["errors of a step"] == pytest.approx([-1 / 6, -1 / 3])
     assert recorded.load("02_a", "gain"), "what was measured stays"
     said = gains.expected("02_a")
     assert "recorded on NVIDIA H100" in said and "+25 % off the measured gain" in said and "missed" not in said
-    assert "H100: × 2.50 (+25 % off the measured gain)" in repr(gains.table())
+    assert "H100: × 2.50 (+25 % off the measured gain" in repr(gains.table())
 
 
 def test_different_runs_are_refused():

@@ -60,14 +60,8 @@ def test_the_model_is_recorded_beside_what_was_measured(gpu, tmp_path, capsys, m
     from dlojz_tp.training import gains
 
     monkeypatch.setattr(recorded, "FOLDER", tmp_path / "recorded")
-    measured = {"device": "NVIDIA H100", "images_per_second": [100.0, 300.0]}
-    model = {
-        "card": "H100",
-        "images": 8,
-        "steps": ["a", "b"],
-        "seconds": [0.1, 0.05],
-        "images_per_second": [80.0, 160.0],
-    }
+    measured = {"device": "NVIDIA H100", "step": [0.09, 0.03]}
+    model = {"card": "H100", "images": 8, "steps": ["a", "b"], "seconds": [0.1, 0.05], "loads": False}
 
     def execute(notebook):
         recorded.note("00_welcome", gains.KEY, measured)
@@ -76,7 +70,9 @@ def test_the_model_is_recorded_beside_what_was_measured(gpu, tmp_path, capsys, m
     monkeypatch.setattr(notebooks, "execute", execute)
     monkeypatch.setattr(recorded.measure, "hardware", lambda: {"device_name": "NVIDIA H100"})
     assert recording.main(["--into", str(tmp_path), "00_welcome"]) == 0
-    assert "modelled, H100: 80 → 160 images/s, × 2.00; measured 100 → 300, × 3.00 (-33 % off" in capsys.readouterr().out
+    assert (
+        "modelled, H100: 100 ms → 50.0 ms a step, × 2.00; measured 90.0 ms → 30.0 ms (-33 %" in capsys.readouterr().out
+    )
     assert recorded.load("00_welcome", "modelled")["error"] == pytest.approx(-1 / 3)
 
 

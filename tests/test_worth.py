@@ -1,5 +1,7 @@
 """Tables of modelled steps and calls: labelled, and the operators that steps of the course need."""
 
+import threading
+
 import pytest
 import torch
 from torch.nn import functional as F
@@ -42,6 +44,17 @@ def wrong_step(model, *rest):
     return model(3)
 
 
+def idle_step(*batch):
+    return None
+
+
+lock = threading.Lock()
+
+
+def tied_step(*batch):
+    return lock
+
+
 def test_a_table_is_labelled_and_its_gain_is_kept():
     steps = {"waits": masked_step, "wrong": wrong_step, "flows": training_run.plain_step}
     said = repr(worth.table(steps, card="A100", batches=(8, 16), makes=Tiny, keep="04_a"))
@@ -52,9 +65,29 @@ def test_a_table_is_labelled_and_its_gain_is_kept():
     assert kept["seconds"][0] > kept["seconds"][1]
 
 
-def test_no_gain_of_a_step_without_a_model():
-    worth.table({"wrong": wrong_step, "flows": training_run.plain_step}, makes=Tiny, batches=(8,), keep="04_a")
-    assert gains.kept_modelled() == {}
+@pytest.mark.parametrize("step", [wrong_step, idle_step, tied_step])
+def test_no_gain_of_a_step_without_a_model(step):
+    said = worth.table({"wrong": step, "flows": training_run.plain_step}, makes=Tiny, batches=(8,), keep="04_a")
+    assert gains.kept_modelled() == {} and "wrong           8       no model of it: " in repr(said)
+
+
+def compiled_step(loss_of, optimizer):
+    forward = torch.compile(loss_of)
+
+    def step(*batch):
+        loss = forward(*batch)
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return step
+
+
+def test_a_compiled_step_with_options_is_the_same_step_with_fewer_starts():
+    steps = {"compiled": worth.compiled(compiled_step)}
+    steps["graphs"] = worth.compiled(compiled_step, mode="reduce-overhead")
+    said = repr(worth.table(steps, makes=Tiny, batches=(8,)))
+    assert float(said.split("×")[1].split()[0]) > 1.1
 
 
 def loop(clock, ahead):
@@ -81,9 +114,8 @@ def product(device, columns=4095):
 
 def test_calls_alone():
     said = repr(worth.calls({"odd": product, "even": lambda device: product(device, 4096)}))
-    assert said.startswith("modelled, H100: each alone.") and float(said.split("×")[1].split()[0]) == pytest.approx(
-        2, rel=0.1
-    )
+    assert said.startswith("modelled, H100: each alone.")
+    assert float(said.split("×")[1].split()[0]) == pytest.approx(2, rel=0.1)
 
 
 def test_the_card_at_hand_is_modelled_if_it_is_known(monkeypatch):

@@ -59,15 +59,18 @@ def keep(work: str, technique: str, before: Record, after: Record) -> None:
     recorded.note(work, KEY, asdict(gain))
 
 
-def keep_modelled(work: str, card: str, before: Record, after: Record) -> None:
-    """Keep what the technique of a work would gain on a modelled card, as `keep` does with what was measured."""
+def keep_modelled(work: str, card: str, before: Record, after: Record, *, loads: bool = False) -> None:
+    """Keep what the technique of a work would gain on a modelled card, as `keep` does with what was measured.
+
+    loads: the loading of batches is part of the model; else they are there when a step wants them.
+    """
     pair = before, after
     figures = {
         "card": card,
         "images": before.settings["batch_size"],
         "steps": [record.name for record in pair],
         "seconds": [float(f"{_median(record, 'total'):.4g}") for record in pair],
-        "images_per_second": [float(f"{record.images_per_second:.4g}") for record in pair],
+        "loads": loads,
     }
     _modelled[work] = figures
     with contextlib.suppress(OSError):
@@ -93,7 +96,7 @@ def expected(work: str) -> str:
     lines = ["No training run of a GPU is recorded yet for this work."]
     if measured:
         speeds = " → ".join(f"{value:,.0f}" for value in measured["images_per_second"])
-        lines = [f"recorded on {recorded.where(work)}: {speeds} images/s, × {_factor(measured):.2f}"]
+        lines = [f"recorded on {recorded.where(work)}: {speeds} images/s, {_on_gpu(work)}"]
     if model:
         steps = " → ".join(f"{name} {human_seconds(s)}" for name, s in zip(model["steps"], model["seconds"]))
         said = f"{steps} a step of {model['images']} images, × {_factor(model):.2f}{_error(model)}"
@@ -109,25 +112,28 @@ def beside(work: str) -> str | None:
     model = next((found for card, found in cards.items() if card in measured["device"]), None)
     if model is None:
         return None
-    mine, true = model["images_per_second"], measured["images_per_second"]
-    errors = [a / b - 1 for a, b in zip(mine, true)]
-    model |= {"error": _factor(model) / _factor(measured) - 1, "errors of images/s": errors}
+    true = [model["images"] / speed for speed in measured["images_per_second"]] if model["loads"] else measured["step"]
+    errors = [a / b - 1 for a, b in zip(model["seconds"], true)]
+    model |= {"measured": true, "errors of a step": errors, "error": _factor(model) * true[1] / true[0] - 1}
     recorded.add(work, BESIDE, model)
-    return (f"modelled, {model['card']}: {mine[0]:,.0f} → {mine[1]:,.0f} images/s, × {_factor(model):.2f}; measured "
-            f"{true[0]:,.0f} → {true[1]:,.0f}, × {_factor(measured):.2f}{_error(model)}")  # fmt: skip
+    mine, true = (" → ".join(map(human_seconds, pair)) for pair in (model["seconds"], true))
+    return f"modelled, {model['card']}: {mine} a step, × {_factor(model):.2f}; measured {true}{_error(model)}"
 
 
 def _recorded_model(work) -> dict | None:
     return recorded.load(work, BESIDE) or next(iter(recorded.modelled(work).values()), None)
 
 
-def _factor(figures) -> float:
-    before, after = figures["images_per_second"]
-    return after / before
+def _factor(model) -> float:
+    before, after = model["seconds"]
+    return before / after
 
 
 def _error(model) -> str:
-    return f" ({100 * model['error']:+.0f} % off the measured gain)" if "error" in model else ""
+    if "error" not in model:
+        return ""
+    what = "step, with its loading" if model["loads"] else "step alone"
+    return f" ({100 * model['error']:+.0f} % off the measured gain of the {what})"
 
 
 def table() -> Card:
@@ -178,8 +184,8 @@ def _median(record, phase) -> float:
 
 
 def _on_gpu(work) -> str:
-    found = recorded.load(work, KEY)
-    return f"× {_factor(found):.2f}" if found else ""
+    before, after = (recorded.load(work, KEY) or {}).get("images_per_second", (1, 0))
+    return f"× {after / before:.2f}" if after else ""
 
 
 def _on_model(work) -> str:

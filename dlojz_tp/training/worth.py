@@ -1,9 +1,12 @@
 """What a training step would be worth on a card that is not there: modelled, and always shown with that word."""
 
+import functools
 import html
 from collections.abc import Callable, Mapping
+from unittest import mock
 
 import torch
+import torch.nn.functional as F
 from torchvision.models import resnet50
 
 from dlojz_tp import modelled_gpu
@@ -12,9 +15,12 @@ from dlojz_tp.launch import LaunchError, RankError
 from dlojz_tp.measure import human_bytes, human_seconds
 from dlojz_tp.modelled_gpu import Loading
 from dlojz_tp.planner import CARDS
+from dlojz_tp.scale import brief
 from dlojz_tp.training import gains, training_run
 
 HEAD = ("step", "images", "a step", "images/s", "against the first", "memory")
+NO_MODEL = "no model of it: "
+NOTHING = NO_MODEL + "it does nothing on the card"
 
 
 def here() -> str:
@@ -35,6 +41,23 @@ class Mixed(torch.nn.Module):
             return self.network(images.contiguous(memory_format=torch.channels_last)).float()
 
 
+def compiled(make_step: Callable, **options) -> Callable:
+    """A step of the training run in channels last, of the step(*batch) that make_step(loss_of, optimizer) gives.
+
+    options: of torch.compile, for all that make_step compiles and says nothing else of.
+    """
+    made = []
+
+    def step(model, images, labels, optimizer, device):
+        if not made:
+            with mock.patch.object(torch, "compile", functools.partial(torch.compile, **options)):
+                made.append(make_step(lambda x, y: F.cross_entropy(model(x), y), optimizer))
+        images = images.to(device, non_blocking=True, memory_format=torch.channels_last)
+        return made[0](images, labels.to(device, non_blocking=True)), None
+
+    return step
+
+
 def table(
     steps: Mapping[str, Callable],
     *,
@@ -50,29 +73,24 @@ def table(
     Args:
         steps: name to step(model, images, labels, optimizer, device), as `training_run.run` takes it.
         card: a name of planner.CARDS; default `here()`.
-        batches: images in a batch; each has lines of its own.
+        batches: images in a batch; each has lines of its own. Under tests the last one alone.
         makes: make_model(), for all steps or by name; a step without one gets a plain ResNet-50.
         loading: how batches come, for all steps or by name.
         keep: the practical work whose modelled gain this is, of the last batch size, kept for the table of gains.
         pair: names of the steps without and with the technique; default the first and the last.
     """
     card, rows, runs = card or here(), [], {}
-    for batch in batches:
+    for batch in batches[-1:] if brief() else batches:
         first, runs = None, {}
         for name, step in steps.items():
-            try:
-                run = modelled_gpu.train(
-                    name,
-                    step,
-                    makes.get(name, resnet50) if isinstance(makes, Mapping) else makes,
-                    training_run.make_optimizer,
-                    (batch, 3, 224, 224),
-                    card=card,
-                    loading=loading.get(name, Loading()) if isinstance(loading, Mapping) else loading,
-                    steps=1,
-                )
-            except (RankError, LaunchError) as error:
-                rows.append((name, f"{batch:,}", _why(error), "", "", ""))
+            make = makes.get(name, resnet50) if isinstance(makes, Mapping) else makes
+            come = loading.get(name, Loading()) if isinstance(loading, Mapping) else loading
+            run, why = _tried(
+                modelled_gpu.train, name, step, make, training_run.make_optimizer, (batch, 3, 224, 224),
+                card=card, loading=come, steps=1,
+            )  # fmt: skip
+            if why or not run.seconds:
+                rows.append((name, f"{batch:,}", why or NOTHING, "", "", ""))
                 continue
             first, runs[name] = first or run, run
             factor = "" if run is first else f"× {run.images_per_second / first.images_per_second:.2f}"
@@ -80,7 +98,8 @@ def table(
             rows.append((name, f"{batch:,}", *speeds, human_bytes(run.peak_memory)))
     names = pair or (next(iter(steps)), list(steps)[-1])
     if keep and all(name in runs for name in names):
-        gains.keep_modelled(keep, card, *(runs[name].record for name in names))
+        loads = isinstance(loading, Mapping) or loading.seconds > 0
+        gains.keep_modelled(keep, card, *(runs[name].record for name in names), loads=loads)
     return _table(card, "ResNet-50, 224 pixels", HEAD, rows)
 
 
@@ -88,10 +107,10 @@ def calls(makes: Mapping[str, Callable], *, card: str | None = None) -> Card:
     """Functions alone, called one after the other; make(device) prepares one, and returns what is called."""
     card, rows, first = card or here(), [], None
     for name, make in makes.items():
-        try:
-            seconds = modelled_gpu.on_card(_a_call, make, card=card, name=name).result
-        except (RankError, LaunchError) as error:
-            rows.append((name, _why(error), ""))
+        run, why = _tried(modelled_gpu.on_card, _a_call, make, card=card, name=name)
+        seconds = run.result if run else 0
+        if not seconds:
+            rows.append((name, why or NOTHING, ""))
             continue
         rows.append((name, human_seconds(seconds), f"× {first / seconds:.2f}" if first else ""))
         first = first or seconds
@@ -109,15 +128,19 @@ def _a_call(clock, make, repeats=4):
     return (clock.host - begin) / repeats
 
 
-def _why(error) -> str:
-    return f"no model of it: {str(error).splitlines()[0]}"
+def _tried(model, *args, **kwargs):
+    """(what the model gives, ""), or (None, why there is none): steps are trainees' own, right or wrong."""
+    try:
+        return model(*args, **kwargs), ""
+    except (RankError, LaunchError, TypeError) as error:  # TypeError: a function refers to what cannot be sent
+        return None, f"{NO_MODEL}{str(error).splitlines()[0]}"
 
 
 def _table(card, what, head, rows) -> Card:
     title = f"modelled, {card}: {what}. Nothing in this table was measured."
     lines = [(f"modelled, {card}", *head[1:]), *rows]
-    whole = [line for line in lines if not any(cell.startswith("no model") for cell in line)]
-    widths = [max(len(line[i]) for line in (whole if i > 1 else lines)) for i in range(len(head))]
+    whole = [line for line in lines if not any(cell.startswith(NO_MODEL) for cell in line)]
+    widths = [max(len(line[i]) for line in (whole if i else lines)) for i in range(len(head))]
     text = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip() for line in lines]
 
     def row(cells, tag):
