@@ -730,8 +730,8 @@ else:
 
 # %% [markdown]
 # On a **modelled** card, where nothing is measured: your step at full size, in bfloat16 on both lines. Then the output layer
-# of a language model with 50,257 words, as it is and padded by your `PaddedLinear`: the model lets a product of odd sizes run
-# at half the speed, which is a constant of it and no finding.
+# of a language model with 50,257 words, as it is and padded by your `PaddedLinear`. The model lets a product of odd sizes run
+# at half the speed: that half was put in, the table does not show that it is true.
 
 # %%
 worth.table(
