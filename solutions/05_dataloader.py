@@ -1142,6 +1142,7 @@ come = {  # seconds a batch; one worker that is eight times as fast stands for e
     pair[0]: worth.Loading(128 / usual, workers=1),
     pair[1]: worth.Loading(128 / yours, workers=1, prefetched=True),
     "no loading": worth.Loading(),
+    "no loading, copied ahead": worth.Loading(prefetched=True),
 }
 steps = dict.fromkeys(come, training_run.fast_step)
 worth.table(steps, makes=worth.Mixed, loading=come, keep="05_dataloader", pair=pair)

@@ -1049,7 +1049,7 @@ for batch, seconds in published.items():
 # %%
 steps = {
     "eager": training_run.fast_step,
-    "CUDA graphs": worth.compiled(make_compiled_step, mode="reduce-overhead"),
+    "your step, CUDA graphs": worth.compiled(make_compiled_step, mode="reduce-overhead"),
     "your step": worth.compiled(make_compiled_step),
 }
 worth.table(steps, makes=worth.Mixed, batches=(2, 128), keep=NAME)

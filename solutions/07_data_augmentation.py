@@ -665,7 +665,8 @@ print(f"  here, from the race above, scaled by the pixels: {1 / here:12,.0f} ima
 # cores you need for decoding.
 #
 # On a **modelled** card: the loop of the beginning and your `cutmix` with a batch of 128 that lies there, each alone; then both
-# in a whole step of a ResNet-50, where the card's own work can hide the starts of small operations.
+# in a whole step of a ResNet-50. Alone, what takes the time is the processor, which starts one small operation after the
+# other; in a step the card's own work can hide these starts.
 
 
 # %%

@@ -34,7 +34,20 @@ VALUES = {
     Tensor.__float__: lambda _: 0.0, Tensor.__index__: lambda _: 0,
 }  # fmt: skip
 
-NO_META = {  # operators without a kernel for tensors that have no values, or with one that refuses
+
+def _batch_norm(x, weight, bias, mean, var, training, *settings):
+    mean, rstd = (x.new_empty(x.shape[1] * training, dtype=torch.promote_types(x.dtype, torch.float32)) for _ in "mr")
+    return torch.empty_like(x), mean, rstd
+
+
+def _batch_norm_backward(grad, x, weight, mean, var, saved, rstd, training, eps, wanted):
+    like = x, *(weight if weight is not None else saved for _ in "wb")
+    return tuple(torch.empty_like(one) if wants else None for one, wants in zip(like, wanted))
+
+
+NO_META = {  # operators whose kernel for tensors without values is missing, refuses, or is slow: long Python
+    "aten::native_batch_norm": _batch_norm,
+    "aten::native_batch_norm_backward": _batch_norm_backward,
     "aten::_sample_dirichlet": lambda x, generator=None: torch.empty_like(x),
     "aten::_local_scalar_dense": lambda x: torch.zeros((), dtype=x.dtype, device="cpu").item(),  # read in C++
 }

@@ -190,7 +190,7 @@ def _on_gpu(work) -> str:
 
 def _on_model(work) -> str:
     """The trainee's own, unless a GPU's figures stand beside the model's."""
-    model = recorded.load(work, BESIDE) or kept_modelled().get(work) or _recorded_model(work)
+    model = recorded.load(work, BESIDE) or kept_modelled().get(work)
     return f"{model['card']}: × {_factor(model):.2f}{_error(model)}" if model else ""
 
 
