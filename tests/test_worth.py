@@ -8,6 +8,7 @@ from torch.nn import functional as F
 
 from dlojz_tp.modelled_gpu import Loading, batches, on_card
 from dlojz_tp.modelled_gpu.runs import prefetched
+from dlojz_tp.modelled_gpu.stand_ins import NO_META
 from dlojz_tp.report import recorded
 from dlojz_tp.training import gains, training_run, worth
 
@@ -124,3 +125,20 @@ def test_the_card_at_hand_is_modelled_if_it_is_known(monkeypatch):
     for name, card in names.items():
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda name=name: name)
         assert worth.here() == card
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("form", [torch.channels_last, torch.contiguous_format])
+def test_batch_norm_without_values_looks_like_pytorchs(training, form):
+    x, weight = torch.randn(2, 3, 4, 5).to("meta", memory_format=form), torch.ones(3, device="meta")
+    args = x, weight, weight, weight, weight, training
+    found, true = NO_META["aten::native_batch_norm"](*args, 0.1, 1e-5), torch.native_batch_norm(*args, 0.1, 1e-5)
+    saved = (weight, weight, *true[1:], training, 1e-5)
+    for wanted in ([True] * 3, [True, False, False]):
+        back = NO_META["aten::native_batch_norm_backward"](x, x, weight, *saved, wanted)
+        found, true = (*found, *back), (*true, *torch.ops.aten.native_batch_norm_backward(x, x, weight, *saved, wanted))
+    assert list(map(looks, found)) == list(map(looks, true))
+
+
+def looks(x):
+    return x if x is None else (x.shape, x.stride(), x.dtype)

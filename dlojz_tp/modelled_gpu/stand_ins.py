@@ -35,14 +35,14 @@ VALUES = {
 }  # fmt: skip
 
 
-def _batch_norm(x, weight, bias, mean, var, training, *settings):
-    mean, rstd = (x.new_empty(x.shape[1] * training, dtype=torch.promote_types(x.dtype, torch.float32)) for _ in "mr")
+def _batch_norm(x, *settings):
+    mean, rstd = (x.new_empty(x.shape[1], dtype=torch.promote_types(x.dtype, torch.float32)) for _ in "mr")
     return torch.empty_like(x), mean, rstd
 
 
 def _batch_norm_backward(grad, x, weight, mean, var, saved, rstd, training, eps, wanted):
-    like = x, *(weight if weight is not None else saved for _ in "wb")
-    return tuple(torch.empty_like(one) if wants else None for one, wants in zip(like, wanted))
+    like = weight if weight is not None else saved
+    return torch.empty_like(x), *(torch.empty_like(like) if wants else None for wants in wanted[1:])
 
 
 NO_META = {  # operators whose kernel for tensors without values is missing, refuses, or is slow: long Python
