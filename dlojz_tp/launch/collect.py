@@ -1,4 +1,4 @@
-"""Listen to the ranks until all are done, one fails, or the deadline passes."""
+"""Listen to the ranks until all are done, one fails, all wait for each other, or the deadline passes."""
 
 import contextlib
 import os
@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from dlojz_tp.launch import client, errors, patience, stacks, starting, wire
+from dlojz_tp.launch import client, errors, patience, rest, stacks, starting, wire
 from dlojz_tp.launch.started import Rank
 
 START_LIMIT_S = 120.0  # from the request to all ranks up; a cold server is in it
@@ -27,7 +27,7 @@ def watch(ranks: list[Rank], server: client.Server, folder: Path, timeout: float
     """Listen until every rank has returned. Yields (rank, pickled part) as they come.
 
     Arguments: ranks; server, their fork server; folder, the launch's own; timeout, seconds from when all are up, and
-    more where a busy machine keeps them from running (see patience.py).
+    more where a busy machine keeps them from running (see patience.py), and less in a deadlock (see rest.py).
     Errors: RankError, BaliseNotDone (see errors.root_cause); client.ServerGone.
     """
     notice = starting.Notice(wanted=server.launches == 1)
@@ -37,12 +37,13 @@ def watch(ranks: list[Rank], server: client.Server, folder: Path, timeout: float
             selector.register(r.conn, selectors.EVENT_READ, lambda r=r: listen(r) or selector.unregister(r.conn))
             selector.register(r.out, selectors.EVENT_READ, lambda r=r: echo(r) or selector.unregister(r.out))
         limit = time.monotonic() + START_LIMIT_S
-        all_up, began, looked = False, 0.0, time.monotonic()
+        all_up, began, looked, watched = False, 0.0, time.monotonic(), None
         while not all(r.done for r in ranks):
             if not all_up and all(r.state != "starting" for r in ranks):
                 all_up, began = True, time.monotonic()
                 notice.close()
                 limit = began + timeout
+                watched = rest.Watch(ranks, server.process.pid, folder, lambda: _dump_stacks(ranks, server, folder))
             failed = [r for r in ranks if r.failed]
             until = min([limit, *(r.failed_at + _grace(r) for r in failed)])
             left = until - time.monotonic()
@@ -52,8 +53,12 @@ def watch(ranks: list[Rank], server: client.Server, folder: Path, timeout: float
                 limit = time.monotonic() + left
             if left <= 0:
                 break
-            for key, _ in selector.select(min(left, notice.left(), LOOK_S)):
+            look = watched.left() if watched and not failed else LOOK_S
+            news = selector.select(min(left, notice.left(), look, LOOK_S))
+            for key, _ in news:
                 key.data()
+            if watched and not failed and not news and (dumps := watched.deadlock()):
+                raise errors.hung(ranks, dumps, timeout, rest.STILL_S)
             if time.monotonic() - looked >= LOOK_S:
                 client.check(server, folder)
                 looked = time.monotonic()
@@ -68,7 +73,7 @@ def watch(ranks: list[Rank], server: client.Server, folder: Path, timeout: float
     if not all_up and any(r.state == "starting" for r in ranks):
         raise errors.never_started(ranks, START_LIMIT_S)
     if not all(r.done for r in ranks):
-        raise errors.hung(ranks, _dump_stacks(ranks, server, folder), timeout)
+        raise errors.hung(ranks, _dump_stacks([r for r in ranks if not r.done], server, folder), timeout)
 
 
 def _sending(ranks: list[Rank]) -> float:
@@ -130,19 +135,21 @@ def _readable(conn: socket.socket) -> bool:
 
 
 def _dump_stacks(ranks: list[Rank], server: client.Server, folder: Path) -> dict[int, str]:
-    """Ask the hung ranks for their stacks. Returns rank -> the text of its stack file."""
-    paths = {r.rank: folder / f"stack-{r.rank}" for r in ranks if not r.done}
+    """Ask ranks for their stacks. Returns rank -> the text of its stack file, without what was asked for before."""
+    paths = {r.rank: folder / f"stack-{r.rank}" for r in ranks}
+    sizes = old = {rank: path.stat().st_size for rank, path in paths.items()}
     client.ask(server, {"do": "signal", "ranks": list(paths), "number": int(stacks.STACK_SIGNAL)})
-    limit = time.monotonic() + STACK_LIMIT_S
-    sizes, before = [0], None
+    limit, before = time.monotonic() + STACK_LIMIT_S, None
     # Done when every file has a dump and none grows any more.
-    while time.monotonic() < limit and (
-        sizes != before or not all("most recent" in p.read_text() for p in paths.values())
-    ):
+    while time.monotonic() < limit and (sizes != before or any(sizes[rank] == old[rank] for rank in paths)):
         before = sizes
         time.sleep(0.02)
-        sizes = [path.stat().st_size for path in paths.values()]
-    return {rank: path.read_text(errors="replace") for rank, path in paths.items()}
+        sizes = {rank: path.stat().st_size for rank, path in paths.items()}
+    found = {}
+    for rank, path in paths.items():
+        text = path.read_bytes()
+        found[rank] = (text.partition(b"\n")[0] + b"\n" + text[old[rank] :]).decode(errors="replace")
+    return found
 
 
 def echo(r: Rank) -> bool:

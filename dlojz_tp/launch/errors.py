@@ -28,24 +28,25 @@ class RankError(Exception):
 
     rank: the rank to look at first. world_size: number of ranks. alike: other ranks that failed in the same way.
     kind: "raised" (an exception), "died" (killed by a signal), "exited" (the process ended by itself),
-    "hung" (still running at the deadline), "unjoined" (it could not join the other ranks) or "unsendable" (its result
-    cannot be pickled, or loaded in time).
+    "hung" (still running at the deadline, or all wait for each other), "unjoined" (it could not join the other ranks)
+    or "unsendable" (its result cannot be pickled, or loaded in time).
     what: what became of the rank, the end of a sentence: "raised KeyError: 'x'". Empty where `stands` tell more.
     traceback: the user's own lines on that rank, as text. cause: for "raised", the exception where it can be pickled,
     else None. signal: for "died", its name.
     stands: for "hung", rank -> the line where it stands and the call that it waits in. returned: the ranks that were
-    through by then. seconds: the time they had. stacks: rank -> stack as text.
+    through by then. seconds: the time they had. still: where they were ended before it was over, for how many seconds
+    nothing had moved; else 0. stacks: rank -> stack as text.
     """
 
     def __init__(
         self, rank, world_size, kind, what, traceback="", *, alike=(), cause=None, signal="",
-        stands=None, returned=(), seconds=0.0, stacks=None,
+        stands=None, returned=(), seconds=0.0, still=0.0, stacks=None,
     ):  # fmt: skip
         super().__init__(rank, world_size, kind, what, traceback)
         self.rank, self.world_size, self.kind, self.what = rank, world_size, kind, what
         self.traceback, self.alike, self.cause, self.signal = with_cells(traceback), list(alike), cause, signal
         self.stands, self.returned, self.seconds = stands or {}, list(returned), seconds
-        self.stacks = stacks or {}
+        self.still, self.stacks = still, stacks or {}
 
     @property
     def waits(self) -> dict[int, str | None]:
@@ -81,7 +82,7 @@ class RankError(Exception):
             return _hung(
                 len(ranks), {number[rank]: self.stands[rank] for rank in inside},
                 {number[rank]: self.stacks[rank] for rank in inside},
-                [number[rank] for rank in ranks if rank not in inside], self.seconds,
+                [number[rank] for rank in ranks if rank not in inside], self.seconds, self.still,
             )  # fmt: skip
         return RankError(
             number[self.rank], len(ranks), self.kind, self.what, self.traceback,
@@ -138,27 +139,29 @@ def ended_early(code: int, dump: str) -> dict:
     return {"kind": "died", "signal": name, "summary": f"was killed by {name}{HINTS.get(name, '')}", "text": text}
 
 
-def hung(ranks: list[Rank], dumps: dict[int, str], seconds: float) -> RankError:
-    """Say why ranks still run at the deadline: who waits where, and for whom.
+def hung(ranks: list[Rank], dumps: dict[int, str], seconds: float, still: float = 0.0) -> RankError:
+    """Say why ranks still run at the deadline, or would for ever: who waits where, and for whom.
 
-    Arguments: ranks, all of them; dumps, hung rank -> its stack file; seconds, the time they had.
+    Arguments: ranks, all of them; dumps, hung rank -> its stack file; seconds, the time they had; still, for how many
+    seconds nothing had moved when they were ended before.
     """
     frames = {rank: stacks.parse(dump) for rank, dump in dumps.items()}
     stands = {rank: stacks.stand(f) for rank, f in frames.items()}
     texts = {rank: stacks.show(f) or "  (its stack could not be read)" for rank, f in frames.items()}
-    if still := [r.rank for r in ranks if not r.done and proc.stopped(r.pid)]:
+    if stopped := [r.rank for r in ranks if not r.done and proc.stopped(r.pid)]:
         what = "was stopped by a signal (SIGSTOP, as Ctrl-Z and debuggers send it) and did nothing more"
-        return RankError(still[0], len(ranks), "hung", what, alike=still[1:], seconds=seconds, stacks=texts)
-    return _hung(len(ranks), stands, texts, [r.rank for r in ranks if r.state == "returned"], seconds)
+        return RankError(stopped[0], len(ranks), "hung", what, alike=stopped[1:], seconds=seconds, stacks=texts)
+    return _hung(len(ranks), stands, texts, [r.rank for r in ranks if r.state == "returned"], seconds, still)
 
 
-def _hung(n: int, stands: dict[int, stacks.Stand], texts: dict[int, str], returned: list[int], seconds: float):
+def _hung(n: int, stands: dict[int, stacks.Stand], texts: dict[int, str], returned: list[int], seconds, still):
     order = _side_by_side(stands)
     parts = [f"{name_ranks(g)} {_verb(g, 'stand')} here:\n{texts[g[0]]}" for g in order]
     first = order[0][0]
     return RankError(
-        first, n, "hung", "", "\n".join(parts), stands=stands, returned=returned, seconds=seconds, stacks=texts
-    )
+        first, n, "hung", "", "\n".join(parts), stands=stands, returned=returned, seconds=seconds, still=still,
+        stacks=texts,
+    )  # fmt: skip
 
 
 def _side_by_side(stands: dict[int, stacks.Stand]) -> list[list[int]]:
@@ -173,7 +176,7 @@ def _who_waits(error: RankError) -> str:
     """Ranks that hung, in a sentence: where they stand, and for whom they wait."""
     n, stands, returned = error.world_size, error.stands, error.returned
     first, *rest = _side_by_side(stands)
-    summary = f"{name_ranks(first)} of {n} hung: {_where(stands[first[0]], first, n, error.seconds)}"
+    summary = f"{name_ranks(first)} of {n} hung: {_where(stands[first[0]], first, error)}"
     if rest:
         others = [f"{name_ranks(g)} {_verb(g, 'wait')} {stands[g[0]]}" for g in rest]
         summary += f", while {', '.join(others)}"
@@ -192,11 +195,12 @@ def _verb(group: list[int], verb: str) -> str:
     return verb + "s" * (len(group) == 1)
 
 
-def _where(stand: stacks.Stand, group: list[int], n: int, seconds: float) -> str:
+def _where(stand: stacks.Stand, group: list[int], error: RankError) -> str:
+    after = f"after {error.still:g} s in which nothing moved," if error.still else f"after {error.seconds:g} s"
     if stand.waits_in:
-        all_of_them = "all " if 1 < len(group) == n else ""
-        return f"{all_of_them}still waiting after {seconds:g} s {stand}"
-    return f"still running after {seconds:g} s {stand}"
+        all_of_them = "all " if 1 < len(group) == error.world_size else ""
+        return f"{all_of_them}still waiting {after} {stand}"
+    return f"still running {after} {stand}"
 
 
 def never_started(ranks: list[Rank], seconds: float) -> RankError:

@@ -46,6 +46,14 @@ def send_part(value) -> None:
     wire.send(_parent, wire.PART, data)
 
 
+@contextlib.contextmanager
+def waits_for_others():
+    """Inside, on a rank: it only looks whether the others are through. For `rest`: nobody waits for this rank."""
+    wire.send(_parent, wire.WAITS)
+    yield
+    wire.send(_parent, wire.WAITS)
+
+
 def main(rank: int, request: dict, conn_fd: int, out_fd: int) -> None:
     """Run the task of one rank and send its result or its error. Does not return.
 

@@ -111,6 +111,11 @@ def parse(dump: str) -> list[Frame]:
     return frames
 
 
+def threads(dump: str) -> int:
+    """How many threads a faulthandler dump shows at a line of Python: those of compiled code have none."""
+    return len(re.findall(r"most recent call first\):\n  File", dump))
+
+
 def stand(frames: list[Frame]) -> Stand:
     """Say where the rank stands, from its frames, innermost first."""
     calls: list[Frame] = []

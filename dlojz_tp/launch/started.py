@@ -14,6 +14,7 @@ class Rank:
     label: bytes  # what its printed lines start with
     state: str = "starting"  # then "running", "sending" its result, "returned"; or "failed"
     pid: int = 0  # once it is up
+    waits: bool = False  # it has said that it only waits for others, who do not need it
     parts: list[bytes] = field(default_factory=list)  # what it sent before its result, until somebody takes it
     result: bytes = b""
     report: dict = field(default_factory=dict)

@@ -11,7 +11,7 @@ import cloudpickle
 import torch
 
 HEADER = struct.Struct("!cQ")  # one letter for what it is, then the number of bytes that follow
-UP, PART, THROUGH, RETURNED, FAILED = b"U", b"P", b"T", b"R", b"F"
+UP, PART, WAITS, THROUGH, RETURNED, FAILED = b"U", b"P", b"W", b"T", b"R", b"F"
 
 
 class _Pickler(cloudpickle.Pickler):
@@ -108,7 +108,7 @@ def send(conn, tag: bytes, data=b"") -> None:
 def take(buffer: bytearray) -> tuple[bytes, memoryview] | None:
     """Return (tag, data) when `buffer` holds a whole message, else None.
 
-    A socket carries UP, PARTs, then THROUGH and RETURNED, or FAILED.
+    A socket carries UP, PARTs and pairs of WAITS, then THROUGH and RETURNED, or FAILED.
     """
     if len(buffer) < HEADER.size:
         return None

@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 from dlojz_tp import launch
 from dlojz_tp.checking.judging import Wrong
-from dlojz_tp.launch.rank import send_part
+from dlojz_tp.launch.rank import send_part, waits_for_others
 from dlojz_tp.launch.run import in_parts, packed
 
 SIZES = (2, 3, 1, 4)  # three rounds: 3 and 1 go side by side, after two ranks, which show nearly every mistake
@@ -203,7 +203,8 @@ def _say_done():
 
 def _leave() -> None:
     """Leave the process group when all ranks are done with it: else a neighbour's last collective could break."""
-    _say_done().wait([f"done {other}" for other in range(dist.get_world_size())])
+    with waits_for_others():
+        _say_done().wait([f"done {other}" for other in range(dist.get_world_size())])
     dist.destroy_process_group()
 
 

@@ -1,0 +1,179 @@
+"""Ranks that wait for each other, told long before the deadline.
+
+A deadlock looks like nothing else: every thread of every rank sleeps, none of them has run for a while, no message is
+on its way, and each rank that is still at work stands in a call of torch.distributed that only another rank can end.
+Who computes, reads a disk or wants a core does not sleep; who sleeps in code of its own stands elsewhere; a second
+thread of Python, a child process, a debugger, a GPU or a time limit of the function's own could still move something.
+In all these cases, and where the system does not tell, the deadline decides.
+"""
+
+import linecache
+import mmap
+import os
+import re
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from dlojz_tp.launch import proc, stacks
+from dlojz_tp.launch.started import Rank
+
+FIRST_LOOK_S = 0.75  # from when all ranks are up: most launches are over by then
+LOOK_S = 0.25
+BEFORE, AFTER = 4, 2  # looks at which nothing has moved: before the stacks are asked for, and since
+STILL_S = (BEFORE + AFTER) * LOOK_S
+POLLS = "gloo_tcp_loop"  # gloo's own thread: it looks for messages a hundred times a second
+LIMITS = b"timedelta"  # who writes a time limit for torch.distributed writes this word
+COLLECTIVES = re.compile(r"_?(all_|broadcast|reduce|gather|scatter|barrier|send|recv)")
+DISTRIBUTED = f"{os.sep}torch{os.sep}distributed{os.sep}"
+OPERATORS = f"{os.sep}torch{os.sep}_ops.py", f"{os.sep}torch{os.sep}_library{os.sep}autograd.py"
+BACKWARD = (os.path.join("torch", "autograd", "graph.py"), "_engine_run_backward")  # noqa: PTH118 (compared as text)
+Turns = dict[str, int]  # id of a thread -> how often it has stopped to run
+PACKAGE = str(Path(__file__).parent.parent) + os.sep
+
+
+class Watch:
+    """Looks at the ranks now and then, once all are up.
+
+    ranks: all of them. server: process id of what forked them. folder: the launch's own. ask: has their stacks written,
+    and returns rank -> the text of its stack file.
+    """
+
+    def __init__(self, ranks: list[Rank], server: int, folder: Path, ask: Callable[[], dict[int, str]]):
+        self._ranks, self._server, self._task, self._ask = ranks, server, folder / "task", ask
+        self._due = time.monotonic() + FIRST_LOOK_S
+        self._seen: Turns = {}
+        self._polls: Turns = {}
+        self._still = 0  # looks at which nothing had moved
+        self._woken = False  # by the signals that ask for stacks
+        self._stacks: dict[int, str] = {}
+
+    def left(self) -> float:
+        """Seconds until the next look."""
+        return max(0.0, self._due - time.monotonic())
+
+    def deadlock(self) -> dict[int, str]:
+        """Look, when it is due. Rank -> stack file of all at work once they wait for each other for ever, else {}."""
+        if self.left():
+            return {}
+        self._due = time.monotonic() + LOOK_S
+        found = asleep(self._ranks)
+        if found is None or (found[0] != self._seen and not self._woken):
+            self._still, self._stacks, self._woken = 0, {}, False
+            self._seen, self._polls = found or ({}, {})
+            return {}
+        polled = all(n >= self._polls.get(thread, 0) + 2 for thread, n in found[1].items())
+        if self._woken or polled:  # what had come for gloo's threads has been fetched since the last look
+            self._still += not self._woken
+            due = self._still in (BEFORE, BEFORE + AFTER) and not self._woken
+            (self._seen, self._polls), self._woken = found, False
+            if due:
+                return self._judged()
+        return {}
+
+    def _judged(self) -> dict[int, str]:
+        before, at_last = self._stacks, self._still > BEFORE
+        if at_last and not before:
+            return {}  # they stand as they stood then: no deadlock, and no need to ask again
+        self._stacks, self._woken = self._all_wait(), True
+        same = all(stacks.parse(before.get(rank, "")) == stacks.parse(dump) for rank, dump in self._stacks.items())
+        return (
+            {r.rank: self._stacks[r.rank] for r in self._ranks if not r.done}
+            if at_last and self._stacks and same
+            else {}
+        )
+
+    def _all_wait(self) -> dict[int, str]:
+        """The stacks where nothing but another rank can end what each rank waits for; else {}."""
+        waiting = [r for r in self._ranks if not (r.done or r.waits)]
+        if not closed([r.pid for r in self._ranks], self._server) or has_limits(self._task):
+            return {}
+        if not all(_in_futex(r.pid) for r in waiting):
+            return {}
+        dumps = self._ask()
+        alone = all(stacks.threads(dump) == 1 for dump in dumps.values())
+        return dumps if alone and all(only_a_rank_ends(stacks.parse(dumps[r.rank])) for r in waiting) else {}
+
+
+def asleep(ranks: Iterable[Rank], folder: Path = Path("/proc")) -> tuple[Turns, Turns] | None:
+    """How often each thread of the ranks has stopped to run, and apart from them those that only look for messages.
+
+    These are gloo's, and the main thread of a rank that has said it only waits for others. None where another thread
+    does not sleep, where a debugger holds a rank, or where the system does not tell.
+    """
+    turns: Turns = {}
+    polls: Turns = {}
+    try:
+        for r in ranks:
+            for thread in (folder / str(r.pid) / "task").iterdir():
+                text = (thread / "status").read_text()
+                facts = dict(line.split(":\t", 1) for line in text.splitlines() if ":\t" in line)
+                often = int(facts["voluntary_ctxt_switches"])
+                if facts["TracerPid"] != "0":
+                    return None
+                if facts["Name"] == POLLS or (r.waits and thread.name == str(r.pid)):
+                    polls[thread.name] = often
+                elif facts["State"][0] != "S":
+                    return None
+                else:
+                    turns[thread.name] = often + int(facts["nonvoluntary_ctxt_switches"])
+    except (OSError, KeyError, ValueError):
+        return None
+    return turns, polls
+
+
+def closed(pids: list[int], server: int, folder: Path = Path("/proc")) -> bool:
+    """Whether nobody but the ranks can move them: no child process, no GPU, no message on its way."""
+    for process in folder.glob("[0-9]*"):
+        try:
+            state, parent, _, session, *_ = proc.fields(process)
+        except (OSError, ValueError):
+            continue  # it has gone meanwhile
+        theirs = int(parent) in (server, *pids) or int(session) in pids
+        if theirs and int(process.name) not in pids and state not in "ZX":
+            return False
+    try:
+        opened = {str(fd.readlink()) for pid in pids for fd in (folder / str(pid) / "fd").iterdir()}
+        lines = [line.split() for name in ("tcp", "tcp6") for line in _lines(folder / str(pids[0]) / "net" / name)]
+    except OSError:
+        return False
+    under_way = {f"socket:[{line[9]}]" for line in lines if line[4].strip("0:")}  # bytes to send, bytes to read
+    return not under_way & opened and not any(name.startswith("/dev/nvidia") for name in opened)
+
+
+def _lines(table: Path) -> list[str]:
+    return table.read_text().splitlines()[1:] if table.exists() else []
+
+
+def _in_futex(pid: int) -> bool:
+    """Whether the main thread waits for another thread, as all of gloo's waits do, or the system does not tell."""
+    try:
+        place = Path(f"/proc/{pid}/wchan").read_text()
+    except OSError:
+        return False
+    return place in ("", "0") or "futex" in place
+
+
+def has_limits(task: Path) -> bool:
+    """Whether what the ranks run speaks of time limits: a call that ends by itself with an error is no deadlock."""
+    with task.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:
+        return text.find(LIMITS) >= 0
+
+
+def only_a_rank_ends(frames: list[stacks.Frame]) -> bool:
+    """Whether a thread, its frames innermost first, stands in a wait of torch.distributed without a limit."""
+    own = [f for f in frames if stacks.is_trainee(f.file)]
+    if any(LIMITS.decode() in line for f in own for line in linecache.getlines(f.file)):
+        return False
+    # Probes hand a wait on, and leave frames of their own above it.
+    frames = [f for f in frames if not f.file.endswith((*stacks.WRAPPERS, *OPERATORS))]
+    while frames and frames[0].file.startswith(PACKAGE) and ".wait(" not in stacks.source(frames[0]):
+        frames = frames[1:]
+    if not frames:
+        return False
+    inner, line = frames[0], stacks.source(frames[0])
+    if DISTRIBUTED in inner.file and COLLECTIVES.match(inner.name):
+        return True
+    if (inner.file.endswith(BACKWARD[0]) and inner.name == BACKWARD[1]) or inner.name == "wait_tensor":
+        return True
+    return bool(stacks.WAIT.search(line)) and not re.search("store|sleep|timeout", line, re.IGNORECASE)
