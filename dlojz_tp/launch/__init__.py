@@ -22,11 +22,12 @@ a second. The files, in the order of one launch:
     lanes.py    groups for messages that must not wait for each other
     starting.py the calm line while the first ranks start
     started.py  what the parent knows of a rank
-    collect.py  listens to the ranks until they are done or the deadline passes
+    collect.py  listens to the ranks until they are done, wait for each other, or the deadline passes
     alarm.py    seconds for a piece of code of this process
     proc.py     what Linux tells of a process or a thread
     busy.py     how much longer things may take because other programs want the same cores
     patience.py whether ranks that are late wait for ever, or a busy machine kept them from running
+    rest.py     whether all ranks wait for each other, long before the deadline
     stacks.py   where a hung rank stands
     errors.py   the one error to show, root cause first
 

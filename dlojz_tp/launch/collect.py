@@ -43,7 +43,8 @@ def watch(ranks: list[Rank], server: client.Server, folder: Path, timeout: float
                 all_up, began = True, time.monotonic()
                 notice.close()
                 limit = began + timeout
-                watched = rest.Watch(ranks, server.process.pid, folder, lambda: _dump_stacks(ranks, server, folder))
+                if timeout > rest.FIRST_LOOK_S + rest.STILL_S:  # else the deadline is as near
+                    watched = rest.Watch(ranks, server.process.pid, folder, lambda: _dump_stacks(ranks, server, folder))
             failed = [r for r in ranks if r.failed]
             until = min([limit, *(r.failed_at + _grace(r) for r in failed)])
             left = until - time.monotonic()
@@ -105,6 +106,8 @@ def listen(r: Rank) -> bool:
         tag, data = message
         if tag == wire.UP:
             r.state, r.pid = "running", int(data)
+        elif tag == wire.WAITS:
+            r.waits = not r.waits
         elif tag == wire.THROUGH:
             r.state = "sending"
         elif tag == wire.PART:

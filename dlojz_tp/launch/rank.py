@@ -48,7 +48,7 @@ def send_part(value) -> None:
 
 @contextlib.contextmanager
 def waits_for_others():
-    """Inside, on a rank: it only looks whether the others are through. For `rest`: nobody waits for this rank."""
+    """Inside, on a rank that has nothing to do until others are through: no other one waits for it meanwhile."""
     wire.send(_parent, wire.WAITS)
     yield
     wire.send(_parent, wire.WAITS)

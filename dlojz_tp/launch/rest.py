@@ -27,7 +27,10 @@ LIMITS = b"timedelta"  # who writes a time limit for torch.distributed writes th
 COLLECTIVES = re.compile(r"_?(all_|broadcast|reduce|gather|scatter|barrier|send|recv)")
 DISTRIBUTED = f"{os.sep}torch{os.sep}distributed{os.sep}"
 OPERATORS = f"{os.sep}torch{os.sep}_ops.py", f"{os.sep}torch{os.sep}_library{os.sep}autograd.py"
-BACKWARD = (os.path.join("torch", "autograd", "graph.py"), "_engine_run_backward")  # noqa: PTH118 (compared as text)
+OF_DDP = (  # compiled code waits in them: (file, function)
+    (f"{os.sep}torch{os.sep}autograd{os.sep}graph.py", "_engine_run_backward"),
+    (f"{os.sep}torch{os.sep}nn{os.sep}parallel{os.sep}distributed.py", "_pre_forward"),
+)
 Turns = dict[str, int]  # id of a thread -> how often it has stopped to run
 PACKAGE = str(Path(__file__).parent.parent) + os.sep
 
@@ -86,7 +89,7 @@ class Watch:
     def _all_wait(self) -> dict[int, str]:
         """The stacks where nothing but another rank can end what each rank waits for; else {}."""
         waiting = [r for r in self._ranks if not (r.done or r.waits)]
-        if not closed([r.pid for r in self._ranks], self._server) or has_limits(self._task):
+        if not waiting or not closed([r.pid for r in self._ranks], self._server) or has_limits(self._task):
             return {}
         if not all(_in_futex(r.pid) for r in waiting):
             return {}
@@ -174,6 +177,6 @@ def only_a_rank_ends(frames: list[stacks.Frame]) -> bool:
     inner, line = frames[0], stacks.source(frames[0])
     if DISTRIBUTED in inner.file and COLLECTIVES.match(inner.name):
         return True
-    if (inner.file.endswith(BACKWARD[0]) and inner.name == BACKWARD[1]) or inner.name == "wait_tensor":
+    if inner.name == "wait_tensor" or any(inner.file.endswith(file) and inner.name == name for file, name in OF_DDP):
         return True
     return bool(stacks.WAIT.search(line)) and not re.search("store|sleep|timeout", line, re.IGNORECASE)

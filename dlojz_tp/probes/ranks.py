@@ -183,8 +183,9 @@ def _through(folder, rounds, task) -> None:
             _say_done()
             continue
         if turn or size < n:
-            _leave()
-            _join(Path(folder) / f"{turn}-{first}", me - first, size)
+            with waits_for_others():
+                _leave()
+                _join(Path(folder) / f"{turn}-{first}", me - first, size)
         place = Path(folder) / f"rank-{me}"
         place.write_text(f"{first} {size}")
         fn, args, _ = pickle.loads(task)
@@ -203,8 +204,7 @@ def _say_done():
 
 def _leave() -> None:
     """Leave the process group when all ranks are done with it: else a neighbour's last collective could break."""
-    with waits_for_others():
-        _say_done().wait([f"done {other}" for other in range(dist.get_world_size())])
+    _say_done().wait([f"done {other}" for other in range(dist.get_world_size())])
     dist.destroy_process_group()
 
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from datetime import timedelta
 from pathlib import Path
 
 import psutil
@@ -15,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from dlojz_tp import launch
-from dlojz_tp.launch import client, collect
+from dlojz_tp.launch import client, collect, rest
 from dlojz_tp.works import temporary
 
 ROOT = Path(__file__).parent.parent.parent
@@ -149,3 +150,24 @@ def test_what_dead_programs_left_is_removed(tmp_path, monkeypatch):
     assert temporary.prefix("launch") == f"dlojz-launch-{os.getpid()}-"
     left = {path.name for path in tmp_path.iterdir()}
     assert left == {f"dlojz-launch-{os.getpid()}-abc", "dlojz-launch-strange-abc"}
+
+
+def own_group():
+    group = dist.new_group(timeout=timedelta(seconds=1))
+    if dist.get_rank() == 0:
+        dist.all_reduce(torch.ones(2), group=group)
+
+
+def monitored():
+    if dist.get_rank() == 0:
+        dist.monitored_barrier(timeout=timedelta(seconds=1))
+
+
+@pytest.mark.parametrize("fn", [own_group, monitored])
+def test_a_limit_of_its_own_raises_as_ever(monkeypatch, fn):
+    """Looks are so soon that ranks without a limit would be said to wait for each other."""
+    monkeypatch.setattr(rest, "FIRST_LOOK_S", 0.05)
+    monkeypatch.setattr(rest, "LOOK_S", 0.05)
+    with pytest.raises(launch.RankError) as caught:
+        launch.ranks(fn, n=2, timeout=60)
+    assert (caught.value.kind, caught.value.rank) == ("raised", 0)
