@@ -200,7 +200,7 @@ def _where(stand: stacks.Stand, group: list[int], error: RankError) -> str:
     if stand.waits_in:
         all_of_them = "all " if 1 < len(group) == error.world_size else ""
         return f"{all_of_them}still waiting {after} {stand}"
-    return f"still running {after} {stand}"
+    return f"still {'waiting' if error.still else 'running'} {after} {stand}"
 
 
 def never_started(ranks: list[Rank], seconds: float) -> RankError:
