@@ -38,7 +38,7 @@ def ranks(fn, *args, n: int = 2, timeout: float = 30, **kwargs) -> list:
         n: number of ranks, 1 to 64.
         timeout: seconds the ranks have, counted from when all of them are ready. Where other programs take the cores,
             the time in which the ranks could not run does not count. Ranks that all wait for each other are told after
-            about three seconds (with gloo, on Linux).
+            about three seconds (with gloo, on Linux, from torch 2.13 on).
     Returns the list of results, in rank order.
     Errors: RankError when a rank raises, dies, exits, hangs or returns what cannot be sent; BaliseNotDone where the
         function needs a balise that is not written; TypeError when `fn` or an argument cannot be sent; ValueError
