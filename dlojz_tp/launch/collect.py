@@ -43,7 +43,7 @@ def watch(ranks: list[Rank], server: client.Server, folder: Path, timeout: float
                 all_up, began = True, time.monotonic()
                 notice.close()
                 limit = began + timeout
-                if timeout > rest.FIRST_LOOK_S + rest.STILL_S:  # else the deadline is as near
+                if rest.NAMED and timeout > rest.FIRST_LOOK_S + rest.STILL_S:  # else the deadline is as near
                     watched = rest.Watch(ranks, server.process.pid, folder, lambda: _dump_stacks(ranks, server, folder))
             failed = [r for r in ranks if r.failed]
             until = min([limit, *(r.failed_at + _grace(r) for r in failed)])

@@ -15,6 +15,8 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+import torch
+
 from dlojz_tp.launch import proc, stacks
 from dlojz_tp.launch.started import Rank
 
@@ -23,7 +25,9 @@ LOOK_S = 0.25
 BEFORE, AFTER = 4, 2  # looks at which nothing has moved: before the stacks are asked for, and since
 STILL_S = (BEFORE + AFTER) * LOOK_S
 POLLS = "gloo_tcp_loop"  # gloo's own thread, named so since torch 2.13: it looks for messages a hundred times a second
+FUTEX = "202", "98"  # the system call on x86-64, on ARM
 LIMITS = b"timedelta"  # who writes a time limit for torch.distributed writes this word
+NAMED = torch.__version__ >= (2, 13)
 COLLECTIVES = re.compile(r"_?(all_|broadcast|reduce|gather|scatter|barrier|send|recv)")
 DISTRIBUTED = f"{os.sep}torch{os.sep}distributed{os.sep}"
 OPERATORS = f"{os.sep}torch{os.sep}_ops.py", f"{os.sep}torch{os.sep}_library{os.sep}autograd.py"
@@ -31,7 +35,7 @@ OF_DDP = (  # compiled code waits in them: (file, function)
     (f"{os.sep}torch{os.sep}autograd{os.sep}graph.py", "_engine_run_backward"),
     (f"{os.sep}torch{os.sep}nn{os.sep}parallel{os.sep}distributed.py", "_pre_forward"),
 )
-Turns = dict[str, int]  # id of a thread -> how often it has stopped to run
+Turns = dict[str, int]  # id of a thread -> how often it has gone to sleep
 PACKAGE = str(Path(__file__).parent.parent) + os.sep
 
 
@@ -45,11 +49,10 @@ class Watch:
     def __init__(self, ranks: list[Rank], server: int, folder: Path, ask: Callable[[], dict[int, str]]):
         self._ranks, self._server, self._task, self._ask = ranks, server, folder / "task", ask
         self._due = time.monotonic() + FIRST_LOOK_S
-        self._seen: Turns = {}
+        self._seen: Turns | None = None
         self._polls: Turns = {}
         self._still = 0  # looks at which nothing had moved
-        self._woken = False  # by the signals that ask for stacks
-        self._stacks: dict[int, str] = {}
+        self._stacks: dict[int, str] = {}  # once all were found to wait for each other
 
     def left(self) -> float:
         """Seconds until the next look."""
@@ -60,49 +63,45 @@ class Watch:
         if self.left():
             return {}
         self._due = time.monotonic() + LOOK_S
-        found = asleep(self._ranks)
-        if found is None or (found[0] != self._seen and not self._woken):
-            self._still, self._stacks, self._woken = 0, {}, False
-            self._seen, self._polls = found or ({}, {})
-            return {}
-        polled = all(n >= self._polls.get(thread, 0) + 2 for thread, n in found[1].items())
-        if self._woken or polled:  # what had come for gloo's threads has been fetched since the last look
-            self._still += not self._woken
-            due = self._still in (BEFORE, BEFORE + AFTER) and not self._woken
-            (self._seen, self._polls), self._woken = found, False
-            if due:
-                return self._judged()
-        return {}
+        turns, polls = asleep(self._ranks) or (None, {})
+        if turns is None or turns != self._seen:
+            self._still, self._stacks = 0, {}
+        elif all(n >= self._polls.get(thread, 0) + 2 for thread, n in polls.items()):
+            self._still += 1
+        else:
+            return {}  # what has come for gloo's threads may not have been fetched since the last look
+        self._seen, self._polls = turns, polls
+        if self._still == BEFORE and self._closed():
+            self._stacks = self._all_wait()
+            # The signal that asks has woken each main thread once: who has moved besides has stopped more often.
+            woken = {str(r.pid) for r in self._ranks}
+            self._seen = {thread: n + (thread in woken) for thread, n in turns.items()}
+        told = self._still == BEFORE + AFTER and self._stacks and self._closed()
+        return {r.rank: self._stacks[r.rank] for r in self._ranks if not r.done} if told else {}
 
-    def _judged(self) -> dict[int, str]:
-        before, at_last = self._stacks, self._still > BEFORE
-        if at_last and not before:
-            return {}  # they stand as they stood then: no deadlock, and no need to ask again
-        self._stacks, self._woken = self._all_wait(), True
-        same = all(stacks.parse(before.get(rank, "")) == stacks.parse(dump) for rank, dump in self._stacks.items())
+    def _waiting(self) -> list[Rank]:
+        return [r for r in self._ranks if not (r.done or r.waits)]
+
+    def _closed(self) -> bool:
+        pids = [r.pid for r in self._ranks]
         return (
-            {r.rank: self._stacks[r.rank] for r in self._ranks if not r.done}
-            if at_last and self._stacks and same
-            else {}
+            all(in_futex(r.pid) for r in self._waiting()) and closed(pids, self._server) and not has_limits(self._task)
         )
 
     def _all_wait(self) -> dict[int, str]:
-        """The stacks where nothing but another rank can end what each rank waits for; else {}."""
-        waiting = [r for r in self._ranks if not (r.done or r.waits)]
-        if not waiting or not closed([r.pid for r in self._ranks], self._server) or has_limits(self._task):
-            return {}
-        if not all(_in_futex(r.pid) for r in waiting):
-            return {}
+        """The stacks, where nothing but another rank can end what each rank waits for; else {}."""
         dumps = self._ask()
         alone = all(stacks.threads(dump) == 1 for dump in dumps.values())
-        return dumps if alone and all(only_a_rank_ends(stacks.parse(dumps[r.rank])) for r in waiting) else {}
+        at = [stacks.parse(dumps[r.rank]) for r in self._waiting()]
+        return dumps if at and alone and all(map(only_a_rank_ends, at)) else {}
 
 
 def asleep(ranks: Iterable[Rank], folder: Path = Path("/proc")) -> tuple[Turns, Turns] | None:
-    """How often each thread of the ranks has stopped to run, and apart from them those that only look for messages.
+    """How often each thread of the ranks has gone to sleep, and apart from them those that only look for messages.
 
-    These are gloo's, and the main thread of a rank that has said it only waits for others. None where another thread
-    does not sleep, where a debugger holds a rank, or where the system does not tell.
+    Who sleeps at two looks with the same number has not run in between. Those that look are gloo's, and the main thread
+    of a rank that has said it only waits for others. None where another thread does not sleep, where a debugger holds a
+    rank, or where the system does not tell.
     """
     turns: Turns = {}
     polls: Turns = {}
@@ -119,7 +118,7 @@ def asleep(ranks: Iterable[Rank], folder: Path = Path("/proc")) -> tuple[Turns, 
                 elif facts["State"][0] != "S":
                     return None
                 else:
-                    turns[thread.name] = often + int(facts["nonvoluntary_ctxt_switches"])
+                    turns[thread.name] = often
     except (OSError, KeyError, ValueError):
         return None
     return turns, polls
@@ -148,13 +147,12 @@ def _lines(table: Path) -> list[str]:
     return table.read_text().splitlines()[1:] if table.exists() else []
 
 
-def _in_futex(pid: int) -> bool:
-    """Whether the main thread waits for another thread, as all of gloo's waits do, or the system does not tell."""
+def in_futex(pid: int) -> bool:
+    """Whether the main thread waits for another thread, as all of gloo's waits do: a signal could end others early."""
     try:
-        place = Path(f"/proc/{pid}/wchan").read_text()
+        return Path(f"/proc/{pid}/syscall").read_text().split()[0] in FUTEX
     except OSError:
         return False
-    return place in ("", "0") or "futex" in place
 
 
 def has_limits(task: Path) -> bool:
