@@ -151,7 +151,7 @@ def in_futex(pid: int) -> bool:
     """Whether the main thread waits for another thread, as all of gloo's waits do: a signal could end others early."""
     try:
         return Path(f"/proc/{pid}/syscall").read_text().split()[0] in FUTEX
-    except OSError:
+    except (OSError, IndexError):
         return False
 
 
