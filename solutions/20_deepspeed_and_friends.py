@@ -840,7 +840,7 @@ def flatten_model(model):
 
 
 # %% tags=["setup"]
-WARMUP, COMPRESSED, ONE_BIT_RATE, ONE_BIT_BATCH = 20, 70, 3e-3, 4
+WARMUP, COMPRESSED, ONE_BIT_RATE, ONE_BIT_BATCH = 20, 60, 3e-3, 4
 WAYS = ("Adam", "1-bit Adam", "without feedback")
 
 
