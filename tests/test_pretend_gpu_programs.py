@@ -2,6 +2,7 @@
 
 import copy
 import io
+import sys
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from torch.cuda import device_count
 from torch.nn import functional as F
 
 from dlojz_tp import launch
-from dlojz_tp.pretend_gpu import pretend_gpu
+from dlojz_tp.pretend_gpu import inside, pretend_gpu
 
 SAME = "Expected all tensors to be on the same device"
 x, y = torch.ones(8, 4), torch.zeros(8, dtype=torch.long)
@@ -239,3 +240,17 @@ def test_all_is_as_before_afterwards_also_what_was_imported_by_name():
 def test_not_in_this_process():
     with pytest.raises(RuntimeError, match=r"for code that runs on ranks: call it inside a function given to launch$"):
         pretend_gpu().__enter__()
+
+
+def torchs_by_name():
+    """How many modules were looked at, and what each has by name of what torch has for GPUs and groups."""
+    torchs = [value for module in (torch.cuda, torch.distributed) for value in vars(module).values() if callable(value)]
+    theirs = {id(value) for value in torchs if str(getattr(value, "__module__", "")).startswith("torch")}
+    without = [m for name, m in list(sys.modules.items()) if m and name.partition(".")[0] in inside._WITHOUT]
+    return len(without), [m.__name__ for m in without for value in list(vars(m).values()) if id(value) in theirs]
+
+
+def test_libraries_that_are_not_looked_through_have_nothing_by_name():
+    looked_at, found = launch.ranks(torchs_by_name, n=1)[0]
+    assert looked_at > 500
+    assert not found

@@ -36,7 +36,7 @@ PRELOAD = (
     "dlojz_tp.launch.rank",
 )
 # Imported as soon as a parent that has them asks for ranks: once here instead of once a rank.
-PRELOAD_IF_USED = ("torchvision", "torchvision.transforms.v2", "torchvision.models")
+PRELOAD_IF_USED = ("torchvision", "torchvision.transforms.v2", "torchvision.models", "matplotlib.pyplot")
 PRELOAD_FAMILIES = ("dlojz_tp", "dlojz_tp.checks", "dlojz_tp.probes")  # what is right below
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36

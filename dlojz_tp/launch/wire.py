@@ -29,6 +29,25 @@ class _Pickler(cloudpickle.Pickler):
         return super().reducer_override(obj)
 
 
+def _submodules(code, found) -> list:
+    """The loaded submodules of the modules among `found` that this code may use.
+
+    In place of cloudpickle's own way, which compares the names of all loaded modules, for a hundredth of its time.
+    """
+    packages = [each.__name__ for each in found if isinstance(each, ModuleType) and getattr(each, "__package__", None)]
+    return [each for package in packages for each in _below(package, set(code.co_names))]
+
+
+def _below(package: str, names: set[str]):
+    for path in [f"{package}.{name}" for name in names]:
+        if sys.modules.get(path) is not None:
+            yield sys.modules[path]
+            yield from _below(path, names)
+
+
+cloudpickle.cloudpickle._find_imported_submodules = _submodules
+
+
 def _is_plain(t: torch.Tensor) -> bool:
     return (
         t.layout is torch.strided

@@ -21,6 +21,20 @@ from dlojz_tp.pretend_gpu.operators import Operators
 from dlojz_tp.pretend_gpu.streams import Streams, _running
 
 _HERE = __name__.rpartition(".")[0]
+# Libraries that have none of torch's functions by name. To look through them costs more than all else here: a process
+# that was forked copies each page that it reads an object on.
+_WITHOUT = {
+    *sys.stdlib_module_names,
+    "cuda",
+    "mpmath",
+    "networkx",
+    "numpy",
+    "PIL",
+    "psutil",
+    "sympy",
+    "torchvision",
+    "triton",
+}
 
 
 @contextlib.contextmanager
@@ -98,7 +112,8 @@ def _in_place(changes):
 
 def _imported(instead, functions):
     """(globals, name, stand-in) where `from torch.cuda import …` has left one of these functions."""
-    tables = {id(vars(m)): vars(m) for name, m in list(sys.modules.items()) if m is not None and _changed(name)}
+    modules = [sys.modules[name] for name in list(sys.modules) if _changed(name)]
+    tables = {id(vars(m)): vars(m) for m in modules if m is not None}
     tables |= {id(each.__globals__): each.__globals__ for each in functions}
     for table in tables.values():
         for name, value in list(table.items()):
@@ -121,9 +136,10 @@ def _functions():
 
 def _changed(module: str) -> bool:
     """Whether names in this module are changed: not in ours, nor in most of torch's, which knows what it imports."""
-    if module.split(".")[0] == "torch":
+    library = module.partition(".")[0]
+    if library == "torch":
         return module.startswith(("torch.cuda", "torch.accelerator", "torch.utils"))
-    return not module.startswith(_HERE + ".")
+    return library not in _WITHOUT and not module.startswith(_HERE + ".")
 
 
 @contextlib.contextmanager
