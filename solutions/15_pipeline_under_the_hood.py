@@ -986,6 +986,49 @@ sleeping = quickest_steps(2, Sleeper, 4)
 report.gantt(ideal_and_measured("GPipe", 4, sleeping["GPipe"]) | ideal_and_measured("1F1B", 4, sleeping["1F1B"]))
 
 # %% [markdown]
+# The formula knows no messages. What do they cost where one can travel beside computing? Your schedules and your executor on
+# four **modelled** H100, each behind a network card of 400 Gb/s: four blocks of 2 billion parameters, one a stage. Tensors
+# have sizes and no values, operations and messages take the time of their arithmetic and their bytes.
+
+
+# %%
+from dlojz_tp import modelled_gpu
+
+
+def modelled_step(clock, schedule):
+    """On a modelled rank: a step of 16,384 rows in bfloat16; all ranks know the shapes."""
+    rows, width, device, lane = 16384, 32768, launch.device(), launch.lane("activations")
+    place = my_place()
+    stage = my_stage(place, width, blocks=4).bfloat16()
+    x, labels = torch.empty(rows, 64, device=device).bfloat16(), torch.zeros(rows, dtype=torch.int64, device=device)
+
+    def send(output, peer, tag=0):
+        return [dist.isend(output.detach(), peer, lane, tag=tag)]
+
+    def receive(peer, tag=0):
+        received = torch.empty(rows // MICRO_BATCHES, width, dtype=torch.bfloat16, device=device)
+        dist.recv(received, peer, lane, tag=tag)
+        return received.requires_grad_()
+
+    actions = schedule(place.stage, place.n_stages, MICRO_BATCHES)
+    clock.restart()  # what was before is not shown
+    run_schedule(actions, stage, place, x, labels, loss_function, MICRO_BATCHES, (send, receive))
+
+
+steps = {name: (modelled_step, schedule) for name, schedule in ORDERS.items()}
+modelled = modelled_gpu.each_on_ranks(steps, n=4, network=50e9)
+for name, ranks in modelled.items():
+    computing = max(sum(span.end - span.begin for span in run.spans if span.row == "compute") for run in ranks)
+    print(f"{ranks[0].label}: {name}, {1e3 * max(run.seconds for run in ranks):.0f} ms a step; "
+          f"by formula, from {1e3 * computing:.0f} ms of computing: {1e3 * computing * (1 + 3 / MICRO_BATCHES):.0f} ms")  # fmt: skip
+report.streams([ranks[1] for ranks in modelled.values()]) if modelled else None
+
+# %% [markdown]
+# The drawing is of stage 1. What a step takes beyond the formula is messages: your executor asks for one when it needs it, and
+# the card stands while it comes. With GPipe it stands for two, since its own send is before it in the same lane; with 1F1B that
+# send travels while a micro-batch of the other direction is computed, and it stands for one.
+
+# %% [markdown]
 # ## No bubble at all?
 #
 # The bubble is there because all ranks wait for the end of the batch to update their weights. **PipeDream** (Narayanan et al.,

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 from dlojz_tp import launch, planner, report
-from dlojz_tp.modelled_gpu import on_ranks
+from dlojz_tp.modelled_gpu import each_on_ranks, on_ranks
 
 SIZE = 2**28  # bytes of a message
 LINK = planner.Cluster(planner.H100).inside(2)
@@ -194,3 +194,25 @@ def two_sends(clock):
 def test_messages_that_wait_for_each_other_are_told():
     with pytest.raises(launch.RankError, match="wait for each other"):
         on_ranks(two_sends)
+
+
+def wrong(clock):
+    raise ValueError("one row too few\nand more")
+
+
+def idle(clock):
+    pass
+
+
+def flows(clock, n):
+    products(n)
+
+
+def test_of_a_program_without_a_model_a_line_tells_why(capsys, monkeypatch):
+    programs = {"wrong": (wrong,), "idle": (idle,), "flows": (flows, 4)}
+    monkeypatch.delenv("DLOJZ_BRIEF", raising=False)
+    found = each_on_ranks(programs, n=2)
+    assert {name: [run.name for run in ranks] for name, ranks in found.items()} == {"flows": ["flows"] * 2}
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("wrong: no model of it: rank 0 of 2 raised ValueError: one row too few")
+    assert lines[1:] == ["idle: no model of it: it does nothing on the card"]

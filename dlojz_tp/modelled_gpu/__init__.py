@@ -9,8 +9,8 @@
     report.compare([run.record])
 
 `step` is the program's own, step(model, images, labels, optimizer, device). `on_card` runs any other function, and
-`on_ranks` runs one on several ranks with a card each. Sizes are those of a real training: tensors have shapes alone, so
-that a step of ResNet-50 takes less than a second here.
+`on_ranks` runs one on several ranks with a card each; `each_on_ranks` runs several so, and says which have no model.
+Sizes are those of a real training: tensors have shapes alone, so that a step of ResNet-50 takes under a second here.
 
     rates.py        how fast a card is: two constants a generation, the rest stated
     work.py         what an operation computes, reads and writes
@@ -39,8 +39,9 @@ What it does not know:
 
 from dlojz_tp.modelled_gpu.clock import Clock, Span
 from dlojz_tp.modelled_gpu.rates import MISSED, Rates, rates
-from dlojz_tp.modelled_gpu.runs import Loading, Modelled, batches, on_card, on_ranks, train
+from dlojz_tp.modelled_gpu.runs import Loading, Modelled, batches, each_on_ranks, on_card, on_ranks, train
 
 __all__ = [
-    "MISSED", "Clock", "Loading", "Modelled", "Rates", "Span", "batches", "on_card", "on_ranks", "rates", "train",
+    "MISSED", "Clock", "Loading", "Modelled", "Rates", "Span", "batches", "each_on_ranks", "on_card", "on_ranks",
+    "rates", "train",
 ]  # fmt: skip

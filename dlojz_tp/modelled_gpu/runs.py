@@ -1,7 +1,7 @@
 """Programs that run on a modelled card, and what they give: always with the word "modelled" and the card's name."""
 
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,6 +16,10 @@ from dlojz_tp.modelled_gpu.rates import rates
 from dlojz_tp.planner.cards import Card
 from dlojz_tp.planner.steps import Cluster
 from dlojz_tp.pretend_gpu import pretend_gpu
+from dlojz_tp.scale import brief
+
+NO_MODEL = "no model of it: "
+NOTHING = NO_MODEL + "it does nothing on the card"
 
 
 @dataclass(frozen=True)
@@ -91,6 +95,32 @@ def on_ranks(
     cluster = Cluster(card) if network is None else Cluster(replace(card, network=network), node=1)
     with place.on_cpu():  # the machine's own GPUs have no part in it
         return launch.ranks(_in_rank, program, args, card, name, cluster, n=n, timeout=timeout)
+
+
+def each_on_ranks(programs: Mapping[str, tuple], **where) -> dict[str, list[Modelled]]:
+    """`on_ranks` for each (program, *args), by name; of one that fails there, as a trainee's may, a line tells why.
+
+    where: n, card and network, for all. Under tests the last program alone.
+    """
+    found = {}
+    for name, (program, *args) in list(programs.items())[-1 if brief() else 0 :]:
+        ranks, why = tried(on_ranks, program, *args, name=name, **where)
+        if ranks and all(run.spans for run in ranks):
+            found[name] = ranks
+        else:
+            print(f"{name}: {why or NOTHING}")
+    return found
+
+
+def tried(model: Callable, *args, **kwargs) -> tuple:
+    """(what the model gives, ""), or (None, why there is none): programs are trainees' own, right or wrong.
+
+    TypeError: a program refers to what cannot be sent to a rank.
+    """
+    try:
+        return model(*args, **kwargs), ""
+    except (launch.RankError, launch.LaunchError, TypeError) as error:
+        return None, f"{NO_MODEL}{str(error).splitlines()[0]}"
 
 
 def _in_rank(program, args, card, name, cluster=None):

@@ -11,16 +11,14 @@ from torchvision.models import resnet50
 
 from dlojz_tp import modelled_gpu
 from dlojz_tp.cards.render import Card
-from dlojz_tp.launch import LaunchError, RankError
 from dlojz_tp.measure import human_bytes, human_seconds
 from dlojz_tp.modelled_gpu import Loading
+from dlojz_tp.modelled_gpu.runs import NO_MODEL, NOTHING, tried
 from dlojz_tp.planner import CARDS
 from dlojz_tp.scale import brief
 from dlojz_tp.training import gains, training_run
 
 HEAD = ("step", "images", "a step", "images/s", "against the first", "memory")
-NO_MODEL = "no model of it: "
-NOTHING = NO_MODEL + "it does nothing on the card"
 
 
 def here() -> str:
@@ -85,7 +83,7 @@ def table(
         for name, step in steps.items():
             make = makes.get(name, resnet50) if isinstance(makes, Mapping) else makes
             come = loading.get(name, Loading()) if isinstance(loading, Mapping) else loading
-            run, why = _tried(
+            run, why = tried(
                 modelled_gpu.train, name, step, make, training_run.make_optimizer, (batch, 3, 224, 224),
                 card=card, loading=come, steps=1,
             )  # fmt: skip
@@ -107,7 +105,7 @@ def calls(makes: Mapping[str, Callable], *, card: str | None = None) -> Card:
     """Functions alone, called one after the other; make(device) prepares one, and returns what is called."""
     card, rows, first = card or here(), [], None
     for name, make in makes.items():
-        run, why = _tried(modelled_gpu.on_card, _a_call, make, card=card, name=name)
+        run, why = tried(modelled_gpu.on_card, _a_call, make, card=card, name=name)
         seconds = run.result if run else 0
         if not seconds:
             rows.append((name, why or NOTHING, ""))
@@ -126,14 +124,6 @@ def _a_call(clock, make, repeats=4):
             call()
     torch.cuda.synchronize()
     return (clock.host - begin) / repeats
-
-
-def _tried(model, *args, **kwargs):
-    """(what the model gives, ""), or (None, why there is none): steps are trainees' own, right or wrong."""
-    try:
-        return model(*args, **kwargs), ""
-    except (RankError, LaunchError, TypeError) as error:  # TypeError: a function refers to what cannot be sent
-        return None, f"{NO_MODEL}{str(error).splitlines()[0]}"
 
 
 def _table(card, what, head, rows) -> Card:
