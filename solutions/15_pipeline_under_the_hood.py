@@ -997,8 +997,8 @@ from dlojz_tp import modelled_gpu
 
 def modelled_step(clock, schedule):
     """On a modelled rank: a step of 16,384 rows in bfloat16; all ranks know the shapes."""
-    rows, width, device, lane = 16384, 32768, launch.device(), launch.lane("activations")
-    place = my_place()
+    rows, width, device = 16384, 32768, launch.device()
+    place, lane = my_place(), dist.new_group()  # a lane for these activations alone
     stage = my_stage(place, width, blocks=4).bfloat16()
     x, labels = torch.empty(rows, 64, device=device).bfloat16(), torch.zeros(rows, dtype=torch.int64, device=device)
 
