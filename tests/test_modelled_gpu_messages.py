@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 from dlojz_tp import launch, planner, report
-from dlojz_tp.modelled_gpu import each_on_ranks, on_ranks
+from dlojz_tp.modelled_gpu import Modelled, Span, on_ranks, runs
 
 SIZE = 2**28  # bytes of a message
 LINK = planner.Cluster(planner.H100).inside(2)
@@ -196,23 +196,21 @@ def test_messages_that_wait_for_each_other_are_told():
         on_ranks(two_sends)
 
 
-def wrong(clock):
-    raise ValueError("one row too few\nand more")
-
-
-def idle(clock):
-    pass
-
-
-def flows(clock, n):
-    products(n)
-
-
 def test_of_a_program_without_a_model_a_line_tells_why(capsys, monkeypatch):
-    programs = {"wrong": (wrong,), "idle": (idle,), "flows": (flows, 4)}
+    def on_ranks(program, number, name, n):
+        if program == "wrong":
+            raise launch.RankError(0, n, "raised", "raised ValueError: one row too few", "the lines")
+        spans = [] if program == "idle" else [Span("compute", "mm", 0.0, 1.0)]
+        return [Modelled("modelled, H100", name, number, spans, 0)] * n
+
+    monkeypatch.setattr(runs, "on_ranks", on_ranks)
+    programs = {"first": ("wrong", 1), "second": ("idle", 2), "third": ("flows", 3)}
     monkeypatch.delenv("DLOJZ_BRIEF", raising=False)
-    found = each_on_ranks(programs, n=2)
-    assert {name: [run.name for run in ranks] for name, ranks in found.items()} == {"flows": ["flows"] * 2}
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("wrong: no model of it: rank 0 of 2 raised ValueError: one row too few")
-    assert lines[1:] == ["idle: no model of it: it does nothing on the card"]
+    found = runs.each_on_ranks(programs, n=2)
+    assert {name: [run.result for run in ranks] for name, ranks in found.items()} == {"third": [3, 3]}
+    assert capsys.readouterr().out.splitlines() == [
+        "first: no model of it: rank 0 of 2 raised ValueError: one row too few",
+        "second: no model of it: it does nothing on the card",
+    ]
+    monkeypatch.setenv("DLOJZ_BRIEF", "1")
+    assert list(runs.each_on_ranks(programs, n=2)) == ["third"] and not capsys.readouterr().out
