@@ -1018,9 +1018,9 @@ def modelled_step(clock, schedule):
 steps = {name: (modelled_step, schedule) for name, schedule in ORDERS.items()}
 modelled = modelled_gpu.each_on_ranks(steps, n=4, network=50e9)
 for name, ranks in modelled.items():
-    computing = max(sum(span.end - span.begin for span in run.spans if span.row == "compute") for run in ranks)
+    busy = max(sum(span.end - span.begin for span in run.spans if span.row == "compute") for run in ranks)
     print(f"{ranks[0].label}: {name}, {1e3 * max(run.seconds for run in ranks):.0f} ms a step; "
-          f"by formula, from {1e3 * computing:.0f} ms of computing: {1e3 * computing * (1 + 3 / MICRO_BATCHES):.0f} ms")  # fmt: skip
+          f"by formula, from {1e3 * busy:.0f} ms of computing: {1e3 * busy * (1 + 3 / MICRO_BATCHES):.0f} ms")  # fmt: skip
 report.streams([ranks[1] for ranks in modelled.values()]) if modelled else None
 
 # %% [markdown]
