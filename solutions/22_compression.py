@@ -131,21 +131,45 @@ show_cost()
 # is 0.003, so a difference of a few thousandths says nothing.
 
 # %% [markdown]
+# ## A teacher and a student
+#
+# A label says "3". A trained network says "3, and if not, rather an 8 than a 1". These small probabilities are what it has learnt about
+# which classes resemble each other, and a student can learn from them (Hinton, Vinyals and Dean, 2015). A well-trained teacher is nearly sure,
+# though: its small probabilities are too small to teach anything. So both sets of logits are divided by a **temperature** $T$ before the softmax,
+# which brings the classes closer together. With $p$ of the teacher and $q$ of the student, both at temperature $T$, the loss is
+#
+# $$L \;=\; T^2 \, \frac{1}{n} \sum_i \mathrm{KL}\big(p_i \,\|\, q_i\big) \;+\; \lambda \, \frac{1}{m} \sum_{i \text{ labelled}}
+# - \log q^{(T = 1)}_{i,\, y_i} , \qquad \mathrm{KL}(p \,\|\, q) = \sum_c p_c \, (\log p_c - \log q_c) .$$
+#
+# The gradient of the soft part with respect to the logits shrinks like $1 / T^2$; the factor $T^2$ keeps the balance with the labels when $T$ changes. The direction
+# matters as well: $\mathrm{KL}(p \| q)$ is large where the *student* forgets a class that the teacher believes in.
+#
 # ### Balise 1 · Distillation
 #
-# Placeholder of balise 1. About 1 line.
+# **`distillation_loss(student, teacher, labels, temperature, weight)`** returns $L$, one number. `student` and `teacher` are logits
+# `(n, classes)`; `labels` `(n,)` are class numbers, and **-1 where there is no label**: the soft part takes these images too, and they count neither in
+# the sum nor in the number $m$ of the second part. Without any label the second part is 0. `weight` is $\lambda$. No gradient
+# flows into the teacher, and logits in the thousands, or probabilities of 0, shall not give NaN.
+#
+# 4 to 6 lines, 10 minutes.
 #
 # <details><summary>Hint</summary>
 #
-# Placeholder.
+# `F.log_softmax` takes care of large logits. `F.kl_div(log_q, log_p, log_target=True)` is $\mathrm{KL}(p \| q)$: the student stands first. Of its
+# reductions, `"mean"` also divides by the number of classes, `"batchmean"` does not. `F.cross_entropy` has `ignore_index` and
+# `reduction="sum"`.
 # </details>
 
 
 # %% tags=["balise-1"]
-def distillation_loss(x):
-    """Placeholder."""
+def distillation_loss(student, teacher, labels, temperature, weight):
+    """The loss of logits (n, classes) with the teacher's; labels (n,), -1 where there is none."""
     # BEGIN SOLUTION
-    return x
+    mine = F.log_softmax(student / temperature, dim=1)
+    its = F.log_softmax(teacher.detach() / temperature, dim=1)
+    soft = temperature**2 * F.kl_div(mine, its, reduction="batchmean", log_target=True)
+    hard = F.cross_entropy(student, labels, ignore_index=-1, reduction="sum")
+    return soft + weight * hard / (labels >= 0).sum().clamp(min=1)
     # END SOLUTION
 
 
