@@ -3,3 +3,323 @@
 from tests.answers.bank import Bank
 
 bank = Bank("22_compression", whole=True)
+
+# channels as rows; ranges with Python's words; the reciprocal of the scale; clipped before zero is added
+BY_ROWS = """
+def extremes(x, axis=None):
+    if axis is None:
+        return x.min(), x.max()
+    rows = x.transpose(0, axis).flatten(1)
+    shape = [x.shape[axis] if d == axis else 1 for d in range(x.dim())]
+    return rows.min(1).values.reshape(shape), rows.max(1).values.reshape(shape)
+
+
+def affine(low, high, bits=8, symmetric=False):
+    nothing = torch.zeros_like(low)
+    low, high = torch.minimum(low, nothing), torch.maximum(high, nothing)
+    if symmetric:
+        scale = torch.maximum(high, low.abs()) / (2 ** (bits - 1) - 1)
+        return scale.clamp(min=1e-38), nothing.int()
+    scale = ((high - low) / (2**bits - 1)).clamp(min=1e-38)
+    return scale, torch.round(-low / scale).to(torch.int32)
+
+
+def quantize(x, scale, zero, bits=8, symmetric=False):
+    steps = (x * scale.reciprocal()).round_()
+    least, most = limits(bits, symmetric)
+    steps = torch.minimum(torch.maximum(steps, (least - zero).float()), (most - zero).float())
+    return (steps + zero).to(torch.int8 if symmetric else torch.uint8)
+
+
+def dequantize(q, scale, zero):
+    return scale * (q.float() - zero.float())
+"""
+bank.text(2, None, BY_ROWS)
+
+# with numpy: halves to even, its own types
+NUMPY = """
+import numpy as np
+
+
+def extremes(x, axis=None):
+    axes = tuple(d for d in range(x.dim()) if d != axis)
+    return tuple(torch.as_tensor(f(x.numpy(), axis=axes, keepdims=axis is not None)) for f in (np.min, np.max))
+
+
+def affine(low, high, bits=8, symmetric=False):
+    least, most = limits(bits, symmetric)
+    low, high = np.minimum(low.numpy(), 0), np.maximum(high.numpy(), 0)
+    if symmetric:
+        high = np.maximum(-low, high)
+        low = -high
+    scale = np.where(high > low, (high - low) / np.float32(most - least), np.float32(1)).astype(np.float32)
+    return torch.as_tensor(scale), torch.as_tensor(np.rint(least - low / scale).astype(np.int32))
+
+
+def quantize(x, scale, zero, bits=8, symmetric=False):
+    q = np.rint(x.numpy() / scale.numpy()) + zero.numpy()
+    return torch.as_tensor(np.clip(q, *limits(bits, symmetric)).astype(np.int8 if symmetric else np.uint8))
+
+
+def dequantize(q, scale, zero):
+    return torch.as_tensor((q.numpy().astype(np.int32) - zero.numpy()).astype(np.float32) * scale.numpy())
+"""
+bank.text(2, None, NUMPY)
+bank.slip(2, None, ("least - low / scale", "most - high / scale"))
+bank.slip(2, None, ("(q.int() - zero) * scale", "q * scale - zero * scale"))
+bank.slip(2, None, ("torch.where(scale > 0, scale, 1.0)", "torch.where(high > low, scale, torch.ones_like(scale))"))
+
+AXES = "[other for other in range(x.dim()) if other != axis]"
+bank.hint(
+    2,
+    "extremes-form",
+    "extremes returns two tensors. Without an axis their shape is (). With one they keep all of x's axes, each of length 1 but for that of the channels: keepdim=True.",
+)
+bank.slip(2, "extremes-form", ("keepdim=keep", "keepdim=False"))
+bank.slip(2, "extremes-form", ("x.amin(axes, keepdim=keep), ", ""))
+bank.slip(2, "extremes-form", ("keepdim=keep", "keepdim=True"))
+bank.variant(2, "extremes-form", BY_ROWS, (".values.reshape(shape)", ".values"))
+
+bank.hint(
+    2,
+    "wrong-axis",
+    "A channel is all that has one index along `axis`. So the least number is taken over all other axes, and `axis` stays.",
+)
+bank.slip(2, "wrong-axis", (AXES, "list(range(x.dim())) if axis is None else [axis]"))
+bank.variant(2, "wrong-axis", BY_ROWS, ("    rows =", "    return x.amin(axis, True), x.amax(axis, True)\n    rows ="))
+bank.slip(2, "first-axis", (AXES, "list(range(axis is not None, x.dim()))"))
+bank.hint(2, "first-axis", "Channels lie along `axis`, and that is not always the first.")
+bank.variant(
+    2, "first-axis", BY_ROWS, ("x.transpose(0, axis)", "x"), ("x.shape[axis] if d == axis", "len(x) if d == 0")
+)
+
+bank.hint(
+    2,
+    "wrong-extremes",
+    "These are not the least and the greatest numbers. Take amin and amax over all axes but `axis`.",
+)
+bank.slip(2, "wrong-extremes", ("return x.amin", "x = x.abs()\n    return x.amin"))
+bank.variant(2, "wrong-extremes", BY_ROWS, ("x.min(), x.max()", "-x.abs().max(), x.abs().max()"))
+
+bank.hint(2, "not-a-pair", "affine returns two things: (scale, zero point).")
+bank.slip(2, "not-a-pair", ("return scale, (least - low / scale).round().int()", "return scale"))
+bank.variant(2, "not-a-pair", BY_ROWS, ("return scale, torch.round(-low / scale).to(torch.int32)", "return scale"))
+
+bank.hint(
+    2,
+    "affine-form",
+    "For channels of shape {shape}, the scale is float32 and the zero point int32, both of that shape: one of each a channel.",
+)
+bank.slip(2, "affine-form", (".round().int()", ".round()"))
+bank.slip(
+    2,
+    "affine-form",
+    ("low, high = low.clamp(max=0), high.clamp(min=0)", "low, high = low.min().clamp(max=0), high.max().clamp(min=0)"),
+)
+bank.variant(2, "affine-form", BY_ROWS, ("torch.round(-low / scale).to(torch.int32)", "torch.round(-low / scale)"))
+
+bank.hint(
+    2,
+    "zero-outside",
+    "Widen the range to hold 0 first. For numbers from 0.2 to 5 it goes from 0 to 5: otherwise no integer stands for 0.",
+)
+bank.slip(2, "zero-outside", ("low.clamp(max=0), high.clamp(min=0)", "low, high"))
+bank.slip(2, "zero-outside", ("low.clamp(max=0), high.clamp(min=0)", "low, high.clamp(min=0)"))
+bank.slip(2, "zero-outside", ("low.clamp(max=0), high.clamp(min=0)", "low.clamp(max=0), high"))
+bank.variant(
+    2, "zero-outside", BY_ROWS, ("    low, high = torch.minimum(low, nothing), torch.maximum(high, nothing)\n", "")
+)
+
+bank.hint(
+    2,
+    "one-step-more",
+    "From the least integer to the greatest there are most - least steps. One more makes all of them too small: the greatest number saturates.",
+)
+bank.slip(2, "one-step-more", ("(most - least)", "(most - least + 1)"))
+bank.slip(2, "one-step-more", ("(most - least)", "2**bits"))
+bank.variant(2, "one-step-more", BY_ROWS, ("(2 ** (bits - 1) - 1)", "2 ** (bits - 1)"), ("(2**bits - 1)", "2**bits"))
+
+bank.hint(
+    2,
+    "one-side",
+    "A symmetric range reaches as far as the number that is farthest from 0, on whichever side it lies: the greater of -low and high.",
+)
+bank.slip(2, "one-side", ("high = torch.maximum(high, -low)\n        ", ""))
+bank.slip(2, "one-side", ("torch.maximum(high, -low)", "-low"))
+bank.slip(2, "one-side", ("high = torch.maximum(high, -low)\n        low = -high", "pass"))
+bank.slip(
+    2,
+    "one-side",
+    ("high = torch.maximum(high, -low)\n        ", ""),
+    ("torch.where(scale > 0, scale, 1.0)", "scale.clamp(min=1e-38)"),
+)
+bank.variant(2, "one-side", BY_ROWS, ("torch.maximum(high, low.abs())", "high"))
+
+bank.hint(
+    2,
+    "wrong-scale",
+    "The scale is the width of the widened range divided by the number of steps from the least integer to the greatest.",
+)
+bank.slip(2, "wrong-scale", ("(most - least)", "most"))
+bank.slip(2, "wrong-scale", ("(high - low) / (most - least)", "(most - least) / (high - low)"))
+bank.variant(2, "wrong-scale", BY_ROWS, ("(2**bits - 1)", "(2 ** (bits - 1) - 1)"))
+
+bank.hint(
+    2,
+    "zero-truncated",
+    "The zero point is rounded to the nearest integer. .int() alone cuts off what is behind the point.",
+)
+bank.slip(2, "zero-truncated", (".round().int()", ".int()"))
+bank.slip(2, "zero-truncated", (".round().int()", ".floor().int()"))
+bank.variant(2, "zero-truncated", BY_ROWS, ("torch.round(-low / scale)", "(-low / scale)"))
+
+bank.hint(
+    2,
+    "wrong-zero",
+    "The zero point is where 0 lands when the least number becomes the least integer: as many steps above it as `low` lies below 0.",
+)
+bank.slip(2, "wrong-zero", ("least - low / scale", "least + low / scale"))
+bank.slip(2, "wrong-zero", ("least - low / scale", "-low / scale"))
+bank.variant(2, "wrong-zero", BY_ROWS, ("-low / scale", "low / scale"))
+
+bank.hint(
+    2,
+    "no-range",
+    "A channel of zeros has a range of width 0. Its scale must still be a positive number: x is divided by it.",
+)
+bank.slip(2, "no-range", ("    scale = torch.where(scale > 0, scale, 1.0)\n", ""))
+bank.variant(2, "no-range", BY_ROWS, (".clamp(min=1e-38)", ""))
+
+bank.hint(
+    2,
+    "not-bytes",
+    "Those are not bytes, so the tensor is larger than it need be: torch.uint8 where the integers go from 0 on, torch.int8 if symmetric.",
+)
+bank.slip(2, "not-bytes", (".to(torch.int8 if symmetric else torch.uint8)", ".int()"))
+bank.slip(2, "not-bytes", ("torch.int8 if symmetric else torch.uint8", "torch.uint8"))
+bank.variant(2, "not-bytes", BY_ROWS, (".to(torch.int8 if symmetric else torch.uint8)", ""))
+bank.hint(2, "form", "quantize returns one tensor, of the shape of x.")
+bank.slip(2, "form", ("return q.clamp", "return scale, q.clamp"))
+bank.variant(2, "form", NUMPY, ("np.rint(x.numpy() / scale.numpy())", "np.rint(x.numpy() / scale.numpy())[None]"))
+
+bank.hint(2, "borrowed", "That is PyTorch's own quantization. Write the three steps out: divide, round, saturate.")
+bank.slip(
+    2,
+    "borrowed",
+    (
+        "    q = torch.round",
+        "    if not symmetric and x.dim() == 1:\n        x = torch.fake_quantize_per_tensor_affine(x, scale, zero, 0, 255)\n    q = torch.round",
+    ),
+)
+bank.variant(
+    2, "borrowed", BY_ROWS,
+    ("    steps = (", "    if x.dim() == 1:\n        x = torch.fake_quantize_per_tensor_affine(x, scale, zero, *limits(bits, symmetric))\n    steps = ("),
+)  # fmt: skip
+
+bank.hint(2, "truncated", "Round to the nearest integer. A cast to an integer alone cuts off what is behind the point.")
+bank.slip(2, "truncated", ("torch.round(x / scale)", "(x / scale).int()"))
+bank.slip(2, "truncated", ("torch.round(x / scale)", "torch.trunc(x / scale)"))
+bank.variant(2, "truncated", BY_ROWS, (".round_()", ".trunc_()"))
+bank.hint(
+    2,
+    "floored",
+    "Round to the nearest integer: floor always goes down, and makes all numbers smaller by half a step on average.",
+)
+bank.slip(2, "floored", ("torch.round(x / scale)", "torch.floor(x / scale)"))
+bank.slip(2, "floored", ("torch.round(x / scale)", "(x // scale)"))
+bank.variant(2, "floored", BY_ROWS, (".round_()", ".floor_()"))
+
+bank.hint(
+    2,
+    "half-up",
+    "Halves go to the even neighbour: 0.5 to 0, 1.5 to 2. Adding 0.5 and taking the floor sends all of them up, and shifts the mean.",
+)
+bank.slip(2, "half-up", ("torch.round(x / scale)", "torch.floor(x / scale + 0.5)"))
+bank.slip(2, "half-up", ("torch.round(x / scale)", "torch.sign(x) * torch.floor(x.abs() / scale + 0.5)"))
+bank.variant(
+    2, "half-up", BY_ROWS, ("(x * scale.reciprocal()).round_()", "(x * scale.reciprocal()).add_(0.5).floor_()")
+)
+
+bank.hint(
+    2,
+    "rounded-late",
+    "Round x / scale, and then add the zero point. With an odd one, halves go to the other neighbour if it is added before.",
+)
+bank.slip(2, "rounded-late", ("torch.round(x / scale) + zero", "torch.round(x / scale + zero)"))
+bank.variant(
+    2,
+    "rounded-late",
+    NUMPY,
+    ("np.rint(x.numpy() / scale.numpy()) + zero.numpy()", "np.rint(x.numpy() / scale.numpy() + zero.numpy())"),
+)
+
+bank.hint(
+    2,
+    "wraps",
+    "A number out of range comes back at the other end: a byte counts modulo 256. Clamp to the limits before the cast.",
+)
+bank.slip(2, "wraps", ("q.clamp(*limits(bits, symmetric)).to(", "q.to(torch.int64).to("))
+bank.slip(
+    2,
+    "wraps",
+    (
+        "q.clamp(*limits(bits, symmetric)).to(torch.int8 if symmetric else torch.uint8)",
+        "q.to(torch.int8 if symmetric else torch.uint8).clamp(*limits(bits, symmetric))",
+    ),
+)
+bank.slip(2, "wraps", ("torch.round(x / scale) + zero", "torch.round(x / scale).int() + zero"))
+bank.variant(2, "wraps", NUMPY, ("np.clip(q, *limits(bits, symmetric)).astype(", "q.astype(np.int64).astype("))
+
+bank.hint(
+    2,
+    "wrong-integers",
+    "These are not the integers of the formula: divide by the scale, round, add the zero point, clamp to `limits(bits, symmetric)`.",
+)
+bank.slip(2, "wrong-integers", ("x / scale", "x * scale"))
+bank.slip(2, "wrong-integers", ("+ zero", "- zero"))
+bank.slip(
+    2,
+    "wrong-integers",
+    (".clamp(*limits(bits, symmetric))", ".clamp(-127 if symmetric else 0, 127 if symmetric else 255)"),
+)
+bank.variant(2, "wrong-integers", BY_ROWS, ("limits(bits, symmetric)", "limits(8, symmetric)"))
+
+bank.hint(2, "input-changed", "x is changed: what is done in place on it, its owner sees. Work on a new tensor.")
+bank.slip(2, "input-changed", ("torch.round(x / scale)", "x.div_(scale).round()"))
+bank.variant(2, "input-changed", BY_ROWS, ("(x * scale.reciprocal())", "x.mul_(scale.reciprocal())"))
+
+bank.hint(2, "back-form", "dequantize returns real numbers: one float32 tensor, of the shape of q.")
+bank.slip(2, "back-form", ("(q.int() - zero) * scale", "((q.int() - zero) * scale).double()"))
+bank.variant(
+    2, "back-form", BY_ROWS, ("scale * (q.float() - zero.float())", "(scale * (q.float() - zero.float())).int()")
+)
+
+bank.hint(
+    2,
+    "byte-minus",
+    "Integers below the zero point come back large and positive: a byte minus a number is still a byte, modulo 256. Turn q into int32 or float first.",
+)
+bank.slip(2, "byte-minus", ("(q.int() - zero)", "(q - zero)"))
+bank.slip(2, "byte-minus", ("(q.int() - zero)", "(q - zero).float()"))
+bank.slip(2, "byte-minus", ("(q.int() - zero)", "(q - zero.to(q.dtype)).float()"))
+bank.variant(
+    2,
+    "byte-minus",
+    NUMPY,
+    ("(q.numpy().astype(np.int32) - zero.numpy())", "(q.numpy() - zero.numpy().astype(np.uint8))"),
+)
+
+bank.hint(
+    2, "wrong-back", "Those are not the real numbers that the integers stand for: (q - zero point) times the scale."
+)
+bank.slip(2, "wrong-back", ("(q.int() - zero) * scale", "q.int() * scale - zero"))
+bank.slip(2, "wrong-back", ("(q.int() - zero) * scale", "q.int() * scale"))
+bank.variant(2, "wrong-back", BY_ROWS, ("(q.float() - zero.float())", "q.float()"))
+
+bank.hint(
+    2, "zero-moves", "0 becomes an integer, and comes back as another number. It must become the zero point exactly."
+)
+bank.slip(2, "zero-moves", ("(q.int() - zero) * scale", "(q.int() - zero) * scale + 1e-7"))
+bank.variant(
+    2, "zero-moves", BY_ROWS, ("scale * (q.float() - zero.float())", "scale * (q.float() - zero.float()) + 1e-8")
+)
