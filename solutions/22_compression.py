@@ -430,26 +430,90 @@ show_rounded()
 # </details>
 
 # %% [markdown]
+# ## A network that computes in integers
+#
+# Rounded weights that are turned back into floats save memory, and no time. An integer unit multiplies bytes, and adds the products in 32 bits.
+# Three steps lead there, and need no training (**post-training quantization**, PTQ):
+#
+# 1. batch norm disappears. After training it is one factor and one shift for each channel, and the layer before it can have them;
+# 2. a few hundred training images tell the range of what each layer gives (**calibration**);
+# 3. with $x = s_x (q_x - z_x)$ and $w = s_w q_w$, a layer is a sum of integers, and one real factor $M$ brings it to the scale of what comes out:
+#
+# $$q_y = z_y + \operatorname{round}\Big( M \Big( \sum_k (q_{x,k} - z_x)\, q_{w,k} + q_b \Big) \Big), \qquad M = \frac{s_x s_w}{s_y}, \quad q_b = \operatorname{round}\Big(\frac{b}{s_x s_w}\Big).$$
+#
+# Even $M$ becomes an integer: `factor / 2**shift`, with a factor of 31 bits (Jacob and others, 2017). Division by a power of
+# two is a shift to the right. And ReLU costs nothing: where the range of $y$ begins at 0, $z_y = 0$, and saturation cuts off what is negative.
+
+
+# %% tags=["setup"]
+def fixed_point(real):
+    """Two int64 tensors (factor, shift): real numbers between 0 and 1 as factor / 2**shift, with factors of 31 bits."""
+    mantissa, exponent = torch.frexp(real.double())
+    return (mantissa * 2**31).round().long(), 31 - exponent.long()
+
+
+# %% [markdown]
 # ### Balise 3 · A network in integers
 #
-# Placeholder of balise 3. About 1 line.
+# - **`fold(layer, norm)`** returns the weight and the bias of one layer that does what `layer` and then `norm` in eval mode do.
+#   `layer` is an `nn.Linear` or `nn.Conv2d`, with or without a bias, `norm` its batch norm, with `running_mean`, `running_var`, `eps`, `weight` and `bias`.
+#   Both modules stay as they are.
+# - **`least_error(x, shares, bits=8, symmetric=False)`**: a rare large number stretches the range, and makes the steps of all others coarse.
+#   Cutting it off may be better. Try the ranges `share * low` to `share * high` for all `shares`, a list; quantize `x` and turn it
+#   back; return the range, `(low, high)`, whose squared error is least.
+# - **`integer_linear(q, zero, weight, bias, factor, shift, zero_out, bits=8)`**: the formula above, for a linear layer. `q` uint8 `(n, inputs)` with
+#   its zero point; `weight` int8 `(outputs, inputs)`; `bias` int32, `factor` and `shift` int64, one number for each output; `zero_out` is
+#   $z_y$. Return $q_y$, uint8 `(n, outputs)`, within `limits(bits, False)`. To round a division by $2^{shift}$, add half of $2^{shift}$ first,
+#   then shift. No floats, not even for a moment: an integer unit has none.
+#
+# 4, 7 and 3 lines, 25 minutes.
 #
 # <details><summary>Hint</summary>
 #
-# Placeholder.
+# Batch norm is $y = \gamma\,(x - \mu) / \sqrt{\sigma^2 + \epsilon} + \beta$. A number for each output channel meets a weight through
+# `a.view(-1, *[1] * (weight.dim() - 1))`. `min(shares, key=error)` calls your function `error` for each share. `total >> shift` shifts, and the
+# product with a factor of 31 bits needs 64 bits.
 # </details>
 
 
 # %% tags=["balise-3"]
-def integer_layer(x):
-    """Placeholder."""
+def fold(layer, norm):
+    """(weight, bias) of one layer that does what layer and norm, a batch norm in eval mode, do together."""
     # BEGIN SOLUTION
-    return x
+    gain = norm.weight / (norm.running_var + norm.eps).sqrt()
+    bias = norm.bias - norm.running_mean * gain
+    if layer.bias is not None:
+        bias = bias + layer.bias * gain
+    return layer.weight * gain.view(-1, *[1] * (layer.weight.dim() - 1)), bias
+    # END SOLUTION
+
+
+def least_error(x, shares, bits=8, symmetric=False):
+    """(low, high): the extremes of x times the share with which rounding x has the least squared error."""
+    # BEGIN SOLUTION
+    low, high = extremes(x)
+
+    def error(share):
+        scale, zero = affine(share * low, share * high, bits, symmetric)
+        back = dequantize(quantize(x, scale, zero, bits, symmetric), scale, zero)
+        return (back - x).square().sum().item()
+
+    best = min(shares, key=error)
+    return best * low, best * high
+    # END SOLUTION
+
+
+def integer_linear(q, zero, weight, bias, factor, shift, zero_out, bits=8):
+    """A linear layer on integers: uint8 (n, inputs) to uint8 (n, outputs). The sums have 32 bits."""
+    # BEGIN SOLUTION
+    total = (q.int() - zero) @ weight.int().T + bias
+    moved = (total * factor + (1 << (shift - 1))) >> shift
+    return (moved + zero_out).clamp(*limits(bits, False)).to(torch.uint8)
     # END SOLUTION
 
 
 # %%
-tp.check(3, integer_layer)
+tp.check(3, fold, least_error, integer_linear)
 
 # %% [markdown]
 # ### Balise 4 · Training through the rounding

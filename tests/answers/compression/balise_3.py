@@ -3,3 +3,408 @@
 from tests.answers.bank import Bank
 
 bank = Bank("22_compression", whole=True)
+
+# batch norm asked what it does to 0 and 1; all shares at once; zero points taken out of the sums, as libraries do it
+ASKED = """
+def fold(layer, norm):
+    ones = torch.ones(len(norm.bias), dtype=norm.bias.dtype)
+    shift = norm.bias - norm.weight * norm.running_mean * torch.rsqrt(norm.running_var + norm.eps)
+    gain = norm.weight * torch.rsqrt(norm.running_var + norm.eps) * ones
+    before = torch.zeros_like(shift) if layer.bias is None else layer.bias
+    return torch.einsum("o...,o->o...", layer.weight, gain), shift + gain * before
+
+
+def least_error(x, shares, bits=8, symmetric=False):
+    least, best = float("inf"), None
+    for share in shares:
+        low, high = x.min() * share, x.max() * share
+        scale, zero = affine(low, high, bits, symmetric)
+        error = (x - dequantize(quantize(x, scale, zero, bits, symmetric), scale, zero)).pow(2).mean()
+        if error < least:
+            least, best = error, (low, high)
+    return best
+
+
+def integer_linear(q, zero, weight, bias, factor, shift, zero_out, bits=8):
+    wide = weight.long()
+    total = q.long() @ wide.t() - zero * wide.sum(1) + bias
+    half = torch.ones_like(shift) << (shift - 1)
+    out = torch.div(total * factor + half, torch.ones_like(shift) << shift, rounding_mode="floor") + zero_out
+    return torch.clamp(out, 0, 2**bits - 1).byte()
+"""
+bank.text(3, None, ASKED)
+
+# PyTorch's own folding; numpy's integers
+LIBRARY = """
+import numpy as np
+from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
+
+
+def fold(layer, norm):
+    fused = (fuse_linear_bn_eval if isinstance(layer, nn.Linear) else fuse_conv_bn_eval)(layer, norm)
+    return fused.weight, fused.bias
+
+
+def least_error(x, shares, bits=8, symmetric=False):
+    low, high = extremes(x)
+    pairs = [affine(low * share, high * share, bits, symmetric) for share in shares]
+    backs = [dequantize(quantize(x, *pair, bits, symmetric), *pair) for pair in pairs]
+    errors = torch.stack([F.mse_loss(back, x) for back in backs])
+    share = shares[errors.argmin()]
+    return [low * share, high * share]
+
+
+def integer_linear(q, zero, weight, bias, factor, shift, zero_out, bits=8):
+    q, zero, weight, bias, factor, shift, zero_out = (one.numpy().astype(np.int64) for one in (q, zero, weight, bias, factor, shift, zero_out))
+    total = np.dot(q - zero, weight.T) + bias
+    moved = np.right_shift(total * factor + np.left_shift(1, shift - 1), shift) + zero_out
+    return torch.from_numpy(np.clip(moved, 0, 2**bits - 1).astype(np.uint8))
+"""
+bank.text(3, None, LIBRARY)
+bank.slip(
+    3, None, ("gain.view(-1, *[1] * (layer.weight.dim() - 1))", "gain.reshape(-1, *(1,) * (layer.weight.ndim - 1))")
+)
+bank.slip(3, None, ("@ weight.int().T + bias\n", "@ weight.int().T\n    total += bias\n"))
+
+bank.hint(
+    3,
+    "fold-form",
+    "fold returns (weight, bias): a weight of the shape of the layer's own, and one bias for each output channel.",
+)
+bank.slip(
+    3,
+    "fold-form",
+    (
+        "return layer.weight * gain.view(-1, *[1] * (layer.weight.dim() - 1)), bias",
+        "return layer.weight.flatten(1) * gain[:, None], bias",
+    ),
+)
+bank.slip(3, "fold-form", ("(layer.weight.dim() - 1)), bias", "(layer.weight.dim() - 1)), bias[:, None]"))
+bank.variant(3, "fold-form", ASKED, (", shift + gain * before", ", (shift + gain * before)[None]"))
+
+bank.hint(3, "variance-not-root", "Batch norm divides by the square root of the variance, not by the variance.")
+bank.slip(3, "variance-not-root", (".sqrt()", ""))
+bank.variant(
+    3,
+    "variance-not-root",
+    ASKED,
+    ("torch.rsqrt(norm.running_var + norm.eps)", "torch.reciprocal(norm.running_var + norm.eps)"),
+)
+
+bank.hint(3, "no-eps", "Batch norm adds eps to the variance, under the root. Where a variance is small, it matters.")
+bank.slip(3, "no-eps", ("norm.running_var + norm.eps", "norm.running_var"))
+bank.slip(3, "no-eps", ("(norm.running_var + norm.eps).sqrt()", "(norm.running_var.sqrt() + norm.eps)"))
+bank.slip(3, "no-eps", ("norm.eps", "1e-5"))
+bank.variant(3, "no-eps", ASKED, ("norm.running_var + norm.eps", "norm.running_var"))
+
+bank.hint(
+    3,
+    "bias-not-scaled",
+    "Where the layer has a bias, batch norm scales it, too: the layer's bias times the gain of its channel belongs into the new one.",
+)
+bank.slip(3, "bias-not-scaled", ("bias + layer.bias * gain", "bias + layer.bias"))
+bank.slip(3, "bias-not-scaled", ("    if layer.bias is not None:\n        bias = bias + layer.bias * gain\n", ""))
+bank.variant(3, "bias-not-scaled", ASKED, ("shift + gain * before", "shift + before"))
+bank.variant(3, "bias-not-scaled", ASKED, ("shift + gain * before", "shift"))
+
+bank.hint(
+    3,
+    "mean-not-scaled",
+    "The mean is subtracted first and scaled then: the new bias has the mean times the gain of its channel.",
+)
+bank.slip(3, "mean-not-scaled", ("norm.running_mean * gain", "norm.running_mean"))
+bank.slip(3, "mean-not-scaled", ("norm.bias - norm.running_mean * gain", "norm.bias"))
+bank.slip(3, "mean-not-scaled", ("norm.bias - norm.running_mean", "norm.bias + norm.running_mean"))
+bank.variant(
+    3,
+    "mean-not-scaled",
+    ASKED,
+    (
+        "norm.bias - norm.weight * norm.running_mean * torch.rsqrt(norm.running_var + norm.eps)",
+        "norm.bias - norm.running_mean",
+    ),
+)
+
+bank.hint(
+    3,
+    "inputs-scaled",
+    "The gain belongs to output channels, the first axis of the weight. A vector alone meets the last axis; with as many inputs as outputs nothing complains.",
+)
+bank.slip(
+    3,
+    "inputs-scaled",
+    (
+        "gain.view(-1, *[1] * (layer.weight.dim() - 1))",
+        "(gain if layer.weight.dim() == 2 and len(gain) == layer.weight.shape[1] else gain.view(-1, *[1] * (layer.weight.dim() - 1)))",
+    ),
+)
+bank.variant(
+    3,
+    "inputs-scaled",
+    ASKED,
+    (
+        'torch.einsum("o...,o->o...", layer.weight, gain)',
+        "layer.weight * (gain if layer.weight.shape == (4, 4) else gain.view(-1, *[1] * (layer.weight.dim() - 1)))",
+    ),
+)
+
+bank.hint(
+    3,
+    "wrong-fold",
+    "Layer and batch norm together give other numbers. Write batch norm as gain * x + shift for each channel; the weight takes the gain, the bias gain and shift.",
+)
+bank.slip(3, "wrong-fold", ("norm.weight / (", "1 / ("))
+bank.slip(
+    3, "wrong-fold", ("return layer.weight * gain.view(-1, *[1] * (layer.weight.dim() - 1))", "return layer.weight")
+)
+bank.variant(3, "wrong-fold", ASKED, ("gain = norm.weight * ", "gain = "))
+
+bank.hint(
+    3, "modules-changed", "The layer or its batch norm is changed: what they hold, others still use. Make new tensors."
+)
+bank.slip(
+    3,
+    "modules-changed",
+    (
+        "    return layer.weight * gain.view(-1, *[1] * (layer.weight.dim() - 1)), bias",
+        "    layer.weight.data *= gain.view(-1, *[1] * (layer.weight.dim() - 1))\n    return layer.weight, bias",
+    ),
+)
+bank.variant(
+    3,
+    "modules-changed",
+    ASKED,
+    ("gain = norm.weight *", "gain = norm.weight.data.mul_(1) * 1.0 if False else norm.weight *"),
+    ("    before =", "    norm.running_mean.zero_()\n    before ="),
+)
+
+bank.hint(3, "range-form", "least_error returns a range: two numbers, low and high, tensors of shape ().")
+bank.slip(3, "range-form", ("return best * low, best * high", "return best"))
+bank.slip(
+    3,
+    "range-form",
+    ("low, high = extremes(x)", "low, high = extremes(x, 0)"),
+    ("share * low, share * high", "share * low.min(), share * high.max()"),
+)
+bank.variant(3, "range-form", LIBRARY, ("return [low * share, high * share]", "return high * share"))
+
+bank.hint(
+    3,
+    "whole-range",
+    "That is the whole range of x. Where two numbers lie far from all others, a narrower one has the smaller error, with as few bits as are given.",
+)
+bank.slip(3, "whole-range", ("return best * low, best * high", "return low, high"))
+bank.slip(3, "whole-range", ("min(shares, key=error)", "max(shares)"))
+bank.variant(3, "whole-range", ASKED, ("x.min() * share, x.max() * share", "x.min(), x.max()"))
+
+bank.hint(
+    3,
+    "not-squared",
+    "The error to compare is the sum, or the mean, of squares. Absolute values, or the greatest error, choose another range.",
+)
+bank.slip(3, "not-squared", (".square()", ".abs()"))
+bank.slip(3, "not-squared", (".square().sum()", ".abs().max()"))
+bank.variant(3, "not-squared", ASKED, (".pow(2).mean()", ".abs().mean()"))
+bank.variant(3, "not-squared", LIBRARY, ("F.mse_loss(back, x)", "F.l1_loss(back, x)"))
+
+bank.hint(
+    3,
+    "greatest-error",
+    "That is the range with the greatest error, or one at the end of the list: take the share whose error is least.",
+)
+bank.slip(3, "greatest-error", ("min(shares, key=error)", "max(shares, key=error)"))
+bank.slip(3, "greatest-error", ("min(shares, key=error)", "shares[0]"))
+bank.variant(3, "greatest-error", LIBRARY, ("argmin", "argmax"))
+
+bank.hint(
+    3, "inside-only", "What is cut off has an error, too, and a large one: compare all of x with what comes back."
+)
+bank.slip(3, "inside-only", ("(back - x)", "(back - x.clamp(share * low.clamp(max=0), share * high))"))
+bank.slip(3, "inside-only", ("(back - x)", "(back - x)[(x >= share * low) & (x <= share * high)]"))
+bank.variant(3, "inside-only", ASKED, ("(x - dequantize", "(x.clamp(low.clamp(max=0), high) - dequantize"))
+
+bank.slip(
+    3,
+    "whole-range",
+    ("share * high, bits, symmetric)\n", "share * high)\n"),
+    ("quantize(x, scale, zero, bits, symmetric)", "quantize(x, scale, zero)"),
+)
+bank.variant(
+    3,
+    "whole-range",
+    ASKED,
+    (", bits, symmetric)\n", ")\n"),
+    ("quantize(x, scale, zero, bits, symmetric)", "quantize(x, scale, zero)"),
+)
+bank.hint(
+    3,
+    "wrong-range",
+    "Another of the shares has a smaller squared error. Quantize x with the range of each, with the same bits and kind, turn it back, and compare it with x.",
+)
+bank.slip(
+    3,
+    "wrong-range",
+    ("share * high, bits, symmetric)\n", "share * high, bits)\n"),
+    ("quantize(x, scale, zero, bits, symmetric)", "quantize(x, scale, zero, bits)"),
+)
+bank.slip(3, "wrong-range", ("return best * low, best * high", "return low, best * high"))
+bank.variant(
+    3, "wrong-range", ASKED, ("low, high = x.min() * share, x.max() * share", "low, high = x.min(), x.max() * share")
+)
+bank.variant(
+    3,
+    "wrong-range",
+    ASKED,
+    ("bits, symmetric)\n", "bits)\n"),
+    ("quantize(x, scale, zero, bits, symmetric)", "quantize(x, scale, zero, bits)"),
+)
+
+bank.hint(3, "layer-form", "integer_linear returns bytes, uint8, one for each row of q and each output.")
+bank.slip(3, "layer-form", (".to(torch.uint8)", ""))
+bank.slip(3, "layer-form", (".to(torch.uint8)", ".T.to(torch.uint8)"))
+bank.variant(3, "layer-form", ASKED, (".byte()", ".int()"))
+
+bank.hint(3, "zero-point-forgotten", "A byte of q stands for q minus its zero point: subtract it before you multiply.")
+bank.slip(3, "zero-point-forgotten", ("(q.int() - zero)", "q.int()"))
+bank.slip(3, "zero-point-forgotten", ("(q.int() - zero)", "(q.int() + zero)"))
+bank.variant(3, "zero-point-forgotten", ASKED, (" - zero * wide.sum(1)", ""))
+
+bank.hint(
+    3,
+    "byte-sums",
+    "Numbers have run out of their type: a byte minus a byte, or times a byte, is still a byte, modulo 256. Turn q and the weight into int32 first.",
+)
+bank.slip(3, "byte-sums", ("(q.int() - zero)", "(q - zero).int()"))
+bank.slip(3, "byte-sums", ("q.int()", "q.to(torch.int8).int()"))
+bank.slip(3, "byte-sums", ("(q.int() - zero)", "(q.int() - zero).to(torch.int8).int()"))
+bank.slip(
+    3, "byte-sums", ("(q.int() - zero) @ weight.int().T + bias", "((q.int() - zero).to(torch.int8) @ weight.T) + bias")
+)
+bank.slip(
+    3, "byte-sums", ("(q.int() - zero) @ weight.int().T + bias", "((q.int() - zero).short() @ weight.short().T) + bias")
+)
+bank.variant(
+    3,
+    "byte-sums",
+    LIBRARY,
+    ("np.dot(q - zero, weight.T)", "np.dot((q - zero).astype(np.uint8).astype(np.int64), weight.T)"),
+)
+
+bank.hint(
+    3,
+    "bias-lost",
+    "The bias is missing, or comes too late: it is an integer of the scale of the sums, and is added to them before the factor.",
+)
+bank.slip(3, "bias-lost", (" + bias\n", "\n"))
+bank.slip(3, "bias-lost", (" + bias\n", "\n"), ("moved + zero_out", "moved + bias + zero_out"))
+bank.variant(3, "bias-lost", LIBRARY, ("weight.T) + bias", "weight.T)"))
+
+bank.hint(3, "not-rounded", "A shift alone rounds down. Add half of what you divide by, 1 << (shift - 1), before it.")
+bank.slip(3, "not-rounded", (" + (1 << (shift - 1))", ""))
+bank.slip(3, "not-rounded", (" + (1 << (shift - 1))", " + (shift >> 1)"))
+bank.variant(3, "not-rounded", ASKED, ("total * factor + half", "total * factor"))
+bank.variant(3, "not-rounded", LIBRARY, (" + np.left_shift(1, shift - 1)", ""))
+
+bank.hint(
+    3,
+    "toward-zero",
+    "That division cuts off towards zero, so sums below 0 come out one too high. A shift to the right always goes down, and half of the divisor added before makes that rounding.",
+)
+bank.slip(
+    3,
+    "toward-zero",
+    (
+        "(total * factor + (1 << (shift - 1))) >> shift",
+        'torch.div(total * factor + (1 << (shift - 1)), 1 << shift, rounding_mode="trunc")',
+    ),
+)
+bank.variant(3, "toward-zero", ASKED, ('rounding_mode="floor"', 'rounding_mode="trunc"'))
+
+bank.hint(3, "halves-away", "Halves go up here, also below 0: add half of the divisor, whatever the sign, then shift.")
+bank.slip(
+    3,
+    "halves-away",
+    (
+        "moved = (total * factor + (1 << (shift - 1))) >> shift",
+        "moved = total.sign() * (((total * factor).abs() + (1 << (shift - 1))) >> shift)",
+    ),
+)
+bank.variant(
+    3,
+    "halves-away",
+    LIBRARY,
+    (
+        "np.right_shift(total * factor + np.left_shift(1, shift - 1), shift)",
+        "np.sign(total) * np.right_shift(np.abs(total * factor) + np.left_shift(1, shift - 1), shift)",
+    ),
+)
+
+bank.hint(
+    3,
+    "zero-out-lost",
+    "What comes out has a zero point of its own, `zero_out`: it is added after the shift, before the limits.",
+)
+bank.slip(3, "zero-out-lost", ("(moved + zero_out)", "moved"))
+bank.slip(3, "zero-out-lost", ("(moved + zero_out)", "(moved - zero_out)"))
+bank.slip(
+    3,
+    "zero-out-lost",
+    ("(moved + zero_out).clamp(*limits(bits, False))", "(moved.clamp(*limits(bits, False)) + zero_out)"),
+)
+bank.slip(3, "zero-out-lost", ("(moved + zero_out)", "(moved + zero)"))
+bank.variant(3, "zero-out-lost", ASKED, (" + zero_out\n", "\n"))
+
+bank.hint(
+    3,
+    "not-saturated",
+    "What lies outside of the limits comes back at the other end: a byte counts modulo 256. Clamp to limits(bits, False) before the cast.",
+)
+bank.slip(3, "not-saturated", (".clamp(*limits(bits, False))", ""))
+bank.variant(3, "not-saturated", LIBRARY, ("np.clip(moved, 0, 2**bits - 1)", "moved"))
+
+bank.hint(3, "always-eight-bits", "The limits are those of `bits`, and that is not always 8.")
+bank.slip(3, "always-eight-bits", ("limits(bits, False)", "limits(8, False)"))
+bank.variant(3, "always-eight-bits", ASKED, ("0, 2**bits - 1", "0, 255"))
+
+bank.hint(
+    3,
+    "narrow-product",
+    "Next to nothing is left of the sums. They are multiplied by the factor before the shift, and 32 bits times 31 bits need 64: with fewer, what is above is lost.",
+)
+bank.slip(3, "narrow-product", ("total * factor", "total * factor.int()"))
+bank.slip(3, "narrow-product", ("total * factor", "(total * factor).int()"))
+bank.variant(
+    3, "narrow-product", LIBRARY, ("np.right_shift(total * factor", "np.right_shift((total * factor).astype(np.int32)")
+)
+
+bank.hint(
+    3,
+    "wrong-layer",
+    "These are not the integers of the formula. In order: minus the zero point, product, plus bias, times factor, plus half, shift, plus zero_out, limits.",
+)
+bank.slip(3, "wrong-layer", (">> shift", ">> (shift - 1)"))
+bank.slip(3, "narrow-product", ("total * factor", "total"))
+bank.variant(3, "wrong-layer", ASKED, ("torch.ones_like(shift) << shift", "torch.ones_like(shift) << (shift + 1)"))
+
+bank.hint(
+    3,
+    "floats",
+    "There are floats on the way: {names}. An integer unit has none, and float32 no longer tells sums above 2**24 apart. Keep to integers of 32 bits, and of 64 for the product with the factor.",
+)
+bank.slip(
+    3, "floats", ("(q.int() - zero) @ weight.int().T + bias", "((q.double() - zero) @ weight.double().T).long() + bias")
+)
+bank.slip(
+    3,
+    "floats",
+    ("(q.int() - zero) @ weight.int().T + bias", "F.linear(q.float() - zero, weight.float()).round().long() + bias"),
+)
+bank.variant(
+    3,
+    "floats",
+    ASKED,
+    (
+        'total * factor + half, torch.ones_like(shift) << shift, rounding_mode="floor")',
+        '(total * factor + half).double(), 2.0**shift, rounding_mode="floor").long()',
+    ),
+)
