@@ -543,26 +543,62 @@ tp.check(4, fake_quantize)
 # Placeholder after balise 4.
 
 # %% [markdown]
+# ## Fewer weights
+#
+# Fewer bits take something from every weight. **Pruning** takes some of them away whole, and leaves the rest untouched. Which ones? Those with the smallest
+# $|w|$: it is the simplest choice, and in a large comparison none of the cleverer ones was reliably better (Gale, Elsen and Hooker, 2019). One can take the smallest of
+# each layer, or the smallest of the whole network, which prunes wide layers more than narrow ones. Afterwards the network is trained a little more
+# (*fine-tuning*), so that what stayed makes up for what went.
+#
+# In this training the zeros must stay zero, and that is less simple than it looks. A pruned weight still has a gradient. With its gradient
+# set to 0, momentum gathered before the pruning would still move it, and so would Adam's averages. So the zeros are put back after each step, in
+# the weight and in all that the optimizer remembers of it. Then the rest learns as if nothing else had ever existed.
+#
 # ### Balise 5 · Pruning by magnitude
 #
-# Placeholder of balise 5. About 1 line.
+# - **`magnitude_masks(weights, sparsity, by_layer=False)`** returns a list of masks, one for each tensor of the list `weights`: of its shape, of booleans, `True` where the weight stays.
+#   `round(sparsity * n)` of the `n` smallest in magnitude do not, of all weights together; with `by_layer` of each tensor. It is exactly that number, also where many
+#   have the same magnitude: which of them go is then free. The weights are left as they are.
+# - **`hold_zeros(weights, masks, optimizer)`**, in place: zeros where the mask is `False`, in each weight, and in everything of the weight's shape that the optimizer
+#   remembers of it, under whatever name: `optimizer.state[weight]` is a dictionary. It can be empty, and it also holds other things, such as a count of steps. All that
+#   is remembered of the other weights stays as it is.
+#
+# 8 and 5 lines, 15 minutes.
 #
 # <details><summary>Hint</summary>
 #
-# Placeholder.
+# `torch.cat` of all flattened magnitudes, `argsort`, and a mask of booleans in which the first places of that order are set to `False`; then `split` and `view_as`. A threshold will not do where
+# magnitudes are equal. `weight.masked_fill_(~mask, 0)` works in place; parameters ask for `torch.no_grad()`.
 # </details>
 
 
 # %% tags=["balise-5"]
-def prune(x):
-    """Placeholder."""
+def magnitude_masks(weights, sparsity, by_layer=False):
+    """Masks of booleans, False for the share `sparsity` that is smallest in magnitude: of all weights, or of each."""
     # BEGIN SOLUTION
-    return x
+    masks = []
+    for group in [[one] for one in weights] if by_layer else [weights]:
+        sizes = torch.cat([one.detach().abs().flatten() for one in group])
+        mask = torch.ones_like(sizes, dtype=torch.bool)
+        mask[sizes.argsort()[: round(sparsity * len(sizes))]] = False
+        masks += [part.view_as(one) for part, one in zip(mask.split([one.numel() for one in group]), group)]
+    return masks
+    # END SOLUTION
+
+
+@torch.no_grad()
+def hold_zeros(weights, masks, optimizer):
+    """Zero, in place, what is pruned of the weights, and of all that the optimizer remembers of them."""
+    # BEGIN SOLUTION
+    for weight, mask in zip(weights, masks):
+        for one in (weight, *optimizer.state[weight].values()):
+            if isinstance(one, torch.Tensor) and one.shape == weight.shape:
+                one.masked_fill_(~mask, 0)
     # END SOLUTION
 
 
 # %%
-tp.check(5, prune)
+tp.check(5, magnitude_masks, hold_zeros)
 
 # %% [markdown]
 # ## The lottery ticket

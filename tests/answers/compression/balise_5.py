@@ -1,5 +1,141 @@
-"""Answers to balise 5."""
+"""Answers to balise 5 of 22_compression: masks by magnitude, and zeros that stay."""
 
 from tests.answers.bank import Bank
 
 bank = Bank("22_compression", whole=True)
+
+# topk of what stays, and new data for each weight
+TOPK = """
+def magnitude_masks(weights, sparsity, by_layer=False):
+    if by_layer:
+        return [magnitude_masks([one], sparsity)[0] for one in weights]
+    sizes = torch.cat([one.detach().reshape(-1).abs() for one in weights])
+    stay = len(sizes) - round(len(sizes) * sparsity)
+    flat = torch.zeros(len(sizes), dtype=torch.bool)
+    flat[sizes.topk(stay).indices] = True
+    masks, first = [], 0
+    for one in weights:
+        masks.append(flat[first : first + one.numel()].reshape(one.shape))
+        first += one.numel()
+    return masks
+
+
+def hold_zeros(weights, masks, optimizer):
+    for weight, mask in zip(weights, masks):
+        weight.data = weight.data * mask
+        state = optimizer.state.get(weight, {})
+        for name, value in state.items():
+            if torch.is_tensor(value) and value.dim() > 0:
+                state[name] = torch.where(mask, value, torch.zeros_like(value))
+"""
+bank.text(5, None, TOPK)
+
+# ranks instead of an order
+RANKS = """
+def magnitude_masks(weights, sparsity, by_layer=False):
+    def stays(sizes):
+        return sizes.argsort().argsort() >= round(sparsity * sizes.numel())
+
+    with torch.no_grad():
+        flat = [one.abs().flatten() for one in weights]
+        found = [stays(one) for one in flat] if by_layer else stays(torch.cat(flat)).split([len(one) for one in flat])
+        return [mask.reshape(one.shape) for mask, one in zip(found, weights)]
+
+
+def hold_zeros(weights, masks, optimizer):
+    with torch.no_grad():
+        for weight, mask in zip(weights, masks):
+            weight *= mask
+            for value in optimizer.state[weight].values():
+                if hasattr(value, "shape") and value.shape == mask.shape:
+                    value[~mask] = 0
+"""
+bank.text(5, None, RANKS)
+SUBTRACT = ("            if isinstance(one, torch.Tensor) and one.shape == weight.shape:\n", "            if getattr(one, 'ndim', 0) == weight.ndim:\n")  # fmt: skip
+bank.slip(5, None, SUBTRACT, ("one.masked_fill_(~mask, 0)", "one.mul_(mask)"))
+bank.slip(5, "nothing-returned", ("    return masks", "    masks"))
+
+LOOP = "for one in (weight, *optimizer.state[weight].values()):"
+
+bank.hint(5, "mask-form", "A list of masks is due, one for each weight, of its shape and of booleans. These are {got}.")
+bank.slip(5, "mask-form", ("dtype=torch.bool", "dtype=torch.float64"))
+bank.slip(5, "mask-form", ("part.view_as(one)", "part"))
+bank.variant(5, "mask-form", RANKS, ("mask.reshape(one.shape)", "one * mask.reshape(one.shape)"))
+
+bank.hint(
+    5, "weights-written", "The weights were changed. A mask only says what would stay: hold_zeros is what writes."
+)
+bank.slip(5, "weights-written", ("one.detach().abs()", "one.data.abs_()"))
+bank.slip(5, "weights-written", ("    return masks", "    for one, mask in zip(weights, masks):\n        one.data.mul_(mask)\n    return masks"))  # fmt: skip
+bank.variant(5, "weights-written", TOPK, ("reshape(-1).abs()", "reshape(-1).abs_()"))
+
+bank.hint(5, "wrong-mask", "These are not the weights that stay: round(sparsity · n) go, those with the smallest |w|.")
+bank.slip(5, "wrong-mask", ("sizes.argsort()", "torch.randperm(len(sizes))"))
+bank.variant(5, "wrong-mask", RANKS, ("sizes.argsort().argsort()", "torch.arange(sizes.numel())"))
+
+bank.hint(5, "signed", "The most negative weights go first, although they are large. The magnitude decides: abs.")
+bank.slip(5, "signed", (".abs()", ""))
+bank.variant(5, "signed", TOPK, (".abs()", ""))
+
+bank.hint(5, "largest-go", "The largest go, and the smallest stay. It is the other way round.")
+bank.slip(5, "largest-go", ("sizes.argsort()", "sizes.argsort(descending=True)"))
+bank.variant(5, "largest-go", TOPK, ("sizes.topk(stay)", "sizes.topk(stay, largest=False)"))
+
+bank.hint(5, "mask-inverted", "The masks are the wrong way round: True is where the weight stays.")
+bank.slip(5, "mask-inverted", ("torch.ones_like(sizes", "torch.zeros_like(sizes"), ("] = False", "] = True"))
+bank.variant(5, "mask-inverted", RANKS, (">= round", "< round"))
+
+bank.hint(5, "share-that-stays", "`sparsity` is taken as the share that stays. It is the share of zeros.")
+bank.slip(5, "share-that-stays", ("round(sparsity * len(sizes))", "round((1 - sparsity) * len(sizes))"))
+bank.variant(5, "share-that-stays", TOPK, ("len(sizes) - round(len(sizes) * sparsity)", "round(len(sizes) * sparsity)"))
+
+bank.hint(5, "layers-alone", "Each layer loses the same share. Without by_layer all weights are compared with each other, and layers lose different shares.")  # fmt: skip
+bank.slip(5, "layers-alone", ("if by_layer else [weights]", "if True else [weights]"))
+bank.variant(5, "layers-alone", RANKS, ("if by_layer else", "if True else"))
+
+bank.hint(
+    5, "layers-together", "With by_layer each tensor loses its own share: here they are still compared with each other."
+)
+bank.slip(5, "layers-together", ("[[one] for one in weights] if by_layer else [weights]", "[weights]"))
+bank.variant(5, "layers-together", RANKS, ("if by_layer else", "if False else"))
+
+bank.hint(5, "ties", "Of equal magnitudes all go, or none: the shares are wrong then, and a layer may lose all it has. Go by the order (argsort, topk) and not by a threshold.")  # fmt: skip
+THRESHOLD = ("        mask = torch.ones_like(sizes, dtype=torch.bool)\n        mask[sizes.argsort()[: round(sparsity * len(sizes))]] = False\n",
+             "        go = round(sparsity * len(sizes))\n        mask = sizes > (sizes.sort().values[go - 1] if go else -1)\n")  # fmt: skip
+bank.slip(5, "ties", THRESHOLD)
+bank.slip(5, "ties", THRESHOLD, ("sizes > (sizes.sort().values[go - 1] if go else -1)", "sizes >= (sizes.sort().values[go] if go < len(sizes) else torch.inf)"))  # fmt: skip
+bank.variant(5, "ties", TOPK, ("    flat = torch.zeros(len(sizes), dtype=torch.bool)\n    flat[sizes.topk(stay).indices] = True\n",
+             "    flat = sizes >= (sizes.topk(stay).values.min() if stay else torch.inf)\n"))  # fmt: skip
+
+bank.hint(
+    5,
+    "count",
+    "Not round(sparsity · n) weights go. Cutting off the decimals loses one where sparsity · n comes out a little too small.",
+)
+bank.slip(5, "count", ("round(sparsity", "int(sparsity"))
+bank.slip(5, "count", ("round(sparsity * len(sizes))", "max(1, round(sparsity * len(sizes)))"))
+bank.variant(5, "count", TOPK, ("round(len(sizes) * sparsity)", "int(len(sizes) * sparsity)"))
+
+bank.hint(5, "zeros-come-back", "{n} pruned weights are not zero after the last step. hold_zeros comes after each step and writes zeros into the weights, in place: "
+          "what is zeroed in a copy, or in the gradient alone, does not hold.")  # fmt: skip
+bank.slip(5, "zeros-come-back", ("one.masked_fill_(~mask, 0)", "one = one.masked_fill(~mask, 0)"))
+bank.slip(5, "zeros-come-back", (LOOP, "for one in (weight.grad, *optimizer.state[weight].values()):"))
+bank.slip(5, "zeros-come-back", ("(~mask, 0)", "(mask, 0)"))
+bank.variant(5, "zeros-come-back", RANKS, ("weight *= mask", "weight = weight * mask"), ("optimizer.state[weight]", "optimizer.state.get(weight, {})"))  # fmt: skip
+
+bank.hint(5, "states-stay", "The weights are zero, but the optimizer still remembers something of them, under {names}. It takes memory, and would move them as soon as "
+          "nobody holds them.")  # fmt: skip
+bank.slip(5, "states-stay", (LOOP, "for one in (weight,):"))
+bank.slip(5, "states-stay", (LOOP, 'for one in (weight, optimizer.state[weight].get("momentum_buffer")):'))
+bank.slip(5, "states-stay", (LOOP, 'for one in (weight, optimizer.state[weight].get("momentum_buffer"), optimizer.state[weight].get("exp_avg")):'))  # fmt: skip
+bank.variant(5, "states-stay", TOPK, ("value.dim() > 0", "name == 'momentum_buffer'"))
+
+bank.hint(5, "survivors", "The zeros are right, but the weights that stayed do not move as they should: what is remembered of them, or of other parameters, was lost or changed.")  # fmt: skip
+bank.slip(5, "survivors", ("    for weight, mask", "    optimizer.state.clear()\n    for weight, mask"))
+bank.slip(
+    5,
+    "survivors",
+    (LOOP, LOOP + "\n            if isinstance(one, torch.Tensor) and one.ndim == 0:\n                one.zero_()"),
+)
+bank.slip(5, "survivors", ("                one.masked_fill_(~mask, 0)\n", "                one.masked_fill_(~mask, 0)\n                if one is not weight:\n                    one.zero_()\n"))  # fmt: skip
+bank.variant(5, "survivors", TOPK, ("torch.where(mask, value, torch.zeros_like(value))", "torch.zeros_like(value)"))
