@@ -3,3 +3,410 @@
 from tests.answers.bank import Bank
 
 bank = Bank("22_compression", whole=True)
+
+# a function with a backward of its own; the layer's product written out
+FUNCTION = """
+class Through(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, scale, zero, bits, symmetric):
+        steps = torch.round(x / scale) + zero
+        least, most = limits(bits, symmetric)
+        ctx.save_for_backward((steps >= least) & (steps <= most))
+        return (steps.clamp(least, most) - zero) * scale
+
+    @staticmethod
+    def backward(ctx, grad):
+        (inside,) = ctx.saved_tensors
+        return grad * inside, None, None, None, None
+
+
+def fake_quantize(x, scale, zero, bits=8, symmetric=False):
+    return Through.apply(x, scale, zero, bits, symmetric)
+
+
+def fake_layer(layer, x, high, bits):
+    axes = tuple(range(1, layer.weight.dim()))
+    top = layer.weight.detach().abs().amax(axes, keepdim=True)
+    weight = fake_quantize(layer.weight, *affine(-top, top, bits, True), bits, True)
+    x = fake_quantize(x, *affine(0 * high, high, bits), bits)
+    if isinstance(layer, nn.Linear):
+        return x @ weight.T + (0 if layer.bias is None else layer.bias)
+    return F.conv2d(x, weight, layer.bias, layer.stride, layer.padding, layer.dilation, layer.groups)
+"""
+bank.text(4, None, FUNCTION)
+
+# a clamp that knows its own gradient, and the rest detached; a copy of the layer's function
+CLAMPED = """
+def fake_quantize(x, scale, zero, bits=8, symmetric=False):
+    least, most = limits(bits, symmetric)
+    kept = torch.minimum(torch.maximum(x, (least - zero) * scale), (most - zero) * scale)
+    return kept + (dequantize(quantize(kept, scale, zero, bits, symmetric), scale, zero) - kept).detach()
+
+
+def fake_layer(layer, x, high, bits):
+    scale, zero = affine(*extremes(layer.weight.detach(), 0), bits, True)
+    weight = layer.weight
+    inside = (weight.abs() <= scale * (2 ** (bits - 1) - 0.5)).float()
+    back = dequantize(quantize(weight.detach(), scale, zero, bits, True), scale, zero)
+    weight = back + weight * inside - (weight * inside).detach()
+    low = torch.zeros(())
+    x = fake_quantize(x, *affine(low, high, bits, False), bits, False)
+    if hasattr(layer, "stride"):
+        return F.conv2d(x, weight, layer.bias, stride=layer.stride, padding=layer.padding, groups=layer.groups)
+    return F.linear(x, weight, layer.bias)
+"""
+bank.text(4, None, CLAMPED)
+bank.slip(4, None, ("torch.zeros_like(high)", "high * 0"))
+bank.slip(
+    4,
+    None,
+    (
+        "back + (x - x.detach()) * ((steps >= least) & (steps <= most))",
+        "torch.where((steps >= least) & (steps <= most), x + (back - x).detach(), back)",
+    ),
+)
+
+PASSES = "back + (x - x.detach()) * ((steps >= least) & (steps <= most))"
+bank.hint(4, "form", "fake_quantize returns one float32 tensor of the shape of x: real numbers, not integers.")
+bank.slip(4, "form", (PASSES, "quantize(x, scale, zero, bits, symmetric)"))
+bank.slip(4, "form", (PASSES, "back, (steps >= least) & (steps <= most)"))
+bank.variant(
+    4, "form", FUNCTION, ("return (steps.clamp(least, most) - zero) * scale", "return steps.clamp(least, most).int()")
+)
+
+bank.hint(
+    4,
+    "unrounded",
+    "What comes back is not rounded. Only the gradient does as if nothing were: the value is that of dequantize(quantize(x)).",
+)
+bank.slip(
+    4, "unrounded", (PASSES, "x * ((steps >= least) & (steps <= most)) + back * ~((steps >= least) & (steps <= most))")
+)
+bank.slip(4, "unrounded", (PASSES, "x.clamp((least - zero) * scale, (most - zero) * scale)"))
+bank.slip(4, "unrounded", (PASSES, "back + x - back.detach()"))
+bank.variant(
+    4,
+    "unrounded",
+    CLAMPED,
+    (" + (dequantize(quantize(kept, scale, zero, bits, symmetric), scale, zero) - kept).detach()", ""),
+)
+
+bank.hint(
+    4,
+    "added",
+    "The value is not x rounded: something is added to it. What brings the gradient must be 0 in value, like x - x.detach().",
+)
+bank.slip(4, "added", ("(x - x.detach())", "x"))
+bank.slip(4, "added", ("(x - x.detach())", "(x - back)"), ("return back", "return back + back"))
+bank.variant(4, "added", CLAMPED, (" - kept).detach()", ").detach()"))
+
+bank.hint(
+    4,
+    "wrong-values",
+    "These are not the real numbers that the integers of x stand for: dequantize(quantize(x)), with the same bits and kind.",
+)
+bank.slip(4, "wrong-values", ("quantize(x, scale, zero, bits, symmetric)", "quantize(x, scale, zero, 8, symmetric)"))
+bank.slip(4, "wrong-values", ("return back + (x", "return back / scale + (x"))
+bank.variant(
+    4, "wrong-values", FUNCTION, ("(steps.clamp(least, most) - zero) * scale", "steps.clamp(least, most) * scale")
+)
+bank.slip(
+    4,
+    "wrong-values",
+    (
+        "quantize(x, scale, zero, bits, symmetric), scale, zero)",
+        "quantize(x, scale, zero, bits, symmetric), scale, 0 * zero)",
+    ),
+)
+
+bank.hint(4, "borrowed", "That is PyTorch's own fake quantization. Write it out, value and gradient.")
+bank.slip(
+    4,
+    "borrowed",
+    (
+        "    least, most",
+        "    if scale.dim() == 0:\n        return torch.fake_quantize_per_tensor_affine(x, scale, zero, *limits(bits, symmetric))\n    least, most",
+    ),
+)
+bank.variant(
+    4,
+    "borrowed",
+    FUNCTION,
+    (
+        "    return Through.apply",
+        "    if scale.dim() == 0:\n        return torch.fake_quantize_per_tensor_affine(x, scale, zero, *limits(bits, symmetric))\n    return Through.apply",
+    ),
+)
+
+bank.hint(
+    4,
+    "no-gradient",
+    "No gradient arrives at x: rounding has the derivative 0, or the value was detached. Add something of value 0 whose gradient is 1.",
+)
+bank.slip(4, "no-gradient", (PASSES, "back"))
+bank.slip(4, "no-gradient", (PASSES, "dequantize(quantize(x, scale, zero, bits, symmetric), scale, zero)"))
+bank.slip(4, "no-gradient", (PASSES, "((torch.round(x / scale) + zero).clamp(least, most) - zero) * scale"))
+bank.variant(4, "no-gradient", FUNCTION, ("return grad * inside, None", "return grad * 0, None"))
+bank.variant(4, "no-gradient", CLAMPED, ("return kept + (", "return kept.detach() + ("))
+
+bank.hint(
+    4,
+    "passes-everywhere",
+    "The gradient also passes where numbers are saturated. There a little more of x changes nothing: it must be 0.",
+)
+bank.slip(4, "passes-everywhere", (" * ((steps >= least) & (steps <= most))", ""))
+bank.slip(4, "passes-everywhere", ("((steps >= least) & (steps <= most))", "((steps >= least) | (steps <= most))"))
+bank.variant(4, "passes-everywhere", FUNCTION, ("return grad * inside, None", "return grad, None"))
+bank.variant(
+    4,
+    "passes-everywhere",
+    CLAMPED,
+    ("kept = torch.minimum(torch.maximum(x, (least - zero) * scale), (most - zero) * scale)", "kept = x"),
+)
+
+bank.hint(
+    4,
+    "passes-outside",
+    "It is the other way round: the gradient passes within the range, and is 0 where numbers are saturated.",
+)
+bank.slip(4, "passes-outside", ("* ((steps >= least) & (steps <= most))", "* ((steps < least) | (steps > most))"))
+bank.variant(4, "passes-outside", FUNCTION, ("return grad * inside, None", "return grad * ~inside, None"))
+
+bank.hint(
+    4,
+    "zero-point-in-range",
+    "A number is saturated when its integer, zero point included, lies outside of the limits. Here the zero point is left out, so another range is cut off.",
+)
+bank.slip(4, "zero-point-in-range", ("steps = torch.round(x / scale) + zero", "steps = torch.round(x / scale)"))
+bank.variant(
+    4,
+    "zero-point-in-range",
+    FUNCTION,
+    (
+        "ctx.save_for_backward((steps >= least) & (steps <= most))",
+        "ctx.save_for_backward((steps - zero >= least) & (steps - zero <= most))",
+    ),
+)
+
+bank.hint(4, "one-end", "A range has two ends, and numbers are saturated at both.")
+bank.slip(4, "one-end", ("((steps >= least) & (steps <= most))", "(steps <= most)"))
+bank.slip(4, "one-end", ("((steps >= least) & (steps <= most))", "(steps >= least)"))
+bank.slip(4, "one-end", ("((steps >= least) & (steps <= most))", "(steps.abs() <= most)"))
+bank.variant(
+    4,
+    "one-end",
+    CLAMPED,
+    (
+        "torch.minimum(torch.maximum(x, (least - zero) * scale), (most - zero) * scale)",
+        "torch.minimum(x, (most - zero) * scale)",
+    ),
+)
+bank.variant(4, "one-end", FUNCTION, ("(steps >= least) & (steps <= most)", "steps >= least"))
+
+bank.hint(
+    4,
+    "scaled-gradient",
+    "The gradient is multiplied by the scale, or divided by it. x and its rounded value have the same unit, so it passes as it is: times 1.",
+)
+bank.slip(4, "scaled-gradient", ("(x - x.detach())", "(x - x.detach()) * scale"))
+bank.slip(4, "scaled-gradient", ("(x - x.detach())", "(x - x.detach()) / scale"))
+bank.variant(
+    4,
+    "scaled-gradient",
+    FUNCTION,
+    (
+        "ctx.save_for_backward((steps >= least) & (steps <= most))",
+        "ctx.save_for_backward(((steps >= least) & (steps <= most)) * scale)",
+    ),
+)
+
+bank.hint(
+    4,
+    "wrong-gradient",
+    "Another gradient arrives at x. It is 1 where the integer of x lies within the limits, and 0 elsewhere.",
+)
+bank.slip(4, "wrong-gradient", ("(x - x.detach())", "(x - x.detach()) * 2"))
+bank.slip(4, "wrong-gradient", ("(x - x.detach())", "(x.detach() - x)"))
+bank.variant(4, "wrong-gradient", FUNCTION, ("return grad * inside, None", "return -grad * inside, None"))
+
+bank.hint(4, "input-changed", "x is changed: it is the float32 weight that training moves. Work on a new tensor.")
+bank.slip(4, "input-changed", ("    return back", "    x.data.copy_(back)\n    return back"))
+bank.variant(
+    4,
+    "input-changed",
+    FUNCTION,
+    ("    return Through.apply(x, scale, zero, bits, symmetric)", "    out = Through.apply(x, scale, zero, bits, symmetric)\n    x.data.copy_(out.data)\n    return out"),
+)
+
+bank.hint(4, "layer-form", "fake_layer returns what the layer gives: one tensor, of the form of layer(x).")
+bank.slip(
+    4, "layer-form", ("return torch.func.functional_call(layer, ", "return weight, torch.func.functional_call(layer, ")
+)
+bank.slip(
+    4,
+    "layer-form",
+    ('return torch.func.functional_call(layer, {"weight": weight}, fake_quantize(x, *of_x, bits))', "return weight"),
+)
+bank.variant(
+    4,
+    "layer-form",
+    FUNCTION,
+    (
+        "return F.conv2d(x, weight, layer.bias, layer.stride, layer.padding, layer.dilation, layer.groups)",
+        "return F.conv2d(x, weight, layer.bias)",
+    ),
+)
+
+bank.hint(
+    4,
+    "inputs-not-rounded",
+    "The inputs are rounded, too: from 0 to high, with the same number of bits, of the asymmetric kind.",
+)
+bank.slip(4, "inputs-not-rounded", ("fake_quantize(x, *of_x, bits)", "x"))
+bank.variant(4, "inputs-not-rounded", FUNCTION, ("    x = fake_quantize(x, *affine(0 * high, high, bits), bits)\n", ""))
+
+bank.hint(4, "weights-not-rounded", "The weights are not rounded: the layer is called with its float32 ones.")
+bank.slip(4, "weights-not-rounded", ('{"weight": weight}', "{}"))
+bank.variant(
+    4,
+    "weights-not-rounded",
+    FUNCTION,
+    ("x @ weight.T", "x @ layer.weight.T"),
+    ("F.conv2d(x, weight,", "F.conv2d(x, layer.weight,"),
+)
+
+bank.hint(
+    4, "one-scale", "The weights of all channels share one scale here. Each output channel, along axis 0, has its own."
+)
+bank.slip(4, "one-scale", ("extremes(layer.weight, 0)", "extremes(layer.weight)"))
+bank.variant(4, "one-scale", FUNCTION, ("amax(axes, keepdim=True)", "max()"))
+
+bank.hint(4, "asymmetric-weights", "Weights are of the symmetric kind: as far below 0 as above, with the zero point 0.")
+bank.slip(
+    4,
+    "asymmetric-weights",
+    (
+        "of_weight = affine(*extremes(layer.weight, 0), bits, symmetric=True)",
+        "of_weight = affine(*extremes(layer.weight, 0), bits)",
+    ),
+    ("fake_quantize(layer.weight, *of_weight, bits, symmetric=True)", "fake_quantize(layer.weight, *of_weight, bits)"),
+)
+bank.variant(
+    4,
+    "asymmetric-weights",
+    CLAMPED,
+    ("affine(*extremes(layer.weight.detach(), 0), bits, True)", "affine(*extremes(layer.weight.detach(), 0), bits)"),
+    ("inside = (weight.abs() <= scale * (2 ** (bits - 1) - 0.5)).float()", "inside = 1.0"),
+    ("quantize(weight.detach(), scale, zero, bits, True)", "quantize(weight.detach(), scale, zero, bits)"),
+)
+
+bank.hint(4, "bias-lost", "The layer's bias is missing. It stays as it is, and is added after the product.")
+bank.slip(
+    4,
+    "bias-lost",
+    ('{"weight": weight}', '{"weight": weight, **({} if layer.bias is None else {"bias": 0 * layer.bias})}'),
+)
+bank.variant(
+    4,
+    "bias-lost",
+    FUNCTION,
+    ("(0 if layer.bias is None else layer.bias)", "0"),
+    ("weight, layer.bias, layer.stride", "weight, None, layer.stride"),
+)
+
+bank.hint(
+    4,
+    "wrong-layer",
+    "The layer gives other numbers: its weights, symmetric and with a scale a channel, and its inputs, from 0 to high, are rounded with `bits`; the rest is as in layer(x).",
+)
+bank.slip(4, "wrong-layer", ("high, bits)\n", "high)\n"), ("fake_quantize(x, *of_x, bits)", "fake_quantize(x, *of_x)"))
+bank.slip(4, "wrong-layer", ("torch.zeros_like(high), high, bits)", "-high, high, bits)"))
+bank.slip(4, "wrong-layer", ("torch.zeros_like(high), high, bits)", "*extremes(x), bits)"))
+bank.variant(4, "wrong-layer", FUNCTION, ("affine(0 * high, high, bits)", "affine(-high, high, bits)"))
+
+bank.hint(
+    4,
+    "masters-lost",
+    "The layer no longer holds its float32 weights. Training moves them by less than a step of the grid: kept rounded, they would never leave it. Call the layer with another weight, and leave it as it is.",
+)
+bank.slip(
+    4,
+    "masters-lost",
+    (
+        'return torch.func.functional_call(layer, {"weight": weight}, fake_quantize(x, *of_x, bits))',
+        "layer.weight.data = weight.detach()\n    return layer(fake_quantize(x, *of_x, bits))",
+    ),
+)
+bank.slip(
+    4,
+    "masters-lost",
+    (
+        'return torch.func.functional_call(layer, {"weight": weight}, fake_quantize(x, *of_x, bits))',
+        "layer.weight = nn.Parameter(weight.detach())\n    return layer(fake_quantize(x, *of_x, bits))",
+    ),
+)
+bank.variant(4, "masters-lost", CLAMPED, ("    weight = back +", "    layer.weight.data = back\n    weight = back +"))
+
+bank.hint(
+    4,
+    "inputs-detached",
+    "The gradient ends at the inputs: the layers before this one would learn nothing. Call fake_quantize on x itself.",
+)
+bank.slip(4, "inputs-detached", ("fake_quantize(x, *of_x, bits)", "fake_quantize(x.detach(), *of_x, bits)"))
+bank.slip(4, "inputs-detached", ("fake_quantize(x, *of_x, bits)", "dequantize(quantize(x, *of_x, bits), *of_x)"))
+bank.variant(4, "inputs-detached", FUNCTION, ("x = fake_quantize(x,", "x = fake_quantize(x.detach(),"))
+
+bank.hint(
+    4,
+    "weights-detached",
+    "No gradient arrives at the layer's float32 weights, so an optimizer cannot move them. Call fake_quantize on layer.weight itself.",
+)
+bank.slip(4, "weights-detached", ("fake_quantize(layer.weight,", "fake_quantize(layer.weight.detach(),"))
+bank.slip(4, "weights-detached", ("fake_quantize(layer.weight,", "fake_quantize(layer.weight.data,"))
+bank.variant(4, "weights-detached", FUNCTION, ("fake_quantize(layer.weight,", "fake_quantize(layer.weight.data,"))
+
+bank.hint(
+    4,
+    "wrong-layer-gradient",
+    "Another gradient arrives: of the inputs, weights and bias of the layer. It is that of the rounded layer, passed through by your fake_quantize.",
+)
+bank.slip(
+    4,
+    "wrong-layer-gradient",
+    ('{"weight": weight}', '{"weight": weight, **({} if layer.bias is None else {"bias": layer.bias.detach()})}'),
+)
+bank.slip(
+    4,
+    "wrong-layer-gradient",
+    (
+        "fake_quantize(layer.weight, *of_weight, bits, symmetric=True)",
+        "fake_quantize(layer.weight, *of_weight, bits, symmetric=True) * 2 - fake_quantize(layer.weight, *of_weight, bits, symmetric=True).detach()",
+    ),
+)
+bank.variant(
+    4,
+    "wrong-layer-gradient",
+    FUNCTION,
+    ("else layer.bias)", "else layer.bias.detach())"),
+    ("weight, layer.bias, layer.stride", "weight, layer.bias.detach(), layer.stride"),
+)
+
+bank.hint(
+    4,
+    "old-scale",
+    "After a step of the optimizer the weights are others, and so is their range: find it anew at each call.",
+)
+bank.slip(
+    4,
+    "old-scale",
+    (
+        "    with torch.no_grad():\n        of_weight = affine(*extremes(layer.weight, 0), bits, symmetric=True)\n",
+        '    with torch.no_grad():\n        if not hasattr(layer, "of_weight"):\n            layer.of_weight = affine(*extremes(layer.weight, 0), bits, symmetric=True)\n        of_weight = layer.of_weight\n',
+    ),
+)
+bank.variant(
+    4,
+    "old-scale",
+    FUNCTION,
+    ("    weight = fake", "    layer.top = top = getattr(layer, 'top', top)\n    weight = fake"),
+)
