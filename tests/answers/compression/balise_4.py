@@ -235,7 +235,10 @@ bank.variant(
     4,
     "input-changed",
     FUNCTION,
-    ("    return Through.apply(x, scale, zero, bits, symmetric)", "    out = Through.apply(x, scale, zero, bits, symmetric)\n    x.data.copy_(out.data)\n    return out"),
+    (
+        "    return Through.apply(x, scale, zero, bits, symmetric)",
+        "    out = Through.apply(x, scale, zero, bits, symmetric)\n    x.data.copy_(out.data)\n    return out",
+    ),
 )
 
 bank.hint(4, "layer-form", "fake_layer returns what the layer gives: one tensor, of the form of layer(x).")
