@@ -792,6 +792,7 @@ def pruned(sparsity, kind):
     model = copy.deepcopy(teacher)
     weights = weights_of(model)
     if kind == "at random":
+        torch.manual_seed(0)
         weights = [torch.rand_like(one) for one in weights]
     masks = magnitude_masks(weights, sparsity, kind == "each layer")
     hold = holding(model, masks)

@@ -118,11 +118,15 @@ bank.variant(
 bank.hint(
     1,
     "shares",
-    "The soft part counts whole: weight belongs to the labels alone. Here the two share one weight, or the wrong one has it.",
+    "The soft part counts whole: weight belongs to the labels alone. Here what the labels get is taken from it.",
 )
 bank.slip(1, "shares", ("return soft + weight", "return (1 - weight) * soft + weight"))
-bank.slip(1, "shares", ("return soft + weight * hard", "return weight * soft + (1 - weight) * hard"))
 bank.variant(1, "shares", WRITTEN, ("loss = loss + weight *", "loss = (1 - weight) * loss + weight *"))
+
+bank.hint(1, "labels-instead", "With a weight of 0 the labels must not count, and the soft part is all: here the labels are what is left. weight is theirs.")  # fmt: skip
+bank.slip(1, "labels-instead", ("return soft + weight * hard", "return weight * soft + (1 - weight) * hard"))
+bank.slip(1, "labels-instead", ("return soft + weight * hard", "return hard"))
+bank.variant(1, "labels-instead", ENTROPY, ("return soft * temperature**2 + weight * hard", "return weight * soft * temperature**2 + (1 - weight) * hard"))  # fmt: skip
 
 bank.hint(1, "wrong-labelled", "With a label for each image the loss is right, with some missing it is not: the soft part takes all images, the other the labelled ones.")  # fmt: skip
 bank.slip(1, "wrong-labelled", ("    mine =", "    weight = weight * (labels >= 0).all()\n    mine ="))
