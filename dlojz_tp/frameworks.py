@@ -1,8 +1,9 @@
-"""The libraries of the extra `frameworks`: whether one is here, and what is said where it is not."""
+"""The libraries of extras such as `frameworks`: whether one is here, and what is said where it is not."""
 
 import importlib.util
 
 NAMES = ("deepspeed", "accelerate", "lightning_fabric")
+DEPLOY = ("onnx", "onnxscript", "onnxruntime", "torchao")
 INSTALL = "python -m pip install -e '.[frameworks]'"
 
 
@@ -10,6 +11,11 @@ class NotInstalled(Exception):
     """A check needs a library that is not here: nothing can be said of the answer."""
 
     todo = f"{INSTALL} brings it; then restart the kernel. All other balises are judged without it."
+
+
+def install(name: str) -> str:
+    """The command that brings a library."""
+    return INSTALL.replace("frameworks", "deploy") if name in DEPLOY else INSTALL
 
 
 def here(name: str) -> bool:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dlojz_tp import course, frameworks
+from dlojz_tp import course, frameworks, recorded
 from dlojz_tp.authoring import records
 from dlojz_tp.cards import render
 from dlojz_tp.works import source
@@ -42,3 +42,14 @@ def test_without_it_the_records_stay(without, monkeypatch, tmp_path):
     assert records.remake(without, 1) is None and not path.exists()
     path.write_text("as it was")
     assert records.remake(without, 1) is None and path.read_text() == "as it was"
+
+
+def test_it_says_how_to_get_a_library(capsys):
+    assert "[deploy]" in frameworks.install("torchao") and "[frameworks]" in frameworks.install("deepspeed")
+    recorded.instead("onnxruntime", "00_welcome", "nothing")
+    assert "[deploy]" in capsys.readouterr().out
+
+
+def test_the_deployed_network_on_record_is_faster_and_as_good():
+    (_, float_right, float_bytes, eager), _, (_, right, size, seconds) = recorded.load("22_compression", "deployed")
+    assert eager >= 2 * seconds and abs(right - float_right) <= 0.01 and size < float_bytes / 3

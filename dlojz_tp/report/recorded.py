@@ -40,7 +40,7 @@ def instead(library: str, work: str, key: str) -> Any:
     """What was recorded with a library that is not here, or None; prints that it is skipped, and how to get it."""
     kept = load(work, key)
     said = "nothing is recorded" if kept is None else f"what follows was recorded with it: {where(work)}"
-    print(f"{library} is not installed here ({frameworks.INSTALL}): skipped; {said}")
+    print(f"{library} is not installed here ({frameworks.install(library)}): skipped; {said}")
     return kept
 
 
