@@ -55,6 +55,8 @@ def made(layer, bits):
         row.mul_(0.9 * most / 2 ** (bits + k))
         row[k % len(row)] = (-1) ** k * most / 2 ** (bits + k)
     layer.weight.data = weight
+    if layer.bias is not None:
+        layer.bias.data = drawn(len(weight))  # what PyTorch draws differs from run to run
     return layer
 
 
