@@ -190,3 +190,93 @@ def test_sizes_are_refused(wrong, words):
 def test_too_long_a_sequence_is_refused():
     with pytest.raises(ValueError, match="a sequence of 17 tokens, the model takes up to 16"):
         Llama(SMALL)(torch.zeros(1, 17, dtype=torch.long))
+
+
+def _remembering(layers, starts):
+    """`attend` by loops and masks: keys and values of each layer and row in lists, a query sees no later position."""
+    seen = [[[[], []] for _ in starts] for _ in range(layers)]
+
+    def attend(layer, q, k, v):
+        rows = []
+        for row, start in enumerate(starts):
+            keys, values = seen[layer][row]
+            keys += k[row].unbind(1)  # each (g, k)
+            values += v[row].unbind(1)
+            places = start + torch.arange(len(keys))
+            mine = places[-q.shape[2] :]
+            shared = q.shape[1] // k.shape[1]
+            every_k, every_v = (torch.stack(t, 1).repeat_interleave(shared, 0) for t in (keys, values))
+            scores = q[row] @ every_k.transpose(1, 2) / q.shape[-1] ** 0.5
+            scores = scores.masked_fill(places[None, :] > mine[:, None], -math.inf)
+            rows.append(scores.softmax(-1) @ every_v)
+        return torch.stack(rows)
+
+    return attend
+
+
+@pytest.mark.parametrize("kv_heads", [None, 2, 1])
+@pytest.mark.parametrize("parts", [[16], [1] * 16, [5, 1, 1, 3, 6], [15, 1]])
+def test_a_sequence_in_parts_gives_the_same_scores(kv_heads, parts):
+    torch.manual_seed(0)
+    model = Llama(LlamaConfig(vocab_size=50, width=24, heads=6, kv_heads=kv_heads, layers=3, max_length=16)).double()
+    tokens = torch.randint(50, (2, 16))
+    attend, first, found = _remembering(3, [0, 0]), 0, []
+    for part in parts:
+        found.append(model(tokens[:, first : first + part], first, attend))
+        first += part
+    torch.testing.assert_close(torch.cat(found, 1), model(tokens), atol=1e-6, rtol=1e-6)
+
+
+def test_rows_may_begin_at_positions_of_their_own():
+    torch.manual_seed(0)
+    model, tokens = Llama(SMALL), torch.randint(50, (3, 9))
+    starts, attend = [0, 7, 3], _remembering(2, [0, 7, 3])
+    first = torch.tensor(starts)
+    parts = model(tokens[:, :4], first, attend), model(tokens[:, 4:], first + 4, attend)
+    torch.testing.assert_close(torch.cat(parts, 1), model(tokens))
+    x = torch.randn(3, 2, 5, 8)
+    rotary, long = Rotary(8, 40, 100.0), torch.zeros(3, 2, 40, 8)
+    for row, start in enumerate(starts):
+        long[row, :, start : start + 5] = x[row]
+    turned = torch.stack([t[:, s : s + 5] for s, t in zip(starts, _complex_turn(long, 100.0), strict=True)])
+    torch.testing.assert_close(rotary(x, first).double(), turned, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(rotary(x[1:2], 7).double(), turned[1:2], atol=1e-5, rtol=1e-5)
+
+
+def test_attend_is_called_once_a_layer_and_sees_groups():
+    torch.manual_seed(0)
+    model, calls = Llama(SMALL), []
+
+    def attend(layer, q, k, v):
+        calls.append((layer, q.shape, k.shape, v.shape))
+        return torch.zeros_like(q)
+
+    assert model(torch.zeros(2, 3, dtype=torch.long), 13, attend).shape == (2, 3, 50)
+    assert calls == [(layer, (2, 6, 3, 4), (2, 2, 3, 4), (2, 2, 3, 4)) for layer in range(2)]
+
+
+def test_a_part_that_ends_too_late_is_refused():
+    with pytest.raises(ValueError, match="a sequence of 17 tokens, the model takes up to 16"):
+        Llama(SMALL)(torch.zeros(1, 2, dtype=torch.long), 15, lambda layer, q, k, v: q)
+
+
+@pytest.mark.parametrize("changes", [{}, {"tied_head": True}, {"kv_heads": None, "rotary_base": 500.0}])
+def test_transformers_gives_the_same_scores_for_our_weights(changes):
+    pytest.importorskip("transformers")
+    from dlojz_tp.models.hugging_face import in_transformers
+
+    torch.manual_seed(0)
+    config = {"vocab_size": 200, "width": 64, "heads": 4, "kv_heads": 2, "layers": 3, "max_length": 64} | changes
+    model, tokens = Llama(LlamaConfig(**config)), torch.randint(200, (2, 40))
+    for name, parameter in model.named_parameters():
+        if "norm" in name:
+            parameter.data.uniform_(0.5, 1.5)  # else all norms are alike
+    drawn = torch.get_rng_state()
+    theirs = in_transformers(model)
+    assert torch.equal(drawn, torch.get_rng_state())
+    with torch.no_grad():
+        ours, found = model(tokens), theirs(tokens)
+        torch.testing.assert_close(found.logits, ours, atol=2e-6, rtol=2e-6)
+        assert ours.std() > 0.1
+        after = theirs(tokens[:, -1:], past_key_values=theirs(tokens[:, :-1], use_cache=True).past_key_values)
+        torch.testing.assert_close(after.logits, ours[:, -1:], atol=2e-6, rtol=2e-6)

@@ -4,9 +4,14 @@ Shapes: b batch, s sequence, d width (hidden size), h heads, g heads of keys and
 (h·k = d), f width of the feed-forward block, v vocabulary.
 Source: Touvron et al. 2023, "LLaMA: open and efficient foundation language models", §2.2; grouped-query attention from
 Ainslie et al. 2023, "GQA". No layer has a bias, and there is no dropout.
+
+Nothing here remembers earlier tokens. Who generates gives the model `first`, the position of the first token, and
+`attend`, which stands in the place of attention: see `Llama`.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -86,6 +91,7 @@ class LlamaConfig:
 class Rotary(nn.Module):
     """Turn pairs of numbers of each head by an angle that grows with the position. x (b, h, s, k) -> (b, h, s, k).
 
+    `first` is the position of the first of the s tokens: a whole number, or one for each row, int64 of shape (b,).
     Number i of the first half and number i of the second half are a pair; at position p it turns by p / base^(2i/k).
     The tables are float32 buffers that no checkpoint holds: `reset_parameters` fills them, also after `to_empty`.
     Source: Su et al. 2021, "RoFormer", §3.2.
@@ -107,15 +113,23 @@ class Rotary(nn.Module):
         self.cos.copy_(angles.cos())
         self.sin.copy_(angles.sin())
 
-    def forward(self, x_bhsk: Tensor) -> Tensor:
+    def forward(self, x_bhsk: Tensor, first: int | Tensor = 0) -> Tensor:
         length = x_bhsk.shape[-2]
-        cos, sin = self.cos[:length], self.sin[:length]
-        first, second = x_bhsk.chunk(2, -1)  # products of bf16 and float32 are float32
-        return torch.cat([first * cos - second * sin, second * cos + first * sin], -1).type_as(x_bhsk)
+        if isinstance(first, Tensor):
+            places = first[:, None] + torch.arange(length, device=first.device)
+            cos, sin = (table[places][:, None] for table in (self.cos, self.sin))  # (b, 1, s, k/2)
+        else:
+            cos, sin = self.cos[first : first + length], self.sin[first : first + length]
+        one, other = x_bhsk.chunk(2, -1)  # products of bf16 and float32 are float32
+        return torch.cat([one * cos - other * sin, other * cos + one * sin], -1).type_as(x_bhsk)
 
 
 class LlamaAttention(nn.Module):
-    """Causal self-attention where h/g heads of queries share a head of keys and values. x (b, s, d) -> (b, s, d)."""
+    """Causal self-attention where h/g heads of queries share a head of keys and values. x (b, s, d) -> (b, s, d).
+
+    With `attend`, `attend(q_bhsk, k_bgsk, v_bgsk) -> y_bhsk` is called instead; q and k are turned for their positions
+    by then. h and g are what the layers give: where they are cut by heads, a rank's own.
+    """
 
     def __init__(self, config: LlamaConfig):
         super().__init__()
@@ -127,11 +141,12 @@ class LlamaAttention(nn.Module):
         self.output = nn.Linear(config.width, config.width, bias=False)
         self.rotary = Rotary(config.head_size, config.max_length, config.rotary_base)
 
-    def forward(self, x_bsd: Tensor) -> Tensor:
+    def forward(self, x_bsd: Tensor, first: int | Tensor = 0, attend: Callable | None = None) -> Tensor:
         q_bhsk, k_bgsk, v_bgsk = (self._split(layer(x_bsd)) for layer in (self.query, self.key, self.value))
-        q_bhsk, k_bgsk = self.rotary(q_bhsk), self.rotary(k_bgsk)
-        many = self.shared > 1
-        y_bhsk = F.scaled_dot_product_attention(q_bhsk, k_bgsk, v_bgsk, is_causal=True, enable_gqa=many)
+        q_bhsk, k_bgsk = self.rotary(q_bhsk, first), self.rotary(k_bgsk, first)
+        if attend is None:
+            attend = partial(F.scaled_dot_product_attention, is_causal=True, enable_gqa=self.shared > 1)
+        y_bhsk = attend(q_bhsk, k_bgsk, v_bgsk)
         return self.output(y_bhsk.transpose(1, 2).flatten(2))  # (b, s, h, k) -> (b, s, d)
 
     def _split(self, x: Tensor) -> Tensor:
@@ -165,8 +180,8 @@ class LlamaBlock(nn.Module):
         self.norm_feed_forward = nn.RMSNorm(config.width, eps=config.norm_epsilon)
         self.feed_forward = SwiGLU(config.width, config.hidden)
 
-    def forward(self, x_bsd: Tensor) -> Tensor:
-        x_bsd = x_bsd + self.attention(self.norm_attention(x_bsd))
+    def forward(self, x_bsd: Tensor, first: int | Tensor = 0, attend: Callable | None = None) -> Tensor:
+        x_bsd = x_bsd + self.attention(self.norm_attention(x_bsd), first, attend)
         return x_bsd + self.feed_forward(self.norm_feed_forward(x_bsd))
 
 
@@ -175,7 +190,14 @@ class Llama(nn.Module):
 
     tokens (b, s) int64 -> logits (b, s, v). With `tied_head` the head's weight *is* the token embedding's.
     Built under `torch.device("meta")` it holds no number; `to_empty(device=...)` and then `init_weights()` fill it.
-    Raises ValueError for a sequence longer than `max_length`.
+
+    To go on from tokens that were seen before, give both:
+    - `first`: the position of the first of these s tokens, a whole number or one for each row, int64 of shape (b,);
+    - `attend(layer, q, k, v) -> y`, called once a layer (0, 1, ...) in the place of attention: q (b, h, s, k),
+      k and v (b, g, s, k) are of these tokens alone, q and k turned for their positions; y is like q. The caller keeps
+      the keys and values of earlier tokens, and hides the later ones from each query.
+
+    Raises ValueError for a sequence that ends after `max_length`; positions of rows are not read for that.
     """
 
     def __init__(self, config: LlamaConfig):
@@ -204,11 +226,11 @@ class Llama(nn.Module):
             elif isinstance(module, nn.RMSNorm | Rotary):
                 module.reset_parameters()
 
-    def forward(self, tokens_bs: Tensor) -> Tensor:
-        length = tokens_bs.shape[1]
+    def forward(self, tokens_bs: Tensor, first: int | Tensor = 0, attend: Callable | None = None) -> Tensor:
+        length = tokens_bs.shape[1] + (0 if isinstance(first, Tensor) else first)
         if length > self.config.max_length:
             raise ValueError(f"a sequence of {length} tokens, the model takes up to {self.config.max_length}")
         x_bsd = self.token_embedding(tokens_bs)
-        for block in self.blocks:
-            x_bsd = block(x_bsd)
+        for layer, block in enumerate(self.blocks):  # without `attend` a block's distances count, not where it begins
+            x_bsd = block(x_bsd) if attend is None else block(x_bsd, first, partial(attend, layer))
         return self.head(self.norm(x_bsd))
