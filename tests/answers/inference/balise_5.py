@@ -1,5 +1,140 @@
-"""Answers to balise 5."""
+"""Answers to balise 5 of 23_inference: speculative decoding."""
 
 from tests.answers.bank import Bank
 
 bank = Bank("23_inference", whole=True)
+
+# one place after the other
+LOOP = """
+def verify(target, draft, drafted, uniforms):
+    for i, (token, u) in enumerate(zip(drafted.tolist(), uniforms.tolist())):
+        p, q = target[i], draft[i]
+        if u * q[token] >= p[token]:
+            missing = torch.relu(p - q)
+            return i, missing / missing.sum()
+    return len(drafted), target[-1]
+"""
+bank.text(5, None, LOOP)
+
+# the draft padded with a row of zeros: then "all kept" is a refusal that misses everything; first refusal by nonzero
+PADDED = """
+def verify(target, draft, drafted, uniforms):
+    p = target[:-1].gather(1, drafted[:, None])[:, 0]
+    q = draft.gather(1, drafted[:, None])[:, 0]
+    refused = torch.nonzero(torch.minimum(p / q, torch.ones_like(p)) <= uniforms)[:, 0].tolist()
+    kept = torch.tensor((refused + [len(drafted)])[0])
+    padded = torch.cat([draft, torch.zeros_like(target[:1])])
+    left = torch.maximum(target[kept] - padded[kept], torch.zeros_like(target[kept]))
+    return kept, left / left.sum()
+"""
+bank.text(5, None, PADDED)
+bank.slip(5, None, ("(target[kept] - draft[kept]).clamp(min=0)", "target[kept] - torch.minimum(target[kept], draft[kept])"))  # fmt: skip
+bank.slip(5, None, ("uniforms < target[places, drafted] / draft[places, drafted]", "torch.log(uniforms) < target[places, drafted].log() - draft[places, drafted].log()"))  # fmt: skip
+bank.slip(5, "nothing-returned", ("return kept, target[kept]", "return"), ("return kept, missing", "kept, missing"))
+
+bank.hint(5, "speculation-form", "Return two things, also where all tokens are kept: how many stay, a whole number, and a distribution of shape (v,) in "
+          "the dtype of `target`. It is {got}.")  # fmt: skip
+bank.slip(5, "speculation-form", ("return kept, target[kept]", "return kept, None"))
+bank.slip(5, "speculation-form", ("return kept, missing / missing.sum()", "return kept, int((missing / missing.sum()).argmax())"))  # fmt: skip
+bank.slip(5, "speculation-form", ("return kept, target[kept]", "return kept, target[kept:]"))
+bank.slip(5, "speculation-form", ("kept = int(stays.long().cumprod(0).sum())", "kept = stays.long().cumprod(0)"), ("return kept, target[kept]", "return kept, target[-1]"), ("if kept ==", "if kept.sum() =="), ("target[kept] - draft[kept]", "target[kept.sum()] - draft[kept.sum()]"))  # fmt: skip
+bank.variant(5, "speculation-form", LOOP, ("return len(drafted), target[-1]", "return len(drafted)"))
+
+bank.hint(5, "inputs-changed", "{what}: written over. Others still need it: work on new tensors, without an operation that ends in _.")  # fmt: skip
+bank.slip(5, "inputs-changed", ("(target[kept] - draft[kept]).clamp(min=0)", "target[kept].sub_(draft[kept]).clamp_(min=0)"))  # fmt: skip
+bank.variant(5, "inputs-changed", LOOP, ("torch.relu(p - q)", "p.sub_(q).relu_()"))
+
+bank.hint(
+    5, "own-random", "The same numbers gave two answers. Compare with the uniforms that are given, and draw none."
+)
+bank.slip(5, "own-random", ("stays = uniforms <", "stays = torch.rand(len(drafted)) <"))
+bank.variant(5, "own-random", LOOP, ("u * q[token]", "torch.rand(()) * q[token]"))
+
+bank.hint(5, "wrong-kept", "Not as many tokens stay as should: token i does if u < p(x) / q(x), x being the drafted one, and all before it did.")  # fmt: skip
+bank.slip(5, "wrong-kept", ("kept = int(stays.long().cumprod(0).sum())", "kept = int(stays.all()) * len(drafted)"))
+bank.slip(5, "wrong-kept", ("target[places, drafted]", "target[places + 1, drafted]"))
+bank.variant(5, "wrong-kept", LOOP, ("p, q = target[i], draft[i]", "p, q = target[i + 1], draft[i]"))
+
+bank.hint(5, "after-a-refusal", "Tokens behind a refused one are counted as well. They were judged behind a text that no longer stands: "
+          "only those before the first refusal stay.")  # fmt: skip
+bank.slip(5, "after-a-refusal", ("int(stays.long().cumprod(0).sum())", "int(stays.sum())"))
+bank.variant(5, "after-a-refusal", PADDED, ("(refused + [len(drafted)])[0]", "len(drafted) - len(refused)"))
+bank.variant(5, "after-a-refusal", LOOP, ("    for i", "    kept = sum(u * draft[i][x] < target[i][x] for i, (x, u) in enumerate(zip(drafted.tolist(), uniforms.tolist())))\n    if kept < len(drafted):\n        missing = torch.relu(target[kept] - draft[kept])\n        return int(kept), missing / missing.sum()\n    for i"))  # fmt: skip
+
+bank.hint(5, "turned-ratio", "The ratio is turned round. What the target likes better than the draft, p > q, always stays: p(x) / q(x).")  # fmt: skip
+bank.slip(5, "turned-ratio", ("target[places, drafted] / draft[places, drafted]", "draft[places, drafted] / target[places, drafted]"))  # fmt: skip
+bank.variant(5, "turned-ratio", LOOP, ("u * q[token] >= p[token]", "u * p[token] >= q[token]"))
+
+bank.hint(5, "without-q", "The token stays with probability p(x), as if any token had been as likely to be drafted. It came from q: divide by q(x).")  # fmt: skip
+bank.slip(5, "without-q", (" / draft[places, drafted]", ""))
+bank.variant(5, "without-q", LOOP, ("u * q[token] >=", "u >="))
+
+bank.hint(5, "no-chance", "It stays only where the target finds it at least as likely as the draft does, and the uniforms are not asked. "
+          "With p < q it still stays with probability p / q.")  # fmt: skip
+bank.slip(5, "no-chance", ("uniforms < target[places, drafted] / draft[places, drafted]", "target[places, drafted] >= draft[places, drafted]"))  # fmt: skip
+bank.variant(5, "no-chance", LOOP, ("u * q[token] >= p[token]", "q[token] > p[token]"))
+
+bank.hint(5, "greedy", "A token stays here if it is the one that the target finds most likely. That writes what temperature 0 would, and not what p says.")  # fmt: skip
+bank.slip(5, "greedy", ("uniforms < target[places, drafted] / draft[places, drafted]", "target[places].argmax(1) == drafted"))  # fmt: skip
+bank.variant(5, "greedy", LOOP, ("u * q[token] >= p[token]", "token != p.argmax()"))
+
+bank.hint(5, "refused-and-kept", "The comparison is the wrong way round: small uniforms keep, large ones refuse.")
+bank.slip(5, "refused-and-kept", ("uniforms <", "uniforms >"))
+bank.variant(5, "refused-and-kept", LOOP, (">= p[token]", "< p[token]"))
+
+bank.hint(5, "impossible-kept", "A token to which the target gives probability 0 stayed, as its uniform was 0. torch.rand returns 0 at times: u < p / q, and not ≤.")  # fmt: skip
+bank.slip(5, "impossible-kept", ("uniforms <", "uniforms <="))
+bank.variant(5, "impossible-kept", LOOP, (">= p[token]", "> p[token]"))
+
+bank.hint(5, "equal-refused", "Where draft and target agree, nothing may be refused, however large the uniform: p / q is 1 there. "
+          "Do not shift or bound the ratio below 1.")  # fmt: skip
+bank.slip(5, "equal-refused", ("/ draft[places, drafted]", "/ (draft[places, drafted] + 1e-3)"))
+bank.variant(5, "equal-refused", LOOP, ("u * q[token]", "u * (q[token] + 1e-3)"))
+
+bank.hint(5, "not-normalised", "The numbers behind a refusal add up to {got}: divide max(0, p - q) by its sum, which is the probability of a refusal there.")  # fmt: skip
+bank.slip(5, "not-normalised", ("missing / missing.sum()", "missing"))
+bank.slip(5, "not-normalised", ("return kept, missing / missing.sum()", "row = target[kept] - draft[kept]\n    return kept, row"))  # fmt: skip
+bank.variant(5, "not-normalised", LOOP, ("missing / missing.sum()", "missing"))
+
+bank.hint(5, "wrong-next", "How many stay is right; the distribution of the next token is not. After a refusal: max(0, p - q) of the refused place, divided by its sum. "
+          "Where all stay: the target's last row.")  # fmt: skip
+bank.slip(5, "wrong-next", ("missing / missing.sum()", "(missing / missing.sum()).sqrt() / (missing / missing.sum()).sqrt().sum()"))  # fmt: skip
+bank.variant(5, "wrong-next", LOOP, ("return i, missing", "missing = missing**3\n            return i, missing"))
+
+bank.hint(5, "target-again", "After a refusal the next token is drawn from the whole p. The tokens that stay have brought a part of p already, and what the draft likes "
+          "comes out too often: draw from max(0, p - q).")  # fmt: skip
+bank.slip(5, "target-again", ("(target[kept] - draft[kept]).clamp(min=0)", "target[kept]"))
+bank.variant(5, "target-again", LOOP, ("torch.relu(p - q)", "p"))
+
+bank.hint(5, "only-without-it", "The refused token is taken out of p, and the rest stays as it is. What the draft says of the *other* tokens counts too: max(0, p - q) in all places.")  # fmt: skip
+bank.slip(5, "only-without-it", ("missing = (target[kept] - draft[kept]).clamp(min=0)", "missing = target[kept].clone()\n    missing[drafted[kept]] = 0"))  # fmt: skip
+bank.variant(5, "only-without-it", LOOP, ("torch.relu(p - q)", "torch.where(torch.arange(len(p)) == token, 0.0, p)"))
+
+bank.hint(5, "differences", "Where p < q nothing is missing: those differences count as 0, and not as |p - q|.")
+bank.slip(5, "differences", (".clamp(min=0)", ".abs()"))
+bank.variant(5, "differences", LOOP, ("torch.relu(p - q)", "torch.maximum(p - q, q - p)"))
+
+bank.hint(5, "too-much-drafted", "That is what the draft says too much of, max(0, q - p): the tokens that were refused. Missing are the others, max(0, p - q).")  # fmt: skip
+bank.slip(5, "too-much-drafted", ("(target[kept] - draft[kept])", "(draft[kept] - target[kept])"))
+bank.variant(5, "too-much-drafted", LOOP, ("torch.relu(p - q)", "torch.relu(q - p)"))
+
+bank.hint(5, "softened", "The differences went through a softmax. They are probabilities already: set the negative ones to 0, and divide by the sum.")  # fmt: skip
+bank.slip(5, "softened", ("return kept, missing / missing.sum()", "return kept, missing.softmax(0)"))
+bank.slip(5, "softened", ("return kept, missing / missing.sum()", "return kept, (target[kept] - draft[kept]).softmax(0)"))  # fmt: skip
+bank.variant(5, "softened", LOOP, ("missing / missing.sum()", "missing.softmax(0)"))
+bank.variant(5, "softened", PADDED, ("left / left.sum()", "(left / left.sum()).softmax(0) if len(refused) else left"))
+
+bank.hint(5, "other-place", "After a refusal the distribution is of another place. The refused one counts: row `kept` of target and of draft, numbered from 0.")  # fmt: skip
+bank.slip(5, "other-place", ("target[kept] - draft[kept]", "target[-2] - draft[-1]"))
+bank.slip(5, "other-place", ("target[kept] - draft[kept]", "target[0] - draft[0]"))
+bank.slip(5, "other-place", ("target[kept] - draft[kept]", "target[kept + 1] - draft[kept]"))
+bank.slip(5, "other-place", ("target[kept] - draft[kept]", "target[kept - 1] - draft[kept - 1]"))
+bank.variant(5, "other-place", LOOP, ("p, q = target[i], draft[i]", "p, q = target[i], draft[i]\n        last = target[-2], draft[-1]"), ("torch.relu(p - q)", "torch.relu(last[0] - last[1])"))  # fmt: skip
+
+bank.hint(5, "last-drafted-row", "Where all stay, the next token is drawn from the target's row of the last drafted token. The row behind it, target[k], is about the token to come.")  # fmt: skip
+bank.slip(5, "last-drafted-row", ("return kept, target[kept]", "return kept, target[max(kept - 1, 0)]"))
+bank.variant(5, "last-drafted-row", LOOP, ("target[-1]", "target[-2] if len(drafted) else target[-1]"))
+
+bank.hint(5, "other-counts", "Three drafted tokens come out right, four do not: over many rounds the counts are not the target's. Is a size written down somewhere?")  # fmt: skip
+bank.slip(5, "other-counts", ("return kept, target[kept]", "return kept, target[min(kept, 3)]"))
+bank.variant(5, "other-counts", LOOP, ("target[-1]", "target[:4][-1]"))
