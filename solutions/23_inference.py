@@ -11,12 +11,14 @@ import torch.nn.functional as F
 from torch import nn
 
 from dlojz_tp import course, launch, measure, planner, report, scale, todo
+from dlojz_tp.models import Llama, LlamaConfig
 
 tp = course.open("23_inference")
 tp
 
 # %% tags=["setup"]
 FULL = scale() == "full"
+torch.set_num_threads(1)  # the layers are small here: a second thread waits more than it works
 
 # %% [markdown]
 # ## The idea
@@ -73,26 +75,258 @@ def decode_cost(x):
 tp.check(2, decode_cost)
 
 # %% [markdown]
+# ## Memory in blocks
+#
+# How long an answer will be, nobody knows before its last token. Who reserves memory for the longest possible one, in one piece, reserves most of it
+# for nothing. Kwon and others (2023, *Efficient Memory Management for Large Language Model Serving with PagedAttention*) do what operating
+# systems do with pages: memory is cut into **blocks** of a few tokens, a sequence takes one block at a time, from anywhere, and a **table** says which blocks are its
+# own. The token at place `p` lies in block `table[p // size]`, at `p % size`.
+#
+# Two sequences that begin alike need their beginning only once: both tables name the same blocks. Such a block is never written to. Who has to write into
+# it takes a copy first: **copy on write**.
+#
 # ### Balise 3 · Paged attention
 #
-# Placeholder of balise 3. About 1 line.
+# `Pool` holds the blocks of all sequences. A block's number means the same in every layer; a table is a list of such numbers, and whoever uses the pool remembers how
+# many tokens each sequence has. `__init__` and `write` are given. Write the rest:
+#
+# - **`extend(table, length, n)`** makes room for `n` tokens behind the `length` that there are. The table grows in place, by as many blocks as it needs and no more. Blocks that
+#   these `n` tokens will be written into must belong to this table alone: copy a block that another table holds too, keys and values of all layers, and only then.
+#   If too few blocks are free, raise a `MemoryError`; then nothing may have changed.
+# - **`fork(table)`** returns a second table of the same tokens. It takes no block.
+# - **`release(table)`** gives a sequence up: blocks that no table holds any more are free again, and the table is empty.
+# - **`paged_attention(q, keys, values, tables, lengths)`**: one query for each of `b` sequences. `q` is `(b, heads, d)`; `keys` and `values`
+#   `(blocks, size, groups, d)` are those of one layer, where `heads / groups` neighbouring heads share a head of keys and values. `tables` `(b, most)` has a row of
+#   blocks for each sequence, filled up with zeros, and `lengths` `(b,)` says how many tokens each has. Return `(b, heads, d)`. What lies behind a sequence's end, left
+#   by others, must not count. No loop over sequences or blocks.
+#
+# 10, 3, 5 and 6 lines, 20 minutes.
 #
 # <details><summary>Hint</summary>
 #
-# Placeholder.
+# Before you change anything in `extend`, count: blocks that are missing at the end, and a last block that is shared and will be written into. `holders` says by how many tables a
+# block is held. For the attention, `keys.index_select(0, tables.flatten())` puts the blocks of all sequences one behind the other;
+# `scaled_dot_product_attention` takes a mask of booleans, `True` where a query may look, and `enable_gqa=True`.
 # </details>
 
 
 # %% tags=["balise-3"]
-def BlockTable(x):
-    """Placeholder."""
+class Pool:
+    """Blocks of `size` tokens for the keys and values of all layers; tables are lists of their numbers."""
+
+    def __init__(self, blocks, size, layers=1, groups=1, d=1, dtype=torch.float32):
+        self.keys = torch.zeros(layers, blocks, size, groups, d, dtype=dtype)
+        self.values = torch.zeros_like(self.keys)
+        self.size = size
+        self.free = list(range(blocks))  # blocks that no table holds
+        self.holders = [0] * blocks  # how many tables hold each block
+
+    def write(self, layer, table, first, k, v):
+        """Put keys and values (n, groups, d) at the places from `first` on."""
+        places = torch.arange(first, first + len(k))
+        where = layer, torch.tensor(table)[places // self.size], places % self.size
+        self.keys[where], self.values[where] = k, v
+
+    def extend(self, table, length, n):
+        """Room for n tokens behind `length`, in blocks of this table alone. MemoryError, and no change, if there is none."""
+        # BEGIN SOLUTION
+        shared = n > 0 and length % self.size > 0 and self.holders[table[-1]] > 1
+        missing = -(-(length + n) // self.size) - len(table)
+        if missing + shared > len(self.free):
+            raise MemoryError(f"{missing + shared} blocks needed, {len(self.free)} free")
+        taken = [self.free.pop() for _ in range(missing + shared)]
+        for block in taken:
+            self.holders[block] = 1
+        if shared:
+            old, new = table.pop(), taken[0]
+            self.holders[old] -= 1
+            self.keys[:, new], self.values[:, new] = self.keys[:, old], self.values[:, old]
+        table += taken
+        # END SOLUTION
+
+    def fork(self, table):
+        """A second table of the same tokens, which shares all blocks."""
+        # BEGIN SOLUTION
+        for block in table:
+            self.holders[block] += 1
+        return list(table)
+        # END SOLUTION
+
+    def release(self, table):
+        """Give up the blocks of a sequence; its table is empty afterwards."""
+        # BEGIN SOLUTION
+        for block in table:
+            self.holders[block] -= 1
+            if self.holders[block] == 0:
+                self.free.append(block)
+        table.clear()
+        # END SOLUTION
+
+
+def paged_attention(q, keys, values, tables, lengths):
+    """Attention of one query a sequence, (b, heads, d), over keys and values that lie in blocks."""
     # BEGIN SOLUTION
-    return x
+    k, v = (each.index_select(0, tables.flatten()) for each in (keys, values))  # (b · most, size, groups, d)
+    k, v = (each.reshape(len(q), -1, *each.shape[2:]).transpose(1, 2) for each in (k, v))  # (b, groups, places, d)
+    seen = torch.arange(k.shape[2]) < lengths[:, None]
+    y = F.scaled_dot_product_attention(q[:, :, None], k, v, attn_mask=seen[:, None, None], enable_gqa=True)
+    return y[:, :, 0]
     # END SOLUTION
 
 
 # %%
-tp.check(3, BlockTable)
+tp.check(3, Pool, paged_attention)
+
+# %% [markdown]
+# ## What blocks save, and what they cost
+#
+# 64 sequences are under way, at lengths drawn at random: most end soon, a few run on to the longest that the model takes. What is measured is which part of the
+# memory holds tokens. Then the price: a step of decoding reads its keys and values through a table, and has to be compared with one that finds them in one piece.
+#
+# **Commit to a guess.** Which share of the memory holds tokens if each sequence reserves the longest, and with blocks of 16? How many times as long does a step take with
+# them?
+
+# %%
+guess = {"longest": None, "blocks of 16": None, "time": None}  # two shares and a ratio
+
+
+# %%
+def under_way(n=64, longest=512):
+    """Lengths of n sequences, each somewhere between its first token and its last."""
+    drawn = torch.Generator().manual_seed(0)
+    last = (100 * torch.randn(n, generator=drawn).exp()).clamp(16, longest)
+    return (last * torch.rand(n, generator=drawn)).long().add(1).tolist()
+
+
+def held(lengths, size):
+    """Tokens for which there is room, once a pool has taken in these sequences."""
+    pool, count = Pool(2 * sum(lengths) // size + len(lengths), size), 0
+    for length in lengths:
+        table = []
+        pool.extend(table, 0, length)
+        count += len(table) * size
+    return count
+
+
+def one_piece(model, b, most):
+    """Keys and values of b sequences in one piece each, (layers, b, groups, most, d)."""
+    config = model.config
+    return torch.randn(2, config.layers, b, config.groups, most, config.head_size)
+
+
+# %%
+@torch.no_grad()
+def step_in_one_piece(model, cache, lengths, tokens):
+    """Logits (b, vocabulary) of the next token of each sequence; `cache` gets its keys and values."""
+    rows, at = torch.arange(len(lengths)), torch.tensor(lengths)
+    most = max(lengths) + 1
+    seen = (torch.arange(most) <= at[:, None])[:, None, None]
+
+    def attend(layer, q, k, v):
+        keys, values = cache[:, layer]
+        keys[rows, :, at], values[rows, :, at] = k[:, :, 0], v[:, :, 0]
+        return F.scaled_dot_product_attention(
+            q, keys[:, :, :most], values[:, :, :most], attn_mask=seen, enable_gqa=True
+        )
+
+    return model(tokens[:, None], first=at, attend=attend)[:, 0]
+
+
+@torch.no_grad()
+def step_in_blocks(model, pool, tables, lengths, tokens):
+    """The same, with keys and values in a pool that has room for them."""
+    rows = nn.utils.rnn.pad_sequence([torch.tensor(table) for table in tables], batch_first=True)
+    at = torch.tensor(lengths)
+    where = rows.gather(1, at[:, None] // pool.size)[:, 0], at % pool.size
+
+    def attend(layer, q, k, v):
+        pool.keys[layer][where], pool.values[layer][where] = k[:, :, 0], v[:, :, 0]
+        return paged_attention(q[:, :, 0], pool.keys[layer], pool.values[layer], rows, at + 1)[:, :, None]
+
+    return model(tokens[:, None], first=at, attend=attend)[:, 0]
+
+
+# %%
+def paged_model():
+    """A small Llama, its weights drawn."""
+    torch.manual_seed(0)
+    sizes = (
+        {"width": 512, "heads": 8, "kv_heads": 2, "layers": 8}
+        if FULL
+        else {"width": 256, "heads": 8, "kv_heads": 2, "layers": 4}
+    )
+    return Llama(LlamaConfig(512, max_length=512, **sizes)).eval()
+
+
+def fill(pool, cache, lengths):
+    """Put the keys and values of `cache` in blocks, with room for a token more. Returns the tables."""
+    tables = [[] for _ in lengths]
+    for begin in range(0, max(lengths), pool.size):  # in turn, so that no table's blocks lie in one piece
+        for row, (table, length) in enumerate(zip(tables, lengths)):
+            n = min(pool.size, length - begin)
+            if n > 0:
+                pool.extend(table, begin, n)
+                for layer in range(len(pool.keys)):
+                    k, v = cache[:, layer, row, :, begin : begin + n].transpose(1, 2)
+                    pool.write(layer, table, begin, k, v)
+    for table, length in zip(tables, lengths):
+        pool.extend(table, length, 1)
+    return tables
+
+
+def race_blocks(size, lengths=(255, 201, 130, 97)):
+    """Medians of the seconds of a step in blocks of `size` tokens, and in one piece. Both must give the same logits."""
+    model, tokens = paged_model(), torch.arange(len(lengths))
+    config, cache = model.config, one_piece(model, len(lengths), 256)
+    pool = Pool(1024 // size + 8, size, config.layers, config.groups, config.head_size)
+    tables = fill(pool, cache, lengths)
+    steps = {"blocks": lambda: step_in_blocks(model, pool, tables, lengths, tokens),
+             "one piece": lambda: step_in_one_piece(model, cache, lengths, tokens)}  # fmt: skip
+    torch.testing.assert_close(steps["blocks"](), steps["one piece"](), rtol=1e-4, atol=1e-4)
+    return measure.race(steps, 25, 2, "cpu").medians.values()
+
+
+# %% jupyter={"source_hidden": true}
+def show_blocks():
+    lengths = under_way()
+    rooms = {"longest": 512 * len(lengths)} | {f"{size}": held(lengths, size) for size in (64, 16, 4, 1)}
+    shares = [sum(lengths) / room for room in rooms.values()]
+    found = {size: race_blocks(size) for size in (1, 4, 16, 64)}
+    ratios = [one / other for one, other in found.values()]
+    blocks, piece = found[16]
+    print(
+        f"memory that holds tokens: {shares[0]:.0%} if each sequence reserves the longest, {shares[2]:.0%} with blocks of 16:"
+    )
+    print(f"  the same memory holds {shares[2] / shares[0]:.1f} times as many sequences")
+    print(
+        f"a step of four sequences: {1000 * piece:.2f} ms in one piece, {1000 * blocks:.2f} ms in blocks of 16: {ratios[2]:.2f} times"
+    )
+    if None not in guess.values():
+        print(f"  your guess: {guess['longest']:.0%}, {guess['blocks of 16']:.0%}, {guess['time']:.2f} times")
+    _, (left, right) = plt.subplots(1, 2, figsize=(9, 3), layout="constrained")
+    left.bar(list(rooms), [100 * one for one in shares], color=["#999999"] + 4 * ["#0072B2"])
+    left.set(
+        ylim=(0, 104),
+        xlabel="reserved at a time, in tokens",
+        ylabel="% of the memory",
+        title="How much memory holds tokens?",
+    )
+    right.bar([str(size) for size in found], ratios, color="#0072B2")
+    right.axhline(1, color="#666666", linestyle="--", linewidth=1)
+    right.set(xlabel="tokens in a block", ylabel="times the step in one piece", title="What does a step cost?")
+    plt.show()
+
+
+show_blocks()
+
+# %% [markdown]
+# <details><summary>What the figures say</summary>
+#
+# Whoever reserves the longest pays for tokens that never come. With blocks a sequence wastes what is left of its last one: half a block on average. The smaller
+# the block, the less is wasted, and the more often the memory is entered anew. vLLM takes 16 by default.
+#
+# The step here copies the blocks into one piece, and then attends to it. A kernel written for it, as vLLM has, reads the blocks where they lie.
+# </details>
 
 # %% [markdown]
 # ### Balise 4 · Continuous batching

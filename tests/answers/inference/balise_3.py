@@ -1,5 +1,280 @@
-"""Answers to balise 3."""
+"""Answers to balise 3 of 23_inference: blocks, their tables, and attention over them."""
 
 from tests.answers.bank import Bank
 
 bank = Bank("23_inference", whole=True)
+
+# block by block, free ones in a set, and attention written out over the places of tokens
+BLOCK_BY_BLOCK = """
+class Pool:
+    def __init__(self, blocks, size, layers=1, groups=1, d=1, dtype=torch.float32):
+        self.keys = torch.zeros(layers, blocks, size, groups, d, dtype=dtype)
+        self.values = torch.zeros(layers, blocks, size, groups, d, dtype=dtype)
+        self.size, self.free, self.holders = size, set(range(blocks)), {}
+
+    def take(self):
+        block = self.free.pop()
+        self.holders[block] = 1
+        return block
+
+    def extend(self, table, length, n):
+        begin, end = length // self.size, (length + n + self.size - 1) // self.size
+        written = range(begin, min(end, len(table))) if n else ()
+        copies = [at for at in written if self.holders[table[at]] > 1]
+        needed = len(copies) + max(0, end - len(table))
+        if needed > len(self.free):
+            raise MemoryError("the pool is full")
+        for at in copies:
+            block = self.take()
+            self.keys[:, block].copy_(self.keys[:, table[at]])
+            self.values[:, block].copy_(self.values[:, table[at]])
+            self.holders[table[at]] -= 1
+            table[at] = block
+        while len(table) < end:
+            table.append(self.take())
+
+    def fork(self, table):
+        other = []
+        for block in table:
+            self.holders[block] = self.holders[block] + 1
+            other.append(block)
+        return other
+
+    def release(self, table):
+        while table:
+            block = table.pop()
+            self.holders[block] -= 1
+            if not self.holders[block]:
+                del self.holders[block]
+                self.free.add(block)
+
+
+def paged_attention(q, keys, values, tables, lengths):
+    b, h, d = q.shape
+    size, g = keys.shape[1:3]
+    places = torch.arange(tables.shape[1] * size, device=q.device)
+    slots = tables[:, places // size] * size + places % size
+    k, v = keys.flatten(0, 1)[slots], values.flatten(0, 1)[slots]
+    scores = torch.einsum("bgrd,bpgd->bgrp", q.reshape(b, g, h // g, d), k) / d**0.5
+    outside = places >= lengths[:, None]
+    weights = scores.masked_fill(outside[:, None, None], float("-inf")).softmax(-1)
+    return torch.einsum("bgrp,bpgd->bgrd", weights, v).reshape(b, h, d)
+"""
+bank.text(3, None, BLOCK_BY_BLOCK)
+
+# tables kept by the pool, who shares is looked up; heads of keys are repeated
+LOOKED_UP = """
+import collections
+
+
+class Pool:
+    def __init__(self, blocks, size, layers=1, groups=1, d=1, dtype=torch.float32):
+        self.keys = torch.zeros(layers, blocks, size, groups, d, dtype=dtype)
+        self.values = torch.zeros_like(self.keys)
+        self.size, self.free = size, collections.deque(range(blocks))
+        self.tables = []
+
+    def held(self, block):
+        return sum(block in each for each in self.tables)
+
+    def extend(self, table, length, n):
+        if not any(each is table for each in self.tables):
+            self.tables.append(table)
+        inside = length % self.size
+        copy = n > 0 and inside > 0 and self.held(table[-1]) > 1
+        room = len(table) * self.size - length
+        more = max(0, n - room + self.size - 1) // self.size
+        if more + copy > len(self.free):
+            raise MemoryError
+        if copy:
+            new = self.free.popleft()
+            for store in (self.keys, self.values):
+                store[:, new, :inside] = store[:, table[-1], :inside]
+            table[-1] = new
+        table.extend(self.free.popleft() for _ in range(more))
+
+    def fork(self, table):
+        self.tables.append(table[:])
+        return self.tables[-1]
+
+    def release(self, table):
+        self.tables = [each for each in self.tables if each is not table]
+        self.free.extend(block for block in table if self.held(block) == 0)
+        del table[:]
+
+
+def paged_attention(q, keys, values, tables, lengths):
+    n, heads = q.shape[0], q.shape[1]
+    k, v = keys[tables].flatten(1, 2), values[tables].flatten(1, 2)
+    k, v = (x.repeat_interleave(heads // k.shape[2], dim=2) for x in (k, v))
+    inside = torch.arange(k.shape[1]).expand(n, -1).lt(lengths.unsqueeze(1))
+    scores = (k * q.unsqueeze(1)).sum(-1) * q.shape[-1] ** -0.5
+    scores = torch.where(inside.unsqueeze(-1), scores, -torch.inf)
+    return (scores.softmax(1).unsqueeze(-1) * v).sum(1)
+"""
+bank.text(3, None, LOOKED_UP)
+
+bank.slip(3, "nothing-returned", ("        return list(table)\n", ""))
+bank.slip(3, "nothing-returned", ("    return y[:, :, 0]\n", ""))
+
+bank.hint(3, "table-form", "After extend the table itself holds a block's number, an int, for every four tokens that were begun, each another one. Change the list that was given.")  # fmt: skip
+bank.slip(3, "table-form", ("table += taken", "table = table + taken"))
+bank.slip(3, "table-form", ("-(-(length + n) // self.size)", "-(-(length + n) * self.size // self.size)"))
+bank.slip(3, "table-form", ("-(-(length + n) // self.size)", "(length + n) // self.size"))
+bank.variant(3, "table-form", BLOCK_BY_BLOCK, ("table.append(self.take())", "table.append(float(self.take()))"))
+
+bank.hint(3, "fork-form", "A fork is a list with the same numbers, and another list: what one sequence adds later is not the other's.")  # fmt: skip
+bank.slip(3, "fork-form", ("return list(table)", "return table"))
+bank.slip(3, "fork-form", ("return list(table)", "return [self.free.pop() for _ in table]"))
+bank.variant(3, "fork-form", LOOKED_UP, ("        return self.tables[-1]", "        return table"))
+
+bank.hint(3, "no-error", "extend went on though too few blocks were free: a MemoryError is due. Did it write into a block of somebody else?")  # fmt: skip
+bank.slip(3, "no-error", ('            raise MemoryError(f"{missing + shared} blocks needed, {len(self.free)} free")\n', "            return\n"))  # fmt: skip
+bank.slip(3, "no-error", ("if missing + shared > len", "if missing > len"), ("        for block in taken:\n", "        shared = shared and len(taken) > missing\n        for block in taken:\n"), ("for _ in range(missing + shared)]", "for _ in range(min(len(self.free), missing + shared))]"))  # fmt: skip
+bank.variant(3, "no-error", BLOCK_BY_BLOCK, ('raise MemoryError("the pool is full")', "copies, end = [], 0"))
+
+bank.hint(3, "wrong-error", "A {got} came where {expected} is due. Whoever calls extend has to recognise that memory is short: a MemoryError, before a list is empty.")  # fmt: skip
+bank.slip(3, "wrong-error", ("        if missing + shared > len(self.free):\n", "        if False:\n"))
+bank.slip(3, "wrong-error", ("raise MemoryError", "raise ValueError"))
+bank.slip(3, "wrong-error", ("if missing + shared > len", "if missing > len"))
+bank.variant(3, "wrong-error", LOOKED_UP, ("raise MemoryError", 'raise RuntimeError("full")'))
+
+bank.hint(3, "too-early", "A MemoryError, though there are enough free blocks. Count those that are *missing* in the table, and one for a copy only if one is due.")  # fmt: skip
+bank.slip(3, "too-early", ("if missing + shared > len", "if missing + shared >= len"))
+bank.slip(3, "too-early", ("if missing + shared > len", "if missing + 1 > len"))
+bank.slip(3, "too-early", ("if missing + shared > len", "if missing + len(table) + shared > len"))
+bank.variant(3, "too-early", BLOCK_BY_BLOCK, ("if needed > len", "if n + len(copies) > len"))
+
+bank.hint(3, "half-done", "The MemoryError came when blocks had been taken already, and the table had grown. The caller will try again later: first count, then take.")  # fmt: skip
+HALF = """
+        while len(table) < -(-(length + n) // self.size):
+            if not self.free:
+                raise MemoryError
+            table.append(self.free.pop())
+            self.holders[table[-1]] = 1
+        missing = 0
+"""
+bank.slip(3, "half-done", ("        missing = -(-(length + n) // self.size) - len(table)\n", HALF), ("shared = n > 0", "at = len(table) - 1\n        shared = n > 0"), ("table.pop(), taken[0]", "table[at], taken[0]"), ("        table += taken", "            table[at] = new"))  # fmt: skip
+bank.variant(3, "half-done", BLOCK_BY_BLOCK, ("needed = len(copies) + max(0, end - len(table))", "needed = len(copies)"), ("            table.append(self.take())", "            if not self.free:\n                raise MemoryError\n            table.append(self.take())"))  # fmt: skip
+
+bank.hint(3, "not-cleared", "A table that was given up still names its blocks. Whoever gives it up once more takes them from others: empty it.")  # fmt: skip
+bank.slip(3, "not-cleared", ("        table.clear()\n", ""))
+bank.slip(3, "not-cleared", ("        table.clear()\n", "        table = []\n"))
+bank.variant(3, "not-cleared", LOOKED_UP, ("        del table[:]\n", ""))
+
+bank.hint(3, "wrong-tokens", "A sequence does not hold what was written to it.")
+bank.slip(3, "wrong-tokens", ("        table += taken", "        table += taken\n        table.sort()"))
+bank.variant(
+    3, "wrong-tokens", BLOCK_BY_BLOCK, ("table.append(self.take())", "table.insert(len(table) // 2, self.take())")
+)
+
+bank.hint(3, "no-copy", "A sequence that shares its last block wrote into it, and its sister reads the tokens of somebody else. Count one holder more in each fork, and copy a block that is held twice before you write.")  # fmt: skip
+bank.slip(3, "no-copy", ("and self.holders[table[-1]] > 1", "and False"))
+bank.slip(3, "no-copy", ("            self.holders[block] += 1\n        return", "            pass\n        return"), ("            self.holders[block] -= 1\n            if self.holders[block] == 0:\n", "            if block not in self.free:\n"))  # fmt: skip
+bank.slip(3, "no-copy", ("self.holders[block] += 1\n        return", "self.holders[block] = 1\n        return"))
+bank.variant(3, "no-copy", LOOKED_UP, ("self.held(table[-1]) > 1", "self.held(table[-1]) > 9"))
+
+bank.hint(3, "empty-copy", "The copy does not hold what stood in the shared block. Keys and values come along, of all layers.")  # fmt: skip
+bank.slip(3, "empty-copy", ("self.keys[:, new], self.values[:, new] =", "self.values[:, new], self.keys[:, new] ="))
+bank.slip(
+    3,
+    "empty-copy",
+    ("            self.keys[:, new], self.values[:, new] = self.keys[:, old], self.values[:, old]\n", ""),
+)
+bank.slip(3, "empty-copy", ("            self.keys[:, new], self.values[:, new] = self.keys[:, old], self.values[:, old]\n", "            self.keys[:, new] = self.keys[:, old]\n"))  # fmt: skip
+bank.slip(3, "empty-copy", ("self.keys[:, new], self.values[:, new] = self.keys[:, old], self.values[:, old]", "self.keys[0, new], self.values[0, new] = self.keys[0, old], self.values[0, old]"))  # fmt: skip
+bank.variant(3, "empty-copy", LOOKED_UP, ("for store in (self.keys, self.values):", "for store in (self.keys,):"))
+
+bank.hint(3, "not-last", "The copy does not stand in the place of the block that it replaces: the table's order is the order of the tokens.")  # fmt: skip
+bank.slip(3, "not-last", ("        table += taken", "        table += taken[::-1]"))
+bank.slip(3, "not-last", ("        table += taken", "        table[:] = taken + table if shared else table + taken"))
+bank.variant(3, "not-last", BLOCK_BY_BLOCK, ("            table[at] = block\n", "            table.insert(0, block)\n            table.pop()\n"))  # fmt: skip
+
+bank.hint(3, "freed-for-both", "A block became free while another table still held it, and was given to a third: count its holders down, and free it at zero.")  # fmt: skip
+bank.slip(3, "freed-for-both", ("            if self.holders[block] == 0:\n                self.free.append(block)\n", "            self.free.append(block)\n"))  # fmt: skip
+bank.variant(3, "freed-for-both", LOOKED_UP, ("if self.held(block) == 0)", "if self.held(block) < 2)"))
+
+bank.hint(
+    3,
+    "wrong-free",
+    "Not as many blocks are free as could be. Does a block become free when its last holder goes, and is none taken that nobody writes into?",
+)
+bank.hint(3, "block-too-many", "A block is taken when the last one is exactly full, before there is a token for it. n tokens need n / size blocks, rounded up.")  # fmt: skip
+bank.slip(3, "block-too-many", ("-(-(length + n) // self.size)", "((length + n) // self.size + 1)"))
+bank.variant(3, "block-too-many", BLOCK_BY_BLOCK, ("(length + n + self.size - 1) // self.size", "(length + n) // self.size + 1"))  # fmt: skip
+
+bank.hint(3, "copied-alone", "A block was copied that nobody shares any more, or that is full and only read. A copy is due where it will be written into, and another table holds it.")  # fmt: skip
+bank.slip(3, "copied-alone", ("shared = n > 0 and length % self.size > 0 and", "shared = n > 0 and length > 0 and"), ("            old, new = table.pop(), taken[0]\n            self.holders[old] -= 1\n", "            old, new = table[-1], taken[0]\n            self.holders[old] -= 1\n            del table[-1]\n"))  # fmt: skip
+bank.slip(3, "copied-alone", ("shared = n > 0 and", "shared = "))
+bank.slip(3, "copied-alone", ("            self.holders[old] -= 1\n", ""))
+bank.variant(3, "copied-alone", LOOKED_UP, ("copy = n > 0 and inside > 0 and", "copy = inside > 0 and"))
+
+bank.slip(3, "wrong-free", ("            if self.holders[block] == 0:\n                self.free.append(block)\n", ""))
+bank.slip(3, "wrong-free", ("if self.holders[block] == 0:", "if self.holders[block] == 1:"))
+bank.variant(3, "wrong-free", BLOCK_BY_BLOCK, ("                self.free.add(block)\n", ""))
+
+SDPA = "F.scaled_dot_product_attention(q[:, :, None], k, v, attn_mask=seen[:, None, None], enable_gqa=True)"
+bank.hint(3, "attention-form", "paged_attention returns (b, heads, d), in the dtype of the queries.")
+bank.slip(3, "attention-form", ("return y[:, :, 0]", "return y"))
+bank.slip(3, "attention-form", ("return y[:, :, 0]", "return y[:, :, 0].double()"))
+bank.variant(3, "attention-form", BLOCK_BY_BLOCK, (".reshape(b, h, d)\n", "\n"))
+
+bank.hint(3, "inputs-changed", "The keys, the values or the tables that were given have changed. Other sequences read them, too.")  # fmt: skip
+bank.slip(3, "inputs-changed", ("    k, v = (each.index_select", "    q *= 1.0001\n    k, v = (each.index_select"))
+bank.slip(
+    3,
+    "inputs-changed",
+    ("    seen = torch", "    lengths -= 1\n    seen = torch"),
+    ("< lengths[:, None]", "<= lengths[:, None]"),
+)
+bank.variant(3, "inputs-changed", BLOCK_BY_BLOCK, ("tables[:, places // size] * size + places % size", "tables.mul_(size)[:, places // size] + places % size"))  # fmt: skip
+
+bank.hint(3, "wrong-attention", "The form is right, but it is not the attention over the tokens of each sequence.")
+bank.slip(3, "wrong-attention", (SDPA, SDPA.replace("k, v", "v, k")))
+bank.variant(3, "wrong-attention", BLOCK_BY_BLOCK, ('"bgrp,bpgd->bgrd", weights, v', '"bgrp,bpgd->bgrd", weights, k'))
+
+bank.hint(3, "not-masked", "What lies behind a sequence's end counts too: the rest of its last block, and the zeros of the table, which name a block of somebody else. "
+          "Only places below its length may be seen.")  # fmt: skip
+bank.slip(3, "not-masked", ("attn_mask=seen[:, None, None], ", ""))
+bank.slip(3, "not-masked", ("< lengths[:, None]", "< -(-lengths[:, None] // keys.shape[1]) * keys.shape[1]"))
+bank.slip(3, "not-masked", ("< lengths[:, None]", "< lengths.max().expand(len(q), 1)"))
+bank.variant(3, "not-masked", BLOCK_BY_BLOCK, ('scores.masked_fill(outside[:, None, None], float("-inf"))', "scores"))
+
+bank.hint(3, "one-token-off", "The last token of each sequence is not seen, or one more than there are. Its own key and value are in the pool already: places 0 to length - 1.")  # fmt: skip
+bank.slip(3, "one-token-off", ("< lengths[:, None]", "< lengths[:, None] - 1 + (lengths[:, None] == 1)"))
+bank.slip(3, "one-token-off", ("< lengths[:, None]", "<= lengths[:, None]"))
+bank.variant(3, "one-token-off", BLOCK_BY_BLOCK, ("places >= lengths[:, None]", "places > lengths[:, None]"))
+
+bank.hint(3, "heads-in-turn", "The heads of queries take the heads of keys in turn. Neighbours share one: with four heads on two, 0 and 1 have the first.")  # fmt: skip
+bank.slip(3, "heads-in-turn", (SDPA, "F.scaled_dot_product_attention(q[:, :, None], *(each.repeat(1, q.shape[1] // k.shape[1], 1, 1) for each in (k, v)), attn_mask=seen[:, None, None])"))  # fmt: skip
+bank.variant(3, "heads-in-turn", LOOKED_UP, ("x.repeat_interleave(heads // k.shape[2], dim=2)", "x.repeat(1, 1, heads // k.shape[2], 1)"))  # fmt: skip
+
+bank.hint(3, "no-table", "The blocks were read as they lie in the pool, or in the order of their numbers. The table says which come, and in which order.")  # fmt: skip
+bank.slip(3, "no-table", ("each.index_select(0, tables.flatten())", "each[: tables.numel()]"))
+bank.slip(3, "no-table", ("each.index_select(0, tables.flatten())", "each[: tables.shape[1]].repeat(len(q), 1, 1, 1)"))
+bank.slip(3, "no-table", ("tables.flatten()", "tables.T.flatten()"))
+bank.slip(3, "no-table", ("tables.flatten()", "tables.sort(1).values.flatten()"))
+bank.variant(
+    3, "no-table", BLOCK_BY_BLOCK, ("tables[:, places // size] * size + places % size", "places.expand(b, -1)")
+)
+
+bank.hint(3, "no-scale", "The scores are not divided by √d.")
+bank.slip(3, "no-scale", ("enable_gqa=True", "enable_gqa=True, scale=1"))
+bank.variant(3, "no-scale", BLOCK_BY_BLOCK, ("k) / d**0.5", "k)"))
+
+bank.hint(3, "operators-grow", "With six sequences and longer tables {n} more operators ran than with two: there is a loop over sequences or blocks. One index_select "
+          "takes the blocks of all of them.")  # fmt: skip
+ONE_BY_ONE = """
+    rows = []
+    for i in range(len(q)):
+        n = int(lengths[i])
+        k, v = (each[tables[i]].flatten(0, 1)[:n].transpose(0, 1) for each in (keys, values))
+        rows.append(F.scaled_dot_product_attention(q[i][:, None], k, v, enable_gqa=True)[:, 0])
+    return torch.stack(rows)
+"""
+GATHER = (
+    "    k, v = (each.index_select(0, tables.flatten()) for each in (keys, values))  # (b · most, size, groups, d)\n"
+)
+bank.slip(3, "operators-grow", (GATHER, ONE_BY_ONE))
+bank.slip(3, "operators-grow", (GATHER, "    k, v = (torch.stack([each[block] for row in tables for block in row]) for each in (keys, values))\n"))  # fmt: skip
+bank.variant(3, "operators-grow", LOOKED_UP, ("keys[tables].flatten(1, 2)", "torch.stack([keys[row].flatten(0, 1) for row in tables])"))  # fmt: skip
