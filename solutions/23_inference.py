@@ -10,15 +10,21 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
-from dlojz_tp import course, launch, measure, planner, report, scale, todo
-from dlojz_tp.models import Llama, LlamaConfig
+from dlojz_tp import course, data, frameworks, launch, measure, planner, recorded, report, scale, todo
+from dlojz_tp.models import Llama, LlamaConfig, language_loss
 
 tp = course.open("23_inference")
 tp
 
 # %% tags=["setup"]
+WORK = "23_inference"
 FULL = scale() == "full"
-torch.set_num_threads(1)  # the layers are small here: a second thread waits more than it works
+DEVICE = launch.device()
+torch.set_num_threads(1)  # a token is little work: a second thread waits more than it works
+TEXT = data.code_text()  # the source of Python's standard library, as tokens
+PAGE = TEXT.train[300_000:302_000].to(DEVICE)  # 2,000 tokens, a few pages of one file
+SIZES = dict(width=1024, layers=12, heads=16) if FULL else dict(width=128, layers=4, heads=8)
+CONFIG = LlamaConfig(TEXT.vocab_size, kv_heads=SIZES["heads"] // 4, max_length=2048 if FULL else 512, **SIZES)
 
 # %% [markdown]
 # ## The idea
@@ -29,6 +35,36 @@ torch.set_num_threads(1)  # the layers are small here: a second thread waits mor
 # ## Baseline
 #
 # Placeholder.
+
+
+# %% tags=["setup"]
+def trained(config, steps=100, rate=1e-3 if FULL else 6e-3):
+    """A Llama that has read PAGE some times over and knows parts of it by heart; for evaluation."""
+    torch.manual_seed(0)
+    model = Llama(config).to(DEVICE)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=rate, betas=(0.9, 0.95), weight_decay=0.1)
+    rates = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, total_steps=steps, pct_start=0.1)
+    for step in range(steps):
+        optimizer.zero_grad()
+        language_loss(model, data.batch_of_text(PAGE, 16, 33, seed=step).to(DEVICE)).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        rates.step()
+    return model.eval()
+
+
+MODEL = trained(CONFIG)
+
+
+# %% tags=["setup"]
+@torch.inference_mode()
+def write_without_cache(model, prompt, count):
+    """prompt (b, s) and `count` tokens more, each the most likely: (b, s + count). Reads all tokens again for each."""
+    for _ in range(count):
+        logits = model(prompt)  # (b, s, v)
+        prompt = torch.cat([prompt, logits[:, -1:].argmax(-1)], 1)
+    return prompt
+
 
 # %% [markdown]
 # ### Balise 1 · A cache of keys and values
