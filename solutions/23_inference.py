@@ -23,8 +23,8 @@ DEVICE = launch.device()
 torch.set_num_threads(1)  # a token is little work: a second thread waits more than it works
 TEXT = data.code_text()  # the source of Python's standard library, as tokens
 PAGE = TEXT.train[300_000:302_000].to(DEVICE)  # 2,000 tokens, a few pages of one file
-SIZES = dict(width=1024, layers=12, heads=16) if FULL else dict(width=128, layers=4, heads=8)
-CONFIG = LlamaConfig(TEXT.vocab_size, kv_heads=SIZES["heads"] // 4, max_length=2048 if FULL else 512, **SIZES)
+SMALL = LlamaConfig(TEXT.vocab_size, width=128, heads=8, kv_heads=2, layers=4, max_length=512)
+CONFIG = LlamaConfig(TEXT.vocab_size, width=1024, heads=16, kv_heads=4, layers=12, max_length=2048) if FULL else SMALL
 
 # %% [markdown]
 # ## The idea
