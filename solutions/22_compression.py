@@ -1102,26 +1102,80 @@ show_zeros()
 # </details>
 
 # %% [markdown]
+# ## Eight bits with an exponent
+#
+# An integer's steps are all of one size. A floating-point number has steps that grow with it, so that its *relative* error stays the same over a wide range, and a scale need not
+# be exact. Of eight bits, one is the sign. **E4M3** has four bits of exponent and three of *mantissa*, **E5M2** has five and two (Micikevicius and others, 2022, *FP8
+# Formats for Deep Learning*, arXiv 2209.05433). With $m$ bits of mantissa, and the exponent $e_{\min}$ of the least *normal* number,
+#
+# $$\hat x = \operatorname{round}\Big(\frac{x}{\delta}\Big)\, \delta, \qquad \delta = 2^{\,\max(\lfloor \log_2 |x| \rfloor,\; e_{\min}) - m} :$$
+#
+# between two powers of two there are $2^m$ numbers, at equal distances $\delta$. Below $2^{e_{\min}}$ the exponent can go no lower, and the distance stays as it is down to 0: the *subnormal* numbers.
+#
+# | | $m$ | $e_{\min}$ | least above 0 | largest | |
+# |---|---|---|---|---|---|
+# | E4M3 | 3 | -6 | $2^{-9}$ | 448 | no infinities, so that one more power of two fits |
+# | E5M2 | 2 | -14 | $2^{-16}$ | 57,344 | a float16 whose mantissa was cut off |
+# | E2M1 | 1 | 0 | $2^{-1}$ | 6 | four bits, sixteen codes |
+#
+# The ranges are narrow, so a tensor gets a scale, as with integers: one, or a **block scale** for every 32 consecutive numbers. The microscaling formats (MX) keep a
+# block's scale in a byte of exponent alone, without a mantissa (E8M0): a power of two from $2^{-127}$ to $2^{127}$. Such a scale only moves exponents, and rounds nothing itself. It
+# costs a quarter of a bit for each number.
+
+# %% tags=["setup"]
+E4M3 = 3, -6, 448.0  # bits of mantissa, exponent of the least normal number, largest number
+E5M2 = 2, -14, 57344.0
+E2M1 = 1, 0, 6.0
+
+# %% [markdown]
 # ### Balise 7 · Eight bits of floating point
 #
-# Placeholder of balise 7. About 1 line.
+# - **`round_float(x, mantissa, least, most)`** returns $\hat x$, float32, of the shape of `x`: rounded to `mantissa` bits, with `least` for $e_{\min}$. Halves go to the even neighbour. What is larger
+#   than `most` *saturates*, also infinities: it becomes `most`, or `-most`. NaN stays NaN. `x` is float32. The next functions, and later ones, call it with other formats than these three.
+# - **`tensor_scale(x, most)`** returns one scale, float32 `()`, that brings the largest magnitude of `x` to exactly `most`: $x \approx s\,\hat{(x / s)}$, as with integers.
+#   For a tensor of zeros any positive scale will do.
+# - **`block_scales(x, most, size=32)`** returns a tensor of the shape of `x`: for each number the scale of its block. Blocks are `size` consecutive numbers of the last axis; the last block of a
+#   row may be shorter. A scale is the least power of two, from $2^{-127}$ on, with which nothing of its block is larger than `most`. Blocks of zeros take any positive scale.
+#
+# No loop over numbers or rows. 4, 2 and 4 lines, 15 minutes.
 #
 # <details><summary>Hint</summary>
 #
-# Placeholder.
+# `torch.frexp(x)` gives $x = a \cdot 2^e$ with $\frac12 \le a < 1$, so $\lfloor \log_2 |x| \rfloor$ is $e - 1$. `torch.exp2` makes powers of two, `.clamp(-most, most)` also takes infinities. For the blocks: `F.pad(x, (0, n))` appends `n` zeros
+# to the last axis, `-k % size` of them fill up the last block of `k` numbers, `unflatten(-1, (-1, size))` cuts the axis into blocks, `log2` and `ceil` find the exponent, `repeat_interleave(size, -1)` repeats.
 # </details>
 
 
 # %% tags=["balise-7"]
-def to_float8(x):
-    """Placeholder."""
+def round_float(x, mantissa, least, most):
+    """x float32, rounded to a format: bits of its mantissa, exponent of its least normal number, its largest number."""
     # BEGIN SOLUTION
-    return x
+    x = x.clamp(-most, most)
+    _, exponent = torch.frexp(x)
+    step = torch.exp2((exponent - 1).clamp(min=least) - mantissa)
+    return torch.round(x / step) * step
+    # END SOLUTION
+
+
+def tensor_scale(x, most):
+    """One scale, (): the largest magnitude of x, divided by it, is `most`."""
+    # BEGIN SOLUTION
+    scale = x.abs().amax() / most
+    return torch.where(scale > 0, scale, 1.0)
+    # END SOLUTION
+
+
+def block_scales(x, most, size=32):
+    """For each number of x the scale of its block of `size` numbers of the last axis: a power of two."""
+    # BEGIN SOLUTION
+    blocks = F.pad(x.abs(), (0, -x.shape[-1] % size)).unflatten(-1, (-1, size))
+    exponent = torch.log2(blocks.amax(-1) / most).ceil().clamp(min=-127)
+    return torch.exp2(exponent).repeat_interleave(size, -1)[..., : x.shape[-1]]
     # END SOLUTION
 
 
 # %%
-tp.check(7, to_float8)
+tp.check(7, round_float, tensor_scale, block_scales)
 
 # %% [markdown]
 # ## A training step in FP8

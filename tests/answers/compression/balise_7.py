@@ -3,3 +3,375 @@
 from tests.answers.bank import Bank
 
 bank = Bank("22_compression", whole=True)
+
+# the bits of float32: half a step is added, and the rest cut off; subnormal numbers on a fixed grid; scales with frexp
+BITS = """
+def round_float(x, mantissa, least, most):
+    drop = 23 - mantissa
+    bits = x.contiguous().view(torch.int32)
+    even = (bits >> drop) & 1
+    normal = ((bits + (1 << (drop - 1)) - 1 + even) & -(1 << drop)).view(torch.float32)
+    grid = 2.0 ** (least - mantissa)
+    small = (x / grid).round() * grid
+    y = torch.where(x.abs() < 2.0**least, small, normal).clamp(-most, most)
+    return torch.where(x.isnan(), x, y)
+
+
+def tensor_scale(x, most):
+    top = torch.linalg.vector_norm(x, ord=float("inf"))
+    return top / most if top > 0 else torch.ones(())
+
+
+def block_scales(x, most, size=32):
+    rows = x.reshape(-1, x.shape[-1])
+    count = -(-rows.shape[1] // size)
+    whole = torch.zeros(len(rows), count * size)
+    whole[:, : rows.shape[1]] = rows.abs()
+    fraction, exponent = torch.frexp(whole.view(len(rows), count, size).max(2).values / most)
+    exponent = (exponent - (fraction == 0.5).int()).clamp(min=-127)
+    scales = torch.ldexp(torch.ones(len(rows), count), exponent)
+    return scales[:, torch.arange(rows.shape[1]) // size].view(x.shape)
+"""
+bank.text(7, None, BITS)
+
+# sign and size apart, logarithms; a scale is doubled or halved until it fits
+LOGS = """
+def round_float(x, mantissa, least, most):
+    size = x.abs().clamp(max=most)
+    exponent = torch.floor(torch.log2(size)).clamp(min=least)
+    steps = (size * 2.0 ** (mantissa - exponent)).round()
+    return torch.copysign(steps * 2.0 ** (exponent - mantissa), x)
+
+
+def tensor_scale(x, most):
+    return torch.maximum(x.max(), -x.min()).clamp(min=1e-30) / most
+
+
+def block_scales(x, most, size=32):
+    parts = []
+    for part in x.abs().split(size, dim=-1):
+        top = part.amax(-1, keepdim=True)
+        scale = torch.exp2(torch.floor(torch.log2(top / most)).clamp(-127, 127))
+        scale = torch.where(scale * most < top, 2 * scale, scale)
+        parts.append(scale.expand(part.shape))
+    return torch.cat(parts, -1)
+"""
+bank.text(7, None, LOGS)
+
+# all numbers of the format, and the nearest of them
+TABLE = """
+def round_float(x, mantissa, least, most):
+    low = torch.arange(2**mantissa) * 2.0 ** (least - mantissa)
+    grid, exponent = [low], least
+    while 2.0**exponent <= most:
+        grid.append((2**mantissa + torch.arange(2**mantissa)) * 2.0 ** (exponent - mantissa))
+        exponent += 1
+    grid = torch.cat(grid)
+    grid = grid[grid <= most]
+    middles, size = (grid[1:].double() + grid[:-1]) / 2, x.contiguous().abs().double()
+    below = torch.bucketize(size, middles)
+    nearest = torch.where(below % 2 == 0, below, torch.bucketize(size, middles, right=True))
+    return torch.where(x.isnan(), x, torch.copysign(grid[nearest], x))
+"""
+bank.text(7, None, LOGS[LOGS.index("\n\ndef tensor_scale") :] + TABLE)
+bank.slip(7, None, ("    x = x.clamp(-most, most)\n", "    x = torch.nan_to_num(x, nan=float('nan'), posinf=most, neginf=-most)\n"),
+          ("torch.round(x / step) * step", "(torch.round(x / step) * step).clamp(-most, most)"))  # fmt: skip
+bank.slip(7, None, ("torch.where(scale > 0, scale, 1.0)", "scale.clamp(min=1e-38)"))
+
+ROUND = "torch.round(x / step) * step"
+bank.hint(7, "form", "round_float returns float32 numbers in the shape of x: what the codes stand for, not the codes.")
+bank.slip(7, "form", (ROUND, f"({ROUND}).to(torch.float8_e4m3fn)"))
+bank.slip(7, "form", (ROUND, f"({ROUND}).half()"))
+bank.slip(7, "form", (ROUND, f"{ROUND}, step"))
+bank.variant(7, "form", LOGS, ("return torch.copysign(steps * 2.0 ** (exponent - mantissa), x)", "return steps.int()"))
+
+bank.hint(
+    7, "one-bit-less",
+    "The distance between neighbours is twice or half of the right one. torch.frexp has a fraction from 1/2 to 1, so its exponent is one more than floor(log2 |x|).",
+)  # fmt: skip
+bank.slip(7, "one-bit-less", ("(exponent - 1)", "exponent"))
+bank.slip(7, "one-bit-less", ("(exponent - 1)", "(exponent - 2)"))
+bank.variant(7, "one-bit-less", LOGS, ("torch.floor(torch.log2(size))", "(torch.floor(torch.log2(size)) + 1)"))
+bank.variant(7, "one-bit-less", BITS, ("drop = 23 - mantissa", "drop = 24 - mantissa"))
+
+bank.hint(
+    7, "cut-off", "Digits are cut off, not rounded: take the nearest number of the format, and of two the even one."
+)
+bank.slip(7, "cut-off", ("torch.round(x / step)", "torch.trunc(x / step)"))
+bank.slip(7, "cut-off", ("torch.round(x / step)", "(x / step).int()"))
+bank.slip(7, "cut-off", ("torch.round(x / step)", "torch.floor(x / step)"))
+bank.slip(7, "cut-off", ("torch.round(x / step)", "torch.ceil(x / step)"))
+bank.variant(7, "cut-off", BITS, ("bits + (1 << (drop - 1)) - 1 + even", "bits"))
+bank.variant(7, "cut-off", LOGS, (".round()", ".floor()"))
+
+bank.hint(
+    7, "one-grid",
+    "All numbers are rounded to steps of one size, as integers would be. Here a step grows with |x|: it doubles at each power of two.",
+)  # fmt: skip
+bank.slip(7, "one-grid", ("(exponent - 1).clamp(min=least)", "torch.full_like(x, least)"))
+bank.slip(7, "one-grid", ("torch.exp2((exponent - 1).clamp(min=least) - mantissa)", "2.0 ** -mantissa"))
+bank.slip(7, "one-grid", ("torch.frexp(x)", "torch.frexp(x.abs().amax() if x.numel() else x)"))
+bank.variant(7, "one-grid", BITS, ("torch.where(x.abs() < 2.0**least, small, normal)", "small"))
+
+bank.hint(
+    7, "wrong-rounding",
+    "These are not the nearest numbers of the format. The step is 2 ** (exponent - mantissa), with the exponent of |x|; x / step is rounded to an integer.",
+)  # fmt: skip
+bank.slip(7, "wrong-rounding", ("torch.exp2(", "torch.exp("))
+bank.slip(7, "wrong-rounding", (ROUND, "torch.round(x / step)"))
+bank.slip(7, "wrong-rounding", (ROUND, f"({ROUND}).abs()"))
+bank.slip(7, "wrong-rounding", ("torch.frexp(x)", "torch.frexp(x / most)"))
+bank.variant(
+    7,
+    "wrong-rounding",
+    LOGS,
+    ("torch.copysign(steps * 2.0 ** (exponent - mantissa), x)", "steps * 2.0 ** (exponent - mantissa)"),
+)
+bank.variant(7, "wrong-rounding", LOGS, ("steps * 2.0 ** (exponent - mantissa)", "steps"))
+
+bank.hint(
+    7,
+    "halves",
+    "A number halfway between two goes to the even neighbour, as torch.round does it, not always up or away from 0.",
+)
+bank.slip(7, "halves", (ROUND, "torch.floor(x / step + 0.5) * step"))
+bank.slip(7, "halves", (ROUND, "torch.copysign(torch.floor((x / step).abs() + 0.5) * step, x)"))
+bank.variant(7, "halves", BITS, (" - 1 + even", ""))
+bank.variant(7, "halves", LOGS, (".round()", ".add(0.5).floor()"))
+
+bank.hint(7, "input-changed", "x is changed: it may be a weight's float32 master. clamp and round into a new tensor.")
+bank.slip(
+    7,
+    "input-changed",
+    ("x = x.clamp(-most, most)", "x.clamp_(-most, most)"),
+    ("return " + ROUND, "return x.div_(step).round_().mul_(step)"),
+)
+bank.variant(
+    7,
+    "input-changed",
+    BITS,
+    ("    return torch.where(x.isnan(), x, y)", "    return x.copy_(torch.where(x.isnan(), x, y))"),
+)
+
+bank.hint(
+    7, "too-fine",
+    "Numbers below the least normal one come out too fine. The exponent ends at `least`: below it, the step stays as it is there.",
+)  # fmt: skip
+bank.slip(7, "too-fine", (".clamp(min=least)", ""))
+bank.slip(7, "too-fine", (".clamp(min=least)", ".clamp(min=least - mantissa)"))
+bank.slip(7, "too-fine", (".clamp(min=least) - mantissa", " - mantissa"), (ROUND, f"({ROUND}).nan_to_num(0.0)"))
+bank.variant(7, "too-fine", BITS, ("torch.where(x.abs() < 2.0**least, small, normal)", "normal"))
+bank.variant(7, "too-fine", LOGS, (".clamp(min=least)", ".clamp(min=least - mantissa)"))
+
+bank.hint(
+    7, "flushed",
+    "All numbers below the least normal one become 0. Between it and 0 there are more: the subnormal numbers, with the step that it has.",
+)  # fmt: skip
+bank.slip(7, "flushed", ("return " + ROUND, f"return torch.where(x.abs() < 2.0**least, 0 * x, {ROUND})"))
+bank.variant(7, "flushed", BITS, ("small = (x / grid).round() * grid", "small = 0 * x"))
+bank.variant(
+    7, "flushed", LOGS, ("return torch", "steps = torch.where(size < 2.0**least, 0.0, steps)\n    return torch")
+)
+
+bank.hint(
+    7, "wrong-small",
+    "Numbers near 0 come out wrong. Below the least normal number the step is 2 ** (least - mantissa), down to 0; and 0 itself stays 0.",
+)  # fmt: skip
+bank.slip(7, "wrong-small", (".clamp(min=least)", ".clamp(min=least + 1)"))
+bank.slip(
+    7, "wrong-small", ("return " + ROUND, f"return torch.where(x.abs() < 2.0 ** (least - mantissa), 0 * x, {ROUND})")
+)
+bank.variant(
+    7,
+    "wrong-small",
+    TABLE + LOGS[LOGS.index("\n\ndef tensor_scale") :],
+    (
+        "torch.arange(2**mantissa) * 2.0 ** (least - mantissa)",
+        "torch.arange(2**mantissa) * 2.0 ** (least - mantissa - 1)",
+    ),
+)
+
+bank.hint(
+    7, "not-saturated",
+    "Numbers beyond the range do not become the largest one. `most` is the end, whatever the formula gives: clamp to -most and most.",
+)  # fmt: skip
+bank.slip(7, "not-saturated", ("    x = x.clamp(-most, most)\n", ""))
+bank.slip(7, "not-saturated", ("x.clamp(-most, most)", "x.clamp(max=most)"))
+bank.slip(
+    7,
+    "not-saturated",
+    ("    x = x.clamp(-most, most)\n", ""),
+    ("return " + ROUND, f"y = {ROUND}\n    return torch.where(y.abs() > most, y * float('inf'), y)"),
+)
+bank.slip(
+    7,
+    "not-saturated",
+    ("    x = x.clamp(-most, most)\n", ""),
+    ("return " + ROUND, f"y = {ROUND}\n    return torch.where(y.abs() > most, float('nan'), y)"),
+)
+bank.variant(7, "not-saturated", BITS, (".clamp(-most, most)", ""))
+bank.variant(7, "not-saturated", LOGS, (".clamp(max=most)", ""))
+
+bank.hint(
+    7,
+    "wrong-large",
+    "Numbers beyond the range, and infinities, become the largest number of the format, with their sign.",
+)
+bank.slip(7, "wrong-large", ("x = x.clamp(-most, most)", "x = torch.where(x.abs() > most, most, x)"))
+bank.slip(7, "wrong-large", ("x = x.clamp(-most, most)", "x = torch.where(x.abs() > most, 0, x)"))
+bank.variant(
+    7,
+    "wrong-large",
+    LOGS,
+    (
+        "torch.copysign(steps * 2.0 ** (exponent - mantissa), x)",
+        "torch.where(x.abs() > most, most, torch.copysign(steps * 2.0 ** (exponent - mantissa), x))",
+    ),
+)
+
+bank.hint(
+    7,
+    "infinities",
+    "An infinity becomes NaN on the way: its exponent is infinite, or any. Clamp x before anything is computed from it.",
+)
+bank.slip(7, "infinities", ("x = x.clamp(-most, most)\n    _, exponent = torch.frexp(x)", "exponent = torch.floor(torch.log2(x.abs())) + 1"),
+          ("return " + ROUND, f"return ({ROUND}).clamp(-most, most)"))  # fmt: skip
+bank.variant(
+    7,
+    "infinities",
+    LOGS,
+    ("x.abs().clamp(max=most)", "x.abs()"),
+    ("steps * 2.0 ** (exponent - mantissa)", "(steps * 2.0 ** (exponent - mantissa)).clamp(max=most)"),
+)
+
+bank.hint(7, "nan-lost", "NaN becomes a number. It says that something went wrong: let it pass.")
+bank.slip(7, "nan-lost", ("x = x.clamp(-most, most)", "x = x.nan_to_num(0.0).clamp(-most, most)"))
+bank.slip(7, "nan-lost", ("return " + ROUND, f"return ({ROUND}).nan_to_num(most)"))
+bank.variant(7, "nan-lost", BITS, ("return torch.where(x.isnan(), x, y)", "return torch.where(x.isnan(), most, y)"))
+
+bank.hint(
+    7, "hard-coded",
+    "E4M3 and E5M2 come out right, another format does not: take bits and limits from the arguments.",
+)  # fmt: skip
+CAST = "x.clamp(-most, most).to(torch.float8_e4m3fn if mantissa == 3 else torch.float8_e5m2).float()"
+bank.slip(7, "hard-coded", ("return " + ROUND, f"return {CAST}"))
+bank.slip(7, "hard-coded", ("min=least)", "min=-6 if mantissa == 3 else -14)"))
+bank.slip(7, "hard-coded", ("- mantissa)", "- (3 if most == 448 else 2))"))
+bank.variant(7, "hard-coded", LOGS, ("    size =", f"    return {CAST}\n    size ="))
+bank.variant(7, "hard-coded", BITS, ("drop = 23 - mantissa", "drop = 20 if mantissa == 3 else 21"))
+
+bank.hint(7, "scale-form", "tensor_scale returns one float32 number, a tensor of shape (), whatever the shape of x.")
+bank.slip(7, "scale-form", ("x.abs().amax() / most", "x.abs().amax(-1, keepdim=True) / most"))
+bank.slip(7, "scale-form", ("torch.where(scale > 0, scale, 1.0)", "scale.item()"))
+bank.variant(7, "scale-form", LOGS, (".clamp(min=1e-30) / most", ".clamp(min=1e-30).item() / most"))
+
+bank.hint(7, "upside-down", "That is one divided by the scale. x / scale shall fit, so the scale is large where x is.")
+bank.slip(7, "upside-down", ("x.abs().amax() / most", "most / x.abs().amax()"))
+bank.variant(7, "upside-down", LOGS, (".clamp(min=1e-30) / most", ".clamp(min=1e-30).reciprocal() * most"))
+
+bank.hint(7, "one-sided", "The number that is farthest from 0 may be negative: take magnitudes.")
+bank.slip(7, "one-sided", ("x.abs().amax() / most", "x.amax() / most"))
+bank.variant(7, "one-sided", LOGS, ("torch.maximum(x.max(), -x.min())", "x.max()"))
+
+bank.slip(7, "one-sided", ("F.pad(x.abs(),", "F.pad(x,"))
+bank.variant(7, "one-sided", LOGS, ("x.abs().split", "x.split"))
+
+bank.hint(7, "wrong-scale", "Divided by this scale, the largest magnitude is not `most`. The scale is their quotient.")
+bank.slip(7, "wrong-scale", ("x.abs().amax() / most", "x.abs().mean() / most"))
+bank.slip(7, "wrong-scale", ("x.abs().amax() / most", "x.abs().amax()"))
+bank.slip(
+    7, "wrong-scale", ("return torch.where(scale > 0, scale, 1.0)", "return torch.exp2(torch.log2(scale).ceil())")
+)
+bank.variant(7, "wrong-scale", BITS, ("top / most if", "top if"))
+
+REPEAT = ".repeat_interleave(size, -1)[..., : x.shape[-1]]"
+bank.hint(
+    7, "blocks-form",
+    "block_scales returns float32 in the shape of x: the scale of a block stands at each of its numbers, also in a last block that is shorter.",
+)  # fmt: skip
+bank.slip(7, "blocks-form", (REPEAT, ""))
+bank.slip(7, "blocks-form", ("[..., : x.shape[-1]]", ""))
+bank.slip(7, "blocks-form", ("return torch.exp2(exponent)", "return exponent.to(torch.int32)"))
+bank.variant(7, "blocks-form", LOGS, ("parts.append(scale.expand(part.shape))", "parts.append(scale)"))
+
+bank.hint(
+    7, "rounded-down",
+    "A number of the block is larger than `most` times its scale, and is cut off. Round the exponent up.",
+)  # fmt: skip
+bank.slip(7, "rounded-down", (".ceil()", ".floor()"))
+bank.slip(7, "rounded-down", (".ceil()", ".round()"))
+bank.slip(
+    7,
+    "rounded-down",
+    ("torch.log2(blocks.amax(-1) / most).ceil()", "(torch.log2(blocks.amax(-1)).floor() - math.log2(most) // 1)"),
+    ("    blocks =", "    import math\n    blocks ="),
+)
+bank.variant(7, "rounded-down", BITS, ("(exponent - (fraction == 0.5).int())", "(exponent - 1)"))
+bank.variant(7, "rounded-down", LOGS, ("torch.where(scale * most < top, 2 * scale, scale)", "scale"))
+
+bank.hint(
+    7,
+    "no-power",
+    "The scale of a block is a power of two: an exponent in a byte, without a mantissa. Round the exponent up.",
+)
+bank.slip(7, "no-power", ("torch.log2(blocks.amax(-1) / most).ceil()", "torch.log2(blocks.amax(-1) / most)"))
+bank.slip(7, "no-power", ("torch.exp2(exponent)", "(blocks.amax(-1) / most)"))
+bank.variant(7, "no-power", LOGS, ("torch.exp2(torch.floor(torch.log2(top / most)).clamp(-127, 127))", "top / most"))
+
+bank.hint(
+    7, "twice-too-large",
+    "A smaller power of two would do. Where the largest magnitude is exactly `most` times a power of two, that one is the scale.",
+)  # fmt: skip
+bank.slip(7, "twice-too-large", (".ceil()", ".floor().add(1)"))
+bank.slip(7, "twice-too-large", (".ceil()", ".ceil().add(1)"))
+bank.variant(7, "twice-too-large", BITS, ("(exponent - (fraction == 0.5).int())", "exponent"))
+bank.variant(7, "twice-too-large", LOGS, ("scale * most < top", "scale * most <= top"))
+
+bank.hint(
+    7, "one-for-all", "All numbers share one scale here, or all of a row. Each block of `size` numbers has its own."
+)
+bank.slip(7, "one-for-all", ("blocks.amax(-1)", "blocks.amax(-1).amax(-1, keepdim=True).expand(blocks.shape[:-1])"))
+bank.slip(7, "one-for-all", ("blocks.amax(-1)", "blocks.amax().expand(blocks.shape[:-1])"))
+bank.variant(7, "one-for-all", LOGS, ("top = part.amax(-1, keepdim=True)", "top = x.abs().amax(-1, keepdim=True)"))
+
+bank.hint(7, "size-fixed", "Blocks of 32 come out right, others not: their length is `size`.")
+bank.slip(
+    7, "size-fixed", ("% size", "% 32"), ("(-1, size)", "(-1, 32)"), ("repeat_interleave(size", "repeat_interleave(32")
+)
+bank.variant(7, "size-fixed", LOGS, (".split(size,", ".split(32,"))
+
+bank.hint(
+    7, "wrong-exponent",
+    "These are not the scales of the blocks: the least power of two with which the largest magnitude of `size` consecutive numbers of the last axis is at most `most`.",
+)  # fmt: skip
+bank.slip(7, "wrong-exponent", ("blocks.amax(-1)", "blocks.mean(-1)"))
+bank.slip(7, "wrong-exponent", ("blocks.amax(-1) / most", "blocks.amax(-1)"))
+bank.variant(7, "wrong-exponent", LOGS, ("top = part.amax(-1, keepdim=True)", "top = part.mean(-1, keepdim=True)"))
+
+bank.hint(7, "below-e8m0", "The exponent of a scale ends at -127: the byte can hold no less. Clamp it.")
+bank.slip(7, "below-e8m0", (".clamp(min=-127)", ".clamp(min=-149)"))
+bank.variant(7, "below-e8m0", BITS, (".clamp(min=-127)", ""))
+
+bank.hint(
+    7,
+    "no-range",
+    "A tensor or a block of zeros needs a scale, too: any that is positive and finite. With 0, 0 / 0 is NaN.",
+)
+bank.slip(7, "no-range", ("torch.where(scale > 0, scale, 1.0)", "scale"))
+bank.slip(
+    7,
+    "no-range",
+    (
+        "blocks.amax(-1) / most).ceil().clamp(min=-127)",
+        "blocks.amax(-1) / most).ceil().clamp(min=-127).where(blocks.amax(-1) > 0, -torch.inf)",
+    ),
+)
+bank.variant(7, "no-range", LOGS, (".clamp(min=1e-30) / most", " / most"))
+
+bank.hint(
+    7,
+    "loops",
+    "That goes through numbers or rows one by one. The operations of PyTorch take whole tensors: a weight has millions of numbers.",
+)
+bank.slip(7, "loops", ("    blocks =", "    for one in x.flatten():\n        one * 1\n    blocks ="))
+bank.variant(7, "loops", BITS, ("    drop =", "    for one in x.flatten():\n        one.abs()\n    drop ="))
