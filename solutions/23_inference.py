@@ -645,26 +645,92 @@ def sample(x):
 tp.check(6, sample)
 
 # %% [markdown]
+# ## A model on several cards
+#
+# A model that does not fit on one card is cut, and for decoding the cut of work 17 fits best: all cards work on the same token, each reads its part
+# of the weights, and they read at the same time. Attention falls apart by heads. The projections of queries, keys and values are cut by *columns*: each
+# rank computes those of its heads. The output projection is cut by *rows*: each rank multiplies what its heads have found, and the sum over the
+# ranks is the result. The cache needs no message at all: the keys and values of a head are where the head is.
+#
+# Given are the pieces of work 17: `Axis` with `rank`, `size` and `sum`, a part of a linear layer, a layer whose results are summed, and the
+# feed-forward, cut with them. A linear layer's weight is `(out, in)`. Nothing is trained here.
+
+
+# %% tags=["setup"]
+def linear_part(linear, outputs=slice(None), inputs=slice(None)):
+    """A copy of some outputs and inputs of a linear layer without bias."""
+    weight = linear.weight.detach()[outputs, inputs].clone(memory_format=torch.contiguous_format)
+    part = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
+    part.weight = nn.Parameter(weight, requires_grad=False)
+    return part
+
+
+class Summed(nn.Module):
+    """A linear layer on each rank, its results added up over the ranks: one all-reduce."""
+
+    def __init__(self, linear, ranks):
+        super().__init__()
+        self.linear, self.ranks = linear, ranks
+
+    def forward(self, x):
+        return self.ranks.sum(self.linear(x))
+
+
+def cut_feed_forward(layer, ranks):
+    """A SwiGLU with this rank's hidden numbers; it takes and returns (b, s, d), whole on each rank."""
+    mine = torch.arange(layer.gate.out_features).tensor_split(ranks.size)[ranks.rank]
+    layer.gate = linear_part(layer.gate, outputs=mine)
+    layer.up = linear_part(layer.up, outputs=mine)
+    layer.down = Summed(linear_part(layer.down, inputs=mine), ranks)
+    return layer
+
+
+# %% [markdown]
+# Grouped heads make one difficulty. With 8 heads of queries and 2 of keys and values, heads 0 to 3 read the first key head, 4 to 7 the
+# second. On two ranks each has one key head. On four ranks each has two heads of queries, and there are only two key heads: ranks 0 and 1 both
+# keep the first, 2 and 3 the second. A key head can stand on several ranks; to cut one in two would help nobody.
+#
 # ### Balise 7 · Heads on several ranks
 #
-# Placeholder of balise 7. About 1 line.
+# **`cut_attention(attention, ranks)`** is given a `LlamaAttention` (this rank's own copy: change it as you like) and returns it with this rank's
+# heads alone: the first rank has the first heads. It has linear layers `query`, `key`, `value`, `output`; a head is `attention.head_size` numbers,
+# one head behind the other, and how many heads there are follows from the sizes of the layers. Its `forward` needs no change: it takes the
+# number of heads from what the layers give, and hands queries, keys and values of these heads to `attend`. So a rank's cache holds its own key heads, and those alone.
+#
+# If the ranks divide the key heads, each has its share of them; if the key heads divide the ranks, each has the one that its queries read.
+# Anything else, and heads that the ranks do not divide, is refused with a `ValueError`. One all-reduce a call, of `(b, s, d)`.
+#
+# 8 to 12 lines, 15 minutes.
 #
 # <details><summary>Hint</summary>
 #
-# Placeholder.
+# With $h$ heads and $g$ key heads on $N$ ranks, rank $r$ has the $h / N$ heads from $r\,h / N$ on. The first of its key heads is
+# number `r * g // N`, and it has `max(g // N, 1)`. Multiply by the head size to have numbers, and give slices to `linear_part`.
 # </details>
 
 
 # %% tags=["balise-7"]
-def decode_on_ranks(x):
-    """Placeholder."""
+def cut_attention(attention, ranks):
+    """The attention with this rank's heads, its output summed over the ranks."""
     # BEGIN SOLUTION
-    return x
+    size = attention.head_size
+    heads, groups = attention.query.out_features // size, attention.key.out_features // size
+    if heads % ranks.size or (groups % ranks.size and ranks.size % groups):
+        raise ValueError(f"{ranks.size} ranks cannot share {heads} heads with {groups} key heads")
+    many, few = heads // ranks.size, max(groups // ranks.size, 1)
+    first = ranks.rank * groups // ranks.size
+    mine = slice(ranks.rank * many * size, (ranks.rank + 1) * many * size)
+    held = slice(first * size, (first + few) * size)
+    attention.query = linear_part(attention.query, outputs=mine)
+    attention.key = linear_part(attention.key, outputs=held)
+    attention.value = linear_part(attention.value, outputs=held)
+    attention.output = Summed(linear_part(attention.output, inputs=mine), ranks)
+    return attention
     # END SOLUTION
 
 
 # %%
-tp.check(7, decode_on_ranks)
+tp.check(7, cut_attention)
 
 # %% [markdown]
 # ## What vLLM does with the same ideas

@@ -1,5 +1,199 @@
-"""Answers to balise 7."""
+"""Answers to balise 7 of 23_inference: attention with a rank's heads."""
 
 from tests.answers.bank import Bank
 
 bank = Bank("23_inference", whole=True)
+
+# heads as an axis, picked by number; a head of keys found by each head of queries
+PICKED = """
+def cut_attention(attention, ranks):
+    k = attention.head_size
+    heads, groups = len(attention.query.weight) // k, len(attention.key.weight) // k
+    if heads % ranks.size:
+        raise ValueError("heads")
+    if groups % ranks.size and ranks.size % groups:
+        raise ValueError("key heads")
+    mine = torch.arange(heads).chunk(ranks.size)[ranks.rank]
+    held = (mine // (heads // groups)).unique()
+    rows = (mine[:, None] * k + torch.arange(k)).flatten()
+    theirs = (held[:, None] * k + torch.arange(k)).flatten()
+    attention.query = linear_part(attention.query, rows)
+    attention.key, attention.value = linear_part(attention.key, theirs), linear_part(attention.value, theirs)
+    attention.output = Summed(linear_part(attention.output, inputs=rows), ranks)
+    return attention
+"""
+bank.text(7, None, PICKED)
+
+# a layer of its own, with weights cut by hand and the all-reduce called
+OWN = """
+class Part(nn.Module):
+    def __init__(self, attention, ranks):
+        super().__init__()
+        self.size, self.rotary = attention.head_size, attention.rotary
+        heads, groups = (len(layer.weight) // self.size for layer in (attention.query, attention.key))
+        if heads % ranks.size or max(groups, ranks.size) % min(groups, ranks.size):
+            raise ValueError("not to be shared out")
+        r, n, g = ranks.rank, ranks.size, min(groups, ranks.size)
+        cut = lambda w, parts, place, dim: nn.Parameter(w.detach().chunk(parts, dim)[place].clone(), False)
+        self.q = cut(attention.query.weight, n, r, 0)
+        self.k = cut(attention.key.weight, g, r * g // n, 0)
+        self.v = cut(attention.value.weight, g, r * g // n, 0)
+        self.o = cut(attention.output.weight, n, r, 1)
+
+    def forward(self, x, first=0, attend=None):
+        q, k, v = (F.linear(x, w).unflatten(-1, (-1, self.size)).transpose(1, 2) for w in (self.q, self.k, self.v))
+        y = attend(self.rotary(q, first), self.rotary(k, first), v).transpose(1, 2).flatten(2)
+        y = F.linear(y, self.o)
+        dist.all_reduce(y)
+        return y
+
+
+def cut_attention(attention, ranks):
+    return Part(attention, ranks)
+"""
+bank.text(7, None, OWN)
+bank.slip(7, "nothing-returned", ("    return attention\n", ""))
+
+OUTPUT = "Summed(linear_part(attention.output, inputs=mine), ranks)"
+
+bank.hint(7, "refuses-shared", "{got}: these heads can be shared out. Where there are fewer key heads than ranks and they divide them, several ranks keep the same one.")  # fmt: skip
+bank.slip(7, "refuses-shared", ("(groups % ranks.size and ranks.size % groups)", "groups % ranks.size"))
+bank.variant(
+    7, "refuses-shared", PICKED, ("if groups % ranks.size and ranks.size % groups:", "if groups % ranks.size:")
+)
+
+bank.hint(7, "not-a-layer", "Return the layer with this rank's heads, an nn.Module: it is {got}.")
+bank.slip(7, "not-a-layer", ("return attention", "return attention.query, attention.key, attention.value, attention.output"))  # fmt: skip
+bank.variant(7, "not-a-layer", PICKED, ("return attention", "return attention.state_dict()"))
+
+bank.hint(7, "other-heads", "Rank {rank} does not have its share of the heads: of h heads on N ranks, each has h / N.")
+bank.slip(7, "other-heads", ("attention.query = linear_part(attention.query, outputs=mine)", "pass"), ("linear_part(attention.output, inputs=mine)", "attention.output"))  # fmt: skip
+bank.slip(7, "other-heads", ("    size = attention.head_size", "    if ranks.rank:\n        attention.output.weight.data.zero_()\n    return Summed2(attention, ranks)\n\n\nclass Summed2(nn.Module):\n    def __init__(self, attention, ranks):\n        super().__init__()\n        self.attention, self.ranks = attention, ranks\n\n    def forward(self, *args):\n        return self.ranks.sum(self.attention(*args))\n\n\ndef other(attention, ranks):\n    size = attention.head_size"))  # fmt: skip
+bank.variant(7, "other-heads", PICKED, ("    rows = ", "    mine = torch.arange(heads)\n    rows = "), ("linear_part(attention.output, inputs=rows)", "attention.output"))  # fmt: skip
+
+bank.hint(7, "whole-cache", "Rank {rank} keeps {n} key heads; its queries read {held}. The cache is to be cut as well: key and value get the heads that this rank's "
+          "queries need.")  # fmt: skip
+bank.slip(7, "whole-cache", ("    attention.key = linear_part(attention.key, outputs=held)\n    attention.value = linear_part(attention.value, outputs=held)\n", ""))  # fmt: skip
+bank.slip(7, "whole-cache", ("held = slice(first * size, (first + few) * size)", "shared = heads // groups\n    held = torch.cat([torch.arange(size) + (ranks.rank * many + j) // shared * size for j in range(many)])"))  # fmt: skip
+bank.variant(7, "whole-cache", PICKED, ("(mine // (heads // groups)).unique()", "mine // (heads // groups)"))
+
+bank.hint(7, "few-keys", "Rank {rank} keeps {n} key heads, its queries read {held}: of g key heads on N ranks each has g / N, and at least one.")  # fmt: skip
+bank.slip(7, "few-keys", ("max(groups // ranks.size, 1)", "1"))
+bank.variant(7, "few-keys", PICKED, (".unique()", ".unique()[:1]"))
+
+bank.hint(7, "heads-form", "What comes out is not (b, s, d) on each rank: {got}.")
+bank.slip(7, "heads-form", ("    return attention\n", "    class Last(nn.Module):\n        def __init__(self):\n            super().__init__()\n            self.attention = attention\n\n        def forward(self, *args):\n            return self.attention(*args)[:, -1]\n\n    return Last()\n"))  # fmt: skip
+bank.variant(7, "heads-form", OWN, ("return y\n", "return y.float()\n"))
+
+bank.hint(
+    7,
+    "whole-weights",
+    "A rank holds {got} weights and should hold {expected}: what it does not multiply must not stay on it.",
+)
+bank.slip(7, "whole-weights", ("    attention.query =", "    attention.whole = attention.query\n    attention.query ="))
+bank.variant(7, "whole-weights", OWN, ("        super().__init__()\n", "        super().__init__()\n        self.attention = attention\n"))  # fmt: skip
+
+bank.hint(
+    7,
+    "view-kept",
+    "A part is a view of the whole weight, which stays in memory with it: copy the part, as linear_part does.",
+)
+bank.slip(7, "view-kept", ("attention.query = linear_part(attention.query, outputs=mine)", "attention.query.weight = nn.Parameter(attention.query.weight[mine], False)"))  # fmt: skip
+bank.variant(7, "view-kept", OWN, (".clone()", ""))
+
+bank.hint(
+    7,
+    "not-summed",
+    "Nothing is sent. Behind the output projection each rank has a part of a sum: add them up over the ranks.",
+)
+bank.slip(7, "not-summed", (OUTPUT, "linear_part(attention.output, inputs=mine)"))
+bank.variant(7, "not-summed", OWN, ("        dist.all_reduce(y)\n", ""))
+
+bank.hint(7, "too-often", "More is sent than one all-reduce a call. Only the results of the output projection have to be added up: queries, keys and values stay where their head is.")  # fmt: skip
+bank.slip(
+    7,
+    "too-often",
+    ("    return attention\n", "    attention.output = Summed(attention.output, ranks)\n    return attention\n"),
+)
+bank.slip(7, "too-often", ("attention.value = linear_part(attention.value, outputs=held)", "attention.value = Summed(linear_part(attention.value, outputs=held), ranks)"))  # fmt: skip
+bank.variant(7, "too-often", OWN, ("        dist.all_reduce(y)\n", "        dist.all_reduce(y)\n        dist.broadcast(y, 0)\n"))  # fmt: skip
+
+bank.hint(
+    7,
+    "other-collective",
+    "One all-reduce a call is due: it adds up over the ranks and leaves the sum on each of them. Here it is {got}.",
+)
+bank.slip(7, "other-collective", (OUTPUT, "Gathered(linear_part(attention.output, inputs=mine))"), ("    size = attention.head_size", "    class Gathered(nn.Module):\n        def __init__(self, linear):\n            super().__init__()\n            self.linear = linear\n\n        def forward(self, x):\n            y = self.linear(x).contiguous()\n            all_of_them = [torch.empty_like(y) for _ in range(dist.get_world_size())]\n            dist.all_gather(all_of_them, y)\n            return sum(all_of_them)\n\n    size = attention.head_size"))  # fmt: skip
+bank.variant(7, "other-collective", OWN, ("dist.all_reduce(y)", "dist.reduce(y, 0)"))
+
+bank.hint(
+    7,
+    "too-much-sent",
+    "An all-reduce of {got} bytes a call, and (b, s, d) are {expected}. Add up what comes out of the output projection, and nothing larger.",
+)
+bank.slip(7, "too-much-sent", ("    return attention\n", "    class Twice(nn.Module):\n        def __init__(self, linear):\n            super().__init__()\n            self.linear = linear\n\n        def forward(self, x):\n            y = self.linear(x)\n            both = torch.cat([y, y])\n            dist.all_reduce(both)\n            return both[: len(y)]\n\n    attention.output = Twice(attention.output.linear)\n    return attention\n"))  # fmt: skip
+bank.variant(7, "too-much-sent", OWN, ("        dist.all_reduce(y)\n        return y", "        y = y.repeat(1, 1, 2)\n        dist.all_reduce(y)\n        return y.chunk(2, -1)[0]"))  # fmt: skip
+
+bank.hint(7, "wrong-attention", "The sum over the ranks is not what the whole layer gives. Rank r has the r-th share of the heads: the same rows of the query's weight and "
+          "columns of the output's.")  # fmt: skip
+bank.slip(7, "wrong-attention", ("outputs=mine)", "outputs=mine)\n    attention.query.weight.data.neg_()"))
+bank.variant(7, "wrong-attention", OWN, ("F.linear(y, self.o)", "F.linear(y, -self.o)"))
+
+bank.hint(7, "first-heads", "Each rank has the first heads, and the others are nobody's: begin at `ranks.rank` shares.")
+bank.slip(7, "first-heads", ("slice(ranks.rank * many * size, (ranks.rank + 1) * many * size)", "slice(0, many * size)"), ("first = ranks.rank * groups // ranks.size", "first = 0"))  # fmt: skip
+bank.variant(7, "first-heads", PICKED, ("chunk(ranks.size)[ranks.rank]", "chunk(ranks.size)[0]"))
+
+bank.hint(7, "other-columns", "The output projection is cut elsewhere than the queries. What a rank's heads have found belongs to the columns of those heads: the same numbers, as `inputs`.")  # fmt: skip
+bank.slip(7, "other-columns", (OUTPUT, "Summed(linear_part(attention.output, inputs=slice(0, many * size)), ranks)"))
+bank.slip(
+    7,
+    "other-columns",
+    (OUTPUT, "Summed(linear_part(attention.output, inputs=slice(ranks.rank, None, ranks.size)), ranks)"),
+)
+bank.variant(7, "other-columns", PICKED, ("inputs=rows", "inputs=torch.arange(len(rows))"))
+
+bank.hint(7, "other-keys", "The queries of some ranks read another key head than in the whole layer. With fewer key heads than ranks, neighbours share one: "
+          "ranks 0 and 1 the first, 2 and 3 the second.")  # fmt: skip
+bank.slip(7, "other-keys", ("first = ranks.rank * groups // ranks.size", "first = ranks.rank * few % groups"))
+bank.slip(7, "other-keys", ("first = ranks.rank * groups // ranks.size", "first = 0 if few == 1 and groups < ranks.size else ranks.rank * few"))  # fmt: skip
+bank.variant(7, "other-keys", OWN, ("r * g // n", "r % g"))
+
+bank.hint(
+    7,
+    "averaged",
+    "The sum over the ranks comes out divided by their number. Each rank has a part of the sum, not an estimate of the whole.",
+)
+bank.slip(
+    7,
+    "averaged",
+    ("    return attention\n", "    attention.output.linear.weight.data /= ranks.size\n    return attention\n"),
+)
+bank.variant(7, "averaged", OWN, ("        return y\n", "        return y / dist.get_world_size()\n"))
+
+bank.hint(7, "position-lost", "The prompt is right, the tokens behind it are not: queries and keys are turned for the position `first`, and not for 0.")  # fmt: skip
+bank.slip(7, "position-lost", ("    return attention\n", "    turn = attention.rotary.forward\n    attention.rotary.forward = lambda x, first=0: turn(x)\n    return attention\n"))  # fmt: skip
+bank.variant(7, "position-lost", OWN, ("self.rotary(q, first), self.rotary(k, first)", "self.rotary(q), self.rotary(k)"))  # fmt: skip
+
+bank.hint(7, "not-refused", "These heads cannot be shared out evenly: raise a ValueError. Some key head would be needed by queries of two ranks that do not have the same ones.")  # fmt: skip
+bank.slip(7, "not-refused", (" or (groups % ranks.size and ranks.size % groups)", ""))
+bank.slip(7, "not-refused", ("        raise ValueError(", "        print("))
+bank.variant(7, "not-refused", PICKED, ('        raise ValueError("key heads")', "        pass"))
+
+bank.hint(7, "other-error", "Heads that cannot be shared out are to be refused with a ValueError. It is {got}.")
+bank.slip(7, "other-error", ("raise ValueError(", "raise RuntimeError("))
+bank.variant(7, "other-error", PICKED, ('raise ValueError("key heads")', 'raise AssertionError("key heads")'))
+
+bank.hint(7, "heads-not-numbers", "The layer gives a number of features that is no multiple of the head size: count in heads, then multiply by the head size. {error}")  # fmt: skip
+bank.slip(7, "heads-not-numbers", ("slice(first * size, (first + few) * size)", "slice(first, first + few)"))
+bank.slip(7, "heads-not-numbers", ("slice(ranks.rank * many * size, (ranks.rank + 1) * many * size)", "slice(ranks.rank * many, (ranks.rank + 1) * many)"))  # fmt: skip
+bank.variant(
+    7, "heads-not-numbers", PICKED, ("theirs = (held[:, None] * k + torch.arange(k)).flatten()", "theirs = held")
+)
+
+bank.hint(7, "other-side", "A layer is cut on the wrong side. Queries, keys and values lose outputs (the first axis of the weight), the output projection loses inputs. {error}")  # fmt: skip
+bank.slip(7, "other-side", ("linear_part(attention.query, outputs=mine)", "linear_part(attention.query, inputs=mine)"))
+bank.slip(
+    7, "other-side", ("linear_part(attention.output, inputs=mine)", "linear_part(attention.output, outputs=mine)")
+)
+bank.slip(7, "other-side", ("linear_part(attention.output, inputs=mine)", "attention.output"))
+bank.variant(7, "other-side", PICKED, ("inputs=rows", "outputs=rows"))
