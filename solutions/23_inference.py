@@ -23,7 +23,7 @@ tp
 # %% tags=["setup"]
 WORK = "23_inference"
 FULL = scale() == "full"
-DEVICE = launch.device()
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 torch.set_num_threads(1)  # a token is little work: a second thread waits more than it works
 TEXT = data.code_text()  # the source of Python's standard library, as tokens
 PAGE = TEXT.train[300_000:302_000].to(DEVICE)  # 2,000 tokens, a few pages of one file
@@ -55,9 +55,6 @@ def trained(config, steps=100, rate=1e-3 if FULL else 6e-3):
         optimizer.step()
         rates.step()
     return model.eval()
-
-
-MODEL = trained(CONFIG)
 
 
 # %% tags=["setup"]
