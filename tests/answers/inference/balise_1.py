@@ -1,5 +1,205 @@
-"""Answers to balise 1."""
+"""Answers to balise 1 of 23_inference: a cache of keys and values, and text that is read once."""
 
 from tests.answers.bank import Bank
 
 bank = Bank("23_inference", whole=True)
+
+# pairs in a list, scores by hand; the first token comes from the prompt's call
+BY_HAND = """
+class Cache:
+    def __init__(self):
+        self.kept = []
+
+    def attend(self, layer, q, k, v):
+        if layer == len(self.kept):
+            self.kept.append((k, v))
+        else:
+            old_k, old_v = self.kept[layer]
+            self.kept[layer] = torch.cat((old_k, k), -2), torch.cat((old_v, v), -2)
+        k, v = self.kept[layer]
+        shared = q.size(1) // k.size(1)
+        k, v = k.repeat_interleave(shared, 1), v.repeat_interleave(shared, 1)
+        scores = q @ k.transpose(-1, -2) / q.size(-1) ** 0.5
+        places = torch.arange(k.size(2))
+        later = places > places[k.size(2) - q.size(2) :, None]
+        return scores.masked_fill(later, float("-inf")).softmax(-1) @ v
+
+
+@torch.no_grad()
+def write(model, prompt, count, attend):
+    logits, new = model(prompt, 0, attend), []
+    for i in range(count):
+        new.append(logits[:, -1].argmax(-1))
+        if i + 1 < count:
+            logits = model(new[-1][:, None], prompt.size(1) + i, attend)
+    return torch.cat([prompt, torch.stack(new, 1)], 1)
+"""
+bank.text(1, None, BY_HAND)
+
+# room that doubles, groups as a dimension of their own, a token needs no mask; all tokens in one tensor made before
+ROOM = """
+class Cache:
+    def __init__(self):
+        self.rooms, self.used = [], []
+
+    def attend(self, layer, q, k, v):
+        if layer == len(self.rooms):
+            self.rooms.append(torch.stack([k, v]))
+            self.used.append(k.shape[2])
+        else:
+            room, begin = self.rooms[layer], self.used[layer]
+            end = begin + k.shape[2]
+            if end > room.shape[3]:
+                larger = room.new_empty(*room.shape[:3], max(end, 2 * room.shape[3]), room.shape[4])
+                larger[:, :, :, :begin] = room[:, :, :, :begin]
+                room = self.rooms[layer] = larger
+            room[0, :, :, begin:end], room[1, :, :, begin:end] = k, v
+            self.used[layer] = end
+        k, v = self.rooms[layer][:, :, :, None, : self.used[layer]]
+        queries = q.unflatten(1, (k.shape[1], -1))
+        if q.shape[2] == 1:
+            return F.scaled_dot_product_attention(queries, k, v).flatten(1, 2)
+        bias = torch.full((q.shape[2], k.shape[3]), float("-inf"), dtype=q.dtype).triu(1 + k.shape[3] - q.shape[2])
+        k, v = (one.expand(-1, -1, queries.shape[2], -1, -1) for one in (k, v))
+        return F.scaled_dot_product_attention(queries, k, v, attn_mask=bias).flatten(1, 2)
+
+
+def write(model, prompt, count, attend):
+    rows, length = prompt.shape
+    text = torch.cat([prompt, prompt.new_zeros(rows, count)], 1)
+    with torch.no_grad():
+        text[:, length] = model(prompt, first=0, attend=attend)[:, -1].max(-1).indices
+        for place in range(length, length + count - 1):
+            text[:, place + 1] = model(text[:, place : place + 1], attend=attend, first=torch.full((rows,), place))[:, 0].max(-1).indices
+    return text
+"""
+bank.text(1, None, ROOM)
+bank.slip(1, None, (", attn_mask=visible, enable_gqa=True)", ", **({'is_causal': True} if new == seen else {'attn_mask': visible}), enable_gqa=True)"))  # fmt: skip
+bank.slip(1, "nothing-returned", ("return F.scaled", "F.scaled"))
+bank.slip(1, "nothing-returned", ("    return text\n", ""))
+
+MASK, STORE = "attn_mask=visible, ", "        self.keys[layer], self.values[layer] = k, v\n"
+RETURN = "        return F.scaled_dot_product_attention(q, k, v, attn_mask=visible, enable_gqa=True)"
+
+bank.hint(1, "attend-form", "attend returns a tensor like q, one vector for each new query of each head. It is {got}.")
+bank.slip(1, "attend-form", ("enable_gqa=True)", "enable_gqa=True).transpose(1, 2)"))
+bank.slip(1, "attend-form", ("enable_gqa=True)", "enable_gqa=True), k, v"))
+bank.slip(1, "attend-form", ("enable_gqa=True)", "enable_gqa=True)[:, :, -1:]"))
+bank.variant(1, "attend-form", BY_HAND, (".softmax(-1) @ v", ".softmax(-1) @ v, self.kept"))
+
+bank.hint(1, "looks-ahead", "Queries look at tokens behind them. Of the new tokens, each sees those before it and itself.")  # fmt: skip
+bank.slip(1, "looks-ahead", (MASK, ""))
+bank.slip(1, "looks-ahead", ("tril(seen - new)", "tril(seen - new + 1)"))
+bank.slip(1, "looks-ahead", (MASK, "attn_mask=visible if new == seen else None, "))
+bank.variant(1, "looks-ahead", BY_HAND, ('.masked_fill(later, float("-inf"))', ""))
+bank.variant(1, "looks-ahead", ROOM, ("triu(1 + k.shape[3]", "triu(2 + k.shape[3]"))
+
+bank.hint(1, "first-key-only", "The single new token looks at the first key of the text, and at nothing else: `is_causal=True` lays the triangle "
+          "at the upper left corner, where its one row has one place. What a new token may see ends at its own place, on the right.")  # fmt: skip
+bank.slip(1, "first-key-only", (MASK, "is_causal=True, "))
+bank.slip(1, "first-key-only", ("tril(seen - new)", "tril()"))
+bank.variant(1, "first-key-only", BY_HAND, ("places[k.size(2) - q.size(2) :, None]", "places[: q.size(2), None]"))
+
+bank.hint(1, "upper-left", "One token is right, several at once behind others are not: their triangle stands at the upper left corner, as if "
+          "the text began with them. All that was seen before is open to each; the triangle is at the right end.")  # fmt: skip
+bank.slip(1, "upper-left", (MASK, "is_causal=new > 1, "))
+bank.slip(1, "upper-left", ("tril(seen - new)", "tril(seen - new if new == 1 else 0)"))
+bank.variant(1, "upper-left", ROOM, ("triu(1 + k.shape[3] - q.shape[2])", "triu(1)"))
+
+bank.hint(1, "not-itself", "A token does not see itself: the diagonal belongs to what is visible.")
+bank.slip(1, "not-itself", ("tril(seen - new)", "tril(seen - new - 1)"))
+bank.text(1, "not-itself", BY_HAND.replace("places > places[", "places >= places["))  # NaN, where SDPA gives 0
+bank.variant(1, "not-itself", ROOM, ("triu(1 + k.shape[3]", "triu(k.shape[3]"))
+
+bank.hint(1, "forgets", "Tokens are missing: what an earlier call brought is not all kept. Keep the whole, old and new.")  # fmt: skip
+bank.slip(1, "forgets", (STORE, "        if layer not in self.keys:\n    " + STORE))
+bank.slip(1, "forgets", (STORE, ""), ("        if layer in", "        fresh = k, v\n        if layer in"), ("        new, seen", "        self.keys[layer], self.values[layer] = fresh\n        new, seen"))  # fmt: skip
+bank.slip(1, "forgets", (STORE, ""))
+bank.variant(1, "forgets", BY_HAND, ("torch.cat((old_k, k), -2), torch.cat((old_v, v), -2)", "k, v"))
+
+bank.hint(1, "new-in-front", "The new keys and values stand in front of the old ones. They go behind them: the mask counts on that.")  # fmt: skip
+bank.slip(1, "new-in-front", ("[self.keys[layer], k]", "[k, self.keys[layer]]"), ("[self.values[layer], v]", "[v, self.values[layer]]"))  # fmt: skip
+bank.variant(1, "new-in-front", BY_HAND, ("(old_k, k)", "(k, old_k)"), ("(old_v, v)", "(v, old_v)"))
+
+bank.hint(1, "other-groups", "Heads of queries meet heads of keys that are not theirs. With h = 8 and g = 2, the first four share the first one: "
+          "repeat each head (`repeat_interleave`), not the row of heads (`repeat`).")  # fmt: skip
+bank.slip(1, "other-groups", (RETURN, "        k, v = (one.repeat(1, q.shape[1] // one.shape[1], 1, 1) for one in (k, v))\n" + RETURN))  # fmt: skip
+bank.variant(1, "other-groups", BY_HAND, ("k.repeat_interleave(shared, 1), v.repeat_interleave(shared, 1)", "k.repeat(1, shared, 1, 1), v.repeat(1, shared, 1, 1)"))  # fmt: skip
+
+bank.hint(1, "not-scaled", "The scores are not divided by the square root of the head size: the softmax is too sharp.")
+bank.slip(1, "not-scaled", (MASK, MASK + "scale=1.0, "))
+bank.variant(1, "not-scaled", BY_HAND, (" / q.size(-1) ** 0.5", ""))
+
+bank.hint(1, "wrong-attention", "These are not the vectors that are due: the softmax of each query's scores over all keys that it may see, times their values.")  # fmt: skip
+bank.slip(1, "wrong-attention", ("(q, k, v, attn", "(q, v, k, attn"))
+bank.variant(1, "wrong-attention", BY_HAND, (".softmax(-1)", ".sigmoid()"))
+
+bank.hint(1, "caches-mixed", "A new Cache begins with what another one has seen: its memory belongs to the class. Make it in `__init__`, for each cache its own.")  # fmt: skip
+bank.slip(1, "caches-mixed", ("    def __init__(self):\n        self.keys, self.values = {}, {}\n", "    keys, values = {}, {}\n"))  # fmt: skip
+bank.slip(1, "caches-mixed", ("    def __init__(self):\n        self.keys, self.values = {}, {}\n", "    def __init__(self, keys={}, values={}):\n        self.keys, self.values = keys, values\n"))  # fmt: skip
+bank.variant(1, "caches-mixed", BY_HAND, ("    def __init__(self):\n        self.kept = []\n", "    kept = []\n"))
+
+bank.hint(1, "layers-mixed", "With one layer all is right, with three it is not: each layer has keys and values of its own.")  # fmt: skip
+bank.slip(1, "layers-mixed", ("[layer]", "[0]"), ("layer in", "0 in"))
+bank.variant(1, "layers-mixed", BY_HAND, ("if layer == len(self.kept)", "layer = 0\n        if not self.kept"))
+
+bank.hint(1, "given-changed", "What the model gave is changed: attend works on new tensors.")
+bank.slip(
+    1, "given-changed", (RETURN, "        q *= q.shape[-1] ** -0.5\n" + RETURN.replace("enable", "scale=1.0, enable"))
+)
+bank.variant(1, "given-changed", BY_HAND, ("q @ k.transpose(-1, -2) / q.size(-1) ** 0.5", "q.div_(q.size(-1) ** 0.5) @ k.transpose(-1, -2)"))  # fmt: skip
+
+bank.hint(1, "too-many-bytes", "The cache holds {n} times the bytes of keys and values of g heads. Keep g heads, as they come: they are shared when they are used. "
+          "And keep nothing else, neither queries nor older versions, and no room for many times more.")  # fmt: skip
+bank.slip(
+    1,
+    "too-many-bytes",
+    ("        new, seen", "        self.all = [*getattr(self, 'all', []), k, v]\n        new, seen"),
+)
+EXPANDED = "        shared = q.size(1) // k.size(1)\n        k, v = k.repeat_interleave(shared, 1), v.repeat_interleave(shared, 1)\n        if layer == len(self.kept)"
+bank.text(1, "too-many-bytes", BY_HAND.replace("        if layer == len(self.kept)", EXPANDED))
+bank.variant(1, "too-many-bytes", ROOM, ("2 * room.shape[3]", "9 * room.shape[3]"))
+
+bank.hint(1, "text-form", "write returns the prompt with `count` tokens behind it, int64 of shape (b, s + count). These are {got}.")  # fmt: skip
+bank.slip(1, "text-form", ("return text", "return text[:, prompt.shape[1]:]"))
+bank.slip(1, "text-form", ("range(count)", "range(count - 1)"))
+bank.variant(1, "text-form", BY_HAND, ("torch.cat([prompt, torch.stack(new, 1)], 1)", "torch.stack(new, 1)"))
+
+bank.hint(1, "without-attend", "The model is called without `attend`: then it has no memory, and sees what this call brings alone.")  # fmt: skip
+bank.slip(1, "without-attend", ("model(text[:, first:], first, attend)", "model(text)"))
+bank.slip(1, "without-attend", ("model(text[:, first:], first, attend)", "model(text[:, first:], first)"))
+bank.variant(1, "without-attend", BY_HAND, ("model(new[-1][:, None], prompt.size(1) + i, attend)", "model(torch.cat([prompt, torch.stack(new, 1)], 1))"))  # fmt: skip
+
+bank.hint(1, "read-again", "Tokens go through the model again that the cache has already. Its calls read {got}; after the prompt, one new token each is due.")  # fmt: skip
+bank.slip(1, "read-again", ("model(text[:, first:], first, attend)", "model(text, 0, attend)"))
+bank.variant(1, "read-again", BY_HAND, ("model(new[-1][:, None], prompt.size(1) + i, attend)", "model(torch.stack(new, 1), prompt.size(1), attend)"))  # fmt: skip
+
+bank.hint(1, "wrong-position", "The calls read as many tokens as they should, but not at their places: {got}. `first` counts all tokens that came before in the text, the prompt's too.")  # fmt: skip
+bank.slip(1, "wrong-position", ("text[:, first:], first, attend", "text[:, first:], 0, attend"))
+bank.slip(1, "wrong-position", ("for _ in", "for step in"), ("text[:, first:], first, attend", "text[:, first:], step, attend"))  # fmt: skip
+bank.slip(1, "wrong-position", ("text[:, first:], first, attend", "text[:, first:], first + (first > 0), attend"))
+bank.variant(1, "wrong-position", BY_HAND, ("prompt.size(1) + i, attend", "prompt.size(1) + i + 1, attend"))
+
+bank.hint(1, "prompt-in-pieces", "The prompt goes through the model token by token. All of its tokens are known: one call reads them, with the same products at once.")  # fmt: skip
+PIECES = "    for i in range(prompt.shape[1] - 1):\n        model(prompt[:, i : i + 1], i, attend)\n"
+bank.slip(
+    1, "prompt-in-pieces", ("    text, first = prompt, 0\n", PIECES + "    text, first = prompt, prompt.shape[1] - 1\n")
+)
+bank.variant(1, "prompt-in-pieces", BY_HAND, ("    logits, new = model(prompt, 0, attend), []\n", "    for i, token in enumerate(prompt.split(1, 1)):\n        logits = model(token, i, attend)\n    new = []\n"))  # fmt: skip
+
+bank.hint(1, "one-call-too-many", "The model is called once more than tokens are asked for: nobody reads what it says behind the last one.")  # fmt: skip
+bank.slip(1, "one-call-too-many", ("    return text", "    model(text[:, first:], first, attend)\n    return text"))
+bank.variant(1, "one-call-too-many", BY_HAND, ("if i + 1 < count:", "if i < count:"))
+
+bank.hint(1, "other-calls", "The calls of the model read {got}. Due are all tokens of the prompt in one call, then each new token in one.")  # fmt: skip
+bank.slip(1, "other-calls", ("text, first = prompt, 0", "text, first = prompt, prompt.shape[1] - 1"))
+bank.variant(1, "other-calls", BY_HAND, ("model(prompt, 0, attend)", "model(prompt[:, :1], 0, attend)"))
+
+bank.hint(1, "not-the-last-place", "The model gives logits for each token that it read. What comes next is said at the last of them.")  # fmt: skip
+bank.slip(1, "not-the-last-place", ("logits[:, -1:]", "logits[:, :1]"))
+bank.variant(1, "not-the-last-place", BY_HAND, ("logits[:, -1]", "logits[:, 0]"))
+
+bank.hint(1, "other-tokens", "The calls are right, the tokens are not. Each row takes the most likely token of its own last place.")  # fmt: skip
+bank.slip(1, "other-tokens", (".argmax(-1)", ".topk(2).indices[..., 1]"))
+bank.slip(1, "other-tokens", (".argmax(-1)", ".argmax(-1)[:1].expand(len(text), -1)"))
+bank.variant(1, "other-tokens", BY_HAND, (".argmax(-1)", ".argmin(-1)"))
