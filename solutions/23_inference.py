@@ -203,8 +203,8 @@ tp.check(2, decode_cost)
 class Pool:
     """Blocks of `size` tokens for the keys and values of all layers; tables are lists of their numbers."""
 
-    def __init__(self, blocks, size, layers=1, groups=1, d=1, dtype=torch.float32):
-        self.keys = torch.zeros(layers, blocks, size, groups, d, dtype=dtype)
+    def __init__(self, blocks, size, layers=1, groups=1, d=1, device=None):
+        self.keys = torch.zeros(layers, blocks, size, groups, d, device=device)
         self.values = torch.zeros_like(self.keys)
         self.size = size
         self.free = list(range(blocks))  # blocks that no table holds
@@ -212,8 +212,8 @@ class Pool:
 
     def write(self, layer, table, first, k, v):
         """Put keys and values (n, groups, d) at the places from `first` on."""
-        places = torch.arange(first, first + len(k))
-        where = layer, torch.tensor(table)[places // self.size], places % self.size
+        places = torch.arange(first, first + len(k), device=k.device)
+        where = layer, torch.tensor(table, device=k.device)[places // self.size], places % self.size
         self.keys[where], self.values[where] = k, v
 
     def extend(self, table, length, n):
@@ -257,7 +257,7 @@ def paged_attention(q, keys, values, tables, lengths):
     # BEGIN SOLUTION
     k, v = (each.index_select(0, tables.flatten()) for each in (keys, values))  # (b · most, size, groups, d)
     k, v = (each.reshape(len(q), -1, *each.shape[2:]).transpose(1, 2) for each in (k, v))  # (b, groups, places, d)
-    seen = torch.arange(k.shape[2]) < lengths[:, None]
+    seen = torch.arange(k.shape[2], device=q.device) < lengths[:, None]
     y = F.scaled_dot_product_attention(q[:, :, None], k, v, attn_mask=seen[:, None, None], enable_gqa=True)
     return y[:, :, 0]
     # END SOLUTION
@@ -300,16 +300,16 @@ def held(lengths, size):
 def one_piece(model, b, most):
     """Keys and values of b sequences in one piece each, (layers, b, groups, most, d)."""
     config = model.config
-    return torch.randn(2, config.layers, b, config.groups, most, config.head_size)
+    return torch.randn(2, config.layers, b, config.groups, most, config.head_size, device=DEVICE)
 
 
 # %%
 @torch.no_grad()
 def step_in_one_piece(model, cache, lengths, tokens):
     """Logits (b, vocabulary) of the next token of each sequence; `cache` gets its keys and values."""
-    rows, at = torch.arange(len(lengths)), torch.tensor(lengths)
+    rows, at = torch.arange(len(lengths), device=DEVICE), torch.tensor(lengths, device=DEVICE)
     most = max(lengths) + 1
-    seen = (torch.arange(most) <= at[:, None])[:, None, None]
+    seen = (torch.arange(most, device=DEVICE) <= at[:, None])[:, None, None]
 
     def attend(layer, q, k, v):
         keys, values = cache[:, layer]
@@ -324,8 +324,8 @@ def step_in_one_piece(model, cache, lengths, tokens):
 @torch.no_grad()
 def step_in_blocks(model, pool, tables, lengths, tokens):
     """The same, with keys and values in a pool that has room for them."""
-    rows = nn.utils.rnn.pad_sequence([torch.tensor(table) for table in tables], batch_first=True)
-    at = torch.tensor(lengths)
+    rows = nn.utils.rnn.pad_sequence([torch.tensor(table) for table in tables], batch_first=True).to(DEVICE)
+    at = torch.tensor(lengths, device=DEVICE)
     where = rows.gather(1, at[:, None] // pool.size)[:, 0], at % pool.size
 
     def attend(layer, q, k, v):
@@ -336,17 +336,6 @@ def step_in_blocks(model, pool, tables, lengths, tokens):
 
 
 # %%
-def paged_model():
-    """A small Llama, its weights drawn."""
-    torch.manual_seed(0)
-    sizes = (
-        {"width": 512, "heads": 8, "kv_heads": 2, "layers": 8}
-        if FULL
-        else {"width": 256, "heads": 8, "kv_heads": 2, "layers": 4}
-    )
-    return Llama(LlamaConfig(512, max_length=512, **sizes)).eval()
-
-
 def fill(pool, cache, lengths):
     """Put the keys and values of `cache` in blocks, with room for a token more. Returns the tables."""
     tables = [[] for _ in lengths]
@@ -365,14 +354,13 @@ def fill(pool, cache, lengths):
 
 def race_blocks(size, lengths=(255, 201, 130, 97)):
     """Medians of the seconds of a step in blocks of `size` tokens, and in one piece. Both must give the same logits."""
-    model, tokens = paged_model(), torch.arange(len(lengths))
-    config, cache = model.config, one_piece(model, len(lengths), 256)
-    pool = Pool(1024 // size + 8, size, config.layers, config.groups, config.head_size)
+    tokens, cache = PAGE[: len(lengths)], one_piece(MODEL, len(lengths), 256)
+    pool = Pool(1024 // size + 8, size, CONFIG.layers, CONFIG.groups, CONFIG.head_size, DEVICE)
     tables = fill(pool, cache, lengths)
-    steps = {"blocks": lambda: step_in_blocks(model, pool, tables, lengths, tokens),
-             "one piece": lambda: step_in_one_piece(model, cache, lengths, tokens)}  # fmt: skip
+    steps = {"blocks": lambda: step_in_blocks(MODEL, pool, tables, lengths, tokens),
+             "one piece": lambda: step_in_one_piece(MODEL, cache, lengths, tokens)}  # fmt: skip
     torch.testing.assert_close(steps["blocks"](), steps["one piece"](), rtol=1e-4, atol=1e-4)
-    return measure.race(steps, 25, 2, "cpu").medians.values()
+    return measure.race(steps, 25, 2, DEVICE).medians.values()
 
 
 # %% jupyter={"source_hidden": true}
@@ -511,7 +499,7 @@ tp.check(4, schedule, serve)
 # the size that a model of some billion parameters has. There are 600 blocks of 16 tokens. Three servers get the same requests: static batches where each reserves
 # the longest; the same reservation, but who comes may join; your blocks and your schedule.
 #
-# **Commit to a guess.** At 20 requests a second, how many times as many tokens a second as static batches does yours generate?
+# **Commit to a guess.** At 40 requests a second, how many times as many tokens a second as static batches does yours generate?
 
 # %%
 guess = None  # times
@@ -561,7 +549,7 @@ def served(plan, rate):
 
 
 # %% jupyter={"source_hidden": true}
-def show_servers(rates=(1, 2, 5, 10, 20)):
+def show_servers(rates=(2, 5, 10, 20, 40)):
     found = {name: [served(plan, rate) for rate in rates] for name, plan in SERVERS.items()}
     most = {name: rows[-1] for name, rows in found.items()}
     slowest = most["static batches"][0]
@@ -577,7 +565,7 @@ def show_servers(rates=(1, 2, 5, 10, 20)):
         right.plot(rates, [max(1e-2, statistics.fmean(row[1])) for row in rows], marker=marker, label=name)
     left.set(xlabel="requests a second", ylabel="tokens a second", title="How much is generated?")
     right.set(xlabel="requests a second", ylabel="seconds, mean", yscale="log", title="How long until the first token?")
-    right.legend()
+    left.legend(fontsize=8)
     plt.show()
 
 

@@ -7,9 +7,9 @@ bank = Bank("23_inference", whole=True)
 # block by block, free ones in a set, and attention written out over the places of tokens
 BLOCK_BY_BLOCK = """
 class Pool:
-    def __init__(self, blocks, size, layers=1, groups=1, d=1, dtype=torch.float32):
-        self.keys = torch.zeros(layers, blocks, size, groups, d, dtype=dtype)
-        self.values = torch.zeros(layers, blocks, size, groups, d, dtype=dtype)
+    def __init__(self, blocks, size, layers=1, groups=1, d=1, device=None):
+        self.keys = torch.zeros(layers, blocks, size, groups, d, device=device)
+        self.values = torch.zeros(layers, blocks, size, groups, d, device=device)
         self.size, self.free, self.holders = size, set(range(blocks)), {}
 
     def take(self):
@@ -68,8 +68,8 @@ import collections
 
 
 class Pool:
-    def __init__(self, blocks, size, layers=1, groups=1, d=1, dtype=torch.float32):
-        self.keys = torch.zeros(layers, blocks, size, groups, d, dtype=dtype)
+    def __init__(self, blocks, size, layers=1, groups=1, d=1, device=None):
+        self.keys = torch.zeros(layers, blocks, size, groups, d, device=device)
         self.values = torch.zeros_like(self.keys)
         self.size, self.free = size, collections.deque(range(blocks))
         self.tables = []
