@@ -1178,9 +1178,240 @@ def block_scales(x, most, size=32):
 tp.check(7, round_float, tensor_scale, block_scales)
 
 # %% [markdown]
+# What does the exponent buy? On the left, the largest error in rounding a number of a given size: eight bits in each of the formats, with one scale for all that makes 448 the largest. On the right,
+# 64 × 512 random numbers, one of which is made larger and larger: how far does the rounding error of all the *others* lie below them?
+
+
+# %%
+def rounded8(x, form, scales):
+    """x, rounded to a format (bits of mantissa, least exponent, largest number) with scales(x, largest number)."""
+    scale = scales(x, form[-1])
+    return round_float(x / scale, *form) * scale
+
+
+def as_integers(x):
+    """x as symmetric integers of 8 bits, with one scale, and back."""
+    scale, zero = affine(*extremes(x), symmetric=True)
+    return dequantize(quantize(x, scale, zero, symmetric=True), scale, zero)
+
+
+EIGHT_BITS = {
+    "int8, one scale": as_integers,
+    "E5M2, one scale": lambda x: rounded8(x, E5M2, tensor_scale),
+    "E4M3, one scale": lambda x: rounded8(x, E4M3, tensor_scale),
+    "E4M3, block scales": lambda x: rounded8(x, E4M3, block_scales),
+}
+
+
+def with_outlier(size, way):
+    """Signal-to-noise ratio in dB of all numbers but one, of the given size."""
+    x = torch.randn(64, 512, generator=torch.Generator().manual_seed(0))
+    x[5, 100] = size
+    noise = (way(x) - x).square()
+    noise[5, 100] = x[5, 100] = 0
+    return 10 * (x.square().sum() / noise.sum()).log10().item()
+
+
+# %% jupyter={"source_hidden": true}
+def draw_eight_bits():
+    _, (left, right) = plt.subplots(1, 2, figsize=(10.5, 3.4), layout="constrained")
+    powers, outliers = range(-20, 9), [2.0**k for k in range(2, 23)]
+    for k, (name, way) in enumerate(EIGHT_BITS.items()):
+        right.plot(outliers, [with_outlier(size, way) for size in outliers], color=f"C{k}", label=name)
+        if "block" not in name:
+            x = torch.cat([torch.linspace(1, 2, 100)[:-1] * 2.0**e for e in powers] + [torch.tensor([448.0])])
+            worst = [((way(x) - x).abs() / x)[99 * j : 99 * (j + 1)].max() for j in range(len(powers) - 1)]
+            left.plot([2.0**e for e in powers][:-1], worst, color=f"C{k}", label=name)
+    left.set(xscale="log", yscale="log", xlabel="size of the number", ylabel="largest relative error")
+    left.set_title("An exponent keeps the relative error")
+    left.legend()
+    right.set(xscale="log", xlabel="size of the outlier (the others are about 1)", ylabel="signal to noise, dB")
+    right.set_title("What one outlier costs the others")
+    right.legend(loc="center")
+    plt.show()
+    small, large = [{name: with_outlier(size, way) for name, way in EIGHT_BITS.items()} for size in (4, 2.0**16)]
+    for name in EIGHT_BITS:
+        print(f"{name:<19} outlier of 4: {small[name]:4.1f} dB, of {2**16:,}: {large[name]:4.1f} dB")
+
+
+draw_eight_bits()
+
+# %% [markdown]
+# <details><summary>What the figure says</summary>
+#
+# Without outliers int8 is the better format: no bit is spent on an exponent. But its error is the same for all sizes, and each doubling of the range costs 6 dB. E4M3
+# has the same relative error over some fifteen powers of two. An outlier costs the others nothing until they slip into the subnormal numbers, and then 6 dB for each doubling, too. A
+# scale for each block confines the damage to 31 neighbours, however large the outlier is. E5M2 rounds twice as coarsely as E4M3, and its range ends beyond this figure.
+# </details>
+#
 # ## A training step in FP8
 #
-# Placeholder after balise 7.
+# In a training step nearly all of the work is in three products for each layer: $y = x W^T$ forward, $g\,W$ and $g^T x$ backward, where $g$ is the gradient of $y$. Below, what is multiplied is rounded to
+# FP8, as Tensor Cores take it, and sums stay float32. So do the weights that the optimizer moves, its momentum, batch norm and the biases: the rounded weights
+# are made anew at each call, as in balise 4. Each product sums over the last axis of both matrices, and along it lie the blocks.
+#
+# Weights and inputs are about 1 in size. Gradients are not: the loss is a mean over 64 images, and a network that is nearly right has small ones. To see the cost of an outlier alone, one weight is set to
+# 100,000: one of the first layer, for a pixel at the edge that is 0 in all images. It changes nothing of what the network computes.
+#
+# **Commit to a guess.** All in E4M3, without scales: which share of the gradients $g$ becomes 0? And what is the accuracy with that outlier, with one scale for each tensor and
+# with one for each block?
+
+# %%
+guess_lost, guess_tensor, guess_blocks = None, None, None  # shares, from 0 to 1
+
+
+# %%
+def no_scale(x, most):
+    return torch.ones(())
+
+
+class Products(torch.autograd.Function):
+    """x (n, inputs) times weight (outputs, inputs), transposed; all that is multiplied is rounded."""
+
+    @staticmethod
+    def forward(ctx, x, weight, scales, back, lost):
+        ctx.save_for_backward(x, weight)
+        ctx.scales, ctx.back, ctx.lost = scales, back, lost
+        return rounded8(x, E4M3, scales) @ rounded8(weight, E4M3, scales).T
+
+    @staticmethod
+    def backward(ctx, g):
+        (x, weight), scales = ctx.saved_tensors, ctx.scales
+        along_outputs, along_images = rounded8(g, ctx.back, scales), rounded8(g.T, ctx.back, scales)
+        ctx.lost.append(((along_images == 0) & (g.T != 0)).sum() / (g != 0).sum().clamp(min=1))
+        of_x = along_outputs @ rounded8(weight.T, E4M3, scales).T
+        return of_x, along_images @ rounded8(x.T, E4M3, scales).T, None, None, None
+
+
+# %%
+class Eight(nn.Module):
+    """A linear layer whose products are rounded; layer.weight stays float32. back: the format of gradients."""
+
+    def __init__(self, layer, scales, back, lost):
+        super().__init__()
+        self.layer, self.kind = layer, (scales, back, lost)
+
+    def forward(self, x):
+        y = Products.apply(x, self.layer.weight, *self.kind)
+        return y if self.layer.bias is None else y + self.layer.bias
+
+
+# %%
+def in_eight_bits(seed, scales, back, outlier):
+    """(accuracy, share of gradients that became 0) of a network trained for three epochs; scales None: in float32."""
+    model, lost = network(seed), []
+    if outlier:
+        model[0].weight.data[0, 0] = outlier
+    if scales:
+        layers = [Eight(one, scales, back, lost) if isinstance(one, nn.Linear) else one for one in model]
+        model = nn.Sequential(*layers)
+    right = accuracy(train(model, epochs=3, seed=seed))
+    return right, torch.stack(lost).mean().item() if lost else 0.0
+
+
+# %%
+#   name: scales, format of gradients, outlier
+ARMS = {
+    "float32": (None, None, 0),
+    "no scales, E4M3 for all": (no_scale, E4M3, 0),
+    "no scales, E5M2 for gradients": (no_scale, E5M2, 0),
+    "a scale for each tensor": (tensor_scale, E4M3, 0),
+    "a scale for each block": (block_scales, E4M3, 0),
+    "float32, outlier": (None, None, 1e5),
+    "a scale for each tensor, outlier": (tensor_scale, E4M3, 1e5),
+    "a scale for each block, outlier": (block_scales, E4M3, 1e5),
+}
+
+
+def show_eight_bits():
+    for name, kind in ARMS.items():
+        rights, lost = torch.tensor([in_eight_bits(seed, *kind) for seed in range(SEEDS)]).T
+        words = f"{rights.mean():.3f} (from {rights.min():.3f} to {rights.max():.3f})"
+        print(f"{name:<33} accuracy {words}; gradients that became 0: {lost.mean():6.1%}")
+    if guess_lost is not None:
+        print(f"Your guesses: lost {guess_lost:.1%}; with the outlier {guess_tensor} and {guess_blocks}.")
+
+
+show_eight_bits()
+
+# %% [markdown]
+# <details><summary>And your guess?</summary>
+#
+# Without scales most gradients are smaller than half of E4M3's least number, $2^{-10}$, and become 0: only images that are plainly wrong still teach anything. E5M2 reaches 128 times further down, and loses far fewer;
+# that is why it was made. With scales, one for each tensor is enough here, also with three bits of mantissa for the gradients.
+#
+# The outlier is a million times the other weights of its layer. One scale for all of them makes all others 0, and the first layer passes nothing on. With block scales it takes
+# 31 neighbours with it, and nothing of that is seen in the accuracy. But look at the figure above once more: an outlier a thousand times as large as the rest, which ruins int8, costs E4M3 nothing.
+# </details>
+#
+# **Facts of 2026, not measured here.** An H100's peak is 989 TFLOP/s in bfloat16 and 1,979 in FP8 (NVIDIA's data sheet, without sparsity). Its Tensor Cores take E4M3 and E5M2, and the usual recipe has a scale for each
+# tensor, with E5M2 for gradients; models of up to 175 billion parameters came out as in 16 bits (arXiv 2209.05433). The MX formats are a standard of the Open Compute Project
+# (*Microscaling Formats Specification*, 2023), and Blackwell's Tensor Cores multiply block scales in; with them E4M3 does for gradients, too (documentation of Transformer Engine, *MXFP8*). The standard suggests to round a block's scale down, so that its largest
+# number may saturate. Mishra and others (2025, arXiv 2506.08027) round it up, as you do, because down can make training diverge. NVFP4 goes on: E2M1 in blocks of 16, with E4M3 for the scale, and one more scale for the tensor.
+
+# %% [markdown]
+# ## The bfloat16 trap
+#
+# Then why not simply bfloat16? It is float32 with the mantissa cut off, needs no scale, halves the bytes, and one line does it: `model.bfloat16()`. On a GPU that is what everybody does. On a CPU it depends: without instructions for
+# bfloat16 (AVX-512 BF16 or AMX), PyTorch falls back to plain loops. Nothing warns you.
+#
+# Below, a layer of 2,048 × 2,048 with one row, which is one token of a language model that writes, up to 128, a prompt that it reads. `torch.backends.mkldnn.flags(enabled=False)` takes oneDNN away, the library with the fast kernels: it is
+# what a processor without these instructions does.
+#
+# **Commit to a guess.** How many times as long as float32 does bfloat16 take without fast kernels: for one row, and for 128?
+
+# %%
+guess_one, guess_many = None, None  # times
+
+
+# %%
+@torch.no_grad()
+def race_bfloat16(rows, n=2048):
+    """(float32, bfloat16, bfloat16 without oneDNN): seconds for x (rows, n) through a layer (n, n)."""
+    x, weight = torch.randn(rows, n), torch.randn(n, n)
+    narrow = x.bfloat16(), weight.bfloat16()
+
+    def plain():
+        with warnings.catch_warnings(action="ignore"), torch.backends.mkldnn.flags(enabled=False):
+            return F.linear(*narrow)
+
+    runs = {"float32": lambda: F.linear(x, weight), "bfloat16": lambda: F.linear(*narrow), "plain": plain}
+    return [min(times) for times in measure.race(runs, 5, 1, "cpu").seconds.values()]
+
+
+# %% jupyter={"source_hidden": true}
+def show_bfloat16():
+    rows = 1, 4, 16, 64, 128
+    times = torch.tensor([race_bfloat16(n) for n in rows])
+    ratio = times / times[:, :1]
+    _, ax = plt.subplots(figsize=(7, 3.2), layout="constrained")
+    for k, name in enumerate(("float32", "bfloat16 on this machine", "bfloat16 without oneDNN")):
+        ax.plot([str(n) for n in rows], ratio[:, k], "o-", color=f"C{k}", label=name)
+    ticks = [0.125, 0.25, 0.5, 1, 2, 4, 8]
+    ax.set(yscale="log", xlabel="rows", ylabel="time, as a multiple of float32's")
+    ax.set_yticks(ticks, labels=[f"{one:g}" for one in ticks])
+    ax.set_yticks([], minor=True)
+    ax.set_title("2,048 × 2,048, one thread: when is bfloat16 faster?")
+    ax.legend()
+    plt.show()
+    knows = "has" if torch.ops.mkldnn._is_mkldnn_bf16_supported() else "has no"
+    print(f"This processor {knows} instructions for bfloat16 that oneDNN uses. Times as long as float32:")
+    for k, name in ((1, "bfloat16 here"), (2, "without oneDNN")):
+        print(f"  {name:<15} one row {ratio[0, k]:.2f}, {rows[-1]} rows {ratio[-1, k]:.2f}")
+    if guess_one is not None:
+        print(f"Your guesses: {guess_one} and {guess_many}.")
+
+
+show_bfloat16()
+
+# %% [markdown]
+# <details><summary>And your guess?</summary>
+#
+# One row reads every weight once and does two operations with it. Reading is what takes time, there are half as many bytes, and even plain loops keep up with a memory that is slow enough. With many rows a weight is read once and used for all of
+# them, so arithmetic decides, and plain loops lose several times over. A model can be faster in bfloat16 when it writes, and far slower when it reads the prompt.
+#
+# So ask the machine, not a table: `training.precision.bfloat16_pays()` of this course races one small convolution in both formats. bfloat16 saves half of the memory anywhere. Time is another measurement.
+# </details>
 
 # %% [markdown]
 # ## Deployment: ONNX Runtime
