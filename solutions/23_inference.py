@@ -142,26 +142,64 @@ def write(model, prompt, count, attend):
 tp.check(1, Cache, write)
 
 # %% [markdown]
+# ## Where the time goes
+#
+# With a cache, a token is little arithmetic: every weight meets one vector. But every weight has to come from memory for that, and all
+# keys and values as well. A processor computes while it reads, so a pass takes about as long as the slower of the two. That is the roofline of
+# practical work 03:
+#
+# $$\text{seconds} \;\approx\; \max\left( \frac{\text{FLOP}}{\text{peak}},\ \frac{\text{bytes}}{\text{bandwidth}} \right)$$
+#
+# A prompt brings many tokens at once, and a batch brings a token of many texts: the weights are read once for all of them. So
+# the two kinds of passes end at different sides of this maximum.
+#
 # ### Balise 2 · What a token costs
 #
-# Placeholder of balise 2. About 1 line.
+# **`pass_cost(config, batch, seen, new, size)`** counts one pass of a Llama over `batch` rows, of which each has `seen` tokens in its cache
+# and brings `new` ones. Return `(FLOP, bytes)`.
+#
+# - The linear layers of a block: queries and output $d \times d$, keys and values $d \times g k$, three of the feed-forward $d \times f$. At the end the
+#   head, $d \times v$. A token takes 2 FLOP for each weight. The embedding is only looked up; norms, softmax and the like stay out.
+# - Attention, in each layer: for each pair of a new token and a token that it sees, itself too, $4 d$ FLOP: $2 d$ for the scores of all heads and
+#   $2 d$ for the values. What is hidden by the mask does not count.
+# - Bytes: each of these weights once; keys and values, $g k$ numbers each, of all tokens, old ones read and new ones written, in
+#   each layer and row. A number has `size` bytes.
+#
+# A `LlamaConfig` has `width` $d$, `layers`, `groups` $g$, `head_size` $k$, `hidden` $f$, `vocab_size` $v$.
+#
+# **`tokens_a_second(config, batch, seen, size, peak, bandwidth)`**: new tokens a second of all rows, one in each pass, after the formula above.
+#
+# 6 and 2 lines, 15 minutes.
 #
 # <details><summary>Hint</summary>
 #
-# Placeholder.
+# The new tokens of a row see `seen + 1`, `seen + 2`, …, `seen + new` tokens: together `new * seen + new * (new + 1) // 2` pairs. Count the weights
+# first: FLOP and bytes both need them.
 # </details>
 
 
 # %% tags=["balise-2"]
-def decode_cost(x):
-    """Placeholder."""
+def pass_cost(config, batch, seen, new, size):
+    """(FLOP, bytes) of one pass: each of `batch` rows has `seen` tokens in its cache and brings `new`; size: bytes of a number."""
     # BEGIN SOLUTION
-    return x
+    d, shared = config.width, config.groups * config.head_size
+    weights = config.layers * (2 * d * d + 2 * d * shared + 3 * d * config.hidden) + d * config.vocab_size
+    pairs = new * seen + new * (new + 1) // 2
+    flop = batch * (2 * weights * new + 4 * d * config.layers * pairs)
+    return flop, size * (weights + 2 * shared * config.layers * batch * (seen + new))
+    # END SOLUTION
+
+
+def tokens_a_second(config, batch, seen, size, peak, bandwidth):
+    """New tokens a second of all rows together, one a pass; peak in FLOP a second, bandwidth in bytes a second."""
+    # BEGIN SOLUTION
+    flop, moved = pass_cost(config, batch, seen, 1, size)
+    return batch / max(flop / peak, moved / bandwidth)
     # END SOLUTION
 
 
 # %%
-tp.check(2, decode_cost)
+tp.check(2, pass_cost, tokens_a_second)
 
 # %% [markdown]
 # ## Memory in blocks

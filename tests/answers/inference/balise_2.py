@@ -1,5 +1,162 @@
-"""Answers to balise 2."""
+"""Answers to balise 2 of 23_inference: FLOP and bytes of one pass."""
 
 from tests.answers.bank import Bank
 
 bank = Bank("23_inference", whole=True)
+
+# a row each, token by token
+BY_ROWS = """
+def pass_cost(config, batch, seen, new, size):
+    d, g, k, f = config.width, config.groups, config.head_size, config.hidden
+    matrices = config.layers * [(d, d), (d, d), (d, g * k), (d, g * k), (d, f), (d, f), (f, d)] + [(d, config.vocab_size)]
+    flop, moved = 0, sum(a * b * size for a, b in matrices)
+    for token in range(seen + 1, seen + new + 1):
+        flop += sum(2 * a * b for a, b in matrices)
+        flop += config.layers * config.heads * (2 * k * token + 2 * token * k)
+    kept = config.layers * 2 * g * k * size
+    return batch * flop, moved + batch * kept * seen + batch * kept * new
+
+
+def tokens_a_second(config, batch, seen, size, peak, bandwidth):
+    flop, moved = pass_cost(config, batch, seen, 1, size)
+    if flop / moved > peak / bandwidth:
+        return batch * peak / flop
+    return batch * bandwidth / moved
+"""
+bank.text(2, None, BY_ROWS)
+
+# the configuration's own count, without norms
+BY_CONFIG = """
+def pass_cost(config, batch, seen, new, size):
+    weights = config.n_parameters - config.width * (2 * config.layers + 1)
+    if not config.tied_head:
+        weights -= config.vocab_size * config.width
+    pairs = batch * sum(range(seen + 1, seen + new + 1))
+    cached = batch * (seen + new) * config.layers * 2 * config.groups * config.head_size
+    return 2 * batch * new * weights + 4 * config.layers * config.heads * config.head_size * pairs, (weights + cached) * size
+
+
+def tokens_a_second(config, batch, seen, size, peak, bandwidth):
+    flop, moved = pass_cost(config, batch, seen, 1, size)
+    return min(batch / (flop / peak), batch / (moved / bandwidth))
+"""
+bank.text(2, None, BY_CONFIG)
+bank.slip(2, None, ("new * (new + 1) // 2", "new * (new + 1) / 2"))
+
+bank.slip(2, "nothing-returned", ("return flop, size", "flop, size"))
+
+bank.hint(2, "not-two", "pass_cost returns two numbers, (FLOP, bytes).")
+bank.slip(2, "not-two", ("return flop, size", "return size"), ("flop, moved = pass_cost(config, batch, seen, 1, size)", "flop = moved = pass_cost(config, batch, seen, 1, size)"))  # fmt: skip
+bank.variant(2, "not-two", BY_ROWS, ("return batch * flop, ", "return batch * flop + "))
+
+bank.hint(2, "multiply-add-once", "A multiplication and an addition are two operations: each weight takes 2 FLOP a token, each pair 4 d.")  # fmt: skip
+bank.slip(2, "multiply-add-once", ("2 * weights * new + 4 * d", "weights * new + 2 * d"))
+bank.slip(2, "multiply-add-once", ("2 * weights * new", "weights * new"))
+bank.variant(2, "multiply-add-once", BY_ROWS, ("sum(2 * a * b", "sum(a * b"), ("(2 * k * token + 2 * token * k)", "(k * token + token * k)"))  # fmt: skip
+
+bank.hint(2, "head-forgotten", "The head is missing: d · v weights behind the last block, read and multiplied for each new token.")  # fmt: skip
+bank.slip(2, "head-forgotten", (" + d * config.vocab_size", ""))
+bank.variant(2, "head-forgotten", BY_ROWS, (" + [(d, config.vocab_size)]", ""))
+
+bank.hint(2, "embedding-counted", "The embedding is counted as if it multiplied. A token looks up one row of it; the head is what has d · v weights to multiply.")  # fmt: skip
+bank.slip(2, "embedding-counted", (" + d * config.vocab_size", " + 2 * d * config.vocab_size"))
+bank.variant(2, "embedding-counted", BY_ROWS, (" + [(d, config.vocab_size)]", " + 2 * [(d, config.vocab_size)]"))
+
+bank.hint(2, "all-heads", "Keys and values are counted for all h heads of queries. There are g of them: g · k numbers each, not d.")  # fmt: skip
+bank.slip(2, "all-heads", ("2 * d * shared", "2 * d * d"))
+bank.slip(2, "all-heads", ("2 * shared * config", "2 * d * config"))
+bank.slip(2, "all-heads", ("config.groups * config.head_size", "config.width"))
+bank.variant(2, "all-heads", BY_ROWS, ("(d, g * k), (d, g * k)", "(d, d), (d, d)"))
+bank.variant(2, "all-heads", BY_CONFIG, ("2 * config.groups * config.head_size", "2 * config.width"))
+
+bank.hint(2, "two-matrices", "The feed-forward of a Llama has three matrices of d · f: gate, up and down.")
+bank.slip(2, "two-matrices", ("3 * d * config.hidden", "2 * d * config.hidden"))
+bank.variant(2, "two-matrices", BY_ROWS, ("(d, f), (d, f), (f, d)", "(d, f), (f, d)"))
+
+bank.hint(2, "no-attention", "Only the linear layers are counted. Attention adds 4 d FLOP a layer for each pair of a new token and one that it sees.")  # fmt: skip
+bank.slip(2, "no-attention", (" + 4 * d * config.layers * pairs", ""))
+bank.variant(
+    2, "no-attention", BY_ROWS, ("        flop += config.layers * config.heads * (2 * k * token + 2 * token * k)\n", "")
+)
+
+bank.hint(2, "scores-once", "A pair takes 4 d FLOP a layer: 2 d for the scores of all heads, and as many again where the weights meet the values.")  # fmt: skip
+bank.slip(2, "scores-once", ("4 * d * config.layers", "2 * d * config.layers"))
+bank.variant(2, "scores-once", BY_ROWS, ("(2 * k * token + 2 * token * k)", "(2 * k * token)"))
+
+bank.hint(2, "not-itself", "A new token sees itself as well: the first of them sees seen + 1 tokens.")
+bank.slip(2, "not-itself", ("new * (new + 1) // 2", "new * (new - 1) // 2"))
+bank.variant(2, "not-itself", BY_ROWS, ("range(seen + 1, seen + new + 1)", "range(seen, seen + new)"))
+
+bank.hint(2, "hidden-pairs", "Pairs are counted that the mask hides. The new tokens of a row see seen + 1, seen + 2, … tokens: only the last sees all.")  # fmt: skip
+bank.slip(2, "hidden-pairs", ("new * seen + new * (new + 1) // 2", "new * (seen + new)"))
+bank.variant(2, "hidden-pairs", BY_CONFIG, ("sum(range(seen + 1, seen + new + 1))", "(seen + new) * new"))
+
+bank.hint(
+    2, "square-again", "Old tokens ask again here, as if nothing had been cached: only the new ones have queries."
+)
+bank.slip(2, "square-again", ("new * seen + new * (new + 1) // 2", "(seen + new) * (seen + new + 1) // 2"))
+bank.variant(2, "square-again", BY_CONFIG, ("range(seen + 1, seen + new + 1)", "range(seen + new + 1)"))
+
+bank.hint(2, "one-row", "The FLOP of one row are counted: each of the `batch` rows brings tokens of its own.")
+bank.slip(2, "one-row", ("flop = batch * (", "flop = ("))
+bank.variant(2, "one-row", BY_ROWS, ("return batch * flop", "return flop"))
+
+bank.hint(2, "weights-again", "The weights are read once in a pass, however many rows and new tokens there are. That is why batches help.")  # fmt: skip
+bank.slip(2, "weights-again", ("size * (weights +", "size * (batch * weights +"))
+bank.slip(2, "weights-again", ("size * (weights +", "size * (new * weights +"))
+bank.slip(2, "weights-again", ("size * (weights +", "size * (batch * new * weights +"))
+bank.variant(2, "weights-again", BY_ROWS, ("moved + batch", "batch * moved + batch"))
+
+bank.hint(2, "cache-of-one-row", "Each row has keys and values of its own: their bytes grow with the batch.")
+bank.slip(2, "cache-of-one-row", ("config.layers * batch * (seen", "config.layers * (seen"))
+bank.variant(2, "cache-of-one-row", BY_ROWS, ("moved + batch * kept * seen + batch * kept * new", "moved + kept * seen + kept * new"))  # fmt: skip
+
+bank.hint(2, "keys-alone", "A token leaves a key *and* a value in each layer: 2 g k numbers.")
+bank.slip(2, "keys-alone", ("2 * shared * config", "shared * config"))
+bank.variant(2, "keys-alone", BY_ROWS, ("config.layers * 2 * g", "config.layers * g"))
+
+bank.hint(2, "one-layer", "Each layer has keys and values of its own: the cache is counted for one layer.")
+bank.slip(2, "one-layer", ("shared * config.layers *", "shared *"))
+bank.variant(2, "one-layer", BY_ROWS, ("kept = config.layers * ", "kept = "))
+
+bank.hint(2, "no-cache", "The weights alone are counted: keys and values of all tokens are read or written as well.")
+bank.slip(2, "no-cache", ("(weights + 2 * shared * config.layers * batch * (seen + new))", "weights"))
+bank.variant(2, "no-cache", BY_ROWS, (" + batch * kept * seen + batch * kept * new", ""))
+
+bank.hint(2, "new-unwritten", "The new tokens' keys and values are missing among the bytes: they are written.")
+bank.slip(2, "new-unwritten", ("batch * (seen + new))", "batch * seen)"))
+bank.variant(2, "new-unwritten", BY_ROWS, (" + batch * kept * new", ""))
+
+bank.hint(2, "numbers-not-bytes", "These are numbers, not bytes: each has `size` of them.")
+bank.slip(2, "numbers-not-bytes", ("size * (weights", "(weights"))
+bank.slip(2, "numbers-not-bytes", ("size * (weights", "4 * (weights"))
+bank.variant(2, "numbers-not-bytes", BY_CONFIG, ("(weights + cached) * size", "weights + cached"))
+
+bank.hint(2, "wrong-flop", "FLOP: for each row and new token 2 for each weight of the linear layers, and in each layer 4 d for each token that it sees.")  # fmt: skip
+bank.slip(2, "wrong-flop", ("4 * d * config.layers * pairs", "4 * d * config.layers * pairs * new * 5"))
+bank.variant(2, "wrong-flop", BY_ROWS, ("config.layers * config.heads * (2", "config.layers**3 * config.heads**3 * (2"))
+
+bank.hint(2, "wrong-bytes", "Bytes: each weight of the linear layers once, and keys and values of seen + new tokens, in each layer and row.")  # fmt: skip
+bank.slip(2, "wrong-bytes", ("(seen + new))", "(seen + new) ** 3)"))
+bank.variant(2, "wrong-bytes", BY_ROWS, ("batch * kept * new", "batch * kept * 77 * (seen + 5)"))
+
+bank.hint(2, "one-after-the-other", "Reading and computing are added up. They go on at the same time: the slower one counts.")  # fmt: skip
+bank.slip(2, "one-after-the-other", ("max(flop / peak, moved / bandwidth)", "(flop / peak + moved / bandwidth)"))
+bank.variant(2, "one-after-the-other", BY_CONFIG, ("min(batch / (flop / peak), batch / (moved / bandwidth))", "1 / (flop / peak / batch + moved / bandwidth / batch)"))  # fmt: skip
+
+bank.hint(2, "faster-side", "The pass ends when its slower part ends: the maximum of the two times.")
+bank.slip(2, "faster-side", ("max(", "min("))
+bank.variant(2, "faster-side", BY_ROWS, ("> peak / bandwidth", "< peak / bandwidth"))
+
+bank.hint(2, "passes-a-second", "These are passes a second. Each of the `batch` rows gets a token in every pass.")
+bank.slip(2, "passes-a-second", ("return batch / max", "return 1 / max"))
+bank.variant(2, "passes-a-second", BY_ROWS, ("return batch * peak", "return peak"), ("return batch * bandwidth", "return bandwidth"))  # fmt: skip
+
+bank.hint(2, "one-side", "Only one side of the roofline is taken: the pass takes as long as the slower of arithmetic and memory.")  # fmt: skip
+bank.slip(2, "one-side", ("max(flop / peak, moved / bandwidth)", "(flop / peak)"))
+bank.slip(2, "one-side", ("max(flop / peak, moved / bandwidth)", "(moved / bandwidth)"))
+bank.variant(2, "one-side", BY_ROWS, ("if flop / moved > peak / bandwidth", "if flop"))
+
+bank.hint(2, "wrong-speed", "Tokens a second: the batch, divided by the seconds of a pass with one new token a row, the larger of FLOP / peak and bytes / bandwidth.")  # fmt: skip
+bank.slip(2, "wrong-speed", ("flop / peak, moved / bandwidth", "peak / flop, bandwidth / moved"))
+bank.variant(2, "wrong-speed", BY_CONFIG, ("min(batch / (flop / peak), batch / (moved / bandwidth))", "flop / peak"))
