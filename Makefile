@@ -4,7 +4,7 @@ VENV   ?= .venv
 RUN    := $(VENV)/bin/python
 STAMP  := $(VENV)/.installed
 DEV    := $(VENV)/.installed-dev
-# DeepSpeed, Accelerate, Fabric and what deploys a network in an environment of their own, which sees all of the first: trainees need none of them
+# DeepSpeed, Accelerate, Fabric, transformers and what deploys a network in an environment of their own, which sees all of the first: trainees need none of them
 FRAMES := $(VENV)-frameworks
 FRUN   := $(FRAMES)/bin/python
 FRAMED := $(FRAMES)/.installed
@@ -33,7 +33,7 @@ help:
 	@echo "                that they depend on changes"
 	@echo "make test-all   install and run every test and every notebook"
 	@echo "make test-avx2  the solution notebooks and the tests that depend on it, on a processor held to AVX2"
-	@echo "make test-frameworks  install DeepSpeed, Accelerate, Fabric and ONNX Runtime beside, and test what needs them"
+	@echo "make test-frameworks  install DeepSpeed, Accelerate, Fabric, ONNX Runtime and transformers beside, and test what needs them"
 	@echo "make test-slurm start a Slurm of its own here and run the tests that need one (installs it, as root)"
 	@echo "make notebooks  write the trainee notebooks from solutions/*.py"
 	@echo "make solutions  execute the solutions whose source changed"
@@ -65,8 +65,8 @@ $(FRAMED): $(DEV)
 	$(RUN) -m venv --clear $(FRAMES)
 	@$(FRUN) -c 'import sys, sysconfig; open(sysconfig.get_path("purelib") + "/course.pth", "w").write(f"import site; site.addsitedir({sys.argv[1]!r})\n")' \
 	  "$$($(RUN) -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
-	$(FRUN) -m pip install $(shell test -t 2 || echo --quiet) --editable '.[frameworks,deploy]'
-	@$(FRUN) -c 'from dlojz_tp import frameworks; frameworks.need(*frameworks.NAMES, *frameworks.DEPLOY)'
+	$(FRUN) -m pip install $(shell test -t 2 || echo --quiet) --editable '.[frameworks,deploy,inference]'
+	@$(FRUN) -c 'from dlojz_tp import frameworks; frameworks.need(*frameworks.NAMES, *frameworks.DEPLOY, *frameworks.INFERENCE)'
 	@touch $(FRAMED)
 endif
 
@@ -103,12 +103,12 @@ test-avx2: $(DEV) $(DATA)
 	ONEDNN_MAX_CPU_ISA=AVX2 $(PYTEST) tests/test_precision.py tests/test_measure_memory.py $(or $(ONLY),$(HALVES)); \
 	status=$$?; echo "make test-avx2 took $$(($$(date +%s) - start)) s"; exit $$status
 
-# the answers to balises that need one of them; 14, 16, 20 and 22 run with them in their solutions
+# the answers to balises that need one of them; 14, 16, 20, 22 and 23 run with them in their solutions
 WITH   := solutions/14_fsdp.ipynb solutions/16_pipeline_schedules.ipynb solutions/20_deepspeed_and_friends.ipynb \
-          solutions/22_compression.ipynb
-NEEDED := ipynb or test_frameworks or schedules-6 or _and_friends and not friends-1 and not friends-4 and not friends-5
+          solutions/22_compression.ipynb solutions/23_inference.ipynb
+NEEDED := ipynb or test_frameworks or test_transformers or schedules-6 or _and_friends and not friends-1 and not friends-4 and not friends-5
 test-frameworks: $(FRAMED) $(DATA)
-	@start=$$(date +%s); $(FRUN) $(TESTS) tests/test_frameworks.py tests/test_answers.py $(WITH) -k "$(NEEDED)"; \
+	@start=$$(date +%s); $(FRUN) $(TESTS) tests/test_frameworks.py tests/test_models_llama.py tests/test_answers.py $(WITH) -k "$(NEEDED)"; \
 	status=$$?; echo "make $@ took $$(($$(date +%s) - start)) s"; exit $$status
 
 test-slurm: $(DEV)

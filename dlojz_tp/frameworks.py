@@ -4,6 +4,7 @@ import importlib.util
 
 NAMES = ("deepspeed", "accelerate", "lightning_fabric")
 DEPLOY = ("onnx", "onnxscript", "onnxruntime", "torchao")
+INFERENCE = ("transformers",)
 INSTALL = "python -m pip install -e '.[frameworks]'"
 
 
@@ -15,7 +16,8 @@ class NotInstalled(Exception):
 
 def install(name: str) -> str:
     """The command that brings a library."""
-    return INSTALL.replace("frameworks", "deploy") if name in DEPLOY else INSTALL
+    extra = "deploy" if name in DEPLOY else "inference" if name in INFERENCE else "frameworks"
+    return INSTALL.replace("frameworks", extra)
 
 
 def here(name: str) -> bool:

@@ -4,9 +4,14 @@
 # Placeholder of the opening.
 
 # %% tags=["setup"]
+import copy
 import dataclasses
 import functools
+import itertools
+import logging
+import os
 import statistics
+import time
 
 import matplotlib.pyplot as plt
 import torch
@@ -16,6 +21,7 @@ from torch import nn
 
 from dlojz_tp import course, data, frameworks, launch, measure, planner, recorded, report, scale, todo
 from dlojz_tp.models import Llama, LlamaConfig, language_loss
+from dlojz_tp.parallel import Axis
 
 tp = course.open("23_inference")
 tp
@@ -698,6 +704,186 @@ def verify(target, draft, drafted, uniforms):
 tp.check(5, verify)
 
 # %% [markdown]
+# ## Does it write what the target would?
+#
+# A draft must be cheap, and need not be a network. Here it is a table: how often each token follows each other one on the page that the model has read.
+# The target is your small Llama. The first thing to see is whether the tokens are the target's: thousands of first tokens behind one prompt are drawn, through
+# a draft and `verify`, and counted beside $p$.
+
+
+# %%
+def followers(tokens, v):
+    """Probabilities (v, v) of the next token for each token, from counts; tokens that never came count a little."""
+    table = torch.full((v, v), 1e-3)
+    table.index_put_((tokens[:-1], tokens[1:]), torch.ones(len(tokens) - 1, device=tokens.device), accumulate=True)
+    return table / table.sum(1, keepdim=True)
+
+
+def probabilities(logits, temperature):
+    """What is drawn from, (…, v): at temperature 0 the most likely token alone."""
+    if temperature == 0:
+        return F.one_hot(logits.argmax(-1), logits.shape[-1]).to(logits.dtype)
+    return (logits / temperature).softmax(-1)
+
+
+FOLLOWERS = followers(PAGE.cpu(), CONFIG.vocab_size)
+
+
+@torch.inference_mode()
+def first_tokens(prompt, rounds=4000):
+    """(p, q, how often each token came): the first token behind the prompt, drafted and verified."""
+    draws = torch.Generator().manual_seed(1)
+    p, q = MODEL(prompt[None])[0, -1].softmax(0).cpu(), FOLLOWERS[prompt[-1].cpu()]
+    counts, both = torch.zeros(len(p)), torch.stack([p, p])  # the row behind the drafted token is not used here
+    drafted = torch.multinomial(q, rounds, replacement=True, generator=draws)
+    for token, u in zip(drafted, torch.rand(rounds, generator=draws)):
+        kept, after = verify(both, q[None], token[None], u[None])
+        counts[token if kept else torch.multinomial(after, 1, generator=draws)] += 1
+    return p, q, counts
+
+
+# %% jupyter={"source_hidden": true}
+def show_first_tokens(rounds=4000):
+    prompt = PAGE[100:140]
+    p, q, counts = first_tokens(prompt, rounds)
+    apart = (counts / rounds - p).abs().sum().item() / 2
+    drawn = torch.Generator().manual_seed(2)
+    plain = [torch.multinomial(p, rounds, True, generator=drawn).bincount(minlength=len(p)) for _ in range(20)]
+    usual = sorted((one / rounds - p).abs().sum().item() / 2 for one in plain)
+    print(
+        f"{rounds:,} tokens through the draft lie {apart:.4f} from p; drawn from p itself, twenty times, {usual[0]:.4f} to {usual[-1]:.4f}"
+    )
+    print(f"the draft alone would lie {(q - p).abs().sum() / 2:.2f} away")
+    best = torch.topk(torch.maximum(p, q), 8).indices
+    _, ax = plt.subplots(figsize=(8, 3.1), layout="constrained")
+    for k, (name, values) in enumerate(
+        {"the draft, q": q, "the target, p": p, "drafted and verified": counts / rounds}.items()
+    ):
+        ax.bar(torch.arange(8) + 0.27 * (k - 1), values[best], 0.25, color=("C1", "C0", "C2")[k], label=name)
+    ax.set(
+        xticks=range(8),
+        xticklabels=[repr(TEXT.decode([int(one)])) for one in best],
+        ylabel="probability",
+        xlabel="next token",
+    )
+    ax.set_title(f"The first token behind a prompt, {rounds:,} times")
+    ax.legend()
+    plt.show()
+
+
+show_first_tokens()
+
+# %% [markdown]
+# ## What a draft gains
+#
+# Now a whole text. Each round drafts $k$ tokens, reads them with the target in one call, and keeps what `verify` says. Keys and values of refused tokens are in the
+# cache by then, and have to go. The cache below has a place for each position, and the next round writes over them.
+#
+# How many tokens does a pass of the target bring? If each guess stays with the same probability $\alpha$, then 1 at least, one more with
+# probability $\alpha$, and so on:
+#
+# $$1 + \alpha + \alpha^2 + \dots + \alpha^k = \frac{1 - \alpha^{k+1}}{1 - \alpha}, \qquad \alpha = \text{mean of} \sum_x \min\big(p(x), q(x)\big) .$$
+#
+# **Commit to a guess.** With $\alpha = 0.7$ and $k = 4$, how many tokens does a pass bring? And how many times as fast is the writing here, with a draft that costs next to nothing?
+
+# %%
+guess_tokens, guess_faster = None, None  # tokens a pass; a ratio
+
+
+# %%
+class Places:
+    """Keys and values of one text, each at the place of its position."""
+
+    def __init__(self, model):
+        c = model.config
+        self.model, self.first = model, 0
+        self.kept = torch.zeros(2, c.layers, 1, c.groups, c.max_length, c.head_size, device=DEVICE)
+
+    def attend(self, layer, q, k, v):
+        end = self.first + k.shape[2]
+        keys, values = self.kept[:, layer, :, :, :end]
+        keys[:, :, self.first :], values[:, :, self.first :] = k, v
+        seen = torch.ones(k.shape[2], end, dtype=torch.bool, device=q.device).tril(self.first)
+        return F.scaled_dot_product_attention(q, keys, values, attn_mask=seen, enable_gqa=True)
+
+    def read(self, tokens, first):
+        """Logits (s, v) of tokens that stand from position `first` on."""
+        self.first = first
+        return self.model(torch.tensor([tokens], device=DEVICE), first, self.attend)[0]
+
+
+# %%
+@torch.inference_mode()
+def speculate(model, prompt, count, k, temperature=1.0, seed=0):
+    """(the prompt and `count` tokens as a list, tokens of each round, sum of min(p, q) at each place)."""
+    draws, cache, text = torch.Generator().manual_seed(seed), Places(model), prompt.tolist()
+    end, rounds, overlaps = len(text) + count, [], []
+    cache.read(text[:-1], 0)
+    while len(text) < end:
+        drafted = text[-1:]
+        for _ in range(min(k, end - len(text) - 1)):
+            drafted.append(int(torch.multinomial(FOLLOWERS[drafted[-1]], 1, generator=draws)))
+        target = probabilities(cache.read(drafted, len(text) - 1), temperature).cpu()
+        draft, uniforms = FOLLOWERS[drafted[:-1]], torch.rand(len(drafted) - 1, generator=draws)
+        kept, after = verify(target, draft, torch.tensor(drafted[1:], dtype=torch.int64), uniforms)
+        text += [*drafted[1 : int(kept) + 1], int(torch.multinomial(after, 1, generator=draws))]
+        rounds.append(int(kept) + 1)
+        overlaps += torch.minimum(target[:-1], draft).sum(1)[: int(kept) + 1].tolist()
+    return text, rounds, overlaps
+
+
+# %%
+def speculation(prompt, count=100, seeds=(0, 1)):
+    """{k: (tokens a pass, the formula's, the least seconds a token, α)}; k = 0 is plain decoding. All in turn."""
+    rounds, overlaps, seconds = {}, {}, {}
+    for seed, k in itertools.product(seeds, (0, 1, 2, 4, 8)):
+        begin = time.perf_counter()
+        _, some, shared = speculate(MODEL, prompt, count, k, seed=seed)
+        seconds.setdefault(k, []).append((time.perf_counter() - begin) / count)
+        rounds.setdefault(k, []).extend(some)
+        overlaps.setdefault(k, []).extend(shared)
+    alphas = {k: statistics.mean(some or [0.0]) for k, some in overlaps.items()}
+    return {k: (statistics.mean(rounds[k]), sum(alpha**i for i in range(k + 1)), min(seconds[k]), alpha)
+            for k, alpha in alphas.items()}  # fmt: skip
+
+
+# %% jupyter={"source_hidden": true}
+def show_speculation():
+    prompt = PAGE[100:140]
+    found = speculation(prompt)
+    print(" k   α      tokens a pass   by the formula   ms a token   times as fast")
+    for k, (tokens, due, seconds, alpha) in found.items():
+        print(
+            f"{k:>2}   {alpha:.2f} {tokens:>12.2f} {due:>16.2f} {1000 * seconds:>14.2f} {found[0][2] / seconds:>12.2f}"
+        )
+    greedy = [speculate(MODEL, prompt, 100, k, temperature=0)[0] for k in (0, 4)]
+    print(f"At temperature 0 the text is that of plain decoding: {greedy[0] == greedy[1]}.")
+    if guess_tokens is not None and guess_faster is not None:
+        print(
+            f"With α = 0.7 and k = 4 it is {sum(0.7**i for i in range(5)):.2f}; your guesses: {guess_tokens} and {guess_faster}."
+        )
+    _, ax = plt.subplots(figsize=(7, 3.1), layout="constrained")
+    ax.plot([*found], [row[0] for row in found.values()], "o-", label="tokens a pass of the target, measured")
+    ax.plot([*found], [row[1] for row in found.values()], "--", label="by the formula")
+    ax.plot([*found], [found[0][2] / row[2] for row in found.values()], "s-", label="times as fast")
+    ax.set(xlabel="drafted tokens, k", ylim=(0, None), xticks=list(found))
+    ax.set_title("What does a draft gain?")
+    ax.legend()
+    plt.show()
+
+
+show_speculation()
+
+# %% [markdown]
+# <details><summary>What the figure says</summary>
+#
+# With $\alpha = 0.7$ and $k = 4$ a pass brings 2.77 tokens, by the formula. The measured curve need not lie on it: guesses are not alike, some places are easy and others hopeless, and
+# more guesses help less and less. The gain in time is smaller than that in tokens. Drafting costs something, and a pass over $k + 1$ tokens is only as
+# cheap as one over a single token where the machine waits for its memory: on a GPU with a large model and a small batch. On this processor, and in any server whose
+# batches are full, the arithmetic counts too. So speculation is worth measuring each time; what it promises is that the text stays the target's.
+# </details>
+
+# %% [markdown]
 # ### Balise 6 · Samples that share blocks
 #
 # Placeholder of balise 6. About 1 line.
@@ -806,6 +992,139 @@ def cut_attention(attention, ranks):
 
 # %%
 tp.check(7, cut_attention)
+
+# %% [markdown]
+# ## The same text from several ranks
+#
+# The trained Llama, cut on each rank, writes with your `write` and your `Cache`; neither knows of ranks. Counted are the weights and the cache of a rank, and what is
+# sent for a token. (The embedding and the head stay whole here; work 17 cuts them, too.)
+#
+# **Commit to a guess.** With 8 heads and 2 key heads, which share of the cache does each of four ranks hold? How many all-reduces does a token take, in 4 layers?
+
+# %%
+guess_share, guess_calls = None, None  # a share; a number
+
+# %% tags=["setup"]
+GPUS = torch.cuda.device_count()
+if GPUS == 1:
+    os.environ["DLOJZ_LAUNCH_ON_CPU"] = "1"  # one GPU cannot carry two ranks
+RANKS = (1, 2) if GPUS in (2, 3) else (1, 2, 4)
+
+
+# %%
+def write_on_rank(model, prompt, count):
+    """On a rank: (text, bytes of weights in the layers, of keys and values, [bytes of each all-reduce])."""
+    torch.set_num_threads(1)
+    ranks, cache, kept, device = Axis(dist.group.WORLD), Cache(), [], launch.device()
+    for block in model.to(device).blocks:
+        block.attention = cut_attention(block.attention, ranks)
+        block.feed_forward = cut_feed_forward(block.feed_forward, ranks)
+
+    def attend(layer, q, k, v):
+        kept.append(k.nbytes + v.nbytes)
+        return cache.attend(layer, q, k, v)
+
+    with measure.Communications() as log:
+        text = write(model, prompt.to(device), count, attend)
+    weights = sum(p.nbytes for p in model.blocks.parameters())
+    return text.cpu(), weights, sum(kept), [entry["bytes"] for entry in log.entries()]
+
+
+def show_ranks(count=24):
+    prompt = PAGE[None, 100:140]
+    due = write(MODEL, prompt, count, Cache().attend).cpu()
+    whole = None  # bytes of the cache on one process
+    print("ranks   same tokens   weights of the layers   cache a rank   all-reduces a token   bytes of the last")
+    for n in RANKS:
+        found = launch.ranks(write_on_rank, copy.deepcopy(MODEL).cpu(), prompt.cpu(), count, n=n, timeout=120)
+        same = [(text == due)[0, -count:].sum().item() for text, *_ in found]
+        _, weights, cache, sent = found[0]
+        whole = whole or cache
+        print(f"{n:>5} {f'{min(same)} of {count}':>13} {measure.human_bytes(weights):>23} {f'{cache / whole:.0%}':>14} "
+              f"{len(sent) / count:>21.0f} {sent[-1] if sent else 0:>19,}")  # fmt: skip
+    if guess_share is not None and guess_calls is not None:
+        print(f"Your guesses: {guess_share:.0%} and {guess_calls}.")
+
+
+show_ranks()
+
+# %% [markdown]
+# <details><summary>What to see</summary>
+#
+# Four ranks have a quarter of the weights each, but half of the cache: there are two key heads, and none is cut. Two all-reduces a layer, one behind attention
+# and one behind the feed-forward, each of one row of `width` numbers. Sums are added up in another order than on one process, so two nearly equal logits could
+# change places; the tokens above say whether any did.
+# </details>
+#
+# Such a message is so small that its bytes do not matter. What does is how long it takes to *begin*. An *estimate* for a model of 70 billion parameters in bfloat16 (80 layers,
+# 64 heads, 8 key heads), from the memory bandwidth of an H100's data sheet, and with 10 µs assumed for an all-reduce inside a node:
+
+
+# %%
+def show_cards(parameters=70e9, layers=80, per_message=10e-6):
+    told = 2 * layers * per_message
+    for n in (2, 4, 8, 16):
+        read = 2 * parameters / n / planner.H100.bandwidth
+        share = max(8 // n, 1) / 8
+        print(f"{n:>2} cards: {1000 * read:5.1f} ms to read {2 * parameters / n / 1e9:5.1f} GB of weights, {1000 * told:.1f} ms ({told / (read + told):.0%}) for messages, "
+              f"so at most {1 / (read + told):.0f} tokens/s for one text; {share:.1%} of its cache on each")  # fmt: skip
+
+
+show_cards()
+
+# %% [markdown]
+# With each doubling the reading takes half the time and the messages as much as before. On 16 cards the cache is no smaller than on 8. That is why
+# servers cut a model over the cards of one node, where messages begin quickly, and set up several copies of it for more requests.
+
+# %% [markdown]
+# ## Against `generate` of transformers
+#
+# Most people write text with `generate` of the library transformers. It takes the weights of your Llama under other names, and must write the same tokens. What
+# does its comfort cost? It is in the extra `inference`; without it one line says so, and what was recorded is shown.
+
+
+# %%
+def race_generate(count):
+    """([(name, tokens/s)] of `write` and of transformers' generate, tokens that are the same, `count`): one text, each the best of five."""
+    logging.getLogger("torch.utils._pytree").setLevel(
+        logging.ERROR
+    )  # a library that it brings in speaks of its own future
+    from transformers import __version__ as version
+
+    from dlojz_tp.models.hugging_face import in_transformers
+
+    prompt, theirs = PAGE[None, 100:140], in_transformers(MODEL)
+    seen = torch.ones_like(prompt)
+    candidates = {
+        "yours": lambda: write(MODEL, prompt, count, Cache().attend),
+        f"transformers {version}": lambda: theirs.generate(
+            prompt, attention_mask=seen, max_new_tokens=count, do_sample=False
+        ),
+    }
+    same = [run()[0, -count:].tolist() for run in candidates.values()]
+    race = measure.race(candidates, repeats=5, warmup=0, device=DEVICE, calls=1)
+    speeds = {name: count / min(seconds) for name, seconds in race.seconds.items()}
+    return list(speeds.items()), sum(a == b for a, b in zip(*same)), count
+
+
+def show_generate(count=100):
+    if frameworks.here("transformers"):
+        row = race_generate(count)
+        recorded.note(WORK, "generate", row, on_cpu=True)
+    else:
+        row = recorded.instead("transformers", WORK, "generate")
+    if row:
+        ((_, yours), (name, theirs)), same, count = row
+        print(f"yours: {yours:.0f} tokens/s, {name}: {theirs:.0f}; {same} of {count} tokens are the same")
+        print(f"your tokens/s over theirs: {yours / theirs:.2f}")
+
+
+show_generate()
+
+# %% [markdown]
+# Both do the same products. The difference is what stands around them, for each token anew: `generate` asks which kind of decoding, which cache and which stopping rule it is to use,
+# builds masks and positions for every case, and goes through a list of processors of logits. With a small model that is a good part of a token's time. With a large one it is
+# hidden behind the reading of the weights. And `generate` knows beams, sampling, many models, and texts of several lengths; `write` knows one thing.
 
 # %% [markdown]
 # ## What vLLM does with the same ideas

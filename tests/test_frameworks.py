@@ -46,6 +46,7 @@ def test_without_it_the_records_stay(without, monkeypatch, tmp_path):
 
 def test_it_says_how_to_get_a_library(capsys):
     assert "[deploy]" in frameworks.install("torchao") and "[frameworks]" in frameworks.install("deepspeed")
+    assert "[inference]" in frameworks.install("transformers")
     recorded.instead("onnxruntime", "00_welcome", "nothing")
     assert "[deploy]" in capsys.readouterr().out
 
@@ -53,3 +54,8 @@ def test_it_says_how_to_get_a_library(capsys):
 def test_the_deployed_network_on_record_is_faster_and_as_good():
     (_, float_right, float_bytes, eager), _, (_, right, size, seconds) = recorded.load("22_compression", "deployed")
     assert eager >= 2 * seconds and abs(right - float_right) <= 0.01 and size < float_bytes / 3
+
+
+def test_writing_on_record_is_no_slower_than_transformers_and_the_same():
+    ((_, yours), (_, theirs)), same, count = recorded.load("23_inference", "generate")
+    assert yours >= theirs and same == count
