@@ -3,14 +3,14 @@
 #
 # A model is trained once and then asked for years, by phones, by cars, by a thousand requests a second. What it costs is no longer
 # the training but each answer: the bytes that are kept and read, the operations, the watts. And a trained network has room. DistilBERT
-# answers nearly as well as BERT with 60 % of its numbers, most weights can be set to zero, and eight bits do instead of 32.
+# answers nearly as well as BERT with 60 % of its numbers (Sanh and others, 2019), most weights can be set to zero, and eight bits do instead of 32.
 #
 # Here you write the three ways of using that room. A small network learns from a large one (**distillation**). Numbers get fewer bits
 # (**quantization**), in integers and in floating point. Weights become zero (**pruning**), one by one or in the pattern that Tensor Cores
 # know. Each is measured on one small network, in bytes, in accuracy and in time; they do not always go together.
 #
 # **What you will gain.** At the end you can say of a technique what it saves: memory, or time as well, on which machine, and what
-# it costs in accuracy; and you have an integer network that runs faster here than the one it was made from.
+# it costs in accuracy; and you have seen an integer network that runs several times as fast as the one it was made from.
 
 # %% tags=["setup"]
 import contextlib
@@ -835,9 +835,9 @@ def pruned(sparsity, kind):
 
 # %% jupyter={"source_hidden": true}
 def show_pruned(shares=(0.5, 0.8, 0.9, 0.95, 0.98)):
+    found = {kind: [pruned(share, kind) for share in shares] for kind in ("whole network", "each layer", "at random")}
     _, (left, right) = plt.subplots(1, 2, figsize=(10, 3.3), layout="constrained", sharey=True)
-    for k, kind in enumerate(("whole network", "each layer", "at random")):
-        rows = [pruned(share, kind) for share in shares]
+    for k, (kind, rows) in enumerate(found.items()):
         for ax, values in ((left, [row[0] for row in rows]), (right, [row[1] for row in rows])):
             ax.plot([f"{share:.0%}" for share in shares], values, "o-", color=f"C{k}", label=kind)
         print(
@@ -892,10 +892,11 @@ def ticket(seed, norm, sparsity=0.95):
 
 # %% jupyter={"source_hidden": true}
 def show_tickets():
-    names = ["whole network", *DRAWS]
+    names, found = ["whole network", *DRAWS], []
+    for norm in (True, False):
+        found.append(torch.tensor([ticket(seed, norm) for seed in range(SEEDS)]))
     _, axes = plt.subplots(1, 2, figsize=(10, 3.1), layout="constrained", sharey=True)
-    for ax, norm, guess in zip(axes, (True, False), (guess_norm, guess_plain)):
-        rows = torch.tensor([ticket(seed, norm) for seed in range(SEEDS)])
+    for ax, norm, rows, guess in zip(axes, (True, False), found, (guess_norm, guess_plain)):
         word = "with batch norm" if norm else "without batch norm"
         print(f"{word:<19}" + ", ".join(f"{name} {v.mean():.3f} ± {v.std():.3f}" for name, v in zip(names, rows.T)))
         if None not in guess:
@@ -1042,7 +1043,7 @@ show_patterns()
 # **Commit to a guess.** A matrix of 1,024 × 1,024 times 64 columns: which share has to be zero until the sparse format (CSR) is faster than the dense product here?
 
 # %%
-guess = None  # a share
+guess_zeros = None  # a share
 
 # %%
 ZEROS = 0.0, 0.5, 0.8, 0.9, 0.95, 0.98, 0.99
@@ -1077,7 +1078,7 @@ def show_zeros():
     )
     faster = [name for name, one, other in zip(names, dense, sparse) if other < one]
     print(f"sparse is faster from {faster[0]} on" if faster else "sparse is never faster here", end="")
-    print("." if guess is None else f"; your guess: {guess:.0%}.")
+    print("." if guess_zeros is None else f"; your guess: {guess_zeros:.0%}.")
     _, ax = plt.subplots(figsize=(7, 3.2), layout="constrained")
     ax.plot(names, dense, "o-", label="dense: zeros are multiplied too")
     ax.plot(names, sparse, "o-", label="sparse (CSR)")
@@ -1104,7 +1105,7 @@ show_zeros()
 # %% [markdown]
 # ## Eight bits with an exponent
 #
-# An integer's steps are all of one size. A floating-point number has steps that grow with it, so that its *relative* error stays the same over a wide range, and a scale need not
+# Back to fewer bits. An integer's steps are all of one size. A floating-point number has steps that grow with it, so that its *relative* error stays the same over a wide range, and a scale need not
 # be exact. Of eight bits, one is the sign. **E4M3** has four bits of exponent and three of *mantissa*, **E5M2** has five and two (Micikevicius and others, 2022, *FP8
 # Formats for Deep Learning*, arXiv 2209.05433). With $m$ bits of mantissa, and the exponent $e_{\min}$ of the least *normal* number,
 #
@@ -1214,10 +1215,11 @@ def with_outlier(size, way):
 
 # %% jupyter={"source_hidden": true}
 def draw_eight_bits():
+    powers, outliers = range(-20, 9), [2.0**k for k in range(2, 23, 2)]
+    found = {name: [with_outlier(size, way) for size in outliers] for name, way in EIGHT_BITS.items()}
     _, (left, right) = plt.subplots(1, 2, figsize=(10.5, 3.4), layout="constrained")
-    powers, outliers = range(-20, 9), [2.0**k for k in range(2, 23)]
     for k, (name, way) in enumerate(EIGHT_BITS.items()):
-        right.plot(outliers, [with_outlier(size, way) for size in outliers], color=f"C{k}", label=name)
+        right.plot(outliers, found[name], color=f"C{k}", label=name)
         if "block" not in name:
             x = torch.cat([torch.linspace(1, 2, 100)[:-1] * 2.0**e for e in powers] + [torch.tensor([448.0])])
             worst = [((way(x) - x).abs() / x)[99 * j : 99 * (j + 1)].max() for j in range(len(powers) - 1)]
@@ -1227,11 +1229,11 @@ def draw_eight_bits():
     left.legend()
     right.set(xscale="log", xlabel="size of the outlier (the others are about 1)", ylabel="signal to noise, dB")
     right.set_title("What one outlier costs the others")
-    right.legend(loc="center")
+    right.legend(loc=(0.36, 0.12))
     plt.show()
-    small, large = [{name: with_outlier(size, way) for name, way in EIGHT_BITS.items()} for size in (4, 2.0**16)]
-    for name in EIGHT_BITS:
-        print(f"{name:<19} outlier of 4: {small[name]:4.1f} dB, of {2**16:,}: {large[name]:4.1f} dB")
+    for name, ratios in found.items():
+        words = [f"of {outliers[k]:,.0f}: {ratios[k]:4.1f} dB" for k in (0, 4, 7)]
+        print(f"{name:<19} with an outlier " + ", ".join(words))
 
 
 draw_eight_bits()
@@ -1279,7 +1281,7 @@ class Products(torch.autograd.Function):
         (x, weight), scales = ctx.saved_tensors, ctx.scales
         along_outputs, along_images = rounded8(g, ctx.back, scales), rounded8(g.T, ctx.back, scales)
         ctx.lost.append(((along_images == 0) & (g.T != 0)).sum() / (g != 0).sum().clamp(min=1))
-        of_x = along_outputs @ rounded8(weight.T, E4M3, scales).T
+        of_x = along_outputs @ rounded8(weight.T, E4M3, scales).T if ctx.needs_input_grad[0] else None
         return of_x, along_images @ rounded8(x.T, E4M3, scales).T, None, None, None
 
 
@@ -1580,8 +1582,9 @@ if frameworks.here("torchao"):
 else:
     by_torchao = recorded.instead("torchao", "22_compression", "torchao") or {}
 for name, right in by_torchao.items():
-    yours = by_bits[int(name[5])][name.startswith("QAT")] if by_bits else float("nan")
-    print(f"{name}: torchao {right:.3f}, yours {yours:.3f}")
+    bits = int(name[5])
+    yours = f", yours {by_bits[bits][name.startswith('QAT')]:.3f}" if bits in by_bits else ""
+    print(f"{name}: torchao {right:.3f}{yours}")
 
 # %% [markdown]
 # ## Three questions
@@ -1616,7 +1619,7 @@ for name, right in by_torchao.items():
 # ## In one paragraph
 #
 # **A trained network is larger than what it computes needs.** Distillation makes the network itself smaller, and pays most where labels are few: the teacher's doubts say more than a label. Quantization takes
-# bits from every number, with a scale that decides what they mean; with eight bits there is hardly a loss, with two the network must learn to live with it. Pruning takes numbers away, far
+# bits from every number, with a scale that decides what they mean; with eight bits there is hardly a loss, with two the network must learn to live with it; an exponent in each number makes the scale less delicate, so that even training can run in eight bits. Pruning takes numbers away, far
 # more than one would think, but zeros save time only in a pattern that the hardware knows. Bytes, accuracy and time are three measurements: a technique that
 # improves one says nothing yet of the others.
 
