@@ -884,26 +884,153 @@ show_speculation()
 # </details>
 
 # %% [markdown]
-# ### Balise 6 · Samples that share blocks
+# ## Beams that share blocks
 #
-# Placeholder of balise 6. About 1 line.
+# A model asked for eight answers reads the prompt once, and eight tables name its blocks. **Beam search** goes further: its eight continuations, the *beams*, compete all the
+# time. One step gives a score to every next token of every beam; the eight best of all these live on. A beam may have several children, which share all that they
+# had in common, and another none: its blocks are given up. Without sharing, a step would copy whole caches from beam to beam.
+#
+# ### Balise 6 · Beam search on blocks
+#
+# **`beam_search(pool, table, length, logits, width, count, step)`** continues a prompt by `count` tokens. The prompt's `length` tokens lie in the blocks of `table`, and `logits`
+# `(vocabulary,)` are the model's for what follows. The score of a continuation is the sum of the logarithms of its tokens' probabilities (`log_softmax`). Begin with the
+# `width` best first tokens. From then on, `width` times the vocabulary of continuations compete in each step, and the `width` best stay.
+#
+# `step(tables, lengths, tokens)` asks the model: for each table, it writes the token at the place `length` and returns the logits `(width, vocabulary)` of what follows. `tables` and
+# `lengths` are lists, `tokens` is a tensor `(width,)`. Make room for the tokens first. Blocks that no beam needs are given up before each step, those of a parent after its children
+# have theirs; and at the end none is held any more, not even by `table`. Ask the model as seldom as possible.
+#
+# Return the tokens, int64 `(width, count)`, and their scores `(width,)`, the best first. 14 lines, 15 minutes.
 #
 # <details><summary>Hint</summary>
 #
-# Placeholder.
+# `(scores[:, None] + following).flatten().topk(width)` finds the best of all; a place divided by the vocabulary says which beam it continues, the remainder which token.
+# `pool.fork(tables[parent])` for each that lives on, then `pool.release` for all that were.
 # </details>
 
 
 # %% tags=["balise-6"]
-def sample(x):
-    """Placeholder."""
+def beam_search(pool, table, length, logits, width, count, step):
+    """The `width` best continuations of `count` tokens, (width, count), and their scores (width,)."""
     # BEGIN SOLUTION
-    return x
+    scores, tokens = logits.log_softmax(-1).topk(width)
+    tables, texts = [pool.fork(table) for _ in range(width)], tokens[:, None]
+    pool.release(table)
+    for at in range(length, length + count - 1):
+        for each in tables:
+            pool.extend(each, at, 1)
+        following = step(tables, [at] * width, tokens).log_softmax(-1)
+        scores, best = (scores[:, None] + following).flatten().topk(width)
+        parents, tokens = best // following.shape[1], best % following.shape[1]
+        texts = torch.cat([texts[parents], tokens[:, None]], 1)
+        before, tables = tables, [pool.fork(tables[parent]) for parent in parents.tolist()]
+        for each in before:
+            pool.release(each)
+    for each in tables:
+        pool.release(each)
+    return texts, scores
     # END SOLUTION
 
 
 # %%
-tp.check(6, sample)
+tp.check(6, beam_search)
+
+# %% [markdown]
+# How many blocks do eight beams hold on the course's model? Beside them two others: eight samples, which share the prompt and then go on alone, and eight that
+# share nothing. The last is run, too: its tokens have to be the same.
+#
+# **Commit to a guess.** A prompt of 200 tokens, 64 more for each of eight beams, blocks of 16: eight that share nothing hold 136 blocks at the end. And the beams?
+
+# %%
+guess = None  # blocks
+
+
+# %%
+class Copying(Pool):
+    """A pool that shares nothing: a fork copies all blocks."""
+
+    def fork(self, table):
+        other = []
+        self.extend(other, 0, len(table) * self.size)
+        self.keys[:, other], self.values[:, other] = self.keys[:, table], self.values[:, table]
+        return other
+
+
+@torch.no_grad()
+def read_prompt(pool, prompt):
+    """(the table, the logits of what follows) of a prompt (s,), whose keys and values go to the pool."""
+    table = []
+    pool.extend(table, 0, len(prompt))
+
+    def attend(layer, q, k, v):
+        pool.write(layer, table, 0, k[0].transpose(0, 1), v[0].transpose(0, 1))
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+
+    return table, MODEL(prompt[None], attend=attend)[0, -1]
+
+
+def beams(kind, prompt, width=8, count=64, size=16):
+    """(the tokens, blocks held in each step) of beam search in a pool of this kind."""
+    pool, held_blocks = kind(400, size, CONFIG.layers, CONFIG.groups, CONFIG.head_size, DEVICE), []
+
+    def step(tables, lengths, tokens):
+        held_blocks.append(400 - len(pool.free))
+        return step_in_blocks(MODEL, pool, tables, lengths, tokens)
+
+    table, logits = read_prompt(pool, prompt)
+    texts, _ = beam_search(pool, table, len(prompt), logits, width, count, step)
+    return texts, held_blocks
+
+
+def samples(length, width=8, count=64, size=16):
+    """Blocks held in each step by continuations that share a prompt alone."""
+    pool, table, held_blocks = Pool(400, size), [], []
+    pool.extend(table, 0, length)
+    tables = [table] + [pool.fork(table) for _ in range(width - 1)]
+    for at in range(length, length + count - 1):
+        for each in tables:
+            pool.extend(each, at, 1)
+        held_blocks.append(400 - len(pool.free))
+    return held_blocks
+
+
+# %% jupyter={"source_hidden": true}
+def show_beams():
+    prompt = PAGE[1000:1200]
+    texts, shared = beams(Pool, prompt)
+    same, alone = beams(Copying, prompt)
+    found = {
+        "nothing shared": alone,
+        "samples: the prompt shared": samples(len(prompt)),
+        "beams on shared blocks": shared,
+    }
+    print(f"the same tokens with shared blocks as with copies: {torch.equal(texts, same)}")
+    for name, blocks in found.items():
+        print(f"{name + ':':28}{blocks[-1]:4} blocks at the end, {blocks[-1] / alone[-1]:.0%}")
+    if guess is not None:
+        print(f"your guess: {guess} blocks")
+    _, axes = plt.subplots(figsize=(7, 3), layout="constrained")
+    for (name, blocks), colour in zip(found.items(), ("#999999", "#E69F00", "#0072B2")):
+        axes.step(range(len(blocks)), blocks, color=colour, label=name, where="post")
+    axes.set(
+        xlabel="tokens written by each",
+        ylabel="blocks held",
+        ylim=0,
+        title="What do eight continuations of 200 tokens hold?",
+    )
+    axes.legend()
+    plt.show()
+
+
+show_beams()
+
+# %% [markdown]
+# <details><summary>What the figure says</summary>
+#
+# The prompt is the larger part, and all three ways that share it begin with one copy. Samples part at the first token, and from then on each takes blocks of its own.
+# Beams part late, again and again: those that live on have a common ancestor a few tokens back, and all before it is one table's. Kwon and others report 37.6 to 55.2 % of the
+# memory saved for beam search, and 6.1 to 9.8 % for parallel samples, on the short prompts of Alpaca (§6.3 of their paper).
+# </details>
 
 # %% [markdown]
 # ## A model on several cards

@@ -1,5 +1,169 @@
-"""Answers to balise 6."""
+"""Answers to balise 6 of 23_inference: beam search whose beams share blocks."""
 
 from tests.answers.bank import Bank
 
 bank = Bank("23_inference", whole=True)
+
+# lists of Python numbers; an only child goes on with its parent's table; room is made for the survivors
+LISTS = """
+def beam_search(pool, table, length, logits, width, count, step):
+    logs = torch.log_softmax(logits, dim=0).tolist()
+    first = sorted(range(len(logs)), key=logs.__getitem__, reverse=True)[:width]
+    beams = []
+    for token in first:
+        beams.append((logs[token], [token], pool.fork(table)))
+    pool.release(table)
+    while len(beams[0][1]) < count:
+        places = [length + len(text) - 1 for _, text, _ in beams]
+        for (_, _, own), place in zip(beams, places):
+            pool.extend(own, place, 1)
+        last = torch.tensor([text[-1] for _, text, _ in beams])
+        out = torch.log_softmax(step([own for _, _, own in beams], places, last), dim=-1).tolist()
+        every = [(score + log, k, token) for k, (score, _, _) in enumerate(beams) for token, log in enumerate(out[k])]
+        every.sort(key=lambda one: one[0], reverse=True)
+        best, taken, children = every[:width], set(), []
+        for score, k, token in best:
+            own = pool.fork(beams[k][2]) if k in taken else beams[k][2]
+            taken.add(k)
+            children.append((score, beams[k][1] + [token], own))
+        for k, (_, _, own) in enumerate(beams):
+            if k not in taken:
+                pool.release(own)
+        beams = children
+    for _, _, own in beams:
+        pool.release(own)
+    return torch.tensor([text for _, text, _ in beams]), torch.tensor([score for score, _, _ in beams], dtype=logits.dtype)
+"""
+bank.text(6, None, LISTS)
+
+# tensors that are filled; the best are sorted out of a flat row; where each came from is read back at the end
+BACKWARDS = """
+def beam_search(pool, table, length, logits, width, count, step):
+    v = logits.numel()
+    tokens = torch.zeros(count, width, dtype=torch.int64)
+    parents = torch.zeros(count, width, dtype=torch.int64)
+    total = logits - logits.logsumexp(0)
+    total, tokens[0] = [each[:width] for each in total.sort(descending=True)]
+    tables = [table] + [pool.fork(table) for _ in range(width - 1)]
+    for k in range(1, count):
+        place = length + k - 1
+        for own in tables:
+            pool.extend(own, place, 1)
+        out = step(tables, width * [place], tokens[k - 1])
+        candidates = (total.unsqueeze(1) + out - out.logsumexp(1, keepdim=True)).reshape(-1)
+        best = candidates.argsort(descending=True)[:width]
+        total = candidates[best]
+        parents[k], tokens[k] = torch.div(best, v, rounding_mode="floor"), best.remainder(v)
+        children = [pool.fork(tables[int(p)]) for p in parents[k]]
+        while tables:
+            pool.release(tables.pop())
+        tables = children
+    while tables:
+        pool.release(tables.pop())
+    row, texts = torch.arange(width), torch.zeros(width, count, dtype=torch.int64)
+    for k in reversed(range(count)):
+        texts[:, k] = tokens[k][row]
+        row = parents[k][row]
+    return texts, total
+"""
+bank.text(6, None, BACKWARDS)
+bank.slip(6, None, ("            pool.extend(each, at, 1)\n        following", "            pool.extend(each, at, 1)\n        assert len(tables) == width\n        following"))  # fmt: skip
+
+bank.slip(6, "nothing-returned", ("    return texts, scores\n", ""))
+
+bank.hint(6, "result-form", "Return the tokens, int64 (width, count), and the scores (width,).")
+bank.slip(6, "result-form", ("return texts, scores", "return scores, texts"))
+bank.slip(6, "result-form", ("return texts, scores", "return texts[:1], scores[:1]"))
+bank.slip(6, "result-form", ("return texts, scores", "return texts, scores[:, None]"))
+bank.slip(6, "result-form", ("range(length, length + count - 1)", "range(length, length + count)"), ("    return texts, scores", "    return texts, scores"))  # fmt: skip
+bank.variant(6, "result-form", BACKWARDS, ("return texts, total", "return texts.T, total"))
+
+bank.hint(6, "steps", "The model was asked {got} where {expected} are due: the logits of the prompt give the first token, and nobody needs those that follow the last.")  # fmt: skip
+bank.slip(6, "steps", ("    for each in tables:\n        pool.release(each)\n    return", "    for each in tables:\n        pool.extend(each, length + count - 1, 1)\n    step(tables, [length + count - 1] * width, tokens)\n    for each in tables:\n        pool.release(each)\n    return"))  # fmt: skip
+bank.slip(6, "steps", ("range(length, length + count - 1)", "range(length, length + count)"), ("return texts, scores", "return texts[:, :count], scores"))  # fmt: skip
+bank.variant(6, "steps", LISTS, ("    for _, _, own in beams:\n        pool.release", "    for _, text, own in beams:\n        pool.extend(own, length + count - 1, 1)\n        step([own], [length + count - 1], torch.tensor(text[-1:]))\n        pool.release"))  # fmt: skip
+
+bank.hint(6, "step-rows", "step takes all beams together: a table, a length and a token for each. One step of many costs little more than of one.")  # fmt: skip
+bank.slip(6, "step-rows", ("step(tables, [at] * width, tokens)", "step(tables, [at], tokens)"), ("following =", "each = None\n        following ="), ("following.shape[1], best", "following.shape[1] % len(tables), best"))  # fmt: skip
+bank.variant(6, "step-rows", BACKWARDS, ("width * [place], tokens[k - 1]", "width * [place], tokens[k - 1].unsqueeze(1).expand(-1, 1).squeeze(1)[: len(tables)].repeat(2)"))  # fmt: skip
+
+bank.hint(6, "not-extended", "A token came and there was no room in its table. Before each step, extend every table by one token.")  # fmt: skip
+bank.slip(6, "not-extended", ("            pool.extend(each, at, 1)\n", "            pass\n"))
+bank.slip(
+    6,
+    "not-extended",
+    ("        for each in tables:\n            pool.extend(each, at, 1)\n", "        pool.extend(tables[0], at, 1)\n"),
+)
+bank.slip(6, "not-extended", ("pool.extend(each, at, 1)", "pool.extend(each, at - 1, 1)"))
+bank.variant(6, "not-extended", LISTS, ("pool.extend(own, place, 1)", "pool.extend(own, place, 0)"))
+
+bank.hint(6, "written-into", "A token was written into a block that another beam holds, too. Each beam needs a table of its own, from pool.fork, and extend has to know it.")  # fmt: skip
+bank.slip(6, "written-into", ("[pool.fork(table) for _ in range(width)]", "[list(table) for _ in range(width)]"), ("    pool.release(table)\n", ""))  # fmt: skip
+bank.slip(6, "written-into", ("[pool.fork(tables[parent]) for parent in parents.tolist()]", "[tables[parent][:] for parent in parents.tolist()]"), ("        for each in before:\n            pool.release(each)\n", ""))  # fmt: skip
+bank.slip(6, "written-into", ("[pool.fork(tables[parent]) for parent in parents.tolist()]", "[tables[parent] for parent in parents.tolist()]"), ("        for each in before:\n            pool.release(each)\n", ""))  # fmt: skip
+bank.variant(6, "written-into", BACKWARDS, ("[table] + [pool.fork(table) for _ in range(width - 1)]", "[table] + [table.copy() for _ in range(width - 1)]"))  # fmt: skip
+
+bank.hint(6, "wrong-beams", "These are not the best continuations: {where}.")
+bank.slip(6, "wrong-beams", ("scores[:, None] + following", "scores[:, None] * 0.9 + following"))
+bank.variant(6, "wrong-beams", LISTS, ("best, taken, children = every[:width]", "best, taken, children = every[: width - 1] + every[width : width + 1]"))  # fmt: skip
+
+bank.hint(6, "scores-not-added", "Only the last token counts: a beam's score is the sum over all its tokens.")
+bank.slip(6, "scores-not-added", ("(scores[:, None] + following)", "following"))
+bank.variant(6, "scores-not-added", LISTS, ("[(score + log, k, token)", "[(log, k, token)"))
+
+bank.hint(6, "raw-logits", "Raw logits were added up. They have no common level; log_softmax makes them logarithms of probabilities.")  # fmt: skip
+bank.slip(6, "raw-logits", ("step(tables, [at] * width, tokens).log_softmax(-1)", "step(tables, [at] * width, tokens)"))
+bank.slip(6, "raw-logits", ("tokens).log_softmax(-1)", "tokens)"), ("logits.log_softmax(-1)", "logits"))
+bank.variant(6, "raw-logits", BACKWARDS, (" - out.logsumexp(1, keepdim=True)", ""))
+
+bank.hint(6, "probabilities-added", "Probabilities were added. Those of one token after the other multiply: add their logarithms, log_softmax.")  # fmt: skip
+bank.slip(6, "probabilities-added", ("tokens).log_softmax(-1)", "tokens).softmax(-1)"))
+bank.slip(6, "probabilities-added", ("tokens).log_softmax(-1)", "tokens).softmax(-1)"), ("logits.log_softmax(-1)", "logits.softmax(-1)"))  # fmt: skip
+bank.variant(6, "probabilities-added", LISTS, ("torch.log_softmax(step(", "torch.softmax(step("))
+
+bank.hint(6, "each-its-own", "Each beam goes on with its own best token. They shall compete: the best of all continuations of all beams live on, whoever their parent is.")  # fmt: skip
+COMPETE = "        scores, best = (scores[:, None] + following).flatten().topk(width)\n"
+bank.slip(6, "each-its-own", (COMPETE, "        scores, best = (scores[:, None] + following).max(1)\n        best = best + following.shape[1] * torch.arange(width)\n"))  # fmt: skip
+bank.slip(6, "each-its-own", (COMPETE, "        scores, best = (scores[:, None] + following).max(1)\n        scores, order = scores.sort(descending=True)\n        best = (best + following.shape[1] * torch.arange(width))[order]\n"))  # fmt: skip
+bank.variant(6, "each-its-own", LISTS, ("best, taken, children = every[:width]", "best, taken, children = [next(one for one in every if one[1] == k) for k in range(width)]"))  # fmt: skip
+
+bank.hint(6, "texts-not-moved", "The text of a beam is that of its row before the step. Who has won a row may have another parent: take the parent's text.")  # fmt: skip
+bank.slip(6, "texts-not-moved", ("texts[parents]", "texts"))
+bank.variant(6, "texts-not-moved", BACKWARDS, ("        row = parents[k][row]\n", ""))
+
+bank.hint(6, "tables-not-moved", "The model goes on from the history of another beam: tables have to follow their beams, as texts do.")  # fmt: skip
+bank.slip(6, "tables-not-moved", ("[pool.fork(tables[parent]) for parent in parents.tolist()]", "[pool.fork(each) for each in tables]"))  # fmt: skip
+bank.variant(6, "tables-not-moved", BACKWARDS, ("        children = [pool.fork(tables[int(p)]) for p in parents[k]]\n        while tables:\n            pool.release(tables.pop())\n        tables = children\n", ""))  # fmt: skip
+
+bank.hint(6, "all-begin-alike", "All beams begin with the same token and stay twins. The first tokens are the `width` best ones.")  # fmt: skip
+bank.slip(6, "all-begin-alike", ("logits.log_softmax(-1).topk(width)", "(each.expand(width) for each in logits.log_softmax(-1).max(-1))"))  # fmt: skip
+bank.variant(6, "all-begin-alike", LISTS, ("first = sorted(range(len(logs)), key=logs.__getitem__, reverse=True)[:width]", "first = [max(range(len(logs)), key=logs.__getitem__)] * width"))  # fmt: skip
+
+bank.hint(6, "released-first", "Tables were released before their children had forked them: these began empty, and the history is gone.")  # fmt: skip
+bank.slip(6, "released-first", ("        before, tables = tables, [pool.fork(tables[parent]) for parent in parents.tolist()]\n        for each in before:\n            pool.release(each)\n", "        before = tables\n        for each in before:\n            pool.release(each)\n        tables = [pool.fork(before[parent]) for parent in parents.tolist()]\n        for each in tables:\n            pool.extend(each, 0, at + 1)\n"))  # fmt: skip
+bank.slip(6, "released-first", ("    tables, texts = [pool.fork(table) for _ in range(width)], tokens[:, None]\n    pool.release(table)\n", "    pool.release(table)\n    tables, texts = [pool.fork(table) for _ in range(width)], tokens[:, None]\n    for each in tables:\n        pool.extend(each, 0, length)\n"))  # fmt: skip
+bank.variant(6, "released-first", LISTS, ("        beams.append((logs[token], [token], pool.fork(table)))\n    pool.release(table)\n", "        beams.append((logs[token], [token], []))\n        pool.extend(beams[-1][2], 0, length)\n    pool.release(table)\n"))  # fmt: skip
+
+bank.hint(6, "wrong-scores", "The tokens are right, their scores are not the sums of the logarithms: {where}.")
+bank.slip(6, "wrong-scores", ("return texts, scores", "return texts, scores / count"))
+bank.slip(6, "wrong-scores", ("return texts, scores", "return texts, scores.exp()"))
+bank.variant(6, "wrong-scores", BACKWARDS, ("return texts, total", "return texts, total.sort().values"))
+
+bank.hint(6, "too-many-blocks", "More blocks are held than the beams need ({got}, {expected} due; {where}). What nobody continues is released before the next step, and what two have in common is there once.")  # fmt: skip
+bank.slip(6, "too-many-blocks", ("        for each in before:\n            pool.release(each)\n", ""))
+bank.slip(6, "too-many-blocks", ("tokens[:, None]\n    pool.release(table)\n", "tokens[:, None]\n"))
+bank.variant(
+    6,
+    "too-many-blocks",
+    LISTS,
+    ("            if k not in taken:\n                pool.release(own)\n", "            pass\n"),
+)
+
+bank.hint(6, "kept-at-end", "{n} blocks are still held at the end. Release the table of the prompt, and those of the last beams.")  # fmt: skip
+bank.slip(6, "kept-at-end", ("    for each in tables:\n        pool.release(each)\n    return", "    return"))
+bank.slip(
+    6,
+    "kept-at-end",
+    ("    for each in tables:\n        pool.release(each)\n    return", "    pool.release(tables[0])\n    return"),
+)
+bank.variant(6, "kept-at-end", BACKWARDS, ("    while tables:\n        pool.release(tables.pop())\n    row", "    row"))
