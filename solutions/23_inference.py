@@ -1144,11 +1144,10 @@ def speculation(prompt, count=100, seeds=(0, 1)):
 def show_speculation():
     prompt = PAGE[100:140]
     found = speculation(prompt)
-    print(" k   α      tokens a pass   by the formula   ms a token   times as fast")
+    print(" k      α   tokens a pass   by the formula   ms a round   ms a token   times as fast")
     for k, (tokens, due, seconds, alpha) in found.items():
-        print(
-            f"{k:>2}   {alpha:.2f} {tokens:>12.2f} {due:>16.2f} {1000 * seconds:>14.2f} {found[0][2] / seconds:>12.2f}"
-        )
+        print(f"{k:>2} {f'{alpha:.2f}' if k else '':>6} {tokens:>15.2f} {due:>16.2f} {1000 * tokens * seconds:>12.2f} "
+              f"{1000 * seconds:>12.2f} {found[0][2] / seconds:>15.2f}")  # fmt: skip
     greedy = [speculate(MODEL, prompt, 100, k, temperature=0)[0] for k in (0, 4)]
     print(f"At temperature 0 the text is that of plain decoding: {greedy[0] == greedy[1]}.")
     if guess_tokens is not None and guess_faster is not None:
@@ -1516,7 +1515,7 @@ def race_generate(count):
     prompt, theirs = PAGE[None, 100:140], in_transformers(MODEL)
     seen = torch.ones_like(prompt)
     candidates = {
-        "yours": lambda: write(MODEL, prompt, count, Cache().attend),
+        "write": lambda: write(MODEL, prompt, count, Cache().attend),
         f"transformers {version}": lambda: theirs.generate(
             prompt, attention_mask=seen, max_new_tokens=count, do_sample=False
         ),
@@ -1535,8 +1534,8 @@ def show_generate(count=100):
         row = recorded.instead("transformers", WORK, "generate")
     if row:
         ((_, yours), (name, theirs)), same, count = row
-        print(f"yours: {yours:.0f} tokens/s, {name}: {theirs:.0f}; {same} of {count} tokens are the same")
-        print(f"your tokens/s over theirs: {yours / theirs:.2f}")
+        print(f"`write`: {yours:.0f} tokens/s, {name}: {theirs:.0f}; {same} of {count} tokens are the same")
+        print(f"tokens/s of `write` over those of `generate`: {yours / theirs:.2f}")
 
 
 show_generate()

@@ -55,6 +55,8 @@ class Kept:
         self.parts.append((k.clone(), v.clone()))
         keys, values = (torch.cat(some, 2) for some in zip(*self.parts))
         hidden = torch.ones(q.shape[2], keys.shape[2], dtype=torch.bool).tril(keys.shape[2] - q.shape[2])
+        if q.shape[1] % keys.shape[1]:
+            return torch.zeros_like(q)  # the look at the heads says so
         many = q.shape[1] // keys.shape[1]
         return F.scaled_dot_product_attention(
             q, *(t.repeat_interleave(many, 1) for t in (keys, values)), attn_mask=hidden
@@ -152,7 +154,13 @@ def told(seen, due):
 
 
 def first(seen, due):
-    return {"got": seen[0], "expected": due[0]}
+    """Fields: of the first rank that is not as it should be."""
+    got = next(one for one, other in zip(seen, due) if one != other)
+    return {"got": got, "expected": due[0]}
+
+
+def no_more(seen, due):
+    return max(seen) <= due[0]
 
 
 def of_names(seen, due):
@@ -167,8 +175,8 @@ LOOKS = [
     Look("it hands its own heads to `attend`: what a rank keeps of keys and values", "heads", each(calls), of_heads,
          lambda seen, due: seen == due, told),
     Look("(b, s, d) comes out, on each rank", "form", each(forms), "heads-form", fields=first),
-    Look("its part of the weights", "numbers", each(numbers), "whole-weights", fields=first),
-    Look("and no memory besides", "memory", each(numbers), "view-kept", fields=first),
+    Look("its part of the weights", "numbers", each(numbers), "whole-weights", no_more, first),
+    Look("and no memory besides", "memory", each(numbers), "view-kept", no_more, first),
     Look("one all-reduce a call", "names", each(lambda at: ["all_reduce"] * (1 + LENGTH - PROMPT)), of_names, fields=first),
     Look("of (b, s, d)", "bytes", each(sent), "too-much-sent", fields=first),
     Value("the prompt as on one process", "prompt", each(lambda at: truth(*pair(at)[1:])[:, :PROMPT]), "wrong-attention", fields=silent),

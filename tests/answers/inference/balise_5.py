@@ -30,10 +30,11 @@ def verify(target, draft, drafted, uniforms):
 bank.text(5, None, PADDED)
 bank.slip(5, None, ("(target[kept] - draft[kept]).clamp(min=0)", "target[kept] - torch.minimum(target[kept], draft[kept])"))  # fmt: skip
 bank.slip(5, None, ("uniforms < target[places, drafted] / draft[places, drafted]", "torch.log(uniforms) < target[places, drafted].log() - draft[places, drafted].log()"))  # fmt: skip
+bank.slip(5, None, ("missing / missing.sum()", "missing / (missing.sum() + 1e-9)"), ("return kept, target[kept]", "return stays.sum(), target[kept].double()"))  # fmt: skip
 bank.slip(5, "nothing-returned", ("return kept, target[kept]", "return"), ("return kept, missing", "kept, missing"))
 
-bank.hint(5, "speculation-form", "Return two things, also where all tokens are kept: how many stay, a whole number, and a distribution of shape (v,) in "
-          "the dtype of `target`. It is {got}.")  # fmt: skip
+bank.hint(5, "speculation-form", "Return two things, also where all tokens are kept: how many stay, a whole number, and a distribution of shape (v,). "
+          "It is {got}.")  # fmt: skip
 bank.slip(5, "speculation-form", ("return kept, target[kept]", "return kept, None"))
 bank.slip(5, "speculation-form", ("return kept, missing / missing.sum()", "return kept, int((missing / missing.sum()).argmax())"))  # fmt: skip
 bank.slip(5, "speculation-form", ("return kept, target[kept]", "return kept, target[kept:]"))
