@@ -737,7 +737,7 @@ show_blocks()
 # <details><summary>What the figures say</summary>
 #
 # Whoever reserves the longest pays for tokens that never come. With blocks a sequence wastes what is left of its last one: half a block on average. The smaller
-# the block, the less is wasted, and the more often the memory is entered anew. vLLM takes 16 by default.
+# the block, the less is wasted, and the more often the memory is entered anew. vLLM takes 16 by default (§7.2 of the paper).
 #
 # The step here copies the blocks into one piece, and then attends to it. A kernel written for it, as vLLM has, reads the blocks where they lie.
 # </details>
@@ -872,17 +872,18 @@ SERVERS = {
 
 
 def served(plan, rate):
-    """(tokens a second, seconds until the first token of each request, how often one was preempted)"""
-    requests, sent_back = arrivals(rate), []
+    """(tokens a second, seconds until the first token of each request, how often one was preempted, how many run in each step)"""
+    requests, sent_back, together = arrivals(rate), [], []
 
     def watched(waiting, running):
         after = plan(waiting, running)
         sent_back.extend(one for one in running if one not in after[1])
+        together.append(len(after[1]))
         return after
 
     times = serve(requests, watched, lambda tokens: 0.010 + 0.00005 * tokens)
     first = [times[one.number][0] - one.arrival for one in requests]
-    return sum(map(len, times.values())) / max(max(each) for each in times.values()), first, len(sent_back)
+    return sum(map(len, times.values())) / max(max(each) for each in times.values()), first, len(sent_back), together
 
 
 # %% jupyter={"source_hidden": true}
@@ -890,10 +891,13 @@ def show_servers(rates=(2, 5, 10, 20, 40)):
     found = {name: [served(plan, rate) for rate in rates] for name, plan in SERVERS.items()}
     most = {name: rows[-1] for name, rows in found.items()}
     slowest = most["static batches"][0]
-    for name, (rate, first, sent_back) in most.items():
-        first = sorted(first)
-        print(f"{name + ':':31}{rate:6,.0f} tokens/s, {rate / slowest:.1f} times; first token after {statistics.median(first):.2f} s, "
-              f"one in twenty after more than {first[int(0.95 * len(first))]:.1f} s; {sent_back} preempted")  # fmt: skip
+    for name, (rate, first, sent_back, together) in most.items():
+        first, few = sorted(first), sum(one <= 3 for one in together) / len(together)
+        print(f"{name + ':':31}{rate:6,.0f} tokens/s, {rate / slowest:.1f} times; {statistics.fmean(together):4.1f} run in a step, three or fewer in {few:.0%} of them; "
+              f"{sent_back} preempted")  # fmt: skip
+        print(
+            f"{'':31}first token after {statistics.median(first):.2f} s, for one in twenty after more than {first[int(0.95 * len(first))]:.1f} s"
+        )
     if guess is not None:
         print(f"your guess: {guess:.1f} times")
     _, (left, right) = plt.subplots(1, 2, figsize=(9, 3), layout="constrained")
@@ -911,8 +915,8 @@ show_servers()
 # %% [markdown]
 # <details><summary>What the figures say</summary>
 #
-# As long as few come, all three generate what is asked for. Then static batches fill up: in most of their steps, a few long requests are alone with the weights. Joining
-# mends that. What is left is memory: who reserves the longest has room for few, and blocks let more share a step.
+# As long as few come, all three generate what is asked for. Then static batches stand still at a low rate: a step reads all weights for the few that go on
+# longest, as the printed shares say. Joining mends that. What is left is memory: who reserves the longest has room for few, and blocks let more share a step.
 #
 # Preemption costs a second computation of what was in the blocks. It buys that nobody's memory lies idle. A scheduler that admits less eagerly, and keeps some blocks
 # for those who run, preempts less often.

@@ -4,7 +4,7 @@ from collections import Counter
 
 import torch
 
-from dlojz_tp.checking.looks import Look, Value, form, judged
+from dlojz_tp.checking.looks import Look, Value, form, judged, shape, within
 
 DRAWN = torch.Generator().manual_seed(36)
 
@@ -121,8 +121,9 @@ def search(beam_search, prompt, width, count, size):
 def observe(beam_search):
     for name, case in CASES.items():
         got, found = search(beam_search, *case)
-        yield {f"{name} {key}": value for key, value in found.items()} | {f"{name} form": form(got)}
-        yield {f"{name} texts": got[0].double(), f"{name} scores": got[1]}
+        forms = [form(got[0]), shape(got[1])] if isinstance(got, tuple | list) and len(got) == 2 else form(got)
+        yield {f"{name} {key}": value for key, value in found.items()} | {f"{name} form": forms}
+        yield {f"{name} texts": got[0].double(), f"{name} scores": got[1].double()}
 
 
 def says(seen, due):
@@ -143,14 +144,14 @@ for name, (prompt, width, count, size) in CASES.items():
     texts, scores, needed = searched(prompt, width, count, size)
     here = lambda seen, due, name=name: {"where": name}  # noqa: E731
     LOOKS += [
-        Look(name, f"{name} form", [f"int64 ({width}, {count})", f"float64 ({width},)"], "result-form", fields=here),
+        Look(name, f"{name} form", [f"int64 ({width}, {count})", (width,)], "result-form", fields=here),
         Look("a table, a length and a token for each beam", f"{name} rows", [[width] * 3] * (count - 1),
              lambda seen, due: "steps" if len(seen) != len(due) else "step-rows",
              fields=lambda seen, due, name=name: {"where": name, "expected": f"{len(due)} steps", "got": f"{len(seen)} steps"}),
         Look("each token has room in a block of its beam alone", f"{name} trouble", [], says,
              fields=lambda seen, due, name=name: {"where": name, "expected": "", "got": ""}),
         Value("the best continuations", f"{name} texts", torch.tensor(texts).double(), "wrong-beams", fields=here),
-        Value("their scores", f"{name} scores", scores, "wrong-scores", fields=here),
+        Value("their scores", f"{name} scores", scores, "wrong-scores", within(1e-5), fields=here),
         Look("no block too many in any step", f"{name} used", needed, "too-many-blocks", fields=blocks(name)),
         Look("none held at the end", f"{name} left", 0, "kept-at-end", fields=lambda seen, due: {"n": seen}),
     ]  # fmt: skip

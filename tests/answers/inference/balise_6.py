@@ -35,6 +35,7 @@ def beam_search(pool, table, length, logits, width, count, step):
     return torch.tensor([text for _, text, _ in beams]), torch.tensor([score for score, _, _ in beams], dtype=logits.dtype)
 """
 bank.text(6, None, LISTS)
+bank.text(6, None, LISTS.replace(", dtype=logits.dtype", ""))
 
 # tensors that are filled; the best are sorted out of a flat row; where each came from is read back at the end
 BACKWARDS = """
