@@ -149,8 +149,8 @@ bank.slip(
 )
 bank.variant(1, "given-changed", BY_HAND, ("q @ k.transpose(-1, -2) / q.size(-1) ** 0.5", "q.div_(q.size(-1) ** 0.5) @ k.transpose(-1, -2)"))  # fmt: skip
 
-bank.hint(1, "too-many-bytes", "The cache holds {n} times the bytes of keys and values of g heads. Keep g heads, as they come: they are shared when they are used. "
-          "And keep nothing else, neither queries nor older versions, and no room for many times more.")  # fmt: skip
+bank.hint(1, "too-many-bytes", "The cache grows by {n} times the bytes of keys and values of g heads. Keep g heads, as they come: they are shared when they are used. "
+          "And keep nothing else, neither queries nor older versions.")  # fmt: skip
 bank.slip(
     1,
     "too-many-bytes",
@@ -158,7 +158,16 @@ bank.slip(
 )
 EXPANDED = "        shared = q.size(1) // k.size(1)\n        k, v = k.repeat_interleave(shared, 1), v.repeat_interleave(shared, 1)\n        if layer == len(self.kept)"
 bank.text(1, "too-many-bytes", BY_HAND.replace("        if layer == len(self.kept)", EXPANDED))
-bank.variant(1, "too-many-bytes", ROOM, ("2 * room.shape[3]", "9 * room.shape[3]"))
+bank.variant(1, "too-many-bytes", ROOM, ("        if layer == len(self.rooms):", "        k, v = (one.repeat_interleave(q.shape[1] // one.shape[1], 1) for one in (k, v))\n        if layer == len(self.rooms):"))  # fmt: skip
+# room for 512 tokens from the start
+bank.text(
+    1,
+    None,
+    ROOM.replace(
+        "self.rooms.append(torch.stack([k, v]))",
+        "room = k.new_empty(2, *k.shape[:2], 512, k.shape[3])\n            room[0, :, :, : k.shape[2]], room[1, :, :, : k.shape[2]] = k, v\n            self.rooms.append(room)",
+    ),
+)
 
 bank.hint(1, "text-form", "write returns the prompt with `count` tokens behind it, int64 of shape (b, s + count). These are {got}.")  # fmt: skip
 bank.slip(1, "text-form", ("return text", "return text[:, prompt.shape[1]:]"))
