@@ -89,6 +89,11 @@ def serve(requests, plan, seconds):
 """
 bank.text(4, None, SUMS)
 
+bank.text(
+    4,
+    None,
+    SUMS.replace("[(r.arrival, k, r) for k, r in enumerate(requests)]", "[(r.arrival, r.number, r) for r in requests]"),
+)
 bank.slip(4, "nothing-returned", ("    return queue[len(running) :], running\n", ""))
 bank.slip(4, "nothing-returned", ("    return times\n", ""))
 
@@ -110,6 +115,10 @@ bank.variant(4, "twice", IN_PLACE, ("running.append(waiting.pop(0))", "running.a
 bank.hint(4, "wrong-turn", "Not as many run as can, or not those who came first.")
 bank.slip(4, "wrong-turn", ("if needed > free or", "if needed > free - (len(running) > 2) or"))
 bank.variant(4, "wrong-turn", SUMS, ("k = min(k, most)", "k = max(min(k, most) - (len(queue) > 5), 0)"))
+
+bank.hint(4, "turned-round", "Who should wait runs, and who should run waits. Return (waiting, running), in this order.")  # fmt: skip
+bank.slip(4, "turned-round", ("return queue[len(running) :], running", "return running, queue[len(running) :]"))
+bank.variant(4, "turned-round", SUMS, ("return queue[k:], queue[:k]", "return queue[:k], queue[k:]"))
 
 bank.hint(4, "overtakes", "A small request that came later took the room which a large one waits for. If that goes on, the large one never runs: stop at the first that does not fit.")  # fmt: skip
 bank.slip(4, "overtakes", ("        if needed > free or len(running) == most:\n            break\n", "        if needed > free or len(running) == most:\n            continue\n"), ("return queue[len(running) :], running", "return [one for one in queue if one not in running], running"))  # fmt: skip
@@ -224,6 +233,13 @@ bank.variant(
     4, "other-error", IN_PLACE, ("raise ValueError(waiting[0].number)", "raise RuntimeError(waiting[0].number)")
 )
 
+bank.hint(4, "fits", "A ValueError where each request fits. It is due only where a request alone needs more than all blocks: prompt + done tokens, in blocks of `size`. "
+          "As many as there are still fit.")  # fmt: skip
+bank.slip(4, "fits", ("if needed > blocks:", "if needed >= blocks:"))
+bank.slip(4, "fits", ("-(-(request.prompt + request.done) // size)", "-(-(request.prompt + request.output) // size)"))
+bank.slip(4, "fits", ("-(-(request.prompt + request.done) // size)", "request.prompt + request.done"))
+bank.variant(4, "fits", SUMS, ("needs[0] > blocks", "sum(needs) > blocks"))
+
 bank.hint(4, "times-form", "serve returns a dictionary: for each number the list of the times of its tokens.")
 bank.slip(4, "times-form", ("    return times\n", "    return list(times.values())\n"))
 bank.slip(4, "times-form", ("    return times\n", "    return {number: each[-1] for number, each in times.items()}\n"))
@@ -238,6 +254,10 @@ bank.variant(4, "tokens", SUMS, ("while heap or waiting or running:", "while hea
 bank.hint(4, "wrong-times", "The times are not those of the simulated clock: {where}.")
 bank.slip(4, "wrong-times", ("        waiting, running = plan(waiting, running)\n", "        waiting, running = plan(waiting, running)\n        now += 0.125\n"))  # fmt: skip
 bank.variant(4, "wrong-times", SUMS, ("now += seconds(sum(cost))", "now += max(seconds(one) for one in cost)"))
+
+bank.hint(4, "since-arrival", "These are seconds since each request arrived. The times are those of the clock, which begins at 0 for all.")  # fmt: skip
+bank.slip(4, "since-arrival", ("append(now)", "append(now - one.arrival)"))
+bank.variant(4, "since-arrival", SUMS, ("append(now)", "append(now - r.arrival)"))
 
 bank.hint(4, "begin-of-step", "A token is there when its step ends, not when it begins: first the clock goes on.")
 BEFORE = "        now += seconds(sum(1 if one in before else one.prompt + one.done for one in running))\n"
