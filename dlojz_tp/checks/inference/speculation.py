@@ -147,6 +147,12 @@ def hard_hint(seen, due):
     return "equal-refused" if wrong == ["draft equal to target"] else "wrong-kept"
 
 
+def sum_hint(seen, due):
+    """The hint: with its negative numbers p - q adds up to 0, and to NaN once it is divided by that."""
+    first = seen[list(TRIED).index("the first refused")]
+    return "not-normalised" if 0.01 < abs(first) < 100 else "not-clamped"
+
+
 PAIR = ["a whole number", shape(TARGET[0])]
 LOOKS = [
     Look("a number and a distribution, also when all are kept", "form", [PAIR, PAIR], "speculation-form",
@@ -156,7 +162,7 @@ LOOKS = [
     Value("how many are kept", "kept", torch.tensor([float(kept) for *_, kept in TRIED.values()]), "wrong-kept", fields=first_of(TRIED)),
     Look("draft equal to target, nothing drafted, no token in common, temperature 0", "hard kept",
          torch.tensor([float(case[4]) for case in HARD.values()]), hard_hint, fields=first_of(HARD)),
-    Look("a distribution adds up to 1", "sums", [1.0] * len(TRIED), "not-normalised", fields=first_of(TRIED)),
+    Look("a distribution adds up to 1", "sums", [1.0] * len(TRIED), sum_hint, fields=first_of(TRIED)),
     Value("over all drafts and uniforms of a small model, its tokens have exactly the target's distribution", "joint", JOINT,
           "wrong-next", within(1e-6), silent),
     Value("the next token where nothing was drafted, nothing is in common, the temperature is 0", "hard",

@@ -58,6 +58,26 @@ bank.hint(2, "head-forgotten", "The head is missing: d · v weights behind the l
 bank.slip(2, "head-forgotten", (" + d * config.vocab_size", ""))
 bank.variant(2, "head-forgotten", BY_ROWS, (" + [(d, config.vocab_size)]", ""))
 
+bank.hint(2, "head-once", "The head is counted for one token of each row. Only the last one's logits are needed to go on, but this model computes them for all new tokens.")  # fmt: skip
+bank.slip(2, "head-once", ("2 * weights * new", "2 * weights * new - 2 * d * config.vocab_size * (new - 1)"))
+bank.variant(2, "head-once", BY_CONFIG, ("return 2 * batch * new * weights", "return 2 * batch * (new * weights - (new - 1) * config.width * config.vocab_size)"))  # fmt: skip
+
+bank.hint(2, "one-square", "There are two layers of d · d in a block: queries, and the output of attention.")
+bank.slip(2, "one-square", ("2 * d * d", "d * d"))
+bank.variant(2, "one-square", BY_ROWS, ("(d, d), (d, d)", "(d, d)"))
+
+bank.hint(2, "pairs-of-key-heads", "The pairs are counted for the g heads of keys. Each of the h heads of queries has its own scores: 4 d a pair, whatever g is.")  # fmt: skip
+bank.slip(2, "pairs-of-key-heads", ("4 * d * config.layers", "4 * shared * config.layers"))
+bank.variant(2, "pairs-of-key-heads", BY_ROWS, ("config.heads * (2", "g * (2"))
+
+bank.hint(2, "pairs-of-one-layer", "The pairs are counted in one layer. Every layer has attention of its own.")
+bank.slip(2, "pairs-of-one-layer", ("4 * d * config.layers", "4 * d"))
+bank.variant(2, "pairs-of-one-layer", BY_ROWS, ("config.layers * config.heads", "config.heads"))
+
+bank.hint(2, "bytes-first", "The first number is that of the bytes. FLOP come first.")
+bank.slip(2, "bytes-first", ("return flop, size * (weights + 2 * shared * config.layers * batch * (seen + new))", "return size * (weights + 2 * shared * config.layers * batch * (seen + new)), flop"))  # fmt: skip
+bank.variant(2, "bytes-first", BY_CONFIG, ("return 2 * batch * new * weights + 4 * config.layers * config.heads * config.head_size * pairs, (weights + cached) * size", "return (weights + cached) * size, 2 * batch * new * weights + 4 * config.layers * config.heads * config.head_size * pairs"))  # fmt: skip
+
 bank.hint(2, "embedding-counted", "The embedding is counted as if it multiplied. A token looks up one row of it; the head is what has d · v weights to multiply.")  # fmt: skip
 bank.slip(2, "embedding-counted", (" + d * config.vocab_size", " + 2 * d * config.vocab_size"))
 bank.variant(2, "embedding-counted", BY_ROWS, (" + [(d, config.vocab_size)]", " + 2 * [(d, config.vocab_size)]"))
@@ -126,6 +146,14 @@ bank.variant(2, "no-cache", BY_ROWS, (" + batch * kept * seen + batch * kept * n
 bank.hint(2, "new-unwritten", "The new tokens' keys and values are missing among the bytes: they are written.")
 bank.slip(2, "new-unwritten", ("batch * (seen + new))", "batch * seen)"))
 bank.variant(2, "new-unwritten", BY_ROWS, (" + batch * kept * new", ""))
+
+bank.hint(
+    2,
+    "old-unread",
+    "Only the new tokens' keys and values are counted. Those of all tokens before them are read in each pass.",
+)
+bank.slip(2, "old-unread", ("batch * (seen + new))", "batch * new)"))
+bank.variant(2, "old-unread", BY_ROWS, (" + batch * kept * seen", ""))
 
 bank.hint(2, "numbers-not-bytes", "These are numbers, not bytes: each has `size` of them.")
 bank.slip(2, "numbers-not-bytes", ("size * (weights", "(weights"))

@@ -56,6 +56,19 @@ bank.slip(5, "wrong-kept", ("kept = int(stays.long().cumprod(0).sum())", "kept =
 bank.slip(5, "wrong-kept", ("target[places, drafted]", "target[places + 1, drafted]"))
 bank.variant(5, "wrong-kept", LOOP, ("p, q = target[i], draft[i]", "p, q = target[i + 1], draft[i]"))
 
+bank.hint(5, "none-refused", "Where no token is refused, none is kept here, as if the first had been: the first of no refusals is at no place, and `argmax` says 0 then. All stay.")  # fmt: skip
+bank.slip(5, "none-refused", ("int(stays.long().cumprod(0).sum())", "int((~stays).long().argmax())"))
+bank.variant(5, "none-refused", PADDED, ("(refused + [len(drafted)])[0]", "(refused + [0])[0]"))
+
+bank.hint(5, "never-kept", "No token is ever kept: then drafting is for nothing. With u < p(x) / q(x) it stays.")
+bank.slip(5, "never-kept", ("kept = int(stays.long().cumprod(0).sum())", "kept = 0"))
+bank.variant(5, "never-kept", LOOP, ("if u * q[token] >= p[token]:", "if u >= 0:"))
+
+bank.hint(5, "never-refused", "Every token stays, also one that the target finds far less likely than the draft. Only with p(x) ≥ q(x) does it always stay.")  # fmt: skip
+bank.slip(5, "never-refused", ("kept = int(stays.long().cumprod(0).sum())", "kept = len(drafted)"))
+bank.slip(5, "never-refused", ("target[places, drafted] / draft[places, drafted]", "(target[places, drafted] / draft[places, drafted]).clamp(min=1)"))  # fmt: skip
+bank.variant(5, "never-refused", LOOP, ("u * q[token] >= p[token]", "u >= max(1, p[token] / q[token])"))
+
 bank.hint(5, "after-a-refusal", "Tokens behind a refused one are counted as well. They were judged behind a text that no longer stands: "
           "only those before the first refusal stay.")  # fmt: skip
 bank.slip(5, "after-a-refusal", ("int(stays.long().cumprod(0).sum())", "int(stays.sum())"))
@@ -94,8 +107,13 @@ bank.variant(5, "equal-refused", LOOP, ("u * q[token]", "u * (q[token] + 1e-3)")
 
 bank.hint(5, "not-normalised", "The numbers behind a refusal add up to {got}: divide max(0, p - q) by its sum, which is the probability of a refusal there.")  # fmt: skip
 bank.slip(5, "not-normalised", ("missing / missing.sum()", "missing"))
-bank.slip(5, "not-normalised", ("return kept, missing / missing.sum()", "row = target[kept] - draft[kept]\n    return kept, row"))  # fmt: skip
 bank.variant(5, "not-normalised", LOOP, ("missing / missing.sum()", "missing"))
+
+bank.hint(5, "not-clamped", "The numbers behind a refusal add up to {got}. So do the differences p - q as they are: what p has more, q has less. "
+          "Set the negative ones to 0, then divide by the sum.")  # fmt: skip
+bank.slip(5, "not-clamped", ("return kept, missing / missing.sum()", "row = target[kept] - draft[kept]\n    return kept, row"))  # fmt: skip
+bank.slip(5, "not-clamped", ("(target[kept] - draft[kept]).clamp(min=0)", "target[kept] - draft[kept]"))
+bank.variant(5, "not-clamped", LOOP, ("torch.relu(p - q)", "p - q"))
 
 bank.hint(5, "wrong-next", "How many stay is right; the distribution of the next token is not. After a refusal: max(0, p - q) of the refused place, divided by its sum. "
           "Where all stay: the target's last row.")  # fmt: skip
