@@ -6,8 +6,8 @@
 # outside the model: what is kept from one token to the next, where it lies in memory, and who is served together.
 #
 # Here you write those parts, for a small Llama that fits on this machine: the **key-value cache**, the arithmetic that says where the time goes, **paged attention**
-# with blocks that sequences share, a **scheduler** that lets requests in and out at every step, **speculative decoding**, and decoding on several ranks. Servers such as
-# vLLM are made of these parts.
+# with blocks that sequences share, a **scheduler** that lets requests in and out at every step, **speculative decoding**, **beam search** on shared blocks, and decoding on
+# several ranks. Servers such as vLLM are made of these parts.
 #
 # **What you will gain.** From your first balise on, the same text in a fraction of the time. At the end you can say of a model and a card how many
 # tokens a second to expect, how many users fit, and what a server does when one more arrives.
@@ -22,7 +22,6 @@ import os
 import statistics
 import tempfile
 import time
-import warnings
 
 import matplotlib.pyplot as plt
 import torch
@@ -160,7 +159,8 @@ for n, seconds in plain.items():
 #
 # ### Balise 1 · A cache of keys and values
 #
-# **`Cache().attend(layer, q, k, v)`** gets `q`, `(b, h, s, size)`, and `k`, `v`, `(b, g, s, size)`, of `s` new tokens in layer 0, 1, 2, …
+# **`Cache().attend(layer, q, k, v)`** gets queries, keys and values of `s` new tokens in layer 0, 1, 2, …: `q`, `(b, h, s, size)`, has h heads of `size` numbers;
+# `k` and `v`, `(b, g, s, size)`, have g heads, which may be fewer.
 # Put `k` and `v` behind what the cache has of this layer. Return what attention gives for the new queries, `(b, h, s, size)`: the first
 # of them sees all earlier tokens and itself, the second one more, and so on. A call may bring a whole prompt, a single token, or
 # several tokens after others: a prompt in two parts, or a guess to verify. With fewer heads of keys than of queries, each serves the h/g *neighbouring*
@@ -319,7 +319,7 @@ draw_compare()
 # and brings `new` ones. Return `(FLOP, bytes)`.
 #
 # - The linear layers of a block: queries and output $d \times d$, keys and values $d \times g k$, three of the feed-forward $d \times f$. At the end the
-#   head, $d \times v$. A token takes 2 FLOP for each weight. The embedding is only looked up; norms, softmax and the like stay out.
+#   head, $d \times v$, for every new token. A token takes 2 FLOP for each weight. The embedding is only looked up; norms, softmax and the like stay out.
 # - Attention, in each layer: for each pair of a new token and a token that it sees, itself too, $4 d$ FLOP: $2 d$ for the scores of all heads and
 #   $2 d$ for the values. What is hidden by the mask does not count.
 # - Bytes: each of these weights once; keys and values, $g k$ numbers each, of all tokens, old ones read and new ones written, in
@@ -327,7 +327,8 @@ draw_compare()
 #
 # A `LlamaConfig` has `width` $d$, `layers`, `groups` $g$, `head_size` $k$, `hidden` $f$, `vocab_size` $v$.
 #
-# **`tokens_a_second(config, batch, seen, size, peak, bandwidth)`**: new tokens a second of all rows, one in each pass, after the formula above.
+# **`tokens_a_second(config, batch, seen, size, peak, bandwidth)`**: new tokens a second of all rows, one in each pass, after the formula above. `peak` is in FLOP a
+# second, `bandwidth` in bytes a second.
 #
 # 6 and 2 lines, 15 minutes.
 #
@@ -517,7 +518,8 @@ estimate()
 # ### Balise 3 · Paged attention
 #
 # `Pool` holds the blocks of all sequences. A block's number means the same in every layer; a table is a list of such numbers, and whoever uses the pool remembers how
-# many tokens each sequence has. `__init__` and `write` are given. Write the rest:
+# many tokens each sequence has. `__init__` and `write` are given. You keep `free`, the blocks that no table holds,
+# and `holders`, how many tables hold each block. Write the rest:
 #
 # - **`extend(table, length, n)`** makes room for `n` tokens behind the `length` that there are. The table grows in place, by as many blocks as it needs and no more. Blocks that
 #   these `n` tokens will be written into must belong to this table alone: copy a block that another table holds too, keys and values of all layers, and only then.
@@ -529,7 +531,7 @@ estimate()
 #   blocks for each sequence, filled up with zeros, and `lengths` `(b,)` says how many tokens each has. Return `(b, heads, d)`. What lies behind a sequence's end, left
 #   by others, must not count. No loop over sequences or blocks.
 #
-# 10, 3, 5 and 6 lines, 20 minutes.
+# 10, 3, 5 and 6 lines, 25 minutes.
 #
 # <details><summary>Hint</summary>
 #
@@ -762,17 +764,23 @@ show_blocks()
 # A request has a number, an `arrival` in seconds, a `prompt` and an `output` in tokens, and `done`, the tokens that were generated so far. A step gives every
 # sequence that takes part in it one more token. For that it needs blocks for all it has *before* the step, `prompt + done` tokens in blocks of `size`.
 #
-# - **`schedule(waiting, running, blocks, size, most)`** is asked before each step. Two lists of requests, each in order of arrival, say who waits and who took part in the
-#   last step; those who run came before those who wait. Return both lists, `(waiting, running)`, for the next step, in order of arrival, too. As many run as can: together
-#   they need no more than `blocks`, and they are `most` or fewer. First come, first served: nobody runs while one who came earlier waits, even where only a smaller one
-#   would fit. If memory is short, the one that came last goes back. A request that needs more than all blocks alone would wait for ever: raise a `ValueError`. A scheduler
-#   does not know `output`.
-# - **`serve(requests, plan, seconds)`** runs all of them on a simulated clock, which begins at 0. `plan(waiting, running)` decides as above, with its sizes filled in.
-#   `seconds(tokens)` says how long a step takes that computes so many tokens: `prompt + done` of a request that did not take part in the step before, 1 of all others. Who
-#   arrives while a step runs is asked for the next; if nobody is there, the clock goes on to the next arrival. Who has `output` tokens leaves. Count `done` in the
-#   requests; they may come in any order. Return `{number: [times]}`: when each token was there, the end of its step.
+# **`schedule(waiting, running, blocks, size, most)`** is asked before each step who takes part. Two lists of requests, each in order of arrival, say who waits and who
+# took part in the last step; those who run came before those who wait. Return both lists, `(waiting, running)`, for the next step, in order of arrival, too.
 #
-# 7 and 12 lines, 15 minutes.
+# - As many run as can: together they need no more than `blocks`, and they are `most` or fewer.
+# - First come, first served: nobody runs while one who came earlier waits, even where only a smaller one would fit. If memory is short, the one that came last goes back.
+# - A request that needs more than all blocks alone would wait for ever: raise a `ValueError`.
+# - A scheduler does not know `output`.
+#
+# **`serve(requests, plan, seconds)`** runs all of them on a simulated clock, which begins at 0. `requests` come in any order.
+#
+# - Before each step, who has arrived by then, be it at this very moment, is put behind those who wait, and `plan(waiting, running)` decides: your `schedule` with its sizes filled in.
+#   If nobody is there, the clock goes on to the next arrival.
+# - `seconds(tokens)` says how long a step takes that computes so many tokens: `prompt + done` of a request that did not take part in the step before, 1 of all others.
+# - At the end of a step, each that took part has a token more: count `done`. Who has `output` tokens leaves.
+# - Return `{number: [times]}`: when each token was there, the end of its step.
+#
+# 7 and 12 lines, 20 minutes.
 #
 # <details><summary>Hint</summary>
 #
@@ -872,7 +880,7 @@ def reserved(waiting, running, joining):
 SERVERS = {
     "static batches": functools.partial(reserved, joining=False),
     "joining, the longest reserved": functools.partial(reserved, joining=True),
-    "joining, in blocks": lambda waiting, running: schedule(waiting, running, BLOCKS, SIZE, MOST),
+    "joining, in blocks": lambda waiting, running: schedule([*waiting], [*running], BLOCKS, SIZE, MOST),
 }
 
 
@@ -1198,8 +1206,9 @@ show_speculation()
 # `width` best first tokens. From then on, `width` times the vocabulary of continuations compete in each step, and the `width` best stay.
 #
 # `step(tables, lengths, tokens)` asks the model: for each table, it writes the token at the place `length` and returns the logits `(width, vocabulary)` of what follows. `tables` and
-# `lengths` are lists, `tokens` is a tensor `(width,)`. Make room for the tokens first. Blocks that no beam needs are given up before each step, those of a parent after its children
-# have theirs; and at the end none is held any more, not even by `table`. Ask the model as seldom as possible.
+# `lengths` are lists, `tokens` is a tensor `(width,)`. Make room for the tokens first. In each step the tables of the living beams are held, and no
+# others: fork a parent's table for each child, then release the parents'. At the end none is held any more, not even `table`. Nobody needs what follows the last token:
+# `step` is called `count - 1` times.
 #
 # Return the tokens, int64 `(width, count)`, and their scores `(width,)`, the best first. 14 lines, 15 minutes.
 #
@@ -1514,8 +1523,9 @@ show_cards()
 # %%
 def race_generate(count):
     """([(name, tokens/s)] of `write` and of transformers' generate, tokens that are the same, `count`): one text, each the best of five."""
-    logging.getLogger("torch.utils._pytree").setLevel(logging.ERROR)  # what it brings in speaks of its own future
-    warnings.filterwarnings("ignore", message="IProgress not found")  # and asks for progress bars
+    logging.getLogger("torch.utils._pytree").setLevel(
+        logging.ERROR
+    )  # a library that it brings in speaks of its own future
     from transformers import __version__ as version
 
     from dlojz_tp.models.hugging_face import in_transformers
