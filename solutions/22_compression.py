@@ -1132,11 +1132,11 @@ E2M1 = 1, 0, 6.0
 # ### Balise 7 · Eight bits of floating point
 #
 # - **`round_float(x, mantissa, least, most)`** returns $\hat x$, float32, of the shape of `x`: rounded to `mantissa` bits, with `least` for $e_{\min}$. Halves go to the even neighbour. What is larger
-#   than `most` *saturates*, also infinities: it becomes `most`, or `-most`. NaN stays NaN. `x` is float32. The next functions, and later ones, call it with other formats than these three.
-# - **`tensor_scale(x, most)`** returns one scale, float32 `()`, that brings the largest magnitude of `x` to exactly `most`: $x \approx s\,\hat{(x / s)}$, as with integers.
+#   than `most` *saturates*, also infinities: it becomes `most`, or `-most`. NaN stays NaN. `x` is float32. Formats other than these three are tried, too.
+# - **`tensor_scale(x, most)`** returns one scale, float32 `()`, that brings the largest magnitude of `x` to `most`: rounded is $x / s$, and $s$ times that is about $x$, as with integers.
 #   For a tensor of zeros any positive scale will do.
 # - **`block_scales(x, most, size=32)`** returns a tensor of the shape of `x`: for each number the scale of its block. Blocks are `size` consecutive numbers of the last axis; the last block of a
-#   row may be shorter. A scale is the least power of two, from $2^{-127}$ on, with which nothing of its block is larger than `most`. Blocks of zeros take any positive scale.
+#   row may be shorter. A scale is the least power of two, from $2^{-127}$ on, such that no number of its block, divided by it, is larger than `most`. Blocks of zeros take any positive scale.
 #
 # No loop over numbers or rows. 4, 2 and 4 lines, 15 minutes.
 #

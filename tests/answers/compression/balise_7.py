@@ -105,13 +105,22 @@ bank.variant(7, "cut-off", BITS, ("bits + (1 << (drop - 1)) - 1 + even", "bits")
 bank.variant(7, "cut-off", LOGS, (".round()", ".floor()"))
 
 bank.hint(
-    7, "one-grid",
-    "All numbers are rounded to steps of one size, as integers would be. Here a step grows with |x|: it doubles at each power of two.",
+    7, "too-many-digits",
+    "Large numbers keep more digits than the format has. Between two powers of two there are 2 ** mantissa numbers: the step grows with |x|, and doubles at each power of two.",
 )  # fmt: skip
-bank.slip(7, "one-grid", ("(exponent - 1).clamp(min=least)", "torch.full_like(x, least)"))
-bank.slip(7, "one-grid", ("torch.exp2((exponent - 1).clamp(min=least) - mantissa)", "2.0 ** -mantissa"))
-bank.slip(7, "one-grid", ("torch.frexp(x)", "torch.frexp(x.abs().amax() if x.numel() else x)"))
-bank.variant(7, "one-grid", BITS, ("torch.where(x.abs() < 2.0**least, small, normal)", "small"))
+bank.slip(7, "too-many-digits", ("return " + ROUND, "return 1 * x"))
+bank.slip(7, "too-many-digits", ("(exponent - 1).clamp(min=least)", "torch.full_like(x, least)"))
+bank.slip(7, "too-many-digits", ("torch.exp2((exponent - 1).clamp(min=least) - mantissa)", "2.0 ** -mantissa"))
+bank.variant(7, "too-many-digits", BITS, ("torch.where(x.abs() < 2.0**least, small, normal)", "small"))
+bank.variant(7, "too-many-digits", LOGS, ("return torch", "return x.half().float()\n    return torch"))
+
+bank.hint(
+    7,
+    "one-exponent",
+    "All numbers have the step of the largest one. Each has an exponent of its own, and its step follows from that.",
+)
+bank.slip(7, "one-exponent", ("torch.frexp(x)", "torch.frexp(x.abs().amax() if x.numel() else x)"))
+bank.variant(7, "one-exponent", LOGS, ("torch.log2(size)", "torch.log2(size.max() if x.numel() else size)"))
 
 bank.hint(
     7, "wrong-rounding",
@@ -120,7 +129,7 @@ bank.hint(
 bank.slip(7, "wrong-rounding", ("torch.exp2(", "torch.exp("))
 bank.slip(7, "wrong-rounding", (ROUND, "torch.round(x / step)"))
 bank.slip(7, "wrong-rounding", (ROUND, f"({ROUND}).abs()"))
-bank.slip(7, "wrong-rounding", ("torch.frexp(x)", "torch.frexp(x / most)"))
+bank.slip(7, "too-many-digits", ("torch.frexp(x)", "torch.frexp(x / most)"))
 bank.variant(
     7,
     "wrong-rounding",
@@ -339,6 +348,27 @@ bank.slip(
     7, "size-fixed", ("% size", "% 32"), ("(-1, size)", "(-1, 32)"), ("repeat_interleave(size", "repeat_interleave(32")
 )
 bank.variant(7, "size-fixed", LOGS, (".split(size,", ".split(32,"))
+
+bank.hint(
+    7, "over-rows", "Blocks run on over the end of a row here. Each row of the last axis begins with a new block."
+)
+bank.slip(
+    7,
+    "over-rows",
+    (
+        "    blocks =",
+        "    if x.dim() > 1:\n        return block_scales(x.flatten(), most, size).view(x.shape)\n    blocks =",
+    ),
+)
+bank.variant(
+    7,
+    "over-rows",
+    LOGS,
+    (
+        "    parts =",
+        "    if x.dim() > 1:\n        return block_scales(x.flatten(), most, size).view(x.shape)\n    parts =",
+    ),
+)
 
 bank.hint(
     7, "wrong-exponent",
