@@ -22,6 +22,7 @@ import os
 import statistics
 import tempfile
 import time
+import warnings
 
 import matplotlib.pyplot as plt
 import torch
@@ -1523,9 +1524,8 @@ show_cards()
 # %%
 def race_generate(count):
     """([(name, tokens/s)] of `write` and of transformers' generate, tokens that are the same, `count`): one text, each the best of five."""
-    logging.getLogger("torch.utils._pytree").setLevel(
-        logging.ERROR
-    )  # a library that it brings in speaks of its own future
+    logging.getLogger("torch.utils._pytree").setLevel(logging.ERROR)  # what it brings in speaks of its own future
+    warnings.filterwarnings("ignore", message="IProgress not found")  # and asks for progress bars
     from transformers import __version__ as version
 
     from dlojz_tp.models.hugging_face import in_transformers
