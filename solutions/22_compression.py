@@ -47,7 +47,7 @@ torch.set_num_threads(1)  # the layers are small here: a second thread waits mor
 # $$\underbrace{N}_{\text{distillation}} \times \underbrace{(1 - s)}_{\text{pruning}} \times
 # \underbrace{b}_{\text{quantization}} \; / \; 8 \quad \text{bytes,}$$
 #
-# and where the numbers that stayed stand. The techniques work on one factor each, so they can be combined. *Time* is another matter: it falls
+# and a little more, to say where the numbers stand that stayed. The techniques work on one factor each, so they can be combined. *Time* is another matter: it falls
 # only where the machine has an instruction that profits. Below, the same 16 × 16 weights four times.
 
 
@@ -159,7 +159,7 @@ show_cost()
 # **`distillation_loss(student, teacher, labels, temperature, weight)`** returns $L$, one number. `student` and `teacher` are logits
 # `(n, classes)`; `labels` `(n,)` are class numbers, and **-1 where there is no label**: the soft part takes these images too, and they count neither in
 # the sum nor in the number $m$ of the second part. Without any label the second part is 0. `weight` is $\lambda$. No gradient
-# flows into the teacher, and logits in the thousands, or probabilities of 0, shall not give NaN.
+# flows into the teacher. Logits may be in the thousands, and probabilities 0: the loss stays finite all the same, and exact.
 #
 # 4 to 6 lines, 10 minutes.
 #
@@ -467,7 +467,7 @@ def fixed_point(real):
 #   `layer` is an `nn.Linear` or `nn.Conv2d`, with or without a bias, `norm` its batch norm, with `running_mean`, `running_var`, `eps`, `weight` and `bias`.
 #   Both modules stay as they are.
 # - **`least_error(x, shares, bits=8, symmetric=False)`**: a rare large number stretches the range, and makes the steps of all others coarse.
-#   Cutting it off may be better. Try the ranges `share * low` to `share * high` for all `shares`, a list; quantize `x` and turn it
+#   Cutting it off may be better. `low` and `high` are the extremes of `x`. Try the ranges `share * low` to `share * high` for all `shares`, a list; quantize `x` and turn it
 #   back; return the range, `(low, high)`, whose squared error is least.
 # - **`integer_linear(q, zero, weight, bias, factor, shift, zero_out, bits=8)`**: the formula above, for a linear layer. `q` uint8 `(n, inputs)` with
 #   its zero point; `weight` int8 `(outputs, inputs)`; `bias` int32, `factor` and `shift` int64, one number for each output; `zero_out` is
@@ -625,6 +625,7 @@ show_integers()
 #
 # - **`fake_quantize(x, scale, zero, bits=8, symmetric=False)`** returns $\hat x$, float32, what `dequantize(quantize(x, ...), ...)`
 #   gives; and its gradient is the one above. Scale and zero point get none.
+#   Write it out, without PyTorch's own `fake_quantize_…`.
 # - **`fake_layer(layer, x, high, bits)`** returns what `layer`, an `nn.Linear` or `nn.Conv2d`, gives for rounded inputs
 #   and rounded weights. Inputs lie between 0 and `high`, a tensor of shape `()`, and take the asymmetric kind; the weights take
 #   the symmetric one, with a scale for each output channel from what they are *now*. The bias is not rounded. The float32 weights of
@@ -760,7 +761,7 @@ show_training()
 # ### Balise 5 · Pruning by magnitude
 #
 # - **`magnitude_masks(weights, sparsity, by_layer=False)`** returns a list of masks, one for each tensor of the list `weights`: of its shape, of booleans, `True` where the weight stays.
-#   `round(sparsity * n)` of the `n` smallest in magnitude do not, of all weights together; with `by_layer` of each tensor. It is exactly that number, also where many
+#   Of all `n` weights together, the `round(sparsity * n)` smallest in magnitude go; with `by_layer`, of the `n` weights of each tensor. It is exactly that number, also where many
 #   have the same magnitude: which of them go is then free. The weights are left as they are.
 # - **`hold_zeros(weights, masks, optimizer)`**, in place: zeros where the mask is `False`, in each weight, and in everything of the weight's shape that the optimizer
 #   remembers of it, under whatever name: `optimizer.state[weight]` is a dictionary. It can be empty, and it also holds other things, such as a count of steps. All that
@@ -937,7 +938,7 @@ show_tickets()
 #   the channels in the order `order`: the new channel `k` is the old channel `order[k]`.
 # - **`order_columns(weight)`** searches an order of the columns. Begin with the one there is, and exchange two columns of different groups as long as this makes
 #   `saved` larger. Return the order, integers `(inputs,)`, when no exchange saves more than a millionth more. `saved`, the magnitude that 2:4 keeps, is given below.
-#   The groups are two only that an exchange changes; you may compute the whole sum all the same.
+#   An exchange changes only two groups; you may compute the whole sum all the same.
 #
 # 5, 1 and 9 lines, 15 minutes.
 #
@@ -1040,7 +1041,7 @@ show_patterns()
 # of each whether it is zero costs more than the product. A *sparse* format holds only the numbers that are not zero, and where each of them stands. It does fewer
 # operations, but reads their inputs one by one from all over the memory, which no vector instruction likes.
 #
-# **Commit to a guess.** A matrix of 1,024 × 1,024 times 64 columns: which share has to be zero until the sparse format (CSR) is faster than the dense product here?
+# **Commit to a guess.** A matrix of 1,024 × 1,024 times 64 columns: which share has to be zero until the sparse format (CSR, *compressed sparse rows*) is faster than the dense product here?
 
 # %%
 guess_zeros = None  # a share
