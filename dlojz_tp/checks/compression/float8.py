@@ -51,6 +51,8 @@ SMALL = [torch.cat([spread(kind, kind[1] - kind[0] - 3, kind[1]), middles(kind)[
 LARGE = [torch.tensor([1.01, -1.03, 1.06, 1.3, -2.0, 1e4, -1e30]) * kind[2] for kind in BOTH]
 ENDLESS = torch.tensor([INF, -INF, 1.0, NAN])
 OTHER = [torch.arange(-112, 113) / 16, torch.cat([spread(HALF, -26, 15), torch.tensor([0.0])])]
+MOVED = [(kind[0], kind[1] - 4, kind[2] / 16) for kind in BOTH]  # all numbers a sixteenth as large
+MOVED_X = [torch.cat([x, y, z]) / 16 for x, y, z in zip(NORMAL, SMALL, LARGE)]
 SHAPES = [torch.tensor(0.3), torch.zeros(0), torch.randn(4, 3, 2, generator=DRAWN).transpose(0, 2)]
 
 
@@ -101,7 +103,7 @@ def observe(round_float, tensor_scale, block_scales):
         yield {name: [round_float(x.clone(), *kind) for x, kind in zip(cases, BOTH)]}
     got = round_float(ENDLESS.clone(), *E4M3), round_float(ENDLESS.clone(), *E5M2)
     yield {"endless": [one[:3] for one in got], "nan": [bool(one[3].isnan()) for one in got]}
-    yield {"other": [round_float(x.clone(), *kind) for x, kind in zip(OTHER, (E2M1, HALF))]}
+    yield {"other": [round_float(x.clone(), *kind) for x, kind in zip([*OTHER, *MOVED_X], (E2M1, HALF, *MOVED))]}
     got = [tensor_scale(x.clone(), most) for x, most in WHOLE]
     yield {"scale form": form(got)}
     shares = [one / (x.abs().max() / most) for one, (x, most) in zip(got, WHOLE)]
@@ -142,7 +144,7 @@ LOOKS = [
     Value("all finite codes stay", "codes", [codes(kind) for kind in BOTH], "wrong-rounding", exact, silent),
     Value("infinities", "endless", [truth(ENDLESS[:3], kind) for kind in BOTH], "wrong-large", exact, silent),
     Look("NaN", "nan", [True, True], "nan-lost", fields=silent),
-    Value("other formats", "other", [truth(OTHER[0], E2M1), truth(OTHER[1], HALF)], "hard-coded", exact, silent),
+    Value("other formats", "other", [truth(OTHER[0], E2M1), truth(OTHER[1], HALF), *[truth(16 * x, kind) / 16 for x, kind in zip(MOVED_X, BOTH)]], "hard-coded", exact, silent),
     Look("one scale", "scale form", ["float32 ()"] * len(WHOLE), "scale-form"),
     Look("of magnitudes", "one side", False, "one-sided"),
     Value("as a part of the true one", "scale", [torch.ones(())] * len(WHOLE), "wrong-scale"),

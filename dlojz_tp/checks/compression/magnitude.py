@@ -42,6 +42,7 @@ MASKS = true_masks([FIRST, SECOND], 0.7, False)
 OPTIMIZERS = {
     "SGD with momentum": lambda ps: torch.optim.SGD(ps, lr=0.01, momentum=0.9, weight_decay=0.1),
     "AdamW": lambda ps: torch.optim.AdamW(ps, lr=0.02, weight_decay=0.1),
+    "RMSprop": lambda ps: torch.optim.RMSprop(ps, lr=0.003, momentum=0.5, centered=True),
     "plain SGD": lambda ps: torch.optim.SGD(ps, lr=0.01),
 }
 DENSE = 3  # steps before it is pruned

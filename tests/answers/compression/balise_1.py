@@ -45,6 +45,7 @@ bank.variant(1, "loss-form", WRITTEN, (".sum(1).mean()", ".mean(0)"))
 
 bank.hint(1, "wrong-soft", "The soft part is not T² times the mean over images of KL(p ‖ q), the sum over classes of p (log p - log q).")  # fmt: skip
 bank.slip(1, "wrong-soft", (KL, "F.mse_loss(student, teacher)"))
+bank.slip(1, "wrong-soft", (KL, "0 * student.sum()"))
 bank.slip(1, "wrong-soft", (KL, "F.smooth_l1_loss(mine, its)"))
 bank.variant(1, "wrong-soft", WRITTEN, ("(p * (log_p - log_q))", "(log_p - log_q).square()"))
 
@@ -87,6 +88,7 @@ bank.variant(1, "entropy-left", ENTROPY, (" - entropy", ""))
 
 bank.hint(1, "kl-arguments", "F.kl_div wants logarithms of probabilities first, and second probabilities, or logarithms with log_target=True.")  # fmt: skip
 bank.slip(1, "kl-arguments", (", log_target=True", ""))
+bank.slip(1, "kl-arguments", ("its = F.log_softmax", "its = F.softmax"))
 bank.slip(1, "kl-arguments", ("mine = F.log_softmax", "mine = F.softmax"))
 bank.variant(1, "kl-arguments", WRITTEN, ("(p * (log_p - log_q)).sum(1).mean()", 'F.kl_div(log_q, log_p, reduction="batchmean")'))  # fmt: skip
 
@@ -160,8 +162,8 @@ bank.slip(1, "no-labels-nan", (".clamp(min=1)", ""))
 bank.slip(1, "no-labels-nan", ('ignore_index=-1, reduction="sum")', "ignore_index=-1)"), (" / (labels >= 0).sum().clamp(min=1)", ""))  # fmt: skip
 bank.variant(1, "no-labels-nan", WRITTEN, ("    if known.any():", "    if True:"))
 
-bank.hint(1, "not-finite", "The loss is not finite where the teacher is very sure. The logarithm of a probability of 0 is -∞, and 0 times that is NaN: compute the "
-          "logarithms with log_softmax, never from probabilities.")  # fmt: skip
+bank.hint(1, "not-finite", "The loss is not finite where teacher or student is very sure. The logarithm of a probability of 0 is -∞: compute logarithms with "
+          "log_softmax, never from probabilities, and call nothing that does.")  # fmt: skip
 bank.slip(1, "not-finite", (KL, "(its.exp() * (its.exp().log() - mine)).sum(1).mean()"))
 bank.slip(
     1,
@@ -170,6 +172,31 @@ bank.slip(
 )
 bank.variant(1, "not-finite", WRITTEN, ("        p = log_p.exp()", "        p = log_p.exp()\n        log_p = p.log()"))
 bank.variant(1, "not-finite", ENTROPY, ("torch.softmax(teacher.detach() / temperature, dim=-1)", "(teacher.detach() / temperature).exp() / (teacher.detach() / temperature).exp().sum(-1, keepdim=True)"))  # fmt: skip
+
+bank.text(
+    1,
+    "not-finite",
+    """
+def distillation_loss(student, teacher, labels, temperature, weight):
+    of = torch.distributions.Categorical
+    teacher = teacher.detach()
+    soft = torch.distributions.kl_divergence(of(logits=teacher / temperature), of(logits=student / temperature)).mean()
+    hard = F.cross_entropy(student, labels, ignore_index=-1, reduction="sum")
+    return temperature**2 * soft + weight * hard / (labels >= 0).sum().clamp(min=1)
+""",
+)
+
+bank.hint(
+    1, "epsilon", "Something small is added to the probabilities, and the loss is no longer exact where one is small. log_softmax needs no such help: it never takes the logarithm of 0."
+)  # fmt: skip
+bank.slip(1, "epsilon", ("F.log_softmax(student / temperature, dim=1)", "(F.softmax(student / temperature, dim=1) + 1e-8).log()"),
+          ("F.log_softmax(teacher.detach() / temperature, dim=1)", "(F.softmax(teacher.detach() / temperature, dim=1) + 1e-8).log()"))  # fmt: skip
+bank.slip(
+    1,
+    "epsilon",
+    ("F.log_softmax(student / temperature, dim=1)", "(F.softmax(student / temperature, dim=1) + 1e-6).log()"),
+)
+bank.variant(1, "epsilon", WRITTEN, ("log_q = (student / temperature).log_softmax(-1)", "log_q = ((student / temperature).softmax(-1) + 1e-8).log()"))  # fmt: skip
 
 bank.hint(
     1, "teacher-learns", "The loss has a gradient for the teacher: it would learn from its student. Detach its logits."

@@ -323,3 +323,33 @@ bank.slip(2, "zero-moves", ("(q.int() - zero) * scale", "(q.int() - zero) * scal
 bank.variant(
     2, "zero-moves", BY_ROWS, ("scale * (q.float() - zero.float())", "scale * (q.float() - zero.float()) + 1e-8")
 )
+
+WHERE = "torch.where(scale > 0, scale, 1.0)"
+bank.slip(2, None, (WHERE, "scale.clamp(min=1e-12)"))
+bank.hint(
+    2, "least-scale", "A range that is narrow but not empty gets too large a scale. Only where it is empty may it be any: what is added, or a least scale, must not touch the others."
+)  # fmt: skip
+bank.slip(2, "least-scale", (WHERE, "scale.clamp(min=torch.finfo(torch.float32).eps)"))
+bank.slip(2, "least-scale", (WHERE, "scale + 1e-8"))
+bank.variant(2, "least-scale", BY_ROWS, ("1e-38)\n    return scale", "1e-8)\n    return scale"))  # fmt: skip
+
+bank.hint(
+    2,
+    "all-or-none",
+    "One channel of zeros changes the scales of the others. Decide for each channel: torch.where, or clamp.",
+)
+bank.slip(2, "all-or-none", (WHERE, "scale if scale.all() else torch.ones_like(scale)"))
+bank.variant(2, "all-or-none", BY_ROWS, ("    scale = ((high - low) / (2**bits - 1)).clamp(min=1e-38)", "    scale = (high - low) / (2**bits - 1)\n    scale = scale if (scale > 0).all() else 0 * scale + 1"))  # fmt: skip
+
+bank.hint(2, "loops", "That goes through numbers or channels one by one. The operations of PyTorch take whole tensors, and broadcast a scale for each channel.")  # fmt: skip
+bank.text(2, "loops", BY_ROWS + """
+
+def dequantize(q, scale, zero):
+    rows = zip(*(one.expand(q.shape).flatten().tolist() for one in (q, scale, zero)))
+    return torch.tensor([(n - z) * s for n, s, z in rows], dtype=torch.float32).view(q.shape)
+""")  # fmt: skip
+bank.variant(2, "loops", BY_ROWS, ("    nothing = torch.zeros_like(low)\n", """    if low.dim() and len(low) > 1:
+        pairs = [affine(a, b, bits, symmetric) for a, b in zip(low, high)]
+        return torch.stack([one for one, _ in pairs]), torch.stack([one for _, one in pairs])
+    nothing = torch.zeros_like(low)
+"""))  # fmt: skip

@@ -342,7 +342,7 @@ bank.variant(
 bank.hint(
     3,
     "zero-out-lost",
-    "What comes out has a zero point of its own, `zero_out`: it is added after the shift, before the limits.",
+    "What comes out has a zero point of its own, `zero_out`. It is added after the shift, and nothing is cut off before it: neither by the limits nor by a ReLU.",
 )
 bank.slip(3, "zero-out-lost", ("(moved + zero_out)", "moved"))
 bank.slip(3, "zero-out-lost", ("(moved + zero_out)", "(moved - zero_out)"))
@@ -352,6 +352,21 @@ bank.slip(
     ("(moved + zero_out).clamp(*limits(bits, False))", "(moved.clamp(*limits(bits, False)) + zero_out)"),
 )
 bank.slip(3, "zero-out-lost", ("(moved + zero_out)", "(moved + zero)"))
+bank.slip(3, "zero-out-lost", ("(moved + zero_out)", "(moved.relu() + zero_out)"))
+bank.slip(
+    3,
+    "floats",
+    ("(total * factor + (1 << (shift - 1))) >> shift", "(total.double() * factor / 2.0**shift).round().long()"),
+)
+bank.variant(
+    3,
+    "floats",
+    ASKED,
+    (
+        'torch.div(total * factor + half, torch.ones_like(shift) << shift, rounding_mode="floor")',
+        "torch.round(total * factor / 2**shift).long()",
+    ),
+)
 bank.variant(3, "zero-out-lost", ASKED, (" + zero_out\n", "\n"))
 
 bank.hint(

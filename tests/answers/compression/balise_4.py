@@ -322,10 +322,24 @@ bank.hint(
     "wrong-layer",
     "The layer gives other numbers: its weights, symmetric and with a scale a channel, and its inputs, from 0 to high, are rounded with `bits`; the rest is as in layer(x).",
 )
-bank.slip(4, "wrong-layer", ("high, bits)\n", "high)\n"), ("fake_quantize(x, *of_x, bits)", "fake_quantize(x, *of_x)"))
-bank.slip(4, "wrong-layer", ("torch.zeros_like(high), high, bits)", "-high, high, bits)"))
-bank.slip(4, "wrong-layer", ("torch.zeros_like(high), high, bits)", "*extremes(x), bits)"))
-bank.variant(4, "wrong-layer", FUNCTION, ("affine(0 * high, high, bits)", "affine(-high, high, bits)"))
+bank.slip(4, "wrong-layer", ("extremes(layer.weight, 0)", "extremes(layer.weight, 1)"))
+bank.variant(4, "wrong-layer", FUNCTION, ("axes = tuple(range(1, layer.weight.dim()))", "axes = 0"))
+
+bank.hint(
+    4,
+    "other-inputs",
+    "The inputs are rounded on another grid. They take the asymmetric kind, from 0 to high, whatever x holds, with `bits` in affine and in fake_quantize.",
+)
+bank.slip(4, "other-inputs", ("high, bits)\n", "high)\n"), ("fake_quantize(x, *of_x, bits)", "fake_quantize(x, *of_x)"))
+bank.slip(4, "other-inputs", ("torch.zeros_like(high), high, bits)", "-high, high, bits)"))
+bank.slip(4, "other-inputs", ("torch.zeros_like(high), high, bits)", "*extremes(x), bits)"))
+bank.slip(
+    4,
+    "other-inputs",
+    ("high, bits)\n", "high, bits, True)\n"),
+    ("fake_quantize(x, *of_x, bits)", "fake_quantize(x, *of_x, bits, True)"),
+)
+bank.variant(4, "other-inputs", FUNCTION, ("affine(0 * high, high, bits)", "affine(-high, high, bits)"))
 
 bank.hint(
     4,
@@ -367,6 +381,16 @@ bank.hint(
 bank.slip(4, "weights-detached", ("fake_quantize(layer.weight,", "fake_quantize(layer.weight.detach(),"))
 bank.slip(4, "weights-detached", ("fake_quantize(layer.weight,", "fake_quantize(layer.weight.data,"))
 bank.variant(4, "weights-detached", FUNCTION, ("fake_quantize(layer.weight,", "fake_quantize(layer.weight.data,"))
+
+bank.hint(
+    4,
+    "ends-cut",
+    "The largest weight of each channel gets no gradient, or half of it. It lies on the end of the range, and is not saturated: take `<=` and `>=`, on the rounded integers. torch.minimum, and clamp to tensors, halve the gradient there.",
+)
+bank.slip(4, "ends-cut", ("(steps >= least) & (steps <= most)", "(steps > least) & (steps < most)"))
+bank.slip(4, "ends-cut", ("return back + (x - x.detach()) * ((steps >= least) & (steps <= most))",
+          "kept = torch.minimum(torch.maximum(x, (least - zero) * scale), (most - zero) * scale)\n    return kept + (back - kept).detach()"))  # fmt: skip
+bank.variant(4, "ends-cut", FUNCTION, ("(steps >= least) & (steps <= most)", "(steps > least) & (steps < most)"))
 
 bank.hint(
     4,

@@ -128,6 +128,9 @@ bank.hint(5, "states-stay", "The weights are zero, but the optimizer still remem
 bank.slip(5, "states-stay", (LOOP, "for one in (weight,):"))
 bank.slip(5, "states-stay", (LOOP, 'for one in (weight, optimizer.state[weight].get("momentum_buffer")):'))
 bank.slip(5, "states-stay", (LOOP, 'for one in (weight, optimizer.state[weight].get("momentum_buffer"), optimizer.state[weight].get("exp_avg")):'))  # fmt: skip
+bank.slip(5, "states-stay", (LOOP, 'for one in (weight, *(optimizer.state[weight].get(name) for name in ("momentum_buffer", "exp_avg", "exp_avg_sq"))):'))  # fmt: skip
+bank.variant(5, "states-stay", RANKS, ("for value in optimizer.state[weight].values():", "for name, value in optimizer.state[weight].items():"),
+             ("if hasattr(value,", "if name[:3] in ('mom', 'exp') and hasattr(value,"))  # fmt: skip
 bank.variant(5, "states-stay", TOPK, ("value.dim() > 0", "name == 'momentum_buffer'"))
 
 bank.hint(5, "survivors", "The zeros are right, but the weights that stayed do not move as they should: what is remembered of them, or of other parameters, was lost or changed.")  # fmt: skip

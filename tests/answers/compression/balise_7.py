@@ -264,6 +264,7 @@ bank.hint(
 )  # fmt: skip
 CAST = "x.clamp(-most, most).to(torch.float8_e4m3fn if mantissa == 3 else torch.float8_e5m2).float()"
 bank.slip(7, "hard-coded", ("return " + ROUND, f"return {CAST}"))
+bank.slip(7, "hard-coded", ("    x = x.clamp", f"    if mantissa in (2, 3):\n        return {CAST}\n    x = x.clamp"))
 bank.slip(7, "hard-coded", ("min=least)", "min=-6 if mantissa == 3 else -14)"))
 bank.slip(7, "hard-coded", ("- mantissa)", "- (3 if most == 448 else 2))"))
 bank.variant(7, "hard-coded", LOGS, ("    size =", f"    return {CAST}\n    size ="))
