@@ -168,8 +168,8 @@ def call_fields(seen, due):
 
 LOOKS = [
     Look("a prompt: the form of what attend returns", "form", form(WHOLE[0][:, :, :5].contiguous()), "attend-form"),
-    Value("its numbers", "prompt", WHOLE[0][:, :, :5], "wrong-attention"),
     Look("a new cache begins empty", "empty", True, "caches-mixed"),
+    Value("its numbers", "prompt", WHOLE[0][:, :, :5], "wrong-attention"),
     Value("one token behind the prompt", "one", WHOLE[0][:, :, 5:6], "wrong-attention"),
     Value("three tokens at once behind these", "several", WHOLE[0][:, :, 6:9], "wrong-attention"),
     Value("and one more", "more", WHOLE[0][:, :, 9:10], "wrong-attention"),

@@ -111,6 +111,11 @@ bank.slip(1, "not-itself", ("tril(seen - new)", "tril(seen - new - 1)"))
 bank.text(1, "not-itself", BY_HAND.replace("places > places[", "places >= places["))  # NaN, where SDPA gives 0
 bank.variant(1, "not-itself", ROOM, ("triu(1 + k.shape[3]", "triu(k.shape[3]"))
 
+bank.hint(1, "mask-inverted", "The mask is the wrong way round: each query sees what is hidden from it, and nothing else. True in `attn_mask` is where a query may look.")  # fmt: skip
+bank.slip(1, "mask-inverted", (MASK, "attn_mask=~visible, "))
+bank.text(1, "mask-inverted", BY_HAND.replace("masked_fill(later", "masked_fill(~later"))  # NaN, where SDPA gives 0
+bank.variant(1, "mask-inverted", ROOM, ("triu(1 + k.shape[3] - q.shape[2])", "tril(k.shape[3] - q.shape[2])"))
+
 bank.hint(1, "forgets", "Tokens are missing: what an earlier call brought is not all kept. Keep the whole, old and new.")  # fmt: skip
 bank.slip(1, "forgets", (STORE, "        if layer not in self.keys:\n    " + STORE))
 bank.slip(1, "forgets", (STORE, ""), ("        if layer in", "        fresh = k, v\n        if layer in"), ("        new, seen", "        self.keys[layer], self.values[layer] = fresh\n        new, seen"))  # fmt: skip
