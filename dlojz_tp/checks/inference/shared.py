@@ -4,6 +4,7 @@ from collections import Counter
 
 import torch
 
+from dlojz_tp.checking.judging import Wrong
 from dlojz_tp.checking.looks import Look, Value, form, judged, shape, within
 
 DRAWN = torch.Generator().manual_seed(36)
@@ -14,6 +15,13 @@ class Shelf:
 
     def __init__(self, blocks, size):
         self.size, self.held, self.content = size, Counter(), [[None] * size for _ in range(blocks)]
+        self.forked_free = False  # whether a fork named a block that nobody held
+
+    @property
+    def keys(self):
+        raise Wrong("looked-into")
+
+    values = keys
 
     @property
     def used(self):
@@ -36,6 +44,7 @@ class Shelf:
             self.content[table[length // self.size]] = list(self.content[old])
 
     def fork(self, table):
+        self.forked_free |= any(self.held[block] < 1 for block in table)
         self.held.update(table)
         return list(table)
 
@@ -115,7 +124,13 @@ def search(beam_search, prompt, width, count, size):
         return torch.stack([logits_of(shelf.tokens(each, place + 1)) for each, place in zip(tables, lengths)])
 
     got = beam_search(shelf, table, len(prompt), logits_of(prompt), width, count, step)
-    return got, {"used": used, "trouble": sorted(set(trouble)), "rows": rows, "left": shelf.used}
+    return got, {
+        "used": used,
+        "trouble": sorted(set(trouble)),
+        "freed": shelf.forked_free,
+        "rows": rows,
+        "left": shelf.used,
+    }
 
 
 def observe(beam_search):
@@ -129,6 +144,12 @@ def observe(beam_search):
 def says(seen, due):
     """The hint of what stood in the way of a token."""
     return "not-extended" if "no room" in seen else "written-into"
+
+
+def step_hint(seen, due):
+    """The hint of calls of the model: each beam alone, too many or too few, or other rows."""
+    alone = due and due[0][0] > 1 and all(tables == 1 for tables, *_ in seen)
+    return "steps" if len(seen) != len(due) and not alone else "step-rows"
 
 
 def blocks(name):
@@ -146,10 +167,11 @@ for name, (prompt, width, count, size) in CASES.items():
     LOOKS += [
         Look(name, f"{name} form", [f"int64 ({width}, {count})", (width,)], "result-form", fields=here),
         Look("a table, a length and a token for each beam", f"{name} rows", [[width] * 3] * (count - 1),
-             lambda seen, due: "steps" if len(seen) != len(due) else "step-rows",
+             step_hint,
              fields=lambda seen, due, name=name: {"where": name, "expected": f"{len(due)} steps", "got": f"{len(seen)} steps"}),
         Look("each token has room in a block of its beam alone", f"{name} trouble", [], says,
              fields=lambda seen, due, name=name: {"where": name, "expected": "", "got": ""}),
+        Look("no table is forked when its blocks are free", f"{name} freed", False, "released-first"),
         Value("the best continuations", f"{name} texts", torch.tensor(texts).double(), "wrong-beams", fields=here),
         Value("their scores", f"{name} scores", scores, "wrong-scores", within(1e-5), fields=here),
         Look("no block too many in any step", f"{name} used", needed, "too-many-blocks", fields=blocks(name)),

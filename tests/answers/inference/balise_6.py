@@ -86,9 +86,10 @@ bank.variant(6, "steps", LISTS, ("    for _, _, own in beams:\n        pool.rele
 
 bank.hint(6, "step-rows", "step takes all beams together: a table, a length and a token for each. One step of many costs little more than of one.")  # fmt: skip
 bank.slip(6, "step-rows", ("step(tables, [at] * width, tokens)", "step(tables, [at], tokens)"), ("following =", "each = None\n        following ="), ("following.shape[1], best", "following.shape[1] % len(tables), best"))  # fmt: skip
+bank.slip(6, "step-rows", ("step(tables, [at] * width, tokens)", "torch.cat([step([each], [at], token[None]) for each, token in zip(tables, tokens)])"))  # fmt: skip
 bank.variant(6, "step-rows", BACKWARDS, ("width * [place], tokens[k - 1]", "width * [place], tokens[k - 1].unsqueeze(1).expand(-1, 1).squeeze(1)[: len(tables)].repeat(2)"))  # fmt: skip
 
-bank.hint(6, "not-extended", "A token came and there was no room in its table. Before each step, extend every table by one token.")  # fmt: skip
+bank.hint(6, "not-extended", "A token came and there was no room in its table. Before each step, extend every table by one token; the token goes to the place `length`, the first behind its text.")  # fmt: skip
 bank.slip(6, "not-extended", ("            pool.extend(each, at, 1)\n", "            pass\n"))
 bank.slip(
     6,
@@ -98,13 +99,13 @@ bank.slip(
 bank.slip(6, "not-extended", ("pool.extend(each, at, 1)", "pool.extend(each, at - 1, 1)"))
 bank.variant(6, "not-extended", LISTS, ("pool.extend(own, place, 1)", "pool.extend(own, place, 0)"))
 
-bank.hint(6, "written-into", "A token was written into a block that another beam holds, too. Each beam needs a table of its own, from pool.fork, and extend has to know it.")  # fmt: skip
+bank.hint(6, "written-into", "A token was written into a block that another beam holds, too. Each beam needs a table of its own, from pool.fork; and extend, before each step, copies the block that will be written into.")  # fmt: skip
 bank.slip(6, "written-into", ("[pool.fork(table) for _ in range(width)]", "[list(table) for _ in range(width)]"), ("    pool.release(table)\n", ""))  # fmt: skip
 bank.slip(6, "written-into", ("[pool.fork(tables[parent]) for parent in parents.tolist()]", "[tables[parent][:] for parent in parents.tolist()]"), ("        for each in before:\n            pool.release(each)\n", ""))  # fmt: skip
 bank.slip(6, "written-into", ("[pool.fork(tables[parent]) for parent in parents.tolist()]", "[tables[parent] for parent in parents.tolist()]"), ("        for each in before:\n            pool.release(each)\n", ""))  # fmt: skip
 bank.variant(6, "written-into", BACKWARDS, ("[table] + [pool.fork(table) for _ in range(width - 1)]", "[table] + [table.copy() for _ in range(width - 1)]"))  # fmt: skip
 
-bank.hint(6, "wrong-beams", "These are not the best continuations: {where}.")
+bank.hint(6, "wrong-beams", "These are not the best continuations, the best first: {where}.")
 bank.slip(6, "wrong-beams", ("scores[:, None] + following", "scores[:, None] * 0.9 + following"))
 bank.variant(6, "wrong-beams", LISTS, ("best, taken, children = every[:width]", "best, taken, children = every[: width - 1] + every[width : width + 1]"))  # fmt: skip
 
@@ -140,9 +141,13 @@ bank.hint(6, "all-begin-alike", "All beams begin with the same token and stay tw
 bank.slip(6, "all-begin-alike", ("logits.log_softmax(-1).topk(width)", "(each.expand(width) for each in logits.log_softmax(-1).max(-1))"))  # fmt: skip
 bank.variant(6, "all-begin-alike", LISTS, ("first = sorted(range(len(logs)), key=logs.__getitem__, reverse=True)[:width]", "first = [max(range(len(logs)), key=logs.__getitem__)] * width"))  # fmt: skip
 
-bank.hint(6, "released-first", "Tables were released before their children had forked them: these began empty, and the history is gone.")  # fmt: skip
+bank.hint(6, "released-first", "Tables were released before their children had forked them. A released table is empty, and its blocks are free: the next to ask gets them, "
+          "and writes over the history. Fork first.")  # fmt: skip
 bank.slip(6, "released-first", ("        before, tables = tables, [pool.fork(tables[parent]) for parent in parents.tolist()]\n        for each in before:\n            pool.release(each)\n", "        before = tables\n        for each in before:\n            pool.release(each)\n        tables = [pool.fork(before[parent]) for parent in parents.tolist()]\n        for each in tables:\n            pool.extend(each, 0, at + 1)\n"))  # fmt: skip
 bank.slip(6, "released-first", ("    tables, texts = [pool.fork(table) for _ in range(width)], tokens[:, None]\n    pool.release(table)\n", "    pool.release(table)\n    tables, texts = [pool.fork(table) for _ in range(width)], tokens[:, None]\n    for each in tables:\n        pool.extend(each, 0, length)\n"))  # fmt: skip
+NAMED = "        for each in before:\n            pool.release(each)\n"
+bank.slip(6, "released-first", ("        before, tables = tables, [pool.fork(tables[parent]) for parent in parents.tolist()]\n" + NAMED, "        before = [list(each) for each in tables]\n        for each in tables:\n            pool.release(each)\n        tables = [pool.fork(before[parent]) for parent in parents.tolist()]\n"))  # fmt: skip
+bank.variant(6, "released-first", BACKWARDS, ("        children = [pool.fork(tables[int(p)]) for p in parents[k]]\n        while tables:\n            pool.release(tables.pop())\n        tables = children\n", "        kept = [each.copy() for each in tables]\n        while tables:\n            pool.release(tables.pop())\n        tables = [pool.fork(kept[int(p)]) for p in parents[k]]\n"))  # fmt: skip
 bank.variant(6, "released-first", LISTS, ("        beams.append((logs[token], [token], pool.fork(table)))\n    pool.release(table)\n", "        beams.append((logs[token], [token], []))\n        pool.extend(beams[-1][2], 0, length)\n    pool.release(table)\n"))  # fmt: skip
 
 bank.hint(6, "wrong-scores", "The tokens are right, their scores are not the sums of the logarithms: {where}.")
@@ -159,6 +164,11 @@ bank.variant(
     LISTS,
     ("            if k not in taken:\n                pool.release(own)\n", "            pass\n"),
 )
+
+bank.hint(6, "looked-into", "Keys and values are read or written here. That is the work of the pool and of step: fork shares blocks, extend copies those that are written into.")  # fmt: skip
+COPIED = "        pool.extend(copy, 0, len(own) * pool.size)\n        pool.keys[:, copy], pool.values[:, copy] = pool.keys[:, own], pool.values[:, own]\n"
+bank.slip(6, "looked-into", ("        before, tables = tables, [pool.fork(tables[parent]) for parent in parents.tolist()]\n", "        before, tables = tables, []\n        for own in (before[parent] for parent in parents.tolist()):\n            copy = []\n" + COPIED.replace("        pool", "            pool") + "            tables.append(copy)\n"))  # fmt: skip
+bank.variant(6, "looked-into", LISTS, ("    beams = []\n", "    beams = []\n    def copied(own):\n        copy = []\n" + COPIED + "        return copy\n\n"), ("pool.fork(beams[k][2]) if k in taken", "copied(beams[k][2]) if k in taken"))  # fmt: skip
 
 bank.hint(6, "kept-at-end", "{n} blocks are still held at the end. Release the table of the prompt, and those of the last beams.")  # fmt: skip
 bank.slip(6, "kept-at-end", ("    for each in tables:\n        pool.release(each)\n    return", "    return"))
