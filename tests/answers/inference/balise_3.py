@@ -145,7 +145,7 @@ bank.slip(3, "too-early", ("if missing + shared > len", "if missing + 1 > len"))
 bank.slip(3, "too-early", ("if missing + shared > len", "if missing + len(table) + shared > len"))
 bank.variant(3, "too-early", BLOCK_BY_BLOCK, ("if needed > len", "if n + len(copies) > len"))
 
-bank.hint(3, "half-done", "The MemoryError came when blocks had been taken already, and the table had grown. The caller will try again later: first count, then take.")  # fmt: skip
+bank.hint(3, "half-done", "The error came too late: the table had changed by then, and the caller will try again with it. First count what is needed; then raise a MemoryError, or take.")  # fmt: skip
 HALF = """
         while len(table) < -(-(length + n) // self.size):
             if not self.free:
@@ -239,6 +239,18 @@ bank.slip(3, "not-masked", ("attn_mask=seen[:, None, None], ", ""))
 bank.slip(3, "not-masked", ("< lengths[:, None]", "< -(-lengths[:, None] // keys.shape[1]) * keys.shape[1]"))
 bank.slip(3, "not-masked", ("< lengths[:, None]", "< lengths.max().expand(len(q), 1)"))
 bank.variant(3, "not-masked", BLOCK_BY_BLOCK, ('scores.masked_fill(outside[:, None, None], float("-inf"))', "scores"))
+
+bank.hint(3, "zeros-count", "What lies behind a sequence's end is set to 0, and still counts: a score of 0 is a weight of exp(0) = 1. Hide it from the softmax: a mask, or a score of -inf.")  # fmt: skip
+bank.slip(3, "zeros-count", (SDPA, "F.scaled_dot_product_attention(q[:, :, None], *(each * seen[:, None, :, None] for each in (k, v)), enable_gqa=True)"))  # fmt: skip
+bank.variant(3, "zeros-count", BLOCK_BY_BLOCK, ('    scores = torch', '    k, v = (each * (places < lengths[:, None])[..., None, None] for each in (k, v))\n    scores = torch'), ('scores.masked_fill(outside[:, None, None], float("-inf"))', "scores"))  # fmt: skip
+
+bank.hint(3, "masked-after", "The weights are set to 0 behind the softmax, and those that are left no longer add up to 1. Hide the scores before it.")  # fmt: skip
+AFTER = (
+    'scores.masked_fill(outside[:, None, None], float("-inf")).softmax(-1)',
+    "scores.softmax(-1) * ~outside[:, None, None]",
+)
+bank.text(3, "masked-after", BLOCK_BY_BLOCK.replace(*AFTER))
+bank.variant(3, "masked-after", LOOKED_UP, ("    scores = torch.where(inside.unsqueeze(-1), scores, -torch.inf)\n", ""), ("(scores.softmax(1).unsqueeze(-1)", "(scores.softmax(1).mul(inside.unsqueeze(-1)).unsqueeze(-1)"))  # fmt: skip
 
 bank.hint(3, "one-token-off", "The last token of each sequence is not seen, or one more than there are. Its own key and value are in the pool already: places 0 to length - 1.")  # fmt: skip
 bank.slip(3, "one-token-off", ("< lengths[:, None]", "< lengths[:, None] - 1 + (lengths[:, None] == 1)"))
