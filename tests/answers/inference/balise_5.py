@@ -109,7 +109,7 @@ bank.hint(5, "not-normalised", "The numbers behind a refusal add up to {got}: di
 bank.slip(5, "not-normalised", ("missing / missing.sum()", "missing"))
 bank.variant(5, "not-normalised", LOOP, ("missing / missing.sum()", "missing"))
 
-bank.hint(5, "not-clamped", "The numbers behind a refusal add up to {got}. So do the differences p - q as they are: what p has more, q has less. "
+bank.hint(5, "not-clamped", "The numbers behind a refusal add up to {got}. The differences p - q alone add up to 0: what p has more, q has less. "
           "Set the negative ones to 0, then divide by the sum.")  # fmt: skip
 bank.slip(5, "not-clamped", ("return kept, missing / missing.sum()", "row = target[kept] - draft[kept]\n    return kept, row"))  # fmt: skip
 bank.slip(5, "not-clamped", ("(target[kept] - draft[kept]).clamp(min=0)", "target[kept] - draft[kept]"))
