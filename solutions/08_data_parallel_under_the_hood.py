@@ -567,12 +567,13 @@ def modelled_step(clock, overlap):
     train_step(model, x, optimizer, average)
 
 
-runs = [
-    modelled_gpu.on_ranks(modelled_step, overlap, n=2, network=12.5e9, name=name)[0]
-    for name, overlap in (("one all-reduce after backward", False), ("your buckets, during backward", True))
-]
+steps = {
+    "one all-reduce after backward": (modelled_step, False),
+    "your buckets, during backward": (modelled_step, True),
+}
+runs = [ranks[0] for ranks in modelled_gpu.each_on_ranks(steps, n=2, network=12.5e9).values()]
 print(*runs, sep="\n")
-report.streams(runs)
+report.streams(runs) if runs else None
 
 # %% [markdown]
 # Above, the card has nothing to do while the one message travels: the CPU has started all of the step long before, but the

@@ -852,12 +852,13 @@ def modelled_step(clock, stage_3):
 
 
 TEXT_SIZE = TEXT.vocab_size
-runs = [
-    modelled_gpu.on_ranks(modelled_step, stage_3, n=2, network=12.5e9, name=name)[0]
-    for name, stage_3 in (("gathered on demand, your stage 3", ShardedParameters), ("gathered ahead", Ahead))
-]
+steps = {
+    "gathered on demand, your stage 3": (modelled_step, ShardedParameters),
+    "gathered ahead": (modelled_step, Ahead),
+}
+runs = [ranks[0] for ranks in modelled_gpu.each_on_ranks(steps, n=2, network=12.5e9).values()]
 print(*runs, sep="\n")
-report.streams(runs)
+report.streams(runs) if runs else None
 
 # %% [markdown]
 # Above, computing and messages take turns: neither begins before the other has ended. Below, most gathers travel beside the

@@ -773,7 +773,7 @@ class Unrandom(Ranks):
 def modelled_blocks(clock):
     """On a modelled rank: forward and backward of 8 sequences of 1,024 tokens, in bfloat16."""
     config, ranks = replace(CONFIG, width=4096, heads=32, max_length=1024), Unrandom()
-    blocks = nn.Sequential(*(SlicedBlock(Block(config).to(launch.device()), ranks) for _ in range(4)))
+    blocks = nn.Sequential(*(SlicedBlock(Block(config), ranks).to(launch.device()) for _ in range(4)))
     x = torch.empty(8, 1024, 4096, device=launch.device(), requires_grad=True)
     clock.restart()  # what was before is not shown
     with torch.autocast("cuda", dtype=torch.bfloat16):
@@ -781,12 +781,12 @@ def modelled_blocks(clock):
     loss.backward()
 
 
-runs = [
-    modelled_gpu.on_ranks(modelled_blocks, n=2, network=network, name=name)[0]
-    for name, network in (("your blocks, NVLink", None), ("your blocks, 100 Gb/s", 12.5e9))
-]
+runs = []
+for name, network in (("your blocks, NVLink", None), ("your blocks, 100 Gb/s", 12.5e9)):
+    modelled = modelled_gpu.each_on_ranks({name: (modelled_blocks,)}, n=2, network=network)
+    runs += [ranks[0] for ranks in modelled.values()]
 print(*runs, sep="\n")
-report.streams(runs)
+report.streams(runs) if runs else None
 
 # %% [markdown]
 # They cannot: the two lower rows never work at the same time, because the next product needs what the all-reduce before it
