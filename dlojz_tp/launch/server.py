@@ -64,6 +64,7 @@ def main(spec: dict) -> None:
     from torch.distributed.distributed_c10d import BackendConfig
 
     BackendConfig("gloo")  # torch looks for backends in the folders of all packages: once here instead of once a rank
+    importlib.import_module("torch._dynamo.trace_rules").clear_lru_cache()  # as each rank does, and all it frees costs
     try:
         _serve(sock, parent)
     finally:

@@ -1,8 +1,8 @@
-"""Worlds of several sizes in one launch, and what went wrong on their ranks.
+"""Worlds of several sizes, and what went wrong on their ranks.
 
-A process costs more than a process group. So a check that looks at worlds of 4, 3, 2 and 1 ranks starts four
-processes, not ten: the ranks leave one process group and meet in the next. Those that a round leaves over are a second
-world, or have nothing to do.
+A process costs more than a process group. So a check that looks at worlds of 2, 4, 3 and 1 ranks starts six
+processes, not ten: four of them leave one process group and meet in the next. Those that a round leaves over are a
+second world, or have nothing to do.
 
 What an answer keeps at the top of its notebook is new in each world: the function and its arguments are unpacked anew.
 """
@@ -39,7 +39,7 @@ def on_ranks(fn: Callable, *args, **more) -> dict[int, list]:
 def world_after_world(
     fn: Callable, *args, known=(), usual=(), data=None, sizes=SIZES, timeout=TIMEOUT
 ) -> Iterator[tuple[int, list]]:
-    """Yield (world size, results in rank order) of one launch, each as soon as it is there; who stops ends the ranks.
+    """Yield (world size, results in rank order) each as soon as it is there; who stops ends the ranks.
 
     So a check that judges world after world costs a wrong answer no more than its mistake takes. Where fn is a
     generator, each of its values is yielded once all ranks of the world have it.
@@ -126,26 +126,28 @@ def killed_by(signal: str) -> Callable:
     return lambda error: error.signal == signal
 
 
-def in_worlds(fn: Callable, *args, sizes=SIZES, timeout: float = 20) -> dict[int, list]:
-    """Call `fn(*args)` on all ranks of worlds of these sizes, one after the other; small ones side by side.
-
-    Arguments: fn, with an importable name or sent by value; sizes, each once; timeout, seconds for all together.
-    Returns {world size: results in rank order}. Errors: RankError, which names the rank and the size of its own
-    world; Wrong, where a rank raised it.
-    """
-    return dict(_as_they_come(fn, *args, sizes=sizes, timeout=timeout))
-
-
 def _as_they_come(fn: Callable, *args, sizes, timeout) -> Iterator[tuple[int, list]]:
-    """As `in_worlds`; yields each world in the order of `sizes` once all its ranks are through."""
+    """Yields each world in the order of `sizes` once all its ranks are through; small ones run side by side.
+
+    A smaller world that comes first has a launch of its own: most mistakes end there, and no more ranks are started.
+    Errors: RankError, which names the rank and the size of its own world; Wrong, where a rank raised it.
+    """
     rounds = _rounds(sizes)
     torch.set_num_threads(1)  # what is compared here is tiny, and ranks need the cores; judge() restores the number
     task = bytes(packed(fn, args, {}))
-    found = {size: [deque() for _ in range(size)] for size in sizes}
-    left = list(sizes)
+    alone = sum(rounds[0]) < max(sizes)
+    for some in (rounds[:1], rounds[1:]) if alone else (rounds,):
+        yield from _launched(some, task, timeout)
+
+
+def _launched(rounds, task, timeout) -> Iterator[tuple[int, list]]:
+    left = [size for worlds in rounds for size in worlds]
+    found = {size: [deque() for _ in range(size)] for size in left}
     with tempfile.TemporaryDirectory(prefix="dlojz-worlds-") as folder:
         try:
-            for _, (size, rank, *value) in in_parts(_through, folder, rounds, task, n=max(sizes), timeout=timeout):
+            for _, (size, rank, *value) in in_parts(
+                _through, folder, rounds, task, n=max(map(sum, rounds)), timeout=timeout
+            ):
                 found[size][rank].append(value)
                 while left and all(found[left[0]]):
                     values = [waiting.popleft() for waiting in found[left[0]]]
