@@ -155,9 +155,11 @@ def _enter_world(rank: int, request: dict, folder: Path) -> bytes:
     with (folder / "task").open("rb") as file:
         world = pickle.load(file)
         task = file.read()
-    for name in os.environ.keys() - world["env"].keys():
+    mine, due = dict(os.environ), world["env"]
+    for name in mine.keys() - due.keys():
         del os.environ[name]
-    os.environ.update(world["env"].items() - os.environ.items())  # what is there already costs nothing
+    for name, value in due.items() - mine.items():  # what a rank does not touch needs no copy of its page
+        os.environ[name] = value
     use_gpu = request["backend"] == "nccl"
     os.environ.update({"RANK": str(rank), "LOCAL_RANK": str(rank), place.INSIDE: "rank"})
     os.environ[place.DEVICE] = f"cuda:{rank}" if use_gpu else "cpu"
