@@ -1,8 +1,8 @@
-"""Worlds of several sizes, and what went wrong on their ranks.
+"""Worlds of several sizes in one launch, and what went wrong on their ranks.
 
-A process costs more than a process group. So a check that looks at worlds of 2, 4, 3 and 1 ranks starts six
-processes, not ten: four of them leave one process group and meet in the next. Those that a round leaves over are a
-second world, or have nothing to do.
+A process costs more than a process group. So a check that looks at worlds of 4, 3, 2 and 1 ranks starts four
+processes, not ten: the ranks leave one process group and meet in the next. Those that a round leaves over are a second
+world, or have nothing to do.
 
 What an answer keeps at the top of its notebook is new in each world: the function and its arguments are unpacked anew.
 """
@@ -33,11 +33,11 @@ def on_ranks(fn: Callable, *args, **more) -> dict[int, list]:
 
     more: as for `world_after_world`.
     """
-    return dict(sorted(world_after_world(fn, *args, **more)))
+    return dict(sorted(world_after_world(fn, *args, **more, alone=False)))
 
 
 def world_after_world(
-    fn: Callable, *args, known=(), usual=(), data=None, sizes=SIZES, timeout=TIMEOUT
+    fn: Callable, *args, known=(), usual=(), data=None, sizes=SIZES, timeout=TIMEOUT, alone=True
 ) -> Iterator[tuple[int, list]]:
     """Yield (world size, results in rank order) each as soon as it is there; who stops ends the ranks.
 
@@ -47,13 +47,14 @@ def world_after_world(
     third entry has further fields of the hint, beside {error} (one line) and {what} (the exception's own text). A sign
     is words of an exception, several that stand in it together, the class of an exception, or a function below.
     data: if given, classes of the arguments that are no answers; every other one must be callable.
+    alone: a smaller world that comes first has a launch of its own: most mistakes end there, and others start no rank.
     Errors: Wrong; RankError for a failure without a sign.
     """
     for answer in args if data else ():
         if not callable(answer) and not isinstance(answer, data):
             raise Wrong("not-callable", error=type(answer).__name__)
     try:
-        yield from _as_they_come(fn, *args, sizes=sizes, timeout=timeout)
+        yield from _as_they_come(fn, *args, sizes=sizes, timeout=timeout, alone=alone)
     except launch.RankError as error:
         for sign, slug, *more in (*known, *usual):
             if _shows(sign, error):
@@ -126,17 +127,15 @@ def killed_by(signal: str) -> Callable:
     return lambda error: error.signal == signal
 
 
-def _as_they_come(fn: Callable, *args, sizes, timeout) -> Iterator[tuple[int, list]]:
+def _as_they_come(fn: Callable, *args, sizes, timeout, alone) -> Iterator[tuple[int, list]]:
     """Yields each world in the order of `sizes` once all its ranks are through; small ones run side by side.
 
-    A smaller world that comes first has a launch of its own: most mistakes end there, and no more ranks are started.
     Errors: RankError, which names the rank and the size of its own world; Wrong, where a rank raised it.
     """
     rounds = _rounds(sizes)
     torch.set_num_threads(1)  # what is compared here is tiny, and ranks need the cores; judge() restores the number
     task = bytes(packed(fn, args, {}))
-    alone = sum(rounds[0]) < max(sizes)
-    for some in (rounds[:1], rounds[1:]) if alone else (rounds,):
+    for some in (rounds[:1], rounds[1:]) if alone and sum(rounds[0]) < max(sizes) else (rounds,):
         yield from _launched(some, task, timeout)
 
 
