@@ -81,6 +81,13 @@ def by_worlds(looks: dict[str, Callable], fn: Callable, *args, sizes=SIZES, **mo
             look({size: ranks})
 
 
+def by_world(judge: Callable, fn: Callable, *args, **more) -> Iterator[str]:
+    """The claims of judge(size, results of fn in rank order), each once; it ends at the first world with a mistake."""
+    said = {}
+    for size, ranks in world_after_world(fn, *args, **more):
+        yield from (said.setdefault(claim, claim) for claim in judge(size, ranks) if claim not in said)
+
+
 def each_rank(look):
     """A look(worlds) that calls look(result, world size, where) for every rank."""
 
