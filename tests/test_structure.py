@@ -18,7 +18,7 @@ FLOORS = [
     {"training", "checking", "progress"},
     {"probes"},
     {"checks"},
-    {"course"},
+    {"course", "index"},
     {"commands", "grading", "authoring"},
     {"__init__", "__main__"},
 ]

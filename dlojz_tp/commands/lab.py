@@ -8,14 +8,16 @@ import socket
 import sys
 from pathlib import Path
 
+from dlojz_tp import index
 from dlojz_tp.commands import sockets
-from dlojz_tp.commands.copies import LabError, create, sha_of, sync
+from dlojz_tp.commands.copies import LabError, create, renew, sync
 from dlojz_tp.commands.doctor import to_install
 from dlojz_tp.data import folders
+from dlojz_tp.works import state
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 BEFORE_FIRST_CELL = Path(__file__).parent / "lab_settings" / "before_first_cell.py"  # each kernel runs it
-FIRST = "00_welcome.ipynb"
+PAGE = f"/lab/tree/{index.NAME}"  # beside what was open last
 SETTINGS = Path(__file__).parent / "lab_settings"
 LAYOUT = Path(".jupyterlab", "default-37a8.jupyterlab-workspace")  # the name that jupyterlab_server gives it
 
@@ -32,7 +34,8 @@ def main(argv: list[str] | None = None) -> int:
     work = args.work
     try:
         work = folders.resolve(args.work, "--work")
-        for line in sync(CHECKOUT / "notebooks", work):
+        lines = sync(CHECKOUT / "notebooks", work)
+        for line in [*lines, *renew(index.NAME, index.notebook(state.folder(work)), work)]:
             print(line, flush=True)
         if not args.sync_only:
             start(work, args.port, browser=not args.no_browser)
@@ -68,7 +71,7 @@ def lab_arguments(work: Path, port: int | None, browser: bool, token: str) -> li
         f"--ServerApp.open_browser={browser}",
         f"--ServerApp.port={port or 8888}",
         f"--ServerApp.port_retries={0 if port else 50}",
-        f"--LabApp.default_url={page(work)}",
+        f"--LabApp.default_url={PAGE}",
         "--Application.log_level=ERROR",  # warnings are for who runs a server; the address must not drown in them
         "--LabApp.news_url=None",
         f"--LabApp.app_settings_dir={SETTINGS}",  # no question about news to answer
@@ -78,12 +81,6 @@ def lab_arguments(work: Path, port: int | None, browser: bool, token: str) -> li
         "--LabApp.extension_manager=readonly",
     ]
     return [*arguments, "--ServerApp.allow_root=True"] if os.getuid() == 0 else arguments
-
-
-def page(work: Path) -> str:
-    """What JupyterLab opens: the first notebook until the trainee has worked in it, then what was open last."""
-    there = sha_of(work / FIRST)
-    return f"/lab/tree/{FIRST}" if there and there == sha_of(CHECKOUT / "notebooks" / FIRST) else "/lab"
 
 
 def start(work: Path, port: int | None, browser: bool) -> None:
@@ -127,7 +124,7 @@ def start(work: Path, port: int | None, browser: bool) -> None:
             if probe.connect_ex(("127.0.0.1", server.port)):
                 loop.call_later(0.05, announce)
                 return
-        address = f"http://127.0.0.1:{server.port}{server.base_url.rstrip('/')}{page(work)}?token={token}"
+        address = f"http://127.0.0.1:{server.port}{server.base_url.rstrip('/')}{PAGE}?token={token}"
         print(f"\nJupyterLab is ready in {work}\n\n    {address}\n\nStop it here with Ctrl-C, twice.", flush=True)
 
     loop.add_callback(announce)
