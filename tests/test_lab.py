@@ -307,7 +307,7 @@ def test_the_index_is_opened_first_and_its_map_is_that_of_now(course):
     touched["cells"][0]["source"] += ["mine"]
     (work / index.NAME).write_text(json.dumps(touched))
     assert lab.main(["--sync-only"]) == 0
-    assert json.loads((work / index.NAME).read_text()) == touched and f"{index.NAME}.new" not in notebooks(work)
+    assert json.loads((work / index.NAME).read_text()) == touched and "index.new.ipynb" not in notebooks(work)
 
 
 def test_a_course_of_somebody_else_is_copied_into_the_home(course, monkeypatch):
