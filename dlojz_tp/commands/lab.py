@@ -34,8 +34,7 @@ def main(argv: list[str] | None = None) -> int:
     work = args.work
     try:
         work = folders.resolve(args.work, "--work")
-        lines = sync(CHECKOUT / "notebooks", work)
-        for line in [*lines, *renew(index.NAME, index.notebook(state.folder(work)), work)]:
+        for line in bring(work):
             print(line, flush=True)
         if not args.sync_only:
             start(work, args.port, browser=not args.no_browser)
@@ -48,6 +47,12 @@ def main(argv: list[str] | None = None) -> int:
         problem = "interrupted"
     print(f"dlojz_tp lab: {problem}", file=sys.stderr)
     return 1
+
+
+def bring(work: Path) -> list[str]:
+    """Bring the notebooks and the map of now into `work`; one line a notebook that changed there."""
+    lines = sync(CHECKOUT / "notebooks", work)
+    return lines + renew(index.NAME, index.notebook(state.folder(work)), work)
 
 
 def usual_work() -> Path:
