@@ -18,6 +18,7 @@ The rooms, from the ground up; nothing imports upwards (a test holds it so):
     training/   the red thread: one training run, its gains
     checking/   verdicts: how an answer is judged
     probes/     what looks at an answer at work
+    classroom/  an instructor's board over the verdicts of a class
     checks/     a package for each practical work
     progress, course, index     what a notebook opens
     commands/ grading/ authoring/       the command line

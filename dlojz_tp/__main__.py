@@ -7,6 +7,7 @@ import sys
 
 COMMANDS = {
     "check": ("dlojz_tp.grading.command", "judge the answers in a notebook or a .py file"),
+    "class": ("dlojz_tp.classroom.command", "the verdicts of a class, live on one page (for instructors)"),
     "doctor": ("dlojz_tp.commands.doctor", "what this machine offers the course, and what to do about each gap"),
     "lab": ("dlojz_tp.commands.lab", "copy the notebooks into work/ and open JupyterLab there"),
     "reset": ("dlojz_tp.commands.reset", "forget which balises have passed, and what was measured"),

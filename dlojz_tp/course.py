@@ -10,6 +10,7 @@ from dlojz_tp import progress
 from dlojz_tp.cards import render
 from dlojz_tp.cards.verdict import BROKEN, Verdict
 from dlojz_tp.checking import breakage, judging, mistakes
+from dlojz_tp.classroom import telling
 from dlojz_tp.works import balise, source
 
 
@@ -48,6 +49,7 @@ class Course:
             found = dataclasses.replace(found, verdict="by catch_up")
         if found.verdict != BROKEN:
             progress.record(self.work.name, number, found.verdict)
+        telling.tell(self.work.name, number, found.verdict, found.slug)
         _show(render.verdict(found))
         wrong = found.verdict in ("fail", BROKEN) and found.slug != judging.NOT_INSTALLED
         if wrong and os.environ.get("DLOJZ_STRICT"):
@@ -92,6 +94,7 @@ def open(name: str, namespace: dict | None = None) -> Course:  # noqa: A001  (it
     if namespace is None:
         namespace = inspect.stack()[1].frame.f_globals
     opened = _use(work, namespace)
+    telling.tell(work.name, 0, telling.OPENED)
     from dlojz_tp import launch, report
     from dlojz_tp.cards import calm
 

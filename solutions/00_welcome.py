@@ -182,6 +182,10 @@ print("three ranks:", launch.ranks(distributed_sum, values, n=3, timeout=10)[0].
 # %% [markdown]
 # Fallen behind? `tp.catch_up(2)` defines our answers to balises 1 and 2 in the notebook, and your cells stay as they
 # are. What passes with our answers is marked so. `tp.progress()` shows where you stand: the last verdict counts.
+#
+# Does your instructor see it? Only where the variable `DLOJZ_CLASS` names a folder of your class. Each verdict is then noted there
+# for the instructor alone: the work, the balise, the verdict, the name of the hint, how often you tried, the time. Your code is
+# not. A cell with `%env DLOJZ_CLASS=` ends it for this notebook.
 
 # %%
 tp.progress()

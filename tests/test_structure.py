@@ -16,7 +16,7 @@ FLOORS = [
     {"report", "parallel", "pretend_gpu"},
     {"modelled_gpu"},
     {"training", "checking", "progress"},
-    {"probes"},
+    {"probes", "classroom"},
     {"checks"},
     {"course", "index"},
     {"commands", "grading", "authoring"},
