@@ -13,6 +13,7 @@ COMMANDS = {
     "reset": ("dlojz_tp.commands.reset", "forget which balises have passed, and what was measured"),
     "plan": ("dlojz_tp.commands.plan", "the best layouts of a large model over many GPUs, predicted"),
     "build": ("dlojz_tp.authoring.notebooks", "write the notebooks from their sources (for authors)"),
+    "minutes": ("dlojz_tp.authoring.minutes", "how long each practical work takes, counted (for authors)"),
     "record": ("dlojz_tp.authoring.recording", "run the solutions on a GPU and record what they measure (for authors)"),
 }
 

@@ -1,5 +1,5 @@
 # %% [markdown]
-# # Welcome: the tools of the course
+# # Welcome: the tools of the course · about 20 min
 #
 # In a quarter of an hour you will have met the four things that every practical work is made of:
 #
@@ -44,7 +44,7 @@ print(f"scale {scale()}, on {DEVICE}: batches of {BATCH} vectors of {WIDTH} numb
 # them again. You can do so as often as you like.
 
 # %% [markdown]
-# ### Balise 1 · Say what this process may use
+# ### Balise 1 · Say what this process may use · about 8 min
 #
 # Return a dictionary with four keys, found by asking the system:
 #
@@ -141,7 +141,7 @@ except launch.RankError as error:
     print(error)
 
 # %% [markdown]
-# ### Balise 2 · Sum a tensor over ranks
+# ### Balise 2 · Sum a tensor over ranks · about 6 min
 #
 # Every rank is given the same `values`, a tensor of shape `(n,)`. Return the sum of all values, as a tensor without
 # dimensions, of the same dtype, on **every** rank, and share the work: each rank reads only its part, about
