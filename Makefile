@@ -25,7 +25,7 @@ PIP    := $(RUN) -m pip install $(shell test -t 2 || echo --quiet) --editable
 
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: help lab test test-all test-avx2 test-frameworks test-slurm notebooks solutions lint bench gpu doctor env data clean
+.PHONY: help lab test test-all test-avx2 test-frameworks test-slurm minutes notebooks solutions lint bench gpu doctor env data clean
 
 help:
 	@echo "make lab        install, make the data, open JupyterLab in work/"
@@ -35,6 +35,7 @@ help:
 	@echo "make test-avx2  the solution notebooks and the tests that depend on it, on a processor held to AVX2"
 	@echo "make test-frameworks  install DeepSpeed, Accelerate, Fabric, ONNX Runtime and transformers beside, and test what needs them"
 	@echo "make test-slurm start a Slurm of its own here and run the tests that need one (installs it, as root)"
+	@echo "make minutes    how long each practical work and its core take, counted; written into headings, README and plans"
 	@echo "make notebooks  write the trainee notebooks from solutions/*.py"
 	@echo "make solutions  execute the solutions whose source changed"
 	@echo "make lint       ruff"
@@ -114,6 +115,9 @@ test-frameworks: $(FRAMED) $(DATA)
 test-slurm: $(DEV)
 	@start=$$(date +%s); tools/test_slurm.sh $(RUN); \
 	status=$$?; echo "make test-slurm took $$(($$(date +%s) - start)) s"; exit $$status
+
+minutes: $(DEV)
+	@$(RUN) -m dlojz_tp minutes
 
 notebooks: $(FRAMED)
 	@$(FRUN) -m dlojz_tp build

@@ -1,13 +1,11 @@
 """The map of the course: every practical work with its minutes, what it builds on, and how far you have come.
 
 `lab` makes `index.ipynb` from it in the work folder, anew at each start, and opens it first. Works and balises come
-from the sources, minutes from README's table, the state from `progress`: only the order of ideas stands here.
+from the sources, the state from `progress`: only the order of ideas stands here.
 """
 
-import functools
 import html
 import json
-import re
 import threading
 import time
 from pathlib import Path
@@ -31,17 +29,8 @@ _SQUARE = (
     "display:inline-block;width:15px;height:15px;line-height:15px;margin-right:2px;text-align:center;font-size:11px;"
     "vertical-align:middle;"
 )
+_FRAME = "box-shadow:inset 0 0 0 1px rgba(128,128,128,.9);"  # of the core
 _shown = None  # the page that is kept up to date
-
-
-@functools.lru_cache(maxsize=1)
-def minutes() -> dict[str, int]:
-    """{work: minutes}, as README's table says them; empty where there is no README."""
-    try:
-        text = (source.ROOT / "README.md").read_text(encoding="utf-8")
-    except OSError:
-        return {}
-    return {name: int(n) for name, n in re.findall(r"^\| (\d\d_\w+) \|.*\| (\d+) \|$", text, re.MULTILINE)}
 
 
 def card(folder: Path | None = None) -> render.Card:
@@ -54,14 +43,16 @@ def card(folder: Path | None = None) -> render.Card:
         rest -= set(builds_on)
         if inside:
             lines.append(part)
-            rows.append(f'<tr><th colspan="5" style="text-align:left;padding-top:14px">{part}</th></tr>')
+            rows.append(f'<tr><th colspan="6" style="text-align:left;padding-top:14px">{part}</th></tr>')
         for work in inside:
             text, row = _work(work, verdicts[work.name], builds_on.get(work.name[:2], "").replace(" ", ", "))
             lines.append(text)
             rows.append(row)
     passed = sum(word == "pass" for known in verdicts.values() for word in known.values())
     head = f"{passed} of {sum(len(work.balises) for work in works)} balises done, as of {time.strftime('%H:%M')}"
-    names = "".join(f'<th style="text-align:left">{name}</th>' for name in ("", "", "balises", "minutes", "builds on"))
+    names = "".join(
+        f'<th style="text-align:left">{name}</th>' for name in ("", "", "balises", "core", "minutes", "builds on")
+    )
     page = f'<p><b>{head}</b></p><table style="font-size:100%"><tr>{names}</tr>{"".join(rows)}</table>'
     return render.Card("\n".join([head, *lines]), page)
 
@@ -69,17 +60,25 @@ def card(folder: Path | None = None) -> render.Card:
 def _work(work: source.Work, verdicts: dict[int, str], before: str) -> tuple[str, str]:
     """A work's line as text and as HTML: a square for each balise, its title where the mouse stands on it."""
     words = [(balise, verdicts.get(number, "not done")) for number, balise in work.balises.items()]
-    done, number, needed = sum(word == "pass" for _, word in words), work.name[:2], minutes().get(work.name, "")
+    done, number = sum(word == "pass" for _, word in words), work.name[:2]
     squares = "".join(
-        f'<span title="{html.escape(f"{balise.number} · {balise.title}: {word}")}" style="{_SQUARE}'
-        f'background-color:rgba({render._COLOUR[word]},.3)">{"" if word == "not done" else render._MARK[word]}</span>'
+        f'<span title="{html.escape(f"{balise.number} · {balise.title}{balise.about}: {word}")}" style="{_SQUARE}'
+        f'{"" if balise.further else _FRAME}background-color:rgba({render._COLOUR[word]},.3)">'
+        f"{'' if word == 'not done' else render._MARK[word]}</span>"
         for balise, word in words
     )
     link = f'<a href="{work.name}.ipynb">{number}</a>'
-    cells = (link, html.escape(work.title), f'<span style="white-space:nowrap">{squares}</span>', needed, before)
+    cells = (
+        link,
+        html.escape(work.title),
+        f'<span style="white-space:nowrap">{squares}</span>',
+        work.core,
+        work.minutes,
+        before,
+    )
     row = "".join(f'<td style="text-align:left">{cell}</td>' for cell in cells)
-    text = f"  {number}  {work.title}: {done} of {len(words)}, {needed} min" + f", builds on {before}" * bool(before)
-    return text, f"<tr>{row}</tr>"
+    said = f"about {work.minutes} min, core {work.core}" + f", builds on {before}" * bool(before)
+    return f"  {number}  {work.title}: {done} of {len(words)}, {said}", f"<tr>{row}</tr>"
 
 
 def show():
@@ -115,7 +114,8 @@ def notebook(folder: Path) -> bytes:
         "# The practical works\n\nA click on a number opens the notebook. Run the cell below (Shift-Enter), and the "
         "map follows your work while this kernel runs."
     )
-    tail = "A square is a balise. Hold the mouse over it for its title."  # Shift-Enter in a last cell would add one
+    # behind the code: Shift-Enter in a last cell would add one
+    tail = "A square is a balise, one with a frame belongs to the core. Hold the mouse over it for its title."
     data = {"text/html": [now._repr_html_()], "text/plain": [repr(now)]}
     cells = [
         {"cell_type": "markdown", "id": "head", "metadata": {}, "source": [head]},

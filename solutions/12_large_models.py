@@ -1,5 +1,5 @@
 # %% [markdown]
-# # Large models: where memory goes, and where data parallelism ends · about 145 min, core 45
+# # Large models: where memory goes, and where data parallelism ends · about 140 min, core 45
 #
 # In 2021 the two best networks on ImageNet were CoAtNet-7 and ViT-G/14, of 2.4 and 1.8 billion parameters; ResNet-50
 # has 25 million. Data parallelism gives each rank a copy of the model and a share of the images. It makes training

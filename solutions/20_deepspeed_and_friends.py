@@ -203,7 +203,7 @@ shown("ours (DDP)", found["ours (DDP)"])
 # This is what every port has to reproduce: the same losses, to the last digits that float32 keeps.
 
 # %% [markdown]
-# ### Balise 1 · The arithmetic of batches · further · about 25 min
+# ### Balise 1 · The arithmetic of batches · further · about 24 min
 #
 # A step moves the weights once, after `batch` samples. They come in pieces: each of the `n_ranks` ranks takes `accumulation`
 # **micro-batches** of `micro` samples, one after the other, so that activations of `micro` samples alone are in memory:

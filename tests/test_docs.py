@@ -12,16 +12,14 @@ WORKS = {name[:2]: source.find(name) for name in source.names()}
 
 
 @pytest.mark.parametrize("plan", re.findall(r"^## (?:Four|Two) days.*?(?=^## )", TEXT, re.DOTALL | re.MULTILINE))
-def test_a_plan_names_what_exists_and_adds_up(plan):
-    rows = re.findall(r"^\| (\d) \| (\d\d) \| ([\d, ]+) \| (\d+) \|$", plan, re.MULTILINE)
-    assert len(rows) > 5
-    for _, work, balises, _ in rows:
-        assert {int(number) for number in balises.split(",")} <= set(WORKS[work].balises), work
-    slots = [int(slot) for *_, slot in rows]
-    assert sum(slots) == int(re.search(r"\*\*(\d+)\*\* \|$", plan, re.MULTILINE)[1])
-    assert sum(slots) == 60 * int(re.search(r"^## .*: (\d+) hours", plan)[1])
-    days = {day: sum(int(slot) for of, *_, slot in rows if of == day) for day, *_ in rows}
-    assert set(days.values()) == {210}, days
+def test_a_plan_fits_its_days(plan):
+    rows = re.findall(r"^\| (\d) \| (\d\d) \| [\d, ]+ \| (\d+) \|$", plan, re.MULTILINE)
+    assert len({work for _, work, _ in rows}) == len(rows) > 5
+    days = {day: sum(int(slot) for of, _, slot in rows if of == day) for day, *_ in rows}
+    assert max(days.values()) <= 210, days
+    hours = int(re.search(r"^## .*: (\d+) hours", plan)[1])
+    assert sum(days.values()) <= 60 * hours
+    assert hours == 7 or {work for _, work, _ in rows} == set(WORKS), "four days have the core of every work"
 
 
 def test_both_plans_are_found_and_every_work_has_its_page():

@@ -15,8 +15,11 @@ def test_every_work_is_on_the_map_and_builds_on_earlier_ones():
     assert [work for work, before in ORDER.items() if not before] == ["00"]
 
 
-def test_minutes_are_those_of_the_readme_for_every_work():
-    assert sorted(index.minutes()) == source.names() and all(n > 0 for n in index.minutes().values())
+def test_the_map_says_minutes_and_frames_the_core(tmp_path):
+    page, work = index.card(tmp_path)._repr_html_(), source.find("01_gpu_acceleration")
+    assert f'<td style="text-align:left">{work.core}</td><td style="text-align:left">{work.minutes}</td>' in page
+    works = [source.find(name) for name in source.names()]
+    assert page.count(index._FRAME) == sum(not balise.further for each in works for balise in each.balises.values())
 
 
 def test_the_map_shows_each_balise_with_its_last_verdict(tmp_path):
@@ -28,7 +31,7 @@ def test_the_map_shows_each_balise_with_its_last_verdict(tmp_path):
     assert page.count("<span title=") == sum(len(work.balises) for work in works)
     titles = source.find("01_gpu_acceleration").balises
     for number, word in enumerate(("pass", "fail", "by catch_up", "not done"), 1):
-        assert f'title="{number} · {titles[number].title}: {word}"' in page
+        assert f'title="{number} · {titles[number].title}{titles[number].about}: {word}"' in page
     assert "1 of 6, " in repr(card) and repr(card).startswith("1 of ")
 
 

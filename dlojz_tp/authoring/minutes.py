@@ -17,9 +17,10 @@ MINUTES_A_LINE = 1.0  # to write
 MINUTES_A_VERDICT = 1.0
 CORE_OF_A_WORK, CORE, TWO_DAYS = 60, 14 * 60, 7 * 60  # minutes at most
 
-README = ROOT / "README.md"
+README, PLANS = ROOT / "README.md", ROOT / "docs" / "instructor.md"
 _HEADING = re.compile(r"^# (#{1,3}) (.+?)( · further)?(?: · about \d+ min(?:, core \d+)?)?$")
-_ROW = re.compile(r"^\| (\d\d_\w+) \| (.*) \| \d+( •)? \| \d+ \|$", re.MULTILINE)
+_ROW = re.compile(r"^\| (\d\d_\w+) \| (.*) \| \d+(?: •)? \| \d+ \|$", re.MULTILINE)
+_SLOT = re.compile(r"^\| (\d) \| (\d\d) \| [\d, ]* \| \d+ \|$", re.MULTILINE)
 _ALL = re.compile(r"^In all, .* hours.*$", re.MULTILINE)
 
 
@@ -106,24 +107,34 @@ def with_minutes(text: str) -> str:
     return "".join(lines)
 
 
-def readme(text: str, works: dict[str, list[Section]]) -> str:
-    """README with the minutes in its table, and the sums below it."""
-    rows = {name: (what, chosen) for name, what, chosen in _ROW.findall(text)}
-    minutes = {name: of_work(works[name]) for name in rows}
+def plans(text: str, works: dict[str, list[Section]]) -> str:
+    """The instructor's plans with the balises of each core, and its minutes."""
+    by_number = {name[:2]: found for name, found in works.items()}
+
+    def row(slot):
+        found = by_number[slot[2]]
+        core = ", ".join(str(s.balise) for s in found if s.balise and not s.further)
+        return f"| {slot[1]} | {slot[2]} | {core} | {about(of_work(found)[1])} |"
+
+    return _SLOT.sub(row, text)
+
+
+def readme(text: str, works: dict[str, list[Section]], two_days: set[str]) -> str:
+    """README with the minutes in its table, and the sums below it. two_days: numbers of works."""
 
     def row(found):
-        whole, core = map(about, minutes[found[1]])
-        return f"| {found[1]} | {found[2]} | {core}{found[3] or ''} | {whole} |"
+        whole, core = map(about, of_work(works[found[1]]))
+        return f"| {found[1]} | {found[2]} | {core}{' •' * (found[1][:2] in two_days)} | {whole} |"
 
-    whole, core = (sum(each) / 60 for each in zip(*minutes.values()))
-    chosen = two_days(text, works) / 60
+    whole, core = (sum(each) / 60 for each in zip(*map(of_work, works.values())))
+    chosen = sum(of_work(found)[1] for name, found in works.items() if name[:2] in two_days) / 60
     line = f"In all, {whole:.0f} hours; the core {core:.1f}; the core of the works with a • {chosen:.1f}."
     return _ALL.sub(line, _ROW.sub(row, text))
 
 
-def two_days(text: str, works: dict[str, list[Section]]) -> float:
-    """Minutes of the core of those works that README's table marks with a •."""
-    return sum(of_work(works[name])[1] for name, _, chosen in _ROW.findall(text) if chosen)
+def of_two_days() -> set[str]:
+    """The numbers of the works in the plan of two days."""
+    return {number for _, number in _SLOT.findall(PLANS.read_text(encoding="utf-8").split("## Two days")[1])}
 
 
 def all_works() -> dict[str, list[Section]]:
@@ -132,10 +143,12 @@ def all_works() -> dict[str, list[Section]]:
 
 
 def write(paths) -> None:
-    """Bring the minutes in the headings of these sources, and in README, up to date."""
+    """Bring the minutes in the headings of these sources, in README and in the plans up to date."""
     for path in paths:
         _write(path, with_minutes(path.read_text(encoding="utf-8")))
-    _write(README, readme(README.read_text(encoding="utf-8"), all_works()))
+    works = all_works()
+    _write(PLANS, plans(PLANS.read_text(encoding="utf-8"), works))
+    _write(README, readme(README.read_text(encoding="utf-8"), works, of_two_days()))
 
 
 def _write(path, text):
@@ -144,7 +157,7 @@ def _write(path, text):
 
 
 def main(argv: list[str]) -> int:
-    """`python -m dlojz_tp minutes`: print what is counted, by work and section; bring headings and README to date."""
+    """`python -m dlojz_tp minutes`: print what is counted, by work and section, and `write` all minutes."""
     works = all_works()
     print(f"{'minutes':>7} {'core':>6} {'words':>6} {'given':>6} {'write':>6} {'verdicts':>8}")
     for name, found in works.items():
@@ -155,7 +168,7 @@ def main(argv: list[str]) -> int:
                 s.minutes, 0 if s.further else s.minutes, s.words, s.given, s.written, s.verdicts, f"    {s.title}"
             )
     whole, core = (sum(each) / 60 for each in zip(*map(of_work, works.values())))
-    print(f"in all {whole:.1f} hours, core {core:.1f}, two days {two_days(README.read_text('utf-8'), works) / 60:.1f}")
+    print(f"in all {whole:.1f} hours, core {core:.1f}")
     write(SOLUTIONS / f"{name}.py" for name in works)
     return 0
 

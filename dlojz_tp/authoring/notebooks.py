@@ -17,7 +17,7 @@ from dlojz_tp.works import source
 from dlojz_tp.works.source import NOTEBOOKS, SOLUTIONS, split_cells, without_markers
 
 CELL_TIMEOUT = 180  # seconds; a cell of a solution that takes longer is a fault
-FURTHER = """# The core is enough: balises {} are further. Until you write them, the course's answers stand in.
+FURTHER = """# The core is enough: {} further. Until you write them, the course's answers stand in.
 tp.catch_up("further")"""
 KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}
 
@@ -27,7 +27,8 @@ def trainee(path: Path) -> nbformat.NotebookNode:
     notebook = _convert(path, rules.punch, "trainee")
     further = [str(number) for number, balise in source.read(path).balises.items() if balise.further]
     if further:
-        cell = nbformat.v4.new_code_cell(FURTHER.format(", ".join(further)), id="further")
+        said = f"balise{'s' * (len(further) > 1)} {', '.join(further)} {'are' if len(further) > 1 else 'is'}"
+        cell = nbformat.v4.new_code_cell(FURTHER.format(said), id="further")
         opened = next(i for i, each in enumerate(notebook.cells) if "course.open(" in each.source)
         notebook.cells.insert(opened + 1, cell)
     return notebook
