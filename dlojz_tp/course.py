@@ -47,9 +47,10 @@ class Course:
 
         given = _given.get((self.work.name, number), [])
         theirs = any(answer is one for answer in answers for one in given)
-        if theirs and number in self._stands_in:
+        found = calm.not_run(self.work.balises[number], answers)
+        if not found and theirs and number in self._stands_in:
             return _show(render.line(f"balise {number} is further: to be judged, write yours at todo({number})", GIVEN))
-        found = calm.not_run(self.work.balises[number], answers) or judge(self.work, number, answers)
+        found = found or judge(self.work, number, answers)
         if found.passed and theirs:
             found = dataclasses.replace(found, verdict=GIVEN)
         if found.verdict != BROKEN:
@@ -85,7 +86,7 @@ class Course:
         for each, code in zip(balises, codes, strict=True):
             exec(compile(code, f"<solution of balise {each.number}>", "exec"), self._namespace)
             _given[self.work.name, each.number] = [self._namespace[name] for name in each.answers]
-        _show(render.line(said, GIVEN, code=("how the course writes them", "\n\n\n".join(codes))))
+        return _show(render.line(said, GIVEN, code=("how the course writes them", "\n\n\n".join(codes))))
 
     def _fill_further(self):
         from dlojz_tp.cards import calm
@@ -101,9 +102,7 @@ class Course:
 
         calm.fill_holes(fill)
         core = ", ".join(str(n) for n, balise in self.work.balises.items() if not balise.further)
-        said = (
-            f"the core is balises {core}, about {self.work.core} minutes; the others are filled in until you write them"
-        )
+        said = f"the core is balises {core}, about {self.work.core} minutes; others are filled in until you write them"
         _show(render.line(said, GIVEN))
 
     def _no_such(self, number):

@@ -139,8 +139,9 @@ def test_the_view_of_a_class():
 
 
 def test_stated_minutes_and_hints_are_those_of_the_course():
-    assert all(desk.stated(name)[0] for name in source.names())
-    assert set(desk.stated("10_learning_rate_and_large_batch")[1]) == set(range(1, 9))
+    work, seen = source.find(WORK), desk._work(WORK, [])
+    assert seen["stated"] == work.minutes > 0
+    assert [balise["stated"] for balise in seen["balises"]] == [balise.minutes for balise in work.balises.values()]
     name = next(iter(desk._recorded("23_inference", 1)))
     assert len(desk.hint_text("23_inference", 1, name)) > 20 and desk.hint_text(WORK, 1, "none") == ""
     assert "return" in desk.hint_text(WORK, 1, "nothing-returned")

@@ -19,7 +19,6 @@ from pathlib import Path
 from dlojz_tp.cards.verdict import BROKEN
 from dlojz_tp.classroom.reading import Told, works
 from dlojz_tp.classroom.telling import OPENED
-from dlojz_tp.works import source
 
 DONE = ("pass", "by catch_up")
 FAILURES = 3  # in a row at one balise: stuck
@@ -146,10 +145,10 @@ def _work(name: str, trainees: list[Trainee]) -> dict:
                 "title": balise.title,
                 "passed": sum(row.word == "pass" for row in rows),
                 "median": round(statistics.median(spent), 1) if spent else None,
-                "stated": stated(name)[1].get(number),
+                "stated": balise.minutes or None,
             }
         )
-    return {"name": name, "title": work.title, "stated": stated(name)[0], "balises": balises}
+    return {"name": name, "title": work.title, "stated": work.minutes or None, "balises": balises}
 
 
 def _hints(trainees: list[Trainee]) -> list[dict]:
@@ -195,25 +194,6 @@ def _in_code(module: str) -> dict[str, str]:
                     k.value: v.value for k, v in pairs if isinstance(k, ast.Constant) and isinstance(v, ast.Constant)
                 }
     return found
-
-
-@functools.cache
-def stated(name: str) -> tuple[int | None, dict[int, int]]:
-    """The minutes that the course states for a work, in the README's table, and for its balises, in their own texts."""
-    whole = None
-    try:
-        readme = (source.ROOT / "README.md").read_text(encoding="utf-8")
-        if found := re.search(rf"^\| {name} \|.*\| (\d+) \|$", readme, re.MULTILINE):
-            whole = int(found[1])
-    except OSError:
-        pass
-    each = {}
-    for cell in works()[name].cells:
-        text = source.uncomment(cell.text) if cell.kind == "markdown" else ""
-        heads, minutes = source.HEADING.findall(text), re.search(r"\b(\d+) minutes\b", text)
-        if heads and minutes:
-            each[int(heads[0][0])] = int(minutes[1])
-    return whole, each
 
 
 def name_of(uid: int) -> str:
