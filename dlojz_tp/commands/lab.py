@@ -68,14 +68,21 @@ def _port(text: str) -> int:
 
 
 def lab_arguments(work: Path, port: int | None, browser: bool, token: str) -> list[str]:
-    """JupyterLab's arguments: this machine only, with a token, in `work`, and nothing fetched from outside."""
-    arguments = [
+    """JupyterLab's arguments: this machine only, with a token, and the course's settings."""
+    return [
         "--ServerApp.ip=127.0.0.1",
-        f"--ServerApp.root_dir={work}",
         f"--IdentityProvider.token={token}",
         f"--ServerApp.open_browser={browser}",
         f"--ServerApp.port={port or 8888}",
         f"--ServerApp.port_retries={0 if port else 50}",
+        *settings(work),
+    ]
+
+
+def settings(work: Path) -> list[str]:
+    """The arguments of every JupyterLab of the course: in `work`, and nothing fetched from outside."""
+    arguments = [
+        f"--ServerApp.root_dir={work}",
         f"--LabApp.default_url={PAGE}",
         "--Application.log_level=ERROR",  # warnings are for who runs a server; the address must not drown in them
         "--LabApp.news_url=None",
@@ -100,21 +107,7 @@ def start(work: Path, port: int | None, browser: bool) -> None:
             except OSError as error:
                 why = error.strerror or error
                 raise LabError(f"port {port} cannot be used ({why}): give another --port, or none") from error
-    if (private := sockets.folder()) is None:
-        raise LabError(
-            "no private folder for the kernels' sockets can be made in /tmp or /dev/shm: free some space there"
-        )
-    os.environ["JUPYTER_RUNTIME_DIR"] = str(private)  # short: Jupyter's own, in the home, may be too long for a socket
-    if not (work / LAYOUT).exists():  # a column wide enough for the names; what the trainee moves later stays
-        (work / LAYOUT).parent.mkdir(exist_ok=True)
-        create(work / LAYOUT, (SETTINGS / LAYOUT.name).read_bytes())
-    # Kernels must find the package also where it is not installed.
-    paths = [str(CHECKOUT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    os.environ["PYTHONPATH"] = os.pathsep.join(paths)
-    # threads that wait must not spin: loader workers and ranks need the same few cores
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    os.environ.setdefault("PYTHONSTARTUP", str(BEFORE_FIRST_CELL))
-    os.chdir(work)
+    prepare(work)
     from jupyterlab.labapp import LabApp
     from tornado.ioloop import IOLoop
 
@@ -134,3 +127,22 @@ def start(work: Path, port: int | None, browser: bool) -> None:
 
     loop.add_callback(announce)
     server.start()
+
+
+def prepare(work: Path) -> None:
+    """Before JupyterLab runs in `work`: a place for its sockets, a layout, variables for the kernels."""
+    if (private := sockets.folder()) is None:
+        raise LabError(
+            "no private folder for the kernels' sockets can be made in /tmp or /dev/shm: free some space there"
+        )
+    os.environ["JUPYTER_RUNTIME_DIR"] = str(private)  # short: Jupyter's own, in the home, may be too long for a socket
+    if not (work / LAYOUT).exists():  # a column wide enough for the names; what the trainee moves later stays
+        (work / LAYOUT).parent.mkdir(exist_ok=True)
+        create(work / LAYOUT, (SETTINGS / LAYOUT.name).read_bytes())
+    # Kernels must find the package also where it is not installed.
+    paths = [str(CHECKOUT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    os.environ["PYTHONPATH"] = os.pathsep.join(paths)
+    # threads that wait must not spin: loader workers and ranks need the same few cores
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    os.environ.setdefault("PYTHONSTARTUP", str(BEFORE_FIRST_CELL))
+    os.chdir(work)
