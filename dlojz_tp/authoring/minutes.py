@@ -21,6 +21,7 @@ README, PLANS = ROOT / "README.md", ROOT / "docs" / "instructor.md"
 _HEADING = re.compile(r"^# (#{1,3}) (.+?)( · further)?(?: · about \d+ min(?:, core \d+)?)?$")
 _ROW = re.compile(r"^\| (\d\d_\w+) \| (.*) \| \d+(?: •)? \| \d+ \|$", re.MULTILINE)
 _SLOT = re.compile(r"^\| (\d) \| (\d\d) \| [\d, ]* \| \d+ \|$", re.MULTILINE)
+_SUM = re.compile(r"((?:^\| \d \| \d\d \| .*\n)+)^\| \| \| sum \| \d+ \|$", re.MULTILINE)
 _ALL = re.compile(r"^In all, .* hours.*$", re.MULTILINE)
 
 
@@ -108,7 +109,7 @@ def with_minutes(text: str) -> str:
 
 
 def plans(text: str, works: dict[str, list[Section]]) -> str:
-    """The instructor's plans with the balises of each core, and its minutes."""
+    """The instructor's plans with the balises of each core, its minutes, and their sum."""
     by_number = {name[:2]: found for name, found in works.items()}
 
     def row(slot):
@@ -116,7 +117,10 @@ def plans(text: str, works: dict[str, list[Section]]) -> str:
         core = ", ".join(str(s.balise) for s in found if s.balise and not s.further)
         return f"| {slot[1]} | {slot[2]} | {core} | {about(of_work(found)[1])} |"
 
-    return _SLOT.sub(row, text)
+    def total(plan):
+        return f"{plan[1]}| | | sum | {sum(int(line.split()[-2]) for line in plan[1].splitlines())} |"
+
+    return _SUM.sub(total, _SLOT.sub(row, text))
 
 
 def readme(text: str, works: dict[str, list[Section]], two_days: set[str]) -> str:
