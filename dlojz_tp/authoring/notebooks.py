@@ -187,6 +187,8 @@ def main(argv: list[str]) -> int:
     paths = chosen(options.names)
     if paths is None:
         return 2
+    if not options.solutions:
+        minutes.write(paths)
     failed = 0
     for path in paths:
         try:
@@ -194,7 +196,6 @@ def main(argv: list[str]) -> int:
                 done = build_solution(path, force=options.force)
                 print(f"{path.stem}: {'up to date' if done else 'unchanged'}", flush=True)
             else:
-                minutes.write([path])
                 print(f"{path.stem}: written to notebooks/{build_trainee(path).name}")
                 work = source.read(path)
                 for number in records.numbers(work):
