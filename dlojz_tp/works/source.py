@@ -15,7 +15,8 @@ SOLUTIONS = ROOT / "solutions"
 NOTEBOOKS = ROOT / "notebooks"
 
 BEGIN, END = "# BEGIN SOLUTION", "# END SOLUTION"
-HEADING = re.compile(r"^#+ Balise (\d+) · (.+?)\s*$", re.MULTILINE)
+HEADING = re.compile(r"^#+ Balise (\d+) · (.+?)( · further)?(?: · about (\d+) min)?\s*$", re.MULTILINE)
+_TITLE = re.compile(r"^# (.+?)(?: · about (\d+) min(?:, core (\d+))?)?\s*$", re.MULTILINE)
 _CELL = re.compile(r"^# %%(?P<options>.*)$")
 _TAG = re.compile(r"balise-(\d+)")
 
@@ -42,22 +43,37 @@ class Cell:
 
 @dataclass(frozen=True)
 class Balise:
-    """number; title; code: the cell with the solution; answers: names that the check is given, in order."""
+    """number; title; code: the cell with the solution; answers: names that the check is given, in order.
+
+    further: not of the core. minutes: what its heading says; 0 where it says nothing.
+    """
 
     number: int
     title: str
     code: str
     answers: tuple[str, ...]
+    further: bool = False
+    minutes: int = 0
+
+    @property
+    def about(self) -> str:
+        """Its mark and its minutes, as in its heading."""
+        return " · further" * self.further + f" · about {self.minutes} min" * bool(self.minutes)
 
 
 @dataclass(frozen=True)
 class Work:
-    """A practical work: name ("01_gpu_acceleration"), title, its cells, its balises by number."""
+    """A practical work: name ("01_gpu_acceleration"), title, its cells, its balises by number.
+
+    minutes, core: of all of it and of its core, as its title says; 0 where it says nothing.
+    """
 
     name: str
     title: str
     cells: tuple[Cell, ...]
     balises: dict[int, Balise]
+    minutes: int = 0
+    core: int = 0
 
     @property
     def module(self) -> str:
@@ -115,18 +131,20 @@ def read(path: Path) -> Work:
 def _parse(name: str, text: str) -> Work:
     cells = split_cells(text)
     prose = "\n".join(uncomment(cell.text) for cell in cells if cell.kind == "markdown")
-    titles = {int(number): title for number, title in HEADING.findall(prose)}
+    headings = {int(number): found for number, *found in HEADING.findall(prose)}
     answers = {}
     for cell in cells:
         if cell.kind == "code":
             answers.update(checks_in(cell.text))
-    balises = {
-        cell.balise: Balise(cell.balise, titles.get(cell.balise, ""), cell.text, answers.get(cell.balise, ()))
-        for cell in cells
-        if cell.balise is not None
-    }
-    title = next((line[2:].strip() for line in prose.splitlines() if line.startswith("# ")), name)
-    return Work(name, title, tuple(cells), dict(sorted(balises.items())))
+    balises = {}
+    for cell in cells:
+        if cell.balise is not None:
+            title, further, minutes = headings.get(cell.balise, ("", "", ""))
+            given = answers.get(cell.balise, ())
+            balises[cell.balise] = Balise(cell.balise, title, cell.text, given, bool(further), int(minutes or 0))
+    title = _TITLE.search(prose)
+    title, minutes, core = title.groups() if title else (name, None, None)
+    return Work(name, title, tuple(cells), dict(sorted(balises.items())), int(minutes or 0), int(core or minutes or 0))
 
 
 def uncomment(text: str) -> str:
