@@ -1,0 +1,74 @@
+"""The course without its solutions: sources stand in trainee notebooks, checks judge, catch_up says one line."""
+
+import json
+import os
+import subprocess
+import sys
+import tarfile
+
+import pytest
+
+from dlojz_tp.grading import slicing
+from dlojz_tp.works import source
+from tests.test_grading import RIGHT, write
+
+LEFT_OUT = {
+    "absent": None,
+    "encrypted": b"\0GITCRYPT\0\xff\xfe\x93",
+    "armoured": b"-----BEGIN PGP MESSAGE-----\n\nhQEM\n",
+}
+
+
+@pytest.mark.parametrize("kind", LEFT_OUT)
+def test_a_work_is_the_same_in_its_trainee_notebook(kind, tmp_path, monkeypatch):
+    whole = {name: source.find(name) for name in source.names()}
+    monkeypatch.setattr(source, "SOLUTIONS", tmp_path)
+    for name in whole if LEFT_OUT[kind] else ():
+        (tmp_path / f"{name}.py").write_bytes(LEFT_OUT[kind])
+    assert source.names() == list(whole)
+    for name, work in whole.items():
+        found = source.find(name)
+        assert work.solved and not found.solved and found.title == work.title and found.module == work.module
+        assert {n: (b.title, b.answers) for n, b in found.balises.items()} == {
+            n: (b.title, b.answers) for n, b in work.balises.items()
+        }
+        assert all(f"todo({n})" in b.code and source.BEGIN not in b.code for n, b in found.balises.items())
+        given = [[ast_text(node) for node in slicing._given(each.cells)] for each in (found, work)]
+        assert given[0] == given[1]
+
+
+def ast_text(node):
+    return slicing._text(node)
+
+
+@pytest.mark.skipif(not (source.ROOT / ".git").exists(), reason="the kit is made from a git checkout")
+def test_the_kit_works_and_holds_no_solution(tmp_path):
+    for name in ("photo_patches", "code_text", "search_table"):
+        (tmp_path / "data" / name).mkdir(parents=True)
+        (tmp_path / "data" / name / "manifest.json").write_text("{}")
+    kit = tmp_path / "kit.tar"
+    script = [source.ROOT / "tools" / "trainee_kit.sh", kit, tmp_path / "data"]
+    done = subprocess.run(script, capture_output=True, text=True, check=True)
+    assert "make -C dlojz-tp lab" in done.stdout and not list(tmp_path.glob("*.partial"))
+    with tarfile.open(kit) as archive:
+        names = [name.removeprefix("dlojz-tp/") for name in archive.getnames()]
+        archive.extractall(tmp_path, filter="data")
+    assert {"notebooks/00_welcome.ipynb", "data/code_text/manifest.json", "Makefile", "dlojz_tp/course.py"} <= set(
+        names
+    )
+    assert not [n for n in names if n.startswith(("solutions/0", "solutions/1", "solutions/2", "tests", ".ci"))]
+    assert not {"docs/instructor.md", "conftest.py"} & set(names)
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path / "dlojz-tp")}
+
+    def run(*words):
+        done = subprocess.run(
+            [sys.executable, *words], capture_output=True, text=True, timeout=240, cwd=tmp_path, env=environment
+        )
+        return done.returncode, done.stdout + done.stderr
+
+    status, out = run("-m", "dlojz_tp", "check", "00", str(write(tmp_path, RIGHT)), "--json")
+    assert status == 0 and [row["verdict"] for row in json.loads(out)] == ["pass", "pass"], out
+    code = "from dlojz_tp import course\ntp = course.open('00_welcome')\nprint(course.__file__)\ntp.catch_up(1)"
+    status, out = run("-c", code)
+    assert status == 0 and str(tmp_path / "dlojz-tp") in out and "ask your instructor" in out.splitlines()[-1]
+    assert "describe_machine" not in out
