@@ -169,7 +169,7 @@ def test_json_has_verdicts_hints_and_equal_answers(tmp_path, monkeypatch, capsys
     assert found["hints"] == [
         {"work": WORK, "balise": 2, "hint": "a-slug", "trainees": 2, "text": "Look again.\nMore."}
     ]
-    assert [(one["balise"], one["trainees"]) for one in found["equal"]] == [(1, ["ada", "bob"]), (2, ["ada", "bob"])]
+    assert [(one["balise"], one["trainees"]) for one in found["equal"]] == [(2, ["ada", "bob"]), (1, ["ada", "bob"])]
     assert command.main(["all", str(tmp_path)]) == 1
     assert "ada and bob: 2 equal answers" in capsys.readouterr().out
 

@@ -1,0 +1,54 @@
+"""How long `check all` takes for a class: notebooks made from the solutions, with some balises left as holes.
+
+`python benchmarks/grade_a_class.py --trainees 20 --works 15` prints wall and processor seconds. No verdict is kept from
+one notebook for another, so equal answers make it no quicker.
+"""
+
+import argparse
+import json
+import random
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from dlojz_tp.works import source
+
+LEFT = 0.15  # of the balises are not done
+
+
+def hand_in(folder: Path, name: str, rng: random.Random) -> None:
+    """A notebook as a trainee would leave it."""
+    solved, holes = (
+        json.loads((where / f"{name}.ipynb").read_text()) for where in (source.SOLUTIONS, source.NOTEBOOKS)
+    )
+    for cell, hole in zip(solved["cells"], holes["cells"], strict=True):
+        if cell["source"] != hole["source"] and rng.random() < LEFT:
+            cell["source"] = hole["source"]
+    folder.mkdir(exist_ok=True)
+    (folder / f"{name}.ipynb").write_text(json.dumps(solved))
+
+
+def main():
+    """Make a class, grade it, say what it took."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--trainees", type=int, default=20)
+    parser.add_argument("--works", type=int, default=15)
+    parser.add_argument("--jobs", type=int, default=0)
+    options = parser.parse_args()
+    rng = random.Random(0)
+    with tempfile.TemporaryDirectory() as made:
+        for k in range(options.trainees):
+            for name in source.names()[: options.works]:
+                hand_in(Path(made) / f"trainee{k:02}", name, rng)
+        start = time.perf_counter()
+        words = [sys.executable, "-m", "dlojz_tp", "check", "all", made, "--csv", f"{made}/all.csv"]
+        done = subprocess.run(words + ["--jobs", str(options.jobs)] * bool(options.jobs), cwd=source.ROOT)
+        wall, spent = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_CHILDREN)
+    print(f"exit status {done.returncode}: {wall:.0f} s, {spent.ru_utime + spent.ru_stime:.0f} s of processor time")
+
+
+if __name__ == "__main__":
+    main()
