@@ -44,7 +44,6 @@ def test_a_class_in_one_run(tmp_path):
     ]  # fmt: skip
     assert [words["ada", "03.ip", str(n)] for n in range(1, 7)] == ["not done"] * 6
     assert status == 1 and not err and "5 notebooks in" in out
-    assert f"{tmp_path}/cyd/{WORK}.ipynb: 0 of 2 passed; 1 node-cores" in out or "; 1 " in out
     assert "     2            0       0         6  ada" in out and "       1  00.1" in out
 
 
@@ -180,6 +179,14 @@ def test_json_has_verdicts_hints_and_equal_answers(tmp_path, monkeypatch, capsys
 def test_exit_statuses(tmp_path, monkeypatch, capsys, words, status):
     graded(monkeypatch, tmp_path, ("pass", words), ("pass", "pass"))
     assert command.main(["all", str(tmp_path)]) == status
+
+
+def test_every_notebook_of_the_course_is_known_by_what_it_opens():
+    for folder in (source.NOTEBOOKS, source.SOLUTIONS):
+        works, problems = whole_class.found([folder])
+        assert {path.stem: name for path, name in works.items()} == {n: n for n in source.names()} and not problems
+    for name in source.names():
+        assert slicing.opened(slicing.statements(source.NOTEBOOKS / f"{name}.ipynb")[0]) == name
 
 
 def test_whose_a_file_is(tmp_path):

@@ -19,7 +19,7 @@ AT_ONCE = 10  # notebooks of one work that a child judges: more, and the last la
 MOST_LANES = 8
 HINTS_SHOWN = 15
 PAIRS_SHOWN = 20
-OPENS = re.compile(r"course\.open\(\s*\\?[\"'](\w+)\\?[\"']")
+OPENS = re.compile(r"course\.open\(\s*(?:\\?[\"'](\w+)|(\w+)\s*\))")  # in Python, and in JSON's quotes
 COLUMNS = ("trainee", "file", "work", "balise", "title", "verdict", "hint", "seconds")
 
 
@@ -30,7 +30,7 @@ def found(paths: list[Path]) -> tuple[dict[Path, str], list[str]]:
         inside = sorted(path.rglob("*.ipynb")) if path.is_dir() else []
         for file in [p for p in inside if ".ipynb_checkpoints" not in p.parts] or [path]:
             try:
-                named = set(OPENS.findall(file.read_text(encoding="utf-8-sig"))) & set(source.names())
+                named = _opened(file.read_text(encoding="utf-8-sig"))
             except OSError as error:
                 why = "no notebook in this folder" if path.is_dir() else f"cannot be read ({error.strerror})"
                 problems.append(f"{file}: {why}")
@@ -43,6 +43,14 @@ def found(paths: list[Path]) -> tuple[dict[Path, str], list[str]]:
             elif not inside or named:
                 problems.append(f"{file}: opens {'several works' if named else 'no practical work'}")
     return works, problems
+
+
+def _opened(text: str) -> set[str]:
+    """The works that the text of a notebook or a file opens; not parsed, for there are many."""
+    names = set()
+    for name, variable in OPENS.findall(text):
+        names |= {name} if name else set(re.findall(rf"\b{variable}\s*=\s*\\?[\"'](\w+)", text))
+    return names & set(source.names())
 
 
 def trainees(works: dict[Path, str]) -> dict[Path, str]:
