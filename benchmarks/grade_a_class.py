@@ -19,16 +19,15 @@ from dlojz_tp.works import source
 LEFT = 0.15  # of the balises are not done
 
 
-def hand_in(folder: Path, name: str, rng: random.Random) -> None:
+def hand_in(folder: Path, work: source.Work, rng: random.Random) -> None:
     """A notebook as a trainee would leave it."""
-    solved, holes = (
-        json.loads((where / f"{name}.ipynb").read_text()) for where in (source.SOLUTIONS, source.NOTEBOOKS)
-    )
-    for cell, hole in zip(solved["cells"], holes["cells"], strict=True):
-        if cell["source"] != hole["source"] and rng.random() < LEFT:
-            cell["source"] = hole["source"]
+    notebook = json.loads((source.NOTEBOOKS / f"{work.name}.ipynb").read_text())
+    holes = [c for c in notebook["cells"] if any(t.startswith("balise-") for t in c["metadata"].get("tags", []))]
+    for cell, balise in zip(holes, work.balises.values(), strict=True):
+        if rng.random() >= LEFT:
+            cell["source"] = source.without_markers(balise.code)
     folder.mkdir(exist_ok=True)
-    (folder / f"{name}.ipynb").write_text(json.dumps(solved))
+    (folder / f"{work.name}.ipynb").write_text(json.dumps(notebook))
 
 
 def main():
@@ -42,7 +41,7 @@ def main():
     with tempfile.TemporaryDirectory() as made:
         for k in range(options.trainees):
             for name in source.names()[: options.works]:
-                hand_in(Path(made) / f"trainee{k:02}", name, rng)
+                hand_in(Path(made) / f"trainee{k:02}", source.find(name), rng)
         start = time.perf_counter()
         words = [sys.executable, "-m", "dlojz_tp", "check", "all", made, "--csv", f"{made}/all.csv"]
         done = subprocess.run(words + ["--jobs", str(options.jobs)] * bool(options.jobs), cwd=source.ROOT)
