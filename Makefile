@@ -35,7 +35,7 @@ endef
 export SEES
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: help lab hub test test-all test-avx2 test-frameworks test-slurm minutes notebooks solutions lint bench gpu doctor env data clean
+.PHONY: help lab hub test test-all test-avx2 test-frameworks test-slurm minutes notebooks solutions trainee-kit lint bench gpu doctor env data clean
 
 help:
 	@echo "make lab        install, make the data, open JupyterLab in work/"
@@ -49,6 +49,7 @@ help:
 	@echo "make minutes    how long each practical work and its core take, counted; written into headings, README and plans"
 	@echo "make notebooks  write the trainee notebooks from solutions/*.py"
 	@echo "make solutions  execute the solutions whose source changed"
+	@echo "make trainee-kit  build/dlojz-tp-kit.tar: notebooks, package and data, without solutions and tests"
 	@echo "make lint       ruff"
 	@echo "make bench      side-by-side races, written to benchmarks/results/"
 	@echo "make gpu        on a machine with a GPU: all solutions at full size, figures recorded, the tests that need one"
@@ -145,6 +146,9 @@ notebooks: $(FRAMED)
 
 solutions: $(FRAMED) $(DATA)
 	@$(FRUN) -m dlojz_tp build --solutions
+
+trainee-kit: $(DATA)
+	@tools/trainee_kit.sh build/dlojz-tp-kit.tar $(SETS)
 
 lint: $(DEV)
 	$(VENV)/bin/ruff check .

@@ -71,6 +71,8 @@ class Course:
 
         "further": from now on, of each balise that is further, when its cell runs without an answer.
         """
+        if not self.work.solved:
+            return _show(render.line("the course's answers are not in this copy of it: ask your instructor"))
         if number == "further":
             return self._fill_further()
         if number not in self.work.balises:

@@ -124,7 +124,11 @@ def test_a_night_counts_as_a_pause_and_late_files_find_their_place():
     whole = [(900, 0, "opened", ""), (890, 1, "fail", "x"), (5, 1, "pass", "")]
     one = trainee(whole[0], whole[2])
     one.hear([Told(WORK, 1, "fail", "x", 1, NOW - 60 * 890)])
-    assert one.rows == trainee(*whole).rows and one.rows[WORK, 1].seconds / 60 == pytest.approx(10 + desk.PAUSE)
+    assert (
+        one.rows == trainee(*whole).rows
+        and one.rows[WORK, 1].attempts == 2
+        and one.rows[WORK, 1].seconds / 60 == pytest.approx(10 + desk.PAUSE)
+    )
 
 
 def test_the_view_of_a_class():

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from dlojz_tp.cards.verdict import BROKEN
 from dlojz_tp.classroom.reading import Told, works
-from dlojz_tp.classroom.telling import OPENED
+from dlojz_tp.classroom.telling import JUDGED, OPENED
 
 DONE = ("pass", "by catch_up")
 FAILURES = 3  # in a row at one balise: stuck
@@ -73,7 +73,9 @@ class Trainee:
             self.since = told.at if new else before
             return
         row = self.rows.setdefault((told.work, told.number), Row())
-        row.attempts = max(row.attempts, told.attempts)
+        row.attempts = max(
+            row.attempts + (told.word in JUDGED), told.attempts
+        )  # two kernels may count beside each other
         if told.word in ("fail", *DONE) and row.word not in DONE:
             row.seconds += 0 if row.passed else min(told.at - before, PAUSE * 60)
             self.since = told.at

@@ -143,7 +143,11 @@ def opened(nodes: list[ast.stmt]) -> str | None:
     calls = [call for node in nodes if "course.open" in _text(node) for call in ast.walk(node)]
     for call in calls:
         if isinstance(call, ast.Call) and ast.unparse(call.func) == "course.open" and call.args:
-            return getattr(call.args[0], "value", None)
+            name = call.args[0]
+            if isinstance(name, ast.Name):  # NAME = "02_mixed_precision" stands above
+                named = [n.value for n in nodes if isinstance(n, ast.Assign) and ast.unparse(n.targets[0]) == name.id]
+                name = named[-1] if named else None
+            return getattr(name, "value", None)
     return None
 
 
