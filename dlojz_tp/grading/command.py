@@ -203,7 +203,7 @@ def judge_file(work: source.Work, path: Path, number: int, limit: float = LOAD_L
         written, broken = slicing.statements(path)
     except slicing.Unreadable as error:
         return Verdict(number, title, "fail", hint=str(error), slug="raised")
-    nodes = slicing.caught_up(written, work)
+    nodes = slicing.caught_up(written, work, number)
     seen = slicing.seen_by_check(nodes, number)
     given = Verdict(number, title, "by catch_up", hint="the course's own code, from tp.catch_up")
     if slicing.by_course(seen, names):
