@@ -8,6 +8,10 @@ DEV    := $(VENV)/.installed-dev
 FRAMES := $(VENV)-frameworks
 FRUN   := $(FRAMES)/bin/python
 FRAMED := $(FRAMES)/.installed
+# JupyterHub: likewise, with the course's own Python for the notebooks' kernels
+HUB    := $(VENV)-hub
+HRUN   := $(HUB)/bin/python
+HUBBED := $(HUB)/.installed
 SETS   := $(if $(DLOJZ_DATA),$(DLOJZ_DATA),data)
 IMAGES := $(SETS)/photo_patches/manifest.json
 TEXT   := $(SETS)/code_text/manifest.json
@@ -23,20 +27,29 @@ ASK    = { echo "$(CURDIR) is not yours to write in, and $@ is missing: ask whoe
 # pip's progress bar where somebody looks at it
 PIP    := $(RUN) -m pip install $(shell test -t 2 || echo --quiet) --editable
 
+# lets an environment see the packages of the one whose folder it is told
+define SEES
+import sys, sysconfig
+open(sysconfig.get_path("purelib") + "/course.pth", "w").write(f"import site; site.addsitedir({sys.argv[1]!r})\n")
+endef
+export SEES
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: help lab test test-all test-avx2 test-frameworks test-slurm notebooks solutions lint bench gpu doctor env data clean
+.PHONY: help lab hub test test-all test-avx2 test-frameworks test-slurm minutes notebooks solutions trainee-kit lint bench gpu doctor env data clean
 
 help:
 	@echo "make lab        install, make the data, open JupyterLab in work/"
+	@echo "make hub        install JupyterHub beside, and serve the course with it to the users of this machine"
 	@echo "make test       install and run the tests and the notebooks; those that passed here are left out while nothing"
 	@echo "                that they depend on changes"
 	@echo "make test-all   install and run every test and every notebook"
 	@echo "make test-avx2  the solution notebooks and the tests that depend on it, on a processor held to AVX2"
 	@echo "make test-frameworks  install DeepSpeed, Accelerate, Fabric, ONNX Runtime and transformers beside, and test what needs them"
 	@echo "make test-slurm start a Slurm of its own here and run the tests that need one (installs it, as root)"
+	@echo "make minutes    how long each practical work and its core take, counted; written into headings, README and plans"
 	@echo "make notebooks  write the trainee notebooks from solutions/*.py"
 	@echo "make solutions  execute the solutions whose source changed"
+	@echo "make trainee-kit  build/dlojz-tp-kit.tar: notebooks, package and data, without solutions and tests"
 	@echo "make lint       ruff"
 	@echo "make bench      side-by-side races, written to benchmarks/results/"
 	@echo "make gpu        on a machine with a GPU: all solutions at full size, figures recorded, the tests that need one"
@@ -46,7 +59,7 @@ env: $(STAMP)
 data: $(DATA)
 
 ifdef OTHERS
-$(STAMP) $(DEV) $(FRAMED):
+$(STAMP) $(DEV) $(FRAMED) $(HUBBED):
 	@$(call ASK, to run make $(if $(findstring dev,$@),test,data))
 else
 $(STAMP): pyproject.toml
@@ -63,11 +76,17 @@ $(DEV): $(STAMP)
 
 $(FRAMED): $(DEV)
 	$(RUN) -m venv --clear $(FRAMES)
-	@$(FRUN) -c 'import sys, sysconfig; open(sysconfig.get_path("purelib") + "/course.pth", "w").write(f"import site; site.addsitedir({sys.argv[1]!r})\n")' \
-	  "$$($(RUN) -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
+	@$(FRUN) -c "$$SEES" "$$($(RUN) -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
 	$(FRUN) -m pip install $(shell test -t 2 || echo --quiet) --editable '.[frameworks,deploy,inference]'
 	@$(FRUN) -c 'from dlojz_tp import frameworks; frameworks.need(*frameworks.NAMES, *frameworks.DEPLOY, *frameworks.INFERENCE)'
 	@touch $(FRAMED)
+
+$(HUBBED): $(STAMP)
+	$(RUN) -m venv --clear $(HUB)
+	@$(HRUN) -c "$$SEES" "$$($(RUN) -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
+	$(HRUN) -m pip install $(shell test -t 2 || echo --quiet) --editable '.[hub]'
+	$(RUN) -m ipykernel install --prefix $(HUB) >/dev/null
+	@touch $(HUBBED)
 endif
 
 ifeq ($(if $(DLOJZ_DATA),,$(OTHERS)),yes)
@@ -86,6 +105,10 @@ endif
 
 lab: $(STAMP) $(DATA)
 	@$(RUN) -m dlojz_tp lab $(ARGS)
+
+# SITE=file: what your place has, see deploy/site.toml
+hub: $(HUBBED) $(DATA)
+	@DLOJZ_SITE=$(SITE) $(abspath $(HRUN)) -m jupyterhub -f deploy/jupyterhub_config.py
 
 # tests and notebooks together; the first leaves out what passed here before
 test: SKIPS = --skip-unchanged
@@ -115,11 +138,17 @@ test-slurm: $(DEV)
 	@start=$$(date +%s); tools/test_slurm.sh $(RUN); \
 	status=$$?; echo "make test-slurm took $$(($$(date +%s) - start)) s"; exit $$status
 
+minutes: $(DEV)
+	@$(RUN) -m dlojz_tp minutes
+
 notebooks: $(FRAMED)
 	@$(FRUN) -m dlojz_tp build
 
 solutions: $(FRAMED) $(DATA)
 	@$(FRUN) -m dlojz_tp build --solutions
+
+trainee-kit: $(DATA)
+	@tools/trainee_kit.sh build/dlojz-tp-kit.tar $(SETS)
 
 lint: $(DEV)
 	$(VENV)/bin/ruff check .
@@ -136,4 +165,4 @@ doctor: $(STAMP)
 	@$(RUN) -m dlojz_tp doctor
 
 clean:
-	rm -rf $(VENV) $(FRAMES) build dist .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(FRAMES) $(HUB) build dist .pytest_cache .ruff_cache

@@ -13,6 +13,7 @@ if "DLOJZ_STATE" not in os.environ:  # the first process makes the folder and re
     os.environ["DLOJZ_STATE"] = tempfile.mkdtemp(prefix="dlojz-state-")
     atexit.register(shutil.rmtree, os.environ["DLOJZ_STATE"], ignore_errors=True)
 os.environ.setdefault("DLOJZ_STRICT", "1")
+os.environ.pop("DLOJZ_CLASS", None)  # no test is a trainee of a real class
 if "PYTEST_XDIST_WORKER" in os.environ:  # several workers share the cores: more threads would only wait for each other
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 

@@ -18,8 +18,9 @@ The rooms, from the ground up; nothing imports upwards (a test holds it so):
     training/   the red thread: one training run, its gains
     checking/   verdicts: how an answer is judged
     probes/     what looks at an answer at work
+    classroom/  an instructor's board over the verdicts of a class
     checks/     a package for each practical work
-    progress, course            what a notebook opens
+    progress, course, index     what a notebook opens
     commands/ grading/ authoring/       the command line
 """
 
@@ -31,7 +32,7 @@ from dlojz_tp.works.balise import BaliseNotDone, todo
 __version__ = "0.1.0"
 # what notebooks take from here, and where it lives
 _ROOMS = dict.fromkeys(
-    ("checking", "course", "data", "launch", "measure", "parallel", "planner", "report"), "dlojz_tp"
+    ("checking", "course", "data", "index", "launch", "measure", "parallel", "planner", "report"), "dlojz_tp"
 ) | {
     "gains": "dlojz_tp.training",
     "precision": "dlojz_tp.training",

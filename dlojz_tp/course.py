@@ -10,6 +10,7 @@ from dlojz_tp import progress
 from dlojz_tp.cards import render
 from dlojz_tp.cards.verdict import BROKEN, Verdict
 from dlojz_tp.checking import breakage, judging, mistakes
+from dlojz_tp.classroom import telling
 from dlojz_tp.works import balise, source
 
 
@@ -17,6 +18,7 @@ class CheckFailed(Exception):
     """A verdict was not a pass while DLOJZ_STRICT asks for an error; only automatic runs set it."""
 
 
+GIVEN = "by catch_up"
 _given: dict[tuple[str, int], list] = {}  # what catch_up defined for a balise of a work, in this process
 
 
@@ -25,6 +27,7 @@ class Course:
 
     def __init__(self, work: source.Work, namespace: dict):
         self.work, self._namespace = work, namespace
+        self._stands_in: set[int] = set()  # balises for which the course's answers stand, unasked
 
     def __repr__(self):
         return f"{self.work.title} · {len(self.work.balises)} balises"
@@ -42,12 +45,17 @@ class Course:
             return _show(render.line(f"balise {number} is checked with what you wrote for it: {call}"))
         from dlojz_tp.cards import calm
 
-        found = calm.not_run(self.work.balises[number], answers) or judge(self.work, number, answers)
         given = _given.get((self.work.name, number), [])
-        if found.passed and any(answer is theirs for answer in answers for theirs in given):
-            found = dataclasses.replace(found, verdict="by catch_up")
+        theirs = any(answer is one for answer in answers for one in given)
+        found = calm.not_run(self.work.balises[number], answers)
+        if not found and theirs and number in self._stands_in:
+            return _show(render.line(f"balise {number} is further: to be judged, write yours at todo({number})", GIVEN))
+        found = found or judge(self.work, number, answers)
+        if found.passed and theirs:
+            found = dataclasses.replace(found, verdict=GIVEN)
         if found.verdict != BROKEN:
             progress.record(self.work.name, number, found.verdict)
+        telling.tell(self.work.name, number, found.verdict, found.slug)
         _show(render.verdict(found))
         wrong = found.verdict in ("fail", BROKEN) and found.slug != judging.NOT_INSTALLED
         if wrong and os.environ.get("DLOJZ_STRICT"):
@@ -58,18 +66,46 @@ class Course:
         """Show the verdict on an answer without counting it: for looking at wrong ones."""
         _show(render.verdict(judge(self.work, number, answers)))
 
-    def catch_up(self, number: int):
-        """Define the reference solutions of balises 1 to `number` in the notebook, and show them, folded."""
+    def catch_up(self, number: int | str):
+        """Define the reference solutions of balises 1 to `number` in the notebook, and show them, folded.
+
+        "further": from now on, of each balise that is further, when its cell runs without an answer.
+        """
+        if not self.work.solved:
+            return _show(render.line("the course's answers are not in this copy of it: ask your instructor"))
+        if number == "further":
+            return self._fill_further()
         if number not in self.work.balises:
             return self._no_such(number)
+        self._stands_in.clear()
         balises = [self.work.balises[k] for k in range(1, number + 1)]
+        names = ", ".join(name for each in balises for name in each.answers)
+        said = f"now defined by the course: {names}. Your own cells are unchanged; what passes with this is marked so."
+        return self._define(balises, said)
+
+    def _define(self, balises, said):
         codes = [source.without_markers(each.code) for each in balises]
         for each, code in zip(balises, codes, strict=True):
             exec(compile(code, f"<solution of balise {each.number}>", "exec"), self._namespace)
             _given[self.work.name, each.number] = [self._namespace[name] for name in each.answers]
-        names = ", ".join(name for each in balises for name in each.answers)
-        said = f"now defined by the course: {names}. Your own cells are unchanged; what passes with this is marked so."
-        return _show(render.line(said, "by catch_up", code=("how the course writes them", "\n\n\n".join(codes))))
+        return _show(render.line(said, GIVEN, code=("how the course writes them", "\n\n\n".join(codes))))
+
+    def _fill_further(self):
+        from dlojz_tp.cards import calm
+
+        def fill(number):
+            balise = self.work.balises.get(number)
+            if balise is not None and balise.further:
+                self._stands_in.add(number)
+                try:
+                    self._define([balise], f"balise {number} is further: the course's answer stands in for yours")
+                except Exception as error:  # of a cell above that did not run
+                    _show(render.line(f"balise {number} stays undone: {type(error).__name__}: {error}"))
+
+        calm.fill_holes(fill)
+        core = ", ".join(str(n) for n, balise in self.work.balises.items() if not balise.further)
+        said = f"the core is balises {core}, about {self.work.core} minutes; others are filled in until you write them"
+        _show(render.line(said, GIVEN))
 
     def _no_such(self, number):
         last = max(self.work.balises, default=0)
@@ -78,8 +114,8 @@ class Course:
     def progress(self):
         """Show the last verdict on each balise, in this notebook or an earlier run of it."""
         state = progress.load(self.work.name)
-        rows = [(n, b.title, state.get(n, "not done")) for n, b in self.work.balises.items()]
-        _show(render.progress(self.work.title, rows))
+        rows = [(n, b.title + b.about, state.get(n, "not done")) for n, b in self.work.balises.items()]
+        _show(render.progress(self.work.title, rows, {n for n, b in self.work.balises.items() if not b.further}))
 
 
 def open(name: str, namespace: dict | None = None) -> Course:  # noqa: A001  (it reads course.open(...))
@@ -92,6 +128,7 @@ def open(name: str, namespace: dict | None = None) -> Course:  # noqa: A001  (it
     if namespace is None:
         namespace = inspect.stack()[1].frame.f_globals
     opened = _use(work, namespace)
+    telling.tell(work.name, 0, telling.OPENED)
     from dlojz_tp import launch, report
     from dlojz_tp.cards import calm
 

@@ -19,9 +19,12 @@ _here: dict[str, dict[int, str]] = {}  # what this process knows, should the fol
 _said: set[str] = set()
 
 
-def load(name: str) -> dict[int, str]:
-    """{balise: one of WORDS} for the practical work `name`, its last verdicts; a damaged file counts as empty."""
-    return _read(folder() / f"{name}.json")[0] | _here.get(name, {})
+def load(name: str, where: Path | None = None) -> dict[int, str]:
+    """{balise: one of WORDS} for the practical work `name`, its last verdicts; a damaged file counts as empty.
+
+    where: the folder of the verdicts; default that of this process.
+    """
+    return _read((where or folder()) / f"{name}.json")[0] | _here.get(name, {})
 
 
 def record(name: str, number: int, verdict: str):

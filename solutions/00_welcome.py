@@ -1,5 +1,5 @@
 # %% [markdown]
-# # Welcome: the tools of the course
+# # Welcome: the tools of the course · about 20 min
 #
 # In a quarter of an hour you will have met the four things that every practical work is made of:
 #
@@ -44,7 +44,7 @@ print(f"scale {scale()}, on {DEVICE}: batches of {BATCH} vectors of {WIDTH} numb
 # them again. You can do so as often as you like.
 
 # %% [markdown]
-# ### Balise 1 · Say what this process may use
+# ### Balise 1 · Say what this process may use · about 8 min
 #
 # Return a dictionary with four keys, found by asking the system:
 #
@@ -141,7 +141,7 @@ except launch.RankError as error:
     print(error)
 
 # %% [markdown]
-# ### Balise 2 · Sum a tensor over ranks
+# ### Balise 2 · Sum a tensor over ranks · about 7 min
 #
 # Every rank is given the same `values`, a tensor of shape `(n,)`. Return the sum of all values, as a tensor without
 # dimensions, of the same dtype, on **every** rank, and share the work: each rank reads only its part, about
@@ -182,6 +182,13 @@ print("three ranks:", launch.ranks(distributed_sum, values, n=3, timeout=10)[0].
 # %% [markdown]
 # Fallen behind? `tp.catch_up(2)` defines our answers to balises 1 and 2 in the notebook, and your cells stay as they
 # are. What passes with our answers is marked so. `tp.progress()` shows where you stand: the last verdict counts.
+#
+# In the notebooks to come, some balises are *further*: their headings say so. The others are the core. You need not write
+# what is further: our answers stand in until you do.
+#
+# Does your instructor see it? Only where the variable `DLOJZ_CLASS` names a folder of your class. Each verdict is then noted there
+# for the instructor alone: the work, the balise, the verdict, the name of the hint, how often you tried, the time. Your code is
+# not. A cell with `%env DLOJZ_CLASS=` ends it for this notebook.
 
 # %%
 tp.progress()

@@ -1,5 +1,5 @@
 # %% [markdown]
-# # GPU acceleration: from a plain loop to a device
+# # GPU acceleration: from a plain loop to a device · about 75 min, core 40
 #
 # A training loop that everybody has written once works, and leaves most of a GPU unused. In this practical work you
 # write its parts again, one by one, so that the device is never kept waiting, measure what a step costs in time and in
@@ -150,7 +150,7 @@ print(f"plain loop on {DEVICE}: {baseline.images_per_second:,.0f} images/s")
 # photograph; training and validation images come from different regions of it.
 
 # %% [markdown]
-# ### Balise 1 · Make a tensor of a JPEG file
+# ### Balise 1 · Make a tensor of a JPEG file · further · about 13 min
 #
 # Return a function that takes the path of a JPEG file and returns a float32 tensor of shape `(3, size, size)`,
 # normalised with `MEAN` and `STD`.
@@ -255,7 +255,7 @@ print(f"{len(dataset.train)} training and {len(dataset.val)} validation images, 
 # ## The step
 
 # %% [markdown]
-# ### Balise 2 · A training step that never waits
+# ### Balise 2 · A training step that never waits · about 10 min
 #
 # `model` is on `device` already; `images` of shape `(b, 3, h, w)` and `labels` of shape `(b,)` are not. Do one step:
 # copy both to the device without blocking, forward (once), mean cross-entropy, backward, update with `optimizer`.
@@ -294,7 +294,7 @@ tp.check(2, train_step)
 # and the device then stands idle until the next operations arrive.
 
 # %% [markdown]
-# ### Balise 3 · Metrics without a synchronisation
+# ### Balise 3 · Metrics without a synchronisation · about 9 min
 #
 # Write a class that keeps the mean loss and the accuracy over many batches, on the device.
 #
@@ -343,7 +343,7 @@ class RunningMetrics:
 tp.check(3, RunningMetrics)
 
 # %% [markdown]
-# ### Balise 4 · Validation
+# ### Balise 4 · Validation · further · about 13 min
 #
 # Go once through `loader`, whose batches are not on `device`; `model` is. Return `(loss, accuracy)` over all its images,
 # two floats. Call the network once a batch.
@@ -449,7 +449,7 @@ def run(batch_size, steps=3):
 
 
 # %% [markdown]
-# ### Balise 5 · A sweep that survives a full memory
+# ### Balise 5 · A sweep that survives a full memory · about 11 min
 #
 # Call `run(b)` once for each `b` in `batch_sizes`, which come in no order. Return a dictionary `{b: record}`, with
 # `None` for a size that ran out of memory.
@@ -491,7 +491,7 @@ for batch_size, found in sorted(records.items()):
     print(f"batch {batch_size:5}  {words}")
 
 # %% [markdown]
-# ### Balise 6 · The straight line behind it
+# ### Balise 6 · The straight line behind it · further · about 8 min
 #
 # `peaks` is a dictionary `{batch size: peak memory in bytes, or None where it ran out}`, in no order; `capacity` is the
 # card's memory in bytes. Fit $M(b) = M_\text{model} + b\,m_\text{image}$ to all sizes that fitted (least squares).
@@ -591,7 +591,7 @@ worth.table({"plain loop": plain_step, "your step": train_step}, batches=(16, 12
 # With 16 images the processor starts operations more slowly than the card does them, and whoever waits for a value cannot
 # start the next step meanwhile. With 128 images the queue is never empty for long, and a wait costs next to nothing.
 #
-# ## Past this machine
+# ## Past this machine · further
 #
 # The memory of a step can be computed for networks and cards that are not here. With **your** `memory_model`:
 

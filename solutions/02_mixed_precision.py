@@ -1,5 +1,5 @@
 # %% [markdown]
-# # Mixed precision: 16 bits where they suffice, 32 where they must be
+# # Mixed precision: 16 bits where they suffice, 32 where they must be · about 135 min, core 40
 #
 # A weight of a network is a number of 32 bits. Most of a step does as well with 16: half the bytes to move and to
 # keep, and a part of the processor made for it. Some of it does not: small gradients become zero, small updates are
@@ -171,7 +171,7 @@ print(f"{SETTING.architecture}, {SETTING.batch_size} images of {SETTING.image_si
 # ## Two steps
 
 # %% [markdown]
-# ### Balise 1 · A step in float16, with loss scaling
+# ### Balise 1 · A step in float16, with loss scaling · about 14 min
 #
 # `model` is on `device`, in float32; `images` `(b, 3, h, w)` and `labels` `(b,)` are not there yet. `scaler` has the
 # methods of `torch.amp.GradScaler`. Do one step: copy without blocking, forward under autocast in float16, mean
@@ -214,7 +214,7 @@ def fp16_step(model, images, labels, optimizer, scaler, device, max_norm):
 tp.check(1, fp16_step)
 
 # %% [markdown]
-# ### Balise 2 · A step in bfloat16, and what stays in float32
+# ### Balise 2 · A step in bfloat16, and what stays in float32 · further · about 30 min
 #
 # bfloat16 has the range of float32: no scaler.
 #
@@ -315,7 +315,7 @@ print(f"{F.cross_entropy(logits, target).dtype} outside")
 # ## What float16 loses
 
 # %% [markdown]
-# ### Balise 3 · The gradients that become zero
+# ### Balise 3 · The gradients that become zero · about 14 min
 #
 # `gradients` is an iterable of float32 tensors (or `None`), `s` a scale. Each gradient is multiplied by `s` in float32,
 # then cast to float16. Return two floats, both **as fractions of the values that are not zero to begin with**, over all
@@ -431,7 +431,7 @@ plt.show()
 # training: so the scale has to be found by trying, all the time.
 
 # %% [markdown]
-# ### Balise 4 · A dynamic loss scaler
+# ### Balise 4 · A dynamic loss scaler · further · about 30 min
 #
 # Write what `torch.amp.GradScaler` does:
 #
@@ -601,7 +601,7 @@ for dtype in (torch.bfloat16, torch.float16, torch.float32):
     print(f"1 − 1000 × 0.001 in {str(dtype).removeprefix('torch.'):<9} {narrow.item():8.4f}")
 
 # %% [markdown]
-# ### Balise 5 · The unit in the last place, and master weights
+# ### Balise 5 · The unit in the last place, and master weights · further · about 17 min
 #
 # 1. `ulp(x)`: `x` is a tensor in bfloat16, float16 or float32. Return, in a tensor of the same shape, the distance
 #    from $|x|$ to the next larger number *of its dtype*. It is constant between two powers of two, and also among the
@@ -782,7 +782,7 @@ print(f"its eps of 1e-8 in float16: {torch.tensor(1e-8).half().item()}")
 # %% [markdown]
 # Adam divides by $\sqrt{v} + \epsilon$. In float16 the squares of small gradients are zero, and $\epsilon$ is zero too.
 #
-# ## What it costs in memory
+# ## What it costs in memory · further
 
 
 # %% tags=["setup"]
@@ -805,7 +805,7 @@ SETUPS = [
 OPTIMIZERS = {"SGD": 0, "SGD, momentum": 1, "AdamW": 2}  # numbers it keeps for each parameter
 
 # %% [markdown]
-# ### Balise 6 · Bytes
+# ### Balise 6 · Bytes · further · about 14 min
 #
 # 1. `bytes_per_parameter(setup, states)`: a dictionary of bytes for one parameter, with the keys `weights`,
 #    `gradients` (as backward leaves them: in the dtype of the weights), `states` (all that the optimizer keeps of what it
@@ -987,7 +987,7 @@ race
 # A scaler that divides and looks in two passes reads every gradient twice, and starts an operator for each parameter:
 # it is slower than PyTorch's, which has one fused operator for all (see the hint of balise 4).
 #
-# ## Past this machine
+# ## Past this machine · further
 #
 # The memory of a step is computed in float32 by `measure.estimate_memory`; your bytes turn it into that of autocast.
 # Which batch fits on a card that is not here?

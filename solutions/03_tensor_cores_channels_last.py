@@ -1,5 +1,5 @@
 # %% [markdown]
-# # Tensor Cores and channels_last: work that fits the hardware
+# # Tensor Cores and channels_last: work that fits the hardware · about 75 min, core 30
 #
 # On the data sheet of an A100, half precision computes sixteen times faster than single precision. No real step becomes
 # sixteen times faster. Where is the rest? In bytes that have to be moved, in tiles that are computed and thrown away, and
@@ -98,7 +98,7 @@ print(f"{before.name}, on {DEVICE}: {before.images_per_second:,.0f} images/s")
 # ## Operations and bytes
 
 # %% [markdown]
-# ### Balise 1 · Count operations and bytes
+# ### Balise 1 · Count operations and bytes · further · about 10 min
 #
 # Write two functions. Both return `(flop, n_bytes)`: a multiply-add is **two** operations, and each operand and the
 # result are moved **once**, with `itemsize` bytes an element.
@@ -173,7 +173,7 @@ for name, layers in networks.items():
 # with the fewest operations are the ones that a GPU's peak helps least.
 
 # %% [markdown]
-# ### Balise 2 · The roofline
+# ### Balise 2 · The roofline · about 6 min
 #
 # Given the work `flop`, the bytes moved `n_bytes`, and a machine's `peak` (FLOP/s) and `bandwidth` (byte/s), return
 # `(rate, bound, ridge)`:
@@ -286,7 +286,7 @@ chart
 # full or nearly empty.
 
 # %% [markdown]
-# ### Balise 3 · Tiles, waves, and what is lost
+# ### Balise 3 · Tiles, waves, and what is lost · further · about 6 min
 #
 # A result of `m × n` is cut into tiles of `tile_m × tile_n`; each of `n_sms` SMs takes one tile a wave. Return four
 # numbers:
@@ -372,7 +372,7 @@ else:
 # A vocabulary of 50,257 words is a multiple of nothing. So one adds words that do not exist.
 
 # %% [markdown]
-# ### Balise 4 · Pad a linear layer
+# ### Balise 4 · Pad a linear layer · further · about 16 min
 #
 # - `padded_size(size, dtype, alignment)`: the smallest number of elements, not below `size`, whose bytes are a multiple
 #   of `alignment`; and the fraction of work added, for example 0.25. Return both.
@@ -459,7 +459,7 @@ result
 # A tensor's **strides** say which: how many elements further in memory the next index lies. The shape never tells.
 
 # %% [markdown]
-# ### Balise 5 · Two memory formats, by hand
+# ### Balise 5 · Two memory formats, by hand · further · about 12 min
 #
 # - `strides_of(shape, channels_last)`: the four strides, in the order N, C, H, W, of a new tensor of that shape;
 # - `formats_of(shape, strides)`: the set of formats, out of `"contiguous"` and `"channels_last"`, that the strides fit.
@@ -586,7 +586,7 @@ some_labels = torch.randint(10, (8,))
 count_conversions(Given().to(memory_format=torch.channels_last), some_images, some_labels)
 
 # %% [markdown]
-# ### Balise 6 · No conversion left in the step
+# ### Balise 6 · No conversion left in the step · about 12 min
 #
 # Mend the network: same parameters, same numbers, no conversion.
 #
@@ -752,7 +752,7 @@ def output_layer(device, wrap=None):
 worth.calls({"50,257 words": output_layer, "padded": lambda device: output_layer(device, PaddedLinear)})
 
 # %% [markdown]
-# ## Past this machine
+# ## Past this machine · further
 #
 # What would reordering cost at most, on GPUs that are not here? With **your** functions: all convolutions of a network,
 # forward, each at its roof; then the same with input and output of each read and written once more. An *estimate*, and an

@@ -1,5 +1,5 @@
 # %% [markdown]
-# # The profiler: find out before you change
+# # The profiler: find out before you change · about 140 min, core 35
 #
 # A training loop is slow, and everybody has an opinion why. A profiler has measurements. In this practical work you
 # record a training loop, read from the record which operators cost, where the processor waits for the device, and
@@ -221,7 +221,7 @@ print(f"as found, on {DEVICE}: {before.images_per_second:,.1f} images/s")
 # says which steps are recorded, and **labels** (`record_function`) say in the record which part of your code was at work.
 
 # %% [markdown]
-# ### Balise 1 · A profiled loop
+# ### Balise 1 · A profiled loop · further · about 23 min
 #
 # Train once through `loader` and record a few steps. `forward(model, images, labels)` returns the loss; the batch is on
 # its device already, or `forward` brings it there.
@@ -320,7 +320,7 @@ plt.show()
 # ## Which operators cost
 
 # %% [markdown]
-# ### Balise 2 · The most expensive operators
+# ### Balise 2 · The most expensive operators · further · about 7 min
 #
 # `averages` is what `profiler.key_averages()` returns: a list with one row a name. Return the `k` most expensive
 # operators as a list of `(name, calls, share)`, the most expensive first. `share` is the operator's part of the time of
@@ -408,7 +408,7 @@ def makes_wait(func, args, kwargs):
 
 
 # %% [markdown]
-# ### Balise 3 · Find the waits
+# ### Balise 3 · Find the waits · about 11 min
 #
 # A `TorchDispatchMode` is a context manager; inside it, `__torch_dispatch__` is called for each operator in its place, and
 # what it returns is the operator's result. Write one that finds waits.
@@ -497,7 +497,7 @@ else:
     print("no GPU here: torch.cuda.set_sync_debug_mode has nothing to watch")
 
 # %% [markdown]
-# ### Balise 4 · Remove them
+# ### Balise 4 · Remove them · about 13 min
 #
 # Write `hesitant_step` again so that nothing in it waits. The arguments are the same: a model that is on `device`, images
 # `(b, 3, h, w)` and labels `(b,)` that are not, the optimizer. It does the same:
@@ -546,7 +546,7 @@ find_waits(flowing_step)
 # ## How busy is the device?
 
 # %% [markdown]
-# ### Balise 5 · The busy part of the device, and its gaps
+# ### Balise 5 · The busy part of the device, and its gaps · further · about 15 min
 #
 # `trace` is a Chrome trace of one GPU as `json.load` gives it. `trace["traceEvents"]` is a list of dictionaries, in no
 # order. Those with `"ph": "X"` have a begin `"ts"` and a length `"dur"`, in microseconds, and a category `"cat"`. Others may
@@ -718,7 +718,7 @@ def table(a, b, c):
 table(slow_a, slow_b, slow_c)
 
 # %% [markdown]
-# ### Balise 6 · Name the ailment, and mend it
+# ### Balise 6 · Name the ailment, and mend it · further · about 18 min
 #
 # `diagnosis()` returns `{"A": …, "B": …, "C": …}`, each value one of `AILMENTS`.
 #
@@ -815,7 +815,7 @@ table(mended_a, mended_b, mended_c)
 # Three of them are left for now.
 
 # %% [markdown]
-# ### Balise 7 · No bias before a batch norm
+# ### Balise 7 · No bias before a batch norm · further · about 18 min
 #
 # A batch norm subtracts the mean over the batch, and whatever constant was added before it goes with it. The bias is read,
 # added, differentiated (a sum over all pixels) and updated for nothing.
@@ -917,7 +917,7 @@ measure.race(candidates, repeats=25, device=DEVICE)
 #   first sight of **each new shape**, and then uses the best.
 
 # %% [markdown]
-# ### Balise 8 · The longest batch first, and does the autotuner pay?
+# ### Balise 8 · The longest batch first, and does the autotuner pay? · further · about 13 min
 #
 # `reserve(model, batch_of, lengths)`: before the training, run one forward and one backward pass (mean cross-entropy) on a
 # batch of the longest of `lengths`. `batch_of(length)` makes a batch `(inputs, labels)`. Nobody must notice afterwards:
@@ -1101,7 +1101,7 @@ recorded.note(NAME, "steps", result.medians)
 result
 
 # %% [markdown]
-# ## TensorBoard
+# ## TensorBoard · further
 #
 # Curves of many runs beside each other are what TensorBoard is good at. A run writes scalars with a `SummaryWriter`; one
 # call starts the server. On a shared machine, mind who else can look: this one listens on the machine itself only
@@ -1133,7 +1133,7 @@ if board.up:
 board.show()
 
 # %% [markdown]
-# ## Past this machine
+# ## Past this machine · further
 #
 # From which batch on is the device the slower one? Starting a kernel takes some microseconds, but that is the least of it:
 # Python runs through the modules, autocast casts the weights of each layer, a gradient graph is built. NVIDIA has published

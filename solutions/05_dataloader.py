@@ -1,5 +1,5 @@
 # %% [markdown]
-# # The data loader: batches that are there before they are asked for
+# # The data loader: batches that are there before they are asked for · about 175 min, core 40
 #
 # A GPU that waits for its batch costs as much as one that works. In this practical work you write the parts of an
 # input pipeline yourself: a data set over files, a recorder that shows who waits for whom, random numbers that are
@@ -144,7 +144,7 @@ print(f"usual loader on {DEVICE}: {before.images_per_second:,.0f} images/s")
 # ## A data set over files
 
 # %% [markdown]
-# ### Balise 1 · A data set over JPEG files
+# ### Balise 1 · A data set over JPEG files · about 13 min
 #
 # `items` is a list of `(path, label)`. Item `i` is `(transform(picture), label)`: the picture is a PIL image in RGB,
 # the label an `int`.
@@ -233,7 +233,7 @@ class Timed(Dataset):
 
 
 # %% [markdown]
-# ### Balise 2 · Record a timeline, and predict it
+# ### Balise 2 · Record a timeline, and predict it · about 17 min
 #
 # `record_events(loader, step)` goes once through a loader of batches `(images, labels, stamps)`, stamps of shape `(b,
 # 3)` with columns begin, end, worker, and calls `step(images, labels)` on each. It returns a list of events `(kind,
@@ -372,7 +372,7 @@ for name, init in {"no worker_init_fn": None, "the old recipe": old_recipe}.item
 # today's way of seeding, the word of the state that it reads is the same constant in every worker of every run.
 
 # %% [markdown]
-# ### Balise 3 · Random numbers that are right in every worker
+# ### Balise 3 · Random numbers that are right in every worker · further · about 6 min
 #
 # `dataset` draws from `random`, `numpy.random`, `torch`, and from a generator of its own, `dataset.rng`, made by
 # `numpy.random.default_rng`. Return a `DataLoader` over it with `options` (`batch_size`, `num_workers`,
@@ -426,7 +426,7 @@ for epoch in range(2):
 # record with the options in its settings. Trials are noisy, so each is made several times.
 
 # %% [markdown]
-# ### Balise 4 · Choose the loader's options from trials
+# ### Balise 4 · Choose the loader's options from trials · further · about 23 min
 #
 # `records` are run records (`measure.Record`), several for each choice of options, in no order. Of a record you need
 # `settings` (a dictionary; the four `OPTIONS` are in it, beside others), `steps` (a list of `{"total": seconds, …}`),
@@ -525,7 +525,7 @@ print("\nchosen:", chosen)
 # agree on who gives what, each image comes once **per worker**.
 
 # %% [markdown]
-# ### Balise 5 · A stream split over workers and ranks
+# ### Balise 5 · A stream split over workers and ranks · further · about 16 min
 #
 # `items` is any sequence. Rank `rank` of `world_size` ranks, on each of its workers, yields its share.
 #
@@ -600,7 +600,7 @@ del loader
 # tensor (`record_stream`), or it hands the memory to the next copy too early.
 
 # %% [markdown]
-# ### Balise 6 · A prefetcher
+# ### Balise 6 · A prefetcher · further · about 43 min
 #
 # `Prefetcher(loader, device, depth)` gives the batches of `loader`, in order, on `device`. Batches may be tensors, or
 # tuples, lists and dictionaries of them, nested; what is not a tensor passes unchanged.
@@ -738,7 +738,7 @@ print(f"ten steps, no workers, your prefetcher: {seconds_of(Prefetcher(some, DEV
 # `00000007.cls`.
 
 # %% [markdown]
-# ### Balise 7 · Write shards, and stream them
+# ### Balise 7 · Write shards, and stream them · further · about 39 min
 #
 # `write_shards(items, folder, per_shard)`: `items` is a list of `(path, label)`. Write tar files of `per_shard`
 # samples each (the last may be smaller) into `folder`, with entries `KEY.jpg` (the bytes of the file, unchanged) and
@@ -990,7 +990,7 @@ print(
 # last column counts what the cores really did, main process included, instead of the time that passed: the same figure
 # on a machine that has nothing else to do, and the one to believe where others compute too. If yours is much lower: are there more workers than cores? Does a collate function copy twice?
 #
-# ## Decode less
+# ## Decode less · further
 #
 # The share compares like with like. After that, only the decoding itself can become cheaper. A JPEG file is stored as
 # frequencies, so a decoder can leave the high ones out and give a half, a quarter or an eighth of the size for less
@@ -1033,7 +1033,7 @@ measure.race(
 )  # fmt: skip
 
 # %% [markdown]
-# ## Race against a library
+# ## Race against a library · further
 #
 # `webdataset` streams the same shards. One pass over all of them, no decoding:
 
@@ -1100,7 +1100,7 @@ report.compare([before, after])
 # before and one after scatter on a busy machine: do not read the last digit. Read the images a second: the table's loading is a median over steps, and of four
 # batches that come in one message, three wait for nothing.
 #
-# ## Past this machine
+# ## Past this machine · further
 #
 # How many cores does a GPU want, if your loader brings this share of what they decode? An *estimate*: images/s as at
 # the beginning, and the decode rate of one core, measured here for windows of 224 pixels.

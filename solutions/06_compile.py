@@ -1,5 +1,5 @@
 # %% [markdown]
-# # Compilation: from a C file to torch.compile
+# # Compilation: from a C file to torch.compile · about 105 min, core 40
 #
 # Python decides *what* is computed, one operation after the other. Each operation reads its numbers from memory, does
 # little with them, and writes them back. A compiler that sees several operations at once can **fuse** them: numbers are
@@ -126,7 +126,7 @@ print(f"eager, on {DEVICE}: {before.images_per_second:,.0f} images/s")
 # called it from Python with `ctypes`, on the memory of the tensor.
 
 # %% [markdown]
-# ### Balise 1 · A fused GELU in C
+# ### Balise 1 · A fused GELU in C · further · about 18 min
 #
 # - `compile_command(source, library)`: the command, a **list of words**, that makes the shared library `library` of the
 #   C file `source` (two paths). Use the compiler `cc`, with its optimisations on;
@@ -268,7 +268,7 @@ if compiling.c_compiler():
 # ## What does fusing save?
 
 # %% [markdown]
-# ### Balise 2 · Memory traffic, unfused and fused
+# ### Balise 2 · Memory traffic, unfused and fused · further · about 20 min
 #
 # Run `function(*inputs)` once and return two numbers of bytes, `(unfused, fused)`:
 #
@@ -419,7 +419,7 @@ class Chatty(nn.Module):
 compiling.capture(Chatty(), torch.randn(8, 16))
 
 # %% [markdown]
-# ### Balise 3 · One graph, no break
+# ### Balise 3 · One graph, no break · about 11 min
 #
 # Write `Mended`, a network with the layers of `Chatty` (`first` and `second`, the same sizes), that gives the same logits
 # and the same gradients for every input, and that Dynamo captures in **one** graph:
@@ -483,7 +483,7 @@ compiling.capture(Mended(), torch.randn(8, 16))
 # the log, and a slow job.
 
 # %% [markdown]
-# ### Balise 4 · Recompilations, counted and stopped
+# ### Balise 4 · Recompilations, counted and stopped · further · about 20 min
 #
 # - `count_graphs(function, calls, dynamic=None)`: compile `function` with `torch.compile(..., dynamic=dynamic)` and a
 #   backend that only counts; call it once with the arguments of each tuple in `calls`; return how many graphs were
@@ -607,7 +607,7 @@ print(f"{share:.0%} of the padded positions are padding; the largest difference 
 # ## Has it paid for itself?
 
 # %% [markdown]
-# ### Balise 5 · The step at which compilation has paid
+# ### Balise 5 · The step at which compilation has paid · further · about 7 min
 #
 # Measured are the seconds of an `eager` step and of a `compiled` one, and `slow_steps`: a list of the seconds of those
 # steps that had to compile, the first and any later. Each of them also did the work of a step.
@@ -686,7 +686,7 @@ plt.show()
 # ## The whole step
 
 # %% [markdown]
-# ### Balise 6 · A compiled training step
+# ### Balise 6 · A compiled training step · about 16 min
 #
 # `loss_of(*batch)` gives the loss `()` of a batch; it calls a model in training mode. `optimizer` holds the model's
 # parameters, its learning rates are Python numbers. Return a function `step(*batch)` that does one training step (clears
@@ -985,7 +985,7 @@ recorded.note(NAME, "gelu", gelu_race.medians)
 gelu_race
 
 # %% [markdown]
-# ## Past this machine
+# ## Past this machine · further
 #
 # **Bytes.** Your `memory_traffic` needs shapes and no numbers: tensors on the device `meta` take no memory. The two chains of
 # a transformer's feed-forward part in bfloat16, where they really stand, on cards that are not here. *Estimates* from data

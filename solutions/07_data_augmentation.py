@@ -1,5 +1,5 @@
 # %% [markdown]
-# # Data augmentation on CPU and GPU
+# # Data augmentation on CPU and GPU · about 85 min, core 30
 #
 # Augmentation gives a network images that it has never seen, at the price of computing them. **Is the CPU enough? What
 # should go to the GPU, and how is it written for a GPU?** You will write three augmentations that nearly every recipe for
@@ -146,7 +146,7 @@ print(f"{seconds['loop'] / seconds['copy']:.1f} times as long as a copy of the b
 # ## On the CPU, image by image
 
 # %% [markdown]
-# ### Balise 1 · RandAugment in its place
+# ### Balise 1 · RandAugment in its place · about 8 min
 #
 # Return a function that takes a PIL image (of any size; it may be grey) and returns a float32 tensor `(3, size, size)`,
 # normalised with `MEAN` and `STD`: a window by `RandomResizedCrop`, a random horizontal flip, and, if `augment`,
@@ -215,7 +215,7 @@ print(f"recorded on {recorded.where(NAME)}: {found}" if found else "No figures o
 # ## On the device, batch by batch
 
 # %% [markdown]
-# ### Balise 2 · MixUp for a batch
+# ### Balise 2 · MixUp for a batch · about 15 min
 #
 # `images` of shape `(b, channels, h, w)`, float32 or bfloat16; `labels` either integers `(b,)` or soft, `(b, classes)`.
 # Return `(mixed, soft)`: images of the same shape and dtype, and soft labels `(b, classes)` in float32.
@@ -289,7 +289,7 @@ show(mixed, words(soft))
 # Above each image: its label mass. Check with your eyes that the stronger image has the larger number.
 
 # %% [markdown]
-# ### Balise 3 · The boxes of CutMix
+# ### Balise 3 · The boxes of CutMix · further · about 7 min
 #
 # Given for each image: `lam` in [0, 1] and a centre `(y, x)` in pixels (float tensors of shape `(b,)`), and the size of the
 # images. The box has the fraction `1 − lam` of the image's *area* and the image's proportions; it is rounded to whole pixels
@@ -322,7 +322,7 @@ def cutmix_boxes(lam, y, x, height, width):
 tp.check(3, cutmix_boxes)
 
 # %% [markdown]
-# ### Balise 4 · Masks without a loop
+# ### Balise 4 · Masks without a loop · further · about 8 min
 #
 # From `boxes` `(b, 4)` make masks of shape `(b, 1, height, width)`, `torch.bool`, True inside the box: exact at the borders,
 # for empty boxes and for full ones. No loop, on the device of the boxes. About 5 lines.
@@ -351,7 +351,7 @@ def box_masks(boxes, height, width):
 tp.check(4, box_masks)
 
 # %% [markdown]
-# ### Balise 5 · CutMix for a batch
+# ### Balise 5 · CutMix for a batch · further · about 16 min
 #
 # The same arguments, results and promises as `mixup`: one λ ~ Beta(α, α), one centre, uniform over the image, and one
 # partner for each image; the partner's pixels go into the box. The labels are mixed by the area **really** cut. Use
@@ -394,7 +394,7 @@ mixed, soft = cutmix(*batch, CLASSES, 1.0)
 show(mixed, words(soft))
 
 # %% [markdown]
-# ### Balise 6 · A loss for soft labels
+# ### Balise 6 · A loss for soft labels · further · about 9 min
 #
 # **`soft_cross_entropy(logits, labels, smoothing=0.0)`**: logits `(b, classes)`, labels soft `(b, classes)` or integers `(b,)`.
 # Label smoothing moves a part `s` of the mass to all classes alike: $y' = (1-s)\,y + s / \text{classes}$. Return the mean
@@ -434,7 +434,7 @@ def top1(logits, soft):
 tp.check(6, soft_cross_entropy, top1)
 
 # %% [markdown]
-# ### Balise 7 · One or the other, in the step
+# ### Balise 7 · One or the other, in the step · further · about 14 min
 #
 # **`MixOrCut(classes, alpha)`**, an `nn.Module`: `forward(images, labels)` applies your `mixup` or your `cutmix` to the
 # batch, each with probability 1/2, in training mode: one of the two for the whole batch, one λ for each image. In eval mode
@@ -644,7 +644,7 @@ plt.show()
 # plain images, and each step now shows it two of them at once, with a label that says so. Nothing is left to prevent: mixing
 # works against learning by heart, and pays in *long* trainings of large networks; the papers train for hundreds of epochs.
 #
-# ## Past this machine
+# ## Past this machine · further
 #
 # What does each augmentation move through memory? MixUp and CutMix read two images and write one: 3 × 4 × 3 × 224² bytes
 # in float32, 1.8 MB. That is all they can cost where nothing is wasted.

@@ -1,5 +1,5 @@
 # %% [markdown]
-# # Data parallelism, under the hood
+# # Data parallelism, under the hood · about 125 min, core 40
 #
 # Data parallelism is the first thing to try on more than one device: every rank holds the whole model and trains on its
 # own part of the batch. Only one thing has to travel: the gradients. In this practical work you write it yourself, with
@@ -201,7 +201,7 @@ print(", ".join(f"{e['name']} {measure.human_seconds(e['end'] - e['start'])}" fo
 # Fast, and wrong: the ranks drift apart. They are two trainings, each on half of the data.
 
 # %% [markdown]
-# ### Balise 1 · The same start everywhere
+# ### Balise 1 · The same start everywhere · about 8 min
 #
 # Make `model` on every rank equal to rank 0's, in place: **parameters and buffers**. Nothing is returned.
 #
@@ -257,7 +257,7 @@ for rank, (weight, mean, new_weight, new_mean) in enumerate(starts):
     print(f"{rank:4}   {weight:13.3f}  {mean:19.3f}   {new_weight:12.3f}  {new_mean:18.3f}")
 
 # %% [markdown]
-# ### Balise 2 · Each rank's share of the data
+# ### Balise 2 · Each rank's share of the data · further · about 11 min
 #
 # Return the indices that `rank` trains on in this epoch, out of `n`: a list of whole numbers.
 #
@@ -328,7 +328,7 @@ figure.legend([plt.Rectangle((0, 0), 1, 1, color=f"C{r}") for r in range(4)], [f
 plt.show()
 
 # %% [markdown]
-# ### Balise 3 · Gradients averaged, one by one
+# ### Balise 3 · Gradients averaged, one by one · about 6 min
 #
 # After backward, every rank holds the gradients of its own share, in `p.grad` for each `p` of the list `parameters`. Make
 # them the mean over the ranks, on every rank. A parameter that was not used, or is frozen, has `p.grad` None: leave it so.
@@ -369,7 +369,7 @@ report.communications(record_one_by_one)
 # the other: nothing is hidden behind work.
 
 # %% [markdown]
-# ### Balise 4 · Flat buckets
+# ### Balise 4 · Flat buckets · about 18 min
 #
 # Each message has a fixed cost besides its bytes. A ResNet-50 has 161 parameters, most of them tiny. So one puts the
 # gradients of several parameters into one flat tensor, a **bucket**, and reduces that.
@@ -480,7 +480,7 @@ class Bucket:
 
 
 # %% [markdown]
-# ### Balise 5 · Overlap
+# ### Balise 5 · Overlap · further · about 18 min
 #
 # Write a class that averages gradients while backward still computes. `parameters` is a list, all of them need a gradient
 # and get one.
@@ -567,12 +567,13 @@ def modelled_step(clock, overlap):
     train_step(model, x, optimizer, average)
 
 
-runs = [
-    modelled_gpu.on_ranks(modelled_step, overlap, n=2, network=12.5e9, name=name)[0]
-    for name, overlap in (("one all-reduce after backward", False), ("your buckets, during backward", True))
-]
+steps = {
+    "one all-reduce after backward": (modelled_step, False),
+    "your buckets, during backward": (modelled_step, True),
+}
+runs = [ranks[0] for ranks in modelled_gpu.each_on_ranks(steps, n=2, network=12.5e9).values()]
 print(*runs, sep="\n")
-report.streams(runs)
+report.streams(runs) if runs else None
 
 # %% [markdown]
 # Above, the card has nothing to do while the one message travels: the CPU has started all of the step long before, but the
@@ -580,7 +581,7 @@ report.streams(runs)
 # computing.
 
 # %% [markdown]
-# ### Balise 6 · Accumulation, silent until the last micro-batch
+# ### Balise 6 · Accumulation, silent until the last micro-batch · further · about 16 min
 #
 # A large batch that does not fit is computed in micro-batches, and the gradients add up in `p.grad`. Only their sum has to
 # travel.
@@ -643,7 +644,7 @@ def backward_in_parts(loss_of, parts, reducer):
 tp.check(6, Accumulating, backward_in_parts)
 
 # %% [markdown]
-# ### Balise 7 · Parameters that took no part
+# ### Balise 7 · Parameters that took no part · further · about 16 min
 #
 # A hook of a parameter that was not used never fires. Then its bucket is never complete: some gradients would not travel,
 # or a rank would wait for ever. Worse: if rank 0 used head A and rank 1 head B, their buckets are complete in another
@@ -744,7 +745,7 @@ panels[0].set(yticklabels=[f"rank {r}" for r in range(n)])
 plt.show()
 
 # %% [markdown]
-# ### Balise 8 · A ring all-reduce
+# ### Balise 8 · A ring all-reduce · further · about 19 min
 #
 # Return the sum of `x` over the ranks, on every rank, with the shape and dtype of `x`. You may write into `x`. Use messages
 # between neighbours only, no collective.
@@ -879,7 +880,7 @@ for n, race in races.items():
 # A ratio of 1 is what the theory says: both send the same bytes in the same buckets, in the same order. Yours calls Python
 # for each parameter, PyTorch's calls C++; with hundreds of tiny parameters that would show.
 #
-# ## Past this machine
+# ## Past this machine · further
 #
 # What would a thousand ranks do? The usual **model** gives each message a latency α and each byte its share of the
 # bandwidth β. A ring has 2 (N − 1) steps, a tree 2 log₂ N:

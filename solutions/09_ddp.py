@@ -1,5 +1,5 @@
 # %% [markdown]
-# # Data parallelism with DDP, and jobs
+# # Data parallelism with DDP, and jobs · about 145 min, core 50
 #
 # `DistributedDataParallel` is one line around a network. What it does *not* do is the rest of the program: who gets which
 # samples, what a metric means when each rank has seen a part, which parameters took part in a step, who writes the
@@ -143,7 +143,7 @@ model, alone = train_alone(make_model, train_set, EPOCHS, BATCH, RATE)
 print(f"one process: {time.perf_counter() - start:.2f} s, loss of the last epoch {alone[-1]:.3f}")
 
 # %% [markdown]
-# ### Balise 1 · The training function on many ranks
+# ### Balise 1 · The training function on many ranks · about 35 min
 #
 # **`join_world()`** starts the default process group, unless there is one already, and returns this rank's
 # `torch.device`. It must work however the ranks were started:
@@ -238,7 +238,7 @@ for epoch, pair in enumerate(zip(alone, losses), 1):
 # network this small spends its time on waking threads, and a rank has fewer of them than one process alone.
 
 # %% [markdown]
-# ### Balise 2 · Metrics over ranks, exact
+# ### Balise 2 · Metrics over ranks, exact · further · about 18 min
 #
 # `evaluate(model, dataset, batch_size)` runs on every rank: `model` is on the rank's device (and not wrapped),
 # `batch_size` is that of one rank. Return `(loss, accuracy)`, two floats, the mean over **all** samples of the data set,
@@ -308,7 +308,7 @@ for n in (1, 2, 4):
 # A figure that changes with the number of ranks is not a property of the network. Papers have been compared on less.
 
 # %% [markdown]
-# ### Balise 3 · Batch norm over all ranks
+# ### Balise 3 · Batch norm over all ranks · further · about 23 min
 #
 # Batch norm takes mean and variance of *its* batch. With 8 images on each of 64 ranks, that is the noise of 8 images.
 # Synchronised, it uses all 512, and the result must be that of one process with one big batch, in the forward *and* the
@@ -424,7 +424,7 @@ except launch.RankError as error:
     print(error.summary)
 
 # %% [markdown]
-# ### Balise 4 · Heads that take turns
+# ### Balise 4 · Heads that take turns · further · about 4 min
 #
 # The heads of a network may differ in width. Write `make_parallel(network, device)`: it returns something that is called like
 # the network, `parallel(x, task)`, whose `parameters()` are those of the network, and trains on all ranks, whatever heads a
@@ -459,7 +459,7 @@ print(launch.ranks(three_steps, make_parallel, n=2, timeout=10))
 # is often the only sign of a layer that somebody forgot to call.
 
 # %% [markdown]
-# ### Balise 5 · Accumulate, exchange once, and choose the learning rate
+# ### Balise 5 · Accumulate, exchange once, and choose the learning rate · further · about 14 min
 #
 # **`accumulate(model, micro_batches, optimizer)`**: `model` is wrapped in DDP; `micro_batches` is a list of pairs `(x, y)` of
 # this rank, on its device. Make *one* step that equals a step on all samples at once (mean cross-entropy), one micro-batch
@@ -536,7 +536,7 @@ def race_accumulation():
 launch.ranks(race_accumulation, n=RANKS)[0]
 
 # %% [markdown]
-# ### Balise 6 · Equal work
+# ### Balise 6 · Equal work · further · about 9 min
 #
 # The slowest rank sets the pace of all. With sentences of 8 to 2,000 tokens, equally many sequences are not equal work.
 #
@@ -595,7 +595,7 @@ show_loads()
 # its tokens, as in balise 2.
 
 # %% [markdown]
-# ### Balise 7 · A checkpoint that survives
+# ### Balise 7 · A checkpoint that survives · further · about 23 min
 #
 # **`save_checkpoint(path, model, optimizer, epoch)`** runs on every rank; `path` is a `Path`; `model` may be wrapped in DDP;
 # `epoch` is the number of epochs done. Rank 0 alone writes one file, with tensors and plain numbers only, under the names of
@@ -677,7 +677,7 @@ print(job.results())
 launch.queue()
 
 # %% [markdown]
-# ### Balise 8 · The batch script behind it
+# ### Balise 8 · The batch script behind it · about 8 min
 #
 # Most trainings are submitted as a script. `batch_script(nodes, gpus_per_node, cpus_per_gpu, minutes, command)` returns its
 # text:
@@ -734,7 +734,7 @@ print(batch_script(nodes=2, gpus_per_node=4, cpus_per_gpu=10, minutes=90, comman
 # A site wants more: an account, a partition, modules to load. These belong to the site, not to the training; `launch.job`
 # reads them from one small file (`docs/slurm.md`).
 #
-# ## Past this machine
+# ## Past this machine · further
 #
 # First measure what a message costs *here*: the times of all-reduces of several sizes give latency and bandwidth.
 

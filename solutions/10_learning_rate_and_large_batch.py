@@ -1,5 +1,5 @@
 # %% [markdown]
-# # Learning rates, optimizers and large batches
+# # Learning rates, optimizers and large batches · about 245 min, core 35
 #
 # Work 09 ended with many ranks that compute together what one process computes. But with a hundred ranks a batch is a hundred
 # times as large, and an epoch has a hundred times fewer steps. The machine is faster; does the *training* end sooner?
@@ -153,7 +153,7 @@ for size in (16, 64, 256, len(X)):
 # A schedule is a **function of the step**, a number that starts at 0. A function has no state that could be forgotten when a
 # run is resumed, and it can be drawn before anything is trained.
 #
-# ### Balise 1 · Schedules
+# ### Balise 1 · Schedules · further · about 32 min
 #
 # Each takes the step $k = 0, 1, \dots$ and returns a number. `total` is the number of steps of the whole training.
 #
@@ -173,7 +173,7 @@ for size in (16, 64, 256, len(X)):
 #   cross-entropy, each at the rate `set_rates(optimizer, schedule(step))` of *this* step. The first batch is step `first`.
 #   Returns the step that comes next. `batches` is any iterable, perhaps an empty one. The model stays in the mode that it is in.
 #
-# 3, 6, 1, 7 and 7 lines, 15 minutes.
+# 3, 6, 1, 7 and 7 lines.
 #
 # <details><summary>Hint</summary>
 #
@@ -327,7 +327,7 @@ def set_random_states(states):
 
 
 # %% [markdown]
-# ### Balise 2 · A learning-rate finder
+# ### Balise 2 · A learning-rate finder · further · about 37 min
 #
 # **`find_rates(model, batches, optimizer, low=1e-5, high=10.0, n=100, beta=0.9)`** makes up to `n` steps like those of
 # `train`, in the mode that the model is in. `batches` is a `DataLoader` or the like: each `for` over it is a new epoch, and you
@@ -347,7 +347,7 @@ def set_random_states(states):
 # **`propose(rates, losses)`** returns (smallest, largest). The largest useful rate is a *quarter* of the one at which the
 # smoothed loss is lowest: from there on it varies. The smallest is the first rate at which a *tenth* of the whole fall, from
 # the first smoothed loss to the lowest, has happened. Where the first one is the lowest nothing ever fell: raise a
-# `ValueError`. About 6 lines; 15 minutes for both.
+# `ValueError`. About 6 lines.
 #
 # <details><summary>Hint</summary>
 #
@@ -526,7 +526,7 @@ plt.show()
 # curves.
 # </details>
 #
-# ## Measured: snapshots of one training, as an ensemble
+# ## Measured: snapshots of one training, as an ensemble · further
 #
 # A cosine that begins again every few hundred steps (Loshchilov and Hutter, 2017) ends each time in some minimum, and the high
 # rate after it throws the weights out into another one. Keep the weights at the end of each cycle, and average what these
@@ -592,7 +592,7 @@ snapshots_compared()
 # operation is a launch that takes the CPU some microseconds: the GPU would wait for the loop. `torch._foreach_add_(xs, ys)` adds
 # all pairs of two lists in one call, and on a GPU in few launches. PyTorch's own optimizers are made of these.
 #
-# ### Balise 3 · AdamW
+# ### Balise 3 · AdamW · further · about 17 min
 #
 # - **`parameter_groups(model, weight_decay)`** returns a list of dicts `{"params": [...], "weight_decay": ...}` for an optimizer.
 #   Matrices and kernels (two dimensions or more) decay. Biases, gains of norms, all vectors and scalars get 0: pulling them to zero
@@ -600,7 +600,7 @@ snapshots_compared()
 # - **`AdamW.step`**: the formulas above, for each group with its own options. `ready` is given. `torch._foreach_*` throughout: the number of
 #   operations must not grow with the number of parameters. The gradients stay as they are, the weights change in place.
 #
-# About 3 and 10 lines, 12 minutes.
+# About 3 and 10 lines.
 #
 # <details><summary>Hint</summary>
 #
@@ -743,7 +743,7 @@ def average_over_ranks(parameters):
 
 
 # %% [markdown]
-# ### Balise 4 · Clip and accumulate
+# ### Balise 4 · Clip and accumulate · further · about 22 min
 #
 # - **`clip_gradients(parameters, max_norm)`** scales the gradients in place, so that their norm together is at most
 #   `max_norm`, and returns the norm from before as a tensor without dimensions. Gradients may be None. No value goes to
@@ -757,7 +757,7 @@ def average_over_ranks(parameters):
 #   and are then clipped. Gradients of an earlier step do not count. Returns the mean loss and the norm before clipping,
 #   tensors, the same on all ranks.
 #
-# About 5 and 14 lines, 15 minutes.
+# About 5 and 14 lines.
 #
 # <details><summary>Hint</summary>
 #
@@ -851,13 +851,13 @@ for sizes in ([[96]], [[60, 4, 32]], [[60, 4], [31, 1]]):
 # **Exempt** are biases, gains of norms, all with fewer than two dimensions: no decay, no ratio, a plain step. Libraries often ask
 # `weight_decay == 0` instead (timm does): set no decay at all there, and no layer is adapted any longer.
 #
-# ### Balise 5 · LARS and LAMB
+# ### Balise 5 · LARS and LAMB · further · about 32 min
 #
 # - **`trust_ratios(weights, updates, decay=0.0, coefficient=1.0)`**: lists of tensors; returns $r$ of each pair, a tensor `(n,)` on their device.
 #   Do not look at the values in Python (`if norm > 0`): on a GPU the CPU would wait for each.
 # - **`LARS.step`** and **`LAMB.step`**, with `torch._foreach_*` as in balise 3. A group may be without any matrix.
 #
-# About 4, 8 and 13 lines, 15 minutes.
+# About 4, 8 and 13 lines.
 #
 # <details><summary>Hint</summary>
 #
@@ -1009,7 +1009,7 @@ compared(by_timm())
 # $UV^\top$ add up to $\min(\text{rows}, \text{columns})$, so they are $1/\sqrt{\max(\text{rows}, \text{columns})}$ in size. Times $0.2 \sqrt{\max(\text{rows},
 # \text{columns})}$ it is as large as AdamW's steps usually are, and one rate serves both.
 #
-# ### Balise 6 · Muon
+# ### Balise 6 · Muon · further · about 21 min
 #
 # - **`orthogonalise(matrices, steps=5)`**: matrices `(n, rows, columns)` → the same shape and dtype, each matrix on its own, by the iteration.
 #   It computes in the dtype that it is given. A matrix of zeros stays zero. Of a tall matrix take the transpose, so that $A$ is the small
@@ -1018,7 +1018,7 @@ compared(by_timm())
 #   shape **in one call**, in the group's `dtype`; then $w \leftarrow w - \alpha\lambda w - \alpha \cdot 0.2\sqrt{\max(\text{rows},
 #   \text{columns})}\;O$. All parameters are matrices, and what has to be done for each of them again goes through `torch._foreach_*`.
 #
-# About 8 and 9 lines, 12 minutes.
+# About 8 and 9 lines.
 #
 # <details><summary>Hint</summary>
 #
@@ -1249,7 +1249,7 @@ plt.show()
 # Data parallelism measures it for nothing: each rank has a gradient of $b$ samples before the all-reduce, and one of $N b$
 # after it. Two batch sizes, two equations, two unknowns.
 #
-# ### Balise 7 · The gradient noise scale
+# ### Balise 7 · The gradient noise scale · about 18 min
 #
 # - **`gradient_noise(parameters, batch)`** runs on every rank, between backward and the optimizer's step. Each rank's
 #   gradients are means over `batch` samples; some may be None. (`parameters`, like `model.parameters()`, can perhaps be gone
@@ -1264,7 +1264,7 @@ plt.show()
 # - **`ranks_that_pay(noise, batch, share)`**: the largest number of ranks with `batch` samples each at which the efficiency
 #   is at least `share`; 1 if even one rank is too many.
 #
-# About 10, 3 and 1 lines, 12 minutes.
+# About 10, 3 and 1 lines.
 #
 # <details><summary>Hint</summary>
 #
@@ -1459,7 +1459,7 @@ draw_bend(estimates, fewest, critical, noise)
 # trainings let their batch grow.
 
 # %% [markdown]
-# ## Flat or sharp? Measure it
+# ## Flat or sharp? Measure it · further
 #
 # The lecture's picture: large batches end in steep, narrow minima, and these generalise worse (Keskar and others, 2017).
 # Measure it. Two numbers tell how sharp a minimum is:
@@ -1594,7 +1594,7 @@ plt.show()
 # law would have to pass. With tuned rates and as many steps, others found much of the gap between small and large batches
 # gone (Hoffer and others, 2017; Shallue and others, 2019).
 #
-# ## See it: the surface with and without skip connections
+# ## See it: the surface with and without skip connections · further
 #
 # A network of 20 layers, trained twice: plain, and with each layer added to its input. The loss over a plane through what
 # was found, spanned by two random directions, filter-normalised as above, is what Li and others (2018) drew to explain why
@@ -1675,7 +1675,7 @@ plt.show()
 # half perhaps never. A resumed run should be **bitwise** the run that was never stopped. Then a difference between two runs
 # is a difference between two methods.
 #
-# ### Balise 8 · Stop early, resume exactly
+# ### Balise 8 · Stop early, resume exactly · further · about 27 min
 #
 # - **`EarlyStopping.update(value, model)`** takes in the validation value of an epoch. Is it better than `self.best` (smaller;
 #   larger with `maximize`; NaN never is)? Then note it, *copy* the model's weights and buffers (`state_dict()`) to `self.weights`, and begin
@@ -1691,7 +1691,7 @@ plt.show()
 # - **`load_checkpoint(path, **parts)`** hands each part that is given its state by `load_state_dict`, and then sets the random
 #   states. The file may come from anywhere: `weights_only=True`, or reading it may run somebody's code.
 #
-# 10, 6, 4 and 4 lines, 15 minutes.
+# 10, 6, 4 and 4 lines.
 #
 # <details><summary>Hint</summary>
 #
@@ -1836,7 +1836,7 @@ left_out()
 # One part less is another training, and nothing says so: no error, no warning.
 
 # %% [markdown]
-# ## Past this machine
+# ## Past this machine · further
 #
 # For language models Kaplan and others (2020) fitted the batch size of the bend to the loss $L$ (in nats a token) alone:
 # $B_\text{crit} \approx 2 \cdot 10^8 \text{ tokens} \cdot L^{-1/0.21}$. It does not depend on the size of the model; it grows while the

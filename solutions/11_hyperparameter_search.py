@@ -1,5 +1,5 @@
 # %% [markdown]
-# # Hyperparameter search, from a grid to a supercomputer
+# # Hyperparameter search, from a grid to a supercomputer · about 195 min, core 30
 #
 # Gradient descent finds the weights. What it needs itself (a learning rate, a batch size, a width, an optimizer) is found by
 # trying, and each trial is a whole training: a search is the most expensive thing that most teams ever run. It is also the
@@ -161,7 +161,7 @@ plt.show()
 # %% [markdown]
 # ## Draw, or lay a grid
 #
-# ### Balise 1 · The space, and a grid in it
+# ### Balise 1 · The space, and a grid in it · further · about 30 min
 #
 # A learning rate is searched by its ratio: from 0.001 to 0.01 is as far as from 0.1 to 1. An axis with `log=True` says so.
 # Axes are Optuna's own: `CategoricalDistribution` has `.choices`; `FloatDistribution` and `IntDistribution` have `.low`,
@@ -174,7 +174,7 @@ plt.show()
 # - **`grid(space, only_if, counts)`** returns a list of all configurations of a grid: every choice, and `counts[name]` values
 #   (at least 2) on a numeric axis, ends included, even on its own scale; integers rounded. No configuration comes twice.
 #
-# About 12 lines each, 12 minutes.
+# About 12 lines each.
 #
 # <details><summary>Hint</summary>
 #
@@ -275,7 +275,7 @@ for counts in ({"learning_rate": 2}, {"learning_rate": 4}, {"learning_rate": 4, 
 # %% [markdown]
 # ## Stop early: successive halving
 #
-# ### Balise 2 · Successive halving
+# ### Balise 2 · Successive halving · about 19 min
 #
 # `trials` is a list of trainings. `trials[i].train(epochs)` trains for so many **more** epochs and returns the value after them
 # (accuracy, or a loss: then `maximize=False`).
@@ -287,7 +287,7 @@ for counts in ({"learning_rate": 2}, {"learning_rate": 4}, {"learning_rate": 4, 
 # value})`.
 #
 # **`halving_epochs(n, first, eta, last)`** returns how many epochs that takes, over all trials together, without training
-# anything. About 12 and 7 lines, 12 minutes.
+# anything. About 12 and 7 lines.
 #
 # <details><summary>Hint</summary>
 #
@@ -404,7 +404,7 @@ for name, values in race.items():
 # and whatever is known at that moment decides. It promotes a few trials too many, which costs less than waiting does (Li et
 # al. 2020).
 #
-# ### Balise 3 · Asynchronous successive halving
+# ### Balise 3 · Asynchronous successive halving · further · about 21 min
 #
 # Write the class `ASHA(first, last, eta, maximize=True)`. Rung k is reached with `first * eta**k` epochs, at most `last`.
 #
@@ -415,7 +415,7 @@ for name, values in race.items():
 # - **`report(number, epochs, value)`** says that a trial has been trained to so many epochs in all, with this value. NaN is
 #   worst. Several workers may report before one of them asks.
 #
-# About 22 lines, 15 minutes.
+# About 22 lines.
 #
 # <details><summary>Hint</summary>
 #
@@ -600,7 +600,7 @@ finals = np.array(
 )  # (936, 3)
 
 # %% [markdown]
-# ### Balise 4 · Expected improvement, and the search
+# ### Balise 4 · Expected improvement, and the search · further · about 18 min
 #
 # **`expected_improvement(mean, std, best)`**: the formula above for NumPy arrays `mean` and `std` of one shape, any; `best` is
 # a number. We look for the *largest* value. Where `std` is 0, nothing is unknown: the improvement is `mean - best`, or 0 where
@@ -614,7 +614,7 @@ finals = np.array(
 # that was tried so far, and try the point with the largest expected improvement over the best value so far. Nothing is tried
 # twice. A model cannot be fitted to NaN, but it should learn to keep away: tell it the lowest value seen so far instead (one
 # of the first points has a value, you may assume). Return `(tried, values)`, two lists in the order of the trials; a NaN stays
-# NaN there. About 12 lines, 15 minutes for both.
+# NaN there. About 12 lines.
 #
 # <details><summary>Hint</summary>
 #
@@ -820,9 +820,9 @@ def train_epoch(member, rng):
 
 
 # %% [markdown]
-# ### Balise 5 · Exploit and explore
+# ### Balise 5 · Exploit and explore · further · about 20 min
 #
-# Three functions, about 4, 5 and 9 lines, 15 minutes. `rng` is a NumPy generator: draw everything from it. Write them for any
+# Three functions, about 4, 5 and 9 lines. `rng` is a NumPy generator: draw everything from it. Write them for any
 # network and any optimizer of PyTorch: a network may have buffers (batch norm's statistics), an optimizer several
 # `param_groups` (all with the same hyperparameters).
 #
@@ -1020,7 +1020,7 @@ def train(config, pause=0.01):
 
 
 # %% [markdown]
-# ### Balise 6 · One study, many workers
+# ### Balise 6 · One study, many workers · further · about 31 min
 #
 # **`objective(trial, train)`** is one trial. Ask `trial` for a configuration: a dictionary with the names and the ranges of
 # `SPACE`, and `momentum` only where the optimizer is `"sgd"`. `train(config)` is a generator as above. After each epoch
@@ -1044,7 +1044,7 @@ def train(config, pause=0.01):
 #    If there are enough already, it runs none, but has given up what it left.
 #
 # A lost configuration is not put in the queue again. If it was bad luck (the time limit), the sampler may come back to its
-# neighbourhood; if it was the configuration (out of memory), it would kill the next worker, too. About 14, 3 and 12 lines, 15 minutes.
+# neighbourhood; if it was the configuration (out of memory), it would kill the next worker, too. About 14, 3 and 12 lines.
 #
 # <details><summary>Hint</summary>
 #
@@ -1198,7 +1198,7 @@ print("task 1 has come back:", summary(load(journal)))
 # > heartbeat_interval=60)`): a thread of each worker says now and then that it is alive. Journals have no heartbeat (Optuna
 # > 5.0). A database on a supercomputer is a server that somebody must run; SQLite is none, and its locks do not hold on most network file systems.
 #
-# ## What Optuna draws
+# ## What Optuna draws · further
 #
 # Four of its pictures, with the study of the ranks above (`optuna.visualization.matplotlib`; the module without `matplotlib`
 # draws with Plotly, to be turned and zoomed):
@@ -1225,7 +1225,7 @@ for name in ("timeline", "optimization_history", "intermediate_values", "param_i
 # password: whoever has a login on that machine can open it, and delete the study.
 
 # %% [markdown]
-# ## The same with Ray Tune
+# ## The same with Ray Tune · further
 #
 # Ray turns nodes into one pool: a master knows all of them, and sends trials to processes that it keeps there. Its part for
 # searches is Tune. The names change, the ideas do not:
@@ -1241,7 +1241,7 @@ for name in ("timeline", "optimization_history", "intermediate_values", "param_i
 # with it; elsewhere it shows what was measured with it. The balise is judged in both cases.
 
 # %% [markdown]
-# ### Balise 7 · The same search for Ray
+# ### Balise 7 · The same search for Ray · further · about 35 min
 #
 # - **`ray_space(space, only_if)`**: Ray's dictionary of domains for a space like `SPACE`: `tune.choice`, `tune.uniform`,
 #   `tune.loguniform`, `tune.randint`, `tune.lograndint`. Optuna's bounds are both inside; **Ray leaves the upper bound of an
@@ -1252,7 +1252,7 @@ for name in ("timeline", "optimization_history", "intermediate_values", "param_i
 #   drawn from the space; the accuracy is maximised, under ASHA with a first rung of 1 epoch, a factor of 3, and at most `epochs`;
 #   a process serves trial after trial (`reuse_actors`), else each starts a new one.
 #
-# Import what you need of `ray` *inside* the functions: it is not installed everywhere. About 14, 5 and 10 lines, 10 minutes.
+# Import what you need of `ray` *inside* the functions: it is not installed everywhere. About 14, 5 and 10 lines.
 #
 # <details><summary>Hint</summary>
 #
@@ -1428,7 +1428,7 @@ for name, values in beside.items():
 # > nothing of Ray to run on a thousand nodes.
 
 # %% [markdown]
-# ## All trials on one page: TensorBoard
+# ## All trials on one page: TensorBoard · further
 #
 # TensorBoard has a page for searches, HParams: a table of all trials to sort and filter, and lines from parameters to results. It
 # wants the parameters and the result of each run in that run's own folder.

@@ -1,5 +1,5 @@
 # %% [markdown]
-# # Large models: where memory goes, and where data parallelism ends
+# # Large models: where memory goes, and where data parallelism ends · about 140 min, core 45
 #
 # In 2021 the two best networks on ImageNet were CoAtNet-7 and ViT-G/14, of 2.4 and 1.8 billion parameters; ResNet-50
 # has 25 million. Data parallelism gives each rank a copy of the model and a share of the images. It makes training
@@ -210,7 +210,7 @@ print("stem and convolutions: " + ", ".join(f"{part:.0%} of {what}" for what, pa
 # **matrix product**: a patch laid out as a vector, times the kernel laid out as a matrix. Half the side of a patch means
 # four times the tokens, and sixteen times the scores that attention computes.
 #
-# ### Balise 1 · Patches, class token, positions
+# ### Balise 1 · Patches, class token, positions · further · about 13 min
 #
 # - **`cut_patches(images, size)`**: `images` is `(n, channels, height, width)`, not always square. Return
 #   `(n, patches, channels * size * size)`: the squares row by row as one reads, and in each vector one channel after the other,
@@ -222,7 +222,7 @@ print("stem and convolutions: " + ", ".join(f"{part:.0%} of {what}" for what, pa
 #   images: refuse it with a `ValueError` that names both, the number of tokens and that of positions.
 #
 # Use neither a convolution nor `F.unfold`, which are what you are compared with, and no loop over patches or rows of them.
-# 4 and 5 lines, 10 minutes.
+# 4 and 5 lines.
 #
 # <details><summary>Hint</summary>
 #
@@ -270,7 +270,7 @@ tp.check(1, cut_patches, embed_image)
 # On $H \times W$ places there are $(2H - 1)(2W - 1)$ offsets: a small table for each head, instead of a number for
 # each of the $(HW)^2$ pairs.
 #
-# ### Balise 2 · Attention with relative positions
+# ### Balise 2 · Attention with relative positions · further · about 9 min
 #
 # - **`relative_bias(table, height, width)`**: `table` is `(heads, 2 * height - 1, 2 * width - 1)`. The number for a query in row
 #   `r` and column `c`, and a key in row `s` and column `t`, stands at `[head, r - s + height - 1, c - t + width - 1]`. Return
@@ -279,7 +279,7 @@ tp.check(1, cut_patches, embed_image)
 #   `v` may have another length. `bias` is that of above. Large scores must not overflow. Do without
 #   `scaled_dot_product_attention`: that is what you are compared with.
 #
-# 5 and 2 lines, 15 minutes.
+# 5 and 2 lines.
 #
 # <details><summary>Hint</summary>
 #
@@ -312,7 +312,7 @@ def relative_attention(q, k, v, bias):
 tp.check(2, relative_bias, relative_attention)
 
 # %% [markdown]
-# ## What written-out scores cost
+# ## What written-out scores cost · further
 #
 # A table of scores has a number for each pair of places, in each head of each image. PyTorch's
 # `scaled_dot_product_attention` (SDPA) may work through it piece by piece in one *fused* kernel (Dao and others, 2022), and keep
@@ -389,7 +389,7 @@ plt.show()
 # %% [markdown]
 # ## Large, before anything is allocated
 #
-# ### Balise 3 · Parameters and operations, as formulas
+# ### Balise 3 · Parameters and operations, as formulas · further · about 15 min
 #
 # What a model needs follows from its sizes. Write, for the three layers that ViT and CoAtNet are made of, what they hold
 # and what a forward pass of **one image** takes. Each function returns `(parameters, operations)`, two whole numbers;
@@ -414,7 +414,7 @@ plt.show()
 # | 1 × 1 convolution m → d | m · d | yes | places left |
 # | shortcut c → d, only where c ≠ d | c · d | yes | places left |
 #
-# About 3, 1 and 8 lines; 15 minutes.
+# About 3, 1 and 8 lines.
 #
 # <details><summary>Hint</summary>
 #
@@ -457,7 +457,7 @@ def mbconv_cost(c, d, height, width, stride):
 tp.check(3, attention_cost, feed_forward_cost, mbconv_cost)
 
 # %% [markdown]
-# ## Two families, by your formulas
+# ## Two families, by your formulas · further
 #
 # Blocks add up to models. The norms, the ends and the stem are given. No weight exists yet: `torch.device("meta")` makes tensors
 # that have a shape and no data, and serves to compare.
@@ -607,7 +607,7 @@ say_share()
 #
 # A tensor that two operations keep is there once. And what counts is the **storage**: a view of one number keeps all of it.
 #
-# ### Balise 4 · Where memory goes
+# ### Balise 4 · Where memory goes · about 26 min
 #
 # - **`kept_bytes(layers, x)`** calls the layers one after the other, the first with `x`, and returns a list: the bytes that each
 #   of them keeps for backward. A storage counts once, for the layer that keeps it first; those of parameters and buffers of any
@@ -622,7 +622,7 @@ say_share()
 # linear layer for queries, keys and values, fused attention, linear layer, sum; norm, linear layer to `config.ffn_width`, GELU,
 # linear layer, sum. `config` has also `width`, `heads`, `channels`, `classes` and `image`, (height, width).
 #
-# 13 and 10 lines, 25 minutes.
+# 13 and 10 lines.
 #
 # <details><summary>Hint</summary>
 #
@@ -775,7 +775,7 @@ plt.show()
 # </details>
 
 # %% [markdown]
-# ## Memory for time: recomputation
+# ## Memory for time: recomputation · further
 #
 # A block whose activations are thrown away keeps its input alone. Before its backward pass it runs forward again, and what it
 # then keeps lives only until that backward pass is over. Frameworks offer a switch: every block, or none. But
@@ -798,7 +798,7 @@ class Block(NamedTuple):
 
 
 # %% [markdown]
-# ### Balise 5 · Recomputation under a budget
+# ### Balise 5 · Recomputation under a budget · further · about 19 min
 #
 # `blocks` is a list of `Block`, in the order of the forward pass, and `recomputed` a list with True for each block that is
 # recomputed and False for the others.
@@ -809,7 +809,7 @@ class Block(NamedTuple):
 #   operations are the fewest; any such list, if there are several. Returns `None` if no list fits.
 #
 # There may be 50 blocks, and numbers of bytes such as 617,873,408: neither all $2^{50}$ lists nor a table with a row for each
-# byte can be gone through. About 6 and 13 lines, 20 minutes.
+# byte can be gone through. About 6 and 13 lines.
 #
 # <details><summary>Hint</summary>
 #
@@ -1008,7 +1008,7 @@ for name in ("every block", "every second, from 0", "every second, from 1"):
 # *there*, its memory is free again for the next one, and it is still in the cache. The lecture calls this **optimizer fusion**
 # (Jiang and others, 2021).
 #
-# ### Balise 6 · The optimizer's step inside backward
+# ### Balise 6 · The optimizer's step inside backward · further · about 17 min
 #
 # **`step_in_backward(model, make, max_norm=None, micro_batches=1, scaler=None)`** prepares a model so that `loss.backward()`
 # alone updates it; `make([p, …])` makes an optimizer of some parameters, such as `torch.optim.AdamW`.
@@ -1021,7 +1021,7 @@ for name in ("every block", "every second, from 0", "every second, from 1"):
 #   (accumulation), and a `scaler` (a `GradScaler` skips a step in which any gradient is infinite). If one of them is asked
 #   for, raise a `ValueError` that says why, and leave the model as it is.
 #
-# About 12 lines, 15 minutes.
+# About 12 lines.
 #
 # <details><summary>Hint</summary>
 #
@@ -1125,7 +1125,7 @@ plt.show()
 # In data parallelism each rank holds a whole model and its own images. More ranks take more images; they make no room for a
 # larger model. ZeRO shares out the states, recomputation shrinks the activations. What is the most that a card can take?
 #
-# ### Balise 7 · The largest batch that fits
+# ### Balise 7 · The largest batch that fits · further · about 14 min
 #
 # - **`rank_bytes(n_parameters, largest, activations, batch, n_ranks, stage)`**: bytes that a rank needs in a step.
 #   It has the states of mixed precision with Adam, as `planner.state_bytes(n_parameters, n_ranks, stage).total` gives them
@@ -1136,7 +1136,7 @@ plt.show()
 #   `memory`; 0 if not even one image fits. `bytes_of` never falls when the batch grows, but it need not be a straight line:
 #   it may be a measurement, which takes seconds. Ask for 1 to `most` alone, and about log₂(`most`) times.
 #
-# About 3 and 7 lines; 10 minutes.
+# About 3 and 7 lines.
 #
 # <details><summary>Hint</summary>
 #
@@ -1349,7 +1349,7 @@ for name, ratio in race.ratios.items():
     print(f"attention on 14 × 14 places: your time over that of {name}: {ratio:.2f}")
 
 # %% [markdown]
-# ## Past this machine
+# ## Past this machine · further
 #
 # CoAtNet-7 on 64 H100, estimated: what each technique changes. What is sent is `planner.step_volume`'s, of 2 bytes an element;
 # recomputation does the forward pass again, which is a third more operations.

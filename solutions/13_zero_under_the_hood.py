@@ -1,5 +1,5 @@
 # %% [markdown]
-# # ZeRO, under the hood
+# # ZeRO, under the hood · about 225 min, core 60
 #
 # Data parallelism holds everything on every rank: the same parameters, the same gradients, the same optimizer states,
 # as many times as there are ranks. The *Zero Redundancy Optimizer* keeps the method and takes the copies away: first
@@ -258,7 +258,7 @@ def make_buckets(parameters, capacity):
 
 
 # %% [markdown]
-# ### Balise 1 · Bytes on a rank
+# ### Balise 1 · Bytes on a rank · about 10 min
 #
 # Write the formula as a function: bytes of a rank as three numbers, `(parameters, gradients, optimizer)`. Fractions are
 # fine, and padding counts nothing.
@@ -324,7 +324,7 @@ plt.show()
 # ranks, stage 1 is at 4.75 bytes and stage 2 at 2.9: near their floors.
 
 # %% [markdown]
-# ### Balise 2 · One flat tensor, cut into equal shards
+# ### Balise 2 · One flat tensor, cut into equal shards · about 12 min
 #
 # How do you cut a model into $N$ equal parts? Not by layers, which have all sizes. All parameters are laid into
 # **one** flat tensor, and that is cut: a cut may go through the middle of a matrix, which an optimizer that works
@@ -421,7 +421,7 @@ class Part:
 
 
 # %% [markdown]
-# ### Balise 3 · Stage 1: a shard of the optimizer states
+# ### Balise 3 · Stage 1: a shard of the optimizer states · about 21 min
 #
 # Every rank computes its own gradients, as before. Then the mean gradient is needed only where it is used: the owner
 # of a shard gets that shard of it. It updates its shard, with states for that shard alone, and all gather the new
@@ -522,7 +522,7 @@ run("stage 1", stage_1)
 # The same losses, and each rank holds its part of the states. The update is done once, not on every rank.
 
 # %% [markdown]
-# ### Balise 4 · Stage 2: gradients leave while backward goes on
+# ### Balise 4 · Stage 2: gradients leave while backward goes on · further · about 29 min
 #
 # In stage 1, all gradients of a rank are there when backward ends; most of them are another rank's business. Stage 2
 # lets them go as soon as they come, bucket by bucket. Each bucket is a `Part` with a shard of its own, so
@@ -623,7 +623,7 @@ def stage_2(model):
 run("stage 2", stage_2)
 
 # %% [markdown]
-# ### Balise 5 · Stage 3: parameters only while they are used
+# ### Balise 5 · Stage 3: parameters only while they are used · further · about 49 min
 #
 # Now the parameters. A rank keeps its shard of each layer, gathers the layer just before it computes, frees it just
 # after, and does so once more in backward. (Lectures sometimes say that stage 3 deals whole layers out to the ranks. It
@@ -852,12 +852,13 @@ def modelled_step(clock, stage_3):
 
 
 TEXT_SIZE = TEXT.vocab_size
-runs = [
-    modelled_gpu.on_ranks(modelled_step, stage_3, n=2, network=12.5e9, name=name)[0]
-    for name, stage_3 in (("gathered on demand, your stage 3", ShardedParameters), ("gathered ahead", Ahead))
-]
+steps = {
+    "gathered on demand, your stage 3": (modelled_step, ShardedParameters),
+    "gathered ahead": (modelled_step, Ahead),
+}
+runs = [ranks[0] for ranks in modelled_gpu.each_on_ranks(steps, n=2, network=12.5e9).values()]
 print(*runs, sep="\n")
-report.streams(runs)
+report.streams(runs) if runs else None
 
 # %% [markdown]
 # Above, computing and messages take turns: neither begins before the other has ended. Below, most gathers travel beside the
@@ -879,7 +880,7 @@ from torch.nn.parallel import DistributedDataParallel
 # Three stages, and all of it in float32. Next come the four things that every training framework adds: half precision,
 # clipping, memory beyond the GPU, and a checkpoint of what lies in pieces.
 #
-# ### Balise 6 · Parameters in bfloat16, masters in float32
+# ### Balise 6 · Parameters in bfloat16, masters in float32 · further · about 17 min
 #
 # A large model computes in bfloat16: half the memory, half the bytes in every message. But near 1 the bfloat16
 # numbers are 1/128 apart, and an update of 0.001 is rounded away, every time. So the optimizer works on a *master*, a
@@ -982,7 +983,7 @@ axes.legend(fontsize=9, frameon=False, loc="lower left")
 plt.show()
 
 # %% [markdown]
-# ### Balise 7 · One norm for all shards
+# ### Balise 7 · One norm for all shards · further · about 12 min
 #
 # Clipping bounds the length of the whole gradient: where $\lVert g \rVert > c$, all of it is multiplied by
 # $c / \lVert g \rVert$, and its direction stays. Now no rank has the whole gradient. Ranks that clipped by the norms of
@@ -1048,7 +1049,7 @@ for rank, (own, norm, after) in enumerate(launch.ranks(factors, n=RANKS[-1])):
     print(f"{rank:>4}   {own:>18.4f}   {norm:>11.4f}   {after:>18.4f}   {min(1, norm / 5 / own):>18.2f}")
 
 # %% [markdown]
-# ### Balise 8 · Masters and states in CPU memory
+# ### Balise 8 · Masters and states in CPU memory · further · about 13 min
 #
 # Where 12 bytes for each parameter of its shard are still too many for the GPU, they can live in the memory of the
 # host, which is larger and cheaper, and so can the update itself (Ren and others, *ZeRO-Offload*, 2021). What crosses
@@ -1170,7 +1171,7 @@ else:
     print(f"update, {fused:.1f} s of one core as measured above: so many cores share it as the memory can feed")
 
 # %% [markdown]
-# ### Balise 9 · What a step sends
+# ### Balise 9 · What a step sends · further · about 10 min
 #
 # Is it paid for with communication? The original paper says: stages 1 and 2 send what data parallelism sends, stage 3
 # half as much again. Count it. A rank sends, in a ring of $N$ ranks and for a tensor of $n$ bytes,
@@ -1274,7 +1275,7 @@ for stage, name in enumerate(counted[RANKS[0]]):
 # The table counts what was asked for. How a library does it is its own affair: gloo, on the CPU, does its
 # reduce-scatter as an all-reduce inside, NCCL as a ring or a tree.
 #
-# ### Balise 10 · A checkpoint in pieces
+# ### Balise 10 · A checkpoint in pieces · further · about 34 min
 #
 # No rank holds the whole state any more, so no rank can write it. Each writes its own shards, and a checkpoint of
 # many files must still be whole or not there, whenever the job ends.
@@ -1498,7 +1499,7 @@ if FULL:
 # it gathers the *next* layer while this one computes. Practical work **14_fsdp** uses it.
 
 # %% [markdown]
-# ## Past this machine
+# ## Past this machine · further
 #
 # When does the communication disappear behind the computation? A rank computes about $6\,\Psi$ floating-point
 # operations for each token, and sends $2\,\Psi$ or $3\,\Psi$ numbers of 2 bytes in a step. $\Psi$ cancels: what

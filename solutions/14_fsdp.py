@@ -1,5 +1,5 @@
 # %% [markdown]
-# # Fully sharded data parallelism with PyTorch
+# # Fully sharded data parallelism with PyTorch · about 100 min, core 35
 #
 # `fully_shard` is PyTorch's ZeRO stage 3: each rank keeps a part of every parameter, of its gradient and of the optimizer's
 # states, and gathers a layer only while it computes with it. The call is one line. The rest is what you tell it: which
@@ -227,7 +227,7 @@ run(replicated=replicated)
 # Weights and two moments, 12 bytes for each parameter, and 4 for its gradient, on every rank. This is what has to shrink.
 
 # %% [markdown]
-# ### Balise 1 · Shard by block, then the root
+# ### Balise 1 · Shard by block, then the root · about 8 min
 #
 # **`shard(model, mesh)`**: `model` is plain, with its blocks in `model.blocks`. Make one group of each block, and one of all
 # that is left (embedding, last norm, head), over the ranks of `mesh`. Return the model itself. Every parameter is a
@@ -313,7 +313,7 @@ if {"replicated", "root_only", "by_block"} <= found.keys():
 #
 # The price is in the last columns: a block travels twice in a step, what stays whole travels once.
 #
-# ### Balise 2 · Mixed precision, told to the groups
+# ### Balise 2 · Mixed precision, told to the groups · about 8 min
 #
 # A policy belongs to a group: its shards stay as they are, and what is gathered of them is cast first. Write
 # **`shard_mixed(model, mesh)`**: groups as in balise 1 for a model in float32, such that
@@ -359,7 +359,7 @@ run("by_block", mixed=making(shard_mixed))
 # float32 *master weights* of mixed precision, and here they cost $1/N$. What is sent falls by about a third, not by half, since
 # gradients travel in float32. Only some processors have units for bf16; a GPU's tensor cores do.
 #
-# ### Balise 3 · Compute activations again
+# ### Balise 3 · Compute activations again · further · about 7 min
 #
 # Sharding does nothing for activations. Recomputation does: a block keeps only its input, and runs forward once more when
 # backward comes to it. Write **`shard_recomputed(model, mesh, every=1)`**: groups as in balise 1, in float32; blocks 0,
@@ -397,7 +397,7 @@ run("by_block", second_again=making(shard_recomputed, every=2), every_again=maki
 # block runs again. The price is one more forward of these blocks, a third of the computing more if all do it. The peak is now
 # in backward, where one block is whole beside the root's group: it shows under "gathered". `every` is the dial.
 #
-# ### Balise 4 · What stays gathered between forward and backward
+# ### Balise 4 · What stays gathered between forward and backward · about 6 min
 #
 # Each block is gathered twice in a step. If there is memory to spare, a block can stay whole between the two, and travel
 # once. Write **`shard_kept(model, mesh, kept)`**: groups as in balise 1; the last `kept` blocks (0 to all of them) stay whole
@@ -447,7 +447,7 @@ if len(rows) == len(names):
 # A straight trade: each block kept costs its 4 bytes a parameter, and saves one all-gather of them. With all blocks kept, this
 # is ZeRO stage 2 in what it sends: two thirds for the blocks. It is for slow networks and memory that is left.
 #
-# ### Balise 5 · Shards in the CPU's memory
+# ### Balise 5 · Shards in the CPU's memory · further · about 8 min
 #
 # When even the shards are too many, they can live in the memory of the host: a group's shards are copied to the GPU before they
 # are gathered, the shards of the gradients come back, and the optimizer runs on the CPU. Write
@@ -538,7 +538,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 make_plain = functools.partial(Llama, SMALL)  # on the device that is the default one, without a seed
 
 # %% [markdown]
-# ### Balise 6 · Born in shards
+# ### Balise 6 · Born in shards · further · about 10 min
 #
 # `build_sharded(make_plain, mesh, seed)`: `make_plain()` makes a plain model with `.blocks` and a method `init_weights()`
 # that fills all parameters and the rotary tables in place. Return the model, sharded as in balise 1 over the mesh (of one
@@ -613,7 +613,7 @@ for n in (2, 4):
 # number of ranks reads the rows *it* needs.
 
 # %% [markdown]
-# ### Balise 7 · Saved on 4 ranks, loaded on 2
+# ### Balise 7 · Saved on 4 ranks, loaded on 2 · further · about 11 min
 #
 # - **`save_checkpoint(folder, model, optimizer, step)`**, called on all ranks: model, AdamW's states, its learning rate and
 #   `step` (an `int`) in one checkpoint in `folder`. No parameter may be put together for it. The checkpoint is complete
@@ -709,7 +709,7 @@ print("2 ranks, from the checkpoint", " ".join(f"{loss:.6f}" for loss in here))
 # its part of the gradients, exchanged each time, *or* all of them, exchanged once.
 
 # %% [markdown]
-# ### Balise 8 · Accumulate, exchange once
+# ### Balise 8 · Accumulate, exchange once · further · about 15 min
 #
 # `accumulate(model, micro_batches, optimizer)`: `model` is sharded (FSDP), `micro_batches` a list of token tensors
 # `(b_i, s + 1)`, all of the same length `s`; the last one may have fewer sequences. Make *one* optimizer step that equals
@@ -825,7 +825,7 @@ def draw_mesh():
 draw_mesh()
 
 # %% [markdown]
-# ### Balise 9 · Hybrid sharding
+# ### Balise 9 · Hybrid sharding · further · about 8 min
 #
 # `shard_hybrid(model, replicas)`: shard each of `model.blocks` and the root, in place, so that there are `replicas` copies of
 # the model, each cut over `world_size / replicas` ranks. Ranks with neighbouring numbers sit on the same node: they share
@@ -958,7 +958,7 @@ for number, name in enumerate(cuts):
 # GPU's fused kernels, which keep less than the CPU's.
 
 # %% [markdown]
-# ## `torch.compile` on top
+# ## `torch.compile` on top · further
 #
 # Compile each **block**, then shard. The hooks that gather and reshard are Python, and a graph cannot go through them: a
 # compiled block lies between two of them and has no break inside. Equal blocks share one graph. Here a stand-in for the
@@ -1018,7 +1018,7 @@ else:
     print("not raced here: compiling one block takes longer than this notebook may")
 
 # %% [markdown]
-# ## DeepSpeed's ZeRO
+# ## DeepSpeed's ZeRO · further
 #
 # The library that brought ZeRO asks for the stage in a JSON configuration. Same model, same batches, same AdamW; where
 # `deepspeed` is installed (extra `frameworks`) the next cells train at stages 1, 2 and 3 beside
@@ -1157,7 +1157,7 @@ race
 # must not be small. What it buys is memory, and with it a larger model or batch. On GPUs, gathering the next block runs
 # beside computing this one: how much of it is hidden, the next cell estimates.
 #
-# ## Past this machine
+# ## Past this machine · further
 #
 # How many ranks does a model need, and how many tokens must each of them have in a step, so that computing hides the network?
 # The next cell is an *estimate*: weights travel in bf16 and gradients in float32, as in balise 2, every block is recomputed,

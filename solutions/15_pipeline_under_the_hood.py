@@ -1,5 +1,5 @@
 # %% [markdown]
-# # Pipeline parallelism, under the hood
+# # Pipeline parallelism, under the hood · about 220 min, core 40
 #
 # A model that does not fit on one device can be cut between two layers: each rank holds a few layers, a **stage**, and hands
 # its activations to the next. Nothing is copied but what crosses a cut. The price is waiting: while the first rank works,
@@ -146,7 +146,7 @@ print(f"one process: {1e3 * step:.0f} ms a step of {BATCH} images")
 print("its layers: " + ", ".join(f"{1e3 * cost:.1f}" for cost in costs) + " ms")
 
 # %% [markdown]
-# ### Balise 1 · Cut the model evenly
+# ### Balise 1 · Cut the model evenly · further · about 17 min
 #
 # The slowest stage sets the pace of all. Cut the layers into `n_stages` contiguous stages, none of them empty, such that the
 # largest sum of costs is as small as possible. Return a list of `(start, stop)`: stage s is `model[start:stop]`.
@@ -246,7 +246,7 @@ def in_seconds(events):
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64)
 
 # %% [markdown]
-# ### Balise 2 · Messages between neighbours
+# ### Balise 2 · Messages between neighbours · further · about 20 min
 #
 # Four functions. The receiver knows neither shape nor dtype of an activation, so they are sent first; a gradient is like the
 # activation that it belongs to, and needs nothing but itself. `tag` is the number of the micro-batch.
@@ -340,7 +340,7 @@ def exchange():
 print(launch.ranks(exchange, n=2))
 
 # %% [markdown]
-# ### Balise 3 · The naive step
+# ### Balise 3 · The naive step · further · about 16 min
 #
 # The whole batch goes through the stages, the gradient comes back. Every rank calls `naive_step`; `inputs` and `targets` are
 # given to all, but only the first stage uses the inputs and only the last one the targets. The neighbours are the ranks
@@ -380,7 +380,7 @@ def naive_step(stage, place, inputs, targets, loss_function):
 tp.check(3, naive_step)
 
 # %% [markdown]
-# ### Balise 4 · Micro-batches
+# ### Balise 4 · Micro-batches · about 21 min
 #
 # Cut the batch into `n_micro_batches` with `tensor_split`, send all of them forward, then all gradients back, the last
 # micro-batch first: that is GPipe (Huang et al., 2019). Gradients add up. The batch need not divide: the micro-batches then
@@ -448,7 +448,7 @@ print(
 # is, first of all, Python that sends and receives between two calls, the shape that each message brings along (the race below
 # shows its price), and cores that are shared with all that runs here; the messages themselves are short. Micro-batches are made as small as the bubble asks, and no smaller.
 #
-# ### Balise 5 · Schedules as data
+# ### Balise 5 · Schedules as data · about 10 min
 #
 # GPipe keeps every micro-batch until the last one is forward. **1F1B** (from PipeDream, 2019; synchronous in DAPPLE, 2021) begins with a few
 # forwards, then does one forward and one backward in turn: as soon as a micro-batch's gradient is back, its activations
@@ -519,7 +519,7 @@ except planner.Deadlock as error:
     print(error)
 
 # %% [markdown]
-# ### Balise 6 · Run any schedule
+# ### Balise 6 · Run any schedule · further · about 30 min
 #
 # `run_schedule(actions, stage, place, inputs, targets, loss_function, n_micro_batches)` does the actions of one stage in
 # their order, whatever valid schedule they come from: the micro-batches may come in any order, the same on all stages.
@@ -614,7 +614,7 @@ def shapes_once():
 # `torch.autograd.graph.saved_tensors_hooks(pack, unpack)`, each tensor that an operation saves goes through `pack`, the graph
 # keeps what `pack` returns, and backward gets it back through `unpack`. When backward has passed, the graph lets go of it.
 #
-# ### Balise 7 · Measure what is kept, and keep less
+# ### Balise 7 · Measure what is kept, and keep less · further · about 30 min
 #
 # First a meter, `SavedBytes`. Inside `with SavedBytes(stage.parameters()) as saved:`, `saved.now` is the number of bytes that
 # graphs keep at this moment, and `saved.peak` the most that it has been.
@@ -828,7 +828,7 @@ print(launch.ranks(price_of_recomputation, n=1, timeout=120)[0])
 # %% [markdown]
 # ## Waiting
 #
-# ### Balise 8 · The bubble, by formula and from your run
+# ### Balise 8 · The bubble, by formula and from your run · further · about 19 min
 #
 # Four short functions.
 #
@@ -1037,7 +1037,7 @@ report.streams([ranks[1] for ranks in modelled.values()]) if modelled else None
 # changed the weights. Activations of one version and weights of another together are the gradient of nothing. So each
 # stage **stashes** the weights of a forward until its backward.
 #
-# ### Balise 9 · An asynchronous stage
+# ### Balise 9 · An asynchronous stage · further · about 21 min
 #
 # `AsyncStage(stage, optimizer)` holds a stage and the optimizer of its parameters.
 #
@@ -1290,7 +1290,7 @@ axes.axis("off")
 plt.show()
 
 # %% [markdown]
-# ### Balise 10 · Data × pipeline
+# ### Balise 10 · Data × pipeline · further · about 19 min
 #
 # Ranks are numbered along the pipelines: **rank = replica × n_stages + stage**. The world is a multiple of `n_stages`.
 #
@@ -1497,7 +1497,7 @@ for n, what, steps in ((2, "computing", computing), (4, "sleeping", sleeping)):
 # other programs: run the two cells again, and see how far a plan can be trusted there. (Four computing stages on two
 # cores cannot be foretold so: two of them wait for a core, and no event says so.)
 #
-# ## Past this machine
+# ## Past this machine · further
 #
 # A transformer of 70 billion parameters (80 layers, width 8,192, 64 heads) on 16 devices of 80 GB, as 16 stages of 5
 # layers. A micro-batch is one sequence of 2,048 tokens. All of it is arithmetic: 2 operations a parameter and token

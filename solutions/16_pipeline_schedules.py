@@ -1,5 +1,5 @@
 # %% [markdown]
-# # Pipeline schedules: 1F1B, interleaved, zero-bubble, and how to choose
+# # Pipeline schedules: 1F1B, interleaved, zero-bubble, and how to choose · about 145 min, core 35
 #
 # A pipeline cuts a model by layers over ranks and a batch into micro-batches. What is left to decide is the
 # **schedule**: in which order a rank does its forwards and backwards. The order changes no gradient. It changes how
@@ -159,7 +159,7 @@ print(f"one process: loss {plain_loss:.6f}, {1000 * plain_seconds:.0f} ms a step
 # ## Stages and schedules of PyTorch
 
 # %% [markdown]
-# ### Balise 1 · A stage on each rank, and a step with GPipe
+# ### Balise 1 · A stage on each rank, and a step with GPipe · about 18 min
 #
 # Every rank calls these with the same arguments.
 #
@@ -249,7 +249,7 @@ for n in RANKS:
     print(f"{n} ranks      loss {found[0][0]:.6f}   gradient norms {shares}")
 
 # %% [markdown]
-# ### Balise 2 · 1F1B, and enough micro-batches
+# ### Balise 2 · 1F1B, and enough micro-batches · about 8 min
 #
 # GPipe keeps the activations of all micro-batches at once. In 1F1B a rank begins backwards as soon as it can; the
 # stage number $s$ (from 0) then keeps at most $p - s$ of them.
@@ -336,7 +336,7 @@ for bubble in (0.5, 0.3, 0.2, 0.1):
 # ## Interleaved stages
 
 # %% [markdown]
-# ### Balise 3 · Several chunks on a rank
+# ### Balise 3 · Several chunks on a rank · further · about 24 min
 #
 # Cut the model into $v\,p$ stages and deal them out like cards: rank r holds stages $r, r + p, r + 2p, \ldots$ A
 # stage is $v$ times shorter, and so is every wait.
@@ -432,7 +432,7 @@ report.gantt(shown, unit="time of a forward pass of a whole rank")
 # Zero-bubble schedules do the first at once ("I") and keep the second ("W") for when there is nothing else to do.
 
 # %% [markdown]
-# ### Balise 4 · Backward in two halves, and ZB-H1
+# ### Balise 4 · Backward in two halves, and ZB-H1 · further · about 35 min
 #
 # **`SplitStage(module)`**: `module` is a `nn.Sequential` of layers, with or without parameters (`nn.Linear`,
 # `nn.GELU`, …).
@@ -613,7 +613,7 @@ SCHEDULES = {  # name: (orders of all ranks from (n_ranks, n_micro_batches), sta
 }
 
 # %% [markdown]
-# ### Balise 5 · The schedule with the highest throughput that fits
+# ### Balise 5 · The schedule with the highest throughput that fits · further · about 27 min
 #
 # `choose(job, schedules)`: try every schedule with every number of equal micro-batches (the divisors of the batch),
 # on paper. Return `(name, n_micro_batches, samples_per_second)` of the fastest that fits into the memory of **every**
@@ -742,7 +742,7 @@ plt.show()
 # installed (extra `frameworks`), the cell after this balise trains with it; elsewhere it is skipped.
 
 # %% [markdown]
-# ### Balise 6 · The same model for DeepSpeed
+# ### Balise 6 · The same model for DeepSpeed · further · about 18 min
 #
 # - **`layer_specs(sizes)`**: a list of `LayerSpec`: `nn.Linear(sizes[0], sizes[1])`, then `nn.GELU()`, then the next
 #   `nn.Linear`, …, no `GELU` after the last. No layer may be built yet.
@@ -927,7 +927,7 @@ if FULL:
     recorded.note("16_pipeline_schedules", "race", {f"{n} ranks": race.medians for n, race in races.items()})
 
 # %% [markdown]
-# ## Past this machine
+# ## Past this machine · further
 #
 # A model of about 70 billion parameters: 64 layers of width $h = 9600$ have $12\,h^2$ parameters each. An *estimate*,
 # with this arithmetic: a micro-batch is one sequence of 4,096 tokens; a forward takes 2 operations a parameter and

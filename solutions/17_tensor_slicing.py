@@ -1,5 +1,5 @@
 # %% [markdown]
-# # Tensor slicing, under the hood
+# # Tensor slicing, under the hood · about 195 min, core 45
 #
 # Data parallelism needs the whole model on every rank. When one *layer* with its gradients and optimizer states is too much,
 # the layer itself has to be cut. In this practical work you cut a small transformer language model over the ranks, as
@@ -190,7 +190,7 @@ found = {"one process": launch.ranks(train, plain, n=1, timeout=120)[0]}
 summary("one process", found["one process"])
 
 # %% [markdown]
-# ### Balise 1 · Two functions that are each other's mirror
+# ### Balise 1 · Two functions that are each other's mirror · about 12 min
 #
 # Every rank holds the same `x` and uses it for its own part of the work. Forward, nothing has to be done. Backward, each
 # rank finds the gradient of its own part only: the gradient of `x` is their **sum over the ranks**. Megatron-LM calls
@@ -328,7 +328,7 @@ class Ranks:
 # the world's ranks (as in balise 9): a layer asks `ranks`, never `dist`.
 
 # %% [markdown]
-# ### Balise 2 · A linear layer cut by columns
+# ### Balise 2 · A linear layer cut by columns · about 12 min
 #
 # `linear` is a whole `nn.Linear`, the same on all ranks. Write two things:
 #
@@ -382,7 +382,7 @@ class ColumnLinear(nn.Module):
 tp.check(2, column_part, ColumnLinear)
 
 # %% [markdown]
-# ### Balise 3 · An embedding cut along its dimension
+# ### Balise 3 · An embedding cut along its dimension · further · about 12 min
 #
 # An embedding is a table of shape `(vocabulary, d)`; for a language model a large one. `SlicedEmbedding(embedding, ranks)`
 # holds `d / N` **columns** of it, all words. `forward(tokens)` returns the whole vectors, `(…, d)`, on every rank.
@@ -442,7 +442,7 @@ class VocabularyEmbedding(nn.Module):
 tp.check(3, SlicedEmbedding, VocabularyEmbedding)
 
 # %% [markdown]
-# ### Balise 4 · Attention cut by heads
+# ### Balise 4 · Attention cut by heads · further · about 22 min
 #
 # The heads of an attention do not know of each other until the output projection: each rank computes `heads / N` of them.
 # The projection behind them takes this rank's heads as its input: it is cut by **rows**.
@@ -534,7 +534,7 @@ figure.colorbar(image, ax=axes, label="share kept ÷ 0.5")
 plt.show()
 
 # %% [markdown]
-# ### Balise 5 · A feed-forward from column-cut layers
+# ### Balise 5 · A feed-forward from column-cut layers · further · about 6 min
 #
 # The plain `FeedForward` has two linear layers, `up` (d → f) and `down` (f → d), with a GELU between them. Assemble
 # `GatheredFeedForward(feed_forward, ranks)` from two of your `ColumnLinear`. It is right, and it is what one would do first.
@@ -612,7 +612,7 @@ table("two column-cut layers, 2 ranks", launch.ranks(traffic, gathered_feed_forw
 # The middle is four times as wide as the ends, and it travels whole: forward to be gathered, backward as a gradient.
 
 # %% [markdown]
-# ### Balise 6 · The pair: columns, then rows
+# ### Balise 6 · The pair: columns, then rows · about 8 min
 #
 # The GELU does not need the whole (b, s, f) in one place, and `down` cut by rows takes just this rank's part of it. So nothing
 # travels in the middle. Write `ColumnRow(feed_forward, ranks)`: one all-reduce forward, one backward, both of size (b, s, d).
@@ -656,7 +656,7 @@ def pair(ranks):
 table("columns, then rows, 2 ranks", launch.ranks(traffic, pair, n=2)[0], 2)
 
 # %% [markdown]
-# ### Balise 7 · The whole model
+# ### Balise 7 · The whole model · further · about 25 min
 #
 # Hold slices of linear layers in `nn.Linear`s, as your `column_part` and `row_part` give them, and give the parts of a block the names
 # that they have in the plain one: later cells rely on both.
@@ -773,7 +773,7 @@ class Unrandom(Ranks):
 def modelled_blocks(clock):
     """On a modelled rank: forward and backward of 8 sequences of 1,024 tokens, in bfloat16."""
     config, ranks = replace(CONFIG, width=4096, heads=32, max_length=1024), Unrandom()
-    blocks = nn.Sequential(*(SlicedBlock(Block(config).to(launch.device()), ranks) for _ in range(4)))
+    blocks = nn.Sequential(*(SlicedBlock(Block(config), ranks).to(launch.device()) for _ in range(4)))
     x = torch.empty(8, 1024, 4096, device=launch.device(), requires_grad=True)
     clock.restart()  # what was before is not shown
     with torch.autocast("cuda", dtype=torch.bfloat16):
@@ -781,12 +781,12 @@ def modelled_blocks(clock):
     loss.backward()
 
 
-runs = [
-    modelled_gpu.on_ranks(modelled_blocks, n=2, network=network, name=name)[0]
-    for name, network in (("your blocks, NVLink", None), ("your blocks, 100 Gb/s", 12.5e9))
-]
+runs = []
+for name, network in (("your blocks, NVLink", None), ("your blocks, 100 Gb/s", 12.5e9)):
+    modelled = modelled_gpu.each_on_ranks({name: (modelled_blocks,)}, n=2, network=network)
+    runs += [ranks[0] for ranks in modelled.values()]
 print(*runs, sep="\n")
-report.streams(runs)
+report.streams(runs) if runs else None
 
 # %% [markdown]
 # They cannot: the two lower rows never work at the same time, because the next product needs what the all-reduce before it
@@ -903,7 +903,7 @@ from dlojz_tp import planner
 ROUNDS = 20 if FULL else 8  # of the race
 
 # %% [markdown]
-# ### Balise 8 · A group of neighbours
+# ### Balise 8 · A group of neighbours · further · about 11 min
 #
 # `tensor_group(tensor_size)` returns the process group of this rank's tensor group: `tensor_size` ranks with consecutive numbers.
 # With 4 ranks and `tensor_size=2`, ranks 0 and 1 get one group, ranks 2 and 3 another.
@@ -942,7 +942,7 @@ def tensor_group(tensor_size):
 tp.check(8, tensor_group)
 
 # %% [markdown]
-# ### Balise 9 · Inside the group
+# ### Balise 9 · Inside the group · further · about 22 min
 #
 # `GroupRanks(group)` is what `Ranks` is, for the ranks of `group` alone: `rank` and `size` are those *in the group*, and `copy`,
 # `sum` and `gather` communicate in the group, forward and backward. `part` and `own_random` come from `Ranks` and are right once
@@ -1046,7 +1046,7 @@ class GroupRanks(Ranks):
 tp.check(9, GroupRanks)
 
 # %% [markdown]
-# ### Balise 10 · A group across
+# ### Balise 10 · A group across · further · about 11 min
 #
 # `data_group(tensor_size)` returns the process group of the ranks that hold the **same slice** as this one, one from each tensor
 # group of `tensor_size` neighbours. With 4 ranks and `tensor_size=2`, ranks 0 and 2 get one group, ranks 1 and 3 another. The same
@@ -1095,7 +1095,7 @@ def make_grid(tensor_size):
 
 
 # %% [markdown]
-# ### Balise 11 · Data parallelism over the groups
+# ### Balise 11 · Data parallelism over the groups · further · about 14 min
 #
 # Two functions; `grid.tensor` and `grid.data` have `rank`, `size` and `group`.
 #
@@ -1168,7 +1168,7 @@ for n, tensor_size in ((1, 1), (RANKS[-1], RANKS[-1] // 2)):
     print(f"{n:5}  {tensor_size:6}  {held:10,}  {share:9}  {' '.join(f'{loss:.5f}' for loss in losses)}")
 
 # %% [markdown]
-# ### Balise 12 · Sequence parallelism
+# ### Balise 12 · Sequence parallelism · further · about 19 min
 #
 # Norms, dropouts and residuals are still done in full on every rank, and what they keep for backward is kept N times. But they
 # treat each **token** by itself: between the sliced layers, let each rank hold `s / N` tokens. An all-reduce is a
@@ -1510,7 +1510,7 @@ launch.ranks(race_additions, n=2)[0]
 # That price is paid for each operation, however large: a large layer feels it less (and `torch.compile` traces it away; neither is
 # measured here). What it gives for that: any model, any mesh, saved and loaded in any other cut.
 #
-# ## What can be hidden
+# ## What can be hidden · further
 #
 # Backward, the gradient of `x` has to be summed before the layer below can go on; the gradient of the *weight* needs nobody. So
 # Megatron-LM starts the all-reduce, computes the weight's gradient beside it, and waits then. Autograd knows nothing of this: one
@@ -1555,7 +1555,7 @@ print("distance of the gradients of x and of the weight:", *launch.ranks(compare
 # each can be cut into pieces, of which one travels while the product works on another ("async tensor parallelism" in PyTorch,
 # `tp_comm_overlap` in Megatron). On the two cores of a laptop there is nothing to gain, who sends computes; the planner knows both.
 #
-# ## Past this machine
+# ## Past this machine · further
 #
 # Why does tensor slicing stay inside a node? The planner puts a layer's computing beside its four all-reduces. Its model:
 # each rank computes 1 / t of the layer at a constant speed, rings inside a node, and between nodes what one rank gets of

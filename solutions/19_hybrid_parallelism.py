@@ -1,5 +1,5 @@
 # %% [markdown]
-# # Hybrid parallelism: three dimensions, and the best compromise
+# # Hybrid parallelism: three dimensions, and the best compromise · about 165 min, core 25
 #
 # You have cut the batch (08, 09), the optimizer's states (13, 14), the layers' order (15, 16) and the layers themselves (17). Large
 # models need them at once: some ranks share a layer, some hold other layers, some see other data. In this practical work you
@@ -154,7 +154,7 @@ for step, (loss, norm, seconds) in enumerate(baseline):
     print(f"step {step}: loss {loss:.5f}, norm {norm:.5f}, {1e3 * seconds:.0f} ms")
 
 # %% [markdown]
-# ### Balise 1 · A mesh of ranks
+# ### Balise 1 · A mesh of ranks · about 19 min
 #
 # A mesh gives each rank a **place**, one coordinate an axis. `sizes` is a dictionary, such as
 # `{"pipeline": 2, "data": 3, "tensor": 4}`: the first axis is the outermost, and ranks count up along the **last** one first. Three
@@ -265,7 +265,7 @@ def make_mesh(sizes):
 
 
 # %% [markdown]
-# ### Balise 2 · One step on three axes
+# ### Balise 2 · One step on three axes · further · about 23 min
 #
 # `dlojz_tp.parallel` has what you built in 15 and 17, for the ranks of one axis: `SlicedBlock(block, ranks)` is a block cut over
 # tensor ranks; `Entrance(model, ranks)` holds a part of the embedding of words, and the positions; `Exit(model, ranks)` the last norm
@@ -350,7 +350,7 @@ def trainer(sizes, config, n_micro_batches=1, dtype=torch.float32):
 
 
 # %% [markdown]
-# ### Balise 3 · The norm and the loss over the grid
+# ### Balise 3 · The norm and the loss over the grid · further · about 16 min
 #
 # To clip, each rank needs the norm of the **whole** model's gradient: one that clipped by its own part would scale it by another factor
 # than its neighbours. No rank holds the whole, and some things are held more than once. The same for the loss: the last stages know it,
@@ -401,7 +401,7 @@ def total_loss(loss, n_rows, mesh):
 tp.check(3, total_norm, total_loss)
 
 # %% [markdown]
-# ## Our grid beside PyTorch's
+# ## Our grid beside PyTorch's · further
 #
 # Your step on 2 × 2 × 2, against one process and against PyTorch's own pieces in the same mesh: `init_device_mesh`,
 # `parallelize_module` inside the layers, `fully_shard` over the data ranks, `Schedule1F1B` over the stages. None of these knows of a
@@ -567,7 +567,7 @@ MIXED = {  # bytes, bfloat16 with Adam, attention fused
 }  # fmt: skip
 
 # %% [markdown]
-# ### Balise 4 · The memory of a rank
+# ### Balise 4 · The memory of a rank · further · about 23 min
 #
 # Each technique divides a part of its own. *Tensor* ranks share out matrices and what lies between them; norms, and biases
 # behind a sum, are whole on each. A *pipeline* shares out layers, but its first stages keep micro-batches in flight. *ZeRO*
@@ -588,7 +588,7 @@ MIXED = {  # bytes, bfloat16 with Adam, attention fused
 #   a layer keeps its input alone (a `"whole"` thing); on top of all inputs, one layer of one micro-batch, the one that is being
 #   computed again, has everything. The last stage adds the logits of one micro-batch, cut.
 #
-# About 5 and 14 lines, 15 minutes.
+# About 5 and 14 lines.
 #
 # <details><summary>Hint</summary>
 #
@@ -753,7 +753,7 @@ draw_memory()
 # </details>
 
 # %% [markdown]
-# ### Balise 5 · The time of a step
+# ### Balise 5 · The time of a step · further · about 30 min
 #
 # Five things take a rank's time: what it computes, the sums over its tensor ranks, waiting for the other stages (the
 # bubble), their messages, and the gradients' way over the data ranks. Only what nothing hides counts.
@@ -782,7 +782,7 @@ draw_memory()
 #   `cluster.inside(2)`: latency + bytes / bandwidth. $2(p - 1)$ of them are waited for, without overlap $2mv$ more; with one stage, none;
 # - `"data"`: for the first stage's parameters, beside 2/3 of what one micro-batch computes on a stage (its backward).
 #
-# About 9, 4 and 10 lines, 20 minutes.
+# About 9, 4 and 10 lines.
 #
 # <details><summary>Hint</summary>
 #
@@ -872,7 +872,7 @@ def divisors(n):
 
 
 # %% [markdown]
-# ### Balise 6 · The search
+# ### Balise 6 · The search · further · about 17 min
 #
 # `search(model, gpus, batch, node, memory, seconds, usable)` returns all layouts that divide and fit, the quickest first:
 # a list of `(seconds, bytes, layout)`. Of equally quick ones the one that takes fewer bytes comes first. `memory(layout)` and
@@ -885,7 +885,7 @@ def divisors(n):
 # - recomputation `"none"` and `"full"`. `zero=1` where $d > 1$, else 0; `sequence_parallel` where $t > 1$; the rest as it is.
 #
 # Where there is none, raise `planner.NoLayout` with a sentence: either that nothing divides, or how much the leanest layout
-# takes, in GB (10⁹ bytes) with one decimal. About 12 lines, 10 minutes.
+# takes, in GB (10⁹ bytes) with one decimal. About 12 lines.
 #
 # <details><summary>Hint</summary>
 #
@@ -1006,7 +1006,7 @@ draw_order()
 # neither is there.
 
 # %% [markdown]
-# ### Balise 7 · The published table
+# ### Balise 7 · The published table · further · about 14 min
 #
 # In 2021 the authors of Megatron-LM published ten runs, of 1.7 to 1,008 billion parameters, on 32 to 3,072 A100s. How well
 # does your model foretell them? It has two constants that no data sheet knows: the share of the peak that `products` reach, and
@@ -1020,7 +1020,7 @@ draw_order()
 #   linear in 1 / products and in traffic, with a constant part: what is sent. But `seconds` is that of the quickest of several layouts, and another
 #   one may be the quickest with other constants. Call `seconds` 2,000 times at most.
 #
-# About 2 and 8 lines, 10 minutes.
+# About 2 and 8 lines.
 #
 # <details><summary>Hint</summary>
 #
@@ -1130,7 +1130,7 @@ draw_table()
 # test: `python benchmarks/plan.py` has some, from the same paper.
 
 # %% [markdown]
-# ## Past this machine
+# ## Past this machine · further
 #
 # 1,024 H100s in nodes of 8: 175 billion parameters with 1,536 sequences a step, and 1,000 billion with 3,072. Your search, with
 # your memory and your seconds, tries all grids (estimates, with the constants of 2021's A100s).

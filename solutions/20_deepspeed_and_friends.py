@@ -1,5 +1,5 @@
 # %% [markdown]
-# # DeepSpeed and friends: one training, four engines
+# # DeepSpeed and friends: one training, four engines · about 160 min, core 35
 #
 # After this course you will rarely write a distributed training loop from nothing. You will open somebody's script, and it will call
 # DeepSpeed, Accelerate or Lightning Fabric. In the works before, you built by hand what they do. Here one training, a small
@@ -203,7 +203,7 @@ shown("ours (DDP)", found["ours (DDP)"])
 # This is what every port has to reproduce: the same losses, to the last digits that float32 keeps.
 
 # %% [markdown]
-# ### Balise 1 · The arithmetic of batches
+# ### Balise 1 · The arithmetic of batches · further · about 24 min
 #
 # A step moves the weights once, after `batch` samples. They come in pieces: each of the `n_ranks` ranks takes `accumulation`
 # **micro-batches** of `micro` samples, one after the other, so that activations of `micro` samples alone are in memory:
@@ -229,7 +229,7 @@ shown("ours (DDP)", found["ours (DDP)"])
 # `micro` is given alone, `accumulation` is 1. It raises a `ValueError` where that cannot be: a number below 1, neither `batch` nor `micro`,
 # a product that is not `batch`. In the last case its message names the batches that *would* do with the numbers that are given:
 # the nearest one below and the nearest one above, and no others. For 30 samples as micro-batches of 4 on 2 ranks: 24 and 32. Below there may be none
-# (0 is no batch); and where all three are given, only their product would do. About 9 lines, 10 minutes.
+# (0 is no batch); and where all three are given, only their product would do. About 9 lines.
 #
 # **`from_words(library, words, n_ranks)`** returns the same three for a run of another library. `library` is `"deepspeed"`,
 # `"transformers"`, `"accelerate"` or `"fabric"` and no other, `words` a dictionary with words of the table. What does not divide is a
@@ -306,7 +306,7 @@ for ranks in (64, 32):
 # becomes half as large without a word, and the learning rate does not know. (Of 07 you know what that does.)
 
 # %% [markdown]
-# ### Balise 2 · A configuration for DeepSpeed
+# ### Balise 2 · A configuration for DeepSpeed · further · about 16 min
 #
 # `deepspeed.initialize(model=..., optimizer=..., config=...)` wraps a model in an **engine**, and a dictionary (or a JSON file) tells it what
 # to do. It is long, has defaults that nobody expects, and an unknown key at its first level (beside `"bf16"`, not inside of it) is ignored without a word.
@@ -324,7 +324,7 @@ for ranks in (64, 32):
 # | `"bucket"` | from stage 1 on, gradients of several tensors travel in one message, a bucket, which has room for so many numbers |
 #
 # At stage 3 *no* weight stays whole between steps. Model and optimizer come from PyTorch; `OURS` below has the two keys that DeepSpeed wants for
-# that: start from `{**OURS, ...}`. About 15 lines, most of them a key each, 10 minutes.
+# that: start from `{**OURS, ...}`. About 15 lines, most of them a key each.
 #
 # <details><summary>Hint</summary>
 #
@@ -373,7 +373,7 @@ tp.check(2, deepspeed_config)
 
 
 # %% [markdown]
-# ### Balise 3 · The engine's loop
+# ### Balise 3 · The engine's loop · about 17 min
 #
 # **`engine_step(engine, pieces)`** makes one step: `pieces` are this rank's micro-batches, as many as the engine accumulates.
 # It takes over what you wrote in `train_ours`: `engine(tokens)` is the model's forward, `engine.backward(loss)` divides by the
@@ -390,8 +390,6 @@ tp.check(2, deepspeed_config)
 # - **`resume(model, optimizer, config, folder)`**: an engine that goes on from there, on these ranks. Make it with
 #   `make_engine(model, optimizer, config)` below, with the further key `"checkpoint": {"load_universal": True}` (leave the given `config` as
 #   it is), load with the tag `"universal"`, return it. Weights, states, learning rate and count of steps go on. About 3 lines.
-#
-# 15 minutes for the three.
 #
 # <details><summary>Hint</summary>
 #
@@ -509,7 +507,7 @@ for name in ("ours (DDP)", *rows):
 
 
 # %% [markdown]
-# ### Balise 4 · A fused optimizer
+# ### Balise 4 · A fused optimizer · further · about 11 min
 #
 # DeepSpeed's `Adam` is a *fused* one: on a GPU, one launch updates many tensors. A plain loop launches some ten operators for
 # **each** tensor, small as it may be, and the GPU waits for the CPU that launches them. PyTorch has operators that take lists:
@@ -523,7 +521,7 @@ for name in ("ours (DDP)", *rows):
 # \quad w \leftarrow w - \eta\,\frac{m / (1-\beta_1^t)}{\sqrt{v / (1-\beta_2^t)} + \epsilon}$$
 #
 # No operator for each tensor: 300 tensors cost as many operators as 3. Beside the four lists, hold one
-# more copy of the weights' size at most. About 8 lines, 10 minutes.
+# more copy of the weights' size at most. About 8 lines.
 #
 # <details><summary>Hint</summary>
 #
@@ -552,7 +550,7 @@ def fused_adamw(weights, gradients, means, squares, step, lr, beta1=0.9, beta2=0
 tp.check(4, fused_adamw)
 
 # %% [markdown]
-# ## Race: launches and time
+# ## Race: launches and time · further
 #
 # Four AdamWs update the same weights: yours, and PyTorch's three. `foreach=False` is the loop, `foreach=True` does what
 # you do, `fused=True` is one kernel that reads each number once. Three sets of tensors: the Llama of practical work 14, 300 small
@@ -634,7 +632,7 @@ for name, (times, operators) in optimizers.items():
 # tensor for each weight, and reads them all.)
 
 # %% [markdown]
-# ## One bit for each number
+# ## One bit for each number · further
 #
 # Data parallelism sends 32 bits for each parameter in each step. 1-bit Adam sends one: the **sign**. A block of $b$ numbers
 # travels as $b$ bits and one scale, the mean of their absolute values:
@@ -730,7 +728,7 @@ class OneBitState:
 
 
 # %% [markdown]
-# ### Balise 5 · 1-bit Adam
+# ### Balise 5 · 1-bit Adam · further · about 23 min
 #
 # Write four functions:
 #
@@ -745,7 +743,7 @@ class OneBitState:
 #   denominator $\sqrt{v / (1-\beta_2^t)} + \epsilon$. After them `squares` and `root` stay, and the mean is exchanged by 1 bit: each rank
 #   mixes its own gradient into it, and what all ranks get is their new mean. In both, $w \leftarrow w - \eta\,\frac{m}{1-\beta_1^t} / \text{root}$, **in place**.
 #
-# About 1, 1, 8 and 11 lines, 20 minutes.
+# About 1, 1, 8 and 11 lines.
 #
 # <details><summary>Hint</summary>
 #
@@ -805,7 +803,7 @@ def one_bit_adam(state, gradient, lr, warmup, beta1=0.9, beta2=0.999, epsilon=1e
 tp.check(5, compress, expand, one_bit_mean, one_bit_adam)
 
 # %% [markdown]
-# ## Does it converge?
+# ## Does it converge? · further
 #
 # The Llama of this work with one layer and a tied head, on 2 ranks that see different samples, three times with other weights and other text. After
 # 20 steps of Adam the training goes on in three ways: Adam, your 1-bit Adam, and the same with both errors set to zero after each step.
@@ -916,7 +914,7 @@ draw_trainings(trainings)
 # overdone is taken back in the next steps, and on average each weight gets its due.
 
 # %% [markdown]
-# ## What a network would gain
+# ## What a network would gain · further
 #
 # First the volume. Per number the exchange hands in $1/8$ byte and a share of a scale, $4/b$; float32 hands in 4 bytes. An all-reduce is
 # a reduce-scatter and an all-gather, as the exchange is an all-to-all and an all-gather of the same volumes, so the ratio is
@@ -1034,7 +1032,7 @@ found["one process"] = launch.ranks(measured, ported, train_alone, RANKS * MICRO
 shown("one process", found["one process"])
 
 # %% [markdown]
-# ### Balise 6 · Accelerate
+# ### Balise 6 · Accelerate · further · about 19 min
 #
 # **Why.** A script that many people run, on a laptop and on 64 cards, should not ask in each line on how many. Accelerate finds that out
 # once, and the loop no longer mentions it.
@@ -1057,7 +1055,7 @@ shown("one process", found["one process"])
 # - `accelerator.backward(loss)` divides by the number of micro-batches itself. `accelerator.clip_grad_norm_` belongs where
 #   `sync_gradients` is true: before, the gradient is this rank's alone, and unfinished.
 #
-# Import `accelerate` inside the function. About 14 lines, of which you write 8 anew, 10 minutes.
+# Import `accelerate` inside the function. About 14 lines, of which you write 8 anew.
 #
 # <details><summary>Hint</summary>
 #
@@ -1178,7 +1176,7 @@ for name, lines in said.items():
 # So print `accelerator.num_processes` in the first line of every log.
 
 # %% [markdown]
-# ### Balise 7 · Lightning Fabric
+# ### Balise 7 · Lightning Fabric · further · about 21 min
 #
 # **Why.** Fabric hides less than Accelerate: *you* count micro-batches, and say where gradients travel. In return nothing happens that does
 # not stand in the loop, and the same loop runs under `strategy="ddp"` and, on cards, `"fsdp"` or `"deepspeed"`.
@@ -1196,7 +1194,7 @@ for name, lines in said.items():
 # - `fabric.backward(loss)` divides by nothing. `fabric.clip_gradients(model, optimizer, max_norm=…)`.
 #
 # The package is called `lightning-fabric`, the module `lightning_fabric`; in the large package `lightning` it is `lightning.fabric`.
-# Import it inside the function. About 16 lines, of which you write 10 anew, 10 minutes.
+# Import it inside the function. About 16 lines, of which you write 10 anew.
 #
 # <details><summary>Hint</summary>
 #

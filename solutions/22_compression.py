@@ -1,5 +1,5 @@
 # %% [markdown]
-# # Compression: smaller, and at times faster
+# # Compression: smaller, and at times faster · about 145 min, core 25
 #
 # A model is trained once and then asked for years, by phones, by cars, by a thousand requests a second. What it costs is no longer
 # the training but each answer: the bytes that are kept and read, the operations, the watts. And a trained network has room. DistilBERT
@@ -154,14 +154,14 @@ show_cost()
 # The gradient of the soft part with respect to the logits shrinks like $1 / T^2$; the factor $T^2$ keeps the balance with the labels when $T$ changes. The direction
 # matters as well: $\mathrm{KL}(p \| q)$ is large where the *student* forgets a class that the teacher believes in.
 #
-# ### Balise 1 · Distillation
+# ### Balise 1 · Distillation · further · about 7 min
 #
 # **`distillation_loss(student, teacher, labels, temperature, weight)`** returns $L$, one number. `student` and `teacher` are logits
 # `(n, classes)`; `labels` `(n,)` are class numbers, and **-1 where there is no label**: the soft part takes these images too, and they count neither in
 # the sum nor in the number $m$ of the second part. Without any label the second part is 0. `weight` is $\lambda$. No gradient
 # flows into the teacher. Logits may be in the thousands, and probabilities 0: the loss stays finite all the same, and exact.
 #
-# 4 to 6 lines, 10 minutes.
+# 4 to 6 lines.
 #
 # <details><summary>Hint</summary>
 #
@@ -187,7 +187,7 @@ def distillation_loss(student, teacher, labels, temperature, weight):
 tp.check(1, distillation_loss)
 
 # %% [markdown]
-# ## The omitted digit
+# ## The omitted digit · further
 #
 # How much is in those small probabilities? Hinton's experiment: take every 3 out of the images that the student learns from. No label ever says "3", and no
 # image shows one. All it can learn about 3 is what the teacher says of *other* digits, that this 2 is a little like a 3 and this 4 is not. One
@@ -333,7 +333,7 @@ def limits(bits, symmetric):
 
 
 # %% [markdown]
-# ### Balise 2 · Affine quantization
+# ### Balise 2 · Affine quantization · about 18 min
 #
 # - **`extremes(x, axis=None)`** returns the least and the greatest number of `x`, two tensors of shape `()`. With an `axis`, one of
 #   each *channel* along it: for `x` of shape `(32, 16, 3, 3)` and `axis=0` two tensors `(32, 1, 1, 1)`, which broadcast with `x`.
@@ -346,7 +346,7 @@ def limits(bits, symmetric):
 #   the nearest, halves to the even neighbour, and *then* add $z$, as the formula says. What lies outside of the range *saturates*: it becomes the nearest limit.
 # - **`dequantize(q, scale, zero)`** returns $\hat x$, float32.
 #
-# No loop over numbers or channels: a scale for each channel broadcasts. About 13 lines in all, 20 minutes.
+# No loop over numbers or channels: a scale for each channel broadcasts. About 13 lines in all.
 #
 # <details><summary>Hint</summary>
 #
@@ -461,7 +461,7 @@ def fixed_point(real):
 
 
 # %% [markdown]
-# ### Balise 3 · A network in integers
+# ### Balise 3 · A network in integers · further · about 18 min
 #
 # - **`fold(layer, norm)`** returns the weight and the bias of one layer that does what `layer` and then `norm` in eval mode do.
 #   `layer` is an `nn.Linear` or `nn.Conv2d`, with or without a bias, `norm` its batch norm, with `running_mean`, `running_var`, `eps`, `weight` and `bias`.
@@ -474,7 +474,7 @@ def fixed_point(real):
 #   $z_y$. Return $q_y$, uint8 `(n, outputs)`, within `limits(bits, False)`. To round a division by $2^{shift}$, add half of $2^{shift}$ first,
 #   then shift. No floats, not even for a moment: an integer unit has none.
 #
-# 4, 7 and 3 lines, 25 minutes.
+# 4, 7 and 3 lines.
 #
 # <details><summary>Hint</summary>
 #
@@ -621,7 +621,7 @@ show_integers()
 #
 # $$\frac{\partial \hat x}{\partial x} := \begin{cases} 1 & q_{\min} \le \operatorname{round}(x / s) + z \le q_{\max} \\ 0 & \text{elsewhere} \end{cases}$$
 #
-# ### Balise 4 · Training through the rounding
+# ### Balise 4 · Training through the rounding · further · about 12 min
 #
 # - **`fake_quantize(x, scale, zero, bits=8, symmetric=False)`** returns $\hat x$, float32, what `dequantize(quantize(x, ...), ...)`
 #   gives; and its gradient is the one above. Scale and zero point get none.
@@ -631,7 +631,7 @@ show_integers()
 #   the symmetric one, with a scale for each output channel from what they are *now*. The bias is not rounded. The float32 weights of
 #   the layer stay, and get the gradient: an optimizer moves them by less than a step of the grid at a time.
 #
-# 5 and 5 lines, 15 minutes.
+# 5 and 5 lines.
 #
 # <details><summary>Hint</summary>
 #
@@ -687,7 +687,7 @@ def draw_staircase():
 draw_staircase()
 
 # %% [markdown]
-# ## Few bits: with and without training
+# ## Few bits: with and without training · further
 #
 # The baseline once more, with inputs and weights of all three layers rounded. Once as it is (PTQ); once with the rounding in the forward pass
 # of `EPOCHS` more epochs (QAT). To be fair, the float network gets as many more.
@@ -758,7 +758,7 @@ show_training()
 # set to 0, momentum gathered before the pruning would still move it, and so would Adam's averages. So the zeros are put back after each step, in
 # the weight and in all that the optimizer remembers of it. Then the rest learns as if nothing else had ever existed.
 #
-# ### Balise 5 · Pruning by magnitude
+# ### Balise 5 · Pruning by magnitude · further · about 15 min
 #
 # - **`magnitude_masks(weights, sparsity, by_layer=False)`** returns a list of masks, one for each tensor of the list `weights`: of its shape, of booleans, `True` where the weight stays.
 #   Of all `n` weights together, the `round(sparsity * n)` smallest in magnitude go; with `by_layer`, of the `n` weights of each tensor. It is exactly that number, also where many
@@ -767,7 +767,7 @@ show_training()
 #   remembers of it, under whatever name: `optimizer.state[weight]` is a dictionary. It can be empty, and it also holds other things, such as a count of steps. All that
 #   is remembered of the other weights stays as it is.
 #
-# 8 and 5 lines, 15 minutes.
+# 8 and 5 lines.
 #
 # <details><summary>Hint</summary>
 #
@@ -863,7 +863,7 @@ show_pruned()
 # the small last layer keeps much and the widest one next to nothing, until too few of its weights are left for anything to pass.
 
 # %% [markdown]
-# ## The lottery ticket
+# ## The lottery ticket · further
 #
 # If a twentieth of the weights is enough, why train the others? Prune first, then train: this rarely worked as well. Frankle and Carbin (2018) found out when it does. Train
 # the whole network, look which weights are large, put *those* back to the values that they began with, and train them alone: they learn as well as the whole. With the same
@@ -930,7 +930,7 @@ show_tickets()
 # layer are the hidden channels of the one before, and **their order is free**: sort the rows of the first matrix, its bias and the columns of the second
 # in the same way, and the network computes what it did, while other weights share a group. A good order saves magnitude for nothing (Pool and Yu, 2021).
 #
-# ### Balise 6 · Two of four
+# ### Balise 6 · Two of four · further · about 21 min
 #
 # - **`two_of_four(weight)`**: `weight` is `(outputs, inputs)`. Return a mask of booleans of its shape, `True` for the two of largest magnitude in every four consecutive
 #   inputs of a row: exactly two, also where magnitudes are equal. If the inputs do not divide by four, raise a `ValueError`.
@@ -940,7 +940,7 @@ show_tickets()
 #   `saved` larger. Return the order, integers `(inputs,)`, when no exchange saves more than a millionth more. `saved`, the magnitude that 2:4 keeps, is given below.
 #   An exchange changes only two groups; you may compute the whole sum all the same.
 #
-# 5, 1 and 9 lines, 15 minutes.
+# 5, 1 and 9 lines.
 #
 # <details><summary>Hint</summary>
 #
@@ -1035,7 +1035,7 @@ show_patterns()
 # two places of 2 bits.
 
 # %% [markdown]
-# ## Why zeros gain no time
+# ## Why zeros gain no time · further
 #
 # Half of the weights are zero, so half of the products need not be computed. But who leaves them out? A processor multiplies eight or sixteen pairs of numbers at once; to ask
 # of each whether it is zero costs more than the product. A *sparse* format holds only the numbers that are not zero, and where each of them stands. It does fewer
@@ -1130,7 +1130,7 @@ E5M2 = 2, -14, 57344.0
 E2M1 = 1, 0, 6.0
 
 # %% [markdown]
-# ### Balise 7 · Eight bits of floating point
+# ### Balise 7 · Eight bits of floating point · further · about 14 min
 #
 # - **`round_float(x, mantissa, least, most)`** returns $\hat x$, float32, of the shape of `x`: rounded to `mantissa` bits, with `least` for $e_{\min}$. Halves go to the even neighbour. What is larger
 #   than `most` *saturates*, also infinities: it becomes `most`, or `-most`. NaN stays NaN. `x` is float32. Formats other than these three are tried, too.
@@ -1139,7 +1139,7 @@ E2M1 = 1, 0, 6.0
 # - **`block_scales(x, most, size=32)`** returns a tensor of the shape of `x`: for each number the scale of its block. Blocks are `size` consecutive numbers of the last axis; the last block of a
 #   row may be shorter. A scale is the least power of two, from $2^{-127}$ on, such that no number of its block, divided by it, is larger than `most`. Blocks of zeros take any positive scale.
 #
-# No loop over numbers or rows. 4, 2 and 4 lines, 15 minutes.
+# No loop over numbers or rows. 4, 2 and 4 lines.
 #
 # <details><summary>Hint</summary>
 #
@@ -1247,7 +1247,7 @@ draw_eight_bits()
 # scale for each block confines the damage to 31 neighbours, however large the outlier is. E5M2 rounds twice as coarsely as E4M3, and its range ends beyond this figure.
 # </details>
 #
-# ## A training step in FP8
+# ## A training step in FP8 · further
 #
 # In a training step nearly all of the work is in three products for each layer: $y = x W^T$ forward, $g\,W$ and $g^T x$ backward, where $g$ is the gradient of $y$. Below, what is multiplied is rounded to
 # FP8, as Tensor Cores take it, and sums stay float32. So do the weights that the optimizer moves, its momentum, batch norm and the biases: the rounded weights
@@ -1353,7 +1353,7 @@ show_eight_bits()
 # number may saturate. Mishra and others (2025, arXiv 2506.08027) round it up, as you do, because down can make training diverge. NVFP4 goes on: E2M1 in blocks of 16, with E4M3 for the scale, and one more scale for the tensor.
 
 # %% [markdown]
-# ## The bfloat16 trap
+# ## The bfloat16 trap · further
 #
 # Then why not simply bfloat16? It is float32 with the mantissa cut off, needs no scale, halves the bytes, and one line does it: `model.bfloat16()`. On a GPU that is what everybody does. On a CPU it depends: without instructions for
 # bfloat16 (AVX-512 BF16 or AMX), PyTorch falls back to plain loops. Nothing warns you.
@@ -1417,7 +1417,7 @@ show_bfloat16()
 # </details>
 
 # %% [markdown]
-# ## Deployment: ONNX Runtime
+# ## Deployment: ONNX Runtime · further
 #
 # Nobody writes kernels for bytes twice. A network is *exported*, as a graph of operators in a format that many programs read
 # (ONNX), and an inference engine fuses operators, and chooses kernels for the processor. ONNX Runtime does what you did: it folds batch norms, calibrates with

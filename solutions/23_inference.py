@@ -1,5 +1,5 @@
 # %% [markdown]
-# # Inference: a token at a time
+# # Inference: a token at a time · about 170 min, core 40
 #
 # A language model is trained on whole texts at once, and then writes one token after the other. Each token needs the whole model, and
 # must wait for the one before. Serving a model this way is where most of its hardware goes once it is trained, and nearly everything that makes it cheap happens
@@ -158,7 +158,7 @@ for n, seconds in plain.items():
 # the first of them in the text; it returns logits `(b, s, v)` for these alone. In each layer it computes queries, keys and values
 # of these tokens, turns queries and keys for their positions, and then calls `attend(layer, q, k, v)`, which stands in the place of attention.
 #
-# ### Balise 1 · A cache of keys and values
+# ### Balise 1 · A cache of keys and values · about 16 min
 #
 # **`Cache().attend(layer, q, k, v)`** gets queries, keys and values of `s` new tokens in layer 0, 1, 2, …: `q`, `(b, h, s, size)`, has h heads of `size` numbers;
 # `k` and `v`, `(b, g, s, size)`, have g heads, which may be fewer.
@@ -170,7 +170,7 @@ for n, seconds in plain.items():
 # **`write(model, prompt, count, attend)`** returns `prompt`, `(b, s)`, and `count` tokens behind it, each the most likely one:
 # `(b, s + count)`. `attend` has a memory of its own, so each token goes through the model once: the prompt in one call, then each new token in one.
 #
-# 4 to 6 lines each, 15 minutes.
+# 4 to 6 lines each.
 #
 # <details><summary>Hint</summary>
 #
@@ -314,7 +314,7 @@ draw_compare()
 # A prompt brings many tokens at once, and a batch brings a token of many texts: the weights are read once for all of them. So
 # the two kinds of passes end at different sides of this maximum.
 #
-# ### Balise 2 · What a token costs
+# ### Balise 2 · What a token costs · about 10 min
 #
 # **`pass_cost(config, batch, seen, new, size)`** counts one pass of a Llama over `batch` rows, of which each has `seen` tokens in its cache
 # and brings `new` ones. Return `(FLOP, bytes)`.
@@ -331,7 +331,7 @@ draw_compare()
 # **`tokens_a_second(config, batch, seen, size, peak, bandwidth)`**: new tokens a second of all rows, one in each pass, after the formula above. `peak` is in FLOP a
 # second, `bandwidth` in bytes a second.
 #
-# 6 and 2 lines, 15 minutes.
+# 6 and 2 lines.
 #
 # <details><summary>Hint</summary>
 #
@@ -516,7 +516,7 @@ estimate()
 # Two sequences that begin alike need their beginning only once: both tables name the same blocks. Such a block is never written to. Who has to write into
 # it takes a copy first: **copy on write**.
 #
-# ### Balise 3 · Paged attention
+# ### Balise 3 · Paged attention · further · about 29 min
 #
 # `Pool` holds the blocks of all sequences. A block's number means the same in every layer; a table is a list of such numbers, and whoever uses the pool remembers how
 # many tokens each sequence has. `__init__` and `write` are given. You keep `free`, the blocks that no table holds,
@@ -532,7 +532,7 @@ estimate()
 #   blocks for each sequence, filled up with zeros, and `lengths` `(b,)` says how many tokens each has. Return `(b, heads, d)`. What lies behind a sequence's end, left
 #   by others, must not count. No loop over sequences or blocks.
 #
-# 10, 3, 5 and 6 lines, 25 minutes.
+# 10, 3, 5 and 6 lines.
 #
 # <details><summary>Hint</summary>
 #
@@ -610,7 +610,7 @@ def paged_attention(q, keys, values, tables, lengths):
 tp.check(3, Pool, paged_attention)
 
 # %% [markdown]
-# ## What blocks save, and what they cost
+# ## What blocks save, and what they cost · further
 #
 # 64 sequences are under way, at lengths drawn at random: most end soon, a few run on to the longest that the model takes. What is measured is which part of the
 # memory holds tokens. Then the price: a step of decoding reads its keys and values through a table, and has to be compared with one that finds them in one piece.
@@ -760,7 +760,7 @@ show_blocks()
 # With blocks, nobody reserves what it may never need, so memory can run out while all of them grow. Then somebody has to give up its blocks, wait, and compute them anew
 # later: it is **preempted**. What it has generated stays.
 #
-# ### Balise 4 · Continuous batching
+# ### Balise 4 · Continuous batching · further · about 29 min
 #
 # A request has a number, an `arrival` in seconds, a `prompt` and an `output` in tokens, and `done`, the tokens that were generated so far. A step gives every
 # sequence that takes part in it one more token. For that it needs blocks for all it has *before* the step, `prompt + done` tokens in blocks of `size`.
@@ -781,7 +781,7 @@ show_blocks()
 # - At the end of a step, each that took part has a token more: count `done`. Who has `output` tokens leaves.
 # - Return `{number: [times]}`: when each token was there, the end of its step.
 #
-# 7 and 12 lines, 20 minutes.
+# 7 and 12 lines.
 #
 # <details><summary>Hint</summary>
 #
@@ -844,7 +844,7 @@ def serve(requests, plan, seconds):
 tp.check(4, schedule, serve)
 
 # %% [markdown]
-# ## Arrivals: throughput and waiting
+# ## Arrivals: throughput and waiting · further
 #
 # 300 requests arrive at random, a few of them long. A step takes 10 ms for the weights, and 0.05 ms for each token that it computes: a simulation, with numbers of
 # the size that a model of some billion parameters has. There are 600 blocks of 16 tokens. Three servers get the same requests: static batches where each reserves
@@ -977,7 +977,7 @@ draw_acceptance()
 # Only a beginning can be kept. The target read the third guess behind the first two: if the second is refused, what it said of the
 # third has no meaning any more. If all $k$ stay, the same pass has also said what comes behind them: one more token, for nothing.
 #
-# ### Balise 5 · Speculative decoding
+# ### Balise 5 · Speculative decoding · further · about 9 min
 #
 # **`verify(target, draft, drafted, uniforms)`** decides about $k$ drafted tokens. `target`, `(k + 1, v)`, has the target's probabilities at the
 # $k$ places and behind the last one; `draft`, `(k, v)`, those of the draft; `drafted`, `(k,)`, its tokens; `uniforms`, `(k,)`, numbers in $[0, 1)$,
@@ -988,7 +988,7 @@ draw_acceptance()
 # drawn. After a refusal that is $\max(0, p - q)$ of the refused place, divided by its sum; where all stay, the target's last row. $k$ can be 0:
 # when one token is left to write, nothing is drafted.
 #
-# 5 to 8 lines, 10 minutes.
+# 5 to 8 lines.
 #
 # <details><summary>Hint</summary>
 #
@@ -1015,7 +1015,7 @@ def verify(target, draft, drafted, uniforms):
 tp.check(5, verify)
 
 # %% [markdown]
-# ## Does it write what the target would?
+# ## Does it write what the target would? · further
 #
 # A draft must be cheap, and need not be a network. Here it is a table: how often each token follows each other one on the page that the model has read.
 # The target is your small Llama. The first thing to see is whether the tokens are the target's: thousands of first tokens behind one prompt are drawn, through
@@ -1085,7 +1085,7 @@ def show_first_tokens(rounds=4000):
 show_first_tokens()
 
 # %% [markdown]
-# ## What a draft gains
+# ## What a draft gains · further
 #
 # Now a whole text. Each round drafts $k$ tokens, reads them with the target in one call, and keeps what `verify` says. Keys and values of refused tokens are in the
 # cache by then, and have to go. The cache below has a place for each position, and the next round writes over them.
@@ -1200,7 +1200,7 @@ show_speculation()
 # time. One step gives a score to every next token of every beam; the eight best of all these live on. A beam may have several children, which share all that they
 # had in common, and another none: its blocks are given up. Without sharing, a step would copy whole caches from beam to beam.
 #
-# ### Balise 6 · Beam search on blocks
+# ### Balise 6 · Beam search on blocks · further · about 21 min
 #
 # **`beam_search(pool, table, length, logits, width, count, step)`** continues a prompt by `count` tokens. The prompt's `length` tokens lie in the blocks of `table`, and `logits`
 # `(vocabulary,)` are the model's for what follows. The score of a continuation is the sum of the logarithms of its tokens' probabilities (`log_softmax`). Begin with the
@@ -1211,7 +1211,7 @@ show_speculation()
 # others: fork a parent's table for each child, then release the parents'. At the end none is held any more, not even `table`. Nobody needs what follows the last token:
 # `step` is called `count - 1` times.
 #
-# Return the tokens, int64 `(width, count)`, and their scores `(width,)`, the best first. 14 lines, 15 minutes.
+# Return the tokens, int64 `(width, count)`, and their scores `(width,)`, the best first. 14 lines.
 #
 # <details><summary>Hint</summary>
 #
@@ -1389,7 +1389,7 @@ def cut_feed_forward(layer, ranks):
 # second. On two ranks each has one key head. On four ranks each has two heads of queries, and there are only two key heads: ranks 0 and 1 both
 # keep the first, 2 and 3 the second. A key head can stand on several ranks; to cut one in two would help nobody.
 #
-# ### Balise 7 · Heads on several ranks
+# ### Balise 7 · Heads on several ranks · further · about 16 min
 #
 # **`cut_attention(attention, ranks)`** is given a `LlamaAttention` (this rank's own copy: change it as you like) and returns it with this rank's
 # heads alone: the first rank has the first heads. It has linear layers `query`, `key`, `value`, `output`; a head is `attention.head_size` numbers,
@@ -1399,7 +1399,7 @@ def cut_feed_forward(layer, ranks):
 # If the ranks divide the key heads, each has its share of them; if the key heads divide the ranks, each has the one that its queries read.
 # Anything else, and heads that the ranks do not divide, is refused with a `ValueError`. One all-reduce a call, of `(b, s, d)`.
 #
-# 8 to 12 lines, 15 minutes.
+# 8 to 12 lines.
 #
 # <details><summary>Hint</summary>
 #
@@ -1432,7 +1432,7 @@ def cut_attention(attention, ranks):
 tp.check(7, cut_attention)
 
 # %% [markdown]
-# ## The same text from several ranks
+# ## The same text from several ranks · further
 #
 # The trained Llama, cut on each rank, writes with your `write` and your `Cache`; neither knows of ranks. Counted are the weights and the cache of a rank, and what is
 # sent for a token. (The embedding and the head stay whole here; work 17 cuts them, too.)
@@ -1515,7 +1515,7 @@ show_cards()
 # servers cut a model over the cards of one node, where messages begin quickly, and set up several copies of it for more requests.
 
 # %% [markdown]
-# ## Against `generate` of transformers
+# ## Against `generate` of transformers · further
 #
 # Most people write text with `generate` of the library transformers. It takes the weights of your Llama under other names, and must write the same tokens. What
 # does its comfort cost? It is in the extra `inference`; without it one line says so, and what was recorded is shown.
@@ -1564,7 +1564,7 @@ show_generate()
 # hidden behind the reading of the weights. And `generate` knows beams, sampling, many models, and texts of several lengths; `write` knows one thing.
 
 # %% [markdown]
-# ## What vLLM does with the same ideas
+# ## What vLLM does with the same ideas · further
 #
 # vLLM (Kwon and others 2023) is a server that many centres run. Its parts have other names; after this notebook you know what each does. The options are those of its documentation
 # ([docs.vllm.ai](https://docs.vllm.ai), read in November 2026: "Optimization and Tuning", "Automatic Prefix Caching", "Engine Arguments").

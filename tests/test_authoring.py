@@ -149,10 +149,29 @@ def test_executed_solutions_are_whole_and_small(name):
     assert not [o for c in cells for o in c.outputs if o.output_type == "error"]
 
 
-def test_a_solution_is_executed_only_when_its_source_changed(tmp_path, monkeypatch):
+def test_a_trainee_notebook_says_what_is_further(tmp_path):
+    source_text = GOOD.replace("open_it()", 'course.open("09_made")')
+    plain = notebooks.trainee(write(tmp_path, source_text))
+    marked = notebooks.trainee(write(tmp_path, source_text.replace("two numbers", "two numbers · further")))
+    assert len(marked.cells) == len(plain.cells) + 1
+    assert marked.cells[2].source.endswith('tp.catch_up("further")') and "balise 1 is" in marked.cells[2].source
+
+
+def test_a_solution_is_executed_only_when_its_code_changed(tmp_path, monkeypatch):
     runs = []
-    monkeypatch.setattr(notebooks, "execute", lambda notebook: runs.append(1))
+
+    def execute(notebook):
+        runs.append(1)
+        notebook.cells[1].execution_count = len(runs)
+
+    monkeypatch.setattr(notebooks, "execute", execute)
     path = write(tmp_path, GOOD)
     assert notebooks.build_solution(path, tmp_path) and notebooks.build_solution(path, tmp_path) is None
     path.write_text(GOOD.replace("plus", "more"))
-    assert notebooks.build_solution(path, tmp_path) and len(runs) == 2
+    kept = nbformat.read(notebooks.build_solution(path, tmp_path), 4)
+    assert len(runs) == 1 and kept.cells[1].execution_count == 1 and "more" in kept.cells[2].source
+    assert notebooks.build_solution(path, tmp_path) is None
+    for old, new in (("a + b", "b + a"), ("Add two", "Sum two")):
+        path.write_text(path.read_text().replace(old, new))
+        assert notebooks.build_solution(path, tmp_path)
+    assert len(runs) == 3

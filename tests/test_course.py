@@ -344,6 +344,30 @@ def test_an_older_answer_is_not_judged_silently(tmp_path, monkeypatch):
     assert "by catch_up" in texts[16] and "tp.check(1, describe_machine)" in texts[17]
 
 
+def test_what_is_further_is_filled_until_it_is_written(tmp_path):
+    hole = "def memory_model(peaks, capacity):\n    todo(6)"
+    own = hole.replace("todo(6)", "raise KeyError")
+    texts, _ = run_cells(
+        tmp_path,
+        "import math\nfrom dlojz_tp import course, todo\ntp = course.open('01_gpu_acceleration')",
+        hole,
+        "tp.catch_up('further')",
+        hole,
+        "tp.check(6, memory_model)",
+        "print(memory_model({1: 3, 2: 5}, 11)[2])",
+        "def training_step():\n    todo(2)",
+        "training_step()",
+        own,
+        "try:\n    memory_model({}, 0)\nexcept KeyError:\n    print('own')",
+        "tp.progress()",
+    )
+    assert texts[1] == "" and "core is balises 2, 3, 5" in texts[2]
+    assert "balise 6 is further" in texts[3] and "write yours at todo(6)" in texts[4]
+    assert texts[5].strip() == "5" and texts[6] == "" and "balise 2 is not done yet" in texts[7]
+    assert texts[8] == "" and texts[9].strip() == "own"
+    assert "0 of 6 balises done, 0 of 3 of the core" in texts[10] and "· further · about" in texts[10]
+
+
 def test_an_interrupted_launch_is_one_line(tmp_path):
     stop = "import os, signal, threading\nthreading.Timer(1, os.kill, (os.getpid(), signal.SIGINT)).start()\n"
     texts, notebook = run_cells(

@@ -13,7 +13,7 @@ import nbformat
 import psutil
 import pytest
 
-from dlojz_tp.grading import command, slicing
+from dlojz_tp.grading import command, lanes, slicing
 from dlojz_tp.works import source
 
 RIGHT = """
@@ -88,7 +88,8 @@ def test_an_answer_that_ends_the_process_fails(tmp_path, ending):
     assert status == 1 and "ended the program" in json.loads(out)[0]["hint"]
 
 
-def test_an_endless_answer_fails(tmp_path):
+def test_an_endless_answer_fails(tmp_path, monkeypatch):
+    monkeypatch.setattr(lanes.busy, "factor", lambda: 1.0)  # nothing is kept waiting: it sleeps
     text = "import time\ndef describe_machine():\n    while True:\n        time.sleep(1)\n"
     ((_, found),) = command.run(source.find("00_welcome"), [write(tmp_path, text)], [1], grace=12)
     assert found[0].verdict == "fail" and "Nothing came back" in found[0].hint

@@ -36,6 +36,18 @@ def test_the_grader_knows_what_catch_up_gave(tmp_path):
     assert command.judge_file(work, notebook(tmp_path, *cells, "tp.catch_up(1)"), 2).passed
 
 
+def test_what_is_further_stands_in_for_the_core(tmp_path):
+    work = source.find("15_pipeline_under_the_hood")
+    trainee = json.loads((source.NOTEBOOKS / f"{work.name}.ipynb").read_text())
+    codes = ["".join(cell["source"]) for cell in trainee["cells"] if cell["cell_type"] == "code"]
+    own = [source.without_markers(work.balises[4].code) if "todo(4)" in code else code for code in codes]
+    path = notebook(tmp_path, *own)
+    assert command.judge_file(work, path, 4).passed, "it uses balise 2, which is further"
+    assert command.judge_file(work, path, 2).verdict == "not done"
+    path = notebook(tmp_path, *(code for code in own if 'catch_up("further")' not in code))
+    assert command.judge_file(work, path, 4).verdict == "not done"
+
+
 def test_several_files_and_folders(tmp_path):
     opens, right = "tp = course.open('00_welcome')", RIGHT.split("def distributed_sum")[0]
     for name, cells in {

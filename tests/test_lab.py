@@ -15,6 +15,7 @@ from pathlib import Path
 import nbformat
 import pytest
 
+from dlojz_tp import index
 from dlojz_tp.commands import copies, lab
 from dlojz_tp.works import whole_file
 
@@ -292,14 +293,22 @@ def test_arguments_keep_it_on_this_machine(tmp_path):
     assert "--ServerApp.port_retries=0" in lab.lab_arguments(tmp_path, 9999, True, "secret")
 
 
-def test_the_first_notebook_is_opened_until_somebody_works_in_it(course):
-    folder, work = course
-    assert lab.page(work) == "/lab"
-    (folder / lab.FIRST).write_text(OLD.replace('"v": 0', '"kernelspec": {"name": "python3"}'))
-    copies.sync(folder, work)
-    assert lab.page(work) == "/lab/tree/00_welcome.ipynb"
-    (work / lab.FIRST).write_text("mine")
-    assert lab.page(work) == "/lab"
+def test_the_index_is_opened_first_and_its_map_is_that_of_now(course, monkeypatch):
+    monkeypatch.delenv("DLOJZ_STATE", raising=False)
+    work = course[1]
+    assert "--LabApp.default_url=/lab/tree/index.ipynb" in lab.lab_arguments(work, None, False, "secret")
+    assert lab.main(["--sync-only"]) == 0
+    first = (work / index.NAME).read_text()
+    nbformat.validate(nbformat.reads(first, 4))
+    (work / ".course-progress").mkdir()
+    (work / ".course-progress" / "00_welcome.json").write_text('{"1": "pass"}')
+    assert lab.main(["--sync-only"]) == 0
+    assert "1 of " in (work / index.NAME).read_text(), "verdicts of this work folder"
+    touched = json.loads((work / index.NAME).read_text())
+    touched["cells"][0]["source"] += ["mine"]
+    (work / index.NAME).write_text(json.dumps(touched))
+    assert lab.main(["--sync-only"]) == 0
+    assert json.loads((work / index.NAME).read_text()) == touched and "index.new.ipynb" not in notebooks(work)
 
 
 def test_a_course_of_somebody_else_is_copied_into_the_home(course, monkeypatch):
@@ -336,7 +345,7 @@ def running(checkout):
     try:
         found = None
         while not found and (line := process.stdout.readline()):
-            found = re.search(r"(http://127\.0\.0\.1:\d+/)lab\?token=(\w{40,})$", line)
+            found = re.search(r"(http://127\.0\.0\.1:\d+/)lab/tree/index\.ipynb\?token=(\w{40,})$", line)
         assert found, "no address was printed"
         yield process, found[1], found[2]
     finally:
@@ -351,13 +360,15 @@ def answer(address):
 
 
 def test_two_at_once_copy_once(course, tmp_path):
-    for index in range(30):
-        (course[0] / f"{index:02d}.ipynb").write_text(OLD)
+    for number in range(30):
+        (course[0] / f"{number:02d}.ipynb").write_text(OLD)
     processes = [launch(tmp_path, "--sync-only") for _ in range(3)]
     texts = [process.communicate(timeout=30)[0] for process in processes]
     assert [process.returncode for process in processes] == [0, 0, 0], texts
-    assert sorted(text.count(": copied") for text in texts) == [0, 0, 31]
-    assert len(notebooks(course[1])) == 31 and set(notebooks(course[1]).values()) == {OLD}
+    assert sorted(text.count(".ipynb: copied") - text.count("index.ipynb: copied") for text in texts) == [0, 0, 31]
+    assert sum(text.count("index.ipynb: copied") for text in texts) == 1
+    copied = notebooks(course[1])
+    assert copied.pop(index.NAME) and len(copied) == 31 and set(copied.values()) == {OLD}
 
 
 def test_lab_starts_answers_only_with_its_token_and_asks_nothing(course, tmp_path):
@@ -368,7 +379,7 @@ def test_lab_starts_answers_only_with_its_token_and_asks_nothing(course, tmp_pat
             answer(f"{address}api/contents")
         assert refused.value.code == 403
         files = json.loads(answer(f"{address}api/contents?token={token}")[1])["content"]
-        assert [entry["name"] for entry in files] == [NAME]
+        assert sorted(entry["name"] for entry in files) == [NAME, index.NAME]
         page = answer(f"{address}lab?token={token}")[1]
         layout = json.loads((tmp_path / "work" / lab.LAYOUT).read_text())  # under the name that the server reads
         assert json.loads(answer(f"{address}lab/api/workspaces/default?token={token}")[1])["data"] == layout["data"]

@@ -17,7 +17,7 @@ from dlojz_tp.launch import rest
 from dlojz_tp.launch.rest import STILL_S, asleep, closed, has_limits, only_a_rank_ends
 from dlojz_tp.launch.stacks import Frame
 from dlojz_tp.launch.started import Rank
-from dlojz_tp.probes.ranks import in_worlds
+from dlojz_tp.probes.ranks import on_ranks
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells what a thread does")
 OTHER = "/lib/torch/distributed/"
@@ -78,7 +78,7 @@ def two_receive():
 @named
 def test_ranks_that_only_wait_for_their_next_world_do_not_count():
     with pytest.raises(launch.RankError) as caught:
-        in_worlds(two_receive, sizes=(2, 3, 4), timeout=60)
+        on_ranks(two_receive, sizes=(2, 3, 4), timeout=60)
     assert (caught.value.world_size, caught.value.waits, caught.value.still) == (2, {0: "recv", 1: "recv"}, STILL_S)
 
 

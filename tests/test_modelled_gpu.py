@@ -135,3 +135,21 @@ def too_much(clock):
 def test_memory_of_the_card_ends():
     with pytest.raises(launch.RankError, match="CUDA out of memory"):
         on_card(too_much, card="A100")
+
+
+def on_the_cpu(clock):
+    """A layer's columns as trainees cut them out before they move them: by a copy, through NumPy, through a list."""
+    whole = torch.nn.Linear(64, 64).weight.detach()
+    parts = [
+        whole[:, 32:].clone(),
+        torch.from_numpy(whole.numpy()[:, 32:].copy()),
+        torch.tensor(whole.tolist())[:, 32:],
+    ]
+    device = torch.device("cuda")
+    return [
+        (each.device.type, torch.nn.Parameter(each).to(device).device.type, each.dtype, each.shape) for each in parts
+    ]
+
+
+def test_layers_are_cut_on_the_cpu():
+    assert on_card(on_the_cpu).result == [("cpu", "cuda", torch.float32, (64, 32))] * 3

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from dlojz_tp import launch, planner, report
+from dlojz_tp import BaliseNotDone, launch, planner, report
 from dlojz_tp.modelled_gpu import Modelled, Span, on_ranks, runs
 
 SIZE = 2**28  # bytes of a message
@@ -198,6 +198,8 @@ def test_messages_that_wait_for_each_other_are_told():
 
 def test_of_a_program_without_a_model_a_line_tells_why(capsys, monkeypatch):
     def on_ranks(program, number, name, n):
+        if program == "not written":
+            raise BaliseNotDone(1)
         if program == "wrong":
             raise launch.RankError(0, n, "raised", "raised ValueError: one row too few", "the lines")
         spans = [] if program == "idle" else [Span("compute", "mm", 0.0, 1.0)]
@@ -214,3 +216,5 @@ def test_of_a_program_without_a_model_a_line_tells_why(capsys, monkeypatch):
     ]
     monkeypatch.setenv("DLOJZ_BRIEF", "1")
     assert list(runs.each_on_ranks(programs, n=2)) == ["third"] and not capsys.readouterr().out
+    with pytest.raises(BaliseNotDone):
+        runs.each_on_ranks({"first": ("not written", 1)}, n=2)

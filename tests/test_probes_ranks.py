@@ -14,7 +14,6 @@ from dlojz_tp.checking import Wrong
 from dlojz_tp.probes.ranks import (
     _rounds,
     hung,
-    in_worlds,
     killed_by,
     on_ranks,
     some_returned,
@@ -47,7 +46,7 @@ def _dies_in_two():
 
 
 def test_every_world_has_its_own_ranks():
-    found = in_worlds(_sum_of_ranks, 10, sizes=(2, 4, 3, 1))
+    found = dict(world_after_world(_sum_of_ranks, 10, sizes=(2, 4, 3, 1)))
     assert list(found) == [2, 4, 3, 1]
     for size, ranks in found.items():
         total = 10.0 * size * (size + 1) / 2
@@ -70,7 +69,7 @@ def test_small_worlds_go_side_by_side(sizes, rounds):
 
 def test_a_failure_is_named_by_its_own_world():
     with pytest.raises(launch.RankError) as caught:
-        in_worlds(_fails_on_the_last_of_three)
+        on_ranks(_fails_on_the_last_of_three)
     assert caught.value.summary.startswith("rank 2 of 3 raised KeyError")
     assert (caught.value.rank, caught.value.world_size) == (2, 3)
     assert isinstance(caught.value.cause, KeyError)
@@ -78,7 +77,7 @@ def test_a_failure_is_named_by_its_own_world():
 
 def test_a_rank_that_ends_is_named_by_its_own_world():
     with pytest.raises(launch.RankError, match="rank 1 of 2 ended with exit code 3"):
-        in_worlds(_dies_in_two)
+        on_ranks(_dies_in_two)
 
 
 def _waits_in_two():
@@ -88,7 +87,7 @@ def _waits_in_two():
 
 def test_a_hang_is_named_by_its_own_world():
     with pytest.raises(launch.RankError) as caught:
-        in_worlds(_waits_in_two, sizes=(2, 3), timeout=1)
+        on_ranks(_waits_in_two, sizes=(2, 3), timeout=1)
     assert caught.value.kind == "hung" and caught.value.world_size == 2
     assert caught.value.summary.startswith("ranks 0, 1 of 2 hung: all still waiting after 1 s in recv")
     assert "init_process_group" not in caught.value.summary
@@ -105,7 +104,7 @@ def _one_returns_early():
 
 def test_a_rank_that_is_through_has_returned():
     with pytest.raises(launch.RankError) as caught:
-        in_worlds(_one_returns_early, sizes=(2, 3), timeout=1)
+        on_ranks(_one_returns_early, sizes=(2, 3), timeout=1)
     error = caught.value
     assert (error.rank, error.world_size, error.waits, error.returned) == (1, 2, {1: "broadcast"}, [0])
     assert error.summary.endswith("a call that rank 0 never made: it had already returned")
@@ -117,7 +116,7 @@ def _all_fail():
 
 def test_ranks_of_one_world_fail_alike():
     with pytest.raises(launch.RankError) as caught:
-        in_worlds(_all_fail, sizes=(3, 4))
+        on_ranks(_all_fail, sizes=(3, 4))
     assert caught.value.summary == "rank 0 of 3 raised KeyError: 'mine' (and so did ranks 1, 2)"
 
 
@@ -163,8 +162,8 @@ def test_worlds_come_one_by_one():
     assert [size for size, _ in found] == [2, 3, 1]
 
 
-def _lingers_in_three(file):
-    if dist.get_world_size() == 3:
+def _lingers_in_two(file):
+    if dist.get_world_size() == 2:
         file.touch()
         time.sleep(60)
     return dist.get_rank()
@@ -187,8 +186,8 @@ def test_a_generator_hands_over_step_after_step():
 def test_who_stops_ends_the_ranks(tmp_path):
     start = time.monotonic()
     with pytest.raises(Wrong):
-        for size, ranks in world_after_world(_lingers_in_three, tmp_path / "began", sizes=(2, 3)):
-            assert (size, ranks) == (2, [0, 1])
+        for size, ranks in world_after_world(_lingers_in_two, tmp_path / "began", sizes=(3, 2)):
+            assert (size, ranks) == (3, [0, 1, 2])
             while not (tmp_path / "began").exists():
                 time.sleep(0.01)
             raise Wrong("enough")
@@ -201,13 +200,13 @@ def _cannot_be_sent():
 
 def test_a_result_that_cannot_be_sent_names_its_world():
     with pytest.raises(launch.RankError, match="rank [012] of 3 .*cannot be sent back.*a lock") as caught:
-        in_worlds(_cannot_be_sent, sizes=(2, 3, 4))
+        on_ranks(_cannot_be_sent, sizes=(2, 3, 4))
     assert caught.value.kind == "unsendable"
 
 
 def test_a_hint_from_a_rank_comes_through():
     with pytest.raises(Wrong) as caught:
-        in_worlds(_alone_is_wrong)
+        on_ranks(_alone_is_wrong)
     assert (caught.value.slug, caught.value.where) == ("alone", "rank 0 of 1")
 
 
@@ -222,4 +221,4 @@ def _counting():
 
 
 def test_what_an_answer_keeps_is_new_in_each_world():
-    assert in_worlds(_counting(), sizes=(2, 1)) == {2: [[2], [2]], 1: [[1]]}
+    assert on_ranks(_counting(), sizes=(2, 1)) == {2: [[2], [2]], 1: [[1]]}

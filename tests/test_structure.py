@@ -16,9 +16,9 @@ FLOORS = [
     {"report", "parallel", "pretend_gpu"},
     {"modelled_gpu"},
     {"training", "checking", "progress"},
-    {"probes"},
+    {"probes", "classroom"},
     {"checks"},
-    {"course"},
+    {"course", "index"},
     {"commands", "grading", "authoring"},
     {"__init__", "__main__"},
 ]

@@ -17,12 +17,21 @@ from dlojz_tp.works import source
 from dlojz_tp.works.source import NOTEBOOKS, SOLUTIONS, split_cells, without_markers
 
 CELL_TIMEOUT = 180  # seconds; a cell of a solution that takes longer is a fault
+FURTHER = """# The core is enough: {} further. Until you write them, the course's answers stand in.
+tp.catch_up("further")"""
 KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}
 
 
 def trainee(path: Path) -> nbformat.NotebookNode:
     """The trainee notebook of a source: solutions cut out, no outputs. Raises rules.SourceError."""
-    return _convert(path, rules.punch, "trainee")
+    notebook = _convert(path, rules.punch, "trainee")
+    further = [str(number) for number, balise in source.read(path).balises.items() if balise.further]
+    if further:
+        said = f"balise{'s' * (len(further) > 1)} {', '.join(further)} {'are' if len(further) > 1 else 'is'}"
+        cell = nbformat.v4.new_code_cell(FURTHER.format(said), id="further")
+        opened = next(i for i, each in enumerate(notebook.cells) if "course.open(" in each.source)
+        notebook.cells.insert(opened + 1, cell)
+    return notebook
 
 
 def solution(path: Path) -> nbformat.NotebookNode:
@@ -67,6 +76,8 @@ def build_trainee(path: Path, folder: Path = NOTEBOOKS) -> Path:
 def build_solution(path: Path, folder: Path = SOLUTIONS, force: bool = False) -> Path | None:
     """Execute the solution of `path` and write it; None where its source has not changed since.
 
+    Where only prose has changed, the outputs stay as they are.
+
     Raises nbclient's CellExecutionError when a cell fails, RuntimeError when a balise is left undone.
     """
     target = folder / f"{path.stem}.ipynb"
@@ -76,10 +87,24 @@ def build_solution(path: Path, folder: Path = SOLUTIONS, force: bool = False) ->
             if old.metadata.get("dlojz_tp", {}).get("source_sha256") == source_hash(path):
                 return None
     notebook = solution(path)
+    if not force and target.exists() and _outputs_from(nbformat.read(target, as_version=4), notebook):
+        return write(notebook, target)
     with environment(DLOJZ_RECORD_MODELLED="1"):
         execute(notebook)
     _in_few_colours(notebook)
     return write(notebook, target)
+
+
+def _outputs_from(old, notebook) -> bool:
+    """Take what an executed notebook shows over into a new one that has the same code and the same titles."""
+    cells = [[cell for cell in each.cells if cell.cell_type == "code"] for each in (old, notebook)]
+    texts = [[(cell.source, cell.metadata) for cell in each] for each in cells]
+    titles = [source.HEADING.findall("\n".join(cell.source for cell in each.cells)) for each in (old, notebook)]
+    if texts[0] != texts[1] or [t[:2] for t in titles[0]] != [t[:2] for t in titles[1]]:
+        return False
+    for before, now in zip(*cells):
+        now.outputs, now.execution_count = before.outputs, before.execution_count
+    return True
 
 
 def execute(notebook: nbformat.NotebookNode, cwd: Path | None = None):
@@ -147,13 +172,13 @@ def chosen(names: list[str]) -> list[Path] | None:
 def main(argv: list[str]) -> int:
     """`python -m dlojz_tp build [--solutions] [--force] [NAME ...]`: write the notebooks; 0 if all went well.
 
-    Without --solutions: trainees' notebooks, and the records of known mistakes.
+    Without --solutions: the minutes in headings and README, trainees' notebooks, the records of known mistakes.
     """
     import argparse
 
-    from dlojz_tp.authoring import records
+    from dlojz_tp.authoring import minutes, records
 
-    what = "Write notebooks from their sources, and the records of known mistakes from the bank of answers."
+    what = "Write minutes and notebooks from the sources, and the records of known mistakes from the bank of answers."
     parser = argparse.ArgumentParser(prog="python -m dlojz_tp build", description=what)
     parser.add_argument("names", nargs="*", help="practical works (default: all)")
     parser.add_argument("--solutions", action="store_true", help="execute the solutions whose source changed")
@@ -162,12 +187,14 @@ def main(argv: list[str]) -> int:
     paths = chosen(options.names)
     if paths is None:
         return 2
+    if not options.solutions:
+        minutes.write(paths)
     failed = 0
     for path in paths:
         try:
             if options.solutions:
                 done = build_solution(path, force=options.force)
-                print(f"{path.stem}: {'executed' if done else 'unchanged'}", flush=True)
+                print(f"{path.stem}: {'up to date' if done else 'unchanged'}", flush=True)
             else:
                 print(f"{path.stem}: written to notebooks/{build_trainee(path).name}")
                 work = source.read(path)

@@ -111,7 +111,7 @@ def _verify_numbers(path, cells):
     for cell in cells:
         if cell.kind == "markdown":
             prose = uncomment(cell.text)
-            for number, _ in HEADING.findall(prose):
+            for number, *_ in HEADING.findall(prose):
                 _once(path, headings, int(number), cell, "heading")
                 if "<details>" not in prose:
                     raise SourceError(path, cell.line, f"balise {number} has no folded hint: add <details> to its text")

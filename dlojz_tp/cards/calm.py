@@ -4,6 +4,7 @@ A later cell that uses a name which an unfinished cell should have made gets the
 since is not judged: it would be an older one. Uses public hooks of IPython: `set_custom_exc` and the events of a cell.
 """
 
+import re
 import traceback
 from pathlib import Path
 
@@ -12,8 +13,10 @@ from dlojz_tp.cards.verdict import NOT_RUN, Verdict
 from dlojz_tp.works.balise import BaliseNotDone, _titles
 from dlojz_tp.works.cells import names_in, names_made_by
 
+_TODO = re.compile(r"^\s+todo\((\d+)\)", re.MULTILINE)
 _missing: dict[str, BaliseNotDone] = {}  # names that an unfinished cell would have defined
 _stale: dict[str, tuple[object, str]] = {}  # names whose cell failed before it bound them: their old values, why
+_fill = None  # what fills the hole of a balise, given its number
 _before: dict[str, object] = {}  # what the names of the running cell were when it began
 
 
@@ -30,6 +33,12 @@ def install():
     shell.set_custom_exc((BaliseNotDone, NameError, KeyboardInterrupt), _handle)
     shell.events.register("pre_run_cell", _before_cell)
     shell.events.register("post_run_cell", _after_cell)
+
+
+def fill_holes(fill):
+    """From now on call `fill(number)` after each cell in which `todo(number)` still stands."""
+    global _fill
+    _fill = fill
 
 
 def not_run(balise, answers: tuple):
@@ -103,6 +112,9 @@ def _after_cell(result):
     elif failed:
         kind = type(failed).__name__
         _stale.update({name: (old, kind) for name, old in _before.items() if namespace.get(name) is old})
+    elif _fill:
+        for number in dict.fromkeys(_TODO.findall(code)):
+            _fill(int(number))
 
 
 def _text(info) -> str:

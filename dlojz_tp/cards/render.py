@@ -47,10 +47,12 @@ def line(text: str, kind: str = "not done", code: tuple[str, str] = ("", "")) ->
     return Card(marked, f'<div style="{_STYLE.format(c=_COLOUR[kind])}">{_e(marked)}{below}</div>')
 
 
-def progress(title: str, rows: list[tuple[int, str, str]]) -> Card:
-    """A line for each balise. rows: (number, title, verdict)."""
+def progress(title: str, rows: list[tuple[int, str, str]], core: frozenset[int] | set[int] = frozenset()) -> Card:
+    """A line for each balise. rows: (number, title, verdict). core: numbers; named where it is not all."""
     done, given = (sum(word == asked for _, _, word in rows) for asked in ("pass", "by catch_up"))
     head = f"{title}: {done} of {len(rows)} balises done" + f", {given} by catch_up" * bool(given)
+    if 0 < len(core) < len(rows):
+        head += f", {sum(number in core and word == 'pass' for number, _, word in rows)} of {len(core)} of the core"
     text = [head, *(f"  {_MARK[word]} {number:2}  {name}{_by(word)}" for number, name, word in rows)]
     share = 100 / max(1, len(rows))
     items = "".join(

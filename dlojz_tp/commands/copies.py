@@ -38,6 +38,24 @@ def sync(course: Path, work: Path) -> list[str]:
     if work == course.resolve():
         raise LabError(f"{work} holds the course itself: give another --work")
     work.mkdir(parents=True, exist_ok=True)
+    with _remembered(work) as state:
+        lines = [_bring(path.name, _as_jupyterlab(path.read_bytes()), work, state) for path in notebooks]
+    return [line for line in lines if line]
+
+
+def renew(name: str, content: bytes, work: Path) -> list[str]:
+    """Bring one notebook with its outputs; in a copy whose cells nobody touched they are replaced, without a word."""
+    content = _as_jupyterlab(content)
+    with _remembered(work) as state:
+        line = _bring(name, content, work, state)
+        if line is None and sha_of(work / name) == _sha(content):
+            whole_file.replace(work / name, TEMPORARY, content)
+    return [line] if line else []
+
+
+@contextlib.contextmanager
+def _remembered(work: Path):
+    """What was copied and offered, for one run at a time; written when the run ends."""
     if (work / WORK).is_dir():  # nothing is brought that could not be remembered
         raise IsADirectoryError(errno.EISDIR, "Is a directory", str(work / WORK))
     with _locked(work):
@@ -45,16 +63,11 @@ def sync(course: Path, work: Path) -> list[str]:
             left.unlink(missing_ok=True)
         state = _read_state(work)
         before = json.dumps(state)
-        lines = []
         try:
-            for notebook in notebooks:
-                line = _bring(notebook.name, _as_jupyterlab(notebook.read_bytes()), work, state)
-                if line:
-                    lines.append(line)
+            yield state
         finally:
             if json.dumps(state) != before or not (work / WORK).exists():
                 whole_file.replace(work / WORK, TEMPORARY, json.dumps(state, indent=1).encode())
-    return lines
 
 
 def _bring(name: str, content: bytes, work: Path, state: dict) -> str | None:

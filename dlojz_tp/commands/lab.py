@@ -8,14 +8,16 @@ import socket
 import sys
 from pathlib import Path
 
+from dlojz_tp import index
 from dlojz_tp.commands import sockets
-from dlojz_tp.commands.copies import LabError, create, sha_of, sync
+from dlojz_tp.commands.copies import LabError, create, renew, sync
 from dlojz_tp.commands.doctor import to_install
 from dlojz_tp.data import folders
+from dlojz_tp.works import state
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 BEFORE_FIRST_CELL = Path(__file__).parent / "lab_settings" / "before_first_cell.py"  # each kernel runs it
-FIRST = "00_welcome.ipynb"
+PAGE = f"/lab/tree/{index.NAME}"  # beside what was open last
 SETTINGS = Path(__file__).parent / "lab_settings"
 LAYOUT = Path(".jupyterlab", "default-37a8.jupyterlab-workspace")  # the name that jupyterlab_server gives it
 
@@ -32,7 +34,7 @@ def main(argv: list[str] | None = None) -> int:
     work = args.work
     try:
         work = folders.resolve(args.work, "--work")
-        for line in sync(CHECKOUT / "notebooks", work):
+        for line in bring(work):
             print(line, flush=True)
         if not args.sync_only:
             start(work, args.port, browser=not args.no_browser)
@@ -45,6 +47,12 @@ def main(argv: list[str] | None = None) -> int:
         problem = "interrupted"
     print(f"dlojz_tp lab: {problem}", file=sys.stderr)
     return 1
+
+
+def bring(work: Path) -> list[str]:
+    """Bring the notebooks and the map of now into `work`; one line a notebook that changed there."""
+    lines = sync(CHECKOUT / "notebooks", work)
+    return lines + renew(index.NAME, index.notebook(state.folder(work)), work)
 
 
 def usual_work() -> Path:
@@ -60,15 +68,22 @@ def _port(text: str) -> int:
 
 
 def lab_arguments(work: Path, port: int | None, browser: bool, token: str) -> list[str]:
-    """JupyterLab's arguments: this machine only, with a token, in `work`, and nothing fetched from outside."""
-    arguments = [
+    """JupyterLab's arguments: this machine only, with a token, and the course's settings."""
+    return [
         "--ServerApp.ip=127.0.0.1",
-        f"--ServerApp.root_dir={work}",
         f"--IdentityProvider.token={token}",
         f"--ServerApp.open_browser={browser}",
         f"--ServerApp.port={port or 8888}",
         f"--ServerApp.port_retries={0 if port else 50}",
-        f"--LabApp.default_url={page(work)}",
+        *settings(work),
+    ]
+
+
+def settings(work: Path) -> list[str]:
+    """The arguments of every JupyterLab of the course: in `work`, and nothing fetched from outside."""
+    arguments = [
+        f"--ServerApp.root_dir={work}",
+        f"--LabApp.default_url={PAGE}",
         "--Application.log_level=ERROR",  # warnings are for who runs a server; the address must not drown in them
         "--LabApp.news_url=None",
         f"--LabApp.app_settings_dir={SETTINGS}",  # no question about news to answer
@@ -78,12 +93,6 @@ def lab_arguments(work: Path, port: int | None, browser: bool, token: str) -> li
         "--LabApp.extension_manager=readonly",
     ]
     return [*arguments, "--ServerApp.allow_root=True"] if os.getuid() == 0 else arguments
-
-
-def page(work: Path) -> str:
-    """What JupyterLab opens: the first notebook until the trainee has worked in it, then what was open last."""
-    there = sha_of(work / FIRST)
-    return f"/lab/tree/{FIRST}" if there and there == sha_of(CHECKOUT / "notebooks" / FIRST) else "/lab"
 
 
 def start(work: Path, port: int | None, browser: bool) -> None:
@@ -98,6 +107,30 @@ def start(work: Path, port: int | None, browser: bool) -> None:
             except OSError as error:
                 why = error.strerror or error
                 raise LabError(f"port {port} cannot be used ({why}): give another --port, or none") from error
+    prepare(work)
+    from jupyterlab.labapp import LabApp
+    from tornado.ioloop import IOLoop
+
+    # Started in this process, so that the token shows in no list of processes and the address is known when printed.
+    token = secrets.token_hex(24)
+    server = LabApp.initialize_server(argv=lab_arguments(work, port, browser, token))
+    loop = IOLoop.current()
+
+    def announce():
+        """Say the address once the server listens: it may have moved to another port until then."""
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", server.port)):
+                loop.call_later(0.05, announce)
+                return
+        address = f"http://127.0.0.1:{server.port}{server.base_url.rstrip('/')}{PAGE}?token={token}"
+        print(f"\nJupyterLab is ready in {work}\n\n    {address}\n\nStop it here with Ctrl-C, twice.", flush=True)
+
+    loop.add_callback(announce)
+    server.start()
+
+
+def prepare(work: Path) -> None:
+    """Before JupyterLab runs in `work`: a place for its sockets, a layout, variables for the kernels."""
     if (private := sockets.folder()) is None:
         raise LabError(
             "no private folder for the kernels' sockets can be made in /tmp or /dev/shm: free some space there"
@@ -113,22 +146,3 @@ def start(work: Path, port: int | None, browser: bool) -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     os.environ.setdefault("PYTHONSTARTUP", str(BEFORE_FIRST_CELL))
     os.chdir(work)
-    from jupyterlab.labapp import LabApp
-    from tornado.ioloop import IOLoop
-
-    # Started in this process, so that the token shows in no list of processes and the address is known when printed.
-    token = secrets.token_hex(24)
-    server = LabApp.initialize_server(argv=lab_arguments(work, port, browser, token))
-    loop = IOLoop.current()
-
-    def announce():
-        """Say the address once the server listens: it may have moved to another port until then."""
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", server.port)):
-                loop.call_later(0.05, announce)
-                return
-        address = f"http://127.0.0.1:{server.port}{server.base_url.rstrip('/')}{page(work)}?token={token}"
-        print(f"\nJupyterLab is ready in {work}\n\n    {address}\n\nStop it here with Ctrl-C, twice.", flush=True)
-
-    loop.add_callback(announce)
-    server.start()

@@ -16,13 +16,10 @@ import time
 from pathlib import Path
 
 from dlojz_tp.cards.verdict import BROKEN
-from dlojz_tp.grading import guard, slicing, watched
-from dlojz_tp.launch import busy
+from dlojz_tp.grading import guard, lanes, slicing, watched
 from dlojz_tp.works import source
 
 LOAD_LIMIT = 60.0  # seconds for the lines that define an answer
-GRACE = 100.0  # seconds that the process may be silent: more than a right answer's lines and its check take
-MOST = 150.0  # also on a busy machine
 USAGE = 2
 NO_VERDICT = 3
 
@@ -33,14 +30,28 @@ def main(argv: list[str]) -> int:
     3 where no verdict on some balise could be had, because the machine or the course broke, and the others pass.
     """
     parser = argparse.ArgumentParser(prog="python -m dlojz_tp check", description=__doc__.splitlines()[0])
-    parser.add_argument("name", metavar="NN_name", help="the practical work, such as 00_welcome or 00")
+    parser.add_argument("name", metavar="NN_name", help="the practical work, such as 00_welcome or 00; all: every work")
     what = "notebooks (.ipynb), Python files (.py), or folders with notebooks of the work"
     parser.add_argument("files", metavar="FILE", type=Path, nargs="+", help=what)
     parser.add_argument("--balise", metavar="K", type=int, help="judge this one only")
     parser.add_argument("--json", action="store_true", help="print a list of verdicts as JSON")
     what = "of a wrong value, name the three nearest known mistakes (for authors of checks)"
     parser.add_argument("--explain", action="store_true", help=what)
+    what = "with all: also write a line for each balise of each notebook to this file"
+    parser.add_argument("--csv", metavar="TABLE", type=Path, help=what)
+    parser.add_argument(
+        "--jobs", metavar="N", type=int, choices=range(1, 65), help="with all: how many at once [cores]"
+    )
     options = parser.parse_args(argv)
+    if options.name == "all":
+        if options.balise is not None or options.explain:
+            parser.error("--balise and --explain are for one work")
+        from dlojz_tp.grading import whole_class
+
+        with _ended_cleanly():
+            return whole_class.main(judge_all, options.files, options.csv, options.json, options.jobs)
+    if options.csv or options.jobs:
+        parser.error("--csv and --jobs are for all works: check all ...")
     options.name = source.full_name(options.name)
     try:
         work = source.find(options.name)
@@ -140,53 +151,15 @@ def explained(verdict) -> str:
     )
 
 
-def run(work: source.Work, files: list[Path], numbers: list[int], grace: float = GRACE):
-    """Judge balises `numbers` of each file, in a child process that is watched; yields (file, verdicts).
-
-    A child that ends or falls silent for `grace` seconds costs one failed verdict; the others get a new child.
-    """
+def run(work: source.Work, files: list[Path], numbers: list[int], grace: float = lanes.GRACE):
+    """Judge balises `numbers` of each file, in a child process that is watched; yields (file, verdicts)."""
     jobs = [(path, number) for path in files for number in numbers]
-    said = _verdicts(work, jobs, grace)
+    said = lanes.verdicts(judge_all, [(work, jobs)] if jobs else [], grace=grace)
     for path in files:
-        yield path, [next(said) for _ in numbers]
-
-
-def _verdicts(work, jobs, grace):
-    """One verdict a job, in order."""
-    from dlojz_tp.cards.verdict import Verdict
-
-    while jobs:
-        with watched.child(judge_all, work.name, [(str(path), number) for path, number in jobs]) as child:
-            while jobs:
-                started, limit, number = time.perf_counter(), min(MOST, grace * busy.factor()), jobs[0][1]
-                verdict, last = None, True
-                try:
-                    said = child.hear(limit)
-                    if said is None:
-                        verdict = _lost(work, number, "endless", {"seconds": limit}, started)
-                    elif said != FRESH:
-                        verdict, last = Verdict(**said), False
-                except (watched.Ended, TypeError) as end:
-                    how = str(end) if isinstance(end, watched.Ended) else "it wrote where the verdicts go"
-                    verdict = _lost(work, number, "left", {"error": how}, started)
-                if verdict:
-                    jobs = jobs[1:]
-                    yield verdict
-                if last:
-                    break
-
-
-def _lost(work, number, slug, fields, started):
-    from dlojz_tp.cards.verdict import Verdict
-    from dlojz_tp.checking.judging import COMMON_HINTS
-
-    spent = time.perf_counter() - started
-    title = work.balises[number].title
-    return Verdict(number, title, "fail", spent, slug=slug, hint=COMMON_HINTS[slug].format(**fields))
+        yield path, [next(said)[2] for _ in numbers]
 
 
 TOUCHED = "This file changes the course's own {what}: what is judged then says nothing. Leave the course as it is."
-FRESH = "fresh"  # said in place of a verdict: the next file needs a new process
 
 
 def judge_all(say, name: str, jobs: list[tuple[str, int]]):
@@ -204,7 +177,7 @@ def judge_all(say, name: str, jobs: list[tuple[str, int]]):
         if (
             before not in (None, path) and threading.active_count() > 1
         ):  # left behind: it would be in the next one's way
-            return say(FRESH)
+            return say(lanes.FRESH)
         changed = guard.watch()
         found = judge_file(work, Path(path), number)
         replaced = changed()
@@ -213,7 +186,7 @@ def judge_all(say, name: str, jobs: list[tuple[str, int]]):
             found = Verdict(number, work.balises[number].title, "fail", found.seconds, slug="touched", hint=hint)
         say(dataclasses.asdict(found))
         if replaced:
-            return say(FRESH)
+            return say(lanes.FRESH)
         before = path
     return None
 
@@ -230,7 +203,7 @@ def judge_file(work: source.Work, path: Path, number: int, limit: float = LOAD_L
         written, broken = slicing.statements(path)
     except slicing.Unreadable as error:
         return Verdict(number, title, "fail", hint=str(error), slug="raised")
-    nodes = slicing.caught_up(written, work)
+    nodes = slicing.caught_up(written, work, number)
     seen = slicing.seen_by_check(nodes, number)
     given = Verdict(number, title, "by catch_up", hint="the course's own code, from tp.catch_up")
     if slicing.by_course(seen, names):

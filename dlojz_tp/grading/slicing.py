@@ -10,6 +10,7 @@ import builtins
 import functools
 import json
 import linecache
+import re
 import symtable
 import warnings
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from pathlib import Path
 from dlojz_tp.works import cells
 from dlojz_tp.works.source import Cell, Work, checks_in, without_markers
 
+_TODO = re.compile(r"\btodo\((\d+)\)")
 MOST_STATEMENTS = 1 << 17  # of a file, whose names are remembered: each is looked at for every balise
 
 
@@ -143,7 +145,11 @@ def opened(nodes: list[ast.stmt]) -> str | None:
     calls = [call for node in nodes if "course.open" in _text(node) for call in ast.walk(node)]
     for call in calls:
         if isinstance(call, ast.Call) and ast.unparse(call.func) == "course.open" and call.args:
-            return getattr(call.args[0], "value", None)
+            name = call.args[0]
+            if isinstance(name, ast.Name):  # NAME = "02_mixed_precision" stands above
+                named = [n.value for n in nodes if isinstance(n, ast.Assign) and ast.unparse(n.targets[0]) == name.id]
+                name = named[-1] if named else None
+            return getattr(name, "value", None)
     return None
 
 
@@ -157,14 +163,22 @@ def seen_by_check(nodes: list[ast.stmt], number: int) -> list[ast.stmt]:
     return above + [node for node in nodes[checks[-1] :] if not bound_names(node) & taken]
 
 
-def caught_up(nodes: list[ast.stmt], work: Work) -> list[ast.stmt]:
-    """The statements with each `tp.catch_up(n)` replaced by what it defines: the course's answers 1 to n."""
-    found = []
+def caught_up(nodes: list[ast.stmt], work: Work, judged: int) -> list[ast.stmt]:
+    """The statements with each `tp.catch_up(n)` replaced by what it defines: the course's answers 1 to n.
+
+    After `tp.catch_up("further")` those of balises that are further follow the holes that still stand, as in a
+    notebook; not that of the balise which is judged.
+    """
+    found, stand_in = [], set()
     for node in nodes:
         last = _caught_up_to(node)
-        if last is None:
-            found.append(node)
-        for number in range(1, (last or 0) + 1):
+        if last == "further":
+            stand_in = {n for n, balise in work.balises.items() if balise.further and n != judged}
+            numbers = []
+        else:
+            numbers = range(1, last + 1) if last else stand_in & set(map(int, _TODO.findall(_text(node))))
+            found += [] if last else [node]
+        for number in numbers:
             if number in work.balises:
                 found += _answer(number, work.balises[number].code)
     return found
@@ -184,12 +198,12 @@ def _answer(number: int, code: str) -> list[ast.stmt]:
     return _parse(f"{COURSE}balise {number}>", without_markers(code))
 
 
-def _caught_up_to(node: ast.stmt) -> int | None:
+def _caught_up_to(node: ast.stmt) -> int | str | None:
     call = node.value if isinstance(node, ast.Expr) else None
     if isinstance(call, ast.Call) and ast.unparse(call.func) == "tp.catch_up" and len(call.args) == 1:
-        number = call.args[0]
-        if isinstance(number, ast.Constant) and isinstance(number.value, int):
-            return number.value
+        wanted = call.args[0]
+        if isinstance(wanted, ast.Constant) and (isinstance(wanted.value, int) or wanted.value == "further"):
+            return wanted.value
     return None
 
 

@@ -36,17 +36,17 @@ class Ended(Exception):
 
 
 class Child:
-    """The parent's end of a running function."""
+    """The parent's end of a running function. pipe: what it says comes there; to wait for, not to read from."""
 
     def __init__(self, keeper: subprocess.Popen, pipe: multiprocessing.connection.Connection, key: bytes):
-        self._keeper, self._pipe, self._key = keeper, pipe, key
+        self._keeper, self.pipe, self._key = keeper, pipe, key
 
     def hear(self, seconds: float):
         """The next value that the function gave to `say`; None if it is silent for `seconds`. Raises Ended."""
         try:
-            if not self._pipe.poll(seconds):
+            if not self.pipe.poll(seconds):
                 return None
-            said = self._pipe.recv_bytes()
+            said = self.pipe.recv_bytes()
             if not hmac.compare_digest(_signed(self._key, said[SEAL:]), said):
                 raise ValueError("not by the function's own `say`")
             return json.loads(said[SEAL:])

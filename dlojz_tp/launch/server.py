@@ -43,12 +43,13 @@ PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 KILL_LIMIT_S = 5.0
 PARENT_CHECK_S = 1.0
 FEW = 6  # launches: who has had so many will have more, and large pages pay
+LIBC = ctypes.CDLL(None)
 
 
 def prctl(option: int, value: int) -> None:
     """Set a process attribute on Linux; nothing elsewhere."""
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+        LIBC.prctl(option, value, 0, 0, 0)
 
 
 def main(spec: dict) -> None:
@@ -64,6 +65,7 @@ def main(spec: dict) -> None:
     from torch.distributed.distributed_c10d import BackendConfig
 
     BackendConfig("gloo")  # torch looks for backends in the folders of all packages: once here instead of once a rank
+    importlib.import_module("torch._dynamo.trace_rules").clear_lru_cache()  # as each rank does, and all it frees costs
     try:
         _serve(sock, parent)
     finally:

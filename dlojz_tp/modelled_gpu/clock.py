@@ -235,8 +235,9 @@ class Clock:
 
     def on_cpu(self, func, args, kwargs, found):
         """What the CPU makes: large tensors of numbers have no values, and nothing need be written into them."""
-        if found and real_device(found[0]) == META and func._schema.name.partition("::")[2] in ONLY_WRITTEN:
-            return found[0]
+        if found and real_device(found[0]) == META:
+            written = func._schema.name.partition("::")[2] in ONLY_WRITTEN
+            return found[0] if written else self.result(func, args, kwargs)
         if not found and _makes(func) and (kwargs.get("dtype") or torch.get_default_dtype()).is_floating_point:
             out = func(*args, **kwargs | {"device": META})
             if out.numel() >= SMALL:

@@ -83,7 +83,7 @@ def on_card(program: Callable, *args, card: str | Card = "H100", name: str = "",
 
 def on_ranks(
     program: Callable, *args, n: int = 2, card: str | Card = "H100", network: float | None = None, name: str = "",
-    timeout: float = 120,
+    timeout: float = 30,
 ) -> list[Modelled]:  # fmt: skip
     """Call program(clock, *args) on `n` ranks with such a card each: as `on_card`, with process groups like NCCL's.
 

@@ -59,7 +59,7 @@ def instead(machine, streams, func, args, kwargs):
     if isinstance(x, Tensor) and real_device(x) == META and (func in VALUES or func is Tensor.__format__):
         if (memory := block(x)) is not None:
             streams.wait_for_stream(func.__name__, streams.current(memory.index))
-        kind = float if x.is_floating_point() else bool if x.dtype == torch.bool else int
+        kind = _kind(x)
         if func is Tensor.__format__:
             return (lambda: format(kind(0), args[1]) if not x.dim() else "tensor(...)"), (), {}
         return functools.partial(VALUES[func], kind), (), {}
@@ -130,23 +130,29 @@ def replaced(clock, machine) -> list[tuple]:
         model.forward = inside
         return model
 
-    def tolist(x):
-        if real_device(x) != META:
-            return real(TENSOR.tolist, x)
+    def zeros(what, x, kind):
         if (memory := block(x)) is not None:
-            memory.home.streams.wait_for_stream("tolist", memory.home)
-        return _zeros(x.shape)
+            memory.home.streams.wait_for_stream(what, memory.home)
+        return np.zeros(x.shape, kind)
+
+    def tolist(x):
+        return zeros("tolist", x, _kind(x)).tolist() if real_device(x) == META else real(TENSOR.tolist, x)
+
+    def numpy(x, *, force=False):
+        if real_device(x) != META:
+            return real(TENSOR.numpy, x, force=force)
+        return zeros("numpy", x, str(x.dtype).removeprefix("torch."))
 
     card = SimpleNamespace(
         name=clock.label, total_memory=machine.capacity, major=9, minor=0, multi_processor_count=132, warp_size=32
     )
     return [
         (torch, "compile", compiled), (torch.Tensor, "tolist", tolist),
-        (torch.Tensor, "numpy", lambda x, *, force=False: np.array(tolist(x))),
+        (torch.Tensor, "numpy", numpy),
         (torch.cuda, "get_device_name", lambda device=None: clock.label),
         (torch.cuda, "get_device_properties", lambda device=None: card),
     ]  # fmt: skip
 
 
-def _zeros(shape):
-    return [_zeros(shape[1:]) for _ in range(shape[0])] if shape else 0
+def _kind(x):
+    return float if x.is_floating_point() else bool if x.dtype == torch.bool else int

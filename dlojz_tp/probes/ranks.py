@@ -33,13 +33,13 @@ def on_ranks(fn: Callable, *args, **more) -> dict[int, list]:
 
     more: as for `world_after_world`.
     """
-    return dict(sorted(world_after_world(fn, *args, **more)))
+    return dict(sorted(world_after_world(fn, *args, **more, alone=False)))
 
 
 def world_after_world(
-    fn: Callable, *args, known=(), usual=(), data=None, sizes=SIZES, timeout=TIMEOUT
+    fn: Callable, *args, known=(), usual=(), data=None, sizes=SIZES, timeout=TIMEOUT, alone=True
 ) -> Iterator[tuple[int, list]]:
-    """Yield (world size, results in rank order) of one launch, each as soon as it is there; who stops ends the ranks.
+    """Yield (world size, results in rank order) each as soon as it is there; who stops ends the ranks.
 
     So a check that judges world after world costs a wrong answer no more than its mistake takes. Where fn is a
     generator, each of its values is yielded once all ranks of the world have it.
@@ -47,13 +47,14 @@ def world_after_world(
     third entry has further fields of the hint, beside {error} (one line) and {what} (the exception's own text). A sign
     is words of an exception, several that stand in it together, the class of an exception, or a function below.
     data: if given, classes of the arguments that are no answers; every other one must be callable.
+    alone: a smaller world that comes first has a launch of its own: most mistakes end there, and others start no rank.
     Errors: Wrong; RankError for a failure without a sign.
     """
     for answer in args if data else ():
         if not callable(answer) and not isinstance(answer, data):
             raise Wrong("not-callable", error=type(answer).__name__)
     try:
-        yield from _as_they_come(fn, *args, sizes=sizes, timeout=timeout)
+        yield from _as_they_come(fn, *args, sizes=sizes, timeout=timeout, alone=alone)
     except launch.RankError as error:
         for sign, slug, *more in (*known, *usual):
             if _shows(sign, error):
@@ -78,6 +79,13 @@ def by_worlds(looks: dict[str, Callable], fn: Callable, *args, sizes=SIZES, **mo
             if number and size == first:
                 yield claim
             look({size: ranks})
+
+
+def by_world(judge: Callable, fn: Callable, *args, **more) -> Iterator[str]:
+    """The claims of judge(size, results of fn in rank order), each once; it ends at the first world with a mistake."""
+    said = {}
+    for size, ranks in world_after_world(fn, *args, **more):
+        yield from (said.setdefault(claim, claim) for claim in judge(size, ranks) if claim not in said)
 
 
 def each_rank(look):
@@ -126,26 +134,26 @@ def killed_by(signal: str) -> Callable:
     return lambda error: error.signal == signal
 
 
-def in_worlds(fn: Callable, *args, sizes=SIZES, timeout: float = 20) -> dict[int, list]:
-    """Call `fn(*args)` on all ranks of worlds of these sizes, one after the other; small ones side by side.
+def _as_they_come(fn: Callable, *args, sizes, timeout, alone) -> Iterator[tuple[int, list]]:
+    """Yields each world in the order of `sizes` once all its ranks are through; small ones run side by side.
 
-    Arguments: fn, with an importable name or sent by value; sizes, each once; timeout, seconds for all together.
-    Returns {world size: results in rank order}. Errors: RankError, which names the rank and the size of its own
-    world; Wrong, where a rank raised it.
+    Errors: RankError, which names the rank and the size of its own world; Wrong, where a rank raised it.
     """
-    return dict(_as_they_come(fn, *args, sizes=sizes, timeout=timeout))
-
-
-def _as_they_come(fn: Callable, *args, sizes, timeout) -> Iterator[tuple[int, list]]:
-    """As `in_worlds`; yields each world in the order of `sizes` once all its ranks are through."""
     rounds = _rounds(sizes)
     torch.set_num_threads(1)  # what is compared here is tiny, and ranks need the cores; judge() restores the number
     task = bytes(packed(fn, args, {}))
-    found = {size: [deque() for _ in range(size)] for size in sizes}
-    left = list(sizes)
+    for some in (rounds[:1], rounds[1:]) if alone and sum(rounds[0]) < max(sizes) else (rounds,):
+        yield from _launched(some, task, timeout)
+
+
+def _launched(rounds, task, timeout) -> Iterator[tuple[int, list]]:
+    left = [size for worlds in rounds for size in worlds]
+    found = {size: [deque() for _ in range(size)] for size in left}
     with tempfile.TemporaryDirectory(prefix="dlojz-worlds-") as folder:
         try:
-            for _, (size, rank, *value) in in_parts(_through, folder, rounds, task, n=max(sizes), timeout=timeout):
+            for _, (size, rank, *value) in in_parts(
+                _through, folder, rounds, task, n=max(map(sum, rounds)), timeout=timeout
+            ):
                 found[size][rank].append(value)
                 while left and all(found[left[0]]):
                     values = [waiting.popleft() for waiting in found[left[0]]]

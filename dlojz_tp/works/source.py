@@ -1,11 +1,14 @@
 """Read a practical work's one source, `solutions/NN_name.py`, and find its balises.
 
+Where the solutions are not there, or cannot be read, the trainee notebook stands in: it has all but the solutions.
 This module runs in every notebook, so it reads the percent format with the standard library alone.
 The rules that a source must obey are in `dlojz_tp.authoring.rules`.
 """
 
 import ast
+import dataclasses
 import functools
+import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +18,8 @@ SOLUTIONS = ROOT / "solutions"
 NOTEBOOKS = ROOT / "notebooks"
 
 BEGIN, END = "# BEGIN SOLUTION", "# END SOLUTION"
-HEADING = re.compile(r"^#+ Balise (\d+) · (.+?)\s*$", re.MULTILINE)
+HEADING = re.compile(r"^#+ Balise (\d+) · (.+?)( · further)?(?: · about (\d+) min)?\s*$", re.MULTILINE)
+_TITLE = re.compile(r"^# (.+?)(?: · about (\d+) min(?:, core (\d+))?)?\s*$", re.MULTILINE)
 _CELL = re.compile(r"^# %%(?P<options>.*)$")
 _TAG = re.compile(r"balise-(\d+)")
 
@@ -42,22 +46,39 @@ class Cell:
 
 @dataclass(frozen=True)
 class Balise:
-    """number; title; code: the cell with the solution; answers: names that the check is given, in order."""
+    """number; title; code: the cell with the solution; answers: names that the check is given, in order.
+
+    further: not of the core. minutes: what its heading says; 0 where it says nothing.
+    """
 
     number: int
     title: str
     code: str
     answers: tuple[str, ...]
+    further: bool = False
+    minutes: int = 0
+
+    @property
+    def about(self) -> str:
+        """Its mark and its minutes, as in its heading."""
+        return " · further" * self.further + f" · about {self.minutes} min" * bool(self.minutes)
 
 
 @dataclass(frozen=True)
 class Work:
-    """A practical work: name ("01_gpu_acceleration"), title, its cells, its balises by number."""
+    """A practical work: name ("01_gpu_acceleration"), title, its cells, its balises by number.
+
+    minutes, core: of all of it and of its core, as its title says; 0 where it says nothing.
+    solved: whether its balises' codes are solutions, and not the holes of the trainee notebook.
+    """
 
     name: str
     title: str
     cells: tuple[Cell, ...]
     balises: dict[int, Balise]
+    minutes: int = 0
+    core: int = 0
+    solved: bool = True
 
     @property
     def module(self) -> str:
@@ -67,17 +88,37 @@ class Work:
 
 def names() -> list[str]:
     """The names of all practical works, in order."""
-    return sorted(path.stem for path in SOLUTIONS.glob("[0-9][0-9]_*.py"))
+    solutions = sorted(path.stem for path in SOLUTIONS.glob("[0-9][0-9]_*.py"))
+    return solutions or sorted(path.stem for path in NOTEBOOKS.glob("[0-9][0-9]_*.ipynb"))
 
 
 def find(name: str) -> Work:
     """Read the practical work `name`. Raises UnknownWork with the names that exist."""
-    path = SOLUTIONS / f"{name}.py"
-    if name not in names():
-        if not SOLUTIONS.is_dir():
-            raise UnknownWork(f"no folder {SOLUTIONS.name}/ beside the package: install the course from its checkout")
-        raise UnknownWork(f"no practical work is called {name!r}; there are: {', '.join(names())}")
-    return read(path)
+    known, holes = names(), NOTEBOOKS / f"{name}.ipynb"
+    if name not in known:
+        if not known:
+            raise UnknownWork(f"no folder {NOTEBOOKS.name}/ beside the package: install the course from its checkout")
+        raise UnknownWork(f"no practical work is called {name!r}; there are: {', '.join(known)}")
+    try:
+        work = read(SOLUTIONS / f"{name}.py")
+    except (OSError, UnicodeDecodeError):  # left out, closed to others, encrypted
+        if not holes.is_file():
+            raise
+        return _of_notebook(name, holes.read_text(encoding="utf-8"))
+    return work if work.balises or not holes.is_file() else _of_notebook(name, holes.read_text(encoding="utf-8"))
+
+
+@functools.lru_cache(maxsize=32)
+def _of_notebook(name: str, text: str) -> Work:
+    """The practical work in the text of its trainee notebook."""
+    parts = []
+    for cell in json.loads(text)["cells"]:
+        lines = "".join(cell["source"]).splitlines()
+        if cell["cell_type"] == "markdown":
+            parts += ["# %% [markdown]", *(f"# {line}" for line in lines)]
+        else:
+            parts += [f"# %% tags={json.dumps(cell['metadata'].get('tags', []))}", *lines]
+    return dataclasses.replace(_parse(name, "\n".join(parts)), solved=False)
 
 
 def full_name(name: str) -> str:
@@ -115,18 +156,20 @@ def read(path: Path) -> Work:
 def _parse(name: str, text: str) -> Work:
     cells = split_cells(text)
     prose = "\n".join(uncomment(cell.text) for cell in cells if cell.kind == "markdown")
-    titles = {int(number): title for number, title in HEADING.findall(prose)}
+    headings = {int(number): found for number, *found in HEADING.findall(prose)}
     answers = {}
     for cell in cells:
         if cell.kind == "code":
             answers.update(checks_in(cell.text))
-    balises = {
-        cell.balise: Balise(cell.balise, titles.get(cell.balise, ""), cell.text, answers.get(cell.balise, ()))
-        for cell in cells
-        if cell.balise is not None
-    }
-    title = next((line[2:].strip() for line in prose.splitlines() if line.startswith("# ")), name)
-    return Work(name, title, tuple(cells), dict(sorted(balises.items())))
+    balises = {}
+    for cell in cells:
+        if cell.balise is not None:
+            title, further, minutes = headings.get(cell.balise, ("", "", ""))
+            given = answers.get(cell.balise, ())
+            balises[cell.balise] = Balise(cell.balise, title, cell.text, given, bool(further), int(minutes or 0))
+    title = _TITLE.search(prose)
+    title, minutes, core = title.groups() if title else (name, None, None)
+    return Work(name, title, tuple(cells), dict(sorted(balises.items())), int(minutes or 0), int(core or minutes or 0))
 
 
 def uncomment(text: str) -> str:

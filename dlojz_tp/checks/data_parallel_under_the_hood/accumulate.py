@@ -4,7 +4,7 @@ from functools import cache
 
 from dlojz_tp import launch
 from dlojz_tp.checking import Wrong, close
-from dlojz_tp.checks.data_parallel_under_the_hood.common import compare, on_ranks, own_work, reduced, share
+from dlojz_tp.checks.data_parallel_under_the_hood.common import by_world, compare, own_work, reduced, share
 from dlojz_tp.checks.data_parallel_under_the_hood.overlap import CAPACITY, HELD, KNOWN, local, plain
 from dlojz_tp.probes.networks import Chain, gradients, rows
 from dlojz_tp.probes.traffic import Traffic, sent, until
@@ -34,13 +34,15 @@ HINTS = {
 def balise_6(Accumulating, backward_in_parts):  # noqa: N803
     """no_sync() by itself and after an exception; then micro-batches of equal and of different sizes."""
     yield "inside no_sync() nothing is sent, and p.grad collects this rank's own gradients"
-    worlds = on_ranks(_accumulate, Accumulating, backward_in_parts, known=KNOWN)
-    every = [(size, rank, got) for size, ranks in worlds.items() for rank, got in enumerate(ranks)]
-    for size, rank, got in every:
+    yield from by_world(_judge, _accumulate, Accumulating, backward_in_parts, known=KNOWN)
+
+
+def _judge(size, ranks):
+    for rank, got in enumerate(ranks):
         _no_sync(got, rank, size)
     yield "the backward after it sends the sum of both, bucket by bucket"
     truth = plain(1)[0]
-    for size, rank, got in every:
+    for rank, got in enumerate(ranks):
         case = got["by hand"]
         if size > 1 and not sent(case["events"]):
             raise Wrong("never-sent", where=f"rank {rank} of {size}")
@@ -48,13 +50,13 @@ def balise_6(Accumulating, backward_in_parts):  # noqa: N803
         if size > 1 and not sent(until(case["events"], "backward ended")):
             raise Wrong("no-overlap-left", where=f"rank {rank} of {size}")
     yield "an exception inside no_sync() leaves no trace"
-    for size, rank, got in every:
+    for rank, got in enumerate(ranks):
         if size > 1 and not sent(got["after error"]["events"]):
             raise Wrong("switch-stays", where=f"rank {rank} of {size}, after an exception inside no_sync()")
         _mean(got["after error"], truth, rank, size, {})
     for case, words in (("equal", "equal micro-batches"), ("one", "a single one"), ("uneven", "uneven ones")):
         yield f"{words}: the gradient of the whole batch, and only the last one sends"
-        for size, rank, got in every:
+        for rank, got in enumerate(ranks):
             _parts(got[case], truth, case, rank, size)
 
 

@@ -33,9 +33,8 @@ HINTS = {
 
 
 NO_HANDLE = ("'NoneType' object has no attribute 'wait'", "no-handle")
-on_ranks = functools.partial(
-    ranks.on_ranks, usual=((Borrowed, "ddp-borrowed"), NO_HANDLE, (("KeyError", ", in place\n"), "placed-twice"))
-)
+_usual = {"usual": ((Borrowed, "ddp-borrowed"), NO_HANDLE, (("KeyError", ", in place\n"), "placed-twice"))}
+on_ranks, by_world = (functools.partial(run, **_usual) for run in (ranks.on_ranks, ranks.by_world))
 
 
 def own_work():

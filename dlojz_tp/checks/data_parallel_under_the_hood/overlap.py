@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from dlojz_tp import launch
 from dlojz_tp.checking import Wrong
-from dlojz_tp.checks.data_parallel_under_the_hood.common import NO_HANDLE, compare, on_ranks, own_work, reduced, share
+from dlojz_tp.checks.data_parallel_under_the_hood.common import NO_HANDLE, by_world, compare, own_work, reduced, share
 from dlojz_tp.probes.networks import Chain, gradients, rows
 from dlojz_tp.probes.traffic import Traffic, sent, until, volume
 from dlojz_tp.probes.withheld import Withheld
@@ -70,30 +70,29 @@ HELD = sum(p.numel() * p.element_size() for p in Chain().parameters())
 def balise_5(Overlap):  # noqa: N803
     """Four steps on 1 to 4 ranks; in the first, of two ranks one begins backward when the other has ended its own."""
     yield "on 2, 3 and 4 ranks, and on one: the gradient of the whole batch when finish() returns"
-    worlds = on_ranks(_train, Overlap, known=KNOWN)
+    yield from by_world(_judge, _train, Overlap, known=KNOWN)
+
+
+def _judge(size, ranks):
     truth = plain(4)
-    for size, ranks in worlds.items():
-        for rank, got in enumerate(ranks):
-            first = got["steps"][0]
-            compare(
-                first["now"], truth[0], local(rank, size), rank=rank, size=size, calls=sent(first["events"]),
-                later=first["later"],
-            )  # fmt: skip
-            if any(step["changed"] for step in got["steps"]):
-                raise Wrong("weights-changed", where=f"rank {rank} of {size}")
+    for rank, got in enumerate(ranks):
+        first = got["steps"][0]
+        compare(
+            first["now"], truth[0], local(rank, size), rank=rank, size=size, calls=sent(first["events"]),
+            later=first["later"],
+        )  # fmt: skip
+        if any(step["changed"] for step in got["steps"]):
+            raise Wrong("weights-changed", where=f"rank {rank} of {size}")
     yield "a few all-reduces of buckets, the first of them long before backward ends"
-    for size, ranks in worlds.items():
-        for rank, got in enumerate(ranks):
-            _early(got["steps"][0]["events"], rank, size)
+    for rank, got in enumerate(ranks):
+        _early(got["steps"][0]["events"], rank, size)
     yield "backward ends although another rank has not begun: nothing blocks in it"
-    for size, ranks in worlds.items():
-        if not ranks[-1]["others ended"]:
-            raise Wrong("blocking", where=f"rank 0 of {size}")
+    if not ranks[-1]["others ended"]:
+        raise Wrong("blocking", where=f"rank 0 of {size}")
     yield "the second, third and fourth step, after both ways to zero gradients"
-    for size, ranks in worlds.items():
-        for rank, got in enumerate(ranks):
-            for step in (1, 2, 3):
-                _later_step(got["steps"][step], truth[step], step, f"rank {rank} of {size}")
+    for rank, got in enumerate(ranks):
+        for step in (1, 2, 3):
+            _later_step(got["steps"][step], truth[step], step, f"rank {rank} of {size}")
 
 
 def _train(Overlap):  # noqa: N803

@@ -6,7 +6,7 @@ from torch import nn
 
 from dlojz_tp import launch
 from dlojz_tp.checking import Wrong, close
-from dlojz_tp.checks.data_parallel_under_the_hood.common import on_ranks, own_work
+from dlojz_tp.checks.data_parallel_under_the_hood.common import by_world, own_work
 from dlojz_tp.probes.ranks import some_returned, waits_in
 from dlojz_tp.probes.traffic import Traffic, sent, volume
 from dlojz_tp.probes.withheld import Withheld
@@ -80,7 +80,11 @@ def state(model):
 def balise_1(broadcast_state):
     """Models that differ from rank to rank, with every kind of parameter and buffer."""
     yield "parameters of rank 0 on 2, 3 and 4 ranks; one rank alone"
-    worlds = on_ranks(_on_rank, broadcast_state, known=KNOWN)
+    yield from by_world(_judge, _on_rank, broadcast_state, known=KNOWN)
+
+
+def _judge(size, ranks):
+    worlds = {size: ranks}
     truth = {name: t.detach() for name, t in state(Zoo(0)).items()}
     parameters = [name for name, _ in Zoo(0).named_parameters()]
     easy = [name for name in parameters if name.split(".")[0] in ("linear", "norm", "embedding")]
@@ -91,19 +95,17 @@ def balise_1(broadcast_state):
     yield "frozen, tied and scalar parameters, several dtypes, views with gaps"
     _values(worlds, truth, list(truth))
     yield "the parameters are the same objects as before, in the same memory, without a graph"
-    for size, ranks in worlds.items():
-        for rank, got in enumerate(ranks):
-            for name, words in got["changed"].items():
-                raise Wrong("parameter-replaced", name=name, got=words, where=f"rank {rank} of {size}")
-            for name in got["moved"]:
-                raise Wrong("memory-replaced", name=name, where=f"rank {rank} of {size}")
-            for name, words in got["graph"].items():
-                raise Wrong("graph-left", name=name, error=words, where=f"rank {rank} of {size}")
+    for rank, got in enumerate(ranks):
+        for name, words in got["changed"].items():
+            raise Wrong("parameter-replaced", name=name, got=words, where=f"rank {rank} of {size}")
+        for name in got["moved"]:
+            raise Wrong("memory-replaced", name=name, where=f"rank {rank} of {size}")
+        for name, words in got["graph"].items():
+            raise Wrong("graph-left", name=name, error=words, where=f"rank {rank} of {size}")
     yield "each tensor travels once"
     held = sum(t.numel() * t.element_size() for t in truth.values())
-    for size, ranks in worlds.items():
-        if volume(ranks[0]["events"]) > held + SLACK:
-            raise Wrong("tied-twice", sent=volume(ranks[0]["events"]), held=held, where=f"rank 0 of {size}")
+    if volume(ranks[0]["events"]) > held + SLACK:
+        raise Wrong("tied-twice", sent=volume(ranks[0]["events"]), held=held, where=f"rank 0 of {size}")
 
 
 def _on_rank(broadcast_state):

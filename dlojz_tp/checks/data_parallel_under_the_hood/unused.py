@@ -9,7 +9,7 @@ from torch import nn
 
 from dlojz_tp import launch
 from dlojz_tp.checking import Wrong
-from dlojz_tp.checks.data_parallel_under_the_hood.common import NO_HANDLE, compare, on_ranks, own_work, reduced
+from dlojz_tp.checks.data_parallel_under_the_hood.common import NO_HANDLE, by_world, compare, own_work, reduced
 from dlojz_tp.probes.networks import gradients, mark, rows, same
 from dlojz_tp.probes.ranks import hung
 from dlojz_tp.probes.traffic import Traffic, sent, until
@@ -106,18 +106,19 @@ def _heads(case, rank):
 
 def balise_7(Reducer):  # noqa: N803
     """Five steps in which not every parameter takes part, on 1 to 4 ranks."""
-    worlds = None
+    yield f"{WORDS['one head']}, the spare head is never used, a scale is frozen"
+    yield from by_world(_judge_all, _steps, Reducer, known=KNOWN)
+
+
+def _judge_all(size, ranks):
     for step, (case, words) in enumerate(WORDS.items()):
-        yield words + (", the spare head is never used, a scale is frozen" if not step else "")
-        worlds = worlds or on_ranks(_steps, Reducer, known=KNOWN)
-        for size, ranks in worlds.items():
-            own = [_own(step, case, rank, size) for rank in range(size)]
-            for rank in range(size):
-                _judge(ranks, own, step, case, rank)
+        yield from [words] if step else []
+        own = [_own(step, case, rank, size) for rank in range(size)]
+        for rank in range(size):
+            _judge(ranks, own, step, case, rank)
     yield "a tied parameter travels once, and the buckets still start while backward goes on"
-    for size, ranks in worlds.items():
-        for rank, got in enumerate(ranks):
-            _economy(got["all"]["events"], rank, size)
+    for rank, got in enumerate(ranks):
+        _economy(got["all"]["events"], rank, size)
 
 
 def _backward(model, x, heads, reducer=None):

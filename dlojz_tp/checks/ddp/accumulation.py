@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from dlojz_tp.checking import Wrong, close
-from dlojz_tp.probes.ranks import on_ranks
+from dlojz_tp.probes.ranks import by_world
 from dlojz_tp.probes.traffic import Traffic
 
 HINTS = {
@@ -55,18 +55,19 @@ def balise_5(accumulate, learning_rate):
     """Even and uneven micro-batches in worlds of 1 to 4; then the learning rate, step by step."""
     torch.set_num_threads(1)  # small truths: threads would only wait for each other; judge() puts the number back
     yield "one step equals a step on the whole batch of all ranks"
-    worlds = on_ranks(_accumulated, accumulate, timeout=15)
+    yield from by_world(_judge, _accumulated, accumulate, timeout=15)
+    yield "the learning rate: linear in the batch, after a warm-up"
+    _right_rates(learning_rate)
+
+
+def _judge(size, ranks):
     for case in ("even", "one", "uneven"):
         if case == "uneven":
             yield "the same where the last micro-batch is smaller"
-        for size, ranks in worlds.items():
-            _right_weights(size, [found[case] for found in ranks], case)
+        _right_weights(size, [found[case] for found in ranks], case)
     yield "gradients are exchanged once a step, with the last micro-batch"
-    for size, ranks in worlds.items():
-        for rank, found in enumerate(ranks):
-            _right_traffic(size, rank, found)
-    yield "the learning rate: linear in the batch, after a warm-up"
-    _right_rates(learning_rate)
+    for rank, found in enumerate(ranks):
+        _right_traffic(size, rank, found)
 
 
 CASES = {"even": (3, 3, 3), "one": (4,), "uneven": (4, 4, 1)}  # samples of each micro-batch

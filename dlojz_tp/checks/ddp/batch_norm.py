@@ -7,7 +7,7 @@ import torch.distributed as dist
 from torch import nn
 
 from dlojz_tp.checking import Wrong, close
-from dlojz_tp.probes.ranks import on_ranks
+from dlojz_tp.probes.ranks import by_world
 from dlojz_tp.probes.traffic import Traffic
 from dlojz_tp.probes.withheld import Withheld
 
@@ -57,26 +57,23 @@ CHANNELS, EPS, MOMENTUM = 3, 0.003, 0.25
 def balise_3(all_reduce_sum, sync_batch_norm):
     """The function alone; then the layer in worlds of 1 to 4 against nn.BatchNorm2d on the whole batch, in float64."""
     torch.set_num_threads(1)  # small truths: threads would only wait for each other; judge() puts the number back
-    worlds = on_ranks(_normalised, all_reduce_sum, sync_batch_norm, timeout=20)
+    yield from by_world(_judge, _normalised, all_reduce_sum, sync_batch_norm, timeout=20)
+
+
+def _judge(size, ranks):
     yield "AllReduceSum: the sum of the ranks forward, the sum of their gradients backward"
-    for size, ranks in worlds.items():
-        _right_sums(size, ranks)
+    _right_sums(size, ranks)
     yield "output: one batch norm over all ranks' images, equally many on each rank"
-    for size, ranks in worlds.items():
-        _right_outputs(size, ranks, "even")
+    _right_outputs(size, ranks, "even")
     yield "the same with batches of different sizes"
-    for size, ranks in worlds.items():
-        _right_outputs(size, ranks, "uneven")
+    _right_outputs(size, ranks, "uneven")
     yield "gradients of input, weight and bias"
-    for size, ranks in worlds.items():
-        for case in ("even", "uneven"):
-            _right_gradients(size, ranks, case)
+    for case in ("even", "uneven"):
+        _right_gradients(size, ranks, case)
     yield "running statistics after two batches; eval mode uses them and talks to nobody"
-    for size, ranks in worlds.items():
-        _right_running(size, ranks)
+    _right_running(size, ranks)
     yield "a few numbers for each channel are exchanged, in few messages"
-    for size, ranks in worlds.items():
-        _right_messages(size, ranks)
+    _right_messages(size, ranks)
 
 
 def _images(rank, case, step=0):

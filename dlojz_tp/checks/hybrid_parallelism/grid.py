@@ -55,6 +55,7 @@ def _axis(members, join, rank) -> Axis:
 
 def joined(shape) -> Mesh:
     """On a rank: its mesh, with process groups."""
+    dist.barrier()  # new_group asks a file again and again where another rank is: who waits for ever shall be seen to
     return mesh_of(dist.get_rank(), shape, dist.new_group)
 
 

@@ -46,6 +46,7 @@ _times = itertools.count()
 _usual = {"usual": ((Borrowed, "borrowed"), *KNOWN), "data": (dict,), "sizes": SIZES, "timeout": TIMEOUT}
 on_ranks = functools.partial(ranks.on_ranks, **_usual)
 world_after_world = functools.partial(ranks.world_after_world, **_usual)
+by_world = functools.partial(ranks.by_world, **_usual)
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ import torch
 import torch.distributed as dist
 
 from dlojz_tp.checking import Wrong, close
-from dlojz_tp.checks.tensor_slicing.common import noise, on_ranks, together
+from dlojz_tp.checks.tensor_slicing.common import by_world, noise, together
 from dlojz_tp.checks.tensor_slicing.group_functions import halves
 from dlojz_tp.probes.traffic import Call, Traffic, on_the_wire
 from dlojz_tp.probes.withheld import Withheld
@@ -36,32 +36,34 @@ HINTS = {
 def balise_1(CopyToRanks, SumOverRanks):  # noqa: N803
     """Each function by itself, then both around a sliced sum; on 1 to 4 ranks."""
     yield "CopyToRanks: the same value forward, nothing sent"
-    worlds = on_ranks(_both, CopyToRanks, SumOverRanks)
-    every = [(size, rank, got) for size, ranks in worlds.items() for rank, got in enumerate(ranks)]
-    for size, rank, got in every:
+    yield from by_world(_judge, _both, CopyToRanks, SumOverRanks)
+
+
+def _judge(size, ranks):
+    for rank, got in enumerate(ranks):
         _forward_of_copy(got["copy"], rank, size)
     yield "CopyToRanks backward: the sum of the ranks' gradients, in one all-reduce"
-    for size, rank, got in every:
+    for rank, got in enumerate(ranks):
         _backward_of_copy(got["copy"], rank, size)
     yield "SumOverRanks forward: the sum of the ranks' tensors, in one all-reduce"
-    for size, rank, got in every:
+    for rank, got in enumerate(ranks):
         _forward_of_sum(got["sum"], rank, size)
     yield "SumOverRanks backward: the gradient as it is, nothing sent"
-    for size, rank, got in every:
+    for rank, got in enumerate(ranks):
         _backward_of_sum(got["sum"], rank, size)
     yield "what is handed in stays as it was, and what comes back does not change any more"
-    for size, rank, got in every:
+    for rank, got in enumerate(ranks):
         for name in ("copy", "sum"):
             if got[name]["overwritten"]:
                 raise Wrong("operand-overwritten", what=got[name]["overwritten"], where=f"rank {rank} of {size}")
             if got[name]["later"]:
                 raise Wrong("sum-not-waited", where=f"rank {rank} of {size}")
     yield "transposed and expanded tensors, half precision, a number"
-    for size, rank, got in every:
+    for rank, got in enumerate(ranks):
         for name, (found, wanted) in got["odd"].items():
             _odd(name, found, wanted, f"rank {rank} of {size}, {name}")
     yield "both around two halves of a network: its gradients are those of the whole"
-    for size, rank, got in every:
+    for rank, got in enumerate(ranks):
         for what, (found, wanted) in got["network"].items():
             if not close(found, wanted):
                 slug = "operand-overwritten" if what == "gradient behind a tanh" else "functions-wrong"

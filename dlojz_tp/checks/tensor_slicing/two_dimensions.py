@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import nn
 
 from dlojz_tp.checking import Wrong, close
-from dlojz_tp.checks.tensor_slicing.common import Borrowed, CheckRanks, on_ranks
+from dlojz_tp.checks.tensor_slicing.common import Borrowed, CheckRanks, by_world
 from dlojz_tp.checks.tensor_slicing.layouts import group_of
 from dlojz_tp.checks.tensor_slicing.sampler import SAMPLES, judge_samples, sampled
 from dlojz_tp.checks.tensor_slicing.small_net import (
@@ -70,13 +70,12 @@ KNOWN = (("NoneType", "no-gradient-2d"), ("Expected parameter `tensor`", "no-gra
 
 def balise_11(make_sampler, step_2d):
     """A sliced network in grids of up to 4 ranks, against one process with the whole batch."""
+    yield from by_world(_judge, _train, make_sampler, step_2d, known=KNOWN)
+
+
+def _judge(world, ranks):
     truth = dict(zip(("losses", "gradients", "weights"), _alone(STEPS)[1:], strict=True))
-    worlds = on_ranks(_train, make_sampler, step_2d, known=KNOWN)
-    grids = [
-        (world, tensor, [rank[k] for rank in ranks])
-        for world, ranks in worlds.items()
-        for k, tensor in enumerate(TENSOR[world])
-    ]
+    grids = [(world, tensor, [rank[k] for rank in ranks]) for k, tensor in enumerate(TENSOR[world])]
     grids.sort(key=lambda grid: grid[:2] != (4, 2))  # both groups have two ranks there: a mistake shows its kind
     yield "the sampler: the same samples in a tensor group, disjoint shares for the data ranks"
     for world, tensor, ranks in grids:

@@ -1,0 +1,95 @@
+"""Minutes that are counted, and a core that fits its time."""
+
+import pytest
+
+from dlojz_tp.authoring import minutes
+from dlojz_tp.works import source
+
+MADE = """# %% [markdown]
+# # A work
+# one two three
+#
+# ```bash
+# # no heading
+# ```
+
+# %%
+tp = course.open("09_made")
+given = (
+    1
+)
+
+# %% jupyter={"source_hidden": true}
+draw()
+
+# %% [markdown]
+# ## Part
+# four
+#
+# ### Balise 1 · Add · further · about 99 min
+# five six
+# <details><summary>Hint</summary>plus</details>
+
+# %% tags=["balise-1"]
+def add(a, b):
+    # BEGIN SOLUTION
+    # think
+    c = a + b
+    return c
+    # END SOLUTION
+
+# %%
+tp.check(1, add)
+
+# %% [markdown]
+# ### And so on
+# seven
+
+# %% [markdown]
+# ## The end
+# eight
+"""
+WORKS = minutes.all_works()
+
+
+def test_sections_are_counted():
+    found = minutes.sections(MADE)
+    counts = [(s.title, s.words, s.given, s.written, s.verdicts, s.further) for s in found]
+    assert counts == [
+        ("A work", 8, 3, 0, 0, False),
+        ("Part", 1, 0, 0, 0, True),
+        ("Balise 1 · Add", 3, 2, 2, 1, True),
+        ("And so on", 1, 0, 0, 0, True),
+        ("The end", 1, 0, 0, 0, False),
+    ]
+    assert found[2].minutes == pytest.approx(3 / 150 + 2 / 30 + 2 + 1)
+    assert minutes.of_work(found)[1] == pytest.approx(9 / 150 + 3 / 30)
+
+
+def test_minutes_are_written_behind_headings_and_read_from_them(tmp_path):
+    text = minutes.with_minutes(MADE)
+    assert minutes.with_minutes(text) == text
+    changed = [line for line in text.splitlines() if line not in MADE.splitlines()]
+    assert changed == ["# # A work · about 5 min, core 5", "# ### Balise 1 · Add · further · about 3 min"]
+    (tmp_path / "09_made.py").write_text(text)
+    work = source.read(tmp_path / "09_made.py")
+    assert (work.title, work.minutes, work.core) == ("A work", 5, 5)
+    assert (work.balises[1].title, work.balises[1].further, work.balises[1].minutes) == ("Add", True, 3)
+
+
+@pytest.mark.parametrize("name", WORKS)
+def test_the_minutes_of_a_work_are_true_and_its_core_fits(name):
+    text = (source.SOLUTIONS / f"{name}.py").read_text(encoding="utf-8")
+    assert minutes.with_minutes(text) == text, "run: make minutes, make notebooks"
+    assert any(s.balise and not s.further for s in WORKS[name])
+    assert minutes.of_work(WORKS[name])[1] <= minutes.CORE_OF_A_WORK
+
+
+def test_readme_and_plans_are_true_and_the_cores_fit():
+    text, plans = (path.read_text(encoding="utf-8") for path in (minutes.README, minutes.PLANS))
+    assert minutes.readme(text, WORKS, minutes.of_two_days()) == text, "run: make minutes"
+    assert minutes.plans(plans, WORKS) == plans, "run: make minutes"
+    assert [name for name, _ in minutes._ROW.findall(text)] == list(WORKS)
+    cores = {name: minutes.of_work(found)[1] for name, found in WORKS.items()}
+    assert sum(cores.values()) <= minutes.CORE
+    assert sum(cores[name] for name in cores if name[:2] in minutes.of_two_days()) <= minutes.TWO_DAYS
