@@ -4,16 +4,14 @@ A later cell that uses a name which an unfinished cell should have made gets the
 since is not judged: it would be an older one. Uses public hooks of IPython: `set_custom_exc` and the events of a cell.
 """
 
-import re
 import traceback
 from pathlib import Path
 
 from dlojz_tp.cards.render import line
 from dlojz_tp.cards.verdict import NOT_RUN, Verdict
 from dlojz_tp.works.balise import BaliseNotDone, _titles
-from dlojz_tp.works.cells import names_in, names_made_by
+from dlojz_tp.works.cells import holes_in, names_in, names_made_by
 
-_TODO = re.compile(r"^\s+todo\((\d+)\)", re.MULTILINE)
 _missing: dict[str, BaliseNotDone] = {}  # names that an unfinished cell would have defined
 _stale: dict[str, tuple[object, str]] = {}  # names whose cell failed before it bound them: their old values, why
 _fill = None  # what fills the hole of a balise, given its number
@@ -113,8 +111,8 @@ def _after_cell(result):
         kind = type(failed).__name__
         _stale.update({name: (old, kind) for name, old in _before.items() if namespace.get(name) is old})
     elif _fill:
-        for number in dict.fromkeys(_TODO.findall(code)):
-            _fill(int(number))
+        for number in holes_in(code):
+            _fill(number)
 
 
 def _text(info) -> str:

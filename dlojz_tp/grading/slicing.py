@@ -10,7 +10,6 @@ import builtins
 import functools
 import json
 import linecache
-import re
 import symtable
 import warnings
 from dataclasses import dataclass
@@ -19,7 +18,6 @@ from pathlib import Path
 from dlojz_tp.works import cells
 from dlojz_tp.works.source import Cell, Work, checks_in, without_markers
 
-_TODO = re.compile(r"\btodo\((\d+)\)")
 MOST_STATEMENTS = 1 << 17  # of a file, whose names are remembered: each is looked at for every balise
 
 
@@ -176,7 +174,7 @@ def caught_up(nodes: list[ast.stmt], work: Work, judged: int) -> list[ast.stmt]:
             stand_in = {n for n, balise in work.balises.items() if balise.further and n != judged}
             numbers = []
         else:
-            numbers = range(1, last + 1) if last else stand_in & set(map(int, _TODO.findall(_text(node))))
+            numbers = range(1, last + 1) if last else stand_in & {*cells.holes_in(_text(node))}
             found += [] if last else [node]
         for number in numbers:
             if number in work.balises:
@@ -188,6 +186,12 @@ def by_course(nodes: list[ast.stmt], names: tuple[str, ...]) -> bool:
     """Whether one of `names` is bound last by the course's own code."""
     last = {name: node for node in nodes for name in bound_names(node) & set(names)}
     return any(node.place.startswith(COURSE) for node in last.values())
+
+
+def caught_up_below(nodes: list[ast.stmt], seen: list[ast.stmt]) -> bool:
+    """Whether the course's own code binds names anew below the check, which saw only `seen` of `nodes`."""
+    of_all, of_seen = (sum(node.place.startswith(COURSE) for node in each) for each in (nodes, seen))
+    return of_all > of_seen
 
 
 COURSE = "<catch_up, "  # begins the name of the place where the course's own answers stand

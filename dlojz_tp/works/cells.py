@@ -7,6 +7,7 @@ import symtable
 from collections.abc import Callable
 
 OPENED = ("time", "timeit", "capture", "prun")  # cell magics whose body is Python that runs in the notebook
+_TODO = re.compile(r"^\s+todo\((\d+)\)", re.MULTILINE)
 _BINDING = re.compile(
     r"^[ \t]*(?:(?:async[ \t]+)?def[ \t]+|class[ \t]+|import[ \t]+|from[ \t].*\bimport[ \t]+.*?)(\w+)"
     r"|^(\w+)[ \t]*(?::[^=\n]*)?=(?!=)"
@@ -53,6 +54,11 @@ class _OpenTime(ast.NodeTransformer):
             if ast.unparse(node).startswith("get_ipython().run_line_magic('time'"):
                 return ast.parse(node.value.args[1].value).body or node
         return node
+
+
+def holes_in(code: str) -> list[int]:
+    """The balises whose `todo(number)` still stands in the code, each once."""
+    return [*dict.fromkeys(map(int, _TODO.findall(code)))]
 
 
 def names_in(code: str) -> frozenset[str]:
