@@ -10,7 +10,7 @@ COMMANDS = {
     "class": ("dlojz_tp.classroom.command", "the verdicts of a class, live on one page (for instructors)"),
     "doctor": ("dlojz_tp.commands.doctor", "what this machine offers the course, and what to do about each gap"),
     "lab": ("dlojz_tp.commands.lab", "copy the notebooks into work/ and open JupyterLab there"),
-    "reset": ("dlojz_tp.commands.reset", "forget which balises have passed, and what was measured"),
+    "reset": ("dlojz_tp.commands.reset", "forget which balises have passed, and guesses and measures"),
     "plan": ("dlojz_tp.commands.plan", "the best layouts of a large model over many GPUs, predicted"),
     "build": ("dlojz_tp.authoring.notebooks", "write the notebooks from their sources (for authors)"),
     "minutes": ("dlojz_tp.authoring.minutes", "how long each practical work takes, counted (for authors)"),

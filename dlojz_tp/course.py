@@ -6,7 +6,7 @@ import inspect
 import os
 from types import ModuleType
 
-from dlojz_tp import progress
+from dlojz_tp import guesses, progress
 from dlojz_tp.cards import render
 from dlojz_tp.cards.verdict import BROKEN, Verdict
 from dlojz_tp.checking import breakage, judging, mistakes
@@ -42,21 +42,23 @@ class Course:
         names = self.work.balises[number].answers
         if len(answers) != len(names):
             call = f"tp.check({', '.join([str(number), *names])})"
-            return _show(render.line(f"balise {number} is checked with what you wrote for it: {call}"))
+            return render.show(render.line(f"balise {number} is checked with what you wrote for it: {call}"))
         from dlojz_tp.cards import calm
 
         given = _given.get((self.work.name, number), [])
         theirs = any(answer is one for answer in answers for one in given)
         found = calm.not_run(self.work.balises[number], answers)
         if not found and theirs and number in self._stands_in:
-            return _show(render.line(f"balise {number} is further: to be judged, write yours at todo({number})", GIVEN))
+            return render.show(
+                render.line(f"balise {number} is further: to be judged, write yours at todo({number})", GIVEN)
+            )
         found = found or judge(self.work, number, answers)
         if found.passed and theirs:
             found = dataclasses.replace(found, verdict=GIVEN)
         if found.verdict != BROKEN:
             progress.record(self.work.name, number, found.verdict)
         telling.tell(self.work.name, number, found.verdict, found.slug)
-        _show(render.verdict(found))
+        render.show(render.verdict(found))
         wrong = found.verdict in ("fail", BROKEN) and found.slug != judging.NOT_INSTALLED
         if wrong and os.environ.get("DLOJZ_STRICT"):
             raise CheckFailed(f"balise {number}: {found.slug or found.got}: {found.hint}")
@@ -64,7 +66,7 @@ class Course:
 
     def show(self, number: int, *answers):
         """Show the verdict on an answer without counting it: for looking at wrong ones."""
-        _show(render.verdict(judge(self.work, number, answers)))
+        render.show(render.verdict(judge(self.work, number, answers)))
 
     def catch_up(self, number: int | str):
         """Define the reference solutions of balises 1 to `number` in the notebook, and show them, folded.
@@ -72,7 +74,7 @@ class Course:
         "further": from now on, of each balise that is further, when its cell runs without an answer.
         """
         if not self.work.solved:
-            return _show(render.line("the course's answers are not in this copy of it: ask your instructor"))
+            return render.show(render.line("the course's answers are not in this copy of it: ask your instructor"))
         if number == "further":
             return self._fill_further()
         if number not in self.work.balises:
@@ -88,7 +90,7 @@ class Course:
         for each, code in zip(balises, codes, strict=True):
             exec(compile(code, f"<solution of balise {each.number}>", "exec"), self._namespace)
             _given[self.work.name, each.number] = [self._namespace[name] for name in each.answers]
-        return _show(render.line(said, GIVEN, code=("how the course writes them", "\n\n\n".join(codes))))
+        return render.show(render.line(said, GIVEN, code=("how the course writes them", "\n\n\n".join(codes))))
 
     def _fill_further(self):
         from dlojz_tp.cards import calm
@@ -100,22 +102,27 @@ class Course:
                 try:
                     self._define([balise], f"balise {number} is further: the course's answer stands in for yours")
                 except Exception as error:  # of a cell above that did not run
-                    _show(render.line(f"balise {number} stays undone: {type(error).__name__}: {error}"))
+                    render.show(render.line(f"balise {number} stays undone: {type(error).__name__}: {error}"))
 
         calm.fill_holes(fill)
         core = ", ".join(str(n) for n, balise in self.work.balises.items() if not balise.further)
         said = f"the core is balises {core}, about {self.work.core} minutes; others are filled in until you write them"
-        _show(render.line(said, GIVEN))
+        render.show(render.line(said, GIVEN))
 
     def _no_such(self, number):
         last = max(self.work.balises, default=0)
-        _show(render.line(f"{self.work.name} has no balise {number!r}: they are numbered 1 to {last}"))
+        render.show(render.line(f"{self.work.name} has no balise {number!r}: they are numbered 1 to {last}"))
+
+    def predict(self, question: str, guess=..., choices: tuple[str, ...] = ()) -> guesses.Guess:
+        """Guess what the next cells measure: a number, a range (low, high), one of `choices`, or ... for no guess yet."""
+        return guesses.predict(self.work.name, question, guess, choices)
 
     def progress(self):
-        """Show the last verdict on each balise, in this notebook or an earlier run of it."""
+        """Show the last verdict on each balise, here or in an earlier run, and guesses beside what was measured."""
         state = progress.load(self.work.name)
         rows = [(n, b.title + b.about, state.get(n, "not done")) for n, b in self.work.balises.items()]
-        _show(render.progress(self.work.title, rows, {n for n, b in self.work.balises.items() if not b.further}))
+        core = {n for n, b in self.work.balises.items() if not b.further}
+        render.show(render.progress(self.work.title, rows, core, guesses.lines(self.work.name)))
 
 
 def open(name: str, namespace: dict | None = None) -> Course:  # noqa: A001  (it reads course.open(...))
@@ -159,16 +166,3 @@ def checks_of(work: source.Work) -> ModuleType:
 def _use(work, namespace):
     balise.remember_titles({n: b.title for n, b in work.balises.items()})
     return Course(work, namespace)
-
-
-def _show(card):
-    try:
-        from IPython import get_ipython
-        from IPython.display import display
-    except ImportError:
-        print(card)
-        return
-    if get_ipython() is None:
-        print(card)
-    else:
-        display(card)

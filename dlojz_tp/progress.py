@@ -36,7 +36,7 @@ def record(name: str, number: int, verdict: str):
     path = folder() / f"{name}.json"
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with _locked(path.parent / f".{name}.lock"):
+        with locked(path.parent / f".{name}.lock"):
             stored, strange = _read(path)
             if strange:
                 _keep_aside(path)
@@ -72,7 +72,7 @@ def _keep_aside(path: Path):
 
 
 @contextlib.contextmanager
-def _locked(path: Path):
+def locked(path: Path):
     """One process at a time. Where the file system knows no locks, as some shared ones do, it goes without."""
     try:
         import fcntl

@@ -186,7 +186,7 @@ def test_catch_up_and_progress(capsys):
 
 def test_catch_up_shows_the_solutions_folded(monkeypatch):
     shown = []
-    monkeypatch.setattr(course, "_show", shown.append)
+    monkeypatch.setattr(render, "show", shown.append)
     course.open("00_welcome", {}).catch_up(1)
     page = shown[0]._repr_html_()
     plain = re.sub(r"<.*?>", "", page)

@@ -16,7 +16,7 @@ FLOORS = [
     {"report", "parallel", "pretend_gpu"},
     {"modelled_gpu"},
     {"training", "checking", "progress"},
-    {"probes", "classroom"},
+    {"probes", "classroom", "guesses"},
     {"checks"},
     {"course", "index"},
     {"commands", "grading", "authoring"},

@@ -47,13 +47,23 @@ def line(text: str, kind: str = "not done", code: tuple[str, str] = ("", "")) ->
     return Card(marked, f'<div style="{_STYLE.format(c=_COLOUR[kind])}">{_e(marked)}{below}</div>')
 
 
-def progress(title: str, rows: list[tuple[int, str, str]], core: frozenset[int] | set[int] = frozenset()) -> Card:
-    """A line for each balise. rows: (number, title, verdict). core: numbers; named where it is not all."""
+def progress(
+    title: str,
+    rows: list[tuple[int, str, str]],
+    core: frozenset[int] | set[int] = frozenset(),
+    guesses: list[tuple[str, bool]] = (),
+) -> Card:
+    """A line for each balise, and for each guess.
+
+    rows: (number, title, verdict). core: numbers; named where it is not all. guesses: (in words, whether as expected).
+    """
     done, given = (sum(word == asked for _, _, word in rows) for asked in ("pass", "by catch_up"))
     head = f"{title}: {done} of {len(rows)} balises done" + f", {given} by catch_up" * bool(given)
     if 0 < len(core) < len(rows):
         head += f", {sum(number in core and word == 'pass' for number, _, word in rows)} of {len(core)} of the core"
     text = [head, *(f"  {_MARK[word]} {number:2}  {name}{_by(word)}" for number, name, word in rows)]
+    marked = [(_MARK["pass" if right else "by catch_up"], words) for words, right in guesses]
+    text += [f"  {mark}     {words}" for mark, words in marked]
     share = 100 / max(1, len(rows))
     items = "".join(
         f'<div><span style="color:rgb({_COLOUR[word]});display:inline-block;width:1.6em">{_MARK[word]}</span>'
@@ -64,10 +74,11 @@ def progress(title: str, rows: list[tuple[int, str, str]], core: frozenset[int] 
         f'<div style="background:rgb({_COLOUR[word]});height:6px;width:{count * share:.1f}%"></div>'
         for word, count in (("pass", done), ("by catch_up", given))
     )
+    guessed = "".join(f'<div style="opacity:.85">{mark}&nbsp; {_e(words)}</div>' for mark, words in marked)
     page = (
         f'<div style="{_STYLE.format(c=_COLOUR["pass" if done == len(rows) else "not done"])}"><b>{_e(head)}</b>'
         f'<div style="display:flex;background:rgba(128,128,128,.25);border-radius:3px;overflow:hidden;margin:6px 0">'
-        f"{parts}</div>{items}</div>"
+        f"{parts}</div>{items}{guessed}</div>"
     )
     return Card("\n".join(text), page)
 
@@ -170,6 +181,20 @@ def _highlighted(code: str) -> str:
         colour = next((c for name, c in _SYNTAX.items() if str(kind).startswith(name)), "")
         parts.append(f'<span style="color:{colour}">{_e(text)}</span>' if colour else _e(text))
     return "".join(parts)
+
+
+def show(card: Card) -> None:
+    """Show it in a notebook; print it elsewhere."""
+    try:
+        from IPython import get_ipython
+        from IPython.display import display
+    except ImportError:
+        print(card)
+        return
+    if get_ipython() is None:
+        print(card)
+    else:
+        display(card)
 
 
 def _e(text) -> str:

@@ -1,4 +1,4 @@
-"""`python -m dlojz_tp reset`: forget which balises have passed, and what was measured."""
+"""`python -m dlojz_tp reset`: forget which balises have passed, what was guessed and what was measured."""
 
 import argparse
 import sys
@@ -12,8 +12,8 @@ def main(argv: list[str]) -> int:
     """`python -m dlojz_tp reset [--work FOLDER] [NAME ...]`; notebooks stay. 2 for a work that does not exist."""
     parser = argparse.ArgumentParser(
         prog="python -m dlojz_tp reset",
-        description="Forget which balises have passed and what was measured. Your notebooks stay as they are: to begin "
-        "one again, move it away and run `lab`.",
+        description="Forget which balises have passed, what was guessed and what was measured. Your notebooks stay as "
+        "they are: to begin one again, move it away and run `lab`.",
     )
     parser.add_argument("names", metavar="NN_name", nargs="*", help="practical works (default: all)")
     parser.add_argument("--work", type=Path, default=lab.usual_work(), help="the work folder [%(default)s]")
@@ -25,6 +25,7 @@ def main(argv: list[str]) -> int:
     folder = state.folder(options.work.expanduser().absolute())
     kept = [path for name in options.names or ["[0-9][0-9]_*"] for path in folder.glob(f"{name}.json")]
     kept += [path for name in options.names or ["[0-9][0-9]_*"] for path in folder.glob(f"gains/{name}.*.json")]
+    kept += [path for name in options.names or ["[0-9][0-9]_*"] for path in folder.glob(f"guesses/{name}.json")]
     for path in kept:
         path.unlink(missing_ok=True)
     what = ", ".join(sorted({path.name.split(".")[0] for path in kept})) or "there was nothing"

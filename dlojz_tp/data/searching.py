@@ -108,7 +108,7 @@ class SearchTable:
     @cached_property
     def _borders(self) -> dict[str, list[float]]:
         """Where one value of an axis ends and the next one begins."""
-        middle = {name: lambda a, b: math.sqrt(a * b) if name in LOG else (a + b) / 2 for name in LOG}
+        middle = {name: lambda a, b: math.sqrt(a * b) for name in LOG}
         middle |= {"momentum": lambda a, b: (a + b) / 2}
         return {name: [middle[name](*pair) for pair in zip(self.axes[name], self.axes[name][1:])] for name in middle}
 
