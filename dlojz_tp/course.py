@@ -114,7 +114,7 @@ class Course:
         render.show(render.line(f"{self.work.name} has no balise {number!r}: they are numbered 1 to {last}"))
 
     def predict(self, question: str, guess=..., choices: tuple[str, ...] = ()) -> guesses.Guess:
-        """Guess what the next cells measure: a number, a range (low, high), one of `choices`, or ... for no guess yet."""
+        """Guess what the next cells measure: a number, a range (low, high), one of `choices`, or ... for none yet."""
         return guesses.predict(self.work.name, question, guess, choices)
 
     def progress(self):
