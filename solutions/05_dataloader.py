@@ -1,13 +1,12 @@
 # %% [markdown]
 # # The data loader: batches that are there before they are asked for · about 175 min, core 40
 #
-# A GPU that waits for its batch costs as much as one that works. In this practical work you write the parts of an
-# input pipeline yourself: a data set over files, a recorder that shows who waits for whom, random numbers that are
-# right in every worker, a choice of options that rests on trials, a stream split over workers and ranks, a prefetcher
-# that copies while the network computes, and shards in place of a million small files.
+# A GPU that waits for its batch costs as much as one that works. Here you write the parts of an input pipeline
+# yourself: a data set over files, a recorder that shows who waits for whom, a choice of options that rests on trials.
+# Further on: random numbers that are right in every worker, a stream split over workers and ranks, a prefetcher, shards.
 #
-# **What you will gain.** The next cells measure how many photographs *one core of this machine* decodes in a second to
-# 224 pixels, and set that beside the images of that size that GPUs train on in a second.
+# **What you will gain.** The next cells measure how many photographs *one core of this machine* decodes in a second,
+# and set that beside what GPUs train on in a second.
 
 # %% tags=["setup"]
 import io
@@ -16,7 +15,6 @@ import os
 import queue
 import random
 import statistics
-import sys
 import tarfile
 import tempfile
 import threading
@@ -28,7 +26,7 @@ import numpy as np
 import psutil
 import torch
 from PIL import Image
-from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, get_worker_info
 from torchvision.transforms import RandomResizedCrop, v2
 
 from dlojz_tp import course, data, gains, measure, planner, recorded, report, scale, todo, training_run, worth
@@ -91,10 +89,9 @@ print(gains.expected("05_dataloader"))
 
 # %% [markdown]
 # The lines marked *estimate* set the rates that NVIDIA has published for these cards (none for newer ones) beside the
-# decode rate just measured. They say two things. The faster the card, the more the loader decides. And a loader has one
-# honest measure: **the share of the pure decode rate of its cores that arrives in the training loop**. It cannot be more
-# than 1, except by an error of the measurement. At the end yours is measured against it. Of the *modelled* line, the rates in
-# brackets are not: they are what eight cores of the machine that ran the solution decode, and the gain hangs on them.
+# decode rate just measured. The faster the card, the more the loader decides. And a loader has one honest measure: **the
+# share of the pure decode rate of its cores that arrives in the training loop**. At the end yours is measured against
+# it. In the *modelled* line, the rates in brackets were measured: by eight cores of the machine that ran the solution.
 #
 # ## The idea
 #
@@ -105,7 +102,7 @@ print(gains.expected("05_dataloader"))
 # \qquad\qquad
 # T_\text{async} \approx t_\text{load} + n\,\max\!\left(\frac{t_\text{load}}{w},\ t_\text{step}\right)$$
 #
-# The picture is drawn from this arithmetic (60 ms to load, 30 ms a step), not measured; the first batch has nothing to
+# The picture is drawn from this arithmetic (60 ms to load, 30 ms a step), not measured. The first batch has nothing to
 # hide behind.
 
 
@@ -128,8 +125,8 @@ report.timeline({name: drawn(0.06, 0.03, 6, workers) for name, workers in pictur
 # %% [markdown]
 # ## The baseline, measured first
 #
-# The training run of this series with its usual loader, before anything is changed: channels last is on, and mixed
-# precision where the device computes faster in it, as 02 and 03 left it. What 04 added to its own run is not in it.
+# The training run of this series with its usual loader. Channels last is on, and mixed precision where the device
+# computes faster in it, as 02 and 03 left it.
 
 
 # %%
@@ -146,15 +143,17 @@ print(f"usual loader on {DEVICE}: {before.images_per_second:,.0f} images/s")
 # %% [markdown]
 # ### Balise 1 · A data set over JPEG files · about 13 min
 #
-# `items` is a list of `(path, label)`. Item `i` is `(transform(picture), label)`: the picture is a PIL image in RGB,
-# the label an `int`.
+# A data set keeps *paths*, and decodes a picture when it is asked for one. Each worker process gets a copy of it, so it
+# must be small: no open file, no decoded picture, no finished item stays in it.
 #
-# - **lazy**: no file is opened before its item is asked for, and none stays open; no decoded picture stays in memory,
-#   nor an item made from one;
-# - **picklable**: where workers are spawned, the data set is sent to them through `pickle`;
-# - a file that is missing, cut short, or no picture at all raises an error whose message (or note) **names the file**. With a
-#   million files, nothing else helps. Never skip it or return something else in its place;
-# - `dataset[len(dataset)]` raises `IndexError`, as a list does. About 10 lines.
+# `items` is a list of `(path, label)`. Item `i` is `(transform(picture), label)`: the picture a PIL image in RGB (grey
+# and CMYK files exist in every large set), the label an `int`.
+#
+# Among a million files some are missing, cut short, or no picture at all. Then raise an error whose message **names the
+# file**: nothing else helps whoever reads the log. Never skip the file. But an index that is too large is no damaged file:
+# `dataset[len(dataset)]` raises `IndexError`, as a list does.
+#
+# Given are `__init__` and `__len__`. About 7 lines.
 #
 # <details><summary>Hint</summary>
 #
@@ -169,15 +168,11 @@ class JpegFiles(Dataset):
     """Items (transform(picture), label) from a list of (path, label)."""
 
     def __init__(self, items, transform):
-        # BEGIN SOLUTION
         self.items = list(items)
         self.transform = transform
-        # END SOLUTION
 
     def __len__(self):
-        # BEGIN SOLUTION
         return len(self.items)
-        # END SOLUTION
 
     def __getitem__(self, index):
         """Return (transform(picture), label). Raises an error that names the file if it cannot be decoded."""
@@ -235,50 +230,54 @@ class Timed(Dataset):
 # %% [markdown]
 # ### Balise 2 · Record a timeline, and predict it · about 17 min
 #
-# `record_events(loader, step)` goes once through a loader of batches `(images, labels, stamps)`, stamps of shape `(b,
-# 3)` with columns begin, end, worker, and calls `step(images, labels)` on each. It returns a list of events `(kind,
-# worker, begin, end)`, three a batch:
+# `record_events(loader, step)` goes once through a loader of batches `(images, labels, stamps)`, calls `step(images,
+# labels)` on each, and returns the events of all, `(kind, worker, begin, end)`, three a batch. Times are Python floats from
+# `time.monotonic()`:
 #
-# - `("loading", worker, begin, end)`: from the begin of the batch's first image to the end of its last, from the
-#   stamps;
-# - `("waiting", -1, begin, end)`: what the loop waited for the batch. The wait for the first one includes the start
-#   of the loader;
-# - `("step", -1, begin, end)`: the call of `step`.
+# | kind | worker | from begin to end |
+# |---|---|---|
+# | `"loading"` | who loaded it | `loading_event(stamps)`, given |
+# | `"waiting"` | -1 | the loop asks for the batch, until it has it |
+# | `"step"` | -1 | the call of `step` |
 #
-# Times are those of `time.monotonic()`, as Python floats.
+# **Where must the clock be read?** The first wait includes the start of the loader.
 #
-# `predicted_seconds(loading, step, n, workers)`: the seconds of `n` steps by the formulas above; `loading` and `step`
-# are the seconds of a batch, `workers` may be 0. About 16 lines in all.
+# `predicted_seconds(loading, step, n, workers)` is the formula above; `loading` and `step` are the seconds of a batch. The
+# case without workers is given. About 8 lines in all.
 #
 # <details><summary>Hint</summary>
 #
 # A `for` loop asks for the next batch right after its body has run: read the clock before the loop, when the body
-# begins, and after the step. `stamps[:, 0].min().item()` is a Python float.
+# begins, and after the step, which is also when the next batch is asked for.
 # </details>
 
 
 # %% tags=["balise-2"]
+def loading_event(stamps):
+    """Of a batch's stamps (b, 3): from the begin of its first image to the end of its last."""
+    return "loading", int(stamps[0, 2]), stamps[:, 0].min().item(), stamps[:, 1].max().item()
+
+
 def record_events(loader, step):
     """Go once through `loader`; return [(kind, worker, begin, end)], kinds "loading", "waiting", "step"."""
-    # BEGIN SOLUTION
     events = []
+    # BEGIN SOLUTION
     asked = time.monotonic()
     for images, labels, stamps in loader:
         got = time.monotonic()
         step(images, labels)
         done = time.monotonic()
-        begin, end, worker = stamps[:, 0].min().item(), stamps[:, 1].max().item(), int(stamps[0, 2])
-        events += [("loading", worker, begin, end), ("waiting", -1, asked, got), ("step", -1, got, done)]
+        events += [loading_event(stamps), ("waiting", -1, asked, got), ("step", -1, got, done)]
         asked = time.monotonic()
-    return events
     # END SOLUTION
+    return events
 
 
 def predicted_seconds(loading, step, n, workers):
     """Seconds of n steps: a batch takes one process `loading` seconds, a step `step`; workers 0: in turn."""
-    # BEGIN SOLUTION
     if workers == 0:
         return n * (loading + step)
+    # BEGIN SOLUTION
     return loading + n * max(loading / workers, step)
     # END SOLUTION
 
@@ -287,9 +286,9 @@ def predicted_seconds(loading, step, n, workers):
 tp.check(2, record_events, predicted_seconds)
 
 # %% [markdown]
-# Now on real photographs. With a GPU the step is the training step, and it waits for its end so that it can be drawn.
-# Without one, workers and network would share the same cores, and nothing could hide behind anything; so the step here
-# is a **pretended device**: it takes 30 ms and no core.
+# Now on real photographs. With a GPU the step is the training step. Without one, workers and network would share the same
+# cores, and nothing could hide behind anything; so the step here is a **pretended device**: it takes 30 ms and no core.
+
 
 # %%
 network = fresh_model() if DEVICE.type == "cuda" else None
@@ -329,16 +328,23 @@ for workers, found in zip((0, WORKERS), events.values()):
     )
 
 # %% [markdown]
-# What the prediction leaves out is the start of the workers: it is in the first wait of the picture, beside the loading
-# of the first batch, and comes back at each epoch unless `persistent_workers=True`.
+# What the prediction leaves out is the start of the workers: it is in the first wait of the picture, and comes back at
+# each epoch unless `persistent_workers=True`. And the main process needs a core too: it unpacks what the workers send.
 #
 # ## Random numbers in workers
 #
-# Each worker begins with a copy of the data set. Since version 1.9 PyTorch gives every worker, when it starts, new
-# seeds for the three **global** generators: `torch`, `random` and `numpy.random`. Workers start anew in every epoch, unless
-# they are persistent: then their generators simply go on. It cannot know of a generator that
-# **your data set owns**, such as the `numpy.random.default_rng()` that NumPy recommends. Nor can it help against a
-# `worker_init_fn` from an old tutorial that spoils what is right today. Look at both:
+# An augmentation draws random numbers, and each worker has a copy of whatever they are drawn from. PyTorch gives every
+# worker, when it starts, new seeds for the three **global** generators: `torch`, `random` and `numpy.random` (since version
+# 1.9). Workers start anew in every epoch, unless they are persistent. What of a generator that **your data set owns**,
+# such as the `numpy.random.default_rng()` that NumPy recommends? And of a `worker_init_fn` from an old tutorial? Guess
+# before you look.
+
+# %%
+different = tp.predict(
+    "A data set owns numpy.random.default_rng(0). Two workers draw from it once each, in two epochs: how many of "
+    "the four numbers are different?",
+    ...,
+)
 
 
 # %% tags=["setup"]
@@ -360,37 +366,40 @@ def old_recipe(worker_id):  # copied from one project to the next since 2017
     np.random.seed(np.random.get_state()[1][0] + worker_id)
 
 
+owned = set()
 for name, init in {"no worker_init_fn": None, "the old recipe": old_recipe}.items():
     print(f"{name:<20}{'worker':>8}{'own rng':>10}{'numpy':>10}")
     for epoch in range(2):
         for worker, own, numpys in DataLoader(Draws(2), None, num_workers=2, worker_init_fn=init):
             print(f"  epoch {epoch:<12}{worker:>8}{own:>10.3f}{numpys:>10.3f}")
+            owned.add(own)
+different.shows(
+    len(owned), "{:.0f}", "Each worker starts from a copy of the same generator, and in the next epoch from a fresh copy."
+)
 
 # %% [markdown]
-# The generator that the data set owns draws the same number in both workers **and** in both epochs: a network would
-# see each augmentation over and over. And the old recipe makes numpy's numbers repeat from epoch to epoch: after
-# today's way of seeding, the word of the state that it reads is the same constant in every worker of every run.
+# A network would see each augmentation over and over. And the old recipe makes numpy's numbers repeat from epoch to
+# epoch: after today's way of seeding, the word of the state that it reads is the same constant in every worker.
 
 # %% [markdown]
 # ### Balise 3 · Random numbers that are right in every worker · further · about 6 min
 #
-# `dataset` draws from `random`, `numpy.random`, `torch`, and from a generator of its own, `dataset.rng`, made by
-# `numpy.random.default_rng`. Return a `DataLoader` over it with `options` (`batch_size`, `num_workers`,
-# `persistent_workers`, …), such that for all four
+# Return a `DataLoader` over `dataset` with `options` (`batch_size`, `num_workers`, …), whose random numbers are right: those
+# of the three global generators, and those of `dataset.rng`, made by `numpy.random.default_rng`. Right means
 #
 # - no two workers draw the same numbers, and no two epochs;
 # - the same `seed` gives the same numbers, epoch by epoch, whatever else the program drew meanwhile;
-# - no two pairs of `seed` and `rank` give the same ones. (With `seed + rank`, rank 1 of a run repeats rank 0 of the next.)
+# - no two pairs of `seed` and `rank` share them. (`seed + rank` will not do: rank 1 of a run repeats rank 0 of the next.)
 #
-# `num_workers` is always at least 1. About 6 lines.
+# About 4 lines in all.
 #
 # <details><summary>Hint</summary>
 #
-# The loader draws a seed for each epoch from its `generator=`, or else from the global one. `worker_init_fn(worker_id)`
-# runs in each worker after PyTorch has seeded it: there, `torch.initial_seed()` is different in each worker and each
-# epoch (persistent workers are seeded once, and their generators go on), and `get_worker_info().dataset` is the worker's
-# own copy of the data set. `np.random.SeedSequence([seed, rank])` mixes two numbers; its `generate_state(1)[0]`, made an
-# `int`, suits `manual_seed`, of which a generator on the CPU uses the low 32 bits only.
+# Once an epoch, the loader draws a number from its `generator=`; from that come the workers' seeds. A generator of your own
+# depends on nothing else in the program. `np.random.SeedSequence([seed, rank])` mixes two numbers; its
+# `generate_state(1)[0]`, made an `int`, suits `manual_seed`. `worker_init_fn(worker_id)` runs in each worker after PyTorch
+# has seeded it: there `torch.initial_seed()` differs from worker to worker and epoch to epoch, and
+# `get_worker_info().dataset` is the worker's own copy.
 # </details>
 
 
@@ -422,31 +431,28 @@ for epoch in range(2):
 # %% [markdown]
 # ## Options from trials, not by taste
 #
-# `num_workers`, `prefetch_factor`, `pin_memory`, `persistent_workers`: which? A trial runs some steps and gives a run
-# record with the options in its settings. Trials are noisy, so each is made several times.
+# Four options decide most: `num_workers` processes load; each holds `prefetch_factor` batches ready; `pin_memory` puts
+# batches where a GPU can fetch them without the processor's help; `persistent_workers` outlive the epoch. Which? A trial
+# runs some steps and gives a run record. Trials are noisy, so each choice is tried several times.
 
 # %% [markdown]
-# ### Balise 4 · Choose the loader's options from trials · further · about 23 min
+# ### Balise 4 · Choose the loader's options from trials · about 23 min
 #
-# `records` are run records (`measure.Record`), several for each choice of options, in no order. Of a record you need
-# `settings` (a dictionary; the four `OPTIONS` are in it, beside others), `steps` (a list of `{"total": seconds, …}`),
-# `warmup` (how many of these, at the front, do not count), `peak_memory_bytes` (a list, one entry a rank) and
-# `out_of_memory`.
+# `records` are run records, several for each choice. Given is the sorting: `trials[choice]` lists the records of a choice (a
+# tuple of the four options) that did not run out of memory; `memory[choice]` is the largest peak, in bytes.
+# `measure.counted_steps(record)` lists the steps of a record without its warm-up, each `{"total": seconds, …}`. You decide:
 #
-# - The time of a record is the **mean** of `total` over the steps that count. Workers deliver in bursts: most steps
-#   wait for nothing, one in $w$ waits long, so a median over steps would be far too good;
-# - the time of a choice is the **median** over its records, so that one disturbed trial changes nothing;
-# - a choice that ran out of memory even once is out; a record without steps that count says nothing;
-# - of all choices within `tolerance` of the fastest, return the cheapest: fewest workers, then least memory (the
-#   largest peak of its records).
+# 1. **How many seconds does a step take with this choice?** Workers deliver in bursts: most steps wait for nothing, one in
+#    $w$ waits long. And one disturbed trial among three must not change anything. Mean or median, and over what?
+# 2. **Which choice is best?** Not the fastest. Of all that are within `tolerance` of it, take the cheapest: fewest
+#    workers, then least memory. A process that brings 2 % is better spent elsewhere.
 #
-# Return a dictionary of the four options, ready for `DataLoader(**options)`. Raise `ValueError` if no choice is left.
-# About 16 lines.
+# About 4 lines.
 #
 # <details><summary>Hint</summary>
 #
-# Group by `tuple(record.settings[name] for name in OPTIONS)`. `measure.counted_steps(record)` leaves the warm-up out.
-# `min(choices, key=lambda choice: (…, …))` compares the first numbers, then the second.
+# A median over the steps of a trial does not see the long waits: take their mean. Over trials it is the other way
+# round. `min(choices, key=lambda choice: (…, …))` compares the first numbers, then the second.
 # </details>
 
 # %% tags=["setup"]
@@ -456,7 +462,6 @@ OPTIONS = ("num_workers", "prefetch_factor", "pin_memory", "persistent_workers")
 # %% tags=["balise-4"]
 def choose_options(records, tolerance=0.05):
     """The cheapest options within `tolerance` of the fastest, as {name: value}. Raises ValueError if none is left."""
-    # BEGIN SOLUTION
     trials, failed = {}, set()
     for record in records:
         choice = tuple(record.settings[name] for name in OPTIONS)
@@ -468,15 +473,20 @@ def choose_options(records, tolerance=0.05):
     for choice, found in trials.items():
         if choice in failed:
             continue
+        memory[choice] = max(max(record.peak_memory_bytes, default=0) for record in found)
+        # the seconds of a step with this choice: seconds[choice]
+        # BEGIN SOLUTION
         means = [statistics.mean(step["total"] for step in measure.counted_steps(record)) for record in found]
         seconds[choice] = statistics.median(means)
-        memory[choice] = max(max(record.peak_memory_bytes, default=0) for record in found)
+        # END SOLUTION
     if not seconds:
         raise ValueError("no choice of options is left: every trial failed or counted no step")
+    # the choice to take: cheapest
+    # BEGIN SOLUTION
     good = [choice for choice in seconds if seconds[choice] <= (1 + tolerance) * min(seconds.values())]
     cheapest = min(good, key=lambda choice: (choice[0], memory[choice]))
-    return dict(zip(OPTIONS, cheapest))
     # END SOLUTION
+    return dict(zip(OPTIONS, cheapest))
 
 
 # %%
@@ -484,7 +494,7 @@ tp.check(4, choose_options)
 
 # %% [markdown]
 # The trials of this machine, three of each choice in turn, with the step of the picture above. Memory is an estimate:
-# batches that the workers may hold ready, times their size.
+# the batches that the workers may hold ready.
 
 
 # %%
@@ -516,33 +526,37 @@ chosen = choose_options(records)
 print("\nchosen:", chosen)
 
 # %% [markdown]
-# `pin_memory` only pays where copies go to a GPU. `persistent_workers` only pays at the start of an epoch, which these
-# trials leave out (warm-up): turn it on when epochs are short.
+# `pin_memory` only pays where copies go to a GPU, `persistent_workers` only at the start of an epoch, which these trials
+# leave out: turn it on when epochs are short.
 #
 # ## A stream, split over workers and ranks
 #
-# A stream (`IterableDataset`) has no index. Every worker of every rank runs `__iter__` on its own copy; unless they
-# agree on who gives what, each image comes once **per worker**.
+# A stream (`IterableDataset`) has no index: it is read from front to back, as sets are that do not fit on a disk. Every
+# worker of every rank runs `__iter__` on its own copy. Unless they agree on who gives what, each image comes once **per
+# worker**.
 
 # %% [markdown]
 # ### Balise 5 · A stream split over workers and ranks · further · about 16 min
 #
-# `items` is any sequence. Rank `rank` of `world_size` ranks, on each of its workers, yields its share.
+# All workers of all ranks draw the *same* order of `items`, from seed and epoch alone; that is given. Then each takes its part
+# of it, and **reads only that**, for reading is what costs. With two ranks of two workers:
 #
-# - All ranks and workers together give every item exactly once, whatever the number of workers (0 included) and ranks;
-# - a worker **reads only the items that it yields**: reading is what costs;
-# - each epoch has another order, drawn from `seed` and epoch alone. `set_epoch(epoch)` is called in the main process
-#   before each epoch, and must reach **persistent workers**, which were started earlier;
-# - with `even=True` every worker of every rank yields the same number of items, as many as possible; the few that are
-#   left over are dropped, not the same ones in every epoch. Ranks that do not make the same number of steps would wait for each other for ever.
+# | place in `order` | 0 | 1 | 2 | 3 | 4 | … |
+# |---|---|---|---|---|---|---|
+# | goes to rank, worker | 0, 0 | 0, 1 | 1, 0 | 1, 1 | 0, 0 | … |
 #
-# About 14 lines.
+# Every item comes exactly once, whatever the number of ranks and workers; there may be no workers at all. With `even=True`
+# all parts have the same size, as large as possible, and what is left over is dropped: ranks that make different numbers of
+# steps would wait for each other for ever.
+#
+# The epoch stands in *shared* memory (given), so `set_epoch` in the main process reaches workers that run already.
+# About 7 lines.
 #
 # <details><summary>Hint</summary>
 #
-# `get_worker_info()` is `None` in the main process, else it has `id` and `num_workers`. With `parts = world_size ×
-# workers`, part number `rank × workers + worker` takes `order[part::parts]`. A tensor after `share_memory_()` is the
-# same memory in all processes.
+# `get_worker_info()` is `None` in the main process, else it has `id` and `num_workers`. Number the parts; a slice with a
+# step, `order[part::parts]`, takes every `parts`-th place. Drop from the *shuffled* order, or the same items would never
+# be seen.
 # </details>
 
 
@@ -551,22 +565,18 @@ class SplitStream(IterableDataset):
     """Yields this rank's and this worker's share of `items`, in an order drawn from seed and epoch."""
 
     def __init__(self, items, seed=0, rank=0, world_size=1, even=False):
-        # BEGIN SOLUTION
         self.items, self.seed, self.rank, self.world_size, self.even = items, seed, rank, world_size, even
         self.epoch = torch.zeros((), dtype=torch.int64).share_memory_()
-        # END SOLUTION
 
     def set_epoch(self, epoch):
         """Called in the main process before each epoch; persistent workers must see it."""
-        # BEGIN SOLUTION
         self.epoch.fill_(epoch)
-        # END SOLUTION
 
     def __iter__(self):
-        # BEGIN SOLUTION
         mixed = int(np.random.SeedSequence([self.seed, self.epoch.item()]).generate_state(1)[0])
         generator = torch.Generator().manual_seed(mixed)
-        order = torch.randperm(len(self.items), generator=generator).tolist()
+        order = torch.randperm(len(self.items), generator=generator).tolist()  # the same in all workers of all ranks
+        # BEGIN SOLUTION
         info = get_worker_info()
         worker, workers = (info.id, info.num_workers) if info else (0, 1)
         part, parts = self.rank * workers + worker, self.world_size * workers
@@ -591,36 +601,89 @@ del loader
 # %% [markdown]
 # Ten items over two workers, in batches of three: each worker makes its own batches, so two are smaller, not one.
 #
+# ## Resume in mid-epoch · further
+#
+# A job ends after batch $k$ of an epoch: its time is over. Weights and optimizer were saved. If the loader begins the
+# epoch anew, the first images are seen twice and the last ones perhaps never. So save its place too. Where the order
+# depends on seed and epoch alone, the place is three numbers: seed, epoch, and how many batches **the loop has used**.
+# May the *sampler*, which hands the indices to the workers, count them? Guess.
+
+# %%
+ahead = tp.predict(
+    "Two workers, prefetch_factor=2. The loop has taken 3 batches. How many has the sampler handed out by then?", ...
+)
+
+
+# %%
+class FromPlace(Sampler):
+    """The indices of n items in an order drawn from the seed, from place `start` on; `given`: handed out so far."""
+
+    def __init__(self, n, seed, start=0):
+        self.n, self.seed, self.start, self.given = n, seed, start, 0
+
+    def __iter__(self):
+        order = torch.randperm(self.n, generator=torch.Generator().manual_seed(self.seed)).tolist()
+        for index in order[self.start :]:  # what comes before is neither read nor decoded
+            self.given += 1
+            yield index
+
+
+def from_batch(batches, seed=7):
+    """A loader of 40 items in batches of 4, which goes on after so many batches; and its sampler."""
+    sampler = FromPlace(40, seed, start=4 * batches)
+    return DataLoader(range(40), 4, sampler=sampler, num_workers=2, prefetch_factor=2), sampler
+
+
+whole = [batch.tolist() for batch in from_batch(0)[0]]
+loader, sampler = from_batch(0)
+running = iter(loader)
+used = [next(running).tolist() for _ in range(3)]
+handed_out, state = sampler.given // 4, {"seed": 7, "batches": len(used)}
+del running  # here the job ends; `state` was saved beside the weights
+resumed = [batch.tolist() for batch in from_batch(**state)[0]]
+print(f"resumed at batch 3, the next ones are those of the whole epoch: {resumed == whole[3:]}")
+ahead.shows(
+    handed_out, "{:.0f}", "Each worker is kept prefetch_factor batches ahead: a sampler that counts forgets those in flight."
+)
+
+# %% [markdown]
+# `torchdata.stateful_dataloader.StatefulDataLoader` does this for you, in place of `DataLoader`: `loader.state_dict()` goes
+# into the checkpoint, `loader.load_state_dict(state)` goes on there. It counts the batches that were *yielded*, and skips as
+# many; a sampler or a data set with a `state_dict` of its own is asked for it, in each worker. It does not look across
+# ranks: each saves its own. (Documentation of torchdata, *Stateful DataLoader*; `pip install torchdata`.) The augmentations'
+# random numbers are not resumed by counting: they begin anew with the workers, unless that state is saved too.
+#
 # ## Copy while the network computes
 #
-# Workers bring batches to the main process; somebody still has to bring them to the GPU. A **prefetcher** takes
-# batches from the loader in a thread, and on a GPU copies them in a *stream* of its own: work queued in one stream
-# runs beside work in another. Two rules come with that. The computing stream must **wait** for the copy, or it
-# computes on memory that is not yet filled. And the allocator must be told that the computing stream **uses** the
-# tensor (`record_stream`), or it hands the memory to the next copy too early.
+# Workers bring batches to the main process; somebody still has to bring them to the GPU. A **prefetcher** does so in a
+# thread, and copies in a *stream* of its own: work queued in one stream runs beside work in another. Two rules come with
+# that. The computing stream must **wait** for the copy, or it computes on memory that is not yet filled. And the allocator
+# must be told that the computing stream **uses** the tensor (`record_stream`), or it hands the memory to the next copy too
+# early.
 
 # %% [markdown]
 # ### Balise 6 · A prefetcher · further · about 43 min
 #
-# `Prefetcher(loader, device, depth)` gives the batches of `loader`, in order, on `device`. Batches may be tensors, or
-# tuples, lists and dictionaries of them, nested; what is not a tensor passes unchanged.
+# `Prefetcher(loader, device, depth)` gives the batches of `loader`, in order, on `device`. Two run beside each other:
 #
-# - **ahead**: while the loop works on a batch, the next ones are taken from the loader, at most `depth` beyond the
-#   one in use;
-# - **errors**: an error of the loader is raised in the loop, after the batches that came before it;
-# - **clean**: when the loop ends, breaks or raises, no thread is left; a second epoch begins anew;
-# - **on a GPU**: non-blocking copies, in a stream of their own; the stream that is current **in the loop** waits for
-#   the copy, and `record_stream` is called with it. The loop's own thread waits for nothing. `device` is a
-#   `torch.device`.
+# ```
+# thread, _fill:    take a place  →  next(batches)  →  _copy: in a stream of its own  →  put it into `ready`
+# loop, __iter__:   get it from `ready`  →  give the place back  →  _hand_over: wait for the copy  →  yield it
+# ```
 #
-# Given: `each_tensor(batch, function)`, for nested batches. About 35 lines.
+# `free` is a semaphore of `depth` places: `acquire` takes one, and waits where none is left; `release` gives one back. So at
+# most `depth` batches are taken beyond the one in use, **if the thread takes its place before it asks the loader**. At the
+# end `stop` is set, and the thread woken by one more place: it must look at `stop` then.
+#
+# Given: the queue, the thread, its end, and the way of an error to the loop. Yours, about 13 lines: what the thread
+# does before a batch is copied, what the loop does with one, the copy (non-blocking, in `self.stream`), and the handing
+# over, where nobody waits but the stream that is current **in the loop**.
 #
 # <details><summary>Hint</summary>
 #
-# A generator's `finally` runs when the loop breaks. Let a `threading.Semaphore(depth)` count free places: the thread
-# takes one before it asks the loader, the loop gives one back when it takes a batch. To stop the thread, set a flag
-# *and* give a place back, then `join` it. Send errors through the queue like batches. `stream.record_event()` marks
-# the end of a copy; `torch.cuda.current_stream(device)` is another one in the thread than in the loop.
+# `next(batches, ready)` gives `ready` where there is no more. `with torch.cuda.stream(self.stream):` does nothing where
+# that is `None`; `each_tensor(batch, function)`, given, makes a new batch. `self.stream.record_event()` marks the end of the
+# copy; a stream waits with `wait_event`. `torch.cuda.current_stream(device)` is another one in the thread than in the loop.
 # </details>
 
 
@@ -646,13 +709,10 @@ class Prefetcher:
     """
 
     def __init__(self, loader, device, depth=2):
-        # BEGIN SOLUTION
         self.loader, self.device, self.depth = loader, torch.device(device), depth
         self.stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
-        # END SOLUTION
 
     def __iter__(self):
-        # BEGIN SOLUTION
         free, ready, stop = threading.Semaphore(self.depth), queue.SimpleQueue(), threading.Event()
         batches = iter(self.loader)  # here: worker processes are best started by the main thread
         thread = threading.Thread(target=self._fill, args=(batches, free, ready, stop), daemon=True)
@@ -664,34 +724,37 @@ class Prefetcher:
                     return
                 if kind == "error":
                     raise found
+                # `found` is a batch, `copied` what _copy returned beside it
+                # BEGIN SOLUTION
                 free.release()
                 self._hand_over(found, copied)
                 yield found
-        finally:
+                # END SOLUTION
+        finally:  # also where the loop breaks: wake the thread, or the join never ends
             stop.set()
             free.release()
             thread.join()
-        # END SOLUTION
 
     def _fill(self, batches, free, ready, stop):
         """Runs in the thread."""
-        # BEGIN SOLUTION
         try:
             while True:
+                # a place; then `batch`, the loader's next one, or `ready` if there is no more
+                # BEGIN SOLUTION
                 free.acquire()
                 if stop.is_set():
                     break
                 batch = next(batches, ready)  # ready stands for "no more": no batch can be that object
+                # END SOLUTION
                 if batch is ready:
                     ready.put(("end", None, None))
                     break
                 ready.put(("batch", *self._copy(batch)))
         except BaseException as error:  # whatever it is, the loop must learn of it
             ready.put(("error", error, None))
-        # END SOLUTION
 
     def _copy(self, batch):
-        """A batch on the device, and what tells that the copy is done."""
+        """A pair: the batch on the device, and the event that tells that the copy is done (None without a GPU)."""
         # BEGIN SOLUTION
         with torch.cuda.stream(self.stream):  # without a stream, this does nothing
             moved = each_tensor(batch, lambda tensor: tensor.to(self.device, non_blocking=True))
@@ -700,12 +763,12 @@ class Prefetcher:
 
     def _hand_over(self, batch, copied):
         """Runs in the loop: its stream waits for the copy, and the allocator learns who uses the batch."""
-        # BEGIN SOLUTION
         if copied is not None:
+            # BEGIN SOLUTION
             current = torch.cuda.current_stream(self.device)
             current.wait_event(copied)
             each_tensor(batch, lambda tensor: tensor.record_stream(current))
-        # END SOLUTION
+            # END SOLUTION
 
 
 # %%
@@ -713,8 +776,7 @@ tp.check(6, Prefetcher)
 
 
 # %% [markdown]
-# Without a GPU it still hides a loader that has no workers behind a device. Here is your prefetcher in front of such a
-# loader, and the step of the pictures above:
+# Without a GPU it still hides a loader that has no workers behind a device:
 
 
 # %%
@@ -734,131 +796,112 @@ print(f"ten steps, no workers, your prefetcher: {seconds_of(Prefetcher(some, DEV
 #
 # Opening a file on a parallel file system asks a metadata server that all users share: a million small files an epoch
 # is a million questions. **Shards** are the way out: tar archives of some thousand samples, read from front to back.
-# In the layout of *webdataset*, the files of a sample share a name and differ in the extension: `00000007.jpg` and
-# `00000007.cls`.
+# In the layout of *webdataset*, the files of a sample share a name, its key, and differ in the extension: `00000007.jpg`
+# and `00000007.cls`.
 
 # %% [markdown]
 # ### Balise 7 · Write shards, and stream them · further · about 39 min
 #
-# `write_shards(items, folder, per_shard)`: `items` is a list of `(path, label)`. Write tar files of `per_shard`
-# samples each (the last may be smaller) into `folder`, with entries `KEY.jpg` (the bytes of the file, unchanged) and
-# `KEY.cls` (the label as text); keys hold no dot, and no two samples share one. Return the list of the shards' paths,
-# in order.
+# `write_shards(items, folder, per_shard)`: yours are the two entries of each sample, `KEY.jpg` (the file, unchanged) and
+# `KEY.cls` (the label as text). They stand next to each other, for a stream cannot look back; no two samples of the whole
+# set share a key, and a key holds no dot.
 #
-# `stream_shards(paths, buffer, seed)`: yield `(bytes, label)`, the bytes of a JPEG file and an `int`.
+# `stream_shards(paths, buffer, seed)` yields samples `(bytes, label)`; reading one shard is given (`samples_of`). Yours:
 #
-# - A shard is not opened anew for each sample; nothing is extracted to disk, and a shard is never held whole in memory;
-# - the entries of a sample stand together, in any order; other extensions are ignored;
-# - with `buffer` above 1, samples pass a **shuffle buffer** of that many: once it is full, one of those held, drawn with
-#   `seed`, leaves for each that comes in. The buffer goes on from shard to shard; at the end the rest leaves, in any order;
-# - in a worker, only this worker's shards are read.
+# - **who reads what**: in a worker, only its own part of the shards is opened;
+# - **a shuffle buffer**. A stream cannot be shuffled, but mixed: once `buffer` samples are held, one drawn at random leaves
+#   for each that comes in. It goes on from shard to shard; at the end the rest leaves. A buffer of 3:
 #
-# About 35 lines in all.
+# ```
+# comes in:   a    b    c    d    e    f
+# held:       a    ab   abc  acd  cde  cdf  …
+# leaves:               b    a    e    …
+# ```
+#
+# About 11 lines in all.
 #
 # <details><summary>Hint</summary>
 #
-# `tarfile.open(path, "w")` with `tar.add(file, arcname=name)`, or `tar.addfile(info, io.BytesIO(text))` where
-# `info.size` is set. To read: `tarfile.open(path, "r|")` is a stream (without a mode, `tarfile` tries four formats,
-# and opens the file four times); iterate over it and call `tar.extractfile(member).read()` at once. A sample is
-# complete when the next key begins, or the shard ends.
+# `tar.add(file, arcname=name)` copies a file under another name; `enumerate(…, first)` numbers on from shard to shard.
+# `paths[k::n]`, with what `get_worker_info()` says, is a worker's part. A list is quick to take from at its end: swap the
+# one that was drawn with the last, then `pop`.
 # </details>
 
 
 # %% tags=["balise-7"]
+def add_text(tar, name, text):
+    """Add an entry `name` that holds a text to an open tar file."""
+    info = tarfile.TarInfo(name)
+    info.size = len(text.encode())
+    tar.addfile(info, io.BytesIO(text.encode()))
+
+
 def write_shards(items, folder, per_shard):
     """Write (path, label) items as tar shards into `folder`; return the shards' paths, in order."""
-    # BEGIN SOLUTION
     shards = []
     for first in range(0, len(items), per_shard):
         shards.append(Path(folder) / f"shard-{first // per_shard:06d}.tar")
-        with tarfile.open(shards[-1], "w") as tar:
+        with tarfile.open(shards[-1], "w") as tar:  # items[first : first + per_shard] go into it
+            # BEGIN SOLUTION
             for number, (path, label) in enumerate(items[first : first + per_shard], first):
                 tar.add(path, arcname=f"{number:08d}.jpg")
-                text = str(label).encode()
-                info = tarfile.TarInfo(f"{number:08d}.cls")
-                info.size = len(text)
-                tar.addfile(info, io.BytesIO(text))
+                add_text(tar, f"{number:08d}.cls", str(label))
+            # END SOLUTION
     return shards
-    # END SOLUTION
 
 
 def stream_shards(paths, buffer=1, seed=0):
     """Yield (bytes of a JPEG file, label) from this worker's shards, through a shuffle buffer."""
-    # BEGIN SOLUTION
     info = get_worker_info()
+    # this worker's shards: mine
+    # BEGIN SOLUTION
     mine = paths[info.id :: info.num_workers] if info else paths
+    # END SOLUTION
     rng, held = random.Random(seed), []
     for path in mine:
         for sample in samples_of(path):
+            # BEGIN SOLUTION
             held.append(sample)
             if len(held) >= buffer:
                 place = rng.randrange(len(held))
                 held[place], held[-1] = held[-1], held[place]
                 yield held.pop()
+            # END SOLUTION
+    # the rest
+    # BEGIN SOLUTION
     rng.shuffle(held)
     yield from held
     # END SOLUTION
 
 
 def samples_of(path):
-    """Yield (bytes, label) of one shard, in its order (you may arrange this differently)."""
-    # BEGIN SOLUTION
+    """Yield (bytes, label) of one shard, in its order. "r|" reads a stream: nothing is sought, nothing extracted to disk."""
     with tarfile.open(path, "r|") as tar:
         current, parts = None, {}
         for member in tar:
             key, _, kind = member.name.partition(".")
             if key != current:
                 current, parts = key, {}
-            if kind in ("jpg", "cls"):
+            if kind in ("jpg", "cls"):  # other extensions are ignored
                 parts[kind] = tar.extractfile(member).read()
             if len(parts) == 2:
                 yield parts["jpg"], int(parts["cls"])
                 parts = {}
             tar.members.clear()  # tarfile keeps the headers of all it has passed
-    # END SOLUTION
 
 
 # %%
 tp.check(7, write_shards, stream_shards)
 
-# %% [markdown]
-# How many files does an epoch open? Python tells an *audit hook* of every `open`, whoever calls it.
-
-
-# %%
-class Opened:
-    """Counts the files that are opened inside a `with` block."""
-
-    hooked, counting = False, None
-
-    def __enter__(self):
-        if not Opened.hooked:  # a hook cannot be taken away again: one is enough
-            sys.addaudithook(lambda event, _: event == "open" and Opened.counting and Opened.counting.add())
-            Opened.hooked = True
-        self.files, Opened.counting = 0, self
-        return self
-
-    def __exit__(self, *_):
-        Opened.counting = None
-
-    def add(self):
-        self.files += 1
-
-
 # %%
 shard_folder = tempfile.TemporaryDirectory()
 shards = write_shards(files, shard_folder.name, per_shard=100)
-with Opened() as from_files:
-    for path, _ in files:
-        Path(path).read_bytes()
-with Opened() as from_shards:
-    streamed = sum(1 for _ in stream_shards(shards, buffer=50))
-print(f"{streamed} photographs: {from_files.files} files opened, or {from_shards.files} shards")
-
+streamed = sum(1 for _ in stream_shards(shards, buffer=50))
+print(f"{streamed} photographs: {len(files)} files to open in an epoch, or {len(shards)} shards")
 
 # %% [markdown]
-# Used with a loader, the bytes are decoded in the worker, so the decoding is spread as before. Note what a stream
-# gives up: the order is only as random as its buffer.
+# Used with a loader, the bytes are decoded in the worker, as before. What a stream gives up: the order is only as random
+# as its buffer.
 
 
 # %%
@@ -881,9 +924,8 @@ print(f"{sum(len(labels) for _, labels in batches)} photographs in {len(shards)}
 # %% [markdown]
 # ## Measured again: against the pure decode rate
 #
-# What could a loader reach at best? As many processes as it has workers, decoding and transforming the same files, with
-# nothing around them: no batch, no queue, no main process. A loader's **share** is its rate over that rate, on the same
-# number of cores.
+# What could a loader reach at best? As many processes as it has workers, decoding the same files with nothing around
+# them: no batch, no queue, no main process. A loader's **share** is its rate over that rate, on the same number of cores.
 
 
 # %%
@@ -940,11 +982,13 @@ def loader_rate(items, convert, workers, message):
 
 
 # %% [markdown]
-# Two things are between a loader and its share. A float32 image is four times as large as its bytes, and all of it is
-# written into shared memory, and mapped and freed by the main process. And each message has a price, whatever its
-# size. So: **send bytes** and make floats of them on the device, a whole batch at a time; and where batches are
-# small, send **several at once** and cut them apart, which costs nothing. Each loader is compared with the pure rate
-# of *its own* conversion.
+# Two things are between a loader and its share. A float32 image is four times as large as its bytes, and all of it goes
+# through shared memory. And each message from a worker has a price, whatever its size. So: **send bytes** and make floats of
+# them on the device, a whole batch at a time; and where batches are small, send **several at once** and cut them apart.
+# Each loader is compared with the pure rate of *its own* conversion. Guess first.
+
+# %%
+plain = tp.predict("What share of the pure decode rate brings a loader that sends float32, a batch a message?", ...)
 
 # %%
 to_bytes = v2.Compose([v2.RandomResizedCrop(SIZE), v2.RandomHorizontalFlip(), v2.PILToTensor()])
@@ -969,6 +1013,8 @@ for name in kinds:
     print(
         f"{name:<27}{statistics.median(pure):18,.0f}/s{statistics.median(arrived):14,.0f}/s{spread:>23}{in_core:24.2f}"
     )
+    if name.startswith("float32"):
+        plain.shows(share, "{:.2f}", "Decoding costs so much that queues and copies hide beside it; the smaller the images, the less.")
 recorded.note(
     "05_dataloader",
     "share",
@@ -985,17 +1031,15 @@ print(
 )
 
 # %% [markdown]
-# The figure to reach is 0.95; what is above 1 is an error of the measurement, and the trials say how large that is: where
-# their spreads overlap, the two shares do not differ, and photographs a second decide. The
-# last column counts what the cores really did, main process included, instead of the time that passed: the same figure
-# on a machine that has nothing else to do, and the one to believe where others compute too. If yours is much lower: are there more workers than cores? Does a collate function copy twice?
+# The figure to reach is 0.95; what is above 1 is an error of the measurement, and the trials say how large that is. The last
+# column counts what the cores really did, main process included, instead of the time that passed: the one to believe where
+# others compute too. If yours is much lower: are there more workers than cores? Does a collate function copy twice?
 #
 # ## Decode less · further
 #
-# The share compares like with like. After that, only the decoding itself can become cheaper. A JPEG file is stored as
-# frequencies, so a decoder can leave the high ones out and give a half, a quarter or an eighth of the size for less
-# work (`Image.draft`). The trick is to draw the window **before** decoding: `Image.open` has read only the header,
-# but the size is known.
+# After that, only the decoding itself can become cheaper. A JPEG file is stored as frequencies, so a decoder can leave the
+# high ones out and give a half, a quarter or an eighth of the size for less work (`Image.draft`). The trick is to draw the
+# window **before** decoding: `Image.open` has read only the header, but the size is known.
 
 
 # %% tags=["setup"]
@@ -1054,9 +1098,8 @@ measure.race(candidates, repeats=5, warmup=1, device="cpu", calls=1) if len(cand
 # %% [markdown]
 # ## The red thread
 #
-# The training run twice more, one after the other: with its usual loader, and with yours: the options that the trials
-# chose, seeds that are right, windows drawn before decoding, bytes in large messages, your prefetcher. The step makes
-# floats of the bytes.
+# The training run twice more: with its usual loader, and with yours: the options that the trials chose, seeds that are
+# right, windows drawn before decoding, bytes in large messages, your prefetcher. The step makes floats of the bytes.
 
 
 # %%
@@ -1092,13 +1135,12 @@ gains.table()
 report.compare([before, after])
 
 # %% [markdown]
-# The next work begins again with the usual loader, so that its own gain stands alone: **this gain is not carried on**,
-# and cannot be multiplied with that one. In a run of your own you would keep both.
+# The next work begins again with the usual loader, so that its own gain stands alone: **this gain is not carried on**. In a
+# run of your own you would keep both.
 #
-# Without a GPU, network and workers share the cores: there is nothing to hide behind. What is gained is the decoding that
-# is no longer done, and cores that the workers no longer take from the network, so the step may become shorter too. One run
-# before and one after scatter on a busy machine: do not read the last digit. Read the images a second: the table's loading is a median over steps, and of four
-# batches that come in one message, three wait for nothing.
+# Without a GPU, network and workers share the cores, and there is nothing to hide behind. What is gained is decoding that
+# is no longer done. Read the images a second: the table's loading is a median over steps, and of the batches that come in
+# one message, all but the first wait for nothing.
 #
 # ## Past this machine · further
 #
@@ -1125,13 +1167,12 @@ print("\nand the files that ImageNet's 1,281,167 photographs open in an epoch:",
       "shards of 1,000")  # fmt: skip
 
 # %% [markdown]
-# The first column is the estimate of the beginning, with the decode rate measured anew and divided by your loader's share
-# (at most 1). At 224 pixels there is less to leave out; the last column may bring nothing. Nodes with many GPUs often have ten cores a GPU or fewer. Where the sum does not come out, there are three ways: smaller files
-# prepared once, decoding on the GPU, or a network that costs more.
+# The first column is the estimate of the beginning, divided by your loader's share. At 224 pixels there is less to leave
+# out; the last column may bring nothing. Nodes often have ten cores a GPU or fewer. Where the sum does not come out:
+# smaller files prepared once, decoding on the GPU, or a network that costs more.
 #
-# The training run on a **modelled** card whose batches come as measured here: decoded by eight cores of *this* machine, at the
-# rates in brackets. The usual loader is taken to bring all that they decode, yours its share. Your batches are also copied in a
-# stream of their own, as your prefetcher does.
+# The training run on a **modelled** card whose batches come as measured here, decoded by eight cores of *this* machine. The
+# usual loader is taken to bring all that they decode, yours its share, copied in a stream of its own.
 
 # %%
 one, yours = rates["float32"], 8 * rates["bytes, fewer pixels"] * brought  # images/s
@@ -1156,8 +1197,8 @@ tp.progress()
 #
 # <details><summary>You go from 4 to 16 workers on 8 cores, and an epoch takes longer. Why?</summary>
 #
-# Decoding keeps a core busy; 16 processes on 8 cores take turns, and each holds memory: copies of the data set and
-# batches that are ready. Beyond the cores, a worker only helps if it waits for files.
+# Decoding keeps a core busy; 16 processes on 8 cores take turns, and each holds memory. Beyond the cores, a worker only
+# helps if it waits for files.
 # </details>
 #
 # <details><summary>The memory of the node grows during the epoch, although no batch is kept. Why?</summary>
@@ -1169,10 +1210,9 @@ tp.progress()
 #
 # <details><summary>Two ranks begin with <code>torch.manual_seed(0)</code> and use default loaders. What is wrong?</summary>
 #
-# Each rank's loader draws the order of the images from the same global generator in the same state, and the seeds of its
-# workers too: both ranks train on the *same images* in the same order, with the same windows and flips, and the second
-# GPU learns nothing new. A DistributedSampler (09) gives each rank a part of its own; the windows and flips still
-# repeat from rank to rank, unless the seed holds the rank.
+# Both loaders draw the order from the same global generator in the same state, and the seeds of their workers too: both
+# ranks train on the *same images* with the same windows and flips. A DistributedSampler (09) gives each rank a part of its
+# own; the windows and flips still repeat from rank to rank, unless the seed holds the rank.
 # </details>
 #
 # ## To remember
