@@ -1,5 +1,5 @@
 # %% [markdown]
-# # The data loader: batches that are there before they are asked for · about 175 min, core 40
+# # The data loader: batches that are there before they are asked for · about 95 min, core 40
 #
 # A GPU that waits for its batch costs as much as one that works. Here you write the parts of an input pipeline
 # yourself: a data set over files, a recorder that shows who waits for whom, a choice of options that rests on trials.
@@ -141,25 +141,24 @@ print(f"usual loader on {DEVICE}: {before.images_per_second:,.0f} images/s")
 # ## A data set over files
 
 # %% [markdown]
-# ### Balise 1 · A data set over JPEG files · about 13 min
+# ### Balise 1 · A data set over JPEG files · about 10 min
 #
-# A data set keeps *paths*, and decodes a picture when it is asked for one. Each worker process gets a copy of it, so it
-# must be small: no open file, no decoded picture, no finished item stays in it.
+# A data set keeps *paths*, and decodes a picture when it is asked for one. Each worker process gets a copy of it, so
+# no open file, no picture and no finished item stays in it.
 #
 # `items` is a list of `(path, label)`. Item `i` is `(transform(picture), label)`: the picture a PIL image in RGB (grey
 # and CMYK files exist in every large set), the label an `int`.
 #
 # Among a million files some are missing, cut short, or no picture at all. Then raise an error whose message **names the
-# file**: nothing else helps whoever reads the log. Never skip the file. But an index that is too large is no damaged file:
+# file**: nothing else helps whoever reads the log. Never skip it. But an index that is too large is no damaged file:
 # `dataset[len(dataset)]` raises `IndexError`, as a list does.
 #
 # Given are `__init__` and `__len__`. About 7 lines.
 #
 # <details><summary>Hint</summary>
 #
-# `Image.open` reads the header only; the pixels are decoded by `convert` or `load`, and that is where a file that was
-# cut short fails. `with Image.open(path) as image:` closes the file. `raise RuntimeError(f"…{path}…") from error`
-# keeps the cause.
+# `Image.open` reads the header only; the pixels are decoded by `convert`, and that is where a file that was cut short
+# fails. `with Image.open(path) as image:` closes the file. `raise RuntimeError(f"…{path}…") from error` keeps the cause.
 # </details>
 
 
@@ -228,17 +227,15 @@ class Timed(Dataset):
 
 
 # %% [markdown]
-# ### Balise 2 · Record a timeline, and predict it · about 17 min
+# ### Balise 2 · Record a timeline, and predict it · about 12 min
 #
 # `record_events(loader, step)` goes once through a loader of batches `(images, labels, stamps)`, calls `step(images,
-# labels)` on each, and returns the events of all, `(kind, worker, begin, end)`, three a batch. Times are Python floats from
+# labels)` on each, and returns a list of events `(kind, worker, begin, end)`, three a batch, times as Python floats from
 # `time.monotonic()`:
 #
-# | kind | worker | from begin to end |
-# |---|---|---|
-# | `"loading"` | who loaded it | `loading_event(stamps)`, given |
-# | `"waiting"` | -1 | the loop asks for the batch, until it has it |
-# | `"step"` | -1 | the call of `step` |
+# - `"loading"`: by whom and when is in the stamps; `loading_event(stamps)` is given;
+# - `"waiting"`, worker -1: from asking for the batch to having it;
+# - `"step"`, worker -1: the call of `step`.
 #
 # **Where must the clock be read?** The first wait includes the start of the loader.
 #
@@ -373,9 +370,8 @@ for name, init in {"no worker_init_fn": None, "the old recipe": old_recipe}.item
         for worker, own, numpys in DataLoader(Draws(2), None, num_workers=2, worker_init_fn=init):
             print(f"  epoch {epoch:<12}{worker:>8}{own:>10.3f}{numpys:>10.3f}")
             owned.add(own)
-different.shows(
-    len(owned), "{:.0f}", "Each worker starts from a copy of the same generator, and in the next epoch from a fresh copy."
-)
+why = "Each worker starts from a copy of the same generator, and in the next epoch from a fresh copy."
+different.shows(len(owned), "{:.0f}", why)
 
 # %% [markdown]
 # A network would see each augmentation over and over. And the old recipe makes numpy's numbers repeat from epoch to
@@ -436,7 +432,7 @@ for epoch in range(2):
 # runs some steps and gives a run record. Trials are noisy, so each choice is tried several times.
 
 # %% [markdown]
-# ### Balise 4 · Choose the loader's options from trials · about 23 min
+# ### Balise 4 · Choose the loader's options from trials · about 8 min
 #
 # `records` are run records, several for each choice. Given is the sorting: `trials[choice]` lists the records of a choice (a
 # tuple of the four options) that did not run out of memory; `memory[choice]` is the largest peak, in bytes.
@@ -536,7 +532,7 @@ print("\nchosen:", chosen)
 # worker**.
 
 # %% [markdown]
-# ### Balise 5 · A stream split over workers and ranks · further · about 16 min
+# ### Balise 5 · A stream split over workers and ranks · further · about 10 min
 #
 # All workers of all ranks draw the *same* order of `items`, from seed and epoch alone; that is given. Then each takes its part
 # of it, and **reads only that**, for reading is what costs. With two ranks of two workers:
@@ -642,9 +638,8 @@ handed_out, state = sampler.given // 4, {"seed": 7, "batches": len(used)}
 del running  # here the job ends; `state` was saved beside the weights
 resumed = [batch.tolist() for batch in from_batch(**state)[0]]
 print(f"resumed at batch 3, the next ones are those of the whole epoch: {resumed == whole[3:]}")
-ahead.shows(
-    handed_out, "{:.0f}", "Each worker is kept prefetch_factor batches ahead: a sampler that counts forgets those in flight."
-)
+why = "Each worker is kept prefetch_factor batches ahead: a sampler that counts takes these for used."
+ahead.shows(handed_out, "{:.0f}", why)
 
 # %% [markdown]
 # `torchdata.stateful_dataloader.StatefulDataLoader` does this for you, in place of `DataLoader`: `loader.state_dict()` goes
@@ -662,7 +657,7 @@ ahead.shows(
 # early.
 
 # %% [markdown]
-# ### Balise 6 · A prefetcher · further · about 43 min
+# ### Balise 6 · A prefetcher · further · about 17 min
 #
 # `Prefetcher(loader, device, depth)` gives the batches of `loader`, in order, on `device`. Two run beside each other:
 #
@@ -675,9 +670,9 @@ ahead.shows(
 # most `depth` batches are taken beyond the one in use, **if the thread takes its place before it asks the loader**. At the
 # end `stop` is set, and the thread woken by one more place: it must look at `stop` then.
 #
-# Given: the queue, the thread, its end, and the way of an error to the loop. Yours, about 13 lines: what the thread
-# does before a batch is copied, what the loop does with one, the copy (non-blocking, in `self.stream`), and the handing
-# over, where nobody waits but the stream that is current **in the loop**.
+# Given: the queue, the thread, its end, and the way of an error to the loop. Yours, about 12 lines: what the thread
+# does before a batch is copied, what the loop does before it yields one, the copy (non-blocking, in `self.stream`), and the
+# handing over, where nobody waits but the stream that is current **in the loop**.
 #
 # <details><summary>Hint</summary>
 #
@@ -728,8 +723,8 @@ class Prefetcher:
                 # BEGIN SOLUTION
                 free.release()
                 self._hand_over(found, copied)
-                yield found
                 # END SOLUTION
+                yield found
         finally:  # also where the loop breaks: wake the thread, or the join never ends
             stop.set()
             free.release()
@@ -800,7 +795,7 @@ print(f"ten steps, no workers, your prefetcher: {seconds_of(Prefetcher(some, DEV
 # and `00000007.cls`.
 
 # %% [markdown]
-# ### Balise 7 · Write shards, and stream them · further · about 39 min
+# ### Balise 7 · Write shards, and stream them · further · about 13 min
 #
 # `write_shards(items, folder, per_shard)`: yours are the two entries of each sample, `KEY.jpg` (the file, unchanged) and
 # `KEY.cls` (the label as text). They stand next to each other, for a stream cannot look back; no two samples of the whole
@@ -810,7 +805,7 @@ print(f"ten steps, no workers, your prefetcher: {seconds_of(Prefetcher(some, DEV
 #
 # - **who reads what**: in a worker, only its own part of the shards is opened;
 # - **a shuffle buffer**. A stream cannot be shuffled, but mixed: once `buffer` samples are held, one drawn at random leaves
-#   for each that comes in. It goes on from shard to shard; at the end the rest leaves. A buffer of 3:
+#   for each that comes in, from shard to shard. At the end the rest leaves (given). A buffer of 3:
 #
 # ```
 # comes in:   a    b    c    d    e    f
@@ -818,7 +813,7 @@ print(f"ten steps, no workers, your prefetcher: {seconds_of(Prefetcher(some, DEV
 # leaves:               b    a    e    …
 # ```
 #
-# About 11 lines in all.
+# About 9 lines in all.
 #
 # <details><summary>Hint</summary>
 #
@@ -867,11 +862,8 @@ def stream_shards(paths, buffer=1, seed=0):
                 held[place], held[-1] = held[-1], held[place]
                 yield held.pop()
             # END SOLUTION
-    # the rest
-    # BEGIN SOLUTION
     rng.shuffle(held)
     yield from held
-    # END SOLUTION
 
 
 def samples_of(path):
@@ -982,10 +974,10 @@ def loader_rate(items, convert, workers, message):
 
 
 # %% [markdown]
-# Two things are between a loader and its share. A float32 image is four times as large as its bytes, and all of it goes
-# through shared memory. And each message from a worker has a price, whatever its size. So: **send bytes** and make floats of
-# them on the device, a whole batch at a time; and where batches are small, send **several at once** and cut them apart.
-# Each loader is compared with the pure rate of *its own* conversion. Guess first.
+# Two things are between a loader and its share. A float32 image is four times as large as its bytes, and goes through
+# shared memory. And each message from a worker has a price, whatever its size. So: **send bytes**, make floats of them on
+# the device, and send **several batches at once** where they are small. Each loader is compared with the pure rate of
+# *its own* conversion. Guess first.
 
 # %%
 plain = tp.predict("What share of the pure decode rate brings a loader that sends float32, a batch a message?", ...)
@@ -1003,6 +995,7 @@ measured = [  # in turn, so that what disturbs one disturbs all
 ]
 
 # %%
+shares_of = {}
 print(f"{'':<27}{cores} processes decode   loader brings   share (three trials)   share in core seconds")
 for name in kinds:
     pure, pure_core, arrived, arrived_core = zip(*(found[1:] for found in measured if found[0] == name))
@@ -1013,18 +1006,11 @@ for name in kinds:
     print(
         f"{name:<27}{statistics.median(pure):18,.0f}/s{statistics.median(arrived):14,.0f}/s{spread:>23}{in_core:24.2f}"
     )
-    if name.startswith("float32"):
-        plain.shows(share, "{:.2f}", "Decoding costs so much that queues and copies hide beside it; the smaller the images, the less.")
-recorded.note(
-    "05_dataloader",
-    "share",
-    {
-        "workers": cores,
-        "share": share,
-        "in core seconds": in_core,
-        "photographs_per_second": statistics.median(arrived),
-    },
-)
+    shares_of[name] = share
+why = "Decoding takes far longer than sending what was decoded; with small files or fast cores less is left of it."
+plain.shows(next(iter(shares_of.values())), "{:.2f}", why)
+brings = {"workers": cores, "share": share, "in core seconds": in_core}
+recorded.note("05_dataloader", "share", brings | {"photographs_per_second": statistics.median(arrived)})
 gpu = recorded.load("05_dataloader", "share")
 print(
     f"recorded on {recorded.where('05_dataloader')}: {gpu}" if gpu else "No figures of a GPU machine are recorded yet."
@@ -1203,9 +1189,8 @@ tp.progress()
 #
 # <details><summary>The memory of the node grows during the epoch, although no batch is kept. Why?</summary>
 #
-# Workers are forked and share the parent's memory until they write to it. Python's counters of references write to
-# every object that is looked at, so a list of millions of paths is copied, page by page, into each worker. Keep such
-# lists as one array.
+# Workers are forked and share the parent's memory until they write to it. Python's counters of references write to every
+# object that is looked at, so a list of millions of paths is copied, page by page. Keep such lists as one array.
 # </details>
 #
 # <details><summary>Two ranks begin with <code>torch.manual_seed(0)</code> and use default loaders. What is wrong?</summary>
@@ -1219,5 +1204,5 @@ tp.progress()
 #
 # Loading is free as long as $t_\text{load} / w$ is below $t_\text{step}$; draw the timeline before you turn a knob.
 # Options come from trials, the cheapest of the good ones. Random numbers have to be right in every worker, epoch and
-# rank, and a stream has to be split by all three. The best loader delivers what its cores can decode; after that,
+# rank, and a stream is split over them. The best loader delivers what its cores can decode; after that,
 # decode less. Next: **compilation**, which makes the other bar of the timeline shorter.
