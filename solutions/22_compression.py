@@ -1,15 +1,14 @@
 # %% [markdown]
-# # Compression: smaller, and at times faster · about 145 min, core 25
+# # Compression: smaller, and at times faster · about 100 min, core 30
 #
-# A model is trained once and then asked for years, by phones, by cars, by a thousand requests a second. What it costs is no longer
-# the training but each answer: the bytes that are kept and read, the operations, the watts. And a trained network has room. DistilBERT
-# answers nearly as well as BERT with 60 % of its numbers (Sanh and others, 2019), most weights can be set to zero, and eight bits do instead of 32.
+# A model is trained once and then asked for years, by phones, by cars, by a thousand requests a second. What counts now is the cost of an answer:
+# the bytes that are kept and read, the operations, the watts. And a trained network has room. DistilBERT answers nearly as well as BERT with
+# 60 % of its numbers (Sanh and others, 2019), most weights can be set to zero, and eight bits do instead of 32.
 #
-# Here you write the three ways of using that room. A small network learns from a large one (**distillation**). Numbers get fewer bits
-# (**quantization**), in integers and in floating point. Weights become zero (**pruning**), one by one or in the pattern that Tensor Cores
-# know. Each is measured on one small network, in bytes, in accuracy and in time; they do not always go together.
+# Here you write three ways of using that room. A small network learns from a large one (**distillation**). Numbers get fewer bits
+# (**quantization**), in integers and in floating point. Weights become zero (**pruning**), one by one or in the pattern that Tensor Cores know.
 #
-# **What you will gain.** At the end you can say of a technique what it saves: memory, or time as well, on which machine, and what
+# **What you will gain.** At the end you can say of a technique what it saves, memory or time as well, on which machine, and what
 # it costs in accuracy; and you have seen an integer network that runs several times as fast as the one it was made from.
 
 # %% tags=["setup"]
@@ -47,7 +46,7 @@ torch.set_num_threads(1)  # the layers are small here: a second thread waits mor
 # $$\underbrace{N}_{\text{distillation}} \times \underbrace{(1 - s)}_{\text{pruning}} \times
 # \underbrace{b}_{\text{quantization}} \; / \; 8 \quad \text{bytes,}$$
 #
-# and a little more, to say where the numbers stand that stayed. The techniques work on one factor each, so they can be combined. *Time* is another matter: it falls
+# and a little more, to say where the numbers stand that stayed. Each technique has its own factor, so they can be combined. *Time* is another matter: it falls
 # only where the machine has an instruction that profits. Below, the same 16 × 16 weights four times.
 
 
@@ -74,8 +73,8 @@ draw_idea()
 # %% [markdown]
 # ## The baseline
 #
-# Handwritten digits of 8 × 8 pixels, and a network of two hidden layers, 300 and 100 wide. That is LeNet-300-100, the network on
-# which many of these methods were first shown, with batch norm. All sections begin with it.
+# Handwritten digits of 8 × 8 pixels, and a network of two hidden layers, 300 and 100 wide: LeNet-300-100, on which many of these
+# methods were first shown, with batch norm. All sections begin with it.
 
 
 # %% tags=["setup"]
@@ -137,37 +136,35 @@ def show_cost():
 show_cost()
 
 # %% [markdown]
-# Three numbers to beat, bytes, seconds and accuracy, and 359 images to measure the last one: one image more or less
-# is 0.003, so a difference of a few thousandths says nothing.
+# Three numbers to beat: bytes, seconds and accuracy. The last is measured on 359 images, so one of them is 0.003, and a few thousandths say nothing.
 
 # %% [markdown]
 # ## A teacher and a student
 #
 # A label says "3". A trained network says "3, and if not, rather an 8 than a 1". These small probabilities are what it has learnt about
-# which classes resemble each other, and a student can learn from them (Hinton, Vinyals and Dean, 2015). A well-trained teacher is nearly sure,
-# though: its small probabilities are too small to teach anything. So both sets of logits are divided by a **temperature** $T$ before the softmax,
+# which classes resemble each other, and a student can learn from them (Hinton, Vinyals and Dean, 2015). But a good teacher is nearly sure,
+# and they are too small to teach anything. So both sets of logits are divided by a **temperature** $T$ before the softmax,
 # which brings the classes closer together. With $p$ of the teacher and $q$ of the student, both at temperature $T$, the loss is
 #
 # $$L \;=\; T^2 \, \frac{1}{n} \sum_i \mathrm{KL}\big(p_i \,\|\, q_i\big) \;+\; \lambda \, \frac{1}{m} \sum_{i \text{ labelled}}
 # - \log q^{(T = 1)}_{i,\, y_i} , \qquad \mathrm{KL}(p \,\|\, q) = \sum_c p_c \, (\log p_c - \log q_c) .$$
 #
-# The gradient of the soft part with respect to the logits shrinks like $1 / T^2$; the factor $T^2$ keeps the balance with the labels when $T$ changes. The direction
-# matters as well: $\mathrm{KL}(p \| q)$ is large where the *student* forgets a class that the teacher believes in.
+# The soft part's gradient shrinks like $1 / T^2$; the factor $T^2$ keeps the balance with the labels when $T$ changes. The direction
+# matters too: $\mathrm{KL}(p \| q)$ is large where the *student* forgets a class that the teacher believes in.
 #
-# ### Balise 1 · Distillation · further · about 7 min
+# ### Balise 1 · Distillation · further · about 5 min
 #
 # **`distillation_loss(student, teacher, labels, temperature, weight)`** returns $L$, one number. `student` and `teacher` are logits
-# `(n, classes)`; `labels` `(n,)` are class numbers, and **-1 where there is no label**: the soft part takes these images too, and they count neither in
-# the sum nor in the number $m$ of the second part. Without any label the second part is 0. `weight` is $\lambda$. No gradient
-# flows into the teacher. Logits may be in the thousands, and probabilities 0: the loss stays finite all the same, and exact.
+# `(n, classes)`; `weight` is $\lambda$. `labels` `(n,)` are class numbers, **-1 where there is no label**: such images count in the soft part alone. The part
+# with the labels is given. Write `soft`, with its $T^2$. The teacher is a source of truth here: no gradient flows into it. Logits may be in the
+# thousands, so take logarithms before they overflow.
 #
-# 4 to 6 lines.
+# About 3 lines.
 #
 # <details><summary>Hint</summary>
 #
 # `F.log_softmax` takes care of large logits. `F.kl_div(log_q, log_p, log_target=True)` is $\mathrm{KL}(p \| q)$: the student stands first. Of its
-# reductions, `"mean"` also divides by the number of classes, `"batchmean"` does not. `F.cross_entropy` has `ignore_index` and
-# `reduction="sum"`.
+# reductions, `"mean"` also divides by the number of classes, `"batchmean"` does not.
 # </details>
 
 
@@ -178,9 +175,9 @@ def distillation_loss(student, teacher, labels, temperature, weight):
     mine = F.log_softmax(student / temperature, dim=1)
     its = F.log_softmax(teacher.detach() / temperature, dim=1)
     soft = temperature**2 * F.kl_div(mine, its, reduction="batchmean", log_target=True)
+    # END SOLUTION
     hard = F.cross_entropy(student, labels, ignore_index=-1, reduction="sum")
     return soft + weight * hard / (labels >= 0).sum().clamp(min=1)
-    # END SOLUTION
 
 
 # %%
@@ -189,15 +186,16 @@ tp.check(1, distillation_loss)
 # %% [markdown]
 # ## The omitted digit · further
 #
-# How much is in those small probabilities? Hinton's experiment: take every 3 out of the images that the student learns from. No label ever says "3", and no
-# image shows one. All it can learn about 3 is what the teacher says of *other* digits, that this 2 is a little like a 3 and this 4 is not. One
-# correction is made afterwards. As the student never saw the class, it believes it rare. A single number, the last layer's bias of class 3, is
-# raised to what is best on training images that it did not learn from.
+# How much is in those small probabilities? Hinton's experiment: take every 3 out of the images that the student learns from. No label ever says "3", no
+# image shows one. All it can learn about 3 is what the teacher says of *other* digits: this 2 is a little like a 3, this 4 is not.
 #
-# **Commit to a guess.** Of the 3s of the validation images, which share does the distilled student recognise, before this correction and after it?
+# A student that never saw a class believes it rare. So one number is corrected afterwards: the last layer's bias of class 3 is
+# raised to what is best on training images that it did not learn from. Guess what that gives.
 
 # %%
-guess_before, guess_after = None, None  # shares, from 0 to 1
+never_seen = tp.predict(
+    "After that correction, which share of the 3s does the distilled student recognise (0 to 1)?", ...
+)
 
 # %%
 SMALL = (30,)  # the student's widths: one hidden layer
@@ -251,8 +249,8 @@ def show_omitted():
         recalls, rights = torch.tensor(pairs).T
         print(f"{name:<22} recall of 3: {recalls.mean():.2f} (from {recalls.min():.2f} to {recalls.max():.2f}); "
               f"accuracy on all digits {rights.mean():.3f}")  # fmt: skip
-    if guess_before is not None and guess_after is not None:
-        print(f"Your guesses: {guess_before} and {guess_after}.")
+    recalls = [recall for recall, _ in found["teacher, bias raised"]]
+    never_seen.shows(sum(recalls) / SEEDS, "{:.2f}", "What a 3 is stood in the teacher's doubts about other digits.")
     _, (left, right) = plt.subplots(1, 2, figsize=(10, 3.2), layout="constrained")
     others = [digit for digit in range(10) if digit != 3]
     for temperature in (1, 4):
@@ -273,13 +271,12 @@ show_omitted()
 # %% [markdown]
 # <details><summary>What the figure says</summary>
 #
-# With labels alone the recall is 0, as nothing ever pointed at this class. The distilled student has most of what it needs to know a 3; only its
-# threshold is wrong, and one number repairs that. At temperature 1 the teacher is too sure to say much: its mean probability of a 3 is far lower,
-# and so is what the student can learn from it.
+# With labels alone the recall is 0: nothing ever pointed at this class. The distilled student has most of what it needs to know a 3; only its
+# threshold is wrong, and one number repairs that. At temperature 1 the teacher's mean probability of a 3 is far lower, and so is what can be learnt from it.
 # </details>
 #
-# Is a student then better for having a teacher? Not as such. Below, the same student learns from labels alone and with the teacher ($\lambda = 0.5$), when
-# all images have a label and when only the first 100 have one. The teacher had all of them.
+# Is a student then better for having a teacher? Not as such. Below, it learns from labels alone and with the teacher ($\lambda = 0.5$), when
+# all images have a label and when only the first 100 do. The teacher had all of them.
 
 
 # %%
@@ -309,9 +306,8 @@ def show_with_and_without():
 show_with_and_without()
 
 # %% [markdown]
-# Distillation pays where the teacher knows something that the labels at hand do not say: few labels, images without any, labels that are lost or may not be
-# shown, or a teacher that saw far more than this data. It also pays with thousands of classes, or words, where a label says
-# little and a distribution much. On ten digits with all labels there is little to add.
+# Distillation pays where the teacher knows what the labels at hand do not say: few labels, images without any, or a teacher that saw far more than this
+# data. It also pays with thousands of classes, or words, where a label says little and a distribution much. On ten digits with all labels there is little to add.
 
 # %% [markdown]
 # ## Integers instead of floats
@@ -333,49 +329,51 @@ def limits(bits, symmetric):
 
 
 # %% [markdown]
-# ### Balise 2 · Affine quantization · about 18 min
+# ### Balise 2 · Affine quantization · about 10 min
 #
-# - **`extremes(x, axis=None)`** returns the least and the greatest number of `x`, two tensors of shape `()`. With an `axis`, one of
-#   each *channel* along it: for `x` of shape `(32, 16, 3, 3)` and `axis=0` two tensors `(32, 1, 1, 1)`, which broadcast with `x`.
-# - **`affine(low, high, bits=8, symmetric=False)`** returns the scale, float32, and the zero point, int32, both of the shape of `low` and
-#   `high`. The range is first widened to hold 0, so that 0 becomes exactly $z$, and comes back as exactly 0: ReLU and padding make many of them.
-#   If symmetric, widen it to as far below 0 as above. Then the least
-#   number becomes $q_{\min}$ and the greatest $q_{\max}$, and $z$ is rounded to an integer. Where a range is empty, as in a channel
-#   of zeros, any positive scale will do.
-# - **`quantize(x, scale, zero, bits=8, symmetric=False)`** returns $q$ in a byte each: `torch.uint8`, or `torch.int8` if symmetric. Round to
-#   the nearest, halves to the even neighbour, and *then* add $z$, as the formula says. What lies outside of the range *saturates*: it becomes the nearest limit.
+# Given is `extremes(x, axis)`, the least and the greatest number of `x`, or of each channel along an axis: for `x` of shape `(32, 16, 3, 3)` and `axis=0` two
+# tensors `(32, 1, 1, 1)`, which broadcast with `x`. The rest of a quantizer is yours:
+#
+# - **`affine(low, high, ...)`**: widen the range until it holds 0, so that 0 comes back as exactly 0: ReLU and padding make many of them. Then
+#   choose the scale such that the least number becomes $q_{\min}$ and the greatest $q_{\max}$, and round the zero point to an integer, int32. What makes a range
+#   symmetric is given, and what helps an empty one.
+# - **`quantize(x, scale, zero, ...)`** returns $q$ in a byte each, `torch.uint8`, or `torch.int8` if symmetric. Round first, halves to the even neighbour, *then* add $z$, as the
+#   formula says. What lies outside of the range *saturates* at the nearest limit.
 # - **`dequantize(q, scale, zero)`** returns $\hat x$, float32.
 #
-# No loop over numbers or channels: a scale for each channel broadcasts. About 13 lines in all.
+# A scale for each channel broadcasts, so no loop. About 6 lines in all.
 #
 # <details><summary>Hint</summary>
 #
-# `x.amin(axes, keepdim=True)` takes a list of axes: here all but one. `low.clamp(max=0)` widens a range. `torch.round` rounds halves to the even neighbour.
-# A float that is too large for a byte becomes any byte: `clamp` first. And a byte minus a larger one is a
-# byte, too: `q.int()` first.
+# `low.clamp(max=0)` widens a range downwards. `torch.round` rounds halves to the even neighbour. A float that is too large for a byte becomes any byte:
+# `clamp` first. And a byte minus a larger one is a byte, too: `q.int()` first.
 # </details>
 
 
 # %% tags=["balise-2"]
 def extremes(x, axis=None):
     """The least and the greatest number of x: shape (), or of each channel along an axis, with all of x's axes."""
-    # BEGIN SOLUTION
     axes = [other for other in range(x.dim()) if other != axis]
     keep = axis is not None
     return x.amin(axes, keepdim=keep), x.amax(axes, keepdim=keep)
-    # END SOLUTION
 
 
 def affine(low, high, bits=8, symmetric=False):
     """(scale, zero point) for numbers from low to high: float32 and int32, of their shape."""
-    # BEGIN SOLUTION
     least, most = limits(bits, symmetric)
+    # BEGIN SOLUTION
     low, high = low.clamp(max=0), high.clamp(min=0)
+    # END SOLUTION
+    # as far below 0 as above
     if symmetric:
         high = torch.maximum(high, -low)
         low = -high
+    # BEGIN SOLUTION
     scale = (high - low) / (most - least)
+    # END SOLUTION
+    # a channel of zeros: any positive scale will do
     scale = torch.where(scale > 0, scale, 1.0)
+    # BEGIN SOLUTION
     return scale, (least - low / scale).round().int()
     # END SOLUTION
 
@@ -399,8 +397,8 @@ def dequantize(q, scale, zero):
 tp.check(2, extremes, affine, quantize, dequantize)
 
 # %% [markdown]
-# What do fewer bits cost? Here the weights of the baseline alone are rounded, nothing else, with one scale for each matrix or one for
-# each output channel. SNR says how far the rounding error lies below the weights.
+# What do fewer bits cost? Here only the weights of the baseline are rounded, with one scale for each matrix or one for
+# each output channel. In dB: how far the rounding error lies below the weights.
 
 
 # %%
@@ -441,7 +439,7 @@ show_rounded()
 # ## A network that computes in integers
 #
 # Rounded weights that are turned back into floats save memory, and no time. An integer unit multiplies bytes, and adds the products in 32 bits.
-# Three steps lead there, and need no training (**post-training quantization**, PTQ):
+# Three steps lead there without training (**post-training quantization**, PTQ):
 #
 # 1. batch norm disappears. After training it is one factor and one shift for each channel, and the layer before it can have them;
 # 2. a few hundred training images tell the range of what each layer gives (**calibration**);
@@ -461,25 +459,22 @@ def fixed_point(real):
 
 
 # %% [markdown]
-# ### Balise 3 · A network in integers · further · about 18 min
+# ### Balise 3 · A network in integers · further · about 11 min
 #
-# - **`fold(layer, norm)`** returns the weight and the bias of one layer that does what `layer` and then `norm` in eval mode do.
-#   `layer` is an `nn.Linear` or `nn.Conv2d`, with or without a bias, `norm` its batch norm, with `running_mean`, `running_var`, `eps`, `weight` and `bias`.
-#   Both modules stay as they are.
-# - **`least_error(x, shares, bits=8, symmetric=False)`**: a rare large number stretches the range, and makes the steps of all others coarse.
-#   Cutting it off may be better. `low` and `high` are the extremes of `x`. Try the ranges `share * low` to `share * high` for all `shares`, a list; quantize `x` and turn it
-#   back; return the range, `(low, high)`, whose squared error is least.
-# - **`integer_linear(q, zero, weight, bias, factor, shift, zero_out, bits=8)`**: the formula above, for a linear layer. `q` uint8 `(n, inputs)` with
+# - **`fold(layer, norm)`**: the weight and the bias of one layer that does what `layer` and then `norm`, its batch norm in eval mode, do. Write the gain of each channel, and
+#   the bias for a layer that has none; the rest is given.
+# - **`least_error(x, shares, ...)`**: a rare large number stretches the range, and makes the steps of all others coarse: cutting it off may be better. Of the ranges `share * low` to
+#   `share * high` it takes the one with the least error. Write `error(share)`: quantize `x` in that range, turn it back, and return the sum of squared errors, a Python number.
+# - **`integer_linear(q, zero, weight, bias, factor, shift, zero_out, bits)`**: the formula above, for a linear layer. `q` uint8 `(n, inputs)` with
 #   its zero point; `weight` int8 `(outputs, inputs)`; `bias` int32, `factor` and `shift` int64, one number for each output; `zero_out` is
 #   $z_y$. Return $q_y$, uint8 `(n, outputs)`, within `limits(bits, False)`. To round a division by $2^{shift}$, add half of $2^{shift}$ first,
 #   then shift. No floats, not even for a moment: an integer unit has none.
 #
-# 4, 7 and 3 lines.
+# 2, 3 and 3 lines.
 #
 # <details><summary>Hint</summary>
 #
-# Batch norm is $y = \gamma\,(x - \mu) / \sqrt{\sigma^2 + \epsilon} + \beta$. A number for each output channel meets a weight through
-# `a.view(-1, *[1] * (weight.dim() - 1))`. `min(shares, key=error)` calls your function `error` for each share. `total >> shift` shifts, and the
+# Batch norm is $y = \gamma\,(x - \mu) / \sqrt{\sigma^2 + \epsilon} + \beta$; its numbers are `norm.weight`, `running_mean`, `running_var`, `eps`, `bias`. `total >> shift` shifts, and the
 # product with a factor of 31 bits needs 64 bits.
 # </details>
 
@@ -490,25 +485,26 @@ def fold(layer, norm):
     # BEGIN SOLUTION
     gain = norm.weight / (norm.running_var + norm.eps).sqrt()
     bias = norm.bias - norm.running_mean * gain
+    # END SOLUTION
     if layer.bias is not None:
         bias = bias + layer.bias * gain
     return layer.weight * gain.view(-1, *[1] * (layer.weight.dim() - 1)), bias
-    # END SOLUTION
 
 
 def least_error(x, shares, bits=8, symmetric=False):
     """(low, high): the extremes of x times the share with which rounding x has the least squared error."""
-    # BEGIN SOLUTION
     low, high = extremes(x)
 
     def error(share):
+        # BEGIN SOLUTION
         scale, zero = affine(share * low, share * high, bits, symmetric)
         back = dequantize(quantize(x, scale, zero, bits, symmetric), scale, zero)
         return (back - x).square().sum().item()
+        # END SOLUTION
 
+    # calls error for each share
     best = min(shares, key=error)
     return best * low, best * high
-    # END SOLUTION
 
 
 def integer_linear(q, zero, weight, bias, factor, shift, zero_out, bits=8):
@@ -526,7 +522,7 @@ tp.check(3, fold, least_error, integer_linear)
 # %% [markdown]
 # ### The whole network in integers
 #
-# Your functions, put together: batch norm folded, ranges from 256 training images, weights with a scale for each channel. A *percentile* here
+# Your functions, put together: batch norm folded, ranges from 256 training images, a scale for each channel of a weight. A *percentile* here
 # leaves out one number in a thousand at each end.
 
 
@@ -603,61 +599,58 @@ def show_integers():
 show_integers()
 
 # %% [markdown]
-# With 8 bits, the accuracy is that of the float network but for an image or two, however the range was found. With 4 and 3 bits the ways differ by a few images of 359, and none
-# of them is the best everywhere.
-#
-# It is small, but not fast: PyTorch hands float matrices to a library that uses all that the processor has, and has nothing like it for integer matrices on a CPU. For
-# that, a network goes to another library: see the end of this work.
+# With 8 bits, the accuracy is that of the float network but for an image or two, however the range was found. With 4 and 3 bits the ways differ by a few images, and none
+# of them is the best everywhere. It is small, but not fast: PyTorch hands float matrices to a library that uses all that the processor has, and has nothing like it for
+# integer matrices on a CPU. For that, a network goes to another library: see the end of this work.
 
 # %% [markdown]
 # ## Training through the rounding
 #
 # With two or three bits a network is lost, unless it may adapt its weights to the rounding: **quantization-aware training** (QAT).
-# The weights stay float32. In the forward pass they are rounded and turned back, so the loss sees what integers would do:
-# *fake* quantization. But rounding is a staircase, and its derivative is 0 nearly everywhere.
+# The weights stay float32, and are rounded and turned back in the forward pass (*fake* quantization), so the loss sees what integers would do.
+# But rounding is a staircase, and its derivative is 0 nearly everywhere.
 #
 # The **straight-through estimator** (Bengio and others, 2013) takes another one instead: 1, as if nothing had been rounded. And 0 where a
 # number is saturated: there, a little more of it changes nothing, however many steps it goes.
 #
 # $$\frac{\partial \hat x}{\partial x} := \begin{cases} 1 & q_{\min} \le \operatorname{round}(x / s) + z \le q_{\max} \\ 0 & \text{elsewhere} \end{cases}$$
 #
-# ### Balise 4 · Training through the rounding · further · about 12 min
+# ### Balise 4 · Training through the rounding · further · about 5 min
 #
-# - **`fake_quantize(x, scale, zero, bits=8, symmetric=False)`** returns $\hat x$, float32, what `dequantize(quantize(x, ...), ...)`
-#   gives; and its gradient is the one above. Scale and zero point get none.
-#   Write it out, without PyTorch's own `fake_quantize_…`.
-# - **`fake_layer(layer, x, high, bits)`** returns what `layer`, an `nn.Linear` or `nn.Conv2d`, gives for rounded inputs
-#   and rounded weights. Inputs lie between 0 and `high`, a tensor of shape `()`, and take the asymmetric kind; the weights take
-#   the symmetric one, with a scale for each output channel from what they are *now*. The bias is not rounded. The float32 weights of
-#   the layer stay, and get the gradient: an optimizer moves them by less than a step of the grid at a time.
+# - **`fake_quantize(x, scale, zero, ...)`** returns $\hat x$, float32, with the gradient above. Given are `back`, which is $\hat x$ without a gradient, and `steps`,
+#   the integers before they saturate. Write what is returned.
+# - **`fake_layer(layer, x, high, bits)`** returns what `layer`, an `nn.Linear` or `nn.Conv2d`, gives for rounded inputs, between 0 and `high`,
+#   and rounded weights. Scales and zero points are given. The bias is not rounded. The float32 weights of
+#   the layer stay as they are, and get the gradient: an optimizer moves them by less than a step of the grid at a time, which would be lost if they were rounded themselves.
 #
-# 5 and 5 lines.
+# 1 and 2 lines.
 #
 # <details><summary>Hint</summary>
 #
-# `x - x.detach()` is 0, and its gradient is 1. `torch.func.functional_call(layer, {"weight": other}, x)` calls a layer with another weight, and
-# leaves it as it is. What is computed within `with torch.no_grad():` has no gradient.
+# `x - x.detach()` is 0, and its gradient is 1: multiply it by a mask, and add it to something without a gradient. `torch.func.functional_call(layer, {"weight": other}, x)` calls a layer with
+# another weight, and leaves it as it is.
 # </details>
 
 
 # %% tags=["balise-4"]
 def fake_quantize(x, scale, zero, bits=8, symmetric=False):
     """x, rounded and turned back; the gradient passes where nothing is saturated."""
-    # BEGIN SOLUTION
     least, most = limits(bits, symmetric)
     with torch.no_grad():
         back = dequantize(quantize(x, scale, zero, bits, symmetric), scale, zero)
         steps = torch.round(x / scale) + zero
+    # BEGIN SOLUTION
     return back + (x - x.detach()) * ((steps >= least) & (steps <= most))
     # END SOLUTION
 
 
 def fake_layer(layer, x, high, bits):
     """What a layer gives with rounded inputs, from 0 to high, and rounded weights, one scale a channel."""
-    # BEGIN SOLUTION
+    # scale and zero point, of the weights as they are now
     with torch.no_grad():
         of_weight = affine(*extremes(layer.weight, 0), bits, symmetric=True)
         of_x = affine(torch.zeros_like(high), high, bits)
+    # BEGIN SOLUTION
     weight = fake_quantize(layer.weight, *of_weight, bits, symmetric=True)
     return torch.func.functional_call(layer, {"weight": weight}, fake_quantize(x, *of_x, bits))
     # END SOLUTION
@@ -689,13 +682,11 @@ draw_staircase()
 # %% [markdown]
 # ## Few bits: with and without training · further
 #
-# The baseline once more, with inputs and weights of all three layers rounded. Once as it is (PTQ); once with the rounding in the forward pass
-# of `EPOCHS` more epochs (QAT). To be fair, the float network gets as many more.
-#
-# **Commit to a guess.** What is the accuracy with 2 bits, weights of -1, 0 and 1, before and after these epochs?
+# The baseline once more, with inputs and weights of all three layers rounded: as it is (PTQ), and after `EPOCHS` more epochs with the rounding in the forward pass (QAT). To be fair,
+# the float network gets as many more. With 2 bits, a weight is -1, 0 or 1, times its channel's scale. Guess.
 
 # %%
-guess = {"PTQ, 2 bits": None, "QAT, 2 bits": None}
+two_bits = tp.predict("What is the accuracy with 2 bits, not trained for it (0 to 1)?", ...)
 
 
 # %%
@@ -735,78 +726,78 @@ def show_training():
         model = without_norms(teacher, bits)
         by_bits[bits] = accuracy(model), accuracy(longer(model))
         print(f"{bits} bits: PTQ {by_bits[bits][0]:.3f}, QAT {by_bits[bits][1]:.3f}")
+    two_bits.shows(by_bits[2][0], "{:.2f}", "Which weights are large, and their signs, already say much.")
 
 
 show_training()
 
 # %% [markdown]
-# <details><summary>And your guess?</summary>
-#
 # Down to 3 bits there is nothing to repair that 359 images would show. With 2 bits the loss is plain, and most of it comes back. The float network gained nothing from its
-# additional epochs: so it is the rounding in the forward pass that helps, not the longer training.
-# </details>
+# additional epochs: it is the rounding in the forward pass that helps, not the longer training.
 
 # %% [markdown]
 # ## Fewer weights
 #
-# Fewer bits take something from every weight. **Pruning** takes some of them away whole, and leaves the rest untouched. Which ones? Those with the smallest
-# $|w|$: it is the simplest choice, and in a large comparison none of the cleverer ones was reliably better (Gale, Elsen and Hooker, 2019). One can take the smallest of
-# each layer, or the smallest of the whole network, which prunes wide layers more than narrow ones. Afterwards the network is trained a little more
+# Fewer bits take something from every weight. **Pruning** takes some away whole. Which ones? Those with the smallest
+# $|w|$: in a large comparison none of the cleverer choices was reliably better (Gale, Elsen and Hooker, 2019). One can take the smallest of
+# each layer, or of the whole network, which prunes wide layers more than narrow ones. Then the network is trained a little more
 # (*fine-tuning*), so that what stayed makes up for what went.
 #
-# In this training the zeros must stay zero, and that is less simple than it looks. A pruned weight still has a gradient. With its gradient
+# Meanwhile the zeros must stay zero, and that is less simple than it looks. A pruned weight still has a gradient. With its gradient
 # set to 0, momentum gathered before the pruning would still move it, and so would Adam's averages. So the zeros are put back after each step, in
-# the weight and in all that the optimizer remembers of it. Then the rest learns as if nothing else had ever existed.
+# the weight and in all that the optimizer remembers of it.
 #
-# ### Balise 5 · Pruning by magnitude · further · about 15 min
+# ### Balise 5 · Pruning by magnitude · about 9 min
 #
-# - **`magnitude_masks(weights, sparsity, by_layer=False)`** returns a list of masks, one for each tensor of the list `weights`: of its shape, of booleans, `True` where the weight stays.
-#   Of all `n` weights together, the `round(sparsity * n)` smallest in magnitude go; with `by_layer`, of the `n` weights of each tensor. It is exactly that number, also where many
-#   have the same magnitude: which of them go is then free. The weights are left as they are.
-# - **`hold_zeros(weights, masks, optimizer)`**, in place: zeros where the mask is `False`, in each weight, and in everything of the weight's shape that the optimizer
-#   remembers of it, under whatever name: `optimizer.state[weight]` is a dictionary. It can be empty, and it also holds other things, such as a count of steps. All that
-#   is remembered of the other weights stays as it is.
+# - **`magnitude_masks(weights, sparsity, by_layer=False)`** returns a mask for each tensor of the list `weights`, of booleans, `True` where the weight stays. Of the `n` weights of a
+#   group, all together or one tensor, the `round(sparsity * n)` smallest in magnitude go: exactly that number, also where many are equal, as the zeros of an earlier pruning. The groups,
+#   their magnitudes in one row (`sizes`), and the way back to the shapes are given. Write `mask` for that row.
+# - **`hold_zeros(weights, masks, optimizer)`** puts the zeros back, in place: in each weight, and in everything of the weight's shape that the optimizer
+#   remembers of it, under whatever name. `optimizer.state[weight]` is a dictionary; it can be empty, and it also holds other things, such as a count of steps.
 #
-# 8 and 5 lines.
+# 2 and 3 lines.
 #
 # <details><summary>Hint</summary>
 #
-# `torch.cat` of all flattened magnitudes, `argsort`, and a mask of booleans in which the first places of that order are set to `False`; then `split` and `view_as`. A threshold will not do where
-# magnitudes are equal. `weight.masked_fill_(~mask, 0)` works in place; parameters ask for `torch.no_grad()`.
+# `argsort`, and a mask of `True` in which the first places of that order are set to `False`. A threshold will not do where
+# magnitudes are equal. `weight.masked_fill_(~mask, 0)` works in place.
 # </details>
 
 
 # %% tags=["balise-5"]
 def magnitude_masks(weights, sparsity, by_layer=False):
     """Masks of booleans, False for the share `sparsity` that is smallest in magnitude: of all weights, or of each."""
-    # BEGIN SOLUTION
     masks = []
     for group in [[one] for one in weights] if by_layer else [weights]:
         sizes = torch.cat([one.detach().abs().flatten() for one in group])
+        # BEGIN SOLUTION
         mask = torch.ones_like(sizes, dtype=torch.bool)
         mask[sizes.argsort()[: round(sparsity * len(sizes))]] = False
+        # END SOLUTION
         masks += [part.view_as(one) for part, one in zip(mask.split([one.numel() for one in group]), group)]
     return masks
-    # END SOLUTION
 
 
 @torch.no_grad()
 def hold_zeros(weights, masks, optimizer):
     """Zero, in place, what is pruned of the weights, and of all that the optimizer remembers of them."""
-    # BEGIN SOLUTION
     for weight, mask in zip(weights, masks):
+        # BEGIN SOLUTION
         for one in (weight, *optimizer.state[weight].values()):
             if isinstance(one, torch.Tensor) and one.shape == weight.shape:
                 one.masked_fill_(~mask, 0)
-    # END SOLUTION
+        # END SOLUTION
 
 
 # %%
 tp.check(5, magnitude_masks, hold_zeros)
 
 # %% [markdown]
-# How much can go? The teacher is pruned in three ways, and then trained for three more epochs: by magnitude over the whole network, by magnitude in each layer, and at random,
-# which shows what the choice is worth.
+# How much can go? The teacher is pruned by magnitude over the whole network, by magnitude in each layer, and at random,
+# which shows what the choice is worth; then it is trained for three more epochs. Guess.
+
+# %%
+without = tp.predict("Accuracy without the smallest 90 % of all weights, three epochs later (0 to 1)?", ...)
 
 
 # %%
@@ -853,13 +844,14 @@ def show_pruned(shares=(0.5, 0.8, 0.9, 0.95, 0.98)):
     left.set_ylabel("accuracy")
     right.legend(loc="lower left")
     plt.show()
+    without.shows(found["whole network"][2][1], "{:.2f}", "It had far more numbers than ten digits ask for.")
 
 
 show_pruned()
 
 # %% [markdown]
-# The dotted line is the teacher. Pruning alone costs a lot here, early: batch norm's running averages were those of another network. A few
-# epochs bring it back, and with half of the weights gone nothing is missing. At the far end the two ways of choosing part: over the whole network
+# The dotted line is the teacher. Pruning alone costs a lot, early: batch norm's running averages were those of another network. A few
+# epochs bring it back. At the far end the two ways of choosing part: over the whole network
 # the small last layer keeps much and the widest one next to nothing, until too few of its weights are left for anything to pass.
 
 # %% [markdown]
@@ -867,13 +859,7 @@ show_pruned()
 #
 # If a twentieth of the weights is enough, why train the others? Prune first, then train: this rarely worked as well. Frankle and Carbin (2018) found out when it does. Train
 # the whole network, look which weights are large, put *those* back to the values that they began with, and train them alone: they learn as well as the whole. With the same
-# mask but newly drawn values they do not. A large network, they say, is a book of lottery tickets: one of its small networks had the luck to begin well.
-#
-# **Commit to a guess.** Here with 95 % of zeros, each layer alone. What is the accuracy of the ticket with its first values, and with newly drawn
-# ones: of a network with batch norm, and of one without?
-
-# %%
-guess_norm, guess_plain = (None, None), (None, None)  # (rewound, redrawn)
+# mask but newly drawn values they do not. A large network, they say, is a book of lottery tickets: one of its small networks had the luck to begin well. Below, with 95 % of zeros.
 
 # %%
 DRAWS = {"first values (the ticket)": 0, "newly drawn": 1000}
@@ -897,11 +883,9 @@ def show_tickets():
     for norm in (True, False):
         found.append(torch.tensor([ticket(seed, norm) for seed in range(SEEDS)]))
     _, axes = plt.subplots(1, 2, figsize=(10, 3.1), layout="constrained", sharey=True)
-    for ax, norm, rows, guess in zip(axes, (True, False), found, (guess_norm, guess_plain)):
+    for ax, norm, rows in zip(axes, (True, False), found):
         word = "with batch norm" if norm else "without batch norm"
         print(f"{word:<19}" + ", ".join(f"{name} {v.mean():.3f} ± {v.std():.3f}" for name, v in zip(names, rows.T)))
-        if None not in guess:
-            print(f"{'':<19}your guesses: {guess[0]} and {guess[1]}")
         for k in range(3):
             ax.plot([k] * len(rows), rows[:, k], "o", color=f"C{k}")
         ax.set(title=f"{word.capitalize()}, {len(rows)} seeds", xticks=range(3), xticklabels=names, xlim=(-0.5, 2.5))
@@ -914,9 +898,9 @@ show_tickets()
 # %% [markdown]
 # <details><summary>What the figure says</summary>
 #
-# Without batch norm it is as the paper says: the same places with other values learn less well. With batch norm there is next to no difference. A sparse
-# layer has a badly scaled output, and what was lucky in the first draw seems to be mostly its scale, which batch norm sets right for any draw. A finding
-# of one architecture is not yet one of the next; in large networks, too, tickets had to be rewound to a moment some steps *after* the beginning.
+# Without batch norm it is as the paper says: the same places with other values learn less well. With batch norm there is next to no difference: what was
+# lucky in the first draw seems to be mostly its scale, which batch norm sets right for any draw. A finding
+# of one architecture is not yet one of the next.
 # </details>
 
 # %% [markdown]
@@ -924,28 +908,26 @@ show_tickets()
 #
 # Zeros anywhere are of no use to a processor that multiplies whole blocks. Tensor Cores, from the A100 on, know one pattern: **2:4**. Of every four
 # consecutive weights of a row, those that meet four consecutive inputs, at most two are not zero. The two are stored side by side, with two bits each that say which of the four they were,
-# and the core picks the inputs that they need: half of the products, done in half of the time.
+# and the core picks the inputs that they need: half of the products, in half of the time.
 #
-# A pattern is a constraint. Where three large weights stand in one group of four, one must go; where four small ones do, two of them stay. But the inputs of a
+# A pattern is a constraint: where three large weights stand in one group of four, one must go. But the inputs of a
 # layer are the hidden channels of the one before, and **their order is free**: sort the rows of the first matrix, its bias and the columns of the second
 # in the same way, and the network computes what it did, while other weights share a group. A good order saves magnitude for nothing (Pool and Yu, 2021).
 #
-# ### Balise 6 · Two of four · further · about 21 min
+# ### Balise 6 · Two of four · further · about 11 min
 #
-# - **`two_of_four(weight)`**: `weight` is `(outputs, inputs)`. Return a mask of booleans of its shape, `True` for the two of largest magnitude in every four consecutive
-#   inputs of a row: exactly two, also where magnitudes are equal. If the inputs do not divide by four, raise a `ValueError`.
+# - **`two_of_four(weight)`**: a mask of booleans of the shape of `weight`, `(outputs, inputs)`: `True` for the two of largest magnitude in every four consecutive
+#   inputs of a row, exactly two, also where magnitudes are equal.
 # - **`reorder(first, bias, second, order)`**: `first` `(hidden, inputs)` and `bias` `(hidden,)` make the hidden channels, `second` `(outputs, hidden)` takes them. Return the three with
-#   the channels in the order `order`: the new channel `k` is the old channel `order[k]`.
-# - **`order_columns(weight)`** searches an order of the columns. Begin with the one there is, and exchange two columns of different groups as long as this makes
-#   `saved` larger. Return the order, integers `(inputs,)`, when no exchange saves more than a millionth more. `saved`, the magnitude that 2:4 keeps, is given below.
-#   An exchange changes only two groups; you may compute the whole sum all the same.
+#   the channels in another order: the new channel `k` is the old channel `order[k]`.
+# - **`order_columns(weight)`** goes through all pairs of columns, again and again, until no exchange makes `saved`, the magnitude that 2:4 keeps, larger. The loop is given, and
+#   the order `other` with columns `i` and `j` exchanged. Write when it becomes the order: by more than a millionth more, or rounding would keep exchanging for ever.
 #
-# 5, 1 and 9 lines.
+# 3, 1 and 3 lines.
 #
 # <details><summary>Hint</summary>
 #
-# `reshape` to `(outputs, groups, 4)`, `topk(2)` of the last axis gives `indices`, and `scatter` writes `True` at these places of a mask of `False`. For the search: `while` something was exchanged,
-# go through `itertools.combinations(range(n), 2)`; ask for `> (1 + 1e-6) *`, or rounding keeps exchanging for ever.
+# `reshape` to `(outputs, groups, 4)`, `topk(2)` of the last axis gives `indices`, and `scatter` writes `True` at these places of a mask of `False`. `weight[:, order]` has the columns in an order.
 # </details>
 
 
@@ -958,9 +940,9 @@ def saved(weight):
 # %% tags=["balise-6"]
 def two_of_four(weight):
     """A mask of booleans: the two largest of every four consecutive inputs. weight (outputs, inputs)."""
-    # BEGIN SOLUTION
     if weight.shape[1] % 4:
         raise ValueError(f"{weight.shape[1]} inputs do not divide into groups of four")
+    # BEGIN SOLUTION
     groups = weight.abs().reshape(len(weight), -1, 4)
     mask = torch.zeros_like(groups, dtype=torch.bool)
     return mask.scatter(2, groups.topk(2).indices, True).reshape(weight.shape)
@@ -976,27 +958,26 @@ def reorder(first, bias, second, order):
 
 def order_columns(weight):
     """An order of the columns after which no exchange of two of them saves more magnitude."""
-    # BEGIN SOLUTION
     order, exchanged = torch.arange(weight.shape[1]), True
     while exchanged:
         exchanged = False
         for i, j in itertools.combinations(range(len(order)), 2):
-            both = torch.cat([order[i // 4 * 4 :][:4], order[j // 4 * 4 :][:4]])  # the two groups
             other = order.clone()
             other[i], other[j] = order[j], order[i]
-            after = torch.cat([other[i // 4 * 4 :][:4], other[j // 4 * 4 :][:4]])
+            # BEGIN SOLUTION
+            # only two groups change: the others need not be summed
+            both, after = (torch.cat([one[i // 4 * 4 :][:4], one[j // 4 * 4 :][:4]]) for one in (order, other))
             if i // 4 != j // 4 and saved(weight[:, after]) > (1 + 1e-6) * saved(weight[:, both]):
                 order, exchanged = other, True
+            # END SOLUTION
     return order
-    # END SOLUTION
 
 
 # %%
 tp.check(6, two_of_four, reorder, order_columns)
 
 # %% [markdown]
-# What the pattern costs the teacher: which share of the magnitude of its weights stays, and its accuracy, at once and after three more epochs with
-# the zeros held.
+# What the pattern costs the teacher: the share of magnitude that stays, and its accuracy, at once and after three more epochs.
 
 
 # %%
@@ -1030,21 +1011,18 @@ def show_patterns():
 show_patterns()
 
 # %% [markdown]
-# The choice in groups of four costs some magnitude, and next to no accuracy once the rest is trained. On the last matrix a good order wins most of that magnitude back: ten
-# rows have to agree on it, in a matrix of a thousand rows that is harder. The weights take less memory, too: of 4 × 16 bits there remain 2 × 16, and
-# two places of 2 bits.
+# The choice in groups of four costs some magnitude, and next to no accuracy once the rest is trained. On the last matrix a good order wins most of it back: ten
+# rows have to agree on it; in a matrix of a thousand rows that is harder. Of 4 × 16 bits there remain 2 × 16, and two places of 2 bits.
 
 # %% [markdown]
 # ## Why zeros gain no time · further
 #
 # Half of the weights are zero, so half of the products need not be computed. But who leaves them out? A processor multiplies eight or sixteen pairs of numbers at once; to ask
-# of each whether it is zero costs more than the product. A *sparse* format holds only the numbers that are not zero, and where each of them stands. It does fewer
-# operations, but reads their inputs one by one from all over the memory, which no vector instruction likes.
-#
-# **Commit to a guess.** A matrix of 1,024 × 1,024 times 64 columns: which share has to be zero until the sparse format (CSR, *compressed sparse rows*) is faster than the dense product here?
+# of each whether it is zero costs more than the product. A *sparse* format (CSR, *compressed sparse rows*) holds only the numbers that are not zero, and where each of them stands. It does fewer
+# operations, but reads their inputs from all over the memory, which no vector instruction likes. Guess, for a matrix of 1,024 × 1,024 times 64 columns.
 
 # %%
-guess_zeros = None  # a share
+half = tp.predict("With half of zeros, how many times as long as the dense product takes the sparse one?", ...)
 
 # %%
 ZEROS = 0.0, 0.5, 0.8, 0.9, 0.95, 0.98, 0.99
@@ -1073,13 +1051,12 @@ def show_zeros():
     print(
         f"dense: {dense[0]:.2f} ms without zeros, {dense[1]:.2f} ms with half of them, {dense[-1]:.2f} ms with {names[-1]}"
     )
-    print(f"sparse: with half of zeros it takes {sparse[1] / dense[1]:.1f} times as long as dense")
+    half.shows(sparse[1] / dense[1], "× {:.1f}", "Half of the products, but none of them side by side in memory.")
     print(
-        f"        with {names[3]} of zeros {sparse[3] / dense[3]:.2f} times as long, for {1 - ZEROS[3]:.0%} of the products"
+        f"sparse: with {names[3]} of zeros {sparse[3] / dense[3]:.2f} times as long, for {1 - ZEROS[3]:.0%} of the products"
     )
     faster = [name for name, one, other in zip(names, dense, sparse) if other < one]
-    print(f"sparse is faster from {faster[0]} on" if faster else "sparse is never faster here", end="")
-    print("." if guess_zeros is None else f"; your guess: {guess_zeros:.0%}.")
+    print(f"sparse is faster from {faster[0]} of zeros on." if faster else "sparse is never faster here.")
     _, ax = plt.subplots(figsize=(7, 3.2), layout="constrained")
     ax.plot(names, dense, "o-", label="dense: zeros are multiplied too")
     ax.plot(names, sparse, "o-", label="sparse (CSR)")
@@ -1094,21 +1071,20 @@ show_zeros()
 # %% [markdown]
 # <details><summary>What the figure says</summary>
 #
-# The dense product takes the same time whatever it multiplies. The sparse one begins far above it, and falls with the numbers that are left: with half of zeros, it
-# is slower. Where it pays at all, it gains far less than the zeros promise: with 90 % of them there is a tenth of the products to do, but no tenth of the time to
-# spend. Memory is gained wherever the weights are stored in such a format.
+# The dense product takes the same time whatever it multiplies. The sparse one falls with the numbers that are left, from far above, and
+# where it pays at all, it gains far less than the zeros promise. Memory is gained wherever the weights are stored in such a format.
 #
-# 2:4 is the way out: regular enough that every block has as much to do as any other. NVIDIA's data sheet of the A100 has 312 TFLOP/s for dense bfloat16 and 624 with 2:4,
-# for int8 624 and 1,248 TOP/s. That is the peak of a matrix product; Mishra and others (2021, *Accelerating Sparse Deep Neural Networks*) describe the format,
+# 2:4 is the way out: regular enough that every block has as much to do as any other. NVIDIA's data sheet of the A100 has 312 TFLOP/s for dense bfloat16 and 624 with 2:4:
+# the peak of a matrix product. Mishra and others (2021, *Accelerating Sparse Deep Neural Networks*) describe the format,
 # and train networks with it that lose no accuracy. In PyTorch, `torch.sparse.to_sparse_semi_structured` makes such a weight; it needs a GPU from the A100 on.
 # </details>
 
 # %% [markdown]
 # ## Eight bits with an exponent
 #
-# Back to fewer bits. An integer's steps are all of one size. A floating-point number has steps that grow with it, so that its *relative* error stays the same over a wide range, and a scale need not
-# be exact. Of eight bits, one is the sign. **E4M3** has four bits of exponent and three of *mantissa*, **E5M2** has five and two (Micikevicius and others, 2022, *FP8
-# Formats for Deep Learning*, arXiv 2209.05433). With $m$ bits of mantissa, and the exponent $e_{\min}$ of the least *normal* number,
+# Back to fewer bits. An integer's steps are all of one size. A floating-point number has steps that grow with it: its *relative* error stays the same over a wide range, and a scale need not
+# be exact. Of eight bits, one is the sign. **E4M3** has four bits of exponent and three of *mantissa*, **E5M2** has five and two (Micikevicius and others, 2022,
+# arXiv 2209.05433). With $m$ bits of mantissa, and the exponent $e_{\min}$ of the least *normal* number,
 #
 # $$\hat x = \operatorname{round}\Big(\frac{x}{\delta}\Big)\, \delta, \qquad \delta = 2^{\,\max(\lfloor \log_2 |x| \rfloor,\; e_{\min}) - m} :$$
 #
@@ -1121,7 +1097,7 @@ show_zeros()
 # | E2M1 | 1 | 0 | $2^{-1}$ | 6 | four bits, sixteen codes |
 #
 # The ranges are narrow, so a tensor gets a scale, as with integers: one, or a **block scale** for every 32 consecutive numbers. The microscaling formats (MX) keep a
-# block's scale in a byte of exponent alone, without a mantissa (E8M0): a power of two from $2^{-127}$ to $2^{127}$. Such a scale only moves exponents, and rounds nothing itself. It
+# block's scale in a byte of exponent alone (E8M0): a power of two from $2^{-127}$ to $2^{127}$. It only moves exponents, rounds nothing itself, and
 # costs a quarter of a bit for each number.
 
 # %% tags=["setup"]
@@ -1130,29 +1106,28 @@ E5M2 = 2, -14, 57344.0
 E2M1 = 1, 0, 6.0
 
 # %% [markdown]
-# ### Balise 7 · Eight bits of floating point · further · about 14 min
+# ### Balise 7 · Eight bits of floating point · further · about 9 min
 #
-# - **`round_float(x, mantissa, least, most)`** returns $\hat x$, float32, of the shape of `x`: rounded to `mantissa` bits, with `least` for $e_{\min}$. Halves go to the even neighbour. What is larger
-#   than `most` *saturates*, also infinities: it becomes `most`, or `-most`. NaN stays NaN. `x` is float32. Formats other than these three are tried, too.
-# - **`tensor_scale(x, most)`** returns one scale, float32 `()`, that brings the largest magnitude of `x` to `most`: rounded is $x / s$, and $s$ times that is about $x$, as with integers.
-#   For a tensor of zeros any positive scale will do.
-# - **`block_scales(x, most, size=32)`** returns a tensor of the shape of `x`: for each number the scale of its block. Blocks are `size` consecutive numbers of the last axis; the last block of a
-#   row may be shorter. A scale is the least power of two, from $2^{-127}$ on, such that no number of its block, divided by it, is larger than `most`. Blocks of zeros take any positive scale.
+# - **`round_float(x, mantissa, least, most)`** returns $\hat x$, float32, of the shape of `x`: rounded to `mantissa` bits, with `least` for $e_{\min}$, halves to the even neighbour. Given is what is larger
+#   than `most`: it *saturates*.
+# - **`tensor_scale(x, most)`** is one scale, `()`, that brings the largest magnitude of `x` to `most`: rounded is $x / s$, and $s$ times that is about $x$, as with integers.
+# - **`block_scales(x, most, size=32)`** is a tensor of the shape of `x`: for each number the scale of its block, `size` consecutive numbers of the last axis.
+#   A scale is the least power of two, from $2^{-127}$ on, such that no number of its block, divided by it, is larger than `most`. Given: `blocks`, of shape `(..., blocks, size)`, and the way back. Write
+#   `exponent`, one for each block.
 #
-# No loop over numbers or rows. 4, 2 and 4 lines.
+# No loop over numbers or rows. 3, 1 and 1 lines.
 #
 # <details><summary>Hint</summary>
 #
-# `torch.frexp(x)` gives $x = a \cdot 2^e$ with $\frac12 \le a < 1$, so $\lfloor \log_2 |x| \rfloor$ is $e - 1$. `torch.exp2` makes powers of two, `.clamp(-most, most)` also takes infinities. For the blocks: `F.pad(x, (0, n))` appends `n` zeros
-# to the last axis, `-k % size` of them fill up the last block of `k` numbers, `unflatten(-1, (-1, size))` cuts the axis into blocks, `log2` and `ceil` find the exponent, `repeat_interleave(size, -1)` repeats.
+# `torch.frexp(x)` gives $x = a \cdot 2^e$ with $\frac12 \le a < 1$, so $\lfloor \log_2 |x| \rfloor$ is $e - 1$. `torch.exp2` makes powers of two; `amax`, `log2` and `ceil` find the exponent of a block.
 # </details>
 
 
 # %% tags=["balise-7"]
 def round_float(x, mantissa, least, most):
     """x float32, rounded to a format: bits of its mantissa, exponent of its least normal number, its largest number."""
-    # BEGIN SOLUTION
     x = x.clamp(-most, most)
+    # BEGIN SOLUTION
     _, exponent = torch.frexp(x)
     step = torch.exp2((exponent - 1).clamp(min=least) - mantissa)
     return torch.round(x / step) * step
@@ -1163,24 +1138,26 @@ def tensor_scale(x, most):
     """One scale, (): the largest magnitude of x, divided by it, is `most`."""
     # BEGIN SOLUTION
     scale = x.abs().amax() / most
-    return torch.where(scale > 0, scale, 1.0)
     # END SOLUTION
+    # for a tensor of zeros any scale will do
+    return torch.where(scale > 0, scale, 1.0)
 
 
 def block_scales(x, most, size=32):
     """For each number of x the scale of its block of `size` numbers of the last axis: a power of two."""
-    # BEGIN SOLUTION
+    # the last block is filled up with 0
     blocks = F.pad(x.abs(), (0, -x.shape[-1] % size)).unflatten(-1, (-1, size))
+    # BEGIN SOLUTION
     exponent = torch.log2(blocks.amax(-1) / most).ceil().clamp(min=-127)
-    return torch.exp2(exponent).repeat_interleave(size, -1)[..., : x.shape[-1]]
     # END SOLUTION
+    return torch.exp2(exponent).repeat_interleave(size, -1)[..., : x.shape[-1]]
 
 
 # %%
 tp.check(7, round_float, tensor_scale, block_scales)
 
 # %% [markdown]
-# What does the exponent buy? On the left, the largest error in rounding a number of a given size: eight bits in each of the formats, with one scale for all that makes 448 the largest. On the right,
+# What does the exponent buy? On the left, the largest error in rounding a number of a given size, with one scale that makes 448 the largest. On the right,
 # 64 × 512 random numbers, one of which is made larger and larger: how far does the rounding error of all the *others* lie below them?
 
 
@@ -1242,25 +1219,19 @@ draw_eight_bits()
 # %% [markdown]
 # <details><summary>What the figure says</summary>
 #
-# Without outliers int8 is the better format: no bit is spent on an exponent. But its error is the same for all sizes, and each doubling of the range costs 6 dB. E4M3
-# has the same relative error over some fifteen powers of two. An outlier costs the others nothing until they slip into the subnormal numbers, and then 6 dB for each doubling, too. A
+# Without outliers int8 is the better format: no bit is spent on an exponent. But each doubling of the range costs it 6 dB. E4M3
+# has the same relative error over some fifteen powers of two: an outlier costs the others nothing until they slip into the subnormal numbers. A
 # scale for each block confines the damage to 31 neighbours, however large the outlier is. E5M2 rounds twice as coarsely as E4M3, and its range ends beyond this figure.
 # </details>
 #
 # ## A training step in FP8 · further
 #
 # In a training step nearly all of the work is in three products for each layer: $y = x W^T$ forward, $g\,W$ and $g^T x$ backward, where $g$ is the gradient of $y$. Below, what is multiplied is rounded to
-# FP8, as Tensor Cores take it, and sums stay float32. So do the weights that the optimizer moves, its momentum, batch norm and the biases: the rounded weights
-# are made anew at each call, as in balise 4. Each product sums over the last axis of both matrices, and along it lie the blocks.
+# FP8, as Tensor Cores take it, and sums stay float32. So do the weights that the optimizer moves: the rounded weights are made anew at each call, as in balise 4. Each product sums over
+# the last axis of both matrices, and along it lie the blocks.
 #
 # Weights and inputs are about 1 in size. Gradients are not: the loss is a mean over 64 images, and a network that is nearly right has small ones. To see the cost of an outlier alone, one weight is set to
 # 100,000: one of the first layer, for a pixel at the edge that is 0 in all images. It changes nothing of what the network computes.
-#
-# **Commit to a guess.** All in E4M3, without scales: which share of the gradients $g$ becomes 0? And what is the accuracy with that outlier, with one scale for each tensor and
-# with one for each block?
-
-# %%
-guess_lost, guess_tensor, guess_blocks = None, None, None  # shares, from 0 to 1
 
 
 # %%
@@ -1331,40 +1302,33 @@ def show_eight_bits():
         rights, lost = torch.tensor([in_eight_bits(seed, *kind) for seed in range(SEEDS)]).T
         words = f"{rights.mean():.3f} (from {rights.min():.3f} to {rights.max():.3f})"
         print(f"{name:<33} accuracy {words}; gradients that became 0: {lost.mean():6.1%}")
-    if guess_lost is not None:
-        print(f"Your guesses: lost {guess_lost:.1%}; with the outlier {guess_tensor} and {guess_blocks}.")
 
 
 show_eight_bits()
 
 # %% [markdown]
-# <details><summary>And your guess?</summary>
+# <details><summary>What the table says</summary>
 #
-# Without scales most gradients are smaller than half of E4M3's least number, $2^{-10}$, and become 0: only images that are plainly wrong still teach anything. E5M2 reaches 128 times further down, and loses far fewer;
+# Without scales most gradients are smaller than half of E4M3's least number, $2^{-10}$, and become 0. E5M2 reaches 128 times further down, and loses far fewer;
 # that is why it was made. With scales, one for each tensor is enough here, also with three bits of mantissa for the gradients.
 #
 # The outlier is a million times the other weights of its layer. One scale for all of them makes all others 0, and the first layer passes nothing on. With block scales it takes
-# 31 neighbours with it, and nothing of that is seen in the accuracy. But look at the figure above once more: an outlier a thousand times as large as the rest, which ruins int8, costs E4M3 nothing.
+# 31 neighbours with it, and nothing of that is seen in the accuracy.
 # </details>
 #
-# **Facts of 2026, not measured here.** An H100's peak is 989 TFLOP/s in bfloat16 and 1,979 in FP8 (NVIDIA's data sheet, without sparsity). Its Tensor Cores take E4M3 and E5M2, and the usual recipe has a scale for each
+# **Facts of 2026, not measured here.** An H100's peak is 989 TFLOP/s in bfloat16 and 1,979 in FP8 (NVIDIA's data sheet, without sparsity). The usual recipe has a scale for each
 # tensor, with E5M2 for gradients; models of up to 175 billion parameters came out as in 16 bits (arXiv 2209.05433). The MX formats are a standard of the Open Compute Project
-# (*Microscaling Formats Specification*, 2023), and Blackwell's Tensor Cores multiply block scales in; with them E4M3 does for gradients, too (documentation of Transformer Engine, *MXFP8*). The standard suggests to round a block's scale down, so that its largest
-# number may saturate. Mishra and others (2025, arXiv 2506.08027) round it up, as you do, because down can make training diverge. NVFP4 goes on: E2M1 in blocks of 16, with E4M3 for the scale, and one more scale for the tensor.
+# (*Microscaling Formats Specification*, 2023), and Blackwell's Tensor Cores multiply block scales in; with them E4M3 does for gradients, too (documentation of Transformer Engine, *MXFP8*). The standard rounds a
+# block's scale down; Mishra and others (2025, arXiv 2506.08027) round it up, as you do, because down can make training diverge. NVFP4 goes on: E2M1 in blocks of 16, with E4M3 for the scale, and one more scale for the tensor.
 
 # %% [markdown]
 # ## The bfloat16 trap · further
 #
-# Then why not simply bfloat16? It is float32 with the mantissa cut off, needs no scale, halves the bytes, and one line does it: `model.bfloat16()`. On a GPU that is what everybody does. On a CPU it depends: without instructions for
+# Then why not simply bfloat16? It needs no scale, halves the bytes, and one line does it: `model.bfloat16()`. On a GPU that is what everybody does. On a CPU it depends: without instructions for
 # bfloat16 (AVX-512 BF16 or AMX), PyTorch falls back to plain loops. Nothing warns you.
 #
-# Below, a layer of 2,048 × 2,048 with one row, which is one token of a language model that writes, up to 128, a prompt that it reads. `torch.backends.mkldnn.flags(enabled=False)` takes oneDNN away, the library with the fast kernels: it is
-# what a processor without these instructions does.
-#
-# **Commit to a guess.** How many times as long as float32 does bfloat16 take without fast kernels: for one row, and for 128?
-
-# %%
-guess_one, guess_many = None, None  # times
+# Below, a layer of 2,048 × 2,048 with one row, which is one token of a language model that writes, up to 128, a prompt that it reads. Without oneDNN, the library with the fast kernels, any
+# processor does what one without these instructions does.
 
 
 # %%
@@ -1401,19 +1365,15 @@ def show_bfloat16():
     print(f"This processor {knows} instructions for bfloat16 that oneDNN uses. Times as long as float32:")
     for k, name in ((1, "bfloat16 here"), (2, "without oneDNN")):
         print(f"  {name:<15} one row {ratio[0, k]:.2f}, {rows[-1]} rows {ratio[-1, k]:.2f}")
-    if guess_one is not None:
-        print(f"Your guesses: {guess_one} and {guess_many}.")
 
 
 show_bfloat16()
 
 # %% [markdown]
-# <details><summary>And your guess?</summary>
+# <details><summary>What the figure says</summary>
 #
-# One row reads every weight once and does two operations with it. Reading is what takes time, there are half as many bytes, and even plain loops keep up with a memory that is slow enough. With many rows a weight is read once and used for all of
-# them, so arithmetic decides, and plain loops lose several times over. A model can be faster in bfloat16 when it writes, and far slower when it reads the prompt.
-#
-# So ask the machine, not a table: `training.precision.bfloat16_pays()` of this course races one small convolution in both formats. bfloat16 saves half of the memory anywhere. Time is another measurement.
+# One row reads every weight once and does two operations with it. Reading takes the time, there are half as many bytes, and even plain loops keep up with a slow memory. With many rows
+# arithmetic decides, and plain loops lose several times over. A model can be faster in bfloat16 when it writes, and far slower when it reads the prompt. So ask the machine, not a table.
 # </details>
 
 # %% [markdown]
@@ -1421,10 +1381,10 @@ show_bfloat16()
 #
 # Nobody writes kernels for bytes twice. A network is *exported*, as a graph of operators in a format that many programs read
 # (ONNX), and an inference engine fuses operators, and chooses kernels for the processor. ONNX Runtime does what you did: it folds batch norms, calibrates with
-# images that you give, and computes convolutions in integers. `deploy` is an extra: without it, one line says so, and what was recorded is shown.
+# images that you give, and computes convolutions in integers. Without the extra `deploy`, what was recorded is shown.
 #
-# The larger the products, the more there is to win. So here are the digits at 24 × 24 pixels, and a small ResNet. One thread, and
-# seconds of the processor: what other programs on this machine do, does not count.
+# The larger the products, the more there is to win: here are the digits at 24 × 24 pixels, and a small ResNet. One thread, and
+# seconds of the processor, so that other programs do not count.
 
 
 # %%
@@ -1496,11 +1456,6 @@ def processor_seconds(runs, repeats=15):
 # %% [markdown]
 # `reduce_range` gives the weights seven bits. A processor without VNNI adds two products of bytes in 16 bits, and two products of
 # 255 × 127 do not fit. With 63 instead of 127 they do.
-#
-# **Commit to a guess.** A batch of 8 images: how many times as fast as PyTorch's eager mode is ONNX Runtime with float32, and with int8?
-
-# %%
-guess = {"ONNX Runtime, float32": None, "ONNX Runtime, int8": None}  # times
 
 
 # %%
@@ -1541,19 +1496,17 @@ def show_deployed():
 show_deployed()
 
 # %% [markdown]
-# <details><summary>And your guess?</summary>
+# <details><summary>What the table says</summary>
 #
 # Look at float32 first: without a single byte saved it is faster, because batch norm and ReLU go into the convolutions, and no operator is
-# dispatched from Python. What int8 brings is the step from there. It depends on the processor (with VNNI, four products of bytes are one
-# operation) and on the kind of integers. Inputs are unsigned here and weights signed, because the fast instructions for bytes want them so; both signed is what
-# `quantize_static` takes if you say nothing (documentation of ONNX Runtime, *Quantize ONNX models*, which is also the source for `reduce_range`). Try it.
+# dispatched from Python. What int8 brings is the step from there; it depends on the processor (with VNNI, four products of bytes are one
+# operation) and on the kind of integers: the fast instructions want unsigned inputs and signed weights (documentation of ONNX Runtime, *Quantize ONNX models*, also for `reduce_range`).
 # </details>
 #
 # ### The same with torchao
 #
-# torchao is PyTorch's own library for this. It replaces weights of linear layers by tensors that know their scales, and its `QATConfig` does your balise 4. Here it
-# meets the baseline of this work, with weights of 8 and of 2 bits and a scale for each channel. With 2 bits it leaves the inputs as they are, and
-# its integers are -2, -1, 0 and 1; yours rounds the inputs to 2 bits, too, and has no -2. Only accuracy is compared, not time.
+# torchao is PyTorch's own library for this; its `QATConfig` does your balise 4. Here it meets the baseline, with weights of 8 and of 2 bits and a scale for each channel. With 2 bits it leaves the inputs as they
+# are, and its integers are -2, -1, 0 and 1; yours rounds the inputs, too, and has no -2. Only accuracy is compared, not time.
 
 
 # %%
@@ -1595,16 +1548,15 @@ for name, right in by_torchao.items():
 # <details><summary>Answer</summary>
 #
 # That a zero in a dense tensor is a number like any other: it is stored, read and multiplied. A sparse format makes the file smaller; time needs a kernel that profits from *this* pattern.
-# What is sure to help is structure: whole channels removed, which leaves a smaller dense network, or 2:4 on hardware that knows it, which saves at most half. If she
-# wants a smaller file alone, the usual compression of files already finds so many zeros.
+# What is sure to help is structure: whole channels removed, which leaves a smaller dense network, or 2:4 on hardware that knows it, which saves at most half.
 # </details>
 #
 # **2.** You distil with $T = 2$ and $\lambda = 1$, and it works well. Someone sets $T = 8$, and leaves the factor $T^2$ out. What happens?
 #
 # <details><summary>Answer</summary>
 #
-# The soft part's gradient shrinks by about $1 / T^2$, to a sixteenth of what it was at $T = 2$ with the same formula, while the labels' stays: the student learns from labels almost alone. It
-# looks as if a high temperature were bad, though it is only the weight that changed. With the factor, $T$ can be tuned by itself.
+# The soft part's gradient shrinks like $1 / T^2$, to a sixteenth of what it was, and for want of the factor nothing makes up for it: the student learns from labels almost alone. It
+# looks as if a high temperature were bad, though only the weight changed. With the factor, $T$ can be tuned by itself.
 # </details>
 #
 # **3.** A language model of 7 billion parameters in bfloat16 shall be served from a card of 8 GB. Which of the techniques gets it there?
@@ -1612,17 +1564,15 @@ for name, right in by_torchao.items():
 # <details><summary>Answer</summary>
 #
 # In bfloat16 it takes 14 GB. int8 makes 7 GB, which leaves next to nothing for a cache of keys and values. 2:4 on top of int8 keeps two of four bytes and 2 × 2 bits, 20 bits instead of
-# 32: about 4.4 GB. Four bits make 3.5 GB, with a scale for each small block of weights a little more. Distillation to a smaller model gives any size, at the price of a training. They can be combined, and
-# each has to be measured on the task itself: accuracies of ten digits say nothing about it.
+# 32: about 4.4 GB. Four bits make 3.5 GB, with a scale for each small block of weights a little more. They can be combined, and each has to be measured on the task itself.
 # </details>
 
 # %% [markdown]
 # ## In one paragraph
 #
 # **A trained network is larger than what it computes needs.** Distillation makes the network itself smaller, and pays most where labels are few: the teacher's doubts say more than a label. Quantization takes
-# bits from every number, with a scale that decides what they mean; with eight bits there is hardly a loss, with two the network must learn to live with it; an exponent in each number makes the scale less delicate, so that even training can run in eight bits. Pruning takes numbers away, far
-# more than one would think, but zeros save time only in a pattern that the hardware knows. Bytes, accuracy and time are three measurements: a technique that
-# improves one says nothing yet of the others.
+# bits from every number, with a scale that decides what they mean; with eight bits there is hardly a loss, with two the network must learn to live with it; an exponent in each number makes the scale less delicate. Pruning takes numbers away, far
+# more than one would think, but zeros save time only in a pattern that the hardware knows. Bytes, accuracy and time are three measurements: a technique that improves one says nothing yet of the others.
 
 # %%
 tp.progress()
