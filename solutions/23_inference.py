@@ -1,9 +1,9 @@
 # %% [markdown]
-# # Inference: a token at a time · about 170 min, core 40
+# # Inference: a token at a time · about 100 min, core 30
 #
 # A language model is trained on whole texts at once, and then writes one token after the other. Each token needs the whole model, and
-# must wait for the one before. Serving a model this way is where most of its hardware goes once it is trained, and nearly everything that makes it cheap happens
-# outside the model: what is kept from one token to the next, where it lies in memory, and who is served together.
+# must wait for the one before. Nearly everything that makes this cheap happens outside the model: what is kept from one token to the next, where it lies in
+# memory, and who is served together.
 #
 # Here you write those parts, for a small Llama that fits on this machine: the **key-value cache**, the arithmetic that says where the time goes, **paged attention**
 # with blocks that sequences share, a **scheduler** that lets requests in and out at every step, **speculative decoding**, **beam search** on shared blocks, and decoding on
@@ -91,8 +91,8 @@ draw_idea()
 # %% [markdown]
 # ## Baseline
 #
-# A Llama as in works 13, 14 and 20, trained for some seconds on a page of Python's own library, until it knows parts of it by heart. It will
-# write nothing clever, but a wrong token shows at once. First without a memory.
+# A Llama as in works 13, 14 and 20, trained for some seconds on a page of Python's own library, until it knows parts of it by heart: a wrong token
+# shows at once. First without a memory.
 
 
 # %% tags=["setup"]
@@ -150,35 +150,29 @@ for n, seconds in plain.items():
 # %% [markdown]
 # ## Remember what was computed
 #
-# In a decoder, a token sees those before it and none behind. So the keys and values of a token never change once it is read: the next
-# token needs them again, and they are the *same numbers*. Keep them, and only the new token has to go through the model.
-# This is the key-value cache, and every server of language models has one.
+# In a decoder, a token sees those before it and none behind. So the keys and values of a token never change once it is read. Keep them, and only the new
+# token has to go through the model. This is the key-value cache, and every server of language models has one.
 #
 # The model lets you in with two arguments. `model(tokens, first, attend)` reads `tokens`, `(b, s)`, where `first` is the position of
 # the first of them in the text; it returns logits `(b, s, v)` for these alone. In each layer it computes queries, keys and values
-# of these tokens, turns queries and keys for their positions, and then calls `attend(layer, q, k, v)`, which stands in the place of attention.
+# of these tokens, and then calls `attend(layer, q, k, v)`, which stands in the place of attention.
 #
-# ### Balise 1 · A cache of keys and values · about 16 min
+# ### Balise 1 · A cache of keys and values · about 9 min
 #
 # **`Cache().attend(layer, q, k, v)`** gets queries, keys and values of `s` new tokens in layer 0, 1, 2, …: `q`, `(b, h, s, size)`, has h heads of `size` numbers;
-# `k` and `v`, `(b, g, s, size)`, have g heads, which may be fewer.
-# Put `k` and `v` behind what the cache has of this layer. Return what attention gives for the new queries, `(b, h, s, size)`: the first
-# of them sees all earlier tokens and itself, the second one more, and so on. A call may bring a whole prompt, a single token, or
-# several tokens after others: a prompt in two parts, or a guess to verify. With fewer heads of keys than of queries, each serves the h/g *neighbouring*
-# heads of queries: `F.scaled_dot_product_attention(..., enable_gqa=True)` does that, and the cache keeps g heads, not h.
+# `k` and `v`, `(b, g, s, size)`, have g heads, which may be fewer (`enable_gqa` lets neighbouring heads of queries share one).
+# Put `k` and `v` behind what the cache has of this layer, and keep them. Then say what is `visible`, a table of booleans `(new, all)`: the first new token sees all earlier ones and
+# itself, the second one more, and so on. A call may bring a whole prompt, one token, or several behind others.
 #
-# **`write(model, prompt, count, attend)`** returns `prompt`, `(b, s)`, and `count` tokens behind it, each the most likely one:
-# `(b, s + count)`. `attend` has a memory of its own, so each token goes through the model once: the prompt in one call, then each new token in one.
+# **`write(model, prompt, count, attend)`** returns `prompt`, `(b, s)`, and `count` tokens behind it, `(b, s + count)`. `attend` has a memory: each token goes through the
+# model once, the prompt in one call, then each new token in one. Write what the model reads, and which `first` is next.
 #
-# 4 to 6 lines each.
+# 4 and 2 lines.
 #
 # <details><summary>Hint</summary>
 #
-# `torch.cat([old, new], dim=2)`. `attn_mask` takes a table of booleans, `(new, all)`, True where a query may look: what is seen earlier
-# is a full block of columns on the left, so it is `torch.ones(new, all, dtype=torch.bool).tril(all - new)`. `is_causal=True` puts the triangle at the
-# upper left corner: it is right only where nothing was seen before.
-#
-# In `write`, `first` grows by as many tokens as the model was given. The last token is returned, and nobody has to read it.
+# `torch.cat([old, new], dim=2)`. What is seen earlier is a full block of columns on the left of the triangle: `torch.ones(new, all, dtype=torch.bool).tril(all - new)`.
+# `is_causal=True` would put the triangle at the upper left corner: right only where nothing was seen before.
 # </details>
 
 
@@ -187,9 +181,7 @@ class Cache:
     """Keys and values of all tokens so far, of each layer."""
 
     def __init__(self):
-        # BEGIN SOLUTION
         self.keys, self.values = {}, {}
-        # END SOLUTION
 
     def attend(self, layer, q, k, v):
         """Attention of new queries (b, h, s, size) over all keys so far; k, v (b, g, s, size) are kept."""
@@ -197,23 +189,25 @@ class Cache:
         if layer in self.keys:
             k, v = torch.cat([self.keys[layer], k], 2), torch.cat([self.values[layer], v], 2)
         self.keys[layer], self.values[layer] = k, v
-        new, seen = q.shape[2], k.shape[2]
-        visible = torch.ones(new, seen, dtype=torch.bool, device=q.device).tril(seen - new)
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=visible, enable_gqa=True)
         # END SOLUTION
+        new, seen = q.shape[2], k.shape[2]
+        # BEGIN SOLUTION
+        visible = torch.ones(new, seen, dtype=torch.bool, device=q.device).tril(seen - new)
+        # END SOLUTION
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=visible, enable_gqa=True)
 
 
 @torch.inference_mode()
 def write(model, prompt, count, attend):
     """prompt (b, s) and `count` tokens more, each the most likely: (b, s + count). Each token is read once."""
-    # BEGIN SOLUTION
     text, first = prompt, 0
     for _ in range(count):
+        # BEGIN SOLUTION
         logits = model(text[:, first:], first, attend)
         first = text.shape[1]
+        # END SOLUTION
         text = torch.cat([text, logits[:, -1:].argmax(-1)], 1)
     return text
-    # END SOLUTION
 
 
 # %%
@@ -222,11 +216,10 @@ tp.check(1, Cache, write)
 # %% [markdown]
 # ## The same text, in less time
 #
-# **Commit to a guess.** Behind the prompt of 16 tokens, 256 more. How many times fewer tokens go through the model with the cache, and how many times
-# faster is it?
+# Behind the prompt of 16 tokens, 256 more: 136 times fewer tokens go through the model. Guess.
 
 # %%
-guess_cache = {"times fewer tokens": None, "times faster": None}
+faster = tp.predict("How many times as fast is the text of 256 tokens with the cache?", ...)
 
 
 # %%
@@ -241,8 +234,7 @@ def compare():
         f"\n{n * s + n * (n - 1) // 2:,} tokens went through the model without a cache, {s + n - 1} with it:", end=" "
     )
     print(f"{(n * s + n * (n - 1) / 2) / (s + n - 1):.0f} times fewer")
-    if None not in guess_cache.values():
-        print(f"your guess: {guess_cache}")
+    faster.shows(plain[n] / cached[n], "× {:.1f}", "A pass over 200 tokens does not take 200 times as long as one.")
     one, other = write_without_cache(MODEL, PROMPT, n), write(MODEL, PROMPT, n, Cache().attend)
     alike = int((one == other).long().cumprod(1).sum())
     print(f"the first {alike} of {s + n} tokens are the same")
@@ -254,12 +246,11 @@ cached = compare()
 # %% [markdown]
 # <details><summary>What to see</summary>
 #
-# The work shrinks far more than the time. A pass over 200 tokens is 200 times the arithmetic of a pass over one, but by no means 200 times as long: both fetch
-# the same weights from memory, both make the same calls of PyTorch, and many tokens at once use the processor far better than one. The cache took the arithmetic away, and
-# what is left is the rest. The next balise counts it.
+# A pass over 200 tokens is 200 times the arithmetic of a pass over one, but by no means 200 times as long: both fetch
+# the same weights from memory, both make the same calls of PyTorch, and many tokens at once use the processor far better than one. The cache took the arithmetic away;
+# the next balise counts what is left.
 #
-# The two ways add the same numbers in different orders, so logits differ in the last digits of float32. Where two tokens are equally likely, a
-# different one may be written, and the text goes on differently from there.
+# The two ways add the same numbers in different orders. Where two tokens are equally likely, a different one may be written, and the text goes on differently from there.
 # </details>
 
 # %% [markdown]
@@ -306,46 +297,42 @@ draw_compare()
 # ## Where the time goes
 #
 # With a cache, a token is little arithmetic: every weight meets one vector. But every weight has to come from memory for that, and all
-# keys and values as well. A processor computes while it reads, so a pass takes about as long as the slower of the two. That is the roofline of
-# practical work 03:
+# keys and values as well. A processor computes while it reads, so a pass takes as long as the slower of the two: the roofline of practical work 03.
 #
 # $$\text{seconds} \;\approx\; \max\left( \frac{\text{FLOP}}{\text{peak}},\ \frac{\text{bytes}}{\text{bandwidth}} \right)$$
 #
-# A prompt brings many tokens at once, and a batch brings a token of many texts: the weights are read once for all of them. So
-# the two kinds of passes end at different sides of this maximum.
+# A prompt brings many tokens at once, and a batch a token of many texts: the weights are read once for all of them.
 #
-# ### Balise 2 · What a token costs · about 10 min
+# ### Balise 2 · What a token costs · about 8 min
 #
 # **`pass_cost(config, batch, seen, new, size)`** counts one pass of a Llama over `batch` rows, of which each has `seen` tokens in its cache
 # and brings `new` ones. Return `(FLOP, bytes)`.
 #
-# - The linear layers of a block: queries and output $d \times d$, keys and values $d \times g k$, three of the feed-forward $d \times f$. At the end the
-#   head, $d \times v$, for every new token. A token takes 2 FLOP for each weight. The embedding is only looked up; norms, softmax and the like stay out.
-# - Attention, in each layer: for each pair of a new token and a token that it sees, itself too, $4 d$ FLOP: $2 d$ for the scores of all heads and
-#   $2 d$ for the values. What is hidden by the mask does not count.
-# - Bytes: each of these weights once; keys and values, $g k$ numbers each, of all tokens, old ones read and new ones written, in
-#   each layer and row. A number has `size` bytes.
+# Given are `weights`, the number of weights in the matrices (those of attention and feed-forward in each layer, and the head), `d`, the width, and `shared`, the numbers of a token's keys in one layer (its values are as many).
 #
-# A `LlamaConfig` has `width` $d$, `layers`, `groups` $g$, `head_size` $k$, `hidden` $f$, `vocab_size` $v$.
+# - A token takes 2 FLOP for each weight. Norms, softmax and the embedding stay out.
+# - Attention, in each layer: for each *pair* of a new token and a token that it sees, itself too, $4 d$ FLOP: $2 d$ for the scores of all heads and
+#   $2 d$ for the values. What the mask hides does not count.
+# - Bytes: each weight once; keys and values of all tokens, old ones read and new ones written, in each layer and row. A number has `size` bytes.
 #
 # **`tokens_a_second(config, batch, seen, size, peak, bandwidth)`**: new tokens a second of all rows, one in each pass, after the formula above. `peak` is in FLOP a
 # second, `bandwidth` in bytes a second.
 #
-# 6 and 2 lines.
+# 3 and 2 lines.
 #
 # <details><summary>Hint</summary>
 #
-# The new tokens of a row see `seen + 1`, `seen + 2`, …, `seen + new` tokens: together `new * seen + new * (new + 1) // 2` pairs. Count the weights
-# first: FLOP and bytes both need them.
+# The new tokens of a row see `seen + 1`, `seen + 2`, …, `seen + new` tokens: together `new * seen + new * (new + 1) // 2` pairs. The weights are read once for the batch,
+# keys and values for each row.
 # </details>
 
 
 # %% tags=["balise-2"]
 def pass_cost(config, batch, seen, new, size):
     """(FLOP, bytes) of one pass: each of `batch` rows has `seen` tokens in its cache and brings `new`; size: bytes of a number."""
-    # BEGIN SOLUTION
     d, shared = config.width, config.groups * config.head_size
     weights = config.layers * (2 * d * d + 2 * d * shared + 3 * d * config.hidden) + d * config.vocab_size
+    # BEGIN SOLUTION
     pairs = new * seen + new * (new + 1) // 2
     flop = batch * (2 * weights * new + 4 * d * config.layers * pairs)
     return flop, size * (weights + 2 * shared * config.layers * batch * (seen + new))
@@ -367,13 +354,11 @@ tp.check(2, pass_cost, tokens_a_second)
 # ## Predicted and measured
 #
 # A Llama whose weights do not fit into the processor's nearest caches: wide, two layers, not trained. Each row has 128 tokens in its cache. Three numbers of this machine are
-# measured first: the *peak*, by a large matrix product; the *bandwidth*, by a matrix of as many bytes as the model has, times one vector; and the *calls*, the time that the same
-# model takes when it is so narrow that there is nearly nothing to compute.
-#
-# **Commit to a guess.** A pass with 64 rows does 64 times the arithmetic of a pass with one. How many times as long does it take?
+# measured first: the *peak*, by a large matrix product; the *bandwidth*, by a large matrix times one vector; and the *calls*, the time that the same
+# model takes when it is so narrow that there is nearly nothing to compute. A pass with 64 rows does 64 times the arithmetic of a pass with one. Guess.
 
 # %%
-guess_64 = None
+together = tp.predict("How many times as long as a pass with one row takes one with 64?", ...)
 
 # %%
 WIDE = LlamaConfig(
@@ -428,11 +413,8 @@ def predict():
             end="",
         )
         print(f"measured {rows[-1][2]:6.0f} tokens a second")
-    print(
-        f"\n64 rows take {64 * rows[0][2] / rows[-1][2]:.1f} times as long as one, and give {rows[-1][2] / rows[0][2]:.1f} times the tokens"
-    )
-    if guess_64 is not None:
-        print(f"your guess: {guess_64} times as long")
+    print(f"\n64 rows give {rows[-1][2] / rows[0][2]:.1f} times the tokens of one")
+    together.shows(64 * rows[0][2] / rows[-1][2], "× {:.1f}", "The weights are fetched once, for all rows.")
     return rows
 
 
@@ -469,12 +451,11 @@ draw_roofs()
 # <details><summary>What to see</summary>
 #
 # One row is far from the peak: its pass is spent fetching weights. More rows use the same weights, so tokens a second grow with the batch, until the arithmetic takes longer
-# than the fetching. A prediction that is off by a factor of two is usual and useful: a product with four or sixteen columns reaches neither the bandwidth of one column nor the
-# peak of a square. What the roofline gets right is the direction, and where the bend is.
+# than the fetching. A prediction that is off by a factor of two is usual: what the roofline gets right is the direction, and where the bend is.
 # </details>
 #
-# Now a model and a card that this course does not have. An *estimate* from the data sheet; nothing in it was run. Llama 2 7B in 16 bits (Touvron and others 2023: 32 heads of keys and values), each row with 1,024 tokens in
-# its cache, and the same with 8 heads of keys and values instead. The speeds are the roofline: no server reaches them, and none goes beyond.
+# Now a model and a card that this course does not have, by your functions: an *estimate* from the data sheet, nothing in it was run. Llama 2 7B in 16 bits (Touvron and others 2023: 32 heads of keys and values), each row with 1,024 tokens in
+# its cache, and the same with 8 heads of keys and values. The speeds are the roofline: no server goes beyond.
 
 
 # %%
@@ -503,42 +484,38 @@ estimate()
 
 # %% [markdown]
 # Even the largest batch that fits is bound by memory, and what bounds the batch is the cache. So every byte of it counts: fewer heads of keys and values, fewer bits a
-# number, and above all no room that is reserved and never used. That is the next section.
+# number, and above all no room that is reserved and never used.
 
 # %% [markdown]
 # ## Memory in blocks
 #
-# How long an answer will be, nobody knows before its last token. Who reserves memory for the longest possible one, in one piece, reserves most of it
+# How long an answer will be, nobody knows before its last token. Who reserves memory for the longest possible one reserves most of it
 # for nothing. Kwon and others (2023, *Efficient Memory Management for Large Language Model Serving with PagedAttention*) do what operating
-# systems do with pages: memory is cut into **blocks** of a few tokens, a sequence takes one block at a time, from anywhere, and a **table** says which blocks are its
+# systems do with pages: memory is cut into **blocks** of a few tokens, a sequence takes one block at a time, from anywhere, and a **table** says which are its
 # own. The token at place `p` lies in block `table[p // size]`, at `p % size`.
 #
 # Two sequences that begin alike need their beginning only once: both tables name the same blocks. Such a block is never written to. Who has to write into
 # it takes a copy first: **copy on write**.
 #
-# ### Balise 3 · Paged attention · further · about 29 min
+# ### Balise 3 · Paged attention · further · about 13 min
 #
-# `Pool` holds the blocks of all sequences. A block's number means the same in every layer; a table is a list of such numbers, and whoever uses the pool remembers how
-# many tokens each sequence has. `__init__` and `write` are given. You keep `free`, the blocks that no table holds,
-# and `holders`, how many tables hold each block. Write the rest:
+# `Pool` holds the blocks of all sequences; a table is a list of their numbers, the same in every layer. `free` lists the blocks that no table holds,
+# `holders` says how many tables hold each block. `write` and `release` are given. Write:
 #
-# - **`extend(table, length, n)`** makes room for `n` tokens behind the `length` that there are. The table grows in place, by as many blocks as it needs and no more. Blocks that
-#   these `n` tokens will be written into must belong to this table alone: copy a block that another table holds too, keys and values of all layers, and only then.
-#   If too few blocks are free, raise a `MemoryError`; then nothing may have changed.
+# - **`extend(table, length, n)`**, room for `n` tokens behind the `length` that there are. First count: is the last block `shared` with another table *and* about to be written into?
+#   How many blocks are `missing` at the end? Then the blocks are taken, or none if too few are free; that is given. Where the last block is shared, put a copy in its place: keys and values of all layers.
 # - **`fork(table)`** returns a second table of the same tokens. It takes no block.
-# - **`release(table)`** gives a sequence up: blocks that no table holds any more are free again, and the table is empty.
 # - **`paged_attention(q, keys, values, tables, lengths)`**: one query for each of `b` sequences. `q` is `(b, heads, d)`; `keys` and `values`
-#   `(blocks, size, groups, d)` are those of one layer, where `heads / groups` neighbouring heads share a head of keys and values. `tables` `(b, most)` has a row of
-#   blocks for each sequence, filled up with zeros, and `lengths` `(b,)` says how many tokens each has. Return `(b, heads, d)`. What lies behind a sequence's end, left
-#   by others, must not count. No loop over sequences or blocks.
+#   `(blocks, size, groups, d)` are those of one layer. `tables` `(b, most)` has a row of
+#   blocks for each sequence, filled up with zeros, and `lengths` `(b,)` says how many tokens each has. The blocks are gathered already: `k` and `v` are `(b, groups, places, d)`. Write `seen`, `(b, places)`: what lies behind a
+#   sequence's end, left by others, must not count. Then `y`, `(b, heads, 1, d)`.
 #
-# 10, 3, 5 and 6 lines.
+# 5, 2 and 2 lines.
 #
 # <details><summary>Hint</summary>
 #
-# Before you change anything in `extend`, count: blocks that are missing at the end, and a last block that is shared and will be written into. `holders` says by how many tables a
-# block is held. For the attention, `keys.index_select(0, tables.flatten())` puts the blocks of all sequences one behind the other;
-# `scaled_dot_product_attention` takes a mask of booleans, `True` where a query may look, and `enable_gqa=True`.
+# A last block is written into if `length` is no multiple of `size`, and `n` is not 0. `-(-a // b)` rounds up. `new = taken[0]` can take the old block's place: `table.pop()` gives that up, and it has a holder less.
+# `scaled_dot_product_attention` takes a mask of booleans, `True` where a query may look, with axes for heads and queries, and `enable_gqa=True`.
 # </details>
 
 
@@ -564,46 +541,46 @@ class Pool:
         # BEGIN SOLUTION
         shared = n > 0 and length % self.size > 0 and self.holders[table[-1]] > 1
         missing = -(-(length + n) // self.size) - len(table)
+        # END SOLUTION
         if missing + shared > len(self.free):
             raise MemoryError(f"{missing + shared} blocks needed, {len(self.free)} free")
         taken = [self.free.pop() for _ in range(missing + shared)]
         for block in taken:
             self.holders[block] = 1
         if shared:
+            # BEGIN SOLUTION
             old, new = table.pop(), taken[0]
             self.holders[old] -= 1
             self.keys[:, new], self.values[:, new] = self.keys[:, old], self.values[:, old]
+            # END SOLUTION
         table += taken
-        # END SOLUTION
 
     def fork(self, table):
         """A second table of the same tokens, which shares all blocks."""
         # BEGIN SOLUTION
         for block in table:
             self.holders[block] += 1
-        return list(table)
         # END SOLUTION
+        return list(table)
 
     def release(self, table):
         """Give up the blocks of a sequence; its table is empty afterwards."""
-        # BEGIN SOLUTION
         for block in table:
             self.holders[block] -= 1
             if self.holders[block] == 0:
                 self.free.append(block)
         table.clear()
-        # END SOLUTION
 
 
 def paged_attention(q, keys, values, tables, lengths):
     """Attention of one query a sequence, (b, heads, d), over keys and values that lie in blocks."""
-    # BEGIN SOLUTION
     k, v = (each.index_select(0, tables.flatten()) for each in (keys, values))  # (b · most, size, groups, d)
     k, v = (each.reshape(len(q), -1, *each.shape[2:]).transpose(1, 2) for each in (k, v))  # (b, groups, places, d)
+    # BEGIN SOLUTION
     seen = torch.arange(k.shape[2], device=q.device) < lengths[:, None]
     y = F.scaled_dot_product_attention(q[:, :, None], k, v, attn_mask=seen[:, None, None], enable_gqa=True)
-    return y[:, :, 0]
     # END SOLUTION
+    return y[:, :, 0]
 
 
 # %%
@@ -612,14 +589,8 @@ tp.check(3, Pool, paged_attention)
 # %% [markdown]
 # ## What blocks save, and what they cost · further
 #
-# 64 sequences are under way, at lengths drawn at random: most end soon, a few run on to the longest that the model takes. What is measured is which part of the
-# memory holds tokens. Then the price: a step of decoding reads its keys and values through a table, and has to be compared with one that finds them in one piece.
-#
-# **Commit to a guess.** Which share of the memory holds tokens if each sequence reserves the longest, and with blocks of 16? How many times as long does a step take with
-# them?
-
-# %%
-guess = {"longest": None, "blocks of 16": None, "time": None}  # two shares and a ratio
+# 64 sequences are under way, at lengths drawn at random: most end soon, a few run on to the longest that the model takes. Which part of the
+# memory holds tokens? Then the price: a step of decoding that reads its keys and values through a table, against one that finds them in one piece.
 
 
 # %%
@@ -723,8 +694,6 @@ def show_blocks():
     print(
         f"a step of four sequences: {1000 * piece:.2f} ms in one piece, {1000 * blocks:.2f} ms in blocks of 16: {ratios[2]:.2f} times"
     )
-    if None not in guess.values():
-        print(f"  your guess: {guess['longest']:.0%}, {guess['blocks of 16']:.0%}, {guess['time']:.2f} times")
     _, (left, right) = plt.subplots(1, 2, figsize=(9, 3), layout="constrained")
     left.bar(list(rooms), [100 * one for one in shares], color=["#999999"] + 4 * ["#0072B2"])
     left.set(
@@ -744,49 +713,36 @@ show_blocks()
 # %% [markdown]
 # <details><summary>What the figures say</summary>
 #
-# Whoever reserves the longest pays for tokens that never come. With blocks a sequence wastes what is left of its last one: half a block on average. The smaller
+# With blocks a sequence wastes what is left of its last one: half a block on average. The smaller
 # the block, the less is wasted, and the more often the memory is entered anew. vLLM takes 16 by default (§7.2 of the paper).
-#
-# The step here copies the blocks into one piece, and then attends to it. A kernel written for it, as vLLM has, reads the blocks where they lie.
+# The step here copies the blocks into one piece first. A kernel written for it, as vLLM has, reads the blocks where they lie.
 # </details>
 
 # %% [markdown]
 # ## Who takes part in the next step
 #
 # A step of decoding reads all weights, whether for one sequence or for sixty. So many should share it. In a **static batch** they begin together, and who has ended
-# waits for the longest. Nothing demands that: between two steps, anybody may leave and anybody may join. Yu and others (2022, *Orca: A Distributed Serving System for
+# waits for the longest. Nothing demands that: Yu and others (2022, *Orca: A Distributed Serving System for
 # Transformer-Based Generative Models*) decide before *each step* who takes part: **continuous batching**.
 #
 # With blocks, nobody reserves what it may never need, so memory can run out while all of them grow. Then somebody has to give up its blocks, wait, and compute them anew
 # later: it is **preempted**. What it has generated stays.
 #
-# ### Balise 4 · Continuous batching · further · about 29 min
+# ### Balise 4 · Continuous batching · further · about 10 min
 #
-# A request has a number, an `arrival` in seconds, a `prompt` and an `output` in tokens, and `done`, the tokens that were generated so far. A step gives every
-# sequence that takes part in it one more token. For that it needs blocks for all it has *before* the step, `prompt + done` tokens in blocks of `size`.
+# A request has a number, an `arrival` in seconds, a `prompt` and an `output` in tokens, and `done`, the tokens generated so far. A step gives every
+# sequence that takes part one more token; for that it needs blocks for the `prompt + done` tokens that it has *before* the step.
 #
-# **`schedule(waiting, running, blocks, size, most)`** is asked before each step who takes part. Two lists of requests, each in order of arrival, say who waits and who
-# took part in the last step; those who run came before those who wait. Return both lists, `(waiting, running)`, for the next step, in order of arrival, too.
+# - **`schedule(waiting, running, blocks, size, most)`** says before each step who takes part. The two lists are in order of arrival, so `queue` is, too. As many run as can: together no more than `blocks`, and `most` or
+#   fewer. First come, first served: nobody runs while one who came earlier waits, even where only a smaller one would fit. If memory is short, the one that came last goes back. Given is what each needs.
+# - **`serve(requests, plan, seconds)`** runs all of them on a simulated clock; `plan` is your `schedule` with its sizes filled in. Arrivals and bookkeeping are given. Write how the clock goes on: `seconds(tokens)` says how
+#   long a step takes that computes so many tokens. Who took part in the step `before` has its keys and values, and computes 1; who joins, or comes back, computes all of its tokens. And write who goes on `running`: who has `output` tokens leaves.
 #
-# - As many run as can: together they need no more than `blocks`, and they are `most` or fewer.
-# - First come, first served: nobody runs while one who came earlier waits, even where only a smaller one would fit. If memory is short, the one that came last goes back.
-# - A request that needs more than all blocks alone would wait for ever: raise a `ValueError`.
-# - A scheduler does not know `output`.
-#
-# **`serve(requests, plan, seconds)`** runs all of them on a simulated clock, which begins at 0. `requests` come in any order.
-#
-# - Before each step, who has arrived by then, be it at this very moment, is put behind those who wait, and `plan(waiting, running)` decides: your `schedule` with its sizes filled in.
-#   If nobody is there, the clock goes on to the next arrival.
-# - `seconds(tokens)` says how long a step takes that computes so many tokens: `prompt + done` of a request that did not take part in the step before, 1 of all others.
-# - At the end of a step, each that took part has a token more: count `done`. Who has `output` tokens leaves.
-# - Return `{number: [times]}`: when each token was there, the end of its step.
-#
-# 7 and 12 lines.
+# 4 and 2 lines.
 #
 # <details><summary>Hint</summary>
 #
-# Who runs is always the beginning of one queue, `running + waiting`. Go along it as long as there is room. In `serve`, keep who took part in the last step
-# until you have added up the tokens.
+# Who runs is always the beginning of one queue: go along it as long as there is room, then stop. A preempted request is not in `before`.
 # </details>
 
 
@@ -805,23 +761,22 @@ class Request:
 # %% tags=["balise-4"]
 def schedule(waiting, running, blocks, size, most):
     """(who waits, who runs) in the next step."""
-    # BEGIN SOLUTION
     queue, running, free = running + waiting, [], blocks
     for request in queue:
         needed = -(-(request.prompt + request.done) // size)
         if needed > blocks:
             raise ValueError(f"request {request.number} needs {needed} blocks, there are {blocks}")
+        # BEGIN SOLUTION
         if needed > free or len(running) == most:
             break
         running.append(request)
         free -= needed
+        # END SOLUTION
     return queue[len(running) :], running
-    # END SOLUTION
 
 
 def serve(requests, plan, seconds):
     """{number: [times of its tokens]}; done of the requests is counted up."""
-    # BEGIN SOLUTION
     coming, waiting, running, now = sorted(requests, key=lambda one: one.arrival), [], [], 0.0
     times = {one.number: [] for one in requests}
     while coming or waiting or running:
@@ -831,13 +786,16 @@ def serve(requests, plan, seconds):
             waiting.append(coming.pop(0))
         before = running
         waiting, running = plan(waiting, running)
+        # BEGIN SOLUTION
         now += seconds(sum(1 if one in before else one.prompt + one.done for one in running))
+        # END SOLUTION
         for one in running:
             one.done += 1
             times[one.number].append(now)
+        # BEGIN SOLUTION
         running = [one for one in running if one.done < one.output]
+        # END SOLUTION
     return times
-    # END SOLUTION
 
 
 # %%
@@ -848,12 +806,12 @@ tp.check(4, schedule, serve)
 #
 # 300 requests arrive at random, a few of them long. A step takes 10 ms for the weights, and 0.05 ms for each token that it computes: a simulation, with numbers of
 # the size that a model of some billion parameters has. There are 600 blocks of 16 tokens. Three servers get the same requests: static batches where each reserves
-# the longest; the same reservation, but who comes may join; your blocks and your schedule.
-#
-# **Commit to a guess.** At 40 requests a second, how many times as many tokens a second as static batches does yours generate?
+# the longest; the same reservation, but who comes may join; your blocks and your schedule. Guess.
 
 # %%
-guess = None  # times
+more = tp.predict(
+    "At 40 requests a second, how many times the tokens a second of static batches does your server give?", ...
+)
 
 
 # %%
@@ -912,8 +870,9 @@ def show_servers(rates=(2, 5, 10, 20, 40)):
         print(
             f"{'':31}first token after {statistics.median(first):.2f} s, for one in twenty after more than {first[int(0.95 * len(first))]:.1f} s"
         )
-    if guess is not None:
-        print(f"your guess: {guess:.1f} times")
+    more.shows(
+        most["joining, in blocks"][0] / slowest, "× {:.1f}", "Nobody waits for the longest, and no memory lies idle."
+    )
     _, (left, right) = plt.subplots(1, 2, figsize=(9, 3), layout="constrained")
     for (name, rows), marker in zip(found.items(), "osD"):
         left.plot(rates, [row[0] for row in rows], marker=marker, label=name)
@@ -930,10 +889,8 @@ show_servers()
 # <details><summary>What the figures say</summary>
 #
 # As long as few come, all three generate what is asked for. Then static batches stand still at a low rate: a step reads all weights for the few that go on
-# longest, as the printed shares say. Joining mends that. What is left is memory: who reserves the longest has room for few, and blocks let more share a step.
-#
-# Preemption costs a second computation of what was in the blocks. It buys that nobody's memory lies idle. A scheduler that admits less eagerly, and keeps some blocks
-# for those who run, preempts less often.
+# longest. Joining mends that. What is left is memory: who reserves the longest has room for few, and blocks let more share a step.
+# Preemption costs a second computation of what was in the blocks; it buys that nobody's memory lies idle.
 # </details>
 
 # %% [markdown]
@@ -941,8 +898,7 @@ show_servers()
 #
 # A token costs one pass over all weights, and the processor waits for memory most of that time. So let a small, fast model (the **draft**)
 # guess the next $k$ tokens, one after the other. The large one (the **target**) then reads all of them in *one* pass, as it reads a prompt,
-# and says for each place what it would have drawn from. That pass costs little more than that of a single token. This is speculative decoding
-# (Leviathan, Kalman and Matias, 2023; Chen and others, 2023).
+# and says for each place what it would have drawn from. That is speculative decoding (Leviathan, Kalman and Matias, 2023; Chen and others, 2023).
 #
 # Which guesses may stay? A token $x$ came from the draft's distribution $q$, and shall look as if it came from the target's $p$. Keep it with
 # probability $\min(1, p(x) / q(x))$. Where the draft said too much, some of its tokens go; where it said too little, tokens are missing, and a
@@ -977,35 +933,35 @@ draw_acceptance()
 # Only a beginning can be kept. The target read the third guess behind the first two: if the second is refused, what it said of the
 # third has no meaning any more. If all $k$ stay, the same pass has also said what comes behind them: one more token, for nothing.
 #
-# ### Balise 5 · Speculative decoding · further · about 9 min
+# ### Balise 5 · Speculative decoding · further · about 6 min
 #
 # **`verify(target, draft, drafted, uniforms)`** decides about $k$ drafted tokens. `target`, `(k + 1, v)`, has the target's probabilities at the
-# $k$ places and behind the last one; `draft`, `(k, v)`, those of the draft; `drafted`, `(k,)`, its tokens; `uniforms`, `(k,)`, numbers in $[0, 1)$,
-# drawn already: draw none yourself, so that the same numbers give the same answer. Token $i$ may stay if
-# $u_i < p_i(x_i) / q_i(x_i)$; with $<$ and not $\le$, as `torch.rand` does return 0 at times, and a token of probability 0 must never come out.
+# $k$ places and behind the last one; `draft`, `(k, v)`, those of the draft; `drafted`, `(k,)`, its tokens; `uniforms`, `(k,)`, numbers in $[0, 1)$ that are
+# drawn already. Token $i$ may stay if $u_i < p_i(x_i) / q_i(x_i)$; with $<$, so that a token of probability 0 never comes out.
 #
-# Return `(kept, after)`: how many tokens stay, all those before the first refusal, and the distribution `(v,)` from which the next one is to be
-# drawn. After a refusal that is $\max(0, p - q)$ of the refused place, divided by its sum; where all stay, the target's last row. $k$ can be 0:
-# when one token is left to write, nothing is drafted.
+# Return `(kept, after)`: how many tokens stay, all those before the first refusal, and the distribution `(v,)` of the next one: after a refusal $\max(0, p - q)$ of the refused place, divided by its
+# sum. Where all stay, or none was drafted ($k = 0$), it is the target's last row; that is given.
 #
-# 5 to 8 lines.
+# 4 lines.
 #
 # <details><summary>Hint</summary>
 #
-# `target[torch.arange(k), drafted]` (or `gather`) takes one probability from each row. With 1 for "may stay" and 0 else, `cumprod` is 1 up to the
-# first refusal, and its sum counts. A drafted token has been drawn, so its $q$ is not 0.
+# `target[places, drafted]` takes one probability from each row. With 1 for "may stay" and 0 else, `cumprod` is 1 up to the
+# first refusal, and its sum counts.
 # </details>
 
 
 # %% tags=["balise-5"]
 def verify(target, draft, drafted, uniforms):
     """(kept, the next token's distribution (v,)); target (k + 1, v), draft (k, v), drafted (k,), uniforms (k,)."""
-    # BEGIN SOLUTION
     places = torch.arange(len(drafted))
+    # BEGIN SOLUTION
     stays = uniforms < target[places, drafted] / draft[places, drafted]
     kept = int(stays.long().cumprod(0).sum())
+    # END SOLUTION
     if kept == len(drafted):
         return kept, target[kept]
+    # BEGIN SOLUTION
     missing = (target[kept] - draft[kept]).clamp(min=0)
     return kept, missing / missing.sum()
     # END SOLUTION
@@ -1018,8 +974,7 @@ tp.check(5, verify)
 # ## Does it write what the target would? · further
 #
 # A draft must be cheap, and need not be a network. Here it is a table: how often each token follows each other one on the page that the model has read.
-# The target is your small Llama. The first thing to see is whether the tokens are the target's: thousands of first tokens behind one prompt are drawn, through
-# a draft and `verify`, and counted beside $p$.
+# Thousands of first tokens behind one prompt are drawn, through the draft and `verify`, and counted beside $p$.
 
 
 # %%
@@ -1084,23 +1039,19 @@ def show_first_tokens(rounds=4000):
 
 show_first_tokens()
 
+
 # %% [markdown]
 # ## What a draft gains · further
 #
-# Now a whole text. Each round drafts $k$ tokens, reads them with the target in one call, and keeps what `verify` says. Keys and values of refused tokens are in the
-# cache by then, and have to go. The cache below has a place for each position, and the next round writes over them.
+# Now a whole text. Each round drafts $k$ tokens, reads them with the target in one call, and keeps what `verify` says. The cache below has a place for each
+# position, so the next round writes over the keys and values of refused tokens.
 #
-# How many tokens does a pass of the target bring? If each guess stays with the same probability $\alpha$, then 1 at least, one more with
+# How many tokens does a pass of the target bring? If each guess stays with the same probability $\alpha$, 1 at least, one more with
 # probability $\alpha$, and so on:
 #
 # $$1 + \alpha + \alpha^2 + \dots + \alpha^k = \frac{1 - \alpha^{k+1}}{1 - \alpha}, \qquad \alpha = \text{mean of} \sum_x \min\big(p(x), q(x)\big) .$$
 #
-# **Commit to a guess.** With $\alpha = 0.7$ and $k = 4$, how many tokens does a pass bring? And how many times as fast is the writing here, with a draft that costs next to nothing?
-
-# %%
-guess_tokens, guess_faster = None, None  # tokens a pass; a ratio
-
-
+# With $\alpha = 0.7$ and $k = 4$ that is 2.77 tokens.
 # %%
 class Places:
     """Keys and values of one text, each at the place of its position."""
@@ -1168,10 +1119,6 @@ def show_speculation():
               f"{1000 * seconds:>12.2f} {found[0][2] / seconds:>15.2f}")  # fmt: skip
     greedy = [speculate(MODEL, prompt, 100, k, temperature=0)[0] for k in (0, 4)]
     print(f"At temperature 0 the text is that of plain decoding: {greedy[0] == greedy[1]}.")
-    if guess_tokens is not None and guess_faster is not None:
-        print(
-            f"With α = 0.7 and k = 4 it is {sum(0.7**i for i in range(5)):.2f}; your guesses: {guess_tokens} and {guess_faster}."
-        )
     _, ax = plt.subplots(figsize=(7, 3.1), layout="constrained")
     ax.plot([*found], [row[0] for row in found.values()], "o-", label="tokens a pass of the target, measured")
     ax.plot([*found], [row[1] for row in found.values()], "--", label="by the formula")
@@ -1187,43 +1134,41 @@ show_speculation()
 # %% [markdown]
 # <details><summary>What the figure says</summary>
 #
-# With $\alpha = 0.7$ and $k = 4$ a pass brings 2.77 tokens, by the formula. The measured curve need not lie on it: guesses are not alike, some places are easy and others hopeless, and
-# more guesses help less and less. The gain in time is smaller than that in tokens. Drafting costs something, and a pass over $k + 1$ tokens is only as
-# cheap as one over a single token where the machine waits for its memory: on a GPU with a large model and a small batch. On this processor, and in any server whose
-# batches are full, the arithmetic counts too. So speculation is worth measuring each time; what it promises is that the text stays the target's.
+# The measured curve need not lie on the formula: some places are easy and others hopeless, and
+# more guesses help less and less. The gain in time is smaller than that in tokens: a pass over $k + 1$ tokens is only as
+# cheap as one over a single token where the machine waits for its memory, on a GPU with a large model and a small batch. On this processor, and in any server whose
+# batches are full, the arithmetic counts too. What speculation promises is that the text stays the target's.
 # </details>
 
 # %% [markdown]
 # ## Beams that share blocks
 #
-# A model asked for eight answers reads the prompt once, and eight tables name its blocks. **Beam search** goes further: its eight continuations, the *beams*, compete all the
-# time. One step gives a score to every next token of every beam; the eight best of all these live on. A beam may have several children, which share all that they
+# A model asked for eight answers reads the prompt once, and eight tables name its blocks. In **beam search** the eight continuations, the *beams*, compete:
+# one step gives a score to every next token of every beam; the eight best of all these live on. A beam may have several children, which share all that they
 # had in common, and another none: its blocks are given up. Without sharing, a step would copy whole caches from beam to beam.
 #
-# ### Balise 6 · Beam search on blocks · further · about 21 min
+# ### Balise 6 · Beam search on blocks · further · about 10 min
 #
 # **`beam_search(pool, table, length, logits, width, count, step)`** continues a prompt by `count` tokens. The prompt's `length` tokens lie in the blocks of `table`, and `logits`
-# `(vocabulary,)` are the model's for what follows. The score of a continuation is the sum of the logarithms of its tokens' probabilities (`log_softmax`). Begin with the
-# `width` best first tokens. From then on, `width` times the vocabulary of continuations compete in each step, and the `width` best stay.
+# `(vocabulary,)` are the model's for what follows. The score of a continuation is the sum of the logarithms of its tokens' probabilities. It begins with the
+# `width` best first tokens.
 #
-# `step(tables, lengths, tokens)` asks the model: for each table, it writes the token at the place `length` and returns the logits `(width, vocabulary)` of what follows. `tables` and
-# `lengths` are lists, `tokens` is a tensor `(width,)`. Make room for the tokens first. In each step the tables of the living beams are held, and no
-# others: fork a parent's table for each child, then release the parents'. At the end none is held any more, not even `table`. Nobody needs what follows the last token:
-# `step` is called `count - 1` times.
+# Given: `step(tables, lengths, tokens)` writes each beam's newest token, and its result is `following`, `(width, vocabulary)`, the logarithms for what follows. Write what a step of
+# the search does with it: choose the `width` best of all `width` times the vocabulary, say which beam each continues (`parents`, `(width,)`) and with which token (`tokens`, `(width,)`), and give each child a table.
+# The tables of the living beams are held, and no others.
 #
-# Return the tokens, int64 `(width, count)`, and their scores `(width,)`, the best first. 14 lines.
+# 5 lines.
 #
 # <details><summary>Hint</summary>
 #
 # `(scores[:, None] + following).flatten().topk(width)` finds the best of all; a place divided by the vocabulary says which beam it continues, the remainder which token.
-# `pool.fork(tables[parent])` for each that lives on, then `pool.release` for all that were.
+# `pool.fork(tables[parent])` for each that lives on, and only then `pool.release` for all that were: a parent may be the only one that holds its blocks.
 # </details>
 
 
 # %% tags=["balise-6"]
 def beam_search(pool, table, length, logits, width, count, step):
     """The `width` best continuations of `count` tokens, (width, count), and their scores (width,)."""
-    # BEGIN SOLUTION
     scores, tokens = logits.log_softmax(-1).topk(width)
     tables, texts = [pool.fork(table) for _ in range(width)], tokens[:, None]
     pool.release(table)
@@ -1231,29 +1176,25 @@ def beam_search(pool, table, length, logits, width, count, step):
         for each in tables:
             pool.extend(each, at, 1)
         following = step(tables, [at] * width, tokens).log_softmax(-1)
+        # BEGIN SOLUTION
         scores, best = (scores[:, None] + following).flatten().topk(width)
         parents, tokens = best // following.shape[1], best % following.shape[1]
-        texts = torch.cat([texts[parents], tokens[:, None]], 1)
         before, tables = tables, [pool.fork(tables[parent]) for parent in parents.tolist()]
         for each in before:
             pool.release(each)
+        # END SOLUTION
+        texts = torch.cat([texts[parents], tokens[:, None]], 1)
     for each in tables:
         pool.release(each)
     return texts, scores
-    # END SOLUTION
 
 
 # %%
 tp.check(6, beam_search)
 
 # %% [markdown]
-# How many blocks do eight beams hold on the course's model? Beside them two others: eight samples, which share the prompt and then go on alone, and eight that
+# How many blocks do eight beams hold on the course's model, with a prompt of 200 tokens, 64 more for each, blocks of 16? Beside them two others: eight samples, which share the prompt and then go on alone, and eight that
 # share nothing. The last is run, too: its tokens have to be the same.
-#
-# **Commit to a guess.** A prompt of 200 tokens, 64 more for each of eight beams, blocks of 16: eight that share nothing hold 136 blocks at the end. And the beams?
-
-# %%
-guess = None  # blocks
 
 
 # %%
@@ -1318,8 +1259,6 @@ def show_beams():
     print(f"the same tokens with shared blocks as with copies: {torch.equal(texts, same)}")
     for name, blocks in found.items():
         print(f"{name + ':':28}{blocks[-1]:4} blocks at the end, {blocks[-1] / alone[-1]:.0%}")
-    if guess is not None:
-        print(f"your guess: {guess} blocks")
     _, axes = plt.subplots(figsize=(7, 3), layout="constrained")
     for (name, blocks), colour in zip(found.items(), ("#999999", "#E69F00", "#0072B2")):
         axes.step(range(len(blocks)), blocks, color=colour, label=name, where="post")
@@ -1338,7 +1277,7 @@ show_beams()
 # %% [markdown]
 # <details><summary>What the figure says</summary>
 #
-# The prompt is the larger part, and all three ways that share it begin with one copy. Samples part at the first token, and from then on each takes blocks of its own.
+# Samples part at the first token, and from then on each takes blocks of its own.
 # Beams part late, again and again: those that live on have a common ancestor a few tokens back, and all before it is one table's. Kwon and others report 37.6 to 55.2 % of the
 # memory saved for beam search, and 6.1 to 9.8 % for parallel samples, on the short prompts of Alpaca (§6.3 of their paper).
 # </details>
@@ -1346,13 +1285,13 @@ show_beams()
 # %% [markdown]
 # ## A model on several cards
 #
-# A model that does not fit on one card is cut, and for decoding the cut of work 17 fits best: all cards work on the same token, each reads its part
-# of the weights, and they read at the same time. Attention falls apart by heads. The projections of queries, keys and values are cut by *columns*: each
-# rank computes those of its heads. The output projection is cut by *rows*: each rank multiplies what its heads have found, and the sum over the
+# A model that does not fit on one card is cut, and for decoding the cut of work 17 fits best: all cards work on the same token, and each reads its part
+# of the weights. Attention falls apart by heads. The projections of queries, keys and values are cut by *columns*: each
+# rank computes those of its heads. The output projection is cut by *rows*, and the sum over the
 # ranks is the result. The cache needs no message at all: the keys and values of a head are where the head is.
 #
 # Given are the pieces of work 17: `Axis` with `rank`, `size` and `sum`, a part of a linear layer, a layer whose results are summed, and the
-# feed-forward, cut with them. A linear layer's weight is `(out, in)`. Nothing is trained here.
+# feed-forward, cut with them. Nothing is trained here.
 
 
 # %% tags=["setup"]
@@ -1386,46 +1325,44 @@ def cut_feed_forward(layer, ranks):
 
 # %% [markdown]
 # Grouped heads make one difficulty. With 8 heads of queries and 2 of keys and values, heads 0 to 3 read the first key head, 4 to 7 the
-# second. On two ranks each has one key head. On four ranks each has two heads of queries, and there are only two key heads: ranks 0 and 1 both
-# keep the first, 2 and 3 the second. A key head can stand on several ranks; to cut one in two would help nobody.
+# second. On four ranks each has two heads of queries, and there are only two key heads: ranks 0 and 1 both
+# keep the first, 2 and 3 the second.
 #
-# ### Balise 7 · Heads on several ranks · further · about 16 min
+# ### Balise 7 · Heads on several ranks · further · about 7 min
 #
-# **`cut_attention(attention, ranks)`** is given a `LlamaAttention` (this rank's own copy: change it as you like) and returns it with this rank's
-# heads alone: the first rank has the first heads. It has linear layers `query`, `key`, `value`, `output`; a head is `attention.head_size` numbers,
-# one head behind the other, and how many heads there are follows from the sizes of the layers. Its `forward` needs no change: it takes the
-# number of heads from what the layers give, and hands queries, keys and values of these heads to `attend`. So a rank's cache holds its own key heads, and those alone.
+# **`cut_attention(attention, ranks)`** is given this rank's own copy of a `LlamaAttention` and returns it with this rank's
+# heads alone: the first rank has the first heads. Its linear layers are `query`, `key`, `value`, `output`; a head is `size` numbers, one head behind the other. Write `mine`, the slice of numbers
+# of this rank's heads, and `held`, that of the key heads which they read: a share of them, or the one that several ranks hold. Then `attention.output`, by rows, its results summed.
 #
-# If the ranks divide the key heads, each has its share of them; if the key heads divide the ranks, each has the one that its queries read.
-# Anything else, and heads that the ranks do not divide, is refused with a `ValueError`. One all-reduce a call, of `(b, s, d)`.
-#
-# 8 to 12 lines.
+# About 5 lines.
 #
 # <details><summary>Hint</summary>
 #
 # With $h$ heads and $g$ key heads on $N$ ranks, rank $r$ has the $h / N$ heads from $r\,h / N$ on. The first of its key heads is
-# number `r * g // N`, and it has `max(g // N, 1)`. Multiply by the head size to have numbers, and give slices to `linear_part`.
+# number `r * g // N`, and it has `max(g // N, 1)`. Multiply by the head size to have numbers. A linear layer's weight is `(out, in)`: rows of the matrix product are `inputs` of `linear_part`.
 # </details>
 
 
 # %% tags=["balise-7"]
 def cut_attention(attention, ranks):
     """The attention with this rank's heads, its output summed over the ranks."""
-    # BEGIN SOLUTION
     size = attention.head_size
     heads, groups = attention.query.out_features // size, attention.key.out_features // size
     if heads % ranks.size or (groups % ranks.size and ranks.size % groups):
         raise ValueError(f"{ranks.size} ranks cannot share {heads} heads with {groups} key heads")
+    # BEGIN SOLUTION
     many, few = heads // ranks.size, max(groups // ranks.size, 1)
     first = ranks.rank * groups // ranks.size
     mine = slice(ranks.rank * many * size, (ranks.rank + 1) * many * size)
     held = slice(first * size, (first + few) * size)
+    # END SOLUTION
     attention.query = linear_part(attention.query, outputs=mine)
     attention.key = linear_part(attention.key, outputs=held)
     attention.value = linear_part(attention.value, outputs=held)
+    # BEGIN SOLUTION
     attention.output = Summed(linear_part(attention.output, inputs=mine), ranks)
-    return attention
     # END SOLUTION
+    return attention
 
 
 # %%
@@ -1436,11 +1373,6 @@ tp.check(7, cut_attention)
 #
 # The trained Llama, cut on each rank, writes with your `write` and your `Cache`; neither knows of ranks. Counted are the weights and the cache of a rank, and what is
 # sent for a token. (The embedding and the head stay whole here; work 17 cuts them, too.)
-#
-# **Commit to a guess.** With 8 heads and 2 key heads, which share of the cache does each of four ranks hold? How many all-reduces does a token take, in 4 layers?
-
-# %%
-guess_share, guess_calls = None, None  # a share; a number
 
 # %% tags=["setup"]
 GPUS = torch.cuda.device_count()
@@ -1480,8 +1412,6 @@ def show_ranks(count=24):
         whole = whole or cache
         print(f"{n:>5} {f'{min(same)} of {count}':>13} {measure.human_bytes(weights):>23} {f'{cache / whole:.0%}':>14} "
               f"{len(sent) / count:>21.0f} {sent[-1] if sent else 0:>19,}")  # fmt: skip
-    if guess_share is not None and guess_calls is not None:
-        print(f"Your guesses: {guess_share:.0%} and {guess_calls}.")
 
 
 show_ranks()
@@ -1490,11 +1420,10 @@ show_ranks()
 # <details><summary>What to see</summary>
 #
 # Four ranks have a quarter of the weights each, but half of the cache: there are two key heads, and none is cut. Two all-reduces a layer, one behind attention
-# and one behind the feed-forward, each of one row of `width` numbers. Sums are added up in another order than on one process, so two nearly equal logits could
-# change places; the tokens above say whether any did.
+# and one behind the feed-forward, each of one row of `width` numbers.
 # </details>
 #
-# Such a message is so small that its bytes do not matter. What does is how long it takes to *begin*. An *estimate* for a model of 70 billion parameters in bfloat16 (80 layers,
+# Such a message is so small that only the time to *begin* it matters. An *estimate* for 70 billion parameters in bfloat16 (80 layers,
 # 64 heads, 8 key heads), from the memory bandwidth of an H100's data sheet, and with 10 µs assumed for an all-reduce inside a node:
 
 
@@ -1511,14 +1440,14 @@ def show_cards(parameters=70e9, layers=80, per_message=10e-6):
 show_cards()
 
 # %% [markdown]
-# With each doubling the reading takes half the time and the messages as much as before. On 16 cards the cache is no smaller than on 8. That is why
+# With each doubling the reading takes half the time and the messages as much as before. On 16 cards the cache is no smaller than on 8. So
 # servers cut a model over the cards of one node, where messages begin quickly, and set up several copies of it for more requests.
 
 # %% [markdown]
 # ## Against `generate` of transformers · further
 #
 # Most people write text with `generate` of the library transformers. It takes the weights of your Llama under other names, and must write the same tokens. What
-# does its comfort cost? It is in the extra `inference`; without it one line says so, and what was recorded is shown.
+# does its comfort cost? Without the extra `inference`, what was recorded is shown.
 
 
 # %%
@@ -1559,28 +1488,27 @@ def show_generate(count=100):
 show_generate()
 
 # %% [markdown]
-# Both do the same products. The difference is what stands around them, for each token anew: `generate` asks which kind of decoding, which cache and which stopping rule it is to use,
-# builds masks and positions for every case, and goes through a list of processors of logits. With a small model that is a good part of a token's time. With a large one it is
-# hidden behind the reading of the weights. And `generate` knows beams, sampling, many models, and texts of several lengths; `write` knows one thing.
+# Both do the same products. The difference is what stands around them, for each token anew: `generate` builds masks and positions for every case, and asks for stopping rules
+# and processors of logits. With a large model that is hidden behind the reading of the weights. And `generate` knows beams, sampling, and texts of several lengths; `write` knows one thing.
 
 # %% [markdown]
 # ## What vLLM does with the same ideas · further
 #
-# vLLM (Kwon and others 2023) is a server that many centres run. Its parts have other names; after this notebook you know what each does. The options are those of its documentation
-# ([docs.vllm.ai](https://docs.vllm.ai), read in November 2026: "Optimization and Tuning", "Automatic Prefix Caching", "Engine Arguments").
+# vLLM (Kwon and others 2023) is a server that many centres run. After this notebook you know what its parts do
+# (options from [docs.vllm.ai](https://docs.vllm.ai), read in November 2026: "Optimization and Tuning", "Automatic Prefix Caching", "Engine Arguments").
 #
 # | here | in vLLM |
 # |---|---|
-# | a cache of keys and values | blocks of `block_size` tokens in one large tensor. It is made at the start: `gpu_memory_utilization` says which part of the card vLLM may take, and what weights and activations leave of it is cut into blocks |
+# | a cache of keys and values | blocks of `block_size` tokens; `gpu_memory_utilization` says which part of the card vLLM may take, and what weights and activations leave of it is cut into blocks |
 # | paged attention, tables | kernels of its own that read through the table, where we gather first |
-# | sharing, copy on write | full blocks are found again by a *hash* of their tokens and of all before: a system prompt is computed once for all users (`enable_prefix_caching`). Blocks that nobody uses stay until their room is needed |
-# | admission, preemption | `max_num_seqs` and `max_num_batched_tokens` bound a step. When blocks run out, a request is put back, its blocks are freed, and it is computed again later: there is a warning in the log, and a counter |
-# | a prompt in several calls | chunked prefill, on by default: decoding comes first in a step, and pieces of long prompts fill it up, so that nobody waits for somebody else's prompt |
+# | sharing, copy on write | full blocks are found again by a *hash* of their tokens and of all before: a system prompt is computed once for all users (`enable_prefix_caching`) |
+# | admission, preemption | `max_num_seqs` and `max_num_batched_tokens` bound a step; there is a warning in the log for each request that is put back |
+# | a prompt in several calls | chunked prefill, on by default: decoding comes first in a step, and pieces of long prompts fill it up |
 # | speculative decoding | `speculative_config`: a small model, extra heads, or n-grams of the prompt as the draft |
 # | heads on several ranks | `tensor_parallel_size`, within a node; then `pipeline_parallel_size` |
 # | the time of the calls | CUDA graphs: a whole pass is one launch (`enforce_eager=True` turns them off) |
 #
-# If a server disappoints, look at the three numbers that you have computed here: are passes bound by memory (larger batches), do requests wait for blocks (fewer bytes a token,
+# If a server disappoints, look at three numbers: are passes bound by memory (larger batches), do requests wait for blocks (fewer bytes a token,
 # or more cards), or is the prompt what costs (prefix caching, chunks)?
 #
 # The cell below gives vLLM our weights, if it is installed, and compares its tokens with ours. No test runs it. It was tried once, with a build for CPUs
@@ -1612,29 +1540,22 @@ else:
 # ## Questions
 #
 # 1. A chat model answers one user at 40 tokens a second. You buy a card with twice the FLOP/s and the same bandwidth. What changes, for the answer and for the time until its first token?
-# 2. Somebody tests a server with prompts of 10 tokens and answers of 500, and finds that twice the batch gives nearly twice the tokens. In production, with prompts of 8,000 tokens, it does not. Why?
-# 3. A colleague writes `is_causal=True` and tests with whole prompts: all is right. In production the model babbles. What is the smallest test that would have shown it?
-# 4. A server restarts requests again and again under load, and its throughput falls. What does it run short of, and which two settings would you change?
-# 5. Speculative decoding made one user's answers twice as fast, and a full server slower. Why?
-# 6. You quantize the weights to 8 bits (practical work 22). What do you expect for one user, and for 200?
+# 2. A colleague writes `is_causal=True` and tests with whole prompts: all is right. In production the model babbles. What is the smallest test that would have shown it?
+# 3. You quantize the weights to 8 bits (practical work 22). What do you expect for one user, and for 200?
 #
 # <details><summary>Answers</summary>
 #
 # 1. Decoding one row is bound by bandwidth: the answer comes no faster. Prefill is bound by arithmetic: the first token of a long prompt comes up to twice as early.
-# 2. Two reasons. Keys and values of 8,000 tokens a row outweigh the weights, and no batch shares them; and the rows that fit become few. Besides, prefill is bound by arithmetic
-#    from the first row on: batching gains nothing there.
-# 3. Two calls: a prompt, then one token, compared with the whole text in one call. With one query, `is_causal=True` sees the first key alone.
-# 4. Blocks: requests are let in, then preempted and computed again. Fewer requests at once (`max_num_seqs`), or more memory for blocks: fewer heads or bits a key, more cards a model, a larger share of the card.
-# 5. For one user a pass is bound by memory, and verifying some more tokens is nearly free. A full server is bound by arithmetic: refused tokens are work that somebody else waits for.
-# 6. One user: up to four times as fast from float32, twice from 16 bits, as the weights are what is read. For 200, much less: there keys and values and arithmetic count, and weights in 8 bits alone help neither.
+# 2. Two calls: a prompt, then one token, compared with the whole text in one call. With one query, `is_causal=True` sees the first key alone.
+# 3. One user: up to four times as fast from float32, twice from 16 bits, as the weights are what is read. For 200, much less: there keys and values and arithmetic count, and weights in 8 bits alone help neither.
 # </details>
 
 # %% [markdown]
 # ## In one paragraph
 #
 # A token that was read leaves keys and values behind; who keeps them reads each token once. Then a pass is no longer arithmetic but memory: all weights, for a single token in each row. Batches share
-# the weights, so throughput is a question of how many rows fit, and that is a question of where their keys and values lie: in blocks, taken when needed, shared where texts are alike. Who takes part is decided
-# anew at every step. What one row leaves unused of the arithmetic can check guesses, without changing the distribution of what is written. And heads divide over cards, cache and all. None of
+# the weights, so throughput is a question of how many rows fit, and that of where their keys and values lie: in blocks, taken when needed, shared where texts are alike. Who takes part is decided
+# anew at every step. What one row leaves unused of the arithmetic can check guesses. And heads divide over cards, cache and all. None of
 # this changes what the model says. Prove that first, with the same tokens as without it, and measure then.
 
 # %%
