@@ -1,15 +1,12 @@
 # %% [markdown]
-# # Pipeline parallelism, under the hood · about 220 min, core 40
+# # Pipeline parallelism, under the hood · about 100 min, core 40
 #
-# A model that does not fit on one device can be cut between two layers: each rank holds a few layers, a **stage**, and hands
-# its activations to the next. Nothing is copied but what crosses a cut. The price is waiting: while the first rank works,
-# the others have nothing to do. In this practical work you cut the model, send activations and gradients yourself, and
-# fight the waiting: micro-batches, two schedules written as data, an executor that runs any schedule, recomputation,
-# asynchronous updates, and pipelines side by side.
+# A model that does not fit on one device can be cut between two layers: each rank holds a few neighbouring layers, a
+# **stage**, and hands its activations to the next. Only what crosses a cut is sent. The price is waiting: while the first
+# rank works, the others have nothing to do. Here you send activations and gradients yourself, and fight the waiting.
 #
-# **What you will gain.** A model of 70 billion parameters, trained with Adam in mixed precision, has 16 bytes of states a
-# parameter. The cell below asks whether that fits on devices of 80 GB, and what waiting costs. It is an *estimate*:
-# arithmetic, nothing measured. No figure of this practical work was recorded on a GPU yet.
+# **What you will gain.** 70 billion parameters, trained with Adam in mixed precision, take 16 bytes each. Do they fit on
+# devices of 80 GB, and what does waiting cost? An *estimate*: arithmetic, nothing measured.
 
 # %% tags=["setup"]
 import os
@@ -37,11 +34,9 @@ for micro_batches in (1, 4, 16, 64, 256):
     print(f"{micro_batches:>5} micro-batch{'es' * (micro_batches > 1)}: {15 / (micro_batches + 15):4.0%}")
 
 # %% [markdown]
-# One micro-batch means that the stages take turns: 94 % of sixteen devices are idle. You will see the waiting in
-# your own run, foretell it, and get it down.
-#
-# All sizes are here. Without a GPU for each rank, the ranks are processes on the CPU and share its cores: two stages can
-# really compute at the same time on two cores, four cannot. (A single GPU is left out: no table mixes it with the CPU.)
+# A *micro-batch* is a part of the batch. One alone means that the stages take turns: 94 % of sixteen devices are idle. You
+# will foretell this waiting, see it in your own run, and get it down. Without a GPU for each rank, ranks are
+# processes on the CPU: two stages can really compute at the same time on two cores, four cannot.
 
 # %% tags=["setup"]
 GPUS = torch.cuda.device_count()
@@ -58,12 +53,12 @@ ROUNDS = 20 if FULL else 5  # of what is run to be timed
 # %% [markdown]
 # ## The idea
 #
-# With $p$ stages and $m$ micro-batches, a stage works $m$ times $t_F + t_B$. The first micro-batch has to come through all
-# stages and its gradient back, which adds $p - 1$ times the same: the **bubble**.
+# A stage works on each of $m$ micro-batches for $t_F$ forward and $t_B$ backward. With $p$ stages, the first micro-batch has
+# to come through all of them and its gradient back, which adds $p - 1$ times the same: the **bubble**.
 #
 # $$t_\text{step} = (m + p - 1)\,(t_F + t_B), \qquad \text{bubble} = \frac{p-1}{m+p-1}$$
 
-# %%
+# %% jupyter={"source_hidden": true}
 sketch = {
     f"4 stages, {m} micro-batch{'es' * (m > 1)}": planner.simulate(
         planner.gpipe(4, m), {"F": 8 / m, "B": 16 / m}, activation_bytes=1
@@ -73,7 +68,7 @@ sketch = {
 report.gantt(sketch, unit="units of work")
 
 # %% [markdown]
-# The same work in each panel, cut finer and finer. White is waiting. (A simulation, with messages that take no time.)
+# The same work in each panel, cut finer and finer. White is waiting. (Simulated; messages take no time.)
 #
 # ## The baseline, measured first
 #
@@ -146,26 +141,30 @@ print(f"one process: {1e3 * step:.0f} ms a step of {BATCH} images")
 print("its layers: " + ", ".join(f"{1e3 * cost:.1f}" for cost in costs) + " ms")
 
 # %% [markdown]
-# ### Balise 1 · Cut the model evenly · further · about 17 min
+# ## Where to cut
 #
-# The slowest stage sets the pace of all. Cut the layers into `n_stages` contiguous stages, none of them empty, such that the
-# largest sum of costs is as small as possible. Return a list of `(start, stop)`: stage s is `model[start:stop]`.
+# ### Balise 1 · Cut the model evenly · further · about 6 min
 #
-# Best possible is asked for, not only good; and 200 layers in 16 stages must take a second or two, so do not try all cuts:
-# there are more than $10^{22}$. Fewer layers than stages, or no stage at all: raise `ValueError`. About 15 lines.
+# The slowest stage sets the pace of all: cut the layers into contiguous stages such that the *largest* sum of costs is as
+# small as possible. 200 layers go into 16 stages in more than $10^{22}$ ways. So build the answer up (dynamic programming): in
+# the best cut of the first $j$ layers into $s$ stages, the last stage is some layers $i$ to $j - 1$, and before it stands the
+# best cut of the first $i$ layers into $s - 1$ stages:
+#
+# $$\text{best}_s(j) = \min_i\, \max\big(\text{best}_{s-1}(i),\; c_i + \dots + c_{j-1}\big)$$
+#
+# `total[j]` is the sum of the first j costs, `best[j]` a pair: the cost of the largest stage, and the list of where stages
+# start. Given is `best` for one stage; write the step from s − 1 stages to s, for every j from s to n. About 3 lines.
 #
 # <details><summary>Hint</summary>
 #
-# Dynamic programming: let `best[s][j]` be the smallest possible maximum for the first j layers in s stages. The last of
-# these stages begins at some i: `best[s][j]` is the smallest, over i, of `max(best[s-1][i], costs[i] + … + costs[j-1])`.
-# Remember the i. Sums of neighbours are differences of cumulative sums (`itertools.accumulate`).
+# `min` of pairs compares their first entries first. The last stage costs `total[j] - total[i]`; its start goes to the end of
+# the list: `[*best[i][1], i]`. Which i leave a layer to each of the s − 1 stages before?
 # </details>
 
 
 # %% tags=["balise-1"]
 def balance(costs, n_stages):
     """Cut layers of these costs (numbers of 0 or more) into stages: list of (start, stop), smallest largest sum."""
-    # BEGIN SOLUTION
     n = len(costs)
     if not 1 <= n_stages <= n:
         raise ValueError(f"{n} layers cannot be cut into {n_stages} stages")
@@ -175,19 +174,20 @@ def balance(costs, n_stages):
     # best[j]: (largest stage, cuts) of the first j layers in as many stages as the loop has made
     best = {j: (total[j], [0]) for j in range(1, n + 1)}
     for s in range(2, n_stages + 1):
+        # BEGIN SOLUTION
         best = {
             j: min((max(best[i][0], total[j] - total[i]), [*best[i][1], i]) for i in range(s - 1, j))
             for j in range(s, n + 1)
         }
+        # END SOLUTION
     cuts = [*best[n][1], n]
     return list(zip(cuts[:-1], cuts[1:]))
-    # END SOLUTION
 
 
 # %%
 tp.check(1, balance)
 
-# %%
+# %% jupyter={"source_hidden": true}
 print(f"{'stages':<8} {'the same number of layers':<28} balanced")
 for n in (2, 3, 4):
     equal = [sum(part) for part in (costs[k * len(costs) // n : (k + 1) * len(costs) // n] for k in range(n))]
@@ -196,8 +196,10 @@ for n in (2, 3, 4):
     print(f"{n:<8} {shown[0]:<28} {shown[1]}")
 
 # %% [markdown]
+# ## Stages on ranks
+#
 # From here on each rank makes the whole model and keeps its stage; a model that does not fit would be made in parts. Where
-# a rank stands in its pipeline is a `Place`.
+# a rank stands in its pipeline is a `Place`; `clock()` tells the time of a rank's work, on a GPU too.
 
 
 # %% tags=["setup"]
@@ -246,54 +248,88 @@ def in_seconds(events):
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64)
 
 # %% [markdown]
-# ### Balise 2 · Messages between neighbours · further · about 20 min
+# Forward, a stage sends its output on; backward, the gradient of that output comes back. Four functions carry them:
 #
-# Four functions. The receiver knows neither shape nor dtype of an activation, so they are sent first; a gradient is like the
-# activation that it belongs to, and needs nothing but itself. `tag` is the number of the micro-batch.
+# | starts to send, and returns *works* to wait for later | waits, and returns what came |
+# |---|---|
+# | `send_activation(output, peer, tag)` | `receive_activation(peer, tag)` |
+# | `send_gradient(received, peer, tag)` | `receive_gradient(output, peer, tag)` |
 #
-# - `send_activation(output, peer, tag)`: start to send shape, dtype and values of `output`, of 1 to 6 dimensions (no size
-#   is 0) and a dtype of `DTYPES`. Return the list of started sends (`dist.isend`); do not wait. `output` keeps its graph.
-# - `receive_activation(peer, tag)`: wait for them; return a tensor that is a *leaf* and asks for its gradient, if its
-#   dtype has gradients.
-# - `send_gradient(received, peer, tag)`: start to send back the gradient of what was received. Return the list.
-# - `receive_gradient(output, peer, tag)`: wait for the gradient of `output`; return it.
+# `peer` is the rank at the other end, `tag` the micro-batch's number (0 if there is but one). Who waits for whom:
+
+# %% jupyter={"source_hidden": true}
+figure, (left, right) = plt.subplots(1, 2, figsize=(9.5, 2.7), layout="constrained", width_ratios=(3, 2))
+for s in range(3):
+    for begin, long, kind, colour in ((1.5 * s, 1, "F", "#0072B2"), (10.5 - 2.5 * s, 2, "B", "#D55E00")):
+        left.barh(-s, long, 0.5, left=begin, color=colour)
+        left.text(begin + long / 2, -s, kind, color="white", ha="center", va="center")
+    if s < 2:
+        left.annotate("", (1.5 * s + 1.5, -s - 0.75), (1.5 * s + 1, -s - 0.25), arrowprops={"arrowstyle": "->"})
+        left.annotate("", (10.5 - 2.5 * s, -s - 0.25), (10 - 2.5 * s, -s - 0.75), arrowprops={"arrowstyle": "->"})
+left.text(2.2, -0.5, "activation", fontsize=9)
+left.text(8.6, -0.5, "gradient", fontsize=9)
+left.set(title="one batch: who waits for whom", xlabel="time", yticks=[0, -1, -2], ylim=(-2.5, 0.6))
+for y, mine, theirs in ((0, "sends activation 2", "stage 1"), (-1, "sends gradient 1", "stage 0")):
+    right.barh(y, 3.4, 0.4, color="#999999")
+    right.barh(y, 3.2, 0.4, left=3.6, color="white", edgecolor="#999999", linestyle="--")
+    right.text(1.7, y, mine, ha="center", va="center", fontsize=9)
+    right.text(5.2, y, "then receives", ha="center", va="center", fontsize=9)
+    at = (3, y + (0.28 if y else -0.28))
+    right.text(
+        4, -0.38 if y == 0 else -0.62, f"waits until {theirs} receives", fontsize=8, va="center", color="#D55E00"
+    )
+    right.annotate("", (3.6, -0.78 - y if y == 0 else -0.22), at, arrowprops={"arrowstyle": "->", "color": "#D55E00"})
+right.set(title="both send first, and wait: for ever", xlabel="time", yticks=[0, -1], ylim=(-1.5, 0.6), xlim=(0, 7.6))
+for axes in (left, right):
+    axes.set_xticks([])
+    axes.set_yticklabels([f"stage {s}" for s in range(len(axes.get_yticks()))])
+    axes.spines[["top", "right"]].set_visible(False)
+plt.show()
+
+# %% [markdown]
+# `F` is a forward, `B` a backward. On the right, both wait for the end of a send, and nobody receives.
 #
-# Hand the tag on, but do not rely on it: gloo, on the CPU, tells messages apart by it; NCCL, between GPUs, ignores it. There
-# what was sent first arrives first, and each message between two ranks waits for the one before it. If two neighbours both
-# begin with a send, they wait for ever. So activations and gradients have a group each, in every send and receive:
-# `group=launch.lane("activations")` and `group=launch.lane("gradients")`. (With gloo both are the group of all ranks. The
-# check is as strict as NCCL: two lanes, in order, no tags.)
+# ### Balise 2 · Messages between neighbours · further · about 8 min
 #
-# Nothing is copied that need not be, and nothing is kept. Who calls these functions keeps the lists and waits, once for each
-# send: a message whose work is dropped may be lost, and a second wait for the same work never ends with gloo. About 18 lines
-# in all.
+# A *started* send, `dist.isend`, returns a work at once, and the stage computes on; `dist.recv` waits. But NCCL, between GPUs, can
+# come to what is drawn on the right even so: between two ranks of a group messages pass in the order in which they were started,
+# each after the one before. (`dist.batch_isend_irecv` starts such a send and a receive as one.) Here
+# activations and gradients get a **lane** each, a process group: `launch.lane("activations")`, `launch.lane("gradients")`. `tag`
+# goes into every call, but only gloo, on CPUs, tells messages apart by it.
+#
+# The receiver knows neither shape nor dtype of an activation, so a header of eight integers goes first (given). A gradient is
+# like its activation, and needs none. Write, in about 5 lines:
+#
+# - `send_activation`: start the sends of header and values, without waiting; return the list of works. The values carry no
+#   graph; they are copied only if they are not contiguous.
+# - `receive_activation`: after the header, receive the values. Return a leaf of the graph that asks for its gradient, if
+#   its dtype has gradients.
+# - `send_gradient`: the same for the gradient of what was received.
 #
 # <details><summary>Hint</summary>
 #
-# `dist.isend` wants a contiguous tensor, and no graph: `output.detach().contiguous()` copies only where it must. Put
-# index of the dtype, number of dimensions and the sizes into an int64 tensor of fixed length, filled up with zeros. In a
-# lane, messages arrive in the order in which they were sent. `dist.recv(buffer, peer, group=group, tag=tag)` waits.
-# Buffers lie on `launch.device()`.
+# `dist.isend(tensor, peer, lane, tag=tag)`. `output.detach().contiguous()` copies only where it must. `dist.recv` fills an
+# empty tensor: of which shape, which dtype, on which device? Integers have no gradients: `is_floating_point()`.
 # </details>
 
 
 # %% tags=["balise-2"]
 def send_activation(output, peer, tag=0):
     """Start to send `output`, any shape and dtype, to rank `peer`. Returns the list of works to wait for."""
-    # BEGIN SOLUTION
     sizes = [DTYPES.index(output.dtype), output.dim(), *output.shape]
     header = torch.tensor(sizes + [0] * (8 - len(sizes)), device=output.device)
     lane = launch.lane("activations")
+    # BEGIN SOLUTION
     return [dist.isend(part, peer, lane, tag=tag) for part in (header, output.detach().contiguous())]
     # END SOLUTION
 
 
 def receive_activation(peer, tag=0):
     """Receive what `send_activation` of rank `peer` sent: a leaf that asks for its gradient."""
-    # BEGIN SOLUTION
     header, lane = torch.empty(8, dtype=torch.int64, device=launch.device()), launch.lane("activations")
     dist.recv(header, peer, lane, tag=tag)
     dtype, dims, *shape = header.tolist()
+    # BEGIN SOLUTION
     received = torch.empty(shape[:dims], dtype=DTYPES[dtype], device=launch.device())
     dist.recv(received, peer, lane, tag=tag)
     return received.requires_grad_(received.is_floating_point())
@@ -302,63 +338,43 @@ def receive_activation(peer, tag=0):
 
 def send_gradient(received, peer, tag=0):
     """Start to send the gradient of `received` back to rank `peer`. Returns the list of works to wait for."""
-    # BEGIN SOLUTION
     lane = launch.lane("gradients")
+    # BEGIN SOLUTION
     return [dist.isend(received.grad.contiguous(), peer, lane, tag=tag)]
     # END SOLUTION
 
 
 def receive_gradient(output, peer, tag=0):
     """Receive the gradient of `output` from rank `peer`: shape, dtype and device of `output`."""
-    # BEGIN SOLUTION
     lane = launch.lane("gradients")
     gradient = torch.empty_like(output, memory_format=torch.contiguous_format, requires_grad=False)
     dist.recv(gradient, peer, lane, tag=tag)
     return gradient
-    # END SOLUTION
 
 
 # %%
 tp.check(2, send_activation, receive_activation, send_gradient, receive_gradient)
 
 # %% [markdown]
-# There is another way out, which Megatron-LM takes: `dist.batch_isend_irecv` starts a list of sends and receives as one, and
-# none of them waits for another. Two ranks that send to each other at the same moment, with no lanes:
-
-
-# %%
-def exchange():
-    """What the other one of two ranks has sent."""
-    other, mine = 1 - dist.get_rank(), torch.full((3,), float(dist.get_rank()), device=launch.device())
-    theirs = torch.empty_like(mine)
-    both = [dist.P2POp(dist.isend, mine, other), dist.P2POp(dist.irecv, theirs, other)]
-    for work in dist.batch_isend_irecv(both):
-        work.wait()
-    return theirs.tolist()
-
-
-print(launch.ranks(exchange, n=2))
-
-# %% [markdown]
-# ### Balise 3 · The naive step · further · about 16 min
+# ### Balise 3 · The naive step · about 6 min
 #
-# The whole batch goes through the stages, the gradient comes back. Every rank calls `naive_step`; `inputs` and `targets` are
-# given to all, but only the first stage uses the inputs and only the last one the targets. The neighbours are the ranks
-# `place.before` and `place.behind`; the stage's number says nothing about them. Return the loss on the last
-# stage, a detached tensor of no dimension, and `None` on the others. Every gradient must be that of the model in one
-# process. Wait for your sends before you return. About 12 lines.
+# First without micro-batches, as drawn on the left: the whole batch goes through the stages, and the gradient comes back the
+# same way. Autograd knows only its own rank, so the chain rule across a cut is yours: `y.backward(gradient)` goes on from a
+# gradient that came from behind, and leaves in `x.grad` what the stage before waits for.
+#
+# Every rank calls `naive_step` with the same arguments. `place.before` and `place.behind` are the ranks of the neighbours,
+# `None` at the ends. Given: what comes in, the last stage with its loss, and waiting for all `works` at the end. Write
+# what a stage does that has one behind it, and what a stage does that has one before it. About 4 lines.
 #
 # <details><summary>Hint</summary>
 #
-# On a stage in the middle: receive x, compute y = stage(x), send y, receive its gradient, `y.backward(gradient)`, send the
-# gradient of x. The first stage has nothing to receive and no gradient to send; the last one has a loss.
+# `works += send_…(…)` keeps the started sends. Rank 0 is a neighbour too, and counts as false: compare with `None`.
 # </details>
 
 
 # %% tags=["balise-3"]
 def naive_step(stage, place, inputs, targets, loss_function):
     """Forward and backward of one batch through all stages; gradients add up in the stage's parameters."""
-    # BEGIN SOLUTION
     x = inputs if place.before is None else receive_activation(place.before)
     y = stage(x)
     works = []
@@ -366,62 +382,79 @@ def naive_step(stage, place, inputs, targets, loss_function):
         loss = loss_function(y, targets)
         loss.backward()
     else:
+        # BEGIN SOLUTION
         works += send_activation(y, place.behind)
         y.backward(receive_gradient(y, place.behind))
+        # END SOLUTION
+    # BEGIN SOLUTION
     if place.before is not None:
         works += send_gradient(x, place.before)
+    # END SOLUTION
     for work in works:
         work.wait()
     return loss.detach() if place.behind is None else None
-    # END SOLUTION
 
 
 # %%
 tp.check(3, naive_step)
 
 # %% [markdown]
-# ### Balise 4 · Micro-batches · about 21 min
+# ### Balise 4 · Micro-batches · about 8 min
 #
-# Cut the batch into `n_micro_batches` with `tensor_split`, send all of them forward, then all gradients back, the last
-# micro-batch first: that is GPipe (Huang et al., 2019). Gradients add up. The batch need not divide: the micro-batches then
-# differ by one row (there are never fewer rows than micro-batches), and loss and gradients must still be those of the
-# **whole batch**. Return the loss as in balise 3. About 18 lines.
+# Now all micro-batches go forward one after the other, then all gradients come back, the last micro-batch first: **GPipe**
+# (Huang et al., 2019). While the second stage has the first micro-batch, the first stage has the second one. What you
+# wrote in balise 3 is given; two things are new:
+#
+# - **The loss.** Gradients of the micro-batches add up in `p.grad`, and must be those of the *whole batch's mean*. But
+#   `loss_function` gives the mean of *one* micro-batch, and 99 rows in 4 parts are 25, 25, 25 and 24. So each mean counts by
+#   its share of the rows. On the last stage, let `y` become this weighted loss, and add it up in `total`, without its graph.
+# - **The way back.** `kept` has `(x, y)` of each micro-batch, in order. Take the last one out, and run its backward: from
+#   nothing on the last stage, from the gradient that comes from behind elsewhere.
+#
+# About 4 lines.
 #
 # <details><summary>Hint</summary>
 #
-# `loss_function` gives the mean of a micro-batch. The mean of the batch is the sum of these means, each weighted by the
-# micro-batch's share of the rows. Keep (x, y) of each micro-batch until its gradient comes. On the last stage, y may be its
-# weighted loss.
+# The mean of the batch is $\sum_k \frac{\text{rows}_k}{\text{rows}}\, \text{mean}_k$. A list gives back its last entry by
+# `pop()`. `y.backward(None)` is `y.backward()`.
 # </details>
 
 
 # %% tags=["balise-4"]
 def gpipe_step(stage, place, inputs, targets, loss_function, n_micro_batches):
     """As naive_step, in micro-batches; returns the mean loss of the whole batch on the last stage, else None."""
-    # BEGIN SOLUTION
     kept, works, total = [], [], None
     for k, (x, t) in enumerate(zip(inputs.tensor_split(n_micro_batches), targets.tensor_split(n_micro_batches))):
         x = x if place.before is None else receive_activation(place.before, k)
         y = stage(x)
         if place.behind is None:
+            # BEGIN SOLUTION
             y = loss_function(y, t) * (len(t) / len(targets))
             total = y.detach() if total is None else total + y.detach()
+            # END SOLUTION
         else:
             works += send_activation(y, place.behind, k)
         kept.append((x, y))
     for k in reversed(range(n_micro_batches)):
+        # BEGIN SOLUTION
         x, y = kept.pop()
         y.backward(None if place.behind is None else receive_gradient(y, place.behind, k))
+        # END SOLUTION
         if place.before is not None:
             works += send_gradient(x, place.before, k)
     for work in works:
         work.wait()
     return total
-    # END SOLUTION
 
 
 # %%
 tp.check(4, gpipe_step)
+
+# %% [markdown]
+# Guess before you measure.
+
+# %%
+faster = tp.predict("How many times faster are 8 micro-batches on two stages than the whole batch in one process?", ...)
 
 
 # %%
@@ -440,46 +473,37 @@ print(f"{'two stages':<12}{1e3 * naive:>11.0f} ms{1e3 * gpiped:>15.0f} ms")
 print(
     f"the formula, from one process with {MICRO_BATCHES} micro-batches: {1e3 * cut * (MICRO_BATCHES + 1) / MICRO_BATCHES / 2:.0f} ms"
 )
+faster.shows(whole / gpiped, "× {:.2f}", "A ninth of the time is waiting, and products of few rows use a device worse.")
 
 # %% [markdown]
-# Read it by columns. On the left, two stages are no faster than one process: they take turns. On the right, they work at
-# the same time. But cutting has a price of its own, in one process as well: products of a few rows use a processor worse
-# than large ones, and Python has eight times as many calls to make. What lies between the formula and your pipeline
-# is, first of all, Python that sends and receives between two calls, the shape that each message brings along (the race below
-# shows its price), and cores that are shared with all that runs here; the messages themselves are short. Micro-batches are made as small as the bubble asks, and no smaller.
+# By columns: on the left, two stages take turns; on the right they work at the same time. But cutting has a price, in one
+# process as well: products of few rows use a processor worse, and Python makes eight times as many calls. So micro-batches are
+# made as small as the bubble asks, and no smaller.
 #
-# ### Balise 5 · Schedules as data · about 10 min
+# ### Balise 5 · Schedules as data · about 8 min
 #
-# GPipe keeps every micro-batch until the last one is forward. **1F1B** (from PipeDream, 2019; synchronous in DAPPLE, 2021) begins with a few
-# forwards, then does one forward and one backward in turn: as soon as a micro-batch's gradient is back, its activations
-# are free. Same work, same bubble, less memory.
+# GPipe keeps the activations of all micro-batches. **1F1B** (PipeDream, 2019; DAPPLE, 2021) lets go of each as soon as it can:
+# same work, same bubble, less memory. A stage begins with as many forwards as stages lie behind it, for so long its first
+# gradient takes to come. Then it does one forward and one backward in turn, then the backwards that are left. It never keeps
+# more than `n_stages − stage` micro-batches. The last of 3 stages, and the first, with 4 micro-batches:
 #
-# What a rank does is a list. Two neighbours must do the micro-batches in one order, forward and back, for messages arrive
-# as they were sent. Write two functions that return the list of actions of one stage, `("F", k)` for forward of
-# micro-batch k, `("B", k)` for its backward:
+# `F0 B0 F1 B1 F2 B2 F3 B3` and `F0 F1 F2 B0 F3 B1 B2 B3`
 #
-# - `gpipe(stage, n_stages, n_micro_batches)`: all forwards in order, then all backwards, the last micro-batch first;
-# - `one_f_one_b(stage, n_stages, n_micro_batches)`: first as many forwards as stages lie behind this one, then a forward
-#   and a backward in turn, then the backwards that are left; all in the order of the micro-batches. At most
-#   `n_stages − stage` micro-batches are kept at a time.
-#
-# Any number of stages and micro-batches, also fewer micro-batches than stages. A simulator looks at your lists before
-# anything runs. About 9 lines.
+# A schedule is a list: `("F", k)` is the forward of micro-batch k, `("B", k)` its backward. `gpipe` is given; write
+# `one_f_one_b`, also for fewer micro-batches than stages. About 5 lines. A simulator looks at your list before anything runs.
 #
 # <details><summary>Hint</summary>
 #
-# With `w = min(n_stages - stage - 1, n_micro_batches)` forwards first, then pairs: forward w + k, backward k. How many pairs
-# are there? The last stage has w = 0. Draw it: the cell below the verdict does.
+# With w forwards first, the pairs are forward w + k, backward k. How many pairs are there, and which backwards are left? w is
+# 0 on the last stage, and never more than there are micro-batches.
 # </details>
 
 
 # %% tags=["balise-5"]
 def gpipe(stage, n_stages, n_micro_batches):
     """The actions of one stage: all forwards, then all backwards, the last micro-batch first."""
-    # BEGIN SOLUTION
     forwards = [("F", k) for k in range(n_micro_batches)]
     return forwards + [("B", k) for k in reversed(range(n_micro_batches))]
-    # END SOLUTION
 
 
 def one_f_one_b(stage, n_stages, n_micro_batches):
@@ -497,18 +521,19 @@ def one_f_one_b(stage, n_stages, n_micro_batches):
 tp.check(5, gpipe, one_f_one_b)
 
 # %%
+ORDERS = {"GPipe": gpipe, "1F1B": one_f_one_b}
 simulated = {
     name: planner.simulate([schedule(stage, 4, 8) for stage in range(4)], {"F": 1, "B": 2})
-    for name, schedule in {"GPipe": gpipe, "1F1B": one_f_one_b}.items()
+    for name, schedule in ORDERS.items()
 }
-report.gantt({name: found.events for name, found in simulated.items()}, unit="forwards")
 
-# %%
+# %% jupyter={"source_hidden": true}
+report.gantt({name: found.events for name, found in simulated.items()}, unit="forwards")
 for name, found in simulated.items():
     print(f"{name:<6} {found.seconds:.0f} units of time, micro-batches kept by each stage: {found.in_flight}")
 
 # %% [markdown]
-# And a schedule that waits for itself? The simulator says who waits for whom. On real ranks this would be a long silence.
+# And a schedule that waits for itself? The simulator says who waits for whom. On ranks it would be a long silence.
 
 # %%
 try:
@@ -519,22 +544,20 @@ except planner.Deadlock as error:
     print(error)
 
 # %% [markdown]
-# ### Balise 6 · Run any schedule · further · about 30 min
+# ### Balise 6 · Run any schedule · about 8 min
 #
-# `run_schedule(actions, stage, place, inputs, targets, loss_function, n_micro_batches)` does the actions of one stage in
-# their order, whatever valid schedule they come from: the micro-batches may come in any order, the same on all stages.
-# `send(y, peer, k)` and `receive(peer, k)` carry the activations: yours of balise 2, unless others are given. Return `(loss, events)`: the loss as in balise 4, and for each action
-# `(rank, kind, k, stage number, begin, end)`, read from `clock()` around the computing alone, not the messages. On the
-# last stage the loss is part of the computing.
+# `run_schedule` does one stage's list of actions, whatever schedule it comes from: balise 4, with the order taken from data.
+# So the forward is given. It keeps `(x, y, works of its send)` by the micro-batch's number, not in a list: the backwards may
+# come in any order. Given too are the events, `(rank, kind, k, stage, begin, end)`, of the computing alone, not the messages.
 #
-# It must not deadlock. After a micro-batch's backward nothing of it may be kept, neither x nor y, but what is still being
-# sent. About 25 lines: most of them are those of balise 4.
+# Write the way to a backward: take out what was kept of micro-batch k, receive the gradient of y (the last stage has none), and
+# wait for the sends of that forward. Why only then? In 1F1B two neighbours often send to each other at the same moment, as
+# drawn on the right above. But once the gradient is back, the activation has surely arrived; waiting costs nothing, and then
+# the memory of y is free. About 4 lines.
 #
 # <details><summary>Hint</summary>
 #
-# Sends that are started and not waited for cannot block: wait for them at the end. In 1F1B two neighbours often send to
-# each other at the same moment; if both waited for their send, nobody would receive. Keep (x, y) in a dictionary by k, and
-# `pop` it in the backward.
+# `kept.pop(k)` takes out and forgets. The given line below yours is `y.backward(gradient)`.
 # </details>
 
 
@@ -542,7 +565,6 @@ except planner.Deadlock as error:
 def run_schedule(actions, stage, place, inputs, targets, loss_function, n_micro_batches, messages=None):
     """Do the actions of this stage. Returns (loss of the batch on the last stage, else None; list of events)."""
     send, receive = messages or (send_activation, receive_activation)
-    # BEGIN SOLUTION
     xs, ts = inputs.tensor_split(n_micro_batches), targets.tensor_split(n_micro_batches)
     first, last = place.before is None, place.behind is None
     kept, works, events, total = {}, [], [], None
@@ -557,10 +579,12 @@ def run_schedule(actions, stage, place, inputs, targets, loss_function, n_micro_
             end = clock()
             kept[k] = x, y, [] if last else send(y, place.behind, k)
         else:
+            # BEGIN SOLUTION
             x, y, sent = kept.pop(k)
             gradient = None if last else receive_gradient(y, place.behind, k)
             for work in sent:  # through, since the gradient is back: lets go of the output's memory
                 work.wait()
+            # END SOLUTION
             begin = clock()
             y.backward(gradient)
             end = clock()
@@ -570,16 +594,14 @@ def run_schedule(actions, stage, place, inputs, targets, loss_function, n_micro_
     for work in works:
         work.wait()
     return total, events
-    # END SOLUTION
 
 
 # %%
 tp.check(6, run_schedule)
 
 # %% [markdown]
-# Shape and dtype with every activation are right for any batch, also one that does not divide. But the receiver can ask
-# for the values only when it has them, and on a GPU Python has to wait for these few numbers. Real systems agree on the
-# shapes once, and later messages are values alone. So do all runs below that are timed.
+# A header with every activation is right for any batch. But the receiver reads it before it can ask for the values, and on a
+# GPU Python waits for that. Real systems agree on the shapes once. So do all timed runs below.
 
 
 # %% tags=["setup"]
@@ -609,41 +631,26 @@ def shapes_once():
 # %% [markdown]
 # ## Memory
 #
-# What a stage keeps from a micro-batch's forward until its backward are the tensors that autograd has saved. How many bytes
-# is that, and when? PyTorch lets you stand in between: inside
-# `torch.autograd.graph.saved_tensors_hooks(pack, unpack)`, each tensor that an operation saves goes through `pack`, the graph
-# keeps what `pack` returns, and backward gets it back through `unpack`. When backward has passed, the graph lets go of it.
+# What a stage keeps from a forward until its backward are the tensors that autograd saves. PyTorch lets you stand in between:
+# inside `torch.autograd.graph.saved_tensors_hooks(pack, unpack)` each saved tensor goes through `pack`, the graph keeps what
+# `pack` returns, and backward gets it back by `unpack`. `SavedBytes` below, given, counts with it: each storage once, the
+# weights not; `now` goes down when the graph lets go, and `peak` is the most that it has been.
 #
-# ### Balise 7 · Measure what is kept, and keep less · further · about 30 min
+# ### Balise 7 · Measure what is kept, and keep less · further · about 11 min
 #
-# First a meter, `SavedBytes`. Inside `with SavedBytes(stage.parameters()) as saved:`, `saved.now` is the number of bytes that
-# graphs keep at this moment, and `saved.peak` the most that it has been.
+# **Recomputation** (activation checkpointing, Chen et al., 2016): a stage keeps its input only, and when its backward comes,
+# it runs forward once more, this time with a graph. `torch.utils.checkpoint` does so in practice; here you write it, as the
+# backward of an operation of your own. `Recompute.forward` is given: it runs without a graph, and keeps x and the state of the
+# random numbers. `backward` gets the gradient of the stage's output; its last line, given, returns that of x.
 #
-# - Count memory, not tensors: each *storage* once, with all of its bytes, however many saved tensors look at it. It is
-#   free when the last of them is.
-# - Tensors in `left_out`, the weights, do not count, nor do views of them.
-# - What the graph drops is free at once, after a backward or without one.
-#
-# Then **recomputation** (activation checkpointing, Chen et al., 2016): a stage keeps its input only, and when its backward
-# comes, it runs forward once more, this time with a graph. `torch.utils.checkpoint` does this work in practice; here you
-# write it without. `recompute(stage, x)` gives `stage(x)` this way:
-#
-# - gradients of `x` and of the parameters as without it, also where `x` is itself the result of a layer. On the first stage `x` needs no gradient, or is made of token
-#   numbers, which cannot have one; parameters may be frozen. If `x` is changed in place before the backward, autograd's
-#   error comes, as without it, and never a wrong gradient.
-# - **Dropout draws the same masks again.** `random_state` and `set_random_state` are given. Afterwards the random numbers go
-#   on as if nothing had been recomputed.
-#
-# About 9, 1 and 3 lines for the meter, 3 and 8 for the recomputation.
+# Write what lies between, about 5 lines: the stage runs again, with a graph, and a backward goes through it, which adds to
+# the parameters' gradients by itself. **Dropout must draw the same masks again**, and afterwards the random numbers go on as if
+# nothing had been recomputed.
 #
 # <details><summary>Hint</summary>
 #
-# `t.untyped_storage()` has `data_ptr()`, its address, and `nbytes()`. Save `tensor.detach()`: a result that holds its own graph
-# would never be free. `weakref.finalize(kept, function, a, b)` calls `function(a, b)` when nobody holds `kept` any more.
-#
-# Inside `Recompute.forward` no graph is made. `ctx.save_for_backward(x)` keeps x; other things can be attributes of `ctx`. In
-# `backward`, `ctx.saved_tensors[0].detach()` is x without its past; `torch.enable_grad()` switches graphs on again;
-# `ctx.needs_input_grad[1]` tells whether x needs a gradient. `y.backward(gradient)` adds to the parameters' gradients itself.
+# Inside a `backward` graphs are off: `with torch.enable_grad():`. `set_random_state(device, state)` is given. Which state was
+# there in the forward, and which one, kept in `now`, has to be there at the end?
 # </details>
 
 
@@ -676,7 +683,6 @@ class SavedBytes:
 
     def pack(self, tensor):
         """autograd saves `tensor`: count it, and return a Kept, which the graph will hold instead."""
-        # BEGIN SOLUTION
         kept, storage = Kept(tensor.detach()), tensor.untyped_storage()
         address, size = storage.data_ptr(), storage.nbytes()
         if address not in self.left_out:
@@ -686,21 +692,16 @@ class SavedBytes:
                 self.peak = max(self.peak, self.now)
             weakref.finalize(kept, self.dropped, address, size)
         return kept
-        # END SOLUTION
 
     def unpack(self, kept):
         """backward needs the tensor: return it."""
-        # BEGIN SOLUTION
         return kept.tensor
-        # END SOLUTION
 
     def dropped(self, address, size):
         """The graph has let go of a Kept whose storage of `size` bytes is at `address`."""
-        # BEGIN SOLUTION
         self.holders[address] -= 1
         if not self.holders[address]:
             self.now -= size
-        # END SOLUTION
 
 
 def random_state(device):
@@ -722,25 +723,24 @@ class Recompute(torch.autograd.Function):
     @staticmethod
     def forward(ctx, stage, x, *parameters):
         """The stage's output for `x`. What is written here runs without a graph."""
-        # BEGIN SOLUTION
         ctx.stage, ctx.state = stage, random_state(x.device)
         ctx.save_for_backward(x)
         return stage(x)
-        # END SOLUTION
 
     @staticmethod
     def backward(ctx, gradient):
         """Add to the parameters' gradients; return one gradient for each argument of forward: None, that of x, None, ..."""
-        # BEGIN SOLUTION
+        # x without its past; the batch itself needs no gradient
         x = ctx.saved_tensors[0].detach().requires_grad_(ctx.needs_input_grad[1])
         now = random_state(x.device)
+        # BEGIN SOLUTION
         set_random_state(x.device, ctx.state)
         with torch.enable_grad():
             y = ctx.stage(x)
         set_random_state(x.device, now)
         y.backward(gradient)
-        return None, x.grad, *[None] * (len(ctx.needs_input_grad) - 2)
         # END SOLUTION
+        return None, x.grad, *[None] * (len(ctx.needs_input_grad) - 2)
 
 
 def recompute(stage, x):
@@ -752,7 +752,10 @@ def recompute(stage, x):
 tp.check(7, SavedBytes, recompute)
 
 # %% [markdown]
-# See it: the peak of each stage in five runs of the same batch. `Recomputed` makes a stage of a stage.
+# See it, in five runs of the same batch. Guess before you measure.
+
+# %%
+more = tp.predict("GPipe keeps how many times the memory of the whole batch at once, on stage 0, at its peak?", ...)
 
 
 # %%
@@ -791,6 +794,11 @@ def peaks_on_rank():
 
 # %%
 peaks = launch.ranks(peaks_on_rank, n=RANKS[-1], timeout=120)
+more.shows(
+    peaks[0]["GPipe"][0] / peaks[0]["naive"][0],
+    "× {:.2f}",
+    "All micro-batches go forward before the first gradient is back: together they are the whole batch.",
+)
 for name in RUNS:
     print(f"{name:<18} forwards of each stage: {[found[name][1] for found in peaks]}")
 
@@ -807,9 +815,11 @@ figure.legend(fontsize=9, frameon=False, loc="outside lower center", ncols=len(R
 plt.show()
 
 # %% [markdown]
-# Naive and GPipe keep the whole batch: micro-batches alone save nothing. With 1F1B a stage keeps `n_stages − stage` of them. With
-# recomputation what is left is the inputs that wait, and one micro-batch whole while its backward runs. The price: twice
-# the forwards. If a backward takes as long as two forwards, a step takes 4/3 of the time. On your machine:
+# Micro-batches alone save nothing. With 1F1B a stage keeps `n_stages − stage` of them. With recomputation what is left is the
+# inputs that wait, and one micro-batch whole while its backward runs. The price is a second forward.
+
+# %%
+price = tp.predict("How many times as long does forward and backward of a stage take that recomputes?", ...)
 
 
 # %%
@@ -823,32 +833,32 @@ def price_of_recomputation():
     return measure.race(candidates, repeats=2 * ROUNDS, calls=1, device=launch.device())
 
 
-print(launch.ranks(price_of_recomputation, n=1, timeout=120)[0])
+paid = launch.ranks(price_of_recomputation, n=1, timeout=120)[0]
+print(paid)
+price.shows(
+    paid.medians["recomputed"] / paid.medians["forward and backward"],
+    "× {:.2f}",
+    "A backward has about twice the products of a forward: one forward more is 4 for 3.",
+)
 
 # %% [markdown]
 # ## Waiting
 #
-# ### Balise 8 · The bubble, by formula and from your run · further · about 19 min
+# ### Balise 8 · The bubble, by formula and from your run · further · about 10 min
 #
-# Four short functions.
+# Before a run, and after it:
 #
-# - `ideal_bubble(n_stages, n_micro_batches)`: the share of the time in which a stage waits, in an ideal pipeline: stages
-#   of equal cost, messages that take no time. How many turns does a step take, and in how many does a stage work?
-# - `fewest_micro_batches(n_stages, share)`: the smallest number of micro-batches (1 or more) with which the ideal bubble is
-#   at most `share`, a number above 0.
-# - `measured_bubble(events)`: the share of all ranks' time, from the first begin to the last end, in which they did
-#   nothing. `events` are those of `run_schedule`, of all ranks, in any order; the clock began at some time; there may be
-#   several stages on a rank.
-# - `stage_costs(events)`: what the simulator wants to know: `{"F": [seconds of stage 0, 1, …], "B": […]}`, for each kind
-#   that is in the events. Take the median over the micro-batches.
+# - `ideal_bubble(n_stages, n_micro_batches)`: the share of the time in which a stage waits, if stages are equal and messages
+#   take no time: the formula of *The idea*.
+# - `measured_bubble(events)`: the same share from your run. Each rank has the time from the first begin to the last end of
+#   all events, on whatever rank; what of it is in no event of its own is waiting. Events come in any order, the clock began
+#   at some time, and a rank may hold several stages.
 #
-# About 1, 3, 3 and 4 lines.
+# About 1 and 3 lines. Given are `fewest_micro_batches`, which turns the formula round, and `stage_costs`, for the simulator.
 #
 # <details><summary>Hint</summary>
 #
-# The last stage gets its first micro-batch after p − 1 turns, and then has m of them to do. For the fewest, a loop will do.
-# If you solve for m and round up, note that a float which should be whole may lie just above, and give one too many.
-# `rank, kind, k, stage, begin, end = event`. `statistics.median`.
+# `for rank, kind, k, stage, begin, end in events`. Ranks are counted from the events: `len({...})`.
 # </details>
 
 
@@ -862,12 +872,10 @@ def ideal_bubble(n_stages, n_micro_batches):
 
 def fewest_micro_batches(n_stages, share):
     """The smallest number of micro-batches whose ideal bubble is at most `share`."""
-    # BEGIN SOLUTION
     n_micro_batches = 1
     while ideal_bubble(n_stages, n_micro_batches) > share:
         n_micro_batches += 1
     return n_micro_batches
-    # END SOLUTION
 
 
 def measured_bubble(events):
@@ -881,32 +889,28 @@ def measured_bubble(events):
 
 def stage_costs(events):
     """{kind: median seconds of one action of this kind, for each stage in order}"""
-    # BEGIN SOLUTION
     n_stages = 1 + max(stage for _, _, _, stage, _, _ in events)
     return {
         kind: [statistics.median(e[5] - e[4] for e in events if e[1] == kind and e[3] == s) for s in range(n_stages)]
         for kind in {kind for _, kind, *_ in events}
     }
-    # END SOLUTION
 
 
 # %%
 tp.check(8, ideal_bubble, fewest_micro_batches, measured_bubble, stage_costs)
 
-# %%
+# %% jupyter={"source_hidden": true}
 fewest = {p: [fewest_micro_batches(p, share) for share in (0.5, 0.2, 0.1, 0.05)] for p in (2, 4, 8, 16, 64)}
 print("micro-batches for a bubble of at most\nstages     50%    20%    10%     5%")
 for p, numbers in fewest.items():
     print(f"{p:>6} " + "".join(f"{number:>7}" for number in numbers))
 
 # %% [markdown]
-# Now your own run, on two ranks: GPipe and 1F1B in turn, so that what slows the machine down slows both. Above, what the
-# simulator makes of the costs of your stages with messages that take no time; below, what was measured.
+# Now your own run, on two ranks. Above, what the simulator makes of the costs of your stages with messages that take no time;
+# below, what was measured.
+
 
 # %%
-ORDERS = {"GPipe": gpipe, "1F1B": one_f_one_b}
-
-
 def turns_on_rank(rounds, make_stage):
     """{schedule: the events of this rank, a list for each step}; the schedules take turns, the first round counts for none."""
     place, (x, labels) = my_place(), make_batch()
@@ -936,6 +940,11 @@ def plan(name, n, costs, message=0.0):
     return planner.simulate([ORDERS[name](s, n, MICRO_BATCHES) for s in range(n)], costs, link=link)
 
 
+# %%
+computing = quickest_steps(ROUNDS, my_stage, 2)
+
+
+# %% jupyter={"source_hidden": true}
 def ideal_and_measured(name, n, events):
     """Prints the bubbles; returns the events of the plan, and those of the run."""
     ideal = plan(name, n, stage_costs(events))
@@ -945,16 +954,14 @@ def ideal_and_measured(name, n, events):
     return {f"{name}, {n} stages, ideal": ideal.events, f"{name}, measured": events}
 
 
-# %%
-computing = quickest_steps(ROUNDS, my_stage, 2)
 report.gantt(ideal_and_measured("1F1B", 2, computing["1F1B"]))
 
 # %% [markdown]
-# Formula and simulation differ where the stages do not cost the same. What is white below and not above is time that the plan
-# does not know: messages, what Python does between two actions, other programs on the same cores.
+# Formula and simulation differ where stages do not cost the same. White below and not above is what the plan does not know:
+# messages, Python between two actions, other programs.
 #
 # Four stages cannot compute at the same time on two cores. But a stage that only *sleeps*, as long as another device would
-# compute, needs none: the messages, the order and the waiting are real. (10 ms forward, 20 ms backward.)
+# compute, needs none: messages, order and waiting are real.
 
 
 # %%
@@ -986,10 +993,9 @@ sleeping = quickest_steps(2, Sleeper, 4)
 report.gantt(ideal_and_measured("GPipe", 4, sleeping["GPipe"]) | ideal_and_measured("1F1B", 4, sleeping["1F1B"]))
 
 # %% [markdown]
-# The formula knows no messages. What do they cost where one can travel beside computing? Your schedules and your executor on
-# four **modelled** H100, each behind a network card of 400 Gb/s: four blocks of 2 billion parameters, one a stage. Tensors
-# have sizes and no values, operations and messages take the time of their arithmetic and their bytes.
-
+# What do messages cost where they can travel beside computing? Your executor on four **modelled** H100 with network cards of
+# 400 Gb/s, 2 billion parameters a stage: tensors have sizes and no values; operations and messages take the time of their
+# arithmetic and bytes. Stage 1 is drawn.
 
 # %%
 from dlojz_tp import modelled_gpu
@@ -1017,6 +1023,8 @@ def modelled_step(clock, schedule):
 
 steps = {name: (modelled_step, schedule) for name, schedule in ORDERS.items()}
 modelled = modelled_gpu.each_on_ranks(steps, n=4, network=50e9)
+
+# %% jupyter={"source_hidden": true}
 for name, ranks in modelled.items():
     busy = max(sum(span.end - span.begin for span in run.spans if span.row == "compute") for run in ranks)
     print(f"{ranks[0].label}: {name}, {1e3 * max(run.seconds for run in ranks):.0f} ms a step; "
@@ -1024,39 +1032,33 @@ for name, ranks in modelled.items():
 report.streams([ranks[1] for ranks in modelled.values()]) if modelled else None
 
 # %% [markdown]
-# The drawing is of stage 1. What a step takes beyond the formula is messages: your executor asks for one when it needs it, and
-# the card stands while it comes. With GPipe it stands for two, since its own send is before it in the same lane; with 1F1B that
-# send travels while a micro-batch of the other direction is computed, and it stands for one.
-
-# %% [markdown]
+# Beyond the formula there are messages: your executor asks for one when it needs it, and the card stands while it comes. With
+# GPipe it stands for two, for its own send is before it in the same lane; with 1F1B that send travels during a computation.
+#
 # ## No bubble at all?
 #
-# The bubble is there because all ranks wait for the end of the batch to update their weights. **PipeDream** (Narayanan et al.,
-# 2019) does not wait: the micro-batches of all batches follow each other in one endless 1F1B, and each stage updates its
-# weights after *each* backward. No bubble, but a new problem: between forward and backward of a micro-batch, others have
-# changed the weights. Activations of one version and weights of another together are the gradient of nothing. So each
-# stage **stashes** the weights of a forward until its backward.
+# The bubble is there because all ranks wait for the end of the batch to update their weights. **PipeDream** does not wait: it
+# is an endless 1F1B in which each stage updates its weights after *each* backward. But then, between forward and backward of a
+# micro-batch, others change the weights, and activations of one version with weights of another are the gradient of nothing.
+# So each stage **stashes** the weights of a forward until its backward.
 #
-# ### Balise 9 · An asynchronous stage · further · about 21 min
+# ### Balise 9 · An asynchronous stage · further · about 12 min
 #
-# `AsyncStage(stage, optimizer)` holds a stage and the optimizer of its parameters.
+# `AsyncStage` holds a stage and the optimizer of its parameters.
 #
-# - `forward(k, x)`: the output for micro-batch k, without a graph, made with the **newest** weights.
-# - `backward(k, gradient)`: given the gradient of that output, return the gradient of `x`, made with the weights **of that
-#   forward**; and update: the gradient of the old weights is applied to the **newest** ones, by the optimizer's `step()`.
-#   Each update is with the gradient of one micro-batch. Several are in flight, and come back in the order they went.
-# - `version` counts the updates; `history` gets `(k, version that its forward used, version that its update found)`.
-# - A stash lives until its backward: `n_stages − stage` copies of the weights at most. Some parameters may be frozen: they get no
-#   gradient. The caller's `x` stays as it is.
+# - `forward(k, x)` runs micro-batch k with the **newest** weights. Write: a copy of them, a dictionary by name, and the output
+#   `y` made with this copy, so that y's graph leads to the copy. Frozen parameters stay frozen in it.
+# - `backward(k, gradient)` goes back through that graph, which gives the gradient of the *old* weights. Write: this backward,
+#   and one step of the optimizer that applies that gradient to the **newest** weights.
 #
-# About 5 and 8 lines.
+# Given are the stash and the books: `version` counts updates, `history` notes which version the forward used and which one
+# the update found. About 2 and 4 lines.
 #
 # <details><summary>Hint</summary>
 #
-# The optimizer changes the parameters in place, so what is stashed must be a copy. With
-# `weights = {name: p.detach().clone()…}`, `torch.func.functional_call(stage, weights, (x,))` runs the stage on these weights
-# instead of its own; their `.grad` is what backward gives, if they ask for it. The optimizer looks for it in `p.grad` of the
-# stage's own parameters.
+# The optimizer changes parameters in place: stash `p.detach().clone()`, which asks for its gradient as p does.
+# `torch.func.functional_call(stage, weights, (x,))` runs the stage on these weights instead of its own. Their `.grad` is what
+# backward gives; the optimizer looks for `.grad` of the stage's own parameters.
 # </details>
 
 
@@ -1072,35 +1074,34 @@ class AsyncStage:
 
     def forward(self, k, x):
         """Output for micro-batch k with the newest weights, without a graph."""
-        # BEGIN SOLUTION
         parameters = self.stage.named_parameters()
-        weights = {name: p.detach().clone().requires_grad_(p.requires_grad) for name, p in parameters}
         x = x.detach().requires_grad_(x.is_floating_point())
+        # BEGIN SOLUTION
+        weights = {name: p.detach().clone().requires_grad_(p.requires_grad) for name, p in parameters}
         y = torch.func.functional_call(self.stage, weights, (x,))
+        # END SOLUTION
         self.stash[k] = self.version, weights, x, y
         return y.detach()
-        # END SOLUTION
 
     def backward(self, k, gradient):
         """Gradient of the input of micro-batch k, with the weights of its forward; updates the newest weights."""
-        # BEGIN SOLUTION
         version, weights, x, y = self.stash.pop(k)
+        # BEGIN SOLUTION
         y.backward(gradient)
         for name, p in self.stage.named_parameters():
             p.grad = weights[name].grad
         self.optimizer.step()
+        # END SOLUTION
         self.history.append((k, version, self.version))
         self.version += 1
         return x.grad
-        # END SOLUTION
 
 
 # %%
 tp.check(9, AsyncStage)
 
 # %% [markdown]
-# See it: a stream of micro-batches through four stages, in one process, in the order that 1F1B has on four ranks. What is
-# computed is what four ranks would compute.
+# See it: four stages in one process, in the order of 1F1B on four ranks.
 
 
 # %%
@@ -1138,7 +1139,7 @@ def staleness():
     return [stage.history for stage in stages]
 
 
-# %%
+# %% jupyter={"source_hidden": true}
 histories = launch.ranks(staleness, n=1, timeout=120)[0]
 print("version of the weights in forward → version that the update changes")
 print("micro-batch  " + "".join(f"{k:>8}" for k in range(10)))
@@ -1147,16 +1148,10 @@ for s, history in enumerate(histories):
 print("updates in between:", [max(changed - used for _, used, changed in history) for history in histories])
 
 # %% [markdown]
-# On stage s of p, a gradient is p − 1 − s updates old when it arrives. And one micro-batch meets weights of several ages on its
-# way. Does it still learn? An honest comparison gives each method its own learning rate, and counts time as well as
-# samples. Four ways to train the same small model on the digits, in micro-batches of 16 images, four epochs:
-#
-# - *one device*: an update for each micro-batch, no delay;
-# - *synchronous*: a pipeline of four stages, an update after 8 micro-batches;
-# - *asynchronous*: yours;
-# - *no stash*: the same, but backward runs with the newest weights.
-#
-# Time is **simulated**, in units of a forward of one stage: one device has four stages to do.
+# On stage s of p, a gradient is p − 1 − s updates old when it arrives. Does it still learn? Four ways to train on the digits,
+# in micro-batches of 16 images: *one device*, an update for each; *synchronous*, four stages, an update after 8 micro-batches;
+# *asynchronous*, yours; *no stash*, the same, but backward runs with the newest weights. Time is **simulated**, in forwards of
+# one stage.
 
 
 # %%
@@ -1222,6 +1217,8 @@ trained = dict(zip(METHODS, launch.ranks(train_on_rank, n=4, timeout=120)))
 endless = (BATCHES * PARTS + 3) * 3  # forward 1, backward 2, on each of four stages
 units = {"one device": BATCHES * PARTS * 4 * 3, "synchronous": BATCHES * (PARTS + 3) * 3}
 units |= {"asynchronous": endless, "no stash": endless}
+
+# %% jupyter={"source_hidden": true}
 print("accuracy after 4 epochs, by learning rate, and simulated time of an epoch")
 print(f"{'':<14}" + "".join(f"{rate:>8}" for rate in RATES) + "    time")
 for method, found in trained.items():
@@ -1256,18 +1253,15 @@ for axes in panels:
 plt.show()
 
 # %% [markdown]
-# One seed, a small model, and each rate chosen on the very digits that are shown: read it with care. The stash earns its
-# memory: without it, training breaks down at rates that the others bear. With it, a delay of three updates costs nothing that one
-# seed could show. Longer delays, in deeper pipelines, should leave fewer rates that work; that is not measured here. The synchronous
-# run makes 8 times fewer updates, each of them exact: slower on a small problem such as this one, no matter for a large
-# model, whose batches are large anyway. That exactness, results that do not depend on the number of stages, is why nearly all large models are trained synchronously, and the bubble is fought in other ways.
-
-# %% [markdown]
+# One seed, a small model, each rate chosen on the very digits that are shown. Without the stash,
+# training breaks down at rates that the others bear. With it, three updates of delay cost nothing that one seed could
+# show. The synchronous run makes 8 times fewer updates, but exact ones, whatever the number of stages: that is why nearly all
+# large models are trained so.
+#
 # ## Pipelines side by side
 #
-# A pipeline has as many stages as the model needs to fit; more stages are more bubble. What other devices are there for?
-# More **replicas** of the pipeline, each with its own rows of the batch: data × pipeline parallelism. Ranks with the same
-# stage hold the same layers, and average their gradients.
+# A pipeline has as many stages as the model needs to fit; more are more bubble. Other devices hold **replicas** of it, each with
+# its own rows of the batch. Ranks of one stage average their gradients.
 
 # %% jupyter={"source_hidden": true}
 figure, axes = plt.subplots(figsize=(5.6, 2), layout="constrained")
@@ -1290,63 +1284,60 @@ axes.axis("off")
 plt.show()
 
 # %% [markdown]
-# ### Balise 10 · Data × pipeline · further · about 19 min
+# ### Balise 10 · Data × pipeline · further · about 9 min
 #
-# Ranks are numbered along the pipelines: **rank = replica × n_stages + stage**. The world is a multiple of `n_stages`.
+# Ranks are numbered along the pipelines: **rank = replica × n_stages + stage**.
 #
-# - `make_grid(n_stages)` returns four things: this rank's stage, its replica, the list of the ranks of its pipeline in the
-#   order of the stages, and the process group of all ranks with its stage, its *data group*.
-# - `hybrid_step(step, parameters, x, targets, replica, data_group)`: one step of the whole batch `x`, `targets`, which all ranks
-#   are given. `step(rows, their_targets)` runs this replica's pipeline: it leaves the gradients of the mean loss of these
-#   rows in `p.grad`, and returns that loss on the last stage, else None. Each replica takes its part of the rows
-#   (`tensor_split`, in the order of the replicas); afterwards `p.grad` is the gradient of the mean loss of the **whole batch**, on
-#   every rank, and the last stages return that loss, a tensor of no dimension, the others None. The batch need not divide by
-#   the replicas; some `p.grad` may be None, the same ones on all replicas, and stay None. Nothing is updated here.
+# - `make_grid(n_stages)` also returns the process group of all ranks with this rank's stage, its *data group*. Write how it is
+#   made. `dist.new_group` is a collective: *every* rank calls it for *every* group, in one order, and keeps the one it is in.
+# - `hybrid_step`: `step(rows, their_targets)` runs this replica's pipeline, and leaves the gradients of the mean loss of *its*
+#   rows in `p.grad`. Afterwards they, and the loss that the last stages return, must be those of the mean over the **whole
+#   batch**, also where it does not divide by the replicas. Write what happens to a gradient: the rule of balise 4 once
+#   more, this time with a message.
 #
-# About 7 lines each.
+# About 3 and 2 lines.
 #
 # <details><summary>Hint</summary>
 #
-# `dist.new_group(ranks)` is called by *every* rank for *every* group, in the same order; keep the one that you are in. Send
-# gradients through `dist.all_reduce(t, group=data_group)`. The mean over the batch weights each replica's mean by its share of
-# the rows. `dist.get_world_size(group)` is the number of its members.
+# The ranks with stage s are `r * n_stages + s`. Each replica's mean counts by its share of the rows:
+# then `dist.all_reduce(value, group=data_group)` adds up. In place: `value` is the `p.grad` itself.
 # </details>
 
 
 # %% tags=["balise-10"]
 def make_grid(n_stages):
     """Returns (stage, replica, ranks of this rank's pipeline in order, process group of the ranks with its stage)."""
-    # BEGIN SOLUTION
     replica, stage = divmod(dist.get_rank(), n_stages)
     n_replicas = dist.get_world_size() // n_stages
     for s in range(n_stages):
+        # BEGIN SOLUTION
         group = dist.new_group([r * n_stages + s for r in range(n_replicas)])
         if s == stage:
             mine = group
+        # END SOLUTION
     return stage, replica, [replica * n_stages + s for s in range(n_stages)], mine
-    # END SOLUTION
 
 
 def hybrid_step(step, parameters, x, targets, replica, data_group):
     """One step of the whole batch on all pipelines: gradients in p.grad; mean loss on the last stages, else None."""
-    # BEGIN SOLUTION
     n_replicas = dist.get_world_size(data_group)
     rows = x.tensor_split(n_replicas)[replica]
     loss = step(rows, targets.tensor_split(n_replicas)[replica])
     for value in [loss, *(p.grad for p in parameters)]:
         if value is not None:
+            # BEGIN SOLUTION
             value *= len(rows) / len(x)
             dist.all_reduce(value, group=data_group)
+            # END SOLUTION
     return loss
-    # END SOLUTION
 
 
 # %%
 tp.check(10, make_grid, hybrid_step)
 
 # %% [markdown]
-# All of your pieces together, in pipelines of two stages: two of them on four ranks (with two or three GPUs, one on two
-# ranks), 1F1B in each, a batch that does not divide. Every rank compares with the whole model in one process.
+# All pieces together: two pipelines of two stages on four ranks, 1F1B in each, a batch that does
+# not divide, each rank beside the whole model in one process.
 
 
 # %%
@@ -1372,23 +1363,20 @@ def side_by_side(n_stages):
     return number, replica, error, None if loss is None else (float(loss), whole.item())
 
 
+# %% jupyter={"source_hidden": true}
 for rank, (number, replica, error, loss) in enumerate(launch.ranks(side_by_side, 2, n=RANKS[-1], timeout=120)):
     shown = f", loss {loss[0]:.6f}, one process {loss[1]:.6f}" if loss else ""
     print(f"rank {rank}: stage {number}, replica {replica}, gradients within {error:.0e} of one process{shown}")
 
 # %% [markdown]
-# The same gradients, whatever the grid. Which grid is fastest? More stages: more bubble, less memory a rank. More replicas: a
-# longer all-reduce, and fewer micro-batches for each pipeline. The planner can tell before a run.
+# The same gradients, whatever the grid. More stages: more bubble, less memory a rank. More replicas: a longer all-reduce.
 
 
 # %% [markdown]
 # ## Race: PyTorch's schedules
 #
-# `torch.distributed.pipelining` has the same two schedules: `ScheduleGPipe` and `Schedule1F1B`. Same stages, same
-# micro-batches, same ranks, in turn. What PyTorch's can do beyond that is the subject of the next practical work.
-#
-# PyTorch's stages agree on shapes once, in their first step. So yours runs twice: with the shapes *once*, as PyTorch, and
-# with the shapes *each time*.
+# `torch.distributed.pipelining` has the same two schedules. Its stages agree on shapes once, in their first step. So yours
+# runs twice: with the shapes *once*, as PyTorch, and *each time*.
 
 # %%
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
@@ -1440,6 +1428,8 @@ def race_on_ranks(rounds):
 # %%
 # more ranks than cores take turns on them, and a race tells nothing
 races = {n: launch.ranks(race_on_ranks, ROUNDS, n=n, timeout=200) for n in (RANKS if FULL else RANKS[:1])}
+
+# %% jupyter={"source_hidden": true}
 for n, ranks in races.items():
     for name in SCHEDULES:
         gap = max(found[name][0] for found in ranks)
@@ -1450,19 +1440,16 @@ if FULL:
     recorded.note("15_pipeline_under_the_hood", "race", medians)
 
 # %% [markdown]
-# Look at the column *time / first*: PyTorch's against yours. (The last line compares yours with the fastest of the others,
-# which may be your own with shapes each time.) A ratio of 1 is what theory says: both do the
-# same work and send the same activations. (`ScheduleGPipe` goes backward from the first micro-batch, yours from the
-# last: the sums have another order, and the gradients other last bits.)
+# Look at the column *time / first*: PyTorch's against yours. Theory says 1: the same work, the same activations.
+# (`ScheduleGPipe` goes backward from the first micro-batch: its sums have another order, and other last bits.)
 #
-# ## Predicted, then measured
+# ## Predicted, then measured · further
 #
-# Could you have known the time of 1F1B before you ran it? Take a step of GPipe, such as the one you drew. Its events tell
-# what the stages cost (`stage_costs`), and two things that the ideal plan left out:
+# Could you have known the time of 1F1B before you ran it? The events of a GPipe step, such as the one you drew, tell what
+# the stages cost, and two things that the ideal plan left out:
 #
-# - a *message*: the time from the end of an action to the begin of the one on another stage that waited for it;
-# - a *turn*: the time from the end of an action to the begin of the next of the same stage, when all it needs is there. It is
-#   Python's, and the sending's: a stage pays it with every action.
+# - a *message*: from the end of an action to the begin of the one on another stage that waited for it;
+# - a *turn*: from the end of an action to the begin of the next of the same stage, when all it needs is there: Python's time.
 #
 # The simulator does the rest.
 
@@ -1481,7 +1468,7 @@ def message_and_turn(events):
     return statistics.median(messages), statistics.median(turns)
 
 
-# %%
+# %% jupyter={"source_hidden": true}
 print(f"{'stages':<12} {'message':>8} {'turn':>8}   {'schedule':<9} predicted   measured   predicted / measured")
 for n, what, steps in ((2, "computing", computing), (4, "sleeping", sleeping)):
     message, turn = message_and_turn(steps["GPipe"])
@@ -1492,17 +1479,14 @@ for n, what, steps in ((2, "computing", computing), (4, "sleeping", sleeping)):
               f"{guess / truth:12.2f}")  # fmt: skip
 
 # %% [markdown]
-# The plan knows the costs and pauses of a GPipe step, and nothing of 1F1B. The sleeping stages have what counts as a
-# device of their own, as on a real machine. The computing ones share this machine's cores with the messages and with all
-# other programs: run the two cells again, and see how far a plan can be trusted there. (Four computing stages on two
-# cores cannot be foretold so: two of them wait for a core, and no event says so.)
+# The plan knows a GPipe step, and nothing of 1F1B. Sleeping stages have devices of their own. Computing ones share
+# cores with other programs: how far can a plan be trusted there?
 #
 # ## Past this machine · further
 #
-# A transformer of 70 billion parameters (80 layers, width 8,192, 64 heads) on 16 devices of 80 GB, as 16 stages of 5
-# layers. A micro-batch is one sequence of 2,048 tokens. All of it is arithmetic: 2 operations a parameter and token
-# forward, at an assumed 40 % of an A100's 312 TFLOP/s; messages over 100 Gb/s; activations after Korthikanti et al. (2022), with fused
-# attention.
+# A transformer of 70 billion parameters (80 layers, width 8,192) on 16 A100 of 80 GB. A micro-batch is a sequence of 2,048
+# tokens. All of it is arithmetic: 2 operations a parameter and token forward, at an assumed 40 % of 312 TFLOP/s; messages over
+# 100 Gb/s; activations after Korthikanti et al. (2022), with fused attention.
 
 # %%
 FORWARD = 2 * 70e9 / 16 * 2048 / (0.4 * planner.A100.bfloat16)  # seconds of a micro-batch on a stage
@@ -1521,6 +1505,7 @@ def on_sixteen(schedule, n_micro_batches, recompute):
     return 2048 * n_micro_batches / found.seconds, (16 * 70e9 / 16 + max(found.peak_bytes) + working) / 1e9
 
 
+# %% jupyter={"source_hidden": true}
 print(f"forward of a micro-batch on a stage {1e3 * FORWARD:.0f} ms, with its backward {3e3 * FORWARD:.0f} ms, "
       f"its message {1e3 * MESSAGE / 12.5e9:.1f} ms, its activations {KEPT / 1e9:.1f} GB")  # fmt: skip
 print(
@@ -1555,16 +1540,12 @@ figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", nco
 plt.show()
 
 # %% [markdown]
-# Read the left figure first. With GPipe the activations grow with the number of micro-batches, with 1F1B they stop
-# growing at 16, the number of stages: but even 4 are too many beside the states. Only recomputing
-# fits, and costs a second forward: the distance between grey and coloured on the right. Both schedules are nearly
-# equally fast, for their bubble is the same; 1F1B goes on fitting at any number of micro-batches, and it is many
-# micro-batches that make the bubble small.
+# Left: with GPipe activations grow with the micro-batches; with 1F1B they stop growing at 16, the number of stages. Only
+# recomputing fits, and costs a second forward: the distance between grey and coloured on the right. And 1F1B goes on fitting
+# with the many micro-batches that make the bubble small.
 #
-# And the network, in the same estimate? In a step of 64 micro-batches each cut carries 64 activations and 64 gradients, and
-# a stage that recomputes works about 100 times as long on a micro-batch as these two messages of it travel. Data
-# parallelism over the same devices would all-reduce all gradients, 2 bytes a parameter, at the end of a step: much more,
-# for a link to carry. That is why a pipeline is what is laid across the *slow* links of a machine.
+# A stage works about 100 times as long on a micro-batch as its messages travel; data parallelism would all-reduce all
+# gradients. So a pipeline is what is laid across the *slow* links of a machine.
 
 # %%
 tp.progress()
@@ -1574,29 +1555,26 @@ tp.progress()
 #
 # <details><summary>You start to send an activation and go on computing. When may its memory be written again?</summary>
 #
-# Only after <code>wait()</code> on the send. The usual trap is a layer that works in place, such as
-# <code>nn.ReLU(inplace=True)</code>, on what is still under way: the neighbour then gets whatever is there at that
-# moment. In your executor nothing writes into an output after its forward, and the started send keeps the tensor alive.
+# Only after <code>wait()</code> on the send. The trap is a layer that works in place, such as
+# <code>nn.ReLU(inplace=True)</code>: the neighbour gets whatever is there at that moment.
 # </details>
 #
 # <details><summary>The model has batch norm. Does a pipeline with micro-batches train the same model?</summary>
 #
-# No. Each micro-batch is normalised with its own mean and variance, and the running statistics move once a micro-batch
-# instead of once a batch. Gradients are then not those of the whole batch, with any schedule. Layer norm, which looks
-# at one sample alone, has no such trouble: one more reason why large models use it.
+# No. Each micro-batch is normalised with its own mean and variance. Layer norm looks at one sample alone: one more reason why
+# large models use it.
 # </details>
 #
 # <details><summary>First and last layer share one weight (tied embeddings), now on two ranks. What has to be done?</summary>
 #
-# Both ranks hold a copy, begin alike, and must stay alike: after the backwards, the two gradients are added up by an
-# all-reduce between these two ranks alone, before the optimizer steps. Norms for clipping count the weight once.
+# Both ranks hold a copy and must stay alike: after the backwards, an all-reduce between these two alone adds up the two
+# gradients.
 # </details>
 #
 # ## To remember
 #
 # A pipeline cuts the model by layers and sends only what crosses a cut: little, so it bears slow links. Its price is
-# the bubble, $(p-1)/(m+p-1)$ of the time, and micro-batches make it small; their losses are weighted by their rows.
+# the bubble, $(p-1)/(m+p-1)$ of the time, and micro-batches make it small; their losses count by their rows.
 # GPipe and 1F1B have the same bubble, but 1F1B keeps at most as many micro-batches as there are stages. A schedule is
-# data: simulate it before you run it. Can the bubble be smaller still with the same micro-batches? It can: with several
-# chunks of layers on each rank, or with the backward cut in two. The next practical work, **16_pipeline_schedules**,
-# does that, with PyTorch's own tools.
+# data: simulate it before you run it. Can the bubble be smaller still? **16_pipeline_schedules** does that, with PyTorch's
+# own tools.

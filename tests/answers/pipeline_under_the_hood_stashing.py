@@ -196,8 +196,8 @@ class AsyncStage:
 
 
 bank.slip(9, "first-version", ("weights = {", "self.first = getattr(self, 'first', None) or {"),
-          ("        x = x.detach()", "        weights = {n: w.detach().clone().requires_grad_() for n, w in self.first.items()}\n"
-           "        x = x.detach()"))  # fmt: skip
+          ("        y = torch.func", "        weights = {n: w.detach().clone().requires_grad_() for n, w in self.first.items()}\n"
+           "        y = torch.func"))  # fmt: skip
 bank.slip(9, "rolled-back", (STEP, "        with torch.no_grad():\n            for name, p in self.stage.named_parameters():\n"
           "                p.copy_(weights[name])\n" + STEP))  # fmt: skip
 bank.slip(9, "no-update", (STEP, ""))
