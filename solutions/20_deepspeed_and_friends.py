@@ -1,5 +1,5 @@
 # %% [markdown]
-# # DeepSpeed and friends: one training, four engines · about 160 min, core 35
+# # DeepSpeed and friends: one training, four engines · about 95 min, core 40
 #
 # After this course you will rarely write a distributed training loop from nothing. You will open somebody's script, and it will call
 # DeepSpeed, Accelerate or Lightning Fabric. In the works before, you built by hand what they do. Here one training, a small
@@ -7,8 +7,8 @@
 # behind them: who holds what, what is sent and when, what it divides, clips and rounds without being asked.
 #
 # **What you will gain.** Less memory for one line of configuration: that is what these libraries sell. And fewer bytes to send, with
-# 1-bit Adam. DeepSpeed once brought it and no longer does; it is short, and you will write it. The next cell asks what
-# both are worth for 7 billion parameters on 64 ranks. It is an *estimate* of this repository's planner, nothing in it was run.
+# 1-bit Adam, which DeepSpeed once brought and you will write. The next cell asks the planner what
+# both are worth for 7 billion parameters on 64 ranks: an *estimate*, nothing in it was run.
 
 # %% tags=["setup"]
 import contextlib
@@ -59,7 +59,7 @@ for gigabits in (10, 100):
     print(f"  at {gigabits:>3} Gb/s: gradients of 32 bits are summed in {full:5.1f} s, of 1 bit in {bits:5.2f} s")
 
 # %% [markdown]
-# All sizes are here. DeepSpeed, Accelerate and Fabric are the extra `frameworks`, and not everybody has them. Without them, a balise that runs
+# DeepSpeed, Accelerate and Fabric are the extra `frameworks`. Without them, a balise that runs
 # one says that it could not judge, cells show what was recorded with them, and balises 1, 4 and 5 are judged as always.
 
 # %% tags=["setup"]
@@ -103,7 +103,7 @@ def micro_batches(step):
 #
 # The optimizer steps once. Where a library differs is *who writes which part of it*: it divides by $k$, or you do; it
 # counts micro-batches, or you do; it sends gradients after each of them, or after the last; it clips although nobody asked.
-# Losses look plausible with nearly any of these wrong. So the checks look at weights, shards and messages.
+# Losses look plausible with nearly any of these wrong.
 
 # %% jupyter={"source_hidden": true}
 ROWS = [
@@ -138,8 +138,8 @@ plt.show()
 # %% [markdown]
 # ## The baseline: our own loop, measured
 #
-# The training is a **generator**: each `next` runs one step and gives its loss, the mean over this rank's micro-batches. So whoever measures
-# stands outside of it, and every port below can be measured by the same function. The *peak* that it prints is the most bytes of
+# The training is a **generator**: each `next` runs one step and gives its loss, the mean over this rank's micro-batches. So
+# every port below can be measured by the same function. The *peak* is the most bytes of
 # tensors that a rank holds at one time in a step. DDP and DeepSpeed send gradients in **buckets**: many tensors in one message.
 
 
@@ -203,9 +203,9 @@ shown("ours (DDP)", found["ours (DDP)"])
 # This is what every port has to reproduce: the same losses, to the last digits that float32 keeps.
 
 # %% [markdown]
-# ### Balise 1 · The arithmetic of batches · further · about 24 min
+# ### Balise 1 · The arithmetic of batches · further · about 12 min
 #
-# A step moves the weights once, after `batch` samples. They come in pieces: each of the `n_ranks` ranks takes `accumulation`
+# A step moves the weights once, after `batch` samples. Each of the `n_ranks` ranks takes `accumulation`
 # **micro-batches** of `micro` samples, one after the other, so that activations of `micro` samples alone are in memory:
 #
 # $$\text{batch} \;=\; \text{micro} \times \text{accumulation} \times \text{ranks}$$
@@ -224,67 +224,62 @@ shown("ours (DDP)", found["ours (DDP)"])
 # | Fabric | `batch_size` of the `DataLoader` (here always given) | samples of one forward on one rank |
 # | | none: your loop counts; here `every` (if not given: 1) | forwards of a rank in a step |
 #
-# **`batch_sizes(n_ranks, batch=None, micro=None, accumulation=None)`** returns all three, `(batch, micro, accumulation)`, from
-# those that are given. At least one of `batch` and `micro` is. Two of the three decide the third, whichever it is; where `batch` or
-# `micro` is given alone, `accumulation` is 1. It raises a `ValueError` where that cannot be: a number below 1, neither `batch` nor `micro`,
-# a product that is not `batch`. In the last case its message names the batches that *would* do with the numbers that are given:
-# the nearest one below and the nearest one above, and no others. For 30 samples as micro-batches of 4 on 2 ranks: 24 and 32. Below there may be none
-# (0 is no batch); and where all three are given, only their product would do. About 9 lines.
+# **`batch_sizes(n_ranks, batch=None, micro=None, accumulation=None)`** returns all three from those that are given: at least one of `batch` and `micro`. Two of the three decide
+# the third; where `batch` or `micro` is given alone, `accumulation` is 1. What cannot be is refused, with the numbers that *would* do; that is given. Write what decides:
+# `unit`, the samples of which a step has a multiple with the numbers that are given, `batch`, and `most`, that multiple.
 #
-# **`from_words(library, words, n_ranks)`** returns the same three for a run of another library. `library` is `"deepspeed"`,
-# `"transformers"`, `"accelerate"` or `"fabric"` and no other, `words` a dictionary with words of the table. What does not divide is a
-# `ValueError` here too. About 8 lines.
+# **`from_words(library, words, n_ranks)`** returns the same for a run of `"deepspeed"`, `"transformers"`, `"accelerate"` or `"fabric"`; `words` is a dictionary with words of the
+# table. Write the two cases in which `batch_size` or `per_device_train_batch_size` say something else than you would think.
+#
+# 4 and 3 lines.
 #
 # <details><summary>Hint</summary>
 #
-# With the numbers that are given, a step has a multiple of `unit = n_ranks * (micro or 1) * (accumulation or 1)` samples, and what is
-# missing is that multiple: `batch // unit`. With a `DataLoader` that serves all ranks together you know how many samples all of
-# them take in one forward; so you know `batch` and `accumulation`, and not `micro`.
+# `unit = n_ranks * (micro or 1) * (accumulation or 1)`, and what is missing is `batch // unit`, at least 1. Where both are given, nothing is missing: 1. With a
+# `DataLoader` that serves all ranks together you know how many samples all of them take in one forward: `batch` and `accumulation`, and not `micro`.
 # </details>
 
 
 # %% tags=["balise-1"]
 def batch_sizes(n_ranks, batch=None, micro=None, accumulation=None):
     """(batch, micro, accumulation) of a step, from those that are given; ValueError if they contradict each other."""
-    # BEGIN SOLUTION
     if batch is None and micro is None:
         raise ValueError("give the samples of a step (batch) or of one forward on one rank (micro)")
     if any(number is not None and number < 1 for number in (n_ranks, batch, micro, accumulation)):
         raise ValueError("ranks, batch, micro and accumulation are 1 or more")
+    # BEGIN SOLUTION
     unit = n_ranks * (micro or 1) * (accumulation or 1)
     batch = batch or unit
     most = 1 if micro and accumulation else max(1, batch // unit)
+    # END SOLUTION
     if batch != most * unit:
         fits = {most * unit} if micro and accumulation or batch < unit else {most * unit, (most + 1) * unit}
         raise ValueError(f"a step of {batch} samples does not come out: {' or '.join(map(str, sorted(fits)))} would")
+    # BEGIN SOLUTION
     return batch, micro or most, accumulation or (most if micro else 1)
     # END SOLUTION
 
 
 def from_words(library, words, n_ranks):
     """(batch, micro, accumulation) of a run described in the words of a library; ValueError if they do not fit."""
-    # BEGIN SOLUTION
     if library == "deepspeed":
         keys = "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"
         return batch_sizes(n_ranks, *map(words.get, keys))
     accumulation = words.get("every" if library == "fabric" else "gradient_accumulation_steps", 1)
+    # BEGIN SOLUTION
     if words.get("split_batches"):
         return batch_sizes(n_ranks, words["batch_size"] * accumulation, None, accumulation)
     micro = words.get("per_device_train_batch_size", 8) if library == "transformers" else words["batch_size"]
-    return batch_sizes(n_ranks, None, micro, accumulation)
     # END SOLUTION
+    return batch_sizes(n_ranks, None, micro, accumulation)
 
 
 # %%
 tp.check(1, batch_sizes, from_words)
 
 # %% [markdown]
-# DeepSpeed finds contradictions too, in its engine's first second, on every rank. Where numbers are missing, it first divides
-# and rounds down, and then tells you that numbers are wrong of which you gave only two:
-#
-# > `AssertionError: Check batch related parameters. train_batch_size is not equal to micro_batch_per_gpu * gradient_acc_step * world_size 30 != 4 * 3 * 2`
-#
-# On a cluster it says so after the job has waited in the queue. An answer of yours takes no time, and needs no GPU.
+# DeepSpeed finds contradictions too, in its engine's first second: on a cluster, after the job has waited in the queue. Where numbers are missing, it divides and
+# rounds down, and then tells you that numbers are wrong of which you gave only two: `train_batch_size is not equal to micro_batch_per_gpu * gradient_acc_step * world_size 30 != 4 * 3 * 2`.
 
 # %%
 WORDS = {
@@ -303,14 +298,14 @@ for ranks in (64, 32):
 
 # %% [markdown]
 # The same files on half of the ranks: in the first and the third library the step stays as it is, in the two others it
-# becomes half as large without a word, and the learning rate does not know. (Of 07 you know what that does.)
+# becomes half as large without a word, and the learning rate does not know.
 
 # %% [markdown]
-# ### Balise 2 · A configuration for DeepSpeed · further · about 16 min
+# ### Balise 2 · A configuration for DeepSpeed · further · about 8 min
 #
 # `deepspeed.initialize(model=..., optimizer=..., config=...)` wraps a model in an **engine**, and a dictionary (or a JSON file) tells it what
-# to do. It is long, has defaults that nobody expects, and an unknown key at its first level (beside `"bf16"`, not inside of it) is ignored without a word.
-# So the only proof of a configuration is what the engine does with it. Write **`deepspeed_config(plan)`**: the dictionary for
+# to do. It has defaults that nobody expects, and an unknown key at its first level is ignored without a word.
+# So the only proof of a configuration is what the engine does with it. **`deepspeed_config(plan)`** is the dictionary for
 # a `plan`, which has these keys:
 #
 # | `plan[...]` | what the engine shall do |
@@ -323,15 +318,15 @@ for ranks in (64, 32):
 # | `"offload"` | the optimizer's states and its step are on the CPU |
 # | `"bucket"` | from stage 1 on, gradients of several tensors travel in one message, a bucket, which has room for so many numbers |
 #
-# At stage 3 *no* weight stays whole between steps. Model and optimizer come from PyTorch; `OURS` below has the two keys that DeepSpeed wants for
-# that: start from `{**OURS, ...}`. About 15 lines, most of them a key each.
+# Most of it is given: look which defaults it overrules. Write the two parts in which the numbers stand: `rates`, the parameters of the schedule, and `zero`, what is cut and sent. At stage 3 *no*
+# weight shall stay whole between steps.
+#
+# About 4 lines.
 #
 # <details><summary>Hint</summary>
 #
-# - `train_batch_size`, `train_micro_batch_size_per_gpu`, `gradient_clipping` (0.0 is never; if it is not given, 1.0), `bf16: {enabled}`.
-# - `scheduler: {type, params}`, here the type `WarmupDecayLR`, with `warmup_max_lr`, `warmup_num_steps`, `total_num_steps` (with
-#   those of the warm-up) and `warmup_type`: if that is not given, the warm-up is logarithmic. It begins at `warmup_min_lr`, if that is not given at 0.
-# - `zero_optimization`: `stage`, `reduce_bucket_size` (500 million, if it is not given), `stage3_param_persistence_threshold` (tensors with no more numbers than that are not cut;
+# - `rates`: `warmup_max_lr`, `warmup_num_steps`, and `total_num_steps`, with those of the warm-up.
+# - `zero`: `stage`, `reduce_bucket_size` (500 million, if it is not given), `stage3_param_persistence_threshold` (tensors with no more numbers than that are not cut;
 #   if it is not given, 100,000), and, only with offload, `offload_optimizer: {device: "cpu"}`.
 # </details>
 
@@ -350,6 +345,8 @@ def deepspeed_config(plan):
     zero = {"stage": plan["stage"], "reduce_bucket_size": plan["bucket"], "stage3_param_persistence_threshold": 0}
     if plan["offload"]:
         zero["offload_optimizer"] = {"device": "cpu"}
+    # END SOLUTION
+    # clipping: 0.0 is never, and 1.0 if it is not given; the warm-up: logarithmic if no type is given
     return {
         **OURS,
         "train_batch_size": plan["batch"],
@@ -359,42 +356,37 @@ def deepspeed_config(plan):
         "scheduler": {"type": "WarmupDecayLR", "params": {**rates, "warmup_type": "linear"}},
         "zero_optimization": zero,
     }
-    # END SOLUTION
 
 
 # %%
 tp.check(2, deepspeed_config)
 
 # %% [markdown]
-# Of these keys, one more is in every tutorial: `allgather_bucket_size`. DeepSpeed 0.19 reads it and, with today's PyTorch, uses it
-# nowhere at stages 1 and 2: there the weights are gathered in one message, whatever it says. And the learning rate begins with *two*
-# steps at 0, since the schedule moves for the first time after the first step, to its own step 0. Neither can be seen in
+# One more key is in every tutorial: `allgather_bucket_size`. DeepSpeed 0.19 reads it and, with today's PyTorch, uses it
+# nowhere at stages 1 and 2. And the learning rate begins with *two* steps at 0, since the schedule moves for the first time after the first step, to its own step 0. Neither can be seen in
 # the file.
 
 
 # %% [markdown]
-# ### Balise 3 · The engine's loop · about 17 min
+# ### Balise 3 · The engine's loop · about 10 min
 #
 # **`engine_step(engine, pieces)`** makes one step: `pieces` are this rank's micro-batches, as many as the engine accumulates.
-# It takes over what you wrote in `train_ours`: `engine(tokens)` is the model's forward, `engine.backward(loss)` divides by the
+# The engine takes over what you wrote in `train_ours`. `engine(tokens)` is the model's forward, `engine.backward(loss)` divides by the
 # number of micro-batches and sends gradients when the stage wants it, and `engine.step()` is called **after every backward**: the
-# engine counts, and only at the last micro-batch of a step does it clip, step, and set gradients to zero. Return the mean loss over `pieces` on
-# this rank, a tensor without a graph. About 6 lines.
+# engine counts, and only at the last micro-batch does it clip, step, and set gradients to zero. Write what happens to each piece.
 #
-# A checkpoint of DeepSpeed is cut as its ranks were: loaded on another number of them, it raises `Automatic adjustment
-# of ZeRO's optimizer state partitioning with a new world size is not currently supported`. The way out is a **universal checkpoint**: each
-# parameter and each of its states in a file of its own, which any number of ranks can cut anew. All ranks run both functions:
+# A checkpoint of DeepSpeed is cut as its ranks were, and cannot be loaded on another number of them. The way out is a **universal checkpoint**: each
+# parameter and each of its states in a file of its own, which any number of ranks can cut anew. All ranks call both functions:
 #
-# - **`save(engine, folder)`**: `engine.save_checkpoint(folder, tag="saved")` writes what each rank holds; then *one* rank makes
-#   it universal with `to_universal(folder, "saved")` below; when a rank returns, it is all there. About 4 lines.
-# - **`resume(model, optimizer, config, folder)`**: an engine that goes on from there, on these ranks. Make it with
-#   `make_engine(model, optimizer, config)` below, with the further key `"checkpoint": {"load_universal": True}` (leave the given `config` as
-#   it is), load with the tag `"universal"`, return it. Weights, states, learning rate and count of steps go on. About 3 lines.
+# - **`save(engine, folder)`**: every rank has written what it holds; now *one* makes it universal, with `to_universal(folder, "saved")` below. When a rank returns, it is all there.
+# - **`resume(model, optimizer, config, folder)`**: an engine that goes on from there. Make it with
+#   `make_engine(model, optimizer, config)` below, with the further key `"checkpoint": {"load_universal": True}`; leave the given `config` as it is.
+#
+# 3, 3 and 1 lines.
 #
 # <details><summary>Hint</summary>
 #
-# `language_loss(engine, tokens)` calls the engine like a model. `loss.detach()` before you keep it. What has all ranks wait for each other is
-# `dist.barrier()`. `engine.load_checkpoint(folder, tag=...)` returns the path and what you had saved beside, not the engine.
+# `language_loss(engine, tokens)` calls the engine like a model. What has all ranks wait for each other is `dist.barrier()`. `{**config, key: value}` is a new dictionary.
 # </details>
 
 
@@ -417,21 +409,21 @@ def to_universal(folder, tag):
 # %% tags=["balise-3"]
 def engine_step(engine, pieces):
     """One step of DeepSpeed's engine on this rank's micro-batches. Returns their mean loss, a tensor without a graph."""
-    # BEGIN SOLUTION
     losses = []
     for tokens in pieces:
+        # BEGIN SOLUTION
         loss = language_loss(engine, tokens)
         engine.backward(loss)
         engine.step()
+        # END SOLUTION
         losses.append(loss.detach())
     return torch.stack(losses).mean()
-    # END SOLUTION
 
 
 def save(engine, folder):
     """Save all that a run needs, as folder/universal, for any number of ranks. All ranks call it."""
-    # BEGIN SOLUTION
     engine.save_checkpoint(folder, tag="saved")
+    # BEGIN SOLUTION
     if dist.get_rank() == 0:
         to_universal(folder, "saved")
     dist.barrier()
@@ -442,9 +434,9 @@ def resume(model, optimizer, config, folder):
     """An engine that goes on from folder/universal, on any number of ranks. All ranks call it."""
     # BEGIN SOLUTION
     engine = make_engine(model, optimizer, {**config, "checkpoint": {"load_universal": True}})
+    # END SOLUTION
     engine.load_checkpoint(folder, tag="universal")
     return engine
-    # END SOLUTION
 
 
 # %%
@@ -453,11 +445,10 @@ tp.check(3, engine_step, save, resume)
 # %% [markdown]
 # ### What each stage sends
 #
-# **Commit to a guess.** Our loop sends its gradients once a step, after the last of `ACCUMULATION` micro-batches. How many times as many
-# bytes of *gradients* does a rank hand in at each stage of DeepSpeed?
+# Our loop sends its gradients once a step, after the last of `ACCUMULATION` micro-batches. Guess.
 
 # %%
-guess = {"stage 0": None, "stage 1": None, "stage 2": None, "stage 3": None}
+more = tp.predict("How many times as many bytes of gradients as ours does a rank hand in at DeepSpeed's stage 2?", ...)
 
 
 # %% tags=["setup"]
@@ -493,55 +484,54 @@ for name in ("ours (DDP)", *rows):
     shown(name, found[name])
     times = gradients_sent(found[name]) / gradients_sent(found["ours (DDP)"])
     print(f"{'':<22} of gradients {times:.2f} times as many bytes as ours")
+    if name == "DeepSpeed, stage 2":
+        more.shows(
+            times, "× {:.2f}", "Who keeps only a share has nowhere to add up the rest: it is sent after every backward."
+        )
 
 # %% [markdown]
-# <details><summary>And your guess?</summary>
-#
-# Stages 0 and 1 send what our loop sends. Stages 2 and 3 send it after **every** micro-batch: each rank keeps only its part of the
-# gradients, so it has nowhere to add up the rest. That is `ACCUMULATION` times as much; with 64 micro-batches it would be 64 times. Stage 2
+# Stages 0 and 1 send what our loop sends. Stages 2 and 3 send it after **every** micro-batch: with 64 of them it would be 64 times. Stage 2
 # with accumulation is the most frequent expensive line in a DeepSpeed file: it saves 2 bytes of gradients a parameter beyond stage 1, and
 # pays for them with the network. Stage 3 also gathers weights, in forward and in backward, for every micro-batch.
-# </details>
 #
 # The peak hardly shrinks: with a model as small as this one, logits, buckets and what is gathered weigh as much as what is shared.
 
 
 # %% [markdown]
-# ### Balise 4 · A fused optimizer · further · about 11 min
+# ### Balise 4 · A fused optimizer · further · about 8 min
 #
 # DeepSpeed's `Adam` is a *fused* one: on a GPU, one launch updates many tensors. A plain loop launches some ten operators for
 # **each** tensor, small as it may be, and the GPU waits for the CPU that launches them. PyTorch has operators that take lists:
 # `torch._foreach_mul_(tensors, 0.9)` multiplies all tensors of a list in place, in one call.
 #
 # Write AdamW with them. `weights`, `gradients`, `means` and `squares` are four lists of tensors of equal shapes; `means` and
-# `squares` are the averages $m$ and $v$, zero before step 1. Change weights, means and squares **in place**, leave the gradients
-# as they are, return nothing. In step $t$ (`step`, from 1), with rate $\eta$, decay $\lambda$, and all products element by element:
+# `squares` are the averages $m$ and $v$. Change weights, means and squares **in place**, leave the gradients as they are. In step $t$, with rate $\eta$ and decay $\lambda$:
 #
 # $$w \leftarrow (1 - \eta\lambda)\,w, \quad m \leftarrow \beta_1 m + (1-\beta_1)\,g, \quad v \leftarrow \beta_2 v + (1-\beta_2)\,g^2,
 # \quad w \leftarrow w - \eta\,\frac{m / (1-\beta_1^t)}{\sqrt{v / (1-\beta_2^t)} + \epsilon}$$
 #
-# No operator for each tensor: 300 tensors cost as many operators as 3. Beside the four lists, hold one
-# more copy of the weights' size at most. About 8 lines.
+# The denominator is given, in `roots`, but times `correction` $= \sqrt{1-\beta_2^t}$: what a number does to a list can be done to a number beforehand. Write the five lines around it.
 #
 # <details><summary>Hint</summary>
 #
-# `_foreach_mul_(x, number)`, `_foreach_div_(x, number)`, `_foreach_add_(x, number)`, `_foreach_add_(x, y, alpha=number)`,
-# `_foreach_lerp_(x, y, number)`, `_foreach_addcmul_(x, y, z, number)` and `_foreach_addcdiv_(x, y, z, number)` change the list x;
-# without the last `_`, as in `_foreach_sqrt(x)`, they return a new one. They do what `mul_`, `lerp_`, … do to one tensor. The two corrections are numbers: what they do to a list can be done to a number beforehand.
+# `_foreach_mul_(x, number)`, `_foreach_lerp_(x, y, number)`, `_foreach_addcmul_(x, y, z, number)` and `_foreach_addcdiv_(x, y, z, number)` change the list x as
+# `mul_`, `lerp_`, … change one tensor.
 # </details>
 
 
 # %% tags=["balise-4"]
 def fused_adamw(weights, gradients, means, squares, step, lr, beta1=0.9, beta2=0.999, epsilon=1e-8, weight_decay=0.1):
     """One step of AdamW on four lists of tensors: changes all but the gradients in place."""
-    # BEGIN SOLUTION
     correction = (1 - beta2**step) ** 0.5
+    # BEGIN SOLUTION
     torch._foreach_mul_(weights, 1 - lr * weight_decay)
     torch._foreach_lerp_(means, gradients, 1 - beta1)
     torch._foreach_mul_(squares, beta2)
     torch._foreach_addcmul_(squares, gradients, gradients, 1 - beta2)
+    # END SOLUTION
     roots = torch._foreach_sqrt(squares)
     torch._foreach_add_(roots, epsilon * correction)
+    # BEGIN SOLUTION
     torch._foreach_addcdiv_(weights, means, roots, -lr * correction / (1 - beta1**step))
     # END SOLUTION
 
@@ -554,10 +544,10 @@ tp.check(4, fused_adamw)
 #
 # Four AdamWs update the same weights: yours, and PyTorch's three. `foreach=False` is the loop, `foreach=True` does what
 # you do, `fused=True` is one kernel that reads each number once. Three sets of tensors: the Llama of practical work 14, 300 small
-# tensors, 8 large ones. On a CPU one thread does it all, so that no more than the calls and the memory differ.
-#
-# **Guess first**, and write it down: on a CPU nothing is launched on another device. Will lists beat the loop on all three sets,
-# on one, or on none?
+# tensors, 8 large ones, on a CPU with one thread. There, nothing is launched on another device. Guess.
+
+# %%
+lists = tp.predict("How many times as fast as the loop is yours on 8 large tensors, on this machine?", ...)
 
 
 # %% tags=["setup"]
@@ -622,19 +612,22 @@ print("tensors            yours    loop  foreach    fused  | yours  loop  foreac
 for name, (times, operators) in optimizers.items():
     print(f"{name:<14}", *(f"{one:>8.2f}" for one in times.values()), " |", end="")
     print(*(f"{one:>6}" for one in operators.values()), f"{times['yours'] / times['foreach']:>14.2f}")
+large, _ = optimizers["8 large"]
+lists.shows(
+    large["loop"] / large["yours"], "× {:.2f}", "Few calls gain little where the memory is what takes the time."
+)
 
 # %% [markdown]
 # Read the table from the right. Your step takes the same few operators for any number of tensors; the loop takes nine for
 # each. With many small tensors the calls are the cost, and lists win. With large ones the *memory* is: on a CPU the loop brings a
 # tensor into the cache once and does all its operations there, while lists go through all tensors once for each operation. Only
 # the kernel that reads each number once has neither cost. On a GPU the calls weigh more, since each is a launch that the CPU must
-# prepare; PyTorch takes `foreach` there unless you ask for something else. (PyTorch's `foreach=True` also keeps a step count in a
-# tensor for each weight, and reads them all.)
+# prepare; PyTorch takes `foreach` there unless you ask for something else.
 
 # %% [markdown]
 # ## One bit for each number · further
 #
-# Data parallelism sends 32 bits for each parameter in each step. 1-bit Adam sends one: the **sign**. A block of $b$ numbers
+# Data parallelism sends 32 bits for each parameter. 1-bit Adam sends one: the **sign**. A block of $b$ numbers
 # travels as $b$ bits and one scale, the mean of their absolute values:
 #
 # $$x \;\approx\; s\,\operatorname{sign}(x), \qquad s = \tfrac1b \textstyle\sum_i |x_i|$$
@@ -645,8 +638,8 @@ for name, (times, operators) in optimizers.items():
 # linear, is exchanged (Tang et al. 2021).
 #
 # The numbers are cut into as many **rows** as there are ranks. Each rank is a *worker*, which sends its version of every row, and also the
-# **server** of one row: it takes the mean of what all workers sent of it, as in an all-reduce made of two halves. Both compress, so both
-# lose something and keep an error of their own, here the *worker error* and the *server error*:
+# **server** of one row: it takes the mean of what all workers sent of it. Both compress, so both
+# lose something and keep an error of their own:
 
 # %% jupyter={"source_hidden": true}
 figure, axes = plt.subplots(figsize=(8.5, 2.6), layout="constrained")
@@ -687,9 +680,8 @@ axes.set_title("One exchange: two compressions, each with an error that stays wh
 plt.show()
 
 # %% [markdown]
-# All numbers of the model lie in one tensor `(N, k, b)`: a row for each of the N ranks, k blocks a row, b numbers a block (b is a
-# multiple of 8). Given are `pack` and `unpack`, `swap` (row s goes to rank s, and row s of the result came from rank s; row = index
-# in the first dimension) and `gather`. `OneBitState` is what a rank keeps.
+# All numbers of the model lie in one tensor `(N, k, b)`: a row for each of the N ranks, k blocks a row, b numbers a block. Given are `pack` and `unpack`,
+# `swap` (row s goes to rank s, and row s of the result came from rank s) and `gather`. `OneBitState` is what a rank keeps.
 
 
 # %% tags=["setup"]
@@ -728,29 +720,22 @@ class OneBitState:
 
 
 # %% [markdown]
-# ### Balise 5 · 1-bit Adam · further · about 23 min
-#
-# Write four functions:
+# ### Balise 5 · 1-bit Adam · further · about 11 min
 #
 # - `compress(x)`: `x` (…, b) to its signs, packed, uint8 (…, b / 8), and the scales (…, 1).
 # - `expand(bits, scales)`: back to (…, b), plus or minus the scale.
-# - `one_bit_mean(x, worker_error, server_error)`: about the mean of all ranks' `x` (N, k, b), the same on all ranks. Add the worker's
-#   error, compress (a 0 may count as plus or minus), keep what was lost, swap; take the mean of what came, and do the same once more as a server, before the results
-#   are gathered. Write both errors, (N, k, b) and (k, b), **in place**: the next call needs them. Only bits and scales travel.
-# - `one_bit_adam(state, gradient, lr, warmup)`: one step with this rank's gradient (N, k, b), which it may overwrite. It first adds 1 to
-#   `state.steps`, which is 0 before the first step: that is $t$. In the first `warmup` steps, number `warmup` included,
-#   it is Adam with the mean gradient of all ranks (an all-reduce of float32 is fine here), without weight decay, and `state.root` is the
-#   denominator $\sqrt{v / (1-\beta_2^t)} + \epsilon$. After them `squares` and `root` stay, and the mean is exchanged by 1 bit: each rank
-#   mixes its own gradient into it, and what all ranks get is their new mean. In both, $w \leftarrow w - \eta\,\frac{m}{1-\beta_1^t} / \text{root}$, **in place**.
+# - `one_bit_mean(x, worker_error, server_error)`: about the mean of all ranks' `x` (N, k, b), the same on all ranks. The server's compression and the gathering
+#   are given. Write the worker's: what it `wanted` to send, with its error; what it keeps, **in place**, of what is lost; and what the server wants to send, the mean of what came and its own error. Only bits and scales travel.
+# - `one_bit_adam(state, gradient, lr, warmup)`: one step with this rank's gradient (N, k, b). The warm-up is Adam as you know it, and given. After it `squares` and `root` stay: each rank
+#   mixes its own gradient into the mean that all have, and the exchange makes of these the new mean of all.
 #
-# About 1, 1, 8 and 11 lines.
+# 1, 1, 4 and 2 lines.
 #
 # <details><summary>Hint</summary>
 #
 # `unpack(bits)` is 1 and 0; you need 1 and −1. `x.abs().mean(-1, keepdim=True)`. A worker's loss is what it *wanted* to send less what
-# its bits say: `x + worker_error - expand(…)`. `swap` and `gather` take bits and scales, one after the other. `error.copy_(…)`
-# writes into a tensor that exists. Inside `one_bit_adam`, `state.mean.lerp(gradient, 1 - beta1)` is a new tensor,
-# `state.mean.lerp_(…)` changes the mean.
+# its bits say. `swap` takes bits and scales, one after the other. `error.copy_(…)`
+# writes into a tensor that exists. `state.mean.lerp(gradient, 1 - beta1)` is a new tensor.
 # </details>
 
 
@@ -776,15 +761,14 @@ def one_bit_mean(x, worker_error, server_error):
     bits, scales = compress(wanted)
     worker_error.copy_(wanted - expand(bits, scales))
     wanted = expand(swap(bits), swap(scales)).mean(0) + server_error
+    # END SOLUTION
     bits, scales = compress(wanted)
     server_error.copy_(wanted - expand(bits, scales))
     return expand(gather(bits), gather(scales))
-    # END SOLUTION
 
 
 def one_bit_adam(state, gradient, lr, warmup, beta1=0.9, beta2=0.999, epsilon=1e-8):
     """One step with this rank's gradient (N, k, b): Adam for `warmup` steps, then 1-bit Adam."""
-    # BEGIN SOLUTION
     state.steps += 1
     if state.steps <= warmup:
         dist.all_reduce(gradient)
@@ -793,10 +777,11 @@ def one_bit_adam(state, gradient, lr, warmup, beta1=0.9, beta2=0.999, epsilon=1e
         state.squares.lerp_(gradient**2, 1 - beta2)
         state.root = (state.squares / (1 - beta2**state.steps)).sqrt() + epsilon
     else:
+        # BEGIN SOLUTION
         mixed = state.mean.lerp(gradient, 1 - beta1)
         state.mean = one_bit_mean(mixed, state.worker_error, state.server_error)
+        # END SOLUTION
     state.weights.addcdiv_(state.mean, state.root, value=-lr / (1 - beta1**state.steps))
-    # END SOLUTION
 
 
 # %%
@@ -807,11 +792,8 @@ tp.check(5, compress, expand, one_bit_mean, one_bit_adam)
 #
 # The Llama of this work with one layer and a tied head, on 2 ranks that see different samples, three times with other weights and other text. After
 # 20 steps of Adam the training goes on in three ways: Adam, your 1-bit Adam, and the same with both errors set to zero after each step.
-# (The head is tied so that the vector of every token has a gradient in the warm-up, also of tokens that do not occur. A weight whose gradients
-# were all zero would have $v = 0$ and a denominator of $\epsilon = 10^{-8}$ alone; bits know no zero, so the first sign that reaches it,
-# divided by that, throws it far away. DeepSpeed let its users give a *mask*, which sets the mean of such weights to zero.)
-#
-# **Guess first**: without error feedback, is it a little worse than with it, as bad as no training at all, or does it blow up?
+# (The head is tied so that the vector of every token has a gradient in the warm-up. A weight whose gradients
+# were all zero would have a denominator of $\epsilon = 10^{-8}$ alone; bits know no zero, so the first sign that reaches it throws it far away.)
 
 
 # %% tags=["setup"]
@@ -910,14 +892,12 @@ draw_trainings(trainings)
 
 # %% [markdown]
 # One bit with feedback goes on learning, behind Adam in so short a training; without feedback learning soon stops. A sign makes all
-# means of a block equally large: without feedback the small ones are overdone in every step. With feedback what was
-# overdone is taken back in the next steps, and on average each weight gets its due.
+# means of a block equally large. With feedback what was overdone is taken back in the next steps, and on average each weight gets its due.
 
 # %% [markdown]
 # ## What a network would gain · further
 #
-# First the volume. Per number the exchange hands in $1/8$ byte and a share of a scale, $4/b$; float32 hands in 4 bytes. An all-reduce is
-# a reduce-scatter and an all-gather, as the exchange is an all-to-all and an all-gather of the same volumes, so the ratio is
+# First the volume. Per number the exchange hands in $1/8$ byte and a share of a scale, $4/b$, where float32 hands in 4 bytes:
 #
 # $$\frac{1/8 + 4/b}{4} \;=\; \frac{1}{32} + \frac{1}{b}$$
 #
@@ -961,8 +941,8 @@ print(f"for 340 million numbers, one core would compute {340e6 * computing / cou
 
 # %% [markdown]
 # What travels is as small as computed. Whether that is *faster* depends on the network: over loopback bytes cost little, while signs,
-# scales and errors cost CPU time. The planner says what the wires alone would need with 64 ranks, for a model of the size of
-# BERT-large, 340 million numbers. It is an estimate, and computing comes on top: a GPU must do that in far less than a core here.
+# scales and errors cost CPU time. The planner says what the wires alone would need with 64 ranks, for BERT-large,
+# 340 million numbers: an estimate, and computing comes on top.
 
 # %%
 NUMBERS, LATENCY = 340e6, 20e-6
@@ -984,16 +964,15 @@ for share in (0.1, 0.15, 0.2):
 # So two figures that are told of 1-bit Adam speak of different things: 97 % less is a compressed step against 32 bits; five times
 # less is a whole training, warm-up included, against 16 bits.
 #
-# **What could not run here.** DeepSpeed's own 1-bit Adam needed a GPU and NCCL, or MPI, for its exchange of bits: not a CPU with gloo. And
-# DeepSpeed 0.19.8, with which this work was tested, has none any more: 1-bit Adam, 1-bit LAMB and 0/1 Adam were removed in 2026 (pull
-# request 8490 of its repository), then what carried their bits (8547). Nothing above is measured with DeepSpeed.
+# **What could not run here.** DeepSpeed's own 1-bit Adam needed NCCL or MPI, and DeepSpeed 0.19.8, with which this work was tested, has none any more: it was removed in 2026 (pull
+# request 8490 of its repository). Nothing above is measured with DeepSpeed.
 
 # %% [markdown]
 # ## Accelerate and Fabric: the loop stays yours
 #
 # DeepSpeed's engine takes over the step. Accelerate (Hugging Face) and Fabric (Lightning) take less: you keep your loop, and hand them the
 # *objects* that it works on. What they give back looks the same and does more: the model is inside DDP, the loader gives each
-# rank its share, the optimizer may know when to wait. Here is the loop of one process that you port twice.
+# rank its share. Here is the loop of one process that you port twice.
 
 
 # %% tags=["setup"]
@@ -1032,66 +1011,52 @@ found["one process"] = launch.ranks(measured, ported, train_alone, RANKS * MICRO
 shown("one process", found["one process"])
 
 # %% [markdown]
-# ### Balise 6 · Accelerate · further · about 19 min
+# ### Balise 6 · Accelerate · about 11 min
 #
-# **Why.** A script that many people run, on a laptop and on 64 cards, should not ask in each line on how many. Accelerate finds that out
-# once, and the loop no longer mentions it.
-#
-# Write `train_alone` again as **`train_with_accelerate(model, optimizer, loader, accumulation, max_norm, cpu=True)`**, for as many
-# processes as there are. It is called on each of them, with the same model and the same loader, and yields each step's loss
-# *on this rank* (a mean over the ranks is accepted, but costs a message more in each step). Not more than ten lines should differ from
-# `train_alone`. As there, the last step may have fewer micro-batches: its gradient is divided by `accumulation` all the same, its loss is the
-# mean over those that exist.
+# A script that many people run, on a laptop and on 64 cards, should not ask in each line on how many. Accelerate finds that out
+# once, and the loop no longer mentions it. **`train_with_accelerate`** is `train_alone` for as many processes as there are; it is called on each of them, with the same model and the same
+# loader, and yields each step's loss *on this rank*.
 #
 # - `Accelerator(gradient_accumulation_steps=…, cpu=…)` finds the other processes by the variables that a launcher sets (`RANK`,
-#   `WORLD_SIZE`, …). Without `cpu=True` it looks for cards alone: where there are none, each process believes that it is alone,
-#   and nobody says a word.
-# - `accelerator.prepare(…)` takes model, optimizer and loader, and returns what the loop has to use from here on. Rank $r$ of
-#   $N$ gets every $N$-th batch of the loader, from number $r$ on. Where $N$ does not divide the batches, samples of the loader's beginning
-#   come once more at its end, so that all ranks make as many steps.
-# - `with accelerator.accumulate(model):` stands around the work of one micro-batch, and counts them. Inside,
-#   `accelerator.sync_gradients` is true where a step is due: after each `accumulation` micro-batches, *and at the end of the loader*.
-#   Elsewhere DDP sends nothing.
-# - `accelerator.backward(loss)` divides by the number of micro-batches itself. `accelerator.clip_grad_norm_` belongs where
-#   `sync_gradients` is true: before, the gradient is this rank's alone, and unfinished.
+#   `WORLD_SIZE`, …). Without `cpu=True` it looks for cards alone: where there are none, each process believes that it is alone, and nobody says a word.
+# - `accelerator.prepare(…)` takes model, optimizer and loader, and returns what the loop has to use from here on.
+# - `with accelerator.accumulate(model):` counts micro-batches. Inside, `accelerator.sync_gradients` is true where a step is due: after each `accumulation` of them, *and at the end of the
+#   loader*. Elsewhere DDP sends nothing.
+# - `accelerator.backward(loss)` divides by the number of micro-batches itself. `accelerator.clip_grad_norm_` clips a gradient that is finished: the mean over all ranks.
 #
-# Import `accelerate` inside the function. About 14 lines, of which you write 8 anew.
+# Write what is prepared, the backward, and what happens where a step is due. 8 lines, some as in `train_alone`.
 #
 # <details><summary>Hint</summary>
 #
-# ```python
-# accelerator = Accelerator(cpu=cpu, gradient_accumulation_steps=accumulation)
-# model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
-# for tokens in loader:
-#     with accelerator.accumulate(model):
-#         …                                # loss, accelerator.backward
-#         if accelerator.sync_gradients:
-#             …                            # clip, step, zero_grad, yield
-# ```
+# Before a step is due the gradient is this rank's alone, and unfinished. `yield` the mean of `losses`, and begin a new list.
 # </details>
 
 
 # %% tags=["balise-6"]
 def train_with_accelerate(model, optimizer, loader, accumulation, max_norm, cpu=True):
     """One epoch, on each rank. Yields each step's loss on this rank, the mean over its micro-batches."""
-    # BEGIN SOLUTION
     from accelerate import Accelerator
 
     accelerator = Accelerator(cpu=cpu, gradient_accumulation_steps=accumulation)
+    # BEGIN SOLUTION
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+    # END SOLUTION
     losses = []
     for tokens in loader:
         with accelerator.accumulate(model):
             loss = language_loss(model, tokens)
+            # BEGIN SOLUTION
             accelerator.backward(loss)
+            # END SOLUTION
             losses.append(loss.detach())
+            # BEGIN SOLUTION
             if accelerator.sync_gradients:
                 accelerator.clip_grad_norm_(model.parameters(), max_norm)
                 optimizer.step()
                 optimizer.zero_grad()
                 yield torch.stack(losses).mean()
                 losses = []
-    # END SOLUTION
+            # END SOLUTION
 
 
 # %%
@@ -1120,11 +1085,10 @@ ours_and_theirs("Accelerate", "accelerate", train_with_accelerate)
 # %% [markdown]
 # ### The launcher that starts one process
 #
-# `accelerate launch --num_processes 2 script.py` starts a script on two cards. **Commit to a guess**: on a machine without cards, with
-# `--cpu`, how many processes run, and is there a warning?
+# `accelerate launch --num_processes 2 script.py` starts a script on two cards. And on a machine without cards?
 
 # %%
-guess = {"processes of accelerate launch --cpu --num_processes 2": None, "a warning": None}
+processes = tp.predict("How many processes does `accelerate launch --cpu --num_processes 2` start?", ...)
 
 # %%
 SCRIPT = """
@@ -1167,74 +1131,65 @@ else:
     said = recorded.instead("accelerate", WORK, "launchers") or {}
 for name, lines in said.items():
     print(name, *lines, sep="\n    ")
+if said:
+    started = sum("Accelerator(cpu=True)" in line for line in next(iter(said.values())))
+    processes.shows(started, why="And nobody warns you.")
 
 # %% [markdown]
-# With `--cpu` the launcher leaves all its branches that start several processes: each of them asks for `not args.cpu` (`launch_command` in
-# `accelerate/commands/launch.py`). What is left starts the script once, and `--num_processes` only tells it how many threads to take.
-# The script runs to its end: it takes all micro-batches itself, twice as many steps of half the batch. `torchrun` starts two, and sets the variables that `Accelerator(cpu=True)` reads.
+# With `--cpu` the launcher leaves all its branches that start several processes (`launch_command` in
+# `accelerate/commands/launch.py`): it starts the script once, and that takes all micro-batches itself, twice as many steps of half the batch. `torchrun` starts two, and sets the variables that `Accelerator(cpu=True)` reads.
 # Without `cpu=True` each of the two would train alone, on all data, and both would write the same checkpoint.
 # So print `accelerator.num_processes` in the first line of every log.
 
 # %% [markdown]
-# ### Balise 7 · Lightning Fabric · further · about 21 min
+# ### Balise 7 · Lightning Fabric · further · about 8 min
 #
-# **Why.** Fabric hides less than Accelerate: *you* count micro-batches, and say where gradients travel. In return nothing happens that does
+# Fabric hides less than Accelerate: *you* count micro-batches, and say where gradients travel. In return nothing happens that does
 # not stand in the loop, and the same loop runs under `strategy="ddp"` and, on cards, `"fsdp"` or `"deepspeed"`.
 #
-# Write **`train_with_fabric(model, optimizer, loader, accumulation, max_norm, cpu=True)`**, as in balise 6. Again not more than ten lines
-# should differ from `train_alone`.
+# **`train_with_fabric`** does what balise 6 does. `Fabric(…)` is told how many processes there are, and `fabric.launch()` meets them; the count of micro-batches, `due`, is given. You need:
 #
-# - `Fabric(accelerator="cpu", devices=…)`: `"cuda"` where `cpu` is false. `devices` is the number of processes on this machine, which
-#   launchers leave in `os.environ["WORLD_SIZE"]` (one machine, here). With more than one, DDP is the strategy unless you name another.
-# - `fabric.launch()` meets the other processes.
 # - `fabric.setup(model, optimizer)` and `fabric.setup_dataloaders(loader)` return what the loop has to use. The loader's *samples* are dealt
-#   out one by one: rank $r$ of $N$ gets every $N$-th. So all ranks' first micro-batches together hold the same samples as with
-#   Accelerate, dealt out otherwise. Where $N$ does not divide the samples, some come twice, too.
+#   out one by one: rank $r$ of $N$ gets every $N$-th.
 # - `with fabric.no_backward_sync(model, enabled=…):` around forward and backward: where it is enabled, nothing is sent.
 # - `fabric.backward(loss)` divides by nothing. `fabric.clip_gradients(model, optimizer, max_norm=…)`.
 #
-# The package is called `lightning-fabric`, the module `lightning_fabric`; in the large package `lightning` it is `lightning.fabric`.
-# Import it inside the function. About 16 lines, of which you write 10 anew.
+# 6 lines.
 #
 # <details><summary>Hint</summary>
 #
-# ```python
-# fabric = Fabric(accelerator="cpu" if cpu else "cuda", devices=int(os.environ["WORLD_SIZE"]))
-# …
-# for i, tokens in enumerate(loader, 1):
-#     due = i % accumulation == 0 or i == len(loader)
-#     with fabric.no_backward_sync(model, enabled=not due):
-#         …                                # loss, fabric.backward
-#     if due:
-#         …                                # clip, step, zero_grad, yield
-# ```
+# Nothing is sent where a step is *not* due. The loss that is kept is not divided, the one for backward is.
 # </details>
 
 
 # %% tags=["balise-7"]
 def train_with_fabric(model, optimizer, loader, accumulation, max_norm, cpu=True):
     """One epoch, on each rank. Yields each step's loss on this rank, the mean over its micro-batches."""
-    # BEGIN SOLUTION
     from lightning_fabric import Fabric
 
     fabric = Fabric(accelerator="cpu" if cpu else "cuda", devices=int(os.environ["WORLD_SIZE"]))
     fabric.launch()
+    # BEGIN SOLUTION
     model, optimizer = fabric.setup(model, optimizer)
     loader = fabric.setup_dataloaders(loader)
+    # END SOLUTION
     losses = []
     for i, tokens in enumerate(loader, 1):
         due = i % accumulation == 0 or i == len(loader)
+        # BEGIN SOLUTION
         with fabric.no_backward_sync(model, enabled=not due):
             loss = language_loss(model, tokens)
             fabric.backward(loss / accumulation)
+        # END SOLUTION
         losses.append(loss.detach())
         if due:
+            # BEGIN SOLUTION
             fabric.clip_gradients(model, optimizer, max_norm=max_norm)
+            # END SOLUTION
             optimizer.step()
             optimizer.zero_grad()
             yield torch.stack(losses).mean()
             losses = []
-    # END SOLUTION
 
 
 # %%
@@ -1300,9 +1255,8 @@ for name in [name for name in HIDDEN if name in found]:
     assert apart < 1e-3, f"{name}: another training"
 
 # %% [markdown]
-# The seconds are those of a model that fits into a cache: they show what a library costs *around* the arithmetic, in Python, not what it saves on a card.
-# "Changed" counts lines of the loop that do not stand in `train_alone`; DeepSpeed's configuration and the functions of balise 3
-# come on top. "Sent" is what a rank hands in; what it then sends depends on the algorithm. A library that hides more is neither faster nor slower: it moves
+# The seconds show what a library costs *around* the arithmetic, in Python, not what it saves on a card.
+# "Changed" counts lines of the loop that do not stand in `train_alone`. A library that hides more is neither faster nor slower: it moves
 # decisions into a file, where you have to know that they are there.
 
 # %% jupyter={"source_hidden": true}
@@ -1327,8 +1281,7 @@ plt.show()
 # %% [markdown]
 # ## What torchtitan and Megatron-LM add
 #
-# The libraries above put data parallelism and ZeRO around a model of yours. Two others bring the model along, as what they add has
-# to be inside of it. Nothing here was run in this course; the figures are those of the papers.
+# Two others bring the model along, as what they add has to be inside of it. Nothing here was run in this course; the figures are those of the papers.
 #
 # | | torchtitan | Megatron-LM |
 # |---|---|---|
@@ -1344,7 +1297,7 @@ plt.show()
 # Narayanan et al. 2021, "Efficient large-scale language model training on GPU clusters using Megatron-LM", arXiv 2104.04473, table 1 and §2.2; Korthikanti et al. 2022,
 # "Reducing activation recomputation in large transformer models", arXiv 2205.05198 (sequence parallelism, selective recomputation).
 #
-# When to take which? A model of yours that fits with ZeRO: Accelerate, Fabric or DeepSpeed, whichever your scripts speak already. A Transformer that needs
+# When to take which? A model of yours that fits with ZeRO: whichever library your scripts speak already. A Transformer that needs
 # tensor or pipeline parallelism: torchtitan where you want to read all of it, Megatron-LM where its model is yours.
 
 # %% [markdown]
@@ -1353,8 +1306,6 @@ plt.show()
 # 1. A file says `train_batch_size` 512 and `train_micro_batch_size_per_gpu` 4. It was tuned on 32 cards, and now there are 24. What happens, and when?
 # 2. Training with stage 2 and 32 micro-batches is slower than with stage 1. Memory is not short. Why, and what do you change?
 # 3. A colleague divides the loss by `gradient_accumulation_steps` before `engine.backward`. With AdamW the curve looks nearly the same. With SGD it does not. Why?
-# 4. Your run ends on 64 ranks, and tomorrow you get 48. What do you do tonight?
-# 5. In Accelerate, `accelerator.print` shows one line where you expected two. What do you look at first?
 #
 # <details><summary>Answers</summary>
 #
@@ -1362,8 +1313,6 @@ plt.show()
 #    576 would do: the learning rate was tuned for 512.
 # 2. Stage 2 sends gradients after every micro-batch, 32 times a step, stage 1 once. Stage 1, or fewer and larger micro-batches.
 # 3. The engine divides once more, so gradients are too small by that number. Adam divides by their size, and hardly notices (its ε and the clipping do); SGD's step shrinks.
-# 4. Save, and make a universal checkpoint: what 64 ranks have cut cannot be loaded on 48. And 48 does not divide every batch: balise 1.
-# 5. `accelerator.num_processes`. The line is printed by one process on purpose; but if the number is 1, you have two trainings, or none on the other card.
 # </details>
 
 # %% [markdown]
@@ -1371,9 +1320,9 @@ plt.show()
 #
 # Four ways to write one step, and the same weights. Batches multiply: micro × accumulation × ranks, and each library leaves
 # another factor to you. DeepSpeed takes over the step and reads a file; what that file means can only be seen in what the engine holds and sends, and some
-# of its defaults (clipping at 1, a logarithmic warm-up, small tensors kept whole, gradients sent after each micro-batch) are nobody's intention. Its checkpoints are cut
-# for their ranks, unless you make them universal. An optimizer of few large operations saves launches; one of one bit a number saves bytes, as long as it remembers what
-# it rounded away. Accelerate and Fabric leave the loop to you and hand back objects that do more than they look. Read what a library does, not what it is called.
+# of its defaults (clipping at 1, a logarithmic warm-up, gradients sent after each micro-batch) are nobody's intention. Its checkpoints are cut
+# for their ranks, unless you make them universal. One bit a number saves bytes, as long as what was rounded away is remembered. Accelerate and Fabric leave the loop to you and hand back
+# objects that do more than they look. Read what a library does, not what it is called.
 
 # %%
 tp.progress()
