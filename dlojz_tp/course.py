@@ -3,6 +3,7 @@
 import dataclasses
 import importlib
 import inspect
+import linecache
 import os
 from types import ModuleType
 
@@ -88,7 +89,9 @@ class Course:
     def _define(self, balises, said):
         codes = [source.without_markers(each.code) for each in balises]
         for each, code in zip(balises, codes, strict=True):
-            exec(compile(code, f"<solution of balise {each.number}>", "exec"), self._namespace)
+            file = f"<solution of balise {each.number}>"
+            linecache.cache[file] = len(code), None, code.splitlines(keepends=True), file  # for tracebacks and inspect
+            exec(compile(code, file, "exec"), self._namespace)
             _given[self.work.name, each.number] = [self._namespace[name] for name in each.answers]
         return render.show(render.line(said, GIVEN, code=("how the course writes them", "\n\n\n".join(codes))))
 

@@ -1,6 +1,7 @@
 """What a notebook sees: verdicts, calm lines, catching up, progress. In a real kernel where it matters."""
 
 import asyncio
+import inspect
 import json
 import os
 import re
@@ -171,6 +172,7 @@ def test_catch_up_and_progress(capsys):
     tp = course.open("00_welcome", namespace)
     tp.catch_up(2)
     assert callable(namespace["describe_machine"]) and callable(namespace["distributed_sum"])
+    assert inspect.getsource(namespace["describe_machine"]).startswith("def describe_machine")
     tp.check(1, namespace["describe_machine"])
     tp.progress()
     out = capsys.readouterr().out
