@@ -128,6 +128,7 @@ test-avx2: $(DEV) $(DATA)
 
 # the answers to balises that need one of them; 14, 16, 20, 22 and 23 run with them in their solutions
 WITH   := solutions/14_fsdp.ipynb solutions/16_pipeline_schedules.ipynb solutions/20_deepspeed_and_friends.ipynb \
+          notebooks/20_deepspeed_and_friends.ipynb \
           solutions/22_compression.ipynb solutions/23_inference.ipynb
 NEEDED := ipynb or test_frameworks or test_transformers or schedules-6 or _and_friends and not friends-1 and not friends-4 and not friends-5
 test-frameworks: $(FRAMED) $(DATA)
