@@ -164,7 +164,7 @@ def profiled_loop(model, loader, optimizer, forward, folder, active=3):
 """,
 )
 bank.slip(1, "trace-name", ('"trace.json"', '"trace.json.gz"'))
-bank.slip(1, None, ("repeat=1),", "repeat=1),\n        with_stack=True, profile_memory=True,"))
+bank.slip(1, None, ("profile_memory=True,", "with_stack=True,"))
 
 # ---------------------------------------------------------------- wrong
 
@@ -197,10 +197,10 @@ bank.slip(1, "not-private", ("mode=0o700", "mode=700"))
 bank.slip(
     1,
     "steps-unmarked",
-    ("        schedule=schedule(wait=1, warmup=1, active=active, repeat=1),\n", ""),
+    ("        schedule=when,\n", ""),
     ("            profiler.step()\n", ""),
 )
-bank.slip(1, "steps-unmarked", ("        schedule=schedule(wait=1, warmup=1, active=active, repeat=1),\n", ""))
+bank.slip(1, "steps-unmarked", ("        schedule=when,\n", ""))
 bank.slip(1, "warmup-recorded", ("wait=1, warmup=1", "wait=0, warmup=1"))
 bank.slip(1, "no-warmup", ("wait=1, warmup=1, active=active", "wait=0, warmup=0, active=active + 2"))
 bank.slip(1, "recorded-late", ("wait=1, warmup=1", "wait=2, warmup=1"))

@@ -275,6 +275,9 @@ bank.slip(
 
 # ---------------------------------------------------------------- wrong: C
 
+MENDED = """    with torch.autograd.set_detect_anomaly(False):
+        return train_through(model, batches, optimizer)
+"""
 C = """    losses = []
     with torch.autograd.set_detect_anomaly(False):
         for images, labels in batches:
@@ -285,42 +288,45 @@ C = """    losses = []
             losses.append(loss.detach())
     return torch.stack(losses)
 """
-bank.slip(6, "still-debugging", (C, "    return slow_c(model, batches, optimizer)\n"))
+bank.slip(6, None, (MENDED, C))  # without the given loop
+bank.slip(6, "still-debugging", (MENDED, "    return slow_c(model, batches, optimizer)\n"))
 bank.slip(
-    6, "still-debugging", (C, C.replace("    with torch.autograd.set_detect_anomaly(False):\n", "    if True:\n"))
+    6, "still-debugging", (MENDED, C.replace("    with torch.autograd.set_detect_anomaly(False):\n", "    if True:\n"))
 )
-bank.slip(6, "still-debugging", (C, C.replace("set_detect_anomaly(False)", "detect_anomaly()")))
+bank.slip(6, "still-debugging", (MENDED, C.replace("set_detect_anomaly(False)", "detect_anomaly()")))
 bank.slip(
     6,
     "still-debugging",
     (
-        C,
+        MENDED,
         C.replace("    return", "    torch.autograd.set_detect_anomaly(False)\n    return").replace(
             "    with torch.autograd.set_detect_anomaly(False):\n", "    if True:\n"
         ),
     ),
 )
 bank.slip(
-    6, "still-debugging", (C, C.replace("set_detect_anomaly(False)", "set_detect_anomaly(True, check_nan=False)"))
+    6, "still-debugging", (MENDED, C.replace("set_detect_anomaly(False)", "set_detect_anomaly(True, check_nan=False)"))
 )
-bank.slip(6, "switch-flipped", (C, C.replace("    return", "    torch.autograd.set_detect_anomaly(True)\n    return")))
-bank.slip(6, "mode-in-training", (C, C.replace("    losses = []\n", "    losses = []\n    model.eval()\n")))
-bank.slip(6, "losses-with-graph", (C, C.replace("loss.detach()", "loss")))
+bank.slip(
+    6, "switch-flipped", (MENDED, C.replace("    return", "    torch.autograd.set_detect_anomaly(True)\n    return"))
+)
+bank.slip(6, "mode-in-training", (MENDED, C.replace("    losses = []\n", "    losses = []\n    model.eval()\n")))
+bank.slip(6, "losses-with-graph", (MENDED, C.replace("loss.detach()", "loss")))
 bank.slip(
     6,
     "traded-for-waits",
-    (C, C.replace("loss.detach()", "loss.item()").replace("torch.stack(losses)", "torch.tensor(losses)")),
+    (MENDED, C.replace("loss.detach()", "loss.item()").replace("torch.stack(losses)", "torch.tensor(losses)")),
 )
-bank.slip(6, "not-a-tensor", (C, C.replace("torch.stack(losses)", "losses")))
-bank.slip(6, "not-a-tensor", (C, C.replace("torch.stack(losses)", "torch.stack(losses).mean()")))
-bank.slip(6, "losses-wrong", (C, C.replace("            optimizer.zero_grad()\n", "")))
-bank.slip(6, "losses-wrong", (C, C.replace("            optimizer.step()\n", "")))
-bank.slip(6, "passes-again", (C, C.replace("loss.detach())", "F.cross_entropy(model(images), labels).detach())")))
+bank.slip(6, "not-a-tensor", (MENDED, C.replace("torch.stack(losses)", "losses")))
+bank.slip(6, "not-a-tensor", (MENDED, C.replace("torch.stack(losses)", "torch.stack(losses).mean()")))
+bank.slip(6, "losses-wrong", (MENDED, C.replace("            optimizer.zero_grad()\n", "")))
+bank.slip(6, "losses-wrong", (MENDED, C.replace("            optimizer.step()\n", "")))
+bank.slip(6, "passes-again", (MENDED, C.replace("loss.detach())", "F.cross_entropy(model(images), labels).detach())")))
 bank.slip(
     6,
     "weights-not-trained",
     (
-        C,
+        MENDED,
         C.replace(
             "            optimizer.step()\n", "            if len(losses) < 3:\n                optimizer.step()\n"
         ),
