@@ -1,14 +1,13 @@
 # %% [markdown]
-# # Large models: where memory goes, and where data parallelism ends · about 140 min, core 45
+# # Large models: where memory goes, and where data parallelism ends · about 90 min, core 40
 #
 # In 2021 the two best networks on ImageNet were CoAtNet-7 and ViT-G/14, of 2.4 and 1.8 billion parameters; ResNet-50
 # has 25 million. Data parallelism gives each rank a copy of the model and a share of the images. It makes training
 # faster, but a copy that does not fit on one card fits on none of a thousand.
 #
-# Here you take such models apart, before other works cut them over several ranks. You write what they are made of, patches and
-# attention with relative positions; count their parameters and operations without allocating a single one; predict what a
-# training step holds in memory; and write two ways of holding less, recomputation under a budget and an optimizer that steps
-# inside backward.
+# Here you predict what a training step holds in memory, and find the largest batch that fits. Further on you write what such
+# models are made of, count their parameters and operations without allocating a single one, and write two ways of
+# holding less: recomputation under a budget, and an optimizer that steps inside backward.
 #
 # **What you will gain.** At the end you say of any card which is the largest model that it trains, with how many images, and
 # with which technique, without ever having seen the card.
@@ -90,13 +89,11 @@ plt.show()
 # %% [markdown]
 # ## The baseline: one step of a small CoAtNet
 #
-# The same architecture, small enough for this machine. How long does a step take, and what does it hold at its peak?
-#
-# **Commit to a guess.** The blocks towards the end are the widest, and have most parameters. Which share of what is kept for the
-# backward pass do the *convolutions* keep, with the stem?
+# The same architecture, small enough for this machine. How long does a step take, and what does it hold at its peak? The blocks
+# towards the end are the widest, and have most parameters. Guess before you run what follows.
 
 # %%
-guess = {"share kept by stem and convolutions": None}  # per cent
+convolutions = tp.predict("Which share, in %, of what is kept for backward do the stem and the convolutions keep?", ...)
 
 # %%
 STAGES = (Stage("conv", 1, 32), Stage("conv", 2, 64), Stage("attention", 3, 128), Stage("attention", 2, 256))
@@ -190,54 +187,54 @@ share = {what: sum(size for size, one in zip(sizes, early) if one) / sum(sizes)
          for what, sizes in (("the parameters", weights), ("what is kept", activations))}  # fmt: skip
 print("stem and convolutions: " + ", ".join(f"{part:.0%} of {what}" for what, part in share.items()))
 
+# %%
+why = "A convolution at the beginning has few weights, and uses each at thousands of places: every place is an activation."
+convolutions.shows(100 * share["what is kept"], "{:.0f} %", why)
+
 # %% [markdown]
-# <details><summary>What the figure says</summary>
-#
-# The two run in opposite directions. A convolution at the beginning has few weights, and uses each of them at thousands
-# of places: every place is an activation that waits for the backward pass. At the end many weights meet few places. So a
-# technique that shares out states (ZeRO) helps with the end of the network, one that keeps fewer activations (recomputation)
-# with its beginning. How much each brings, you find out below.
-# </details>
+# Parameters and activations run in opposite directions. A technique that shares out states (ZeRO) helps with the end of the
+# network, one that keeps fewer activations (recomputation) with its beginning.
 
 # %% [markdown]
 # ## From an image to tokens
 #
 # A Vision Transformer (ViT; Dosovitskiy and others, 2020) cuts an image into squares, and reads them as a text is read: a
 # square is a word. Attention knows no order, so each token gets a vector that says where it stands. One more token, the
-# **class token**, stands for no square at all: it gathers what the image shows, and the classes are read from it.
+# **class token**, stands for no square: it gathers what the image shows.
 #
 # Libraries do the cut with a convolution whose stride is as long as its kernel. No two of its windows overlap, so it is a
-# **matrix product**: a patch laid out as a vector, times the kernel laid out as a matrix. Half the side of a patch means
-# four times the tokens, and sixteen times the scores that attention computes.
+# **matrix product**: a patch laid out as a vector, times the kernel laid out as a matrix.
 #
-# ### Balise 1 · Patches, class token, positions · further · about 13 min
+# ### Balise 1 · Patches, class token, positions · further · about 6 min
 #
-# - **`cut_patches(images, size)`**: `images` is `(n, channels, height, width)`, not always square. Return
-#   `(n, patches, channels * size * size)`: the squares row by row as one reads, and in each vector one channel after the other,
-#   row by row, as in the kernel of a convolution. A convolution silently drops the pixels that are left over at the border. Refuse such images
-#   with a `ValueError` that names the sizes: height, width and `size`.
-# - **`embed_image(images, weight, bias, class_token, positions)`** returns the tokens `(n, 1 + patches, width)`. `weight`
-#   `(width, channels, size, size)` and `bias` `(width,)` are those of the convolution. `class_token` `(1, 1, width)` comes
-#   first; `positions` `(1, 1 + patches, width)` has a vector for it too. Another number of positions belongs to another size of
-#   images: refuse it with a `ValueError` that names both, the number of tokens and that of positions.
+# Write that product, without a convolution, `F.unfold` or a loop. Only the order of the axes matters:
 #
-# Use neither a convolution nor `F.unfold`, which are what you are compared with, and no loop over patches or rows of them.
-# 4 and 5 lines.
+# ```
+# images                 n, channels,  height      , width
+# squares (reshape)      n, channels,  rows, size  , columns, size
+# patches                n, (rows · columns), (channels · size · size)
+# ```
+#
+# The squares come row by row as one reads; in each vector one channel after the other, row by row, as in the kernel of a
+# convolution. `cut_patches` returns them; that sizes which do not divide are refused is given.
+#
+# `embed_image` makes tokens `(n, 1 + patches, width)` of them: `weight` `(width, channels, size, size)` and `bias` are those of the
+# convolution, and `class_token` `(1, 1, width)` comes first. Positions are given. About 4 lines in all.
 #
 # <details><summary>Hint</summary>
 #
-# `reshape` to `(n, channels, rows, size, columns, size)`: six axes, of which some belong together. `permute` brings those
-# side by side, `flatten` joins them. `class_token.expand(n, -1, -1)` gives one to each image without a copy.
+# `permute` brings axes that belong together side by side, `flatten` joins them. `weight.flatten(1)` is the matrix for
+# `F.linear`. `class_token.expand(n, -1, -1)` gives one to each image without a copy.
 # </details>
 
 
 # %% tags=["balise-1"]
 def cut_patches(images, size):
     """Cut images (n, channels, height, width) into squares: (n, patches, channels·size²). ValueError where some are cut off."""
-    # BEGIN SOLUTION
     n, channels, height, width = images.shape
     if height % size or width % size:
         raise ValueError(f"{height} × {width} pixels do not divide into patches of {size} × {size}")
+    # BEGIN SOLUTION
     squares = images.reshape(n, channels, height // size, size, width // size, size)
     return squares.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)
     # END SOLUTION
@@ -248,10 +245,10 @@ def embed_image(images, weight, bias, class_token, positions):
     # BEGIN SOLUTION
     tokens = F.linear(cut_patches(images, weight.shape[-1]), weight.flatten(1), bias)
     tokens = torch.cat([class_token.expand(len(images), -1, -1), tokens], dim=1)
+    # END SOLUTION
     if tokens.shape[1] != positions.shape[1]:
         raise ValueError(f"{positions.shape[1]} positions for {tokens.shape[1]} tokens")
     return tokens + positions
-    # END SOLUTION
 
 
 # %%
@@ -270,30 +267,29 @@ tp.check(1, cut_patches, embed_image)
 # On $H \times W$ places there are $(2H - 1)(2W - 1)$ offsets: a small table for each head, instead of a number for
 # each of the $(HW)^2$ pairs.
 #
-# ### Balise 2 · Attention with relative positions · further · about 9 min
+# ### Balise 2 · Attention with relative positions · further · about 7 min
 #
-# - **`relative_bias(table, height, width)`**: `table` is `(heads, 2 * height - 1, 2 * width - 1)`. The number for a query in row
-#   `r` and column `c`, and a key in row `s` and column `t`, stands at `[head, r - s + height - 1, c - t + width - 1]`. Return
-#   the numbers of all pairs, `(heads, places, places)`, queries first; places are counted row by row. No loop over places.
-# - **`relative_attention(q, k, v, bias)`** with the scores *written out*. `q` and `k` are `(n, heads, places, d)`; the vectors of
-#   `v` may have another length. `bias` is that of above. Large scores must not overflow. Do without
-#   `scaled_dot_product_attention`: that is what you are compared with.
+# - **`relative_bias`** looks the numbers of all pairs up in `table` `(heads, 2H - 1, 2W - 1)`: `(heads, places, places)`, queries
+#   first. An offset of rows goes from $-(H - 1)$ to $H - 1$, an index begins at 0: hence the number for offset 0 stands in the
+#   middle, at `[head, H - 1, W - 1]`. Row and column of each place are given. No loop.
+# - **`relative_attention`** is the formula, with the scores *written out*: `q`, `k`, `v` are `(n, heads, places, …)`, `bias` that of
+#   above. Do without `scaled_dot_product_attention`: that is what you are compared with.
 #
-# 5 and 2 lines.
+# About 5 lines in all.
 #
 # <details><summary>Hint</summary>
 #
-# With the rows of all places in a vector, `rows[:, None] - rows[None]` are all their differences. Two tensors of integers
-# index together: `table[:, down, right]`. `torch.softmax` takes care of large scores.
+# `rows[:, None] - rows[None]` are all differences, query minus key. Two tensors of integers index together:
+# `table[:, down, right]`. `softmax` takes care of large scores.
 # </details>
 
 
 # %% tags=["balise-2"]
 def relative_bias(table, height, width):
     """The bias of every query and key, (heads, places, places), from a table of offsets (heads, 2H - 1, 2W - 1)."""
-    # BEGIN SOLUTION
     rows = torch.arange(height, device=table.device).repeat_interleave(width)
     columns = torch.arange(width, device=table.device).repeat(height)
+    # BEGIN SOLUTION
     down = rows[:, None] - rows[None] + height - 1
     right = columns[:, None] - columns[None] + width - 1
     return table[:, down, right]
@@ -316,13 +312,7 @@ tp.check(2, relative_bias, relative_attention)
 #
 # A table of scores has a number for each pair of places, in each head of each image. PyTorch's
 # `scaled_dot_product_attention` (SDPA) may work through it piece by piece in one *fused* kernel (Dao and others, 2022), and keep
-# next to nothing. Does it, with relative positions?
-#
-# **Commit to a guess.** Four images of 28 × 28 places, four heads. How many tables of scores live at the peak of a forward
-# and a backward pass: in yours, and in SDPA with a bias that is learnt?
-
-# %%
-guess = {"written out": None, "SDPA, bias learnt": None}  # tables
+# next to nothing. Does it, with relative positions? Four images of 28 × 28 places, four heads.
 
 
 # %%
@@ -376,50 +366,35 @@ axes.legend(loc="center left", bbox_to_anchor=(1, 0.5))
 plt.show()
 
 # %% [markdown]
-# <details><summary>What the figures say</summary>
-#
 # Written out, the weights of the softmax wait for the backward pass: one table. At the peak, in the backward pass, the
-# gradient of the weights, and that of the scores, live beside them.
+# gradients of the weights and of the scores live beside them.
 #
 # SDPA chooses among several kernels. With a frozen bias it takes one that never has the whole table. A bias that is *learnt*
 # needs a gradient as large as a table, and the kernel for a CPU has none: PyTorch then writes the scores out as you do. Nothing
-# says so; only the memory tells. (Its kernel for CUDA does have a gradient for the bias.) So measure what you were promised.
-# </details>
+# says so; only the memory tells. (Its kernel for CUDA does have a gradient for the bias.) Measure what you were promised.
 
 # %% [markdown]
 # ## Large, before anything is allocated
 #
-# ### Balise 3 · Parameters and operations, as formulas · further · about 15 min
+# ### Balise 3 · Parameters and operations, as formulas · further · about 7 min
 #
-# What a model needs follows from its sizes. Write, for the three layers that ViT and CoAtNet are made of, what they hold
-# and what a forward pass of **one image** takes. Each function returns `(parameters, operations)`, two whole numbers;
-# a multiplication and an addition are two operations. Of the operations, count those of matrix products and convolutions.
+# What a model needs follows from its sizes. For the three layers that ViT and CoAtNet are made of, return `(parameters,
+# operations)` of a forward pass of **one image**. One rule is enough. A linear layer from $a$ to $b$ channels, used at $n$
+# places, has $(a + 1)\,b$ parameters and takes $2\,a\,b\,n$ operations; a multiplication and an addition are two, and norms and
+# biases take none that count. A 1 × 1 convolution is such a layer.
 #
-# - `attention_cost(c, d, n, heads, table)`: attention between `n` places. Queries, keys and values come from `c` channels and
-#   have `d` in all heads together; the result has `d`. All four projections have a bias. Each head has `table` learned biases of
-#   relative positions (0 in a ViT).
-# - `feed_forward_cost(d, f, n)`: two linear layers, d → f → d, with biases, at `n` places.
-# - `mbconv_cost(c, d, height, width, stride)`: one MBConv block, from `c` to `d` channels. `height` and `width` are those of
-#   what comes in, and `stride` divides them. Its layers in order, with m = 4 d (squeeze
-#   and excite: two linear layers that weigh each channel, by the means of all channels):
+# - `attention_cost`: queries, keys and values from `c` channels to `d`, in all heads together; then a projection from `d` to `d`;
+#   all with a bias. Each of the `heads` has a `table` of that many learned numbers. And where do the `n` places meet each other?
+# - `feed_forward_cost`: two linear layers, d → f → d.
+# - `mbconv_cost`: a convolutional block (MBConv). Its parameters are given, layer by layer. Yours are the operations of its five
+#   products: c → m *before* the stride; then, at the places that are left, 9 a channel for the 3 × 3 convolution of each channel
+#   alone, and m → d; and for one mean an image m → squeezed → m. The shortcut is given.
 #
-# | layer | weight | bias | where |
-# |---|---|---|---|
-# | batch norm | c | c | |
-# | 1 × 1 convolution c → m | c · m | no | all places |
-# | batch norm | m | m | |
-# | 3 × 3 convolution of each channel alone, with the stride | 9 a channel | no | places left |
-# | batch norm | m | m | |
-# | squeeze m → d/4, excite d/4 → m | both m · d/4 | yes | the mean of an image |
-# | 1 × 1 convolution m → d | m · d | yes | places left |
-# | shortcut c → d, only where c ≠ d | c · d | yes | places left |
-#
-# About 3, 1 and 8 lines.
+# About 4 lines in all.
 #
 # <details><summary>Hint</summary>
 #
-# A linear layer from a to b with a bias has (a + 1) · b parameters, and takes 2 · a · b operations at each place. The scores
-# are a product of (n, d/h) and (d/h, n) for each of h heads: 2 n² d in all. Then the scores meet the values.
+# The scores are a product of (n, d/h) and (d/h, n) for each of h heads: $2 n^2 d$ in all. Then the scores meet the values.
 # </details>
 
 
@@ -441,16 +416,16 @@ def feed_forward_cost(d, f, n):
 
 def mbconv_cost(c, d, height, width, stride):
     """(parameters, operations an image) of an MBConv block from c channels of height × width to d channels."""
-    # BEGIN SOLUTION
     m, squeezed = 4 * d, d // 4
     before, after = height * width, (height // stride) * (width // stride)
     parameters = 2 * c + c * m + 2 * m + 9 * m + 2 * m + (m + 1) * squeezed + (squeezed + 1) * m + (m + 1) * d
+    # BEGIN SOLUTION
     operations = 2 * (before * c * m + after * 9 * m + 2 * m * squeezed + after * m * d)
+    # END SOLUTION
     if c != d:
         parameters += (c + 1) * d
         operations += 2 * after * c * d
     return parameters, operations
-    # END SOLUTION
 
 
 # %%
@@ -496,14 +471,6 @@ def coatnet_costs(config):
     return rows
 
 
-# %% [markdown]
-# **Commit to a guess.** The stem and the convolutions of CoAtNet-0 hold one parameter in twenty. Which share of its operations
-# is theirs?
-
-# %%
-guess_operations = None  # a share, 0 to 1
-
-
 # %%
 def counted_on_meta(model, config):
     """(parameters, operations an image, seconds that this took) of the model itself, without data."""
@@ -534,8 +501,7 @@ def show_families():
 show_families()
 
 # %% [markdown]
-# These are the counts of the papers: 86, 307 and 632 million for ViT-B, L and H, 1.84 billion for G; 25, 42, 75, 168, 275 and
-# 688 million for CoAtNet-0 to 5, 1.47 and 2.44 billion for 6 and 7. Two oddities: CoAtNet-3 comes out at 167, in `timm` too; and
+# These are the counts of the papers. Two oddities: CoAtNet-3, 168 million in its paper, comes out at 167, in `timm` too; and
 # for CoAtNet-6 the paper's table 12 prints a last width of 2,048, which makes 1.35 billion: its 1.47 ask for 3,072. Papers on
 # vision often count a multiplication and an addition as one: half of these operations.
 
@@ -568,26 +534,9 @@ def draw_shares(numbers=(0, 4, 7)):
 draw_shares()
 
 
-# %%
-def say_share():
-    rows = coatnet_costs(COATNETS[0])
-    kinds = ["conv", *[kind for kind, *_ in coatnet.block_shapes(COATNETS[0])], "head"]
-    held, done = (sum(row[k] for row, kind in zip(rows, kinds) if kind == "conv") / added(*rows)[k] for k in (0, 1))
-    print(f"Stem and convolutions of CoAtNet-0: {held:.0%} of the parameters, {done:.0%} of the operations.")
-    if guess_operations is not None:
-        print(f"Your guess: {guess_operations:.0%}.")
-
-
-say_share()
-
 # %% [markdown]
-# <details><summary>Why?</summary>
-#
-# A convolution uses each of its weights at every place, and the first stages have the most places: 56 × 56 in the first stage, 7 × 7
-# in the last. A parameter costs memory once; its operations, and the activations behind it, come at each place. So the large
-# models make the *late* stages deep and wide: their parameters cost the least time. Who is short of memory for weights looks at
-# attention; who is short of memory for activations, at the first convolutions.
-# </details>
+# A parameter costs memory once; its operations, and the activations behind it, come at each place. So the large models make
+# the *late* stages deep and wide: their parameters cost the least time.
 
 # %% [markdown]
 # ## Where memory goes
@@ -607,45 +556,43 @@ say_share()
 #
 # A tensor that two operations keep is there once. And what counts is the **storage**: a view of one number keeps all of it.
 #
-# ### Balise 4 · Where memory goes · about 26 min
+# ### Balise 4 · Where memory goes · about 12 min
 #
-# - **`kept_bytes(layers, x)`** calls the layers one after the other, the first with `x`, and returns a list: the bytes that each
-#   of them keeps for backward. A storage counts once, for the layer that keeps it first; those of parameters and buffers of any
-#   layer do not count, as they are there anyway.
-# - **`predict_memory(config, batch)`** predicts one step of `ViT(config)` in float32 with AdamW and the cross-entropy, all by
-#   formula: a dictionary with the bytes of `"parameters"`, `"gradients"`, `"optimizer states"` and `"activations"`. To count the
-#   parameters you may build the model on the meta device (`with torch.device("meta"):`), where nothing is allocated.
-#   Activations are to be right within 2 %.
+# **First ask autograd.** `kept_bytes(layers, x)` calls the layers one after the other and returns the bytes that each of them keeps
+# for backward. Given is where autograd tells: inside `saved_tensors_hooks`, `note(tensor)` is called for each tensor that is kept.
+# What do you add, when two layers keep the same tensor, or a view of it? `found[-1]` is the sum of the layer at work; the
+# addresses in `seen`, at first those of weights and buffers, are not to be counted.
 #
-# The model, `dlojz_tp/models/vit.py`, is a convolution over the image, a class token (one token more than `config.patches`),
-# `config.layers` blocks, a norm of all tokens, and a linear layer that reads a view of it, the class token. A block: norm, one
-# linear layer for queries, keys and values, fused attention, linear layer, sum; norm, linear layer to `config.ffn_width`, GELU,
-# linear layer, sum. `config` has also `width`, `heads`, `channels`, `classes` and `image`, (height, width).
+# **Then predict it**, by the table, without running anything. A block of a ViT of width d has s tokens; write how many *numbers* of
+# an image each part keeps, `s * (…)`:
 #
-# 13 and 10 lines.
+# ```
+# x ─ norm ─ qkv (d → 3d) ─ fused attention, h heads ─ linear ─ + ─ norm ─ linear (d → f) ─ GELU ─ linear (f → d) ─ + ─
+# ```
+#
+# Before the blocks a convolution reads the `image`; after them come a norm of all tokens, a linear layer that reads a *view* of
+# it, the class token, and the cross-entropy over `config.classes`. There are `config.layers` blocks. About 9 lines in all.
 #
 # <details><summary>Hint</summary>
 #
-# Inside `torch.autograd.graph.saved_tensors_hooks(pack, unpack)`, `pack(tensor)` is called for each tensor that is kept;
-# what it returns is kept in its place. Return the tensor itself: once it is freed, another one gets its address.
-# `tensor.untyped_storage()` has `data_ptr()`, its address, and `nbytes()`.
-# For the formula: count numbers of one image, block by block, and multiply by 4 · batch at the end. What a layer norm gives out
-# is the input of a linear layer.
+# `tensor.untyped_storage()` has `data_ptr()`, its address, and `nbytes()`. In the formula, what a layer gives out is the input of
+# the next: a norm keeps its input, s · d, and s means and deviations each; the layer after it keeps the norm's result.
 # </details>
 
 
 # %% tags=["balise-4"]
 def kept_bytes(layers, x):
     """Bytes that each layer keeps for backward, a list. A storage counts once, those of weights and buffers do not."""
-    # BEGIN SOLUTION
     seen = {t.untyped_storage().data_ptr() for layer in layers for t in [*layer.parameters(), *layer.buffers()]}
     found = []
 
     def note(tensor):
+        # BEGIN SOLUTION
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in seen:
             seen.add(storage.data_ptr())
             found[-1] += storage.nbytes()
+        # END SOLUTION
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
@@ -653,23 +600,26 @@ def kept_bytes(layers, x):
             found.append(0)
             x = layer(x)
     return found
-    # END SOLUTION
 
 
 def predict_memory(config, batch):
     """Bytes of parameters, gradients, optimizer states and activations of a step of ViT(config): a dictionary."""
-    # BEGIN SOLUTION
     with torch.device("meta"):
         n = sum(p.numel() for p in ViT(config).parameters())
     s, d, f, h = config.patches + 1, config.width, config.ffn_width, config.heads
+    # the numbers that the parts of a block keep of one image
+    # BEGIN SOLUTION
     norm = s * (d + 2)
     attention = s * (d + 3 * d + d + h)
     feed_forward = s * (d + f + f)
+    # END SOLUTION
     image = config.channels * config.image[0] * config.image[1]
+    # and all that is kept of one image: kept
+    # BEGIN SOLUTION
     head = norm + s * d + config.classes
     kept = image + config.layers * (norm + attention + norm + feed_forward) + head
-    return {"parameters": 4 * n, "gradients": 4 * n, "optimizer states": 8 * n, "activations": 4 * batch * kept}
     # END SOLUTION
+    return {"parameters": 4 * n, "gradients": 4 * n, "optimizer states": 8 * n, "activations": 4 * batch * kept}
 
 
 # %%
@@ -679,12 +629,10 @@ tp.check(4, kept_bytes, predict_memory)
 # ## Predicted beside measured
 #
 # First the activations, your two functions beside each other. Then a whole step: at every operation of a training step, all
-# bytes that live are counted.
-#
-# **Commit to a guess.** The four parts have a sum. A step's highest point is at which share of it, with 32 images? And with two?
+# bytes that live are counted. The four parts have a sum. Guess.
 
 # %%
-guess = {"32 images": None, "2 images": None}  # per cent of the sum of the four parts
+saved = tp.predict("With two images, by how many % lies a step's highest point below the sum of the four parts?", ...)
 
 # %%
 TINY = dataclasses.replace(VITS["Ti/16"], layers=6, patch=8, image=(64, 64), classes=100)
@@ -745,6 +693,8 @@ followed = {batch: follow_step(TINY, batch) for batch in (32, 2)}
 for batch, (parts, curve) in followed.items():
     print(f"batch {batch:2}: the four parts {sum(parts.values()) / 2**20:5.1f} MiB, the highest point "
           f"{curve.peak / 2**20:5.1f} MiB, {curve.peak / sum(parts.values()):.0%} of it")  # fmt: skip
+why = "Backward frees activations while it makes gradients: they are never all there at once."
+saved.shows(100 - 100 * followed[2][1].peak / sum(followed[2][0].values()), "{:.0f} %", why)
 
 
 # %% jupyter={"source_hidden": true}
@@ -766,13 +716,9 @@ axes[0].figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower c
 plt.show()
 
 # %% [markdown]
-# <details><summary>What the figures say</summary>
-#
-# Activations and gradients are never all there at once: backward frees the ones while it makes the others. So the peak is
-# *not* the sum. With many images it stands where forward ends, and gradients hardly count; with two, gradients are as large
-# as activations, and only the larger of both counts. A little comes on top: each operation's own results. The next balise
-# lowers the hill on the left, the one after it the plateau on the right.
-# </details>
+# With many images the peak stands where forward ends, and gradients hardly count; with two, gradients are as large as
+# activations, and only the larger of both counts. A little comes on top: each operation's own results. Balise 5 lowers the hill
+# on the left, balise 6 the plateau on the right.
 
 # %% [markdown]
 # ## Memory for time: recomputation · further
@@ -798,65 +744,70 @@ class Block(NamedTuple):
 
 
 # %% [markdown]
-# ### Balise 5 · Recomputation under a budget · further · about 19 min
+# ### Balise 5 · Recomputation under a budget · further · about 10 min
 #
-# `blocks` is a list of `Block`, in the order of the forward pass, and `recomputed` a list with True for each block that is
-# recomputed and False for the others.
+# `blocks` is a list of `Block` in the order of forward, `recomputed` a list with True for each block that is recomputed.
 #
-# - **`peak_bytes(blocks, recomputed)`**: while a block is computed, its `work` lives beside all that the blocks *before* it
-#   hold; those after it hold nothing yet in forward, nothing any more in backward. The peak is the largest such sum.
-# - **`choose_blocks(blocks, budget)`** returns the list `recomputed` whose peak is at most `budget` bytes, and whose extra
-#   operations are the fewest; any such list, if there are several. Returns `None` if no list fits.
+# **`peak_bytes`**: while a block is computed, its `work` lives beside what the blocks *before* it hold (those after it hold nothing
+# yet in forward, nothing any more in backward). The peak is the largest such sum.
 #
-# There may be 50 blocks, and numbers of bytes such as 617,873,408: neither all $2^{50}$ lists nor a table with a row for each
-# byte can be gone through. About 6 and 13 lines.
+# **`choose_blocks`**: the list whose peak is at most `budget` bytes, and whose extra operations are the fewest. 50 blocks have $2^{50}$
+# lists. But who continues from block k need not know which blocks before it were recomputed, only *how much they hold*; and of
+# two ways to the same number of bytes the dearer one can be forgotten:
+#
+# ```
+# found   bytes held so far → (extra operations, choices)
+#           0 → (0, [])      →      kept₁ → (0, [False])      →   …
+#                                  input₁ → (operations₁, [True])
+# ```
+#
+# Most blocks of a stage are alike, so few sums differ. Yours is one step of it, from `found` to `longer`: two successors for each
+# entry, unless this block's `work` no longer fits. About 7 lines in all.
 #
 # <details><summary>Hint</summary>
 #
-# Go from block to block with a dictionary: bytes held so far → the least extra operations that lead there, and the list.
-# Each entry has two successors, and goes no further if this block's `work` no longer fits. Two ways to the same
-# number of bytes: the cheaper one stays. As most blocks of a stage are alike, few sums differ.
+# `longer.get(bytes, option)` is what is there, or else the option; `min` of two tuples compares their first entries. Each way needs
+# a list of its own: `[*choices, again]`.
 # </details>
 
 
 # %% tags=["balise-5"]
 def peak_bytes(blocks, recomputed):
     """The most bytes that live at once; recomputed: a list of True and False, one a block."""
-    # BEGIN SOLUTION
     held = peak = 0
     for block, again in zip(blocks, recomputed):
+        # BEGIN SOLUTION
         peak = max(peak, held + block.work)
         held += block.input if again else block.kept
+        # END SOLUTION
     return peak
-    # END SOLUTION
 
 
 def choose_blocks(blocks, budget):
     """Which blocks to recompute: a peak of at most `budget`, the fewest extra operations. None if nothing fits."""
-    # BEGIN SOLUTION
     found = {0: (0, [])}  # bytes held so far: (extra operations, choices)
     for block in blocks:
         longer = {}
         for held, (extra, choices) in found.items():
+            # BEGIN SOLUTION
             if held + block.work > budget:
                 continue
             for again, size, cost in ((False, block.kept, 0), (True, block.input, block.operations)):
                 option = (extra + cost, [*choices, again])
                 longer[held + size] = min(option, longer.get(held + size, option))
+            # END SOLUTION
         found = longer
     return min(found.values())[1] if found else None
-    # END SOLUTION
 
 
 # %%
 tp.check(5, peak_bytes, choose_blocks)
 
 # %% [markdown]
-# ## Measured: memory against time
+# ## Measured: memory against time · further
 #
 # A small CoAtNet, block by block: what each keeps is counted by your `kept_bytes`, its `work` and its operations are measured with
-# this block alone. Then your choice for several budgets, each run with `torch.utils.checkpoint`, beside what the
-# switches of frameworks offer: every block, or every second one.
+# this block alone. Then your choice for several budgets, beside the switches of frameworks: every block, or every second one.
 
 
 # %%
@@ -990,57 +941,44 @@ for name in ("every block", "every second, from 0", "every second, from 1"):
     print(against(name))
 
 # %% [markdown]
-# <details><summary>What the figures say</summary>
-#
 # Memory can be planned: it follows from the shapes, and the plan holds. No choice comes below the peak of *every block*, but most
 # of what that recomputes is in vain: the peak stands at one block, and later ones may keep what they like as long as it
-# stays there. The last block's activations are needed at once: recomputing them frees nothing. Even so, *every block* is less than a
-# forward pass again: `checkpoint` stops where backward has what it needs, before a block's last product. Seconds need not follow
-# operations, as norms and GELUs have few operations and many bytes. And a batch norm that is recomputed updates
-# its running mean twice in a step.
-# </details>
+# stays there. Seconds need not follow operations, as norms and GELUs have few operations and many bytes. And a batch norm that is
+# recomputed updates its running mean twice in a step.
 
 # %% [markdown]
 # ## A gradient lives only until it is used
 #
 # After the usual backward pass, the gradients of all parameters exist together, as many bytes as the parameters; then the
 # optimizer goes through them. But the gradient of a layer is complete long before the backward pass ends. If its step is done
-# *there*, its memory is free again for the next one, and it is still in the cache. The lecture calls this **optimizer fusion**
-# (Jiang and others, 2021).
+# *there*, its memory is free again for the next one. The lecture calls this **optimizer fusion** (Jiang and others, 2021).
 #
-# ### Balise 6 · The optimizer's step inside backward · further · about 17 min
+# ### Balise 6 · The optimizer's step inside backward · further · about 11 min
 #
-# **`step_in_backward(model, make, max_norm=None, micro_batches=1, scaler=None)`** prepares a model so that `loss.backward()`
-# alone updates it; `make([p, …])` makes an optimizer of some parameters, such as `torch.optim.AdamW`.
+# Prepare a model so that `loss.backward()` alone updates it. `p.register_post_accumulate_grad_hook(f)` calls `f(p)` as soon as `p.grad`
+# is complete. What has to happen there, and what must be gone afterwards? `make([p, …])` makes an optimizer of some parameters, such
+# as `torch.optim.AdamW`. The weights must be those of the usual loop, step by step, so an optimizer's momentum has to last
+# from step to step. Some parameters may be frozen. Return the list of optimizers: a loop may want to change their rates.
 #
-# - The weights are those of the usual loop, step by step, whatever the optimizer remembers. Some parameters may be frozen,
-#   and some get no gradient in a step.
-# - Once a parameter's step is done, its gradient is gone: `p.grad` is `None`.
-# - Returns the list of optimizers, in which a loop may change the rates.
-# - Three things cannot be had with it: `max_norm` (clipping by the norm of all gradients), more than one of `micro_batches`
-#   (accumulation), and a `scaler` (a `GradScaler` skips a step in which any gradient is infinite). If one of them is asked
-#   for, raise a `ValueError` that says why, and leave the model as it is.
-#
-# About 12 lines.
+# Read what is given: three things cannot be had with it, and each refusal says why. About 7 lines.
 #
 # <details><summary>Hint</summary>
 #
-# `p.register_post_accumulate_grad_hook(f)` calls `f(p)` when `p.grad` is complete. One optimizer for each parameter,
-# kept from step to step, in a dictionary: the momentum lives in it. A function made in a loop sees the loop variable's *last*
-# value: use what the hook is given.
+# One optimizer for each parameter, in a dictionary. A function made in a loop sees the loop variable's *last* value: use what the
+# hook is given.
 # </details>
 
 
 # %% tags=["balise-6"]
 def step_in_backward(model, make, max_norm=None, micro_batches=1, scaler=None):
     """From now on backward updates each parameter as soon as its gradient is there. Returns the list of optimizers."""
-    # BEGIN SOLUTION
     if max_norm is not None:
         raise ValueError("the norm of all gradients is known when the first ones are gone already")
     if micro_batches > 1:
         raise ValueError("to add up gradients of several micro-batches, all of them would have to stay")
     if scaler is not None:
         raise ValueError("whether to skip a step is known when its first updates are done already")
+    # BEGIN SOLUTION
     optimizers = {p: make([p]) for p in model.parameters() if p.requires_grad}
 
     def update(p):
@@ -1110,14 +1048,9 @@ axes.legend(loc="lower left")
 plt.show()
 
 # %% [markdown]
-# <details><summary>What the figures say</summary>
-#
 # The plateau of gradients is gone, and the highest point lies at the end of forward, where both loops need the same: with many
-# images nothing is gained, unless recomputation lowers that too. The price is what you had to refuse. With several ranks,
-# each gradient must first be averaged, in the same hook. It need not be faster: an optimizer is called for each parameter, and on
-# small layers these calls take longer than the arithmetic. The *fused* optimizers of libraries are something else: one kernel
-# for many parameters.
-# </details>
+# images nothing is gained, unless recomputation lowers that too. It need not be faster: an optimizer is called for each
+# parameter. The *fused* optimizers of libraries are something else: one kernel for many parameters.
 
 # %% [markdown]
 # ## Where data parallelism ends
@@ -1125,31 +1058,30 @@ plt.show()
 # In data parallelism each rank holds a whole model and its own images. More ranks take more images; they make no room for a
 # larger model. ZeRO shares out the states, recomputation shrinks the activations. What is the most that a card can take?
 #
-# ### Balise 7 · The largest batch that fits · further · about 14 min
+# ### Balise 7 · The largest batch that fits · about 10 min
 #
-# - **`rank_bytes(n_parameters, largest, activations, batch, n_ranks, stage)`**: bytes that a rank needs in a step.
-#   It has the states of mixed precision with Adam, as `planner.state_bytes(n_parameters, n_ranks, stage).total` gives them
-#   (`stage` 0 is DDP, 1 to 3 are those of ZeRO); `activations` bytes for each of the `batch` images *of this rank*; and
-#   what it holds for a moment. In stages 2 and 3 that is the gradient of one block before it is shared out, in stage 3 also
-#   the gathered weights of one block, 2 bytes a parameter each. `largest` is the number of parameters of the largest block.
-# - **`largest_batch(bytes_of, memory, most)`**: the largest batch, from 1 to `most`, of which `bytes_of(batch)` is at most
-#   `memory`; 0 if not even one image fits. `bytes_of` never falls when the batch grows, but it need not be a straight line:
-#   it may be a measurement, which takes seconds. Ask for 1 to `most` alone, and about log₂(`most`) times.
+# **`rank_bytes`**: what a rank holds in a step with the technique `stage` (0 is DDP, 1 to 3 are those of ZeRO). Given are the states of
+# mixed precision with Adam, shared out as the stage says. Beside them live
 #
-# About 3 and 7 lines.
+# - the activations, `activations` bytes for each of the `batch` images *of this rank*;
+# - what is there for a moment, before it is shared out, 2 bytes a parameter of the `largest` block: its gradient from stage 2 on,
+#   in stage 3 its gathered weights as well.
+#
+# **`largest_batch`**: the largest batch from 1 to `most` with `bytes_of(batch) <= memory`, 0 if there is none. `bytes_of` never falls
+# when the batch grows, but it may be a measurement that takes seconds: ask about log₂(`most`) times. Given are two numbers, a
+# batch that `fits` and one that `fails`. What do you ask, and which of the two moves? About 8 lines in all.
 #
 # <details><summary>Hint</summary>
 #
-# Keep two numbers: a batch that fits (0 to begin with) and one that does not (`most + 1`). Ask for the one in the middle, and
-# move one of the two there, until they are neighbours.
+# Until they are neighbours, ask for the one in the middle. True counts as 1: `(stage >= 2) + (stage >= 3)`.
 # </details>
 
 
 # %% tags=["balise-7"]
 def rank_bytes(n_parameters, largest, activations, batch, n_ranks, stage):
     """Bytes of one rank in a training step; activations: bytes an image, largest: parameters of the largest block."""
-    # BEGIN SOLUTION
     states = planner.state_bytes(n_parameters, n_ranks, stage).total
+    # BEGIN SOLUTION
     moment = 2 * largest * ((stage >= 2) + (stage >= 3))
     return states + batch * activations + moment
     # END SOLUTION
@@ -1157,16 +1089,16 @@ def rank_bytes(n_parameters, largest, activations, batch, n_ranks, stage):
 
 def largest_batch(bytes_of, memory, most):
     """The largest batch up to `most` with bytes_of(batch) <= memory; 0 if there is none."""
-    # BEGIN SOLUTION
     fits, fails = 0, most + 1
+    # BEGIN SOLUTION
     while fails - fits > 1:
         middle = (fits + fails) // 2
         if bytes_of(middle) <= memory:
             fits = middle
         else:
             fails = middle
-    return fits
     # END SOLUTION
+    return fits
 
 
 # %%
@@ -1175,9 +1107,9 @@ tp.check(7, rank_bytes, largest_batch)
 # %% [markdown]
 # ## The limit, card by card
 #
-# *Fake* tensors have a shape and no data: a step on them counts bytes, and needs no card. CoAtNet-7 need not even run whole, as most of
-# its 58 blocks are alike. Take one of each kind, forward and backward, and count the bytes of living tensors: those that it keeps, and
-# those that it needs at its worst. Stem and head count as blocks too. Then your `peak_bytes` adds up.
+# *Fake* tensors have a shape and no data: a step on them counts bytes, and needs no card. Most of CoAtNet-7's 58 blocks are alike.
+# Take one of each kind, forward and backward, and count the bytes of living tensors: those that it keeps, and those that it needs
+# at its worst. `peak_bytes` of balise 5 adds up.
 
 # %%
 FLOAT = 4  # bytes: the fake tensors are float32; mixed precision keeps half of that
@@ -1226,13 +1158,10 @@ by_block_and_whole()
 
 # %% [markdown]
 # Now the limit. 64 ranks train a CoAtNet in mixed precision with Adam, images of 224 pixels; a tenth of a card is left to libraries
-# and fragmentation.
-#
-# **Commit to a guess.** Which is the largest CoAtNet that plain DDP trains on cards of 32 GB? And how many images
-# per card does CoAtNet-7 get on 80 GB with DDP?
+# and fragmentation. Guess.
 
 # %%
-guess_largest, guess_images = None, None  # a number from 0 to 7; images
+ddp_limit = tp.predict("Which CoAtNet, 0 to 7, is the largest that plain DDP trains on cards of 32 GB?", ...)
 
 # %%
 CARDS = {"32 GB (V100)": 32e9, "80 GB (H100)": 80e9, "141 GB (H200)": 141e9}
@@ -1270,14 +1199,11 @@ def show_limits():
         print(f"\n{card:<22}" + "".join(f"{f'-{n}':>7}" for n in COATNETS))
         for name, row in batches.items():
             print(f"  {name:<20}" + "".join(f"{batch or '·':>7}" for batch in row))
-    ddp = limits()["32 GB (V100)"]["DDP"]
-    print(f"\nLargest with DDP on 32 GB: CoAtNet-{max(n for n in COATNETS if ddp[n])}", end="; ")
-    print(f"CoAtNet-7 with DDP on 80 GB: {limits()['80 GB (H100)']['DDP'][7]} images.")
-    if guess_largest is not None and guess_images is not None:
-        print(f"Your guesses: CoAtNet-{guess_largest}, {guess_images} images.")
+    return max(n for n in COATNETS if limits()["32 GB (V100)"]["DDP"][n])
 
 
-show_limits()
+why = "16 bytes for each parameter are the floor of every rank: DDP does not share them out, however many ranks there are."
+ddp_limit.shows(show_limits(), "CoAtNet-{:.0f}", why)
 
 
 # %% jupyter={"source_hidden": true}
@@ -1450,8 +1376,7 @@ show_days()
 # <details><summary>Answer</summary>
 #
 # That it will fail in the same way on all of them. 2.44 billion parameters of 16 bytes are 39 GB on *each* rank, whatever their
-# number, and there is no less than one image. More GPUs help once the states are shared out among them (ZeRO, works 13 and 14), or
-# the model itself is (works 15 to 17).
+# number. More GPUs help once the states are shared out among them (ZeRO, works 13 and 14), or the model itself is (15 to 17).
 # </details>
 #
 # **2.** A model was trained with images of 224 pixels, and is tuned further with 448. What happens to the parameters, to
@@ -1460,9 +1385,8 @@ show_days()
 # <details><summary>Answer</summary>
 #
 # The weights stay as they are. Convolutions have four times the places and keep four times as much. A table of scores has four
-# times the queries and four times the keys: sixteen times as much, and soon more than all else. The relative table goes from
-# $(2 H - 1)(2 W - 1)$ to $(4 H - 1)(4 W - 1)$ numbers a head, about four times; those that are missing are interpolated. Positions that
-# were learnt one by one, as in a ViT, have to be interpolated too.
+# times the queries and four times the keys: sixteen times as much. The relative table gets about four times the numbers; those
+# that are missing are interpolated.
 # </details>
 #
 # **3.** You may recompute some blocks of a CoAtNet and shall save half of the activations. Which do you take, those that
@@ -1470,8 +1394,8 @@ show_days()
 #
 # <details><summary>Answer</summary>
 #
-# Not by their bytes alone. What counts is how many bytes a block sets free for each operation that is done again, and that at the peak
-# everything of the block in work lives at once, recomputed or not: one very large block bounds what recomputation can reach.
+# Not by their bytes alone. What counts is how many bytes a block sets free for each operation that is done again; and one very
+# large block bounds what recomputation can reach, for its work lives at once.
 # </details>
 
 # %% [markdown]
@@ -1480,8 +1404,7 @@ show_days()
 # **Data parallelism divides the images, and nothing else.** Weights, gradients and the optimizer's averages, 16 bytes for each
 # parameter with AdamW in float32, are the floor of every rank. What lies above it can be predicted to a few per cent before anything
 # is allocated, because it is no secret what autograd keeps. Early layers keep activations, late ones parameters: each technique
-# helps with one of the two, at a price in operations or messages that you can count as well. An attention whose scores are
-# written out pays for the square of its places; whether a library avoids that, its memory tells and its name does not.
+# helps with one of the two, at a price in operations or messages that you can count as well.
 
 # %%
 tp.progress()
