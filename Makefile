@@ -12,6 +12,8 @@ FRAMED := $(FRAMES)/.installed
 HUB    := $(VENV)-hub
 HRUN   := $(HUB)/bin/python
 HUBBED := $(HUB)/.installed
+# what drives a browser, for tests
+BROWSED := $(VENV)/.installed-browser
 SETS   := $(if $(DLOJZ_DATA),$(DLOJZ_DATA),data)
 IMAGES := $(SETS)/photo_patches/manifest.json
 TEXT   := $(SETS)/code_text/manifest.json
@@ -35,7 +37,7 @@ endef
 export SEES
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: help lab hub test test-all test-avx2 test-frameworks test-slurm minutes notebooks solutions trainee-kit lint bench gpu doctor env data clean
+.PHONY: help lab hub test test-all test-avx2 test-frameworks test-slurm test-browser minutes notebooks solutions trainee-kit lint bench gpu doctor env data clean
 
 help:
 	@echo "make lab        install, make the data, open JupyterLab in work/"
@@ -46,6 +48,7 @@ help:
 	@echo "make test-avx2  the solution notebooks and the tests that depend on it, on a processor held to AVX2"
 	@echo "make test-frameworks  install DeepSpeed, Accelerate, Fabric, ONNX Runtime and transformers beside, and test what needs them"
 	@echo "make test-slurm start a Slurm of its own here and run the tests that need one (installs it, as root)"
+	@echo "make test-browser  JupyterLab in Chromium, as a trainee sees it (installs it, as root)"
 	@echo "make minutes    how long each practical work and its core take, counted; written into headings, README and plans"
 	@echo "make notebooks  write the trainee notebooks from solutions/*.py"
 	@echo "make solutions  execute the solutions whose source changed"
@@ -59,7 +62,7 @@ env: $(STAMP)
 data: $(DATA)
 
 ifdef OTHERS
-$(STAMP) $(DEV) $(FRAMED) $(HUBBED):
+$(STAMP) $(DEV) $(FRAMED) $(HUBBED) $(BROWSED):
 	@$(call ASK, to run make $(if $(findstring dev,$@),test,data))
 else
 $(STAMP): pyproject.toml
@@ -73,6 +76,10 @@ $(STAMP): pyproject.toml
 $(DEV): $(STAMP)
 	$(PIP) '.[dev]'
 	@touch $(DEV)
+
+$(BROWSED): $(DEV)
+	$(PIP) '.[browser]'
+	@touch $(BROWSED)
 
 $(FRAMED): $(DEV)
 	$(RUN) -m venv --clear $(FRAMES)
@@ -138,6 +145,10 @@ test-frameworks: $(FRAMED) $(DATA)
 test-slurm: $(DEV)
 	@start=$$(date +%s); tools/test_slurm.sh $(RUN); \
 	status=$$?; echo "make test-slurm took $$(($$(date +%s) - start)) s"; exit $$status
+
+test-browser: $(BROWSED) $(DATA)
+	@start=$$(date +%s); tools/test_browser.sh $(RUN); \
+	status=$$?; echo "make test-browser took $$(($$(date +%s) - start)) s"; exit $$status
 
 minutes: $(DEV)
 	@$(RUN) -m dlojz_tp minutes

@@ -262,7 +262,8 @@ def unit(path: Path, works: frozenset[str]) -> tuple[list[str], frozenset[Path]]
 def _common() -> frozenset[Path]:
     """The package without what belongs to a single work, and whatever lies beside it."""
     package = (each for each in below(PACKAGE) if PACKAGE / "checks" not in each.parents)
-    beside = below(*(ROOT / name for name in ("tools", "docs", "data_scripts", "benchmarks", ".ci", "tests/slurm")))
+    folders = "tools", "docs", "data_scripts", "benchmarks", ".ci", "tests/slurm", "tests/browser", "tests/hub"
+    beside = below(*(ROOT / name for name in folders))
     return beside.union(package, (each for each in ROOT.iterdir() if each.is_file() and each.name != ".git"))
 
 

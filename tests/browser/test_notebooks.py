@@ -1,0 +1,44 @@
+"""Notebooks as they come, all run; then a wrong and a right answer, typed."""
+
+import pytest
+
+from dlojz_tp.works import source
+from tests.browser import seeing
+
+# a work, a word of its title, a core balise, what makes its answer wrong, a piece of the hint that is due, figures
+WORKS = [
+    ("00_welcome", "Welcome", 1, ("len(os.sched_getaffinity(0))", "os.cpu_count()"), "this process may use", 1),
+    ("01_gpu_acceleration", "GPU acceleration", 2, ("    optimizer.zero_grad(set_to_none=True)\n", ""), "gradients", 2),
+    ("07_data_augmentation", "Data augmentation", 2, ("blend(soft)", "soft"), "labels", 2),
+]
+MEANT = ("ValueError: the disk of rank 2 is full",)  # 00 shows what comes when a rank fails
+
+
+@pytest.mark.parametrize(("name", "title", "number", "slip", "hint", "least"), WORKS, ids=[w[0] for w in WORKS])
+def test_untouched_then_a_wrong_and_a_right_answer(notebook, name, title, number, slip, hint, least):
+    work = source.find(name)
+    page = notebook(name, title)
+    seeing.run_all(page, 200)
+    assert seeing.problems(page, MEANT) == []
+    assert seeing.figures(page) >= least
+    seen = "\n".join(seeing.cards(page))
+    for each in work.balises.values():
+        calm = "further" if each.further else "is not done yet"
+        assert f"balise {each.number} {calm}" in seen or f"balise {each.number} is {calm}" in seen
+    progress = seeing.cell(page, "tp.progress()")
+    assert f"0 of {len(work.balises)} balises done" in seeing.said(progress)
+
+    right = source.without_markers(work.balises[number].code)
+    answer, check = seeing.cell(page, right.splitlines()[0]), seeing.cell(page, f"tp.check({number}, ")
+    assert slip[0] in right
+    seeing.write(page, answer, right.replace(*slip))
+    assert seeing.run(page, answer) == ""
+    verdict = seeing.run(page, check)
+    assert verdict.startswith(f"✗ Balise {number}") and "expected" in verdict and hint in verdict
+
+    seeing.write(page, answer, right)
+    assert seeing.run(page, answer) == ""
+    verdict = seeing.run(page, check)
+    assert verdict.startswith(f"✓ Balise {number}") and "✗" not in verdict
+    assert f"1 of {len(work.balises)} balises done" in seeing.run(page, progress)
+    assert seeing.problems(page, MEANT) == []
