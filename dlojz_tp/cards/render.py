@@ -67,7 +67,7 @@ def progress(
     share = 100 / max(1, len(rows))
     items = "".join(
         f'<div><span style="color:rgb({_COLOUR[word]});display:inline-block;width:1.6em">{_MARK[word]}</span>'
-        f'<b>{number}</b>&nbsp; {_e(name)}<span style="opacity:.6">{_by(word)}</span></div>'
+        f'<b>{number}</b>&nbsp; {_e(name)}<span style="opacity:.7">{_by(word)}</span></div>'
         for number, name, word in rows
     )
     parts = "".join(
@@ -122,17 +122,17 @@ def _verdict_html(v: Verdict) -> str:
     title = _e(v.title) + _by(v.verdict)
     head = (
         f'<b><span style="color:rgb({colour})">{_MARK[v.verdict]}</span> Balise {v.balise} · {title}</b>'
-        f' <span style="opacity:.6;font-size:85%">{v.seconds:.2f} s</span>'
+        f' <span style="opacity:.7;font-size:85%">{v.seconds:.2f} s</span>'
     )
     good = f'<span style="color:rgb({_COLOUR["pass"]})">✓</span>'
     bad = f'<span style="color:rgb({_COLOUR["fail"]})">✗</span>'
-    parts = "".join(f'<div style="opacity:.85">{good} {_e(claim)}</div>' for claim in v.seen)
+    parts = "".join(f'<div>{good} <span style="opacity:.85">{_e(claim)}</span></div>' for claim in v.seen)
     if v.verdict == BROKEN:
         parts += f"<div><b>{NO_VERDICT}</b></div>"
     if v.verdict in ("fail", BROKEN):
         parts += f"<div>{bad} <b>{_e(v.failed)}</b></div>" if v.failed else ""
         cells = "".join(
-            f'<div style="opacity:.6">{name}</div><div style="white-space:pre-wrap;{_weight(name)}">{_e(value)}</div>'
+            f'<div style="opacity:.7">{name}</div><div style="white-space:pre-wrap;{_weight(name)}">{_e(value)}</div>'
             for name, value in _rows(v)
         )
         parts += f'<div style="display:grid;grid-template-columns:5.5em 1fr;margin:4px 0 2px 1.2em">{cells}</div>'

@@ -23,7 +23,10 @@ class BaliseNotDone(Exception):
         title = self.title or _titles.get(self.number)
         if not title:
             return f"balise {self.number} is not done yet"
-        return f"balise {self.number} is not done yet: {title[0].lower()}{title[1:]}"
+        first, *rest = title.split(" ")
+        if first[1:] == first[1:].lower():  # MixUp and RMSNorm keep their letters
+            first = first.lower()
+        return f"balise {self.number} is not done yet: {' '.join([first, *rest])}"
 
 
 def todo(number: int):

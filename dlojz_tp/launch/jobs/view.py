@@ -116,7 +116,7 @@ def page(job, look: Look, lines: list[str]) -> str:
 
     kind = KINDS.get(look.state, "not done")
     mark = {"pass": "✓", "fail": "✗"}.get(kind, "…")
-    head = f"<b>{mark} Job {_e(job.name)}</b>: {_e(look.words())} <span style='opacity:.6'>{_e(job.where())}</span>"
+    head = f"<b>{mark} Job {_e(job.name)}</b>: {_e(look.words())} <span style='opacity:.7'>{_e(job.where())}</span>"
     style = "margin:4px 0 0;background:transparent;color:inherit;white-space:pre-wrap;font-size:90%"
     log = f'<pre style="{style}">{_e(chr(10).join(lines))}</pre>' if lines else ""
     return f'<div style="{render._STYLE.format(c=render._COLOUR[kind])}">{head}{log}</div>'
