@@ -125,6 +125,7 @@ class Trainee:
             "quiet": round(quiet, 1),
             "stuck": why,
             "hint": row.hint,
+            "words": hint_text(self.work, at, row.hint) if row.hint else "",
             "cells": cells,
         }
 
@@ -171,7 +172,7 @@ def _hints(trainees: list[Trainee]) -> list[dict]:
 def hint_text(work: str, number: int, hint: str) -> str:
     """The words of a hint, its {fields} left out; empty where only the check knows them."""
     found = _recorded(work, number).get(hint) or _in_code(works()[work].module).get(hint, "")
-    return re.sub(r"\{[^{}]*\}", "…", found)
+    return re.sub(r"\{[^{}]*\}\.?(?!\w)", "…", found)
 
 
 @functools.cache

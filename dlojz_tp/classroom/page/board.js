@@ -1,6 +1,8 @@
 "use strict";
 // The page of `python -m dlojz_tp class`: asks for the state again and again, and draws it. Text is only ever text.
 const MARKS = { pass: ["✓", "pass"], "by catch_up": ["»", "given"], fail: ["✗", "fail"], "not done": ["…", "begun"], "could not judge": ["⚠", "broken"] };
+const MARKED = "✓ passed · » by catch_up · ✗3 failed, three times in a row · … begun · ⚠ could not judge";
+const COLOURED = "green: all passed · blue: all done, some by catch_up · red: the last verdict on a balise is a failure";
 const EVERY = 2000, HIDDEN = 15000; // milliseconds
 const $ = (id) => document.getElementById(id);
 let state = null, heard = 0, tab = decodeURIComponent(location.hash.slice(1));
@@ -40,12 +42,11 @@ function drawStuck() {
   const stuck = state.trainees.filter((one) => one.stuck.length).sort((one, other) => other.minutes - one.minutes);
   const cards = stuck.map((one) => {
     const balise = workOf(one.work).balises.find((each) => each.number === one.at);
-    const hint = state.hints.find((each) => each.work === one.work && each.balise === one.at && each.hint === one.hint);
     const card = node("div", "", "card", [
       node("b", one.name), `${short(one.work)}, balise ${one.at} · ${balise.title}`,
       node("div", `${one.stuck.join(", ")}; last verdict ${ago(one.quiet)}`, "quiet"),
     ]);
-    if (one.hint) card.append(node("div", "", "", [node("code", one.hint), hint && hint.text ? ` ${hint.text}` : ""]));
+    if (one.hint) card.append(node("div", "", "", [node("code", one.hint), one.words && ` ${one.words}`]));
     return card;
   });
   $("stuck").replaceChildren(...(cards.length ? cards : [node("p", "Nobody, for now.", "quiet")]));
@@ -104,7 +105,7 @@ function drawAll() {
     const given = cells.filter((each) => each[0] === "by catch_up").length;
     const all = work.balises.length;
     const kind = passed === all ? "pass" : cells.some((each) => each[0] === "fail") ? "fail" : passed + given === all ? "given" : "";
-    const cell = node("td", cells.length ? `${passed} of ${all}` : "", kind);
+    const cell = node("td", cells.length || one.work === work.name ? `${passed} of ${all}` : "", kind);
     if (one.work === work.name && one.at !== null) cell.classList.add("here");
     return titled(cell, `${one.name}, ${work.title}: ${passed} passed, ${given} by catch_up, of ${all}`);
   })));
@@ -116,7 +117,7 @@ function drawAll() {
 }
 
 function drawHints() {
-  const head = row(...["where", "hint", "", "trainees", "times", "still there"].map((text) => node("th", text)));
+  const head = row(...["where", "hint", "", "trainees", "times", "still there"].map((text, k) => node("th", text, k > 2 ? "number" : "")));
   const rows = state.hints.map((each) => row(
     node("td", `${short(each.work)}.${each.balise}`), node("td", "", "", [node("code", each.hint)]), node("td", each.text),
     ...[each.trainees, each.times, each.now].map((value) => node("td", String(value), "number")),
@@ -141,6 +142,7 @@ function draw() {
   const work = workOf(tab);
   if (work) drawOne(work);
   else drawAll();
+  $("legend").textContent = (work ? MARKED : COLOURED) + " · framed: here now";
   drawHints();
 }
 
