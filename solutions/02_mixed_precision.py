@@ -1,5 +1,5 @@
 # %% [markdown]
-# # Mixed precision: 16 bits where they suffice, 32 where they must be · about 135 min, core 40
+# # Mixed precision: 16 bits where they suffice, 32 where they must be · about 80 min, core 40
 #
 # A weight of a network is a number of 32 bits. Most of a step does as well with 16: half the bytes to move and to
 # keep, and a part of the processor made for it. Some of it does not: small gradients become zero, small updates are
@@ -65,6 +65,12 @@ print(
 # that, the peak and the bytes both allow a factor of two, and what stays in float32 takes its part of it. The published
 # pair gains more, as it changes the memory format too, for which Tensor Cores ask: the next practical work.
 #
+# Guess before anything is measured:
+
+# %%
+step_gain = tp.predict("How many times faster is a whole training step in 16 bits, on this machine?", ...)
+
+# %% [markdown]
 # ## The idea
 #
 # A floating-point number is a sign, an exponent and a *mantissa*. The exponent's bits give the **range**, the
@@ -168,18 +174,71 @@ print(f"{SETTING.architecture}, {SETTING.batch_size} images of {SETTING.image_si
       f"{measure.human_seconds(baseline)} a step")  # fmt: skip
 
 # %% [markdown]
+# ## TF32: float32 on Tensor Cores
+#
+# Since the A100 there is a step between. In **TF32** the numbers stay float32 in memory, and a Tensor Core rounds what it
+# multiplies to ten bits of mantissa; sums are float32. No byte is saved and no line of the network changes: it is a switch,
+# one for products and one for convolutions (`fp32_precision` is `"ieee"` or `"tf32"`; torch 2.9 and later). PyTorch turns
+# it on for convolutions only. Older code says `allow_tf32 = True` or `torch.set_float32_matmul_precision("high")`: use one
+# of the two ways, as reading an old name after a new one was set may raise an error. The rounding can be imitated anywhere;
+# the time needs the unit.
+
+
+# %%
+def to_tf32(x):
+    """The float32 tensor x, its mantissa rounded to the ten bits that TF32 keeps of 23."""
+    return ((x.view(torch.int32) + (1 << 12)) & -(1 << 13)).view(torch.float32)
+
+
+x = torch.randn(768, 768)
+exact = x.double() @ x.double()
+for name, rounded in {"float32": x, "TF32": to_tf32(x), "bfloat16": x.bfloat16().float()}.items():
+    error = (rounded @ rounded - exact).norm() / exact.norm()
+    print(f"{name:<9} relative error of a product: {error:.0e}   (numbers rounded by hand, added up in float32)")
+
+# %%
+switch, a = torch.backends.cuda.matmul, torch.randn(PRODUCT, PRODUCT, device=DEVICE)
+print(f"as it stands: products {switch.fp32_precision!r}, convolutions {torch.backends.cudnn.conv.fp32_precision!r}")
+
+
+def product(precision):
+    """A product of float32 matrices with the switch so."""
+    switch.fp32_precision = precision
+    return a @ a
+
+
+if DEVICE.type == "cuda" and torch.cuda.get_device_capability(DEVICE) >= (8, 0):
+    before = switch.fp32_precision
+    tf32_race = measure.race({p: lambda p=p: product(p) for p in ("tf32", "ieee")}, repeats=20, device=DEVICE)
+    switch.fp32_precision = before
+    recorded.note(NAME, "tf32", tf32_race.medians)
+    print(tf32_race)
+else:
+    found = recorded.load(NAME, "tf32")
+    gain = (
+        f"recorded on {recorded.where(NAME)}: × {found['ieee'] / found['tf32']:.1f}"
+        if found
+        else "none is recorded yet"
+    )
+    print("No Tensor Core for TF32 here: nothing is measured, the switch changes nothing. On a GPU:", gain)
+
+# %% [markdown]
+# `"none"` means that nobody has set it: float32 as ever. On an A100, the data sheet printed above promises eight times the
+# peak.
+#
 # ## Two steps
 
 # %% [markdown]
-# ### Balise 1 · A step in float16, with loss scaling · about 14 min
+# ### Balise 1 · A step in float16, with loss scaling · about 10 min
 #
-# `model` is on `device`, in float32; `images` `(b, 3, h, w)` and `labels` `(b,)` are not there yet. `scaler` has the
-# methods of `torch.amp.GradScaler`. Do one step: copy without blocking, forward under autocast in float16, mean
-# cross-entropy computed in float32, backward from the *scaled* loss, **gradients clipped to the global norm
-# `max_norm`**, update.
+# The *scaled* loss goes backward, so that small gradients survive float16. Before anyone looks at them, the clip or the
+# optimizer, they are divided by the scale again, in float32. `scaler` has the methods of `torch.amp.GradScaler`: it
+# knows the scale, leaves out the update after an overflow, and adapts.
 #
-# Return `(loss, logits)`, detached, on the device, the loss unscaled. No value may be read, the scale included. About
-# 11 lines.
+# The copies, `zero_grad` and the result are those of every step, and given. Write what stands between: forward under
+# autocast in float16 (`logits`), mean cross-entropy computed in float32 (`loss`), backward, **gradients clipped to the global norm
+# `max_norm`**, update. `model` is on `device`, in float32. No value may be read, the scale included: the CPU would wait.
+# About 8 lines.
 #
 # <details><summary>Hint</summary>
 #
@@ -194,10 +253,10 @@ print(f"{SETTING.architecture}, {SETTING.batch_size} images of {SETTING.image_si
 # %% tags=["balise-1"]
 def fp16_step(model, images, labels, optimizer, scaler, device, max_norm):
     """A step in float16. images (b, 3, h, w), labels (b,). Returns loss () and logits (b, classes), detached."""
-    # BEGIN SOLUTION
     images = images.to(device, non_blocking=True)
     labels = labels.to(device, non_blocking=True)
     optimizer.zero_grad()
+    # BEGIN SOLUTION
     with torch.autocast(device.type, dtype=torch.float16):
         logits = model(images)
         loss = F.cross_entropy(logits, labels)
@@ -206,75 +265,66 @@ def fp16_step(model, images, labels, optimizer, scaler, device, max_norm):
     nn.utils.clip_grad_norm_(model.parameters(), max_norm)
     scaler.step(optimizer)
     scaler.update()
-    return loss.detach(), logits.detach()
     # END SOLUTION
+    return loss.detach(), logits.detach()
 
 
 # %%
 tp.check(1, fp16_step)
 
 # %% [markdown]
-# ### Balise 2 · A step in bfloat16, and what stays in float32 · further · about 30 min
+# ### Balise 2 · A step in bfloat16, and what stays in float32 · about 9 min
 #
-# bfloat16 has the range of float32: no scaler.
+# bfloat16 has the range of float32, so nothing is scaled: this is how most networks are trained today. Write forward
+# (`logits`) with its `loss`, backward and update. Weights and gradients stay float32, and the loss is computed in it. About 5 lines.
 #
-# 1. `bf16_step`: as above, in bfloat16, without scaling and clipping. Weights and gradients are float32, and the loss is
-#    computed in it.
-# 2. `dtypes_under_autocast(model, x, dtype)`: run `model(x)` once under autocast in `dtype`, on the device of `x`.
-#    Return `{name: dtype of the output}` for every module *without children* that ran, names as in `named_modules()`.
-#    Leave out what returns no tensor. No graph; afterwards the model is as it was: no hook left (nor after an error),
-#    the mode of each module (some may be frozen) and the statistics of batch norm unchanged.
-#
-# About 8 and 16 lines.
+# `dtypes_under_autocast` is given. A *hook* on each module without children notes the dtype of what comes out, in one
+# forward pass: so you will see below what is computed in bfloat16, and what is not.
 #
 # <details><summary>Hint</summary>
 #
-# `cross_entropy` computes in float32 under autocast, whatever comes in; outside, it takes what comes. A module's
-# `register_forward_hook(function)` calls `function(module, inputs, output)` and returns a handle that has `remove()`;
-# `try … finally` removes them in any case. In `eval()` batch norm does not learn.
+# `cross_entropy` computes in float32 under autocast, whatever comes in; outside, it takes what comes.
 # </details>
 
 
 # %% tags=["balise-2"]
 def bf16_step(model, images, labels, optimizer, device):
     """A step in bfloat16. images (b, 3, h, w), labels (b,). Returns loss () and logits (b, classes), detached."""
-    # BEGIN SOLUTION
     images = images.to(device, non_blocking=True)
     labels = labels.to(device, non_blocking=True)
     optimizer.zero_grad()
+    # BEGIN SOLUTION
     with torch.autocast(device.type, dtype=torch.bfloat16):
         logits = model(images)
         loss = F.cross_entropy(logits, labels)
     loss.backward()
     optimizer.step()
-    return loss.detach(), logits.detach()
     # END SOLUTION
+    return loss.detach(), logits.detach()
 
 
 def dtypes_under_autocast(model, x, dtype):
     """{name of a module without children: dtype of its output}, from one forward pass under autocast."""
-    # BEGIN SOLUTION
     found, handles = {}, []
     modes = {module: module.training for module in model.modules()}
     for name, module in model.named_modules():
         if not any(module.children()):
 
-            def look(module, inputs, output, name=name):
+            def look(module, inputs, output, name=name):  # PyTorch calls it after the module's forward
                 if isinstance(output, torch.Tensor):
                     found[name] = output.dtype
 
             handles.append(module.register_forward_hook(look))
     try:
-        model.eval()
+        model.eval()  # batch norm learns nothing from x
         with torch.no_grad(), torch.autocast(x.device.type, dtype=dtype):
             model(x)
-    finally:
+    finally:  # the model as it was: no hook left, each module in its own mode
         for handle in handles:
             handle.remove()
         for module, mode in modes.items():
             module.training = mode
     return found
-    # END SOLUTION
 
 
 # %%
@@ -315,42 +365,39 @@ print(f"{F.cross_entropy(logits, target).dtype} outside")
 # ## What float16 loses
 
 # %% [markdown]
-# ### Balise 3 · The gradients that become zero · about 14 min
+# ### Balise 3 · The gradients that become zero · about 7 min
 #
-# `gradients` is an iterable of float32 tensors (or `None`), `s` a scale. Each gradient is multiplied by `s` in float32,
-# then cast to float16. Return two floats, both **as fractions of the values that are not zero to begin with**, over all
-# tensors together:
+# How many gradients does float16 lose, and which scale saves them? Float16's smallest normal number is $2^{-14}$; below
+# lie *subnormals*, with fewer and fewer digits, down to $2^{-24}$. The cast rounds to the nearest, so the border of what is
+# lost is neither of the two.
 #
-# - `lost`: those that became zero; `infinite`: those that became infinite.
-#
-# Nothing but zeros: `(0.0, 0.0)`. The gradients stay as they are. About 9 lines.
-#
-# Mind the border. Float16's smallest normal number is $2^{-14}$; below lie *subnormals*, with fewer and fewer digits,
-# down to $2^{-24}$. The cast rounds to the nearest, ties to the even one: so the border of what is lost is neither of
-# the two.
+# `gradients` is an iterable of float32 tensors (or `None`), `s` a scale. Each is multiplied by `s` in float32, then cast to
+# float16. Count the values that were not zero and became zero (`lost`), and those that became infinite (`infinite`), over
+# all tensors. Given are the loop, and the division by the number of values that were `there`, not zero, to begin with.
+# About 3 lines.
 #
 # <details><summary>Hint</summary>
 #
-# Let the cast decide: `tensor.half()` (or `.to(torch.float16)`) rounds as said, and keeps subnormals. Then count: a
-# value is lost if it was not zero and is now. The tensors have different sizes, so sum the counts, and divide once.
+# Let the cast decide: `tensor.half()` rounds as said, and keeps subnormals. Comparisons give tensors of booleans; `&`
+# joins two of them, `.sum()` counts. The gradients themselves stay as they are.
 # </details>
 
 
 # %% tags=["balise-3"]
 def lost_in_float16(gradients, s):
     """(fraction that float16 makes zero, fraction that it makes infinite) of the non-zero gradients times s."""
-    # BEGIN SOLUTION
     lost = infinite = there = 0
     for gradient in gradients:
         if gradient is not None:
             not_zero = gradient != 0
+            there += not_zero.sum()
+            # BEGIN SOLUTION
             half = (gradient * s).half()
             lost += ((half == 0) & not_zero).sum()
             infinite += half.isinf().sum()
-            there += not_zero.sum()
-    there = max(int(there), 1)
+            # END SOLUTION
+    there = max(int(there), 1)  # read once, after the loop
     return float(lost) / there, float(infinite) / there
-    # END SOLUTION
 
 
 # %%
@@ -358,7 +405,10 @@ tp.check(3, lost_in_float16)
 
 # %% [markdown]
 # Now look at the gradients of a real step of the network: those of the weights, and those that flow back from layer to
-# layer, which float16 would hold too.
+# layer, which float16 would hold too. Guess first:
+
+# %%
+underflow = tp.predict("How many % of the gradients of a step does float16 make zero, without a scale?", ...)
 
 
 # %%
@@ -381,6 +431,8 @@ best = min(range(len(SCALES)), key=lambda k: lost[k] + 1000 * infinite[k])
 print(f"{sum(g.numel() for g in gradients):,} gradients")
 for k in (SCALES.index(1.0), best):
     print(f"scale {SCALES[k]:8,.0f}  {lost[k]:7.2%} become zero, {infinite[k]:.2%} infinite")
+why = "A new network has large gradients: look at the figure for what the step loses in digits, and for how near the border is."
+underflow.shows(100 * lost[SCALES.index(1.0)], "{:.2g} %", why)
 
 # %% jupyter={"source_hidden": true}
 log2 = torch.cat([g[g != 0].abs().log2().flatten() for g in gradients])
@@ -431,31 +483,27 @@ plt.show()
 # training: so the scale has to be found by trying, all the time.
 
 # %% [markdown]
-# ### Balise 4 · A dynamic loss scaler · further · about 30 min
+# ### Balise 4 · A dynamic loss scaler · further · about 19 min
 #
-# Write what `torch.amp.GradScaler` does:
+# No scale fits a whole training, so it is found by trying: smaller after an overflow, whose step is left out; larger after
+# a long row of good steps. Write what `torch.amp.GradScaler` does, for one optimizer. What a scaler keeps is given, with
+# `scale` and `get_scale`.
 #
-# - `scale(loss)`: the loss times the scale, with its graph;
-# - `unscale_(optimizer)`: divide the gradients of all its parameters by the scale, in place, and remember whether one
-#   is infinite or NaN. Parameters without gradient are left out. A second call before `update()` raises
-#   `RuntimeError`;
-# - `step(optimizer)`: unscale if nobody has yet; then call `optimizer.step()`, unless a gradient was not finite;
+# - `unscale_(optimizer)`: divide `gradients` by the scale, in place, and let the tensor `self.found` tell whether one was
+#   infinite or NaN. It stays on the device: nothing is read.
+# - `step(optimizer)`: unscale if nobody has yet; then call `optimizer.step()`, unless a gradient was not finite. Note in
+#   `self.skipped` which it was. This is the **one value** that may be read in a step.
 # - `update()`: after a skipped step, multiply the scale by `backoff_factor`; after `growth_interval` good steps in a
-#   row, by `growth_factor`, and count anew. There is no upper limit. A new step begins;
-# - `get_scale()`: the scale, a float.
+#   row, by `growth_factor`, and count anew.
 #
-# One optimizer is enough. In a step, **at most one value** may be read from the device. About 25 lines. `GradScaler`
-# itself is not to be used: you will race against it.
+# About 13 lines. `GradScaler` itself is not to be used: you will race against it.
 #
 # <details><summary>Hint</summary>
 #
-# Three things to keep: the scale, the number of good steps in a row, and what `unscale_` found (`None` until it was
-# called). Once the one value is read, the scale and the counter can be Python numbers. A sum of finite numbers is
-# finite, one NaN or infinity makes it NaN or infinite: but not of their squares, these overflow early. Loops over
-# parameters cost an operator each. PyTorch has one operator that divides a list of gradients in place and looks for
-# what is not finite, in a single pass: `torch._amp_foreach_non_finite_check_and_unscale_(gradients, found,
-# inverse_scale)`, `found` and `inverse_scale` being float32 tensors of one value on the device; `found` becomes 1 in
-# place.
+# A loop over parameters costs an operator each, and the norm of the gradients would overflow early. PyTorch has one
+# operator that divides a list of gradients in place and looks for what is not finite, in a single pass:
+# `torch._amp_foreach_non_finite_check_and_unscale_(gradients, found, inverse_scale)`. `found` and `inverse_scale` are
+# float32 tensors of one value on the device; `found`, zero before, becomes 1 in place.
 # </details>
 
 
@@ -464,26 +512,22 @@ class LossScaler:
     """A loss scale that shrinks after an overflow and grows after a row of good steps."""
 
     def __init__(self, init_scale=2.0**16, growth_factor=2.0, backoff_factor=0.5, growth_interval=2000):
-        # BEGIN SOLUTION
-        self.value, self.good_steps = init_scale, 0
+        self.value, self.good_steps = init_scale, 0  # the scale; good steps in a row
         self.growth_factor, self.backoff_factor, self.growth_interval = growth_factor, backoff_factor, growth_interval
         self.found = None  # a tensor on the device after unscale_: 0 if all gradients are finite
-        self.skipped = False
-        # END SOLUTION
+        self.skipped = False  # whether step() left out the optimizer
 
     def scale(self, loss):
         """The loss times the scale."""
-        # BEGIN SOLUTION
         return loss * self.value
-        # END SOLUTION
 
     def unscale_(self, optimizer):
         """Divide the gradients by the scale, in place. Reads no value."""
-        # BEGIN SOLUTION
         if self.found is not None:
             raise RuntimeError("unscale_() was called already in this step: call update() first")
         gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
         device = gradients[0].device
+        # BEGIN SOLUTION
         self.found = torch.zeros((), device=device)
         inverse = torch.full((), 1 / self.value, device=device)
         torch._amp_foreach_non_finite_check_and_unscale_(gradients, self.found, inverse)
@@ -508,14 +552,12 @@ class LossScaler:
         elif self.good_steps == self.growth_interval:
             self.value *= self.growth_factor
             self.good_steps = 0
-        self.found = None
         # END SOLUTION
+        self.found = None  # a new step begins
 
     def get_scale(self):
         """The scale, a float."""
-        # BEGIN SOLUTION
         return self.value
-        # END SOLUTION
 
 
 # %%
@@ -601,32 +643,33 @@ for dtype in (torch.bfloat16, torch.float16, torch.float32):
     print(f"1 − 1000 × 0.001 in {str(dtype).removeprefix('torch.'):<9} {narrow.item():8.4f}")
 
 # %% [markdown]
-# ### Balise 5 · The unit in the last place, and master weights · further · about 17 min
+# ### Balise 5 · The unit in the last place, and master weights · further · about 10 min
 #
-# 1. `ulp(x)`: `x` is a tensor in bfloat16, float16 or float32. Return, in a tensor of the same shape, the distance
-#    from $|x|$ to the next larger number *of its dtype*. It is constant between two powers of two, and also among the
-#    subnormal numbers around zero. The largest number of a dtype is not tried.
-# 2. `MasterSGD`: an optimizer for 16-bit parameters. It keeps *masters* in float32, made once from the parameters,
-#    and momentum in float32 ($v \leftarrow \mu v + g$, $w \leftarrow w - \eta v$). A step updates the masters, then
-#    writes them, rounded, into the parameters. Parameters without gradient are left alone. `zero_grad()` clears the
-#    gradients. Between two steps it holds masters and momentum: 8 bytes a parameter, nothing else.
+# An update counts if it is more than half of the distance to the next number, the *unit in the last place*. Where it does
+# not, a second copy of the weights in float32, the *masters*, collects what 16 bits would round away.
 #
-# About 5 and 15 lines.
+# 1. `ulp(x)`: for a tensor in bfloat16, float16 or float32 return the distance from $|x|$ to the next larger number *of
+#    its dtype*, same shape. It is the same between two powers of two, $\epsilon\,2^{\lfloor\log_2 |x|\rfloor}$ with `info.eps` the
+#    distance at 1; and below `info.smallest_normal` it gets no smaller.
+# 2. `MasterSGD`: SGD with momentum ($v \leftarrow \mu v + g$, $w \leftarrow w - \eta v$) for 16-bit parameters. Masters and
+#    momentum are float32. Write how the masters are made, and the step of one parameter: update $v$ and the master, then
+#    write the master, rounded, into the parameter. Nothing else is kept: 8 bytes a parameter.
+#
+# About 3 and 4 lines.
 #
 # <details><summary>Hint</summary>
 #
-# Of `torch.finfo(dtype)`: `eps` is the distance at 1, `smallest_normal` the end of the normal numbers.
-# `torch.frexp(x)` gives the exponent without a logarithm: $x = a\,2^e$ with $\frac12 \le a < 1$. `torch.nextafter` is
-# another way. For the masters: `p.detach().float()` makes one, `p.copy_(master)` rounds it into the parameter, both
-# without a graph. A `torch.optim.SGD` over the masters may do the update, but then let go of its gradients.
+# `torch.frexp(x)` gives the exponent without a logarithm: $x = a\,2^e$ with $\frac12 \le a < 1$; `torch.ldexp(a, e)` goes
+# back. `clamp(min=...)` for the small ones, and float64 for room below. `p.detach().float()` makes a copy in float32,
+# `p.copy_(master)` rounds it into the parameter.
 # </details>
 
 
 # %% tags=["balise-5"]
 def ulp(x):
     """Distance from |x| to the next larger number of its dtype, same shape as x."""
-    # BEGIN SOLUTION
     info = torch.finfo(x.dtype)
+    # BEGIN SOLUTION
     size = x.double().abs().clamp(min=info.smallest_normal)
     _, exponent = torch.frexp(size)
     return torch.ldexp(torch.full_like(size, info.eps), exponent - 1)
@@ -637,29 +680,27 @@ class MasterSGD:
     """SGD with momentum on float32 masters of 16-bit parameters."""
 
     def __init__(self, parameters, lr, momentum=0.9):
-        # BEGIN SOLUTION
         self.parameters, self.lr, self.momentum = list(parameters), lr, momentum
+        # BEGIN SOLUTION
         self.masters = [p.detach().float() for p in self.parameters]
-        self.velocities = [torch.zeros_like(master) for master in self.masters]
         # END SOLUTION
+        self.velocities = [torch.zeros_like(master) for master in self.masters]
 
     @torch.no_grad()
     def step(self):
         """Update the masters, then round them into the parameters."""
-        # BEGIN SOLUTION
         for p, master, velocity in zip(self.parameters, self.masters, self.velocities):
             if p.grad is not None:
+                # BEGIN SOLUTION
                 velocity.mul_(self.momentum).add_(p.grad)
                 master.sub_(velocity, alpha=self.lr)
                 p.copy_(master)
-        # END SOLUTION
+                # END SOLUTION
 
     def zero_grad(self):
         """Let go of the gradients."""
-        # BEGIN SOLUTION
         for p in self.parameters:
             p.grad = None
-        # END SOLUTION
 
 
 # %%
@@ -805,47 +846,42 @@ SETUPS = [
 OPTIMIZERS = {"SGD": 0, "SGD, momentum": 1, "AdamW": 2}  # numbers it keeps for each parameter
 
 # %% [markdown]
-# ### Balise 6 · Bytes · further · about 14 min
+# ### Balise 6 · Bytes · further · about 10 min
 #
-# 1. `bytes_per_parameter(setup, states)`: a dictionary of bytes for one parameter, with the keys `weights`,
-#    `gradients` (as backward leaves them: in the dtype of the weights), `states` (all that the optimizer keeps of what it
-#    updates, weights or masters; `states` is how many numbers), `masters` (float32, if the setup has them), and `casts`:
-#    the copies that autocast makes of weights in another dtype than `compute`, and keeps until the backward pass. Any
-#    dtype may come, also two of the same size.
-# 2. `bytes_per_activation(setup)`: bytes of one number that a layer hands to the next.
-# 3. `largest_model(capacity, setup, states, activations)`: the largest number of parameters (an `int`, 0 if none) that
-#    fits into `capacity` bytes beside so many `activations` (numbers, not bytes).
+# Does mixed precision make a model smaller? Count the bytes of one parameter, part by part. The weights and the gradients
+# are given: backward leaves a gradient in the dtype of its weight.
 #
-# About 10, 1 and 3 lines.
+# 1. `bytes_per_parameter(setup, states)`: add to `parts`
+#    - `masters`: a float32 copy of the weight, if the setup has them (0 if not);
+#    - `states`: the optimizer's numbers (`states` is how many), in the dtype of *what it updates*, weight or master;
+#    - `casts`: the copy that autocast makes of a weight whose dtype is not `compute`, and keeps until backward is done.
+# 2. `largest_model(capacity, setup, states, activations)`: the largest number of parameters (an `int`, 0 if none) that
+#    fits into `capacity` bytes beside so many `activations` (numbers, not bytes: each has the dtype `compute`).
+#
+# About 4 and 2 lines.
 #
 # <details><summary>Hint</summary>
 #
-# `dtype.itemsize` is the bytes of a number. A gradient has the dtype of its parameter. The optimizer's states have
-# the dtype of what it updates: the parameters, or their masters. Autocast copies only where the dtypes differ. Whole
-# numbers are divided by `//`.
+# `dtype.itemsize` is the bytes of a number; two dtypes of the same size are still two. Whole numbers are divided by `//`.
 # </details>
 
 
 # %% tags=["balise-6"]
 def bytes_per_parameter(setup, states):
     """{"weights", "gradients", "states", "masters", "casts"}: bytes for one parameter."""
+    parts = {"weights": setup.weights.itemsize, "gradients": setup.weights.itemsize}
     # BEGIN SOLUTION
     updated = torch.float32 if setup.masters else setup.weights
-    return {
-        "weights": setup.weights.itemsize,
-        "gradients": setup.weights.itemsize,
-        "states": states * updated.itemsize,
-        "masters": updated.itemsize if setup.masters else 0,
-        "casts": setup.compute.itemsize if setup.compute != setup.weights else 0,
-    }
+    parts["states"] = states * updated.itemsize
+    parts["masters"] = updated.itemsize if setup.masters else 0
+    parts["casts"] = setup.compute.itemsize if setup.compute != setup.weights else 0
     # END SOLUTION
+    return parts
 
 
 def bytes_per_activation(setup):
     """Bytes of one number of an activation."""
-    # BEGIN SOLUTION
     return setup.compute.itemsize
-    # END SOLUTION
 
 
 def largest_model(capacity, setup, states, activations=0):
@@ -886,7 +922,10 @@ def half_step(model, images, labels, optimizer, device):
 # Read the last row: 16-bit weights with masters and Adam make 2 + 2 + (4 + 4 + 4) = 16 bytes, the figure of the ZeRO
 # paper (Rajbhandari et al., 2020). **Mixed precision does not make the model smaller**: float32 with Adam takes 16
 # bytes as well. Autocast even adds its copies. What becomes smaller is the activations, and with large batches these
-# are the largest part. Is that so? Weigh a real step: all bytes that live at its peak.
+# are the largest part. Is that so? Weigh a real step: all bytes that live at its peak. Guess first:
+
+# %%
+left = tp.predict("What is the peak memory of a step in 16 bits, in % of that of a step in float32?", ...)
 
 
 # %%
@@ -906,6 +945,9 @@ for setup, step in zip(SETUPS[:2], (training_run.plain_step, half_step)):
     peaks[setup.name], n = peak_of(step)
     print(f"{setup.name:<22} peak {measure.human_bytes(peaks[setup.name]):>10} (measured)   "
           f"weights and momentum {measure.human_bytes(8 * n):>10} of it")  # fmt: skip
+of_float32, of_half = peaks.values()
+why = "Only activations are halved, and not all of them; autocast adds its copies of the weights."
+left.shows(100 * of_half / of_float32, "{:.0f} %", why)
 
 # %% [markdown]
 # Weights, momentum and gradients take the same bytes in both: all that has become smaller are activations. The more of
@@ -923,21 +965,17 @@ if not PAYS:
     print("\nOne step is enough: bfloat16 does not pay on this processor, and the red thread stays in float32.")
 
 # %% [markdown]
-# What to expect on a processor, by arithmetic? With the instruction set AVX-512, an instruction multiplies and adds 16
-# numbers of float32; with its extension for bfloat16 it takes 32: **twice** the operations, if the processor issues as
-# many. With AMX, Intel's unit for tiles of matrices, a core does 512 multiply-adds in bfloat16 a cycle where two AVX-512
-# units do 32 in float32: **sixteen** times, more than its memory can feed in most layers.
+# What to expect on a processor, by arithmetic? An instruction of AVX-512 multiplies and adds 16 numbers of float32; with its
+# extension for bfloat16, 32: **twice** the operations. With AMX, Intel's unit for tiles of matrices, a core does 512
+# multiply-adds in bfloat16 a cycle where two AVX-512 units do 32 in float32: **sixteen** times, more than its memory can feed
+# in most layers. And with neither? The library of convolutions (oneDNN) has no kernel for bfloat16 there, so PyTorch falls
+# back to plain loops: not a little slower, but **ten times**. Most laptops are so. Autocast does not warn: measure, before
+# you trust a format.
 #
-# And with neither? Below AVX-512 the library of convolutions (oneDNN) has no kernel for bfloat16 at all, so PyTorch falls
-# back to plain loops of its own: not a little slower, but **ten times**. Most laptops are so. Autocast does not warn:
-# measure, before you trust a format.
-#
-# Compare with your figures. Where oneDNN knows both formats, it computes the convolution in both, and on a quiet machine
-# the factor is near that of the arithmetic. A matrix product in float32 comes from another library (often MKL), and a
-# factor far above what the arithmetic allows says that this one does not suit your processor, not that bfloat16 is so
-# good: `ONEDNN_VERBOSE=1` in the environment shows who computes what. Float16 without a unit for it is emulated. Of the
-# whole step, batch norm and the update stay as they are, and the weights are cast each time. Where others use the cores
-# too, all this moves from run to run: measure twice, and believe the race more than two runs one after the other.
+# Compare with your figures. A factor far above the arithmetic says that the float32 product comes from a library that does not
+# suit your processor, not that bfloat16 is so good: `ONEDNN_VERBOSE=1` in the environment shows who computes what. Float16
+# without a unit for it is emulated. Where others use the cores too, all this moves from run to run: believe the race below
+# more than two runs one after the other.
 #
 # ## Race
 #
@@ -951,7 +989,11 @@ candidates = {
     f"autocast to {HALF_NAME}": lambda: half_step(networks[0], images, labels, optimizers[0], DEVICE),
     "float32": lambda: training_run.plain_step(networks[1], images, labels, optimizers[1], DEVICE),
 }
-measure.race(candidates, repeats=ROUNDS, warmup=1, device=DEVICE) if PAYS else None
+step_race = measure.race(candidates, repeats=ROUNDS, warmup=1, device=DEVICE) if PAYS else None
+in_half, in_float32 = step_race.medians.values() if PAYS else (again, baseline)
+why = "What is no product and no convolution stays as it was; where the processor has no unit for 16 bits, they cost time."
+step_gain.shows(in_float32 / in_half, "× {:.2f}", why)
+step_race
 
 
 # %%
@@ -1063,5 +1105,6 @@ tp.progress()
 # hardware decides: Tensor Cores from the A100 on, AVX-512 with its extension, AMX. Float16 has more digits and
 # less range: it needs a scaler, and gradients that are unscaled before anyone looks at them. Sums, losses and updates
 # need float32: below half a unit in the last place, an addition does nothing. The bytes saved are those of
-# activations, not of the model. Next: **Tensor Cores and memory formats**, which decide how much of the promised peak
-# a step can reach.
+# activations, not of the model. Eight bits go on from here: **FP8** has so little range that each tensor needs a scale of its
+# own, and work 22 (compression) trains a network so. Next: **Tensor Cores and memory formats**, which decide how much of
+# the promised peak a step can reach.
