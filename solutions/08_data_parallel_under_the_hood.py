@@ -1,15 +1,14 @@
 # %% [markdown]
-# # Data parallelism, under the hood · about 125 min, core 40
+# # Data parallelism, under the hood · about 90 min, core 55
 #
-# Data parallelism is the first thing to try on more than one device: every rank holds the whole model and trains on its
-# own part of the batch. Only one thing has to travel: the gradients. In this practical work you write it yourself, with
-# nothing but `torch.distributed`: the same start on all ranks, shares of the data, buckets, all-reduces that run while
-# backward still computes, accumulation, parameters that are not used, and at the end the all-reduce itself. Then your own
-# `DataParallel` runs against PyTorch's.
+# Data parallelism is the first thing to try on more than one device: every rank holds the whole model and trains on its own
+# part of the batch. Only one thing has to travel: the gradients. You write it with nothing but `torch.distributed`: the same
+# start on all ranks, buckets, all-reduces that run while backward still computes, at the end the all-reduce itself. Then
+# your own `DataParallel` runs against PyTorch's.
 #
-# **What you will gain.** A ResNet-50 has 25.6 million parameters: 102 MB of float32 gradients in every step. The next cell
-# asks how long they travel, and whether that time can disappear behind backward. It is an *estimate*: the speed of a card as
-# NVIDIA published it, links from data sheets, nothing measured here.
+# **What you will gain.** A ResNet-50 has 102 MB of float32 gradients in every step. The next cell asks how long they travel,
+# and whether that time can disappear behind backward. It is an *estimate*: published speed of a card, links from data
+# sheets, nothing measured here.
 
 # %% tags=["setup"]
 import contextlib
@@ -203,20 +202,18 @@ print(", ".join(f"{e['name']} {measure.human_seconds(e['end'] - e['start'])}" fo
 # %% [markdown]
 # ### Balise 1 · The same start everywhere · about 8 min
 #
-# Make `model` on every rank equal to rank 0's, in place: **parameters and buffers**. Nothing is returned.
+# The mean of the gradients keeps the ranks together only if they start together. Make `model` on every rank equal to rank
+# 0's, in place: **parameters and buffers** (the running statistics of a batch norm are buffers). The parameters stay the
+# objects that they are: an optimizer may hold them already. Nothing is returned.
 #
-# - Each tensor travels once; a tied parameter has two names and one memory.
-# - Buffers may be integers or booleans, and may be left out of `state_dict()` (`persistent=False`).
-# - A tensor may be a *view with gaps*, part of a larger table. A collective sends the memory from where a tensor begins, so
-#   its elements would not be what arrives.
-# - The parameters stay the objects that they are, in their memory and without a graph: an optimizer may hold them already.
-#
-# About 5 lines.
+# One trap: a tensor may be a *view with gaps*, part of a larger table. A collective sends the memory from where a tensor
+# begins, so its elements would not be what arrives. About 5 lines.
 #
 # <details><summary>Hint</summary>
 #
 # `model.parameters()` and `model.buffers()` give each tensor once. `dist.broadcast(t, src=0)` is called by all ranks, and
-# writes into `t` on all but rank 0. `t.contiguous()` is `t` itself where there are no gaps, and a copy where there are.
+# writes into `t` on all but rank 0. `t.contiguous()` is `t` itself where there are no gaps, and a copy where there are: then
+# the copy must come back, `tensor.copy_(...)`.
 # </details>
 
 
@@ -257,24 +254,21 @@ for rank, (weight, mean, new_weight, new_mean) in enumerate(starts):
     print(f"{rank:4}   {weight:13.3f}  {mean:19.3f}   {new_weight:12.3f}  {new_mean:18.3f}")
 
 # %% [markdown]
-# ### Balise 2 · Each rank's share of the data · further · about 11 min
+# ### Balise 2 · Each rank's share of the data · further · about 6 min
 #
-# Return the indices that `rank` trains on in this epoch, out of `n`: a list of whole numbers.
+# All ranks draw the **same** permutation, from `seed` and `epoch` alone, and take disjoint parts of it: no message is needed.
+# The shares must be **equally long**, for a rank with one batch more would wait for ever for the others' gradients. So the
+# permutation is begun again from its front until its length divides, or with `drop_last` its tail is left out; that is
+# given.
 #
-# - All ranks draw the **same** permutation, from `seed` and `epoch` alone, and take disjoint parts of it. Each epoch has
-#   another one. The global random state is neither used nor changed: it differs between ranks.
-# - All shares are **equally long**. With `drop_last=False` every sample appears, and the permutation is begun again from
-#   its front until the length divides: ⌈n / world_size⌉ indices a rank. With `drop_last=True` the tail is left out:
-#   ⌊n / world_size⌋ a rank, none twice.
-# - There may be fewer samples than ranks.
-#
-# About 8 lines.
+# Write `order`, this epoch's permutation of 0 … n − 1, another one in each epoch; and return the share of `rank`, a list,
+# from the first `each * world_size` places of `order`. The global random state differs between ranks: leave it alone. About
+# 2 lines and 1.
 #
 # <details><summary>Hint</summary>
 #
-# `torch.Generator().manual_seed(k)`, and `torch.randperm(n, generator=…)`. `order.repeat(k)` is k times the permutation,
-# one after the other. `order[a::b]` is every b-th element from the a-th on. Why must the shares be equally long? A rank
-# that has one batch more would wait for ever for the others' gradients.
+# `torch.Generator().manual_seed(k)`, and `torch.randperm(n, generator=…)`. `order[a::b]` is every b-th element from the a-th
+# on.
 # </details>
 
 
@@ -284,11 +278,13 @@ def my_indices(n, rank, world_size, epoch, seed=0, drop_last=False):
     # BEGIN SOLUTION
     generator = torch.Generator().manual_seed(seed + epoch)
     order = torch.randperm(n, generator=generator)
+    # END SOLUTION
     if drop_last:
         each = n // world_size
     else:
         each = -(-n // world_size)
         order = order.repeat(-(-each * world_size // n))
+    # BEGIN SOLUTION
     return order[: each * world_size][rank::world_size].tolist()
     # END SOLUTION
 
@@ -332,7 +328,7 @@ plt.show()
 #
 # After backward, every rank holds the gradients of its own share, in `p.grad` for each `p` of the list `parameters`. Make
 # them the mean over the ranks, on every rank. A parameter that was not used, or is frozen, has `p.grad` None: leave it so.
-# What a rank sends and holds does not grow with the number of ranks. Nothing is returned. About 4 lines.
+# Nothing is returned. About 4 lines.
 #
 # <details><summary>Hint</summary>
 #
@@ -369,43 +365,40 @@ report.communications(record_one_by_one)
 # the other: nothing is hidden behind work.
 
 # %% [markdown]
-# ### Balise 4 · Flat buckets · about 18 min
+# ### Balise 4 · Flat buckets · about 14 min
 #
-# Each message has a fixed cost besides its bytes. A ResNet-50 has 161 parameters, most of them tiny. So one puts the
+# Each message has a fixed cost besides its bytes, and a ResNet-50 has 161 parameters, most of them tiny. So one puts the
 # gradients of several parameters into one flat tensor, a **bucket**, and reduces that.
 #
-# `make_buckets(parameters, capacity)`: distribute the list over buckets, filled **in reverse order**, since backward
-# computes the last gradients first. Return a list of lists of the parameters.
+# **`make_buckets`** returns a list of lists of parameters, **in reverse order**, for backward computes the last gradients
+# first. A bucket holds at most `capacity` **bytes** and one dtype; a parameter that is larger than that gets a bucket of its
+# own. Write what happens to one parameter: `size` are its bytes, `room` those that are left in the last bucket.
 #
-# - A bucket holds at most `capacity` **bytes**; a larger parameter gets a bucket of its own.
-# - A bucket is closed only when the next parameter does not fit, or has another dtype: dtypes are never mixed.
-#
-# `average_in_buckets(buckets)`: every parameter has a gradient. Put those of a bucket into one flat tensor, **one**
-# all-reduce a bucket, and write the means back into the gradients. They may be laid out otherwise than row by row. About 8
-# and 8 lines.
+# **`average_in_buckets`**: the gradients of a bucket into one flat tensor, **one** all-reduce, and the means back into the
+# gradients, which may lie in memory otherwise than row by row. About 5 and 6 lines.
 #
 # <details><summary>Hint</summary>
 #
-# `p.numel() * p.element_size()` bytes. `torch.cat([g.reshape(-1), …])` makes a flat tensor, `flat.split([sizes])` cuts it
-# again, and `piece.view(p.shape)` gives a piece its shape. Start a new bucket first, then put the parameter into it: so a
-# parameter that is too large needs no case of its own.
+# Start a new bucket first where it is needed, then put the parameter in: so a large one needs no case of its own.
+# `torch.cat([g.reshape(-1), …])` makes a flat tensor, `flat.split([sizes])` cuts it again, `piece.view(p.shape)` gives a
+# piece its shape, `p.grad.copy_` writes.
 # </details>
 
 
 # %% tags=["balise-4"]
 def make_buckets(parameters, capacity):
     """Lists of parameters, in reverse order, of at most `capacity` bytes and of one dtype each."""
-    # BEGIN SOLUTION
-    buckets, room = [], 0
+    buckets, room = [], 0  # room: bytes left in the last bucket
     for p in reversed(parameters):
         size = p.numel() * p.element_size()
+        # BEGIN SOLUTION
         if not buckets or size > room or p.dtype != buckets[-1][0].dtype:
             buckets.append([])
             room = capacity
         buckets[-1].append(p)
         room -= size
+        # END SOLUTION
     return buckets
-    # END SOLUTION
 
 
 def average_in_buckets(buckets):
@@ -424,7 +417,10 @@ def average_in_buckets(buckets):
 tp.check(4, make_buckets, average_in_buckets)
 
 # %% [markdown]
-# How large should a bucket be? Measure it: 300 small gradients (2,000 numbers each), averaged with several capacities.
+# How large should a bucket be? Measure it: 300 small gradients (8 kB each), averaged with several capacities. Guess first.
+
+# %%
+faster = tp.predict("300 messages of 8 kB or one of 2.4 MB: how many times faster is one?", ...)
 
 
 # %%
@@ -448,16 +444,17 @@ def time_buckets(capacities, rounds=8):
 timed = launch.ranks(time_buckets, [2**k for k in range(13, 23, 2)] + [2**23], n=2)[0]
 for capacity, (messages, seconds) in timed.items():
     print(f"buckets of {measure.human_bytes(capacity):>9}: {messages:4} messages  {measure.human_seconds(seconds):>8}")
+(_, many), *_, (_, one) = timed.values()
+faster.shows(many / one, "× {:.1f}", "The bytes are the same: what is gained is the fixed cost of 299 messages.")
 
 # %% [markdown]
-# The first steps gain most: the fixed cost of the messages. A single bucket would be the cheapest here, but it could only
-# be sent when *everything* is there. PyTorch's default is 25 MB.
+# A single bucket is among the cheapest here, but it could only be sent when *everything* is there. PyTorch's default is
+# 25 MB.
 #
 # ## While backward goes on
 #
-# Given is a bucket that keeps its flat tensor, with a part of it for each parameter. `place(p)` moves a gradient to its
-# part, divided by the number of ranks, and makes `p.grad` that part: what the all-reduce writes there is in `p.grad` at
-# once, nothing has to be copied back.
+# Given is a bucket that keeps its flat tensor. `place(p)` moves a gradient to its part of it, divided by the number of ranks,
+# and makes `p.grad` that part: what the all-reduce writes there is in `p.grad` at once, nothing is copied back.
 
 
 # %% tags=["setup"]
@@ -480,23 +477,25 @@ class Bucket:
 
 
 # %% [markdown]
-# ### Balise 5 · Overlap · further · about 18 min
+# ### Balise 5 · Overlap · about 15 min
 #
-# Write a class that averages gradients while backward still computes. `parameters` is a list, all of them need a gradient
-# and get one.
+# Backward computes the last layer's gradients first, and they could travel while it goes on with the layers before. So an
+# all-reduce starts as soon as a bucket is complete, **asynchronously**: the call returns at once, and one waits later. Who
+# says that a gradient is there? Autograd, if asked by a *hook*.
 #
-# - `__init__` makes the buckets and sees to it that `ready(p)` is called as soon as `p.grad` is complete;
-# - `ready(p)`: when `p` was the last one missing in its bucket, start the bucket's all-reduce **asynchronously**;
-# - `finish()`, called after backward: wait for all that runs. Then every `p.grad` holds the mean, and the next step can
-#   begin.
+# `Overlap` averages the gradients of `parameters`, a list; each gets a gradient in every step. The buckets are given, and
+# `home`, which tells the bucket of a parameter. Write
 #
-# About 5, 4 and 5 lines.
+# - the end of `__init__`: `self.ready(p)` shall be called as soon as `p.grad` is complete;
+# - `ready(p)`: place it, and if it was the last one missing in its bucket, start the all-reduce;
+# - `finish()`, called after backward: wait for all that runs. What must be as new for the next step?
+#
+# About 2, 4 and 5 lines.
 #
 # <details><summary>Hint</summary>
 #
 # `p.register_post_accumulate_grad_hook(f)` calls `f(p)` after the gradient has been added to `p.grad`
-# (`register_hook` would be called before). `dist.all_reduce(t, async_op=True)` returns at once, with a handle that has
-# `wait()`. A dictionary tells the bucket of a parameter. What must be as new for the second step?
+# (`register_hook` would be called before). `dist.all_reduce(t, async_op=True)` returns a handle that has `wait()`.
 # </details>
 
 
@@ -505,10 +504,10 @@ class Overlap:
     """Averages the gradients of `parameters` in buckets of `capacity` bytes, while backward goes on."""
 
     def __init__(self, parameters, capacity):
-        # BEGIN SOLUTION
         self.buckets = [Bucket(group) for group in make_buckets(parameters, capacity)]
         self.home = {p: bucket for bucket in self.buckets for p in bucket.parameters}
-        self.running = []
+        self.running = []  # handles
+        # BEGIN SOLUTION
         for p in parameters:
             p.register_post_accumulate_grad_hook(self.ready)
         # END SOLUTION
@@ -546,13 +545,12 @@ record_overlapped = watched("overlapped", overlapped)
 report.communications([record_one_by_one, record_overlapped])
 
 # %% [markdown]
-# Fewer messages, the same bytes, and many of them in flight under the green bar. Is the step shorter, too? Where ranks and
-# messages share the same few cores, backward becomes longer while messages are copied, and little may be left of the
-# gain. A GPU copies with few of the units that compute, and a network card needs none.
+# Fewer messages, and many of them in flight under the green bar. Where ranks and messages share the same few cores, backward
+# becomes longer while messages are copied, and little may be left of the gain.
 #
-# What would your code gain there? The next cell runs your functions of balises 4 and 5 on two **modelled** H100, each behind
-# a network card of 100 Gb/s: one step of a ResNet-50 with 64 images a rank. Tensors have sizes and no values, each
-# operation takes the time of its arithmetic and its bytes, each message that of the formulas at the end of this notebook.
+# On GPUs more is left. The next cell runs your functions of balises 4 and 5 on two **modelled** H100, each behind a network
+# card of 100 Gb/s: one step of a ResNet-50 with 64 images a rank. Tensors have sizes and no values, each operation takes the
+# time of its arithmetic and its bytes, each message that of the formulas at the end of this notebook.
 
 
 # %%
@@ -576,30 +574,25 @@ print(*runs, sep="\n")
 report.streams(runs) if runs else None
 
 # %% [markdown]
-# Above, the card has nothing to do while the one message travels: the CPU has started all of the step long before, but the
-# update needs the means. Below, all buckets but the last ones travel beside backward, and the step is hardly longer than its
-# computing.
+# Above, the card has nothing to do while the one message travels. Below, all buckets but the last ones travel beside
+# backward, and the step is hardly longer than its computing.
 
 # %% [markdown]
-# ### Balise 6 · Accumulation, silent until the last micro-batch · further · about 16 min
+# ### Balise 6 · Accumulation, silent until the last micro-batch · further · about 7 min
 #
 # A large batch that does not fit is computed in micro-batches, and the gradients add up in `p.grad`. Only their sum has to
-# travel.
+# travel. So `Accumulating` gives your `Overlap` a switch: inside `with reducer.no_sync():` backward sends nothing. Write
+# `ready`.
 #
-# `Accumulating` adds to your `Overlap` a context manager `no_sync()`: a backward inside it sends nothing, and collects this
-# rank's own gradients in `p.grad`. The first backward outside sends everything that was collected, overlapped as before.
-# An exception inside leaves the switch as it should be.
-#
-# `backward_in_parts(loss_of, parts, reducer)`: `parts` is the list of this rank's micro-batches, tensors `(b_k, …)` of
-# perhaps different lengths, of as many rows in all as the other ranks have; `loss_of(part)` is the mean loss of one.
-# Afterwards, `p.grad` is the gradient of the mean loss over the **whole** batch, of all ranks. Only one graph lives at a
-# time. Call `reducer.finish()`. About 8 and 7 lines.
+# **`backward_in_parts(loss_of, parts, reducer)`**: `parts` are this rank's micro-batches, tensors `(b_k, …)` of perhaps
+# different lengths, and `loss_of(part)` is the mean loss of one. Afterwards `p.grad` is the gradient of the mean loss over
+# the **whole** batch: a mean over few rows counts less than one over many. Each graph is freed before the next one is made,
+# and the last backward sends. Write what is done with one `part`. About 2 and 2 lines.
 #
 # <details><summary>Hint</summary>
 #
-# A generator with `@contextlib.contextmanager`: what stands before `yield` runs at the `with`, what stands after it at the
-# end; `try … finally` makes it run in any case. The hooks still fire inside: they look at a switch. Each mean counts by its
-# number of rows, `len(part)`. `contextlib.nullcontext()` does nothing.
+# The hooks still fire inside `no_sync()`: `ready` looks at the switch. `contextlib.nullcontext()` is the context that does
+# nothing. Each mean counts by its number of rows, `len(part) / total`.
 # </details>
 
 
@@ -612,13 +605,11 @@ class Accumulating(Overlap):
     @contextlib.contextmanager
     def no_sync(self):
         """Inside, gradients only add up on this rank."""
-        # BEGIN SOLUTION
         self.sending = False
         try:
-            yield
-        finally:
+            yield  # what stands inside the `with` runs here
+        finally:  # in any case, an exception too
             self.sending = True
-        # END SOLUTION
 
     def ready(self, p):
         """p.grad is complete, for this micro-batch."""
@@ -630,59 +621,72 @@ class Accumulating(Overlap):
 
 def backward_in_parts(loss_of, parts, reducer):
     """Leave in p.grad the gradient of the mean loss over all rows of `parts` and all ranks."""
-    # BEGIN SOLUTION
     total = sum(len(part) for part in parts)
     for k, part in enumerate(parts):
         last = k == len(parts) - 1
+        # BEGIN SOLUTION
         with contextlib.nullcontext() if last else reducer.no_sync():
             (loss_of(part) * len(part) / total).backward()
+        # END SOLUTION
     reducer.finish()
-    # END SOLUTION
 
 
 # %%
 tp.check(6, Accumulating, backward_in_parts)
 
 # %% [markdown]
-# ### Balise 7 · Parameters that took no part · further · about 16 min
+# ### Balise 7 · Parameters that took no part · further · about 11 min
 #
-# A hook of a parameter that was not used never fires. Then its bucket is never complete: some gradients would not travel,
-# or a rank would wait for ever. Worse: if rank 0 used head A and rank 1 head B, their buckets are complete in another
-# order, and collectives are matched **by their order alone**.
+# A parameter that was not used in a step gets no gradient, and its hook never fires. Then its bucket is never complete. Worse:
+# if rank 0 used head A and rank 1 head B, their buckets are complete in another order, and collectives are matched **by
+# their order alone**: gradients of A would be added to those of B.
 #
-# `Reducer` works for any list of parameters:
+# `Reducer` is `Overlap` with the switch of balise 6, written out in one piece, for any list of parameters. Write
 #
-# - frozen ones (`requires_grad` False) are left alone; one that is named twice (tied) travels once;
-# - what a rank did not use in this step contributes **zero**, and the mean is still over all ranks;
-# - all ranks start the same buckets in the same order, and those that can still start while backward goes on;
-# - what was used in an earlier micro-batch, inside `no_sync()`, counts although no hook fires in the last one.
+# - in `__init__`: leave in the list `parameters` those to average. Frozen ones (`requires_grad` False) are left out, and one that is in the list
+#   twice (tied) travels once;
+# - `start_complete`: start the buckets that are complete, **strictly in their order**. `self.running` tells how many were
+#   started;
+# - the beginning of `finish`: place what is still missing. A parameter that this rank did not use counts as **zero**; one
+#   that was used inside `no_sync()` has a gradient though no hook fired.
 #
-# A parameter that no rank used may end with zeros or None, the same on all ranks. About 3, 6 and 8 lines.
+# About 1, 2 and 5 lines.
 #
 # <details><summary>Hint</summary>
 #
-# `dict.fromkeys(list)` keeps the order and drops repetitions. Start bucket k only when bucket k − 1 was started, even where
-# it was complete before. In `finish()`, go through the buckets that were not started, and place what is still missing:
-# `p.grad`, or zeros where it is None.
+# `dict.fromkeys(list)` keeps the order and drops repetitions. Bucket k starts only when bucket k − 1 was started: a `while`
+# over the next one. `place` takes parameters out of `bucket.missing`: go through a copy of it.
 # </details>
 
 
 # %% tags=["balise-7"]
-class Reducer(Accumulating):
-    """Accumulating, for parameters of which some are frozen, tied, or not used in every step."""
+class Reducer:
+    """Averages gradients in buckets during backward; parameters may be frozen, tied, or not used in every step."""
 
     def __init__(self, parameters, capacity):
         # BEGIN SOLUTION
-        super().__init__([p for p in dict.fromkeys(parameters) if p.requires_grad], capacity)
+        parameters = [p for p in dict.fromkeys(parameters) if p.requires_grad]
         # END SOLUTION
+        self.buckets = [Bucket(group) for group in make_buckets(parameters, capacity)]
+        self.home = {p: bucket for bucket in self.buckets for p in bucket.parameters}
+        self.running, self.sending = [], True
+        for p in parameters:
+            p.register_post_accumulate_grad_hook(self.ready)
+
+    @contextlib.contextmanager
+    def no_sync(self):
+        """Inside, gradients only add up on this rank."""
+        self.sending = False
+        try:
+            yield
+        finally:
+            self.sending = True
 
     def ready(self, p):
         """p.grad is complete, for this micro-batch."""
-        # BEGIN SOLUTION
         if self.sending:
             self.home[p].place(p)
             self.start_complete()
-        # END SOLUTION
 
     def start_complete(self):
         """Start the buckets that are complete, strictly in their order."""
@@ -699,9 +703,13 @@ class Reducer(Accumulating):
                 if p.grad is None:
                     p.grad = torch.zeros_like(p)
                 bucket.place(p)
-        self.start_complete()
-        super().finish()
         # END SOLUTION
+        self.start_complete()
+        for work in self.running:
+            work.wait()
+        self.running.clear()
+        for bucket in self.buckets:
+            bucket.missing = set(bucket.parameters)
 
 
 # %%
@@ -712,8 +720,7 @@ tp.check(7, Reducer)
 #
 # How can $N$ ranks add up a tensor? If all send theirs to rank 0, its link carries $N$ tensors. In a **ring**, each rank
 # sends to the next one only, and the tensor is cut into $N$ chunks. First round, *reduce-scatter*: in each of $N-1$ steps a
-# chunk moves on by one rank, and each rank adds its own part to what arrives. Then every rank holds one finished chunk.
-# Second round, *all-gather*: the finished chunks go round. Each rank sends
+# chunk moves on by one rank, which adds its own part. Second round, *all-gather*: the finished chunks go round. Each sends
 #
 # $$2\,(N-1)\,\frac{n}{N} \;=\; 2\,\frac{N-1}{N}\,n \quad\text{bytes, less than } 2n \text{ however many ranks there are,}$$
 #
@@ -745,49 +752,48 @@ panels[0].set(yticklabels=[f"rank {r}" for r in range(n)])
 plt.show()
 
 # %% [markdown]
-# ### Balise 8 · A ring all-reduce · further · about 19 min
+# ### Balise 8 · A ring all-reduce · further · about 8 min
 #
-# Return the sum of `x` over the ranks, on every rank, with the shape and dtype of `x`. You may write into `x`. Use messages
-# between neighbours only, no collective.
+# `ring_all_reduce` returns the sum of `x` over the ranks, by messages between neighbours only. `chunks` are the N parts of
+# `total`; some are one element longer. The exchange is given: `leaving` goes to the next rank, and what comes from the one
+# before lies in `arriving`. Write, for each step,
 #
-# - Sizes need not divide by the number of ranks, and may be smaller than it; one rank alone sends nothing; `x` may be
-#   transposed.
-# - A rank sends at most ⌈n / N⌉ elements in each of 2 (N − 1) steps, and holds little more than the sum and one chunk of
-#   what arrives: no second tensor of the whole size.
-# - All ranks hold the same **bits** in the end: each chunk is added up on one way round, then copied.
+# 1. which chunk is `leaving`, and which one, `target`, is meant by what arrives: look at the picture;
+# 2. what is done with `arriving`, in the first round and in the second.
 #
-# About 14 lines.
+# Each chunk is added up on one way round and then copied, so all ranks hold the same **bits** in the end. About 1 and 4
+# lines.
 #
 # <details><summary>Hint</summary>
 #
-# `flat.tensor_split(N)` gives N chunks, views of `flat`, some of them one element longer. In step t, rank r sends chunk
-# (r − t) mod N and receives chunk (r − t − 1) mod N, in *both* rounds: look at the picture. A blocking `send` waits for its
-# receiver: start `dist.isend` and `dist.irecv`, then wait for both. `dist.batch_isend_irecv([dist.P2POp(…), …])` is what
-# NCCL wants.
+# In step 0, rank r sends chunk r. What it sends in step t is what it received in step t − 1, in *both* rounds: chunk
+# (r − t) mod N. The rank before it sends at the same time, by the same rule.
 # </details>
 
 
 # %% tags=["balise-8"]
 def ring_all_reduce(x):
     """Sum of `x` over the ranks, on every rank, by messages to the next rank only."""
-    # BEGIN SOLUTION
     rank, n = dist.get_rank(), dist.get_world_size()
     total = x.clone(memory_format=torch.contiguous_format)
     chunks = total.view(-1).tensor_split(n)
     buffer = torch.empty_like(chunks[0])  # the first chunk is the longest
     for step in range(2 * (n - 1)):
+        # BEGIN SOLUTION
         leaving, target = chunks[(rank - step) % n], chunks[(rank - step - 1) % n]
+        # END SOLUTION
         arriving = buffer[: len(target)]
         send = dist.P2POp(dist.isend, leaving, (rank + 1) % n)
         receive = dist.P2POp(dist.irecv, arriving, (rank - 1) % n)
         for work in dist.batch_isend_irecv([send, receive]):
             work.wait()
+        # BEGIN SOLUTION
         if step < n - 1:
             target += arriving
         else:
             target.copy_(arriving)
+        # END SOLUTION
     return total
-    # END SOLUTION
 
 
 # %%
@@ -804,8 +810,7 @@ def ring_against_library(rounds):
 print(launch.ranks(ring_against_library, ROUNDS, n=RANKS[-1])[0])
 
 # %% [markdown]
-# Sums of 4 MB. The library cuts each chunk again, and adds one part while the next one travels; yours does one after the
-# other. The bytes are the same.
+# Sums of 4 MB. The bytes are the same; the library cuts each chunk again, and adds one part while the next one travels.
 #
 # ## Your own DataParallel
 #
@@ -844,15 +849,17 @@ report.communications([record_yours, record_torchs])
 # The same idea, visibly: the same bytes in buckets of two layers, started in the same order while backward goes on.
 # PyTorch's waits inside `backward()`, yours in `finish()`: the grey bar in both.
 #
-# What yours lacks: PyTorch's fills its buckets from the end of the list for the **first step only**. It notes in which order
-# the gradients really came, and before the second step builds its buckets anew in that order, once (with
-# `find_unused_parameters=True` it never does, unless the graph is static). A profile of the first step shows other buckets
-# than all later ones. By default, the first bucket holds 1 MB and the others 25 MB, so that something travels early.
+# What yours lacks: PyTorch's notes in the first step in which order the gradients really come, and builds its buckets anew in
+# that order, once. So a profile of the first step shows other buckets than all later ones.
 #
 # ## Race
 #
 # Whole steps, in turn, in the same processes: yours, PyTorch's as it is, and PyTorch's with
-# `gradient_as_bucket_view=True`, which like yours saves the copy out of the bucket.
+# `gradient_as_bucket_view=True`, which like yours saves the copy out of the bucket. Yours runs Python for each parameter,
+# PyTorch's C++. Guess before you run it.
+
+# %%
+slower = tp.predict("How many times as long as with PyTorch's DDP does a step with yours take, on 2 ranks?", ...)
 
 
 # %%
@@ -875,11 +882,11 @@ def race_on_ranks(rounds):
 races = {n: launch.ranks(race_on_ranks, ROUNDS, n=n, timeout=120)[0] for n in RANKS}
 for n, race in races.items():
     print(f"{n} ranks on {launch.backend(n)}\n{race}\n")
+medians = races[2].medians
+why = "Both send the same bytes in the same buckets, and Python has little to do beside them; hundreds of tiny parameters would show it."
+slower.shows(medians["yours"] / medians["DDP"], "× {:.2f}", why)
 
 # %% [markdown]
-# A ratio of 1 is what the theory says: both send the same bytes in the same buckets, in the same order. Yours calls Python
-# for each parameter, PyTorch's calls C++; with hundreds of tiny parameters that would show.
-#
 # ## Past this machine · further
 #
 # What would a thousand ranks do? The usual **model** gives each message a latency α and each byte its share of the
@@ -931,11 +938,9 @@ axes.grid(alpha=0.3)
 plt.show()
 
 # %% [markdown]
-# Three lessons. With few ranks the bandwidth decides, and overlap hides nearly all of it, if the messages are large: 161 small
-# ones cost 161 calls and 161 times the latency, more than backward can hide. The model is still kind to them: it leaves out
-# that the CPU must start each call in time, and that a small message does not reach the bandwidth. With many ranks the
-# latency decides: a ring of 1,024 has 2,046 steps for each message. So there are buckets, and so libraries change from rings
-# to trees: the same step, the same link, another algorithm. An efficiency that does not name its algorithm says little.
+# With few ranks the bandwidth decides, and overlap hides nearly all of it, if the messages are large: 161 small ones cost 161
+# calls and 161 times the latency. With many ranks the latency decides: a ring of 1,024 has 2,046 steps for each message. So
+# there are buckets, and so libraries change from rings to trees. An efficiency that does not name its algorithm says little.
 #
 # Sources: Thakur, Rabenseifner and Gropp, *Optimization of collective communication operations in MPICH* (2005); Sanders,
 # Speck and Träff, *Two-tree algorithms for full bandwidth broadcast, reduction and scan* (2009); Li and others, *PyTorch

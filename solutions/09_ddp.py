@@ -1,22 +1,28 @@
 # %% [markdown]
-# # Data parallelism with DDP, and jobs · about 145 min, core 50
+# # Data parallelism with DDP, and jobs · about 90 min, core 35
 #
 # `DistributedDataParallel` is one line around a network. What it does *not* do is the rest of the program: who gets which
-# samples, what a metric means when each rank has seen a part, which parameters took part in a step, who writes the
-# checkpoint. Most of these go wrong silently. In this practical work you write them, and judge them by the one truth
-# there is: **many ranks must compute what one process computes on the whole batch**.
+# samples, what a metric means when each rank has seen a part, who writes the checkpoint, what happens when the time limit
+# comes. Most of these go wrong silently. You judge them by one truth: **many ranks must compute what one process computes
+# on the whole batch**.
 #
-# **What you will gain.** The third cell below estimates it for ResNet-50 on up to 1,024 GPUs, each with a link of
-# 100 Gbit/s. It is a model, not a measurement; further down you put measured points of this machine beside such a curve.
+# **What you will gain.** The third cell estimates it for ResNet-50 on up to 1,024 GPUs: a model, not a measurement. At the
+# end you put measured points of this machine beside it.
 
 # %% tags=["setup"]
 import contextlib
 import heapq
+import itertools
 import os
 import random
+import shutil
+import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
+import cloudpickle
 import matplotlib.pyplot as plt
 import torch
 import torch.distributed as dist
@@ -25,14 +31,18 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader, DistributedSampler, Subset, TensorDataset
 
-from dlojz_tp import course, data, launch, measure, planner, scale, todo
+from dlojz_tp import course, data, launch, measure, planner, recorded, scale, todo, training_run
+from dlojz_tp.works import state
 
 tp = course.open("09_ddp")
 tp
 
 # %% tags=["setup"]
 FULL = scale() == "full"
-RANKS = min(4, torch.cuda.device_count()) if torch.cuda.device_count() > 1 else 2
+GPUS = torch.cuda.device_count()
+RANKS = min(4, GPUS) if GPUS > 1 else 2
+COUNTS = [n for n in (1, 2, 4) if n <= GPUS] or [1, 2]  # ranks of the scaling at the end
+FOLDER = state.folder().absolute() / "09_ddp"  # for programs and checkpoints: the nodes of a cluster must see it
 HIDDEN = 2048 if FULL else 256  # width of the network
 BATCH = 240  # samples of a step, over all ranks together
 EPOCHS = 8
@@ -78,7 +88,7 @@ for gpus in (1, 4, 32, 256, 1024):
 # $$g = \frac{1}{B}\sum_{i=1}^{B} \nabla \ell_i
 # = \frac{1}{N}\sum_{r=1}^{N} \Big(\frac{N}{B} \sum_{i \in \text{part } r} \nabla \ell_i\Big)$$
 #
-# The bracket is the mean over rank $r$'s own part **only if the parts are equally large**: each then has $B/N$ samples.
+# The bracket is the mean over rank $r$'s own part **only if the parts are equally large**.
 # DDP exchanges the gradients in buckets while backward still computes the others:
 
 
@@ -104,8 +114,7 @@ plt.show()
 # %% [markdown]
 # ## The baseline: one process
 #
-# Handwritten digits and a small network, so that a training takes a second. Read this function well: you will make it
-# parallel.
+# Handwritten digits and a small network: a training takes a second. Read this function well: you will make it parallel.
 
 # %% tags=["setup"]
 digits = data.digits()
@@ -143,45 +152,38 @@ model, alone = train_alone(make_model, train_set, EPOCHS, BATCH, RATE)
 print(f"one process: {time.perf_counter() - start:.2f} s, loss of the last epoch {alone[-1]:.3f}")
 
 # %% [markdown]
-# ### Balise 1 · The training function on many ranks · about 35 min
+# ### Balise 1 · The training function on many ranks · about 10 min
 #
-# **`join_world()`** starts the default process group, unless there is one already, and returns this rank's
-# `torch.device`. It must work however the ranks were started:
+# **`join_world()` is given.** Every process asks the same three questions: which rank am I, how many are we, and which GPU
+# of this node is mine? The program that started it answers in environment variables:
 #
 # | started by | rank | number of ranks | rank on this node |
 # |---|---|---|---|
-# | `launch.ranks`, `launch.job` | the group is there already: keep it | | `launch.device()` is the device |
 # | `torchrun` | `RANK` | `WORLD_SIZE` | `LOCAL_RANK` |
 # | `srun` | `SLURM_PROCID` | `SLURM_NTASKS` | `SLURM_LOCALID` |
 #
-# These are environment variables. So are `MASTER_ADDR` and `MASTER_PORT`, where rank 0 waits for the others: torchrun sets
-# them, under `srun` the batch script does (balise 8). torchrun may run inside a Slurm job: where the
-# variables of both are there, torchrun's count. Leave `MASTER_ADDR` and `MASTER_PORT` as they are. A node with GPUs has one
-# for each of its ranks: NCCL, and the GPU whose number is the rank *on the node*, made the current one. Without GPUs: gloo,
-# and the CPU.
+# The rank *on the node* chooses the GPU. Under `launch.ranks` the group is there already.
 #
-# **`train(make_model, dataset, epochs, batch_size, learning_rate)`** is `train_alone` on all ranks. It begins with
-# `join_world()`. `batch_size` counts the samples of a step over *all* ranks, and is a multiple of their number. Items are
-# pairs `(x, y)`. Each epoch goes once through the data set, each rank through a share of its own (the same in each epoch, or
-# another) in a new order; in each step all ranks have equally many samples. Repeating a few samples for that is fine, and so
-# is leaving out the rest of the last batch.
+# **`train` is `train_alone` on all ranks.** Write the three places that make it parallel:
 #
-# Return `(module, losses)` on every rank: the trained network without a wrapper, and a list with one float an epoch, the
-# mean loss over all samples that *all* ranks have seen in it. SGD without momentum, as above. About 12 and 20 lines.
+# 1. the network on `device`, wrapped: `ddp`; a `sampler` that gives each rank a share of its own, and a `loader` that uses
+#    it. `batch_size` counts the samples of a step over *all* ranks, and is a multiple of their number;
+# 2. in each epoch, a new order;
+# 3. `seen` holds this rank's sum of losses and its number of samples. Append the mean over the samples of all ranks.
+#
+# About 3, 1 and 2 lines.
 #
 # <details><summary>Hint</summary>
 #
-# `os.environ.get`, `dist.is_initialized()`, `dist.init_process_group(backend, rank=..., world_size=...)`,
-# `torch.cuda.set_device`. `DistributedSampler` cuts the shares; it must be told the epoch. DDP averages the gradients, so
-# the loss is the plain mean of the rank's own batch. For the report, all-reduce the sum of losses *and* the number of
-# samples.
+# `DDP(network)`. `DistributedSampler(dataset)` cuts the shares and shuffles them; `set_epoch` tells it the epoch, without
+# which each epoch has the same order. `DataLoader(dataset, batch, sampler=...)` takes the batch of *one* rank.
+# `dist.all_reduce` adds up over the ranks, in place.
 # </details>
 
 
 # %% tags=["balise-1"]
 def join_world():
     """Start the process group where there is none. Returns the torch.device of this rank."""
-    # BEGIN SOLUTION
     if dist.is_initialized():
         return launch.device()
     environment = os.environ.get
@@ -194,20 +196,22 @@ def join_world():
         return torch.device("cuda", local_rank)
     dist.init_process_group("gloo", rank=rank, world_size=world_size)
     return torch.device("cpu")
-    # END SOLUTION
 
 
 def train(make_model, dataset, epochs, batch_size, learning_rate):
     """Train on all ranks; batch_size over all of them. Returns the module, and the mean loss of each epoch."""
-    # BEGIN SOLUTION
     device = join_world()
+    # BEGIN SOLUTION
     ddp = DDP(make_model().to(device), device_ids=[device] if device.type == "cuda" else None)
-    optimizer = torch.optim.SGD(ddp.parameters(), lr=learning_rate)
     sampler = DistributedSampler(dataset)
     loader = DataLoader(dataset, batch_size // dist.get_world_size(), sampler=sampler)
+    # END SOLUTION
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=learning_rate)
     losses = []
     for epoch in range(epochs):
+        # BEGIN SOLUTION
         sampler.set_epoch(epoch)
+        # END SOLUTION
         seen = torch.zeros(2, dtype=torch.float64, device=device)  # sum of losses, samples
         for x, y in loader:
             loss = F.cross_entropy(ddp(x.to(device)), y.to(device))
@@ -216,10 +220,11 @@ def train(make_model, dataset, epochs, batch_size, learning_rate):
             optimizer.step()
             seen[0] += loss.detach() * len(y)
             seen[1] += len(y)
+        # BEGIN SOLUTION
         dist.all_reduce(seen)
         losses.append((seen[0] / seen[1]).item())
+        # END SOLUTION
     return ddp.module, losses
-    # END SOLUTION
 
 
 # %%
@@ -234,44 +239,52 @@ for epoch, pair in enumerate(zip(alone, losses), 1):
     print(f"epoch {epoch}: loss {pair[0]:.3f} alone, {pair[1]:.3f} on {RANKS} ranks")
 
 # %% [markdown]
-# The columns agree but for the order of the samples: the *work* is the same. Do not read a gain or a loss from the times. A
-# network this small spends its time on waking threads, and a rank has fewer of them than one process alone.
+# The columns agree but for the order of the samples. Do not read a gain or a loss from the times: a network this small
+# spends them on waking threads.
 
 # %% [markdown]
-# ### Balise 2 · Metrics over ranks, exact · further · about 18 min
+# ### Balise 2 · Metrics over ranks, exact · about 10 min
 #
-# `evaluate(model, dataset, batch_size)` runs on every rank: `model` is on the rank's device (and not wrapped),
-# `batch_size` is that of one rank. Return `(loss, accuracy)`, two floats, the mean over **all** samples of the data set,
-# each counted once, the same on every rank.
+# A validation set rarely divides by the number of ranks. A `DistributedSampler` repeats samples until it does: good for
+# training, wrong for a metric. And a mean of the ranks' means weights a small share like a large one.
 #
-# The data set need not divide, and may have fewer samples than there are ranks. Each rank goes through its share only, in
-# eval mode, without recording gradients; afterwards `model` and its submodules are in the mode they were in before, training
-# or eval. Exchange a few numbers at the end, not in each batch.
-# About 14 lines.
+# `evaluate` runs on every rank and returns `(loss, accuracy)`, two floats, the same on every rank: the mean over **all**
+# samples, each counted once. `batch_size` is that of one rank; a rank may have no sample at all. Evaluation mode and the
+# loop are given. Write
+#
+# 1. `share`: the part of `dataset` that this rank goes through;
+# 2. in the loop: what a batch adds to `sums`, its losses, right answers and samples;
+# 3. one exchange, and the two means.
+#
+# About 1, 3 and 3 lines.
 #
 # <details><summary>Hint</summary>
 #
-# `DistributedSampler` repeats samples until the shares are equal: do not use it here. `range(rank, len(dataset),
-# world_size)` with `Subset` is exact. A mean of means is not the mean: exchange two sums and a count.
+# `Subset(dataset, places)` with every `world_size`-th place, from the rank's own on. `F.cross_entropy(...,
+# reduction="sum")` adds up the losses of a batch. `sums.tolist()` gives three floats.
 # </details>
 
 
 # %% tags=["balise-2"]
 def evaluate(model, dataset, batch_size):
     """Mean loss and accuracy over the whole data set, exact, on every rank: two floats."""
-    # BEGIN SOLUTION
     device = next(model.parameters()).device
+    # BEGIN SOLUTION
     share = Subset(dataset, range(dist.get_rank(), len(dataset), dist.get_world_size()))
+    # END SOLUTION
     sums = torch.zeros(3, dtype=torch.float64, device=device)  # losses, right answers, samples
     was_training = model.training
     model.eval()
     with torch.inference_mode():
         for x, y in DataLoader(share, batch_size):
             logits, y = model(x.to(device)), y.to(device)
+            # BEGIN SOLUTION
             sums[0] += F.cross_entropy(logits, y, reduction="sum")
             sums[1] += (logits.argmax(dim=1) == y).sum()
             sums[2] += len(y)
+            # END SOLUTION
     model.train(was_training)
+    # BEGIN SOLUTION
     dist.all_reduce(sums)
     loss, right, samples = sums.tolist()
     return loss / samples, right / samples
@@ -305,30 +318,29 @@ for n in (1, 2, 4):
     print(f"{n} ranks: accuracy {exact:.5f}, with padding and a mean of means {rough:.5f}")
 
 # %% [markdown]
-# A figure that changes with the number of ranks is not a property of the network. Papers have been compared on less.
+# A figure that changes with the number of ranks is not a property of the network.
 
 # %% [markdown]
-# ### Balise 3 · Batch norm over all ranks · further · about 23 min
+# ### Balise 3 · Batch norm over all ranks · further · about 11 min
 #
 # Batch norm takes mean and variance of *its* batch. With 8 images on each of 64 ranks, that is the noise of 8 images.
-# Synchronised, it uses all 512, and the result must be that of one process with one big batch, in the forward *and* the
-# backward pass.
+# Synchronised, it uses all 512, and must do what one process does with one big batch, forward *and* backward.
 #
-# **`AllReduceSum`**: an `autograd.Function` whose forward returns the sum of the ranks' tensors, and leaves its input as it
-# was. In its backward, each rank receives the gradient of *its own* loss with respect to the sum; but the sum went into
-# the losses of all ranks.
+# **`AllReduceSum`** adds up over the ranks; its forward is given. Write `backward`: this rank has `gradient`, that of *its
+# own* loss with respect to the sum. But the sum went into the losses of all ranks. What is the gradient of all of them?
 #
-# **`SyncBatchNorm`**: a subclass of `nn.BatchNorm2d`; write `forward(x)`, `x` of shape `(b, channels, h, w)`, where `b`
-# differs between ranks. In training: mean and (biased) variance over the images of all ranks; running statistics move by
-# `self.momentum`, `running_var` with the unbiased variance; `num_batches_tracked` need not count. In eval mode as the parent
-# class, without any message. The ranks exchange a few numbers for each channel, in one message each way. About 8 and 16
-# lines.
+# **`SyncBatchNorm.forward(x)`**, `x` of shape `(b, channels, h, w)`, `b` not the same on each rank: write `n`, the number
+# of values of a channel over all ranks (a tensor without a gradient), and each channel's `mean` and biased variance `var`,
+# shape `(channels,)`. One message is enough:
+#
+# $$S_1 = \sum x, \quad S_2 = \sum x^2, \qquad \mu = S_1/n, \quad \sigma^2 = S_2/n - \mu^2$$
+#
+# What is done with them is given. About 3 and 5 lines.
 #
 # <details><summary>Hint</summary>
 #
-# Backward of a sum over ranks: the sum of the gradients over ranks. Exchange one vector with the sums of `x`, the sums of
-# `x²`, and the number of values: $\mu = S_1/n$, $\sigma^2 = S_2/n - \mu^2$. The number of values carries no gradient.
-# Unbiased: times $n/(n-1)$. Running statistics are updated under `torch.no_grad()`.
+# Leave `gradient` as it is: `clone()` it first. `torch.cat` makes one vector of $S_1$, $S_2$ and the rank's own count;
+# `AllReduceSum.apply(vector)` sums it. `x.sum((0, 2, 3))` keeps the channels.
 # </details>
 
 
@@ -338,11 +350,9 @@ class AllReduceSum(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x):
-        # BEGIN SOLUTION
         total = x.clone()
         dist.all_reduce(total)
         return total
-        # END SOLUTION
 
     @staticmethod
     def backward(ctx, gradient):
@@ -357,14 +367,16 @@ class SyncBatchNorm(nn.BatchNorm2d):
     """Batch norm whose statistics are those of all ranks' images. x: (b, channels, h, w)."""
 
     def forward(self, x):
-        # BEGIN SOLUTION
         if not self.training:
             return super().forward(x)
+        # BEGIN SOLUTION
         count = x.new_tensor([x.numel() / x.shape[1]])
         sums = AllReduceSum.apply(torch.cat([x.sum((0, 2, 3)), (x * x).sum((0, 2, 3)), count]))
         n = sums[-1].detach()
         mean, square = (sums[:-1] / n).view(2, -1)
         var = square - mean**2
+        # END SOLUTION
+        # running statistics: with momentum, and the unbiased variance
         with torch.no_grad():
             self.num_batches_tracked += 1
             self.running_mean.lerp_(mean, self.momentum)
@@ -372,23 +384,20 @@ class SyncBatchNorm(nn.BatchNorm2d):
         scale = self.weight * torch.rsqrt(var + self.eps)
         shift = self.bias - mean * scale
         return x * scale[:, None, None] + shift[:, None, None]
-        # END SOLUTION
 
 
 # %%
 tp.check(3, AllReduceSum, SyncBatchNorm)
 
 # %% [markdown]
-# PyTorch's own `nn.SyncBatchNorm` trains on GPUs only. Its forward *gathers*: each rank receives mean, inverse deviation
-# and count of every other, so what arrives grows with the number of ranks. Its backward adds up two sums a channel, like
-# yours. (With large means, $S_2/n - \mu^2$ subtracts two large numbers:
-# that is why library code sums squares of *differences*.)
+# PyTorch's own `nn.SyncBatchNorm` trains on GPUs only, and *gathers* mean, deviation and count of every rank. (With large
+# means, $S_2/n - \mu^2$ subtracts two large numbers: library code sums squares of *differences*.)
 
 # %% [markdown]
 # ## Parameters that take no part
 #
-# This network has a trunk and one head for each task; a step uses one head. DDP waits for the gradient of *every*
-# parameter before a bucket is complete. Run the two cells below and read the error: it says what happened.
+# A trunk, and one head for each task; a step uses one head. DDP waits for the gradient of *every* parameter. Run the two
+# cells, and read the error.
 
 
 # %% tags=["setup"]
@@ -426,11 +435,9 @@ except launch.RankError as error:
 # %% [markdown]
 # ### Balise 4 · Heads that take turns · further · about 4 min
 #
-# The heads of a network may differ in width. Write `make_parallel(network, device)`: it returns something that is called like
-# the network, `parallel(x, task)`, whose `parameters()` are those of the network, and trains on all ranks, whatever heads a
-# step uses; in one step different ranks may use different heads. The gradients are the mean over ranks, where a rank that did
-# not use a head counts as zero. The heads that nobody used stay as they are (plain SGD). About 2 lines, or 8 if you mend the
-# network instead of DDP's options.
+# `make_parallel(network, device)` returns what is called like the network, `parallel(x, task)`, and trains on all ranks,
+# whatever heads a step uses, also where ranks use different ones. The gradient is the mean over the ranks; who did not use
+# a head counts as zero. (In 08 you sent those zeros yourself; here DDP does.) About 2 lines.
 #
 # <details><summary>Hint</summary>
 #
@@ -455,34 +462,29 @@ tp.check(4, make_parallel)
 print(launch.ranks(three_steps, make_parallel, n=2, timeout=10))
 
 # %% [markdown]
-# The walk through the graph costs time in every step. Do not switch it on "to be safe": an error about unused parameters
-# is often the only sign of a layer that somebody forgot to call.
+# The walk costs time in every step. Do not switch it on "to be safe": that error is often the only sign of a layer that
+# somebody forgot to call.
 
 # %% [markdown]
-# ### Balise 5 · Accumulate, exchange once, and choose the learning rate · further · about 14 min
+# ### Balise 5 · Accumulate, exchange once, and choose the learning rate · further · about 7 min
 #
-# **`accumulate(model, micro_batches, optimizer)`**: `model` is wrapped in DDP; `micro_batches` is a list of pairs `(x, y)` of
-# this rank, on its device. Make *one* step that equals a step on all samples at once (mean cross-entropy), one micro-batch
-# after the other: memory never holds the activations of two. Call `model` itself, not `model.module`. The last micro-batch
-# may be smaller. All ranks have equally many samples. Gradients are exchanged once, with the last micro-batch.
+# **`accumulate` is given:** you wrote its like in 08. One step on many micro-batches, with one exchange of gradients:
+# inside `model.no_sync()` DDP exchanges nothing.
 #
-# **`learning_rate(step, base, base_batch, batch, warmup_steps)`**: the linear rule. `base` suits a batch of `base_batch`
-# samples; with `batch` samples the target is `base · batch / base_batch`. The rate starts at `base` in step 0, changes by
-# the same amount each step (a smaller batch lowers it), reaches the target in step `warmup_steps`, and stays there.
-# `warmup_steps` may be 0. About 10 and 5 lines.
+# **`learning_rate`**, the linear rule. With a batch $k$ times as large there are $k$ times fewer steps, so each goes $k$
+# times as far: `base` suits `base_batch` samples, and the target for `batch` samples is `base · batch / base_batch`. The
+# first steps would diverge with it, so there is a warm-up: `base` in step 0, then by the same amount more (or less) each
+# step, the target in step `warmup_steps` and after. `warmup_steps` may be 0. About 4 lines.
 #
 # <details><summary>Hint</summary>
 #
-# `with model.no_sync():` switches the exchange off for forward passes made inside it. Weight each micro-batch by its share
-# of the samples: `reduction="sum"` divided by all samples does it. `contextlib.nullcontext()` is the context that does
-# nothing.
+# First the steps after the warm-up. Before: `base`, and the part `step / warmup_steps` of the way to the target.
 # </details>
 
 
 # %% tags=["balise-5"]
 def accumulate(model, micro_batches, optimizer):
     """One optimizer step on all micro-batches of all ranks, with one exchange of gradients."""
-    # BEGIN SOLUTION
     samples = sum(len(y) for _, y in micro_batches)
     optimizer.zero_grad()
     for i, (x, y) in enumerate(micro_batches, 1):
@@ -490,7 +492,6 @@ def accumulate(model, micro_batches, optimizer):
             loss = F.cross_entropy(model(x), y, reduction="sum") / samples
             loss.backward()
     optimizer.step()
-    # END SOLUTION
 
 
 def learning_rate(step, base, base_batch, batch, warmup_steps):
@@ -508,7 +509,10 @@ tp.check(5, accumulate, learning_rate)
 
 
 # %% [markdown]
-# What does it save? Four micro-batches on every rank, with one exchange and with four, in turn, inside the same ranks.
+# What does it save? Four micro-batches on every rank, with one exchange and with four. Guess before you run the race.
+
+# %%
+faster = tp.predict("Four micro-batches: how many times faster is a step with one exchange than with four?", ...)
 
 
 # %%
@@ -533,38 +537,44 @@ def race_accumulation():
     return measure.race(candidates, repeats=15, device=device, calls=1)
 
 
-launch.ranks(race_accumulation, n=RANKS)[0]
+race = launch.ranks(race_accumulation, n=RANKS)[0]
+faster.shows(
+    race.medians["an exchange each time"] / race.medians["one exchange"],
+    "× {:.2f}",
+    "A quarter of the messages, but all of the computing stays, and DDP hides a part of the exchange beside backward anyway.",
+)
+race
 
 # %% [markdown]
-# ### Balise 6 · Equal work · further · about 9 min
+# ### Balise 6 · Equal work · further · about 6 min
 #
-# The slowest rank sets the pace of all. With sentences of 8 to 2,000 tokens, equally many sequences are not equal work.
+# The slowest rank sets the pace of all. With sentences of 8 to 2,000 tokens, equally many sequences are not equal work. The
+# best partition is too hard to find (the problem is NP-hard), but a simple rule is never worse than 4/3 of it (Graham,
+# 1969): **longest first, each to the rank with the fewest tokens so far.**
 #
-# `balance(lengths, world_size)`: `lengths` is a list of numbers of tokens, one for each sequence of a global batch. Return
-# `world_size` lists of *places* in `lengths`, each place in exactly one list. The fullest rank may hold at most 4/3 of the
-# tokens that the best possible partition would give it. Many sequences are easier to level out: with 1,000 of at most 2,048
-# tokens on 64 ranks, it may hold at most 2 % more than the mean. No rank is left without a sequence if there are enough.
-# Every rank calls it by itself and must find the same. About 8 lines.
+# `balance(lengths, world_size)` gets the number of tokens of each sequence of a global batch, and returns a list of
+# *places* in `lengths` for each rank. Every rank calls it by itself and must find the same. The lists and a heap of loads
+# are given; write the loop. About 4 lines.
 #
 # <details><summary>Hint</summary>
 #
-# Longest first: go through the sequences from the longest to the shortest and give each to the rank with the fewest tokens
-# so far (Graham, 1969). A heap (`heapq`) finds that rank quickly.
+# `sorted(range(len(lengths)), key=...)` sorts places. `heapq.heappop(loads)` takes the smallest pair `(tokens, rank)` out;
+# `heapq.heappush(loads, pair)` puts one in.
 # </details>
 
 
 # %% tags=["balise-6"]
 def balance(lengths, world_size):
     """Places in `lengths`, shared out over the ranks so that the sums of lengths are nearly equal."""
-    # BEGIN SOLUTION
     shares = [[] for _ in range(world_size)]
     loads = [(0, rank) for rank in range(world_size)]  # a heap: (tokens, rank)
+    # BEGIN SOLUTION
     for place in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
         tokens, rank = heapq.heappop(loads)
         shares[rank].append(place)
         heapq.heappush(loads, (tokens + lengths[place], rank))
-    return shares
     # END SOLUTION
+    return shares
 
 
 # %%
@@ -595,54 +605,55 @@ show_loads()
 # its tokens, as in balise 2.
 
 # %% [markdown]
-# ### Balise 7 · A checkpoint that survives · further · about 23 min
+# ### Balise 7 · A checkpoint that survives · further · about 11 min
 #
-# **`save_checkpoint(path, model, optimizer, epoch)`** runs on every rank; `path` is a `Path`; `model` may be wrapped in DDP;
-# `epoch` is the number of epochs done. Rank 0 alone writes one file, with tensors and plain numbers only, under the names of
-# the network itself. It is there when the function returns, on any rank. If writing fails half-way (a full disk, the end of
-# the time limit), the checkpoint that was there before is untouched, the error comes through (on rank 0 at least), and no
-# rank is left waiting. Once there is a checkpoint, at no moment is there no whole one under `path`, even if the process is
-# killed.
+# A job may end at any moment, also while it writes. So at no moment may there be *no* whole checkpoint under `path`: rank 0
+# writes a second file beside it, and moves it into place in one go. All others wait, and if writing fails, all learn of it:
+# that part is given.
 #
-# **`load_checkpoint(path, model, optimizer)`** runs on every rank, of another number of ranks, too; `model` may be wrapped or
-# not. It restores both and returns the number of epochs done; without a file it changes nothing and returns 0. About 14
-# and 8 lines.
+# **`save_checkpoint`** runs on every rank; `model` may be wrapped in DDP. Write, for rank 0, `state`, a dictionary of what
+# is needed to go on: state of the network (under its own names, not DDP's), state of the optimizer, and `epoch`, the number
+# of epochs done. Then the two lines that write it.
+#
+# **`load_checkpoint`** runs on every rank, perhaps of another number: restore both, and return the number of epochs. A
+# tensor must not come back to where it was saved: that is rank 0's GPU. About 5 and 4 lines.
 #
 # <details><summary>Hint</summary>
 #
-# `ddp.module` is the network inside. Write to another name in the same folder, then `Path.replace`, which is atomic.
-# `torch.load(path, map_location=..., weights_only=True)`. `dist.barrier()` waits for all, but only if all arrive;
-# `dist.broadcast_object_list` waits too, and tells the others what came of it.
+# `ddp.module` is the network inside. `partial.replace(path)` is atomic within a folder.
+# `torch.load(path, map_location=..., weights_only=True)` loads tensors and plain numbers only, and no code.
 # </details>
 
 
 # %% tags=["balise-7"]
 def save_checkpoint(path, model, optimizer, epoch):
     """Rank 0 writes the state of model and optimizer and the number of epochs done, whole or not at all."""
-    # BEGIN SOLUTION
     outcome = [None]
     if dist.get_rank() == 0:
+        # BEGIN SOLUTION
         network = model.module if isinstance(model, DDP) else model
         state = {"model": network.state_dict(), "optimizer": optimizer.state_dict(), "epoch": epoch}
-        partial = Path(f"{path}.partial")
+        # END SOLUTION
+        partial = Path(f"{path}.partial")  # in the same folder
         try:
+            # BEGIN SOLUTION
             torch.save(state, partial)
             partial.replace(path)  # atomic: readers see the old file or the new one
+            # END SOLUTION
         except (OSError, RuntimeError) as error:
             outcome = [error]
     dist.broadcast_object_list(outcome)  # the others wait for the file here, and learn of a failure
     if outcome[0] is not None:
         raise outcome[0]
-    # END SOLUTION
 
 
 def load_checkpoint(path, model, optimizer):
     """Restore model and optimizer on this rank. Returns the number of epochs done, 0 without a file."""
-    # BEGIN SOLUTION
     if not Path(path).exists():
         return 0
     network = model.module if isinstance(model, DDP) else model
     device = next(network.parameters()).device
+    # BEGIN SOLUTION
     state = torch.load(path, map_location=device, weights_only=True)
     network.load_state_dict(state["model"])
     optimizer.load_state_dict(state["optimizer"])
@@ -656,9 +667,8 @@ tp.check(7, save_checkpoint, load_checkpoint)
 # %% [markdown]
 # ## A job
 #
-# `launch.ranks` uses this machine. A supercomputer has a queue in front of it: you describe what you need, Slurm starts it
-# when it is free. `launch.job` sends a function of the notebook there; without a Slurm it runs as a job on this machine,
-# under the same name and with the same methods. What the function uses of the notebook goes with it.
+# A supercomputer has a queue in front of it: you describe what you need, Slurm starts it when it is free. `launch.job`
+# sends a function of the notebook there, with all that it uses; without a Slurm it runs as a job on this machine.
 
 
 # %%
@@ -679,27 +689,24 @@ launch.queue()
 # %% [markdown]
 # ### Balise 8 · The batch script behind it · about 8 min
 #
-# Most trainings are submitted as a script. `batch_script(nodes, gpus_per_node, cpus_per_gpu, minutes, command)` returns its
-# text:
+# Most trainings are submitted as a script in three parts. `batch_script` returns its text:
 #
-# - `bash` runs it; the directives (`#SBATCH`) come before any command;
-# - `nodes` nodes, **one process for each GPU**, all GPUs of each node, `cpus_per_gpu` cores for each process;
-# - a time limit of `minutes` (an `int`, may exceed a day), a job name, and, if you name the output file, the job's number in
-#   it;
-# - `srun` starts `command` (a program and its arguments, as one writes them in a shell, quotes included), and hands each
-#   process its cores;
-# - each process finds what `join_world` needs: all GPUs of its node; `MASTER_ADDR`, the first node of the job, where rank 0
-#   waits for the others; and `MASTER_PORT`, made from the job's number, so that two jobs do not meet. Slurm sets neither of
-#   these two. The script ends when the processes have ended.
+# 1. **What it asks for**, in `#SBATCH` lines above any command: `nodes`, **one process for each GPU** of each node, those
+#    GPUs, `cpus_per_gpu` cores for each process (its loader's workers), `minutes` of time, a job name.
+# 2. **Where the ranks meet.** Slurm tells each process its rank; it does not set `MASTER_ADDR`, the job's first node, and
+#    `MASTER_PORT`, made from the job's number so that two jobs do not meet. Export both.
+# 3. **The start:** `srun` starts `command` once for each process.
 #
-# About 13 lines.
+# The hard point is what each process *sees*. `join_world` takes the GPU whose number is the rank on the node, so all GPUs
+# of the node must be visible: ask for them by node. With `--gpus-per-task=1` each process sees one, always number 0, and
+# rank 1 fails. About 12 lines of text.
 #
 # <details><summary>Hint</summary>
 #
-# `--nodes`, `--ntasks-per-node`, `--gres=gpu:N`, `--cpus-per-task`, `--time` (a plain number means minutes), `--job-name`,
-# `--output` with `%x` (name) and `%j` (number). See `man sbatch`. Since Slurm 22.05 `srun` does not take over
-# `--cpus-per-task`: say it to `srun` again, or set `SRUN_CPUS_PER_TASK`. In the script,
-# `scontrol show hostnames "$SLURM_JOB_NODELIST"` writes one node a line, and `$SLURM_JOB_ID` is the job's number.
+# `--nodes`, `--ntasks-per-node`, `--gres=gpu:N`, `--cpus-per-task`, `--time` (a number means minutes), `--job-name`. In an
+# `--output` of your own, `%j` is the job's number. `scontrol show hostnames "$SLURM_JOB_NODELIST"` writes one node a line.
+# `$((10000 + SLURM_JOB_ID % 20000))` is a port. `srun` does not take over `--cpus-per-task`: tell it again, or export
+# `SRUN_CPUS_PER_TASK`.
 # </details>
 
 
@@ -731,79 +738,261 @@ tp.check(8, batch_script)
 print(batch_script(nodes=2, gpus_per_node=4, cpus_per_gpu=10, minutes=90, command="python train.py"))
 
 # %% [markdown]
-# A site wants more: an account, a partition, modules to load. These belong to the site, not to the training; `launch.job`
-# reads them from one small file (`docs/slurm.md`).
+# A site wants more: an account, a partition, modules to load. `launch.job` reads them from one small file
+# (`docs/slurm.md`).
 #
-# ## Past this machine · further
+# ## Typed once
 #
-# First measure what a message costs *here*: the times of all-reduces of several sizes give latency and bandwidth.
+# `launch` types commands for you. Type these once yourself, or run the cells: `torchrun` starts ranks on one node, `sbatch`
+# puts a script into the queue, `squeue` shows the queue. They start files: `program` writes one that runs a function of
+# this notebook.
+
+
+# %% tags=["setup"]
+def program(function):
+    """Write a file into FOLDER that runs `function` with all that it uses. Returns its name."""
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    name = function.__name__
+    (FOLDER / f"{name}.pickle").write_bytes(cloudpickle.dumps(function))
+    (FOLDER / f"{name}.py").write_text(f"import pickle\n\npickle.load(open('{name}.pickle', 'rb'))()\n")
+    return f"{name}.py"
+
+
+def slurm_here():
+    """Whether a Slurm answers."""
+    command = ["scontrol", "ping"]
+    return bool(shutil.which("scontrol")) and " is UP" in subprocess.run(command, capture_output=True, text=True).stdout
+
+
+def shell(line):
+    """Run a command line in FOLDER, and show what it writes."""
+    if not line.startswith("torchrun") and not slurm_here():
+        print(f"no Slurm answers here; on a cluster you would type: {line}")
+        return
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # torchrun lies beside python
+    env = os.environ | {"PATH": path}
+    done = subprocess.run(line, shell=True, text=True, capture_output=True, cwd=FOLDER, env=env)
+    print(done.stdout if done.returncode == 0 else done.stderr[-300:])
 
 
 # %%
-def all_reduce_times(sizes, repeats=9):
-    """Median seconds of an all-reduce of each size in bytes."""
-    found = []
-    for size in sizes:
-        x, times = torch.zeros(size // 4, device=launch.device()), []
-        for _ in range(repeats):
-            dist.barrier()
-            measure.synchronize(launch.device())
-            start = time.perf_counter()
-            dist.all_reduce(x)
-            measure.synchronize(launch.device())
-            times.append(time.perf_counter() - start)
-        found.append(sorted(times)[repeats // 2])
-    return found
+shell(f"torchrun --standalone --nproc-per-node={RANKS} {program(train_and_evaluate)}")
 
-
-def fit_link(sizes, times, n):
-    """The link whose ring all-reduce takes such times: a small message gives the latency, a large one the bandwidth."""
-    latency = times[0] / (2 * (n - 1))
-    seconds = max(times[-1] - times[0], 1e-9)
-    return planner.Link(latency, 2 * (n - 1) / n * sizes[-1] / seconds)
-
-
-SIZES = [2**k for k in (10, 14, 18, 20, 22, 24)]
-link = fit_link(SIZES, launch.ranks(all_reduce_times, SIZES, n=2)[0], 2)
-print(f"this machine, 2 ranks: latency {link.latency * 1e6:.0f} µs, bandwidth {link.bandwidth / 1e9:.2f} GB/s")
-
+# %%
+script = batch_script(1, RANKS, 1, 5, f"{sys.executable} {program(train_and_evaluate)}")
+(FOLDER / "train.sh").write_text(script)
+shell("sbatch train.sh")
+shell("squeue --me")
 
 # %% [markdown]
-# Then a training step of a larger network, one thread a rank, on 1, 2 and 4 ranks.
+# ## Past the time limit · further
+#
+# ### Balise 9 · Everything that a job must hand on · further · about 12 min
+#
+# A training needs longer than a job may last. `#SBATCH --signal=USR1@90` asks Slurm for a signal 90 s before the limit.
+# Then the ranks save, put the job back into the queue (`scontrol requeue`), and the next start goes on as if nothing had
+# happened: each loss equal to that of an uninterrupted run, to the last bit. What must be in the checkpoint for that?
+#
+# `save_checkpoint` takes, in the optimizer's place, anything that has a `state_dict()` and a `load_state_dict(state)`.
+# `Everything` is such a thing: it knows the other parts of a training, where the loader stands, and the random states of
+# all ranks (dropout draws from them). Write its two methods. `state_dict` is called on rank 0 alone, so it exchanges
+# nothing: `collect` did that before. About 2 and 4 lines.
+#
+# <details><summary>Hint</summary>
+#
+# Each part has a `state_dict()` and a `load_state_dict(state)` of its own. `set_random_states` takes one rank's states:
+# those of *this* rank. It comes last: what else is loaded might draw.
+# </details>
+
+
+# %% tags=["setup"]
+def random_states():
+    """States of this rank's random generators: of the CPU, and of its GPU if it has one."""
+    return [torch.get_rng_state()] + ([torch.cuda.get_rng_state()] if torch.cuda.is_available() else [])
+
+
+def set_random_states(states):
+    """Put this rank's generators into states that `random_states` has returned."""
+    for set_state, one in zip((torch.set_rng_state, torch.cuda.set_rng_state), states):
+        set_state(one.cpu())
+
+
+# %% tags=["balise-9"]
+class Everything:
+    """What a training needs besides its network, with a state like an optimizer's."""
+
+    def __init__(self, **parts):
+        self.parts = parts  # by name: the optimizer, the scheduler, the loss scaler, ...
+        self.epoch, self.batch = 0, 0  # where the loader stands: epochs done, and batches of this one
+        self.random = None  # one entry a rank
+
+    def collect(self):
+        """On all ranks, before saving: get the random states of all."""
+        self.random = [None] * dist.get_world_size()
+        dist.all_gather_object(self.random, random_states())
+
+    def state_dict(self):
+        """All of it, as tensors and plain numbers."""
+        # BEGIN SOLUTION
+        states = {name: part.state_dict() for name, part in self.parts.items()}
+        return {"parts": states, "epoch": self.epoch, "batch": self.batch, "random": self.random}
+        # END SOLUTION
+
+    def load_state_dict(self, state):
+        """Put all of it back, on each rank."""
+        # BEGIN SOLUTION
+        for name, part in self.parts.items():
+            part.load_state_dict(state["parts"][name])
+        self.epoch, self.batch = state["epoch"], state["batch"]
+        set_random_states(state["random"][dist.get_rank()])
+        # END SOLUTION
 
 
 # %%
-BUCKET = 4  # MiB: less than the gradients, so that there is something to exchange beside backward
+tp.check(9, Everything)
+
+# %% [markdown]
+# The training that uses it. A signal may come between any two instructions, in the middle of a message or a write: so its
+# **handler only sets a flag**, and the loop looks at the flag after each step. And the ranks notice at different
+# moments: who left alone would leave the others waiting for its gradients, so they **agree** first.
 
 
-def step_times(repeats=12, width=1024, batch=96):
-    """Median seconds of (forward, backward without exchange, a whole DDP step) and the bytes of the gradients."""
-    torch.set_num_threads(1)
-    network = nn.Sequential(*[nn.Linear(width, width) for _ in range(4)]).to(launch.device())
-    ddp, x, times = DDP(network, bucket_cap_mb=BUCKET), torch.randn(batch, width, device=launch.device()), []
+# %% tags=["setup"]
+def train_on(path, epochs, notice_at=None, make=None):
+    """Train, from the checkpoint on if there is one; at SIGUSR1 save and leave. Returns this start's losses, and whether it is done."""
+    device, noticed, losses = join_world(), [], []
+    signal.signal(signal.SIGUSR1, lambda number, frame: noticed.append(number))  # nothing else
+    first, relu, last = make_model()
+    ddp = DDP(nn.Sequential(first, relu, nn.Dropout(0.3), last).to(device))
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=RATE, momentum=0.9)
+    scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, 0.1, total_iters=40)
+    scaler = torch.amp.GradScaler(device.type, growth_interval=10)
+    sampler = DistributedSampler(train_set)
+    loader = DataLoader(train_set, BATCH // dist.get_world_size(), sampler=sampler, generator=torch.Generator())
+    torch.manual_seed(dist.get_rank())
+    rest = (make or Everything)(optimizer=optimizer, scheduler=scheduler, scaler=scaler)
+    load_checkpoint(path, ddp, rest)
+    for epoch in range(rest.epoch, epochs):
+        sampler.set_epoch(epoch)
+        for x, y in itertools.islice(loader, rest.batch, None):  # batches that were done are loaded, and dropped
+            with torch.autocast(device.type, torch.float16):
+                loss = F.cross_entropy(ddp(x.to(device)), y.to(device))
+            optimizer.zero_grad()
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            scheduler.step()
+            rest.batch += 1
+            losses.append(loss.item())
+            if notice_at == len(losses) and dist.get_rank() == 1:
+                os.kill(os.getpid(), signal.SIGUSR1)  # to one rank alone
+            leave = torch.tensor(len(noticed), device=device)
+            dist.all_reduce(leave)
+            if leave:
+                rest.collect()
+                save_checkpoint(path, ddp, rest, epoch)
+                return losses, False
+        rest.epoch, rest.batch = epoch + 1, 0
+    return losses, True
 
-    def clock():
-        measure.synchronize(x.device)  # a GPU still works when the call has returned
-        return time.perf_counter()
 
-    for _ in range(repeats):
-        marks = [clock()]
-        with ddp.no_sync():
-            loss = ddp(x).square().mean()
-            marks.append(clock())
-            loss.backward()
-        marks.append(clock())
-        ddp(x).square().mean().backward()
-        marks.append(clock())
-        times.append([b - a for a, b in zip(marks, marks[1:])])
-        ddp.zero_grad()
-    medians = [sorted(column)[repeats // 2] for column in zip(*times)]
-    return *medians, sum(4 * p.numel() for p in network.parameters())
+# %%
+off = tp.predict("Resumed without the optimizer's state: by how many % is the next loss off?", ...)
 
 
-steps = {n: launch.ranks(step_times, n=n)[0] for n in (1, 2, 4)}
-for n, (forward, backward, step, size) in steps.items():
-    print(f"{n} ranks: computing {forward + backward:.3f} s, step {step:.3f} s, gradients {measure.human_bytes(size)}")
+# %%
+class Without(Everything):
+    """Everything, but for one thing."""
+
+    def load_state_dict(self, saved):
+        fresh, part = random_states(), self.parts.pop(MISSING, None)
+        super().load_state_dict(saved)
+        if part is not None:
+            self.parts[MISSING] = part
+        elif MISSING == "random states":
+            set_random_states(fresh)
+        else:
+            self.batch = 0
+
+
+FOLDER.mkdir(parents=True, exist_ok=True)
+(FOLDER / "resumed.pt").unlink(missing_ok=True)
+whole, _ = launch.ranks(train_on, FOLDER / "none.pt", EPOCHS, n=2)[0]
+begun, _ = launch.ranks(train_on, FOLDER / "resumed.pt", EPOCHS, 27, n=2)[0]
+print(f"of {len(whole)} steps, {len(begun)} were done when rank 1 got the signal; resumed, the losses are off by")
+for MISSING in (None, "optimizer", "scheduler", "scaler", "random states", "place of the loader"):
+    rest = launch.ranks(train_on, FOLDER / "resumed.pt", EPOCHS, None, Without if MISSING else None, n=2)[0][0]
+    gaps = [100 * abs(a - b) / b for a, b in zip(rest, whole[len(begun) :])]
+    shown = [f"{gap:6.2f} %" for gap in (gaps[0], gaps[1], max(gaps))]
+    print(f"without {MISSING or 'nothing':<20} first {shown[0]}   second {shown[1]}   largest {shown[2]}")
+    if MISSING == "optimizer":
+        first = gaps[0]
+why = "The next loss is computed before the next update: it looks right. The mistake shows from the second on."
+off.shows(first, "{:.2f} %", why)
+
+# %% [markdown]
+# So one loss is no test of a checkpoint. As a job: three lines more in the script, and a program that puts its job back into
+# the queue. The next start finds the checkpoint.
+
+
+# %% tags=["setup"]
+def with_notice(script, seconds):
+    """The batch script, with a signal so long before the limit, for a job that may start again and keeps its output."""
+    asked = f"#SBATCH --signal=USR1@{seconds}\n#SBATCH --requeue\n#SBATCH --open-mode=append\n"
+    return script.replace("\n", "\n" + asked, 1)
+
+
+def until_done():
+    """What each rank of the job runs."""
+    losses, done = train_on(FOLDER / "checkpoint.pt", EPOCHS)
+    if dist.get_rank() == 0:
+        print(f"{len(losses)} steps, {'done' if done else 'again'}, loss {losses[-1]:.6f}", flush=True)
+        if not done:
+            subprocess.run(["scontrol", "requeue", os.environ["SLURM_JOB_ID"]], check=True)
+
+
+# %%
+script = batch_script(1, RANKS, 1, 5, f"{sys.executable} {program(until_done)}")
+(FOLDER / "again.sh").write_text(with_notice(script, 90))
+(FOLDER / "checkpoint.pt").unlink(missing_ok=True)
+shell("sbatch again.sh")
+
+# %% [markdown]
+# ## The training run, on several ranks · further
+#
+# The ResNet that works 01 to 06 made faster, with all that they brought: the loader, channels last, mixed precision, on a
+# GPU compiled. **Weak scaling:** each rank keeps its batch, the work grows. **Strong scaling:** the batch is shared, the work
+# stays. Guess before you run the cells.
+
+# %%
+twice = tp.predict("Weak scaling: how many times as many images a second on 2 ranks as on one, here?", ...)
+
+
+# %%
+def images_a_second(strong):
+    """On a rank: images a second of all ranks, in the training run under DDP."""
+    torch.set_num_threads(1)  # on a CPU, a rank is one core
+    size, n = training_run.setting(), dist.get_world_size()
+    photos = training_run.make_loader().dataset
+    batch = size.batch_size // n if strong else size.batch_size
+    sampler = DistributedSampler(photos)
+    loader = training_run.make_loader(batch_size=batch, shuffle=False, sampler=sampler, num_workers=size.workers // n)
+    model = DDP(training_run.fast_model(len(photos.classes)))
+    model = torch.compile(model) if FULL else model  # compiled outside: the graph is cut where DDP's buckets end
+    record = training_run.run("scaling", training_run.fast_step, model=model, loader=loader)
+    times = sorted(step["total"] for step in record.steps[record.warmup :])
+    return n * batch / times[len(times) // 2]
+
+
+rates = {}
+for n in COUNTS:
+    for strong in (False, True)[: 1 + (n > 1)]:
+        rates[strong, n] = launch.ranks(images_a_second, strong, n=n, timeout=300)[0]
+        print(f"{n} rank{'s' * (n > 1)}, {'strong' if strong else 'weak'} scaling: {rates[strong, n]:,.0f} images/s")
+recorded.note("09_ddp", "scaling", [[strong, n, rate] for (strong, n), rate in rates.items()])
+if 2 in COUNTS:
+    why = "GPUs share nothing but the link; ranks on a CPU share its memory, and its cores with their loaders."
+    twice.shows(rates[False, 2] / rates[False, 1], "× {:.2f}", why)
 
 # %% jupyter={"source_hidden": true}
 counts = [2**k for k in range(2, 11)]
@@ -816,14 +1005,14 @@ figure, axes = plt.subplots(figsize=(8.5, 3.4), layout="constrained")
 for name, (colour, look, how) in curves.items():
     efficiency = [planner.scaling_efficiency(predicted(n, **how)) for n in counts]
     axes.plot(counts, efficiency, look, color=colour, label=f"ResNet-50, {name} (model)")
-here = [
-    planner.scaling_efficiency(predicted(n, "ring", True, link, (forward, backward), size, BUCKET * 2**20))
-    for n, (forward, backward, _, size) in steps.items()
-]
-axes.plot(list(steps), here, ":", color="#D55E00", label="this machine (model, from its own link)")
-points = {n: (forward + backward) / step for n, (forward, backward, step, _) in steps.items()}
-axes.plot(list(points), list(points.values()), "o", color="#D55E00", label="this machine (measured)")
-axes.set(xscale="log", xlabel="GPUs (this machine: ranks)", ylabel="computing / step", ylim=(0, 1.05))
+measured = {"this machine": ("#D55E00", rates)}
+if found := recorded.load("09_ddp", "scaling"):
+    measured[recorded.where("09_ddp")] = ("#CC79A7", {(strong, n): rate for strong, n, rate in found})
+for where, (colour, of) in measured.items():
+    for kind, marker, strong in (("weak", "o", False), ("strong", "s", True)):
+        points = {n: rate / (n * of[False, 1]) for (s, n), rate in of.items() if s == strong}
+        axes.plot(list(points), list(points.values()), marker, color=colour, label=f"{where}, {kind} (measured)")
+axes.set(xscale="log", xlabel="GPUs (this machine: ranks)", ylabel="efficiency", ylim=(0, 1.1))
 axes.set_xticks([1, 2, *counts], [str(n) for n in (1, 2, *counts)])
 axes.minorticks_off()
 axes.set_title("How far does data parallelism carry?")
@@ -831,16 +1020,11 @@ axes.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=Fal
 plt.show()
 
 # %% [markdown]
-# The curves are models: latency and bandwidth of a link, buckets of 25 MiB (for this machine 4 MiB, as in its measurement)
-# that start when they are full; the sources stand in the docstrings of `dlojz_tp.planner`. The points are measured: the time
-# that a rank computes, over the time of its step with the exchange. Where they lie beside the dotted line, this machine does
-# what the model leaves out: DDP copies gradients into buckets even at one rank, where nothing is exchanged; ranks on a
-# processor share its memory, and its cores where there are fewer than ranks; and the exchange itself needs a core.
-#
-# **Read it from the right.** At 1,024 GPUs the two models are far apart: the estimate at the top says which figure is
-# whose. A ring sends the fewest bytes, but its latency grows with the number of ranks; a tree's grows with the
-# logarithm. Real libraries take the better of the two, and use the fast links inside a node first. A larger batch a GPU,
-# or gradients in half precision (`fp16_compress_hook`), moves every curve up.
+# The points are measured: images a second on $N$ ranks over $N$ times those on one. The curves are a model of weak scaling on
+# A100s (its sources stand in the docstrings of `dlojz_tp.planner`). Strong scaling loses sooner: computing shrinks with the
+# batch, the gradients do not. **Read the curves from the right:** a ring sends the fewest bytes, but its latency grows with
+# the number of ranks, a tree's with its logarithm. Libraries take the better of the two, and the fast links inside a node
+# first. A larger batch a GPU, or gradients in half precision (`fp16_compress_hook`), moves every curve up.
 
 # %%
 tp.progress()

@@ -311,13 +311,13 @@ def batch_script(nodes, gpus_per_node, cpus_per_gpu, minutes, command):
 
 @bank.right(8)
 def batch_script(nodes, gpus_per_node, cpus_per_gpu, minutes, command):
-    """GPUs by task, days in the time limit."""
+    """GPUs in all, days in the time limit."""
     days, rest = divmod(minutes, 24 * 60)
     options = {
         "job-name": "train",
         "nodes": nodes,
         "ntasks-per-node": gpus_per_node,
-        "gpus-per-task": 1,
+        "gpus": nodes * gpus_per_node,
         "cpus-per-task": cpus_per_gpu,
         "time": f"{days}-{rest // 60:02}:{rest % 60:02}",
         "output": "logs/%j.txt",
@@ -364,7 +364,7 @@ bank.slip(8, "nodes-wrong", ("#SBATCH --nodes={nodes}", "#SBATCH --job-name=trai
 bank.slip(
     8,
     None,
-    ("#SBATCH --ntasks-per-node={gpus_per_node}\n", "#SBATCH --ntasks-per-gpu=1\n"),
+    ("#SBATCH --ntasks-per-node={gpus_per_node}\n", "#SBATCH --ntasks={gpus_per_node * nodes}\n"),
     ("--gres=gpu:{gpus_per_node}", "--gres=gpu:{gpus_per_node},tmpfs:100"),
     ("srun {command}", "time srun --label --cpus-per-task={cpus_per_gpu} {command} > train.log 2>&1"),
 )
@@ -558,6 +558,10 @@ bank.slip(
 START, SCONTROL = "srun {command}", 'scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1'
 bank.slip(8, "gpu-hidden", (START, "srun --gpu-bind=verbose,per_task:1 {command}"))
 bank.slip(8, "gpu-hidden", (LAST, LAST + "#SBATCH --gpu-bind=single:1\n"))
+bank.slip(8, "gpu-hidden", ("--gres=gpu:{gpus_per_node}", "--gpus-per-task=1"))  # Slurm binds each task to its one
+bank.slip(8, "gpu-hidden", ("--ntasks-per-node={gpus_per_node}", "--ntasks-per-gpu=1"))
+bank.slip(8, "gpu-hidden", (START, "srun --gpus-per-task=1 {command}"))
+bank.slip(8, None, ("--gres=gpu:{gpus_per_node}", "--gpus-per-task=1"), (START, "srun --gpu-bind=none {command}"))
 bank.slip(8, "gpu-hidden", (START, "export CUDA_VISIBLE_DEVICES=$SLURM_LOCALID\nsrun {command}"))
 bank.slip(8, None, (START, "srun --gpu-bind=none {command}"))
 bank.slip(

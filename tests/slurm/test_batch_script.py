@@ -47,6 +47,22 @@ def batch_scripts():
     ]
 
 
+@pytest.mark.parametrize(
+    ("asked", "seen"),
+    [
+        ("--gres=gpu:2 --ntasks-per-node=2", {"0,1"}),
+        ("--gpus-per-task=1 --ntasks-per-node=2", {"0", "1"}),
+        ("--gres=gpu:2 --ntasks-per-gpu=1", {"0", "1"}),
+    ],
+)
+def test_gpus_asked_for_by_task_hide_the_others(tmp_path, asked, seen):
+    """Why the check of balise 8 refuses them: join_world takes the GPU with the number of the local rank."""
+    script = "#!/bin/bash\nsrun bash -c 'echo $CUDA_VISIBLE_DEVICES'\n"
+    command = ["sbatch", "--wait", "--parsable", "--nodes=1", "--time=1", "--output=seen.txt", *asked.split()]
+    subprocess.run(command, input=script, text=True, capture_output=True, cwd=tmp_path, timeout=60, check=True)
+    assert set((tmp_path / "seen.txt").read_text().split()) == seen
+
+
 @pytest.mark.parametrize("code", batch_scripts(), ids=["solution", "hostname"])
 def test_ranks_meet_through_the_script(tmp_path, code):
     namespace = {}

@@ -20,7 +20,7 @@ HINTS = {
     "not-handed-on": "With {option}, srun's processes find no {name}: they receive the variables that it lists, and none else that the "
     "script exported. Leave it out, or begin the list with ALL.",
     "gpu-hidden": "With {option}, a process sees {found} of the {wanted} GPUs of its node. join_world takes the one whose number is "
-    "the local rank, which is then not there: leave it out.",
+    "the local rank, which is then not there. Ask for GPUs by node, and leave it out.",
     "port-out-of-range": "MASTER_PORT is {found!r} in job {job}: a port is a number from 1024 to 65535. Take the remainder of "
     "a division, and add so much that no remainder leads out of this range.",
     "number-octal": "In job {job} the script stops at {found}: a number that begins with 0 is octal for bash, and has no 8 or 9. "
@@ -128,11 +128,14 @@ def _variables(folder, case, options, job):
 
 
 def right_gpus(case: dict, options: dict, variables: dict[str, str]) -> None:
-    """Each process must see all GPUs of its node. options: srun's own; variables: what its processes find."""
+    """Each process must see all GPUs of its node. options: the directives' and srun's own; variables: what its processes find."""
     seen, bound = variables.get("CUDA_VISIBLE_DEVICES"), options.get("gpu-bind", "")
     wanted, where = case["gpus_per_node"], f"{case['nodes']} nodes with {case['gpus_per_node']} GPUs"
     if re.search(r"\b(single|per_task|map_gpu)\b", bound) and wanted > 1:
         raise Wrong("gpu-hidden", where=where, option=f"--gpu-bind={bound}", found=1, wanted=wanted)
+    for name in ("gpus-per-task", "ntasks-per-gpu"):  # with either, srun binds each task to its own GPU
+        if name in options and not bound and wanted > 1:
+            raise Wrong("gpu-hidden", where=where, option=f"--{name}={options[name]}", found=1, wanted=wanted)
     if seen is not None and (found := len([number for number in seen.split(",") if number])) < wanted:
         raise Wrong("gpu-hidden", where=where, option=f"CUDA_VISIBLE_DEVICES={seen}", found=found, wanted=wanted)
 

@@ -1,0 +1,93 @@
+"""Answers to balise 9 of 09_ddp: all that a job hands on to its next start."""
+
+from tests.answers.bank import Bank
+
+bank = Bank("09_ddp", whole=True)
+
+# one flat dictionary, the parts by their names in it
+FLAT = """
+class Everything:
+    def __init__(self, **parts):
+        self.parts, self.epoch, self.batch, self.random = parts, 0, 0, None
+
+    def collect(self):
+        mine = [None] * dist.get_world_size()
+        dist.all_gather_object(mine, random_states())
+        self.random = mine
+
+    def state_dict(self):
+        found = {f"part {name}": self.parts[name].state_dict() for name in self.parts}
+        found["place"] = torch.tensor([self.epoch, self.batch])
+        found["random"] = {rank: states for rank, states in enumerate(self.random)}
+        return found
+
+    def load_state_dict(self, state):
+        self.epoch, self.batch = state["place"].tolist()
+        for name in self.parts:
+            self.parts[name].load_state_dict(state[f"part {name}"])
+        mine = state["random"][dist.get_rank()]
+        set_random_states(mine)
+"""
+PARTS = "{name: part.state_dict() for name, part in self.parts.items()}"
+LOADED = '            part.load_state_dict(state["parts"][name])\n'
+SET = '        set_random_states(state["random"][dist.get_rank()])\n'
+FOR = "        for name, part in self.parts.items():\n"
+
+bank.text(9, None, FLAT)
+bank.text(9, None, FLAT.replace('found["place"] = torch.tensor([self.epoch, self.batch])', 'found["place"] = torch.tensor([self.epoch, self.batch]).clone()').replace("found = {f", "found = {'version': 1} | {f"))  # fmt: skip
+bank.slip(9, None, ('"random": self.random}', '"random": tuple(self.random)}'))
+
+bank.slip(9, "nothing-returned", ('        return {"parts"', '        found = {"parts"'))
+
+bank.hint(9, "state-waits", "state_dict waits for the other ranks, and they never call it: in save_checkpoint rank 0 alone does. "
+          "What the ranks exchange, `collect` has in `self.random` already.")  # fmt: skip
+bank.slip(9, "state-waits", ("        states = {", "        self.collect()\n        states = {"))
+bank.variant(9, "state-waits", FLAT, ("        found = {", "        dist.barrier()\n        found = {"))
+
+bank.hint(
+    9,
+    "not-plain",
+    "The state does not load with weights_only=True: it holds Python objects. Ask each part for its state_dict().",
+)
+bank.slip(9, "not-plain", (PARTS, "dict(self.parts)"))
+bank.slip(9, "not-plain", (PARTS, "[part for part in self.parts.values()]"))
+bank.variant(9, "not-plain", FLAT, ("self.parts[name].state_dict()", "self.parts[name]"))
+
+bank.hint(9, "part-forgotten", "The part {name!r} does not go on where it stood. Save and load the state of every part in `self.parts`, "
+          "by its name.")  # fmt: skip
+bank.slip(9, "part-forgotten", (FOR + LOADED, ""))
+bank.slip(
+    9,
+    "part-forgotten",
+    (FOR + LOADED, '        self.parts["optimizer"].load_state_dict(state["parts"]["optimizer"])\n'),
+)
+bank.slip(9, "part-forgotten", (FOR + LOADED, '        self.parts = state["parts"]\n'))
+bank.variant(9, "part-forgotten", FLAT, ("        for name in self.parts:\n", "        for name in ('optimizer', 'scheduler', 'scaler'):\n"))  # fmt: skip
+
+bank.hint(
+    9, "place-forgotten", "The loader starts somewhere else: `epoch` and `batch` are part of the state, and come back."
+)
+bank.slip(9, "place-forgotten", ('        self.epoch, self.batch = state["epoch"], state["batch"]\n', ""))
+bank.slip(9, "place-forgotten", ('        self.epoch, self.batch = state["epoch"], state["batch"]\n', '        self.epoch = state["epoch"]\n'))  # fmt: skip
+bank.variant(9, "place-forgotten", FLAT, ("self.epoch, self.batch = state", "self.batch, self.epoch = state"))
+
+bank.hint(9, "random-forgotten", "After loading, a rank draws other random numbers than it would have drawn: put back what `collect` has "
+          "saved, with set_random_states.")  # fmt: skip
+bank.slip(9, "random-forgotten", (SET, ""))
+bank.slip(9, "random-forgotten", (SET, "        torch.manual_seed(dist.get_rank())\n"))
+bank.variant(9, "random-forgotten", FLAT, ("        set_random_states(mine)\n", "        self.random = mine\n"))
+
+bank.hint(
+    9,
+    "random-of-rank-0",
+    "All ranks draw the numbers of rank 0 now. `random` has one entry a rank: take that of this rank.",
+)
+bank.slip(9, "random-of-rank-0", ('state["random"][dist.get_rank()]', 'state["random"][0]'))
+bank.slip(9, "random-of-rank-0", ('"random": self.random}', '"random": random_states()}'), ('state["random"][dist.get_rank()]', 'state["random"]'))  # fmt: skip
+bank.variant(9, "random-of-rank-0", FLAT, ('state["random"][dist.get_rank()]', 'next(iter(state["random"].values()))'))
+
+bank.hint(
+    9, "random-too-early", "The random states come back before a part is loaded that draws itself. Put them back last."
+)
+bank.slip(9, "random-too-early", (FOR + LOADED, SET + FOR + LOADED), (LOADED + '        self.epoch, self.batch = state["epoch"], state["batch"]\n' + SET, LOADED + '        self.epoch, self.batch = state["epoch"], state["batch"]\n'))  # fmt: skip
+bank.variant(9, "random-too-early", FLAT, ("        for name in self.parts:\n", "        set_random_states(state['random'][dist.get_rank()])\n        for name in self.parts:\n"), ("        set_random_states(mine)\n", ""))  # fmt: skip
