@@ -463,8 +463,8 @@ for (operator, function), calls in callers(stacks):
 
 # %% [markdown]
 # For **memory** the same is a *snapshot*: each block of a GPU's memory with the stack of who asked for it. It is the tool for
-# "out of memory, but whose?", and it exists for CUDA only. `_dump_snapshot` writes a file for `pytorch.org/memory_viz`; and a
-# snapshot is a dictionary that four lines can read:
+# "out of memory, but whose?", and it exists for CUDA only. `_dump_snapshot` writes a file for `pytorch.org/memory_viz`; but a
+# snapshot is a dictionary, and a few lines read it:
 
 
 # %%

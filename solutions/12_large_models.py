@@ -384,7 +384,8 @@ plt.show()
 # biases take none that count. A 1 × 1 convolution is such a layer.
 #
 # - `attention_cost`: queries, keys and values from `c` channels to `d`, in all heads together; then a projection from `d` to `d`;
-#   all with a bias. Each of the `heads` has a `table` of that many learned numbers. And where do the `n` places meet each other?
+#   all with a bias. Each of the `heads` has `table` learned numbers for relative positions. Where do the `n` places meet each
+#   other?
 # - `feed_forward_cost`: two linear layers, d → f → d.
 # - `mbconv_cost`: a convolutional block (MBConv). Its parameters are given, layer by layer. Yours are the operations of its five
 #   products: c → m *before* the stride; then, at the places that are left, 9 a channel for the 3 × 3 convolution of each channel
@@ -1056,12 +1057,14 @@ plt.show()
 # ## Where data parallelism ends
 #
 # In data parallelism each rank holds a whole model and its own images. More ranks take more images; they make no room for a
-# larger model. ZeRO shares out the states, recomputation shrinks the activations. What is the most that a card can take?
+# larger model. ZeRO shares out the states. Recomputation throws activations away, and computes them again in backward. What is
+# the most that a card can take?
 #
-# ### Balise 7 · The largest batch that fits · about 10 min
+# ### Balise 7 · The largest batch that fits · about 11 min
 #
-# **`rank_bytes`**: what a rank holds in a step with the technique `stage` (0 is DDP, 1 to 3 are those of ZeRO). Given are the states of
-# mixed precision with Adam, shared out as the stage says. Beside them live
+# **`rank_bytes`**: what a rank holds in a step. `stage` 0 is DDP; in ZeRO's stages 1, 2 and 3 the ranks share out the optimizer's
+# states, then the gradients too, then the weights too. Given is what is left of all these, in mixed precision with Adam. Beside
+# it live
 #
 # - the activations, `activations` bytes for each of the `batch` images *of this rank*;
 # - what is there for a moment, before it is shared out, 2 bytes a parameter of the `largest` block: its gradient from stage 2 on,
