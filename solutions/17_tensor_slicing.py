@@ -1,15 +1,14 @@
 # %% [markdown]
-# # Tensor slicing, under the hood · about 195 min, core 45
+# # Tensor slicing, under the hood · about 100 min, core 40
 #
 # Data parallelism needs the whole model on every rank. When one *layer* with its gradients and optimizer states is too much,
 # the layer itself has to be cut. In this practical work you cut a small transformer language model over the ranks, as
-# Megatron-LM does: linear layers, an embedding, attention, the feed-forward, then whole blocks. Every rank sees the same
-# data, holds a part of each matrix, and computes a part of each product. You count what travels, cut it by more than half,
-# and combine it with data parallelism. Then your own model runs against PyTorch's.
+# Megatron-LM does: linear layers, embedding, attention, feed-forward. You count what travels, cut it
+# by more than half, and combine it with data parallelism.
 #
 # **What you will gain.** A model of 13 billion parameters trains with 16 bytes for each: float16 weights and gradients, a
-# float32 copy of the weights and Adam's two moments. The next cell asks on how many GPUs it fits, and what it costs to send
-# activations. It is an *estimate*: arithmetic from published sizes and data sheets, nothing measured.
+# float32 copy of the weights and Adam's two moments. On how many GPUs does it fit, and what does it cost to send activations?
+# The next cell *estimates* it from published sizes and data sheets; nothing is measured.
 
 # %% tags=["setup"]
 import contextlib
@@ -30,7 +29,7 @@ from dlojz_tp.models import Attention, Block, FeedForward, Transformer, Transfor
 tp = course.open("17_tensor_slicing")
 tp
 
-# %%
+# %% jupyter={"source_hidden": true}
 WIDTH_13B, LAYERS_13B, TOKENS = 5120, 40, 2048  # published sizes of a model of 13 billion parameters; one sequence
 STATES = 12 * WIDTH_13B**2 * LAYERS_13B * 16  # bytes; a layer has 12 d² weights: 4 d² in attention, 8 d² behind it
 MESSAGE = TOKENS * WIDTH_13B * 2  # bytes of one activation (sequence, width) in half precision
@@ -44,12 +43,9 @@ for n in (1, 2, 4, 8):
     print(f"{n:>5} {STATES / n / 1e9:>12.0f}   {fits:>10} {times[0]:>32} {times[1]:>18}")
 
 # %% [markdown]
-# Four all-reduces a layer, and the next product waits for the result of each: as they stand here, nothing hides them. You will
-# see why there are four, what real systems do to hide a part, and why tensor slicing stays inside a node.
+# Four all-reduces a layer, and the next product waits for each. You will see why four, and why tensor slicing stays inside a node.
 #
-# All sizes are here. With two GPUs or more, the ranks talk through NCCL; else they are processes on the CPU, talk through
-# gloo, and share the cores. (One GPU cannot carry two ranks: everything runs on the CPU then, so that what stands side by side
-# ran on the same device.)
+# With two GPUs or more, the ranks talk through NCCL; else they are processes on the CPU, talk through gloo, and share the cores.
 
 # %% tags=["setup"]
 GPUS = torch.cuda.device_count()
@@ -73,7 +69,7 @@ RANKS = (1, 2) if GPUS in (2, 3) else (1, 2, 4)
 # %% [markdown]
 # ## The idea
 #
-# A linear layer is a product $Y = XW$. There are two ways to cut $W$ over the ranks, by **columns** and by **rows**:
+# A linear layer is a product $Y = XW$. There are two ways to cut $W$ over $N$ ranks, by **columns** and by **rows**:
 #
 # $$X\,(W_1\;\;W_2) = (XW_1\;\;XW_2) \qquad\qquad
 # (X_1\;\;X_2)\begin{pmatrix}W_1\\W_2\end{pmatrix} = X_1W_1 + X_2W_2$$
@@ -117,8 +113,7 @@ plt.show()
 # %% [markdown]
 # ## The baseline, measured first
 #
-# The model is plain PyTorch and knows nothing of ranks. All ranks draw the same weights and see the same batches, of Python's
-# own source code. `language_loss(model, tokens)` is the mean cross-entropy of each next token.
+# The model is plain PyTorch. All ranks draw the same weights and see the same batches, of Python's own source code.
 
 
 # %% tags=["setup"]
@@ -137,12 +132,12 @@ def token_batch(step):
 
 
 # %% [markdown]
-# The function below runs on every rank: some steps of training with their losses and times, then one step more, in which the
-# bytes of all living tensors are counted.
+# On every rank: some steps of training with their losses and times, then one more, in which the bytes of all living tensors are counted.
 
 
 # %% tags=["setup"]
 def train_step(model, optimizer, tokens):
+    """One step; `language_loss` is the mean cross-entropy of each next token."""
     optimizer.zero_grad()
     loss = language_loss(model, tokens)
     loss.backward()
@@ -190,40 +185,40 @@ found = {"one process": launch.ranks(train, plain, n=1, timeout=120)[0]}
 summary("one process", found["one process"])
 
 # %% [markdown]
-# ### Balise 1 · Two functions that are each other's mirror · about 12 min
+# ### Balise 1 · Two functions that are each other's mirror · about 9 min
 #
-# Every rank holds the same `x` and uses it for its own part of the work. Forward, nothing has to be done. Backward, each
-# rank finds the gradient of its own part only: the gradient of `x` is their **sum over the ranks**. Megatron-LM calls
-# this function $f$. Its mirror $g$ ends the part: forward, the ranks' results are summed; backward, the gradient of a sum is
-# the gradient of each term, and every rank holds it already.
+# Every rank holds the same $x$ and does its own part of the work with it. At the end, what the ranks found is added up:
 #
-# | | forward | backward |
-# |---|---|---|
-# | `CopyToRanks` | `x` | all-reduce (sum) of the gradient |
-# | `SumOverRanks` | all-reduce (sum) of `x` | the gradient |
+# ```
+#            ┌─ rank 0: its part ─┐
+#  x ── copy ┤                    ├ sum ── y        forward →   ← backward
+#            └─ rank 1: its part ─┘
+# ```
 #
-# An all-reduce works in place, but `x` and the gradient that comes in may still be needed by others: leave them as they
-# are. They may be transposed, and a collective sends memory as it lies. About 1 line each, and a helper of 3.
+# Autograd knows nothing of other ranks, so the two ends need a backward of their own. At *copy*, a rank finds the gradient of its own
+# part only, but $x$ had an effect through all parts: its gradient is their **sum over the ranks**. At *sum*, $y$ is a sum of
+# terms, and the gradient of each term is that of $y$, which every rank holds already. Megatron-LM calls the two $f$ and $g$.
+#
+# Write forward and backward of `CopyToRanks` and `SumOverRanks`, 1 line each. `total(x)` is given: the sum of `x` over the ranks, as
+# a new tensor.
 #
 # <details><summary>Hint</summary>
 #
-# `x.clone(memory_format=torch.contiguous_format)` is a copy without gaps in the usual order. `dist.all_reduce(t)` adds up over
-# the ranks, in place, and returns nothing useful. In `forward`, returning `x.view_as(x)` says: the same memory, another node.
+# Two of the four call `total`. A forward that does nothing returns `x.view_as(x)`: the same memory, another place in the graph.
 # </details>
 
 
 # %% tags=["balise-1"]
 def total(x):
     """A new tensor: the sum of `x` over the ranks."""
-    # BEGIN SOLUTION
+    # given: an all-reduce works in place and sends memory as it lies, so it gets a copy without gaps
     result = x.clone(memory_format=torch.contiguous_format)
     dist.all_reduce(result)
     return result
-    # END SOLUTION
 
 
 class CopyToRanks(torch.autograd.Function):
-    """Forward: x as it is. Backward: the gradients of all ranks, added up."""
+    """Where every rank begins its part of the work with x."""
 
     @staticmethod
     def forward(ctx, x):
@@ -239,7 +234,7 @@ class CopyToRanks(torch.autograd.Function):
 
 
 class SumOverRanks(torch.autograd.Function):
-    """Forward: the x of all ranks, added up. Backward: the gradient as it is."""
+    """Where the ranks' parts of the work end: each brings a term x of the sum."""
 
     @staticmethod
     def forward(ctx, x):
@@ -258,8 +253,8 @@ class SumOverRanks(torch.autograd.Function):
 tp.check(1, CopyToRanks, SumOverRanks)
 
 # %% [markdown]
-# A third function is given: the all-gather. Forward, the parts of all ranks side by side; backward, each rank keeps the
-# gradient of its own part, and nothing travels, because everything behind it is computed alike on all ranks.
+# The third is given, the all-gather. Forward, the parts of all ranks side by side; backward, each rank keeps the gradient of its own
+# part. Nothing travels then: what is behind it is computed alike on all ranks.
 
 
 # %% tags=["setup"]
@@ -279,9 +274,8 @@ class GatherFromRanks(torch.autograd.Function):
 
 
 # %% [markdown]
-# From here on, everything that knows of ranks is one small object, `ranks`, handed to each layer.
-# `own_random()` is for later: two ranks that drop out *the same* must draw the same random numbers, two that drop out *their own
-# parts* must not.
+# From here on, all that knows of ranks is one small object, `ranks`, handed to each layer. Ask it, never `dist`: from balise 9 on it
+# will be *some* of the ranks. All layers are built **from the plain layer**, the same on all ranks, and keep their part alone.
 
 
 # %% tags=["setup"]
@@ -322,44 +316,41 @@ class Ranks:
 
 
 # %% [markdown]
-# All layers below are built **from the plain layer**, the same on all ranks, and keep their part of it. Name your parameters
-# as you like: the checks know a slice by its values. They hand your layers a `ranks` of their own, compare results, gradients and
-# trained weights with the uncut layer on 1, 2 and 4 ranks, and count what a rank holds, multiplies and sends. These may be *some* of
-# the world's ranks (as in balise 9): a layer asks `ranks`, never `dist`.
-
-# %% [markdown]
-# ### Balise 2 · A linear layer cut by columns · about 12 min
+# ### Balise 2 · A linear layer cut by columns · about 6 min
 #
-# `linear` is a whole `nn.Linear`, the same on all ranks. Write two things:
+# Each rank computes some of the **output** features: the whole $x$ comes in, this rank's columns of $Y$ come out, and a
+# gather makes $Y$ whole.
 #
-# - `column_part(linear, ranks)` returns an `nn.Linear` with this rank's share of the **output** features, weight and bias
-#   (there may be no bias), in the dtype and on the device of `linear`. Rank 0 has the first ones. In memory there is that share
-#   and no more; `linear` stays as it is.
-# - `ColumnLinear(linear, ranks)` holds such a part. Given the whole `x` of shape `(…, in)`, `forward` returns the whole
-#   result, `(…, out)`, on every rank. Gradients are those of the uncut layer: of `x`, and of the part of the weight.
+# - `column_part(linear, ranks)` returns an `nn.Linear` that holds this rank's share. Putting it together is given. You cut the
+#   weight and the bias: tensors of their own, for a view keeps the whole matrix in memory, and nothing is saved.
+# - `ColumnLinear.forward(x)`: the whole `x`, `(…, in)`, to the whole result, `(…, out)`, on every rank. The gradient of `x` has to be that
+#   of the uncut layer.
 #
-# A size that does not divide is refused with an error when the layer is built (`ranks.part` does). About 6 lines, then 2 and 1.
+# `ranks.part(tensor, dim)` is this rank's part of a tensor, a view; it refuses a size that does not divide. 1 line in each of the three places.
 #
 # <details><summary>Hint</summary>
 #
-# PyTorch computes $XW^\top$ with a weight of shape `(out, in)`: what the formula calls columns lies along dimension 0. `ranks.part`
-# gives a view, and a view keeps the whole weight alive: `.clone()`. With `device="meta"` an `nn.Linear` takes no memory until
-# its `weight` is replaced by an `nn.Parameter` of yours. In `forward`, one of the two functions of balise 1 stands at the entrance,
-# and the gathering at the exit.
+# PyTorch computes $XW^\top$ with a weight of shape `(out, in)`: what the formula calls columns lies along dimension 0.
+# `.detach().clone()` makes a tensor of its own, `nn.Parameter` a parameter. In `forward`: what do all ranks share at the entrance, and
+# so which function of balise 1 stands there, as `ranks.copy` or `ranks.sum`? At the exit, `ranks.gather`.
 # </details>
 
 
 # %% tags=["balise-2"]
 def column_part(linear, ranks):
     """An nn.Linear with this rank's output features of `linear`: weight (out / N, in), bias (out / N) or None."""
+    # weight: this rank's share, a tensor of its own
     # BEGIN SOLUTION
     weight = ranks.part(linear.weight, 0).detach().clone()
+    # END SOLUTION
+    # given: on "meta" it takes no memory until its parameters are put in; part.bias, if there is one, by you
     part = nn.Linear(weight.shape[1], weight.shape[0], bias=linear.bias is not None, device="meta")
     part.weight = nn.Parameter(weight)
     if linear.bias is not None:
+        # BEGIN SOLUTION
         part.bias = nn.Parameter(ranks.part(linear.bias, 0).detach().clone())
+        # END SOLUTION
     return part
-    # END SOLUTION
 
 
 class ColumnLinear(nn.Module):
@@ -367,10 +358,8 @@ class ColumnLinear(nn.Module):
 
     def __init__(self, linear, ranks):
         super().__init__()
-        # BEGIN SOLUTION
         self.ranks = ranks
         self.part = column_part(linear, ranks)
-        # END SOLUTION
 
     def forward(self, x):
         # BEGIN SOLUTION
@@ -382,23 +371,20 @@ class ColumnLinear(nn.Module):
 tp.check(2, column_part, ColumnLinear)
 
 # %% [markdown]
-# ### Balise 3 · An embedding cut along its dimension · further · about 12 min
+# ### Balise 3 · An embedding cut along its dimension · further · about 7 min
 #
-# An embedding is a table of shape `(vocabulary, d)`; for a language model a large one. `SlicedEmbedding(embedding, ranks)`
-# holds `d / N` **columns** of it, all words. `forward(tokens)` returns the whole vectors, `(…, d)`, on every rank.
+# An embedding is a table of shape `(vocabulary, d)`. `SlicedEmbedding` holds `d / N` **columns** of it, all words, and
+# `forward(tokens)` returns the whole vectors, `(…, d)`, on every rank. The table stays where it is: only the tokens' vectors travel. 1 line to
+# hold the part, 1 to look up.
 #
-# **Bonus.** `VocabularyEmbedding` holds `vocabulary / N` **rows** of it, whole vectors of this rank's words. A token that is
-# another rank's counts as zero here, so that the sum over the ranks is the vector. (Left undone, the balise passes
-# without it.) About 2 and 1 lines, the bonus 2 and 4.
-#
-# The table stays where it is: what travels are the vectors of the tokens. A size that does not divide is refused; a vocabulary
-# may also be filled up with words that never come, as in Megatron-LM.
+# **Bonus.** `VocabularyEmbedding` holds `vocabulary / N` **rows**, whole vectors of this rank's words. A word of another rank's
+# counts as zero here, so that the sum over the ranks is the vector. Given: `mine`, each token's row in this rank's part, and `others`,
+# where that is out of range. 2 lines (left undone, the balise passes without them).
 #
 # <details><summary>Hint</summary>
 #
-# `F.embedding(tokens, weight)` looks up rows. The tokens are whole numbers and have no gradient: nothing has to be copied to
-# the ranks at the entrance. Bonus: subtract the number of this rank's first word; where the result is outside 0 … n − 1, look up
-# word 0 instead (an index out of range is an error) and set the vector to zero with `masked_fill`. Mask *before* the sum.
+# `F.embedding(tokens, weight)` looks up rows; a row out of range is an error. Tokens have no gradient: does anything stand
+# at the entrance? Bonus: `masked_fill` the rows of other words with 0, look up, `masked_fill` their vectors with 0, and only then sum.
 # </details>
 
 
@@ -408,8 +394,9 @@ class SlicedEmbedding(nn.Module):
 
     def __init__(self, embedding, ranks):
         super().__init__()
-        # BEGIN SOLUTION
         self.ranks = ranks
+        # self.weight: this rank's columns, all words
+        # BEGIN SOLUTION
         self.weight = nn.Parameter(ranks.part(embedding.weight, 1).detach().clone())
         # END SOLUTION
 
@@ -424,15 +411,13 @@ class VocabularyEmbedding(nn.Module):
 
     def __init__(self, embedding, ranks):
         super().__init__()
-        # BEGIN SOLUTION
         self.ranks = ranks
         self.weight = nn.Parameter(ranks.part(embedding.weight, 0).detach().clone())
-        # END SOLUTION
 
     def forward(self, tokens):
-        # BEGIN SOLUTION
         mine = tokens - self.ranks.rank * len(self.weight)
-        others = (mine < 0) | (mine >= len(self.weight))
+        others = (mine < 0) | (mine >= len(self.weight))  # which of the tokens are another rank's words
+        # BEGIN SOLUTION
         vectors = F.embedding(mine.masked_fill(others, 0), self.weight)
         return self.ranks.sum(vectors.masked_fill(others.unsqueeze(-1), 0))
         # END SOLUTION
@@ -442,38 +427,38 @@ class VocabularyEmbedding(nn.Module):
 tp.check(3, SlicedEmbedding, VocabularyEmbedding)
 
 # %% [markdown]
-# ### Balise 4 · Attention cut by heads · further · about 22 min
+# ### Balise 4 · Attention cut by heads · about 8 min
 #
-# The heads of an attention do not know of each other until the output projection: each rank computes `heads / N` of them.
-# The projection behind them takes this rank's heads as its input: it is cut by **rows**.
+# The heads of an attention do not know of each other until the output projection. So heads are columns that were cut already:
+# each rank computes `heads / N` of them, from its columns of `query`, `key` and `value` (given). The projection $W$ behind
+# them takes this rank's heads as its input, so it is cut by **rows**, and what it gives is a *term*:
 #
-# - `row_part(linear, ranks)` returns an `nn.Linear` **without bias** with this rank's share of the *input* features.
-# - `SlicedAttention(attention, ranks)` does what the plain `Attention` (`dlojz_tp.models`) does: `query`, `key` and `value` are
-#   `nn.Linear(d, d)`, their rows ordered head by head; its other attributes are `heads` (a number), `dropout` (a rate) and `output`
-#   (an `nn.Linear(d, d)`). `x` of shape `(b, s, d)` is whole on every rank, and so is the result. Causal, scaled by the size of a
-#   **head**. Take sizes *behind* `ranks.copy`: in balise 12 it will lengthen the sequence.
+# $$Y = \textstyle\sum_r \mathrm{heads}_r(X)\,W_r + b$$
 #
-# One all-reduce forward, one backward. The bias of the projection is one vector, kept whole by every rank, and counts once.
-# Attention's dropout (in training only) draws for *this rank's* heads. Heads that the ranks do not divide are refused with a
-# `ValueError` when it is built, even where the width divides. About 4 lines, then 8 and 6.
+# - `row_part(linear, ranks)` has this rank's share of the **input** features, and no bias. 1 line to cut the weight.
+# - `SlicedAttention.forward(x)`: `x`, `(b, s, d)`, is whole on every rank, and so is the result. Write what stands at the entrance (1 line),
+#   the causal attention of this rank's heads (2), and the exit (1).
+#
+# When it trains, attention drops some of its weights, *other* ones in each head. All ranks draw alike, so draw inside
+# `with self.ranks.own_random():`, or each rank's heads drop the same as its neighbour's.
 #
 # <details><summary>Hint</summary>
 #
-# Copy `x` to the ranks once, for the three layers. `F.scaled_dot_product_attention(q, k, v, dropout_p=…, is_causal=True)` takes
-# `(b, heads, s, k)` and scales by the last size of `q`. `x.unflatten(-1, (heads, -1)).transpose(1, 2)` splits, and
-# `.transpose(1, 2).flatten(2)` joins; `heads` is the number here. Where must random numbers come from `ranks.own_random()`?
+# `F.scaled_dot_product_attention(q, k, v, dropout_p=rate, is_causal=True)` gives `(b, heads / N, s, k)`; `.transpose(1, 2).flatten(2)`
+# joins the heads to `(b, s, d / N)`. `self.bias` is $b$: how often does it count if it is added before the sum?
 # </details>
 
 
 # %% tags=["balise-4"]
 def row_part(linear, ranks):
     """An nn.Linear without bias with this rank's input features of `linear`: weight (out, in / N)."""
+    # weight: this rank's share, a tensor of its own
     # BEGIN SOLUTION
     weight = ranks.part(linear.weight, 1).detach().clone()
+    # END SOLUTION
     part = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
     part.weight = nn.Parameter(weight)
     return part
-    # END SOLUTION
 
 
 class SlicedAttention(nn.Module):
@@ -481,7 +466,6 @@ class SlicedAttention(nn.Module):
 
     def __init__(self, attention, ranks):
         super().__init__()
-        # BEGIN SOLUTION
         if attention.heads % ranks.size:
             raise ValueError(f"{ranks.size} ranks do not divide {attention.heads} heads")
         self.ranks, self.heads, self.dropout = ranks, attention.heads // ranks.size, attention.dropout
@@ -490,14 +474,18 @@ class SlicedAttention(nn.Module):
         self.value = column_part(attention.value, ranks)
         self.output = row_part(attention.output, ranks)
         self.bias = nn.Parameter(attention.output.bias.detach().clone())
-        # END SOLUTION
 
     def forward(self, x_bsd):
+        # x_bsd: what stands at the entrance
         # BEGIN SOLUTION
         x_bsd = self.ranks.copy(x_bsd)
+        # END SOLUTION
+        # given: this rank's heads, each (b, heads / N, s, k)
         layers = self.query, self.key, self.value
         q, k, v = (layer(x_bsd).unflatten(-1, (self.heads, -1)).transpose(1, 2) for layer in layers)
         rate = self.dropout if self.training else 0.0
+        # the attention of these heads, and the exit
+        # BEGIN SOLUTION
         with self.ranks.own_random():
             y_bhsk = F.scaled_dot_product_attention(q, k, v, dropout_p=rate, is_causal=True)
         return self.ranks.sum(self.output(y_bhsk.transpose(1, 2).flatten(2))) + self.bias
@@ -508,11 +496,10 @@ class SlicedAttention(nn.Module):
 tp.check(4, row_part, SlicedAttention)
 
 # %% [markdown]
-# See it: attention weights are dropped out on each rank's heads. Below, the heads' own masks: all scores are made alike and all
-# values 1, so that what a head gives is the share of tokens that it kept. Two heads on each of two ranks.
+# See it: all scores are alike and all values 1, so a head gives the share of tokens that it kept.
 
 
-# %%
+# %% jupyter={"source_hidden": true}
 def kept(heads=4, length=48):
     """On a rank: (heads, length), what each head gives."""
     plain = Attention(heads, heads, dropout=0.5).to(launch.device())
@@ -525,7 +512,6 @@ def kept(heads=4, length=48):
         return SlicedAttention(plain, Ranks())(torch.zeros(1, length, heads, device=launch.device()))[0].T.cpu()
 
 
-# %% jupyter={"source_hidden": true}
 figure, axes = plt.subplots(figsize=(8.5, 2.2), layout="constrained")
 image = axes.imshow(launch.ranks(kept, n=2)[0], cmap="Blues", vmin=0, vmax=2, aspect="auto")
 axes.set(yticks=range(4), yticklabels=[f"head {h}, rank {h // 2}" for h in range(4)], xlabel="token")
@@ -534,11 +520,10 @@ figure.colorbar(image, ax=axes, label="share kept ÷ 0.5")
 plt.show()
 
 # %% [markdown]
-# ### Balise 5 · A feed-forward from column-cut layers · further · about 6 min
+# ### Balise 5 · A feed-forward from column-cut layers · further · about 4 min
 #
-# The plain `FeedForward` has two linear layers, `up` (d → f) and `down` (f → d), with a GELU between them. Assemble
-# `GatheredFeedForward(feed_forward, ranks)` from two of your `ColumnLinear`. It is right, and it is what one would do first.
-# What it costs is counted below. About 3 lines.
+# The plain `FeedForward` has two linear layers, `up` (d → f) and `down` (f → d), with a GELU between them. What one would do
+# first: cut both by columns. Write the forward, 1 line. It is right; what does it cost?
 #
 # <details><summary>Hint</summary>
 #
@@ -552,10 +537,8 @@ class GatheredFeedForward(nn.Module):
 
     def __init__(self, feed_forward, ranks):
         super().__init__()
-        # BEGIN SOLUTION
         self.up = ColumnLinear(feed_forward.up, ranks)
         self.down = ColumnLinear(feed_forward.down, ranks)
-        # END SOLUTION
 
     def forward(self, x_bsd):
         # BEGIN SOLUTION
@@ -567,9 +550,10 @@ class GatheredFeedForward(nn.Module):
 tp.check(5, GatheredFeedForward)
 
 # %% [markdown]
-# What does it send? The function below counts the collectives of a layer on a rank, forward and backward. A **ring** moves an
-# all-gather of $n$ bytes with $\frac{N-1}{N}n$ bytes sent by each rank, and an all-reduce with twice as much. The unit of the table
-# is one activation, (b, s, d).
+# What does it send? A **ring** moves an all-gather of $n$ bytes with $\frac{N-1}{N}n$ bytes sent by each rank, and an all-reduce with
+# twice as much. The unit of the table is one activation, (b, s, d).
+#
+# In balise 6 nothing will be gathered between the two layers. Guess before you run the next cells.
 
 
 # %% tags=["setup"]
@@ -592,13 +576,19 @@ def units(name, size, n):
     return sent / (BATCH * LENGTH * CONFIG.width * 4)
 
 
+def sent_by(calls, n):
+    return sum(units(name, size, n) for _, name, size in calls)
+
+
 def table(title, calls, n):
     print(title)
     for way, name, size in calls:
         print(f"   {way:<9} {name:<11} {units(name, size, n):5.2f}")
-    print(
-        f"   {len(calls)} communications, {sum(units(name, size, n) for _, name, size in calls):.2f} activations sent\n"
-    )
+    print(f"   {len(calls)} communications, {sent_by(calls, n):.2f} activations sent\n")
+
+
+# %%
+fewer = tp.predict("How many times as much as a pair do two gathered layers send (f = 4 d, 2 ranks)?", ...)
 
 
 # %%
@@ -606,21 +596,22 @@ def gathered_feed_forward(ranks):
     return GatheredFeedForward(FeedForward(CONFIG.width, 4 * CONFIG.width), ranks)
 
 
-table("two column-cut layers, 2 ranks", launch.ranks(traffic, gathered_feed_forward, n=2)[0], 2)
+gathered = launch.ranks(traffic, gathered_feed_forward, n=2)[0]
+table("two column-cut layers, 2 ranks", gathered, 2)
 
 # %% [markdown]
-# The middle is four times as wide as the ends, and it travels whole: forward to be gathered, backward as a gradient.
-
-# %% [markdown]
-# ### Balise 6 · The pair: columns, then rows · about 8 min
+# ### Balise 6 · The pair: columns, then rows · about 6 min
 #
-# The GELU does not need the whole (b, s, f) in one place, and `down` cut by rows takes just this rank's part of it. So nothing
-# travels in the middle. Write `ColumnRow(feed_forward, ranks)`: one all-reduce forward, one backward, both of size (b, s, d).
-# The bias of `down` counts once. About 4 and 2 lines.
+# Gathered, the middle travels whole, and it is four times as wide as the ends. But nobody needs it in one place: the GELU works on each
+# element, and `down` cut by **rows** takes just this rank's part. So cut `up` by columns, `down` by rows, and nothing travels in the
+# middle: one all-reduce forward, one backward, both of size (b, s, d).
+#
+# Write the two parts (2 lines) and the forward (2 lines). The bias of `down` is given, whole on every rank.
 #
 # <details><summary>Hint</summary>
 #
-# `column_part` and `row_part` are all you need of slicing. The two functions of balise 1 stand at the two ends.
+# `column_part` and `row_part` are all you need of slicing. `self.ranks.copy` and `self.ranks.sum` stand at the two ends. The bias
+# counts once, as in attention.
 # </details>
 
 
@@ -630,12 +621,13 @@ class ColumnRow(nn.Module):
 
     def __init__(self, feed_forward, ranks):
         super().__init__()
-        # BEGIN SOLUTION
         self.ranks = ranks
+        # self.up and self.down: this rank's parts
+        # BEGIN SOLUTION
         self.up = column_part(feed_forward.up, ranks)
         self.down = row_part(feed_forward.down, ranks)
-        self.bias = nn.Parameter(feed_forward.down.bias.detach().clone())
         # END SOLUTION
+        self.bias = nn.Parameter(feed_forward.down.bias.detach().clone())
 
     def forward(self, x_bsd):
         # BEGIN SOLUTION
@@ -653,29 +645,28 @@ def pair(ranks):
     return ColumnRow(FeedForward(CONFIG.width, 4 * CONFIG.width), ranks)
 
 
-table("columns, then rows, 2 ranks", launch.ranks(traffic, pair, n=2)[0], 2)
+paired = launch.ranks(traffic, pair, n=2)[0]
+table("columns, then rows, 2 ranks", paired, 2)
+fewer.shows(
+    sent_by(gathered, 2) / sent_by(paired, 2),
+    "× {:.2f}",
+    "Nearly all of it was the middle, four times as wide as the ends: gathered forward, its gradient summed backward.",
+)
 
 # %% [markdown]
-# ### Balise 7 · The whole model · further · about 25 min
+# ### Balise 7 · The whole model · further · about 9 min
 #
-# Hold slices of linear layers in `nn.Linear`s, as your `column_part` and `row_part` give them, and give the parts of a block the names
-# that they have in the plain one: later cells rely on both.
+# A block is its plain one with two halves cut; norms and dropout stay whole: every rank computes the same, on the same numbers.
+# Write the two halves in `SlicedBlock` (2 lines).
 #
-# - `SlicedBlock(block, ranks)` is a plain `Block` (attributes `norm_attention`, `attention`, `norm_feed_forward`, `feed_forward`,
-#   `drop`) with its two halves cut. Norms and dropout stay whole: every rank computes the same, on the same numbers.
-# - `SlicedTransformer(model, ranks)` is a plain `Transformer` (attributes `config`, `token_embedding`, `position_embedding`, `drop`,
-#   `blocks`, `norm`, `head`) with its token embedding, blocks and head cut. `forward(tokens)` gives the scores of all words, (b, s, v),
-#   on every rank. The position embedding may stay whole.
-#
-# With `config.tied_head` the head's weight *is* the token embedding's: the parts are one parameter too, and collect both gradients.
-# A block communicates twice forward and twice backward. As in balise 4, it gives `ranks.copy` and `ranks.sum` (b, s, d), and takes
-# sizes behind the copy. About 4 and 2 lines, then 5 and 8.
+# `SlicedTransformer` is given, but for one thing. A *tied* head has no weight of its own: it is the token embedding, used a second
+# time, to give each word a score. Each rank holds `d / N` columns of that table, `(v, d / N)`. Seen as a linear layer, with a weight `(out, in)`,
+# that is a cut by rows: it takes this rank's part of `x` and gives a term of the scores `(b, s, v)`. Write it, 2 lines.
 #
 # <details><summary>Hint</summary>
 #
-# Look at `Block.forward` and `Transformer.forward`: yours read almost alike. A head that is not tied is a `ColumnLinear`. Tied to
-# columns of the embedding, a part of the weight is (v, d / N): as a linear layer it is cut by rows, takes this rank's part of `x`
-# (`ranks.part(…, -1)`, behind which function?), and gives a term of a sum. Tied to *words*, it is cut by columns.
+# `self.ranks.part(…, -1)` is this rank's part of `x`. Each rank uses another part of it, and the gradient of `x` needs all of them: which
+# function stands before the cut? Then `F.linear(mine, self.token_embedding.weight)`.
 # </details>
 
 
@@ -685,18 +676,17 @@ class SlicedBlock(nn.Module):
 
     def __init__(self, block, ranks):
         super().__init__()
-        # BEGIN SOLUTION
         self.norm_attention, self.norm_feed_forward = block.norm_attention, block.norm_feed_forward
+        # self.attention and self.feed_forward: the halves of `block`, cut
+        # BEGIN SOLUTION
         self.attention = SlicedAttention(block.attention, ranks)
         self.feed_forward = ColumnRow(block.feed_forward, ranks)
-        self.drop = block.drop
         # END SOLUTION
+        self.drop = block.drop
 
     def forward(self, x_bsd):
-        # BEGIN SOLUTION
         x_bsd = x_bsd + self.drop(self.attention(self.norm_attention(x_bsd)))
         return x_bsd + self.drop(self.feed_forward(self.norm_feed_forward(x_bsd)))
-        # END SOLUTION
 
 
 class SlicedTransformer(nn.Module):
@@ -704,16 +694,13 @@ class SlicedTransformer(nn.Module):
 
     def __init__(self, model, ranks):
         super().__init__()
-        # BEGIN SOLUTION
         self.ranks = ranks
         self.token_embedding = SlicedEmbedding(model.token_embedding, ranks)
         self.position_embedding, self.drop, self.norm = model.position_embedding, model.drop, model.norm
         self.blocks = nn.ModuleList(SlicedBlock(block, ranks) for block in model.blocks)
         self.head = None if model.config.tied_head else ColumnLinear(model.head, ranks)
-        # END SOLUTION
 
     def forward(self, tokens_bs):
-        # BEGIN SOLUTION
         places_s = torch.arange(tokens_bs.shape[1], device=tokens_bs.device)
         x_bsd = self.drop(self.token_embedding(tokens_bs) + self.position_embedding(places_s))
         for block in self.blocks:
@@ -721,6 +708,8 @@ class SlicedTransformer(nn.Module):
         x_bsd = self.norm(x_bsd)
         if self.head is not None:
             return self.head(x_bsd)
+        # a tied head: the scores from this rank's columns of the token embedding
+        # BEGIN SOLUTION
         mine = self.ranks.part(self.ranks.copy(x_bsd), -1)
         return self.ranks.sum(F.linear(mine, self.token_embedding.weight))
         # END SOLUTION
@@ -730,8 +719,7 @@ class SlicedTransformer(nn.Module):
 tp.check(7, SlicedBlock, SlicedTransformer)
 
 # %% [markdown]
-# A whole layer of the model, with either feed-forward. The volume is independent of the number of heads. With $N$, that of the pair
-# grows only towards its limit: four all-reduces, 8 activations.
+# A whole layer, with either feed-forward. However many ranks, with the pair it is never more than four all-reduces, 8 activations.
 
 
 # %%
@@ -749,14 +737,12 @@ volumes = {}
 for name, make in (("feed-forward gathered", with_gathering), ("feed-forward as a pair", with_pairs)):
     calls = launch.ranks(traffic, make, n=2)[0]
     table(f"a block, {name}, 2 ranks", calls, 2)
-    volumes[name] = sum(units(kind, size, 2) for _, kind, size in calls)
+    volumes[name] = sent_by(calls, 2)
 print("ratio of the volumes:", round(volumes["feed-forward as a pair"] / volumes["feed-forward gathered"], 2))
 
 # %% [markdown]
-# Half as many communications in the feed-forward, and less than half of the volume in the whole layer.
-#
-# Can these all-reduces hide behind computing, as those of data parallelism do? Four of your blocks, 4,096 wide, forward and
-# backward on two **modelled** H100: linked by NVLink, then by a network of 100 Gb/s. Tensors have sizes and no values,
+# Less than half of the volume. Can these all-reduces hide behind computing, as those of data parallelism do? Four of your blocks, 4,096
+# wide, forward and backward on two **modelled** H100: linked by NVLink, then by a network of 100 Gb/s. Tensors have sizes and no values,
 # operations and messages take the time of their arithmetic and their bytes.
 
 
@@ -789,12 +775,15 @@ print(*runs, sep="\n")
 report.streams(runs) if runs else None
 
 # %% [markdown]
-# They cannot: the two lower rows never work at the same time, because the next product needs what the all-reduce before it
-# gives. NVLink makes the gaps short; over the network the card waits for most of the step.
+# They cannot: the two lower rows never work at the same time. NVLink makes the gaps short; over the network the card waits for most of the step.
 #
 # ## Measured again
 #
-# The same training, cut over the ranks. It has to be *the same*: not as good, the same numbers up to rounding.
+# The same training, cut over the ranks. It has to be *the same*: the same numbers up to rounding. First a guess.
+
+
+# %%
+kept_share = tp.predict("At the peak, which share of one process's activations does each of 2 ranks hold?", ...)
 
 
 # %%
@@ -806,6 +795,11 @@ for n in RANKS[1:]:
     found[f"{n} ranks"] = launch.ranks(train, sliced, n=n, timeout=120)[0]
 for name, result in found.items():
     summary(name, result)
+kept_share.shows(
+    found["2 ranks"][2]["activations"] / found["one process"][2]["activations"],
+    "{:.2f}",
+    "Only what lies inside attention and feed-forward is cut: norms, residuals and the scores of all words are whole.",
+)
 
 # %% jupyter={"source_hidden": true}
 figure, (left, right) = plt.subplots(1, 2, figsize=(8.5, 2.7), layout="constrained")
@@ -824,8 +818,7 @@ if len(found) > 1:
 plt.show()
 
 # %% [markdown]
-# The same sums in another order: what differs are the last bits, and that grows slowly, as between any two runs. Now what one
-# rank holds, and how long a step takes on this machine.
+# The same sums in another order: the last bits differ, and that grows slowly.
 
 # %% jupyter={"source_hidden": true}
 figure, (left, right) = plt.subplots(1, 2, figsize=(8.5, 2.7), layout="constrained", width_ratios=(3, 2))
@@ -847,10 +840,8 @@ right.set(xticks=range(len(found)), xticklabels=found, ylabel="ms", title="How l
 plt.show()
 
 # %% [markdown]
-# Weights, gradients and optimizer states are almost divided by the number of ranks. Activations are not: norms, residuals and the
-# scores of all words are whole on every rank. (The extra balise below cuts the first two. Megatron-LM cuts the scores too, and
-# computes the loss of each part.) For the time, each rank computes with one thread here: on a CPU of two cores, two ranks use both, four
-# have to share them, and the communication comes on top.
+# Weights, gradients and optimizer states are almost divided by the number of ranks, activations are not (balise 12 cuts more of them).
+# Each rank computes with one thread, and ranks on a CPU share its cores.
 
 # %%
 print("milliseconds of a step:", recorded.line("17_tensor_slicing", "steps"))
@@ -860,10 +851,10 @@ if launch.backend(RANKS[-1]) == "nccl":
 # %% [markdown]
 # ## Two dimensions
 #
-# Eight GPUs share a node, a training has hundreds of nodes, and four all-reduces a layer want the fastest links there are. So
-# the world is cut in two directions, as a **grid**. A row of it is a *tensor group*: neighbours, who hold one copy of the
-# model together and see the same data. A column is a *data group*: ranks that hold **the same slice** in different copies, and
-# see different data. They average their gradients, once a step. With 8 ranks and tensor groups of 4:
+# Eight GPUs share a node, a training has hundreds of nodes, and four all-reduces a layer want the fastest links. So
+# the world is cut in two directions, as a **grid**. A row is a *tensor group*: neighbours, who hold one copy of the
+# model together and see the same data. A column is a *data group*: ranks that hold **the same slice** in different copies, see
+# different data, and average their gradients once a step. With 8 ranks and tensor groups of 4:
 
 # %% jupyter={"source_hidden": true}
 figure, axes = plt.subplots(figsize=(8.5, 2.7), layout="constrained")
@@ -903,59 +894,55 @@ from dlojz_tp import planner
 ROUNDS = 20 if FULL else 8  # of the race
 
 # %% [markdown]
-# ### Balise 8 · A group of neighbours · further · about 11 min
+# ### Balise 8 · A group of neighbours · further · about 7 min
 #
-# `tensor_group(tensor_size)` returns the process group of this rank's tensor group: `tensor_size` ranks with consecutive numbers.
-# With 4 ranks and `tensor_size=2`, ranks 0 and 1 get one group, ranks 2 and 3 another.
+# `tensor_group(tensor_size)` returns this rank's row of the grid. With 4 ranks and `tensor_size=2`, ranks 0 and 1 get one group, ranks 2
+# and 3 another. The trap: `dist.new_group(ranks)` is a call of the **whole world**. Every rank makes every group, its own or not, in the
+# same order; who makes only its own leaves the others waiting.
 #
-# - `dist.new_group(ranks)` is a call of the **whole world**: every rank makes every group, its own or not, in the same order.
-#   The calls are matched by their order alone. (The check records the calls and needs no real ranks for that, so a mistake
-#   here gets a verdict, and does not hang.)
-# - A size that does not divide the world is refused with a `ValueError` before any group is made.
-#
-# About 9 lines.
+# Write the loop that makes all groups and keeps this rank's as `mine`. About 5 lines.
 #
 # <details><summary>Hint</summary>
 #
-# A loop over the first ranks of all groups: `range(0, world_size, tensor_size)`. For a rank outside, `new_group` returns
-# `dist.GroupMember.NON_GROUP_MEMBER`: keep the one that this rank is in.
+# Loop over the first ranks of all groups: `range(0, world_size, tensor_size)`. Make the group of a list of ranks in every turn, and keep it only
+# if `dist.get_rank()` is in that list.
 # </details>
 
 
 # %% tags=["balise-8"]
 def tensor_group(tensor_size):
     """The process group of `tensor_size` neighbours that this rank belongs to."""
-    # BEGIN SOLUTION
     world_size, mine = dist.get_world_size(), None
     if world_size % tensor_size:
         raise ValueError(f"tensor groups of {tensor_size} ranks do not divide a world of {world_size}")
+    # make all groups; mine: the one that this rank is in
+    # BEGIN SOLUTION
     for first in range(0, world_size, tensor_size):
         members = list(range(first, first + tensor_size))
         group = dist.new_group(members)
         if dist.get_rank() in members:
             mine = group
-    return mine
     # END SOLUTION
+    return mine
 
 
 # %%
 tp.check(8, tensor_group)
 
 # %% [markdown]
-# ### Balise 9 · Inside the group · further · about 22 min
+# ### Balise 9 · Inside the group · further · about 8 min
 #
-# `GroupRanks(group)` is what `Ranks` is, for the ranks of `group` alone: `rank` and `size` are those *in the group*, and `copy`,
-# `sum` and `gather` communicate in the group, forward and backward. `part` and `own_random` come from `Ranks` and are right once
-# `rank` and `size` are. Keep the group as `group`: later cells ask for it. Every layer that you have written takes a `GroupRanks`
-# as it is, if it asks `ranks` for all that it needs of other ranks.
+# `GroupRanks(group)` is what `Ranks` is, for the ranks of `group` alone: hand it to a layer, and the layer is cut over the group. All
+# that changes is *who* communicates, forward **and** backward: backward runs later and is called by autograd, so the group has to be
+# remembered in `ctx`.
 #
-# `GatherFromRanks` asks for the world; `gather` needs a third function of yours, or a helper. About 25 lines, most of
-# which you know.
+# The sum and the gathering are given, and the three methods. Write `CopyToGroup` (2 lines, then 2), and keep `group`, this rank's
+# number *in the group* as `rank`, and the group's `size` (1 line): all layers ask for these.
 #
 # <details><summary>Hint</summary>
 #
-# Collectives take `group=`, and so do `dist.get_rank` and `dist.get_world_size`. `forward(ctx, x, group)` can keep `ctx.group =
-# group` for backward, and backward returns a value for each argument of forward: `None` for the group.
+# `ctx.group = group` keeps it. Backward returns a value for each argument of forward: `None` for the group. Collectives take
+# `group=`; `dist.get_rank(group)` and `dist.get_world_size(group)` are those in the group.
 # </details>
 
 
@@ -972,8 +959,8 @@ class CopyToGroup(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient):
+        result = gradient.clone(memory_format=torch.contiguous_format)  # a copy to reduce, as in balise 1
         # BEGIN SOLUTION
-        result = gradient.clone(memory_format=torch.contiguous_format)
         dist.all_reduce(result, group=ctx.group)
         return result, None
         # END SOLUTION
@@ -984,17 +971,13 @@ class SumOverGroup(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x, group):
-        # BEGIN SOLUTION
         result = x.clone(memory_format=torch.contiguous_format)
         dist.all_reduce(result, group=group)
         return result
-        # END SOLUTION
 
     @staticmethod
     def backward(ctx, gradient):
-        # BEGIN SOLUTION
         return gradient, None
-        # END SOLUTION
 
 
 class GatherFromGroup(torch.autograd.Function):
@@ -1002,19 +985,15 @@ class GatherFromGroup(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x, dim, group):
-        # BEGIN SOLUTION
         ctx.dim, ctx.group = dim, group
         parts = [torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(dist.get_world_size(group))]
         dist.all_gather(parts, x.contiguous(), group=group)
         return torch.cat(parts, dim)
-        # END SOLUTION
 
     @staticmethod
     def backward(ctx, gradient):
-        # BEGIN SOLUTION
         part = gradient.chunk(dist.get_world_size(ctx.group), ctx.dim)[dist.get_rank(ctx.group)]
         return part.contiguous(), None, None
-        # END SOLUTION
 
 
 class GroupRanks(Ranks):
@@ -1022,56 +1001,52 @@ class GroupRanks(Ranks):
 
     def __init__(self, group):
         super().__init__()
+        # self.group, and this rank's number and the number of ranks in it
         # BEGIN SOLUTION
         self.group, self.rank, self.size = group, dist.get_rank(group), dist.get_world_size(group)
         # END SOLUTION
 
     def copy(self, x):
-        # BEGIN SOLUTION
         return CopyToGroup.apply(x, self.group)
-        # END SOLUTION
 
     def sum(self, x):
-        # BEGIN SOLUTION
         return SumOverGroup.apply(x, self.group)
-        # END SOLUTION
 
     def gather(self, x, dim=-1):
-        # BEGIN SOLUTION
         return GatherFromGroup.apply(x, dim, self.group)
-        # END SOLUTION
 
 
 # %%
 tp.check(9, GroupRanks)
 
 # %% [markdown]
-# ### Balise 10 · A group across · further · about 11 min
+# ### Balise 10 · A group across · further · about 3 min
 #
-# `data_group(tensor_size)` returns the process group of the ranks that hold the **same slice** as this one, one from each tensor
-# group of `tensor_size` neighbours. With 4 ranks and `tensor_size=2`, ranks 0 and 2 get one group, ranks 1 and 3 another. The same
-# rules as in balise 8. About 9 lines.
+# `data_group(tensor_size)` returns this rank's *column*: the ranks that hold the same slice, one from each tensor group. With 4 ranks and
+# `tensor_size=2`, ranks 0 and 2 get one group, ranks 1 and 3 another. Making the groups is given. Write `columns`, a list of lists of
+# ranks, here `[[0, 2], [1, 3]]`: 1 line.
 #
 # <details><summary>Hint</summary>
 #
-# How many data groups are there? In the picture: as many as columns. `range(first, world_size, step)`.
+# How many columns has the picture, and by how much do the ranks in one differ? `range(first, world_size, step)`.
 # </details>
 
 
 # %% tags=["balise-10"]
 def data_group(tensor_size):
     """The process group of the ranks that hold this rank's slice."""
-    # BEGIN SOLUTION
     world_size, mine = dist.get_world_size(), None
     if world_size % tensor_size:
         raise ValueError(f"tensor groups of {tensor_size} ranks do not divide a world of {world_size}")
-    for first in range(tensor_size):
-        members = list(range(first, world_size, tensor_size))
+    # columns: the members of every data group
+    # BEGIN SOLUTION
+    columns = [list(range(first, world_size, tensor_size)) for first in range(tensor_size)]
+    # END SOLUTION
+    for members in columns:
         group = dist.new_group(members)
         if dist.get_rank() in members:
             mine = group
     return mine
-    # END SOLUTION
 
 
 # %%
@@ -1095,25 +1070,20 @@ def make_grid(tensor_size):
 
 
 # %% [markdown]
-# ### Balise 11 · Data parallelism over the groups · further · about 14 min
+# ### Balise 11 · Data parallelism over the groups · further · about 6 min
 #
-# Two functions; `grid.tensor` and `grid.data` have `rank`, `size` and `group`.
+# Both kinds of group in one step. `grid.tensor` and `grid.data` have `rank`, `size` and `group`.
 #
-# - `make_sampler(dataset, grid)` returns the indices of this rank's samples, in any order, as a sampler or a list. The ranks of a
-#   tensor group see **the same** samples in the same order. The data ranks share them out: disjoint, equally many each (where
-#   they do not divide, repeat some or drop some).
-# - `step_2d(model, batch, loss_of, optimizer, grid)` trains `model`, this rank's slices, on `batch`, this rank's share:
-#   `loss_of(model, batch)` is the mean loss of the share. The weights must become those that one process would get with the whole
-#   batch. It returns the loss of the **global** batch, a number or a tensor, on every rank.
-#
-# Each gradient travels once. Parameters that are frozen or not used have no gradient (`p.grad` is None), and must keep none: given
-# zeros, an optimizer with weight decay would shrink them. About 1 and 10 lines.
+# - `make_sampler(dataset, grid)` says which samples this rank sees: the ranks of a tensor group **the same**, the data ranks share them
+#   out. `DistributedSampler(dataset, num_replicas=…, rank=…)`, 1 line.
+# - `step_2d`: after `loss.backward()` each rank has the gradient of its slice for its own share of the batch. The weights must become those of
+#   one process with the whole batch. Given is `means`, the loss and all gradients, and what unpacks them. Write `message`, all of them
+#   flat in one tensor, as the **mean** over the right ranks: 2 lines, one collective.
 #
 # <details><summary>Hint</summary>
 #
-# `torch.utils.data.DistributedSampler` takes `num_replicas` and `rank`. Which groups communicate in `loss.backward()` already, and
-# what is left for you? What the ranks of a tensor group hold in common, norms for instance, has the same gradient on all of them.
-# You may pack all gradients, and the loss too, into one flat tensor: one message.
+# `torch.cat([tensor.flatten() for tensor in means])`. Which ranks saw other samples for the same slice? The tensor ranks have talked
+# in `loss.backward()` already.
 # </details>
 
 
@@ -1127,18 +1097,19 @@ def make_sampler(dataset, grid):
 
 def step_2d(model, batch, loss_of, optimizer, grid):
     """One training step of 2D parallelism; returns the loss of the global batch."""
-    # BEGIN SOLUTION
     optimizer.zero_grad()
     loss = loss_of(model, batch)
     loss.backward()
+    # given: frozen or unused parameters have no gradient, and keep none
     means = [loss.detach(), *(p.grad for p in model.parameters() if p.grad is not None)]
+    # BEGIN SOLUTION
     message = torch.cat([tensor.flatten() for tensor in means]) / grid.data.size
     dist.all_reduce(message, group=grid.data.group)
+    # END SOLUTION
     for tensor, mean in zip(means, message.split([tensor.numel() for tensor in means])):
         tensor.copy_(mean.view_as(tensor))
     optimizer.step()
     return means[0]
-    # END SOLUTION
 
 
 # %%
@@ -1146,8 +1117,7 @@ tp.check(11, make_sampler, step_2d)
 
 
 # %% [markdown]
-# See it: 4 ranks as a grid of 2 × 2 against one process, the same batches. In the grid, no rank holds the whole model, and
-# none sees the whole batch.
+# See it: 4 ranks as a grid of 2 × 2 against one process. No rank holds the whole model, none sees the whole batch.
 
 
 # %%
@@ -1168,30 +1138,26 @@ for n, tensor_size in ((1, 1), (RANKS[-1], RANKS[-1] // 2)):
     print(f"{n:5}  {tensor_size:6}  {held:10,}  {share:9}  {' '.join(f'{loss:.5f}' for loss in losses)}")
 
 # %% [markdown]
-# ### Balise 12 · Sequence parallelism · further · about 19 min
+# ### Balise 12 · Sequence parallelism · further · about 9 min
 #
-# Norms, dropouts and residuals are still done in full on every rank, and what they keep for backward is kept N times. But they
-# treat each **token** by itself: between the sliced layers, let each rank hold `s / N` tokens. An all-reduce is a
-# reduce-scatter followed by an all-gather: so one takes the place of the sum at the end of a sliced layer, the other that of the
-# copy at its entrance. The same bytes travel, nothing is computed twice (Korthikanti and others, 2022). With dropout, the ranks'
-# tokens would want random numbers of their own there as well; our model has none.
+# Norms, dropouts and residuals are still done in full on every rank, and kept for backward N times. But they treat each **token** by
+# itself: between the sliced layers, let each rank hold `s / N` tokens (Korthikanti and others, 2022). An all-reduce is a reduce-scatter,
+# which leaves each rank a part of the sum, then an all-gather. So no more bytes travel:
 #
-# | `SequenceRanks` | forward | backward |
+# | | forward | backward |
 # |---|---|---|
-# | `copy` (b, s/N, d) → (b, s, d) | all-gather | reduce-scatter |
-# | `sum` (b, s, d) → (b, s/N, d) | reduce-scatter | all-gather |
+# | `copy`, (b, s/N, d) → (b, s, d) | all-gather | its mirror |
+# | `sum`, (b, s, d) → (b, s/N, d) | reduce-scatter | its mirror |
 #
-# - `SequenceRanks(group)` is a `GroupRanks` with these two, along dimension 1. A sequence that does not divide is refused with a
-#   `ValueError` when it is to be cut.
-# - What all ranks hold whole outside of the slices (norms, the biases added after a sum) now sees other tokens on each rank.
-#   `sum_common_gradients(parameters, ranks)` adds their gradients up over the group, in place; some have none.
+# Write the two functions with the collectives given below, 1 line in each of four places, along dimension 1.
 #
-# The two collectives are given below. About 4 lines for the functions, 3 for the class, and 4.
+# What all ranks hold whole (norms, biases added after a sum) now sees other tokens on each rank. Make its gradients right in
+# `sum_common_gradients`: 1 line between packing and unpacking.
 #
 # <details><summary>Hint</summary>
 #
-# Each of the two functions is the other's backward. Refuse with `self.part(x, 1)`: it raises. For the gradients, ask whether each
-# rank's is a part of one sum, or one of several estimates of the same thing.
+# Each of the two functions is the other's backward; backward returns `None` for the group too. For the gradients: is each rank's a term of
+# one sum, or an estimate of the same thing? `dist.all_reduce` adds up in place.
 # </details>
 
 
@@ -1213,12 +1179,12 @@ def sum_to_parts(x, dim, group):
 
 # %% tags=["balise-12"]
 class GatherSequence(torch.autograd.Function):
-    """Forward: all-gather along the sequence. Backward: reduce-scatter."""
+    """What `copy` does: this rank's tokens (b, s / N, d) -> all tokens (b, s, d)."""
 
     @staticmethod
     def forward(ctx, x_bsd, group):
-        # BEGIN SOLUTION
         ctx.group = group
+        # BEGIN SOLUTION
         return gather_parts(x_bsd, 1, group)
         # END SOLUTION
 
@@ -1230,12 +1196,12 @@ class GatherSequence(torch.autograd.Function):
 
 
 class ScatterSequence(torch.autograd.Function):
-    """Forward: reduce-scatter along the sequence. Backward: all-gather."""
+    """What `sum` does: a term of all tokens (b, s, d) -> the sum at this rank's (b, s / N, d)."""
 
     @staticmethod
     def forward(ctx, x_bsd, group):
-        # BEGIN SOLUTION
         ctx.group = group
+        # BEGIN SOLUTION
         return sum_to_parts(x_bsd, 1, group)
         # END SOLUTION
 
@@ -1250,33 +1216,29 @@ class SequenceRanks(GroupRanks):
     """The ranks of a group that hold s / N tokens each between the sliced layers."""
 
     def copy(self, x):
-        # BEGIN SOLUTION
         return GatherSequence.apply(x, self.group)
-        # END SOLUTION
 
     def sum(self, x):
-        # BEGIN SOLUTION
         self.part(x, 1)  # refuses a sequence that does not divide
         return ScatterSequence.apply(x, self.group)
-        # END SOLUTION
 
 
 def sum_common_gradients(parameters, ranks):
-    """Add up, over the group, the gradients of parameters that all its ranks hold."""
-    # BEGIN SOLUTION
+    """Make the gradients of parameters that all ranks of the group hold those of all tokens, in place."""
     gradients = [p.grad for p in parameters if p.grad is not None]
     message = torch.cat([gradient.flatten() for gradient in gradients])
+    # BEGIN SOLUTION
     dist.all_reduce(message, group=ranks.group)
+    # END SOLUTION
     for gradient, part in zip(gradients, message.split([gradient.numel() for gradient in gradients])):
         gradient.copy_(part.view_as(gradient))
-    # END SOLUTION
 
 
 # %%
 tp.check(12, SequenceRanks, sum_common_gradients)
 
 # %% [markdown]
-# See it: the activations that one block keeps for backward, counted by autograd's own hooks on rank 0, without its weights.
+# See it: what one block keeps for backward, counted by autograd's own hooks on rank 0, without its weights.
 
 
 # %%
@@ -1324,9 +1286,6 @@ axes.margins(y=0.15)
 plt.show()
 
 # %% [markdown]
-# What is kept at an entrance, the whole sequence for the gradient of the weights, stays. Megatron-LM keeps s / N of it and gathers
-# it again in backward: one more all-gather, which can run beside another product.
-#
 # ## The whole model with sequence parallelism
 #
 # Your layers need no change, only other `ranks`. Each rank looks up its own tokens, and the head makes the sequence whole.
@@ -1360,9 +1319,8 @@ class SequenceTransformer(nn.Module):
 # %% [markdown]
 # ## PyTorch's own
 #
-# `parallelize_module` takes the **plain** model and a plan: which layer is cut by columns, which by rows, which works on a part of the
-# sequence. The weights become `DTensor`s, tensors that know how they are cut, and the communications follow from that. Only one
-# thing has to be told to our model: how many heads a rank has.
+# `parallelize_module` takes the **plain** model and a plan: which layer is cut by columns, which by rows. The weights become `DTensor`s,
+# tensors that know how they are cut, and the communications follow from that. One thing has to be told to our model: how many heads a rank has.
 
 
 # %%
@@ -1394,8 +1352,7 @@ def parallelized(model, mesh, sequence=False):
 
 
 # %% [markdown]
-# In two dimensions, a `DeviceMesh` is what your `Grid` is. `fully_shard` over its data dimension does the averaging; it also
-# shares the weights out among the data ranks, which practical work **14_fsdp** is about.
+# A `DeviceMesh` is what your `Grid` is; `fully_shard` over its data dimension does the averaging (practical work **14_fsdp**).
 
 
 # %%
@@ -1460,7 +1417,7 @@ def in_2d():
 # %% [markdown]
 # ## Race
 #
-# First, do they train the same model? Then whole steps, in turn, in the same processes.
+# Do they train the same model? Then whole steps, in turn, in the same processes.
 
 
 # %%
@@ -1487,11 +1444,11 @@ if FULL:
     recorded.note("17_tensor_slicing", "races", [race.medians for _, race in races])
 
 # %% [markdown]
-# The same losses, to the last digits shown or nearly so: sums are taken in another order. The times are not those of the bars above,
-# which come from launches of their own, at another moment; what stands in one table ran in turn, so compare there.
-#
-# Where does the rest of PyTorch's time go? For each operation, `DTensor` asks in Python: how are these two cut, what must be sent?
-# Take an addition of 8 numbers, for which nothing is sent:
+# The same losses. Where does the rest of PyTorch's time go? Take an addition of 8 numbers, for which nothing is sent.
+
+
+# %%
+dearer = tp.predict("An addition of 8 numbers: how many times as long does it take with DTensors?", ...)
 
 
 # %%
@@ -1504,17 +1461,21 @@ def race_additions():
     return measure.race({"plain tensor": lambda: plain + plain, "DTensor": lambda: cut + cut}, repeats=20)
 
 
-launch.ranks(race_additions, n=2)[0]
+additions = launch.ranks(race_additions, n=2)[0]
+print(additions)
+dearer.shows(
+    additions.medians["DTensor"] / additions.medians["plain tensor"],
+    "× {:.1f}",
+    "For each operation, DTensor asks in Python how its operands are cut and what must be sent, even where it is nothing.",
+)
 
 # %% [markdown]
-# That price is paid for each operation, however large: a large layer feels it less (and `torch.compile` traces it away; neither is
-# measured here). What it gives for that: any model, any mesh, saved and loaded in any other cut.
+# A large operation feels that price less. What it buys: any model, any mesh, saved and loaded in any other cut.
 #
 # ## What can be hidden · further
 #
-# Backward, the gradient of `x` has to be summed before the layer below can go on; the gradient of the *weight* needs nobody. So
-# Megatron-LM starts the all-reduce, computes the weight's gradient beside it, and waits then. Autograd knows nothing of this: one
-# function has to hold both.
+# Backward, the gradient of `x` has to be summed before the layer below can go on; that of the *weight* needs nobody. So Megatron-LM
+# starts the all-reduce, computes the weight's gradient beside it, and waits then, all in one function.
 
 
 # %%
@@ -1551,15 +1512,13 @@ def compare():
 print("distance of the gradients of x and of the weight:", *launch.ranks(compare, n=2)[0])
 
 # %% [markdown]
-# Forward, a sum is needed at once. With sequence parallelism it is a reduce-scatter and, before the next product, an all-gather:
-# each can be cut into pieces, of which one travels while the product works on another ("async tensor parallelism" in PyTorch,
-# `tp_comm_overlap` in Megatron). On the two cores of a laptop there is nothing to gain, who sends computes; the planner knows both.
+# Forward, a sum is needed at once. With sequence parallelism it can be cut into pieces, of which one travels while the product works on
+# another ("async tensor parallelism" in PyTorch, `tp_comm_overlap` in Megatron). The planner knows both.
 #
 # ## Past this machine · further
 #
-# Why does tensor slicing stay inside a node? The planner puts a layer's computing beside its four all-reduces. Its model:
-# each rank computes 1 / t of the layer at a constant speed, rings inside a node, and between nodes what one rank gets of
-# the network. Each message has a latency. What overlaps, overlaps perfectly: real kernels slow each other down.
+# Why does tensor slicing stay inside a node? The planner puts a layer's computing beside its four all-reduces: each rank computes
+# 1 / t of the layer at a constant speed, each message has a latency and a bandwidth, what overlaps does so perfectly.
 
 # %%
 NVLINK = planner.Link(latency=2e-6, bandwidth=INSIDE)  # the links of the first table; latencies are assumed
@@ -1603,7 +1562,7 @@ for axes in (left, right):
 figure.suptitle("A layer of width 8,192 (model, not measured)", fontsize=11)
 plt.show()
 
-# %%
+# %% jupyter={"source_hidden": true}
 OVERLAPS = ("none", "weight gradients", "products")
 print("estimate: efficiency, by what the communication runs beside")
 print("t   in a node", *(f"{overlap:>17}" for overlap in OVERLAPS))
@@ -1612,13 +1571,11 @@ for degree, per_node in ((8, 8), (16, 8), (64, 8), (8, 1)):
     print(f"{degree:<3} {per_node:>9}", *(f"{gain:>17.0%}" for gain in gains))
 
 # %% [markdown]
-# Computing shrinks with t, the message does not: a ring sends nearly twice the activation however many ranks there are. Inside a
-# node it is bearable; beyond it, the network is several times slower, and more ranks help little for what they cost. So: tensor slicing as
-# far as a node reaches, and no farther than it must; data parallelism, whose one message a step can hide behind backward,
-# across the nodes. And the groups must *be* neighbours: the same 8 ranks, spread over 8 nodes,
-# are not even half as fast. Hiding the communication does not change that: beyond the node, the products that are left for each rank are
-# too short to hide much behind them. Inside it, the model hides all; what was measured is less. The authors of PyTorch's version
-# report training steps about 8 % faster with Llama 3 models (discuss.pytorch.org, topic 209487).
+# Computing shrinks with t, the message does not. So: tensor slicing as far as a node reaches, and no farther than it must; across
+# the nodes data parallelism, whose one message a step can hide behind backward. And the groups must *be* neighbours: the same 8 ranks,
+# spread over 8 nodes, are not even half as fast. Beyond the node, products are too short to hide much behind them; inside it, the model
+# hides all, and what was measured is less: the authors of PyTorch's version report steps about 8 % faster with Llama 3 models
+# (discuss.pytorch.org, topic 209487).
 
 # %%
 tp.progress()
@@ -1629,31 +1586,26 @@ tp.progress()
 # <details><summary>Every rank keeps the whole of each norm and of each bias behind a sum, and updates it by itself. Why do these
 # copies not drift apart?</summary>
 #
-# What flows between the sliced regions is whole and equal on all ranks: <code>SumOverRanks</code> gives all of them the same sum, and
-# <code>CopyToRanks</code> the same gradient. From equal inputs and equal gradients come equal updates. It needs an all-reduce that gives
-# the same <i>bits</i> everywhere, the same seed outside the sliced regions, and an optimizer that decides nothing by a
-# rank's own slice: clipping by the norm of the gradients, for one, needs the norm over all slices.
+# What flows between the sliced regions is equal on all ranks: the sum gives them the same value, the copy the same gradient. Equal
+# inputs and gradients make equal updates, if the all-reduce gives the same <i>bits</i> everywhere.
 # </details>
 #
 # <details><summary>Which norm of the gradients does a rank have to clip by?</summary>
 #
 # That of the whole model: add up the squares of the <i>sliced</i> gradients over the ranks, and count the whole ones once. A rank
-# that clipped by its own slices would scale them differently from its neighbour, and the whole parameters would drift.
+# that clipped by its own slices would scale them differently from its neighbour.
 # </details>
 #
 # <details><summary>A model has 64 heads for the queries, but only 8 for keys and values. How many ranks can share its attention?</summary>
 #
-# Up to 8 in the same way: each rank has one key-value head and the 8 query heads that use it. With 16 ranks, two ranks would need
-# the same key-value head: it is held twice, and its gradients have to be added up over the two. The number of heads is the
-# limit of this cut, and one reason why it is combined with others.
+# Up to 8 in the same way: each has one key-value head and the 8 query heads that use it. With 16, two ranks hold the same key-value
+# head, and its gradients have to be added up over the two.
 # </details>
 #
 # ## To remember
 #
-# Cut the first matrix by columns and the second by rows: every rank computes its part from end to end, and one all-reduce
-# stands at the exit, another, backward, at the entrance. Heads are columns that were cut already. What is whole has to
-# be computed alike on all ranks, dropout included; what is sliced draws its own. A layer costs four all-reduces of its activations, of
-# which only a part can be hidden, with care, beside products that shrink as the ranks grow: that is why tensor slicing stays where the
-# links are fast, and data parallelism goes between. Cutting *between*
-# layers, in a pipeline, sends far less; the next practical work, **19_hybrid_parallelism**, combines the three and searches for
-# the best compromise.
+# Cut the first matrix by columns and the second by rows: every rank computes its part from end to end, one all-reduce
+# stands at the exit, another, backward, at the entrance. Heads are columns that were cut already. What is whole is computed alike on
+# all ranks; what is sliced draws its own random numbers. A layer costs four all-reduces of its activations,
+# hard to hide: that is why tensor slicing stays where the links are fast, and data parallelism goes between. Cutting *between*
+# layers, in a pipeline, sends far less; **19_hybrid_parallelism** combines the three and searches for the best compromise.

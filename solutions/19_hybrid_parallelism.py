@@ -1,11 +1,10 @@
 # %% [markdown]
-# # Hybrid parallelism: three dimensions, and the best compromise · about 165 min, core 25
+# # Hybrid parallelism: three dimensions, and the best compromise · about 85 min, core 25
 #
 # You have cut the batch (08, 09), the optimizer's states (13, 14), the layers' order (15, 16) and the layers themselves (17). Large
-# models need them at once: some ranks share a layer, some hold other layers, some see other data. In this practical work you
-# put the three together in one training step that equals one process, clip it by the norm of the whole model, and then choose: you
-# compute what a rank holds and how long a step takes in **any** grid, search for the best, and hold your numbers
-# against eight ranks here and ten published runs on up to 3,072 GPUs.
+# models need these at once. In this practical work you put three axes together in one training step that equals one process, clip it
+# by the norm of the whole model, and then choose: you compute what a rank holds and how long a step takes in **any** grid, search for
+# the best, and hold your numbers against eight ranks here and ten published runs on up to 3,072 GPUs.
 #
 # **What you will gain.** 175 billion parameters on 1,024 H100s. The table below is an *estimate* of this repository's planner
 # (`python -m dlojz_tp plan`): nothing in it was run.
@@ -33,7 +32,7 @@ from dlojz_tp.parallel import Axis, Entrance, Exit, Mesh, SlicedBlock, Stage, ru
 tp = course.open("19_hybrid_parallelism")
 tp
 
-# %%
+# %% jupyter={"source_hidden": true}
 GPT3, H100S = planner.GPT(12288, 96, 96), planner.Cluster(planner.H100)  # sequences of 2,048 tokens; nodes of 8
 LEAN = {"zero": 1, "recomputation": "full"}
 best, *_, worst = (plan.layout for plan in planner.search(GPT3, H100S, 1024, 2048))
@@ -53,10 +52,10 @@ for way, one in WAYS.items():
     print(f"{way:<32}{f'{one.tensor} × {one.pipeline} × {one.data}':>24}{size:8,.0f}{step:>17}")
 
 # %% [markdown]
-# Three axes are not better by themselves: of those that fit, the slowest grid has three too, with too few micro-batches for
-# its stages. By the end you will find the best one yourself.
+# Three axes are not better by themselves: the slowest grid that fits has three too, with too few micro-batches for its stages. By the
+# end you will find the best one yourself.
 #
-# All sizes are here. With eight GPUs or more, each rank has one; else the ranks are processes on the CPU that share its cores.
+# With eight GPUs or more, each rank has one; else the ranks are processes on the CPU that share its cores.
 
 # %% tags=["setup"]
 if 0 < torch.cuda.device_count() < 8:
@@ -78,9 +77,7 @@ def token_batch(step=0, length=SMALL.max_length):
 #
 # $$\text{rank} = (\text{stage} \cdot d + \text{data}) \cdot t + \text{tensor}.$$
 #
-# Neighbouring ranks differ in their tensor coordinate, for tensor ranks talk most and need the fastest links. Megatron-LM numbers
-# them so (its order is `tp-cp-ep-dp-pp`, the first counts up first); PyTorch's `init_device_mesh` counts up the *last* dimension
-# first, so there the same mesh is `(p, d, t)`.
+# Neighbouring ranks differ in their tensor coordinate, for tensor ranks talk most and need the fastest links.
 #
 # | axis | what its ranks share | what travels | how often |
 # |---|---|---|---|
@@ -126,7 +123,7 @@ draw_mesh()
 #
 # ## Baseline
 #
-# One process, the small model and a batch of random tokens: the loss, the norm and the time that all grids below start from.
+# One process, the small model, random tokens: the loss, the norm and the time that all grids below start from.
 
 
 # %%
@@ -154,58 +151,58 @@ for step, (loss, norm, seconds) in enumerate(baseline):
     print(f"step {step}: loss {loss:.5f}, norm {norm:.5f}, {1e3 * seconds:.0f} ms")
 
 # %% [markdown]
-# ### Balise 1 · A mesh of ranks · about 19 min
+# ### Balise 1 · A mesh of ranks · about 10 min
 #
-# A mesh gives each rank a **place**, one coordinate an axis. `sizes` is a dictionary, such as
-# `{"pipeline": 2, "data": 3, "tensor": 4}`: the first axis is the outermost, and ranks count up along the **last** one first. Three
-# functions, for any number of axes of any size, with no ranks running:
+# A mesh gives each rank a **place**, one coordinate an axis, as a number has digits. `sizes` says how many ranks each axis has, the
+# outermost first: in `{"pipeline": 2, "data": 3, "tensor": 4}`, ranks count up along `tensor` first.
 #
-# - `place_of(rank, sizes)`: `{axis: coordinate}`, from 0. A rank that is not in the mesh: `ValueError`.
-# - `rank_at(place, sizes)`: back again, whatever the order in `place`.
-# - `groups(axes, sizes)`: all groups whose ranks differ in these axes only (a list of names), as a list of lists of ranks. Each
-#   rank is in exactly one. Ranks count up in a group, and groups by their first rank. No axis at all: each rank alone.
+# ```
+# rank 17 = (1 · 3 + 1) · 4 + 1        pipeline 1, data 1, tensor 1
+# ```
 #
-# About 6, 4 and 6 lines.
+# - `rank_at(place, sizes)` is given: from digits to the number. Write the way back in `place_of(rank, sizes)`: fill `place`, 2 lines.
+#   In the end, `left` is what the axes could not take: 0 for a rank of the mesh.
+# - A **group** holds the ranks that differ in some axes only, and agree in all others: those that sum, or send, along these axes.
+#   `groups(axes, sizes)` returns all groups for a list of `axes`, a list of lists of ranks that count up. Fill `found`, whose keys are
+#   what the ranks of a group have in common: 3 lines.
 #
 # <details><summary>Hint</summary>
 #
-# Coordinates are digits: along the last axis `rank % size`, and `rank // size` is left for the others, as with tens and ones. For
-# the groups: two ranks are in one if they agree in all *other* axes. A dictionary whose keys are those coordinates sorts them.
+# The last digit of 17 in tens is `17 % 10`, and `17 // 10` is left for the others; `divmod` gives both. For the groups, go through all
+# ranks: the key is a tuple of the coordinates that are *not* in `axes`, and `found.setdefault(key, []).append(rank)` collects.
 # </details>
 
 
 # %% tags=["balise-1"]
 def place_of(rank, sizes):
     """The coordinates of a rank: {axis: number}. sizes: {axis: ranks}, outermost first."""
-    # BEGIN SOLUTION
     place, left = {}, rank
+    # BEGIN SOLUTION
     for axis in reversed(sizes):
         left, place[axis] = divmod(left, sizes[axis])
+    # END SOLUTION
     if left:  # below 0 for a negative rank
         raise ValueError(f"a mesh of {sizes} has no rank {rank}")
     return {axis: place[axis] for axis in sizes}
-    # END SOLUTION
 
 
 def rank_at(place, sizes):
     """The rank at these coordinates."""
-    # BEGIN SOLUTION
     rank = 0
     for axis, size in sizes.items():
         rank = rank * size + place[axis]
     return rank
-    # END SOLUTION
 
 
 def groups(axes, sizes):
     """All groups of ranks that differ in `axes` only: a list of lists of ranks."""
-    # BEGIN SOLUTION
     found = {}
+    # BEGIN SOLUTION
     for rank in range(math.prod(sizes.values())):
         others = tuple(number for axis, number in place_of(rank, sizes).items() if axis not in axes)
         found.setdefault(others, []).append(rank)
-    return list(found.values())
     # END SOLUTION
+    return list(found.values())
 
 
 # %%
@@ -213,8 +210,7 @@ tp.check(1, place_of, rank_at, groups)
 
 # %% [markdown]
 # The order of the axes is a choice, and groups tell what it costs. In nodes of 8, which axes leave the node, and what does a GPU then
-# send over the network in a step? The bytes along each axis are those of the best grid of the first table (*estimates*:
-# rings, activations in 2 bytes, gradients in 4).
+# send over the network in a step? (*Estimates* for the best grid of the first table: rings, activations in 2 bytes, gradients in 4.)
 
 # %%
 GRID = {"pipeline": 8, "data": 32, "tensor": 4}
@@ -240,12 +236,12 @@ for order in itertools.permutations(GRID):
     print(f"{', '.join(order):<24}{shown:>38}{sum(SENT[axis] * share for axis, share in shares.items()) / 1e9:22.0f}")
 
 # %% [markdown]
-# Tensor innermost, or the network carries several times as much. Data comes next: what room a node has left goes to
-# those that send more. The pipeline is left with the slow links, and bears them.
+# Tensor innermost, or the network carries several times as much. Data comes next; the pipeline is left with the slow links, and bears
+# them.
 #
 # From here on, a rank asks its `Mesh`: `mesh.tensor`, `mesh.data` and `mesh.pipeline` are one axis each, with `rank` (this rank's
-# coordinate), `size`, `ranks` (their numbers in the world) and `group` (for `dist.all_reduce(…, group=…)`). `mesh.ends` is the pair
-# of first and last stage of this rank's pipeline; in between it is None. All ranks make all groups, as in practical work 17.
+# coordinate), `size` and `group` (for `dist.all_reduce(…, group=…)`). `mesh.ends` is the pair of first and last stage of this rank's
+# pipeline, None in between.
 
 
 # %% tags=["setup"]
@@ -265,63 +261,62 @@ def make_mesh(sizes):
 
 
 # %% [markdown]
-# ### Balise 2 · One step on three axes · further · about 23 min
+# ### Balise 2 · One step on three axes · about 12 min
 #
-# `dlojz_tp.parallel` has what you built in 15 and 17, for the ranks of one axis: `SlicedBlock(block, ranks)` is a block cut over
-# tensor ranks; `Entrance(model, ranks)` holds a part of the embedding of words, and the positions; `Exit(model, ranks)` the last norm
-# and a part of the head; `Stage(layers)` is a list of them, one behind the other. `run_pipeline(part, mesh, rows, n_micro_batches)`
-# goes forward and backward through all stages of this rank's pipeline, adds to `p.grad`, and returns the rows' mean loss on the last
-# stage, None elsewhere. Nothing of it knows of data ranks. Put them together:
+# `dlojz_tp.parallel` has what you built in 15 and 17: `SlicedBlock(block, ranks)` is a block cut over the ranks of one axis, `Entrance` and `Exit`
+# are embedding and head, a `Stage` is a list of such layers. `run_pipeline` goes forward and backward through all stages with some rows,
+# and leaves in `p.grad` the gradient of *their* mean loss. What is missing is where each thing belongs.
 #
-# - `part_of(model, mesh)`: the `Stage` of this rank. `model` is a plain `Transformer`, the same on all ranks; its `model.blocks` are
-#   shared out over the stages in order, as evenly as it goes (three on two stages: 1 and 2, or 2 and 1). The Entrance is on the first
-#   stage, the Exit on the last.
-# - `hybrid_step(part, mesh, tokens, n_micro_batches)`: `tokens` (b, s + 1) is the whole batch, on all ranks. Each data rank takes its
-#   own rows, `tokens.tensor_split(…)`; the shares may differ by a row. Afterwards `p.grad` is that of the whole batch's **mean** loss,
-#   on every rank for its own part. Return what `run_pipeline` returned. Gradients are None before; those of frozen parameters stay so.
-#
-# **Tied words.** With `model.config.tied_head` embedding and head are one weight, used twice: its gradient is the sum of both uses.
-# `p.tied` marks it. On one stage it must be one parameter: give the Exit the Entrance's `words`. On several, first and last stage hold
-# a copy each, and their gradients must come together. About 10 lines each.
+# - `part_of(model, mesh)`, this rank's `Stage`: its share of the blocks, those from `begin` to `end`, each cut (1 line).
+# - **Tied words.** With `tied_head`, embedding and head are one weight used twice; its gradient is the sum of both uses. On a single stage,
+#   make it one: the Exit's `words` are the Entrance's (2 lines). On several, first and last stage hold a copy each, with `p.tied` True.
+# - `hybrid_step`: `tokens` is the whole batch, on all ranks. Take this data rank's `rows` (1 line; shares may differ by a row). Then turn each
+#   `p.grad` into that of the whole batch's **mean** loss, and bring tied copies together (4 lines).
 #
 # <details><summary>Hint</summary>
 #
-# Blocks `n · k // stages` to `n · (k + 1) // stages` are those of stage k. The tensor ranks have talked in `run_pipeline` already: what
-# they hold in common has the same gradient on all of them. A mean over the batch is the sum over data ranks of each mean, times its
-# rows over all rows. Which ranks are in `mesh.ends`?
+# `tokens.tensor_split(n)` gives n shares. A mean over the batch is the sum over data ranks of each mean, times its rows over all rows. Tensor
+# ranks have talked in `run_pipeline` already. Tied copies are in `mesh.ends.group`, if there are several stages.
 # </details>
 
 
 # %% tags=["balise-2"]
 def part_of(model, mesh):
     """The `Stage` of this rank: its share of the plain model's layers, each cut over the tensor ranks."""
-    # BEGIN SOLUTION
     stage, n_stages = mesh.pipeline.rank, mesh.pipeline.size
     begin, end = (len(model.blocks) * k // n_stages for k in (stage, stage + 1))
+    # layers: this stage's blocks, cut
+    # BEGIN SOLUTION
     layers = [SlicedBlock(model.blocks[k], mesh.tensor) for k in range(begin, end)]
+    # END SOLUTION
     if stage == 0:
         layers.insert(0, Entrance(model, mesh.tensor))
     if stage == n_stages - 1:
         layers.append(Exit(model, mesh.tensor))
+    # a tied head on the stage of the embedding: one weight
+    # BEGIN SOLUTION
     if n_stages == 1 and model.config.tied_head:
         layers[-1].words = layers[0].words
-    return Stage(layers)
     # END SOLUTION
+    return Stage(layers)
 
 
 def hybrid_step(part, mesh, tokens, n_micro_batches):
     """Gradients of the whole batch in p.grad; the loss of this pipeline's rows on its last stage, else None."""
+    # rows: this data rank's
     # BEGIN SOLUTION
     rows = tokens.tensor_split(mesh.data.size)[mesh.data.rank]
+    # END SOLUTION
     loss = run_pipeline(part, mesh, rows, n_micro_batches)
     for p in part.parameters():
         if p.grad is not None:
+            # BEGIN SOLUTION
             p.grad *= len(rows) / len(tokens)
             dist.all_reduce(p.grad, group=mesh.data.group)
             if p.tied and mesh.pipeline.size > 1:
                 dist.all_reduce(p.grad, group=mesh.ends.group)
+            # END SOLUTION
     return loss
-    # END SOLUTION
 
 
 # %%
@@ -350,47 +345,47 @@ def trainer(sizes, config, n_micro_batches=1, dtype=torch.float32):
 
 
 # %% [markdown]
-# ### Balise 3 · The norm and the loss over the grid · further · about 16 min
+# ### Balise 3 · The norm and the loss over the grid · further · about 9 min
 #
 # To clip, each rank needs the norm of the **whole** model's gradient: one that clipped by its own part would scale it by another factor
-# than its neighbours. No rank holds the whole, and some things are held more than once. The same for the loss: the last stages know it,
-# each for its own rows.
+# than its neighbours. No rank holds the whole, and some things are held more than once.
 #
-# - `total_norm(part, mesh)`: the norm of all gradients, as after your `hybrid_step`, a number or a tensor, on every rank. Each
-#   parameter counts once. `p.cut` says that other tensor ranks have other parts of it (else all hold it whole); `p.tied` marks words
-#   that stand at both ends of a pipeline of several stages. `p.grad` may be None, and stays as it is.
-# - `total_loss(loss, n_rows, mesh)`: the mean loss of the whole batch, on every rank. `loss` is what `hybrid_step` returned here, of
-#   `n_rows` rows.
-#
-# About 8 and 5 lines.
+# - `total_norm(part, mesh)`: each rank adds up squares of what *it* counts, then they are summed over the ranks that hold other
+#   parts. Each parameter of the model counts once. `p.cut`: other tensor ranks have other parts of it (else all hold it whole);
+#   `p.tied`: words, at both ends of a pipeline. Write `copy`, True where another rank counts this gradient (1 line), and the sums (2 lines).
+# - `total_loss(loss, n_rows, mesh)`: only last stages know a `loss`, each that of its own `n_rows` rows. Given is what each rank has to
+#   add. Write the sums and the mean of the whole batch (3 lines).
 #
 # <details><summary>Hint</summary>
 #
-# Squares add up, norms do not. Which ranks hold the same gradient, and which one of them counts it? All ranks of a group call a
-# collective, those too that have only a zero to add. Over a whole batch, send two numbers: the sum of losses times rows, and the rows.
+# Data ranks hold the same gradient, but other rows. All ranks of a group call a collective, those too that have only a zero to add. Let
+# the first tensor rank and the first stage count.
 # </details>
 
 
 # %% tags=["balise-3"]
 def total_norm(part, mesh):
     """The norm of the whole model's gradient, a tensor, the same on every rank."""
-    # BEGIN SOLUTION
     square = torch.zeros((), dtype=next(part.parameters()).dtype, device=launch.device())
     for p in part.parameters():
+        # copy: True where another rank counts this gradient
+        # BEGIN SOLUTION
         copy = (not p.cut and mesh.tensor.rank > 0) or (p.tied and mesh.pipeline.rank > 0)
+        # END SOLUTION
         if p.grad is not None and not copy:
             square += p.grad.square().sum()
+    # BEGIN SOLUTION
     dist.all_reduce(square, group=mesh.tensor.group)
     dist.all_reduce(square, group=mesh.pipeline.group)
-    return square.sqrt()
     # END SOLUTION
+    return square.sqrt()
 
 
 def total_loss(loss, n_rows, mesh):
     """The mean loss of the whole batch, a tensor, the same on every rank."""
-    # BEGIN SOLUTION
-    known = loss is not None
+    known = loss is not None  # two numbers to add up: a sum of losses, and the rows in it
     sums = torch.tensor([loss * n_rows, n_rows] if known else [0, 0], dtype=torch.float64, device=launch.device())
+    # BEGIN SOLUTION
     dist.all_reduce(sums, group=mesh.data.group)
     dist.all_reduce(sums, group=mesh.pipeline.group)
     return sums[0] / sums[1]
@@ -405,13 +400,11 @@ tp.check(3, total_norm, total_loss)
 #
 # Your step on 2 × 2 × 2, against one process and against PyTorch's own pieces in the same mesh: `init_device_mesh`,
 # `parallelize_module` inside the layers, `fully_shard` over the data ranks, `Schedule1F1B` over the stages. None of these knows of a
-# weight on two stages, so here the head is not tied.
-#
-# **Commit to a guess.** In one step of your grid (4 micro-batches), which axis does a rank send most bytes along, and how many times as
-# many as along the one with the fewest? Write the order down, then run the cells.
+# weight on two stages, so here the head is not tied. Guess before you run the cells.
 
 # %%
-guess = {"most": None, "least": None}  # "tensor", "pipeline", "data"
+AXES = ("tensor", "pipeline", "data")
+most = tp.predict("In a step of 2 × 2 × 2, along which axis does a rank hand in most bytes?", ..., choices=AXES)
 
 
 # %% tags=["setup"]
@@ -533,30 +526,24 @@ for step, (loss, norm, _) in enumerate(alone):
         f"step {step}  {f'loss {loss:.5f}, norm {norm:.5f}':>24}{f'{yours:.5f}, {total:.5f}':>24}{torchs:18.5f}{first:15.5f}{last:10.5f}"
     )
 print("\nbytes that rank 0 hands in, in a step: " + ", ".join(f"{axis} {n:,}" for axis, n in sides[0][1].items()))
-print(f"\n{sides[0][2]}")
+print(f"\n{sides[0][2]}\n")
+most.shows(
+    max(AXES, key=sides[0][1].get),
+    why="A layer sums four activations for each token, and a gradient goes once a step: the more tokens, the more tensor leads.",
+)
 
 # %% [markdown]
 # The same losses. PyTorch's norm is that of a stage: a `DTensor` knows of the axes that cut *it*, and no tensor is cut over a
 # pipeline. The squares of the two stages add up to yours; who trains with these pieces writes that line by hand, as you did (torchtitan
-# does). Most of PyTorch's time here is Python's: each operation on a `DTensor` first asks how its arguments are cut, which a tiny model
-# on a CPU feels most; and it keeps 1/d of the parameters, which your grid does not.
-#
-# <details><summary>And your guess?</summary>
-#
-# Tensor ranks send most here, and pipelines least. A layer has four activations of $h$ numbers a token to sum, and $12 h^2 / t$ gradients
-# a rank: for the $n$ tokens of a data rank in a step, tensor sends $n\,t / 3h$ times what data sends. Here that is $512 \cdot 2 / 384
-# \approx 2.7$, and less with the embedding's gradients; in the grid of the first table $131{,}072 \cdot 4 / 36{,}864 \approx 14$. A cut in
-# a pipeline is crossed once where each layer sums four times: it is last wherever a stage has a few layers.
-# </details>
+# does). Much of PyTorch's time here is Python's: each operation on a `DTensor` first asks how its arguments are cut.
 
 # %% [markdown]
 # ## Which grid?
 #
-# The step is right on every grid. Which one is the best depends on two numbers: the bytes of the fullest rank, which must fit,
-# and the seconds of a step. The planner (`python -m dlojz_tp plan`) predicts both. In the four balises that follow you write
-# its heart yourself, in about 60 lines, and hold it against runs here and against ten published ones. That is the game's one
-# rule: the fields of `planner.GPT` and `planner.Layout`, the cards and the collectives are given; what counts for you (such as
-# `Layout.in_flight` and `GPT.flops`) is not.
+# The step is right on every grid. The best one depends on two numbers: the bytes of the fullest rank, which must fit, and the seconds of
+# a step. The planner (`python -m dlojz_tp plan`) predicts both. In the four balises that follow you write its heart yourself, and hold it
+# against runs here and ten published ones. So take from `planner.GPT` and `planner.Layout` their fields alone: what counts for you there (such as
+# `Layout.in_flight` and `GPT.flops`) is what you write.
 
 # %% tags=["setup"]
 MIXED = {  # bytes, bfloat16 with Adam, attention fused
@@ -567,68 +554,64 @@ MIXED = {  # bytes, bfloat16 with Adam, attention fused
 }  # fmt: skip
 
 # %% [markdown]
-# ### Balise 4 · The memory of a rank · further · about 23 min
+# ### Balise 4 · The memory of a rank · further · about 9 min
 #
-# Each technique divides a part of its own. *Tensor* ranks share out matrices and what lies between them; norms, and biases
-# behind a sum, are whole on each. A *pipeline* shares out layers, but its first stages keep micro-batches in flight. *ZeRO*
-# shares out, over the data ranks, the optimizer's states (1), gradients as well (2), parameters as well (3).
+# Each axis divides a part of its own. *Tensor* ranks share out matrices; norms, and biases behind a sum, are whole on each
+# (`stage_parameters` is given). A *pipeline* shares out layers, but its first stages keep micro-batches in flight. *ZeRO*
+# shares out, over the `d` data ranks, the optimizer's states (`zero` 1), gradients as well (2), parameters as well (3).
 #
-# `stage_parameters(model, layout, stage)` returns two numbers: the parameters that a rank of this stage computes with, and those
-# of one layer. A layer has $12h^2 + 7h$ that are cut over `layout.tensor` ranks, and $6h$ that are not. The first stage has
-# the words, $Vh$, cut, and the positions, $sh$, whole. The last has the last norm, $2h$, whole, and the words too: its head. Where
-# one stage is both, they are held once.
+# Complete `rank_memory`, which returns bytes; `widths` is a table such as `MIXED`.
 #
-# `rank_memory(model, layout, stage, widths)` returns a dict of bytes, `widths` being a table such as `MIXED`:
-#
-# - `"parameters"`, `"gradients"`, `"optimizer"`: shared out as `layout.zero` says;
-# - `"gathered"`: with ZeRO 2 and 3 and several data ranks, one layer's gradients before they are shared out; with ZeRO 3 also
-#   one layer's parameters. Else 0;
-# - `"activations"`: of all micro-batches in flight, $m$ with `"GPipe"`; with `"1F1B"` as many as there are stages from this one
-#   on, at most $m$. What is `"whole"` is cut only if `layout.sequence_parallel`. With `layout.recomputation == "full"`
-#   a layer keeps its input alone (a `"whole"` thing); on top of all inputs, one layer of one micro-batch, the one that is being
-#   computed again, has everything. The last stage adds the logits of one micro-batch, cut.
-#
-# About 5 and 14 lines.
+# - `"parameters"`, `"gradients"`, `"optimizer"` of the stage's `n` parameters: 3 lines.
+# - `"activations"`. `everything` is what one layer keeps of one micro-batch for backward. With recomputation (`full`) it keeps only its
+#   input, `tokens · width` numbers, cut over `whole` ranks; on top, the one layer that is being computed again has everything. How many
+#   micro-batches are in flight: all `m` with `"GPipe"`; with `"1F1B"` as many as there are stages from this one on, at most `m`. 2
+#   lines, then 1: all of this, and `logits`.
 #
 # <details><summary>Hint</summary>
 #
-# `layout` has `tensor, pipeline, data, micro_batch, micro_batches, schedule, zero, recomputation, sequence_parallel`; `model` has
-# `width, layers, sequence, vocabulary`. Compute one layer's bytes for one micro-batch first, then multiply.
+# `layout` has `schedule` and `pipeline` (the number of stages); a stage has `model.layers // layout.pipeline` layers. Compute one layer's bytes
+# for one micro-batch first, then multiply.
 # </details>
 
 
 # %% tags=["balise-4"]
 def stage_parameters(model, layout, stage):
     """(parameters that a rank of the stage computes with, those of one layer of it)."""
-    # BEGIN SOLUTION
     h, t = model.width, layout.tensor
     first, last = stage == 0, stage == layout.pipeline - 1
-    layer = (12 * h * h + 7 * h) / t + 6 * h
+    layer = (12 * h * h + 7 * h) / t + 6 * h  # matrices, whole vectors
     ends = model.vocabulary * h / t * (first or last) + model.sequence * h * first + 2 * h * last
     return model.layers // layout.pipeline * layer + ends, layer
-    # END SOLUTION
 
 
 def rank_memory(model, layout, stage, widths):
     """{"parameters", "gradients", "optimizer", "gathered", "activations"}: bytes of a rank of a pipeline stage."""
-    # BEGIN SOLUTION
     n, layer = stage_parameters(model, layout, stage)
     t, d, m, zero = layout.tensor, layout.data, layout.micro_batches, layout.zero
+    # found: a dict with the bytes of the three
+    # BEGIN SOLUTION
     found = {"parameters": n * widths["parameter"] / (d if zero >= 3 else 1)}
     found["gradients"] = n * widths["gradient"] / (d if zero >= 2 else 1)
     found["optimizer"] = n * widths["optimizer"] / (d if zero >= 1 else 1)
+    # END SOLUTION
+    # given: one layer's gradients (with ZeRO 3, parameters too), whole for a moment
     at_once = widths["gradient"] * (zero >= 2) + widths["parameter"] * (zero >= 3)
     found["gathered"] = layer * at_once * (d > 1)
 
     tokens, whole = model.sequence * layout.micro_batch, t if layout.sequence_parallel else 1
     everything = tokens * model.width * (widths["whole"] / whole + widths["cut"] / t)
     full = layout.recomputation == "full"
+    # kept: what one layer keeps of a micro-batch; in_flight: how many micro-batches
+    # BEGIN SOLUTION
     kept = tokens * model.width * widths["input"] / whole if full else everything
     in_flight = m if layout.schedule == "GPipe" else min(m, layout.pipeline - stage)
-    logits = tokens * model.vocabulary / t * widths["logit"] * (stage == layout.pipeline - 1)
-    found["activations"] = in_flight * (model.layers // layout.pipeline) * kept + full * everything + logits
-    return found
     # END SOLUTION
+    logits = tokens * model.vocabulary / t * widths["logit"] * (stage == layout.pipeline - 1)
+    # BEGIN SOLUTION
+    found["activations"] = in_flight * (model.layers // layout.pipeline) * kept + full * everything + logits
+    # END SOLUTION
+    return found
 
 
 # %%
@@ -684,8 +667,11 @@ def walked():
 
 
 # %% [markdown]
-# **Commit to a guess.** Data parallelism alone, 8 pipelines of one stage, holds the whole model on each rank. Which share of its bytes
-# does a rank need in 8 tensor ranks: more than 1/8, or less? And in 4 stages × 2, more than 1/4? Then run the cell.
+# 1 × 1 × 8 (tensor × pipeline × data) holds the whole model on each rank. Guess before you run the next cells.
+
+
+# %%
+eighth = tp.predict("Which share of a 1 × 1 × 8 rank's bytes does a rank of 8 × 1 × 1, eight tensor ranks, need?", ...)
 
 
 # %%
@@ -722,6 +708,11 @@ def show_memory():
 
 
 show_memory()
+eighth.shows(
+    max(rank[-1][0] for rank in walked()) / max(rank[0][0] for rank in walked()),
+    "{:.2f}",
+    "Eight tensor ranks take 8 sequences at once where a data rank took 1, and all that norms keep is whole on each.",
+)
 
 
 # %% jupyter={"source_hidden": true}
@@ -744,82 +735,60 @@ def draw_memory():
 draw_memory()
 
 # %% [markdown]
-# <details><summary>And your guess?</summary>
-#
-# More, both times. The 8 tensor ranks take a micro-batch of 8 sequences together where each data rank took one of its own: what
-# lies between the norms is cut into 8, but norms keep all of it. In a pipeline the first stage holds the embedding besides its
-# layers, and as many micro-batches in flight as there are stages: a quarter of the layers keeps nearly as much as all of
-# them did. Pipelines share out states, not activations.
-# </details>
+# Pipelines disappoint too: in 4 stages × 2, the first stage holds the embedding besides its layers, and as many micro-batches in
+# flight as there are stages. Pipelines share out states, not activations.
 
 # %% [markdown]
-# ### Balise 5 · The time of a step · further · about 30 min
+# ### Balise 5 · The time of a step · further · about 9 min
 #
-# Five things take a rank's time: what it computes, the sums over its tensor ranks, waiting for the other stages (the
-# bubble), their messages, and the gradients' way over the data ranks. Only what nothing hides counts.
+# Five things take a rank's time: what it computes, the sums over its tensor ranks, waiting for other stages (the bubble), their
+# messages, and the gradients' way over the data ranks. Only what nothing hides counts.
 #
-# `stage_time(model, layout, cluster)` returns two numbers: the seconds that one micro-batch takes on one stage, forward and
-# backward, for (computing, sums over tensor ranks). For each layer:
-#
-# - a forward has $24bsh^2 + 4bs^2h$ operations, a backward twice as many; recomputation `"full"` adds a forward. The $t$ ranks
-#   share them, each at `cluster.products * cluster.peak` operations a second;
-# - what is no product moves `planner.layer_bytes(model, layout, again=True)` bytes `cluster.traffic` times through the memory,
-#   `cluster.card.bandwidth` bytes a second; 4/3 as often with recomputation `"full"`;
-# - two all-reduces of $2bsh$ bytes in forward, two in backward, two more with `"full"`: `planner.all_reduce(size, t,
-#   cluster.inside(t))`. With `layout.overlap`, each of backward's two runs beside the product for a weight's gradient,
-#   $2bs \cdot 3h \cdot h / t$ operations (queries, keys, values) and $2bs \cdot 4h \cdot h / t$: what is shorter is hidden.
-#
-# `data_time(n, layout, cluster, beside)` returns the seconds for the gradients of a rank's `n` parameters: a reduce-scatter
-# of $4n$ bytes, then an all-gather of as many with ZeRO 0, else of $2n$ (the parameters). `hierarchical_reduce_scatter` of the planner
-# has nodes; an all-gather takes as long. Tensor ranks are neighbours, so `gcd(data, node // tensor)` ranks of the group share a node.
-# With `layout.overlap`, `beside` seconds of it are hidden.
-#
-# `step_time(model, layout, cluster)` returns a dict of seconds, for $m$ micro-batches, $p$ stages, $v$ chunks:
-#
-# - `"compute"` and `"tensor"`: $m$ times the stage's; to each micro-batch's computing add the head, $6bshV/t$ operations;
-# - `"bubble"`: $(p - 1) / v$ times what a micro-batch takes on a stage (both numbers, without the head);
-# - `"pipeline"`: a message takes $2bsh/t$ bytes, over `cluster.between` if the layout's ranks are more than a node, else over
-#   `cluster.inside(2)`: latency + bytes / bandwidth. $2(p - 1)$ of them are waited for, without overlap $2mv$ more; with one stage, none;
-# - `"data"`: for the first stage's parameters, beside 2/3 of what one micro-batch computes on a stage (its backward).
-#
-# About 9, 4 and 10 lines.
+# - `stage_time`, one micro-batch on one stage, forward and backward. Write `products`, the seconds that a layer's products take: a forward
+#   has $24bsh^2 + 4bs^2h$ operations, a backward twice as many, recomputation (`full`) adds a forward; the $t$ ranks share
+#   them, at `speed` operations a second. And return, for all `layers`, (computing, waiting for sums): two all-reduces in forward, two in
+#   backward, each takes `total`; of them, `hidden` seconds run beside products. 2 lines.
+# - `step_time`, all $m$ micro-batches on $p$ stages. `"compute"` and `"tensor"` are $m$ times a stage's, each micro-batch with the `head` on
+#   top; `"pipeline"` is messages that are `waited` for. The `"bubble"` is as long as $p - 1$ micro-batches on a stage, $v$ times shorter with $v$
+#   chunks. `"data"` is `data_time` (given), which can hide beside one micro-batch's backward, 2/3 of what it computes. 3 lines.
 #
 # <details><summary>Hint</summary>
 #
-# `link.latency`, `link.bandwidth`. `planner.hierarchical_reduce_scatter(size, nodes, ranks_per_node, cluster.inside(ranks_per_node),
-# cluster.between)`. `layout.chunks` is v. Each rank counts its own operations, so all of them divide by t.
+# What is no product, `moved` bytes, takes `moved / cluster.card.bandwidth` seconds on top. With `full`, the forward's two all-reduces
+# come once more. A micro-batch in the bubble takes `compute + tensor`, without the head.
 # </details>
 
 
 # %% tags=["balise-5"]
 def stage_time(model, layout, cluster):
     """(seconds of computing, seconds of waiting for tensor ranks): one micro-batch on one stage, forward and backward."""
-    # BEGIN SOLUTION
     s, b, h, t = model.sequence, layout.micro_batch, model.width, layout.tensor
     full, speed = layout.recomputation == "full", cluster.products * cluster.peak
+    # BEGIN SOLUTION
     products = (4 if full else 3) * (24 * b * s * h**2 + 4 * b * s**2 * h) / t / speed
+    # END SOLUTION
+    # given: bytes of what is no product; an all-reduce; what of backward's runs beside a weight's gradient
     moved = (4 / 3 if full else 1) * cluster.traffic * planner.layer_bytes(model, layout, again=True)
     total = planner.all_reduce(2 * b * s * h, t, cluster.inside(t))
     hidden = sum(min(total, 2 * b * s * n * h * h / t / speed) for n in (3, 4)) if layout.overlap else 0
     layers = model.layers // layout.pipeline
+    # BEGIN SOLUTION
     return layers * (products + moved / cluster.card.bandwidth), layers * ((6 if full else 4) * total - hidden)
     # END SOLUTION
 
 
 def data_time(n, layout, cluster, beside):
     """Seconds of waiting for the data ranks: n parameters of a rank, `beside` seconds to hide behind."""
-    # BEGIN SOLUTION
+    # given: a reduce-scatter of the gradients, an all-gather; `near` ranks of the group share a node
     near = math.gcd(layout.data, cluster.node // layout.tensor)
     links = cluster.inside(near), cluster.between
     sizes = 4 * n, (2 if layout.zero else 4) * n
     seconds = sum(planner.hierarchical_reduce_scatter(size, layout.data // near, near, *links) for size in sizes)
     return max(0.0, seconds - beside) if layout.overlap else seconds
-    # END SOLUTION
 
 
 def step_time(model, layout, cluster):
     """{"compute", "tensor", "bubble", "pipeline", "data"}: seconds of a step, in parts that add up."""
-    # BEGIN SOLUTION
     tokens, t = model.sequence * layout.micro_batch, layout.tensor
     p, m, v = layout.pipeline, layout.micro_batches, layout.chunks
     compute, tensor = stage_time(model, layout, cluster)
@@ -828,11 +797,12 @@ def step_time(model, layout, cluster):
     message = link.latency + 2 * tokens * model.width / t / link.bandwidth
     waited = 0 if p == 1 else 2 * (p - 1) + (0 if layout.overlap else 2 * m * v)
     n = stage_parameters(model, layout, 0)[0]
+    # BEGIN SOLUTION
     found = {"compute": m * (compute + head), "tensor": m * tensor, "pipeline": waited * message}
     found["bubble"] = (p - 1) / v * (compute + tensor)
     found["data"] = data_time(n, layout, cluster, 2 / 3 * compute)
-    return found
     # END SOLUTION
+    return found
 
 
 # %%
@@ -860,9 +830,8 @@ def show_times():
 show_times()
 
 # %% [markdown]
-# More tensor ranks wait longer for their sums, more stages for each other, more data ranks for their gradients: each axis
-# has its own price, and the cheapest grid is a compromise. The planner counts more (the optimizer's update, what a fused
-# attention computes again), hides a little more, and says nearly the same.
+# More tensor ranks wait longer for their sums, more stages for each other, more data ranks for their gradients: each axis has its own
+# price, and the cheapest grid is a compromise. The planner counts more, hides a little more, and says nearly the same.
 
 
 # %% tags=["setup"]
@@ -872,25 +841,20 @@ def divisors(n):
 
 
 # %% [markdown]
-# ### Balise 6 · The search · further · about 17 min
+# ### Balise 6 · The search · further · about 10 min
 #
-# `search(model, gpus, batch, node, memory, seconds, usable)` returns all layouts that divide and fit, the quickest first:
-# a list of `(seconds, bytes, layout)`. Of equally quick ones the one that takes fewer bytes comes first. `memory(layout)` and
-# `seconds(layout)` are functions that predict; `usable` is what a rank may take, in bytes. The layouts to try:
+# Which grids are possible? All that **divide**, and of them those that **fit**. There are so few that one can try them all.
 #
-# - $t \cdot p \cdot d$ is `gpus`; $t$ divides the heads, and a node of `node` GPUs (or all GPUs, if they are fewer): tensor
-#   ranks must not be torn over nodes; $p$ divides the layers;
-# - $d$ divides `batch`, in sequences; of what is left for a pipeline, any number that divides it is the micro-batch, the rest
-#   the number of micro-batches;
-# - recomputation `"none"` and `"full"`. `zero=1` where $d > 1$, else 0; `sequence_parallel` where $t > 1$; the rest as it is.
+# `search` returns `(seconds, bytes, layout)` of each, the quickest first. Write
 #
-# Where there is none, raise `planner.NoLayout` with a sentence: either that nothing divides, or how much the leanest layout
-# takes, in GB (10⁹ bytes) with one decimal. About 12 lines.
+# - `grids`, a list of `(t, p, d)`: $t\,p\,d$ is `gpus`; $t$ divides the heads, and a node of `node` GPUs (or all, if they are fewer), for
+#   tensor ranks must not be torn over nodes; $p$ divides the layers; $d$ divides `batch`, in sequences. About 6 lines; `layouts` is made of them.
+# - `found`, the layouts that take at most `usable` bytes, and what is returned: `memory(layout)`, in `sizes` already, and
+#   `seconds(layout)` predict. Of equally quick ones the one with fewer bytes comes first. 2 lines.
 #
 # <details><summary>Hint</summary>
 #
-# `planner.Layout(tensor, pipeline, data, micro_batch, micro_batches, zero=…, recomputation=…, sequence_parallel=…)`. Two
-# layouts have no order: sort by a `key`.
+# `divisors(math.gcd(a, b))` are the numbers that divide both. Two layouts have no order: sort by a `key`.
 # </details>
 
 
@@ -898,21 +862,30 @@ def divisors(n):
 def search(model, gpus, batch, node, memory, seconds, usable):
     """[(seconds, bytes, layout)] of all layouts that divide and fit, the quickest first."""
     # BEGIN SOLUTION
-    layouts = [
-        planner.Layout(t, p, d, b, batch // d // b, zero=int(d > 1), recomputation=kind, sequence_parallel=t > 1)
+    grids = [
+        (t, p, d)
         for t in divisors(math.gcd(model.heads, min(node, gpus), gpus))
         for p in divisors(math.gcd(model.layers, gpus // t))
         for d in [gpus // t // p]
         if batch % d == 0
+    ]
+    # END SOLUTION
+    # given: b sequences are a micro-batch, the rest is the number of micro-batches
+    layouts = [
+        planner.Layout(t, p, d, b, batch // d // b, zero=int(d > 1), recomputation=kind, sequence_parallel=t > 1)
+        for t, p, d in grids
         for b in divisors(batch // d)
         for kind in ("none", "full")
     ]
     if not layouts:
         raise planner.NoLayout(f"no layout divides {gpus} GPUs, {model.layers} layers and a batch of {batch}")
     sizes = [memory(layout) for layout in layouts]
+    # BEGIN SOLUTION
     found = [(seconds(layout), size, layout) for size, layout in zip(sizes, layouts) if size <= usable]
+    # END SOLUTION
     if not found:
         raise planner.NoLayout(f"no layout fits: the leanest takes {min(sizes) / 1e9:.1f} GB")
+    # BEGIN SOLUTION
     return sorted(found, key=lambda one: one[:2])
     # END SOLUTION
 
@@ -924,9 +897,8 @@ tp.check(6, search)
 # ## Predicted order, measured order
 #
 # Can a model that was made for 1,024 GPUs rank the six grids on this machine? It needs three numbers of it: a message's latency,
-# a link's bandwidth, and what a rank computes while 7 others compute beside it. One thing is different here: our
-# step sends each gradient by itself, a message a tensor, and here a message costs more than its bytes. So `data_time` is asked tensor by
-# tensor. How good is the order? Spearman's rank correlation says it: 1 for the same order, 0 for none, −1 for the reverse.
+# a link's bandwidth, and what a rank computes while 7 others compute beside it. (Our step sends each gradient by itself, so `data_time` is
+# asked tensor by tensor.) Spearman's rank correlation says how good the order is: 1 for the same, 0 for none, −1 for the reverse.
 
 
 # %%
@@ -1000,65 +972,54 @@ def draw_order():
 draw_order()
 
 # %% [markdown]
-# A prediction that is wrong in its seconds can still be right in its order, and choosing needs the order alone. Two things this machine
-# has that the model has not: 8 ranks share its cores, so a rank that waits in the bubble lends its core to the others; and
-# a sum waits for the rank that got a core last. Both make sums dearer and bubbles cheaper than predicted. On GPUs of one's own
-# neither is there.
+# A prediction that is wrong in its seconds can still be right in its order, and choosing needs the order alone. Ranks that share a processor's
+# cores are not in the model: one that waits in the bubble lends its core to others, and a sum waits for the rank that got a core last.
 
 # %% [markdown]
-# ### Balise 7 · The published table · further · about 14 min
+# ### Balise 7 · The published table · further · about 6 min
 #
 # In 2021 the authors of Megatron-LM published ten runs, of 1.7 to 1,008 billion parameters, on 32 to 3,072 A100s. How well
 # does your model foretell them? It has two constants that no data sheet knows: the share of the peak that `products` reach, and
-# how often activations go through the memory (`traffic`). Choose them so that two of the runs come out; the other eight then
-# are a test.
+# how often activations go through the memory (`traffic`). Choose them so that two of the runs come out; the other eight are a test.
 #
-# - `paper_flops(model, batch)`: the operations of a step on `batch` sequences as the paper counts them, recomputation
-#   included: $96\,B s l h^2 \left(1 + \frac{s}{6h} + \frac{V}{16lh}\right)$.
-# - `fit_constants(seconds, measured)`: `seconds(k, products, traffic)` is what your model predicts for run k, 0 or 1, and
-#   `measured` what these two took. Return `(products, traffic)` with which both come out, within 0.5 %. For one layout, seconds are
-#   linear in 1 / products and in traffic, with a constant part: what is sent. But `seconds` is that of the quickest of several layouts, and another
-#   one may be the quickest with other constants. Call `seconds` 2,000 times at most.
-#
-# About 2 and 8 lines.
+# `paper_flops`, the operations of a step as the paper counts them, is given. In `fit_constants(seconds, measured)`, `seconds(k, products, traffic)`
+# is your prediction for run k, 0 or 1. For one layout it is linear in $x_0 = 1 / \mathrm{products}$ and $x_1 = \mathrm{traffic}$; but another layout may be the
+# quickest with other constants. So go there in steps, with Newton's method: the slopes at $x$ say which step would make both errors 0.
+# `here`, `right` and `up`, the two runs' seconds at $x$, a little farther in $x_0$ and in $x_1$, are given. Write `slopes` (2 × 2) and the step: 2 lines.
 #
 # <details><summary>Hint</summary>
 #
-# Newton's method: with x = 1 / products and y = traffic, ask for the seconds at (x, y), a little farther in x and a little farther in
-# y; solve two equations for two steps (`torch.linalg.solve`, float64); go there, and again. Begin at (1, 1), for instance.
+# Column j of the slopes is how both seconds change along $x_j$. `torch.linalg.solve(slopes, missing)`.
 # </details>
 
 
 # %% tags=["balise-7"]
 def paper_flops(model, batch):
     """Operations of a step on `batch` sequences, each layer's forward computed twice."""
-    # BEGIN SOLUTION
     s, h, layers = model.sequence, model.width, model.layers
     return 96 * batch * s * layers * h**2 * (1 + s / (6 * h) + model.vocabulary / (16 * layers * h))
-    # END SOLUTION
 
 
 def fit_constants(seconds, measured):
     """(products, traffic) with which seconds(k, products, traffic) is measured[k], for k = 0 and 1."""
-    # BEGIN SOLUTION
     x, step = torch.ones(2, dtype=torch.float64), 1e-3
     for _ in range(10):
         here, right, up = (
             torch.tensor([seconds(k, 1 / at[0].item(), at[1].item()) for k in (0, 1)], dtype=torch.float64)
             for at in (x, x + torch.tensor([step, 0]), x + torch.tensor([0, step]))
         )
+        # BEGIN SOLUTION
         slopes = torch.stack([right - here, up - here], 1) / step
         x = x + torch.linalg.solve(slopes, torch.tensor(measured, dtype=torch.float64) - here)
+        # END SOLUTION
     return 1 / x[0].item(), x[1].item()
-    # END SOLUTION
 
 
 # %%
 tp.check(7, paper_flops, fit_constants)
 
 # %% [markdown]
-# The first and the last row give the constants. The paper says neither micro-batch nor chunks: for each run the
-# quickest are taken. Nothing overlaps in these runs, and the attention is not fused.
+# The first and the last row give the constants. The paper says neither micro-batch nor chunks: for each run the quickest are taken.
 
 
 # %%
@@ -1125,18 +1086,14 @@ def draw_table():
 draw_table()
 
 # %% [markdown]
-# Two numbers foretell eight runs, but the last line printed keeps us modest: all were tuned by experts, each grid for its
-# model, and came out so close together that one number for all of them is not far off. A layout that nobody would choose is a harder
-# test: `python benchmarks/plan.py` has some, from the same paper.
+# Two numbers foretell eight runs, but the last line printed keeps us modest: all were tuned by experts, and came out so close together
+# that one number for all of them is not far off. A layout that nobody would choose is a harder test: `python benchmarks/plan.py` has some.
 
 # %% [markdown]
 # ## Past this machine · further
 #
 # 1,024 H100s in nodes of 8: 175 billion parameters with 1,536 sequences a step, and 1,000 billion with 3,072. Your search, with
 # your memory and your seconds, tries all grids (estimates, with the constants of 2021's A100s).
-#
-# **Commit to a guess.** The network between the nodes gets twice as fast, and nothing else. By how many per cent is a step
-# of the 175 billion quicker: 0, 2, 10 or 40? And if it is the links inside the nodes instead?
 
 
 # %%
@@ -1181,6 +1138,12 @@ show_large()
 
 
 # %%
+quicker = tp.predict(
+    "The network between nodes twice as fast: how many per cent quicker is the best step of 175B?", ...
+)
+
+
+# %%
 def show_faster():
     print("       bandwidths      t ×  p ×   d   seconds   quicker   compute tensor bubble   data")
     for name, (model, _) in LARGE.items():
@@ -1195,6 +1158,12 @@ def show_faster():
 
 
 show_faster()
+one_network, two_networks = (found_for("175B", faster)[0][0][0] for faster in FASTER.values() if "link" not in faster)
+quicker.shows(
+    100 * (one_network / two_networks - 1),
+    "{:.1f} %",
+    "Gradients travel once a step, mostly beside computing, and a good grid keeps the rest inside the nodes.",
+)
 
 
 # %% jupyter={"source_hidden": true}
@@ -1220,43 +1189,29 @@ def draw_large():
 draw_large()
 
 # %% [markdown]
-# <details><summary>And your guess?</summary>
-#
-# Little, either way. Gradients travel once a step and mostly beside computing, and the tensor ranks' sums are hidden in part by
-# the products beside them: at so many sequences a step a good grid has made communication small already. Faster links
-# also move the best grid: with more tensor ranks for the same price there are fewer stages, or fewer data ranks of more
-# micro-batches each, and what is gained is bubble. The larger model gains least. Cut the batch to a quarter, and look again.
-# </details>
+# Faster links also move the best grid: with more tensor ranks for the same price there are fewer stages, and what is gained is bubble.
 
 # %% [markdown]
 # ## Questions
 #
 # <details><summary>Why is the pipeline's axis the outermost in the mesh, and not the data ranks'?</summary>
 #
-# What crosses a cut is one activation for a micro-batch, from one rank to one: it bears the slowest links there are. Gradients are more
-# bytes, in all-reduces between all data ranks, though they hide behind backward. With few nodes the other order can win; Megatron
-# has an option for it. Count, do not believe: the bytes of a step over each link, as the cell after balise 1 does.
+# What crosses a cut is one activation for a micro-batch, from one rank to one: it bears the slowest links. Gradients are more
+# bytes, in all-reduces between all data ranks, though they hide behind backward. With few nodes the other order can win: count the
+# bytes over each link, as the cell after balise 1 does.
 # </details>
 #
 # <details><summary>ZeRO 3 also shares out the parameters, and 1,024 data ranks fit without any other axis. Why is that not the end of it?</summary>
 #
-# Each data rank needs a row of its own: with 1,024 of them, a batch has at least 1,024 sequences, more than the training may bear.
-# And it gathers the parameters for each micro-batch, however few tokens that has; the first table says what that costs. Where batches
-# are large and links quick it is a good answer, and the simplest.
-# </details>
-#
-# <details><summary>Two tensor ranks draw other dropout masks for what both hold whole. What happens, and which of your numbers shows it?</summary>
-#
-# Their activations differ from there on, and with them the gradients of norms and biases: the copies drift apart, and no error comes.
-# The loss looks fine for a long time. The norm does not tell either, for it counts one copy. Compare the copies themselves now and
-# then: a checksum of all that is not cut, over the tensor group.
+# Each data rank needs a row of its own: 1,024 sequences at least, more than a training may bear. And it gathers the parameters for
+# each micro-batch, however few tokens that has; the first table says what that costs. Where batches are large and links quick it is a good
+# answer, and the simplest.
 # </details>
 #
 # <details><summary>A run on 2 × 4 × 128 breaks down, and you get 512 GPUs to go on. What must be in the checkpoint?</summary>
 #
-# The parameters in a form that knows nothing of the grid, or for each piece which part of which parameter it is: then any other grid
-# can load it. Optimizer states belong to it, cut in the same way, and with ZeRO over data ranks as well. Half of the data ranks: with
-# the batch and its order of rows as before, each takes twice as many micro-batches, and the same run goes on.
+# For each piece, which part of which parameter it is: then any other grid can load it, optimizer states too. With half of the data ranks,
+# and the batch and its order as before, each takes twice as many micro-batches, and the same run goes on.
 # </details>
 
 # %% [markdown]
@@ -1265,9 +1220,8 @@ draw_large()
 # A mesh gives each rank a place, and each axis its groups: tensor ranks next to each other, for they talk in every layer; stages
 # farthest apart, for they send least. One step on all three is one process's step, if each sum runs over the ranks that hold different
 # terms of it, and over no others: data ranks for gradients, both ends for tied words, all but copies for the norm. Which grid is best is
-# a question of arithmetic: bytes of a rank, seconds of a step, then a search over all that divides and fits. Two constants
-# from two runs foretell the others closely enough to choose. What is cut further costs communication, what is not cut does not
-# fit: the best grid cuts no more than it must, and inside a node first.
+# a question of arithmetic: bytes of a rank, seconds of a step, then a search over all that divides and fits. What is cut further costs
+# communication, what is not cut does not fit: the best grid cuts no more than it must, and inside a node first.
 
 # %%
 tp.progress()
