@@ -1,25 +1,30 @@
 # %% [markdown]
-# # ZeRO, under the hood · about 225 min, core 60
+# # ZeRO, under the hood · about 95 min, core 60
 #
-# Data parallelism holds everything on every rank: the same parameters, the same gradients, the same optimizer states,
-# as many times as there are ranks. The *Zero Redundancy Optimizer* keeps the method and takes the copies away: first
-# of the states, then of the gradients, then of the parameters themselves. In this practical work you write its three
-# stages with `reduce_scatter` and `all_gather` alone, and then what a real training adds: half precision, clipping,
-# memory of the host, a checkpoint in pieces. You count what each rank holds and what it sends, and at the end your
-# stages run against PyTorch's.
+# Data parallelism holds everything on every rank: parameters, gradients, optimizer states, as many times as there are
+# ranks. The *Zero Redundancy Optimizer* (ZeRO) takes the copies away: first of the states, then of the gradients, then of
+# the parameters. You write its three stages with `reduce_scatter` and `all_gather` alone, see what each rank holds, and
+# let them run against PyTorch's. What is further adds half precision, clipping, memory of the host, and a checkpoint in
+# pieces.
 #
-# **What you will gain.** How large a model fits, if only parameters, gradients and Adam's states counted? The next
-# cell asks for GPUs of 80 GB and mixed precision. It is an *estimate*: arithmetic with the published formula, nothing
-# measured.
+# **What you will gain.** How large a model fits into GPUs of 80 GB, if only parameters, gradients and Adam's states
+# counted? An *estimate*: arithmetic with the published formula.
 
 # %% tags=["setup"]
+import functools
+import json
+import tempfile
 import time
+from pathlib import Path
 
 import matplotlib.pyplot as plt
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn import functional as F  # noqa: N812
+from torch.nn.parallel import DistributedDataParallel
 
 from dlojz_tp import course, data, launch, measure, modelled_gpu, planner, recorded, report, scale, todo
 from dlojz_tp.models import Llama, LlamaConfig, language_loss
@@ -38,8 +43,8 @@ for n in (1, 8, 64, 512):
 # Plain data parallelism stays at 5 billion on any number of GPUs. The last column grows with each one. What is the
 # price? You will count that, too.
 #
-# All sizes are here. With two GPUs or more, the ranks talk through NCCL; else they are processes on the CPU, talk
-# through gloo, and share the cores. A single GPU measures what one rank can show: offload, at full size.
+# With two GPUs or more, the ranks talk through NCCL; else they are processes on the CPU, talk through gloo, and share
+# the cores.
 
 # %% tags=["setup"]
 GPUS = torch.cuda.device_count()
@@ -72,9 +77,6 @@ reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_sca
 # \underbrace{2\Psi+2\Psi+\frac{12\Psi}{N}}_{\text{stage 1}}\;\to\;
 # \underbrace{2\Psi+\frac{2\Psi+12\Psi}{N}}_{\text{stage 2}}\;\to\;
 # \underbrace{\frac{2\Psi+2\Psi+12\Psi}{N}}_{\text{stage 3}}$$
-#
-# These are the paper's bytes, and this notebook keeps to them. Usual practice beside bfloat16 parameters adds gradients
-# up and reduces them in float32: 4 bytes in the place of 2, 18 in all (`planner.state_bytes` has the option).
 
 # %% jupyter={"source_hidden": true}
 COLOURS = {"parameters": "#0072B2", "gradients": "#E69F00", "optimizer states": "#009E73"}
@@ -100,8 +102,8 @@ plt.show()
 #
 # ## The baseline, measured first
 #
-# The model is a small decoder of the Llama kind, on the source code of Python's standard library. It knows nothing of
-# ranks. Each rank trains on its own sequences. `language_loss(model, tokens)` is the mean cross-entropy of each next token.
+# A small decoder of the Llama kind, on the source code of Python's standard library. Each rank trains on its own
+# sequences.
 
 
 # %% tags=["setup"]
@@ -226,8 +228,7 @@ run("data parallelism", stage_0)
 # %% [markdown]
 # Sixteen bytes for each parameter: float32 throughout here, 4 + 4 + 8. Every other rank holds the very same.
 #
-# Two helpers are given: one brings parameters into groups, as `torch.optim` takes them; the other is `make_buckets`
-# of practical work 08.
+# Two helpers are given: parameters in groups, as `torch.optim` takes them, and `make_buckets` of practical work 08.
 
 
 # %% tags=["setup"]
@@ -258,36 +259,33 @@ def make_buckets(parameters, capacity):
 
 
 # %% [markdown]
-# ### Balise 1 · Bytes on a rank · about 10 min
+# ### Balise 1 · Bytes on a rank · about 6 min
 #
-# Write the formula as a function: bytes of a rank as three numbers, `(parameters, gradients, optimizer)`. Fractions are
-# fine, and padding counts nothing.
+# Write the formula as a function: bytes of a rank as three numbers, `(parameters, gradients, optimizer)`.
 #
-# | | parameter | gradient | optimizer: Adam | momentum | plain SGD |
+# | bytes of a | parameter | gradient | optimizer: Adam | momentum | plain SGD |
 # |---|---|---|---|---|---|
 # | mixed precision | 2 | 2 | 4 + 8 | 4 + 4 | 4 + 0 |
 # | float32 throughout | 4 | 4 | 8 | 4 | 0 |
 #
 # The 4 in the first row is the float32 copy of the parameter: it belongs to the optimizer, and is shared out with its
-# states. Stage 0 shares nothing out, stage 1 the optimizer's part, stage 2 also the gradients, stage 3 also the
-# parameters. About 6 lines.
-#
-# The check asks for the published example: 7.5 billion parameters on 64 ranks, 120, 31.4, 16.6 and 1.9 GB.
+# states. Given are `weight` and `kept`, the bytes of this table, and `share`, how many parameters are a rank's own share
+# (fractions are fine). Stage 0 shares nothing out, stage 1 the optimizer's part, stage 2 also the gradients, stage 3 also
+# the parameters. About 3 lines.
 #
 # <details><summary>Hint</summary>
 #
-# `{"adam": 8, …}[optimizer]` gives the states. Each of the three numbers is bytes × (all parameters, or a share of
-# them): from which stage on is it the share?
+# Each of the three numbers is bytes × (all parameters, or the share): from which stage on is it the share?
 # </details>
 
 
 # %% tags=["balise-1"]
 def bytes_per_rank(n_parameters, world_size, stage, optimizer="adam", mixed_precision=True):
     """Bytes of a rank: (parameters, gradients, optimizer). stage 0 to 3; optimizer "adam", "momentum" or "sgd"."""
-    # BEGIN SOLUTION
     weight = 2 if mixed_precision else 4
     kept = {"adam": 8, "momentum": 4, "sgd": 0}[optimizer] + (4 if mixed_precision else 0)
     share = n_parameters / world_size
+    # BEGIN SOLUTION
     return (
         weight * (share if stage >= 3 else n_parameters),
         weight * (share if stage >= 2 else n_parameters),
@@ -320,31 +318,32 @@ axes.grid(alpha=0.3)
 plt.show()
 
 # %% [markdown]
-# Stages 1 and 2 end on a floor, what is not shared out yet: 4 bytes a parameter, then 2. Stage 3 has none. With 16
-# ranks, stage 1 is at 4.75 bytes and stage 2 at 2.9: near their floors.
+# Stages 1 and 2 end on a floor, what is not shared out yet: 4 bytes a parameter, then 2. Stage 3 has none.
 
 # %% [markdown]
-# ### Balise 2 · One flat tensor, cut into equal shards · about 12 min
+# ### Balise 2 · One flat tensor, cut into equal shards · about 8 min
 #
-# How do you cut a model into $N$ equal parts? Not by layers, which have all sizes. All parameters are laid into
-# **one** flat tensor, and that is cut: a cut may go through the middle of a matrix, which an optimizer that works
-# number by number does not mind.
+# How do you cut a model into $N$ equal parts? Not by layers, which have all sizes. All parameters are laid into **one**
+# flat tensor, and that is cut: a cut may go through the middle of a matrix, which an optimizer that works number by
+# number does not mind. Padding makes the parts equal:
 #
-# - `flatten(tensors, world_size)`: a **new** tensor of one dimension with all elements, one tensor after the other in
-#   the order of the list, then zeros, as few as possible, until `world_size` divides its length $n$. Same dtype and
-#   device as the tensors, which are all alike in this; they may be transposed, empty, or scalars. No graph
-#   (`@torch.no_grad()` sees to it).
-# - `shard(flat, rank, world_size)`: the part of `flat` that `rank` owns, `(n / world_size,)`, one piece. A **view**.
-# - `unflatten(flat, like)`: a list of **views** into `flat`, one for each tensor of `like`, with its shape. What is
-#   behind is padding.
+# ```
+# [ matrix, row by row       | vector  | 0 0 ]
+# [ rank 0     | rank 1      | rank 2        ]
+# ```
 #
-# About 5, 1 and 2 lines.
+# - `flatten(tensors, world_size)`: a **new** tensor of one dimension with all elements, one tensor after the other, then
+#   zeros, as few as possible, until `world_size` divides its length $n$. Same dtype and device as the tensors, which are
+#   all alike in this; they may be transposed. `size` counts their elements.
+# - `shard(flat, rank, world_size)`: the part of `flat` that `rank` owns, `(n / world_size,)`, one piece. A **view**: what
+#   is written there must be in `flat`.
+#
+# The way back, `unflatten`, is given. About 3 and 1 lines.
 #
 # <details><summary>Hint</summary>
 #
-# `-(-a // b)` is a / b, rounded up. `t.reshape(-1)` lays out a tensor row by row, a scalar too; `torch.cat` joins.
-# `t.new_zeros(n)` and `t.new_empty(n)` have the dtype and the device of `t`. `flat.split([3, 5])` gives views of 3
-# and of 5 elements, `.view(shape)` gives them their shapes.
+# `-(-a // b)` is a / b, rounded up. `t.reshape(-1)` lays out a tensor row by row; `torch.cat` joins. `t.new_zeros(n)` and
+# `t.new_empty(n)` have the dtype and the device of `t`.
 # </details>
 
 
@@ -352,13 +351,13 @@ plt.show()
 @torch.no_grad()
 def flatten(tensors, world_size):
     """One new tensor (n,): all elements, one tensor after the other, then zeros until world_size divides n."""
-    # BEGIN SOLUTION
     size = sum(t.numel() for t in tensors)
+    # BEGIN SOLUTION
     flat = tensors[0].new_empty(-(-size // world_size) * world_size)
     torch.cat([t.reshape(-1) for t in tensors], out=flat[:size])
     flat[size:] = 0
-    return flat
     # END SOLUTION
+    return flat
 
 
 def shard(flat, rank, world_size):
@@ -369,11 +368,9 @@ def shard(flat, rank, world_size):
 
 
 def unflatten(flat, like):
-    """Views into `flat`, one for each tensor of `like`, with its shape."""
-    # BEGIN SOLUTION
+    """Views into `flat`, one for each tensor of `like`, with its shape. What is behind is padding."""
     sizes = [t.numel() for t in like]
     return [piece.view(t.shape) for piece, t in zip(flat[: sum(sizes)].split(sizes), like)]
-    # END SOLUTION
 
 
 # %%
@@ -398,8 +395,8 @@ plt.show()
 
 # %% [markdown]
 # The next class is given; all stages stand on it. It moves parameters into a flat tensor: `p.data = view` makes a
-# parameter look at another memory, and the model does not notice. This rank's shard is a parameter by itself, for the
-# optimizer: **what happens to `own` happens to the model**, because both are the same memory.
+# parameter look at another memory, and the model does not notice. **What happens to `own`, this rank's shard, happens to
+# the model**: both are the same memory.
 
 
 # %% tags=["setup"]
@@ -421,30 +418,30 @@ class Part:
 
 
 # %% [markdown]
-# ### Balise 3 · Stage 1: a shard of the optimizer states · about 21 min
+# ### Balise 3 · Stage 1: a shard of the optimizer states · about 9 min
 #
-# Every rank computes its own gradients, as before. Then the mean gradient is needed only where it is used: the owner
-# of a shard gets that shard of it. It updates its shard, with states for that shard alone, and all gather the new
+# Every rank computes its own gradients, as before. But the mean gradient is needed only where it is used: the owner of a
+# shard gets that shard of it, and updates its shard, with states for that shard alone. Then all gather the new
 # parameters.
 #
-# Write `ShardedOptimizer`, with one `Part` for each group:
+# $$\underset{\Psi}{\text{gradients}} \xrightarrow{\text{reduce-scatter}} \underset{\Psi/N}{\text{own.grad}}
+# \xrightarrow{\text{optimizer}} \underset{\Psi/N}{\text{own}} \xrightarrow{\text{all-gather}}
+# \underset{\Psi}{\text{parameters}}$$
 #
-# - `__init__`: `self.parts`, by `self.make_parts(...)`, for every group of `param_groups(parameters)`, in its order;
-#   and `self.optimizer`, an `optimizer_class` with `options` that knows only the parts' `own`. A group is a
-#   dictionary, and its own options (a rate, a weight decay) stay with it.
-# - `reduce()`: leave in each `own.grad` this rank's shard of the **mean** gradient over all ranks, by a
-#   reduce-scatter. A parameter that was not used has `p.grad` None and counts as zero, at its place.
-# - `update()`: update the shards, gather the parameters.
-# - `zero_grad()`: all gradients become None, those of the shards too.
+# Given: `__init__`, with a `Part` for each group and an optimizer that knows only their `own`. Write
 #
-# Sent in a step: $\Psi$ for the reduce-scatter, $\Psi$ for the all-gather. Held: one copy of the parameters, the
-# states of one shard. About 5, 5, 3 and 3 lines.
+# - `reduce()`: leave in each `part.own.grad` this rank's shard of the **mean** gradient over all ranks, by a
+#   reduce-scatter of one flat tensor. `gradients` has one for each parameter of the part; one that was not used counts
+#   as zero, at its place.
+# - `update()`: update the shards, then gather them into each `part.flat`.
+#
+# About 2 and 3 lines.
 #
 # <details><summary>Hint</summary>
 #
-# `reduce_scatter(out, flat)`: the flat tensors of all ranks are added up, and rank r's `out`, (n / N,), gets shard r
-# of the sum. `all_gather(flat, mine)` is its mirror; `mine` may lie in `flat`, and should be outside of any graph:
-# `own.detach()`. `{**group, "params": […]}` is the group with other parameters.
+# `reduce_scatter(out, flat)`: the flat tensors of all ranks are added up, and rank r's `out`, (n / N,), gets shard r of
+# the sum. `all_gather(flat, mine)` is its mirror; `mine` may lie in `flat`, and is outside of any graph: `own.detach()`.
+# Yours from balise 2 makes one tensor of many.
 # </details>
 
 
@@ -457,14 +454,12 @@ class ShardedOptimizer:
     """
 
     def __init__(self, parameters, optimizer_class=torch.optim.AdamW, **options):
-        # BEGIN SOLUTION
         self.parts, groups = [], []
         for group in param_groups(parameters):
             parts = self.make_parts(group["params"])
             self.parts += parts
             groups.append({**group, "params": [part.own for part in parts]})
         self.optimizer = optimizer_class(groups, **options)
-        # END SOLUTION
 
     def make_parts(self, parameters):
         """The parts of one group; a later stage makes several."""
@@ -477,13 +472,15 @@ class ShardedOptimizer:
 
     def reduce(self):
         """After backward: leave in each own.grad this rank's shard of the mean gradient over all ranks."""
-        # BEGIN SOLUTION
         for part in self.parts:
             gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in part.parameters]
+            # BEGIN SOLUTION
             flat = flatten(gradients, dist.get_world_size()).div_(dist.get_world_size())
+            # END SOLUTION
             part.own.grad = torch.empty_like(part.own)
+            # BEGIN SOLUTION
             reduce_scatter(part.own.grad, flat)
-        # END SOLUTION
+            # END SOLUTION
 
     def update(self):
         """Update this rank's shards, then gather the parameters of all ranks."""
@@ -500,11 +497,9 @@ class ShardedOptimizer:
 
     def zero_grad(self):
         """Free all gradients, of the parameters and of the shards."""
-        # BEGIN SOLUTION
         for part in self.parts:
             for p in [*part.parameters, part.own]:
                 p.grad = None
-        # END SOLUTION
 
 
 # %%
@@ -520,35 +515,62 @@ run("stage 1", stage_1)
 
 # %% [markdown]
 # The same losses, and each rank holds its part of the states. The update is done once, not on every rank.
+#
+# The next two stages are a matter of *when*. A step of three layers, from left to right:
+
+# %% jupyter={"source_hidden": true}
+figure, panels = plt.subplots(1, 2, figsize=(8.5, 2.7), layout="constrained", sharey=True)
+for axes, stage in zip(panels, (2, 3)):
+    for layer in range(3):
+        if stage == 2:
+            axes.barh(layer, 7, 0.8, color=COLOURS["parameters"], alpha=0.3)
+        for slot in (layer, 5 - layer):
+            axes.barh(layer, 1, 0.8, slot, color=COLOURS["parameters"], edgecolor="white")
+            axes.text(slot + 0.5, layer, "compute", ha="center", va="center", color="white", fontsize=8)
+            if stage == 3:
+                ends = (slot + 0.08, layer - 0.35), (slot + 0.08, layer - 0.75)
+                axes.annotate("", *ends, arrowprops={"arrowstyle": "->"})
+                axes.text(slot + 0.12, layer - 0.55, "gather", va="center", fontsize=7)
+                ends = (slot + 0.92, layer + 0.75), (slot + 0.92, layer + 0.4)
+                axes.annotate("", *ends, arrowprops={"arrowstyle": "->"})
+                axes.text(slot + 0.86, layer + 0.55, "free", ha="right", va="center", fontsize=7)
+        axes.barh(layer, 1, 0.35, 6 - layer, color=COLOURS["gradients"])
+        axes.text(6.5 - layer, layer, "send", ha="center", va="center", fontsize=8)
+    axes.axvline(3, color="#333333", linewidth=0.8, linestyle=":")
+    title = "all parameters, gradients leave" if stage == 2 else "a layer comes, computes, is freed"
+    axes.set_title(f"stage {stage}: {title}", fontsize=10)
+    axes.set(xlim=(0, 7), ylim=(2.8, -0.9), xticks=(1.5, 5), xticklabels=("forward", "backward"))
+    axes.set_yticks(range(3), ["layer 1", "layer 2", "layer 3"])
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+plt.show()
 
 # %% [markdown]
-# ### Balise 4 · Stage 2: gradients leave while backward goes on · further · about 29 min
+# Blue: parameters in memory, dark where the layer computes. Orange: gradients, which are sent and freed at once.
+#
+# ### Balise 4 · Stage 2: gradients leave while backward goes on · about 11 min
 #
 # In stage 1, all gradients of a rank are there when backward ends; most of them are another rank's business. Stage 2
 # lets them go as soon as they come, bucket by bucket. Each bucket is a `Part` with a shard of its own, so
 # `ShardedOptimizer` works on as it is.
 #
-# `ShardedGradients` adds to yours:
+# Given: the buckets; a hook that calls `ready(p)` as soon as `p.grad` is complete; `flat`, a bucket's gradients divided by
+# $N$; and `reduce()`, which sends after backward what could not leave, because a parameter of its bucket was not used.
+# Write
 #
-# - `make_parts(parameters)`: a `Part` for each bucket of at most `capacity` bytes (given: `make_buckets`).
-# - `ready(p)` is called by a hook when `p.grad` is complete. Was it the last of its bucket, `send` it.
-# - `send(part)`: start the reduce-scatter, asynchronously so that backward goes on, and free the gradients at once: `p.grad = None`. The
-#   flat tensor must live until it has travelled, and no longer: before another starts, wait for the one before.
-# - `wait()`: wait for what is under way; what arrives is **added** to `own.grad`, so that several backward passes
-#   before a step add up.
-# - `reduce()`: after backward, send what is left and wait. A parameter that was not used keeps its bucket from being
-#   complete; it counts as zero. A bucket of which nothing was used leaves zeros in `own.grad`, not None, with which
-#   AdamW would leave out its weight decay.
+# - `ready(p)`: was it the last of its bucket, `send` it.
+# - `send(part)`: free the gradients. Start the reduce-scatter of `flat` **asynchronously**, so that backward goes on, and
+#   put into the list `self.running` what must live until it has travelled: `(part, arriving, flat, handle)`.
+# - `wait()`: wait for what is under way, and **add** what arrives to `own.grad`, which may be None: several backward
+#   passes before a step add up.
 #
-# All ranks use the same parameters in a step, so they start the same buckets in the same order. Held: the gradients
-# of one shard and about two buckets. About 5, 1, 3, 7, 4 and 5 lines.
+# `send` begins with `wait()`, so at most one bucket is under way. Held: the gradients of one shard and about two buckets.
+# About 2, 3 and 2 lines.
 #
 # <details><summary>Hint</summary>
 #
-# `p.register_post_accumulate_grad_hook(f)` calls `f(p)` when the gradient is in `p.grad`. A bucket is complete when
-# no `p.grad` in it is None: freeing them makes it ready for the next backward. `reduce_scatter(out, flat,
-# async_op=True)` returns a handle with `wait()`; a list of (part, out, flat, handle) keeps all that must live.
-# `super().__init__` calls `make_parts`: what that needs must be set before.
+# A bucket is complete when no `p.grad` in it is None; freeing them makes it ready for the next backward.
+# `reduce_scatter(out, flat, async_op=True)` returns a handle with `wait()`.
 # </details>
 
 
@@ -557,58 +579,54 @@ class ShardedGradients(ShardedOptimizer):
     """ShardedOptimizer that keeps of the gradients only its shards (ZeRO stage 2). capacity: bytes of a bucket."""
 
     def __init__(self, parameters, optimizer_class=torch.optim.AdamW, capacity=CAPACITY, **options):
-        # BEGIN SOLUTION
         self.capacity, self.running = capacity, []
         super().__init__(parameters, optimizer_class, **options)
         self.home = {p: part for part in self.parts for p in part.parameters}
         for p in self.home:
             p.register_post_accumulate_grad_hook(self.ready)
-        # END SOLUTION
 
     def make_parts(self, parameters):
         """A Part for each bucket."""
-        # BEGIN SOLUTION
         return [Part(bucket) for bucket in make_buckets(parameters, self.capacity)]
-        # END SOLUTION
 
     def ready(self, p):
         """p.grad is complete; where it was the last of its bucket, the bucket leaves."""
-        # BEGIN SOLUTION
         part = self.home[p]
+        # BEGIN SOLUTION
         if all(q.grad is not None for q in part.parameters):
             self.send(part)
         # END SOLUTION
 
     def send(self, part):
         """Start the reduce-scatter of a part's gradients, and free what is not owned; at most one is under way."""
-        # BEGIN SOLUTION
         self.wait()
         gradients = [torch.zeros_like(v) if p.grad is None else p.grad for p, v in zip(part.parameters, part.views)]
         flat = flatten(gradients, dist.get_world_size()).div_(dist.get_world_size())
+        # BEGIN SOLUTION
         for p in part.parameters:
             p.grad = None
+        # END SOLUTION
         arriving = torch.empty_like(part.own)
+        # BEGIN SOLUTION
         self.running.append((part, arriving, flat, reduce_scatter(arriving, flat, async_op=True)))
         # END SOLUTION
 
     def wait(self):
         """Wait for what is under way, and add it to own.grad."""
-        # BEGIN SOLUTION
         for part, arriving, _, work in self.running:
+            # BEGIN SOLUTION
             work.wait()
             part.own.grad = arriving if part.own.grad is None else part.own.grad + arriving
+            # END SOLUTION
         self.running.clear()
-        # END SOLUTION
 
     def reduce(self):
         """After backward: send what is left, wait; each own.grad is this rank's shard of the mean gradient."""
-        # BEGIN SOLUTION
         self.wait()
         for part in self.parts:
             if part.own.grad is None or any(p.grad is not None for p in part.parameters):
                 self.send(part)
         self.wait()
-        # END SOLUTION
 
 
 # %%
@@ -623,45 +641,31 @@ def stage_2(model):
 run("stage 2", stage_2)
 
 # %% [markdown]
-# ### Balise 5 · Stage 3: parameters only while they are used · further · about 49 min
+# ### Balise 5 · Stage 3: parameters only while they are used · about 12 min
 #
-# Now the parameters. A rank keeps its shard of each layer, gathers the layer just before it computes, frees it just
-# after, and does so once more in backward. (Lectures sometimes say that stage 3 deals whole layers out to the ranks. It
-# does not: it cuts each layer over all of them, as you do here, and as DeepSpeed and `fully_shard` do.)
+# Now the parameters, as in the right picture: each layer is cut over all ranks, gathered just before it computes and
+# freed just after, and once more in backward. (Lectures sometimes say that stage 3 deals whole layers out to the ranks.
+# It does not.)
 #
-# The difficulty: autograd remembers what forward used. A linear layer keeps a *view* of its weight for backward, and
-# a view keeps the memory alive. So the memory itself must go, below all views: `flat.untyped_storage().resize_(0)`.
+# The difficulty: autograd keeps a *view* of each weight for backward, and a view keeps the memory alive. So the memory
+# itself must go, below all views: `flat.untyped_storage().resize_(0)`.
 # Gathered again, the views see the values again. Meanwhile `p.data` is an empty tensor: who reads a parameter at the
 # wrong moment gets an error and not freed memory.
 #
-# `Unit` is a `Part` whose `own` has a memory of its own:
+# Given: `free()`, which does this, and what makes a `Unit` for each layer: a `Part` whose `own` has a memory of its own.
+# Frozen parameters get one apart, and one that several layers share belongs to the first. Write
 #
-# - `gather()`: give `flat` its memory back, fill it from all ranks' `own`, make each `p.data` its view
-#   (`self.views`). Nothing where it is there already.
-# - `free()`: each `p.data` becomes `self.nothing`, the memory of `flat` goes.
+# - in `Unit.gather()`, the mirror of `free()`: give `flat` its memory back, and fill it from all ranks' `own`.
+# - the end of `add(layer)`: three hooks on the layer. When is `gather` due, when `free`, when `backward_begins`?
+# - `send(part)`: a unit's gradients are complete, and have left. What is not needed any more?
+# - `update()`: the shards are updated. What of stage 1's has no place here?
 #
-# `ShardedParameters`, for `layers`, modules that together hold all parameters:
-#
-# - `add(layer)`: trained parameters in a `Unit` of `self.parts`, with the hooks of stage 2; frozen ones in a `Unit`
-#   of `self.frozen`, which the optimizer does not know. A **tied** parameter belongs to the first layer that has it;
-#   *every* layer that uses it gathers it. Then three hooks on the layer: before forward, after forward, before
-#   backward.
-# - `send(part)`: as in stage 2. The gradients of the unit are complete: it is not needed any more.
-# - Frozen parameters are gathered in backward too, but no gradient ever says that they are done. Free them when the
-#   backward of another layer begins, and those of the first layers in `reduce()`.
-# - `update()`: the shards are updated, nothing is gathered.
-#
-# - `__init__`: `self.parts`, `self.frozen`, the hooks, and an optimizer on the units' `own`.
-#
-# About 6, 4, 6, 25, 2, 3 and 1 lines.
+# About 2, 3, 1 and 1 lines.
 #
 # <details><summary>Hint</summary>
 #
 # `storage.resize_(bytes)` counts bytes: `t.numel() * t.element_size()`. `layer.register_forward_pre_hook(f)`,
-# `register_forward_hook(f)` and `register_full_backward_pre_hook(f)` call `f(layer, …)`; what `f` returns would
-# replace inputs or outputs, so return None. A dictionary from parameter to unit, such as `self.home`, answers both
-# questions: is it taken, and which units does this layer need? What of `super().__init__` is wanted here, and what
-# not?
+# `register_forward_hook(f)` and `register_full_backward_pre_hook(f)` call `f` before forward, after it, before backward.
 # </details>
 
 
@@ -678,40 +682,35 @@ class Unit(Part):
 
     def gather(self):
         """Give `flat` its memory and fill it with the shards of all ranks; nothing where that is done already."""
-        # BEGIN SOLUTION
         if not self.gathered:
+            # BEGIN SOLUTION
             self.flat.untyped_storage().resize_(self.flat.numel() * self.flat.element_size())
             all_gather(self.flat, self.own.detach())
+            # END SOLUTION
             for p, view in zip(self.parameters, self.views):
                 p.data = view
             self.gathered = True
-        # END SOLUTION
 
     def free(self):
         """Give the memory of `flat` back."""
-        # BEGIN SOLUTION
         for p in self.parameters:
             p.data = self.nothing
         self.flat.untyped_storage().resize_(0)
         self.gathered = False
-        # END SOLUTION
 
 
 class ShardedParameters(ShardedGradients):
     """ZeRO stage 3. layers: modules that together hold all parameters; each is gathered by itself, and freed."""
 
     def __init__(self, layers, optimizer_class=torch.optim.AdamW, **options):
-        # BEGIN SOLUTION
         self.running, self.parts, self.home = [], [], {}
         self.frozen = []
         for layer in layers:
             self.add(layer)
         self.optimizer = optimizer_class(self.shards, **options)
-        # END SOLUTION
 
     def add(self, layer):
         """Make the units of a layer: trained and frozen parameters apart; hooks gather them when the layer is used."""
-        # BEGIN SOLUTION
         for trained in (True, False):
             new = [p for p in layer.parameters() if p.requires_grad == trained and p not in self.home]
             if new:
@@ -731,12 +730,13 @@ class ShardedParameters(ShardedGradients):
             for unit in units:
                 unit.free()
 
-        def backward_begins(*_):
+        def backward_begins(*_):  # no gradient tells when a frozen unit of another layer is done: free it here
             for unit in self.frozen:
                 if unit not in units:
                     unit.free()
             gather()
 
+        # BEGIN SOLUTION
         layer.register_forward_pre_hook(gather)
         layer.register_forward_hook(free)
         layer.register_full_backward_pre_hook(backward_begins)
@@ -744,21 +744,19 @@ class ShardedParameters(ShardedGradients):
 
     def send(self, part):
         """As before; then the parameters are not needed any more."""
-        # BEGIN SOLUTION
         super().send(part)
+        # BEGIN SOLUTION
         part.free()
         # END SOLUTION
 
     def reduce(self):
         """As before; then frozen layers that are still gathered are freed."""
-        # BEGIN SOLUTION
         super().reduce()
         for unit in self.frozen:
             unit.free()
-        # END SOLUTION
 
     def update(self):
-        """Update this rank's shards. Nothing is gathered."""
+        """Update this rank's shards."""
         # BEGIN SOLUTION
         self.optimizer.step()
         # END SOLUTION
@@ -767,6 +765,12 @@ class ShardedParameters(ShardedGradients):
 # %%
 tp.check(5, Unit, ShardedParameters)
 
+# %% [markdown]
+# Guess before you run the next cells; the formula counts the shards alone.
+
+# %%
+left = tp.predict("At the most, what percentage of data parallelism's bytes does a rank hold in stage 3?", ...)
+
 
 # %%
 def stage_3(model):
@@ -774,12 +778,17 @@ def stage_3(model):
 
 
 run("stage 3", stage_3)
+peaks = {name: max(sum(moment.values()) for moment in moments) for name, (_, _, moments) in found.items()}
+left.shows(
+    100 * peaks["stage 3"] / peaks["data parallelism"],
+    "{:.0f} %",
+    "A rank keeps 1/N of all, and for a moment whole layers beside it: in a small model these weigh much.",
+)
 
 # %% [markdown]
 # ## One step, moment by moment
 #
-# What one rank holds while a step goes by: forward layer by layer, backward layer by layer, update. Buckets under way
-# and activations are not drawn.
+# What one rank holds while a step goes by. Buckets under way and activations are not drawn.
 
 # %%
 psi, n = CONFIG.n_parameters, RANKS[-1]
@@ -808,15 +817,13 @@ figure.legend(handles, COLOURS, loc="outside lower center", ncols=3, fontsize=9,
 plt.show()
 
 # %% [markdown]
-# Read it from left to right. The green falls with stage 1 and stays. The orange of stage 2 is a thin wedge that grows
-# to one shard. The blue of stage 3 is a shard and a bump wherever a layer is gathered. The formula counts neither the
-# bumps nor the shard of gradients that stands beside the whole ones for a moment in stage 1. A bump is one layer: one
-# part in eighty for a model of eighty layers.
+# The green falls with stage 1 and stays. The orange of stage 2 is a thin wedge that grows to one shard. The blue of
+# stage 3 is a shard and a bump wherever a layer is gathered: one part in eighty for a model of eighty layers.
 #
 # Stage 3 has a price beside its bytes: whoever gathers a layer when it begins stands and waits. `Ahead` is given: your
 # stage 3, whose layers are gathered on a stream of their own while the layer before computes. Both on two **modelled**
-# H100, each behind a network card of 100 Gb/s, a decoder of six blocks: tensors have sizes and no values, operations and
-# messages take the time of their arithmetic and their bytes.
+# H100, each behind a network card of 100 Gb/s: tensors have sizes and no values, operations and messages take the time of
+# their arithmetic and their bytes.
 
 
 # %%
@@ -861,48 +868,113 @@ print(*runs, sep="\n")
 report.streams(runs) if runs else None
 
 # %% [markdown]
-# Above, computing and messages take turns: neither begins before the other has ended. Below, most gathers travel beside the
-# computing; what is left of the waiting is forward, where this network needs longer for a layer than the card. `fully_shard`,
-# in the next practical work, gathers ahead as well.
+# Above, computing and messages take turns. Below, most gathers travel beside the computing, as in `fully_shard`.
+#
+# ## Race
+#
+# Your stages against PyTorch's, on the same model and the same batches: stage 1 against `ZeroRedundancyOptimizer`
+# (which leaves the gradients to `DistributedDataParallel`), stage 3 against `fully_shard`, a group for each block, then
+# the root. Do they train the same model? The loss of one more batch after three steps tells.
 
-# %% tags=["setup"]
-import json
-import tempfile
-from pathlib import Path
 
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.optim import ZeroRedundancyOptimizer
-from torch.nn.parallel import DistributedDataParallel
+# %%
+def stepper(model, optimizer):
+    """A function of a batch of tokens that trains one step."""
+
+    def step(tokens):
+        optimizer.zero_grad()
+        language_loss(model, tokens).backward()
+        optimizer.step()
+
+    return step
+
+
+def candidates():
+    """name -> (model, function of a batch of tokens that trains one step), all from the same start."""
+    zero, one, two, three, sharded, plain = (make_model() for _ in range(6))
+    theirs, both = (DistributedDataParallel(m, gradient_as_bucket_view=True) for m in (zero, plain))
+    for layer in (*sharded.blocks, sharded):
+        fully_shard(layer)
+    optimizers = {
+        "data parallelism": (both, torch.optim.AdamW(plain.parameters(), **OPTIONS)),
+        "stage 1, yours": (one, ShardedOptimizer(one.parameters(), **OPTIONS)),
+        "ZeroRedundancyOptimizer": (theirs, ZeroRedundancyOptimizer(zero.parameters(), torch.optim.AdamW, **OPTIONS)),
+        "stage 2, yours": (two, ShardedGradients(two.parameters(), capacity=CAPACITY, **OPTIONS)),
+        "stage 3, yours": (three, ShardedParameters(layers_of(three), **OPTIONS)),
+        "fully_shard": (sharded, torch.optim.AdamW(sharded.parameters(), **OPTIONS)),
+    }
+    return {name: (model, stepper(model, optimizer)) for name, (model, optimizer) in optimizers.items()}
+
+
+def race_on_ranks(rounds):
+    """({name: loss of a batch after three steps}, race)"""
+    racers, tokens, losses = candidates(), token_batch(3), {}
+    for name, (model, step) in racers.items():
+        for k in range(3):
+            step(token_batch(k))
+        with torch.no_grad():
+            losses[name] = language_loss(model, tokens).item()
+    turns = {name: functools.partial(step, tokens) for name, (_, step) in racers.items()}
+    return losses, measure.race(turns, repeats=rounds, warmup=1, calls=1, device=launch.device())
+
+
+# %% [markdown]
+# Guess before you run the next cell: stage 3 sends half as much again as data parallelism, and updates a part.
+
+# %%
+longer = tp.predict("How many times as long as data parallelism's is a step of your stage 3, here?", ...)
+
+# %%
+medians = {}
+for n in RANKS:
+    losses, race = launch.ranks(race_on_ranks, 30 if FULL else 4, n=n, timeout=120)[0]
+    print(f"{n} ranks on {launch.backend(n)}: loss after three steps, and a step")
+    for name, seconds in race.medians.items():
+        median, spread = measure.human_seconds(seconds), measure.human_seconds(race.spreads[name] / 2)
+        print(f"  {name:<24} {losses[name]:.6f}  {median:>9} ± {spread}")
+    for mine, theirs in (("stage 1, yours", "ZeroRedundancyOptimizer"), ("stage 3, yours", "fully_shard")):
+        print(f"  {mine} / {theirs}: {race.medians[mine] / race.medians[theirs]:.2f}")
+    medians[f"{n} ranks"] = race.medians
+print(recorded.line("13_zero_under_the_hood", "race"))
+if FULL:
+    recorded.note("13_zero_under_the_hood", "race", medians)
+longer.shows(
+    race.medians["stage 3, yours"] / race.medians["data parallelism"],
+    "× {:.2f}",
+    "On a CPU a message is a copy through memory that ranks share, and a smaller update pays it back in part; on GPUs "
+    "the waiting for gathers decides.",
+)
+
+# %% [markdown]
+# The losses agree to rounding. `ZeroRedundancyOptimizer` all-reduces whole gradients and then lets each rank broadcast
+# what it updated: by arithmetic 3Ψ, where your stage 1 sends 2Ψ. `fully_shard` keeps books, a `DTensor` for each
+# parameter: on small layers that costs more than on large ones.
 
 # %% [markdown]
 # ## What a real training needs besides
 #
-# Three stages, and all of it in float32. Next come the four things that every training framework adds: half precision,
-# clipping, memory beyond the GPU, and a checkpoint of what lies in pieces.
+# What every training framework adds: half precision, clipping, memory beyond the GPU, and a checkpoint of what lies in
+# pieces.
 #
-# ### Balise 6 · Parameters in bfloat16, masters in float32 · further · about 17 min
+# ### Balise 6 · Parameters in bfloat16, masters in float32 · further · about 8 min
 #
 # A large model computes in bfloat16: half the memory, half the bytes in every message. But near 1 the bfloat16
 # numbers are 1/128 apart, and an update of 0.001 is rounded away, every time. So the optimizer works on a *master*, a
 # float32 copy, in which small updates add up (practical work 02). It is needed where a parameter is updated: on its
 # owner alone. That is the 12 in the formula: 4 bytes of master and 8 of Adam's states, all of them divided by $N$.
 #
-# Write `MasterShards` for parameters in bfloat16, on top of your stage 2:
+# `MasterShards` stands on your stage 2. Given: the masters take the place of the shards in the optimizer's groups. Write
 #
-# - `self.masters`: a list with one float32 `nn.Parameter` for each part, in their order, the values of `part.own`. Made
-#   once. The optimizer knows nothing else; the options of each group stay those of its parts.
-# - `reduce()` leaves the mean gradient of each shard, in float32, in `master.grad`.
-# - `update()` updates the masters and rounds them into the parameters of all ranks.
-# - Parameters, their gradients and every message stay in bfloat16.
+# - `master_of`: a dictionary from each part's `own` to its master, a float32 `nn.Parameter` of the same values.
+# - `reduce()`: put the mean gradient of each shard into `master.grad`, in float32.
+# - the loop of `update()`: round each updated master into its `part.own`, and gather. Every message stays in bfloat16.
 #
-# Between two steps, with `zero_grad()` called, a rank holds 2 bytes a parameter and 12 for each of its own shard.
-# About 5, 3 and 4 lines.
+# About 1, 1 and 2 lines.
 #
 # <details><summary>Hint</summary>
 #
-# An optimizer makes its states at the first step. So let `super().__init__` make it for the bfloat16 shards, and
-# exchange these for the masters in each `group["params"]` of `self.optimizer.param_groups`. `a.copy_(b)` rounds;
-# under `torch.no_grad()` it may write into a parameter.
+# After stage 2's `reduce()` the gradient is in `part.own.grad`. `a.copy_(b)` rounds; under `torch.no_grad()` it may write
+# into a parameter.
 # </details>
 
 
@@ -911,13 +983,13 @@ class MasterShards(ShardedGradients):
     """ZeRO stage 2 for parameters in bfloat16. masters: float32 copies of this rank's shards, one for each part."""
 
     def __init__(self, parameters, optimizer_class=torch.optim.AdamW, **options):
-        # BEGIN SOLUTION
         super().__init__(parameters, optimizer_class, **options)
+        # BEGIN SOLUTION
         master_of = {part.own: nn.Parameter(part.own.detach().float()) for part in self.parts}
+        # END SOLUTION
         self.masters = list(master_of.values())
         for group in self.optimizer.param_groups:
             group["params"] = [master_of[own] for own in group["params"]]
-        # END SOLUTION
 
     @property
     def shards(self):
@@ -926,22 +998,22 @@ class MasterShards(ShardedGradients):
 
     def reduce(self):
         """After backward: leave in each master.grad this rank's shard of the mean gradient, in float32."""
-        # BEGIN SOLUTION
         super().reduce()
         for part, master in zip(self.parts, self.masters):
+            # BEGIN SOLUTION
             master.grad = part.own.grad.float()
+            # END SOLUTION
             part.own.grad = None
-        # END SOLUTION
 
     @torch.no_grad()
     def update(self):
         """Update the masters, round them into this rank's shards, then gather the parameters of all ranks."""
-        # BEGIN SOLUTION
         self.optimizer.step()
         for part, master in zip(self.parts, self.masters):
+            # BEGIN SOLUTION
             part.own.copy_(master)
             all_gather(part.flat, part.own.detach())
-        # END SOLUTION
+            # END SOLUTION
 
     def zero_grad(self):
         """Free all gradients, those of the masters too."""
@@ -954,8 +1026,7 @@ class MasterShards(ShardedGradients):
 tp.check(6, MasterShards)
 
 # %% [markdown]
-# See it: a weight of 1, whose gradient is always the same, so that each step of Adam is 0.001. What becomes of it,
-# with the parameters in float32, in bfloat16 alone, and in bfloat16 with masters?
+# See it: a weight of 1, whose gradient is always the same, so that each step of Adam is 0.001.
 
 
 # %%
@@ -971,38 +1042,41 @@ def drifting(kind, dtype, steps=30):
     return found
 
 
+drifts = {
+    "float32": launch.ranks(drifting, ShardedGradients, torch.float32, n=2)[0],
+    "bfloat16, no masters": launch.ranks(drifting, ShardedGradients, torch.bfloat16, n=2)[0],
+    "bfloat16, float32 masters": launch.ranks(drifting, MasterShards, torch.bfloat16, n=2)[0],
+}
+
+# %% jupyter={"source_hidden": true}
 figure, axes = plt.subplots(figsize=(8.5, 2.6), layout="constrained")
-for name, kind, dtype, look in (
-    ("float32", ShardedGradients, torch.float32, {"color": "#888888", "linewidth": 4}),
-    ("bfloat16, no masters", ShardedGradients, torch.bfloat16, {"color": "#D55E00"}),
-    ("bfloat16, float32 masters", MasterShards, torch.bfloat16, {"color": "#0072B2"}),
-):
-    axes.plot(launch.ranks(drifting, kind, dtype, n=2)[0], label=name, drawstyle="steps-post", **look)
+for (name, weights), colour, width in zip(drifts.items(), ("#888888", "#D55E00", "#0072B2"), (4, 1.5, 1.5)):
+    axes.plot(weights, label=name, drawstyle="steps-post", color=colour, linewidth=width)
 axes.set(xlabel="step", ylabel="weight", title="Where do small updates go?")
 axes.legend(fontsize=9, frameon=False, loc="lower left")
 plt.show()
 
 # %% [markdown]
-# ### Balise 7 · One norm for all shards · further · about 12 min
+# ### Balise 7 · One norm for all shards · further · about 7 min
 #
 # Clipping bounds the length of the whole gradient: where $\lVert g \rVert > c$, all of it is multiplied by
 # $c / \lVert g \rVert$, and its direction stays. Now no rank has the whole gradient. Ranks that clipped by the norms of
 # their own shards would each scale by another factor, and the direction would turn.
 #
-# `shards` are this rank's parameters after `reduce()`, each with its part in `p.grad` (None where there is none, but
-# not all; on some rank they may all have no element). Scale the gradients in place, so that the norm over all ranks is at most
-# `max_norm`, and return the norm from before, a tensor, the same on all ranks.
+# Given: `squares`, the sum of squares of each gradient of this rank, in float32, because in half precision squares
+# overflow or are too coarse. At the end the gradients are multiplied by `scale`. Between these, find
 #
-# - One number a rank travels, in one collective.
-# - No value goes to Python (`if norm > …`, `.item()`): on a GPU that would wait for all that is still under way.
-# - Gradients may be in float16 or bfloat16, where squares overflow or are too coarse.
+# - `norm`, over the shards of **all** ranks, a tensor of no dimension, the same on all ranks: one number a rank travels,
+#   in one collective.
+# - `scale`, so that the norm becomes at most `max_norm`, and short gradients stay as they are. No value goes to Python
+#   (`if norm > …`, `.item()`): on a GPU that would wait for all that is still under way.
 #
-# About 6 lines.
+# About 4 lines.
 #
 # <details><summary>Hint</summary>
 #
-# Squares can be added up, norms cannot. `g.float()` is a float32 copy of a gradient in half precision.
-# `torch.clamp(…, max=1.0)` is an `if` without a look at the value.
+# Squares can be added up, norms cannot. `torch.stack` makes a tensor of the list. `torch.clamp(…, max=1.0)` is an `if`
+# without a look at the value; `norm + 1e-6` is never zero.
 # </details>
 
 
@@ -1010,17 +1084,17 @@ plt.show()
 @torch.no_grad()
 def clip_grad_norm(shards, max_norm):
     """Scale the gradients of all ranks' shards to a common norm of at most max_norm. Returns the norm before, a tensor."""
-    # BEGIN SOLUTION
     gradients = [p.grad for p in shards if p.grad is not None]
     squares = [g.to(torch.promote_types(g.dtype, torch.float32)).square().sum() for g in gradients]
+    # BEGIN SOLUTION
     norm = torch.stack(squares).sum()
     dist.all_reduce(norm)
     norm = norm.sqrt()
     scale = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
+    # END SOLUTION
     for g in gradients:
         g.mul_(scale)
     return norm
-    # END SOLUTION
 
 
 # %%
@@ -1049,31 +1123,23 @@ for rank, (own, norm, after) in enumerate(launch.ranks(factors, n=RANKS[-1])):
     print(f"{rank:>4}   {own:>18.4f}   {norm:>11.4f}   {after:>18.4f}   {min(1, norm / 5 / own):>18.2f}")
 
 # %% [markdown]
-# ### Balise 8 · Masters and states in CPU memory · further · about 13 min
+# ### Balise 8 · Masters and states in CPU memory · further · about 7 min
 #
 # Where 12 bytes for each parameter of its shard are still too many for the GPU, they can live in the memory of the
 # host, which is larger and cheaper, and so can the update itself (Ren and others, *ZeRO-Offload*, 2021). What crosses
 # the bus in a step is little: **this rank's shard of the gradients down, its shard of the parameters up, both in
 # bfloat16**. Forward and backward stay on the GPU.
 #
-# A copy with `non_blocking=True` between the GPU and *pinned* (page-locked) memory goes on beside other work. It has two
-# traps: what comes down may be read only after a synchronisation; and where the copy also casts, PyTorch casts on the
-# GPU, so that float32 crosses. A copy that blocks casts on the CPU.
+# Given: `__init__` moves the masters, and the states follow, as the optimizer makes them beside the masters. `t.cpu()`
+# sends a tensor, `t.float()` casts it where it is, and `gpu.copy_(cpu)` into a bfloat16 tensor rounds before it sends.
 #
-# Change `MasterShards` so that
-#
-# - the masters are in CPU memory, and so are the states: the optimizer makes them beside the masters;
-# - `reduce()` brings each shard's mean gradient to the CPU, and makes float32 of it there;
-# - `update()` computes on the CPU and sends the rounded values back.
-#
-# The check runs your code on tensors that *say* they are on a GPU, and counts what crosses. About 3 and 4 lines;
-# perhaps your `update()` is right as it is.
+# Write the loop of `reduce()`, which leaves each shard's mean gradient in `master.grad` on the CPU, in float32, and none
+# on the GPU; and `update()`. The check runs your code on tensors that *say* they are on a GPU, and counts what crosses.
+# About 2 and 1 lines.
 #
 # <details><summary>Hint</summary>
 #
-# `master.data = master.data.cpu()` moves a parameter that the optimizer already knows.
-# `ShardedGradients.reduce(self)` is the one of stage 2. `t.cpu().float()` sends 2 bytes an element, `t.float().cpu()`
-# 4. `gpu.copy_(cpu)` into a bfloat16 tensor rounds before it sends.
+# In which order do `.cpu()` and `.float()` send 2 bytes an element? What must change in the `update()` that you have?
 # </details>
 
 
@@ -1082,20 +1148,18 @@ class OffloadedShards(MasterShards):
     """MasterShards whose masters and optimizer states are in CPU memory, wherever the parameters are."""
 
     def __init__(self, parameters, optimizer_class=torch.optim.AdamW, **options):
-        # BEGIN SOLUTION
         super().__init__(parameters, optimizer_class, **options)
         for master in self.masters:
             master.data = master.data.cpu()
-        # END SOLUTION
 
     def reduce(self):
         """After backward: leave in each master.grad, on the CPU, this rank's shard of the mean gradient in float32."""
-        # BEGIN SOLUTION
-        ShardedGradients.reduce(self)
+        ShardedGradients.reduce(self)  # that of stage 2
         for part, master in zip(self.parts, self.masters):
+            # BEGIN SOLUTION
             master.grad = part.own.grad.cpu().float()
             part.own.grad = None
-        # END SOLUTION
+            # END SOLUTION
 
     @torch.no_grad()
     def update(self):
@@ -1109,30 +1173,7 @@ class OffloadedShards(MasterShards):
 tp.check(8, OffloadedShards)
 
 # %% [markdown]
-# What does it cost? First the update itself, which one core of the CPU now has to do. `torch.optim.AdamW` passes over
-# memory once for every operation; with `fused=True`, one of its `options`, it passes once.
-
-# %%
-MANY = 10_000_000  # parameters
-
-
-def adamw_step(fused):
-    """A function that updates MANY float32 parameters on the CPU."""
-    p = nn.Parameter(torch.zeros(MANY))
-    p.grad = torch.ones(MANY)
-    return torch.optim.AdamW([p], fused=fused).step
-
-
-threads = torch.get_num_threads()
-torch.set_num_threads(1)
-steps = {"default": adamw_step(fused=False), "fused=True": adamw_step(fused=True)}
-update = measure.race(steps, repeats=5, warmup=1, calls=1).medians
-torch.set_num_threads(threads)
-for name, seconds in update.items():
-    print(f"AdamW, {name}: {seconds / MANY * 1e9:.1f} s of one core for the update of a billion parameters")
-
-# %% [markdown]
-# Then the step. On a GPU the next cell measures it; without one it is an estimate.
+# What does it cost? On a GPU the next cell measures it; without one it is an estimate.
 
 
 # %%
@@ -1162,48 +1203,43 @@ if GPUS:
         kept, seconds = launch.ranks(offload_figures, kind, config, n=RANKS[0] if FULL else 1, timeout=120)[0]
         print(f"{kind.__name__}: {measure.human_bytes(kept)} on the GPU, a step {measure.human_seconds(seconds)}")
 else:
-    bus, psi = 25e9, 1e9  # assumed: 25 GB/s each way, as a PCIe 4.0 link of 16 lanes gives; parameters of a shard
-    print(
-        f"estimate for a shard of {psi / 1e9:g} billion parameters: the GPU is rid of {12 * psi / 1e9:.0f} GB; in each step"
-    )
-    print(f"{2 * psi / 1e9:.0f} GB cross the bus each way, {4 * psi / bus:.2f} s at {bus / 1e9:.0f} GB/s, and then the")
-    fused = update["fused=True"] / MANY * psi
-    print(f"update, {fused:.1f} s of one core as measured above: so many cores share it as the memory can feed")
+    bus, psi = 25e9, 1e9  # assumed: bytes a second each way (PCIe 4.0, 16 lanes), parameters of a shard
+    print(f"estimate for a shard of a billion parameters: the GPU is rid of {12 * psi / 1e9:.0f} GB; in a step")
+    print(f"{2 * psi / 1e9:.0f} GB cross the bus each way, {4 * psi / bus:.2f} s, and then the host's cores update")
 
 # %% [markdown]
-# ### Balise 9 · What a step sends · further · about 10 min
+# ### Balise 9 · What a step sends · further · about 5 min
 #
-# Is it paid for with communication? The original paper says: stages 1 and 2 send what data parallelism sends, stage 3
-# half as much again. Count it. A rank sends, in a ring of $N$ ranks and for a tensor of $n$ bytes,
+# Is the memory paid for with communication? Count it. `sent_bytes(step)` calls `step()` once, on every rank, and returns
+# the bytes that *this* rank sends meanwhile. The log of the collectives is given: each entry has a `name` and `bytes`,
+# **those that the rank hands in**. What it sends is another number; in a ring of $N$ ranks:
 #
-# | collective | a rank hands in | and sends |
+# | `name` | a rank hands in | and sends |
 # |---|---|---|
-# | reduce-scatter | the whole, $n$ | $\frac{N-1}{N}\,n$ |
-# | all-gather | its part, $n/N$ | $\frac{N-1}{N}\,n$ |
-# | all-reduce | the whole, $n$ | $2\,\frac{N-1}{N}\,n$, the two above one after the other |
-# | message to one rank | $n$ | $n$ |
+# | `reduce_scatter` | the whole | $N-1$ times an $N$-th of it |
+# | `all_gather` | its own part | $N-1$ times a part |
+# | `all_reduce` | the whole | a reduce-scatter, then an all-gather of what came out |
+# | `send` | a message | the message |
 #
-# `sent_bytes(step)` calls `step()` once, on every rank, and returns the bytes that *this* rank sends meanwhile,
-# whichever of these they are and wherever they start, in a hook of backward for example. What is received, and
-# barriers, count nothing. About 5 lines.
+# Write `sent`: for each name, the bytes sent for one byte handed in. What is not in it (`recv`, barriers) counts nothing.
+# About 1 to 6 lines.
 #
 # <details><summary>Hint</summary>
 #
-# `with measure.Communications() as log:`, then `log.entries()`: dictionaries, with `name` ("all_reduce", "all_gather",
-# "reduce_scatter", "send", "recv", …) and `bytes`, those that the rank hands in. (Marks in the log, of `kind` "phase", have no bytes.)
+# On four ranks, with 100 bytes handed in: 75, 300, 150 and 100.
 # </details>
 
 
 # %% tags=["balise-9"]
 def sent_bytes(step):
     """Bytes that this rank sends while step() runs, once, if every collective is a ring."""
-    # BEGIN SOLUTION
     n = dist.get_world_size()
+    # BEGIN SOLUTION
     sent = {"all_reduce": 2 * (n - 1) / n, "reduce_scatter": (n - 1) / n, "all_gather": n - 1, "send": 1}
+    # END SOLUTION
     with measure.Communications() as log:
         step()
     return sum(sent.get(entry["name"], 0) * entry["bytes"] for entry in log.entries() if entry["kind"] != "phase")
-    # END SOLUTION
 
 
 # %%
@@ -1211,42 +1247,18 @@ tp.check(9, sent_bytes)
 
 
 # %% [markdown]
-# Now all stages, in the unit of the paper: $\Psi$, the number of parameters. One step of the decoder, counted on rank
-# 0.
-
+# Now your stages, in the unit of the paper: $\Psi$, the number of parameters. Guess before you run the next cells.
 
 # %%
-def stepper(model, optimizer):
-    """A function of a batch of tokens that trains one step."""
-
-    def step(tokens):
-        optimizer.zero_grad()
-        language_loss(model, tokens).backward()
-        optimizer.step()
-
-    return step
-
-
-def four_stages():
-    """name -> a function of a batch of tokens that trains one step, all from the same start; and fully_shard."""
-    plain, sharded, *models = (make_model() for _ in range(5))
-    for layer in (*sharded.blocks, sharded):
-        fully_shard(layer)
-    wrapped = DistributedDataParallel(plain)
-    return {
-        "data parallelism": stepper(wrapped, torch.optim.AdamW(wrapped.parameters(), **OPTIONS)),
-        "stage 1": stepper(models[0], ShardedOptimizer(models[0].parameters(), **OPTIONS)),
-        "stage 2": stepper(models[1], ShardedGradients(models[1].parameters(), capacity=CAPACITY, **OPTIONS)),
-        "stage 3": stepper(models[2], ShardedParameters(layers_of(models[2]), **OPTIONS)),
-        "fully_shard": stepper(sharded, torch.optim.AdamW(sharded.parameters(), **OPTIONS)),
-    }
+as_much = tp.predict("How many times as much as data parallelism does stage 2 send in a step?", ...)
 
 
 # %%
 def volumes():
     """name -> elements sent in the second step over the number of parameters."""
-    psi, found = sum(p.numel() for p in make_model().parameters()), {}
-    for name, step in four_stages().items():
+    psi, racers, found = sum(p.numel() for p in make_model().parameters()), candidates(), {}
+    del racers["ZeroRedundancyOptimizer"]  # its broadcasts are not in our table
+    for name, (_, step) in racers.items():
         step(token_batch(0))  # the first step of DistributedDataParallel also compares the models
         found[name] = sent_bytes(lambda step=step: step(token_batch(1))) / 4 / psi
     return found
@@ -1260,80 +1272,74 @@ print("elements sent in a step / Ψ", *(f"{n} ranks, counted   formula" for n in
 for stage, name in enumerate(counted[RANKS[0]]):
     cells = [f"{counted[n][name]:>16.3f}   {formula[stage] * (n - 1) / n:>7.3f}" for n in RANKS]
     print(f"{name:<27}", *cells, sep="   ")
+as_much.shows(
+    counted[RANKS[-1]]["stage 2, yours"] / counted[RANKS[-1]]["data parallelism"],
+    "× {:.2f}",
+    "An all-reduce is a reduce-scatter and an all-gather: stage 2 does both, with the update between them.",
+)
 
 # %% [markdown]
-# With many ranks $(N-1)/N$ is nearly 1: **2Ψ, 2Ψ, 2Ψ, 3Ψ**. (Padding adds a few elements, too few to show here.) Why?
+# With many ranks $(N-1)/N$ is nearly 1: **2Ψ, 2Ψ, 2Ψ, 3Ψ**. Why?
 #
 # - Data parallelism all-reduces the gradients: Ψ for the reduce-scatter in it, Ψ for the all-gather.
-# - Stages 1 and 2 need of the reduced gradients only the own shard: the reduce-scatter, Ψ. In place of the gradients
-#   they gather the *updated parameters*, Ψ again. Nothing is paid for the memory that was saved.
-# - Stage 3 keeps no parameter: gathered for forward, Ψ, freed, gathered for backward, Ψ; and the gradients'
-#   reduce-scatter, Ψ.
-# - `fully_shard`, in its usual form, leaves its root (embedding, last norm, head) gathered from forward to backward, and
-#   sends so much less.
+# - Stages 1 and 2 need of the reduced gradients only the own shard, Ψ, and gather the *updated parameters*, Ψ again.
+#   Nothing is paid for the memory that was saved.
+# - Stage 3 gathers its parameters for forward, Ψ, and for backward, Ψ; and the gradients' reduce-scatter, Ψ.
 #
-# The table counts what was asked for. How a library does it is its own affair: gloo, on the CPU, does its
-# reduce-scatter as an all-reduce inside, NCCL as a ring or a tree.
-#
-# ### Balise 10 · A checkpoint in pieces · further · about 34 min
+# ### Balise 10 · A checkpoint in pieces · further · about 10 min
 #
 # No rank holds the whole state any more, so no rank can write it. Each writes its own shards, and a checkpoint of
-# many files must still be whole or not there, whenever the job ends.
+# many files must still be whole or not there, whenever the job is killed.
 #
-# **`save_shards(folder, step, shards, lengths)`** runs on every rank. `shards`: {name: 1-D tensor}, this rank's equal
-# part of a flat tensor, which has `lengths[name]` elements and then zeros until $N$ divides. A shard may be a view.
+# The means is a *mark*, one small file that says which folder counts. `a.replace(b)` moves a file into the place of
+# another in one stroke: whoever reads finds the old one or the new one, never a half. So the order decides:
 #
-# - Each rank writes its own part and nothing else; nothing but a barrier crosses between ranks. `folder` may not
-#   exist yet.
-# - If the job is killed at any moment, `load_shards` finds the checkpoint from before. What a killed save left is no
-#   obstacle to saving the same step again, on any number of ranks; and where that step is complete already, saving it
-#   again may be killed, too.
-# - When it returns, on any rank, the checkpoint is complete.
+# ```
+# every rank   its shards, under the name `partial` → moved to `file`
+# all          barrier
+# rank 0       the mark, under the name mark.partial → moved to mark.json: now the checkpoint counts
+# ```
 #
-# **`load_shards(folder)`** runs on every rank, of **any number of ranks**. It returns `(step, shards)` of the checkpoint
-# that was saved last (steps never fall), with this rank's part for the number of ranks of *now*, in tensors of its own on the CPU; None where
-# there is no complete checkpoint.
+# Write this order into `save_shards`. Given: `place`, a folder for each step and number of ranks, and another one where
+# the mark points there already; `mark`, what is to be written; and the barrier at the end. `shards`: {name: 1-D tensor},
+# this rank's equal part of a flat tensor of `lengths[name]` elements and padding. About 3 and 2 lines.
 #
-# - It loads with `weights_only=True`, reads the files that hold some of its part and no others, and never holds the
-#   whole.
-#
-# About 12 and 15 lines.
+# `load_shards`, for **any number of ranks**, is given. With `each = ⌈length / N⌉`, rank r has the elements from
+# `r * each` on, as then, so now: a rank reads what overlaps with its part, and no other file.
 #
 # <details><summary>Hint</summary>
 #
-# Make a folder for each step and number of ranks (another one where the mark points to it already), in which each rank
-# writes its file. Then comes `dist.barrier()`, then rank 0 writes a small JSON file (a *mark*: step, number of ranks,
-# lengths, dtypes, folder) under another name, and moves it into place with `Path.replace`: only then the checkpoint counts. `torch.save` writes the whole memory behind a view: save
-# `t.clone()`. With `each = ⌈length / N⌉`, rank r has the elements from `r * each` on, as then, so now. `torch.load(…,
-# mmap=True)` reads only what is touched.
+# `torch.save({name: t.detach().cpu().clone() …}, partial)`: it writes the whole memory behind a view, hence `clone`.
+# `(folder / "mark.partial").write_text(json.dumps(mark))`.
 # </details>
 
 
 # %% tags=["balise-10"]
 def save_shards(folder, step, shards, lengths):
     """Every rank writes its shards; the checkpoint counts when all are there. lengths: {name: elements without padding}."""
-    # BEGIN SOLUTION
     folder, rank, world_size = Path(folder), dist.get_rank(), dist.get_world_size()
     place, last = folder / f"step-{step}-of-{world_size}", folder / "mark.json"
     if last.exists() and json.loads(last.read_text())["place"] == place.name:
         place = folder / f"{place.name}-again"  # never write where the mark points
     place.mkdir(parents=True, exist_ok=True)
     partial, file = place / f"{rank}.partial", place / f"{rank}.pt"
+    # BEGIN SOLUTION
     torch.save({name: t.detach().cpu().clone() for name, t in shards.items()}, partial)
     partial.replace(file)
     dist.barrier()
+    # END SOLUTION
     if rank == 0:
         dtypes = {name: str(t.dtype).removeprefix("torch.") for name, t in shards.items()}
         mark = {"step": step, "world_size": world_size, "lengths": lengths, "dtypes": dtypes, "place": place.name}
+        # BEGIN SOLUTION
         (folder / "mark.partial").write_text(json.dumps(mark))
         (folder / "mark.partial").replace(folder / "mark.json")
+        # END SOLUTION
     dist.barrier()
-    # END SOLUTION
 
 
 def load_shards(folder):
     """(step, {name: this rank's shard}) of the newest complete checkpoint, for the ranks of now; None without one."""
-    # BEGIN SOLUTION
     if not (Path(folder) / "mark.json").exists():
         return None
     mark, shards = json.loads((Path(folder) / "mark.json").read_text()), {}
@@ -1348,169 +1354,60 @@ def load_shards(folder):
                 piece = torch.load(file, mmap=True, weights_only=True)[name]
                 shards[name][low - begin : high - begin] = piece[low - k * then : high - k * then]
     return mark["step"], shards
-    # END SOLUTION
 
 
 # %%
 tp.check(10, save_shards, load_shards)
 
 # %% [markdown]
-# See it: eight sequences a step, trained on four ranks, saved after step 4, and resumed on two. The losses are those
-# of the run that went on, up to the rounding of another order of additions; the loaded numbers are exact.
+# See it: trained for four steps on four ranks, saved, and loaded on two. (Practical work 14 resumes a training so.)
 
 
 # %%
-def pieces_of(optimizer):
-    """({name: this rank's shard}, {name: length}) of parameters and Adam's states, for a stage 2 in float32."""
-    shards, lengths = {}, {}
-    for k, part in enumerate(optimizer.parts):
-        state = optimizer.optimizer.state[part.own]
-        for name in ("exp_avg", "exp_avg_sq"):
-            shards[f"{k}.{name}"] = state.setdefault(name, torch.zeros_like(part.own))
-        state.setdefault("step", torch.tensor(0.0))
-        shards[f"{k}.own"] = part.own
-        lengths |= dict.fromkeys([n for n in shards if n.startswith(f"{k}.")], sum(p.numel() for p in part.parameters))
-    return shards, lengths
+def a_loss(model):
+    """The loss of one batch, the same on all ranks."""
+    with torch.no_grad():
+        return language_loss(model, TOKENS_USED[: LENGTH + 1][None].to(launch.device())).item()
 
 
-@torch.no_grad()
-def put_back(optimizer, step, loaded):
-    """Write what load_shards gave into the optimizer and its parameters."""
-    for name, own in pieces_of(optimizer)[0].items():
-        own.copy_(loaded[name])
-    for part in optimizer.parts:
-        optimizer.optimizer.state[part.own]["step"].fill_(step)
-        all_gather(part.flat, part.own.detach())
-
-
-# %%
-def train_from(folder, first, steps, save_after=None):
-    """On a rank: the mean loss of each step from `first` on; a global batch of 8 sequences on any number of ranks."""
+def train_and_save(folder):
+    """On a rank: the loss after four steps, whose parameters are saved."""
     model = make_model()
-    optimizer, losses = ShardedGradients(model.parameters(), capacity=CAPACITY, **OPTIONS), []
-    if first:
-        put_back(optimizer, *load_shards(folder))
-    for step in range(first, first + steps):
-        starts = torch.randint(len(TOKENS_USED) - LENGTH, (8, 1), generator=torch.Generator().manual_seed(step))
-        tokens = TOKENS_USED[starts + torch.arange(LENGTH + 1)].chunk(dist.get_world_size())[dist.get_rank()]
-        optimizer.zero_grad()
-        loss = language_loss(model, tokens.to(launch.device()))
-        loss.backward()
-        optimizer.step()
-        mean = loss.detach() / dist.get_world_size()
-        dist.all_reduce(mean)
-        losses.append(mean.item())
-        if save_after == step + 1:
-            save_shards(folder, step + 1, *pieces_of(optimizer))
-    return losses
+    optimizer = ShardedGradients(model.parameters(), capacity=CAPACITY, **OPTIONS)
+    for step in range(4):
+        stepper(model, optimizer)(token_batch(step))
+    sizes = {str(k): sum(p.numel() for p in part.parameters) for k, part in enumerate(optimizer.parts)}
+    save_shards(folder, 4, {str(k): part.own for k, part in enumerate(optimizer.parts)}, sizes)
+    return a_loss(model)
 
 
-# %%
+def load(folder):
+    """On a rank: the loss of a new model, and its loss with the loaded parameters."""
+    model = make_model()
+    parts, new = ShardedGradients(model.parameters(), capacity=CAPACITY, **OPTIONS).parts, a_loss(model)
+    for name, values in load_shards(folder)[1].items():
+        all_gather(parts[int(name)].flat, values.to(launch.device()))
+    return new, a_loss(model)
+
+
 with tempfile.TemporaryDirectory() as folder:
-    whole = launch.ranks(train_from, folder, 0, 8, save_after=4, n=RANKS[-1], timeout=120)[0]
-    resumed = launch.ranks(train_from, folder, 4, 4, n=2, timeout=120)[0]
+    trained = launch.ranks(train_and_save, folder, n=RANKS[-1])[0]
+    new, loaded = launch.ranks(load, folder, n=2)[0]
     sizes = [measure.human_bytes(p.stat().st_size) for p in sorted(Path(folder).rglob("*.pt"))]
-print(f"{RANKS[-1]} ranks    ", *(f"{loss:.5f}" for loss in whole))
-print("2, resumed ", *[" " * 7] * 4, *(f"{loss:.5f}" for loss in resumed))
+print(f"loss on {RANKS[-1]} ranks {trained:.6f}; on 2, before loading {new:.6f}, after {loaded:.6f}")
 print("files:", ", ".join(sizes))
-
-# %% [markdown]
-# ## Race
-#
-# Your stages against PyTorch's, on the same model and the same batches: stage 1 against `ZeroRedundancyOptimizer`
-# (which leaves the gradients to `DistributedDataParallel`), stage 3 against `fully_shard`, in its usual form: each
-# block, then the root. First: do they train the same model?
-
-
-# %%
-def plain_weights(model):
-    """Copies of a model's parameters, gathered where fully_shard has cut them."""
-    return [(p.full_tensor() if hasattr(p, "full_tensor") else p).detach().clone() for p in model.parameters()]
-
-
-def gathered_weights(model, optimizer):
-    """The same for your stage 3, whose parameters have no memory between two steps."""
-    for unit in optimizer.parts:
-        unit.gather()
-    weights = plain_weights(model)
-    for unit in optimizer.parts:
-        unit.free()
-    return weights
-
-
-# %%
-def candidates():
-    """name -> (function that trains one step, function that gives the weights), all from the same start."""
-    zero, one, two, three, sharded, plain = (make_model() for _ in range(6))
-    theirs, both = (DistributedDataParallel(m, gradient_as_bucket_view=True) for m in (zero, plain))
-    redundancy = ZeroRedundancyOptimizer(zero.parameters(), torch.optim.AdamW, **OPTIONS)
-    for layer in (*sharded.blocks, sharded):
-        fully_shard(layer)
-    stage_3 = ShardedParameters(layers_of(three), **OPTIONS)
-    optimizers = {
-        "stage 1, yours": (one, one, ShardedOptimizer(one.parameters(), **OPTIONS)),
-        "ZeroRedundancyOptimizer": (zero, theirs, redundancy),
-        "stage 2, yours": (two, two, ShardedGradients(two.parameters(), capacity=CAPACITY, **OPTIONS)),
-        "stage 3, yours": (three, three, stage_3),
-        "fully_shard": (sharded, sharded, torch.optim.AdamW(sharded.parameters(), **OPTIONS)),
-        "data parallelism": (plain, both, torch.optim.AdamW(plain.parameters(), **OPTIONS)),
-    }
-    found = {}
-    for name, (model, called, optimizer) in optimizers.items():
-        weights = (lambda m=model: gathered_weights(m, stage_3)) if model is three else lambda m=model: plain_weights(m)
-        found[name] = stepper(called, optimizer), weights
-    return found
-
-
-# %%
-def race_on_ranks(rounds):
-    """({name: largest gap to data parallelism after three steps}, race)"""
-    steps = candidates()
-    for k in range(3):
-        for step, _ in steps.values():
-            step(token_batch(k))
-    truth, gaps = steps["data parallelism"][1](), {}
-    for name, (_, weights) in steps.items():
-        gaps[name] = max((a - b).abs().max().item() for a, b in zip(weights(), truth))
-    tokens = token_batch(3)
-    turns = {name: lambda step=step: step(tokens) for name, (step, _) in steps.items()}
-    return gaps, measure.race(turns, repeats=rounds, warmup=1, calls=1, device=launch.device())
-
-
-# %%
-medians = {}
-for n in RANKS:
-    gaps, race = launch.ranks(race_on_ranks, 30 if FULL else 4, n=n, timeout=120)[0]
-    print(f"{n} ranks on {launch.backend(n)}: largest difference of a weight after three steps, and a step")
-    for name, seconds in race.medians.items():
-        median, spread = measure.human_seconds(seconds), measure.human_seconds(race.spreads[name] / 2)
-        print(f"  {name:<24} {gaps[name]:8.1e}  {median:>9} ± {spread}")
-    for mine, theirs in (("stage 1, yours", "ZeroRedundancyOptimizer"), ("stage 3, yours", "fully_shard")):
-        print(f"  {mine} / {theirs}: {race.medians[mine] / race.medians[theirs]:.2f}")
-    medians[f"{n} ranks"] = race.medians
-print(recorded.line("13_zero_under_the_hood", "race"))
-if FULL:
-    recorded.note("13_zero_under_the_hood", "race", medians)
-
-# %% [markdown]
-# The weights agree to rounding. `ZeroRedundancyOptimizer` all-reduces whole gradients and then lets each rank
-# broadcast what it updated: by arithmetic 3Ψ, where your stage 1 sends 2Ψ. `fully_shard` also keeps books, a `DTensor`
-# for each parameter: on small layers that costs more than it does on large ones. In return it does what yours does not:
-# it gathers the *next* layer while this one computes. Practical work **14_fsdp** uses it.
 
 # %% [markdown]
 # ## Past this machine · further
 #
 # When does the communication disappear behind the computation? A rank computes about $6\,\Psi$ floating-point
-# operations for each token, and sends $2\,\Psi$ or $3\,\Psi$ numbers of 2 bytes in a step. $\Psi$ cancels: what
-# counts is **how many tokens a rank computes in a step**,
+# operations for each token (Kaplan and others, 2020), and sends $2\,\Psi$ or $3\,\Psi$ numbers of 2 bytes in a step.
+# $\Psi$ cancels: what counts is **how many tokens a rank computes in a step**,
 #
 # $$t_\text{compute} = \frac{6\,\Psi \cdot \text{tokens}}{\text{FLOP/s}} \qquad
 # t_\text{send} = (2 \text{ or } 3)\,\Psi \cdot 2\text{ bytes} \cdot \text{seconds for a byte}$$
 #
-# The seconds for a byte are those of `planner.hierarchical_all_gather`: the GPUs of a node talk through NVLink, and
-# between nodes each sends its part at the same time as its neighbours, through a network card of its own where there are
-# so many, as NCCL's rings do. (Gradients that are reduced in float32 weigh twice.)
+# The GPUs of a node talk through NVLink; between nodes each sends its part at the same time as its neighbours.
 
 # %% jupyter={"source_hidden": true}
 SPEED = 0.4 * planner.A100.bfloat16  # assumed: 40 % of the peak
@@ -1535,10 +1432,9 @@ plt.show()
 
 # %% [markdown]
 # Inside a node, stage 3 wants a few hundred tokens on every GPU in every step, on 8 nodes with a card for each GPU about
-# a thousand, and thousands where the GPUs of a node share one card; their activations need memory in their turn. Hence
-# *hybrid* sharding: stage 3 inside a node, plain copies of it between nodes. And a ring of 1,024 ranks has 1,023 steps of
-# some microseconds for every layer gathered: with very many ranks latency decides, as in practical work 08. Source of the
-# 6: Kaplan and others, *Scaling laws for neural language models* (2020).
+# a thousand, and thousands where the GPUs of a node share one card. Hence *hybrid* sharding: stage 3 inside a node, plain
+# copies of it between nodes. And a ring of 1,024 ranks has 1,023 steps of some microseconds for every layer gathered:
+# with very many ranks latency decides, as in practical work 08.
 
 # %%
 tp.progress()
@@ -1550,24 +1446,20 @@ tp.progress()
 #
 # Stage 1 keeps whole gradients anyway: they add up there, and travel once. Stage 2 keeps only a shard, so every
 # micro-batch's gradients must travel, four times Ψ; or one keeps them whole until the last one, and is back at the
-# memory of stage 1. Stage 3 also gathers its parameters for each forward and each backward: 12 Ψ where stage 1 sends
-# 2 Ψ. That is why accumulation and stage 3 go badly together.
+# memory of stage 1. Stage 3 also gathers its parameters for each forward and each backward: 12 Ψ where stage 1 sends 2 Ψ.
 # </details>
 #
 # <details><summary>An optimizer scales each matrix's update by the matrix's norm. Can its states be sharded so?</summary>
 #
-# Not as it is: a cut through a matrix leaves each rank with a part of it, and <code>optimizer_class</code> would take
-# the norm of its whole shard, many parameters at once. The partial sums of squares, one for each parameter, have to
-# be added up over the ranks first, as in balise 7. Optimizers that multiply whole matrices need more: sharding by
-# whole parameters, or gathering each of them.
+# Not as it is: a cut through a matrix leaves each rank with a part of it. The partial sums of squares, one for each
+# parameter, have to be added up over the ranks first.
 # </details>
 #
-# <details><summary>ZeroRedundancyOptimizer is stage 1, and yet it sends 3 Ψ. Why, and what is it good for?</summary>
+# <details><summary>ZeroRedundancyOptimizer is stage 1, and yet it sends 3 Ψ. What is it good for?</summary>
 #
-# It leaves the gradients to DistributedDataParallel, which all-reduces them: 2 Ψ, where a reduce-scatter would do.
-# Then the parameters are sent, Ψ. In return the gradients are whole on every rank, so that nothing else in a program
-# has to change: clipping, logging, other hooks. And it shares out whole parameters, so that optimizers which need
-# them whole work as they are.
+# It leaves the gradients to DistributedDataParallel: whole on every rank, so that nothing else in a program has to
+# change, neither clipping nor logging nor other hooks. And it shares out whole parameters, so that optimizers which
+# need them whole work as they are.
 # </details>
 #
 # ## To remember
@@ -1576,6 +1468,5 @@ tp.progress()
 # shard: of the states (stage 1), of the gradients (stage 2), of the parameters (stage 3). A reduce-scatter brings
 # gradients to their owner, an all-gather brings parameters to all, together they are an all-reduce: so stages 1 and 2
 # save memory for nothing, and stage 3 pays half as much communication again for a memory that falls with every rank.
-# All else in it is bookkeeping: flat tensors, hooks, and letting go of memory in time. You have written what
-# `fully_shard` does; the next practical work, **14_fsdp**, uses it: on real sizes, with mixed precision, activation
-# checkpointing, offload and checkpoints.
+# All else is bookkeeping: flat tensors, hooks, and letting go of memory in time. `fully_shard` does what you have written;
+# the next practical work, **14_fsdp**, uses it.
