@@ -648,9 +648,8 @@ run("stage 2", stage_2)
 # It does not.)
 #
 # The difficulty: autograd keeps a *view* of each weight for backward, and a view keeps the memory alive. So the memory
-# itself must go, below all views: `flat.untyped_storage().resize_(0)`.
-# Gathered again, the views see the values again. Meanwhile `p.data` is an empty tensor: who reads a parameter at the
-# wrong moment gets an error and not freed memory.
+# itself must go, below all views: `flat.untyped_storage().resize_(0)`. Gathered again, the views see the values again.
+# Meanwhile `p.data` is an empty tensor: who reads a parameter at the wrong moment gets an error and not freed memory.
 #
 # Given: `free()`, which does this, and what makes a `Unit` for each layer: a `Part` whose `own` has a memory of its own.
 # Frozen parameters get one apart, and one that several layers share belongs to the first. Write
