@@ -1,15 +1,14 @@
 # %% [markdown]
-# # Fully sharded data parallelism with PyTorch · about 100 min, core 35
+# # Fully sharded data parallelism with PyTorch · about 85 min, core 35
 #
 # `fully_shard` is PyTorch's ZeRO stage 3: each rank keeps a part of every parameter, of its gradient and of the optimizer's
 # states, and gathers a layer only while it computes with it. The call is one line. The rest is what you tell it: which
 # modules form a group, in which dtypes they compute and travel, what is kept and what is fetched again, where the parts
-# live. Each of these trades memory against communication or computation, and each goes wrong silently, because the
-# losses stay right. So you will look at **what each rank holds, and what it sends**.
+# live. Each goes wrong silently, because the losses stay right. So you will look at **what each rank holds, and what it
+# sends**.
 #
-# **What you will gain.** The next cell asks what one rank holds of Llama 7B in float32 with AdamW. It is an *estimate*:
-# arithmetic from published sizes, without activations, nothing measured. This course has no results of a GPU for this
-# practical work yet; all measured figures below are those of the machine that ran the notebook.
+# **What you will gain.** What does one rank hold of Llama 7B in float32 with AdamW? An *estimate*: arithmetic from
+# published sizes, without activations. (All measured figures below are those of the machine that ran the notebook.)
 
 # %% tags=["setup"]
 import contextlib
@@ -48,9 +47,8 @@ for ranks in (1, 8, 64, 512):
 # A GPU of 80 GB cannot even begin with the whole. With 8 of them it fits, and what is gathered for a moment soon is more than
 # what is kept. That part depends on you.
 #
-# All sizes are here. On GPUs, each is a rank, and the ranks talk through NCCL; a single one has nobody to share with, and
-# shows precision, recomputation and offload at full size. Without a GPU the ranks are processes on the CPU, talk through
-# gloo, and share the cores; so do they in the cells that need more ranks than there are GPUs, with the small model.
+# Each GPU is a rank, and the ranks talk through NCCL. Without GPUs, and in cells that need more ranks than there are,
+# the ranks are processes on the CPU, talk through gloo, and share the cores.
 
 # %% tags=["setup"]
 GPUS = torch.cuda.device_count()
@@ -106,8 +104,8 @@ plt.show()
 # %% [markdown]
 # ## The baseline, measured first
 #
-# The model is a small decoder of the Llama kind, in plain PyTorch. It knows nothing of ranks. All ranks draw the same weights
-# and see other batches. `language_loss(model, tokens)` is the mean cross-entropy of each next token.
+# A small decoder of the Llama kind, in plain PyTorch: it knows nothing of ranks. All ranks draw the same weights and see
+# other batches. `language_loss(model, tokens)` is the mean cross-entropy of each next token.
 
 
 # %% tags=["setup"]
@@ -139,10 +137,9 @@ def train_step(model, optimizer, tokens):
 
 # %% [markdown]
 # `profiled` runs on every rank. `make(mesh)` gives a model and its optimizer. A few steps run under the counters, of which the
-# last counts: the bytes of all living tensors after each operation, by what they are, and every collective. Then come
-# the steps whose losses are kept. (`fully_shard` keeps a tensor for each gathered parameter and gives back its
-# memory under it: `measure.ShardBytes` follows that, and calls it "gathered".) The bytes that a rank sends are those of ring
-# algorithms.
+# last counts: the bytes of all living tensors after each operation, by what they are (what a group gathers for a moment is
+# "gathered"), and every collective. Then come the steps whose losses are kept. The bytes that a rank sends are those of
+# ring algorithms.
 
 
 # %% tags=["setup"]
@@ -229,20 +226,18 @@ run(replicated=replicated)
 # %% [markdown]
 # ### Balise 1 · Shard by block, then the root · about 8 min
 #
-# **`shard(model, mesh)`**: `model` is plain, with its blocks in `model.blocks`. Make one group of each block, and one of all
-# that is left (embedding, last norm, head), over the ranks of `mesh`. Return the model itself. Every parameter is a
-# `DTensor` then, of which this rank holds the rows of its part; modules and names stay as they are. Between forward and
-# backward, blocks are freed. Any number of blocks, frozen parameters, a head tied to the embedding, sizes that the ranks
-# do not divide: `fully_shard` copes with all of them. About 3 lines.
+# **`shard(model, mesh)`**: one group for each of `model.blocks`, and one for all that is left (embedding, last norm, head),
+# over the ranks of `mesh`. `fully_shard` works in place: each parameter becomes a `DTensor`, of which this rank holds its
+# rows, and names stay as they are. Return the model. About 3 lines.
 #
-# **`prepare(model, mesh, shard, learning_rate)`**: shard with the function that is given (called `shard(model, mesh)`; it
-# returns the model to go on with), and make a `torch.optim.AdamW` with a weight decay of 0.1. Return `(model, optimizer)`.
-# About 2 lines.
+# **`prepare(model, mesh, shard, learning_rate)`**: shard with the function that is given, because later balises hand in
+# others, and go on with the model that it returns. Make a `torch.optim.AdamW` with a weight decay of 0.1. Return
+# `(model, optimizer)`. About 2 lines.
 #
 # <details><summary>Hint</summary>
 #
 # `fully_shard(module, mesh=mesh)` makes one group of all parameters below `module` **that are in no group yet**, and returns
-# the module. So in which order? And it *replaces* the parameters by new ones, so what must not have looked at them before?
+# the module. So in which order? And it *replaces* the parameters by new ones: what must not have looked at them before?
 # </details>
 
 
@@ -268,7 +263,13 @@ def prepare(model, mesh, shard, learning_rate):
 tp.check(1, shard, prepare)
 
 # %% [markdown]
-# Now what one often sees: `fully_shard` around the model, once. The losses are the same.
+# Now what one often sees: `fully_shard` around the model, once. The losses are the same. Guess before you run the next
+# cells.
+
+# %%
+at_root = tp.predict(
+    "Sharded by the root alone: what percentage of plain data parallelism's peak does a rank hold, here?", ...
+)
 
 
 # %%
@@ -283,6 +284,12 @@ def shard_root_only(model, mesh):
 
 
 run(root_only=making(shard_root_only), by_block=making(shard))
+most = {name: sum(row["peak"].values()) for name, row in found.items()}
+at_root.shows(
+    100 * most["root_only"] / most["replicated"],
+    "{:.0f} %",
+    "The shards are small, but the whole model is gathered in one piece beside them, and activations are not shared out.",
+)
 
 
 # %% jupyter={"source_hidden": true}
@@ -305,34 +312,31 @@ if {"replicated", "root_only", "by_block"} <= found.keys():
     plt.show()
 
 # %% [markdown]
-# Sharding by the root alone gathers the whole model in one piece and holds it until backward is through, and then a whole
-# gradient too, before it is spread (the step near the end). By block, what is gathered is the root's group and one block
-# for a moment. "Activations" are also temporary tensors, and gradients that are not spread yet; the peak comes when the
-# loss is computed, before there are gradients. Two ranks only halve the shards; on 64 they would be a 64th of the whole,
-# and what is gathered as large as here.
+# By the root alone, the whole model is gathered in one piece and stays until backward is through; then a whole gradient
+# stands beside it, before it is spread (the step near the end). By block, what is gathered is the root's group, and one
+# block for a moment. ("Activations" are also temporary tensors and gradients that are not spread yet.) Two ranks only halve
+# the shards; on 64 they would be a 64th, and what is gathered as large as here.
 #
 # The price is in the last columns: a block travels twice in a step, what stays whole travels once.
 #
-# ### Balise 2 · Mixed precision, told to the groups · about 8 min
+# ### Balise 2 · Mixed precision, told to the groups · about 5 min
 #
-# A policy belongs to a group: its shards stay as they are, and what is gathered of them is cast first. Write
-# **`shard_mixed(model, mesh)`**: groups as in balise 1 for a model in float32, such that
+# A policy belongs to a group. It names up to three dtypes: `param_dtype`, to which the shards are cast before they travel,
+# and in which the layers compute; `reduce_dtype`, in which the gradients of all ranks are added up; `output_dtype`, to
+# which is cast what the group's module returns. The shards stay float32, and so do the gradients and states beside them.
 #
-# | | dtype |
-# |---|---|
-# | shards, so also gradients and optimizer states | float32 |
-# | what is gathered, what the layers compute with | bfloat16 |
-# | the sum of the gradients over the ranks | float32 |
-# | the logits that the model returns | float32 |
+# bfloat16 halves what travels and what is computed with, and keeps 8 bits of each number. That is enough to multiply, and
+# too little where many numbers are added up: over all ranks, or over the vocabulary, in the loss of the logits that the
+# model returns.
 #
-# The last: a loss takes exponentials and adds up over the vocabulary. Return the model. About 6 lines.
+# In **`shard_mixed(model, mesh)`** the groups of balise 1 are given. Write their policies: `policy` for each block, `last`
+# for the root. Which dtypes in each, and where do the two differ? About 2 lines.
 #
 # <details><summary>Hint</summary>
 #
-# `fully_shard(..., mp_policy=MixedPrecisionPolicy(...))`; its arguments are `param_dtype`, `reduce_dtype` and `output_dtype`.
-# Without a reduce dtype the sum is made in what the gradients have. What a group's module returns is cast to its
-# `output_dtype`; the logits leave the model through one module only. What reaches a block is cast on the way in; but the
-# norm and the head are parts of the root's group and no doors of their own.
+# `MixedPrecisionPolicy(param_dtype=..., reduce_dtype=..., output_dtype=...)`; what is left out stays as it comes: the sum
+# is made in the gradients' dtype. The logits leave the model through one module only. What a block returns goes to
+# the next block, or to the norm and the head, which belong to the root's group and cast nothing on the way in.
 # </details>
 
 
@@ -341,36 +345,51 @@ def shard_mixed(model, mesh):
     """Shard as `shard`; compute and gather in bf16, reduce and update in float32, float32 logits. Returns the model."""
     # BEGIN SOLUTION
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    # END SOLUTION
     for block in model.blocks:
         fully_shard(block, mesh=mesh, mp_policy=policy)
+    # BEGIN SOLUTION
     last = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32, output_dtype=torch.float32)
-    return fully_shard(model, mesh=mesh, mp_policy=last)
     # END SOLUTION
+    return fully_shard(model, mesh=mesh, mp_policy=last)
 
 
 # %%
 tp.check(2, shard_mixed)
 
+# %% [markdown]
+# Guess before you run the next cells: the bytes that travel.
+
+# %%
+half = tp.predict("How many times as much as in float32 does a rank send in a step with these policies?", ...)
+
 # %%
 run("by_block", mixed=making(shard_mixed))
+if found["by_block"]["sent"]:  # a single GPU sends nothing
+    half.shows(
+        found["mixed"]["sent"] / found["by_block"]["sent"],
+        "× {:.2f}",
+        "What is gathered travels in bfloat16, but the gradients still travel in float32.",
+    )
 
 # %% [markdown]
-# Half the bytes in what is gathered; activations at the peak fall by less, as logits and loss stay in float32. The shards have not shrunk: they are the
-# float32 *master weights* of mixed precision, and here they cost $1/N$. What is sent falls by about a third, not by half, since
-# gradients travel in float32. Only some processors have units for bf16; a GPU's tensor cores do.
+# Half the bytes in what is gathered. Activations fall by less, as logits and loss stay in float32. The shards have not
+# shrunk: they are the float32 *master weights* of mixed precision, and here they cost $1/N$. Only some processors have units
+# for bf16; a GPU's tensor cores do.
 #
-# ### Balise 3 · Compute activations again · further · about 7 min
+# ### Balise 3 · Compute activations again · about 5 min
 #
-# Sharding does nothing for activations. Recomputation does: a block keeps only its input, and runs forward once more when
-# backward comes to it. Write **`shard_recomputed(model, mesh, every=1)`**: groups as in balise 1, in float32; blocks 0,
-# `every`, 2·`every`, … are recomputed, each as one segment, the others are not. The parameters keep their names in a
-# state dict. Return the model. About 5 lines.
+# Sharding does nothing for activations. Recomputation does: a segment of the model keeps only its input, and runs forward
+# once more when backward comes to it. One segment for everything would save nothing, because all its activations
+# would be there again at once. A block is a good segment, and not all blocks have to be one.
+#
+# **`shard_recomputed(model, mesh, every=1)`**: make segments of the blocks 0, `every`, 2·`every`, …; the others stay as they
+# are. The groups, which are made afterwards, are given. About 2 lines.
 #
 # <details><summary>Hint</summary>
 #
-# `checkpoint_wrapper(block)` *returns a new module* around the block; `model.blocks[index] = ...` puts it in place. Then
-# shard as before. Of the two forms of
-# recomputation, the older "reentrant" one gives no gradients where a block's *input* needs none, as behind a frozen embedding.
+# `checkpoint_wrapper(block)` *returns a new module* around the block, and changes nothing in the model: who calls it?
+# `model.blocks` takes an index, as a list does.
 # </details>
 
 
@@ -380,46 +399,57 @@ def shard_recomputed(model, mesh, every=1):
     # BEGIN SOLUTION
     for index in range(0, len(model.blocks), every):
         model.blocks[index] = checkpoint_wrapper(model.blocks[index])
+    # END SOLUTION
     for block in model.blocks:
         fully_shard(block, mesh=mesh)
     return fully_shard(model, mesh=mesh)
-    # END SOLUTION
 
 
 # %%
 tp.check(3, shard_recomputed)
 
+# %% [markdown]
+# Guess before you run the next cells: each block runs forward twice in a step now.
+
+# %%
+once_more = tp.predict("How many all-gathers more does a step have when all blocks run again?", ...)
+
 # %%
 run("by_block", second_again=making(shard_recomputed, every=2), every_again=making(shard_recomputed))
+once_more.shows(
+    found["every_again"]["gathers"] - found["by_block"]["gathers"],
+    "{:.0f}",
+    "Backward gathers a block in any case, and it runs again while it is whole.",
+)
 
 # %% [markdown]
-# The same losses, far fewer activations, and not one all-gather more: the weights that backward needs are whole when the
-# block runs again. The price is one more forward of these blocks, a third of the computing more if all do it. The peak is now
-# in backward, where one block is whole beside the root's group: it shows under "gathered". `every` is the dial.
+# The same losses, far fewer activations. The price is one more forward of these blocks, a third of the computing more if
+# all do it. The peak is now in backward, where one block is whole beside the root's group: it shows under "gathered".
 #
-# ### Balise 4 · What stays gathered between forward and backward · about 6 min
+# ### Balise 4 · What stays gathered between forward and backward · about 5 min
 #
-# Each block is gathered twice in a step. If there is memory to spare, a block can stay whole between the two, and travel
-# once. Write **`shard_kept(model, mesh, kept)`**: groups as in balise 1; the last `kept` blocks (0 to all of them) stay whole
-# after forward, the others are freed. After backward, none is whole. Why the last? Backward begins with them, so their
-# memory comes back first. Return the model. About 4 lines.
+# Each block is gathered twice in a step. If there is memory to spare, a block can stay whole from forward to backward, and
+# travel once. Write **`shard_kept(model, mesh, kept)`**: groups as in balise 1, of which `kept` blocks (0 to all) stay whole
+# after forward, and the others are freed. Which ones? All of them save one all-gather each, but not all of them hold their
+# memory equally long: choose those that hold it for the shortest time. After backward, none is whole. The root's call is
+# given. About 3 lines.
 #
 # <details><summary>Hint</summary>
 #
-# `fully_shard(..., reshard_after_forward=...)` takes a truth value for each group (a *number* means something else: shard over
-# fewer ranks). Mind `kept == 0`: `blocks[-0:]` is all blocks.
+# Backward begins where forward ends. `fully_shard(..., reshard_after_forward=...)` takes a truth value for each group: is it
+# *freed*? (A number means something else: shard over fewer ranks.) Mind `kept == 0`: `blocks[-0:]` is all blocks.
 # </details>
 
 
 # %% tags=["balise-4"]
 def shard_kept(model, mesh, kept):
-    """Shard as `shard`; the last `kept` blocks stay whole between forward and backward. Returns the model."""
+    """Shard as `shard`; `kept` blocks stay whole between forward and backward. Returns the model."""
     # BEGIN SOLUTION
     first = len(model.blocks) - kept
     for index, block in enumerate(model.blocks):
         fully_shard(block, mesh=mesh, reshard_after_forward=index < first)
-    return fully_shard(model, mesh=mesh)
     # END SOLUTION
+    return fully_shard(model, mesh=mesh)
 
 
 # %%
@@ -447,26 +477,33 @@ if len(rows) == len(names):
 # A straight trade: each block kept costs its 4 bytes a parameter, and saves one all-gather of them. With all blocks kept, this
 # is ZeRO stage 2 in what it sends: two thirds for the blocks. It is for slow networks and memory that is left.
 #
-# ### Balise 5 · Shards in the CPU's memory · further · about 8 min
+# ### Balise 5 · Shards in the CPU's memory · further · about 7 min
 #
-# When even the shards are too many, they can live in the memory of the host: a group's shards are copied to the GPU before they
-# are gathered, the shards of the gradients come back, and the optimizer runs on the CPU. Write
-# **`shard_offloaded(model, mesh, pin)`**: groups as in balise 1, all of them offloaded; `pin` says whether that memory is
-# page-locked, so that copies can overlap with computing (it needs a GPU; without one it fails). Return the model. About 4
+# When even the shards are too many, they can live in the memory of the host. In a step,
+#
+# ```
+# host   shards, updated by AdamW  ←  shards of the gradients
+#        ↓ copied for each gather     ↑ copied once
+# GPU    gather, forward, free, gather, backward, reduce-scatter
+# ```
+#
+# Write the groups of **`shard_offloaded(model, mesh, pin)`**; the policy is given. `pin` asks for page-locked memory, so that
+# copies overlap with computing; it needs a GPU. Which groups must be offloaded? It is tempting to leave the root's
+# shards (embedding, head) on the GPU, as they are large and used at both ends. What would the one optimizer meet? About 3
 # lines.
 #
 # <details><summary>Hint</summary>
 #
-# `fully_shard(..., offload_policy=CPUOffloadPolicy(...))`. It takes an *object*. It pins memory unless it is told not to. An
-# optimizer cannot have half of its parameters on a GPU.
+# `fully_shard(..., offload_policy=policy)`, for each group by itself. AdamW updates all its parameters in one step: here
+# they must all be on one device.
 # </details>
 
 
 # %% tags=["balise-5"]
 def shard_offloaded(model, mesh, pin):
     """Shard as `shard`; shards, gradients, optimizer in CPU memory, page-locked if `pin`. Returns the model."""
+    policy = CPUOffloadPolicy(pin_memory=pin)  # an object; it pins unless it is told not to
     # BEGIN SOLUTION
-    policy = CPUOffloadPolicy(pin_memory=pin)
     for block in model.blocks:
         fully_shard(block, mesh=mesh, offload_policy=policy)
     return fully_shard(model, mesh=mesh, offload_policy=policy)
@@ -484,9 +521,8 @@ else:
 
 # %% [markdown]
 # What does it cost? Per step and rank, the shards go up the link to the GPU twice (forward, backward; the root's once) in
-# float32, and the gradients down once. Then the CPU updates the shard: the next cell measures on one core here how long
-# AdamW takes, with `fused=True`, in one pass over memory (practical work 13 compares it with the default). All else is an
-# *estimate*: rates are assumptions.
+# float32, and the gradients down once. Then the CPU updates the shard: how long does one core take here, with
+# `fused=True`, in one pass over memory? All else is an *estimate*: rates are assumptions.
 
 # %%
 weights = nn.Parameter(torch.zeros(10_000_000))
@@ -516,9 +552,8 @@ for sequences in (1, 4, 16):
 
 # %% [markdown]
 # With few tokens in a step the link is the bottleneck; with many it can hide behind computing, where the memory is pinned.
-# The update comes on top, after backward: it streams 28 bytes for each parameter of the shard through the host's memory.
-# One trap on a GPU: clipping the gradients' norm now runs a collective on *CPU* tensors, which NCCL does not carry. Start the
-# process group with both, `init_process_group("cpu:gloo,cuda:nccl")`.
+# The update comes on top, after backward. One trap on a GPU: clipping the gradients' norm now runs a collective on *CPU*
+# tensors, which NCCL does not carry. Start the process group with both, `init_process_group("cpu:gloo,cuda:nccl")`.
 
 # %% [markdown]
 # ## A model that is never whole
@@ -538,21 +573,20 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 make_plain = functools.partial(Llama, SMALL)  # on the device that is the default one, without a seed
 
 # %% [markdown]
-# ### Balise 6 · Born in shards · further · about 10 min
+# ### Balise 6 · Born in shards · further · about 9 min
 #
-# `build_sharded(make_plain, mesh, seed)`: `make_plain()` makes a plain model with `.blocks` and a method `init_weights()`
-# that fills all parameters and the rotary tables in place. Return the model, sharded as in balise 1 over the mesh (of one
-# dimension), its weights drawn as `init_weights` draws them, on the mesh's kind of device (`mesh.device_type`).
+# Without memory a model can be made whole, cut, and only then be given memory: for its shards alone. Write
+# `build_sharded(make_plain, mesh, seed)` so that at no time a rank holds more than its shards and one whole block.
+# `make_plain()` makes a plain model; its method `init_weights()` fills all parameters and the rotary tables in place, with
+# random numbers from this rank's generator. The memory is to be on `mesh.device_type`.
 #
-# At no time may a rank hold more than its shards and one whole block. The seed decides the weights: the same seed and
-# number of ranks, the same weights. What was frozen stays frozen. About 6 lines.
+# The seed decides the weights: the same seed and number of ranks, the same weights. But each rank fills other rows: what
+# happens if all set the same seed? `return model` is given. About 6 lines.
 #
 # <details><summary>Hint</summary>
 #
-# `with torch.device("meta"):` around the making; `fully_shard` works on the meta device; `model.to_empty(device=...)`
-# gives memory without values, to what there is *then*. On a CPU a rank draws the values of its own shard from its own
-# generator. Two ranks that set it to the same seed draw the same numbers, for rows that should differ:
-# `mesh.get_local_rank()` tells them apart.
+# `with torch.device("meta"):` around the making; `shard` works on the meta device; `model.to_empty(device=...)` gives memory
+# without values, to what there is *then*. `mesh.get_local_rank()` tells the ranks apart.
 # </details>
 
 
@@ -566,8 +600,8 @@ def build_sharded(make_plain, mesh, seed):
     model.to_empty(device=mesh.device_type)
     torch.manual_seed(seed + mesh.get_local_rank())
     model.init_weights()
-    return model
     # END SOLUTION
+    return model
 
 
 # %%
@@ -613,22 +647,21 @@ for n in (2, 4):
 # number of ranks reads the rows *it* needs.
 
 # %% [markdown]
-# ### Balise 7 · Saved on 4 ranks, loaded on 2 · further · about 11 min
+# ### Balise 7 · Saved on 4 ranks, loaded on 2 · further · about 9 min
 #
-# - **`save_checkpoint(folder, model, optimizer, step)`**, called on all ranks: model, AdamW's states, its learning rate and
-#   `step` (an `int`) in one checkpoint in `folder`. No parameter may be put together for it. The checkpoint is complete
-#   when the function returns.
-# - **`load_checkpoint(folder, model, optimizer)`**, on all ranks of *any* number of ranks: `model` is sharded, its weights
-#   do not matter; `optimizer` is new and has made no step. Both continue exactly where they were (the losses after it, up to the rounding of another order of additions). Returns the step.
+# The state of a training is a nested dictionary of tensors and numbers: weights, AdamW's moments and learning rate, the
+# step. `dcp`, that is `torch.distributed.checkpoint`, saves one; and *loads into one that is there*: it fills the tensors in
+# place, and what has no place is not read. A new AdamW has no moments yet. So who makes the places?
+# `get_state_dict(model, optimizer)` returns both states, with a place for everything, and puts no parameter together.
 #
-# `dcp` is `torch.distributed.checkpoint`. About 2 and 5 lines.
+# - **`save_checkpoint(folder, model, optimizer, step)`**, on all ranks: everything into one checkpoint. About 2 lines.
+# - **`load_checkpoint(folder, model, optimizer)`**, on *any* number of ranks, for a new model and a new optimizer: make a
+#   `state` with all places, and let `dcp` fill it. Given is the end, which hands its parts back. About 3 lines.
 #
 # <details><summary>Hint</summary>
 #
-# `dcp.save(state, checkpoint_id=folder)` takes nested dictionaries of tensors and numbers; `dcp.load(state,
-# checkpoint_id=folder)` fills in place what `state` already has: what is missing there is not read. A new AdamW has no
-# moments yet. `get_state_dict(model, optimizer)` gives both states with a place for everything, and
-# `set_state_dict(model, optimizer, model_state_dict=..., optim_state_dict=...)` gives them back.
+# `dcp.save(state, checkpoint_id=folder)`, `dcp.load(state, checkpoint_id=folder)`. The keys are those that the given lines
+# use: `"model"`, `"optimizer"`, `"step"`.
 # </details>
 
 
@@ -647,9 +680,9 @@ def load_checkpoint(folder, model, optimizer):
     weights, states = get_state_dict(model, optimizer)
     state = {"model": weights, "optimizer": states, "step": 0}
     dcp.load(state, checkpoint_id=folder)
+    # END SOLUTION
     set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
     return state["step"]
-    # END SOLUTION
 
 
 # %%
@@ -709,29 +742,30 @@ print("2 ranks, from the checkpoint", " ".join(f"{loss:.6f}" for loss in here))
 # its part of the gradients, exchanged each time, *or* all of them, exchanged once.
 
 # %% [markdown]
-# ### Balise 8 · Accumulate, exchange once · further · about 15 min
+# ### Balise 8 · Accumulate, exchange once · further · about 10 min
 #
-# `accumulate(model, micro_batches, optimizer)`: `model` is sharded (FSDP), `micro_batches` a list of token tensors
-# `(b_i, s + 1)`, all of the same length `s`; the last one may have fewer sequences. Make *one* optimizer step that equals
-# a step on all sequences at once (`language_loss` is a mean over its tokens). One micro-batch after the other; gradients
-# are exchanged with the last one alone; after it the model is as it was, so that a plain backward exchanges again. Return
-# this rank's mean loss, detached. About 10 lines.
+# Here you write the second: `accumulate(model, micro_batches, optimizer)` makes *one* step that equals a step on all
+# sequences at once. `micro_batches` is a list of token tensors `(b_i, s + 1)`; the last one may have fewer sequences, and
+# `language_loss` is a mean over its own: what is each one's weight in the whole mean?
+#
+# Given: the number of all `sequences`, and what is before and after the loop. Write the loop: one micro-batch after the
+# other, its gradients kept, and exchanged with the last one alone. Add this rank's mean loss up in `total`, detached. About
+# 7 lines.
 #
 # <details><summary>Hint</summary>
 #
-# `model.set_requires_gradient_sync(False)` on the root tells all modules below to keep their gradients;
-# `set_is_last_backward(False)` spares them the tidying up after a backward that is not the last. A sum of means is not a
-# mean: weight each loss by its share of the sequences.
+# `model.set_requires_gradient_sync(False)` on the root tells all modules below to keep their gradients, `True` to exchange
+# them; `model.set_is_last_backward(False)` spares them the tidying up after a backward that is not the last.
 # </details>
 
 
 # %% tags=["balise-8"]
 def accumulate(model, micro_batches, optimizer):
     """One optimizer step on all micro-batches, with one exchange of gradients. Returns this rank's mean loss."""
-    # BEGIN SOLUTION
     sequences = sum(len(tokens) for tokens in micro_batches)
     optimizer.zero_grad()
     total = 0.0
+    # BEGIN SOLUTION
     for number, tokens in enumerate(micro_batches, 1):
         last = number == len(micro_batches)
         model.set_requires_gradient_sync(last)
@@ -739,9 +773,9 @@ def accumulate(model, micro_batches, optimizer):
         loss = language_loss(model, tokens) * len(tokens) / sequences
         loss.backward()
         total += loss.detach()
+    # END SOLUTION
     optimizer.step()
     return total
-    # END SOLUTION
 
 
 # %%
@@ -787,9 +821,8 @@ for name, (peak, volume) in zip(("one exchange", "an exchange each time"), price
 
 # %% [markdown]
 # One exchange saves three of four reduce-scatters and costs memory: **all** gradients, whole and in float32, on every
-# rank, until the last micro-batch. That is what stage 2 of ZeRO was there to avoid. Where gradients fit, exchange once;
-# where they do not, exchange each time, for that is what `fully_shard` was chosen for. The all-gathers are paid for every
-# micro-batch either way.
+# rank, until the last micro-batch. Where they do not fit, exchange each time. The all-gathers are paid for every micro-batch
+# either way.
 
 # %% [markdown]
 # ## Shards within a node, replicas over nodes
@@ -825,27 +858,36 @@ def draw_mesh():
 draw_mesh()
 
 # %% [markdown]
-# ### Balise 9 · Hybrid sharding · further · about 8 min
+# ### Balise 9 · Hybrid sharding · further · about 5 min
 #
-# `shard_hybrid(model, replicas)`: shard each of `model.blocks` and the root, in place, so that there are `replicas` copies of
-# the model, each cut over `world_size / replicas` ranks. Ranks with neighbouring numbers sit on the same node: they share
-# a copy. `ValueError` where `replicas` does not divide the number of ranks. Return the model. About 6 lines.
+# `shard_hybrid(model, replicas)`: `replicas` copies of the model, each cut over `shards` neighbouring ranks, which sit on one
+# node. `init_device_mesh(device_type, shape, mesh_dim_names=...)` lays the ranks into a table, row by row:
+#
+# ```
+# shape (2, 4):   0 1 2 3         shape (4, 2):   0 1
+#                 4 5 6 7                         2 3
+#                                                 4 5
+#                                                 6 7
+# ```
+#
+# Over such a mesh, `fully_shard` cuts along each row, and copies down each column. Which table is that of two nodes with four
+# GPUs each? Which shape is it for any `replicas` and `shards`? Make the mesh, make the groups of balise 1 over it, and
+# return the model. The refusal of a number that does not divide the ranks is given. About 2 lines.
 #
 # <details><summary>Hint</summary>
 #
-# `init_device_mesh(device_type, shape, mesh_dim_names=...)` numbers ranks row by row: neighbours differ in the *last*
-# dimension; `fully_shard` wants the two dimensions to have names, which you choose. Given such a mesh, it replicates over
-# the first and shards over the second. `launch.device().type` is the kind of device.
+# `launch.device().type` is the kind of device. `fully_shard` wants the two dimensions to have names, which you choose. You
+# have a function that makes the groups over a mesh.
 # </details>
 
 
 # %% tags=["balise-9"]
 def shard_hybrid(model, replicas):
     """Shard the model over groups of neighbouring ranks, `replicas` of them. Returns the model."""
-    # BEGIN SOLUTION
     shards, rest = divmod(dist.get_world_size(), replicas)
     if rest:
         raise ValueError(f"{replicas} replicas do not divide {dist.get_world_size()} ranks")
+    # BEGIN SOLUTION
     mesh = init_device_mesh(launch.device().type, (replicas, shards), mesh_dim_names=("replicate", "shard"))
     return shard(model, mesh)
     # END SOLUTION
@@ -878,7 +920,7 @@ for replicas, (kept, volume) in zip((1, 2), launch.ranks(kept_and_sent, 1, 2, n=
 # %% [markdown]
 # Read the second line as two nodes of two ranks: the gathers and the reduce-scatters stay on a node, and the all-reduce,
 # the only message between nodes, carries half the gradients. `fully_shard` copies nothing between replicas at the start:
-# they must be built with the same numbers, so in balise 6 the seed would have to follow the rank *within* a replica.
+# they must be built with the same numbers.
 
 # %% [markdown]
 # ## From this machine to billions
