@@ -1,15 +1,13 @@
 # %% [markdown]
-# # Hyperparameter search, from a grid to a supercomputer · about 195 min, core 30
+# # Hyperparameter search, from a grid to a supercomputer · about 95 min, core 25
 #
 # Gradient descent finds the weights. What it needs itself (a learning rate, a batch size, a width, an optimizer) is found by
-# trying, and each trial is a whole training: a search is the most expensive thing that most teams ever run. It is also the
-# part of the work that is most often reported from one lucky run.
+# trying, and each trial is a whole training: a search is the most expensive thing that most teams ever run, and the one most
+# often reported from a single lucky run.
 #
-# In this practical work you write the methods that make do with less: you stop poor trials early, you never let a worker
-# wait for another, you let a model of the past choose the next trial, you change rates in the middle of training. You compare
-# them with **medians over a hundred repetitions**. Then you spread a search over processes with Optuna and with Ray.
-#
-# **What you will gain.** A cell below estimates it for a ResNet-50, each trial on a GPU of its own.
+# You write the methods that make do with less: stop poor trials early, never let a worker wait, let a model of the past choose
+# the next trial, change rates in the middle of a training. **Medians over a hundred repetitions** compare them. Then a search
+# is spread over processes, with Optuna and with Ray. **What you will gain**, on a GPU a trial:
 
 # %% tags=["setup"]
 import copy
@@ -51,7 +49,7 @@ print(f"          stopped early, as you will do it: {stopped:,.0f} GPU hours, {e
 # \;\underbrace{(r\,\eta^k - r\,\eta^{k-1})}_{\text{more epochs of each}} = n\,r\,\big(1 + K\,(1 - 1/\eta)\big)
 # \quad\text{epochs instead of } n\,R .$$
 #
-# Each rung costs the same. The picture has a bar for each of 27 trials:
+# Each rung costs the same. A bar for each of 27 trials:
 
 # %% jupyter={"source_hidden": true}
 _, axes = plt.subplots(figsize=(8, 3))
@@ -66,16 +64,15 @@ axes.set(
 )
 
 # %% [markdown]
-# What this needs: that the order of trials after few epochs tells something of the order after many. Whether it does, and
-# what the order tells at all when another seed would have changed it, is measured first.
+# What this needs: that the order of trials after few epochs tells something of the order after many. Is it so? And how much
+# does the order tell at all, when another seed would have changed it? That is measured first.
 
 # %% [markdown]
 # ## A benchmark made on the spot
 #
-# A method that draws at random must be run a hundred times before a median says anything, and nobody has a hundred clusters.
-# So all trainings were done once, when the data sets were made: a network with one hidden layer on the handwritten digits, in
-# every configuration of a grid, with three seeds each. A search then looks its trainings up. Published benchmarks of this
-# kind are FCNet, NAS-Bench and LCBench. A proposal between the points of the grid counts as the nearest one.
+# A method that draws at random must be run a hundred times before a median says anything. So all trainings were done once, when
+# the data sets were made: a network with one hidden layer on the handwritten digits, in every configuration of a grid, with
+# three seeds each. A search looks its trainings up. A proposal between the points of the grid counts as the nearest one.
 
 # %% tags=["setup"]
 SPACE = {
@@ -99,14 +96,11 @@ print("validation accuracy after 1, 3, 9, 27 epochs:", table.curve(config, seed=
 print(f"{table.seconds(config):.3f} s an epoch, alone on one core")
 
 # %% [markdown]
-# A training that diverges has an accuracy of NaN from then on: one in sixty did where this text was written. (It counts as
-# diverged when an output is larger than 65,504, which float16 cannot hold.)
-#
-# **Commit to a guess.** Of all 936 configurations, take the one that is best under seed 0. Which place does it have under
-# seed 1, and under seed 2: the first, within the first 10, or within the first 50? Write it into the cell, then run it.
+# A training that diverges has an accuracy of NaN from then on. How well does the *order* of all 936 configurations under one seed
+# agree with that under another? By 0.97, where 1 is the same order, and 0 chance. Guess before you run the next cell.
 
 # %%
-guess = None  # a place
+agree = tp.predict("The best 50 only: how well does their order agree under two seeds (1: the same, 0: chance)?", ...)
 
 # %%
 curves = np.array([[table.curve(config, seed) for seed in range(3)] for config in table.configurations])
@@ -114,14 +108,13 @@ final = np.nan_to_num(curves[:, :, -1])  # (936, 3); diverged: 0
 winner = final[:, 0].argmax()
 places = 1 + (final > final[winner]).sum(0)
 print(f"best under seed 0: {final[winner, 0]:.4f}; under seeds 1 and 2: {final[winner, 1]:.4f}, {final[winner, 2]:.4f}")
-print(f"its place there: {places[1]} and {places[2]}; your guess: {guess}")
+print(f"its place there: {places[1]} and {places[2]}; diverged: {np.isnan(curves[:, :, -1]).mean():.1%} of the trainings")
 top = np.argsort(-final.mean(1))[:50]
-print(f"share of trainings that diverged: {np.isnan(curves[:, :, -1]).mean():.3f}")
 for name, rows in (("all 936", final), ("best 50 by their mean", final[top])):
     ranks = rows.argsort(0).argsort(0)
-    print(
-        f"{name}: the order under two seeds agrees by {np.corrcoef(ranks[:, :2].T)[0, 1]:.2f} (1: the same, 0: chance)"
-    )
+    order = np.corrcoef(ranks[:, :2].T)[0, 1]
+    print(f"{name}: the order under two seeds agrees by {order:.2f}")
+agree.shows(order, "{:.2f}", "The best differ by a few images out of 360, and so does one configuration under two seeds.")
 
 # %% jupyter={"source_hidden": true}
 _, (left, right) = plt.subplots(1, 2, figsize=(10, 3.4), layout="constrained")
@@ -154,33 +147,27 @@ right.set(
 plt.show()
 
 # %% [markdown]
-# One seed tells good from poor: that is enough to stop the poor ones early. Among the good ones **one seed ranks almost
-# nothing**: they differ by a few images out of 360, and so do their seeds. The best of many trials is partly the luckiest
-# one. What counts afterwards is its *test* accuracy, and methods are compared over many repetitions.
+# One seed tells good from poor: enough to stop the poor ones early. Among the good ones **one seed ranks almost nothing**, and the
+# best of many trials is partly the luckiest. So what counts is its *test* accuracy, over many repetitions.
 
 # %% [markdown]
 # ## Draw, or lay a grid
 #
-# ### Balise 1 · The space, and a grid in it · further · about 30 min
+# ### Balise 1 · The space, and a grid in it · further · about 9 min
 #
-# A learning rate is searched by its ratio: from 0.001 to 0.01 is as far as from 0.1 to 1. An axis with `log=True` says so.
-# Axes are Optuna's own: `CategoricalDistribution` has `.choices`; `FloatDistribution` and `IntDistribution` have `.low`,
-# `.high` and `.log`, and both ends belong to them. A configuration is a dict `{name: value}`. A value that is not active is
-# not in it: `active` is given, and a parent stands before its child.
+# A learning rate is searched by its ratio: from 0.001 to 0.01 is as far as from 0.1 to 1. The axes of `SPACE` above are Optuna's: `log`
+# says that an axis is meant by ratio; `low` and `high` both belong to it. A configuration is a dict `{name: value}`, with the
+# *active* values only: AdamW has no momentum.
 #
-# - **`draw(space, only_if, rng)`** returns one configuration, at random: every choice equally often, a float uniform on its
-#   axis (on the logarithm, where it is a log axis), an integer as a Python `int`. Every integer gets its share, the ends
-#   like the others: on a log axis about as often as $1/k$. `rng` is a NumPy `Generator`, the only source of chance.
-# - **`grid(space, only_if, counts)`** returns a list of all configurations of a grid: every choice, and `counts[name]` values
-#   (at least 2) on a numeric axis, ends included, even on its own scale; integers rounded. No configuration comes twice.
-#
-# About 12 lines each.
+# - **`draw`** at random. Write `value`, a float uniform on a numeric axis, on the logarithm where it is a log axis. On an integer
+#   axis it is then rounded, and each integer shall get its share, the ends too. From where to where must the float be drawn? 2 lines.
+# - **`grid`**: all configurations of a grid. Write `values`, a list of `counts[name]` values, ends included, even on the axis's
+#   own scale; on an integer axis rounded, and none twice. 3 lines.
 #
 # <details><summary>Hint</summary>
 #
-# An integer k owns the stretch from k - 1/2 to k + 1/2: draw a float from low - 1/2 to high + 1/2, on the axis's scale, and
-# round. `np.geomspace` and `np.linspace` include the ends. Build the grid axis by axis: a list of configurations, each
-# of which becomes several, or stays what it is where the axis is not active. Small integer axes may round to the same.
+# An integer k owns the stretch from k - 1/2 to k + 1/2, and `half` is given. `rng.uniform(a, b)` draws. `np.geomspace` and
+# `np.linspace` include the ends; `.tolist()` makes Python's numbers of theirs. A set has nothing twice.
 # </details>
 
 
@@ -193,7 +180,6 @@ def active(name, config, only_if):
 # %% tags=["balise-1"]
 def draw(space, only_if, rng):
     """Draw a configuration: {name: value}, active ones only."""
-    # BEGIN SOLUTION
     config = {}
     for name, axis in space.items():
         if not active(name, config, only_if):
@@ -202,40 +188,42 @@ def draw(space, only_if, rng):
             config[name] = axis.choices[rng.integers(len(axis.choices))]
             continue
         half = 0.5 if isinstance(axis, IntDistribution) else 0
+        # BEGIN SOLUTION
         low, high = axis.low - half, axis.high + half
         value = math.exp(rng.uniform(math.log(low), math.log(high))) if axis.log else rng.uniform(low, high)
+        # END SOLUTION
         value = min(max(round(value) if half else value, axis.low), axis.high)
         config[name] = value
     return config
-    # END SOLUTION
 
 
 def grid(space, only_if, counts):
     """List the configurations of a grid: counts[name] values on each numeric axis."""
-    # BEGIN SOLUTION
     configs = [{}]
     for name, axis in space.items():
         if isinstance(axis, CategoricalDistribution):
             values = axis.choices
         else:
+            # BEGIN SOLUTION
             values = (np.geomspace if axis.log else np.linspace)(axis.low, axis.high, counts[name]).tolist()
             if isinstance(axis, IntDistribution):
                 values = sorted({round(value) for value in values})
+            # END SOLUTION
+        # each configuration becomes several, or stays as it is where the axis is not active
         configs = [
             {**config, name: value} if active(name, config, only_if) else config
             for config in configs
             for value in (values if active(name, config, only_if) else values[:1])
         ]
     return configs
-    # END SOLUTION
 
 
 # %%
 tp.check(1, draw, grid)
 
 # %% [markdown]
-# Bergstra and Bengio (2012): where a few axes matter, and nobody knows which, a grid tries the same few values of these over
-# and over. Same number of trials, all 27 epochs long; the best by validation hands in its test accuracy.
+# Where a few axes matter, and nobody knows which, a grid tries the same few values of these over and over (Bergstra and Bengio,
+# 2012). Same number of trials, all 27 epochs long; the best by validation hands in its test accuracy.
 
 
 # %%
@@ -268,60 +256,59 @@ for counts in ({"learning_rate": 2}, {"learning_rate": 4}, {"learning_rate": 4, 
         )
 
 # %% [markdown]
-# Random draws try as many learning rates as there are trials; the grid as many as somebody has allowed it, and one value more
-# on one axis multiplies the whole. A grid is ahead only where its few values happen to be good ones, as may happen in the last
-# row, and nobody knows that beforehand.
+# Random draws try as many learning rates as there are trials; one value more on an axis of a grid multiplies the whole. A grid is
+# ahead only where its few values happen to be good ones, as in the last row perhaps.
 
 # %% [markdown]
 # ## Stop early: successive halving
 #
-# ### Balise 2 · Successive halving · about 19 min
+# ### Balise 2 · Successive halving · about 10 min
 #
-# `trials` is a list of trainings. `trials[i].train(epochs)` trains for so many **more** epochs and returns the value after them
-# (accuracy, or a loss: then `maximize=False`).
+# `trials` is a list of trainings: `trials[i].train(epochs)` trains for so many **more** epochs, and returns the value after them
+# (an accuracy; or a loss, then `maximize=False`).
 #
-# **`successive_halving(trials, first, eta, last, maximize=True)`**: all trials train for `first` epochs; the best
-# `n // eta` of the `n` in a rung go on, but at least one, until they have `first * eta` epochs in all; and so on, as long
-# as `first * eta**k` is at most `last`. Nothing is trained that does not go on. NaN is the worst value, whatever is sought;
-# of equals, the trial with the lower number goes on. Returns the rungs, a list of pairs `(epochs in all, {trial number:
-# value})`.
-#
-# **`halving_epochs(n, first, eta, last)`** returns how many epochs that takes, over all trials together, without training
-# anything. About 12 and 7 lines.
+# - **`successive_halving`**: all train for `first` epochs. Of the $n$ trials of a rung the best `n // eta`, but at least one, go on,
+#   until they have `eta` times as many epochs in all; and so on, up to `last`. A rung ends at `epochs`, the one before it at `done`.
+#   Write `values`, `{trial number: value}` of those in `going_on`; then the new `going_on`. Some have diverged: NaN is worse than
+#   any value, of an accuracy or of a loss. Of equals, the lower number goes on. 3 lines.
+# - **`halving_epochs`** counts the epochs of all trials, without training any: what a rung adds to `total`, and how many of
+#   `n` go on. 2 lines.
 #
 # <details><summary>Hint</summary>
 #
-# Comparisons with NaN are all false, so a list that holds one is not sorted at all: give `sorted` a key, a tuple whose
-# first entry is `math.isnan(value)`. A rung trains for the difference to the rung before.
+# Comparisons with NaN are all false, so a list that holds one is not sorted at all. Give `sorted` a key, a tuple whose first
+# entry is `math.isnan(value)`. `sign` makes the best value the smallest.
 # </details>
 
 
 # %% tags=["balise-2"]
 def successive_halving(trials, first, eta, last, maximize=True):
     """Train trials in rungs, the best 1 / eta of each go on. Returns [(epochs in all, {trial number: value})]."""
-    # BEGIN SOLUTION
     rungs, going_on, done, epochs = [], range(len(trials)), 0, first
     while epochs <= last:
+        # BEGIN SOLUTION
         values = {number: trials[number].train(epochs - done) for number in going_on}
+        # END SOLUTION
         rungs.append((epochs, values))
         sign = -1 if maximize else 1
+        # BEGIN SOLUTION
         order = sorted(values, key=lambda number: (math.isnan(values[number]), sign * values[number], number))
         going_on = order[: max(1, len(order) // eta)]
+        # END SOLUTION
         done, epochs = epochs, epochs * eta
     return rungs
-    # END SOLUTION
 
 
 def halving_epochs(n, first, eta, last):
     """Epochs of successive halving with n trials, all together."""
-    # BEGIN SOLUTION
     total, done, epochs = 0, 0, first
     while epochs <= last:
+        # BEGIN SOLUTION
         total += n * (epochs - done)
         n = max(1, n // eta)
+        # END SOLUTION
         done, epochs = epochs, epochs * eta
     return total
-    # END SOLUTION
 
 
 # %%
@@ -329,9 +316,8 @@ tp.check(2, successive_halving, halving_epochs)
 
 
 # %% [markdown]
-# Does it find as good a configuration as random search with the same number of epochs? And does it reach the pruner of
-# Optuna, which decides about each trial at once, by what was seen before? All hand in the test accuracy of what is best by
-# validation.
+# A race with random search, and with the pruner of Optuna, which decides about each trial at once, by what it saw before. All
+# get the same number of epochs, and hand in the test accuracy of what is best by validation.
 
 
 # %%
@@ -400,27 +386,25 @@ for name, values in race.items():
 # %% [markdown]
 # ## Never wait: ASHA
 #
-# Successive halving waits at each rung for the slowest worker. The asynchronous one does not: whoever is free asks for a job,
-# and whatever is known at that moment decides. It promotes a few trials too many, which costs less than waiting does (Li et
-# al. 2020).
+# Successive halving waits at each rung for the slowest worker. Its *asynchronous* form, ASHA (Li and others, 2020), does not: whoever
+# is free asks for a job, and what is known at that moment decides. It promotes a few trials too many, which costs less than
+# waiting.
 #
-# ### Balise 3 · Asynchronous successive halving · further · about 21 min
+# ### Balise 3 · Asynchronous successive halving · about 9 min
 #
-# Write the class `ASHA(first, last, eta, maximize=True)`. Rung k is reached with `first * eta**k` epochs, at most `last`.
+# A worker calls `job()`, trains that trial up to so many epochs in all, then calls `report`. Given: `self.epochs`, the number of
+# epochs at each rung; `self.rungs`, for each rung `{trial number: value}` of all that have reported there; and
+# `self.promoted`, for each rung the set of those that may go on from it.
 #
-# - **`job()`** returns `(trial number, epochs in all)`: up to where that trial shall be trained. From the highest rung down
-#   (the last one promotes nobody): of all that have *reported* in the rung, promoted ones too, take the best
-#   `how many // eta`. If one of them was not promoted yet, it is now: the best such one. If no rung has any: a new trial,
-#   numbered 0, 1, 2, ..., for `first` epochs. There is always a job.
-# - **`report(number, epochs, value)`** says that a trial has been trained to so many epochs in all, with this value. NaN is
-#   worst. Several workers may report before one of them asks.
-#
-# About 22 lines.
+# **`job`** looks down from the highest rung that can promote. `order` has all that have reported in rung `k`, the best first. The
+# best `1 / eta` of them, rounded down, deserve the next rung, and some of these have been promoted already. If there is one that has
+# not, promote the best such one, and return `(trial number, epochs in all)`. 4 lines. If no rung has any, a new trial
+# begins (given).
 #
 # <details><summary>Hint</summary>
 #
-# One dict `{trial number: value}` a rung, filled by `report`, and one set a rung of those that were promoted from it. Put a
-# trial into the set when its job is handed out, not when it reports: another worker asks before that.
+# Cut `order` first, then leave out who is in `self.promoted[k]`. Put a trial into the set when its job is handed out, not when it
+# reports: another worker asks before that.
 # </details>
 
 
@@ -429,41 +413,40 @@ class ASHA:
     """Hand out jobs: promote from the highest rung that can, else start a new trial."""
 
     def __init__(self, first, last, eta, maximize=True):
-        # BEGIN SOLUTION
         self.eta, self.sign, self.started = eta, -1 if maximize else 1, 0
         self.epochs = [first]
         while self.epochs[-1] * eta <= last:
             self.epochs.append(self.epochs[-1] * eta)
         self.rungs = [{} for _ in self.epochs]
         self.promoted = [set() for _ in self.epochs]
-        # END SOLUTION
 
     def job(self):
         """What a free worker does next: (trial number, epochs in all)."""
-        # BEGIN SOLUTION
         for k in reversed(range(len(self.epochs) - 1)):
             values = self.rungs[k]
             order = sorted(values, key=lambda number: (math.isnan(values[number]), self.sign * values[number]))
+            # BEGIN SOLUTION
             for number in order[: len(order) // self.eta]:
                 if number not in self.promoted[k]:
                     self.promoted[k].add(number)
                     return number, self.epochs[k + 1]
+            # END SOLUTION
         self.started += 1
         return self.started - 1, self.epochs[0]
-        # END SOLUTION
 
     def report(self, number, epochs, value):
         """Take in the value of a trial after so many epochs in all."""
-        # BEGIN SOLUTION
         self.rungs[self.epochs.index(epochs)][number] = value
-        # END SOLUTION
 
 
 # %%
 tp.check(3, ASHA)
 
 # %% [markdown]
-# A simulator: workers of unequal speed, and a heap that knows who is free next. The fourth worker is three times slower.
+# Four simulated workers, the fourth three times slower; a heap knows who is free next. Guess before you run the next cells.
+
+# %%
+busy_share = tp.predict("With successive halving of 27 trials: how much of the time are these workers busy, in %?", ...)
 
 
 # %% tags=["setup"]
@@ -506,9 +489,10 @@ configs = [draw(SPACE, ONLY_IF, rng) for _ in range(200)]
 waiting = with_barriers(27, SPEEDS)
 until = max(job[-1] for job in waiting)
 never = simulate(ASHA(1, 27, 3), lambda number, epochs: table.curve(configs[number], 0)[epochs - 1], SPEEDS, until)
-_, both = plt.subplots(2, 1, figsize=(9, 3.6), sharex=True, layout="constrained")
+shares, (_, both) = [], plt.subplots(2, 1, figsize=(9, 3.6), sharex=True, layout="constrained")
 for axes, name, jobs in zip(both, ("successive halving", "ASHA"), (waiting, never)):
     busy = sum(min(end, until) - start for *_, start, end in jobs) / until / len(SPEEDS)
+    shares.append(100 * busy)
     finished = sum(epochs == 27 and end <= until for _, _, epochs, _, end in jobs)
     for worker, _, epochs, start, end in jobs:
         colour = f"C{round(math.log(epochs, 3))}"
@@ -521,6 +505,7 @@ for axes, name, jobs in zip(both, ("successive halving", "ASHA"), (waiting, neve
     )
 both[1].set(xlabel="seconds (simulated); colours: rungs of 1, 3, 9, 27 epochs")
 plt.show()
+busy_share.shows(shares[0], "{:.0f} %", "All wait at the end of each rung, and the last rung has a single trial.")
 
 
 # %%
@@ -548,27 +533,23 @@ for name, values in race.items():
     print(f"{name:10} {quartiles(values)}")
 
 # %% [markdown]
-# Compare the medians of the last three with the quartiles beside them: for the same epochs, it is no loss never to wait. What
-# is won is the time that stood white in the upper picture. The more workers there are, and the more their speeds differ, the
-# more of it there is.
+# Compare the medians of the last three with the quartiles beside them: for the same epochs, it is no loss never to wait. Won
+# is the time that stood white in the upper picture.
 
 # %% [markdown]
 # ## Learn from what was tried: Bayesian search
 #
-# Random search forgets: its twentieth trial is drawn like its first. **Bayesian search** fits a model to what was tried, and
-# asks it where the next trial is worth most. The model is a *Gaussian process*: for any point $x$ it says which value to expect,
-# $\mu(x)$, and how sure it is, $\sigma(x)$: nearly certain close to what was tried, unsure far from it. Both count. How much
-# more than the best value so far, $f^\star$, will $x$ bring? If its value is normally distributed, on average
+# Random search forgets: its twentieth trial is drawn like its first. **Bayesian search** fits a model to what was tried. A
+# *Gaussian process* says for any point $x$ which value to expect, $\mu(x)$, and how sure it is, $\sigma(x)$: nearly certain close to
+# what was tried, unsure far from it. Both count. If the value at $x$ is normally distributed, how much more than the best value so
+# far, $f^\star$, will it bring on average?
 #
 # $$\mathrm{EI}(x) = \mathbb{E}\big[\max(f(x) - f^\star, 0)\big]
 # = (\mu - f^\star)\,\Phi(z) + \sigma\,\varphi(z), \qquad z = \frac{\mu - f^\star}{\sigma},$$
 #
-# with $\Phi$ and $\varphi$, distribution and density of the standard normal. That is the **expected improvement** (Jones et al.,
-# 1998): large where the mean is high, or where nobody knows yet. The point with the largest one is tried next.
-#
-# A Gaussian process measures similarity by distance, so configurations become points of a cube: each value by its place on its
-# axis, logarithmic where the axis is, from 0 to 1. Where there is no momentum, it counts as 0. Our search chooses among the
-# table's points.
+# with $\Phi$ and $\varphi$, distribution and density of the standard normal. This **expected improvement** (Jones and others, 1998) is
+# large where the mean is high, or where nobody knows yet. The point with the largest one is tried next. Distances are taken in a
+# cube: each value becomes its place on its axis, from 0 to 1.
 
 # %% tags=["setup"]
 from scipy.stats import norm
@@ -600,27 +581,20 @@ finals = np.array(
 )  # (936, 3)
 
 # %% [markdown]
-# ### Balise 4 · Expected improvement, and the search · further · about 18 min
+# ### Balise 4 · Expected improvement, and the search · further · about 11 min
 #
-# **`expected_improvement(mean, std, best)`**: the formula above for NumPy arrays `mean` and `std` of one shape, any; `best` is
-# a number. We look for the *largest* value. Where `std` is 0, nothing is unknown: the improvement is `mean - best`, or 0 where
-# that is negative, and never NaN. About 3 lines.
-#
-# **`bayesian_search(objective, points, model, n_first, n_trials, rng)`**: `points` has the shape (points, d). `objective(k)`
-# tries the point at place `k`, an int, and returns its value; NaN if it has diverged. `model` has scikit-learn's two methods:
-# `model.fit(x, y)` with `x` (n, d), `y` (n,), and `model.predict(x, return_std=True)`, which returns `(mean, std)`, (n,) each.
-#
-# First try `n_first` different points drawn with `rng`. Then, until `n_trials` points are tried in all: fit the model to all
-# that was tried so far, and try the point with the largest expected improvement over the best value so far. Nothing is tried
-# twice. A model cannot be fitted to NaN, but it should learn to keep away: tell it the lowest value seen so far instead (one
-# of the first points has a value, you may assume). Return `(tried, values)`, two lists in the order of the trials; a NaN stays
-# NaN there. About 12 lines.
+# - **`expected_improvement`**: the formula, for arrays `mean` and `std` of one shape and a number `best`. Where `std` is 0,
+#   nothing is unknown: `mean - best`, or 0 where that is negative, and never NaN. 3 lines.
+# - **`bayesian_search`** tries `n_first` points at random, then, one after the other, the most promising. `objective(k)` tries the point
+#   at place `k`; its value is NaN if it has diverged. Write `promise`, the expected improvement of each of the points over the best
+#   value so far. Fit the model to all that was tried: `model.fit(x, y)` takes `x` (n, d) and `y` (n,), and
+#   `model.predict(x, return_std=True)` returns mean and std, (n,) each. It cannot be fitted to NaN, but should learn to keep away: tell it
+#   the lowest value seen so far instead. Nothing is tried twice. 4 lines.
 #
 # <details><summary>Hint</summary>
 #
-# `norm.cdf`, `norm.pdf`; `np.maximum(std, 1e-12)` keeps the division finite, and gives what is asked for where `std` is 0.
-# `rng.choice(n, size, replace=False)`. `np.nanmin`, `np.nanmax`, `np.where(np.isnan(...), ...)`. Before the `argmax`, set
-# the expected improvement of what was tried to `-np.inf`: 0 is not enough, all others may be 0 as well.
+# `norm.cdf`, `norm.pdf`; `np.maximum(std, 1e-12)` keeps the division finite. `np.nanmin`, `np.nanmax`, `np.where(np.isnan(…), …)`.
+# Set the promise of what was tried to `-np.inf`: 0 is not enough, all others may be 0 as well.
 # </details>
 
 
@@ -636,18 +610,18 @@ def expected_improvement(mean, std, best):
 
 def bayesian_search(objective, points, model, n_first, n_trials, rng):
     """Try n_trials of the points (n, d), the first n_first at random. Returns (tried, values) in order of the trials."""
-    # BEGIN SOLUTION
     tried = rng.choice(len(points), n_first, replace=False).tolist()
     values = [objective(k) for k in tried]
     while len(tried) < n_trials:
+        # BEGIN SOLUTION
         model.fit(points[tried], np.where(np.isnan(values), np.nanmin(values), values))
         mean, std = model.predict(points, return_std=True)
         promise = expected_improvement(mean, std, np.nanmax(values))
         promise[tried] = -np.inf
+        # END SOLUTION
         tried.append(int(promise.argmax()))
         values.append(objective(tried[-1]))
     return tried, values
-    # END SOLUTION
 
 
 # %%
@@ -689,12 +663,10 @@ grid_of_axes[1, 0].legend(fontsize=7)
 plt.show()
 
 # %% [markdown]
-# Now all six axes, 936 points, a hundred repetitions each with draws of its own. The seed of the training changes from
-# repetition to repetition. **Before you run the cell, commit yourself**: 20 trials of Bayesian search, 5 of them at random, find
-# some best value. How many trials does random search need for as good a one?
+# Now all six axes, 936 points, a hundred repetitions each. Guess before you run the next cell.
 
 # %%
-guess_trials = None  # such as 100
+as_many = tp.predict("20 trials of Bayesian search: how many must random search make to be as good, by the median?", ...)
 
 
 # %%
@@ -731,13 +703,13 @@ for name, bests in (("Bayesian", by_model), ("random", by_chance)):
     print(
         f"{name:<8} after 20 trials: best validation accuracy {middle:.2f} % ({low:.2f} to {high:.2f}), mean {bests[:, 19].mean():.2f} %"
     )
-print(
-    f"random search is as good after {as_good(np.median)} trials by the median, {as_good(np.mean)} by the mean; your guess: {guess_trials}"
-)
+enough = as_good(np.median)
+print(f"random search is as good after {enough} trials by the median, {as_good(np.mean)} by the mean")
 good = finals[(finals > np.nanmedian(finals)).all(axis=1)]
 print(
     f"one image more or less: {100 / table.images[0]:.2f} points; another seed: {100 * good.std(axis=1, ddof=1).mean():.2f} points (standard deviation)"
 )
+as_many.shows(enough or MORE, "{:.0f}", "Many configurations of this table are nearly equally good: twenty draws find one.")
 
 # %% jupyter={"source_hidden": true}
 figure, axes = plt.subplots(figsize=(8, 3.2), layout="constrained")
@@ -750,28 +722,23 @@ axes.legend()
 plt.show()
 
 # %% [markdown]
-# Compare what the model saves in trials with the last line above. Where a good part of all configurations is nearly equally
-# good, as here, drawing twenty finds one of them, and what is left to win is about what another seed changes: a single run of
-# both would show nothing. A model pays where a trial is expensive and good ones are rare. It also has a price that the figure
-# does not show: each proposal waits for all results before it, so 20 trials are 15 trainings in a row after the first five.
-# Random search can make all of them at once. With many workers, one pretends that running trials have returned, say, their
-# mean, and proposes the next one (Ginsbourger et al., 2010); Optuna's default sampler, TPE, replaces the Gaussian process by two
-# densities, of good and of poor trials (Bergstra et al., 2011), which costs less where there are thousands.
+# Compare what the model saves with the last printed line: what is left to win is about what another seed changes, and a single
+# run of both would show nothing. A model pays where a trial is expensive and good ones are rare. And each proposal waits for all
+# results before it: 15 trainings in a row, where random search makes all at once. Optuna's default sampler, TPE, has two
+# densities instead of the Gaussian process, of good and of poor trials (Bergstra and others, 2011): cheaper where there are thousands.
 
 # %% [markdown]
 # ## Change while training: populations
 #
 # Every search so far looks for *constants*. But the learning rate that is best for the first epoch is rarely the best one for
-# the last. **Population based training** (Jaderberg et al., 2017) trains a population side by side, each member with a network
+# the last. **Population based training** (Jaderberg and others, 2017) trains a population side by side, each member with a network
 # and hyperparameters of its own. After every few epochs
 #
 # - **exploit**: a poor member gives up, and copies a good one: weights, state of the optimizer, hyperparameters;
 # - **explore**: then it changes its hyperparameters a little, so that the two do not do the same from now on.
 #
-# Nobody starts again from zero: the whole search costs as much as training the population once, side by side, and what comes
-# out is a network *and a schedule*. On a supercomputer each member has a GPU, and what members exchange is a checkpoint. The
-# price: there is no table of such a search, because a member's past is not one configuration. So this one is live, on small
-# networks. A third part of the digits, the test images, plays no part in the search.
+# The whole search costs as much as training the population once, and out of it come a network *and a schedule*. There is no table
+# of such a search, because a member's past is not one configuration: this one is live, on small networks.
 
 # %% tags=["setup"]
 from dataclasses import dataclass
@@ -820,29 +787,20 @@ def train_epoch(member, rng):
 
 
 # %% [markdown]
-# ### Balise 5 · Exploit and explore · further · about 20 min
+# ### Balise 5 · Exploit and explore · further · about 13 min
 #
-# Three functions, about 4, 5 and 9 lines. `rng` is a NumPy generator: draw everything from it. Write them for any
-# network and any optimizer of PyTorch: a network may have buffers (batch norm's statistics), an optimizer several
-# `param_groups` (all with the same hyperparameters).
-#
-# **`exploit(member, better)`**: `member` becomes what `better` is now. From here on it must train *exactly* as `better` would
-# have, and what one of them does later must not reach the other. `better` stays as it is. Returns nothing.
-#
-# **`explore(member, rng)`**: multiply each of `member.hyperparameters` by 0.8 or by 1.25, drawn for each anew. The dictionary
-# is only the member's note of them: what it trains with stands in its optimizer. Weights, and what the optimizer has gathered,
-# stay. Returns nothing.
-#
-# **`evolve(members, rng)`**: the lowest quarter by `value` (`len(members) // 4`, but at least one) copy, each, a member drawn
-# from the highest quarter, and explore. The others stay as they are, and all stay in their places in the list. A `value` of NaN
-# is the worst. Returns a list of pairs of places: (who copied, whom).
+# - **`exploit`**: `member` becomes what `better` is now: network, optimizer, hyperparameters. From here on it must train *exactly* as
+#   `better` would have, and what one of them does later must not reach the other. 3 lines.
+# - **`explore`** multiplies each hyperparameter by 0.8 or by 1.25 (given). But `member.hyperparameters` is only a note of them: what
+#   it trains with stands in the `param_groups` of its optimizer. 2 lines.
+# - **`evolve`**: each of the lowest quarter copies a member drawn from the highest quarter, and explores. `order` has the places
+#   of all members, the lowest value first; `quarter` says how many. Write `pairs` of places, (who copies, whom), and do it. 4 lines.
 #
 # <details><summary>Hint</summary>
 #
-# `state_dict()` of a network has its buffers too; `load_state_dict` of a network copies the numbers. That of an *optimizer*
-# keeps the very tensors that it is given: `copy.deepcopy` them first. `for group in optimizer.param_groups:
-# group.update(...)`. Every comparison with NaN is false, so sorting by NaN puts nothing in order: sort by
-# `-math.inf` in its place.
+# `load_state_dict` of a network copies the numbers of a `state_dict()`. That of an *optimizer* keeps the very tensors that it is
+# given: `copy.deepcopy` them first. A parameter group is a dictionary with the names of `hyperparameters` in it: `group.update(…)`.
+# `int(rng.choice(places))` draws one.
 # </details>
 
 
@@ -858,9 +816,9 @@ def exploit(member, better):
 
 def explore(member, rng):
     """Multiply each hyperparameter by 0.8 or 1.25, in the optimizer too."""
-    # BEGIN SOLUTION
     for name in member.hyperparameters:
         member.hyperparameters[name] *= float(rng.choice((0.8, 1.25)))
+    # BEGIN SOLUTION
     for group in member.optimizer.param_groups:
         group.update(member.hyperparameters)
     # END SOLUTION
@@ -868,28 +826,23 @@ def explore(member, rng):
 
 def evolve(members, rng):
     """The lowest quarter copies members of the highest, and explores. Returns [(who copied, whom), …]."""
-    # BEGIN SOLUTION
     values = [-math.inf if math.isnan(member.value) else member.value for member in members]
     order = sorted(range(len(members)), key=values.__getitem__)
     quarter = max(1, len(members) // 4)
+    # BEGIN SOLUTION
     pairs = [(poor, int(rng.choice(order[-quarter:]))) for poor in order[:quarter]]
     for poor, good in pairs:
         exploit(members[poor], members[good])
         explore(members[poor], rng)
-    return pairs
     # END SOLUTION
+    return pairs
 
 
 # %%
 tp.check(5, exploit, explore, evolve)
 
 # %% [markdown]
-# Now against the same number of members, begun with the same weights and the same rates, that keep them. **Before you run the
-# cell, commit yourself**: of the network that is best on the validation images, how many more *test* images, in percent, does
-# the population get right? And the median network of the population?
-
-# %%
-guess_best, guess_median = None, None  # percentage points, such as 2.0, 2.0
+# Now against as many members with the same first weights and rates, which keep their rates.
 
 
 # %%
@@ -921,7 +874,7 @@ for evolving, name in ((False, "fixed rates"), (True, "population based")):
     text = [f"{m:.1f} ({a:.1f} to {b:.1f})" for a, m, b in zip(low, middle, high)]
     print(f"{name:<17} best {text[0]}   median member {text[1]}")
 more = np.median(scores[True] - scores[False], axis=0)
-print(f"more, median: best {more[0]:+.1f}, median member {more[1]:+.1f}; your guess: {guess_best}, {guess_median}")
+print(f"more, median: best {more[0]:+.1f}, median member {more[1]:+.1f}")
 
 
 # %% jupyter={"source_hidden": true}
@@ -958,28 +911,23 @@ right.legend(fontsize=8)
 plt.show()
 
 # %% [markdown]
-# What a population gains is above all that nobody stays poor: with fixed rates, most of the machine trains networks that nobody
-# will use. Its *best* network gains little here, if anything: among twelve rates drawn at random one is good already, and the
-# points of the right picture overlap. Read the lines with the same care. A member is copied because it is good *now*, so the
-# schedule is greedy: it takes what pays in the next epoch, and falls too late or too early where patience would have paid.
-# Where a schedule is known to be good (a warm-up, then a cosine to zero), searching its peak as a constant is often enough;
-# populations pay where none is known, as in reinforcement learning, where they come from.
+# What a population gains is above all that nobody stays poor. Its *best* network gains little here, if anything: among twelve
+# rates drawn at random one is good already. And a member is copied because it is good *now*: the schedule is greedy, and falls too
+# early where patience would have paid. Where a schedule is known to be good (a warm-up, then a cosine), searching its peak is
+# often enough. Populations pay where none is known, as in reinforcement learning.
 
 # %% [markdown]
 # ## A study on many nodes: Optuna
 #
 # On a supercomputer a search is a few hundred jobs that start and end when the queue says so, and some are killed. They
-# need no master: **one file that all of them read and write is enough**. Optuna knows three things:
+# need no master: **one file that all of them read and write is enough**. In Optuna's words
 #
-# - a **trial** is one configuration, and how far it came. Its state is RUNNING, then COMPLETE, PRUNED (stopped early) or
-#   FAIL;
-# - a **study** is all trials so far, and whether the value is to be minimised or maximised;
-# - a **storage** keeps the study: in memory (gone with the process), in a database, or in a **journal**, a file to which
-#   every process appends what it does, a line at a time.
+# - a **trial** is one configuration, and how far it came: RUNNING, then COMPLETE, PRUNED (stopped early) or FAIL;
+# - a **study** is all trials so far;
+# - a **storage** keeps it: memory, a database, or a **journal**, a file to which every process appends what it does.
 #
-# Two more belong to the process, not to the study: the **sampler** proposes configurations (by default TPE, a relative of
-# your Bayesian search: it models where good trials lie and where bad ones do, and draws where the first is large beside the
-# second), the **pruner** stops trials. *The storage keeps neither*: each worker brings its own.
+# The **sampler**, which proposes configurations (TPE, unless told otherwise), and the **pruner**, which stops trials, belong to the
+# process. *The storage keeps neither*: each worker brings its own.
 
 # %% tags=["setup"]
 import contextlib
@@ -1020,45 +968,27 @@ def train(config, pause=0.01):
 
 
 # %% [markdown]
-# ### Balise 6 · One study, many workers · further · about 31 min
+# ### Balise 6 · One study, many workers · further · about 12 min
 #
-# **`objective(trial, train)`** is one trial. Ask `trial` for a configuration: a dictionary with the names and the ranges of
-# `SPACE`, and `momentum` only where the optimizer is `"sgd"`. `train(config)` is a generator as above. After each epoch
-# (the first is 1), `report` its accuracy, then ask the pruner: where it says stop, the trial ends as PRUNED and trains no
-# further. So does one that has diverged (NaN), at once: a value of NaN would make it a FAIL, as if it had never been
-# tried. Return the accuracy after the last epoch.
-#
-# **`make_study(path)`** makes the study `"search"`, to be maximised, in a journal in the file `path`. It is called once
-# before the workers start: two that create it at the same moment would clash. Called again later, when more jobs are
-# submitted for the same search, it keeps all that is there.
-#
-# **`work(path, name, total, train)`** is what each worker runs:
-#
-# 1. It loads the study, with a `SuccessiveHalvingPruner` (`min_resource=1`, `reduction_factor=3`: ASHA, without
-#    pausing). No two workers may draw the same numbers.
-# 2. A worker that was killed has left a trial RUNNING, for ever. `name`, a string, belongs to one living worker at a
-#    time, as the number of a task in an array of jobs does. So whatever a worker of *this* name has left running is lost: it becomes
-#    FAIL. Trials of other names may be alive on another node: leave them alone. To be found later, a trial must carry the
-#    name of its worker from its beginning.
-# 3. As long as fewer than `total` trials of the study, those of all workers, are COMPLETE or PRUNED, it runs another one.
-#    If there are enough already, it runs none, but has given up what it left.
-#
-# A lost configuration is not put in the queue again. If it was bad luck (the time limit), the sampler may come back to its
-# neighbourhood; if it was the configuration (out of memory), it would kill the next worker, too. About 14, 3 and 12 lines.
+# - **`objective`** is one trial. It asks for each value of its configuration (given); `train(config)` is a generator as above. Write
+#   what happens after an epoch: `report` its accuracy to the trial, then ask the pruner. Where it says stop, the trial ends as PRUNED.
+#   So does one that has diverged, at once: a value of NaN would make it a FAIL, as if it had never been tried. 3 lines.
+# - **`make_study`** (given) is called once before the workers start, or again when more jobs are submitted.
+# - **`work`** is what each worker runs. One that was killed has left a trial RUNNING, for ever. `name` belongs to one living worker
+#   at a time, as the number of a task in an array of jobs does; `named` writes it on each trial. So whatever a worker of
+#   *this* name has left running is lost, and becomes FAIL; trials of other names may be alive on another node. 3 lines. Then it runs
+#   `named`, trial after trial, while fewer than `total` trials of the study, those of all workers, are COMPLETE or PRUNED. 2 lines.
 #
 # <details><summary>Hint</summary>
 #
-# `trial.suggest_categorical`, `suggest_float(name, low, high, log=True)`, `suggest_int`; `trial.should_prune()`,
-# `optuna.TrialPruned`, which you raise. `JournalStorage(JournalFileBackend(path))` wants a `str`; `create_study(...,
-# load_if_exists=True)`, `load_study`. `trial.set_user_attr(key, value)` before the objective starts, `trial.user_attrs`
-# when you look for it; `study.get_trials(states=...)`, `study.tell(number, state=...)`. `study.optimize(f, n_trials=1)` runs one.
+# `trial.report(value, epoch)`, `trial.should_prune()`, `optuna.TrialPruned`, which you raise. `study.get_trials(states=(TrialState.…,))`
+# lists trials; `trial.user_attrs.get("worker")`; `study.tell(trial.number, state=…)`. `study.optimize(f, n_trials=1)` runs one.
 # </details>
 
 
 # %% tags=["balise-6"]
 def objective(trial, train):
     """One trial of a study: trains until the end or until the pruner says stop. Returns the last accuracy."""
-    # BEGIN SOLUTION
     config = {
         "optimizer": trial.suggest_categorical("optimizer", ("sgd", "adamw")),
         "learning_rate": trial.suggest_float("learning_rate", 1e-4, 1.0, log=True),
@@ -1069,35 +999,36 @@ def objective(trial, train):
     if config["optimizer"] == "sgd":
         config["momentum"] = trial.suggest_float("momentum", 0.0, 0.99)
     for epoch, accuracy in enumerate(train(config), 1):
+        # BEGIN SOLUTION
         trial.report(accuracy, epoch)
         if math.isnan(accuracy) or trial.should_prune():
             raise optuna.TrialPruned
+        # END SOLUTION
     return accuracy
-    # END SOLUTION
 
 
 def make_study(path):
     """Make the study "search" in the journal `path`, to be maximised, or keep the one that is there."""
-    # BEGIN SOLUTION
     storage = JournalStorage(JournalFileBackend(str(path)))
     optuna.create_study(study_name="search", storage=storage, direction="maximize", load_if_exists=True)
-    # END SOLUTION
 
 
 def work(path, name, total, train):
     """Worker `name`: give up what it left running, then run trials until `total` are complete or pruned, by all workers."""
-    # BEGIN SOLUTION
     storage = JournalStorage(JournalFileBackend(str(path)))
     pruner = optuna.pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=3)
     study = optuna.load_study(study_name="search", storage=storage, pruner=pruner)
+    # BEGIN SOLUTION
     for trial in study.get_trials(states=(TrialState.RUNNING,)):
         if trial.user_attrs.get("worker") == name:
             study.tell(trial.number, state=TrialState.FAIL)
+    # END SOLUTION
 
     def named(trial):
         trial.set_user_attr("worker", name)
         return objective(trial, train)
 
+    # BEGIN SOLUTION
     while len(study.get_trials(states=(TrialState.COMPLETE, TrialState.PRUNED))) < total:
         study.optimize(named, n_trials=1)
     # END SOLUTION
@@ -1107,7 +1038,7 @@ def work(path, name, total, train):
 tp.check(6, objective, make_study, work)
 
 # %% [markdown]
-# Three workers, 40 trials asked for. **Guess first:** how many will be finished at the end, exactly 40, or more? How many more at most?
+# Three workers, 40 trials asked for. How many will be finished at the end?
 
 
 # %%
@@ -1143,13 +1074,11 @@ print(f"the journal: {(folder / 'ranks.journal').stat().st_size / 1024:.0f} KiB,
 print(*(folder / "ranks.journal").read_text().splitlines()[:3], sep="\n")
 
 # %% [markdown]
-# There may be up to 42: to count and to begin are two steps, and others begin between them. Each worker can be late by
-# one trial. Whoever needs the exact number must hold a lock over both steps; for a search it is not worth it.
+# There may be up to 42: to count and to begin are two steps, and others begin between them.
 #
 # ### A worker that dies
 #
-# On a supercomputer the workers are an **array of jobs**: the same program, as often as you like, each with its number.
-# The tasks need not start at the same time, and need not know of each other:
+# On a supercomputer the workers are an **array of jobs**: the same program, as often as you like, each with its number:
 #
 # ```bash
 # # #!/bin/bash
@@ -1160,8 +1089,8 @@ print(*(folder / "ranks.journal").read_text().splitlines()[:3], sep="\n")
 # srun python worker.py "task $SLURM_ARRAY_TASK_ID"     # calls work(path, name, ...)
 # ```
 #
-# The journal must lie where all nodes see it. `launch.job` does the same from a notebook, one job a worker (on a machine
-# without a Slurm, here). Task 1 is killed in the third training that it begins, as if its time were over.
+# The journal must lie where all nodes see it. `launch.job` does the same from a notebook, one job a worker. Task 1 is killed
+# in the third training that it begins, as if its time were over.
 
 
 # %%
@@ -1191,17 +1120,16 @@ work(journal, "task 1", 12, train)
 print("task 1 has come back:", summary(load(journal)))
 
 # %% [markdown]
-# Nothing that was finished is lost: it was in the file. The trial that task 1 was in stayed RUNNING, whoever else worked,
-# until a worker *of its name* came. If nobody comes back, `work(path, name, 0, train)` for each name of the array cleans up, and runs nothing.
+# Nothing that was finished is lost: it was in the file. The trial that task 1 was in stayed RUNNING, whoever else worked, until a
+# worker *of its name* came.
 #
-# > **Heartbeats.** Optuna can find dead workers by itself where the storage is a database (`RDBStorage(...,
-# > heartbeat_interval=60)`): a thread of each worker says now and then that it is alive. Journals have no heartbeat (Optuna
-# > 5.0). A database on a supercomputer is a server that somebody must run; SQLite is none, and its locks do not hold on most network file systems.
+# > **Heartbeats.** Optuna finds dead workers by itself where the storage is a database (`RDBStorage(…, heartbeat_interval=60)`).
+# > Journals have no heartbeat (Optuna 5.0). But a database on a supercomputer is a server that somebody must run; SQLite is none,
+# > and its locks do not hold on most network file systems.
 #
 # ## What Optuna draws · further
 #
-# Four of its pictures, with the study of the ranks above (`optuna.visualization.matplotlib`; the module without `matplotlib`
-# draws with Plotly, to be turned and zoomed):
+# Four of its pictures (`optuna.visualization.matplotlib`), with the study of the ranks above:
 
 # %%
 for name in ("timeline", "optimization_history", "intermediate_values", "param_importances"):
@@ -1216,13 +1144,12 @@ for name in ("timeline", "optimization_history", "intermediate_values", "param_i
 # %% [markdown]
 # - **Timeline**: what each trial took, and how it ended. A worker that waits shows as a gap.
 # - **History**: the red line is the best so far. Pruned trials are not in it.
-# - **Intermediate values**: most lines end after 1 epoch, a few after 3 and 9. Do the lines cross later? Then stopping early has
-#   its price.
-# - **Importances** (PED-ANOVA): which parameter sets the best trials apart. It is computed from the trials that *ran to their
-#   end*: only a few here. Run the cells again and look how much of the order stays: that is how far you may trust it.
+# - **Intermediate values**: do lines cross after they were cut? Then stopping early has its price.
+# - **Importances**: which parameter sets the best trials apart. Only trials that *ran to their end* count, a few here. Run the cells
+#   again and see how much of the order stays: that is how far you may trust it.
 #
-# `pip install optuna-dashboard`, then `optuna-dashboard ranks.journal --host 127.0.0.1`, shows the same while the search runs. It asks for no
-# password: whoever has a login on that machine can open it, and delete the study.
+# `optuna-dashboard` shows the same while the search runs. It asks for no password: whoever has a login on that machine can open
+# it, and delete the study.
 
 # %% [markdown]
 # ## The same with Ray Tune · further
@@ -1237,61 +1164,58 @@ for name in ("timeline", "optimization_history", "intermediate_values", "param_i
 # | stopping early | the trial asks, and raises | `tune.report` does not come back |
 # | ASHA | `SuccessiveHalvingPruner` | `ASHAScheduler` |
 #
-# Ray is large (half a gigabyte). Where it is installed (`pip install "dlojz-tp[ray]"`), the cell after this balise searches
-# with it; elsewhere it shows what was measured with it. The balise is judged in both cases.
+# Ray is large (half a gigabyte). Where it is not installed (`pip install "dlojz-tp[ray]"`), the cell after this balise shows what was
+# measured with it.
 
 # %% [markdown]
-# ### Balise 7 · The same search for Ray · further · about 35 min
+# ### Balise 7 · The same search for Ray · further · about 13 min
 #
-# - **`ray_space(space, only_if)`**: Ray's dictionary of domains for a space like `SPACE`: `tune.choice`, `tune.uniform`,
-#   `tune.loguniform`, `tune.randint`, `tune.lograndint`. Optuna's bounds are both inside; **Ray leaves the upper bound of an
-#   integer out**. A value that is not active cannot be absent here: it is `None`.
-# - **`trainable(config, train)`** is one trial: it trains (`train` is the generator of balise 6, and gets only what is
-#   active), and reports `{"accuracy": …}` after each epoch. A diverged training reports its NaN and ends.
-# - **`tuner(train, space, only_if, n_trials, epochs, run_config)`** returns the `tune.Tuner`, not yet started: `n_trials`
-#   drawn from the space; the accuracy is maximised, under ASHA with a first rung of 1 epoch, a factor of 3, and at most `epochs`;
-#   a process serves trial after trial (`reuse_actors`), else each starts a new one.
-#
-# Import what you need of `ray` *inside* the functions: it is not installed everywhere. About 14, 5 and 10 lines.
+# - **`ray_space`** makes Ray's dictionary of domains from Optuna's axes. Two things differ. Ray leaves the upper bound of an integer
+#   *out* (`tune.randint(low, high)`, and `tune.lograndint`): return the domain of an integer axis (1 line). And a value that is not active
+#   cannot be absent: it is `None`. Ray calls what `active` returns with the `config` drawn so far, and wants the value; `needs` says
+#   when it is active, `{"optimizer": "sgd"}` for example (2 lines).
+# - **`trainable`** is one trial. It trains with what is active (`train` is the generator of balise 6), and reports
+#   `{"accuracy": …}` after each epoch. A diverged training reports its NaN and ends. 4 lines.
+# - **`tuner`** (given) hands both to Ray, with ASHA.
 #
 # <details><summary>Hint</summary>
 #
-# `tune.sample_from(f)` calls `f(config)` with what was drawn before it, in the order of the dictionary; `domain.sample()`
-# draws a value. `tune.with_parameters(trainable, train=train)` hands over what is no hyperparameter. `tune.TuneConfig`
-# takes `metric`, `mode`, `num_samples`, `scheduler`, `reuse_actors`; `ASHAScheduler` from `ray.tune.schedulers` takes `max_t`,
-# `grace_period`, `reduction_factor` (4, unless you say so).
+# `domain(one)` makes a domain, its `.sample()` draws a value. `active` returns a function: `lambda config: …`.
+# `tune.report({…})` reports.
 # </details>
 
 
 # %% tags=["balise-7"]
 def ray_space(space, only_if):
     """The search space for Ray: {name: domain}; a value that is not active is None."""
-    # BEGIN SOLUTION
     from ray import tune
 
     def domain(one):
         if isinstance(one, CategoricalDistribution):
             return tune.choice(list(one.choices))
         if isinstance(one, IntDistribution):
+            # BEGIN SOLUTION
             return (tune.lograndint if one.log else tune.randint)(one.low, one.high + 1)
+            # END SOLUTION
         return (tune.loguniform if one.log else tune.uniform)(one.low, one.high)
 
     def active(one, needs):
+        # BEGIN SOLUTION
         drawn = domain(one)
         return lambda config: drawn.sample() if all(config[name] == value for name, value in needs.items()) else None
+        # END SOLUTION
 
     return {
         name: tune.sample_from(active(one, only_if[name])) if name in only_if else domain(one)
         for name, one in space.items()
     }
-    # END SOLUTION
 
 
 def trainable(config, train):
     """One trial: report the accuracy after each epoch, end where it is NaN."""
-    # BEGIN SOLUTION
     from ray import tune
 
+    # BEGIN SOLUTION
     for accuracy in train({name: value for name, value in config.items() if value is not None}):
         tune.report({"accuracy": accuracy})
         if math.isnan(accuracy):
@@ -1301,7 +1225,6 @@ def trainable(config, train):
 
 def tuner(train, space, only_if, n_trials, epochs, run_config=None):
     """A tune.Tuner: n_trials configurations, ASHA (1, 3, epochs), the highest accuracy."""
-    # BEGIN SOLUTION
     from ray import tune
     from ray.tune.schedulers import ASHAScheduler
 
@@ -1313,7 +1236,6 @@ def tuner(train, space, only_if, n_trials, epochs, run_config=None):
         tune.with_parameters(trainable, train=train),
         param_space=ray_space(space, only_if), tune_config=how, run_config=run_config,
     )  # fmt: skip
-    # END SOLUTION
 
 
 # %%
@@ -1405,33 +1327,24 @@ for name, values in beside.items():
     print(f"{name:18}", "; ".join(f"{value:g} {what}" for what, value in values.items()))
 
 # %% [markdown]
-# The training costs nothing in this measurement, 27 epochs are reported unless ASHA stops a trial, two processes work. So *a
-# trial* is what the library itself takes for it. If yours train for an hour, none of it matters; if they train for a
-# second, it does. The processor seconds are those of the whole run with its start; unlike the others, they hardly depend on how busy
-# the machine is.
+# The training costs nothing in this measurement, so *a trial* is what the library itself takes for it. If yours train for an
+# hour, none of it matters; if they train for a second, it does.
 #
 # | | Optuna, journal | Ray Tune |
 # |---|---|---|
-# | lines of our solution | 27 | 29 |
 # | processes of its own | none | a master, a store of objects and agents on each node, a process a worker |
-# | on Slurm | an array of jobs and a file that all see; tasks come and go as the queue lets them | **one** job with all nodes at once: `ray start --head` on the first, `ray start --address=…` on each of the others, then the program; open ports between nodes |
+# | on Slurm | an array of jobs and a file that all see | **one** job with all nodes at once: `ray start --head` on the first, `ray start --address=…` on the others |
 # | a worker dies | its trial is lost; yours to notice, as above | the master notices, and may run it again (`FailureConfig`) |
 # | the master dies | there is none | all ends; `Tuner.restore` goes on from what it has written |
-# | a trial over several nodes | yours to arrange: a worker is a job | `ScalingConfig` of Ray Train |
-# | can pause a trial | no: it is stopped, or it goes on | yes, with checkpoints: population based training, HyperBand |
+# | can pause a trial | no: it is stopped, or it goes on | yes, with checkpoints: population based training |
 #
 # > **Ray listens on all networks of the node**, and whoever gets through to it runs programs as you. Versions before 2.52 let
-# > everybody in. Since then `RAY_AUTH_MODE=token` asks for a token, as in the cell above (the same on all nodes);
-# > 2.59 does so by itself on one machine, 2.61 on several, says its documentation.
-# >
-# > Ray's search can take Optuna as its sampler: `tune_config=TuneConfig(search_alg=OptunaSearch())`. And the other way round, Optuna needs
-# > nothing of Ray to run on a thousand nodes.
+# > everybody in. Since then `RAY_AUTH_MODE=token` asks for a token (the same on all nodes).
 
 # %% [markdown]
 # ## All trials on one page: TensorBoard · further
 #
-# TensorBoard has a page for searches, HParams: a table of all trials to sort and filter, and lines from parameters to results. It
-# wants the parameters and the result of each run in that run's own folder.
+# TensorBoard's page for searches, HParams, wants the parameters and the result of each run in that run's own folder.
 
 # %%
 logs = folder / "tensorboard"
@@ -1448,8 +1361,7 @@ board.show()
 
 # %% [markdown]
 # Open **HParams**, then *Parallel coordinates view*: drag a range on the axis of the last accuracy, and see where its lines
-# come from. A pruned trial has the accuracy of a short training there. Sort by *epochs* to see how few trained to
-# their end.
+# come from. A pruned trial has the accuracy of a short training there.
 
 # %%
 board.stop()
@@ -1457,8 +1369,8 @@ board.stop()
 # %% [markdown]
 # ## All of them, at equal budget
 #
-# Each method gets the same number of epochs, and hands in the **test** accuracy of what was best by validation. Bayesian search
-# trains every trial to its end, as random search does. The population is not here: it has no table.
+# Each method gets the same number of epochs. Bayesian search trains every trial to its end, as random search does. The population
+# is not here: it has no table.
 
 
 # %%
@@ -1496,36 +1408,35 @@ plt.show()
 # %% [markdown]
 # Read the bars before the points: where they overlap, another seed would have changed the order. Stopping early pays most where
 # the budget is small, a few whole trainings. With more of it every method finds one of the many good configurations of this
-# table, and what is left to gain is smaller than what a seed changes. A search space with few good points would keep them
-# apart for longer. Whatever you compare, compare it like this.
+# table. A space with few good points would keep them apart for longer.
 
 # %% [markdown]
 # ## Three questions
 #
 # <details><summary>A paper compares two optimizers, each at its best of 50 random trials, one seed. What is missing?</summary>
 #
-# The spread. The best of 50 is a maximum over noise: part of it is luck, and more trials give more luck. Take the best by the
-# validation score of a search, train <em>that</em> configuration again with several seeds, report test scores with their spread,
-# and give both optimizers the same budget and spaces of the same size.
+# The spread. The best of 50 is a maximum over noise, and more trials give more luck. Train <em>that</em> configuration again with
+# several seeds, report test scores with their spread, and give both the same budget and spaces of the same size.
 # </details>
 #
 # <details><summary>Successive halving and ASHA throw away a configuration that would have won. Which kind?</summary>
 #
-# One that begins slowly: a small learning rate, a long warm-up, strong regularisation, a large network. Curves that cross
-# after the rung are what early stopping cannot see. A longer first rung, or Hyperband, which runs several halvings with
-# different first rungs, is the insurance; it costs a factor of about the number of rungs.
+# One that begins slowly: a small learning rate, a long warm-up, a large network. A longer first rung, or Hyperband, which runs
+# several halvings with different first rungs, is the insurance; it costs a factor of about the number of rungs.
 # </details>
 #
 # <details><summary>You have 512 GPUs for one night and trials of two hours. Bayesian search or ASHA?</summary>
 #
-# Four waves of 512. A Gaussian process that learns from finished trials chooses well one after the other; of 512 at once most
-# are chosen nearly blind. Random draws with ASHA keep every GPU busy and stop the poor ones. The two go together: a sampler
-# proposes (TPE, a Gaussian process), ASHA stops. Both Optuna and Ray let you combine them.
+# Four waves of 512: most of them a Gaussian process would choose nearly blind. Random draws with ASHA keep every GPU busy and
+# stop the poor ones. The two go together: a sampler proposes, ASHA stops.
 # </details>
 #
 # ## To remember
 #
-# Draw at random rather than on a grid, on a logarithmic scale where the scale is unknown. Stop early: each rung costs the same,
-# and together a few full trainings. Do not wait: promote what is good enough now. Let a model propose where trials are dear and
-# few. Copy weights and change rates where training is long and runs on many machines. And whatever the method: one seed
-# ranks nothing, so compare medians, at equal budget. Next: models too large to be tried twice.
+# **One seed ranks nothing: compare medians, at equal budget.** Draw at random rather than on a grid, by ratio where the scale is
+# unknown. Stop early: each rung costs the same, and together a few full trainings. Do not wait: promote what is good enough
+# now. Let a model propose where trials are dear and few; copy weights and change rates where training is long. Next: models
+# too large to be tried twice.
+
+# %%
+tp.progress()
