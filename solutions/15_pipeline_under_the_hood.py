@@ -473,7 +473,11 @@ print(f"{'two stages':<12}{1e3 * naive:>11.0f} ms{1e3 * gpiped:>15.0f} ms")
 print(
     f"the formula, from one process with {MICRO_BATCHES} micro-batches: {1e3 * cut * (MICRO_BATCHES + 1) / MICRO_BATCHES / 2:.0f} ms"
 )
-faster.shows(whole / gpiped, "× {:.2f}", "A ninth of the time is waiting, and products of few rows use a device worse.")
+faster.shows(
+    whole / gpiped,
+    "× {:.2f}",
+    "A ninth of the time is waiting, products of few rows use a device worse, and messages cost Python's time.",
+)
 
 # %% [markdown]
 # By columns: on the left, two stages take turns; on the right they work at the same time. But cutting has a price, in one
