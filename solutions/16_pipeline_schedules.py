@@ -1,17 +1,17 @@
 # %% [markdown]
-# # Pipeline schedules: 1F1B, interleaved, zero-bubble, and how to choose · about 145 min, core 35
+# # Pipeline schedules: 1F1B, interleaved, zero-bubble, and how to choose · about 80 min, core 35
 #
 # A pipeline cuts a model by layers over ranks and a batch into micro-batches. What is left to decide is the
 # **schedule**: in which order a rank does its forwards and backwards. The order changes no gradient. It changes how
-# long ranks stand idle, the *bubble*, and how many activations they keep. In this practical work you run the
-# schedules of `torch.distributed.pipelining`, write the two best ones as data, split the backward pass in two with
-# your own hands, and build the search that picks a schedule for a given machine.
+# long ranks stand idle, the *bubble*, and how many activations they keep. Here you run the schedules of
+# `torch.distributed.pipelining`, write the two best ones as data, and let a search pick one for a given machine.
 #
-# **What you will gain.** The next cell estimates it for 8 stages and 16 micro-batches: arithmetic on stages of equal
-# cost with a backward of twice the forward, nothing measured.
+# **What you will gain.** An estimate for 8 stages and 16 micro-batches: arithmetic on stages of equal cost with a backward
+# of twice the forward, nothing measured.
 
 # %% tags=["setup"]
 import os
+import re
 import time
 from dataclasses import dataclass
 
@@ -23,9 +23,11 @@ from torch import nn
 from torch.distributed.pipelining import (
     PipelineStage,
     Schedule1F1B,
+    ScheduleDualPipeV,
     ScheduleGPipe,
     ScheduleInterleaved1F1B,
     ScheduleInterleavedZeroBubble,
+    ScheduleZBVZeroBubble,
 )
 
 from dlojz_tp import course, data, frameworks, launch, measure, planner, recorded, report, scale, todo
@@ -34,8 +36,7 @@ tp = course.open("16_pipeline_schedules")
 tp
 
 # %% [markdown]
-# All sizes are here. Ranks use one GPU each where there are enough, else they are processes on the CPU. (A single GPU is left
-# out: no table mixes it with the CPU.)
+# Ranks use one GPU each where there are enough, else they are processes on the CPU.
 
 # %% tags=["setup"]
 GPUS = torch.cuda.device_count()
@@ -81,22 +82,21 @@ for name, found in four_schedules(8, 16).items():
 # \underbrace{\frac{(p-1)(t_F+t_B)}{v}}_{\text{interleaved, } v \text{ chunks}} \qquad
 # \underbrace{(p-1)(t_F+t_I-t_W)}_{\text{zero-bubble, } t_B = t_I + t_W}$$
 #
-# White is the bubble. The number in a box is the micro-batch; a rank's second chunk is drawn lighter.
+# White is the bubble. The number in a box is the micro-batch; a rank's second chunk of layers is drawn lighter.
 
-# %%
+# %% jupyter={"source_hidden": true}
 report.gantt(
     {name: found.events for name, found in four_schedules(4, 8).items()}, unit="time of a forward pass of a stage"
 )
 
 # %% [markdown]
-# Simulated: four ranks of equal stages, messages that take no time, the same work in all four panels. 1F1B is as long as
-# GPipe; that it keeps fewer activations stands in the table above. Interleaving passes each micro-batch round the ranks twice, in steps of half the length. Zero-bubble fills idle time with the
-# half of the backward that nobody waits for.
+# Simulated: equal stages, messages that take no time, the same work in all four panels. 1F1B is as long as GPipe, but keeps
+# fewer activations. Interleaving passes each micro-batch round the ranks twice, in steps of half the length. Zero-bubble fills
+# idle time with the half of the backward that nobody waits for.
 #
 # ## The baseline, measured first
 #
-# One process, all layers, the batch in the same micro-batches. Every pipeline below must give this loss and these
-# gradients.
+# One process, all layers, the batch in micro-batches. Every pipeline below must give this loss and these gradients.
 
 # %% tags=["setup"]
 digits = data.digits()
@@ -159,38 +159,34 @@ print(f"one process: loss {plain_loss:.6f}, {1000 * plain_seconds:.0f} ms a step
 # ## Stages and schedules of PyTorch
 
 # %% [markdown]
-# ### Balise 1 · A stage on each rank, and a step with GPipe · about 18 min
+# ### Balise 1 · A stage on each rank, and a step with GPipe · about 10 min
 #
-# Every rank calls these with the same arguments.
+# Every rank calls these three. Its layers, wrapped in a `PipelineStage`, can send and receive; `stage.submod` is the module
+# inside.
 #
-# - **`make_stage(layers, device)`**: `layers` is the list of all layers (modules). Return a `PipelineStage` that
-#   holds this rank's share, on `device`: neighbouring layers, rank 0 the first ones; shares differ by at most one
-#   layer.
-# - **`make_gpipe(stage, n_micro_batches, loss_fn, reduction)`**: return the `ScheduleGPipe`. `loss_fn(output,
-#   target)` gives the mean over its samples if `reduction` is `"mean"`, their sum if it is `"sum"`. Gradients must be
-#   those of the loss of the **whole batch**.
-# - **`pipeline_step(stages, schedule, x, y, reduction)`**: `stages` is the list of this rank's stages (one, for now).
-#   Clear the old gradients, run the schedule, return the loss of the whole batch, **on every rank**, as a scalar
-#   tensor without graph. `x` `(b, …)` is to be trusted on the rank of the first stage only, `y` on the rank of the
-#   last.
+# - `make_stage`: take this rank's share out of the list `layers`: neighbours, rank 0 the first ones; shares differ by at most
+#   one layer. Return `PipelineStage(module, its number, number of stages, device)`, the module on `device`.
+# - `make_gpipe`: return `ScheduleGPipe(stage, n_micro_batches, loss_fn, scale_grads=…)`. Micro-batches add their gradients up,
+#   and those of the loss of the **whole batch** are due. `loss_fn` gives the mean over a micro-batch's samples, or their sum:
+#   `reduction` says which. With `scale_grads=True` the schedule divides all gradients by the number of micro-batches.
+# - `pipeline_step`: given is the run. Only the last stage sees `losses`, one for each micro-batch. Let `loss` become that of the
+#   whole batch, **on every rank**, a scalar without graph.
 #
-# A stage has its module in `stage.submod`, and says `stage.is_first` and `stage.is_last`. The number of micro-batches
-# divides the batch. About 5, 1 and 12 lines.
+# About 2, 1 and 4 lines.
 #
 # <details><summary>Hint</summary>
 #
-# Rank r of n can take the layers from `len(layers) * r // n` to `len(layers) * (r + 1) // n`. A schedule divides all
-# gradients by the number of micro-batches when `scale_grads=True`: right for one of the two reductions. Only the last
-# stage sees losses, one for each micro-batch: `schedule.step(..., losses=[])` fills the list. A collective brings
-# their sum or mean to the others; its tensor must have the same dtype on all ranks.
+# Rank r of n can take the layers from `len(layers) * r // n` to `len(layers) * (r + 1) // n`, as `nn.Sequential(*share)`. The
+# mean of a batch is the mean of the means of its equal parts. `dist.broadcast(loss, src=rank)` overwrites `loss` everywhere
+# with that of one rank; the last stage is on the last rank.
 # </details>
 
 
 # %% tags=["balise-1"]
 def make_stage(layers, device):
     """The PipelineStage of this rank: its share of `layers`, neighbours, on `device`."""
-    # BEGIN SOLUTION
     rank, n = dist.get_rank(), dist.get_world_size()
+    # BEGIN SOLUTION
     share = layers[len(layers) * rank // n : len(layers) * (rank + 1) // n]
     return PipelineStage(nn.Sequential(*share).to(device), rank, n, device)
     # END SOLUTION
@@ -205,27 +201,26 @@ def make_gpipe(stage, n_micro_batches, loss_fn, reduction="mean"):
 
 def pipeline_step(stages, schedule, x, y, reduction="mean"):
     """Gradients of the whole batch in the stages' parameters; returns its loss () on every rank, without graph."""
-    # BEGIN SOLUTION
     for stage in stages:
         stage.submod.zero_grad()
     first, last = any(stage.is_first for stage in stages), any(stage.is_last for stage in stages)
     losses = []
     schedule.step(*((x,) if first else ()), target=y if last else None, losses=losses)
     loss = torch.zeros((), device=x.device, dtype=x.dtype)
+    # BEGIN SOLUTION
     if last:
         found = torch.stack([part.detach() for part in losses])
         loss = found.mean() if reduction == "mean" else found.sum()
     dist.broadcast(loss, src=dist.get_world_size() - 1)  # here and below, the last rank holds the last stage
-    return loss
     # END SOLUTION
+    return loss
 
 
 # %%
 tp.check(1, make_stage, make_gpipe, pipeline_step)
 
 # %% [markdown]
-# The same network on 2 and 4 ranks, beside the single process. Each rank reports the norm of the gradient of its
-# layers.
+# The same network on ranks, beside one process. Each rank reports the gradient's norm of its layers.
 
 
 # %%
@@ -249,22 +244,21 @@ for n in RANKS:
     print(f"{n} ranks      loss {found[0][0]:.6f}   gradient norms {shares}")
 
 # %% [markdown]
-# ### Balise 2 · 1F1B, and enough micro-batches · about 8 min
+# ### Balise 2 · 1F1B, and enough micro-batches · about 7 min
 #
-# GPipe keeps the activations of all micro-batches at once. In 1F1B a rank begins backwards as soon as it can; the
-# stage number $s$ (from 0) then keeps at most $p - s$ of them.
+# GPipe keeps the activations of all micro-batches at once. In 1F1B a rank begins backwards as soon as it can: stage $s$ (from
+# 0) of $p$ keeps at most $p - s$ of them. So more micro-batches cost no memory, and they shrink the bubble's share of the
+# step, $(p-1)/(m+p-1)$ for stages of equal cost. How many are enough?
 #
-# - **`choose_micro_batches(n_stages, bubble, batch_size)`**: return the smallest number of equal micro-batches of a
-#   batch of `batch_size` samples whose bubble, as a share of the step, is at most `bubble`, a number from 0 (it may be
-#   0) to 1, for stages of equal cost; raise `ValueError` if there is none.
-# - **`make_1f1b(stage, n_micro_batches, loss_fn, reduction)`**: the schedule, as in balise 1.
+# - `choose_micro_batches`: return the smallest number of *equal* micro-batches of `batch_size` samples whose bubble's share is at
+#   most `bubble`, a number from 0 to 1. Where there is none, the given line says so.
+# - `make_1f1b`: the `Schedule1F1B`, as in balise 1.
 #
-# About 6 lines and 1.
+# About 3 lines and 1.
 #
 # <details><summary>Hint</summary>
 #
-# A rank works for $m$ pairs of forward and backward and is idle for $p - 1$ of them: the share is $(p-1)/(m+p-1)$.
-# Try the divisors of the batch, the smallest first.
+# Equal means that it divides the batch. Try the smallest first.
 # </details>
 
 
@@ -275,8 +269,8 @@ def choose_micro_batches(n_stages, bubble, batch_size):
     for m in range(1, batch_size + 1):
         if batch_size % m == 0 and (n_stages - 1) / (m + n_stages - 1) <= bubble:
             return m
-    raise ValueError(f"{batch_size} samples on {n_stages} stages always have a bubble above {bubble:.0%}")
     # END SOLUTION
+    raise ValueError(f"{batch_size} samples on {n_stages} stages always have a bubble above {bubble:.0%}")
 
 
 def make_1f1b(stage, n_micro_batches, loss_fn, reduction="mean"):
@@ -329,91 +323,91 @@ for bubble in (0.5, 0.3, 0.2, 0.1):
     print(f"{RANKS[-1]} stages, bubble of at most {bubble:.0%}: {m} micro-batches of {BATCH // m} samples")
 
 # %% [markdown]
-# With 1F1B, more micro-batches shrink the bubble and cost no memory. But a micro-batch of a few samples no longer
-# fills a device, and the batch cannot grow for ever. The next two schedules shrink the bubble at the same number of
-# micro-batches.
+# But a micro-batch of a few samples no longer fills a device, and the batch cannot grow for ever. The next schedules shrink the
+# bubble at the same number of micro-batches.
 #
 # ## Interleaved stages
 
 # %% [markdown]
-# ### Balise 3 · Several chunks on a rank · further · about 24 min
+# ### Balise 3 · Several chunks on a rank · about 10 min
 #
-# Cut the model into $v\,p$ stages and deal them out like cards: rank r holds stages $r, r + p, r + 2p, \ldots$ A
-# stage is $v$ times shorter, and so is every wait.
+# Cut the model into $v\,p$ stages and deal them out like cards: rank r holds stages $r, r + p, r + 2p, \ldots$, its *chunks*. A
+# stage is $v$ times shorter, and so is every wait. A rank works in rounds: $p$ micro-batches through its first chunk, the
+# same $p$ through its second, and so on, then the next $p$. On two ranks with two chunks, rank 0 goes forward so:
 #
-# - **`placement(n_layers, n_ranks, n_chunks)`**: return a list with, for each rank, the list of its `(stage, [numbers
-#   of its layers])`, in order of stage. Stages hold neighbouring layers; any two differ by at most one.
-# - **`interleaved_order(rank, n_ranks, n_micro_batches, n_chunks)`**: return the order of a rank, **as data**: a list
-#   of `("F" or "B", micro_batch, stage)`. The idle time of a rank must be that of 1F1B divided by `n_chunks`, and
-#   rank r must keep at most $2(p-r-1) + (v-1)p + 1$ forwards of a chunk at once; an order that keeps fewer is right too.
-#   `n_micro_batches` is a multiple of `n_ranks`.
-# - **`make_interleaved(layers, n_chunks, n_micro_batches, loss_fn, reduction, device)`**: return `(stages, schedule)`
-#   of this rank, with `ScheduleInterleaved1F1B`. Returned `stages` are in order.
+# ```
+# i            0  1  2  3  4  5  6  7
+# micro-batch  0  1  0  1  2  3  2  3
+# stage        0  0  2  2  0  0  2  2
+# ```
 #
-# About 6, 14 and 7 lines.
+# Backwards go likewise, with the chunks from the last to the first. The rest is 1F1B: `ahead` forwards, then a forward and a
+# backward in turn, then the backwards left. Write:
+#
+# - `placement`: for each rank the list of its `(stage, [numbers of its layers])`, in order of stage. What layers each stage has
+#   is given.
+# - `interleaved_order`: in it, `action(kind, i)`, a rank's i-th forward or backward, `(kind, micro_batch, stage)`. And `ahead`:
+#   $(v-1)\,p$ forwards, a round without the last chunk, and two more for each rank behind this one; never more than there are.
+#
+# About 1 and 5 lines. `n_micro_batches` is a multiple of `n_ranks`. `make_interleaved`, for PyTorch, is given.
 #
 # <details><summary>Hint</summary>
 #
-# Forwards go in rounds: $p$ micro-batches through the rank's first chunk, the same $p$ through its second, and so on,
-# then the next $p$. So the forward number i of a rank has chunk `i % (p * v) // p` and micro-batch `i // (p * v) * p
-# + i % p`. Backwards go likewise, with the chunks from the last to the first. First `2 * (p - r - 1) + (v - 1) * p`
-# forwards (never more than there are), then a forward and a backward in turn, then the backwards that are left.
-# `planner.simulate` tells you what waits for what.
+# A round has `group` forwards. `i // group` is the number of the round, `i % group` where in it we are: which chunk is that,
+# if each takes `n_ranks` of them? And which micro-batch of the round, `i % n_ranks`?
 # </details>
 
 
 # %% tags=["balise-3"]
 def placement(n_layers, n_ranks, n_chunks):
     """For each rank, its [(stage, [numbers of its layers]), ...]: stages are dealt out in turn."""
-    # BEGIN SOLUTION
     n_stages = n_ranks * n_chunks
     cuts = [n_layers * stage // n_stages for stage in range(n_stages + 1)]
     layers = [list(range(begin, end)) for begin, end in zip(cuts, cuts[1:])]
+    # BEGIN SOLUTION
     return [[(stage, layers[stage]) for stage in range(rank, n_stages, n_ranks)] for rank in range(n_ranks)]
     # END SOLUTION
 
 
 def interleaved_order(rank, n_ranks, n_micro_batches, n_chunks):
     """What one rank does: a list of ("F" or "B", micro_batch, stage)."""
-    # BEGIN SOLUTION
     total, group = n_micro_batches * n_chunks, n_ranks * n_chunks
 
     def action(kind, i):
+        # BEGIN SOLUTION
         chunk = i % group // n_ranks
         if kind == "B":
             chunk = n_chunks - 1 - chunk
         return kind, i // group * n_ranks + i % n_ranks, chunk * n_ranks + rank
+        # END SOLUTION
 
+    # BEGIN SOLUTION
     ahead = min(2 * (n_ranks - rank - 1) + (n_chunks - 1) * n_ranks, total)
+    # END SOLUTION
     order = [action("F", i) for i in range(ahead)]
     for i in range(total - ahead):
         order += [action("F", ahead + i), action("B", i)]
     return order + [action("B", i) for i in range(total - ahead, total)]
-    # END SOLUTION
 
 
 def make_interleaved(layers, n_chunks, n_micro_batches, loss_fn, reduction, device):
     """(stages, schedule) of this rank: its chunks of `layers`, and ScheduleInterleaved1F1B over them."""
-    # BEGIN SOLUTION
     rank, n = dist.get_rank(), dist.get_world_size()
     stages = [
         PipelineStage(nn.Sequential(*(layers[i] for i in numbers)).to(device), stage, n * n_chunks, device)
         for stage, numbers in placement(len(layers), n, n_chunks)[rank]
     ]
     return stages, ScheduleInterleaved1F1B(stages, n_micro_batches, loss_fn, scale_grads=reduction == "mean")
-    # END SOLUTION
 
 
 # %%
 tp.check(3, placement, interleaved_order, make_interleaved)
 
 # %% [markdown]
-# Your order on the clock: more chunks, less white, and more messages, because every cut is crossed by every
-# micro-batch. (With one chunk it is 1F1B with a longer warm-up than it needs; there the plain one keeps less.) With more
-# chunks, too, a warm-up of $(p-r-1) + (v-1)p$ forwards is as fast in a simulation with free messages, and keeps fewer
-# chunks. The longer one, which Megatron-LM and PyTorch have, gives messages time to travel.
+# Your order on the clock: more chunks, less white, and more messages, because every micro-batch crosses every cut. (A warm-up of
+# $(p-r-1) + (v-1)p$ would be as fast with free messages. The longer one, which Megatron-LM and PyTorch have, gives them time.)
 
-# %%
+# %% jupyter={"source_hidden": true}
 shown = {}
 for chunks in (1, 2, 4):
     orders = [interleaved_order(rank, 4, 8, chunks) for rank in range(4)]
@@ -429,37 +423,30 @@ report.gantt(shown, unit="time of a forward pass of a whole rank")
 #
 # The backward of a linear layer $y = xW^\top$ has two products: $\partial x = \partial y\, W$, which the stage before
 # is waiting for, and $\partial W = \partial y^\top x$, which **nobody waits for** until the optimizer steps.
-# Zero-bubble schedules do the first at once ("I") and keep the second ("W") for when there is nothing else to do.
-
-# %% [markdown]
-# ### Balise 4 · Backward in two halves, and ZB-H1 · further · about 35 min
+# Zero-bubble schedules do the first at once ("I", input) and keep the second ("W") for when there is nothing else to do.
 #
-# **`SplitStage(module)`**: `module` is a `nn.Sequential` of layers, with or without parameters (`nn.Linear`,
-# `nn.GELU`, …).
+# ### Balise 4 · Backward in two halves, and ZB-H1 · further · about 17 min
 #
-# - `forward(k, x)`: the output for micro-batch `k`; several micro-batches can be under way.
-# - `backward_input(k, grad_y)`: the gradient of that micro-batch's `x`. It computes no gradient of any weight.
-# - `backward_weight(k)`: adds micro-batch `k`'s gradients to `.grad` of the parameters, as `backward()` would,
-#   without doing the work of the first half again, then lets go of all that it kept of `k`.
+# Autograd can be asked for some gradients only. `SplitStage.forward`, given, runs the layers of a `nn.Sequential` and keeps the
+# *outputs* $o_1, o_2, \ldots$ of those that have weights: from there both halves start.
 #
-# Together they must do as many matrix products as the whole backward, and no `.backward()` is needed.
+# | half | goes from | to |
+# |---|---|---|
+# | `backward_input` | $\partial y$ | $\partial x$ and all $\partial o$: no weight |
+# | `backward_weight` | $\partial o_1$; $\partial o_2$; … | the weights of layer 1; of layer 2; … |
 #
-# **`zero_bubble_order(rank, n_ranks, n_micro_batches)`**: the order of ZB-H1, a list of `("F", "I" or "W",
-# micro_batch)`. With at least as many micro-batches as ranks, the step must last $m(t_F+t_I+t_W) +
-# (p-1)(t_F+t_I-t_W)$ for $t_W \le t_F$ and $t_W \le t_I$, and no rank may keep more than $p$ micro-batches (from "F"
-# to "W"): the peak of 1F1B.
+# - `backward_input`: get these gradients in one call, from `grad_y`; return `grad_x`. In `kept`, put for each layer `(output,
+#   weights, gradient of the output)`, which is what the other half unpacks.
+# - `backward_weight`: for one layer, get the gradients of its weights, and add them to their `.grad`, as `backward()` would.
+# - `zero_bubble_order`: 1F1B, where "I" stands for the backward, and rank r puts its weight gradients off by r
+#   micro-batches: after "I" of k comes "W" of k − r, if there is one. What is left comes at the end.
 #
-# About 20 and 8 lines.
+# About 3, 5 and 4 lines.
 #
 # <details><summary>Hint</summary>
 #
-# In `forward`, run layer after layer on an input that is a leaf (`x.detach().requires_grad_()`), and keep the output
-# of each layer that has parameters. `torch.autograd.grad(y, [x, *outputs], grad_y, retain_graph=True)` then gives the
-# gradient of the input *and* those of these outputs. With the gradient of a layer's output,
-# `torch.autograd.grad(output, parameters_of_that_layer, gradient)` needs one product.
-#
-# ZB-H1 is 1F1B with each backward cut in two. Rank r puts its weight gradients off by r micro-batches: after "I" of
-# micro-batch k comes "W" of k − r, if there is one. What is left comes at the end.
+# `torch.autograd.grad(y, [x, *outputs], grad_y, retain_graph=True)` gives a gradient for each tensor of the list; the graph
+# stays for the second half: `torch.autograd.grad(output, weights, grad)`. A `.grad` that nobody has written is `None`.
 # </details>
 
 
@@ -468,13 +455,10 @@ class SplitStage:
     """A stage whose backward comes in two halves. module: nn.Sequential; k: number of a micro-batch."""
 
     def __init__(self, module):
-        # BEGIN SOLUTION
         self.module, self.kept = module, {}
-        # END SOLUTION
 
     def forward(self, k, x):
         """The output of the module for x (b, …)."""
-        # BEGIN SOLUTION
         x = x.detach().requires_grad_()
         y, with_weights = x, []
         for layer in self.module:
@@ -484,41 +468,42 @@ class SplitStage:
                 with_weights.append((y, weights))
         self.kept[k] = x, y, with_weights
         return y.detach()
-        # END SOLUTION
 
     def backward_input(self, k, grad_y):
         """Gradient of x, from that of the output; no weight gradient is computed."""
-        # BEGIN SOLUTION
         x, y, with_weights = self.kept[k]
+        # BEGIN SOLUTION
         outputs = [output for output, _ in with_weights]
         grad_x, *grads = torch.autograd.grad(y, [x, *outputs], grad_y, retain_graph=True)
         self.kept[k] = [(*pair, grad) for pair, grad in zip(with_weights, grads)]
-        return grad_x
         # END SOLUTION
+        return grad_x
 
     def backward_weight(self, k):
         """Add the gradients of micro-batch k to `.grad` of the parameters; let go of all that was kept of it."""
-        # BEGIN SOLUTION
         for output, weights, grad in self.kept.pop(k):
+            # BEGIN SOLUTION
             for weight, found in zip(weights, torch.autograd.grad(output, weights, grad)):
                 if weight.grad is None:
                     weight.grad = found
                 else:
                     weight.grad += found
-        # END SOLUTION
+            # END SOLUTION
 
 
 def zero_bubble_order(rank, n_ranks, n_micro_batches):
     """What one rank does in ZB-H1: a list of ("F", "I" or "W", micro_batch)."""
-    # BEGIN SOLUTION
     ahead = min(n_ranks - rank - 1, n_micro_batches)
     order = [("F", k) for k in range(ahead)]
     for k in range(n_micro_batches):
         if ahead + k < n_micro_batches:
             order.append(("F", ahead + k))
+        # BEGIN SOLUTION
         order.append(("I", k))
         if k >= rank:
             order.append(("W", k - rank))
+        # END SOLUTION
+    # BEGIN SOLUTION
     return order + [("W", k) for k in range(max(0, n_micro_batches - rank), n_micro_batches)]
     # END SOLUTION
 
@@ -564,7 +549,7 @@ print("one stage of linear layers, one micro-batch:", ", ".join(f"{kind} {ms:.2f
 # %% [markdown]
 # Then your order beside 1F1B, with equal costs and with a weight half of three quarters of the input half.
 
-# %%
+# %% jupyter={"source_hidden": true}
 shown = {}
 for name, costs in {"equal halves": SPLIT, "W is 3/4 of I": {"F": 1.0, "I": 1.0, "W": 0.75}}.items():
     orders = [zero_bubble_order(rank, 4, 8) for rank in range(4)]
@@ -577,9 +562,122 @@ for name, costs in {"equal halves": SPLIT, "W is 3/4 of I": {"F": 1.0, "I": 1.0,
 report.gantt(shown, unit="time of a forward pass")
 
 # %% [markdown]
-# Every rank now keeps as many micro-batches as the first rank of 1F1B did: the peak of the pipeline is the same, the
-# other ranks have used what they had spare. ZB-H2 and ZB-V, of the same authors, use more memory, or two chunks a
-# rank in the form of a V, and reach nearly no bubble at all.
+# Every rank now keeps as many micro-batches as the first rank of 1F1B did: the peak of the pipeline is the same.
+#
+# ### The V
+#
+# Deal two chunks out to a rank in the form of a V: rank r of p gets stages $r$ and $2p - 1 - r$. A micro-batch goes down the
+# ranks and comes back up, so its gradient starts on rank 0, at once. PyTorch has two such schedules. `ScheduleZBVZeroBubble` (ZB-V,
+# of the authors of ZB-H1) fills the V with weight gradients. `ScheduleDualPipeV` (after DeepSeek-V3's DualPipe) pairs the
+# forward of one micro-batch with the backward of another: messages of one can travel while the other computes. (PyTorch runs
+# the two of a pair one after the other.)
+#
+# Their orders are data too: `schedule.pipeline_order`. You run them on four ranks, with stages that only *sleep* for each
+# "F", "I" and "W": that needs no device, but order, messages and waiting are real. Guess before you measure.
+
+# %%
+waiting = tp.predict(
+    "ZB-V, four ranks, 8 micro-batches: for how many per cent of the time do ranks wait, measured?", ...
+)
+
+
+# %%
+class Rest(torch.autograd.Function):
+    """The input after a rest; backward, its gradient after a rest."""
+
+    @staticmethod
+    def forward(ctx, x, rest, forth, back):
+        ctx.rest, ctx.back = rest, back
+        rest(forth)
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        ctx.rest(ctx.back)
+        return gradient, None, None, None
+
+
+class Sleeper(nn.Module):
+    """A stage that sleeps some seconds for each F, I and W. events: [(rank, kind, micro-batch, stage, begin, end)]"""
+
+    def __init__(self, stage, seconds):
+        super().__init__()
+        self.weight, self.stage, self.seconds, self.events = nn.Parameter(torch.ones(1)), stage, seconds, []
+
+    def rest(self, kind):
+        if kind:
+            begin, k = time.perf_counter(), sum(event[1] == kind for event in self.events)
+            time.sleep(self.seconds)
+            self.events.append((dist.get_rank(), kind, k, self.stage, begin, time.perf_counter()))
+
+    def forward(self, x):
+        return Rest.apply(x, self.rest, "F", "I") * Rest.apply(self.weight, self.rest, None, "W")
+
+
+IN_V = {  # name: (schedule, stages that a rank holds)
+    "1F1B": (Schedule1F1B, lambda rank, n: [rank]),
+    "interleaved": (ScheduleInterleaved1F1B, lambda rank, n: [rank, rank + n]),
+    "ZB-V": (ScheduleZBVZeroBubble, lambda rank, n: [rank, 2 * n - 1 - rank]),
+    "DualPipeV": (ScheduleDualPipeV, lambda rank, n: [rank, 2 * n - 1 - rank]),
+}
+
+
+def asleep(rounds=3):
+    """{schedule: (events of this rank in each step, orders of all ranks)}; a rank sleeps 20 ms for each micro-batch and kind."""
+    rank, n, found = dist.get_rank(), dist.get_world_size(), {}
+    for name, (schedule, numbers) in IN_V.items():
+        numbers = numbers(rank, n)
+        sleepers = [Sleeper(stage, 0.020 / len(numbers)) for stage in numbers]
+        stages = [PipelineStage(part, part.stage, n * len(numbers), launch.device()) for part in sleepers]
+        run = schedule(stages if len(stages) > 1 else stages[0], MICRO_BATCHES, lambda y, t: (y * t).mean())
+        x, steps = torch.ones(MICRO_BATCHES, 1), []
+        for _ in range(rounds):
+            for part in sleepers:
+                part.events = []
+            dist.barrier()
+            run.step(*[x] * stages[0].is_first, target=x, losses=[])
+            steps.append([event for part in sleepers for event in part.events])
+        orders = getattr(run, "pipeline_order", {})  # an action is written "0F3": stage, kind, micro-batch
+        found[name] = steps[1:], [" ".join(map(str, orders[r])) for r in sorted(orders)]
+    return found
+
+
+# %%
+with launch.place.on_cpu():
+    slept = launch.ranks(asleep, n=4, timeout=120)
+
+# %% jupyter={"source_hidden": true}
+shown = {}
+print(
+    f"{'4 ranks, 8 micro-batches':<26}{'bubble on paper':>16}{'measured':>10}{'step':>10}{'kept by the fullest rank':>26}"
+)
+for name in IN_V:
+    steps = [sum(step, []) for step in zip(*(rank[name][0] for rank in slept))]
+    long, events = min(((max(e[5] for e in step) - min(e[4] for e in step)), step) for step in steps)
+    bubble = 1 - sum(event[5] - event[4] for event in events) / (4 * long)
+    texts = slept[0][name][1]
+    orders = [[(kind, int(k), int(s)) for s, kind, k in re.findall(r"(\d+)([FBIW])(\d+)", text)] for text in texts]
+    chunks, orders = (2, orders) if name != "1F1B" else (1, planner.one_f_one_b(4, MICRO_BATCHES))
+    free = [0.0] + [1.0] * (4 * chunks - 1)  # the first stage has no input gradient to sleep for
+    costs = {"F": 1.0, "W": 1.0, "I": free, "B": [1 + seconds for seconds in free]}
+    paper = planner.simulate(orders, costs, activation_bytes=1 / chunks)
+    print(
+        f"{name:<26}{paper.bubble:>16.1%}{bubble:>10.1%}{1000 * long:>7.0f} ms{max(paper.peak_bytes):>13.1f} micro-batches"
+    )
+    if name != "interleaved":
+        shown[f"{name}, measured"] = events
+    if name == "ZB-V":
+        waited = 100 * bubble
+report.gantt(shown)
+waiting.shows(
+    waited,
+    "{:.0f} %",
+    "Zero holds for endless steps: to fill and empty the V takes time, and so do messages and Python.",
+)
+
+# %% [markdown]
+# A V keeps about what 1F1B keeps on its first rank, and waits least. What paper does not know are messages, and PyTorch's Python
+# between two actions: with twice the stages, each is half as long, and the price is paid twice as often.
 #
 # ## Choose
 #
@@ -613,34 +711,29 @@ SCHEDULES = {  # name: (orders of all ranks from (n_ranks, n_micro_batches), sta
 }
 
 # %% [markdown]
-# ### Balise 5 · The schedule with the highest throughput that fits · further · about 27 min
+# ### Balise 5 · The schedule with the highest throughput that fits · further · about 9 min
 #
-# `choose(job, schedules)`: try every schedule with every number of equal micro-batches (the divisors of the batch),
-# on paper. Return `(name, n_micro_batches, samples_per_second)` of the fastest that fits into the memory of **every**
-# rank, or `None` if nothing fits: say so, don't invent.
+# Try every schedule with every number of equal micro-batches, on paper, and return `(name, n_micro_batches,
+# samples_per_second)` of the fastest that fits into the memory of **every** rank; `None` if nothing does. The search is given:
+# it asks a schedule for its orders (a `ValueError` means that it has none), sums pieces up to stages (stage s is on rank s mod
+# p), and simulates. Write what it knows of the machine:
 #
-# - `schedules` is a dictionary like the one above. A function raises `ValueError` for what it cannot schedule: skip
-#   that.
-# - A schedule with $c$ stages a rank has $S = c\,p$ stages, each of `len(job.forward) / S` neighbouring pieces (it
-#   divides). Stage $s$ is on rank $s \bmod p$.
-# - For a micro-batch of b samples on a stage whose pieces have the sum f of `forward`, "F" takes `overhead` + b f,
-#   "B" takes `overhead` + 2 b f, "I" and "W" each take `overhead` + `split` + b f.
-# - A rank needs the states of its stages and the peak of its activations.
+# - `costs`: for each of "F", "B", "I", "W" a list of seconds, one a stage. For a micro-batch of b samples, on a stage whose entry
+#   in `forward` is f, "F" takes `overhead` + b f and "B" `overhead` + 2 b f; "I" and "W" each take `overhead` + `split` + b f.
+# - the choice: does each rank have room for the states of its stages and the peak of its activations,
+#   `found.peak_bytes[rank]`? If so, and if it is faster than `best`, it is the new best.
 #
-# About 20 lines.
+# About 5 lines.
 #
 # <details><summary>Hint</summary>
 #
-# `planner.simulate(orders, costs, link=…, message_bytes=…, activation_bytes=…)` takes one number a stage as a list,
-# and gives `.seconds` and `.peak_bytes` (activations, one number a rank). Give it costs for all four kinds.
-# Throughput is `job.batch / seconds`.
+# `states[r :: job.n_ranks]` are those of rank r. A step of `job.batch` samples takes `found.seconds`.
 # </details>
 
 
 # %% tags=["balise-5"]
 def choose(job, schedules):
     """(name, n_micro_batches, samples a second) of the fastest schedule that fits every rank; None if nothing fits."""
-    # BEGIN SOLUTION
     best = None
     for name, (make_orders, chunks) in schedules.items():
         n_stages = chunks * job.n_ranks
@@ -656,25 +749,27 @@ def choose(job, schedules):
             except ValueError:
                 continue
             b = job.batch // m
+            # BEGIN SOLUTION
             costs = {"F": [job.overhead + b * t for t in forward], "B": [job.overhead + 2 * b * t for t in forward]}
             costs["I"] = costs["W"] = [seconds + job.split for seconds in costs["F"]]
+            # END SOLUTION
             found = planner.simulate(
                 orders, costs, link=job.link, message_bytes=b * job.message_bytes,
                 activation_bytes=[b * size for size in activations],
             )  # fmt: skip
+            # BEGIN SOLUTION
             fits = all(sum(states[r :: job.n_ranks]) + peak <= job.memory for r, peak in enumerate(found.peak_bytes))
             if fits and (best is None or job.batch / found.seconds > best[2]):
                 best = name, m, job.batch / found.seconds
+            # END SOLUTION
     return best
-    # END SOLUTION
 
 
 # %%
 tp.check(5, choose)
 
 # %% [markdown]
-# One job, several machines. All figures are *estimates* of the simulator. Then three of them in full: the dots that
-# are missing do not fit.
+# One job, several machines: *estimates* of the simulator. Then three of them in full: the dots that are missing do not fit.
 
 # %%
 GB = 1e9
@@ -732,66 +827,58 @@ panels[0].legend(fontsize=8)
 plt.show()
 
 # %% [markdown]
-# Each curve rises while the bubble shrinks, and falls where the price of an action takes over. In the right panel
-# only small micro-batches fit, and only in schedules that let go of activations early.
+# Each curve rises while the bubble shrinks, and falls where the price of an action takes over. On the right only small
+# micro-batches fit, and only in schedules that let go of activations early.
 #
 # ## DeepSpeed's PipelineModule
 #
-# DeepSpeed has one schedule, 1F1B, and hides it: a `PipelineModule` takes a list of layer **specs**, builds on each
-# rank only the layers of that rank, and `engine.train_batch(iterator)` does a whole step. Where `deepspeed` is
-# installed (extra `frameworks`), the cell after this balise trains with it; elsewhere it is skipped.
+# DeepSpeed has one schedule, 1F1B, and hides it: a `PipelineModule` takes a list of layer **specs**, which name a layer's class
+# and arguments, builds on each rank only the layers of that rank, and `engine.train_batch(iterator)` does a whole step.
 
 # %% [markdown]
-# ### Balise 6 · The same model for DeepSpeed · further · about 18 min
+# ### Balise 6 · The same model for DeepSpeed · further · about 10 min
 #
-# - **`layer_specs(sizes)`**: a list of `LayerSpec`: `nn.Linear(sizes[0], sizes[1])`, then `nn.GELU()`, then the next
-#   `nn.Linear`, …, no `GELU` after the last. No layer may be built yet.
-# - **`pipeline_module(specs, n_stages, loss_fn)`**: the `PipelineModule`.
-# - **`deepspeed_config(batch_size, n_micro_batches, n_replicas)`**: the dictionary for `deepspeed.initialize`.
-#   `batch_size` samples a step in all, over `n_replicas` pipelines side by side, each with `n_micro_batches`;
-#   `ValueError` if they do not divide. The step must be the plain one: **no clipping** of gradients.
+# - `layer_specs([64, 128, 10])` are specs of `nn.Linear(64, 128)`, `nn.GELU()`, `nn.Linear(128, 10)`. Write the loop. Nothing is
+#   built yet.
+# - `deepspeed_config`: return a dictionary with `train_batch_size`, the samples of a step; `train_micro_batch_size_per_gpu`, those
+#   of a micro-batch; `gradient_accumulation_steps`, the micro-batches; and `gradient_clipping`, which newer versions set to 1.0
+#   and 0.0 switches off: the step must be the plain one. `n_replicas` pipelines side by side share a step's samples.
 #
-# Import what you need of `deepspeed.pipe` *inside* the functions: it is not installed everywhere. About 8, 3 and 8
-# lines.
+# About 2 and 5 lines. The cell after the verdict trains with it, where `deepspeed` is installed.
 #
 # <details><summary>Hint</summary>
 #
-# `LayerSpec(nn.Linear, 64, 128)` keeps the class and its arguments; `.build()` makes the layer. DeepSpeed knows three
-# numbers, and `train_batch_size` is the product of `train_micro_batch_size_per_gpu` (samples),
-# `gradient_accumulation_steps` (micro-batches) and the replicas. Its `gradient_clipping` is 1.0 in newer versions, where
-# you do not set it (since June 2026, pull request 8068); 0.0 switches it off.
+# `LayerSpec(nn.Linear, 64, 128)`. The first number is the product of the second, the third and the replicas.
 # </details>
 
 
 # %% tags=["balise-6"]
 def layer_specs(sizes):
     """LayerSpecs of an MLP: a linear layer between neighbours of `sizes`, GELU between linear layers."""
-    # BEGIN SOLUTION
-    from deepspeed.pipe import LayerSpec
+    from deepspeed.pipe import LayerSpec  # here: it is not installed everywhere
 
     specs = []
+    # BEGIN SOLUTION
     for wide, out in zip(sizes, sizes[1:]):
         specs += [LayerSpec(nn.Linear, wide, out), LayerSpec(nn.GELU)]
-    return specs[:-1]
     # END SOLUTION
+    return specs[:-1]  # no GELU at the end
 
 
 def pipeline_module(specs, n_stages, loss_fn):
     """The PipelineModule of these specs over n_stages ranks."""
-    # BEGIN SOLUTION
     from deepspeed.pipe import PipelineModule
 
     return PipelineModule(layers=specs, num_stages=n_stages, loss_fn=loss_fn, partition_method="uniform")
-    # END SOLUTION
 
 
 def deepspeed_config(batch_size, n_micro_batches, n_replicas=1):
     """DeepSpeed's configuration: batch_size samples a step over all replicas, no clipping; ValueError if uneven."""
-    # BEGIN SOLUTION
     if batch_size % (n_micro_batches * n_replicas):
         raise ValueError(
             f"{batch_size} samples do not divide by {n_micro_batches} micro-batches × {n_replicas} replicas"
         )
+    # BEGIN SOLUTION
     return {
         "train_batch_size": batch_size,
         "train_micro_batch_size_per_gpu": batch_size // (n_micro_batches * n_replicas),
@@ -833,9 +920,16 @@ print("DeepSpeed, 2 stages, losses:", " ".join(f"{loss:.3f}" for loss in losses)
 # %% [markdown]
 # ## Measured again, and raced
 #
-# All schedules in one run: the same layers, the same batch, the same number of micro-batches, one thread a rank.
-# Zero-bubble is PyTorch's `ScheduleInterleavedZeroBubble` (two chunks). *One process* does all the work on rank 0
-# while the others wait.
+# All schedules in one run: the same layers, batch and micro-batches, one thread a rank. Zero-bubble is PyTorch's
+# `ScheduleInterleavedZeroBubble` (two chunks). *One process* does all the work on rank 0 while the others wait. Guess before
+# you measure.
+
+# %%
+fastest = tp.predict(
+    "Which is the fastest on two ranks?",
+    ...,
+    choices=("GPipe", "1F1B", "interleaved", "interleaved zero-bubble", "one process"),
+)
 
 
 # %%
@@ -872,11 +966,14 @@ def race_schedules(rounds):
 races = {n: launch.ranks(race_schedules, ROUNDS, n=n, timeout=120)[0] for n in RANKS}
 for n, race in races.items():
     print(f"{n} ranks on {launch.backend(n)}\n{race}\n")
+fastest.shows(
+    min(races[2].medians, key=races[2].medians.get),
+    why="A smaller bubble is bought with more actions and messages, and with two stages there is little bubble to win.",
+)
 
 # %% [markdown]
-# Is that what the simulator says? It needs what a stage costs: measured here, in one process, on one thread, for one
-# micro-batch and all layers; each stage is taken to have its share. Messages take no time in this simulation, and it gives
-# every rank a processor of its own. (Zero-bubble is left out: what its halves cost in PyTorch is not measured here.)
+# Is that what the simulator says? It needs what a stage costs: measured in one process, on one thread, for one micro-batch and
+# all layers; each stage is taken to have its share. Messages take no time in it, and each rank has a processor of its own.
 
 
 # %%
@@ -899,6 +996,8 @@ def measured_costs(repeats=10):
 
 # %%
 costs = launch.ranks(measured_costs, n=1)[0]
+
+# %% jupyter={"source_hidden": true}
 print(f"one micro-batch, all layers: forward {1000 * costs['F']:.1f} ms, backward {1000 * costs['B']:.1f} ms\n")
 print("time of a step over that of 1F1B        simulated   measured")
 for n, race in races.items():
@@ -918,10 +1017,10 @@ for n, race in races.items():
 
 # %% [markdown]
 # What is measured and not simulated are messages, and Python around each action: the shorter the actions, the more of both.
-# Only rows of ranks that have a processor each can be compared. Four ranks on two cores take turns on them: while one waits
-# in its bubble another one computes, so a smaller bubble gains nothing there.
+# Compare rows of ranks that have a processor each. Four ranks on two cores take turns: while one waits in its bubble another
+# one computes, and a smaller bubble gains nothing.
 
-# %%
+# %% jupyter={"source_hidden": true}
 print(recorded.line("16_pipeline_schedules", "race"))
 if FULL:
     recorded.note("16_pipeline_schedules", "race", {f"{n} ranks": race.medians for n, race in races.items()})
@@ -929,12 +1028,11 @@ if FULL:
 # %% [markdown]
 # ## Past this machine · further
 #
-# A model of about 70 billion parameters: 64 layers of width $h = 9600$ have $12\,h^2$ parameters each. An *estimate*,
-# with this arithmetic: a micro-batch is one sequence of 4,096 tokens; a forward takes 2 operations a parameter and
-# token, a backward twice as many, and each layer is recomputed in its backward (before "I", where that is cut in two);
-# a device does an assumed 40 % of an H100's 989 TFLOP/s; a cut passes $4096 \times h$ numbers of 2 bytes over 50 GB/s; a layer keeps its
-# input, and 34 bytes for each of its numbers while it is in backward; weights, gradients and Adam take 16 bytes a
-# parameter; each action costs 50 µs on top. A step has 64 sequences, however many the stages.
+# A model of about 70 billion parameters: 64 layers of width $h = 9600$ have $12\,h^2$ each. An *estimate*: a micro-batch is one
+# sequence of 4,096 tokens; a forward takes 2 operations a parameter and token, a backward twice as many, and each layer is
+# recomputed in its backward (before "I", where that is cut in two); a device does an assumed 40 % of an H100's 989 TFLOP/s;
+# a cut passes $4096 \times h$ numbers of 2 bytes over 50 GB/s; a layer keeps its input, and 34 bytes for each of its numbers
+# while it is in backward; states take 16 bytes a parameter; each action costs 50 µs on top; 64 sequences a step.
 
 # %%
 H, DEPTH, TOKENS, SPEED, DEVICE = 9600, 64, 4096, 0.4 * planner.H100.bfloat16, planner.H100.memory
@@ -970,11 +1068,10 @@ for ranks in (8, 16, 32, 64):
         print(f"{ranks:>6}  {name:<14}{words}")
 
 # %% [markdown]
-# Eight stages do not fit into a device of 80 GB: the states alone need more; sixteen just fail. Of what fits, interleaving
-# on 32 stages is the fastest. Zero-bubble, which won above, pays for recomputation twice: what "I" has recomputed stays
-# until "W", which comes late, and a longer "I" beside the same "W" leaves more idle time. And with a batch that stays,
-# the bubble grows with the stages. So real trainings cut layers too, by tensor parallelism inside a node, and put data
-# parallelism around it: then fewer stages are enough.
+# Eight stages do not fit into 80 GB, sixteen just fail. Of what fits, interleaving on 32 stages is the fastest. Zero-bubble pays
+# for recomputation twice: what "I" has recomputed stays until "W", which comes late, and a longer "I" beside the same "W"
+# leaves more idle time. And with a batch that stays, the bubble grows with the stages. So real trainings cut layers too, by
+# tensor parallelism, and put data parallelism around it: then fewer stages are enough.
 
 # %%
 tp.progress()
@@ -984,22 +1081,20 @@ tp.progress()
 #
 # <details><summary>You double the micro-batches of 1F1B at the same batch. What happens to bubble and memory?</summary>
 #
-# The bubble's share goes from (p−1)/(m+p−1) to (p−1)/(2m+p−1), nearly half. The first rank still keeps p
-# micro-batches, of half the samples: half the bytes. An action takes half as long, plus its fixed price: in the end
-# that price wins.
+# The bubble's share goes from (p−1)/(m+p−1) to (p−1)/(2m+p−1), nearly half. The first rank still keeps p micro-batches, of
+# half the samples. An action takes half as long, plus its fixed price: in the end that price wins.
 # </details>
 #
 # <details><summary>Why not deal out sixteen chunks to a rank, if the bubble is divided by sixteen?</summary>
 #
-# Every cut is crossed by every micro-batch, so messages grow sixteenfold, and each action becomes so short that its
-# fixed price and the messages take over. The model also needs that many layers, and warm-up keeps more activations.
+# Messages grow sixteenfold, and each action becomes so short that its fixed price takes over. The model also needs that many
+# layers, and warm-up keeps more activations.
 # </details>
 #
 # <details><summary>Clipping needs the norm of all gradients. What does that do to a zero-bubble schedule?</summary>
 #
-# The norm is known only when the last weight gradient is, on all ranks: a synchronisation at the end of each step,
-# which brings idle time back. The authors step first, and undo the step in the rare case that the norm or a NaN
-# demands it.
+# The norm is known only when the last weight gradient is, on all ranks: a synchronisation at the end of each step, which brings
+# idle time back. The authors step first, and undo the step in the rare case that the norm demands it.
 # </details>
 #
 # ## To remember
