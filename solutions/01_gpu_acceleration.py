@@ -7,7 +7,8 @@
 #
 # **What you will gain.** A figure to know by heart: training on one image of 224 × 224 pixels with a ResNet-50 costs
 # about 3 × 8.2 = 25 GFLOP (a forward pass of 4.1 billion multiply-adds, and a backward pass of twice that). The next cell
-# trains on a few such images with *this* processor, and sets it beside what NVIDIA published for GPUs.
+# trains on a few such images with *this* processor, and sets it beside what NVIDIA published for GPUs. Guess before you
+# run it.
 
 # %% tags=["setup"]
 import math
@@ -44,6 +45,9 @@ CARD = None if FULL else 256 * 2**20  # bytes of the pretended card, where there
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's channels, for pixels in [0, 1]
 
 # %%
+expected = tp.predict("How many images of 224 pixels a second does this processor train a ResNet-50 on?", ...)
+
+# %%
 FLOP_PER_IMAGE = 3 * planner.RESNET50_FORWARD_FLOP  # ResNet-50 at 224 pixels: backward costs twice the forward pass
 network, images = models.resnet50(), torch.randn(2, 3, 224, 224)
 for _ in range(2):  # the first time also prepares: the second counts
@@ -57,6 +61,8 @@ for card in (planner.V100, planner.A100):
     print(f"published: {card.name:<14}  {speed:7,.0f} images/s, {reached / 1e12:5.1f} TFLOP/s: "
           f"{reached / peak:.0%} of the {peak / 1e12:,.0f} that its {'TF32' if card.tf32 else 'float32'} promises")  # fmt: skip
 del network, images
+why = "Count: 25 billion operations an image, and a core that does some tens of billions a second."
+expected.shows(here, "{:.1f} images/s", why)
 print(gains.expected("01_gpu_acceleration"))
 
 # %% [markdown]
@@ -253,6 +259,40 @@ print(f"{len(dataset.train)} training and {len(dataset.val)} validation images, 
 
 # %% [markdown]
 # ## The step
+#
+# Processor and GPU are two machines with a *queue* between them. Python only puts operations into it, and runs ahead; the
+# GPU takes them out in order. Whoever reads a value, with `.item()` for one, waits until the queue is empty, and then the
+# GPU has nothing to do until more is queued. Drawn, not measured: three steps of four operations.
+
+
+# %% jupyter={"source_hidden": true}
+def draw_queue(axes, title, wait, steps=3, operations=4, start=0.6, run=1.0):
+    """CPU and GPU against time: `start` to queue an operation, `run` to run it; a value read ends each step, or none."""
+    cpu = gpu = 0.0
+    for step in range(steps):
+        colour = ("#0072B2", "#56B4E9")[step % 2]
+        for _ in range(operations):
+            axes.barh(1, start, left=cpu, color=colour, ec="white")
+            cpu += start
+            if cpu > gpu:  # nothing in the queue
+                axes.barh(0, cpu - gpu, left=gpu, color="white", ec="#D55E00", hatch="////", lw=0)
+                gpu = cpu
+            axes.barh(0, run, left=gpu, color=colour, ec="white")
+            gpu += run
+        if wait:
+            axes.barh(1, gpu - cpu, left=cpu, color="white", ec="#D55E00", hatch="////", lw=0)
+            axes.text((cpu + gpu) / 2, 1, ".item()", ha="center", va="center", fontsize=9, backgroundcolor="white")
+            cpu = gpu
+    axes.set(yticks=[0, 1], yticklabels=["GPU runs", "CPU queues"], xlim=(0, 14), xticks=[], ylim=(-0.6, 1.6))
+    axes.set_title(title, loc="left", fontsize=10)
+    axes.spines[["top", "right", "bottom"]].set_visible(False)
+
+
+figure, rows = plt.subplots(2, 1, figsize=(8.5, 2.8), layout="constrained", sharex=True)
+draw_queue(rows[0], "A value is read at the end of each step: both wait (hatched)", wait=True)
+draw_queue(rows[1], "Nothing is read: the CPU runs ahead, and the GPU waits once", wait=False)
+rows[1].set_xlabel("time →")
+plt.show()
 
 # %% [markdown]
 # ### Balise 2 · A training step that never waits · about 10 min
@@ -288,10 +328,6 @@ def train_step(model, images, labels, optimizer, device):
 
 # %%
 tp.check(2, train_step)
-
-# %% [markdown]
-# On a GPU, the processor only *queues* work and runs ahead. A single `.item()` makes it wait for the end of the queue,
-# and the device then stands idle until the next operations arrive.
 
 # %% [markdown]
 # ### Balise 3 · Metrics without a synchronisation · about 9 min
@@ -430,7 +466,7 @@ report.inspection(record)
 # ## How large a batch?
 #
 # Larger batches keep more of a device busy, until its memory is full. Given is `run(batch_size)`: it makes a new model,
-# trains a few steps on random images and returns a run record with throughput and peak memory, or raises
+# trains a few steps on random images and returns a record of the run with throughput and peak memory, or raises
 # `torch.OutOfMemoryError`. Where there is no GPU it trains on a **pretended card**, which counts the bytes of all living
 # tensors and refuses what goes beyond its size, for the same reasons as a real one.
 
@@ -485,10 +521,19 @@ def sweep(run, batch_sizes):
 tp.check(5, sweep)
 
 # %%
+larger = tp.predict("Images/s with the largest batch that fits, over images/s with the smallest: how many times?", ...)
+
+# %%
 records = sweep(run, SWEEP)
 for batch_size, found in sorted(records.items()):
     words = f"{found.images_per_second:8,.0f} images/s" if found else "     out of memory"
     print(f"batch {batch_size:5}  {words}")
+fitted = [found.images_per_second for _, found in sorted(records.items()) if found]
+larger.shows(
+    fitted[-1] / fitted[0],
+    "× {:.2f}",
+    "More images help only as long as units stand idle: many of a GPU, few of a processor.",
+)
 
 # %% [markdown]
 # ### Balise 6 · The straight line behind it · further · about 8 min
@@ -558,11 +603,14 @@ for batch_size, found in tried.items():
 # can run by itself.
 
 # %%
+step_gain = tp.predict("How many times faster than the plain loop is your step, on this machine?", ...)
+
+# %%
 batch = random_batches(1, RACED)[0]
 batch = [tensor.pin_memory() for tensor in batch] if DEVICE.type == "cuda" else batch
 networks = [make_model().to(DEVICE) for _ in range(2)]
 optimizers = [make_optimizer(network.parameters()) for network in networks]
-measure.race(
+race = measure.race(
     {
         "your step": lambda: train_step(networks[0], *batch, optimizers[0], DEVICE),
         "plain loop": lambda: plain_step(networks[1], *batch, optimizers[1], DEVICE),
@@ -572,6 +620,9 @@ measure.race(
     calls=20,
     device=DEVICE,
 )
+why = "A processor has nothing to run ahead of; a GPU gains the time in which it stood idle, most with short kernels."
+step_gain.shows(1 / race.ratio, "× {:.2f}", why)
+race
 
 # %% [markdown]
 # Without a GPU the two are level, and that is no surprise: a processor has nothing to run ahead of, so waiting for itself
