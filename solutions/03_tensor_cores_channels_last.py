@@ -96,6 +96,54 @@ print(f"{before.name}, on {DEVICE}: {before.images_per_second:,.0f} images/s")
 
 # %% [markdown]
 # ## Operations and bytes
+#
+# Six convolutions as they stand in networks, a large matrix product and a copy. Two of them first: a 3×3 convolution of 256
+# channels does 28 times the operations of a *depthwise* one, in which each of 144 channels is convolved by itself.
+
+# %%
+times = tp.predict(
+    "28 times the operations: how many times as long does the 3×3 layer take here as the depthwise one?", ...
+)
+
+
+# %%
+LAYERS = {  # c_in, c_out, height, width, kernel, stride, padding, groups
+    "7×7, 3→64, stride 2": (3, 64, 224, 224, 7, 2, 3, 1),
+    "1×1, 64→256": (64, 256, 56, 56, 1, 1, 0, 1),
+    "3×3, 64→64": (64, 64, 56, 56, 3, 1, 1, 1),
+    "3×3, 256→256": (256, 256, 14, 14, 3, 1, 1, 1),
+    "1×1, 512→2048": (512, 2048, 7, 7, 1, 1, 0, 1),
+    "3×3, 144 depthwise": (144, 144, 56, 56, 3, 1, 1, 144),
+}
+
+
+def make_layer(c_in, c_out, height, width, kernel, stride, padding, groups):
+    """A function that runs one convolution, in channels_last."""
+    kind = {"dtype": SPEED_DTYPE, "device": DEVICE}
+    layer = nn.Conv2d(c_in, c_out, kernel, stride, padding, groups=groups, bias=False, **kind)
+    layer = layer.to(memory_format=torch.channels_last).requires_grad_(False)
+    x = torch.randn(LAYER_BATCH, c_in, height, width, **kind).to(memory_format=torch.channels_last)
+    return lambda: layer(x)
+
+
+def race_layers():
+    """Seconds of a matrix product, of a copy, and of each layer."""
+    a = torch.randn(PRODUCT, PRODUCT, dtype=SPEED_DTYPE, device=DEVICE)
+    source, target = torch.randn(COPY, device=DEVICE), torch.empty(COPY, device=DEVICE)
+    candidates = {"product": lambda: a @ a, "copy": lambda: target.copy_(source)}
+    candidates |= {name: make_layer(*layer) for name, layer in LAYERS.items()}
+    return measure.race(candidates, repeats=7, warmup=2, device=DEVICE).medians
+
+
+# %%
+seconds = race_layers()
+for name, taken in seconds.items():
+    print(f"{name:<22} {1000 * taken:8.2f} ms")
+why = "The bytes do not shrink with the operations: the depthwise layer moves more of them, and waits for memory or its start."
+times.shows(seconds["3×3, 256→256"] / seconds["3×3, 144 depthwise"], "× {:.1f}", why)
+
+# %% [markdown]
+# Operations alone do not tell the time. What does? Count both, operations and bytes.
 
 # %% [markdown]
 # ### Balise 1 · Count operations and bytes · further · about 10 min
@@ -173,16 +221,11 @@ for name, layers in networks.items():
 # with the fewest operations are the ones that a GPU's peak helps least.
 
 # %% [markdown]
-# ### Balise 2 · The roofline · about 6 min
+# ### Balise 2 · The roofline · about 4 min
 #
-# Given the work `flop`, the bytes moved `n_bytes`, and a machine's `peak` (FLOP/s) and `bandwidth` (byte/s), return
-# `(rate, bound, ridge)`:
-#
-# - `rate`: the FLOP/s that the work can reach at best on this machine;
-# - `bound`: `"compute"` or `"memory"`, whichever is the limit;
-# - `ridge`: the machine's ridge point, in FLOP per byte.
-#
-# About 4 lines.
+# What can a layer reach at best? With `flop` operations and `n_bytes` moved, on a machine of `peak` FLOP/s and `bandwidth`
+# byte/s, return `rate`, the FLOP/s under the roof; whether `"compute"` or `"memory"` is the limit; and the ridge point,
+# which is given, in FLOP per byte. About 1 line.
 #
 # <details><summary>Hint</summary>
 #
@@ -193,8 +236,8 @@ for name, layers in networks.items():
 # %% tags=["balise-2"]
 def roofline(flop, n_bytes, peak, bandwidth):
     """Attainable FLOP/s, "compute" or "memory", and the ridge point in FLOP per byte."""
-    # BEGIN SOLUTION
     intensity, ridge = flop / n_bytes, peak / bandwidth
+    # BEGIN SOLUTION
     return min(peak, bandwidth * intensity), "memory" if intensity < ridge else "compute", ridge
     # END SOLUTION
 
@@ -207,14 +250,6 @@ tp.check(2, roofline)
 # sheets: open marks, at the best that a layer could reach.
 
 # %%
-LAYERS = {  # c_in, c_out, height, width, kernel, stride, padding, groups
-    "7×7, 3→64, stride 2": (3, 64, 224, 224, 7, 2, 3, 1),
-    "1×1, 64→256": (64, 256, 56, 56, 1, 1, 0, 1),
-    "3×3, 64→64": (64, 64, 56, 56, 3, 1, 1, 1),
-    "3×3, 256→256": (256, 256, 14, 14, 3, 1, 1, 1),
-    "1×1, 512→2048": (512, 2048, 7, 7, 1, 1, 0, 1),
-    "3×3, 144 depthwise": (144, 144, 56, 56, 3, 1, 1, 144),
-}
 costs = {name: conv_cost(128, *layer, 2) for name, layer in LAYERS.items()}
 print(f"{'estimate, batch 128, half precision':<38}" + "".join(f"{card:>24}" for card in SHEETS))
 for name, cost in costs.items():
@@ -227,31 +262,11 @@ report.roofline({name: (flop / moved, None) for name, (flop, moved) in costs.ite
 # Three generations, and the ridge point moves right each time: peaks grow faster than memories. A layer left of it gains
 # from a new GPU what its memory gains, no more.
 #
-# Now measured, on this machine: a large matrix product, a copy, and each layer. The flat roof is the highest rate that
-# any of them reaches: a promised peak is of no use here.
-
-
-# %%
-def make_layer(c_in, c_out, height, width, kernel, stride, padding, groups):
-    """A function that runs one convolution, in channels_last."""
-    kind = {"dtype": SPEED_DTYPE, "device": DEVICE}
-    layer = nn.Conv2d(c_in, c_out, kernel, stride, padding, groups=groups, bias=False, **kind)
-    layer = layer.to(memory_format=torch.channels_last).requires_grad_(False)
-    x = torch.randn(LAYER_BATCH, c_in, height, width, **kind).to(memory_format=torch.channels_last)
-    return lambda: layer(x)
-
-
-def race_layers():
-    """Seconds of a matrix product, of a copy, and of each layer."""
-    a = torch.randn(PRODUCT, PRODUCT, dtype=SPEED_DTYPE, device=DEVICE)
-    source, target = torch.randn(COPY, device=DEVICE), torch.empty(COPY, device=DEVICE)
-    candidates = {"product": lambda: a @ a, "copy": lambda: target.copy_(source)}
-    candidates |= {name: make_layer(*layer) for name, layer in LAYERS.items()}
-    return measure.race(candidates, repeats=7, warmup=2, device=DEVICE).medians
-
+# And here? Your counts turn the seconds measured above into rates. The flat roof is the highest rate that any of them
+# reaches: a promised peak is of no use here.
 
 # %%
-seconds, measured = race_layers(), {}
+measured = {}
 for name, layer in LAYERS.items():
     flop, moved = conv_cost(LAYER_BATCH, *layer, SPEED_DTYPE.itemsize)
     measured[name] = flop / moved, flop / seconds[name]
@@ -435,12 +450,20 @@ for size in (10, 100, 1000, 30522, 50257):
     cells = [padded_size(size, torch.bfloat16, alignment) for alignment in (16, 128)]
     print(f"{size:<14,}" + "".join(f"{padded:>14,} {extra:+9.2%}" for padded, extra in cells))
 
+# %%
+padding_time = tp.predict(
+    "An output layer of odd size, padded: how many times as fast as before, on this machine?", ...
+)
+
+# %%
 tokens, width, words = VOCABULARY
 head = nn.Linear(width, words, dtype=SPEED_DTYPE, device=DEVICE).requires_grad_(False)
 padded_head = PaddedLinear(head, 128).requires_grad_(False)
 x = torch.randn(tokens, width, dtype=SPEED_DTYPE, device=DEVICE)
 result = measure.race({"padded": lambda: padded_head(x), "as it is": lambda: head(x)}, repeats=9, device=DEVICE)
 recorded.note(NAME, "padding", {"sizes": VOCABULARY, "medians": result.medians})
+why = "Without Tensor Cores there is nothing to align for; with them, the kernels for odd sizes are the slower ones."
+padding_time.shows(1 / result.ratio, "× {:.2f}", why)
 result
 
 # %% [markdown]
@@ -683,6 +706,9 @@ report.compare([before, after])
 # the device, contiguous as it came, in turn. The channels_last candidates convert their images in each step.
 
 # %%
+format_gain = tp.predict("How many times faster is a whole step in channels_last, on this machine?", ...)
+
+# %%
 size = training_run.setting()
 images = torch.randn(size.batch_size, 3, size.image_size, size.image_size, device=DEVICE)
 labels = torch.randint(CLASSES, (size.batch_size,), device=DEVICE)
@@ -710,6 +736,9 @@ result = measure.race(
     device=DEVICE,
 )
 recorded.note(NAME, "formats", result.medians)
+last, first = (result.medians[f"{FAST_NAME}, {how}"] for how in formats)
+why = "A library reorders what comes in another order than its own: on a GPU for Tensor Cores, on a CPU into blocks."
+format_gain.shows(first / last, "× {:.2f}", why)
 result
 
 # %% [markdown]
