@@ -1,5 +1,5 @@
 # %% [markdown]
-# # Compilation: from a C file to torch.compile · about 105 min, core 40
+# # Compilation: from a C file to torch.compile · about 80 min, core 40
 #
 # Python decides *what* is computed, one operation after the other. Each operation reads its numbers from memory, does
 # little with them, and writes them back. A compiler that sees several operations at once can **fuse** them: numbers are
@@ -112,6 +112,9 @@ def fresh_model():
 
 
 # %%
+whole = tp.predict("How many times faster does this training run become, compiled, on this machine?", ...)
+
+# %%
 before = training_run.run("eager", training_run.fast_step, model=fresh_model())
 print(f"eager, on {DEVICE}: {before.images_per_second:,.0f} images/s")
 
@@ -126,24 +129,27 @@ print(f"eager, on {DEVICE}: {before.images_per_second:,.0f} images/s")
 # called it from Python with `ctypes`, on the memory of the tensor.
 
 # %% [markdown]
-# ### Balise 1 · A fused GELU in C · further · about 18 min
+# ### Balise 1 · A fused GELU in C · further · about 15 min
 #
-# - `compile_command(source, library)`: the command, a **list of words**, that makes the shared library `library` of the
-#   C file `source` (two paths). Use the compiler `cc`, with its optimisations on;
+# One loop reads each number once and writes it once. C knows no tensors: it gets two addresses and a count, and takes what
+# lies there for `n` float32 numbers in a row.
+#
+# - `compile_command(source, library)`: the words of the command that makes the shared library `library` of the C file
+#   `source`. Write the `options`: its optimisations, and what makes a shared library;
 # - `c_source()`: the C file as text. It defines `void gelu(const float *x, float *y, int64_t n)`, which writes the exact
 #   GELU of `n` numbers at `x` to `y`;
-# - `fused_gelu(x, library)`: the GELU of a CPU tensor `x` of any shape and strides, as a **new** tensor of the same shape
-#   and dtype. `library` is a loaded `ctypes.CDLL` that has a function `gelu` as above; it does all the computing.
-#   Another dtype than float32 must not be read as if it were float32: convert it there and back, or raise a `TypeError`.
+# - `fused_gelu(x, library)`: the GELU of a CPU tensor `x` of any shape, strides and dtype, as a **new** tensor of the same
+#   shape and dtype. `library.gelu` does all the computing; what `ctypes` must know of it is given. Make numbers of `x` that
+#   C can read, and room for the result, call it, and go back to the dtype of `x`.
 #
-# About 16 lines in all.
+# About 1 line of options, 6 of C, 4 of Python.
 #
 # <details><summary>Hint</summary>
 #
-# A shared library wants `-shared -fPIC`, and the mathematical functions are in `libm`: `-lm`, *after* the source. In C,
-# `erff` is the `float` version of `erf`, from `math.h`; `int64_t` comes from `stdint.h`. An address is a Python integer,
-# `x.data_ptr()`, and `ctypes` takes integers for 32-bit ones unless `library.gelu.argtypes` says otherwise. The memory of
-# a transposed tensor is in another order than its elements; and a tensor that nobody holds any more is freed.
+# `-O3`; a shared library wants `-shared -fPIC`, and `libm`, the mathematical functions, is linked already (`-lm`). In C,
+# `erff` is the `float` version of `erf`, from `math.h`; `int64_t` comes from `stdint.h`. An address is `x.data_ptr()`. The
+# memory of a transposed tensor is in another order than its elements (`contiguous`); and a tensor that nobody holds by a
+# name is freed, perhaps before C reads it.
 # </details>
 
 
@@ -152,8 +158,8 @@ def compile_command(source, library):
     """The words of the command that makes the shared library at path `library` of the C file at path `source`."""
     # BEGIN SOLUTION
     options = ["-O3", "-march=native", "-ffast-math", "-shared", "-fPIC"]
-    return ["cc", *options, str(source), "-o", str(library), "-lm"]
     # END SOLUTION
+    return ["cc", *options, str(source), "-o", str(library), "-lm"]
 
 
 def c_source():
@@ -173,9 +179,9 @@ def c_source():
 
 def fused_gelu(x, library):
     """GELU of the CPU tensor x by `gelu` of the ctypes library: a new tensor, same shape and dtype."""
-    # BEGIN SOLUTION
     library.gelu.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64]
-    library.gelu.restype = None
+    library.gelu.restype = None  # without these, ctypes cuts addresses to 32 bits
+    # BEGIN SOLUTION
     numbers = x.detach().to(torch.float32).contiguous()  # held by a name until the call is over
     result = torch.empty_like(numbers)
     library.gelu(numbers.data_ptr(), result.data_ptr(), numbers.numel())
@@ -187,8 +193,12 @@ def fused_gelu(x, library):
 tp.check(1, compile_command, c_source, fused_gelu)
 
 # %% [markdown]
-# What do the compiler's options do? The same C text, compiled with more and more of them, against a Python loop and
-# against PyTorch; on one core each.
+# What do the compiler's options do? The same C text with yours and with `-O3` alone, against a Python loop and against
+# PyTorch; on one core each. Guess first:
+
+# %%
+CANDIDATES = "your C, your command", "your C, -O3 alone", "torch, five operations", "torch, its own gelu"
+fastest = tp.predict("Which computes a GELU of a million numbers fastest, on one core?", ..., choices=CANDIDATES)
 
 
 # %%
@@ -230,6 +240,8 @@ if compiling.c_compiler():
         repeats=7, warmup=1, device="cpu", calls=2,
     )  # fmt: skip
     torch.set_num_threads(threads)
+    why = "A vector instruction computes several erf at once, which -O3 alone does not; five operations go to memory five times."
+    fastest.shows(min(CANDIDATES, key=race.medians.get), why=why)
 else:
     print("there is no C compiler here: the race of the C library is left out")
 
@@ -245,74 +257,70 @@ if compiling.c_compiler():
     plt.show()
 
 # %% [markdown]
-# Two different things are at work. The five operations of torch are fast loops in themselves, but send every number to
-# memory and back five times. The C loop moves each number once; alone, `-O3` still computes one `erf` after the other.
-# `-march=native -ffast-math` allows the compiler to use this processor's vector instructions and to change the order of
-# operations: a dozen numbers at once. The price is written in its name: such a library runs on this type of processor
-# only, and may treat infinities and NaN carelessly. (Compiled by a GCC before 13, it even tells the processor, when it is
-# loaded, to take numbers below about 1e-38 for zero, in the whole process.)
+# Two things are at work. The five operations of torch are fast loops, but send every number to memory and back five times.
+# The C loop moves each number once; with `-O3` alone it computes one `erf` after the other, while `-march=native -ffast-math`
+# allow this processor's vector instructions and another order of operations: a dozen numbers at once. The price is in the
+# names: such a library runs on this type of processor only, and may treat infinities and NaN carelessly. And a C loop knows
+# nothing of gradients, of GPUs, of bfloat16, or of the next operation. That is why compilers for tensors were made.
 #
-# And a C loop knows nothing of gradients, of GPUs, of bfloat16, or of the operation that comes next. That is why
-# compilers for tensors were made.
-#
-# **A page of history.** From 2018, *TorchScript* was PyTorch's answer: `torch.jit.script` read the *source* of a function,
-# in a subset of Python, and `torch.jit.trace` recorded one run of it, blind to every branch not taken. Both gave a program
-# that ran without Python, and fused pointwise operations; one still finds `@torch.jit.script def fused_gelu(x)` in older
-# code. The subset was the trouble: real models needed rewriting before they went through. It is deprecated today. What
-# came in 2023 with PyTorch 2, `torch.compile`, works the other way round: **Dynamo** watches the *bytecode* run, takes out
-# the graphs that it understands, leaves the rest to Python, and guards each graph with the conditions under which it holds;
-# **AOTAutograd** adds the backward graph; **Inductor** fuses both, and writes Triton kernels for GPUs and C++ for processors.
-# For programs that run without Python, `torch.export` took TorchScript's place.
+# **A page of history.** From 2018, *TorchScript* was PyTorch's answer: `torch.jit.script` read the *source* of a function, in a
+# subset of Python, and `torch.jit.trace` recorded one run of it, blind to every branch not taken. Real models needed
+# rewriting before they went through, and it is deprecated today. `torch.compile`, of 2023, works the other way round:
+# **Dynamo** watches the *bytecode* run, takes out the graphs that it understands, leaves the rest to Python, and guards each
+# graph with the conditions under which it holds; **AOTAutograd** adds the backward graph; **Inductor** fuses both, and writes
+# Triton kernels for GPUs and C++ for processors. For programs without Python, `torch.export` took TorchScript's place.
 
 # %% [markdown]
 # ## What does fusing save?
 
 # %% [markdown]
-# ### Balise 2 · Memory traffic, unfused and fused · further · about 20 min
+# ### Balise 2 · Memory traffic, unfused and fused · further · about 11 min
 #
-# Run `function(*inputs)` once and return two numbers of bytes, `(unfused, fused)`:
+# If memory is the limit, the gain of fusing is a ratio of bytes: those that a chain of operations moves, by those that one
+# kernel would have to. Count them on a real run. Return `(unfused, fused)` for `function(*inputs)`, which gives one tensor:
 #
-# - `unfused`: for every operation that runs, all tensors that it reads and the tensors that it gives back. A tensor that
-#   stands twice among the operands is read once. A tensor counts the bytes of the numbers that it really holds: one
-#   that was *expanded* holds no more than before. Views move nothing, and Python numbers count nothing. An operation in
-#   place reads its tensor and gives it back;
-# - `fused`: what a single kernel would have to move: each of `inputs` in once, and the result out once.
+# - `unfused`: for every operation, the tensors that it reads and those that it gives back. Views move nothing;
+# - `fused`: each of `inputs` in once, and the result out once.
 #
-# `function` gives back one tensor. Given is `operation.is_view` for the operators that `__torch_dispatch__` sees. About 18
-# lines.
+# A `TorchDispatchMode` sees every operation of its block: it runs it, and hands on what comes out. `tensors`, which finds all
+# tensors in what it is given, each once, is given. Write `held`, the bytes of the numbers that a tensor really holds: one
+# that was *expanded* holds no more than before; then what happens to each operation (count in `self.moved`), and the two numbers. About 6 lines.
 #
 # <details><summary>Hint</summary>
 #
-# A `TorchDispatchMode` sees every operation: `__torch_dispatch__(self, operation, types, args=(), kwargs=None)` runs
-# `operation(*args, **kwargs)` and returns what comes out. Operands can stand in lists (`torch.cat`), in `kwargs`, and some
-# operations give back several tensors: `torch.utils._pytree.tree_leaves` finds them all. Along an expanded dimension the
-# stride is 0.
+# Along an expanded dimension the stride is 0: its size does not count. `operation(*args, **(kwargs or {}))` runs it;
+# `operation.is_view` tells a view. Operands can stand in `kwargs`, too, and there may be several results: `tensors` takes
+# any tuple.
 # </details>
 
 
 # %% tags=["balise-2"]
 def memory_traffic(function, *inputs):
     """Bytes that function(*inputs) moves, operation by operation, and as one fused kernel: (unfused, fused)."""
-    # BEGIN SOLUTION
     from torch.utils._pytree import tree_leaves
 
     def held(tensor):
+        # BEGIN SOLUTION
         return tensor.itemsize * math.prod(size for size, stride in zip(tensor.shape, tensor.stride()) if stride)
+        # END SOLUTION
 
-    def tensors(tree):
+    def tensors(tree):  # in lists, tuples and dictionaries; one that stands there twice is read once
         return {id(leaf): leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)}.values()
 
     class Counting(TorchDispatchMode):
         moved = 0
 
         def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+            # BEGIN SOLUTION
             result = operation(*args, **(kwargs or {}))
             if not operation.is_view:
                 self.moved += sum(map(held, tensors((args, kwargs)))) + sum(map(held, tensors(result)))
             return result
+            # END SOLUTION
 
     with Counting() as counting:
         result = function(*inputs)
+    # BEGIN SOLUTION
     return counting.moved, sum(map(held, tensors(inputs))) + held(result)
     # END SOLUTION
 
@@ -483,23 +491,26 @@ compiling.capture(Mended(), torch.randn(8, 16))
 # the log, and a slow job.
 
 # %% [markdown]
-# ### Balise 4 · Recompilations, counted and stopped · further · about 20 min
+# ### Balise 4 · Recompilations, counted and stopped · further · about 13 min
 #
-# - `count_graphs(function, calls, dynamic=None)`: compile `function` with `torch.compile(..., dynamic=dynamic)` and a
-#   backend that only counts; call it once with the arguments of each tuple in `calls`; return how many graphs were
-#   compiled. What has been compiled before must not change the count;
+# Batches of sentences have another length each time. Two ways out: let Dynamo make the length *dynamic*, or pad to a few
+# lengths, the *buckets*, and mask what was added. First see how often it compiles at all.
+#
+# - `count_graphs(function, calls, dynamic=None)`: how many graphs `torch.compile` makes of `function`, called once with each
+#   tuple of arguments in `calls`. A *backend* is given each new graph and returns what runs it. Write one that counts in
+#   `graphs` and runs the graph as it is;
 # - `pad_to_bucket(x, multiple)`: `x` of shape `(b, t, d)` gets zeros behind, along `t`, up to the next multiple of
-#   `multiple`. Return `(padded, mask)`, with a boolean `mask` of shape `(b, padded t)`, `True` where a position is real;
-# - `masked_pool(x, query, mask)`: the `attention_pool` below, over the real positions only. `x` `(b, t, d)`, `query` `(d,)`,
-#   mask `(b, t)`, at least one real position in each row; what stands in the padding must not matter, be it NaN.
+#   `multiple`. Return `(padded, mask)`, the boolean `mask` of shape `(b, padded t)` being `True` where a position is real;
+# - `masked_pool(x, query, mask)`: the `attention_pool` below, over the real positions only: `(b, d)`. At least one is real
+#   in each row. What stands in the padding must not matter, be it NaN.
 #
-# About 18 lines.
+# About 3, 2 and 3 lines.
 #
 # <details><summary>Hint</summary>
 #
-# A backend is a function `backend(graph, example_inputs)` that returns something to call: `graph.forward` runs the graph as it
-# is. `torch._dynamo.reset()` forgets what was compiled. `F.pad` counts dimensions from the last. A softmax gives weight 0
-# where the score is minus infinity: set it *before* the softmax.
+# `graph.forward` runs the graph as it is; `nonlocal graphs` lets the inner function count. `F.pad` counts dimensions from
+# the last, two numbers for each, and pads booleans with `False`. A softmax gives weight 0 where the score is minus infinity:
+# set it *before* the softmax. A weight of 0 times NaN is NaN.
 # </details>
 
 
@@ -513,27 +524,29 @@ def attention_pool(x, query):
 # %% tags=["balise-4"]
 def count_graphs(function, calls, dynamic=None):
     """How many graphs torch.compile makes of `function` over `calls`, a list of tuples of arguments."""
-    # BEGIN SOLUTION
     graphs = 0
 
     def backend(graph, example_inputs):
+        # BEGIN SOLUTION
         nonlocal graphs
         graphs += 1
         return graph.forward
+        # END SOLUTION
 
     torch._dynamo.reset()
     compiled = torch.compile(function, backend=backend, dynamic=dynamic)
     for arguments in calls:
         compiled(*arguments)
     return graphs
-    # END SOLUTION
 
 
 def pad_to_bucket(x, multiple):
     """x (b, t, d) with zeros behind, t up to a multiple of `multiple`, and the mask of real positions (b, t)."""
     # BEGIN SOLUTION
     missing = -x.shape[1] % multiple
+    # END SOLUTION
     mask = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
+    # BEGIN SOLUTION
     return F.pad(x, (0, 0, 0, missing)), F.pad(mask, (0, missing))
     # END SOLUTION
 
@@ -553,6 +566,9 @@ tp.check(4, count_graphs, pad_to_bucket, masked_pool)
 # %% [markdown]
 # Twenty batches of sentences, each of another length: how many graphs? And a counter of steps, kept as a Python number of
 # the module, against one kept in a tensor?
+
+# %%
+graphs_made = tp.predict("Twenty lengths, all left to torch.compile's own choice: how many graphs does it make?", ...)
 
 
 # %%
@@ -592,11 +608,12 @@ for name, graphs in found.items():
         f"{name:<46} {graphs} graph{'s' * (graphs > 1)}"
         + ("  <- the limit: what is new runs uncompiled" if graphs == 8 else "")
     )
+why = "One for the first length; at the second, Dynamo makes the length a variable of the graph."
+graphs_made.shows(found["20 lengths, torch's own choice"], "{:.0f} graphs", why)
 
 # %% [markdown]
-# By default Dynamo fixes every size, and makes one *dynamic* when it has seen it change: two graphs. Fixed sizes give the
-# fastest code, so a few buckets can beat a dynamic graph; CUDA graphs need fixed sizes in any case. What does padding cost?
-# Computed, not measured:
+# Fixed sizes give the fastest code, so a few buckets can beat a dynamic graph; CUDA graphs, below, need fixed sizes in any
+# case. What does padding cost? Computed, not measured:
 
 # %%
 share = 1 - sum(lengths) / sum(padded.shape[1] for padded, _, _ in bucketed)
@@ -607,14 +624,14 @@ print(f"{share:.0%} of the padded positions are padding; the largest difference 
 # ## Has it paid for itself?
 
 # %% [markdown]
-# ### Balise 5 · The step at which compilation has paid · further · about 7 min
+# ### Balise 5 · The step at which compilation has paid · about 7 min
 #
-# Measured are the seconds of an `eager` step and of a `compiled` one, and `slow_steps`: a list of the seconds of those
-# steps that had to compile, the first and any later. Each of them also did the work of a step.
+# Compiling is bought with slow steps at the beginning and pays in each step after. `eager` and `compiled` are the seconds of
+# one step, `slow_steps` a list of the seconds of those steps that had to compile; each of them also did the work of a step.
 #
-# Return the smallest number of steps `n` (an `int`, at least 1, and at least as many as `slow_steps`) after which the
-# compiled job has taken no longer than the eager one: `len(slow_steps)` of its steps were slow, the others took `compiled`
-# seconds. Return `None` if compilation never pays, for lack of a faster step. About 5 lines.
+# Return the smallest number of steps `n` after which the compiled job, its slow steps included, has taken no longer than the
+# eager one: an `int`, at least 1, and at least as many as `slow_steps`. Return `None` if that never happens, for lack of a
+# faster step. About 4 lines.
 #
 # <details><summary>Hint</summary>
 #
@@ -686,27 +703,26 @@ plt.show()
 # ## The whole step
 
 # %% [markdown]
-# ### Balise 6 · A compiled training step · about 16 min
+# ### Balise 6 · A compiled training step · about 9 min
 #
-# `loss_of(*batch)` gives the loss `()` of a batch; it calls a model in training mode. `optimizer` holds the model's
-# parameters, its learning rates are Python numbers. Return a function `step(*batch)` that does one training step (clears
-# the gradients, computes the loss and its gradients, updates the weights) and returns the loss, detached. Compile with
-# `torch.compile` and the given `backend`:
+# Forward and backward become one graph each, the update another. But a scheduler changes the learning rate in every step: a
+# new Python number, so a new compilation, each time, were it not for your two first lines.
 #
-# - the loss is **one** graph; let a break be an error. `optimizer.step` is compiled as well (without
-#   `fullgraph`: PyTorch's optimizers break the graph themselves). `loss.backward()` can stay outside: the backward graph is
-#   made together with the forward one;
-# - a scheduler changes the learning rate in every step, and that must not compile anything again. It is made on
-#   `optimizer` before or after your function is called, so `optimizer.step` stays the method that it is;
-# - the weights, and the statistics of batch norm, follow those of the uncompiled step.
+# `loss_of(*batch)` gives the loss `()` of a batch; `optimizer` holds the model's parameters. Make `forward`, the compiled
+# `loss_of`, and `update`, the compiled `optimizer.step`, with `torch.compile` and the given `backend`:
 #
-# About 12 lines.
+# - the loss is **one** graph; let a break be an error. The backward graph is made together with it, so `loss.backward()`
+#   itself is not compiled;
+# - the optimizer may break the graph, as PyTorch's do. `optimizer.step` stays the method that it is: schedulers wrap it;
+# - a new learning rate compiles nothing again.
+#
+# The step that uses both is given. About 4 lines.
 #
 # <details><summary>Hint</summary>
 #
-# A guard looks at Python numbers: the first new learning rate is one more compilation. It does not look into tensors:
-# make one of each group's `"lr"` in `optimizer.param_groups` first, and schedulers will write into it. `torch.compile` takes functions, so also a bound
-# method. Compile once, outside `step`.
+# A guard looks at Python numbers, not into tensors: make one of each group's `"lr"` in `optimizer.param_groups`
+# (`torch.as_tensor`), and schedulers will write into it. `fullgraph=True` makes a break an error. `torch.compile` takes
+# functions, so also a bound method.
 # </details>
 
 
@@ -718,6 +734,7 @@ def make_compiled_step(loss_of, optimizer, backend="inductor"):
         group["lr"] = torch.as_tensor(group["lr"])
     forward = torch.compile(loss_of, backend=backend, fullgraph=True)
     update = torch.compile(optimizer.step, backend=backend)
+    # END SOLUTION
 
     def step(*batch):
         optimizer.zero_grad(set_to_none=True)
@@ -727,7 +744,6 @@ def make_compiled_step(loss_of, optimizer, backend="inductor"):
         return loss.detach()
 
     return step
-    # END SOLUTION
 
 
 # %%
@@ -835,6 +851,34 @@ slow = [s for s in seconds if s > 20 * step_race.medians["compiled step"]]
 print(f"compiling took {sum(slow):.1f} s:", verdict(step_race, slow))
 
 # %% [markdown]
+# ## CUDA graphs: all launches recorded once
+#
+# Fusing leaves fewer kernels, but Python still launches them one by one. With small batches a GPU is done before the next
+# launch comes. `torch.compile(model, mode="reduce-overhead")` records the launches of a call once, as a **CUDA graph**, and
+# replays them as one. A record is rigid:
+#
+# | it needs | because | so |
+# |---|---|---|
+# | static shapes | each launch has its sizes in it | pad to buckets, drop the last small batch |
+# | static addresses | each launch has its pointers in it: inputs are copied to where the first ones lay, results lie where the last ones did | `clone()` what you keep: the next call overwrites it |
+# | no synchronisation | nothing can come back to the CPU in the middle | no `.item()`, no print |
+# | no control flow on the CPU | no Python runs in a replay: a branch stays as it was recorded | `torch.where`, as in balise 3 |
+#
+# Where PyTorch sees that a need is not met, it warns, and runs that graph without a record. Sixteen rows, forward only:
+
+# %%
+if not MISSING:
+    few, network = x[:16].clone(), small_network().eval().requires_grad_(False)
+    modes = {mode: torch.compile(network, mode=mode) for mode in ("reduce-overhead", "default")}
+    calls_by_mode = {mode: lambda run=run: run(few) for mode, run in modes.items()}
+    mode_race = measure.race(calls_by_mode | {"eager": lambda: network(few)}, repeats=20, warmup=3, device=DEVICE)
+    recorded.note(NAME, "reduce-overhead", mode_race.medians)
+    print(mode_race)
+
+# %% [markdown]
+# On a CPU nothing is launched, so nothing is recorded: the two modes are level, and what compiling gains here is Python's
+# own time between operations. On a GPU the first line is the gain of the record.
+#
 # ## Measured again: the training run
 #
 # What can compilation gain on a convolutional network? First the arithmetic: where does a step of the training run spend
@@ -944,6 +988,10 @@ for _ in range(3):
     pairs.append((eager_run, training_run.run(name, step, model=model, optimizer=optimizer)))
 before, after = sorted(pairs, key=lambda pair: pair[1].images_per_second / pair[0].images_per_second)[1]
 gains.keep(NAME, "torch.compile" if FULL else "torch.compile, first stage only", before=before, after=after)
+why = (
+    "Convolutions go to the same library, compiled or not; on a CPU they are most of a step, on a GPU much less of it."
+)
+whole.shows(after.images_per_second / before.images_per_second, "× {:.2f}", why)
 report.compare([before, after])
 
 # %%
@@ -1031,15 +1079,13 @@ for batch, seconds in published.items():
           "(estimate from the last row)")  # fmt: skip
 
 # %% [markdown]
-# From 1 to 16 images nothing changes: the GPU waits for Python nearly all the time.
-
-# %% [markdown]
-# `torch.compile` has modes for this. What they gain depends on network and card, so the table has no figures:
+# From 1 to 16 images nothing changes: the GPU waits for Python nearly all the time. `torch.compile` has modes for this. What
+# they gain depends on network and card, so the table has no figures:
 #
 # | `mode=` | what it does besides fusing | what it costs |
 # |---|---|---|
 # | `"default"` | nothing | – |
-# | `"reduce-overhead"` | records all launches once as a **CUDA graph** and replays it in one | fixed shapes and addresses; memory of its own; results are overwritten by the next call |
+# | `"reduce-overhead"` | CUDA graphs, as above | static shapes and addresses; memory of its own |
 # | `"max-autotune"` | times several Triton and library kernels for each matrix product and convolution; CUDA graphs as well | minutes of compiling |
 # | `"max-autotune-no-cudagraphs"` | the same without CUDA graphs | minutes of compiling |
 #
