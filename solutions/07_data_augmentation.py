@@ -1,5 +1,5 @@
 # %% [markdown]
-# # Data augmentation on CPU and GPU · about 85 min, core 30
+# # Data augmentation on CPU and GPU · about 80 min, core 35
 #
 # Augmentation gives a network images that it has never seen, at the price of computing them. **Is the CPU enough? What
 # should go to the GPU, and how is it written for a GPU?** You will write three augmentations that nearly every recipe for
@@ -40,6 +40,9 @@ EPOCHS = 20 if FULL else 5
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's channels, for pixels in [0, 1]
 
 # %%
+cores = tp.predict("How many cores like this one keep such a GPU fed with decoded, augmented images?", ...)
+
+# %%
 dataset = data.image_set()
 CLASSES = len(dataset.classes)
 
@@ -65,10 +68,13 @@ decoding = milliseconds(lambda k: crop(decoded(k)))
 augmenting = milliseconds(lambda k: v2.RandAugment()(images_224[k]))
 print(f"measured here, one core: decoding and crop {decoding:.1f} ms, RandAugment {augmenting:.1f} ms an image")
 for what, cost in (("decoding and crop", decoding), ("decoding, crop and RandAugment", decoding + augmenting)):
-    cores = planner.A100.resnet50_mixed * cost / 1000
+    needed = planner.A100.resnet50_mixed * cost / 1000
     print(
-        f"estimate: a GPU that trains {planner.A100.resnet50_mixed:,} images/s needs {cores:4.0f} such cores for {what}"
+        f"estimate: a GPU that trains {planner.A100.resnet50_mixed:,} images/s needs {needed:4.0f} such cores for {what}"
     )
+cores.shows(
+    needed, "{:.0f} cores", "Some milliseconds an image are nothing, until they are wanted thousands of times a second."
+)
 print(gains.expected(NAME))
 
 # %% [markdown]
@@ -394,29 +400,35 @@ mixed, soft = cutmix(*batch, CLASSES, 1.0)
 show(mixed, words(soft))
 
 # %% [markdown]
-# ### Balise 6 · A loss for soft labels · further · about 9 min
+# ### Balise 6 · A loss for soft labels · further · about 6 min
 #
-# **`soft_cross_entropy(logits, labels, smoothing=0.0)`**: logits `(b, classes)`, labels soft `(b, classes)` or integers `(b,)`.
-# Label smoothing moves a part `s` of the mass to all classes alike: $y' = (1-s)\,y + s / \text{classes}$. Return the mean
-# over the images of $-\sum_c y'_c \log p_c$, a tensor of shape `()`. It must hold for logits of hundreds, and for bfloat16
-# logits (compute in float32). Write it yourself, without `F.cross_entropy`.
+# With soft labels the loss is the mean over the images of $-\sum_c y_c \log p_c$: a sum over *all* classes, where one term was
+# left of it before. **Label smoothing** makes labels softer still: a part `s` of the mass goes to all classes alike,
+# $y' = (1-s)\,y + s / \text{classes}$, so that no network has to be certain.
 #
-# **`top1(logits, soft)`**: the fraction of images whose largest logit and largest label mass are in the same class, a tensor
-# of shape `()` on the device. About 7 and 1 lines.
+# - `soft_cross_entropy(logits, labels, smoothing)`: this loss with smoothed labels, a tensor of shape `()`, from logits
+#   `(b, classes)`. That integer labels become one-hot ones is given. Compute in float32 where the logits have 16 bits, and
+#   take the logarithm of the softmax in one operation: where logits lie hundreds apart, a softmax is 0, and its logarithm
+#   infinite. Write it without `F.cross_entropy`.
+# - `top1(logits, soft)`: the fraction of images whose largest logit and largest label mass are in the same class, a tensor
+#   of shape `()`; nothing is read.
+#
+# About 3 and 1 lines.
 #
 # <details><summary>Hint</summary>
 #
-# `logits.float().log_softmax(dim=1)` would turn float64 into float32: convert half precisions only.
+# `tensor.log_softmax(dim=1)`. `logits.to(torch.promote_types(logits.dtype, torch.float32))` widens 16 bits, and leaves
+# float64 as it is. A mean of booleans wants `.float()` before.
 # </details>
 
 
 # %% tags=["balise-6"]
 def soft_cross_entropy(logits, labels, smoothing=0.0):
     """Mean cross-entropy of logits (b, classes) with labels (b, classes) or (b,), smoothed. A tensor ()."""
-    # BEGIN SOLUTION
     classes = logits.shape[1]
     if labels.dim() == 1:
         labels = F.one_hot(labels, classes)
+    # BEGIN SOLUTION
     log_p = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(dim=1)
     labels = (1 - smoothing) * labels + smoothing / classes
     return -(labels * log_p).sum(dim=1).mean()
@@ -434,20 +446,22 @@ def top1(logits, soft):
 tp.check(6, soft_cross_entropy, top1)
 
 # %% [markdown]
-# ### Balise 7 · One or the other, in the step · further · about 14 min
+# ### Balise 7 · One or the other, in the step · further · about 8 min
 #
-# **`MixOrCut(classes, alpha)`**, an `nn.Module`: `forward(images, labels)` applies your `mixup` or your `cutmix` to the
-# batch, each with probability 1/2, in training mode: one of the two for the whole batch, one λ for each image. In eval mode
-# (`mix.eval()`) the images come back as they are, with one-hot labels; labels that are soft already stay as they are. The same
-# `torch.manual_seed` gives the same batches. Nothing is read back from the device.
+# Recipes use both: a coin is thrown for each batch. A value on the *device* would make the CPU wait before it can decide,
+# so the coin is a number of the CPU.
 #
-# **`train_step(model, mix, images, labels, optimizer, device)`**: images and labels are not on `device` yet. Move them, mix
-# them there with `mix(images, labels)`, and make one step with your loss, without smoothing. Return the loss, detached.
-# About 8 and 8 lines.
+# - `MixOrCut(classes, alpha)`, an `nn.Module`: in training mode, `forward(images, labels)` applies your `mixup` or your `cutmix`
+#   to the whole batch, each with probability 1/2. In eval mode (`mix.eval()`) the images come back as they are, with one-hot
+#   labels in float32; labels that are soft already stay as they are. The same `torch.manual_seed` gives the same batches.
+# - `train_step(model, mix, images, labels, optimizer, device)`: the step of work 01, given but for what is new: mix the batch
+#   with `mix(images, labels)` where it is, and compute your loss (`loss`), without smoothing.
+#
+# About 4 and 2 lines.
 #
 # <details><summary>Hint</summary>
 #
-# `self.training`. A number drawn on the *CPU* (`torch.rand(())`) can be read without waiting for the GPU.
+# `self.training` tells the mode. `torch.rand(())` is drawn on the CPU. Functions are values: a name can stand for either.
 # </details>
 
 
@@ -457,9 +471,7 @@ class MixOrCut(nn.Module):
 
     def __init__(self, classes, alpha):
         super().__init__()
-        # BEGIN SOLUTION
         self.classes, self.alpha = classes, alpha
-        # END SOLUTION
 
     def forward(self, images, labels):
         # BEGIN SOLUTION
@@ -472,15 +484,17 @@ class MixOrCut(nn.Module):
 
 def train_step(model, mix, images, labels, optimizer, device):
     """One step on the batch, mixed on `device`. Returns the loss (), detached."""
-    # BEGIN SOLUTION
     images, labels = images.to(device, non_blocking=True), labels.to(device, non_blocking=True)
+    # BEGIN SOLUTION
     images, soft = mix(images, labels)
+    # END SOLUTION
     optimizer.zero_grad()
+    # BEGIN SOLUTION
     loss = soft_cross_entropy(model(images), soft)
+    # END SOLUTION
     loss.backward()
     optimizer.step()
     return loss.detach()
-    # END SOLUTION
 
 
 # %%
@@ -490,7 +504,10 @@ tp.check(7, MixOrCut, train_step)
 # ## Race
 #
 # The loop of the beginning, your batched versions, and torchvision's `v2.CutMix` and `v2.MixUp`. Mind the difference:
-# torchvision draws *one* box and one λ for the whole batch; yours draws them for each image.
+# torchvision draws *one* box and one λ for the whole batch; yours draws them for each image. Guess before it runs.
+
+# %%
+loop_time = tp.predict(f"How many times as long as your cutmix does the loop take, batch {BATCHES[-1]}, here?", ...)
 
 
 # %%
@@ -542,6 +559,8 @@ for n, seconds in races.items():
         f"batch {n:4}: your time over torchvision's: CutMix {ratio['CutMix']:.2f}, MixUp {ratio['MixUp']:.2f};", end=" "
     )
     print(f"the loop takes {loop:.1f} times as long as yours")
+why = "On a CPU a turn of the loop copies whole rows at the memory's speed; on a GPU each turn starts a dozen tiny kernels."
+loop_time.shows(loop, "× {:.1f}", why)
 if not found:
     print("No race on a GPU is recorded yet.")
 
@@ -554,6 +573,11 @@ if not found:
 #
 # A small network, trained from scratch on the photo patches in low resolution, three seeds each: without augmentation, with
 # MixUp, with CutMix. Whatever comes out is shown. The images are decoded once.
+
+# %%
+best = tp.predict(
+    "After these short trainings, which has the best mean accuracy?", ..., choices=("none", "MixUp", "CutMix")
+)
 
 
 # %%
@@ -627,6 +651,8 @@ for name, values in accuracies.items():
         f"{name:<7} validation accuracy {sum(values) / 3:.3f}, three seeds from {min(values):.3f} to {max(values):.3f}"
     )
 recorded.note(NAME, "accuracy", accuracies)
+why = "Mixing works against learning by heart: that takes long trainings and large networks, and short ones only pay for it."
+best.shows(max(accuracies, key=lambda name: sum(accuracies[name])), why=why)
 
 # %% jupyter={"source_hidden": true}
 figure, axes = plt.subplots(figsize=(6, 2.2), layout="constrained")
