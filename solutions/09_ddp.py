@@ -976,7 +976,9 @@ def images_a_second(strong):
     photos = training_run.make_loader().dataset
     batch = size.batch_size // n if strong else size.batch_size
     sampler = DistributedSampler(photos)
-    loader = training_run.make_loader(batch_size=batch, shuffle=False, sampler=sampler, num_workers=size.workers // n)
+    workers = size.workers if FULL else 1  # for each rank: a node with GPUs has cores for each of them
+    options = {"sampler": sampler, "shuffle": False, "num_workers": workers, "persistent_workers": True}
+    loader = training_run.make_loader(batch_size=batch, **options)
     model = DDP(training_run.fast_model(len(photos.classes)))
     model = torch.compile(model) if FULL else model  # compiled outside: the graph is cut where DDP's buckets end
     record = training_run.run("scaling", training_run.fast_step, model=model, loader=loader)
