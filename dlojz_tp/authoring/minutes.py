@@ -15,7 +15,7 @@ WORDS_A_MINUTE = 150  # read and thought about, hints included
 GIVEN_A_MINUTE = 30  # lines of given code: two seconds each; a cell that only draws is not read
 MINUTES_A_LINE = 1.0  # to write
 MINUTES_A_VERDICT = 1.0
-CORE_OF_A_WORK, CORE, TWO_DAYS = 60, 14 * 60, 7 * 60  # minutes at most
+OF_A_WORK, CORE_OF_A_WORK, CORE, TWO_DAYS = 100, 60, 14 * 60, 7 * 60  # minutes at most
 
 README, PLANS = ROOT / "README.md", ROOT / "docs" / "instructor.md"
 _HEADING = re.compile(r"^# (#{1,3}) (.+?)( · further)?(?: · about \d+ min(?:, core \d+)?)?$")
