@@ -37,7 +37,7 @@ endef
 export SEES
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: help lab hub test test-all test-avx2 test-frameworks test-slurm test-browser minutes notebooks solutions trainee-kit lint bench gpu doctor env data clean
+.PHONY: help lab hub test test-all test-avx2 test-frameworks test-slurm test-browser test-hub minutes notebooks solutions trainee-kit lint bench gpu doctor env data clean
 
 help:
 	@echo "make lab        install, make the data, open JupyterLab in work/"
@@ -49,6 +49,7 @@ help:
 	@echo "make test-frameworks  install DeepSpeed, Accelerate, Fabric, ONNX Runtime and transformers beside, and test what needs them"
 	@echo "make test-slurm start a Slurm of its own here and run the tests that need one (installs it, as root)"
 	@echo "make test-browser  JupyterLab in Chromium, as a trainee sees it (installs it, as root)"
+	@echo "make test-hub   two trainees at once on a JupyterHub here, over a Slurm, in Chromium (as root)"
 	@echo "make minutes    how long each practical work and its core take, counted; written into headings, README and plans"
 	@echo "make notebooks  write the trainee notebooks from solutions/*.py"
 	@echo "make solutions  execute the solutions whose source changed"
@@ -149,6 +150,10 @@ test-slurm: $(DEV)
 test-browser: $(BROWSED) $(DATA)
 	@start=$$(date +%s); tools/test_browser.sh $(RUN); \
 	status=$$?; echo "make test-browser took $$(($$(date +%s) - start)) s"; exit $$status
+
+test-hub: $(BROWSED) $(DATA)
+	@start=$$(date +%s); tools/test_hub.sh $(RUN); \
+	status=$$?; echo "make test-hub took $$(($$(date +%s) - start)) s"; exit $$status
 
 minutes: $(DEV)
 	@$(RUN) -m dlojz_tp minutes

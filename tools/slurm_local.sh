@@ -12,6 +12,7 @@
 # SLURM_TEST_NODES    nodes to emulate          (default: 2)
 # SLURM_TEST_GPUS     fake GPUs of a node       (default: 4)
 # SLURM_TEST_CORES    cores a node claims       (default: 8)
+# SLURM_TEST_USERS    if set, and started as root: all users of this machine may submit
 set -euo pipefail
 PATH=$PATH:/usr/sbin:/sbin # where the daemons are, also for who is not root
 
@@ -97,9 +98,11 @@ start() {
   done
   (umask 077 && mkdir -p "$dir")
   [[ -O $dir && ! -L $dir ]] || { say "$dir belongs to somebody else"; return 1; }
-  chmod 700 "$dir"
   rm -rf "${dir:?}"/{state,run,log,dev,munge} "${dir:?}"/spool-*
   mkdir -p "$dir"/{state,run,log,dev,munge}
+  # its key, state and logs are for itself; others need its settings, the socket, and their job's folder
+  chmod 700 "$dir" "$dir"/{state,log,munge}
+  [[ -z ${SLURM_TEST_USERS:-} ]] || chmod 711 "$dir"
   for ((node = 1; node <= nodes; node++)); do mkdir -p "$dir/spool-tp$node"; done
   (umask 077 && head -c 128 /dev/urandom >"$dir/munge/key")
   configure "$(free_ports $((nodes + 1)))"
@@ -151,7 +154,7 @@ daemon_of() {
 stop() {
   local file pid daemon
   if running; then
-    timeout 5 scancel --user="$user" --full 2>/dev/null || true
+    timeout 5 scancel --partition=course --full 2>/dev/null || true
     for _ in $(seq 50); do
       [[ -z $(timeout 5 squeue -h 2>/dev/null) ]] && break
       sleep 0.1
