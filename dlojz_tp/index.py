@@ -51,7 +51,7 @@ def card(folder: Path | None = None) -> render.Card:
     passed = sum(word == "pass" for known in verdicts.values() for word in known.values())
     head = f"{passed} of {sum(len(work.balises) for work in works)} balises done, as of {time.strftime('%H:%M')}"
     names = "".join(
-        f'<th style="text-align:left">{name}</th>' for name in ("", "", "balises", "core", "minutes", "builds on")
+        f'<th style="text-align:left">{name}</th>' for name in ("", "", "balises", "core min", "all min", "builds on")
     )
     page = f'<p><b>{head}</b></p><table style="font-size:100%"><tr>{names}</tr>{"".join(rows)}</table>'
     return render.Card("\n".join([head, *lines]), page)

@@ -23,4 +23,5 @@ finish() {
 trap finish EXIT
 trap 'exit 130' INT TERM
 export DLOJZ_BROWSER DLOJZ_SCREENS
-TMPDIR=$folder DLOJZ_RUN=$folder timeout 900 "$python" -m pytest -p tests.browser.screens --tb=short --durations 8 tests/browser "$@"
+# --foreground: Ctrl-C reaches the tests
+TMPDIR=$folder DLOJZ_RUN=$folder timeout --foreground 900 "$python" -m pytest -p tests.browser.screens --tb=short --durations 8 tests/browser "$@"

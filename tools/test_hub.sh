@@ -94,4 +94,5 @@ chmod -R a+rX "$course"
 
 settings=$(tools/slurm_local.sh start)
 eval "$settings"
-TMPDIR=$DLOJZ_HUB/tmp timeout 900 "$python" -m pytest -p tests.browser.screens --tb=short --durations 8 tests/hub "$@"
+# --foreground: Ctrl-C reaches the tests
+TMPDIR=$DLOJZ_HUB/tmp timeout --foreground 900 "$python" -m pytest -p tests.browser.screens --tb=short --durations 8 tests/hub "$@"

@@ -16,7 +16,7 @@ _COLOUR = {
 }
 _STYLE = (
     "border-left:4px solid rgb({c});background:rgba({c},.09);padding:8px 14px;margin:2px 0;max-width:52em;"
-    "border-radius:3px;line-height:1.5;color:var(--jp-content-font-color1, inherit)"
+    "border-radius:3px;line-height:1.5;overflow-wrap:anywhere;color:var(--jp-content-font-color1, inherit)"
 )
 
 NO_VERDICT = "could not judge: what follows says nothing of your code"

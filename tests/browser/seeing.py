@@ -117,6 +117,8 @@ _PROBLEMS = """
       if (part.clientWidth && part.scrollWidth > part.clientWidth + 1 && !part.closest('details'))
         bad.push(`${part.scrollWidth} pixels in ${part.clientWidth}: ` + start(part));
   }
+  for (const code of front.querySelectorAll('.cm-scroller'))
+    if (code.scrollWidth > code.clientWidth + 1) bad.push('code cut off: ' + start(code));
   for (const one of front.querySelectorAll(card)) {
     if (!one.innerText.trim()) bad.push('an empty card');
   }
