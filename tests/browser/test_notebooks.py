@@ -18,7 +18,7 @@ MEANT = ("ValueError: the disk of rank 2 is full",)  # 00 shows what comes when 
 def test_untouched_then_a_wrong_and_a_right_answer(notebook, name, title, number, slip, hint, least):
     work = source.find(name)
     page = notebook(name, title)
-    seeing.run_all(page, 200)
+    seeing.run_all(page, 400)
     assert seeing.problems(page, MEANT) == []
     assert seeing.figures(page) >= least
     seen = "\n".join(seeing.cards(page))
