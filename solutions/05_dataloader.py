@@ -102,8 +102,8 @@ print(gains.expected("05_dataloader"))
 # \qquad\qquad
 # T_\text{async} \approx t_\text{load} + n\,\max\!\left(\frac{t_\text{load}}{w},\ t_\text{step}\right)$$
 #
-# The picture is drawn from this arithmetic (60 ms to load, 30 ms a step), not measured. The first batch has nothing to
-# hide behind.
+# The first batch has nothing to hide behind. (Where loading is the slower side, this counts a little too much: one load
+# less one step.) The picture is drawn, not measured: 60 ms to load, 30 ms a step.
 
 
 # %% jupyter={"source_hidden": true}
@@ -325,14 +325,14 @@ for workers, found in zip((0, WORKERS), events.values()):
     )
 
 # %% [markdown]
-# What the prediction leaves out is the start of the workers: it is in the first wait of the picture, and comes back at
-# each epoch unless `persistent_workers=True`. And the main process needs a core too: it unpacks what the workers send.
+# The prediction leaves out the start of the workers: it is in the first wait of the picture, and comes back at
+# each epoch unless `persistent_workers=True`. Where loading is the slower side it also counts a load too many: the two may
+# hide each other. And the main process needs a core too: it unpacks what the workers send.
 #
 # ## Random numbers in workers
 #
-# An augmentation draws random numbers, and each worker has a copy of whatever they are drawn from. PyTorch gives every
-# worker, when it starts, new seeds for the three **global** generators: `torch`, `random` and `numpy.random` (since version
-# 1.9). Workers start anew in every epoch, unless they are persistent. What of a generator that **your data set owns**,
+# An augmentation draws random numbers. PyTorch gives every worker, when it starts, new seeds for the three **global**
+# generators: `torch`, `random` and (since version 1.9) `numpy.random`. Workers start anew in every epoch, unless they are persistent. What of a generator that **your data set owns**,
 # such as the `numpy.random.default_rng()` that NumPy recommends? And of a `worker_init_fn` from an old tutorial? Guess
 # before you look.
 
@@ -380,8 +380,9 @@ different.shows(len(owned), "{:.0f}", why)
 # %% [markdown]
 # ### Balise 3 · Random numbers that are right in every worker · further · about 6 min
 #
-# Return a `DataLoader` over `dataset` with `options` (`batch_size`, `num_workers`, …), whose random numbers are right: those
-# of the three global generators, and those of `dataset.rng`, made by `numpy.random.default_rng`. Right means
+# Return a `DataLoader` over `dataset` with `options` (`batch_size`, at least one of `num_workers`, …), whose random numbers are
+# right: those of the three global generators, and those of `dataset.rng`, made by `numpy.random.default_rng`; set it even
+# where a data set has none. Right means
 #
 # - no two workers draw the same numbers, and no two epochs;
 # - the same `seed` gives the same numbers, epoch by epoch, whatever else the program drew meanwhile;
@@ -535,7 +536,7 @@ print("\nchosen:", chosen)
 # ### Balise 5 · A stream split over workers and ranks · further · about 10 min
 #
 # All workers of all ranks draw the *same* order of `items`, from seed and epoch alone; that is given. Then each takes its part
-# of it, and **reads only that**, for reading is what costs. With two ranks of two workers:
+# of it, and **reads only that**, for reading is what costs. For example, with two ranks of two workers:
 #
 # | place in `order` | 0 | 1 | 2 | 3 | 4 | … |
 # |---|---|---|---|---|---|---|
@@ -771,7 +772,7 @@ tp.check(6, Prefetcher)
 
 
 # %% [markdown]
-# Without a GPU it still hides a loader that has no workers behind a device:
+# Without a GPU it still hides a loader that has no workers behind a device: ten steps of it at most.
 
 
 # %%
@@ -783,8 +784,10 @@ def seconds_of(batches):
 
 
 some = DataLoader(JpegFiles(files[: 10 * BATCH], transform), BATCH, pin_memory=DEVICE.type == "cuda")
-print(f"ten steps, no workers:                  {seconds_of(some):.2f} s")
-print(f"ten steps, no workers, your prefetcher: {seconds_of(Prefetcher(some, DEVICE)):.2f} s")
+loops = {"no workers": some, "no workers, your prefetcher": Prefetcher(some, DEVICE)}
+taken = [{name: seconds_of(loop) for name, loop in loops.items()} for _ in range(3)]  # in turn
+for name in loops:
+    print(f"ten steps, {name + ':':<28} {sorted(one[name] for one in taken)[1]:.2f} s, the median of three")
 
 # %% [markdown]
 # ## A million small files, or a thousand large ones
@@ -804,8 +807,9 @@ print(f"ten steps, no workers, your prefetcher: {seconds_of(Prefetcher(some, DEV
 # `stream_shards(paths, buffer, seed)` yields samples `(bytes, label)`; reading one shard is given (`samples_of`). Yours:
 #
 # - **who reads what**: in a worker, only its own part of the shards is opened;
-# - **a shuffle buffer**. A stream cannot be shuffled, but mixed: once `buffer` samples are held, one drawn at random leaves
-#   for each that comes in, from shard to shard. At the end the rest leaves (given). A buffer of 3:
+# - **a shuffle buffer**. A stream cannot be shuffled, but mixed: what comes in is held, and as soon as `buffer` samples are
+#   held, one of them, drawn at random, leaves. It may be the newcomer, so `buffer=1` keeps the order of the shards. At the
+#   end the rest leaves (given). A buffer of 3:
 #
 # ```
 # comes in:   a    b    c    d    e    f
@@ -813,7 +817,7 @@ print(f"ten steps, no workers, your prefetcher: {seconds_of(Prefetcher(some, DEV
 # leaves:               b    a    e    …
 # ```
 #
-# About 9 lines in all.
+# About 10 lines in all.
 #
 # <details><summary>Hint</summary>
 #
@@ -892,8 +896,8 @@ streamed = sum(1 for _ in stream_shards(shards, buffer=50))
 print(f"{streamed} photographs: {len(files)} files to open in an epoch, or {len(shards)} shards")
 
 # %% [markdown]
-# Used with a loader, the bytes are decoded in the worker, as before. What a stream gives up: the order is only as random
-# as its buffer.
+# Used with a loader, the bytes are decoded in the worker, as before, and `torch.initial_seed()` gives each worker another seed in
+# each epoch. What a stream gives up: the order is only as random as its buffer.
 
 
 # %%
@@ -904,7 +908,7 @@ class ShardStream(IterableDataset):
         self.shards, self.transform, self.buffer = shards, transform, buffer
 
     def __iter__(self):
-        for content, label in stream_shards(self.shards, self.buffer):
+        for content, label in stream_shards(self.shards, self.buffer, torch.initial_seed()):
             with Image.open(io.BytesIO(content)) as image:
                 yield self.transform(image.convert("RGB")), label
 

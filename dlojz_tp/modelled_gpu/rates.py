@@ -33,7 +33,7 @@ LATENCY = 10e-6  # of a copy, or for the CPU to see that a stream is done (secon
 MEAN_MISS, LARGEST_MISS = 0.09, 0.21
 MISSED = (
     f"The model missed published throughputs by {100 * MEAN_MISS:.0f} % on average and by {100 * LARGEST_MISS:.0f} % "
-    "at most (benchmarks/modelled_gpu.py); how fast the processor starts operations is a guess, but for a V100."
+    "at most (benchmarks/modelled_gpu.py); how fast the processor starts operations is a guess, except for the V100."
 )
 
 

@@ -388,6 +388,20 @@ class Prefetcher(Base):
             ready.put((self.move(batch), None))
 
 
+@bank.wrong(6, "end-as-error")
+class Prefetcher(Base):
+    def fill(self, free, ready, stop):
+        batches = iter(self.loader)
+        try:
+            while True:
+                free.acquire()
+                if stop.is_set():
+                    break
+                ready.put((self.move(next(batches)), None))
+        except BaseException as error:
+            ready.put((None, error))
+
+
 @bank.wrong(6, "end-hangs")
 class Prefetcher(Base):
     def end(self, free, stop, thread):

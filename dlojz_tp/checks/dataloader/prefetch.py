@@ -25,9 +25,12 @@ HINTS = {
     "there.",
     "error-early": "The error was raised after {n} batches; {before} came before it in the loader.",
     "error-changed": "The loader raised a {raised}, a {kind} arrived. Raise the very error.",
-    "loop-hangs": "The loop waited for a batch that never came{after}: a thread that dies must say so.",
+    "loop-hangs": "The loop waited for a batch that never came{after}: did the thread die without a word, or does it wait for a "
+    "place that the loop never gave back?",
+    "end-as-error": "next(batches) raises StopIteration at the end of the loader, and within a generator that becomes a RuntimeError. "
+    "Give it a default: next(batches, ready).",
     "end-hangs": "A loop that is left early never ends: it waits for a thread that waits for a place to put its batch. Wake "
-    "the thread before you join it.",
+    "the thread before you join it; and, woken, it must look at `stop` before it takes one more batch.",
     "thread-left": "{when}, the thread still runs. Stop it and join it in a finally.",
     "second-epoch": "A second loop over the same prefetcher gave {n} of {all} batches. __iter__ must begin anew.",
     "started-early": "Batches were taken from the loader before anybody looped over the prefetcher. Begin in __iter__.",
@@ -105,6 +108,8 @@ def _loop(prefetcher, where="", work=None):
     if not comes(lambda: not thread.is_alive(), 2 * PATIENCE, 0.02):  # the loop may wait, too
         raise Wrong("loop-hangs", after=where, got=f"{len(found)} batches came")
     if failed:
+        if "raised StopIteration" in str(failed[0]):
+            raise Wrong("end-as-error", after=where, got=f"{len(found)} batches, then {failed[0]!r}")
         failed[0].batches = len(found)
         raise failed[0]
     return found
