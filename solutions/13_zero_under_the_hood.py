@@ -4,7 +4,7 @@
 # Data parallelism holds everything on every rank: parameters, gradients, optimizer states, as many times as there are
 # ranks. The *Zero Redundancy Optimizer* (ZeRO) takes the copies away: first of the states, then of the gradients, then of
 # the parameters. You write its three stages with `reduce_scatter` and `all_gather` alone, see what each rank holds, and
-# let them run against PyTorch's. What is further adds half precision, clipping, memory of the host, and a checkpoint in
+# let them run against PyTorch's. What is further adds half precision, clipping, the host's memory, and a checkpoint in
 # pieces.
 #
 # **What you will gain.** How large a model fits into GPUs of 80 GB, if only parameters, gradients and Adam's states
@@ -41,7 +41,7 @@ for n in (1, 8, 64, 512):
 
 # %% [markdown]
 # Plain data parallelism stays at 5 billion on any number of GPUs. The last column grows with each one. What is the
-# price? You will count that, too.
+# price? Balise 9 counts it.
 #
 # With two GPUs or more, the ranks talk through NCCL; else they are processes on the CPU, talk through gloo, and share
 # the cores.
@@ -226,7 +226,8 @@ found = {}
 run("data parallelism", stage_0)
 
 # %% [markdown]
-# Sixteen bytes for each parameter: float32 throughout here, 4 + 4 + 8. Every other rank holds the very same.
+# At the most sixteen bytes for each parameter: float32 throughout here, 4 + 4 + 8; between steps 12, without gradients. Every
+# other rank holds the very same.
 #
 # Two helpers are given: parameters in groups, as `torch.optim` takes them, and `make_buckets` of practical work 08.
 
@@ -431,8 +432,8 @@ class Part:
 # Given: `__init__`, with a `Part` for each group and an optimizer that knows only their `own`. Write
 #
 # - `reduce()`: leave in each `part.own.grad` this rank's shard of the **mean** gradient over all ranks, by a
-#   reduce-scatter of one flat tensor. `gradients` has one for each parameter of the part; one that was not used counts
-#   as zero, at its place.
+#   reduce-scatter of one flat tensor. `gradients`, given, has one for each parameter of the part, zeros where one
+#   was not used.
 # - `update()`: update the shards, then gather them into each `part.flat`.
 #
 # About 2 and 3 lines.
@@ -559,13 +560,13 @@ plt.show()
 # Write
 #
 # - `ready(p)`: was it the last of its bucket, `send` it.
-# - `send(part)`: free the gradients. Start the reduce-scatter of `flat` **asynchronously**, so that backward goes on, and
+# - `send(part)`: free the gradients, whose values are in `flat` now. `arriving` is given. Start the reduce-scatter of `flat` **asynchronously**, so that backward goes on, and
 #   put into the list `self.running` what must live until it has travelled: `(part, arriving, flat, handle)`.
 # - `wait()`: wait for what is under way, and **add** what arrives to `own.grad`, which may be None: several backward
 #   passes before a step add up.
 #
 # `send` begins with `wait()`, so at most one bucket is under way. Held: the gradients of one shard and about two buckets.
-# About 2, 3 and 2 lines.
+# About 2, 3 and 2 lines, `send`'s in two places.
 #
 # <details><summary>Hint</summary>
 #
@@ -768,7 +769,9 @@ tp.check(5, Unit, ShardedParameters)
 # Guess before you run the next cells; the formula counts the shards alone.
 
 # %%
-left = tp.predict("At the most, what percentage of data parallelism's bytes does a rank hold in stage 3?", ...)
+left = tp.predict(
+    f"At the most, what percentage of data parallelism's bytes does a rank hold in stage 3, of {RANKS[-1]} ranks?", ...
+)
 
 
 # %%
@@ -787,7 +790,8 @@ left.shows(
 # %% [markdown]
 # ## One step, moment by moment
 #
-# What one rank holds while a step goes by. Buckets under way and activations are not drawn.
+# What one rank holds while a step goes by. Activations are not drawn, nor the flat tensors that are sent: a bucket in stages 2
+# and 3, but all gradients once more in data parallelism and stage 1.
 
 # %%
 psi, n = CONFIG.n_parameters, RANKS[-1]
@@ -816,11 +820,12 @@ figure.legend(handles, COLOURS, loc="outside lower center", ncols=3, fontsize=9,
 plt.show()
 
 # %% [markdown]
-# The green falls with stage 1 and stays. The orange of stage 2 is a thin wedge that grows to one shard. The blue of
-# stage 3 is a shard and a bump wherever a layer is gathered: one part in eighty for a model of eighty layers.
+# In the table, stage 1 is a shard above its formula, as `own.grad` is there beside the whole gradients, and stages 2 and 3 are
+# above theirs by a bucket or a layer. The green falls with stage 1 and stays. The orange of stage 2 is a thin wedge that grows
+# to one shard, and a bucket that fills. The blue of stage 3 is a shard and a bump wherever a layer is gathered: one part in eighty for a model of eighty layers.
 #
 # Stage 3 has a price beside its bytes: whoever gathers a layer when it begins stands and waits. `Ahead` is given: your
-# stage 3, whose layers are gathered on a stream of their own while the layer before computes. Both on two **modelled**
+# stage 3, whose layers are gathered on a stream of their own, a second queue of work, while the layer before computes. The next cell runs both on two **modelled**
 # H100, each behind a network card of 100 Gb/s: tensors have sizes and no values, operations and messages take the time of
 # their arithmetic and their bytes.
 
@@ -918,10 +923,12 @@ def race_on_ranks(rounds):
 
 
 # %% [markdown]
-# Guess before you run the next cell: stage 3 sends half as much again as data parallelism, and updates a part.
+# Guess before you run the next cell.
 
 # %%
-longer = tp.predict("How many times as long as data parallelism's is a step of your stage 3, here?", ...)
+longer = tp.predict(
+    f"A step of your stage 3 takes how many times as long as one of data parallelism, on {RANKS[-1]} ranks?", ...
+)
 
 # %%
 medians = {}
@@ -957,8 +964,8 @@ longer.shows(
 #
 # ### Balise 6 · Parameters in bfloat16, masters in float32 · further · about 8 min
 #
-# A large model computes in bfloat16: half the memory, half the bytes in every message. But near 1 the bfloat16
-# numbers are 1/128 apart, and an update of 0.001 is rounded away, every time. So the optimizer works on a *master*, a
+# A large model computes in bfloat16: half the memory, half the bytes in every message. But just above 1 the
+# bfloat16 numbers are 1/128 apart, just below 1/256, and an update of 0.001 is rounded away, every time. So the optimizer works on a *master*, a
 # float32 copy, in which small updates add up (practical work 02). It is needed where a parameter is updated: on its
 # owner alone. That is the 12 in the formula: 4 bytes of master and 8 of Adam's states, all of them divided by $N$.
 #
@@ -1249,7 +1256,7 @@ tp.check(9, sent_bytes)
 # Now your stages, in the unit of the paper: $\Psi$, the number of parameters. Guess before you run the next cells.
 
 # %%
-as_much = tp.predict("How many times as much as data parallelism does stage 2 send in a step?", ...)
+as_much = tp.predict(f"How many times Ψ does PyTorch's fully_shard send in a step, on {RANKS[-1]} ranks?", ...)
 
 
 # %%
@@ -1272,9 +1279,9 @@ for stage, name in enumerate(counted[RANKS[0]]):
     cells = [f"{counted[n][name]:>16.3f}   {formula[stage] * (n - 1) / n:>7.3f}" for n in RANKS]
     print(f"{name:<27}", *cells, sep="   ")
 as_much.shows(
-    counted[RANKS[-1]]["stage 2, yours"] / counted[RANKS[-1]]["data parallelism"],
-    "× {:.2f}",
-    "An all-reduce is a reduce-scatter and an all-gather: stage 2 does both, with the update between them.",
+    counted[RANKS[-1]]["fully_shard"],
+    "{:.2f} Ψ",
+    "Of everything a rank sends (N - 1)/N, and fully_shard keeps its root, embedding and head, from forward to backward.",
 )
 
 # %% [markdown]
@@ -1308,8 +1315,7 @@ as_much.shows(
 #
 # <details><summary>Hint</summary>
 #
-# `torch.save({name: t.detach().cpu().clone() …}, partial)`: it writes the whole memory behind a view, hence `clone`.
-# `(folder / "mark.partial").write_text(json.dumps(mark))`.
+# `torch.save` writes the whole memory behind a view: hence `clone`. `json.dumps(mark)` is the text of the mark.
 # </details>
 
 
@@ -1359,7 +1365,8 @@ def load_shards(folder):
 tp.check(10, save_shards, load_shards)
 
 # %% [markdown]
-# See it: trained for four steps on four ranks, saved, and loaded on two. (Practical work 14 resumes a training so.)
+# See it: trained for four steps on four ranks, saved, and loaded on two: its parameters alone; masters and states go the
+# same way. (Practical work 14 resumes a training so.)
 
 
 # %%

@@ -34,7 +34,7 @@ for micro_batches in (1, 4, 16, 64, 256):
     print(f"{micro_batches:>5} micro-batch{'es' * (micro_batches > 1)}: {15 / (micro_batches + 15):4.0%}")
 
 # %% [markdown]
-# A *micro-batch* is a part of the batch. One alone means that the stages take turns: 94 % of sixteen devices are idle. You
+# A *micro-batch* is a part of the batch. One alone means that the stages take turns: sixteen devices are each idle 94 % of the time. You
 # will foretell this waiting, see it in your own run, and get it down. Without a GPU for each rank, ranks are
 # processes on the CPU: two stages can really compute at the same time on two cores, four cannot.
 
@@ -297,8 +297,8 @@ plt.show()
 # activations and gradients get a **lane** each, a process group: `launch.lane("activations")`, `launch.lane("gradients")`. `tag`
 # goes into every call, but only gloo, on CPUs, tells messages apart by it.
 #
-# The receiver knows neither shape nor dtype of an activation, so a header of eight integers goes first (given). A gradient is
-# like its activation, and needs none. Write, in about 5 lines:
+# The receiver knows neither shape nor dtype of an activation, so a header of eight integers goes first (given): dtype, number of
+# dimensions `dims`, the sizes, then zeros. A gradient is like its activation, and needs none. Write, in about 5 lines:
 #
 # - `send_activation`: start the sends of header and values, without waiting; return the list of works. The values carry no
 #   graph; they are copied only if they are not contiguous.
@@ -476,12 +476,13 @@ print(
 faster.shows(
     whole / gpiped,
     "× {:.2f}",
-    "A ninth of the time is waiting, products of few rows use a device worse, and messages cost Python's time.",
+    "A ninth of the time is waiting, products of few rows use a device worse, and messages cost Python's time. "
+    + "It should be above 1: where it is not, other programs had the cores." * (gpiped > whole),
 )
 
 # %% [markdown]
-# By columns: on the left, two stages take turns; on the right they work at the same time. But cutting has a price, in one
-# process as well: products of few rows use a processor worse, and Python makes eight times as many calls. So micro-batches are
+# Compare within a column: on the left, two stages take turns; on the right they work at the same time. But cutting has a price,
+# in one process as well: products of few rows use a processor worse, and Python makes eight times as many calls. So micro-batches are
 # made as small as the bubble asks, and no smaller.
 #
 # ### Balise 5 · Schedules as data · about 8 min
@@ -554,7 +555,7 @@ except planner.Deadlock as error:
 # So the forward is given. It keeps `(x, y, works of its send)` by the micro-batch's number, not in a list: the backwards may
 # come in any order. Given too are the events, `(rank, kind, k, stage, begin, end)`, of the computing alone, not the messages.
 #
-# Write the way to a backward: take out what was kept of micro-batch k, receive the gradient of y (the last stage has none), and
+# (`messages`: other functions that send and receive, for later; leave it.) Write the way to a backward: take out what was kept of micro-batch k, receive the gradient of y (the last stage has none), and
 # wait for the sends of that forward. Why only then? In 1F1B two neighbours often send to each other at the same moment, as
 # drawn on the right above. But once the gradient is back, the activation has surely arrived; waiting costs nothing, and then
 # the memory of y is free. About 4 lines.
@@ -640,7 +641,7 @@ def shapes_once():
 # `pack` returns, and backward gets it back by `unpack`. `SavedBytes` below, given, counts with it: each storage once, the
 # weights not; `now` goes down when the graph lets go, and `peak` is the most that it has been.
 #
-# ### Balise 7 · Measure what is kept, and keep less · further · about 11 min
+# ### Balise 7 · Keep less: compute it again · further · about 11 min
 #
 # **Recomputation** (activation checkpointing, Chen et al., 2016): a stage keeps its input only, and when its backward comes,
 # it runs forward once more, this time with a graph. `torch.utils.checkpoint` does so in practice; here you write it, as the
@@ -759,7 +760,7 @@ tp.check(7, SavedBytes, recompute)
 # See it, in five runs of the same batch. Guess before you measure.
 
 # %%
-more = tp.predict("GPipe keeps how many times the memory of the whole batch at once, on stage 0, at its peak?", ...)
+more = tp.predict("At the peak on stage 0: how many times the naive step's memory does GPipe keep?", ...)
 
 
 # %%
@@ -819,11 +820,13 @@ figure.legend(fontsize=9, frameon=False, loc="outside lower center", ncols=len(R
 plt.show()
 
 # %% [markdown]
+# Gradients that were sent are not counted: here they live until the end of the step; real systems let go of them earlier.
+#
 # Micro-batches alone save nothing. With 1F1B a stage keeps `n_stages − stage` of them. With recomputation what is left is the
 # inputs that wait, and one micro-batch whole while its backward runs. The price is a second forward.
 
 # %%
-price = tp.predict("How many times as long does forward and backward of a stage take that recomputes?", ...)
+price = tp.predict("With recomputation, how many times as long do a stage's forward and backward take?", ...)
 
 
 # %%
@@ -842,7 +845,7 @@ print(paid)
 price.shows(
     paid.medians["recomputed"] / paid.medians["forward and backward"],
     "× {:.2f}",
-    "A backward has about twice the products of a forward: one forward more is 4 for 3.",
+    "A backward has about twice the products of a forward: in theory one forward more is 4 for 3.",
 )
 
 # %% [markdown]

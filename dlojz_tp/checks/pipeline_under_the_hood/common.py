@@ -24,10 +24,10 @@ HINTS = {
     "not-its-input": "Stage {stage} ran on something else than what the stage before gave: each rank computes its own layers, on "
     "the activations that it received.",
     "collective-used": "{name} was called. A pipeline needs messages between neighbours only.",
-    "sends-not-waited": "{n} sends were started and never waited for: wait() for each before you return, or a message may be lost.",
+    "sends-not-waited": "{n} sends were started and never waited for: wait() for each once the gradient is back, and for all before you return, or a message may be lost.",
     "chain-cut": "Stage {stage} of {n_stages} has no gradients. The graph ends at what was received: call y.backward() with "
     "the gradient that the stage behind sends back.",
-    "sizes-differ": "A message has another size than its buffer ({error}). What belongs to micro-batch k is found by k.",
+    "sizes-differ": "A message has another size than its buffer ({error}). A header is filled up with zeros: only its first `dims` sizes count. And what belongs to micro-batch k is found by k.",
     "gradient-forgotten": "Only the loss is a number. A stage that has no loss hands backward() the gradient that it received: "
     "y.backward(gradient). ({error})",
     "no-graph": "There is no graph to go back through ({error}). The forward runs with one: no torch.no_grad() around it, and "

@@ -38,7 +38,8 @@ HINTS = {
     "targets-of-others": "The targets are not those of the rows that came with them.",
     "step-twice": "step() was called {n} times. Once: its gradients add up.",
     "reduce-not-waited": "When hybrid_step returned, an all-reduce was still on its way. wait() for each that was started with async_op.",
-    "replica-only": "These are the gradients of this replica's rows alone: nothing was added up over the data group.",
+    "replica-only": "These are the gradients of this replica's rows alone: nothing was added up over the data group, or the sum went into a new "
+    "tensor. Change p.grad in place.",
     "replicas-summed": "The replicas' means were added up. Each counts by its rows over all rows.",
     "replicas-alike": "Right for equal shares, wrong for shares of another length: weight each by its rows over all rows.",
     "divided-by-world": "The gradients were divided by the number of ranks. What they are a mean over is the batch, and that is "

@@ -10,7 +10,7 @@ from dlojz_tp.works.balise import BaliseNotDone
 
 HINTS = {
     "not-bounds": "Return a list of pairs (start, stop), one a stage: stage s is model[start:stop]. Here came {got}.",
-    "stage-count": "{got} stages came back, {n} were asked for.",
+    "stage-count": "{got} stages came back, {n} were asked for. Was a table of best cuts written over while it was still read?",
     "layers-lost": "Layers {missing} are in no stage.",
     "not-in-order": "The right layers in the wrong order: stage 0 holds the first layers, and each pair is (start, stop). Here came "
     "{got}.",

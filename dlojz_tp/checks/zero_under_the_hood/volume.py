@@ -35,7 +35,7 @@ def _steps():
     pieces = [torch.empty(N // size) for _ in range(size)]
     p = nn.Parameter(torch.ones(N))
     p.register_post_accumulate_grad_hook(lambda p: dist.all_reduce(p.grad))
-    wrapped = DistributedDataParallel(nn.Linear(N, 1, bias=False), broadcast_buffers=False)
+    wrapped = DistributedDataParallel(nn.Linear(N, 1, bias=False))
 
     def message():
         if size > 1:

@@ -362,7 +362,7 @@ hint(
     5,
     "frozen-kept",
     "In backward, frozen layers stay gathered. They get no gradient, so send() never frees them: free "
-    "them when the backward of another layer begins, and the last ones in reduce().",
+    "them when the backward of another layer begins (`backward_begins` does: is it registered?), and the last ones in reduce().",
 )
 hint(
     5,
