@@ -226,8 +226,8 @@ found = {}
 run("data parallelism", stage_0)
 
 # %% [markdown]
-# At the most sixteen bytes for each parameter: float32 throughout here, 4 + 4 + 8; between steps 12, without gradients. Every
-# other rank holds the very same.
+# At the most sixteen bytes for each parameter: float32 throughout here, 4 + 4 + 8; between steps 12. Every other rank holds the
+# very same.
 #
 # Two helpers are given: parameters in groups, as `torch.optim` takes them, and `make_buckets` of practical work 08.
 
@@ -820,8 +820,8 @@ figure.legend(handles, COLOURS, loc="outside lower center", ncols=3, fontsize=9,
 plt.show()
 
 # %% [markdown]
-# In the table, stage 1 is a shard above its formula, as `own.grad` is there beside the whole gradients, and stages 2 and 3 are
-# above theirs by a bucket or a layer. The green falls with stage 1 and stays. The orange of stage 2 is a thin wedge that grows
+# Stage 1 is a shard above its formula, as `own.grad` is there beside the whole gradients; stages 2 and 3 by a bucket or a
+# layer. The green falls with stage 1 and stays. The orange of stage 2 is a thin wedge that grows
 # to one shard, and a bucket that fills. The blue of stage 3 is a shard and a bump wherever a layer is gathered: one part in eighty for a model of eighty layers.
 #
 # Stage 3 has a price beside its bytes: whoever gathers a layer when it begins stands and waits. `Ahead` is given: your
