@@ -32,10 +32,11 @@ cores = 2
 memory = "1G"
 hours = 0.5
 
-[profiles."One GPU"]
+[profiles."Later"]
 cores = 1
 gpus = 1
 hours = 0.5
+sbatch = {{ begin = "now+25" }}
 """
 
 
@@ -55,7 +56,7 @@ def trainees() -> dict[str, str]:
 @pytest.fixture(scope="session")
 def hub(folder, trainees):
     """The hub: .address, .process, .log; it is stopped as by Ctrl-C."""
-    port = _three_free_ports()
+    port = three_free_ports()
     for name in trainees:
         for setting, text in seeing.SETTINGS.items():
             path = folder / "homes" / name / ".jupyter" / "lab" / "user-settings" / setting
@@ -69,10 +70,7 @@ def hub(folder, trainees):
         process = subprocess.Popen(command, env=plain, stdout=out, stderr=subprocess.STDOUT, start_new_session=True)
     address = f"http://127.0.0.1:{port}/"
     try:
-        until = time.monotonic() + 240  # the first start installs
-        while not _answers(f"{address}hub/api"):
-            assert process.poll() is None and time.monotonic() < until, log.read_text()
-            time.sleep(0.3)
+        until_it_answers(f"{address}hub/api", process, 240)  # the first start installs
         yield SimpleNamespace(address=address, process=process, log=log)
     finally:
         stop(process)
@@ -85,6 +83,14 @@ def stop(process) -> None:
     process.wait(60)
 
 
+def until_it_answers(address: str, process, seconds: float = 60) -> None:
+    """Until there is a page; fails where the process that serves it has ended."""
+    until = time.monotonic() + seconds
+    while not _answers(address):
+        assert process.poll() is None and time.monotonic() < until, f"no answer from {address}"
+        time.sleep(0.3)
+
+
 def _answers(address: str) -> bool:
     try:
         with urllib.request.urlopen(address, timeout=5) as reply:
@@ -93,7 +99,7 @@ def _answers(address: str) -> bool:
         return False
 
 
-def _three_free_ports() -> int:
+def three_free_ports() -> int:
     """The first of three in a row, below those that the system gives out by itself; two runs at once take others."""
     for first in (20000 + (os.getpid() + k) % 4000 * 3 for k in range(4000)):
         with closing(socket.socket()) as one, closing(socket.socket()) as two, closing(socket.socket()) as three:

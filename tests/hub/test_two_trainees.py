@@ -68,13 +68,15 @@ def test_two_at_once(hub, folder, trainees, new_page):
     wait_until(lambda: jobs() == [] and not alive(other), "logged out", jobs)
 
 
-def test_the_end_of_the_hub_is_the_end_of_its_servers(hub, trainees, new_page):
+def test_who_waits_in_the_queue_comes_in_and_goes_with_the_hub(hub, trainees, new_page):
     name, password = next(iter(trainees.items()))
     page = new_page()
     log_in(page, hub.address, name, "not " + password)
     page.get_by_text("Invalid username or password").wait_for()
     log_in(page, hub.address, name, password)
-    page.get_by_role("button", name="Start", exact=True).click()
+    page.get_by_label("Later").check()
+    page.get_by_role("button", name="Start", exact=True).click()  # the page stands by itself until the job has begun
+    page.get_by_text("Your server is starting up").wait_for()
     page.locator(f"{seeing.PANEL} h1:visible").first.wait_for(timeout=180_000)
     page.goto("about:blank")
     conftest.stop(hub.process)
