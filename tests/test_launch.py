@@ -348,6 +348,15 @@ def test_a_forked_child_of_the_parent_gets_its_own_server():
     assert len(launch.ranks(where)) == 2 and client.get().process.pid == mine
 
 
+@pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="Linux only")
+def test_gloos_threads_give_way_and_no_others():
+    def policies():
+        tasks = {int(task.name): (task / "comm").read_text() for task in Path("/proc/self/task").iterdir()}
+        return os.sched_getscheduler(0), {os.sched_getscheduler(task) for task, name in tasks.items() if "gloo" in name}
+
+    assert launch.ranks(policies, n=2) == [(os.SCHED_OTHER, {os.SCHED_BATCH})] * 2
+
+
 def test_warm_many_times():
     pids = set()
     for _ in range(5):

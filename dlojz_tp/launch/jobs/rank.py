@@ -10,6 +10,7 @@ from datetime import timedelta
 from pathlib import Path
 
 from dlojz_tp.launch import lanes, place, server
+from dlojz_tp.launch.giving_way import giving_way
 from dlojz_tp.launch.jobs import files, outcome
 
 MEET_S = 300.0  # for all ranks to be there: the nodes of a job do not start at the same moment
@@ -97,7 +98,8 @@ def _join(rank: int, folder: Path, facts: dict):
     store.wait([f"here-{r}" for r in range(n)], meet)
     patience = timedelta(seconds=facts["collective_timeout"])
     group_store = dist.PrefixStore("group", store)
-    dist.init_process_group(backend, store=group_store, rank=rank, world_size=n, timeout=patience, device_id=gpu)
+    with giving_way():
+        dist.init_process_group(backend, store=group_store, rank=rank, world_size=n, timeout=patience, device_id=gpu)
     if backend == "nccl":
         lanes.open_lanes()
     return store
