@@ -10,7 +10,7 @@ import torch
 from PIL import Image, ImageFile
 
 from dlojz_tp.checking import Wrong
-from dlojz_tp.checks.dataloader.opened import Opened, open_descriptors
+from dlojz_tp.probes.files import Opened, open_descriptors
 
 HINTS = {
     "opened-in-init": "{n} files were opened when the data set was made. With a million files that takes hours and all "

@@ -10,8 +10,8 @@ from pathlib import Path
 from PIL import Image
 
 from dlojz_tp.checking import Wrong
-from dlojz_tp.checks.dataloader.opened import Opened
 from dlojz_tp.checks.dataloader.stream import _in_worker
+from dlojz_tp.probes.files import Opened
 
 HINTS = {
     "no-shards": "write_shards returns the list of the paths it wrote, in order.",
@@ -204,7 +204,7 @@ def _in_order(stream_shards, shards, items, where):
 
 
 def _opens(stream_shards, shards, folder):
-    with Opened("/") as opened:
+    with Opened("/", watched=("webdataset",)) as opened:
         samples = iter(stream_shards(list(shards), 1, 0))
         next(samples)
         first = len({path for path in opened.reads if path.endswith(".tar")})

@@ -1,10 +1,8 @@
 """Balise 7: a checkpoint written by one rank, whole or not at all, and resumed on another number of ranks."""
 
 import contextlib
-import os
 import resource
 import signal
-import sys
 import tempfile
 from pathlib import Path
 
@@ -15,6 +13,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from dlojz_tp.checking import Wrong, close
+from dlojz_tp.probes.files import Opened
 from dlojz_tp.probes.gpus import on_gpus
 from dlojz_tp.probes.late_rank import Waits
 from dlojz_tp.probes.networks import mean_losses
@@ -162,27 +161,10 @@ def _save(save_checkpoint, path):
     dist.barrier()
     kept = path.stat().st_ino if there else None  # a file that is moved into place is another file
     dist.barrier()
-    with _moves() as moves:
+    with Opened(path.parent) as opened:
         save_checkpoint(path, parallel, optimizer, SAVED_AFTER)
     in_place = there and path.stat().st_ino == kept
-    return there, [entry.name for entry in own.iterdir()], in_place, moves
-
-
-@contextlib.contextmanager
-def _moves():
-    """The files that this process moves or removes inside: (from, to), where `to` is None for one that is removed."""
-    found, inside = [], True
-
-    def hook(event, args):  # Python keeps a hook until the process ends
-        if inside and event in ("os.rename", "os.remove") and os.path.exists(args[0]):  # noqa: PTH110
-            places = args[:2] if event == "os.rename" else args[:1]
-            found.append((*(Path(os.fsdecode(place)).absolute() for place in places), None)[:2])
-
-    sys.addaudithook(hook)
-    try:
-        yield found
-    finally:
-        inside = False
+    return there, [entry.name for entry in own.iterdir()], in_place, opened.moves
 
 
 def _right_moves(path, moves):

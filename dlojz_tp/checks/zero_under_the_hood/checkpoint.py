@@ -8,7 +8,6 @@ import torch
 from dlojz_tp.checking.looks import Look, at_most, judged
 from dlojz_tp.checks.zero_under_the_hood.checkpoint_ranks import (
     HEAD,
-    LATEST,
     NEW,
     OLD,
     bytes_of_rank,
@@ -16,8 +15,8 @@ from dlojz_tp.checks.zero_under_the_hood.checkpoint_ranks import (
     parts_of,
     save,
 )
-from dlojz_tp.checks.zero_under_the_hood.images import content
 from dlojz_tp.checks.zero_under_the_hood.worlds import each, on_ranks
+from dlojz_tp.probes.crash_images import LATEST, content
 
 HINTS = {
     "not-saved": "After save_shards, load_shards finds no checkpoint: it returned {got}.",

@@ -1,4 +1,4 @@
-"""What a crash would leave: copies of a checkpoint's folder, taken at every step of a save."""
+"""What a crash would leave: copies of a folder, taken at every step of what writes into it."""
 
 import contextlib
 import os
@@ -13,6 +13,7 @@ from dlojz_tp.probes.late_rank import Waits
 
 STILL = 2.0  # seconds without a write by others, where they wait in a way that nobody sees
 PATIENCE = 20.0
+LATEST = "the last rank begins to write"
 WATCHED = {"os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.link", "os.symlink", "open", "os.truncate"}
 
 
@@ -81,7 +82,7 @@ class Images:
             self.waits.tell("late")
             self.waits.others_wait(limit=PATIENCE, besides=("done",), meanwhile=_Still(self.folder))
             self.busy = False
-            self.take("the last rank begins to write")
+            self.take(LATEST)
         elif self._let < self.waits.count:
             self._let, self.busy = self.waits.count, True
             self.waits.tell(holds := f"holds {self._let}")
@@ -118,54 +119,6 @@ class Images:
                     os.truncate(copy, copy.stat().st_size // 2)
         finally:
             self.busy = False
-
-
-class Opened:
-    """Inside, on a rank: which files below `folder` are opened, mapped ones too. unsafe: one by weights_only=False.
-
-    For processes that end soon: an audit hook cannot be taken away.
-    """
-
-    def __init__(self, folder: Path):
-        self.folder, self.paths, self.unsafe, self.on = Path(folder), set(), False, False
-        self._load = torch.load
-        sys.addaudithook(self._heard)
-
-    def __enter__(self):
-        torch.load, self.on = self._loading, True
-        return self
-
-    def __exit__(self, *error):
-        torch.load, self.on = self._load, False
-
-    def _loading(self, file, *args, **kwargs):
-        self.unsafe |= kwargs.get("weights_only") is False
-        self._note(file)  # a file that is mapped is opened in C++
-        return self._load(file, *args, **kwargs)
-
-    def _heard(self, event, args):
-        if self.on and event == "open":
-            self._note(args[0])
-
-    def _note(self, file):
-        with contextlib.suppress(TypeError, ValueError):
-            path = Path(os.fsdecode(file)).resolve()
-            if self.folder.resolve() in path.parents:
-                self.paths.add(path)
-
-    def files(self, most: int) -> int:
-        """How many files of a rank were opened. most: bytes of the largest that is one rank's."""
-        sizes = [path.stat().st_size for path in self.paths if path.is_file()]
-        small = [size for size in sizes if size <= most]  # a larger one is shared by several ranks
-        return len(small) if sum(small) > 2.4 * most else 1
-
-
-def scribble(folder: Path) -> None:
-    """Write over all files in `folder`, without changing their sizes."""
-    for path in folder.rglob("*"):
-        if path.is_file():
-            with path.open("r+b") as file:
-                file.write(b"\xa5" * path.stat().st_size)
 
 
 class _Still:
