@@ -42,6 +42,18 @@ def float32_step(*args):
     return step(*args)
 
 
+@pytest.mark.parametrize("precision", ["tf32", "ieee"])
+@pytest.mark.parametrize("conv", [False, True])
+def test_each_switch_of_tf32_counts(conv, precision):
+    switch = torch.backends.cudnn.conv if conv else torch.backends.cuda.matmul
+    before, switch.fp32_precision = switch.fp32_precision, precision
+    try:
+        assert rates("A100").tf32(conv) == (precision == "tf32")
+        assert not rates("V100").tf32(conv)
+    finally:
+        switch.fp32_precision = before
+
+
 half = partial(step, dtype=torch.bfloat16)
 half_last = partial(half, memory_format=torch.channels_last)
 

@@ -157,7 +157,7 @@ class Clock:
     def _tensor_cores(self, found) -> bool:
         if found.dtype in (torch.float16, torch.bfloat16):
             return True
-        return bool(self.rates.card.tf32) and torch.backends.cudnn.allow_tf32
+        return self.rates.tf32(conv=True)
 
     # ---- compiled functions
     @contextlib.contextmanager

@@ -47,15 +47,19 @@ class Rates:
 
     def product(self, flops: float, dtype: torch.dtype, conv: bool) -> float:
         """Seconds for the operations of matrix products or convolutions, whose sizes fit."""
-        card, backends = self.card, torch.backends
+        card = self.card
         if dtype in (torch.float16, torch.bfloat16):
             peak = card.float16 if dtype == torch.float16 else card.bfloat16 or card.float32
         else:
-            allowed = backends.cudnn.allow_tf32 if conv else backends.cuda.matmul.allow_tf32
-            if not (card.tf32 and allowed):
+            if not self.tf32(conv):
                 return flops / (card.float32 * FLOAT32)
             peak = card.tf32
         return flops / (peak * self.products)
+
+    def tf32(self, conv: bool) -> bool:
+        """Whether convolutions, or products, of float32 numbers run in TF32; both ways to switch it count."""
+        switch = torch.backends.cudnn.conv if conv else torch.backends.cuda.matmul
+        return bool(self.card.tf32) and switch.fp32_precision == "tf32"
 
     def traffic(self, nbytes: float) -> float:
         """Seconds for bytes that a kernel reads and writes."""
