@@ -242,6 +242,17 @@ def test_what_cannot_be_used_is_not_called_a_mistake_in_the_answers_code():
     assert slug(lambda: 1 / 0) == "raised" and slug(lambda: [1]) == "unusable"
 
 
+def test_the_line_below_is_there_where_an_error_was_caught_and_another_one_raised():
+    code = (
+        "def check(answer):\n    yield 'something'\n"
+        "    try:\n        answer()\n    except Exception as e:\n        raise ValueError from e"
+    )
+    namespace = {}
+    exec(compile(code, launch.__file__, "exec"), namespace)  # stands for a line of the course
+    verdict = judge(namespace["check"], (lambda: 1 / 0,), number=1, title="", hints={})
+    assert verdict.slug == "raised" and "1 / 0" in verdict.details.splitlines()[0]
+
+
 def test_checks_run_their_ranks_on_the_cpu(monkeypatch):
     """On a node with several GPUs NCCL would refuse the CPU tensors that checks hand to ranks."""
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)

@@ -165,9 +165,7 @@ def own_lines(error: BaseException) -> str:
     """The traceback of `error` without the frames of the course and of the libraries; of a rank, what it sent."""
     if isinstance(error, RankError):
         return error.traceback
-    frames = traceback.extract_tb(error.__traceback__)
-    mine = [f for f in frames if not f.filename.startswith(NOT_THEIRS)]
-    lines = [f"line {f.lineno}, in {f.name}: {(f.line or '').strip()}" for f in mine[-4:]]
+    lines = [f"line {f.lineno}, in {f.name}: {(f.line or '').strip()}" for f in _own_frames(error)[-4:]]
     return "\n".join([*lines, f"{type(error).__name__}: {stacks.message(error)}"])[:1500]
 
 
@@ -177,13 +175,14 @@ def _called_by_them(error: BaseException) -> bool:
     return bool(frames) and not frames[-1].filename.startswith(NOT_THEIRS)
 
 
-def _own_frames(error: BaseException | None) -> bool:
-    """Whether a line of the answer's stands in the traceback of `error`, or of what it was raised from."""
+def _own_frames(error: BaseException | None) -> list[traceback.FrameSummary]:
+    """The lines of the answer's in the traceback of `error`, or else of what it was raised from."""
     while error is not None:
-        if any(not frame.filename.startswith(NOT_THEIRS) for frame in traceback.extract_tb(error.__traceback__)):
-            return True
+        frames = traceback.extract_tb(error.__traceback__)
+        if mine := [frame for frame in frames if not frame.filename.startswith(NOT_THEIRS)]:
+            return mine
         error = error.__cause__ or error.__context__
-    return False
+    return []
 
 
 def merged(*parts: ModuleType) -> dict[str, str]:
