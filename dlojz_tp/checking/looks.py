@@ -28,10 +28,8 @@ come from the bank: `tests/answers/WORK/balise_N.py` has each mistake, its hint 
 module that gives it.
 
 Over ranks, `observe` runs on each rank and an observation is the list of their dictionaries; the key of a look then
-gives the list of what all ranks have under it, and `at` is what the truth depends on:
-
-    for size in (1, 2, 3, 4):
-        yield from judged(LOOKS, on_ranks(observe, size), answer, at=size, where=f"{size} ranks")
+gives the list of what all ranks have under it, and `at` is what the truth depends on. `judged_on_ranks`, with looks
+that hold on every rank, is in `dlojz_tp.probes.shared_looks`.
 
 Numbers under one `Value` shall be of one size: the distance to a known mistake is taken over all of them. What is free
 in a right design (an order, a random draw) is taken out by `observe` or by `see`: sort, count, use quantiles. Where a

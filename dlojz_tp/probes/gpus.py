@@ -6,6 +6,7 @@ import linecache
 from typing import NamedTuple
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from dlojz_tp import launch
 from dlojz_tp.pretend_gpu import pretend_gpu
@@ -53,6 +54,27 @@ def on_one_gpu(fn, *args, count=2, capacity="80 GiB", must=False):
             raise
 
 
+def on_gpu(call, *tensors) -> list[str]:
+    """What goes wrong in `call(*tensors)` on a GPU: a word and its text, or ["", ""].
+
+    "waits": the CPU waits for it. "validates": it does so in torch.distributions, to check arguments, and nowhere else.
+    "elsewhere": it fails because tensors are on several devices, or one that it returns is on the CPU.
+    """
+    seen, left, checks = on_one_gpu(_called, call, tensors) or (Seen(), False, False)
+    if left and not any(seen.fault):
+        return ["elsewhere", "a result is on cpu"]
+    return ["validates", seen.fault[1]] if checks else seen.fault
+
+
+def _called(gpu, device, call, tensors):
+    """What is noted; whether a result is on the CPU; whether nothing waits once distributions check no arguments."""
+    moved, found = [tensor.to(device) for tensor in tensors], []
+    seen = watched(gpu, lambda: found.append(call(*moved)))
+    left = any(isinstance(one, torch.Tensor) and one.is_cpu for one in tree_leaves(found))
+    torch.distributions.Distribution.set_default_validate_args(False)
+    return seen, left, bool(seen.reads) and not watched(gpu, call, *moved).reads
+
+
 def _with_gpu(fn, args, machine):
     with pretend_gpu(**machine) as gpu:
         return fn(gpu, *args)
@@ -76,6 +98,13 @@ class Seen(NamedTuple):
         """In words, what made the CPU wait and was no copy to the GPU; or that numpy() was refused."""
         found = [_words(wait) for wait in self.waits if not wait.why.startswith("copy to gpu")]
         return found + ([self.error] if "to numpy" in self.error else [])
+
+    @property
+    def fault(self) -> list[str]:
+        """A word and its text, as for `on_gpu`."""
+        if self.reads:
+            return ["waits", ", ".join(dict.fromkeys(self.reads))]
+        return ["elsewhere", self.error] if self.misplaced else ["", ""]
 
     @property
     def unpinned(self) -> list[str]:

@@ -14,10 +14,7 @@ LAM.view(2, N)[:, :4] = torch.tensor([0.0, 1.0, 0.75, 0.999])  # full, empty, at
 CENTRES.view(2, N, 2)[:, :3] = torch.stack([SIZES / 2, torch.tensor([[1.0, 2.0]] * 2), torch.full((2, 2), 0.4)], 1)
 CASES = [(LAM[k : k + N], *CENTRES[k : k + N].unbind(1), *SIDES[k].tolist()) for k in (0, N)]
 HALF = (1 - LAM.double()).sqrt()[:, None] * SIDES / 2
-ENDS, LIMITS = (
-    torch.cat([CENTRES - HALF, CENTRES + HALF], 1),
-    SIDES.repeat(1, 2),
-)  # not clipped
+ENDS, LIMITS = torch.cat([CENTRES - HALF, CENTRES + HALF], 1), SIDES.repeat(1, 2)  # not clipped
 IDEAL = torch.minimum(ENDS.clamp(min=0), LIMITS)
 OVER = (ENDS < -OFF) | (ENDS > LIMITS + OFF)  # however it is rounded, such an edge lies on the border
 

@@ -1,12 +1,12 @@
 """What every batched augmentation promises: no loop over images, no synchronisation, the input's device, a draw each time."""
 
 import torch
-from torch.utils._pytree import tree_leaves
 
 from dlojz_tp.checking import close
-from dlojz_tp.checking.looks import Look, silent
-from dlojz_tp.probes.gpus import Seen, on_one_gpu, watched
+from dlojz_tp.checking.looks import Look
+from dlojz_tp.probes.gpus import on_gpu
 from dlojz_tp.probes.operations import Operations
+from dlojz_tp.probes.shared_looks import stays
 
 HINTS = {
     "loop-over-images": "{got[0]} operations ran for 4 images, {got[1]} for 32: there is a loop over the images. On a GPU each "
@@ -19,35 +19,6 @@ HINTS = {
     "not-reproducible": "After the same torch.manual_seed the batches are mixed differently. Draw with torch, not with random or numpy.",
     "always-the-same": "Two batches in a row are mixed in the same way. Is the seed set inside?",
 }
-
-
-def on_gpu(call, *tensors):
-    """What goes wrong on tensors of a GPU, and its text: ["", ""] if nothing does."""
-    return wrong(*(on_one_gpu(_called, call, tensors) or (Seen(), False, False)))
-
-
-def _called(gpu, device, call, tensors):
-    """What is noted; whether a result is on the CPU; whether distributions wait to check their arguments, and nothing else."""
-    moved, found = [tensor.to(device) for tensor in tensors], []
-    seen = watched(gpu, lambda: found.append(call(*moved)))
-    left = any(isinstance(one, torch.Tensor) and one.is_cpu for one in tree_leaves(found))
-    torch.distributions.Distribution.set_default_validate_args(False)
-    return seen, left, bool(seen.reads) and not watched(gpu, call, *moved).reads
-
-
-def wrong(seen, left=False, checked=False):
-    """The slug of what a GPU would show, and its text."""
-    if seen.reads:
-        return ["validates" if checked else "waits", ", ".join(dict.fromkeys(seen.reads))]
-    if seen.misplaced or left:
-        return ["other-device", seen.error or "a result is on cpu"]
-    return ["", ""]
-
-
-def stays(claim, waits="waits"):
-    """A look at what `on_gpu` returned, under "device". waits: the hint where the CPU would wait."""
-    return Look(claim, "device", ["", ""], lambda seen, _: waits if seen[0] == "waits" else seen[0],
-                fields=lambda seen, due: {"error": seen[1]} | silent(seen, due))  # fmt: skip
 
 
 def observe_batches(call, make_inputs):

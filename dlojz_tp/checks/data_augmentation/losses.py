@@ -4,14 +4,16 @@ import torch
 import torch.nn.functional as F
 
 from dlojz_tp.checking.looks import Look, Value, judged, shape, tried, within
-from dlojz_tp.checks.data_augmentation.devices import on_gpu, stays
+from dlojz_tp.probes.gpus import on_gpu
 from dlojz_tp.probes.operations import Operations
+from dlojz_tp.probes.shared_looks import stays
 
 LIBRARY = {"cross_entropy", "cross_entropy_loss", "kl_div", "nll_loss"}
 LOGITS, DRAWN = torch.randn(2, 7, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 SOFT = 0.3 * DRAWN.softmax(1) + 0.7 * F.one_hot(torch.arange(7) % 5, 5)
-CASES = [(LOGITS, SOFT, smoothing) for smoothing in (0.0, 0.1, 0.5, 1.0)] + [
-    (LOGITS[:3, :4], DRAWN[:3, 1:].softmax(1), 0.2)
+CASES = [
+    *((LOGITS, SOFT, smoothing) for smoothing in (0.0, 0.1, 0.5, 1.0)),
+    (LOGITS[:3, :4], DRAWN[:3, 1:].softmax(1), 0.2),
 ]
 INTEGERS = LOGITS, torch.arange(7) % 4, 0.1  # the last class does not occur
 LARGE = (LOGITS * 500).float(), SOFT.float()

@@ -5,8 +5,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from dlojz_tp.checking.looks import Look, Value, at_most, judged, shape, tried, within
-from dlojz_tp.checks.data_augmentation.devices import SEEDS, observe_seeds, on_gpu, stays, wrong
-from dlojz_tp.probes.gpus import Seen, on_one_gpu, watched
+from dlojz_tp.checks.data_augmentation.devices import SEEDS, observe_seeds
+from dlojz_tp.probes.gpus import Seen, on_gpu, on_one_gpu, watched
+from dlojz_tp.probes.shared_looks import stays
 
 IMAGES, LABELS, CLASSES = torch.arange(12.0).view(-1, 1, 1, 1).repeat(1, 1, 16, 20), torch.arange(12), 13
 HOT = F.one_hot(LABELS, CLASSES).float()
@@ -126,7 +127,7 @@ def observe_step(train_step):
     """The numbers; what was still on the CPU when it was mixed, on a GPU."""
     yield from _observe_numbers(train_step)
     seen, left = on_one_gpu(_step_on_gpu, train_step) or (Seen(), "")
-    yield {"device": wrong(seen), "left": left}
+    yield {"device": seen.fault, "left": left}
 
 
 DUE = {key: value for part in _observe_numbers(_right) for key, value in part.items()}

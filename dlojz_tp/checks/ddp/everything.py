@@ -7,8 +7,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from dlojz_tp.checking.looks import Look, judged
-from dlojz_tp.probes.ranks import hung, world_after_world
+from dlojz_tp.checking.looks import Look
+from dlojz_tp.probes.ranks import hung
+from dlojz_tp.probes.shared_looks import judged_on_ranks
 
 KNOWN = ((hung, "state-waits"),)
 PLACE = (3, 7)  # epochs, and batches of the next one
@@ -115,6 +116,4 @@ LOOKS = [
 
 
 def balise_9(everything):
-    yield LOOKS[0].claim
-    for size, ranks in world_after_world(observe, everything, known=KNOWN, sizes=(2, 3)):
-        yield from judged(LOOKS, lambda seen=ranks: seen, at=size, where=f"{size} ranks")
+    yield from judged_on_ranks(LOOKS, observe, everything, known=KNOWN, sizes=(2, 3))

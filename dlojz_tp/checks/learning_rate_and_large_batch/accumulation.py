@@ -8,7 +8,8 @@ from dlojz_tp.checking import Wrong
 from dlojz_tp.checking.borrowed import out_of_reach
 from dlojz_tp.checking.looks import Look, Value, at_most, form, judged, silent
 from dlojz_tp.probes.operations import Operations, syncs
-from dlojz_tp.probes.ranks import hung, killed_by, world_after_world
+from dlojz_tp.probes.ranks import hung, killed_by
+from dlojz_tp.probes.shared_looks import judged_on_ranks
 from dlojz_tp.probes.traffic import Traffic, sent
 
 MAX, LARGE = 1.5, 64  # bytes: what is less carries no gradients
@@ -214,6 +215,4 @@ KNOWN = ((hung, "ranks-waiting"), (killed_by("SIGABRT"), "ranks-waiting"))
 
 def balise_4(clip_gradients, accumulated_step):
     yield from judged(CLIP, observe_clip, clip_gradients)
-    yield LOOKS[0].claim
-    for size, ranks in world_after_world(observe, accumulated_step, known=KNOWN):
-        yield from judged(LOOKS, lambda seen=ranks: seen, at=size, where=f"{size} rank{'s' * (size > 1)}")
+    yield from judged_on_ranks(LOOKS, observe, accumulated_step, known=KNOWN)

@@ -1,7 +1,7 @@
 """Checks of 13_zero_under_the_hood: the memory formula, shards, stages 1, 2 and 3, and what stands on them."""
 
 from dlojz_tp.checking import merged
-from dlojz_tp.checks.zero_under_the_hood import checkpoint, common, outside
+from dlojz_tp.checks.zero_under_the_hood import checkpoint, common
 from dlojz_tp.checks.zero_under_the_hood.checkpoint import balise_10
 from dlojz_tp.checks.zero_under_the_hood.clipping import balise_7
 from dlojz_tp.checks.zero_under_the_hood.formula import balise_1
@@ -18,4 +18,4 @@ __all__ = [
     "balise_10",
 ]  # fmt: skip
 
-HINTS = merged(common, outside, checkpoint)
+HINTS = merged(common, checkpoint)

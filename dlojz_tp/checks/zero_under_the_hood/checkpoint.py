@@ -15,8 +15,9 @@ from dlojz_tp.checks.zero_under_the_hood.checkpoint_ranks import (
     parts_of,
     save,
 )
-from dlojz_tp.checks.zero_under_the_hood.worlds import each, on_ranks
+from dlojz_tp.checks.zero_under_the_hood.worlds import on_ranks
 from dlojz_tp.probes.crash_images import LATEST, content
+from dlojz_tp.probes.shared_looks import each
 
 HINTS = {
     "not-saved": "After save_shards, load_shards finds no checkpoint: it returned {got}.",

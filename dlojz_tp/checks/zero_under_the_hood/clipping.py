@@ -5,10 +5,11 @@ from torch import nn
 
 from dlojz_tp.checking.looks import Value, at_most
 from dlojz_tp.checks.zero_under_the_hood.common import world
-from dlojz_tp.checks.zero_under_the_hood.worlds import each, table
+from dlojz_tp.checks.zero_under_the_hood.worlds import judged_on_ranks
 from dlojz_tp.launch import device
 from dlojz_tp.probes.gpus import left_on_cpu, on_gpus
 from dlojz_tp.probes.operations import Operations, syncs
+from dlojz_tp.probes.shared_looks import each
 from dlojz_tp.probes.traffic import Traffic
 
 MAX = 1.5
@@ -124,6 +125,6 @@ LOOKS = [
 
 
 def balise_7(clip_grad_norm):
-    yield from table(LOOKS, observe, clip_grad_norm, known=KNOWN)
+    yield from judged_on_ranks(LOOKS, observe, clip_grad_norm, known=KNOWN)
     yield "and where each of two ranks has a GPU"
     on_gpus(_on_gpu, clip_grad_norm, known=left_on_cpu("norm-not-on-gpu"))

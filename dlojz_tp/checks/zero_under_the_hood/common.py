@@ -6,6 +6,7 @@ import torch
 import torch.distributed as dist
 
 from dlojz_tp.checking.borrowed import refusing
+from dlojz_tp.probes.memory import held_bytes
 from dlojz_tp.probes.networks import Odd, rows, state
 
 TOLERANCE = 1e-6
@@ -27,6 +28,8 @@ HINTS = {
     "states-unequal": "This rank holds {found} elements of optimizer states; ⌈n / world_size⌉ for each group make {due}. Cut the flat tensor, not the list of parameters: then all shards are equally long.",
     "first-group-shared": "This rank holds {found} elements of optimizer states; ⌈n / world_size⌉ for each group make {due}. The first group is shared out, the second one is whole on every rank: each group needs its parts.",
     "hidden-copy": "After a step and zero_grad(), {got} bytes are alive; parameters, the states of one shard and its gradient make {expected:.0f} at most. A full copy is kept: of the parameters, the gradients, or the states.",
+    "copy-outside": "This rank keeps {found} bytes in NumPy arrays, lists or bytes, where the whole makes {whole}. A copy outside "
+    "of tensors is a copy all the same: hold no more than this rank's shard, and the parameters where the stage keeps them.",
     "zero-borrowed": "{what} does this work for you. Here it is yours: use reduce_scatter and all_gather.",
     "parts-missing": "self.{name} is not there. The text above the class says what it must hold: later balises use it.",
     "in-graph": "Autograd follows this: {error} A shard and its parameters are nn.Parameter. What is written into them, or gathered "
@@ -83,24 +86,18 @@ def apart(optimizer) -> int:
     return sum(size for size, own in sizes if size == own)
 
 
+def alive_between(memory, model, optimizer, most: int) -> int:
+    """Bytes that live between two steps, gradients cleared, besides shards that are no views. most: how many may."""
+    optimizer.zero_grad()
+    model.zero_grad()
+    alive = memory.settled(most + apart(optimizer))
+    return max(alive, held_bytes(optimizer)) - apart(optimizer)  # a NumPy array is no tensor
+
+
 def in_two(parameters, first: float) -> list[dict]:
     """Two groups, of which the first has this part of the parameters; the rates differ."""
     count = round(first * len(parameters))
     return [{"params": parameters[:count]}, {"params": parameters[count:], "lr": 0.02}]
-
-
-def sharing(found: int, groups: list[int], size: int) -> str:
-    """What `found` elements of states tell: "shared", "first-group-shared", or the slug of another mistake.
-
-    groups: elements of the parameters in each group. Every rank should hold two moments for its part of each.
-    """
-    shares = [-(-n // size) for n in groups]
-    if size == 1 or found <= 2 * sum(shares) + 8 * 20:  # the padding of several parts
-        return "shared"
-    if found >= 2 * sum(groups):
-        return "states-whole"
-    first_alone = 2 * (shares[0] + sum(groups[1:]))
-    return "first-group-shared" if abs(found - first_alone) <= 8 * 20 else "states-unequal"
 
 
 def gradient_shards(optimizer) -> list[torch.Tensor]:

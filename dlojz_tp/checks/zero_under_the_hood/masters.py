@@ -7,9 +7,10 @@ from dlojz_tp.checking.looks import Value, at_most, within
 from dlojz_tp.checks.zero_under_the_hood import half
 from dlojz_tp.checks.zero_under_the_hood.common import world
 from dlojz_tp.checks.zero_under_the_hood.half import N, whole
-from dlojz_tp.checks.zero_under_the_hood.worlds import each, table
+from dlojz_tp.checks.zero_under_the_hood.worlds import judged_on_ranks
 from dlojz_tp.probes.memory import Memory, held_bytes
 from dlojz_tp.probes.outside import Outside
+from dlojz_tp.probes.shared_looks import each
 from dlojz_tp.probes.traffic import Traffic, on_the_wire
 
 KNOWN = (
@@ -92,4 +93,4 @@ LOOKS = [
 
 
 def balise_6(MasterShards):  # noqa: N803
-    yield from table(LOOKS, observe, MasterShards, known=KNOWN)
+    yield from judged_on_ranks(LOOKS, observe, MasterShards, known=KNOWN)

@@ -7,10 +7,11 @@ from dlojz_tp.checking.looks import at_most
 from dlojz_tp.checks.zero_under_the_hood import half
 from dlojz_tp.checks.zero_under_the_hood.common import world
 from dlojz_tp.checks.zero_under_the_hood.half import N
-from dlojz_tp.checks.zero_under_the_hood.worlds import each, table
+from dlojz_tp.checks.zero_under_the_hood.worlds import judged_on_ranks
 from dlojz_tp.pretend_gpu import pretend_gpu
 from dlojz_tp.probes.memory import held_bytes
 from dlojz_tp.probes.settling import settle
+from dlojz_tp.probes.shared_looks import each
 
 SLACK = 80  # bytes: single numbers, padding
 KNOWN = (
@@ -84,4 +85,4 @@ LOOKS = [
 
 
 def balise_8(OffloadedShards):  # noqa: N803
-    yield from table(LOOKS, observe, OffloadedShards, known=KNOWN, sizes=(3, 1, 2))
+    yield from judged_on_ranks(LOOKS, observe, OffloadedShards, known=KNOWN, sizes=(3, 1, 2))

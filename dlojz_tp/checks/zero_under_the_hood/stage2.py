@@ -6,12 +6,13 @@ import torch
 from torch import nn
 
 from dlojz_tp.checking.looks import Look, Value, at_most
-from dlojz_tp.checks.zero_under_the_hood.common import ADAMW, apart, in_two, own_work, world
+from dlojz_tp.checks.zero_under_the_hood.common import ADAMW, alive_between, in_two, own_work, world
 from dlojz_tp.checks.zero_under_the_hood.stage1 import differing, equal, in_order, train, travels, truth
-from dlojz_tp.checks.zero_under_the_hood.worlds import each, table
-from dlojz_tp.probes.memory import Memory, held_bytes
+from dlojz_tp.checks.zero_under_the_hood.worlds import judged_on_ranks
+from dlojz_tp.probes.memory import Memory
 from dlojz_tp.probes.networks import Chain, Odd, state
 from dlojz_tp.probes.outside import Outside
+from dlojz_tp.probes.shared_looks import each
 from dlojz_tp.probes.traffic import Traffic, counted_waits, on_the_wire
 
 PASSES = 1, 2, 2  # backward passes in each step
@@ -74,10 +75,7 @@ def _measured(ShardedGradients, rank, size):  # noqa: N803
                 found["left"] = with_gradient()
                 buckets = len(log.calls)
                 optimizer.update()
-        optimizer.zero_grad()
-        model.zero_grad()
-        alive = memory.settled(_alive(size) + apart(optimizer))
-        alive = max(alive, held_bytes(optimizer)) - apart(optimizer)  # a NumPy array is no tensor
+        alive = alive_between(memory, model, optimizer, _alive(size))
     return found | {
         "when": (*early, at["layer 1"], buckets), "buckets": buckets, "flying": max(flying), "reduced": max(reduced),
         "cost": on_the_wire(log.events), "alive": alive, "outside": outside.kept,
@@ -148,4 +146,4 @@ LOOKS = [
 
 
 def balise_4(ShardedGradients):  # noqa: N803
-    yield from table(LOOKS, observe, ShardedGradients, known=KNOWN, sizes=(2, 3, 1))
+    yield from judged_on_ranks(LOOKS, observe, ShardedGradients, known=KNOWN, sizes=(2, 3, 1))

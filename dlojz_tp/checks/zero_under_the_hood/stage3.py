@@ -8,10 +8,11 @@ from torch import nn
 from dlojz_tp.checking.looks import Look, Value, at_most
 from dlojz_tp.checks.zero_under_the_hood.common import ADAMW, own_work, plain, rows, world
 from dlojz_tp.checks.zero_under_the_hood.stage1 import STEPS, differing, equal, flat
-from dlojz_tp.checks.zero_under_the_hood.worlds import each, table
+from dlojz_tp.checks.zero_under_the_hood.worlds import judged_on_ranks
 from dlojz_tp.probes.memory import Memory, held_bytes
 from dlojz_tp.probes.networks import Chain
 from dlojz_tp.probes.outside import Outside
+from dlojz_tp.probes.shared_looks import each
 from dlojz_tp.probes.traffic import Traffic, counted_waits, on_the_wire
 from dlojz_tp.probes.withheld import Withheld
 
@@ -209,4 +210,4 @@ LOOKS = [
 
 
 def balise_5(Unit, ShardedParameters):  # noqa: N803
-    yield from table(LOOKS, observe, Unit, ShardedParameters, known=KNOWN, sizes=(2, 3, 1))
+    yield from judged_on_ranks(LOOKS, observe, Unit, ShardedParameters, known=KNOWN, sizes=(2, 3, 1))

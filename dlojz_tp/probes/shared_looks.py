@@ -1,0 +1,43 @@
+"""Looks (dlojz_tp.checking.looks) that works share: at all ranks of a world, and at what only a GPU would show."""
+
+from collections.abc import Callable, Iterator
+
+from dlojz_tp.checking.looks import Look, judged, same, silent
+from dlojz_tp.probes.ranks import world_after_world
+
+
+def judged_on_ranks(looks: list[Look], observe: Callable, *answers, **more) -> Iterator[str]:
+    """The claims of a table, world after world; `at`, what the truth depends on, is the size of a world.
+
+    observe(*answers) runs on each rank and returns a dictionary. A look at a key that a world of one does not have is
+    not made there. more: as for `world_after_world`.
+    """
+    yield looks[0].claim
+    for size, ranks in world_after_world(observe, *answers, **more):
+        here = [look for look in looks if size > 1 or callable(look.see) or look.see in ranks[0]]
+        yield from judged(here, lambda seen=ranks: seen, at=size, where=f"{size} rank{'s' * (size > 1)}")
+
+
+def each(claim, key, due, hint, holds=same, fields=lambda got, due: {}) -> Look:
+    """A Look that holds on every rank: holds(got, due); hint, fields: as for Look, of the first rank where it does not.
+
+    Further fields of the hint are rank, size, expected, got.
+    """
+
+    def first(seen, due):
+        return next((rank for rank, got in enumerate(seen) if not holds(got, due)), None)
+
+    def all_fields(seen, due):
+        rank, size = first(seen, due), len(seen)
+        about = {"rank": rank, "size": size, "expected": due, "got": seen[rank], "where": f"rank {rank} of {size}"}
+        return about | fields(seen[rank], due)
+
+    slug = (lambda seen, due: hint(seen[first(seen, due)], due)) if callable(hint) else hint
+    return Look(claim, key, due, slug, lambda seen, due: first(seen, due) is None, all_fields)
+
+
+def stays(claim, waits="waits", elsewhere="other-device", validates="validates") -> Look:
+    """A look at what `probes.gpus.on_gpu` returned, under "device". The others: the hint for each of its words."""
+    slugs = {"waits": waits, "elsewhere": elsewhere, "validates": validates}
+    return Look(claim, "device", ["", ""], lambda seen, _: slugs[seen[0]],
+                fields=lambda seen, due: {"error": seen[1]} | silent(seen, due))  # fmt: skip
