@@ -173,6 +173,12 @@ def test_the_group_can_be_made_again_from_the_environment():
     assert launch.ranks(again, n=2) == [3.0, 3.0]
 
 
+def test_a_rank_that_leaves_the_group_at_once_breaks_no_other():
+    """The slower rank would still be connecting: without a wait, one launch in ten ended so."""
+    for _ in range(20):
+        assert launch.ranks(dist.destroy_process_group, n=3) == [None] * 3
+
+
 def test_device_and_backend():
     kind = "cuda" if launch.backend(2) == "nccl" else "cpu"
     assert [d.type for d in launch.ranks(launch.device, n=2)] == [kind, kind]

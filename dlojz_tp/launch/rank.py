@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from dlojz_tp.launch import lanes, place, stacks, wire
-from dlojz_tp.launch.giving_way import giving_way
+from dlojz_tp.launch.joining import join_group
 
 # The process group must outlive our own deadline, which explains a hang better than the backend does.
 GROUP_TIMEOUT_MARGIN_S = 600
@@ -185,16 +185,15 @@ def _join(rank: int, request: dict, folder: Path) -> None:
     if backend == "nccl":
         gpu = place.device()
         torch.cuda.set_device(gpu)
-    with giving_way():
-        dist.init_process_group(
-            backend,
-            # A file in a private folder: no port to collide with another notebook, no other user can join.
-            store=dist.FileStore(str(folder / "store"), n),
-            rank=rank,
-            world_size=n,
-            timeout=timedelta(seconds=request["timeout"] + GROUP_TIMEOUT_MARGIN_S),
-            device_id=gpu,
-        )
+    join_group(
+        backend,
+        # A file in a private folder: no port to collide with another notebook, no other user can join.
+        store=dist.FileStore(str(folder / "store"), n),
+        rank=rank,
+        world_size=n,
+        timeout=timedelta(seconds=request["timeout"] + GROUP_TIMEOUT_MARGIN_S),
+        device_id=gpu,
+    )
     if backend == "nccl":
         lanes.open_lanes()
 

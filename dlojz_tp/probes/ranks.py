@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 from dlojz_tp import launch
 from dlojz_tp.checking.judging import Wrong
-from dlojz_tp.launch.giving_way import giving_way
+from dlojz_tp.launch.joining import join_group
 from dlojz_tp.launch.rank import send_part, waits_for_others
 from dlojz_tp.launch.run import in_parts, packed
 
@@ -219,8 +219,7 @@ def _leave() -> None:
 
 def _join(file: Path, rank: int, size: int) -> None:
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(size), LOCAL_WORLD_SIZE=str(size))
-    with giving_way():
-        dist.init_process_group("gloo", store=dist.FileStore(str(file), size), rank=rank, world_size=size)
+    join_group("gloo", store=dist.FileStore(str(file), size), rank=rank, world_size=size)
 
 
 def _in_its_world(error: launch.RankError, folder: Path) -> launch.RankError:

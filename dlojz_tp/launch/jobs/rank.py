@@ -10,7 +10,6 @@ from datetime import timedelta
 from pathlib import Path
 
 from dlojz_tp.launch import lanes, place, server
-from dlojz_tp.launch.giving_way import giving_way
 from dlojz_tp.launch.jobs import files, outcome
 
 MEET_S = 300.0  # for all ranks to be there: the nodes of a job do not start at the same moment
@@ -76,6 +75,8 @@ def _join(rank: int, folder: Path, facts: dict):
     import torch
     import torch.distributed as dist
 
+    from dlojz_tp.launch.joining import join_group
+
     n, per_node, local = int(os.environ["WORLD_SIZE"]), facts["ranks_per_node"], int(os.environ["LOCAL_RANK"])
     here = facts["place"] == "here"
     with contextlib.nullcontext() if rank == 0 else contextlib.redirect_stdout(None):  # said once
@@ -98,8 +99,7 @@ def _join(rank: int, folder: Path, facts: dict):
     store.wait([f"here-{r}" for r in range(n)], meet)
     patience = timedelta(seconds=facts["collective_timeout"])
     group_store = dist.PrefixStore("group", store)
-    with giving_way():
-        dist.init_process_group(backend, store=group_store, rank=rank, world_size=n, timeout=patience, device_id=gpu)
+    join_group(backend, store=group_store, rank=rank, world_size=n, timeout=patience, device_id=gpu)
     if backend == "nccl":
         lanes.open_lanes()
     return store
