@@ -34,7 +34,7 @@ def attention(q, k, v):
 
 
 TEXT = drawn(LAYERS, ROWS, HEADS, GROUPS, LENGTH)
-OTHERS = drawn(1, 1, 6, 1, 9) + drawn(1, 3, 4, 4, 9)  # one head of keys for all, a head of keys for each
+OTHERS = drawn(1, 1, 6, 1, 80) + drawn(1, 3, 4, 4, 9)  # one head of keys for all, many tokens; a head of keys for each
 WHOLE = [attention(*layer) for layer in TEXT]
 SPANS = [(0, 5), (5, 6), (6, 9), (9, 10), (10, 12)]  # a prompt, a token, several, a token, several
 # a model whose likeliest token is clear: all numbers larger, and a text that it does not repeat
@@ -110,11 +110,10 @@ def observe(Cache, write):  # noqa: N803
     cache = Cache()
     layers = [[cache.attend(n, *part(layer, *span)) for n, layer in enumerate(TEXT)] for span in SPANS]
     yield {"layers": [torch.cat(outs, 2) for outs in zip(*layers)]}
-    others = []
-    for text in OTHERS:
-        cache = Cache()
-        others.append(torch.cat([cache.attend(0, *part(text, i, i + 1)) for i in range(9)], 2))
-    yield {"others": others}
+    others = [one_by_one(Cache, text) for text in OTHERS]
+    changed = part(OTHERS[0], 0, 80)
+    changed[1][:, :, 0] += 1
+    yield {"others": others, "remembers": not torch.equal(one_by_one(Cache, changed)[:, :, -1], others[0][:, :, -1])}
     given = part(TEXT[2], 0, 5)
     kept = [one.clone() for one in given]
     cache = Cache()
@@ -125,6 +124,11 @@ def observe(Cache, write):  # noqa: N803
     texts = [watched(write, *case) for case in PROMPTS]
     yield {"text form": [form(text) for text, _ in texts], "calls": [calls for _, calls in texts]}
     yield {"texts": [text.double() for text, _ in texts]}
+
+
+def one_by_one(Cache, text):  # noqa: N803
+    cache = Cache()
+    return torch.cat([cache.attend(0, *part(text, i, i + 1)) for i in range(text[0].shape[2])], 2)
 
 
 def held(Cache):  # noqa: N803
@@ -174,7 +178,8 @@ LOOKS = [
     Value("three tokens at once behind these", "several", WHOLE[0][:, :, 6:9], "wrong-attention"),
     Value("and one more", "more", WHOLE[0][:, :, 9:10], "wrong-attention"),
     Value("three layers in turn", "layers", WHOLE, "wrong-attention"),
-    Value("token by token; one head of keys for all, and one for each", "others", [attention(*text) for text in OTHERS],
+    Look("the last of 80 tokens still sees the first", "remembers", True, "forgets"),
+    Value("80 tokens, one by one; one head of keys for all, and one for each", "others", [attention(*text) for text in OTHERS],
           "wrong-attention"),
     Look("what it is given stays", "untouched", True, "given-changed"),
     Look("bytes held", "held", 2.2, "too-many-bytes", at_most,

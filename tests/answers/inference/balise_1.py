@@ -116,10 +116,20 @@ bank.slip(1, "mask-inverted", (MASK, "attn_mask=~visible, "))
 bank.text(1, "mask-inverted", BY_HAND.replace("masked_fill(later", "masked_fill(~later"))  # NaN, where SDPA gives 0
 bank.variant(1, "mask-inverted", ROOM, ("triu(1 + k.shape[3] - q.shape[2])", "tril(k.shape[3] - q.shape[2])"))
 
+bank.hint(1, "added-mask", "The mask is a table of numbers: those are added to the scores, 1 for what may be seen and 0 for what may not, and nothing is hidden. Make it of booleans.")  # fmt: skip
+bank.slip(
+    1,
+    "added-mask",
+    ("torch.ones(new, seen, dtype=torch.bool, device=q.device)", "torch.ones(new, seen, dtype=q.dtype)"),
+)
+bank.variant(1, "added-mask", BY_HAND, ('scores.masked_fill(later, float("-inf"))', "(scores + ~later)"))
+
 bank.hint(1, "forgets", "Tokens are missing: what an earlier call brought is not all kept. Keep the whole, old and new.")  # fmt: skip
 bank.slip(1, "forgets", (STORE, "        if layer not in self.keys:\n    " + STORE))
 bank.slip(1, "forgets", (STORE, ""), ("        if layer in", "        fresh = k, v\n        if layer in"), ("        new, seen", "        self.keys[layer], self.values[layer] = fresh\n        new, seen"))  # fmt: skip
 bank.slip(1, "forgets", (STORE, ""))
+bank.slip(1, "forgets", (STORE, "        k, v = k[:, :, -32:], v[:, :, -32:]\n" + STORE))  # a window
+bank.variant(1, "forgets", BY_HAND, ("(old_k, k), -2), torch.cat((old_v, v), -2)", "(old_k, k), -2)[:, :, -48:], torch.cat((old_v, v), -2)[:, :, -48:]"))  # fmt: skip
 bank.variant(1, "forgets", BY_HAND, ("torch.cat((old_k, k), -2), torch.cat((old_v, v), -2)", "k, v"))
 
 bank.hint(1, "new-in-front", "The new keys and values stand in front of the old ones. They go behind them: the mask counts on that.")  # fmt: skip
@@ -146,6 +156,8 @@ bank.variant(1, "caches-mixed", BY_HAND, ("    def __init__(self):\n        self
 
 bank.hint(1, "layers-mixed", "With one layer all is right, with three it is not: each layer has keys and values of its own.")  # fmt: skip
 bank.slip(1, "layers-mixed", ("[layer]", "[0]"), ("layer in", "0 in"))
+bank.slip(1, "layers-mixed", ("if layer in", "if layer == 0 and layer in"))
+bank.variant(1, "layers-mixed", ROOM, ("        k, v = self.rooms[layer][:, :, :, None, : self.used[layer]]\n", "        k, v = self.rooms[layer][:, :, :, None, : self.used[layer]] if layer == 0 else (k[:, :, None], v[:, :, None])\n"))  # fmt: skip
 bank.variant(1, "layers-mixed", BY_HAND, ("if layer == len(self.kept)", "layer = 0\n        if not self.kept"))
 
 bank.hint(1, "given-changed", "What the model gave is changed: attend works on new tensors.")

@@ -155,7 +155,11 @@ bank.hint(
 bank.slip(2, "old-unread", ("batch * (seen + new))", "batch * new)"))
 bank.variant(2, "old-unread", BY_ROWS, (" + batch * kept * seen", ""))
 
-bank.hint(2, "numbers-not-bytes", "These are numbers, not bytes: each has `size` of them.")
+bank.hint(
+    2,
+    "numbers-not-bytes",
+    "These are not the bytes of so many numbers: each has `size`, which is given and may be 1, 2, 4 or 8.",
+)
 bank.slip(2, "numbers-not-bytes", ("size * (weights", "(weights"))
 bank.slip(2, "numbers-not-bytes", ("size * (weights", "4 * (weights"))
 bank.variant(2, "numbers-not-bytes", BY_CONFIG, ("(weights + cached) * size", "weights + cached"))
