@@ -18,6 +18,7 @@ TRIED = {  # drafted tokens, uniforms: how many are kept
     "the second refused": ((2, 1, 2), (0.5, 0.6, 0.2), 1),
     "the last refused": ((3, 3, 1), (0.3, 0.9, 0.7), 2),
     "two refused": ((1, 0, 0), (0.3, 0.7, 0.9), 1),
+    "more likely than drafted": ((1, 2, 2), (0.4, 0.3, 0.2), 3),
 }
 
 
@@ -26,6 +27,7 @@ def one_hot(*tokens):
 
 
 HALVES = torch.tensor([[8.0, 8, 0, 0], [0, 0, 8, 8]]) / 16
+RARE = torch.tensor([[5e-6, 1.0 - 5e-6, 0, 0], [1e-5, 1.0 - 1e-5, 0, 0]])
 HARD = {  # target, draft, drafted, uniforms: what is kept, the next token's distribution
     "draft equal to target": (TARGET, TARGET[:3], (0, 1, 3), (0.9999, 0.9999, 0.9999), 3, TARGET[3]),
     "nothing drafted": (TARGET[:1], DRAFT[:0], (), (), 0, TARGET[0]),
@@ -34,6 +36,7 @@ HARD = {  # target, draft, drafted, uniforms: what is kept, the next token's dis
     "a token of probability 0, and a uniform of 0": (HALVES[[0, 1]], TARGET[:1], (3,), (0.0,), 0, one_hot(0)[0]),
     "temperature 0, the target's own": (one_hot(1, 2), DRAFT[:1], (1,), (0.99,), 1, one_hot(2)[0]),
     "temperature 0, another": (one_hot(1, 2), DRAFT[:1], (0,), (0.3,), 0, one_hot(1)[0]),
+    "a token that was hardly to be drafted": (torch.stack([RARE[0], TARGET[0]]), RARE[1:], (0,), (0.45,), 1, TARGET[0]),
     "temperature 0 of both": (one_hot(1, 2, 3), one_hot(1, 0), (1, 0), (0.5, 0.5), 1, one_hot(2)[0]),
 }  # fmt: skip
 
@@ -144,7 +147,9 @@ def hard_hint(seen, due):
     wrong = [name for name, a, b in zip(HARD, seen, due) if not same(a, b)]
     if wrong == ["a token of probability 0, and a uniform of 0"]:
         return "impossible-kept"
-    return "equal-refused" if wrong == ["draft equal to target"] else "wrong-kept"
+    if wrong == ["a token that was hardly to be drafted"]:
+        return "rare-refused"
+    return "equal-refused" if wrong and wrong[0] == "draft equal to target" else "wrong-kept"
 
 
 def sum_hint(seen, due):

@@ -83,6 +83,10 @@ bank.hint(5, "without-q", "The token stays with probability p(x), as if any toke
 bank.slip(5, "without-q", (" / draft[places, drafted]", ""))
 bank.variant(5, "without-q", LOOP, ("u * q[token] >=", "u >="))
 
+bank.hint(5, "difference", "The uniform is compared with the difference p(x) - q(x). The part of the drafted tokens x that may stay is the ratio p(x) / q(x): all of them where p is larger.")  # fmt: skip
+bank.slip(5, "difference", ("target[places, drafted] / draft", "target[places, drafted] - draft"))
+bank.variant(5, "difference", LOOP, ("u * q[token] >= p[token]", "u + q[token] >= p[token]"))
+
 bank.hint(5, "no-chance", "It stays only where the target finds it at least as likely as the draft does, and the uniforms are not asked. "
           "With p < q it still stays with probability p / q.")  # fmt: skip
 bank.slip(5, "no-chance", ("uniforms < target[places, drafted] / draft[places, drafted]", "target[places, drafted] >= draft[places, drafted]"))  # fmt: skip
@@ -104,6 +108,10 @@ bank.hint(5, "equal-refused", "Where draft and target agree, nothing may be refu
           "Do not shift or bound the ratio below 1.")  # fmt: skip
 bank.slip(5, "equal-refused", ("/ draft[places, drafted]", "/ (draft[places, drafted] + 1e-3)"))
 bank.variant(5, "equal-refused", LOOP, ("u * q[token]", "u * (q[token] + 1e-3)"))
+
+bank.hint(5, "rare-refused", "A token with p(x) = 0.000005 and q(x) = 0.00001 has a ratio of 0.5, as any other with half the probability. Nothing bounds q(x) from below: what was drafted has a q(x) above 0.")  # fmt: skip
+bank.slip(5, "rare-refused", ("/ draft[places, drafted]", "/ draft[places, drafted].clamp(min=1e-3)"))
+bank.variant(5, "rare-refused", LOOP, ("u * q[token]", "u * max(q[token], 1e-4)"))
 
 bank.hint(5, "not-normalised", "The numbers behind a refusal add up to {got}: divide max(0, p - q) by its sum, which is the probability of a refusal there.")  # fmt: skip
 bank.slip(5, "not-normalised", ("missing / missing.sum()", "missing"))
