@@ -1,6 +1,7 @@
 """Balise 6: beam search, beside one on lists of tokens that keeps nothing, with a model that reads its history from the blocks."""
 
 from collections import Counter
+from itertools import pairwise
 
 import torch
 
@@ -71,17 +72,18 @@ class Shelf:
 
 EMBEDDING = torch.randn(11, 8, generator=DRAWN, dtype=torch.float64)
 HEAD = 2.5 * torch.randn(8, 11, generator=DRAWN, dtype=torch.float64)  # logits do not add up to anything in particular
+UNSURE = 0.15 * torch.randn(8, 300, generator=DRAWN)  # float32: 28 tokens of about 1/100 have a probability of 0
 
 
-def logits_of(tokens):
-    """(vocabulary,) after these tokens: all of them matter, and where they stand."""
+def logits_of(tokens, head):
+    """(vocabulary,) after these tokens, in the dtype of `head`: all of them matter, and where they stand."""
     state = torch.zeros(8, dtype=torch.float64)
     for token in tokens:
-        state = torch.sin(state.roll(1) * 1.3 + (0 if token is None else EMBEDDING[token]))
-    return state @ HEAD + state.sum()
+        state = torch.sin(state.roll(1) * 1.3 + (0 if token is None else EMBEDDING[token % 11]))
+    return (state @ head.double() + state.sum()).to(head.dtype)
 
 
-# prompt, width, count, tokens in a block
+# prompt, width, count, tokens in a block, the model's head
 CASES = {
     "three beams, six tokens": ([3, 1, 4, 1, 5, 9], 3, 6, 4),
     "a prompt that fills its blocks": ([2, 7, 1, 8, 2, 8, 1, 8], 4, 7, 4),
@@ -91,10 +93,11 @@ CASES = {
     "blocks of one token": ([5, 0, 5], 5, 8, 1),
     "as many beams as tokens": ([9, 2], 11, 5, 3),
     "twenty tokens": ([0, 1, 1, 2, 3, 5, 8], 4, 20, 4),
+    "28 unlikely tokens": ([4, 2], 2, 28, 8, UNSURE),
 }
 
 
-def searched(prompt, width, count, size):
+def searched(prompt, width, count, size, head=HEAD):
     """(texts, scores, blocks needed in each step): all candidates as lists, sorted; a block is what its tokens and all before them are."""
     rows, needed = [([], 0.0)], []
     for k in range(count):
@@ -103,13 +106,15 @@ def searched(prompt, width, count, size):
             needed.append(len({tuple(text[: (j + 1) * size]) for text in every for j in range(-(-len(text) // size))}))
         found = []
         for text, score in rows:
-            logs = logits_of(prompt + text).log_softmax(0).tolist()
+            logs = logits_of(prompt + text, head).double().log_softmax(0).tolist()
             found += [([*text, token], score + log) for token, log in enumerate(logs)]
-        rows = sorted(found, key=lambda row: -row[1])[:width]
+        rows = sorted(found, key=lambda row: -row[1])
+        assert min(a - b for (_, a), (_, b) in pairwise(rows[: width + 1])) > 1e-3, "the best must be clear"
+        rows = rows[:width]
     return [text for text, _ in rows], torch.tensor([score for _, score in rows], dtype=torch.float64), needed
 
 
-def search(beam_search, prompt, width, count, size):
+def search(beam_search, prompt, width, count, size, head=HEAD):
     """What an answer does on a shelf that has room for more than enough."""
     shelf, table = Shelf(400, size), []
     shelf.extend(table, 0, len(prompt))
@@ -121,9 +126,9 @@ def search(beam_search, prompt, width, count, size):
         trouble.extend(shelf.write(tables, lengths, tokens.tolist()))
         used.append(shelf.used)
         rows.append([len(tables), len(lengths), *tokens.shape])
-        return torch.stack([logits_of(shelf.tokens(each, place + 1)) for each, place in zip(tables, lengths)])
+        return torch.stack([logits_of(shelf.tokens(each, place + 1), head) for each, place in zip(tables, lengths)])
 
-    got = beam_search(shelf, table, len(prompt), logits_of(prompt), width, count, step)
+    got = beam_search(shelf, table, len(prompt), logits_of(prompt, head), width, count, step)
     return got, {
         "used": used,
         "trouble": sorted(set(trouble)),
@@ -138,7 +143,11 @@ def observe(beam_search):
         got, found = search(beam_search, *case)
         forms = [form(got[0]), shape(got[1])] if isinstance(got, tuple | list) and len(got) == 2 else form(got)
         yield {f"{name} {key}": value for key, value in found.items()} | {f"{name} form": forms}
-        yield {f"{name} texts": got[0].double(), f"{name} scores": got[1].double()}
+        yield {
+            f"{name} texts": got[0].double(),
+            f"{name} scores": got[1].double(),
+            f"{name} finite": bool(got[1].isfinite().all()),
+        }
 
 
 def says(seen, due):
@@ -161,8 +170,9 @@ def blocks(name):
 
 
 LOOKS = []
-for name, (prompt, width, count, size) in CASES.items():
-    texts, scores, needed = searched(prompt, width, count, size)
+for name, case in CASES.items():
+    _, width, count, *_ = case
+    texts, scores, needed = searched(*case)
     here = lambda seen, due, name=name: {"where": name}  # noqa: E731
     LOOKS += [
         Look(name, f"{name} form", [f"int64 ({width}, {count})", (width,)], "result-form", fields=here),
@@ -172,6 +182,7 @@ for name, (prompt, width, count, size) in CASES.items():
         Look("each token has room in a block of its beam alone", f"{name} trouble", [], says,
              fields=lambda seen, due, name=name: {"where": name, "expected": "", "got": ""}),
         Look("no table is forked when its blocks are free", f"{name} freed", False, "released-first"),
+        Look("no score is lost", f"{name} finite", True, "underflow", fields=here),
         Value("the best continuations", f"{name} texts", torch.tensor(texts).double(), "wrong-beams", fields=here),
         Value("their scores", f"{name} scores", scores, "wrong-scores", within(1e-5), fields=here),
         Look("no block too many in any step", f"{name} used", needed, "too-many-blocks", fields=blocks(name)),

@@ -123,6 +123,10 @@ bank.slip(6, "probabilities-added", ("tokens).log_softmax(-1)", "tokens).softmax
 bank.slip(6, "probabilities-added", ("tokens).log_softmax(-1)", "tokens).softmax(-1)"), ("logits.log_softmax(-1)", "logits.softmax(-1)"))  # fmt: skip
 bank.variant(6, "probabilities-added", LISTS, ("torch.log_softmax(step(", "torch.softmax(step("))
 
+bank.hint(6, "underflow", "A score is infinite: {where}. The probability of a long text is less than the least number above 0, and becomes 0. Add logarithms, and never go back to probabilities.")  # fmt: skip
+bank.slip(6, "underflow", ("(scores[:, None] + following).flatten().topk(width)", "(scores.exp()[:, None] * following.exp()).log().flatten().topk(width)"))  # fmt: skip
+bank.variant(6, "underflow", BACKWARDS, ("logits - logits.logsumexp(0)", "logits.softmax(0)"), ("total.unsqueeze(1) + out - out.logsumexp(1, keepdim=True)", "total.unsqueeze(1) * out.softmax(1)"), ("return texts, total", "return texts, total.log()"))  # fmt: skip
+
 bank.hint(6, "each-its-own", "Each beam goes on with its own best token. They shall compete: the best of all continuations of all beams live on, whoever their parent is.")  # fmt: skip
 COMPETE = "        scores, best = (scores[:, None] + following).flatten().topk(width)\n"
 bank.slip(6, "each-its-own", (COMPETE, "        scores, best = (scores[:, None] + following).max(1)\n        best = best + following.shape[1] * torch.arange(width)\n"))  # fmt: skip
