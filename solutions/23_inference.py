@@ -499,7 +499,7 @@ estimate()
 #
 # ### Balise 3 · Paged attention · further · about 13 min
 #
-# `Pool` holds the blocks of all sequences; a table is a list of their numbers, the same in every layer. `free` lists the blocks that no table holds,
+# `Pool` holds the blocks of all sequences; a table is a list of their numbers, the same in every layer, with none to spare. `free` lists the blocks that no table holds,
 # `holders` says how many tables hold each block. `write` and `release` are given. Write:
 #
 # - **`extend(table, length, n)`**, room for `n` tokens behind the `length` that there are. First count: is the last block `shared` with another table *and* about to be written into?
@@ -1290,7 +1290,7 @@ show_beams()
 # rank computes those of its heads. The output projection is cut by *rows*, and the sum over the
 # ranks is the result. The cache needs no message at all: the keys and values of a head are where the head is.
 #
-# Given are the pieces of work 17: `Axis` with `rank`, `size` and `sum`, a part of a linear layer, a layer whose results are summed, and the
+# Given are the pieces of work 17: the ranks that share a layer as an `Axis` with `rank`, `size` and `sum` (`Ranks` there), a part of a linear layer, a layer whose results are summed, and the
 # feed-forward, cut with them. Nothing is trained here.
 
 
@@ -1331,7 +1331,7 @@ def cut_feed_forward(layer, ranks):
 # ### Balise 7 · Heads on several ranks · further · about 7 min
 #
 # **`cut_attention(attention, ranks)`** is given this rank's own copy of a `LlamaAttention` and returns it with this rank's
-# heads alone: the first rank has the first heads. Its linear layers are `query`, `key`, `value`, `output`; a head is `size` numbers, one head behind the other. Write `mine`, the slice of numbers
+# heads alone: the first rank has the first heads. `ranks` need not be all ranks that there are. Its linear layers are `query`, `key`, `value`, `output`; a head is `size` numbers, one head behind the other. Write `mine`, the slice of numbers
 # of this rank's heads, and `held`, that of the key heads which they read: a share of them, or the one that several ranks hold. Then `attention.output`, by rows, its results summed.
 #
 # About 5 lines.
@@ -1419,7 +1419,8 @@ show_ranks()
 # %% [markdown]
 # <details><summary>What to see</summary>
 #
-# Four ranks have a quarter of the weights each, but half of the cache: there are two key heads, and none is cut. Two all-reduces a layer, one behind attention
+# Four ranks have little more than a quarter of the weights each: norms are whole, and so are key heads, which several ranks may keep. The cache divides no further than the key heads do: with
+# two of them, four ranks have half of it each. Two all-reduces a layer, one behind attention
 # and one behind the feed-forward, each of one row of `width` numbers.
 # </details>
 #

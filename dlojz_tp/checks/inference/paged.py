@@ -8,10 +8,11 @@ import random
 import numpy as np
 import torch
 
-from dlojz_tp.checking.looks import Look, Value, form, judged, same, tried
+from dlojz_tp.checking.looks import Look, Value, form, judged, same, silent, tried
 from dlojz_tp.probes.operations import Operations
 
-SIZE, LAYERS = 4, 2
+SIZE, LAYERS = 4, 3
+SIGNS = torch.arange(1, LAYERS + 1) / 4  # of the layer
 DRAWN = torch.Generator().manual_seed(33)
 
 
@@ -129,8 +130,8 @@ def follow(make, script, blocks):
 def put(pool, table, first, numbers):
     for place, number in enumerate(numbers, first):
         block, at = table[place // SIZE], place % SIZE
-        pool.keys[:, block, at, 0, 0] = number + torch.tensor([0.25, 0.5])
-        pool.values[:, block, at, 0, 0] = -number - torch.tensor([0.25, 0.5])
+        pool.keys[:, block, at, 0, 0] = number + SIGNS
+        pool.values[:, block, at, 0, 0] = -number - SIGNS
 
 
 def others(pool, table, numbers):
@@ -141,7 +142,7 @@ def others(pool, table, numbers):
         return 0
     keys, values = ((sign * each.detach().numpy()[..., 0, 0][:, table]).reshape(LAYERS, -1)[:, : len(numbers)]
                     for sign, each in ((1, pool.keys), (-1, pool.values)))  # fmt: skip
-    due = np.array(numbers) + np.array([[0.25], [0.5]])
+    due = np.array(numbers) + SIGNS[:, None].numpy()
     return int(((keys != due) | (values != due)).any(0).sum())
 
 
@@ -203,8 +204,20 @@ def table_in_words(make):
     }
 
 
+def copied(make):
+    """What a fork of 9 tokens is after one more: blocks, different ones, whether all but the last are shared."""
+    pool, table = make(12, SIZE, LAYERS), []
+    pool.extend(table, 0, 9)
+    fork = pool.fork(table)
+    pool.extend(fork, 9, 1)
+    if fork == table and len(pool.free) == 9:
+        return "no copy"
+    return [len(fork), len(set(fork)), [a == b for a, b in zip(fork, table)]]
+
+
 def observe(make, paged_attention):
     yield table_in_words(make)
+    yield {"copied": copied(make)}
     for name, (script, blocks) in SCRIPTS.items():
         yield {f"{name} {key}": value for key, value in follow(make, script, blocks).items()}
     args = copies(FIRST)
@@ -248,6 +261,13 @@ def refused(seen, due):
 LOOKS = [
     Look("9 tokens in blocks of 4: the table has three numbers", "table", [3, 3, "int"], "table-form"),
     Look("a fork is a list of its own", "fork", ["list", True, "of its own"], "fork-form"),
+    Look(
+        "what it writes into is replaced by a copy",
+        "copied",
+        [3, 3, [True, True, False]],
+        lambda seen, due: "no-copy" if seen == "no copy" else "not-last",
+        fields=silent,
+    ),
 ]
 CLAIMS = {"alone": "one sequence that grows", "full": "until no block is free", "shared": "two and more that share blocks",
           "released": "given up and taken again", "random": f"{len(SCRIPTS['random'][0])} operations drawn at random"}  # fmt: skip

@@ -113,6 +113,8 @@ def paged_attention(q, keys, values, tables, lengths):
     return (scores.softmax(1).unsqueeze(-1) * v).sum(1)
 """
 bank.text(3, None, LOOKED_UP)
+# a table has no block to spare
+bank.slip(3, None, ("- len(table)", "- -(-length // self.size)"))
 
 bank.slip(3, "nothing-returned", ("        return list(table)\n", ""))
 bank.slip(3, "nothing-returned", ("    return y[:, :, 0]\n", ""))
@@ -163,13 +165,19 @@ bank.slip(3, "not-cleared", ("        table.clear()\n", "        table = []\n"))
 bank.variant(3, "not-cleared", LOOKED_UP, ("        del table[:]\n", ""))
 
 bank.hint(3, "wrong-tokens", "A sequence does not hold what was written to it.")
-bank.slip(3, "wrong-tokens", ("        table += taken", "        table += taken\n        table.sort()"))
+bank.slip(
+    3,
+    "wrong-tokens",
+    ("        table += taken", "        table[:] = table + taken if shared else table[:1] + taken + table[1:]"),
+)
 bank.variant(
     3, "wrong-tokens", BLOCK_BY_BLOCK, ("table.append(self.take())", "table.insert(len(table) // 2, self.take())")
 )
 
-bank.hint(3, "no-copy", "A sequence that shares its last block wrote into it, and its sister reads the tokens of somebody else. Count one holder more in each fork, and copy a block that is held twice before you write.")  # fmt: skip
+bank.hint(3, "no-copy", "A sequence that shares its last block wrote into it, and its sister reads the tokens of somebody else. Count one holder more in each fork, and copy a block that others hold, one or several, before it is written into.")  # fmt: skip
 bank.slip(3, "no-copy", ("and self.holders[table[-1]] > 1", "and False"))
+bank.slip(3, "no-copy", ("and self.holders[table[-1]] > 1", "and self.holders[table[-1]] == 2"))
+bank.variant(3, "no-copy", BLOCK_BY_BLOCK, ("if self.holders[table[at]] > 1]", "if self.holders[table[at]] == 2]"))
 bank.slip(3, "no-copy", ("            self.holders[block] += 1\n        return", "            pass\n        return"), ("            self.holders[block] -= 1\n            if self.holders[block] == 0:\n", "            if block not in self.free:\n"))  # fmt: skip
 bank.slip(3, "no-copy", ("self.holders[block] += 1\n        return", "self.holders[block] = 1\n        return"))
 bank.variant(3, "no-copy", LOOKED_UP, ("self.held(table[-1]) > 1", "self.held(table[-1]) > 9"))
@@ -184,9 +192,16 @@ bank.slip(
 bank.slip(3, "empty-copy", ("            self.keys[:, new], self.values[:, new] = self.keys[:, old], self.values[:, old]\n", "            self.keys[:, new] = self.keys[:, old]\n"))  # fmt: skip
 bank.slip(3, "empty-copy", ("self.keys[:, new], self.values[:, new] = self.keys[:, old], self.values[:, old]", "self.keys[0, new], self.values[0, new] = self.keys[0, old], self.values[0, old]"))  # fmt: skip
 bank.variant(3, "empty-copy", LOOKED_UP, ("for store in (self.keys, self.values):", "for store in (self.keys,):"))
+bank.variant(3, "empty-copy", LOOKED_UP, ("store[:, new, :inside] = store[:, table[-1], :inside]", "store[:2, new, :inside] = store[:2, table[-1], :inside]"))  # fmt: skip
 
-bank.hint(3, "not-last", "The copy does not stand in the place of the block that it replaces: the table's order is the order of the tokens.")  # fmt: skip
+bank.hint(3, "not-last", "The copy does not stand in the place of the block that it replaces, in the list that was given: its number there once, the old one's gone. The table's order is the order of the tokens.")  # fmt: skip
 bank.slip(3, "not-last", ("        table += taken", "        table += taken[::-1]"))
+bank.slip(3, "not-last", ("        table += taken", "        table += taken\n        table.sort()"))
+bank.slip(3, "not-last", ("old, new = table.pop(), taken[0]", "old, new = table[-1], taken[0]"))  # behind it
+bank.slip(
+    3, "not-last", ("old, new = table.pop(), taken[0]", "old, new = table[-1], taken[0]\n            table[-1] = new")
+)  # twice
+bank.variant(3, "not-last", LOOKED_UP, ("            table[-1] = new", "            table = table[:-1] + [new]"))
 bank.slip(3, "not-last", ("        table += taken", "        table[:] = taken + table if shared else table + taken"))
 bank.variant(3, "not-last", BLOCK_BY_BLOCK, ("            table[at] = block\n", "            table.insert(0, block)\n            table.pop()\n"))  # fmt: skip
 
@@ -197,7 +212,7 @@ bank.variant(3, "freed-for-both", LOOKED_UP, ("if self.held(block) == 0)", "if s
 bank.hint(
     3,
     "wrong-free",
-    "Not as many blocks are free as could be. Does a block become free when its last holder goes, and is none taken that nobody writes into?",
+    "The number of free blocks is another. Does a block become free when its last holder goes, and not before? Is one taken for each copy that is due, and for no other?",
 )
 bank.hint(3, "block-too-many", "A block is taken when the last one is exactly full, before there is a token for it. n tokens need n / size blocks, rounded up.")  # fmt: skip
 bank.slip(3, "block-too-many", ("-(-(length + n) // self.size)", "((length + n) // self.size + 1)"))
