@@ -205,14 +205,14 @@ def table_in_words(make):
 
 
 def copied(make):
-    """What a fork of 9 tokens is after one more: blocks, different ones, whether all but the last are shared."""
+    """What a fork of 9 tokens is after one more: a block in it twice, or which of the first three it still shares."""
     pool, table = make(12, SIZE, LAYERS), []
     pool.extend(table, 0, 9)
     fork = pool.fork(table)
     pool.extend(fork, 9, 1)
     if fork == table and len(pool.free) == 9:
         return "no copy"
-    return [len(fork), len(set(fork)), [a == b for a, b in zip(fork, table)]]
+    return "twice" if len(fork) > len(set(fork)) else [a == b for a, b in zip(fork, table)]
 
 
 def observe(make, paged_attention):
@@ -264,7 +264,7 @@ LOOKS = [
     Look(
         "what it writes into is replaced by a copy",
         "copied",
-        [3, 3, [True, True, False]],
+        [True, True, False],
         lambda seen, due: "no-copy" if seen == "no copy" else "not-last",
         fields=silent,
     ),

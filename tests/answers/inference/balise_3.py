@@ -145,6 +145,7 @@ bank.hint(3, "too-early", "A MemoryError, though there are enough free blocks. C
 bank.slip(3, "too-early", ("if missing + shared > len", "if missing + shared >= len"))
 bank.slip(3, "too-early", ("if missing + shared > len", "if missing + 1 > len"))
 bank.slip(3, "too-early", ("if missing + shared > len", "if missing + len(table) + shared > len"))
+bank.slip(3, "too-early", (" - len(table)", ""))
 bank.variant(3, "too-early", BLOCK_BY_BLOCK, ("if needed > len", "if n + len(copies) > len"))
 
 bank.hint(3, "half-done", "The error came too late: the table had changed by then, and the caller will try again with it. First count what is needed; then raise a MemoryError, or take.")  # fmt: skip
