@@ -121,6 +121,18 @@ bank.hint(2, "one-row", "The FLOP of one row are counted: each of the `batch` ro
 bank.slip(2, "one-row", ("flop = batch * (", "flop = ("))
 bank.variant(2, "one-row", BY_ROWS, ("return batch * flop", "return flop"))
 
+bank.hint(2, "pairs-of-one-row", "The pairs of one row are counted: each of the `batch` rows has its own.")
+bank.slip(2, "pairs-of-one-row", ("batch * (2 * weights * new + 4 * d * config.layers * pairs)", "batch * 2 * weights * new + 4 * d * config.layers * pairs"))  # fmt: skip
+bank.variant(2, "pairs-of-one-row", BY_CONFIG, ("pairs = batch *", "pairs ="))
+
+bank.hint(
+    2,
+    "one-token",
+    "The weights are counted for one token of each row: every one of the `new` tokens meets all of them.",
+)
+bank.slip(2, "one-token", ("2 * weights * new", "2 * weights"))
+bank.variant(2, "one-token", BY_CONFIG, ("2 * batch * new * weights", "2 * batch * weights"))
+
 bank.hint(2, "weights-again", "The weights are read once in a pass, however many rows and new tokens there are. That is why batches help.")  # fmt: skip
 bank.slip(2, "weights-again", ("size * (weights +", "size * (batch * weights +"))
 bank.slip(2, "weights-again", ("size * (weights +", "size * (new * weights +"))
@@ -184,6 +196,14 @@ bank.hint(2, "passes-a-second", "These are passes a second. Each of the `batch` 
 bank.slip(2, "passes-a-second", ("return batch / max", "return 1 / max"))
 bank.variant(2, "passes-a-second", BY_ROWS, ("return batch * peak", "return peak"), ("return batch * bandwidth", "return bandwidth"))  # fmt: skip
 
+bank.hint(2, "seconds-a-token", "These are seconds: tokens a second are the batch, divided by the seconds of a pass.")
+bank.slip(2, "seconds-a-token", ("return batch / max(flop / peak, moved / bandwidth)", "return max(flop / peak, moved / bandwidth) / batch"))  # fmt: skip
+bank.variant(2, "seconds-a-token", BY_ROWS, ("return batch * peak / flop", "return flop / peak / batch"), ("return batch * bandwidth / moved", "return moved / bandwidth / batch"))  # fmt: skip
+
+bank.hint(2, "swapped", "Peak and bandwidth have changed places: FLOP are divided by the peak, bytes by the bandwidth.")
+bank.slip(2, "swapped", ("flop / peak, moved / bandwidth", "flop / bandwidth, moved / peak"))
+bank.variant(2, "swapped", BY_CONFIG, ("(flop / peak), batch / (moved / bandwidth)", "(flop / bandwidth), batch / (moved / peak)"))  # fmt: skip
+
 bank.hint(2, "one-side", "Only one side of the roofline is taken: the pass takes as long as the slower of arithmetic and memory.")  # fmt: skip
 bank.slip(2, "one-side", ("max(flop / peak, moved / bandwidth)", "(flop / peak)"))
 bank.slip(2, "one-side", ("max(flop / peak, moved / bandwidth)", "(moved / bandwidth)"))
@@ -191,4 +211,9 @@ bank.variant(2, "one-side", BY_ROWS, ("if flop / moved > peak / bandwidth", "if 
 
 bank.hint(2, "wrong-speed", "Tokens a second: the batch, divided by the seconds of a pass with one new token a row, the larger of FLOP / peak and bytes / bandwidth.")  # fmt: skip
 bank.slip(2, "wrong-speed", ("flop / peak, moved / bandwidth", "peak / flop, bandwidth / moved"))
-bank.variant(2, "wrong-speed", BY_CONFIG, ("min(batch / (flop / peak), batch / (moved / bandwidth))", "flop / peak"))
+bank.variant(
+    2,
+    "wrong-speed",
+    BY_CONFIG,
+    ("min(batch / (flop / peak), batch / (moved / bandwidth))", "batch * min(peak, bandwidth) * 1e9"),
+)

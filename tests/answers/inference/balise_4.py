@@ -255,6 +255,16 @@ bank.hint(4, "wrong-times", "The times are not those of the simulated clock: {wh
 bank.slip(4, "wrong-times", ("        waiting, running = plan(waiting, running)\n", "        waiting, running = plan(waiting, running)\n        now += 0.125\n"))  # fmt: skip
 bank.variant(4, "wrong-times", SUMS, ("now += seconds(sum(cost))", "now += max(seconds(one) for one in cost)"))
 
+bank.hint(
+    4, "clock-anew", "The clock begins anew with each step: a step takes its seconds, and the clock goes on by them."
+)
+bank.slip(4, "clock-anew", ("now += seconds(", "now = seconds("))
+bank.variant(4, "clock-anew", IN_PLACE, ("clock = clock + seconds(tokens)", "clock = seconds(tokens)"))
+
+bank.hint(4, "steps-alone", "Each request is given a step of its own: together they share one, which reads the weights once. Add up their tokens, and ask once for the seconds.")  # fmt: skip
+bank.slip(4, "steps-alone", ("seconds(sum(1 if one in before else one.prompt + one.done for one in running))", "sum(seconds(1 if one in before else one.prompt + one.done) for one in running)"))  # fmt: skip
+bank.variant(4, "steps-alone", IN_PLACE, ("tokens += 1 if one.number in there else one.prompt + one.done", "clock += seconds(1 if one.number in there else one.prompt + one.done)"), ("        clock = clock + seconds(tokens)\n", ""))  # fmt: skip
+
 bank.hint(4, "since-arrival", "These are seconds since each request arrived. The times are those of the clock, which begins at 0 for all.")  # fmt: skip
 bank.slip(4, "since-arrival", ("append(now)", "append(now - one.arrival)"))
 bank.variant(4, "since-arrival", SUMS, ("append(now)", "append(now - r.arrival)"))

@@ -127,6 +127,16 @@ bank.hint(6, "underflow", "A score is infinite: {where}. The probability of a lo
 bank.slip(6, "underflow", ("(scores[:, None] + following).flatten().topk(width)", "(scores.exp()[:, None] * following.exp()).log().flatten().topk(width)"))  # fmt: skip
 bank.variant(6, "underflow", BACKWARDS, ("logits - logits.logsumexp(0)", "logits.softmax(0)"), ("total.unsqueeze(1) + out - out.logsumexp(1, keepdim=True)", "total.unsqueeze(1) * out.softmax(1)"), ("return texts, total", "return texts, total.log()"))  # fmt: skip
 
+bank.hint(6, "taken-apart", "A place in the flat row of all candidates is taken apart wrongly. It is parent · vocabulary + token: divided by the vocabulary it says the parent, the remainder is the token.")  # fmt: skip
+bank.slip(6, "taken-apart", ("best // following.shape[1], best % following.shape[1]", "best % width, best // width"))
+bank.slip(6, "taken-apart", ("best // following.shape[1], best % following.shape[1]", "best % following.shape[1] % width, best // following.shape[1]"))  # fmt: skip
+bank.variant(6, "taken-apart", BACKWARDS, ('torch.div(best, v, rounding_mode="floor"), best.remainder(v)', 'best.remainder(width), torch.div(best, width, rounding_mode="floor")'))  # fmt: skip
+
+bank.hint(6, "old-scores", "The scores of the next step are not those of the beams that live on. A child has its parent's score and the logarithm of its own token, as topk returns them.")  # fmt: skip
+bank.slip(6, "old-scores", ("scores, best = (", "_, best = ("), ("topk(width)\n        parents", "topk(width)\n        scores = scores[best // following.shape[1]]\n        parents"))  # fmt: skip
+bank.slip(6, "old-scores", ("scores, best = (", "_, best = ("))
+bank.variant(6, "old-scores", BACKWARDS, ("        total = candidates[best]\n", "        total = total[torch.div(best, v, rounding_mode='floor')]\n"))  # fmt: skip
+
 bank.hint(6, "each-its-own", "Each beam goes on with its own best token. They shall compete: the best of all continuations of all beams live on, whoever their parent is.")  # fmt: skip
 COMPETE = "        scores, best = (scores[:, None] + following).flatten().topk(width)\n"
 bank.slip(6, "each-its-own", (COMPETE, "        scores, best = (scores[:, None] + following).max(1)\n        best = best + following.shape[1] * torch.arange(width)\n"))  # fmt: skip
