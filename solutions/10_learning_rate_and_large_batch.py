@@ -132,9 +132,9 @@ whole_set.shows(
 )
 
 # %% [markdown]
-# With the same rate there are too few steps. The linear rule makes up for it as long as the path is nearly straight over
-# many steps. So neither is the answer by itself: how a rate rises and falls, how far each layer may go, and how many samples
-# a step needs are questions of their own.
+# With the same rate there are too few steps. The linear rule is worse at every larger size: it holds only while the path is
+# nearly straight over all steps that one replaces. So neither is the answer by itself: how a rate rises and falls, how far
+# each layer may go, and how many samples a step needs are questions of their own.
 
 # %% [markdown]
 # ## Learning rates that change: schedules
@@ -618,8 +618,8 @@ plt.show()
 # One bad batch can give a gradient a hundred times as long as usual, and one step along it undoes hours. **Clipping** bounds
 # the length of *all* gradients together: where $\lVert g \rVert > c$, all are multiplied by $c / \lVert g \rVert$.
 #
-# **Accumulation** you wrote in works 08 and 09, with micro-batches of equal size. Texts are of unequal length, and padding has
-# the label −100, which does not count. It is to be *the same step*, so
+# **Accumulation** you know from works 08 and 09. New: texts are of unequal length, padding has the label −100, which does not
+# count, and the count is over all ranks. It is to be *the same step*, so
 #
 # $$\nabla L = \frac{1}{n} \sum_{\text{micro-batches}} \; \sum_{i} \nabla \ell_i, \qquad n = \text{labels that count, in all
 # micro-batches of all ranks} .$$
@@ -642,7 +642,8 @@ def average_over_ranks(parameters):
 # ### Balise 4 · Clip and accumulate · further · about 9 min
 #
 # - **`clip_gradients`** scales the gradients in place, so that their norm together is at most `max_norm`, and returns the norm
-#   from before. No value may go to Python (`if norm > …`, `.item()`): a GPU would have to be waited for. 2 lines.
+#   from before. No value may go to Python (`if norm > …`, `.item()`), and no gradient gets an operator of its own
+#   (`torch._foreach_…` takes them all): a GPU would wait. 2 lines.
 # - **`accumulated_step`** runs on every rank and does one step, as if the micro-batches of all ranks were one batch. Write
 #   `count`, the number of labels that count, on all ranks (2 lines), the `loss` of a micro-batch as it enters the mean over
 #   all, and its backward (2 lines). But `average_over_ranks` divides once more: what must the backward begin with?
@@ -739,7 +740,8 @@ for sizes in ([[96]], [[60, 4, 32]], [[60, 4], [31, 1]]):
 # - **`trust_ratios`**: two lists of tensors → $r$ of each pair, `(n,)`. The norms are given. No `if norm > 0`: on a GPU the CPU
 #   would wait for each. 2 lines.
 # - **`LARS.step`**, **`LAMB.step`**: `updates` is the plain step of each weight, decay included; `layers` has the places of
-#   the matrices. Multiply *their* updates by their ratios: 2 lines and 1. Mind which $u$ the ratio is of.
+#   the matrices. Multiply *their* updates by their ratios, in one `torch._foreach_…` and no loop, as in balise 3: 2 lines and
+#   1. Mind which $u$ the ratio is of.
 #
 # <details><summary>Hint</summary>
 #
@@ -862,7 +864,8 @@ compared("LAMB", lambda model: LAMB(model.parameters(), lr=0.01, weight_decay=0.
 #
 # A gradient of a matrix is mostly a few directions: a handful of singular values is much larger than all others, and a step
 # along it moves these few. Muon (Jordan, 2024) makes all directions equally long: of $M = U \Sigma V^\top$ it keeps $U V^\top$.
-# An SVD would be far too slow. Five rounds of a *Newton-Schulz iteration*, matrix products only, come near enough:
+# An SVD would be far too slow. Five rounds of a *Newton-Schulz iteration*, matrix products only, come near enough for all but
+# the smallest singular values:
 #
 # $$X_0 = \frac{M}{\lVert M \rVert_F}, \qquad A = X X^\top,\qquad X \leftarrow a X + (b A + c A^2) X .$$
 #
@@ -874,7 +877,8 @@ compared("LAMB", lambda model: LAMB(model.parameters(), lr=0.01, weight_decay=0.
 #   round (2 lines).
 # - **`Muon.step`** makes the momentum of each matrix orthogonal, `updates`. Write the step: times
 #   $-\alpha \cdot 0.2 \sqrt{\max(\text{rows}, \text{columns})}$, which makes it as large as AdamW's steps usually are (can you see
-#   why?). So one rate serves both: biases, norms and the last layer stay with AdamW. 1 line.
+#   why?), in one `torch._foreach_…` and no loop, as in balise 3. So one rate serves both: biases, norms and the last layer stay
+#   with AdamW. 1 line.
 #
 # <details><summary>Hint</summary>
 #
@@ -1084,7 +1088,7 @@ plt.show()
 #   may be negative: a mean of quotients would be ruled by the few whose denominator is near zero. So average numerator and
 #   denominator **apart**, then divide. Where $\lVert G \rVert^2$ is not above zero even so: `math.inf`. 3 lines.
 # - **`ranks_that_pay`**: the largest number of ranks with `batch` samples each at which the efficiency is at least `share`;
-#   at least 1. 1 line.
+#   at least 1, for a finite `noise`. 1 line.
 #
 # <details><summary>Hint</summary>
 #
@@ -1348,8 +1352,9 @@ right.legend(fontsize=8)
 plt.show()
 
 # %% [markdown]
-# Down a batch, the **rate** changes. A step of rate $\eta$ cannot stay where the curvature is above $2/\eta$: it jumps across,
-# farther each time. So a large rate goes on only where it is flat (Cohen and others, 2021). Across the batches, at the same
+# Down a batch, the **rate** changes. A step of rate $\eta$ cannot settle where the curvature is above $2/\eta$: it jumps across,
+# farther each time, until it is flatter. With the whole set the curvature hovers about the line, or just above it (Cohen and
+# others, 2021): a run that is stopped on its way may stand above. Across the batches, at the same
 # rate, the **noise** shakes a small batch out of narrow places in which a large one can stay. So far the lecture's picture
 # holds. But is flat *better*? Read the last column and the last line. With tuned rates and as many steps, others found
 # much of the gap between small and large batches gone (Hoffer and others, 2017; Shallue and others, 2019).

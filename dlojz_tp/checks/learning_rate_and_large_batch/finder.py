@@ -206,6 +206,7 @@ def observe(find_rates):
     """What is returned of three searches, and of one that meets a NaN; what has changed in three."""
     found = _found(find_rates, *RISES[0])
     yield {"form": _pair(found)}
+    yield {"graphs": any(getattr(one, "requires_grad", False) for one in found[1])}
     yield {"all": _lists(found)}
     yield {"eval": not _modes(find_rates)}
     yield {"diverging": [_lists(_found(find_rates, *rise)) for rise in RISES[1:]]}
@@ -261,6 +262,7 @@ DUE = [_lists(_true_rise(*rise, **batches)) for rise, batches in RISES]
 LOOSE = within(2e-3)
 FIND = [
     Look("find_rates: two lists, one rate and one smoothed loss a step", "form", "two lists", "find-form", fields=lambda seen, _: {"got": seen}),
+    Look("", "graphs", False, "graphs-held"),
     Look("from low to high, in equal ratios", lambda o: o["all"][0], DUE[0][0],
          lambda seen, due: "wrong-rates" if (seen >= 0).sum() == (due >= 0).sum() else "stopped-early" if (seen >= 0).sum() < 5 else "length", within(1e-6), lambda seen, due: _length(seen[None], due[None])),
     Value("the smoothed losses", lambda o: o["all"][1], DUE[0][1], "wrong-losses", LOOSE),

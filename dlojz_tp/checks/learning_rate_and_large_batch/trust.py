@@ -15,7 +15,9 @@ from dlojz_tp.checks.learning_rate_and_large_batch.stepping import (
 )
 
 DRAWN = torch.Generator().manual_seed(8)
-WEIGHTS = [torch.randn(shape, generator=DRAWN) * scale for shape, scale in (((3, 4), 2), ((5, 2, 3), 0.3), ((1, 1), 7))]
+WEIGHTS = [
+    torch.randn(shape, generator=DRAWN) * scale for shape, scale in (((3, 4), 20), ((5, 2, 3), 0.3), ((1, 1), 7))
+]
 UPDATES = [torch.randn(one.shape, generator=DRAWN) * scale for one, scale in zip(WEIGHTS, (0.1, 3, 1))]
 ZEROS = [0 * WEIGHTS[0], WEIGHTS[1], 0 * WEIGHTS[2]], [UPDATES[0], 0 * UPDATES[1], 0 * UPDATES[2]]
 

@@ -135,7 +135,6 @@ bank.variant(1, "cosine-from-zero", SQUARES, ("_fall(peak, floor, step, warmup, 
 
 bank.hint(1, "floor-ignored", "The rate does not end at `floor`: the cosine runs between peak and floor.")
 bank.slip(1, "floor-ignored", ("floor + (peak - floor) *", "peak *"))
-bank.slip(1, "floor-ignored", ("floor + (peak - floor) *", "floor + peak *"))
 bank.variant(1, "floor-ignored", SQUARES, ("_fall(peak, floor, step", "_fall(peak, 0.0, step"))
 
 bank.hint(1, "floor-early", "The floor is reached a step too early. The last step is total - 1; the floor is due at k = total, so that no step is made at a rate of 0.")  # fmt: skip
@@ -259,3 +258,7 @@ bank.variant(1, "wrong-training", SQUARES, ("        optimizer.zero_grad(set_to_
 bank.hint(1, "pairs-lost", "A schedule returned tuples (rate, momentum), and not every step had both. Hand what it returns to set_rates as it is.")  # fmt: skip
 bank.slip(1, "pairs-lost", ("        set_rates(optimizer, schedule(step))\n", "        rate = schedule(step)\n        set_rates(optimizer, rate[0] if isinstance(rate, tuple) else rate)\n"))  # fmt: skip
 bank.variant(1, "pairs-lost", SQUARES, ("set_rates(optimizer, schedule(step))", "set_rates(optimizer, [0.02 + 0.01 * step, schedule(step)][step < 2])"))  # fmt: skip
+
+bank.hint(1, "floor-added", "The cosine begins at peak + floor: from peak to floor it falls by peak − floor.")
+bank.slip(1, "floor-added", ("floor + (peak - floor) *", "floor + peak *"))
+bank.variant(1, "floor-added", SQUARES, ("_fall(peak, floor, step", "_fall(peak + floor, floor, step"))

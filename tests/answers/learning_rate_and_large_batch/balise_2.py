@@ -283,3 +283,17 @@ bank.slip(2, "never-fell", ("    if lowest == losses[0]:\n        raise ValueErr
 bank.variant(
     2, "never-fell", CLASS, ('        raise ValueError("the loss rose from the beginning")\n', "        return None\n")
 )
+
+bank.hint(2, "beta-exchanged", "β and 1 − β are exchanged: the mean keeps β of what it was, and 1 − β of the new loss.")
+bank.slip(2, "beta-exchanged", (
+    "average = beta * average + (1 - beta) *", "average = (1 - beta) * average + beta *"), ("(1 - beta ** (k", "(1 - (1 - beta) ** (k"))  # fmt: skip
+bank.variant(2, "beta-exchanged", IN_PLACE, (
+    "running = beta * running + (1 - beta) *", "running = (1 - beta) * running + beta *"), ("(1 - beta ** (k", "(1 - (1 - beta) ** (k"))  # fmt: skip
+
+bank.hint(
+    2,
+    "graphs-held",
+    "The smoothed losses carry the graphs of all batches, which stay in memory: take the number, loss.item().",
+)
+bank.slip(2, "graphs-held", ("(1 - beta) * loss.item()", "(1 - beta) * loss"))
+bank.variant(2, "graphs-held", IN_PLACE, ("float(loss.detach())", "loss"))

@@ -307,3 +307,7 @@ bank.hint(
 )
 bank.slip(3, "correction-not-rooted", ("math.sqrt(1 - beta2**step)", "1 - beta2**step"))
 bank.variant(3, "correction-not-rooted", COPIED, ("torch._foreach_sqrt(torch._foreach_div(squares, [1 - beta2**t for t in steps]))", "torch._foreach_div(torch._foreach_sqrt(squares), [1 - beta2**t for t in steps])"))  # fmt: skip
+
+bank.hint(3, "along-the-gradient", "The step goes along this batch's gradient. It is due along the average m.")
+bank.slip(3, "along-the-gradient", ("addcdiv_(weights, means, below", "addcdiv_(weights, gradients, below"))
+bank.variant(3, "along-the-gradient", TENSORS, ("m_hat = torch._foreach_div(ms,", "m_hat = torch._foreach_div(gs,"))

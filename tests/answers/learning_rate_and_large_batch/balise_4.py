@@ -433,3 +433,11 @@ hint(
 )
 slip(4, "divided-again", (PER_COUNT, " / count / len(micro_batches)\n"))
 variant(4, "divided-again", WEIGHTED, ("* count / n.item()", "* count / n.item() / len(micro_batches)"))
+
+hint(
+    4,
+    "divided-by-ranks",
+    "The loss was divided by the number of ranks, and average_over_ranks divides by it once more. Multiply instead.",
+)
+slip(4, "divided-by-ranks", ("(loss * dist.get_world_size())", "(loss / dist.get_world_size())"))
+variant(4, "divided-by-ranks", WEIGHTED, ("p.grad *= dist", "p.grad /= dist"))

@@ -309,3 +309,20 @@ bank.hint(
 )
 bank.slip(5, "ratio-capped", ("list(trust_ratios([weights[k] for k in layers], adapted))", "list(trust_ratios([weights[k] for k in layers], adapted).clamp(max=1))"))  # fmt: skip
 bank.variant(5, "ratio-capped", APART, ("list(rs)", "list(rs.clamp(max=1.0))"))
+
+bank.hint(5, "norm-capped", "A norm of the weights is held at 10 at most. The ratio takes it as it is.")
+bank.slip(5, "norm-capped", ("coefficient * of_weights /", "coefficient * of_weights.clamp(max=10) /"))
+bank.variant(5, "norm-capped", APART, ("(coefficient * w /", "(coefficient * w.clamp(max=10.0) /"))
+
+bank.hint(5, "other-places", "The ratios multiply the first updates of the list, not those at the places in `layers`.")
+bank.slip(
+    5,
+    "other-places",
+    ("_foreach_mul_([updates[k] for k in layers], list", "_foreach_mul_(updates[: len(layers)], list"),
+)
+bank.slip(5, "other-places", ("_foreach_mul_(adapted, list", "_foreach_mul_(updates[: len(layers)], list"))
+bank.variant(5, "other-places", APART, ("_foreach_mul_(them, list(rs))", "_foreach_mul_(us[: len(rs)], list(rs))"))
+
+bank.slip(5, "one-ratio-for-all", (
+    "list(trust_ratios([weights[k] for k in layers], adapted))", "trust_ratios([weights[k] for k in layers], adapted).mean()"))  # fmt: skip
+bank.variant(5, "one-ratio-for-all", APART, ("list(rs)", "list(rs.mean() + 0 * rs)"))

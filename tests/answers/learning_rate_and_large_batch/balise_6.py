@@ -234,3 +234,7 @@ bank.slip(6, "only-divided", ("        x = torch.baddbmm(x, torch", "        tor
 bank.variant(6, "only-divided", PLAIN, ("range(steps)", "range(0)"))
 bank.slip(6, "other-dtype", ("x = x / torch", "x = x.float() / torch"))
 bank.slip(6, "other-dtype", ("x = x / torch", "x = x.bfloat16() / torch"), ("return x.mT if tall else x", "return (x.mT if tall else x).to(matrices.dtype)"))  # fmt: skip
+
+bank.hint(6, "no-rate", "The rate is left out of the update: it multiplies it, as it does the decay.")
+bank.slip(6, "no-rate", ("max(shape) ** 0.5 * rate", "max(shape) ** 0.5"))
+bank.variant(6, "no-rate", PLAIN, ('list(update), alpha=-group["lr"]', "list(update), alpha=-1"))

@@ -344,3 +344,17 @@ hint(
 slip(7, "cut-at-zero", (PAIR, "(small - trace / batch).clamp(min=0), trace"))
 slip(7, "cut-at-zero", (PAIR, "(small - trace / batch).abs(), trace"))
 variant(7, "cut-at-zero", PAPER, ("return square, trace\n", "return max(square, 0 * square), trace\n"))
+
+hint(
+    7, "first-rank-only", "Only one rank returns the estimates. All have what it takes, and all shall return the same."
+)
+slip(
+    7,
+    "first-rank-only",
+    (
+        "    return " + PAIR,
+        "    if dist.get_rank():\n        return torch.zeros(()), torch.zeros(())\n    return " + PAIR,
+    ),
+)
+variant(7, "first-rank-only", PAPER, (
+    "    return square, trace\n", "    return (square, trace) if dist.get_rank() == 0 else (0 * square, 0 * trace)\n"))  # fmt: skip
