@@ -49,7 +49,7 @@ print(f"          stopped early, as you will do it: {stopped:,.0f} GPU hours, {e
 # \;\underbrace{(r\,\eta^k - r\,\eta^{k-1})}_{\text{more epochs of each}} = n\,r\,\big(1 + K\,(1 - 1/\eta)\big)
 # \quad\text{epochs instead of } n\,R .$$
 #
-# Each rung costs the same. A bar for each of 27 trials:
+# Each rung after the first costs the same, $1 - 1/\eta$ of the first. A bar for each of 27 trials:
 
 # %% jupyter={"source_hidden": true}
 _, axes = plt.subplots(figsize=(8, 3))
@@ -270,14 +270,14 @@ for counts in ({"learning_rate": 2}, {"learning_rate": 4}, {"learning_rate": 4, 
 # - **`successive_halving`**: all train for `first` epochs. Of the $n$ trials of a rung the best `n // eta`, but at least one, go on,
 #   until they have `eta` times as many epochs in all; and so on, up to `last`. A rung ends at `epochs`, the one before it at `done`.
 #   Write `values`, `{trial number: value}` of those in `going_on`; then the new `going_on`. Some have diverged: NaN is worse than
-#   any value, of an accuracy or of a loss. Of equals, the lower number goes on. 3 lines.
+#   any value, of an accuracy or of a loss, and goes on where the others are too few. Of equals, the lower number goes on. 3 lines.
 # - **`halving_epochs`** counts the epochs of all trials, without training any: what a rung adds to `total`, and how many of
 #   `n` go on. 2 lines.
 #
 # <details><summary>Hint</summary>
 #
 # Comparisons with NaN are all false, so a list that holds one is not sorted at all. Give `sorted` a key, a tuple whose first
-# entry is `math.isnan(value)`. `sign` makes the best value the smallest.
+# entry is `math.isnan(value)` and whose last is the number. `sign` makes the best value the smallest.
 # </details>
 
 
@@ -589,7 +589,7 @@ finals = np.array(
 #   at place `k`; its value is NaN if it has diverged. Write `promise`, the expected improvement of each of the points over the best
 #   value so far. Fit the model to all that was tried: `model.fit(x, y)` takes `x` (n, d) and `y` (n,), and
 #   `model.predict(x, return_std=True)` returns mean and std, (n,) each. It cannot be fitted to NaN, but should learn to keep away: tell it
-#   the lowest value seen so far instead. Nothing is tried twice. 4 lines.
+#   the lowest value seen so far instead (one of the first has a value). Nothing is tried twice. 4 lines.
 #
 # <details><summary>Hint</summary>
 #
@@ -972,11 +972,12 @@ def train(config, pause=0.01):
 #
 # - **`objective`** is one trial. It asks for each value of its configuration (given); `train(config)` is a generator as above. Write
 #   what happens after an epoch: `report` its accuracy to the trial, then ask the pruner. Where it says stop, the trial ends as PRUNED.
-#   So does one that has diverged, at once: a value of NaN would make it a FAIL, as if it had never been tried. 3 lines.
+#   So does one that has diverged, at once, its NaN reported or not: a value of NaN would make it a FAIL, as if it had never
+#   been tried. 3 lines.
 # - **`make_study`** (given) is called once before the workers start, or again when more jobs are submitted.
 # - **`work`** is what each worker runs. One that was killed has left a trial RUNNING, for ever. `name` belongs to one living worker
 #   at a time, as the number of a task in an array of jobs does; `named` writes it on each trial. So whatever a worker of
-#   *this* name has left running is lost, and becomes FAIL; trials of other names may be alive on another node. 3 lines. Then it runs
+#   *this* name has left running is lost, and becomes FAIL; trials of other names, or of none yet, may be alive on another node. 3 lines. Then it runs
 #   `named`, trial after trial, while fewer than `total` trials of the study, those of all workers, are COMPLETE or PRUNED. 2 lines.
 #
 # <details><summary>Hint</summary>
@@ -1434,7 +1435,7 @@ plt.show()
 # ## To remember
 #
 # **One seed ranks nothing: compare medians, at equal budget.** Draw at random rather than on a grid, by ratio where the scale is
-# unknown. Stop early: each rung costs the same, and together a few full trainings. Do not wait: promote what is good enough
+# unknown. Stop early: no rung costs more than the first, and together a few full trainings. Do not wait: promote what is good enough
 # now. Let a model propose where trials are dear and few; copy weights and change rates where training is long. Next: models
 # too large to be tried twice.
 

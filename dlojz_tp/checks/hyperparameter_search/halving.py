@@ -25,11 +25,16 @@ CASES = [
         True,
     ),  # so many that only a stable sort keeps them in order
     ([0.2, 0.8, 0.6], 1, 3, 243, True),  # int(math.log(243, 3)) is 4
+    ([0.5, 0.7, 0.9, 0.6, 0.4, 0.3, 0.2, 0.1, 0.8], 1, 3, 9, True),  # equal in the second rung, in another order
+    ([NAN, NAN, NAN, NAN, 0.5, NAN, NAN, NAN, NAN], 1, 3, 9, False),
 ]
-TIES = {4, 8}  # cases
+TIES = {4, 8, 10, 11}  # cases; in the last one NaN are equal
 CROSSING = {
     (0, 3): [0.8, 0.81, 0.5, 0.5],
     (7, 4): [0.95, 0.3, 0.3, 0.3],
+    (10, 1): [0.7, 0.95, 0.95],
+    (10, 2): [0.9, 0.95, 0.95],
+    (10, 8): [0.8, 0.95, 0.95],
 }  # (case, trial): a value for each rung: one that leads and falls behind
 TOTALS = [(27, 1, 3, 27), (11, 1, 3, 27), (10, 2, 2, 15), (3, 1, 4, 64), (1, 5, 2, 40), (100, 3, 4, 50), (8, 4, 3, 4),
           (5, 1, 3, 243)]  # fmt: skip
@@ -51,7 +56,7 @@ def value_of(case, number, epochs):
     values, first, eta, _, _ = CASES[case]
     rung = round(math.log(max(epochs, 1) / first, eta)) if epochs >= first else 0
     if (case, number) in CROSSING:
-        return CROSSING[case, number][min(max(rung, 0), 3)]
+        return CROSSING[case, number][min(max(rung, 0), len(CROSSING[case, number]) - 1)]
     return values[number] + 0.01 * rung
 
 

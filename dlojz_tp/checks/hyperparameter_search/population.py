@@ -173,6 +173,8 @@ def _off(seen):
 
 def _other_rates(seen, _):
     """The hint where the optimizer's groups have other values than the note."""
+    if (seen.abs() > 0.4).any():  # 1.25 - 0.8
+        return "drawn-for-optimizer"
     wrong = seen.abs().amax((0, 2)) > 1e-6
     return "one-group" if wrong.sum() == 1 else "not-in-optimizer"
 

@@ -152,6 +152,7 @@ def _killed(path, study, work):
     rates = [trial.params.get("learning_rate") for trial in study.trials[2:]]
     back = sum("fixed_params" in trial.system_attrs for trial in study.trials)
     found |= {"errors": errors, "all": _states(study), "back": back, "rates": len(set(rates)) == len(rates)}
+    study.ask()  # of a worker that has not written its name yet
     _end(_start(work, path, "worker 3", 99, dies))
     _end(_start(work, path, "worker 3", 0, lambda config: _epochs()))
     return found | {"swept": _states(study)[len(found["all"]) :]}
@@ -271,7 +272,8 @@ LOOKS = [
          lambda seen, due: "one-more" if len(seen) > len(due) else "wrong-states",
          lambda seen, due: len(seen) == len(due) and all(a == b or b is True and a in DONE for a, b in zip(seen, due)), _counts),
     Look("workers draw different configurations", "rates", True, "same-seed"),
-    Look("one that finds enough gives up what it left, and runs none", "swept", ["FAIL"], "swept-late"),
+    Look("one that finds enough gives up what it left, and runs none", "swept", ["RUNNING", "FAIL"],
+         lambda seen, _: "swept-late" if seen[:1] == ["RUNNING"] and len(seen) > 1 else "without-a-name"),
 ]  # fmt: skip
 
 

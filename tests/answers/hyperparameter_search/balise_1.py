@@ -270,3 +270,13 @@ DRAWN = "        half = 0.5 if"
 WHOLE = "        if isinstance(axis, IntDistribution){}:\n            config[name] = int(rng.integers(axis.low, axis.high{}))\n            continue\n"
 bank.slip(1, "top-never", (DRAWN, WHOLE.format(" and not axis.log", "") + DRAWN))
 bank.slip(1, "log-ignored", (DRAWN, WHOLE.format("", " + 1") + DRAWN))
+
+bank.hint(
+    1,
+    "grid-not-rounded",
+    "On an integer axis the values of the grid are floats: round them, and drop what comes twice.",
+)
+bank.slip(1, "grid-not-rounded", ("sorted({round(value) for value in values})", "sorted(set(values))"))
+bank.variant(
+    1, "grid-not-rounded", RECURSIVE, ("dict.fromkeys(round(value) for value in values)", "dict.fromkeys(values)")
+)

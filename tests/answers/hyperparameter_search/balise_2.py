@@ -171,9 +171,7 @@ bank.hint(
 bank.slip(2, "nan-goes-on", ("(math.isnan(values[number]), sign", "(not math.isnan(values[number]), sign"))
 bank.slip(2, "nan-goes-on", ("(math.isnan(values[number]), sign * values[number], number)", "sign * values[number]"))
 bank.variant(2, "nan-goes-on", PICKS, ("nan=-np.inf", "nan=np.inf"))
-bank.variant(
-    2, "nan-goes-on", RECURSIVE, ("best = sorted(known, key=known.get", "best = sorted(values, key=values.get")
-)
+bank.text(2, "nan-goes-on", RECURSIVE.replace("sorted(known, key=known.get", "sorted(values, key=values.get"))
 
 bank.hint(
     2, "nan-best-of-losses", "With maximize=False a NaN passes as a small loss: it is the worst value there, too."
@@ -260,3 +258,21 @@ bank.slip(2, "wrong-trained", ("        rungs.append((epochs, values))\n", """  
 """), ("sign * values[number], number)", "sign * ever[number], number)"))  # fmt: skip
 # argsort is not stable unless told
 bank.variant(2, "ties-to-the-last", PICKS, ('np.argsort(-marks, kind="stable")', "np.argsort(-marks)"))
+# a stable sort of those going on: in the second rung they stand in the order of the first
+bank.hint(
+    2,
+    "ties-to-the-leader",
+    "Of equal values, the trial that had led in the rung before went on. The lower number is due: let it stand in the key.",
+)
+bank.slip(2, "ties-to-the-leader", ("sign * values[number], number)", "sign * values[number])"))
+bank.variant(2, "ties-to-the-leader", RECURSIVE, ("for number in sorted(numbers):", "for number in numbers:"))
+
+bank.hint(
+    2,
+    "nan-left-out",
+    "Where most have diverged too few go on: n counts all trials of the rung, and NaN is only the worst value.",
+)
+bank.slip(2, "nan-left-out", ("        order = sorted(values, key", "        n = len(values)\n        order = sorted([i for i in values if not math.isnan(values[i])], key"), (
+    "order[: max(1, len(order) // eta)]", "order[: max(1, n // eta)]"))  # fmt: skip
+bank.variant(2, "nan-left-out", RECURSIVE, (
+    "best = sorted(known, key", "n = len(known)\n        best = sorted([i for i in known if not math.isnan(values[i])], key"), ("len(best) // eta or 1", "n // eta or 1"))  # fmt: skip

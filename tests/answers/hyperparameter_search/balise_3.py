@@ -271,3 +271,11 @@ bank.slip(3, "rounded-logarithm", (
     "        while self.epochs[-1] * eta <= last:\n", "        for _ in range(int(math.log(last / first, eta))):\n"))  # fmt: skip
 bank.variant(3, "rounded-logarithm", HEAPS, (
     "        while epochs <= last:\n", "        for _ in range(int(math.log(last / first) / math.log(eta)) + 1):\n"))  # fmt: skip
+
+bank.hint(
+    3,
+    "same-rung-again",
+    "A promoted trial is sent to the rung that it comes from, not to the next one: it has these epochs already.",
+)
+bank.slip(3, "same-rung-again", ("return number, self.epochs[k + 1]", "return number, self.epochs[k]"))
+bank.variant(3, "same-rung-again", LEVELS, ("return [-minus, epochs * self.eta]", "return [-minus, epochs]"))

@@ -258,8 +258,9 @@ bank.slip(4, "chosen-otherwise", ("tried.append(int(promise.argmax()))", "tried.
 bank.variant(4, "chosen-otherwise", UNTRIED, ("std, y.max())", "std, y.mean())"))
 bank.variant(4, "chosen-otherwise", LOWEST, ("rest[promise.argmax()]", "[k for k in range(len(points)) if k not in losses][::-1][promise.argmax()]"))  # fmt: skip
 
-bank.hint(4, "chosen-with-nan", "Once a trial has diverged, the point that is tried does not have the largest expected improvement over the best value so far. max() of values with a NaN among them may be NaN, or too low: np.nanmax.")  # fmt: skip
+bank.hint(4, "chosen-with-nan", "Once a trial has diverged, the point that is tried does not have the largest expected improvement over the best of all values so far. (max() of values with a NaN among them may be NaN, or too low: np.nanmax.)")  # fmt: skip
 bank.slip(4, "chosen-with-nan", ("np.nanmax(values))", "max(values))"))
+bank.slip(4, "chosen-with-nan", ("np.nanmax(values))", "np.nanmax(values[:n_first]))"))
 bank.variant(4, "chosen-with-nan", LOWEST, ("-y.min())", "-min(losses.values()))"))
 
 bank.hint(4, "nan-fitted", "A trial diverged, and the model was fitted to its NaN: it refuses that. Tell it the lowest value seen so far.")  # fmt: skip

@@ -342,8 +342,8 @@ bank.variant(5, "evolve-not-copied", HAND, ("        exploit(members[poor], memb
 bank.hint(
     5,
     "evolve-not-explored",
-    "In evolve, the rates of who copied are not those of the copied one times 0.8 or 1.25. First exploit, then explore: the "
-    "copy overwrites what was drawn before it.",
+    "In evolve, the rates of who copied are not those of the copied one times 0.8 or 1.25. Each explores once, after it "
+    "has copied: the copy overwrites what was drawn before it.",
 )
 bank.slip(5, "evolve-not-explored", ("        explore(members[poor], rng)\n", ""))
 bank.slip(5, "evolve-not-explored", ("        exploit(members[poor], members[good])\n        explore(members[poor], rng)\n", "        explore(members[poor], rng)\n        exploit(members[poor], members[good])\n"))  # fmt: skip
@@ -374,3 +374,18 @@ bank.hint(
 )
 bank.slip(5, "one-for-all", ("    pairs = [(poor, int(rng.choice(order[-quarter:]))) for", "    one = int(rng.choice(order[-quarter:]))\n    pairs = [(poor, one) for"))  # fmt: skip
 bank.variant(5, "one-for-all", HAND, ("    for poor in ranked[:n]:\n        good = top[rng.integers(n)]\n", "    good = top[rng.integers(n)]\n    for poor in ranked[:n]:\n"))  # fmt: skip
+
+bank.hint(
+    5,
+    "drawn-for-optimizer",
+    "The optimizer has other new values than the dictionary: another factor was drawn for it. Write the noted ones into its groups.",
+)
+bank.slip(
+    5,
+    "drawn-for-optimizer",
+    (
+        "group.update(member.hyperparameters)",
+        "group.update({k: group[k] * float(rng.choice((0.8, 1.25))) for k in member.hyperparameters})",
+    ),
+)
+bank.variant(5, "drawn-for-optimizer", HAND, ("group[name] = notes[name]", "group[name] *= rng.choice((0.8, 1.25))"))

@@ -553,3 +553,16 @@ bank.hint(
 )
 bank.slip(6, "same-seed", ("pruner=pruner)", "pruner=pruner, sampler=optuna.samplers.TPESampler(seed=0))"))
 bank.variant(6, "same-seed", TOLD, ("multivariate=True", 'seed=name.count("1")'))
+
+bank.hint(
+    6,
+    "without-a-name",
+    "Beside a trial that has no name yet, because it has only just begun: nobody may give it up, and it must raise nothing.",
+)
+NAMED = 'trial.user_attrs.get("worker") == name:'
+bank.slip(6, "without-a-name", (NAMED, 'trial.user_attrs["worker"] == name:'))
+bank.slip(6, "without-a-name", (NAMED, 'trial.user_attrs.get("worker") in (name, None):'))
+bank.variant(6, "without-a-name", TOLD, ('old.user_attrs.get("held by") == name', 'old.user_attrs["held by"] == name'))
+bank.variant(
+    6, "without-a-name", TOLD, ('old.user_attrs.get("held by") == name', 'old.user_attrs.get("held by", name) == name')
+)
