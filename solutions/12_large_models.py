@@ -502,9 +502,10 @@ def show_families():
 show_families()
 
 # %% [markdown]
-# These are the counts of the papers. Two oddities: CoAtNet-3, 168 million in its paper, comes out at 167, in `timm` too; and
-# for CoAtNet-6 the paper's table 12 prints a last width of 2,048, which makes 1.35 billion: its 1.47 ask for 3,072. Papers on
-# vision often count a multiplication and an addition as one: half of these operations.
+# The parameters are those of the papers. Three oddities: CoAtNet-3, 168 million in its paper, comes out at 167, in `timm` too,
+# and CoAtNet-5 at 687 instead of 688; for CoAtNet-6 the paper's table 12 prints a last width of 2,048, which makes 1.35
+# billion: its 1.47 ask for 3,072. Papers on vision often count a multiplication and an addition as one: half of these
+# operations, and even then CoAtNet's are some per cent fewer in its paper (34.7 instead of 36.5 billion for CoAtNet-3).
 
 
 # %% jupyter={"source_hidden": true}

@@ -89,7 +89,7 @@ DUE = [bytes_ for _, each in STACKS.values() for bytes_ in each]
 
 CONFIGS = [  # with a batch size: many tokens, few, mostly head, mostly image
     (ViTConfig(32, 2, 4, 128, patch=4, image=(64, 32), classes=10), 2),
-    (ViTConfig(64, 4, 8, 96, patch=8, image=(16, 16), classes=10), 3),
+    (ViTConfig(8, 6, 4, 8, patch=4, image=(8, 8), classes=10, channels=1), 3),  # narrow: the small terms count
     (ViTConfig(48, 1, 3, 192, patch=4, image=(8, 12), classes=1000, channels=1), 5),
     (ViTConfig(16, 2, 2, 64, patch=16, image=(32, 48), classes=3), 1),
 ]

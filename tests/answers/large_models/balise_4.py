@@ -92,7 +92,7 @@ slip(4, "wrong-kept", (ADD, "            found[-1] += storage.nbytes() // 2\n"))
 variant(4, "wrong-kept", LISTS, ("sizes[at] += size", "sizes[-1 - at] += size"))
 
 hint(4, "counted-twice", "In “{stack}”, layer {layer} is said to keep {bytes} bytes; {true} is right. A storage that is kept twice, by one layer or by "
-     "two, is there once: remember the addresses of those that were counted.")  # fmt: skip
+     "two, is there once: remember the storages' addresses, data_ptr(). (The id() of an object is soon another's, a view's address its own.)")  # fmt: skip
 slip(4, "counted-twice", (FIRST, ""))
 slip(4, "counted-twice", ("            found.append(0)\n", "            found.append(0)\n            seen = {t.untyped_storage().data_ptr() for t in [*layer.parameters(), *layer.buffers()]}\n"), (
     "    def note(tensor):\n", "    def note(tensor):\n        nonlocal seen\n"))  # fmt: skip
@@ -265,3 +265,9 @@ ESTIMATED = (
 """
 )
 bank.text(4, "model-run", ESTIMATED, variant=True)
+
+activations("small-terms", "A small term is missing: a layer norm keeps, beside its input, a mean and a deviation for each token, and fused attention a number for each head and token.",
+            ("s * (d + 2)", "s * d"), ("2 * (2 * x + 2 * small)", "2 * (2 * x)"))  # fmt: skip
+slip(4, "small-terms", ("3 * d + d + h)", "3 * d + d)"))
+slip(4, "small-terms", ("3 * d + d + h)", "3 * d + d)"), ("s * (d + 2)", "s * d"))
+variant(4, "small-terms", LISTS, ("x + small * config.heads", "x"))
