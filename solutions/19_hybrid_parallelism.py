@@ -38,7 +38,7 @@ LEAN = {"zero": 1, "recomputation": "full"}
 best, *_, worst = (plan.layout for plan in planner.search(GPT3, H100S, 1024, 2048))
 WAYS = {
     "data alone": planner.Layout(data=1024, micro_batches=2, recomputation="full"),
-    "data alone, ZeRO 3": planner.Layout(data=1024, micro_batches=2, zero=3, recomputation="full"),
+    "data alone, ZeRO 3": planner.Layout(data=1024, micro_batch=2, zero=3, recomputation="full"),
     "tensor in a node, and data": planner.Layout(8, data=128, micro_batches=16, sequence_parallel=True, **LEAN),
     "pipeline, and data": planner.Layout(pipeline=32, data=32, micro_batches=64, **LEAN),
     "all three, the worst that fits": worst,
@@ -210,7 +210,7 @@ tp.check(1, place_of, rank_at, groups)
 
 # %% [markdown]
 # The order of the axes is a choice, and groups tell what it costs. In nodes of 8, which axes leave the node, and what does a GPU then
-# send over the network in a step? (*Estimates* for the best grid of the first table: rings, activations in 2 bytes, gradients in 4.)
+# send over the network in a step? (*Estimates* for the best grid of the first table, in one chunk: rings, activations in 2 bytes, gradients in 4.)
 
 # %%
 GRID = {"pipeline": 8, "data": 32, "tensor": 4}
@@ -270,8 +270,8 @@ def make_mesh(sizes):
 # - `part_of(model, mesh)`, this rank's `Stage`: its share of the blocks, those from `begin` to `end`, each cut (1 line).
 # - **Tied words.** With `tied_head`, embedding and head are one weight used twice; its gradient is the sum of both uses. On a single stage,
 #   make it one: the Exit's `words` are the Entrance's (2 lines). On several, first and last stage hold a copy each, with `p.tied` True.
-# - `hybrid_step`: `tokens` is the whole batch, on all ranks. Take this data rank's `rows` (1 line; shares may differ by a row). Then turn each
-#   `p.grad` into that of the whole batch's **mean** loss, and bring tied copies together (4 lines).
+# - `hybrid_step`: `tokens` is the whole batch, on all ranks. Take this data rank's `rows`, as `tensor_split` cuts them (1 line). Then
+#   turn each `p.grad` into that of the whole batch's **mean** loss, and bring tied copies together (4 lines).
 #
 # <details><summary>Hint</summary>
 #
@@ -750,7 +750,7 @@ draw_memory()
 #   backward, each takes `total`; of them, `hidden` seconds run beside products. 2 lines.
 # - `step_time`, all $m$ micro-batches on $p$ stages. `"compute"` and `"tensor"` are $m$ times a stage's, each micro-batch with the `head` on
 #   top; `"pipeline"` is messages that are `waited` for. The `"bubble"` is as long as $p - 1$ micro-batches on a stage, $v$ times shorter with $v$
-#   chunks. `"data"` is `data_time` (given), which can hide beside one micro-batch's backward, 2/3 of what it computes. 3 lines.
+#   chunks. `"data"` is `data_time` (given), which can hide beside one micro-batch's backward, 2/3 of `compute`. 3 lines.
 #
 # <details><summary>Hint</summary>
 #
@@ -1162,7 +1162,7 @@ one_network, two_networks = (found_for("175B", faster)[0][0][0] for faster in FA
 quicker.shows(
     100 * (one_network / two_networks - 1),
     "{:.1f} %",
-    "Gradients travel once a step, mostly beside computing, and a good grid keeps the rest inside the nodes.",
+    "Gradients travel once a step, mostly beside computing; sums stay inside the nodes, and what crosses a cut is little.",
 )
 
 
@@ -1189,7 +1189,8 @@ def draw_large():
 draw_large()
 
 # %% [markdown]
-# Faster links also move the best grid: with more tensor ranks for the same price there are fewer stages, and what is gained is bubble.
+# Faster links also move the best grid. With more tensor ranks for the same price a micro-batch takes less time, there are fewer data ranks or stages,
+# and what is gained is bubble.
 
 # %% [markdown]
 # ## Questions

@@ -12,6 +12,7 @@ MESHES = [
     {"data": 6},
     {"pod": 2, "pipeline": 1, "data": 3, "tensor": 2, "context": 2},
     {"pipeline": 1, "data": 1, "tensor": 1},
+    {"data": 12, "tensor": 11},  # places such as 1, 10 and 11, 0
 ]
 NUMBERS = [torch.arange(torch.Size(sizes.values()).numel()).reshape(*sizes.values()) for sizes in MESHES]
 PLACES = [(sizes, torch.cartesian_prod(*map(torch.arange, sizes.values())).view(-1, len(sizes))) for sizes in MESHES]
@@ -103,16 +104,23 @@ def _of_groups(seen, due):
         )
         if torch.equal(seen, other):
             return slug
-    if not _example(seen, due)["axes"]:
+    wrong = [choice for choice, mine, true in _parts(seen, due) if not torch.equal(mine, true)]
+    if all(k == len(MESHES) - 1 for k, _ in wrong):
+        return "digits-joined"
+    if not any(axes for _, axes in wrong):
         return "no-axis"
     return "not-once" if (seen < 0).any() else "wrong-groups"
 
 
+def _parts(seen, due):
+    """(choice of axes, partition, the true one) of each choice."""
+    sizes = [NUMBERS[k].numel() for k, _ in CHOICES]
+    return zip(CHOICES, seen.split(sizes), due.split(sizes))
+
+
 def _example(seen, due):
     """The first choice of axes whose groups are wrong; no axis at all only where no other is."""
-    sizes = [NUMBERS[k].numel() for k, _ in CHOICES]
-    parts = zip(CHOICES, seen.split(sizes), due.split(sizes))
-    wrong = [choice for choice, mine, true in parts if not torch.equal(mine, true)]
+    wrong = [choice for choice, mine, true in _parts(seen, due) if not torch.equal(mine, true)]
     k, axes = next((choice for choice in wrong if choice[1]), wrong[0])
     return silent(seen, due) | {"axes": axes, "sizes": MESHES[k], "due": _true_groups(k, axes).tolist()}
 

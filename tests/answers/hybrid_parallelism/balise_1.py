@@ -221,6 +221,25 @@ slip(1, "no-axis", ("found = {}", "found = {}\n    if not axes:\n        return 
 slip(1, "no-axis", ("found = {}", "found = {}\n    axes = axes or list(sizes)"))
 variant(1, "no-axis", STRIDES, ("firsts = ", "axes = axes if axes else list(sizes)\n    firsts = "))
 
+hint(
+    1,
+    "digits-joined",
+    "Right in small meshes. With 12 × 11 ranks, places such as 1, 10 and 11, 0 have one key: a tuple of numbers keeps them apart.",
+)
+slip(1, "digits-joined", ("others = tuple(number for", "others = ''.join(str(number) for"))
+slip(1, "digits-joined", ("others = tuple(number for", "others = sum(10**list(sizes).index(axis) * number for"))
+variant(
+    1,
+    "digits-joined",
+    STRIDES,
+    (
+        "    firsts = [r",
+        "    kept = [axis for axis in sizes if axis not in axes]\n    by = {}\n    for r in range(math.prod(sizes.values())):\n"
+        "        place = place_of(r, sizes)\n        by.setdefault(int('1' + ''.join(str(place[axis]) for axis in kept)), []).append(r)\n"
+        "    return list(by.values())\n    firsts = [r",
+    ),
+)
+
 hint(1, "wrong-groups", "Ranks share a group if they differ in {axes} only. Of a mesh of {sizes}: {due}.")
 NEIGHBOURS = "size = math.prod(sizes[axis] for axis in axes)\n    n = math.prod(sizes.values())\n    return [list(range(k, k + size)) for k in range(0, n, size)]\n    found = {}"
 slip(1, "wrong-groups", ("found = {}", NEIGHBOURS))

@@ -165,18 +165,27 @@ variant(
 
 hint(
     3,
-    "data-counted",
-    "The squares were added up over the data ranks as well. They hold the *same* gradient since balise 2: count one of them.",
+    "summed-again",
+    "Squares came in more than once: sum over the tensor ranks and over the pipeline, whose ends are in it already. Data ranks hold the "
+    "*same* gradient since balise 2: count one of them.",
 )
 slip(
     3,
-    "data-counted",
+    "summed-again",
     (
         "dist.all_reduce(square, group=mesh.tensor.group)\n",
         "dist.all_reduce(square, group=mesh.tensor.group)\n    dist.all_reduce(square, group=mesh.data.group)\n",
     ),
 )
-variant(3, "data-counted", SHARED, ("mesh.data.size * (1 if", "(1 if"))
+slip(
+    3,
+    "summed-again",
+    (
+        "    dist.all_reduce(square, group=mesh.pipeline.group)\n",
+        "    for axis in (mesh.pipeline, mesh.ends):\n        if axis:\n            dist.all_reduce(square, group=axis.group)\n",
+    ),
+)
+variant(3, "summed-again", SHARED, ("mesh.data.size * (1 if", "(1 if"))
 
 hint(3, "norms-added", "Norms were added. Squares add up; the root is taken once, at the end.")
 slip(
@@ -305,9 +314,11 @@ variant(3, "loss-summed", SHARED, ("(told[0] / told[1]).item()", "(told[0] / tol
 hint(
     3,
     "loss-own-rows",
-    "The sum of losses times rows is right, what it is divided by is not: the data ranks have other numbers of rows. Add up the rows as well.",
+    "The sum of losses times rows is right, what it is divided by is not. Add up the rows as well: data ranks, and batches, have other numbers of them.",
 )
 slip(3, "loss-own-rows", ("return sums[0] / sums[1]", "return sums[0] / (n_rows * mesh.data.size)"))
+slip(3, "loss-own-rows", ("return sums[0] / sums[1]", "return sums[0] / BATCH"))
+variant(3, "loss-own-rows", SHARED, ("(told[0] / told[1]).item()", "told[0].item() / 16"))
 variant(3, "loss-own-rows", SHARED, ("(told[0] / told[1]).item()", "told[0].item() / n_rows / mesh.data.size"))
 
 hint(

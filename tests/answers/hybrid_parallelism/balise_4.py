@@ -269,9 +269,13 @@ bank.variant(4, "again-forgotten", BY_RANKS, ("total = full if again else 0", "t
 
 bank.hint(
     4, "again-wrong",
-    "With recomputation there are two parts: a layer's input, of each layer and each micro-batch in flight; and everything of one layer, once.",
+    "With recomputation there are two parts: `tokens · width` numbers of `input` bytes over `whole` ranks, of each layer and each micro-batch in "
+    "flight; and everything of one layer, once. One of them is not right there.",
 )  # fmt: skip
 bank.slip(4, "again-wrong", ("full * everything", "full * (everything - kept)"))
+bank.slip(4, "again-wrong", ('widths["input"] / whole', "1 / whole"))
+bank.slip(4, "again-wrong", ("kept = tokens *", "kept = model.sequence *"))
+bank.variant(4, "again-wrong", BY_RANKS, ('(norm * widths["input"] if', "(norm if"))
 bank.variant(4, "again-wrong", BY_PIECES, ("flying * layers * model.width", "layers * model.width"))
 
 bank.hint(

@@ -111,6 +111,7 @@ bank.hint(
     "The planner has this ready-made in `{name}`. Here you write it; its collectives are there to be used.",
 )
 bank.text(5, "planner-called", BY_LAYERS.replace("    m, p, t = layout.micro", "    planner.step_time(model, layout, cluster)\n    m, p, t = layout.micro"))  # fmt: skip
+bank.slip(5, "planner-called", ("(24 * b * s * h**2 + 4 * b * s**2 * h)", "planner.layer_flops(s, b, h)"))
 bank.variant(5, "planner-called", BY_HAND, ("    near = math.gcd", "    planner.tensor_parallel_layer()\n    near = math.gcd"))  # fmt: skip
 
 bank.hint(
