@@ -170,7 +170,7 @@ print(f"one process: loss {plain_loss:.6f}, {1000 * plain_seconds:.0f} ms a step
 #   and those of the loss of the **whole batch** are due. `loss_fn` gives the mean over a micro-batch's samples, or their sum:
 #   `reduction` says which. With `scale_grads=True` the schedule divides all gradients by the number of micro-batches.
 # - `pipeline_step`: given is the run. Only the last stage sees `losses`, one for each micro-batch. Let `loss` become that of the
-#   whole batch, **on every rank**, a scalar without graph.
+#   whole batch, **on every rank**, a scalar tensor, no graph.
 #
 # About 2, 1 and 4 lines.
 #
@@ -1032,7 +1032,8 @@ if FULL:
 # sequence of 4,096 tokens; a forward takes 2 operations a parameter and token, a backward twice as many, and each layer is
 # recomputed in its backward (before "I", where that is cut in two); a device does an assumed 40 % of an H100's 989 TFLOP/s;
 # a cut passes $4096 \times h$ numbers of 2 bytes over 50 GB/s; a layer keeps its input, and 34 bytes for each of its numbers
-# while it is in backward; states take 16 bytes a parameter; each action costs 50 µs on top; 64 sequences a step.
+# while its stage is in backward (a stage is recomputed at once); states take 16 bytes a parameter; each action costs 50 µs on top;
+# 64 sequences a step.
 
 # %%
 H, DEPTH, TOKENS, SPEED, DEVICE = 9600, 64, 4096, 0.4 * planner.H100.bfloat16, planner.H100.memory
@@ -1068,7 +1069,8 @@ for ranks in (8, 16, 32, 64):
         print(f"{ranks:>6}  {name:<14}{words}")
 
 # %% [markdown]
-# Eight stages do not fit into 80 GB, sixteen just fail. Of what fits, interleaving on 32 stages is the fastest. Zero-bubble pays
+# Eight stages do not fit into 80 GB, sixteen just fail. Of what fits, interleaving on 32 stages is the fastest. (Recomputed layer by
+# layer, as practical work 19 counts, sixteen just fit: 77 GB with 1F1B; interleaved, 79.5 GB and 623 tokens/s a device.) Zero-bubble pays
 # for recomputation twice: what "I" has recomputed stays until "W", which comes late, and a longer "I" beside the same "W"
 # leaves more idle time. And with a batch that stays, the bubble grows with the stages. So real trainings cut layers too, by
 # tensor parallelism, and put data parallelism around it: then fewer stages are enough.
@@ -1087,7 +1089,7 @@ tp.progress()
 #
 # <details><summary>Why not deal out sixteen chunks to a rank, if the bubble is divided by sixteen?</summary>
 #
-# Messages grow sixteenfold, and each action becomes so short that its fixed price takes over. The model also needs that many
+# Middle ranks send sixteenfold, and each action becomes so short that its fixed price takes over. The model also needs that many
 # layers, and warm-up keeps more activations.
 # </details>
 #

@@ -20,6 +20,7 @@ bank.slip(
     ("    best = None\n", "    best, fallback = None, ('1F1B', job.batch, 1.0)\n"),
     ("    return best\n", "    return best or fallback\n"),
 )
+bank.slip(5, "invented", ("sum(states[r :: job.n_ranks]) + peak", "states[r] + peak"))
 bank.slip(5, "gave-up", ("    return best\n", "    return None\n"))
 bank.slip(5, "gave-up", (FITS, "fits = sum(job.state_bytes) + max(found.peak_bytes) <= job.memory"))
 bank.slip(5, "states-forgotten", (FITS, "fits = max(found.peak_bytes) <= job.memory"))
@@ -46,6 +47,10 @@ bank.slip(
     ("job.batch / found.seconds\n", "1 / found.seconds\n"),
     ("job.batch / found.seconds > best[2]", "1 / found.seconds > best[2]"),
 )
+bank.slip(5, "seconds-returned", ("best = name, m, job.batch / found.seconds", "best = name, m, found.seconds"))
+bank.slip(5, "seconds-returned", ("    return best\n", "    return best and (*best[:2], 1 / best[2])\n"))
+bank.slip(5, "wrong-throughput", ("job.overhead + 2 * b * t", "2 * (job.overhead + b * t)"))
+bank.slip(5, "schedules-not-compared", ("job.overhead + 2 * b * t", "job.overhead + job.split + 2 * b * t"))
 bank.slip(5, "job-changed", ("    best = None\n", "    best = None\n    job.forward.reverse()\n"))
 bank.slip(
     5,

@@ -58,6 +58,7 @@ bank.slip(
     ("loss = torch.zeros((), device=x.device, dtype=x.dtype)", "loss = torch.zeros((), device=x.device)"),
 )
 bank.slip(1, "loss-not-scalar", ("    return loss\n", "    return [loss]\n"))
+bank.slip(1, "loss-not-scalar", ("    return loss\n", "    return float(loss)\n"))
 bank.slip(1, "wrong-loss", ("    return loss\n", "    return loss / dist.get_world_size()\n"))
 bank.slip(
     1,
@@ -171,6 +172,7 @@ bank.slip(2, "equal-refused", ("<= bubble", "< bubble and n_stages > 1 or n_stag
 bank.slip(2, "nothing-raised", ("    raise ValueError(", "    return batch_size\n    raise ValueError("))
 bank.slip(2, "bubble-too-large", (LOOP, "        if batch_size % m == 0 and m >= n_stages:\n"))
 bank.slip(2, "found-nothing", ("range(1, batch_size + 1)", "range(1, 4 * n_stages)"))
+bank.slip(2, "found-nothing", ("range(1, batch_size + 1)", "range(1, batch_size)"))
 bank.slip(2, "not-a-number", ("            return m\n", "            return [m]\n"))
 bank.slip(2, "gpipe-memory", ("Schedule1F1B(", "ScheduleGPipe("))
 bank.slip(2, "other-number", ("Schedule1F1B(stage, n_micro_batches,", "Schedule1F1B(stage, 4,"))

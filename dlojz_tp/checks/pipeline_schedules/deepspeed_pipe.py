@@ -19,7 +19,7 @@ from dlojz_tp.works.balise import BaliseNotDone
 HINTS = {
     "layers-built": "A layer was built before the PipelineModule asked for it. On every rank the whole model would be in memory: give "
     "LayerSpec the class and its arguments, not a module.",
-    "not-specs": "Return a list of LayerSpec.",
+    "not-specs": "Return a list of LayerSpec, each with a class of layers and its arguments.",
     "sizes-changed": "The list of sizes was changed. Leave it as it is: who called goes on with it.",
     "wrong-layers": "The layers are {found}, {wanted} were expected.",
     "gelu-at-the-end": "After the last linear layer there is no GELU: its outputs are what the loss takes.",

@@ -151,9 +151,9 @@ def _right_losses(size, ranks):
                     raise Wrong("loss-on-last-only", expected=wanted, got="None", where=where)
                 if loss is None:
                     raise Wrong("nothing-returned")
-                if not isinstance(loss, torch.Tensor | float) or (isinstance(loss, torch.Tensor) and loss.numel() != 1):
+                if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
                     raise Wrong("loss-not-scalar", got=loss, where=where)
-                value = torch.as_tensor(loss).detach().double().reshape(())
+                value = loss.detach().double().reshape(())
                 if value.isnan():
                     raise Wrong("loss-from-untrusted", expected=wanted, got="nan", where=where)
                 if not close(value, wanted, 1e-5):
@@ -175,5 +175,5 @@ def _right_losses(size, ranks):
                     elif rank < size - 1 and close(seen[step][0], 0.0):
                         slug = "loss-on-last-only"
                     raise Wrong(slug, expected=wanted, got=value, where=where)
-                if isinstance(loss, torch.Tensor) and loss.requires_grad:
+                if loss.requires_grad:
                     raise Wrong("loss-with-graph", where=where)
