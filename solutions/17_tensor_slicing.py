@@ -657,7 +657,7 @@ fewer.shows(
 # ### Balise 7 · The whole model · further · about 9 min
 #
 # A block is its plain one with two halves cut; norms and dropout stay whole: every rank computes the same, on the same numbers.
-# Write the two halves in `SlicedBlock` (2 lines).
+# Write the two halves in `SlicedBlock`, the feed-forward as the pair of balise 6 (2 lines).
 #
 # `SlicedTransformer` is given, but for one thing. A *tied* head has no weight of its own: it is the token embedding, used a second
 # time, to give each word a score. Each rank holds `d / N` columns of that table, `(v, d / N)`. Seen as a linear layer, with a weight `(out, in)`,
@@ -1288,7 +1288,8 @@ plt.show()
 # %% [markdown]
 # ## The whole model with sequence parallelism
 #
-# Your layers need no change, only other `ranks`. Each rank looks up its own tokens, and the head makes the sequence whole.
+# Your layers need no change, only other `ranks`. Each rank looks up its own tokens, and the head makes the sequence whole. (Nothing is
+# dropped here. A block's `drop` would have to draw inside `own_random`: it now sees other tokens on each rank.)
 
 
 # %%

@@ -167,6 +167,16 @@ bank.slip(9, "gather-over-world", ("GatherFromGroup.apply(x, dim, self.group)", 
 bank.slip(9, "gather-over-world", ("range(dist.get_world_size(group))", "range(dist.get_world_size())"),
     ("dist.all_gather(parts, x.contiguous(), group=group)", "dist.all_gather(parts, x.contiguous())"),
 )  # fmt: skip
+bank.slip(
+    9,
+    "rank-of-world",
+    (
+        "self.rank, self.size = group, dist.get_rank(group)",
+        "self.rank, self.size = group, dist.get_rank() % dist.get_world_size(group)",
+    ),
+)
+bank.slip(9, "group-not-in-ctx", ("ctx.group = group\n        return x.view_as", "CopyToGroup.group = group\n        return x.view_as"), (COPY_BACKWARD, "dist.all_reduce(result, group=CopyToGroup.group)"))  # fmt: skip
+bank.slip(9, "group-not-in-ctx", ("ctx.group = group\n        return x.view_as", "globals()['LAST'] = group\n        return x.view_as"), (COPY_BACKWARD, "dist.all_reduce(result, group=LAST)"))  # fmt: skip
 bank.slip(9, "gradient-for-group", ("return result, None\n", "return result\n"))
 bank.slip(9, "gradient-for-group", ("return gradient, None\n", "return gradient\n"))
 bank.slip(9, "gradient-for-group", ("part.contiguous(), None, None", "part.contiguous(), None"))

@@ -215,6 +215,19 @@ def tensor_group(tensor_size):
     choose([list(range(f, f + tensor_size)) for f in range(0, even(tensor_size), tensor_size)])
 
 
+@bank.wrong(8, "own-group-missing")
+def tensor_group(tensor_size):
+    """As many groups as a group has ranks."""
+    even(tensor_size)
+    made = [
+        dist.new_group(list(range(k, k + tensor_size)))
+        for k in range(0, tensor_size**2, tensor_size)
+        if k + tensor_size <= dist.get_world_size()
+    ]
+    place = dist.get_rank() // tensor_size
+    return made[place] if place < len(made) else None
+
+
 @bank.wrong(8, "uneven-accepted")
 def tensor_group(tensor_size):
     """The last group is smaller."""
@@ -333,6 +346,7 @@ def data_group(tensor_size):
 bank.slip(10, "nothing-returned", ("    return mine", "    mine"))
 bank.slip(8, "wrong-members", ("range(first, first + tensor_size)", "range(first, first + max(1, tensor_size - 1))"))
 bank.slip(8, "wrong-members", ("range(first, first + tensor_size)", "range(first, first + 2)"), ("range(0, world_size, tensor_size)", "range(0, world_size - 1, 2)"))  # fmt: skip
+bank.slip(8, "own-group-missing", ("range(0, world_size, tensor_size)", "range(0, world_size // 2, tensor_size)"))
 bank.slip(8, "group-call-fails", ("            mine = group\n    return mine", "            found = group\n    return found"), ("range(0, world_size, tensor_size)", "range(0, world_size - 1, tensor_size)"))  # fmt: skip
 bank.slip(
     10,

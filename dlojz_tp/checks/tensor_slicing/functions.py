@@ -28,7 +28,8 @@ HINTS = {
     "layout-mixed": "Right for contiguous tensors, wrong for a transposed or expanded one: a collective sends the memory as it "
     "lies. Make it contiguous first.",
     "dtype-changed": "The result has another dtype, {dtype}, than what came in.",
-    "too-much-sent": "{name}: {n} collectives were called {way}. One all-reduce is enough.",
+    "too-much-sent": "{name}: {n} collectives were called {way}. One all-reduce is enough: to gather all and add up here "
+    "sends more, and holds every rank's tensor at once.",
     "functions-wrong": "{what} is not what it should be.",
 }  # fmt: skip
 

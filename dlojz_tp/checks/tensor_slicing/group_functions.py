@@ -13,10 +13,10 @@ from dlojz_tp.probes.withheld import Withheld
 WORLD = 4
 LAYOUTS = ((0, 1), (2, 3)), ((0, 2), (1, 3)), ((0, 1, 2, 3),), ((1,), (0, 2, 3))
 SHAPE = (4, 3)
+BETWEEN = "backward of copy, another group's forward in between"
 
 HINTS = {
-    "rank-of-world": "`rank` is this rank's number in the world. Within the group of the ranks {members} it is {rank}: "
-    "dist.get_rank(group).",
+    "rank-of-world": "`rank` is not this rank's number in the group. Among the ranks {members} it is {rank}: dist.get_rank(group).",
     "size-of-world": "`size` is that of the world. The group has {size} ranks: dist.get_world_size(group).",
     "place-in-group": "`rank` and `size` must be those within the group: {rank} of {size} here.",
     "group-not-kept": "The group is to be kept as `group`: later cells ask for it.",
@@ -28,6 +28,8 @@ HINTS = {
     "give the collective `group=`.",
     "backward-over-world": "Forward is right, but backward {name} adds up over all ranks of the world. The group has to be "
     "remembered in `ctx` for backward.",
+    "group-not-in-ctx": "Right while one group is in use. Where another one is used before backward comes, copy adds up over that: keep "
+    "the group in `ctx`, which each call has for itself, not in the class or a global.",
     "gather-over-world": "`gather` puts the parts of all ranks of the world side by side, not those of the group.",
     "group-not-summed": "{name} gave this rank's own values {way}. They are to be added up over the group.",
     "group-mean": "This is the mean over the group. Parts are added up; nothing is divided.",
@@ -77,6 +79,7 @@ def balise_9(GroupRanks):  # noqa: N803
         for what, (found, wanted) in got["odd"].items():
             if not close(found, wanted):
                 slug = "gather-dimension" if "along dim 0" in what else "group-layout"
+                slug = "group-not-in-ctx" if what == BETWEEN else slug
                 raise Wrong(slug, expected=wanted, got=found, where=f"{where}, {what}")
     yield "one collective each, in the group alone"
     for where, _, got in every:
@@ -107,6 +110,14 @@ def _use(GroupRanks):  # noqa: N803
         found.append(_use_in(GroupRanks, layout))
         if not together(in_group(found[-1])):
             break
+    if len(found) == len(LAYOUTS) and together(in_group(found[-1])):
+        first, second = (GroupRanks(group_of(layout)[0]) for layout in LAYOUTS[:2])
+        x = noise(*SHAPE, seed=8).requires_grad_()
+        y = first.copy(x * 1)
+        second.copy(x * 1)
+        y.backward(_x(dist.get_rank(), 4))
+        wanted = sum(_x(r, 4) for r in found[0]["members"])
+        found[0]["odd"][BETWEEN] = None if x.grad is None else x.grad.clone(), wanted
     return found
 
 

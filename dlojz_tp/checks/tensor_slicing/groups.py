@@ -27,6 +27,7 @@ HINTS = {
     "their order alone: real ranks would wait for each other here until the deadline. The loop must not depend on the rank.",
     "outside-group": "Rank {rank} does not belong to the group that it returned. Remember the one group whose members "
     "include this rank, while the loop goes on.",
+    "own-group-missing": "Rank {rank} got None: its group, {wanted}, was never made. Every rank has one, however many there are.",
     "world-group": "The group holds all ranks of the world: its size has no effect.",
     "across-nodes": "The group's ranks lie {step} apart. Tensor parallelism sends in every layer, so its ranks must be "
     "neighbours, which sit on the same node: 0 and 1, 2 and 3, …",
@@ -180,6 +181,8 @@ def _right_members(found, rank, world, size, members, mixed_up, slug):
             raise Wrong("even-refused", got=error[1], **fields)
         groups = [members for members, _ in made]
         raise Wrong("group-call-fails", lines=error[2], got=f"the groups made until then: {groups}", **fields)
+    if got == "None" and made and not any(rank in mine for mine, _ in made):
+        raise Wrong("own-group-missing", rank=rank, wanted=wanted, **fields)
     if got == "None":
         raise Wrong("nothing-returned", where=where)
     if got == "outside":
