@@ -556,8 +556,8 @@ plt.show()
 # ## A network without conversions
 #
 # An operator whose input comes in one format and whose weights are in the other reorders one of them first; a
-# `.contiguous()` in a forward pass reorders back. One forgotten line is enough, and from there to the end of the network
-# everything is in the old format. Here is a small network with what one meets in real ones: a normalisation over
+# `.contiguous()` in a forward pass reorders back. So each forgotten line costs two reorderings: one there, and one at the
+# next convolution, whose weights are in channels_last. Here is a small network with what one meets in real ones: a normalisation over
 # channels, as in ConvNeXt; a smoothing that treats each channel as an image of its own; a `.contiguous()` to be safe.
 
 
@@ -614,7 +614,8 @@ count_conversions(Given().to(memory_format=torch.channels_last), some_images, so
 # Mend the network: same parameters, same numbers, no conversion.
 #
 # - `Mended`: `norm(x)`, `blur(x)` and `forward(images)`, each written anew where it has to be;
-# - `prepare(model)`: all parameters and buffers of 4 dimensions in channels_last. Return the model, the same object;
+# - `prepare(model)`: all parameters and buffers of 4 dimensions in channels_last. Return the model: the same object, with the same
+#   parameter objects;
 # - `to_device(images, labels, device)`: both on `device`, copied without blocking, the images in channels_last. This is the
 #   **one** conversion that is allowed, because images come out of a loader contiguous; the device does it, in the copy or
 #   after it. Images that come in channels_last (a loader's collate function can see to that) are not reordered at all.
@@ -696,9 +697,8 @@ gains.keep(NAME, "channels_last", before=before, after=after)
 report.compare([before, after])
 
 # %% [markdown]
-# On a processor expect little, or nothing: it has no Tensor Cores to feed. Its convolutions take both formats, and the
-# workers that decode images share its cores, so that a run of seconds moves by more than the format does. The race below
-# leaves them out.
+# On a processor the workers that decode images share its cores, so that a run of seconds moves by more than the format
+# does. The race below leaves them out.
 #
 # ## Race
 #
@@ -835,6 +835,6 @@ gains.table()
 # ## To remember
 #
 # Operations per byte decide whether a faster peak helps: count both before you buy or rewrite. Sizes that are multiples of
-# 64 waste no tile and cost little. And the order of numbers in memory is a promise that the whole step has to keep: convert
+# 64 are aligned and cost little; only multiples of a tile waste none of it. And the order of numbers in memory is a promise that the whole step has to keep: convert
 # the model once, each batch once, and count what is left. Next: **the profiler**, which shows where the time of a step goes
 # without having to guess.

@@ -286,10 +286,50 @@ class CopiesToCpu(PaddedLinear):
         self.weight = nn.Parameter(weight)
 
 
-@wrong("output-copied")
 class Copies(PaddedLinear):
+    """Its output can be reshaped by view, as that of nn.Linear."""
+
     def forward(self, x):
         return super().forward(x).contiguous()
+
+
+bank.several(4, None, padded_size, Copies)
+
+
+class BiasAfterwards(PaddedLinear):
+    """Pads the weights alone; the bias is added to what is kept."""
+
+    def __init__(self, linear, alignment=16):
+        super().__init__(linear, alignment)
+        self.bias = None if linear.bias is None else nn.Parameter(linear.bias.detach().clone())
+
+    def forward(self, x):
+        y = F.linear(x, self.weight).narrow(-1, 0, self.n)
+        return y if self.bias is None else y + self.bias
+
+
+bank.several(4, None, padded_size, BiasAfterwards)
+
+
+@wrong("padding-not-zero")
+class ZerosFirst(PaddedLinear):
+    """Right outside; its added rows stand before the given ones."""
+
+    def __init__(self, linear, alignment=16):
+        super().__init__(linear, alignment)
+        self.weight.data = self.weight.data.roll(rows_of(linear, alignment) - self.n, 0)
+        if self.bias is not None:
+            self.bias.data = self.bias.data.roll(rows_of(linear, alignment) - self.n, 0)
+
+    def forward(self, x):
+        y = F.linear(x, self.weight, self.bias)
+        return y[..., y.shape[-1] - self.n :]
+
+
+@wrong("input-gradient-differs")
+class CutsTheGraph(PaddedLinear):
+    def forward(self, x):
+        return super().forward(x.data)
 
 
 @wrong("given-layer-changed")

@@ -182,6 +182,14 @@ def prepare_permuted(model):
     return model
 
 
+def prepare_anew(model):
+    for layer in model.modules():
+        for name, p in list(layer.named_parameters(recurse=False)):
+            setattr(layer, name, nn.Parameter(p.detach().contiguous(memory_format=LAST) if p.dim() == 4 else p.detach()))
+    return model.to(memory_format=LAST)
+
+
+wrong("parameters-replaced", prepare=prepare_anew)
 wrong("not-prepared", prepare=prepare_nothing)
 wrong("parameter-left", prepare=prepare_convolutions)
 wrong("nothing-returned", prepare=prepare_in_place)

@@ -19,6 +19,8 @@ HINTS = {
     "parameter-left": "{name} has 4 dimensions and is still contiguous: it meets channels_last tensors in each step. "
     "Convert all of the model, not its convolutions only.",
     "weights-replaced": "prepare() changed the values or the names of the parameters. Only their strides may change.",
+    "parameters-replaced": "The model holds new parameters: an optimizer made before would train the old ones. Convert them "
+    "in place, as Module.to() does.",
     "pair-of-tensors": "to_device() returns (images, labels).",
     "images-permuted": "The shape of the images has changed. channels_last is about strides: the shape stays N, C, H, W.",
     "images-contiguous": "The images come out contiguous: the first convolution has to reorder them.",
@@ -95,6 +97,7 @@ def _make(Mended):  # noqa: N803
 def _prepared(Mended, prepare):  # noqa: N803
     model = _make(Mended)
     before = {name: value.clone() for name, value in model.state_dict().items()}
+    held = list(model.parameters())
     given, model = model, prepare(model)
     if model is None:
         raise Wrong("nothing-returned")
@@ -105,6 +108,8 @@ def _prepared(Mended, prepare):  # noqa: N803
         raise Wrong("weights-replaced")
     if model is not given:
         raise Wrong("model-copied", expected="the model that was given", got="another object")
+    if any(p is not q for p, q in zip(held, model.parameters())):
+        raise Wrong("parameters-replaced")
     left = [name for name, value in after.items() if layout(value) == "contiguous"]
     if left and not any(layout(value) == "channels_last" for value in after.values()):
         raise Wrong("not-prepared", got=f"{left[0]}: strides {after[left[0]].stride()}")

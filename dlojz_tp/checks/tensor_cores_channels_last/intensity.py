@@ -43,7 +43,7 @@ PAIR = "(operations, bytes)"
 def balise_1(matmul_cost, conv_cost):
     """Products of uneven sizes; convolutions with one more difficulty at a time."""
     yield "a matrix product: operations and bytes, by the sizes and the bytes of an element"
-    for m, n, k, size in ((64, 32, 128, 2), (1, 4096, 512, 2), (7, 13, 5, 4), (1000, 50257, 768, 1), (3, 11, 2, 8)):
+    for m, n, k, size in ((64, 32, 80, 2), (1, 4096, 512, 2), (7, 13, 5, 4), (1000, 50257, 768, 1), (3, 11, 2, 8)):
         _product(matmul_cost, m, n, k, size)
     yield "a convolution: kernel 3, and a kernel of 1"
     _conv(conv_cost, 5, 6, 11, 17, 13, 3, 1, 0, 1, 4)
