@@ -631,7 +631,7 @@ plt.show()
 #
 # ## Why weights stay in float32
 #
-# The next number after 1 in bfloat16 is 1.0078. An update of 0.001 is less than half of that distance, so it is rounded
+# The next number below 1 in bfloat16 is 0.9961. An update of 0.001 is less than half of that distance, so it is rounded
 # away, and so is the next one, for ever:
 
 # %%
@@ -645,8 +645,8 @@ for dtype in (torch.bfloat16, torch.float16, torch.float32):
 # %% [markdown]
 # ### Balise 5 · The unit in the last place, and master weights · further · about 10 min
 #
-# An update counts if it is more than half of the distance to the next number, the *unit in the last place*. Where it does
-# not, a second copy of the weights in float32, the *masters*, collects what 16 bits would round away.
+# An update counts if it is more than half of the distance to the next number, the *unit in the last place*. (From a power
+# of two down to 0 the next number is half as far.) Where it does not, a second copy of the weights in float32, the *masters*, collects what 16 bits would round away.
 #
 # 1. `ulp(x)`: for a tensor in bfloat16, float16 or float32 return the distance from $|x|$ to the next larger number *of
 #    its dtype*, same shape. It is the same between two powers of two, $\epsilon\,2^{\lfloor\log_2 |x|\rfloor}$ with `info.eps` the
@@ -852,8 +852,8 @@ OPTIMIZERS = {"SGD": 0, "SGD, momentum": 1, "AdamW": 2}  # numbers it keeps for 
 # are given: backward leaves a gradient in the dtype of its weight.
 #
 # 1. `bytes_per_parameter(setup, states)`: add to `parts`
-#    - `masters`: a float32 copy of the weight, if the setup has them (0 if not);
 #    - `states`: the optimizer's numbers (`states` is how many), in the dtype of *what it updates*, weight or master;
+#    - `masters`: a float32 copy of the weight, if the setup has them (0 if not);
 #    - `casts`: the copy that autocast makes of a weight whose dtype is not `compute`, and keeps until backward is done.
 # 2. `largest_model(capacity, setup, states, activations)`: the largest number of parameters (an `int`, 0 if none) that
 #    fits into `capacity` bytes beside so many `activations` (numbers, not bytes: each has the dtype `compute`).
