@@ -214,6 +214,17 @@ bank.several(2, "device-hard-coded", changed_step(device_type="cuda"), report)
 bank.several(2, "not-loss-and-logits", changed_step(after=lambda loss, logits: loss.detach()), report)
 
 
+def rounds_weights(model, images, labels, optimizer, device):
+    """A right step; then the weights lose their digits, and stay float32 by name."""
+    found = step(model, images, labels, optimizer, device)
+    for p in model.parameters():
+        p.data = p.data.to(torch.bfloat16).to(torch.float32)
+    return found
+
+
+bank.several(2, "weights-converted", rounds_weights, report)
+
+
 def narrow_gradients(model, images, labels, optimizer, device):
     """The optimizer is given gradients in bfloat16, by a model converted for the step only."""
     images, labels = moved(images, labels, device)

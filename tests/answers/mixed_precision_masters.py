@@ -147,6 +147,7 @@ def normal_no_zero(x):
 
 
 bank.several(5, "nothing-returned", lambda x: None, Masters)
+bank.several(5, "ulp-changes-x", lambda x: ulp(x.abs_()), Masters)
 bank.several(5, "ulp-shape", lambda x: ulp(x)[0], Masters)
 bank.several(5, "ulp-shape", lambda x: torch.finfo(x.dtype).eps, Masters)
 bank.several(5, "ulp-negative", lambda x: ulp(x) * x.sign().double() if x[0] < 0 else ulp(x), Masters)
@@ -185,6 +186,26 @@ class FromParameters(Masters):
             if p.grad is not None:
                 v.mul_(self.mu).add_(p.grad.float())
                 p.copy_(p.float() - self.lr * v)
+
+
+class NarrowUpdate(Masters):
+    """Has masters, and does not write them."""
+
+    def write(self, p, w):
+        i = next(i for i, q in enumerate(self.p) if q is p)
+        p.sub_((self.lr * self.v[i]).to(p.dtype))
+
+
+class VelocityLate(Masters):
+    """The master moves by the velocity of the step before."""
+
+    @torch.no_grad()
+    def step(self):
+        for p, w, v in zip(self.p, self.w, self.v):
+            if p.grad is not None:
+                w.add_(v, alpha=-self.lr)
+                p.copy_(w)
+                v.mul_(self.mu).add_(p.grad)
 
 
 class InHalf(Masters):
@@ -259,6 +280,8 @@ bank.several(5, "parameters-widened", ulp, InFloat32)
 bank.several(5, "parameters-replaced", ulp, NotWritten)
 bank.several(5, "masters-not-kept", ulp, FromParameters)
 bank.several(5, "masters-not-kept", ulp, InHalf)
+bank.several(5, "masters-not-kept", ulp, NarrowUpdate)
+bank.several(5, "velocity-late", ulp, VelocityLate)
 bank.several(5, "momentum-in-half", ulp, HalfMomentum)
 bank.several(5, "momentum-dampened", ulp, Dampened)
 bank.several(5, "momentum-ignored", ulp, NoMomentum)

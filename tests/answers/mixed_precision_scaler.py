@@ -126,6 +126,15 @@ class LossScaler(Base):
 # ---------------------------------------------------------------- wrong
 
 
+@wrong("wrong-trace")
+class LossScaler(Base):
+    """Never lets the scale fall below one."""
+
+    def update(self):
+        super().update()
+        self.s = max(self.s, 1.0)
+
+
 @wrong("library-scaler")
 class LossScaler(torch.amp.GradScaler):
     def __init__(self, **options):

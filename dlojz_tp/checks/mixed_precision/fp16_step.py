@@ -22,15 +22,16 @@ HINTS = {
     "infinite: let scaler.step(optimizer) decide.",
     "never-unscaled": "unscale_ is not called before the clipping: the norm is measured on gradients that are {scale:.0f} "
     "times too large, and nearly every step is clipped.",
-    "clipped-before-unscale": "The gradients were clipped while they were still scaled, and made small a second time by "
-    "unscale_. Change the order.",
+    "clipped-before-unscale": "The gradients were clipped while they were still scaled. Change the order: unscale_ "
+    "first, so that max_norm limits the gradients themselves.",
     "clipped-after-step": "The optimizer stepped with gradients that were not clipped yet.",
     "not-clipped": "The gradients were not clipped: their global norm at the update is {norm:.3g}, max_norm is {limit:.3g}.",
     "clipped-by-value": "Each number was cut off by itself. Clipping by global norm keeps the direction: one factor for all.",
     "clipped-each": "Each parameter was clipped by its own norm. The global norm is that of all gradients as one vector.",
     "always-normalised": "The norm is below max_norm here, and the gradients were changed all the same. Never make them "
     "larger.",
-    "max-norm-ignored": "The norm of the clipped gradients is {norm:.3g}. max_norm is an argument: here it is {limit:.3g}.",
+    "max-norm-ignored": "The global norm of the clipped gradients, the root of the sum of all squares, is {norm:.3g}. max_norm is "
+    "an argument: here it is {limit:.3g}.",
     "wrong-clipping": "The gradients at the update are not those of a float64 loop, clipped by their global norm.",
     "no-scaler-update": "scaler.update() is never called: the scale can neither shrink after an overflow nor grow.",
     "update-too-early": "scaler.update() came before scaler.step(). It ends the step: what unscale_ found is then forgotten.",

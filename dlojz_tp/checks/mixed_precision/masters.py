@@ -10,6 +10,7 @@ from dlojz_tp.measure import LiveBytes
 
 HINTS = {
     "ulp-shape": "One number for each value of x: same shape.",
+    "ulp-changes-x": "x itself has changed. A method whose name ends in _ writes into its tensor.",
     "ulp-negative": "A distance is never negative. For a negative x it is that of its absolute value.",
     "ulp-relative": "This is a share of x. The distance is the same over a whole power of two: for 1.0 and for 1.99.",
     "ulp-constant": "This is the distance at 1. It doubles with each power of two.",
@@ -22,7 +23,9 @@ HINTS = {
     "parameters-widened": "After the step a parameter is in {got_dtype}. The model computes in 16 bits: write the rounded "
     "master into the parameter.",
     "parameters-replaced": "The model's own parameters did not change. Write into them (copy_), do not make new ones.",
-    "masters-not-kept": "Small updates are lost: the parameters stand still. Masters must be made once, in float32, and stay.",
+    "masters-not-kept": "Small updates are lost: the parameters stand still. Masters are made once, in float32, and stay, and "
+    "each parameter is written from its master, rounded once, to its own dtype.",
+    "velocity-late": "The first step with momentum moves nothing. Update v with the gradient first, then the master with v.",
     "momentum-in-half": "Momentum is kept in 16 bits: there too, what is below half a unit is lost.",
     "momentum-dampened": "The new gradient enters momentum whole: v ← momentum · v + g, without (1 − momentum).",
     "momentum-ignored": "These are the weights of SGD without momentum.",
@@ -77,7 +80,10 @@ def _ulp(ulp, dtype):
     ):  # fmt: skip
         x = torch.tensor(values, dtype=torch.float64).to(dtype)
         wanted = _next(x)
-        got = ulp(x.clone())
+        given = x.clone()
+        got = ulp(given)
+        if not torch.equal(given, x):
+            raise Wrong("ulp-changes-x", expected=x.float(), got=given.float())
         if got is None:
             raise Wrong("nothing-returned")
         if not isinstance(got, torch.Tensor) or got.shape != x.shape:
@@ -167,7 +173,7 @@ def _steps(optimizer_class, dtype):
         optimizer.step()
         reference.step()
         if k == 0 and _checked(params, before, dtype):
-            raise Wrong("parameters-replaced")
+            raise Wrong("velocity-late")
     _checked(params, before, dtype)
     if _near(params, truth):
         return

@@ -70,7 +70,7 @@ _OPTIONS = [
     {"init_scale": 2.0**10, "growth_factor": 2.0, "backoff_factor": 0.5, "growth_interval": 3},
     {"init_scale": 2.0**16, "growth_factor": 4.0, "backoff_factor": 0.25, "growth_interval": 2},
     {"init_scale": 48.0, "growth_factor": 1.5, "backoff_factor": 0.75, "growth_interval": 1},
-    {"init_scale": 2.0**4, "growth_factor": 2.0, "backoff_factor": 0.5, "growth_interval": 5},
+    {"init_scale": 0.5, "growth_factor": 2.0, "backoff_factor": 0.5, "growth_interval": 5},  # goes below 1
     {"init_scale": 2.0**20, "growth_factor": 4.0, "backoff_factor": 0.5, "growth_interval": 1},  # far beyond usual caps
 ]
 
