@@ -185,7 +185,9 @@ def prepare_permuted(model):
 def prepare_anew(model):
     for layer in model.modules():
         for name, p in list(layer.named_parameters(recurse=False)):
-            setattr(layer, name, nn.Parameter(p.detach().contiguous(memory_format=LAST) if p.dim() == 4 else p.detach()))
+            setattr(
+                layer, name, nn.Parameter(p.detach().contiguous(memory_format=LAST) if p.dim() == 4 else p.detach())
+            )
     return model.to(memory_format=LAST)
 
 
