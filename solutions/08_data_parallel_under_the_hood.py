@@ -6,8 +6,8 @@
 # start on all ranks, buckets, all-reduces that run while backward still computes, at the end the all-reduce itself. Then
 # your own `DataParallel` runs against PyTorch's.
 #
-# **What you will gain.** A ResNet-50 has 102 MB of float32 gradients in every step. The next cell asks how long they travel,
-# and whether that time can disappear behind backward. It is an *estimate*: published speed of a card, links from data
+# **What you will gain.** A ResNet-50 has 102 MB of float32 gradients in every step. The first table below says how long they
+# travel, and whether that time can disappear behind backward. It is an *estimate*: published speed of a card, links from data
 # sheets, nothing measured here.
 
 # %% tags=["setup"]
@@ -365,7 +365,7 @@ report.communications(record_one_by_one)
 # the other: nothing is hidden behind work.
 
 # %% [markdown]
-# ### Balise 4 · Flat buckets · about 14 min
+# ### Balise 4 · Flat buckets · about 15 min
 #
 # Each message has a fixed cost besides its bytes, and a ResNet-50 has 161 parameters, most of them tiny. So one puts the
 # gradients of several parameters into one flat tensor, a **bucket**, and reduces that.
@@ -374,8 +374,8 @@ report.communications(record_one_by_one)
 # first. A bucket holds at most `capacity` **bytes** and one dtype; a parameter that is larger than that gets a bucket of its
 # own. Write what happens to one parameter: `size` are its bytes, `room` those that are left in the last bucket.
 #
-# **`average_in_buckets`**: the gradients of a bucket into one flat tensor, **one** all-reduce, and the means back into the
-# gradients, which may lie in memory otherwise than row by row. About 5 and 6 lines.
+# **`average_in_buckets`**: the gradients of a bucket, all of them there, into one flat tensor, **one** all-reduce, and the
+# means back into the gradients, which may lie in memory otherwise than row by row. About 5 and 6 lines.
 #
 # <details><summary>Hint</summary>
 #
@@ -449,7 +449,7 @@ faster.shows(many / one, "× {:.1f}", "The bytes are the same: what is gained is
 
 # %% [markdown]
 # A single bucket is among the cheapest here, but it could only be sent when *everything* is there. PyTorch's default is
-# 25 MB.
+# 25 MB, and 1 MB for the bucket that leaves first.
 #
 # ## While backward goes on
 #
@@ -724,8 +724,8 @@ tp.check(7, Reducer)
 #
 # $$2\,(N-1)\,\frac{n}{N} \;=\; 2\,\frac{N-1}{N}\,n \quad\text{bytes, less than } 2n \text{ however many ranks there are,}$$
 #
-# and no algorithm needs less (Patarasuk and Yuan, *Bandwidth optimal all-reduce algorithms for clusters of workstations*,
-# 2009). Below: how many ranks' values each chunk holds, after each step.
+# and no algorithm in which the ranks do the adding needs less (Patarasuk and Yuan, *Bandwidth optimal all-reduce algorithms
+# for clusters of workstations*, 2009; where the network's switches add, a rank sends about $n$). Below: how many ranks' values each chunk holds, after each step.
 
 # %%
 n = 4
@@ -970,7 +970,8 @@ tp.progress()
 # <details><summary>A parameter was used by no rank. Is it the same whether its gradient is zero or None?</summary>
 #
 # Not for the optimizer. With None it skips the parameter; with zero, momentum goes on moving it, and weight decay goes on
-# shrinking it. PyTorch's DDP sends one more message, which parameters were used anywhere, and leaves the others None.
+# shrinking it. With <code>find_unused_parameters=True</code>, PyTorch's DDP sends one more message, which parameters were used
+# anywhere, and leaves the others None; without, the next forward raises an error.
 # </details>
 #
 # ## To remember

@@ -6,7 +6,7 @@
 # comes. Most of these go wrong silently. You judge them by one truth: **many ranks must compute what one process computes
 # on the whole batch**.
 #
-# **What you will gain.** The third cell estimates it for ResNet-50 on up to 1,024 GPUs: a model, not a measurement. At the
+# **What you will gain.** The first table below estimates it for ResNet-50 on up to 1,024 GPUs: a model, not a measurement. At the
 # end you put measured points of this machine beside it.
 
 # %% tags=["setup"]
@@ -331,7 +331,7 @@ for n in (1, 2, 4):
 #
 # **`SyncBatchNorm.forward(x)`**, `x` of shape `(b, channels, h, w)`, `b` not the same on each rank: write `n`, the number
 # of values of a channel over all ranks (a tensor without a gradient), and each channel's `mean` and biased variance `var`,
-# shape `(channels,)`. One message is enough:
+# shape `(channels,)`, with **one** message forward and one backward:
 #
 # $$S_1 = \sum x, \quad S_2 = \sum x^2, \qquad \mu = S_1/n, \quad \sigma^2 = S_2/n - \mu^2$$
 #

@@ -384,7 +384,8 @@ if found["by_block"]["sent"]:  # a single GPU sends nothing
 # would be there again at once. A block is a good segment, and not all blocks have to be one.
 #
 # **`shard_recomputed(model, mesh, every=1)`**: make segments of the blocks 0, `every`, 2·`every`, …; the others stay as they
-# are. The groups, which are made afterwards, are given. About 2 lines.
+# are, and all parameters keep their names, by which checkpoints find them. The groups, which are made afterwards, are given.
+# About 2 lines.
 #
 # <details><summary>Hint</summary>
 #
@@ -520,8 +521,8 @@ else:
     print("The shards are in the CPU's memory already: without a GPU there is nothing to measure here.")
 
 # %% [markdown]
-# What does it cost? Per step and rank, the shards go up the link to the GPU twice (forward, backward; the root's once) in
-# float32, and the gradients down once. Then the CPU updates the shard: how long does one core take here, with
+# What does it cost? Per step and rank, the shards go up the link to the GPU twice (forward, backward; the root's only once,
+# which the estimate below leaves aside) in float32, and the gradients down once. Then the CPU updates the shard: how long does one core take here, with
 # `fused=True`, in one pass over memory? All else is an *estimate*: rates are assumptions.
 
 # %%
@@ -636,7 +637,8 @@ for n in (2, 4):
 
 # %% [markdown]
 # With more ranks the first figure stays above the size of the model, the second one falls with the shards. On GPUs `DTensor`
-# keeps the random numbers of shards apart by itself. A checkpoint of a model that was trained before takes the place of
+# keeps the random numbers of shards apart by itself: with its first ones it gives all ranks the generator's state of rank 0,
+# and there the seeds are to be equal. A checkpoint of a model that was trained before takes the place of
 # `init_weights`; the rotary tables, which are in no checkpoint, have to be filled even so.
 
 # %% [markdown]
@@ -1064,9 +1066,9 @@ else:
 #
 # The library that brought ZeRO asks for the stage in a JSON configuration. Same model, same batches, same AdamW; where
 # `deepspeed` is installed (extra `frameworks`) the next cells train at stages 1, 2 and 3 beside
-# `fully_shard`, and demand equal losses (to 1e-3). Three traps: some versions clip at 1.0 unless you set it to 0; an optimizer of
-# PyTorch's needs `zero_allow_untested_optimizer`; and its buckets are for billions, 500 million numbers each, unless you
-# say less.
+# `fully_shard`, and demand equal losses (to 1e-3). Three traps: some versions clip at 1.0 unless you set it to 0; an
+# optimizer that is not on its list (Adam and AdamW are) needs `zero_allow_untested_optimizer`; and its buckets are for
+# billions, 500 million numbers each, unless you say less.
 
 
 # %%
