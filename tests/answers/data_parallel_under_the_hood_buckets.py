@@ -138,6 +138,31 @@ def average_gradients(parameters):
             mean(p.grad.clone())
 
 
+@bank.wrong(3, "not-copied-back")
+def average_gradients(parameters):
+    """Only tables."""
+    for p in parameters:
+        if p.grad is not None and p.grad.dim() > 1:
+            mean(p.grad)
+
+
+@bank.wrong(3, "rank-failed")
+def average_gradients(parameters):
+    """A gradient of zeros is not sent; another rank may have more there, and waits."""
+    for p in parameters:
+        if p.grad is not None and p.grad.count_nonzero():
+            mean(p.grad)
+
+
+@bank.wrong(3, "ddp-borrowed")
+def average_gradients(parameters):
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    for dtype in {g.dtype: 0 for g in gradients}:
+        dist.all_reduce_coalesced([g for g in gradients if g.dtype == dtype])
+    for g in gradients:
+        g /= dist.get_world_size()
+
+
 @bank.wrong(3, "reduce-not-all-reduce")
 def average_gradients(parameters):
     for p in parameters:
@@ -307,6 +332,35 @@ pair("exactly-full", lambda ps, c: filled(ps, c, fits=lambda need, room: need < 
 pair("half-empty", lambda ps, c: [[p] for p in reversed(ps)])
 pair("not-a-list", lambda ps, c: torch.cat([p.flatten() for p in ps]))
 pair("not-a-list", lambda ps, c: [[p.numel() for p in bucket] for bucket in filled(ps, c)])
+
+
+def first_that_fits(parameters, capacity):
+    buckets = []
+    for p in reversed(parameters):
+        size = p.numel() * p.element_size()
+        for bucket in buckets:
+            if bucket[0].dtype == p.dtype and size + sum(q.numel() * q.element_size() for q in bucket) <= capacity:
+                bucket.append(p)
+                break
+        else:
+            buckets.append([p])
+    return buckets
+
+
+def emptiest(parameters, capacity):
+    """Into the bucket with the most room."""
+    buckets = []
+    for p in reversed(parameters):
+        held = sorted((sum(q.nbytes for q in b), k) for k, b in enumerate(buckets) if b[0].dtype == p.dtype)
+        if held and held[0][0] + p.nbytes <= capacity:
+            buckets[held[0][1]].append(p)
+        else:
+            buckets.append([p])
+    return buckets
+
+
+pair("earlier-bucket", first_that_fits)
+pair("earlier-bucket", emptiest)
 pair("nothing-returned", lambda ps, c: filled(ps, c).clear())
 pair("parameter-doubled", lambda ps, c: [*filled(ps, c), [ps[0]]])
 
@@ -448,6 +502,31 @@ def sent_wide(buckets):
 
 
 pair("sent-too-much", average=sent_wide)
+
+
+def sent_narrow(buckets, kind=torch.float32):
+    for bucket in buckets:
+        flat = mean(torch.cat([p.grad.reshape(-1).to(kind) for p in bucket]))
+        for p, piece in zip(bucket, flat.split([p.numel() for p in bucket])):
+            p.grad.copy_(piece.view(p.shape))
+
+
+pair("sent-rounded", average=sent_narrow)
+
+
+def received_narrow(buckets):
+    """Into a flat tensor of the default dtype, as torch.zeros makes it."""
+    for bucket in buckets:
+        flat, first = torch.zeros(sum(p.numel() for p in bucket), device=bucket[0].device), 0
+        for p in bucket:
+            flat[first : first + p.numel()] = p.grad.reshape(-1)
+            first += p.numel()
+        mean(flat)
+        for p, piece in zip(bucket, flat.split([p.numel() for p in bucket])):
+            p.grad.copy_(piece.view(p.shape))
+
+
+pair("sent-rounded", average=received_narrow)
 
 
 def wrong_pieces(buckets):

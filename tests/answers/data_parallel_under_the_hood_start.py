@@ -123,6 +123,16 @@ def broadcast_state(model):
             send(t)
 
 
+@bank.wrong(1, "wrong-state")
+def broadcast_state(model):
+    """What lies in layers of known kinds, the numbers with a point among it."""
+    for module in model.modules():
+        if isinstance(module, (nn.Linear, nn.BatchNorm1d, nn.Embedding)):
+            for t in tensors(module):
+                if t.is_floating_point():
+                    send(t)
+
+
 @bank.wrong(1, "state-dict-misses")
 def broadcast_state(model):
     for t in model.state_dict().values():
@@ -372,6 +382,13 @@ def my_indices(n, rank, world_size, epoch, seed=0, drop_last=False):
     return (order[: n // world_size * world_size] if drop_last else padded(order, world_size))[rank::world_size]
 
 
+@bank.wrong(2, "same-every-epoch")
+def my_indices(n, rank, world_size, epoch, seed=0, drop_last=False):
+    """Ten orders, again and again."""
+    order = shuffled(n, 100 * seed, epoch % 10)
+    return (order[: n // world_size * world_size] if drop_last else padded(order, world_size))[rank::world_size]
+
+
 @bank.wrong(2, "own-share-shuffled")
 def my_indices(n, rank, world_size, epoch, seed=0, drop_last=False):
     order = list(range(n))
@@ -383,6 +400,54 @@ def my_indices(n, rank, world_size, epoch, seed=0, drop_last=False):
 @bank.wrong(2, "seed-ignored")
 def my_indices(n, rank, world_size, epoch, seed=0, drop_last=False):
     order = shuffled(n, 0, epoch)
+    return (order[: n // world_size * world_size] if drop_last else padded(order, world_size))[rank::world_size]
+
+
+@bank.wrong(2, "seed-ignored")
+def my_indices(n, rank, world_size, epoch, seed=0, drop_last=False):
+    """The first epoch is the same for all seeds."""
+    order = shuffled(n, 0, epoch * (2 * seed + 1))
+    return (order[: n // world_size * world_size] if drop_last else padded(order, world_size))[rank::world_size]
+
+
+@bank.wrong(2, "drawn-again")
+def my_indices(n, rank, world_size, epoch, seed=0, drop_last=False):
+    order = torch.randint(0, n, (n,), generator=torch.Generator().manual_seed(seed + epoch)).tolist()
+    return (order[: n // world_size * world_size] if drop_last else padded(order, world_size))[rank::world_size]
+
+
+@bank.wrong(2, "drawn-again")
+def my_indices(n, rank, world_size, epoch, seed=0, drop_last=False):
+    order = np.random.default_rng([seed, epoch]).choice(n, n).tolist()
+    return (order[: n // world_size * world_size] if drop_last else padded(order, world_size))[rank::world_size]
+
+
+@bank.wrong(2, "ascending")
+def my_indices(n, rank, world_size, epoch, seed=0, drop_last=False):
+    order = shuffled(n, seed, epoch)
+    return sorted((order[: n // world_size * world_size] if drop_last else padded(order, world_size))[rank::world_size])
+
+
+@bank.wrong(2, "ascending")
+def my_indices(n, rank, world_size, epoch, seed=0, drop_last=False):
+    """Blocks, each put in order."""
+    order = shuffled(n, seed, epoch)
+    order = order[: n // world_size * world_size] if drop_last else padded(order, world_size)
+    return np.sort(order[rank * len(order) // world_size :][: len(order) // world_size]).tolist()
+
+
+@bank.wrong(2, "rotated")
+def my_indices(n, rank, world_size, epoch, seed=0, drop_last=False):
+    """One permutation, begun at another place in each epoch."""
+    order = shuffled(n, seed, 0)
+    order = order[3 * epoch % n :] + order[: 3 * epoch % n]
+    return (order[: n // world_size * world_size] if drop_last else padded(order, world_size))[rank::world_size]
+
+
+@bank.wrong(2, "rotated")
+def my_indices(n, rank, world_size, epoch, seed=0, drop_last=False):
+    """One permutation, its numbers moved on, and read backwards in every second epoch."""
+    order = [(i + 11 * epoch) % n for i in shuffled(n, seed, 0)][:: 1 if epoch % 2 else -1]
     return (order[: n // world_size * world_size] if drop_last else padded(order, world_size))[rank::world_size]
 
 

@@ -19,8 +19,8 @@ HINTS = {
     "divided-twice": "This is the mean divided by world_size once more. Divide once: before the sum, or after it.",
     "not-waited": "When your code returned on rank {rank}, the all-reduce was still on its way: the gradients changed "
     "afterwards. Wait for each asynchronous operation before its result is used.",
-    "not-copied-back": "The ranks exchanged values, but rank {rank} still holds its own gradients. What was reduced was a "
-    "copy, or the result was read before the wait: write it back into p.grad, afterwards.",
+    "not-copied-back": "The ranks exchanged values, but rank {rank} still holds its own gradients, of some parameters at "
+    "least. Is each p.grad itself reduced? The sum of a copy has to be written back into it, after the wait.",
     "wrong-gradient": "The gradients are not the mean over the ranks.",
     "weights-changed": "The parameters themselves changed. Only their gradients are to be averaged.",
     "no-handle": "Without async_op=True, a collective returns None when it is done, and None has no wait(): {error}. With it, the "
@@ -44,6 +44,7 @@ def own_work():
 
     return refusing(
         (parallel.DistributedDataParallel, "__init__", "DistributedDataParallel"),
+        (dist, "all_reduce_coalesced", "all_reduce_coalesced"),
         (utils, "_sync_module_states", "_sync_module_states"),
         (utils, "_sync_params_and_buffers", "_sync_params_and_buffers"),
     )

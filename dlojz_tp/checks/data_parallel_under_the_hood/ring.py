@@ -117,7 +117,7 @@ def _run(ring_all_reduce):
         if failure.world_size == 1:  # the last one
             raise Wrong("ring-of-one", got=failure.summary) from None
         try:
-            on_ranks(_on_rank, ring_all_reduce, ["twelve"], timeout=3)
+            _sums(on_ranks(_on_rank, ring_all_reduce, ["twelve"], timeout=3), "twelve")
         except RankError:
             raise error from None
         raise Wrong("does-not-divide", error=failure.summary) from None

@@ -33,11 +33,16 @@ HINTS = {
     "the tail of the permutation out.",
     "drop-last-ignored": "With drop_last=True no index may appear twice, and the tail is left out: n // world_size a rank.",
     "too-few": "With drop_last=True each rank gets n // world_size indices, here {each}.",
-    "same-every-epoch": "Two epochs give the same order. Seed the generator with the epoch as well.",
+    "same-every-epoch": "Two epochs give the same order. Seed the generator with the whole number of the epoch as well.",
     "own-share-shuffled": "In every epoch a rank sees the same samples, only in another order. Shuffle all n, then take "
     "the part.",
     "seed-ignored": "Another seed gives the same order.",
-    "rotated": "The order is only shifted from epoch to epoch: neighbours stay neighbours. Use a random permutation.",
+    "rotated": "The order is only shifted or turned round from epoch to epoch: neighbours stay neighbours. Draw a new permutation "
+    "in each epoch.",
+    "ascending": "Every share is in ascending order, so that a batch holds samples which stand together. Leave a share in the order of "
+    "the permutation.",
+    "drawn-again": "One rank alone gets samples twice, and others never. A permutation holds each sample once: torch.randperm, not "
+    "random numbers.",
     "not-reproducible": "The same arguments give another order the second time. A run could not be resumed.",
 }  # fmt: skip
 
@@ -46,7 +51,7 @@ def balise_2(my_indices):
     """Shares of 1 to 4 ranks, and of 7, for sizes that divide, do not divide, and are smaller than the world."""
     with replaced(torch.utils.data.DistributedSampler, "__init__", _refuse):
         yield "12 samples over 1, 2, 3 and 4 ranks: disjoint, equally long, complete"
-        for size in (2, 1, 3, 4):
+        for size in (1, 2, 3, 4):
             _whole(_shares(my_indices, 12, size, epoch=0), 12, size, drop_last=False)
         yield "a tail: 10, 13 and 1003 samples, padded"
         for n, size in ((10, 4), (13, 3), (13, 4), (1003, 4), (1003, 7)):
@@ -136,7 +141,7 @@ def _whole(shares, n, size, drop_last):
         raise Wrong(slug, expected=each, got=lengths[0], where=where, missing=missing[:8], n=n, size=size)
     if missing:
         # the padding alone cannot make samples disappear: then the ranks have drawn differently
-        raise Wrong("shuffles-differ", got=shares if n < 20 else None, where=where)
+        raise Wrong("shuffles-differ" if size > 1 else "drawn-again", got=shares if n < 20 else None, where=where)
     if max(counts) > -(-each * size // n):
         raise Wrong(
             "padded-with-one", expected="each index at most once more", got=shares if n < 20 else None, where=where
@@ -148,17 +153,29 @@ def _orders(my_indices):
     first, again = (_shares(my_indices, n, size, epoch=3) for _ in range(2))
     if first != again:
         raise Wrong("not-reproducible", where=f"n = {n}, {size} ranks, epoch 3, twice")
-    epochs = [_shares(my_indices, n, size, epoch=epoch) for epoch in (0, 1, 2)]
+    epochs = [_shares(my_indices, n, size, epoch=epoch) for epoch in (0, 1, 2, 5, 10, 50, 100)]
     for epoch, shares in enumerate(epochs):
         for other in epochs[epoch + 1 :]:
             if shares == other:
-                raise Wrong("same-every-epoch", where=f"n = {n}, {size} ranks, epochs 0, 1 and 2")
+                raise Wrong("same-every-epoch", where=f"n = {n}, {size} ranks, epochs 0 to 100")
+            if all(s == sorted(s) for s in other):
+                raise Wrong("ascending", got=other[0][:8], where=f"n = {n}, rank 0 of {size}")
+            turns = _turns(shares, n)
+            if len(turns & _turns(other, n)) > len(turns) // 10:  # two random orders share one in a hundred
+                raise Wrong("rotated", got=other[0][:8], where=f"n = {n}, rank 0 of {size}, epochs 0 to 100")
             if all(set(a) == set(b) for a, b in zip(shares, other, strict=True)):
-                raise Wrong("own-share-shuffled", where=f"n = {n}, {size} ranks, epochs 0, 1 and 2")
+                raise Wrong("own-share-shuffled", where=f"n = {n}, {size} ranks, epochs 0 to 100")
     for shares in epochs[1:]:
         steps = [(b - a) % n for s in shares for a, b in zip(s, s[1:])]
         # in a random order any one difference is rare
         if max(map(steps.count, set(steps))) > len(steps) // 4:
             raise Wrong("rotated", got=shares[0][:8], where=f"n = {n}, rank 0 of {size}, epoch 1")
-    if _shares(my_indices, n, size, epoch=3, seed=17) == first:
-        raise Wrong("seed-ignored", where=f"n = {n}, {size} ranks, seeds 0 and 17")
+    for epoch, known in ((3, first), (0, epochs[0])):
+        if _shares(my_indices, n, size, epoch=epoch, seed=17) == known:
+            raise Wrong("seed-ignored", where=f"n = {n}, {size} ranks, epoch {epoch}, seeds 0 and 17")
+
+
+def _turns(shares, n):
+    """The pairs of successive steps from neighbour to neighbour, in either direction: shifts and turns change none."""
+    steps = [[min((b - a) % n, (a - b) % n) for a, b in zip(s, s[1:])] for s in shares]
+    return {tuple(sorted(pair)) for one in steps for pair in zip(one, one[1:])}

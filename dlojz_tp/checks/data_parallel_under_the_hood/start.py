@@ -174,18 +174,18 @@ def _mistake(ranks, own, truth, name, rank):
     if name in ("strided", "window") and others_right:
         return "gaps", {}
     if _equal(value, mine):
-        return _left_out(name, others_right, truth), {}
+        return _left_out(name, others_right, telling, truth), {}
     return "wrong-state", {}
 
 
-def _left_out(name, right, truth):
+def _left_out(name, right, telling, truth):
     """Why a tensor still holds the rank's own values, judged by those that are right."""
     parameters = {key for key, _ in Zoo(0).named_parameters()}
     if not right:
         return "received-not-kept"
     if name not in parameters and not any(key not in parameters for key in right):
         return "buffers-forgotten"
-    if not truth[name].is_floating_point():
+    if not any(truth[key].is_floating_point() for key in telling if key not in right):
         return "integers-forgotten"
     if name == "table":
         return "state-dict-misses"
