@@ -498,6 +498,13 @@ bank.slip(8, "port-out-of-range", ("$((10000 + SLURM_JOB_ID % 20000))", "$((SLUR
 bank.slip(8, "number-octal", ("10000 + SLURM_JOB_ID % 20000", "12000 + ${{SLURM_JOB_ID: -4}}"))
 bank.slip(8, "number-octal", ("$((10000 + SLURM_JOB_ID % 20000))", '$(printf "1%04d" "${{SLURM_JOB_ID: -4}}")'))
 bank.slip(8, "port-fixed", ("$((10000 + SLURM_JOB_ID % 20000))", "29500"))
+bank.slip(8, "port-fixed", ("SLURM_JOB_ID % 20000", "SLURM_JOB_NUM_NODES"))
+bank.slip(8, "port-fixed", ("SLURM_JOB_ID % 20000", "SLURM_JOB_ID % 3"))
+bank.slip(8, "port-out-of-range", ("SLURM_JOB_ID % 20000", "SLURM_JOB_ID % 65000"))
+bank.slip(8, None, ("SLURM_JOB_ID % 20000", "SLURM_JOB_ID % 1000"))
+bank.slip(8, "started-again", ("srun {command}", "srun {command}\nsrun {command}"))
+bank.slip(8, "started-again", ("srun {command}", "for epoch in 1 2 3; do\n  srun --kill-on-bad-exit {command}\ndone"))
+bank.slip(8, "nodes-wrong", ("--nodes={nodes}", "--nodes=2"))
 bank.slip(8, "script-stopped", (ADDRESS, "cd /no/such/folder || exit 1\n" + ADDRESS))
 bank.slip(
     8,

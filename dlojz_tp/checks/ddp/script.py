@@ -18,7 +18,7 @@ HINTS = {
     "there are blanks before it in {line!r}.",
     "directive-spaced": "An option and its value are one word, --nodes=2, or two, --nodes 2: there are blanks around the = in "
     "{line!r}.",
-    "nodes-wrong": "Ask for the number of nodes with --nodes.",
+    "nodes-wrong": "The number of nodes that is asked for is not `nodes`, or there is none: --nodes=, with the argument's value.",
     "one-task-a-node": "That starts {found} processes. Each GPU wants one: ntasks-per-node is the number of GPUs of a node.",
     "gpus-missing": "No GPUs are asked for: the node's GPUs would not be visible to the job.",
     "gpus-wrong": "GPUs are asked for by node: {found} on each of {nodes} nodes came out, {wanted} were asked for.",
@@ -28,6 +28,7 @@ HINTS = {
     "no-time": "No time limit: the partition's default holds, and the job waits longer or ends too early.",
     "time-wrong": "The time limit reads as {found} minutes. Slurm takes minutes, or hours:minutes:seconds.",
     "no-srun": "The command must be started by srun: else it runs once, on the first node.",
+    "started-again": "The command is started {n} times. One srun starts it once for each process, on all nodes.",
     "command-missing": "srun does not start the command.",
     "command-one-word": "srun takes {found!r} for the name of one program: write the words of the command apart.",
     "shell-text-cut": "{shell} -c runs one word, and that is {found!r} here: what follows is lost. shlex.quote(command) writes "
@@ -211,6 +212,8 @@ def _right_step(case, options, calls):
     if not ours:
         slug, fields = _not_started(calls[-1][0], case["command"])
         raise Wrong(slug, expected=f"srun … {case['command']}", got=shlex.join(calls[-1][0]), **fields)
+    if len(ours) > 1:
+        raise Wrong("started-again", expected=1, got=len(ours), n=len(ours))
     words, variables = ours[0]
     inner = [word for word in words if word in ("torchrun", "torch.distributed.run", "mpirun", "accelerate")]
     if inner:

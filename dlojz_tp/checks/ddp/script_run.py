@@ -25,14 +25,14 @@ HINTS = {
     "a division, and add so much that no remainder leads out of this range.",
     "number-octal": "In job {job} the script stops at {found}: a number that begins with 0 is octal for bash, and has no 8 or 9. "
     "10# before it says that it is decimal: $((10#${{SLURM_JOB_ID: -4}})).",
-    "port-fixed": "MASTER_PORT is {found} in every job. Two jobs that share a node would meet: make it from the job's number.",
+    "port-fixed": "MASTER_PORT is {found} in several jobs. Two jobs that share a node would meet: make it from the job's whole number.",
     "rank-for-all": "The process with {slurm} {wanted} finds {name} {found!r}: the batch shell puts the value in once, before srun, "
     "and all processes receive the same. Each has its own SLURM_PROCID and SLURM_LOCALID, and join_world reads these.",
     "cores-not-told": "The job has {wanted} cores a process, and srun was not told: since Slurm 22.05 it takes one. Say "
     "--cpus-per-task to srun again, or export SRUN_CPUS_PER_TASK.",
 }
 
-FIRST, ADDRESS, JOBS = "node07", "10.0.0.7", (4242, 240089, 1240 * 65536, 599999, 65534)
+FIRST, ADDRESS, JOBS = "node07", "10.0.0.7", (64999, 240089, 1240 * 65536, 599999, 65534)
 RANK_NAMES = {"RANK": "SLURM_PROCID", "LOCAL_RANK": "SLURM_LOCALID", "WORLD_SIZE": "SLURM_NTASKS"}
 
 # What a script may call. srun: write down its arguments and variables, then start the command once, as the last rank of the first node;
@@ -169,5 +169,6 @@ def right_meeting(cases, found: list[dict[str, str]], scripts: list[str]) -> Non
         if not port.isdecimal() or not 1024 <= int(port) <= 65535:
             raise Wrong("port-out-of-range", got=port, where=where, found=port, job=job)
         ports.append(port)
-    if len(set(ports)) == 1:
-        raise Wrong("port-fixed", got=ports[0], found=ports[0])
+    if ports[1] == ports[3] or len(set(ports)) < 4:  # by small moduli a few may meet
+        found = max(ports, key=ports.count)
+        raise Wrong("port-fixed", got=found, found=found)

@@ -80,10 +80,11 @@ bank.variant(9, "random-forgotten", FLAT, ("        set_random_states(mine)\n", 
 bank.hint(
     9,
     "random-of-rank-0",
-    "All ranks draw the numbers of rank 0 now. `random` has one entry a rank: take that of this rank.",
+    "All ranks draw the numbers of rank 0 now. Save `self.random`, which has one entry a rank, and put back that of this rank.",
 )
 bank.slip(9, "random-of-rank-0", ('state["random"][dist.get_rank()]', 'state["random"][0]'))
 bank.slip(9, "random-of-rank-0", ('"random": self.random}', '"random": random_states()}'), ('state["random"][dist.get_rank()]', 'state["random"]'))  # fmt: skip
+bank.slip(9, "random-of-rank-0", ('"random": self.random}', '"random": [random_states()] * len(self.random)}'))
 bank.variant(9, "random-of-rank-0", FLAT, ('state["random"][dist.get_rank()]', 'next(iter(state["random"].values()))'))
 
 bank.hint(
