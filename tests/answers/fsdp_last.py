@@ -27,6 +27,7 @@ bank.slip(
     ("        loss.backward()\n", "        loss.backward()\n" + SYNC),
     ("    total = 0.0\n", "    total = 0.0\n    model.set_requires_gradient_sync(False)\n"),
 )
+bank.slip(8, "never-reduced", (SYNC, "        model.set_requires_gradient_sync(last and len(micro_batches) > 1)\n"))
 bank.slip(8, "sync-left-off", (STEP, STEP + "    model.set_requires_gradient_sync(False)\n"))
 bank.slip(
     8,

@@ -124,7 +124,7 @@ def _built(build_sharded):
     found = {"peak": 0, "devices": devices}
     outside = kept_outside(build_sharded)
     with _Held() as counter:
-        model = build_sharded(make_model, mesh, 3)
+        model = build_sharded(make_model, mesh, 0)
     found["peak"] = counter.peak + kept_outside(build_sharded) - outside
     found |= _described(model)
     fit = found["kind"] == "model" and found["shapes"] == _shapes() and set(found["where"].values()) == {"cpu"}
@@ -133,7 +133,7 @@ def _built(build_sharded):
     if not everywhere:
         return found
     if dist.get_world_size() == 2:
-        found["again"] = [_locals(build_sharded(make_model, mesh, seed)) for seed in (3, 4)]
+        found["again"] = [_locals(build_sharded(make_model, mesh, seed)) for seed in (0, 4)]
     tokens = _tokens()
     loss = language_loss(model, tokens)
     loss.backward()
@@ -264,9 +264,9 @@ def _right_draws(size, ranks):
         again, other = found["again"]
         name = "blocks.0.attention.query.weight"
         if not again or not close(again[name], found["weights"][name]):
-            raise Wrong("seed-without-effect", where=f"rank {rank} of {size}, seed 3 twice")
+            raise Wrong("seed-without-effect", where=f"rank {rank} of {size}, seed 0 twice")
         if close(other[name], found["weights"][name]):
-            raise Wrong("seed-without-effect", where=f"rank {rank} of {size}, seeds 3 and 4")
+            raise Wrong("seed-without-effect", where=f"rank {rank} of {size}, seeds 0 and 4")
 
 
 def _right_loss(size, ranks):

@@ -189,7 +189,7 @@ def _right_weights(size, ranks, case):
             slug = "old-gradients-kept" if found["after"] or size == 1 else "sync-left-off"
             raise Wrong(slug, where=f"{where}, second call")
         if close(first, _truth(size, case, 0), 1e-12):
-            slug = "never-reduced" if found["steps"] and not found["reduced"] and size > 1 else "no-update"
+            slug = "never-reduced" if found["steps"] and (size == 1 or not found["reduced"]) else "no-update"
         elif n > 1 and not found["reduced"] and size > 1:
             slug = "never-reduced"
         elif n > 1 and close(first, _truth(size, case, 1, "sum"), CLOSE):
