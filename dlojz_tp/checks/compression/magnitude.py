@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from dlojz_tp.checking.looks import Look, Value, form, judged, same
+from dlojz_tp.checking.looks import Look, Value, form, judged, same, tried
 
 DRAWN = torch.Generator().manual_seed(5)
 
@@ -18,6 +18,7 @@ TIES = [torch.tensor([[0.5, -0.5, 0.5, 0.5], [-0.5, 0.5, 0.5, 0.5]]), torch.full
 ODD = {
     "nothing": ([WEIGHTS[0]], 0.0), "everything": (WEIGHTS[:2], 1.0), "round(0.29 · 100) of 100": ([drawn(10, 10)], 0.29),
     "a layer without weights": ([torch.zeros(0, 3), drawn(3, 3)], 0.5), "a transposed layer": ([drawn(7, 3).T], 0.4),
+    "4 of 10 are zeros": ([torch.tensor([[0.0, 3, 0, -6, 1], [4, 0, -2, 5, 0]])], 0.5),
 }  # fmt: skip
 
 
@@ -35,9 +36,9 @@ def counted(masks):
     return [int((~mask).sum()) for mask in masks]
 
 
-# a network of two layers, and a batch of its own for each step
-FIRST, BIAS, SECOND = drawn(8, 6), drawn(8), drawn(3, 8)
-BATCHES = [(drawn(5, 6), drawn(5, 3)) for _ in range(7)]
+# a network of two layers of one shape, and a batch of its own for each step
+FIRST, BIAS, SECOND = drawn(6, 6), drawn(6), drawn(6, 6)
+BATCHES = [(drawn(5, 6), drawn(5, 6)) for _ in range(7)]
 MASKS = true_masks([FIRST, SECOND], 0.7, False)
 OPTIMIZERS = {
     "SGD with momentum": lambda ps: torch.optim.SGD(ps, lr=0.01, momentum=0.9, weight_decay=0.1),
@@ -89,6 +90,17 @@ def smaller(make, dense=DENSE):
     return torch.cat([one.detach() for one in kept])
 
 
+def others_stay(hold):
+    """Whether hold leaves what Adafactor remembers of a weight in other shapes: averages of its rows and columns."""
+    weight = nn.Parameter(WEIGHTS[0].clone())
+    optimizer = torch.optim.Adafactor([weight])
+    weight.square().sum().backward()
+    optimizer.step()
+    before = {name: value.clone() for name, value in optimizer.state[weight].items()}
+    end = tried(hold, [weight], true_masks([weight], 0.5, False), optimizer)
+    return not isinstance(end, str) and same(dict(optimizer.state[weight]), before)
+
+
 def observe(magnitude_masks, hold_zeros):
     given = [w.clone() for w in WEIGHTS]
     got = magnitude_masks(given, 0.5, False)
@@ -107,6 +119,7 @@ def observe(magnitude_masks, hold_zeros):
         yield {f"{name} zeros": sum(int((p[~mask] != 0).sum()) for p, mask in pairs)}
         kept = [p.detach()[mask] for p, mask in (pairs[0], (ps[1], slice(None)), pairs[1])]
         yield {f"{name} left": remembered(pairs, optimizer), name: torch.cat(kept)}
+    yield {"others": others_stay(hold_zeros)}
     yield {"fresh": torch.cat([p.detach().flatten() for p in trained(OPTIMIZERS["AdamW"], hold_zeros, dense=0)[0]])}
 
 
@@ -117,12 +130,18 @@ def remembered(pairs, optimizer):
     return sorted(found)
 
 
-def first_wrong(names):
-    def fields(seen, due):
-        k = next(k for k, (one, other) in enumerate(zip(seen, due)) if one != other)
-        return {"expected": f"{due[k]} zeros", "got": f"{seen[k]} zeros", "where": names[k]}
+def first_wrong(seen, due):
+    return next(k for k, (one, other) in enumerate(zip(seen, due)) if one != other)
 
-    return fields
+
+def of_case(seen, due):
+    """The hint of the first odd case that is wrong."""
+    return {2: "cut-decimals", 5: "zeros-not-counted"}.get(first_wrong(seen, due), "count")
+
+
+def in_case(seen, due):
+    k = first_wrong(seen, due)
+    return {"expected": f"{due[k]} zeros", "got": f"{seen[k]} zeros", "where": list(ODD)[k]}
 
 
 def fresh():
@@ -146,8 +165,8 @@ LOOKS = [
     Value("all layers together: which weights stay", numbers(False), masks_due(False), "wrong-mask"),
     Value("each layer alone", numbers(True), masks_due(True), "wrong-mask"),
     Look("equal magnitudes", "ties", [round(5.5), 4, round(1.5)], "ties"),
-    Look("how many, in odd cases", "odd", [counted(true_masks(ws, share, True)) for ws, share in ODD.values()], "count",
-         fields=first_wrong(list(ODD))),
+    Look("how many, in odd cases", "odd", [counted(true_masks(ws, share, True)) for ws, share in ODD.values()], of_case,
+         fields=in_case),
     Look("parameters that learn", "learnt", true_masks(WEIGHTS, 0.6, False), "wrong-mask"),
 ]  # fmt: skip
 for name, make in OPTIMIZERS.items():
@@ -156,7 +175,10 @@ for name, make in OPTIMIZERS.items():
         Look("in what it remembers too", f"{name} left", [], "states-stay", fields=lambda seen, due: {"names": ", ".join(seen)}),
         Value("what stayed learns as if the rest did not exist", name, smaller(make), "survivors"),
     ]  # fmt: skip
-LOOKS.append(Value("pruned before the first step", "fresh", fresh(), "survivors"))
+LOOKS += [
+    Look("Adafactor: what has another shape stays", "others", True, "other-shapes"),
+    Value("pruned before the first step", "fresh", fresh(), "survivors"),
+]
 
 
 def balise_5(magnitude_masks, hold_zeros):

@@ -25,7 +25,7 @@ def hold_zeros(weights, masks, optimizer):
         weight.data = weight.data * mask
         state = optimizer.state.get(weight, {})
         for name, value in state.items():
-            if torch.is_tensor(value) and value.dim() > 0:
+            if torch.is_tensor(value) and value.size() == mask.size():
                 state[name] = torch.where(mask, value, torch.zeros_like(value))
 """
 bank.text(5, None, TOPK)
@@ -51,8 +51,8 @@ def hold_zeros(weights, masks, optimizer):
                     value[~mask] = 0
 """
 bank.text(5, None, RANKS)
-SUBTRACT = ("            if isinstance(one, torch.Tensor) and one.shape == weight.shape:\n", "            if getattr(one, 'ndim', 0) == weight.ndim:\n")  # fmt: skip
-bank.slip(5, None, SUBTRACT, ("one.masked_fill_(~mask, 0)", "one.mul_(mask)"))
+OF_SHAPE = "isinstance(one, torch.Tensor) and one.shape == weight.shape"
+bank.slip(5, None, (OF_SHAPE, "getattr(one, 'shape', None) == mask.shape"), ("one.masked_fill_(~mask, 0)", "one.mul_(mask)"))
 bank.slip(5, "nothing-returned", ("    return masks", "    masks"))
 
 LOOP = "for one in (weight, *optimizer.state[weight].values()):"
@@ -110,11 +110,20 @@ bank.variant(5, "ties", TOPK, ("    flat = torch.zeros(len(sizes), dtype=torch.b
 bank.hint(
     5,
     "count",
-    "Not round(sparsity · n) weights go. Cutting off the decimals loses one where sparsity · n comes out a little too small.",
+    "Not round(sparsity · n) of the n weights go. At a sparsity of 0 none does, at 1 all do; beware of order[-0:], which is all of it.",
 )
-bank.slip(5, "count", ("round(sparsity", "int(sparsity"))
 bank.slip(5, "count", ("round(sparsity * len(sizes))", "max(1, round(sparsity * len(sizes)))"))
-bank.variant(5, "count", TOPK, ("round(len(sizes) * sparsity)", "int(len(sizes) * sparsity)"))
+bank.slip(5, "count", ("sizes.argsort()[: round(sparsity * len(sizes))]", "sizes.argsort(descending=True)[-round(sparsity * len(sizes)) :]"))  # fmt: skip
+bank.variant(5, "count", TOPK, ("sizes.topk(stay).indices", "sizes.argsort()[-stay:]"))
+
+bank.hint(5, "cut-decimals", "Not round(sparsity · n) of the n weights go. Cutting off the decimals loses one where sparsity · n comes out a little too small.")  # fmt: skip
+bank.slip(5, "cut-decimals", ("round(sparsity", "int(sparsity"))
+bank.variant(5, "cut-decimals", TOPK, ("round(len(sizes) * sparsity)", "int(len(sizes) * sparsity)"))
+
+bank.hint(5, "zeros-not-counted", "round(sparsity · n) of the n weights go in all. Those that are zero already count among them: they are the smallest.")  # fmt: skip
+bank.slip(5, "zeros-not-counted", ("mask = torch.ones_like(sizes, dtype=torch.bool)", "mask = sizes > 0"),
+          ("sizes.argsort()[: round(", "sizes.where(mask, torch.inf).argsort()[: round("))  # fmt: skip
+bank.variant(5, "zeros-not-counted", TOPK, ("round(len(sizes) * sparsity)", "round(len(sizes) * sparsity) - int((sizes == 0).sum())"))  # fmt: skip
 
 bank.hint(5, "zeros-come-back", "{n} pruned weights are not zero after the last step. hold_zeros comes after each step and writes zeros into the weights, in place: "
           "what is zeroed in a copy, or in the gradient alone, does not hold.")  # fmt: skip
@@ -131,9 +140,10 @@ bank.slip(5, "states-stay", (LOOP, 'for one in (weight, optimizer.state[weight].
 bank.slip(5, "states-stay", (LOOP, 'for one in (weight, *(optimizer.state[weight].get(name) for name in ("momentum_buffer", "exp_avg", "exp_avg_sq"))):'))  # fmt: skip
 bank.variant(5, "states-stay", RANKS, ("for value in optimizer.state[weight].values():", "for name, value in optimizer.state[weight].items():"),
              ("if hasattr(value,", "if name[:3] in ('mom', 'exp') and hasattr(value,"))  # fmt: skip
-bank.variant(5, "states-stay", TOPK, ("value.dim() > 0", "name == 'momentum_buffer'"))
+bank.variant(5, "states-stay", TOPK, ("value.size() == mask.size()", "name == 'momentum_buffer'"))
 
 bank.hint(5, "survivors", "The zeros are right, but the weights that stayed do not move as they should: what is remembered of them, or of other parameters, was lost or changed.")  # fmt: skip
+bank.slip(5, "survivors", (LOOP, "for one in (weight, *(value for state in optimizer.state.values() for value in state.values())):"))  # fmt: skip
 bank.slip(5, "survivors", ("    for weight, mask", "    optimizer.state.clear()\n    for weight, mask"))
 bank.slip(
     5,
@@ -142,3 +152,13 @@ bank.slip(
 )
 bank.slip(5, "survivors", ("                one.masked_fill_(~mask, 0)\n", "                one.masked_fill_(~mask, 0)\n                if one is not weight:\n                    one.zero_()\n"))  # fmt: skip
 bank.variant(5, "survivors", TOPK, ("torch.where(mask, value, torch.zeros_like(value))", "torch.zeros_like(value)"))
+
+bank.hint(
+    5,
+    "other-shapes",
+    "Adafactor remembers averages of a weight's rows and columns, in tensors of another shape. They stay as they are: look at the shape, not at a name or at the number of axes.",
+)
+bank.slip(5, "other-shapes", (OF_SHAPE, "getattr(one, 'ndim', 0) == weight.ndim"), ("one.masked_fill_(~mask, 0)", "one.mul_(mask)"))
+bank.slip(5, "other-shapes", (LOOP, 'for one in (weight, *(v for name, v in optimizer.state[weight].items() if name != "step")):'),
+          (OF_SHAPE, "one is not None"))  # fmt: skip
+bank.variant(5, "other-shapes", TOPK, ("value.size() == mask.size()", "value.dim() > 0"))
