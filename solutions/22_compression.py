@@ -431,7 +431,7 @@ show_rounded()
 # %% [markdown]
 # <details><summary>What the table says</summary>
 #
-# A bit more halves the step, and the error has a quarter of its square: 6 dB a bit. A scale for each channel costs four bytes a channel, and helps
+# A bit more halves the step, and the error has a quarter of its square: 6 dB a bit, and more with the last bits. A scale for each channel costs four bytes a channel, and helps
 # where channels differ in size. Symmetric integers of 2 bits are -1, 0 and 1, and all but the largest weights become 0.
 # </details>
 
@@ -600,13 +600,13 @@ show_integers()
 
 # %% [markdown]
 # With 8 bits, the accuracy is that of the float network but for an image or two, however the range was found. With 4 and 3 bits the ways differ by a few images, and none
-# of them is the best everywhere. It is small, but not fast: PyTorch hands float matrices to a library that uses all that the processor has, and has nothing like it for
-# integer matrices on a CPU. For that, a network goes to another library: see the end of this work.
+# of them is the best everywhere. It is small, but not fast: PyTorch hands float matrices to a library that uses all that the processor has, but not those of int32 that
+# `integer_linear` multiplies. Its kernels for bytes are others, and a network usually goes to another library for them: see the end of this work.
 
 # %% [markdown]
 # ## Training through the rounding
 #
-# With two or three bits a network is lost, unless it may adapt its weights to the rounding: **quantization-aware training** (QAT).
+# With very few bits a network loses accuracy, unless it may adapt its weights to the rounding: **quantization-aware training** (QAT).
 # The weights stay float32, and are rounded and turned back in the forward pass (*fake* quantization), so the loss sees what integers would do.
 # But rounding is a staircase, and its derivative is 0 nearly everywhere.
 #
@@ -619,7 +619,7 @@ show_integers()
 #
 # - **`fake_quantize(x, scale, zero, ...)`** returns $\hat x$, float32, with the gradient above. Given are `back`, which is $\hat x$ without a gradient, and `steps`,
 #   the integers before they saturate. Write what is returned.
-# - **`fake_layer(layer, x, high, bits)`** returns what `layer`, an `nn.Linear` or `nn.Conv2d`, gives for rounded inputs, between 0 and `high`,
+# - **`fake_layer(layer, x, high, bits)`** returns what `layer`, an `nn.Linear`, or an `nn.Conv2d` with its stride, padding, dilation and groups, gives for rounded inputs, between 0 and `high`,
 #   and rounded weights. Scales and zero points are given. The bias is not rounded. The float32 weights of
 #   the layer stay as they are, and get the gradient: an optimizer moves them by less than a step of the grid at a time, which would be lost if they were rounded themselves.
 #
@@ -740,7 +740,7 @@ show_training()
 #
 # Fewer bits take something from every weight. **Pruning** takes some away whole. Which ones? Those with the smallest
 # $|w|$: in a large comparison none of the cleverer choices was reliably better (Gale, Elsen and Hooker, 2019). One can take the smallest of
-# each layer, or of the whole network, which prunes wide layers more than narrow ones. Then the network is trained a little more
+# each layer, or of the whole network, which takes most from layers with many inputs: their weights are smaller. Then the network is trained a little more
 # (*fine-tuning*), so that what stayed makes up for what went.
 #
 # Meanwhile the zeros must stay zero, and that is less simple than it looks. A pruned weight still has a gradient. With its gradient
@@ -753,7 +753,7 @@ show_training()
 #   group, all together or one tensor, the `round(sparsity * n)` smallest in magnitude go: exactly that number, also where many are equal, as the zeros of an earlier pruning. The groups,
 #   their magnitudes in one row (`sizes`), and the way back to the shapes are given. Write `mask` for that row.
 # - **`hold_zeros(weights, masks, optimizer)`** puts the zeros back, in place: in each weight, and in everything of the weight's shape that the optimizer
-#   remembers of it, under whatever name. `optimizer.state[weight]` is a dictionary; it can be empty, and it also holds other things, such as a count of steps.
+#   remembers of it, under whatever name. `optimizer.state[weight]` is a dictionary; it can be empty, and it also holds other things, such as a count of steps, or tensors of another shape.
 #
 # 2 and 3 lines.
 #
@@ -852,7 +852,7 @@ show_pruned()
 # %% [markdown]
 # The dotted line is the teacher. Pruning alone costs a lot, early: batch norm's running averages were those of another network. A few
 # epochs bring it back. At the far end the two ways of choosing part: over the whole network
-# the small last layer keeps much and the widest one next to nothing, until too few of its weights are left for anything to pass.
+# the small last layer keeps much and the one with 300 inputs next to nothing, until too few of its weights are left for anything to pass.
 
 # %% [markdown]
 # ## The lottery ticket · further
@@ -921,7 +921,7 @@ show_tickets()
 # - **`reorder(first, bias, second, order)`**: `first` `(hidden, inputs)` and `bias` `(hidden,)` make the hidden channels, `second` `(outputs, hidden)` takes them. Return the three with
 #   the channels in another order: the new channel `k` is the old channel `order[k]`.
 # - **`order_columns(weight)`** goes through all pairs of columns, again and again, until no exchange makes `saved`, the magnitude that 2:4 keeps, larger. The loop is given, and
-#   the order `other` with columns `i` and `j` exchanged. Write when it becomes the order: by more than a millionth more, or rounding would keep exchanging for ever.
+#   the order `other` with columns `i` and `j` exchanged. Write when it becomes the order: by more than a millionth more, so that rounding alone exchanges nothing.
 #
 # 3, 1 and 3 lines.
 #
@@ -1019,7 +1019,7 @@ show_patterns()
 #
 # Half of the weights are zero, so half of the products need not be computed. But who leaves them out? A processor multiplies eight or sixteen pairs of numbers at once; to ask
 # of each whether it is zero costs more than the product. A *sparse* format (CSR, *compressed sparse rows*) holds only the numbers that are not zero, and where each of them stands. It does fewer
-# operations, but reads their inputs from all over the memory, which no vector instruction likes. Guess, for a matrix of 1,024 × 1,024 times 64 columns.
+# operations, but a dense product uses what it has read into registers many times, and this one only once. Guess, for a matrix of 1,024 × 1,024 times 64 columns.
 
 # %%
 half = tp.predict("With half of zeros, how many times as long as the dense product takes the sparse one?", ...)
@@ -1119,7 +1119,7 @@ E2M1 = 1, 0, 6.0
 #
 # <details><summary>Hint</summary>
 #
-# `torch.frexp(x)` gives $x = a \cdot 2^e$ with $\frac12 \le a < 1$, so $\lfloor \log_2 |x| \rfloor$ is $e - 1$. `torch.exp2` makes powers of two; `amax`, `log2` and `ceil` find the exponent of a block.
+# `torch.frexp(x)` gives $x = a \cdot 2^e$ with $\frac12 \le a < 1$, so $\lfloor \log_2 |x| \rfloor$ is $e - 1$. `torch.exp2` makes powers of two; `amax`, `log2` and `ceil` find the exponent of a block, to the last bit if `log2` is given float64.
 # </details>
 
 
@@ -1555,7 +1555,7 @@ for name, right in by_torchao.items():
 #
 # <details><summary>Answer</summary>
 #
-# The soft part's gradient shrinks like $1 / T^2$, to a sixteenth of what it was, and for want of the factor nothing makes up for it: the student learns from labels almost alone. It
+# The soft part's gradient shrinks like $1 / T^2$. With the factor it was about as large as at $T = 1$; now nothing makes up for it, and it is about a 64th of that: the student learns from labels almost alone. It
 # looks as if a high temperature were bad, though only the weight changed. With the factor, $T$ can be tuned by itself.
 # </details>
 #

@@ -75,7 +75,8 @@ def observe(extremes, affine, quantize, dequantize):
     got = [extremes(*copied(case)) for case in SPREAD]
     yield {"extremes form": form(got)}
     yield {"extremes": [list(one) for one in got]}
-    found = [affine(LOW.clone(), HIGH.clone(), *way) for way in WAYS]
+    ranges = [(LOW.clone(), HIGH.clone()) for _ in WAYS]
+    found = [affine(*ends, *way) for ends, way in zip(ranges, WAYS)]
     yield {"pairs": [one if one is None else len(one) if isinstance(one, tuple | list) else 1 for one in found]}
     yield {"affine form": [form(list(one)) for one in found]}
     yield {
@@ -93,7 +94,7 @@ def observe(extremes, affine, quantize, dequantize):
         got = quantize(*given), quantize(*copied(SIGNED))
     yield {"form": form(list(got)), "usual": list(got)}
     yield {"borrowed": sorted(name for name in operations.functions if "quantize_per" in name)}
-    yield {"changed": not torch.equal(given[0], USUAL[0])}
+    yield {"changed": not same([given[0], *ranges], [USUAL[0], *[(LOW, HIGH)] * len(WAYS)])}
     yield {"ties": quantize(*copied(TIES)), "outside": [quantize(*copied(case)) for case in OUTSIDE]}
     yield {"channels": quantize(*copied(CHANNELS))}
     got = [dequantize(*copied(case)) for case in BACK]

@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from dlojz_tp.checking.looks import Look, Value, at_most, form, judged, silent, within
+from dlojz_tp.checking.looks import Look, Value, at_most, form, judged, same, silent, within
 
 DRAWN = torch.Generator().manual_seed(22)
 STUDENT = 2 * torch.randn(6, 5, generator=DRAWN, dtype=torch.float64)
@@ -72,8 +72,9 @@ CASES = {
 
 
 def observe(loss):
-    got = loss(STUDENT.float(), TEACHER.float(), LABELS.clone(), 2.0, 0.5)
-    yield {"form": form(got)}
+    given = STUDENT.float(), TEACHER.float(), LABELS.clone()
+    got = loss(*given, 2.0, 0.5)
+    yield {"form": form(got), "kept": same(given, (STUDENT.float(), TEACHER.float(), LABELS))}
     for name, cases in CASES.items():
         yield {name: losses(loss, cases)}
     mine, its = gradients(loss)
@@ -94,6 +95,7 @@ LOOKS = [
     Look("a very sure teacher", lambda seen: seen["sharp"].isfinite().all().item(), True, "not-finite"),
     Value("", "sharp", due("sharp"), "wrong-soft"),
     Value("one image; two classes", "one", due("one"), "wrong-soft"),
+    Look("what is given stays", "kept", True, "logits-written"),
     Look("no gradient for the teacher", "teacher", 0.0, "teacher-learns", at_most, silent),
     Value("the gradient of the student", "gradient", true_gradient(), "wrong-gradient", within(1e-6)),
 ]

@@ -71,8 +71,10 @@ def observe(two_of_four, reorder, order_columns):
     yield {"ties": two_of_four(TIES.clone()).view(-1, 4).sum(1).tolist()}
     kinds = [tried(two_of_four, torch.ones(shape)) for shape in UNEVEN]
     yield {"uneven": [kind.split(":")[0] if isinstance(kind, str) else "taken" for kind in kinds]}
-    parts = reorder(FIRST.clone(), BIAS.clone(), SECOND.clone(), ORDER.clone())
+    given = FIRST.clone(), BIAS.clone(), SECOND.clone(), ORDER.clone()
+    parts = reorder(*given)
     yield {"parts form": form(parts), "function": tried(output, *parts), "parts": list(parts)}
+    yield {"parts kept": same(given, (FIRST, BIAS, SECOND, ORDER))}
     given = UNLIKE.clone()
     found = {name: order_columns(weight.clone()) for name, weight in SEARCHED.items()}
     order_columns(given)
@@ -122,6 +124,7 @@ LOOKS = [
     Look("channels in another order: three tensors", "parts form", form(PARTS), "parts-form"),
     Value("the network computes the same", "function", output(FIRST, BIAS, SECOND), "other-function"),
     Value("the channels stand in that order", "parts", PARTS, "other-order"),
+    Look("what was given stays", "parts kept", True, "weight-written"),
     Look("the search leaves the weight as it is", "searched", True, "weight-written"),
     Look("it returns an order", "orders", ["an order"] * len(SEARCHED), "not-an-order", fields=where(SEARCHED)),
     Look("which saves no less than the first", "saved", None, "saves-less",

@@ -210,3 +210,7 @@ bank.slip(1, "wrong-gradient", ("mine = F.log_softmax(student / ", "mine = F.log
 bank.variant(
     1, "wrong-gradient", WRITTEN, ("log_q = (student / temperature)", "log_q = (student.detach() / temperature)")
 )
+
+bank.hint(1, "logits-written", "The logits that were given have changed: the next step finds others. What ends in _ writes in place; make new tensors.")  # fmt: skip
+bank.slip(1, "logits-written", ("teacher.detach() / temperature", "teacher.detach().div_(temperature)"))
+bank.variant(1, "logits-written", WRITTEN, ("        log_p = (teacher / temperature)", "        teacher /= temperature\n        log_p = teacher"))  # fmt: skip

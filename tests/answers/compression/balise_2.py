@@ -267,8 +267,11 @@ bank.slip(
         "q.to(torch.int8 if symmetric else torch.uint8).clamp(*limits(bits, symmetric))",
     ),
 )
-bank.slip(2, "wraps", ("torch.round(x / scale) + zero", "torch.round(x / scale).int() + zero"))
 bank.variant(2, "wraps", NUMPY, ("np.clip(q, *limits(bits, symmetric)).astype(", "q.astype(np.int64).astype("))
+
+bank.hint(2, "too-large-for-int", "Numbers far out of range end at the wrong limit: .int() comes before the clamp, and they are too large for 32 bits. Clamp floats, and cast then.")  # fmt: skip
+bank.slip(2, "too-large-for-int", ("torch.round(x / scale) + zero", "torch.round(x / scale).int() + zero"))
+bank.variant(2, "too-large-for-int", NUMPY, ("np.rint(x.numpy() / scale.numpy()) +", "torch.round(x / scale).int().numpy() +"))  # fmt: skip
 
 bank.hint(
     2,
@@ -284,8 +287,10 @@ bank.slip(
 )
 bank.variant(2, "wrong-integers", BY_ROWS, ("limits(bits, symmetric)", "limits(8, symmetric)"))
 
-bank.hint(2, "input-changed", "x is changed: what is done in place on it, its owner sees. Work on a new tensor.")
+bank.hint(2, "input-changed", "What was given is changed, x or the ends of its range: what is done in place, its owner sees. Work on new tensors.")
 bank.slip(2, "input-changed", ("torch.round(x / scale)", "x.div_(scale).round()"))
+bank.slip(2, "input-changed", ("low.clamp(max=0), high.clamp(min=0)", "low.clamp_(max=0), high.clamp_(min=0)"))
+bank.variant(2, "input-changed", BY_ROWS, ("torch.minimum(low, nothing)", "torch.minimum(low, nothing, out=low)"))
 bank.variant(2, "input-changed", BY_ROWS, ("(x * scale.reciprocal())", "x.mul_(scale.reciprocal())"))
 
 bank.hint(2, "back-form", "dequantize returns real numbers: one float32 tensor, of the shape of q.")

@@ -91,7 +91,7 @@ bank.variant(
     ("torch.rsqrt(norm.running_var + norm.eps)", "torch.reciprocal(norm.running_var + norm.eps)"),
 )
 
-bank.hint(3, "no-eps", "Batch norm adds eps to the variance, under the root. Where a variance is small, it matters.")
+bank.hint(3, "no-eps", "Batch norm adds an eps of its own, norm.eps, to the variance, under the root. Where a variance is small, it matters.")
 bank.slip(3, "no-eps", ("norm.running_var + norm.eps", "norm.running_var"))
 bank.slip(3, "no-eps", ("(norm.running_var + norm.eps).sqrt()", "(norm.running_var.sqrt() + norm.eps)"))
 bank.slip(3, "no-eps", ("norm.eps", "1e-5"))
@@ -221,6 +221,8 @@ bank.hint(
 )
 bank.slip(3, "inside-only", ("(back - x)", "(back - x.clamp(share * low.clamp(max=0), share * high))"))
 bank.slip(3, "inside-only", ("(back - x)", "(back - x)[(x >= share * low) & (x <= share * high)]"))
+bank.slip(3, "inside-only", ("        scale, zero = affine(share", "        cut = x.clamp(share * low, share * high)\n        scale, zero = affine(share"), ("(back - x)", "(back - cut)"))  # fmt: skip
+bank.variant(3, "inside-only", LIBRARY, ("F.mse_loss(back, x) for back in backs", "F.mse_loss(back, x.clamp(low * one, high * one)) for one, back in zip(shares, backs)"))  # fmt: skip
 bank.variant(3, "inside-only", ASKED, ("(x - dequantize", "(x.clamp(low.clamp(max=0), high) - dequantize"))
 
 bank.slip(

@@ -86,9 +86,11 @@ bank.slip(6, "mask-form", (MASK, MASK + " * weight"))
 bank.slip(6, "mask-form", (".reshape(weight.shape)", ""))
 bank.variant(6, "mask-form", BEST, (".flatten(1)\n\n", "\n\n"))
 
-bank.hint(6, "weight-written", "The weight that was given has changed. Work on a copy, or on the order alone.")
+bank.hint(6, "weight-written", "What was given has changed. Work on a copy, or on the order alone.")
 bank.slip(6, "weight-written", ("    return mask", "    weight *= mask.scatter(2, groups.topk(2).indices, True).reshape(weight.shape)\n    return mask"))  # fmt: skip
 bank.slip(6, "weight-written", ("groups = weight.abs()", "groups = weight.abs_()"))
+bank.slip(6, "weight-written", ("return first[order], bias[order], second[:, order]", "return first.copy_(first[order]), bias.copy_(bias[order]), second.copy_(second[:, order])"))  # fmt: skip
+bank.variant(6, "weight-written", BEST, ("return first.index_select(0, order),", "first[:] = first.index_select(0, order)\n    return first,"))  # fmt: skip
 bank.variant(6, "weight-written", LOOPS, ("w, order = weight.clone()", "w, order = weight"))
 
 bank.hint(6, "wrong-pattern", "Not the two of largest magnitude in every four consecutive inputs of a row stay.")
