@@ -210,7 +210,7 @@ bank.variant(3, "not-squared", LIBRARY, ("F.mse_loss(back, x)", "F.l1_loss(back,
 bank.hint(
     3,
     "greatest-error",
-    "That is the range with the greatest error, or one at the end of the list: take the share whose error is least.",
+    "That is the range with the greatest error, or one at the end of the list: take the share whose error is least, and what is cut off has one, too.",
 )
 bank.slip(3, "greatest-error", ("min(shares, key=error)", "max(shares, key=error)"))
 bank.slip(3, "greatest-error", ("min(shares, key=error)", "shares[0]"))
