@@ -226,9 +226,10 @@ print(f"recorded on {recorded.where(NAME)}: {found}" if found else "No figures o
 # `images` of shape `(b, channels, h, w)`, float32 or bfloat16; `labels` either integers `(b,)` or soft, `(b, classes)`.
 # Return `(mixed, soft)`: images of the same shape and dtype, and soft labels `(b, classes)` in float32.
 #
-# - **one λ for each image** from Beta(α, α); each image is mixed with *another* of the batch, and each serves once: a
-#   permutation, random or a fixed roll;
-# - no loop over the images; everything on the device of `images`, and no value read back from it;
+# - **one λ for each image** from Beta(α, α); each image is mixed with a partner of the batch, perhaps itself, and each serves once:
+#   a permutation, random or a fixed roll;
+# - no loop over the images; everything on the device of `images`, and no value read back from it; what is drawn on the CPU
+#   all the same is sent there with `non_blocking=True`;
 # - the inputs stay as they are; integer images (uint8) are refused with a `TypeError`.
 #
 # About 8 lines.
@@ -298,8 +299,8 @@ show(mixed, words(soft))
 # ### Balise 3 · The boxes of CutMix · further · about 7 min
 #
 # Given for each image: `lam` in [0, 1] and a centre `(y, x)` in pixels (float tensors of shape `(b,)`), and the size of the
-# images. The box has the fraction `1 − lam` of the image's *area* and the image's proportions; it is rounded to whole pixels
-# and clipped to the image.
+# images. The box has the fraction `1 − lam` of the image's *area* and the image's proportions; it is rounded to whole pixels,
+# up or down, and clipped to the image.
 #
 # Return `(boxes, lam)`: `boxes` int64 `(b, 4)` with top, left, bottom, right (the last two are the first row and column
 # *outside*; `lam = 1` gives an empty box), and the `lam` of shape `(b,)` **that is really kept**: 1 minus the fraction of
@@ -672,8 +673,9 @@ plt.show()
 #
 # ## Past this machine · further
 #
-# What does each augmentation move through memory? MixUp and CutMix read two images and write one: 3 × 4 × 3 × 224² bytes
-# in float32, 1.8 MB. That is all they can cost where nothing is wasted.
+# What does each augmentation move through memory? MixUp reads two images and writes one: 3 × 4 × 3 × 224² bytes in float32,
+# 1.8 MB. It cannot be done with less. CutMix needs two thirds of that, as each pixel comes from one image; a version that reads
+# both, as `torch.where` does, needs all of it, and that is counted below.
 
 # %%
 MOVED = 3 * 4 * 3 * 224**2  # bytes an image

@@ -11,7 +11,7 @@ SIDES = SIZES.repeat_interleave(N, 0)  # (2 N, 2), as all that follows is of all
 GENERATOR = torch.Generator().manual_seed(0)
 LAM, CENTRES = torch.rand(2 * N, generator=GENERATOR), torch.rand(2 * N, 2, generator=GENERATOR) * SIDES
 LAM.view(2, N)[:, :4] = torch.tensor([0.0, 1.0, 0.75, 0.999])  # full, empty, at a corner, tiny
-CENTRES.view(2, N, 2)[:, :3] = torch.stack([SIZES / 2, torch.tensor([[1.0, 2.0]] * 2), torch.full((2, 2), 0.4)], 1)
+CENTRES.view(2, N, 2)[:, :3] = torch.stack([SIZES / 2, torch.tensor([[7.6, 12.3]] * 2), torch.full((2, 2), 0.4)], 1)
 CASES = [(LAM[k : k + N], *CENTRES[k : k + N].unbind(1), *SIDES[k].tolist()) for k in (0, N)]
 HALF = (1 - LAM.double()).sqrt()[:, None] * SIDES / 2
 ENDS, LIMITS = torch.cat([CENTRES - HALF, CENTRES + HALF], 1), SIDES.repeat(1, 2)  # not clipped
@@ -47,20 +47,14 @@ def _edges(kind, wrong, hint):
 
 LOOKS = [
     Look("integer boxes (batch, 4), inside the image", "shapes", [[(N, 4), (N,)]] * 2, "boxes-form"),
-    Look(
-        "",
-        "kind",
-        ["int64", "int32"],
-        lambda seen, _: "boxes-narrow" if "int" in seen else "boxes-not-integers",
-        one_of,
-    ),
+    Look("", "kind", ["int64", "int32"], lambda seen, _: "boxes-narrow" if "int" in seen else "boxes-not-integers", one_of),
     _edges(Value, lambda boxes: (boxes - IDEAL).abs() > OFF, "box-misplaced"),
     _edges(Look, lambda boxes: (boxes < 0) | (boxes > LIMITS), "outside"),
     _edges(Look, lambda boxes: OVER & (boxes != IDEAL), "border-left-out"),
     Look("", "empty", [0, 0], "box-too-large"),
     Value("λ is what is really kept of the image", "error", torch.zeros(2 * N), "lambda-not-exact", within(1e-5)),
     *BATCHES,
-]
+]  # fmt: skip
 
 
 def balise_3(cutmix_boxes):

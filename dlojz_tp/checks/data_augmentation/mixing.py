@@ -127,7 +127,7 @@ MIXUP = [
     *MIXED,
     Look("", lambda o: float((o["own"] - o["own"][:, :1, :1]).abs().max()), 0.0, "images-not-mixed", within(1e-4)),
     Look("", "moved", 0.0, "images-not-mixed", within(1e-4)),
-    Value("", "agree", AGREE, "images-not-mixed", fields=silent),
+    Value("", "agree", AGREE, "masses-differ", lambda seen, _: seen[2], silent),
     Look("", lambda o: bool(o["λ"].std() > 1e-4), True, "one-lambda"),
     Value("λ is drawn from Beta(α, α), for each image", "Beta", BETA, "lambda-wrong",
           lambda seen, due: (seen - due).abs().max() <= SLACK, silent),

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from dlojz_tp.checking.looks import Look, Value, at_most, judged, shape, tried, within
+from dlojz_tp.checking.looks import Look, Value, at_most, form, judged, shape, tried, within
 from dlojz_tp.checks.data_augmentation.devices import SEEDS, observe_seeds
 from dlojz_tp.probes.gpus import Seen, on_gpu, on_one_gpu, watched
 from dlojz_tp.probes.shared_looks import stays
@@ -44,7 +44,7 @@ def observe(mix_or_cut):
     yield _draws(mixer)
     yield observe_seeds(lambda: [mixer(IMAGES.clone(), LABELS) for _ in range(3)])
     got, soft = mixer.eval()(IMAGES.clone(), LABELS)
-    yield {"eval": got, "eval shape": shape(soft), "eval labels": soft}
+    yield {"eval": got, "eval shape": shape(soft), "eval labels": soft, "eval kind": form(soft).split()[0]}
     yield {"given": tried(lambda: mixer(IMAGES.clone(), GIVEN.clone())[1])}
 
     def draws(images, labels):  # both come up
@@ -67,6 +67,7 @@ LOOKS = [
     Look("", "changes", 0.5, "takes-turns", within(0.13)),
     Look("in eval mode, images as they came, labels one-hot or as they were", "eval", IMAGES, "mixes-in-eval"),
     Look("", "eval shape", [12, CLASSES], lambda seen, _: "classes-forgotten" if seen[1:] else "eval-labels-hard"),
+    Look("", "eval kind", "float32", "eval-labels-dtype"),
     Look("", "eval labels", HOT, "mixes-in-eval"),
     Look("", "given", GIVEN, "eval-soft-labels"),
     stays("on the images' device, nothing read back", "draw-waits"),

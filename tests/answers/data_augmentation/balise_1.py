@@ -154,8 +154,8 @@ bank.variant(1, "randaugment-twice", FIRST, ("[v1.RandAugment(2, 9)]", "[v1.Rand
 bank.hint(
     1,
     "randaugment-before-crop",
-    "RandAugment worked on the whole photograph, {got[1]} × {got[0]} pixels, of which the crop then threw most "
-    "away. After the crop it does a fraction of the work.",
+    "RandAugment worked on {got[1]} × {got[0]} pixels, and what follows makes {expected[1]} × {expected[0]} of them. On these it "
+    "does a fraction of the work.",
 )
 bank.slip(1, "randaugment-before-crop", ("        steps.append(", "        steps.insert(1, "), NORMALIZE)
 bank.variant(
@@ -163,6 +163,21 @@ bank.variant(
     "randaugment-before-crop",
     FIRST,
     ("self.steps = v1.Compose([*steps,", "self.steps = v1.Compose([*steps[::-1][: int(augment)], *steps[: 3],"),
+)
+
+bank.slip(  # after the crop, and before the window has its size
+    1,
+    "randaugment-before-crop",
+    ("RandomResizedCrop(size)", "RandomResizedCrop(3 * size)"),
+    ("v2.ToImage()", "v2.Resize(size), v2.ToImage()"),
+    NORMALIZE,
+)
+bank.variant(
+    1,
+    "randaugment-before-crop",
+    FIRST,
+    ("(size, size), scale", "(2 * size, 2 * size), scale"),
+    ("v1.ToTensor()", "v1.Resize((size, size)), v1.ToTensor()"),
 )
 
 bank.hint(1, "no-random-crop", "Two calls gave the same window. The crop (RandomResizedCrop) must be random.")

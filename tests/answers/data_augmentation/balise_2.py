@@ -127,6 +127,9 @@ bank.variant(
     ("lam = gamma[0] / gamma.sum(0)", "lam = gamma[0] / gamma.sum(0)\n    lam = lam[:1].expand(len(lam))"),
 )
 
+bank.slip(2, "one-lambda", (LAM, "lam = torch.full_like(a, 0.5)"))
+bank.variant(2, "one-lambda", PERMUTED, ("lam = gamma[0] / gamma.sum(0)", "lam = (gamma[0] + 1) / (gamma[0] + 1) / 2"))
+
 bank.hint(2, "lambda-folded", "λ never falls below 1/2. The formula takes λ as it is drawn.")
 bank.slip(2, "lambda-folded", (LAM, LAM + "\n    lam = torch.maximum(lam, 1 - lam)"))
 bank.variant(
@@ -181,6 +184,16 @@ bank.variant(
     ),
 )
 
+bank.hint(
+    2,
+    "masses-differ",
+    "The mass of a label is not the share of its image. Image and label take the same λ, and the same partner.",
+)
+bank.slip(2, "masses-differ", ("    return blend", "    lam, images = lam.square(), blend(images)\n    return blend"),
+          ("blend(images), blend(soft)", "images, blend(soft)"))  # fmt: skip
+bank.variant(2, "masses-differ", PERMUTED, ("labels * lam[:, None]", "labels * lam[order][:, None]"),
+             ("labels[order] * (1 - lam)", "labels[order] * (1 - lam[order])"))  # fmt: skip
+
 bank.slip(2, "images-not-mixed", ("return blend(images), blend(soft)", "return images.clone(), blend(soft)"))
 bank.slip(
     2,
@@ -193,7 +206,7 @@ bank.slip(
 bank.variant(2, "images-not-mixed", PERMUTED, ("return x * w + x[order] * (1 - w)", "return x.clone()"))
 bank.variant(  # the labels are not mixed, but chosen
     2,
-    "images-not-mixed",
+    "masses-differ",
     PERMUTED,
     (
         "labels * lam[:, None] + labels[order] * (1 - lam)[:, None]",
@@ -365,7 +378,7 @@ bank.slip(
     "not-reproducible",
     (
         LAM,
-        "import numpy as np\n\n    lam = torch.from_numpy(np.random.beta(alpha, alpha, len(images))).float().to(images.device)",
+        "import numpy as np\n\n    lam = torch.from_numpy(np.random.beta(alpha, alpha, len(images))).float().to(images.device, non_blocking=True)",
     ),
 )
 
@@ -411,6 +424,12 @@ bank.variant(
     "not-reproducible",
     PERMUTED,
     ("    order =", "    import random\n\n    order ="),
-    ("torch.randperm(images.shape[0],", "torch.tensor(random.sample(range(len(images)), len(images)),"),
+    (
+        "torch.randperm(images.shape[0],",
+        "torch.tensor(random.sample(range(len(images)), len(images))).to(non_blocking=True,",
+    ),
 )
+THERE = ", device=images.device)"
+bank.slip(2, "copy-waits", (THERE, ")"), (LAM, LAM + ".to(images.device)"))
+bank.variant(2, "copy-waits", PERMUTED, ("images.shape[0]" + THERE, "images.shape[0]).to(images.device)"))
 bank.variant(2, "always-the-same", PERMUTED, ("    gamma =", "    torch.manual_seed(3)\n    gamma ="))

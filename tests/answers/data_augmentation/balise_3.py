@@ -174,6 +174,19 @@ bank.slip(
     ("half * height).round()", "half * height).round().add(k)"),
     ("half * width).round()", "half * width).round().add(k)"),
 )
+bank.slip(  # outwards at both ends
+    3,
+    "box-too-large",
+    ("(y + k * half * height).round()", "(k * (k * y + half * height).ceil())"),
+    ("(x + k * half * width).round()", "(k * (k * x + half * width).ceil())"),
+)
+bank.variant(
+    3,
+    "box-too-large",
+    TOGETHER,
+    ("round(centre - half)", "floor(centre - half)"),
+    ("round(centre + half)", "ceil(centre + half)"),
+)
 bank.variant(3, "box-too-large", HALVES, ("y + half_h", "y + half_h + 1"), ("x + half_w", "x + half_w + 1"))
 
 bank.hint(

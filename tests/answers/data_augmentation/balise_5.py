@@ -231,7 +231,7 @@ bank.variant(
 
 bank.slip(5, "validates", *full((", validate_args=False", "")))
 
-bank.hint(5, "not-a-rectangle", "What was pasted into an image is not a rectangle.")
+bank.hint(5, "not-a-rectangle", "What was pasted into an image is not a rectangle of the partner's pixels alone.")
 bank.slip(
     5,
     "not-a-rectangle",
@@ -302,6 +302,9 @@ bank.slip(
 )
 bank.variant(5, "nothing-mixed", DISTANCES, ("torch.randperm(b, device=d)", "torch.arange(b, device=d)"))
 
+bank.slip(5, "not-a-rectangle", *full((".to(images.dtype)  #", ".to(images.dtype) * 0.5  #")))  # a blend in the box
+bank.variant(5, "not-a-rectangle", DISTANCES, ("images[order], images)", "images[order].lerp(images, 0.3), images)"))
+
 bank.hint(5, "pasted-from-elsewhere", "The pasted pixels are not those of the partner at the same place.")
 bank.slip(
     5,
@@ -343,6 +346,14 @@ bank.slip(
     *full(("cutmix_boxes(lam, y * height, x * width,", "cutmix_boxes(lam, y * height, y * width,")),
 )
 bank.variant(5, "box-not-uniform", DISTANCES, ("(columns - cx)", "(columns - cy)"))
+bank.slip(5, "box-not-uniform", *full(("lam, y * height", "lam, (y + torch.rand_like(y)) / 2 * height")))
+bank.variant(
+    5, "box-not-uniform", DISTANCES, ("(columns - cx)", "(columns - (0.5 + 0.2 * torch.randn_like(cx)).clamp(0, 1))")
+)
+
+CENTRES = "torch.rand(2, n, device=images.device)"
+bank.slip(5, "copy-waits", *full((CENTRES, "torch.rand(2, n).to(images.device)")))
+bank.variant(5, "copy-waits", DISTANCES, ("torch.rand(b, 1, 1, 1, device=d)", "torch.rand(b, 1, 1, 1).to(d)"))
 
 bank.slip(5, "labels-dtype", *full(("return mixed, kept * soft", "return mixed, kept.double() * soft")))
 bank.variant(

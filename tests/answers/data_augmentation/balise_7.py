@@ -180,6 +180,12 @@ bank.variant(
     ("return images, self.names.to(labels.device)[labels] if labels.ndim < 2 else labels", "return images, labels"),
 )
 
+bank.hint(
+    7, "eval-labels-dtype", "In eval mode the labels came back as {got}: one-hot labels are float32, as mixed ones are."
+)
+bank.slip(7, "eval-labels-dtype", *full((EVAL, EVAL.replace(".float()", ""))))
+bank.variant(7, "eval-labels-dtype", OTHER, ("torch.eye(classes)", "torch.eye(classes, dtype=torch.float64)"))
+
 bank.hint(7, "never-mixup", "In 300 batches MixUp was never drawn.")
 bank.slip(7, "never-mixup", *full((DRAW, "mix = cutmix")))
 bank.variant(7, "never-mixup", OTHER, ("torch.ones(2)", "torch.tensor([0.0, 1.0])"))
