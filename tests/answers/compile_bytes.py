@@ -164,3 +164,36 @@ def memory_traffic(function, *inputs):  # noqa: F811
 
 bank.slip(2, "fused-as-result", ("sum(map(held, tensors(inputs)))", "sum(t.nbytes for t in inputs)"))
 bank.slip(2, "addresses", ("{id(leaf): leaf for", "{leaf.data_ptr(): leaf for"))
+
+# expanded along the last dimension; a part of a tensor; operations that run twice
+bank.slip(2, "expanded-counted", (HELD, "tensor.nbytes // (len(tensor) if tensor.dim() and not tensor.stride(0) else 1)"))
+bank.slip(2, "wrong-unfused", (HELD, f"{HELD} * (tensor.dim() > 0)"))
+bank.slip(2, "storage-counted", (HELD, "min(tensor.untyped_storage().nbytes(), tensor.nbytes + 10**9)"))
+RUN = "            result = operation(*args, **(kwargs or {}))\n"
+bank.slip(2, "result-spoilt", (RUN, RUN + "            result = operation(*args, **(kwargs or {}))\n"))
+
+BY_LIST = """
+def memory_traffic(function, *inputs):
+    moved = []
+
+    def held(t):
+        return t.element_size() * math.prod(n for n, s in zip(t.shape, t.stride()) if s)
+
+    class Mode(TorchDispatchMode):
+        def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+            kwargs = kwargs or {}
+            out = operation(*args, **kwargs)
+            if not operation.is_view:
+                from torch.utils._pytree import tree_leaves
+                read = {id(t): t for t in tree_leaves((args, kwargs)) if torch.is_tensor(t)}
+                moved.extend(held(t) for t in [*read.values(), *filter(torch.is_tensor, tree_leaves(out))])
+            return out
+
+    with Mode():
+        result = function(*inputs)
+    return sum(moved), sum(map(held, (*inputs, result)))
+"""
+bank.text(2, None, BY_LIST)
+bank.variant(2, "result-spoilt", BY_LIST, ("            return out\n", "            return operation(*args, **kwargs)\n"))
+SPAN = "(1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride())))"
+bank.variant(2, "storage-counted", BY_LIST, ("math.prod(n for n, s in zip(t.shape, t.stride()) if s)", SPAN))

@@ -89,7 +89,7 @@ bank.slip(4, "padding-nan", (FILL, ""))
 bank.slip(4, "padding-nan", (FILL, "    x = x * mask.unsqueeze(-1)\n"))
 bank.slip(  # the result is right; the gradient of what was filled too late is not
     4,
-    "padding-nan",
+    "padding-nan-gradient",
     (FILL, ""),
     (
         "return (scores.softmax(dim=1).unsqueeze(-1) * x).sum(dim=1)",
@@ -248,3 +248,35 @@ bank.slip(
     (POOL, "    rows = [(r[m], (r[m] @ query).softmax(0)) for r, m in zip(x, mask)]\n"
            "    return torch.stack([w @ r for r, w in rows])\n"),
 )  # fmt: skip
+
+# NaN in the padding: the result may be right, and the gradient of the query not; adding gives NaN as multiplying does
+bank.slip(4, "padding-nan-gradient", (POOL, "    weights = (x @ query).masked_fill(~mask, -math.inf).softmax(dim=1)\n" + FILL
+                                      + "    return (weights.unsqueeze(-1) * x).sum(dim=1)\n"))  # fmt: skip
+bank.slip(4, "padding-nan", (POOL, FILL.replace("x =", "real =", 1) + "    weights = ((x @ query) + torch.where(mask, 0.0, -math.inf)).softmax(1)\n"
+                             "    return torch.einsum('bt,btd->bd', weights, real)\n"))  # fmt: skip
+bank.slip(4, "real-nan-hidden", (FILL, FILL + "    x = x.nan_to_num()\n"))
+bank.slip(4, "function-returned", ("return graph.forward", "return function"))
+
+
+def count_by_function(function, calls, dynamic=None):
+    made = []
+    torch._dynamo.reset()
+    compiled = torch.compile(function, backend=lambda graph, _: made.append(graph) or (lambda *given: function(*given)), dynamic=dynamic)
+    for call in calls:
+        compiled(*call)
+    return len(made)
+
+
+def filled_late(x, query, mask):
+    scores = torch.where(mask, torch.einsum("btd,d->bt", x, query), float("-inf"))
+    return torch.einsum("bt,btd->bd", scores.softmax(-1), torch.where(mask[:, :, None], x, 0))
+
+
+def filled_by_value(x, query, mask):
+    x = torch.where(x.isnan(), 0, x)
+    return torch.einsum("bt,btd->bd", (x @ query).masked_fill(~mask, float("-inf")).softmax(-1), x)
+
+
+bank.several(4, "function-returned", count_by_function, pad_by_cat, attention, variant=True)
+bank.several(4, "padding-nan-gradient", count_with_a_list, pad_by_cat, filled_late, variant=True)
+bank.several(4, "real-nan-hidden", count_with_a_list, pad_by_cat, filled_by_value, variant=True)

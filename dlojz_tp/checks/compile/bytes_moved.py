@@ -23,6 +23,7 @@ HINTS = {
     "those are read.",
     "expanded-counted": "An expanded tensor was counted at its full shape. Along an expanded dimension the stride is 0: the "
     "same number is read again and again, and is there once.",
+    "storage-counted": "A part of a tensor was counted with the memory around it. Only its own numbers are read: shape and strides tell them.",
     "lists-missed": "Operands in a list or given by name were missed: torch.cat([a, b]), torch.add(a, other=b).",
     "results-missed": "An operation that gives back several tensors writes them all.",
     "in-place-free": "An operation in place was counted as free, or as a read alone. It reads its tensor and writes it back.",
@@ -35,6 +36,7 @@ HINTS = {
     "which tensor it is. The object does: id().",
     "fused-same": "The fused kernel was counted like the chain: its intermediate results stay in registers and move nothing.",
     "wrong-fused": "A fused kernel reads each input once and writes the result once.",
+    "result-spoilt": "Inside your mode the function gives other numbers than without it: run each operation once, as it came.",
     "inputs-spoilt": "The inputs were changed, although the function does not change them.",
 }
 
@@ -62,7 +64,7 @@ def balise_2(memory_traffic):
     for case in (_views(), _square()):
         _judge(memory_traffic, case)
     yield "operands that are broadcast or expanded"
-    for case in (_broadcast(), _expanded(), _expanded_input()):
+    for case in (_broadcast(), _expanded(), _expanded_input(), _expanded_last()):
         _judge(memory_traffic, case)
     yield "operands in lists and by name, several results, operations in place"
     for case in (_lists(), _by_name(), _by_name_only(), _several(), _in_place()):
@@ -98,7 +100,8 @@ def _views():
         return y[3:].unsqueeze(0).neg()
 
     first, second = 4 * 2 * 600, 4 * 2 * 27 * 20
-    views = {"views-counted": (first + second + 1, None)}
+    around, between = 4 * (600 + 540), 4 * (26 + 19 * 30 + 1 + 540)  # y[3:] with its storage; from its first number to its last
+    views = {"storage-counted": (first + around, first + between), "views-counted": (first + second + 1, None)}
     return _Case("relu, four views, neg", chain, (torch.ones(600),), first + second, 2400 + second // 2, views)
 
 
@@ -125,6 +128,17 @@ def _expanded_input():
     x, b = torch.ones(50, 8), torch.ones(2, 8)[:1].expand(50, 8)
     mistakes = {"expanded-counted": (4800, 3264)}
     return _Case("(50, 8) * an input that was expanded from (1, 8)", lambda x, b: x * b, (x, b), 3232, 3232, mistakes)
+
+
+def _expanded_last():
+    """Along the last dimension, in the function; and a tensor without dimensions, which holds one number."""
+
+    def chain(x, b, scale):
+        return (x + b.expand(50, 8)) * scale
+
+    x, b, scale = torch.ones(50, 8), torch.ones(50, 1), torch.tensor(2.0)
+    mistakes = {"expanded-counted": 3 * 1600 + 3204}
+    return _Case("(50, 8) + (50, 1).expand(50, 8), times a tensor ()", chain, (x, b, scale), 3400 + 3204, 3404, mistakes)
 
 
 def _lists():
@@ -175,8 +189,9 @@ def _judge(memory_traffic, case):
     runs = []
 
     def function(*inputs):
-        runs.append(len(inputs))
-        return case.function(*inputs)
+        runs.append(None)
+        runs[-1] = case.function(*inputs)
+        return runs[-1]
 
     before = [tensor.clone() for tensor in case.inputs]
     try:
@@ -197,6 +212,10 @@ def _judge(memory_traffic, case):
         raise Wrong("ran-again", n=len(runs))
     if any(a.device.type != "meta" and not torch.equal(a, b) for a, b in zip(before, case.inputs, strict=True)):
         raise Wrong("inputs-spoilt", where=case.name)
+    made = runs[0] if runs else None
+    real = type(made) is torch.Tensor and made.device.type != "meta"  # what traces may run it on shapes alone
+    if real and not torch.equal(made, truth := case.function(*before)):
+        raise Wrong("result-spoilt", expected=truth, got=made, where=case.name)
     right = (case.unfused, case.fused)
     if (unfused, fused) == right:
         return

@@ -34,6 +34,7 @@ HINTS = {
     "n-ignored": "With {n} numbers, some are missing at the end, or others are written. The loop must run n times.",
     "int-counter": "The loop counts in {kind}, which ends below n's largest values: for a tensor of 2³¹ numbers it overflows. Count in "
     "int64_t, as n is.",
+    "narrow-n": "gelu takes n as {kind}: what Python hands over has 64 bits, and a tensor can have 2³¹ numbers. n is int64_t.",
     "past-the-end": "The C function writes outside of the n numbers at y. Indices run from 0 to n - 1.",
     "c-changes-input": "The C function writes to x, which is the caller's input. Write to y.",
     "tanh-formula": "This is the approximation of the GELU by a tanh. It is wrong in the fourth digit; the exact formula has "
@@ -194,8 +195,10 @@ def _computes(library):
 def _counts_far(library):
     """What is compared with n counts as far as n does. Read in the text: to run 2³¹ numbers takes 16 GiB and seconds."""
     text, n = _text(library), _signature(library).rpartition(",")[2].split()[-1:]
-    narrow = r"(?<!long )\b((?:unsigned|signed|short)(?:\s+(?:int|short))?|int|u?int(?:8|16|32)_t)\s+(\w+)\s*[=;,]"
-    for kind, name in re.findall(narrow, text):
+    narrow = r"(?<!long )\b((?:unsigned|signed|short)(?:\s+(?:int|short))?|int|u?int(?:8|16|32)_t)\s+(\w+)\s*"
+    if found := re.fullmatch(narrow, _signature(library).rpartition(",")[2].strip()):
+        raise Wrong("narrow-n", kind=found[1], expected="int64_t", got=found[0])
+    for kind, name in re.findall(narrow + "[=;,]", text):
         if n and re.search(rf"\b{name}\s*(?:<=?|!=)\s*{n[0]}\b|\b{n[0]}\s*(?:>=?|!=)\s*{name}\b", text):
             raise Wrong("int-counter", kind=kind, expected="int64_t", got=f"{kind} {name}")
 

@@ -11,8 +11,11 @@ HINTS = {
     "none.",
     "padding-read": "Without padding the result is right, and with it not: a position of the padding has a weight, be it a small one, "
     "or a real position has none.",
-    "padding-nan": "With a NaN in the padding the result is NaN: a weight of 0 does not take it out, for 0 × NaN is NaN. Fill the "
-    "padding of x itself.",
+    "padding-nan": "With a NaN in the padding the result is NaN. A factor of 0 does not take it out, nor does adding minus infinity: "
+    "both give NaN. Fill the padding of x itself.",
+    "padding-nan-gradient": "With a NaN in the padding the result is right, but the gradient of {what} is NaN: going back, too, 0 × NaN "
+    "is NaN. Fill the padding of x first, before anything is computed with it.",
+    "real-nan-hidden": "A NaN at a real position has to show in the result of its row. Fill where the mask is False, and only there.",
     "pool-inverted": "The mean goes over the padding. Mask where the mask is *False*.",
     "pool-nan": "The result is NaN. A softmax over minus infinities alone is (does it run over t, the positions of one row?), and so are "
     "0 × ∞ and ∞ - ∞: fill what is masked, do not multiply it.",
@@ -59,6 +62,10 @@ def pools(masked_pool):
     _one_pool(masked_pool, x, query, scattered, "real positions anywhere")
     x[~mask] = torch.nan
     _one_pool(masked_pool, x, query, mask, "NaN in the padding")
+    x = scene()[0]
+    x[0, 1] = torch.nan
+    if not masked_pool(x, query, mask)[0].isnan().all():
+        raise Wrong("real-nan-hidden", expected="NaN in row 0", where="NaN at a real position")
     for fill in (None, torch.nan):
         _pool_gradients(masked_pool, fill)
 
@@ -113,6 +120,7 @@ def _pool_gradients(masked_pool, fill):
         if pooled.requires_grad:
             (pooled * torch.arange(1.0, 5.0)).sum().backward()
         found.append([torch.zeros_like(t) if t.grad is None else t.grad for t in (x, query)])
-    if not close(found[0], found[1], 1e-6):
-        slug = "pool-gradients" if fill is None else "padding-nan"
-        raise Wrong(slug, expected=found[1][0], got=found[0][0], where="the gradients")
+    for what, got, expected in zip(("x", "query"), *found, strict=True):
+        if not close(got, expected, 1e-6):
+            slug = "padding-nan-gradient" if got.isnan().any() else "pool-gradients"
+            raise Wrong(slug, what=what, expected=expected, got=got, where=f"the gradient of {what}")

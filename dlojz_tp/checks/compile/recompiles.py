@@ -22,6 +22,8 @@ HINTS = {
     "the graph back is enough.",
     "dynamic-ignored": "The argument `dynamic` has no effect: hand it on to torch.compile.",
     "dynamic-replaced": "dynamic=None leaves the choice to torch. Here it was made for it: hand on what came.",
+    "function-returned": "What the backend gives back cannot run the graph: it is called with the inputs of the graph, which are not "
+    "the arguments of `function`. Give back what runs the graph.",
     "calls-left-out": "The function ran {n} times for {calls} calls.",
     "arguments-packed": "Each entry of `calls` is a tuple of arguments: compiled(*arguments).",
     "wrong-count-of-graphs": "The number of graphs is wrong.",
@@ -88,7 +90,8 @@ def _counts(count_graphs, inductor):
             got = count_graphs(function, list(calls), **options)
         except TypeError as error:
             if "positional argument" in str(error) or "must be Tensor" in str(error) or "tuple" in str(error):
-                raise Wrong("arguments-packed", got=str(error).splitlines()[0], where=name) from error
+                slug = "function-returned" if counters["stats"]["unique_graphs"] else "arguments-packed"
+                raise Wrong(slug, got=str(error).splitlines()[0], where=name) from error
             raise
         found.append(got)
         if type(got) is int and got != truth and len(found) > 1:
