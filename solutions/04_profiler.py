@@ -635,7 +635,8 @@ else:
 # - **the length of the gradients**, and gradients longer than `MAX_NORM` shortened to it: who decides that, if not an `if`?
 # - **the right answers**: can an image with label -1 be among them at all?
 #
-# Loss, right answers and length are returned as tensors without shape `()`, on the device. About 6 lines.
+# Loss, right answers and length are returned as tensors of shape `()`, on the device. The batch comes in pinned memory.
+# About 6 lines.
 #
 # <details><summary>Hint</summary>
 #
@@ -936,7 +937,7 @@ table(mended_a, mended_b, mended_c)
 # $$(x + b) - \overline{(x + b)} = x - \bar x$$
 #
 # So the bias is read, added, differentiated (a sum over all pixels) and updated for nothing. `without_bias` takes it out of each
-# linear layer and convolution that is directly followed by a batch norm. Finding these pairs is given. Yours is what happens
+# convolution, and each linear layer on `(n, features)`, that is directly followed by a batch norm. Finding these pairs is given. Yours is what happens
 # to a pair: the model must compute the same afterwards, in training, where the formula holds, **and in eval mode**. There the
 # batch norm subtracts a stored mean, `norm.running_mean` (`None` if it keeps none). What did it learn while the bias was there?
 # About 3 lines.
@@ -1022,7 +1023,7 @@ measure.race(candidates, repeats=25, device=DEVICE)
 #   fits nowhere: new memory is reserved, while the old blocks lie idle. Hence runs that fail with "out of memory" after an
 #   hour. The cure: let the longest batch come **first**. (Or, set before the start,
 #   `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`: then a block can grow.)
-# - cuDNN has several algorithms for a convolution. With `torch.backends.cudnn.benchmark = True` it tries them all at the
+# - cuDNN has several algorithms for a convolution. With `torch.backends.cudnn.benchmark = True` it tries several at the
 #   first sight of **each new shape**, and then uses the best.
 
 # %% [markdown]

@@ -109,6 +109,7 @@ bank.slip(
 )
 bank.slip(5, "kernels-only", ('("kernel", "gpu_memcpy", "gpu_memset")', '("kernel",)'))
 bank.slip(5, "one-stream", ('"gpu_memset")]', '"gpu_memset") and e["tid"] == 7]'))
+bank.slip(5, "one-stream", ('"gpu_memset")]\n', '"gpu_memset")]\n    work = [e for e in work if e["tid"] == work[0]["tid"]]\n'))
 bank.slip(
     5,
     "window-of-kernels",

@@ -364,3 +364,15 @@ def profiled_loop(model, loader, optimizer, forward, folder, active=3):
 """,
 )
 bank.slip(1, "no-warmup", ("wait=1, warmup=1", "wait=2, warmup=0"))
+
+# the end of a step is where its update is over
+END = "            profiler.step()\n"
+FORWARD = "                loss = forward(model, *batch)\n"
+bank.slip(1, "step-inside", (END, ""), (FORWARD, FORWARD + END))
+bank.slip(
+    1,
+    "step-inside",
+    (END, ""),
+    ('            with record_function("optimizer"):\n', END + '            with record_function("optimizer"):\n'),
+    variant=True,
+)

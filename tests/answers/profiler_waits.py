@@ -312,9 +312,16 @@ bank.slip(
 )  # fmt: skip
 bank.slip(
     4,
-    "mean-over-all",
+    "unknown-as-class",
     ("F.cross_entropy(logits, labels, ignore_index=-1)", "F.cross_entropy(logits, labels.clamp(min=0))"),
 )
+bank.slip(
+    4,
+    "unknown-as-class",
+    ("F.cross_entropy(logits, labels, ignore_index=-1)",
+     "-logits.log_softmax(1).gather(1, torch.relu(labels)[:, None]).mean()"),
+    variant=True,
+)  # fmt: skip
 bank.slip(
     4,
     "mean-over-all",

@@ -49,7 +49,7 @@ def balise_5(device_busy):
     _right(device_busy, _trace([(20, 50), (70, 90)], edges=(0, 60, 110, 160), around=(-20, 180), shown=True))
     _right(device_busy, _trace([(1000, 1300), (1400, 1800)], edges=(1000, 1500, 2000)))
     yield "overlapping streams, an interval inside another"
-    _right(device_busy, _trace([(10, 60)], [(40, 80)], edges=(0, 100)))
+    _right(device_busy, _trace([(10, 60)], [(40, 80), (85, 90)], edges=(0, 100)))
     _right(device_busy, _trace([(10, 90), (20, 30), (40, 45)], [(120, 130)], edges=(0, 150)))
     yield "copies and memory fills count, labels and the processor's work do not"
     _right(device_busy, _trace([(10, 20)], copies=[(30, 50)], fills=[(60, 65)], labels=[(0, 100)], edges=(0, 100)))

@@ -37,6 +37,8 @@ HINTS = {
     "label-missing": "The label {name!r} is in {n} of {wanted} steps.",
     "label-misplaced": "The label {name!r} does not cover {what}. What stands in the `with` block is what it measures.",
     "label-too-wide": "The label {name!r} also covers {what}, so its time is not that of one part.",
+    "step-inside": "The profiler's step() stands in the middle of a step: the update of one step is recorded in the next. Call it at the "
+    "end of each.",
     "folder-there": "The folder was there already, and your code failed on it. It may be there or not: exist_ok=True.",
     "forward-again": "`forward` was called {n} times for {wanted} batches: once a batch is enough.",
     "batch-not-trained": "{n} of {wanted} batches were trained on. Only recording ends, the loop goes on.",
@@ -205,6 +207,10 @@ class _Run:
                 for mark in marks[other]:
                     if other != name and any(_inside(mark, label) for label in self._all(name)):
                         raise Wrong("label-too-wide", name=name, what=MARKS[other])
+        for step in (span for span in self.spans if span[0].startswith("ProfilerStep#")):
+            forward, update = ([m for m in marks[name] if _inside(m, step)] for name in ("forward", "optimizer"))
+            if forward and update and update[-1][1] < forward[0][1]:
+                raise Wrong("step-inside")
 
     def _all(self, name):
         return [span for span in self.spans if span[0] == name]

@@ -19,6 +19,7 @@ HINTS = {
     "mask-as-index": "A mask as index: how many elements come out only the device knows, so the processor waits. Let those "
     "images take part, and count for nothing.",
     "unknown-in-loss": "Images with label -1 have no part in the loss: {error}",
+    "unknown-as-class": "Images with label -1 count as images of class 0 here. They do not count at all: ignore_index=-1.",
     "mean-over-all": "The loss is divided by all images. It is the mean over those that have a label.",
     "batch-changed": "The batch that was handed in came out changed: on a CPU, .to gives the caller's own tensor. Make a new one.",
     "loss-wrong": "The loss is not that of hesitant_step.",
@@ -223,7 +224,9 @@ def _right_numbers(got, wanted, batch, number):
     where = f"step {number + 1}, {len(batch[1])} images"
     if not close(loss, wanted["loss"], 2e-4):
         slug = "loss-wrong"
-        if close(loss, wanted["all"], 2e-4) or close(loss, wanted["sum"] / len(batch[1]), 2e-4):
+        if close(loss, wanted["all"], 2e-4):
+            slug = "unknown-as-class"
+        elif close(loss, wanted["sum"] / len(batch[1]), 2e-4):
             slug = "mean-over-all"
         elif close(loss, wanted["unshifted"], 2e-5):
             slug = "shift-missing"
