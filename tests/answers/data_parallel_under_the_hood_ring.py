@@ -358,3 +358,6 @@ bank.slip(8, "ring-not-on-gpu", (BUFFER, "torch.empty(chunks[0].shape, dtype=x.d
 TOTAL = "    total = x.clone(memory_format=torch.contiguous_format)\n"
 bank.slip(8, "ring-not-on-gpu", (TOTAL, "    total = torch.empty(x.shape, dtype=x.dtype).copy_(x)\n"))
 bank.slip(8, "ring-not-on-gpu", (BUFFER, "torch.zeros(len(chunks[0]), dtype=x.dtype, device='cpu')"), variant=True)
+
+# the ring turns against its messages: of sizes that do not divide, the buffers do not fit
+bank.slip(8, "wrong-sum", ("chunks[(rank - step) % n], chunks[(rank - step - 1) % n]", "chunks[(rank + step) % n], chunks[(rank + step + 1) % n]"))  # fmt: skip
