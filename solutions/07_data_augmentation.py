@@ -228,8 +228,7 @@ print(f"recorded on {recorded.where(NAME)}: {found}" if found else "No figures o
 #
 # - **one λ for each image** from Beta(α, α); each image is mixed with a partner of the batch, perhaps itself, and each serves once:
 #   a permutation, random or a fixed roll;
-# - no loop over the images; everything on the device of `images`, and no value read back from it; what is drawn on the CPU
-#   all the same is sent there with `non_blocking=True`;
+# - no loop over the images; everything on the device of `images`, and no value read back from it;
 # - the inputs stay as they are; integer images (uint8) are refused with a `TypeError`.
 #
 # About 8 lines.

@@ -4,7 +4,7 @@ import torch
 
 from dlojz_tp.checking import close
 from dlojz_tp.checking.looks import Look
-from dlojz_tp.probes.gpus import on_gpu, on_one_gpu, watched
+from dlojz_tp.probes.gpus import on_gpu
 from dlojz_tp.probes.operations import Operations
 from dlojz_tp.probes.shared_looks import stays
 
@@ -14,19 +14,11 @@ HINTS = {
     "validates": "torch.distributions checks its arguments, and on a GPU that makes the CPU wait: give it validate_args=False.",
     "waits": "On a GPU this makes the CPU wait: {error}. Keep numbers as tensors on the device.",
     "other-device": "A tensor is not on the device of the images: {error}",
-    "copy-waits": "{got} bytes go to the device by a copy that makes the CPU wait for all that is queued there. Make them on the "
-    "device, or send them with non_blocking=True.",
     "images-changed": "The images that were given have changed. Whoever holds them sees mixed ones.",
     "labels-changed": "The labels that were given have changed.",
     "not-reproducible": "After the same torch.manual_seed the batches are mixed differently. Draw with torch, not with random or numpy.",
     "always-the-same": "Two batches in a row are mixed in the same way. Is the seed set inside?",
 }
-
-
-def _blocking(gpu, device, call, inputs):
-    """Bytes of the copies to the GPU that the CPU waits for, but for those of a few numbers."""
-    there = watched(gpu, call, *(one.to(device) for one in inputs)).there
-    return sum(copy.bytes for copy in there if copy.bytes >= 128 and not copy.non_blocking)
 
 
 def observe_batches(call, make_inputs):
@@ -38,13 +30,12 @@ def observe_batches(call, make_inputs):
             call(*inputs)
         totals.append(operations.total)
     yield {"operations": totals, "device": on_gpu(call, *make_inputs(4))}
-    yield {"blocking": on_one_gpu(_blocking, call, make_inputs(32)) or 0}
 
 
 BATCHES = [
     Look("no loop over the images, on their device, nothing read back", "operations", "as many for 32 images as for 4",
          "loop-over-images", lambda seen, _: seen[1] <= seen[0] + 6),
-    stays(""), Look("", "blocking", 0, "copy-waits"),
+    stays(""),
 ]  # fmt: skip
 
 

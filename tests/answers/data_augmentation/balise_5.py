@@ -351,9 +351,6 @@ bank.variant(
     5, "box-not-uniform", DISTANCES, ("(columns - cx)", "(columns - (0.5 + 0.2 * torch.randn_like(cx)).clamp(0, 1))")
 )
 
-CENTRES = "torch.rand(2, n, device=images.device)"
-bank.slip(5, "copy-waits", *full((CENTRES, "torch.rand(2, n).to(images.device)")))
-bank.variant(5, "copy-waits", DISTANCES, ("torch.rand(b, 1, 1, 1, device=d)", "torch.rand(b, 1, 1, 1).to(d)"))
 
 bank.slip(5, "labels-dtype", *full(("return mixed, kept * soft", "return mixed, kept.double() * soft")))
 bank.variant(
