@@ -1331,7 +1331,7 @@ def cut_feed_forward(layer, ranks):
 # ### Balise 7 · Heads on several ranks · further · about 7 min
 #
 # **`cut_attention(attention, ranks)`** is given this rank's own copy of a `LlamaAttention` and returns it with this rank's
-# heads alone: the first rank has the first heads. `ranks` need not be all ranks that there are. Its linear layers are `query`, `key`, `value`, `output`; a head is `size` numbers, one head behind the other. Write `mine`, the slice of numbers
+# heads alone: the first rank has the first heads. Its linear layers are `query`, `key`, `value`, `output`; a head is `size` numbers, one head behind the other. Write `mine`, the slice of numbers
 # of this rank's heads, and `held`, that of the key heads which they read: a share of them, or the one that several ranks hold. Then `attention.output`, by rows, its results summed.
 #
 # About 5 lines.

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from dlojz_tp.checking.looks import Look, Value, form, judged, same, tried
+from dlojz_tp.checking.looks import Look, Value, form, judged, same
 
 DRAWN = torch.Generator().manual_seed(5)
 
@@ -90,17 +90,6 @@ def smaller(make, dense=DENSE):
     return torch.cat([one.detach() for one in kept])
 
 
-def others_stay(hold):
-    """Whether hold leaves what Adafactor remembers of a weight in other shapes: averages of its rows and columns."""
-    weight = nn.Parameter(WEIGHTS[0].clone())
-    optimizer = torch.optim.Adafactor([weight])
-    weight.square().sum().backward()
-    optimizer.step()
-    before = {name: value.clone() for name, value in optimizer.state[weight].items()}
-    end = tried(hold, [weight], true_masks([weight], 0.5, False), optimizer)
-    return not isinstance(end, str) and same(dict(optimizer.state[weight]), before)
-
-
 def observe(magnitude_masks, hold_zeros):
     given = [w.clone() for w in WEIGHTS]
     got = magnitude_masks(given, 0.5, False)
@@ -119,7 +108,6 @@ def observe(magnitude_masks, hold_zeros):
         yield {f"{name} zeros": sum(int((p[~mask] != 0).sum()) for p, mask in pairs)}
         kept = [p.detach()[mask] for p, mask in (pairs[0], (ps[1], slice(None)), pairs[1])]
         yield {f"{name} left": remembered(pairs, optimizer), name: torch.cat(kept)}
-    yield {"others": others_stay(hold_zeros)}
     yield {"fresh": torch.cat([p.detach().flatten() for p in trained(OPTIMIZERS["AdamW"], hold_zeros, dense=0)[0]])}
 
 
@@ -175,10 +163,7 @@ for name, make in OPTIMIZERS.items():
         Look("in what it remembers too", f"{name} left", [], "states-stay", fields=lambda seen, due: {"names": ", ".join(seen)}),
         Value("what stayed learns as if the rest did not exist", name, smaller(make), "survivors"),
     ]  # fmt: skip
-LOOKS += [
-    Look("Adafactor: what has another shape stays", "others", True, "other-shapes"),
-    Value("pruned before the first step", "fresh", fresh(), "survivors"),
-]
+LOOKS.append(Value("pruned before the first step", "fresh", fresh(), "survivors"))
 
 
 def balise_5(magnitude_masks, hold_zeros):

@@ -78,17 +78,6 @@ def made(cut_attention, attention, ranks):
         return f"ValueError: {error}"
 
 
-def in_a_group(cut_attention, heads=4, groups=2):
-    """What comes out where ranks 0 and 2 share the heads, and 1 and 3 do, all on other words."""
-    group = [dist.new_group(pair) for pair in ((0, 2), (1, 3))][dist.get_rank() % 2]
-    try:
-        got = cut_attention(copy.deepcopy(whole(heads, groups)), Axis(group))
-        with torch.no_grad():
-            return got(words(heads) * (1 + dist.get_rank() % 2), 0, Kept().attend)
-    except Exception as error:
-        raise RuntimeError(f"in a group of two of the four ranks: {error}") from error
-
-
 def observe(cut_attention):
     """On a rank, of each pair of heads: the prompt, then token after token."""
     size = dist.get_world_size()
@@ -110,8 +99,6 @@ def observe(cut_attention):
         yield {"made": "a layer", "form": form(outs), "heads": kept.seen, "numbers": sum(p.numel() for p in got.parameters()),
                "memory": bytes_of(got), "names": [call.name for call in sent], "bytes": [call.bytes for call in sent],
                "prompt": outs[0], "tokens": torch.cat(outs[1:], 1) if len(outs) > 1 else None, "own": kept.asked[0]}  # fmt: skip
-    if size == 4:
-        yield {"group": in_a_group(cut_attention)}
 
 
 def pair(at):
@@ -205,12 +192,9 @@ LOOKS = [
     Value("then a token at a time", "tokens", each(lambda at: truth(*pair(at)[1:])[:, PROMPT:]), "wrong-attention", fields=silent),
     Look("the first rank has the first heads", "own", own, "other-order", fields=silent),
 ]  # fmt: skip
-GROUP = [Look("two of four ranks share the heads, and so do the others", "group",
-              [truth(4, 2) if rank % 2 == 0 else whole(4, 2)(2 * words(4)) for rank in range(4)], "not-the-group", fields=silent)]  # fmt: skip
 REFUSED = [Look("heads that cannot be shared out are refused", "refused", each(lambda at: "ValueError"),
                 lambda seen, due: "not-refused" if "taken" in seen else "other-error", fields=first)]  # fmt: skip
 KNOWN = (
-    ("in a group of two of the four ranks", "not-the-group"),
     ("Provided sizes", "heads-not-numbers"), ("don't multiply up to the size", "heads-not-numbers"),
     ("mat1 and mat2 shapes", "other-side"), ("Expected size for first two dimensions of batch2", "other-side"),
 )  # fmt: skip
@@ -220,9 +204,6 @@ def balise_7(cut_attention):
     yield LOOKS[0].claim
     at = {size: list(cases) for size, cases in HEADS.items()}
     for size, ranks in world_after_world(observe, cut_attention, known=KNOWN, sizes=tuple(HEADS)):
-        if not at[size]:
-            yield from judged(GROUP, lambda seen=ranks: seen)
-            continue
         heads, groups = at[size].pop(0)
         where = f"{size} ranks, {heads} heads, {groups} key heads"
         looks = LOOKS if goes(size, heads, groups) else REFUSED

@@ -39,7 +39,7 @@ bank.text(4, None, FUNCTION)
 CLAMPED = """
 def fake_quantize(x, scale, zero, bits=8, symmetric=False):
     least, most = limits(bits, symmetric)
-    kept = torch.minimum(torch.maximum(x, (least - zero - 0.5) * scale), (most - zero + 0.5) * scale)
+    kept = torch.minimum(torch.maximum(x, (least - zero) * scale), (most - zero) * scale)
     return kept + (dequantize(quantize(kept, scale, zero, bits, symmetric), scale, zero) - kept).detach()
 
 
@@ -52,7 +52,7 @@ def fake_layer(layer, x, high, bits):
     low = torch.zeros(())
     x = fake_quantize(x, *affine(low, high, bits, False), bits, False)
     if hasattr(layer, "stride"):
-        return F.conv2d(x, weight, layer.bias, stride=layer.stride, padding=layer.padding, dilation=layer.dilation, groups=layer.groups)
+        return F.conv2d(x, weight, layer.bias, stride=layer.stride, padding=layer.padding, groups=layer.groups)
     return F.linear(x, weight, layer.bias)
 """
 bank.text(4, None, CLAMPED)
@@ -88,8 +88,6 @@ bank.variant(
     4,
     "unrounded",
     CLAMPED,
-    ("- zero - 0.5", "- zero"),
-    ("- zero + 0.5", "- zero"),
     (" + (dequantize(quantize(kept, scale, zero, bits, symmetric), scale, zero) - kept).detach()", ""),
 )
 
@@ -163,7 +161,7 @@ bank.variant(
     4,
     "passes-everywhere",
     CLAMPED,
-    ("kept = torch.minimum(torch.maximum(x, (least - zero - 0.5) * scale), (most - zero + 0.5) * scale)", "kept = x"),
+    ("kept = torch.minimum(torch.maximum(x, (least - zero) * scale), (most - zero) * scale)", "kept = x"),
 )
 
 bank.hint(
@@ -199,8 +197,8 @@ bank.variant(
     "one-end",
     CLAMPED,
     (
-        "torch.minimum(torch.maximum(x, (least - zero - 0.5) * scale), (most - zero + 0.5) * scale)",
-        "torch.minimum(x, (most - zero + 0.5) * scale)",
+        "torch.minimum(torch.maximum(x, (least - zero) * scale), (most - zero) * scale)",
+        "torch.minimum(x, (most - zero) * scale)",
     ),
 )
 bank.variant(4, "one-end", FUNCTION, ("(steps >= least) & (steps <= most)", "steps >= least"))
@@ -258,11 +256,9 @@ bank.variant(
     FUNCTION,
     (
         "return F.conv2d(x, weight, layer.bias, layer.stride, layer.padding, layer.dilation, layer.groups)",
-        "return F.conv2d(x, weight, layer.bias, groups=layer.groups)",
+        "return F.conv2d(x, weight, layer.bias)",
     ),
 )
-bank.variant(4, "layer-form", FUNCTION, ("layer.padding, layer.dilation", "1, layer.dilation"))
-bank.variant(4, "layer-form", FUNCTION, ("layer.padding, layer.dilation", "layer.padding, 1"))
 
 bank.hint(
     4,
@@ -389,22 +385,12 @@ bank.variant(4, "weights-detached", FUNCTION, ("fake_quantize(layer.weight,", "f
 bank.hint(
     4,
     "ends-cut",
-    "Numbers that are rounded to the least or to the greatest integer get no gradient. They are on the end of the range, and not saturated: take `<=` and `>=`.",
+    "The largest weight of each channel gets no gradient, or half of it. It lies on the end of the range, and is not saturated: take `<=` and `>=`, on the rounded integers. torch.minimum, and clamp to tensors, halve the gradient there.",
 )
 bank.slip(4, "ends-cut", ("(steps >= least) & (steps <= most)", "(steps > least) & (steps < most)"))
-bank.variant(4, "ends-cut", FUNCTION, ("(steps >= least) & (steps <= most)", "(steps > least) & (steps < most)"))
-
-bank.hint(
-    4,
-    "unrounded-range",
-    "Up to half a step beyond the last integer a number is rounded to it, and is not saturated: there the gradient is missing. Compare the rounded integers, `steps`, with the limits.",
-)
-bank.slip(4, "unrounded-range", ("(steps >= least) & (steps <= most)", "(x / scale >= least - zero) & (x / scale <= most - zero)"))  # fmt: skip
-bank.slip(4, "unrounded-range", ("return back + (x - x.detach()) * ((steps >= least) & (steps <= most))",
+bank.slip(4, "ends-cut", ("return back + (x - x.detach()) * ((steps >= least) & (steps <= most))",
           "kept = torch.minimum(torch.maximum(x, (least - zero) * scale), (most - zero) * scale)\n    return kept + (back - kept).detach()"))  # fmt: skip
-bank.variant(4, "unrounded-range", FUNCTION, ("ctx.save_for_backward((steps", "steps = x / scale + zero\n        ctx.save_for_backward((steps"),
-             ("(steps.clamp(", "(steps.round().clamp("))  # fmt: skip
-bank.variant(4, "unrounded-range", CLAMPED, ("- zero - 0.5", "- zero"), ("- zero + 0.5", "- zero"))
+bank.variant(4, "ends-cut", FUNCTION, ("(steps >= least) & (steps <= most)", "(steps > least) & (steps < most)"))
 
 bank.hint(
     4,

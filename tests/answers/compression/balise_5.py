@@ -25,7 +25,7 @@ def hold_zeros(weights, masks, optimizer):
         weight.data = weight.data * mask
         state = optimizer.state.get(weight, {})
         for name, value in state.items():
-            if torch.is_tensor(value) and value.size() == mask.size():
+            if torch.is_tensor(value) and value.dim() > 0:
                 state[name] = torch.where(mask, value, torch.zeros_like(value))
 """
 bank.text(5, None, TOPK)
@@ -51,8 +51,8 @@ def hold_zeros(weights, masks, optimizer):
                     value[~mask] = 0
 """
 bank.text(5, None, RANKS)
-OF_SHAPE = "isinstance(one, torch.Tensor) and one.shape == weight.shape"
-bank.slip(5, None, (OF_SHAPE, "getattr(one, 'shape', None) == mask.shape"), ("one.masked_fill_(~mask, 0)", "one.mul_(mask)"))
+SUBTRACT = ("            if isinstance(one, torch.Tensor) and one.shape == weight.shape:\n", "            if getattr(one, 'ndim', 0) == weight.ndim:\n")  # fmt: skip
+bank.slip(5, None, SUBTRACT, ("one.masked_fill_(~mask, 0)", "one.mul_(mask)"))
 bank.slip(5, "nothing-returned", ("    return masks", "    masks"))
 
 LOOP = "for one in (weight, *optimizer.state[weight].values()):"
@@ -140,7 +140,7 @@ bank.slip(5, "states-stay", (LOOP, 'for one in (weight, optimizer.state[weight].
 bank.slip(5, "states-stay", (LOOP, 'for one in (weight, *(optimizer.state[weight].get(name) for name in ("momentum_buffer", "exp_avg", "exp_avg_sq"))):'))  # fmt: skip
 bank.variant(5, "states-stay", RANKS, ("for value in optimizer.state[weight].values():", "for name, value in optimizer.state[weight].items():"),
              ("if hasattr(value,", "if name[:3] in ('mom', 'exp') and hasattr(value,"))  # fmt: skip
-bank.variant(5, "states-stay", TOPK, ("value.size() == mask.size()", "name == 'momentum_buffer'"))
+bank.variant(5, "states-stay", TOPK, ("value.dim() > 0", "name == 'momentum_buffer'"))
 
 bank.hint(5, "survivors", "The zeros are right, but the weights that stayed do not move as they should: what is remembered of them, or of other parameters, was lost or changed.")  # fmt: skip
 bank.slip(5, "survivors", (LOOP, "for one in (weight, *(value for state in optimizer.state.values() for value in state.values())):"))  # fmt: skip
@@ -153,12 +153,3 @@ bank.slip(
 bank.slip(5, "survivors", ("                one.masked_fill_(~mask, 0)\n", "                one.masked_fill_(~mask, 0)\n                if one is not weight:\n                    one.zero_()\n"))  # fmt: skip
 bank.variant(5, "survivors", TOPK, ("torch.where(mask, value, torch.zeros_like(value))", "torch.zeros_like(value)"))
 
-bank.hint(
-    5,
-    "other-shapes",
-    "Adafactor remembers averages of a weight's rows and columns, in tensors of another shape. They stay as they are: look at the shape, not at a name or at the number of axes.",
-)
-bank.slip(5, "other-shapes", (OF_SHAPE, "getattr(one, 'ndim', 0) == weight.ndim"), ("one.masked_fill_(~mask, 0)", "one.mul_(mask)"))
-bank.slip(5, "other-shapes", (LOOP, 'for one in (weight, *(v for name, v in optimizer.state[weight].items() if name != "step")):'),
-          (OF_SHAPE, "one is not None"))  # fmt: skip
-bank.variant(5, "other-shapes", TOPK, ("value.size() == mask.size()", "value.dim() > 0"))

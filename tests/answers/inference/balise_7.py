@@ -29,7 +29,7 @@ OWN = """
 class Part(nn.Module):
     def __init__(self, attention, ranks):
         super().__init__()
-        self.size, self.rotary, self.group = attention.head_size, attention.rotary, ranks.group
+        self.size, self.rotary = attention.head_size, attention.rotary
         heads, groups = (len(layer.weight) // self.size for layer in (attention.query, attention.key))
         if heads % ranks.size or max(groups, ranks.size) % min(groups, ranks.size):
             raise ValueError("not to be shared out")
@@ -44,7 +44,7 @@ class Part(nn.Module):
         q, k, v = (F.linear(x, w).unflatten(-1, (-1, self.size)).transpose(1, 2) for w in (self.q, self.k, self.v))
         y = attend(self.rotary(q, first), self.rotary(k, first), v).transpose(1, 2).flatten(2)
         y = F.linear(y, self.o)
-        dist.all_reduce(y, group=self.group)
+        dist.all_reduce(y)
         return y
 
 
@@ -108,7 +108,7 @@ bank.hint(
     "Nothing is sent. Behind the output projection each rank has a part of a sum: add them up over the ranks.",
 )
 bank.slip(7, "not-summed", (OUTPUT, "linear_part(attention.output, inputs=mine)"))
-bank.variant(7, "not-summed", OWN, ("        dist.all_reduce(y, group=self.group)\n", ""))
+bank.variant(7, "not-summed", OWN, ("        dist.all_reduce(y)\n", ""))
 
 bank.hint(7, "too-often", "More is sent than one all-reduce a call. Only the results of the output projection have to be added up: queries, keys and values stay where their head is.")  # fmt: skip
 bank.slip(
@@ -117,7 +117,7 @@ bank.slip(
     ("    return attention\n", "    attention.output = Summed(attention.output, ranks)\n    return attention\n"),
 )
 bank.slip(7, "too-often", ("attention.value = linear_part(attention.value, outputs=held)", "attention.value = Summed(linear_part(attention.value, outputs=held), ranks)"))  # fmt: skip
-bank.variant(7, "too-often", OWN, ("        dist.all_reduce(y, group=self.group)\n", "        dist.all_reduce(y)\n        dist.broadcast(y, 0)\n"))  # fmt: skip
+bank.variant(7, "too-often", OWN, ("        dist.all_reduce(y)\n", "        dist.all_reduce(y)\n        dist.broadcast(y, 0)\n"))  # fmt: skip
 
 bank.hint(
     7,
@@ -125,7 +125,7 @@ bank.hint(
     "One all-reduce a call is due: it adds up over the ranks and leaves the sum on each of them. Here it is {got}.",
 )
 bank.slip(7, "other-collective", (OUTPUT, "Gathered(linear_part(attention.output, inputs=mine))"), ("    size = attention.head_size", "    class Gathered(nn.Module):\n        def __init__(self, linear):\n            super().__init__()\n            self.linear = linear\n\n        def forward(self, x):\n            y = self.linear(x).contiguous()\n            all_of_them = [torch.empty_like(y) for _ in range(dist.get_world_size())]\n            dist.all_gather(all_of_them, y)\n            return sum(all_of_them)\n\n    size = attention.head_size"))  # fmt: skip
-bank.variant(7, "other-collective", OWN, ("dist.all_reduce(y, group=self.group)", "dist.reduce(y, 0)"))
+bank.variant(7, "other-collective", OWN, ("dist.all_reduce(y)", "dist.reduce(y, 0)"))
 
 bank.hint(
     7,
@@ -133,7 +133,7 @@ bank.hint(
     "An all-reduce of {got} bytes a call, and (b, s, d) are {expected}. Add up what comes out of the output projection, and nothing larger.",
 )
 bank.slip(7, "too-much-sent", ("    return attention\n", "    class Twice(nn.Module):\n        def __init__(self, linear):\n            super().__init__()\n            self.linear = linear\n\n        def forward(self, x):\n            y = self.linear(x)\n            both = torch.cat([y, y])\n            dist.all_reduce(both)\n            return both[: len(y)]\n\n    attention.output = Twice(attention.output.linear)\n    return attention\n"))  # fmt: skip
-bank.variant(7, "too-much-sent", OWN, ("        dist.all_reduce(y, group=self.group)\n        return y", "        y = y.repeat(1, 1, 2)\n        dist.all_reduce(y)\n        return y.chunk(2, -1)[0]"))  # fmt: skip
+bank.variant(7, "too-much-sent", OWN, ("        dist.all_reduce(y)\n        return y", "        y = y.repeat(1, 1, 2)\n        dist.all_reduce(y)\n        return y.chunk(2, -1)[0]"))  # fmt: skip
 
 bank.hint(7, "wrong-attention", "The sum over the ranks is not what the whole layer gives. Rank r has the r-th share of the heads: the same rows of the query's weight and "
           "columns of the output's.")  # fmt: skip
@@ -178,15 +178,6 @@ bank.variant(7, "position-lost", OWN, ("self.rotary(q, first), self.rotary(k, fi
 bank.hint(7, "other-order", "The sum is right, and the heads are dealt out in another order: the first rank has the first heads, the next one those behind them.")  # fmt: skip
 bank.slip(7, "other-order", ("    size = attention.head_size\n", "    size, r = attention.head_size, ranks.size - 1 - ranks.rank\n"), ("ranks.rank *", "r *"), ("(ranks.rank + 1)", "(r + 1)"))  # fmt: skip
 bank.variant(7, "other-order", PICKED, ("[ranks.rank]", "[-1 - ranks.rank]"))
-
-bank.hint(7, "not-the-group", "With all ranks it is right, where two of four share the heads it is not: rank, size and sum are those of `ranks`, not of the whole world as `dist` has them.")  # fmt: skip
-bank.slip(
-    7, "not-the-group", ("ranks.rank * many", "dist.get_rank() * many"), ("(ranks.rank + 1)", "(dist.get_rank() + 1)")
-)
-bank.slip(7, "not-the-group", ("heads // ranks.size, max(groups // ranks.size, 1)", "heads // dist.get_world_size(), max(groups // dist.get_world_size(), 1)"))  # fmt: skip
-bank.slip(7, "not-the-group", (OUTPUT, "Summed(linear_part(attention.output, inputs=mine), Axis(dist.group.WORLD))"))
-bank.variant(7, "not-the-group", OWN, (", group=self.group)", ")"))
-bank.variant(7, "not-the-group", PICKED, ("[ranks.rank]", "[dist.get_rank()]"))
 
 bank.hint(7, "not-refused", "These heads cannot be shared out evenly: raise a ValueError. Some key head would be needed by queries of two ranks that do not have the same ones.")  # fmt: skip
 bank.slip(7, "not-refused", (" or (groups % ranks.size and ranks.size % groups)", ""))
