@@ -901,11 +901,20 @@ off = tp.predict("Resumed without the optimizer's state: by how many % is the ne
 
 
 # %%
+class Ignored:
+    """Stands for a part whose state is not put back."""
+
+    def load_state_dict(self, state):
+        pass
+
+
 class Without(Everything):
     """Everything, but for one thing."""
 
     def load_state_dict(self, saved):
-        fresh, part = random_states(), self.parts.pop(MISSING, None)
+        fresh, part = random_states(), self.parts.get(MISSING)
+        if part is not None:
+            self.parts[MISSING] = Ignored()
         super().load_state_dict(saved)
         if part is not None:
             self.parts[MISSING] = part
