@@ -253,6 +253,20 @@ def test_the_line_below_is_there_where_an_error_was_caught_and_another_one_raise
     assert verdict.slug == "raised" and "1 / 0" in verdict.details.splitlines()[0]
 
 
+def test_an_error_that_stands_behind_itself_is_told():
+    def answer():
+        try:
+            raise ValueError
+        except ValueError as error:
+            raise error from error
+
+    def check(answer):
+        yield "something"
+        answer()
+
+    assert judge(check, (answer,), number=1, title="", hints={}).slug == "raised"
+
+
 def test_checks_run_their_ranks_on_the_cpu(monkeypatch):
     """On a node with several GPUs NCCL would refuse the CPU tensors that checks hand to ranks."""
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)

@@ -248,6 +248,15 @@ def make_parallel(network, device):
 
 @bank.wrong(4, "ranks-apart")
 def make_parallel(network, device):
+    """A DDP for the trunk, and one for each head: that of another head waits on another rank."""
+    network.to(device)
+    network.trunk = DDP(network.trunk)
+    network.heads = nn.ModuleList(DDP(head) for head in network.heads)
+    return network
+
+
+@bank.wrong(4, "ranks-apart")
+def make_parallel(network, device):
     """By hand, and each rank exchanges what it has used."""
 
     def exchange(_):

@@ -4,6 +4,7 @@ import torch
 
 from dlojz_tp import measure
 from dlojz_tp.checking import Wrong
+from dlojz_tp.checking.breakage import chain
 from dlojz_tp.measure.collector import no_collector
 from dlojz_tp.probes.gpus import on_one_gpu
 
@@ -112,11 +113,7 @@ def _told(value, record):
 
 def _holds(raised, error):
     """Whether `error` is what was raised, or stands behind it (`raise ... from error`)."""
-    while raised is not None:
-        if raised is error:
-            return True
-        raised = raised.__cause__ or raised.__context__
-    return False
+    return any(one is error for one in chain(raised))
 
 
 class _Run:
