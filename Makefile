@@ -18,8 +18,7 @@ SETS   := $(if $(DLOJZ_DATA),$(DLOJZ_DATA),data)
 IMAGES := $(SETS)/photo_patches/manifest.json
 TEXT   := $(SETS)/code_text/manifest.json
 TABLE  := $(SETS)/search_table/manifest.json
-# one more than two cores: ranks that wait for each other leave them idle for a third of the time
-WORKERS ?= 3
+WORKERS ?= 2
 DATA   := $(IMAGES) $(TEXT) $(TABLE)
 # each file in one of the workers (WORKERS=n)
 TESTS  := -m pytest --nbval-lax --nbval-current-env --nbval-cell-timeout 280 -n $(WORKERS) --dist loadfile --durations 12
