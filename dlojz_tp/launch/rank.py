@@ -13,7 +13,6 @@ import threading
 from datetime import timedelta
 from pathlib import Path
 
-import cloudpickle
 import numpy
 import torch
 import torch.distributed as dist
@@ -243,7 +242,7 @@ def _names_lost_peer(error: BaseException) -> bool:
 def _pickled(error: BaseException) -> bytes | None:
     """The exception itself, where it survives a round trip."""
     try:
-        data = cloudpickle.dumps(error)
+        data = bytes(wire.pack(error))
         if len(data) > MOST_CAUSE:
             return None
         pickle.loads(data)
