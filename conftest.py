@@ -4,9 +4,11 @@ import atexit
 import os
 import shutil
 import tempfile
-from pathlib import PurePath
+from pathlib import Path, PurePath
 
+import nbval.kernel
 import pytest
+from jupyter_client import KernelManager
 from xdist.scheduler import LoadFileScheduling
 
 if "DLOJZ_STATE" not in os.environ:  # the first process makes the folder and removes it; its workers inherit it
@@ -16,6 +18,15 @@ os.environ.setdefault("DLOJZ_STRICT", "1")
 os.environ.pop("DLOJZ_CLASS", None)  # no test is a trainee of a real class
 if "PYTEST_XDIST_WORKER" in os.environ:  # several workers share the cores: more threads would only wait for each other
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+def kernel_without_ports(**options) -> KernelManager:
+    """As in `lab`. A port that is free when Jupyter chooses it may be a rank's before the kernel is up."""
+    folder = tempfile.mkdtemp(prefix="kernel-", dir=os.environ["DLOJZ_STATE"])
+    return KernelManager(transport="ipc", ip=str(Path(folder, "socket")), **options)
+
+
+nbval.kernel.KernelManager = kernel_without_ports
 
 pytest_plugins = ["tests.skip_unchanged", "tests.cpu_seconds"]
 

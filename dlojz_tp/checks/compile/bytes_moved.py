@@ -100,7 +100,8 @@ def _views():
         return y[3:].unsqueeze(0).neg()
 
     first, second = 4 * 2 * 600, 4 * 2 * 27 * 20
-    around, between = 4 * (600 + 540), 4 * (26 + 19 * 30 + 1 + 540)  # y[3:] with its storage; from its first number to its last
+    around = 4 * (600 + 540)  # y[3:] with its storage
+    between = 4 * (26 + 19 * 30 + 1 + 540)  # from its first number to its last
     views = {"storage-counted": (first + around, first + between), "views-counted": (first + second + 1, None)}
     return _Case("relu, four views, neg", chain, (torch.ones(600),), first + second, 2400 + second // 2, views)
 
@@ -138,7 +139,9 @@ def _expanded_last():
 
     x, b, scale = torch.ones(50, 8), torch.ones(50, 1), torch.tensor(2.0)
     mistakes = {"expanded-counted": 3 * 1600 + 3204}
-    return _Case("(50, 8) + (50, 1).expand(50, 8), times a tensor ()", chain, (x, b, scale), 3400 + 3204, 3404, mistakes)
+    return _Case(
+        "(50, 8) + (50, 1).expand(50, 8), times a tensor ()", chain, (x, b, scale), 3400 + 3204, 3404, mistakes
+    )
 
 
 def _lists():
