@@ -278,8 +278,8 @@ def profiled_loop(model, loader, optimizer, forward, folder, active=3):
 tp.check(1, profiled_loop)
 
 # %% [markdown]
-# Record the training run as it was found: its contrast and its loss as the `forward`. (A warning of memory that was allocated
-# before is harmless.)
+# Record the training run as it was found: its contrast and its loss as the `forward`. (What is shown and shortened, and the search
+# for a NaN, stay out. A warning of memory that was allocated before is harmless.)
 
 
 # %% tags=["setup"]
@@ -473,7 +473,7 @@ def owners(snapshot):
     found = Counter()
     for block in (block for segment in snapshot["segments"] for block in segment["blocks"]):
         if block["state"] == "active_allocated":  # others are free, or wait for a stream
-            ours = [f for f in block["frames"] if not f["filename"].startswith(torch.__path__[0])]
+            ours = [f for f in block["frames"] if not f["filename"].startswith(torch.__path__[0] + os.sep)]
             found[f"{ours[0]['name']}, line {ours[0]['line']}" if ours else "unknown"] += block["size"] / 2**20
     return found.most_common(5)
 
@@ -513,8 +513,9 @@ READS = {"_local_scalar_dense", "item", "nonzero", "is_nonzero", "equal", "maske
 def makes_wait(func, args, kwargs):
     """Whether this operator makes the processor wait for the device that its tensors are on."""
     name = func.overloadpacket.__name__
-    if name == "index":  # a mask as index: how many are true?
-        return any(getattr(index, "dtype", None) in (torch.bool, torch.uint8) for index in args[1])
+    if name in ("index", "index_put", "index_put_", "_index_put_impl_"):  # a mask as index: how many are true?
+        mask = any(getattr(index, "dtype", None) in (torch.bool, torch.uint8) for index in args[1])
+        return mask and (name == "index" or args[2].numel() > 1)  # one number is filled in without counting
     if name == "_to_copy":
         device = kwargs.get("device")
         return device is not None and device.type != args[0].device.type and not kwargs.get("non_blocking")
@@ -524,7 +525,7 @@ def makes_wait(func, args, kwargs):
 
 
 # %% [markdown]
-# ### Balise 3 · Find the waits · about 7 min
+# ### Balise 3 · Find the waits · about 8 min
 #
 # A `TorchDispatchMode` is a context manager. Inside it, each operator comes to your method `__torch_dispatch__` instead of
 # being run; you run it, and hand on its result. So you may look at everything in passing.
@@ -545,7 +546,7 @@ def makes_wait(func, args, kwargs):
 # <details><summary>Hint</summary>
 #
 # `traceback.extract_stack()` is a list of frames, the innermost last, each with `filename` and `line`; leave the very last one
-# out. `torch.__path__[0]` is the folder that PyTorch's files are in.
+# out. `torch.__path__[0]` is the folder that PyTorch's files are in (that of torchvision begins with the same letters).
 # </details>
 
 
@@ -561,7 +562,8 @@ class WaitFinder(TorchDispatchMode):
         kwargs = kwargs or {}
         if makes_wait(func, args, kwargs):
             # BEGIN SOLUTION
-            frames = [f for f in traceback.extract_stack()[:-1] if not f.filename.startswith(torch.__path__[0])]
+            torchs = torch.__path__[0] + os.sep
+            frames = [f for f in traceback.extract_stack()[:-1] if not f.filename.startswith(torchs)]
             line = frames[-1].line.strip() if frames else ""
             self.found.append((str(func.overloadpacket), line))
             # END SOLUTION
@@ -855,14 +857,17 @@ table(slow_a, slow_b, slow_c)
 #
 # **First** `diagnosis()`: `{"A": …, "B": …, "C": …}`, each one of `AILMENTS`, from what is printed above. What grows with the
 # input, what does not? What should be there, what should not? Beware of C: a value is read there, but who reads it, and what
-# for? The check judges the names first. **Then** open the cells and mend, with the same results and no new ailment:
+# for? The check judges the names first. **Then** open the cells and mend, with the same results and no new ailment.
+#
+# About 7 lines in all.
+#
+# <details><summary>What the mended loops must do (with it you know the names: not before your diagnosis)</summary>
 #
 # - A: `images` `(b, c, h, w)`, `contrast` `(b,)`. Each channel of each image is changed about its own mean, then limited to ±3. The
 #   number of operators depends on no size;
 # - B: autograd records nothing that nobody will need (a value read in each round would be a new ailment);
 # - C: `train_through`, with the debugging off, also if somebody switched it on *before* the call.
-#
-# About 7 lines in all.
+# </details>
 #
 # <details><summary>Hint</summary>
 #
@@ -881,7 +886,7 @@ def diagnosis():
 
 
 def mended_a(images, contrast):
-    """slow_a with a fixed number of operators: images (b, c, h, w), contrast (b,) -> (b, c, h, w)."""
+    """slow_a, mended: images (b, c, h, w), contrast (b,) -> (b, c, h, w)."""
     # BEGIN SOLUTION
     mean = images.mean(dim=(2, 3), keepdim=True)
     return ((images - mean) * contrast[:, None, None, None] + mean).clamp(-3, 3)
@@ -889,7 +894,7 @@ def mended_a(images, contrast):
 
 
 def mended_b(model, batches):
-    """slow_b, recording nothing for a backward pass: the mean loss, a tensor ()."""
+    """slow_b, mended: the mean loss, a tensor ()."""
     model.eval()
     # BEGIN SOLUTION
     with torch.no_grad():
@@ -899,7 +904,7 @@ def mended_b(model, batches):
 
 
 def mended_c(model, batches, optimizer):
-    """slow_c without debugging: the loss of each batch, a tensor (n,)."""
+    """slow_c, mended: the loss of each batch, a tensor (n,)."""
     # BEGIN SOLUTION
     with torch.autograd.set_detect_anomaly(False):
         return train_through(model, batches, optimizer)

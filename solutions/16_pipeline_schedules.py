@@ -1032,8 +1032,8 @@ if FULL:
 # sequence of 4,096 tokens; a forward takes 2 operations a parameter and token, a backward twice as many, and each layer is
 # recomputed in its backward (before "I", where that is cut in two); a device does an assumed 40 % of an H100's 989 TFLOP/s;
 # a cut passes $4096 \times h$ numbers of 2 bytes over 50 GB/s; a layer keeps its input, and 34 bytes for each of its numbers
-# while its stage is in backward (a stage is recomputed at once); states take 16 bytes a parameter; each action costs 50 µs on top;
-# 64 sequences a step.
+# while it is in backward: one layer at a time, but with "I" all of a stage, until its "W"; states take 16 bytes a parameter; each
+# action costs 50 µs on top; 64 sequences a step.
 
 # %%
 H, DEPTH, TOKENS, SPEED, DEVICE = 9600, 64, 4096, 0.4 * planner.H100.bfloat16, planner.H100.memory
@@ -1053,7 +1053,8 @@ def estimate(name, ranks, micro_batches=64):
         make_orders(ranks, micro_batches), costs, link=LINK, message_bytes=2 * TOKENS * H, activation_bytes=layers * KEPT,
         weight_bytes=layers * INSIDE,
     )  # fmt: skip
-    memory = max(found.peak_bytes) + layers * INSIDE + STATES * DEPTH / ranks
+    at_once = layers if name == "zero-bubble" else 1  # what "I" recomputes stays for its "W"
+    memory = max(found.peak_bytes) + at_once * INSIDE + STATES * DEPTH / ranks
     return found.bubble, memory, micro_batches * TOKENS / found.seconds / ranks
 
 
@@ -1069,10 +1070,9 @@ for ranks in (8, 16, 32, 64):
         print(f"{ranks:>6}  {name:<14}{words}")
 
 # %% [markdown]
-# Eight stages do not fit into 80 GB, sixteen just fail. Of what fits, interleaving on 32 stages is the fastest. (Recomputed layer by
-# layer, as practical work 19 counts, sixteen just fit: 77 GB with 1F1B; interleaved, 79.5 GB and 623 tokens/s a device.) Zero-bubble pays
-# for recomputation twice: what "I" has recomputed stays until "W", which comes late, and a longer "I" beside the same "W"
-# leaves more idle time. And with a batch that stays, the bubble grows with the stages. So real trainings cut layers too, by
+# Eight stages do not fit into 80 GB, sixteen just do: interleaved, the fastest of all, with 79.5 GB, which leaves no room for
+# anything else; 1F1B with 77. Zero-bubble pays for recomputation twice: what "I" has recomputed stays until "W", which comes late,
+# and a longer "I" beside the same "W" leaves more idle time. And with a batch that stays, the bubble grows with the stages. So real trainings cut layers too, by
 # tensor parallelism, and put data parallelism around it: then fewer stages are enough.
 
 # %%

@@ -1051,7 +1051,7 @@ def show_zeros():
     print(
         f"dense: {dense[0]:.2f} ms without zeros, {dense[1]:.2f} ms with half of them, {dense[-1]:.2f} ms with {names[-1]}"
     )
-    half.shows(sparse[1] / dense[1], "× {:.1f}", "Half of the products, but none of them side by side in memory.")
+    half.shows(sparse[1] / dense[1], "× {:.1f}", "Half of the products, but each of them has to be looked up.")
     print(
         f"sparse: with {names[3]} of zeros {sparse[3] / dense[3]:.2f} times as long, for {1 - ZEROS[3]:.0%} of the products"
     )
@@ -1148,7 +1148,7 @@ def block_scales(x, most, size=32):
     # the last block is filled up with 0
     blocks = F.pad(x.abs(), (0, -x.shape[-1] % size)).unflatten(-1, (-1, size))
     # BEGIN SOLUTION
-    exponent = torch.log2(blocks.amax(-1) / most).ceil().clamp(min=-127)
+    exponent = torch.log2(blocks.amax(-1).double() / most).ceil().clamp(min=-127).float()
     # END SOLUTION
     return torch.exp2(exponent).repeat_interleave(size, -1)[..., : x.shape[-1]]
 

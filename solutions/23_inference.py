@@ -288,7 +288,7 @@ def draw_compare():
         f"with the cache: {both[0][1]:.2f} million FLOP at {lengths[0]} tokens, {both[-1][1]:.2f} at {lengths[-1]}.",
         end=" ",
     )
-    print("What grows is the scores of attention alone.")
+    print("What grows is attention: its scores, and their product with the values.")
 
 
 draw_compare()

@@ -2,7 +2,7 @@
 
 import errno
 
-from dlojz_tp.launch import LaunchError, RankError
+from dlojz_tp.launch import LaunchError, RankError, stacks
 
 AGAIN = "Nothing is counted. Run this cell again; if it comes back: {todo}"
 MEMORY = "restart the kernels of other notebooks, they hold memory."
@@ -29,7 +29,7 @@ def broken(error: BaseException, in_answer: bool) -> tuple[str, str] | None:
         return f"{error}", AGAIN.format(todo="`python -m dlojz_tp doctor` says what this machine lacks.")
     if isinstance(error, RankError) and error.kind == "unjoined":
         return error.summary, AGAIN.format(todo="ask whether the loopback device is up (python -m dlojz_tp doctor).")
-    for part in chain(error):
+    for part in stacks.chain(error):
         said = f"{type(part).__name__}: {part}".split("\n")[0][:300]
         number = getattr(part, "errno", None) if isinstance(part, OSError) else None
         todo = MACHINE.get(number) or (None if in_answer else IN_OUR_LINES.get(number))
@@ -43,12 +43,3 @@ def broken(error: BaseException, in_answer: bool) -> tuple[str, str] | None:
 
 class LookedAtNothing(Exception):
     """A check that yields no claim is no check."""
-
-
-def chain(error: BaseException | None):
-    """An exception, and those behind it; of a rank's, the one raised there."""
-    seen = set()
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
-        yield error
-        error = getattr(error, "cause", None) or error.__cause__ or error.__context__

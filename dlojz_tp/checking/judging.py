@@ -177,13 +177,10 @@ def _called_by_them(error: BaseException) -> bool:
 
 def _own_frames(error: BaseException | None) -> list[traceback.FrameSummary]:
     """The lines of the answer's in the traceback of `error`, or else of what it was raised from."""
-    seen: list[BaseException] = []  # `raise e from e` stands behind itself
-    while error is not None and error not in seen:
-        seen.append(error)
-        frames = traceback.extract_tb(error.__traceback__)
+    for one in stacks.chain(error):
+        frames = traceback.extract_tb(one.__traceback__)
         if mine := [frame for frame in frames if not frame.filename.startswith(NOT_THEIRS)]:
             return mine
-        error = error.__cause__ or error.__context__
     return []
 
 

@@ -199,7 +199,7 @@ def _join(rank: int, request: dict, folder: Path) -> None:
 
 def describe(error: BaseException, doing: str) -> dict:
     """Turn an exception into plain values that always travel."""
-    chain = _chain(error)
+    chain = list(stacks.chain(error))
     report = {
         "kind": "raised",
         "summary": f"raised {_headline(error)}{doing}",
@@ -214,14 +214,6 @@ def describe(error: BaseException, doing: str) -> dict:
     if undone:
         report["balise"] = (getattr(undone[0], "number", None), getattr(undone[0], "title", None))
     return report
-
-
-def _chain(error: BaseException) -> list[BaseException]:
-    chain: list[BaseException] = []
-    while error is not None and error not in chain:
-        chain.append(error)
-        error = error.__cause__ or error.__context__
-    return chain
 
 
 def _headline(error: BaseException) -> str:

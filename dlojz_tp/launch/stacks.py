@@ -152,3 +152,13 @@ def with_cells(text: str) -> str:
 def source(frame: Frame | None) -> str:
     """The source line of a frame, or an empty text."""
     return linecache.getline(frame.file, frame.line).strip() if frame else ""
+
+
+def chain(error: BaseException | None):
+    """An exception, and those behind it; of a rank's, the one raised there."""
+    seen = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        cause = getattr(error, "cause", None)  # of a RankError; another class may call what it likes so
+        error = (cause if isinstance(cause, BaseException) else None) or error.__cause__ or error.__context__

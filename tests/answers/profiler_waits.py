@@ -115,7 +115,7 @@ bank.slip(
     3, "more-than-line", ("frames[-1].line.strip()", 'f"{frames[-1].filename}:{frames[-1].lineno} {frames[-1].line}"')
 )
 bank.slip(3, "more-than-line", ("frames[-1].line.strip()", 'frames[-1].line + "\\n"'))
-bank.slip(3, "torch-by-name", ("f.filename.startswith(torch.__path__[0])", '"torch" in f.filename'))
+bank.slip(3, "torch-by-name", ("f.filename.startswith(torchs)", '"torch" in f.filename'))
 bank.slip(3, "result-changed", ("        return func(", "        func(*args, **kwargs)\n        return func("))
 bank.slip(3, "outer-line", ("frames[-1]", "frames[0]"))
 bank.slip(
@@ -143,7 +143,7 @@ bank.slip(3, "no-line-at-all", ('frames else ""', "frames else traceback.extract
 bank.slip(3, "own-line", ("extract_stack()[:-1]", "extract_stack()"))
 bank.slip(3, "own-line", ("frames[-1].line.strip()", "traceback.extract_stack()[-1].line"))
 bank.slip(3, "own-line", ("frames[-1].line.strip()", 'getattr(frames[-1], "source", "")'))
-bank.slip(3, "torch-line", (" if not f.filename.startswith(torch.__path__[0])", ""))
+bank.slip(3, "torch-line", (" if not f.filename.startswith(torchs)", ""))
 bank.slip(3, "outer-line", ("frames[-1]", "frames[-2]"))
 bank.slip(
     3,

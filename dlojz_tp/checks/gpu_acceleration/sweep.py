@@ -4,7 +4,7 @@ import torch
 
 from dlojz_tp import measure
 from dlojz_tp.checking import Wrong
-from dlojz_tp.checking.breakage import chain
+from dlojz_tp.launch import stacks
 from dlojz_tp.measure.collector import no_collector
 from dlojz_tp.probes.gpus import on_one_gpu
 
@@ -113,7 +113,7 @@ def _told(value, record):
 
 def _holds(raised, error):
     """Whether `error` is what was raised, or stands behind it (`raise ... from error`)."""
-    return any(one is error for one in chain(raised))
+    return any(one is error for one in stacks.chain(raised))
 
 
 class _Run:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import torch
 
+from dlojz_tp.checking.borrowed import Borrowed
 from dlojz_tp.checking.looks import Look, at_most, judged
 from dlojz_tp.checks.zero_under_the_hood.checkpoint_ranks import (
     HEAD,
@@ -61,7 +62,7 @@ HINTS = {
 }
 
 
-KNOWN = (("Library", "checkpoint-borrowed"),)
+KNOWN = ((Borrowed, "checkpoint-borrowed"),)
 OWN = bytes_of_rank(4)
 WHOLE = 4 * OWN
 

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dlojz_tp.checking import Wrong
-from dlojz_tp.checking.borrowed import replaced
+from dlojz_tp.checking.borrowed import Borrowed, refusing, replaced
 from dlojz_tp.probes.crash_images import LATEST, Images, content
 from dlojz_tp.probes.files import Opened
 from dlojz_tp.probes.memory import Memory
@@ -21,19 +21,12 @@ OLD, NEW = 9, 10  # by name, the folder of step 10 comes before that of step 9
 HEAD = 2500  # bytes of a file that are not values
 
 
-class Library(Exception):  # noqa: N818
-    """torch.distributed.checkpoint was called."""
-
-
 @contextlib.contextmanager
 def own_files():
-    """Inside, what torch.distributed.checkpoint reads and writes files with raises Library."""
+    """Inside, what torch.distributed.checkpoint reads and writes files with raises Borrowed."""
     from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
 
-    def refuse(*_, **__):
-        raise Library
-
-    with replaced(FileSystemReader, "__init__", refuse), replaced(FileSystemWriter, "__init__", refuse):
+    with refusing(*((one, "__init__", "checkpoint") for one in (FileSystemReader, FileSystemWriter))):
         yield
 
 
@@ -177,7 +170,7 @@ def _try(load_shards, folder):
     """What came, or {"error": what was raised}."""
     try:
         return load_shards(folder)
-    except (BaliseNotDone, Library):
+    except (BaliseNotDone, Borrowed):
         raise
     except Exception as error:
         return {"error": f"it raised {type(error).__name__}: {error}".split("\n")[0][:200]}

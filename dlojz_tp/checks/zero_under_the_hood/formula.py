@@ -3,7 +3,7 @@
 import torch
 
 from dlojz_tp import planner
-from dlojz_tp.checking.borrowed import out_of_reach
+from dlojz_tp.checking.borrowed import Borrowed, out_of_reach
 from dlojz_tp.checking.looks import Look, Value, judged, within
 
 WIDTHS = {  # (optimizer, mixed precision): bytes for each parameter of (parameters, gradients, optimizer)
@@ -34,20 +34,18 @@ def _each(cases, rows):
     return torch.tensor([[value / case[0] for value in row] for case, row in zip(cases, rows)], dtype=torch.float64)
 
 
-class _Called(Exception):  # noqa: N818  (it reads "raise _Called(...)")
-    """The answer called what it was to write, by this name."""
-
-
 def observe(bytes_per_rank):
     """For each group of cases: who was called, how many numbers came, and the bytes."""
     for name, cases in CASES.items():
         got, called = [], ""
         try:
-            with out_of_reach(_Called, planner.state_bytes, _due):  # under any name: an answer may look at who calls it
+            with out_of_reach(
+                Borrowed, planner.state_bytes, _due
+            ):  # under any name: an answer may look at who calls it
                 for n, size, stage, optimizer, mixed in cases:
                     more = {} if name == "example" else {"optimizer": optimizer, "mixed_precision": mixed}
                     got.append(_numbers(bytes_per_rank(n, size, stage, **more)))
-        except _Called as error:
+        except Borrowed as error:
             called = str(error)
         found = {f"{name} called": called, f"{name} counts": [one if one is None else len(one) for one in got]}
         yield found | ({name: _each(cases, got)} if set(found[f"{name} counts"]) == {3} else {})

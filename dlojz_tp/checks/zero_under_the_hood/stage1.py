@@ -131,8 +131,9 @@ def in_order(parts):
     return whole[whole != 0].sort()[0]
 
 
-def _sum(ranks):
-    return in_order(g for rank in ranks for g in rank["adamw gradients"])
+def gradient(ranks, key="adamw gradients"):
+    """What the ranks have of it, in order."""
+    return in_order(g for rank in ranks for g in rank[key])
 
 
 def differing(parameters, word):
@@ -176,13 +177,12 @@ def equal(seen, due):
 
 def _sharing(found, size):
     """What `found` elements of states tell: "shared", or the slug of a mistake. Due are two moments for a rank's part of each group."""
-    shares = [-(-n // size) for n in GROUPS]
-    if size == 1 or found <= 2 * sum(shares) + 8 * 20:  # the padding of several parts
+    if size == 1 or found <= _due(size) + 8 * 20:  # the padding of several parts
         return "shared"
     if found >= 2 * sum(GROUPS):
         return "states-whole"
-    first_alone = 2 * (shares[0] + sum(GROUPS[1:]))
-    return "first-group-shared" if abs(found - first_alone) <= 8 * 20 else "states-unequal"
+    first_shared = 2 * (-(-GROUPS[0] // size) + GROUPS[1])
+    return "first-group-shared" if abs(found - first_shared) <= 8 * 20 else "states-unequal"
 
 
 def _due(size):
@@ -203,9 +203,9 @@ LOOKS = [
     Look("", lambda ranks: [sum(g.numel() for g in rank["adamw gradients"]) for rank in ranks],
          TRAINED, "gathered-in-reduce",
          lambda seen, due: len(seen) == 1 or min(seen) < due, lambda seen, due: {"found": seen[0], "due": -(-due // len(seen))}),
-    Look("", lambda ranks: ([-rank["adamw off"] for rank in ranks], _sum(ranks)), lambda size: _truth("adamw", size)[0][0], "gather-not-awaited",
+    Look("", lambda ranks: ([-rank["adamw off"] for rank in ranks], gradient(ranks)), lambda size: _truth("adamw", size)[0][0], "gather-not-awaited",
          lambda seen, due: max(seen[0]) <= 0 or same(seen[1], due), lambda seen, _: {"rank": seen[0].index(max(seen[0])), "expected": "", "got": ""}),
-    Value("", _sum, lambda size: _truth("adamw", size)[0][0], "wrong-shard-gradient", equal),
+    Value("", gradient, lambda size: _truth("adamw", size)[0][0], "wrong-shard-gradient", equal),
     *_weights("adamw", "the weights of AdamW in one process, after three steps: tied, frozen, unused parameters", "AdamW"),
     *_weights("groups", "two groups with options of their own", "AdamW with two groups"),
     *_weights("sgd", "SGD in the place of AdamW", "SGD with momentum"),

@@ -7,7 +7,7 @@ from torch import nn
 
 from dlojz_tp.checking.looks import Look, Value, at_most
 from dlojz_tp.checks.zero_under_the_hood.common import ADAMW, alive_between, in_two, own_work, world
-from dlojz_tp.checks.zero_under_the_hood.stage1 import differing, equal, in_order, train, travels, truth
+from dlojz_tp.checks.zero_under_the_hood.stage1 import differing, equal, gradient, train, travels, truth
 from dlojz_tp.checks.zero_under_the_hood.worlds import judged_on_ranks
 from dlojz_tp.probes.memory import Memory
 from dlojz_tp.probes.networks import Chain, Odd, state
@@ -98,14 +98,10 @@ def _truth(size):
     return gradients, weights[1:].expand(size, -1, -1)
 
 
-def _gradient(ranks, step="gradients"):
-    return in_order(g for rank in ranks for g in rank[f"two {step}"])
-
-
 def _arrived(ranks):
     """Of each rank, waits less collectives; whether each shard has no gradient; the gradient."""
     missing = [g is None for rank in ranks for g in rank["two gradients"]]
-    return [rank["two off"] for rank in ranks], missing, _gradient(ranks)
+    return [rank["two off"] for rank in ranks], missing, gradient(ranks, "two gradients")
 
 
 def _not_arrived(seen, _):
@@ -124,7 +120,7 @@ LOOKS = [
     Look("", _arrived, lambda size: _truth(size)[0][0], _not_arrived,
          lambda seen, due: not any(seen[1]) and (not any(seen[0]) or equal(seen[2], due)),
          lambda seen, _: {"rank": seen[0].index(max(seen[0], key=abs)), "k": 0, "found": "None", "expected": "", "got": ""}),
-    Value("", _gradient, lambda size: _truth(size)[0][0], "wrong-shard-gradient", equal),
+    Value("", lambda ranks: gradient(ranks, "two gradients"), lambda size: _truth(size)[0][0], "wrong-shard-gradient", equal),
     each("each bucket leaves while backward goes on", "cost", lambda size: 2.4 * BYTES * (size - 1) / size + SLACK,
          "grad-all-reduced", at_most, lambda got, _: {"found": got, "held": BYTES}),
     each("", "buckets", BUCKETS, "one-each-parameter", lambda got, due: got <= 3 * due),
@@ -138,7 +134,7 @@ LOOKS = [
     each("", "alive", _alive, "hidden-copy", at_most),
     each("", "outside", 0.6 * BYTES, "copy-outside", at_most, lambda got, _: {"found": got, "whole": BYTES}),
     Value("groups with options of their own, and two backward passes before a step: the weights of AdamW in one process",
-          lambda ranks: _gradient(ranks, "later"), lambda size: _truth(size)[0][1], "second-backward", equal,
+          lambda ranks: gradient(ranks, "two later"), lambda size: _truth(size)[0][1], "second-backward", equal,
           lambda *_: {"rank": 0}),
     Value("", lambda ranks: torch.stack([rank["two weights"] for rank in ranks]), lambda size: _truth(size)[1],
           "weights-differ", equal, differing(state(Idle()), "AdamW")),

@@ -38,16 +38,12 @@ def _steps():
     wrapped = DistributedDataParallel(nn.Linear(N, 1, bias=False))
 
     def message():
-        if size > 1:
-            works = dist.batch_isend_irecv([
-                dist.P2POp(dist.isend, x, (rank + 1) % size), dist.P2POp(dist.irecv, torch.empty(N), (rank - 1) % size)
-            ])  # fmt: skip
-            for work in works:
-                work.wait()
+        ends = (dist.isend, x, (rank + 1) % size), (dist.irecv, torch.empty(N), (rank - 1) % size)
+        for work in dist.batch_isend_irecv([dist.P2POp(*end) for end in ends]) if size > 1 else ():
+            work.wait()
 
     def asynchronous():
-        works = [dist.all_reduce(torch.ones(N), async_op=True) for _ in range(2)]
-        for work in works:
+        for work in [dist.all_reduce(torch.ones(N), async_op=True) for _ in range(2)]:
             work.wait()
 
     def both():
@@ -117,9 +113,8 @@ def _look(claim, group, hint):
     def fields(seen, _):
         place, step = wrong(seen).nonzero()[0].tolist()
         size, rank = PLACES[place]
-        expected, got = f"{due[place, step]:g} bytes", f"{seen[place, step]:g} bytes"
-        where = f"{group[step]}, rank {rank} of {size}"
-        return {"where": where, "size": size, "expected": expected, "got": got}
+        return {"where": f"{group[step]}, rank {rank} of {size}", "size": size,
+                "expected": f"{due[place, step]:g} bytes", "got": f"{seen[place, step]:g} bytes"}  # fmt: skip
 
     return Value(claim, group[0], due, hint, lambda seen, _: not wrong(seen).any(), fields)
 

@@ -313,7 +313,7 @@ bank.slip(7, "rounded-down", (".ceil()", ".round()"))
 bank.slip(
     7,
     "rounded-down",
-    ("torch.log2(blocks.amax(-1) / most).ceil()", "(torch.log2(blocks.amax(-1)).floor() - math.log2(most) // 1)"),
+    ("torch.log2(blocks.amax(-1).double() / most).ceil()", "(torch.log2(blocks.amax(-1)).floor() - math.log2(most) // 1)"),
     ("    blocks =", "    import math\n    blocks ="),
 )
 bank.variant(7, "rounded-down", BITS, ("(exponent - (fraction == 0.5).int())", "(exponent - 1)"))
@@ -324,7 +324,7 @@ bank.hint(
     "no-power",
     "The scale of a block is a power of two: an exponent in a byte, without a mantissa. Round the exponent up.",
 )
-bank.slip(7, "no-power", ("torch.log2(blocks.amax(-1) / most).ceil()", "torch.log2(blocks.amax(-1) / most)"))
+bank.slip(7, "no-power", ("torch.log2(blocks.amax(-1).double() / most).ceil()", "torch.log2(blocks.amax(-1) / most)"))
 bank.slip(7, "no-power", ("torch.exp2(exponent)", "(blocks.amax(-1) / most)"))
 bank.variant(7, "no-power", LOGS, ("torch.exp2(torch.floor(torch.log2(top / most)).clamp(-127, 127))", "top / most"))
 
@@ -376,7 +376,7 @@ bank.hint(
     "These are not the scales of the blocks: the least power of two with which the largest magnitude of `size` consecutive numbers of the last axis is at most `most`.",
 )  # fmt: skip
 bank.slip(7, "wrong-exponent", ("blocks.amax(-1)", "blocks.mean(-1)"))
-bank.slip(7, "wrong-exponent", ("blocks.amax(-1) / most", "blocks.amax(-1)"))
+bank.slip(7, "wrong-exponent", ("blocks.amax(-1).double() / most", "blocks.amax(-1)"))
 bank.variant(7, "wrong-exponent", LOGS, ("top = part.amax(-1, keepdim=True)", "top = part.mean(-1, keepdim=True)"))
 
 bank.hint(7, "below-e8m0", "The exponent of a scale ends at -127: the byte can hold no less. Clamp it.")
@@ -393,8 +393,8 @@ bank.slip(
     7,
     "no-range",
     (
-        "blocks.amax(-1) / most).ceil().clamp(min=-127)",
-        "blocks.amax(-1) / most).ceil().clamp(min=-127).where(blocks.amax(-1) > 0, -torch.inf)",
+        "blocks.amax(-1).double() / most).ceil().clamp(min=-127)",
+        "blocks.amax(-1).double() / most).ceil().clamp(min=-127).where(blocks.amax(-1) > 0, -torch.inf)",
     ),
 )
 bank.variant(7, "no-range", LOGS, (".clamp(min=1e-30) / most", " / most"))
