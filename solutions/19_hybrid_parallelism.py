@@ -746,16 +746,18 @@ draw_memory()
 #
 # - `stage_time`, one micro-batch on one stage, forward and backward. Write `products`, the seconds that a layer's products take: a forward
 #   has $24bsh^2 + 4bs^2h$ operations, a backward twice as many, recomputation (`full`) adds a forward; the $t$ ranks share
-#   them, at `speed` operations a second. And return, for all `layers`, (computing, waiting for sums): two all-reduces in forward, two in
-#   backward, each takes `total`; of them, `hidden` seconds run beside products. 2 lines.
+#   them, at `speed` operations a second. And return, for all `layers`, (computing, waiting for sums): a layer computes its products and
+#   moves the `moved` bytes of all else at the card's `bandwidth`; two all-reduces in forward, two in backward, each takes `total`, and of
+#   them `hidden` seconds run beside products. 2 lines.
 # - `step_time`, all $m$ micro-batches on $p$ stages. `"compute"` and `"tensor"` are $m$ times a stage's, each micro-batch with the `head` on
-#   top; `"pipeline"` is messages that are `waited` for. The `"bubble"` is as long as $p - 1$ micro-batches on a stage, $v$ times shorter with $v$
-#   chunks. `"data"` is `data_time` (given), which can hide beside one micro-batch's backward, 2/3 of `compute`. 3 lines.
+#   top; `"pipeline"` is messages that are `waited` for. The `"bubble"` is as long as $p - 1$ micro-batches on a stage (without the
+#   head), $v$ times shorter with $v$ chunks. `"data"` is `data_time` (given), which can hide beside one micro-batch's backward, 2/3 of
+#   `compute`. 3 lines.
 #
 # <details><summary>Hint</summary>
 #
-# What is no product, `moved` bytes, takes `moved / cluster.card.bandwidth` seconds on top. With `full`, the forward's two all-reduces
-# come once more. A micro-batch in the bubble takes `compute + tensor`, without the head.
+# `moved / cluster.card.bandwidth` seconds. With `full`, the forward's two all-reduces come once more. A micro-batch in the bubble takes
+# `compute + tensor`.
 # </details>
 
 
