@@ -66,7 +66,8 @@ class Chronometer:
 
         Args:
             loader: anything one can iterate over.
-            n: stop after this many steps; ``None`` goes to the end of the loader. (In tests of notebooks a few do.)
+            n: stop after this many steps; ``None`` goes to the end of the loader. Where notebooks are
+                only tested, three steps behind the warm-up are enough.
 
         Yields:
             The batches, unchanged.

@@ -39,9 +39,8 @@ def observe(bytes_per_rank):
     for name, cases in CASES.items():
         got, called = [], ""
         try:
-            with out_of_reach(
-                Borrowed, planner.state_bytes, _due
-            ):  # under any name: an answer may look at who calls it
+            # under any name: an answer may look at who calls it
+            with out_of_reach(Borrowed, planner.state_bytes, _due):
                 for n, size, stage, optimizer, mixed in cases:
                     more = {} if name == "example" else {"optimizer": optimizer, "mixed_precision": mixed}
                     got.append(_numbers(bytes_per_rank(n, size, stage, **more)))

@@ -38,9 +38,10 @@ def _steps():
     wrapped = DistributedDataParallel(nn.Linear(N, 1, bias=False))
 
     def message():
-        ends = (dist.isend, x, (rank + 1) % size), (dist.irecv, torch.empty(N), (rank - 1) % size)
-        for work in dist.batch_isend_irecv([dist.P2POp(*end) for end in ends]) if size > 1 else ():
-            work.wait()
+        if size > 1:
+            ends = (dist.isend, x, (rank + 1) % size), (dist.irecv, torch.empty(N), (rank - 1) % size)
+            for work in dist.batch_isend_irecv([dist.P2POp(*end) for end in ends]):
+                work.wait()
 
     def asynchronous():
         for work in [dist.all_reduce(torch.ones(N), async_op=True) for _ in range(2)]:
