@@ -10,6 +10,7 @@ import pytest
 
 from dlojz_tp import launch
 from tests.answers.bank import before
+from tests.slurm.requeued import until_over
 
 pytestmark = pytest.mark.slurm
 ROOT = Path(__file__).parent.parent.parent
@@ -31,10 +32,6 @@ class Slow:
         return self.samples[k]
 
 
-def ask(*command):
-    return subprocess.run(command, capture_output=True, text=True, timeout=30)
-
-
 def test_a_job_whose_time_is_over_goes_on_where_it_stood(tmp_path):
     cells = before("09_ddp", 10)
     quick = cells["train_set"]
@@ -44,17 +41,14 @@ def test_a_job_whose_time_is_over_goes_on_where_it_stood(tmp_path):
     script = cells["batch_script"](1, 2, 1, 1, f"{sys.executable} {cells['program'](cells['until_done'])}")
     first = '$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)'
     assert first in script
+    # Slurm looks every half a minute: the signal comes 10 to 40 s before the limit, when the ranks listen for it
+    script = cells["with_notice"](script.replace(first, "127.0.0.1"), 10)
     told = subprocess.run(
         ["sbatch", "--parsable", f"--export=ALL,GLOO_SOCKET_IFNAME=lo,OMP_NUM_THREADS=1,PYTHONPATH={ROOT}"],
-        input=cells["with_notice"](script.replace(first, "127.0.0.1"), 30),
-        text=True, capture_output=True, cwd=tmp_path, timeout=30, check=True,
+        input=script, text=True, capture_output=True, cwd=tmp_path, timeout=30, check=True,
     )  # fmt: skip
     number = told.stdout.strip()
-    limit = time.monotonic() + 240
-    while ask("squeue", "--noheader", "--job", number).stdout.strip():
-        assert time.monotonic() < limit
-        ask("scontrol", "update", f"JobId={number}", "StartTime=now")  # else it waits for two minutes
-        time.sleep(0.5)
+    until_over(number, number, 240)
     printed = (tmp_path / f"train-{number}.out").read_text()
     starts = [line.replace(",", "").split() for line in printed.splitlines() if " steps, " in line]
     counts = [int(words[0]) for words in starts]

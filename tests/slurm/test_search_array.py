@@ -12,6 +12,7 @@ from optuna.storages.journal import JournalFileBackend
 
 from dlojz_tp import launch
 from tests.answers.bank import before
+from tests.slurm.requeued import until_over
 
 pytestmark = pytest.mark.slurm
 ROOT = Path(__file__).parent.parent.parent
@@ -75,10 +76,6 @@ def until(condition, seconds=90):
         time.sleep(0.05)
 
 
-def queue():
-    return subprocess.run(["squeue", "--noheader", "--array"], capture_output=True, text=True, timeout=30).stdout
-
-
 def all_is_well(study, before_the_kill):
     states = [trial.state.name for trial in study.trials]
     done = sum(state in ("COMPLETE", "PRUNED") for state in states)
@@ -105,15 +102,9 @@ def test_an_array_whose_task_is_put_back_into_the_queue(tmp_path):
     study = load(path)
     until(Path(f"{path}.inside").exists)
     seen = finished(study)
-    task = f"{told.stdout.strip()}_1"
-    subprocess.run(["scontrol", "requeue", task], check=True, timeout=30)
-
-    def over():
-        at_once = ["scontrol", "update", f"JobId={task}", "StartTime=now"]  # else it waits for two minutes
-        subprocess.run(at_once, capture_output=True, timeout=30)
-        return not queue().strip()
-
-    until(over)
+    job = told.stdout.strip()
+    subprocess.run(["scontrol", "requeue", f"{job}_1"], check=True, timeout=30)
+    until_over(job, f"{job}_1", 90)
     all_is_well(study, seen)
 
 
