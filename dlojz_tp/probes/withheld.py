@@ -18,11 +18,13 @@ class Withheld(TorchDispatchMode):
     Enter it before a mode that counts. Not for DDP and FSDP, which wait in C++.
 
     waiting: called, if given, when a rank is about to wait for a collective.
+    old: how often a collective was waited for that had been started before this was entered.
     """
 
     def __init__(self, waiting=None):
         super().__init__()
-        self.waiting = waiting
+        self.waiting, self.old = waiting, 0
+        self._started: set[int] = set()
         self._running: dict[int, tuple] = {}  # of a Work: itself, (tensor, copy) of all that it writes
 
     def __enter__(self):
@@ -44,6 +46,7 @@ class Withheld(TorchDispatchMode):
         out = func(_copied(args[0], copies), *args[1:], **(kwargs or {}))
         work = dist.Work.unbox(out[-1] if isinstance(out, tuple) else out)
         self._running[id(work)] = work, copies
+        self._started.add(id(work))
         # copies that came back would count for who looks at memory, until gloo's threads let go of them
         return (args[0], *out[1:]) if isinstance(out, tuple) else out
 
@@ -62,6 +65,7 @@ class Withheld(TorchDispatchMode):
     def _wait(self, work, *args, **kwargs):
         if self.waiting is not None and id(work) in self._running:
             self.waiting()
+        self.old += id(work) not in self._started
         done = self._before["wait"](work, *args, **kwargs)
         self._bring(work)
         return done

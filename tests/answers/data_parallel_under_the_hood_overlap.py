@@ -272,6 +272,49 @@ class Overlap(Flat):
         self.reset()
 
 
+@bank.wrong(5, "handles-kept")
+class Overlap(Flat):
+    """What was waited for stays in the list: right, as the newest mean is copied last."""
+
+    def finish(self):
+        for bucket, flat, work in self.running:
+            work.wait()
+            self.copy_back(bucket, flat)
+        self.reset()
+
+
+@bank.wrong(5, "handles-kept", variant=True)
+class Overlap:
+    """A handle a bucket and step, in a dictionary that nobody empties."""
+
+    def __init__(self, parameters, capacity):
+        self.step, self.works = 0, {}
+        for k, bucket in enumerate(buckets_of(parameters, capacity)):
+            torch.autograd.graph.register_multi_grad_hook(bucket, lambda g, k=k, b=bucket: self.start(k, b, g))
+
+    def start(self, k, bucket, gradients):
+        flat = torch.cat([g.flatten() for g in gradients])
+        self.works[self.step, k] = bucket, flat, dist.all_reduce(flat, async_op=True)
+
+    def finish(self):
+        for (step, _), (bucket, flat, work) in self.works.items():
+            work.wait()
+            if step == self.step:
+                for p, piece in zip(bucket, (flat / dist.get_world_size()).split([p.numel() for p in bucket])):
+                    p.grad = piece.view_as(p)
+        self.step += 1
+
+
+@bank.right(5)
+class Overlap(Flat):
+    """Each all-reduce is waited for twice, within its step."""
+
+    def finish(self):
+        for _, _, work in self.running:
+            work.wait()
+        super().finish()
+
+
 @bank.wrong(5, "zeroed-in-place")
 class Overlap(Flat):
     """Takes the new gradient from p.grad only where it is not the bucket's part."""
@@ -579,6 +622,33 @@ def one_graph(loss_of, parts, reducer):
 
 
 pair("graphs-kept", backward=one_graph)
+
+
+def retained(loss_of, parts, reducer):
+    rows = sum(map(len, parts))
+    for k, part in enumerate(parts):
+        with contextlib.nullcontext() if k == len(parts) - 1 else reducer.no_sync():
+            loss = loss_of(part) * (len(part) / rows)
+            loss.backward(retain_graph=True)
+    reducer.finish()
+
+
+pair("retained", backward=retained)
+
+
+def losses_kept(loss_of, parts, reducer):
+    rows, losses = sum(map(len, parts)), []
+    with reducer.no_sync():
+        for part in parts[:-1]:
+            losses.append(loss_of(part))
+            torch.autograd.backward(losses[-1], torch.tensor(len(part) / rows), retain_graph=True)
+    losses.append(loss_of(parts[-1]))
+    (losses[-1] * (len(parts[-1]) / rows)).backward()
+    reducer.finish()
+    return torch.stack(losses).sum().item()
+
+
+pair("retained", backward=losses_kept)
 
 
 def one_batch(loss_of, parts, reducer):

@@ -1,6 +1,9 @@
 """Balise 6: accumulation that sends nothing before the last micro-batch."""
 
+import weakref
 from functools import cache
+
+from torch.autograd.graph import saved_tensors_hooks
 
 from dlojz_tp import launch
 from dlojz_tp.checking import Wrong, close
@@ -22,6 +25,8 @@ HINTS = {
     "alike-weights": "Right for equal micro-batches, wrong for those of 3, 2 and 1 rows: weight each by len(part) / total.",
     "graphs-kept": "All forward passes ran before the first backward. Their activations are in memory together, which "
     "accumulation is to avoid: forward and backward of one micro-batch, then the next.",
+    "retained": "Backward was over, and {n} tensors that a micro-batch had kept for it were still there: retain_graph holds "
+    "them, and the micro-batches' activations are in memory together.",
     "not-in-parts": "loss_of was called with {rows} rows at once; the micro-batches have {most} at most. Their memory is why "
     "there are micro-batches: call it for each part by itself.",
     "finish-forgotten": "finish() was not called after the last backward.",
@@ -74,17 +79,20 @@ _SIZES = {
 def _accumulate(Accumulating, backward_in_parts):  # noqa: N803
     model, found, x = Chain().to(launch.device()), {}, share(0)
     parameters, finished = list(model.parameters()), []
+    retained = []  # how many of the tensors kept for backward were there when the next forward began
 
     def run(name, work):
         model.zero_grad()
         log = Traffic()
         model.tell = log.mark
         finished.clear()
+        retained.clear()
         with Withheld() as running, log:
             work(log)
             now = gradients(parameters)
         running.left()
         found[name] = {"now": now, "later": gradients(parameters), "events": log.events, "finished": len(finished)}
+        found[name]["retained"] = max(retained, default=0)
 
     def by_hand(log):
         first, second = x.split(_HALVES(len(x)))
@@ -106,9 +114,13 @@ def _accumulate(Accumulating, backward_in_parts):  # noqa: N803
         reducer.finish()
 
     def in_parts(log, sizes):
+        kept = []
+
         def loss_of(part):
+            retained.append(sum(one() is not None for one in kept))
             log.mark(f"forward of {len(part)}")
-            return model(part)
+            with saved_tensors_hooks(lambda tensor: _kept(tensor, kept), lambda one: one.tensor):
+                return model(part)
 
         backward_in_parts(loss_of, list(x.split(sizes)), reducer)
 
@@ -132,6 +144,19 @@ def _weighted(size, sizes_of, weights):
         for part, weight in zip(x.split(sizes_of(len(x))), weights, strict=True):
             (model(part) * (len(part) / len(x) if weight is None else weight) / size).backward()
     return gradients(model.parameters())
+
+
+class _Kept:
+    """A tensor that autograd keeps for backward."""
+
+    def __init__(self, tensor):
+        self.tensor = tensor
+
+
+def _kept(tensor, log):
+    one = _Kept(tensor)
+    log.append(weakref.ref(one))
+    return one
 
 
 def _no_sync(got, rank, size):
@@ -174,6 +199,8 @@ def _parts(case, truth, name, rank, size):
     first_backward = next((k for k, text in enumerate(texts) if text.startswith("layer")), len(texts))
     if n > 1 and backwards == len(forwards) and sum(k < first_backward for k in forwards) > 1:
         raise Wrong("graphs-kept", where=where)
+    if case["retained"] and backwards == len(forwards):
+        raise Wrong("retained", n=case["retained"], where=where)
     if forwards and (early := _large(events[: forwards[-1]])):
         raise Wrong("every-micro-batch", n=len(early), where=where)
     if case["finished"] != 1:

@@ -36,6 +36,8 @@ HINTS = {
     "in a step.",
     "second-step": "The first step is right, step {step} is not. What counts the missing gradients, and the list of what "
     "runs, must be as new after finish().",
+    "handles-kept": "Step {step} waits for {n} all-reduces of the steps before it. What finish() has waited for leaves the "
+    "list of what runs, else it grows with each step.",
     "zeroed-in-place": "Right after zero_grad(set_to_none=True), wrong after zero_grad(set_to_none=False): then backward "
     "adds to the tensor that is already in p.grad, perhaps to a part of your bucket.",
 }  # fmt: skip
@@ -122,6 +124,7 @@ def _train(Overlap):  # noqa: N803
             changed = any(not torch.equal(a, b) for a, b in zip(before, parameters, strict=True))
             running.left()
             steps.append({"now": now, "later": gradients(parameters), "events": log.events, "changed": changed})
+            steps[-1]["old"] = running.old
             with torch.no_grad():
                 for p in parameters:
                     if p.grad is not None:
@@ -183,3 +186,5 @@ def _later_step(got, truth, step, where):
         wrong.fields["step"] = step + 1
         wrong.where = f"{where}, step {step + 1}"
         raise
+    if got["old"]:
+        raise Wrong("handles-kept", n=got["old"], step=step + 1, where=where)
