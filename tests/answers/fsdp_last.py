@@ -20,6 +20,16 @@ bank.slip(
 bank.slip(8, "reduced-each-time", (SYNC, "        model.blocks[0].set_requires_gradient_sync(last)\n"))
 bank.slip(8, "root-told-alone", (SYNC, "        model.set_requires_gradient_sync(last, recurse=False)\n"))
 bank.slip(8, "never-reduced", (SYNC, "        model.set_requires_gradient_sync(False)\n"))
+bank.slip(8, "never-last", (LAST, "        model.set_is_last_backward(False)\n"))
+bank.slip(8, "never-last", (LAST, "        model.set_is_last_backward(not last)\n"))
+bank.slip(
+    8,
+    "never-last",
+    (LAST, ""),
+    ("    total = 0.0\n", "    total = 0.0\n    model.set_is_last_backward(is_last_backward=False)\n"),
+    (STEP, "    model.set_is_last_backward(True)\n" + STEP),
+    variant=True,
+)
 bank.slip(
     8,
     "never-reduced",

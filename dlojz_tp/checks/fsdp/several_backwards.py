@@ -23,6 +23,8 @@ HINTS = {
     "it is.",
     "never-reduced": "No gradient was exchanged. With the last micro-batch the exchange must be on again, before its backward.",
     "sync-left-off": "After accumulate, a plain backward exchanges nothing any more: the switch was left off.",
+    "never-last": "The last backward ran with set_is_last_backward(False): nothing waits for its exchange, and on a GPU the "
+    "optimizer may read gradients that are not there yet.",
     "one-large-batch": "The micro-batches went through the model together, or were kept for one backward: all their "
     "activations lie in memory at once, which accumulation is there to avoid.",
     "around-the-shards": "The forward of the sharded model was called {found} times for {n} micro-batches.",
@@ -106,10 +108,11 @@ def _accumulated(accumulate):
             fully_shard(block)
         fully_shard(model)
         optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
-        steps, batches, graphs = [], [], []
+        steps, batches, graphs, told = [], [], [], [True]
+        model.set_is_last_backward = partial(_told, told, model.set_is_last_backward)
         optimizer.register_step_post_hook(lambda *_, steps=steps: steps.append(1))
         model.register_forward_pre_hook(lambda _, args, seen=batches: seen.append(len(args[0])))
-        model.head.register_forward_hook(lambda _, __, out, g=graphs: g.append(_Alive(out)))
+        model.head.register_forward_hook(lambda _, __, out, g=graphs, t=told: g.append(_Alive(out, t)))
         seen = found[case] = {"weights": []}
         for call in range(1 + (case == TWICE)):
             with Traffic() as traffic:
@@ -124,6 +127,7 @@ def _accumulated(accumulate):
                 seen["open"] = max((alive.before for alive in graphs), default=0)
                 seen["graph"] = isinstance(loss, torch.Tensor) and loss.requires_grad
                 seen["loss"] = loss.detach() if isinstance(loss, torch.Tensor) else loss
+            seen["last"] = all(alive.last for alive in graphs[-1:])
             seen["weights"].append([p.to_local().detach().clone() for p in model.parameters()])
         if case != TWICE:
             continue
@@ -133,12 +137,18 @@ def _accumulated(accumulate):
     return found
 
 
+def _told(told, tell, is_last_backward):
+    told.append(is_last_backward)
+    tell(is_last_backward)
+
+
 class _Alive:
     """Knows how many logits of earlier micro-batches still waited for their backward when these were made."""
 
     waiting = 0
 
-    def __init__(self, logits):
+    def __init__(self, logits, told):
+        self.told, self.last = told, True
         self.before = _Alive.waiting
         _Alive.waiting += logits.requires_grad
         if logits.requires_grad:
@@ -146,6 +156,7 @@ class _Alive:
 
     def _done(self, _gradient):
         _Alive.waiting -= 1
+        self.last = self.told[-1]
 
 
 def _reduced(traffic):
@@ -219,6 +230,8 @@ def _right_traffic(size, rank, found, case):
         root = found["reduced"].count(min(found["reduced"]))  # its group is the smallest
         slug = "root-told-alone" if root == 1 and count == n * CONFIG.layers + 1 else "reduced-each-time"
         raise Wrong(slug, expected=GROUPS, got=count, where=where, found=count, n=n, groups=GROUPS)
+    if not found["last"]:
+        raise Wrong("never-last", where=where)
     if "after" in found and len(found["after"]) < GROUPS:
         raise Wrong("sync-left-off", expected=GROUPS, got=len(found["after"]), where=where)
 
