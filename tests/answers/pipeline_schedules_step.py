@@ -228,6 +228,14 @@ bank.several(2, "too-many-in-flight", choose_by_formula, f1b_interleaved_of_one)
 # What only GPUs show.
 bank.slip(1, "stage-not-on-gpu", ("nn.Sequential(*share).to(device)", "nn.Sequential(*share)"))
 bank.slip(1, "stage-not-on-gpu", ("nn.Sequential(*share).to(device)", "nn.Sequential(*share).cpu()"), variant=True)
+bank.slip(1, "others-on-gpu", (SHARE, "layers = [layer.to(device) for layer in layers]\n    " + SHARE))
+bank.slip(
+    1,
+    "others-on-gpu",
+    (SHARE, "whole = nn.Sequential(*layers).to(device)\n    share = whole[len(layers) * rank // n : len(layers) * (rank + 1) // n]"),
+    variant=True,
+)  # fmt: skip
+bank.slip(1, None, (SHARE, SHARE + "\n    for layer in share:\n        layer.to(device)"))
 bank.slip(1, "loss-not-on-gpu", ("torch.zeros((), device=x.device, dtype", "torch.zeros((), dtype"))
 bank.slip(1, "loss-not-on-gpu", (BROADCAST, "    loss = torch.tensor(loss.item(), dtype=x.dtype)\n" + BROADCAST))
 bank.slip(1, "loss-not-on-gpu", (BROADCAST, "    loss = loss.cpu()\n" + BROADCAST), variant=True)

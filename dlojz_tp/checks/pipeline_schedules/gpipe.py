@@ -37,6 +37,8 @@ HINTS = {
     "loss-not-scalar": "Return the loss of the whole batch as a tensor with one value.",
     "stage-not-on-gpu": "On GPUs, layers and what they are given are not in one place: {error}. make_stage moves its share of the layers to "
     "`device`; PipelineStage does not.",
+    "others-on-gpu": "On GPUs, layers {found} of other ranks lie in this rank's memory, too. Take the share first, then move it: a "
+    "model that is cut does not fit on one GPU.",
     "loss-not-on-gpu": "On GPUs, the loss is sent from the CPU's memory, and NCCL carries none from there: {error}. Make it on x.device.",
     "wrong-loss": "That is not the loss of the whole batch.",
 }  # fmt: skip
@@ -74,7 +76,12 @@ def _observed(make_stage, make_gpipe, pipeline_step):
 
 
 def _on_gpu(_, make_stage, make_gpipe, pipeline_step):
-    stage = make_stage(running.make_layers(), launch.device())
+    layers = running.make_layers()
+    stage = make_stage(layers, launch.device())
+    own = {id(p) for p in stage.submod.parameters()}
+    others = [k for k, layer in enumerate(layers) if any(p.is_cuda and id(p) not in own for p in layer.parameters())]
+    if others:
+        raise Wrong("others-on-gpu", found=others)
     x, y = (tensor.to(launch.device()) for tensor in running.batch(0))
     pipeline_step([stage], make_gpipe(stage, 2, running.loss_mean, "mean"), x, y, "mean")
 
