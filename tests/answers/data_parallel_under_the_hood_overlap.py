@@ -236,6 +236,22 @@ class Overlap(Flat):
             dist.all_reduce(flat)
 
 
+@bank.wrong(5, "placed-twice")
+class Overlap(Flat):
+    """A lambda in a loop, which sees the loop's last parameter."""
+
+    def __init__(self, parameters, capacity):
+        super().__init__(parameters, capacity)
+        self.missing = set(self.number)
+        for p in self.number:
+            p._post_accumulate_grad_hooks.clear()
+            p.register_post_accumulate_grad_hook(lambda _: self.place(p))  # noqa: B023
+
+    def place(self, p):
+        self.missing.remove(p)
+        self.hook(p)
+
+
 @bank.wrong(5, "second-step")
 class Overlap(Flat):
     """The counters are never set back."""

@@ -547,6 +547,8 @@ def accumulate_one_graph(model, micro_batches, optimizer):
 
 bank.several(5, "not-accumulated", accumulate_all_at_once, learning_rate)
 bank.several(5, "not-accumulated", accumulate_one_graph, learning_rate)
+bank.slip(5, "rate-whole-numbers", ("base * batch / base_batch", "base * (batch // base_batch)"))
+bank.slip(5, "rate-whole-numbers", ("base * batch / base_batch", "base * int(batch / base_batch)"), variant=True)
 bank.slip(
     5,
     "rate-smaller-batch",

@@ -173,6 +173,9 @@ bank.slip(
     ("    dist.all_reduce(sums)\n", ""),
     ("return loss / samples, right / samples", "return loss / max(samples, 1), right / max(samples, 1)"),
 )
+OWN = "range(dist.get_rank(), len(dataset), dist.get_world_size())"
+bank.slip(2, "same-share", (OWN, "range(0, len(dataset), dist.get_world_size())"))
+bank.slip(2, "same-share", (OWN, "range(-(-len(dataset) // dist.get_world_size()))"), variant=True)
 bank.slip(2, "one-rank-knows", ("dist.all_reduce(sums)", "dist.reduce(sums, dst=0)"))
 bank.slip(2, "whole-set-everywhere", ("DataLoader(share, batch_size)", "DataLoader(dataset, batch_size)"))
 bank.slip(

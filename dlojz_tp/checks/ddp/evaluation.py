@@ -21,6 +21,7 @@ HINTS = {
     "tail-not-seen": "Some samples were never seen: drop_last, or a division that leaves a rest, cuts the tail off.",
     "means-averaged": "This is a mean of means, and the parts differ in size. All-reduce the sums and the number of samples, "
     "and divide once.",
+    "same-share": "All {size} ranks go through the same {read} of {n} samples. A share begins at the rank's own place.",
     "own-share-only": "Each rank reports its own share of the data set.",
     "one-rank-knows": "Rank 0 has the right numbers, the others do not: all ranks shall return them.",
     "whole-set-everywhere": "Rank {rank} went through {read} of {n} samples. With {size} ranks, {fair} are its share.",
@@ -176,7 +177,9 @@ def _right_values(n, size, ranks):
         count = 0.0
         if slug == "wrong-metric":
             slug, count = _named(n, answer, wanted)
-        raise Wrong(slug, expected=wanted, got=answer, where=where, found=count, n=n)
+        raise Wrong(
+            slug, expected=wanted, got=answer, where=where, found=count, n=n, size=len(ranks), read=len(ranks[0][1])
+        )
 
 
 def _named(n, answer, wanted):
@@ -200,6 +203,8 @@ def _mistake(n, rank, ranks, wanted):
     everything = [number for share in asked for number in share]
     if rank and close(ranks[0][0], wanted, 1e-5):
         return "one-rank-knows"
+    if len(ranks) > 1 and 0 < len(asked[0]) < n and all(share == asked[0] for share in asked):
+        return "same-share"
     if len(ranks) > 1 and asked[rank] and close(answer, _truth(n, asked[rank]), 1e-5):
         return "own-share-only"
     again = len(everything) / n
