@@ -160,6 +160,11 @@ def make_transform(size, train):
     return usual(size, train, val_cut=[v2.CenterCrop(size)])
 
 
+@bank.wrong(1, "validation-too-small", variant=True)
+def make_transform(size, train):
+    return usual(size, train, val_cut=[v2.Resize(256), v2.CenterCrop(size)])
+
+
 @bank.wrong(1, "not-random")
 def make_transform(size, train):
     return usual(size, False)

@@ -33,7 +33,8 @@ HINTS = {
     "validation-off-centre": "The validation image is not cut from the centre.",
     "wrong-side": "The image has a border that is not in the photograph: what was cut is larger than what was left of it. "
     "Resize the shorter side to at least the size of the cut, not the longer one, nor always the same one.",
-    "validation-too-small": "The validation image shows only {part:.0%} of the shorter side: resize first, then cut.",
+    "validation-too-small": "The validation image shows only {part:.0%} of the shorter side. Resize it first, to `size` or a "
+    "little more in proportion (256 suits 224, no other size), then cut.",
     "not-random": "Training gave the same image in every call: RandomResizedCrop and RandomHorizontalFlip draw anew "
     "each time.",
     "never-flipped": "No image in {draws} calls was mirrored: RandomHorizontalFlip is missing.",
