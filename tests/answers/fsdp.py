@@ -198,6 +198,24 @@ bank.several(1, "no-gradient", without_sums, prepare)
 bank.several(1, "names-changed", renamed, prepare)
 
 
+def table_by_itself(model, mesh):
+    for part in (*model.blocks, model.token_embedding):
+        fully_shard(part, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
+
+
+def every_child(model, mesh):
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh)
+    for child in (model.norm, model.head):
+        fully_shard(child, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
+
+
+bank.several(1, "tie-cut", table_by_itself, prepare)
+bank.several(1, "tie-cut", every_child, prepare, variant=True)
+
+
 KEPT = []
 
 

@@ -227,6 +227,8 @@ bank.slip(
         '    dcp.save({"optimizer": states}, checkpoint_id=Path(folder) / "optimizer")\n',
     ),
 )
+bank.slip(7, "another-folder", (SAVE, SAVE.replace("=folder", '=f"{folder}/{step}"')))
+bank.slip(7, "another-folder", (SAVE, SAVE.replace("=folder", '=Path(folder) / "last" / "checkpoint"')), variant=True)
 bank.slip(7, "optimizer-not-saved", (SAVE, SAVE.replace('"optimizer": states, ', "")))
 bank.slip(7, "weights-not-saved", (SAVE, SAVE.replace('"model": weights, ', "")))
 bank.slip(7, "step-not-returned", ('    return state["step"]\n', "    return state\n"))

@@ -45,6 +45,8 @@ HINTS = {
     "groups.",
     "names-changed": "The parameters have other names now, so that no checkpoint of the plain model fits: {got}. "
     "PyTorch's own wrapper hides itself.",
+    "tie-cut": "{got} was one parameter with another, and is one of its own now: after a step they differ. What is tied belongs into "
+    "one group, here the root's.",
     "no-gradient": "These parameters got no gradient: {names}.",
     "wrong-weights": "After {steps} steps the weights are not those of one process that trains on all ranks' samples.",
     "wrong-loss": "The first loss is not that of one process with the same weights and samples: forward computes "

@@ -29,6 +29,8 @@ HINTS = {
     "one checkpoint.",
     "several-checkpoints": "Model, optimizer and step lie in checkpoints of their own ({found}). One of them may be older than the "
     "others when a job ends in between: put all into one dictionary, and save it once.",
+    "another-folder": "The checkpoint lies below the folder that was given ({found}). load_checkpoint is told that folder and nothing "
+    "else: write into it.",
     "not-a-distributed-checkpoint": "The folder holds {found}, and no .metadata: torch.distributed.checkpoint cannot read it. What "
     "torch.save writes of a shard fits this number of ranks only.",
     "gathered-to-save": "A whole parameter was put together on rank {rank} to save it. The checkpoint takes the shards as they are.",
@@ -211,8 +213,9 @@ def _right_saving(rank, found):
             raise Wrong("still-writing", where=where)
         inside = [name for name in found["files"] if name.endswith("/.metadata")]
         slug = "folder-for-each-rank" if inside else "not-a-distributed-checkpoint"
-        if inside and sum(name.startswith(inside[0].removesuffix(".metadata")) for name in found["files"]) > 2:
-            slug = "several-checkpoints"  # all ranks wrote into it
+        first = [name for name in found["files"] if inside and name.startswith(inside[0].removesuffix(".metadata"))]
+        if len(first) > 2:  # all ranks wrote into it
+            slug = "another-folder" if len(first) == len(found["files"]) else "several-checkpoints"
         raise Wrong(slug, where=where, found=names)
     whole = CONFIG.vocab_size * CONFIG.width
     if found["largest"] >= whole:

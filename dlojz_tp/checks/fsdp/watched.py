@@ -160,9 +160,9 @@ def form(sharded, model, names: list[str]) -> dict:
     if slug:
         return {"slug": slug, "got": type(sharded).__name__}
     parameters = named(model)
-    changed = sorted(set(names) ^ set(parameters))
+    changed = "tie-cut" if set(names) < set(parameters) else "names-changed"
     return {
-        "slug": "names-changed" if changed else "",
+        "slug": "" if set(names) == set(parameters) else changed,
         "got": ", ".join(name for name in parameters if name not in names)[:200],
         "whole": [name for name, p in parameters.items() if not _is_part(p)],
         "meshes": [p.device_mesh.mesh_dim_names for p in parameters.values() if isinstance(p, DTensor)],
