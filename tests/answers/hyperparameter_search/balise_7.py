@@ -347,7 +347,7 @@ bank.variant(7, "run-config-lost", WALKED, ("run_config=run_config,\n", "run_con
 bank.hint(
     7,
     "wrong-drawn",
-    "Among {n} configurations that were drawn, one comes to train wrongly: {what}. Ray draws in the order of the dictionary; what depends on others comes after them. A function made in a loop sees the loop's last values.",
+    "Among {n} configurations that were drawn, one comes to train wrongly: {what}. Three causes are common: a condition the wrong way round; a name drawn before the one that it depends on (Ray goes through the dictionary in order); a function made in a loop, which sees the loop's last values.",
 )
 bank.slip(
     7,
@@ -367,6 +367,7 @@ bank.slip(
     ),
 )
 bank.slip(7, "wrong-drawn", ("for name, one in space.items()\n    }", "for name, one in sorted(space.items())\n    }"))
+bank.slip(7, "wrong-drawn", ("config[name] == value for", "config[name] != value for"))
 bank.variant(7, "wrong-drawn", WALKED, ("if config[parent] != value:", "if config[parent] == value:"))
 bank.variant(7, "wrong-drawn", TAKEN, ("trainable(active(config), train)", "trainable(config, train)"))
 bank.slip(

@@ -208,6 +208,16 @@ bank.variant(2, "scaled-by-size", WINDOWS, ("math.sqrt(q.shape[3])", "q.shape[3]
 
 bank.hint(
     2,
+    "size-written-down",
+    "The scores are divided by the root of a size that is written down, and here heads have another. It stands in q's shape.",
+)
+bank.slip(2, "size-written-down", ("q.shape[-1] ** 0.5", "32**0.5"))
+bank.slip(2, "size-written-down", ("q.shape[-1] ** 0.5", "8"))
+bank.variant(2, "size-written-down", WINDOWS, ("math.sqrt(q.shape[3])", "math.sqrt(32)"))
+bank.variant(2, "size-written-down", FLAT, ("q.size(-1) ** -0.5", "64**-0.5"))
+
+bank.hint(
+    2,
     "scaled-by-width",
     "The scores are divided by the root of all heads' sizes together. Each head has scores of its own: divide by the root of one head's size.",
 )
