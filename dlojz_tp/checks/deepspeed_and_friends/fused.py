@@ -38,7 +38,7 @@ def flat(tensors):
 
 
 def truth(case):
-    """(steps, elements) the weights after each step of torch's AdamW, tensor after tensor."""
+    """After each step of torch's AdamW, tensor after tensor: (steps, elements) the weights, the means, and the squares."""
     rates, options = CASES[case]
     weights = [w.requires_grad_() for w in drawn(1)]
     betas = options["beta1"], options["beta2"]
@@ -49,8 +49,9 @@ def truth(case):
         for w, g in zip(weights, gradients(step)):
             w.grad = g
         optimizer.step()
-        found.append(flat(weights))
-    return torch.stack(found)
+        averages = ([optimizer.state[w][name] for w in weights] for name in ("exp_avg", "exp_avg_sq"))
+        found.append([flat(tensors) for tensors in (weights, *averages)])
+    return [torch.stack(kind) for kind in zip(*found)]
 
 
 def trained(fused_adamw, case):
@@ -62,8 +63,8 @@ def trained(fused_adamw, case):
         given = gradients(step)
         fused_adamw(weights, given, means, squares, step, rate, **options)
         kept &= torch.equal(flat(given), flat(gradients(step)))
-        found.append(flat(weights))
-    return torch.stack(found), kept
+        found.append([flat(tensors) for tensors in (weights, means, squares)])
+    return *(torch.stack(kind) for kind in zip(*found)), kept
 
 
 def cost(fused_adamw, count):
@@ -92,8 +93,8 @@ def unmoved(fused_adamw):
 def observe(fused_adamw):
     yield {"unmoved": unmoved(fused_adamw)}
     for case in CASES:
-        found, kept = trained(fused_adamw, case)
-        yield {case: found, f"{case} kept": kept}
+        found, means, squares, kept = trained(fused_adamw, case)
+        yield {case: found, f"{case} kept": kept, f"{case} means": means, f"{case} squares": squares}
     (few, _), (many, copies) = (cost(fused_adamw, count) for count in (FEW, MANY))
     yield {"operators": [few, many], "copies": copies}
 
@@ -102,10 +103,12 @@ LOOKS = [
     Look("weights, means and squares change in place", "unmoved", [], "not-in-place",
          fields=lambda seen, due: {"what": " and ".join(seen), "expected": "", "got": ""}),
     Look("the gradients stay", "first kept", True, "gradients-changed"),
-    Value("one step gives the weights of torch's AdamW", "first", truth("first"), "wrong-step"),
-    Value("three steps, with a rate that changes", "later", truth("later"), "wrong-step"),
-    Value("other betas, a large ε, a large decay", "options", truth("options"), "wrong-step"),
-    Value("without decay", "no decay", truth("no decay"), "wrong-step"),
+    Value("means and squares are those of torch's AdamW", "options means", truth("options")[1], "wrong-mean"),
+    Value("", "options squares", truth("options")[2], "wrong-squares"),
+    Value("one step gives its weights", "first", truth("first")[0], "wrong-step"),
+    Value("three steps, with a rate that changes", "later", truth("later")[0], "wrong-step"),
+    Value("other betas, a large ε, a large decay", "options", truth("options")[0], "wrong-step"),
+    Value("without decay", "no decay", truth("no decay")[0], "wrong-step"),
     Look(f"as many operators for {MANY} tensors as for {FEW}", "operators", None, "operators-grow",
          lambda seen, due: seen[0] == seen[1],
          lambda seen, due: {"few": seen[0], "many": seen[1], "expected": seen[0], "got": seen[1]}),

@@ -52,6 +52,29 @@ hint(4, "wrong-step", "The step is not AdamW's. Compare each call with the formu
 slip(4, "wrong-step", ("-lr * correction", "lr * correction"))
 variant(4, "wrong-step", WRITTEN, ("value=-lr /", "value=lr /"))
 
+slip(4, "wrong-step", ("torch._foreach_addcdiv_(weights", "torch._foreach_addcmul_(weights"))
+slip(4, "wrong-step", ("weights, means, roots", "weights, gradients, roots"))
+
+hint(4, "old-mean", "The weights move along the mean of the step before: in the first step they do not move at all. The averages take the "
+     "gradient in first, then comes the update.")  # fmt: skip
+MEAN = "    torch._foreach_lerp_(means, gradients, 1 - beta1)\n"
+slip(4, "old-mean", (MEAN, ""), ("(1 - beta1**step))\n", "(1 - beta1**step))\n" + MEAN))
+variant(4, "old-mean", ASIDE, (MEAN, ""), ("    torch._foreach_sub_(weights, update)\n", "    torch._foreach_sub_(weights, update)\n" + MEAN))
+
+hint(4, "wrong-mean", "After a step, `means` do not hold β₁m + (1 − β₁)g. lerp_(x, y, t) makes (1 − t)x + ty.")
+slip(4, "wrong-mean", ("gradients, 1 - beta1)", "gradients, beta1)"))
+slip(4, "wrong-mean", ("    torch._foreach_lerp_(means, gradients, 1 - beta1)\n", "    torch._foreach_add_(means, gradients, alpha=1 - beta1)\n"))
+variant(4, "wrong-mean", WRITTEN, ("alpha=1 - beta1", "alpha=1"))
+variant(4, "wrong-mean", ASIDE, ("gradients, 1 - beta1)", "gradients, beta1)"))
+
+hint(4, "wrong-squares", "After a step, `squares` do not hold β₂v + (1 − β₂)g². Two calls make it: the old ones times β₂, then the squares of "
+     "the gradients times 1 − β₂ onto them.")  # fmt: skip
+slip(4, "wrong-squares", ("gradients, gradients, 1 - beta2)", "gradients, gradients, beta2)"))
+slip(4, "wrong-squares", ("gradients, gradients, 1 - beta2)", "gradients, gradients)"))
+slip(4, "wrong-squares", ("gradients, gradients, 1 - beta2)", "gradients, gradients, 1 - beta1)"))
+variant(4, "wrong-squares", WRITTEN, ("torch._foreach_mul_(squares, beta2)", "torch._foreach_mul_(squares, beta1)"))
+variant(4, "wrong-squares", ASIDE, ("    torch._foreach_mul_(squares, 1 - beta2)\n", ""))
+
 hint(4, "not-in-place", "After the call, the {what} are what they were. Operators that end in _ change the list that they are given; "
      "the others return a new one, and binding a name to it changes nothing for the caller.")  # fmt: skip
 slip(4, "not-in-place", ("torch._foreach_mul_(weights,", "weights = torch._foreach_mul(weights,"))
