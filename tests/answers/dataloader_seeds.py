@@ -130,6 +130,27 @@ def seeded_loader(dataset, seed, rank=0, **options):
     return DataLoader(dataset, generator=generator(seed, rank), **options)
 
 
+@bank.wrong(3, "rng-not-set")
+def seeded_loader(dataset, seed, rank=0, **options):
+    """The old generator gives a part of the new one's seed."""
+
+    def init(worker_id):
+        mine = get_worker_info().dataset
+        mine.rng = np.random.default_rng([torch.initial_seed(), int(mine.rng.integers(2**31))])
+
+    return DataLoader(dataset, worker_init_fn=init, generator=generator(seed, rank), **options)
+
+
+@bank.wrong(3, "rng-not-set")
+def seeded_loader(dataset, seed, rank=0, **options):
+    def init(worker_id):
+        mine = get_worker_info().dataset
+        if hasattr(mine, "rng"):
+            own(worker_id)
+
+    return DataLoader(dataset, worker_init_fn=init, generator=generator(seed, rank), **options)
+
+
 @bank.wrong(3, "own-copied")
 def seeded_loader(dataset, seed, rank=0, **options):
     return DataLoader(dataset, generator=generator(seed, rank), **options)

@@ -120,6 +120,24 @@ class SplitStream(Base):
         return self.rank, self.world_size
 
 
+@bank.wrong(5, "places-not-items")
+class SplitStream(Base):
+    def __iter__(self):
+        part, parts = self.place()
+        yield from self.cut(self.order(), parts)[part::parts]
+
+
+@bank.wrong(5, "places-not-items")
+class SplitStream(Base):
+    """The places of the list, shuffled where they stand."""
+
+    def __iter__(self):
+        part, parts = self.place()
+        for place, _ in enumerate(self.items):
+            if place % parts == part:
+                yield self.order()[place]
+
+
 @bank.wrong(5, "ranks-not-split")
 class SplitStream(Base):
     def place(self):

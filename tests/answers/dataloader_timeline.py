@@ -241,6 +241,25 @@ def record_events(loader, step):
     return events
 
 
+@recorder("main-worker")
+def record_events(loader, step):
+    events, asked = [], time.monotonic()
+    for images, labels, stamps in loader:
+        got = time.monotonic()
+        step(images, labels)
+        done = time.monotonic()
+        load = _event(stamps)
+        events += [load, ("waiting", load[1], asked, got), ("step", load[1], got, done)]
+        asked = done
+    return events
+
+
+@recorder("main-worker")
+def record_events(loader, step):
+    """The main process has number 0 here."""
+    return [(kind, worker if kind == "loading" else 0, begin, end) for kind, worker, begin, end in RIGHT(loader, step)]
+
+
 @recorder("wrong-worker")
 def record_events(loader, step):
     events, asked = [], time.monotonic()
@@ -485,6 +504,11 @@ def choose_options(records, tolerance=0.05):
     return choose(records, tolerance, time_of=lambda group: statistics.median(t for r in group for t in times_of(r)))
 
 
+@bank.wrong(4, "longest-step")
+def choose_options(records, tolerance=0.05):
+    return choose(records, tolerance, time_of=lambda group: statistics.median(max(times_of(r)) for r in group))
+
+
 @bank.wrong(4, "warmup-counted")
 def choose_options(records, tolerance=0.05):
     return choose(
@@ -568,6 +592,12 @@ def choose_options(records, tolerance=0.05):
 @bank.wrong(4, "memory-ignored")
 def choose_options(records, tolerance=0.05):
     return choose(records, tolerance, key=lambda row: row[1])
+
+
+@bank.wrong(4, "memory-ignored")
+def choose_options(records, tolerance=0.05):
+    """Between as many workers, what stands first in the tuple."""
+    return choose(records, tolerance, key=lambda row: row[3])
 
 
 @bank.wrong(4, "smallest-peak")

@@ -11,6 +11,8 @@ HINTS = {
     "not-options": "Return a dictionary with exactly the four options, ready for DataLoader(**options).",
     "median-over-steps": "Most steps of a choice with workers wait for nothing, one in w waits long: a median over steps sees "
     "only the short ones. Take the mean over the steps.",
+    "longest-step": "This is the choice whose longest step is the shortest. One long wait in w steps is what workers cost: take the "
+    "mean over all steps.",
     "sum-over-steps": "Trials may count different numbers of steps: the time of a trial is the mean over its steps, not their sum.",
     "warmup-counted": "The warm-up counts here: its steps hold the start of the workers. Leave out the first record.warmup "
     "steps.",
@@ -62,6 +64,8 @@ def balise_4(choose_options):
     yield "bursts: most steps wait for nothing"
     burst = _trial(D, [0.1, 0.1, 0.1, 0.9] * 3)  # mean 0.3, median 0.1
     _is(choose_options, [burst, _trial(A, [0.4] * 12), _trial(C, [0.2] * 12)], C, {4: "median-over-steps"})
+    burst = _trial(D, [0.05, 0.05, 0.05, 0.25] * 3)  # mean 0.1, and the longest step of all
+    _is(choose_options, [burst, _trial(A, [0.4] * 12), _trial(C, [0.2] * 12)], D, {2: "longest-step"})
     yield "the warm-up does not count, whatever its length"
     slow_start = [_trial(D, [0.1] * 4, warmup=6), _trial(C, [0.2] * 4, warmup=1), _trial(A, [0.5] * 4, warmup=0)]
     _is(choose_options, slow_start, D, {0: "warmup-counted", 2: "warmup-counted"})
@@ -115,6 +119,11 @@ def _cheapest(choose_options):
     for pair in ([deep, C], [C, deep]):
         records = [_trial(o, [0.1 if o is deep else 0.101] * 6, memory=(400 if o is deep else 90,)) for o in pair]
         _is(choose_options, records, C, {2: "memory-ignored"})
+    # and where the options say nothing of the memory
+    kinds = [C, deep, _choice(2, 2, True), _choice(2, 8, True, True)]
+    for least in kinds:
+        records = [_trial(o, [0.1 if o is least else 0.101] * 6, memory=(90 if o is least else 400,)) for o in kinds]
+        _is(choose_options, records, least, {2: "memory-ignored"})
     # the peak of a choice: over its trials and over its ranks
     pinned = _choice(2, 2, True)
     for peaks in ([(10,), (400,)], [(400,), (10,)], [(10, 400), (10, 10)], [(10, 10), (400, 10)]):

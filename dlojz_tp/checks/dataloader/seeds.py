@@ -11,6 +11,7 @@ from dlojz_tp.checking import Wrong
 HINTS = {
     "no-loader": "Return a DataLoader over the data set.",
     "options-ignored": "The options did not reach the DataLoader: {what}.",
+    "rng-not-set": "A data set that has no rng got none: {error}. Set dataset.rng without asking for the old one.",
     "own-copied": "dataset.rng draws the same numbers in both workers: each has a copy of it, in the same state. Give it a "
     "new one in worker_init_fn, through get_worker_info().dataset.",
     "own-same-seed": "Both workers gave dataset.rng a new generator from the same seed, so it draws the same numbers in both. The seed "
@@ -112,6 +113,7 @@ def balise_3(seeded_loader):
         if set(a) & set(b):
             slug = "global-alike" if source != "dataset.rng" else _own_alike(seeded_loader, a)
             raise Wrong(slug, expected="eight different numbers", got=f"{a[:2]} and {b[:2]}", source=source)
+    _set_anyway(seeded_loader)
     yield "no two epochs draw the same"
     _epochs_differ(first, "epochs-alike")
     yield "the same seed gives the same numbers, whatever else was drawn"
@@ -133,6 +135,23 @@ def balise_3(seeded_loader):
     for source in SOURCES:
         if lasting.epochs[0][source] != again.epochs[0][source] or lasting.epochs[1][source] != again.epochs[1][source]:
             raise Wrong("not-reproducible", source=source, where="persistent workers")
+
+
+class _Bare(Dataset):
+    """It draws from `rng`, and has none."""
+
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, index):
+        return self.rng.random()
+
+
+def _set_anyway(seeded_loader):
+    try:
+        list(seeded_loader(_Bare(), 7, batch_size=2, num_workers=1))
+    except AttributeError as error:
+        raise Wrong("rng-not-set", error=str(error).strip().splitlines()[-1]) from error
 
 
 def _own_alike(seeded_loader, drawn):

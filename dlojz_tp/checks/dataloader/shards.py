@@ -294,5 +294,5 @@ def _workers(stream_shards, shards, items, folder):
             raise Wrong("workers-repeat", where=f"{workers} workers")
         where = f", with {workers} workers and {len(shards)} shards"
         _complete([sample for part in found for sample in part], items, where)
-        if max(opened_by) > -(-len(shards) // workers):
+        if workers < len(shards) and max(opened_by) > -(-len(shards) // workers):
             raise Wrong("workers-read-all", n=max(opened_by), shards=len(shards))

@@ -21,6 +21,7 @@ HINTS = {
     "items-lost": "{n} of {all} items are never given, with {world} rank(s) of {workers} worker(s). The last part may be larger or "
     "smaller than the others.",
     "items-twice": "{n} of {all} items come twice, with {world} rank(s) of {workers} worker(s).",
+    "places-not-items": "What is given are places, 0 to {last}: the order says where the items stand. Give self.items[place].",
     "orders-differ": "Ranks and workers shuffle differently, so their shares overlap: the order must be drawn from seed and "
     "the epoch that set_epoch was given, the same everywhere; nothing in a worker may change either.",
     "not-shuffled": "The order is that of the list. Draw a new one for each epoch.",
@@ -147,6 +148,8 @@ def _parts_right(SplitStream, n, world, workers):  # noqa: N803
     per_rank = {rank: sorted(i for (r, _), part in parts.items() if r == rank for i in part) for rank in range(world)}
     once = {rank: sorted(set(items)) for rank, items in per_rank.items()}
     slug, count = "items-lost", len(set(wanted) - set(given))
+    if given and set(given) <= set(range(n)):
+        raise Wrong("places-not-items", expected=wanted[:4], got=given[:4], where=where, last=n - 1)
     if workers > 1 and all(len(set(parts[r, 0])) == len(parts[r, 0]) and sorted(parts[r, 0]) == sorted(parts[r, w])
                            for r in range(world) for w in range(workers)):  # fmt: skip
         slug = "workers-not-split"

@@ -23,6 +23,7 @@ HINTS = {
     "image's.",
     "wrong-loading": "The loading event must hold the earliest begin and the latest end of the batch's stamps.",
     "wrong-worker": "The worker's number stands in the third column of the stamps; it is -1 in the main process.",
+    "main-worker": "Waiting and step happen in the main process: their worker is -1, not {found}.",
     "first-wait-missing": "The first wait must include the start of the loader: read the clock before iter(loader).",
     "wait-includes-step": "The wait for a batch begins when its predecessor's step is over: here it includes that step.",
     "wait-too-short": "The wait ends when the batch has come; here it does not hold the whole of it.",
@@ -165,6 +166,9 @@ def _main(kinds, run, shift):
         (*_, wait_begin, wait_end), (*_, step_begin, step_end) = kinds["waiting"][k], kinds["step"][k]
         wait_begin, wait_end, step_begin, step_end = (t - shift for t in (wait_begin, wait_end, step_begin, step_end))
         where = f"batch {k}"
+        for _, worker, *_ in (kinds["waiting"][k], kinds["step"][k]):
+            if worker != -1:
+                raise Wrong("main-worker", expected=-1, got=worker, where=where, found=worker)
         if k == 0 and wait_begin > run.started + slack:
             raise Wrong("first-wait-missing", where=where)
         if k and wait_begin < run.ends[k - 1] - slack:
