@@ -225,8 +225,9 @@ shown("ours (DDP)", found["ours (DDP)"])
 # | | none: your loop counts; here `every` (if not given: 1) | forwards of a rank in a step |
 #
 # **`batch_sizes(n_ranks, batch=None, micro=None, accumulation=None)`** returns all three from those that are given: at least one of `batch` and `micro`. Two of the three decide
-# the third; where `batch` or `micro` is given alone, `accumulation` is 1. What cannot be is refused, with the numbers that *would* do; that is given. Write what decides:
-# `unit`, the samples of which a step has a multiple with the numbers that are given, `batch`, and `most`, that multiple.
+# the third; where `batch` or `micro` is given alone, `accumulation` is 1. What cannot be is refused, with the numbers that *would* do; that is given. Write what decides,
+# three numbers: `unit`, the product of the ranks and of what is given of `micro` and `accumulation`; `batch`, one unit where it is not given; and `most`, how many units
+# the batch has, which is what the missing number becomes (where nothing is missing: 1).
 #
 # **`from_words(library, words, n_ranks)`** returns the same for a run of `"deepspeed"`, `"transformers"`, `"accelerate"` or `"fabric"`; `words` is a dictionary with words of the
 # table. Write the two cases in which `batch_size` or `per_device_train_batch_size` say something else than you would think.
@@ -505,12 +506,12 @@ for name in ("ours (DDP)", *rows):
 # `torch._foreach_mul_(tensors, 0.9)` multiplies all tensors of a list in place, in one call.
 #
 # Write AdamW with them. `weights`, `gradients`, `means` and `squares` are four lists of tensors of equal shapes; `means` and
-# `squares` are the averages $m$ and $v$. Change weights, means and squares **in place**, leave the gradients as they are. In step $t$, with rate $\eta$ and decay $\lambda$:
+# `squares` are the averages $m$ and $v$. Change weights, means and squares **in place**, leave the gradients as they are. Memory is short where states are kept: `roots` is the only further list of that size. In step $t$, with rate $\eta$ and decay $\lambda$:
 #
 # $$w \leftarrow (1 - \eta\lambda)\,w, \quad m \leftarrow \beta_1 m + (1-\beta_1)\,g, \quad v \leftarrow \beta_2 v + (1-\beta_2)\,g^2,
 # \quad w \leftarrow w - \eta\,\frac{m / (1-\beta_1^t)}{\sqrt{v / (1-\beta_2^t)} + \epsilon}$$
 #
-# The denominator is given, in `roots`, but times `correction` $= \sqrt{1-\beta_2^t}$: what a number does to a list can be done to a number beforehand. Write the five lines around it.
+# The denominator is given, in `roots`, but times `correction` $= \sqrt{1-\beta_2^t}$: multiply the rate by it, a number, in place of dividing each tensor of the list. Write the five lines around it.
 #
 # <details><summary>Hint</summary>
 #
@@ -1142,10 +1143,11 @@ if said:
 # So print `accelerator.num_processes` in the first line of every log.
 
 # %% [markdown]
-# ### Balise 7 · Lightning Fabric · further · about 8 min
+# ### Balise 7 · Lightning Fabric · further · about 9 min
 #
 # Fabric hides less than Accelerate: *you* count micro-batches, and say where gradients travel. In return nothing happens that does
-# not stand in the loop, and the same loop runs under `strategy="ddp"` and, on cards, `"fsdp"` or `"deepspeed"`.
+# not stand in the loop, and the same loop runs under `strategy="ddp"` and, on cards, `"fsdp"`. Under `"deepspeed"` clipping and
+# accumulation belong to DeepSpeed's configuration again, and `fabric.clip_gradients` raises.
 #
 # **`train_with_fabric`** does what balise 6 does. `Fabric(…)` is told how many processes there are, and `fabric.launch()` meets them; the count of micro-batches, `due`, is given. You need:
 #

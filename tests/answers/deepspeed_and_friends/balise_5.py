@@ -144,8 +144,9 @@ hint(
 slip(5, "mean-form", ("return expand(gather(bits), gather(scales))", "return expand(bits, scales)"))
 variant(5, "mean-form", ONE_MESSAGE, ("return from_bytes(gather(message))", "return from_bytes(message)"))
 
-hint(5, "errors-not-kept", "After one_bit_mean the {which} is all zeros. It must be written in place, with copy_ or add_: binding the "
-     "name to a new tensor leaves the caller's as it was.")  # fmt: skip
+hint(5, "errors-not-kept", "After one_bit_mean the {which} is all zeros. Either it was not written in place, with copy_ or add_ (binding the "
+     "name to a new tensor leaves the caller's as it was), or nothing was lost there: who compresses one rank's values again, not "
+     "the mean of all, rounds nothing.")  # fmt: skip
 slip(
     5,
     "errors-not-kept",
