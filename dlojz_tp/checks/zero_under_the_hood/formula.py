@@ -78,6 +78,11 @@ def _words(values):
     return ", ".join(f"{value:,.0f}" for value in values.tolist())
 
 
+def _small(seen, _):
+    """The hint for bytes by parameter, up to 12, that are tiny: the bytes of one of 7.5 billion, or gigabytes."""
+    return "of-one-parameter" if 1e-9 < seen.abs().max() < 5e-9 else "in-gigabytes"
+
+
 def _looks(name, claim):
     cases = CASES[name]
     due = _each(cases, [_due(*case) for case in cases])
@@ -85,7 +90,7 @@ def _looks(name, claim):
         Look(claim, f"{name} called", "", lambda seen, _: "check-called" if seen == "_due" else "planner-called"),
         Look("", f"{name} counts", [3] * len(cases), "not-three"),
         # of so small numbers no distance tells anything
-        Look("", name, due, "in-gigabytes", lambda seen, _: not 0 < seen.abs().max() < 1e-6, _shown(cases)),
+        Look("", name, due, _small, lambda seen, _: not 0 < seen.abs().max() < 1e-6, _shown(cases)),
         Value("", name, due, "wrong-bytes", within(PADDED), _shown(cases)),
     ]
 

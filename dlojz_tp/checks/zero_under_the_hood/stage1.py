@@ -62,6 +62,7 @@ def observe(ShardedOptimizer):  # noqa: N803
 def train(case, model, optimizer, rank, size, micro=ONCE):
     """Train with so many backward passes in each step: what is sent and waited for, what comes out, what zero_grad() leaves."""
     gradients, weights, left, whole, shards = [], [], [], [], optimizer.shards
+    start = [own.detach().clone() for own in shards]
     for step in range(STEPS):
         optimizer.zero_grad()
         if step:
@@ -82,6 +83,7 @@ def train(case, model, optimizer, rank, size, micro=ONCE):
         "sent": len(log.calls), "off": len(waits) - len(log.calls), "gradients": gradients[0], "later": gradients[1],
         "weights": torch.stack(weights), "left": left, "left whole": whole,
         "foreign": len(inside - {id(own) for own in shards}),
+        "moved": not all(map(torch.equal, start, optimizer.shards)),
     }  # fmt: skip
     return {f"{case} {name}": value for name, value in here.items()}
 
@@ -166,6 +168,7 @@ def _weights(case, claim, word):
         where_wrong(claim, "off", "gather-not-awaited", -1),
         Look("", lambda ranks: see(ranks)[:, 0, frozen], lambda size: due(size)[:, 0, frozen], "frozen-trained"),
         where_wrong("", "foreign", "optimizer-on-parameters"),
+        Look("", lambda ranks: any(rank[f"{case} moved"] for rank in ranks), True, "no-step"),
         Look("", see, due, "views-lost", lambda seen, _: not seen[:, -1].equal(flat(START).expand(len(seen), -1)), differing(START, word)),
         Value("", see, due, "weights-differ", equal, differing(START, word)),
     ]  # fmt: skip

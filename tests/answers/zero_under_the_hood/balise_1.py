@@ -142,6 +142,18 @@ slip(1, "optimizer-ignored", ('"momentum": 4', '"momentum": 8'))
 bank.variant(1, "optimizer-ignored", TABLE, ("widths[optimizer]", "8"))
 bank.variant(1, "optimizer-ignored", TABLE, ('"sgd": 0', '"sgd": 4'))
 
+bank.hint(1, "bytes-forgotten", "Where nothing is shared out, a number of parameters came back, not of bytes. Each of the three is bytes × a number of "
+          "parameters; and `a * b if c else d` is a * b, or d alone.")  # fmt: skip
+EACH = [(f"{name} * (share if stage >= {k} else n_parameters)", f"{name} * share if stage >= {k} else n_parameters")
+        for name, k in (("weight", 3), ("weight", 2), ("kept", 1))]  # fmt: skip
+slip(1, "bytes-forgotten", *EACH)
+slip(1, "bytes-forgotten", *((old, new.replace("kept * ", "").replace("weight * ", "")) for old, new in EACH))
+bank.variant(1, "bytes-forgotten", TABLE, ("n_parameters * s for s in", "n_parameters for _ in"))
+
+bank.hint(1, "of-one-parameter", "These are the bytes of one parameter: times the number of all, or of the rank's share.")
+slip(1, "of-one-parameter", ("share = n_parameters / world_size", "n_parameters = 1; share = n_parameters / world_size"))
+bank.variant(1, "of-one-parameter", TABLE, ("n_parameters * s for", "s for"))
+
 bank.hint(1, "other-order", "Stage {stage} shares out the wrong thing first. The optimizer's part is the largest, and goes first: stage 1; "
           "then the gradients, stage 2; then the parameters, stage 3.")  # fmt: skip
 slip(1, "other-order", ("stage >= 3", "stage >= early"), ("stage >= 1", "stage >= 3"), ("early", "1"))

@@ -191,6 +191,10 @@ slip(3, "not-gathered", (GATHERED, "pass"))
 slip(3, "not-gathered", (GATHERED, "all_gather(torch.empty_like(part.flat), part.own.detach())"))
 variant(3, "not-gathered", OWN_MEMORY, ("dist.all_gather(pieces, part.own)", "pieces[dist.get_rank()].copy_(part.own)"))
 
+hint(3, "no-step", "After three steps the shards hold what they held before: self.optimizer.step() updates them, then they are gathered.")
+slip(3, "no-step", ("        self.optimizer.step()\n", ""))
+variant(3, "no-step", OWN_MEMORY, ("        self.optimizer.step()\n", ""))
+
 hint(
     3,
     "views-lost",
