@@ -880,7 +880,7 @@ def ideal_bubble(n_stages, n_micro_batches):
 def fewest_micro_batches(n_stages, share):
     """The smallest number of micro-batches whose ideal bubble is at most `share`."""
     n_micro_batches = 1
-    while ideal_bubble(n_stages, n_micro_batches) > share:
+    while ideal_bubble(n_stages, n_micro_batches) > share + 1e-9:  # equal but for rounding will do
         n_micro_batches += 1
     return n_micro_batches
 

@@ -13,15 +13,15 @@ from dlojz_tp.probes.late_rank import Waits
 
 STILL = 2.0  # seconds without a write by others, where they wait in a way that nobody sees
 PATIENCE = 20.0
-LATEST = "the last rank begins to write"
+LATEST = "the last rank begins to write"  # at first, or again after a wait
 WATCHED = {"os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.link", "os.symlink", "open", "os.truncate"}
 
 
 class Images:
     """Inside, on a rank: before and after each write in `folder`, its copy lands in `to`, named by what happens next.
 
-    late: whether this rank begins to write only when the others wait for it, or have come back. The others begin
-    together, at first and after each wait; those that do not wait come back before. So no rank is the quicker one by
+    late: whether this rank, at first and after each wait, writes only when the others wait for it, or have come back. The
+    others begin together, at first and after each wait; those that do not wait come back before. So no rank is the quicker one by
     chance. Written files are also copied cut in half.
     For processes that end soon: an audit hook cannot be taken away.
     """
@@ -77,14 +77,15 @@ class Images:
 
     def _before(self, text):
         self._tear()
-        if self.late:
-            self.late, self.busy = False, True
+        again = self._let < self.waits.count
+        if again:
+            self._let, self.busy = self.waits.count, True
+        if again and self.late:
             self.waits.tell("late")
             self.waits.others_wait(limit=PATIENCE, besides=("done",), meanwhile=_Still(self.folder))
             self.busy = False
             self.take(LATEST)
-        elif self._let < self.waits.count:
-            self._let, self.busy = self.waits.count, True
+        elif again:
             self.waits.tell(holds := f"holds {self._let}")
             self.waits.others_wait(limit=PATIENCE, besides=("done", "late", holds), meanwhile=_Still(self.folder))
             self.busy = False

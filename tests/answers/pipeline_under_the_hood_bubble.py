@@ -93,7 +93,8 @@ bank.several(8, None, ideal_as_fraction, fewest_in_fractions, idle_with_numpy, c
 IDEAL = "return (n_stages - 1) / (n_micro_batches + n_stages - 1)"
 bank.slip(8, "percent", (IDEAL, "return 100 * (n_stages - 1) / (n_micro_batches + n_stages - 1)"))
 bank.slip(8, "worked-share", (IDEAL, "return n_micro_batches / (n_micro_batches + n_stages - 1)"),
-          ("> share", "< 1 - share"))  # fmt: skip
+          ("> share + 1e-9", "< 1 - share"))  # fmt: skip
+bank.slip(8, None, (IDEAL, "return 1 - n_micro_batches / (n_micro_batches + n_stages - 1)"))
 bank.slip(8, "over-ideal", (IDEAL, "return (n_stages - 1) / n_micro_batches"))
 bank.slip(8, "bubble-off-by-one", (IDEAL, "return (n_stages - 1) / (n_micro_batches + n_stages)"))
 bank.slip(8, "bubble-off-by-one", (IDEAL, "return n_stages / (n_micro_batches + n_stages - 1)"))
@@ -106,14 +107,14 @@ bank.slip(8, "nothing-returned", (IDEAL, "(n_stages - 1) / (n_micro_batches + n_
 # --- the fewest ---
 
 LOOP = """n_micro_batches = 1
-    while ideal_bubble(n_stages, n_micro_batches) > share:
+    while ideal_bubble(n_stages, n_micro_batches) > share + 1e-9:  # equal but for rounding will do
         n_micro_batches += 1
     return n_micro_batches"""
 bank.slip(8, "not-a-count", (LOOP, "return max(1, (n_stages - 1) * (1 / share - 1))"))
 bank.slip(8, "too-few", (LOOP, "return max(1, int((n_stages - 1) * (1 / share - 1)))"))
 bank.slip(8, "too-few", (LOOP, "return 1"))
 bank.slip(8, "too-many", (LOOP, "return int((n_stages - 1) * (1 / share - 1)) + 1"))
-bank.slip(8, "too-many", ("> share", ">= share"))
+bank.slip(8, "too-many", ("> share + 1e-9", ">= share"))
 bank.slip(8, "too-many", ("n_micro_batches += 1", "n_micro_batches *= 2"))
 bank.slip(8, "no-micro-batch", (LOOP, "return -int(-(n_stages - 1) * (1 / share - 1) // 1)"))
 bank.slip(8, "over-ideal", (LOOP, "return max(1, -int(-(n_stages - 1) / share // 1))"))

@@ -41,11 +41,16 @@ HINTS = {
     "frozen-fails": "A parameter is frozen (requires_grad False), and backward fails: {error}",
     "wrong-recomputed": "The gradients of the stage with recomputation are not those without.",
     "not-recomputed": "The stage has run {n} times for one micro-batch: once forward, once again in backward.",
+    "runs-for-ever": "The stage has run {n} times and more: its second forward was recomputed as well, and so on without end. Call "
+    "ctx.stage(x) in backward, not recompute.",
     "other-mask": "Right without dropout, wrong with it: the second forward drew other masks than the first. Note the state of the "
     "random numbers in forward, for each micro-batch, and set it back before the second one.",
     "stream-rewound": "After backward, the next random numbers are not those that would come without recomputation: the "
     "stream was set back and left there. Put it where it was.",
 }  # fmt: skip
+
+
+MOST_CALLS = 50  # of a stage in one look; a few are due
 
 
 @contextlib.contextmanager
@@ -106,6 +111,8 @@ class Counted(nn.Module):
 
     def forward(self, x):
         self.calls += 1
+        if self.calls > MOST_CALLS:  # else it would go on in autograd's threads, which no deadline reaches, until memory is full
+            raise Wrong("runs-for-ever", n=self.calls)
         x = self.first(x)
         for layer in self.rest:
             x = self.dropout(torch.tanh(layer(x)))

@@ -39,6 +39,7 @@ def observe(OffloadedShards):  # noqa: N803
             if moved:  # the next step would fail for another reason
                 return {"moved": moved}
         crossed = {way: _crossed(gpu, way) for way in ("to cpu", "to gpu")}
+        after = settle(lambda: gpu.requested[0], 2 * N + 2 * SLACK)
         optimizer.zero_grad()
         masters, states = list(optimizer.shards), optimizer.optimizer.state.values()
         on_gpu = [name for of in states for name, t in of.items() if isinstance(t, torch.Tensor) and t.is_cuda]
@@ -46,7 +47,7 @@ def observe(OffloadedShards):  # noqa: N803
             "moved": moved, "masters on": [m.device.type for m in masters], "states on gpu": on_gpu,
             "places": half.places(optimizer, parameters), "masters": [m.detach().cpu().clone() for m in masters],
             "parameters": torch.cat([p.detach().cpu().reshape(-1) for p in parameters]),
-            **crossed, "held": settle(lambda: gpu.requested[0], 2 * N + 2 * SLACK), "reached": held_bytes(vars(optimizer)),
+            **crossed, "after": after, "held": settle(lambda: gpu.requested[0], 2 * N + 2 * SLACK), "reached": held_bytes(vars(optimizer)),
         }  # fmt: skip
 
 
@@ -80,6 +81,7 @@ LOOKS = [
     _crosses("only the own shard crosses the bus, in bfloat16: gradients down, parameters up", "cpu"),
     _crosses("", "gpu"),
     each("", "held", 2 * N + 2 * SLACK, "kept-on-gpu", at_most, lambda *_: {"expected": 2 * N}),
+    each("", "after", 2 * N + 2 * SLACK, "gradient-kept-on-gpu", at_most, lambda *_: {"expected": 2 * N}),
     each("", "reached", lambda size: 2 * N + 18 * N / size + 4 * SLACK, "whole-on-cpu", at_most),  # 12 N / size, and buffers
 ]  # fmt: skip
 

@@ -287,6 +287,11 @@ variant(
     ("            part.own.grad = None\n", "            part.last, part.own.grad = part.own.grad, None\n"),
 )
 
+hint(8, "gradient-kept-on-gpu", "After step() the GPU holds {got} bytes; the parameters have {expected}. The shard's gradient is on the CPU now: "
+     "let go of the one on the GPU.")  # fmt: skip
+offloaded("gradient-kept-on-gpu", changes=[(FREED, "")])
+variant(8, "gradient-kept-on-gpu", PINNED, ("            part.own.grad = None\n", ""))
+
 hint(8, "whole-on-cpu", "Between two steps this rank keeps {got} bytes, in CPU memory and on the GPU; the parameters, and masters and "
      "states of its own shard, make at most {expected:.0f}. The other ranks keep the rest.")  # fmt: skip
 slip(8, "whole-on-cpu", ("            master.data = master.data.cpu()\n",
