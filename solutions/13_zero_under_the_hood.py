@@ -559,7 +559,7 @@ plt.show()
 # $N$; and `reduce()`, which sends after backward what could not leave, because a parameter of its bucket was not used.
 # Write
 #
-# - `ready(p)`: was it the last of its bucket, `send` it.
+# - `ready(p)`: if no gradient of its bucket is missing any more, in whatever order they came, `send` the bucket.
 # - `send(part)`: free the gradients, whose values are in `flat` now. `arriving` is given. Start the reduce-scatter of `flat` **asynchronously**, so that backward goes on, and
 #   put into the list `self.running` what must live until it has travelled: `(part, arriving, flat, handle)`.
 # - `wait()`: wait for what is under way, and **add** what arrives to `own.grad`, which may be None: several backward

@@ -20,9 +20,9 @@ WATCHED = {"os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.link", "os.syml
 class Images:
     """Inside, on a rank: before and after each write in `folder`, its copy lands in `to`, named by what happens next.
 
-    late: whether this rank, at first and after each wait, writes only when the others wait for it, or have come back. The
-    others begin together, at first and after each wait; those that do not wait come back before. So no rank is the quicker one by
-    chance. Written files are also copied cut in half.
+    late: whether this rank, at first and after each wait, writes only when the others wait for it, or have come back.
+    The others begin together, at first and after each wait; those that do not wait come back before. So no rank is the
+    quicker one by chance. Written files are also copied cut in half.
     For processes that end soon: an audit hook cannot be taken away.
     """
 

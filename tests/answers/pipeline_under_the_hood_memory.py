@@ -266,7 +266,9 @@ bank.slip(
     7, "not-recomputed", ("            y = ctx.stage(x)\n", "            ctx.stage(x)\n            y = ctx.stage(x)\n")
 )
 bank.slip(7, "runs-for-ever", ("y = ctx.stage(x)", "y = recompute(ctx.stage, x)"))
-bank.slip(7, "runs-for-ever", ("y = ctx.stage(x)", "y = Recompute.apply(ctx.stage, x, *ctx.stage.parameters())"), variant=True)
+bank.slip(
+    7, "runs-for-ever", ("y = ctx.stage(x)", "y = Recompute.apply(ctx.stage, x, *ctx.stage.parameters())"), variant=True
+)
 bank.slip(7, "other-mask", ("        set_random_state(x.device, ctx.state)\n", ""))
 bank.slip(7, "other-mask", ("ctx.stage, ctx.state = stage, random_state(x.device)\n        ctx.save_for_backward(x)\n        "
           "return stage(x)", "ctx.stage = stage\n        ctx.save_for_backward(x)\n        y = stage(x)\n        "

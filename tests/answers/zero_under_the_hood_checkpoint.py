@@ -203,7 +203,11 @@ bank.slip(10, "saved-again-by-all", (
 ))  # fmt: skip
 bank.slip(10, "returned-too-early", ('folder / "mark.json")\n    dist.barrier()\n', 'folder / "mark.json")\n'))
 bank.slip(10, "marked-too-early", ("partial.replace(file)\n    dist.barrier()\n", "partial.replace(file)\n"))
-bank.slip(10, "marked-too-early", ("partial.replace(file)\n    dist.barrier()\n", "dist.barrier()\n    partial.replace(file)\n"))
+bank.slip(
+    10,
+    "marked-too-early",
+    ("partial.replace(file)\n    dist.barrier()\n", "dist.barrier()\n    partial.replace(file)\n"),
+)
 bank.slip(10, "marked-too-early", (  # the mark first, then the file
     '    torch.save({name: t.detach().cpu().clone() for name, t in shards.items()}, partial)\n'
     '    partial.replace(file)\n    dist.barrier()\n', "",

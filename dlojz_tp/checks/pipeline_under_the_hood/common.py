@@ -27,14 +27,14 @@ HINTS = {
     "sends-not-waited": "{n} sends were started and never waited for: wait() for each once the gradient is back, and for all before you return, or a message may be lost.",
     "chain-cut": "Stage {stage} of {n_stages} has no gradients. The graph ends at what was received: call y.backward() with "
     "the gradient that the stage behind sends back.",
-    "sizes-differ": "A message has another size than its buffer ({error}). A header is filled up with zeros: only its first `dims` sizes count. And what belongs to micro-batch k is found by k.",
+    "sizes-differ": "A message has another size than its buffer ({error}). An activation's shape is in its header, of which only the first `dims` sizes count; a gradient has the shape of this stage's output. And what belongs to micro-batch k is found by k.",
     "gradient-forgotten": "Only the loss is a number. A stage that has no loss hands backward() the gradient that it received: "
     "y.backward(gradient). ({error})",
     "no-graph": "There is no graph to go back through ({error}). The forward runs with one: no torch.no_grad() around it, and "
     "backward() starts at what the stage gave, not at a detached copy.",
     "no-backward": "Stage {stage} of {n_stages} has no gradients: it has the loss, and no backward() started from it.",
-    "no-gradient-to-send": "There is no gradient to send back ({error}). Backward has not come through what was received: call "
-    "y.backward() with the gradient that arrives, before send_gradient.",
+    "no-gradient-to-send": "There is no gradient to send back ({error}). Back goes the gradient of what was received, x, once "
+    "y.backward() with the gradient that arrives has come through it.",
     "gradients-cleared": "A second call starts anew: gradients are to add up in p.grad, as backward() does it.",
     "weights-changed": "The weights of a stage changed. All micro-batches of a step must see the same weights: the update "
     "comes after the step, and is not made here.",

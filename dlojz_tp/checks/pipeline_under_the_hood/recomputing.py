@@ -111,7 +111,7 @@ class Counted(nn.Module):
 
     def forward(self, x):
         self.calls += 1
-        if self.calls > MOST_CALLS:  # else it would go on in autograd's threads, which no deadline reaches, until memory is full
+        if self.calls > MOST_CALLS:  # no deadline reaches autograd's threads: it would go on until memory is full
             raise Wrong("runs-for-ever", n=self.calls)
         x = self.first(x)
         for layer in self.rest:

@@ -27,8 +27,8 @@ HINTS = {
     "other-order": "Stage {stage} did {got} where the list says {expected}. The list alone says what is done, and when; and what is "
     "kept of a micro-batch is found by its number k.",
     "events-wrong": "The events do not tell what was done: {error}.",
-    "waits-for-send": "In 1F1B two neighbours send to each other at the same moment; both wait until their message is taken, and "
-    "nobody receives: {error}. Start the sends, go on, and wait for them at the end.",
+    "waits-for-send": "A message was never taken, or never sent: {error}. In 1F1B two neighbours send to each other at the same moment; who "
+    "waits for its send at once waits for ever. And each forward's activation is answered by one gradient, from the stage behind.",
     "in-order-only": "Right while the micro-batches come as 0, 1, 2, …; wrong where the list names them in another order: {error}. Its "
     "rows, its targets and what you keep of it are found by its number k.",
     "messages-ignored": "Activations are to be sent and received with the two functions in `messages`, where they are given: "

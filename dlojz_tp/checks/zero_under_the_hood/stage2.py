@@ -22,6 +22,8 @@ BYTES = DEPTH * (WIDTH * WIDTH + WIDTH) * 8
 BUCKETS = BYTES // CAPACITY + 1
 SLACK = 4000  # bytes: activations of a few rows, single numbers
 KNOWN = (
+    ("'NoneType' object has no attribute 'wait'", "none-handle"),
+    ("for +=: 'NoneType'", "none-handle"),
     (("NoneType", "in reduce"), "none-gradient"),
     ("NoneType", "hook-before-grad"),
     (("KeyError: ", " of shape ("), "hook-before-grad"),

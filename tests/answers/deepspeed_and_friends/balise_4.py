@@ -59,11 +59,24 @@ hint(4, "old-mean", "The weights move along the mean of the step before: in the 
      "gradient in first, then comes the update.")  # fmt: skip
 MEAN = "    torch._foreach_lerp_(means, gradients, 1 - beta1)\n"
 slip(4, "old-mean", (MEAN, ""), ("(1 - beta1**step))\n", "(1 - beta1**step))\n" + MEAN))
-variant(4, "old-mean", ASIDE, (MEAN, ""), ("    torch._foreach_sub_(weights, update)\n", "    torch._foreach_sub_(weights, update)\n" + MEAN))
+variant(
+    4,
+    "old-mean",
+    ASIDE,
+    (MEAN, ""),
+    ("    torch._foreach_sub_(weights, update)\n", "    torch._foreach_sub_(weights, update)\n" + MEAN),
+)
 
 hint(4, "wrong-mean", "After a step, `means` do not hold β₁m + (1 − β₁)g. lerp_(x, y, t) makes (1 − t)x + ty.")
 slip(4, "wrong-mean", ("gradients, 1 - beta1)", "gradients, beta1)"))
-slip(4, "wrong-mean", ("    torch._foreach_lerp_(means, gradients, 1 - beta1)\n", "    torch._foreach_add_(means, gradients, alpha=1 - beta1)\n"))
+slip(
+    4,
+    "wrong-mean",
+    (
+        "    torch._foreach_lerp_(means, gradients, 1 - beta1)\n",
+        "    torch._foreach_add_(means, gradients, alpha=1 - beta1)\n",
+    ),
+)
 variant(4, "wrong-mean", WRITTEN, ("alpha=1 - beta1", "alpha=1"))
 variant(4, "wrong-mean", ASIDE, ("gradients, 1 - beta1)", "gradients, beta1)"))
 

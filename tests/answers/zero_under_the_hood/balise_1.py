@@ -150,8 +150,12 @@ slip(1, "bytes-forgotten", *EACH)
 slip(1, "bytes-forgotten", *((old, new.replace("kept * ", "").replace("weight * ", "")) for old, new in EACH))
 bank.variant(1, "bytes-forgotten", TABLE, ("n_parameters * s for s in", "n_parameters for _ in"))
 
-bank.hint(1, "of-one-parameter", "These are the bytes of one parameter: times the number of all, or of the rank's share.")
-slip(1, "of-one-parameter", ("share = n_parameters / world_size", "n_parameters = 1; share = n_parameters / world_size"))
+bank.hint(
+    1, "of-one-parameter", "These are the bytes of one parameter: times the number of all, or of the rank's share."
+)
+slip(
+    1, "of-one-parameter", ("share = n_parameters / world_size", "n_parameters = 1; share = n_parameters / world_size")
+)
 bank.variant(1, "of-one-parameter", TABLE, ("n_parameters * s for", "s for"))
 
 bank.hint(1, "other-order", "Stage {stage} shares out the wrong thing first. The optimizer's part is the largest, and goes first: stage 1; "

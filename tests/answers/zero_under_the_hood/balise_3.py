@@ -191,7 +191,11 @@ slip(3, "not-gathered", (GATHERED, "pass"))
 slip(3, "not-gathered", (GATHERED, "all_gather(torch.empty_like(part.flat), part.own.detach())"))
 variant(3, "not-gathered", OWN_MEMORY, ("dist.all_gather(pieces, part.own)", "pieces[dist.get_rank()].copy_(part.own)"))
 
-hint(3, "no-step", "After three steps the shards hold what they held before: self.optimizer.step() updates them, then they are gathered.")
+hint(
+    3,
+    "no-step",
+    "After three steps the shards hold what they held before: self.optimizer.step() updates them, then they are gathered.",
+)
 slip(3, "no-step", ("        self.optimizer.step()\n", ""))
 variant(3, "no-step", OWN_MEMORY, ("        self.optimizer.step()\n", ""))
 
@@ -223,7 +227,7 @@ variant(3, "none-gradient", OWN_MEMORY, ("p.grad if p.grad is not None else torc
 hint(
     3,
     "gradient-left-out",
-    "A collective refused the sizes: {error}. The flat gradient must be as long as the flat parameters: what has no gradient counts as zero, at its place.",
+    "A collective refused the sizes: {error}. The flat gradient must be as long as the flat parameters, padding included; what has no gradient counts as zero, at its place. Or two arguments are exchanged: the result comes first.",
 )
 slip(3, "gradient-left-out", ("for p in part.parameters]\n", "for p in part.parameters if p.grad is not None]\n"))
 variant(3, "gradient-left-out", OWN_MEMORY, ("whole.append(p.grad if p.grad is not None else torch.zeros_like(p))",

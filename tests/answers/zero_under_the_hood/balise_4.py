@@ -128,6 +128,16 @@ slip(4, None, (MEAN, ""), ("reduce_scatter(arriving, flat, async_op=True)",
 
 # ---------------------------------------------------------------- wrong ones: the hint, what is recorded, other designs
 
+hint(4, "none-handle", "None was used in place of something: {error}. Without async_op=True a collective returns None, which has no wait(); and "
+     "own.grad is None until the first gradient is put there.")  # fmt: skip
+slip(4, "none-handle", ("reduce_scatter(arriving, flat, async_op=True)", "reduce_scatter(arriving, flat)"))
+variant(
+    4,
+    "none-handle",
+    TWO_UNDER_WAY,
+    ("all_to_all_single(arrived, flat, async_op=True)", "all_to_all_single(arrived, flat)"),
+)
+
 hint(4, "hook-before-grad", "The hook got something else than a parameter whose gradient is there: {error} A hook of "
      "register_hook is handed the gradient, before it is in p.grad; register_post_accumulate_grad_hook calls f(p) after.")  # fmt: skip
 slip(4, "hook-before-grad", ("p.register_post_accumulate_grad_hook(self.ready)", "p.register_hook(lambda g, p=p: self.ready(p) and None)"),
@@ -164,8 +174,8 @@ variant(
     ("            if part.count or part.own.grad is None:\n                self.send(part)\n", "            pass\n"),
 )
 
-hint(4, "incomplete-lost", "What a bucket with an unused parameter holds is missing in own.grad: it is never complete. reduce() has to "
-     "send what backward left, zeros for what is missing.")  # fmt: skip
+hint(4, "incomplete-lost", "What a bucket with an unused parameter holds is missing in own.grad: it is never complete, or its gradients were "
+     "freed with another bucket's. reduce() has to send what backward left, zeros for what is missing.")  # fmt: skip
 slip(4, "incomplete-lost", (FINISH, "        for part in self.parts:\n            if part.own.grad is None:\n"
      "                part.own.grad = torch.zeros_like(part.own)\n"))  # fmt: skip
 variant(4, "incomplete-lost", ZEROS, ("if [p for p in part.parameters if p.grad is not None]:", "if False:"))

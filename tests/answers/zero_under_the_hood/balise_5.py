@@ -267,7 +267,7 @@ hint(
     5,
     "empty-in-forward",
     "In forward, a layer met parameters that are not there ({error}). gather() must run before the layer "
-    "computes, and leave p.data the views of the filled flat tensor.",
+    "computes, give the storage all its bytes (not elements) again, and leave p.data the views of the filled flat tensor.",
 )
 hint(
     5,
@@ -278,8 +278,8 @@ hint(
 hint(
     5,
     "freed-memory-read",
-    "A rank crashed reading memory that was freed ({error}). A layer computed while its unit was not "
-    "gathered: before forward, or again before backward?",
+    "A rank crashed reading memory that was freed ({error}). Either gather() filled a tensor whose storage "
+    "has no bytes, or a layer computed while its unit was not gathered: before forward, or again before backward?",
 )
 hint(
     5,
@@ -290,8 +290,8 @@ hint(
 hint(
     5,
     "stale-parameters",
-    "After the first step, forward still sees the old parameters ({names}): gather() must fetch the "
-    "shards again after each update.",
+    "After the first step, forward still sees the old parameters ({names}): update() must step the optimizer, and "
+    "gather() fetch the shards again after each update.",
 )
 hint(
     5,

@@ -210,8 +210,8 @@ variant(
     ("gradient, part.own.grad = part.own.grad, None", "part.sum = gradient = part.own.grad + getattr(part, 'sum', 0)"),
 )
 
-hint(6, "optimizer-on-bf16", "The masters stand still: the optimizer still has the bfloat16 shards. It must be given the masters, each in the "
-     "group of its part.")  # fmt: skip
+hint(6, "optimizer-on-bf16", "The masters stand still: either the optimizer still has the bfloat16 shards (it must be given the masters, each in the "
+     "group of its part), or what it did to them is overwritten: the parameter is read from its master, never the other way.")  # fmt: skip
 slip(
     6,
     "optimizer-on-bf16",

@@ -189,7 +189,7 @@ variant(
 hint(
     7,
     "clip-lost",
-    "The gradients did not change, though their norm is {norm:.4g} and may be {most}. Scale them in place, with mul_.",
+    "The gradients did not change, though their norm is {norm:.4g} and may be {most}. Scale them in place, with mul_, by a factor below 1: most / norm where the norm is larger, at most 1.",
 )
 slip(7, "clip-lost", ("g.mul_(scale)", "g = g * scale"))
 slip(7, "clip-lost", ("g.mul_(scale)", "g.mul(scale)"))
@@ -245,7 +245,8 @@ slip(7, "wrong-clip", ("g.mul_(scale)", "g.mul_(scale.square())"))
 slip(7, "wrong-clip", ("for g in gradients:", "for g in gradients[:1]:"))
 variant(7, "wrong-clip", JOINED, ("p.grad * factor", "p.grad * factor / 2"))
 
-hint(7, "grad-is-none", "A shard without a gradient has .grad None. Leave it out: {error}")
+hint(7, "grad-is-none", "None was used as a tensor: {error}. A shard without a gradient has .grad None: leave it out. A collective that is "
+     "not asynchronous returns None: it changes its argument.")  # fmt: skip
 slip(7, "grad-is-none", (" for p in shards if p.grad is not None]", " for p in shards]"))
 variant(7, "grad-is-none", JOINED, (" for p in shards if p.grad is not None]", " for p in shards]"))
 
