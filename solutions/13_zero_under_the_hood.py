@@ -559,8 +559,8 @@ plt.show()
 # $N$; and `reduce()`, which sends after backward what could not leave, because a parameter of its bucket was not used.
 # Write
 #
-# - `ready(p)`: if no gradient of its bucket is missing any more, in whatever order they came, `send` the bucket.
-# - `send(part)`: free the gradients, whose values are in `flat` now. `arriving` is given. Start the reduce-scatter of `flat` **asynchronously**, so that backward goes on, and
+# - `ready(p)`: is no gradient of its bucket missing any more, `send` it.
+# - `send(part)`: free the gradients, whose values are in `flat` now. `arriving` is given. Start the reduce-scatter of `flat` **asynchronously**, and
 #   put into the list `self.running` what must live until it has travelled: `(part, arriving, flat, handle)`.
 # - `wait()`: wait for what is under way, and **add** what arrives to `own.grad`, which may be None: several backward
 #   passes before a step add up.
