@@ -78,3 +78,20 @@ def living_meanwhile():
 
 def test_copies_are_not_seen_by_who_looks_at_memory():
     assert launch.ranks(living_meanwhile, n=2) == [(4000, 0)] * 2
+
+
+def waits_for_an_older_one():
+    with Withheld():
+        older = dist.all_reduce(torch.ones(2), async_op=True)
+        older.wait()
+    with Withheld() as running:
+        own = dist.all_reduce(torch.ones(2), async_op=True)
+        own.wait()
+        own.wait()
+        before = running.old
+        older.wait()
+    return before, running.old
+
+
+def test_who_waits_for_what_was_started_before_is_counted():
+    assert launch.ranks(waits_for_an_older_one, n=2) == [(0, 1)] * 2

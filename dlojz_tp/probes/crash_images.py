@@ -77,18 +77,14 @@ class Images:
 
     def _before(self, text):
         self._tear()
-        again = self._let < self.waits.count
-        if again:
+        if self._let < self.waits.count:
             self._let, self.busy = self.waits.count, True
-        if again and self.late:
-            self.waits.tell("late")
-            self.waits.others_wait(limit=PATIENCE, besides=("done",), meanwhile=_Still(self.folder))
+            self.waits.tell(word := "late" if self.late else f"holds {self._let}")
+            besides = ("done",) if self.late else ("done", "late", word)
+            self.waits.others_wait(limit=PATIENCE, besides=besides, meanwhile=_Still(self.folder))
             self.busy = False
-            self.take(LATEST)
-        elif again:
-            self.waits.tell(holds := f"holds {self._let}")
-            self.waits.others_wait(limit=PATIENCE, besides=("done", "late", holds), meanwhile=_Still(self.folder))
-            self.busy = False
+            if self.late:
+                self.take(LATEST)
         self.take(f"before {text}")
 
     def _tear(self):

@@ -115,6 +115,32 @@ def living_storages() -> dict[int, int]:
     return found
 
 
+class KeptForBackward(torch.autograd.graph.saved_tensors_hooks):
+    """Inside, what autograd saves is noted. `made`: how many tensors; `alive`: how many of them a graph still keeps."""
+
+    def __init__(self):
+        self.made, self._saved = 0, weakref.WeakSet()
+        super().__init__(self._pack, lambda saved: saved.tensor)
+
+    def _pack(self, tensor):
+        saved = _Saved(tensor)
+        self.made += 1
+        self._saved.add(saved)
+        return saved
+
+    @property
+    def alive(self) -> int:
+        """How many a graph still keeps."""
+        return len(self._saved)
+
+
+class _Saved:
+    """What a graph holds in place of a tensor; without its history, which would hold the graph."""
+
+    def __init__(self, tensor):
+        self.tensor = tensor.detach()
+
+
 class Alive:
     """Follow the tensors made from here on: those in a closure, a bound method, a default or on another object too.
 

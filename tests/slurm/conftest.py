@@ -33,9 +33,10 @@ def private(tmp_path, monkeypatch):
         time.sleep(0.1)
 
 
-def in_queue() -> list[str]:
-    """Jobs that wait or run."""
-    return subprocess.run(["squeue", "--noheader"], capture_output=True, text=True, timeout=30).stdout.splitlines()
+def in_queue(*options: str) -> list[str]:
+    """Jobs that wait or run; of those, what the options of squeue name."""
+    command = ["squeue", "--noheader", *options]
+    return subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout.splitlines()
 
 
 def processes(folder) -> list[str]:

@@ -1,14 +1,12 @@
 """Balise 6: accumulation that sends nothing before the last micro-batch."""
 
-import weakref
 from functools import cache
-
-from torch.autograd.graph import saved_tensors_hooks
 
 from dlojz_tp import launch
 from dlojz_tp.checking import Wrong, close
 from dlojz_tp.checks.data_parallel_under_the_hood.common import by_world, compare, own_work, reduced, share
 from dlojz_tp.checks.data_parallel_under_the_hood.overlap import CAPACITY, HELD, KNOWN, local, plain
+from dlojz_tp.probes.memory import KeptForBackward
 from dlojz_tp.probes.networks import Chain, gradients, rows
 from dlojz_tp.probes.traffic import Traffic, sent, until
 from dlojz_tp.probes.withheld import Withheld
@@ -91,8 +89,10 @@ def _accumulate(Accumulating, backward_in_parts):  # noqa: N803
             work(log)
             now = gradients(parameters)
         running.left()
-        found[name] = {"now": now, "later": gradients(parameters), "events": log.events, "finished": len(finished)}
-        found[name]["retained"] = max(retained, default=0)
+        found[name] = {
+            "now": now, "later": gradients(parameters), "events": log.events, "finished": len(finished),
+            "retained": max(retained, default=0),
+        }  # fmt: skip
 
     def by_hand(log):
         first, second = x.split(_HALVES(len(x)))
@@ -114,12 +114,12 @@ def _accumulate(Accumulating, backward_in_parts):  # noqa: N803
         reducer.finish()
 
     def in_parts(log, sizes):
-        kept = []
+        kept = KeptForBackward()
 
         def loss_of(part):
-            retained.append(sum(one() is not None for one in kept))
+            retained.append(kept.alive)
             log.mark(f"forward of {len(part)}")
-            with saved_tensors_hooks(lambda tensor: _kept(tensor, kept), lambda one: one.tensor):
+            with kept:
                 return model(part)
 
         backward_in_parts(loss_of, list(x.split(sizes)), reducer)
@@ -144,19 +144,6 @@ def _weighted(size, sizes_of, weights):
         for part, weight in zip(x.split(sizes_of(len(x))), weights, strict=True):
             (model(part) * (len(part) / len(x) if weight is None else weight) / size).backward()
     return gradients(model.parameters())
-
-
-class _Kept:
-    """A tensor that autograd keeps for backward."""
-
-    def __init__(self, tensor):
-        self.tensor = tensor
-
-
-def _kept(tensor, log):
-    one = _Kept(tensor)
-    log.append(weakref.ref(one))
-    return one
 
 
 def _no_sync(got, rank, size):

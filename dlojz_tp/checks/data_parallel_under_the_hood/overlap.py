@@ -123,8 +123,15 @@ def _train(Overlap):  # noqa: N803
                 now = gradients(parameters)
             changed = any(not torch.equal(a, b) for a, b in zip(before, parameters, strict=True))
             running.left()
-            steps.append({"now": now, "later": gradients(parameters), "events": log.events, "changed": changed})
-            steps[-1]["old"] = running.old
+            steps.append(
+                {
+                    "now": now,
+                    "later": gradients(parameters),
+                    "events": log.events,
+                    "changed": changed,
+                    "old": running.old,
+                }
+            )
             with torch.no_grad():
                 for p in parameters:
                     if p.grad is not None:

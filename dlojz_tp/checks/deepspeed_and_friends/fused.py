@@ -1,5 +1,6 @@
 """Balise 4: AdamW on lists of tensors: torch's weights, in place, as many operators for many tensors as for few."""
 
+import functools
 import importlib
 
 import torch
@@ -37,6 +38,7 @@ def flat(tensors):
     return torch.cat([t.detach().flatten() for t in tensors])
 
 
+@functools.cache
 def truth(case):
     """After each step of torch's AdamW, tensor after tensor: (steps, elements) the weights, the means, and the squares."""
     rates, options = CASES[case]

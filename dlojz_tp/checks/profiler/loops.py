@@ -3,7 +3,6 @@
 import copy
 import gc
 import re
-import weakref
 
 import torch
 import torch.nn.functional as F
@@ -11,6 +10,7 @@ from torch import nn
 
 from dlojz_tp.checking import Wrong, close
 from dlojz_tp.probes.gpus import Seen, on_one_gpu, watched
+from dlojz_tp.probes.memory import KeptForBackward
 from dlojz_tp.probes.networks import batches, network
 from dlojz_tp.probes.operations import Operations, syncs
 
@@ -178,24 +178,6 @@ def _mended_on_gpu(gpu, device, mended_a):
 # ---------------------------------------------------------------- B and C
 
 
-class _Saved:
-    """A tensor that autograd saved, for as long as it keeps it."""
-
-    alive = weakref.WeakSet()
-    made = 0
-
-    def __init__(self, tensor):
-        self.tensor = tensor.detach()
-        _Saved.alive.add(self)
-        _Saved.made += 1
-
-
-def _saving():
-    _Saved.alive.clear()
-    _Saved.made = 0
-    return torch.autograd.graph.saved_tensors_hooks(_Saved, lambda saved: saved.tensor)
-
-
 class _Watched(nn.Module):
     """The small network; notes its mode, whether anomaly detection is on, and how often it is called."""
 
@@ -239,17 +221,17 @@ def _validation(mended_b):
 
 
 def _nothing_kept(mended_b):
-    model = _Watched()
-    with _saving():
+    model, saved = _Watched(), KeptForBackward()
+    with saved:
         got = mended_b(model, batches(4, 4, 4, 4, 2))
-    if _Saved.alive:
+    if saved.alive:
         gc.collect()  # what only hangs in a circle is not kept
     with Operations() as operations:  # apart: its log keeps lists of tensors
         mended_b(model, batches(4, 4, 4, 4, 2))
-    if _Saved.alive:
-        raise Wrong("graph-still-kept", n=len(_Saved.alive))
-    if _Saved.made:
-        raise Wrong("still-recorded", n=_Saved.made, layers=len(model.body))
+    if saved.alive:
+        raise Wrong("graph-still-kept", n=saved.alive)
+    if saved.made:
+        raise Wrong("still-recorded", n=saved.made, layers=len(model.body))
     if got.requires_grad:
         raise Wrong("graph-still-kept", n=0)
     if len(syncs(operations)) > 2:
