@@ -299,6 +299,24 @@ class JpegFiles(Base):
             return self[(index + 1) % len(self)]
 
 
+@bank.wrong(1, "loop-ends")
+class JpegFiles(Base):
+    def __getitem__(self, index):
+        try:
+            return super().__getitem__(index)
+        except RuntimeError as error:
+            raise StopIteration(self.items[index][0].name) from error
+
+
+@bank.wrong(1, "loop-ends", variant=True)
+class JpegFiles(Base):
+    def picture(self, path):
+        try:
+            return super().picture(path)
+        except RuntimeError as error:
+            raise IndexError(f"{path} is damaged") from error
+
+
 @bank.wrong(1, "truncation-allowed")
 class JpegFiles(Base):
     def __init__(self, items, transform):

@@ -365,6 +365,13 @@ def profiled_loop(model, loader, optimizer, forward, folder, active=3):
 )
 bank.slip(1, "no-warmup", ("wait=1, warmup=1", "wait=2, warmup=0"))
 
+bank.slip(
+    1,
+    "step-in-label",
+    ("            profiler.step()\n", ""),
+    ("                optimizer.zero_grad()\n", "                optimizer.zero_grad()\n                profiler.step()\n"),
+)
+
 # the end of a step is where its update is over
 END = "            profiler.step()\n"
 FORWARD = "                loss = forward(model, *batch)\n"

@@ -32,6 +32,8 @@ HINTS = {
     "file-not-named": "The error does not name the file: a training of a million files stops, and nobody knows at which. "
     "Put the path into its message.",
     "damage-hidden": "{what} gave an item instead of an error. A damaged file must be reported, not replaced or skipped.",
+    "loop-ends": "{what} raised {kind}: a loop over the data set takes that for its end, and stops without a word. Raise another error "
+    "that names the file.",
     "truncation-allowed": "ImageFile.LOAD_TRUNCATED_IMAGES was switched on: the rest of the picture becomes grey, for the "
     "whole program, and nobody notices.",
     "item-kept": "Item 0 was asked for twice, and transform called once: the item is kept. Memory then grows with the set, and what "
@@ -220,6 +222,9 @@ def _damaged(JpegFiles, folder, items):  # noqa: N803
             got = dataset[1]
         except Wrong:
             raise
+        except (StopIteration, IndexError) as error:
+            kind = type(error).__name__
+            raise Wrong("loop-ends", got=str(error), where=what, what=what[0].upper() + what[1:], kind=kind) from error
         except Exception as error:
             if name not in "\n".join([str(error), *getattr(error, "__notes__", ())]):
                 raise Wrong(

@@ -49,7 +49,7 @@ class Training:
     """groups: (shapes, options) each. rates: what a scheduler multiplies every rate by, one entry a step.
 
     absent: (step, number of a parameter) without a gradient; zero: numbers of parameters that begin at 0; still: (step,
-    number) with a gradient of 0.
+    number) with a gradient of 0. sizes: of the weights, by turns.
     """
 
     groups: tuple
@@ -57,6 +57,7 @@ class Training:
     absent: tuple = ()
     zero: tuple = ()
     still: tuple = ()
+    sizes: tuple = (1.0, 0.3, 2.0)  # trust ratios above and below 1
 
     @property
     def shapes(self):
@@ -64,7 +65,7 @@ class Training:
 
     def weights(self):
         drawn = torch.Generator().manual_seed(3)
-        sizes = [(1.0, 0.3, 2.0)[k % 3] for k in range(len(self.shapes))]  # trust ratios above and below 1
+        sizes = [self.sizes[k % 3] for k in range(len(self.shapes))]
         made = [torch.randn(shape, generator=drawn) * size for shape, size in zip(self.shapes, sizes)]
         return [one * (k not in self.zero) for k, one in enumerate(made)]
 

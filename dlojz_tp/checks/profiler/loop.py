@@ -39,6 +39,8 @@ HINTS = {
     "label-too-wide": "The label {name!r} also covers {what}, so its time is not that of one part.",
     "step-inside": "The profiler's step() stands in the middle of a step: the update of one step is recorded in the next. Call it at the "
     "end of each.",
+    "step-in-label": "The profiler's step() is called inside the label {name!r}: the label ends in the next step. Call it after the last "
+    "label of a step.",
     "folder-there": "The folder was there already, and your code failed on it. It may be there or not: exist_ok=True.",
     "forward-again": "`forward` was called {n} times for {wanted} batches: once a batch is enough.",
     "batch-not-trained": "{n} of {wanted} batches were trained on. Only recording ends, the loop goes on.",
@@ -208,6 +210,9 @@ class _Run:
                     if other != name and any(_inside(mark, label) for label in self._all(name)):
                         raise Wrong("label-too-wide", name=name, what=MARKS[other])
         for step in (span for span in self.spans if span[0].startswith("ProfilerStep#")):
+            for name, begin, end in self.spans:
+                if name in LABELS and step[1] <= begin < step[2] - 1e-3 < end - 2e-3:
+                    raise Wrong("step-in-label", name=name)
             forward, update = ([m for m in marks[name] if _inside(m, step)] for name in ("forward", "optimizer"))
             if forward and update and update[-1][1] < forward[0][1]:
                 raise Wrong("step-inside")

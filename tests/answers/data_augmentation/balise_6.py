@@ -263,6 +263,10 @@ bank.slip(6, "top1-wrong", (TOP, "return (soft.gather(1, logits.argmax(1, keepdi
 bank.slip(6, "top1-wrong", (TOP, "return (logits.argmax(dim=1) == soft.argmin(dim=1)).float().mean()"))
 bank.variant(6, "top1-wrong", SUMEXP, ("soft.max(-1)", "logits.roll(1, 0).max(-1)"))
 
+bank.hint(6, "top1-half", "The largest mass of a mixed label may be below one half. Compare classes, not masses with a bound.")
+bank.slip(6, "top1-half", (TOP, "return (soft.gather(1, logits.argmax(1, keepdim=True)) >= 0.5).float().mean()"))
+bank.variant(6, "top1-half", TERMS, ("(logits.max(1)[1] == soft.max(1)[1]).sum()", "(soft[torch.arange(len(soft)), logits.argmax(-1)] > 0.5).sum()"))  # fmt: skip
+
 bank.hint(6, "top1-percent", "The accuracy is a fraction between 0 and 1.")
 bank.slip(6, "top1-percent", (TOP, TOP + " * 100"))
 bank.variant(6, "top1-percent", TERMS, (".sum() / logits.shape[0]", ".sum() * 100 / logits.shape[0]"))

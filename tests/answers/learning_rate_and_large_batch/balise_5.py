@@ -310,6 +310,10 @@ bank.hint(
 bank.slip(5, "ratio-capped", ("list(trust_ratios([weights[k] for k in layers], adapted))", "list(trust_ratios([weights[k] for k in layers], adapted).clamp(max=1))"))  # fmt: skip
 bank.variant(5, "ratio-capped", APART, ("list(rs)", "list(rs.clamp(max=1.0))"))
 
+bank.hint(5, "ratio-capped-high", "A ratio in LAMB is held below a bound, 10 say. Here it has none.")
+bank.slip(5, "ratio-capped-high", ("list(trust_ratios([weights[k] for k in layers], adapted))", "list(trust_ratios([weights[k] for k in layers], adapted).clamp(max=10))"))  # fmt: skip
+bank.variant(5, "ratio-capped-high", APART, ("list(rs)", "list(rs.clamp(0.01, 10.0))"))
+
 bank.hint(5, "norm-capped", "A norm of the weights is held at 10 at most. The ratio takes it as it is.")
 bank.slip(5, "norm-capped", ("coefficient * of_weights /", "coefficient * of_weights.clamp(max=10) /"))
 bank.variant(5, "norm-capped", APART, ("(coefficient * w /", "(coefficient * w.clamp(max=10.0) /"))
