@@ -65,6 +65,7 @@ LAYERS = [
     (made(nn.Linear(6, 3), 4), drawn(5, 6).abs() * 3, torch.tensor(15 / 8), 4),
     (made(nn.Linear(3, 4, bias=False), 2), drawn(4, 3).abs(), torch.tensor(0.75), 2),
     (made(nn.Conv2d(2, 3, 3, stride=2, padding=1), 8), drawn(2, 2, 6, 4).abs(), torch.tensor(255 / 256), 8),
+    (made(nn.Conv2d(4, 4, 2, padding=1, groups=2), 4), drawn(2, 4, 5, 4).abs(), torch.tensor(15 / 16), 4),
 ]  # fmt: skip
 LAYERS = [
     (layer, away_from_ends(x, high / (2**bits - 1), whole(0), bits, False).clamp(min=0), high, bits)
@@ -88,7 +89,7 @@ def layer_of(layer, x, high, bits):
     if isinstance(layer, nn.Linear):
         out = F.linear(given, weight, bias)
     else:
-        out = F.conv2d(given, weight, bias, layer.stride, layer.padding)
+        out = F.conv2d(given, weight, bias, layer.stride, layer.padding, layer.dilation, layer.groups)
     gradients = torch.autograd.grad(out.square().sum(), [given, weight] + [bias] * (bias is not None))
     return out.detach(), [gradients[0] * ((x < high) & (x >= 0)), *gradients[1:]]
 

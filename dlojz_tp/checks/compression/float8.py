@@ -73,10 +73,11 @@ ROWS = [
     (torch.stack([row((a, 16), (b, 16), (c, 5)) for a, b, c in ((1, 1e3, 3e-4), (9e5, 2, 70))]), 448.0, 16),
     (torch.randn(3, 2, 12, generator=DRAWN).transpose(0, 1) * torch.tensor([1.0, 40, 1e-3]).view(1, 3, 1), 6.0, 4),
 ]  # fmt: skip
-EXACT = [(row((448.0, 32), (448.0 * 2**20, 32), (448.0 / 2**30, 32), (57344.0, 32)), 448.0, 32)]
+ABOVE = torch.tensor(448.0).nextafter(torch.tensor(INF)).item() * 2**20  # the next number of float32
+EXACT = [(row((448.0, 32), (448.0 * 2**20, 32), (448.0 / 2**30, 32), (57344.0, 32), (ABOVE, 32)), 448.0, 32)]
 TINY = torch.full((2, 32), 1e-38)
 WHOLE = [(torch.tensor([0.5, -3.0, 2.0]), 448.0), (torch.tensor([[7e5, 1.0], [-2.0, 9e5]]), 57344.0),
-         (torch.tensor(-1e-4), 6.0), (torch.full((2, 3), -12.0), 6.0)]  # fmt: skip
+         (torch.tensor(-1e-7), 6.0), (torch.full((2, 3), -12.0), 6.0)]  # fmt: skip
 POSITIVE = [bool(x.max() == x.abs().max()) for x, _ in WHOLE]
 
 

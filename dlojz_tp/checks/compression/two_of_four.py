@@ -14,7 +14,7 @@ def drawn(*shape):
 
 
 WEIGHT = drawn(5, 12)
-OTHERS = {"one group": drawn(1, 4), "a transposed matrix": drawn(8, 3).T, "negative weights": -drawn(2, 8).abs()}
+OTHERS = {"one group": drawn(1, 4), "a transposed matrix": drawn(8, 3).T, "negative weights": -drawn(2, 8).abs().repeat(2, 1)}
 TIES = torch.tensor([[1.0, 1, 1, 1, 0, 0, 0, 0], [-2, 2, 2, -2, 1, 1, 0, 1]])
 UNEVEN = (3, 6), (4, 10), (4, 2)
 FIRST, BIAS, SECOND = drawn(6, 4), drawn(6), drawn(3, 6)
@@ -24,7 +24,8 @@ UNLIKE = torch.tensor([[9.0, 8, 7, 6, 1, 0.5, 0.2, 0.1]]).double() * (
     1 + 0.1 * drawn(3, 8)
 )  # the large ones in one group
 SEARCHED = {"large columns side by side": UNLIKE, "8 columns": drawn(6, 8), "20 columns": drawn(3, 20),
-            "equal weights": torch.ones(2, 8, dtype=torch.float64), "one group": drawn(3, 4)}  # fmt: skip
+            "equal weights": torch.ones(2, 8, dtype=torch.float64), "one group": drawn(3, 4),
+            "a small gain": torch.tensor([[10.0, 9, 1, 0, 10, 0.99, 0, 0]]).double()}  # fmt: skip
 
 
 def true_mask(weight):

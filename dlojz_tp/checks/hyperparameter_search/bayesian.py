@@ -11,7 +11,8 @@ from dlojz_tp.checking.looks import Look, Value, judged, within
 NODES, WEIGHTS = np.polynomial.legendre.leggauss(300)
 RNG = np.random.default_rng(5)
 MEAN, STD, BEST = RNG.normal(0.6, 0.5, (4, 6)), RNG.uniform(0.1, 0.9, (4, 6)), 0.7
-MORE = [(RNG.normal(0, 3, 5), RNG.uniform(0.5, 2, 5), -1.0), (np.array([0.3]), np.array([0.2]), 0.5)]
+MORE = [(RNG.normal(0, 3, 5), RNG.uniform(0.5, 2, 5), -1.0), (np.array([0.3]), np.array([0.2]), 0.5),
+        (np.array([0.499, 0.501]), np.array([1e-3, 2e-3]), 0.5)]  # fmt: skip
 CERTAIN = np.array([0.2, 0.7, 1.5, 0.7]), np.array([0.0, 0.0, 0.0, 0.5]), 0.7
 FAR = -np.linspace(4, 40, 200), np.ones(200), 0.0  # z down to -40
 
@@ -49,7 +50,7 @@ def _certain(seen, due):
 
 
 IMPROVEMENT = [
-    Look("expected improvement, arrays of any shape", "shapes", [(4, 6), (5,), (1,)], lambda seen, _: "nothing-returned" if None in seen else "improvement-form"),
+    Look("expected improvement, arrays of any shape", "shapes", [(4, 6), (5,), (1,), (2,)], lambda seen, _: "nothing-returned" if None in seen else "improvement-form"),
     Value("as by integration", "values", [torch.as_tensor(truth(*case)) for case in ((MEAN, STD, BEST), *MORE)], "improvement-wrong", within(1e-6)),
     Look("where std is 0, and far from the best", "certain", torch.tensor([0.0, 0.0, 0.8, 0.5 / (2 * np.pi) ** 0.5], dtype=torch.float64), _certain, within(1e-6)),
     Look("", "far", 0.0, "improvement-negative", lambda seen, _: seen > -1e-300, lambda seen, _: {"got": f"{seen:.2g}", "expected": "not below 0"}),

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 
 from dlojz_tp.checking.compare import close
-from dlojz_tp.checking.looks import Look, Value, form, judged, silent
+from dlojz_tp.checking.looks import Look, Value, at_most, form, judged, silent
 from dlojz_tp.checks.large_models.patches import names_of_wrong
 from dlojz_tp.probes.operations import Operations
 
@@ -44,9 +44,9 @@ def gradients(call, along, tensors, *sizes):
     return [torch.zeros_like(one) if g is None else g for one, g in zip(given, found)]
 
 
-def operators(relative_bias, side):
+def operators(relative_bias, side, heads=1):
     with Operations() as operations:
-        relative_bias(torch.ones(1, 2 * side - 1, 2 * side - 1), side, side)
+        relative_bias(torch.ones(heads, 2 * side - 1, 2 * side - 1), side, side)
     return operations.total
 
 
@@ -55,7 +55,8 @@ def observe(relative_bias, relative_attention):
     yield {"bias form": form(got), "bias": got}
     yield {"other sizes": [relative_bias(table.clone(), *sizes) for table, *sizes in OTHERS]}
     yield {"of the table": gradients(relative_bias, ALONG, TABLE[:1], *TABLE[1:])}
-    yield {"more": operators(relative_bias, 9) - operators(relative_bias, 3)}
+    few = operators(relative_bias, 3)
+    yield {"more": operators(relative_bias, 9) - few, "for more heads": operators(relative_bias, 3, 7) - few}
     given = [one.clone() for one in GIVEN]
     with Operations() as operations:
         got = relative_attention(*given)
@@ -78,8 +79,8 @@ LOOKS = [
     Value("one place, one row, one column, two rows", "other sizes", [bias_of(*one) for one in OTHERS], "wrong-bias"),
     Value("the gradient of the table", "of the table", gradients(bias_of, ALONG, TABLE[:1], *TABLE[1:]), "table-gradient",
           fields=silent),
-    Look("as many operators for 81 places as for 9", "more", 0, "operators-grow", lambda seen, due: seen <= due,
-         lambda seen, due: {"n": seen}),
+    Look("as many operators for 81 places as for 9", "more", 0, "operators-grow", at_most, lambda seen, due: {"n": seen}),
+    Look("and for seven heads", "for more heads", 0, "a-loop-over-heads", at_most, lambda seen, due: {"n": seen}),
     Look("the form of what is attended to", "form", form(attention_of(*GIVEN)), "attention-form"),
     Look("the scores written out", "called", False, "borrowed"),
     Value("equal to PyTorch's own, float64", "out", attention_of(*GIVEN), rounded_or("float32-inside", "wrong-attention")),

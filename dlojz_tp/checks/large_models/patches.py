@@ -5,7 +5,7 @@ import re
 import torch
 import torch.nn.functional as F
 
-from dlojz_tp.checking.looks import Look, Value, form, judged, same, silent, tried
+from dlojz_tp.checking.looks import Look, Value, at_most, form, judged, same, silent, tried
 from dlojz_tp.probes.operations import Operations
 
 DRAWN = torch.Generator().manual_seed(12)
@@ -54,9 +54,10 @@ def refusal(call, *args):
     return got.split(":")[0], [int(one) for one in re.findall(r"\d+", got)]
 
 
-def steps(embed, side):
+def steps(embed, side, images=1, channels=2):
     """The operators of an embedding of side × side patches."""
-    given = torch.ones(1, 2, 2 * side, 2 * side), torch.ones(3, 2, 2, 2), torch.ones(3), torch.ones(1, 1, 3)
+    pixels, weight = torch.ones(images, channels, 2 * side, 2 * side), torch.ones(3, channels, 2, 2)
+    given = pixels, weight, torch.ones(3), torch.ones(1, 1, 3)
     with Operations() as operations:
         embed(*given, torch.ones(1, side**2 + 1, 3))
     return operations
@@ -85,6 +86,7 @@ def observe(cut_patches, embed_image):
     yield {"gradients": gradients(embed_image)}
     few, many = steps(embed_image, 2), steps(embed_image, 8)
     yield {"called": called(cutting, many), "more": many.total - few.total}
+    yield {"for more images": steps(embed_image, 2, 6, 5).total - few.total}
 
 
 def refused(dropped, unclear):
@@ -147,6 +149,7 @@ LOOKS = [
         lambda seen, due: seen <= due,
         lambda seen, due: {"n": seen},
     ),  # fmt: skip
+    Look("as many for six images of five channels", "for more images", 0, "a-loop-over-images", at_most, lambda seen, due: {"n": seen}),
 ]
 
 

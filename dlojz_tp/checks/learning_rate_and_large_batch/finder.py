@@ -277,14 +277,15 @@ FIND = [
     Look("and leaves nothing behind either", "after error", [], "left-after-error", fields=_say),
 ]  # fmt: skip
 
-RATES = [0.001 * 2**k for k in range(10)]
+RATES = [0.001 * 3**k for k in range(10)]
 CURVES = [
     [2.4, 2.39, 2.35, 2.2, 1.9, 1.2, 0.8, 0.7, 1.5, 2.6],
     [2.0, 2.1, 2.05, 1.9, 1.5, 1.0, 0.9, 1.1, 3.0],  # rises at first; shorter
     [2.0, 1.0, 0.9, 0.5, 0.6, 0.55, 0.4, 0.9, 1.0, 1.1],  # falls at once; two minima
     [2.3, 2.29, 2.28, 2.27, 2.2, 2.0, 1.8, 1.5, 1.2, 1.0],  # still falling at the end
 ]
-DUE_PAIRS = torch.tensor([[0.008, 0.032], [0.016, 0.016], [0.002, 0.016], [0.032, 0.128]], dtype=torch.float64)
+PLACES = (3, 7), (4, 6), (1, 6), (5, 9)  # of the smallest, and of the lowest loss
+DUE_PAIRS = torch.tensor([[RATES[first], RATES[lowest] / 4] for first, lowest in PLACES], dtype=torch.float64)
 
 
 def observe_proposal(propose):

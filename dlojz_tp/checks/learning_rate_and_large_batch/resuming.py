@@ -79,15 +79,15 @@ def _stopping(EarlyStopping, patience, maximize, values):
     for when in ("once", "again"):
         if not all(map(math.isnan, values[: k + 1])):
             stopping.restore(model)
-        marks[when] = sorted({int(one) for held in (*model.parameters(), *model.buffers()) for one in held.unique()})
+        marks[when] = sorted({round(float(one) - 0.1, 4) for held in (*model.parameters(), *model.buffers()) for one in held.unique()})
         _mark(model, 77)
     return k + 1, marks
 
 
 def _mark(model, number):
-    """Write a number into all weights and buffers, in place, as training does."""
+    """Write a number into all weights and buffers, in place, as training does; a tenth more, which half precision rounds."""
     for one in (*model.parameters(), *model.buffers()):
-        one.data.fill_(number)
+        one.data.fill_(number + 0.1)
 
 
 def observe_stopping(EarlyStopping):
@@ -334,6 +334,8 @@ def _wrong_best(seen, due):
     k = next(k for k, (one, true) in enumerate(zip(seen, due)) if one != true)
     if seen[k] in ([99], [77]):
         return "weights-shared"
+    if any(one != round(one) for one in seen[k]):
+        return "weights-rounded"
     return "part-restored" if len(seen[k]) > 1 else "other-weights"
 
 

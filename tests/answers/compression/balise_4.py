@@ -256,7 +256,7 @@ bank.variant(
     FUNCTION,
     (
         "return F.conv2d(x, weight, layer.bias, layer.stride, layer.padding, layer.dilation, layer.groups)",
-        "return F.conv2d(x, weight, layer.bias)",
+        "return F.conv2d(x, weight, layer.bias, groups=layer.groups)",
     ),
 )
 

@@ -192,6 +192,7 @@ bank.hint(6, "more-to-save", "If the columns at {i} and {j} of your order were e
           "round exchanges nothing.")  # fmt: skip
 bank.slip(6, "more-to-save", ("    order, exchanged = torch.arange(weight.shape[1]), True\n", "    return torch.arange(weight.shape[1])\n    order, exchanged = torch.arange(weight.shape[1]), True\n"))  # fmt: skip
 bank.slip(6, "more-to-save", ("order, exchanged = other, True", "order = other"))
+bank.slip(6, "more-to-save", ("(1 + 1e-6)", "(1 + 1e-3)"))
 bank.slip(6, "more-to-save", ("i // 4 != j // 4 and", "i // 4 + 1 == j // 4 and"))
 bank.slip(6, "more-to-save", ("            if i // 4 != j // 4", "            if i // 4 == j // 4"))
 bank.slip(6, "saves-less", ("    order, exchanged = torch.arange(weight.shape[1]), True\n", "    return weight.abs().sum(0).argsort()\n    order, exchanged = torch.arange(weight.shape[1]), True\n"))  # fmt: skip

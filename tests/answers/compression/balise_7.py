@@ -289,6 +289,7 @@ bank.variant(7, "one-sided", LOGS, ("x.abs().split", "x.split"))
 bank.hint(7, "wrong-scale", "Divided by this scale, the largest magnitude is not `most`. The scale is their quotient.")
 bank.slip(7, "wrong-scale", ("x.abs().amax() / most", "x.abs().mean() / most"))
 bank.slip(7, "wrong-scale", ("x.abs().amax() / most", "x.abs().amax()"))
+bank.slip(7, "wrong-scale", ("x.abs().amax() / most", "x.abs().amax().clamp(min=1e-4) / most"))
 bank.slip(
     7, "wrong-scale", ("return torch.where(scale > 0, scale, 1.0)", "return torch.exp2(torch.log2(scale).ceil())")
 )
@@ -376,6 +377,7 @@ bank.hint(
     "These are not the scales of the blocks: the least power of two with which the largest magnitude of `size` consecutive numbers of the last axis is at most `most`.",
 )  # fmt: skip
 bank.slip(7, "wrong-exponent", ("blocks.amax(-1)", "blocks.mean(-1)"))
+bank.slip(7, "wrong-exponent", ("blocks.amax(-1).double()", "blocks.amax(-1)"))
 bank.slip(7, "wrong-exponent", ("blocks.amax(-1).double() / most", "blocks.amax(-1)"))
 bank.variant(7, "wrong-exponent", LOGS, ("top = part.amax(-1, keepdim=True)", "top = part.mean(-1, keepdim=True)"))
 

@@ -86,6 +86,7 @@ bank.variant(4, "improvement-form", LOWEST, ("(mean - best, 0, None)).clip(0)", 
 bank.hint(4, "improvement-wrong", "This is not the mean of max(f - best, 0): the formula has two terms, and z in both.")
 bank.slip(4, "improvement-wrong", (LAST, "    return gain * norm.pdf(z) + std * norm.cdf(z)\n"))
 bank.slip(4, "improvement-wrong", (LAST, "    return gain * norm.cdf(z) - std * norm.pdf(z)\n"))
+bank.slip(4, "improvement-wrong", ("np.maximum(std, 1e-12)", "np.maximum(std, 1e-2)"))
 bank.variant(4, "improvement-wrong", UNTRIED, ("gain * erfc(-z / math.sqrt(2)) / 2", "gain * erfc(-z)"))
 
 bank.hint(

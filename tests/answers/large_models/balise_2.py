@@ -309,3 +309,14 @@ bank.slip(2, "float32-inside", ("scores.softmax(dim=-1)", "scores.softmax(dim=-1
 bank.variant(
     2, "float32-inside", FLAT, ("weights = (scores - high).exp()", "weights = (scores - high).float().exp().double()")
 )
+
+bank.hint(
+    2, "a-loop-over-heads", "Seven heads take {n} operators more than one: there is a loop over them. Index all heads at once."
+)
+bank.slip(2, "a-loop-over-heads", ("table[:, down, right]", "torch.stack([one[down, right] for one in table])"))
+bank.variant(
+    2,
+    "a-loop-over-heads",
+    FLAT,
+    ("table.flatten(1)[:, index]", "torch.cat([one.flatten()[index][None] for one in table.unbind()])"),
+)

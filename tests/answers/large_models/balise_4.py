@@ -270,4 +270,6 @@ activations("small-terms", "A small term is missing: a layer norm keeps, beside 
             ("s * (d + 2)", "s * d"), ("2 * (2 * x + 2 * small)", "2 * (2 * x)"))  # fmt: skip
 slip(4, "small-terms", ("3 * d + d + h)", "3 * d + d)"))
 slip(4, "small-terms", ("3 * d + d + h)", "3 * d + d)"), ("s * (d + 2)", "s * d"))
+slip(4, "small-terms", ("3 * d + d + h)", "3 * d + d + 1)"))
+slip(4, "small-terms", ("s * (d + 2)", "s * (d + 1)"))
 variant(4, "small-terms", LISTS, ("x + small * config.heads", "x"))

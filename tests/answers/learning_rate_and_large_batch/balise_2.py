@@ -264,6 +264,7 @@ bank.hint(
 bank.slip(2, "wrong-largest", ("rates[losses.index(lowest)] / 4", "rates[losses.index(lowest)]"))
 bank.slip(2, "wrong-largest", ("rates[losses.index(lowest)] / 4", "rates[losses.index(lowest) // 4]"))
 bank.slip(2, "wrong-largest", ("rates[losses.index(lowest)] / 4", "rates[-1] / 4"))
+bank.slip(2, "wrong-largest", ("rates[losses.index(lowest)] / 4", "rates[losses.index(lowest) - 2]"))
 bank.hint(2, "swapped", "propose returns the largest rate first: (smallest, largest) is due.")
 bank.slip(2, "swapped", ("    return smallest, rates[losses.index(lowest)] / 4\n", "    return rates[losses.index(lowest)] / 4, smallest\n"))  # fmt: skip
 bank.variant(2, "swapped", IN_PLACE, ("return [rates[[share", "return [rates[k] / 4, rates[[share"), (".index(True)], rates[k] * 0.25]", ".index(True)]]"))  # fmt: skip

@@ -145,6 +145,10 @@ bank.hint(8, "part-restored", "{kind}: restore puts only a part back: after it, 
 bank.slip(8, "part-restored", ("copy.deepcopy(model.state_dict())", "{k: v.detach().clone() for k, v in model.named_parameters()}"), ("load_state_dict(self.weights)", "load_state_dict(self.weights, strict=False)"))  # fmt: skip
 bank.variant(8, "part-restored", OTHER, ("in model.state_dict().items():\n                if self.weights:", "in model.named_parameters():\n                if self.weights:"))  # fmt: skip
 
+bank.hint(8, "weights-rounded", "{kind}: the weights come back rounded. Keep them in their own dtype.")
+bank.slip(8, "weights-rounded", ("copy.deepcopy(model.state_dict())", "{k: v.half() for k, v in model.state_dict().items()}"))  # fmt: skip
+bank.variant(8, "weights-rounded", OTHER, ("tensor.detach().clone() for", "tensor.bfloat16() for"))
+
 bank.hint(
     8, "other-weights", "{kind} ({values}): restore puts the weights of another value back, not those of the best one."
 )
