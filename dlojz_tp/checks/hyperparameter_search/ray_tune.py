@@ -14,7 +14,7 @@ import numpy as np
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
 from dlojz_tp.checking import pretended
-from dlojz_tp.checking.looks import Look, judged
+from dlojz_tp.checking.looks import Look, judged, silent
 
 SPACE = {
     "kind": CategoricalDistribution(("wide", "deep", "none")),
@@ -26,6 +26,9 @@ SPACE = {
     "cut": FloatDistribution(0.5, 0.75),
 }
 ONLY_IF = {"depth": {"kind": "deep"}, "cut": {"kind": "wide"}}
+SWITCH = CategoricalDistribution((0, 1))
+CHAINED = {"a": SWITCH, "b": SWITCH, "both": FloatDistribution(0.0, 1.0), "below": FloatDistribution(0.0, 1.0)}
+CHAINED_IF = {"b": {"a": 1}, "both": {"a": 1, "b": 1}, "below": {"b": 1}}
 WORDS = {
     "kind": "choice of deep, none, wide", "rate": "loguniform from 0.001 to 10", "layers": "randint from 2 below 6",
     "units": "lograndint from 4 below 65", "drop": "uniform from 0.25 to 0.5",
@@ -261,7 +264,8 @@ def observe(ray_space, trainable, tuner):
     }  # fmt: skip
     with _stand_in(*answers):
         drawn = _wrong_configs(_come(tuner, lambda space: [_drawn(space) for _ in range(DRAWS)]))
-    yield {"drawn": drawn}
+        chained = _come(tuner, lambda space: [_drawn(space) for _ in range(DRAWS)], CHAINED, CHAINED_IF)
+    yield {"drawn": drawn, "chained": sorted({tuple(name in config for name in CHAINED_IF) for config in chained})}
     configs = _by_ray(*answers) if INSTALLED else []
     with _stand_in(*answers):
         drawn = _wrong_configs(_come(tuner, lambda space: configs)) if configs else ""
@@ -285,7 +289,7 @@ def _wants_more(trainable):
     return False
 
 
-def _come(tuner, draw):
+def _come(tuner, draw, space=SPACE, only_if=ONLY_IF):
     """The configurations that train gets when the tuner's trials run on those that are drawn."""
     given = []
 
@@ -293,7 +297,7 @@ def _come(tuner, draw):
         given.append(dict(config))
         yield 0.5
 
-    made = tuner(train, dict(SPACE), dict(ONLY_IF), 7, 9, None)
+    made = tuner(train, dict(space), dict(only_if), 7, 9, None)
     for config in draw(made.param_space or {}):
         made.trainable(config)
     return given
@@ -350,6 +354,7 @@ LOOKS = [
     Look("and the run_config that it was given", "run", True, "run-config-lost"),
     Look("what is drawn comes to train as the space says", "bare", False, "train-lost"),
     Look("", "drawn", "", _badly_drawn, fields=lambda seen, _: {"what": seen, "n": DRAWS}),
+    Look("a value with two conditions where both hold", "chained", [(False,) * 3, (True, False, False), (True,) * 3], "one-condition", fields=silent),
     Look("Ray itself draws so, too" if INSTALLED else "not checked here, as Ray is not installed: what Ray itself draws", "ray", "",
          "wrong-drawn", fields=lambda seen, _: {"what": seen, "n": DRAWS}),
 ]  # fmt: skip

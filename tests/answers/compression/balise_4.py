@@ -107,6 +107,7 @@ bank.hint(
 )
 bank.slip(4, "wrong-values", ("quantize(x, scale, zero, bits, symmetric)", "quantize(x, scale, zero, 8, symmetric)"))
 bank.slip(4, "wrong-values", ("return back + (x", "return back / scale + (x"))
+bank.slip(4, "wrong-values", ("return back + (x", "return (steps - zero) * scale + (x"))
 bank.variant(
     4, "wrong-values", FUNCTION, ("(steps.clamp(least, most) - zero) * scale", "steps.clamp(least, most) * scale")
 )

@@ -125,6 +125,8 @@ bank.variant(7, "many-calls", BY_PIECES, ("range(12)", "range(500)"))
 
 bank.hint(7, "wrong-constants", "With these constants the two runs do not come out.")
 bank.slip(7, "wrong-constants", ("    return 1 / x[0].item(), x[1].item()", "    return 0.5, 4.0"))
+bank.slip(7, "wrong-constants", (", 1) / step", ", 1) / (2 * step)"))
+bank.slip(7, "wrong-constants", ("x = x + torch", "x = torch"))
 bank.variant(7, "wrong-constants", BY_PIECES, ("return [1 / x, y]", "return [0.4, 6.0]"))
 
 bank.hint(

@@ -123,6 +123,7 @@ bank.hint(
     "A trial was trained for another number of epochs than due: the best n // eta of each rung go on.",
 )
 bank.slip(2, "wrong-trained", ("order[: max(1, len(order) // eta)]", "order[: max(1, len(order) - eta)]"))
+bank.slip(2, "wrong-trained", ("train(epochs - done)", "train(first)"))
 bank.variant(2, "wrong-trained", RECURSIVE, ("[: len(best) // eta or 1]", "[:2]"))
 
 bank.hint(

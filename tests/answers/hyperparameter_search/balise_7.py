@@ -389,6 +389,11 @@ bank.hint(7, "domain-returned", "{what}: what sample_from calls returns a value.
 bank.slip(7, "domain-returned", ("lambda config: drawn.sample()", "lambda config: drawn"))
 bank.variant(7, "domain-returned", WALKED, ("return domain.sample()", "return domain"))
 
+bank.hint(7, "one-condition", "A value is drawn where one of its conditions holds, and another does not, or stands on what is not active. It needs all of them.")  # fmt: skip
+bank.slip(7, "one-condition", ("if all(config[name]", "if any(config[name]"))
+bank.slip(7, "one-condition", ("config[name] == value for", "config.get(name) in (value, None) for"))
+bank.variant(7, "one-condition", TAKEN, ("if all(given.get(parent)", "if not needs(name) or any(given.get(parent)"), ("    def active(config):\n", "    def needs(name):\n        return only_if.get(name)\n\n    def active(config):\n"))  # fmt: skip
+
 bank.hint(
     7,
     "train-lost",

@@ -174,6 +174,7 @@ bank.variant(
 
 bank.hint(2, "wrong-attention", "These are not the softmax of scores and bias over the keys, times the values.")
 bank.slip(2, "wrong-attention", ("scores.softmax(dim=-1) @ v", "scores.sigmoid() @ v"))
+bank.slip(2, "wrong-attention", ("q @ k.transpose(-2, -1) /", "(q @ k.transpose(-2, -1)).softmax(-1) /"))
 bank.variant(
     2,
     "wrong-attention",

@@ -260,6 +260,7 @@ bank.hint(
     "There are {by} operations too {word} here. For each product: 2 · channels in · channels out · places.",
 )
 bank.slip(3, "wrong-operations", ("2 * n * (3 * c * d + d * d)", "2 * n * n * (3 * c * d + d * d)"))
+bank.slip(3, "wrong-operations", ("2 * 2 * n * n * d", "2 * 2 * n * n"))
 bank.slip(3, "wrong-operations", ("2 * n * (d * f + f * d)", "2 * n * n * (d * f + f * d)"), variant=True)
 
 bank.slip(3, "squeezed-of-others", ("squeezed = 4 * d, d // 4", "squeezed = 4 * d, c // 4"))

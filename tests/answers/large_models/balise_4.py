@@ -213,6 +213,7 @@ hint(
     "Predicted over measured activations of four transformers, one with many tokens, one with few, one mostly head, one mostly image: {ratios}. Go through the table, operation by operation.",
 )
 slip(4, "wrong-activations", ("head = norm + s * d + config.classes", "head = 9 * config.classes"))
+slip(4, "wrong-activations", ("norm = s * (d + 2)", "norm = s * 2 * d"))
 variant(4, "wrong-activations", LISTS, ("config.layers * sum", "2 * sum"))
 
 

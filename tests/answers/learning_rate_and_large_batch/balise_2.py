@@ -132,6 +132,7 @@ bank.variant(2, "find-form", CLASS, ("return every, np.array(smoothed)", "return
 bank.hint(2, "wrong-rates", "The rates are others. The first one is `low`, the n-th one `high`, each the same factor above the one before.")  # fmt: skip
 bank.slip(2, "wrong-rates", ("low * (high / low) ** (k / (n - 1))", "low + (high - low) * k / (n - 1)"))
 bank.slip(2, "wrong-rates", ("(k / (n - 1))", "(k / n)"))
+bank.slip(2, "wrong-rates", ("low * (high / low) ** (k / (n - 1))", "low * 10**k"))
 bank.variant(2, "wrong-rates", IN_PLACE, ("/ (n - 1))", "/ n)"))
 
 bank.hint(2, "length", "{n} steps were made where {due} are due. When an epoch ends too early, begin another one; while the loss has not diverged, go on to the n-th step, and no further.")  # fmt: skip

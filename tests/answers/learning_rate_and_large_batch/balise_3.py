@@ -119,6 +119,7 @@ bank.variant(3, "matrices-do-not-decay", COPIED, ("groups[p.ndim < 2]", "groups[
 
 bank.hint(3, "wrong-step", "The weights after a step are not those of Adam's formulas, without any decay. In the first step, t = 1, m̂ is g and v̂ is g²: each weight moves by about α.")  # fmt: skip
 bank.slip(3, "wrong-step", ("-rate * root", "-2 * rate * root"))
+bank.slip(3, "wrong-step", ("_foreach_addcdiv_(weights, means", "_foreach_addcmul_(weights, means"))
 bank.variant(3, "wrong-step", COPIED, ("mean_hat, below, -rate", "mean_hat, below, -3 * rate"))
 
 bank.hint(3, "not-corrected", "The averages begin at 0, and early ones are too small: divide them by 1 - βᵗ.")

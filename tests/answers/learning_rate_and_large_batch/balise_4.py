@@ -122,6 +122,8 @@ variant(
 
 hint(4, "wrong-clip", "The gradients are not those from before, all times min(1, max_norm / norm).")
 slip(4, "wrong-clip", ("max_norm / (norm + 1e-6)", "max_norm / (norm + 1)"))
+slip(4, "wrong-clip", ("max=1.0", "min=1.0"))
+slip(4, "wrong-clip", ("max_norm / (norm + 1e-6)", "(norm + 1e-6) / max_norm"))
 variant(4, "wrong-clip", AT_THE_END, ("max_norm / norm,", "max_norm / norm**2,"))
 
 hint(
@@ -285,6 +287,7 @@ variant(4, "ranks-waiting", AT_THE_END, ("        told +=", "        dist.all_re
 
 hint(4, "wrong-gradient", "The step is not that of one batch with all labels of all ranks.")
 slip(4, "wrong-gradient", (PER_COUNT, " / count**2\n"))
+slip(4, "wrong-gradient", ("(loss * dist.get_world_size())", "(loss * dist.get_world_size() ** 2)"))
 variant(4, "wrong-gradient", AT_THE_END, (END, "        flat[2:] /= flat[1] + 10\n"))
 
 hint(4, "mean-of-means", "Each micro-batch was averaged by itself, then their means: a label in a small one weighs more. Divide sums by the number "

@@ -84,6 +84,7 @@ bank.hint(
     "The ratio is the norm of the weights over that of the update: the root of the sum of all squares of the tensor.",
 )
 bank.slip(5, "wrong-ratios", ("torch._foreach_norm(weights)", "torch._foreach_norm(weights, 1)"))
+bank.slip(5, "wrong-ratios", ("torch.where((of_weights > 0) & (of_updates > 0), ratios, 1.0)", "ratios.clamp(max=10.0)"))
 bank.variant(5, "wrong-ratios", APART, ("w, u = (torch.stack(torch._foreach_norm(one)) for", "w, u = (torch.stack([t.abs().max() for t in one]) for"))  # fmt: skip
 
 bank.hint(5, "upside-down", "The ratio stands upside down: large weights bear long steps.")

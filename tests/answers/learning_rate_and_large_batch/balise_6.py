@@ -127,6 +127,8 @@ bank.variant(
 
 bank.hint(6, "wrong-muon", "Three steps of one matrix without decay do not come out: averaged gradient, Nesterov, orthogonalise, times 0.2 √max(rows, columns).")  # fmt: skip
 bank.slip(6, "wrong-muon", ("orthogonalise(stacked)", "orthogonalise(stacked, 3)"))
+bank.slip(6, "wrong-muon", ("-0.2 * max(shape) ** 0.5", "-((0.2 * max(shape)) ** 0.5)"))
+bank.slip(6, "wrong-muon", ("-0.2 * max(shape) ** 0.5", "-0.2 * max(shape)"))
 bank.variant(6, "wrong-muon", PLAIN, ("orthogonalise(ahead)", "orthogonalise(ahead, 4)"))
 
 bank.hint(6, "no-nesterov", "The momentum itself is made orthogonal. One step ahead is due: (1 - μ) g + μ B.")
