@@ -26,7 +26,7 @@ UNLIKE = torch.tensor([[9.0, 8, 7, 6, 1, 0.5, 0.2, 0.1]]).double() * (
 SEARCHED = {"large columns side by side": UNLIKE, "8 columns": drawn(6, 8), "20 columns": drawn(3, 20),
             "equal weights": torch.ones(2, 8, dtype=torch.float64), "one group": drawn(3, 4),
             "a small gain": torch.tensor([[10.0, 9, 1, 0, 10, 0.99, 0, 0]]).double(),
-            "small weights": 1e-6 * UNLIKE}  # fmt: skip
+            "small weights": 1e-9 * UNLIKE}  # fmt: skip
 
 
 def true_mask(weight):
