@@ -688,3 +688,33 @@ def record_events(loader, step):
     """The call that does not fit is the answer's own."""
     for images, labels, _stamps in loader:
         step((images, labels))
+
+
+def _recorded(slug, events_of):
+    """An answer whose events are made by events_of(stamps, asked, got, done), times of time.monotonic()."""
+
+    def record_events(loader, step):
+        events, asked = [], time.monotonic()
+        for images, labels, stamps in loader:
+            got = time.monotonic()
+            step(images, labels)
+            done = time.monotonic()
+            events += [_event(stamps), *events_of(stamps, asked, got, done)]
+            asked = done
+        return events
+
+    recorder(slug)(record_events)
+
+
+_recorded(None, lambda stamps, asked, got, done: [("waiting", -1, asked, got), ("step", -1, got, done)])
+_recorded("ends-before", lambda stamps, asked, got, done: [("waiting", -1, asked, got - asked), ("step", -1, got, done - got)])
+_recorded("ends-before", lambda stamps, asked, got, done: [("waiting", -1, asked, got), ("step", -1, done, got)])
+_recorded("names-swapped", lambda stamps, asked, got, done: [("step", -1, asked, got), ("waiting", -1, got, done)])
+_recorded(
+    "wait-from-stamps",
+    lambda stamps, asked, got, done: [("waiting", -1, stamps[:, 1].max().item(), got), ("step", -1, got, done)],
+)
+_recorded(
+    "wait-from-stamps",
+    lambda stamps, asked, got, done: [("waiting", -1, stamps[:, 0].min().item(), got), ("step", -1, got, done)],
+)

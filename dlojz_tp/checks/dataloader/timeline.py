@@ -15,8 +15,13 @@ HINTS = {
     "how one waits for the other.",
     "loader-twice": "The loader was gone through {n} times. Once: the second time loads everything again.",
     "missing-events": "There are {n} events of kind {kind!r} for {batches} batches.",
-    "other-clock": "These times are not those of time.monotonic(), the clock of the stamps; they cannot be set beside each "
-    "other.",
+    "other-clock": "These are not times of time.monotonic(), the clock of the stamps (durations are none, either): they cannot be set "
+    "beside each other.",
+    "ends-before": "An event ends at {end:.3f} and begins at {begin:.3f}, which is later. It has two times of the clock, first its begin; "
+    "no duration.",
+    "wait-from-stamps": "The wait begins when the main process asks for the batch. Stamps tell when a worker loaded it: read the clock "
+    "yourself.",
+    "names-swapped": "What is called waiting here is the step, and what is called step is the wait.",
     "main-side-loading": "The loading event repeats the wait of the main process. When the batch was loaded is written in "
     "its stamps.",
     "one-image-only": "The loading of a batch goes from the begin of its first image to the end of its last: this is one "
@@ -122,6 +127,9 @@ def _sorted(events, run):
         for value in event[2:]:
             if not isinstance(value, float):
                 raise Wrong("not-floats", got=value, kind=type(value).__name__)
+        begin, end = event[2:]
+        if end < begin:
+            raise Wrong("ends-before", got=event, begin=begin, end=end)
     for kind, found in kinds.items():
         if len(found) != run.batches:
             raise Wrong("missing-events", n=len(found), kind=kind, batches=run.batches)
@@ -143,6 +151,8 @@ def _loading(kinds, run):
     if meanwhile(waits[0][0]) or not meanwhile(waits[0][0] - shift):
         shift = 0.0
     where = f"batch 0 of {run.batches}"
+    if any(abs(begin - stamp) < 1e-6 for begin, _ in waits for _, *stamps in truth for stamp in stamps):
+        raise Wrong("wait-from-stamps", where=where)
     if not meanwhile(waits[0][0] - shift):
         raise Wrong("other-clock", expected=f"about {run.asked[0]:.1f}", got=f"{waits[0][0]:.1f}", where=where)
     for k, ((worker, begin, end), (got_begin, got_end)) in enumerate(zip(truth, loads, strict=True)):
@@ -162,6 +172,9 @@ def _loading(kinds, run):
 
 def _main(kinds, run, shift):
     slack = 1e-6
+    (*_, first_wait), (*_, first_step) = kinds["waiting"][0], kinds["step"][0]
+    if first_step - shift < run.begins[0] and first_wait - shift >= run.ends[0]:
+        raise Wrong("names-swapped", where="batch 0")
     for k in range(run.batches):
         (*_, wait_begin, wait_end), (*_, step_begin, step_end) = kinds["waiting"][k], kinds["step"][k]
         wait_begin, wait_end, step_begin, step_end = (t - shift for t in (wait_begin, wait_end, step_begin, step_end))
