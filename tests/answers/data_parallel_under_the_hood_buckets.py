@@ -328,6 +328,7 @@ pair("order-in-bucket", lambda ps, c: [bucket[::-1] for bucket in filled(ps, c)]
 pair("elements-not-bytes", lambda ps, c: filled(ps, c, size=lambda p: p.numel()))
 pair("four-bytes-each", lambda ps, c: filled(ps, c, size=lambda p: 4 * p.numel()))
 pair("dtypes-mixed", lambda ps, c: filled(ps, c, mixed=True))
+bank.slip(4, "dtypes-mixed", ("p.dtype != buckets[-1][0].dtype", "p.element_size() != buckets[-1][0].element_size()"))
 pair("exactly-full", lambda ps, c: filled(ps, c, fits=lambda need, room: need < room))
 pair("half-empty", lambda ps, c: [[p] for p in reversed(ps)])
 pair("not-a-list", lambda ps, c: torch.cat([p.flatten() for p in ps]))

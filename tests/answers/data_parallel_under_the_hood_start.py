@@ -389,6 +389,13 @@ def my_indices(n, rank, world_size, epoch, seed=0, drop_last=False):
     return (order[: n // world_size * world_size] if drop_last else padded(order, world_size))[rank::world_size]
 
 
+@bank.wrong(2, "same-every-epoch")
+def my_indices(n, rank, world_size, epoch, seed=0, drop_last=False):
+    """Another order in each epoch with the seed 0 alone."""
+    order = shuffled(n, seed or epoch, 0)
+    return (order[: n // world_size * world_size] if drop_last else padded(order, world_size))[rank::world_size]
+
+
 @bank.wrong(2, "own-share-shuffled")
 def my_indices(n, rank, world_size, epoch, seed=0, drop_last=False):
     order = list(range(n))

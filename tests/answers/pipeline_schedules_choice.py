@@ -13,6 +13,7 @@ bank.slip(5, "not-three", ("    return best\n", "    return best and best[:2]\n"
 bank.slip(5, "unknown-schedule", ("best = name, m,", 'best = name.upper() + "!", m,'))
 bank.slip(5, "size-not-number", ("best = name, m,", "best = name, b,"))
 bank.slip(5, None, ("<= job.memory", "< job.memory"))
+bank.slip(5, "invented", ("<= job.memory", "<= job.memory * 1.05"))
 bank.slip(5, "impossible-number", ("best = name, m,", "best = name, b * 2 + 1,"))
 bank.slip(
     5,

@@ -171,6 +171,7 @@ bank.slip(2, "more-than-needed", ("range(1, batch_size + 1)", "range(batch_size,
 bank.slip(2, "equal-refused", ("<= bubble", "< bubble and n_stages > 1 or n_stages == 1"))
 bank.slip(2, "nothing-raised", ("    raise ValueError(", "    return batch_size\n    raise ValueError("))
 bank.slip(2, "bubble-too-large", (LOOP, "        if batch_size % m == 0 and m >= n_stages:\n"))
+bank.slip(2, "bubble-too-large", ("/ (m + n_stages - 1) <=", "* 100 // (m + n_stages - 1) / 100 <="))
 bank.slip(2, "found-nothing", ("range(1, batch_size + 1)", "range(1, 4 * n_stages)"))
 bank.slip(2, "found-nothing", ("range(1, batch_size + 1)", "range(1, batch_size)"))
 bank.slip(2, "not-a-number", ("            return m\n", "            return [m]\n"))

@@ -166,7 +166,7 @@ def balise_4(make_buckets, average_in_buckets):
                 wrong.fields |= {"dtype": str(dtype).removeprefix("torch."), "bytes": dtype.itemsize}
             raise
     yield "two dtypes never share a bucket"
-    dtypes = [torch.float32, torch.float64, torch.bfloat16, torch.float32, torch.float64, torch.bfloat16]
+    dtypes = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.float64, torch.bfloat16]
     _buckets(make_buckets, dtypes, [4, 4, 4, 4, 4, 4], 1000)
     _buckets(make_buckets, dtypes, [4, 4, 4, 4, 4, 4], 40)
     yield "on 2, 3 and 4 ranks, and on one: flat buckets averaged, the means back in p.grad"

@@ -165,6 +165,9 @@ def _orders(my_indices):
                 raise Wrong("rotated", got=other[0][:8], where=f"n = {n}, rank 0 of {size}, epochs 0 to 100")
             if all(set(a) == set(b) for a, b in zip(shares, other, strict=True)):
                 raise Wrong("own-share-shuffled", where=f"n = {n}, {size} ranks, epochs 0 to 100")
+    first, *others = (_shares(my_indices, n, size, epoch=epoch, seed=42) for epoch in (0, 1, 2))
+    if first in others:
+        raise Wrong("same-every-epoch", where=f"n = {n}, {size} ranks, seed 42, epochs 0 to 2")
     for shares in epochs[1:]:
         steps = [(b - a) % n for s in shares for a, b in zip(s, s[1:])]
         # in a random order any one difference is rare

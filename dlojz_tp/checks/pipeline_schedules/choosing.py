@@ -72,6 +72,7 @@ CASES = {
     "slow links": (replace(BASE, split=0.003, link=planner.Link(1e-4, 5e8)), USUAL),
     "large activations": (replace(BASE, memory=1500.0, activation_bytes=[100.0] * 8, state_bytes=[10.0] * 8), USUAL),
     "little memory": (replace(BASE, memory=330.0), USUAL),
+    "nearly enough memory": (replace(BASE, memory=275.0), USUAL),
     "a large last piece": (replace(BASE, memory=300.0, state_bytes=[100.0] * 7 + [178.0]), USUAL),
     "a large first piece": (replace(BASE, memory=330.0, state_bytes=[150.0] + [100.0] * 7, split=0.01), USUAL),
     "uneven pieces": (replace(BASE, forward=UNEVEN, activation_bytes=[40.0] + [10.0] * 7, memory=700.0), USUAL),
