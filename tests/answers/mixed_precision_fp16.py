@@ -564,3 +564,13 @@ bank.slip(
     "hidden-sync",
     ("    scaler.update()\n", "    scaler.update()\n    if loss.is_cuda and loss.isnan():\n        raise ValueError\n"),
 )
+
+STEP, UPDATE = "    scaler.step(optimizer)\n", "    scaler.update()\n"
+CLIP, UNSCALE = "    nn.utils.clip_grad_norm_(model.parameters(), max_norm)\n", "    scaler.unscale_(optimizer)\n"
+BACKWARD = "    scaler.scale(loss).backward()\n"
+bank.slip(1, "never-unscaled", (UNSCALE, ""), (STEP, STEP + UNSCALE))
+bank.slip(1, "called-twice", (UPDATE, UPDATE + UPDATE))
+bank.slip(1, "called-twice", (STEP, STEP + STEP), variant=True)
+bank.slip(1, "loss-factor", (BACKWARD, BACKWARD.replace("loss", "loss / len(images)")))
+bank.slip(1, "loss-factor", (BACKWARD, BACKWARD.replace("loss", "loss * len(images)")))
+bank.slip(1, "loss-factor", (BACKWARD, BACKWARD.replace("()\n", "(retain_graph=True)\n") + BACKWARD), variant=True)

@@ -171,3 +171,5 @@ bank.several(
     activation,
     largest,
 )
+
+bank.slip(6, "largest-wrong", ("max(0, room // sum(bytes_per_parameter(setup, states).values()))", "max(0, int(capacity) // (sum(bytes_per_parameter(setup, states).values()) + activations * bytes_per_activation(setup)))"))  # fmt: skip

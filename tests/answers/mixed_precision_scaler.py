@@ -424,3 +424,17 @@ class LossScaler(Base):
     def unscale_(self, optimizer):
         assert self.finite is None
         super().unscale_(optimizer)
+
+
+@wrong("read-in-unscale")
+class LossScaler(Base):
+    def unscale_(self, optimizer):
+        super().unscale_(optimizer)
+        self.finite = bool(self.finite)
+
+    def step(self, optimizer):
+        if self.finite is None:
+            self.unscale_(optimizer)
+        self.bad = not self.finite
+        if not self.bad:
+            optimizer.step()

@@ -145,7 +145,7 @@ def observe(fake_quantize, fake_layer):
     }
     with torch.no_grad():
         layers[0].weight.mul_(-2)
-        yield {"later": fake_layer(layers[0], *LAYERS[0][1:]).detach()}
+        yield {"later": fake_layer(layers[0], *copied(LAYERS[0][1:])).detach()}
 
 
 TRUE = [layer_of(*case) for case in LAYERS]

@@ -1,5 +1,7 @@
 """Balise 6: the loss on soft labels, against PyTorch's own in float64; what is right about a mixed image."""
 
+import copy
+
 import torch
 import torch.nn.functional as F
 
@@ -24,15 +26,18 @@ TOP1.append(0.4 * TOP1[0] + 0.12)  # the largest mass may be below one half
 
 def observe(soft_cross_entropy, top1):
     """Losses, of integer labels, of large logits and in bfloat16 too; the gradient; accuracies; a GPU."""
+    given, whole, large, half, hard = copy.deepcopy((CASES, INTEGERS, LARGE, HALF, TOP1))
     with Operations() as operations:
-        losses = [soft_cross_entropy(*CASES[0][:2]), *(soft_cross_entropy(*case) for case in CASES[1:])]
-        integers = tried(soft_cross_entropy, *INTEGERS)
+        losses = [soft_cross_entropy(*given[0][:2]), *(soft_cross_entropy(*case) for case in given[1:])]
+        integers = tried(soft_cross_entropy, *whole)
+    same = [[a.equal(b) for a, b in zip(one, case[:2])] for one, case in zip(given, CASES)]
+    yield {"logits kept": all(one for one, _ in same), "labels kept": all(one for _, one in same)}
     yield {"library": sorted(operations.functions & LIBRARY), "shapes": shape(losses), "losses": losses}
     logits = LOGITS.clone().requires_grad_()
-    got = soft_cross_entropy(logits, SOFT, 0.1)
+    got = soft_cross_entropy(logits, SOFT.clone(), 0.1)
     yield {"integers": integers, "gradient": tried(lambda: torch.autograd.grad(got, logits)[0])}
-    yield {"large": soft_cross_entropy(*LARGE), "half": soft_cross_entropy(*HALF)}
-    accuracies = [top1(LOGITS, labels) for labels in TOP1]
+    yield {"large": soft_cross_entropy(*large), "half": soft_cross_entropy(*half)}
+    accuracies = [top1(LOGITS.clone(), labels) for labels in hard]
     yield {"top1 shapes": shape(accuracies), "top1": accuracies}
     both = lambda logits, labels: (soft_cross_entropy(logits, labels, 0.1), top1(logits, labels))  # noqa: E731
     yield {"device": on_gpu(both, LOGITS.float(), SOFT.float())}
@@ -44,6 +49,8 @@ def _right(logits, labels, smoothing=0.0):
 
 LOOKS = [
     Look("the mean cross-entropy with soft labels", "library", [], "library-loss"),
+    Look("", "logits kept", True, "logits-changed"),
+    Look("", "labels kept", True, "labels-changed"),
     Look("", "shapes", [()] * 5, "loss-shape"),
     Value("with label smoothing, as PyTorch defines it", "losses", [_right(*case) for case in CASES], "wrong-soft-loss",
           within(1e-6)),

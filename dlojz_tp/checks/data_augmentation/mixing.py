@@ -40,7 +40,7 @@ CASES = [  # images, labels, classes
     (_images(8, 6, 6), SOFT, 3),
     (_images(1, 4, 6), torch.arange(1), 1),
 ]
-HALF = _images(16, 8, 8).bfloat16(), torch.arange(16), 16
+HALF = _images(16, 7, 9).bfloat16(), torch.arange(16), 16
 SHAPES = [[tuple(images.shape), (len(images), classes)] for images, _, classes in CASES]
 ALPHAS, POINTS = (0.2, 1.0), np.linspace(0.002, 0.998, 200)  # but for the ends: float32 rounds to 0 and 1
 
@@ -85,6 +85,7 @@ def observe(mix, observe_more):
     half, soft = mix(*copy.deepcopy(HALF), 1.0)
     refused = tried(mix, torch.zeros(8, 1, 6, 6, dtype=torch.uint8), torch.arange(8), 8, 1.0)
     yield {"half dtypes": form([half, soft]), "uint8": refused if isinstance(refused, str) else "taken"}
+    yield {"half mass": soft.sum(1)}
     yield {"half mixed": _mixed(images=half[:, :-1].float().mean((2, 3)), labels=soft)}
     yield from observe_batches(lambda x, y: mix(x, y, 5, 1.0), lambda b: (torch.randn(b, 3, 8, 8), torch.arange(b) % 5))
     values = torch.arange(16.0).view(-1, 1, 1, 1).expand(16, 1, 8, 8)
@@ -109,6 +110,7 @@ AGREE = [True, False, True]
 PROMISES = [
     Look("labels that are soft already", "soft", torch.zeros(8, 3), "soft-labels-lost", within(1e-3), silent),
     *_mixing("bfloat16 stays what it is; uint8 is refused with a TypeError", "half ", "bfloat16"),
+    Look("", "half mass", torch.ones(16), "labels-no-mass", within(1e-6)),
     Look("", "uint8", "TypeError", lambda seen, _: "uint8-taken" if seen == "taken" else "unclear-refusal", str.startswith),
     Look("the inputs are left as they were", "images kept", True, "images-changed"),
     Look("", "labels kept", True, "labels-changed"),

@@ -1,5 +1,7 @@
 """Balise 5: trust ratios by layer, and the steps of LARS and LAMB: what is exempt, zero norms, the momentum."""
 
+import copy
+
 import torch
 
 from dlojz_tp.checking.looks import Look, Value, form, judged
@@ -90,8 +92,8 @@ def observe(trust_ratios, lars, lamb):
     got = trust_ratios([one.clone() for one in WEIGHTS], [one.clone() for one in UPDATES])
     yield {"form": form(got)}
     yield {"ratios": got}
-    yield {"with options": trust_ratios(WEIGHTS, UPDATES, 0.5, 0.02)}
-    yield {"zero ratios": trust_ratios(*ZEROS, 0.5, 0.02)}
+    yield {"with options": trust_ratios(*copy.deepcopy((WEIGHTS, UPDATES)), 0.5, 0.02)}
+    yield {"zero ratios": trust_ratios(*copy.deepcopy(ZEROS), 0.5, 0.02)}
     for name, trainings, optimizer in (("LARS", LARS, lars), ("LAMB", LAMB, lamb)):
         for case, training in trainings.items():
             yield {f"{name} {case}": follow(training, optimizer)}

@@ -34,6 +34,10 @@ HINTS = {
     "an argument: here it is {limit:.3g}.",
     "wrong-clipping": "The gradients at the update are not those of a float64 loop, clipped by their global norm.",
     "no-scaler-update": "scaler.update() is never called: the scale can neither shrink after an overflow nor grow.",
+    "called-twice": "scaler.{name}() is called {n} times in a step. Once is right: step() updates the weights each time, and update() ends "
+    "the step.",
+    "loss-factor": "Before the clipping, the gradients are {factor:.3g} times those of the loss. backward() starts once, from "
+    "scaler.scale(loss): the loss is a mean already.",
     "update-too-early": "scaler.update() came before scaler.step(). It ends the step: what unscale_ found is then forgotten.",
     "overflow-applied": "The gradients were infinite and the weights changed. scaler.step(optimizer) skips such a step.",
     "overflow-raises": "An overflow is part of the method, not an error: {error}",
@@ -86,7 +90,9 @@ class _Run:
             answer = self.step(self.model, *batch, self.optimizer, self.scaler, torch.device("cpu"), self.limit)
         except (RuntimeError, AssertionError) as error:
             if "unscale_() has already been called" in str(error) and "step" in self.scaler.log:
-                raise Wrong("no-scaler-update", got=str(error)) from error
+                first = self.scaler.log.count("scale") == 1
+                slug = "never-unscaled" if first else "no-scaler-update"
+                raise Wrong(slug, scale=spies.SCALE, got=str(error)) from error
             raise
         return returned(answer)
 
@@ -119,6 +125,9 @@ def _order(run, first):
         raise Wrong("no-gradients", got=order)
     if "update" not in log:
         raise Wrong("no-scaler-update", got=order)
+    for name in ("step", "update"):
+        if log.count(name) > 1:
+            raise Wrong("called-twice", name=name, n=log.count(name), got=order)
     if log.index("update") < log.index("step"):
         raise Wrong("update-too-early", got=order)
     at_unscale = run.scaler.seen.get("unscale_")
@@ -126,10 +135,22 @@ def _order(run, first):
         ratio = spies.global_norm(at_unscale) / spies.global_norm(first)
         if 0.9 < ratio < 1.1:
             raise Wrong("loss-not-scaled", got=f"{order}: the gradients are not {spies.SCALE:.0f} times larger")
+        if not 0.9 < ratio / spies.SCALE < 1.1 and _parallel(at_unscale, first) and _unclipped(at_unscale, run.limit):
+            raise Wrong("loss-factor", factor=ratio / spies.SCALE, got=order)
         if ratio < 0.9 * spies.SCALE:
             raise Wrong(
                 "clipped-before-unscale", got=f"norm {spies.global_norm(at_unscale):.3g} when unscale_ is called"
             )
+
+
+def _parallel(some, others):
+    """Whether gradients have one direction."""
+    return spies.distance([g / spies.global_norm(some) for g in some], [g / spies.global_norm(others) for g in others]) < 0.05
+
+
+def _unclipped(gradients, limit):
+    """Whether their norm is neither the limit nor the scaled limit."""
+    return all(abs(spies.global_norm(gradients) / one - 1) > 0.1 for one in (limit, limit * spies.SCALE))
 
 
 def _clipping(run, first, limit):
@@ -150,7 +171,7 @@ def _clipping(run, first, limit):
         slug = "clipped-by-value"
     elif spies.distance(got, [g * min(1.0, limit / g.norm().item()) for g in first]) < 0.05:
         slug = "clipped-each"
-    elif spies.distance([g / norm for g in got], [g / wanted for g in first]) < 0.05:
+    elif _parallel(got, first):
         slug = "max-norm-ignored"
     raise Wrong(slug, expected=f"global norm {limit:.4g}", got=f"global norm {norm:.4g}", norm=norm, limit=limit)
 
@@ -164,7 +185,7 @@ def _gentle(step, data, first):
     if spies.distance(got, first) < 0.05:
         return
     norm = spies.global_norm(got)
-    aligned = spies.distance([g / norm for g in got], [g / spies.global_norm(first) for g in first]) < 0.05
+    aligned = _parallel(got, first)
     grown = aligned and norm > spies.global_norm(first)
     slug = "always-normalised" if grown else "max-norm-ignored" if aligned else "wrong-clipping"
     raise Wrong(slug, norm=norm, limit=limit, expected=f"global norm {spies.global_norm(first):.4g}", got=f"{norm:.4g}")

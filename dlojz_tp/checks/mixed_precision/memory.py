@@ -37,6 +37,8 @@ HINTS = {
     "largest-wrong": "The largest model has the largest whole number of parameters that fits beside the activations.",
 }
 
+# a capacity that was converted, over the right one; what becomes a few bytes is cut off by whole numbers
+CONVERTED = (2**30 / 1e9, 1e-3), (1e9 / 2**30, 1e-3), (1e-9, 0.5), (2**-30, 0.5)
 KEYS = ("weights", "gradients", "states", "masters", "casts")
 
 
@@ -187,6 +189,6 @@ def _largest(largest_model):
                     slug = "negative-model"
                 elif n and abs(got - (int(capacity) - n) // each) <= 1:
                     slug = "activations-counted-wide"
-                elif any(abs(got * each / int(capacity) - f) < 1e-3 for f in (2**30 / 1e9, 1e9 / 2**30, 1e-9, 2**-30)):
+                elif not n and any(abs(got * each / int(capacity) / f - 1) < slack for f, slack in CONVERTED):
                     slug = "binary-gigabytes"
                 raise Wrong(slug, expected=wanted, got=got, where=where, size=got)

@@ -41,6 +41,8 @@ HINTS = {
     "scale-moved-in-step": "The scale changed before update(): a second optimizer of the same step would be unscaled wrongly.",
     "wrong-trace": "The scale is not the one that torch.amp.GradScaler has after the same steps.",
     "weights-differ": "The scales agree, the weights do not: they differ from those of SGD on the gradients themselves.",
+    "read-in-unscale": "unscale_ reads a value from the device ({error}), and the processor waits there. What was found stays a tensor "
+    "until step() has to decide.",
     "many-reads": "{n} values were read from the device in a step with three gradients. One is enough: put the verdicts "
     "together on the device, then read once.",
 }
@@ -244,3 +246,9 @@ def _reads(scaler_class):
         if len(reads) > 1:
             raise Wrong("many-reads", n=len(reads))
     assert len(parameters(work.optimizer)) == 4
+    work = _Work(_new(scaler_class))
+    work.backward(_gradients())
+    with Operations() as operations:
+        work.call("unscale_")
+    if reads := syncs(operations):
+        raise Wrong("read-in-unscale", error=", ".join(sorted(set(reads))))

@@ -245,6 +245,10 @@ bank.slip(6, "loss-waits", (LOSS, "assert torch.isfinite(log_p).all()\n    " + L
 bank.variant(6, "loss-waits", SUMEXP, ("    hard =", "    print(float(log_p.max()))\n    hard ="))
 bank.variant(6, "loss-waits", TERMS, ("return -(", "assert (labels >= 0).all()\n    return -("))
 
+bank.hint(6, "logits-changed", "The logits that were given have changed: the network's result is written over. Make new tensors.")
+bank.slip(6, "logits-changed", (".log_softmax(dim=1)\n", ".log_softmax(dim=1)\n    logits.mul_(0)\n"))
+bank.variant(6, "logits-changed", TERMS, ("    picked =", "    logits.mul_(2)\n    picked ="))
+bank.slip(6, "labels-changed", ("labels = (1 - smoothing) * labels + smoothing / classes", "labels = labels.mul_(1 - smoothing).add_(smoothing / classes) if labels.is_floating_point() else (1 - smoothing) * labels + smoothing / classes"))  # fmt: skip
 bank.hint(6, "top1-shape", "top1 returns one number as a tensor on the device of the logits, so that nothing waits.")
 bank.slip(6, "top1-shape", (TOP, TOP + ".item()"))
 bank.variant(6, "top1-shape", TERMS, ("soft.max(1)[1]).sum() / logits.shape[0]", "soft.max(1)[1])"))
