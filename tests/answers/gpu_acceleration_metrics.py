@@ -413,3 +413,10 @@ class RunningMetrics(Sums):
     def __init__(self, device):
         super().__init__(device)
         self.correct = torch.zeros((), device=device, dtype=torch.bfloat16)
+
+
+@bank.wrong(3, "rounded-count")
+class RunningMetrics(Sums):
+    def __init__(self, device):
+        super().__init__(device)
+        self.correct = torch.zeros((), device=device, dtype=torch.int16)

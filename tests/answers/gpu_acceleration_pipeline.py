@@ -180,6 +180,11 @@ def make_transform(size, train):
     return usual(size, train, train_cut=[v2.RandomResizedCrop(size), v2.RandomHorizontalFlip(1.0)])
 
 
+@bank.wrong(1, "always-flipped", variant=True)
+def make_transform(size, train):
+    return usual(size, train, train_cut=[v2.RandomResizedCrop(size), v2.RandomHorizontalFlip(0.25)])
+
+
 @bank.wrong(1, "upside-down")
 def make_transform(size, train):
     flips = [v2.RandomHorizontalFlip(), v2.RandomVerticalFlip()]

@@ -752,3 +752,11 @@ def evaluate(model, loader, device):
 @bank.wrong(4, "gradients-recorded")
 def evaluate(model, loader, device):
     return counted(copy.deepcopy(model).eval(), loader, device)
+
+FREEZE = "    model.eval()\n    flags = [p.requires_grad for p in model.parameters()]\n    model.requires_grad_(False)\n"
+BACK = "    model.train(was_training)\n    for p, flag in zip(model.parameters(), flags):\n        p.requires_grad_(flag)\n"
+WITHOUT = ("    with torch.inference_mode():\n", "    if True:\n")
+whole = Bank("01_gpu_acceleration", whole=True)
+whole.slip(4, None, ("    model.eval()\n", FREEZE), WITHOUT, ("    model.train(was_training)\n", BACK))
+whole.slip(4, "gradients-left-off", ("    model.eval()\n", FREEZE), WITHOUT)
+bank.add(whole)

@@ -363,3 +363,15 @@ class Borrows(PaddedLinear):
 
 
 wrong("weights-shared")(Borrows)
+
+
+@wrong("result-dtype")
+class Widened(PaddedLinear):
+    def forward(self, x):
+        return super().forward(x).float()
+
+
+@wrong("result-dtype")
+class InFloat32(PaddedLinear):
+    def forward(self, x):
+        return super().forward(x.float())

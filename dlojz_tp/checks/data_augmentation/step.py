@@ -18,7 +18,7 @@ BATCHES, ALPHA = 300, 50.0  # all λ are near one half: CutMix's boxes are clipp
 def _draws(mixer):
     """Many batches: which of the two was drawn, and with which λ."""
     torch.manual_seed(0)
-    mixed, soft = map(torch.stack, zip(*(mixer(IMAGES.clone(), LABELS) for _ in range(BATCHES))))
+    mixed, soft = map(torch.stack, zip(*(mixer(IMAGES.clone(), LABELS.clone()) for _ in range(BATCHES))))
     mixed = mixed.flatten(2)  # (BATCHES, 12, pixels)
     pasted, moved = mixed.amax(2) - mixed.amin(2) > 1e-4, (mixed - IMAGES.flatten(1)).abs().amax(2) > 1e-4
     cut = pasted.any(1)
@@ -40,10 +40,12 @@ def observe(mix_or_cut):
     """What is drawn in training, from seeds too; eval mode; a GPU."""
     mixer = mix_or_cut(CLASSES, ALPHA)
     yield {"module": isinstance(mixer, nn.Module)}
-    yield {"shapes": shape(mixer.train()(IMAGES.clone(), LABELS))}
+    images, labels = IMAGES.clone(), LABELS.clone()
+    yield {"shapes": shape([mixer.train()(images, labels) for _ in range(8)][-1])}  # both come up
+    yield {"images kept": images.equal(IMAGES), "labels kept": labels.equal(LABELS)}
     yield _draws(mixer)
-    yield observe_seeds(lambda: [mixer(IMAGES.clone(), LABELS) for _ in range(3)])
-    got, soft = mixer.eval()(IMAGES.clone(), LABELS)
+    yield observe_seeds(lambda: [mixer(IMAGES.clone(), LABELS.clone()) for _ in range(3)])
+    got, soft = mixer.eval()(IMAGES.clone(), LABELS.clone())
     yield {"eval": got, "eval shape": shape(soft), "eval labels": soft, "eval kind": form(soft).split()[0]}
     yield {"given": tried(lambda: mixer(IMAGES.clone(), GIVEN.clone())[1])}
 
@@ -56,6 +58,8 @@ def observe(mix_or_cut):
 LOOKS = [
     Look("something for each batch", "module", True, "not-a-module"),
     Look("", "shapes", [tuple(IMAGES.shape), (12, CLASSES)], "mixer-form"),
+    Look("", "images kept", True, "images-changed"),
+    Look("", "labels kept", True, "labels-changed"),
     Look("", "none", 0.0, lambda seen, _: "never-mixed" if seen == 1 else "often-unmixed"),
     *SEEDS,
     Look("by your own mixup and cutmix: one λ for each image, from α", "names", 2, "mixed-by-both", at_most),
@@ -120,6 +124,8 @@ def _observe_numbers(train_step):
     yield {"form": "with a graph" if getattr(loss, "requires_grad", False) else shape(loss), "loss": loss}
     yield {"calls": len(mix.calls), "modes": [mix.training, model.training], "forwards": len(forwards)}
     yield {"weights": model[1].weight.detach().clone()}
+    fresh = _made("cpu")[2:4]
+    yield {"step images kept": given[0].equal(fresh[0]), "step labels kept": given[1].equal(fresh[1])}
     train_step(model, mix, *given)
     yield {"second": model[1].weight.detach()}
 
@@ -139,6 +145,8 @@ STEP = [
     Look("", "forwards", 1, "step-two-forwards", at_most),
     Value("", "weights", DUE["weights"], "step-wrong-weights", within(1e-5)),
     Look("", "loss", DUE["loss"], "step-wrong-loss", within(1e-4)),
+    Look("", "step images kept", True, "images-changed"),
+    Look("", "step labels kept", True, "labels-changed"),
     Look("", "second", DUE["second"], "step-old-gradients", within(1e-5)),
     stays("", "step-syncs"),
     Look("", "left", "", "step-mixes-on-cpu"),

@@ -27,8 +27,8 @@ HINTS = {
     "kept. Keep detached sums.",
     "state-grows": "What it keeps grows by {size:.0f} bytes a step. Keep sums, not batches.",
     "rounded-sum": "With bfloat16 losses the sum stops growing: beyond 256 it cannot count by ones. Add up in float32.",
-    "rounded-count": "The number of right answers stops growing at 256: it is counted in bfloat16, where 256 + 1 is 256. "
-    "Count in float32 or in integers.",
+    "rounded-count": "The number of right answers stops growing, or turns negative: bfloat16 counts to 256 by ones, float16 to 2,048, an "
+    "int16 to 32,767. Count in float32 or in integers of 64 bits.",
     "shared-state": "A second object goes on where the first one stands: what belongs to the class is shared by all its "
     "objects. Make the sums in __init__, on self.",
     "input-changed": "update() changed the {what} that it was given. detach() shares the memory: do not compute in place "
@@ -76,6 +76,11 @@ def balise_3(RunningMetrics):  # noqa: N803  (the answer is a class)
         raise Wrong("rounded-count", expected=(1.0, 1.0), got=got)
     if not close(got, (1.0, 1.0), 0.02):
         raise Wrong("rounded-sum", expected=(1.0, 1.0), got=got)
+    metrics = RunningMetrics(torch.device("cpu"))
+    metrics.update(torch.tensor(1.0), logits.float().expand(70_000, 2), torch.ones(70_000, dtype=torch.long))
+    got = _result(metrics)
+    if not close(got[1], 1.0, 0.02):
+        raise Wrong("rounded-count", expected=(1.0, 1.0), got=got)
 
 
 def _batches(*sizes):

@@ -10,7 +10,7 @@ from dlojz_tp.checking import Wrong, close
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 SIZE = 24  # pixels of a side asked for
-DRAWS = 200  # with a fair coin, fewer than 40 or more than 160 flips in 200 happen once in 10^17
+DRAWS = 200  # with a fair coin, fewer than 65 or more than 135 flips in 200 happen once in 1.8 million runs
 
 HINTS = {
     "not-decoded": "The transform is given the path of a JPEG file: open and decode it first, for example with "
@@ -100,7 +100,7 @@ def balise_1(make_transform):
                 raise Wrong("flipped-once", draws=DRAWS, got=f"{sum(made)} of {len(made)} transforms mirror")
         if not flips:
             raise Wrong("never-flipped", draws=DRAWS)
-        if not 0.2 * DRAWS < flips < 0.8 * DRAWS:
+        if not 0.325 * DRAWS <= flips <= 0.675 * DRAWS:
             raise Wrong("always-flipped", flips=flips, draws=DRAWS)
 
 

@@ -99,8 +99,9 @@ class _Noticing(Moved, nn.Module):
         self.body, self.seen = network(dropout=0.5), _Shared()
 
     def forward(self, images):
-        self.seen.append((self.training or self.body[1].training, torch.is_grad_enabled(), len(images)))
-        return self.body(images)
+        training, logits = self.training or self.body[1].training, self.body(images)
+        self.seen.append((training, logits.requires_grad, len(images)))
+        return logits
 
 
 class _Shared(list):

@@ -38,6 +38,8 @@ HINTS = {
     "weight decay, and a norm of all weights, would see others.",
     "wrong-columns": "The output differs from that of the given layer, though its shape is right.",
     "dtype-changed": "The padded layer has another dtype than the given one: torch.zeros makes float32 if not told otherwise.",
+    "result-dtype": "For a layer and an input in {dtype}, the padded one {what}. What comes out has the layer's dtype, as it has without "
+    "padding.",
     "device-changed": "The padded layer is not on the given layer's device.",
     "given-layer-changed": "The layer that was given has changed. Leave it as it is.",
     "weights-shared": "The new layer and the given one share their weights: training the one would change the other. Copy "
@@ -75,9 +77,23 @@ def balise_4(padded_size, PaddedLinear):  # noqa: N803  (the answer is a class)
         padded = _make(PaddedLinear, layer, alignment)
         if any(p.dtype != layer.weight.dtype for p in padded.parameters()):
             raise Wrong("dtype-changed", expected=layer.weight.dtype, got=[p.dtype for p in padded.parameters()])
+        _called_in_its_dtype(padded.eval(), layer.weight.dtype)
     padded = _make(PaddedLinear, nn.Linear(6, 9, device="meta"), 16)
     if any(p.device.type != "meta" for p in padded.parameters()):
         raise Wrong("device-changed", got=[p.device for p in padded.parameters()])
+
+
+def _called_in_its_dtype(padded, dtype):
+    """A layer of 9 outputs, in evaluation."""
+    name = str(dtype).removeprefix("torch.")
+    try:
+        got = padded(torch.ones(2, 6, dtype=dtype))
+    except RuntimeError as error:
+        raise Wrong("result-dtype", dtype=name, what=f"fails ({error})".split("\n")[0]) from error
+    if got.shape != (2, 9):
+        raise Wrong("padding-visible", expected=(2, 9), got=tuple(got.shape), where=f"in evaluation, {name}")
+    if got.dtype != dtype:
+        raise Wrong("result-dtype", dtype=name, what=f"gives {got.dtype}", expected=dtype, got=got.dtype)
 
 
 def _size(padded_size, size, dtype, alignment):

@@ -30,6 +30,8 @@ HINTS = {
     "gives other values.",
     "memory-format-asked": "PyTorch was asked for the format ({error}). Here you do by hand what it does.",
     "copied-twice": "The elements are copied {n} times. Once is enough.",
+    "copy-elsewhere": "The copy of a tensor that is not in the CPU's memory ({error}): what is made has to lie where x lies, by "
+    "device=x.device or a method of x, without NumPy.",
     "wrong-copy": "The copy has other values than the input.",
     "input-changed": "The input was changed.",
     "dtype-not-kept": "The copy has another dtype than the input.",
@@ -68,6 +70,14 @@ def balise_5(strides_of, formats_of, channels_last_copy):
     for x in (base[:, ::2], base.transpose(2, 3), base[:1], _values((4, 8, 1, 1)), _values((5, 1, 6, 7)),
               base.bfloat16(), base.to(memory_format=torch.channels_last), base.long()):  # fmt: skip
         _copy(channels_last_copy, x)
+    yield "where x lies, on whatever device"
+    try:
+        got = channels_last_copy(torch.empty(2, 3, 4, 5, device="meta"))
+        elsewhere = "" if got.is_meta else f"it lies on {got.device}"
+    except Exception as error:
+        elsewhere = f"{type(error).__name__}: {error}".split("\n")[0]
+    if elsewhere:
+        raise Wrong("copy-elsewhere", error=elsewhere)
 
 
 def _tensor(shape, channels_last):

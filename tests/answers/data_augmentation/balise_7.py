@@ -504,3 +504,7 @@ bank.variant(
     OTHER,
     ("        way =", "        if torch.rand(()) < 0.4:\n            return images, self.names[labels]\n        way ="),
 )
+
+WRITES = "    images, soft = mix(images, labels)\n"
+bank.slip(7, "labels-changed", *full((WRITES, WRITES + "    labels.zero_()\n")))
+bank.slip(7, "images-changed", *full((WRITES, "    mixed, soft = mix(images, labels)\n    images.copy_(mixed)\n")))
