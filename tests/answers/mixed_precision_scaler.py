@@ -438,3 +438,7 @@ class LossScaler(Base):
         self.bad = not self.finite
         if not self.bad:
             optimizer.step()
+
+
+bank.slip(4, "scaler-not-on-gpu", ("torch.zeros((), device=device)", "torch.zeros(())"))
+bank.slip(4, "scaler-not-on-gpu", ("self.found = torch.zeros((), device=device)", 'self.found = torch.zeros((), device="cpu")'), variant=True)

@@ -9,6 +9,7 @@ from torch import nn
 from dlojz_tp.checking import Wrong, close
 from dlojz_tp.checks.mixed_precision.spies import SpySGD, parameters
 from dlojz_tp.checks.mixed_precision.traces import known_traces, random_overflows
+from dlojz_tp.probes.gpus import left_on_cpu, on_gpus
 from dlojz_tp.probes.operations import Operations, syncs
 
 HINTS = {
@@ -43,6 +44,7 @@ HINTS = {
     "weights-differ": "The scales agree, the weights do not: they differ from those of SGD on the gradients themselves.",
     "read-in-unscale": "unscale_ reads a value from the device ({error}), and the processor waits there. What was found stays a tensor "
     "until step() has to decide.",
+    "scaler-not-on-gpu": "On a GPU, a tensor is in the CPU's memory: {error}. What the gradients are looked at with is made where they are.",
     "many-reads": "{n} values were read from the device in a step with three gradients. One is enough: put the verdicts "
     "together on the device, then read once.",
 }
@@ -66,6 +68,8 @@ def balise_4(scaler_class):
         _trace(scaler_class, seed, options)
     yield "at most one value read in a step"
     _reads(scaler_class)
+    yield "and where the gradients are on a GPU"
+    on_gpus(_on_gpu, scaler_class, known=left_on_cpu("scaler-not-on-gpu"), n=1)
 
 
 _OPTIONS = [
@@ -79,6 +83,15 @@ _OPTIONS = [
 
 def _refuse(self, *args, **kwargs):
     raise Wrong("library-scaler")
+
+
+def _on_gpu(_, scaler_class):
+    p = nn.Parameter(torch.ones(3, device="cuda"))
+    optimizer, scaler = torch.optim.SGD([p], lr=0.1), _new(scaler_class)
+    scaler.scale((p * 2).sum()).backward()
+    scaler.unscale_(optimizer)
+    scaler.step(optimizer)
+    scaler.update()
 
 
 class _Work:
