@@ -29,6 +29,20 @@ def send(tensor, src=0):
 
 
 @bank.right(1)
+@torch.no_grad()
+def broadcast_state(model):
+    """From rank 0 to each of the others, one after the other."""
+    for tensor in [*model.parameters(), *model.buffers()]:
+        message = tensor.contiguous()
+        if dist.get_rank():
+            dist.recv(message, 0)
+            tensor.copy_(message)
+        else:
+            for rank in range(1, dist.get_world_size()):
+                dist.send(message, rank)
+
+
+@bank.right(1)
 def broadcast_state(model):
     by_dtype = {}
     for t in tensors(model):
