@@ -98,7 +98,8 @@ def _linears(column_part, ColumnLinear, case, ranks):  # noqa: N803
     bare = linear(6, bias=False)
     report["odd"] = {"a layer without bias": run(ColumnLinear, bare, noise(2, INPUTS, seed=7), ranks)}
     report["odd"] |= odd_batches(ColumnLinear, linear(5), INPUTS, ranks)
-    report["refused"] = {7: refused(ColumnLinear, linear(5, outputs=7), ranks)} if ranks.size > 1 else {}
+    uneven = linear(5, outputs=7, bias=ranks.size == 4)
+    report["refused"] = {7: refused(ColumnLinear, uneven, ranks)} if ranks.size > 1 else {}
     return report
 
 
