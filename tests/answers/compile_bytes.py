@@ -197,3 +197,4 @@ bank.text(2, None, BY_LIST)
 bank.variant(2, "result-spoilt", BY_LIST, ("            return out\n", "            return operation(*args, **kwargs)\n"))
 SPAN = "(1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride())))"
 bank.variant(2, "storage-counted", BY_LIST, ("math.prod(n for n, s in zip(t.shape, t.stride()) if s)", SPAN))
+bank.slip(2, "wrong-unfused", ("operation(*args, **(kwargs or {}))", "operation(*args)"))

@@ -552,6 +552,9 @@ bank.slip(8, None, ("10000 + SLURM_JOB_ID % 20000", "1024 + SLURM_JOB_ID % 64512
 bank.slip(8, "shell-text-cut", ("srun {command}", "srun bash -c '{command}'"))
 bank.slip(8, "shell-text-cut", ("srun {command}", 'srun bash -c "{command}"'))
 bank.slip(8, "shell-text-cut", ("srun {command}", "srun sh -c {command}"))
+bank.slip(8, "command-doubled", ("srun {command}", "srun python {command}"))
+bank.slip(8, "command-doubled", ("srun {command}", "srun bash {command}"), variant=True)
+bank.slip(8, "command-doubled", ("srun {command}", "srun {command} {command}"))
 bank.slip(8, "command-one-word", ("srun {command}", 'srun "{command}"'))
 bank.slip(8, "command-one-word", ("srun {command}", "srun --kill-on-bad-exit=1 '{command}'"))
 bank.slip(

@@ -67,7 +67,7 @@ def balise_2(memory_traffic):
     for case in (_broadcast(), _expanded(), _expanded_input(), _expanded_last()):
         _judge(memory_traffic, case)
     yield "operands in lists and by name, several results, operations in place"
-    for case in (_lists(), _by_name(), _by_name_only(), _several(), _in_place()):
+    for case in (_lists(), _by_name(), _by_name_only(), _several(), _in_place(), _widened()):
         _judge(memory_traffic, case)
     yield "no numbers are needed: shapes on the device meta"
     x = torch.empty(3, 2**30, device="meta", dtype=torch.bfloat16)
@@ -175,6 +175,11 @@ def _several():
     x = torch.ones(40, 5)
     return _Case("a sort's values", lambda x: x.sort(dim=0).values.neg(), (x,), 800 + 800 + 1600 + 1600, 1600,
                  {"results-missed": (3200, 2400)})  # fmt: skip
+
+
+def _widened():
+    """The dtype is a keyword."""
+    return _Case("x to float64, neg", lambda x: x.to(torch.float64).neg(), (torch.ones(100),), 1200 + 1600, 1200, {})
 
 
 def _in_place():

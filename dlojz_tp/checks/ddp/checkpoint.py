@@ -41,7 +41,7 @@ HINTS = {
     "module-prefix": "The names in the file start with 'module.': it loads into a wrapped network only. Save the state of "
     "the network inside.",
     "epoch-forgotten": "load_checkpoint must return the number of epochs that were done.",
-    "optimizer-forgotten": "The first losses after resuming are right, later ones are not: the optimizer's state (momentum) "
+    "optimizer-forgotten": "The first losses after resuming are right, later ones are not: the optimizer's state (momentum, rate) "
     "is part of the checkpoint.",
     "buffers-forgotten": "The parameters came back, the buffers did not. state_dict() has both.",
     "weights-forgotten": "After loading, the network has not got the weights that were saved.",
@@ -111,7 +111,8 @@ class Network(nn.Module):
 def _made(seed=0):
     torch.manual_seed(seed)
     model = Network()
-    return model, torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9)
+    # one that resumes is made with another rate: that of the checkpoint has to come back
+    return model, torch.optim.SGD(model.parameters(), lr=0.05 if seed else 0.2, momentum=0.9)
 
 
 def _losses(model, optimizer, epochs):

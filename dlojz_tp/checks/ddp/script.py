@@ -30,6 +30,8 @@ HINTS = {
     "no-srun": "The command must be started by srun: else it runs once, on the first node.",
     "started-again": "The command is started {n} times. One srun starts it once for each process, on all nodes.",
     "command-missing": "srun does not start the command.",
+    "command-doubled": "srun starts {found!r} here, with the command's words for arguments. The command says itself which program it is: "
+    "hand it on as it came.",
     "command-one-word": "srun takes {found!r} for the name of one program: write the words of the command apart.",
     "shell-text-cut": "{shell} -c runs one word, and that is {found!r} here: what follows is lost. shlex.quote(command) writes "
     "the whole command as one word, whatever quotes it holds.",
@@ -215,6 +217,10 @@ def _right_step(case, options, calls):
     if len(ours) > 1:
         raise Wrong("started-again", expected=1, got=len(ours), n=len(ours))
     words, variables = ours[0]
+    before = [] if _shell_text(words)[0] else words[1 : -len(wanted)]
+    twice = before[-len(wanted) :] == wanted
+    if twice or (before and before[-1] in ("python", "python3", "bash", "sh", "echo")):
+        raise Wrong("command-doubled", got=shlex.join(words), found=wanted[0] if twice else before[-1])
     inner = [word for word in words if word in ("torchrun", "torch.distributed.run", "mpirun", "accelerate")]
     if inner:
         raise Wrong("launcher-inside", got=shlex.join(words), launcher=inner[0])
