@@ -6,19 +6,17 @@ import time
 from collections import defaultdict
 
 import numpy as np
+import torch
 
 from dlojz_tp import measure
-from tests.answers.bank import Answer, Bank
+from tests.answers.bank import Bank
 
 bank = Bank("05_dataloader")
 
 
 def both(slug, record, predict):
     """An answer to balise 2 is a recorder and a prediction."""
-    answer = bank.wrong(2, slug) if slug else bank.right(2)
-    answer(record)
-    last = bank.answers[-1]
-    bank.answers[-1] = Answer(last.work, 2, slug, (record, predict), record.__code__.co_firstlineno)
+    bank.several(2, slug, record, predict)
 
 
 def predicted(loading, step, n, workers):
@@ -57,6 +55,74 @@ def record_events(loader, step):
 
 RIGHT = record_events
 recorder(None)(RIGHT)
+
+
+def timed(events_of, clock=time.monotonic):
+    """A recorder whose events of a batch are events_of(stamps, asked, got, done), times of `clock`."""
+
+    def record_events(loader, step):
+        events, asked = [], clock()
+        for images, labels, stamps in loader:
+            got = clock()
+            step(images, labels)
+            done = clock()
+            events += events_of(stamps, asked, got, done)
+            asked = done
+        return events
+
+    return record_events
+
+
+def main_side(asked, got, done):
+    """The two right events of the main process."""
+    return [("waiting", -1, asked, got), ("step", -1, got, done)]
+
+
+def image(stamps):
+    """A loading event from one row of stamps."""
+    begin, end, worker = stamps.tolist()
+    return "loading", int(worker), begin, end
+
+
+def loaded(loading):
+    """A recorder with other loading events: loading(stamps, asked, got)."""
+    return timed(lambda stamps, asked, got, done: [loading(stamps, asked, got), *main_side(asked, got, done)])
+
+
+def waited(events_of):
+    """A recorder with right loading events: events_of(stamps, asked, got, done) are those of the main process."""
+    return timed(lambda stamps, *times: [_event(stamps), *events_of(stamps, *times)])
+
+
+WITHOUT_LOADING = timed(lambda stamps, *times: main_side(*times))
+recorder(None)(waited(lambda stamps, *times: main_side(*times)))
+recorder("missing-events")(WITHOUT_LOADING)
+recorder("other-clock")(timed(lambda stamps, *times: [_event(stamps), *main_side(*times)], time.time))
+recorder("main-side-loading")(loaded(lambda stamps, asked, got: ("loading", int(stamps[0, 2]), asked, got)))
+recorder("one-image-only")(loaded(lambda stamps, asked, got: image(stamps[0])))
+recorder("wrong-loading")(loaded(lambda stamps, asked, got: image(stamps.mean(dim=0) - torch.tensor([0.5, 0.0, 0.0]))))
+recorder("not-floats")(
+    loaded(lambda stamps, asked, got: ("loading", int(stamps[0, 2]), stamps[:, 0].min(), stamps[:, 1].max()))
+)
+recorder("wait-too-short")(
+    waited(lambda stamps, asked, got, done: [("waiting", -1, asked, asked + 1e-4), ("step", -1, got, done)])
+)
+recorder("step-includes-wait")(
+    waited(lambda stamps, asked, got, done: [("waiting", -1, asked, got), ("step", -1, asked, done)])
+)
+recorder("ends-before")(
+    waited(lambda stamps, asked, got, done: [("waiting", -1, asked, got - asked), ("step", -1, got, done - got)])
+)
+recorder("ends-before")(waited(lambda stamps, asked, got, done: [("waiting", -1, asked, got), ("step", -1, done, got)]))
+recorder("names-swapped")(
+    waited(lambda stamps, asked, got, done: [("step", -1, asked, got), ("waiting", -1, got, done)])
+)
+recorder("wait-from-stamps")(
+    waited(lambda stamps, asked, got, done: main_side(stamps[:, 1].max().item(), got, done))
+)
+recorder("wait-from-stamps")(
+    waited(lambda stamps, asked, got, done: main_side(stamps[:, 0].min().item(), got, done))
+)
 
 
 @recorder(None)
@@ -146,23 +212,7 @@ def record_events(loader, step):
 @recorder("loader-twice")
 def record_events(loader, step):
     events = [_event(stamps) for _, _, stamps in loader]
-    return events + record_events_right(loader, step)
-
-
-def record_events_right(loader, step):
-    events, asked = [], time.monotonic()
-    for images, labels, _ in loader:
-        got = time.monotonic()
-        step(images, labels)
-        done = time.monotonic()
-        events += [("waiting", -1, asked, got), ("step", -1, got, done)]
-        asked = done
-    return events
-
-
-@recorder("missing-events")
-def record_events(loader, step):
-    return record_events_right(loader, step)
+    return events + WITHOUT_LOADING(loader, step)
 
 
 @recorder("missing-events")
@@ -179,18 +229,6 @@ def record_events(loader, step):
 
 @recorder("other-clock")
 def record_events(loader, step):
-    events, asked = [], time.time()
-    for images, labels, stamps in loader:
-        got = time.time()
-        step(images, labels)
-        done = time.time()
-        events += [_event(stamps), ("waiting", -1, asked, got), ("step", -1, got, done)]
-        asked = done
-    return events
-
-
-@recorder("other-clock")
-def record_events(loader, step):
     start = time.monotonic()
     events, asked = [], 0.0
     for images, labels, stamps in loader:
@@ -198,45 +236,6 @@ def record_events(loader, step):
         step(images, labels)
         done = time.monotonic() - start
         events += [_event(stamps), ("waiting", -1, asked, got), ("step", -1, got, done)]
-        asked = done
-    return events
-
-
-@recorder("main-side-loading")
-def record_events(loader, step):
-    events, asked = [], time.monotonic()
-    for images, labels, stamps in loader:
-        got = time.monotonic()
-        step(images, labels)
-        done = time.monotonic()
-        worker = int(stamps[0, 2])
-        events += [("loading", worker, asked, got), ("waiting", -1, asked, got), ("step", -1, got, done)]
-        asked = done
-    return events
-
-
-@recorder("one-image-only")
-def record_events(loader, step):
-    events, asked = [], time.monotonic()
-    for images, labels, stamps in loader:
-        got = time.monotonic()
-        step(images, labels)
-        done = time.monotonic()
-        begin, end, worker = stamps[0].tolist()
-        events += [("loading", int(worker), begin, end), ("waiting", -1, asked, got), ("step", -1, got, done)]
-        asked = done
-    return events
-
-
-@recorder("wrong-loading")
-def record_events(loader, step):
-    events, asked = [], time.monotonic()
-    for images, labels, stamps in loader:
-        got = time.monotonic()
-        step(images, labels)
-        done = time.monotonic()
-        begin, end, worker = stamps.mean(dim=0).tolist()
-        events += [("loading", int(worker), begin - 0.5, end), ("waiting", -1, asked, got), ("step", -1, got, done)]
         asked = done
     return events
 
@@ -294,30 +293,6 @@ def record_events(loader, step):
     return events
 
 
-@recorder("wait-too-short")
-def record_events(loader, step):
-    events, asked = [], time.monotonic()
-    for images, labels, stamps in loader:
-        got = time.monotonic()
-        step(images, labels)
-        done = time.monotonic()
-        events += [_event(stamps), ("waiting", -1, asked, asked + 1e-4), ("step", -1, got, done)]
-        asked = time.monotonic()
-    return events
-
-
-@recorder("step-includes-wait")
-def record_events(loader, step):
-    events, asked = [], time.monotonic()
-    for images, labels, stamps in loader:
-        got = time.monotonic()
-        step(images, labels)
-        done = time.monotonic()
-        events += [_event(stamps), ("waiting", -1, asked, got), ("step", -1, asked, done)]
-        asked = done
-    return events
-
-
 @recorder("step-too-short")
 def record_events(loader, step):
     events, asked = [], time.monotonic()
@@ -328,19 +303,6 @@ def record_events(loader, step):
         step(images, labels)
         events += [_event(stamps), ("waiting", -1, asked, got), ("step", -1, begin, end)]
         asked = time.monotonic()
-    return events
-
-
-@recorder("not-floats")
-def record_events(loader, step):
-    events, asked = [], time.monotonic()
-    for images, labels, stamps in loader:
-        got = time.monotonic()
-        step(images, labels)
-        done = time.monotonic()
-        loading = ("loading", int(stamps[0, 2]), stamps[:, 0].min(), stamps[:, 1].max())
-        events += [loading, ("waiting", -1, asked, got), ("step", -1, got, done)]
-        asked = done
     return events
 
 
@@ -688,33 +650,3 @@ def record_events(loader, step):
     """The call that does not fit is the answer's own."""
     for images, labels, _stamps in loader:
         step((images, labels))
-
-
-def _recorded(slug, events_of):
-    """An answer whose events are made by events_of(stamps, asked, got, done), times of time.monotonic()."""
-
-    def record_events(loader, step):
-        events, asked = [], time.monotonic()
-        for images, labels, stamps in loader:
-            got = time.monotonic()
-            step(images, labels)
-            done = time.monotonic()
-            events += [_event(stamps), *events_of(stamps, asked, got, done)]
-            asked = done
-        return events
-
-    recorder(slug)(record_events)
-
-
-_recorded(None, lambda stamps, asked, got, done: [("waiting", -1, asked, got), ("step", -1, got, done)])
-_recorded("ends-before", lambda stamps, asked, got, done: [("waiting", -1, asked, got - asked), ("step", -1, got, done - got)])
-_recorded("ends-before", lambda stamps, asked, got, done: [("waiting", -1, asked, got), ("step", -1, done, got)])
-_recorded("names-swapped", lambda stamps, asked, got, done: [("step", -1, asked, got), ("waiting", -1, got, done)])
-_recorded(
-    "wait-from-stamps",
-    lambda stamps, asked, got, done: [("waiting", -1, stamps[:, 1].max().item(), got), ("step", -1, got, done)],
-)
-_recorded(
-    "wait-from-stamps",
-    lambda stamps, asked, got, done: [("waiting", -1, stamps[:, 0].min().item(), got), ("step", -1, got, done)],
-)

@@ -217,14 +217,14 @@ def _damaged(JpegFiles, folder, items):  # noqa: N803
     for what, (name, found) in damaged.items():
         if found is not None:
             (folder / name).write_bytes(found)
-        dataset = JpegFiles([items[0], (folder / name, 3), items[1]], Mean())
+        dataset, subject = JpegFiles([items[0], (folder / name, 3), items[1]], Mean()), what[0].upper() + what[1:]
         try:
             got = dataset[1]
         except Wrong:
             raise
         except (StopIteration, IndexError) as error:
             kind = type(error).__name__
-            raise Wrong("loop-ends", got=str(error), where=what, what=what[0].upper() + what[1:], kind=kind) from error
+            raise Wrong("loop-ends", got=str(error), where=what, what=subject, kind=kind) from error
         except Exception as error:
             if name not in "\n".join([str(error), *getattr(error, "__notes__", ())]):
                 raise Wrong(
@@ -232,6 +232,6 @@ def _damaged(JpegFiles, folder, items):  # noqa: N803
                 ) from error
         else:
             slug = "truncation-allowed" if ImageFile.LOAD_TRUNCATED_IMAGES else "damage-hidden"
-            raise Wrong(slug, got=got, where=what, what=what[0].upper() + what[1:])
+            raise Wrong(slug, got=got, where=what, what=subject)
         if dataset[2][1] != items[1][1]:
             raise Wrong("wrong-item", where="the item after a damaged one")

@@ -146,7 +146,7 @@ LOOKS = [
         "more",
         0,
         "operators-grow",
-        lambda seen, due: seen <= due,
+        at_most,
         lambda seen, due: {"n": seen},
     ),  # fmt: skip
     Look("as many for six images of five channels", "for more images", 0, "a-loop-over-images", at_most, lambda seen, due: {"n": seen}),

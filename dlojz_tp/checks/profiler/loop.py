@@ -210,8 +210,8 @@ class _Run:
                     if other != name and any(_inside(mark, label) for label in self._all(name)):
                         raise Wrong("label-too-wide", name=name, what=MARKS[other])
         for step in (span for span in self.spans if span[0].startswith("ProfilerStep#")):
-            for name, begin, end in self.spans:
-                if name in LABELS and step[1] <= begin < step[2] - 1e-3 < end - 2e-3:
+            for name in LABELS:
+                if any(step[1] <= s[1] < step[2] - 1e-3 and not _inside(s, step) for s in self._all(name)):
                     raise Wrong("step-in-label", name=name)
             forward, update = ([m for m in marks[name] if _inside(m, step)] for name in ("forward", "optimizer"))
             if forward and update and update[-1][1] < forward[0][1]:
