@@ -491,8 +491,8 @@ def run(batch_size, steps=3):
 # Call `run(b)` once for each `b` in `batch_sizes`, which come in no order. Return a dictionary `{b: record}`, with
 # `None` for a size that ran out of memory.
 #
-# A failed size must leave nothing behind: when the next one starts, its tensors must be gone, and
-# `torch.cuda.empty_cache()` must have been called when they were; for the last size, before the sweep returns. Any other
+# A failed size must leave nothing behind: when the next one starts, its tensors must be gone, and after
+# that `torch.cuda.empty_cache()` must have been called; for the last size, before the sweep returns. Any other
 # error has to come through. About 10 lines.
 #
 # <details><summary>Hint</summary>

@@ -649,7 +649,7 @@ for dtype in (torch.bfloat16, torch.float16, torch.float32):
 # of two down to 0 the next number is half as far.) Where it does not, a second copy of the weights in float32, the *masters*, collects what 16 bits would round away.
 #
 # 1. `ulp(x)`: for a tensor in bfloat16, float16 or float32 return the distance from $|x|$ to the next larger number *of
-#    its dtype*, same shape. It is the same between two powers of two, $\epsilon\,2^{\lfloor\log_2 |x|\rfloor}$ with `info.eps` the
+#    its dtype*, same shape, in any dtype that holds it. It is the same between two powers of two, $\epsilon\,2^{\lfloor\log_2 |x|\rfloor}$ with `info.eps` the
 #    distance at 1; and below `info.smallest_normal` it gets no smaller.
 # 2. `MasterSGD`: SGD with momentum ($v \leftarrow \mu v + g$, $w \leftarrow w - \eta v$) for 16-bit parameters. Masters and
 #    momentum are float32. Write how the masters are made, and the step of one parameter: update $v$ and the master, then

@@ -1040,7 +1040,7 @@ measure.race(candidates, repeats=25, device=DEVICE)
 # back. Left for you: the random numbers, which `batch_of` and dropout use, and the gradients (`None` as before).
 #
 # `autotuner_saves(shapes, search, usual, best)`: the seconds that the autotuner saves in a run, negative if it costs. `shapes`
-# are those of the run's batches in their order, `search` the seconds to try all algorithms for one shape, `usual` and `best`
+# are those of the run's batches in their order, `search` the seconds to try all algorithms for one shape, before its first step, `usual` and `best`
 # the seconds of a step without and with it.
 #
 # About 5 lines in all.

@@ -645,7 +645,7 @@ tp.check(6, Accumulating, backward_in_parts)
 #
 # - in `__init__`: leave in the list `parameters` those to average. Frozen ones (`requires_grad` False) are left out, and one that is in the list
 #   twice (tied) travels once;
-# - `start_complete`: start the buckets that are complete, **strictly in their order**. `self.running` tells how many were
+# - `start_complete`: start the buckets that are complete, **strictly in their order**, and wait for none. `self.running` tells how many were
 #   started;
 # - the beginning of `finish`: place what is still missing. A parameter that this rank did not use counts as **zero**; one
 #   that was used inside `no_sync()` has a gradient though no hook fired.

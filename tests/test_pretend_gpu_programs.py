@@ -78,6 +78,8 @@ PROGRAMS = {
     "labels not moved": (lambda: F.cross_entropy(net()(x.cuda()), y), SAME),
     "mask of the CPU": (lambda: net()(x.cuda()).masked_fill(torch.ones(8, 3, dtype=torch.bool), 0), SAME),
     "concatenated": (lambda: torch.cat([x.cuda(), x]), "got tensors is on cpu, different from other tensors on cuda:0"),
+    "a loss scale of the CPU": (lambda: unscaled(torch.tensor(0.5)), "got inv_scale is on cpu, different from other"),
+    "a loss scale of the GPU": (lambda: unscaled(torch.tensor(0.5, device="cuda")), 16.0),
     "two GPUs": (lambda: x.to("cuda:0") @ x.T.to("cuda:1"), "is on cuda:1, different from other tensors on cuda:0"),
     "index on the CPU": (lambda: (x.cuda()[torch.tensor([0, 1])]).is_cuda, True),
     "index on the GPU": (lambda: x[torch.tensor([0, 1]).cuda()], "indices should be either on the same device as"),
@@ -117,6 +119,12 @@ PROGRAMS = {
     "inference mode": (lambda: inferred(x.cuda()), "cuda:0"),
     "accelerator": (lambda: str(torch.accelerator.current_accelerator()), "cuda"),
 }
+
+
+def unscaled(inverse):
+    gradient, found = x.cuda(), torch.zeros((), device="cuda")
+    torch._amp_foreach_non_finite_check_and_unscale_([gradient], found, inverse)
+    return gradient.sum().item()
 
 
 def without_autograd():

@@ -11,7 +11,7 @@ ANYWHERE = {
 }  # fmt: skip
 INDEXED = {"index", "index_put_", "index_put", "_index_put_impl_", "_unsafe_index", "_unsafe_index_put"}
 # TensorIterator takes numbers of the CPU (tensors without dimensions) beside tensors of a GPU
-LISTS = ("_foreach", "cat", "stack", "_cat")
+LISTS = ("_foreach", "_amp_foreach", "cat", "stack", "_cat")
 
 
 def refuse_mixed(func, name, args, kwargs, found, tags) -> None:

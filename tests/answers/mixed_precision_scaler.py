@@ -442,3 +442,4 @@ class LossScaler(Base):
 
 bank.slip(4, "scaler-not-on-gpu", ("torch.zeros((), device=device)", "torch.zeros(())"))
 bank.slip(4, "scaler-not-on-gpu", ("self.found = torch.zeros((), device=device)", 'self.found = torch.zeros((), device="cpu")'), variant=True)
+bank.slip(4, "scaler-not-on-gpu", ("1 / self.value, device=device", "1 / self.value"))

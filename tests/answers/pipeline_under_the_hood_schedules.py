@@ -240,6 +240,7 @@ bank.slip(6, "in-order-only", ("inputs.tensor_split(n_micro_batches), targets.te
 bank.slip(6, "messages-ignored", ("receive(place.before, k)", "receive_activation(place.before, k)"),
           ("send(y, place.behind, k)", "send_activation(y, place.behind, k)"))  # fmt: skip
 bank.slip(6, "messages-ignored", ("receive(place.before, k)", "receive_activation(place.before, k)"))
+bank.slip(6, "tag-differs", ("receive_gradient(y, place.behind, k)", "receive_gradient(y, place.behind)"))
 bank.slip(6, "not-a-neighbour", ("receive(place.before, k)", "receive(place.stage - 1, k)"),
           ("send(y, place.behind, k)", "send(y, place.stage + 1, k)"),
           ("receive_gradient(y, place.behind, k)", "receive_gradient(y, place.stage + 1, k)"),

@@ -147,6 +147,7 @@ bank.slip(4, "other-cut", (PARTS, f"zip({SPLIT})"), ("reversed(range(n_micro_bat
 bank.slip(4, "other-cut", (PARTS, f"zip(range(n_micro_batches), {SPLIT})"), ("k, (x, t) in enumerate(", "k, x, t in ("))
 bank.slip(4, "uneven-fails", (PARTS, "zip(inputs.chunk(n_micro_batches), targets.chunk(n_micro_batches))"))
 bank.slip(4, "sends-not-waited", ("    for work in works:\n        work.wait()\n", ""))
+bank.slip(4, "tag-differs", ("receive_gradient(y, place.behind, k)", "receive_gradient(y, place.behind)"))
 bank.slip(4, "gradients-of-one", ("        y.backward(", "        stage.zero_grad()\n        y.backward("))
 bank.slip(4, "gradients-scaled", (SHARE, SHARE + " / n_micro_batches"))
 bank.text(

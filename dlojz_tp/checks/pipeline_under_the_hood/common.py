@@ -8,7 +8,7 @@ from torch import nn
 
 from dlojz_tp import launch
 from dlojz_tp.checking import Wrong, close
-from dlojz_tp.checks.pipeline_under_the_hood.sends import Sends
+from dlojz_tp.checks.pipeline_under_the_hood.sends import Sends, tags_that_differ
 from dlojz_tp.probes import ranks
 from dlojz_tp.probes.networks import mark
 from dlojz_tp.probes.ranks import hung, killed_by
@@ -179,6 +179,7 @@ def run_step(answer, step, rows: int, calls: int = 1):
         "loss": float(loss.detach()) if isinstance(loss, torch.Tensor) and loss.numel() == 1 else loss if kind == "float" else None,
         "stage": place.stage, "rank": dist.get_rank(), "kind": kind, "graph": isinstance(loss, torch.Tensor) and loss.requires_grad,
         "gradients": gradients, "seen": stage.seen, "sent": sent(log.events), "open": left,
+        "tags": tags_that_differ(),
         "changed": any(not torch.equal(a, b.detach()) for a, b in zip(before, stage.parameters(), strict=True)),
     }  # fmt: skip
 
@@ -210,6 +211,8 @@ def right_step(worlds, rows: int, pieces: int = 1, even: bool = True):
             _right_loss(got, rank == size - 1, loss, losses, rank, where)
             if got["open"]:
                 raise Wrong("sends-not-waited", n=got["open"], where=where)
+            if got["tags"]:
+                raise Wrong("tag-differs", expected=got["tags"][0], got=got["tags"][1], where=where)
 
 
 def _right_loss(got, last, loss, losses, stage, where):

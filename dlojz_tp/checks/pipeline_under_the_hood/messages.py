@@ -9,7 +9,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from dlojz_tp import launch
 from dlojz_tp.checking import Wrong, close
 from dlojz_tp.checks.pipeline_under_the_hood.common import on_ranks
-from dlojz_tp.checks.pipeline_under_the_hood.sends import Sends, in_lanes
+from dlojz_tp.checks.pipeline_under_the_hood.sends import Sends, in_lanes, tags_that_differ
 from dlojz_tp.measure import LiveBytes
 from dlojz_tp.probes.gpus import NO_BACKEND
 from dlojz_tp.probes.ranks import hung
@@ -78,7 +78,7 @@ def balise_2(send_activation, receive_activation, send_gradient, receive_gradien
                     got,
                     f"rank {rank} of {size}, {CASES[case][1]} of shape {CASES[case][0]}".replace("torch.", ""),
                 )
-    yield "no more bytes than needed, no needless copy, nothing kept"
+    yield "tags handed on; no more bytes than needed, no needless copy, nothing kept"
     for size, ranks in worlds.items():
         for rank, found in enumerate(ranks):
             for case, got in found.items():
@@ -222,6 +222,7 @@ def _chain(answers, cases, tags=False):
         if case == "large":
             gc.collect()
             got["kept"] = [what for what, reference in got["kept"] if not reference.expired()]
+    found[cases[0]]["tags"] = None if tags else tags_that_differ()
     return found
 
 
@@ -269,6 +270,8 @@ def _right(case, got, where):
 def _cheap(case, got, where):
     shape, dtype = CASES[case]
     exact = torch.Size(shape).numel() * dtype.itemsize
+    if got.get("tags"):
+        raise Wrong("tag-differs", expected=got["tags"][0], got=got["tags"][1], where=where.split(",")[0])
     if got["sent"] > exact + 256:
         raise Wrong("header-large", got=got["sent"], exact=exact, where=where)
     if got["returned"] > exact:

@@ -22,6 +22,8 @@ HINTS = {
     "the order in which both sides start them, and rank {rank} waits for ever to {kind}: activations go in one lane, gradients in the other.",
     "waited-twice": "A started send or receive was waited for twice, and gloo, on the CPU, waits for ever the second time. Wait once for "
     "each: after the loop, say, or clear the list.",
+    "tag-differs": "A message that was sent with tag {expected} is received with tag {got}. gloo, on CPUs, tells messages apart by their "
+    "tags, and would wait for ever for this one: hand `tag`, the micro-batch's number, on into every call.",
     "not-a-neighbour": "Stage {stage}, on rank {rank}, exchanged a message with rank {peer}. Its neighbours are place.before = {before} and "
     "place.behind = {behind}: no count from the rank or from the stage finds them, where pipelines stand side by side.",
 }
@@ -34,9 +36,10 @@ class Lane(dist.ProcessGroup):
     group has to be made.
     """
 
-    def numbered(self, name, peer) -> int:
-        """The tag of the next message from here to a peer, or from there to here."""
+    def numbered(self, name, peer, tag) -> int:
+        """What stands for the tag of the next message from here to a peer, or from there to here."""
         self.numbers[name, peer] += 1
+        self.tags[name, peer, self.numbers[name, peer]] = tag
         return 2 * self.numbers[name, peer] + lanes.NAMES.index(self.name)
 
     def _get_backend(self, device):
@@ -46,7 +49,7 @@ class Lane(dist.ProcessGroup):
 @functools.cache
 def _lane(name, rank, size):
     made = Lane(rank, size)
-    made.name, made.numbers = name, Counter()
+    made.name, made.numbers, made.tags = name, Counter(), {}
     return made
 
 
@@ -59,6 +62,20 @@ def lane(name):
     # torch asks for the backend of the group of a message that fails, before it raises
     distributed_c10d._world.pg_map[made] = distributed_c10d._world.pg_map[dist.group.WORLD]
     return made
+
+
+def tags_that_differ() -> tuple[int, int] | None:
+    """The first message to here whose tag is not the one that it was sent with: both tags. Collective."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    mine = {name: _lane(name, rank, size).tags for name in lanes.NAMES}
+    everyone = [None] * size
+    dist.all_gather_object(everyone, mine)
+    for name, tags in mine.items():
+        for (what, peer, number), tag in tags.items():
+            sent = everyone[peer][name].get(("isend", rank, number), tag)
+            if what == "irecv" and sent != tag:
+                return sent, tag
+    return None
 
 
 class Sends:
@@ -95,7 +112,8 @@ class Sends:
             given = signature.bind(*args, **kwargs).arguments
             self._allowed(name, given)
             self.began(name)
-            tag = given.get("tag", 0) if self.tags else given["group"].numbered(name, self._peer(given))
+            tag = given.get("tag", 0)
+            tag = tag if self.tags else given["group"].numbered(name, self._peer(given), tag)
             work = begin(**given | {"group": None, "tag": tag})
             if work is None:
                 return None
