@@ -152,8 +152,8 @@ class Stream:
         if taken is not None:
             self.streams.machine.races.append(Race("freed and used again, without record_stream", (), *line()))
 
-    def wait_stream(self, other):
-        merge(self.after, other.after)
+    def wait_stream(self, stream):
+        merge(self.after, stream.after)
         merge(self.after, self.streams.host)
 
     def wait_event(self, event):

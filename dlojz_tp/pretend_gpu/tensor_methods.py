@@ -40,10 +40,10 @@ def replaced(machine, streams, mover) -> list[tuple]:
         real_storage(out)._gpu_tag = Pinned()
         return out
 
-    def record_stream(x, stream):
+    def record_stream(x, s):
         if (memory := block(x)) is None:
             raise NotImplementedError("Could not run 'aten::record_stream' with arguments from the 'CPU' backend.")
-        memory.kept.add(stream)
+        memory.kept.add(s)
 
     def resize(storage, size):
         _resize(storage, size)

@@ -20,6 +20,8 @@ HINTS = {
     "path-transformed": 'The transform was given {kind}. It is made for a decoded picture: Image.open(path).convert("RGB").',
     "not-rgb": "The transform was given a picture of mode {mode}. Grey, palette and CMYK files exist in every large set: "
     'convert("RGB").',
+    "picture-altered": "The transform was given another picture than the file's: resized, cut or turned. All of that belongs into the "
+    "transform, which sees the picture as it was decoded.",
     "label-not-int": "The label must be the int that came with the path, not {kind}: the collate function makes a tensor "
     "of the whole batch.",
     "wrong-item": "The item is not the picture and label of this index.",
@@ -47,16 +49,21 @@ HINTS = {
 
 
 class Mean:
-    """A transform that can be pickled: the mean colour, and what it was given."""
+    """A transform that can be pickled: the mean colours of four quarters, and what it was given."""
 
     seen: list = []
 
     def __call__(self, picture):
-        Mean.seen.append(picture.mode if isinstance(picture, Image.Image) else picture)
+        Mean.seen.append((picture.mode, picture.size) if isinstance(picture, Image.Image) else picture)
         if not isinstance(picture, Image.Image):
             raise Wrong("path-transformed", kind=f"a {type(picture).__name__}")
-        colour = picture.resize((1, 1)).getpixel((0, 0))
-        return torch.tensor(colour if isinstance(colour, tuple) else (colour,), dtype=torch.float32)
+        return _quarters(picture)
+
+
+def _quarters(picture):
+    """(channels × 4,): the mean colours of upper left, upper right, lower left, lower right."""
+    small = picture.resize((2, 2), Image.Resampling.BOX)
+    return torch.tensor([small.getpixel((x, y)) for y in (0, 1) for x in (0, 1)], dtype=torch.float32).flatten()
 
 
 def balise_1(JpegFiles):  # noqa: N803  (the answer is a class)
@@ -83,7 +90,9 @@ def _look(JpegFiles, folder):  # noqa: N803
         raise Wrong("wrong-length", expected=len(items), got=length)
     descriptors = open_descriptors()
     for index, (path, label) in [*enumerate(items), *enumerate(items)]:
-        _right_item(dataset[index], path, label, index)
+        before = len(Mean.seen)
+        item = dataset[index]
+        _right_item(item, path, label, index, anew=len(Mean.seen) > before)
     if len(Mean.seen) < 2 * len(items):
         raise Wrong("item-kept", expected=f"{2 * len(items)} calls of transform", got=f"{len(Mean.seen)}")
     if _right_again(dataset, items):
@@ -109,7 +118,9 @@ def _made(folder):
     items = []
     for k, colour in enumerate(COLOURS[:3]):
         items.append((folder / f"photo{k}.jpg", 10 + k))
-        Image.new("RGB", (20 + k, 16), colour).save(items[-1][0], quality=95)
+        picture = Image.new("RGB", (20 + 2 * k, 16), colour)
+        picture.paste((250, 250, 250), (0, 0, 10 + k, 8))  # a corner of its own tells which way up it is
+        picture.save(items[-1][0], quality=95)
     items.append((folder / "grey.jpg", 20))
     Image.new("L", (12, 30), 90).save(items[-1][0], quality=95)
     items.append((folder / "print.jpg", 21))
@@ -119,10 +130,10 @@ def _made(folder):
 
 def _truth(path):
     with Image.open(path) as image:
-        return torch.tensor(image.convert("RGB").resize((1, 1)).getpixel((0, 0)), dtype=torch.float32)
+        return _quarters(image.convert("RGB"))
 
 
-def _right_item(item, path, label, index):
+def _right_item(item, path, label, index, anew):
     where = f"index {index}, {path.name}"
     if item is None:
         raise Wrong("nothing-returned")
@@ -131,13 +142,18 @@ def _right_item(item, path, label, index):
     image, got = item
     if not Mean.seen or not isinstance(image, torch.Tensor):
         raise Wrong("not-transformed", got=type(image).__name__, where=where)
-    if Mean.seen[-1] != "RGB":
-        raise Wrong("not-rgb", mode=Mean.seen[-1], where=where)
+    mode, size = Mean.seen[-1]
+    if mode != "RGB":
+        raise Wrong("not-rgb", mode=mode, where=where)
     if not isinstance(got, int) or isinstance(got, bool):
         raise Wrong("label-not-int", got=got, where=where, kind=f"a {type(got).__name__}")
-    if got != label or image.shape != (3,) or (image - _truth(path)).abs().max() > 4:
-        raise Wrong("wrong-item", expected=f"label {label}, mean colour {_truth(path).tolist()}",
-                    got=f"label {got}, mean colour {image.tolist()}", where=where)  # fmt: skip
+    if got != label or image.shape != (12,) or (image.view(4, 3)[3] - _truth(path).view(4, 3)[3]).abs().max() > 100:
+        raise Wrong("wrong-item", expected=f"label {label}, mean colour {_truth(path).tolist()[-3:]}",
+                    got=f"label {got}, mean colour {image.tolist()[-3:]}", where=where)  # fmt: skip
+    with Image.open(path) as picture:
+        if anew and size != picture.size or (image - _truth(path)).abs().max() > 4:
+            raise Wrong("picture-altered", expected=f"{picture.size[0]} × {picture.size[1]} pixels",
+                        got=f"{size[0]} × {size[1]} pixels", where=where)  # fmt: skip
 
 
 def _right_again(dataset, items):
@@ -171,7 +187,8 @@ def _dumped(dataset):
 
 
 def _state(dataset):
-    return dataset.__reduce_ex__(2)[2]
+    _, arguments, *state = dataset.__reduce_ex__(2)
+    return state[0] if state else arguments
 
 
 def _pickled(dataset, items):

@@ -24,13 +24,14 @@ HINTS = {
     "fastest-not-cheapest": "This is the fastest, but a cheaper one is within {tolerance:.0%} of it: the tolerance is there to "
     "save workers and memory.",
     "too-slow": "This choice is slower than the fastest by more than the tolerance of {tolerance:.0%}.",
-    "tolerance-ignored": "With tolerance={tolerance} another choice is due. Is the argument used?",
+    "tolerance-ignored": "With tolerance={tolerance} another choice is due. Is the argument used, and with times that are not rounded?",
     "memory-before-workers": "Fewest workers first; memory only decides between choices of as many workers.",
     "memory-ignored": "Of two choices with as many workers, the one with less memory is due.",
     "smallest-peak": "The memory of a choice is the largest peak of its trials and ranks, not the smallest, the first, "
     "a mean or a sum.",
     "fastest-left-out": "With tolerance=0 your code raised {kind}, though choices are left: the fastest itself is within the "
     "tolerance, so compare with <=.",
+    "step-only": "Only the time of the step was compared. Workers are there to shorten the wait before it: compare the total.",
     "loading-only": "Only the loading time was compared. Workers also slow the step down: compare the total.",
     "empty-not-refused": "No trial is left to choose from, and yet something was returned. Raise ValueError.",
     "wrong-choice": "Another choice is due: the cheapest within the tolerance of the fastest.",
@@ -85,6 +86,8 @@ def balise_4(choose_options):
     yield "the total counts, not the loading alone"
     crowded = [_trial(D, [0.5] * 6, loading=[0.01]), _trial(C, [0.2] * 6, loading=[0.1])]
     _is(choose_options, crowded, C, {4: "loading-only"})
+    starved = [_trial(D, [0.5] * 6, loading=[0.4]), _trial(C, [0.2] * 6, loading=[0.05])]
+    _is(choose_options, starved, C, {4: "step-only"})
     yield "nothing left: ValueError"
     for records in ([], [_trial(D, [], failed=True), _trial(C, [], warmup=2)]):
         try:
@@ -99,6 +102,10 @@ def _noise(choose_options):
     records = [_trial(C, [t] * 5) for t in (0.2, 0.2, 1.5)] + [_trial(D, [t] * 5) for t in (0.05, 0.3, 0.3)]
     records += [_trial(A, [0.27] * 5)] * 3
     random.Random(1).shuffle(records)
+    _is(choose_options, records, C, {0: "noise-believed", 4: "noise-believed"})
+    # five trials each, no two alike, and the medians are again 0.2, 0.27 and 0.3
+    means = (C, (1.0, 0.19, 0.2, 0.1, 0.9)), (D, (0.31, 0.05, 0.3, 0.06, 0.32)), (A, (0.26, 0.28, 0.265, 0.275, 0.27))
+    records = [_trial(choice, [of_trial[k]] * 5) for k in range(5) for choice, of_trial in means]
     _is(choose_options, records, C, {0: "noise-believed", 4: "noise-believed"})
     # trials of different lengths: a long disturbed one must not weigh more
     records = [_trial(C, [0.2] * 5), _trial(C, [0.2] * 5), _trial(C, [0.9] * 40), *[_trial(A, [0.5] * 5)] * 3]

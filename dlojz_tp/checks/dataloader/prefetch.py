@@ -27,6 +27,8 @@ HINTS = {
     "error-changed": "The loader raised a {raised}, a {kind} arrived. Raise the very error.",
     "loop-hangs": "The loop waited for a batch that never came{after}: did the thread die without a word, or does it wait for a "
     "place that the loop never gave back?",
+    "no-end": "Batches come without end: {n} of them, where the loader has a few. Is the one iterator that came asked, and what does the thread "
+    "do where next() finds no more?",
     "end-as-error": "next(batches) raises StopIteration at the end of the loader, and within a generator that becomes a RuntimeError. "
     "Give it a default: next(batches, ready).",
     "end-hangs": "A loop that is left early never ends: it waits for a thread that waits for a place to put its batch. Wake "
@@ -35,6 +37,7 @@ HINTS = {
     "second-epoch": "A second loop over the same prefetcher gave {n} of {all} batches. __iter__ must begin anew.",
     "started-early": "Batches were taken from the loader before anybody looped over the prefetcher. Begin in __iter__.",
     "still-on-cpu": "A tensor was not copied to the device.",
+    "dtype-changed": "A tensor of {expected} came to the device as {got}. Labels, say, stay whole numbers: only the device changes.",
     "blocking-copy": "This copy makes the processor wait: non_blocking=True.",
     "same-stream": "The copy was queued in the stream that computes: it waits for the network's work, and the network for it. "
     "Use a torch.cuda.Stream of its own.",
@@ -51,6 +54,7 @@ HINTS = {
     "processor-waits": "The main thread waited for the device {n} times. Let a stream wait instead of the processor.",
 }
 CPU = torch.device("cpu")
+ENDLESS = 1000  # batches: no loader here has a tenth of it
 Pair = namedtuple("Pair", "image label")
 
 
@@ -98,6 +102,8 @@ def _loop(prefetcher, where="", work=None):
         try:
             for batch in prefetcher:
                 found.append(batch)
+                if len(found) > ENDLESS:
+                    raise Wrong("no-end", n=f"more than {ENDLESS}", where=where.strip())
                 if work:
                     work(len(found))
         except BaseException as error:
@@ -293,6 +299,9 @@ def _copies(gpu, device, Prefetcher):  # noqa: N803
             for tensor in (batch["image"], batch["rest"][0]):
                 if not tensor.is_cuda:
                     raise Wrong("still-on-cpu", got=f"{tensor.device}")
+                due = torch.float32 if tensor is batch["image"] else torch.int64
+                if tensor.dtype != due:
+                    raise Wrong("dtype-changed", expected=due, got=tensor.dtype)
                 if any(not copy.non_blocking for copy in gpu.copies):
                     raise Wrong("blocking-copy")
                 side, number = tag(tensor).written

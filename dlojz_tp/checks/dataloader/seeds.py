@@ -4,7 +4,7 @@ import random
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset, get_worker_info
+from torch.utils.data import Dataset, RandomSampler, SequentialSampler, get_worker_info
 
 from dlojz_tp.checking import Wrong
 
@@ -20,8 +20,8 @@ HINTS = {
     "same one: replace it in the worker.",
     "global-alike": "{source} draws the same numbers in both workers: PyTorch had seeded it differently, and your "
     "worker_init_fn undid that.",
-    "epochs-alike": "{source} draws the same numbers in every epoch: its seed does not depend on the epoch. "
-    "torch.initial_seed() in a worker does.",
+    "epochs-alike": "{source} draws the same numbers in every epoch: its seed was the same in both. Take all of "
+    "torch.initial_seed() in the worker, as PyTorch has set it: it differs from epoch to epoch.",
     "state-word": "numpy draws the same in every epoch: np.random.get_state()[1][0] is the same constant in every worker, "
     "since PyTorch seeds numpy with a list of words. Leave numpy alone, or seed it from torch.initial_seed().",
     "depends-on-global": "{source} draws other numbers when the program has drawn random numbers before: the epoch's seed "
@@ -30,8 +30,9 @@ HINTS = {
     "seed-without-effect": "{source} draws the same numbers with another seed.",
     "rank-without-effect": "{source} draws the same numbers on another rank: all ranks would augment alike. The seed must "
     "hold the rank.",
-    "pairs-collide": "{source} draws the same numbers for {one} as for {other}: a sum, a product or an xor of the two is the "
-    "same for many pairs. Let NumPy mix them: int(np.random.SeedSequence([seed, rank]).generate_state(1)[0]).",
+    "pairs-collide": "{source} draws the same numbers for {one} as for {other}: they end in one seed, as many pairs have one "
+    "sum, product or xor, and few numbers are left after a remainder. int(np.random.SeedSequence([seed, rank]).generate_state(1)[0]) "
+    "mixes the two, in this order, into 32 bits.",
     "seed-cut": "{source} draws the same numbers for {one} as for {other}: on the CPU, manual_seed uses only the low 32 bits of its "
     "number. Mix seed and rank into 32 bits: int(np.random.SeedSequence([seed, rank]).generate_state(1)[0]).",
     "global-disturbed": "Making the loader seeded the global generators of the program: dropout and weights would repeat. "
@@ -106,6 +107,8 @@ def _disturb(noise):
 
 def balise_3(seeded_loader):
     """Two workers, two epochs, the same seed again after other random numbers; persistent workers; ranks."""
+    yield "a DataLoader with the options that were given"
+    _with_options(seeded_loader)
     yield "no two workers draw the same"
     first = _Epochs(seeded_loader, 7, 2)
     for source in SOURCES:
@@ -135,6 +138,21 @@ def balise_3(seeded_loader):
     for source in SOURCES:
         if lasting.epochs[0][source] != again.epochs[0][source] or lasting.epochs[1][source] != again.epochs[1][source]:
             raise Wrong("not-reproducible", source=source, where="persistent workers")
+
+
+def _with_options(seeded_loader):
+    """Other options than those of the draws below; a loader that does not show one is not asked for it."""
+    given = {"batch_size": 3, "num_workers": 1, "drop_last": True, "prefetch_factor": 4, "pin_memory": True}
+    for shuffle, sampler in ((True, RandomSampler), (False, SequentialSampler)):
+        try:
+            loader = seeded_loader(_Draws(), 7, shuffle=shuffle, **given)
+        except ValueError as error:  # DataLoader's own: of options that were given, some came and others did not
+            raise Wrong("options-ignored", what=str(error).split(".")[0]) from error
+        for name, value in given.items():
+            if (got := getattr(loader, name, value)) != value:
+                raise Wrong("options-ignored", what=f"{name} is {got}, {value} was asked for")
+        if not isinstance(getattr(loader, "sampler", None), sampler | None):
+            raise Wrong("options-ignored", what=f"shuffle={shuffle} was asked for, and the sampler is another")
 
 
 class _Bare(Dataset):

@@ -24,6 +24,7 @@ HINTS = {
     "dot-in-key": "The key {key!r} holds a dot or a folder: everything after the first dot counts as the extension.",
     "bytes-changed": "The bytes in the shard are not those of the file: a JPEG file that is decoded and encoded again loses "
     "quality. Copy it as it is.",
+    "no-bytes": "The entry of a picture is empty: addfile reads as many bytes as TarInfo.size says, and that is 0 until it is set.",
     "label-lost": "KEY.cls must hold the label as text.",
     "not-samples": "stream_shards yields pairs (bytes, int).",
     "samples-lost": "{n} of {all} samples are not given{how}.",
@@ -59,10 +60,12 @@ def balise_7(write_shards, stream_shards):
     with tempfile.TemporaryDirectory(prefix="dlojz-") as folder:
         folder = Path(folder)
         yield "shards as webdataset reads them: KEY.jpg and KEY.cls, side by side"
-        items = _files(folder, 23)
+        many = _files(folder, 130)
+        items = many[:23]
         shards = _written(write_shards, items, folder / "shards", 5)
         _written(write_shards, items[:8], folder / "even", 4)
         _written(write_shards, items[:2], folder / "few", 100)
+        _written(write_shards, many, folder / "many", 10)
         yield "streamed: every sample once, with its label, in order"
         ours = _ours(folder / "ours", items)
         _in_order(stream_shards, shards, items, "")
@@ -83,7 +86,7 @@ def _files(folder, n):
     for k in range(n):
         path = folder / f"class.{k % 3}" / f"img.{k // 3}.jpg"
         path.parent.mkdir(exist_ok=True)
-        Image.new("RGB", (8, 8), (k * 9, 255 - k * 9, k)).save(path, quality=90)
+        Image.new("RGB", (8, 8), (k * 9 % 256, 255 - k, k)).save(path, quality=90)
         # bytes after the end of a JPEG file are no fault, and get lost when it is encoded again
         path.write_bytes(path.read_bytes() + b"tail %d" % k)
         items.append((path, 100 + (7 * k) % 11))
@@ -112,6 +115,8 @@ def _written(write_shards, items, folder, per_shard):
             "shard-sizes", expected=str(wanted), got=str(sizes), per_shard=per_shard, sizes=", ".join(map(str, sizes))
         )
     for (path, label), (_, sample) in zip(items, [pair for found in samples for pair in found], strict=True):
+        if not sample["jpg"]:
+            raise Wrong("no-bytes", expected=f"{path.stat().st_size} bytes", got="0 bytes")
         if sample["jpg"] != path.read_bytes():
             raise Wrong("bytes-changed", expected=f"{path.stat().st_size} bytes", got=f"{len(sample['jpg'])} bytes")
         if sample["cls"].strip() != str(label).encode():

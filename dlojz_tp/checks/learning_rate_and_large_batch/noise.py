@@ -85,7 +85,7 @@ ALONE = [Look("one rank: a ValueError", "alone", ["ValueError"], "one-rank-estim
 KNOWN = ((hung, "noise-ranks-waiting"), (killed_by("SIGABRT"), "noise-ranks-waiting"))
 
 # pairs (|G|², tr Σ), the plain quotients of which are 40, -69 and 12; 33, -440 and 51
-STEPS = [[(0.5, 20.0), (-0.3, 20.6), (1.5, 18.0)], [(1.2, 40.0), (-0.1, 44.0), (0.8, 41.0)], [(2.0, 30.0)]]
+STEPS = [[(0.5, 20.0), (-0.3, 20.6), (1.5, 18.0)], [(1.2, 40.0), (-0.1, 44.0), (0.8, 41.0)], [(0.7, 30.0)]]
 LOST = [[(0.1, 20.0), (-0.3, 22.0)], [(0.5, 20.0), (-0.5, 22.0)]]  # in the second case the mean is 0
 PAYING = [(1000.0, 10, 0.5), (1000.0, 32, 0.8), (700.0, 64, 0.5), (5000.0, 16, 0.9), (30.0, 64, 0.5), (300.0, 7, 0.25)]
 
