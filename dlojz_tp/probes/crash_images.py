@@ -30,11 +30,12 @@ class Images:
         self.folder, self.to, self.late = Path(folder), to, late
         self.busy, self.on, self.torn = False, False, []
         self.waits, self._let = Waits("images"), -1
-        self._save = torch.save
+        self._save, self._renames = torch.save, (os.replace, os.rename)
         sys.addaudithook(self._heard)
 
     def __enter__(self):
         torch.save, self.on = self._saving, True
+        os.replace, os.rename = map(self._renaming, self._renames)
         self.waits.__enter__()
         return self
 
@@ -43,20 +44,30 @@ class Images:
         if error[0] is None:
             self._tear()
         torch.save, self.on = self._save, False
+        os.replace, os.rename = self._renames
 
     def returned(self):
         """The last image of this rank, once the answer has come back."""
         self.take(f"returned on {self.waits.rank}")
         self.waits.tell("done")
 
-    def _saving(self, what, target, *args, **kwargs):
-        path = None if hasattr(target, "write") else Path(os.fspath(target))
+    def _saving(self, obj, f, *args, **kwargs):
+        path = None if hasattr(f, "write") else Path(os.fspath(f))
         self._before("a file is written")
-        self._save(what, target, *args, **kwargs)
+        self._save(obj, f, *args, **kwargs)
         if path is not None:
             self.torn.append(path)
             self._tear()
         self.take("a file was written")
+
+    def _renaming(self, rename):
+        """What was buffered in an open file is not there yet when its name is."""
+
+        def renamed(*args, **kwargs):
+            rename(*args, **kwargs)
+            self.take("a file was renamed")
+
+        return renamed
 
     def _heard(self, event, args):
         if not self.on or self.busy or event not in WATCHED:

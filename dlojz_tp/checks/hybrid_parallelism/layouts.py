@@ -12,6 +12,7 @@ PROBES = {
     "nodes of 4, 24 GPUs": (GPT(48, 6, 12), 24, 24, 4),
     "6 GPUs in a node of 8": (GPT(48, 6, 6), 6, 18, 8),
     "12 GPUs in nodes of 8": (GPT(48, 6, 8), 12, 24, 8),
+    "8 GPUs and 6 heads": (GPT(48, 12, 6), 8, 8, 8),
     "a batch that few data ranks divide": (GPT(48, 10, 4), 16, 10, 8),
 }
 TIED = GPT(48, 4, 4), 4, 8, 8

@@ -94,8 +94,9 @@ def watched(write, prompt, count):
         calls.append((first, given["tokens_bs"].shape[1], given.get("attend") is not None))
         return forward(*args, **kwargs)
 
-    made.forward = note
-    return write(made, prompt.clone(), count, Remembering()), calls
+    made.forward, memory = note, Remembering()
+    text = write(made, prompt.clone(), count, memory)
+    return text, calls if memory.seen else [(first, tokens, False) for first, tokens, _ in calls]
 
 
 def observe(Cache, write):  # noqa: N803

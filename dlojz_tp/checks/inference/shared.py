@@ -143,9 +143,10 @@ def observe(beam_search):
         got, found = search(beam_search, *case)
         forms = [form(got[0]), shape(got[1])] if isinstance(got, tuple | list) and len(got) == 2 else form(got)
         yield {f"{name} {key}": value for key, value in found.items()} | {f"{name} form": forms}
+        best_first = got[1].argsort(descending=True)
         yield {
-            f"{name} texts": got[0].double(),
-            f"{name} scores": got[1].double(),
+            f"{name} texts": got[0][best_first].double(),
+            f"{name} scores": got[1][best_first].double(),
             f"{name} finite": bool(got[1].isfinite().all()),
         }
 

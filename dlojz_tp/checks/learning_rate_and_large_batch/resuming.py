@@ -199,7 +199,7 @@ class _Trapped:
 
 def observe_batches(Batches):
     """The batches of two epochs, read in parts; where it stands at each of them."""
-    x, y = torch.arange(10.0)[:, None], torch.arange(10)
+    x, y = torch.arange(14.0)[:, None], torch.arange(14)
     batches = Batches(x, y, 4, seed=1)
     first, rest = _orders(batches)
     seen, places = [], []
@@ -209,9 +209,12 @@ def observe_batches(Batches):
         if k == 1:
             break
     yield {"begun": seen, "places": places}
-    seen += [one for _, labels in itertools.islice(batches, 4) for one in labels.tolist()]
-    yield {"rest": seen, "ended": (batches.epoch, batches.done)}
-    yield {"next": [one for _, labels in itertools.islice(batches, 4) for one in labels.tolist()]}
+    then = []
+    for _, labels in itertools.islice(batches, 5):
+        seen += labels.tolist()
+        then.append((batches.epoch, batches.done))
+    yield {"rest": seen, "then": then[:1], "ended": (batches.epoch, batches.done)}
+    yield {"next": [one for _, labels in itertools.islice(batches, 5) for one in labels.tolist()]}
     yield {"due": [first, rest]}
 
 
@@ -365,7 +368,8 @@ BATCHES = [
     Look("batches in the order of the epoch", "begun", lambda _: ORDERS[0][:8], "wrong-batches", fields=_moved),
     Look("it counts those handed out", "places", [(0, 1), (0, 2)], lambda seen, _: "wrong-count" if seen[0][1] else "counted-late", fields=_moved),
     Look("a second loop goes on where the first stopped", "rest", lambda _: ORDERS[0],
-         lambda seen, due: "left-is-ended" if seen[8:10] == ORDERS[1][:2] else "never-ends" if seen[:10] == due else "begins-again" if seen[8:10] == due[:2] else "wrong-batches", fields=_moved),
+         lambda seen, due: "left-is-ended" if seen[8:10] == ORDERS[1][:2] else "never-ends" if seen[:14] == due else "begins-again" if seen[8:10] == due[:2] else "wrong-batches", fields=_moved),
+    Look("", "then", [(0, 3)], "wrong-count", fields=_moved),
     Look("at the end, the next epoch", "ended", (1, 0), "epoch-stays", fields=_moved),
     Look("", "next", lambda _: ORDERS[1], "wrong-batches", fields=_moved),
 ]  # fmt: skip

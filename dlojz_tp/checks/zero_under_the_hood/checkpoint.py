@@ -21,12 +21,12 @@ from dlojz_tp.probes.crash_images import LATEST, content
 from dlojz_tp.probes.shared_looks import each
 
 HINTS = {
-    "not-saved": "After save_shards, load_shards finds no checkpoint: it returned {got}.",
+    "not-saved": "After save_shards, load_shards has to give what was saved; {got}.",
     "nothing-written": "After save_shards the folder is not there: nothing was written. Another job finds only what is on disk.",
     "gathered-to-save": "Rank {rank} sent {sent} bytes to save. Nothing has to travel: each rank writes what it has.",
     "whole-storage-saved": "{got} bytes were written for {expected} bytes of values. torch.save writes the whole memory behind a view: "
     "a shard is a view of something larger. Save a clone.",
-    "saved-again-by-all": "{got} bytes were written for {expected} bytes of values. Does every rank write everything?",
+    "saved-again-by-all": "{got} bytes were written for {expected} bytes of values. Does every rank write everything, or one its part twice?",
     "returned-too-early": "Rank {rank} came back from save_shards before the checkpoint was complete. It might end the job, or load.",
     "marked-too-early": "The checkpoint was declared complete while a rank was still writing: a crash then leaves one with a hole. "
     "First all files, then a barrier, then the mark.",
@@ -40,7 +40,8 @@ HINTS = {
     "leftover-refused": "An earlier save of the same step, on 4 ranks, was cut short. Then {size} ranks could not save it ({error}). What a "
     "killed job has left may be written over.",
     "written-over": "The step was complete, and the same step was saved once more; that was cut short, and what loads now is not the "
-    "complete one. Never write where the mark points: take a folder of another name.",
+    "complete one: its files were written over (take a folder of another name), or the new one counted before all of its files were new "
+    "(look not for files: wait for the ranks).",
     "no-checkpoint-not-none": "In a folder without a checkpoint (or without the folder) load_shards must return None: {error}",
     "not-a-pair": "load_shards returns a pair, the step and a dictionary of this rank's shards. {got} came.",
     "wrong-step": "load_shards must return the step that was saved, the newest.",
@@ -108,7 +109,7 @@ def _misfit(got, rank, size, attempt=0, step=NEW):
     error = got.get("error", "") if isinstance(got, dict) else ""
     if got is None or error:
         objects = any(words in error for words in ("weights_only", "WeightsUnpickler", "Weights only"))
-        return "objects-saved" if objects else "not-saved", about | {"got": error or "None", "error": error}
+        return "objects-saved" if objects else "not-saved", about | {"got": error or "it returned None", "error": error}
     if not isinstance(got, tuple | list) or len(got) != 2 or not isinstance(got[1], dict):
         return "not-a-pair", about | {"got": type(got).__name__}
     found, shards = got

@@ -83,11 +83,11 @@ def _loads(opened, unsafe):
     """Inside, what torch.load opens is noted, mapped files too, and whether it might run code."""
     load = torch.load
 
-    def loading(file, *args, **kwargs):
+    def loading(f, *args, **kwargs):
         unsafe.append(kwargs.get("weights_only") is False)
-        if not hasattr(file, "read"):
-            opened.note(file)  # a file that is mapped is opened in C++
-        return load(file, *args, **kwargs)
+        if not hasattr(f, "read"):
+            opened.note(f)  # a file that is mapped is opened in C++
+        return load(f, *args, **kwargs)
 
     return replaced(torch, "load", loading)
 

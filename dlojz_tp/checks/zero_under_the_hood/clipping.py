@@ -3,14 +3,15 @@
 import torch
 from torch import nn
 
-from dlojz_tp.checking.looks import Value, at_most
+from dlojz_tp.checking.looks import Look, Value, at_most
 from dlojz_tp.checks.zero_under_the_hood.common import world
 from dlojz_tp.checks.zero_under_the_hood.worlds import judged_on_ranks
 from dlojz_tp.launch import device
 from dlojz_tp.probes.gpus import left_on_cpu, on_gpus
 from dlojz_tp.probes.operations import Operations, syncs
 from dlojz_tp.probes.shared_looks import each
-from dlojz_tp.probes.traffic import Traffic
+from dlojz_tp.probes.traffic import Traffic, counted_waits
+from dlojz_tp.probes.withheld import Withheld
 
 MAX = 1.5
 #        name: (elements of a rank's three shards; of those of the last rank; dtype; scale; tolerance)
@@ -49,7 +50,7 @@ def truth(case: str, size: int) -> tuple[float, float]:
 def observe(clip_grad_norm):
     """On a rank, for each case: what came, how it and the gradients compare with the truth, what it took."""
     rank, size = world()
-    found = {key: [] for key in ("kinds", "norms", "gradients", "calls", "sent", "syncs", "new")}
+    found = {key: [] for key in ("kinds", "norms", "gradients", "calls", "sent", "syncs", "new")} | {"early": False}
     for case in CASES:
         before, (norm, factor) = given(case, rank, size), truth(case, size)
         shards = [nn.Parameter(torch.ones_like(g)) for g in before]
@@ -58,7 +59,7 @@ def observe(clip_grad_norm):
         places = [p.grad.data_ptr() for p in shards]
         without = nn.Parameter(torch.ones(2, dtype=before[0].dtype))  # it has no gradient
         empty = size > 1 and not any(map(len, before))
-        with Traffic() as log, Operations() as operations:
+        with Withheld(), Traffic() as log, counted_waits() as waits, Operations() as operations:
             try:
                 got = clip_grad_norm([shards[0], without, *shards[1:]], MAX)
             except Exception as error:
@@ -72,6 +73,7 @@ def observe(clip_grad_norm):
         found["kinds"].append("one number" if one else type(got).__name__)
         found["norms"].append(_compared(got.double().reshape(1) if one else torch.zeros(1), torch.tensor([norm])))
         found["gradients"].append(torch.stack([_compared(a, g * factor) for a, g in zip(after, before, strict=True)]))
+        found["early"] |= len(waits) < len(log.calls)
         found["calls"].append(len(log.calls))
         found["sent"].append(log.volume())
         found["syncs"] += [name.removeprefix("aten.") for name in syncs(operations)]
@@ -91,6 +93,11 @@ def _compared(got, due):
     got, due = got.detach().double(), due.double()
     ratios = torch.cat([torch.where(due == 0, got + 1, got / due), torch.ones(1)])
     return torch.stack([ratios.min(), ratios.max()])
+
+
+def _off(ratios):
+    """Whether those of some case are not 1: (cases, 2)."""
+    return not bool(((ratios - 1).abs().amax(1) <= TOLERANCES).all())
 
 
 def _compare(claim, key, hint, *shape):
@@ -116,8 +123,11 @@ LOOKS = [
          at_most, lambda got, _: {"got": max(got)}),
     each("", "syncs", [], "hidden-sync", fields=lambda got, _: {"error": got[0], "got": ""}),
     each("", "calls", 1, "one-message-each", at_most, lambda got, _: {"got": max(got)}),
+    each("", "sent", 8, "numbers-sent", at_most, lambda got, _: {"got": max(got)}),
     each("the norm of the shards of all ranks, as a tensor, on every rank", "kinds", ["one number"] * len(CASES),
          lambda got, _: "nothing-returned" if "NoneType" in got else "norm-not-returned", fields=lambda got, _: {"got": got[0]}),
+    Look("", lambda ranks: [rank["early"] and _off(rank["norms"]) for rank in ranks], lambda size: [False] * size, "norm-not-waited",
+         fields=lambda seen, _: {"rank": seen.index(True), "expected": "", "got": ""}),
     _compare("", "norms", "wrong-norm", 2),
     _compare("one factor for all gradients, in place; short and zero ones stay as they are", "gradients", "wrong-clip", 3, 2),
     each("", "new", [], "new-gradients"),

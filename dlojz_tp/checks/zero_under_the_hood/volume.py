@@ -1,5 +1,7 @@
 """Balise 9: the bytes that a rank sends in a step, counted while the step runs."""
 
+import numbers
+
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -79,6 +81,8 @@ def _count(sent_bytes):
         value = sent_bytes(counted)
         if isinstance(value, torch.Tensor) and value.numel() == 1:
             value = value.item()
+        if isinstance(value, numbers.Real):  # NumPy's and fractions, too
+            value = float(value)
         found[name] = value, len(calls)
     return found
 

@@ -248,11 +248,11 @@ variant(1, "wrong-groups", NUMPY, ("numbers.transpose(*outside, *inside).reshape
 hint(
     1,
     "groups-order",
-    "The groups are right, their order is not: ranks count up in a group, and groups by their first rank.",
+    "The groups are right, the order in them is not: the ranks of a group count up.",
 )
-slip(1, "groups-order", ("return list(found.values())", "return list(found.values())[::-1]"))
+slip(1, None, ("return list(found.values())", "return list(found.values())[::-1]"))
 slip(1, "groups-order", ("return list(found.values())", "return [one[::-1] for one in found.values()]"))
-variant(1, "groups-order", NUMPY, ("sorted(sorted(row) for row in rows.tolist())", "rows[::-1].tolist()"))
+variant(1, "groups-order", NUMPY, ("sorted(sorted(row) for row in rows.tolist())", "rows[:, ::-1].tolist()"))
 variant(1, "groups-order", STRIDES, ("[axis for axis in sizes if axis in axes]", "list(axes)"))
 
 hint(1, "sizes-changed", "`sizes` is another one after these calls. It is the caller's: work on a copy.")

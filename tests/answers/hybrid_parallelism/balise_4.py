@@ -310,3 +310,6 @@ bank.hint(
 )
 bank.slip(4, "micro-batch-forgotten", ("model.sequence * layout.micro_batch, t", "model.sequence, t"))
 bank.variant(4, "micro-batch-forgotten", BY_PIECES, ("model.sequence * layout.micro_batch}", "model.sequence}"))
+
+bank.slip(4, "wrong-memory", ("in_flight * (model.layers // layout.pipeline) * kept", "in_flight * kept"))
+bank.slip(4, "wrong-parameters", ('n * widths["parameter"] / (d', 'n / t * widths["parameter"] / (d'))

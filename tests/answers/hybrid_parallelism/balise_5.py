@@ -364,3 +364,5 @@ bank.slip(5, "beside-wrong", ("2 / 3 * compute", "2 / 3 * m * compute"))
 bank.slip(5, "beside-wrong", ("2 / 3 * compute", "compute"))
 bank.slip(5, "beside-wrong", ("2 / 3 * compute", "0"))
 bank.variant(5, "beside-wrong", BY_LAYERS, ("compute * 2 / 3)", "compute)"))
+
+bank.slip(5, "wrong-stage", ("24 * b * s * h**2", "24 * b * s * h"))

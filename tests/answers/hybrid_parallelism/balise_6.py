@@ -194,3 +194,6 @@ bank.hint(
 )
 bank.slip(6, "one-sentence", ('    if not layouts:\n        raise planner.NoLayout(f"no layout divides {gpus} GPUs, {model.layers} layers and a batch of {batch}")\n', ""), ('f"no layout fits: the leanest takes {min(sizes) / 1e9:.1f} GB"', '"no layout divides, or it takes 7.5, 8.0, 8.5, 6.4 or 11.0 GB"'))  # fmt: skip
 bank.variant(6, "one-sentence", BY_LOOPS, ('"nothing divides"', '"nothing divides, or the leanest takes 6.4 GB"'), ('f"the leanest takes {least / 1e9:.1f} GB"', '"nothing divides, or the leanest takes 6.4 GB"'))  # fmt: skip
+
+bank.slip(6, "heads-divided", ("divisors(math.gcd(model.heads, min(node, gpus), gpus))", "[t for t in divisors(math.gcd(min(node, gpus), gpus)) if t <= model.heads]"))
+bank.slip(6, "not-all-gpus", ("divisors(math.gcd(model.heads, min(node, gpus), gpus))", "divisors(math.gcd(model.heads, min(node, gpus)))"))

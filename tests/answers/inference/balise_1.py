@@ -191,8 +191,9 @@ bank.slip(1, "text-form", ("return text", "return text[:, prompt.shape[1]:]"))
 bank.slip(1, "text-form", ("range(count)", "range(count - 1)"))
 bank.variant(1, "text-form", BY_HAND, ("torch.cat([prompt, torch.stack(new, 1)], 1)", "torch.stack(new, 1)"))
 
-bank.hint(1, "without-attend", "The model is called without `attend`: then it has no memory, and sees what this call brings alone.")  # fmt: skip
+bank.hint(1, "without-attend", "The model is called without the `attend` that write was given: without one it has no memory, and sees what this call brings alone.")  # fmt: skip
 bank.slip(1, "without-attend", ("model(text[:, first:], first, attend)", "model(text)"))
+bank.slip(1, "without-attend", ("text, first = prompt, 0", "text, first = prompt, 0\n    attend = Cache().attend"))
 bank.slip(1, "without-attend", ("model(text[:, first:], first, attend)", "model(text[:, first:], first)"))
 bank.variant(1, "without-attend", BY_HAND, ("model(new[-1][:, None], prompt.size(1) + i, attend)", "model(torch.cat([prompt, torch.stack(new, 1)], 1))"))  # fmt: skip
 
@@ -213,7 +214,7 @@ bank.slip(
 )
 bank.variant(1, "prompt-in-pieces", BY_HAND, ("    logits, new = model(prompt, 0, attend), []\n", "    for i, token in enumerate(prompt.split(1, 1)):\n        logits = model(token, i, attend)\n    new = []\n"))  # fmt: skip
 
-bank.hint(1, "one-call-too-many", "The model is called once more than tokens are asked for: nobody reads what it says behind the last one.")  # fmt: skip
+bank.hint(1, "one-call-too-many", "The model is called more often than tokens are asked for: each call has to bring one that is returned.")  # fmt: skip
 bank.slip(1, "one-call-too-many", ("    return text", "    model(text[:, first:], first, attend)\n    return text"))
 bank.variant(1, "one-call-too-many", BY_HAND, ("if i + 1 < count:", "if i < count:"))
 

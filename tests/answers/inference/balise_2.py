@@ -218,3 +218,5 @@ bank.variant(
     BY_CONFIG,
     ("min(batch / (flop / peak), batch / (moved / bandwidth))", "batch * min(peak, bandwidth) * 1e9"),
 )
+
+bank.slip(2, "wrong-flop", ("4 * d * config.layers", "4 * config.head_size * config.layers"))

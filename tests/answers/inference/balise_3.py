@@ -290,8 +290,8 @@ bank.hint(3, "no-scale", "The scores are not divided by √d.")
 bank.slip(3, "no-scale", ("enable_gqa=True", "enable_gqa=True, scale=1"))
 bank.variant(3, "no-scale", BLOCK_BY_BLOCK, ("k) / d**0.5", "k)"))
 
-bank.hint(3, "operators-grow", "With six sequences and longer tables {n} more operators ran than with two: there is a loop over sequences or blocks. One index_select "
-          "takes the blocks of all of them.")  # fmt: skip
+bank.hint(3, "operators-grow", "With six sequences and longer tables {n} more operators ran than with two: there is a loop over sequences or blocks, and the GPU waits for "
+          "Python at each. One index_select takes the blocks of all of them, one comparison says what is seen.")  # fmt: skip
 ONE_BY_ONE = """
     rows = []
     for i in range(len(q)):

@@ -165,3 +165,6 @@ bank.variant(5, "last-drafted-row", LOOP, ("target[-1]", "target[-2] if len(draf
 bank.hint(5, "other-counts", "Three drafted tokens come out right, four do not: over many rounds the counts are not the target's. Is a size written down somewhere?")  # fmt: skip
 bank.slip(5, "other-counts", ("return kept, target[kept]", "return kept, target[min(kept, 3)]"))
 bank.variant(5, "other-counts", LOOP, ("target[-1]", "target[:4][-1]"))
+
+bank.slip(5, "wrong-next", ("(target[kept] - draft[kept]).clamp(min=0)", "torch.minimum(target[kept], draft[kept])"))
+bank.slip(5, "wrong-kept", ("stays = uniforms <", "stays = 0.5 <"))

@@ -192,3 +192,6 @@ bank.slip(
     ("    for each in tables:\n        pool.release(each)\n    return", "    pool.release(tables[0])\n    return"),
 )
 bank.variant(6, "kept-at-end", BACKWARDS, ("    while tables:\n        pool.release(tables.pop())\n    row", "    row"))
+
+bank.slip(6, None, (".flatten().topk(width)", ".flatten().topk(width, sorted=False)"))
+bank.slip(6, None, (".flatten().topk(width)", ".flatten().topk(width)\n        scores, best = scores.flip(0), best.flip(0)"))

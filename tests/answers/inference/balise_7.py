@@ -202,3 +202,6 @@ bank.slip(
 )
 bank.slip(7, "other-side", ("linear_part(attention.output, inputs=mine)", "attention.output"))
 bank.variant(7, "other-side", PICKED, ("inputs=rows", "outputs=rows"))
+
+bank.slip(7, "wrong-attention", ("mine = slice(ranks.rank * many * size, (ranks.rank + 1) * many * size)", "mine = slice(ranks.rank, None, ranks.size)"))
+bank.slip(7, "wrong-attention", ("inputs=mine), ranks", "inputs=held), ranks"))

@@ -312,3 +312,5 @@ bank.variant(3, "correction-not-rooted", COPIED, ("torch._foreach_sqrt(torch._fo
 bank.hint(3, "along-the-gradient", "The step goes along this batch's gradient. It is due along the average m.")
 bank.slip(3, "along-the-gradient", ("addcdiv_(weights, means, below", "addcdiv_(weights, gradients, below"))
 bank.variant(3, "along-the-gradient", TENSORS, ("m_hat = torch._foreach_div(ms,", "m_hat = torch._foreach_div(gs,"))
+
+bank.slip(3, "wrong-groups", ('"weight_decay": weight_decay', '"weight_decay": 0.01'))

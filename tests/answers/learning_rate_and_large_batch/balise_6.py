@@ -240,3 +240,5 @@ bank.slip(6, "other-dtype", ("x = x / torch", "x = x.bfloat16() / torch"), ("ret
 bank.hint(6, "no-rate", "The rate is left out of the update: it multiplies it, as it does the decay.")
 bank.slip(6, "no-rate", ("max(shape) ** 0.5 * rate", "max(shape) ** 0.5"))
 bank.variant(6, "no-rate", PLAIN, ('list(update), alpha=-group["lr"]', "list(update), alpha=-1"))
+
+bank.slip(6, "wrong-muon", ("alpha=-0.2 * max(shape) ** 0.5 * rate", "alpha=-0.2 * max(shape) ** 0.5 * rate * momentum"))

@@ -167,6 +167,7 @@ bank.variant(1, "other-order", TABLE, ("sizes[2 - k]", "sizes[k]"))
 bank.hint(1, "stage-late", "Stage {stage} came out as stage {as_stage}. Stage 1 shares out the optimizer's part, stage 2 also the "
           "gradients, stage 3 also the parameters.")  # fmt: skip
 slip(1, "stage-late", ("stage >= 3", "stage > 3"), ("stage >= 2", "stage > 2"), ("stage >= 1", "stage > 1"))
+slip(1, "stage-late", ("stage >= 1", "stage >= 2"))
 bank.variant(1, "stage-late", TABLE, ("range(stage)", "range(stage - 1)"))
 
 bank.hint(

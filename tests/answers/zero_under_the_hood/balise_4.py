@@ -189,6 +189,12 @@ slip(4, "added-twice", ("        self.running.clear()\n", ""))
 variant(4, "added-twice", ZEROS, ("            self.work = None\n\n    def reduce", "\n    def reduce"),
         ("                self.send(part)\n        self.settle()", "                self.send(part)\n        self.settle()\n        self.settle()"))  # fmt: skip
 
+hint(4, "local-gradient", "own.grad is a shard of the rank's own gradient: the other ranks' rows do not count.")
+slip(4, "local-gradient", ("reduce_scatter(arriving, flat, async_op=True)", "reduce_scatter(torch.empty_like(arriving), flat, async_op=True)"),
+     ("        arriving = torch.empty_like(part.own)\n", "        arriving = flat.chunk(dist.get_world_size())[dist.get_rank()].clone()\n"))  # fmt: skip
+variant(4, "local-gradient", TWO_UNDER_WAY, ("arrived = torch.empty_like(flat)", "arrived = flat.chunk(size)[dist.get_rank()].repeat(size).div_(size)"),
+        ("dist.all_to_all_single(arrived, flat, async_op=True)", "dist.all_to_all_single(torch.empty_like(flat), flat, async_op=True)"))  # fmt: skip
+
 hint(4, "second-backward", "With one backward pass a step all is right, with two it is not: the second must add to what the first left "
      "in own.grad.")  # fmt: skip
 slip(4, "second-backward", (ADDED, "part.own.grad = arriving"))

@@ -272,8 +272,8 @@ hint(
 hint(
     5,
     "empty-in-backward",
-    "Forward works; in backward, parameters were not there ({error}). The layer needs them again: gather "
-    "in a hook of register_full_backward_pre_hook.",
+    "Forward works; in backward, parameters were not there ({error}). The layer needs them again, to its very "
+    "first operation: gather in a hook of register_full_backward_pre_hook, and free nothing that it still computes with.",
 )
 hint(
     5,
@@ -290,8 +290,8 @@ hint(
 hint(
     5,
     "stale-parameters",
-    "After the first step, forward still sees the old parameters ({names}): update() must step the optimizer, and "
-    "gather() fetch the shards again after each update.",
+    "After the first step, forward still sees the old parameters ({names}): the gradients have to reach the shards, "
+    "update() must step the optimizer, and gather() fetch the shards again after each update.",
 )
 hint(
     5,
@@ -407,6 +407,8 @@ hint(
 slip(5, "empty-in-forward", (BEFORE, ""))
 slip(5, "empty-in-forward", (VIEWS, ""))
 slip(5, "empty-in-backward", (BACKWARD, ""))
+slip(5, "empty-in-backward", ("        part.free()\n", "        part.free()\n        for unit in self.frozen:\n            unit.free()\n"))
+slip(5, "weights-differ", ("all_gather(self.flat, self.own.detach())", "dist.all_gather_into_tensor(self.flat, 2 * self.own.detach())"))
 slip(5, "empty-in-forward", (EMPTIED, ""), (VIEWS, ""), (BEFORE, ""))
 slip(5, "freed-memory-read", (EMPTIED, ""), (VIEWS, ""),
      (BEFORE, "        layer.register_forward_pre_hook(lambda *_: gather() if torch.is_grad_enabled() else None)\n"))  # fmt: skip

@@ -150,7 +150,7 @@ variant(6, "masters-not-float32", PAIRS, (".to(torch.float32)", ".to(torch.float
 hint(
     6,
     "masters-whole",
-    "A master of {got} elements for a shard of {expected}: the masters, too, are shared out, only own is copied.",
+    "A master of {got} elements for a shard of {expected}: each master is a copy, in float32, of its own part's `own`, and of nothing more.",
 )
 slip(6, "masters-whole", ("part.own.detach().float()", "part.flat.detach().float()"))
 variant(

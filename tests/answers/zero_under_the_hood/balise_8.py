@@ -179,8 +179,8 @@ offloaded("read-before-arrival", 'master.grad = part.own.grad.to("cpu", non_bloc
 variant(8, "read-before-arrival", PINNED, ("        measure.synchronize(self.parts[0].own.device)\n", ""),
         ("pin_memory=gpu)", "pin_memory=True)"))  # fmt: skip
 
-hint(8, "old-masters", "self.masters stand still: the optimizer updates other ones. Move the masters that it knows, by master.data, or exchange "
-     "them in its param_groups.")  # fmt: skip
+hint(8, "old-masters", "self.masters stand still: update() takes no step, or the optimizer updates other ones. Move the masters that it knows, by "
+     "master.data, or exchange them in its param_groups.")  # fmt: skip
 slip(8, "old-masters", ("        for master in self.masters:\n            master.data = master.data.cpu()\n",
      "        self.masters = [nn.Parameter(m.detach().to(\"cpu\")) for m in self.masters]\n"))  # fmt: skip
 variant(

@@ -246,3 +246,6 @@ def sent_bytes(step):
     return sum(total) + sum(rest.get(entry["name"], 0) * entry["bytes"] for entry in log.entries())
 """
 bank.text(9, "backward-missed", MISSED, variant=True)
+
+bank.slip(9, None, ("    with measure", "    from fractions import Fraction\n\n    with measure"),
+          ('sent.get(entry["name"], 0) * entry', 'Fraction(sent.get(entry["name"], 0)) * entry'))  # fmt: skip
