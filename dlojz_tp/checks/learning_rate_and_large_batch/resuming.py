@@ -399,7 +399,7 @@ def _order(seed, epoch, n):
     return torch.randperm(n, generator=torch.Generator().manual_seed(1000 * seed + epoch)).tolist()
 
 
-ORDERS = [_order(1, epoch, 10) for epoch in (0, 1)]
+ORDERS = [_order(1, epoch, 14) for epoch in (0, 1)]
 
 
 def balise_8(EarlyStopping, Batches, save_checkpoint, load_checkpoint):

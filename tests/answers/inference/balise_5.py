@@ -167,4 +167,3 @@ bank.slip(5, "other-counts", ("return kept, target[kept]", "return kept, target[
 bank.variant(5, "other-counts", LOOP, ("target[-1]", "target[:4][-1]"))
 
 bank.slip(5, "wrong-next", ("(target[kept] - draft[kept]).clamp(min=0)", "torch.minimum(target[kept], draft[kept])"))
-bank.slip(5, "wrong-kept", ("stays = uniforms <", "stays = 0.5 <"))

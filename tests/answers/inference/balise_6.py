@@ -105,7 +105,7 @@ bank.slip(6, "written-into", ("[pool.fork(tables[parent]) for parent in parents.
 bank.slip(6, "written-into", ("[pool.fork(tables[parent]) for parent in parents.tolist()]", "[tables[parent] for parent in parents.tolist()]"), ("        for each in before:\n            pool.release(each)\n", ""))  # fmt: skip
 bank.variant(6, "written-into", BACKWARDS, ("[table] + [pool.fork(table) for _ in range(width - 1)]", "[table] + [table.copy() for _ in range(width - 1)]"))  # fmt: skip
 
-bank.hint(6, "wrong-beams", "These are not the best continuations, the best first: {where}.")
+bank.hint(6, "wrong-beams", "These are not the best continuations: {where}.")
 bank.slip(6, "wrong-beams", ("scores[:, None] + following", "scores[:, None] * 0.9 + following"))
 bank.variant(6, "wrong-beams", LISTS, ("best, taken, children = every[:width]", "best, taken, children = every[: width - 1] + every[width : width + 1]"))  # fmt: skip
 

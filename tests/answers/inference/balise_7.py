@@ -195,7 +195,7 @@ bank.variant(
     7, "heads-not-numbers", PICKED, ("theirs = (held[:, None] * k + torch.arange(k)).flatten()", "theirs = held")
 )
 
-bank.hint(7, "other-side", "A layer is cut on the wrong side. Queries, keys and values lose outputs (the first axis of the weight), the output projection loses inputs. {error}")  # fmt: skip
+bank.hint(7, "other-side", "A layer is cut on the wrong side, or at another layer's places. Queries, keys and values lose outputs (the first axis of the weight), the output projection loses inputs. {error}")  # fmt: skip
 bank.slip(7, "other-side", ("linear_part(attention.query, outputs=mine)", "linear_part(attention.query, inputs=mine)"))
 bank.slip(
     7, "other-side", ("linear_part(attention.output, inputs=mine)", "linear_part(attention.output, outputs=mine)")
@@ -204,4 +204,4 @@ bank.slip(7, "other-side", ("linear_part(attention.output, inputs=mine)", "atten
 bank.variant(7, "other-side", PICKED, ("inputs=rows", "outputs=rows"))
 
 bank.slip(7, "wrong-attention", ("mine = slice(ranks.rank * many * size, (ranks.rank + 1) * many * size)", "mine = slice(ranks.rank, None, ranks.size)"))
-bank.slip(7, "wrong-attention", ("inputs=mine), ranks", "inputs=held), ranks"))
+bank.slip(7, "other-side", ("inputs=mine), ranks", "inputs=held), ranks"))
