@@ -287,3 +287,4 @@ bank.slip(1, "resharded-to-few", ("fully_shard(block, mesh=mesh)",
 bank.slip(
     1, "resharded-to-few", ("fully_shard(block, mesh=mesh)", "fully_shard(block, mesh=mesh, reshard_after_forward=2)")
 )
+bank.slip(1, "not-adamw", ("torch.optim.AdamW(", "torch.optim.SGD("))

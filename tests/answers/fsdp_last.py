@@ -336,3 +336,5 @@ bank.slip(
     ("    return total", "    return found"),
     variant=True,
 )
+bank.slip(9, "mesh-elsewhere", ("launch.device().type", '"cpu"'))
+bank.slip(9, None, ("launch.device().type", "next(model.parameters()).device.type"))

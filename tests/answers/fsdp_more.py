@@ -413,3 +413,4 @@ bank.slip(
     6, "built-elsewhere", (EMPTY, '    model.to_empty(device="cuda:0" if mesh.device_type == "cuda" else "cpu")\n')
 )
 bank.slip(6, "built-elsewhere", (EMPTY, "    model.to_empty(device=torch.empty(0).device)\n"), variant=True)
+bank.slip(7, "some-wait", (SAVE, SAVE.replace("    dcp.save(", "    if dist.get_rank() == 0:\n        dcp.save(")))

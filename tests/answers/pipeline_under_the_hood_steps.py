@@ -18,7 +18,7 @@ bank.slip(3, "waited-twice", (WAIT, 2 * WAIT))
 bank.slip(4, "waited-twice", ("            works += send_gradient(x, place.before, k)\n", "            works += send_gradient(x, place.before, k)\n"
           "        for work in works:\n            work.wait()\n"))  # fmt: skip
 bank.slip(3, None, ("return loss.detach() if", "return loss.item() if"))
-bank.slip(3, None, ("send_activation(y, place.behind)", "send_activation(y, place.behind, 1)"))  # nobody relies on tags
+bank.slip(3, "tag-differs", ("send_activation(y, place.behind)", "send_activation(y, place.behind, 1)"))
 bank.slip(3, "inputs-everywhere", ("inputs if place.before is None else receive_activation(place.before)", "inputs"))
 bank.slip(3, "inputs-everywhere", ("inputs if place.before is None", "inputs if not place.before"))
 bank.slip(3, "loss-everywhere", ("return loss.detach() if place.behind is None else None", "return loss.detach()"),

@@ -427,3 +427,11 @@ def distributed_sum(values):
         return part
     dist.all_reduce(part)
     return part
+
+
+bank.slip(1, None, ('"torch": torch.__version__', '"torch": torch.__version__.split("+")[0]'))
+bank.slip(1, "cores-wrong", ("len(os.sched_getaffinity(0))", "max(os.sched_getaffinity(0)) + 1"))
+bank.slip(1, "threads-not-cores", ("len(os.sched_getaffinity(0))", "torch.get_num_interop_threads()"))
+bank.slip(1, "not-an-integer", ("len(os.sched_getaffinity(0))", "str(len(os.sched_getaffinity(0)))"))
+bank.slip(2, "sum-not-waited", ("dist.all_reduce(total)", "dist.all_reduce(total, async_op=True)"))
+bank.slip(2, None, ("dist.all_reduce(total)", "dist.all_reduce(total, async_op=True).wait()"))

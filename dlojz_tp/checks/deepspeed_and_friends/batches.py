@@ -142,7 +142,7 @@ def _named(seen, due):
 
 
 def _kind_shown(seen, due):
-    return silent(seen, due) | {"got": seen}
+    return silent(seen, due) | {"got": seen, "error": seen}
 
 
 def _tables(claim, key, cases, hint):
@@ -151,12 +151,12 @@ def _tables(claim, key, cases, hint):
     yield Value("", key, due, hint, fields=_first([*map(_given, cases)]))
 
 
-def _no_three(seen, due):
-    return "refused-right" if seen.startswith("ValueError") else "not-three"
+def _no_three(seen, due, refused="refused-right"):
+    return refused if seen.startswith("ValueError") else "raised" if re.match(r"\w+Error: ", seen) else "not-three"
 
 
 def _misread(seen, due):
-    return "words-refused" if seen.startswith("ValueError") else "not-three"
+    return _no_three(seen, due, "words-refused")
 
 
 def _library(name):

@@ -18,7 +18,7 @@ USUAL = {"beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8, "weight_decay": 0.1}
 CASES = {  # rates, one a step, and the other options
     "first": ((0.1,), USUAL),
     "later": ((0.1, 0.02, 0.05), USUAL),
-    "options": ((0.1, 0.1), {"beta1": 0.6, "beta2": 0.9, "epsilon": 0.3, "weight_decay": 0.5}),
+    "options": ((0.1, 0.1), {"beta1": 0.6, "beta2": 0.8, "epsilon": 0.3, "weight_decay": 0.5}),
     "no decay": ((0.1, 0.1), USUAL | {"weight_decay": 0.0}),
 }
 
@@ -88,7 +88,7 @@ def unmoved(fused_adamw):
     zeros = [torch.zeros_like(w) for w in weights]
     before = {"weights": weights, "means": zeros, "squares": zeros}
     now = {name: [t.clone() for t in tensors] for name, tensors in before.items()}
-    fused_adamw([*now["weights"]], gradients(1), [*now["means"]], [*now["squares"]], 1, 0.1, **USUAL)
+    fused_adamw([*now["weights"]], gradients(1), [*now["means"]], [*now["squares"]], 1, 0.1, **CASES["no decay"][1])
     return [name for name in before if torch.equal(flat(now[name]), flat(before[name]))]
 
 

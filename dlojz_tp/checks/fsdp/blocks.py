@@ -86,7 +86,7 @@ def _prepared(prepare, shard, case):
         return {"slug": "returned-model-dropped" if returned is model else "optimizer-first"}
     if returned is not made[-1][0]:
         return {"slug": "returned-model-dropped"}
-    groups = [(group["lr"], group["weight_decay"], tuple(group["betas"])) for group in optimizer.param_groups]
+    groups = [(group["lr"], group["weight_decay"], tuple(group.get("betas", ()))) for group in optimizer.param_groups]
     return {
         "slug": "",
         "missing": len(mine - held),

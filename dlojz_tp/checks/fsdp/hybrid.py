@@ -7,8 +7,10 @@ import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
+from dlojz_tp import launch
 from dlojz_tp.checking import Wrong, close
 from dlojz_tp.models import Llama, LlamaConfig, language_loss
+from dlojz_tp.probes.gpus import on_gpus
 from dlojz_tp.probes.ranks import by_worlds
 
 HINTS = {
@@ -19,11 +21,13 @@ HINTS = {
     "root-on-flat-mesh": "The blocks are right, {name} is cut over all {size} ranks: the root needs the mesh, too.",
     "mesh-turned": "Ranks 0 and 1, neighbours on a node, hold the same part of {name}, ranks 0 and {shards} hold different ones: "
     "the dimensions are the wrong way round. The first one replicates, the second one shards.",
-    "mesh-fails": "With {replicas} replicas on {size} ranks, shard_hybrid failed. Does the mesh have as many places as there are ranks?",
+    "mesh-fails": "With {replicas} replicas on {size} ranks, shard_hybrid failed. Does the mesh have as many places as there are ranks, and the type of their device?",
     "mesh-without-names": "fully_shard wants the dimensions of a 2D mesh to have names: mesh_dim_names, any two words.",
     "counts-swapped": "With {replicas} replicas on {size} ranks, a parameter has {wanted} parts. Here it has {found}.",
     "all-replicated": "With {replicas} replicas on {size} ranks, each rank holds 1/{wanted}. Here each holds everything.",
     "uneven-replicas": "{replicas} replicas do not divide {size} ranks: raise a ValueError.",
+    "mesh-elsewhere": "Where each rank has a GPU, the shards lie on {got}. The mesh is one of launch.device().type, not of a word that fits this "
+    "machine alone.",
     "replicas-drift": "After a step the replicas have different weights: their gradients were never averaged.",
     "hybrid-trains-wrong": "After a step the weights are not those of one process on the whole batch.",
 }
@@ -45,6 +49,10 @@ def balise_9(shard_hybrid):
     }
     # four ranks first: they alone can be replicas of several shards
     yield from by_worlds(looks, _hybrid, shard_hybrid, sizes=(4, 3, 1, 2), timeout=30)
+    yield "on a mesh of GPUs, where each rank has one"
+    for rank, places in enumerate(on_gpus(_on_gpu, shard_hybrid, known=()) or ()):
+        if places != ["cuda"]:
+            raise Wrong("mesh-elsewhere", expected="cuda", got=", ".join(places), where=f"rank {rank} of 2")
 
 
 def _each(look, worlds):
@@ -110,6 +118,12 @@ def _hybrid(shard_hybrid):
     except (RuntimeError, ZeroDivisionError, IndexError, AssertionError) as error:
         found["refused"] = f"{type(error).__name__}: {error}".split("\n")[0][:160]
     return found
+
+
+def _on_gpu(_, shard_hybrid):
+    """On a rank: the kinds of device that its shards are on."""
+    model = shard_hybrid(_model().to(launch.device()), 1)
+    return sorted({p.to_local().device.type for p in model.parameters()})
 
 
 def _rows(p, whole):

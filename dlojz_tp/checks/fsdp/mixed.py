@@ -8,7 +8,7 @@ from dlojz_tp.checks.fsdp import common, watched
 HINTS = {
     "shards-in-half": "The shards are {got}. An update of a thousandth of a weight is lost in bf16: what the optimizer "
     "sees must stay float32, and the policy makes the bf16 copies.",
-    "computes-in-full": "All matrix products run in float32. The policy has to reach the groups: `mp_policy`.",
+    "computes-in-full": "All matrix products run in float32. The policy has to reach the groups: `mp_policy`, and its param_dtype is what they compute in.",
     "blocks-in-full": "Products inside the blocks run in {got}. A policy holds for the groups of its own call only: give it "
     "to every block too.",
     "root-in-full": "The head's product runs in {got}. A policy holds for the groups of its own call only: give one to the "
@@ -21,7 +21,7 @@ HINTS = {
     "logits-in-half": "The logits come out as {got}. The loss takes exponentials and a sum over the vocabulary: the root's "
     "policy can give its output in float32.",
     "policy-missing": "A product met a bf16 input and float32 weights ({error}): they belong to a group without the "
-    "policy, or to no group. Blocks and root each need it.",
+    "policy, with one that has no param_dtype, or to no group. Blocks and root each need it.",
     "output-too-early": "A product met a float32 input and bf16 weights ({error}): a block gives its output in float32, and "
     "nobody casts it on its way to the root's norm and head. Only the root's policy has to name an output dtype.",
 }

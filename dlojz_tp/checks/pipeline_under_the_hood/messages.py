@@ -8,7 +8,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from dlojz_tp import launch
 from dlojz_tp.checking import Wrong, close
-from dlojz_tp.checks.pipeline_under_the_hood.common import on_ranks
+from dlojz_tp.checks.pipeline_under_the_hood.common import Place, on_ranks
 from dlojz_tp.checks.pipeline_under_the_hood.sends import Sends, in_lanes, tags_that_differ
 from dlojz_tp.measure import LiveBytes
 from dlojz_tp.probes.gpus import NO_BACKEND
@@ -55,7 +55,7 @@ HINTS = {
 }
 F32, F64, BF16, I64 = torch.float32, torch.float64, torch.bfloat16, torch.int64
 CASES = {
-    "plain": ((4, 3), F32), "double": ((4, 3), F64), "half": ((4, 3), BF16), "tokens": ((4, 3), I64), "row": ((5,), F32),
+    "plain": ((4, 3), F32), "double": ((4, 3), F64), "half": ((4, 3), BF16), "fp16": ((4, 3), torch.float16), "tokens": ((4, 3), I64), "row": ((5,), F32),
     "three": ((2, 3, 4), F64), "six": ((1, 2, 1, 3, 2, 2), F32), "turned": ((3, 5), F32), "turned back": ((3, 5), F64),
     "large": ((256, 512), F32),
 }  # fmt: skip
@@ -105,7 +105,7 @@ def _run(answers):
             raise
         message = error.fields.get("error", "") if isinstance(error, Wrong) else error.summary
         for cases, slug in (
-            (["double", "half"], "dtype-not-sent"),
+            (["double", "half", "fp16"], "dtype-not-sent"),
             (["row", "six"], "shape-not-sent"),
             (["turned"], "not-contiguous"),
             (["turned back"], "gradient-not-contiguous"),
@@ -168,7 +168,9 @@ def _chain(answers, cases, tags=False):
     """On a rank: send to the next one, receive from the one before; then the gradients, the other way."""
     Sends.tags = tags
     send_activation, receive_activation, send_gradient, receive_gradient = answers
-    rank, size = dist.get_rank(), dist.get_world_size()
+    rank = dist.get_rank()
+    place = Place(rank, dist.get_world_size())  # neighbours whose numbers do not follow each other
+    before, behind = place.before, place.behind
     found = {}
     for tag, case in enumerate(cases):
         got = found[case] = {"sent": 0, "returned": 0, "peaks": {}}
@@ -180,37 +182,37 @@ def _chain(answers, cases, tags=False):
             return made
 
         works = output = received = None
-        if rank < size - 1:
+        if behind is not None:
             leaf = given(case, rank).to(launch.device())
             output = leaf.requires_grad_() * 1 if leaf.is_floating_point() else leaf
             with Traffic() as log:
-                works = making("send_activation", _started, send_activation, output, rank + 1, tag)
+                works = making("send_activation", _started, send_activation, output, behind, tag)
             got |= {"sent": volume(log.events), "graph": output.requires_grad}
-        if rank > 0:
-            received = making("receive_activation", _received, receive_activation, rank - 1, tag)
+        if before is not None:
+            received = making("receive_activation", _received, receive_activation, before, tag)
             _can_learn(received)
-            truth = given(case, rank - 1)
+            truth = given(case, before)
             got |= {
                 "values": received.detach().cpu() if isinstance(received, torch.Tensor) else received,
                 "truth": truth.contiguous(),
             }  # fmt: skip
-        if rank < size - 1:
+        if behind is not None:
             _works(*works)
         works = None
         if received is not None and received.is_floating_point():
             gradient = _gradient(case, rank).to(launch.device())
             received.grad = gradient.t().contiguous().t() if case == "turned back" else gradient
             with Traffic() as log:
-                works = making("send_gradient", _started, send_gradient, received, rank - 1, tag)
+                works = making("send_gradient", _started, send_gradient, received, before, tag)
             got["returned"] = volume(log.events)
             if works[0] is None:
                 _works(*works)
         if output is not None and output.is_floating_point():
-            back = making("receive_gradient", _received, receive_gradient, output, rank + 1, tag)
+            back = making("receive_gradient", _received, receive_gradient, output, behind, tag)
             got |= {
                 "gradient": back.detach().cpu(),
                 "gradient asks": back.requires_grad,
-                "gradient truth": _gradient(case, rank + 1),
+                "gradient truth": _gradient(case, behind),
             }
         if works is not None:
             _works(*works)

@@ -6,7 +6,8 @@ from dlojz_tp import launch
 from dlojz_tp.checking import Wrong, close, nearest
 from dlojz_tp.probes.operations import Operations, elements_read
 from dlojz_tp.probes.ranks import on_ranks
-from dlojz_tp.probes.traffic import Traffic
+from dlojz_tp.probes.traffic import Traffic, counted_waits
+from dlojz_tp.probes.withheld import Withheld
 
 HINTS = {
     "no-communication": "No rank talked to another. Each rank has only summed what it saw; the parts must be added up with "
@@ -16,6 +17,7 @@ HINTS = {
     "rank-0-only": "One rank did all the work and told the others. Each rank has to sum its own share.",
     "own-share": "This is the sum of the rank's own share. The shares of all ranks must still be added up.",
     "reduce-not-all-reduce": "Rank 0 has the sum, the others do not. reduce() tells one rank, all_reduce() tells all.",
+    "sum-not-waited": "Rank {rank} went on before the sum was there: with async_op=True all_reduce only starts. wait() for what it returns.",
     "mean-not-sum": "This is the sum divided by the number of ranks. Use ReduceOp.SUM, and do not divide.",
     "counted-by-every-rank": "Each value was counted once by every rank, so the sum is world_size times too large. Let "
     "each rank sum its own share only.",
@@ -105,13 +107,14 @@ def _run(distributed_sum, cases, seconds=PATIENCE_S, known=()):
 
 def _sums(distributed_sum, cases):
     """On a rank: the answer's sums, and what it read and sent for the longest input."""
-    found = {"sums": {}, "changed": False}
+    found = {"sums": {}, "changed": False, "early": False}
     for case, values in _inputs().items():
         if case not in cases:
             continue
         before = values.clone()
-        with Operations() as operations, Traffic() as traffic:
+        with Withheld(), Operations() as operations, Traffic() as traffic, counted_waits() as waits:
             got = distributed_sum(values)
+        found["early"] |= len(waits) < len(traffic.calls)
         found["sums"][case] = got.detach() if isinstance(got, torch.Tensor) else got
         found["changed"] |= not torch.equal(before, values)
         if case == "many" or "calls" not in found:
@@ -133,7 +136,7 @@ def _compare(worlds, case):
             if got.shape != ():
                 raise Wrong("wrong-shape", expected=truth, got=got, where=where)
             if not close(got, truth) or not truth.is_floating_point() and int(got) != int(truth):
-                raise Wrong(_mistake(values, sums, rank, size, ranks), expected=truth, got=got, where=where)
+                raise Wrong(_mistake(values, sums, rank, size, ranks), expected=truth, got=got, where=where, rank=rank)
 
 
 def _right_dtype(worlds, case):
@@ -149,6 +152,8 @@ def _mistake(values, sums, rank, size, ranks):
     truth, got = values.sum(), sums[rank]
     if not ranks[0]["calls"] and size > 1:
         return "no-communication"
+    if ranks[rank]["early"]:
+        return "sum-not-waited"
     if values.dtype in (torch.int64, torch.float64) and close(float(got), float(truth), 1e-6):
         return "rounded"
     if close(sums[0], truth) and rank:

@@ -158,7 +158,8 @@ bank.variant(
 bank.hint(
     1,
     "not-refused",
-    "These numbers contradict each other, and no ValueError came. A division rounds down: multiply again and compare.",
+    "These numbers contradict each other, and no ValueError came. A division rounds down: multiply again and compare. With micro and accumulation given, one "
+    "batch alone fits.",
 )
 bank.slip(1, "not-refused", ("if batch != most * unit", "if False"))
 bank.slip(1, "not-refused", ("if batch != most * unit", "if batch < most * unit"))
@@ -370,3 +371,6 @@ bank.variant(
     BY_SEARCH,
     ('            if rest:\n                raise ValueError(f"{n_ranks} ranks do not divide {words}")\n', ""),
 )
+
+bank.slip(1, "raised", ("unit = n_ranks * (micro or 1) * (accumulation or 1)", "unit = n_ranks * micro * accumulation"))
+bank.slip(1, "raised", ('words.get("per_device_train_batch_size", 8)', 'words["per_device_train_batch_size"]'))

@@ -264,3 +264,6 @@ KERNEL = (
 bank.text(4, "borrowed", KERNEL)
 variant(4, "borrowed", KERNEL, ("torch._fused_adamw_(", "torch.ops.aten._fused_adamw_("))
 variant(4, "borrowed", FUNCTION, ("foreach=True", "foreach=False"))
+
+slip(4, "not-in-place", ("torch._foreach_addcdiv_(weights,", "torch._foreach_addcdiv(weights,"))
+slip(4, "wrong-step", ("/ (1 - beta1**step)", "/ 1 - beta1**step"))
