@@ -83,12 +83,12 @@ def cost(fused_adamw, count):
 
 
 def unmoved(fused_adamw):
-    """Which lists hold what they held before a step."""
+    """Which lists hold what they held before a step, the second one, without decay."""
     weights = drawn(1)
-    zeros = [torch.zeros_like(w) for w in weights]
-    before = {"weights": weights, "means": zeros, "squares": zeros}
+    averages = [torch.full_like(w, 0.1) for w in weights]
+    before = {"weights": weights, "means": averages, "squares": averages}
     now = {name: [t.clone() for t in tensors] for name, tensors in before.items()}
-    fused_adamw([*now["weights"]], gradients(1), [*now["means"]], [*now["squares"]], 1, 0.1, **CASES["no decay"][1])
+    fused_adamw([*now["weights"]], gradients(1), [*now["means"]], [*now["squares"]], 2, 0.1, **CASES["no decay"][1])
     return [name for name in before if torch.equal(flat(now[name]), flat(before[name]))]
 
 

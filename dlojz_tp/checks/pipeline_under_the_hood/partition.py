@@ -10,7 +10,7 @@ from dlojz_tp.works.balise import BaliseNotDone
 
 HINTS = {
     "not-bounds": "Return a list of pairs (start, stop), one a stage: stage s is model[start:stop]. Here came {got}.",
-    "stage-count": "{got} stages came back, {n} were asked for. Was a table of best cuts written over while it was still read?",
+    "stage-count": "{got} stages came back, {n} were asked for. Was a table of best cuts written over while it was still read, or does a loop end one stage too early?",
     "layers-lost": "Layers {missing} are in no stage.",
     "not-in-order": "The right layers in the wrong order: stage 0 holds the first layers, and each pair is (start, stop). Here came "
     "{got}.",
@@ -32,7 +32,8 @@ CASES = [  # costs, stages
     ([0, 1, 1, 1, 1, 0], 3), ([0.0, 0.0, 0.0], 3), ([0, 0, 5, 0, 0], 4), ([2, 2, 3, 3, 2, 2, 3], 3),
 ]  # fmt: skip
 
-UNEVEN = [([8, 1, 1, 1, 1, 1, 1, 1], 2), ([1, 1, 1, 1, 1, 1, 7, 7], 3), ([4, 3, 4, 3, 4, 3], 3), ([2, 7, 2, 2], 2)]
+# whoever fills up to the average, and whoever makes the smallest stage as large as can be, cuts some of them in other places
+UNEVEN = [([8, 1, 1, 1, 1, 1, 1, 1], 2), ([1, 1, 1, 1, 1, 1, 7, 7], 3), ([4, 3, 4, 3, 4, 3], 3), ([2, 7, 2, 2], 2), ([5, 1, 1, 6, 2, 3, 1, 4], 3), ([3, 9, 1, 1, 2, 8, 2], 3)]
 LADDER = [(20, 3), (20, 7), (24, 8), (28, 9), (32, 10), (40, 11), (60, 12), (200, 16)]  # layers, stages
 
 
