@@ -1,11 +1,14 @@
 """Balise 4: who runs in the next step, by trying every beginning of the queue, and a service by one table of states."""
 
 import dis
+import itertools
 import random
 from dataclasses import dataclass
 
+from dlojz_tp.checking import Wrong
 from dlojz_tp.checking.looks import Look, Value, judged, tried
 
+ENDLESS = 10_000  # steps: no service here needs a tenth of it
 WAITS, RUNS, NOWHERE, TWICE = 0.0, 1.0, -1.0, 2.0
 
 
@@ -144,7 +147,11 @@ SERVICES = {
 
 
 def planned(blocks, most, size=4):
+    steps = itertools.count()
+
     def plan(waiting, running):
+        if next(steps) > ENDLESS:
+            raise Wrong("never-leaves")
         to = due_of((waiting, running, blocks, size, most))
         queue, k = running + waiting, int(sum(to))
         return queue[k:], queue[:k]

@@ -251,6 +251,10 @@ bank.slip(4, "tokens", ("while coming or waiting or running:", "while coming or 
 bank.slip(4, "tokens", ("        running = [one for one in running if one.done < one.output]\n", "        running = [one for one in running if one.done < one.output - 1]\n"))  # fmt: skip
 bank.variant(4, "tokens", SUMS, ("while heap or waiting or running:", "while heap or running:"), ("if not (waiting or running) and heap[0][0] > now", "if not (waiting or running) and heap and heap[0][0] > now"))  # fmt: skip
 
+bank.hint(4, "never-leaves", "serve takes step after step, long after everybody has all tokens: who has as many as asked for leaves `running`, and the loop ends when nobody is left.")  # fmt: skip
+bank.slip(4, "never-leaves", ("        running = [one for one in running if one.done < one.output]\n", ""))
+bank.variant(4, "never-leaves", SUMS, ("if r.done < r.output:", "if r.done:"))
+
 bank.hint(4, "wrong-times", "The times are not those of the simulated clock: {where}.")
 bank.slip(4, "wrong-times", ("        waiting, running = plan(waiting, running)\n", "        waiting, running = plan(waiting, running)\n        now += 0.125\n"))  # fmt: skip
 bank.variant(4, "wrong-times", SUMS, ("now += seconds(sum(cost))", "now += max(seconds(one) for one in cost)"))
