@@ -52,7 +52,7 @@ def balise_1(matmul_cost, conv_cost):
     _conv(conv_cost, 3, 10, 7, 19, 12, 5, 1, 2, 1, 2)
     yield "with a stride, one that does not divide too"
     _conv(conv_cost, 4, 3, 14, 23, 16, 3, 2, 0, 1, 2)
-    _conv(conv_cost, 4, 3, 22, 32, 26, 7, 3, 3, 1, 4)
+    _conv(conv_cost, 4, 3, 22, 33, 26, 7, 3, 3, 1, 4)
     yield "with groups, up to one channel each (depthwise)"
     _conv(conv_cost, 3, 12, 20, 15, 10, 3, 1, 1, 4, 2)
     _conv(conv_cost, 7, 96, 96, 20, 14, 3, 2, 1, 96, 2)

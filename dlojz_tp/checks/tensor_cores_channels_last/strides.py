@@ -33,7 +33,7 @@ HINTS = {
     "copy-elsewhere": "The copy of a tensor that is not in the CPU's memory ({error}): what is made has to lie where x lies, by "
     "device=x.device or a method of x, without NumPy.",
     "wrong-copy": "The copy has other values than the input.",
-    "input-changed": "The input was changed.",
+    "input-changed": "The input was changed, its values or its strides. Whoever holds it sees another tensor.",
     "dtype-not-kept": "The copy has another dtype than the input.",
 }  # fmt: skip
 SHAPES = [(2, 3, 4, 5), (7, 64, 9, 6), (1, 3, 224, 200), (5, 1, 6, 7), (4, 8, 1, 1), (1, 1, 1, 1), (3, 5, 1, 8)]
@@ -139,17 +139,17 @@ def _formats(formats_of, tensor):
 
 
 def _copy(channels_last_copy, x):
-    before = x.clone()
+    before, strides = x.clone(), x.stride()
     got = channels_last_copy(x)
     if got is None:
         raise Wrong("nothing-returned")
-    where = f"shape {tuple(x.shape)}, strides {x.stride()}"
+    where = f"shape {tuple(x.shape)}, strides {strides}"
     if not isinstance(got, torch.Tensor) or got.shape != x.shape:
         shape = tuple(got.shape) if isinstance(got, torch.Tensor) else got
         raise Wrong("shape-permuted", expected=tuple(x.shape), got=shape, where=where)
     if got.dtype != x.dtype:
         raise Wrong("dtype-not-kept", expected=x.dtype, got=got.dtype, where=where)
-    if not close(x, before, 0.0):
+    if not close(x, before, 0.0) or x.stride() != strides:
         raise Wrong("input-changed", where=where)
     in_format = got.is_contiguous(memory_format=torch.channels_last)
     if not close(got, before, 0.0):
