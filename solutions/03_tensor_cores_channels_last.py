@@ -489,7 +489,7 @@ result
 #   It may be empty, or hold both. The stride of a dimension of size 1 is never used: it may be anything;
 # - `channels_last_copy(x)`: same shape, same values, in channels_last, with each element moved once at most, and without
 #   asking for a `memory_format`. Where `x` is in channels_last already, nothing has to move: `x` itself, or a view of it,
-#   will do.
+#   will do. The `x` that is given stays as it is.
 #
 # About 15 lines.
 #

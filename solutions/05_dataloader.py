@@ -660,7 +660,7 @@ ahead.shows(handed_out, "{:.0f}", why)
 # %% [markdown]
 # ### Balise 6 · A prefetcher · further · about 17 min
 #
-# `Prefetcher(loader, device, depth)` gives the batches of `loader`, in order, on `device`. Two run beside each other:
+# `Prefetcher(loader, device, depth)` gives the batches of `loader` as they are, in order, on `device`. Two run beside each other:
 #
 # ```
 # thread, _fill:    take a place  →  next(batches)  →  _copy: in a stream of its own  →  put it into `ready`

@@ -295,7 +295,7 @@ plt.show()
 # come to what is drawn on the right even so: between two ranks of a group messages pass in the order in which they were started,
 # each after the one before. (`dist.batch_isend_irecv` starts such a send and a receive as one.) Here
 # activations and gradients get a **lane** each, a process group: `launch.lane("activations")`, `launch.lane("gradients")`. `tag`
-# goes into every call, but only gloo, on CPUs, tells messages apart by it.
+# goes into every call: gloo, on CPUs, finds a message by it, and waits for ever where send and receive have two; NCCL ignores it.
 #
 # The receiver knows neither shape nor dtype of an activation, so a header of eight integers goes first (given): dtype, number of
 # dimensions `dims`, the sizes, then zeros. A gradient is like its activation, and needs none. Write, in about 5 lines:

@@ -164,7 +164,7 @@ for n, seconds in plain.items():
 # Put `k` and `v` behind what the cache has of this layer, and keep them. Then say what is `visible`, a table of booleans `(new, all)`: the first new token sees all earlier ones and
 # itself, the second one more, and so on. A call may bring a whole prompt, one token, or several behind others.
 #
-# **`write(model, prompt, count, attend)`** returns `prompt`, `(b, s)`, and `count` tokens behind it, `(b, s + count)`. `attend` has a memory: each token goes through the
+# **`write(model, prompt, count, attend)`** returns `prompt`, `(b, s)`, and `count` tokens behind it, `(b, s + count)`. `attend` is for the model, and has a memory: each token goes through the
 # model once, the prompt in one call, then each new token in one. Write what the model reads, and which `first` is next.
 #
 # 4 and 2 lines.
@@ -508,7 +508,7 @@ estimate()
 # - **`paged_attention(q, keys, values, tables, lengths)`**: one query for each of `b` sequences. `q` is `(b, heads, d)`; `keys` and `values`
 #   `(blocks, size, groups, d)` are those of one layer. `tables` `(b, most)` has a row of
 #   blocks for each sequence, filled up with zeros, and `lengths` `(b,)` says how many tokens each has. The blocks are gathered already: `k` and `v` are `(b, groups, places, d)`. Write `seen`, `(b, places)`: what lies behind a
-#   sequence's end, left by others, must not count. Then `y`, `(b, heads, 1, d)`.
+#   sequence's end, left by others, must not count. Then `y`, `(b, heads, 1, d)`. No loop.
 #
 # 5, 2 and 2 lines.
 #
