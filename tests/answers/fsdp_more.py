@@ -232,7 +232,7 @@ bank.slip(7, "another-folder", (SAVE, SAVE.replace("=folder", '=Path(folder) / "
 bank.slip(7, "optimizer-not-saved", (SAVE, SAVE.replace('"optimizer": states, ', "")))
 bank.slip(7, "weights-not-saved", (SAVE, SAVE.replace('"model": weights, ', "")))
 bank.slip(7, "step-not-returned", ('    return state["step"]\n', "    return state\n"))
-bank.slip(7, "step-not-returned", (LOAD, ""))
+bank.slip(7, "weights-not-loaded", (LOAD, ""))
 bank.slip(
     7,
     "step-not-returned",

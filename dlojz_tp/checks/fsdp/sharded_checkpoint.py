@@ -242,8 +242,6 @@ def _right_loading(size, ranks, saved):
         where = f"rank {rank} of {size}"
         if size > 1 and found["read"] >= CONFIG.vocab_size * CONFIG.width:
             raise Wrong("gathered-to-load", where=where, rank=rank)
-        if isinstance(found["step"], bool) or found["step"] != STEP:
-            raise Wrong("step-not-returned", expected=STEP, got=found["step"], where=where)
     loaded = _put_together(ranks, "loaded")
     for name in sorted(saved, key=lambda name: "exp_avg" in name or name.endswith(".step")):
         value, wanted = loaded.get(name), saved[name]
@@ -255,6 +253,8 @@ def _right_loading(size, ranks, saved):
         slug = "weights-rounded" if close(value, wanted, 2e-2) else "weights-not-loaded"
         raise Wrong(slug, expected=wanted, got=value, where=where)
     for rank, found in enumerate(ranks):
+        where = f"rank {rank} of {size}"
+        if isinstance(found["step"], bool) or found["step"] != STEP:
+            raise Wrong("step-not-returned", expected=STEP, got=found["step"], where=where)
         if not close(found["rate"], RATE):
-            where = f"rank {rank} of {size}"
             raise Wrong("learning-rate-not-loaded", expected=RATE, got=found["rate"], where=where)
