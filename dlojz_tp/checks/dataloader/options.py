@@ -103,8 +103,8 @@ def _noise(choose_options):
     records += [_trial(A, [0.27] * 5)] * 3
     random.Random(1).shuffle(records)
     _is(choose_options, records, C, {0: "noise-believed", 4: "noise-believed"})
-    # five trials each, no two alike, and the medians are again 0.2, 0.27 and 0.3
-    means = (C, (1.0, 0.19, 0.2, 0.1, 0.9)), (D, (0.31, 0.05, 0.3, 0.06, 0.32)), (A, (0.26, 0.28, 0.265, 0.275, 0.27))
+    # five trials each, no two alike: one of C is disturbed, one of D lucky
+    means = (C, (1.0, 0.19, 0.2, 0.21, 0.22)), (D, (0.31, 0.05, 0.3, 0.29, 0.32)), (A, (0.26, 0.28, 0.265, 0.275, 0.27))
     records = [_trial(choice, [of_trial[k]] * 5) for k in range(5) for choice, of_trial in means]
     _is(choose_options, records, C, {0: "noise-believed", 4: "noise-believed"})
     # trials of different lengths: a long disturbed one must not weigh more
