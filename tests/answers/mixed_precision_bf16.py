@@ -404,3 +404,8 @@ bank.slip(
         "    optimizer.zero_grad()\n",
     ),
 )
+bank.slip(2, "loss-in-half", ("        logits = model(images)\n        loss = F.cross_entropy(logits, labels)\n",
+          '        logits = model(images)\n    loss = F.cross_entropy(logits, labels, reduction="none").float().mean()\n'))  # fmt: skip
+bank.slip(2, None, ("    with torch.autocast(device.type, dtype=torch.bfloat16):\n        logits = model(images)\n        loss = F.cross_entropy(logits, labels)\n    loss.backward()\n    optimizer.step()\n",
+          "    found = []\n\n    def closure():\n        optimizer.zero_grad()\n        with torch.autocast(device.type, dtype=torch.bfloat16):\n            found[:] = [model(images)]\n"
+          "            loss = F.cross_entropy(found[0], labels)\n        loss.backward()\n        return loss\n\n    loss, logits = optimizer.step(closure), found[0]\n"))  # fmt: skip

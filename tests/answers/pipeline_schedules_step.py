@@ -240,3 +240,5 @@ bank.slip(1, None, (SHARE, SHARE + "\n    for layer in share:\n        layer.to(
 bank.slip(1, "loss-not-on-gpu", ("torch.zeros((), device=x.device, dtype", "torch.zeros((), dtype"))
 bank.slip(1, "loss-not-on-gpu", (BROADCAST, "    loss = torch.tensor(loss.item(), dtype=x.dtype)\n" + BROADCAST))
 bank.slip(1, "loss-not-on-gpu", (BROADCAST, "    loss = loss.cpu()\n" + BROADCAST), variant=True)
+bank.slip(1, "loss-overwritten", ("src=dist.get_world_size() - 1", "src=0"))
+bank.slip(1, "loss-overwritten", ("dist.broadcast(loss, src=dist.get_world_size() - 1)", "dist.reduce(loss, dst=0)"))

@@ -53,7 +53,7 @@ def balise_4(count_graphs, pad_to_bucket, masked_pool):
     with fresh(), no_inductor() as inductor:
         _counts(count_graphs, inductor)
     yield "padding to the next multiple, and the mask"
-    for t in (1, 7, 8, 9, 16, 30):
+    for t in (1, 7, 8, 9, 16, 17, 30):
         _pads(pad_to_bucket, t, 8)
     _pads(pad_to_bucket, 10, 5)
     _pads(pad_to_bucket, 11, 16)

@@ -15,8 +15,8 @@ SPREAD = [
     (MIXED, None), (MIXED, 0), (MIXED, 1), (MIXED.permute(3, 2, 0, 1), 2), (torch.tensor(-2.5), None),
     (torch.tensor([[3.0, 4.0, 3.5]]), 0), (torch.full((1, 2), -7.0, dtype=torch.float64), 1),
 ]  # fmt: skip
-#         least, greatest of a channel: both signs, beside 0, far and near
-RANGES = [(-1.3, 2.1), (0.2, 5.0), (-7.0, -2.1), (-3.0, 3.1), (0.0, 6.0), (-3.7, 0.0), (-2e30, 1e30), (-1e-7, 3e-7)]
+#         least, greatest of a channel: both signs, beside 0, far and near; no zero point lies on a half
+RANGES = [(-1.31, 2.1), (0.2, 5.0), (-7.0, -2.1), (-3.0, 3.1), (0.0, 6.0), (-3.7, 0.0), (-2e30, 1e30), (-1e-7, 3e-7)]
 WAYS = (8, False), (8, True), (3, False), (2, True)  # bits, symmetric
 HALVES = torch.arange(-8, 9) / 4  # in steps of half a scale
 #        x, scale, zero, bits, symmetric: a scale of 0.5 divides without error

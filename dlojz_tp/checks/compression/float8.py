@@ -120,9 +120,12 @@ def observe(round_float, tensor_scale, block_scales):
     nothing = torch.zeros(2, 64)
     got = tensor_scale(nothing.clone(), 448.0), block_scales(nothing.clone(), 448.0), block_scales(nothing.clone(), 6.0)
     yield {"nothing": [bool(((one > 0) & (one < INF)).all()) for one in got]}
-    with Operations() as operations:
-        round_float(torch.ones(64, 128), *E4M3), block_scales(torch.ones(64, 128), 448.0)
-    yield {"loops": operations.total > 250}
+    totals = []
+    for size in (8, 64):
+        with Operations() as operations:
+            round_float(torch.ones(size, 2 * size), *E4M3), block_scales(torch.ones(size, 2 * size), 448.0)
+        totals.append(operations.total)
+    yield {"loops": totals[1] > 250 and totals[1] > 2 * totals[0]}
 
 
 def exact(seen, due):

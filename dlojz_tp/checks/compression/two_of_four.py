@@ -26,7 +26,9 @@ UNLIKE = torch.tensor([[9.0, 8, 7, 6, 1, 0.5, 0.2, 0.1]]).double() * (
 SEARCHED = {"large columns side by side": UNLIKE, "8 columns": drawn(6, 8), "20 columns": drawn(3, 20),
             "equal weights": torch.ones(2, 8, dtype=torch.float64), "one group": drawn(3, 4),
             "a small gain": torch.tensor([[10.0, 9, 1, 0, 10, 0.99, 0, 0]]).double(),
+            "a smaller gain": torch.tensor([[10.0, 9, 1, 0, 10, 0.9985, 0, 0]]).double(),
             "small weights": 1e-9 * UNLIKE}  # fmt: skip
+ROUNDED = torch.tensor([[10.0, 9, 1, 0, 10, 1 - 3e-7, 0, 0]]).double()  # an exchange saves a hundred-millionth more
 
 
 def true_mask(weight):
@@ -82,6 +84,7 @@ def observe(two_of_four, reorder, order_columns):
     order_columns(given)
     yield {"searched": same(given, UNLIKE)}
     yield {"orders": [in_words(order, SEARCHED[name].shape[1]) for name, order in found.items()]}
+    yield {"rounded": tried(lambda: order_columns(ROUNDED.clone()).tolist())}
     yield {"saved": [100 * true_saved(w[:, found[name]]) / true_saved(w) for name, w in SEARCHED.items()]}
     yield {"more": [best_exchange(w, found[name]) for name, w in SEARCHED.items()]}
 
@@ -133,6 +136,7 @@ LOOKS = [
          lambda seen, due: min(seen) >= 100 - 1e-3, least),
     Look("and no exchange of two columns saves more", "more", None, "more-to-save",
          lambda seen, due: max(seen)[0] <= 1e-3, most_left),
+    Look("the first order, where others save as much but for rounding", "rounded", list(range(8)), "rounding-exchanged"),
 ]  # fmt: skip
 
 

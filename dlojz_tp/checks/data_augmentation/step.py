@@ -47,6 +47,7 @@ def observe(mix_or_cut):
     yield observe_seeds(lambda: [mixer(IMAGES.clone(), LABELS.clone()) for _ in range(3)])
     got, soft = mixer.eval()(IMAGES.clone(), LABELS.clone())
     yield {"eval": got, "eval shape": shape(soft), "eval labels": soft, "eval kind": form(soft).split()[0]}
+    yield {"eval of half": form(mixer(IMAGES.bfloat16(), LABELS.clone())[1]).split()[0]}
     yield {"given": tried(lambda: mixer(IMAGES.clone(), GIVEN.clone())[1])}
 
     def draws(images, labels):  # both come up
@@ -73,6 +74,7 @@ LOOKS = [
     Look("", "eval shape", [12, CLASSES], lambda seen, _: "classes-forgotten" if seen[1:] else "eval-labels-hard"),
     Look("", "eval kind", "float32", "eval-labels-dtype"),
     Look("", "eval labels", HOT, "mixes-in-eval"),
+    Look("", "eval of half", "float32", "eval-labels-dtype"),
     Look("", "given", GIVEN, "eval-soft-labels"),
     stays("on the images' device, nothing read back", "draw-waits"),
 ]  # fmt: skip

@@ -31,7 +31,7 @@ SEARCHES = {
     "exactly full": (lambda b: 100 + 10 * b, 200, 64),
     "nothing fits": (lambda b: 600 + b, 600, 512),
     "everything fits": (lambda b: 5 * b, 1000, 77),
-    "in steps of 64": (lambda b: 50 * -(-b // 64), 333, 1000),
+    "in steps of 64": (lambda b: 50 * -(-b // 64), 300, 1000),
     "faster than a line": (lambda b: b * b + 3 * b, 90_000, 10_000),
     "only one": (lambda b: 100 * b, 150, 1000),
     "up to one": (lambda b: 100 * b, 150, 1),

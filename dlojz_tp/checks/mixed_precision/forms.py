@@ -1,8 +1,9 @@
 """What both steps of mixed precision share: what they return, where autocast is, how they behave on a device."""
 
 import torch
+import torch.nn.functional as F
 
-from dlojz_tp.checking import Wrong
+from dlojz_tp.checking import Wrong, close
 from dlojz_tp.checks.mixed_precision import spies
 from dlojz_tp.probes.gpus import on_one_gpu, watched
 from dlojz_tp.probes.networks import batches
@@ -78,6 +79,13 @@ def loss_in_float32(losses, dtype):
     """Losses of several steps that are all numbers of `dtype` were computed in it, whatever they were cast to later."""
     if all(torch.equal(loss, loss.to(dtype).to(loss.dtype)) for loss in losses):
         raise Wrong("loss-in-half", got_dtype=_name(dtype), expected="float32, with all its digits", got=losses[0])
+
+
+def loss_of_logits(loss, logits, labels):
+    """Of these very logits: samples' losses that were rounded to 16 bits before their mean was taken differ in the fourth digit."""
+    due = F.cross_entropy(logits.float(), labels)
+    if not close(loss, due, 2e-5) and close(loss, due, 2e-2):
+        raise Wrong("loss-in-half", got_dtype=f"{_name(logits.dtype)}, sample by sample", expected=due, got=loss)
 
 
 def right_logits(logits, images):

@@ -6,6 +6,7 @@ from dlojz_tp.checking import Wrong, close
 from dlojz_tp.checks.mixed_precision import spies
 from dlojz_tp.checks.mixed_precision.forms import (
     loss_in_float32,
+    loss_of_logits,
     returned,
     right_logits,
     runs_on_gpu,
@@ -21,7 +22,7 @@ HINTS = {
     "optimizer-stepped-alone": "optimizer.step() was called outside the scaler. It would also be called when a gradient is "
     "infinite: let scaler.step(optimizer) decide.",
     "never-unscaled": "unscale_ is not called before the clipping: the norm is measured on gradients that are {scale:.0f} "
-    "times too large, and nearly every step is clipped.",
+    "times too large, and nearly every step is clipped. (Dividing by hand does not tell the scaler: step() divides again.)",
     "clipped-before-unscale": "The gradients were clipped while they were still scaled. Change the order: unscale_ "
     "first, so that max_norm limits the gradients themselves.",
     "clipped-after-step": "The optimizer stepped with gradients that were not clipped yet.",
@@ -32,6 +33,8 @@ HINTS = {
     "larger.",
     "max-norm-ignored": "The global norm of the clipped gradients, the root of the sum of all squares, is {norm:.3g}. max_norm is "
     "an argument: here it is {limit:.3g}.",
+    "other-norm": "Clipped is by another norm than the root of the sum of all squares, or to another limit than max_norm, of which it is made: the norm is "
+    "{norm:.3g} in the end, and max_norm is {limit:.3g}.",
     "wrong-clipping": "The gradients at the update are not those of a float64 loop, clipped by their global norm.",
     "no-scaler-update": "scaler.update() is never called: the scale can neither shrink after an overflow nor grow.",
     "called-twice": "scaler.{name}() is called {n} times in a step. Once is right: step() updates the weights each time, and update() ends "
@@ -59,6 +62,7 @@ def balise_1(step):
     state_of_forward(run.model, loss, torch.float16, asked)
     _right_loss(loss, data, logits)
     right_logits(logits, data[0][0])
+    loss_of_logits(loss, logits, data[0][1])
     yield "scale, backward, unscale_, step, update: in this order"
     _order(run, first)
     yield "between unscale_ and step, the gradients are clipped by their global norm"
@@ -171,9 +175,16 @@ def _clipping(run, first, limit):
         slug = "clipped-by-value"
     elif spies.distance(got, [g * min(1.0, limit / g.norm().item()) for g in first]) < 0.05:
         slug = "clipped-each"
-    elif _parallel(got, first):
-        slug = "max-norm-ignored"
+    elif _parallel(got, first) and abs(norm / limit - 1) > 0.02:
+        slug = "other-norm" if _follows(run, norm, limit) else "max-norm-ignored"
     raise Wrong(slug, expected=f"global norm {limit:.4g}", got=f"global norm {norm:.4g}", norm=norm, limit=limit)
+
+
+def _follows(run, norm, limit):
+    """Whether the norm of the clipped gradients becomes another one where max_norm does."""
+    other = _Run(run.step, 2 * limit)
+    other(batches(8, 8, 5)[0])
+    return abs(spies.global_norm(other.scaler.seen["step"]) / norm - 1) > 0.1
 
 
 def _gentle(step, data, first):

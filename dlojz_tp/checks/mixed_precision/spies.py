@@ -69,8 +69,13 @@ class SpySGD(torch.optim.SGD):
     def step(self, closure=None):
         self.steps += 1
         self.alone += not getattr(self.scaler, "inside", True)
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
         self.grads = gradients(self)
-        return super().step(closure)
+        super().step()
+        return loss
 
 
 def parameters(optimizer):

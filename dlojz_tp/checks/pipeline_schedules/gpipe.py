@@ -1,9 +1,11 @@
 """Balise 1: a stage on each rank, GPipe, and a step whose loss and gradients are those of one process."""
 
 import torch
+import torch.distributed as dist
 
 from dlojz_tp import launch
 from dlojz_tp.checking import Wrong, close
+from dlojz_tp.checking.borrowed import replaced
 from dlojz_tp.checks.pipeline_schedules import running
 from dlojz_tp.probes.gpus import MIXED, NO_BACKEND, on_gpus
 
@@ -26,7 +28,9 @@ HINTS = {
     "scales *all* that is in .grad. Clear the gradients of each stage's submod first.",
     "other-loss": "The gradients are not those of the loss function that was given. Hand loss_fn to the schedule.",
     "wrong-gradients": "The gradients are not those of one process on the whole batch.",
-    "loss-on-last-only": "Only the rank of the last stage knows the loss. The others need it too: a collective brings it.",
+    "loss-on-last-only": "Only the rank of the last stage knows the loss. The others need it too: a collective brings it, once it was waited for.",
+    "loss-overwritten": "In the end the last stage's rank does not know the loss either: what came was the value of a rank that has none (the src of a "
+    "broadcast is the last stage's rank), or the sum went to one rank alone (reduce).",
     "loss-not-averaged": "That is the sum of the micro-batches' losses, each of which is a mean over its samples. The loss of the "
     "batch is their mean.",
     "sum-averaged": "With a loss that is a sum, the loss of the batch is the sum over the micro-batches, not their mean.",
@@ -72,7 +76,18 @@ def _observed(make_stage, make_gpipe, pipeline_step):
             raise Wrong("no-stage", got=f"{type(stage).__name__} and {type(schedule).__name__}")
         return [stage], schedule
 
-    return running.observe(make, pipeline_step, MICRO_BATCHES, _right_shares)
+    reduce = dist.reduce
+
+    def to_one_alone(tensor, dst=None, *args, **kwargs):
+        """gloo leaves the sum on other ranks too; nothing promises that."""
+        work = reduce(tensor, dst, *args, **kwargs)
+        if dist.get_rank() != (kwargs.get("group_dst") if dst is None else dst):
+            _ = work and work.wait()
+            tensor.detach().zero_()
+        return work
+
+    with replaced(dist, "reduce", to_one_alone):
+        return running.observe(make, pipeline_step, MICRO_BATCHES, _right_shares)
 
 
 def _on_gpu(_, make_stage, make_gpipe, pipeline_step):
@@ -150,7 +165,7 @@ def _loss_is_strange(loss):
 def _right_losses(size, ranks):
     m, part = MICRO_BATCHES, running.BATCH // MICRO_BATCHES
     for rank, found in enumerate(ranks):
-        for reduction, _, _, seen in found:
+        for number, (reduction, _, _, seen) in enumerate(found):
             for step, (loss, _, _) in enumerate(seen):
                 where = f"rank {rank} of {size}, loss a {reduction}, step {step + 1}"
                 wanted = running.truth(step, reduction)[0]
@@ -171,7 +186,10 @@ def _right_losses(size, ranks):
                         for i in range(0, len(x), part)
                     ]
                     slug = "wrong-loss"
-                    if value == 0 and rank < size - 1:
+                    last = ranks[-1][number][3][step][0]
+                    if value == 0 and isinstance(last, torch.Tensor) and close(last, 0.0):
+                        slug = "loss-overwritten"
+                    elif value == 0 and rank < size - 1:
                         slug = "loss-on-last-only"
                     elif any(close(value, one, 1e-5) for one in parts):
                         slug = "loss-of-one-micro-batch"

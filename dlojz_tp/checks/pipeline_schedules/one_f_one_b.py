@@ -1,5 +1,7 @@
 """Balise 2: how many micro-batches, and 1F1B."""
 
+from numbers import Real
+
 import torch
 
 from dlojz_tp.checking import Wrong
@@ -76,7 +78,7 @@ def _right_number(choose_micro_batches, p, bound, batch):
         raise Wrong("bubble-of-zero", expected=wanted, got=repr(error), where=where, error=error) from error
     if m is None:
         raise Wrong("nothing-returned")
-    if isinstance(m, bool) or not isinstance(m, int | float) or m != int(m) or m < 1:
+    if isinstance(m, bool) or not isinstance(m, Real) or m != int(m) or m < 1:
         raise Wrong("not-a-number", expected=wanted, got=m, where=where)
     more = {"expected": wanted, "got": m, "where": where}
     if m == wanted:

@@ -1,5 +1,7 @@
 """Look at orders of ranks: called for every rank, read, simulated; the planner's own are out of reach meanwhile."""
 
+from numbers import Integral
+
 from dlojz_tp import planner
 from dlojz_tp.checking import Wrong
 from dlojz_tp.checking.borrowed import out_of_reach
@@ -25,8 +27,9 @@ def simulated(orders, costs, where: str, third: str = "", **more) -> planner.Sim
             raise Wrong("nothing-returned")
         if not isinstance(order, list | tuple) or not all(isinstance(action, list | tuple) for action in order):
             raise Wrong("not-a-list", got=order, where=where, third=third)
+    plain = [[tuple(int(one) if isinstance(one, Integral) else one for one in action) for action in order] for order in orders]
     try:
-        return planner.simulate(orders, costs, **more)
+        return planner.simulate(plain, costs, **more)
     except planner.Deadlock as error:
         raise Wrong("deadlock", where=where, problem=_short(str(error).removeprefix("deadlock: "))) from error
     except planner.ScheduleError as error:

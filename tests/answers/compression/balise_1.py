@@ -214,3 +214,5 @@ bank.variant(
 bank.hint(1, "logits-written", "The logits that were given have changed: the next step finds others. What ends in _ writes in place; make new tensors.")  # fmt: skip
 bank.slip(1, "logits-written", ("teacher.detach() / temperature", "teacher.detach().div_(temperature)"))
 bank.variant(1, "logits-written", WRITTEN, ("        log_p = (teacher / temperature)", "        teacher /= temperature\n        log_p = teacher"))  # fmt: skip
+
+bank.slip(1, None, ("F.log_softmax(student / temperature", "F.log_softmax(student.float() / temperature"), ("F.log_softmax(teacher.detach()", "F.log_softmax(teacher.detach().float()"))

@@ -358,3 +358,6 @@ bank.variant(2, "loops", BY_ROWS, ("    nothing = torch.zeros_like(low)\n", """ 
         return torch.stack([one for one, _ in pairs]), torch.stack([one for _, one in pairs])
     nothing = torch.zeros_like(low)
 """))  # fmt: skip
+
+bank.slip(2, None, ("scale = (high - low) / (most - least)", "scale = (high - low) * (1 / (most - least))"))
+bank.slip(2, None, ("return scale, (least - low / scale).round().int()", "return scale, most - (high / scale).round().int()"))

@@ -198,3 +198,9 @@ bank.slip(6, "more-to-save", ("            if i // 4 != j // 4", "            if
 bank.slip(6, "saves-less", ("    order, exchanged = torch.arange(weight.shape[1]), True\n", "    return weight.abs().sum(0).argsort()\n    order, exchanged = torch.arange(weight.shape[1]), True\n"))  # fmt: skip
 bank.variant(6, "more-to-save", BEST, ("        order = best\n", "        return torch.tensor(best)\n"))
 bank.variant(6, "more-to-save", LOOPS, ("total, again = now, True", "total = now"))
+
+bank.hint(6, "rounding-exchanged", "Columns were exchanged for a gain of a hundred-millionth. Rounding alone can look like that, and the search may turn in circles: "
+          "ask for more than a millionth.")  # fmt: skip
+bank.slip(6, "rounding-exchanged", ("> (1 + 1e-6) * saved", "> saved"))
+bank.variant(6, "rounding-exchanged", BEST, ("most = now * (1 + 1e-6)", "most = now"))
+bank.slip(6, "more-to-save", ("(1 + 1e-6)", "(1 + 1e-4)"))

@@ -250,13 +250,13 @@ bank.slip(1, "randaugment-idle", ("v2.RandAugment()", "v2.RandAugment(magnitude=
 bank.variant(1, "randaugment-idle", FIRST, ("RandAugment(2, 9)", "RandAugment(2, 0)"))
 bank.variant(1, "randaugment-idle", HAND, ("RandAugment()", "RandAugment(num_ops=0)"))
 
-bank.hint(1, "no-flip", "In 30 calls no image was flipped. One in two is mirrored, left to right.")
+bank.hint(1, "no-flip", "No image was mirrored, or too few. Half of them are due, left to right.")
 bank.slip(1, "no-flip", (FLIP, ""), NORMALIZE)
 bank.slip(1, "no-flip", (FLIP, ", *([] if augment else [v2.RandomHorizontalFlip()])"), NORMALIZE)
 bank.variant(1, "no-flip", HAND, ("x = x.flip(-1) if torch.rand(()) < 0.5 else x", ""))
 bank.variant(1, "no-flip", FIRST, ("RandomHorizontalFlip()", "RandomHorizontalFlip(p=0)"))
 
-bank.hint(1, "always-flipped", "Every image came out mirrored. Half of them shall.")
+bank.hint(1, "always-flipped", "Every image came out mirrored, or too many did. Half of them are due.")
 bank.slip(1, "always-flipped", ("RandomHorizontalFlip()", "RandomHorizontalFlip(p=1)"), NORMALIZE)
 bank.variant(1, "always-flipped", HAND, ("if torch.rand(()) < 0.5 else x", ""))
 
@@ -340,3 +340,5 @@ def make_transform(size, augment):
 
 
 bank.variant(1, "randaugment-lost", HAND, ("window = v2.RandAugment()", "v2.RandAugment()"))
+
+bank.slip(1, "no-flip", ("RandomHorizontalFlip()", "RandomHorizontalFlip(0.05)"), NORMALIZE)

@@ -321,3 +321,6 @@ bank.variant(
     FLAT,
     ("table.flatten(1)[:, index]", "torch.cat([one.flatten()[index][None] for one in table.unbind()])"),
 )
+
+bank.slip(2, None, ("    return table[:, down, right]\n", "    rows, columns = (F.one_hot(one, n).to(table.dtype) for one, n in ((down, table.shape[1]), (right, table.shape[2])))\n"
+          "    return torch.einsum('hrc,ijr,ijc->hij', table, rows, columns)\n"))  # fmt: skip
