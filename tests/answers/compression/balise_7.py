@@ -381,7 +381,7 @@ bank.slip(7, "wrong-exponent", ("blocks.amax(-1).double()", "blocks.amax(-1)"))
 bank.slip(7, "wrong-exponent", ("blocks.amax(-1).double() / most", "blocks.amax(-1)"))
 bank.variant(7, "wrong-exponent", LOGS, ("top = part.amax(-1, keepdim=True)", "top = part.mean(-1, keepdim=True)"))
 
-bank.hint(7, "below-e8m0", "The exponent of a scale ends at -127: the byte can hold no less. Clamp it.")
+bank.hint(7, "below-e8m0", "The exponent of a scale ends at -127: the byte can hold no less. Clamp it there, and no higher.")
 bank.slip(7, "below-e8m0", (".clamp(min=-127)", ".clamp(min=-149)"))
 bank.variant(7, "below-e8m0", BITS, (".clamp(min=-127)", ""))
 

@@ -228,7 +228,7 @@ bank.variant(5, "wrong-factor", HAND, ("notes[name] / 1.25", "notes[name] / 1.5"
 bank.hint(
     5,
     "not-in-optimizer",
-    "The dictionary has new values, but the optimizer goes on with the old ones: write them into its param_groups.",
+    "The dictionary has new values, but the optimizer goes on with old ones, or with some of them: write all into its param_groups.",
 )
 bank.slip(5, "not-in-optimizer", (GROUPS, ""))
 bank.slip(5, "not-in-optimizer", ("group.update(member.hyperparameters)", 'group["lr"] = member.hyperparameters["lr"]'))
