@@ -24,7 +24,7 @@ HINTS = {
     "inf-missed": "A gradient is {kind} in {where_word} parameter, and the optimizer stepped all the same.",
     "nan-missed": "A gradient is NaN, and the optimizer stepped all the same. NaN is not infinite: torch.isfinite knows both.",
     "finite-taken-for-overflow": "All gradients are finite, the largest is 1e30, and the step was skipped. Their squares "
-    "overflow: look at the values themselves.",
+    "overflow, and float16's largest number is no limit in float32: ask whether the values themselves are finite.",
     "always-skipped": "All gradients are finite, and the optimizer did not step.",
     "second-unscale-allowed": "A second unscale_ before update() must raise RuntimeError, as in PyTorch: else it divides again.",
     "unscale-refused": "After update() a new step begins, and unscale_ is allowed again: {error}",

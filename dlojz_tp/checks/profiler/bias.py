@@ -11,7 +11,7 @@ HINTS = {
     "model-not-returned": "Return the model that came in, changed in place.",
     "bias-left": "{name}, a {kind}, still has its bias, and a batch norm follows directly.",
     "bias-zeroed": "{name} still has a bias, now zero: it is still read, added, differentiated and updated. Take it out.",
-    "nested-left": "{name} still has its bias: it stands in an nn.Sequential inside another module.",
+    "nested-left": "{name} still has its bias: it stands in an nn.Sequential inside another module, or is of another kind than those that lost theirs.",
     "wrong-bias-out": "{name} lost its bias, and no batch norm follows directly: {next}. The function is another one now.",
     "norm-bias-out": "{name} is gone. Only the biases of linear layers and convolutions do nothing before a batch norm.",
     "not-a-sequence": "{name} is gone, and its layer stands in no nn.Sequential. In which order the layers of another module run, only "

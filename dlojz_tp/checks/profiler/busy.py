@@ -17,7 +17,7 @@ HINTS = {
     "mean-of-streams": "This is the mean over the streams. The device is busy while any of them works.",
     "not-sorted": "The events are in no order: sort them by their begin before you walk through them.",
     "all-or-nothing": "The device works for a part of the window, more than 0 and less than 1. Are these the right events? Does the "
-    "window end after its begin? (The steps, too, are in no order.)",
+    "window end after its begin, and is work cut off there? (The steps, too, are in no order.)",
     "window-of-kernels": "The window goes from the first to the last kernel here. It is the window of the steps: what is idle "
     "before the first and after the last kernel counts.",
     "window-of-all": "The window goes from the first to the last event here. It is the window of the steps.",

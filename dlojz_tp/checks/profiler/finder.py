@@ -27,8 +27,8 @@ HINTS = {
     "more-than-line": "The second of the pair is the text of the line alone, without spaces around it, file or number.",
     "torch-by-name": "A file of yours is taken for one of PyTorch's: here it lies below a folder called torch_course. PyTorch's "
     "files are those in torch.__path__[0].",
-    "own-line": "This is not the line that waits, but the line in which your finder looks at the stack, or one without text. "
-    "Leave the finder's own frames out.",
+    "own-line": "This is not the line that waits, but another text: the line in which your finder looks at the stack, one that is empty, or something "
+    "else of a frame than its `line`. Leave the finder's own frames out.",
     "torch-line": "The wait happened inside a function of PyTorch, and the line listed is PyTorch's. Go outwards to the line that "
     "called it.",
     "outer-line": "The line listed called the line that is to blame. The innermost frame is the last one of extract_stack().",
