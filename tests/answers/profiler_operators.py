@@ -131,4 +131,4 @@ bank.slip(
 bank.slip(2, "not-triples", ("(row.key, row.count, getattr(row, attribute) / total)", "row.key"))
 bank.slip(2, "not-triples", ("return [(row.key", "return {row.key: (row.key"), ("rows[:k]]", "rows[:k]}"))
 bank.slip(2, "nothing-returned", ("    return [", "    print(k)\n    ["))
-bank.slip(2, "not-sorted", ("    rows = sorted(rows, key", "    sorted(rows, key"))
+bank.slip(2, "rows-as-they-came", ("    rows = sorted(rows, key", "    sorted(rows, key"))

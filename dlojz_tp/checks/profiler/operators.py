@@ -21,7 +21,7 @@ HINTS = {
     "kernels-counted": "{name!r} is a kernel: its time is counted twice, there and in the operator that launched it. Leave out "
     "rows whose device_type is not the CPU's.",
     "operator-left-out": "{name!r} is an operator too, whatever its name: only labels and kernels are left out.",
-    "not-sorted": "These are the first of the list as it came: sort by the time, the largest first. sorted() returns a new list.",
+    "rows-as-they-came": "These are the first of the list as it came: sort by the time, the largest first. sorted() returns a new list.",
     "other-device": "These are the times of the other device: `device` says whose time counts.",
     "wrong-operators": "These are not the operators with the largest self times.",
     "wrong-calls": "The number of calls of {name!r} is wrong: row.count.",
@@ -155,7 +155,7 @@ def _right_names(names, rows, operators, best, k, device, where):
     }
     slug = "wrong-operators"
     if names == [row.key for row in operators[:k]]:
-        raise Wrong("not-sorted", expected=wanted, got=names, where=where)
+        raise Wrong("rows-as-they-came", expected=wanted, got=names, where=where)
     for name, key in orders.items():
         if names == [row.key for row in sorted(operators, key=key, reverse=True)[:k]]:
             slug = name
