@@ -216,3 +216,4 @@ bank.slip(1, "logits-written", ("teacher.detach() / temperature", "teacher.detac
 bank.variant(1, "logits-written", WRITTEN, ("        log_p = (teacher / temperature)", "        teacher /= temperature\n        log_p = teacher"))  # fmt: skip
 
 bank.slip(1, None, ("F.log_softmax(student / temperature", "F.log_softmax(student.float() / temperature"), ("F.log_softmax(teacher.detach()", "F.log_softmax(teacher.detach().float()"))
+bank.slip(1, "wrong-soft", ('F.kl_div(mine, its, reduction="batchmean", log_target=True)', "F.cross_entropy(student / temperature, teacher.argmax(1))"))

@@ -447,3 +447,5 @@ bank.variant(
     FUNCTION,
     ("    weight = fake", "    layer.top = top = getattr(layer, 'top', top)\n    weight = fake"),
 )
+
+bank.slip(4, "inputs-not-rounded", ("fake_quantize(x, *of_x, bits))", "x.clamp(0, high))"))

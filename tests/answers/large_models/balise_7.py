@@ -303,3 +303,4 @@ bank.text(7, "asked-again", STUCK)
 bank.variant(7, "asked-again", STUCK, ("low, high = 0, most", "low, high = 1, most"))
 
 bank.slip(7, "wrong-batch", ("        middle = (fits + fails) // 2\n", "        middle = (fits + fails) // 2\n        if bytes_of(middle) == memory:\n            return middle\n"))
+bank.slip(7, "wrong-ddp", ("return states + batch * activations + moment", "return states + moment"))
