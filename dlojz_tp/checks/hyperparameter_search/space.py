@@ -116,6 +116,8 @@ def observe(draw, grid):
     yield {"grid kinds": _kinds(laid)}
     different = {tuple(sorted((name, str(value)) for name, value in config.items())) for config in laid}
     yield {"twice": len(laid) - len(different), "size": len(different)}
+    # 1, 1.5, 2.3, 3.5, 5.3 and 8 before they are rounded: two become one
+    yield {"whole": sorted(one["width"] for one in grid({"width": IntDistribution(1, 8, log=True)}, {}, {"width": 6}))}
 
 
 def _rows():
@@ -159,6 +161,7 @@ LOOKS = [
     Look("", "grid kinds", {}, "not-an-int", fields=_first),
     Look("every combination once", "twice", 0, "twice", fields=lambda seen, _: {"n": seen}),
     Look("", "size", SIZE, "combinations", fields=lambda seen, due: {"n": seen, "of": due}),
+    Look("whole numbers, rounded, none twice", "whole", [1, 2, 3, 5, 8], "whole-values"),
 ]  # fmt: skip
 
 
