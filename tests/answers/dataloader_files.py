@@ -363,7 +363,18 @@ class JpegFiles(Base):
         if index not in self.made:
             self.made[index] = super().__getitem__(index)
         return self.made[index]
+
+
 bank.slip(1, "picture-altered", ('image.convert("RGB")', 'image.convert("RGB").resize((224, 224))'))
-bank.slip(1, "picture-altered", ('image.convert("RGB")', 'image.convert("RGB").transpose(Image.Transpose.FLIP_LEFT_RIGHT)'))
+bank.slip(
+    1, "picture-altered", ('image.convert("RGB")', 'image.convert("RGB").transpose(Image.Transpose.FLIP_LEFT_RIGHT)')
+)
 bank.slip(1, "picture-altered", ('image.convert("RGB")', 'image.convert("RGB").crop((1, 1, 11, 11))'))
-bank.slip(1, None, ("    def __len__", "    def __reduce__(self):\n        return JpegFiles, (self.items, self.transform)\n\n    def __len__"))
+bank.slip(
+    1,
+    None,
+    (
+        "    def __len__",
+        "    def __reduce__(self):\n        return JpegFiles, (self.items, self.transform)\n\n    def __len__",
+    ),
+)

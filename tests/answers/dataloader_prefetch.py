@@ -607,8 +607,18 @@ class Prefetcher(Base):
     def __init__(self, loader, device):
         super().__init__(loader, device, 2)
 
+
 whole = Bank("05_dataloader", whole=True)
-whole.slip(6, "dtype-changed", ("tensor.to(self.device, non_blocking=True)", "tensor.to(self.device, torch.float32, non_blocking=True)"))
+whole.slip(
+    6,
+    "dtype-changed",
+    ("tensor.to(self.device, non_blocking=True)", "tensor.to(self.device, torch.float32, non_blocking=True)"),
+)
 whole.slip(6, "no-end", ("next(batches, ready)", "next(batches, None)"))
-whole.slip(6, None, ("current.wait_event(copied)", "current.wait_stream(stream=self.stream)"), ("tensor.record_stream(current)", "tensor.record_stream(s=current)"))
+whole.slip(
+    6,
+    None,
+    ("current.wait_event(copied)", "current.wait_stream(stream=self.stream)"),
+    ("tensor.record_stream(current)", "tensor.record_stream(s=current)"),
+)
 bank.add(whole)

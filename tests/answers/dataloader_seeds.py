@@ -345,5 +345,9 @@ collides("pairs-collide", lambda seed, rank: 64 * seed + rank)
 collides("pairs-collide", lambda seed, rank: (seed + 1) * (rank + 1))
 collides("seed-cut", lambda seed, rank: rank + 2**32 * seed)
 collides("seed-cut", lambda seed, rank: rank << 32 | seed)
-bank.slip(3, "options-ignored", ("seed_worker, **options", 'seed_worker, batch_size=options["batch_size"], num_workers=options["num_workers"]'))
+bank.slip(
+    3,
+    "options-ignored",
+    ("seed_worker, **options", 'seed_worker, batch_size=options["batch_size"], num_workers=options["num_workers"]'),
+)
 bank.slip(3, "options-ignored", ("seed_worker, **options", 'seed_worker, **options | {"shuffle": True}'))

@@ -584,6 +584,22 @@ def stream_shards(paths, buffer=1, seed=0):
     everything = (sample for path in own_paths(paths) for sample in samples(path))
     while block := list(itertools.islice(everything, buffer)):
         yield from rng.sample(block, len(block))
-bank.slip(7, "keys-repeat", ("{number:08d}.jpg", "{number % 100:02d}.jpg"), ("{number:08d}.cls", "{number % 100:02d}.cls"))
-bank.slip(7, "keys-repeat", ("{number:08d}.jpg", "{label}-{number % per_shard}.jpg"), ("{number:08d}.cls", "{label}-{number % per_shard}.cls"))
-bank.slip(7, "no-bytes", ("tar.add(path, arcname=f\"{number:08d}.jpg\")", "tar.addfile(tarfile.TarInfo(f\"{number:08d}.jpg\"), open(path, \"rb\"))"))
+
+
+bank.slip(
+    7, "keys-repeat", ("{number:08d}.jpg", "{number % 100:02d}.jpg"), ("{number:08d}.cls", "{number % 100:02d}.cls")
+)
+bank.slip(
+    7,
+    "keys-repeat",
+    ("{number:08d}.jpg", "{label}-{number % per_shard}.jpg"),
+    ("{number:08d}.cls", "{label}-{number % per_shard}.cls"),
+)
+bank.slip(
+    7,
+    "no-bytes",
+    (
+        'tar.add(path, arcname=f"{number:08d}.jpg")',
+        'tar.addfile(tarfile.TarInfo(f"{number:08d}.jpg"), open(path, "rb"))',
+    ),
+)

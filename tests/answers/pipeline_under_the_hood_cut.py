@@ -489,4 +489,6 @@ def receive_gradient(output, peer, tag=0):
 )
 bank.slip(2, "tag-differs", ("return [dist.isend(part, peer, lane, tag=tag)", "return [dist.isend(part, peer, lane)"))
 bank.slip(2, "tag-differs", ("dist.recv(received, peer, lane, tag=tag)", "dist.recv(received, peer, lane)"))
-bank.slip(2, "tag-differs", ("received.grad.contiguous(), peer, lane, tag=tag", "received.grad.contiguous(), peer, lane"))
+bank.slip(
+    2, "tag-differs", ("received.grad.contiguous(), peer, lane, tag=tag", "received.grad.contiguous(), peer, lane")
+)

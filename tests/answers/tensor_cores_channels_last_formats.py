@@ -306,5 +306,7 @@ def copy_ignores_strides(x):
     n, c, h, w = x.shape
     flat = x.as_strided((n * c * h * w,), (1,))
     return flat.view(n, c, h, w).permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)
+
+
 bank.slip(5, "input-changed", ("return x.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)",
           "x.data = x.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)\n    return x"))  # fmt: skip

@@ -412,12 +412,18 @@ bank.slip(
     ("    torch.save({", "    if file.exists():\n        file.replace(partial)\n    else:\n        torch.save({"),
 )
 bank.slip(10, "written-over", ('        place = folder / f"{place.name}-again"', "        pass"))
-bank.slip(10, "interrupted-unloadable", (
-    '        (folder / "mark.partial").write_text(json.dumps(mark))\n        (folder / "mark.partial").replace(folder / "mark.json")\n', """        opened = open(folder / "mark.partial", "w")
+bank.slip(
+    10,
+    "interrupted-unloadable",
+    (
+        '        (folder / "mark.partial").write_text(json.dumps(mark))\n        (folder / "mark.partial").replace(folder / "mark.json")\n',
+        """        opened = open(folder / "mark.partial", "w")
         opened.write(json.dumps(mark))
         (folder / "mark.partial").replace(folder / "mark.json")
         opened.close()
-"""))
+""",
+    ),
+)
 bank.slip(10, None, ("torch.save({name: t.detach().cpu().clone() for name, t in shards.items()}, partial)",
           "torch.save(obj={name: t.detach().cpu().clone() for name, t in shards.items()}, f=partial)"),
           ("torch.load(file, mmap=True", "torch.load(f=file, mmap=True"))  # fmt: skip

@@ -61,7 +61,9 @@ def balise_7(save_checkpoint, load_checkpoint):
     with tempfile.TemporaryDirectory(prefix="dlojz-check-") as folder:
         yield "4 ranks write one checkpoint together, each its own shards"
         both = save_checkpoint, load_checkpoint
-        for size, ranks in world_after_world(_use, *both, Path(folder), sizes=(4, 2, 3, 1), known=((hung, "some-wait"),), timeout=15):
+        for size, ranks in world_after_world(
+            _use, *both, Path(folder), sizes=(4, 2, 3, 1), known=((hung, "some-wait"),), timeout=15
+        ):
             if size == 4:
                 for rank, found in enumerate(ranks):
                     _right_saving(rank, found)

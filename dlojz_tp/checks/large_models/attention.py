@@ -18,7 +18,12 @@ def drawn(*shape):
 TABLE = drawn(2, 5, 3), 3, 2  # two heads, three rows of two places
 OTHERS = (drawn(1, 1, 1), 1, 1), (drawn(3, 1, 7), 1, 4), (drawn(2, 7, 1), 4, 1), (drawn(1, 3, 7), 2, 4)
 ALONG = drawn(2, 6, 6)
-GIVEN = drawn(2, 3, 6, 7), drawn(2, 3, 6, 7), drawn(2, 3, 6, 5), drawn(3, 6, 6)  # q, k, v, bias; with heads of 4, √d is d / 2
+GIVEN = (
+    drawn(2, 3, 6, 7),
+    drawn(2, 3, 6, 7),
+    drawn(2, 3, 6, 5),
+    drawn(3, 6, 6),
+)  # q, k, v, bias; with heads of 4, √d is d / 2
 LARGE = 1000 * GIVEN[0], *GIVEN[1:]
 ONE = drawn(1, 1, 1, 2), drawn(1, 1, 1, 2), drawn(1, 1, 1, 3), drawn(1, 1, 1)
 OUT = drawn(2, 3, 6, 5)
@@ -56,7 +61,10 @@ def observe(relative_bias, relative_attention):
     yield {"other sizes": [relative_bias(table.clone(), *sizes) for table, *sizes in OTHERS]}
     yield {"of the table": gradients(relative_bias, ALONG, TABLE[:1], *TABLE[1:])}
     few = operators(relative_bias, 3)
-    yield {"more": operators(relative_bias, 9) - few, "for more heads": operators(relative_bias, 3, 7) - operators(relative_bias, 3, 2)}
+    yield {
+        "more": operators(relative_bias, 9) - few,
+        "for more heads": operators(relative_bias, 3, 7) - operators(relative_bias, 3, 2),
+    }
     given = [one.clone() for one in GIVEN]
     with Operations() as operations:
         got = relative_attention(*given)

@@ -62,7 +62,7 @@ def balise_1(step):
     state_of_forward(run.model, loss, torch.float16, asked)
     _right_loss(loss, data, logits)
     right_logits(logits, data[0][0])
-    loss_of_logits(loss, logits, data[0][1])
+    loss_of_logits(loss, logits, data[0][1], torch.float16)
     yield "scale, backward, unscale_, step, update: in this order"
     _order(run, first)
     yield "between unscale_ and step, the gradients are clipped by their global norm"

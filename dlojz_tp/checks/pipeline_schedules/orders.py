@@ -27,7 +27,10 @@ def simulated(orders, costs, where: str, third: str = "", **more) -> planner.Sim
             raise Wrong("nothing-returned")
         if not isinstance(order, list | tuple) or not all(isinstance(action, list | tuple) for action in order):
             raise Wrong("not-a-list", got=order, where=where, third=third)
-    plain = [[tuple(int(one) if isinstance(one, Integral) else one for one in action) for action in order] for order in orders]
+    plain = [
+        [tuple(int(one) if isinstance(one, Integral) else one for one in action) for action in order]
+        for order in orders
+    ]
     try:
         return planner.simulate(plain, costs, **more)
     except planner.Deadlock as error:

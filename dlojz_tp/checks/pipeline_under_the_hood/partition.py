@@ -33,7 +33,14 @@ CASES = [  # costs, stages
 ]  # fmt: skip
 
 # whoever fills up to the average, and whoever makes the smallest stage as large as can be, cuts some of them in other places
-UNEVEN = [([8, 1, 1, 1, 1, 1, 1, 1], 2), ([1, 1, 1, 1, 1, 1, 7, 7], 3), ([4, 3, 4, 3, 4, 3], 3), ([2, 7, 2, 2], 2), ([5, 1, 1, 6, 2, 3, 1, 4], 3), ([3, 9, 1, 1, 2, 8, 2], 3)]
+UNEVEN = [
+    ([8, 1, 1, 1, 1, 1, 1, 1], 2),
+    ([1, 1, 1, 1, 1, 1, 7, 7], 3),
+    ([4, 3, 4, 3, 4, 3], 3),
+    ([2, 7, 2, 2], 2),
+    ([5, 1, 1, 6, 2, 3, 1, 4], 3),
+    ([3, 9, 1, 1, 2, 8, 2], 3),
+]
 LADDER = [(20, 3), (20, 7), (24, 8), (28, 9), (32, 10), (40, 11), (60, 12), (200, 16)]  # layers, stages
 
 

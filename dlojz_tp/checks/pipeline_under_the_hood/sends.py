@@ -78,6 +78,12 @@ def tags_that_differ() -> tuple[int, int] | None:
     return None
 
 
+def right_tags(differ, where):
+    """Raise Wrong unless `differ`, what tags_that_differ gave, is None."""
+    if differ:
+        raise Wrong("tag-differs", expected=differ[0], got=differ[1], where=where)
+
+
 class Sends:
     """Counts the sends, and the receives, that were started and not waited for. place: whose neighbours may be met."""
 

@@ -96,18 +96,21 @@ def _compared(got, due):
 
 
 def _off(ratios):
-    """Whether those of some case are not 1: (cases, 2)."""
-    return not bool(((ratios - 1).abs().amax(1) <= TOLERANCES).all())
+    """Which are not 1: (ranks, cases, …) -> (ranks, cases)."""
+    return ~((ratios - 1).abs().flatten(2).amax(2) <= TOLERANCES)
+
+
+def _unwaited(ranks):
+    """Of each rank, whether it went on before a sum was there, and has another norm."""
+    off = _off(torch.stack([rank["norms"] for rank in ranks])).any(1).tolist()
+    return [rank["early"] and wrong for rank, wrong in zip(ranks, off, strict=True)]
 
 
 def _compare(claim, key, hint, *shape):
     """A look at ratios that should be 1: (ranks, cases, *shape)."""
 
-    def wrong(seen):
-        return ~((seen - 1).abs().flatten(2).amax(2) <= TOLERANCES)
-
     def fields(seen, _):
-        rank, k = wrong(seen).nonzero()[0].tolist()
+        rank, k = _off(seen).nonzero()[0].tolist()
         case, size = list(CASES)[k], len(seen)
         low, high = seen[rank, k].min().item(), seen[rank, k].max().item()
         return {"rank": rank, "norm": truth(case, size)[0], "most": MAX, "where": f"{case}, rank {rank} of {size}",
@@ -115,7 +118,7 @@ def _compare(claim, key, hint, *shape):
 
     return Value(claim, lambda ranks: torch.stack([rank[key] for rank in ranks]),
                  lambda size: torch.ones(size, len(CASES), *shape), hint,
-                 lambda seen, _: not wrong(seen).any(), fields)  # fmt: skip
+                 lambda seen, _: not _off(seen).any(), fields)  # fmt: skip
 
 
 LOOKS = [
@@ -126,7 +129,7 @@ LOOKS = [
     each("", "sent", 8, "numbers-sent", at_most, lambda got, _: {"got": max(got)}),
     each("the norm of the shards of all ranks, as a tensor, on every rank", "kinds", ["one number"] * len(CASES),
          lambda got, _: "nothing-returned" if "NoneType" in got else "norm-not-returned", fields=lambda got, _: {"got": got[0]}),
-    Look("", lambda ranks: [rank["early"] and _off(rank["norms"]) for rank in ranks], lambda size: [False] * size, "norm-not-waited",
+    Look("", _unwaited, lambda size: [False] * size, "norm-not-waited",
          fields=lambda seen, _: {"rank": seen.index(True), "expected": "", "got": ""}),
     _compare("", "norms", "wrong-norm", 2),
     _compare("one factor for all gradients, in place; short and zero ones stay as they are", "gradients", "wrong-clip", 3, 2),

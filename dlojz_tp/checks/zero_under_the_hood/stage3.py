@@ -62,7 +62,10 @@ class Layers(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.seen, sizes = {}, {"first": (6, 6), "mixed": (6, 7), "fixed": (7, 3), "partly": (3, 6), "pair": (6, 6), "last": (6, 6)}
+        self.seen, sizes = (
+            {},
+            {"first": (6, 6), "mixed": (6, 7), "fixed": (7, 3), "partly": (3, 6), "pair": (6, 6), "last": (6, 6)},
+        )
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(9)
             for name, (inputs, outputs) in sizes.items():

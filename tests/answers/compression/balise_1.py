@@ -47,6 +47,14 @@ bank.hint(1, "wrong-soft", "The soft part is not T² times the mean over images 
 bank.slip(1, "wrong-soft", (KL, "F.mse_loss(student, teacher)"))
 bank.slip(1, "wrong-soft", (KL, "0 * student.sum()"))
 bank.slip(1, "wrong-soft", (KL, "F.smooth_l1_loss(mine, its)"))
+bank.slip(
+    1,
+    "wrong-soft",
+    (
+        'F.kl_div(mine, its, reduction="batchmean", log_target=True)',
+        "F.cross_entropy(student / temperature, teacher.argmax(1))",
+    ),
+)
 bank.variant(1, "wrong-soft", WRITTEN, ("(p * (log_p - log_q))", "(log_p - log_q).square()"))
 
 bank.hint(1, "other-direction", "The direction is turned round: that is KL(q ‖ p), weighed by the student's probabilities. F.kl_div takes the "
@@ -215,5 +223,9 @@ bank.hint(1, "logits-written", "The logits that were given have changed: the nex
 bank.slip(1, "logits-written", ("teacher.detach() / temperature", "teacher.detach().div_(temperature)"))
 bank.variant(1, "logits-written", WRITTEN, ("        log_p = (teacher / temperature)", "        teacher /= temperature\n        log_p = teacher"))  # fmt: skip
 
-bank.slip(1, None, ("F.log_softmax(student / temperature", "F.log_softmax(student.float() / temperature"), ("F.log_softmax(teacher.detach()", "F.log_softmax(teacher.detach().float()"))
-bank.slip(1, "wrong-soft", ('F.kl_div(mine, its, reduction="batchmean", log_target=True)', "F.cross_entropy(student / temperature, teacher.argmax(1))"))
+bank.slip(
+    1,
+    None,
+    ("F.log_softmax(student / temperature", "F.log_softmax(student.float() / temperature"),
+    ("F.log_softmax(teacher.detach()", "F.log_softmax(teacher.detach().float()"),
+)

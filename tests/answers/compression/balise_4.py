@@ -267,6 +267,7 @@ bank.hint(
     "The inputs are rounded, too: from 0 to high, with the same number of bits, of the asymmetric kind.",
 )
 bank.slip(4, "inputs-not-rounded", ("fake_quantize(x, *of_x, bits)", "x"))
+bank.slip(4, "inputs-not-rounded", ("fake_quantize(x, *of_x, bits))", "x.clamp(0, high))"))
 bank.variant(4, "inputs-not-rounded", FUNCTION, ("    x = fake_quantize(x, *affine(0 * high, high, bits), bits)\n", ""))
 
 bank.hint(4, "weights-not-rounded", "The weights are not rounded: the layer is called with its float32 ones.")
@@ -447,5 +448,3 @@ bank.variant(
     FUNCTION,
     ("    weight = fake", "    layer.top = top = getattr(layer, 'top', top)\n    weight = fake"),
 )
-
-bank.slip(4, "inputs-not-rounded", ("fake_quantize(x, *of_x, bits))", "x.clamp(0, high))"))

@@ -195,6 +195,7 @@ bank.slip(6, "more-to-save", ("order, exchanged = other, True", "order = other")
 bank.slip(6, "more-to-save", ("(1 + 1e-6)", "(1 + 1e-3)"))
 bank.slip(6, "more-to-save", ("i // 4 != j // 4 and", "i // 4 + 1 == j // 4 and"))
 bank.slip(6, "more-to-save", ("            if i // 4 != j // 4", "            if i // 4 == j // 4"))
+bank.slip(6, "more-to-save", ("(1 + 1e-6)", "(1 + 1e-4)"))
 bank.slip(6, "saves-less", ("    order, exchanged = torch.arange(weight.shape[1]), True\n", "    return weight.abs().sum(0).argsort()\n    order, exchanged = torch.arange(weight.shape[1]), True\n"))  # fmt: skip
 bank.variant(6, "more-to-save", BEST, ("        order = best\n", "        return torch.tensor(best)\n"))
 bank.variant(6, "more-to-save", LOOPS, ("total, again = now, True", "total = now"))
@@ -203,4 +204,3 @@ bank.hint(6, "rounding-exchanged", "Columns were exchanged for a gain of a hundr
           "ask for more than a millionth.")  # fmt: skip
 bank.slip(6, "rounding-exchanged", ("> (1 + 1e-6) * saved", "> saved"))
 bank.variant(6, "rounding-exchanged", BEST, ("most = now * (1 + 1e-6)", "most = now"))
-bank.slip(6, "more-to-save", ("(1 + 1e-6)", "(1 + 1e-4)"))

@@ -293,6 +293,7 @@ bank.slip(7, "wrong-scale", ("x.abs().amax() / most", "x.abs().amax().clamp(min=
 bank.slip(
     7, "wrong-scale", ("return torch.where(scale > 0, scale, 1.0)", "return torch.exp2(torch.log2(scale).ceil())")
 )
+bank.slip(7, "wrong-scale", ("scale = x.abs().amax() / most", "scale = 3 * x.std() / most"))
 bank.variant(7, "wrong-scale", BITS, ("top / most if", "top if"))
 
 REPEAT = ".repeat_interleave(size, -1)[..., : x.shape[-1]]"
@@ -411,4 +412,3 @@ bank.variant(7, "loops", BITS, ("    drop =", "    for one in x.flatten():\n    
 
 bank.slip(7, None, ("    exponent = torch.log2(blocks.amax(-1).double() / most).ceil().clamp(min=-127).float()\n",
           "    top = blocks.amax(-1).double()\n    exponent = torch.full(top.shape, -127.0)\n    for k in range(-127, 127):\n        exponent = torch.where(top > most * 2.0**k, k + 1.0, exponent)\n"))  # fmt: skip
-bank.slip(7, "wrong-scale", ("scale = x.abs().amax() / most", "scale = 3 * x.std() / most"))

@@ -253,6 +253,7 @@ bank.variant(1, "randaugment-idle", HAND, ("RandAugment()", "RandAugment(num_ops
 bank.hint(1, "no-flip", "No image was mirrored, or too few. Half of them are due, left to right.")
 bank.slip(1, "no-flip", (FLIP, ""), NORMALIZE)
 bank.slip(1, "no-flip", (FLIP, ", *([] if augment else [v2.RandomHorizontalFlip()])"), NORMALIZE)
+bank.slip(1, "no-flip", ("RandomHorizontalFlip()", "RandomHorizontalFlip(0.05)"), NORMALIZE)
 bank.variant(1, "no-flip", HAND, ("x = x.flip(-1) if torch.rand(()) < 0.5 else x", ""))
 bank.variant(1, "no-flip", FIRST, ("RandomHorizontalFlip()", "RandomHorizontalFlip(p=0)"))
 
@@ -340,5 +341,3 @@ def make_transform(size, augment):
 
 
 bank.variant(1, "randaugment-lost", HAND, ("window = v2.RandAugment()", "v2.RandAugment()"))
-
-bank.slip(1, "no-flip", ("RandomHorizontalFlip()", "RandomHorizontalFlip(0.05)"), NORMALIZE)

@@ -54,6 +54,7 @@ variant(4, "wrong-step", WRITTEN, ("value=-lr /", "value=lr /"))
 
 slip(4, "wrong-step", ("torch._foreach_addcdiv_(weights", "torch._foreach_addcmul_(weights"))
 slip(4, "wrong-step", ("weights, means, roots", "weights, gradients, roots"))
+slip(4, "wrong-step", ("/ (1 - beta1**step)", "/ 1 - beta1**step"))
 
 hint(4, "old-mean", "The weights move along the mean of the step before: in the first step they do not move at all. The averages take the "
      "gradient in first, then comes the update.")  # fmt: skip
@@ -92,6 +93,7 @@ hint(4, "not-in-place", "After the call, the {what} are what they were. Operator
      "the others return a new one, and binding a name to it changes nothing for the caller.")  # fmt: skip
 slip(4, "not-in-place", ("torch._foreach_mul_(weights,", "weights = torch._foreach_mul(weights,"))
 slip(4, "not-in-place", ("torch._foreach_mul_(squares,", "squares = torch._foreach_mul(squares,"))
+
 variant(4, "not-in-place", WRITTEN, ("torch._foreach_mul_(means, beta1)", "means = torch._foreach_mul(means, beta1)"))
 
 hint(4, "gradients-changed", "The gradients have other values after the call. They belong to the caller: decay, squares and averages go "
@@ -264,6 +266,4 @@ KERNEL = (
 bank.text(4, "borrowed", KERNEL)
 variant(4, "borrowed", KERNEL, ("torch._fused_adamw_(", "torch.ops.aten._fused_adamw_("))
 variant(4, "borrowed", FUNCTION, ("foreach=True", "foreach=False"))
-
 slip(4, "not-in-place", ("torch._foreach_addcdiv_(weights,", "torch._foreach_addcdiv(weights,"))
-slip(4, "wrong-step", ("/ (1 - beta1**step)", "/ 1 - beta1**step"))

@@ -101,6 +101,7 @@ bank.variant(4, "memory-form", BY_RANKS, ("optimizer=n", "states=n"))
 
 bank.hint(4, "wrong-parameters", "The parameters of the rank are not right there.")
 bank.slip(4, "wrong-parameters", ("12 * h * h", "8 * h * h"))
+bank.slip(4, "wrong-parameters", ('n * widths["parameter"] / (d', 'n / t * widths["parameter"] / (d'))
 bank.variant(4, "wrong-parameters", BY_PIECES, ("(3 * h, h), (3 * h,), (h, h)", "(3 * h, h), (3 * h,)"))
 
 bank.hint(
@@ -162,6 +163,7 @@ bank.variant(4, "ends-everywhere", BY_PIECES, ("    if stage in (0, p - 1):", " 
 
 bank.hint(4, "wrong-memory", "The bytes are not right there.")
 bank.slip(4, "wrong-memory", ("min(m, layout.pipeline - stage)", "1"))
+
 bank.variant(4, "wrong-memory", BY_PIECES, ("p - stage\n", "p\n"), ("flying = m if", "flying = 1 if"))
 
 bank.hint(
@@ -310,6 +312,4 @@ bank.hint(
 )
 bank.slip(4, "micro-batch-forgotten", ("model.sequence * layout.micro_batch, t", "model.sequence, t"))
 bank.variant(4, "micro-batch-forgotten", BY_PIECES, ("model.sequence * layout.micro_batch}", "model.sequence}"))
-
 bank.slip(4, "wrong-memory", ("in_flight * (model.layers // layout.pipeline) * kept", "in_flight * kept"))
-bank.slip(4, "wrong-parameters", ('n * widths["parameter"] / (d', 'n / t * widths["parameter"] / (d'))

@@ -136,6 +136,7 @@ bank.variant(5, "step-form", BY_LAYERS, ("    return found", "    return sum(fou
 
 bank.hint(5, "wrong-stage", "The seconds of a stage are not right there.")
 bank.slip(5, "wrong-stage", ("24 * b * s", "12 * b * s"))
+bank.slip(5, "wrong-stage", ("24 * b * s * h**2", "24 * b * s * h"))
 bank.variant(5, "wrong-stage", BY_LAYERS, ("product(h, 12 * h)", "product(h, 24 * h)"))
 
 bank.hint(
@@ -364,5 +365,3 @@ bank.slip(5, "beside-wrong", ("2 / 3 * compute", "2 / 3 * m * compute"))
 bank.slip(5, "beside-wrong", ("2 / 3 * compute", "compute"))
 bank.slip(5, "beside-wrong", ("2 / 3 * compute", "0"))
 bank.variant(5, "beside-wrong", BY_LAYERS, ("compute * 2 / 3)", "compute)"))
-
-bank.slip(5, "wrong-stage", ("24 * b * s * h**2", "24 * b * s * h"))

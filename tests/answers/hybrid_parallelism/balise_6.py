@@ -83,6 +83,11 @@ bank.hint(
     "This layout ({layout}) leaves GPUs idle, or needs more than there are: t · p · d is their number.",
 )
 bank.slip(6, "not-all-gpus", ("for d in [gpus // t // p]", "for d in divisors(gpus // t // p)"))
+bank.slip(
+    6,
+    "not-all-gpus",
+    ("divisors(math.gcd(model.heads, min(node, gpus), gpus))", "divisors(math.gcd(model.heads, min(node, gpus)))"),
+)
 bank.variant(6, "not-all-gpus", BY_LOOPS, ("            d, torn = divmod(gpus // t, p)\n            if torn or", "            d = gpus // t // p\n            if"))  # fmt: skip
 
 bank.hint(
@@ -95,6 +100,7 @@ bank.variant(6, "other-batch", BY_STEPS, (" or batch % d)", ")"))
 
 bank.hint(6, "heads-divided", "This layout ({layout}) tears heads apart: the tensor ranks have to divide their number.")
 bank.slip(6, "heads-divided", ("math.gcd(model.heads, min(node, gpus), gpus)", "math.gcd(min(node, gpus), gpus)"))
+
 bank.variant(6, "heads-divided", BY_LOOPS, (" or model.heads % t", ""))
 
 bank.hint(
@@ -194,6 +200,11 @@ bank.hint(
 )
 bank.slip(6, "one-sentence", ('    if not layouts:\n        raise planner.NoLayout(f"no layout divides {gpus} GPUs, {model.layers} layers and a batch of {batch}")\n', ""), ('f"no layout fits: the leanest takes {min(sizes) / 1e9:.1f} GB"', '"no layout divides, or it takes 7.5, 8.0, 8.5, 6.4 or 11.0 GB"'))  # fmt: skip
 bank.variant(6, "one-sentence", BY_LOOPS, ('"nothing divides"', '"nothing divides, or the leanest takes 6.4 GB"'), ('f"the leanest takes {least / 1e9:.1f} GB"', '"nothing divides, or the leanest takes 6.4 GB"'))  # fmt: skip
-
-bank.slip(6, "heads-divided", ("divisors(math.gcd(model.heads, min(node, gpus), gpus))", "[t for t in divisors(math.gcd(min(node, gpus), gpus)) if t <= model.heads]"))
-bank.slip(6, "not-all-gpus", ("divisors(math.gcd(model.heads, min(node, gpus), gpus))", "divisors(math.gcd(model.heads, min(node, gpus)))"))
+bank.slip(
+    6,
+    "heads-divided",
+    (
+        "divisors(math.gcd(model.heads, min(node, gpus), gpus))",
+        "[t for t in divisors(math.gcd(min(node, gpus), gpus)) if t <= model.heads]",
+    ),
+)

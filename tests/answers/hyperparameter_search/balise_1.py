@@ -283,6 +283,17 @@ bank.variant(
 
 bank.hint(1, "whole-values", "Six values from 1 to 8, an integer axis with log=True, are {expected}; {got} came. Even ratios first, as for floats, then each is rounded to the "
           "nearest whole number, and what comes twice is there once.")  # fmt: skip
-bank.slip(1, "whole-values", ("(np.geomspace if axis.log else np.linspace)", "(np.geomspace if axis.log and isinstance(axis, FloatDistribution) else np.linspace)"))
-bank.slip(1, "whole-values", ("sorted({round(value) for value in values})", "sorted({math.ceil(value - 1e-9) for value in values})"))
+bank.slip(
+    1,
+    "whole-values",
+    (
+        "(np.geomspace if axis.log else np.linspace)",
+        "(np.geomspace if axis.log and isinstance(axis, FloatDistribution) else np.linspace)",
+    ),
+)
+bank.slip(
+    1,
+    "whole-values",
+    ("sorted({round(value) for value in values})", "sorted({math.ceil(value - 1e-9) for value in values})"),
+)
 bank.variant(1, "whole-values", RECURSIVE, ("dict.fromkeys(round(value)", "dict.fromkeys(math.ceil(value - 1e-9)"))

@@ -150,7 +150,11 @@ bank.variant(
     ("train(epochs - had) for i, trial in left.items()}", "train(epochs - had) for i, trial in enumerate(trials)}"),
 )
 
-bank.hint(2, "worst-go-on", "The worst trials go on, or others than the best: a place among those that are left is no trial's number.")
+bank.hint(
+    2,
+    "worst-go-on",
+    "The worst trials go on, or others than the best: a place among those that are left is no trial's number.",
+)
 bank.slip(2, "worst-go-on", ("sign = -1 if maximize else 1", "sign = 1 if maximize else -1"))
 bank.variant(
     2,

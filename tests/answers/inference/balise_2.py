@@ -179,6 +179,7 @@ bank.variant(2, "numbers-not-bytes", BY_CONFIG, ("(weights + cached) * size", "w
 bank.hint(2, "wrong-flop", "FLOP: for each row and new token 2 for each weight of the linear layers, and in each layer 4 d for each token that it sees.")  # fmt: skip
 bank.slip(2, "wrong-flop", ("4 * d * config.layers * pairs", "4 * d * config.layers * pairs * new * 5"))
 bank.slip(2, "wrong-flop", ("new * seen + new * (new + 1) // 2", "new * (seen + new) // 2"))
+bank.slip(2, "wrong-flop", ("4 * d * config.layers", "4 * config.head_size * config.layers"))
 bank.variant(2, "wrong-flop", BY_ROWS, ("config.layers * config.heads * (2", "config.layers**3 * config.heads**3 * (2"))
 
 bank.hint(2, "wrong-bytes", "Bytes: each weight of the linear layers once, and keys and values of seen + new tokens, in each layer and row.")  # fmt: skip
@@ -218,5 +219,3 @@ bank.variant(
     BY_CONFIG,
     ("min(batch / (flop / peak), batch / (moved / bandwidth))", "batch * min(peak, bandwidth) * 1e9"),
 )
-
-bank.slip(2, "wrong-flop", ("4 * d * config.layers", "4 * config.head_size * config.layers"))

@@ -126,6 +126,7 @@ bank.variant(5, "not-clamped", LOOP, ("torch.relu(p - q)", "p - q"))
 bank.hint(5, "wrong-next", "How many stay is right; the distribution of the next token is not. After a refusal: max(0, p - q) of the refused place, divided by its sum. "
           "Where all stay: the target's last row.")  # fmt: skip
 bank.slip(5, "wrong-next", ("missing / missing.sum()", "(missing / missing.sum()).sqrt() / (missing / missing.sum()).sqrt().sum()"))  # fmt: skip
+bank.slip(5, "wrong-next", ("(target[kept] - draft[kept]).clamp(min=0)", "torch.minimum(target[kept], draft[kept])"))
 bank.variant(5, "wrong-next", LOOP, ("return i, missing", "missing = missing**3\n            return i, missing"))
 
 bank.hint(5, "target-again", "After a refusal the next token is drawn from the whole p. The tokens that stay have brought a part of p already, and what the draft likes "
@@ -165,5 +166,3 @@ bank.variant(5, "last-drafted-row", LOOP, ("target[-1]", "target[-2] if len(draf
 bank.hint(5, "other-counts", "Three drafted tokens come out right, four do not: over many rounds the counts are not the target's. Is a size written down somewhere?")  # fmt: skip
 bank.slip(5, "other-counts", ("return kept, target[kept]", "return kept, target[min(kept, 3)]"))
 bank.variant(5, "other-counts", LOOP, ("target[-1]", "target[:4][-1]"))
-
-bank.slip(5, "wrong-next", ("(target[kept] - draft[kept]).clamp(min=0)", "torch.minimum(target[kept], draft[kept])"))

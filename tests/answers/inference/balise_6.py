@@ -194,4 +194,6 @@ bank.slip(
 bank.variant(6, "kept-at-end", BACKWARDS, ("    while tables:\n        pool.release(tables.pop())\n    row", "    row"))
 
 bank.slip(6, None, (".flatten().topk(width)", ".flatten().topk(width, sorted=False)"))
-bank.slip(6, None, (".flatten().topk(width)", ".flatten().topk(width)\n        scores, best = scores.flip(0), best.flip(0)"))
+bank.slip(
+    6, None, (".flatten().topk(width)", ".flatten().topk(width)\n        scores, best = scores.flip(0), best.flip(0)")
+)

@@ -138,6 +138,7 @@ bank.variant(7, "too-much-sent", OWN, ("        dist.all_reduce(y)\n        retu
 bank.hint(7, "wrong-attention", "The sum over the ranks is not what the whole layer gives. Rank r has the r-th share of the heads: the same rows of the query's weight and "
           "columns of the output's.")  # fmt: skip
 bank.slip(7, "wrong-attention", ("outputs=mine)", "outputs=mine)\n    attention.query.weight.data.neg_()"))
+
 bank.variant(7, "wrong-attention", OWN, ("F.linear(y, self.o)", "F.linear(y, -self.o)"))
 
 bank.hint(7, "first-heads", "Each rank has the first heads, and the others are nobody's: begin at `ranks.rank` shares.")
@@ -201,7 +202,13 @@ bank.slip(
     7, "other-side", ("linear_part(attention.output, inputs=mine)", "linear_part(attention.output, outputs=mine)")
 )
 bank.slip(7, "other-side", ("linear_part(attention.output, inputs=mine)", "attention.output"))
-bank.variant(7, "other-side", PICKED, ("inputs=rows", "outputs=rows"))
-
-bank.slip(7, "wrong-attention", ("mine = slice(ranks.rank * many * size, (ranks.rank + 1) * many * size)", "mine = slice(ranks.rank, None, ranks.size)"))
 bank.slip(7, "other-side", ("inputs=mine), ranks", "inputs=held), ranks"))
+bank.variant(7, "other-side", PICKED, ("inputs=rows", "outputs=rows"))
+bank.slip(
+    7,
+    "wrong-attention",
+    (
+        "mine = slice(ranks.rank * many * size, (ranks.rank + 1) * many * size)",
+        "mine = slice(ranks.rank, None, ranks.size)",
+    ),
+)

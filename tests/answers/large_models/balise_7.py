@@ -173,6 +173,7 @@ bank.hint(
     7, "wrong-ddp", "These bytes are wrong: states, and the activations of each image. What does DDP hold beside them?"
 )
 bank.slip(7, "wrong-ddp", ("batch * activations", "(batch - 1) * activations"))
+bank.slip(7, "wrong-ddp", ("return states + batch * activations + moment", "return states + moment"))
 bank.variant(7, "wrong-ddp", BY_PARTS, ("12 * n_parameters", "8 * n_parameters"))
 bank.hint(
     7, "wrong-zero", "With DDP the bytes are right, here not: which states are shared out, and what lives for a moment?"
@@ -229,6 +230,7 @@ bank.hint(
     "A larger batch fits as well, or this one does not: is `bytes_of` of what you return at most `memory`, and of one more above it?",
 )
 bank.slip(7, "wrong-batch", ("fits = middle", "fits = middle + 1"))
+
 bank.variant(7, "wrong-batch", BY_PARTS, ("step //= 2", "step //= 4"))
 
 bank.hint(7, "not-zero", "Not even one image fits here: return 0.")
@@ -301,6 +303,11 @@ STUCK = (
 )
 bank.text(7, "asked-again", STUCK)
 bank.variant(7, "asked-again", STUCK, ("low, high = 0, most", "low, high = 1, most"))
-
-bank.slip(7, "wrong-batch", ("        middle = (fits + fails) // 2\n", "        middle = (fits + fails) // 2\n        if bytes_of(middle) == memory:\n            return middle\n"))
-bank.slip(7, "wrong-ddp", ("return states + batch * activations + moment", "return states + moment"))
+bank.slip(
+    7,
+    "wrong-batch",
+    (
+        "        middle = (fits + fails) // 2\n",
+        "        middle = (fits + fails) // 2\n        if bytes_of(middle) == memory:\n            return middle\n",
+    ),
+)

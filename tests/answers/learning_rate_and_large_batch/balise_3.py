@@ -111,10 +111,15 @@ bank.variant(
 )
 bank.variant(3, "vectors-decay", COPIED, ("for _, p in", "for name, p in"), ("groups[p.ndim < 2]", 'groups["bias" in name or "norm" in name]'))  # fmt: skip
 
-bank.hint(3, "matrices-do-not-decay", "A matrix or a kernel does not decay by the `weight_decay` that is given. Its dimensions tell: two or more.")
+bank.hint(
+    3,
+    "matrices-do-not-decay",
+    "A matrix or a kernel does not decay by the `weight_decay` that is given. Its dimensions tell: two or more.",
+)
 bank.slip(
     3, "matrices-do-not-decay", ("weight.ndim > 1]", "weight.ndim == 2]"), ("weight.ndim < 2]", "weight.ndim != 2]")
 )
+bank.slip(3, "matrices-do-not-decay", ('"weight_decay": weight_decay', '"weight_decay": 0.01'))
 bank.variant(3, "matrices-do-not-decay", COPIED, ("groups[p.ndim < 2]", "groups[p.ndim > 1]"))
 
 bank.hint(3, "wrong-step", "The weights after a step are not those of Adam's formulas, without any decay. In the first step, t = 1, m̂ is g and v̂ is g²: each weight moves by about α.")  # fmt: skip
@@ -312,5 +317,3 @@ bank.variant(3, "correction-not-rooted", COPIED, ("torch._foreach_sqrt(torch._fo
 bank.hint(3, "along-the-gradient", "The step goes along this batch's gradient. It is due along the average m.")
 bank.slip(3, "along-the-gradient", ("addcdiv_(weights, means, below", "addcdiv_(weights, gradients, below"))
 bank.variant(3, "along-the-gradient", TENSORS, ("m_hat = torch._foreach_div(ms,", "m_hat = torch._foreach_div(gs,"))
-
-bank.slip(3, "matrices-do-not-decay", ('"weight_decay": weight_decay', '"weight_decay": 0.01'))

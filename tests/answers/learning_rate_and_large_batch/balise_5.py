@@ -132,6 +132,7 @@ bank.variant(5, "wrong-zero-ratios", APART, ("(w == 0) | (u == 0)", "(w == 0) & 
 
 bank.hint(5, "wrong-lars-plain", "A layer of LARS without decay: b ← μ b + r g, w ← w - α b.")
 bank.slip(5, "wrong-lars-plain", ('torch._foreach_mul_(buffers, group["momentum"])\n            torch._foreach_add_(buffers, updates)', 'torch._foreach_lerp_(buffers, updates, 1 - group["momentum"])'))  # fmt: skip
+
 bank.variant(5, "wrong-lars-plain", APART, ("torch._foreach_add_(bs, gs)", 'torch._foreach_add_(bs, gs, alpha=1 - group["momentum"])'))  # fmt: skip
 
 bank.hint(5, "ratio-outside-the-momentum", "The ratio multiplies the momentum. It belongs to this step's gradient, before that is added to the momentum.")  # fmt: skip
@@ -214,6 +215,8 @@ bank.variant(5, "rate-in-the-momentum", APART, ("torch._foreach_add_(bs, gs)", '
 
 bank.hint(5, "wrong-lamb-plain", "A layer of LAMB without decay: AdamW's update, times ‖w‖ over its own norm.")
 bank.slip(5, "wrong-lamb-plain", ("torch._foreach_add_(weights, updates, alpha", "torch._foreach_add_(updates, means)\n            torch._foreach_add_(weights, updates, alpha"))  # fmt: skip
+bank.slip(5, "wrong-lars-plain", ("torch._foreach_mul_([updates[k] for k in layers], list(ratios))", "torch._foreach_mul_([updates[k] for k in layers], ratios[0])"))
+bank.slip(5, "wrong-lamb-plain", ("trust_ratios([weights[k] for k in layers], adapted)", "trust_ratios([weights[k] for k in layers], adapted, 0.0, 0.001)"))
 bank.variant(5, "wrong-lamb-plain", APART, ("torch._foreach_sqrt_(below)\n", "torch._foreach_mul_(below, below)\n"))
 
 bank.hint(5, "not-corrected", "In LAMB the averages are not corrected by 1 - βᵗ. The norm hides a common factor of m, not that of v beside ε, nor that of decay or vectors.")  # fmt: skip
@@ -331,8 +334,5 @@ bank.variant(5, "other-places", APART, ("_foreach_mul_(them, list(rs))", "_forea
 bank.slip(5, "one-ratio-for-all", (
     "list(trust_ratios([weights[k] for k in layers], adapted))", "trust_ratios([weights[k] for k in layers], adapted).mean()"))  # fmt: skip
 bank.variant(5, "one-ratio-for-all", APART, ("list(rs)", "list(rs.mean() + 0 * rs)"))
-
 bank.slip(5, "wrong-lars-plain", ("trust_ratios(*pairs, decay, group[\"coefficient\"])", "trust_ratios(*pairs, group[\"coefficient\"], decay)"))
-bank.slip(5, "wrong-lars-plain", ("torch._foreach_mul_([updates[k] for k in layers], list(ratios))", "torch._foreach_mul_([updates[k] for k in layers], ratios[0])"))
 bank.slip(5, "wrong-lamb-plain", ("trust_ratios([weights[k] for k in layers], adapted)", "trust_ratios(adapted, [weights[k] for k in layers])"))
-bank.slip(5, "wrong-lamb-plain", ("trust_ratios([weights[k] for k in layers], adapted)", "trust_ratios([weights[k] for k in layers], adapted, 0.0, 0.001)"))

@@ -129,6 +129,9 @@ bank.hint(6, "wrong-muon", "Three steps of one matrix without decay do not come 
 bank.slip(6, "wrong-muon", ("orthogonalise(stacked)", "orthogonalise(stacked, 3)"))
 bank.slip(6, "wrong-muon", ("-0.2 * max(shape) ** 0.5", "-((0.2 * max(shape)) ** 0.5)"))
 bank.slip(6, "wrong-muon", ("-0.2 * max(shape) ** 0.5", "-0.2 * max(shape)"))
+bank.slip(
+    6, "wrong-muon", ("alpha=-0.2 * max(shape) ** 0.5 * rate", "alpha=-0.2 * max(shape) ** 0.5 * rate * momentum")
+)
 bank.variant(6, "wrong-muon", PLAIN, ("orthogonalise(ahead)", "orthogonalise(ahead, 4)"))
 
 bank.hint(6, "no-nesterov", "The momentum itself is made orthogonal. One step ahead is due: (1 - μ) g + μ B.")
@@ -240,5 +243,3 @@ bank.slip(6, "other-dtype", ("x = x / torch", "x = x.bfloat16() / torch"), ("ret
 bank.hint(6, "no-rate", "The rate is left out of the update: it multiplies it, as it does the decay.")
 bank.slip(6, "no-rate", ("max(shape) ** 0.5 * rate", "max(shape) ** 0.5"))
 bank.variant(6, "no-rate", PLAIN, ('list(update), alpha=-group["lr"]', "list(update), alpha=-1"))
-
-bank.slip(6, "wrong-muon", ("alpha=-0.2 * max(shape) ** 0.5 * rate", "alpha=-0.2 * max(shape) ** 0.5 * rate * momentum"))

@@ -177,6 +177,8 @@ bank.variant(8, "counted-late", OTHER, ("            self.done += 1\n", ""), ("i
 
 bank.hint(8, "wrong-count", "In the loop's body, behind the first two batches or the one after a break, (epoch, done) are {got}, not {expected}: done counts the batches of the epoch that were handed out so far.")  # fmt: skip
 bank.slip(8, "wrong-count", ("            self.done += 1\n", "            self.done += len(rows)\n"), ("[self.done :]", "[self.done // self.size :]"))  # fmt: skip
+bank.slip(8, "wrong-count", ("        for rows in self.order().split(self.size)[self.done :]:\n            self.done += 1\n",
+          "        for k, rows in enumerate(self.order().split(self.size)[self.done :], 1):\n            self.done = k\n"))  # fmt: skip
 bank.variant(8, "wrong-count", OTHER, ("        self.done = 0\n        self.epoch += 1\n", "        self.done = 0\n"), ("        order = self.order()\n", "        order = self.order()\n        self.epoch += 1\n"))  # fmt: skip
 
 bank.hint(
@@ -290,6 +292,3 @@ bank.variant(
 bank.hint(8, "runs-code", "Loading ran code that stood in the file: torch.load(..., weights_only=True) takes tensors and plain types only.")  # fmt: skip
 bank.slip(8, "runs-code", ("weights_only=True", "weights_only=False"))
 bank.variant(8, "runs-code", OTHER, ("weights_only=True", "weights_only=False"))
-
-bank.slip(8, "wrong-count", ("        for rows in self.order().split(self.size)[self.done :]:\n            self.done += 1\n",
-          "        for k, rows in enumerate(self.order().split(self.size)[self.done :], 1):\n            self.done = k\n"))  # fmt: skip

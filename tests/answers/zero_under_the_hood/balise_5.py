@@ -407,8 +407,16 @@ hint(
 slip(5, "empty-in-forward", (BEFORE, ""))
 slip(5, "empty-in-forward", (VIEWS, ""))
 slip(5, "empty-in-backward", (BACKWARD, ""))
-slip(5, "empty-in-backward", ("        part.free()\n", "        part.free()\n        for unit in self.frozen:\n            unit.free()\n"))
-slip(5, "weights-differ", ("all_gather(self.flat, self.own.detach())", "dist.all_gather_into_tensor(self.flat, 2 * self.own.detach())"))
+slip(
+    5,
+    "empty-in-backward",
+    ("        part.free()\n", "        part.free()\n        for unit in self.frozen:\n            unit.free()\n"),
+)
+slip(
+    5,
+    "weights-differ",
+    ("all_gather(self.flat, self.own.detach())", "dist.all_gather_into_tensor(self.flat, 2 * self.own.detach())"),
+)
 slip(5, "empty-in-forward", (EMPTIED, ""), (VIEWS, ""), (BEFORE, ""))
 slip(5, "freed-memory-read", (EMPTIED, ""), (VIEWS, ""),
      (BEFORE, "        layer.register_forward_pre_hook(lambda *_: gather() if torch.is_grad_enabled() else None)\n"))  # fmt: skip

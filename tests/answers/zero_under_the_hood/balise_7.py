@@ -313,10 +313,21 @@ variant(
 
 hint(7, "numbers-sent", "Rank {rank} handed in {got} bytes for a norm, more than one number: with thousands of tensors that is no longer small. Add up the "
      "squares of a rank's tensors first.")  # fmt: skip
-slip(7, "numbers-sent", ("    norm = torch.stack(squares).sum()\n" + SUMMED, "    norm = torch.stack(squares)\n" + SUMMED + "    norm = norm.sum()\n"))
+slip(
+    7,
+    "numbers-sent",
+    (
+        "    norm = torch.stack(squares).sum()\n" + SUMMED,
+        "    norm = torch.stack(squares)\n" + SUMMED + "    norm = norm.sum()\n",
+    ),
+)
 variant(7, "numbers-sent", IN_FLOAT32, ("    square = torch.linalg.vector_norm(torch.stack(norms)) ** 2 if norms else torch.zeros(())\n    dist.all_reduce(square)\n",
         "    square = torch.stack([n ** 2 for n in norms])\n    dist.all_reduce(square)\n    square = square.sum()\n"))  # fmt: skip
 
-hint(7, "norm-not-waited", "Rank {rank} went on before the sum was there: with async_op=True all_reduce only starts. wait() for what it returns.")
+hint(
+    7,
+    "norm-not-waited",
+    "Rank {rank} went on before the sum was there: with async_op=True all_reduce only starts. wait() for what it returns.",
+)
 slip(7, "norm-not-waited", ("dist.all_reduce(norm)", "dist.all_reduce(norm, async_op=True)"))
 variant(7, "norm-not-waited", FROM_ZERO, ("dist.all_reduce(total)", "work = dist.all_reduce(total, async_op=True)"))
