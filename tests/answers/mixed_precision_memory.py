@@ -109,6 +109,7 @@ wrong("states-widened", states=lambda setup, states: states * 4)
 wrong("masters-missing", masters=lambda setup, states: 0)
 wrong("masters-everywhere", masters=lambda setup, states: 4)
 wrong("casts-forgotten", casts=lambda setup, states: 0)
+wrong("casts-forgotten", casts=lambda setup, states: 0 if setup.masters else parameter(setup, states)["casts"])
 wrong("casts-everywhere", casts=lambda setup, states: setup.compute.itemsize)
 wrong("bytes-wrong", weights=lambda setup, states: 1)
 

@@ -14,10 +14,11 @@ RATES = (0.1, 0.1, 0.02, 0.05)  # of each step: a schedule
 
 
 class Net(nn.Module):
-    """A weight used twice, a frozen one, one that no loss reaches, a norm."""
+    """A weight used twice, a frozen one, one that no loss reaches, a norm, one that belongs to no layer."""
 
     def __init__(self):
         super().__init__()
+        self.scale = nn.Parameter(torch.linspace(0.5, 1.5, 5).view(1, 5))
         self.tied = nn.Linear(5, 5, bias=False)
         self.norm = nn.LayerNorm(5)
         self.frozen = nn.Linear(5, 5).requires_grad_(False)
@@ -27,7 +28,7 @@ class Net(nn.Module):
         self.last.weight = self.tied.weight
 
     def forward(self, x):
-        return self.out(torch.tanh(self.last(self.frozen(self.norm(self.tied(x))))))
+        return self.out(torch.tanh(self.last(self.frozen(self.norm(self.tied(self.scale * x))))))
 
 
 def net(kind):

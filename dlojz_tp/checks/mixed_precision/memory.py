@@ -62,11 +62,12 @@ SETUPS = [
     Setup("float16 with masters", H, H, masters=True),
     Setup("float64", torch.float64, torch.float64),
     Setup("float16 under autocast to bfloat16", H, B),  # other numbers of the same size
+    Setup("float16 with masters under autocast to bfloat16", H, B, masters=True),
 ]
 
 
 def balise_6(per_parameter, per_activation, largest_model):
-    """Eight setups, three optimizers; then cards and activations."""
+    """Nine setups, three optimizers; then cards and activations."""
     for setup in SETUPS[:4]:
         yield f"bytes a parameter, weighed on a step that runs: {setup.name}"
         _parameter(per_parameter, setup)

@@ -114,6 +114,11 @@ slip(
     ("        optimizers[p].step()\n", "        optimizers[p].step()\n        optimizers[p].step()\n"),
 )
 slip(6, "wrong-weights", ("        optimizers[p].step()\n", "        p.data -= 0.01 * p.grad\n"))
+slip(
+    6,
+    "wrong-weights",
+    (TAKEN, TAKEN.replace("model.parameters()", "(p for child in model.children() for p in child.parameters())")),
+)
 variant(
     6,
     "wrong-weights",
