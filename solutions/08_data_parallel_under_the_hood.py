@@ -204,7 +204,7 @@ print(", ".join(f"{e['name']} {measure.human_seconds(e['end'] - e['start'])}" fo
 #
 # The mean of the gradients keeps the ranks together only if they start together. Make `model` on every rank equal to rank
 # 0's, in place: **parameters and buffers** (the running statistics of a batch norm are buffers). The parameters stay the
-# objects that they are: an optimizer may hold them already. Nothing is returned.
+# objects that they are: an optimizer may hold them already. Each tensor travels once, a tied one too. Nothing is returned.
 #
 # One trap: a tensor may be a *view with gaps*, part of a larger table. A collective sends the memory from where a tensor
 # begins, so its elements would not be what arrives. About 5 lines.
@@ -261,7 +261,7 @@ for rank, (weight, mean, new_weight, new_mean) in enumerate(starts):
 # permutation is begun again from its front until its length divides, or with `drop_last` its tail is left out; that is
 # given.
 #
-# Write `order`, this epoch's permutation of 0 … n − 1, another one in each epoch; and return the share of `rank`, a list,
+# Write `order`, a tensor, this epoch's permutation of 0 … n − 1, another one in each epoch; and return the share of `rank`, a list,
 # from the first `each * world_size` places of `order`. The global random state differs between ranks: leave it alone. About
 # 2 lines and 1.
 #
@@ -328,7 +328,7 @@ plt.show()
 #
 # After backward, every rank holds the gradients of its own share, in `p.grad` for each `p` of the list `parameters`. Make
 # them the mean over the ranks, on every rank. A parameter that was not used, or is frozen, has `p.grad` None: leave it so.
-# Nothing is returned. About 4 lines.
+# Each gradient travels once, in its own dtype. Nothing is returned. About 4 lines.
 #
 # <details><summary>Hint</summary>
 #
@@ -480,8 +480,8 @@ class Bucket:
 # ### Balise 5 · Overlap · about 15 min
 #
 # Backward computes the last layer's gradients first, and they could travel while it goes on with the layers before. So an
-# all-reduce starts as soon as a bucket is complete, **asynchronously**: the call returns at once, and one waits later. Who
-# says that a gradient is there? Autograd, if asked by a *hook*.
+# all-reduce starts as soon as a bucket is complete, **asynchronously** (`async_op=True`): the call returns at once, and one
+# waits later. Who says that a gradient is there? Autograd, if asked by a *hook*.
 #
 # `Overlap` averages the gradients of `parameters`, a list; each gets a gradient in every step. The buckets are given, and
 # `home`, which tells the bucket of a parameter. Write
@@ -586,7 +586,7 @@ report.streams(runs) if runs else None
 #
 # **`backward_in_parts(loss_of, parts, reducer)`**: `parts` are this rank's micro-batches, tensors `(b_k, …)` of perhaps
 # different lengths, and `loss_of(part)` is the mean loss of one. Afterwards `p.grad` is the gradient of the mean loss over
-# the **whole** batch: a mean over few rows counts less than one over many. Each graph is freed before the next one is made,
+# the **whole** batch, of which each rank has as many rows: a mean over few rows counts less than one over many. Each graph is freed before the next one is made,
 # and the last backward sends. Write what is done with one `part`. About 2 and 2 lines.
 #
 # <details><summary>Hint</summary>
@@ -759,7 +759,7 @@ plt.show()
 # before lies in `arriving`. Write, for each step,
 #
 # 1. which chunk is `leaving`, and which one, `target`, is meant by what arrives: look at the picture;
-# 2. what is done with `arriving`, in the first round and in the second.
+# 2. what is done with `arriving`, in the first round and in the second. More memory than `total` and a chunk is not needed.
 #
 # Each chunk is added up on one way round and then copied, so all ranks hold the same **bits** in the end. About 1 and 4
 # lines.

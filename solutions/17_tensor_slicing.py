@@ -343,7 +343,7 @@ def column_part(linear, ranks):
     # BEGIN SOLUTION
     weight = ranks.part(linear.weight, 0).detach().clone()
     # END SOLUTION
-    # given: on "meta" it takes no memory until its parameters are put in; part.bias, if there is one, by you
+    # given: on "meta" it takes no memory, and copy_ into it does nothing; part.bias, if there is one, is assigned by you
     part = nn.Linear(weight.shape[1], weight.shape[0], bias=linear.bias is not None, device="meta")
     part.weight = nn.Parameter(weight)
     if linear.bias is not None:
@@ -650,7 +650,7 @@ table("columns, then rows, 2 ranks", paired, 2)
 fewer.shows(
     sent_by(gathered, 2) / sent_by(paired, 2),
     "× {:.2f}",
-    "Nearly all of it was the middle, four times as wide as the ends: gathered forward, its gradient summed backward.",
+    "Most of it was the middle, four times as wide as the ends: gathered forward, its gradient summed backward.",
 )
 
 # %% [markdown]
@@ -1075,10 +1075,10 @@ def make_grid(tensor_size):
 # Both kinds of group in one step. `grid.tensor` and `grid.data` have `rank`, `size` and `group`.
 #
 # - `make_sampler(dataset, grid)` says which samples this rank sees: the ranks of a tensor group **the same**, the data ranks share them
-#   out. `DistributedSampler(dataset, num_replicas=…, rank=…)`, 1 line.
+#   out, as many to each, whatever random state a rank has. `DistributedSampler(dataset, num_replicas=…, rank=…)`, 1 line.
 # - `step_2d`: after `loss.backward()` each rank has the gradient of its slice for its own share of the batch. The weights must become those of
 #   one process with the whole batch. Given is `means`, the loss and all gradients, and what unpacks them. Write `message`, all of them
-#   flat in one tensor, as the **mean** over the right ranks: 2 lines, one collective.
+#   flat in one tensor, as the **mean** over the right ranks: 2 lines, one all-reduce.
 #
 # <details><summary>Hint</summary>
 #

@@ -49,6 +49,28 @@ def test_a_function_with_an_attribute_config_travels():
     assert launch.ranks(cell["f"], SimpleNamespace(config=3), n=2) == [(0, 3), (1, 3)]
 
 
+def test_an_autograd_function_that_is_once_differentiable_travels():
+    cell = notebook("""
+import torch
+
+class Twice(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return 2 * x
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, gradient):
+        return 2 * gradient
+
+def f():
+    x = torch.ones(3, requires_grad=True)
+    Twice.apply(x).sum().backward()
+    return x.grad.tolist()
+""")
+    assert launch.ranks(cell["f"], n=1) == [[2.0, 2.0, 2.0]]
+
+
 def test_functions_classes_and_globals_of_a_notebook_travel():
     cells = notebook("""
         import torch, torch.distributed as dist

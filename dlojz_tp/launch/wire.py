@@ -10,6 +10,9 @@ from types import CodeType, ModuleType
 import cloudpickle
 import torch
 
+# Made in C++, it is no entry of sys.modules; by value, as once_differentiable refers to it, half of torch would go along.
+sys.modules.setdefault("torch._C._functions", torch._C._functions)
+
 HEADER = struct.Struct("!cQ")  # one letter for what it is, then the number of bytes that follow
 UP, PART, WAITS, THROUGH, RETURNED, FAILED = b"U", b"P", b"W", b"T", b"R", b"F"
 

@@ -567,3 +567,28 @@ bank.slip(
     (FLAT, "        flat = torch.tensor([number for p in bucket for number in p.grad.flatten().tolist()], dtype=bucket[0].dtype)\n"),
     variant=True,
 )  # fmt: skip
+
+bank.slip(
+    3,
+    "no-gradient",
+    ("dist.all_reduce(p.grad)", "p.grad = dist.all_reduce(p.grad)"),
+    ("            p.grad /= dist.get_world_size()\n", ""),
+    ("p.grad)\n", "p.grad) / dist.get_world_size()\n"),
+)
+bank.slip(
+    3,
+    "sent-too-much",
+    (
+        "            dist.all_reduce(p.grad)\n",
+        "            wide = p.grad.double()\n            dist.all_reduce(wide)\n            p.grad.copy_(wide)\n",
+    ),
+)
+bank.slip(4, "over-capacity", ("not buckets or size > room or p.dtype", "not buckets or p.dtype"))
+bank.slip(
+    4,
+    "half-empty",
+    (
+        "        if not buckets or size > room or p.dtype != buckets[-1][0].dtype:\n            buckets.append([])\n            room = capacity\n",
+        "        if not buckets or size > room:\n            buckets.append([])\n            room = capacity\n        elif p.dtype != buckets[-1][0].dtype:\n            buckets.append([])\n",
+    ),
+)

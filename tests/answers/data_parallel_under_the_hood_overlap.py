@@ -734,3 +734,10 @@ class Announced(Flat):
 
 
 pair("placed-twice", Announced)
+
+slips = Bank("08_data_parallel_under_the_hood", whole=True)
+slips.slip(5, "hook-too-early", ("register_post_accumulate_grad_hook(self.ready)", "register_hook(self.ready)"))
+slips.slip(5, "hook-too-early", ("hook(self.ready)", "hook(self.ready(p))"))
+slips.slip(6, "wrong-gradient", ("(loss_of(part) * len(part) / total)", "(loss_of(part) / total)"))
+
+bank.add(slips)

@@ -510,3 +510,24 @@ def broadcast_state(model):
         work.wait()
     for tensor, message in messages:
         tensor.copy_(message)
+
+
+DRAWN = "torch.randperm(n, generator=generator)"
+bank.slip(2, "seed-ignored", ("manual_seed(seed + epoch)", "manual_seed(seed if epoch == 0 else epoch)"))
+bank.slip(
+    2,
+    "global-state-changed",
+    (DRAWN, "torch.tensor(random.sample(range(n), n))"),
+    ("    generator = torch", "    import random\n\n    random.seed(seed + epoch)\n    generator = torch"),
+)
+bank.slip(
+    2,
+    "global-state-changed",
+    (DRAWN, "torch.from_numpy(np.random.permutation(n))"),
+    ("    generator = torch", "    import numpy as np\n\n    np.random.seed(seed + epoch)\n    generator = torch"),
+)
+bank.slip(
+    1,
+    "received-not-kept",
+    ("        if message.data_ptr() != tensor.data_ptr():\n            tensor.copy_(message)\n", ""),
+)

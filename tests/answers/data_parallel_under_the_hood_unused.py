@@ -364,3 +364,46 @@ class Reducer(Whole):
 class Reducer(Whole):
     def start(self, k):
         pass
+
+
+slips = Bank("08_data_parallel_under_the_hood", whole=True)
+STARTED = "self.running.append(dist.all_reduce(self.buckets[len(self.running)].flat, async_op=True))"
+NEXT = (
+    "        while len(self.running) < len(self.buckets) and not self.buckets[len(self.running)].missing:\n            "
+    + STARTED
+)
+slips.slip(7, "blocking", (STARTED, STARTED + "\n            self.running[-1].wait()"))
+slips.slip(
+    7,
+    "sent-again",
+    (
+        NEXT,
+        "        for bucket in self.buckets:\n            if not bucket.missing:\n                self.running.append(dist.all_reduce(bucket.flat, async_op=True))",
+    ),
+)
+slips.slip(
+    7,
+    "bucket-left-out",
+    (
+        "                    p.grad = torch.zeros_like(p)\n                bucket.place(p)\n",
+        "                    p.grad = torch.zeros_like(p)\n                    bucket.place(p)\n",
+    ),
+)
+slips.slip(
+    7,
+    "waits-for-ever",
+    (
+        NEXT,
+        "        for bucket in self.buckets[len(self.running) :]:\n            if not bucket.missing:\n                self.running.append(dist.all_reduce(bucket.flat, async_op=True))",
+    ),
+)
+slips.slip(
+    7,
+    "overlap-lost",
+    (
+        NEXT,
+        "        if not self.buckets[0].missing and not self.running:\n            self.running.append(dist.all_reduce(self.buckets[0].flat, async_op=True))\n        if not any(bucket.missing for bucket in self.buckets):\n            for bucket in self.buckets[len(self.running) :]:\n                self.running.append(dist.all_reduce(bucket.flat, async_op=True))",
+    ),
+)
+
+bank.add(slips)

@@ -632,3 +632,16 @@ bank.slip(3, None, (TABLE, FROM.replace("clone())", "clone(), freeze=False)")), 
 bank.slip(2, "part-not-trained",
     ("        self.part = column_part(linear, ranks)", "        self.part = column_part(linear, ranks).requires_grad_(False)"),
 )  # fmt: skip
+
+bank.slip(
+    1, "sum-sends-back", ("        return gradient\n", "        return total(gradient) / dist.get_world_size()\n")
+)
+bank.slip(1, "nothing-returned", ("        return total(gradient)\n", "        total(gradient)\n"))
+bank.slip(
+    1,
+    None,
+    (
+        "    @staticmethod\n    def backward(ctx, gradient):\n        return total",
+        "    @staticmethod\n    @torch.autograd.function.once_differentiable\n    def backward(ctx, gradient):\n        return total",
+    ),
+)

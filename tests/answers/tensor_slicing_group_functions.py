@@ -364,3 +364,7 @@ HALVES = """flat = result.flatten()
         dist.all_gather_into_tensor(flat, part, group=group)
         result = flat.view(x.shape)"""
 bank.slip(9, None, ("dist.all_reduce(result, group=group)", HALVES))
+
+REDUCED = "dist.all_reduce(result, group=ctx.group)"
+bank.slip(9, "group-not-waited", (REDUCED, REDUCED.replace(")", ", async_op=True)", 1)))
+bank.slip(9, "gradient-for-group", ("return result, None", "return result, ctx.group"))

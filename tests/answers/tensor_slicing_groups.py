@@ -368,3 +368,9 @@ def tensor_group(tensor_size):
     """As PyTorch makes them."""
     even(tensor_size)
     return dist.new_subgroups(group_size=tensor_size)[0]
+
+
+bank.slip(8, None, ("dist.new_group(members)", 'dist.new_group(members, backend="gloo")'))
+bank.slip(8, "own-group-lost", ("if dist.get_rank() in members", "if dist.get_rank() == first"))
+bank.slip(8, "group-call-fails", ("range(first, first + tensor_size)", "range(first, first + tensor_size + 1)"))
+bank.slip(8, "members-only", ("            mine = group\n", "            mine = group\n            break\n"))

@@ -648,3 +648,34 @@ bank.slip(
     (POSITIONS, "        places_s = torch.ones(tokens_bs.shape[1]).long().cumsum(0) - 1\n"),
     variant=True,
 )
+
+# what was made for one length, or lies on no device
+BIAS = "ranks.part(linear.bias, 0).detach().clone()"
+bank.slip(2, "part-on-meta", (f"part.bias = nn.Parameter({BIAS})", f"part.bias.data.copy_({BIAS})"))
+bank.slip(2, "part-wrong-values", (BIAS, f"{BIAS} / ranks.size"))
+ATTEND = "y_bhsk = F.scaled_dot_product_attention(q, k, v, dropout_p=rate, is_causal=True)"
+KEPT = """if not hasattr(self, "mask"):
+                self.mask = torch.ones(q.shape[2], q.shape[2]).bool().tril()
+            y_bhsk = F.scaled_dot_product_attention(q, k, v, dropout_p=rate, attn_mask=self.mask)"""
+bank.slip(4, "length-kept", (ATTEND, KEPT))
+bank.slip(4, "output-wrong", ("dropout_p=rate,", "dropout_p=rate, scale=q.shape[-2] ** -0.5,"))
+OWN = "        with self.ranks.own_random():\n"
+bank.slip(4, "mask-repeats", (OWN, "        torch.manual_seed(0)\n" + OWN))
+COPIED = "self.ranks.copy(x_bsd)"
+bank.slip(4, "dropout-elsewhere", (COPIED, "self.ranks.copy(F.dropout(x_bsd, self.dropout, self.training))"))
+bank.slip(4, "bias-every-rank", ("+ self.bias", "+ self.ranks.sum(self.bias)"))
+bank.slip(
+    4,
+    "weight-without-gradient",
+    (
+        "self.ranks.sum(self.output(y_bhsk.transpose(1, 2).flatten(2))) + self.bias",
+        "self.ranks.sum(self.output(y_bhsk.transpose(1, 2).flatten(2)) + (self.bias if self.ranks.rank == 0 else 0))",
+    ),
+)
+seven(
+    "sizes-do-not-fit",
+    (
+        "mine = self.ranks.part(self.ranks.copy(x_bsd), -1)",
+        "mine = self.ranks.copy(x_bsd).chunk(2, -1)[self.ranks.rank]",
+    ),
+)

@@ -283,3 +283,8 @@ def with_the_sum_of_the_group(parameters, ranks):
     for p in parameters:
         if p.grad is not None:
             p.grad = super(SequenceRight, ranks).sum(p.grad)
+
+
+COMMON = "dist.all_reduce(message, group=ranks.group)"
+bank.slip(12, "group-not-waited", (COMMON, COMMON.replace(")", ", async_op=True)")))
+bank.slip(12, "reduced-in-place", (COMMON, f"message = {COMMON}"))

@@ -15,7 +15,7 @@ HINTS = {
     "every-micro-batch": "{n} collectives were started in micro-batches that are not the last. Inside no_sync() the hooks "
     "must send nothing.",
     "never-sent": "No gradient was sent, not even in the last micro-batch. It must run outside no_sync(): check the order of "
-    "with blocks, and that the switch is set back.",
+    "with blocks, that the switch is set back, and that its backward reaches the parameters and their hooks.",
     "switch-stays": "After an exception inside no_sync(), nothing is sent any more. Set the switch back in a finally block.",
     "lost-local": "Inside no_sync(), p.grad must collect the sum of this rank's own gradients, unsent and undivided.",
     "only-the-last": "Only the last micro-batch's gradient came out: those that had been collected before are lost.",
@@ -68,7 +68,7 @@ def _HALVES(n):  # noqa: N802
 
 
 _SIZES = {
-    "equal": lambda n: [n // 3] * 3 if n % 3 == 0 else [n // 2] * 2,
+    "equal": lambda n: [n // 2] * 2 if n % 2 == 0 else [n // 3] * 3,
     "one": lambda n: [n],
     "uneven": lambda n: [n - 2, 1, 1],
 }

@@ -22,14 +22,14 @@ from dlojz_tp.probes.traffic import Traffic, sent
 from dlojz_tp.probes.withheld import Withheld
 
 HINTS = {
-    "no-gradient": "A parameter without a gradient (frozen, or not used) has p.grad None. Leave it out.",
+    "no-gradient": "Something is None: {error}. A parameter without a gradient (frozen, or not used) has p.grad None: leave it out. And dist.all_reduce works in place and returns None.",
     "reduce-not-all-reduce": "Rank 0 has the mean, the others do not. reduce() tells one rank, all_reduce() tells all.",
     "none-filled": "A parameter without a gradient (frozen, or not used) has got one, of zeros perhaps. Leave None: with weight "
     "decay or momentum the optimizer would go on moving it.",
     "sent-too-much": "As much travelled as all-reduces of {sent} bytes need, and the gradients have {held} bytes. Each travels "
     "once, and in its own dtype.",
     "sent-rounded": "Only as much travelled as all-reduces of {sent} bytes need, and the gradients have {held} bytes: those of a wide "
-    "dtype were rounded to a narrow one. The flat tensor has the dtype of its bucket.",
+    "dtype were rounded to a narrow one. What travels has the dtype of the gradients.",
     "not-a-list": "Return a list of buckets; each bucket is a list of the parameters themselves.",
     "parameter-lost": "{lost} of {n} parameters are in no bucket. Is the last bucket, not yet full, returned too?",
     "parameter-doubled": "A parameter is in two buckets.",
@@ -72,10 +72,11 @@ class Mixed(nn.Module):
             self.frozen = nn.Parameter(torch.randn(4, dtype=torch.float64), requires_grad=False)
             self.rare = nn.Parameter(torch.randn((), dtype=torch.float64))  # its gradient is zero on all ranks but one
             self.unused = nn.Parameter(torch.randn(5, dtype=torch.float64))
+            self.coarse = nn.Parameter(torch.randn(8, 6))
 
     def forward(self, x):
         rare = self.rare * (x[:, 0] - HIGH).relu()
-        x = torch.tanh(self.first(x)) * self.scale
+        x = torch.tanh(self.first(x) + x @ self.coarse.double()) * self.scale
         return ((x @ self.turned + self.shift * self.frozen).square().sum(dim=1) + rare).mean()
 
 
@@ -151,7 +152,7 @@ def balise_4(make_buckets, average_in_buckets):
     """Buckets of many lists of parameters, then the reduction of given buckets on ranks."""
     yield "buckets of float32 parameters: all of them, from the end, within the capacity"
     # sizes in elements; capacities in bytes
-    for sizes, capacity in (([1, 2, 3, 4, 5, 6, 7], 50), ([10, 10, 10, 10, 10], 80), ([6, 4, 3, 1, 2], 24)):
+    for sizes, capacity in (([9] * 8, 40), ([1, 2, 3, 4, 5, 6, 7], 50), ([10, 10, 10, 10, 10], 80), ([6, 4, 3, 1, 2], 24)):
         _buckets(make_buckets, [torch.float32] * len(sizes), sizes, capacity)
     yield "a parameter larger than the capacity; one that fills it exactly"
     for sizes, capacity in (([2, 50, 2], 40), ([50, 2, 60], 40), ([5, 5], 40), ([5, 5, 10, 1], 40), ([3], 1)):
@@ -168,6 +169,7 @@ def balise_4(make_buckets, average_in_buckets):
     yield "two dtypes never share a bucket"
     dtypes = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.float64, torch.bfloat16]
     _buckets(make_buckets, dtypes, [4, 4, 4, 4, 4, 4], 1000)
+    _buckets(make_buckets, [torch.bfloat16] * 4 + [torch.float32], [4] * 5, 40)
     _buckets(make_buckets, dtypes, [4, 4, 4, 4, 4, 4], 40)
     yield "on 2, 3 and 4 ranks, and on one: flat buckets averaged, the means back in p.grad"
     worlds = on_ranks(_in_buckets, average_in_buckets, known=KNOWN)
@@ -241,10 +243,9 @@ def _in_order(buckets, weight, dtypes, capacity, fields):
             raise Wrong("forward-order", **fields)
         if any(a[-1] < b[0] for (a, _), (b, _) in zip(mine, mine[1:])):
             raise Wrong("earlier-bucket", **fields)
-        if len(set(dtypes)) > 1 and capacity < 100:
-            continue  # a bucket may also be closed where the dtype changes
-        for (_, a), (_, b) in zip(mine, mine[1:]):
-            if a + b <= capacity and len(set(dtypes)) == 1:
+        places = [k for k, bucket in enumerate(buckets) if dtypes[bucket[0]] == dtype]
+        for i, j, (_, a), (_, b) in zip(places, places[1:], mine, mine[1:]):
+            if a + b <= capacity and j == i + 1:  # a bucket may also be closed where the dtype changes
                 slug = "exactly-full" if a + b == capacity else "half-empty"
                 raise Wrong(slug, sizes=f"{a} and {b}", capacity=capacity, **fields)
 

@@ -21,7 +21,7 @@ PATIENCE = 4  # seconds that the last rank waits for the other's backward, shoul
 HINTS = {
     "hook-too-early": "A gradient was still None when it was used: {error}. In a hook of register_hook, p.grad does not hold "
     "the new gradient yet (register_post_accumulate_grad_hook calls back when it does); and a bucket may start only with "
-    "its last gradient.",
+    "its last gradient. The hook is self.ready, without brackets.",
     "no-overlap": "All {n} all-reduces were started after backward had ended. Start the one of a bucket in a hook, as soon as "
     "its last gradient is there.",
     "late-start": "Before the first layer's gradients were computed, only {early} of {total} bytes were on their way: a "
@@ -41,7 +41,7 @@ HINTS = {
     "zeroed-in-place": "Right after zero_grad(set_to_none=True), wrong after zero_grad(set_to_none=False): then backward "
     "adds to the tensor that is already in p.grad, perhaps to a part of your bucket.",
 }  # fmt: skip
-KNOWN = (NO_HANDLE, ("NoneType", "hook-too-early"))
+KNOWN = (NO_HANDLE, ("NoneType", "hook-too-early"), (("KeyError: ", ", in ready\n"), "hook-too-early"))
 
 
 @cache
@@ -102,7 +102,9 @@ def _train(Overlap):  # noqa: N803
     model, steps, ended = Chain().to(launch.device()), [], True
     parameters = list(model.parameters())
     with own_work():
-        reducer = Overlap(list(parameters), CAPACITY)
+        order = list(parameters)
+        order[4:6] = order[5], order[4]  # a layer's bias before its weight: not in the order of arrival
+        reducer = Overlap(order, CAPACITY)
         for step in range(4):
             if step:
                 model.zero_grad(set_to_none=step != 2)

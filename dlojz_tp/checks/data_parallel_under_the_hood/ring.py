@@ -25,8 +25,8 @@ HINTS = {
     "collective-used": "{name} was called. Only messages between two ranks are allowed here: isend and irecv.",
     "nothing-summed": "Rank {rank} still holds its own values, or part of them. In each step of the first round, what arrives "
     "is added to the rank's own chunk.",
-    "half-a-ring": "Rank {rank} has only some chunks of the sum. After the reduce-scatter each rank holds one finished chunk; "
-    "a second round of N − 1 steps hands the finished chunks on.",
+    "half-a-ring": "Rank {rank} has some chunks of the sum at most. In the first round what arrives is added to the chunk in its place, so that "
+    "each rank ends with one finished chunk; a second round of N − 1 steps hands the finished chunks on.",
     "added-too-often": "Some values were added more often than once. The reduce-scatter has N − 1 steps, and in the second "
     "round a chunk replaces the old one.",
     "mean-of-the-ring": "This is the mean. The sum is asked for.",

@@ -2,6 +2,7 @@
 
 import random
 
+import numpy as np
 import torch
 
 from dlojz_tp.checking import Wrong
@@ -64,6 +65,7 @@ def balise_2(my_indices):
             _whole(_shares(my_indices, n, size, epoch=2), n, size, drop_last=False)
         yield "another order in each epoch and for each seed, the same for the same"
         _orders(my_indices)
+        _leaves_others(my_indices)
         yield "with drop_last, each sample's turn comes in some epoch"
         ever = {i for epoch in range(30) for s in _shares(my_indices, 10, 4, epoch, drop_last=True) for i in s}
         if (
@@ -83,16 +85,30 @@ def _shares(my_indices, n, size, epoch, drop_last=False, seed=0):
     for rank in range(size):
         torch.manual_seed(1000 + rank)
         random.seed(1000 + rank)
+        np.random.seed(1000 + rank)
         before = torch.get_rng_state()
         found = my_indices(n, rank, size, epoch, seed=seed, drop_last=drop_last)
         shares.append(_plain(found, n))
         if not torch.equal(before, torch.get_rng_state()):
-            flat = sorted(i for s in shares for i in s)
+            flat = [i for s in shares for i in s]
             if rank and len(set(flat)) < min(n, len(flat)):
                 raise Wrong("global-generator", where=f"n = {n}, rank {rank} of {size}")
             if rank == size - 1 and size > 1:
                 raise Wrong("global-state-changed", where=f"n = {n}, rank {rank} of {size}")
     return shares
+
+
+def _leaves_others(my_indices):
+    before = _others()
+    my_indices(1000, 1, 4, 3, seed=5, drop_last=False)
+    if before != _others():
+        raise Wrong("global-state-changed", where="n = 1000, rank 1 of 4")
+
+
+def _others():
+    """The global random states of Python and NumPy, from which augmentations draw."""
+    _, words, place, *_ = np.random.get_state()
+    return random.getstate(), words.tobytes(), place
 
 
 def _plain(found, n):
@@ -150,8 +166,8 @@ def _whole(shares, n, size, drop_last):
 
 def _orders(my_indices):
     n, size = 1000, 4
-    first, again = (_shares(my_indices, n, size, epoch=3) for _ in range(2))
-    if first != again:
+    at_3, again = (_shares(my_indices, n, size, epoch=3) for _ in range(2))
+    if at_3 != again:
         raise Wrong("not-reproducible", where=f"n = {n}, {size} ranks, epoch 3, twice")
     epochs = [_shares(my_indices, n, size, epoch=epoch) for epoch in (0, 1, 2, 5, 10, 50, 100)]
     for epoch, shares in enumerate(epochs):
@@ -173,7 +189,7 @@ def _orders(my_indices):
         # in a random order any one difference is rare
         if max(map(steps.count, set(steps))) > len(steps) // 4:
             raise Wrong("rotated", got=shares[0][:8], where=f"n = {n}, rank 0 of {size}, epoch 1")
-    for epoch, known in ((3, first), (0, epochs[0])):
+    for epoch, known in ((3, at_3), (0, epochs[0])):
         if _shares(my_indices, n, size, epoch=epoch, seed=17) == known:
             raise Wrong("seed-ignored", where=f"n = {n}, {size} ranks, epoch {epoch}, seeds 0 and 17")
 

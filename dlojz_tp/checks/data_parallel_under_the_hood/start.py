@@ -39,7 +39,7 @@ HINTS = {
     "flat buffer may still share. Write into it with copy_.",
     "graph-left": "{name} has become part of a graph ({error}), or lost requires_grad. Copy under torch.no_grad().",
     "tied-twice": "{sent} bytes were sent; the model holds {held}. A tied parameter has two names and one memory: "
-    "model.parameters() gives it once.",
+    "model.parameters() gives it once, and so does each module of model.modules(), which overlap: one inside another.",
     "wrong-state": "{name} on rank {rank} is not rank 0's.",
 }  # fmt: skip
 KNOWN = ((some_returned, "only-rank-0"), (waits_in("broadcast"), "every-rank-is-source"))
@@ -154,7 +154,7 @@ def _mistake(ranks, own, truth, name, rank):
     value, mine = ranks[rank]["values"].get(name), own[rank][name].detach()
     if not any(calls):
         return "nothing-sent", {}
-    if calls[0] and not calls[rank]:
+    if calls[0] and not any(calls[1:]):
         return "only-rank-0", {}
     if value is None:
         return "wrong-state", {}
@@ -174,6 +174,8 @@ def _mistake(ranks, own, truth, name, rank):
     others_right = [k for k, t in telling.items() if _equal(t, truth[k])]
     if name in ("strided", "window") and others_right:
         return "gaps", {}
+    if name == "transposed" and _equal(value, mine):
+        return "received-not-kept", {}
     if _equal(value, mine):
         return _left_out(name, others_right, telling, truth), {}
     return "wrong-state", {}

@@ -11,14 +11,14 @@ from dlojz_tp import launch
 from dlojz_tp.checking import Wrong
 from dlojz_tp.checks.data_parallel_under_the_hood.common import NO_HANDLE, by_world, compare, own_work, reduced
 from dlojz_tp.probes.networks import gradients, mark, rows, same
-from dlojz_tp.probes.ranks import hung
-from dlojz_tp.probes.traffic import Traffic, sent, until
+from dlojz_tp.probes.ranks import hung, killed_by
+from dlojz_tp.probes.traffic import Traffic, sent, until, volume
 from dlojz_tp.probes.withheld import Withheld
 
 CAPACITY = 420  # bytes: heads a and b each fill a bucket, the spare one shares the first with the shift
 
 HINTS = {
-    "waits-for-ever": "The ranks stood still. Either one waits for a hook that never fires, or the ranks started different "
+    "waits-for-ever": "The ranks stood still, or broke off. Either one waits for a hook that never fires, or the ranks started different "
     "buckets: all of them must start the same ones, in the same order, whatever they have used. {error}",
     "frozen-hook": "A frozen parameter (requires_grad False) never gets a gradient and takes no hook. Leave it out.",
     "unused-none": "A parameter that was not used on this rank has p.grad None: {error}",
@@ -43,6 +43,7 @@ HINTS = {
 KNOWN = (
     NO_HANDLE,
     (hung, "waits-for-ever"),
+    (killed_by("SIGABRT"), "waits-for-ever"),
     ("doesn't require gradient", "frozen-hook"),
     ("NoneType", "unused-none"),
 )
@@ -152,7 +153,7 @@ def _steps(Reducer):  # noqa: N803
             model.zero_grad(set_to_none=case != "other head")
             log = Traffic()
             model.tell = log.mark
-            with Withheld() as running, log:
+            with Withheld(lambda: log.mark("waits")) as running, log:
                 x = rows(step, width=16)[rank :: dist.get_world_size()].to(launch.device())
                 _backward(model, x, _heads(case, rank), reducer)
                 log.mark("backward ended")
@@ -178,7 +179,7 @@ def _judge(ranks, own, step, case, rank):
         if wrong.slug == "no-communication" and sent(ranks[rank]["one head" if step else "all"]["events"]):
             # it does send, but not in this step
             wrong.slug, wrong.fields["k"], wrong.fields["step"] = (
-                "second-step" if step else "bucket-left-out",
+                "second-step" if step == 1 else "bucket-left-out",
                 0,
                 step + 1,
             )
@@ -216,8 +217,12 @@ def _economy(events, rank, size):
     held = sum(p.numel() * p.element_size() for p in unique)
     calls, where = sent(events), f"rank {rank} of {size}"
     if reduced(events, size) > held + 600:
-        raise Wrong("tied-sent-twice", sent=reduced(events, size), held=held, where=where)
+        tied = Heads().tied
+        slug = "tied-sent-twice" if reduced(events, size) <= held + tied.numel() * 8 + 600 else "sent-again"
+        raise Wrong(slug, sent=reduced(events, size), held=held, where=where)
     if len(calls) > 9:
         raise Wrong("one-each", n=len(calls), held=held, capacity=CAPACITY, where=where)
-    if calls and not sent(until(events, "layer 0")):
+    if len(until(events, "waits")) < len(until(events, "backward ended")):
+        raise Wrong("blocking", where=where)
+    if calls and volume(until(events, "layer 0")) <= CAPACITY:
         raise Wrong("overlap-lost", where=where)

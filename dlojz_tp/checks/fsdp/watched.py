@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn import functional as F  # noqa: N812
 from torch.nn.parallel import DistributedDataParallel
 
+from dlojz_tp.launch.rank import waits_for_others
 from dlojz_tp.probes.memory import living_storages
 from dlojz_tp.probes.operations import Products
 from dlojz_tp.probes.outside import kept_outside
@@ -122,7 +123,8 @@ def first_slug(mine: str) -> str:
     store = dist.distributed_c10d._get_default_store()
     word = f"form {store.add(f'forms of rank {dist.get_rank()}', 1)} of rank"  # counted in this world
     store.set(f"{word} {dist.get_rank()}", mine or "fine")
-    slugs = [store.get(f"{word} {rank}").decode() for rank in range(dist.get_world_size())]
+    with waits_for_others():
+        slugs = [store.get(f"{word} {rank}").decode() for rank in range(dist.get_world_size())]
     return next((slug for slug in slugs if slug != "fine"), "")
 
 

@@ -7,7 +7,7 @@ import torch.nn.functional as F  # noqa: N812
 
 from dlojz_tp.checks.tensor_slicing.attention_dropout import dropped, judge_dropout
 from dlojz_tp.checks.tensor_slicing.common import STEPS, Form, exercise, noise, randomise, refused, together, truth
-from dlojz_tp.checks.tensor_slicing.layers import judge_layer, refuse_sizes
+from dlojz_tp.checks.tensor_slicing.layers import judge_layer, judge_lengths, refuse_sizes
 from dlojz_tp.checks.tensor_slicing.layouts import in_groups_too, on_groups
 from dlojz_tp.checks.tensor_slicing.parts import (
     LONGER,
@@ -53,8 +53,8 @@ def _case() -> dict:
     plain, other = (randomise(Attention(WIDTH, HEADS), seed) for seed in (1, 2))
     return {
         "plain": plain, "other": other, "forms": attention_forms(), "large": partial(Attention, 384, HEADS),
-        "batches": [noise(2, 4, WIDTH, seed=20 + k) for k in range(STEPS)],
-        "upstream": [noise(2, 4, WIDTH, seed=30 + k) for k in range(STEPS)],
+        "batches": [noise(2, 5, WIDTH, seed=20 + k) for k in range(STEPS)],
+        "upstream": [noise(2, 5, WIDTH, seed=30 + k) for k in range(STEPS)],
     }  # fmt: skip
 
 
@@ -73,7 +73,7 @@ def balise_4(row_part, SlicedAttention):  # noqa: N803
 def _judge(every):
     for size, rank, got in every:
         judge_part(got["part"], 1, f"rank {rank} of {size}")
-    sent = 2 * 4 * WIDTH * 8
+    sent = 2 * 5 * WIDTH * 8
     yield from judge_layer(every, _truth(), _case(), calls=(1, 1), sizes_of=lambda size: (sent, sent), known=_KNOWN)
     yield "one sequence; a transposed input; float32"
     for size, rank, got in every:
@@ -81,6 +81,7 @@ def _judge(every):
     yield "dropout: in training only, as many as the rate says, other masks on other ranks, the same draws outside"
     for size in {size: None for size, _, _ in every}:
         judge_dropout([got["dropout"] for n, _, got in every if n == size], size)
+    judge_lengths(every, _truth())
     yield "heads that the ranks do not divide are refused, where the width divides too"
     refuse_sizes(every, "refused", "{n} heads, of a width that divides,")
     for size, rank, got in every:

@@ -12,7 +12,7 @@ HINTS = {
     "mask-shared": "Two heads of one rank, or two sequences, are dropped out alike. Each attention weight is dropped out by itself.",
     "outside-differs": "After the layer, the ranks draw different random numbers: what is dropped out outside would no longer be "
     "the same on all of them. Keep the ranks' own draws inside ranks.own_random(), and set no seed.",
-    "mask-repeats": "Two calls dropped out the same: the random numbers begin anew each time. Set no seed in forward.",
+    "mask-repeats": "Two calls dropped out the same, or left behind what later layers then draw alike: the random numbers begin anew each time. Set no seed in forward.",
     "dropout-lost": "No attention weight is dropped out in training, although the layer's dropout is {rate}.",
     "dropout-rate": "The layer's dropout is {rate}; here it is {found:.3g}. The rate is that of the plain layer, whatever the "
     "number of ranks, and what is kept is divided by 1 - rate (dropout_p does both).",
@@ -29,12 +29,12 @@ MARGIN = 0.045  # nearly seven times the spread of a share of 4,800 draws
 
 
 def _revealing(width, heads) -> Attention:
-    """An attention that shows its mask: all scores are alike, all values 1, and the projection changes nothing."""
+    """An attention that shows its mask: all scores are alike, the values are its input, and the projection changes nothing."""
     plain = Attention(width, heads, dropout=RATE).double()
     with torch.no_grad():
         for p in plain.parameters():
             p.zero_()
-        plain.value.bias.fill_(1.0)
+        plain.value.weight.copy_(torch.eye(width))
         plain.output.weight.copy_(torch.eye(width))
     return plain
 
@@ -45,12 +45,12 @@ def dropped(SlicedAttention, width, heads, ranks):  # noqa: N803
     if error is not None:
         raise error
     torch.manual_seed(11)  # all ranks alike, as in the notebook
-    x = torch.zeros(BATCH, LENGTH, width, dtype=torch.float64)
+    x = torch.ones(BATCH, LENGTH, width, dtype=torch.float64)
     with torch.no_grad():
-        found = {"first": layer(x).clone(), "second": layer(x).clone(), "outside": torch.rand(4)}
+        found = {"first": layer(x).clone(), "outside": torch.rand(4), "second": layer(x).clone(), "later": torch.rand(4)}
         layer.eval()
         found["eval"] = layer(x).clone()
-    return {name: value.unflatten(-1, (heads, -1)) if name != "outside" else value for name, value in found.items()}
+    return {name: value.unflatten(-1, (heads, -1)) if value.ndim > 1 else value for name, value in found.items()}
 
 
 def judge_dropout(reports, size):
@@ -68,7 +68,7 @@ def judge_dropout(reports, size):
         where = f"rank {rank} of {size}"
         if not close(got["outside"], reports[0]["outside"]):
             raise Wrong("outside-differs", where=where)
-    if close(reports[0]["first"], reports[0]["second"]):
+    if close(reports[0]["first"], reports[0]["second"]) or close(reports[0]["outside"], reports[0]["later"]):
         raise Wrong("mask-repeats", where=f"rank 0 of {size}")
 
 

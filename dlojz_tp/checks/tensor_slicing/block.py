@@ -11,7 +11,7 @@ from dlojz_tp.checks.tensor_slicing.attention import attention_forms
 from dlojz_tp.checks.tensor_slicing.block_dropout import RATE as PLACE_RATE
 from dlojz_tp.checks.tensor_slicing.block_dropout import dropped, judge_agreement, judge_places, places
 from dlojz_tp.checks.tensor_slicing.common import Form, exercise, noise, randomise, truth
-from dlojz_tp.checks.tensor_slicing.layers import judge_layer
+from dlojz_tp.checks.tensor_slicing.layers import judge_layer, judge_lengths
 from dlojz_tp.checks.tensor_slicing.layouts import WORLD, in_groups_too, on_groups
 from dlojz_tp.checks.tensor_slicing.linear import pair_forms
 from dlojz_tp.checks.tensor_slicing.parts import LONGER, LONGER_AT, judge_longer, judge_odd, longer, run
@@ -31,8 +31,8 @@ HINTS = {
     "positions-lost": "The position embedding is missing.",
     "positions-shifted": "The positions begin with 1 here; the first token has position 0.",
     "blocks-lost": "Only the first block was used.",
-    "positions-not-on-gpu": "On GPUs, a tensor is in the CPU's memory: {error}. The positions are made where the tokens are: "
-    "torch.arange(…, device=tokens_bs.device).",
+    "positions-not-on-gpu": "On GPUs, a tensor is in the CPU's memory: {error}. What a layer makes itself (positions, a mask, zeros) is made where "
+    "its input is: torch.arange(…, device=tokens_bs.device).",
     "tables-travel": "For one single token, a rank sends {found} bytes forward; {wanted} are enough. A table of weights stays where it is: "
     "look up or multiply first, with this rank's part, and send what comes out.",
 }  # fmt: skip
@@ -62,7 +62,7 @@ def _config(**changes):
     return TransformerConfig(**{**CONFIG.__dict__, **changes})
 
 
-MODELS_AT = {4: ("own",), 2: ("tied",), 1: ("own",)}  # size of the group -> models: a verdict must not take long
+MODELS_AT = {4: ("own",), 2: ("tied",), 1: ("own", "tied")}  # size of the group -> models: a verdict must not take long
 _MODELS = {"own": CONFIG, "tied": _config(tied_head=True, layers=1)}
 _LARGE = _config(width=192, ffn_width=768)  # for `aside`
 _LARGE_MODEL = _config(width=128, vocab_size=1024, layers=1)
@@ -146,6 +146,7 @@ def _model(every, kind, title):
     yield f"{title}: a single token, for which little travels, no table of weights"
     for size, rank, got in reports:
         judge_odd({"a single token": got["single"]}, f"rank {rank} of {size}")
+    judge_lengths(reports, _truth(kind))
     for size, rank, got in reports:
         found, wanted = on_the_wire(got["sent"]), _enough(_MODELS[kind], size)
         if found > wanted:

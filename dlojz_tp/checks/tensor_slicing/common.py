@@ -207,6 +207,10 @@ def _other_weights(layer, case, ranks, report):
             part = form.of(whole, ranks.rank, ranks.size)
             p.copy_((part.t() if transposed else part).reshape(p.shape))
         report["other"] = layer(case["batches"][0]).clone()
+        try:
+            report["shorter"] = layer(case["batches"][0][:, :-1]).clone()
+        except RuntimeError as error:  # on all ranks: what was made for another length does not fit
+            report["shorter"] = str(error).split("\n")[0]
 
 
 def truth(case: dict) -> dict:
@@ -226,7 +230,7 @@ def truth(case: dict) -> dict:
             for p in layer.parameters():
                 p -= RATE * p.grad
     with torch.no_grad():
-        found["other"] = case["other"](case["batches"][0])
+        found |= {"other": case["other"](case["batches"][0]), "shorter": case["other"](case["batches"][0][:, :-1])}
     return found | {"trained": state(layer)}
 
 

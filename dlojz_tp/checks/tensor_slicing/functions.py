@@ -30,6 +30,7 @@ HINTS = {
     "dtype-changed": "The result has another dtype, {dtype}, than what came in.",
     "too-much-sent": "{name}: {n} collectives were called {way}. One all-reduce is enough: to gather all and add up here "
     "sends more, and holds every rank's tensor at once.",
+    "sum-sends-back": "SumOverRanks calls {call} backward, where nothing has to travel: every rank holds the gradient of the sum already.",
     "functions-wrong": "{what} is not what it should be.",
 }  # fmt: skip
 
@@ -174,7 +175,9 @@ def _forward_of_copy(got, rank, size):
 
 def _backward_of_copy(got, rank, size):
     where, wanted = f"rank {rank} of {size}", _total(size, 1)
-    if size > 1 and (got["gradient"] is None or close(got["gradient"], _own(rank, 1))):
+    if got["gradient"] is None:
+        raise Wrong("nothing-returned", where=f"{where}, CopyToRanks.backward")
+    if size > 1 and close(got["gradient"], _own(rank, 1)):
         _own_came_back(got, "backward", "no-reduce-backward", wanted, got["gradient"], where)
     _compare(got["gradient"], wanted, got, "CopyToRanks", "backward", rank, size)
 
@@ -186,7 +189,7 @@ def _own_came_back(got, way, slug, wanted, value, where):
         slug = "sum-not-waited"
     elif any(call.name in ("reduce", "gather") for call in got[way]):
         slug = "rank-zero-only"
-    elif got[way]:
+    elif any(call.name in ("all_reduce", "reduce_scatter") for call in got[way]):
         slug = "reduced-not-returned"
     what = "tensor" if way == "forward" else "gradient"
     raise Wrong(slug, what=what if slug == "reduced-not-returned" else got["overwritten"], expected=wanted, got=value, where=where,
@@ -225,11 +228,11 @@ def _backward_of_sum(got, rank, size):
     where, wanted = f"rank {rank} of {size}", noise(3, 5, seed=98)
     if size > 1 and close(got["gradient"], size * wanted):
         raise Wrong("doubled-backward", n=size, expected=wanted, got=got["gradient"], where=where)
+    if got["backward"] and size > 1:
+        raise Wrong("sum-sends-back", call=got["backward"][0].name, expected=wanted, got=got["gradient"], where=where)
     if not close(got["gradient"], wanted):
         slug = "mean-instead" if close(got["gradient"], wanted / size) else "functions-wrong"
         raise Wrong(slug, what="The gradient of SumOverRanks", expected=wanted, got=got["gradient"], where=where)
-    if got["backward"] and size > 1:
-        raise Wrong("too-much-sent", name="SumOverRanks", n=len(got["backward"]), way="backward", where=where)
 
 
 def _odd(name, found, wanted, where):

@@ -1,5 +1,7 @@
 """Balise 9: copy, sum and gather within a group of a larger world."""
 
+import contextlib
+
 import torch
 import torch.distributed as dist
 
@@ -48,10 +50,13 @@ HINTS = {
     "group-sent-too-much": "{name} moves {sent} bytes a rank {way}; {least} are enough. An all-gather of what is then added up sends "
     "every part to every rank: that is what an all-reduce saves.",
     "gather-dimension": "`gather` puts the parts side by side along the last dimension, whatever `dim` says.",
+    "group-not-waited": "A collective was started (async_op=True) and not waited for: what comes out are the numbers from before. wait() on what "
+    "it gives, then use the result.",
     "group-wrong": "{name}: {what} is not what it should be.",
 }  # fmt: skip
 KNOWN = (
     ("returned an incorrect number of gradients", "gradient-for-group"),
+    ("returned a gradient different than None", "gradient-for-group"),
     ("is not part of group", "rank-of-peer"),
     ("is not registered", "rank-of-peer"),
     ("IndexError", "index-of-world"),
@@ -68,10 +73,12 @@ def balise_9(GroupRanks):  # noqa: N803
     for name, way in (("sum", "the sum over the group forward"), ("copy", "the sum over the group backward")):
         yield f"{name}: {way}, nothing the other way"
         for where, rank, got in every:
-            _values(name, got, rank, where)
+            with named_if_running(got):
+                _values(name, got, rank, where)
     yield "gather: the parts of the group, in its order; part: this rank's own"
     for where, rank, got in every:
-        _gathered(got, rank, where)
+        with named_if_running(got):
+            _gathered(got, rank, where)
     yield "transposed tensors, float32, a second call; what is handed in stays as it was"
     for where, _, got in every:
         if got["overwritten"]:
@@ -84,6 +91,17 @@ def balise_9(GroupRanks):  # noqa: N803
     yield "one collective each, in the group alone"
     for where, _, got in every:
         _frugal(got, where)
+
+
+@contextlib.contextmanager
+def named_if_running(got):
+    """Inside, what is wrong is named after the collectives that nobody waited for, if there were any."""
+    try:
+        yield
+    except Wrong as wrong:
+        if got["left"] and wrong.slug != "nothing-returned":
+            wrong.slug = "group-not-waited"
+        raise
 
 
 def _x(rank, seed=0):
@@ -132,7 +150,7 @@ def _use_in(GroupRanks, layout):  # noqa: N803
     rank = dist.get_rank()
     group, members = group_of(layout)
     ranks = GroupRanks(group)
-    found = {"members": members, "world": dist.get_world_size(), "overwritten": "", "odd": {}, "calls": {}}
+    found = {"members": members, "world": dist.get_world_size(), "overwritten": "", "odd": {}, "calls": {}, "left": 0}
     found["place"] = getattr(ranks, "rank", None), getattr(ranks, "size", None)
     if not together(found["place"] == (members.index(rank), len(members))):
         return found
@@ -149,7 +167,7 @@ def _use_in(GroupRanks, layout):  # noqa: N803
         with Withheld() as running, Traffic() as forward:
             y = getattr(ranks, name)(held)
             value = y.detach().clone() if isinstance(y, torch.Tensor) else y
-        running.left()
+        found["left"] += running.left()
         if not together(isinstance(y, torch.Tensor)):
             found[name] = "not a tensor", type(y).__name__, None
             continue
@@ -159,7 +177,7 @@ def _use_in(GroupRanks, layout):  # noqa: N803
         with Withheld() as running, Traffic() as backward:
             y.backward(sent)
             found[name] = "values", value, None if given.grad is None else given.grad.clone()
-        running.left()
+        found["left"] += running.left()
         found["calls"][name] = forward.calls, backward.calls
         if not torch.equal(held.detach(), x):
             found["overwritten"] = f"the x given to {name}"

@@ -21,20 +21,20 @@ UNEVEN = ((4, 3), (3, 2), (8, 3), (2, 4), (6, 4))
 OF_THE_SIZES = ValueError, AssertionError, IndexError, KeyError, StopIteration, UnboundLocalError
 
 HINTS = {
-    "members-only": "Rank {rank} called new_group only for the group that it belongs to itself. All ranks of the world must "
-    "make all groups, also those that they are not in: real ranks would wait for each other here until the deadline.",
+    "members-only": "Rank {rank} did not make all groups: it called new_group for its own alone, or stopped there. All ranks of the world "
+    "must make all groups, also those that they are not in: real ranks would wait for each other here until the deadline.",
     "group-order": "Rank {rank} makes the groups in another order than rank 0. new_group matches the calls of the ranks by "
     "their order alone: real ranks would wait for each other here until the deadline. The loop must not depend on the rank.",
     "outside-group": "Rank {rank} does not belong to the group that it returned. Remember the one group whose members "
     "include this rank, while the loop goes on.",
     "own-group-missing": "Rank {rank} got None: its group, {wanted}, was never made. Every rank has one, however many there are.",
+    "own-group-lost": "Rank {rank} got None: its group, {wanted}, was made, and not kept. All ranks that are in it keep it.",
     "world-group": "The group holds all ranks of the world: its size has no effect.",
     "across-nodes": "The group's ranks lie {step} apart. Tensor parallelism sends in every layer, so its ranks must be "
     "neighbours, which sit on the same node: 0 and 1, 2 and 3, …",
     "neighbours-again": "These ranks are neighbours: they hold different slices of one copy of the model. Ranks that hold "
     "the same slice lie {step} apart.",
-    "number-for-size": "There are {size} groups here. tensor_size is the number of ranks in a tensor group, not the number "
-    "of these groups.",
+    "number-for-size": "These groups have {n} ranks each. {why}",
     "wrong-members": "These are not the ranks of this group.",
     "not-a-group": "Return a process group, what dist.new_group gives.",
     "even-refused": "{size} divides {world}, and this was refused: {error}",
@@ -76,7 +76,8 @@ def _groups(make, members, mixed_up, slug):
     yield "each rank gets the group that it belongs to"
     for world, size in EVEN:
         for rank, found in enumerate(seen[world, size]):
-            _right_members(found, rank, world, size, members, mixed_up, slug)
+            kept = any(isinstance(got, list) for _, got, _ in seen[world, size])
+            _right_members(found, rank, world, size, members, mixed_up, slug, kept)
     yield "a size that does not divide the world is refused with a clear error"
     for world, size in UNEVEN:
         _refused(seen[world, size], world, size)
@@ -101,10 +102,11 @@ def fake_world(rank, world):
 
     begin, made = distributed_c10d._new_group_with_tag, []
 
-    def record(ranks=None, *args, use_local_synchronization=False, **options):
+    def record(ranks=None, timeout=None, backend=None, *args, use_local_synchronization=False, **options):
         everyone = range(world) if ranks is None else ranks
         made.append(([int(r) for r in everyone], use_local_synchronization))
-        return begin(ranks, *args, use_local_synchronization=use_local_synchronization, **options)
+        # whatever backend it names: here it is that of the world
+        return begin(ranks, timeout, None, *args, use_local_synchronization=use_local_synchronization, **options)
 
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(world))
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world)
@@ -167,24 +169,25 @@ def _same_calls(ranks, world, size):
         text = {"expected": f"rank 0 made {calls[0]}", "got": f"rank {rank} made {mine}", "where": where}
         if sorted(mine) == sorted(calls[0]):
             raise Wrong("group-order", rank=rank, **text)
-        raise Wrong("members-only", rank=rank, **text)
+        raise Wrong("members-only", rank=0 if calls[0] == mine[: len(calls[0])] else rank, **text)
 
 
-def _right_members(found, rank, world, size, members, mixed_up, slug):
+def _right_members(found, rank, world, size, members, mixed_up, slug, kept):
+    """Raise Wrong where a rank's group is not the right one. kept: whether some rank got a group."""
     made, got, error = found
     wanted = members(rank, world, size)
     where = f"rank {rank} of {world}, tensor_size = {size}"
     fields = {"expected": f"a group of the ranks {wanted}", "where": where}
     if error:
         fields |= {"size": size, "world": world, "error": error[1]}
-        if error[1].startswith("ValueError"):
+        if error[1].startswith("ValueError") and not made:
             raise Wrong("even-refused", got=error[1], **fields)
         groups = [members for members, _ in made]
         raise Wrong("group-call-fails", lines=error[2], got=f"the groups made until then: {groups}", **fields)
     if got == "None" and made and not any(rank in mine for mine, _ in made):
         raise Wrong("own-group-missing", rank=rank, wanted=wanted, **fields)
     if got == "None":
-        raise Wrong("nothing-returned", where=where)
+        raise Wrong("own-group-lost" if kept else "nothing-returned", rank=rank, wanted=wanted, where=where)
     if got == "outside":
         raise Wrong("outside-group", rank=rank, **fields)
     if isinstance(got, str):
@@ -198,7 +201,10 @@ def _right_members(found, rank, world, size, members, mixed_up, slug):
     if got == mixed_up(rank, world, size):
         raise Wrong(slug, step=size, **fields)
     if got == members(rank, world, others):
-        raise Wrong("number-for-size", size=size if slug == "across-nodes" else others, **fields)
+        why = f"tensor_size, {size}, is the number of ranks in a tensor group, not the number of these groups."
+        if slug != "across-nodes":
+            why = f"One rank of every tensor group makes {others}, and there are tensor_size, {size}, such groups."
+        raise Wrong("number-for-size", n=len(got), why=why, **fields)
     if got == mixed_up(rank, world, others):
         raise Wrong(slug, step=others if slug == "across-nodes" else size, **fields)
     raise Wrong("wrong-members", **fields)

@@ -27,12 +27,12 @@ HINTS = {
     "here or in a global variable. A rank has no room for the whole weight in any form: keep its part alone.",
     "size-accepted": "{what} on {n} ranks cannot be shared out evenly, and nothing said so. Raise a ValueError when the layer is "
     "built: it would give wrong results, or wait for ever, later.",
-    "not-gathered": "The result has the shape {shape}: this rank's part. Gather the parts of all ranks along the last "
-    "dimension.",
+    "not-gathered": "The result has the shape {shape}, that of one rank's part. Put the parts of all ranks side by side along the last "
+    "dimension: gather, not sum.",
     "wrong-shape": "The result has the shape {shape}.",
     "wrong-order": "The parts are all there, but in another order. Rank 0's come first, along the last dimension.",
     "not-summed": "The ranks' results add up to what is expected: each is one term of it, still to be summed.",
-    "bias-every-rank": "The bias is in the result {n} times: each rank added it before the sum. It counts once.",
+    "bias-every-rank": "The bias is in the result {n} times: each rank added it before the sum, or it was summed itself. It counts once.",
     "bias-lost": "The bias is missing from the result.",
     "summed-too-often": "The result is {n} times too large: what was whole on every rank already was summed once more.",
     "mean-not-sum": "The ranks' results are terms of a sum. Here they were averaged: nothing is divided.",
@@ -47,7 +47,7 @@ HINTS = {
     "entrance-twice": "The gradient of the input is {n} times too large: it was added up once too often.",
     "input-over-n": "The gradient of the input is {n} times too small: something behind it was divided by the number of ranks.",
     "input-gradient-wrong": "The result is right, but not the gradient of the input.",
-    "weight-without-gradient": "{name} gets no gradient.",
+    "weight-without-gradient": "{name} gets no gradient on rank {rank}: this rank holds it, does not use it, and never trains it.",
     "weight-times-n": "The gradient of {name} is {n} times too large: on its way back it was added up over the ranks where "
     "every rank holds it whole already.",
     "weight-over-n": "The gradient of {name} is {n} times too small. What every rank holds whole is added whole, once, behind the "
@@ -61,6 +61,8 @@ HINTS = {
     "whole-product": "This rank computes {share:.0%} of the uncut layer's products; its share is 1/{n}. Do not put the "
     "weights together again: multiply by this rank's part, and put the results together.",
     "steps-drift": "The first step is right, but not the {step}.",
+    "length-kept": "The same layer, called once more with a shorter sequence, fails or is wrong. What forward makes for one length (a mask, "
+    "positions) does not fit another: make it anew in each call.",
     "old-weights": "The parameters were given other values, and the result did not follow them. It is computed from something "
     "else.",
 }  # fmt: skip
@@ -218,7 +220,7 @@ def _gradients(got, truth, case, rank, size, every):
         form, transposed = got["matched"][name]
         right, held = form.of(wanted["gradients"], rank, size), " and ".join(form.covers)
         if value is None:
-            raise Wrong("weight-without-gradient", name=held, where=where)
+            raise Wrong("weight-without-gradient", name=held, rank=rank, where=where)
         if close(as_plain(value, transposed, right), right):
             continue
         slug = "weight-gradient-wrong"
@@ -268,6 +270,14 @@ def _training(got, truth, rank, size):
             raise Wrong("steps-drift", step="last", expected=right, got=value, where=f"{where}, {form.covers[0]}")
     if not close(got["other"], truth["other"]):
         raise Wrong("old-weights", expected=truth["other"], got=got["other"], where=where)
+
+
+def judge_lengths(every, truth):
+    """Raise Wrong where the same layer is not right for a shorter sequence."""
+    for size, rank, got in every:
+        if not close(got["shorter"], truth["shorter"]):
+            where = f"rank {rank} of {size}, a shorter sequence"
+            raise Wrong("length-kept", expected=truth["shorter"], got=got["shorter"], where=where)
 
 
 def refuse_sizes(every, key, what):

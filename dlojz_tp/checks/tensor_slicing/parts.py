@@ -29,6 +29,8 @@ HINTS = {
     "part-keeps-whole": "Beside its share of {size} bytes, the part keeps {held} bytes alive. Keep no reference to the plain layer.",
     "part-follows": "The part shares its memory with the plain layer: where one changes, so does the other. Clone it.",
     "part-dtype": "The part has the dtype {dtype}, the layer here torch.float64. Take the layer's own dtype (and device).",
+    "part-on-meta": "The part's {what} is still on the device \"meta\", which holds no numbers: copy_ into it does nothing. Assign an "
+    "nn.Parameter in its place.",
     "part-frozen": "The part's {what} is not trained: wrap the tensor into an nn.Parameter of its own.",
     "sizes-before-copy": "This fails where `ranks.copy` makes the sequence longer and `ranks.sum` cuts it again, as those of "
     "balise 12 do: {error}. Hand both of them (b, s, d), and take sizes behind ranks.copy.",
@@ -49,12 +51,16 @@ def one_part(make, dim: int, ranks) -> dict:
     found = {"kind": type(part).__name__, "fine": False, "plain changed": _changed(plain, before)}
     if not isinstance(part, nn.Linear) or found["plain changed"]:
         return found
+    found["meta"] = next((name for name, p in part.named_parameters() if p.is_meta), "")
+    if found["meta"]:
+        return found
     wanted = plain.weight.detach().tensor_split(ranks.size, dim)[ranks.rank].clone()
-    biases = (None if dim else plain.bias.detach().tensor_split(ranks.size)[ranks.rank].clone()), part.bias
     found |= {"weight": part.weight.detach().clone(), "wanted": wanted, "row bias": dim == 1 and part.bias is not None}
-    found["right"] = close(found["weight"], wanted) and (
-        dim == 1 or (biases[1] is not None and close(biases[1], biases[0]))
-    )
+    found["right"] = close(found["weight"], wanted)
+    if found["right"] and not dim:
+        bias = plain.bias.detach().tensor_split(ranks.size)[ranks.rank].clone()
+        found |= {"bias": None if part.bias is None else part.bias.detach().clone(), "bias wanted": bias}
+        found["right"] = part.bias is not None and close(part.bias, bias)
     found["frozen"] = next((n for n in ("weight", "bias") if getattr(part, n) is not None
                             and not (getattr(part, n).requires_grad and getattr(part, n).is_leaf)), "")  # fmt: skip
     found["held"] = held_bytes([part.weight.detach()])
@@ -98,6 +104,8 @@ def judge_part(got, dim: int, where: str) -> None:
         raise Wrong("nothing-returned", where=where)
     if got["plain changed"]:
         raise Wrong("plain-changed", name=name, where=where)
+    if got.get("meta"):
+        raise Wrong("part-on-meta", what=got["meta"], where=where)
     if "weight" not in got:
         raise Wrong("part-not-linear", name=name, kind=got["kind"], where=where)
     weight, wanted = got["weight"], got["wanted"]
@@ -110,7 +118,9 @@ def judge_part(got, dim: int, where: str) -> None:
     if got["row bias"]:
         raise Wrong("row-part-bias", where=where)
     if not got["right"]:
-        raise Wrong("part-wrong-values", name=name, expected=wanted, got=weight, where=where)
+        shown = (got["bias wanted"], got["bias"]) if "bias" in got else (wanted, weight)
+        where += ", the bias" if "bias" in got else ", the weight"
+        raise Wrong("part-wrong-values", name=name, expected=shown[0], got=shown[1], where=where)
     if got["held"] > weight.numel() * 8:
         raise Wrong("part-is-view", held=got["held"], size=weight.numel() * 8, where=where)
     if got["beside"] > SLACK:

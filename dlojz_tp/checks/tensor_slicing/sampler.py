@@ -10,7 +10,7 @@ HINTS = {
     "sampler-by-tensor-rank": "The share goes by the tensor rank here. All ranks of a tensor group see the same samples; the "
     "data ranks share them out.",
     "sampler-shuffles-differ": "Ranks {peers} hold slices of one copy of the model and see samples in different orders: each has "
-    "shuffled in its own way. Seed the shuffle with something that is the same on all ranks.",
+    "shuffled in its own way. Seed the shuffle with something that is the same on all ranks, whatever random state they have.",
     "sampler-no-share": "Every data rank sees all samples. Each should see its share of them.",
     "sampler-lengths": "The data ranks see {lengths} samples. A rank that has one batch more waits for ever for the others.",
     "sampler-incomplete": "The data ranks' shares overlap, or leave samples out.",
@@ -42,7 +42,8 @@ def judge_samples(shares, n, world, tensor):
             slug = "sampler-by-global-rank"
             if all(share == column[0] for column in columns for share in column):
                 slug = "sampler-by-tensor-rank" if world > tensor else slug
-            if all(sorted(share) == sorted(group[0]) for share in group):
+            whole = min(map(len, group)) >= n // (world // tensor)  # of a data rank, not of a rank of the world
+            if all(sorted(share) == sorted(group[0]) for share in group) or (whole and slug == "sampler-by-global-rank"):
                 slug = "sampler-shuffles-differ"
             raise Wrong(slug, peers=peers, **text)
     data = columns[0]

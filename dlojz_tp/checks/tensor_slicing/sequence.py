@@ -5,7 +5,7 @@ import torch
 from dlojz_tp.checking import Wrong, close
 from dlojz_tp.checks.tensor_slicing.common import on_ranks
 from dlojz_tp.checks.tensor_slicing.group_functions import KNOWN as GROUP_KNOWN
-from dlojz_tp.checks.tensor_slicing.group_functions import WORLD, each_layout
+from dlojz_tp.checks.tensor_slicing.group_functions import WORLD, each_layout, named_if_running
 from dlojz_tp.checks.tensor_slicing.sequence_ranks import SHAPE, own_gradients, part_of, use, x_of
 from dlojz_tp.probes.traffic import on_the_wire
 
@@ -31,12 +31,15 @@ HINTS = {
     "common-over-world": "The gradients were added up over the whole world. The other groups see other data.",
     "common-cut": "ranks.{name} was called for these gradients. In SequenceRanks it works on a sequence: it would cut them, or put "
     "them side by side. Each rank needs their whole sum: an all-reduce over ranks.group.",
+    "reduced-in-place": "What should be cut is None. dist.all_reduce works in place and returns nothing: call it, then use the tensor that it was "
+    "given.",
     "common-no-gradient": "A parameter that is frozen or not used has p.grad None. Leave it out.",
     "sequence-wrong": "{name}: {what} is not what it should be.",
 }  # fmt: skip
 KNOWN = (
     *GROUP_KNOWN,
     ("returned an invalid gradient", "sequence-shape"),
+    ("'NoneType' object has no attribute 'split'", "reduced-in-place"),
     ("'NoneType'", "common-no-gradient"),
     ("Expected parameter `tensor`", "common-no-gradient"),
 )
@@ -47,10 +50,12 @@ def balise_12(SequenceRanks, sum_common_gradients):  # noqa: N803
     every = each_layout(on_ranks(use, SequenceRanks, sum_common_gradients, known=KNOWN, sizes=(WORLD,))[WORLD])
     yield "copy: the whole sequence forward, backward this rank's part of the sum"
     for where, rank, got in every:
-        _copied(got["copy"], got, rank, where)
+        with named_if_running(got):
+            _copied(got["copy"], got, rank, where)
     yield "sum: this rank's part of the sum forward, backward the whole sequence"
     for where, rank, got in every:
-        _summed(got["sum"], got, rank, where)
+        with named_if_running(got):
+            _summed(got["sum"], got, rank, where)
     yield "one token a rank, a batch of one, float32, transposed tensors"
     for where, _, got in every:
         for what, (found, wanted) in got["odd"].items():
@@ -66,7 +71,8 @@ def balise_12(SequenceRanks, sum_common_gradients):  # noqa: N803
             raise Wrong("sequence-uneven", size=size, length=2 * size + 1, error=got["uneven"], where=where)
     yield "gradients of what all ranks hold: added up over the group"
     for where, rank, got in every:
-        _common(got["common"], got, rank, where)
+        with named_if_running(got):
+            _common(got["common"], got, rank, where)
     yield "a norm and a sliced pair between them: the uncut layer's values and gradients"
     for where, _, got in every:
         for what, (found, wanted) in got["layer"].items():

@@ -45,13 +45,13 @@ def _use_in(SequenceRanks, sum_common_gradients, layout):  # noqa: N803
     group, members = group_of(layout)
     rank, world, size = dist.get_rank(), dist.get_world_size(), len(members)
     ranks = SequenceRanks(group)
-    found = {"members": members, "world": world, "odd": {}, "layer": {}, "common": {}, "calls": {}, "uneven": ""}
+    found = {"members": members, "world": world, "odd": {}, "layer": {}, "common": {}, "calls": {}, "uneven": "", "left": 0}
     whole, part = x_of(members[0], 1), part_of(x_of(members[0], 2), members, rank)
     for name, x, upstream in (
         ("copy", part_of(whole, members, rank), x_of(rank, 3)),
         ("sum", x_of(rank, 4), part),
     ):
-        found[name] = _both_ways(getattr(ranks, name), x, upstream, found["calls"].setdefault(name, []))
+        found[name] = _both_ways(getattr(ranks, name), x, upstream, found, found["calls"].setdefault(name, []))
     if not together(all(found[name][0] == "values" for name in NAMES)):
         return found
     found["uneven"] = _uneven(ranks, size) if size > 1 else ""
@@ -65,19 +65,19 @@ def _use_in(SequenceRanks, sum_common_gradients, layout):  # noqa: N803
     with _for_sequences_alone(ranks), Withheld() as running:
         sum_common_gradients(parameters, ranks)
         found["common"] = [settled(p.grad) for p in parameters]
-    running.left()
+    found["left"] += running.left()
     if together(_common_right(found["common"], members)):
         _layer(ranks, sum_common_gradients, members, rank, found["layer"])
     return found
 
 
-def _both_ways(function, x, upstream, calls):
+def _both_ways(function, x, upstream, found, calls):
     """("values", result, gradient of x), or what else came."""
     given = x.clone().requires_grad_()
     with Withheld() as running, Traffic() as forward:
         y = function(given)
         value = y.detach().clone() if isinstance(y, torch.Tensor) else y
-    running.left()
+    found["left"] += running.left()
     calls.append(forward.calls)
     if not together(isinstance(y, torch.Tensor)):
         return "not a tensor", y, None
@@ -86,7 +86,7 @@ def _both_ways(function, x, upstream, calls):
     with Withheld() as running, Traffic() as backward:
         y.backward(upstream.clone())
         gradient = settled(given.grad)
-    running.left()
+    found["left"] += running.left()
     calls.append(backward.calls)
     return "values", value, gradient
 

@@ -38,8 +38,8 @@ HINTS = {
     "number of data ranks.",
     "averaged-over-world": "The gradients of all ranks of the world were added up. Tensor ranks hold different slices: the "
     "gradient of one has nothing to do with that of another. Reduce over the data group.",
-    "divided-by-world": "The sum over the data ranks was divided by the size of the world. It has {n} terms, one for each data "
-    "rank.",
+    "divided-by-world": "The sum over the data ranks was divided by the size of the world, or twice. It has {n} terms, one for each data "
+    "rank: divide by their number, once.",
     "averaged-over-tensor": "The gradients were added up over the tensor group, whose ranks hold different slices. Reduce over "
     "the data group.",
     "averaged-after-step": "The gradients are averaged, but after the optimizer's step: it used this rank's own.",
@@ -52,6 +52,7 @@ HINTS = {
     "gradients-lost": "There are no gradients left when the optimizer steps: they were set to zero behind backward.",
     "gradients-kept": "The gradients still hold those of the step before. Set them to zero first.",
     "no-gradient-2d": "A parameter that is frozen or not used has p.grad None. Leave it out.",
+    "nothing-to-unpack": "`message` is None. dist.all_reduce works in place and returns nothing: call it, then use the tensor that it was given.",
     "none-filled": "{name} has no gradient (p.grad is None), and the optimizer was given zeros for it. With weight decay or momentum it "
     "then moves what is frozen or not used. Leave None.",
     "gradient-2d": "The gradient is not that of the global batch.",
@@ -65,7 +66,7 @@ HINTS = {
     "too-much-2d": "A rank sends {sent} bytes beside those of its tensor group; {enough} are enough for the gradients. Each gradient "
     "travels once, and the ranks of a tensor group agree already on what they hold in common.",
 }  # fmt: skip
-KNOWN = (("NoneType", "no-gradient-2d"), ("Expected parameter `tensor`", "no-gradient-2d"))
+KNOWN = (("'NoneType' object has no attribute 'split'", "nothing-to-unpack"), ("NoneType", "no-gradient-2d"), ("Expected parameter `tensor`", "no-gradient-2d"))
 
 
 def balise_11(make_sampler, step_2d):
