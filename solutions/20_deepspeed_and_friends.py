@@ -166,7 +166,7 @@ def measured(train, *args):
     """On a rank: losses (mean over ranks), median seconds of a step, peak bytes, names and bytes of a step's messages."""
     torch.set_num_threads(1)  # on a CPU, each rank is one core's worth
     warnings.simplefilter("ignore")
-    run, seconds = train(*args), []
+    run, seconds = iter(train(*args)), []
     with measure.ShardBytes() as live:
         losses = [next(run), next(run)]  # DDP arranges its buckets anew in the second
         live.reset_peak()
@@ -177,7 +177,7 @@ def measured(train, *args):
         start = time.perf_counter()
         losses.append(next(run))
         seconds.append(time.perf_counter() - start)
-    losses = torch.stack(losses).double()
+    losses = torch.stack([torch.as_tensor(loss, dtype=torch.float64) for loss in losses])
     dist.all_reduce(losses)
     sent = [(entry["name"], entry["bytes"]) for entry in log.entries() if entry["kind"] != "phase"]
     found = {"losses": (losses / dist.get_world_size()).tolist(), "peak": live.peak, "sent": sent}
@@ -307,7 +307,7 @@ for ranks in (64, 32):
 # `deepspeed.initialize(model=..., optimizer=..., config=...)` wraps a model in an **engine**, and a dictionary (or a JSON file) tells it what
 # to do. It has defaults that nobody expects, and an unknown key at its first level is ignored without a word.
 # So the only proof of a configuration is what the engine does with it. **`deepspeed_config(plan)`** is the dictionary for
-# a `plan`, which has these keys:
+# a `plan`, which has these keys (it is called where there are no ranks, too, so their number is `RANKS`):
 #
 # | `plan[...]` | what the engine shall do |
 # |---|---|
@@ -1016,7 +1016,7 @@ shown("one process", found["one process"])
 #
 # A script that many people run, on a laptop and on 64 cards, should not ask in each line on how many. Accelerate finds that out
 # once, and the loop no longer mentions it. **`train_with_accelerate`** is `train_alone` for as many processes as there are; it is called on each of them, with the same model and the same
-# loader, and yields each step's loss *on this rank*.
+# loader, and yields each step's loss *on this rank*. Each micro-batch has its own backward, before the next one goes forward.
 #
 # - `Accelerator(gradient_accumulation_steps=…, cpu=…)` finds the other processes by the variables that a launcher sets (`RANK`,
 #   `WORLD_SIZE`, …). Without `cpu=True` it looks for cards alone: where there are none, each process believes that it is alone, and nobody says a word.

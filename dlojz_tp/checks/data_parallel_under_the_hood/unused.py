@@ -153,7 +153,7 @@ def _steps(Reducer):  # noqa: N803
             model.zero_grad(set_to_none=case != "other head")
             log = Traffic()
             model.tell = log.mark
-            with Withheld(lambda: log.mark("waits")) as running, log:
+            with Withheld(lambda log=log: log.mark("waits")) as running, log:
                 x = rows(step, width=16)[rank :: dist.get_world_size()].to(launch.device())
                 _backward(model, x, _heads(case, rank), reducer)
                 log.mark("backward ended")

@@ -16,7 +16,7 @@ USUAL = {"batch": 4, "micro": 2, "stage": 0, "precision": "float32", "max_norm":
 USUAL |= {"total": 6, "offload": False, "bucket": BUCKET}
 PLANS = {
     "stage 0": USUAL,
-    "stage 1, clipped": USUAL | {"stage": 1, "batch": 12, "micro": 3, "max_norm": 0.05, "warmup": 3, "rate": 0.2},
+    "stage 1, clipped, offloaded": USUAL | {"stage": 1, "batch": 12, "micro": 3, "max_norm": 0.05, "warmup": 3, "rate": 0.2, "offload": True},
     "stage 3": USUAL | {"stage": 3, "batch": 8, "total": 4},
     "stage 2 in bfloat16, offloaded": USUAL
     | {"stage": 2, "batch": 12, "precision": "bfloat16", "max_norm": 2.0, "offload": True},
@@ -186,7 +186,7 @@ def numbers(row):
 def observe_form(deepspeed_config):
     found = [tried(deepspeed_config, dict(plan)) for plan in PLANS.values()]
     said = [tried(json.dumps, one) for one in found]
-    kinds = {type(one).__name__ for one in found} - {"dict"}
+    kinds = {type(one).__name__ for one in found if not isinstance(one, dict)}
     raised = [one for one in found if isinstance(one, str)]
     yield {"kind": None if found[0] is None else raised[0] if raised else "dict" if not kinds else kinds.pop()}
     yield {"in json": all(not one.startswith("TypeError") for one in said)}

@@ -236,6 +236,8 @@ KNOWN = [
     ("Direct calls to tensor.backward()", "own-backward"),
     ("DP world size", "not-universal"),
     ("in load_checkpoint", "not-found"),
+    ("--deepspeed_config", "config-lost"),
+    ("needs to be provided", "config-lost"),
 ]
 NOT_FOUND = ("AssertionError", "not-found")  # DeepSpeed says no more; before anything is loaded it means something else
 

@@ -16,7 +16,7 @@ FEW, MANY = 3, 30  # tensors whose operators are counted
 SIZE = 4096  # elements of a tensor whose memory is counted
 USUAL = {"beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8, "weight_decay": 0.1}
 CASES = {  # rates, one a step, and the other options
-    "first": ((0.1,), USUAL),
+    "first": ((0.2,), USUAL),
     "later": ((0.1, 0.02, 0.05), USUAL),
     "options": ((0.1, 0.1), {"beta1": 0.6, "beta2": 0.8, "epsilon": 0.3, "weight_decay": 0.5}),
     "no decay": ((0.1, 0.1), USUAL | {"weight_decay": 0.0}),

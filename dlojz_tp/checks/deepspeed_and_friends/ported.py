@@ -5,6 +5,7 @@ import functools
 import importlib
 import os
 from collections.abc import Iterable
+from numbers import Real
 from typing import NamedTuple
 from unittest import mock
 
@@ -137,27 +138,31 @@ def _epoch(train, case, made, size_of):
             traffic.mark("step")
 
         model.register_forward_pre_hook(forward)
+        next(model.parameters()).register_hook(lambda _: traffic.mark("backward"))
         optimizer.register_step_pre_hook(step)
         given = train(
             model, optimizer, DataLoader(tokens, batch_size=case.batch), case.accumulation, case.max_norm, cpu=True
         )
         losses = list(given) if isinstance(given, Iterable) else None
-    reduced, steps = [], []
+    reduced, steps, backwards = [], [], []
     for event in traffic.events:
         if event.name == "micro-batch":
             reduced.append(0)
             steps.append(0)
+            backwards.append(0)
+        elif event.name == "backward" and backwards:
+            backwards[-1] += 1
         elif event.name == "step" and steps:
             steps[-1] += 1
         elif event.name in GRADIENTS and reduced:
             reduced[-1] += event.bytes / size
     single = losses is not None and all(
-        isinstance(one, torch.Tensor | float) and torch.as_tensor(one).dim() == 0 for one in losses
+        isinstance(one, torch.Tensor | Real) and torch.as_tensor(one).dim() == 0 for one in losses
     )
     return {
         "form": f"{len(losses)} numbers" if single else None if given is None else _described(losses or given),
         "processes": [getattr(one, size_of) for one in instances][-1:],
-        "saw": saw, "steps": steps, "reduced": [round(each, 1) for each in reduced], "norms": norms,
+        "saw": saw, "backwards": backwards, "steps": steps, "reduced": [round(each, 1) for each in reduced], "norms": norms,
         "losses": [float(loss) for loss in losses] if single else [], "moved": _flat(model) - before,
     }  # fmt: skip
 
@@ -203,6 +208,7 @@ def _due_norms(at):
 LOOKS = [
     Look("the framework knows of two processes", "processes", [RANKS], "alone", _in_both, _known_processes),
     Look("together the ranks see each batch once", _shares, lambda at: truth(at)["batches"], "other-shares"),
+    Look("each micro-batch has a backward of its own", "backwards", lambda at: [1] * len(truth(at)["steps"]), "backward-elsewhere", _in_both),
     Look("gradients are reduced where a step is due, and only there", "reduced", lambda at: [float(one) for one in truth(at)["steps"]], _reductions, _in_both),
     Look("there the optimizer steps, after the last micro-batch too", "steps", lambda at: truth(at)["steps"], _boundaries, _in_both),
     Look("a loss for each step", "form", lambda at: f"{len(truth(at)['losses'])} numbers", "losses-form", _in_both),

@@ -20,6 +20,8 @@ HINTS = {
     "layers-built": "A layer was built before the PipelineModule asked for it. On every rank the whole model would be in memory: give "
     "LayerSpec the class and its arguments, not a module.",
     "not-specs": "Return a list of LayerSpec, each with a class of layers and its arguments.",
+    "cannot-be-built": "A layer cannot be built from its LayerSpec: {error}. It takes the class, then the class's arguments one by one, as the class "
+    "itself does.",
     "sizes-changed": "The list of sizes was changed. Leave it as it is: who called goes on with it.",
     "wrong-layers": "The layers are {found}, {wanted} were expected.",
     "gelu-at-the-end": "After the last linear layer there is no GELU: its outputs are what the loss takes.",
@@ -161,7 +163,10 @@ def _right_specs(layer_specs, sizes, pipe):
     wanted = [part for pair in zip(sizes, sizes[1:]) for part in (f"Linear {pair[0]}→{pair[1]}", "GELU")][:-1]
     found = []
     for spec in specs:
-        layer = spec.build()
+        try:
+            layer = spec.build()
+        except TypeError as error:
+            raise Wrong("cannot-be-built", where=where, error=str(error).split("\n")[0]) from error
         linear = isinstance(layer, nn.Linear)
         found.append(f"Linear {layer.in_features}→{layer.out_features}" if linear else type(layer).__name__)
         if linear and layer.bias is None:

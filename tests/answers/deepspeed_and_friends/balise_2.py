@@ -237,6 +237,7 @@ bank.slip(
         '"warmup_num_steps": plan["total"], "total_num_steps": plan["warmup"]',
     ),
 )
+bank.slip(2, "wrong-rates", ('"warmup_num_steps": plan["warmup"], ', ""))
 bank.variant(2, "wrong-rates", BY_NEED, ('"warmup_max_lr": plan["rate"]', '"warmup_max_lr": 3 * plan["rate"]'))
 
 bank.hint(

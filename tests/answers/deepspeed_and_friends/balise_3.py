@@ -264,6 +264,16 @@ bank.variant(
 
 bank.hint(
     3,
+    "config-lost",
+    "DeepSpeed got no configuration, or too little of one: {error}. Hand over all of `config` and what is new, `{{**config, ...}}`; `update` returns None.",
+)
+WITH_MORE = '{**config, "checkpoint": {"load_universal": True}}'
+bank.slip(3, "config-lost", (WITH_MORE, 'config.update({"checkpoint": {"load_universal": True}})'))
+bank.slip(3, "config-lost", (WITH_MORE, '{"checkpoint": {"load_universal": True}}'))
+bank.variant(3, "config-lost", BY_SUMS, ("made = make_engine(model, optimizer, config)", 'made = make_engine(model, optimizer, {"steps_per_print": 10})'))
+
+bank.hint(
+    3,
     "not-found",
     "There is no universal checkpoint under that tag: {error}. `save` has `to_universal` write folder/universal, and `resume` loads "
     'the tag "universal".',

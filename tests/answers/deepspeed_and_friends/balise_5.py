@@ -312,6 +312,7 @@ slip(
     "wrong-compressed-step",
     ("        state.mean = one_bit_mean(mixed", "        state.mean = mixed + 0 * one_bit_mean(mixed"),
 )
+slip(5, "wrong-compressed-step", ("one_bit_mean(mixed,", "one_bit_mean(mixed / dist.get_world_size(),"))
 slip(5, "wrong-compressed-step", ("state.mean.lerp(gradient, 1 - beta1)", "state.mean.lerp(gradient, beta1)"))
 variant(
     5, "wrong-compressed-step", ONE_MESSAGE, ("one_bit_mean(beta1 * state.mean +", "one_bit_mean(beta2 * state.mean +")

@@ -110,8 +110,16 @@ variant(
     ("model, loader = accelerator.prepare(model, loader)", "model = accelerator.prepare(model)"),
 )
 
+hint(6, "backward-elsewhere", "Each micro-batch has a backward of its own, before the next one goes forward: here they were {got}, one number for each micro-batch. One "
+     "backward of the sum holds the activations of all; one where a step is due alone loses the gradients of the others.")  # fmt: skip
+BACKWARD = "            accelerator.backward(loss)\n"
+slip(6, "backward-elsewhere", (BACKWARD, ""), (SYNC, SYNC + "                accelerator.backward(sum(parts))\n                parts = []\n"), (
+     "            losses.append(loss.detach())\n", "            losses.append(loss.detach())\n            parts.append(loss)\n"), ("    losses = []\n    for", "    losses, parts = [], []\n    for"))
+slip(6, "backward-elsewhere", (BACKWARD, "            if accelerator.sync_gradients:\n                accelerator.backward(loss)\n"))
+variant(6, "backward-elsewhere", COUNTING, ("            accelerator.backward(loss / accumulation)\n", "            if due:\n                accelerator.backward(loss)\n"))
+
 hint(6, "never-reduced", "No gradient ever travels: each rank trains a model of its own, and they drift apart. The model that prepare returns is inside DDP. "
-     "Call that one.")  # fmt: skip
+     "Call that one, and enter accumulate(model) anew for each micro-batch.")  # fmt: skip
 slip(6, "never-reduced", ("model, optimizer, loader =", "_, optimizer, loader ="))
 slip(6, "never-reduced", ("language_loss(model, tokens)", "language_loss(accelerator.unwrap_model(model), tokens)"))
 variant(6, "never-reduced", COUNTING, ("language_loss(model, tokens)", "language_loss(model.module, tokens)"))

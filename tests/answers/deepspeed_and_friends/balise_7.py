@@ -107,8 +107,16 @@ slip(
 )
 variant(7, "other-shares", BY_HAND, ("share = here.setup_dataloaders(loader)", "share = loader"))
 
+hint(7, "backward-elsewhere", "Each micro-batch has a backward of its own, before the next one goes forward: here they were {got}, one number for each micro-batch. One "
+     "backward of the sum holds the activations of all; one where a step is due alone loses the gradients of the others.")  # fmt: skip
+BACKWARD = "            fabric.backward(loss / accumulation)\n"
+slip(7, "backward-elsewhere", (BACKWARD, "            if due:\n                fabric.backward(loss / accumulation)\n"))
+slip(7, "backward-elsewhere", (BACKWARD, "            parts = [*parts, loss] if i % accumulation != 1 else [loss]\n            if due:\n                fabric.backward(sum(parts) / accumulation)\n"), (
+     "    losses = []\n    for", "    losses, parts = [], []\n    for"))
+variant(7, "backward-elsewhere", GROUPS, ("                fabric.backward(losses[-1] / accumulation)\n", "                if tokens is group[-1]:\n                    fabric.backward(sum(losses) / accumulation)\n"))
+
 hint(7, "never-reduced", "No gradient ever travels: each rank trains a model of its own, and they drift apart. The model that fabric.setup returns is inside DDP. "
-     "Call that one.")  # fmt: skip
+     "Call that one; and no_backward_sync is enabled where a step is *not* due.")  # fmt: skip
 slip(
     7,
     "never-reduced",
