@@ -10,7 +10,7 @@ from types import CodeType, ModuleType
 import cloudpickle
 import torch
 
-# Made in C++, it is no entry of sys.modules; by value, as once_differentiable refers to it, half of torch would go along.
+# Made in C++, it is no entry of sys.modules: by value (once_differentiable refers to it) half of torch would go along.
 sys.modules.setdefault("torch._C._functions", torch._C._functions)
 
 HEADER = struct.Struct("!cQ")  # one letter for what it is, then the number of bytes that follow
