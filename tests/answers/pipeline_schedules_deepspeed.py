@@ -18,6 +18,7 @@ CLIP = '        "gradient_clipping": 0.0,\n'
 bank.slip(6, "layers-built", ("LayerSpec(nn.Linear, wide, out)", "LayerSpec(nn.Linear(wide, out))"))
 bank.slip(6, "layers-built", ("LayerSpec(nn.GELU)", "nn.GELU()"))
 bank.slip(6, "not-specs", ("LayerSpec(nn.GELU)", "nn.functional.gelu"))
+bank.slip(6, "key-ignored", ('"train_batch_size"', '"batch_size"'))
 bank.slip(6, "cannot-be-built", ("LayerSpec(nn.Linear, wide, out)", "LayerSpec(nn.Linear, (wide, out))"))
 bank.slip(6, "wrong-layers", ("LayerSpec(nn.Linear, wide, out)", "LayerSpec(nn.Linear, out, wide)"))
 bank.slip(6, "wrong-layers", (", LayerSpec(nn.GELU)]", "]"), ("return specs[:-1]", "return specs"))

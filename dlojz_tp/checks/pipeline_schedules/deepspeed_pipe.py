@@ -33,6 +33,7 @@ HINTS = {
     "clipping-left-on": "Newer versions of DeepSpeed clip gradients to 1.0 unless they are told otherwise: set gradient_clipping to 0.0.",
     "micro-batch-is-batch": "train_micro_batch_size_per_gpu is the size of one micro-batch in one pipeline, in samples: {wanted}, not "
     "{found}.",
+    "key-ignored": "`{name}` is no key of DeepSpeed's, which ignores what it does not know without a word. Its sizes are {names}.",
     "no-accumulation": "gradient_accumulation_steps is the number of micro-batches: {wanted}, not {found}.",
     "replicas-forgotten": "train_batch_size counts all replicas: micro-batch × accumulation steps × replicas must give {wanted}.",
     "even-refused": "{batch} samples are {m} micro-batches × {n} replicas of {wanted} each, and a ValueError was raised.",
@@ -223,6 +224,9 @@ def _right_config(deepspeed_config, batch, m, n):
         got = config.get("gradient_clipping", "not set")
         raise Wrong("clipping-left-on", expected="gradient_clipping 0.0", got=got, where=where)
     names = ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "train_batch_size")
+    ignored = [key for key in config if key not in names and ("batch" in key or "accumulation" in key)]
+    if ignored:
+        raise Wrong("key-ignored", where=where, got=str(config), name=ignored[0], names=", ".join(names))
     micro, steps, total = (config.get(name) for name in names)
     if any(not isinstance(number, int | None) for number in (micro, steps, total)):
         raise Wrong(
@@ -231,7 +235,7 @@ def _right_config(deepspeed_config, batch, m, n):
     # two of the three are enough for DeepSpeed: it computes the third
     if [micro, steps, total].count(None) > 1:
         slug, name = ("no-accumulation", m) if steps is None else ("micro-batch-is-batch", batch // m // n)
-        raise Wrong(slug, where=where, got=str(config), found="not set", wanted=name)
+        raise Wrong(slug, where=where, got=str(config), found="left out", wanted=name)
     steps = total / micro / n if steps is None else steps
     micro = total / steps / n if micro is None else micro
     total = micro * steps * n if total is None else total
