@@ -427,6 +427,6 @@ bank.slip(11, "none-filled",
 bank.slip(11, "none-filled", ("    optimizer.zero_grad()\n", "    for p in model.parameters():\n        p.grad = torch.zeros_like(p) if p.requires_grad else None\n"))  # fmt: skip
 
 ONE = "    dist.all_reduce(message, group=grid.data.group)"
-bank.slip(11, "nothing-to-unpack", (ONE, "    message = dist.all_reduce(message, group=grid.data.group)"))
+bank.slip(11, "reduced-in-place", (ONE, "    message = dist.all_reduce(message, group=grid.data.group)"))
 OF_DATA = "DistributedSampler(dataset, num_replicas=grid.data.size, rank=grid.data.rank"
 bank.slip(11, "sampler-shuffles-differ", (OF_DATA, f"{OF_DATA}, seed=dist.get_rank()"))

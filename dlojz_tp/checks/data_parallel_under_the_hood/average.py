@@ -22,7 +22,8 @@ from dlojz_tp.probes.traffic import Traffic, sent
 from dlojz_tp.probes.withheld import Withheld
 
 HINTS = {
-    "no-gradient": "Something is None: {error}. A parameter without a gradient (frozen, or not used) has p.grad None: leave it out. And dist.all_reduce works in place and returns None.",
+    "no-gradient": "Something is None: {error}. A parameter without a gradient (frozen, or not used) has p.grad None: leave it "
+    "out. And dist.all_reduce works in place and returns None.",
     "reduce-not-all-reduce": "Rank 0 has the mean, the others do not. reduce() tells one rank, all_reduce() tells all.",
     "none-filled": "A parameter without a gradient (frozen, or not used) has got one, of zeros perhaps. Leave None: with weight "
     "decay or momentum the optimizer would go on moving it.",

@@ -26,8 +26,8 @@ HINTS = {
     "no-handle": "Without async_op=True, a collective returns None when it is done, and None has no wait(): {error}. With it, the "
     "collective goes on alone, and what comes back is its handle.",
     "placed-twice": "A gradient came to its bucket for a second time (KeyError in place). A tied parameter, named twice, needs one "
-    "hook; inside no_sync() nothing is placed, so the backward of a micro-batch stands in `with reducer.no_sync():`; after finish() every bucket misses its parameters again; a lambda made in a "
-    "loop over p uses the loop's last p: hand over what the hook is given.",
+    "hook; inside no_sync() nothing is placed, so the backward of a micro-batch stands in `with reducer.no_sync():`; after "
+    "finish() every bucket misses its parameters again; a lambda made in a loop over p uses the loop's last p: hand over what the hook is given.",
     "gathered": "With {large} ranks, rank {rank} held {more} bytes beside its gradients, with {small} ranks {less}: it collects "
     "the gradients of all ranks. An all-reduce adds them up on their way, so that what a rank holds does not grow with N.",
 }

@@ -99,6 +99,7 @@ def _shares(my_indices, n, size, epoch, drop_last=False, seed=0):
 
 
 def _leaves_others(my_indices):
+    """Refuse what draws from, or seeds, the random numbers that augmentations draw from."""
     before = _others()
     my_indices(1000, 1, 4, 3, seed=5, drop_last=False)
     if before != _others():

@@ -213,13 +213,14 @@ def _mistake(ranks, own, truth, step, case, rank):
 
 
 def _economy(events, rank, size):
-    unique = {id(p): p for p in Heads().named() if p.requires_grad}.values()
+    model = Heads()
+    unique = {id(p): p for p in model.named() if p.requires_grad}.values()
     held = sum(p.numel() * p.element_size() for p in unique)
     calls, where = sent(events), f"rank {rank} of {size}"
-    if reduced(events, size) > held + 600:
-        tied = Heads().tied
-        slug = "tied-sent-twice" if reduced(events, size) <= held + tied.numel() * 8 + 600 else "sent-again"
-        raise Wrong(slug, sent=reduced(events, size), held=held, where=where)
+    travelled, enough = reduced(events, size), held + 600
+    if travelled > enough:
+        slug = "tied-sent-twice" if travelled <= enough + model.tied.nbytes else "sent-again"
+        raise Wrong(slug, sent=travelled, held=held, where=where)
     if len(calls) > 9:
         raise Wrong("one-each", n=len(calls), held=held, capacity=CAPACITY, where=where)
     if len(until(events, "waits")) < len(until(events, "backward ended")):

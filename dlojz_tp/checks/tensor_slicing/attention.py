@@ -7,7 +7,7 @@ import torch.nn.functional as F  # noqa: N812
 
 from dlojz_tp.checks.tensor_slicing.attention_dropout import dropped, judge_dropout
 from dlojz_tp.checks.tensor_slicing.common import STEPS, Form, exercise, noise, randomise, refused, together, truth
-from dlojz_tp.checks.tensor_slicing.layers import judge_layer, judge_lengths, refuse_sizes
+from dlojz_tp.checks.tensor_slicing.layers import judge_layer, refuse_sizes
 from dlojz_tp.checks.tensor_slicing.layouts import in_groups_too, on_groups
 from dlojz_tp.checks.tensor_slicing.parts import (
     LONGER,
@@ -15,9 +15,11 @@ from dlojz_tp.checks.tensor_slicing.parts import (
     judge_longer,
     judge_odd,
     judge_part,
+    judge_shorter,
     longer,
     odd_batches,
     one_part,
+    shorter,
 )
 from dlojz_tp.models import Attention
 
@@ -81,7 +83,8 @@ def _judge(every):
     yield "dropout: in training only, as many as the rate says, other masks on other ranks, the same draws outside"
     for size in {size: None for size, _, _ in every}:
         judge_dropout([got["dropout"] for n, _, got in every if n == size], size)
-    judge_lengths(every, _truth())
+    for size, rank, got in every:
+        judge_shorter(got["shorter"], f"rank {rank} of {size}")
     yield "heads that the ranks do not divide are refused, where the width divides too"
     refuse_sizes(every, "refused", "{n} heads, of a width that divides,")
     for size, rank, got in every:
@@ -98,6 +101,7 @@ def _attention(row_part, SlicedAttention, case, ranks):  # noqa: N803
     if report["stopped"]:
         return report
     report["odd"] = odd_batches(SlicedAttention, case["other"], WIDTH, ranks)
+    report["shorter"] = shorter(SlicedAttention, case["other"], case["batches"][0], ranks)
     report["dropout"] = dropped(SlicedAttention, WIDTH, HEADS, ranks)
     if ranks.size == LONGER_AT:
         report["longer"] = longer(SlicedAttention, case["other"], WIDTH, ranks)

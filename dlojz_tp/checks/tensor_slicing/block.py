@@ -11,10 +11,19 @@ from dlojz_tp.checks.tensor_slicing.attention import attention_forms
 from dlojz_tp.checks.tensor_slicing.block_dropout import RATE as PLACE_RATE
 from dlojz_tp.checks.tensor_slicing.block_dropout import dropped, judge_agreement, judge_places, places
 from dlojz_tp.checks.tensor_slicing.common import Form, exercise, noise, randomise, truth
-from dlojz_tp.checks.tensor_slicing.layers import judge_layer, judge_lengths
+from dlojz_tp.checks.tensor_slicing.layers import judge_layer
 from dlojz_tp.checks.tensor_slicing.layouts import WORLD, in_groups_too, on_groups
 from dlojz_tp.checks.tensor_slicing.linear import pair_forms
-from dlojz_tp.checks.tensor_slicing.parts import LONGER, LONGER_AT, judge_longer, judge_odd, longer, run
+from dlojz_tp.checks.tensor_slicing.parts import (
+    LONGER,
+    LONGER_AT,
+    judge_longer,
+    judge_odd,
+    judge_shorter,
+    longer,
+    run,
+    shorter,
+)
 from dlojz_tp.checks.tensor_slicing.right_ranks import CheckRanks
 from dlojz_tp.models import Block, Transformer, TransformerConfig
 from dlojz_tp.probes.gpus import MIXED, on_gpus
@@ -146,7 +155,7 @@ def _model(every, kind, title):
     yield f"{title}: a single token, for which little travels, no table of weights"
     for size, rank, got in reports:
         judge_odd({"a single token": got["single"]}, f"rank {rank} of {size}")
-    judge_lengths(reports, _truth(kind))
+        judge_shorter(got["shorter"], f"rank {rank} of {size}")
     for size, rank, got in reports:
         found, wanted = on_the_wire(got["sent"]), _enough(_MODELS[kind], size)
         if found > wanted:
@@ -180,6 +189,7 @@ def _models(SlicedBlock, SlicedTransformer, ranks):  # noqa: N803
         report["stopped"] = report[kind]["stopped"]
         if report["stopped"]:
             return report
+        report[kind]["shorter"] = shorter(SlicedTransformer, _case(kind)["plain"], _case(kind)["batches"][0], ranks)
         with Traffic() as sent:
             token = _case(kind)["batches"][0][:1, :1]
             report[kind]["single"] = run(SlicedTransformer, _case(kind)["plain"], token, ranks)

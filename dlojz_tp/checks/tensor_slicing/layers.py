@@ -47,7 +47,7 @@ HINTS = {
     "entrance-twice": "The gradient of the input is {n} times too large: it was added up once too often.",
     "input-over-n": "The gradient of the input is {n} times too small: something behind it was divided by the number of ranks.",
     "input-gradient-wrong": "The result is right, but not the gradient of the input.",
-    "weight-without-gradient": "{name} gets no gradient on rank {rank}: this rank holds it, does not use it, and never trains it.",
+    "weight-without-gradient": "{name} gets no gradient on rank {rank}, and is never trained there: the result does not hang on it.",
     "weight-times-n": "The gradient of {name} is {n} times too large: on its way back it was added up over the ranks where "
     "every rank holds it whole already.",
     "weight-over-n": "The gradient of {name} is {n} times too small. What every rank holds whole is added whole, once, behind the "
@@ -61,8 +61,6 @@ HINTS = {
     "whole-product": "This rank computes {share:.0%} of the uncut layer's products; its share is 1/{n}. Do not put the "
     "weights together again: multiply by this rank's part, and put the results together.",
     "steps-drift": "The first step is right, but not the {step}.",
-    "length-kept": "The same layer, called once more with a shorter sequence, fails or is wrong. What forward makes for one length (a mask, "
-    "positions) does not fit another: make it anew in each call.",
     "old-weights": "The parameters were given other values, and the result did not follow them. It is computed from something "
     "else.",
 }  # fmt: skip
@@ -270,14 +268,6 @@ def _training(got, truth, rank, size):
             raise Wrong("steps-drift", step="last", expected=right, got=value, where=f"{where}, {form.covers[0]}")
     if not close(got["other"], truth["other"]):
         raise Wrong("old-weights", expected=truth["other"], got=got["other"], where=where)
-
-
-def judge_lengths(every, truth):
-    """Raise Wrong where the same layer is not right for a shorter sequence."""
-    for size, rank, got in every:
-        if not close(got["shorter"], truth["shorter"]):
-            where = f"rank {rank} of {size}, a shorter sequence"
-            raise Wrong("length-kept", expected=truth["shorter"], got=got["shorter"], where=where)
 
 
 def refuse_sizes(every, key, what):

@@ -34,6 +34,8 @@ HINTS = {
     "part-frozen": "The part's {what} is not trained: wrap the tensor into an nn.Parameter of its own.",
     "sizes-before-copy": "This fails where `ranks.copy` makes the sequence longer and `ranks.sum` cuts it again, as those of "
     "balise 12 do: {error}. Hand both of them (b, s, d), and take sizes behind ranks.copy.",
+    "length-kept": "The same layer, called once more with a shorter sequence, fails or is wrong. What forward makes for one length (a mask, "
+    "positions) does not fit another: make it anew in each call.",
     "odd-batch": "Right for an input of shape (b, s, d), wrong for {what}.",
 }  # fmt: skip
 
@@ -157,6 +159,25 @@ def judge_odd(cases, where: str) -> None:
         dtype = getattr(found, "dtype", None)
         if dtype != wanted.dtype or not close(found, wanted, 1e-4 if wanted.dtype == torch.float32 else None):
             raise Wrong("odd-batch", what=what, expected=wanted, got=found, where=f"{where}, {what}")
+
+
+def shorter(Layer, plain, x, ranks) -> tuple:  # noqa: N803
+    """On a rank: (found, wanted) of one layer at its second call, with a token less than at its first."""
+    layer = Layer(copy.deepcopy(plain), ranks)
+    with torch.no_grad():
+        layer(x)
+        wanted = plain(x[:, :-1])
+        try:
+            return layer(x[:, :-1]).clone(), wanted
+        except RuntimeError as error:  # on all ranks: what was made for another length does not fit
+            return str(error).split("\n")[0], wanted
+
+
+def judge_shorter(got, where: str) -> None:
+    """Raise Wrong where the result of `shorter` is not right."""
+    found, wanted = got
+    if not close(found, wanted):
+        raise Wrong("length-kept", expected=wanted, got=found, where=f"{where}, a shorter sequence")
 
 
 LONGER = "a sequence that `ranks.copy` makes longer, and `ranks.sum` shorter again"

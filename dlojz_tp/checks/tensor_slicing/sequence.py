@@ -3,7 +3,7 @@
 import torch
 
 from dlojz_tp.checking import Wrong, close
-from dlojz_tp.checks.tensor_slicing.common import on_ranks
+from dlojz_tp.checks.tensor_slicing.common import IN_PLACE, on_ranks
 from dlojz_tp.checks.tensor_slicing.group_functions import KNOWN as GROUP_KNOWN
 from dlojz_tp.checks.tensor_slicing.group_functions import WORLD, each_layout, named_if_running
 from dlojz_tp.checks.tensor_slicing.sequence_ranks import SHAPE, own_gradients, part_of, use, x_of
@@ -31,15 +31,13 @@ HINTS = {
     "common-over-world": "The gradients were added up over the whole world. The other groups see other data.",
     "common-cut": "ranks.{name} was called for these gradients. In SequenceRanks it works on a sequence: it would cut them, or put "
     "them side by side. Each rank needs their whole sum: an all-reduce over ranks.group.",
-    "reduced-in-place": "What should be cut is None. dist.all_reduce works in place and returns nothing: call it, then use the tensor that it was "
-    "given.",
     "common-no-gradient": "A parameter that is frozen or not used has p.grad None. Leave it out.",
     "sequence-wrong": "{name}: {what} is not what it should be.",
 }  # fmt: skip
 KNOWN = (
     *GROUP_KNOWN,
     ("returned an invalid gradient", "sequence-shape"),
-    ("'NoneType' object has no attribute 'split'", "reduced-in-place"),
+    IN_PLACE,
     ("'NoneType'", "common-no-gradient"),
     ("Expected parameter `tensor`", "common-no-gradient"),
 )

@@ -51,7 +51,7 @@ def _use_in(SequenceRanks, sum_common_gradients, layout):  # noqa: N803
         ("copy", part_of(whole, members, rank), x_of(rank, 3)),
         ("sum", x_of(rank, 4), part),
     ):
-        found[name] = _both_ways(getattr(ranks, name), x, upstream, found, found["calls"].setdefault(name, []))
+        found[name] = _both_ways(ranks, name, x, upstream, found)
     if not together(all(found[name][0] == "values" for name in NAMES)):
         return found
     found["uneven"] = _uneven(ranks, size) if size > 1 else ""
@@ -71,11 +71,12 @@ def _use_in(SequenceRanks, sum_common_gradients, layout):  # noqa: N803
     return found
 
 
-def _both_ways(function, x, upstream, found, calls):
-    """("values", result, gradient of x), or what else came."""
+def _both_ways(ranks, name, x, upstream, found):
+    """("values", result, gradient of x) of one of NAMES, or what else came; `found` takes its calls and what it left running."""
+    calls = found["calls"].setdefault(name, [])
     given = x.clone().requires_grad_()
     with Withheld() as running, Traffic() as forward:
-        y = function(given)
+        y = getattr(ranks, name)(given)
         value = y.detach().clone() if isinstance(y, torch.Tensor) else y
     found["left"] += running.left()
     calls.append(forward.calls)

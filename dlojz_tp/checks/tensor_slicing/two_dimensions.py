@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import nn
 
 from dlojz_tp.checking import Wrong, close
-from dlojz_tp.checks.tensor_slicing.common import Borrowed, CheckRanks, by_world
+from dlojz_tp.checks.tensor_slicing.common import IN_PLACE, Borrowed, CheckRanks, by_world
 from dlojz_tp.checks.tensor_slicing.layouts import group_of
 from dlojz_tp.checks.tensor_slicing.sampler import SAMPLES, judge_samples, sampled
 from dlojz_tp.checks.tensor_slicing.small_net import (
@@ -52,7 +52,6 @@ HINTS = {
     "gradients-lost": "There are no gradients left when the optimizer steps: they were set to zero behind backward.",
     "gradients-kept": "The gradients still hold those of the step before. Set them to zero first.",
     "no-gradient-2d": "A parameter that is frozen or not used has p.grad None. Leave it out.",
-    "nothing-to-unpack": "`message` is None. dist.all_reduce works in place and returns nothing: call it, then use the tensor that it was given.",
     "none-filled": "{name} has no gradient (p.grad is None), and the optimizer was given zeros for it. With weight decay or momentum it "
     "then moves what is frozen or not used. Leave None.",
     "gradient-2d": "The gradient is not that of the global batch.",
@@ -66,7 +65,7 @@ HINTS = {
     "too-much-2d": "A rank sends {sent} bytes beside those of its tensor group; {enough} are enough for the gradients. Each gradient "
     "travels once, and the ranks of a tensor group agree already on what they hold in common.",
 }  # fmt: skip
-KNOWN = (("'NoneType' object has no attribute 'split'", "nothing-to-unpack"), ("NoneType", "no-gradient-2d"), ("Expected parameter `tensor`", "no-gradient-2d"))
+KNOWN = (IN_PLACE, ("NoneType", "no-gradient-2d"), ("Expected parameter `tensor`", "no-gradient-2d"))
 
 
 def balise_11(make_sampler, step_2d):
