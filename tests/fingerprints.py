@@ -7,6 +7,7 @@ in strings, all the way down. In doubt something is taken in: a test too many is
 import ast
 import functools
 import hashlib
+import importlib
 import json
 import os
 import platform
@@ -88,7 +89,8 @@ def _imported_by(nodes: list[ast.AST], inside: tuple[str, ...] = (), texts: bool
         elif isinstance(node, ast.ImportFrom):
             base = [*inside[: len(inside) - node.level + 1], node.module] if node.level else [node.module]
             base = ".".join(part for part in base if part)
-            found |= {base, *(f"{base}.{alias.name}" for alias in node.names)}
+            names = [f"{base}.{alias.name}" for alias in node.names]
+            found |= {name if file_of(name) else base for name in names} if file_of(base) else {base, *names}
         elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "dlojz_tp":
             found.add(f"dlojz_tp.{node.attr}")
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and texts:
@@ -109,15 +111,22 @@ def _called(name: str) -> list[str]:
 
 @functools.cache
 def closure(modules: frozenset[str]) -> frozenset[Path]:
-    """The files that modules need, their own and those of the packages that they lie in among them."""
-    waiting, files = set(modules), set()
+    """The files that modules need, their own and those of the packages that they lie in among them.
+
+    The package of a work's checks gathers them: who needs one of them does not need the others.
+    """
+    waiting, seen, files = set(modules), set(), set()
     while waiting:
-        parts = waiting.pop().split(".")
+        name = waiting.pop()
+        seen.add(name)
+        parts = name.split(".")
         for length in range(1, len(parts) + 1):
-            path = file_of(".".join(parts[:length]))
-            if path and path not in files:
+            part = ".".join(parts[:length])
+            path = file_of(part)
+            if path:
                 files.add(path)
-                waiting |= imported(path)
+                gathers = part != name and path.parent.parent == PACKAGE / "checks"
+                waiting |= set() if gathers else imported(path) - seen
     return frozenset(files)
 
 
@@ -142,13 +151,29 @@ def below(*folders: Path) -> frozenset[Path]:
 
 
 @functools.cache
-def _judged(work: str) -> frozenset[Path]:
-    """What gives the verdict on an answer to a work, its check and the probes among it."""
-    course = PACKAGE / "course.py"
-    module = work.split("_", 1)[1]
-    needed = {f"dlojz_tp.checks.{module}", "tests.answers.bank", "conftest", *imported(course, lazily=False)}
+def _judged(work: str, number: int) -> frozenset[Path]:
+    """What gives the verdict on an answer to a balise, its check and the probes among it."""
+    course, checks = PACKAGE / "course.py", PACKAGE / "checks" / work.split("_", 1)[1]
+    needed = {_check(checks / "__init__.py", number), "tests.answers.bank", "conftest"}
     here = {course, PACKAGE / "authoring" / "records.py", ROOT / "tests" / "test_answers.py"}
-    return closure(frozenset(needed)) | {path for path in here if path.is_file()} | below(PACKAGE / "checks" / module)
+    here |= {checks / "mistakes" / f"{number}.json"}
+    others = {path for path in below(checks) if path.suffix != ".py" and path.parent.name != "mistakes"}
+    files = closure(frozenset(needed) | imported(course, lazily=False))
+    return files | others | {path for path in here if path.is_file()}
+
+
+@functools.cache
+def _check(gathered: Path, number: int) -> str:
+    """The module that a work's package takes the check of a balise from; itself, if that does not show."""
+    for node in ast.parse(gathered.read_bytes()).body:
+        if isinstance(node, ast.ImportFrom) and any(alias.name == f"balise_{number}" for alias in node.names):
+            return node.module
+    return f"dlojz_tp.checks.{gathered.parent.name}"
+
+
+def _hint(work: str, slug: str | None) -> str:
+    """The text of a hint, which may stand in a module that the check itself does not need."""
+    return str(getattr(importlib.import_module(f"dlojz_tp.checks.{work.split('_', 1)[1]}"), "HINTS", {}).get(slug))
 
 
 def answer(one, lines: dict[str, set[int]]) -> tuple[list[str], frozenset[Path]]:
@@ -166,7 +191,8 @@ def answer(one, lines: dict[str, set[int]]) -> tuple[list[str], frozenset[Path]]
     )
     if any(name.startswith("dlojz_tp.works.source") for name in asked):  # it reads the solutions by itself
         files |= {ROOT / "solutions" / f"{one.work}.py"}
-    return [one.work, str(one.balise), str(one.slug), one.code, *texts], files | _judged(one.work)
+    texts = [one.work, str(one.balise), str(one.slug), _hint(one.work, one.slug), one.code, *texts]
+    return texts, files | _judged(one.work, one.balise)
 
 
 @dataclass(frozen=True)

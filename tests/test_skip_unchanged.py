@@ -39,17 +39,26 @@ MADE = {
     """,
     "dlojz_tp/checks/__init__.py": "",
     "dlojz_tp/checks/made/__init__.py": """
-        from dlojz_tp.checks.made.sums import balise_1, balise_2
+        from dlojz_tp.checks.made.sums import balise_1
+        from dlojz_tp.checks.made.totals import balise_2
+
+        HINTS = {"no-sum": "This is not the sum."}
     """,
     "dlojz_tp/checks/made/sums.py": """
+        from dlojz_tp.checks.made.values import GIVEN
         from dlojz_tp import probes
 
         def balise_1(answer):
-            return None if probes.near(answer(2, 3), 5) else "no-sum"
+            return None if probes.near(answer(*GIVEN), 5) else "no-sum"
+    """,
+    "dlojz_tp/checks/made/totals.py": """
+        from dlojz_tp.checks.made import values
+        from dlojz_tp import probes
 
         def balise_2(answer):
-            return None if probes.near(answer([2, 3]), 5) else "no-sum"
+            return None if probes.near(answer(values.GIVEN), 5) else "no-sum"
     """,
+    "dlojz_tp/checks/made/values.py": "GIVEN = [2, 3]",
     "dlojz_tp/probes/__init__.py": """
         def near(x, y):
             from dlojz_tp.numbers import distance
@@ -149,7 +158,9 @@ def edited(path, change):
         pytest.param("tests/answers/made.py", '"b + a"', '"0 + b + a"', {"1-right"}, id="a slip"),
         pytest.param("tests/answers/made.py", "a - b", "b - a", {"1-no-sum"}, id="what an answer uses"),
         pytest.param("tests/answers/made.py", "bank = ", "\n\nbank = ", set(), id="lines above"),
-        pytest.param("dlojz_tp/checks/made/sums.py", "2, 3", "3, 2", SLIPS | WRONG, id="a check"),
+        pytest.param("dlojz_tp/checks/made/sums.py", "answer(*", "answer( *", {"1-right", "1-no-sum"}, id="a check"),
+        pytest.param("dlojz_tp/checks/made/values.py", "2, 3", "3, 2", SLIPS | WRONG, id="what checks share"),
+        pytest.param("dlojz_tp/checks/made/__init__.py", "sum.", "sum!", SLIPS | WRONG, id="where checks are gathered"),
         pytest.param("dlojz_tp/numbers.py", "x - y", "y - x", SLIPS | WRONG | {"other"}, id="a probe far away"),
         pytest.param("dlojz_tp/other.py", "", "x = 1\n", {"other"}, id="what no check imports"),
         pytest.param("solutions/00_made.py", "ZERO = 0", "ZERO = 1 - 1", SLIPS, id="a setup cell"),
