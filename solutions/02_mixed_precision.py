@@ -7,8 +7,8 @@
 # that gains and the three things that keep it right: **loss scaling**, **operations left in float32**, and **master
 # weights**.
 #
-# **What you will gain.** An estimate, by arithmetic from a data sheet: time follows the peak where a step computes, and
-# the bytes where it moves memory.
+# **What you will gain**, estimated from a data sheet: where a step computes, time follows the peak; where it moves
+# memory, the bytes.
 
 # %% tags=["setup"]
 import contextlib
@@ -30,7 +30,7 @@ tp
 # %% [markdown]
 # All sizes are here. The network of the speed measurements is that of the whole red thread, `training_run.setting()`.
 # `FAST` is the format in which *this* machine computes fastest, found from what it can do and a trial of milliseconds:
-# bfloat16 on most machines; float16 on GPUs before the A100, whose Tensor Cores know no bfloat16; float32 on processors
+# bfloat16 on most machines; float16 on GPUs older than the A100: their Tensor Cores know no bfloat16; float32 on processors
 # without instructions for either, where 16 bits are a trap that is measured below, once.
 
 # %% tags=["setup"]
@@ -236,9 +236,9 @@ else:
 # knows the scale, leaves out the update after an overflow, and adapts.
 #
 # The copies, `zero_grad` and the result are those of every step, and given. Write what stands between: forward under
-# autocast in float16 (`logits`), mean cross-entropy computed in float32 (`loss`), backward, **gradients clipped to the global norm
-# `max_norm`**, update. `model` is on `device`, in float32. No value may be read, the scale included: the CPU would wait.
-# About 8 lines.
+# autocast in float16 (`logits`), mean cross-entropy computed in float32 (`loss`), backward, **gradients clipped to the
+# global norm `max_norm`**, update. `model` is on `device`, in float32. Read no value, not even the scale: the CPU would
+# wait. (`scaler.step` reads one, to know whether to skip.) About 8 lines.
 #
 # <details><summary>Hint</summary>
 #
@@ -333,8 +333,9 @@ tp.check(2, bf16_step, dtypes_under_autocast)
 
 # %% [markdown]
 # Let your report speak. Which parts of this small network stay in float32 is decided by lists in PyTorch, one for each
-# type of device: matrix products and convolutions go to 16 bits; what sums many numbers or has a large range (losses,
-# norms, and on a GPU softmax, exponentials and layer norm) goes to float32; everything else takes what comes.
+# type of device: matrix products and convolutions go to 16 bits; losses go to float32, and on a GPU sums, the norm of a
+# vector, softmax, exponentials and layer norm too, as they add up many numbers or have a large range; everything else,
+# batch norm too, takes what comes.
 
 
 # %%
@@ -476,8 +477,8 @@ axes.spines[["top", "right"]].set_visible(False)
 plt.show()
 
 # %% [markdown]
-# Read both figures together. Without a scale (1, at $2^0$) few gradients of *this* step are zero, but many are
-# subnormal and have lost digits. Whatever makes gradients smaller moves the whole figure to the left: a network that
+# Read both figures together. Without a scale (1, at $2^0$) few gradients of *this* step are zero, but about one in six
+# is subnormal and has lost digits. Whatever makes gradients smaller moves the whole figure to the left: a network that
 # has nearly learned, a larger batch, a loss with a small weight. A scale that is too large makes the largest ones
 # infinite, and one infinite gradient spoils the whole step. Between the two lies room, and it moves during the
 # training: so the scale has to be found by trying, all the time.
@@ -500,10 +501,10 @@ plt.show()
 #
 # <details><summary>Hint</summary>
 #
-# A loop over parameters costs an operator each, and the norm of the gradients would overflow early. PyTorch has one
-# operator that divides a list of gradients in place and looks for what is not finite, in a single pass:
-# `torch._amp_foreach_non_finite_check_and_unscale_(gradients, found, inverse_scale)`. `found` and `inverse_scale` are
-# float32 tensors of one value on the device; `found`, zero before, becomes 1 in place.
+# A loop over parameters costs an operator each, and a norm of all gradients finds infinities where there are none: its
+# squares overflow first. PyTorch has one operator that divides a list of gradients in place and looks for what is not
+# finite, in a single pass: `torch._amp_foreach_non_finite_check_and_unscale_(gradients, found, inverse_scale)`. `found`
+# and `inverse_scale` are float32 tensors of one value on the device; `found`, zero before, becomes 1 in place.
 # </details>
 
 
@@ -645,8 +646,9 @@ for dtype in (torch.bfloat16, torch.float16, torch.float32):
 # %% [markdown]
 # ### Balise 5 · The unit in the last place, and master weights · further · about 10 min
 #
-# An update counts if it is more than half of the distance to the next number, the *unit in the last place*. (From a power
-# of two down to 0 the next number is half as far.) Where it does not, a second copy of the weights in float32, the *masters*, collects what 16 bits would round away.
+# An update counts if it is more than half of the distance to the next number, the *unit in the last place*. (Below a
+# power of two the next number is only half as far.) Where it does not, a second copy of the weights in float32, the
+# *masters*, collects what 16 bits would round away.
 #
 # 1. `ulp(x)`: for a tensor in bfloat16, float16 or float32 return the distance from $|x|$ to the next larger number *of
 #    its dtype*, same shape, in any dtype that holds it. It is the same between two powers of two, $\epsilon\,2^{\lfloor\log_2 |x|\rfloor}$ with `info.eps` the
@@ -809,9 +811,9 @@ for axis, runs, title in zip(axes, (updates, small_gradients), ("Small updates",
 plt.show()
 
 # %% [markdown]
-# Left, it is the *digits* that are missing: without masters the weights stand still. Right, it is the *range*:
-# without a scaler the gradients are zero. Autocast to bfloat16 has trouble with neither, as its weights stay in
-# float32 and its range is that of float32. And there is a third way to break it, in one step:
+# Left, it is the *digits* that are missing: without masters most updates are rounded away, and the loss hardly falls.
+# Right, it is the *range*: without a scaler the gradients are zero. Autocast to bfloat16 has trouble with neither, as
+# its weights stay in float32 and its range is that of float32. And there is a third way to break it, in one step:
 
 # %%
 model = make_small_model().half()

@@ -294,7 +294,7 @@ chart
 # %% [markdown]
 # ## Tiles and waves
 #
-# Tensor Cores do not compute a result at a time. The result of a matrix product is cut into **tiles**, for example of
+# Tensor Cores do not compute results one at a time. The result of a matrix product is cut into **tiles**, for example of
 # 128 × 256, and an SM computes a whole tile even where only a corner of it lies inside the matrix. All SMs take a tile
 # each, and the next one as soon as they are free: no SM waits for the others. But tiles of one product take equally long,
 # so that all are free at about the same time, and it goes in **waves**. The last one takes as long as the others, be it
@@ -314,7 +314,8 @@ chart
 #
 # <details><summary>Hint</summary>
 #
-# `math.ceil(a / b)`, or `-(-a // b)`, rounds up. Rows of tiles and columns of tiles are rounded by themselves.
+# `math.ceil(a / b)`, or `-(-a // b)`, rounds up. Round the rows of tiles and the columns of tiles up separately, then
+# multiply.
 # </details>
 
 
@@ -350,10 +351,11 @@ axes.legend(loc="lower right")
 plt.show()
 
 # %% [markdown]
-# The grey teeth are tiles, 256 columns wide. The large ones are waves: with 16 rows of tiles, an A100 fills a wave of 108
-# with 6.75 columns of tiles. One column too many can cost a whole wave; a tile thrown away in a wave with free places
-# costs nothing, which is why the grey teeth are not seen in the others. For large products all this fades: the loss is at
-# most one wave of many. cuBLAS has other tiles to choose from, and takes smaller ones for smaller products.
+# The grey teeth are tiles, 256 columns wide. The large ones are waves: with 16 rows of tiles, an A100 fills a wave of
+# 108 with 6.75 columns of tiles. One column too many can cost a whole wave; an almost empty tile costs nothing in a
+# wave that has free places, which is why the grey teeth are not seen in the others. For large products all this fades:
+# the loss is at most one wave of many. cuBLAS has other tiles to choose from, and takes smaller ones for smaller
+# products.
 
 
 # %%
@@ -383,8 +385,8 @@ else:
 # ## Sizes that Tensor Cores like
 #
 # Tensor Cores are fed well by sizes that are multiples of 16 bytes: 4 numbers in TF32, 8 in half precision, 16 in INT8.
-# On an A100 multiples of 128 bytes are best: 32, 64, 128. (Since cuBLAS 11.0 and cuDNN 7.6.3 other sizes use them too, less well.)
-# A vocabulary of 50,257 words is a multiple of nothing. So one adds words that do not exist.
+# On an A100 multiples of 128 bytes are best: 32, 64, 128. (Since cuBLAS 11.0 and cuDNN 7.6.3 other sizes use them too,
+# less well.) A vocabulary of 50,257 words is a multiple of none of these. So one adds words that do not exist.
 
 # %% [markdown]
 # ### Balise 4 · Pad a linear layer · further · about 16 min
@@ -556,9 +558,10 @@ plt.show()
 # ## A network without conversions
 #
 # An operator whose input comes in one format and whose weights are in the other reorders one of them first; a
-# `.contiguous()` in a forward pass reorders back. So each forgotten line costs two reorderings: one there, and one at the
-# next convolution, whose weights are in channels_last. Here is a small network with what one meets in real ones: a normalisation over
-# channels, as in ConvNeXt; a smoothing that treats each channel as an image of its own; a `.contiguous()` to be safe.
+# `.contiguous()` in a forward pass reorders back. So in the forward pass each forgotten line can cost two reorderings:
+# one there, and one at the next convolution, whose weights are in channels_last. Here is a small network with what one
+# meets in real ones: a normalisation over channels, as in ConvNeXt; a smoothing that treats each channel as an image of
+# its own; a `.contiguous()` to be safe.
 
 
 # %% tags=["setup"]
@@ -802,8 +805,8 @@ for name, layers in networks.items():
     print(f"{name:<30}" + "".join(f"{cell:>30}" for cell in cells))
 
 # %% [markdown]
-# Compare a row's two numbers: where the layers themselves take little time, as in the light networks, conversions would
-# take longer than the work.
+# Compare a row's two numbers: on all three cards conversions would take longer than the work, except in VGG-16, which
+# computes most for each byte.
 
 # %%
 tp.progress()

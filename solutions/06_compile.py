@@ -101,7 +101,7 @@ plt.show()
 # ## The baseline, measured first
 #
 # The training run of this series with channels last, and bfloat16 where the device computes faster in it (03, 02),
-# uncompiled. Its loader is the usual one: the one chosen in 05 would shift the weights between loading and step, so that
+# uncompiled. Its loader is the usual one: the one chosen in 05 would change the shares of loading and step, so that
 # gain is not carried on here.
 
 
@@ -258,18 +258,21 @@ if compiling.c_compiler():
     plt.show()
 
 # %% [markdown]
-# Two things are at work. The five operations of torch are fast loops, but send every number to memory and back five times.
-# The C loop moves each number once; with `-O3` alone it computes one `erf` after the other, while `-march=native -ffast-math`
-# allow this processor's vector instructions and another order of operations: a dozen numbers at once. The price is in the
-# names: such a library runs on this type of processor only, and may treat infinities and NaN carelessly. And a C loop knows
-# nothing of gradients, of GPUs, of bfloat16, or of the next operation. That is why compilers for tensors were made.
+# Two things are at work. The five operations of torch are fast loops, but send every number to memory and back five
+# times. The C loop moves each number once; with `-O3` alone it computes one `erf` after the other, while `-march=native
+# -ffast-math` allow this processor's vector instructions and another order of operations: a dozen numbers at once. The
+# price is in the names: such a library runs on this type of processor only, and may treat infinities and NaN
+# carelessly. (With gcc before 13, loading it even makes the whole process round the tiniest numbers, subnormals, to
+# zero.) And a C loop knows nothing of gradients, of GPUs, of bfloat16, or of the next operation. That is why compilers
+# for tensors were made.
 #
-# **A page of history.** From 2018, *TorchScript* was PyTorch's answer: `torch.jit.script` read the *source* of a function, in a
-# subset of Python, and `torch.jit.trace` recorded one run of it, blind to every branch not taken. Real models needed
-# rewriting before they went through, and it is deprecated today. `torch.compile`, of 2023, works the other way round:
-# **Dynamo** watches the *bytecode* run, takes out the graphs that it understands, leaves the rest to Python, and guards each
-# graph with the conditions under which it holds; **AOTAutograd** adds the backward graph; **Inductor** fuses both, and writes
-# Triton kernels for GPUs and C++ for processors. For programs without Python, `torch.export` took TorchScript's place.
+# **A page of history.** From 2018, *TorchScript* was PyTorch's answer: `torch.jit.script` read the *source* of a
+# function, in a subset of Python, and `torch.jit.trace` recorded one run of it, blind to every branch not taken. Real
+# models needed rewriting before they went through, and it is deprecated today. `torch.compile`, of 2023, works the
+# other way round: **Dynamo** reads a function's *bytecode* just before it runs, takes out the graphs that it
+# understands, leaves the rest to Python, and guards each graph with the conditions under which it holds;
+# **AOTAutograd** adds the backward graph; **Inductor** fuses both, and writes Triton kernels for GPUs and C++ for
+# processors. For programs without Python, `torch.export` took TorchScript's place.
 
 # %% [markdown]
 # ## What does fusing save?
@@ -389,18 +392,18 @@ seconds = {"measured": 1 / tail_race.ratio, "predicted from the bytes": unfused 
 print("eager / compiled:  " + "   ".join(f"{name} {ratio:.2f}" for name, ratio in seconds.items()))
 
 # %% [markdown]
-# The prediction knows memory only. It is missed from above where eight results of eager have to be *allocated* too (fresh
-# memory costs a processor dearly), where a fused kernel also uses vector instructions better, or where the processor's
-# cache keeps a part of them; and from below where the arithmetic of `erf` is no longer small against the bytes that are
-# left.
+# The prediction knows memory only. The measured gain is larger where eight results of eager have to be *allocated* too
+# (fresh memory costs a processor dearly), where a fused kernel also uses vector instructions better, or where the
+# processor's cache keeps a part of them; it is smaller where the arithmetic of `erf` is no longer small against the
+# bytes that are left.
 #
 # ## One graph
 
 # %% [markdown]
-# Dynamo takes out a graph as long as it understands what Python does *without knowing the numbers in the tensors*. Where
-# it does not, the graph **breaks**: the part before is run, Python goes on, and the part after becomes another graph. The
-# result stays right. But nothing is fused over a break, and the device waits. Here is a network with all the usual
-# reasons in it.
+# Dynamo takes out a graph as long as it understands what Python does *without knowing the numbers in the tensors*.
+# Where it does not, the graph **breaks**: the part before is run, Python goes on, and the part after becomes another
+# graph. The result stays right. But nothing is fused over a break, and where Python reads a number, it waits for the
+# device. Here is a network with all the usual reasons in it.
 
 
 # %% tags=["setup"]
@@ -479,17 +482,17 @@ Mended()(torch.randn(8, 16))
 compiling.capture(Mended(), torch.randn(8, 16))
 
 # %% [markdown]
-# In your own code, `TORCH_LOGS=graph_breaks python train.py` lists the breaks, and `torch.compile(model, fullgraph=True)`
-# turns them into errors that name the line. (Newer versions can then carry an `.item()` through the graph as an unknown
-# number. The device waits for it all the same, so the check above does not accept it.)
+# In your own code, `TORCH_LOGS=graph_breaks python train.py` lists the breaks, and `torch.compile(model,
+# fullgraph=True)` turns them into errors that name the line. (With `fullgraph=True`, newer versions carry an `.item()`
+# through the graph as an unknown number. The device waits for it all the same, so the check above does not accept it.)
 #
 # ## Compiled again, and again
 
 # %% [markdown]
-# A graph comes with **guards**: the shapes, dtypes and Python values that it was made for. A call that fails them all is
-# compiled again. When one function has been compiled 8 times (`torch._dynamo.config.recompile_limit`), Dynamo compiles
-# nothing more for it. A call that fits one of the eight graphs still runs it; every other one runs uncompiled: a warning in
-# the log, and a slow job.
+# A graph comes with **guards**: the shapes, dtypes and Python values that it was made for. A call that fails them all
+# is compiled again. When one function has been compiled 8 times (`torch._dynamo.config.recompile_limit`), Dynamo
+# compiles nothing more for it. A call that fits one of the eight graphs still runs it; every other one runs uncompiled:
+# a warning in the log, and a slow job (with `fullgraph=True`, an error).
 
 # %% [markdown]
 # ### Balise 4 · Recompilations, counted and stopped · further · about 13 min
@@ -706,8 +709,8 @@ plt.show()
 # %% [markdown]
 # ### Balise 6 · A compiled training step · about 9 min
 #
-# Forward and backward become one graph each, the update another. But a scheduler changes the learning rate: a new Python
-# number, and so a new compilation, were it not for your two first lines.
+# Forward and backward become one graph each, the update another. But a scheduler changes the learning rate: a new
+# Python number, and so one more compilation of the whole update, were it not for your two first lines.
 #
 # `loss_of(*batch)` gives the loss `()` of a batch; `optimizer` holds the model's parameters. Make `forward`, the compiled
 # `loss_of`, and `update`, the compiled `optimizer.step`, with `torch.compile` and the given `backend`:
@@ -1080,8 +1083,9 @@ for batch, seconds in published.items():
           "(estimate from the last row)")  # fmt: skip
 
 # %% [markdown]
-# From 1 to 16 images nothing changes: the GPU waits for Python nearly all the time. `torch.compile` has modes for this. What
-# they gain depends on network and card, so the table has no figures:
+# From 1 to 16 images hardly anything changes: with one image the GPU waits for Python nearly all the time, with 16
+# still more than half of it. `torch.compile` has modes for this. What they gain depends on network and card, so the
+# table has no figures:
 #
 # | `mode=` | what it does besides fusing | what it costs |
 # |---|---|---|

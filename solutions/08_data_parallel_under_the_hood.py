@@ -206,8 +206,8 @@ print(", ".join(f"{e['name']} {measure.human_seconds(e['end'] - e['start'])}" fo
 # 0's, in place: **parameters and buffers** (the running statistics of a batch norm are buffers). The parameters stay the
 # objects that they are: an optimizer may hold them already. Each tensor travels once, a tied one too. Nothing is returned.
 #
-# One trap: a tensor may be a *view with gaps*, part of a larger table. A collective sends the memory from where a tensor
-# begins, so its elements would not be what arrives. About 5 lines.
+# One trap: a tensor may be a *view with gaps*, part of a larger table. gloo sends the memory from where a tensor
+# begins, so its elements would not be what arrives; NCCL raises an error. About 5 lines.
 #
 # <details><summary>Hint</summary>
 #
@@ -585,9 +585,10 @@ report.streams(runs) if runs else None
 # `ready`.
 #
 # **`backward_in_parts(loss_of, parts, reducer)`**: `parts` are this rank's micro-batches, tensors `(b_k, …)` of perhaps
-# different lengths, and `loss_of(part)` is the mean loss of one. Afterwards `p.grad` is the gradient of the mean loss over
-# the **whole** batch, of which each rank has as many rows: a mean over few rows counts less than one over many. Each graph is freed before the next one is made,
-# and the last backward sends. Write what is done with one `part`. About 2 and 2 lines.
+# different lengths, and `loss_of(part)` is the mean loss of one. Afterwards `p.grad` is the gradient of the mean loss
+# over the **whole** batch, and every rank has equally many rows of it. But its micro-batches differ: a mean over few
+# rows counts less than one over many. Each graph is freed before the next one is made, and the last backward sends.
+# Write what is done with one `part`. About 2 and 2 lines.
 #
 # <details><summary>Hint</summary>
 #
@@ -718,9 +719,10 @@ tp.check(7, Reducer)
 # %% [markdown]
 # ## The all-reduce itself
 #
-# How can $N$ ranks add up a tensor? If all send theirs to rank 0, its link carries $N$ tensors. In a **ring**, each rank
-# sends to the next one only, and the tensor is cut into $N$ chunks. First round, *reduce-scatter*: in each of $N-1$ steps a
-# chunk moves on by one rank, which adds its own part. Second round, *all-gather*: the finished chunks go round. Each sends
+# How can $N$ ranks add up a tensor? If all send theirs to rank 0, its link carries $N$ tensors. In a **ring**, each
+# rank sends to the next one only, and the tensor is cut into $N$ chunks. First round, *reduce-scatter*: in each of
+# $N-1$ steps every rank passes one chunk on, and who gets it adds its own part. Second round, *all-gather*: the
+# finished chunks go round. Each sends
 #
 # $$2\,(N-1)\,\frac{n}{N} \;=\; 2\,\frac{N-1}{N}\,n \quad\text{bytes, less than } 2n \text{ however many ranks there are,}$$
 #
@@ -758,7 +760,7 @@ plt.show()
 # `total`; some are one element longer. The exchange is given: `leaving` goes to the next rank, and what comes from the one
 # before lies in `arriving`. Write, for each step,
 #
-# 1. which chunk is `leaving`, and which one, `target`, is meant by what arrives: look at the picture;
+# 1. which chunk is `leaving`, and to which one, `target`, belongs what arrives: look at the picture;
 # 2. what is done with `arriving`, in the first round and in the second. More memory than `total` and a chunk is not needed.
 #
 # Each chunk is added up on one way round and then copied, so all ranks hold the same **bits** in the end. About 1 and 4
@@ -849,8 +851,8 @@ report.communications([record_yours, record_torchs])
 # The same idea, visibly: the same bytes in buckets of two layers, started in the same order while backward goes on.
 # PyTorch's waits inside `backward()`, yours in `finish()`: the grey bar in both.
 #
-# What yours lacks: PyTorch's notes in the first step in which order the gradients really come, and builds its buckets anew in
-# that order, once. So a profile of the first step shows other buckets than all later ones.
+# What yours lacks: PyTorch's puts everything into one bucket in its first step, notes in which order the gradients
+# really come, and then builds its buckets in that order, once. So a profile of the first step shows no overlap.
 #
 # ## Race
 #
@@ -895,9 +897,10 @@ slower.shows(medians["yours"] / medians["DDP"], "× {:.2f}", why)
 # $$t_\text{ring} = 2\,(N-1)\,\alpha + 2\,\frac{N-1}{N}\,\frac{n}{\beta}
 # \qquad\qquad t_\text{tree} = 2\,\lceil\log_2 N\rceil\,\alpha + 2\,\frac{n}{\beta}$$
 #
-# `planner.all_reduce` has both, and *best*, the quicker one, which is what a library takes. Besides, each call has a cost of
-# its own, however few the ranks: a kernel is started, and two streams wait for each other. `planner.data_parallel_step`
-# starts a bucket when its part of backward is done and the one before has ended.
+# (The tree's bytes do not count once for each level: a message is cut into pieces that follow each other, and two trees
+# share it.) `planner.all_reduce` has both, and *best*, the quicker one, which is what a library takes. Besides, each
+# call has a cost of its own, however few the ranks: a kernel is started, and two streams wait for each other.
+# `planner.data_parallel_step` starts a bucket when its part of backward is done and the one before has ended.
 
 # %%
 LINK = planner.Link(LATENCY, 12.5e9)  # 100 Gb/s for each rank

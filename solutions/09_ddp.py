@@ -469,7 +469,8 @@ print(launch.ranks(three_steps, make_parallel, n=2, timeout=10))
 # ### Balise 5 · Accumulate, exchange once, and choose the learning rate · further · about 7 min
 #
 # **`accumulate` is given:** you wrote its like in 08. One step on many micro-batches, with one exchange of gradients:
-# inside `model.no_sync()` DDP exchanges nothing.
+# inside `model.no_sync()` DDP exchanges nothing. The *forward* pass must be inside too: there DDP notes whether
+# backward is to exchange.
 #
 # **`learning_rate`**, the linear rule. With a batch $k$ times as large there are $k$ times fewer steps, so each goes $k$
 # times as far: `base` suits `base_batch` samples, and the target for `batch` samples is `base · batch / base_batch`. The
@@ -601,8 +602,8 @@ def show_loads():
 show_loads()
 
 # %% [markdown]
-# With unequal shares, the mean of the ranks' mean losses is not the mean over tokens any more: weight each rank's loss by
-# its tokens, as in balise 2.
+# With unequal shares, the mean of the ranks' mean losses is not the mean over tokens any more: divide each rank's *sum*
+# of losses by the tokens of all ranks, and multiply it by the number of ranks, by which DDP divides.
 
 # %% [markdown]
 # ### Balise 7 · A checkpoint that survives · further · about 11 min

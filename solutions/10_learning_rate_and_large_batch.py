@@ -132,9 +132,9 @@ whole_set.shows(
 )
 
 # %% [markdown]
-# With the same rate there are too few steps. The linear rule is worse at every larger size: it holds only while the path is
-# nearly straight over all steps that one replaces. So neither is the answer by itself: how a rate rises and falls, how far
-# each layer may go, and how many samples a step needs are questions of their own.
+# With the same rate there are too few steps. The linear rule, here without its warm-up, is worse at every larger size:
+# it holds only while the path is nearly straight over all steps that one replaces. So neither is the answer by itself:
+# how a rate rises and falls, how far each layer may go, and how many samples a step needs are questions of their own.
 
 # %% [markdown]
 # ## Learning rates that change: schedules
@@ -248,9 +248,9 @@ plt.show()
 # %% [markdown]
 # ## Which rate? A finder
 #
-# How high may a schedule go? Smith (2017) asks the model itself: train with a rate that rises from far too small to far too
-# large. At first nothing happens; then the loss falls; then it varies, and at last it explodes. That costs a hundred batches,
-# where a grid costs as many trainings.
+# How high may a schedule go? Smith (2017) asks the model itself: train with a rate that rises from far too small to far
+# too large. At first nothing happens; then the loss falls; then it varies, and at last it explodes. That costs a
+# hundred batches; a grid costs a whole training for each rate.
 #
 # The finder must leave **nothing** behind. Dropout and shuffling use up random numbers, too: a training that follows should be
 # the one that it would have been without. For that you get two functions, again in balise 8:
@@ -286,8 +286,9 @@ def set_random_states(states):
 #
 # $$a_k = \beta\, a_{k-1} + (1 - \beta)\, \ell_k, \qquad s_k = a_k / (1 - \beta^{k+1}) .$$
 #
-# **`propose`** returns (smallest, largest). From the rate of the lowest smoothed loss on it varies: a *quarter* of that rate is
-# the largest useful one. The smallest is the first at which a *tenth* of the whole fall has happened (2 lines).
+# **`propose`** returns (smallest, largest). At the rate of the lowest smoothed loss the training is near its limit: a
+# *quarter* of that rate counts as the largest useful one. The smallest is the first at which a *tenth* of the whole
+# fall has happened (2 lines).
 #
 # <details><summary>Hint</summary>
 #
@@ -875,10 +876,10 @@ compared("LAMB", lambda model: LAMB(model.parameters(), lr=0.01, weight_decay=0.
 #
 # - **`orthogonalise`**: matrices `(n, rows, columns)` → the same shape, each on its own. The first division is given; write a
 #   round (2 lines).
-# - **`Muon.step`** makes the momentum of each matrix orthogonal, `updates`. Write the step: times
-#   $-\alpha \cdot 0.2 \sqrt{\max(\text{rows}, \text{columns})}$, which makes it as large as AdamW's steps usually are (can you see
-#   why?), in one `torch._foreach_…` and no loop, as in balise 3. So one rate serves both: biases, norms and the last layer stay
-#   with AdamW. 1 line.
+# - **`Muon.step`** makes the momentum of each matrix orthogonal, `updates`. Write the step: times $-\alpha \cdot 0.2
+#   \sqrt{\max(\text{rows}, \text{columns})}$, which makes it as large as AdamW's steps usually are (Liu and others,
+#   2025; can you see why?), in one `torch._foreach_…` and no loop, as in balise 3. So one rate serves both: biases,
+#   norms and the last layer stay with AdamW. 1 line.
 #
 # <details><summary>Hint</summary>
 #
@@ -976,9 +977,9 @@ plt.show()
 # %% [markdown]
 # ## Batch 32 against batch 1,438, at a fixed number of epochs
 #
-# 45 ranks with 32 images each are a batch of 1,438: the whole training set in one step. In five epochs the weights are then
-# changed 5 times instead of 225. Each optimizer gets a grid of rates for each batch size, three seeds, and your cosine
-# schedule. LARS and LAMB were made for large batches. Guess before you run the next cells.
+# 45 ranks with 32 images each would take all 1,438 at once: the whole training set in one step. In five epochs the
+# weights are then changed 5 times instead of 225. Each optimizer gets a grid of rates for each batch size, three seeds,
+# and your cosine schedule. LARS and LAMB were made for large batches. Guess before you run the next cells.
 
 # %%
 contestants = ("SGD", "LARS", "LAMB", "AdamW", "Muon")
@@ -1078,7 +1079,7 @@ plt.show()
 #
 # ### Balise 7 · The gradient noise scale · about 9 min
 #
-# Data parallelism measures it for nothing: each of $N$ ranks has a gradient of $b$ samples before the all-reduce, and one of
+# Data parallelism measures it for free: each of $N$ ranks has a gradient of $b$ samples before the all-reduce, and one of
 # $N b$ after it. Two batch sizes, two equations, two unknowns.
 #
 # - **`gradient_noise`** runs on every rank, after the backward. You have the squared lengths: `small`, of one rank's gradient
@@ -1269,10 +1270,10 @@ draw_bend(estimates, fewest, critical, noise)
 # %% [markdown]
 # ## Flat or sharp? Measure it · further
 #
-# The lecture's picture: large batches end in steep, narrow minima, and these generalise worse (Keskar and others, 2017). How
-# sharp a minimum is tells the largest eigenvalue of the Hessian, the curvature in the steepest direction: *power iteration*
-# finds it, and a Hessian times a vector costs about two backward passes. Three rates, batch 32 and all 1,438 samples,
-# three seeds. Each stops where its training loss is 0.2.
+# The lecture's picture: large batches end in steep, narrow minima, and these generalise worse (Keskar and others,
+# 2017). The largest eigenvalue of the Hessian, the curvature in the steepest direction, tells how sharp a minimum is:
+# *power iteration* finds it, and a Hessian times a vector costs about two backward passes. Three rates, batch 32 and
+# all 1,438 samples, three seeds. Each stops where its training loss is 0.2.
 
 
 # %%
@@ -1352,12 +1353,13 @@ right.legend(fontsize=8)
 plt.show()
 
 # %% [markdown]
-# Down a batch, the **rate** changes. A step of rate $\eta$ cannot settle where the curvature is above $2/\eta$: it jumps across,
-# farther each time, until it is flatter. With the whole set the curvature hovers about the line, or just above it (Cohen and
-# others, 2021): a run that is stopped on its way may stand above. Across the batches, at the same
-# rate, the **noise** shakes a small batch out of narrow places in which a large one can stay. So far the lecture's picture
-# holds. But is flat *better*? Read the last column and the last line. With tuned rates and as many steps, others found
-# much of the gap between small and large batches gone (Hoffer and others, 2017; Shallue and others, 2019).
+# Within one batch size, from line to line, the **rate** changes. A step of rate $\eta$ cannot settle where the
+# curvature is above $2/\eta$: it jumps across, farther each time, until it finds a flatter place. With the whole set
+# the curvature hovers about the line, or just above it (Cohen and others, 2021): a run that is stopped on its way may
+# stand above. Across the batches, at the same rate, the **noise** shakes a small batch out of narrow places in which a
+# large one can stay. So far the lecture's picture holds. But is flat *better*? Read the last column and the last line.
+# With tuned rates and as many steps, others found much of the gap between small and large batches gone (Hoffer and
+# others, 2017; Shallue and others, 2019).
 #
 # ## See it: the surface with and without skip connections · further
 #

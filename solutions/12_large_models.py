@@ -1230,17 +1230,17 @@ def draw_limits():
 draw_limits()
 
 # %% [markdown]
-# Estimates, of the kernels of a CPU: scores are written out in them, which a fused kernel on a GPU need not do. Where a line ends,
-# the next model does not fit with a single image.
+# Estimates, for the kernels of a CPU: these write the scores out, which a fused kernel on a GPU need not do. Where a
+# line ends, the next model does not fit with a single image.
 #
 # <details><summary>What to see</summary>
 #
-# For the small models ZeRO changes nothing that matters: their memory is activations, and recomputation helps. Where the states
-# alone fill the card, as those of CoAtNet-7 do on 32 GB, no recomputation makes room, and ZeRO must come first. Where they leave
-# some, recomputation brings even CoAtNet-7 more images than any stage, and both together the most. Stage 1 makes most of ZeRO's
-# room: it shares out 12 of the 16 bytes of a parameter. Stages 2 and 3 share out 2 more each, and 3 pays for them with half as
-# many bytes to send again. With recomputation CoAtNet-6 takes more images than 5, where its states leave room: its first stages
-# are narrower.
+# For the small models ZeRO changes nothing that matters: their memory is activations, and recomputation helps. Where
+# the states alone fill the card, as those of CoAtNet-7 do on 32 GB, no recomputation makes room, and ZeRO must come
+# first. Where they leave some, recomputation brings even CoAtNet-7 more images than any stage, and both together the
+# most. Stage 1 makes most of ZeRO's room: it shares out 12 of the 16 bytes of a parameter. Stages 2 and 3 share out 2
+# more each, and 3 pays for them with traffic: it sends one and a half times as many bytes. With recomputation CoAtNet-6
+# takes more images than 5, where its states leave room: its first stages are narrower.
 # </details>
 
 # %% [markdown]

@@ -559,7 +559,7 @@ plt.show()
 # $N$; and `reduce()`, which sends after backward what could not leave, because a parameter of its bucket was not used.
 # Write
 #
-# - `ready(p)`: is no gradient of its bucket missing any more, `send` it.
+# - `ready(p)`: if its bucket misses no gradient any more, `send` it.
 # - `send(part)`: free the gradients, whose values are in `flat` now. `arriving` is given. Start the reduce-scatter of `flat` **asynchronously**, and
 #   put into the list `self.running` what must live until it has travelled: `(part, arriving, flat, handle)`.
 # - `wait()`: wait for what is under way, and **add** what arrives to `own.grad`, which may be None: several backward
@@ -952,9 +952,9 @@ longer.shows(
 )
 
 # %% [markdown]
-# The losses agree to rounding. `ZeroRedundancyOptimizer` all-reduces whole gradients and then lets each rank broadcast
-# what it updated: by arithmetic 3Ψ, where your stage 1 sends 2Ψ. `fully_shard` keeps books, a `DTensor` for each
-# parameter: on small layers that costs more than on large ones.
+# The losses agree to rounding. Under `ZeroRedundancyOptimizer`, DDP all-reduces whole gradients, and then each rank
+# broadcasts what it updated: by arithmetic 3Ψ, where your stage 1 sends 2Ψ. `fully_shard` keeps books, a `DTensor` for
+# each parameter: on small layers that costs more than on large ones.
 
 # %% [markdown]
 # ## What a real training needs besides
@@ -1451,8 +1451,9 @@ tp.progress()
 # <details><summary>Gradients are accumulated over four micro-batches. What does each stage send, and keep?</summary>
 #
 # Stage 1 keeps whole gradients anyway: they add up there, and travel once. Stage 2 keeps only a shard, so every
-# micro-batch's gradients must travel, four times Ψ; or one keeps them whole until the last one, and is back at the
-# memory of stage 1. Stage 3 also gathers its parameters for each forward and each backward: 12 Ψ where stage 1 sends 2 Ψ.
+# micro-batch's gradients must travel: 5 Ψ with the parameters. Or one keeps them whole until the last micro-batch, and
+# is back at the memory of stage 1. Stage 3 also gathers its parameters for each forward and each backward: 12 Ψ where
+# stage 1 sends 2 Ψ.
 # </details>
 #
 # <details><summary>An optimizer scales each matrix's update by the matrix's norm. Can its states be sharded so?</summary>
@@ -1473,6 +1474,6 @@ tp.progress()
 # An update needs one copy of the states, not one for each rank. ZeRO keeps data parallelism and gives each rank a
 # shard: of the states (stage 1), of the gradients (stage 2), of the parameters (stage 3). A reduce-scatter brings
 # gradients to their owner, an all-gather brings parameters to all, together they are an all-reduce: so stages 1 and 2
-# save memory for nothing, and stage 3 pays half as much communication again for a memory that falls with every rank.
-# All else is bookkeeping: flat tensors, hooks, and letting go of memory in time. `fully_shard` does what you have written;
-# the next practical work, **14_fsdp**, uses it.
+# save memory and send no more, and stage 3 pays half as much communication again for a memory that falls with every
+# rank. All else is bookkeeping: flat tensors, hooks, and letting go of memory in time. `fully_shard` does what you have
+# written; the next practical work, **14_fsdp**, uses it.

@@ -325,9 +325,9 @@ if {"replicated", "root_only", "by_block"} <= found.keys():
 # and in which the layers compute; `reduce_dtype`, in which the gradients of all ranks are added up; `output_dtype`, to
 # which is cast what the group's module returns. The shards stay float32, and so do the gradients and states beside them.
 #
-# bfloat16 halves what travels and what is computed with, and keeps 8 bits of each number. That is enough to multiply, and
-# too little where many numbers are added up: over all ranks, or over the vocabulary, in the loss of the logits that the
-# model returns.
+# bfloat16 halves what travels and what is computed with, and keeps 8 significant bits of each number. That is enough to
+# multiply, and too little where many numbers are added up: over all ranks, or over the vocabulary, in the loss of the
+# logits that the model returns.
 #
 # In **`shard_mixed(model, mesh)`** the groups of balise 1 are given. Write their policies: `policy` for each block, `last`
 # for the root. Which dtypes in each, and where do the two differ? About 2 lines.
@@ -374,8 +374,8 @@ if found["by_block"]["sent"]:  # a single GPU sends nothing
 
 # %% [markdown]
 # Half the bytes in what is gathered. Activations fall by less, as logits and loss stay in float32. The shards have not
-# shrunk: they are the float32 *master weights* of mixed precision, and here they cost $1/N$. Only some processors have units
-# for bf16; a GPU's tensor cores do.
+# shrunk: they are the float32 *master weights* of mixed precision, and here they cost $1/N$. Not everything has units
+# for bf16: some processors do, and Tensor Cores from the A100 on.
 #
 # ### Balise 3 · Compute activations again · about 5 min
 #
@@ -1268,9 +1268,10 @@ tp.progress()
 # <details><summary>A step on 64 GPUs spends half of its time waiting for all-gathers, and a third of the memory is free. Name three
 # things to try.</summary>
 #
-# Keep blocks whole after forward (one of the two all-gathers goes). More tokens in a step, or recomputation switched off
-# where it is on: the network's time stays, and hides behind more computing. Shard inside a node and replicate between nodes.
-# And before all that: are the weights gathered in bf16?
+# Keep blocks whole after forward (one of the two all-gathers goes). More tokens in a step: the network's time stays,
+# and hides behind more computing. (Recomputation switched off takes the free memory too, but saves computing, not
+# waiting: there is less to hide behind.) Shard inside a node and replicate between nodes. And before all that: are the
+# weights gathered in bf16?
 # </details>
 #
 # ## To remember

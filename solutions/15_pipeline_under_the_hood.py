@@ -34,9 +34,9 @@ for micro_batches in (1, 4, 16, 64, 256):
     print(f"{micro_batches:>5} micro-batch{'es' * (micro_batches > 1)}: {15 / (micro_batches + 15):4.0%}")
 
 # %% [markdown]
-# A *micro-batch* is a part of the batch. One alone means that the stages take turns: sixteen devices are each idle 94 % of the time. You
-# will foretell this waiting, see it in your own run, and get it down. Without a GPU for each rank, ranks are
-# processes on the CPU: two stages can really compute at the same time on two cores, four cannot.
+# A *micro-batch* is a part of the batch. With a single one, the whole batch, the stages take turns: sixteen devices are
+# each idle 94 % of the time. You will foretell this waiting, see it in your own run, and get it down. Without a GPU for
+# each rank, ranks are processes on the CPU: two stages can really compute at the same time on two cores, four cannot.
 
 # %% tags=["setup"]
 GPUS = torch.cuda.device_count()
@@ -291,11 +291,12 @@ plt.show()
 #
 # ### Balise 2 · Messages between neighbours · further · about 8 min
 #
-# A *started* send, `dist.isend`, returns a work at once, and the stage computes on; `dist.recv` waits. But NCCL, between GPUs, can
-# come to what is drawn on the right even so: between two ranks of a group messages pass in the order in which they were started,
-# each after the one before. (`dist.batch_isend_irecv` starts such a send and a receive as one.) Here
-# activations and gradients get a **lane** each, a process group: `launch.lane("activations")`, `launch.lane("gradients")`. `tag`
-# goes into every call: gloo, on CPUs, finds a message by it, and waits for ever where send and receive have two; NCCL ignores it.
+# A *started* send, `dist.isend`, returns a work at once, and the stage computes on; `dist.recv` waits. But NCCL,
+# between GPUs, can come to what is drawn on the right even so: between two ranks of a group messages pass in the order
+# in which they were started, each after the one before. (`dist.batch_isend_irecv` starts such a send and a receive as
+# one.) Here activations and gradients get a **lane** each, a process group: `launch.lane("activations")`,
+# `launch.lane("gradients")`. `tag` goes into every call: gloo, on CPUs, finds a message by it, and waits for ever where
+# sender and receiver give different tags; NCCL ignores it.
 #
 # The receiver knows neither shape nor dtype of an activation, so a header of eight integers goes first (given): dtype, number of
 # dimensions `dims`, the sizes, then zeros. A gradient is like its activation, and needs none. Write, in about 5 lines:
@@ -487,10 +488,11 @@ faster.shows(
 #
 # ### Balise 5 · Schedules as data · about 8 min
 #
-# GPipe keeps the activations of all micro-batches. **1F1B** (PipeDream, 2019; DAPPLE, 2021) lets go of each as soon as it can:
-# same work, same bubble, less memory. A stage begins with as many forwards as stages lie behind it, for so long its first
-# gradient takes to come. Then it does one forward and one backward in turn, then the backwards that are left. It never keeps
-# more than `n_stages − stage` micro-batches. The last of 3 stages, and the first, with 4 micro-batches:
+# GPipe keeps the activations of all micro-batches. **1F1B** (PipeDream, 2019; DAPPLE, 2021) lets go of each as soon as
+# it can: same work, same bubble, less memory. A stage begins with as many forwards as there are stages behind it: its
+# first gradient has to come back from all of them. Then it does one forward and one backward in turn, then the
+# backwards that are left. It never keeps more than `n_stages − stage` micro-batches. The last of 3 stages, and the
+# first, with 4 micro-batches:
 #
 # `F0 B0 F1 B1 F2 B2 F3 B3` and `F0 F1 F2 B0 F3 B1 B2 B3`
 #
@@ -551,14 +553,15 @@ except planner.Deadlock as error:
 # %% [markdown]
 # ### Balise 6 · Run any schedule · about 8 min
 #
-# `run_schedule` does one stage's list of actions, whatever schedule it comes from: balise 4, with the order taken from data.
-# So the forward is given. It keeps `(x, y, works of its send)` by the micro-batch's number, not in a list: the backwards may
-# come in any order. Given too are the events, `(rank, kind, k, stage, begin, end)`, of the computing alone, not the messages.
+# `run_schedule` does one stage's list of actions, whatever schedule it comes from: balise 4, with the order taken from
+# data. So the forward is given. It keeps `(x, y, works of its send)` by the micro-batch's number, not in a list: the
+# backwards may come in any order. Given too are the events, `(rank, kind, k, stage, begin, end)`, of the computing
+# alone, not the messages. (`messages` are other functions that send and receive, for later; leave it.)
 #
-# (`messages`: other functions that send and receive, for later; leave it.) Write the way to a backward: take out what was kept of micro-batch k, receive the gradient of y (the last stage has none), and
-# wait for the sends of that forward. Why only then? In 1F1B two neighbours often send to each other at the same moment, as
-# drawn on the right above. But once the gradient is back, the activation has surely arrived; waiting costs nothing, and then
-# the memory of y is free. About 4 lines.
+# Write the way to a backward: take out what was kept of micro-batch k, receive the gradient of y (the last stage has
+# none), and wait for the sends of that forward. Why only then? In 1F1B two neighbours often send to each other at the
+# same moment, as drawn on the right above. But once the gradient is back, the activation has surely arrived; waiting
+# costs nothing, and then the memory of y is free. About 4 lines.
 #
 # <details><summary>Hint</summary>
 #
@@ -858,7 +861,7 @@ price.shows(
 # - `ideal_bubble(n_stages, n_micro_batches)`: the share of the time in which a stage waits, if stages are equal and messages
 #   take no time: the formula of *The idea*.
 # - `measured_bubble(events)`: the same share from your run. Each rank has the time from the first begin to the last end of
-#   all events, on whatever rank; what of it is in no event of its own is waiting. Events come in any order, the clock began
+#   all events, on whatever rank; what none of its own events covers is waiting. Events come in any order, the clock began
 #   at some time, and a rank may hold several stages.
 #
 # About 1 and 3 lines. Given are `fewest_micro_batches`, which turns the formula round, and `stage_costs`, for the simulator.
@@ -1376,7 +1379,8 @@ for rank, (number, replica, error, loss) in enumerate(launch.ranks(side_by_side,
     print(f"rank {rank}: stage {number}, replica {replica}, gradients within {error:.0e} of one process{shown}")
 
 # %% [markdown]
-# The same gradients, whatever the grid. More stages: more bubble, less memory a rank. More replicas: a longer all-reduce.
+# The same gradients, whatever the grid. More stages: more bubble, less memory a rank. More replicas: fewer rows for
+# each, and gradients that travel.
 
 
 # %% [markdown]
@@ -1551,8 +1555,8 @@ plt.show()
 # recomputing fits, and costs a second forward: the distance between grey and coloured on the right. And 1F1B goes on fitting
 # with the many micro-batches that make the bubble small.
 #
-# A stage works about 100 times as long on a micro-batch as its messages travel; data parallelism would all-reduce all
-# gradients. So a pipeline is what is laid across the *slow* links of a machine.
+# A stage works about 80 times as long on a micro-batch (431 ms) as its two messages travel (2.7 ms each); data
+# parallelism would all-reduce all gradients. So a pipeline is what is laid across the *slow* links of a machine.
 
 # %%
 tp.progress()
@@ -1562,8 +1566,9 @@ tp.progress()
 #
 # <details><summary>You start to send an activation and go on computing. When may its memory be written again?</summary>
 #
-# Only after <code>wait()</code> on the send. The trap is a layer that works in place, such as
-# <code>nn.ReLU(inplace=True)</code>: the neighbour gets whatever is there at that moment.
+# Only after <code>wait()</code> on the send (with NCCL it makes the stream wait, not Python). The trap is memory that
+# is used again: a fixed buffer for outputs, or the output of a CUDA graph. The next micro-batch writes there, and the
+# neighbour gets whatever is there at that moment.
 # </details>
 #
 # <details><summary>The model has batch norm. Does a pipeline with micro-batches train the same model?</summary>

@@ -203,7 +203,7 @@ shown("ours (DDP)", found["ours (DDP)"])
 # This is what every port has to reproduce: the same losses, to the last digits that float32 keeps.
 
 # %% [markdown]
-# ### Balise 1 · The arithmetic of batches · further · about 12 min
+# ### Balise 1 · The arithmetic of batches · further · about 13 min
 #
 # A step moves the weights once, after `batch` samples. Each of the `n_ranks` ranks takes `accumulation`
 # **micro-batches** of `micro` samples, one after the other, so that activations of `micro` samples alone are in memory:
@@ -224,13 +224,16 @@ shown("ours (DDP)", found["ours (DDP)"])
 # | Fabric | `batch_size` of the `DataLoader` (here always given) | samples of one forward on one rank |
 # | | none: your loop counts; here `every` (if not given: 1) | forwards of a rank in a step |
 #
-# **`batch_sizes(n_ranks, batch=None, micro=None, accumulation=None)`** returns all three from those that are given: at least one of `batch` and `micro`. Two of the three decide
-# the third; where `batch` or `micro` is given alone, `accumulation` is 1. What cannot be is refused, with the numbers that *would* do; that is given. Write what decides,
-# three numbers: `unit`, the product of the ranks and of what is given of `micro` and `accumulation`; `batch`, one unit where it is not given; and `most`, how many units
-# the batch has, which is what the missing number becomes (1 where `micro` and `accumulation` are both given).
+# **`batch_sizes(n_ranks, batch=None, micro=None, accumulation=None)`** returns all three from those that are given: at
+# least one of `batch` and `micro`. Two of the three decide the third; where `batch` or `micro` is given alone,
+# `accumulation` is 1. What cannot be is refused, with the numbers that *would* do; that is given. Write what decides,
+# the numbers `unit`, the product of the ranks and of what is given of `micro` and `accumulation`; `batch`, one unit
+# where it is not given; and `most`, how many units the batch has, which is what the missing number becomes (1 where
+# both are given). The last line returns all three.
 #
-# **`from_words(library, words, n_ranks)`** returns the same for a run of `"deepspeed"`, `"transformers"`, `"accelerate"` or `"fabric"`; `words` is a dictionary with words of the
-# table. Write the two cases in which `batch_size` or `per_device_train_batch_size` say something else than you would think.
+# **`from_words(library, words, n_ranks)`** returns the same for a run of `"deepspeed"`, `"transformers"`,
+# `"accelerate"` or `"fabric"`; `words` is a dictionary with words of the table. Write `micro` for all of them: two
+# libraries say something else than you would think, and with `split_batches` you return before.
 #
 # 4 and 3 lines.
 #
@@ -298,8 +301,9 @@ for ranks in (64, 32):
             print(f"  {library:<14} {error}")
 
 # %% [markdown]
-# The same files on half of the ranks: in the first and the third library the step stays as it is, in the two others it
-# becomes half as large without a word, and the learning rate does not know.
+# The same files on half of the ranks: in the first and the third library the step stays as it is (the third takes
+# larger micro-batches, which need more memory), in the two others it becomes half as large without a word, and the
+# learning rate does not know.
 
 # %% [markdown]
 # ### Balise 2 · A configuration for DeepSpeed · further · about 8 min
@@ -1290,9 +1294,9 @@ plt.show()
 # | what it is | PyTorch's reference for pre-training: `fully_shard`, DTensor, pipeline schedules, `torch.compile`, in one loop to read and copy | NVIDIA's library of sliced layers and schedules, and training scripts around it |
 # | tensor parallelism | a plan of DTensor for each layer, the model's code stays plain | layers of its own (`ColumnParallelLinear`, `RowParallelLinear`) |
 # | pipeline | PyTorch's schedules (16) | 1F1B, and interleaved stages, which it introduced |
-# | data | ZeRO 3 by `fully_shard`, HSDP | DDP with a distributed optimizer (ZeRO 1) |
-# | long sequences | context parallelism | sequence parallelism in the tensor group, context parallelism |
-# | checkpoints | distributed, asynchronous; cut anew for other ranks (13) | distributed |
+# | data | ZeRO 3 by `fully_shard`, HSDP | DDP with a distributed optimizer (ZeRO 1); Megatron-FSDP (up to ZeRO 3) |
+# | long sequences | sequence parallelism in the tensor group, context parallelism | the same; it introduced the first |
+# | checkpoints | distributed, asynchronous; cut anew for other ranks (13) | distributed; cut anew for other ranks, too |
 # | published | Llama 3.1 8B on 128 H100s trains 65 % faster than its own optimised baseline; 70B on 256 gains 12.6 % more with 2D, 405B on 512 another 30 % with 3D | 1,008 billion parameters on 3,072 A100s: 163 teraFLOP/s each, 52 % of the peak |
 #
 # Sources: Liang et al. 2024, "TorchTitan", arXiv 2410.06511, abstract (its gains come from float8, compilation, asynchronous tensor parallelism and 3D);

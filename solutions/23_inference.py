@@ -1441,8 +1441,9 @@ def show_cards(parameters=70e9, layers=80, per_message=10e-6):
 show_cards()
 
 # %% [markdown]
-# With each doubling the reading takes half the time and the messages as much as before. On 16 cards the cache is no smaller than on 8. So
-# servers cut a model over the cards of one node, where messages begin quickly, and set up several copies of it for more requests.
+# With each doubling the reading takes half the time and the messages as much as before. (16 cards are two nodes: their
+# messages begin later than assumed here.) On 16 cards the cache is no smaller than on 8. So servers cut a model over
+# the cards of one node, where messages begin quickly, and set up several copies of it for more requests.
 
 # %% [markdown]
 # ## Against `generate` of transformers · further
@@ -1503,11 +1504,11 @@ show_generate()
 # | a cache of keys and values | blocks of `block_size` tokens; `gpu_memory_utilization` says which part of the card vLLM may take, and what weights and activations leave of it is cut into blocks |
 # | paged attention, tables | kernels of its own that read through the table, where we gather first |
 # | sharing, copy on write | full blocks are found again by a *hash* of their tokens and of all before: a system prompt is computed once for all users (`enable_prefix_caching`) |
-# | admission, preemption | `max_num_seqs` and `max_num_batched_tokens` bound a step; there is a warning in the log for each request that is put back |
+# | admission, preemption | `max_num_seqs` and `max_num_batched_tokens` bound a step; the server's metrics count the requests that were put back |
 # | a prompt in several calls | chunked prefill, on by default: decoding comes first in a step, and pieces of long prompts fill it up |
 # | speculative decoding | `speculative_config`: a small model, extra heads, or n-grams of the prompt as the draft |
 # | heads on several ranks | `tensor_parallel_size`, within a node; then `pipeline_parallel_size` |
-# | the time of the calls | CUDA graphs: a whole pass is one launch (`enforce_eager=True` turns them off) |
+# | the time of the calls | CUDA graphs: a pass of decoding is one launch (`enforce_eager=True` turns them off) |
 #
 # If a server disappoints, look at three numbers: are passes bound by memory (larger batches), do requests wait for blocks (fewer bytes a token,
 # or more cards), or is the prompt what costs (prefix caching, chunks)?
