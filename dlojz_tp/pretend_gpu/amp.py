@@ -11,12 +11,12 @@ def replaced(machine) -> list[tuple]:
     cast_now, dtype_now = torch.is_autocast_enabled, torch.get_autocast_dtype
 
     class Autocast(torch.autocast):
-        """autocast("cuda") is the CPU's, with float16 where no dtype is given; autocast("cpu") is for CPU tensors."""
+        """autocast("cuda") is the CPU's, in CUDA's dtype where none is given; autocast("cpu") is for CPU tensors."""
 
         def __init__(self, device_type, dtype=None, enabled=True, cache_enabled=None):
             self.asked = device_type
             if device_type == "cuda":
-                device_type, dtype = "cpu", dtype or torch.float16
+                device_type, dtype = "cpu", dtype or dtype_now("cuda")
             super().__init__(device_type, dtype, enabled, cache_enabled)
 
         def __enter__(self):

@@ -202,6 +202,7 @@ def changed_step(
 
 bank.several(2, "loss-in-half", changed_step(loss_outside=True), report)
 bank.several(2, "wrong-dtype", changed_step(dtype=torch.float16), report)
+bank.several(2, "wrong-dtype", changed_step(dtype=None), report)  # right on a CPU, float16 on a GPU
 bank.several(2, "no-autocast", changed_step(dtype=torch.float32), report)
 bank.several(2, "weights-converted", changed_step(convert=True), report)
 bank.several(2, "gradients-add-up", changed_step(zero=False), report)

@@ -28,6 +28,11 @@ SEARCHED = {"large columns side by side": UNLIKE, "8 columns": drawn(6, 8), "20 
             "a small gain": torch.tensor([[10.0, 9, 1, 0, 10, 0.99, 0, 0]]).double(),
             "a smaller gain": torch.tensor([[10.0, 9, 1, 0, 10, 0.9985, 0, 0]]).double(),
             "small weights": 1e-9 * UNLIKE}  # fmt: skip
+PAIR = torch.tensor([[3.0, 5, 5, 2, 2, 2, 1, 4], [4, 5, 0, 0, 2, 1, 0, 3], [5, 2, 0, 2, 0, 4, 4, 1]]).double()  # 1 and 4 alone
+for i, j in itertools.product(range(4), range(4, 8)):
+    places = list(range(8))
+    places[1], places[i], places[4], places[j] = i, 1, j, 4
+    SEARCHED[f"only columns {i} and {j} gain"] = PAIR[:, places]
 ROUNDED = torch.tensor([[10.0, 9, 1, 0, 10, 1 - 3e-7, 0, 0]]).double()  # an exchange saves a hundred-millionth more
 
 

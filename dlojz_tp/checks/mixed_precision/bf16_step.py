@@ -82,7 +82,7 @@ def balise_2(step, dtypes):
     yield "nothing waits for the device; autocast of its type, copies that do not block"
     if syncs(operations):
         raise Wrong("hidden-sync", error=", ".join(sorted(set(syncs(operations)))))
-    runs_on_gpu(step)
+    runs_on_gpu(step, torch.bfloat16)
     yield "the report: the output's dtype of every module, as it comes"
     _report(dtypes)
     yield "the report leaves no hook behind, not even after an error; mode and statistics stay"

@@ -14,7 +14,7 @@ HINTS = {
     "the tensor.",
     "graph-kept": "The {what} still carries its graph, and with it every activation of the step. Return it detached.",
     "no-autocast": "The forward pass did not run under autocast.",
-    "wrong-dtype": "Autocast was on, but in {got_dtype}. On a CPU bfloat16 is the default: name the dtype.",
+    "wrong-dtype": "Autocast was on, but in {got_dtype}. The default is bfloat16 on a CPU and float16 on a GPU: name the dtype.",
     "weights-converted": "The weights were converted to {got_dtype}. Autocast makes 16-bit copies for each step: the weights "
     "themselves stay in float32.",
     "loss-in-half": "The loss is computed in {got_dtype}. Under autocast cross_entropy computes in float32; outside of it, it takes "
@@ -100,14 +100,17 @@ def _name(dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def runs_on_gpu(step):
-    """A step on a GPU: the device's type, copies, no value read."""
+def runs_on_gpu(step, dtype):
+    """A step on a GPU: the device's type and autocast's dtype there, copies, no value read."""
     if not (found := on_one_gpu(_step_on_gpu, step)):
         return
-    seen, asked = found
+    seen, asked, states = found
     wrong = [kind for kind in asked if kind != "cuda"]
     if wrong:
         raise Wrong("device-hard-coded", asked=wrong[0], kind="cuda", got=wrong[0])
+    for on, cast, *_ in states:  # where none is given, it is another one than on a CPU
+        if on and cast != dtype:
+            raise Wrong("wrong-dtype", got_dtype=_name(cast), expected=_name(dtype), where="a machine with a GPU")
     if seen.reads:
         raise Wrong("hidden-sync", error=", ".join(dict.fromkeys(seen.reads)), where="a machine with a GPU")
     if seen.misplaced:
@@ -122,9 +125,9 @@ def runs_on_gpu(step):
 
 
 def _step_on_gpu(gpu, device, step):
-    """What is noted in a step on the GPU, and the device types that autocast is asked for; from pinned memory."""
+    """What is noted in a step on the GPU, what autocast is asked for, the network's states; from pinned memory."""
     model = spies.watched_network().to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     images, labels = (tensor.pin_memory() for tensor in batches(4)[0])
     with spies.autocast_seen() as asked:
-        return watched(gpu, step, model, images, labels, optimizer, device), asked
+        return watched(gpu, step, model, images, labels, optimizer, device), asked, model.states

@@ -77,7 +77,7 @@ def balise_1(step):
     if waits:
         raise Wrong("hidden-sync", error=", ".join(sorted(set(waits))))
     yield "on another device: autocast of its type, images and labels moved once, non-blocking"
-    runs_on_gpu(lambda *args: step(*args[:4], spies.SpyScaler(), args[4], 1.0))
+    runs_on_gpu(lambda *args: step(*args[:4], spies.SpyScaler(), args[4], 1.0), torch.float16)
 
 
 class _Run:

@@ -94,8 +94,9 @@ def watched_network():
     model.states = []
 
     def look(module, inputs):
-        state = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu"), module.weight.dtype
-        model.states.append((*state, torch.is_grad_enabled()))
+        kind = inputs[0].device.type
+        cast = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
+        model.states.append((*cast, module.weight.dtype, torch.is_grad_enabled()))
 
     model[0].register_forward_pre_hook(look)
     return model

@@ -194,6 +194,7 @@ bank.slip(6, "more-to-save", ("    order, exchanged = torch.arange(weight.shape[
 bank.slip(6, "more-to-save", ("order, exchanged = other, True", "order = other"))
 bank.slip(6, "more-to-save", ("(1 + 1e-6)", "(1 + 1e-3)"))
 bank.slip(6, "more-to-save", ("i // 4 != j // 4 and", "i // 4 + 1 == j // 4 and"))
+bank.slip(6, "more-to-save", ("i // 4 != j // 4 and", "i // 3 != j // 3 and"))
 bank.slip(6, "more-to-save", ("            if i // 4 != j // 4", "            if i // 4 == j // 4"))
 bank.slip(6, "more-to-save", ("(1 + 1e-6)", "(1 + 1e-4)"))
 bank.slip(6, "saves-less", ("    order, exchanged = torch.arange(weight.shape[1]), True\n", "    return weight.abs().sum(0).argsort()\n    order, exchanged = torch.arange(weight.shape[1]), True\n"))  # fmt: skip
