@@ -1,7 +1,7 @@
 # %% [markdown]
 # # Welcome: the tools of the course · about 20 min
 #
-# In a quarter of an hour you will have met the four things that every practical work is made of:
+# In twenty minutes you will have met the four things that every practical work is made of:
 #
 # | | |
 # |---|---|
@@ -106,7 +106,8 @@ tp.show(1, describe_machine_of_a_hurried_person)  # shows a verdict without coun
 # `launch.ranks(function, ..., n=4)` starts four of them on this machine, runs the function in each, and returns what
 # each returned. The function is an ordinary one of this notebook.
 #
-# With a GPU for each rank they talk through NCCL; otherwise through gloo, on the CPU. The code is the same.
+# With a GPU for each rank they talk through NCCL; otherwise through gloo, on the CPU. The code is the same: tensors
+# arrive on the CPU, and `x.to(launch.device())` brings one to where its rank computes.
 
 
 # %%
@@ -174,14 +175,20 @@ tp.check(2, distributed_sum)
 # Now use it. A sum that is split over ranks is rounded in another order, so the last digits may differ: that is why the
 # checks of this course compare with a tolerance, never to the last bit.
 
+
+
 # %%
+def sum_of_all(values):
+    return distributed_sum(values.to(launch.device())).item()  # NCCL sends what lies on a GPU
+
+
 values = torch.rand(1_000_003)
 print("one process:", values.sum().item())
-print("three ranks:", launch.ranks(distributed_sum, values, n=3, timeout=10)[0].item())
+print("three ranks:", launch.ranks(sum_of_all, values, n=3, timeout=10)[0])
 
 # %% [markdown]
 # Fallen behind? `tp.catch_up(2)` defines our answers to balises 1 and 2 in the notebook, and your cells stay as they
-# are. What passes with our answers is marked so. `tp.progress()` shows where you stand: the last verdict counts.
+# are. A verdict that passed with our answer says so. `tp.progress()` shows where you stand: the last verdict counts.
 #
 # In the notebooks to come, some balises are *further*: their headings say so. The others are the core. You need not write
 # what is further: our answers stand in until you do.
@@ -231,7 +238,7 @@ report.inspection(record)
 # cores makes them wait for each other.
 # </details>
 #
-# <details><summary>Every rank calls <code>all_reduce</code>, but one rank leaves the function before. What happens?</summary>
+# <details><summary>One rank returns before it calls <code>all_reduce</code>; all others call it. What happens?</summary>
 #
 # The others wait. A collective is complete only when every rank has called it. Here the course ends them after a
 # deadline and says who was missing; on a real machine they would wait for many minutes.

@@ -385,7 +385,7 @@ tp.check(3, RunningMetrics)
 # Go once through `loader`, whose batches are not on `device`; `model` is. Return `(loss, accuracy)` over all its images,
 # two floats. Call the network once a batch.
 #
-# The network must be in eval mode and record no gradients meanwhile, and leave in the mode that it came in; afterwards
+# The network must be in eval mode and record no gradients meanwhile, and be left in the mode in which it came; afterwards
 # gradients are recorded again. The last batch may be smaller. Read few values from the device, not one a batch. About 10
 # lines.
 #
@@ -491,9 +491,9 @@ def run(batch_size, steps=3):
 # Call `run(b)` once for each `b` in `batch_sizes`, which come in no order. Return a dictionary `{b: record}`, with
 # `None` for a size that ran out of memory.
 #
-# A failed size must leave nothing behind: when the next one starts, its tensors must be gone, and after
-# that `torch.cuda.empty_cache()` must have been called; for the last size, before the sweep returns. Any other
-# error has to come through. About 10 lines.
+# A failed size must leave nothing behind, or the next one fails for its sake. So first let its tensors die; then call
+# `torch.cuda.empty_cache()`, as PyTorch keeps freed blocks, cut to the sizes of the failed run. Do so after each
+# failure, the last one too. Any other error has to come through. About 10 lines.
 #
 # <details><summary>Hint</summary>
 #
@@ -533,7 +533,7 @@ fitted = [found.images_per_second for _, found in sorted(records.items()) if fou
 larger.shows(
     fitted[-1] / fitted[0],
     "× {:.2f}",
-    "More images help only as long as units stand idle: many of a GPU, few of a processor.",
+    "More images help while units stand idle, and while what a step costs once, such as the update of all weights, weighs.",
 )
 
 # %% [markdown]
@@ -594,8 +594,9 @@ for batch_size, found in tried.items():
 
 # %% [markdown]
 # **Which batch size, then?** Read the right panel of the figure. Throughput grows with the batch as long as the device
-# has units without work, then stays level. Take the smallest batch on the level part: a larger one costs memory and
-# fewer, larger updates, and gives nothing back. On two processor cores the level part begins very early.
+# has units without work, then stays level. Take the smallest batch on the level part: a larger one takes more memory,
+# makes fewer updates an epoch, and is no faster. On processor cores the curve flattens for another reason: what a step
+# costs once, such as the update of all weights, weighs less and less.
 #
 # ## Race
 #
@@ -626,10 +627,10 @@ step_gain.shows(1 / race.ratio, "× {:.2f}", why)
 race
 
 # %% [markdown]
-# Without a GPU the two are level, and that is no surprise: a processor has nothing to run ahead of, so waiting for itself
-# costs nothing. On a GPU the gain is the time in which the device stood idle, waiting to be told what comes next: much
-# where its kernels are short (small batches and images), little where each takes longer than Python needs to queue it. The
-# promises that the checks looked at (two copies that do not block, no value read) pay when device and processor are two
+# Without a GPU the two are level, and that is no surprise: a processor has nothing to run ahead of, so waiting for
+# itself costs nothing. On a GPU the gain is the time in which the device stood idle, waiting to be told what comes
+# next: more where a step is short, little where each kernel takes longer than Python needs to queue it. The promises
+# that the checks looked at (two copies that do not block, no value read) pay when device and processor are two
 # machines.
 #
 # What would it be on such a card? The next cell runs the same two functions on a **modelled** H100: tensors have sizes and
@@ -640,8 +641,9 @@ race
 worth.table({"plain loop": plain_step, "your step": train_step}, batches=(16, 128), keep="01_gpu_acceleration")
 
 # %% [markdown]
-# With 16 images the processor starts operations more slowly than the card does them, and whoever waits for a value cannot
-# start the next step meanwhile. With 128 images the queue is never empty for long, and a wait costs next to nothing.
+# With 16 images the processor starts operations more slowly than the card does them, and whoever waits for a value
+# cannot start the next step meanwhile: a few per cent here. With 128 images the queue is never empty for long, and a
+# wait costs next to nothing.
 #
 # ## Past this machine · further
 #
@@ -705,4 +707,4 @@ tp.progress()
 #
 # A device is fast when it never waits: load ahead, copy without blocking, read values once an epoch. Memory is a straight
 # line in the batch size; two numbers, measured in a minute, tell you the largest batch before you try it. And a claim about
-# speed is a record, not a feeling. Next: **mixed precision**, which shortens the line's slope and the step at once.
+# speed is a record, not a feeling. Next: **mixed precision**, which makes the line less steep and the step shorter at once.

@@ -1,5 +1,5 @@
 # %% [markdown]
-# # The profiler: find out before you change · about 85 min, core 35
+# # The profiler: find out before you change · about 90 min, core 35
 #
 # A training loop is slow, and everybody has an opinion why. A profiler has measurements. Here you record a training
 # loop and read from the record where time and memory go, where the processor waits for the device, and how much of the
@@ -70,8 +70,8 @@ for card in CARDS:
 print(gains.expected(NAME))
 
 # %% [markdown]
-# This is arithmetic from the rates that NVIDIA has published for these cards (none for newer ones), and an idle time that
-# is assumed. It says when to look: **the faster the device and the smaller its piece of work, the more a wait costs**.
+# This is arithmetic from the rates that NVIDIA has published for these cards (none for newer ones), and an idle time
+# that is assumed. It says when to look: **the faster the device and the smaller its piece of work, the more a wait costs**.
 #
 # ## The idea
 #
@@ -368,8 +368,8 @@ legend(figure, "loading", "forward", "backward", "optimizer")
 plt.show()
 
 # %% [markdown]
-# A step is a hill: up in the forward pass, down in backward. What does not come down again is kept. A mountain that grows
-# from step to step is a leak, and this picture is where you see it.
+# A step is a hill: up in the forward pass and a little more as backward begins, then down. What does
+# not come down again is kept. A mountain that grows from step to step is a leak, and this picture is where you see it.
 #
 # ## Which operators cost
 
@@ -462,9 +462,9 @@ for (operator, function), calls in callers(stacks):
     print(f"{calls:6} × {operator:<24} called in {function}")
 
 # %% [markdown]
-# For **memory** the same is a *snapshot*: each block of a GPU's memory with the stack of who asked for it. It is the tool for
-# "out of memory, but whose?", and it exists for CUDA only. `_dump_snapshot` writes a file for `pytorch.org/memory_viz`; but a
-# snapshot is a dictionary, and a few lines read it:
+# For **memory** the same is a *snapshot*: each block of a GPU's memory with the stack of who asked for it. It is the
+# tool for "out of memory, but whose?", and a CPU has none. `_dump_snapshot` writes a file for `pytorch.org/memory_viz`;
+# but a snapshot is a dictionary, and a few lines read it:
 
 
 # %%
@@ -611,8 +611,8 @@ waits.shows(
 )
 
 # %% [markdown]
-# Without a GPU everything is on one device, so copies *to* the device cannot be seen here; the next check looks at them in
-# another way. With a GPU, PyTorch has a finder of its own: `torch.cuda.set_sync_debug_mode("warn")` warns at each wait.
+# Without a GPU everything is on one device, so copies *to* the device cannot be seen here; the next check looks at them
+# in another way. With a GPU, PyTorch has a finder of its own: `torch.cuda.set_sync_debug_mode("warn")` warns at most waits.
 
 # %%
 if DEVICE.type == "cuda":
@@ -697,8 +697,8 @@ print(find_waits(flowing_step), "are left")
 # the device's events, each with a begin `"ts"` and a length `"dur"`. Work before or after the steps counts only as far as it
 # lies between `first` and `last`.
 #
-# Find `gaps`, the list of all `(begin, end)` between `first` and `last` in which the device does nothing, and `idle`, their sum.
-# There may be a gap at the very begin, at the very end, or nothing but a gap. About 7 lines.
+# Find `gaps`, the list of all `(begin, end)` between `first` and `last` in which the device does nothing, and `idle`,
+# their sum. There may be a gap at the very beginning, at the very end, or nothing but a gap. About 7 lines.
 #
 # <details><summary>Hint</summary>
 #
@@ -744,7 +744,7 @@ def of_operators(trace):
 own = trace if DEVICE.type == "cuda" else of_operators(trace)
 busy, gaps = device_busy(own)
 for begin, end in gaps[:4]:
-    print(f"a gap of {(end - begin) / 1000:6.2f} ms, at its begin the processor is in: {label_at(trace, begin / 1000)}")
+    print(f"a gap of {(end - begin) / 1000:6.2f} ms, at its start the processor is in: {label_at(trace, begin / 1000)}")
 if DEVICE.type == "cuda":
     recorded.note(NAME, "busy", {"as found": busy})
 
@@ -762,7 +762,7 @@ print(f"recorded on {recorded.where(NAME)}: busy {found['as found']:.0%}" if fou
 
 # %% [markdown]
 # A busy device is not yet a well-used one: a kernel that occupies a single SM counts as busy. But a device that is not
-# busy cannot be well used, and above the begin of each gap stands what the processor did instead.
+# busy cannot be well used, and above the beginning of each gap stands what the processor did instead.
 #
 # This profiler sees its own process. **Nsight Systems** looks from outside: all processes and threads of a node, what the
 # operating system does with them, CUDA calls, kernels, copies, NCCL and counters of the GPU, on one clock. Ask it when the gap's
@@ -865,7 +865,7 @@ table(slow_a, slow_b, slow_c)
 #
 # - A: `images` `(b, c, h, w)`, `contrast` `(b,)`. Each channel of each image is changed about its own mean, then limited to ±3. The
 #   number of operators depends on no size;
-# - B: autograd records nothing that nobody will need (a value read in each round would be a new ailment);
+# - B: nobody calls backward here, so autograd has nothing to record (a value read in each round would be a new ailment);
 # - C: `train_through`, with the debugging off, also if somebody switched it on *before* the call.
 # </details>
 #
@@ -1024,10 +1024,11 @@ measure.race(candidates, repeats=25, device=DEVICE)
 #
 # Batches are not always alike: sentences, recordings, images of any size.
 #
-# - PyTorch keeps freed device memory in blocks and uses a block again for what fits into it. A batch longer than all before
-#   fits nowhere: new memory is reserved, while the old blocks lie idle. Hence runs that fail with "out of memory" after an
-#   hour. The cure: let the longest batch come **first**. (Or, set before the start,
-#   `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`: then a block can grow.)
+# - PyTorch keeps freed device memory in blocks and uses a block again for what fits into it. A batch longer than all
+#   before fits nowhere: new memory is reserved, while the old blocks lie idle. PyTorch can give back only what is
+#   wholly free, and the device stops for it. Hence runs that fail with "out of memory" after an hour. The cure: let the
+#   longest batch come **first**. (Or, set before the start, `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`: then a
+#   block can grow.)
 # - cuDNN has several algorithms for a convolution. With `torch.backends.cudnn.benchmark = True` it tries several at the
 #   first sight of **each new shape**, and then uses the best.
 
@@ -1178,7 +1179,7 @@ gains.keep(NAME, "no waits, no tiny operators, no debugging", before, after)
 gain.shows(
     after.images_per_second / before.images_per_second,
     "× {:.2f}",
-    "A CPU has no queue to run ahead of: only work that is no longer done counts there. On a GPU it is the waits.",
+    "A CPU has no queue to run ahead of: only work that is no longer done counts there. On a GPU it is the waits too.",
 )
 report.compare([before, after])
 
@@ -1194,8 +1195,9 @@ worth.table(steps, makes=worth.Mixed, batches=(16,))
 worth.table({"as found": newcomer_step, "your step": your_step}, makes=worth.Mixed, keep=NAME)
 
 # %% [markdown]
-# The small batch shows the waits best: the card has little to do, and each value that is read keeps the processor from
-# starting what comes next. In the second table the tiny operators and the search for a NaN weigh as well.
+# With 16 images the processor is the slower side, so what counts is how many operations it starts: `hesitant_step`
+# takes a norm for each gradient, yours one call for all. Waits cost little here, and most where both sides are equally
+# fast. In the second table tiny operators and the search for a NaN weigh as well.
 
 # %%
 gains.table()
@@ -1270,9 +1272,10 @@ for card in CARDS:
     print(f"estimate: {card.name} below a batch of {least:4.0f} images a processor as slow as that one is what decides")
 
 # %% [markdown]
-# From 1 to 16 images nothing changes: sixteen times the work, and the processor alone decides. From 64 on, the time goes
-# with the batch. The faster the card, the later that begins. Below that batch no mended wait helps: the device is always done first. There one needs fewer, larger kernels
-# (compilation), or a queue that is recorded once and replayed (CUDA graphs).
+# From 1 to 16 images nothing changes: sixteen times the work, and the processor alone decides. From 64 on, the time
+# goes with the batch. The faster the card, the later that begins. Below that batch a mended wait gains little: the
+# device is done first anyway. There one needs fewer, larger kernels (compilation), or a queue that is recorded once and
+# replayed (CUDA graphs).
 
 # %%
 board.stop()

@@ -89,9 +89,10 @@ print(gains.expected("05_dataloader"))
 
 # %% [markdown]
 # The lines marked *estimate* set the rates that NVIDIA has published for these cards (none for newer ones) beside the
-# decode rate just measured. The faster the card, the more the loader decides. And a loader has one honest measure: **the
-# share of the pure decode rate of its cores that arrives in the training loop**. At the end yours is measured against
-# it. In the *modelled* line, the rates in brackets were measured: by eight cores of the machine that ran the solution.
+# decode rate just measured. The faster the card, the more the loader decides. And a loader has one honest measure:
+# **the share of the pure decode rate of its cores that arrives in the training loop**. At the end yours is measured
+# against it. In the *modelled* line, the rates in brackets are eight times what one core of the machine that ran the
+# solution decodes.
 #
 # ## The idea
 #
@@ -146,8 +147,8 @@ print(f"usual loader on {DEVICE}: {before.images_per_second:,.0f} images/s")
 # A data set keeps *paths*, and decodes a picture when it is asked for one. Each worker process gets a copy of it, so
 # no open file, no picture and no finished item stays in it.
 #
-# `items` is a list of `(path, label)`. Item `i` is `(transform(picture), label)`: the picture a PIL image in RGB (grey
-# and CMYK files exist in every large set), the label an `int`.
+# `items` is a list of `(path, label)`. Item `i` is `(transform(picture), label)`: the picture as decoded, at full size,
+# a PIL image in RGB (grey and CMYK files exist in every large set), the label an `int`.
 #
 # Among a million files some are missing, cut short, or no picture at all. Then raise an error whose message **names the
 # file**: nothing else helps whoever reads the log. Never skip it. But an index that is too large is no damaged file:
@@ -325,9 +326,9 @@ for workers, found in zip((0, WORKERS), events.values()):
     )
 
 # %% [markdown]
-# The prediction leaves out the start of the workers: it is in the first wait of the picture, and comes back at
-# each epoch unless `persistent_workers=True`. Where loading is the slower side it also counts a load too many: the two may
-# hide each other. And the main process needs a core too: it unpacks what the workers send.
+# The prediction leaves out the start of the workers: it is in the first wait of the picture, and comes back at each
+# epoch unless `persistent_workers=True`. Where loading is the slower side it also counts about one load too many. The
+# two errors may cancel. And the main process needs a core too: it unpacks what the workers send.
 #
 # ## Random numbers in workers
 #
@@ -380,13 +381,14 @@ different.shows(len(owned), "{:.0f}", why)
 # %% [markdown]
 # ### Balise 3 · Random numbers that are right in every worker · further · about 6 min
 #
-# Return a `DataLoader` over `dataset` with `options` (`batch_size`, at least one of `num_workers`, …), whose random numbers are
-# right: those of the three global generators, and those of `dataset.rng`, made by `numpy.random.default_rng`; set it even
-# where a data set has none. Right means
+# Return a `DataLoader` over `dataset` with `options` (`batch_size`, `num_workers` of 1 or more, …), whose random
+# numbers are right: those of the three global generators, and those of `dataset.rng`, made by
+# `numpy.random.default_rng`; set it even where a data set has none. Right means
 #
 # - no two workers draw the same numbers, and no two epochs;
 # - the same `seed` gives the same numbers, epoch by epoch, whatever else the program drew meanwhile;
-# - no two pairs of `seed` and `rank` share them. (`seed + rank` will not do: rank 1 of a run repeats rank 0 of the next.)
+# - no two pairs of `seed` and `rank` share them. (`seed + rank` will not do: rank 1 with seed 5 would repeat rank 0
+#   with seed 6.)
 #
 # About 4 lines in all.
 #
@@ -441,8 +443,8 @@ for epoch in range(2):
 #
 # 1. **How many seconds does a step take with this choice?** Workers deliver in bursts: most steps wait for nothing, one in
 #    $w$ waits long. And one disturbed trial among three must not change anything. Mean or median, and over what?
-# 2. **Which choice is best?** Not the fastest. Of all that are within `tolerance` of it, take the cheapest: fewest
-#    workers, then least memory. A process that brings 2 % is better spent elsewhere.
+# 2. **Which choice is best?** Not the fastest. Of all that are within `tolerance` of its time (0.05: 5 %), take the
+#    cheapest: fewest workers, then least memory. A process that brings 2 % is better spent elsewhere.
 #
 # About 4 lines.
 #
@@ -678,8 +680,9 @@ ahead.shows(handed_out, "{:.0f}", why)
 # <details><summary>Hint</summary>
 #
 # `next(batches, ready)` gives `ready` where there is no more. `with torch.cuda.stream(self.stream):` does nothing where
-# that is `None`; `each_tensor(batch, function)`, given, makes a new batch. `self.stream.record_event()` marks the end of the
-# copy; a stream waits with `wait_event`. `torch.cuda.current_stream(device)` is another one in the thread than in the loop.
+# that is `None`; `each_tensor(batch, function)`, given, makes a new batch. `self.stream.record_event()` marks the end
+# of the copy; a stream waits with `wait_event`. Each thread has its own `torch.cuda.current_stream(device)`: ask for it
+# in the loop.
 # </details>
 
 
@@ -840,7 +843,7 @@ def write_shards(items, folder, per_shard):
     shards = []
     for first in range(0, len(items), per_shard):
         shards.append(Path(folder) / f"shard-{first // per_shard:06d}.tar")
-        with tarfile.open(shards[-1], "w") as tar:  # items[first : first + per_shard] go into it
+        with tarfile.open(shards[-1], "w", dereference=True) as tar:  # items[first : first + per_shard] go into it
             # BEGIN SOLUTION
             for number, (path, label) in enumerate(items[first : first + per_shard], first):
                 tar.add(path, arcname=f"{number:08d}.jpg")
@@ -978,13 +981,13 @@ def loader_rate(items, convert, workers, message):
 
 
 # %% [markdown]
-# Two things are between a loader and its share. A float32 image is four times as large as its bytes, and goes through
-# shared memory. And each message from a worker has a price, whatever its size. So: **send bytes**, make floats of them on
-# the device, and send **several batches at once** where they are small. Each loader is compared with the pure rate of
-# *its own* conversion. Guess first.
+# Two things are between a loader and its share. A float32 image is four times as large as the same image in bytes, and
+# goes through shared memory. And each message from a worker has a price, whatever its size. So: **send bytes**, make
+# floats of them on the device, and send **several batches at once** where they are small. Each loader is compared with
+# the pure rate of *its own* conversion. Guess first.
 
 # %%
-plain = tp.predict("What share of the pure decode rate brings a loader that sends float32, a batch a message?", ...)
+plain = tp.predict("What share of the pure decode rate does a loader bring that sends float32, a batch a message?", ...)
 
 # %%
 to_bytes = v2.Compose([v2.RandomResizedCrop(SIZE), v2.RandomHorizontalFlip(), v2.PILToTensor()])
@@ -1157,12 +1160,12 @@ print("\nand the files that ImageNet's 1,281,167 photographs open in an epoch:",
       "shards of 1,000")  # fmt: skip
 
 # %% [markdown]
-# The first column is the estimate of the beginning, divided by your loader's share. At 224 pixels there is less to leave
-# out; the last column may bring nothing. Nodes often have ten cores a GPU or fewer. Where the sum does not come out:
-# smaller files prepared once, decoding on the GPU, or a network that costs more.
+# The first column is the estimate of the beginning, divided by your loader's share. At 224 pixels there is less to
+# leave out; the last column may bring nothing. Nodes often have ten to twenty cores a GPU, some fewer. Where the sum
+# does not come out: smaller files prepared once, decoding on the GPU, or a network that costs more.
 #
-# The training run on a **modelled** card whose batches come as measured here, decoded by eight cores of *this* machine. The
-# usual loader is taken to bring all that they decode, yours its share, copied in a stream of its own.
+# The training run on a **modelled** card whose batches come at eight times the rate that one core of *this* machine
+# decodes. The usual loader is taken to bring all that they decode, yours its share, copied in a stream of its own.
 
 # %%
 one, yours = rates["float32"], 8 * rates["bytes, fewer pixels"] * brought  # images/s

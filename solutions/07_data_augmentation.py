@@ -2,9 +2,9 @@
 # # Data augmentation on CPU and GPU · about 80 min, core 35
 #
 # Augmentation gives a network images that it has never seen, at the price of computing them. **Is the CPU enough? What
-# should go to the GPU, and how is it written for a GPU?** You will write three augmentations that nearly every recipe for
-# ImageNet uses: RandAugment for single images, in the loader's workers; MixUp and CutMix for whole batches, on the device.
-# Then you measure, and the figures decide where each belongs.
+# should go to the GPU, and how is it written for a GPU?** You will put RandAugment where it belongs, in the loader's
+# workers, and write MixUp and CutMix for whole batches, on the device: many recipes for ImageNet use all three. Then
+# you measure, and the figures decide where each belongs.
 #
 # **What you will gain.** A budget, to begin with. A GPU that trains 2,470 images a second (an A100 with a ResNet-50 in mixed
 # precision, as published by NVIDIA) leaves 8 workers 3.2 ms for an image, decoding included. The cell below measures what a
@@ -86,8 +86,8 @@ print(gains.expected(NAME))
 #
 # $$\tilde x = M \odot x_i + (1 - M) \odot x_j, \qquad \tilde y = \lambda\, y_i + (1 - \lambda)\, y_j$$
 #
-# where for MixUp $M = \lambda$ everywhere, and for CutMix $M$ is 0 in a rectangle and 1 elsewhere. The labels are *soft*: a
-# probability for each class.
+# where for MixUp $M = \lambda$ everywhere, and for CutMix $M$ is 0 in a rectangle that takes $1 - \lambda$ of the area,
+# and 1 elsewhere. The labels are *soft*: a probability for each class.
 
 
 # %% jupyter={"source_hidden": true}
@@ -651,7 +651,7 @@ for name, values in accuracies.items():
         f"{name:<7} validation accuracy {sum(values) / 3:.3f}, three seeds from {min(values):.3f} to {max(values):.3f}"
     )
 recorded.note(NAME, "accuracy", accuracies)
-why = "Mixing works against learning by heart: that takes long trainings and large networks, and short ones only pay for it."
+why = "Mixing works against learning by heart: that takes long trainings and large networks; short ones show little, or lose."
 best.shows(max(accuracies, key=lambda name: sum(accuracies[name])), why=why)
 
 # %% jupyter={"source_hidden": true}
@@ -665,15 +665,15 @@ axes.set_title("Three seeds each, and their mean", fontsize=10)
 plt.show()
 
 # %% [markdown]
-# Look at the spread of the points before you look at the means: where they overlap, three seeds show no difference. **At the
-# small size, mixing costs accuracy**: that is expected after five epochs of a small network. It has not even learned the
-# plain images, and each step now shows it two of them at once, with a label that says so. Nothing is left to prevent: mixing
-# works against learning by heart, and pays in *long* trainings of large networks; the papers train for hundreds of epochs.
+# Look at the spread of the points before you look at the means: where they overlap, three seeds show no difference.
+# **At the small size, expect no gain**: after five epochs a small network has not even learned the plain images, and
+# each step now shows it two of them at once, with a label that says so. There is nothing to prevent yet: mixing works
+# against learning by heart, and pays in *long* trainings of large networks; the papers train for hundreds of epochs.
 #
 # ## Past this machine · further
 #
 # What does each augmentation move through memory? MixUp reads two images and writes one: 3 × 4 × 3 × 224² bytes in float32,
-# 1.8 MB. It cannot be done with less. CutMix needs two thirds of that, as each pixel comes from one image; a version that reads
+# 1.8 MB. CutMix needs two thirds of that, as each pixel comes from one image; a version that reads
 # both, as `torch.where` does, needs all of it, and that is counted below.
 
 # %%
@@ -686,10 +686,10 @@ here = MOVED / (3 * 4 * 3 * SIZE**2) * races[BATCHES[-1]]["CutMix, yours"] / BAT
 print(f"  here, from the race above, scaled by the pixels: {1 / here:12,.0f} images/s")
 
 # %% [markdown]
-# **So where does each belong?** RandAugment works on levels of single images with branches and interpolation: in the workers,
-# while they keep up. MixUp and CutMix are a few passes over a batch that lies on the device already: there they cost
-# a fraction of a millisecond, and the workers get no work from them. Doing them in a worker's `collate_fn` would cost
-# cores you need for decoding.
+# **So where does each belong?** RandAugment works on levels of single images with branches and interpolation: in the
+# workers, while they keep up. MixUp and CutMix are a few passes over a batch that lies on the device already: there the
+# card needs a fraction of a millisecond for them, and the workers nothing. Doing them in a worker's `collate_fn` would
+# cost cores you need for decoding.
 #
 # On a **modelled** card: the loop of the beginning and your `cutmix` with a batch of 128 that lies there, each alone; then both
 # in a whole step of a ResNet-50. Alone, what takes the time is the processor, which starts one small operation after the

@@ -5,9 +5,10 @@
 # trying, and each trial is a whole training: a search is the most expensive thing that most teams ever run, and the one most
 # often reported from a single lucky run.
 #
-# You write the methods that make do with less: stop poor trials early, never let a worker wait, let a model of the past choose
-# the next trial, change rates in the middle of a training. **Medians over a hundred repetitions** compare them. Then a search
-# is spread over processes, with Optuna and with Ray. **What you will gain**, on a GPU a trial:
+# You write the methods that make do with less: stop poor trials early, never let a worker wait, let a model of the past
+# choose the next trial, change rates in the middle of a training. **Medians over a hundred repetitions** compare them.
+# Then a search is spread over processes, with Optuna and with Ray. **What you will gain**, if each trial has a GPU of
+# its own:
 
 # %% tags=["setup"]
 import copy
@@ -62,6 +63,7 @@ for trial in range(27):
 axes.set(
     xlabel="epochs", ylabel="trial", title="27 trials: 81 epochs (colours) instead of 729 (grey)", xticks=(1, 3, 9, 27)
 )
+plt.show()
 
 # %% [markdown]
 # What this needs: that the order of trials after few epochs tells something of the order after many. Is it so? And how much
@@ -161,8 +163,8 @@ plt.show()
 #
 # - **`draw`** at random. Write `value`, a float uniform on a numeric axis, on the logarithm where it is a log axis. On an integer
 #   axis it is then rounded, and each integer shall get its share, the ends too. From where to where must the float be drawn? 2 lines.
-# - **`grid`**: all configurations of a grid. Write `values`, a list of `counts[name]` values, ends included, even on the axis's
-#   own scale; on an integer axis rounded, and none twice. 3 lines.
+# - **`grid`**: all configurations of a grid. Write `values`, a list of `counts[name]` values, evenly spaced on the
+#   axis's own scale, ends included; on an integer axis rounded, and none twice. 3 lines.
 #
 # <details><summary>Hint</summary>
 #
@@ -1169,7 +1171,7 @@ for name in ("timeline", "optimization_history", "intermediate_values", "param_i
 # measured with it.
 
 # %% [markdown]
-# ### Balise 7 · The same search for Ray · further · about 13 min
+# ### Balise 7 · The same search for Ray · further · about 14 min
 #
 # - **`ray_space`** makes Ray's dictionary of domains from Optuna's axes. Two things differ. Ray leaves the upper bound of an integer
 #   *out* (`tune.randint(low, high)`, and `tune.lograndint`): return the domain of an integer axis (1 line). And a value that is not active
@@ -1339,8 +1341,9 @@ for name, values in beside.items():
 # | the master dies | there is none | all ends; `Tuner.restore` goes on from what it has written |
 # | can pause a trial | no: it is stopped, or it goes on | yes, with checkpoints: population based training |
 #
-# > **Ray listens on all networks of the node**, and whoever gets through to it runs programs as you. Versions before 2.52 let
-# > everybody in. Since then `RAY_AUTH_MODE=token` asks for a token (the same on all nodes).
+# > **Ray listens on all networks of the node**, and whoever gets through to it runs programs as you. Unless told
+# > otherwise, it lets everybody in. From version 2.52 on, `RAY_AUTH_MODE=token` makes it ask for a token: set it, the
+# > same on all nodes.
 
 # %% [markdown]
 # ## All trials on one page: TensorBoard · further
@@ -1434,10 +1437,10 @@ plt.show()
 #
 # ## To remember
 #
-# **One seed ranks nothing: compare medians, at equal budget.** Draw at random rather than on a grid, by ratio where the scale is
-# unknown. Stop early: no rung costs more than the first, and together a few full trainings. Do not wait: promote what is good enough
-# now. Let a model propose where trials are dear and few; copy weights and change rates where training is long. Next: models
-# too large to be tried twice.
+# **One seed does not rank the good ones: compare medians, at equal budget.** Draw at random rather than on a grid, by
+# ratio where the scale is unknown. Stop early: no rung costs more than the first, and together a few full trainings. Do
+# not wait: promote what is good enough now. Let a model propose where trials are dear and few; copy weights and change
+# rates where training is long. Next: models too large to be tried twice.
 
 # %%
 tp.progress()

@@ -439,8 +439,8 @@ tp.check(3, SlicedEmbedding, VocabularyEmbedding)
 # - `SlicedAttention.forward(x)`: `x`, `(b, s, d)`, is whole on every rank, and so is the result. Write what stands at the entrance (1 line),
 #   the causal attention of this rank's heads (2), and the exit (1).
 #
-# When it trains, attention drops some of its weights, *other* ones in each head. All ranks draw alike, so draw inside
-# `with self.ranks.own_random():`, or each rank's heads drop the same as its neighbour's.
+# In training, attention drops weights at random, different ones in each head. Elsewhere all ranks draw the same random
+# numbers; so draw inside `with self.ranks.own_random():`, or each rank's heads drop the same as its neighbour's.
 #
 # <details><summary>Hint</summary>
 #
@@ -775,7 +775,9 @@ print(*runs, sep="\n")
 report.streams(runs) if runs else None
 
 # %% [markdown]
-# They cannot: the two lower rows never work at the same time. NVLink makes the gaps short; over the network the card waits for most of the step.
+# They cannot: the two lower rows never work at the same time. With NVLink the forward's gaps are too short to be drawn;
+# over the network the card waits for most of the step. Backward's messages take twice as long: the gradient of `x` is
+# float32, as `x` is.
 #
 # ## Measured again
 #
@@ -1467,7 +1469,7 @@ print(additions)
 dearer.shows(
     additions.medians["DTensor"] / additions.medians["plain tensor"],
     "× {:.1f}",
-    "For each operation, DTensor asks in Python how its operands are cut and what must be sent, even where it is nothing.",
+    "For each operation, DTensor looks up how its operands are cut and what must be sent, and wraps the result, even where nothing is.",
 )
 
 # %% [markdown]

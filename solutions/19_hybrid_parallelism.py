@@ -216,7 +216,7 @@ tp.check(1, place_of, rank_at, groups)
 GRID = {"pipeline": 8, "data": 32, "tensor": 4}
 TOKENS = 2048 * 2048 // GRID["data"]  # of a data rank, in a step
 SENT = {
-    "pipeline": 2 * TOKENS * 12288 * 2,  # an activation, a gradient
+    "pipeline": 2 * TOKENS * 12288 * 2 // GRID["tensor"],  # an activation, a gradient; each tensor rank sends its part
     "data": 2 * 31 / 32 * 4 * GPT3.n_parameters / (4 * 8),  # all-reduce of a rank's gradients
     "tensor": 4 * 96 / 8 * 2 * 3 / 4 * TOKENS * 12288 * 2,  # four all-reduces in each of its layers
 }
@@ -533,17 +533,20 @@ most.shows(
 )
 
 # %% [markdown]
-# The same losses. PyTorch's norm is that of a stage: a `DTensor` knows of the axes that cut *it*, and no tensor is cut over a
-# pipeline. The squares of the two stages add up to yours; who trains with these pieces writes that line by hand, as you did (torchtitan
-# does). Much of PyTorch's time here is Python's: each operation on a `DTensor` first asks how its arguments are cut.
+# The same losses. PyTorch's norm is that of a stage: a `DTensor` knows of the axes that cut *it*, and no tensor is cut
+# over a pipeline. The squares of the two stages add up to yours; who trains with these pieces writes that line by hand,
+# as you did (torchtitan does). Much of PyTorch's time here is spent around the products: an operation on a `DTensor`
+# looks up how its arguments are cut, and wraps its result.
 
 # %% [markdown]
 # ## Which grid?
 #
-# The step is right on every grid. The best one depends on two numbers: the bytes of the fullest rank, which must fit, and the seconds of
-# a step. The planner (`python -m dlojz_tp plan`) predicts both. In the four balises that follow you write its heart yourself, and hold it
-# against runs here and ten published ones. So take from `planner.GPT` and `planner.Layout` their fields alone: what counts for you there (such as
-# `Layout.in_flight` and `GPT.flops`) is what you write.
+# The step is right on every grid. The best one depends on two numbers: the bytes of the fullest rank, which must fit,
+# and the seconds of a step. The planner (`python -m dlojz_tp plan`) predicts both. In the four balises that follow you
+# write its heart yourself, and hold it against runs here and ten published ones. `planner.GPT` and `planner.Layout`
+# also have methods that compute these things (`Layout.in_flight`, `GPT.flops`). Use only their fields: the methods are
+# what you are about to write. Gradients take 4 bytes here, as Megatron-LM adds them up in float32: a parameter takes 18
+# bytes, not the 16 of earlier works.
 
 # %% tags=["setup"]
 MIXED = {  # bytes, bfloat16 with Adam, attention fused
@@ -620,10 +623,11 @@ tp.check(4, stage_parameters, rank_memory)
 # %% [markdown]
 # ## Predicted beside measured
 #
-# Six grids of the same 8 ranks train the same small model, three steps each. Each rank counts the bytes of its
-# living tensors, and rank 0 looks at the clock. The bytes are those of float32 on a processor, so `HERE` takes the place
-# of `MIXED`. A block of ours keeps two norms' inputs and outputs (whole: $4 \times 4$ bytes a token and channel), and queries,
-# keys, values, the attention's output and both sides of the GELU, each four times as wide (cut: $12 \times 4$).
+# Six grids of the same 8 ranks train the same small model, three steps each. Each rank counts the bytes of its living
+# tensors, and rank 0 looks at the clock. The bytes are those of float32 on a processor, so `HERE` takes the place of
+# `MIXED`. A block of ours keeps two norms' inputs and outputs (whole: $4 \times 4$ bytes a token and channel), and
+# queries, keys, values, the attention's output (4), and both sides of the GELU, which are four times as wide (2 × 4):
+# cut, $12 \times 4$.
 
 # %% tags=["setup"]
 SMALL_GPT = planner.GPT(128, 4, 8, sequence=32, vocabulary=512)  # the same, as the planner knows it
@@ -1199,9 +1203,9 @@ draw_large()
 #
 # <details><summary>Why is the pipeline's axis the outermost in the mesh, and not the data ranks'?</summary>
 #
-# What crosses a cut is one activation for a micro-batch, from one rank to one: it bears the slowest links. Gradients are more
-# bytes, in all-reduces between all data ranks, though they hide behind backward. With few nodes the other order can win: count the
-# bytes over each link, as the cell after balise 1 does.
+# What crosses a cut is one activation for a micro-batch, from one rank to one: it bears the slowest links. Gradients
+# are more bytes, in all-reduces between all data ranks. Llama 3 had its data ranks outermost: their messages can start
+# early and hide. Count the bytes over each link, as the cell after balise 1 does, and what hides.
 # </details>
 #
 # <details><summary>ZeRO 3 also shares out the parameters, and 1,024 data ranks fit without any other axis. Why is that not the end of it?</summary>

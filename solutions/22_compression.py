@@ -73,8 +73,8 @@ draw_idea()
 # %% [markdown]
 # ## The baseline
 #
-# Handwritten digits of 8 × 8 pixels, and a network of two hidden layers, 300 and 100 wide: LeNet-300-100, on which many of these
-# methods were first shown, with batch norm. All sections begin with it.
+# Handwritten digits of 8 × 8 pixels, and a network of two hidden layers, 300 and 100 wide: LeNet-300-100, on which many
+# of these methods were first shown. Ours also has batch norm. All sections begin with it.
 
 
 # %% tags=["setup"]
@@ -154,10 +154,11 @@ show_cost()
 #
 # ### Balise 1 · Distillation · further · about 5 min
 #
-# **`distillation_loss(student, teacher, labels, temperature, weight)`** returns $L$, one number. `student` and `teacher` are logits
-# `(n, classes)`; `weight` is $\lambda$. `labels` `(n,)` are class numbers, **-1 where there is no label**: such images count in the soft part alone. The part
-# with the labels is given. Write `soft`, with its $T^2$. The teacher is a source of truth here: no gradient flows into it. Logits may be in the
-# thousands, so take logarithms before they overflow.
+# **`distillation_loss(student, teacher, labels, temperature, weight)`** returns $L$, one number. `student` and
+# `teacher` are logits `(n, classes)`; `weight` is $\lambda$. `labels` `(n,)` are class numbers, **-1 where there is no
+# label**: such images count in the soft part alone. The part with the labels is given. Write `soft`, with its $T^2$.
+# The teacher is a source of truth here: no gradient flows into it. Logits may be in the thousands: many probabilities
+# are then exactly 0, and their logarithm is −∞. So never take the logarithm of a softmax.
 #
 # About 3 lines.
 #
@@ -1324,11 +1325,12 @@ show_eight_bits()
 # %% [markdown]
 # ## The bfloat16 trap · further
 #
-# Then why not simply bfloat16? It needs no scale, halves the bytes, and one line does it: `model.bfloat16()`. On a GPU that is what everybody does. On a CPU it depends: without instructions for
-# bfloat16 (AVX-512 BF16 or AMX), PyTorch falls back to plain loops. Nothing warns you.
+# Then why not simply bfloat16? It needs no scale, halves the bytes, and one line does it: `model.bfloat16()`. On a GPU
+# that is what everybody does. On a CPU it depends: without instructions for bfloat16 (AVX-512 BF16 or AMX) it is
+# emulated, or done in plain loops, and either is slower than float32. Nothing warns you.
 #
-# Below, a layer of 2,048 × 2,048 with one row, which is one token of a language model that writes, up to 128, a prompt that it reads. Without oneDNN, the library with the fast kernels, any
-# processor does what one without these instructions does.
+# Below, a layer of 2,048 × 2,048 with one row, which is one token of a language model that writes, up to 128, a prompt
+# that it reads. Without oneDNN, the library with the fast kernels, any processor does what one without AVX-512 does.
 
 
 # %%
@@ -1361,8 +1363,8 @@ def show_bfloat16():
     ax.set_title("2,048 × 2,048, one thread: when is bfloat16 faster?")
     ax.legend()
     plt.show()
-    knows = "has" if torch.ops.mkldnn._is_mkldnn_bf16_supported() else "has no"
-    print(f"This processor {knows} instructions for bfloat16 that oneDNN uses. Times as long as float32:")
+    takes = "takes" if torch.ops.mkldnn._is_mkldnn_bf16_supported() else "does not take"
+    print(f"oneDNN {takes} bfloat16 on this processor. Times as long as float32:")
     for k, name in ((1, "bfloat16 here"), (2, "without oneDNN")):
         print(f"  {name:<15} one row {ratio[0, k]:.2f}, {rows[-1]} rows {ratio[-1, k]:.2f}")
 
