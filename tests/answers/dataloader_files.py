@@ -370,6 +370,18 @@ bank.slip(
     1, "picture-altered", ('image.convert("RGB")', 'image.convert("RGB").transpose(Image.Transpose.FLIP_LEFT_RIGHT)')
 )
 bank.slip(1, "picture-altered", ('image.convert("RGB")', 'image.convert("RGB").crop((1, 1, 11, 11))'))
+
+
+@bank.wrong(1, "picture-altered")
+class JpegFiles(Base):
+    """Large photographs come smaller: the decoder is asked for less."""
+
+    def picture(self, path):
+        picture = super().picture(path)
+        picture.thumbnail((256, 256))
+        return picture
+
+
 bank.slip(
     1,
     None,

@@ -409,6 +409,24 @@ class Prefetcher(Base):
         thread.join()
 
 
+@bank.wrong(6, "taken-after-end")
+class Prefetcher(Base):
+    """Looks before it waits for a place, and not when it is woken."""
+
+    def fill(self, free, ready, stop):
+        try:
+            batches = iter(self.loader)
+            while not stop.is_set():
+                free.acquire()
+                batch = next(batches, None)
+                if batch is None:
+                    break
+                ready.put((self.move(batch), None))
+        except BaseException as error:
+            ready.put((None, error))
+        ready.put((None, None))
+
+
 @bank.wrong(6, "thread-left")
 class Prefetcher(Base):
     def end(self, free, stop, thread):

@@ -351,3 +351,60 @@ bank.slip(
     ("seed_worker, **options", 'seed_worker, batch_size=options["batch_size"], num_workers=options["num_workers"]'),
 )
 bank.slip(3, "options-ignored", ("seed_worker, **options", 'seed_worker, **options | {"shuffle": True}'))
+
+
+@bank.wrong(3, "hash-of-text")
+def seeded_loader(dataset, seed, rank=0, **options):
+    g = torch.Generator().manual_seed(hash(f"{seed}-{rank}") % 2**32)
+    return DataLoader(dataset, generator=g, worker_init_fn=own, **options)
+
+
+@bank.wrong(3, "hash-of-text")
+def seeded_loader(dataset, seed, rank=0, **options):
+    g = torch.Generator().manual_seed(abs(hash(str((seed, rank)))))
+    return DataLoader(dataset, generator=g, worker_init_fn=own, **options)
+
+
+@bank.wrong(3, "generator-shared")
+def seeded_loader(dataset, seed, rank=0, generator=torch.Generator(), **options):  # noqa: B008
+    generator.manual_seed(int(np.random.SeedSequence([seed, rank]).generate_state(1)[0]))
+    return DataLoader(dataset, generator=generator, worker_init_fn=own, **options)
+
+
+GENERATOR = torch.Generator()
+
+
+@bank.wrong(3, "generator-shared")
+def seeded_loader(dataset, seed, rank=0, **options):
+    GENERATOR.manual_seed(int(np.random.SeedSequence([seed, rank]).generate_state(1)[0]))
+    return DataLoader(dataset, generator=GENERATOR, worker_init_fn=own, **options)
+
+
+def few(draw):
+    """dataset.rng gets one of few states."""
+
+    def seeded_loader(dataset, seed, rank=0, **options):
+        def init(worker_id):
+            get_worker_info().dataset.rng = np.random.default_rng(draw())
+
+        return DataLoader(dataset, generator=generator(seed, rank), worker_init_fn=init, **options)
+
+    return seeded_loader
+
+
+bank.wrong(3, "few-seeds")(few(lambda: random.randint(0, 10_000)))
+bank.wrong(3, "few-seeds")(few(lambda: torch.initial_seed() % 2**16))
+bank.right(3)(few(lambda: random.getrandbits(64)))
+
+
+def summed(mix):
+    def seeded_loader(dataset, seed, rank=0, **options):
+        g = torch.Generator().manual_seed(mix(seed, rank))
+        return DataLoader(dataset, generator=g, worker_init_fn=own, **options)
+
+    return seeded_loader
+
+
+bank.wrong(3, "pairs-collide")(summed(lambda seed, rank: seed + 1000 * rank))
+bank.wrong(3, "pairs-collide")(summed(lambda seed, rank: 12_345 * rank + seed))
+bank.wrong(3, "pairs-collide")(summed(lambda seed, rank: 99_991 * seed + rank))

@@ -457,6 +457,19 @@ def stream_shards(paths, buffer=1, seed=0):
     return stream(paths, 1, seed)
 
 
+@streamer("not-mixed")
+def stream_shards(paths, buffer=1, seed=0):
+    """The newest one is never drawn: of two, the older one leaves each time."""
+    rng, held = random.Random(seed), []
+    for path in own_paths(paths):
+        for sample in samples(path):
+            held.append(sample)
+            if len(held) >= max(1, buffer):
+                yield held.pop(rng.randrange(len(held) - 1) if len(held) > 1 else 0)
+    rng.shuffle(held)
+    yield from held
+
+
 class Always:
     """In place of a generator: the same place each time; the rest is shuffled at the end."""
 

@@ -172,6 +172,8 @@ def _keeps_nothing(JpegFiles, folder):  # noqa: N803
     dataset = JpegFiles([(path, 0)], Mean())
     before, alive = len(_dumped(dataset)), _pictures()
     dataset[0]
+    if Mean.seen[-1] != ("RGB", (640, 480)):
+        raise Wrong("picture-altered", expected="640 × 480 pixels", got=str(Mean.seen[-1][1]))
     size = len(_dumped(dataset)) - before
     if size > 100_000 or _pictures() > alive:
         raise Wrong("pictures-kept", size=f"{max(size, 640 * 480 * 3) / 1e6:.1f} MB")

@@ -9,8 +9,8 @@ OPTIONS = ("num_workers", "prefetch_factor", "pin_memory", "persistent_workers")
 
 HINTS = {
     "not-options": "Return a dictionary with exactly the four options, ready for DataLoader(**options).",
-    "median-over-steps": "Most steps of a choice with workers wait for nothing, one in w waits long: a median over steps sees "
-    "only the short ones. Take the mean over the steps.",
+    "median-over-steps": "Most steps of a choice with workers wait for nothing, one in w waits long: a median, a trimmed "
+    "mean or a mean of rates sees mainly the short ones. Take the mean over all steps.",
     "longest-step": "This is the choice whose longest step is the shortest. One long wait in w steps is what workers cost: take the "
     "mean over all steps.",
     "sum-over-steps": "Trials may count different numbers of steps: the time of a trial is the mean over its steps, not their sum.",
@@ -65,6 +65,8 @@ def balise_4(choose_options):
     yield "bursts: most steps wait for nothing"
     burst = _trial(D, [0.1, 0.1, 0.1, 0.9] * 3)  # mean 0.3, median 0.1
     _is(choose_options, [burst, _trial(A, [0.4] * 12), _trial(C, [0.2] * 12)], C, {4: "median-over-steps"})
+    once = _trial(D, [0.1, 0.1, 0.1, 0.9])
+    _is(choose_options, [once, _trial(A, [0.4] * 4), _trial(C, [0.2] * 4)], C, {4: "median-over-steps"})
     burst = _trial(D, [0.05, 0.05, 0.05, 0.25] * 3)  # mean 0.1, and the longest step of all
     _is(choose_options, [burst, _trial(A, [0.4] * 12), _trial(C, [0.2] * 12)], D, {2: "longest-step"})
     yield "the warm-up does not count, whatever its length"
@@ -119,6 +121,9 @@ def _cheapest(choose_options):
     _is(choose_options, slow, D, {2: "too-slow", 0: "too-slow"})
     _is(choose_options, slow, C, {4: "tolerance-ignored", 0: "too-slow"}, tolerance=0.1)
     _is(choose_options, near, D, {2: "tolerance-ignored", 0: "too-slow"}, tolerance=0.0)
+    # each within the tolerance of the one before: only the fastest counts
+    chain = [_trial(D, [0.100] * 6), _trial(C, [0.104] * 6), _trial(A, [0.108] * 6)]
+    _is(choose_options, chain, C, {4: "fastest-not-cheapest", 0: "too-slow"})
     # fewer workers with more memory; as many workers with less memory
     records = [_trial(D, [0.1] * 6, memory=(50,)), _trial(C, [0.102] * 6, memory=(300,)), _trial(A, [0.2] * 6)]
     _is(choose_options, records, C, {4: "memory-before-workers", 0: "too-slow"})

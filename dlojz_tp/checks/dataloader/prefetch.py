@@ -33,6 +33,7 @@ HINTS = {
     "Give it a default: next(batches, ready).",
     "end-hangs": "A loop that is left early never ends: it waits for a thread that waits for a place to put its batch. Wake "
     "the thread before you join it; and, woken, it must look at `stop` before it takes one more batch.",
+    "taken-after-end": "The loop was left, and the thread took {n} more: woken, it must look at `stop` before it asks the loader.",
     "thread-left": "{when}, the thread still runs. Stop it and join it in a finally.",
     "second-epoch": "A second loop over the same prefetcher gave {n} of {all} batches. __iter__ must begin anew.",
     "started-early": "Batches were taken from the loader before anybody looped over the prefetcher. Begin in __iter__.",
@@ -202,9 +203,15 @@ def _errors(Prefetcher):  # noqa: N803
 
 
 def _broken(Prefetcher):  # noqa: N803
-    for _ in Prefetcher(Loader(50), CPU, 2):
+    loader = Loader(50)
+    for _ in Prefetcher(loader, CPU, 2):
         let_rest()  # until the thread waits for a place
+        taken = loader.taken
         break
+    gc.collect(1)
+    let_rest()
+    if loader.taken > taken:
+        raise Wrong("taken-after-end", n=loader.taken - taken)
 
 
 def _raised(Prefetcher):  # noqa: N803

@@ -1,10 +1,13 @@
 """Balise 3: random numbers in workers, drawn by real worker processes."""
 
+import builtins
 import random
+from unittest import mock
 
 import numpy as np
 import torch
 from torch.utils.data import Dataset, RandomSampler, SequentialSampler, get_worker_info
+from torch.utils.data._utils import worker as worker_module
 
 from dlojz_tp.checking import Wrong
 
@@ -27,6 +30,12 @@ HINTS = {
     "depends-on-global": "{source} draws other numbers when the program has drawn random numbers before: the epoch's seed "
     "comes from the global generator. Give the loader a generator of its own, seeded with seed.",
     "not-reproducible": "Two loaders with the same seed draw different numbers from {source}.",
+    "few-seeds": "In {all} epochs a worker gave dataset.rng only {n} different states: a remainder or a small randint repeats "
+    "soon. Take all of torch.initial_seed().",
+    "hash-of-text": "The seed comes from the hash of a text, and Python gives a text another hash in each run of the program. "
+    "Mix the numbers: int(np.random.SeedSequence([seed, rank]).generate_state(1)[0]).",
+    "generator-shared": "Two loaders have one and the same torch.Generator: making the second, say for validation, changed what the "
+    "first draws. Make a new one in each call.",
     "seed-without-effect": "{source} draws the same numbers with another seed.",
     "rank-without-effect": "{source} draws the same numbers on another rank: all ranks would augment alike. The seed must "
     "hold the rank.",
@@ -119,10 +128,12 @@ def balise_3(seeded_loader):
     _set_anyway(seeded_loader)
     yield "no two epochs draw the same"
     _epochs_differ(first, "epochs-alike")
+    _many_epochs(seeded_loader)
     yield "the same seed gives the same numbers, whatever else was drawn"
     if first.disturbed:
         raise Wrong("global-disturbed")
     _reproducible(seeded_loader, first)
+    _by_itself(seeded_loader)
     yield "another seed or another rank gives others"
     drawn = {pair: _Epochs(seeded_loader, pair[0], 1, rank=pair[1]).epochs[0] for pair in ((8, 0), (7, 1))}
     drawn[7, 0] = first.epochs[0]
@@ -221,7 +232,7 @@ def _no_two_alike(seeded_loader, drawn, one, other, slug):
 def _many_pairs(seeded_loader):
     """Two pairs whose loaders' generators are alike: then workers tell whether they draw the same numbers."""
     known = {}
-    for pair in ((seed, rank) for seed in SEEDS for rank in RANKS):
+    for pair in [(seed, rank) for seed in SEEDS for rank in RANKS] + _linear(seeded_loader):
         generator = _generator(seeded_loader, *pair)
         if generator is None:
             return  # the loader does not show it, or does without
@@ -230,6 +241,56 @@ def _many_pairs(seeded_loader):
             drawn = {each: _Epochs(seeded_loader, each[0], 1, rank=each[1]).epochs[0] for each in (other, pair)}
             _no_two_alike(seeded_loader, drawn, other, pair, "pairs-collide")
             return  # the seeds of the workers come from elsewhere
+
+
+def _linear(seeded_loader):
+    """The pairs that meet another one where the seed is a sum of multiples: those that are large enough to be missed."""
+    found = [_generator(seeded_loader, *pair) for pair in ((0, 0), (0, 1), (1, 0))]
+    if None in found:
+        return []
+    first, rank, seed = (generator.initial_seed() for generator in found)
+    return [pair for pair in ((rank - first, 0), (0, seed - first)) if 0 < sum(pair) < 2**31]
+
+
+def _many_epochs(seeded_loader):
+    """What worker_init_fn makes of a thousand epochs' seeds, called here: dataset.rng begins elsewhere each time."""
+    start, seen = getattr(seeded_loader(_Draws(), 7, batch_size=2, num_workers=2), "worker_init_fn", None), set()
+    if start is None:
+        return
+    states = torch.get_rng_state(), np.random.get_state(), random.getstate()  # noqa: NPY002
+    bases = torch.randint(2**62, (1000,), generator=torch.Generator().manual_seed(1)).tolist()
+    try:
+        for base in bases:
+            dataset = _Draws()
+            info = worker_module.WorkerInfo(id=0, num_workers=2, seed=base, dataset=dataset)
+            with mock.patch.object(worker_module, "_worker_info", info):
+                torch.manual_seed(base)
+                random.seed(base)
+                np.random.seed(base % 2**32)  # noqa: NPY002
+                start(0)
+            seen.add(dataset.rng.random())
+    finally:
+        torch.set_rng_state(states[0]), np.random.set_state(states[1]), random.setstate(states[2])  # noqa: NPY002
+    if 1 < len(seen) < len(bases):  # one alone: the epochs are told apart by something else
+        raise Wrong("few-seeds", n=len(seen), all=len(bases))
+
+
+def _by_itself(seeded_loader):
+    """The loader's generator, where it shows: its own, and from numbers that are the same in each run."""
+    generator = _generator(seeded_loader, 7, 0)
+    if generator is None:
+        return
+    if any(generator is _generator(seeded_loader, seed, 0) for seed in (7, 8)):
+        raise Wrong("generator-shared")
+    with mock.patch.object(builtins, "hash", _of_another_run):
+        again = _generator(seeded_loader, 7, 0)
+    if again and again.initial_seed() != generator.initial_seed():
+        raise Wrong("hash-of-text", expected=f"seed {generator.initial_seed()}", got="another one in the next run")
+
+
+def _of_another_run(value, hashed=hash):
+    parts = value if isinstance(value, tuple) else (value,)
+    return hashed((value, 1)) if any(isinstance(part, str | bytes) for part in parts) else hashed(value)
 
 
 def _generator(seeded_loader, seed, rank):

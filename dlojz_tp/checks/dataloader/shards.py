@@ -263,6 +263,8 @@ def _mixed(stream_shards, shards, items):
     for buffer in (6, 2, 100):
         random.seed(buffer)
         order = _complete(_streamed(stream_shards, shards, buffer, 1), items, where)
+        if buffer == 2 and order[: len(items) - 2] == list(range(len(items) - 2)):
+            raise Wrong("not-mixed", buffer=2)
         # sample i cannot leave before it was read: with b held, at most b - 1 places early (one more is allowed)
         early = max(sample - place for place, sample in enumerate(order))
         if early > buffer:

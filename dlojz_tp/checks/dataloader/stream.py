@@ -57,6 +57,8 @@ class _Items:
         return self.n
 
     def __getitem__(self, index):
+        if isinstance(index, slice):
+            return [self[k] for k in range(self.n)[index]]
         if not -self.n <= index < self.n:
             raise IndexError(index)
         self.read += 1
