@@ -21,7 +21,7 @@ CASES = {
     "a rank without elements": ((9, 4, 2), (0, 0, 0), torch.float32, 2.0, 1e-5),
     "gradients of zero": ((3, 2, 1), (4, 1, 5), torch.float32, 0.0, 1e-5),
     "bfloat16": ((3000, 8, 2), (2000, 5, 1), torch.bfloat16, 1.0, 2e-2),
-    "float16": ((40, 8, 3), (30, 2, 6), torch.float16, 300.0, 5e-3),
+    "float16": ((40, 8, 3), (30, 2, 6), torch.float16, 2000.0, 5e-3),  # the norm is more than float16 holds, no element is
 }
 TOLERANCES = torch.tensor([case[-1] for case in CASES.values()])
 

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from dlojz_tp.checking.looks import Look, Value, form, judged, shape, tried, within
+from dlojz_tp.probes.gpus import on_one_gpu
 
 GENERATOR = torch.Generator().manual_seed(1)
 
@@ -60,9 +61,6 @@ def observe(case, flatten, shard, unflatten):
     yield {"padding": got[n:].count_nonzero().item()}
     got.detach().zero_()
     yield {"given": torch.equal(_elements(tensors), _truth(case))}
-    with torch.device("meta"):  # what is made without a word on the device is made there
-        found = tried(flatten, list(tensors), size)
-    yield {"device": found if isinstance(found, str) else str(found.device)}
     flat = _flat(case).clone()
     shards = [shard(flat, rank, size) for rank in range(size)]
     yield {"shards": shape(shards)}
@@ -100,8 +98,7 @@ LOOKS = [
     Look("", "graph", False, "flat-graph"),
     Value("", "values", _truth, "wrong-flat", EXACT),
     Look("", "padding", 0, "padding-not-zero"),
-    Look("flatten: on the device of the tensors, in a memory of its own", "given", True, "flat-alias"),
-    Look("", "device", "cpu", "wrong-device", fields=lambda got, _: {"error": got}),
+    Look("flatten: in a memory of its own", "given", True, "flat-alias"),
     Look("shard: equal pieces, views in the order of the ranks", "shards", lambda case: shape(list(_cut(case))), _unlike,
          fields=_first),
     Value("", "cut", _cut, "wrong-shard-values", EXACT),
@@ -114,6 +111,20 @@ LOOKS = [
 ]  # fmt: skip
 
 
+def _flat_on_gpu(gpu, device, flatten):
+    found = tried(flatten, [tensor.to(device) for tensor in LISTS["a vector and a matrix"]], 2)
+    where = found if isinstance(found, str) else str(found.device)
+    return "" if where == str(device) else where
+
+
+def observe_device(flatten):
+    yield {"device": on_one_gpu(_flat_on_gpu, flatten) or ""}
+
+
+DEVICE = [Look("flatten: on the device of the tensors", "device", "", "wrong-device", fields=lambda got, _: {"error": str(got)})]
+
+
 def balise_2(flatten, shard, unflatten):
     for case in CASES:
         yield from judged(LOOKS, functools.partial(observe, case), flatten, shard, unflatten, at=case, where=case)
+    yield from judged(DEVICE, observe_device, flatten)

@@ -202,6 +202,8 @@ again(
 
 some("wrong-device", ("tensors[0].new_zeros(-n % world_size)", "torch.zeros(-n % world_size, dtype=tensors[0].dtype)"))
 again("wrong-device", (", device=tensors[0].device", ""))
+some(None, ("tensors[0].new_zeros(-n % world_size)", "torch.zeros(-n % world_size, dtype=tensors[0].dtype).to(tensors[0].device)"))
+some("wrong-device", ("[t.flatten() for t in tensors]", "[t.flatten().cpu() for t in tensors]"), ("tensors[0].new_zeros(-n % world_size)", "torch.zeros(-n % world_size, dtype=tensors[0].dtype)"))
 
 # ---------------------------------------------------------------- shard
 

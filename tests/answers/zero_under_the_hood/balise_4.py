@@ -162,8 +162,10 @@ variant(4, "shards-not-waited", TWO_UNDER_WAY, ("                self.send(part)
 variant(4, "shards-not-waited", ZEROS, ("            work.wait()\n", ""))
 
 hint(4, "bucket-left", "After reduce(), a shard has no gradient. A bucket with a parameter that was not used is never complete: "
-     "reduce() has to send what backward left, zeros for what is missing, also where a whole bucket was not used.")  # fmt: skip
+     "reduce() has to send what backward left, zeros for what is missing, also where a whole bucket was not used. Or own.grad was "
+     "freed again: send lets go of its bucket's p.grad alone.")  # fmt: skip
 slip(4, "bucket-left", (FINISH, ""))
+slip(4, "late-buckets", ("if all(q.grad is not None for q in part.parameters):", "if p is part.parameters[-1]:"))
 slip(4, "bucket-left", (LEFT, "all(p.grad is not None for p in part.parameters)"))
 slip(4, "bucket-left", ("part.own.grad is None or any", "any"))  # a bucket that is not used at all
 variant(4, "bucket-left", TWO_UNDER_WAY, ("if part.count or part.own.grad is None:", "if part.count:"))
@@ -196,7 +198,7 @@ variant(4, "local-gradient", TWO_UNDER_WAY, ("arrived = torch.empty_like(flat)",
         ("dist.all_to_all_single(arrived, flat, async_op=True)", "dist.all_to_all_single(torch.empty_like(flat), flat, async_op=True)"))  # fmt: skip
 
 hint(4, "second-backward", "With one backward pass a step all is right, with two it is not: the second must add to what the first left "
-     "in own.grad.")  # fmt: skip
+     "in own.grad, after work.wait(): before it nothing has arrived.")  # fmt: skip
 slip(4, "second-backward", (ADDED, "part.own.grad = arriving"))
 variant(4, "second-backward", TWO_UNDER_WAY, ("mean if part.own.grad is None else part.own.grad.add_(mean)", "mean"))
 
@@ -276,7 +278,7 @@ variant(4, "not-again", TWO_UNDER_WAY, ("        part.count = 0\n        size", 
          "        while self.flying:\n            self.land()\n        for part in self.parts:\n            if part.own.grad is None or any(p.grad is not None for p in part.parameters):"))  # fmt: skip
 
 hint(4, "late-buckets", "When backward reached the first layer, {early} of {n} buckets were on their way: a bucket waits although it is "
-     "complete.")  # fmt: skip
+     "complete, or left before it was: any of its parameters may be the last to have its gradient.")  # fmt: skip
 slip(4, "late-buckets", (READY, "if p is self.parts[-1].parameters[0] and not all(q.grad is not None for q in part.parameters):\n"
      "            return\n        if p is self.parts[-1].parameters[-1] or p is self.parts[-1].parameters[0]:\n"
      "            for other in self.parts:\n                if all(q.grad is not None for q in other.parameters):\n"

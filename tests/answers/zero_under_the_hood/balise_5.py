@@ -267,7 +267,7 @@ hint(
     5,
     "empty-in-forward",
     "In forward, a layer met parameters that are not there ({error}). gather() must run before the layer "
-    "computes, give the storage all its bytes (not elements) again, and leave p.data the views of the filled flat tensor.",
+    "computes (and whoever frees its memory calls free(), so that it does), give the storage all its bytes (not elements) again, and leave p.data the views of the filled flat tensor.",
 )
 hint(
     5,

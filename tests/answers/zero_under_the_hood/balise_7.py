@@ -173,9 +173,11 @@ variant(7, "wrong-norm", JOINED, ("return norm", "return norm * 0.9"))
 hint(
     7,
     "half-overflow",
-    "In float16 the norm is infinite: squares overflow, 300 squared is beyond 65,504. Take norms in float32.",
+    "In float16 the norm is infinite: squares overflow, 300 squared is beyond 65,504, and so may be the norm itself. Take and "
+    "keep norms in float32.",
 )
 slip(7, "half-overflow", (WIDE, "g.square()"))
+slip(7, "half-overflow", ("norm = norm.sqrt()", "norm = norm.sqrt().to(gradients[0].dtype)"))
 slip(
     7,
     "half-overflow",

@@ -128,7 +128,8 @@ MOVED = 'master.data = master.data.to("cpu")'
 FREED = "            part.own.grad = None\n"
 GATHER = "            all_gather(part.flat, part.own.detach())\n"
 
-hint(8, "masters-on-gpu", "A master is on the GPU. Masters, and with them the states, belong into CPU memory.")
+hint(8, "masters-on-gpu", "A master is on the GPU, or a gradient in CPU memory was put beside something there. Masters, their gradients and the "
+     "states belong into CPU memory; own and own.grad are on the GPU.")
 offloaded("masters-on-gpu", changes=[(MOVED, "pass")], reduce="master.grad = part.own.grad.float()")
 offloaded("masters-on-gpu", changes=[(MOVED, 'master.data.to("cpu")')], reduce="master.grad = part.own.grad.float()")
 slip(8, "masters-on-gpu", ("            master.data = master.data.cpu()", "            pass"))
@@ -138,6 +139,10 @@ variant(
     AT_ONCE,
     ('torch.empty_like(master, device="cpu").copy_(master.data)', "torch.empty_like(master).copy_(master.data)"),
 )
+
+hint(8, "gradient-elsewhere", "A gradient has the dtype of what it belongs to: own.grad is bfloat16, master.grad is float32. Cast on the way. {error}")
+slip(8, "gradient-elsewhere", ("master.grad = part.own.grad.cpu().float()", "master.grad = part.own.grad.cpu()"))
+variant(8, "gradient-elsewhere", EVENT, ("master.grad, part.own.grad = gradient.float(), None", "master.grad, part.own.grad = gradient, None"))
 
 hint(8, "states-on-gpu", "A state of the optimizer, {name}, is on the GPU. States are made beside what the optimizer was given: give it the "
      "masters that are on the CPU, from the start.")  # fmt: skip
