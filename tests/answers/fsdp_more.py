@@ -49,6 +49,8 @@ bank.slip(
     6, "not-as-init-weights", (FILL, FILL + "    for p in model.parameters():\n        nn.init.normal_(p, std=0.02)\n")
 )
 bank.slip(6, "shards-repeat", (SEED, "    torch.manual_seed(seed)\n"))
+bank.slip(6, "shards-repeat", (SEED, "    torch.manual_seed(seed + (mesh.get_local_rank() > 0))\n"))
+bank.slip(6, "shards-repeat", (SEED, "    torch.manual_seed(seed + (mesh.get_local_rank() + 1) // 2)\n"))
 bank.slip(6, "shards-repeat", (SEED, "    torch.manual_seed(seed * (mesh.get_local_rank() + 1))\n"))
 bank.slip(6, None, (SEED, "    torch.manual_seed(1000 * seed + mesh.get_local_rank())\n"))
 bank.slip(6, "seed-without-effect", (SEED, "    torch.manual_seed(mesh.get_local_rank())\n"))

@@ -122,6 +122,7 @@ bank.slip(10, "wrong-pipeline", (RANKS, "[r * n_stages + stage for r in range(n_
 bank.slip(10, "wrong-pipeline", (RANKS, "[s * n_replicas + replica for s in range(n_stages)]"))
 bank.slip(10, "not-in-group", ("        if s == stage:\n            mine = group\n", "        mine = group\n"))
 bank.slip(10, "not-in-group", ("if s == stage:", "if s == 0:"))
+bank.slip(10, "not-in-group", ("        if s == stage:\n            mine = group\n", "        mine = group if s == stage else None\n"))
 bank.slip(10, "group-along-pipeline", (GROUPS, "    for r in range(n_replicas):\n        group = dist.new_group([r * n_stages + s "
           "for s in range(n_stages)])\n        if r == replica:\n            mine = group\n"))  # fmt: skip
 bank.slip(10, "group-is-world", (GROUPS, "    mine = dist.group.WORLD\n"))
@@ -171,6 +172,7 @@ bank.slip(
     10, "updated-inside", ("    return loss\n", "    torch.optim.SGD(parameters, lr=0.1).step()\n    return loss\n")
 )
 bank.slip(10, "wrong-hybrid", (SHARE, "value *= -len(rows) / len(x)"))
+bank.slip(10, "weighted-late", (SHARE, "pass"), (REDUCE, REDUCE + "\n            value *= len(rows) / len(x)"))
 bank.slip(
     10, "wrong-hybrid", ("    return loss\n", "    for p in parameters:\n        p.grad = None\n    return loss\n")
 )

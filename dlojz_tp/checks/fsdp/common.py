@@ -45,6 +45,7 @@ HINTS = {
     "groups.",
     "names-changed": "The parameters have other names now, so that no checkpoint of the plain model fits: {got}. "
     "PyTorch's own wrapper hides itself.",
+    "parameters-gone": "Parameters of the model are gone, {got} among them: a part was put in the place of the whole.",
     "tie-cut": "{got} was one parameter with another, and is one of its own now: after a step they differ. What is tied belongs into "
     "one group, here the root's.",
     "no-gradient": "These parameters got no gradient: {names}.",

@@ -249,13 +249,13 @@ def _right_distribution(size, ranks):
 
 
 def _right_draws(size, ranks):
-    first = ranks[0]["weights"]
     for rank, found in enumerate(ranks):
         for name, part in found["weights"].items():
-            rows = min(len(part), len(first[name]))
-            drawn = part.dim() == 2 and rows
-            if rank and drawn and close(part[:rows], first[name][:rows], 1e-12):
-                raise Wrong("shards-repeat", where=f"rank {rank} of {size}", rank=rank, name=name)
+            drawn = part.dim() == 2 and len(part)
+            for other in ranks[:rank]:
+                rows = min(len(part), len(other["weights"][name]))
+                if drawn and close(part[:rows], other["weights"][name][:rows], 1e-12):
+                    raise Wrong("shards-repeat", where=f"rank {rank} of {size}", rank=rank, name=name)
             twin = name.replace("blocks.0.", "blocks.1.")
             if drawn and twin != name and close(part, found["weights"][twin], 1e-12):
                 raise Wrong("blocks-repeat", where=f"rank {rank} of {size}", got=f"{name} = {twin}")

@@ -16,14 +16,15 @@ HINTS = {
     "another-half": "Products run in {got}. In float16, gradients below 6e-8 vanish, and there is no loss scaling here.",
     "gathers-in-full": "Products run in bf16, but parameters travel as {got}: twice the bytes, and each rank casts them "
     "for itself. That is what autocast does; the policy casts the shards before they travel.",
-    "reduces-in-half": "Gradients are summed over the ranks in {got}. Each sum is rounded to 8 bits: name the dtype of the "
-    "reduction in the policy.",
+    "reduces-in-half": "Gradients are summed over the ranks in {got}, and float32 is due: name it in the policy as the dtype of the reduction. "
+    "(In bfloat16 each sum is rounded to 8 bits.)",
     "logits-in-half": "The logits come out as {got}. The loss takes exponentials and a sum over the vocabulary: the root's "
     "policy can give its output in float32.",
     "policy-missing": "A product met a bf16 input and float32 weights ({error}): they belong to a group without the "
     "policy, with one that has no param_dtype, or to no group. Blocks and root each need it.",
     "output-too-early": "A product met a float32 input and bf16 weights ({error}): a block gives its output in float32, and "
-    "nobody casts it on its way to the root's norm and head. Only the root's policy has to name an output dtype.",
+    "nobody casts it on its way to the root's norm and head. Only the root's policy has to name an output dtype; param_dtype is "
+    "bfloat16 in all.",
 }
 KNOWN = (
     ("c10::BFloat16 != float", "policy-missing"),

@@ -9,7 +9,7 @@ from dlojz_tp.checks.fsdp import common, watched
 
 HINTS = {
     "nothing-again": "No block runs again in backward: all activations were kept, on the GPU or elsewhere. "
-    "`checkpoint_wrapper` makes a new module; it counts only once it stands in the model.",
+    "`checkpoint_wrapper` makes a new module; it counts only once it stands in the model. With every=1, each block is one of them.",
     "whole-model-again": "The whole model runs again in backward, the head too: one segment, whose activations are all "
     "there at once. Checkpoint the blocks.",
     "part-again": "Of block {index}, only a part runs again ({got}). Its input alone should be kept.",

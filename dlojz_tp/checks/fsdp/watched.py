@@ -163,6 +163,9 @@ def form(sharded, model, names: list[str]) -> dict:
         return {"slug": slug, "got": type(sharded).__name__}
     parameters = named(model)
     changed = "tie-cut" if set(names) < set(parameters) else "names-changed"
+    gone = [name for name in names if name not in parameters] if set(parameters) < set(names) else []
+    if gone:
+        return {"slug": "parameters-gone", "got": ", ".join(gone[:3])}
     return {
         "slug": "" if set(names) == set(parameters) else changed,
         "got": ", ".join(name for name in parameters if name not in names)[:200],

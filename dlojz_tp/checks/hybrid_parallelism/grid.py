@@ -13,14 +13,14 @@ from dlojz_tp.parallel import Axis, Entrance, Exit, Mesh, SlicedBlock, Stage
 LAYERS, VOCABULARY, LENGTH = 5, 12, 5
 #           (pipeline, data, tensor), tied head
 MESHES = {
-    4: [((2, 2, 1), True), ((1, 2, 2), True), ((2, 1, 2), False), ((1, 4, 1), False)],
+    4: [((2, 2, 1), True), ((1, 2, 2), True), ((2, 1, 2), False), ((1, 4, 1), False), ((2, 1, 2), True)],
     3: [((3, 1, 1), True)],
 }
 
 
-def told(shape) -> str:
-    """A mesh in words: the `at` and the `where` of a look."""
-    return "pipeline {} × data {} × tensor {}".format(*shape)
+def told(shape, tied) -> str:
+    """A mesh and the model's head in words: the `at` and the `where` of a look."""
+    return "pipeline {} × data {} × tensor {}".format(*shape) + ", tied head" * tied
 
 
 def place(rank: int, shape) -> tuple[int, int, int]:

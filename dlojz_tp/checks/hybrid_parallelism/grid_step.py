@@ -133,7 +133,7 @@ def _gradients_due(at):
 
 
 ALL = {
-    f"{grid.told(shape)}, {rows} rows": (shape, tied, rows, n)
+    f"{grid.told(shape, tied)}, {rows} rows": (shape, tied, rows, n)
     for some in grid.MESHES.values()
     for shape, tied in some
     for rows, n in STEPS

@@ -12,6 +12,7 @@ from dlojz_tp.planner import Layout
 RULES = {"gathered": "gathered-wrong"}
 AGAIN = {  # what goes wrong there alone is about that
     "ZeRO 0 to 3": {"parameters gradients optimizer": "zero-exact"}, "recomputation": {"activations": "again-wrong"},
+    "micro-batches in flight": {"activations": "in-flight"},
 }  # fmt: skip
 MODELS = planner.GPT(64, 12, 8, sequence=24, vocabulary=160), planner.GPT(96, 8, 6, sequence=40, vocabulary=97)
 WIDTHS = (

@@ -139,7 +139,7 @@ def observe(stage_time, data_time, step_time):
 
 
 def _own_work():
-    return out_of_planner(planner.step_time, planner.steps._data, planner.tensor_parallel_layer, planner.layer_flops)
+    return out_of_planner(planner.step_time, planner.GPT.flops, planner.steps._data, planner.tensor_parallel_layer, planner.layer_flops)
 
 
 def _looks():

@@ -66,7 +66,7 @@ def _number(value):
     return float(value) if _form(value) == "a number" else 0.0
 
 
-AT = {grid.told(shape): (tied, torch.Size(shape).numel()) for some in grid.MESHES.values() for shape, tied in some}
+AT = {grid.told(shape, tied): (tied, torch.Size(shape).numel()) for some in grid.MESHES.values() for shape, tied in some}
 
 
 def _all(value):
@@ -115,7 +115,7 @@ KNOWN = (
 
 def balise_3(total_norm, total_loss):
     yield LOOKS["norm"][0].claim
-    turns = {size: [(grid.told(shape), what) for shape, _ in grid.MESHES[size] for what in LOOKS] for size in (4, 3)}
+    turns = {size: [(grid.told(shape, tied), what) for shape, tied in grid.MESHES[size] for what in LOOKS] for size in (4, 3)}
     for size, ranks in world_after_world(observe, total_norm, total_loss, known=KNOWN, sizes=tuple(turns)):
         at, what = turns[size].pop(0)
         yield from judged(LOOKS[what], lambda seen=ranks: seen, at=at, where=at)

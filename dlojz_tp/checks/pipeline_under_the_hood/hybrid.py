@@ -24,7 +24,8 @@ HINTS = {
     "wrong-cell": "Rank {rank} of {size} is on another stage or in another replica: rank = replica × n_stages + stage.",
     "wrong-pipeline": "The pipeline of rank {rank} is {expected}, the ranks that hold the stages of its replica, from stage 0 on; here it "
     "is {got}.",
-    "not-in-group": "Rank {rank} is not in the group that it returned. All groups are made by all ranks; a rank keeps the one it is in.",
+    "not-in-group": "Rank {rank} is not in the group that it returned, or returned none. All groups are made by all ranks; a rank keeps the one "
+    "it is in, also in later turns of a loop.",
     "group-along-pipeline": "The data group of rank {rank} holds the stages of one pipeline: other layers, whose gradients have nothing to "
     "do with each other. It holds the ranks with the same stage.",
     "group-is-world": "The data group of rank {rank} is the whole world. It holds only the ranks with the same stage.",
@@ -41,6 +42,8 @@ HINTS = {
     "replica-only": "These are the gradients of this replica's rows alone: nothing was added up over the data group, or the sum went into a new "
     "tensor. Change p.grad in place.",
     "replicas-summed": "The replicas' means were added up. Each counts by its rows over all rows.",
+    "weighted-late": "Gradients are weighted by the rank's share of the rows after the sum. Each is weighted by its own share, then they "
+    "are added.",
     "replicas-alike": "Right for equal shares, wrong for shares of another length: weight each by its rows over all rows.",
     "divided-by-world": "The gradients were divided by the number of ranks. What they are a mean over is the batch, and that is "
     "shared by the replicas only.",
@@ -155,7 +158,7 @@ def _on_grid(make_grid, hybrid_step, p):
         return {"what": "nothing (None)" if made is None else f"{type(made).__name__} {str(made)[:60]}"}
     stage, replica, pipeline, group = made
     try:
-        members = list(dist.get_process_group_ranks(group))
+        members = None if group is None else list(dist.get_process_group_ranks(group))  # None would be the world
     except Exception:
         members = None
     got = {"cell": (stage, replica), "pipeline": pipeline, "group": members}
@@ -297,6 +300,7 @@ def _gradients(step, ranks, number, rank, size, p):
         "replica-only": [own[rank], [g * shares[rank // p] for g in own[rank]], [g / n for g in own[rank]]],
         "replicas-summed": [total(same, [1.0] * n)],
         "replicas-alike": [total(same, [1 / n] * n)],
+        "weighted-late": [[g * shares[rank // p] for g in total(same, [1.0] * n)]],
         "divided-by-world": [total(same, [w / size for w in (1.0,) * n]), [g / size for g in truth], [g / p for g in truth]],
         "summed-over-world": [*everyone, *plain],
         "weighted-twice": [[g / n for g in truth], total(same, [s * s for s in shares]), [g * shares[rank // p] for g in truth],

@@ -49,7 +49,7 @@ HINTS = {
     "send-waits": "Two neighbours send to each other at the same moment, an activation and a gradient, and both wait for ever: "
     "sends only start here. dist.send, or a wait() inside, blocks until the other one receives.",
     "order-not-kept": "It works only where tags tell messages apart. NCCL ignores them: in each lane, what was sent first is received first, "
-    "shape and dtype before the values, from the peer that is named.",
+    "shape and dtype before the values, from the peer that is named, in the lane in which it was sent.",
     "message-not-on-gpu": "On GPUs, a message is in the CPU's memory, and NCCL carries none from there: {error}. What is sent is where "
     "the activation is, the header as well; what is received, on launch.device().",
 }

@@ -34,8 +34,8 @@ HINTS = {
     "the output: go on from it.",
     "parameters-twice": "The parameters' gradients were added twice: once inside backward, by y.backward(), and again because "
     "backward returns them. Return None for them.",
-    "no-second-graph": "The second forward made no graph: {error}. Inside backward, graphs are switched off; torch.enable_grad() "
-    "switches them on.",
+    "no-second-graph": "What backward() was called on has no graph: {error}. Inside backward, graphs are switched off but within "
+    "torch.enable_grad(), also for a sum that is taken afterwards; y.backward(gradient) needs none.",
     "parameters-lost": "The stage's parameters have no gradient: the second forward is to go on to them as well.",
     "overwritten": "The second micro-batch replaced the first one's gradients in p.grad. They add up.",
     "frozen-fails": "A parameter is frozen (requires_grad False), and backward fails: {error}",

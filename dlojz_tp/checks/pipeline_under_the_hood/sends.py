@@ -25,7 +25,7 @@ HINTS = {
     "tag-differs": "A message that was sent with tag {expected} is received with tag {got}. gloo, on CPUs, tells messages apart by their "
     "tags, and would wait for ever for this one: hand `tag`, the micro-batch's number, on into every call.",
     "not-a-neighbour": "Stage {stage}, on rank {rank}, exchanged a message with rank {peer}. Its neighbours are place.before = {before} and "
-    "place.behind = {behind}: no count from the rank or from the stage finds them, where pipelines stand side by side.",
+    "place.behind = {behind} (None: there is none): no count from the rank or from the stage finds them, where pipelines stand side by side.",
 }
 
 
@@ -137,7 +137,7 @@ class Sends:
     def _allowed(self, name, given):
         """Raise Wrong for a message in no lane, or to a rank that is no neighbour."""
         group, place, peer = given.get("group"), self.place, self._peer(given)
-        if place is not None and peer not in (place.before, place.behind):
+        if place is not None and (peer is None or peer not in (place.before, place.behind)):
             raise Wrong("not-a-neighbour", stage=place.stage, rank=dist.get_rank(), peer=peer, before=place.before, behind=place.behind)  # fmt: skip
         if not isinstance(group, Lane):
             raise Wrong("no-lane")

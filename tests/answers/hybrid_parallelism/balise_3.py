@@ -227,6 +227,15 @@ variant(
 
 hint(3, "wrong-norm", "This is not the norm of the whole model's gradient.")
 slip(3, "wrong-norm", ("p.grad.square()", "p.grad.abs()"))
+slip(
+    3,
+    "wrong-norm",
+    (
+        "copy = (not p.cut and mesh.tensor.rank > 0) or (p.tied and mesh.pipeline.rank > 0)",
+        "copy = not p.cut if mesh.tensor.rank > 0 else p.tied and mesh.pipeline.rank > 0",
+    ),
+)
+slip(3, "wrong-norm", ("(p.tied and", "(p.tied and mesh.tensor.rank == 0 and"))
 variant(3, "wrong-norm", SHARED, (".pow(2)", ".pow(3)"))
 
 hint(3, "norm-none", "A frozen parameter has no gradient, `p.grad` is None ({what}). It counts nothing.")
@@ -292,7 +301,8 @@ variant(3, "loss-alike", SHARED, ("1.0], dtype=torch.float64) * n_rows", "1.0], 
 hint(
     3,
     "loss-over-stages",
-    "The loss is too small by the number of stages: rows of stages that have no loss were counted.",
+    "The loss is too small by the number of stages: rows of stages that have no loss were counted. (Or it was divided once "
+    "more by the data ranks, which are as many here.)",
 )
 slip(3, "loss-over-stages", ("[0, 0]", "[0, n_rows]"))
 variant(

@@ -222,6 +222,8 @@ bank.hint(
 )  # fmt: skip
 bank.slip(4, "in-flight", ("min(m, layout.pipeline - stage)", "min(m, layout.pipeline)"))
 bank.slip(4, "in-flight", ("min(m, layout.pipeline - stage)", "layout.pipeline - stage"))
+bank.slip(4, "in-flight", ("min(m, layout.pipeline - stage)", "min(m, layout.pipeline - stage + 1)"))
+bank.slip(4, "in-flight", ('m if layout.schedule == "GPipe" else min(m, layout.pipeline - stage)', 'min(m, layout.pipeline if layout.schedule == "GPipe" else layout.pipeline - stage)'))
 bank.slip(4, "in-flight", ("min(m, layout.pipeline - stage)", "min(m, stage + 1)"))
 bank.slip(4, "in-flight", ("min(m, layout.pipeline - stage)", "min(m, layout.pipeline - stage - 1)"))
 bank.slip(4, "in-flight", ('m if layout.schedule == "GPipe" else min(m, layout.pipeline - stage)', "m"))

@@ -112,6 +112,7 @@ bank.hint(
 )
 bank.text(5, "planner-called", BY_LAYERS.replace("    m, p, t = layout.micro", "    planner.step_time(model, layout, cluster)\n    m, p, t = layout.micro"))  # fmt: skip
 bank.slip(5, "planner-called", ("(24 * b * s * h**2 + 4 * b * s**2 * h)", "planner.layer_flops(s, b, h)"))
+bank.slip(5, "planner-called", ("(24 * b * s * h**2 + 4 * b * s**2 * h)", "model.flops(b) / model.layers / 3"))
 bank.variant(5, "planner-called", BY_HAND, ("    near = math.gcd", "    planner.tensor_parallel_layer()\n    near = math.gcd"))  # fmt: skip
 
 bank.hint(

@@ -130,6 +130,27 @@ bank.slip(7, "wrong-constants", ("x = x + torch", "x = torch"))
 bank.variant(7, "wrong-constants", BY_PIECES, ("return [1 / x, y]", "return [0.4, 6.0]"))
 
 bank.hint(
+    7,
+    "slopes-turned",
+    "The table of slopes is the wrong way round: a row belongs to a run, a column to a constant. torch.stack(…, 1) puts the two "
+    "columns beside each other.",
+)
+bank.slip(7, "slopes-turned", (", 1) / step", ") / step"))
+bank.slip(7, "slopes-turned", ("linalg.solve(slopes,", "linalg.solve(slopes.T,"))
+CRAMER = BY_PIECES.split("def fit_constants")[0] + """
+def fit_constants(seconds, measured):
+    x = [1.0, 1.0]
+    for _ in range(10):
+        here, right, up = ([seconds(k, 1 / a, b) for k in (0, 1)] for a, b in ((x[0], x[1]), (x[0] + 1e-3, x[1]), (x[0], x[1] + 1e-3)))
+        (a, c), (b, d) = ([1e3 * (there[k] - here[k]) for k in (0, 1)] for there in (right, up))
+        e, f = measured[0] - here[0], measured[1] - here[1]
+        x = [x[0] + (d * e - b * f) / (a * d - b * c), x[1] + (a * f - c * e) / (a * d - b * c)]
+    return 1 / x[0], x[1]
+"""
+bank.text(7, None, CRAMER)
+bank.variant(7, "slopes-turned", CRAMER, ("(a, c), (b, d) =", "(a, b), (c, d) ="))
+
+bank.hint(
     7, "inverse", "That is 1 / products: the seconds are linear in it, but what is due is the share of the peak itself."
 )
 bank.slip(7, "inverse", ("return 1 / x[0].item(), x[1].item()", "return x[0].item(), x[1].item()"))
