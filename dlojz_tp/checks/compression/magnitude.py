@@ -108,7 +108,17 @@ def observe(magnitude_masks, hold_zeros):
         yield {f"{name} zeros": sum(int((p[~mask] != 0).sum()) for p, mask in pairs)}
         kept = [p.detach()[mask] for p, mask in (pairs[0], (ps[1], slice(None)), pairs[1])]
         yield {f"{name} left": remembered(pairs, optimizer), name: torch.cat(kept)}
+    yield {"unknown": of_no_name(hold_zeros)}
     yield {"fresh": torch.cat([p.detach().flatten() for p in trained(OPTIMIZERS["AdamW"], hold_zeros, dense=0)[0]])}
+
+
+def of_no_name(hold_zeros):
+    """What stays where the weight is zero, of something that no optimizer here remembers."""
+    weight = nn.Parameter(FIRST.clone())
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    optimizer.state[weight] = {"mine": drawn(*weight.shape)}
+    hold_zeros([weight], [MASKS[0].clone()], optimizer)
+    return remembered([(weight, MASKS[0])], optimizer)
 
 
 def remembered(pairs, optimizer):
@@ -163,6 +173,7 @@ for name, make in OPTIMIZERS.items():
         Look("in what it remembers too", f"{name} left", [], "states-stay", fields=lambda seen, due: {"names": ", ".join(seen)}),
         Value("what stayed learns as if the rest did not exist", name, smaller(make), "survivors"),
     ]  # fmt: skip
+LOOKS.append(Look("whatever its name is", "unknown", [], "states-stay", fields=lambda seen, due: {"names": ", ".join(seen)}))
 LOOKS.append(Value("pruned before the first step", "fresh", fresh(), "survivors"))
 
 

@@ -4,8 +4,11 @@ import itertools
 
 import torch
 
+from dlojz_tp.checking import Wrong
 from dlojz_tp.checking.looks import Look, Value, form, judged, same, tried
+from dlojz_tp.launch.alarm import Overdue, at_most
 
+SECONDS = 4  # of processor time, for what takes half a second
 DRAWN = torch.Generator().manual_seed(24)
 
 
@@ -85,8 +88,12 @@ def observe(two_of_four, reorder, order_columns):
     yield {"parts form": form(parts), "function": tried(output, *parts), "parts": list(parts)}
     yield {"parts kept": same(given, (FIRST, BIAS, SECOND, ORDER))}
     given = UNLIKE.clone()
-    found = {name: order_columns(weight.clone()) for name, weight in SEARCHED.items()}
-    order_columns(given)
+    try:
+        with at_most(SECONDS, of_processor=True):
+            found = {name: order_columns(weight.clone()) for name, weight in SEARCHED.items()}
+            order_columns(given)
+    except Overdue:
+        raise Wrong("exchanges-for-ever", seconds=SECONDS) from None
     yield {"searched": same(given, UNLIKE)}
     yield {"orders": [in_words(order, SEARCHED[name].shape[1]) for name, order in found.items()]}
     yield {"rounded": tried(lambda: order_columns(ROUNDED.clone()).tolist())}

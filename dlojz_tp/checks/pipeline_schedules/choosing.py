@@ -20,7 +20,7 @@ HINTS = {
     "other-times": "{name} with {m} micro-batches gives {right:.4g} samples a second. What came back, {speed:.4g}, is what it would give "
     "{machine}: the choice was made between wrong times.",
     "most-micro-batches": "More micro-batches are not always better: each action costs its overhead. In samples a second, {name} "
-    "with {m} is faster here.",
+    "with {m} is faster here, and it fits.",
     "schedules-not-compared": "{chosen} came back, and {name} is faster here. Were all schedules compared, with the costs of the text?",
     "faster-one-missed": "{name} with {m} micro-batches is faster and fits as well. Was every divisor of the batch tried, and is each rank's "
     "memory its states and its own peak?",

@@ -408,6 +408,20 @@ bank.hint(
     "floats",
     "There are floats on the way: {names}. An integer unit has none, and float32 no longer tells sums above 2**24 apart. Keep to integers of 32 bits, and of 64 for the product with the factor.",
 )
+IN_NUMPY = """    import numpy as np
+    rows = (q.numpy().astype("float64") - int(zero)) @ weight.numpy().astype("float64").T + bias.numpy()
+    moved = torch.from_numpy(np.floor(rows * factor.numpy() / 2.0 ** shift.numpy() + 0.5)).long()
+"""
+IN_PYTHON = """    import numpy as np
+    rows = (q.int() - zero) @ weight.int().T + bias
+    moved = [[int(np.floor(t * f / 2**s + 0.5)) for t, f, s in zip(row, factor.tolist(), shift.tolist())] for row in rows.tolist()]
+    moved = torch.tensor(moved)
+"""
+MOVED = """    total = (q.int() - zero) @ weight.int().T + bias
+    moved = (total * factor + (1 << (shift - 1))) >> shift
+"""
+bank.slip(3, "floats", (MOVED, IN_NUMPY))
+bank.slip(3, "floats", (MOVED, IN_PYTHON))
 bank.slip(
     3, "floats", ("(q.int() - zero) @ weight.int().T + bias", "((q.double() - zero) @ weight.double().T).long() + bias")
 )

@@ -201,6 +201,11 @@ bank.slip(6, "saves-less", ("    order, exchanged = torch.arange(weight.shape[1]
 bank.variant(6, "more-to-save", BEST, ("        order = best\n", "        return torch.tensor(best)\n"))
 bank.variant(6, "more-to-save", LOOPS, ("total, again = now, True", "total = now"))
 
+bank.hint(6, "exchanges-for-ever", "The search did not end within {seconds} s. An exchange that saves nothing, or that is compared with another order than the present one, is made "
+          "again and again.")  # fmt: skip
+bank.slip(6, "exchanges-for-ever", ("> (1 + 1e-6) * saved", ">= saved"))
+bank.variant(6, "exchanges-for-ever", BEST, ("if value > most:", "if value >= now:"))
+
 bank.hint(6, "rounding-exchanged", "Columns were exchanged for a gain of a hundred-millionth. Rounding alone can look like that, and the search may turn in circles: "
           "ask for more than a millionth.")  # fmt: skip
 bank.slip(6, "rounding-exchanged", ("> (1 + 1e-6) * saved", "> saved"))

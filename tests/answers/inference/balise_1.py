@@ -81,6 +81,12 @@ bank.slip(1, "nothing-returned", ("    return text\n", ""))
 MASK, STORE = "attn_mask=visible, ", "        self.keys[layer], self.values[layer] = k, v\n"
 RETURN = "        return F.scaled_dot_product_attention(q, k, v, attn_mask=visible, enable_gqa=True)"
 
+# PyTorch's own mask of the lower right corner: it is a subclass of tensors, and can be made in no dispatch mode
+bank.slip(1, None, (
+    "        visible = torch.ones(new, seen, dtype=torch.bool, device=q.device).tril(seen - new)\n",
+    "        k, v = (one.repeat_interleave(q.shape[1] // one.shape[1], 1) for one in (k, v))\n"
+    "        from torch.nn.attention.bias import causal_lower_right\n        visible = causal_lower_right(new, seen)\n"), ("attn_mask=visible, enable_gqa=True", "attn_mask=visible"))  # fmt: skip
+
 bank.hint(1, "attend-form", "attend returns a tensor like q, one vector for each new query of each head. It is {got}.")
 bank.slip(1, "attend-form", ("enable_gqa=True)", "enable_gqa=True).transpose(1, 2)"))
 bank.slip(1, "attend-form", ("enable_gqa=True)", "enable_gqa=True), k, v"))

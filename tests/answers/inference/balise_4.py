@@ -102,7 +102,7 @@ bank.slip(4, "lists-form", ("return queue[len(running) :], running", "return run
 bank.slip(4, "lists-form", ("return queue[len(running) :], running", "return tuple(queue[len(running) :]), tuple(running)"))  # fmt: skip
 bank.variant(4, "lists-form", SUMS, ("return queue[k:], queue[:k]", "return queue[k:], iter(queue[:k])"))
 
-bank.hint(4, "lost", "A request is in neither list: nobody will ever think of it again.")
+bank.hint(4, "lost", "A request is in neither list: nobody will ever think of it again. (If another is there twice, it has overtaken this one: stop at the first that does not fit.)")
 bank.slip(4, "lost", ("return queue[len(running) :], running", "return queue[len(running) + 1 :], running"))
 bank.slip(4, "lost", ("queue, running, free = running + waiting, [], blocks", "queue, running, free = waiting, [], blocks"))  # fmt: skip
 bank.variant(4, "lost", IN_PLACE, ("waiting.insert(0, running.pop())", "running.pop()"))
