@@ -657,7 +657,7 @@ run("stage 2", stage_2)
 #
 # - in `Unit.gather()`, the mirror of `free()`: give `flat` its memory back, and fill it from all ranks' `own`.
 # - the end of `add(layer)`: three hooks on the layer. When is `gather` due, when `free`, when `backward_begins`?
-# - `send(part)`: a unit's gradients are complete, and have left. What is not needed any more?
+# - `send(part)`: a unit's gradients are complete, and on their way. What is not needed any more?
 # - `update()`: the shards are updated. What of stage 1's has no place here?
 #
 # About 2, 3, 1 and 1 lines.
