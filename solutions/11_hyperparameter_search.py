@@ -269,10 +269,11 @@ for counts in ({"learning_rate": 2}, {"learning_rate": 4}, {"learning_rate": 4, 
 # `trials` is a list of trainings: `trials[i].train(epochs)` trains for so many **more** epochs, and returns the value after them
 # (an accuracy; or a loss, then `maximize=False`).
 #
-# - **`successive_halving`**: all train for `first` epochs. Of the $n$ trials of a rung the best `n // eta`, but at least one, go on,
-#   until they have `eta` times as many epochs in all; and so on, up to `last`. A rung ends at `epochs`, the one before it at `done`.
-#   Write `values`, `{trial number: value}` of those in `going_on`; then the new `going_on`. Some have diverged: NaN is worse than
-#   any value, of an accuracy or of a loss, and goes on where the others are too few. Of equals, the lower number goes on. 3 lines.
+# - **`successive_halving`**: all train for `first` epochs. Of the $n$ trials of a rung the best `n // eta`, but at
+#   least one, go on, until they have `eta` times as many epochs in all; and so on, up to `last`. A rung ends at
+#   `epochs`, the one before it at `done`. Write `values`, `{trial number: value}` of those in `going_on`; then the new
+#   `going_on`. Some have diverged: NaN is worse than any value, of an accuracy or of a loss, and goes on where the
+#   others are too few. Of equal values, the lower number goes on. 3 lines.
 # - **`halving_epochs`** counts the epochs of all trials, without training any: what a rung adds to `total`, and how many of
 #   `n` go on. 2 lines.
 #

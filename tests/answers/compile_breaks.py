@@ -81,6 +81,7 @@ bank.slip(
     (PEAK, PEAK + "\n        self.peaks.append(self.peak.clone())"),
 )
 bank.slip(3, "peak-wrong", (PEAK, ""))
+bank.slip(3, "peak-wrong", (PEAK, "if self.training:\n            " + PEAK))
 bank.slip(3, "peak-wrong", (PEAK, "self.peak.copy_(torch.maximum(self.peak, h.detach().max()))"))
 bank.slip(
     3,

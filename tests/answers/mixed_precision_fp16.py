@@ -191,6 +191,7 @@ bank.wrong(1, "always-normalised")(variant(clip="always"))
 bank.wrong(1, "max-norm-ignored")(variant(clip="fixed"))
 bank.wrong(1, "max-norm-ignored")(variant(clip="one"))
 bank.wrong(1, "other-norm")(variant(clip="root"))
+bank.slip(1, "wrong-clipping", ("    nn.utils.clip_grad_norm_(model.parameters(), max_norm)\n", "    for group in optimizer.param_groups:\n        nn.utils.clip_grad_norm_(group['params'], max_norm)\n"))  # fmt: skip
 bank.wrong(1, "loss-not-scaled")(variant(scaled=False))
 bank.wrong(1, "no-scaler-update")(variant(update="never"))
 bank.wrong(1, "update-too-early")(variant(update="early"))

@@ -31,7 +31,7 @@ def mended_b(model, batches):
 
 def mended_c(model, batches, optimizer):
     torch.autograd.set_detect_anomaly(False)
-    losses = torch.empty(len(batches))
+    losses = torch.empty(len(batches), device=next(model.parameters()).device)
     for i, (images, labels) in enumerate(batches):
         loss = F.cross_entropy(model(images), labels)
         optimizer.zero_grad(set_to_none=True)
@@ -330,5 +330,22 @@ bank.slip(
         C.replace(
             "            optimizer.step()\n", "            if len(losses) < 3:\n                optimizer.step()\n"
         ),
+    ),
+)
+
+bank.slip(6, "traded-for-waits", ("[F.cross_entropy(model(images), labels) for", "[F.cross_entropy(model(images), labels).cpu() for"))
+bank.slip(
+    6,
+    "loop-off-device",
+    ("losses = [F.cross_entropy(model(images), labels) for", "losses = [F.cross_entropy(model(images.cpu()), labels) for"),
+)
+bank.slip(
+    6,
+    "traded-for-waits",
+    (
+        "        return train_through(model, batches, optimizer)",
+        "        losses = []\n        for images, labels in batches:\n            loss = F.cross_entropy(model(images), labels)\n"
+        "            optimizer.zero_grad()\n            loss.backward()\n            optimizer.step()\n"
+        "            losses.append(loss.detach().cpu())\n        return torch.stack(losses)",
     ),
 )

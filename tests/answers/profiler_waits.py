@@ -449,6 +449,8 @@ bank.slip(
     ("    images = images.to(device, non_blocking=True)\n    labels = labels.to(device, non_blocking=True)\n", ""),
 )
 bank.slip(4, "own-device", ("torch.rand(len(images), device=device)", "torch.rand(len(images))"))
+bank.slip(4, "results-elsewhere", ("(logits.argmax(dim=1) == labels).sum()", '(logits.argmax(dim=1) == labels).sum().to("cpu", non_blocking=True)'))  # fmt: skip
+bank.slip(4, "results-elsewhere", ("logits.argmax(dim=1) == labels", '(logits.argmax(dim=1) == labels).to("cpu", non_blocking=True)'))
 bank.slip(4, "own-device", ("device, non_blocking", '"cuda", non_blocking'))
 bank.slip(4, "mode-switched", ("    logits = model", "    model.eval()\n    logits = model"))
 bank.slip(4, "network-twice", ("(logits.argmax(dim=1) == labels)", "(model(images).argmax(dim=1) == labels)"))

@@ -159,6 +159,13 @@ class Always16(PaddedLinear):
         super().__init__(linear, 16)
 
 
+@wrong("given-layer-kept")
+class Keeps(PaddedLinear):
+    def __init__(self, linear, alignment=16):
+        super().__init__(linear, alignment)
+        self.linear = linear
+
+
 @wrong("pads-each-call")
 class PadsEachCall(nn.Module):
     def __init__(self, linear, alignment=16):

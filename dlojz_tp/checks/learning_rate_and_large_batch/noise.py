@@ -97,7 +97,7 @@ def _tensors(steps):
 def observe_scale(noise_scale, ranks_that_pay):
     yield {"scales": [float(noise_scale(_tensors(steps))) for steps in STEPS]}
     lost = [tried(noise_scale, _tensors(steps)) for steps in LOST]
-    yield {"lost": [float(one) if isinstance(one, float | torch.Tensor) else str(one) for one in lost]}
+    yield {"lost": [one if isinstance(one, str) or one is None else float(one) for one in lost]}
     got = [ranks_that_pay(*case) for case in PAYING]
     yield {"whole": all(not isinstance(one, str) and float(one) == int(one) for one in got)}
     yield {"ranks": [float(one) for one in got]}

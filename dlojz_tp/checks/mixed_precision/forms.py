@@ -82,10 +82,15 @@ def loss_in_float32(losses, dtype):
 
 
 def loss_of_logits(loss, logits, labels, dtype):
-    """Of these very logits: samples' losses that were rounded to 16 bits before their mean was taken differ, by a rounding at most."""
+    """Of these very logits: one that was computed in 16 bits on the way differs by a rounding, another by more or less."""
     due = F.cross_entropy(logits.float(), labels)
-    if not close(loss, due, 2e-5) and close(loss, due, torch.finfo(dtype).eps):
-        raise Wrong("loss-in-half", got_dtype=_name(dtype), expected=due, got=loss)
+    if close(loss, due, 2e-5):
+        return
+    half = logits.detach().to(dtype)
+    single = (F.cross_entropy(half, labels, reduction="none"), F.cross_entropy(half.float(), labels, reduction="none").to(dtype))
+    rounded = (F.cross_entropy(half, labels), F.nll_loss(F.log_softmax(half, 1), labels), *(one.float().mean() for one in single))
+    near = any(close(loss, one.float(), 2e-5) for one in rounded)
+    raise Wrong("loss-in-half" if near else "wrong-loss", got_dtype=_name(dtype), expected=due, got=loss)
 
 
 def right_logits(logits, images):

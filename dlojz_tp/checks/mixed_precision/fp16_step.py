@@ -86,7 +86,8 @@ class _Run:
     def __init__(self, step, limit):
         self.step, self.limit = step, limit
         self.model, self.scaler = spies.watched_network(), spies.SpyScaler()
-        self.optimizer = spies.SpySGD(self.model.parameters(), self.scaler)
+        first, *rest = self.model.parameters()  # two groups: the norm is that of both
+        self.optimizer = spies.SpySGD([{"params": [first]}, {"params": rest}], self.scaler)
         self.before = [p.detach().clone() for p in self.model.parameters()]
 
     def __call__(self, batch):
@@ -223,7 +224,8 @@ def _adds_up(step, data):
     """Whether the gradients of a first step are still in those of a second: without scale and clipping, it shows."""
     run = _Run(step, 1e9)
     run.scaler.value = 1.0
-    run.optimizer.param_groups[0]["lr"] = 0.0
+    for group in run.optimizer.param_groups:
+        group["lr"] = 0.0
     run(data[0])
     one = run.scaler.seen["step"]
     run(data[0])

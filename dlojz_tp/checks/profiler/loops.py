@@ -27,6 +27,7 @@ HINTS = {
     "contrast-wrong": "The result of mended_a is not that of slow_a.",
     "images-changed": "mended_a changed the images that it was given.",
     "other-dtype": "The result has dtype {got}, the images have {expected}.",
+    "loop-off-device": "Where model and batches are on a GPU, a tensor in {loop} is not: {error}",
     "off-device": "mended_a leaves the device, or waits for it: {error}",
     "still-recorded": "mended_b still records what a backward pass would need ({n} tensors saved for a network of {layers} layers). "
     "detach() comes too late: recording has to be off while the network computes.",
@@ -236,6 +237,7 @@ def _nothing_kept(mended_b):
         raise Wrong("graph-still-kept", n=0)
     if len(syncs(operations)) > 2:
         raise Wrong("traded-for-waits", loop="mended_b", n=len(syncs(operations)), batches=5)
+    _stays_on_gpu("mended_b", lambda model, data: mended_b(model, data))
 
 
 def _training(mended_c):
@@ -275,6 +277,21 @@ def _training(mended_c):
         raise Wrong("losses-with-graph")
     if on:
         raise Wrong("switch-flipped")
+    _stays_on_gpu("mended_c", lambda model, data: mended_c(model, data, torch.optim.SGD(model.parameters(), **sgd)))
+
+
+def _stays_on_gpu(name, loop):
+    """B or C where all is on a GPU: nothing is left on the CPU, and not every batch is waited for."""
+    seen = on_one_gpu(_loop_on_gpu, loop) or Seen()
+    if seen.misplaced:
+        raise Wrong("loop-off-device", loop=name, error=seen.error)
+    if len(seen.reads) > 2:
+        raise Wrong("traded-for-waits", loop=name, n=len(seen.reads), batches=4)
+
+
+def _loop_on_gpu(gpu, device, loop):
+    data = [tuple(tensor.to(device) for tensor in batch) for batch in batches(6, 6, 5, 4)]
+    return watched(gpu, loop, network(dropout=0.3).to(device), data)
 
 
 def _no_debugging(mended_c):

@@ -49,6 +49,8 @@ HINTS = {
     "memory any more. Copy first, and compute on the device.",
     "streams-unordered": "On a GPU, two streams work on the same memory and neither waits for the other ({error}): the network may "
     "read what is not there yet. current_stream().wait_stream(the other) makes the order, and the CPU does not wait.",
+    "results-elsewhere": "A result is on {got}. They stay on the device: a copy that does not block is still under way when the step "
+    "returns, and one that blocks waits.",
     "batch-not-moved": "Images and labels were not both moved to `device`: {error}",
     "own-device": "The step names a device of its own, or makes a tensor on another one than `device`: {error}",
     "mode-switched": "The step switched the model to eval mode. A training step leaves the mode alone.",
@@ -80,19 +82,24 @@ def balise_4(flowing_step):
         _right_numbers(got, wanted, batch, number)
         _right_weights(model, wanted, number)
     yield "nothing is read in the step, also where torch sees a GPU"
-    seen = on_one_gpu(_step_on_gpu, flowing_step)
+    seen, away = on_one_gpu(_step_on_gpu, flowing_step) or (None, "")
     _no_waits(seen or Seen())
     yield "two copies to the device, which do not block; all else is made there"
     if seen:
         _right_copies(seen)
+    if away:
+        raise Wrong("results-elsewhere", expected="cuda", got=away)
 
 
 def _step_on_gpu(gpu, device, flowing_step):
-    """What is noted during a step on the GPU; from pinned memory, as loaders give it."""
+    """What is noted during a step on the GPU, from pinned memory, as loaders give it; where results are, if not there."""
     model = _network().to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=LR, momentum=0.9)
     images, labels = (tensor.pin_memory() for tensor in batches(4)[0])
-    return watched(gpu, flowing_step, model, images, labels, optimizer, device)
+    got = []
+    seen = watched(gpu, lambda: got.extend(flowing_step(model, images, labels, optimizer, device)))
+    kinds = [one.device.type for one in got if isinstance(one, torch.Tensor)]
+    return seen, next((kind for kind in kinds if kind != "cuda"), "")
 
 
 def _no_waits(seen):
@@ -187,7 +194,7 @@ def _call(flowing_step, model, batch, optimizer, device, seed):
         if any(words in text for words in ("out of bounds", "out of range", "non-negative")):  # one_hot, gather
             raise Wrong("unknown-in-loss", error=text) from error
         if any(words in text for words in ("NVIDIA", "CUDA", "accelerator")):
-            _no_waits(on_one_gpu(_step_on_gpu, flowing_step) or Seen())
+            _no_waits((on_one_gpu(_step_on_gpu, flowing_step) or [Seen()])[0])
             raise Wrong("own-device", error=text[:80]) from error
         raise
     return got

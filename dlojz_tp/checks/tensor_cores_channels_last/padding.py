@@ -28,6 +28,8 @@ HINTS = {
     "padding-visible": "The output has the padded width. Logits of zero that nobody asked for take part in a softmax: return "
     "the first out_features of them.",
     "not-padded": "The matrix product inside has {width} columns, as before. The weights have to be padded.",
+    "given-layer-kept": "parameters() holds the given layer's weights as well: an optimizer would get both. Keep what you need of it, not the "
+    "layer.",
     "alignment-ignored": "The layer is padded to the same size for every alignment: use the one that is given.",
     "pads-each-call": "The weights are padded anew in each forward pass: a copy of them all, every step. Pad once, in "
     "__init__.",
@@ -175,6 +177,8 @@ def _padded_inside(PaddedLinear):  # noqa: N803
         sizes = [tuple(p.shape) for p in padded.parameters()]
         raise Wrong("pads-each-call" if sizes else "weights-not-parameters", expected="a parameter of 16×6", got=sizes)
     rows = [max(p.shape) for p in _make(PaddedLinear, _layer(13), 128).parameters() if p.dim() == 2]
+    if 32 in rows and len(rows) > 1:
+        raise Wrong("given-layer-kept", expected="one matrix of 32 rows", got=f"{rows} rows")
     if rows != [32]:
         raise Wrong("alignment-ignored", expected="32 rows", got=f"{rows} rows", where="13 outputs, float32, 128 bytes")
     layer, bare = _layer(16), _layer(13, bias=False)

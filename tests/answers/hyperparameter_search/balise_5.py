@@ -330,6 +330,9 @@ bank.variant(5, "pairs-wrong", DEEP, ("zip(poor.tolist(), good.tolist())", "zip(
 
 bank.hint(5, "not-from-best", "Copied were {got}. The highest quarter stands at {expected}.")
 bank.slip(5, "not-from-best", ("rng.choice(order[-quarter:])", "rng.choice(order[quarter:])"))
+bank.slip(5, "not-from-best", ("rng.choice(order[-quarter:])", "rng.choice(order[-quarter - 1:])"))
+bank.slip(5, "not-from-best", ("rng.choice(order[-quarter:])", "rng.choice(order[-math.ceil(len(order) / 4):])"))
+bank.slip(5, "not-from-best", ("rng.choice(order[-quarter:])", "rng.choice(order[-2 * quarter:])"))
 bank.slip(5, "not-from-best", ("rng.choice(order[-quarter:])", "rng.choice(order[quarter : 2 * quarter])"))
 bank.variant(5, "not-from-best", HAND, ("top, found = ranked[::-1][:n]", "top, found = ranked[n:][:n]"))
 bank.variant(5, "not-from-best", BY_LIST, ("ranked[-1 - int(rng.integers(quarter))]", "ranked[-3]"))

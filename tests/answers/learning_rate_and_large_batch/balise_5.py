@@ -314,6 +314,10 @@ bank.hint(
 bank.slip(5, "ratio-capped", ("list(trust_ratios([weights[k] for k in layers], adapted))", "list(trust_ratios([weights[k] for k in layers], adapted).clamp(max=1))"))  # fmt: skip
 bank.variant(5, "ratio-capped", APART, ("list(rs)", "list(rs.clamp(max=1.0))"))
 
+bank.hint(5, "rate-twice", "The rate multiplies LAMB's step twice: with the ratio, and once more in the last line, where it is given.")
+bank.slip(5, "rate-twice", ("list(trust_ratios([weights[k] for k in layers], adapted))", "list(group['lr'] * trust_ratios([weights[k] for k in layers], adapted))"))  # fmt: skip
+bank.variant(5, "rate-twice", APART, ("list(rs)", "list(rs * group['lr'])"))
+
 bank.hint(5, "ratio-capped-high", "A ratio in LAMB is held below a bound, 10 say. Here it has none.")
 bank.slip(5, "ratio-capped-high", ("list(trust_ratios([weights[k] for k in layers], adapted))", "list(trust_ratios([weights[k] for k in layers], adapted).clamp(max=10))"))  # fmt: skip
 bank.variant(5, "ratio-capped-high", APART, ("list(rs)", "list(rs.clamp(0.01, 10.0))"))

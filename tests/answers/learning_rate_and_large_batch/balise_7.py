@@ -73,6 +73,7 @@ def ranks_that_pay(noise, batch, share):
     return max(int(most + 1e-9), 1)
 """
 bank.text(7, None, BETWEEN)
+slip(7, None, ("    return trace / square if square > 0 else math.inf\n", "    return __import__(\"numpy\").where(square > 0, trace / (square or 1.0), math.inf)\n"))
 
 SMALL = "    small = torch.stack(torch._foreach_norm([p.grad for p in parameters])).square().sum()\n"
 BIG = SMALL.replace("small", "big")
