@@ -1035,10 +1035,11 @@ measure.race(candidates, repeats=25, device=DEVICE)
 # %% [markdown]
 # ### Balise 8 · The longest batch first, and does the autotuner pay? · further · about 9 min
 #
-# `reserve(model, batch_of, lengths)` runs before the training: memory is reserved for the longest batch, by really using it.
-# `batch_of(length)` makes a batch `(inputs, labels)`; the loss is the mean cross-entropy. What has to run so that *all* memory of a
-# step is asked for? And nobody must notice afterwards. Given is that buffers, such as the statistics of batch norms, come
-# back. Left for you: the random numbers, which `batch_of` and dropout use, and the gradients (`None` as before).
+# `reserve(model, batch_of, lengths)` runs before the training: memory is reserved for the longest batch, by really
+# using it. `batch_of(length)` makes a batch `(inputs, labels)`; the loss is the mean cross-entropy. What has to run so
+# that *all* memory of a step is asked for? And nobody must notice afterwards. Given is that buffers, such as the
+# statistics of batch norms, come back. Left for you: the random numbers (the processor's and the device's), which
+# `batch_of` and dropout use, and the gradients (`None` as before).
 #
 # `autotuner_saves(shapes, search, usual, best)`: the seconds that the autotuner saves in a run, negative if it costs. `shapes`
 # are those of the run's batches in their order, `search` the seconds to try all algorithms for one shape, before its first step, `usual` and `best`

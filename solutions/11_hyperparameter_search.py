@@ -399,10 +399,10 @@ for name, values in race.items():
 # epochs at each rung; `self.rungs`, for each rung `{trial number: value}` of all that have reported there; and
 # `self.promoted`, for each rung the set of those that may go on from it.
 #
-# **`job`** looks down from the highest rung that can promote. `order` has all that have reported in rung `k`, the best first. The
-# best `1 / eta` of them, rounded down, deserve the next rung, and some of these have been promoted already. If there is one that has
-# not, promote the best such one, and return `(trial number, epochs in all)`. 4 lines. If no rung has any, a new trial
-# begins (given).
+# **`job`** looks down from the highest rung that can promote. `order` has all that have reported in rung `k`, the best
+# first (NaN has reported too, and stands last). The best `1 / eta` of them, rounded down, deserve the next rung, and
+# some of these have been promoted already. If there is one that has not, promote the best such one, and return `(trial
+# number, epochs in all)`. 4 lines. If no rung has any, a new trial begins (given).
 #
 # <details><summary>Hint</summary>
 #

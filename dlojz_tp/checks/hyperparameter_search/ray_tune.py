@@ -27,8 +27,8 @@ SPACE = {
 }
 ONLY_IF = {"depth": {"kind": "deep"}, "cut": {"kind": "wide"}}
 SWITCH = CategoricalDistribution((0, 1))
-CHAINED = {"a": SWITCH, "b": SWITCH, "both": FloatDistribution(0.0, 1.0), "below": FloatDistribution(0.0, 1.0)}
-CHAINED_IF = {"b": {"a": 1}, "both": {"a": 1, "b": 1}, "below": {"b": 1}}
+CHAINED = {"a": SWITCH, "b": SWITCH, "c": SWITCH} | dict.fromkeys(("both", "below", "two"), FloatDistribution(0.0, 1.0))
+CHAINED_IF = {"b": {"a": 1}, "both": {"a": 1, "b": 1}, "below": {"b": 1}, "two": {"c": 1, "a": 1}}
 WORDS = {
     "kind": "choice of deep, none, wide", "rate": "loguniform from 0.001 to 10", "layers": "randint from 2 below 6",
     "units": "lograndint from 4 below 65", "drop": "uniform from 0.25 to 0.5",
@@ -264,7 +264,7 @@ def observe(ray_space, trainable, tuner):
     }  # fmt: skip
     with _stand_in(*answers):
         drawn = _wrong_configs(_come(tuner, lambda space: [_drawn(space) for _ in range(DRAWS)]))
-        chained = _come(tuner, lambda space: [_drawn(space) for _ in range(DRAWS)], CHAINED, CHAINED_IF)
+        chained = _come(tuner, lambda space: [_drawn(space) for _ in range(4 * DRAWS)], CHAINED, CHAINED_IF)
     yield {"drawn": drawn, "chained": sorted({tuple(name in config for name in CHAINED_IF) for config in chained})}
     configs = _by_ray(*answers) if INSTALLED else []
     with _stand_in(*answers):
@@ -332,6 +332,7 @@ def _badly_drawn(seen, _):
     )
 
 
+TOGETHER = [(False,) * 4, *((True, b, b, c) for b in (False, True) for c in (False, True))]
 INSTALLED = getattr(importlib.util.find_spec("ray"), "origin", None) is not None  # a folder of this name is no package
 LOOKS = [
     Look("a domain for each name", "names", sorted(SPACE), "space-names"),
@@ -354,7 +355,7 @@ LOOKS = [
     Look("and the run_config that it was given", "run", True, "run-config-lost"),
     Look("what is drawn comes to train as the space says", "bare", False, "train-lost"),
     Look("", "drawn", "", _badly_drawn, fields=lambda seen, _: {"what": seen, "n": DRAWS}),
-    Look("a value with two conditions where both hold", "chained", [(False,) * 3, (True, False, False), (True,) * 3], "one-condition", fields=silent),
+    Look("a value with two conditions where both hold", "chained", TOGETHER, "one-condition", fields=silent),
     Look("Ray itself draws so, too" if INSTALLED else "not checked here, as Ray is not installed: what Ray itself draws", "ray", "",
          "wrong-drawn", fields=lambda seen, _: {"what": seen, "n": DRAWS}),
 ]  # fmt: skip

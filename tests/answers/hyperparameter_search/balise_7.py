@@ -391,6 +391,8 @@ bank.variant(7, "domain-returned", WALKED, ("return domain.sample()", "return do
 
 bank.hint(7, "one-condition", "A value is drawn where one of its conditions holds, and another does not, or stands on what is not active. It needs all of them.")  # fmt: skip
 bank.slip(7, "one-condition", ("if all(config[name]", "if any(config[name]"))
+bank.slip(7, "one-condition", ("if all(config[name] == value for name, value in needs.items())", "if [config[name] == value for name, value in needs.items()][-1]"))
+bank.slip(7, "one-condition", ("if all(config[name] == value for name, value in needs.items())", "if [config[name] == value for name, value in needs.items()][0]"))
 bank.slip(7, "one-condition", ("config[name] == value for", "config.get(name) in (value, None) for"))
 bank.variant(7, "one-condition", TAKEN, ("if all(given.get(parent)", "if not needs(name) or any(given.get(parent)"), ("    def active(config):\n", "    def needs(name):\n        return only_if.get(name)\n\n    def active(config):\n"))  # fmt: skip
 
