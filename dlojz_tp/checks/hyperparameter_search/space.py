@@ -116,6 +116,9 @@ def observe(draw, grid):
     yield {"grid kinds": _kinds(laid)}
     different = {tuple(sorted((name, str(value)) for name, value in config.items())) for config in laid}
     yield {"twice": len(laid) - len(different), "size": len(different)}
+    fine = grid({"fine": FloatDistribution(2e-5, 2e-1, log=True)}, {}, {"fine": 4})
+    part = grid({"part": FloatDistribution(0.25, 1.0)}, {}, {"part": 3})
+    yield {"fine": torch.tensor(sorted([one["part"] for one in part] + [1e5 * one["fine"] for one in fine]))}
     # 1, 1.5, 2.3, 3.5, 5.3 and 8 before they are rounded: two become one
     yield {"whole": sorted(one["width"] for one in grid({"width": IntDistribution(1, 8, log=True)}, {}, {"width": 6}))}
 
@@ -145,6 +148,7 @@ def _named(seen, due):
     return {"name": seen[1], "expected": "", "got": ""}
 
 
+FINE = torch.tensor([0.25, 0.625, 1.0, *(2 * 10 ** (4 * k / 3) for k in range(4))])
 LOOKS = [
     Look("a configuration drawn: what is active, in its range", "form", ["dict"], "draw-form"),
     Look("", "names", ("", ""), lambda seen, _: seen[0], fields=_named),
@@ -161,6 +165,7 @@ LOOKS = [
     Look("", "grid kinds", {}, "not-an-int", fields=_first),
     Look("every combination once", "twice", 0, "twice", fields=lambda seen, _: {"n": seen}),
     Look("", "size", SIZE, "combinations", fields=lambda seen, due: {"n": seen, "of": due}),
+    Value("small values, and an axis that does not begin at 0", "fine", FINE, "grid-values", fields=lambda *_: {"expected": "", "got": ""}),
     Look("whole numbers, rounded, none twice", "whole", [1, 2, 3, 5, 8], "whole-values"),
 ]  # fmt: skip
 

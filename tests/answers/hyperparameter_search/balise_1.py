@@ -203,6 +203,8 @@ bank.hint(
     "The values on an axis of the grid are not evenly spaced from one end to the other, both included.",
 )
 bank.slip(1, "grid-values", ("counts[name]).tolist()", "counts[name] + 1).tolist()"))
+bank.slip(1, "grid-values", ("counts[name]).tolist()", "counts[name]).round(3).tolist()"))
+bank.slip(1, "grid-values", ("values = (np.geomspace if axis.log else np.linspace)(axis.low,", "values = (np.geomspace if axis.log else np.linspace)(axis.low if axis.log or isinstance(axis, IntDistribution) else 0.0,"))  # fmt: skip
 bank.variant(1, "grid-values", RECURSIVE, ("k / n for k in range(n + 1)", "(k / n) ** 2 for k in range(n + 1)"))
 
 bank.hint(1, "grid-log-ignored", "The grid is even on the plain scale where the axis has log=True: even ratios there.")
