@@ -159,6 +159,20 @@ class Always16(PaddedLinear):
         super().__init__(linear, 16)
 
 
+@wrong("given-layer-changed")
+class Freezes(PaddedLinear):
+    def __init__(self, linear, alignment=16):
+        super().__init__(linear, alignment)
+        linear.requires_grad_(False)
+
+
+@wrong("gradient-differs")
+class WithoutGraph(PaddedLinear):
+    @torch.no_grad()
+    def forward(self, x):
+        return super().forward(x)
+
+
 @wrong("given-layer-kept")
 class Keeps(PaddedLinear):
     def __init__(self, linear, alignment=16):

@@ -143,6 +143,8 @@ def _make(PaddedLinear, layer, alignment=16):  # noqa: N803
     same_shape = layer.weight.shape == before.weight.shape and layer.out_features == before.out_features
     if not same_shape or (layer.weight.device.type != "meta" and not torch.equal(layer.weight, before.weight)):
         raise Wrong("given-layer-changed", expected=str(before), got=str(layer))
+    if any(one.requires_grad != two.requires_grad for one, two in zip(layer.parameters(), before.parameters())):
+        raise Wrong("given-layer-changed", expected="parameters that learn as before", got="other requires_grad")
     return padded
 
 
@@ -221,7 +223,10 @@ def _gradients(PaddedLinear):  # noqa: N803
             raise Wrong("padding-not-zero", expected="zeros", got=weight.detach()[13:], where=f"before step {step + 1}")
         optimizer.zero_grad()
         reference.zero_grad()
-        F.cross_entropy(padded(x), labels).backward()
+        loss = F.cross_entropy(padded(x), labels)
+        if not loss.requires_grad:
+            raise Wrong("gradient-differs", expected="a gradient", got="an output without a graph")
+        loss.backward()
         F.cross_entropy(plain(exact), labels).backward()
         found = next(p.grad for p in padded.parameters() if p.dim() == 2)
         if found is None:
