@@ -13,7 +13,7 @@ from types import FunctionType
 from PIL import Image
 from torch.utils.data import get_worker_info
 
-from tests.answers.bank import Answer, Bank
+from tests.answers.bank import Bank
 
 bank = Bank("05_dataloader")
 
@@ -77,18 +77,14 @@ def stream(paths, buffer=1, seed=0, samples=samples, own_paths=own_paths, rng=No
     yield from held
 
 
-def both(slug, writer, streamer, line):
-    bank.answers.append(Answer("05_dataloader", 7, slug, (writer, streamer), line))
-
-
 def writer(slug):
     """Decorator: this write_shards, with a right stream_shards."""
-    return lambda answer: both(slug, answer, stream, answer.__code__.co_firstlineno)
+    return lambda answer: bank.several(7, slug, answer, stream)
 
 
 def streamer(slug):
     """Decorator: this stream_shards, with a right write_shards."""
-    return lambda answer: both(slug, write, answer, answer.__code__.co_firstlineno)
+    return lambda answer: bank.several(7, slug, write, answer)
 
 
 @writer(None)
@@ -457,19 +453,6 @@ def stream_shards(paths, buffer=1, seed=0):
     return stream(paths, 1, seed)
 
 
-@streamer("not-mixed")
-def stream_shards(paths, buffer=1, seed=0):
-    """The newest one is never drawn: of two, the older one leaves each time."""
-    rng, held = random.Random(seed), []
-    for path in own_paths(paths):
-        for sample in samples(path):
-            held.append(sample)
-            if len(held) >= max(1, buffer):
-                yield held.pop(rng.randrange(len(held) - 1) if len(held) > 1 else 0)
-    rng.shuffle(held)
-    yield from held
-
-
 class Always:
     """In place of a generator: the same place each time; the rest is shuffled at the end."""
 
@@ -480,48 +463,32 @@ class Always:
         return min(n - 1, self.place)
 
 
-@streamer("not-mixed")
-def stream_shards(paths, buffer=1, seed=0):
-    """First in, first out."""
-    held = []
-    for path in own_paths(paths):
-        for sample in samples(path):
-            held.append(sample)
-            if len(held) >= max(1, buffer):
-                yield held.pop(0)
-    random.Random(seed).shuffle(held)
-    yield from held
+def leaving(place):
+    """A stream in which the sample at place(rng, number held) leaves; the rest is shuffled at the end."""
+
+    def stream_shards(paths, buffer=1, seed=0):
+        rng, held = random.Random(seed), []
+        for path in own_paths(paths):
+            for sample in samples(path):
+                held.append(sample)
+                if len(held) >= max(1, buffer):
+                    yield held.pop(place(rng, len(held)))
+        rng.shuffle(held)
+        yield from held
+
+    return stream_shards
 
 
-@streamer("same-place")
-def stream_shards(paths, buffer=1, seed=0):
-    """Last in, first out."""
-    held = []
-    for path in own_paths(paths):
-        for sample in samples(path):
-            held.append(sample)
-            if len(held) >= max(1, buffer):
-                yield held.pop()
-    random.Random(seed).shuffle(held)
-    yield from held
+streamer("not-mixed")(leaving(lambda rng, n: 0))  # first in, first out
+streamer("not-mixed")(leaving(lambda rng, n: rng.randrange(max(1, n - 1))))  # never the newest: of two, the older one
+streamer("same-place")(leaving(lambda rng, n: -1))  # last in, first out
+streamer("corner-only")(leaving(lambda rng, n: rng.randrange(min(2, n))))
 
 
 @streamer("same-place")
 def stream_shards(paths, buffer=1, seed=0):
     """Seeds anew for each sample."""
     return stream(paths, buffer, seed, rng=Always(random.Random(seed).randrange(max(1, buffer)), seed))
-
-
-@streamer("corner-only")
-def stream_shards(paths, buffer=1, seed=0):
-    rng, held = random.Random(seed), []
-    for path in own_paths(paths):
-        for sample in samples(path):
-            held.append(sample)
-            if len(held) >= max(1, buffer):
-                yield held.pop(rng.randrange(min(2, len(held))))
-    rng.shuffle(held)
-    yield from held
 
 
 @streamer("shard-by-shard")

@@ -202,11 +202,11 @@ bank.slip(9, "hybrid-another-module", (CUT, "    return shard(__import__('copy')
 bank.slip(9, "hybrid-not-sharded", (CUT, "    return model\n"))
 bank.slip(9, "hybrid-root-only", (CUT, "    return fully_shard(model, mesh=mesh)\n"))
 TOGETHER = "    fully_shard(list(model.blocks), mesh=mesh)\n    return fully_shard(model, mesh=mesh)\n"
-bank.slip(9, "hybrid-larger-groups", (CUT, TOGETHER))
+bank.slip(9, "blocks-together", (CUT, TOGETHER))
 EACH_LAYER = "    for part in model.blocks.modules():\n        if isinstance(part, torch.nn.Linear):\n            fully_shard(part, mesh=mesh)\n"
-bank.slip(9, "hybrid-smaller-groups", (CUT, EACH_LAYER + CUT))
+bank.slip(9, "every-layer", (CUT, EACH_LAYER + CUT))
 KEPT = "    for block in model.blocks:\n        fully_shard(block, mesh=mesh, reshard_after_forward=False)\n    return fully_shard(model, mesh=mesh)\n"
-bank.slip(9, "hybrid-kept", (CUT, KEPT))
+bank.slip(9, "kept-whole", (CUT, KEPT))
 bank.slip(
     9,
     "hybrid-root-only",

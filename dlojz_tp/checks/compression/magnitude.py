@@ -116,7 +116,7 @@ def of_no_name(hold_zeros):
     """What stays where the weight is zero, of something that no optimizer here remembers."""
     weight = nn.Parameter(FIRST.clone())
     optimizer = torch.optim.SGD([weight], lr=0.1)
-    optimizer.state[weight] = {"mine": drawn(*weight.shape)}
+    optimizer.state[weight] = {"mine": torch.ones_like(weight)}
     hold_zeros([weight], [MASKS[0].clone()], optimizer)
     return remembered([(weight, MASKS[0])], optimizer)
 
@@ -173,8 +173,10 @@ for name, make in OPTIMIZERS.items():
         Look("in what it remembers too", f"{name} left", [], "states-stay", fields=lambda seen, due: {"names": ", ".join(seen)}),
         Value("what stayed learns as if the rest did not exist", name, smaller(make), "survivors"),
     ]  # fmt: skip
-LOOKS.append(Look("whatever its name is", "unknown", [], "states-stay", fields=lambda seen, due: {"names": ", ".join(seen)}))
-LOOKS.append(Value("pruned before the first step", "fresh", fresh(), "survivors"))
+LOOKS += [
+    Look("whatever its name is", "unknown", [], "states-stay", fields=lambda seen, due: {"names": ", ".join(seen)}),
+    Value("pruned before the first step", "fresh", fresh(), "survivors"),
+]
 
 
 def balise_5(magnitude_masks, hold_zeros):

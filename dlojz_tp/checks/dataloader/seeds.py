@@ -257,20 +257,16 @@ def _many_epochs(seeded_loader):
     start, seen = getattr(seeded_loader(_Draws(), 7, batch_size=2, num_workers=2), "worker_init_fn", None), set()
     if start is None:
         return
-    states = torch.get_rng_state(), np.random.get_state(), random.getstate()  # noqa: NPY002
     bases = torch.randint(2**62, (1000,), generator=torch.Generator().manual_seed(1)).tolist()
-    try:
-        for base in bases:
-            dataset = _Draws()
-            info = worker_module.WorkerInfo(id=0, num_workers=2, seed=base, dataset=dataset)
-            with mock.patch.object(worker_module, "_worker_info", info):
-                torch.manual_seed(base)
-                random.seed(base)
-                np.random.seed(base % 2**32)  # noqa: NPY002
-                start(0)
-            seen.add(dataset.rng.random())
-    finally:
-        torch.set_rng_state(states[0]), np.random.set_state(states[1]), random.setstate(states[2])  # noqa: NPY002
+    for base in bases:
+        dataset = _Draws()
+        info = worker_module.WorkerInfo(id=0, num_workers=2, seed=base, dataset=dataset)
+        with mock.patch.object(worker_module, "_worker_info", info):
+            torch.manual_seed(base)
+            random.seed(base)
+            np.random.seed(base % 2**32)  # noqa: NPY002
+            start(0)
+        seen.add(dataset.rng.random())
     if 1 < len(seen) < len(bases):  # one alone: the epochs are told apart by something else
         raise Wrong("few-seeds", n=len(seen), all=len(bases))
 

@@ -151,15 +151,21 @@ def grouped_by_block(report: dict, case: Case, where: str, *, kept: int = 0) -> 
     if not all(report["grouped"]):
         index = report["grouped"].index(False)
         raise Wrong("block-left-out", index=index, where=where)
-    if gathers > case.blocks + 3 or gathers and gathers < case.blocks + 1:  # embedding, norm, head may be apart
-        slug = "every-layer" if gathers > case.blocks else "blocks-together"
-        raise Wrong(slug, got=gathers, blocks=case.blocks, where=where)
+    if gathers:
+        one_a_block(gathers, case.blocks, where)
     some = [larger and not whole for larger, whole in zip(report["larger"], report["after forward"])]
     if any(some):
         raise Wrong("resharded-to-few", error="each rank's part is larger", where=f"{where}, block {some.index(True)}")
     whole = report["after forward"][: case.blocks - kept]
     if gathers and any(whole):
         raise Wrong("kept-whole", index=whole.index(True), where=where)
+
+
+def one_a_block(gathers: int, blocks: int, where: str) -> None:
+    """Refuse another number of gathers in forward than that of a group for each block and one for the rest."""
+    if not blocks + 1 <= gathers <= blocks + 3:  # embedding, norm, head may be apart
+        slug = "every-layer" if gathers > blocks else "blocks-together"
+        raise Wrong(slug, got=gathers, blocks=blocks, where=where)
 
 
 def trained(reports: list[dict], wanted: dict, where: str, *, tol: float = 1e-7) -> None:

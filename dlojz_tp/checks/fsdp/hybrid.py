@@ -9,12 +9,11 @@ from torch.distributed.tensor import DTensor
 
 from dlojz_tp import launch
 from dlojz_tp.checking import Wrong, close
-from dlojz_tp.checks.fsdp.common import count
-from dlojz_tp.checks.fsdp.watched import whole_blocks
+from dlojz_tp.checks.fsdp.common import count, one_a_block
+from dlojz_tp.checks.fsdp.watched import Watch, whole_blocks
 from dlojz_tp.models import Llama, LlamaConfig, language_loss
 from dlojz_tp.probes.gpus import on_gpus
 from dlojz_tp.probes.ranks import by_worlds
-from dlojz_tp.probes.traffic import Traffic
 
 HINTS = {
     "hybrid-not-sharded": "{name} is a whole tensor on rank {rank}, not a shard.",
@@ -31,11 +30,6 @@ HINTS = {
     "uneven-replicas": "{replicas} replicas do not divide {size} ranks: raise a ValueError.",
     "mesh-elsewhere": "Where each rank has a GPU, the shards lie on {got}. The mesh is one of launch.device().type, not of a word that fits this "
     "machine alone.",
-    "hybrid-smaller-groups": "Forward gathers {got} times where one group a block and one for the rest make {wanted}: groups within "
-    "the blocks send many short messages. Make the groups of balise 1.",
-    "hybrid-larger-groups": "Forward gathers {got} times where one group a block and one for the rest make {wanted}: several blocks "
-    "share a group, and are whole at once. Make the groups of balise 1.",
-    "hybrid-kept": "Block {index} is still whole after forward. The groups of balise 1 are freed there, and gathered again in backward.",
     "replicas-drift": "After a step the replicas have different weights: their gradients were never averaged.",
     "hybrid-trains-wrong": "After a step the weights are not those of one process on the whole batch.",
 }
@@ -116,9 +110,9 @@ def _hybrid(shard_hybrid):
             continue
         seen["rows"] = {name: _rows(p, wholes[name]) for name, p in model.named_parameters()}
         optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
-        with Traffic() as log:
+        with Watch() as watch:
             loss = language_loss(model, _tokens(size)[rank::size])
-            seen |= {"gathers": count({"calls": log.take()}, "all_gather"), "kept": whole_blocks(model)}
+            seen |= {"gathers": count(watch.take(), "all_gather"), "kept": whole_blocks(model)}
         loss.backward()
         optimizer.step()
         seen["shards"] = {name: p.to_local().detach().clone() for name, p in model.named_parameters()}
@@ -176,12 +170,10 @@ def _right_parts(size, replicas, ranks):
         wrong = [name for name in shapes if found["rows"][name] != _part(size, replicas, rank, shapes[name][0])]
         if wrong:
             _name_the_mistake(size, replicas, shards, ranks, shapes, wrong, where)
-        few, many = CONFIG.layers + 1, CONFIG.layers + 3  # embedding, norm, head may be apart
-        if shards > 1 and not few <= found["gathers"] <= many:
-            slug = "hybrid-larger-groups" if found["gathers"] < few else "hybrid-smaller-groups"
-            raise Wrong(slug, got=found["gathers"], wanted=few, where=where)
+        if shards > 1:
+            one_a_block(found["gathers"], CONFIG.layers, where)
         if shards > 1 and any(found["kept"]):
-            raise Wrong("hybrid-kept", index=found["kept"].index(True), where=where)
+            raise Wrong("kept-whole", index=found["kept"].index(True), where=where)
 
 
 def _name_the_mistake(size, replicas, shards, ranks, shapes, wrong, where):

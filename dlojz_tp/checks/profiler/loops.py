@@ -237,7 +237,7 @@ def _nothing_kept(mended_b):
         raise Wrong("graph-still-kept", n=0)
     if len(syncs(operations)) > 2:
         raise Wrong("traded-for-waits", loop="mended_b", n=len(syncs(operations)), batches=5)
-    _stays_on_gpu("mended_b", lambda model, data: mended_b(model, data))
+    _stays_on_gpu("mended_b", mended_b)
 
 
 def _training(mended_c):

@@ -13,6 +13,10 @@ SHAPES = ((70,), (13, 15), (), (111,), (6, 2, 9))
 COUNTS = [math.prod(shape) for shape in SHAPES]
 N, FIRST = sum(COUNTS), sum(COUNTS[:2])  # elements: of all parameters, of the first group
 STEPS = 3
+OTHER_DTYPE = (  # the signs of a gradient that is not of the dtype of what it belongs to
+    ("attempting to assign a gradient with dtype", "gradient-elsewhere"),
+    ("assigned grad has data of a different type", "gradient-elsewhere"),
+)
 CLOSE = 2e-5  # to one process in float64: the gradients have no rounding errors
 # the rounded values of the first group change in step 3 alone, those of the second in step 2: older ones show their age
 ADAMW = torch.optim.AdamW, {"lr": 1.5e-3, "weight_decay": 0.1}, {"lr": 2.5e-3, "weight_decay": 0.0}

@@ -13,11 +13,7 @@ from dlojz_tp.probes.outside import Outside
 from dlojz_tp.probes.shared_looks import each
 from dlojz_tp.probes.traffic import Traffic, on_the_wire
 
-KNOWN = (
-    ("'masters'", "no-masters"),
-    ("attempting to assign a gradient with dtype", "gradient-elsewhere"),
-    ("assigned grad has data of a different type", "gradient-elsewhere"),
-)
+KNOWN = (("'masters'", "no-masters"), *half.OTHER_DTYPE)
 
 
 def observe(MasterShards):  # noqa: N803

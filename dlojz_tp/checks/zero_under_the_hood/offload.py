@@ -16,8 +16,7 @@ from dlojz_tp.probes.shared_looks import each
 SLACK = 80  # bytes: single numbers, padding
 KNOWN = (
     ("tensor with device type 'cuda'", "masters-on-gpu"),
-    ("attempting to assign a gradient with dtype", "gradient-elsewhere"),
-    ("assigned grad has data of a different type", "gradient-elsewhere"),
+    *half.OTHER_DTYPE,
     (("in collective", "same device"), "mixed-collective"),
     *((words, "gradient-left-on-gpu") for words in ("same device", "different device", "on device")),
 )
