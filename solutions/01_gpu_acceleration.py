@@ -493,7 +493,7 @@ def run(batch_size, steps=3):
 #
 # A failed size must leave nothing behind, or the next one fails for its sake. So first let its tensors die; then call
 # `torch.cuda.empty_cache()`, as PyTorch keeps freed blocks, cut to the sizes of the failed run. Do so after each
-# failure, the last one too. Any other error has to come through. About 10 lines.
+# failure, the last one too; without a GPU it does nothing. Any other error has to come through. About 10 lines.
 #
 # <details><summary>Hint</summary>
 #
@@ -588,7 +588,7 @@ report.sweep(shown, capacity_bytes=capacity, fit=(model_bytes, bytes_per_image))
 
 # %%
 below, above = math.floor(largest * 0.97), math.ceil(largest * 1.06)
-tried = sweep(lambda b: run(b, steps=2), [below, above])
+tried = sweep(lambda batch_size: run(batch_size, steps=2), [below, above])
 for batch_size, found in tried.items():
     print(f"predicted largest {largest}: batch {batch_size} {'fits' if found else 'runs out of memory'}")
 

@@ -1076,11 +1076,11 @@ def make_grid(tensor_size):
 #
 # Both kinds of group in one step. `grid.tensor` and `grid.data` have `rank`, `size` and `group`.
 #
-# - `make_sampler(dataset, grid)` says which samples this rank sees: the ranks of a tensor group **the same**, the data ranks share them
+# - `make_sampler(dataset, grid)` gives the indices of the samples that this rank sees: the ranks of a tensor group **the same**, the data ranks share them
 #   out, as many to each, whatever random state a rank has. `DistributedSampler(dataset, num_replicas=…, rank=…)`, 1 line.
 # - `step_2d`: after `loss.backward()` each rank has the gradient of its slice for its own share of the batch. The weights must become those of
 #   one process with the whole batch. Given is `means`, the loss and all gradients, and what unpacks them. Write `message`, all of them
-#   flat in one tensor, as the **mean** over the right ranks: 2 lines, one all-reduce.
+#   flat in one tensor, as the **mean** over the right ranks: 2 lines; one all-reduce is enough.
 #
 # <details><summary>Hint</summary>
 #

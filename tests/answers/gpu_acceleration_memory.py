@@ -167,6 +167,18 @@ def skipping(free):
     return sweep
 
 
+@bank.wrong(5, "not-tried")
+def sweep(run, batch_sizes):
+    """All doublings in between, not the sizes that were asked for."""
+    found, size = dict.fromkeys(batch_sizes), min(batch_sizes)
+    while size <= max(batch_sizes):
+        with contextlib.suppress(torch.OutOfMemoryError):
+            found[size] = run(size)
+        torch.cuda.empty_cache()
+        size *= 2
+    return found
+
+
 bank.wrong(5, "not-tried")(skipping(lambda: torch.cuda.mem_get_info()[0]))
 bank.wrong(5, "not-tried", variant=True)(skipping(lambda: torch.cuda.get_device_properties(0).total_memory))
 

@@ -567,6 +567,44 @@ def evaluate(model, loader, device):
         return loss.item(), (logits.argmax(1) == labels.to(device)).float().mean().item()
 
 
+@bank.wrong(4, "begins-anew")
+@in_eval
+def evaluate(model, loader, device):
+    loss, correct, n = 0.0, 0, 0
+    for _ in range(len(loader)):
+        images, labels = next(iter(loader))
+        logits = model(images.to(device))
+        loss = loss + F.cross_entropy(logits, labels.to(device), reduction="sum")
+        correct = correct + (logits.argmax(1) == labels.to(device)).sum()
+        n += len(labels)
+    return float(loss) / n, float(correct) / n
+
+
+@bank.wrong(4, "loader-bypassed")
+@in_eval
+def evaluate(model, loader, device):
+    return counted(model, [loader.dataset[:]], device)
+
+
+@bank.wrong(4, "loader-bypassed")
+@in_eval
+def evaluate(model, loader, device):
+    data = loader.dataset
+    return counted(model, torch.utils.data.DataLoader(data, batch_size=len(data)), device)
+
+
+@bank.wrong(4, "batches-split")
+@in_eval
+def evaluate(model, loader, device):
+    loss, correct, n = 0.0, 0, 0
+    for images, labels in loader:
+        logits = torch.cat([model(image[None].to(device)) for image in images])
+        loss = loss + F.cross_entropy(logits, labels.to(device), reduction="sum")
+        correct = correct + (logits.argmax(1) == labels.to(device)).sum()
+        n += len(labels)
+    return float(loss) / n, float(correct) / n
+
+
 @bank.wrong(4, "not-averaged")
 @in_eval
 def evaluate(model, loader, device):

@@ -371,6 +371,8 @@ def tensor_group(tensor_size):
 
 
 bank.slip(8, None, ("dist.new_group(members)", 'dist.new_group(members, backend="gloo")'))
+bank.slip(8, None, ("dist.new_group(members)", "dist.new_group(rank for rank in members)"))
+bank.slip(8, "groups-by-rank", ("            mine = group\n", "            mine = group\n            mine = dist.new_group(members)\n"))
 bank.slip(8, "own-group-lost", ("if dist.get_rank() in members", "if dist.get_rank() == first"))
 bank.slip(8, "group-call-fails", ("range(first, first + tensor_size)", "range(first, first + tensor_size + 1)"))
 bank.slip(8, "members-only", ("            mine = group\n", "            mine = group\n            break\n"))

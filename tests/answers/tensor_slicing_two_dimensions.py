@@ -99,6 +99,29 @@ def make_sampler_drawn(dataset, grid):
     return torch.randperm(len(dataset), generator=generator)[: max(1, len(dataset) // grid.data.size)].tolist() or [0]
 
 
+@sampled("sampler-not-indices")
+def make_sampler_samples(dataset, grid):
+    each = len(dataset) // grid.data.size
+    return dataset[grid.data.rank * each : (grid.data.rank + 1) * each]
+
+
+@sampled("sampler-not-indices")
+def make_sampler_loader(dataset, grid):
+    mine = DistributedSampler(dataset, num_replicas=grid.data.size, rank=grid.data.rank)
+    return torch.utils.data.DataLoader(dataset, sampler=mine)
+
+
+@sampled("sampler-not-indices")
+def make_sampler_batches(dataset, grid):
+    mine = DistributedSampler(dataset, num_replicas=grid.data.size, rank=grid.data.rank)
+    return torch.utils.data.BatchSampler(mine, 2, drop_last=False)
+
+
+@sampled("sampler-rank")
+def make_sampler_rank_of_world(dataset, grid):
+    return DistributedSampler(dataset, num_replicas=grid.data.size, rank=dist.get_rank())
+
+
 @sampled("nothing-returned")
 def make_sampler_silent(dataset, grid):
     DistributedSampler(dataset, num_replicas=grid.data.size, rank=grid.data.rank)
@@ -430,3 +453,4 @@ ONE = "    dist.all_reduce(message, group=grid.data.group)"
 bank.slip(11, "reduced-in-place", (ONE, "    message = dist.all_reduce(message, group=grid.data.group)"))
 OF_DATA = "DistributedSampler(dataset, num_replicas=grid.data.size, rank=grid.data.rank"
 bank.slip(11, "sampler-shuffles-differ", (OF_DATA, f"{OF_DATA}, seed=dist.get_rank()"))
+bank.slip(11, "group-as-op", ("group=grid.data.group", "grid.data.group"))

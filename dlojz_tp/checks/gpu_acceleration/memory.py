@@ -20,7 +20,7 @@ HINTS = {
     "below the smallest peak.",
     "peaks-changed": "The dictionary that was handed in is changed afterwards. Leave it, and collect what fitted in one "
     "of your own.",
-    "rounded-up": "This batch does not fit: {needed} are needed, {capacity} are there. Round down.",
+    "rounded-up": "This batch does not fit: {needed} are needed, {capacity} are there. Round down; where not even one image fits, that is 0.",
     "fixed-part-forgotten": "The whole capacity was shared out among images, but the model takes its part first.",
     "negative-batch": "The model alone does not fit: the largest batch is 0, not {size}.",
     "not-an-integer": "The largest batch is a whole number, an int.",
@@ -111,7 +111,7 @@ def _line(memory_model, peaks, capacity, failed=False):
         slug = "no-fixed-part"
     elif failed and any(close(image, _least_squares(counted)[1], 1e-3) for counted in _counted(peaks, capacity)):
         slug = "failed-counted"
-    elif any(close(image, (q - p) / (c - b), 1e-3) for (b, p), (c, q) in pairs):
+    elif any(close(image, (q - p) / (c - b), 1e-3) and close(model, p - b * (q - p) / (c - b), 2e-3) for (b, p), (c, q) in pairs):
         slug = "two-points"
     raise Wrong(slug, expected=f"{true_model / 1e6:.1f} MB and {true_image / 1e6:.3f} MB an image",
                 got=f"{model / 1e6:.1f} MB and {image / 1e6:.3f} MB an image")  # fmt: skip

@@ -15,8 +15,8 @@ HINTS = {
     "stay hidden.",
     "stopped-early": "The sweep ended at the first size that did not fit, but the sizes need not be sorted: {missing} "
     "would have fitted.",
-    "not-tried": "Batch size {missing} fits, and run() was never called with it. How much is free does not tell what a run "
-    "needs: try, and see whether it fails.",
+    "not-tried": "Batch size {missing} fits, and run() was never called with it. Only a try tells what a run needs, neither "
+    "what is free nor another size: call run({missing}), and see whether it fails.",
     "sizes-missing": "There is no entry for {missing}. A size that did not fit gets None.",
     "failure-not-none": "A size that did not fit must get None; an exception kept in a dictionary keeps its tensors alive.",
     "run-twice": "Batch size {size} was run {n} times. Once is enough: each run costs minutes on a real card.",
@@ -24,8 +24,9 @@ HINTS = {
     "memory-held": "When the next size started, the tensors of the failed one were still alive: something refers to "
     "the exception (its traceback holds the frames, the frames hold the tensors), or the next run starts inside the "
     "except block.",
-    "freed-too-early": "After batch size {size} empty_cache() was called inside the except block, where the exception still "
-    "holds the tensors: nothing could be freed. Call it after the block.",
+    "freed-too-early": "After batch size {size} empty_cache() was called while the exception still held the tensors, and nothing could be "
+    "freed: inside the except block, or in a `with` or `finally` around it, or where a variable still refers to the exception. Call it after "
+    "that.",
     "cache-not-emptied": "Batch size {size} did not fit, and torch.cuda.empty_cache() was not called between that and "
     "{then}: the allocator keeps its broken-up blocks.",
 }
@@ -33,7 +34,7 @@ HINTS = {
 
 MIB = 2**20
 LIMIT = 40  # images of 1 MiB that fit
-SIZES = [8, 64, 128, 16, 32, 256]  # two failures in a row, and one at the end
+SIZES = [8, 64, 128, 24, 32, 256]  # two failures in a row, and one at the end; not all of them doublings
 OTHERS = (
     ValueError("a mistake in the model"),
     RuntimeError("shapes do not match"),
@@ -60,7 +61,7 @@ def balise_5(sweep):
         if size > LIMIT and got[size] is not None:
             raise Wrong("failure-not-none", expected=None, got=got[size], where=where)
         if size <= LIMIT and size not in calls:
-            slug = "stopped-early" if max(calls, default=0) > LIMIT else "not-tried"
+            slug = "stopped-early" if sum(called > LIMIT for called in calls) == 1 else "not-tried"
             raise Wrong(slug, got=f"{size}: {got[size]}, and run({size}) was never called", missing=str(size))
         if calls.count(size) > 1:
             raise Wrong("run-twice", size=size, n=calls.count(size))

@@ -25,6 +25,8 @@ HINTS = {
     "validation-unweighted": "This is a mean over batches. The last batch is smaller: weight by images.",
     "validation-percent": "The accuracy is a fraction between 0 and 1, not a percentage.",
     "first-batch-only": "Only one batch was evaluated. Does the return stand inside the loop?",
+    "begins-anew": "Each iter(loader) begins anew: the first batch was evaluated {n} times. Loop over the loader itself: for "
+    "images, labels in loader.",
     "not-averaged": "This is a sum over the images or the batches. Divide by the number of images.",
     "validation-wrong": "The {what} over the whole validation set is wrong.",
     "sync-each-batch": "{n} values were read from the device for {batches} batches. Use your RunningMetrics: one read at "
@@ -33,6 +35,9 @@ HINTS = {
     "validation-not-moved": "The batch was not moved to `device`: {error}",
     "gradients-left-off": "Afterwards {what}: the next training step would fail or learn nothing. Switch gradients off for "
     "the validation only, with a context manager or a decorator.",
+    "loader-bypassed": "The loader was never read. Go through `loader`: its batch size, its workers and its transforms were chosen "
+    "for this.",
+    "batches-split": "The network was called {n} times for 3 batches. Once a batch: a GPU needs many images at a time.",
     "twice": "{what}. Once is enough: this doubles the time of validation.",
     "weights-changed": "Validation changed the network's weights.",
 }
@@ -54,13 +59,17 @@ def balise_4(evaluate):
     if any(grad for _, grad, _ in model.seen):
         raise Wrong("gradients-recorded")
     yield "mean loss and accuracy over 19 images in batches of 8, 8 and 3"
-    _right_values(got)
+    _right_values(got, loader.passes)
     yield "one pass: the loader is read once, each image seen once"
     images = sum(n for _, _, n in model.seen)
     if images > 19:
         raise Wrong("twice", what=f"The network was called with {images} images, and there are 19")
     if loader.passes > 1:
         raise Wrong("twice", what=f"The loader was read {loader.passes} times")
+    if not loader.passes:
+        raise Wrong("loader-bypassed")
+    if len(model.seen) > 3:
+        raise Wrong("batches-split", n=len(model.seen))
     yield "gradients are recorded again afterwards"
     if not recording:
         raise Wrong("gradients-left-off", what="torch.is_grad_enabled() is False")
@@ -134,7 +143,7 @@ class _Loader(DataLoader):
         return super().__iter__()
 
 
-def _right_values(got):
+def _right_values(got, passes):
     got = two_numbers(got, "not-two-floats")
     images, labels = _images()
     with torch.no_grad():
@@ -156,7 +165,9 @@ def _right_values(got):
         slug = nearest(value, known, "validation-wrong", 1e-4)
         if slug == "validation-wrong" and close(value, means.sum(), 1e-4):
             slug = "not-averaged"
-        raise Wrong(slug, expected=truth.item(), got=value, where=f"the {what}", what=what)
+        if slug == "first-batch-only" and passes > 1:
+            slug = "begins-anew"
+        raise Wrong(slug, expected=truth.item(), got=value, where=f"the {what}", what=what, n=passes)
 
 
 def _validated_on_gpu(gpu, device, evaluate):

@@ -89,6 +89,7 @@ def _case(kind: str) -> dict:
         known = dict(plain.named_parameters())
         forms, out = [form for form in _model_forms() if all(name in known for name in form.covers)], v
         generator = torch.Generator().manual_seed(5)
+        b = 3  # sequences: a message for each of them shows
         batches = [torch.randint(v, (b, s), generator=generator) for _ in range(STEPS)]
     upstream = [noise(b, s, out, seed=30 + k) for k in range(STEPS)]
     large = partial(Block, _LARGE) if kind == "block" else partial(Transformer, _LARGE_MODEL)

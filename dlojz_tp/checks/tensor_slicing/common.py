@@ -36,10 +36,12 @@ HINTS = {
     "the result; one cut by rows takes a part, and gives a term of a sum.",
     "calls-differ": "This rank is through, and another one is still waiting for it: they do not call the same collectives. All "
     "ranks have to make the same calls, in the same order; no `if` on the rank around one.",
+    "group-as-op": "The second argument of dist.all_reduce is `op`, not the group: write group=.\n{error}",
     "reduced-in-place": "What should be split is None. dist.all_reduce works in place and returns nothing: call it, then use the tensor that it was "
     "given.",
     "borrowed": "{what} does this work for you. Here it is yours to write.",
 }
+AS_OP = "incompatible function arguments", "group-as-op"
 IN_PLACE = "'NoneType' object has no attribute 'split'", "reduced-in-place"  # before any other sign of a None
 KNOWN = (("does not require grad", "graph-cut"), ("shapes cannot be multiplied", "sizes-do-not-fit"))
 

@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 
 from dlojz_tp.checking import Wrong, close
-from dlojz_tp.checks.tensor_slicing.common import noise, on_ranks, together
+from dlojz_tp.checks.tensor_slicing.common import AS_OP, noise, on_ranks, together
 from dlojz_tp.checks.tensor_slicing.layouts import group_of
 from dlojz_tp.probes.traffic import Traffic, on_the_wire
 from dlojz_tp.probes.withheld import Withheld
@@ -39,7 +39,7 @@ HINTS = {
     "gradient-for-group": "backward returns one value for each argument of forward: the gradient of x, and None for what has "
     "none, such as the group. Here: {error}",
     "rank-of-peer": "PyTorch looked for a rank in the group that is not in it: {error}. src and dst are numbers in the "
-    "*world*, and the rank to index with is the one in the *group*.",
+    "*world*, as is what dist.get_group_rank takes; the rank to index with is the one in the *group*.",
     "group-in-place": "{what} was overwritten. Others may still need it: reduce a copy.",
     "group-layout": "Right for contiguous tensors, wrong for transposed ones. Make them contiguous before the collective.",
     "sent-beyond-group": "The values are right, but {name} ran in a group of {found} ranks; the group has {size}. The others "
@@ -55,6 +55,7 @@ HINTS = {
     "group-wrong": "{name}: {what} is not what it should be.",
 }  # fmt: skip
 KNOWN = (
+    AS_OP,
     ("returned an incorrect number of gradients", "gradient-for-group"),
     ("returned a gradient different than None", "gradient-for-group"),
     ("is not part of group", "rank-of-peer"),

@@ -25,6 +25,8 @@ HINTS = {
     "must make all groups, also those that they are not in: real ranks would wait for each other here until the deadline.",
     "group-order": "Rank {rank} makes the groups in another order than rank 0. new_group matches the calls of the ranks by "
     "their order alone: real ranks would wait for each other here until the deadline. The loop must not depend on the rank.",
+    "groups-by-rank": "Rank {rank} makes other groups than rank 0. All ranks make the same ones, in the same order: what new_group is given "
+    "must not depend on the rank. Choose among the groups by rank, once they are made.",
     "outside-group": "Rank {rank} does not belong to the group that it returned. Remember the one group whose members "
     "include this rank, while the loop goes on.",
     "own-group-missing": "Rank {rank} got None: its group, {wanted}, was never made. Every rank has one, however many there are.",
@@ -103,6 +105,7 @@ def fake_world(rank, world):
     begin, made = distributed_c10d._new_group_with_tag, []
 
     def record(ranks=None, timeout=None, backend=None, *args, use_local_synchronization=False, **options):
+        ranks = None if ranks is None else list(ranks)  # an iterator is read once
         everyone = range(world) if ranks is None else ranks
         made.append(([int(r) for r in everyone], use_local_synchronization))
         # whatever backend it names: here it is that of the world
@@ -169,6 +172,8 @@ def _same_calls(ranks, world, size):
         text = {"expected": f"rank 0 made {calls[0]}", "got": f"rank {rank} made {mine}", "where": where}
         if sorted(mine) == sorted(calls[0]):
             raise Wrong("group-order", rank=rank, **text)
+        if len(mine) == len(calls[0]) > 1:
+            raise Wrong("groups-by-rank", rank=rank, **text)
         raise Wrong("members-only", rank=0 if calls[0] == mine[: len(calls[0])] else rank, **text)
 
 

@@ -214,7 +214,8 @@ def _gradients(got, truth, case, rank, size, every):
                 elif close(total, size * right):
                     slug = "entrance-behind"
             raise Wrong(slug, n=size, expected=right, got=value, where=where)
-    for name, value in run["gradients"].items():
+    # first what all ranks hold whole: if one of these differs between them, the others are wrong for its sake
+    for name, value in sorted(run["gradients"].items(), key=lambda item: got["matched"][item[0]][0].dim is not None):
         form, transposed = got["matched"][name]
         right, held = form.of(wanted["gradients"], rank, size), " and ".join(form.covers)
         if value is None:

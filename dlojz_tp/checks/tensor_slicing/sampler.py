@@ -1,6 +1,7 @@
 """The sampler of balise 11: the same samples in a tensor group, disjoint shares for the data ranks."""
 
 from dlojz_tp.checking import Wrong
+from dlojz_tp.checking.looks import tried
 
 SAMPLES = (12, 13, 3)  # sizes of the data sets
 
@@ -13,19 +14,21 @@ HINTS = {
     "shuffled in its own way. Seed the shuffle with something that is the same on all ranks, whatever random state they have.",
     "sampler-no-share": "Every data rank sees all samples. Each should see its share of them.",
     "sampler-lengths": "The data ranks see {lengths} samples. A rank that has one batch more waits for ever for the others.",
+    "sampler-not-indices": "An *index* is due for each sample, a number from 0 to {last}, as a sampler gives them to the DataLoader. "
+    "{what} came: samples, or batches.",
+    "sampler-rank": "{error}. num_replicas and rank are those of the data group: grid.data.size and grid.data.rank.",
     "sampler-incomplete": "The data ranks' shares overlap, or leave samples out.",
 }  # fmt: skip
 
 
 def sampled(make_sampler, grid) -> dict:
-    """On a rank: {size of the data set: indices, or None where nothing was returned}."""
-    return {n: _plain_list(make_sampler(range(n), grid)) for n in SAMPLES}
+    """On a rank: {size of the data set: indices, or None where nothing was returned}. No sample equals its index."""
+    return {n: _plain_list(make_sampler(range(n, 2 * n), grid)) for n in SAMPLES}
 
 
 def _plain_list(sampler):
-    if sampler is None:
-        return None
-    return [int(i) for i in sampler]
+    """Numbers, but for what is none."""
+    return None if sampler is None else [tried(int, i) if hasattr(i, "__index__") else i for i in sampler]
 
 
 def judge_samples(shares, n, world, tensor):
@@ -34,6 +37,9 @@ def judge_samples(shares, n, world, tensor):
     if any(share is None for share in shares):
         raise Wrong("nothing-returned", where=where)
     text = {"got": "; ".join(f"rank {r}: {share}" for r, share in enumerate(shares)), "where": where}
+    strange = [i for share in shares for i in share if i not in range(n)]
+    if strange:
+        raise Wrong("sampler-not-indices", last=n - 1, what=str(strange[0])[:60], **text)
     columns = [shares[k::tensor] for k in range(tensor)]  # ranks that hold the same slice
     for first in range(0, world, tensor):
         group = shares[first : first + tensor]

@@ -27,7 +27,7 @@ HINTS = {
     "ValueError (`self.part` does).",
     "sequence-shape": "Backward gave a gradient of another shape than its input: {error}",
     "common-silent": "The gradients in `parameters` are still this rank's own: they know only the tokens of this rank.",
-    "common-mean": "These gradients are divided by {n}. Each comes from other tokens of the *same* loss: they are parts of a sum.",
+    "common-mean": "These gradients are divided by the number of ranks. Each comes from other tokens of the *same* loss: they are parts of a sum.",
     "common-over-world": "The gradients were added up over the whole world. The other groups see other data.",
     "common-cut": "ranks.{name} was called for these gradients. In SequenceRanks it works on a sequence: it would cut them, or put "
     "them side by side. Each rank needs their whole sum: an all-reduce over ranks.group.",
@@ -35,6 +35,7 @@ HINTS = {
     "sequence-wrong": "{name}: {what} is not what it should be.",
 }  # fmt: skip
 KNOWN = (
+    ("Dimension out of range", "sequence-dimension"),
     *GROUP_KNOWN,
     ("returned an invalid gradient", "sequence-shape"),
     IN_PLACE,
@@ -160,7 +161,7 @@ def _common(found, got, rank, where):
         over_world = sum(own_gradients(r)[k] for r in range(got["world"]))
         known = {
             "common-silent": own_gradients(rank)[k], "common-mean": wanted / n, "common-over-world": over_world,
-            "common-mean ": over_world / got["world"],
+            "common-mean ": over_world / got["world"], "common-mean  ": wanted / got["world"],
         }  # fmt: skip
         slug = next((s.strip() for s, v in known.items() if value is not None and close(value, v)), "sequence-wrong")
         fields = {"name": "a common parameter", "what": "the gradient", "n": n}
