@@ -13,7 +13,7 @@ from dlojz_tp.pretend_gpu.mixing import refuse_mixed
 # operations whose result's size, or whose value, the CPU must know
 READ_BACK = {
     "nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecutive", "equal", "_local_scalar_dense",
-    "is_nonzero", "bincount", "_linalg_check_errors",
+    "is_nonzero", "bincount", "_linalg_check_errors", "allclose",
 }  # fmt: skip
 
 
@@ -77,7 +77,7 @@ class Operators(TorchDispatchMode):
         self.machine.queued += 1
         self.machine.launched += 1
         mark = self.streams.started(stream, func, found, args, kwargs)
-        if name in READ_BACK or name == "index" and _has_mask(found):
+        if name in READ_BACK or _read_here(name, args, kwargs, found):
             self.streams.wait_for_stream(f"aten::{name}", stream)
         out = func(*args, **kwargs) if self.clock is None else self.clock.result(func, args, kwargs)
         if target is not None:
@@ -149,5 +149,11 @@ def tags_differ(a, b) -> bool:
     return getattr(a, "index", None) != getattr(b, "index", None)
 
 
-def _has_mask(found) -> bool:
-    return any(x.dtype in (torch.bool, torch.uint8) for x in found[1:])
+def _read_here(name: str, args, kwargs, found) -> bool:
+    """Whether these arguments make the CPU wait: a mask as index, unless one number is written; repeats of unknown sum."""
+    if name == "repeat_interleave":
+        return kwargs.get("output_size") is None
+    if name in ("index_put_", "_index_put_impl_", "index_put") and args[2].numel() == 1:
+        return False
+    indices = found if name == "index" else tensors(args[1]) if name.endswith(("index_put_", "index_put_impl_", "index_put")) else ()
+    return any(x.dtype in (torch.bool, torch.uint8) for x in list(indices)[name == "index" :])

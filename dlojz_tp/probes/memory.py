@@ -1,10 +1,11 @@
 """Count what a rank holds."""
 
+import functools
 import gc
 import weakref
 from collections import deque
 from collections.abc import Mapping, Set
-from types import FunctionType, ModuleType
+from types import FunctionType, GeneratorType, ModuleType
 
 import numpy
 import torch
@@ -22,8 +23,11 @@ def held_bytes(tree) -> int:
     return sum(held_storages(tree).values())
 
 
-def held_storages(tree) -> dict[int, int]:
-    """{address: bytes} of the memory that the tensors and arrays in `tree` hold."""
+def held_storages(tree, functions: bool = False) -> dict[int, int]:
+    """{address: bytes} of the memory that the tensors and arrays in `tree` hold.
+
+    functions: also what functions in it keep for their calls (closures, defaults, partial arguments, generators).
+    """
     found: dict[int, int] = {}
     visited, stack = {}, [tree]
     while stack:
@@ -36,6 +40,12 @@ def held_storages(tree) -> dict[int, int]:
             found[storage.data_ptr() or id(storage)] = storage.nbytes()
         elif isinstance(item, numpy.ndarray):
             found[item.ctypes.data] = item.nbytes
+        elif functions and isinstance(item, FunctionType):
+            stack += [cell.cell_contents for cell in item.__closure__ or ()] + [item.__defaults__, item.__kwdefaults__]
+        elif functions and isinstance(item, functools.partial):
+            stack += [item.func, item.args, item.keywords]
+        elif functions and isinstance(item, GeneratorType):
+            stack.append(item.gi_frame and item.gi_frame.f_locals)
         elif isinstance(item, str | bytes | type | ModuleType | FunctionType):
             continue
         elif isinstance(item, Mapping):

@@ -1,6 +1,7 @@
 """Answers to balise 3 of 01_gpu_acceleration."""
 
 from collections import deque
+from functools import partial
 
 import torch
 
@@ -420,3 +421,60 @@ class RunningMetrics(Sums):
     def __init__(self, device):
         super().__init__(device)
         self.correct = torch.zeros((), device=device, dtype=torch.int16)
+
+
+@bank.wrong(3, "sums-on-cpu")
+class RunningMetrics(Sums):
+    """Adds up on the CPU what may not have arrived."""
+
+    def __init__(self, device):
+        super().__init__("cpu")
+
+    def update(self, loss, logits, labels):
+        self.loss += loss.detach().to("cpu", non_blocking=True) * len(labels)
+        self.correct += (logits.argmax(1) == labels).sum().to("cpu", non_blocking=True)
+        self.n += len(labels)
+
+
+class Later(Sums):
+    """Counts in result() what update() has put off."""
+
+    def __init__(self, device):
+        super().__init__(device)
+        self.later = []
+
+    def result(self):
+        self.correct += sum(one() for one in self.later)
+        self.later.clear()
+        return super().result()
+
+
+def hits(logits, labels):
+    return (logits.argmax(1) == labels).sum()
+
+
+@bank.wrong(3, "activations-kept")
+class RunningMetrics(Later):
+    def update(self, loss, logits, labels):
+        self.loss += loss.detach() * len(labels)
+        self.n += len(labels)
+        self.later.append(partial(hits, logits.detach(), labels))
+
+
+@bank.wrong(3, "activations-kept")
+class RunningMetrics(Later):
+    def update(self, loss, logits, labels):
+        logits = logits.detach()
+        self.loss += loss.detach() * len(labels)
+        self.n += len(labels)
+        self.later.append(lambda: (logits.argmax(1) == labels).sum())
+
+
+@bank.wrong(3, "rounded-count")
+class RunningMetrics(Sums):
+    """Counts each batch in the dtype of its logits."""
+
+    def update(self, loss, logits, labels):
+        self.loss += loss.detach() * len(labels)
+        self.correct += (logits.argmax(1) == labels).to(logits.dtype).sum()
+        self.n += len(labels)

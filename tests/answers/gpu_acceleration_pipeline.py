@@ -2,6 +2,7 @@
 
 import random
 
+import numpy as np
 import torch
 from PIL import Image, ImageOps
 from torchvision.io import ImageReadMode, decode_image
@@ -309,3 +310,49 @@ def make_transform(size, train):
     """Always the height: wide photographs come out well."""
     cut = [v2.Lambda(lambda image: image.resize((round(image.width * size / image.height), size))), v2.CenterCrop(size)]
     return usual(size, train, val_cut=cut)
+
+
+def transposed(path):
+    return torch.from_numpy(np.array(Image.open(path).convert("RGB"))).permute(2, 1, 0)
+
+
+@bank.wrong(1, "axes-swapped")
+def make_transform(size, train):
+    cut = [v2.RandomResizedCrop(size), v2.RandomHorizontalFlip()] if train else [v2.Resize(size), v2.CenterCrop(size)]
+    transform = v2.Compose([*cut, *FINISH[1:]])
+    return lambda path: transform(transposed(path))
+
+
+@bank.wrong(1, "axes-swapped")
+def make_transform(size, train):
+    """In training alone."""
+    if not train:
+        return usual(size, train)
+    transform = v2.Compose([v2.RandomResizedCrop(size), v2.RandomHorizontalFlip(), *FINISH[1:]])
+    return lambda path: transform(transposed(path))
+
+
+@bank.wrong(1, "always-upright")
+def make_transform(size, train):
+    return usual(size, train, [v2.RandomResizedCrop(size, ratio=(3 / 4, 1.0)), v2.RandomHorizontalFlip()])
+
+
+@bank.wrong(1, "fixed-scale")
+def make_transform(size, train):
+    return usual(size, train, [v2.RandomResizedCrop(size, scale=(0.08, 0.65)), v2.RandomHorizontalFlip()])
+
+
+@bank.wrong(1, "validation-off-centre")
+def make_transform(size, train):
+    """The offsets of the crop have changed places."""
+
+    def middle(image):
+        return TF.crop(image, (image.width - size) // 2, (image.height - size) // 2, size, size)
+
+    return usual(size, train, val_cut=[v2.Resize(size), middle])
+
+
+@bank.wrong(1, "one-image")
+def make_transform(size, train):
+    transform = usual(size, train)
+    return lambda path: transform(path).unsqueeze(0)

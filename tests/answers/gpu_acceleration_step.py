@@ -798,3 +798,41 @@ whole = Bank("01_gpu_acceleration", whole=True)
 whole.slip(4, None, ("    model.eval()\n", FREEZE), WITHOUT, ("    model.train(was_training)\n", BACK))
 whole.slip(4, "gradients-left-off", ("    model.eval()\n", FREEZE), WITHOUT)
 bank.add(whole)
+
+
+@bank.wrong(2, "left-the-device")
+def train_step(model, images, labels, optimizer, device):
+    images, labels = moved(images, labels, device)
+    optimizer.zero_grad()
+    logits = model(images)
+    loss = F.cross_entropy(logits, labels)
+    loss.backward()
+    optimizer.step()
+    return loss.detach().to("cpu", non_blocking=True), logits.detach()
+
+
+@bank.wrong(2, "hidden-sync")
+def train_step(model, images, labels, optimizer, device):
+    images, labels = moved(images, labels, device)
+    optimizer.zero_grad()
+    logits = model(images)
+    loss = F.cross_entropy(logits, labels)
+    if torch.allclose(logits, torch.zeros_like(logits)):
+        raise ValueError("the network is dead")
+    loss.backward()
+    optimizer.step()
+    return loss.detach(), logits.detach()
+
+
+@bank.wrong(2, "eval-mode")
+def train_step(model, images, labels, optimizer, device):
+    """Leaves the network ready for validation."""
+    model.train()
+    images, labels = moved(images, labels, device)
+    optimizer.zero_grad()
+    logits = model(images)
+    loss = F.cross_entropy(logits, labels)
+    loss.backward()
+    optimizer.step()
+    model.eval()
+    return loss.detach(), logits.detach()

@@ -19,6 +19,7 @@ HINTS = {
     "grey-image": 'A grey photograph has one channel, the network wants three: convert("RGB"), or decode with mode RGB.',
     "channels-last": "The channels come last. torch wants (channels, height, width).",
     "wrong-size": "The image has another size than was asked for: {size} × {size} pixels.",
+    "one-image": "The transform gives one image, (3, {size}, {size}), of three dimensions: the loader makes the batch.",
     "not-float": "The image must be float32: ToDtype(torch.float32, scale=True).",
     "not-scaled": "The pixels still run to 255: MEAN and STD are for values in [0, 1]. Divide by 255 (scale=True) first.",
     "not-normalised": "The pixels are in [0, 1] but not normalised: subtract MEAN and divide by STD, channel by channel.",
@@ -27,6 +28,8 @@ HINTS = {
     "wrong-values": "An image of one colour must come out as (colour / 255 − MEAN) / STD in each channel, wherever it is cut.",
     "random-validation": "Two calls for validation gave two images. Nothing in it may be random, or two runs cannot be "
     "compared.",
+    "axes-swapped": "Height and width have changed places: left to right became top to bottom. torch wants (channels, height, width), an "
+    "array has (height, width, channels): permute(2, 0, 1).",
     "flipped-validation": "The validation image is mirrored.",
     "validation-squashed": "The validation image is squashed: a circle became an ellipse. Resize the shorter side, then "
     "cut the centre.",
@@ -47,6 +50,7 @@ HINTS = {
     "8 % and 100 % of it, then resizes: things are seen near and far.",
     "fixed-place": "Every window lies at the same place, {axis}. RandomResizedCrop draws the place too.",
     "fixed-shape": "Every window has the same shape. RandomResizedCrop draws the ratio of its sides between 3:4 and 4:3.",
+    "always-upright": "All windows are {kind}. RandomResizedCrop draws the ratio of the sides between 3:4 and 4:3.",
     "too-distorted": "Windows of {low:.1f}:1 to {high:.1f}:1 become squares: things are squashed beyond recognition. The "
     "ratio of the sides lies between 3:4 and 4:3.",
 }
@@ -88,7 +92,9 @@ def balise_1(make_transform):
         for name, path, ratio in (("wide", wide, 1.5), ("tall", tall, 1 / 1.5)):
             _right_validation(val, path, ratio, f"a {name} photograph of ratio 3:2")
         yield "training: another window at another scale in every call"
-        windows = [_window(_apply(train, wide)) for _ in range(DRAWS)]
+        images = [_apply(train, wide) for _ in range(DRAWS)]
+        _right_way_up(torch.stack(images).mean(dim=0), "training")
+        windows = [_window(image) for image in images]
         _right_training(windows, 90 / 60)
         yield "training: half of the images mirrored, none upside down"
         flips = sum(map(_mirrored, windows))
@@ -143,7 +149,8 @@ def _right_form(image, where, size=SIZE):
     if image.shape == (size, size, 3):
         raise Wrong("channels-last", expected=f"(3, {size}, {size})", got=str(tuple(image.shape)), where=where)
     if image.shape != (3, size, size):
-        raise Wrong("wrong-size", expected=f"(3, {size}, {size})", got=str(tuple(image.shape)), where=where, size=size)
+        slug = "wrong-size" if image.dim() == 3 else "one-image"
+        raise Wrong(slug, expected=f"(3, {size}, {size})", got=str(tuple(image.shape)), where=where, size=size)
     if image.dtype != torch.float32:
         raise Wrong("not-float", expected="float32", got=image, where=where)
 
@@ -163,7 +170,8 @@ def _right_values(image, colour):
     for slug, values in known.items():
         if any((got - value).abs().max() < 0.02 * value.abs().max().clamp(min=1) for value in values):
             raise Wrong(slug, expected=truth, got=got, where="the colour (200, 120, 40), mean of each channel")
-    slug = "wrong-side" if close(image.flatten(1).median(dim=1).values, truth, 0.03) else "wrong-values"
+    other = (image - truth[:, None, None]).abs().amax(dim=0) > 0.5
+    slug = _border(other) if close(image.flatten(1).median(dim=1).values, truth, 0.03) else "wrong-values"
     raise Wrong(slug, expected=truth, got=got, where="the colour (200, 120, 40), mean of each channel")
 
 
@@ -181,6 +189,12 @@ def _window(image):
     return tuple(end.item() for end in ends)
 
 
+def _border(strange):
+    """The slug for pixels, (size, size), that are none of the photograph's: of one side only, what was cut lies beside it."""
+    lines = [strange.double().mean(dim=dim) > 0.5 for dim in (0, 1)]
+    return "validation-off-centre" if any(line[0] != line[-1] for line in lines) else "wrong-side"
+
+
 def _mirrored(window):
     return window[0] > window[1]
 
@@ -195,9 +209,11 @@ def _right_validation(val, path, ratio, where):
     for _ in range(3):
         if not close(_apply(val, path), first, 1e-6):
             raise Wrong("random-validation", where=where)
+    _right_way_up(first, where)
     blue = (first[2].double() * STD[2] + MEAN[2]) * 255  # 128 all over the photograph
-    if ((blue - 128).abs() > 40).double().mean() > 0.02:
-        raise Wrong("wrong-side", got="rows or columns of another colour at the border", where=where)
+    border = (blue - 128).abs() > 40
+    if border.double().mean() > 0.02:
+        raise Wrong(_border(border), got="rows or columns of another colour at the border", where=where)
     left, right, top, bottom = _window(first)
     if left > right or top > bottom:
         raise Wrong("flipped-validation", where=where)
@@ -209,6 +225,13 @@ def _right_validation(val, path, ratio, where):
         raise Wrong("validation-off-centre", expected="the same margin on both sides", got=seen, where=where)
     if min(width, height) < 0.6:
         raise Wrong("validation-too-small", got=seen, where=where, part=min(width, height))
+
+
+def _right_way_up(image, where):
+    """Red grows from left to right, also where it is mirrored."""
+    red = image[0].double()
+    if red.mean(dim=0).std() < 0.2 * red.mean(dim=1).std():
+        raise Wrong("axes-swapped", where=where)
 
 
 def _right_training(windows, ratio):
@@ -230,8 +253,13 @@ def _right_training(windows, ratio):
     shapes = widths * ratio / heights
     if shapes.log().std() < 0.06:  # 0.17 if drawn between 3:4 and 4:3
         raise Wrong("fixed-shape", got=f"the sides are as {shapes.median():.2f} to 1")
+    for kind, none in (("upright", shapes.max() < 1.1), ("wide", shapes.min() > 0.91)):
+        if none:
+            raise Wrong("always-upright", kind=kind)
     if ((shapes < 0.62) | (shapes > 1.6)).double().mean() > 0.1:
         raise Wrong("too-distorted", low=shapes.min().item(), high=shapes.max().item())
+    if areas.max() < 0.72:
+        raise Wrong("fixed-scale", low=areas.min().item(), high=areas.max().item())
 
 
 def _places(windows):

@@ -22,6 +22,8 @@ HINTS = {
     "optimizer-unused": "The optimizer that was handed in did not take the step: call its step(). One made anew in every "
     "step, or an update by hand, forgets the momentum.",
     "forward-twice": "The network was called {n} times in one step. Once is enough: loss and logits come from one pass.",
+    "left-the-device": "A result was copied to the CPU. The loss and the logits stay on the device: with non_blocking=True nobody knows "
+    "whether the numbers have arrived.",
     "pinned-in-step": "pin_memory() in the step copies the batch once more while everything waits, and fails without a "
     "GPU. The loader does it ahead, with pin_memory=True.",
     "step-before-backward": "The update is one step late: step() uses gradients that backward() has not made yet.",
@@ -50,14 +52,13 @@ def balise_2(train_step):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     yield "it returns the loss and the logits, both without their graph"
     before = [p.detach().clone() for p in model.parameters()]
-    running = model[1].running_mean.clone()
     logits_wanted = _logits(data[0][0])
     with Operations() as operations:
         answer = _call(train_step, model, *data[0], optimizer, torch.device("cpu"))
     loss, logits = _right_form(answer)
     truth, losses = plain_steps(network(), data)
     yield "the loss is the batch's mean cross-entropy, the logits are the network's"
-    if torch.equal(running, model[1].running_mean) and not model.training:
+    if not model.training:
         raise Wrong("eval-mode")
     if model.calls > 1:
         raise Wrong("forward-twice", n=model.calls)
@@ -162,7 +163,7 @@ def _lets_go(train_step):
     if any(token() is not None for token in tokens):
         gc.collect()
     if any(token() is not None for token in tokens):
-        raise Wrong("graph-kept", what="loss that is kept outside the step")
+        raise Wrong("graph-kept", what="loss, or the logits, kept outside the step")
 
 
 def _step_on_gpu(gpu, device, train_step):
@@ -180,6 +181,8 @@ def _no_waits(on_gpu):
         raise Wrong("pinned-in-step")
     if seen.reads:
         raise Wrong("hidden-sync", error=", ".join(dict.fromkeys(seen.reads)), where="a machine with a GPU")
+    if any(copy.way == "to cpu" for copy in seen.copies):
+        raise Wrong("left-the-device")
 
 
 def _right_moves(on_gpu):

@@ -13,14 +13,15 @@ HINTS = {
     "outside-differs": "After the layer, the ranks draw different random numbers: what is dropped out outside would no longer be "
     "the same on all of them. Keep the ranks' own draws inside ranks.own_random(), and set no seed.",
     "mask-repeats": "Two calls dropped out the same, or left behind what later layers then draw alike: the random numbers begin anew each time. Set no seed in forward.",
-    "dropout-lost": "No attention weight is dropped out in training, although the layer's dropout is {rate}.",
+    "dropout-lost": "No attention weight is dropped out in training, although the layer's dropout is {rate}. Dropout comes behind the "
+    "softmax, on the weights, and their sum is left as it is then.",
     "dropout-rate": "The layer's dropout is {rate}; here it is {found:.3g}. The rate is that of the plain layer, whatever the "
     "number of ranks, and what is kept is divided by 1 - rate (dropout_p does both).",
     "dropout-unscaled": "What is dropped out is right, but what is kept is not divided by 1 - {rate}: in training the layer gives less "
     "than in evaluation.",
     "dropout-in-eval": "In evaluation the result is not the plain layer's: something is dropped out (self.training is False).",
     "dropout-elsewhere": "What is dropped out are other numbers than the attention weights (of the result, the values or the "
-    "heads, or of the scores before the softmax). The plain layer drops out attention weights (dropout_p).",
+    "heads, or of the scores before the softmax), or the weights were brought back to a sum of 1. The plain layer drops out attention weights (dropout_p).",
     "dropout-disagrees": "In training with dropout, the ranks' results differ. They must be the same sum.",
 }  # fmt: skip
 
@@ -75,6 +76,8 @@ def judge_dropout(reports, size):
 def _masks(got_bshk, size):
     """A head gives the share of the earlier tokens that it kept, over 1 - rate: which were they, and how many?"""
     where, heads = f"{size} ranks" if size > 1 else "rank 0 of 1", got_bshk.shape[2]
+    if got_bshk.isnan().any():  # all scores of a token were dropped out
+        raise Wrong("dropout-elsewhere", where=where)
     late = got_bshk[:, LENGTH // 2 :]
     if ((late - late.max()).abs() * late.abs()).max() < 1e-9 or not close(
         got_bshk, got_bshk[..., :1].expand_as(got_bshk)

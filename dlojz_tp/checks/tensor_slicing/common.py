@@ -30,10 +30,10 @@ ASIDE = 2**17  # bytes of Python's own that a layer may leave in memory: the obj
 RATE, MOMENTUM, STEPS = 0.05, 0.9, 3
 
 HINTS = {
-    "graph-cut": "The result hangs on no graph: {error}. dist.all_gather and dist.all_reduce know nothing of autograd; the "
-    "methods of `ranks` do.",
+    "graph-cut": "The result hangs on no graph: {error}. dist.all_gather and dist.all_reduce know nothing of autograd, the "
+    "methods of `ranks` do; nor must no_grad() or detach() be around.",
     "sizes-do-not-fit": "Two sizes do not fit: {error}. A layer cut by columns takes its whole input and gives this rank's part of "
-    "the result; one cut by rows takes a part, and gives a term of a sum.",
+    "the result; one cut by rows takes a part, and gives a term of a sum. Heads change places with the tokens again before they are joined.",
     "calls-differ": "This rank is through, and another one is still waiting for it: they do not call the same collectives. All "
     "ranks have to make the same calls, in the same order; no `if` on the rank around one.",
     "group-as-op": "The second argument of dist.all_reduce is `op`, not the group: write group=.\n{error}",

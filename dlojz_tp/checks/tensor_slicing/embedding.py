@@ -65,9 +65,12 @@ def _truth(dim: int) -> dict:
     return truth(_case(dim))
 
 
+_OUT_OF_RANGE = tuple((sign, "words-out-of-range") for sign in ("index out of range in self", "is out of bounds for dimension"))
+
+
 def balise_3(SlicedEmbedding, VocabularyEmbedding):  # noqa: N803
     """The table cut by columns; by rows, where that is done."""
-    every = on_groups(_tables, SlicedEmbedding, VocabularyEmbedding, known=(("IndexError", "words-out-of-range"),))
+    every = on_groups(_tables, SlicedEmbedding, VocabularyEmbedding, known=_OUT_OF_RANGE)
     yield from in_groups_too(_both, every)
 
 

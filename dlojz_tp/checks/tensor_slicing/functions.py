@@ -226,6 +226,8 @@ def _compare(value, wanted, got, name, way, rank, size):
 
 def _backward_of_sum(got, rank, size):
     where, wanted = f"rank {rank} of {size}", noise(3, 5, seed=98)
+    if got["gradient"] is None:
+        raise Wrong("nothing-returned", where=f"{where}, the backward of SumOverRanks")
     if size > 1 and close(got["gradient"], size * wanted):
         raise Wrong("doubled-backward", n=size, expected=wanted, got=got["gradient"], where=where)
     if got["backward"] and size > 1:
