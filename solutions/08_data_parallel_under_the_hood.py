@@ -644,7 +644,7 @@ tp.check(6, Accumulating, backward_in_parts)
 #
 # `Reducer` is `Overlap` with the switch of balise 6, written out in one piece, for any list of parameters. Write
 #
-# - in `__init__`: leave in the list `parameters` those to average. Frozen ones (`requires_grad` False) are left out, and one that is in the list
+# - in `__init__`: leave in the list `parameters` those to average, in the order of the list, which is the same on all ranks. Frozen ones (`requires_grad` False) are left out, and one that is in the list
 #   twice (tied) travels once;
 # - `start_complete`: start the buckets that are complete, **strictly in their order**, and wait for none. `self.running` tells how many were
 #   started;

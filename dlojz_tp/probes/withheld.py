@@ -1,5 +1,6 @@
 """Hold back what an asynchronous collective or message writes until somebody waits for it."""
 
+import torch
 import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
@@ -19,13 +20,14 @@ class Withheld(TorchDispatchMode):
 
     waiting: called, if given, when a rank is about to wait for a collective.
     old: how often a collective was waited for that had been started before this was entered.
+    overwritten: how often a tensor was written while a collective was still to write, or to read, it.
     """
 
     def __init__(self, waiting=None):
         super().__init__()
-        self.waiting, self.old = waiting, 0
+        self.waiting, self.old, self.overwritten = waiting, 0, 0
         self._started: set[int] = set()
-        self._running: dict[int, tuple] = {}  # of a Work: itself, (tensor, copy) of all that it writes
+        self._running: dict[int, tuple] = {}  # of a Work: itself, (tensor, copy, bytes before) of all that it writes
 
     def __enter__(self):
         self._before = {name: getattr(dist.Work, name) for name in _WATCHED}
@@ -86,7 +88,8 @@ class Withheld(TorchDispatchMode):
     def _bring(self, work) -> None:
         _, copies = self._running.pop(id(work), (None, ()))
         with _disable_current_modes():
-            for tensor, copy in copies:
+            for tensor, copy, before in copies:
+                self.overwritten += not torch.equal(_raw(tensor), before)
                 tensor.data.copy_(copy)
 
 
@@ -97,8 +100,13 @@ def _copied(written, copies):
     copy = written.detach().clone()
     if copy.stride() != written.stride():
         return written
-    copies.append((written, copy))
+    copies.append((written, copy, _raw(written)))
     return copy
+
+
+def _raw(tensor) -> torch.Tensor:
+    """(bytes,) a copy: memory that nobody has filled may hold anything, and NaN is not equal to itself."""
+    return tensor.detach().clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8)
 
 
 def _as_method(call):

@@ -592,3 +592,12 @@ bank.slip(
         "        if not buckets or size > room:\n            buckets.append([])\n            room = capacity\n        elif p.dtype != buckets[-1][0].dtype:\n            buckets.append([])\n",
     ),
 )
+
+
+def by_dtype(parameters, capacity):
+    """The dtype of the first layers first."""
+    dtypes = dict.fromkeys(p.dtype for p in parameters)
+    return [bucket for dtype in dtypes for bucket in make_buckets([p for p in parameters if p.dtype == dtype], capacity)]
+
+
+pair("forward-order", by_dtype)

@@ -740,4 +740,16 @@ slips.slip(5, "hook-too-early", ("register_post_accumulate_grad_hook(self.ready)
 slips.slip(5, "hook-too-early", ("hook(self.ready)", "hook(self.ready(p))"))
 slips.slip(6, "wrong-gradient", ("(loss_of(part) * len(part) / total)", "(loss_of(part) / total)"))
 
+AS_NEW = "        for bucket in self.buckets:\n            bucket.missing = set(bucket.parameters)"
+slips.slip(5, "placed-twice", (AS_NEW, "        pass"))
+slips.slip(
+    5,
+    "placed-twice",
+    (AS_NEW, AS_NEW + "\n        for p in self.home:\n            p.register_post_accumulate_grad_hook(self.ready)"),
+)
+slips.slip(
+    5, "written-in-flight",
+    ("        for work in self.running:", "        for bucket in self.buckets:\n            bucket.flat.zero_()\n        for work in self.running:"),
+)  # fmt: skip
+
 bank.add(slips)

@@ -435,3 +435,20 @@ bank.slip(1, "threads-not-cores", ("len(os.sched_getaffinity(0))", "torch.get_nu
 bank.slip(1, "not-an-integer", ("len(os.sched_getaffinity(0))", "str(len(os.sched_getaffinity(0)))"))
 bank.slip(2, "sum-not-waited", ("dist.all_reduce(total)", "dist.all_reduce(total, async_op=True)"))
 bank.slip(2, None, ("dist.all_reduce(total)", "dist.all_reduce(total, async_op=True).wait()"))
+
+
+@bank.wrong(2, "all-the-work")
+def distributed_sum(values):
+    """Every rank sums all, where nobody looks."""
+    total = torch.as_tensor(values.numpy().sum())
+    dist.all_reduce(total, op=dist.ReduceOp.MAX)
+    return total
+
+
+@bank.wrong(2, "rank-0-only")
+def distributed_sum(values):
+    total = torch.zeros((), dtype=values.dtype)
+    if dist.get_rank() == 0:
+        total += values.numpy().sum()
+    dist.broadcast(total, 0)
+    return total

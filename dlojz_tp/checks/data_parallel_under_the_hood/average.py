@@ -14,6 +14,7 @@ from dlojz_tp.checks.data_parallel_under_the_hood.common import (
     own_work,
     reduced,
     share,
+    undisturbed,
 )
 from dlojz_tp.measure import LiveBytes
 from dlojz_tp.probes.gpus import left_on_cpu, on_gpus
@@ -113,7 +114,7 @@ def _one_by_one(average_gradients):
             average_gradients(parameters)
             results[name] = {"now": gradients(parameters), "events": log.events, "peak": live.peak}
         running.left()
-        results[name]["later"] = gradients(parameters)
+        results[name] |= {"later": gradients(parameters), "overwritten": running.overwritten}
     results["changed"] = any(not torch.equal(a, b) for a, b in zip(before, parameters, strict=True))
     return results
 
@@ -138,6 +139,7 @@ def _judge(worlds, truth, own, case):
                 if wrong.slug != "not-waited" and kinds == {"reduce"}:
                     wrong.slug = "reduce-not-all-reduce"
                 raise
+        undisturbed([got[case].get("overwritten", 0) for got in ranks], size)
 
 
 def _frugal(worlds, held, events, slack=64):
@@ -235,6 +237,9 @@ def _buckets(make_buckets, dtypes, sizes, capacity):
 
 
 def _in_order(buckets, weight, dtypes, capacity, fields):
+    firsts = [bucket[0] for bucket in buckets]
+    if firsts != sorted(firsts, reverse=True):
+        raise Wrong("forward-order", **fields)
     for dtype in set(dtypes):
         mine = [(bucket, size) for bucket, size in zip(buckets, weight, strict=True) if dtypes[bucket[0]] == dtype]
         for bucket, _ in mine:
@@ -291,4 +296,5 @@ def _in_buckets(average_in_buckets):
     changed = any(not torch.equal(p, torch.ones_like(p)) for p in parameters)
     return {
         "now": now, "later": gradients(parameters), "events": log.events, "peak": live.peak, "changed": changed,
+        "overwritten": running.overwritten,
     }  # fmt: skip

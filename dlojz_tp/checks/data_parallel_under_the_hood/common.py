@@ -28,9 +28,18 @@ HINTS = {
     "placed-twice": "A gradient came to its bucket for a second time (KeyError in place). A tied parameter, named twice, needs one "
     "hook; inside no_sync() nothing is placed, so the backward of a micro-batch stands in `with reducer.no_sync():`; after "
     "finish() every bucket misses its parameters again; a lambda made in a loop over p uses the loop's last p: hand over what the hook is given.",
+    "written-in-flight": "Right here, by luck: on rank {rank} a tensor was written while its collective was still running. What the network "
+    "reads or writes meanwhile is anybody's guess. Wait first, then write; each running collective needs a tensor of its own.",
     "gathered": "With {large} ranks, rank {rank} held {more} bytes beside its gradients, with {small} ranks {less}: it collects "
     "the gradients of all ranks. An all-reduce adds them up on their way, so that what a rank holds does not grow with N.",
 }
+
+
+def undisturbed(ranks, size):
+    """Raise Wrong where a rank wrote what a running collective works on. ranks: how often, of each."""
+    for rank, count in enumerate(ranks):
+        if count:
+            raise Wrong("written-in-flight", rank=rank, where=f"rank {rank} of {size}")
 
 
 NO_HANDLE = ("'NoneType' object has no attribute 'wait'", "no-handle")

@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from dlojz_tp import launch
 from dlojz_tp.checking import Wrong
-from dlojz_tp.checks.data_parallel_under_the_hood.common import NO_HANDLE, by_world, compare, own_work, reduced, share
+from dlojz_tp.checks.data_parallel_under_the_hood.common import NO_HANDLE, by_world, compare, own_work, reduced, share, undisturbed
 from dlojz_tp.probes.networks import Chain, gradients, rows
 from dlojz_tp.probes.traffic import Traffic, sent, until, volume
 from dlojz_tp.probes.withheld import Withheld
@@ -41,7 +41,7 @@ HINTS = {
     "zeroed-in-place": "Right after zero_grad(set_to_none=True), wrong after zero_grad(set_to_none=False): then backward "
     "adds to the tensor that is already in p.grad, perhaps to a part of your bucket.",
 }  # fmt: skip
-KNOWN = (NO_HANDLE, ("NoneType", "hook-too-early"), (("KeyError: ", ", in ready\n"), "hook-too-early"))
+KNOWN = (NO_HANDLE, (("KeyError: ", ", in place\n"), "placed-twice"), ("NoneType", "hook-too-early"), (("KeyError: ", ", in ready\n"), "hook-too-early"))
 
 
 @cache
@@ -95,6 +95,7 @@ def _judge(size, ranks):
     for rank, got in enumerate(ranks):
         for step in (1, 2, 3):
             _later_step(got["steps"][step], truth[step], step, f"rank {rank} of {size}")
+    undisturbed([sum(step["overwritten"] for step in got["steps"]) for got in ranks], size)
 
 
 def _train(Overlap):  # noqa: N803
@@ -132,6 +133,7 @@ def _train(Overlap):  # noqa: N803
                     "events": log.events,
                     "changed": changed,
                     "old": running.old,
+                    "overwritten": running.overwritten,
                 }
             )
             with torch.no_grad():

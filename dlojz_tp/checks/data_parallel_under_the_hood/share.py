@@ -14,7 +14,7 @@ HINTS = {
     "tensors-not-numbers": "The indices are tensors. A list of whole numbers is asked for: as keys and in comparisons, tensors that "
     "hold the same number differ. tolist() makes numbers.",
     "out-of-range": "An index lies outside 0 to n − 1, or is negative.",
-    "shuffles-differ": "The ranks' shares overlap: each rank has shuffled in its own way. All ranks must draw the same "
+    "shuffles-differ": "The ranks' shares overlap: each rank has shuffled in its own way, or they take the same places. All ranks must draw the same "
     "permutation, from a generator seeded with nothing that differs between them, and then take different parts of it.",
     "global-generator": "The permutation comes from the global random state, which differs from rank to rank. Make a "
     "torch.Generator of your own, seeded from `seed` and `epoch`.",

@@ -6,7 +6,7 @@ from torch import nn
 
 from dlojz_tp import launch
 from dlojz_tp.checking import Wrong, close
-from dlojz_tp.checks.data_parallel_under_the_hood.common import by_world, own_work
+from dlojz_tp.checks.data_parallel_under_the_hood.common import by_world, own_work, undisturbed
 from dlojz_tp.probes.ranks import some_returned, waits_in
 from dlojz_tp.probes.traffic import Traffic, sent, volume
 from dlojz_tp.probes.withheld import Withheld
@@ -56,7 +56,7 @@ class Zoo(nn.Module):
             self.norm = nn.BatchNorm1d(4)
             self.norm.running_mean.normal_()
             self.norm.running_var.uniform_(1, 2)
-            self.norm.num_batches_tracked.fill_(2**40 + seed)
+            self.norm.num_batches_tracked.fill_(2**60 + 1 + seed)  # no float64 holds it
             self.embedding = nn.Embedding(100, 40, dtype=torch.float64)
             self.decoder = nn.Linear(40, 100, bias=False, dtype=torch.float64)
             self.decoder.weight = self.embedding.weight  # tied
@@ -107,6 +107,7 @@ def _judge(size, ranks):
     least = min(volume(got["events"]) for got in ranks)  # rank 0 may send to each of the others
     if least > held + SLACK:
         raise Wrong("tied-twice", sent=least, held=held, where=f"one of {size} ranks")
+    undisturbed([got["overwritten"] for got in ranks], size)
 
 
 def _on_rank(broadcast_state):
@@ -126,7 +127,7 @@ def _on_rank(broadcast_state):
         for k, t in after.items()
         if not t.is_leaf or (k in flags and t.requires_grad != flags[k])
     }
-    return {"values": values, "events": log.events, "changed": changed, "moved": moved, "graph": graph, "left": left}
+    return {"values": values, "events": log.events, "changed": changed, "moved": moved, "graph": graph, "left": left, "overwritten": running.overwritten}
 
 
 def _values(worlds, truth, names):
@@ -163,6 +164,8 @@ def _mistake(ranks, own, truth, name, rank):
     for source in range(1, len(ranks)):
         if source != rank and _equal(value, own[source][name].detach()):
             return "wrong-source", {"source": source}
+    if value.dtype == torch.int64 and close(value.double(), truth[name].double(), 1e-7) and not _equal(value, mine):
+        return "cast", {}
     if value.is_floating_point() and close(value.double(), truth[name].double(), 1e-2) and not _equal(value, mine):
         return "cast", {}
     if value.is_floating_point():

@@ -9,7 +9,7 @@ from torch import nn
 
 from dlojz_tp import launch
 from dlojz_tp.checking import Wrong
-from dlojz_tp.checks.data_parallel_under_the_hood.common import NO_HANDLE, by_world, compare, own_work, reduced
+from dlojz_tp.checks.data_parallel_under_the_hood.common import NO_HANDLE, by_world, compare, own_work, reduced, undisturbed
 from dlojz_tp.probes.networks import gradients, mark, rows, same
 from dlojz_tp.probes.ranks import hung, killed_by
 from dlojz_tp.probes.traffic import Traffic, sent, until, volume
@@ -19,11 +19,11 @@ CAPACITY = 420  # bytes: heads a and b each fill a bucket, the spare one shares 
 
 HINTS = {
     "waits-for-ever": "The ranks stood still, or broke off. Either one waits for a hook that never fires, or the ranks started different "
-    "buckets: all of them must start the same ones, in the same order, whatever they have used. {error}",
+    "buckets: all of them must start the same ones, in the same order, whatever they have used (a set has another order on each rank). {error}",
     "frozen-hook": "A frozen parameter (requires_grad False) never gets a gradient and takes no hook. Leave it out.",
     "unused-none": "A parameter that was not used on this rank has p.grad None: {error}",
-    "bucket-left-out": "A bucket whose gradients did not all arrive was left out: parameter {k} still has the rank's own "
-    "gradient. finish() has to start what backward could not complete.",
+    "bucket-left-out": "A bucket was never started: parameter {k} still has the rank's own gradient. start_complete goes on while the next bucket is "
+    "complete, up to the last one; finish() places what is missing, and starts again.",
     "buckets-swapped": "Parameter {k} came out with another head's gradient. Rank 0 and rank 1 used different heads, and "
     "so their buckets were complete in another order: start the buckets strictly one after the other.",
     "ranks-disagree": "Parameter {k} was used on one rank only, and the others hold {error}. Afterwards all ranks must hold "
@@ -120,6 +120,7 @@ def _judge_all(size, ranks):
     yield "a tied parameter travels once, and the buckets still start while backward goes on"
     for rank, got in enumerate(ranks):
         _economy(got["all"]["events"], rank, size)
+    undisturbed([sum(step["overwritten"] for step in got.values()) for got in ranks], size)
 
 
 def _backward(model, x, heads, reducer=None):
@@ -160,7 +161,7 @@ def _steps(Reducer):  # noqa: N803
                 reducer.finish()
                 now = gradients(model.named())
             running.left()
-            found[case] = {"now": now, "later": gradients(model.named()), "events": log.events}
+            found[case] = {"now": now, "later": gradients(model.named()), "events": log.events, "overwritten": running.overwritten}
     return found
 
 

@@ -47,7 +47,7 @@ def balise_1(describe_machine):
     for cores, gpus, got in seen:
         _whole(got["gpus"], "GPUs", _words(cores, gpus))
         if got["gpus"] != gpus or isinstance(got["gpus"], bool):
-            slug = "gpus-not-counted" if got["gpus"] is (gpus > 0) else "gpus-wrong"
+            slug = "gpus-not-counted" if got["gpus"] == (gpus > 0) else "gpus-wrong"
             raise Wrong(slug, expected=gpus, got=got["gpus"], where=_words(cores, gpus))
     yield "it counts the cores that this process may use"
     for cores, gpus, got in seen:

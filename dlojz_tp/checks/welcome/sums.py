@@ -1,6 +1,7 @@
 """Balise 2: a sum over ranks. Its value, what each rank read, and what it sent."""
 
 import torch
+import torch.distributed as dist
 
 from dlojz_tp import launch
 from dlojz_tp.checking import Wrong, close, nearest
@@ -20,7 +21,7 @@ HINTS = {
     "sum-not-waited": "Rank {rank} went on before the sum was there: with async_op=True all_reduce only starts. wait() for what it returns.",
     "mean-not-sum": "This is the sum divided by the number of ranks. Use ReduceOp.SUM, and do not divide.",
     "counted-by-every-rank": "Each value was counted once by every rank, so the sum is world_size times too large. Let "
-    "each rank sum its own share only.",
+    "each rank sum its own share only, and add these up once.",
     "tail-dropped": "The last values are missing: n // world_size drops the rest of the division. "
     "values[rank::world_size] or torch.tensor_split keep it.",
     "few-values": "It fails where there are fewer values than ranks: torch.chunk may return fewer pieces than asked for. "
@@ -118,6 +119,10 @@ def _sums(distributed_sum, cases):
         found["sums"][case] = got.detach() if isinstance(got, torch.Tensor) else got
         found["changed"] |= not torch.equal(before, values)
         if case == "many" or "calls" not in found:
+            # one rank's share of the work, however it reads: with ones on that rank alone, the sum says it
+            size, mine = dist.get_world_size(), dist.get_rank()
+            shares = [distributed_sum(torch.full((len(values),), float(mine == r))) for r in range(size)]
+            found["shares"] = [float(one) if isinstance(one, torch.Tensor) and one.numel() == 1 else 0.0 for one in shares]
             found |= {"read": elements_read(operations, values), "sent": traffic.volume(), "calls": traffic.names()}
     return found
 
@@ -179,13 +184,14 @@ def _mistake(values, sums, rank, size, ranks):
 def _shared(size, ranks):
     n = len(_inputs()["many"])
     allowed = n // size + n % size  # the last rank may take the rest of the division
-    busy = [rank for rank, got in enumerate(ranks) if got["read"] > 0]
+    reads = [max(got["read"], round(ranks[0]["shares"][rank])) for rank, got in enumerate(ranks)]
+    busy = [rank for rank, read in enumerate(reads) if read > 0]
     for rank, got in enumerate(ranks):
         where = f"rank {rank} of {size}, {n} values"
         if size > 1 and not got["calls"]:
             raise Wrong("no-communication", where=where)
         if got["sent"] > 64 * size + 512:  # a number for each rank, or a few numbers pickled; a share is 1000 bytes
             raise Wrong("whole-tensor-sent", where=where, rank=rank, sent=got["sent"])
-        if got["read"] > allowed:
+        if reads[rank] > allowed:
             slug = "rank-0-only" if size > 1 and len(busy) == 1 else "all-the-work"
-            raise Wrong(slug, where=where, rank=rank, read=got["read"], n=n, fair=-(-n // size))
+            raise Wrong(slug, where=where, rank=rank, read=reads[rank], n=n, fair=-(-n // size))
