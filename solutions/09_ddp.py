@@ -815,7 +815,7 @@ def random_states():
 def set_random_states(states):
     """Put this rank's generators into states that `random_states` has returned."""
     for set_state, one in zip((torch.set_rng_state, torch.cuda.set_rng_state), states):
-        set_state(one.cpu())
+        set_state(one.cpu().clone())  # a view of a larger tensor would not do
 
 
 # %% tags=["balise-9"]

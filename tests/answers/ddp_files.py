@@ -616,3 +616,13 @@ bank.slip(
         "    first = not dist.is_initialized() or dist.get_rank() == 0\n    if not (first and Path(path).exists()):",
     ),
 )
+bank.slip(8, "directive-variable", ("--cpus-per-task={cpus_per_gpu}", "--cpus-per-task=$CPUS"))
+bank.slip(8, "command-doubled", ("srun {command}", "srun python -u {command}"))
+bank.slip(8, "command-doubled", ("srun {command}", "srun /usr/bin/python3.11 {command}"))
+bank.slip(8, "not-waited-for", ("srun {command}", "nohup srun {command} &"))
+bank.slip(8, "one-task-a-node", ("#SBATCH --nodes={nodes}", "#SBATCH --nodes={nodes}\n#SBATCH --ntasks={gpus_per_node}"))
+bank.slip(8, None, ("#SBATCH --nodes={nodes}", "#SBATCH --nodes={nodes}\n#SBATCH --ntasks={nodes * gpus_per_node}"))
+bank.slip(8, "gpu-hidden", ("srun {command}", "srun --gres=gpu:1 {command}"))
+bank.slip(8, "gpus-missing", ("--gres=gpu:{gpus_per_node}", "--gres=gpus:{gpus_per_node}"))
+bank.slip(8, None, (CORES, CORES + "set -a\n"))
+bank.slip(8, None, ("srun {command}", "srun bash -c {shlex.quote(command + '; exit $?')}"), ("def batch", "import shlex\n\n\ndef batch"))

@@ -693,3 +693,6 @@ def make_parallel(network, device):
     network.to(device)
     network.trunk = DDP(network.trunk)
     return network
+
+
+bank.slip(3, "equal-batches-assumed", ("x.numel() / x.shape[1]", "len(x) * 20.0"))

@@ -530,3 +530,7 @@ bank.slip(1, "train-not-on-gpu", ("y.to(device))", "y)"))
 bank.slip(1, "train-not-on-gpu", ("make_model().to(device)", "make_model()"), variant=True)
 bank.slip(1, "train-other-gpu", ("device_ids=[device] if", "device_ids=[0] if"))
 bank.slip(1, "train-other-gpu", ("device_ids=[device] if", "device_ids=[torch.device('cuda:0')] if"), variant=True)
+bank.slip(1, "train-other-gpu", ("device_ids=[device] if", "device_ids=[dist.get_rank()] if"), variant=True)
+COUNTED = "    if dist.get_rank() == 0:\n        print(sum(p.numel() for p in make_model().parameters()), 'parameters')\n    ddp = DDP"
+bank.slip(1, None, ("    ddp = DDP", COUNTED))
+bank.slip(2, "samples-not-seen", ("range(dist.get_rank(), len", "range(dist.get_rank() + 1, len"))

@@ -25,6 +25,8 @@ HINTS = {
     "own-share-only": "Each rank reports its own share of the data set.",
     "one-rank-knows": "Rank 0 has the right numbers, the others do not: all ranks shall return them.",
     "whole-set-everywhere": "Rank {rank} went through {read} of {n} samples. With {size} ranks, {fair} are its share.",
+    "samples-not-seen": "Some samples were never seen, the first one among them. The share of rank r begins at sample r and goes in steps of world_size, "
+    "or is the r-th of equal pieces.",
     "empty-share-fails": "With 2 samples and {size} ranks some have none: {error}",
     "evaluate-train-mode": "The network ran in training mode. Call eval() first.",
     "mode-not-restored": "{what} was in {before} mode before, and is in {after} mode after. Put back what you found: model.train(mode) "
@@ -222,6 +224,8 @@ def _mistake(n, rank, ranks, wanted):
         known["padding-counted"] = _truth(n, everything)
     known["means-averaged"] = tuple(sum(values) / len(each) for values in zip(*each))
     slug = nearest(answer, known, "wrong-metric", 1e-5)
+    if slug == "tail-not-seen" and 0 not in everything:
+        return "samples-not-seen"
     if slug == "wrong-metric" and len(set(everything)) < n:
         return "tail-not-seen"
     if slug == "wrong-metric" and len(ranks) == 1:  # one rank: what is left is how the batches were put together

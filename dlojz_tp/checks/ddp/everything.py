@@ -96,7 +96,7 @@ def observe(everything):
 
 
 def _draws(seen, due):
-    if "those of rank 0" in seen:
+    if seen[0] == "its own" and set(seen[1:]) == {"those of rank 0"}:
         return "random-of-rank-0"
     return "random-too-early" if "its own, from the second on" in seen else "random-forgotten"
 

@@ -75,6 +75,8 @@ def balise_4(make_parallel):
 
 def _named(error):
     first, said = error.summary, str(error.cause)  # not the lines of the answer, which may name an option
+    if "unexpected keyword" in said:
+        return error
     if "mark a variable ready" in said or "static_graph" in said or "static graph" in said:
         return Wrong("static-graph", got=first)
     if "finished reduction" in said or "unused" in said:
@@ -103,6 +105,8 @@ def _trained(make_parallel):
     network = _network(seed=rank)
     given = {id(p): name for name, p in network.named_parameters()}
     parallel = make_parallel(network, torch.device("cpu"))
+    if parallel is None:
+        raise Wrong("nothing-returned")
     weights, output = [], True
     # the parameters of the network that is trained, also where the answer changed or copied the network
     named = parallel.named_parameters() if isinstance(parallel, nn.Module) else ()

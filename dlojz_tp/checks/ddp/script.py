@@ -18,6 +18,8 @@ HINTS = {
     "there are blanks before it in {line!r}.",
     "directive-spaced": "An option and its value are one word, --nodes=2, or two, --nodes 2: there are blanks around the = in "
     "{line!r}.",
+    "directive-variable": "sbatch reads directives before any shell does, and puts in no variables: {line!r}. Let Python write the number there, "
+    "in {{…}} of the f-string.",
     "nodes-wrong": "The number of nodes that is asked for is not `nodes`, or there is none: --nodes=, with the argument's value.",
     "one-task-a-node": "That starts {found} processes. Each GPU wants one: ntasks-per-node is the number of GPUs of a node.",
     "gpus-missing": "No GPUs are asked for: the node's GPUs would not be visible to the job.",
@@ -98,6 +100,8 @@ def _parse(script):
                 raise Wrong("directive-after-command", line=line)
             if re.search(r"\s-{1,2}[\w-]+(\s+=|=(\s|$))", line.split(" #")[0]):
                 raise Wrong("directive-spaced", line=line)
+            if "$" in line.split(" #")[0]:
+                raise Wrong("directive-variable", line=line)
             options.update(_options(line.removeprefix("#SBATCH")))
         elif line.lstrip().startswith("#SBATCH"):
             raise Wrong("directive-indented", line=line)
@@ -145,7 +149,7 @@ def _right_resources(case, options):
     if asked != nodes:
         raise Wrong("nodes-wrong", expected=nodes, got=options.get("nodes", "no --nodes"), where=where)
     tasks = _number(options, "ntasks-per-node", _number(options, "tasks-per-node"))
-    total = tasks * nodes if tasks is not None else _number(options, "ntasks")
+    total = _number(options, "ntasks", tasks * nodes if tasks is not None else None)  # the total takes precedence
     if total is None and "ntasks-per-gpu" in options:
         total = (_number(options, "ntasks-per-gpu") or 0) * nodes * gpus
     if total is None and "gpus-per-task" not in options:
@@ -165,7 +169,7 @@ def _right_resources(case, options):
 def _right_gpus(options, nodes, gpus, tasks, where):
     each = None
     for name in ("gres", "gpus-per-node"):
-        if name in options:
+        if name in options and (name != "gres" or re.search(r"(^|,)(gres[/:])?gpu(:|,|$)", options[name])):
             each = _count(options[name])
     if each is None and "gpus" in options:
         each = (_count(options["gpus"]) or 0) / nodes
@@ -219,8 +223,9 @@ def _right_step(case, options, calls):
     words, variables = ours[0]
     before = [] if _shell_text(words)[0] else words[1 : -len(wanted)]
     twice = before[-len(wanted) :] == wanted
-    if twice or (before and before[-1] in ("python", "python3", "bash", "sh", "echo")):
-        raise Wrong("command-doubled", got=shlex.join(words), found=wanted[0] if twice else before[-1])
+    program = next((word.rsplit("/", 1)[-1] for word in reversed(before) if not word.startswith("-")), "")
+    if twice or re.fullmatch(r"python[\d.]*|bash|sh|echo", program):
+        raise Wrong("command-doubled", got=shlex.join(words), found=wanted[0] if twice else program)
     inner = [word for word in words if word in ("torchrun", "torch.distributed.run", "mpirun", "accelerate")]
     if inner:
         raise Wrong("launcher-inside", got=shlex.join(words), launcher=inner[0])
@@ -235,13 +240,17 @@ def _right_step(case, options, calls):
         raise Wrong("cores-not-told", expected=f"{cores} cores", got=shlex.join(words), wanted=cores)
     if told is not None and told != str(cores):
         raise Wrong("cores-wrong", got=shlex.join(words), found=told, wanted=cores)
+    for name, parts in (("gres", 1), ("gpus-per-node", 1), ("gpus", nodes)):
+        if name in own and (seen := (_count(own[name]) or 0) / parts) < case["gpus_per_node"]:
+            raise Wrong("gpu-hidden", got=shlex.join(words), option=f"--{name}={own[name]}", found=f"{seen:g}",
+                        wanted=case["gpus_per_node"])  # fmt: skip
     script_run.right_gpus(case, options | own, variables)
     return variables
 
 
 def _right_end(script):
     """The script must not end before the srun that it starts."""
-    behind = re.search(r"(?m)^\s*srun\b.*[^&|>]&\s*(#.*)?$", script.replace("\\\n", " "))
+    behind = re.search(r"(?m)^[^#\n]*\bsrun\b.*[^&|>]&\s*(#.*)?$", script.replace("\\\n", " "))
     if behind and not re.search(r"(?m)^[^#\n]*(?<![-\w])(wait|fg|kill|jobs)(?![-\w])", script):
         raise Wrong("not-waited-for", got=behind[0].strip())
 
@@ -250,7 +259,7 @@ def _starts(words, command, wanted):
     """Whether the line ends in the command, as it is or as a text for a shell."""
     shell, text = _shell_text(words)
     if shell and "$@" not in text:  # without, the words after the text are lost
-        return text == words[-1] and text.endswith(command)
+        return text == words[-1] and command in text
     return words[-len(wanted) :] == wanted
 
 

@@ -48,7 +48,7 @@ PROGRAMS = {
             for pair in "${pairs[@]}"; do [[ $pair != *=* ]] || export "${pair?}"; done ;; esac
         done
         one='(-n|-N|--ntasks|--nodes)[= ]?1 ' NODES=node07
-        [[ $* != *hostname* || "$* " =~ $one ]] || NODES=$(scontrol show hostnames | tac)
+        [[ $* != *hostname* || "$* " =~ $one ]] || NODES="$(scontrol show hostnames | tac) $(scontrol show hostnames | tail -1)"
         export SLURM_PROCID=$((SLURM_GPUS_ON_NODE - 1)) SLURM_LOCALID=$((SLURM_GPUS_ON_NODE - 1))
         env -0 >"$call/variables"
         while (($#)) && ! type -P -- "$1" >/dev/null; do shift; done
@@ -68,7 +68,8 @@ def told(script: str, case: dict, options: dict, job: int) -> list[tuple[list[st
         for program, text in PROGRAMS.items():
             (folder / program).write_text(f"#!/bin/bash\n{text}\n")
             (folder / program).chmod(0o755)
-        ours = re.sub(r"^\s*set [-+].*$", "", script, flags=re.MULTILINE)  # what only the centre has may fail here
+        # what only the centre has may fail here, and must not stop the script
+        ours = re.sub(r"^\s*set [-+](?!o allexport|-)(?!\w*a)\w+( \w+)*\s*$", "", script, flags=re.MULTILINE)
         ours = re.sub(r"(?<![\w.])/[\w./-]*/(srun|scontrol|hostname)\b", r"\1", ours)
         done = subprocess.run(
             ["bash", "-c", ours, "slurm_script"],

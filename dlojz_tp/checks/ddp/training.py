@@ -132,15 +132,18 @@ def _trained(train):
         if isinstance(model, nn.Module)
         else "none"
     )
-    weight = made[0].weight.detach() if made else None
-    return kind, weight, made[0].seen if made else [], losses, rates
+    plain = getattr(model, "module", model)  # it may have made others besides
+    plain = plain if isinstance(plain, Noticing) else made[0] if made else None
+    return kind, plain and plain.weight.detach(), plain.seen if plain else [], losses, rates
 
 
 def _on_gpu(_, join_world, train, folder):
     rank, size = dist.get_rank(), dist.get_world_size()
     dist.destroy_process_group()
     torch.cuda.set_device(0)  # as in a new process
-    os.environ.update(MASTER_ADDR=world.ADDRESS, MASTER_PORT="1")
+    # as on a second node, the number of a rank's GPU is not that of the rank in the world
+    local = str(size - 1 - rank)
+    os.environ.update(MASTER_ADDR=world.ADDRESS, MASTER_PORT="1", LOCAL_RANK=local, DLOJZ_LAUNCH_DEVICE=f"cuda:{local}")
     with world.store_in(f"{folder}/gpus", join_world):
         join_world()
     dist.all_gather_object([None] * size, rank)
