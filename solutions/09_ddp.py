@@ -616,7 +616,7 @@ show_loads()
 # is needed to go on: state of the network (under its own names, not DDP's), state of the optimizer, and `epoch`, the number
 # of epochs done. Then the two lines that write it.
 #
-# **`load_checkpoint`** runs on every rank, perhaps of another number: restore both, and return the number of epochs. A
+# **`load_checkpoint`** runs on every rank, perhaps of another number: restore both, and return the number of epochs, an int. A
 # tensor must not come back to where it was saved: that is rank 0's GPU. About 5 and 4 lines.
 #
 # <details><summary>Hint</summary>
@@ -696,7 +696,7 @@ launch.queue()
 #    GPUs, `cpus_per_gpu` cores for each process (its loader's workers), `minutes` of time, a job name.
 # 2. **Where the ranks meet.** Slurm tells each process its rank; it does not set `MASTER_ADDR`, the job's first node, and
 #    `MASTER_PORT`, made from the job's number so that two jobs do not meet. Export both.
-# 3. **The start:** `srun` starts `command`, such as `python train.py`, once for each process.
+# 3. **The start:** `srun` starts `command`, such as `python train.py`, once for each process: it begins with its program already, and may hold quotes.
 #
 # The hard point is what each process *sees*. `join_world` takes the GPU whose number is the rank on the node, so all GPUs
 # of the node must be visible: ask for them by node. With `--gpus-per-task=1` each process sees one, always number 0, and
@@ -792,7 +792,7 @@ shell("squeue --me")
 #
 # A training needs longer than a job may last. `#SBATCH --signal=USR1@90` asks Slurm for a signal 90 s before the limit.
 # Then the ranks save, put the job back into the queue (`scontrol requeue`), and the next start goes on as if nothing had
-# happened: each loss equal to that of an uninterrupted run, to the last bit. What must be in the checkpoint for that?
+# happened: on as many ranks, each loss equal to that of an uninterrupted run, to the last bit. What must be in the checkpoint for that?
 #
 # `save_checkpoint` takes, in the optimizer's place, anything that has a `state_dict()` and a `load_state_dict(state)`.
 # `Everything` is such a thing: it knows the other parts of a training, where the loader stands, and the random states of

@@ -7,8 +7,15 @@ import torch
 
 from dlojz_tp.checking.looks import Look, silent
 
-MANY = 1200  # samples for a distribution; the looks at one have a false alarm in fewer than 1 of 10,000 runs
-SLACK = np.sqrt(np.log(2 / 5e-5) / 2 / MANY)  # by the inequality of Dvoretzky, Kiefer, Wolfowitz and Massart
+
+
+def dkw(n):
+    """How far n samples stray from their distribution function, but for 1 of 20,000 runs: Dvoretzky, Kiefer, Wolfowitz and Massart."""
+    return np.sqrt(np.log(2 / 5e-5) / 2 / n)
+
+
+MANY = 5000  # boxes: so many that λ of another distribution shows
+SLACK = dkw(MANY)
 HEIGHT, WIDTH, ALPHA = 24, 32, 0.3
 GRID = np.linspace(0.02, 0.98, 40)  # of the areas
 

@@ -4,10 +4,11 @@ import copy
 
 import numpy as np
 import torch
+from torch.utils._pytree import tree_leaves
 
 from dlojz_tp.checking import close
 from dlojz_tp.checking.looks import Look, Value, at_most, form, judged, shape, silent, tried, within
-from dlojz_tp.checks.data_augmentation.areas import AREAS, MANY, ONE_BOX, SLACK, observe_areas
+from dlojz_tp.checks.data_augmentation.areas import AREAS, ONE_BOX, dkw, observe_areas
 from dlojz_tp.checks.data_augmentation.devices import BATCHES, SEEDS, observe_batches, observe_seeds
 
 HINTS = {
@@ -20,10 +21,14 @@ HINTS = {
     "soft-labels-lost": "Labels that are soft already (batch, classes) must be mixed as they are.",
     "labels-dtype": "The soft labels came back as {got}. They are float32, whatever the images are: half precision has three digits for λ.",
     "dtype-changed": "The images came as {expected} and left as {got}.",
+    "half-edges": "With bfloat16 images, the masses of the labels are not those of the pixels. Draw places and count pixels in float32 or in whole "
+    "numbers: bfloat16 has three digits.",
     "uint8-taken": "uint8 images were taken. Whole levels cut and wrap where they are mixed, and are not normalised yet: refuse them with a TypeError.",
     "labels-not-mixed": "The images were mixed, the labels were not: each still names its own image alone.",
     "partner-twice": "One image is the partner of {got} others. A permutation uses each once: torch.randperm, or a roll.",
     "three-images": "The labels of one image name {got} images. Two are mixed.",
+    "inference-tensors": "What came back was made in inference mode, and no network can be trained on that: autograd refuses it. Use "
+    "torch.no_grad(), or nothing: there is no gradient here.",
     "unclear-refusal": "uint8 images raise {got}. Say in a TypeError that float images are expected.",
 }
 
@@ -40,8 +45,10 @@ CASES = [  # images, labels, classes
     (_images(8, 6, 6), SOFT, 3),
     (_images(1, 4, 6), torch.arange(1), 1),
 ]
-HALF = _images(15, 7, 9).bfloat16(), torch.arange(15), 15
+HALF = _images(15, 40, 56).bfloat16(), torch.arange(15), 15  # so large that bfloat16 does not hold every place and share
 SHAPES = [[tuple(images.shape), (len(images), classes)] for images, _, classes in CASES]
+MANY = 1200  # samples for a distribution; the look at it has a false alarm in fewer than 1 of 10,000 runs
+SLACK = dkw(MANY)
 ALPHAS, POINTS = (0.2, 1.0), np.linspace(0.002, 0.998, 200)  # but for the ends: float32 rounds to 0 and 1
 
 
@@ -63,7 +70,7 @@ def observe(mix, observe_more):
     torch.manual_seed(1)
     given = copy.deepcopy(CASES)
     got = [mix(*case, 1.0) for case in given]
-    yield {"shapes": shape(got)}
+    yield {"shapes": shape(got), "inference": any(t.is_inference() for t in tree_leaves(got) if isinstance(t, torch.Tensor))}
     shares, labels = [mixed[:, :-1].mean((2, 3)) for mixed, _ in got], [soft for _, soft in got]
     own, mass, others = shares[0].diagonal(), labels[0].diagonal(), labels[0].clone().fill_diagonal_(0)
     yield {
@@ -86,10 +93,13 @@ def observe(mix, observe_more):
     refused = tried(mix, torch.zeros(8, 1, 6, 6, dtype=torch.uint8), torch.arange(8), 8, 1.0)
     yield {"half dtypes": form([half, soft]), "uint8": refused if isinstance(refused, str) else "taken"}
     yield {"half mass": soft.sum(1)}
-    yield {"half mixed": _mixed(images=half[:, :-1].float().mean((2, 3)), labels=soft)}
+    shares = half[:, :-1].float().mean((2, 3))
+    yield {"half mixed": _mixed(images=shares, labels=soft), "half off": (shares - soft).abs().max().item()}
     yield from observe_batches(lambda x, y: mix(x, y, 5, 1.0), lambda b: (torch.randn(b, 3, 8, 8), torch.arange(b) % 5))
     values = torch.arange(16.0).view(-1, 1, 1, 1).expand(16, 1, 8, 8)
     yield observe_seeds(lambda: mix(values.clone(), torch.arange(16), 16, 1.0))
+    others = mix(*copy.deepcopy(CASES[0]), 50.0)[1].clone().fill_diagonal_(0) > 1e-6  # no λ is near 0 or 1
+    yield {"serves": int((others.sum(0) + ~others.any(1)).max())}  # who is alone serves itself
 
 
 def _mixing(claim, key, images):
@@ -101,6 +111,7 @@ def _mixing(claim, key, images):
 
 MIXED = [
     Look("each image is mixed with one other, and its label alike", "shapes", SHAPES, "mix-form"),
+    Look("", "inference", False, "inference-tensors"),
     *_mixing("", "", "float32"),
     Look("", "mass", torch.ones(33), "labels-no-mass", within(1e-4)),
     Look("", "names", 2, "three-images", at_most),
@@ -115,6 +126,7 @@ PROMISES = [
     Look("the inputs are left as they were", "images kept", True, "images-changed"),
     Look("", "labels kept", True, "labels-changed"),
     *BATCHES, *SEEDS,
+    Look("the partners are a permutation of the batch", "serves", 1, "partner-twice", at_most),
 ]  # fmt: skip
 
 
@@ -122,7 +134,7 @@ def observe_beta(mixup):
     """How λ is drawn for each α."""
     torch.manual_seed(3)
     own = [mixup(torch.zeros(MANY, 1, 1, 1), torch.arange(MANY), MANY, alpha)[1].diagonal() for alpha in ALPHAS]
-    yield {"Beta": _below(own)}
+    yield {"Beta": _below(own), "own λ": len(own[1].unique()) > 0.9 * MANY}
 
 
 MIXUP = [
@@ -133,6 +145,7 @@ MIXUP = [
     Look("", lambda o: bool(o["λ"].std() > 1e-4), True, "one-lambda"),
     Value("λ is drawn from Beta(α, α), for each image", "Beta", BETA, "lambda-wrong",
           lambda seen, due: (seen - due).abs().max() <= SLACK, silent),
+    Look("", "own λ", True, "one-lambda"),
     *PROMISES,
 ]  # fmt: skip
 
@@ -162,6 +175,7 @@ CUTMIX = [
     Value("", "agree", AGREE, "lambda-not-area", fields=silent),
     *AREAS,
     *PROMISES,
+    Look("the mass is that of the pixels in bfloat16, too", "half off", 1e-4, "half-edges", at_most, silent),
 ]  # fmt: skip
 
 

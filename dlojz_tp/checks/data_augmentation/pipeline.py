@@ -45,8 +45,9 @@ def _windows(transform):
     down = (windows[:, 0, -1] - windows[:, 0, 0]).mean(1)  # the share of the height, negative if upside down
     right = (windows[:, 1, :, -1] - windows[:, 1, :, 0]).mean(1)
     apart = torch.stack([windows, windows.flip(3)]).sub(windows[0]).abs().amax((2, 3, 4)).amin(0)
+    turned = (windows[:, 0, :, -1] - windows[:, 0, :, 0]).abs().max()  # red is alike from left to right
     drawn = max(down.std(), right.abs().std())
-    return {"apart": apart.max(), "down": down.min(), "drawn": drawn, "mirrored": (right < 0).double().mean().item()}
+    return {"turned": turned, "apart": apart.max(), "down": down.min(), "drawn": drawn, "mirrored": (right < 0).double().mean().item()}
 
 
 def observe(make_transform):
@@ -73,6 +74,7 @@ def _level(colour):
 
 def _cut(claim, key):
     """Looks at the windows."""
+    yield Look(claim, lambda o: bool(o[key]["turned"] < 0.1), True, "axes-swapped")
     bounds = {"apart": (1e-3, "no-random-crop"), "down": (0, "flip-upside-down"), "drawn": (0.02, "crop-not-resized")}
     for what, (least, hint) in bounds.items():
         yield Look(claim, lambda o, what=what, least=least: bool(o[key][what] >= least), True, hint)

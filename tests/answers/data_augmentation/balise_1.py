@@ -341,3 +341,9 @@ def make_transform(size, augment):
 
 
 bank.variant(1, "randaugment-lost", HAND, ("window = v2.RandAugment()", "v2.RandAugment()"))
+bank.hint(
+    1, "axes-swapped", "Rows and columns have changed places: left to right became top to bottom. An array is (height, width, channels), torch wants "
+    "(channels, height, width): permute(2, 0, 1).",
+)  # fmt: skip
+bank.slip(1, "axes-swapped", ("v2.ToImage(), ", "v2.ToImage(), v2.Lambda(lambda x: x.transpose(1, 2)), "), NORMALIZE)
+bank.slip(1, "axes-swapped", ("steps = [v2.RGB(), ", "steps = [v2.RGB(), v2.Lambda(lambda x: x.transpose(5)), "), NORMALIZE, variant=True)

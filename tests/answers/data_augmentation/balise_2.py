@@ -427,3 +427,10 @@ bank.variant(
     ("torch.randperm(images.shape[0],", "torch.tensor(random.sample(range(len(images)), len(images)),"),
 )
 bank.variant(2, "always-the-same", PERMUTED, ("    gamma =", "    torch.manual_seed(3)\n    gamma ="))
+bank.slip(2, "inference-tensors", ("def mixup", "@torch.inference_mode()\ndef mixup"))
+bank.slip(
+    2, "inference-tensors", ("    return blend(images), blend(soft)", "    with torch.inference_mode():\n        return blend(images), blend(soft)"),
+    variant=True,
+)  # fmt: skip
+bank.text(2, "partner-twice", PERMUTED.replace("torch.randperm(images.shape[0], device=images.device)", "(torch.arange(len(images), device=images.device) + 1).clamp(max=len(images) - 1)"), variant=True)  # fmt: skip
+bank.slip(2, "one-lambda", ("validate_args=False).sample()", "validate_args=False).sample()\n    lam = torch.cat([lam[: len(lam) // 2], lam[: len(lam) - len(lam) // 2]])"), variant=True)  # fmt: skip

@@ -515,3 +515,6 @@ bank.variant(
     ("torch.rand(b, 1, 1, 1, device=d) for", "(torch.rand(b, 1, 1, 1, device=d) + random.random()) % 1 for"),
 )
 bank.variant(5, "always-the-same", DISTANCES, ("    gamma =", "    torch.manual_seed(3)\n    gamma ="))
+bank.slip(5, "half-edges", *full(("    kept = kept[:, None]\n", "    kept = 1 - (1 - kept).to(images.dtype).float()[:, None]\n")))
+bank.slip(5, "half-edges", *full(("    kept = kept[:, None]\n", "    kept = kept.to(images.dtype)[:, None].float()\n")), variant=True)
+bank.slip(5, "areas-wrong", *full((CUT, CUT + "\n    lam = lam.sqrt()")), variant=True)

@@ -508,3 +508,7 @@ bank.variant(
 WRITES = "    images, soft = mix(images, labels)\n"
 bank.slip(7, "labels-changed", *full((WRITES, WRITES + "    labels.zero_()\n")))
 bank.slip(7, "images-changed", *full((WRITES, "    mixed, soft = mix(images, labels)\n    images.copy_(mixed)\n")))
+bank.slip(
+    7, "inference-tensors",
+    *full(("    def forward(self, images, labels):", "    @torch.inference_mode()\n    def forward(self, images, labels):")),
+)  # fmt: skip
