@@ -164,9 +164,10 @@ print(f"plain loop on {DEVICE}: {baseline.images_per_second:,.0f} images/s")
 #
 # - `train=True`: a window of random place, area and shape (`RandomResizedCrop`, from a small part of the photograph to
 #   nearly all of it, sides between 3:4 and 4:3), mirrored left to right half of the time;
-# - `train=False`: nothing random. The shorter side is resized, then the centre is cut out, undistorted.
+# - `train=False`: nothing random. The shorter side is resized to `size`, or to a little more, then the centre is
+#   cut out, undistorted.
 #
-# Photographs may be grey, upright or wide. About 12 lines.
+# Photographs may be grey, upright or wide, or smaller than `size`. About 12 lines.
 #
 # <details><summary>Hint</summary>
 #
@@ -301,8 +302,8 @@ plt.show()
 # `model` is on `device` already; `images` of shape `(b, 3, h, w)` and `labels` of shape `(b,)` are not. Do one step:
 # copy both to the device without blocking, forward (once), mean cross-entropy, backward, update with `optimizer`.
 #
-# Return `(loss, logits)`: two tensors, still on the device, without their graph. No value may be read in the step. About
-# 8 lines.
+# Return `(loss, logits)`: two tensors, still on the device, without their graph. No value may be read in the step, and
+# the mode of the model (train or eval) is left alone. About 8 lines.
 #
 # <details><summary>Hint</summary>
 #

@@ -157,7 +157,7 @@ print(f"{seconds['loop'] / seconds['copy']:.1f} times as long as a copy of the b
 # Return a function that takes a PIL image (of any size; it may be grey) and returns a float32 tensor `(3, size, size)`,
 # normalised with `MEAN` and `STD`: a window by `RandomResizedCrop`, half of the images flipped from left to right, and, if `augment`,
 # `v2.RandAugment()` **once, where it belongs**. Two things decide where: how many pixels it has to touch, and what kind
-# of numbers its operations (posterise, equalise, solarise) expect. About 9 lines.
+# of numbers its operations (posterise, equalise, solarise) expect. About 5 lines.
 #
 # <details><summary>Hint</summary>
 #

@@ -321,12 +321,12 @@ class Ranks:
 # Each rank computes some of the **output** features: the whole $x$ comes in, this rank's columns of $Y$ come out, and a
 # gather makes $Y$ whole.
 #
-# - `column_part(linear, ranks)` returns an `nn.Linear` that holds this rank's share. Putting it together is given. You cut the
+# - `column_part(linear, ranks)` returns an `nn.Linear` that holds this rank's share, a block of neighbours, rank 0's first. Putting it together is given. You cut the
 #   weight and the bias: tensors of their own, for a view keeps the whole matrix in memory, and nothing is saved.
 # - `ColumnLinear.forward(x)`: the whole `x`, `(…, in)`, to the whole result, `(…, out)`, on every rank. The gradient of `x` has to be that
 #   of the uncut layer.
 #
-# `ranks.part(tensor, dim)` is this rank's part of a tensor, a view; it refuses a size that does not divide. 1 line in each of the three places.
+# `ranks.part(tensor, dim)` is this rank's part of a tensor, a view; it refuses a size that does not divide, as any way of yours has to. 1 line in each of the three places.
 #
 # <details><summary>Hint</summary>
 #
@@ -373,7 +373,7 @@ tp.check(2, column_part, ColumnLinear)
 # %% [markdown]
 # ### Balise 3 · An embedding cut along its dimension · further · about 7 min
 #
-# An embedding is a table of shape `(vocabulary, d)`. `SlicedEmbedding` holds `d / N` **columns** of it, all words, and
+# An embedding is a table of shape `(vocabulary, d)`. `SlicedEmbedding` holds `d / N` neighbouring **columns** of it, all words, and
 # `forward(tokens)` returns the whole vectors, `(…, d)`, on every rank. The table stays where it is: only the tokens' vectors travel. 1 line to
 # hold the part, 1 to look up.
 #
@@ -437,7 +437,8 @@ tp.check(3, SlicedEmbedding, VocabularyEmbedding)
 #
 # - `row_part(linear, ranks)` has this rank's share of the **input** features, and no bias. 1 line to cut the weight.
 # - `SlicedAttention.forward(x)`: `x`, `(b, s, d)`, is whole on every rank, and so is the result. Write what stands at the entrance (1 line),
-#   the causal attention of this rank's heads (2), and the exit (1).
+#   the causal attention of this rank's heads (2), and the exit (1). Take sizes from what `ranks.copy` gives: in balise 12 it
+#   makes the sequence longer.
 #
 # In training, attention drops weights at random, different ones in each head. Elsewhere all ranks draw the same random
 # numbers; so draw inside `with self.ranks.own_random():`, or each rank's heads drop the same as its neighbour's.
