@@ -308,7 +308,7 @@ show(mixed, words(soft))
 # <details><summary>Hint</summary>
 #
 # A box of the fraction $1-\lambda$ of the area has sides $\sqrt{1-\lambda}$ of the image's. From the centre, half a side goes
-# each way. Clip *after* rounding, then count.
+# each way. Clip, *then* count.
 # </details>
 
 

@@ -636,7 +636,7 @@ def backward_in_parts(loss_of, parts, reducer):
 tp.check(6, Accumulating, backward_in_parts)
 
 # %% [markdown]
-# ### Balise 7 · Parameters that took no part · further · about 11 min
+# ### Balise 7 · Parameters that took no part · further · about 12 min
 #
 # A parameter that was not used in a step gets no gradient, and its hook never fires. Then its bucket is never complete. Worse:
 # if rank 0 used head A and rank 1 head B, their buckets are complete in another order, and collectives are matched **by

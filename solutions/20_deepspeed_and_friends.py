@@ -226,10 +226,10 @@ shown("ours (DDP)", found["ours (DDP)"])
 #
 # **`batch_sizes(n_ranks, batch=None, micro=None, accumulation=None)`** returns all three from those that are given: at
 # least one of `batch` and `micro`. Two of the three decide the third; where `batch` or `micro` is given alone,
-# `accumulation` is 1. What cannot be is refused, with the numbers that *would* do; that is given. Write what decides,
-# the numbers `unit`, the product of the ranks and of what is given of `micro` and `accumulation`; `batch`, one unit
-# where it is not given; and `most`, how many units the batch has, which is what the missing number becomes (1 where
-# both are given). The last line returns all three.
+# `accumulation` is 1. What cannot be is refused, with the numbers that *would* do; that is given. Write the three
+# numbers that decide: `unit`, the product of the ranks and of what is given of `micro` and `accumulation`; `batch`, one
+# unit where it is not given; and `most`, how many units the batch has, at least 1, which is what the missing number
+# becomes (1 where both are given). The last line returns all three.
 #
 # **`from_words(library, words, n_ranks)`** returns the same for a run of `"deepspeed"`, `"transformers"`,
 # `"accelerate"` or `"fabric"`; `words` is a dictionary with words of the table. Write `micro` for all of them: two

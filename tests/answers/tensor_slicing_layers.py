@@ -608,7 +608,8 @@ seven(
 seven("last-norm-lost", ("        x_bsd = self.norm(x_bsd)\n", ""))
 seven("positions-lost", (" + self.position_embedding(places_s)", ""))
 seven("not-summed", (TIED, TIED.replace("self.ranks.sum(F.linear(mine, self.token_embedding.weight))", "F.linear(mine, self.token_embedding.weight)")))  # fmt: skip
-seven("weight-gradient-wrong", (TIED, TIED.replace("self.ranks.copy(x_bsd)", "x_bsd")))
+seven("weight-partial", (TIED, TIED.replace("self.ranks.copy(x_bsd)", "x_bsd")))
+seven("weight-partial", (TIED, TIED.replace("self.ranks.part(self.ranks.copy(x_bsd), -1)", "self.ranks.copy(self.ranks.part(x_bsd, -1))")))
 seven("wrong-order", ("return self.head(x_bsd)", "y = self.head(x_bsd)\n            return torch.cat(y.chunk(2, -1)[::-1], -1) if self.ranks.size > 1 else y"))  # fmt: skip
 seven("whole-kept", ("        self.ranks = ranks\n", "        self.ranks, self.model = ranks, [model]\n"))
 seven("odd-batch", ("tokens_bs.shape[1], device", "5, device"))

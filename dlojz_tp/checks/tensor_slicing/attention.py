@@ -32,7 +32,8 @@ HINTS = {
     "layer has. It holds only its share of them, each as large as before.",
     "heads-mixed": "The heads were split or joined in another way. A head's numbers stand together: (b, s, d) is (b, s, heads, k), "
     "and then heads and s change places. They change places again before the last two are joined.",
-    "scaled-twice": "The scores are scaled twice: F.scaled_dot_product_attention scales by 1/√k already.",
+    "scaled-twice": "The scores are scaled by too small a number: twice, where F.scaled_dot_product_attention scales by 1/√k already, or by "
+    "a k that was taken from this rank's number of heads, and is N times too large.",
 }  # fmt: skip
 
 WIDTH, HEADS = 32, 8

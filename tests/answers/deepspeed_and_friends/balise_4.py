@@ -54,6 +54,7 @@ variant(4, "wrong-step", WRITTEN, ("value=-lr /", "value=lr /"))
 
 slip(4, "wrong-step", ("torch._foreach_addcdiv_(weights", "torch._foreach_addcmul_(weights"))
 slip(4, "wrong-step", ("weights, means, roots", "weights, gradients, roots"))
+slip(4, "wrong-step", ("weights, means, roots", "weights, squares, roots"))
 slip(4, "wrong-step", ("/ (1 - beta1**step)", "/ 1 - beta1**step"))
 
 hint(4, "old-mean", "The weights move along the mean of the step before: in the first step they do not move at all. The averages take the "
