@@ -190,6 +190,9 @@ WAITS = {
     ],
     "aten::nonzero": [lambda m, a: a.nonzero()],
     "aten::index": [lambda m, a: a[a > 0]],
+    "aten::allclose": [lambda m, a: torch.allclose(a, a)],
+    "aten::repeat_interleave": [lambda m, a: a[0].repeat_interleave(torch.ones_like(a[0]).long())],
+    "aten::index_put_": [lambda m, a: a.clone().index_put_((torch.ones(8, dtype=torch.bool, device="cuda"),), a)],
     "tolist": [lambda m, a: a.tolist()],
     "print": [lambda m, a: repr(a), lambda m, a: f"{a}"],
     "copy to cpu": [lambda m, a: a.cpu()],
@@ -199,6 +202,8 @@ WAITS = {
         lambda m, a: torch.where(a > 0, a, 0), lambda m, a: a[torch.arange(3, device="cuda")],
         lambda m, a: F.cross_entropy(m(a), torch.zeros(8, dtype=torch.long, device="cuda")).backward(),
         lambda m, a: torch.optim.AdamW(m.parameters()).step(), lambda m, a: a + 2.0,
+        lambda m, a: a.clone().index_put_((a > 0,), torch.zeros((), device="cuda")),
+        lambda m, a: a[0].repeat_interleave(torch.ones_like(a[0]).long(), output_size=a.shape[1]),
     ],
 }  # fmt: skip
 

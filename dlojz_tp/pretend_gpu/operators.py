@@ -149,11 +149,17 @@ def tags_differ(a, b) -> bool:
     return getattr(a, "index", None) != getattr(b, "index", None)
 
 
+PUT = "index_put_", "_index_put_impl_", "index_put"
+
+
 def _read_here(name: str, args, kwargs, found) -> bool:
-    """Whether these arguments make the CPU wait: a mask as index, unless one number is written; repeats of unknown sum."""
+    """Whether these arguments make the CPU wait: a mask as index (not to write one number), repeats of unknown sum."""
     if name == "repeat_interleave":
         return kwargs.get("output_size") is None
-    if name in ("index_put_", "_index_put_impl_", "index_put") and args[2].numel() == 1:
-        return False
-    indices = found if name == "index" else tensors(args[1]) if name.endswith(("index_put_", "index_put_impl_", "index_put")) else ()
-    return any(x.dtype in (torch.bool, torch.uint8) for x in list(indices)[name == "index" :])
+    if name == "index":
+        return _has_mask(found[1:])
+    return name in PUT and args[2].numel() != 1 and _has_mask(tensors(args[1]))
+
+
+def _has_mask(found) -> bool:
+    return any(x.dtype in (torch.bool, torch.uint8) for x in found)

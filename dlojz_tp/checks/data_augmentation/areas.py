@@ -8,7 +8,6 @@ import torch
 from dlojz_tp.checking.looks import Look, silent
 
 
-
 def dkw(n):
     """How far n samples stray from their distribution function, but for 1 of 20,000 runs: Dvoretzky, Kiefer, Wolfowitz and Massart."""
     return np.sqrt(np.log(2 / 5e-5) / 2 / n)

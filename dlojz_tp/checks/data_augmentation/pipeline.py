@@ -89,6 +89,14 @@ def _form(seen, due):
     return "size-ignored" if seen[0] in (seen[1], due[0]) and "float32 (3, " in seen[0] else "transform-shape"
 
 
+def _colours(seen, _):
+    """The slug for a plain image whose levels are not those due."""
+    found, due = (seen * STD + MEAN).mean((1, 2)) * 255, torch.tensor(COLOUR).float()
+    if (found.sort()[0] - due.sort()[0]).abs().max() < 2:
+        return "channels-mixed"
+    return "colours-lost" if found.max() - found.min() < 2 else "not-normalised"
+
+
 def _times(seen, due):
     return "randaugment-twice" if seen > due else "randaugment-sometimes" if seen else "no-randaugment"
 
@@ -103,11 +111,12 @@ LOOKS = [
     Look("a float32 tensor (3, size, size), normalised", "callable", True, "transform-not-callable"),
     Look("", "never", [], "randaugment-always"),
     Look("", "forms", ["float32 (3, 48, 48)", "float32 (3, 31, 31)"], _form),
-    Look("", "levels", _level(COLOUR), "not-normalised", within(1e-3)),
+    Look("", "levels", _level(COLOUR), _colours, within(1e-3)),
     Look("grey photographs and small ones are taken, too", "grey", _level([GREY]), "grey-refused", within(1e-3)),
     Look("", "small", "an image", "small-refused"),
     Look("with augment, once an image: after the crop, on whole levels", lambda o: len(o["calls"]), CALLS, _times),
     Look("", lambda o: o["calls"][0][0], False, "randaugment-on-floats"),
+    Look("", lambda o: min(o["calls"][0][1]) > 3, True, "augmented-channels-last"),
     Look("", lambda o: o["calls"][0][1], [48, 48], "randaugment-before-crop",
          lambda seen, due: seen[0] * seen[1] <= 2 * due[0] * due[1]),
     Look("", lambda o: o["calls"][0][2], [2, 9], "randaugment-idle", lambda seen, _: min(seen) >= 1),

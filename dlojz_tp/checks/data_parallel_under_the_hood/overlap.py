@@ -9,7 +9,15 @@ import torch.distributed as dist
 
 from dlojz_tp import launch
 from dlojz_tp.checking import Wrong
-from dlojz_tp.checks.data_parallel_under_the_hood.common import NO_HANDLE, by_world, compare, own_work, reduced, share, undisturbed
+from dlojz_tp.checks.data_parallel_under_the_hood.common import (
+    NO_HANDLE,
+    by_world,
+    compare,
+    own_work,
+    reduced,
+    share,
+    undisturbed,
+)
 from dlojz_tp.probes.networks import Chain, gradients, rows
 from dlojz_tp.probes.traffic import Traffic, sent, until, volume
 from dlojz_tp.probes.withheld import Withheld

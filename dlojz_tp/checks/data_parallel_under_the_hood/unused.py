@@ -9,7 +9,14 @@ from torch import nn
 
 from dlojz_tp import launch
 from dlojz_tp.checking import Wrong
-from dlojz_tp.checks.data_parallel_under_the_hood.common import NO_HANDLE, by_world, compare, own_work, reduced, undisturbed
+from dlojz_tp.checks.data_parallel_under_the_hood.common import (
+    NO_HANDLE,
+    by_world,
+    compare,
+    own_work,
+    reduced,
+    undisturbed,
+)
 from dlojz_tp.probes.networks import gradients, mark, rows, same
 from dlojz_tp.probes.ranks import hung, killed_by
 from dlojz_tp.probes.traffic import Traffic, sent, until, volume

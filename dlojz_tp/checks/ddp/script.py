@@ -73,6 +73,8 @@ def balise_8(batch_script):
     yield "its processes know where rank 0 waits, MASTER_ADDR and MASTER_PORT, and each its own rank"
     script_run.right_ranks(CASES, variables)
     script_run.right_meeting(CASES, variables, scripts)
+    later = script_run.told(scripts[0], CASES[0], parsed[0][0], script_run.JOBS[1])  # the same script as another job
+    script_run.other_port(variables[0], _right_step(CASES[0], parsed[0][0], later))
     if shutil.which("sbatch"):
         yield "this machine's Slurm accepts it"
         _accepted(batch_script)

@@ -151,6 +151,12 @@ def right_ranks(cases, found: list[dict[str, str]]) -> None:
                 raise Wrong("rank-for-all", where=where, name=name, slurm=slurm, wanted=wanted, found=value)
 
 
+def other_port(first: dict[str, str], second: dict[str, str]) -> None:
+    """Two jobs of one script must not meet."""
+    if first["MASTER_PORT"] == second["MASTER_PORT"]:
+        raise Wrong("port-fixed", got=first["MASTER_PORT"], found=first["MASTER_PORT"])
+
+
 def right_meeting(cases, found: list[dict[str, str]], scripts: list[str]) -> None:
     """Where the ranks of the jobs would meet; found: the variables of the processes of each."""
     ports = []

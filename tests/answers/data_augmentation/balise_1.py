@@ -347,3 +347,16 @@ bank.hint(
 )  # fmt: skip
 bank.slip(1, "axes-swapped", ("v2.ToImage(), ", "v2.ToImage(), v2.Lambda(lambda x: x.transpose(1, 2)), "), NORMALIZE)
 bank.slip(1, "axes-swapped", ("steps = [v2.RGB(), ", "steps = [v2.RGB(), v2.Lambda(lambda x: x.transpose(5)), "), NORMALIZE, variant=True)
+bank.hint(1, "channels-mixed", "The three channels have changed places: red, green, blue, in this order.")
+bank.slip(1, "channels-mixed", ("v2.ToImage(), ", "v2.ToImage(), v2.Lambda(lambda x: x.flip(0)), "), NORMALIZE)
+bank.slip(1, "channels-mixed", ("v2.ToImage(), ", "v2.ToImage(), v2.Lambda(lambda x: x.roll(1, 0)), "), NORMALIZE, variant=True)
+bank.hint(1, "colours-lost", 'A coloured photograph came out grey: convert("RGB") makes three channels of a grey one and leaves the others as they are.')
+bank.slip(1, "colours-lost", ("v2.RGB(), ", "v2.Grayscale(3), "), NORMALIZE)
+bank.slip(1, "colours-lost", ("v2.RGB(), ", 'v2.Lambda(lambda x: x.convert("L").convert("RGB")), '), NORMALIZE, variant=True)
+bank.hint(
+    1, "augmented-channels-last", "RandAugment was given (height, width, channels): for torch the channels come first. permute(2, 0, 1) before it.",
+)  # fmt: skip
+LAST = "v2.PILToTensor(), v2.Lambda(lambda x: x.movedim(0, 2)), v2.RandAugment(), v2.Lambda(lambda x: x.permute(2, 0, 1))"
+bank.slip(1, "augmented-channels-last", ("steps.append(v2.RandAugment())", f"steps += [{LAST}]"), NORMALIZE)
+TURNED = "v2.ToImage(), v2.Lambda(lambda x: x.permute(1, 2, 0)), v2.RandAugment(), v2.Lambda(lambda x: x.permute(2, 0, 1))"
+bank.slip(1, "augmented-channels-last", ("steps.append(v2.RandAugment())", f"steps += [{TURNED}]"), NORMALIZE, variant=True)
