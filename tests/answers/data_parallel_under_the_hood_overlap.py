@@ -751,5 +751,6 @@ slips.slip(
     5, "written-in-flight",
     ("        for work in self.running:", "        for bucket in self.buckets:\n            bucket.flat.zero_()\n        for work in self.running:"),
 )  # fmt: skip
+slips.slip(5, "missing-no-set", (AS_NEW, AS_NEW.replace("set(bucket.parameters)", "list(bucket.parameters)")))
 
 bank.add(slips)

@@ -452,3 +452,9 @@ def distributed_sum(values):
         total += values.numpy().sum()
     dist.broadcast(total, 0)
     return total
+
+
+bank.slip(
+    1, None, ('"cuda" if torch.cuda.is_available() else "cpu"', '_device()'),
+    ("def describe_machine", 'def _device():\n    try:\n        torch.cuda.get_device_name(0)\n    except Exception:\n        return "cpu"\n    return "cuda"\n\n\ndef describe_machine'),
+)  # fmt: skip

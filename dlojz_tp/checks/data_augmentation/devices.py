@@ -16,7 +16,7 @@ HINTS = {
     "other-device": "A tensor is not on the device of the images: {error}",
     "images-changed": "The images that were given have changed. Whoever holds them sees mixed ones.",
     "labels-changed": "The labels that were given have changed.",
-    "not-reproducible": "After the same torch.manual_seed the batches are mixed differently. Draw with torch, not with random or numpy.",
+    "not-reproducible": "After the same torch.manual_seed the batches are mixed differently. Draw with torch and its own state, not with random or numpy, nor with a generator made here.",
     "always-the-same": "Two batches in a row are mixed in the same way. Is the seed set inside?",
 }
 

@@ -44,12 +44,13 @@ HINTS = {
     "in a step.",
     "second-step": "The first step is right, step {step} is not. What counts the missing gradients, and the list of what "
     "runs, must be as new after finish().",
+    "missing-no-set": "bucket.missing has to be a set again: {error}. A list compares tensors element by element to find one.",
     "handles-kept": "Step {step} waits for {n} all-reduces of the steps before it. What finish() has waited for leaves the "
     "list of what runs, else it grows with each step.",
     "zeroed-in-place": "Right after zero_grad(set_to_none=True), wrong after zero_grad(set_to_none=False): then backward "
     "adds to the tensor that is already in p.grad, perhaps to a part of your bucket.",
 }  # fmt: skip
-KNOWN = (NO_HANDLE, (("KeyError: ", ", in place\n"), "placed-twice"), ("NoneType", "hook-too-early"), (("KeyError: ", ", in ready\n"), "hook-too-early"))
+KNOWN = (NO_HANDLE, ("Boolean value of Tensor", "missing-no-set"), (("KeyError: ", ", in place\n"), "placed-twice"), ("NoneType", "hook-too-early"), (("KeyError: ", ", in ready\n"), "hook-too-early"))
 
 
 @cache

@@ -157,6 +157,8 @@ def _mistake(ranks, own, truth, name, rank):
         return "nothing-sent", {}
     if calls[0] and not any(calls[1:]):
         return "only-rank-0", {}
+    if not calls[rank]:
+        return "nothing-sent", {}
     if value is None:
         return "wrong-state", {}
     if ranks[rank]["left"]:

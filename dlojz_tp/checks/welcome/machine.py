@@ -1,5 +1,6 @@
 """Balise 1: what a process may use, asked on pretended machines."""
 
+import functools
 import os
 from numbers import Integral
 from types import SimpleNamespace
@@ -85,6 +86,13 @@ def _whole(count, what, where):
         raise Wrong("not-an-integer", got=count, where=where, what=what, kind=type(count).__name__)
 
 
+def _answer(value, *_, **__):
+    """What a pretended function says, or raises."""
+    if isinstance(value, Exception):
+        raise value
+    return value
+
+
 def _on_pretended_machines(describe_machine, wanted):
     import psutil
 
@@ -94,17 +102,21 @@ def _on_pretended_machines(describe_machine, wanted):
     properties = SimpleNamespace(
         name="pretended GPU", total_memory=total, major=9, minor=0, multi_processor_count=132, warp_size=32
     )
+    of_a_gpu = {
+        "current_device": 0,
+        "get_device_name": "pretended GPU",
+        "get_device_properties": properties,
+        "get_device_capability": (9, 0),
+        "mem_get_info": (total, total),
+    }
+    none = RuntimeError("No CUDA GPUs are available")
     seen = []
     for cores, gpus in wanted:
         os.sched_setaffinity(0, mine[-cores:])
         answers = (
             (torch.cuda, "is_available", gpus > 0),
             (torch.cuda, "device_count", gpus),
-            (torch.cuda, "current_device", 0),
-            (torch.cuda, "get_device_name", "pretended GPU"),
-            (torch.cuda, "get_device_properties", properties),
-            (torch.cuda, "get_device_capability", (9, 0)),
-            (torch.cuda, "mem_get_info", (total, total)),
+            *((torch.cuda, name, value if gpus else none) for name, value in of_a_gpu.items()),
             (torch.accelerator, "is_available", gpus > 0),
             (torch.accelerator, "device_count", gpus),
             (torch.accelerator, "current_accelerator", torch.device("cuda") if gpus else None),
@@ -112,7 +124,7 @@ def _on_pretended_machines(describe_machine, wanted):
             (os, "cpu_count", _NODE_CORES),
             (psutil, "cpu_count", _NODE_CORES),
         )
-        changes = [(place, name, lambda *_, value=value, **__: value) for place, name, value in answers]
+        changes = [(place, name, functools.partial(_answer, value)) for place, name, value in answers]
         with mock.patch.dict(os.environ), pretended(changes, describe_machine):
             for name in ("OMP_NUM_THREADS", "OMP_THREAD_LIMIT"):  # `nproc` believes them; the launcher had set one
                 os.environ.pop(name, None)

@@ -203,7 +203,7 @@ bank.variant(3, "border-left-out", HALVES, ("max=height", "max=height - 1"), ("m
 bank.variant(3, "border-left-out", TOGETHER, ("clamp(min=0), size)", "clamp(min=0), size - 1)"))
 
 bank.hint(
-    3, "lambda-as-drawn", "λ came back as it was drawn. The box was rounded and clipped: count what was really cut."
+    3, "lambda-as-drawn", "λ came back as it was drawn, or as of a box before it was clipped. The box was rounded and clipped: count what was really cut."
 )
 bank.slip(3, "lambda-as-drawn", (", kept", ", lam"))
 bank.variant(3, "lambda-as-drawn", HALVES, ("1 - area / (height * width)", "lam"))

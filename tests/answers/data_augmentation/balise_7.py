@@ -319,7 +319,7 @@ bank.variant(7, "step-old-gradients", OTHER, ("    model.zero_grad()\n", ""), ("
 bank.hint(
     7,
     "step-no-update",
-    "The weights did not change: optimizer.step() is not called, or the gradients are cleared between backward() "
+    "The weights did not change: optimizer.step() is not called, or not behind backward(), or no gradient reaches the weights, or the gradients are cleared between backward() "
     "and step().",
 )
 bank.slip(7, "step-no-update", *full(("    loss.backward()\n    optimizer.step()\n", "    loss.backward()\n")))
