@@ -320,7 +320,7 @@ for ranks in (64, 32):
 # | `"precision"` | `"float32"`, or `"bfloat16"`: weights to compute with in bfloat16, the optimizer's in float32 |
 # | `"max_norm"` | clip the gradient to this norm; `None`: never clip |
 # | `"rate"`, `"warmup"`, `"total"` | the learning rate grows on a straight line from 0 to `rate` in `warmup` steps, then falls on one to 0 at step `total` |
-# | `"offload"` | the optimizer's states and its step are on the CPU |
+# | `"offload"` | the optimizer's states and its step are on the CPU, the weights are not |
 # | `"bucket"` | from stage 1 on, gradients of several tensors travel in one message, a bucket, which has room for so many numbers |
 #
 # Most of it is given: look which defaults it overrules. Write the two parts in which the numbers stand: `rates`, the parameters of the schedule, and `zero`, what is cut and sent. At stage 3 *no*

@@ -20,7 +20,7 @@ class Withheld(TorchDispatchMode):
 
     waiting: called, if given, when a rank is about to wait for a collective.
     old: how often a collective was waited for that had been started before this was entered.
-    overwritten: how often a tensor was written while a collective was still to write, or to read, it.
+    overwritten: how often a tensor was written while a collective was still to write it.
     """
 
     def __init__(self, waiting=None):

@@ -190,11 +190,15 @@ def observe_form(deepspeed_config):
     raised = [one for one in found if isinstance(one, str)]
     yield {"kind": None if found[0] is None else raised[0] if raised else "dict" if not kinds else kinds.pop()}
     yield {"in json": all(not one.startswith("TypeError") for one in said)}
+    zero = [one.get("zero_optimization") for one in found]
+    moved = [one["offload_param"] for one in zero if isinstance(one, dict) and one.get("offload_param")]
+    yield {"weights moved": any(not isinstance(one, dict) or one.get("device", "none") != "none" for one in moved)}
 
 
 FORM = [
     Look("a dictionary that JSON can hold", "kind", "dict", "not-a-dictionary"),
     Look("", "in json", True, "not-json"),
+    Look("", "weights moved", False, "weights-offloaded"),
 ]
 KNOWN = [
     ("untested ZeRO Optimizer", "our-keys-forgotten"),

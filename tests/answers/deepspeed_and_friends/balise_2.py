@@ -337,3 +337,11 @@ bank.variant(
     BY_NEED,
     ('["stage3_param_persistence_threshold"] = 0', '["stage3_param_persistence_threshold"] = 500'),
 )
+
+bank.hint(
+    2, "weights-offloaded", "The plan takes the optimizer to the CPU, not the weights: `offload_param` moves them there, and each layer fetches them over "
+    "the bus. Leave it out.",
+)  # fmt: skip
+OFFLOADED = '        zero["offload_optimizer"] = {"device": "cpu"}'
+bank.slip(2, "weights-offloaded", (OFFLOADED, OFFLOADED + '\n        zero["offload_param"] = {"device": "cpu"}'))
+bank.variant(2, "weights-offloaded", BY_NEED, ('config["zero_optimization"]["offload_optimizer"] =', 'config["zero_optimization"]["offload_param"] = config["zero_optimization"]["offload_optimizer"] ='))
