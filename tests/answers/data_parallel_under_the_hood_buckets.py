@@ -594,10 +594,17 @@ bank.slip(
 )
 
 
-def by_dtype(parameters, capacity):
-    """The dtype of the first layers first."""
-    dtypes = dict.fromkeys(p.dtype for p in parameters)
-    return [bucket for dtype in dtypes for bucket in make_buckets([p for p in parameters if p.dtype == dtype], capacity)]
+def when_complete(parameters, capacity):
+    """One open bucket for each dtype; in the list once it is full, the rest at the end."""
+    full, opened = [], {}
+    for p in reversed(parameters):
+        bucket = opened.pop(p.dtype, [])
+        if bucket and sum(q.nbytes for q in bucket) + p.nbytes > capacity:
+            full.append(bucket)
+            bucket = []
+        opened[p.dtype] = [*bucket, p]
+    place = {id(p): k for k, p in enumerate(parameters)}
+    return sorted(full + list(opened.values()), key=lambda bucket: place[id(bucket[-1])], reverse=True)
 
 
-pair("forward-order", by_dtype)
+pair(None, when_complete)

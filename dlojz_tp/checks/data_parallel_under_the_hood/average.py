@@ -237,9 +237,6 @@ def _buckets(make_buckets, dtypes, sizes, capacity):
 
 
 def _in_order(buckets, weight, dtypes, capacity, fields):
-    firsts = [bucket[0] for bucket in buckets]
-    if firsts != sorted(firsts, reverse=True):
-        raise Wrong("forward-order", **fields)
     for dtype in set(dtypes):
         mine = [(bucket, size) for bucket, size in zip(buckets, weight, strict=True) if dtypes[bucket[0]] == dtype]
         for bucket, _ in mine:
