@@ -145,8 +145,8 @@ except launch.RankError as error:
 # ### Balise 2 · Sum a tensor over ranks · about 7 min
 #
 # Every rank is given the same `values`, a tensor of shape `(n,)`. Return the sum of all values, as a tensor without
-# dimensions, of the same dtype, on **every** rank, and share the work: each rank reads only its part, about
-# `n / world_size` values, and sends one number.
+# dimensions, of the same dtype (int64 or floating point), on **every** rank, and share the work: each rank reads only
+# its part, about `n / world_size` values, and sends one number.
 #
 # It must work when `n` does not divide by `world_size`, and when there are fewer values than ranks. About 4 lines.
 #

@@ -696,11 +696,12 @@ launch.queue()
 #    GPUs, `cpus_per_gpu` cores for each process (its loader's workers), `minutes` of time, a job name.
 # 2. **Where the ranks meet.** Slurm tells each process its rank; it does not set `MASTER_ADDR`, the job's first node, and
 #    `MASTER_PORT`, made from the job's number so that two jobs do not meet. Export both.
-# 3. **The start:** `srun` starts `command`, such as `python train.py`, once for each process: it begins with its program already, and may hold quotes.
+# 3. **The start:** `srun` starts `command`, such as `python train.py`, once for each process. It begins with its
+#    program already, and may hold quotes.
 #
-# The hard point is what each process *sees*. `join_world` takes the GPU whose number is the rank on the node, so all GPUs
-# of the node must be visible: ask for them by node. With `--gpus-per-task=1` each process sees one, always number 0, and
-# rank 1 fails. About 12 lines of text.
+# The hard point is what each process *sees*. `join_world` takes the GPU whose number is the rank on the node, so all
+# GPUs of the node must be visible: ask for them by node. With `--gpus-per-task=1`, or `srun --gres=gpu:1`, each process
+# sees one, always number 0, and rank 1 fails. About 12 lines of text.
 #
 # <details><summary>Hint</summary>
 #
