@@ -54,7 +54,6 @@ variant(4, "wrong-step", WRITTEN, ("value=-lr /", "value=lr /"))
 
 slip(4, "wrong-step", ("torch._foreach_addcdiv_(weights", "torch._foreach_addcmul_(weights"))
 slip(4, "wrong-step", ("weights, means, roots", "weights, gradients, roots"))
-slip(4, "wrong-step", ("weights, means, roots", "weights, squares, roots"))
 slip(4, "wrong-step", ("/ (1 - beta1**step)", "/ 1 - beta1**step"))
 
 hint(4, "old-mean", "The weights move along the mean of the step before: in the first step they do not move at all. The averages take the "
@@ -68,6 +67,10 @@ variant(
     (MEAN, ""),
     ("    torch._foreach_sub_(weights, update)\n", "    torch._foreach_sub_(weights, update)\n" + MEAN),
 )
+
+hint(4, "squares-for-means", "The weights move along the squares of the gradients: the mean stands above the root, the squares below it.")
+slip(4, "squares-for-means", ("weights, means, roots", "weights, squares, roots"))
+variant(4, "squares-for-means", WRITTEN, ("weights, means, below", "weights, squares, below"))
 
 hint(4, "wrong-mean", "After a step, `means` do not hold β₁m + (1 − β₁)g. lerp_(x, y, t) makes (1 − t)x + ty.")
 slip(4, "wrong-mean", ("gradients, 1 - beta1)", "gradients, beta1)"))
