@@ -799,40 +799,8 @@ whole.slip(4, None, ("    model.eval()\n", FREEZE), WITHOUT, ("    model.train(w
 whole.slip(4, "gradients-left-off", ("    model.eval()\n", FREEZE), WITHOUT)
 bank.add(whole)
 
-
-@bank.wrong(2, "left-the-device")
-def train_step(model, images, labels, optimizer, device):
-    images, labels = moved(images, labels, device)
-    optimizer.zero_grad()
-    logits = model(images)
-    loss = F.cross_entropy(logits, labels)
-    loss.backward()
-    optimizer.step()
-    return loss.detach().to("cpu", non_blocking=True), logits.detach()
-
-
-@bank.wrong(2, "hidden-sync")
-def train_step(model, images, labels, optimizer, device):
-    images, labels = moved(images, labels, device)
-    optimizer.zero_grad()
-    logits = model(images)
-    loss = F.cross_entropy(logits, labels)
-    if torch.allclose(logits, torch.zeros_like(logits)):
-        raise ValueError("the network is dead")
-    loss.backward()
-    optimizer.step()
-    return loss.detach(), logits.detach()
-
-
-@bank.wrong(2, "eval-mode")
-def train_step(model, images, labels, optimizer, device):
-    """Leaves the network ready for validation."""
-    model.train()
-    images, labels = moved(images, labels, device)
-    optimizer.zero_grad()
-    logits = model(images)
-    loss = F.cross_entropy(logits, labels)
-    loss.backward()
-    optimizer.step()
-    model.eval()
-    return loss.detach(), logits.detach()
+FORWARD = "    loss = F.cross_entropy(logits, labels)\n"
+DEAD = "    if torch.allclose(logits, torch.zeros_like(logits)):\n        raise ValueError('the network is dead')\n"
+bank.slip(2, "left-the-device", ("return loss.detach(),", 'return loss.detach().to("cpu", non_blocking=True),'))
+bank.slip(2, "hidden-sync", (FORWARD, FORWARD + DEAD))
+bank.slip(2, "eval-mode", ("    optimizer.step()\n", "    optimizer.step()\n    model.eval()\n"))  # ready for validation

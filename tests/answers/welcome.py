@@ -312,20 +312,38 @@ def distributed_sum(values):
     return total
 
 
-@bank.wrong(2, "all-the-work")
-def distributed_sum(values):
-    total = values.sum()
-    dist.all_reduce(total, op=dist.ReduceOp.MAX)
-    return total
+def everybody(sum_of):
+    """Every rank sums all."""
+
+    def distributed_sum(values):
+        total = sum_of(values)
+        dist.all_reduce(total, op=dist.ReduceOp.MAX)
+        return total
+
+    return distributed_sum
 
 
-@bank.wrong(2, "rank-0-only")
-def distributed_sum(values):
-    total = torch.zeros((), dtype=values.dtype)
-    if dist.get_rank() == 0:
-        total = values.sum()
-    dist.broadcast(total, src=0)
-    return total
+def one_for_all(sum_of):
+    """Rank 0 does it."""
+
+    def distributed_sum(values):
+        total = torch.zeros((), dtype=values.dtype)
+        if dist.get_rank() == 0:
+            total += sum_of(values)
+        dist.broadcast(total, src=0)
+        return total
+
+    return distributed_sum
+
+
+def by_numpy(values):
+    """Where nobody looks."""
+    return torch.as_tensor(values.numpy().sum())
+
+
+for sum_of in (torch.sum, by_numpy):
+    bank.wrong(2, "all-the-work")(everybody(sum_of))
+    bank.wrong(2, "rank-0-only")(one_for_all(sum_of))
 
 
 @bank.wrong(2, "rank-0-only")
@@ -435,24 +453,6 @@ bank.slip(1, "threads-not-cores", ("len(os.sched_getaffinity(0))", "torch.get_nu
 bank.slip(1, "not-an-integer", ("len(os.sched_getaffinity(0))", "str(len(os.sched_getaffinity(0)))"))
 bank.slip(2, "sum-not-waited", ("dist.all_reduce(total)", "dist.all_reduce(total, async_op=True)"))
 bank.slip(2, None, ("dist.all_reduce(total)", "dist.all_reduce(total, async_op=True).wait()"))
-
-
-@bank.wrong(2, "all-the-work")
-def distributed_sum(values):
-    """Every rank sums all, where nobody looks."""
-    total = torch.as_tensor(values.numpy().sum())
-    dist.all_reduce(total, op=dist.ReduceOp.MAX)
-    return total
-
-
-@bank.wrong(2, "rank-0-only")
-def distributed_sum(values):
-    total = torch.zeros((), dtype=values.dtype)
-    if dist.get_rank() == 0:
-        total += values.numpy().sum()
-    dist.broadcast(total, 0)
-    return total
-
 
 bank.slip(
     1, None, ('"cuda" if torch.cuda.is_available() else "cpu"', '_device()'),

@@ -13,19 +13,19 @@ def dkw(n):
     return np.sqrt(np.log(2 / 5e-5) / 2 / n)
 
 
-MANY = 5000  # boxes: so many that λ of another distribution shows
-SLACK = dkw(MANY)
+BOXES = 5000  # so many that λ of another distribution shows
+SLACK = dkw(BOXES)
 HEIGHT, WIDTH, ALPHA = 24, 32, 0.3
 GRID = np.linspace(0.02, 0.98, 40)  # of the areas
 
 
 def observe_areas(cutmix):
     """From images that hold their number, which pixels were pasted; statistics of all boxes."""
-    images = torch.arange(float(MANY)).view(-1, 1, 1, 1).repeat(1, 1, HEIGHT, WIDTH)
+    images = torch.arange(float(BOXES)).view(-1, 1, 1, 1).repeat(1, 1, HEIGHT, WIDTH)
     torch.manual_seed(4)
-    mixed, _ = cutmix(images.clone(), torch.zeros(MANY, dtype=torch.long), 1, ALPHA)
+    mixed, _ = cutmix(images.clone(), torch.zeros(BOXES, dtype=torch.long), 1, ALPHA)
     pasted = (mixed != images)[:, 0]
-    areas = np.searchsorted(np.sort(pasted.double().mean((1, 2)).numpy()), GRID) / MANY
+    areas = np.searchsorted(np.sort(pasted.double().mean((1, 2)).numpy()), GRID) / BOXES
     pasted = pasted[pasted.any(2).any(1)]
     yield {"same": bool((pasted == pasted[:1]).all()), "areas": areas}
     lines = [pasted.any(2).double(), pasted.any(1).double()]  # rows (boxes, HEIGHT), columns (boxes, WIDTH)

@@ -1,6 +1,7 @@
 """What every batched augmentation promises: no loop over images, no synchronisation, the input's device, a draw each time."""
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from dlojz_tp.checking import close
 from dlojz_tp.checking.looks import Look
@@ -16,9 +17,19 @@ HINTS = {
     "other-device": "A tensor is not on the device of the images: {error}",
     "images-changed": "The images that were given have changed. Whoever holds them sees mixed ones.",
     "labels-changed": "The labels that were given have changed.",
+    "inference-tensors": "What came back was made in inference mode, and no network can be trained on that: autograd refuses it. Use "
+    "torch.no_grad(), or nothing: there is no gradient here.",
     "not-reproducible": "After the same torch.manual_seed the batches are mixed differently. Draw with torch and its own state, not with random or numpy, nor with a generator made here.",
     "always-the-same": "Two batches in a row are mixed in the same way. Is the seed set inside?",
 }
+
+
+def in_inference(tree) -> bool:
+    """Whether a tensor in nested results was made in inference mode."""
+    return any(isinstance(t, torch.Tensor) and t.is_inference() for t in tree_leaves(tree))
+
+
+INFERENCE = Look("", "inference", False, "inference-tensors")
 
 
 def observe_batches(call, make_inputs):

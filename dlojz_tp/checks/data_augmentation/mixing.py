@@ -4,12 +4,18 @@ import copy
 
 import numpy as np
 import torch
-from torch.utils._pytree import tree_leaves
 
 from dlojz_tp.checking import close
 from dlojz_tp.checking.looks import Look, Value, at_most, form, judged, shape, silent, tried, within
 from dlojz_tp.checks.data_augmentation.areas import AREAS, ONE_BOX, dkw, observe_areas
-from dlojz_tp.checks.data_augmentation.devices import BATCHES, SEEDS, observe_batches, observe_seeds
+from dlojz_tp.checks.data_augmentation.devices import (
+    BATCHES,
+    INFERENCE,
+    SEEDS,
+    in_inference,
+    observe_batches,
+    observe_seeds,
+)
 
 HINTS = {
     "mix-form": "Return two tensors: images of the shape that was given, and soft labels of shape (batch, classes).",
@@ -27,8 +33,6 @@ HINTS = {
     "labels-not-mixed": "The images were mixed, the labels were not: each still names its own image alone.",
     "partner-twice": "One image is the partner of {got} others. A permutation uses each once: torch.randperm, or a roll.",
     "three-images": "The labels of one image name {got} images. Two are mixed.",
-    "inference-tensors": "What came back was made in inference mode, and no network can be trained on that: autograd refuses it. Use "
-    "torch.no_grad(), or nothing: there is no gradient here.",
     "unclear-refusal": "uint8 images raise {got}. Say in a TypeError that float images are expected.",
 }
 
@@ -70,7 +74,7 @@ def observe(mix, observe_more):
     torch.manual_seed(1)
     given = copy.deepcopy(CASES)
     got = [mix(*case, 1.0) for case in given]
-    yield {"shapes": shape(got), "inference": any(t.is_inference() for t in tree_leaves(got) if isinstance(t, torch.Tensor))}
+    yield {"shapes": shape(got), "inference": in_inference(got)}
     shares, labels = [mixed[:, :-1].mean((2, 3)) for mixed, _ in got], [soft for _, soft in got]
     own, mass, others = shares[0].diagonal(), labels[0].diagonal(), labels[0].clone().fill_diagonal_(0)
     yield {
@@ -111,7 +115,7 @@ def _mixing(claim, key, images):
 
 MIXED = [
     Look("each image is mixed with one other, and its label alike", "shapes", SHAPES, "mix-form"),
-    Look("", "inference", False, "inference-tensors"),
+    INFERENCE,
     *_mixing("", "", "float32"),
     Look("", "mass", torch.ones(33), "labels-no-mass", within(1e-4)),
     Look("", "names", 2, "three-images", at_most),

@@ -3,10 +3,9 @@
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils._pytree import tree_leaves
 
 from dlojz_tp.checking.looks import Look, Value, at_most, form, judged, shape, tried, within
-from dlojz_tp.checks.data_augmentation.devices import SEEDS, observe_seeds
+from dlojz_tp.checks.data_augmentation.devices import INFERENCE, SEEDS, in_inference, observe_seeds
 from dlojz_tp.probes.gpus import Seen, on_gpu, on_one_gpu, watched
 from dlojz_tp.probes.shared_looks import stays
 
@@ -43,8 +42,7 @@ def observe(mix_or_cut):
     yield {"module": isinstance(mixer, nn.Module)}
     images, labels = IMAGES.clone(), LABELS.clone()
     several = [mixer.train()(images, labels) for _ in range(8)]  # both come up
-    made = [t for t in tree_leaves(several) if isinstance(t, torch.Tensor)]
-    yield {"shapes": shape(several[-1]), "inference": any(t.is_inference() for t in made)}
+    yield {"shapes": shape(several[-1]), "inference": in_inference(several)}
     yield {"images kept": images.equal(IMAGES), "labels kept": labels.equal(LABELS)}
     yield _draws(mixer)
     yield observe_seeds(lambda: [mixer(IMAGES.clone(), LABELS.clone()) for _ in range(3)])
@@ -62,7 +60,7 @@ def observe(mix_or_cut):
 LOOKS = [
     Look("something for each batch", "module", True, "not-a-module"),
     Look("", "shapes", [tuple(IMAGES.shape), (12, CLASSES)], "mixer-form"),
-    Look("", "inference", False, "inference-tensors"),
+    INFERENCE,
     Look("", "images kept", True, "images-changed"),
     Look("", "labels kept", True, "labels-changed"),
     Look("", "none", 0.0, lambda seen, _: "never-mixed" if seen == 1 else "often-unmixed"),

@@ -139,7 +139,7 @@ def _judge(worlds, truth, own, case):
                 if wrong.slug != "not-waited" and kinds == {"reduce"}:
                     wrong.slug = "reduce-not-all-reduce"
                 raise
-        undisturbed([got[case].get("overwritten", 0) for got in ranks], size)
+        undisturbed([got[case]["overwritten"] for got in ranks], size)
 
 
 def _frugal(worlds, held, events, slack=64):

@@ -43,7 +43,8 @@ def undisturbed(ranks, size):
 
 
 NO_HANDLE = ("'NoneType' object has no attribute 'wait'", "no-handle")
-_usual = {"usual": ((Borrowed, "ddp-borrowed"), NO_HANDLE, (("KeyError", ", in place\n"), "placed-twice"))}
+PLACED_TWICE = (("KeyError", ", in place\n"), "placed-twice")  # before any other sign of a KeyError
+_usual = {"usual": ((Borrowed, "ddp-borrowed"), NO_HANDLE, PLACED_TWICE)}
 on_ranks, by_world = (functools.partial(run, **_usual) for run in (ranks.on_ranks, ranks.by_world))
 
 

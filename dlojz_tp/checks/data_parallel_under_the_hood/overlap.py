@@ -11,6 +11,7 @@ from dlojz_tp import launch
 from dlojz_tp.checking import Wrong
 from dlojz_tp.checks.data_parallel_under_the_hood.common import (
     NO_HANDLE,
+    PLACED_TWICE,
     by_world,
     compare,
     own_work,
@@ -50,7 +51,13 @@ HINTS = {
     "zeroed-in-place": "Right after zero_grad(set_to_none=True), wrong after zero_grad(set_to_none=False): then backward "
     "adds to the tensor that is already in p.grad, perhaps to a part of your bucket.",
 }  # fmt: skip
-KNOWN = (NO_HANDLE, ("Boolean value of Tensor", "missing-no-set"), (("KeyError: ", ", in place\n"), "placed-twice"), ("NoneType", "hook-too-early"), (("KeyError: ", ", in ready\n"), "hook-too-early"))
+KNOWN = (
+    NO_HANDLE,
+    ("Boolean value of Tensor", "missing-no-set"),
+    PLACED_TWICE,
+    ("NoneType", "hook-too-early"),
+    (("KeyError: ", ", in ready\n"), "hook-too-early"),
+)
 
 
 @cache

@@ -159,10 +159,8 @@ def _common(found, got, rank, where):
         if value is not None and close(value, wanted):
             continue
         over_world = sum(own_gradients(r)[k] for r in range(got["world"]))
-        known = {
-            "common-silent": own_gradients(rank)[k], "common-mean": wanted / n, "common-over-world": over_world,
-            "common-mean ": over_world / got["world"], "common-mean  ": wanted / got["world"],
-        }  # fmt: skip
-        slug = next((s.strip() for s, v in known.items() if value is not None and close(value, v)), "sequence-wrong")
+        known = [("common-silent", own_gradients(rank)[k]), ("common-mean", wanted / n), ("common-over-world", over_world)]
+        known += [("common-mean", total / got["world"]) for total in (over_world, wanted)]
+        slug = next((slug for slug, one in known if value is not None and close(value, one)), "sequence-wrong")
         fields = {"name": "a common parameter", "what": "the gradient", "n": n}
         raise Wrong(slug, expected=wanted, got=value, where=where, **fields)
