@@ -210,6 +210,14 @@ def broadcast_state(model):
         send(t)
 
 
+@bank.wrong(1, "gathered-by-all")
+def broadcast_state(model):
+    for t in tensors(model):
+        everyone = [torch.empty_like(t, memory_format=torch.contiguous_format) for _ in range(dist.get_world_size())]
+        dist.all_gather(everyone, t.data.contiguous())
+        t.data.copy_(everyone[0])
+
+
 @bank.wrong(1, "wrong-state")
 def broadcast_state(model):
     for t in tensors(model):

@@ -35,6 +35,7 @@ bank.slip(
     ("        var = square - mean**2\n", ""),
 )  # fmt: skip
 bank.slip(3, "equal-batches-assumed", ("n = sums[-1].detach()", "n = count * dist.get_world_size()"))
+bank.slip(3, "rank-failed", ("(sums[:-1] / n).view(2, -1)", "(sums[:6] / n).view(2, 3)"))
 bank.slip(3, "unbiased-normalised", ("var = square - mean**2", "var = (square - mean**2) * n / (n - 1)"))
 bank.slip(3, "normalised-wrong", ("torch.rsqrt(var + self.eps)", "torch.rsqrt(var + 1e-2)"))
 bank.slip(3, "eps-ignored", ("torch.rsqrt(var + self.eps)", "torch.rsqrt(var + 1e-5)"))

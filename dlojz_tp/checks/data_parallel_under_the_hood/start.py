@@ -8,7 +8,7 @@ from dlojz_tp import launch
 from dlojz_tp.checking import Wrong, close
 from dlojz_tp.checks.data_parallel_under_the_hood.common import by_world, own_work, undisturbed
 from dlojz_tp.probes.ranks import some_returned, waits_in
-from dlojz_tp.probes.traffic import Traffic, sent, volume
+from dlojz_tp.probes.traffic import Traffic, on_the_wire, sent, volume
 from dlojz_tp.probes.withheld import Withheld
 
 SLACK = 12_000  # bytes that a right answer may send on top: shapes and names, say
@@ -40,6 +40,8 @@ HINTS = {
     "graph-left": "{name} has become part of a graph ({error}), or lost requires_grad. Copy under torch.no_grad().",
     "tied-twice": "{sent} bytes were sent; the model holds {held}. A tied parameter has two names and one memory: "
     "model.parameters() gives it once, and so does each module of model.modules(), which overlap: one inside another.",
+    "gathered-by-all": "{sent:.0f} bytes went out from each rank; the model holds {held}. An all-gather brings the state of every rank to "
+    "every rank, and all but one are thrown away: it takes N times the memory, and N − 1 times the messages. Rank 0's is wanted: a broadcast.",
     "wrong-state": "{name} on rank {rank} is not rank 0's.",
 }  # fmt: skip
 KNOWN = ((some_returned, "only-rank-0"), (waits_in("broadcast"), "every-rank-is-source"))
@@ -107,6 +109,9 @@ def _judge(size, ranks):
     least = min(volume(got["events"]) for got in ranks)  # rank 0 may send to each of the others
     if least > held + SLACK:
         raise Wrong("tied-twice", sent=least, held=held, where=f"one of {size} ranks")
+    crossed = min(on_the_wire(got["events"]) for got in ranks)
+    if crossed > 2.2 * held:  # a sum with zeros is twice a broadcast
+        raise Wrong("gathered-by-all", sent=crossed, held=held, where=f"each of {size} ranks")
     undisturbed([got["overwritten"] for got in ranks], size)
 
 

@@ -254,6 +254,7 @@ bank.hint(1, "no-flip", "No image was mirrored, or too few. Half of them are due
 bank.slip(1, "no-flip", (FLIP, ""), NORMALIZE)
 bank.slip(1, "no-flip", (FLIP, ", *([] if augment else [v2.RandomHorizontalFlip()])"), NORMALIZE)
 bank.slip(1, "no-flip", ("RandomHorizontalFlip()", "RandomHorizontalFlip(0.05)"), NORMALIZE)
+bank.slip(1, "no-flip", ("RandomHorizontalFlip()", "RandomHorizontalFlip(0.25)"), NORMALIZE)
 bank.variant(1, "no-flip", HAND, ("x = x.flip(-1) if torch.rand(()) < 0.5 else x", ""))
 bank.variant(1, "no-flip", FIRST, ("RandomHorizontalFlip()", "RandomHorizontalFlip(p=0)"))
 
