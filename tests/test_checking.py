@@ -39,6 +39,8 @@ def test_nearest_names_the_mistake():
 def test_describe_is_short():
     assert "2×30" in describe(torch.zeros(2, 30)) and len(describe("x" * 999)) < 210
     assert "nan" in describe(torch.tensor(float("nan"))) and "meta" in describe(torch.ones(3, device="meta"))
+    assert describe([torch.tensor(0.5), (torch.ones(2), 1 / 3)]) == "[0.5, ([1, 1], 0.333333)]"
+    assert describe({"a": [torch.zeros(9)]}) == "{'a': [tensor 9 float32, from 0 to 0]}"
 
 
 def test_operations_keep_no_tensor():

@@ -54,7 +54,7 @@ def nearest(got, mistakes: dict[str, object], default: str, tol: float | None = 
 
 
 def describe(value) -> str:
-    """A short text for a value: small tensors in full, large ones by shape, dtype, range."""
+    """A short text for a value: small tensors in full, large ones by shape, dtype, range; those in lists as numbers."""
     if isinstance(value, torch.Tensor):
         shape = "×".join(str(n) for n in value.shape) or "scalar"
         kind = str(value.dtype).removeprefix("torch.")
@@ -68,10 +68,24 @@ def describe(value) -> str:
             low, high = value.double().min().item(), value.double().max().item()
             return f"tensor {shape} {kind}, from {low:.4g} to {high:.4g}"
         return f"tensor {shape} {kind}"
+    text = _inside(value)
+    return text if len(text) <= 200 else text[:197] + "…"
+
+
+def _inside(value) -> str:
+    """As `describe`, for what stands in a list, tuple or dictionary."""
+    if isinstance(value, torch.Tensor):
+        few = value.device.type != "meta" and value.numel() <= 8
+        return _inside(value.tolist()) if few else describe(value)
     if isinstance(value, float):
         return f"{value:.6g}"
-    text = repr(value)
-    return text if len(text) <= 200 else text[:197] + "…"
+    if type(value) is list:
+        return f"[{', '.join(map(_inside, value))}]"
+    if type(value) is tuple:
+        return f"({', '.join(map(_inside, value))}{',' * (len(value) == 1)})"
+    if type(value) is dict:
+        return f"{{{', '.join(f'{key!r}: {_inside(one)}' for key, one in value.items())}}}"
+    return repr(value)
 
 
 def _round(value):
