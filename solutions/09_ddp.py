@@ -617,7 +617,8 @@ show_loads()
 # of epochs done. Then the two lines that write it.
 #
 # **`load_checkpoint`** runs on every rank, perhaps of another number: restore both, and return the number of epochs, an int. A
-# tensor must not come back to where it was saved: that is rank 0's GPU. About 5 and 4 lines.
+# tensor must not come back to where it was saved: that is rank 0's GPU. And a file must not run code while it loads:
+# `weights_only=True`. About 5 and 4 lines.
 #
 # <details><summary>Hint</summary>
 #

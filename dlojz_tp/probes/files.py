@@ -1,9 +1,12 @@
 """Which files Python opens, moves and removes, whoever calls it."""
 
 import contextlib
+import io
 import os
 import sys
 from pathlib import Path
+
+from dlojz_tp.checking.borrowed import replaced
 
 _inside: list["Opened"] = []  # those that note now; an audit hook cannot be taken away again
 _hooked = False
@@ -64,6 +67,25 @@ def _callers() -> set[str]:
         found.add(frame.f_globals.get("__name__", "").partition(".")[0])
         frame = frame.f_back
     return found
+
+
+@contextlib.contextmanager
+def unsafe_loads():
+    """Inside, torch.load is watched: yields a list with an entry for each file that was free to run code.
+
+    What is in memory is left alone: torch.distributed unpacks objects from other ranks so.
+    """
+    import torch
+
+    found, load = [], torch.load
+
+    def loading(f, *args, **kwargs):
+        if kwargs.get("weights_only") is False and not isinstance(f, io.BytesIO):
+            found.append(f)
+        return load(f, *args, **kwargs)
+
+    with replaced(torch, "load", loading):
+        yield found
 
 
 def open_descriptors() -> dict[str, str]:

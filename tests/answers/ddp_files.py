@@ -187,6 +187,7 @@ bank.slip(7, "epoch-forgotten", ('    return state["epoch"]', '    return state[
 bank.slip(7, "epoch-forgotten", ('    return state["epoch"]', "    return 2"))
 bank.slip(7, "loaded-onto-rank-0", ("map_location=device, ", ""))
 bank.slip(7, "loaded-onto-rank-0", ("map_location=device", "map_location=torch.device('cuda', 0) if torch.cuda.is_available() else device"))  # fmt: skip
+bank.slip(7, "unsafe-load", ("weights_only=True", "weights_only=False"))
 bank.slip(7, "optimizer-forgotten", ('    optimizer.load_state_dict(state["optimizer"])\n', ""))
 bank.slip(
     7,

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from dlojz_tp.checking import Wrong, close
-from dlojz_tp.probes.files import Opened
+from dlojz_tp.probes.files import Opened, unsafe_loads
 from dlojz_tp.probes.gpus import on_gpus
 from dlojz_tp.probes.late_rank import Waits
 from dlojz_tp.probes.networks import mean_losses
@@ -50,6 +50,8 @@ HINTS = {
     "loaded-onto-rank-0": "Where each rank has a GPU, rank 1 loads {got} bytes onto the GPU of rank 0: torch.load puts a tensor back "
     "where it was saved. Two ranks fill that GPU, and where there is none it fails. map_location says where to: the network's "
     "device, or the CPU.",
+    "unsafe-load": "With weights_only=False, a file may run any code while it loads. Here it holds tensors and plain numbers: they load with "
+    "weights_only=True.",
     "resume-wrong": "Resumed on {size} ranks, the losses are not those of the uninterrupted run.",
 }
 
@@ -206,18 +208,20 @@ def _names(tree):
 
 
 def _resume(load_checkpoint, path):
-    """On a rank: load into a network with other weights, and go on. Returns (epoch, epoch of another file, state, losses)."""
+    """On a rank: load into a network with other weights, and go on. Returns (epoch, epoch of another file, state, whether code
+    might have run, losses)."""
     model, optimizer = _made(seed=5 + dist.get_rank())
     wrapped = DistributedDataParallel(model) if dist.get_world_size() % 2 == 0 else model  # both must do
-    epoch = load_checkpoint(path, wrapped, optimizer)
+    with unsafe_loads() as unsafe:
+        epoch = load_checkpoint(path, wrapped, optimizer)
     state = {name: value.clone() for name, value in model.state_dict().items()}
     other = load_checkpoint(path.parent / "rank0" / path.name, *_made())
     epochs = [None] * dist.get_world_size()
     dist.all_gather_object(epochs, epoch)  # who goes on without the others waits for ever
     if any(not isinstance(told, int) or told != SAVED_AFTER for told in epochs):
-        return epoch, other, state, []
+        return epoch, other, state, bool(unsafe), []
     losses = _losses(DistributedDataParallel(model), optimizer, range(epoch, EPOCHS))
-    return epoch, other, state, losses
+    return epoch, other, state, bool(unsafe), losses
 
 
 def _resume_on_gpu(gpu, save_checkpoint, load_checkpoint, path):
@@ -239,7 +243,7 @@ def _resume_on_gpu(gpu, save_checkpoint, load_checkpoint, path):
 def _right_resuming(size, ranks, truth):
     model, optimizer = _made()
     _losses(model, optimizer, range(SAVED_AFTER))
-    for rank, (epoch, other, state, _) in enumerate(ranks):
+    for rank, (epoch, other, state, unsafe, _) in enumerate(ranks):
         where = f"rank {rank} of {size}"
         for name, value in [*model.named_parameters(), *model.named_buffers()]:
             if close(state[name], value, 1e-7):
@@ -253,6 +257,8 @@ def _right_resuming(size, ranks, truth):
             raise Wrong("epoch-forgotten", expected=SAVED_AFTER, got=repr(epoch), where=where)
         if other != OTHER_EPOCH:
             raise Wrong("epoch-forgotten", expected=OTHER_EPOCH, got=other, where=f"{where}, another file")
+        if unsafe:
+            raise Wrong("unsafe-load", where=where)
     for rank, (*_, losses) in enumerate(ranks):
         where = f"rank {rank} of {size}"
         if not close(losses, truth, 1e-7):

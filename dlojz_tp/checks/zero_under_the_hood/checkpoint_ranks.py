@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from dlojz_tp.checking import Wrong
 from dlojz_tp.checking.borrowed import Borrowed, refusing, replaced
 from dlojz_tp.probes.crash_images import LATEST, Images, content
-from dlojz_tp.probes.files import Opened
+from dlojz_tp.probes.files import Opened, unsafe_loads
 from dlojz_tp.probes.memory import Memory
 from dlojz_tp.probes.traffic import Traffic
 from dlojz_tp.works.balise import BaliseNotDone
@@ -69,22 +69,20 @@ def save(save_shards, load_shards, place):
     dist.barrier()
     if rank == 0:
         shutil.copytree(folder, place / "scribbled", symlinks=True)
-    unsafe = []
-    with Opened(folder) as opened, _loads(opened, unsafe), Memory() as memory:
+    with Opened(folder) as opened, _mapped_too(opened), unsafe_loads() as unsafe, Memory() as memory:
         loaded = _try(load_shards, folder)
     return {
         "written": (sum(len(data) for _, data in old), len(old)), "files of old": old, "sent": traffic.volume(),
-        "loaded": loaded, "files": _files_of_ranks(opened), "unsafe": any(unsafe),
+        "loaded": loaded, "files": _files_of_ranks(opened), "unsafe": bool(unsafe),
         "peak": memory.peak, "mapped": _mapped(load_shards, place / "scribbled"),
     }  # fmt: skip
 
 
-def _loads(opened, unsafe):
-    """Inside, what torch.load opens is noted, mapped files too, and whether it might run code."""
+def _mapped_too(opened):
+    """Inside, what torch.load opens is noted, mapped files too."""
     load = torch.load
 
     def loading(f, *args, **kwargs):
-        unsafe.append(kwargs.get("weights_only") is False)
         if not hasattr(f, "read"):
             opened.note(f)  # a file that is mapped is opened in C++
         return load(f, *args, **kwargs)
