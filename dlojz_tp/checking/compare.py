@@ -83,7 +83,7 @@ def _inside(value) -> str:
         return f"[{', '.join(map(_inside, value))}]"
     if type(value) is tuple:
         return f"({', '.join(map(_inside, value))}{',' * (len(value) == 1)})"
-    if type(value) is dict:
+    if isinstance(value, dict):
         return f"{{{', '.join(f'{key!r}: {_inside(one)}' for key, one in value.items())}}}"
     return repr(value)
 

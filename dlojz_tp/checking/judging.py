@@ -215,7 +215,7 @@ def _text(value) -> str:
 
     if value is None:
         return ""
-    return value if isinstance(value, str) else describe(value)
+    return re.sub(r" at 0x[0-9a-f]+", "", value if isinstance(value, str) else describe(value))
 
 
 def _shorten(text: str) -> str:
