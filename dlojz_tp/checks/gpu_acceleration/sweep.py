@@ -50,7 +50,7 @@ def balise_5(sweep):
     if got is None:
         raise Wrong("nothing-returned")
     if not isinstance(got, dict):
-        raise Wrong("not-survived" if isinstance(got, torch.OutOfMemoryError) else "no-dictionary", got=str(got))
+        raise Wrong("not-survived" if isinstance(got, torch.OutOfMemoryError) else "no-dictionary", got=str(got)[:200])
     missing = [size for size in SIZES if size not in got]
     if missing:
         early = [size for size in missing if size <= LIMIT and size not in calls]
