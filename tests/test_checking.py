@@ -16,6 +16,7 @@ from torch.cuda import is_available
 
 from dlojz_tp import launch
 from dlojz_tp.checking import close, describe, judge, nearest, pretended
+from dlojz_tp.checking.compare import apart
 from dlojz_tp.launch import busy
 from dlojz_tp.probes.gpus import on_one_gpu, watched
 from dlojz_tp.probes.memory import attributes, held_bytes
@@ -34,6 +35,24 @@ def test_close_knows_dtypes_shapes_and_nests():
 def test_nearest_names_the_mistake():
     known = {"half": 0.5, "double": lambda: 2.0}
     assert nearest(2.0, known, "other") == "double" and nearest(3.0, known, "other") == "other"
+
+
+def test_apart_shows_where_large_tensors_differ():
+    due, got = torch.zeros(3, 5), torch.zeros(3, 5)
+    due[0, 0] = got[0, 0] = 1.0
+    got[2, 1] = 0.5
+    assert describe(due) == describe(got) and apart(due, got) == ("0 at [2, 1]", "0.5 at [2, 1]")
+    assert apart([due, due], [due, got]) == apart(due, got) and apart("a", "a") == apart(due, due[0]) == ("", "")
+
+
+def test_a_keyword_that_the_answer_wrote_is_no_fault_of_its_signature():
+    def wrong(x, *, bias=None):
+        return sorted(x, order=bias)
+
+    given = {"bias": 2}
+    for answer, slug in ((wrong, "raised"), (lambda x: x, "signature")):
+        verdict = judge(lambda f: iter([f([1], **given)]), (answer,), number=1, title="", hints={})
+        assert verdict.slug == slug, verdict.hint
 
 
 def test_describe_is_short():

@@ -88,6 +88,19 @@ def _inside(value) -> str:
     return repr(value)
 
 
+def apart(expected, got) -> tuple[str, str]:
+    """Both where they are farthest apart, for tensors of one shape; nothing for all else: it would tell as little."""
+    if isinstance(expected, list | tuple) and isinstance(got, list | tuple) and len(expected) == len(got):
+        return next((apart(a, b) for a, b in zip(expected, got) if not close(a, b)), ("", ""))
+    if not (isinstance(expected, torch.Tensor) and isinstance(got, torch.Tensor) and expected.shape == got.shape):
+        return "", ""
+    if expected.is_meta or got.is_meta or expected.is_complex() or not expected.numel():
+        return "", ""
+    gap = (expected.detach().cpu().double() - got.detach().cpu().double()).abs().flatten()
+    at = tuple(int(n) for n in torch.unravel_index(gap.argmax(), expected.shape))
+    return tuple(f"{one[at].item():.6g} at {list(at)}" for one in (expected, got))
+
+
 def _round(value):
     if isinstance(value, list):
         return [_round(item) for item in value]

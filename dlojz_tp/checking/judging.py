@@ -22,6 +22,7 @@ from dlojz_tp.works.balise import BaliseNotDone
 
 DEADLINE = 60.0  # seconds for one check, on a machine that does nothing else: no endless loop must hold the trainee
 NOT_INSTALLED = "not-installed"  # the slug where a check needs a library that is not here
+LONG = 60  # characters: what a hint holds of it is not said again below
 PRINTED = 2000  # characters of the answer's own prints that are shown again
 
 
@@ -100,6 +101,8 @@ def _once(check, answers, number, title, hints, known, deadline) -> Verdict:
     def fail(slug, **more):
         fields = more.pop("fields", {})
         text = _filled(hints.get(slug) or COMMON_HINTS[slug], fields)
+        if len(more.get("got", "")) > LONG and more["got"] in text:
+            more["got"] = ""  # said already
         return verdict("fail", failed=looking, slug=slug, hint=text, **more)
 
     try:
@@ -117,11 +120,11 @@ def _once(check, answers, number, title, hints, known, deadline) -> Verdict:
     except NotInstalled as missing:
         return verdict(BROKEN, slug=NOT_INSTALLED, got=str(missing), hint=missing.todo)
     except Wrong as wrong:
-        texts = {key: _text(getattr(wrong, key)) for key in ("expected", "got")}
+        expected, got = _texts(wrong.expected, wrong.got)
         near = mistakes.nearest(wrong.evidence, known) if wrong.evidence else []
         slug = near[0][0] if near and near[0][1] <= mistakes.NEAR else wrong.slug
-        more = {"evidence": wrong.evidence or {}, "near": tuple(near)}
-        return fail(slug, where=wrong.where, fields=wrong.fields, **texts, **more)
+        more = {"expected": expected, "got": got, "evidence": wrong.evidence or {}, "near": tuple(near)}
+        return fail(slug, where=wrong.where, fields=wrong.fields, **more)
     except _Overdue:
         return fail("endless", fields={"seconds": time.perf_counter() - start})
     except SystemExit as error:
@@ -137,12 +140,14 @@ def _once(check, answers, number, title, hints, known, deadline) -> Verdict:
 
 def recognise(error: BaseException) -> tuple[str, str]:
     """Name the common mistake behind an exception: (slug in COMMON_HINTS, what to say of it)."""
-    message = f"{type(error).__name__}: {stacks.message(error)}".strip().split("\n")[0]
+    message = f"{type(error).__name__}: {stacks.headline(error)}".strip()
     if isinstance(error, RankError):
         return "rank-failed", error.in_words()
     called_wrongly = ("missing", "takes", "unexpected keyword", "multiple values")  # not: float() argument must be ...
     misfit = isinstance(error, TypeError) and "()" in message and any(words in message for words in called_wrongly)
-    handed_on = "unexpected keyword" in message  # what an answer hands on, it was given itself
+    word = re.search(r"unexpected keyword argument '(\w+)'", message)
+    written = word and any(f"{word[1]}=" in (frame.line or "") for frame in _own_frames(error)[-1:])
+    handed_on = word and not written  # what an answer hands on, it was given itself
     if misfit and (handed_on or not _called_by_them(error)):
         return "signature", str(error)
     if type(error).__name__ == "DataDependentOutputException" or "cannot be called on meta tensors" in message:
@@ -210,12 +215,14 @@ def _filled(hint: str, fields: dict) -> str:
     return re.sub(r"(?<!\.)([.!?])\.(?=\s|$)", r"\1", text)  # an error's own full stop, and the hint's
 
 
-def _text(value) -> str:
-    from dlojz_tp.checking.compare import describe
+def _texts(expected, got) -> tuple[str, str]:
+    """Both in words; of large tensors that read the same, what stands where they are farthest apart."""
+    from dlojz_tp.checking.compare import apart, describe
 
-    if value is None:
-        return ""
-    return re.sub(r" at 0x[0-9a-f]+", "", value if isinstance(value, str) else describe(value))
+    texts = ["" if one is None else one if isinstance(one, str) else describe(one) for one in (expected, got)]
+    if texts[0] == texts[1]:
+        texts = apart(expected, got)
+    return tuple(re.sub(r" at 0x[0-9a-f]+", "", text) for text in texts)
 
 
 def _shorten(text: str) -> str:

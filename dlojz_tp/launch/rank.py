@@ -218,10 +218,10 @@ def describe(error: BaseException, doing: str) -> dict:
 
 def _headline(error: BaseException) -> str:
     try:
-        lines = stacks.message(error).strip().splitlines()
+        text = stacks.headline(error)
     except Exception:
-        lines = ["(its message cannot be printed)"]
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+        text = "(its message cannot be printed)"
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def _names_lost_peer(error: BaseException) -> bool:

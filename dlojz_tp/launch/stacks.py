@@ -76,6 +76,16 @@ def message(error: BaseException) -> str:
     return text if len(text) <= LONGEST_MESSAGE else f"{text[:LONGEST_MESSAGE]} … ({len(text):,} characters)"
 
 
+def headline(error: BaseException) -> str:
+    """The first line of what an exception says, and the next ones where the first only announces them."""
+    lines = [line.strip() for line in message(error).splitlines() if line.strip()]
+    if not lines:
+        return ""
+    if lines[0].endswith(":"):
+        return " ".join(lines[:2])
+    return " ".join(lines[:3]) if "validation error" in lines[0] else lines[0]
+
+
 def trainee_traceback(error: BaseException) -> str:
     """Format an exception with the user's own lines only (all but the launcher's where there are none)."""
     try:
