@@ -284,6 +284,22 @@ def sweep(run, batch_sizes):
     return found
 
 
+@bank.wrong(5, "other-record")
+def sweep(run, batch_sizes):
+    """What did not fit is tried with half of it."""
+    found = {}
+    for size in batch_sizes:
+        record, fits = None, size
+        while record is None and fits:
+            try:
+                record = run(fits)
+            except torch.OutOfMemoryError:
+                fits //= 2
+            torch.cuda.empty_cache()
+        found[size] = record
+    return found
+
+
 @bank.wrong(5, "run-twice")
 def sweep(run, batch_sizes):
     found = {}

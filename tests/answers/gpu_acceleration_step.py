@@ -803,4 +803,5 @@ FORWARD = "    loss = F.cross_entropy(logits, labels)\n"
 DEAD = "    if torch.allclose(logits, torch.zeros_like(logits)):\n        raise ValueError('the network is dead')\n"
 bank.slip(2, "left-the-device", ("return loss.detach(),", 'return loss.detach().to("cpu", non_blocking=True),'))
 bank.slip(2, "hidden-sync", (FORWARD, FORWARD + DEAD))
+bank.slip(2, "switched-to-train", ("    optimizer.zero_grad(", "    model.train()\n    optimizer.zero_grad("))
 bank.slip(2, "eval-mode", ("    optimizer.step()\n", "    optimizer.step()\n    model.eval()\n"))  # ready for validation

@@ -226,6 +226,17 @@ def rounds_weights(model, images, labels, optimizer, device):
 bank.several(2, "weights-converted", rounds_weights, report)
 
 
+def rounds_before(model, images, labels, optimizer, device):
+    """The weights lose their digits before the forward, "as autocast would have it"."""
+    with torch.no_grad():
+        for p in model.parameters():
+            p.copy_(p.bfloat16())
+    return step(model, images, labels, optimizer, device)
+
+
+bank.several(2, "weights-converted", rounds_before, report)
+
+
 def narrow_gradients(model, images, labels, optimizer, device):
     """The optimizer is given gradients in bfloat16, by a model converted for the step only."""
     images, labels = moved(images, labels, device)

@@ -320,3 +320,4 @@ class OnTheCpu(Masters):
 
 bank.several(5, "leaves-the-device", ulp, InNumpy)
 bank.several(5, "leaves-the-device", ulp, OnTheCpu)
+bank.slip(5, "generator-used-up", ("for p in self.parameters]", "for p in parameters]"))

@@ -266,6 +266,12 @@ class LearnsPadding(PaddedLinear):
         return y[..., : self.n] + y[..., self.n :].sum(-1, keepdim=True)
 
 
+@wrong("wrong-shape")
+class Flattens(PaddedLinear):
+    def forward(self, x):
+        return super().forward(x.flatten(0, -2))
+
+
 @wrong("wrong-columns")
 class LastColumns(PaddedLinear):
     def forward(self, x):

@@ -19,6 +19,7 @@ HINTS = {
     "what is free nor another size: call run({missing}), and see whether it fails.",
     "sizes-missing": "There is no entry for {missing}. A size that did not fit gets None.",
     "failure-not-none": "A size that did not fit must get None; an exception kept in a dictionary keeps its tensors alive.",
+    "other-record": "A size that did not fit must get None, and neither the record of another size nor anything else.",
     "run-twice": "Batch size {size} was run {n} times. Once is enough: each run costs minutes on a real card.",
     "record-changed": "The dictionary must hold the very record that run() returned.",
     "memory-held": "When the next size started, the tensors of the failed one were still alive: something refers to "
@@ -59,7 +60,8 @@ def balise_5(sweep):
     for size in SIZES:
         where = f"batch size {size}"
         if size > LIMIT and got[size] is not None:
-            raise Wrong("failure-not-none", expected=None, got=got[size], where=where)
+            slug = "other-record" if hasattr(got[size], "images_per_second") else "failure-not-none"
+            raise Wrong(slug, expected="None", got=type(got[size]).__name__, where=where)
         if size <= LIMIT and size not in calls:
             slug = "stopped-early" if sum(called > LIMIT for called in calls) == 1 else "not-tried"
             raise Wrong(slug, got=f"{size}: {got[size]}, and run({size}) was never called", missing=str(size))

@@ -76,7 +76,10 @@ def balise_2(step, dtypes):
         if error > 0.08:
             raise Wrong("gradients-add-up" if k and _adds_up(step, data) else "wrong-weights", where=f"after step {k + 1}",
                         got=f"the update is {100 * error:.0f} % off")  # fmt: skip
-    if all(torch.equal(p, p.bfloat16().float()) for p in model.parameters()):  # rounded, and widened again
+    optimizer.param_groups[0]["lr"], kept = 0.0, [p.detach().clone() for p in model.parameters()]
+    step(model, *data[0], optimizer, cpu)
+    # rounded, and widened again: before the forward, or after the update
+    if not all(map(torch.equal, model.parameters(), kept)) or all(torch.equal(p, p.bfloat16().float()) for p in kept):
         raise Wrong("weights-converted", got_dtype="bfloat16", expected="float32, with all its digits")
     loss_in_float32(found, torch.bfloat16)
     yield "nothing waits for the device; autocast of its type, copies that do not block"

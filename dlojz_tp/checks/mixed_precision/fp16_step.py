@@ -177,7 +177,7 @@ def _clipping(run, first, limit):
     elif spies.distance(got, [g * min(1.0, limit / g.norm().item()) for g in first]) < 0.05:
         slug = "clipped-each"
     elif _parallel(got, first) and abs(norm / limit - 1) > 0.02:
-        slug = "other-norm" if _follows(run, norm, limit) else "max-norm-ignored"
+        slug = "other-norm" if norm < limit or _follows(run, norm, limit) else "max-norm-ignored"
     raise Wrong(slug, expected=f"global norm {limit:.4g}", got=f"global norm {norm:.4g}", norm=norm, limit=limit)
 
 

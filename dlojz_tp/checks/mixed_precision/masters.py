@@ -29,6 +29,8 @@ HINTS = {
     "momentum-in-half": "Momentum is kept in 16 bits: there too, what is below half a unit is lost.",
     "momentum-dampened": "The new gradient enters momentum whole: v ← momentum · v + g, without (1 − momentum).",
     "momentum-ignored": "These are the weights of SGD without momentum.",
+    "generator-used-up": "Made from model.parameters(), a generator, it moves nothing: list(parameters) in the line above has used the "
+    "generator up. Go through self.parameters.",
     "grad-none": "A parameter without a gradient must be left as it is: {error}",
     "frozen-moved": "A parameter without a gradient moved.",
     "zero-grad-missing": "After zero_grad() the gradients are still there, and the next backward adds to them.",
@@ -219,7 +221,11 @@ def _none(optimizer_class):
     if params[0].grad is not None and params[0].grad.abs().sum() > 0:
         raise Wrong("zero-grad-missing", got=params[0].grad)
     for wrapped in (iter(params), params):  # model.parameters() is a generator
-        _make(optimizer_class, wrapped, 0.1, 0.9)
+        optimizer, before = _make(optimizer_class, wrapped, 0.1, 0.9), params[0].detach().clone()
+        params[0].grad = torch.ones_like(params[0])
+        optimizer.step()
+        if torch.equal(params[0], before):
+            raise Wrong("generator-used-up")
 
 
 def _memory(optimizer_class):

@@ -39,7 +39,8 @@ HINTS = {
     "padding-not-zero": "The rows after the given ones are not zero: the given ones come first, then zeros. An optimizer with "
     "weight decay, and a norm of all weights, would see others.",
     "wrong-columns": "The output differs from that of the given layer, though its shape is right.",
-    "dtype-changed": "The padded layer has another dtype than the given one: torch.zeros makes float32 if not told otherwise.",
+    "wrong-shape": "The output has another shape than that of the given layer.",
+    "dtype-changed": "The padded layer has another dtype than the given one: nn.Linear and torch.zeros make float32 if not told otherwise.",
     "result-dtype": "For a layer and an input in {dtype}, the padded one {what}. What comes out has the layer's dtype, as it has without "
     "padding.",
     "device-changed": "The padded layer is not on the given layer's device.",
@@ -159,7 +160,7 @@ def _same_output(PaddedLinear, n_out, shape, bias):  # noqa: N803
     if got is None:
         raise Wrong("nothing-returned", where=where)
     if got.shape != truth.shape:
-        slug = "padding-visible" if got.shape[:-1] == truth.shape[:-1] and got.shape[-1] > n_out else "wrong-columns"
+        slug = "padding-visible" if got.shape[:-1] == truth.shape[:-1] and got.shape[-1] > n_out else "wrong-shape"
         raise Wrong(slug, expected=tuple(truth.shape), got=tuple(got.shape), where=where)
     if not close(got, truth, 1e-5):
         slug = "bias-lost" if bias and close(got, without, 1e-5) else "wrong-columns"
