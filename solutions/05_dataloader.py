@@ -805,7 +805,7 @@ for name in loops:
 #
 # `write_shards(items, folder, per_shard)`: yours are the two entries of each sample, `KEY.jpg` (the file, unchanged) and
 # `KEY.cls` (the label as text). They stand next to each other, for a stream cannot look back; no two samples of the whole
-# set share a key, and a key holds no dot.
+# set share a key, and a key holds neither a dot nor a folder.
 #
 # `stream_shards(paths, buffer, seed)` yields samples `(bytes, label)`; reading one shard is given (`samples_of`). Yours:
 #

@@ -505,8 +505,9 @@ compiling.capture(Mended(), torch.randn(8, 16))
 #   `graphs` and runs the graph as it is;
 # - `pad_to_bucket(x, multiple)`: `x` of shape `(b, t, d)` gets zeros behind, along `t`, up to the next multiple of
 #   `multiple`. Return `(padded, mask)`, the boolean `mask` of shape `(b, padded t)` being `True` where a position is real;
-# - `masked_pool(x, query, mask)`: the `attention_pool` below, over the real positions only: `(b, d)`. At least one is real
-#   in each row. What stands in the padding must not matter, be it NaN: neither for the result nor for its gradients.
+# - `masked_pool(x, query, mask)`: the `attention_pool` below, over the real positions only: `(b, d)`. At least one is
+#   real in each row. Take no elements out: one graph serves each padded length. What stands in the padding must not
+#   matter, be it NaN: neither for the result nor for its gradients.
 #
 # About 3, 2 and 3 lines.
 #

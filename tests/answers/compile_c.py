@@ -40,6 +40,7 @@ bank.slip(1, "double-pointer", ("const float *x, float *y", "const double *x, do
 bank.slip(1, "c-crash", ("i < n; i++)", "i < n; i++, y += 100000000)"))
 bank.slip(1, "c-endless", ("i < n; i++)", "i < n || n < 5; i += n > 5)"), ("y[i] =", "y[0] ="), ("-O3", "-O1"))
 bank.slip(1, "n-ignored", ("i < n;", "i < 1000;"))
+bank.slip(1, "nothing-written", ("y[i] = 0.5f", "y[i] += 0.5f"))
 bank.slip(1, "n-ignored", ("i < n;", "i < n - 1;"))
 bank.slip(1, "n-ignored", ("int64_t i = 0;", "int64_t i = 1;"))
 bank.slip(1, "past-the-end", ("i < n;", "i <= n;"))

@@ -14,6 +14,7 @@ BODY = "        optimizer.zero_grad(set_to_none=True)\n        loss = forward(*b
 bank.slip(6, "nothing-returned", ("    return step\n", ""))
 bank.slip(6, "nothing-returned", ("        return loss.detach()\n", ""))
 bank.slip(6, "no-step", ("    return step\n", "    return torch.tensor(0.0)\n"))
+bank.slip(6, "loss-called", ("torch.compile(loss_of,", "torch.compile(loss_of(),"))
 bank.slip(6, "step-loss", ("return loss.detach()", "return loss.detach().reshape(1)"))
 bank.slip(6, "step-loss", ("return loss.detach()", "return loss.detach(), batch"))
 bank.slip(6, "loss-keeps-graph", ("return loss.detach()", "return loss"))

@@ -141,6 +141,22 @@ bank.slip(5, "busy-is-time", ("1 - idle / (last - first)", "last - first - idle"
 bank.slip(5, "busy-is-time", ("1 - idle / (last - first)", "(last - first - idle) / 1000"))
 bank.slip(5, "busy-is-idle", ("1 - idle / (last - first)", "idle / (last - first)"))
 bank.slip(5, "busy-percent", ("1 - idle / (last - first)", "100 * (1 - idle / (last - first))"))
+bank.slip(
+    5,
+    "gaps-per-stream",
+    ("    for begin, until in [span for span in spans if span[0] < span[1]] + [(last, last)]:", """\
+    end = last
+    streams = {}
+    for e in work:
+        streams.setdefault(e["tid"], []).append((max(first, e["ts"]), min(last, e["ts"] + e["dur"])))
+    for own in streams.values():
+        at = first
+        for begin, until in [*sorted(own), (last, last)]:
+            if begin > at:
+                gaps.append((at, begin))
+            at = max(at, until)
+    for begin, until in []:"""),
+)  # fmt: skip
 bank.slip(5, "all-or-nothing", ("1 - idle / (last - first)", "1 - len(gaps) / (len(spans) or 1)"))
 bank.slip(5, "not-sorted", ("sorted((max", "list((max"))
 bank.slip(5, "gaps-order", (SORTED, "gaps"))

@@ -32,6 +32,7 @@ HINTS = {
     "c-crash": "The C function crashed when it was called with {n} numbers: it touched memory that is not its own.",
     "c-endless": "The C function did not come back, though it computed for 2 s. Does the loop's counter move?",
     "n-ignored": "With {n} numbers, some are missing at the end, or others are written. The loop must run n times.",
+    "nothing-written": "What stood at y before is still there: the loop never runs, or it adds to it. Assign: y[i] = ….",
     "int-counter": "The loop counts in {kind}, which ends below n's largest values: for a tensor of 2³¹ numbers it overflows. Count in "
     "int64_t, as n is.",
     "narrow-n": "gelu takes n as {kind}: what Python hands over has 64 bits, and a tensor can have 2³¹ numbers. n is int64_t.",
@@ -235,8 +236,9 @@ def _values(numbers, got):
         "integer-division": lambda x: 0.0,
     }
     slug = next((slug.strip() for slug, function in known.items() if differs(function) < 5e-6), "wrong-gelu")
-    if slug == "wrong-gelu" and any(abs(y - 1e30) < 1e24 for y in got):
-        raise Wrong("n-ignored", n=len(numbers))
+    left = [abs(y - 1e30) < 1e24 for y in got]  # what stood there before
+    if slug == "wrong-gelu" and any(left):
+        raise Wrong("nothing-written" if all(left) else "n-ignored", n=len(numbers))
     worst = max(zip(numbers, got, strict=True), key=lambda pair: abs(pair[1] - _gelu(pair[0])))
     raise Wrong(slug, expected=_gelu(worst[0]), got=worst[1], where=f"x = {worst[0]:.2f}")
 

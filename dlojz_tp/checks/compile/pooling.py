@@ -7,7 +7,7 @@ from dlojz_tp.checking import Wrong, close, nearest
 HINTS = {
     "mask-ignored": "The padding takes part: with weights from the scores of zeros, or with whatever stands there.",
     "mask-after-softmax": "The weights of the padding were set to 0 after the softmax: the others no longer add up to 1.",
-    "mask-before-scores": "The scores of the padding were set to 0, and exp(0) is 1: it still has weight. Minus infinity has "
+    "mask-before-scores": "The padding has a share of the softmax: a score of 0 is weight too, exp(0) is 1. Minus infinity has "
     "none.",
     "padding-read": "Without padding the result is right, and with it not: a position of the padding has a weight, be it a small one, "
     "or a real position has none.",

@@ -11,6 +11,7 @@ from dlojz_tp.checks.compile.fresh import Graphs, fresh, no_inductor
 
 HINTS = {
     "no-step": "Return the function step, not what a step gives.",
+    "loss-called": "loss_of was called without a batch. Hand over the function itself: torch.compile(loss_of, …).",
     "step-loss": "step returns the loss, a tensor of shape (); it returned {got}.",
     "step-replaced": "optimizer.step is another function now, and a scheduler that is made afterwards fails: it wants the optimizer's "
     "own method ({error}). Keep what torch.compile returns under a name of its own.",
@@ -114,6 +115,8 @@ def _scene(make_compiled_step, make, early):
     losses, graphs, counts, runs = [], Graphs(), [], []
 
     def loss(*batch):
+        if not batch:
+            raise Wrong("loss-called")
         return loss_of(model, *batch)
 
     with fresh(), no_inductor() as inductor:

@@ -43,7 +43,7 @@ HINTS = {
     "same-stream": "The copy was queued in the stream that computes: it waits for the network's work, and the network for it. "
     "Use a torch.cuda.Stream of its own.",
     "not-waited": "The stream of the loop does not wait for the copy: the network would read memory that is not filled yet. "
-    "wait_event or wait_stream, in the loop.",
+    "wait_event or wait_stream, in the loop. (An event tells of what was queued before it was recorded.)",
     "thread-stream": "A stream waits for the copy, but not the one that is current in the loop. In a thread, or in __init__, "
     "current_stream() may be another: ask for it in the loop.",
     "record-stream": "The allocator does not know that the loop's stream uses the tensor: it may hand out its memory while the "

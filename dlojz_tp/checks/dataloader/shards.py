@@ -21,7 +21,7 @@ HINTS = {
     "not-adjacent": "The two entries of a sample must stand next to each other: a stream cannot look back.",
     "wrong-entries": "A sample is an entry KEY.jpg and an entry KEY.cls, and nothing else: {found}.",
     "keys-repeat": "Two samples share the key {key}. File names repeat from folder to folder: number the samples.",
-    "dot-in-key": "The key {key!r} holds a dot or a folder: everything after the first dot counts as the extension.",
+    "dot-in-key": "The key of the entry {key!r} holds a dot or a folder: everything after the first dot counts as the extension.",
     "bytes-changed": "The bytes in the shard are not those of the file: a JPEG file that is decoded and encoded again loses "
     "quality. Copy it as it is.",
     "no-bytes": "The entry of a picture is empty: addfile reads as many bytes as TarInfo.size says, and that is 0 until it is set.",

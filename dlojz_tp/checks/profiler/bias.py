@@ -9,6 +9,8 @@ from dlojz_tp.checking import Wrong, close
 
 HINTS = {
     "model-not-returned": "Return the model that came in, changed in place.",
+    "buffer-lost": "{name} is no buffer of the model's state any more: a checkpoint, or .to(device), would miss it, or an optimizer train it. "
+    "Write into the buffer that is there.",
     "bias-left": "{name}, a {kind}, still has its bias, and a batch norm follows directly.",
     "bias-zeroed": "{name} still has a bias, now zero: it is still read, added, differentiated and updated. Take it out.",
     "nested-left": "{name} still has its bias: it stands in an nn.Sequential inside another module, or is of another kind than those that lost theirs.",
@@ -144,6 +146,9 @@ def _judge(without_bias, make, shapes, gone, nested=False):
             raise Wrong("nothing-returned")
         raise Wrong("model-not-returned", got=type(got).__name__)
     _right_parameters(original, model, layers, gone, nested)
+    for name in dict(original.named_buffers()):
+        if name not in dict(model.named_buffers()) or name not in model.state_dict():
+            raise Wrong("buffer-lost", name=name)
     if any(buffer.requires_grad for buffer in model.buffers()):
         raise Wrong("graph-in-buffer")
     _same_mode(model, training=False)

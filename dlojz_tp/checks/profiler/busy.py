@@ -9,6 +9,7 @@ from dlojz_tp.measure.trace import generated
 
 HINTS = {
     "not-a-pair": "Return (busy, gaps): a number, and a list of (begin, end).",
+    "gaps-per-stream": "These are the gaps of each stream. The device idles only where none of them works.",
     "overlap-twice": "Work on two streams at the same time counts twice here. The device is busy or it is not.",
     "labels-as-work": "Labels on the device's rows (gpu_user_annotation) count as work here. They also cover the gaps.",
     "processor-as-work": "What the processor does (cpu_op, cuda_runtime) counts as work of the device here.",
@@ -192,6 +193,7 @@ def _busy_slug(got, trace, first, last, busy):
         "edge-left-out": (inside / length,),
         "not-sorted": _unsorted(cut, first, last),
         "mean-of-streams": (sum(e - b for b, e in cut) / length / len(alone or [1]), sum(alone) / len(alone or [1])),
+        "gaps-per-stream": (1 - sum(1 - one for one in alone),),
         "busy-is-time": (busy, busy / 1000, busy / 1e6),
         "busy-is-idle": (1 - busy / length, (length - busy)),
         "busy-percent": (100 * busy / length,),

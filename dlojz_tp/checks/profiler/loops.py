@@ -17,7 +17,7 @@ from dlojz_tp.probes.operations import Operations, syncs
 HINTS = {
     "no-diagnosis": 'diagnosis() returns {{"A": …, "B": …, "C": …}}, each one of AILMENTS.',
     "misdiagnosed": "Not {name!r} for {loop}. Its symptoms: {symptoms}.",
-    "still-tiny": "{few} operators for {n} images, {many} for {m}: the number still depends on the number of images or channels.",
+    "still-tiny": "{few} operators for {n} images of 3 channels, {many} for {m} of {channels}: the number still depends on the number of images or channels.",
     "wrong-axes": "The contrast is changed about another mean: each channel of each image has its own.",
     "contrast-broadcast": "The factors meet the wrong dimension: contrast[i] belongs to image i. What has shape (b,) lines up with "
     "the last dimension.",
@@ -158,8 +158,8 @@ def _few_operators(mended_a):
         if syncs(operations):
             raise Wrong("off-device", error=f"{', '.join(sorted(set(syncs(operations))))} reads values")
     if max(counts.values()) > counts[2, 3] + 2:
-        m, many = max(((n, count) for (n, _), count in counts.items()), key=lambda entry: entry[1])
-        raise Wrong("still-tiny", n=2, few=counts[2, 3], m=m, many=many)
+        (m, channels), many = max(counts.items(), key=lambda entry: entry[1])
+        raise Wrong("still-tiny", n=2, few=counts[2, 3], m=m, channels=channels, many=many)
     seen, kind = on_one_gpu(_mended_on_gpu, mended_a) or (Seen(), "cuda")
     if seen.misplaced:
         raise Wrong("off-device", error=seen.error)

@@ -25,7 +25,7 @@ HINTS = {
     "loss-wrong": "The loss is not that of hesitant_step.",
     "shift-missing": "This is the loss without the shift.",
     "shift-wrong": "The loss is near, and another one. The shift is 0.4 × a number of torch.rand - 0.2, one for each image; the mean is one over the images that have a label.",
-    "count-wrong": "The right answers are wrong: {got} instead of {expected}.",
+    "count-wrong": "The number of right answers is {got:g}, and it should be {expected:g}.",
     "count-unknown": "Images with label -1 count as right here, or those that have a label are left out.",
     "norm-after": "This is the length of the gradients after they were shortened. It is meant before.",
     "norm-wrong": "The length of all gradients together is wrong: the root of the sum of all squares.",
