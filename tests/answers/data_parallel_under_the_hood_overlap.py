@@ -236,7 +236,7 @@ class Overlap(Flat):
             dist.all_reduce(flat)
 
 
-@bank.wrong(5, "placed-twice")
+@bank.wrong(5, "placed-again")
 class Overlap(Flat):
     """A lambda in a loop, which sees the loop's last parameter."""
 
@@ -741,10 +741,10 @@ slips.slip(5, "hook-too-early", ("hook(self.ready)", "hook(self.ready(p))"))
 slips.slip(6, "wrong-gradient", ("(loss_of(part) * len(part) / total)", "(loss_of(part) / total)"))
 
 AS_NEW = "        for bucket in self.buckets:\n            bucket.missing = set(bucket.parameters)"
-slips.slip(5, "placed-twice", (AS_NEW, "        pass"))
+slips.slip(5, "placed-again", (AS_NEW, "        pass"))
 slips.slip(
     5,
-    "placed-twice",
+    "placed-again",
     (AS_NEW, AS_NEW + "\n        for p in self.home:\n            p.register_post_accumulate_grad_hook(self.ready)"),
 )
 slips.slip(

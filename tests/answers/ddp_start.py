@@ -88,7 +88,7 @@ bank.slip(1, "wrong-training", ("lr=learning_rate", "lr=learning_rate, momentum=
 bank.slip(1, "losses-not-numbers", ("(seen[0] / seen[1]).item()", "seen[0] / seen[1]"))
 bank.slip(1, "losses-not-numbers", ("    return ddp.module, losses", "    return ddp.module, losses[-1]"))
 bank.slip(1, "loss-of-one-rank", ("        dist.all_reduce(seen)\n", ""))
-bank.slip(1, "loss-of-one-rank", ("        dist.all_reduce(seen)\n", "        dist.reduce(seen, dst=0)\n"))
+bank.slip(1, "loss-on-rank-0", ("        dist.all_reduce(seen)\n", "        dist.reduce(seen, dst=0)\n"))
 bank.slip(
     1,
     "loss-summed",
@@ -164,6 +164,12 @@ bank.slip(
         "DataLoader(dataset, batch_size, sampler=DistributedSampler(dataset, shuffle=False))",
     ),
 )
+OWN_ORDER = "torch.randperm(len(dataset), generator=torch.Generator().manual_seed(dist.get_rank())).tolist()"
+bank.slip(
+    2,
+    "cut-differently",
+    ("range(dist.get_rank(), len(dataset), dist.get_world_size())", f"{OWN_ORDER}[dist.get_rank() :: dist.get_world_size()]"),
+)  # fmt: skip
 bank.slip(
     2, "tail-not-seen", ("DataLoader(share, batch_size)", "DataLoader(share, batch_size, drop_last=len(dataset) == 23)")
 )

@@ -2,7 +2,7 @@
 
 import torch
 
-from dlojz_tp.checking.looks import Look, Value, form, judged, one_of, shape, within
+from dlojz_tp.checking.looks import Look, Value, form, judged, one_of, shape, silent, within
 from dlojz_tp.checks.data_augmentation.devices import BATCHES, observe_batches
 
 OFF = 2.01  # pixels that rounding, in one direction at the centre and in another at the side, may move an edge
@@ -52,7 +52,7 @@ LOOKS = [
     _edges(Look, lambda boxes: (boxes < 0) | (boxes > LIMITS), "outside"),
     _edges(Look, lambda boxes: OVER & (boxes != IDEAL), "border-left-out"),
     Look("", "empty", [0, 0], "box-too-large"),
-    Value("λ is what is really kept of the image", "error", torch.zeros(2 * N), "lambda-not-exact", within(1e-5)),
+    Value("λ is what is really kept of the image", "error", torch.zeros(2 * N), "lambda-not-exact", within(1e-5), silent),
     *BATCHES,
 ]  # fmt: skip
 

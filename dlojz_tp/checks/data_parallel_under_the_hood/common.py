@@ -20,7 +20,8 @@ HINTS = {
     "not-waited": "When your code returned on rank {rank}, the all-reduce was still on its way: the gradients changed "
     "afterwards. Wait for each asynchronous operation before its result is used.",
     "not-copied-back": "The ranks exchanged values, but rank {rank} still holds its own gradients, of some parameters at "
-    "least. Is each p.grad itself reduced? The sum of a copy has to be written back into it, after the wait.",
+    "least. Is each p.grad itself reduced? The sum of a copy has to be written back into it, after the wait; where p.grad is to be a part of a bucket, "
+    "it must lie there before the bucket is sent, and every bucket must be sent.",
     "wrong-gradient": "The gradients are not the mean over the ranks.",
     "weights-changed": "The parameters themselves changed. Only their gradients are to be averaged.",
     "no-handle": "Without async_op=True, a collective returns None when it is done, and None has no wait(): {error}. With it, the "

@@ -28,7 +28,9 @@ RATE = 0.1
 PATIENCE = 4  # seconds that the last rank waits for the other's backward, should that wait in a way which nobody sees
 
 HINTS = {
-    "hook-too-early": "A gradient was still None when it was used: {error}. In a hook of register_hook, p.grad does not hold "
+    "placed-again": "A gradient came to its bucket for a second time (KeyError in place). After finish() every bucket misses its parameters "
+    "again; a lambda made in a loop over p uses the loop's last p: hand over what the hook is given.",
+    "hook-too-early": "A gradient was still None when it was used. In a hook of register_hook, p.grad does not hold "
     "the new gradient yet (register_post_accumulate_grad_hook calls back when it does); and a bucket may start only with "
     "its last gradient. The hook is self.ready, without brackets.",
     "no-overlap": "All {n} all-reduces were started after backward had ended. Start the one of a bucket in a hook, as soon as "
@@ -54,7 +56,7 @@ HINTS = {
 KNOWN = (
     NO_HANDLE,
     ("Boolean value of Tensor", "missing-no-set"),
-    PLACED_TWICE,
+    (PLACED_TWICE[0], "placed-again"),
     ("NoneType", "hook-too-early"),
     (("KeyError: ", ", in ready\n"), "hook-too-early"),
 )

@@ -19,6 +19,7 @@ HINTS = {
     "padding-counted": "Some samples were counted twice. A DistributedSampler repeats samples until the ranks have equally "
     "many: right for training, wrong for a metric.",
     "tail-not-seen": "Some samples were never seen: drop_last, or a division that leaves a rest, cuts the tail off.",
+    "cut-differently": "Some samples were seen twice, others never: all ranks must cut the same order. A shuffle draws another one on each rank.",
     "means-averaged": "This is a mean of means, and the parts differ in size. All-reduce the sums and the number of samples, "
     "and divide once.",
     "same-share": "All {size} ranks go through the same {read} of {n} samples. A share begins at the rank's own place.",
@@ -224,6 +225,8 @@ def _mistake(n, rank, ranks, wanted):
         known["padding-counted"] = _truth(n, everything)
     known["means-averaged"] = tuple(sum(values) / len(each) for values in zip(*each))
     slug = nearest(answer, known, "wrong-metric", 1e-5)
+    if slug in ("tail-not-seen", "wrong-metric") and len(set(everything)) < min(n, len(everything)):
+        return "cut-differently"
     if slug == "tail-not-seen" and 0 not in everything:
         return "samples-not-seen"
     if slug == "wrong-metric" and len(set(everything)) < n:

@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from dlojz_tp.checking.borrowed import replaced
 from dlojz_tp.checking.looks import Look
 from dlojz_tp.probes.ranks import hung
 from dlojz_tp.probes.shared_looks import judged_on_ranks
@@ -65,6 +66,8 @@ def observe(everything):
     whole.epoch, whole.batch = PLACE
     torch.manual_seed(10 + rank)
     whole.collect()
+    for r, states in enumerate(whole.random):
+        states[1:] = [torch.full((16,), r + 1, dtype=torch.uint8)]  # as of a GPU
     mark = torch.get_rng_state()
     own = torch.rand(5)  # what comes next
     torch.set_rng_state(mark)
@@ -79,12 +82,15 @@ def observe(everything):
         state, plain = torch.load(io.BytesIO(written), weights_only=True), True
     except pickle.UnpicklingError:
         state, plain = torch.load(io.BytesIO(written), weights_only=False), False
-    found = {"returned": state is not None, "plain": plain, "lost": [], "place": None, "draws": ""}
+    found = {"returned": state is not None, "plain": plain, "lost": [], "place": None, "draws": "", "gpu": None}
     if state is not None and plain:
         new = _made(0)
         again = everything(**new)
         torch.manual_seed(99)
-        again.load_state_dict(state)
+        put = []
+        with replaced(torch.cuda, "set_rng_state", lambda new, *_: put.append(new.tolist())):
+            again.load_state_dict(state)
+        found["gpu"] = put == [[rank + 1] * 16]
         drawn = torch.rand(4)
         answers = {"its own": own[:4], "those of rank 0": zeroth[:4], "its own, from the second on": own[1:]}
         found["draws"] = next((name for name, due in answers.items() if torch.equal(drawn, due)), "others")
@@ -112,6 +118,7 @@ LOOKS = [
          fields=lambda seen, _: {"name": next(lost[0] for lost in seen if lost), "expected": "", "got": ""}),
     Look("so does the loader", "place", _every(PLACE), "place-forgotten"),
     Look("each rank draws the numbers that it would have drawn", "draws", _every("its own"), _draws),
+    Look("", "gpu", _every(True), "random-of-gpu"),
 ]  # fmt: skip
 
 

@@ -17,7 +17,7 @@ HINTS = {
     "ranks-apart": "A step does not come to its end: {error}. In one step the ranks use different heads. Who exchanges gradients "
     "without DDP sends the same tensors on all ranks, in the same order, and zeros for a head that was not used.",
     "static-graph": "static_graph promises that every step uses the same parameters. Here the head changes.",
-    "heads-apart": "After {steps} steps {apart} has different values on the ranks: they started apart, or the gradients were never averaged.",
+    "heads-apart": "After step {steps}, {apart} has different values on the ranks: they started apart, or the gradients were never averaged.",
     "head-frozen": "The head {head} has never moved, though it was used.",
     "other-head-trained": "A head that no rank used in this step has moved.",
     "heads-wrong-output": "The network's output for a task is no longer that of its head.",

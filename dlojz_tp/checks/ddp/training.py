@@ -43,6 +43,7 @@ HINTS = {
     'rank\'s own GPU the current one, which gathered objects and "cuda" alone use.',
     "train-other-gpu": "On GPUs, a rank sends its batch to a GPU that is not its own: {error}. device_ids names the one GPU of this rank.",
     "losses-not-numbers": "Return a list with one Python float an epoch.",
+    "loss-on-rank-0": "Rank 0 has the right losses, the others do not: reduce tells one rank, all_reduce tells all.",
     "loss-of-one-rank": "Each rank reports the loss of its own share. Add up over the ranks what each has seen.",
     "loss-summed": "This is a sum over ranks, not a mean over samples.",
     "divided-by-data-set": "The sum of the losses is right, and was divided by len(dataset), {n}. {seen} samples went into it, for the "
@@ -252,7 +253,7 @@ def _right_losses(size, ranks):
         if close(losses, means, 1e-5):
             slug = "loss-unweighted"
         elif any(not close(list(other[3]), list(losses), 1e-7) for other in ranks):
-            slug = "loss-of-one-rank"
+            slug = "loss-on-rank-0" if rank and close(ranks[0][3], wanted, 1e-5) else "loss-of-one-rank"
         elif any(close(losses, [x * k for x in wanted], 1e-5) for k in (size, N, len(_epochs(ranks[0][2])[0]))):
             slug = "loss-summed"
         elif close(losses, [x * seen / N for x in wanted], 1e-5):

@@ -276,7 +276,7 @@ bank.slip(
 )
 bank.variant(7, "always-the-same", OTHER, ("        way =", "        torch.manual_seed(3)\n        way ="))
 
-bank.hint(7, "draw-waits", "The draw reads a value from the device: {error}. Draw the choice on the CPU.")
+bank.hint(7, "draw-waits", "The draw makes the CPU wait: {error}. Draw the choice on the CPU.")
 bank.slip(7, "draw-waits", *full(("torch.rand(()) < 0.5", "torch.rand((), device=images.device) < 0.5")))
 bank.variant(7, "draw-waits", OTHER, ("torch.ones(2)", "torch.ones(2, device=images.device)"))
 

@@ -77,6 +77,11 @@ bank.slip(9, "random-forgotten", (SET, ""))
 bank.slip(9, "random-forgotten", (SET, "        torch.manual_seed(dist.get_rank())\n"))
 bank.variant(9, "random-forgotten", FLAT, ("        set_random_states(mine)\n", "        self.random = mine\n"))
 
+bank.hint(9, "random-of-gpu", "On a GPU, dropout draws from the GPU's generator, and that was not put back: all that `random_states` gave for this rank goes back, "
+          "through set_random_states.")  # fmt: skip
+bank.slip(9, "random-of-gpu", (SET, '        torch.set_rng_state(state["random"][dist.get_rank()][0])\n'))
+bank.variant(9, "random-of-gpu", FLAT, ("set_random_states(mine)", "set_random_states(mine[:1])"))
+
 bank.hint(
     9,
     "random-of-rank-0",
