@@ -1,5 +1,5 @@
 # %% [markdown]
-# # Learning rates, optimizers and large batches · about 95 min, core 30
+# # Learning rates, optimizers and large batches · about 100 min, core 35
 #
 # Work 09 ended with many ranks that compute together what one process computes. But a hundred ranks have a batch a hundred
 # times as large, and an epoch of a hundred times fewer steps. The machine is faster; does the *training* end sooner?
@@ -151,7 +151,8 @@ whole_set.shows(
 # - **`warmup_cosine`**: the rate is $\text{peak}\,(k + 1) / \text{warmup}$ while $k < \text{warmup}$, so that no step has the
 #   rate 0; then half a cosine from `peak`, at $k = \text{warmup}$, to `floor`, at $k = \text{total}$, where it stays. 4 lines.
 # - **`one_cycle`** returns (rate, momentum): the rate goes up to `peak` and far down, the momentum from `high` to `low`
-#   and back: while steps are long, old ones matter less. 2 lines.
+#   and back: while steps are long, old ones matter less. Given is `w`, which falls from 1 to 0 on the way up and once
+#   more on the way down: turn it round where it must rise. 2 lines.
 #
 # Given are `cyclical`, a triangle; `set_rates`, which brings a rate into an optimizer; and `train`, one step a batch.
 #
@@ -645,9 +646,10 @@ def average_over_ranks(parameters):
 # - **`clip_gradients`** scales the gradients in place, so that their norm together is at most `max_norm`, and returns the norm
 #   from before. No value may go to Python (`if norm > …`, `.item()`), and no gradient gets an operator of its own
 #   (`torch._foreach_…` takes them all): a GPU would wait. 2 lines.
-# - **`accumulated_step`** runs on every rank and does one step, as if the micro-batches of all ranks were one batch. Write
-#   `count`, the number of labels that count, on all ranks (2 lines), the `loss` of a micro-batch as it enters the mean over
-#   all, and its backward (2 lines). But `average_over_ranks` divides once more: what must the backward begin with?
+# - **`accumulated_step`** runs on every rank and does one step, as if the micro-batches of all ranks were one batch.
+#   Write `count`, the number of labels that count, on all ranks (2 lines), the `loss` of a micro-batch as it enters the
+#   mean over all, and its backward (2 lines). But `average_over_ranks` divides once more: by what must the loss be
+#   multiplied before the backward?
 #
 # <details><summary>Hint</summary>
 #

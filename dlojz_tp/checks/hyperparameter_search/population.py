@@ -132,7 +132,10 @@ SHARED = {"weights": "network", "buffers": "network", "state": "state", "rates":
 
 def _looks(name):
     """Looks at exploit with one optimizer."""
-    say = lambda seen, _: {"where": name} | ({"what": ", ".join(seen)} if isinstance(seen, list) else {})  # noqa: E731
+
+    def say(seen, _):
+        return {"where": name, "expected": "", "got": "", "what": ", ".join(seen) if isinstance(seen, list) else ""}
+
     yield Look(f"exploit, {name}: all that the better one is", (name, "better"), [], "better-changed", fields=say)
     yield Look("", (name, "linked"), True, "optimizer-elsewhere", fields=say)
     yield Look("", (name, "copied"), [], lambda seen, _: f"{seen[0]}-not-copied", fields=say)

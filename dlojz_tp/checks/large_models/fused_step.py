@@ -129,9 +129,10 @@ def observe(step_in_backward):
     model(batches()[0]).sum().backward()
     yield {"moved": sum(not torch.equal(p, old) for p, old in zip(model.parameters(), before))}
     for name in RUNS:
+        if name == "mixed":
+            layers, left = memory(step_in_backward)
+            yield {"left": left, "layers": layers}
         yield {name: run(name, lambda model, make: (step_in_backward(model, make), lambda: None))}
-    layers, left = memory(step_in_backward)
-    yield {"left": left, "layers": layers}
     for name, options in REFUSED.items():
         yield {name: refusal(step_in_backward, options)}
 
@@ -161,11 +162,11 @@ LOOKS = [
     Value("four steps of SGD end at the weights of the usual loop", "SGD", run("SGD", after_backward), "wrong-weights"),
     Value("of SGD with momentum and weight decay", "momentum", run("momentum", after_backward), "state-lost"),
     Value("of AdamW", "AdamW", run("AdamW", after_backward), "state-lost"),
-    Value("with tied, frozen and unused weights", "mixed", run("mixed", after_backward), "wrong-weights"),
-    Value("with a rate that changes from step to step", "schedule", run("schedule", after_backward), "rate-ignored"),
     Look("no gradient is left", "left", 0, "gradients-left", fields=lambda seen, due: {"left": seen, "all": DEPTH}),
     Look("gradients of all layers never live together", "layers", 4.5, "gradients-together", at_most,
          fields=lambda seen, due: {"layers": f"{seen:.1f}", "all": DEPTH}),
+    Value("with tied, frozen and unused weights", "mixed", run("mixed", after_backward), "wrong-weights"),
+    Value("with a rate that changes from step to step", "schedule", run("schedule", after_backward), "rate-ignored"),
     *(Look(f"{name} is refused", name, ["ValueError", False], _refused,
            fields=lambda seen, due, name=name: {"name": name, "error": seen[0]}) for name in REFUSED),
 ]  # fmt: skip

@@ -63,7 +63,7 @@ def observe(rank_bytes, largest_batch):
         numbers = all(isinstance(one, Real) for one in got)
         yield {f"{name} kind": "numbers" if numbers else None if got[0] is None else type(got[0]).__name__}
         yield {name: torch.tensor([one / _due(*case) for one, case in zip(got, cases)], dtype=torch.float64)}
-    found, calls, outside = {}, {}, {}
+    found, calls, again, outside = {}, {}, {}, {}
     for name, (bytes_of, memory, most) in SEARCHES.items():
         asked = []
 
@@ -79,12 +79,14 @@ def observe(rank_bytes, largest_batch):
             yield {"endless": f"{asked[-1]:,}" if len({*asked[-100:]}) == 1 else True}
             return
         calls[name] = len(asked) / (math.log2(most) + 2)
+        again[name] = len(asked) - len(set(asked))
         outside[name] = [batch for batch in asked if batch < 1 or batch > most or batch != int(batch)][:1]
     kinds = {type(one).__name__ for one in found.values() if not isinstance(one, Integral)}
     yield {"endless": False, "found kind": None if all(one is None for one in found.values()) else sorted(kinds)}
     yield {"usual": _parts(found, USUAL), "all": [found[name] for name in SEARCHES]}
     yield {name: found[name] for name in SEARCHES}
-    yield {"calls": max(calls.values()), "outside": [one for batches in outside.values() for one in batches][:1]}
+    yield {"calls": max(calls.values()), "again": max(again.values())}
+    yield {"outside": [one for batches in outside.values() for one in batches][:1]}
 
 
 def _parts(found, names):
@@ -140,6 +142,7 @@ LOOKS = [
     Look("asked for 1 to `most` alone, and seldom", "outside", [], "asked-outside",
          fields=lambda seen, _: silent(seen, _) | {"batch": seen[0]}),
     Look("", "calls", 4.0, "asked-often", at_most, silent),
+    Look("", "again", 3, "asked-twice", at_most, silent),
 ]  # fmt: skip
 
 

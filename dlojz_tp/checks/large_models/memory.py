@@ -175,7 +175,7 @@ def _first(seen):
     shown = {
         "expected": f"{DUE[at]:,} bytes",
         "got": f"{seen[at]:,.0f} bytes",
-        "where": "{}, layer {}".format(*names[at]),
+        "where": "{}, layers[{}]".format(*names[at]),
     }
     return shown | {"stack": names[at][0], "layer": names[at][1], "bytes": int(seen[at]), "true": DUE[at]}
 

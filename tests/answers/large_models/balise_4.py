@@ -87,11 +87,11 @@ hint(4, "kept-form", "kept_bytes returns a list with one number for each layer."
 slip(4, "kept-form", ("    return found\n", "    return sum(found)\n"))
 variant(4, "kept-form", LISTS, ("return sizes", "return dict(enumerate(sizes))"))
 
-hint(4, "wrong-kept", "Of the layers “{stack}”, layer {layer} keeps {true} bytes, not {bytes}.")
+hint(4, "wrong-kept", "Of the layers “{stack}”, layers[{layer}] keeps {true} bytes, not {bytes}.")
 slip(4, "wrong-kept", (ADD, "            found[-1] += storage.nbytes() // 2\n"))
 variant(4, "wrong-kept", LISTS, ("sizes[at] += size", "sizes[-1 - at] += size"))
 
-hint(4, "counted-twice", "In “{stack}”, layer {layer} is said to keep {bytes} bytes; {true} is right. A storage that is kept twice, by one layer or by "
+hint(4, "counted-twice", "In “{stack}”, layers[{layer}] is said to keep {bytes} bytes; {true} is right. A storage that is kept twice, by one layer or by "
      "two, is there once: remember the storages' addresses, data_ptr(). (The id() of an object is soon another's, a view's address its own.)")  # fmt: skip
 slip(4, "counted-twice", (FIRST, ""))
 slip(4, "counted-twice", ("            found.append(0)\n", "            found.append(0)\n            seen = {t.untyped_storage().data_ptr() for t in [*layer.parameters(), *layer.buffers()]}\n"), (
@@ -100,7 +100,7 @@ variant(4, "counted-twice", LISTS, ("            known.add(key)\n", ""))
 slip(4, "counted-twice", ("if storage.data_ptr() not in seen", "if id(tensor) not in seen"), ("seen.add(storage.data_ptr())", "seen.add(id(tensor))"), (
     "    def note(tensor):\n        storage = tensor.untyped_storage()\n", "    parameters, hold = set(seen), []\n\n    def note(tensor):\n        hold.append(tensor)\n        storage = tensor.untyped_storage()\n        if storage.data_ptr() in parameters:\n            return tensor\n"))  # fmt: skip
 
-hint(4, "parameters-counted", "In “{stack}”, layer {layer} is said to keep {bytes} bytes; {true} is right. Weights are kept for backward too, but they are "
+hint(4, "parameters-counted", "In “{stack}”, layers[{layer}] is said to keep {bytes} bytes; {true} is right. Weights are kept for backward too, but they are "
      "there anyway, and counted elsewhere: leave out the storages of all parameters.")  # fmt: skip
 slip(4, "parameters-counted", (SEEN, "    seen = set()\n"))
 slip(
@@ -117,23 +117,23 @@ variant(4, "parameters-counted", LISTS, ("{t.untyped_storage()._cdata for t in t
 hint(
     4,
     "buffers-counted",
-    "In “{stack}”, layer {layer} is said to keep {bytes} bytes; {true} is right. A buffer is there anyway, as a parameter is.",
+    "In “{stack}”, layers[{layer}] is said to keep {bytes} bytes; {true} is right. A buffer is there anyway, as a parameter is.",
 )
 slip(4, "buffers-counted", ("[*layer.parameters(), *layer.buffers()]", "layer.parameters()"))
 variant(4, "buffers-counted", LISTS, ("layer.state_dict(keep_vars=True).values()", "layer.parameters()"))
 
-hint(4, "bytes-of-views", "In “{stack}”, layer {layer} is said to keep {bytes} bytes; {true} is right. What is kept is a view, and behind it its whole "
+hint(4, "bytes-of-views", "In “{stack}”, layers[{layer}] is said to keep {bytes} bytes; {true} is right. What is kept is a view, and behind it its whole "
      "storage lives: count the storage's bytes.")  # fmt: skip
 slip(4, "bytes-of-views", ("storage.nbytes()", "tensor.nbytes"))
 slip(4, "bytes-of-views", ("storage.nbytes()", "4 * tensor.numel()"))
 variant(4, "bytes-of-views", LISTS, ("t.untyped_storage().nbytes()", "t.numel() * t.element_size()"))
 
-hint(4, "four-bytes", "In “{stack}”, layer {layer} is said to keep {bytes} bytes; {true} is right. Not every number has four bytes: a mask has one, "
+hint(4, "four-bytes", "In “{stack}”, layers[{layer}] is said to keep {bytes} bytes; {true} is right. Not every number has four bytes: a mask has one, "
      "float64 eight.")  # fmt: skip
 slip(4, "four-bytes", ("storage.nbytes()", "4 * (storage.nbytes() // tensor.element_size())"))
 variant(4, "four-bytes", LISTS, ("t.untyped_storage().nbytes()", "t.untyped_storage().nbytes() // t.itemsize * 4"))
 
-hint(4, "outputs-counted", "In “{stack}”, layer {layer} is said to keep {bytes} bytes; {true} is right. Neither what a layer takes in nor what it gives out is what it "
+hint(4, "outputs-counted", "In “{stack}”, layers[{layer}] is said to keep {bytes} bytes; {true} is right. Neither what a layer takes in nor what it gives out is what it "
      "keeps: "
      "ask autograd, with saved-tensor hooks.")  # fmt: skip
 OUTPUTS = (
@@ -150,7 +150,7 @@ INPUTS = OUTPUTS.replace(
 bank.text(4, "outputs-counted", INPUTS)
 variant(4, "outputs-counted", INPUTS, ("x.nbytes", "x.numel() * x.element_size()"))
 
-hint(4, "sums-so-far", "In “{stack}”, layer {layer} is said to keep {bytes} bytes; {true} is right. It looks like the sum of this layer and those before "
+hint(4, "sums-so-far", "In “{stack}”, layers[{layer}] is said to keep {bytes} bytes; {true} is right. It looks like the sum of this layer and those before "
      "it: begin at 0 for each.")  # fmt: skip
 slip(4, "sums-so-far", ("found.append(0)", "found.append(found[-1] if found else 0)"))
 variant(4, "sums-so-far", LISTS, ("return sizes", "return [sum(sizes[: i + 1]) for i in range(len(sizes))]"))

@@ -282,6 +282,15 @@ bank.variant(
     ),
 )
 
+bank.hint(7, "asked-twice", "bytes_of was asked for the same batch more than once, and a question may take seconds. Keep the answer.")
+bank.slip(7, "asked-twice", ("            fits = middle\n        else:\n", "            fits = middle\n        elif bytes_of(middle) > memory:\n"))
+bank.variant(
+    7,
+    "asked-twice",
+    DOUBLING,
+    ("low, high = (half, high) if bytes_of(half) <= memory else (low, half)", "low, high = half if bytes_of(half) <= memory else low, high if bytes_of(half) <= memory else half"),
+)  # fmt: skip
+
 bank.hint(
     7,
     "asked-again",

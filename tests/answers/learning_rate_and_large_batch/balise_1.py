@@ -152,6 +152,14 @@ bank.hint(
 bank.slip(1, "wrong-cycle", ("w = (1 + math.cos(math.pi * t)) / 2", "w = 1 - t"))
 bank.variant(1, "wrong-cycle", SQUARES, ("top, first = share * total - 1, peak / start", "top, first = share * total - 1, 0.0"))  # fmt: skip
 
+bank.hint(
+    1,
+    "cycle-not-turned",
+    "On the way up `w` falls too, from 1 to 0, so the cycle begins at its peak: turn it round where `up`, and there alone.",
+)
+bank.slip(1, "cycle-not-turned", ("    w = 1 - w if up else w  # 1 at the peak\n", ""))
+bank.variant(1, "cycle-not-turned", SQUARES, ("return _fall(first, peak, step, 0, top), _fall(high, low, step, 0, top)", "return _fall(peak, first, step, 0, top), _fall(low, high, step, 0, top)"))  # fmt: skip
+
 bank.hint(1, "end-of-peak", "one_cycle ends too high: `end` divides the rate of step 0, not the peak.")
 bank.slip(1, "end-of-peak", ("peak / start / end", "peak / end"))
 bank.variant(1, "end-of-peak", SQUARES, ("last = first / end", "last = peak / end"))

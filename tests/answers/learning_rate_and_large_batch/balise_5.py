@@ -337,6 +337,8 @@ bank.variant(5, "other-places", APART, ("_foreach_mul_(them, list(rs))", "_forea
 
 bank.slip(5, "one-ratio-for-all", (
     "list(trust_ratios([weights[k] for k in layers], adapted))", "trust_ratios([weights[k] for k in layers], adapted).mean()"))  # fmt: skip
+bank.slip(5, "one-ratio-for-all", ("ratios = trust_ratios(*pairs, decay, group[\"coefficient\"])",
+          "ratios = trust_ratios(*pairs, decay, group[\"coefficient\"]).mean().expand(len(layers))"))  # fmt: skip
 bank.variant(5, "one-ratio-for-all", APART, ("list(rs)", "list(rs.mean() + 0 * rs)"))
 bank.slip(5, "wrong-lars-plain", ("trust_ratios(*pairs, decay, group[\"coefficient\"])", "trust_ratios(*pairs, group[\"coefficient\"], decay)"))
 bank.slip(5, "wrong-lamb-plain", ("trust_ratios([weights[k] for k in layers], adapted)", "trust_ratios(adapted, [weights[k] for k in layers])"))

@@ -112,7 +112,7 @@ bank.slip(
 )
 bank.variant(6, "other-dtype", PLAIN, ("    turned = ", "    matrices = matrices.to(torch.promote_types(matrices.dtype, torch.float32))\n    turned = "))  # fmt: skip
 
-bank.hint(6, "long-side", "Tall matrices take {times} times the multiplications that are needed: transpose them first, then A is the small square.")  # fmt: skip
+bank.hint(6, "long-side", "The products take {times} times the multiplications that are needed. A = X Xᵀ of a wide X is the small square, and tall ones are transposed first; Xᵀ X is the large one.")  # fmt: skip
 bank.slip(6, "long-side", ("tall = matrices.shape[-2] > matrices.shape[-1]", "tall = False"))
 bank.variant(6, "long-side", PLAIN, ("turned = matrices.size(1) > matrices.size(2)", "turned = False"))
 
