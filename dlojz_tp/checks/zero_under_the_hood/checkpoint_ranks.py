@@ -16,7 +16,7 @@ from dlojz_tp.probes.memory import Memory
 from dlojz_tp.probes.traffic import Traffic
 from dlojz_tp.works.balise import BaliseNotDone
 
-LENGTHS = {"0.master": 3001, "0.exp_avg": 3001, "1.master": 2, "1.exp_avg": 1024, "half": 777}
+LENGTHS = {"0.master": 3001, "0.exp_avg": 3001, "1.master": 2, "1.exp_avg": 1024, "half": 4001}
 OLD, NEW = 9, 10  # by name, the folder of step 10 comes before that of step 9
 HEAD = 2500  # bytes of a file that are not values
 
@@ -93,7 +93,7 @@ def _mapped_too(opened):
 def _files_of_ranks(opened) -> int:
     """How many files of a rank were opened; a larger one is shared by several ranks."""
     most = bytes_of_rank(4) + HEAD
-    small = [size for path in set(opened.reads) if (size := Path(path).stat().st_size) <= most]
+    small = [size for path in set(opened.reads) if Path(path).exists() and (size := Path(path).stat().st_size) <= most]
     return len(small) if sum(small) > 2.4 * most else 1
 
 

@@ -20,7 +20,7 @@ HINTS = {
     "mean-divided-twice": "own.grad is the mean, divided by world_size once more.",
     "no-shard-gradient": "After reduce(), own.grad of shard {k} is {found}. It must be the shard of the mean gradient, (n / world_size,), as the optimizer reads it there.",
     "wrong-shard-gradient": "After reduce(), the shards' gradients side by side are not the mean gradient.",
-    "none-gradient": "A parameter that was not used has p.grad None: {error} It counts as zero.",
+    "none-gradient": "A parameter that was not used has p.grad None ({error}). It counts as zero. And what is to be freed gets p.grad = None, not zero_().",
     "gradients-pile-up": "The first step is right, the second is not: the gradient of the first is still in it. zero_grad() must free p.grad and own.grad.",
     "frozen-trained": "A frozen parameter changed. Leave out what has requires_grad False: weight decay would shrink it.",
     "weights-differ": "After {steps} steps the weights are not those of {word} in one process: {names}.",
@@ -35,7 +35,7 @@ HINTS = {
     "in-graph": "Autograd follows this: {error} A shard and its parameters are nn.Parameter. What is written into them, or gathered "
     "from them, must be outside of any graph: own.detach(), or under torch.no_grad().",
     "ranks-waiting": "The ranks stood still. All of them must call the same collectives, in the same order and with the "
-    "same sizes, whatever gradients they have. {error}",
+    "same sizes. {error}",
 }
 
 

@@ -340,6 +340,12 @@ class ShardedGradients(ShardedOptimizer):
 text(4, "not-asynchronous", BLOCKING, variant=True)
 variant(4, "not-asynchronous", TWO_UNDER_WAY, ("if len(self.flying) > 1:", "if self.flying:"))
 
+hint(4, "sent-twice", "The gradients are those of a bucket that travelled twice: its p.grad were still there, so reduce() sent it once more. "
+     "Where a bucket has left, each p.grad becomes None.")  # fmt: skip
+slip(4, "sent-twice", (FREED, ""))
+ONLY_A_NAME = "        for p in part.parameters:\n            gradient = p.grad\n            del gradient\n"
+slip(4, "sent-twice", (FREED, ONLY_A_NAME), variant=True)
+
 hint(
     4,
     "gradients-kept",

@@ -273,7 +273,8 @@ hint(
     5,
     "empty-in-backward",
     "Forward works; in backward, parameters were not there ({error}). The layer needs them again, to its very "
-    "first operation: gather in a hook of register_full_backward_pre_hook, and free nothing that it still computes with.",
+    "first operation: gather in a hook of register_full_backward_pre_hook, and free nothing that it still computes with. "
+    "Both are so? Then gather() filled another tensor: autograd looks at the old memory, which must come back by resize_.",
 )
 hint(
     5,

@@ -172,7 +172,7 @@ variant(6, "no-master-gradient", AFTER_STEP, ("master.grad = gradient.float()", 
 hint(
     6,
     "gradient-elsewhere",
-    "A gradient has the dtype of what it belongs to: own.grad is bfloat16, master.grad is float32. Cast on the way. {error}",
+    "A gradient has the dtype of what it belongs to: own.grad is bfloat16, master.grad is float32. Cast on the way.",
 )
 slip(
     6,

@@ -140,7 +140,7 @@ variant(
     ('torch.empty_like(master, device="cpu").copy_(master.data)', "torch.empty_like(master).copy_(master.data)"),
 )
 
-hint(8, "gradient-elsewhere", "A gradient has the dtype of what it belongs to: own.grad is bfloat16, master.grad is float32. Cast on the way. {error}")
+hint(8, "gradient-elsewhere", "A gradient has the dtype of what it belongs to: own.grad is bfloat16, master.grad is float32. Cast on the way.")
 slip(8, "gradient-elsewhere", ("master.grad = part.own.grad.cpu().float()", "master.grad = part.own.grad.cpu()"))
 variant(8, "gradient-elsewhere", EVENT, ("master.grad, part.own.grad = gradient.float(), None", "master.grad, part.own.grad = gradient, None"))
 
