@@ -559,9 +559,9 @@ except planner.Deadlock as error:
 # alone, not the messages. (`messages` are other functions that send and receive, for later; leave it.)
 #
 # Write the way to a backward: take out what was kept of micro-batch k, receive the gradient of y (the last stage has
-# none), and wait for the sends of that forward. Why only then? In 1F1B two neighbours often send to each other at the
-# same moment, as drawn on the right above. But once the gradient is back, the activation has surely arrived; waiting
-# costs nothing, and then the memory of y is free. About 4 lines.
+# none), and wait for the sends of that forward. Why not at once, in the forward? In 1F1B two neighbours often send to
+# each other at the same moment, as drawn on the right above. But once the gradient is back, the activation has surely
+# arrived; waiting costs nothing, and then the memory of y is free. About 4 lines.
 #
 # <details><summary>Hint</summary>
 #

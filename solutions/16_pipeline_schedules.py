@@ -349,8 +349,9 @@ for bubble in (0.5, 0.3, 0.2, 0.1):
 #
 # - `placement`: for each rank the list of its `(stage, [numbers of its layers])`, in order of stage. What layers each stage has
 #   is given.
-# - `interleaved_order`: in it, `action(kind, i)`, a rank's i-th forward or backward, `(kind, micro_batch, stage)`. And `ahead`:
-#   $(v-1)\,p$ forwards, a round without the last chunk, and two more for each rank behind this one; never more than there are.
+# - `interleaved_order`: in it, `action(kind, i)`, a rank's i-th forward or backward, `(kind, micro_batch, stage)`. And
+#   `ahead`: $(v-1)\,p$ forwards, a round without the last chunk, and two more for each rank behind this one; never more
+#   than `total`, all that a rank has.
 #
 # About 1 and 5 lines. `n_micro_batches` is a multiple of `n_ranks`. `make_interleaved`, for PyTorch, is given.
 #

@@ -748,11 +748,12 @@ draw_memory()
 # Five things take a rank's time: what it computes, the sums over its tensor ranks, waiting for other stages (the bubble), their
 # messages, and the gradients' way over the data ranks. Only what nothing hides counts.
 #
-# - `stage_time`, one micro-batch on one stage, forward and backward. Write `products`, the seconds that a layer's products take: a forward
-#   has $24bsh^2 + 4bs^2h$ operations, a backward twice as many, recomputation (`full`) adds a forward; the $t$ ranks share
-#   them, at `speed` operations a second. And return, for all `layers`, (computing, waiting for sums): a layer computes its products and
-#   moves the `moved` bytes of all else at the card's `bandwidth`; two all-reduces in forward, two in backward, each takes `total`, and of
-#   them `hidden` seconds run beside products. 2 lines.
+# - `stage_time`, one micro-batch on one stage, forward and backward. Write `products`, the seconds that a layer's
+#   products take: a forward has $24bsh^2 + 4bs^2h$ operations, a backward twice as many, recomputation (`full`) adds a
+#   forward; the $t$ ranks share them, at `speed` operations a second. And return, for all `layers`, (computing, waiting
+#   for sums): a layer computes its products and moves the `moved` bytes of all else at the card's `bandwidth`; two
+#   all-reduces in forward, two in backward, each takes `total` (recomputation repeats those of the forward), and of all
+#   together `hidden` seconds run beside products. 2 lines.
 # - `step_time`, all $m$ micro-batches on $p$ stages. `"compute"` and `"tensor"` are $m$ times a stage's, each micro-batch with the `head` on
 #   top; `"pipeline"` is messages that are `waited` for. The `"bubble"` is as long as $p - 1$ micro-batches on a stage (without the
 #   head), $v$ times shorter with $v$ chunks. `"data"` is `data_time` (given), which can hide beside one micro-batch's backward, 2/3 of
@@ -988,10 +989,12 @@ draw_order()
 # does your model foretell them? It has two constants that no data sheet knows: the share of the peak that `products` reach, and
 # how often activations go through the memory (`traffic`). Choose them so that two of the runs come out; the other eight are a test.
 #
-# `paper_flops`, the operations of a step as the paper counts them, is given. In `fit_constants(seconds, measured)`, `seconds(k, products, traffic)`
-# is your prediction for run k, 0 or 1. For one layout it is linear in $x_0 = 1 / \mathrm{products}$ and $x_1 = \mathrm{traffic}$; but another layout may be the
-# quickest with other constants. So go there in steps, with Newton's method: the slopes at $x$ say which step would make both errors 0.
-# `here`, `right` and `up`, the two runs' seconds at $x$, a `step` farther in $x_0$ and in $x_1$, are given. Write `slopes` (2 × 2) and the step: 2 lines.
+# `paper_flops`, the operations of a step as the paper counts them, is given. In `fit_constants(seconds, measured)`,
+# `seconds(k, products, traffic)` is your prediction for run k, 0 or 1. For one layout it is linear in $x_0 = 1 /
+# \mathrm{products}$ and $x_1 = \mathrm{traffic}$; but another layout may be the quickest with other constants. So go
+# there in steps, with Newton's method: the slopes at $x$ say which step would make both errors 0. `here`, `right` and
+# `up`, the two runs' seconds at $x$, a `step` farther in $x_0$ and in $x_1$, are given. Write `slopes` (2 × 2), and
+# move `x`; `step` stays 0.001. 2 lines.
 #
 # <details><summary>Hint</summary>
 #

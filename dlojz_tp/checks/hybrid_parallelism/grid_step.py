@@ -162,7 +162,7 @@ LOOKS = {
 KNOWN = (
     (hung, "ranks-waiting"), (killed_by("SIGABRT"), "ranks-waiting"), ("Connection closed", "ranks-waiting"),
     ("'NoneType' object has no attribute 'group'", "no-ends-here"), ("'NoneType' object has no attribute 'size'", "no-ends-here"),
-    ("NoneType", "gradient-none"),
+    ("NoneType", "gradient-none"), ("'Block' object has no attribute 'width'", "blocks-whole"),
 )  # fmt: skip
 
 

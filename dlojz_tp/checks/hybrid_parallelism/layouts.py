@@ -9,7 +9,7 @@ from dlojz_tp.planner import GPT, Layout
 PROBES = {
     "a node of 8, batch 24": (GPT(48, 12, 8), 8, 24, 8),
     "one GPU": (GPT(48, 4, 8), 1, 6, 8),
-    "nodes of 4, 24 GPUs": (GPT(48, 6, 12), 24, 24, 4),
+    "nodes of 4, 24 GPUs": (GPT(48, 6, 12), 24, 16, 4),
     "6 GPUs in a node of 8": (GPT(48, 6, 6), 6, 18, 8),
     "12 GPUs in nodes of 8": (GPT(48, 6, 8), 12, 24, 8),
     "8 GPUs and 6 heads": (GPT(48, 12, 6), 8, 8, 8),

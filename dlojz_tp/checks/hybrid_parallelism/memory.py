@@ -27,7 +27,7 @@ GRIDS = {  # (tensor, pipeline, data)
 }
 LAYOUTS = {
     "one rank": [Layout(), Layout(micro_batch=3), Layout(micro_batch=2, micro_batches=5)],
-    "ZeRO 0 to 3": [Layout(tensor=2, pipeline=2, data=d, zero=zero) for d in (1, 3) for zero in range(4)],
+    "ZeRO 0 to 3": [Layout(data=d, zero=zero) for d in (1, 3) for zero in range(4)],
     "micro-batches in flight": [
         Layout(1, p, 1, b, m, schedule=schedule)
         for schedule in ("GPipe", "1F1B") for p, b, m in ((2, 1, 8), (4, 2, 3), (4, 1, 6), (1, 2, 4))

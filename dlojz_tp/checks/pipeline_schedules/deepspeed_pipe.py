@@ -221,7 +221,7 @@ def _right_config(deepspeed_config, batch, m, n):
     if not isinstance(config, dict):
         raise Wrong("not-a-dictionary", got=type(config).__name__)
     if config.get("gradient_clipping", 1.0) != 0:
-        got = config.get("gradient_clipping", "not set")
+        got = repr(config["gradient_clipping"]) if "gradient_clipping" in config else "not set"
         raise Wrong("clipping-left-on", expected="gradient_clipping 0.0", got=got, where=where)
     names = ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "train_batch_size")
     ignored = [key for key in config if key not in names and ("batch" in key or "accumulation" in key)]

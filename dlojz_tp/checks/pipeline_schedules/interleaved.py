@@ -18,7 +18,7 @@ HINTS = {
     "bubble-not-divided": "The bubble is that of 1F1B without chunks: {found:.3g} forwards of idle time a rank, {wanted:.3g} are "
     "possible. A rank should not finish one chunk with all micro-batches before it begins the next.",
     "too-much-idle": "A rank is idle for {found:.3g} forwards, {wanted:.3g} are possible. Rounds of p micro-batches, chunk after "
-    "chunk, keep everyone busy.",
+    "chunk, keep everyone busy, and so do as many forwards ahead of the first backward as the text says.",
     "all-forwards-first": "The time is right, and rank {rank} keeps all {found} forwards at once. Begin with backwards as soon as "
     "the last rank can: {most} are enough.",
     "keeps-too-much": "Rank {rank} keeps {found} forwards at once, {most} are enough.",

@@ -16,12 +16,12 @@ from dlojz_tp.probes.operations import Operations
 HINTS = {
     "library-called": "PyTorch has such a split inside. Here it is yours to write: torch.autograd.grad is all you need.",
     "wrong-output": "forward({k}, x) does not give the module's output.",
-    "wrong-input-gradient": "backward_input gives not the gradient of the input.",
+    "wrong-input-gradient": "backward_input does not give the gradient of the input.",
     "micro-batches-mixed": "That is what another micro-batch would give: keep what belongs to k under k.",
     "weights-in-input": "backward_input already put something into .grad of the weights. torch.autograd.grad gives gradients without "
     "touching .grad.",
     "weights-computed-early": "backward_input did {found} matrix products, the gradient of the input needs {wanted}: it computes weight "
-    "gradients, or runs the forward again.",
+    "gradients, runs the forward again, or goes back through the graph twice: one call gives all.",
     "chain-twice": "backward_weight did {found} matrix products, the weights' gradients need {wanted}: it goes through the chain of "
     "layers again. In the first half, keep the gradients of the outputs of the layers with parameters.",
     "forward-twice": "forward did {found} matrix products, the module has {wanted} linear layers.",

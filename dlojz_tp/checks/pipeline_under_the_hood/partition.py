@@ -17,9 +17,9 @@ HINTS = {
     "stages-overlap": "A stage begins at layer {got}, where the one before stopped at {stop}. Stages are neighbours.",
     "empty-stage": "Stage {stage} is empty. Each rank needs a layer, even if that costs nothing.",
     "same-number": "These stages have the same number of layers, not the same cost: {costs}.",
-    "greedy": "The largest stage costs {got}, and {best} is possible. Filling each stage up to the average leaves the rest to the "
+    "greedy": "The largest stage costs {largest}, and {best} is possible. Filling each stage up to the average leaves the rest to the "
     "last one: a layer that is put off must go somewhere.",
-    "not-optimal": "The largest stage costs {got}, and {best} is possible: {cut}.",
+    "not-optimal": "The largest stage costs {largest}, and {best} is possible: {cut}.",
     "tries-all": "This tries all cuts, or nearly, and their number explodes: 20 layers in 3 stages took {small:.2g} s, {large} layers in "
     "{n} stages {seconds:.2g} s. 200 layers would never end. Build on the best cuts of fewer layers.",
     "costs-changed": "The list of costs was changed.",
@@ -87,7 +87,8 @@ def _one(balance, costs, n):
         elif any(all(found == _greedy(*case, over) for found, *case in cases) for over in (False, True)):
             slug = "greedy"
         raise Wrong(
-            slug, expected=f"{cut}, largest {best:.6g}", costs=sums, best=round(best, 3), cut=cut, got=round(got, 3),
+            slug, expected=f"{cut}, largest {best:.6g}", costs=sums, best=round(best, 3), cut=cut,
+            largest=round(got, 3), got=f"{found}, largest {got:.6g}",
             where=_where(costs, n),
         )  # fmt: skip
 

@@ -188,13 +188,13 @@ hint(
     1,
     "others-vary",
     "The ranks of these groups agree in {axes}, and differ in the other axes. The axes that are named are those in which they "
-    "*differ*: of a mesh of {sizes} the groups are {due}.",
+    "*differ*: of a mesh of {sizes}, due are {due}.",
 )
 slip(1, "others-vary", ("if axis not in axes", "if axis in axes"))
 variant(1, "others-vary", NUMPY, ("if axis in axes]", "if axis not in axes]"))
 
 hint(
-    1, "one-axis-of-several", "Of the axes {axes} only one varies in these groups. Of a mesh of {sizes} they are {due}."
+    1, "one-axis-of-several", "Of the axes {axes} only one varies in these groups. Of a mesh of {sizes}, due are {due}."
 )
 slip(1, "one-axis-of-several", ("if axis not in axes", "if axis not in axes[:1]"))
 variant(1, "one-axis-of-several", STRIDES, ("firsts = ", "axes = axes[-1:]\n    firsts = "))
@@ -202,7 +202,7 @@ variant(1, "one-axis-of-several", STRIDES, ("firsts = ", "axes = axes[-1:]\n    
 hint(
     1,
     "not-once",
-    "Each rank is in exactly one group; here some are in none, or in two. For {axes} of a mesh of {sizes}: {due}.",
+    "Each rank is in exactly one group; here some are in none, or in two. For {axes} of a mesh of {sizes}, due are {due}.",
 )
 slip(1, "not-once", ("return list(found.values())", "return [one for one in found.values() if 0 in one]"))
 slip(1, "not-once", ("return list(found.values())", "return [one for one in found.values() if len(one) > 1]"))
@@ -240,7 +240,7 @@ variant(
     ),
 )
 
-hint(1, "wrong-groups", "Ranks share a group if they differ in {axes} only. Of a mesh of {sizes}: {due}.")
+hint(1, "wrong-groups", "Ranks share a group if they differ in {axes} only. Of a mesh of {sizes}, due are {due}.")
 NEIGHBOURS = "size = math.prod(sizes[axis] for axis in axes)\n    n = math.prod(sizes.values())\n    return [list(range(k, k + size)) for k in range(0, n, size)]\n    found = {}"
 slip(1, "wrong-groups", ("found = {}", NEIGHBOURS))
 variant(1, "wrong-groups", NUMPY, ("numbers.transpose(*outside, *inside).reshape", "numbers.reshape"))

@@ -211,6 +211,14 @@ variant(
     ("if p.tied and mesh.ends.size > 1:", "if len(dist.get_process_group_ranks(mesh.ends.group)) > 1 and p.tied:"),
 )
 
+hint(
+    2,
+    "blocks-whole",
+    "A stage holds whole blocks ({what}): cut each over the tensor ranks, SlicedBlock(block, mesh.tensor).",
+)
+slip(2, "blocks-whole", ("SlicedBlock(model.blocks[k], mesh.tensor)", "model.blocks[k]"))
+variant(2, "blocks-whole", STARTED, ("layers.append(SlicedBlock(block, mesh.tensor))", "layers.append(block)"))
+
 hint(2, "gradient-none", "A frozen parameter has `p.grad` None ({what}). Leave it out, on all ranks alike.")
 slip(2, "gradient-none", ("if p.grad is not None:", "if True:"))
 variant(

@@ -164,7 +164,8 @@ bank.variant(4, "ends-everywhere", BY_PIECES, ("    if stage in (0, p - 1):", " 
 bank.hint(4, "wrong-memory", "The bytes are not right there.")
 bank.slip(4, "wrong-memory", ("min(m, layout.pipeline - stage)", "1"))
 
-bank.variant(4, "wrong-memory", BY_PIECES, ("p - stage\n", "p\n"), ("flying = m if", "flying = 1 if"))
+bank.variant(4, "in-flight", BY_PIECES, ("p - stage\n", "p\n"), ("flying = m if", "flying = 1 if"))
+bank.variant(4, "wrong-memory", BY_PIECES, ("activations = flying * layers * token", "activations = flying * token"))
 
 bank.hint(
     4, "zero-order",

@@ -312,7 +312,7 @@ bank.variant(5, "tensor-once", BY_HAND, ('parts["tensor"] += tensor', 'parts["te
 
 bank.hint(
     5, "data-given",
-    "What `data_time` is given there is not right: the first number of `stage_parameters` for the first stage, and 2/3 of the first number of `stage_time`.",
+    "What `data_time` is given there is not right: the first number of `stage_parameters` for the first stage, and 2/3 of the first number of `stage_time`. Its result is the whole entry: once a step.",
 )  # fmt: skip
 bank.slip(5, "data-given", ("n = stage_parameters(model, layout, 0)[0]", "n = stage_parameters(model, layout, 0)[1]"))
 bank.slip(

@@ -150,6 +150,11 @@ def fit_constants(seconds, measured):
 bank.text(7, None, CRAMER)
 bank.variant(7, "slopes-turned", CRAMER, ("(a, c), (b, d) =", "(a, b), (c, d) ="))
 
+bank.hint(7, "step-back", "The step goes the other way. What is missing is measured − here, and x moves by it.")
+bank.slip(7, "step-back", ("x = x + torch", "x = x - torch"))
+bank.slip(7, "step-back", ("dtype=torch.float64) - here)", "dtype=torch.float64) * -1 + here)"))
+bank.variant(7, "step-back", CRAMER, ("e, f = measured[0] - here[0], measured[1] - here[1]", "e, f = here[0] - measured[0], here[1] - measured[1]"))
+
 bank.hint(
     7, "inverse", "That is 1 / products: the seconds are linear in it, but what is due is the share of the peak itself."
 )
