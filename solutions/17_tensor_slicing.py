@@ -899,9 +899,10 @@ ROUNDS = 20 if FULL else 8  # of the race
 # %% [markdown]
 # ### Balise 8 · A group of neighbours · further · about 7 min
 #
-# `tensor_group(tensor_size)` returns this rank's row of the grid. With 4 ranks and `tensor_size=2`, ranks 0 and 1 get one group, ranks 2
-# and 3 another. The trap: `dist.new_group(ranks)` is a call of the **whole world**. Every rank makes every group, its own or not, in the
-# same order; who makes only its own leaves the others waiting.
+# `tensor_group(tensor_size)` returns this rank's row of the grid. With 4 ranks and `tensor_size=2`, ranks 0 and 1 get
+# one group, ranks 2 and 3 another. The trap: `dist.new_group(ranks)` is a call of the **whole world**. Every rank makes
+# every group, its own or not, in the same order; who makes only its own leaves the others waiting. Make each once: two
+# calls with the same ranks make two groups, and all of its ranks must keep the same one.
 #
 # Write the loop that makes all groups and keeps this rank's as `mine`. About 5 lines.
 #

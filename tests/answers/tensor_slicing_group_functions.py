@@ -354,6 +354,13 @@ class GroupRanks(CheckRanks):
     group = None
 
 
+bank.slip(9, "group-forgotten", ("        ctx.group = group\n", ""))
+bank.slip(9, "group-forgotten", ("self.group, self.rank, self.size = group, dist", "self.rank, self.size = dist"))
+bank.slip(
+    9,
+    "ranks-as-group",
+    ("dist.all_reduce(result, group=ctx.group)", "dist.all_reduce(result, group=GroupRanks(ctx.group))"),
+)
 PART = "part = gradient.chunk(dist.get_world_size(ctx.group), ctx.dim)[dist.get_rank(ctx.group)]"
 bank.slip(9, "group-layout", ("x.clone(memory_format=torch.contiguous_format)", "x.clone()"))
 bank.slip(9, "index-of-world", (PART, PART.replace("[dist.get_rank(ctx.group)]", "[dist.get_rank()]")))

@@ -190,6 +190,7 @@ SCALED = "F.scaled_dot_product_attention(q, k, v, dropout_p=rate, is_causal=True
 SUMMED = "return self.ranks.sum(self.output(y_bhsk.transpose(1, 2).flatten(2))) + self.bias"
 four(None, ("        x_bsd = self.ranks.copy(x_bsd)\n", ""), ("layer(x_bsd)", "layer(y)"), ("        layers = self", "        y = self.ranks.copy(x_bsd)\n        layers = self"))  # fmt: skip
 four(None, ("with self.ranks.own_random():\n            y_bhsk = " + SCALED, "mask = torch.ones(x_bsd.shape[1], x_bsd.shape[1], dtype=torch.bool).tril()\n        with self.ranks.own_random():\n            y_bhsk = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=rate)"))  # fmt: skip
+four("sizes-do-not-fit", (SUMMED, SUMMED.replace("self.ranks.sum(", "self.ranks.gather(")))
 four("scaled-by-width", (SCALED, SCALED.replace("is_causal=True", "is_causal=True, scale=x_bsd.shape[-1] ** -0.5")))
 four(
     "scaled-by-width",
@@ -608,8 +609,8 @@ seven(
 seven("last-norm-lost", ("        x_bsd = self.norm(x_bsd)\n", ""))
 seven("positions-lost", (" + self.position_embedding(places_s)", ""))
 seven("not-summed", (TIED, TIED.replace("self.ranks.sum(F.linear(mine, self.token_embedding.weight))", "F.linear(mine, self.token_embedding.weight)")))  # fmt: skip
-seven("weight-partial", (TIED, TIED.replace("self.ranks.copy(x_bsd)", "x_bsd")))
-seven("weight-partial", (TIED, TIED.replace("self.ranks.part(self.ranks.copy(x_bsd), -1)", "self.ranks.copy(self.ranks.part(x_bsd, -1))")))
+seven("tied-entrance", (TIED, TIED.replace("self.ranks.copy(x_bsd)", "x_bsd")))
+seven("tied-entrance", (TIED, TIED.replace("self.ranks.part(self.ranks.copy(x_bsd), -1)", "self.ranks.copy(self.ranks.part(x_bsd, -1))")))
 seven("wrong-order", ("return self.head(x_bsd)", "y = self.head(x_bsd)\n            return torch.cat(y.chunk(2, -1)[::-1], -1) if self.ranks.size > 1 else y"))  # fmt: skip
 seven("whole-kept", ("        self.ranks = ranks\n", "        self.ranks, self.model = ranks, [model]\n"))
 seven("odd-batch", ("tokens_bs.shape[1], device", "5, device"))

@@ -453,4 +453,10 @@ ONE = "    dist.all_reduce(message, group=grid.data.group)"
 bank.slip(11, "reduced-in-place", (ONE, "    message = dist.all_reduce(message, group=grid.data.group)"))
 OF_DATA = "DistributedSampler(dataset, num_replicas=grid.data.size, rank=grid.data.rank"
 bank.slip(11, "sampler-shuffles-differ", (OF_DATA, f"{OF_DATA}, seed=dist.get_rank()"))
+bank.slip(
+    11,
+    "reduced-in-place",
+    (ONE, "    message = dist.all_reduce(message.clone(), group=grid.data.group) / grid.data.size"),
+)
+bank.slip(11, "ranks-as-group", ("group=grid.data.group", "group=grid.data"))
 bank.slip(11, "group-as-op", ("group=grid.data.group", "grid.data.group"))

@@ -35,6 +35,8 @@ HINTS = {
     "norms-lost": "The norms are missing: one stands before the attention, one before the feed-forward.",
     "norms-mixed": "A norm stands in the other's place: norm_attention before the attention, norm_feed_forward before the feed-forward.",
     "halves-side-by-side": "Attention and feed-forward were given the same input. The second works on what the first has been added to.",
+    "tied-entrance": "The gradients of {name} differ between the ranks: each knows its own part alone. Before the tied head, x has to be copied to the ranks, "
+    "and only then cut.",
     "tie-broken": "The head and the token embedding hold two parameters, each with its own gradient. Tied, they are one.",
     "last-norm-lost": "The last norm is missing: it stands before the head.",
     "positions-lost": "The position embedding is missing.",
@@ -152,6 +154,8 @@ def _model(every, kind, title):
     except Wrong as wrong:
         if kind == "tied" and wrong.slug == "slice-doubled":
             wrong.slug = "tie-broken"
+        if kind == "tied" and wrong.slug == "weight-partial":
+            wrong.slug = "tied-entrance"
         raise
     yield f"{title}: a single token, for which little travels, no table of weights"
     for size, rank, got in reports:

@@ -33,17 +33,24 @@ HINTS = {
     "graph-cut": "The result hangs on no graph: {error}. dist.all_gather and dist.all_reduce know nothing of autograd, the "
     "methods of `ranks` do; nor must no_grad() or detach() be around.",
     "sizes-do-not-fit": "Two sizes do not fit: {error}. A layer cut by columns takes its whole input and gives this rank's part of "
-    "the result; one cut by rows takes a part, and gives a term of a sum. Heads change places with the tokens again before they are joined.",
+    "the result; one cut by rows takes a part, and gives a term of a sum. Heads change places with the tokens again before they are joined. "
+    "Terms of a sum are added up, parts are put side by side.",
     "calls-differ": "This rank is through, and another one is still waiting for it: they do not call the same collectives. All "
     "ranks have to make the same calls, in the same order; no `if` on the rank around one.",
-    "group-as-op": "The second argument of dist.all_reduce is `op`, not the group: write group=.\n{error}",
-    "reduced-in-place": "What should be split is None. dist.all_reduce works in place and returns nothing: call it, then use the tensor that it was "
+    "group-as-op": "The second argument of dist.all_reduce is `op`, not the group: write group=.",
+    "ranks-as-group": "group= takes the process group itself: ranks.group, grid.data.group.",
+    "reduced-in-place": "What should be split or divided is None. dist.all_reduce works in place and returns nothing: call it, then use the tensor that it was "
     "given.",
     "borrowed": "{what} does this work for you. Here it is yours to write.",
 }
 AS_OP = "incompatible function arguments", "group-as-op"
-IN_PLACE = "'NoneType' object has no attribute 'split'", "reduced-in-place"  # before any other sign of a None
-KNOWN = (("does not require grad", "graph-cut"), ("shapes cannot be multiplied", "sizes-do-not-fit"))
+AS_GROUP = "is not initialized in the world group map", "ranks-as-group"
+IN_PLACE = tuple(
+    (sign, "reduced-in-place")  # before any other sign of a None
+    for sign in ("has no attribute 'split'", "has no attribute 'div", "unsupported operand type(s) for /")
+)
+KNOWN = (("does not require grad", "graph-cut"), ("shapes cannot be multiplied", "sizes-do-not-fit"),
+         ("must match the size of tensor", "sizes-do-not-fit"))  # fmt: skip
 
 _times = itertools.count()
 

@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 
 from dlojz_tp.checking import Wrong, close
-from dlojz_tp.checks.tensor_slicing.common import AS_OP, noise, on_ranks, together
+from dlojz_tp.checks.tensor_slicing.common import AS_GROUP, AS_OP, noise, on_ranks, together
 from dlojz_tp.checks.tensor_slicing.layouts import group_of
 from dlojz_tp.probes.traffic import Traffic, on_the_wire
 from dlojz_tp.probes.withheld import Withheld
@@ -22,6 +22,8 @@ HINTS = {
     "size-of-world": "`size` is that of the world. The group has {size} ranks: dist.get_world_size(group).",
     "place-in-group": "`rank` and `size` must be those within the group: {rank} of {size} here.",
     "group-not-kept": "The group is to be kept as `group`: later cells ask for it.",
+    "group-forgotten": "A group is asked for that was not kept: backward looks for ctx.group, which forward has to keep (ctx.group = group), the methods "
+    "for self.group.",
     "own-random-lost": "`own_random` gives the ranks {members} the same random numbers, or changes what is drawn outside of it. That of "
     "`Ranks` is right as it is.",
     "index-of-world": "An index is out of range: {error}. Within the group a rank has the number dist.get_rank(group), and there are "
@@ -38,7 +40,7 @@ HINTS = {
     "group-summed-twice": "{name} adds up {way} as well, where nothing has to travel: look at balise 1 again.",
     "gradient-for-group": "backward returns one value for each argument of forward: the gradient of x, and None for what has "
     "none, such as the group. Here: {error}",
-    "rank-of-peer": "PyTorch looked for a rank in the group that is not in it: {error}. src and dst are numbers in the "
+    "rank-of-peer": "PyTorch looked for a rank in the group that is not in it. src and dst are numbers in the "
     "*world*, as is what dist.get_group_rank takes; the rank to index with is the one in the *group*.",
     "group-in-place": "{what} was overwritten. Others may still need it: reduce a copy.",
     "group-layout": "Right for contiguous tensors, wrong for transposed ones. Make them contiguous before the collective.",
@@ -56,6 +58,8 @@ HINTS = {
 }  # fmt: skip
 KNOWN = (
     AS_OP,
+    AS_GROUP,
+    ("has no attribute 'group'", "group-forgotten"),
     ("returned an incorrect number of gradients", "gradient-for-group"),
     ("returned a gradient different than None", "gradient-for-group"),
     ("is not part of group", "rank-of-peer"),

@@ -19,7 +19,7 @@ HINTS = {
     "an nn.Parameter; nn.Embedding.from_pretrained freezes unless it is told freeze=False.",
     "slice-lost": "No parameter holds this rank's part of {name}.",
     "slice-doubled": "This rank's part of {name} is held twice.",
-    "unknown-parameter": "A parameter ({name}) is no part of the plain layer: its values are other ones.",
+    "unknown-parameter": "{name} is not this rank's part of the plain layer: its values are other ones, or not a block of neighbours.",
     "view-keeps-whole": "{name} is a view: {held} bytes of memory stay behind its {size}. Clone the part.",
     "whole-kept": "The layer holds {held} bytes on this rank, its parts of the parameters take {size}. Keep no reference to the "
     "plain layer or its weights.",
@@ -58,8 +58,8 @@ HINTS = {
     "too-much-volume": "{found} bytes are handed in {way}; {wanted} are enough.",
     "gathered-to-sum": "{name} sends every rank's numbers to every rank: {found} bytes {way}, where {wanted} are enough. `ranks.sum` "
     "adds up on the way.",
-    "whole-product": "This rank computes {share:.0%} of the uncut layer's products; its share is 1/{n}. Do not put the "
-    "weights together again: multiply by this rank's part, and put the results together.",
+    "whole-product": "This rank computes {share:.0%} of the uncut layer's products; its share is 1/{n}. Multiply by "
+    "this rank's part alone, once, and put the results together, not the weights.",
     "steps-drift": "The first step is right, but not the {step}.",
     "old-weights": "The parameters were given other values, and the result did not follow them. It is computed from something "
     "else.",

@@ -38,7 +38,7 @@ KNOWN = (
     ("Dimension out of range", "sequence-dimension"),
     *GROUP_KNOWN,
     ("returned an invalid gradient", "sequence-shape"),
-    IN_PLACE,
+    *IN_PLACE,
     ("'NoneType'", "common-no-gradient"),
     ("Expected parameter `tensor`", "common-no-gradient"),
 )

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import nn
 
 from dlojz_tp.checking import Wrong, close
-from dlojz_tp.checks.tensor_slicing.common import AS_OP, IN_PLACE, Borrowed, CheckRanks, by_world
+from dlojz_tp.checks.tensor_slicing.common import AS_GROUP, AS_OP, IN_PLACE, Borrowed, CheckRanks, by_world
 from dlojz_tp.checks.tensor_slicing.layouts import group_of
 from dlojz_tp.checks.tensor_slicing.sampler import SAMPLES, judge_samples, sampled
 from dlojz_tp.checks.tensor_slicing.small_net import (
@@ -65,7 +65,7 @@ HINTS = {
     "too-much-2d": "A rank sends {sent} bytes beside those of its tensor group; {enough} are enough for the gradients. Each gradient "
     "travels once, and the ranks of a tensor group agree already on what they hold in common.",
 }  # fmt: skip
-KNOWN = (IN_PLACE, AS_OP, ("Invalid rank", "sampler-rank"), ("NoneType", "no-gradient-2d"), ("Expected parameter `tensor`", "no-gradient-2d"))
+KNOWN = (*IN_PLACE, AS_OP, AS_GROUP, ("Invalid rank", "sampler-rank"), ("NoneType", "no-gradient-2d"), ("Expected parameter `tensor`", "no-gradient-2d"))
 
 
 def balise_11(make_sampler, step_2d):
