@@ -509,8 +509,10 @@ for name in ("ours (DDP)", *rows):
 # **each** tensor, small as it may be, and the GPU waits for the CPU that launches them. PyTorch has operators that take lists:
 # `torch._foreach_mul_(tensors, 0.9)` multiplies all tensors of a list in place, in one call.
 #
-# Write AdamW with them. `weights`, `gradients`, `means` and `squares` are four lists of tensors of equal shapes; `means` and
-# `squares` are the averages $m$ and $v$. Change weights, means and squares **in place**, leave the gradients as they are. Memory is short where states are kept: `roots` is the only further list of that size at any time. In step $t$, with rate $\eta$ and decay $\lambda$:
+# Write AdamW with them. `weights`, `gradients`, `means` and `squares` are four lists of tensors of equal shapes;
+# `means` and `squares` are the averages $m$ and $v$. Change weights, means and squares **in place**, leave the
+# gradients as they are. Memory is short where states are kept: at no time may there be more than one further list of
+# that size; `roots` is one. In step $t$, with rate $\eta$ and decay $\lambda$:
 #
 # $$w \leftarrow (1 - \eta\lambda)\,w, \quad m \leftarrow \beta_1 m + (1-\beta_1)\,g, \quad v \leftarrow \beta_2 v + (1-\beta_2)\,g^2,
 # \quad w \leftarrow w - \eta\,\frac{m / (1-\beta_1^t)}{\sqrt{v / (1-\beta_2^t)} + \epsilon}$$

@@ -921,8 +921,10 @@ show_tickets()
 #   inputs of a row, exactly two, also where magnitudes are equal.
 # - **`reorder(first, bias, second, order)`**: `first` `(hidden, inputs)` and `bias` `(hidden,)` make the hidden channels, `second` `(outputs, hidden)` takes them. Return the three with
 #   the channels in another order: the new channel `k` is the old channel `order[k]`.
-# - **`order_columns(weight)`** goes through all pairs of columns, again and again, until no exchange makes `saved`, the magnitude that 2:4 keeps, larger. The loop is given, and
-#   the order `other` with columns `i` and `j` exchanged. Write when it becomes the order: by more than a millionth more, so that rounding alone exchanges nothing.
+# - **`order_columns(weight)`** goes through all pairs of columns, again and again, until no exchange makes `saved`, the
+#   magnitude that 2:4 keeps, larger. The loop is given, and the order `other` with columns `i` and `j` exchanged. Write
+#   when it becomes the order: if `saved` grows by more than a millionth of what the present order saves, so that
+#   rounding alone exchanges nothing.
 #
 # 3, 1 and 3 lines.
 #
@@ -1112,9 +1114,10 @@ E2M1 = 1, 0, 6.0
 # - **`round_float(x, mantissa, least, most)`** returns $\hat x$, float32, of the shape of `x`: rounded to `mantissa` bits, with `least` for $e_{\min}$, halves to the even neighbour. Given is what is larger
 #   than `most`: it *saturates*.
 # - **`tensor_scale(x, most)`** is one scale, `()`, that brings the largest magnitude of `x` to `most`: rounded is $x / s$, and $s$ times that is about $x$, as with integers.
-# - **`block_scales(x, most, size=32)`** is a tensor of the shape of `x`: for each number the scale of its block, `size` consecutive numbers of the last axis.
-#   A scale is the least power of two, from $2^{-127}$ on, such that no number of its block, divided by it, is larger than `most`. Given: `blocks`, of shape `(..., blocks, size)`, and the way back. Write
-#   `exponent`, one for each block.
+# - **`block_scales(x, most, size=32)`** is a float32 tensor of the shape of `x`: for each number the scale of its
+#   block, `size` consecutive numbers of the last axis. A scale is the least power of two, from $2^{-127}$ on, such that
+#   no number of its block, divided by it, is larger than `most`. Given: `blocks`, of shape `(..., blocks, size)`, and
+#   the way back. Write `exponent`, one for each block.
 #
 # No loop over numbers or rows. 3, 1 and 1 lines.
 #

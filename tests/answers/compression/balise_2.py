@@ -193,7 +193,7 @@ bank.variant(2, "no-range", BY_ROWS, (".clamp(min=1e-38)", ""))
 bank.hint(
     2,
     "not-bytes",
-    "Those are not bytes, so the tensor is larger than it need be: torch.uint8 where the integers go from 0 on, torch.int8 if symmetric.",
+    "That is not the right kind of integer, or not bytes at all: torch.uint8 where the integers go from 0 on, torch.int8 if symmetric.",
 )
 bank.slip(2, "not-bytes", (".to(torch.int8 if symmetric else torch.uint8)", ".int()"))
 bank.slip(2, "not-bytes", ("torch.int8 if symmetric else torch.uint8", "torch.uint8"))

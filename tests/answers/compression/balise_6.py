@@ -189,7 +189,7 @@ bank.slip(6, "saves-less", (") > (1 + 1e-6) * saved", ") < (1 - 1e-6) * saved"))
 bank.variant(6, "saves-less", LOOPS, ("now > total * 1.000001", "now < total * 0.999999"))
 
 bank.hint(6, "more-to-save", "If the columns at {i} and {j} of your order were exchanged, 2:4 would keep {gain} % more. Go through all pairs of different groups, and again until a whole "
-          "round exchanges nothing.")  # fmt: skip
+          "round exchanges nothing. An exchange counts if it saves a millionth of what is kept now: no more, and no fixed number.")  # fmt: skip
 bank.slip(6, "more-to-save", ("    order, exchanged = torch.arange(weight.shape[1]), True\n", "    return torch.arange(weight.shape[1])\n    order, exchanged = torch.arange(weight.shape[1]), True\n"))  # fmt: skip
 bank.slip(6, "more-to-save", ("order, exchanged = other, True", "order = other"))
 bank.slip(6, "more-to-save", ("(1 + 1e-6)", "(1 + 1e-3)"))

@@ -171,7 +171,7 @@ variant(
 hint(
     6,
     "losses-form",
-    "Yield one loss for each step, a number or a tensor without dimensions: the mean over the step's micro-batches. What came is {got}.",
+    "Yield one loss for each step, a number or a tensor without dimensions: the mean over the step's micro-batches.",
 )
 slip(
     6, "losses-form", (YIELDED, ""), ("            losses.append(loss.detach())\n", "            yield loss.detach()\n")

@@ -154,7 +154,7 @@ variant(7, "other-boundaries", GROUPS, ("tokens is not group[-1]", "tokens is gr
 hint(
     7,
     "losses-form",
-    "Yield one loss for each step, a number or a tensor without dimensions: the mean over the step's micro-batches. What came is {got}.",
+    "Yield one loss for each step, a number or a tensor without dimensions: the mean over the step's micro-batches.",
 )
 slip(7, "losses-form", (YIELDED, ""), (KEPT, "        yield loss.detach()\n"))
 slip(7, "losses-form", ("yield torch.stack(losses).mean()", "yield torch.stack(losses)"))

@@ -219,7 +219,7 @@ bank.hint(3, "block-too-many", "A block is taken when the last one is exactly fu
 bank.slip(3, "block-too-many", ("-(-(length + n) // self.size)", "((length + n) // self.size + 1)"))
 bank.variant(3, "block-too-many", BLOCK_BY_BLOCK, ("(length + n + self.size - 1) // self.size", "(length + n) // self.size + 1"))  # fmt: skip
 
-bank.hint(3, "copied-alone", "A block was copied that nobody shares any more, or that is full and only read. A copy is due where it will be written into, and another table holds it.")  # fmt: skip
+bank.hint(3, "copied-alone", "A block was copied that nobody shares any more, or that is full and only read. A copy is due where it will be written into, and another table holds it. And the block that a copy replaced lost a holder?")  # fmt: skip
 bank.slip(3, "copied-alone", ("shared = n > 0 and length % self.size > 0 and", "shared = n > 0 and length > 0 and"), ("            old, new = table.pop(), taken[0]\n            self.holders[old] -= 1\n", "            old, new = table[-1], taken[0]\n            self.holders[old] -= 1\n            del table[-1]\n"))  # fmt: skip
 bank.slip(3, "copied-alone", ("shared = n > 0 and", "shared = "))
 bank.slip(3, "copied-alone", ("            self.holders[old] -= 1\n", ""))
