@@ -112,6 +112,14 @@ bank.slip(7, "norm-bias-out", ("                layer.bias = None", "           
 bank.slip(
     7, "eval-differs", ("                    norm.running_mean -= layer.bias.detach()", "                    pass")
 )
+bank.slip(
+    7,
+    "buffer-lost",
+    (
+        "norm.running_mean -= layer.bias.detach()",
+        "norm.running_mean = nn.Parameter(norm.running_mean - layer.bias, requires_grad=False)",
+    ),
+)
 bank.slip(7, "eval-other", ("-= layer.bias.detach()", "-= norm.momentum * layer.bias.detach()"))
 bank.slip(7, "eval-other", ("norm.running_mean -= layer.bias.detach()", "norm.running_mean.zero_()"))
 bank.slip(7, "eval-other", ("-= layer.bias.detach()", "+= layer.bias.detach() / norm.running_var.sqrt()"))

@@ -205,7 +205,7 @@ bank.slip(11, "averaged-after-step", ("    optimizer.step()\n", ""), (BACKWARD, 
 bank.slip(11, "gradients-kept", ("    optimizer.zero_grad()\n", ""))
 bank.slip(
     11,
-    "no-gradient-2d",
+    "none-divided",
     (USED, ""),
     ("*(p.grad for p in model.parameters())", "*(p.grad / 1 for p in model.parameters())"),
 )
@@ -455,7 +455,7 @@ OF_DATA = "DistributedSampler(dataset, num_replicas=grid.data.size, rank=grid.da
 bank.slip(11, "sampler-shuffles-differ", (OF_DATA, f"{OF_DATA}, seed=dist.get_rank()"))
 bank.slip(
     11,
-    "reduced-in-place",
+    "none-divided",
     (ONE, "    message = dist.all_reduce(message.clone(), group=grid.data.group) / grid.data.size"),
 )
 bank.slip(11, "ranks-as-group", ("group=grid.data.group", "group=grid.data"))

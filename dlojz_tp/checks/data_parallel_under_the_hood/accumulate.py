@@ -4,7 +4,14 @@ from functools import cache
 
 from dlojz_tp import launch
 from dlojz_tp.checking import Wrong, close
-from dlojz_tp.checks.data_parallel_under_the_hood.common import by_world, compare, own_work, reduced, share
+from dlojz_tp.checks.data_parallel_under_the_hood.common import (
+    PLACED_TWICE,
+    by_world,
+    compare,
+    own_work,
+    reduced,
+    share,
+)
 from dlojz_tp.checks.data_parallel_under_the_hood.overlap import CAPACITY, HELD, KNOWN, local, plain
 from dlojz_tp.probes.memory import KeptForBackward
 from dlojz_tp.probes.networks import Chain, gradients, rows
@@ -37,7 +44,7 @@ HINTS = {
 def balise_6(Accumulating, backward_in_parts):  # noqa: N803
     """no_sync() by itself and after an exception; then micro-batches of equal and of different sizes."""
     yield "inside no_sync() nothing is sent, and p.grad collects this rank's own gradients"
-    yield from by_world(_judge, _accumulate, Accumulating, backward_in_parts, known=KNOWN)
+    yield from by_world(_judge, _accumulate, Accumulating, backward_in_parts, known=(PLACED_TWICE, *KNOWN))
 
 
 def _judge(size, ranks):

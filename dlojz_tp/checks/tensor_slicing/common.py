@@ -39,15 +39,18 @@ HINTS = {
     "ranks have to make the same calls, in the same order; no `if` on the rank around one.",
     "group-as-op": "The second argument of dist.all_reduce is `op`, not the group: write group=.",
     "ranks-as-group": "group= takes the process group itself: ranks.group, grid.data.group.",
+    "none-divided": "Something that is divided is None. dist.all_reduce works in place and returns nothing: call it, then divide the tensor that "
+    "it was given. And a parameter that is frozen or not used has p.grad None: leave it out.",
     "reduced-in-place": "What should be split or divided is None. dist.all_reduce works in place and returns nothing: call it, then use the tensor that it was "
     "given.",
     "borrowed": "{what} does this work for you. Here it is yours to write.",
 }
 AS_OP = "incompatible function arguments", "group-as-op"
 AS_GROUP = "is not initialized in the world group map", "ranks-as-group"
-IN_PLACE = tuple(
-    (sign, "reduced-in-place")  # before any other sign of a None
-    for sign in ("has no attribute 'split'", "has no attribute 'div", "unsupported operand type(s) for /")
+IN_PLACE = (  # before any other sign of a None
+    ("has no attribute 'split'", "reduced-in-place"),
+    ("has no attribute 'div", "none-divided"),
+    ("unsupported operand type(s) for /", "none-divided"),
 )
 KNOWN = (("does not require grad", "graph-cut"), ("shapes cannot be multiplied", "sizes-do-not-fit"),
          ("must match the size of tensor", "sizes-do-not-fit"))  # fmt: skip
