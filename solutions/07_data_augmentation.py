@@ -228,7 +228,7 @@ print(f"recorded on {recorded.where(NAME)}: {found}" if found else "No figures o
 #
 # - **one λ for each image** from Beta(α, α); each image is mixed with a partner of the batch, perhaps itself, and each serves once:
 #   a permutation, random or a fixed roll;
-# - no loop over the images; everything on the device of `images`, and no value read back from it;
+# - no loop over the images; what comes back lies on the device of `images`, and no value is read back from it;
 # - the inputs stay as they are; integer images (uint8) are refused with a `TypeError`.
 #
 # About 8 lines.
@@ -409,7 +409,7 @@ show(mixed, words(soft))
 # - `soft_cross_entropy(logits, labels, smoothing)`: this loss with smoothed labels, a tensor of shape `()`, from logits
 #   `(b, classes)`. That integer labels become one-hot ones is given. Compute in float32 where the logits have 16 bits, and
 #   take the logarithm of the softmax in one operation: where logits lie hundreds apart, a softmax is 0, and its logarithm
-#   infinite. Write it without `F.cross_entropy`.
+#   infinite. Write it without PyTorch's own losses.
 # - `top1(logits, soft)`: the fraction of images whose largest logit and largest label mass are in the same class, a tensor
 #   of shape `()`; nothing is read.
 #

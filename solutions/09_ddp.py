@@ -254,7 +254,7 @@ for epoch, pair in enumerate(zip(alone, losses), 1):
 #
 # 1. `share`: the part of `dataset` that this rank goes through;
 # 2. in the loop: what a batch adds to `sums`, its losses, right answers and samples;
-# 3. one exchange, and the two means.
+# 3. after the loop, and not once a batch: one exchange, and the two means.
 #
 # About 1, 3 and 3 lines.
 #
