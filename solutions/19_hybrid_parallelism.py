@@ -470,7 +470,8 @@ def torch_trainer(sizes, config, n_micro_batches):
     def step(tokens):
         optimizer.zero_grad()
         rows, losses = tokens.chunk(sizes["data"])[mesh["data"].get_local_rank()], []
-        runner.step(*[rows[:, :-1]] * (k == 0), target=rows[:, 1:], losses=losses, return_outputs=False)
+        # contiguous: torch 2.11 wants the strides of its first input
+        runner.step(*[rows[:, :-1].contiguous()] * (k == 0), target=rows[:, 1:], losses=losses, return_outputs=False)
         optimizer.step()
         return sum(losses).detach() / len(losses) if losses else None
 
