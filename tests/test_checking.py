@@ -55,6 +55,20 @@ def test_a_keyword_that_the_answer_wrote_is_no_fault_of_its_signature():
         assert verdict.slug == slug, verdict.hint
 
 
+def test_subnormal_numbers_count_while_a_check_runs():
+    def least(answer):
+        yield "the least number"
+        assert torch.tensor(5e-324, dtype=torch.float64).mul(1.0).item() > 0
+
+    torch.set_flush_denormal(True)
+    try:
+        verdict = judge(least, (None,), number=1, title="", hints={})
+        assert torch.tensor(5e-324, dtype=torch.float64).mul(1.0).item() == 0  # as it was
+    finally:
+        torch.set_flush_denormal(False)
+    assert verdict.passed, verdict.hint
+
+
 def test_describe_is_short():
     assert "2×30" in describe(torch.zeros(2, 30)) and len(describe("x" * 999)) < 210
     assert "nan" in describe(torch.tensor(float("nan"))) and "meta" in describe(torch.ones(3, device="meta"))

@@ -39,6 +39,13 @@ def _put(get, put, value):
         put(value)
 
 
+def _flushes():
+    """Whether subnormal numbers count as 0: so after a library is loaded that gcc has made with -ffast-math."""
+    import torch
+
+    return (torch.tensor(5e-324, dtype=torch.float64) * 1.0).item() == 0.0
+
+
 def _settings():
     """(how to read a setting, how to set it, its value in a new process)."""
     import torch
@@ -47,6 +54,7 @@ def _settings():
         (torch.get_default_dtype, torch.set_default_dtype, torch.float32),
         (_default_device, torch.set_default_device, None),
         (torch.is_grad_enabled, torch.set_grad_enabled, True),
+        (_flushes, torch.set_flush_denormal, False),
         (lambda: torch.is_autocast_enabled("cpu"), lambda on: torch.set_autocast_enabled("cpu", on), False),
         (torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly, False),
         (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode, 0),
