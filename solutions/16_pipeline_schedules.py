@@ -675,11 +675,9 @@ for name in IN_V:
     if name == "ZB-V":
         waited = 100 * bubble
 report.gantt(shown)
-waiting.shows(
-    waited,
-    "{:.0f} %",
-    "Zero holds for endless steps: to fill and empty the V takes time, and so do messages and Python.",
-)
+if "ZB-V" in IN_V:
+    why = "Zero holds for endless steps: to fill and empty the V takes time, and so do messages and Python."
+    waiting.shows(waited, "{:.0f} %", why)
 
 # %% [markdown]
 # A V keeps about what 1F1B keeps on its first rank, and waits least. What paper does not know are messages, and PyTorch's Python
