@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import Dataset, RandomSampler, SequentialSampler, get_worker_info
 from torch.utils.data._utils import worker as worker_module
 
-from dlojz_tp.checking import Wrong
+from dlojz_tp.checking import Wrong, describe
 
 HINTS = {
     "no-loader": "Return a DataLoader over the data set.",
@@ -203,7 +203,7 @@ def _epochs_differ(run, slug):
             words = np.random.RandomState(2**31).random(), np.random.RandomState(2**31 + 1).random()  # noqa: NPY002
             if set(words) & first:
                 raise Wrong("state-word", source=source)
-        raise Wrong(slug, expected="other numbers", got=f"{_few(first & second)} again", source=source)
+        raise Wrong(slug, expected="other numbers", got=f"{describe(sorted(first & second)[:2])} again", source=source)
 
 
 def _reproducible(seeded_loader, first):
@@ -225,7 +225,7 @@ def _no_two_alike(seeded_loader, drawn, one, other, slug):
             continue
         if _is_cut(_generator(seeded_loader, *one), _generator(seeded_loader, *other)):
             slug = "seed-cut"
-        raise Wrong(slug, expected="other numbers", got=f"{_few(mine & theirs)} again", source=source,
+        raise Wrong(slug, expected="other numbers", got=f"{describe(sorted(mine & theirs)[:2])} again", source=source,
                     one=f"seed {one[0]} on rank {one[1]}", other=f"seed {other[0]} on rank {other[1]}")  # fmt: skip
 
 
@@ -303,8 +303,3 @@ def _is_cut(one, other):
         return False
     apart = one.initial_seed() - other.initial_seed()
     return apart != 0 and apart % 2**32 == 0
-
-
-def _few(draws):
-    """Two of them, as they are shown."""
-    return [round(one, 4) if isinstance(one, float) else one for one in sorted(draws)[:2]]
