@@ -111,6 +111,29 @@ def test_events_and_the_queue():
     assert launch.ranks(timed, n=1)[0] == (2, "CUDA error: device not ready", False, True, True, 0, True)
 
 
+def polled(ask):
+    with pretend_gpu() as gpu:
+        x = torch.ones(4, device="cuda") * 2
+        event = torch.cuda.Event()
+        event.record()
+        y = torch.empty(4, pin_memory=True).copy_(x, non_blocking=True)
+        times = 0
+        while not ask(event):
+            times += 1
+        return times > 9, y.tolist(), [(wait.why, "test_pretend_gpu" in wait.file) for wait in gpu.waits], event.query()
+
+
+def test_a_loop_that_asks_until_all_has_run_is_a_wait():
+    arrived = [2.0] * 4
+    for ask, why in (
+        (lambda event: torch.cuda.current_stream().query(), "torch.cuda.Stream.query in a loop"),
+        (lambda event: event.query(), "torch.cuda.Event.query in a loop"),
+    ):
+        many, values, waits, done = launch.ranks(polled, ask, n=1)[0]
+        assert (many, waits, done) == (True, [(why, True)], True)
+        assert (values == arrived) == ("Stream" in why)  # the event was recorded before the copy
+
+
 def loaded():
     with pretend_gpu() as gpu:
         data = TensorDataset(torch.arange(8.0).view(8, 1))

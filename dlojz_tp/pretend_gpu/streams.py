@@ -14,6 +14,8 @@ import torch
 from dlojz_tp.pretend_gpu.machine import Race, line
 from dlojz_tp.pretend_gpu.memory import Block, tag, written
 
+BUSY_WAIT = 100  # questions in a row: nobody does that beside other work
+
 
 class Streams:
     """The order of all that runs on the pretended machine.
@@ -26,6 +28,7 @@ class Streams:
         self.host: dict = {}  # what the CPU has waited for
         self.all = weakref.WeakSet()
         self.arriving: list[tuple] = []
+        self.in_vain = 0  # questions in a row whether something has run, answered with no
         self.default = [Stream(index, streams=self) for index in range(machine.count)]
 
     def current(self, device=None):
@@ -115,6 +118,16 @@ class Streams:
         """Whether the CPU may know that all of this has run: only once it has waited for it."""
         return all(self.host.get(stream, 0) >= number for stream, number in knows.items())
 
+    def asked(self, why: str, knows: dict) -> bool:
+        """Whether all of this has run, when a program asks. A loop that does nothing but ask is a wait, and ends."""
+        if not self.done(knows):
+            self.in_vain += 1
+            if self.in_vain < BUSY_WAIT:
+                return False
+            self.wait(f"{why} in a loop", knows)
+        self.in_vain = 0
+        return True
+
 
 def merge(mine: dict, other: dict) -> None:
     for stream, number in other.items():
@@ -168,7 +181,7 @@ class Stream:
         self.streams.wait("torch.cuda.Stream.synchronize", self.after)
 
     def query(self):
-        return self.streams.done(self.after)
+        return self.streams.asked("torch.cuda.Stream.query", self.after)
 
     def is_capturing(self):
         return False
@@ -199,7 +212,7 @@ class Event:
         (stream or self.streams.current()).wait_event(self)
 
     def query(self):
-        return self.streams.done(self.knows)
+        return self.streams.asked("torch.cuda.Event.query", self.knows)
 
     def synchronize(self):
         self.streams.wait("torch.cuda.Event.synchronize", self.knows)
@@ -210,7 +223,7 @@ class Event:
             raise ValueError("Both events must be created with argument 'enable_timing=True'.")
         if self.at is None or other.at is None:
             raise ValueError("Both events must be recorded before calculating elapsed time.")
-        if not (self.query() and other.query()):
+        if not (self.streams.done(self.knows) and self.streams.done(other.knows)):
             raise RuntimeError("CUDA error: device not ready")
         return 1e3 * (other.at - self.at)
 

@@ -378,6 +378,15 @@ bank.slip(
     ),
 )
 bank.slip(2, "hidden-sync", ("    optimizer.step()\n", "    optimizer.step()\n    torch.cuda.empty_cache()\n"))
+bank.slip(
+    2,
+    "hidden-sync",
+    (
+        "    optimizer.step()\n",
+        "    optimizer.step()\n    if loss.is_cuda:\n        done = torch.cuda.Event()\n"
+        "        done.record(torch.cuda.current_stream(device))\n        while not done.query():\n            pass\n",
+    ),
+)
 bank.slip(2, "hidden-sync", ("    optimizer.step()\n", "    optimizer.step()\n    print(loss)\n"))
 bank.slip(2, "hidden-sync", ("    optimizer.step()\n", '    optimizer.step()\n    print(f"loss {loss.detach()}")\n'))
 bank.slip(
