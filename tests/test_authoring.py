@@ -52,6 +52,24 @@ def test_punching_keeps_the_rest(tmp_path):
     assert "a + b" in whole and "SOLUTION" not in whole
 
 
+def test_what_a_cell_prints_in_pieces_is_kept_in_one():
+    def stream(name, text):
+        return nbformat.v4.new_output("stream", name=name, text=text)
+
+    figure = nbformat.v4.new_output("display_data", data={"text/plain": "a figure"})
+    outputs = [stream("stdout", "1\n"), stream("stdout", "2\n"), stream("stdout", "3\n"), stream("stderr", "!"), figure]
+    outputs += [stream("stdout", "4\n"), stream("stdout", "5\n")]
+    notebooks._in_one_piece(outputs)
+    assert [one.get("text") for one in outputs] == ["1\n2\n3\n", "!", None, "4\n5\n"]
+
+
+def test_no_solution_shows_one_text_in_pieces():
+    for path in source.SOLUTIONS.glob("*.ipynb"):
+        for cell in nbformat.read(path, 4).cells:
+            kinds = [one.get("name") for one in cell.get("outputs", [])]
+            assert all(a is None or a != b for a, b in zip(kinds, kinds[1:])), f"{path.name}: {cell.source}"
+
+
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [

@@ -117,11 +117,20 @@ def execute(notebook: nbformat.NotebookNode, cwd: Path | None = None):
             notebook, timeout=CELL_TIMEOUT, kernel_name="python3", record_timing=False, resources=resources
         ).execute()
     for cell in notebook.cells:
+        _in_one_piece(cell.get("outputs", []))
         for output in cell.get("outputs", []):
             if "is not done yet" in str(output.get("text", "")) + str(output.get("data", "")):
                 raise RuntimeError(f"the solution leaves a balise undone:\n{cell.source}")
     notebook.metadata["language_info"] = {"name": "python"}  # the kernel's own entry changes with every version
     notebook.metadata.pop("widgets", None)
+
+
+def _in_one_piece(outputs: list):
+    """Join what a cell printed in several pieces, in place: between two pieces, viewers leave a gap."""
+    for k in range(len(outputs) - 1, 0, -1):
+        before, output = outputs[k - 1], outputs[k]
+        if output["output_type"] == before["output_type"] == "stream" and output["name"] == before["name"]:
+            before["text"] += outputs.pop(k)["text"]
 
 
 def _in_few_colours(notebook):
