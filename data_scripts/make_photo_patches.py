@@ -15,7 +15,6 @@ import io
 import math
 import re
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -121,11 +120,7 @@ def build(folder: Path, manifest: dict, jobs: int) -> None:
             (folder / split / name).mkdir(parents=True)
     files = [(split, path, label) for split in mf.SPLITS for path, label in mf.file_names(manifest, split)]
     tasks = [(path, label, split, int(Path(path).stem)) for split, path, label in files]
-    pool = ThreadPoolExecutor(jobs)
-    try:
-        list(pool.map(write, tasks))
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)  # no thread may write into a folder being removed
+    making.in_threads(write, tasks, jobs)
 
 
 def wanted_manifest(size, count: int, seed: int) -> dict:

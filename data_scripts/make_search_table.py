@@ -18,7 +18,6 @@ import platform
 import sys
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 CHECKOUT = Path(__file__).resolve().parent.parent
@@ -160,13 +159,7 @@ def build(folder: Path, manifest: dict) -> None:
             [[seconds_an_epoch(parts, name, size, width) for width in grid["width"]] for size in grid["batch_size"]]
             for name in grid["optimizer"]
         ]
-        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-            try:
-                list(pool.map(work, tasks))
-            except BaseException:
-                stop.set()
-                pool.shutdown(cancel_futures=True)
-                raise
+        making.in_threads(work, tasks, len(os.sched_getaffinity(0)), stop)
     finally:
         torch.set_num_threads(threads)
     buffer = io.BytesIO()  # np.save into a file hides why it could not write

@@ -14,8 +14,10 @@ import signal
 import socket
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -215,3 +217,30 @@ def stop_cleanly() -> None:
         raise KeyboardInterrupt
 
     signal.signal(signal.SIGTERM, stop)
+
+
+def in_threads(work: Callable, tasks: Iterable, threads: int, stop: threading.Event | None = None) -> None:
+    """Call work(task) for each of the tasks, in so many threads. All have ended when this returns or raises.
+
+    Ctrl-C and SIGTERM are only noted here, and raise KeyboardInterrupt in the end: in the middle of a lock's own code
+    an exception would leave it locked, and the threads waiting. stop: set when it ends, also early, for `work` to see.
+    """
+    noted: list[int] = []
+    stops = signal.SIGINT, signal.SIGTERM
+    before = {one: signal.signal(one, lambda number, _: noted.append(number)) for one in stops}
+    pool = ThreadPoolExecutor(threads)
+    try:
+        for future in [pool.submit(work, task) for task in tasks]:
+            while not (noted or future.done()):
+                wait([future], timeout=0.1)
+            if noted:
+                break
+            future.result()
+    finally:
+        if stop is not None:
+            stop.set()
+        pool.shutdown(wait=True, cancel_futures=True)
+        for one, handler in before.items():
+            signal.signal(one, handler)
+    if noted:
+        raise KeyboardInterrupt
