@@ -326,7 +326,9 @@ class Ranks:
 # - `ColumnLinear.forward(x)`: the whole `x`, `(…, in)`, to the whole result, `(…, out)`, on every rank. The gradient of `x` has to be that
 #   of the uncut layer.
 #
-# `ranks.part(tensor, dim)` is this rank's part of a tensor, a view; it refuses a size that does not divide, as any way of yours has to. 1 line in each of the three places.
+# `ranks.part(tensor, dim)` is this rank's part of a tensor, a view; it refuses a size that does not divide, as any way of yours has to.
+# If you need sizes of `x`, take them from what `ranks.copy` gives: ranks of a later balise make the sequence longer there. 1 line in
+# each of the three places.
 #
 # <details><summary>Hint</summary>
 #
@@ -607,7 +609,8 @@ table("two column-cut layers, 2 ranks", gathered, 2)
 # element, and `down` cut by **rows** takes just this rank's part. So cut `up` by columns, `down` by rows, and nothing travels in the
 # middle: one all-reduce forward, one backward, both of size (b, s, d).
 #
-# Write the two parts (2 lines) and the forward (2 lines). The bias of `down` is given, whole on every rank.
+# Write the two parts (2 lines) and the forward (2 lines). The bias of `down` is given, whole on every rank. As in attention,
+# take sizes from what `ranks.copy` gives.
 #
 # <details><summary>Hint</summary>
 #
@@ -901,8 +904,8 @@ ROUNDS = 20 if FULL else 8  # of the race
 #
 # `tensor_group(tensor_size)` returns this rank's row of the grid. With 4 ranks and `tensor_size=2`, ranks 0 and 1 get
 # one group, ranks 2 and 3 another. The trap: `dist.new_group(ranks)` is a call of the **whole world**. Every rank makes
-# every group, its own or not, in the same order; who makes only its own leaves the others waiting. Make each once: two
-# calls with the same ranks make two groups, and all of its ranks must keep the same one.
+# every group, its own or not, in the same order; who makes only its own leaves the others waiting. In a call, make each
+# group once: two `new_group` with the same ranks make two groups, and all of its ranks must keep the same one.
 #
 # Write the loop that makes all groups and keeps this rank's as `mine`. About 5 lines.
 #

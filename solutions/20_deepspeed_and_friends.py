@@ -1155,7 +1155,7 @@ if said:
 # not stand in the loop, and the same loop runs under `strategy="ddp"` and, on cards, `"fsdp"`. Under `"deepspeed"` clipping and
 # accumulation belong to DeepSpeed's configuration again, and `fabric.clip_gradients` raises.
 #
-# **`train_with_fabric`** does what balise 6 does. `Fabric(…)` is told how many processes there are, and `fabric.launch()` meets them; the count of micro-batches, `due`, is given. You need:
+# **`train_with_fabric`** does what balise 6 does; each loss is divided by `accumulation`, also in a last step that has fewer. `Fabric(…)` is told how many processes there are, and `fabric.launch()` meets them; the count of micro-batches, `due`, is given. You need:
 #
 # - `fabric.setup(model, optimizer)` and `fabric.setup_dataloaders(loader)` return what the loop has to use. The loader's *samples* are dealt
 #   out one by one: rank $r$ of $N$ gets every $N$-th.

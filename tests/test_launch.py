@@ -98,6 +98,22 @@ def test_functions_classes_and_globals_of_a_notebook_travel():
     assert results[1][2].item() == 6.0
 
 
+def test_cached_functions_of_a_notebook_travel_without_their_cache():
+    cells = notebook("""
+        import functools
+        calls = []
+        @functools.lru_cache(maxsize=50)
+        def fib(n):
+            calls.append(n)
+            return n if n < 2 else fib(n - 1) + fib(n - 2)
+        fib(20)
+        def job():
+            return fib(30), fib.cache_info().maxsize, len(calls)
+    """)
+    assert launch.ranks(cells["job"], n=1) == [(832040, 50, 21 + 31)]
+    assert launch.ranks(cells["fib"], 10, n=1) == [55]
+
+
 def test_a_launch_starts_without_the_state_of_the_last():
     cells = notebook("""
         seen = []

@@ -98,7 +98,9 @@ def apart(expected, got) -> tuple[str, str]:
         return "", ""
     gap = (expected.detach().cpu().double() - got.detach().cpu().double()).abs().flatten()
     at = tuple(int(n) for n in torch.unravel_index(gap.argmax(), expected.shape))
-    return tuple(f"{one[at].item():.6g} at {list(at)}" for one in (expected, got))
+    values = [one[at].item() for one in (expected, got)]
+    digits = 6 if f"{values[0]:.6g}" != f"{values[1]:.6g}" else 12
+    return tuple(f"{value:.{digits}g} at {list(at)}" for value in values)
 
 
 def _round(value):

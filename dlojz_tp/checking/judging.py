@@ -1,6 +1,7 @@
 """Run a check on an answer and turn whatever happens into a verdict."""
 
 import contextlib
+import inspect
 import io
 import os
 import re
@@ -147,7 +148,8 @@ def recognise(error: BaseException) -> tuple[str, str]:
     misfit = isinstance(error, TypeError) and "()" in message and any(words in message for words in called_wrongly)
     word = re.search(r"unexpected keyword argument '(\w+)'", message)
     written = word and any(f"{word[1]}=" in (frame.line or "") for frame in _own_frames(error)[-1:])
-    handed_on = word and not written  # what an answer hands on, it was given itself
+    # what an answer hands on, it was given itself: by its own **options, not by a dictionary that it has made
+    handed_on = word and not written and _takes_options(error)
     if misfit and (handed_on or not _called_by_them(error)):
         return "signature", str(error)
     if type(error).__name__ == "DataDependentOutputException" or "cannot be called on meta tensors" in message:
@@ -178,6 +180,13 @@ def _called_by_them(error: BaseException) -> bool:
     """Whether the call that did not fit stands in the answer itself: then it is not the answer's own signature."""
     frames = traceback.extract_tb(error.__traceback__)
     return bool(frames) and not frames[-1].filename.startswith(NOT_THEIRS)
+
+
+def _takes_options(error: BaseException) -> bool:
+    """Whether the innermost function of the answer's has **options of its own."""
+    codes = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
+    mine = [code for code in codes if not code.co_filename.startswith(NOT_THEIRS)]
+    return bool(mine) and bool(mine[-1].co_flags & inspect.CO_VARKEYWORDS)
 
 
 def _own_frames(error: BaseException | None) -> list[traceback.FrameSummary]:

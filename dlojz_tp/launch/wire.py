@@ -1,5 +1,6 @@
 """How functions, arguments and results travel between processes: by value, in one pickle."""
 
+import functools
 import importlib
 import io
 import pickle
@@ -13,6 +14,7 @@ import torch
 # Made in C++, it is no entry of sys.modules: by value (once_differentiable refers to it) half of torch would go along.
 sys.modules.setdefault("torch._C._functions", torch._C._functions)
 
+_Cached = type(functools.cache(int))
 HEADER = struct.Struct("!cQ")  # one letter for what it is, then the number of bytes that follow
 UP, PART, WAITS, THROUGH, RETURNED, FAILED = b"U", b"P", b"W", b"T", b"R", b"F"
 
@@ -23,6 +25,7 @@ class _Pickler(cloudpickle.Pickler):
     Modules of a class of their own, such as torch.classes or torch.distributed.config, go by name: cloudpickle would
     take them for objects, and a function that uses `torch` and an attribute `classes` sends torch.classes along.
     Code keeps its file's name, which cloudpickle 3.1.3 drops: a rank's error quotes the line of the cell.
+    A function of a notebook under functools.cache goes with its code, as others do, and with an empty cache.
     """
 
     def reducer_override(self, obj):
@@ -32,12 +35,23 @@ class _Pickler(cloudpickle.Pickler):
             return _tensor, _tensor_parts(obj)
         if isinstance(obj, CodeType):
             return _code, (self.dispatch_table[CodeType](obj), obj.co_filename)
+        if type(obj) is _Cached and not _has_a_name(obj):
+            return _cached, (obj.__wrapped__, obj.cache_parameters())
         return super().reducer_override(obj)
 
 
 def _code(reduced: tuple, filename: str) -> CodeType:
     make, args = reduced
     return make(*args).replace(co_filename=filename)
+
+
+def _has_a_name(obj) -> bool:
+    """Whether another process finds it where it was defined."""
+    return obj.__module__ != "__main__" and getattr(sys.modules.get(obj.__module__), obj.__qualname__, None) is obj
+
+
+def _cached(function, parameters: dict):
+    return functools.lru_cache(**parameters)(function)
 
 
 def _submodules(code, found) -> list:

@@ -88,6 +88,7 @@ def one(slug, *changes):
 
 
 one("no-reduce-backward", (COPY_BACKWARD, COPY_BACKWARD.replace("total(gradient)", "gradient")))
+one("rank-failed", (COPY_BACKWARD, "        return total(gradient) if gradient.any() else gradient"))  # nothing to add
 one("reduced-not-returned", (COPY_BACKWARD, COPY_BACKWARD.replace("total(gradient)", "total(gradient) * 0 + gradient")))
 one("doubled-backward", (SUM_BACKWARD, "        return total(gradient)"), ("return total(x)", "return total(x)"))
 one("not-summed-forward", (SUM_FORWARD, SUM_FORWARD.replace("total(x)", "x.view_as(x)")))

@@ -1,5 +1,6 @@
 """Answers to 17_tensor_slicing: process groups of neighbours, and across."""
 
+import functools
 import os
 
 import torch.distributed as dist
@@ -29,6 +30,27 @@ def choose(lists):
 def tensor_group(tensor_size):
     world_size = even(tensor_size)
     return choose([list(range(f, f + tensor_size)) for f in range(0, world_size, tensor_size)])
+
+
+MADE = {}
+
+
+@bank.right(8)
+def tensor_group(tensor_size):
+    """Each group is made once, over all calls."""
+    for first in range(0, even(tensor_size), tensor_size):
+        members = tuple(range(first, first + tensor_size))
+        if members not in MADE:
+            MADE[members] = dist.new_group(list(members))
+        if dist.get_rank() in members:
+            mine = MADE[members]
+    return mine
+
+
+@bank.right(8)
+@functools.cache
+def tensor_group(tensor_size):
+    return choose([list(range(f, f + tensor_size)) for f in range(0, even(tensor_size), tensor_size)])
 
 
 @bank.right(8)
@@ -114,6 +136,47 @@ def tensor_group(tensor_size):
         group = dist.new_group(members)
         if dist.get_rank() in members:
             return group
+
+
+@bank.wrong(8, "made-twice")
+def tensor_group(tensor_size):
+    """Once for each member, of which the first is kept."""
+    mine = None
+    for rank in range(even(tensor_size)):
+        first = rank // tensor_size * tensor_size
+        group = dist.new_group(list(range(first, first + tensor_size)))
+        if rank == first == dist.get_rank() // tensor_size * tensor_size:
+            mine = group
+    return mine
+
+
+@bank.wrong(8, "made-twice")
+def tensor_group(tensor_size):
+    """Once for each member, who keeps the one of its own turn."""
+    made = []
+    for rank in range(even(tensor_size)):
+        first = rank // tensor_size * tensor_size
+        made.append(dist.new_group(list(range(first, first + tensor_size))))
+    return made[dist.get_rank()]
+
+
+@bank.wrong(10, "made-twice")
+def data_group(tensor_size):
+    world_size = even(tensor_size)
+    return choose([list(range(rank % tensor_size, world_size, tensor_size)) for rank in range(world_size)])
+
+
+@bank.wrong(10, "own-group-missing")
+def data_group(tensor_size):
+    """No group where there is one copy of the model."""
+    world_size = even(tensor_size)
+    for k in range(tensor_size):
+        column = list(range(k, world_size, tensor_size))
+        if len(column) > 1:
+            group = dist.new_group(column)
+            if dist.get_rank() in column:
+                mine = group
+    return mine if world_size > tensor_size else None
 
 
 @bank.wrong(8, "group-order")
@@ -202,7 +265,7 @@ def tensor_group(tensor_size):
     return list(range(first, first + tensor_size))
 
 
-@bank.wrong(8, "not-a-group")
+@bank.wrong(8, "wrong-members")
 def tensor_group(tensor_size, kept=[]):  # noqa: B006
     """Kept from the first call, whatever is asked for afterwards."""
     even(tensor_size)

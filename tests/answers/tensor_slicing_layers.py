@@ -198,6 +198,7 @@ four(
 )
 four("not-scaled", (SCALED, SCALED.replace("is_causal=True", "is_causal=True, scale=1.0")))
 four("not-causal", (SCALED, SCALED.replace(", is_causal=True", "")))
+four("odd-batch", (SCALED, SCALED.replace("is_causal=True", "is_causal=self.training")))
 four("heads-not-divided", ("attention.heads // ranks.size", "attention.heads"))
 four("heads-mixed", ("y_bhsk.transpose(1, 2).flatten(2)", "y_bhsk.reshape(*x_bsd.shape[:2], -1)"))
 SPLIT = "unflatten(-1, (self.heads, -1)).transpose(1, 2)"

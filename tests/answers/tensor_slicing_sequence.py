@@ -225,7 +225,7 @@ class SequenceReduced(CheckRanks):
         return self.part(all_reduced(x, self.group), 1).contiguous()
 
 
-@classes("reduced-then-cut")
+@classes("padded-then-summed")
 class SequencePadded(CheckRanks):
     """Gathers by adding up parts with zeros around them."""
 
@@ -248,6 +248,15 @@ bank.slip(12, "common-silent", (PARTS, "gradient = part.view_as(gradient)"))
 bank.slip(12, "common-silent", ("    dist.all_reduce(message, group=ranks.group)\n", ""))
 bank.slip(12, "common-mean", (PARTS, "gradient.copy_(part.view_as(gradient) / ranks.size)"))
 bank.slip(12, "common-over-world", ("message, group=ranks.group", "message"))
+bank.slip(
+    12,
+    "common-gathered",
+    (
+        "    dist.all_reduce(message, group=ranks.group)\n",
+        "    parts = [torch.empty_like(message) for _ in range(ranks.size)]\n"
+        "    dist.all_gather(parts, message, group=ranks.group)\n    message = torch.stack(parts).sum(0)\n",
+    ),
+)
 bank.slip(12, "common-no-gradient", (" if p.grad is not None]\n    message", "]\n    message"))
 
 

@@ -65,6 +65,8 @@ HINTS = {
     "that lives until the call is over.",
     "input-changed": "The input is changed afterwards ({where}).",
     "not-from-library": "What comes back is not what the library wrote ({where}). It shall do all the computing.",
+    "storage-address": "This goes wrong for {where}: the address is that of the storage, in which the tensor begins later. x.data_ptr() is "
+    "that of the tensor's own first number.",
     "wrong-kind": "The result must have the input's shape and dtype ({where}).",
     "result-overwritten": "A second call changed the result of the first: each call needs memory of its own.",
 }
@@ -93,6 +95,12 @@ def balise_1(compile_command, c_source, fused_gelu):
     _wraps(fused_gelu, numbers.view(17, 58).t(), "17 × 58, transposed")
     _wraps(fused_gelu, numbers.view(17, 58)[:, ::2], "every second column of 17 × 58")
     _wraps(fused_gelu, torch.linspace(-1, 1, 5).expand(3, 5), "5 numbers, expanded to 3 × 5")
+    try:
+        _wraps(fused_gelu, torch.linspace(-3, 3, 60)[17:], "43 numbers, from the 17th of a tensor on")
+    except Wrong as wrong:
+        wrong.slug = "storage-address"
+        raise
+    _wraps(fused_gelu, torch.tensor(0.5), "one number, of shape ()")
     yield "another dtype is converted, or refused; a second call leaves the first result alone"
     for dtype in (torch.float64, torch.bfloat16):
         _wraps(fused_gelu, torch.linspace(-2, 2, 64, dtype=dtype), str(dtype), may_refuse=True)

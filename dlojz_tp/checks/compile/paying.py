@@ -17,7 +17,8 @@ HINTS = {
     "one-too-many": "After one step less it has paid already: where both take equally long, it has paid.",
     "step-forgotten": "A slow step also did the work of a step: it cost its seconds *less* a compiled step more, not all of "
     "them.",
-    "eager-step-taken": "A slow step did the work of a *compiled* step; an eager one was taken off.",
+    "eager-step-taken": "Either an eager step was taken off for each slow one, which did the work of a *compiled* step; or this is what is "
+    "left to do *after* the slow steps, and their number is to be added.",
     "first-only": "Every step that compiled costs, not the first one alone.",
     "only-the-compiling": "The slow steps are shared out over the eager steps' time. What pays them back is the gain of a "
     "step: eager less compiled.",

@@ -57,6 +57,7 @@ def balise_4(count_graphs, pad_to_bucket, masked_pool):
         _pads(pad_to_bucket, t, 8)
     _pads(pad_to_bucket, 10, 5)
     _pads(pad_to_bucket, 11, 16)
+    _pads(pad_to_bucket, 11, 16, torch.bfloat16)
     yield "pooling over the real positions only"
     pools(masked_pool)
     yield "twelve lengths, three shapes, three graphs"
@@ -182,8 +183,8 @@ def _calls_all(count_graphs):
         raise Wrong("calls-left-out", n=int(seen.item()), calls=4)
 
 
-def _pads(pad_to_bucket, t, multiple):
-    x = torch.linspace(1, 2, 3 * t * 2, dtype=torch.float64).view(2, 3, t).transpose(0, 1).transpose(1, 2)  # (3, t, 2)
+def _pads(pad_to_bucket, t, multiple, dtype=torch.float64):
+    x = torch.linspace(1, 2, 3 * t * 2).to(dtype).view(2, 3, t).transpose(0, 1).transpose(1, 2)  # (3, t, 2)
     x = x.clone()
     x[0, -1] = 0.0  # a real position may be all zeros
     given = x.clone()

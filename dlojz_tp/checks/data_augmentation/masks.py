@@ -16,6 +16,7 @@ def observe(box_masks):
     """The masks of all boxes."""
     got = box_masks(torch.tensor(BOXES + EMPTY), 5, 7)
     yield {"form": form(got), "masks": got}
+    yield {"wide": box_masks(torch.tensor([[0, 1, 2, 300]]), 3, 600).sum()}
     yield from observe_batches(lambda boxes: box_masks(boxes, 9, 11), lambda b: (torch.tensor([[1, 2, 5, 9]] * b),))
 
 
@@ -35,6 +36,7 @@ def _box(seen, due):
 LOOKS = [
     Look("booleans of shape (batch, 1, height, width)", "form", form(MASKS), "mask-form"),
     Value("exact: full boxes, empty ones, at each border, inside", "masks", MASKS, _hint, fields=_box),
+    Value("in an image of 600 columns", "wide", torch.tensor(2 * 299), "mask-wrong", fields=lambda seen, due: {"where": "", "expected": f"{due} pixels", "got": f"{seen} pixels"}),
     *BATCHES,
 ]
 

@@ -77,7 +77,7 @@ def _HALVES(n):  # noqa: N802
 _SIZES = {
     "equal": lambda n: [n // 2] * 2 if n % 2 == 0 else [n // 3] * 3,
     "one": lambda n: [n],
-    "uneven": lambda n: [n - 2, 1, 1],
+    "uneven": lambda n: [n - 3, 2, 1] if n > 3 else [1, 1, 1],
 }
 
 

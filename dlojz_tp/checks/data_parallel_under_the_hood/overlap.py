@@ -122,6 +122,7 @@ def _train(Overlap):  # noqa: N803
     parameters = list(model.parameters())
     with own_work():
         order = list(parameters)
+        order[6], order[8] = order[8], order[6]  # weights of two buckets
         order[4:6] = order[5], order[4]  # a layer's bias before its weight: not in the order of arrival
         reducer = Overlap(order, CAPACITY)
         for step in range(4):

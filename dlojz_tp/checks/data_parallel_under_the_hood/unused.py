@@ -65,6 +65,7 @@ class Heads(nn.Module):
             torch.manual_seed(11)
             self.tied, self.middle = (nn.Parameter(torch.randn(16, 16).double() / 4) for _ in range(2))
             self.scales = nn.ParameterList(nn.Parameter(torch.rand(16).double() + 0.5) for _ in range(3))
+            self.scales[1].data.copy_(self.scales[0].data)  # equal values do not tie
             self.frozen = nn.Parameter(torch.rand(16).double() + 0.5, requires_grad=False)
             self.heads = nn.ParameterDict({k: nn.Parameter(torch.randn(16, 3).double()) for k in ("a", "b", "spare")})
             self.shift = nn.Parameter(torch.rand(3).double())

@@ -29,8 +29,8 @@ HINTS = {
     "not-picklable": "Spawned workers get the data set through pickle, and it refuses: {error}. Keep no open file, lambda or "
     "inner function in it.",
     "file-left-open": "{n} files are still open after their items were read. Use `with Image.open(path) as image:`.",
-    "pictures-kept": "After reading, the data set holds {size} of decoded pictures, and each worker would hold its own. "
-    "Decode anew for each item.",
+    "pictures-kept": "After reading, the data set holds {size} of pictures, and each worker would hold its own. "
+    "Read and decode anew for each item.",
     "file-not-named": "The error does not name the file: a training of a million files stops, and nobody knows at which. "
     "Put the path into its message.",
     "damage-hidden": "{what} gave an item instead of an error. A damaged file must be reported, not replaced or skipped.",
@@ -168,7 +168,7 @@ def _right_again(dataset, items):
 def _keeps_nothing(JpegFiles, folder):  # noqa: N803
     """Large pictures are read; what the data set then holds must not have grown by one of them."""
     path = folder / "large.jpg"
-    Image.new("RGB", (640, 480), (90, 90, 90)).save(path)
+    Image.effect_noise((640, 480), 90).convert("RGB").save(path, quality=95)  # no small file
     dataset = JpegFiles([(path, 0)], Mean())
     before, alive = len(_dumped(dataset)), _pictures()
     dataset[0]

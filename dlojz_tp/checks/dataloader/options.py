@@ -124,6 +124,10 @@ def _cheapest(choose_options):
     # each within the tolerance of the one before: only the fastest counts
     chain = [_trial(D, [0.100] * 6), _trial(C, [0.104] * 6), _trial(A, [0.108] * 6)]
     _is(choose_options, chain, C, {4: "fastest-not-cheapest", 0: "too-slow"})
+    # time need not fall with every worker
+    bend = [_trial(D, [0.1] * 6), _trial(C, [0.2] * 6), _trial(B, [0.103] * 6)]
+    _is(choose_options, bend, B, {4: "fastest-not-cheapest", 2: "too-slow"})
+    _is(choose_options, [_trial(D, [0.1] * 6), _trial(C, [0.18] * 6)], D, {2: "too-slow"}, tolerance=0.5)
     # fewer workers with more memory; as many workers with less memory
     records = [_trial(D, [0.1] * 6, memory=(50,)), _trial(C, [0.102] * 6, memory=(300,)), _trial(A, [0.2] * 6)]
     _is(choose_options, records, C, {4: "memory-before-workers", 0: "too-slow"})

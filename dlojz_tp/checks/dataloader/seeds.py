@@ -15,6 +15,7 @@ HINTS = {
     "no-loader": "Return a DataLoader over the data set.",
     "options-ignored": "The options did not reach the DataLoader: {what}.",
     "rng-not-set": "A data set that has no rng got none: {error}. Set dataset.rng without asking for the old one.",
+    "other-kind": "dataset.rng is a generator of another kind: make it by numpy.random.default_rng, whose methods the data set calls.",
     "own-copied": "dataset.rng draws the same numbers in both workers: each has a copy of it, in the same state. Give it a "
     "new one in worker_init_fn, through get_worker_info().dataset.",
     "own-same-seed": "Both workers gave dataset.rng a new generator from the same seed, so it draws the same numbers in both. The seed "
@@ -173,12 +174,13 @@ class _Bare(Dataset):
         return 2
 
     def __getitem__(self, index):
-        return self.rng.random()
+        return isinstance(self.rng, np.random.Generator)
 
 
 def _set_anyway(seeded_loader):
     try:
-        list(seeded_loader(_Bare(), 7, batch_size=2, num_workers=1))
+        if not torch.cat(list(seeded_loader(_Bare(), 7, batch_size=2, num_workers=1))).all():
+            raise Wrong("other-kind")
     except AttributeError as error:
         raise Wrong("rng-not-set", error=str(error).strip().splitlines()[-1]) from error
 

@@ -6,7 +6,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from dlojz_tp import launch
 from dlojz_tp.checking import Wrong, close
+from dlojz_tp.probes.gpus import left_on_cpu, on_gpus
 from dlojz_tp.probes.ranks import by_world
 from dlojz_tp.probes.traffic import Traffic
 from dlojz_tp.probes.withheld import Withheld
@@ -48,6 +50,8 @@ HINTS = {
     "activations-exchanged": "A rank sent {sent} bytes. Sums for each channel are enough: {fair} bytes or so.",
     "too-many-messages": "{calls} collectives in forward and backward. What a rank has to tell fits into one tensor: its sums "
     "and its count (or mean, variance and count, which are put together afterwards). One each way.",
+    "norm-not-on-gpu": "On GPUs, something that is exchanged lies in the CPU's memory: {error}. A rank's own count is made where x "
+    "is, by x.new_tensor for example.",
     "norm-dtype": "The output came back as {dtype}, the input was {wanted}.",
 }
 
@@ -58,6 +62,14 @@ def balise_3(all_reduce_sum, sync_batch_norm):
     """The function alone; then the layer in worlds of 1 to 4 against nn.BatchNorm2d on the whole batch, in float64."""
     torch.set_num_threads(1)  # small truths: threads would only wait for each other; judge() puts the number back
     yield from by_world(_judge, _normalised, all_reduce_sum, sync_batch_norm, timeout=20)
+    yield "and the same where each rank has a GPU"
+    on_gpus(_on_gpu, sync_batch_norm, known=left_on_cpu("norm-not-on-gpu"))
+
+
+def _on_gpu(_, sync_batch_norm):
+    norm = sync_batch_norm(CHANNELS).to(launch.device())
+    x = _images(dist.get_rank(), "uneven").float().to(launch.device()).requires_grad_()
+    norm(x).square().sum().backward()
 
 
 def _judge(size, ranks):

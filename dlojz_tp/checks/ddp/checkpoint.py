@@ -226,7 +226,9 @@ def _resume(load_checkpoint, path):
 
 def _resume_on_gpu(gpu, save_checkpoint, load_checkpoint, path):
     """On a rank with a GPU: save, load into another network; bytes that lay on the other rank's GPU meanwhile."""
-    device, rank = torch.device("cuda", dist.get_rank()), dist.get_rank()
+    rank = dist.get_rank()
+    device = torch.device("cuda", 1 - rank)  # as on a second node: not the number of the rank
+    torch.cuda.set_device(device)
     models = []
     for _ in range(2):
         model = _made(seed=rank)[0].to(device)
@@ -237,7 +239,7 @@ def _resume_on_gpu(gpu, save_checkpoint, load_checkpoint, path):
     save_checkpoint(path, model, optimizer, 1)
     dist.barrier()
     load_checkpoint(path, *models[1])
-    return gpu.peak[1 - rank]
+    return gpu.peak[rank]
 
 
 def _right_resuming(size, ranks, truth):

@@ -65,6 +65,7 @@ def observe(everything):
     whole = everything(**parts)
     whole.epoch, whole.batch = PLACE
     torch.manual_seed(10 + rank)
+    torch.rand(3)  # the state is not what the seed alone makes
     whole.collect()
     for r, states in enumerate(whole.random):
         states[1:] = [torch.full((16,), r + 1, dtype=torch.uint8)]  # as of a GPU

@@ -114,6 +114,7 @@ class Noticing(nn.Module):
 
 def _trained(train):
     """On a rank: (kind of model returned, weights, batches seen, losses, learning rates of the steps)."""
+    os.environ.update(LOCAL_RANK="0", LOCAL_WORLD_SIZE="1")  # as if each had a node of its own
     rank, made, rates = dist.get_rank(), [], []
 
     def make_model():

@@ -42,7 +42,7 @@ HINTS = {
     "copy-kept": "After the steps a rank holds {got} bytes besides its shards; the whole model has {whole}. Somewhere a "
     "copy of the parameters is kept.",
     "no-groups": "Parameters are DTensors, but nobody gathers them for forward ({error}). That is what `fully_shard` adds: "
-    "groups.",
+    "groups. Or a block's forward runs in the place of another's: a function made in a loop sees the loop's last values.",
     "names-changed": "The parameters have other names now, so that no checkpoint of the plain model fits: {got}. "
     "PyTorch's own wrapper hides itself.",
     "parameters-gone": "Parameters of the model are gone, {got} among them: a part was put in the place of the whole.",

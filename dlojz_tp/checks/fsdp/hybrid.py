@@ -161,6 +161,8 @@ def _right_parts(size, replicas, ranks):
             raise Wrong("nothing-returned", where=where)
         if not found["same"]:
             raise Wrong("hybrid-another-module", got=found["kind"], where=where)
+    for rank, found in enumerate(ranks):
+        where = f"rank {rank} of {size}, {replicas} replicas"
         if found["whole"] and found["units"] == 0:
             raise Wrong("hybrid-not-sharded", where=where, name=found["whole"][0], rank=rank)
         if found["units"] < CONFIG.layers + 1 or found["whole"]:

@@ -9,8 +9,8 @@ from dlojz_tp.checks.fsdp import common, watched
 
 HINTS = {
     "not-offloaded": "No group has a CPUOffloadPolicy: the shards stay on the device that computes.",
-    "root-offloaded": "Only the root's group has a CPUOffloadPolicy. The blocks hold most of the parameters: "
-    "each call needs it.",
+    "root-offloaded": "The group of {name} has no CPUOffloadPolicy. The blocks hold most of the parameters: each call of "
+    "fully_shard needs it.",
     "blocks-offloaded": "The root's group has no CPUOffloadPolicy: embedding and head, with their optimizer states, stay on "
     "the device, and one optimizer would have parameters on two.",
     "no-policy": "`offload_policy` got {got}. It takes a policy object: an instance of CPUOffloadPolicy.",
@@ -83,7 +83,8 @@ def _right_policies(policies, *, pin, where):
     if not offloaded:
         raise Wrong("not-offloaded", where=where)
     if offloaded != set(kinds):
-        raise Wrong("root-offloaded" if "" in offloaded else "blocks-offloaded", where=where)
+        slug = "root-offloaded" if "" in offloaded else "blocks-offloaded"
+        raise Wrong(slug, name=min(set(kinds) - offloaded), where=where)
     pinned = {pinned for found in policies.values() for _, pinned in found}
     if pin and pinned != {True}:
         raise Wrong("never-pinned", where=where)

@@ -168,7 +168,7 @@ def form(sharded, model, names: list[str]) -> dict:
         return {"slug": "parameters-gone", "got": ", ".join(gone[:3])}
     return {
         "slug": "" if set(names) == set(parameters) else changed,
-        "got": ", ".join(name for name in parameters if name not in names)[:200],
+        "got": ", ".join([name for name in parameters if name not in names][:3]),
         "whole": [name for name, p in parameters.items() if not _is_part(p)],
         "meshes": [p.device_mesh.mesh_dim_names for p in parameters.values() if isinstance(p, DTensor)],
         "dtypes": {p.dtype for p in parameters.values()},

@@ -103,9 +103,11 @@ def _filled(metrics_class, data):
     for name in ("update", "result"):
         if not callable(getattr(metrics, name, None)):
             raise Wrong("methods-missing", error=f"no method {name}")
+    all_given = []
     for batch in data:
-        given = [tensor.clone() for tensor in batch]
-        metrics.update(*given)
+        all_given.append([tensor.clone() for tensor in batch])
+        metrics.update(*all_given[-1])
+    for batch, given in zip(data, all_given, strict=True):  # what an earlier call was given, too
         for what, tensor, before in zip(("loss", "logits", "labels"), given, batch, strict=True):
             if not torch.equal(tensor, before):
                 raise Wrong("input-changed", expected=before, got=tensor, what=what)

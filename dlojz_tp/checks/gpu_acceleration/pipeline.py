@@ -82,7 +82,12 @@ def balise_1(make_transform):
                 raise Wrong("grey-image", got=wrong.got, where="a grey photograph") from wrong
             except RuntimeError as error:
                 raise Wrong("grey-image", got=str(error).split("\n")[0]) from error
-            _right_form(_apply(transform, small), "a photograph of 9 × 7 pixels")
+            image = _apply(transform, small)
+            _right_form(image, "a photograph of 9 × 7 pixels")
+            try:
+                _right_values(image, torch.tensor([10.0, 200.0, 90.0]))
+            except Wrong as wrong:
+                raise Wrong("wrong-side", expected=wrong.expected, got=wrong.got, where="a photograph of 9 × 7 pixels") from wrong
         _right_form(_apply(make_transform(37, train=False), colour), "size 37", 37)
         _right_form(_apply(make_transform(37, train=True), colour), "size 37", 37)
 

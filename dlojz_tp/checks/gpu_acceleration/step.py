@@ -39,6 +39,7 @@ HINTS = {
     "blocking": "A copy waits until it is done. With non_blocking=True (and pinned memory) the CPU goes on while it runs.",
     "no-longer-pinned": "On a GPU, a copy waits in spite of non_blocking=True{line}: what it copies is not the loader's pinned "
     "memory any more. Copy first, and compute on the device.",
+    "no-step-in-eval": "A network in eval mode, as one with frozen batch norms, learned nothing. A step is a step in either mode.",
     "switched-to-train": "The model was in eval mode, and the step switched it to train(): batch norm learns, dropout is on. Which mode it is in is "
     "the business of the loop.",
     "eval-mode": "The model was switched to eval(): batch norm does not learn, dropout is off. A training step leaves the "
@@ -96,6 +97,8 @@ def _eval_stays(train_step, batch):
     _call(train_step, model, *batch, torch.optim.SGD(model.parameters(), lr=0.1), torch.device("cpu"))
     if model.training or any(not torch.equal(value, before[name]) for name, value in model.named_buffers()):
         raise Wrong("switched-to-train")
+    if all(torch.equal(a, b) for a, b in zip(model.parameters(), network().parameters(), strict=True)):
+        raise Wrong("no-step-in-eval")
 
 
 def _call(train_step, *args):

@@ -39,6 +39,7 @@ SIZES = [8, 64, 128, 24, 32, 256]  # two failures in a row, and one at the end; 
 OTHERS = (
     ValueError("a mistake in the model"),
     RuntimeError("shapes do not match"),
+    MemoryError("the CPU's memory is full"),
     RuntimeError("CUDA error: an illegal memory access was encountered"),
 )
 

@@ -32,7 +32,9 @@ HINTS = {
     "sync-each-batch": "{n} values were read from the device for {batches} batches. Use your RunningMetrics: one read at "
     "the end.",
     "waits-each-batch": "{error}: {n} calls for {batches} batches, and each makes the CPU wait for the GPU. Leave them out.",
-    "validation-not-moved": "The batch was not moved to `device`: {error}",
+    "frozen-trained": "A parameter that came in with requires_grad=False has it True now: a frozen layer would be trained. Switch the "
+    "recording of gradients off, not the parameters' flags.",
+    "validation-not-moved": "A tensor is not on `device`: {error}. Images, labels and your sums all have to be there.",
     "gradients-left-off": "Afterwards {what}: the next training step would fail or learn nothing. Switch gradients off for "
     "the validation only, with a context manager or a decorator.",
     "loader-bypassed": "The loader was never read. Go through `loader`: its batch size, its workers and its transforms were chosen "
@@ -53,7 +55,7 @@ def balise_4(evaluate):
     with torch.enable_grad():
         got = evaluate(model, loader, cpu)
         recording = torch.is_grad_enabled()
-    after_training = model.training
+    after_training = all(module.training for module in model.modules())
     if any(training for training, _, _ in model.seen):
         raise Wrong("train-mode")
     if any(grad for _, grad, _ in model.seen):
@@ -77,11 +79,18 @@ def balise_4(evaluate):
         raise Wrong("gradients-left-off", what="the network's parameters have requires_grad=False")
     yield "the model leaves in the mode it came in, its weights and statistics unchanged"
     if not after_training:
-        raise Wrong("mode-not-restored", expected="model.training is True", got="False")
+        raise Wrong("mode-not-restored", expected="training is True in all modules", got="False")
     model.eval()
-    evaluate(model, loader, cpu)
-    if model.training:
+    model.body[0].requires_grad_(False)
+    with torch.enable_grad():
+        evaluate(model, loader, cpu)
+        recording = torch.is_grad_enabled()
+    if any(module.training for module in model.modules()):
         raise Wrong("mode-forced", expected="model.training is False", got="True")
+    if not recording:
+        raise Wrong("gradients-left-off", what="torch.is_grad_enabled() is False, for a network in eval mode")
+    if any(p.requires_grad for p in model.body[0].parameters()):
+        raise Wrong("frozen-trained")
     if any(not torch.equal(before[k], v) for k, v in model.state_dict().items()):
         raise Wrong("weights-changed")
     yield "few values are read from the device: not one a batch"

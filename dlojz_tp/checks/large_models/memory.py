@@ -46,6 +46,13 @@ class Halves(nn.Module):
         return left * right
 
 
+class Front(nn.Module):
+    """Keeps a view of its input, which the layer before keeps whole."""
+
+    def forward(self, x):
+        return x[:, :2].square()
+
+
 class Scaled(nn.Module):
     """Times a buffer, which is there anyway."""
 
@@ -79,6 +86,7 @@ STACKS = {
     "norm, GELU, softmax": (lambda: [nn.LayerNorm(8), nn.GELU(), nn.Softmax(-1)], [N + 8 * BATCH, N, N]),
     "views": (lambda: [nn.Linear(8, 8), Part(), nn.Flatten(), nn.Linear(8, 8)], [N, N, 0, N]),
     "two views of one": (lambda: [nn.Linear(8, 8), Halves()], [N, N]),
+    "a view of what is kept": (lambda: [nn.Linear(8, 8), nn.Tanh(), Front()], [N, N, 0]),
     "masks": (lambda: [nn.Linear(8, 8), Masked(), nn.Linear(8, 8)], [N, N // 4, N]),
     "float64": (lambda: [nn.Linear(8, 8).double(), nn.Tanh()], [2 * N, 2 * N]),
     "tied weights": (tied, [N, N]),

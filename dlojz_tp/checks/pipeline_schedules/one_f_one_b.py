@@ -32,6 +32,7 @@ CASES = (  # stages, bubble, batch
     (4, 0.34, 96), (2, 0.15, 60), (8, 0.32, 120), (4, 0.5, 12), (1, 0.0, 7), (5, 0.25, 48), (3, 0.9, 10), (16, 0.21, 1000),
     (2, 0.11, 9),  # only the batch itself will do
     (4, 0.11, 96),  # where 24 miss it by a thousandth
+    (4, 0.6, 8),  # where a quotient of floats lies above the whole number
 )  # fmt: skip
 IMPOSSIBLE = ((4, 0.1, 12), (2, 0.0, 64), (8, 0.3, 11))
 MICRO_BATCHES = 6  # not the practical work's own

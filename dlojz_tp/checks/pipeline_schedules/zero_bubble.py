@@ -106,13 +106,13 @@ def _module(seed=3, frozen=False):
             nn.GELU(),
             nn.Linear(7, 6, bias=False),
             nn.Tanh(),
-            nn.Linear(6, 6),
+            nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6)),
             nn.Linear(6, 4),
             nn.ReLU(),
         ]
         module = nn.Sequential(*layers).double()
     if frozen:
-        module[4].weight.requires_grad_(False)
+        module[4][0].weight.requires_grad_(False)
     return module
 
 

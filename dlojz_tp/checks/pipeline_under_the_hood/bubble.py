@@ -132,6 +132,10 @@ def _runs() -> dict[str, list]:
         "events of all ranks one after the other, the last rank first": sorted(_disturbed(plain, 30.0), key=lambda e: (-e[0], e[4])),
         "ranks 2 and 3 only, a second pipeline": [(e[0] + 2, *e[1:]) for e in _disturbed(chunks, 7.0)],
         "backward in two halves": _disturbed(split, 3.0),
+        "the last event first": _disturbed(plain, 0.0)[::-1],
+        "a long action that outlasts the last one": [
+            (0, "F", 0, 0, 0.0, 1.0), (0, "B", 0, 0, 11.0, 12.0), (1, "F", 0, 1, 1.0, 9.0), (1, "B", 0, 1, 9.0, 14.0),
+        ],
         "one rank": _disturbed(alone, 1.0),
     }  # fmt: skip
 

@@ -29,7 +29,7 @@ HINTS = {
     "the gradient that the stage behind sends back.",
     "sizes-differ": "A message has another size than its buffer ({error}). An activation's shape is in its header, of which only the first `dims` sizes count; a gradient has the shape of this stage's output. And what belongs to micro-batch k is found by k.",
     "gradient-forgotten": "Only the loss is a number. A stage that has no loss hands backward() the gradient that it received: "
-    "y.backward(gradient). ({error})",
+    "y.backward(gradient). place.behind may be rank 0, which counts as false: compare with `is None`. ({error})",
     "no-graph": "There is no graph to go back through ({error}). The forward runs with one: no torch.no_grad() around it, and "
     "backward() starts at what the stage gave, not at a detached copy.",
     "no-backward": "Stage {stage} of {n_stages} has no gradients: it has the loss, and no backward() started from it.",

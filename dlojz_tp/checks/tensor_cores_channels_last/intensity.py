@@ -47,11 +47,12 @@ def balise_1(matmul_cost, conv_cost):
         _product(matmul_cost, m, n, k, size)
     yield "a convolution: kernel 3, and a kernel of 1"
     _conv(conv_cost, 5, 6, 11, 17, 13, 3, 1, 0, 1, 4)
-    _conv(conv_cost, 2, 64, 48, 14, 9, 1, 1, 0, 1, 2)
+    _conv(conv_cost, 6, 64, 48, 14, 9, 1, 1, 0, 1, 2)
     yield "with padding"
     _conv(conv_cost, 3, 10, 7, 19, 12, 5, 1, 2, 1, 2)
     yield "with a stride, one that does not divide too"
     _conv(conv_cost, 4, 3, 14, 23, 16, 3, 2, 0, 1, 2)
+    _conv(conv_cost, 3, 8, 16, 14, 10, 1, 2, 0, 1, 2)
     _conv(conv_cost, 4, 3, 22, 33, 26, 7, 3, 3, 1, 4)
     yield "with groups, up to one channel each (depthwise)"
     _conv(conv_cost, 3, 12, 20, 15, 10, 3, 1, 1, 4, 2)

@@ -40,6 +40,8 @@ HINTS = {
     "weight decay, and a norm of all weights, would see others.",
     "wrong-columns": "The output differs from that of the given layer, though its shape is right.",
     "wrong-shape": "The output has another shape than that of the given layer.",
+    "padded-for-float32": "A layer of 9 outputs in {dtype}, at {alignment} bytes, has no weight of 16 rows. The size to pad to depends on the "
+    "layer's own dtype.",
     "dtype-changed": "The padded layer has another dtype than the given one: nn.Linear and torch.zeros make float32 if not told otherwise.",
     "result-dtype": "For a layer and an input in {dtype}, the padded one {what}. What comes out has the layer's dtype, as it has without "
     "padding.",
@@ -80,6 +82,8 @@ def balise_4(padded_size, PaddedLinear):  # noqa: N803  (the answer is a class)
         padded = _make(PaddedLinear, layer, alignment)
         if any(p.dtype != layer.weight.dtype for p in padded.parameters()):
             raise Wrong("dtype-changed", expected=layer.weight.dtype, got=[p.dtype for p in padded.parameters()])
+        if not any(p.dim() == 2 and len(p) == 16 for p in padded.parameters()):
+            raise Wrong("padded-for-float32", dtype=str(layer.weight.dtype).removeprefix("torch."), alignment=alignment)
         _called_in_its_dtype(padded.eval(), layer.weight.dtype)
     padded = _make(PaddedLinear, nn.Linear(6, 9, device="meta"), 16)
     if any(p.device.type != "meta" for p in padded.parameters()):

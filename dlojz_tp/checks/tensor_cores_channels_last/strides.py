@@ -68,7 +68,10 @@ def balise_5(strides_of, formats_of, channels_last_copy):
     yield "views, one channel, one pixel, half precision"
     base = _values((3, 4, 6, 5))
     for x in (base[:, ::2], base.transpose(2, 3), base[:1], _values((4, 8, 1, 1)), _values((5, 1, 6, 7)),
-              base.bfloat16(), base.to(memory_format=torch.channels_last), base.long()):  # fmt: skip
+              base.bfloat16(), base.to(memory_format=torch.channels_last), base.long(),
+              base.to(memory_format=torch.channels_last)[:, :2],  # channels lie side by side, pixels farther apart
+              base.permute(0, 3, 2, 1).contiguous().permute(0, 3, 2, 1),  # channels first, then the height
+              _values((5, 1, 6, 7)).transpose(2, 3)):  # fmt: skip
         _copy(channels_last_copy, x)
     yield "where x lies, on whatever device"
     try:

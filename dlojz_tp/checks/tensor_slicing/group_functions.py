@@ -47,7 +47,7 @@ HINTS = {
     "sent-beyond-group": "The values are right, but {name} ran in a group of {found} ranks; the group has {size}. The others "
     "are kept waiting for nothing.",
     "group-sent-twice": "{name} called {n} collectives {way}. One is enough.",
-    "group-sends-back": "The values are right, but {name} calls {call} {way}, where nothing has to travel: see the table of "
+    "group-sends-back": "The values are right, but {name} calls {call} {way}, where nothing has to travel: see the drawing of "
     "balise 1.",
     "group-sent-too-much": "{name} moves {sent} bytes a rank {way}; {least} are enough. An all-gather of what is then added up sends "
     "every part to every rank: that is what an all-reduce saves.",

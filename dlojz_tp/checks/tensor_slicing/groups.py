@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import pickle
 import re
 
 import torch
@@ -12,6 +13,7 @@ from dlojz_tp import launch
 from dlojz_tp.checking import Wrong
 from dlojz_tp.checking.judging import own_lines
 from dlojz_tp.checks.tensor_slicing.common import on_ranks
+from dlojz_tp.launch import wire
 from dlojz_tp.works.balise import BaliseNotDone
 
 # (ranks in the world, ranks in a tensor group)
@@ -27,6 +29,8 @@ HINTS = {
     "their order alone: real ranks would wait for each other here until the deadline. The loop must not depend on the rank.",
     "groups-by-rank": "Rank {rank} makes other groups than rank 0. All ranks make the same ones, in the same order: what new_group is given "
     "must not depend on the rank. Choose among the groups by rank, once they are made.",
+    "made-twice": "The group of the ranks {members} is made {n} times in one call. Two calls of new_group with the same ranks make two "
+    "groups, and ranks that keep different ones wait for each other for ever: make each group once.",
     "outside-group": "Rank {rank} does not belong to the group that it returned. Remember the one group whose members "
     "include this rank, while the loop goes on.",
     "own-group-missing": "Rank {rank} got None: its group, {wanted}, was never made. Every rank has one, however many there are.",
@@ -76,9 +80,9 @@ def _groups(make, members, mixed_up, slug):
     for world, size in EVEN:
         _same_calls(seen[world, size], world, size)
     yield "each rank gets the group that it belongs to"
+    kept = any(isinstance(got, list) for ranks in seen.values() for _, got, _ in ranks)
     for world, size in EVEN:
         for rank, found in enumerate(seen[world, size]):
-            kept = any(isinstance(got, list) for _, got, _ in seen[world, size])
             _right_members(found, rank, world, size, members, mixed_up, slug, kept)
     yield "a size that does not divide the world is refused with a clear error"
     for world, size in UNEVEN:
@@ -122,7 +126,11 @@ def fake_world(rank, world):
 
 
 def _recorded(make):
-    """On a rank: be every rank of every world in turn; {(world, size): [(calls, members or what came, error)]}."""
+    """On a rank: be every rank of every world in turn; {(world, size): [(calls, members or what came, error)]}.
+
+    Each is a process of its own elsewhere: what a function remembers between two calls is of one rank in one world.
+    """
+    packed = wire.pack(make)
     dist.destroy_process_group()
     found = {}
     for world, size in (*EVEN, *UNEVEN):
@@ -131,7 +139,7 @@ def _recorded(make):
             got = error = None
             with fake_world(rank, world) as made:
                 try:
-                    got = _members(make(size))
+                    got = _members(pickle.loads(packed)(size))
                 except BaliseNotDone:
                     raise
                 except Exception as raised:
@@ -175,6 +183,9 @@ def _same_calls(ranks, world, size):
         if len(mine) == len(calls[0]) > 1:
             raise Wrong("groups-by-rank", rank=rank, **text)
         raise Wrong("members-only", rank=0 if calls[0] == mine[: len(calls[0])] else rank, **text)
+    for members in calls[0]:
+        if world > 1 and (n := calls[0].count(members)) > 1:
+            raise Wrong("made-twice", members=members, n=n, expected="each once", got=f"{calls[0]}", where=where)
 
 
 def _right_members(found, rank, world, size, members, mixed_up, slug, kept):
@@ -189,7 +200,7 @@ def _right_members(found, rank, world, size, members, mixed_up, slug, kept):
             raise Wrong("even-refused", got=error[1], **fields)
         groups = [members for members, _ in made]
         raise Wrong("group-call-fails", lines=error[2], got=f"the groups made until then: {groups}", **fields)
-    if got == "None" and made and not any(rank in mine for mine, _ in made):
+    if got == "None" and (made or kept) and not any(rank in mine for mine, _ in made):
         raise Wrong("own-group-missing", rank=rank, wanted=wanted, **fields)
     if got == "None":
         raise Wrong("own-group-lost" if kept else "nothing-returned", rank=rank, wanted=wanted, where=where)

@@ -141,6 +141,8 @@ def odd_batches(Layer, plain, width, ranks) -> dict:  # noqa: N803
         "a single sequence": run(Layer, plain, noise(1, 5, width, seed=40), ranks),
         "a transposed input": run(Layer, plain, noise(width, 3, 2, seed=41).permute(2, 1, 0), ranks),
     }
+    still = copy.deepcopy(plain).eval()
+    found["one in evaluation, after eval()"] = run(Layer, still, noise(2, 3, width, seed=45), ranks)
     single = copy.deepcopy(plain).float()
     found["float32"] = run(Layer, single, noise(2, 3, width, seed=43).float(), ranks)
     return found
@@ -148,7 +150,7 @@ def odd_batches(Layer, plain, width, ranks) -> dict:  # noqa: N803
 
 def run(Layer, plain, x, ranks):  # noqa: N803
     """(found, wanted): the result of a new sliced layer, and the plain one's."""
-    layer = Layer(copy.deepcopy(plain), ranks)
+    layer = Layer(copy.deepcopy(plain), ranks).train(plain.training)
     with torch.no_grad():
         return layer(x), plain(x)
 

@@ -6,7 +6,7 @@ from dlojz_tp.checking import Wrong, close
 from dlojz_tp.checks.tensor_slicing.common import IN_PLACE, on_ranks
 from dlojz_tp.checks.tensor_slicing.group_functions import KNOWN as GROUP_KNOWN
 from dlojz_tp.checks.tensor_slicing.group_functions import WORLD, each_layout, named_if_running
-from dlojz_tp.checks.tensor_slicing.sequence_ranks import SHAPE, own_gradients, part_of, use, x_of
+from dlojz_tp.checks.tensor_slicing.sequence_ranks import COMMON, SHAPE, own_gradients, part_of, use, x_of
 from dlojz_tp.probes.traffic import on_the_wire
 
 HINTS = {
@@ -23,6 +23,10 @@ HINTS = {
     "sequence-times-n": "The gradient of {name} is {n} times too large: it was added up where it was only to be gathered.",
     "reduced-then-cut": "The numbers are right, but {name} moves {sent} bytes a rank {way}, where {least} are enough. An all-reduce "
     "followed by a cut throws most of what travelled away: that is what a reduce-scatter saves.",
+    "padded-then-summed": "The numbers are right, but {name} moves {sent} bytes a rank {way}, where {least} are enough. An all-reduce of "
+    "parts that are filled up with zeros sends twice what an all-gather of the parts does.",
+    "common-gathered": "The gradients are right, but sum_common_gradients moves {sent} bytes a rank, where an all-reduce moves {least}: "
+    "gathering what is then added up sends every rank's gradients to every rank.",
     "sequence-uneven": "{size} ranks do not divide a sequence of {length} tokens, and the answer was {error}. Raise a "
     "ValueError (`self.part` does).",
     "sequence-shape": "Backward gave a gradient of another shape than its input: {error}",
@@ -147,7 +151,9 @@ def _frugal(got, where):
     for name, both in got["calls"].items():
         for way, calls in zip(("forward", "backward"), both, strict=True):
             if (sent := on_the_wire(calls)) > 1.05 * least + 64:
-                raise Wrong("reduced-then-cut", name=name, sent=int(sent), least=int(least), way=way, where=where)
+                padded = (name, way) in (("copy", "forward"), ("sum", "backward"))
+                slug = "padded-then-summed" if padded else "reduced-then-cut"
+                raise Wrong(slug, name=name, sent=int(sent), least=int(least), way=way, where=where)
 
 
 def _common(found, got, rank, where):
@@ -164,3 +170,6 @@ def _common(found, got, rank, where):
         slug = next((slug for slug, one in known if value is not None and close(value, one)), "sequence-wrong")
         fields = {"name": "a common parameter", "what": "the gradient", "n": n}
         raise Wrong(slug, expected=wanted, got=value, where=where, **fields)
+    least = 2 * (n - 1) / n * COMMON
+    if (sent := on_the_wire(got["common calls"])) > 1.4 * least + 16:
+        raise Wrong("common-gathered", sent=int(sent), least=int(least), where=where)

@@ -18,6 +18,7 @@ from dlojz_tp.probes.withheld import Withheld
 
 SHAPE = (12, 12, 12)  # batch, sequence, width: a cut along any of them is possible
 NAMES = "copy", "sum"
+COMMON = (12 + 3) * 8  # bytes of the common gradients in one dtype
 GROUPS = *LAYOUTS[:-1], ((0,), (1,), (2,), (3,)), LAYOUTS[-1]  # those of different sizes last: see `use`
 
 
@@ -62,9 +63,10 @@ def _use_in(SequenceRanks, sum_common_gradients, layout):  # noqa: N803
         nn.Parameter(torch.zeros(2)),
     ]
     parameters[0].grad, parameters[1].grad = own_gradients(rank)
-    with _for_sequences_alone(ranks), Withheld() as running:
+    with _for_sequences_alone(ranks), Withheld() as running, Traffic() as log:
         sum_common_gradients(parameters, ranks)
         found["common"] = [settled(p.grad) for p in parameters]
+    found["common calls"] = log.calls
     found["left"] += running.left()
     if together(_common_right(found["common"], members)):
         _layer(ranks, sum_common_gradients, members, rank, found["layer"])

@@ -161,7 +161,10 @@ slip(7, "losses-form", ("yield torch.stack(losses).mean()", "yield torch.stack(l
 variant(7, "losses-form", GROUPS, ("torch.stack(losses).detach().mean()", "torch.stack(losses).detach()"))
 
 hint(
-    7, "other-gradient", "The gradient at a step is not the mean over all micro-batches and ranks, clipped by its norm."
+    7,
+    "other-gradient",
+    "The gradient at a step is not that of one process: the mean over the ranks, each micro-batch's loss divided by `accumulation` (in a "
+    "last step of fewer, too), clipped by its norm.",
 )
 slip(7, "other-gradient", ("loss / accumulation", "loss / accumulation / fabric.world_size"))
 variant(7, "other-gradient", GROUPS, ("losses[-1] / accumulation", "losses[-1] / fabric.world_size"))

@@ -299,7 +299,7 @@ slip(
 variant(2, "tied-apart", STARTED, ("            dist.all_reduce(p.grad, group=mesh.ends.group)", "            pass"))
 
 hint(
-    2, "tied-averaged", "The tied words' gradient is the *sum* of their two uses, not the mean: one weight, used twice."
+    2, "tied-averaged", "The tied words' gradient is the *sum* of their two uses; yours is about half of it: one weight, used twice, and shares counted once."
 )
 slip(2, "tied-averaged", ("group=mesh.ends.group)", "group=mesh.ends.group)\n                p.grad /= 2"))
 variant(2, "tied-averaged", STARTED, ("group=mesh.ends.group)", "group=mesh.ends.group)\n            p.grad *= 0.5"))

@@ -275,7 +275,7 @@ bank.variant(4, "again-forgotten", BY_RANKS, ("total = full if again else 0", "t
 bank.hint(
     4, "again-wrong",
     "With recomputation there are two parts: `tokens · width` numbers of `input` bytes over `whole` ranks, of each layer and each micro-batch in "
-    "flight; and everything of one layer, once. One of them is not right there.",
+    "flight; and everything of one layer, once. One of them is not right there; or the logits, which come on top of both on the last stage.",
 )  # fmt: skip
 bank.slip(4, "again-wrong", ("full * everything", "full * (everything - kept)"))
 bank.slip(4, "again-wrong", ('widths["input"] / whole', "1 / whole"))

@@ -219,7 +219,7 @@ bank.variant(5, "again-not-computed", BY_HAND, ('{"none": 3, "full": 4}', '{"non
 
 bank.hint(
     5, "hidden-wrong",
-    "With overlap, only the two sums of backward are hidden, each by the product beside it (3 h · h and 4 h · h, at the speed of all products) and never by more than it takes itself.",
+    "With overlap, only the two sums of backward are hidden, in every layer, each by the product beside it (3 h · h and 4 h · h, at the speed of all products) and never by more than it takes itself.",
 )  # fmt: skip
 bank.slip(5, "hidden-wrong", ("if layout.overlap else 0\n", "\n"))
 bank.slip(5, "hidden-wrong", ("sum(min(total, 2 * b * s * n * h * h / t / speed) for n in (3, 4))", "2 * total"))

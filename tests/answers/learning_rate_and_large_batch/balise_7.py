@@ -214,7 +214,7 @@ slip(7, "batch-left-out", (TRACE, "(small - big) / (1 - 1 / n)"), (PAIR, "small 
 variant(7, "batch-left-out", PAPER, ("b_small, b_big = batch, world * batch", "b_small, b_big = 1, world"))
 
 hint(7, "biased-variance", "The variance between the ranks was divided by N. Around their own mean, N − 1 are free: 1/b − 1/(N b) in the difference of the "
-     "two equations.")  # fmt: skip
+     "two equations. Or `batch` was taken for that of all ranks.")  # fmt: skip
 slip(7, "biased-variance", (TRACE, "(small - big) * batch"))
 slip(7, "biased-variance", (TRACE, "(small - big) * batch"), (PAIR, "big - trace / (n * batch), trace"))
 variant(7, "biased-variance", BETWEEN, ("/ (size - 1)", "/ size"))

@@ -244,7 +244,7 @@ bank.slip(
 )
 bank.variant(8, "random-not-loaded", OTHER, ("    set_random_states(states)\n", "    torch.manual_seed(0)\n"))
 
-bank.hint(8, "goes-on-otherwise", "All was loaded as it was saved, yet the run went on otherwise ({what}). Does the optimizer still train the parameters of the model? Does something draw random numbers when the loop begins anew, as a DataLoader does?")  # fmt: skip
+bank.hint(8, "goes-on-otherwise", "All was loaded as it was saved, yet the run went on otherwise ({what}). Does the optimizer still train the parameters of the model? Does something draw random numbers when the loop begins anew, as a DataLoader does? And what stands in (epoch, done) behind an epoch's last batch?")  # fmt: skip
 bank.slip(8, "goes-on-otherwise", ("        part.load_state_dict(saved", "        keep = {'assign': True} if isinstance(part, nn.Module) else {}\n        part.load_state_dict(saved"), ("[name])\n", "[name], **keep)\n"))  # fmt: skip
 bank.slip(
     8,
