@@ -70,6 +70,9 @@ class _ToPython(TorchFunctionMode):
         kwargs = kwargs or {}
         self._operations.functions.add(getattr(func, "__name__", ""))
         name = _HANDS_OUT.get(func)
+        if getattr(func, "__name__", "") in _FROM_LISTS and _in_lists(args):  # each is read; no operator tells
+            self._operations.calls["python.values"] += 1
+            self._operations.log.append(("python.values", [], (), {}, None))
         if name:
             self._operations.calls[name] += 1
             self._operations.log.append((name, [_sketch(args[0])], (), {}, None))
@@ -79,6 +82,15 @@ class _ToPython(TorchFunctionMode):
             return func(*args, **kwargs)
         finally:
             self.on_cpu_only = False
+
+
+_FROM_LISTS = {"tensor", "as_tensor", "asarray", "new_tensor"}
+
+
+def _in_lists(args) -> bool:
+    """Whether tensors are in a list among the arguments."""
+    lists = [item for item in args if isinstance(item, list | tuple)]
+    return any(isinstance(item, torch.Tensor) for one in lists for item in one) or any(map(_in_lists, lists))
 
 
 _HANDS_OUT = {

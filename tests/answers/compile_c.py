@@ -280,3 +280,5 @@ bank.slip(1, None, (LOOP, "for (long int i = n - 1; i >= 0; i--)"))
 bank.slip(1, None, (LOOP, "int k = 0; /* int i < n */\n        k++;\n        for (int64_t i = k - 1; i != n; i++)"))
 bank.slip(1, "narrow-n", ("float *y, int64_t n", "float *y, int n"))
 bank.slip(1, "narrow-n", ("float *y, int64_t n)", "float *y,\n        unsigned int count)"), ("i < n", "i < count"), variant=True)
+
+bank.slip(1, "storage-address", ("numbers.data_ptr(), result", "numbers.untyped_storage().data_ptr(), result"))

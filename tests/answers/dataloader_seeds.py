@@ -408,3 +408,9 @@ def summed(mix):
 bank.wrong(3, "pairs-collide")(summed(lambda seed, rank: seed + 1000 * rank))
 bank.wrong(3, "pairs-collide")(summed(lambda seed, rank: 12_345 * rank + seed))
 bank.wrong(3, "pairs-collide")(summed(lambda seed, rank: 99_991 * seed + rank))
+
+bank.slip(
+    3,
+    "other-kind",
+    ("np.random.default_rng(torch.initial_seed())", "np.random.RandomState(torch.initial_seed() % 2**32)"),
+)

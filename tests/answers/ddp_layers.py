@@ -697,3 +697,7 @@ def make_parallel(network, device):
 
 
 bank.slip(3, "equal-batches-assumed", ("x.numel() / x.shape[1]", "len(x) * 20.0"))
+
+bank.slip(
+    3, "norm-not-on-gpu", ("x.new_tensor([x.numel() / x.shape[1]])", "torch.tensor([x.numel() / x.shape[1]], dtype=x.dtype)")
+)

@@ -288,3 +288,18 @@ bank.slip(
     1, "resharded-to-few", ("fully_shard(block, mesh=mesh)", "fully_shard(block, mesh=mesh, reshard_after_forward=2)")
 )
 bank.slip(1, "not-adamw", ("torch.optim.AdamW(", "torch.optim.SGD("))
+
+bank.text(
+    4,
+    "other-blocks-kept",
+    """
+def shard_kept(model, mesh, kept):
+    n_blocks = len(model.blocks)
+    if not 0 <= kept <= n_blocks:
+        raise ValueError(f"kept must be between 0 and {n_blocks}, got {kept}")
+    for index, block in enumerate(model.blocks):
+        stays_whole = (index + 1) * kept // n_blocks > index * kept // n_blocks  # evenly spread
+        fully_shard(block, mesh=mesh, reshard_after_forward=not stays_whole)
+    return fully_shard(model, mesh=mesh)
+""",
+)

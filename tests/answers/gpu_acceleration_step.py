@@ -770,6 +770,15 @@ def evaluate(model, loader, device):
     return counted(model, loader, device)
 
 
+@bank.wrong(4, "frozen-trained")
+@in_eval
+def evaluate(model, loader, device):
+    model.requires_grad_(False)
+    found = counted(model, loader, device)
+    model.requires_grad_(True)
+    return found
+
+
 @bank.wrong(4, "twice")
 @in_eval
 def evaluate(model, loader, device):
@@ -814,3 +823,14 @@ bank.slip(2, "left-the-device", ("return loss.detach(),", 'return loss.detach().
 bank.slip(2, "hidden-sync", (FORWARD, FORWARD + DEAD))
 bank.slip(2, "switched-to-train", ("    optimizer.zero_grad(", "    model.train()\n    optimizer.zero_grad("))
 bank.slip(2, "eval-mode", ("    optimizer.step()\n", "    optimizer.step()\n    model.eval()\n"))  # ready for validation
+
+bank.slip(
+    2,
+    "no-step-in-eval",
+    (
+        "    logits = model(images)\n    loss = F.cross_entropy(logits, labels)\n    loss.backward()\n    optimizer.step()\n",
+        "    with torch.set_grad_enabled(model.training):\n        logits = model(images)\n"
+        "        loss = F.cross_entropy(logits, labels)\n    if model.training:\n        loss.backward()\n"
+        "        optimizer.step()\n",
+    ),
+)

@@ -402,3 +402,15 @@ class Widened(PaddedLinear):
 class InFloat32(PaddedLinear):
     def forward(self, x):
         return super().forward(x.float())
+
+class CountedInFloat32(PaddedLinear):
+    """The rows are those that float32 needs, whatever the layer's dtype."""
+
+    def __init__(self, linear, alignment=16):
+        super().__init__(linear, alignment)
+        more = padded_size(self.n, torch.float32, alignment)[0] - self.n
+        self.weight = nn.Parameter(F.pad(linear.weight.detach(), (0, 0, 0, more)))
+        self.bias = None if linear.bias is None else nn.Parameter(F.pad(linear.bias.detach(), (0, more)))
+
+
+bank.several(4, "padded-for-float32", padded_size, CountedInFloat32)

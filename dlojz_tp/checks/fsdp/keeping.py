@@ -25,7 +25,7 @@ KNOWN = (("reshard_after_forward as an int", "smaller-world"),)
 
 def balise_4(shard_kept):
     """Which blocks are whole after forward, how often backward gathers, weights as in one process, 1 to 4 ranks."""
-    plain = common.decoder("a decoder of 4 blocks", layers=4, kv_heads=1)
+    plain = common.decoder("a decoder of 5 blocks", layers=5, kv_heads=1)
     tied = common.decoder("a decoder of 3 blocks with a tied head", tied_head=True)
     plans = {2: [(plain, 2), (plain, 1), (plain, 0)], 1: [(tied, 1)], 3: [(tied, 3)], 4: [(tied, 2)]}
     yield "the last blocks, as many as asked, stay whole until backward, and are not gathered again"

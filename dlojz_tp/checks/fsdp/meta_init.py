@@ -45,7 +45,7 @@ HINTS = {
     "meta-model-computes-wrong": "With these weights the model's loss is not what the same weights give on one process.",
 }  # fmt: skip
 
-CONFIG = LlamaConfig(vocab_size=151, width=24, heads=4, kv_heads=2, layers=3, max_length=16, ffn_width=48)
+CONFIG = LlamaConfig(vocab_size=37, width=24, heads=4, kv_heads=2, layers=3, max_length=16, ffn_width=48)
 FROZEN = "norm.weight"
 SIZES = (4, 3, 1, 2)  # four ranks first: their shards are small beside a whole block
 
@@ -202,9 +202,10 @@ def _right_form(where, found):
 def _right_memory(where, found):
     bytes_of = {name: 4 * _numel(shape) for name, shape in found["shapes"].items()}
     block = sum(size for name, size in bytes_of.items() if name.startswith("blocks.0."))
+    rest = sum(size for name, size in bytes_of.items() if not name.startswith("blocks."))
     shards = sum(4 * part.numel() for part in found["weights"].values())
     # a rank may fill one block after the other before it is cut, and so hold one of them whole
-    if found["peak"] > shards + 1.25 * block + 4096:
+    if found["peak"] > shards + 1.25 * max(block, rest) + 4096:
         got, wanted = (f"{size / 1024:.0f} KiB" for size in (found["peak"], shards))
         raise Wrong("emptied-too-early", expected=wanted, got=got, where=where, wanted=wanted)
 

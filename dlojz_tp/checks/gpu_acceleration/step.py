@@ -79,6 +79,7 @@ def balise_2(train_step):
     _eval_stays(train_step, data[0])
     yield "after three steps the weights are those of a plain loop in float64"
     _right_weights(train_step, model, optimizer, data, before, truth)
+    _eval_learns(train_step, data[0])
     yield "nothing waits for the device: no value is read in the step"
     if syncs(operations):
         raise Wrong("hidden-sync", error=", ".join(sorted(set(syncs(operations)))))
@@ -97,6 +98,11 @@ def _eval_stays(train_step, batch):
     _call(train_step, model, *batch, torch.optim.SGD(model.parameters(), lr=0.1), torch.device("cpu"))
     if model.training or any(not torch.equal(value, before[name]) for name, value in model.named_buffers()):
         raise Wrong("switched-to-train")
+
+
+def _eval_learns(train_step, batch):
+    model = network().eval()
+    _call(train_step, model, *batch, torch.optim.SGD(model.parameters(), lr=0.1), torch.device("cpu"))
     if all(torch.equal(a, b) for a, b in zip(model.parameters(), network().parameters(), strict=True)):
         raise Wrong("no-step-in-eval")
 

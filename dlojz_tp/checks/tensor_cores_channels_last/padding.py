@@ -82,7 +82,7 @@ def balise_4(padded_size, PaddedLinear):  # noqa: N803  (the answer is a class)
         padded = _make(PaddedLinear, layer, alignment)
         if any(p.dtype != layer.weight.dtype for p in padded.parameters()):
             raise Wrong("dtype-changed", expected=layer.weight.dtype, got=[p.dtype for p in padded.parameters()])
-        if not any(p.dim() == 2 and len(p) == 16 for p in padded.parameters()):
+        if not any(p.dim() == 2 and 16 in p.shape for p in padded.parameters()):
             raise Wrong("padded-for-float32", dtype=str(layer.weight.dtype).removeprefix("torch."), alignment=alignment)
         _called_in_its_dtype(padded.eval(), layer.weight.dtype)
     padded = _make(PaddedLinear, nn.Linear(6, 9, device="meta"), 16)

@@ -114,7 +114,7 @@ def _compare(claim, key, hint, *shape):
         case, size = list(CASES)[k], len(seen)
         low, high = seen[rank, k].min().item(), seen[rank, k].max().item()
         return {"rank": rank, "norm": truth(case, size)[0], "most": MAX, "where": f"{case}, rank {rank} of {size}",
-                "expected": "", "got": f"{low if 1 - low > high - 1 else high:.4g} times what is due"}  # fmt: skip
+                "expected": "", "got": f"{low if 1 - low > high - 1 else high:.7g} times what is due"}  # fmt: skip
 
     return Value(claim, lambda ranks: torch.stack([rank[key] for rank in ranks]),
                  lambda size: torch.ones(size, len(CASES), *shape), hint,

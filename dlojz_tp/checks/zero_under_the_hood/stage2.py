@@ -80,6 +80,12 @@ def _measured(ShardedGradients, rank, size):  # noqa: N803
                 buckets = len(log.calls)
                 optimizer.update()
         alive = alive_between(memory, model, optimizer, _alive(size))
+        optimizer.zero_grad()
+        model.tell = lambda text: None
+        for _ in range(2):
+            model(x).backward()
+        found["kept twice"] = with_gradient()
+        optimizer.reduce()
     return found | {
         "when": (*early, at["layer 1"], buckets), "buckets": buckets, "flying": max(flying), "reduced": max(reduced),
         "cost": on_the_wire(log.events), "alive": alive, "outside": outside.kept,
@@ -133,6 +139,7 @@ LOOKS = [
     each("", "flying", 1, "not-asynchronous", lambda got, _: got > 0, lambda *_: {"expected": "", "got": ""}),
     each("what is not owned is freed at once: at the peak, after reduce(), after the step", "left", 0, "gradients-kept"),
     each("", "kept", 8, "freed-late", at_most),
+    each("", "kept twice", 8, "freed-late", at_most),
     each("", "peak", lambda size: BYTES / size + 8 * CAPACITY + SLACK, "flats-kept", at_most),
     each("", "reduced", _reduced, "buckets-kept", at_most),
     each("", "alive", _alive, "hidden-copy", at_most),

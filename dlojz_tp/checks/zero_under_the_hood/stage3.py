@@ -62,10 +62,8 @@ class Layers(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.seen, sizes = (
-            {},
-            {"first": (6, 6), "mixed": (6, 7), "fixed": (7, 3), "partly": (3, 6), "pair": (6, 6), "last": (6, 6)},
-        )
+        self.seen = {}
+        sizes = {"first": (6, 6), "mixed": (6, 7), "fixed": (7, 3), "partly": (3, 6), "pair": (6, 6), "last": (6, 6)}
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(9)
             for name, (inputs, outputs) in sizes.items():
@@ -103,6 +101,7 @@ def observe(Unit, ShardedParameters):  # noqa: N803
             with torch.no_grad():
                 _tried(model, "forward", model, rows(0))
             found["weights"].append(flat(model.seen))
+            found["evaluated"] = sum(p.numel() > 0 and p.untyped_storage().nbytes() > 0 for p in model.parameters())
         known = {id(p) for group in optimizer.optimizer.param_groups for p in group["params"]}
         found["frozen known"] = len(known & {id(unit.own) for unit in optimizer.frozen})
         found["foreign"] = len(known) - found["frozen known"] - len(known & {id(own) for own in optimizer.shards})
@@ -125,7 +124,7 @@ def _tried(model, what, work, *args):
         return work(*args)
     except RuntimeError as error:
         if any(word in str(error) for word in EMPTY):
-            raise _Failed(f"{what} of {getattr(model, 'at', 'a layer')}: {str(error).splitlines()[0][:120]}") from error
+            raise _Failed(f"{what} of {getattr(model, 'at', 'a layer')}: {str(error).splitlines()[0]}") from error
         raise
 
 
@@ -211,6 +210,7 @@ LOOKS = [
     each("", "between", _between, "memory-not-returned", at_most),
     each("", "outside", 0.6 * BYTES, "copy-outside", at_most, lambda got, _: {"found": got, "whole": BYTES}),
     each("in forward and in backward: one layer at a time", "whole after forward", 1, "kept-after-forward", at_most),
+    each("", "evaluated", 0, "kept-after-forward", at_most),
     each("", "after forward", 2.5 * LAYER + 2 * SLACK, "memory-not-returned", at_most),
     each("", "in forward", 3.5 * LAYER + 2 * SLACK, "all-at-once", at_most),
     each("", "frozen after backward", 2, "frozen-kept", at_most),

@@ -229,7 +229,7 @@ variant(
 )
 
 hint(4, "grad-all-reduced", "A rank sent {found:.0f} bytes for {held} bytes of gradients: that is more than a reduce-scatter and an "
-     "all-gather need.")  # fmt: skip
+     "all-gather need. All-reduced? Or a bucket left more than once: before all of its gradients were there, or since p.grad is not None again?")  # fmt: skip
 slip(4, "grad-all-reduced", (START, "work = dist.all_reduce(flat, async_op=True)\n        work.wait()\n"
      "        arriving.copy_(shard(flat, dist.get_rank(), dist.get_world_size()))\n"
      "        self.running.append((part, arriving, None, work))"))  # fmt: skip
@@ -373,7 +373,7 @@ slip(4, "flats-kept", ("        self.running.clear()\n", "        self.old = get
 variant(4, "flats-kept", TWO_UNDER_WAY, ("if len(self.flying) > 1:", "if len(self.flying) > 99:"))
 
 hint(4, "buckets-kept", "After reduce(), {got} bytes more are alive than before backward; the gradients of one shard, and a bucket or two, make {expected:.0f}. "
-     "The flat tensors of the buckets are still held somewhere: empty the list of what runs.")  # fmt: skip
+     "The flat tensors of the buckets are still held somewhere: empty the list of what runs; and own.grad may be no view of one.")  # fmt: skip
 slip(4, "buckets-kept", (START, START + "\n        self.last = [*getattr(self, 'last', [])[-3:], flat]"))
 variant(
     4,

@@ -444,6 +444,7 @@ slip(
     (TIED, "units = list(dict.fromkeys(self.home[p] for p in layer.parameters() if p in self.home))"),
 )
 slip(5, "kept-after-forward", (AFTER, ""))
+slip(5, "kept-after-forward", (AFTER, "        layer.register_forward_hook(lambda *_: free() if torch.is_grad_enabled() else None)\n"))
 slip(5, "kept-in-backward", ("        part.free()\n", "        self.later = getattr(self, 'later', []) + [part]\n"),
      ("    def update(self):", "    def reduce(self):\n        super().reduce()\n        for part in self.later:\n            part.free()\n        self.later = []\n\n    def update(self):"))  # fmt: skip
 slip(5, "kept-after-backward", ("        part.free()\n", "        self.later = getattr(self, 'later', []) + [part]\n        if len(self.later) > 3:\n            self.later.pop(0).free()\n"),

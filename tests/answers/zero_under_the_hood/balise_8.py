@@ -236,7 +236,7 @@ offloaded("float32-to-cpu", 'master.grad = part.own.grad.to("cpu", torch.float32
 variant(8, "float32-to-cpu", AT_ONCE, ("for part in self.parts]).cpu()", "for part in self.parts]).float().cpu()"))
 
 hint(8, "more-to-cpu", "{got} bytes went to the CPU in a step, and this rank's shard of the gradients has {expected}. Reduce first, then send that "
-     "alone: the others own the rest.")  # fmt: skip
+     "alone: the others own the rest, and no parameters go down.")  # fmt: skip
 offloaded("more-to-cpu", "whole = torch.empty_like(part.flat); all_gather(whole, part.own.grad); "
           "master.grad = shard(whole.cpu(), dist.get_rank(), dist.get_world_size()).float()")  # fmt: skip
 offloaded("more-to-cpu", "master.grad = part.own.grad.cpu().float(); part.flat.cpu()")
