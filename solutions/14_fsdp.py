@@ -1073,11 +1073,7 @@ else:
 
 # %%
 def with_deepspeed(stage):
-    import deepspeed
-    from deepspeed.ops import __compatible_ops__ as operators
-
-    operators["deepspeed_shm_comm"] = False  # else it is compiled for a minute; gloo does without
-    deepspeed.init_distributed(dist_backend=dist.get_backend())
+    deepspeed = frameworks.quiet_deepspeed()
     model, bucket = make_model(), CONFIG.block_parameters
     config = {
         "train_micro_batch_size_per_gpu": BATCH,

@@ -899,11 +899,7 @@ tp.check(6, layer_specs, pipeline_module, deepspeed_config)
 # %%
 def train_with_deepspeed(steps=8):
     """On each rank: losses of some steps of a DeepSpeed pipeline on one batch."""
-    import deepspeed
-    from deepspeed.ops import __compatible_ops__ as operators
-
-    operators["deepspeed_shm_comm"] = False  # else it is compiled for a minute; gloo does without
-    deepspeed.init_distributed(dist_backend=dist.get_backend())
+    deepspeed = frameworks.quiet_deepspeed()
     x, y = make_batch()
     torch.manual_seed(0)
     module = pipeline_module(layer_specs([64, WIDTH, WIDTH, WIDTH, 10]), dist.get_world_size(), F.cross_entropy)
