@@ -538,7 +538,7 @@ print("\nchosen:", chosen)
 # ### Balise 5 · A stream split over workers and ranks · further · about 10 min
 #
 # All workers of all ranks draw the *same* order of `items`, from seed and epoch alone; that is given. Then each takes its part
-# of it, and **reads only that**, for reading is what costs. For example, with two ranks of two workers:
+# of it, and **reads only that**, for reading is what costs. One way of many, with two ranks of two workers:
 #
 # | place in `order` | 0 | 1 | 2 | 3 | 4 | … |
 # |---|---|---|---|---|---|---|

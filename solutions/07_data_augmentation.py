@@ -226,7 +226,7 @@ print(f"recorded on {recorded.where(NAME)}: {found}" if found else "No figures o
 # `images` of shape `(b, channels, h, w)`, float32 or bfloat16; `labels` either integers `(b,)` or soft, `(b, classes)`.
 # Return `(mixed, soft)`: images of the same shape and dtype, and soft labels `(b, classes)` in float32.
 #
-# - **one λ for each image** from Beta(α, α); each image is mixed with a partner of the batch, perhaps itself, and each serves once:
+# - **one λ for each image** from Beta(α, α), drawn with torch, so that `torch.manual_seed` repeats it; each image is mixed with a partner of the batch, perhaps itself, and each serves once:
 #   a permutation, random or a fixed roll;
 # - no loop over the images; what comes back lies on the device of `images`, and no value is read back from it;
 # - the inputs stay as they are; integer images (uint8) are refused with a `TypeError`.

@@ -645,7 +645,7 @@ def average_over_ranks(parameters):
 #
 # - **`clip_gradients`** scales the gradients in place, so that their norm together is at most `max_norm`, and returns the norm
 #   from before. No value may go to Python (`if norm > …`, `.item()`), and no gradient gets an operator of its own
-#   (`torch._foreach_…` takes them all): a GPU would wait. 2 lines.
+#   (`torch._foreach_…` takes them all): a GPU would wait. `clip_grad_norm_` is not for use. 2 lines.
 # - **`accumulated_step`** runs on every rank and does one step, as if the micro-batches of all ranks were one batch.
 #   Write `count`, the number of labels that count, on all ranks (2 lines), the `loss` of a micro-batch as it enters the
 #   mean over all, and its backward (2 lines). But `average_over_ranks` divides once more: by what must the loss be

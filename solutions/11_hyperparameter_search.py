@@ -1176,7 +1176,7 @@ for name in ("timeline", "optimization_history", "intermediate_values", "param_i
 #
 # - **`ray_space`** makes Ray's dictionary of domains from Optuna's axes. Two things differ. Ray leaves the upper bound of an integer
 #   *out* (`tune.randint(low, high)`, and `tune.lograndint`): return the domain of an integer axis (1 line). And a value that is not active
-#   cannot be absent: it is `None`. Ray calls what `active` returns with the `config` drawn so far, and wants the value; `needs` says
+#   cannot be absent: it is `None`. Ray calls what the inner `active(one, needs)` returns with the `config` drawn so far, and wants the value; `needs` says
 #   when it is active, `{"optimizer": "sgd"}` for example (2 lines).
 # - **`trainable`** is one trial. It trains with what is active (`train` is the generator of balise 6), and reports
 #   `{"accuracy": …}` after each epoch. A diverged training reports its NaN and ends. 4 lines.

@@ -388,8 +388,8 @@ plt.show()
 #   other?
 # - `feed_forward_cost`: two linear layers, d → f → d.
 # - `mbconv_cost`: a convolutional block (MBConv). Its parameters are given, layer by layer. Yours are the operations of its five
-#   products: c → m *before* the stride; then, at the places that are left, 9 a channel for the 3 × 3 convolution of each channel
-#   alone, and m → d; and for one mean an image m → squeezed → m. The shortcut is given.
+#   products: c → m *before* the stride; then, at the places that are left, 9 → 1 for each channel alone (the 3 × 3 convolution),
+#   and m → d; and for one mean an image m → squeezed → m. The shortcut is given.
 #
 # About 4 lines in all.
 #

@@ -971,7 +971,7 @@ longer.shows(
 #
 # `MasterShards` stands on your stage 2. Given: the masters take the place of the shards in the optimizer's groups. Write
 #
-# - `master_of`: a dictionary from each part's `own` to its master, a float32 `nn.Parameter` of the same values.
+# - `master_of`: a dictionary from `part.own` of each of `self.parts` to its master, a float32 `nn.Parameter` of the same values.
 # - `reduce()`: put the mean gradient of each shard into `master.grad`, in float32.
 # - the loop of `update()`: round each updated master into its `part.own`, and gather. Every message stays in bfloat16.
 #

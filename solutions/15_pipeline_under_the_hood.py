@@ -295,7 +295,7 @@ plt.show()
 # between GPUs, can come to what is drawn on the right even so: between two ranks of a group messages pass in the order
 # in which they were started, each after the one before. (`dist.batch_isend_irecv` starts such a send and a receive as
 # one.) Here activations and gradients get a **lane** each, a process group: `launch.lane("activations")`,
-# `launch.lane("gradients")`. `tag` goes into every call: gloo, on CPUs, finds a message by it, and waits for ever where
+# `launch.lane("gradients")`. Give the same `tag` at both ends: gloo, on CPUs, finds a message by it, and waits for ever where
 # sender and receiver give different tags; NCCL ignores it.
 #
 # The receiver knows neither shape nor dtype of an activation, so a header of eight integers goes first (given): dtype, number of

@@ -167,7 +167,7 @@ print(f"one process: loss {plain_loss:.6f}, {1000 * plain_seconds:.0f} ms a step
 # Every rank calls these three. Its layers, wrapped in a `PipelineStage`, can send and receive; `stage.submod` is the module
 # inside.
 #
-# - `make_stage`: take this rank's share out of the list `layers`: neighbours, rank 0 the first ones; shares differ by at most
+# - `make_stage`: choose this rank's share of the list `layers`, which stays as it is: neighbours, rank 0 the first ones; shares differ by at most
 #   one layer. Return `PipelineStage(module, its number, number of stages, device)`, the module on `device`.
 # - `make_gpipe`: return `ScheduleGPipe(stage, n_micro_batches, loss_fn, scale_grads=…)`. Micro-batches add their gradients up,
 #   and those of the loss of the **whole batch** are due. `loss_fn` gives the mean over a micro-batch's samples, or their sum:

@@ -994,7 +994,7 @@ draw_order()
 # `seconds(k, products, traffic)` is your prediction for run k, 0 or 1. For one layout it is linear in $x_0 = 1 /
 # \mathrm{products}$ and $x_1 = \mathrm{traffic}$; but another layout may be the quickest with other constants. So go
 # there in steps, with Newton's method: the slopes at $x$ say which step would make both errors 0. `here`, `right` and
-# `up`, the two runs' seconds at $x$, a `step` farther in $x_0$ and in $x_1$, are given. Write `slopes` (2 × 2), and
+# `up`, the two runs' seconds at $x$, a `step` farther in $x_0$ and in $x_1$, are given. Write `slopes` (2 × 2: a row for each run, a column for each of $x_0$ and $x_1$), and
 # move `x`; `step` stays 0.001. 2 lines.
 #
 # <details><summary>Hint</summary>

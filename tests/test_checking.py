@@ -49,9 +49,15 @@ def test_a_keyword_that_the_answer_wrote_is_no_fault_of_its_signature():
     def wrong(x, *, bias=None):
         return sorted(x, order=bias)
 
-    given = {"bias": 2}
-    for answer, slug in ((wrong, "raised"), (lambda x: x, "signature")):
-        verdict = judge(lambda f: iter([f([1], **given)]), (answer,), number=1, title="", hints={})
+    def wrong_dictionary(x, *, bias=None):
+        made = {"order": bias}
+        return sorted(x, **made)
+
+    def call(f, **options):  # hands on what it was given
+        return f([1], **options)
+
+    for answer, slug in ((wrong, "raised"), (wrong_dictionary, "raised"), (lambda x: x, "signature")):
+        verdict = judge(lambda f: iter([call(f, bias=2)]), (answer,), number=1, title="", hints={})
         assert verdict.slug == slug, verdict.hint
 
 

@@ -133,6 +133,20 @@ def syncs(operations: Operations) -> list[str]:
     return [name for name, *_ in operations.log if name in SYNCHRONISING]
 
 
+def in_words(names) -> str:
+    """What `syncs` has found, each once, as a program writes it."""
+    return ", ".join(dict.fromkeys(_WORDS.get(name.removeprefix("aten."), name) for name in sorted(names)))
+
+
+_READ = "a value is read (item(), float(…), if …)"
+_WORDS = {
+    "_local_scalar_dense": _READ, "item": _READ, "is_nonzero": _READ, "equal": "torch.equal",
+    "python.values": "values are read (tolist(), or torch.tensor of tensors)", "python.numpy": "numpy()",
+    "nonzero": "nonzero, or a mask as index: how many elements come out is a value",
+    "masked_select": "masked_select: how many elements come out is a value",
+}  # fmt: skip
+
+
 def copies(operations: Operations, source: str, target: str) -> list[bool]:
     """Copies from device type `source` to `target`: one entry each, True where it was non-blocking."""
     found = []

@@ -36,7 +36,7 @@ def _box(seen, due):
 LOOKS = [
     Look("booleans of shape (batch, 1, height, width)", "form", form(MASKS), "mask-form"),
     Value("exact: full boxes, empty ones, at each border, inside", "masks", MASKS, _hint, fields=_box),
-    Value("in an image of 600 columns", "wide", torch.tensor(2 * 299), "mask-wrong", fields=lambda seen, due: {"where": "", "expected": f"{due} pixels", "got": f"{seen} pixels"}),
+    Value("in an image of 600 columns", "wide", torch.tensor(2 * 299), "mask-wrong", fields=lambda seen, due: {"where": "299 columns in 3 × 600", "expected": f"{due} pixels", "got": f"{seen} pixels"}),
     *BATCHES,
 ]
 

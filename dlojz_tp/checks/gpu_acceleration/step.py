@@ -8,7 +8,7 @@ import torch
 from dlojz_tp.checking import Wrong, close
 from dlojz_tp.probes.gpus import Seen, on_one_gpu, watched
 from dlojz_tp.probes.networks import batches, network, plain_steps
-from dlojz_tp.probes.operations import Operations, syncs
+from dlojz_tp.probes.operations import Operations, in_words, syncs
 
 HINTS = {
     "no-loss": "Return two things: the loss and the logits.",
@@ -82,7 +82,7 @@ def balise_2(train_step):
     _eval_learns(train_step, data[0])
     yield "nothing waits for the device: no value is read in the step"
     if syncs(operations):
-        raise Wrong("hidden-sync", error=", ".join(sorted(set(syncs(operations)))))
+        raise Wrong("hidden-sync", error=in_words(syncs(operations)))
     on_gpu = on_one_gpu(_step_on_gpu, train_step)
     _no_waits(on_gpu)
     yield "nothing of the step's graph is alive afterwards"

@@ -7,7 +7,7 @@ from torch import nn
 from dlojz_tp.checking import Wrong
 from dlojz_tp.checking.borrowed import out_of_reach
 from dlojz_tp.checking.looks import Look, Value, at_most, form, judged, silent
-from dlojz_tp.probes.operations import Operations, syncs
+from dlojz_tp.probes.operations import Operations, in_words, syncs
 from dlojz_tp.probes.ranks import hung, killed_by
 from dlojz_tp.probes.shared_looks import judged_on_ranks
 from dlojz_tp.probes.traffic import Traffic, sent
@@ -76,7 +76,7 @@ CLIP = [
     Value("one factor for all gradients, and never above 1", "gradients",
           torch.cat([g * min(1, MAX / max(g.norm().item(), 1e-9)) for g in _LONG]).float(), "wrong-clip"),
     Look("in place, nothing goes to Python, as many operators for many parameters as for few", "moved", False, "new-gradients"),
-    Look("", "syncs", [], "hidden-sync", fields=lambda seen, _: {"error": seen[0], "expected": "", "got": ""}),
+    Look("", "syncs", [], "hidden-sync", fields=lambda seen, _: {"error": in_words(seen), "expected": "", "got": ""}),
     Look("", "more operators", 0, "operators-grow", at_most,
          lambda seen, _: {"n": seen, "few": len(SHAPES), "many": 4 * len(SHAPES), "expected": "", "got": ""}),
     Look("a norm that is not finite is told", "finite", [False, False], "norm-hidden"),

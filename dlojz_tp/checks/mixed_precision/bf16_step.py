@@ -16,7 +16,7 @@ from dlojz_tp.checks.mixed_precision.forms import (
     state_of_forward,
 )
 from dlojz_tp.probes.networks import batches
-from dlojz_tp.probes.operations import Operations, syncs
+from dlojz_tp.probes.operations import Operations, in_words, syncs
 
 HINTS = {
     "update-cast": "After the step the {what} are in {got_dtype}. Parameters and gradients stay in float32.",
@@ -84,7 +84,7 @@ def balise_2(step, dtypes):
     loss_in_float32(found, torch.bfloat16)
     yield "nothing waits for the device; autocast of its type, copies that do not block"
     if syncs(operations):
-        raise Wrong("hidden-sync", error=", ".join(sorted(set(syncs(operations)))))
+        raise Wrong("hidden-sync", error=in_words(syncs(operations)))
     runs_on_gpu(step, torch.bfloat16)
     yield "the report: the output's dtype of every module, as it comes"
     _report(dtypes)

@@ -13,7 +13,7 @@ from dlojz_tp.checks.mixed_precision.forms import (
     state_of_forward,
 )
 from dlojz_tp.probes.networks import batches
-from dlojz_tp.probes.operations import Operations, syncs
+from dlojz_tp.probes.operations import Operations, in_words, syncs
 
 HINTS = {
     "scaler-unused": "The scaler that was given is not used. Its scale() comes before backward(), its step() and update() "
@@ -75,7 +75,7 @@ def balise_1(step):
     yield "nothing waits for the device: no value is read in the step"
     waits = syncs(operations) + ["scaler.get_scale"] * run.scaler.log.count("get_scale")
     if waits:
-        raise Wrong("hidden-sync", error=", ".join(sorted(set(waits))))
+        raise Wrong("hidden-sync", error=in_words(waits))
     yield "on another device: autocast of its type, images and labels moved once, non-blocking"
     runs_on_gpu(lambda *args: step(*args[:4], spies.SpyScaler(), args[4], 1.0), torch.float16)
 

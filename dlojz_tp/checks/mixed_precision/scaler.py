@@ -10,7 +10,7 @@ from dlojz_tp.checking import Wrong, close
 from dlojz_tp.checks.mixed_precision.spies import SpySGD, parameters
 from dlojz_tp.checks.mixed_precision.traces import known_traces, random_overflows
 from dlojz_tp.probes.gpus import left_on_cpu, on_gpus
-from dlojz_tp.probes.operations import Operations, syncs
+from dlojz_tp.probes.operations import Operations, in_words, syncs
 
 HINTS = {
     "library-scaler": "This calls PyTorch's GradScaler. Write your own: you will race against it.",
@@ -264,4 +264,4 @@ def _reads(scaler_class):
     with Operations() as operations:
         work.call("unscale_")
     if reads := syncs(operations):
-        raise Wrong("read-in-unscale", error=", ".join(sorted(set(reads))))
+        raise Wrong("read-in-unscale", error=in_words(reads))

@@ -12,7 +12,7 @@ from dlojz_tp.checking import Wrong, close
 from dlojz_tp.probes.gpus import Seen, on_one_gpu, watched
 from dlojz_tp.probes.memory import KeptForBackward
 from dlojz_tp.probes.networks import batches, network
-from dlojz_tp.probes.operations import Operations, syncs
+from dlojz_tp.probes.operations import Operations, in_words, syncs
 
 HINTS = {
     "no-diagnosis": 'diagnosis() returns {{"A": …, "B": …, "C": …}}, each one of AILMENTS.',
@@ -156,7 +156,7 @@ def _few_operators(mended_a):
             mended_a(images, torch.rand(n))
         counts[n, channels] = operations.total
         if syncs(operations):
-            raise Wrong("off-device", error=f"{', '.join(sorted(set(syncs(operations))))} reads values")
+            raise Wrong("off-device", error=in_words(syncs(operations)))
     if max(counts.values()) > counts[2, 3] + 2:
         (m, channels), many = max(counts.items(), key=lambda entry: entry[1])
         raise Wrong("still-tiny", n=2, few=counts[2, 3], m=m, channels=channels, many=many)

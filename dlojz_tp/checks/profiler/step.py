@@ -9,7 +9,7 @@ from torch import nn
 from dlojz_tp.checking import Wrong, close
 from dlojz_tp.probes.gpus import Seen, on_one_gpu, watched
 from dlojz_tp.probes.networks import batches, network
-from dlojz_tp.probes.operations import Operations, syncs
+from dlojz_tp.probes.operations import Operations, in_words, syncs
 
 HINTS = {
     "not-three-results": "Return three tensors: loss, right answers, length of the gradients.",
@@ -223,7 +223,7 @@ def _no_reads(operations):
     found = sorted(set(syncs(operations)))
     if found:
         slug = "mask-as-index" if set(found) <= {"aten.nonzero", "aten.masked_select"} else "reads-a-value"
-        raise Wrong(slug, error=", ".join(found))
+        raise Wrong(slug, error=in_words(found))
 
 
 def _right_numbers(got, wanted, batch, number):

@@ -8,7 +8,7 @@ from dlojz_tp.checks.zero_under_the_hood.common import world
 from dlojz_tp.checks.zero_under_the_hood.worlds import judged_on_ranks
 from dlojz_tp.launch import device
 from dlojz_tp.probes.gpus import left_on_cpu, on_gpus
-from dlojz_tp.probes.operations import Operations, syncs
+from dlojz_tp.probes.operations import Operations, in_words, syncs
 from dlojz_tp.probes.shared_looks import each
 from dlojz_tp.probes.traffic import Traffic, counted_waits
 from dlojz_tp.probes.withheld import Withheld
@@ -124,7 +124,7 @@ def _compare(claim, key, hint, *shape):
 LOOKS = [
     each("one number crosses between the ranks, and none goes to Python (1, 2, 3 and 4 ranks)", "sent", 64, "gradients-sent",
          at_most, lambda got, _: {"got": max(got)}),
-    each("", "syncs", [], "hidden-sync", fields=lambda got, _: {"error": got[0], "got": ""}),
+    each("", "syncs", [], "hidden-sync", fields=lambda got, _: {"error": in_words(got), "got": ""}),
     each("", "calls", 1, "one-message-each", at_most, lambda got, _: {"got": max(got)}),
     each("", "sent", 8, "numbers-sent", at_most, lambda got, _: {"got": max(got)}),
     each("the norm of the shards of all ranks, as a tensor, on every rank", "kinds", ["one number"] * len(CASES),
