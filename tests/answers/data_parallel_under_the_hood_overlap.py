@@ -754,3 +754,37 @@ slips.slip(
 slips.slip(5, "missing-no-set", (AS_NEW, AS_NEW.replace("set(bucket.parameters)", "list(bucket.parameters)")))
 
 bank.add(slips)
+
+with_setup = Bank("08_data_parallel_under_the_hood", whole=True)
+with_setup.text(
+    5,
+    "wrong-gradient",
+    """
+import itertools
+class Overlap:
+    def __init__(self, parameters, capacity):
+        self.buckets = [Bucket(group) for group in make_buckets(parameters, capacity)]
+        self.home = {p: bucket for bucket in self.buckets for p in bucket.parameters}
+        self.running = []
+        self.ends = list(itertools.accumulate(len(b.parameters) for b in self.buckets))
+        self.arrived = 0
+        for p in parameters:
+            p.register_post_accumulate_grad_hook(self.ready)
+
+    def ready(self, p):
+        self.home[p].place(p)
+        self.arrived += 1
+        if self.arrived in self.ends:  # the gradients of the next bucket are there
+            bucket = self.buckets[self.ends.index(self.arrived)]
+            self.running.append(dist.all_reduce(bucket.flat, async_op=True))
+
+    def finish(self):
+        for work in self.running:
+            work.wait()
+        self.running.clear()
+        self.arrived = 0
+        for bucket in self.buckets:
+            bucket.missing = set(bucket.parameters)
+""",
+)
+bank.add(with_setup)

@@ -390,3 +390,30 @@ bank.slip(
         "    def __reduce__(self):\n        return JpegFiles, (self.items, self.transform)\n\n    def __len__",
     ),
 )
+
+bank.text(
+    1,
+    "pictures-kept",
+    """
+class JpegFiles(Dataset):
+    def __init__(self, items, transform):
+        self.items = list(items)
+        self.transform = transform
+
+    def __len__(self):
+        return len(self.items)
+
+    def __getitem__(self, index):
+        path, label = self.items[index]
+        try:
+            raw = self.__dict__.setdefault('raw', {})
+            image = Image.open(io.BytesIO(raw.setdefault(path, Path(path).read_bytes())))
+            picture = Image.new("RGB", image.size)
+            picture.paste(image.convert("RGB"))
+        except Exception:
+            failed = f"damaged or missing: {os.fspath(path)}"
+        else:
+            return self.transform(picture), label
+        raise ValueError(failed)
+""",
+)

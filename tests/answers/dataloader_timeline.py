@@ -684,3 +684,39 @@ whole.slip(4, "step-only", ('step["total"]', 'step["total"] - step["loading"]'))
 whole.slip(4, "noise-believed", ("statistics.median(means)", "means[0]"))
 whole.slip(4, "noise-believed", ("statistics.median(means)", "means[min(1, len(means) - 1)]"))
 bank.add(whole)
+
+with_setup = Bank("05_dataloader", whole=True)
+with_setup.text(
+    4,
+    "fastest-not-cheapest",
+    """
+def choose_options(records, tolerance=0.05):
+    trials, failed = {}, set()
+    for record in records:
+        choice = tuple(record.settings[name] for name in OPTIONS)
+        if record.out_of_memory:
+            failed.add(choice)
+        elif measure.counted_steps(record):
+            trials.setdefault(choice, []).append(record)
+    seconds, memory = {}, {}
+    for choice, found in trials.items():
+        if choice in failed:
+            continue
+        memory[choice] = max(max(record.peak_memory_bytes, default=0) for record in found)
+        means = sorted(sum(s["total"] for s in steps) / len(steps) for steps in map(measure.counted_steps, found))
+        half = len(means) // 2
+        seconds[choice] = (means[half] + means[~half]) / 2
+    if not seconds:
+        raise ValueError("no choice of options is left: every trial failed or counted no step")
+    # from the dearest to the cheapest; the last one that is fast enough is taken
+    order = sorted(seconds, key=lambda choice: (-choice[0], -memory[choice]))
+    cheapest = min(seconds, key=seconds.get)
+    for choice in order:
+        if seconds[choice] / min(seconds.values()) <= 1 + tolerance:
+            cheapest = choice
+        else:
+            break
+    return dict(zip(OPTIONS, cheapest))
+""",
+)
+bank.add(with_setup)

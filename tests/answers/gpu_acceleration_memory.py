@@ -648,3 +648,22 @@ def memory_model(peaks, capacity):
     there = {b: peak for b, peak in peaks.items() if peak is not None}
     image, model = np.polyfit(sorted(there), list(there.values()), 1)
     return model, image, max(0, int((capacity - model) // image))
+
+bank.text(
+    5,
+    "swallows-errors",
+    """
+def sweep(run, batch_sizes):
+    def attempt(b):
+        try:
+            return run(b)
+        except (torch.OutOfMemoryError, MemoryError):
+            return None
+    records = {}
+    for b in batch_sizes:
+        records[b] = attempt(b)
+        if records[b] is None:
+            torch.cuda.empty_cache()
+    return records
+""",
+)

@@ -478,3 +478,24 @@ class RunningMetrics(Sums):
         self.loss += loss.detach() * len(labels)
         self.correct += (logits.argmax(1) == labels).to(logits.dtype).sum()
         self.n += len(labels)
+
+bank.text(
+    3,
+    "input-changed",
+    """
+class RunningMetrics:
+    def __init__(self, device):
+        self.mean, self.right, self.n = None, torch.zeros((), device=device), 0
+    def update(self, loss, logits, labels):
+        b = len(labels)
+        self.n += b
+        loss = loss.detach().float()
+        if self.mean is None:
+            self.mean = loss
+        else:
+            self.mean += (loss - self.mean) * (b / self.n)
+        self.right += (logits.argmax(1) == labels).sum()
+    def result(self):
+        return self.mean.item(), self.right.item() / self.n
+""",
+)

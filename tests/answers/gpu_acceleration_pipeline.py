@@ -356,3 +356,23 @@ def make_transform(size, train):
 def make_transform(size, train):
     transform = usual(size, train)
     return lambda path: transform(path).unsqueeze(0)
+
+with_setup = Bank("01_gpu_acceleration", whole=True)
+with_setup.text(
+    1,
+    "wrong-side",
+    """
+def make_transform(size, train):
+    def load(path):
+        image = Image.open(path).convert("RGB")
+        if train:
+            image = v2.RandomHorizontalFlip()(v2.RandomResizedCrop(size)(image))
+        else:
+            if min(image.size) > size:
+                image = v2.Resize(size)(image)
+            image = v2.CenterCrop(size)(image)
+        return v2.Normalize(MEAN, STD)(v2.ToDtype(torch.float32, scale=True)(v2.ToImage()(image)))
+    return load
+""",
+)
+bank.add(with_setup)

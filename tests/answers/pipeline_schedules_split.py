@@ -243,3 +243,60 @@ bank.several(4, "planner-called", ByHand, order_of_planner)
 bank.several(4, None, ByHand, order_from_1f1b)
 bank.several(4, None, Pieces, order_with_stages)
 bank.several(4, None, Pieces, order_on_1f1b)
+
+bank.text(
+    4,
+    "weights-missing",
+    '''
+class SplitStage:
+    """A stage whose backward comes in two halves. module: nn.Sequential; k: number of a micro-batch."""
+
+    def __init__(self, module):
+        self.module, self.kept = module, {}
+
+    def forward(self, k, x):
+        """The output of the module for x (b, …)."""
+        x = x.detach().requires_grad_()
+        y, with_weights = x, []
+        for layer in self.module:
+            y = layer(y)
+            weights = [p for p in layer.parameters() if p.requires_grad]
+            if weights:
+                with_weights.append((y, weights))
+        self.kept[k] = x, y, with_weights
+        return y.detach()
+
+    def backward_input(self, k, grad_y):
+        """Gradient of x, from that of the output; no weight gradient is computed."""
+        x, y, with_weights = self.kept[k]
+        caught = {}
+        hooks = [output.register_hook(lambda g, i=i: caught.__setitem__(i, g)) for i, (output, _) in enumerate(with_weights)]
+        grad_x, = torch.autograd.grad(y, x, grad_y, retain_graph=True)
+        for hook in hooks:
+            hook.remove()
+        self.kept[k] = [(output, weights, caught[i]) for i, (output, weights) in enumerate(with_weights)]
+        return grad_x
+
+    def backward_weight(self, k):
+        """Add the gradients of micro-batch k to `.grad` of the parameters; let go of all that was kept of it."""
+        for output, weights, grad in self.kept.pop(k):
+            for p, g in zip(weights[:2], torch.autograd.grad(output, weights[:2], grad)):
+                p.grad = g if p.grad is None else p.grad + g
+
+
+
+def zero_bubble_order(rank, n_ranks, n_micro_batches):
+    """A queue of weight gradients that holds at most `rank`."""
+    from collections import deque
+    waiting, order, forward = deque(), [], 0
+    for k in range(n_micro_batches):
+        while forward < n_micro_batches and forward < k + n_ranks - rank:
+            order.append(("F", forward))
+            forward += 1
+        order.append(("I", k))
+        waiting.append(k)
+        if len(waiting) > rank:
+            order.append(("W", waiting.popleft()))
+    return order + [("W", k) for k in waiting]
+''',
+)

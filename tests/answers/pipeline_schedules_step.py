@@ -242,3 +242,24 @@ bank.slip(1, "loss-not-on-gpu", (BROADCAST, "    loss = torch.tensor(loss.item()
 bank.slip(1, "loss-not-on-gpu", (BROADCAST, "    loss = loss.cpu()\n" + BROADCAST), variant=True)
 bank.slip(1, "loss-overwritten", ("src=dist.get_world_size() - 1", "src=0"))
 bank.slip(1, "loss-overwritten", ("dist.broadcast(loss, src=dist.get_world_size() - 1)", "dist.reduce(loss, dst=0)"))
+
+bank.text(
+    2,
+    "more-than-needed",
+    '''
+def choose_micro_batches(n_stages, bubble, batch_size):
+    """The smallest divisor of `batch_size` that keeps the bubble's share at or under `bubble`; ValueError if none."""
+    import math
+    if bubble > 0 or n_stages == 1:
+        least = max(1, math.ceil((n_stages - 1) * (1 - bubble) / bubble)) if n_stages > 1 else 1
+        for m in range(least, batch_size + 1):
+            if batch_size % m == 0:
+                return m
+    raise ValueError(f"{batch_size} samples on {n_stages} stages always have a bubble above {bubble:.0%}")
+
+
+def make_1f1b(stage, n_micro_batches, loss_fn, reduction="mean"):
+    """The 1F1B schedule; arguments as of make_gpipe."""
+    return Schedule1F1B(stage, n_micro_batches, loss_fn, scale_grads=reduction == 'mean')
+''',
+)

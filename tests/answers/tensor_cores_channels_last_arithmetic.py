@@ -197,3 +197,18 @@ def roofline(flop, n_bytes, peak, bandwidth):
 @bank.wrong(2, "nothing-returned")
 def roofline(flop, n_bytes, peak, bandwidth):
     min(peak, flop / n_bytes * bandwidth)
+
+bank.text(
+    1,
+    "wrong-conv-bytes",
+    """
+def matmul_cost(m, n, k, itemsize):
+    return 2 * m * n * k, (m * k + k * n + m * n) * itemsize
+
+def conv_cost(batch, c_in, c_out, height, width, kernel, stride=1, padding=0, groups=1, itemsize=2):
+    oh, ow = ((s + 2 * padding - kernel) // stride + 1 for s in (height, width))
+    each = kernel * kernel * c_in // groups
+    results, weights = batch * c_out * oh * ow, c_out * each
+    return 2 * results * each, (batch * c_in * height * width + results) * itemsize + 4 * weights
+""",
+)

@@ -47,8 +47,8 @@ HINTS = {
     "weights-forgotten": "After loading, the network has not got the weights that were saved.",
     "ranks-resume-apart": "After loading, the ranks have different states. Each rank has to load.",
     "no-file-no-zero": "Without a file, load_checkpoint changes nothing and returns 0: {error}",
-    "loaded-onto-rank-0": "Where each rank has a GPU, rank 1 loads {got} bytes onto the GPU of rank 0: torch.load puts a tensor back "
-    "where it was saved. Two ranks fill that GPU, and where there is none it fails. map_location says where to: the network's "
+    "loaded-onto-other": "Where each rank has a GPU, rank {rank} loads {got} bytes onto the GPU of rank {other}: torch.load puts a tensor back "
+    "where it was saved, and on a second node the numbers of GPUs begin at 0 again. Two ranks fill that GPU, and where there is none it fails. map_location says where to: the network's "
     "device, or the CPU.",
     "unsafe-load": "With weights_only=False, a file may run any code while it loads. Here it holds tensors and plain numbers: they load with "
     "weights_only=True.",
@@ -76,8 +76,10 @@ def balise_7(save_checkpoint, load_checkpoint):
             _right_resuming(size, found, truth)
         yield "where each of two ranks has a GPU, nothing is loaded onto that of the other"
         found = on_gpus(_resume_on_gpu, save_checkpoint, load_checkpoint, path.parent / "gpu.pt", known=(), timeout=15)
-        if found is not None and found[1]:
-            raise Wrong("loaded-onto-rank-0", expected="0 bytes", got=found[1], where="rank 1 of 2")
+        for rank, nbytes in enumerate(found or ()):
+            if nbytes:
+                where = f"rank {rank} of 2, whose GPU is cuda:{1 - rank}"
+                raise Wrong("loaded-onto-other", rank=rank, other=1 - rank, expected="0 bytes", got=nbytes, where=where)
         yield "where there is no file, training starts from the beginning"
         on_ranks(_right_beginning, load_checkpoint, Path(folder) / "none.pt", sizes=(2,), timeout=15)
         yield "a disk that fills up while writing leaves the old checkpoint whole, and no rank waiting"
