@@ -87,7 +87,6 @@ def observe(save_shards, load_shards, place):
                   if text.startswith("returned") and not (isinstance(got, tuple) and got[0] == NEW)],
         "leftover": [_misfit(found["leftover"], rank, size, 1) for rank, size, found in ranks if "leftover" in found],
         "over": [_misfit(found["over"], rank, size, 1) for rank, size, found in ranks if found.get("over") is not None],
-        "anew": [_misfit(found["anew"], rank, size, 3) for rank, size, found in ranks if "anew" in found],
         "none": [("no-checkpoint-not-none", {"error": got.get("error") if isinstance(got, dict) else f"it returned {got}"[:60]})
                  for got in others[1][0]["none"] if got is not None],
     }  # fmt: skip
@@ -167,7 +166,6 @@ LOOKS = [
     _wrongs("all ranks come back when the checkpoint is complete", "early"),
     _wrongs("an older attempt on another number of ranks is not mixed in", "leftover", "leftover-mixed"),
     _wrongs("a step that is complete, saved once more and cut short: the complete one loads", "over", "written-over"),
-    _wrongs("", "anew"),
     _wrongs("no checkpoint, no folder: None", "none"),
 ]  # fmt: skip
 

@@ -161,9 +161,7 @@ def _save_again(save_shards, load_shards, place, rank, size):
     except (_Killed.Now, OSError, ValueError):  # or it does not save what is there
         killed = True
     dist.barrier()
-    found["over"] = _try(load_shards, folder) if killed else None
-    save_shards(folder, NEW, parts_of(NEW, rank, size, 3), dict(LENGTHS))
-    return found | {"anew": _try(load_shards, folder)}
+    return found | {"over": _try(load_shards, folder) if killed else None}
 
 
 def _try(load_shards, folder):
