@@ -630,43 +630,8 @@ bank.slip(8, None, ("srun {command}", "srun bash -c {shlex.quote(command + '; ex
 bank.slip(8, "port-fixed", ("$((10000 + SLURM_JOB_ID % 20000))", "{10000 + minutes}"))
 bank.slip(8, "port-fixed", ("$((10000 + SLURM_JOB_ID % 20000))", "{10000 + nodes * gpus_per_node * 100 + minutes}"))
 
-bank.text(
+bank.slip(
     7,
     "loaded-onto-other",
-    '''
-def save_checkpoint(path, model, optimizer, epoch):
-    """Rank 0 writes the state of model and optimizer and the number of epochs done, whole or not at all."""
-    outcome = [None]
-    if dist.get_rank() == 0:
-        network: nn.Module = model.module if isinstance(model, DDP) else model
-        state: dict[str, object] = {
-            "model": network.state_dict(),
-            "optimizer": optimizer.state_dict(),
-            "epoch": int(epoch),
-        }
-        partial = Path(f"{path}.partial")  # in the same folder
-        try:
-            torch.save(state, partial)
-            partial.replace(path)
-        except (OSError, RuntimeError) as error:
-            outcome = [error]
-    dist.broadcast_object_list(outcome)  # the others wait for the file here, and learn of a failure
-    if outcome[0] is not None:
-        raise outcome[0]
-
-
-def load_checkpoint(path, model, optimizer):
-    """Restore model and optimizer on this rank. Returns the number of epochs done, 0 without a file."""
-    if not Path(path).exists():
-        return 0
-    network = model.module if isinstance(model, DDP) else model
-    device = next(network.parameters()).device
-    checkpoint = torch.load(path, map_location=f"cuda:{dist.get_rank()}" if device.type == "cuda" else "cpu", weights_only=True)
-    missing = {"model", "optimizer", "epoch"} - checkpoint.keys()
-    if missing:
-        raise KeyError(f"checkpoint lacks {missing}")
-    network.load_state_dict(checkpoint["model"])
-    optimizer.load_state_dict(checkpoint["optimizer"])
-    return int(checkpoint["epoch"])
-''',
+    ("map_location=device", 'map_location=f"cuda:{dist.get_rank()}" if device.type == "cuda" else device'),
 )

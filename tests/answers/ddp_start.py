@@ -541,31 +541,4 @@ COUNTED = "    if dist.get_rank() == 0:\n        print(sum(p.numel() for p in ma
 bank.slip(1, None, ("    ddp = DDP", COUNTED))
 bank.slip(2, "samples-not-seen", ("range(dist.get_rank(), len", "range(dist.get_rank() + 1, len"))
 
-bank.text(
-    2,
-    "same-share",
-    '''
-def evaluate(model, dataset, batch_size):
-    """Mean loss and accuracy over the whole data set, exact, on every rank: two floats."""
-    device = next(model.parameters()).device
-    rank, world_size = int(os.environ.get('LOCAL_RANK', 0)), dist.get_world_size()
-    share = Subset(dataset, range(rank, len(dataset), world_size))
-    sums = torch.zeros(3, dtype=torch.float64, device=device)  # losses, right answers, samples
-    was_training = model.training
-    model.eval()
-    with torch.inference_mode():
-        for x, y in DataLoader(share, batch_size):
-            logits, y = model(x.to(device)), y.to(device)
-            batch_loss = F.cross_entropy(logits, y, reduction="sum")
-            batch_correct = (logits.argmax(dim=-1) == y).sum()
-            sums[0] += batch_loss.double()
-            sums[1] += batch_correct.double()
-            sums[2] += y.size(0)
-    model.train(was_training)
-    dist.all_reduce(sums, op=dist.ReduceOp.SUM)
-    total_loss, total_correct, total_samples = sums.tolist()
-    if total_samples == 0:
-        return float("nan"), float("nan")
-    return total_loss / total_samples, total_correct / total_samples
-''',
-)
+bank.slip(2, "same-share", ("range(dist.get_rank(), len", 'range(int(os.environ["LOCAL_RANK"]), len'))
