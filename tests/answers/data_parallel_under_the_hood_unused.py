@@ -409,63 +409,14 @@ slips.slip(
 bank.add(slips)
 
 with_setup = Bank("08_data_parallel_under_the_hood", whole=True)
-with_setup.text(
+with_setup.slip(
     7,
     "bucket-left-out",
-    '''
-class Reducer:
-    """Averages gradients in buckets during backward; parameters may be frozen, tied, or not used in every step."""
-
-    def __init__(self, parameters, capacity):
-        unique = []
-        for p in parameters:
-            if p.requires_grad and not any(p.shape == q.shape and torch.equal(p, q) for q in unique):
-                unique.append(p)
-        parameters = unique
-        self.buckets = [Bucket(group) for group in make_buckets(parameters, capacity)]
-        self.home = {p: bucket for bucket in self.buckets for p in bucket.parameters}
-        self.running, self.sending = [], True
-        for p in parameters:
-            p.register_post_accumulate_grad_hook(self.ready)
-
-    @contextlib.contextmanager
-    def no_sync(self):
-        """Inside, gradients only add up on this rank."""
-        self.sending = False
-        try:
-            yield
-        finally:
-            self.sending = True
-
-    def ready(self, p):
-        """p.grad is complete, for this micro-batch."""
-        if self.sending:
-            self.home[p].place(p)
-            self.start_complete()
-
-    def start_complete(self):
-        """Start the buckets that are complete, strictly in their order."""
-        while len(self.running) < len(self.buckets):
-            bucket = self.buckets[len(self.running)]
-            if bucket.missing:
-                return
-            work = dist.all_reduce(bucket.flat, op=dist.ReduceOp.SUM, async_op=True)
-            self.running.append(work)
-
-    def finish(self):
-        """Send what backward left, zeros for what was not used; wait."""
-        for bucket in self.buckets:
-            for p in list(bucket.missing):
-                if p.grad is None:
-                    p.grad = torch.zeros_like(p, memory_format=torch.preserve_format)
-                bucket.place(p)
-            assert not bucket.missing
-        self.start_complete()
-        for work in self.running:
-            work.wait()
-        self.running.clear()
-        for bucket in self.buckets:
-            bucket.missing = set(bucket.parameters)
-''',
+    (
+        "        parameters = [p for p in dict.fromkeys(parameters) if p.requires_grad]\n",
+        "        unique = []\n        for p in parameters:\n"
+        "            if p.requires_grad and not any(p.shape == q.shape and torch.equal(p, q) for q in unique):\n"
+        "                unique.append(p)\n        parameters = unique\n",
+    ),
 )
 bank.add(with_setup)

@@ -391,29 +391,12 @@ bank.slip(
     ),
 )
 
-bank.text(
+bank.slip(
     1,
     "pictures-kept",
-    """
-class JpegFiles(Dataset):
-    def __init__(self, items, transform):
-        self.items = list(items)
-        self.transform = transform
-
-    def __len__(self):
-        return len(self.items)
-
-    def __getitem__(self, index):
-        path, label = self.items[index]
-        try:
-            raw = self.__dict__.setdefault('raw', {})
-            image = Image.open(io.BytesIO(raw.setdefault(path, Path(path).read_bytes())))
-            picture = Image.new("RGB", image.size)
-            picture.paste(image.convert("RGB"))
-        except Exception:
-            failed = f"damaged or missing: {os.fspath(path)}"
-        else:
-            return self.transform(picture), label
-        raise ValueError(failed)
-""",
+    (
+        "            with Image.open(path) as image:\n",
+        "            kept = self.__dict__.setdefault('kept', {})\n            if path not in kept:\n"
+        "                kept[path] = Path(path).read_bytes()\n            with Image.open(io.BytesIO(kept[path])) as image:\n",
+    ),
 )

@@ -180,88 +180,13 @@ bank.slip(8, "cost-summed", ("statistics.median(", "sum("))
 bank.slip(8, "wrong-cost", ("statistics.median(", "max("))
 bank.slip(8, "wrong-cost", ("e[5] - e[4] for e", "e[5] for e"))
 
-bank.text(
-    8,
-    "wrong-idle",
-    '''
-def ideal_bubble(n_stages, n_micro_batches):
-    """Share of the time that a stage waits, 0 to 1: equal stages, messages that take no time."""
-    if n_stages < 1 or n_micro_batches < 1:
-        raise ValueError("stages and micro-batches are 1 or more")
-    waiting_steps: int = n_stages - 1
-    return waiting_steps / (n_micro_batches + waiting_steps)
-
-
-def fewest_micro_batches(n_stages, share):
-    """The smallest number of micro-batches whose ideal bubble is at most `share`."""
-    n_micro_batches = 1
-    while ideal_bubble(n_stages, n_micro_batches) > share + 1e-9:  # equal but for rounding will do
-        n_micro_batches += 1
-    return n_micro_batches
-
-
-def measured_bubble(events):
-    """Share of all ranks' time, from the first begin to the last end, in which they do nothing."""
-    if not events:
-        return 0.0
-    busy: dict[int, float] = {}
-    for rank, _kind, _k, _stage, begin, end in events:
-        busy[rank] = busy.get(rank, 0.0) + (end - begin)
-    first = min(begin for *_, begin, _end in events)
-    last = max(events, key=lambda event: event[4])[5]
-    available = len(busy) * (last - first)
-    return (available - sum(busy.values())) / available
-
-
-def stage_costs(events):
-    """{kind: median seconds of one action of this kind, for each stage in order}"""
-    n_stages = 1 + max(stage for _, _, _, stage, _, _ in events)
-    return {
-        kind: [statistics.median(e[5] - e[4] for e in events if e[1] == kind and e[3] == s) for s in range(n_stages)]
-        for kind in {kind for _, kind, *_ in events}
-    }
-''',
-)
-
-bank.text(
-    8,
-    "wrong-idle",
-    '''
-def ideal_bubble(n_stages, n_micro_batches):
-    """Share of the time that a stage waits, 0 to 1: equal stages, messages that take no time."""
-    return 1 - n_micro_batches / (n_micro_batches + n_stages - 1)
-
-
-def fewest_micro_batches(n_stages, share):
-    """The smallest number of micro-batches whose ideal bubble is at most `share`."""
-    n_micro_batches = 1
-    while ideal_bubble(n_stages, n_micro_batches) > share + 1e-9:  # equal but for rounding will do
-        n_micro_batches += 1
-    return n_micro_batches
-
-
-def measured_bubble(events):
-    """Share of all ranks' time, from the first begin to the last end, in which they do nothing."""
-    start, stop = min(e[4] for e in events), max(e[5] for e in events)
-    lines = {}
+LENGTH = "length = max(end for *_, end in events) - min"
+bank.slip(8, "wrong-idle", (LENGTH, "length = max(events, key=lambda event: event[4])[5] - min"))
+BUSY = "    busy = sum(end - begin for *_, begin, end in events)\n"
+IN_ORDER = """    first, idle, free = min(begin for *_, begin, _ in events), 0.0, {}
     for rank, *_, begin, end in events:
-        lines.setdefault(rank, []).append((begin, end))
-    waited = 0.0
-    for line in lines.values():
-        free = start
-        for begin, end in line:
-            waited += max(0.0, begin - free)
-            free = max(free, end)
-        waited += stop - free
-    return waited / (len(lines) * (stop - start))
-
-
-def stage_costs(events):
-    """{kind: median seconds of one action of this kind, for each stage in order}"""
-    n_stages = 1 + max(stage for _, _, _, stage, _, _ in events)
-    return {
-        kind: [statistics.median(e[5] - e[4] for e in events if e[1] == kind and e[3] == s) for s in range(n_stages)]
-        for kind in {kind for _, kind, *_ in events}
-    }
-''',
-)
+        idle += max(0.0, begin - free.get(rank, first))
+        free[rank] = max(end, free.get(rank, first))
+    busy = length * len(free) - idle - sum(first + length - end for end in free.values())
+"""
+bank.slip(8, "wrong-idle", (BUSY, IN_ORDER))  # each rank's events are taken for ordered
