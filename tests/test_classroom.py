@@ -169,10 +169,11 @@ def test_the_page_and_its_table(shared):
         state = json.loads(answer(address + "state.json")[2])
         assert state["trainees"][0]["cells"] == {WORK: {"1": ["fail", 1, 1, 0.0, "a"]}} and state["warnings"] == []
         assert f",{WORK},1," in answer(address + "class.csv")[2]
-        root = address.rsplit("/", 2)[0]
-        for wrong in (root + "/", root + "/state.json", root + "/x" + address.rsplit("/", 2)[1][1:] + "/state.json"):
+        root, token, _ = address.rsplit("/", 2)
+        other = ("y" if token[0] == "x" else "x") + token[1:]
+        for wrong in ("/", "/state.json", f"/{other}/state.json", f"/{token[:-1]}/state.json"):
             with pytest.raises(urllib.error.HTTPError, match="403"):
-                answer(wrong)
+                answer(root + wrong)
         with pytest.raises(urllib.error.HTTPError, match="404"):
             answer(address + "../../etc/passwd")
     finally:
