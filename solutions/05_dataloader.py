@@ -512,7 +512,7 @@ def trial(options):
 pinned = DEVICE.type == "cuda"
 choices = [(0, None, pinned, False), (1, 2, pinned, False), (WORKERS, 2, pinned, False), (WORKERS, 4, pinned, False)]
 choices += [(4, 2, pinned, False), (WORKERS, 2, False, False)] if FULL else []
-records = [trial(dict(zip(OPTIONS, choice))) for choice in 3 * choices]
+records = [trial(dict(zip(OPTIONS, choice))) for _ in measure.rounds(3) for choice in choices]
 
 # %%
 print("".join(f"{name:>20}" for name in OPTIONS), f"{'step':>12}{'images/s':>12}")
@@ -997,7 +997,7 @@ many = (files * 40)[: BATCH * (80 if FULL else 32)]
 kinds = {"float32, a batch a message": (transform, BATCH), f"bytes, {MESSAGE // BATCH} a message": (to_bytes, MESSAGE)}
 measured = [  # in turn, so that what disturbs one disturbs all
     (name, *pure_rate(many, convert, cores, warm=message), *loader_rate(many, convert, cores, message))
-    for _ in range(3)
+    for _ in measure.rounds(3)
     for name, (convert, message) in kinds.items()
 ]
 
@@ -1007,7 +1007,7 @@ print(f"{'':<27}{cores} processes decode   loader brings   share (three trials) 
 for name in kinds:
     pure, pure_core, arrived, arrived_core = zip(*(found[1:] for found in measured if found[0] == name))
     shares = sorted(brought / alone for brought, alone in zip(arrived, pure))
-    share = shares[1]
+    share = statistics.median(shares)
     in_core = statistics.median(alone / brought for alone, brought in zip(pure_core, arrived_core))
     spread = f"{share:.2f} ({shares[0]:.2f} to {shares[-1]:.2f})"
     print(

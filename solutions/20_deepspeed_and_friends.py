@@ -233,7 +233,7 @@ shown("ours (DDP)", found["ours (DDP)"])
 #
 # **`from_words(library, words, n_ranks)`** returns the same for a run of `"deepspeed"`, `"transformers"`,
 # `"accelerate"` or `"fabric"`; `words` is a dictionary with words of the table. Write `micro` for all of them: two
-# libraries say something else than you would think, and with `split_batches` you return before.
+# libraries say something else than you would think, and with `split_batches` you return at once, as the last line is for the others.
 #
 # 4 and 3 lines.
 #

@@ -171,7 +171,7 @@ for n, seconds in plain.items():
 #
 # <details><summary>Hint</summary>
 #
-# `torch.cat([old, new], dim=2)`. What is seen earlier is a full block of columns on the left of the triangle: `torch.ones(new, all, dtype=torch.bool).tril(all - new)`.
+# `torch.cat([old, new], dim=2)`. What is seen earlier is a full block of columns on the left of the triangle: `torch.ones(new, all, dtype=torch.bool, device=q.device).tril(all - new)`.
 # `is_causal=True` would put the triangle at the upper left corner: right only where nothing was seen before.
 # </details>
 

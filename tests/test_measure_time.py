@@ -194,6 +194,18 @@ def test_a_race_runs_in_turn_and_judges_the_first():
     assert "<table>" in result._repr_html_()
 
 
+def test_where_notebooks_are_only_tested_little_is_timed(monkeypatch):
+    for brief, steps, races, rounds in (("1", 4, 4, 1), ("0", 10, 12, 5)):
+        monkeypatch.setenv("DLOJZ_BRIEF", brief)
+        chrono, called = measure.Chronometer("cpu", warmup=1), []
+        for _ in chrono.steps(range(20), n=10):
+            with chrono.step():
+                called.append("step")
+        runs = {"one": lambda called=called: called.append("one"), "two": lambda: None}
+        measure.race(runs, repeats=10, warmup=2, device="cpu", calls=1)
+        assert (called.count("step"), called.count("one"), len(measure.rounds(5))) == (steps, races, rounds)
+
+
 def test_a_race_of_three_is_judged_against_the_fastest():
     result = measure.Race({"mine": [2.0, 2.0], "a": [4.0, 4.0], "b<": [1.0, 1.0]})
     assert result.ratios == {"a": 0.5, "b<": 2.0} and result.ratio == 2.0

@@ -6,7 +6,7 @@ from .communications import Communications
 from .live import LiveBytes
 from .machine import hardware, synchronize, versions
 from .memory import MemoryEstimate, PeakMemory, estimate_memory, peak_memory, training_step
-from .racing import Race, race
+from .racing import Race, race, rounds
 from .records import Record, RecordError, counted_steps, load, new_record, save
 from .shards import ShardBytes, shard_bytes
 from .units import human_bytes, human_seconds
@@ -32,6 +32,7 @@ __all__ = [
     "new_record",
     "peak_memory",
     "race",
+    "rounds",
     "save",
     "shard_bytes",
     "synchronize",

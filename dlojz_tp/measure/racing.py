@@ -110,6 +110,11 @@ class Race:
         return f"{first} is {factor:.2f} times {word} than {rival} {where}"
 
 
+def rounds(n: int) -> range:
+    """Rounds of a measurement that is made `n` times; one round where notebooks are only tested."""
+    return range(1 if brief() else n)
+
+
 def race(
     candidates: Mapping[str, Callable[[], object]],
     repeats: int = 20,

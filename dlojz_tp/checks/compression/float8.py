@@ -125,7 +125,7 @@ def observe(round_float, tensor_scale, block_scales):
         with Operations() as operations:
             round_float(torch.ones(size, 2 * size), *E4M3), block_scales(torch.ones(size, 2 * size), 448.0)
         totals.append(operations.total)
-    yield {"loops": totals[1] > 250 and totals[1] > 2 * totals[0]}
+    yield {"loops": totals[1] > totals[0] + 40}  # of 56 rows more, each of 4 blocks
 
 
 def exact(seen, due):

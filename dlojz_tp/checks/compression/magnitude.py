@@ -116,7 +116,7 @@ def of_no_name(hold_zeros):
     """What stays where the weight is zero, of something that no optimizer here remembers."""
     weight = nn.Parameter(FIRST.clone())
     optimizer = torch.optim.SGD([weight], lr=0.1)
-    optimizer.state[weight] = {"mine": torch.ones_like(weight)}
+    optimizer.state[weight] = {"mine": torch.ones_like(weight), "rounded": torch.ones_like(weight, dtype=torch.bfloat16)}
     hold_zeros([weight], [MASKS[0].clone()], optimizer)
     return remembered([(weight, MASKS[0])], optimizer)
 

@@ -107,8 +107,10 @@ def observe(batch_sizes, from_words):
     yield {"not named": [(case, left) for case in NEAREST if (left := NEAREST[case] - _said(said[case]))][:1]}
     yield {"too many": [(case, more) for case in NEAREST if (more := _too_many(case, said[case]))][:1]}
     for library, cases in WORDS.items():
-        found = [tried(from_words, library, dict(words), n) for words, n, _ in cases]
-        yield {f"{library} kind": _kinds(found)}
+        given = [dict(words) for words, *_ in cases]
+        found = [tried(from_words, library, mine, n) for mine, (_, n, _) in zip(given, cases)]
+        changed = [(f"{words}, {n} ranks", str(mine)) for mine, (words, n, _) in zip(given, cases) if mine != words]
+        yield {f"{library} kind": _kinds(found), f"{library} changed": changed[:1]}
         yield {library: torch.tensor(found, dtype=torch.float64)}
     uneven = [(case, kind) for case in UNEVEN if (kind := _refusal(from_words, *case)[0]) != "ValueError"]
     yield {"uneven words": [(f"{library}, {words}, {n} ranks", kind) for (library, words, n), kind in uneven][:1]}
@@ -141,6 +143,11 @@ def _named(seen, due):
     return silent(seen, due) | {"where": _given(case), "batches": " and ".join(few), "batch": case[1]}
 
 
+def _changed(seen, _):
+    (where, after), *_ = seen
+    return {"where": where, "expected": "the words as they were", "got": after}
+
+
 def _kind_shown(seen, due):
     return silent(seen, due) | {"got": seen, "error": seen}
 
@@ -163,6 +170,7 @@ def _library(name):
     due = torch.tensor([sizes for *_, sizes in WORDS[name]], dtype=torch.float64)
     yield Look(f"{name}'s words", f"{name} kind", "three whole numbers", _misread, fields=_kind_shown)
     yield Value("", name, due, "wrong-words", fields=_first([f"{words}, {n} ranks" for words, n, _ in WORDS[name]]))
+    yield Look("", f"{name} changed", [], "words-changed", fields=_changed)
 
 
 LOOKS = [

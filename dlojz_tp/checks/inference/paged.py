@@ -209,7 +209,10 @@ def copied(make):
     pool, table = make(12, SIZE, LAYERS), []
     pool.extend(table, 0, 9)
     fork = pool.fork(table)
+    before = pool.keys.data_ptr(), pool.values.data_ptr()
     pool.extend(fork, 9, 1)
+    if before != (pool.keys.data_ptr(), pool.values.data_ptr()):
+        return "all copied"
     if fork == table and len(pool.free) == 9:
         return "no copy"
     return "twice" if len(fork) > len(set(fork)) else [a == b for a, b in zip(fork, table)]
@@ -265,7 +268,7 @@ LOOKS = [
         "what it writes into is replaced by a copy",
         "copied",
         [True, True, False],
-        lambda seen, due: "no-copy" if seen == "no copy" else "not-last",
+        lambda seen, due: {"no copy": "no-copy", "all copied": "pool-copied"}.get(str(seen), "not-last"),
         fields=silent,
     ),
 ]

@@ -141,6 +141,7 @@ bank.slip(5, "states-stay", (LOOP, 'for one in (weight, *(optimizer.state[weight
 bank.variant(5, "states-stay", RANKS, ("for value in optimizer.state[weight].values():", "for name, value in optimizer.state[weight].items():"),
              ("if hasattr(value,", "if name[:3] in ('mom', 'exp') and hasattr(value,"))  # fmt: skip
 bank.slip(5, "states-stay", (LOOP, 'for one in (weight, *(value for name, value in optimizer.state[weight].items() if name in ("momentum_buffer", "exp_avg", "exp_avg_sq", "square_avg", "grad_avg", "max_exp_avg_sq", "sum"))):'))  # fmt: skip
+bank.slip(5, "states-stay", ("and one.shape == weight.shape", "and one.shape == weight.shape and one.dtype == weight.dtype"))
 bank.variant(5, "states-stay", TOPK, ("value.dim() > 0", "name == 'momentum_buffer'"))
 
 bank.hint(5, "survivors", "The zeros are right, but the weights that stayed do not move as they should: what is remembered of them, or of other parameters, was lost or changed.")  # fmt: skip

@@ -408,6 +408,7 @@ bank.hint(
     "That goes through numbers or rows one by one. The operations of PyTorch take whole tensors: a weight has millions of numbers.",
 )
 bank.slip(7, "loops", ("    blocks =", "    for one in x.flatten():\n        one * 1\n    blocks ="))
+bank.slip(7, "loops", ("blocks.amax(-1)", "torch.stack([row.amax(-1) for row in blocks])"))
 bank.variant(7, "loops", BITS, ("    drop =", "    for one in x.flatten():\n        one.abs()\n    drop ="))
 
 bank.slip(7, None, ("    exponent = torch.log2(blocks.amax(-1).double() / most).ceil().clamp(min=-127).float()\n",

@@ -356,6 +356,12 @@ bank.variant(
     1, "wrong-words", BY_CASES, ('micro=words["per_device_train_batch_size"], accumulation', "micro=1, accumulation")
 )
 
+bank.hint(1, "words-changed", "The dictionary of words was written to. Whoever calls again with it, for other ranks, has other words then.")
+SPLIT = '    if words.get("split_batches"):'
+bank.slip(1, "words-changed", (SPLIT, SPLIT.replace("get", "pop").replace('")', '", False)')))
+bank.slip(1, "words-changed", (SPLIT, '    words.setdefault("split_batches", False)\n' + SPLIT))
+bank.variant(1, "words-changed", BY_CASES, ('words.get("split_batches", False)', 'words.pop("split_batches", False)'))
+
 bank.hint(1, "words-not-refused", "This cannot be cut evenly over the ranks: raise a ValueError.")
 bank.slip(
     1,

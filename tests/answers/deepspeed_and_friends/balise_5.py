@@ -193,6 +193,16 @@ slip(
 variant(5, "all-to-everyone", ONE_MESSAGE,
         ("    dist.all_to_all(received, [row.contiguous() for row in message])\n", "    received = [*gather(message)[:, dist.get_rank()]]\n"))  # fmt: skip
 
+hint(5, "more-than-due", "Each rank sends {times} times what is due: a bit for each number and one scale of 32 bits for each block, once to the servers and once from them.")
+slip(5, "more-than-due", ("swap(scales)", "swap(scales.double()).float()"))
+variant(5, "more-than-due", ONE_MESSAGE, ("scales.view(torch.uint8)", "scales.double().view(torch.uint8)"),
+        ("message[..., :-4].contiguous(), message[..., -4:].contiguous().view(torch.float32)",
+         "message[..., :-8].contiguous(), message[..., -8:].contiguous().view(torch.float64).float()"))  # fmt: skip
+
+hint(5, "x-changed", "x has changed: the error of earlier rounds was added to it in place, and whoever sends it again sends that error twice.")
+slip(5, "x-changed", ("wanted = x + worker_error", "wanted = x.add_(worker_error)"))
+variant(5, "x-changed", ONE_MESSAGE, ("    worker_error += x\n", "    x += worker_error\n    worker_error.copy_(x)\n"))
+
 hint(5, "wrong-mean", "What one_bit_mean returns is not the mean of what the ranks sent, compressed once more.")
 slip(5, "wrong-mean", ("expand(swap(bits), swap(scales)).mean(0)", "expand(swap(bits), swap(scales)).mean(0).abs()"))
 variant(5, "wrong-mean", ONE_MESSAGE, ("/ len(received)", "/ -len(received)"))

@@ -195,6 +195,10 @@ bank.slip(3, "empty-copy", ("self.keys[:, new], self.values[:, new] = self.keys[
 bank.variant(3, "empty-copy", LOOKED_UP, ("for store in (self.keys, self.values):", "for store in (self.keys,):"))
 bank.variant(3, "empty-copy", LOOKED_UP, ("store[:, new, :inside] = store[:, table[-1], :inside]", "store[:2, new, :inside] = store[:2, table[-1], :inside]"))  # fmt: skip
 
+bank.hint(3, "pool-copied", "For one block, all keys or values of the pool were copied: it needs its memory twice for a while, and whoever holds pool.keys reads the old ones. Write into the one block.")  # fmt: skip
+bank.slip(3, "pool-copied", ("            self.keys[:, new]", "            self.keys, self.values = self.keys.clone(), self.values.clone()\n            self.keys[:, new]"))  # fmt: skip
+bank.variant(3, "pool-copied", LOOKED_UP, ("            for store in", "            self.values = self.values.clone()\n            for store in"))  # fmt: skip
+
 bank.hint(3, "not-last", "The copy does not stand in the place of the block that it replaces, in the list that was given: its number there once, the old one's gone. The table's order is the order of the tokens.")  # fmt: skip
 bank.slip(3, "not-last", ("        table += taken", "        table += taken[::-1]"))
 bank.slip(3, "not-last", ("        table += taken", "        table += taken\n        table.sort()"))

@@ -179,7 +179,7 @@ bank.variant(
     ("            if k not in taken:\n                pool.release(own)\n", "            pass\n"),
 )
 
-bank.hint(6, "looked-into", "Keys and values are read or written here. That is the work of the pool and of step: fork shares blocks, extend copies those that are written into.")  # fmt: skip
+bank.hint(6, "looked-into", "Keys, values or holders of the pool are read or written here. That is the work of the pool and of step: fork shares blocks, extend copies those that are written into.")  # fmt: skip
 COPIED = "        pool.extend(copy, 0, len(own) * pool.size)\n        pool.keys[:, copy], pool.values[:, copy] = pool.keys[:, own], pool.values[:, own]\n"
 bank.slip(6, "looked-into", ("        before, tables = tables, [pool.fork(tables[parent]) for parent in parents.tolist()]\n", "        before, tables = tables, []\n        for own in (before[parent] for parent in parents.tolist()):\n            copy = []\n" + COPIED.replace("        pool", "            pool") + "            tables.append(copy)\n"))  # fmt: skip
 bank.variant(6, "looked-into", LISTS, ("    beams = []\n", "    beams = []\n    def copied(own):\n        copy = []\n" + COPIED + "        return copy\n\n"), ("pool.fork(beams[k][2]) if k in taken", "copied(beams[k][2]) if k in taken"))  # fmt: skip
