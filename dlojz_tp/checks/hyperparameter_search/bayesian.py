@@ -33,8 +33,9 @@ def observe_improvement(expected_improvement):
     got = [call(*case) for case in ((MEAN, STD, BEST), *MORE)]
     yield {"shapes": [None if one is None else tuple(np.shape(one)) for one in got]}
     yield {"values": [torch.as_tensor(np.asarray(one, dtype=np.float64)) for one in got]}
+    given = [np.array(one) for one in CERTAIN[:2]]
     with np.errstate(all="ignore"):
-        yield {"certain": torch.as_tensor(np.asarray(call(*CERTAIN), dtype=np.float64))}
+        yield {"certain": torch.as_tensor(np.asarray(expected_improvement(*given, CERTAIN[2]), dtype=np.float64)), "given stays": all(map(np.array_equal, given, CERTAIN))}  # fmt: skip
         far = np.asarray(call(*FAR), dtype=np.float64)
     yield {
         "far": float(np.nan_to_num(far, nan=-1).min()),
@@ -53,6 +54,7 @@ IMPROVEMENT = [
     Look("expected improvement, arrays of any shape", "shapes", [(4, 6), (5,), (1,), (2,)], lambda seen, _: "nothing-returned" if None in seen else "improvement-form"),
     Value("as by integration", "values", [torch.as_tensor(truth(*case)) for case in ((MEAN, STD, BEST), *MORE)], "improvement-wrong", within(1e-6)),
     Look("where std is 0, and far from the best", "certain", torch.tensor([0.0, 0.0, 0.8, 0.5 / (2 * np.pi) ** 0.5], dtype=torch.float64), _certain, within(1e-6)),
+    Look("the arrays stay as they are", "given stays", True, "std-changed"),
     Look("", "far", 0.0, "improvement-negative", lambda seen, _: seen > -1e-300, lambda seen, _: {"got": f"{seen:.2g}", "expected": "not below 0"}),
     Look("", "large", 49.0, "improvement-wrong", within(1e-6)),
 ]  # fmt: skip

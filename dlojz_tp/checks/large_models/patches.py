@@ -86,7 +86,7 @@ def observe(cut_patches, embed_image):
     yield {"gradients": gradients(embed_image)}
     few, many = steps(embed_image, 2), steps(embed_image, 8)
     yield {"called": called(cutting, many), "more": many.total - few.total}
-    yield {"for more images": steps(embed_image, 2, 6, 5).total - few.total}
+    yield {"for more images": steps(embed_image, 2, 6, 5).total - steps(embed_image, 2, 2).total}
 
 
 def refused(dropped, unclear):

@@ -24,6 +24,7 @@ class _Net(nn.Module):
         self.stem = nn.Conv1d(4, 4, 3)
         self.blocks = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 6), nn.BatchNorm1d(6))
         self.gain = nn.Parameter(torch.ones(4))
+        self.places = nn.Parameter(torch.ones(3, 4))  # of a matrix only the dimensions tell, not its name
         self.temperature = nn.Parameter(torch.tensor(1.0))
         self.head = nn.Linear(4, 5)
         self.head.weight = self.words.weight

@@ -59,7 +59,7 @@ def options(lr=0.3, momentum=0.7, weight_decay=0.0, dtype=torch.float64):
 
 
 PLAIN = Training(((((6, 3),), options()),))
-SIZES = Training(((((5, 3), (2, 6), (3, 3), (5, 3), (1, 4)), options(weight_decay=0.5)),))
+SIZES = Training(((((5, 3), (2, 6), (3, 3), (5, 3), (1, 4), *7 * ((2, 3),)), options(weight_decay=0.5)),))
 GROUPS = Training(
     ((((3, 4), (4, 2)), options(0.5, 0.9, 0.4)), (((4, 2), (3, 4), (3, 4)), options(0.2, 0.5, 0.1))),
     rates=(0.2, 1.0, 0.5, 0.3),

@@ -136,6 +136,10 @@ bank.variant(
     4, "improvement-certain", UNTRIED, ("found = np.maximum(mean - best, 0.0)", "found = np.zeros(mean.shape)")
 )
 
+bank.hint(4, "std-changed", "An array that was given has changed. Whoever asks again with it, as one who draws std does, has other numbers.")
+bank.slip(4, "std-changed", ("np.maximum(std, 1e-12)", "np.maximum(std, 1e-12, out=std)"))
+bank.variant(4, "std-changed", LOWEST, ("    safe = np", "    std[std <= 0] = 1e-12\n    safe = np"))
+
 bank.hint(4, "all-certain", "Of four points three have std 0. The fourth has not, and its improvement is {got[3]:.3g} where {expected[3]:.3g} is due: decide point by point (np.where), not for all of them.")  # fmt: skip
 bank.slip(4, "all-certain", (Z, "    if np.any(std == 0):\n        return np.maximum(gain, 0)\n" + Z))
 bank.variant(

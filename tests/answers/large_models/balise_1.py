@@ -175,7 +175,7 @@ bank.slip(1, "operators-grow", (CUT, LOOP.replace("flatten(1)", "reshape(n, -1).
 bank.variant(1, "operators-grow", FILLED, ("    tokens[:, 1:] = patches @ weight.reshape(len(weight), -1).T + bias\n",
              "    for k in range(count):\n        tokens[:, 1 + k] = patches[:, k] @ weight.reshape(len(weight), -1).T + bias\n"))  # fmt: skip
 
-bank.hint(1, "a-loop-over-images", "Six images of five channels take {n} operators more than one of two: there is a loop over images or channels. Views and one "
+bank.hint(1, "a-loop-over-images", "Six images of five channels take {n} operators more than two of two: there is a loop over images or channels. Views and one "
           "product do for all.")  # fmt: skip
 bank.slip(1, "a-loop-over-images", (CUT, "torch.stack([image.permute(1, 3, 0, 2, 4).flatten(2).flatten(0, 1) for image in squares])"))  # fmt: skip
 bank.slip(1, "a-loop-over-images", (CUT, "torch.cat([squares[:, c].permute(0, 1, 3, 2, 4).flatten(3).flatten(1, 2) for c in range(channels)], 2)"))  # fmt: skip

@@ -157,6 +157,10 @@ slip(
     ),
 )
 
+hint(6, "zero-skipped", "A parameter whose gradient is 0 is left out. In the usual loop it goes on: momentum moves it, and weight decay makes it smaller.")
+slip(6, "zero-skipped", ("        optimizers[p].step()", "        if p.grad.any():\n            optimizers[p].step()"))
+variant(6, "zero-skipped", CLOSURES, ("if p.grad is not None:", "if p.grad is not None and p.grad.abs().max() > 0:"))
+
 hint(6, "state-lost", "With plain SGD the weights are right; with an optimizer that remembers something they are not. Make the optimizers once, "
      "before the first step: momentum and variance live in them.")  # fmt: skip
 slip(6, "state-lost", ("optimizers[p].step()", "make([p]).step()"))

@@ -120,6 +120,8 @@ bank.slip(
     3, "matrices-do-not-decay", ("weight.ndim > 1]", "weight.ndim == 2]"), ("weight.ndim < 2]", "weight.ndim != 2]")
 )
 bank.slip(3, "matrices-do-not-decay", ('"weight_decay": weight_decay', '"weight_decay": 0.01'))
+bank.slip(3, "matrices-do-not-decay", ("    trained = [weight for weight in model.parameters() if weight.requires_grad]\n", "    named = {weight: name for name, weight in model.named_parameters() if weight.requires_grad}\n    trained = list(named)\n"),
+          ("weight.ndim > 1]", 'weight.ndim > 1 and named[weight].endswith("weight")]'), ("weight.ndim < 2]", 'weight.ndim < 2 or not named[weight].endswith("weight")]'))  # fmt: skip
 bank.variant(3, "matrices-do-not-decay", COPIED, ("groups[p.ndim < 2]", "groups[p.ndim > 1]"))
 
 bank.hint(3, "wrong-step", "The weights after a step are not those of Adam's formulas, without any decay. In the first step, t = 1, m̂ is g and v̂ is g²: each weight moves by about α.")  # fmt: skip

@@ -174,6 +174,9 @@ bank.variant(6, "other-scale", PLAIN, ("(0.2 * max(shape) ** 0.5)", "max(1, shap
 bank.hint(6, "wrong-sizes", "One tall matrix was right. With several shapes, or with decay, it is not: each gets its own update, and √max(rows, columns) is its own.")  # fmt: skip
 bank.slip(6, "wrong-sizes", ("max(shape)", "shape[0]"))
 bank.slip(6, "wrong-sizes", ("updates = orthogonalise(stacked).to(weights[places[0]].dtype).unbind()", "updates = orthogonalise(stacked).to(weights[places[0]].dtype).unbind()[::-1]"))  # fmt: skip
+bank.hint(6, "number-as-side", "The scale is taken of the stack, in which the number of matrices counts as a side: 0.2 √max(rows, columns) is due.")
+bank.slip(6, "number-as-side", ("max(shape)", "max(stacked.shape)"))
+bank.variant(6, "number-as-side", PLAIN, ("max(shape)", "max(ahead.shape)"))
 bank.variant(6, "wrong-sizes", PLAIN, ("max(shape)", "shape[0]"))
 
 bank.hint(6, "shorter-side", "The scale is of the shorter side: 0.2 √max(rows, columns) is due.")
