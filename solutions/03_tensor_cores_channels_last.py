@@ -392,7 +392,7 @@ else:
 # ### Balise 4 · Pad a linear layer · further · about 16 min
 #
 # - `padded_size(size, dtype, alignment)`: the smallest number of elements, not below `size`, whose bytes are a multiple
-#   of `alignment`; and the fraction of work added, for example 0.25. Return both.
+#   of `alignment`, itself a multiple of an element's bytes; and the fraction of work added, for example 0.25. Return both.
 # - `PaddedLinear(linear, alignment)`: a module made from an `nn.Linear`. Inside, its weights have `padded_size` rows: the
 #   given ones first, then zeros. Outside nothing changes: same output, same shape, same gradients. `linear` itself stays
 #   as it is, also while the new layer is trained: the weights are copies. A layer without bias must work too.

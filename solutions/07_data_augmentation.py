@@ -228,7 +228,7 @@ print(f"recorded on {recorded.where(NAME)}: {found}" if found else "No figures o
 #
 # - **one λ for each image** from Beta(α, α), drawn with torch, so that `torch.manual_seed` repeats it; each image is mixed with a partner of the batch, perhaps itself, and each serves once:
 #   a permutation, random or a fixed roll;
-# - no loop over the images; what comes back lies on the device of `images`, and no value is read back from it;
+# - no loop over the images; all is drawn, and comes back, on the device of `images`, and no value is read back from it;
 # - the inputs stay as they are; integer images (uint8) are refused with a `TypeError`.
 #
 # About 8 lines.

@@ -244,7 +244,7 @@ def _in_dtype_of(got, expected):
     if not (isinstance(got, torch.Tensor) and isinstance(expected, torch.Tensor) and got.shape == expected.shape):
         return expected
     floats = got.dtype in (torch.float32, torch.bfloat16, torch.float16) and expected.dtype == torch.float64
-    return expected.to(got.dtype) if floats and not close(got, expected, 1e-2) else expected
+    return expected.to(got.dtype) if floats and not close(got, expected, max(1e-4, torch.finfo(got.dtype).eps)) else expected
 
 
 def _shorten(text: str) -> str:

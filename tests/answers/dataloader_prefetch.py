@@ -640,3 +640,13 @@ whole.slip(
     ("tensor.record_stream(current)", "tensor.record_stream(s=current)"),
 )
 bank.add(whole)
+
+@bank.wrong(6, "batches-kept")
+class Prefetcher(Base):
+    """A list of all that was given."""
+
+    def __iter__(self):
+        self.used = []
+        for batch in super().__iter__():
+            self.used.append(batch)
+            yield batch

@@ -583,3 +583,4 @@ bank.slip(
         'tar.addfile(tarfile.TarInfo(f"{number:08d}.jpg"), open(path, "rb"))',
     ),
 )
+bank.slip(7, "paths-changed", ("    for path in mine:\n", "    while mine:\n        path = mine.pop(0)\n"))

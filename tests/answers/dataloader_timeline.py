@@ -104,6 +104,22 @@ recorder("wrong-loading")(loaded(lambda stamps, asked, got: image(stamps.mean(di
 recorder("not-floats")(
     loaded(lambda stamps, asked, got: ("loading", int(stamps[0, 2]), stamps[:, 0].min(), stamps[:, 1].max()))
 )
+
+
+@recorder("asked-before-step")
+def ahead(loader, step):
+    events, asked, batches = [], time.monotonic(), iter(loader)
+    batch, got = next(batches, None), time.monotonic()
+    while batch is not None:
+        asked_next = time.monotonic()
+        following, got_next = next(batches, None), time.monotonic()
+        begin = time.monotonic()
+        step(*batch[:2])
+        events += [_event(batch[2]), ("waiting", -1, asked, got), ("step", -1, begin, time.monotonic())]
+        batch, asked, got = following, asked_next, got_next
+    return events
+
+
 recorder("wait-too-short")(
     waited(lambda stamps, asked, got, done: [("waiting", -1, asked, asked + 1e-4), ("step", -1, got, done)])
 )

@@ -235,3 +235,4 @@ bank.slip(5, "trace-changed", ("    idle = ", '    trace["traceEvents"].sort(key
 bank.slip(5, "trace-changed", ("    idle = ", '    for e in work:\n        e["end"] = e["ts"] + e["dur"]\n    idle = '))
 bank.slip(5, "not-a-pair", (RETURN, "return 1 - idle / (last - first)"))
 bank.slip(5, "not-a-pair", (SORTED, "sorted(end - begin for begin, end in gaps)"))
+bank.slip(5, "busy-wrong", ("        if begin > end:", "        if begin > end + 1:"))

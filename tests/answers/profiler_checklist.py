@@ -293,6 +293,9 @@ bank.slip(
 bank.slip(
     8, "part-of-batch", ("F.cross_entropy(model(inputs), labels)", "F.cross_entropy(model(inputs[:2]), labels[:2])")
 )
+bank.slip(8, "backward-in-part", ("F.cross_entropy(model(inputs), labels).backward()", "torch.autograd.grad(F.cross_entropy(model(inputs), labels), list(model.parameters())[-1])"))
+bank.slip(8, "batch-kept", ("F.cross_entropy(model(inputs), labels).backward()", "reserve.loss = F.cross_entropy(model(inputs), labels)\n        reserve.loss.backward(retain_graph=True)"))
+bank.slip(8, "batch-kept", ("        F.cross", "        reserve.batch = inputs\n        F.cross"))
 bank.slip(8, "no-backward", ("labels).backward()", "labels)"))
 bank.slip(8, "other-mode", ("    buffers = [", "    model.eval()\n    buffers = ["))
 bank.slip(8, "left-in-mode", ("    buffers = [", "    model.train()\n    buffers = ["))
@@ -426,3 +429,8 @@ bank.slip(
         "inputs, labels = max(map(batch_of, lengths), key=lambda b: b[0].shape[1])",
     ),
 )
+bank.slip(
+    7,
+    "layer-replaced",
+    ("                layer.bias = None\n", "                layer.bias = None\n                layer.weight = nn.Parameter(layer.weight.detach().clone())\n"),
+)  # fmt: skip

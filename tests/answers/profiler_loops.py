@@ -237,6 +237,9 @@ bank.slip(
     6, "recording-left-off", (B, B.replace("    with torch.no_grad():\n    ", "    model.requires_grad_(False)\n"))
 )
 bank.slip(
+    6, "recording-left-off", (B, B.replace("    with torch.no_grad():\n    ", "    model.requires_grad_(False)\n").replace("    return", "    model.requires_grad_(True)\n    return"))
+)  # fmt: skip
+bank.slip(
     6, "not-a-tensor", (B, B.replace("torch.stack(losses).mean()", "sum(loss.item() for loss in losses) / len(losses)"))
 )
 bank.slip(

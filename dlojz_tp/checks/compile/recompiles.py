@@ -24,7 +24,7 @@ HINTS = {
     "dynamic-replaced": "dynamic=None leaves the choice to torch. Here it was made for it: hand on what came.",
     "function-returned": "What the backend gives back cannot run the graph: it is called with the inputs of the graph, which are not "
     "the arguments of `function`. Give back what runs the graph.",
-    "calls-left-out": "The function ran {n} times for {calls} calls.",
+    "calls-left-out": "The function ran {n} times for {calls} calls, or it was given copies of its arguments.",
     "arguments-packed": "Each entry of `calls` is a tuple of arguments: compiled(*arguments).",
     "wrong-count-of-graphs": "The number of graphs is wrong.",
     "not-padded-and-mask": "Return two tensors: the padded one and its mask.",

@@ -14,7 +14,7 @@ HINTS = {
     "of them is a kernel that has to be started.",
     "validates": "torch.distributions checks its arguments, and on a GPU that makes the CPU wait: give it validate_args=False.",
     "waits": "On a GPU this makes the CPU wait: {error}. Keep numbers as tensors on the device.",
-    "other-device": "A tensor is not on the device of the images: {error}",
+    "other-device": "A tensor is not on the device of what is given: {error}",
     "images-changed": "The images that were given have changed. Whoever holds them sees mixed ones.",
     "labels-changed": "The labels that were given have changed.",
     "inference-tensors": "What came back was made in inference mode, and no network can be trained on that: autograd refuses it. Use "

@@ -2,6 +2,7 @@
 
 import gc
 import threading
+import weakref
 from collections import namedtuple
 
 import torch
@@ -16,6 +17,7 @@ HINTS = {
     "wrong-batches": "The batches are not those of the loader, each once and in its order.",
     "batches-lost": "The last {n} batches never came. When the loader ends, what is ready must still be given.",
     "nest-changed": "A nested batch came back as {kind}. Tuples, lists, dictionaries and what is no tensor keep their form.",
+    "batches-kept": "{n} batches that the loop is done with are still held. On a GPU the whole epoch would be in its memory.",
     "not-ahead": "While the loop works, nothing is taken from the loader: each batch is only fetched when it is asked for.",
     "depth-exceeded": "With depth={depth}, {n} batches were taken ahead of the one in use. Each is memory: let the thread wait.",
     "one-too-many": "With depth={depth}, {n} batches are ahead of the one in use: a full queue of that size, and one more in "
@@ -83,6 +85,7 @@ def balise_6(Prefetcher):  # noqa: N803  (the answer is a class)
     for depth in (2, 3, 1):
         _ahead(Prefetcher, depth)
     _gone(before, "After the loop")
+    _let_go(Prefetcher)
     yield "an error of the loader arrives, in its place"
     _errors(Prefetcher)
     _gone(before, "After an error of the loader")
@@ -93,6 +96,16 @@ def balise_6(Prefetcher):  # noqa: N803  (the answer is a class)
     _left_while_loading(Prefetcher)
     yield "copies to a GPU: beside the computation, waited for, kept from the allocator"
     on_one_gpu(_copies, Prefetcher, count=1, must=True)
+
+
+def _let_go(Prefetcher):  # noqa: N803
+    """A batch that the loop is done with is nobody's: the one in use and the one before may be."""
+    used, most = [], 0
+    for batch in Prefetcher(Loader(8), CPU, 2):
+        used.append(weakref.ref(batch[0]))
+        most = max(most, sum(one() is not None for one in used))
+    if most > 3:
+        raise Wrong("batches-kept", n=most - 1)
 
 
 def _loop(prefetcher, where="", work=None):

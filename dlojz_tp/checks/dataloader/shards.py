@@ -27,6 +27,7 @@ HINTS = {
     "no-bytes": "The entry of a picture is empty: addfile reads as many bytes as TarInfo.size says, and that is 0 until it is set.",
     "label-lost": "KEY.cls must hold the label as text.",
     "not-samples": "stream_shards yields pairs (bytes, int).",
+    "paths-changed": "The list of shards that was given has changed: {left} of {n} are left. Whoever reads them once more finds others, or none.",
     "samples-lost": "{n} of {all} samples are not given{how}.",
     "samples-twice": "{n} samples come more than once{how}.",
     "label-of-another": "A picture has the label of another one: the entries of a sample may come in any order, and other "
@@ -178,7 +179,8 @@ def _ours(folder, items, per_shard=4):
 
 
 def _streamed(stream_shards, shards, *args):
-    got = stream_shards(list(shards), *args)
+    given = list(shards)
+    got = stream_shards(given, *args)
     if got is None:
         raise Wrong("nothing-returned")
     found = []
@@ -187,6 +189,8 @@ def _streamed(stream_shards, shards, *args):
         if not right or not isinstance(sample[0], bytes | bytearray) or not isinstance(sample[1], int):
             raise Wrong("not-samples", got=sample)
         found.append((bytes(sample[0]), sample[1]))
+    if given != list(shards):
+        raise Wrong("paths-changed", n=len(shards), left=len(given))
     return found
 
 

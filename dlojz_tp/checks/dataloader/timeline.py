@@ -32,6 +32,7 @@ HINTS = {
     "first-wait-missing": "The first wait must include the start of the loader: read the clock before iter(loader).",
     "wait-includes-step": "The wait for a batch begins when its predecessor's step is over: here it includes that step.",
     "wait-too-short": "The wait ends when the batch has come; here it does not hold the whole of it.",
+    "asked-before-step": "The next batch was asked for before this step had run. With workers it may be ready; the step waits for it all the same.",
     "step-includes-wait": "The step's event includes the wait for its batch. Read the clock again when the batch has come.",
     "step-too-short": "The step's event does not hold the whole call of step.",
     "not-floats": "Times must be Python floats, not {kind}: tensors are slow to draw and cannot be compared simply.",
@@ -194,7 +195,8 @@ def _main(kinds, run, shift):
             raise Wrong("wait-includes-step", where=where)
         late = k + 1 < run.batches and step_end > run.asked[k + 1] + slack
         if late:
-            raise Wrong("step-includes-wait", where=where)
+            early = run.asked[k + 1] < run.begins[k] - slack
+            raise Wrong("asked-before-step" if early else "step-includes-wait", where=where)
         if step_begin > run.begins[k] + slack or step_end < run.ends[k] - slack:
             raise Wrong("step-too-short", where=where)
 

@@ -139,7 +139,7 @@ def _images(shape):
 
 def _judge(without_bias, make, shapes, gone, nested=False):
     original, model = _seeded(make).eval(), _seeded(make).eval()
-    layers = dict(model.named_modules())
+    layers, weights = dict(model.named_modules()), dict(model.named_parameters())
     got = without_bias(model)
     if got is not model:
         if got is None:
@@ -149,6 +149,8 @@ def _judge(without_bias, make, shapes, gone, nested=False):
     for name in dict(original.named_buffers()):
         if name not in dict(model.named_buffers()) or name not in model.state_dict():
             raise Wrong("buffer-lost", name=name)
+    if other := next((name for name, p in model.named_parameters() if p is not weights.get(name)), ""):
+        raise Wrong("layer-replaced", name=other)
     if any(buffer.requires_grad for buffer in model.buffers()):
         raise Wrong("graph-in-buffer")
     _same_mode(model, training=False)

@@ -49,6 +49,7 @@ def balise_5(device_busy):
     yield "one stream: the busy part of the window of the steps"
     _right(device_busy, _trace([(20, 50), (70, 90)], edges=(0, 60, 110, 160), around=(-20, 180), shown=True))
     _right(device_busy, _trace([(1000, 1300), (1400, 1800)], edges=(1000, 1500, 2000)))
+    _right(device_busy, _trace([(0, 10), (10.4, 60)], edges=(0, 100)))
     yield "overlapping streams, an interval inside another"
     _right(device_busy, _trace([(10, 60)], [(40, 80), (85, 90)], edges=(0, 100)))
     _right(device_busy, _trace([(10, 90), (20, 30), (40, 45)], [(120, 130)], edges=(0, 150)))

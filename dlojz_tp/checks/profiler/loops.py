@@ -199,6 +199,8 @@ class _Watched(nn.Module):
 def _validation(mended_b):
     data = batches(8, 8, 3)
     model = _Watched().train()
+    next(model.parameters()).requires_grad_(False)  # frozen before, and afterwards
+    learns = [p.requires_grad for p in model.parameters()]
     got = mended_b(model, data)
     recording = torch.is_grad_enabled()
     torch.set_grad_enabled(True)
@@ -217,7 +219,7 @@ def _validation(mended_b):
         raise Wrong("mean-over-images" if over_images else "mean-wrong", expected=losses.mean(), got=got)
     if model.calls > len(data):
         raise Wrong("passes-again", loop="mended_b", n=model.calls, batches=len(data))
-    if not recording or not all(p.requires_grad for p in model.parameters()):
+    if not recording or [p.requires_grad for p in model.parameters()] != learns:
         raise Wrong("recording-left-off")
 
 

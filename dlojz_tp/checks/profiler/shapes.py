@@ -1,7 +1,9 @@
 """Balise 8: memory reserved by the longest batch, and the arithmetic of the autotuner."""
 
+import gc
 import math
 import random
+import weakref
 from numbers import Real
 
 import torch
@@ -16,6 +18,8 @@ HINTS = {
     "part-of-batch": "Only {n} of the batch's 4 rows went through the model: a whole batch needs more.",
     "not-recorded": "The forward pass ran without recording: then activations are freed at once, and too little is reserved.",
     "no-backward": "There was no backward pass: gradients, and what it needs on its way, are not reserved.",
+    "backward-in-part": "The backward pass ended before it reached the first layer: what it needs further on is not reserved.",
+    "batch-kept": "The batch, or the graph of its pass, is still held. It is memory that no step can have.",
     "other-mode": "The model ran in eval mode. The steps that follow run in the mode in which the model came: nothing else needs "
     "the same memory.",
     "left-in-mode": "The model came in one mode and leaves in another.",
@@ -67,6 +71,11 @@ def balise_8(reserve, autotuner_saves):
         raise Wrong("other-mode")
     if not model.gradients:
         raise Wrong("no-backward")
+    if not model.reached:
+        raise Wrong("backward-in-part")
+    gc.collect()
+    if any(one() is not None for one in model.held):
+        raise Wrong("batch-kept")
     yield "the same in eval mode, which the model leaves in too; another list of lengths"
     other, _ = _ran(reserve, (3, 26, 8), training=False)
     if other.training or not other.seen or other.seen[0][2]:
@@ -89,12 +98,16 @@ class _Noting(nn.Module):
         self.embedding, self.conv = nn.Embedding(30, 6), nn.Conv1d(6, 6, 3, padding=1)
         self.norm, self.dropout, self.head = nn.BatchNorm1d(6), nn.Dropout(0.4), nn.Linear(6, 3)
         self.register_buffer("calls", torch.zeros(()), persistent=False)
-        self.seen, self.gradients = _Shared(), _Shared()
+        self.seen, self.gradients, self.reached, self.held = _Shared(), _Shared(), _Shared(), _Shared()
 
     def forward(self, tokens):
         self.seen.append((tokens.shape[1], torch.is_grad_enabled(), self.training, len(tokens)))
         self.calls += 1
-        x = self.norm(self.conv(self.embedding(tokens).transpose(1, 2)))
+        vectors = self.embedding(tokens)
+        self.held.extend(map(weakref.ref, (tokens, vectors)))
+        if vectors.requires_grad:
+            vectors.register_hook(lambda gradient: self.reached.append(1))
+        x = self.norm(self.conv(vectors.transpose(1, 2)))
         out = self.head(self.dropout(x).mean(dim=2))
         if out.requires_grad:
             out.register_hook(lambda gradient: self.gradients.append(gradient.detach().clone()))
