@@ -443,7 +443,7 @@ report.gantt(shown, unit="time of a forward pass of a whole rank")
 #   weights, gradient of the output)`, which is what the other half unpacks.
 # - `backward_weight`: for one layer, get the gradients of its weights, and add them to their `.grad`, as `backward()` would.
 # - `zero_bubble_order`: 1F1B, where "I" stands for the backward, and rank r puts its weight gradients off by r
-#   micro-batches: after "I" of k comes "W" of k − r, if there is one. What is left comes at the end.
+#   micro-batches: after "I" of k comes "W" of k − r, if there is one. What is left comes at the end of the list that is returned.
 #
 # About 3, 5 and 4 lines.
 #

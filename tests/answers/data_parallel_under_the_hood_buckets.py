@@ -608,3 +608,26 @@ def when_complete(parameters, capacity):
 
 
 pair(None, when_complete)
+bank.slip(
+    3, "made-on-cpu", ("            dist.all_reduce(p.grad)", "            host = p.grad.cpu()\n            dist.all_reduce(host)\n            p.grad.copy_(host)")
+)  # fmt: skip
+
+
+def one_flat_for_all(buckets):
+    """One flat tensor for all buckets of a dtype."""
+    memory, running = {}, []
+    for bucket in buckets:
+        most = max(sum(p.numel() for p in each) for each in buckets)
+        sizes = [p.numel() for p in bucket]
+        flat = memory.setdefault(bucket[0].dtype, torch.empty(most, dtype=bucket[0].dtype, device=bucket[0].device))[: sum(sizes)]
+        pieces = flat.split(sizes)
+        for p, piece in zip(bucket, pieces):
+            torch.div(p.grad, dist.get_world_size(), out=piece.view(p.shape))
+        running.append((bucket, pieces, dist.all_reduce(flat, async_op=True)))
+    for bucket, pieces, work in running:
+        work.wait()
+        for p, piece in zip(bucket, pieces):
+            p.grad.copy_(piece.view(p.shape))
+
+
+pair("written-in-flight", average=one_flat_for_all)

@@ -539,3 +539,4 @@ bank.slip(
     "received-not-kept",
     ("        if message.data_ptr() != tensor.data_ptr():\n            tensor.copy_(message)\n", ""),
 )
+bank.slip(1, "made-on-cpu", ("tensor.detach().contiguous()", "tensor.detach().cpu().contiguous()"))

@@ -420,3 +420,4 @@ with_setup.slip(
     ),
 )
 bank.add(with_setup)
+with_setup.slip(7, "made-on-cpu", ("torch.zeros_like(p)", "torch.zeros(p.shape, dtype=p.dtype)"))

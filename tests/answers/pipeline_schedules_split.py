@@ -243,3 +243,6 @@ bank.several(4, "planner-called", ByHand, order_of_planner)
 bank.several(4, None, ByHand, order_from_1f1b)
 bank.several(4, None, Pieces, order_with_stages)
 bank.several(4, None, Pieces, order_on_1f1b)
+bank.slip(
+    4, "half-not-on-gpu", ("                    weight.grad = found", "                    weight.grad = torch.zeros(weight.shape, dtype=weight.dtype)\n                    weight.grad += found")
+)  # fmt: skip

@@ -263,3 +263,4 @@ def make_1f1b(stage, n_micro_batches, loss_fn, reduction="mean"):
     return Schedule1F1B(stage, n_micro_batches, loss_fn, scale_grads=reduction == 'mean')
 ''',
 )
+bank.slip(1, "layers-changed", ("    return PipelineStage(", "    layers[:] = share\n    return PipelineStage("))

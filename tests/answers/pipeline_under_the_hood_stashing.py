@@ -301,3 +301,4 @@ bank.slip(
     ("self.stash[k] = self.version", "self.last = self.version"),
     ("self.stash.pop(k)", "self.last"),
 )
+bank.slip(9, "copies-not-on-gpu", ("p.detach().clone()", "p.detach().cpu().clone()"))

@@ -95,6 +95,16 @@ def balise_3(average_gradients):
     held = sum(t.numel() * t.element_size() for t in truth if t is not None)
     judge_held(worlds, lambda got: got["first"]["peak"])
     _frugal(worlds, held, lambda got: got["first"]["events"], slack=96)  # each gradient may be padded
+    yield "and the same where each rank has a GPU"
+    on_gpus(lambda _, answer: answer(_with_gradients()), average_gradients, known=left_on_cpu("made-on-cpu"))
+
+
+def _with_gradients():
+    """Two parameters on this rank's GPU."""
+    parameters = [nn.Parameter(torch.ones(3, 2, device=launch.device())) for _ in range(2)]
+    for p in parameters:
+        p.grad = torch.ones_like(p)
+    return parameters
 
 
 def _truth(model, step, rank=0, size=1):
@@ -183,6 +193,7 @@ def balise_4(make_buckets, average_in_buckets):
             compare(got["now"], truth, own[rank], rank=rank, size=size, calls=sent(got["events"]), later=got["later"])
             if got["changed"]:
                 raise Wrong("weights-changed", where=f"rank {rank} of {size}")
+        undisturbed([got["overwritten"] for got in ranks], size)
     yield "one all-reduce for each bucket, each gradient in one of them"
     judge_held(worlds, lambda got: got["peak"])
     for size, ranks in worlds.items():

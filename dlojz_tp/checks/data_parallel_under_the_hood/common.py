@@ -31,6 +31,8 @@ HINTS = {
     "finish() every bucket misses its parameters again; a lambda made in a loop over p uses the loop's last p: hand over what the hook is given.",
     "written-in-flight": "Right here, by luck: on rank {rank} a tensor was written while its collective was still running. What the network "
     "reads or writes meanwhile is anybody's guess. Wait first, then write; each running collective needs a tensor of its own.",
+    "made-on-cpu": "On GPUs, a tensor is in the CPU's memory: {error}. NCCL carries none from there, and autograd takes none for a gradient. "
+    "What you make yourself (zeros, a buffer, a copy) is made where that is which it stands for: torch.zeros_like(p), device=p.device.",
     "gathered": "With {large} ranks, rank {rank} held {more} bytes beside its gradients, with {small} ranks {less}: it collects "
     "the gradients of all ranks. An all-reduce adds them up on their way, so that what a rank holds does not grow with N.",
 }

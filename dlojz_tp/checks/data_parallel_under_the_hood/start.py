@@ -7,6 +7,7 @@ from torch import nn
 from dlojz_tp import launch
 from dlojz_tp.checking import Wrong, close
 from dlojz_tp.checks.data_parallel_under_the_hood.common import by_world, own_work, undisturbed
+from dlojz_tp.probes.gpus import left_on_cpu, on_gpus
 from dlojz_tp.probes.ranks import some_returned, waits_in
 from dlojz_tp.probes.traffic import Traffic, on_the_wire, sent, volume
 from dlojz_tp.probes.withheld import Withheld
@@ -83,6 +84,14 @@ def balise_1(broadcast_state):
     """Models that differ from rank to rank, with every kind of parameter and buffer."""
     yield "parameters of rank 0 on 2, 3 and 4 ranks; one rank alone"
     yield from by_world(_judge, _on_rank, broadcast_state, known=KNOWN)
+    yield "and the same where each rank has a GPU"
+    on_gpus(_on_gpu, broadcast_state, known=left_on_cpu("made-on-cpu"))
+
+
+def _on_gpu(_, broadcast_state):
+    model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))
+    model[0].weight = nn.Parameter(torch.ones(4, 3).t())
+    broadcast_state(model.to(launch.device()))
 
 
 def _judge(size, ranks):

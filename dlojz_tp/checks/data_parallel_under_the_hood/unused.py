@@ -17,6 +17,7 @@ from dlojz_tp.checks.data_parallel_under_the_hood.common import (
     reduced,
     undisturbed,
 )
+from dlojz_tp.probes.gpus import left_on_cpu, on_gpus
 from dlojz_tp.probes.networks import gradients, mark, rows, same
 from dlojz_tp.probes.ranks import hung, killed_by
 from dlojz_tp.probes.traffic import Traffic, sent, until, volume
@@ -117,6 +118,15 @@ def balise_7(Reducer):  # noqa: N803
     """Five steps in which not every parameter takes part, on 1 to 4 ranks."""
     yield f"{WORDS['one head']}, the spare head is never used, a scale is frozen"
     yield from by_world(_judge_all, _steps, Reducer, known=KNOWN)
+    yield "and the same where each rank has a GPU"
+    on_gpus(_on_gpu, Reducer, known=left_on_cpu("made-on-cpu"))
+
+
+def _on_gpu(_, Reducer):  # noqa: N803
+    used, unused = (nn.Parameter(torch.ones(3, device=launch.device())) for _ in range(2))
+    reducer = Reducer([used, unused], 1000)
+    used.sum().backward()
+    reducer.finish()
 
 
 def _judge_all(size, ranks):

@@ -127,7 +127,9 @@ def _trained(make_parallel):
 
 
 def _step_on_gpu(gpu, make_parallel):
-    device, rank = launch.device(), dist.get_rank()
+    rank = dist.get_rank()
+    device = torch.device("cuda", 1 - rank)  # as on a second node: not the number of the rank
+    torch.cuda.set_device(device)
     parallel = make_parallel(_network(seed=rank), device)
     x, y = _batch(rank, step=0)
     F.cross_entropy(parallel(x.to(device), 0), y.to(device)).backward()

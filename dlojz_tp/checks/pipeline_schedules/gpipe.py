@@ -12,6 +12,7 @@ from dlojz_tp.probes.gpus import MIXED, NO_BACKEND, on_gpus
 HINTS = {
     "no-stage": "make_stage returns a PipelineStage, make_gpipe a schedule with a method `step`.",
     "whole-model-held": "Rank {rank} holds all layers. Each rank holds its own share only: that is what a pipeline is for.",
+    "layers-changed": "The list of {n} layers that was given has changed, {left} are left in it. Whoever makes the next stage of it lacks the others.",
     "layers-lost": "Some layers are on no rank, or on two. Rank r of n takes those from len(layers) * r // n to "
     "len(layers) * (r + 1) // n.",
     "shares-uneven": "The largest share has {most} layers, the smallest {least}. They may differ by one.",
@@ -70,7 +71,10 @@ def balise_1(make_stage, make_gpipe, pipeline_step):
 
 def _observed(make_stage, make_gpipe, pipeline_step):
     def make(layers, n_micro_batches, loss_fn, reduction):
+        given = list(layers)
         stage = make_stage(layers, torch.device("cpu"))
+        if len(given) != len(layers) or any(a is not b for a, b in zip(given, layers)):
+            raise Wrong("layers-changed", n=len(given), left=len(layers))
         schedule = make_gpipe(stage, n_micro_batches, loss_fn, reduction)
         if not hasattr(stage, "submod") or not hasattr(schedule, "step"):
             raise Wrong("no-stage", got=f"{type(stage).__name__} and {type(schedule).__name__}")

@@ -7,9 +7,10 @@ import torch
 from torch import nn
 from torch.distributed.pipelining import _backward
 
-from dlojz_tp import planner
+from dlojz_tp import launch, planner
 from dlojz_tp.checking import Wrong, close, pretended
 from dlojz_tp.checks.pipeline_schedules import orders as data
+from dlojz_tp.probes.gpus import left_on_cpu, on_gpus
 from dlojz_tp.probes.memory import held_bytes
 from dlojz_tp.probes.operations import Operations
 
@@ -28,6 +29,7 @@ HINTS = {
     "weights-missing": "After backward_weight a parameter has no gradient.",
     "not-added": ".grad holds the last micro-batch only: gradients add up over micro-batches, as with backward().",
     "wrong-weight-gradient": "After backward_weight, .grad is not what a whole backward gives.",
+    "half-not-on-gpu": "On a GPU, something is in the CPU's memory: {error}. What you make yourself is made where the gradient is: torch.zeros_like(weight).",
     "frozen-trained": "A frozen parameter (requires_grad=False) got a gradient.",
     "kept-for-ever": "Something of micro-batch {k} is still kept after its backward_weight: {what}. Take it out of what the stage "
     "holds.",
@@ -65,10 +67,18 @@ def balise_4(SplitStage, zero_bubble_order):  # noqa: N803
         _operations(SplitStage, layers)
     yield "nothing of a micro-batch is kept after its weight gradients"
     _memory(SplitStage)
+    on_gpus(_on_gpu, SplitStage, n=1, known=left_on_cpu("half-not-on-gpu"))
     yield "ZB-H1: (p − 1)(F + I − W) of idle time, with at most p micro-batches kept"
     with data.own_orders(planner.zero_bubble_h1):
         for p, m in ((2, 4), (4, 8), (1, 3), (3, 7), (4, 4), (8, 16), (4, 2), (5, 13)):
             _right_order(zero_bubble_order, p, m)
+
+
+def _on_gpu(_, SplitStage):  # noqa: N803
+    module, x = nn.Sequential(nn.Linear(3, 3), nn.ReLU()).to(launch.device()), torch.ones(2, 3, device=launch.device())
+    stage = SplitStage(module)
+    stage.backward_input(0, torch.ones_like(stage.forward(0, x)))
+    stage.backward_weight(0)
 
 
 def _refuse(*_, **__):

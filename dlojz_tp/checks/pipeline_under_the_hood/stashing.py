@@ -5,6 +5,7 @@ import gc
 import torch
 from torch import nn
 
+from dlojz_tp import launch
 from dlojz_tp.checking import Wrong, close
 from dlojz_tp.checks.pipeline_under_the_hood.history import versions
 from dlojz_tp.checks.pipeline_under_the_hood.recomputing import one_thread
@@ -20,6 +21,7 @@ from dlojz_tp.checks.pipeline_under_the_hood.streams import (
     stages_of,
 )
 from dlojz_tp.measure.live import LiveBytes
+from dlojz_tp.probes.gpus import left_on_cpu, on_gpus
 
 HINTS = {
     "changed-in-place": "The graph of an earlier forward holds the weights themselves, and the optimizer has changed them since: "
@@ -43,6 +45,7 @@ HINTS = {
     "wrong-micro-batch": "Backward of micro-batch {k} used what belongs to another one. Several are in flight: find yours by its number.",
     "frozen-gradient": "A frozen parameter has a gradient after backward, and its p.grad is to stay None: zeros are a gradient too. A copy asks for "
     "one only where the parameter does: requires_grad_(p.requires_grad).",
+    "copies-not-on-gpu": "On a GPU, a copy is in the CPU's memory: {error}. p.detach().clone() is where p is.",
     "callers-x": "The x that forward was given {what}. It is the caller's: x.detach() makes a tensor of your own, requires_grad_() changes the "
     "one it is called on.",
     "frozen-moved": "A frozen parameter (requires_grad False) fails or moves: {error}",
@@ -73,6 +76,14 @@ def balise_9(AsyncStage):  # noqa: N803
         versions(AsyncStage)
         yield "no more copies of the weights than micro-batches in flight"
         _copies(AsyncStage)
+    yield "the copies are where the weights are, on a GPU too"
+    on_gpus(_on_gpu, AsyncStage, n=1, known=left_on_cpu("copies-not-on-gpu"))
+
+
+def _on_gpu(_, AsyncStage):  # noqa: N803
+    module, x = nn.Linear(3, 3).to(launch.device()), torch.ones(2, 3, device=launch.device())
+    stage = AsyncStage(module, torch.optim.SGD(module.parameters(), lr=0.1))
+    stage.backward(0, torch.ones_like(stage.forward(0, x)))
 
 
 def _by_hand(p: int, mode: str = "", momentum: float = 0.0, frozen: bool = False) -> dict:
