@@ -834,3 +834,4 @@ bank.slip(
         "        optimizer.step()\n",
     ),
 )
+bank.slip(2, "streams-unordered", ("    optimizer.zero_grad(", "    if device.type == 'cuda':\n        with torch.cuda.stream(torch.cuda.Stream(device)):\n            images = images * 1.0\n    optimizer.zero_grad("))

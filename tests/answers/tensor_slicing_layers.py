@@ -690,3 +690,4 @@ six(
         "F.dropout(F.gelu(self.up(self.ranks.copy(x_bsd))), 0.1, not self.training)",
     ),
 )
+bank.slip(6, "sizes-before-copy", ("        hidden = F.gelu(self.up(self.ranks.copy(x_bsd)))", "        b, s, d = x_bsd.shape\n        hidden = F.gelu(self.up(self.ranks.copy(x_bsd).reshape(b * s, d))).view(b, s, -1)"))  # fmt: skip

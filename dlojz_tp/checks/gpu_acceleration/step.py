@@ -36,6 +36,8 @@ HINTS = {
     "not-moved": "Images and labels were not both moved to `device`: {error}",
     "device-ignored": "The step names a device of its own. Use the one it is given: {error}",
     "moved-twice": "{n} copies to the device in a step. Two are enough: images and labels, each once.",
+    "streams-unordered": "On a GPU, two streams work on the same memory and neither waits for the other ({error}): the network may read what is "
+    "not there yet. current_stream().wait_stream(the other) makes the order; without a stream of your own there is nothing to order.",
     "blocking": "A copy waits until it is done. With non_blocking=True (and pinned memory) the CPU goes on while it runs.",
     "no-longer-pinned": "On a GPU, a copy waits in spite of non_blocking=True{line}: what it copies is not the loader's pinned "
     "memory any more. Copy first, and compute on the device.",
@@ -216,6 +218,8 @@ def _right_moves(on_gpu):
         raise Wrong("model-moved", expected="0 moves in a step", got=f"{moves}")
     if len(seen.there) > 2:
         raise Wrong("moved-twice", n=len(seen.there))
+    if seen.races:
+        raise Wrong("streams-unordered", error=seen.races[0].what)
     blocking = sum(not copy.non_blocking for copy in seen.there)
     if blocking:
         raise Wrong("blocking", got=f"{blocking} of {len(seen.there)} copies block")

@@ -12,10 +12,14 @@ from dlojz_tp.checks.tensor_slicing.layouts import in_groups_too, on_groups
 from dlojz_tp.checks.tensor_slicing.parts import (
     INPUTS,
     LARGE,
+    LONGER,
+    LONGER_AT,
     OUTPUTS,
+    judge_longer,
     judge_odd,
     judge_part,
     linear,
+    longer,
     odd_batches,
     one_part,
     run,
@@ -48,7 +52,7 @@ def _case(kind: str) -> dict:
         forms = pair_forms() + ([Form(("down.weight",), 0), Form(("down.bias",), 0)] if kind == "gathered" else [])
         shapes = (2, 3, WIDTH), (2, 3, WIDTH)
     return {
-        "plain": plain, "other": other, "forms": forms,
+        "kind": kind, "plain": plain, "other": other, "forms": forms,
         "large": LARGE if kind == "linear" else partial(FeedForward, 256, 512),
         "batches": [noise(*shapes[0], seed=20 + k) for k in range(STEPS)],
         "upstream": [noise(*shapes[1], seed=30 + k) for k in range(STEPS)],
@@ -108,6 +112,8 @@ def _feed_forwards(Layer, case, ranks):  # noqa: N803
     if report["stopped"]:
         return report
     report["odd"] = odd_batches(Layer, randomise(FeedForward(WIDTH, HIDDEN), 5), WIDTH, ranks)
+    if ranks.size == LONGER_AT and case["kind"] == "pair":
+        report["longer"] = longer(Layer, case["other"], WIDTH, ranks)
     tried = {1: [], 2: [7], 4: [14]}[ranks.size]
     report["refused"] = {n: refused(Layer, randomise(FeedForward(WIDTH, n), 6), ranks) for n in tried}
     return report
@@ -158,6 +164,10 @@ def _judge(kind, calls, sent, every):
         judge_odd(got["odd"], f"rank {rank} of {size}")
     yield "sizes that do not divide are refused"
     refuse_sizes(every, "refused", "A feed-forward of width {n}")
+    for size, rank, got in every:
+        if "longer" in got:
+            yield LONGER
+            judge_longer(got["longer"], f"rank {rank} of {size}")
 
 
 def _rows_first(every):

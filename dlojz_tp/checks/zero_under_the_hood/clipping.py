@@ -3,11 +3,12 @@
 import torch
 from torch import nn
 
+from dlojz_tp.checking import Wrong
 from dlojz_tp.checking.looks import Look, Value, at_most
 from dlojz_tp.checks.zero_under_the_hood.common import world
 from dlojz_tp.checks.zero_under_the_hood.worlds import judged_on_ranks
 from dlojz_tp.launch import device
-from dlojz_tp.probes.gpus import left_on_cpu, on_gpus
+from dlojz_tp.probes.gpus import WORDS, left_on_cpu, on_gpus
 from dlojz_tp.probes.operations import Operations, in_words, syncs
 from dlojz_tp.probes.shared_looks import each
 from dlojz_tp.probes.traffic import Traffic, counted_waits
@@ -81,11 +82,13 @@ def observe(clip_grad_norm):
     return found | {key: torch.stack(found[key]) for key in ("norms", "gradients")}
 
 
-def _on_gpu(_, clip_grad_norm):
+def _on_gpu(gpu, clip_grad_norm):
+    """What made the CPU wait, in words."""
     shards = [nn.Parameter(torch.ones(n, device=device())) for n in (3, 2)]
     for p in shards:
         p.grad = torch.ones_like(p)
     clip_grad_norm(shards, MAX)
+    return [WORDS.get(wait.why, wait.why) for wait in gpu.waits if not wait.why.startswith("copy to gpu")]
 
 
 def _compared(got, due):
@@ -140,4 +143,6 @@ LOOKS = [
 def balise_7(clip_grad_norm):
     yield from judged_on_ranks(LOOKS, observe, clip_grad_norm, known=KNOWN)
     yield "and where each of two ranks has a GPU"
-    on_gpus(_on_gpu, clip_grad_norm, known=left_on_cpu("norm-not-on-gpu"))
+    waits = on_gpus(_on_gpu, clip_grad_norm, known=left_on_cpu("norm-not-on-gpu"))
+    if waits and waits[0]:
+        raise Wrong("hidden-sync", error=", ".join(dict.fromkeys(waits[0])), where="rank 0 of 2, on a GPU")

@@ -8,6 +8,8 @@ from dlojz_tp.checks.zero_under_the_hood import half
 from dlojz_tp.checks.zero_under_the_hood.common import world
 from dlojz_tp.checks.zero_under_the_hood.half import N, whole
 from dlojz_tp.checks.zero_under_the_hood.worlds import judged_on_ranks
+from dlojz_tp.launch import device
+from dlojz_tp.probes.gpus import left_on_cpu, on_gpus
 from dlojz_tp.probes.memory import Memory, held_bytes
 from dlojz_tp.probes.outside import Outside
 from dlojz_tp.probes.shared_looks import each
@@ -88,5 +90,14 @@ LOOKS = [
 ]  # fmt: skip
 
 
+def _on_gpu(_, MasterShards):  # noqa: N803
+    parameters = [nn.Parameter(torch.ones(4, 3, dtype=torch.bfloat16, device=device()))]
+    optimizer = MasterShards(parameters)
+    (parameters[0].float().sum() * 2).backward()
+    optimizer.step()
+
+
 def balise_6(MasterShards):  # noqa: N803
     yield from judged_on_ranks(LOOKS, observe, MasterShards, known=KNOWN)
+    yield "and where each of two ranks has a GPU"
+    on_gpus(_on_gpu, MasterShards, known=left_on_cpu("masters-not-on-gpu"))

@@ -268,6 +268,11 @@ variant(
     ),
 )
 
+hint(4, "sent-and-kept", "With several buckets the weights are right, with one for everything they are not: with the second backward pass what the first one sent "
+     "is sent once more, or lost. Free p.grad as soon as its bucket is sent, not when its sum has come.")  # fmt: skip
+slip(4, "sent-and-kept", (FREED, ""), ("        self.running.clear()\n", "            for p in part.parameters:\n                p.grad = None\n        self.running.clear()\n"))
+slip(4, "not-asynchronous", (READY, "self.wait()\n        " + READY))
+
 hint(4, "not-again", "In the first step buckets left during backward, in the second none did. What tells that a bucket is complete must "
      "begin anew when the bucket has left.")  # fmt: skip
 slip(4, "not-again", (READY, "self.seen = getattr(self, 'seen', set()) | {p}\n        if self.seen.issuperset(part.parameters) "

@@ -328,3 +328,7 @@ variant(
 slip(6, "copy-outside", (MADE, "        KEPT[id(self)] = [part.flat.float().numpy().copy() for part in self.parts]\n" + MADE),
      ("class MasterShards(", "KEPT = {}\n\n\nclass MasterShards("))  # fmt: skip
 bank.text(6, "rank-failed", "class MasterShards:\n    def __init__(self, model):\n        self.model = model\n")
+
+hint(6, "masters-not-on-gpu", "On GPUs, something is in the CPU's memory: {error}. A master lies where its shard does: part.own.detach().float().")
+slip(6, "masters-not-on-gpu", ("part.own.detach().float()", "part.own.detach().cpu().float()"))
+variant(6, "masters-not-on-gpu", PAIRS, ("own.detach().clone().to(torch.float32)", "own.detach().cpu().to(torch.float32)"))

@@ -106,6 +106,7 @@ slip(7, "norm-not-returned", ("    return norm\n", "    return scale < 1, norm\n
 variant(7, "norm-not-returned", JOINED, ("return norm", "return torch.cat(everyone)"))
 
 slip(7, "hidden-sync", ("    return norm\n", "    return norm.item()\n"))
+slip(7, "hidden-sync", ("    norm = norm.sqrt()\n", "    norm = norm.cpu().sqrt().to(norm.device)\n"))
 slip(7, "hidden-sync", ("    for g in gradients:\n", "    for g in gradients if norm > max_norm else []:\n"))
 slip(7, "hidden-sync", (SCALE, "torch.tensor(min(1.0, max_norm / (float(norm) + 1e-6)))"))
 variant(
