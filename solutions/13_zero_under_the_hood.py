@@ -1356,7 +1356,7 @@ def load_shards(folder):
         for k, file in enumerate(files):
             low, high = max(begin, k * then), min(begin + now, (k + 1) * then, length)
             if low < high:
-                piece = torch.load(file, mmap=True, weights_only=True)[name]
+                piece = torch.load(file, mmap=True, weights_only=True, map_location="cpu")[name]
                 shards[name][low - begin : high - begin] = piece[low - k * then : high - k * then]
     return mark["step"], shards
 

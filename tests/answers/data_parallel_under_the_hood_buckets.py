@@ -146,7 +146,7 @@ def average_gradients(parameters):
             mean(p.grad)
 
 
-@bank.wrong(3, "rank-failed")
+@bank.wrong(3, "ranks-apart")
 def average_gradients(parameters):
     """A gradient of zeros is not sent; another rank may have more there, and waits."""
     for p in parameters:
@@ -206,7 +206,7 @@ def average_gradients(parameters):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-@bank.wrong(3, "rank-failed")
+@bank.wrong(3, "ranks-apart")
 def average_gradients(parameters):
     """Ranks that skip a parameter which others reduce."""
     for k, p in enumerate(parameters):
@@ -608,6 +608,7 @@ def when_complete(parameters, capacity):
 
 
 pair(None, when_complete)
+bank.slip(3, "ranks-apart", ("        if p.grad is not None:", "        if p.grad is not None and p.grad.any():"))
 bank.slip(
     3, "made-on-cpu", ("            dist.all_reduce(p.grad)", "            host = p.grad.cpu()\n            dist.all_reduce(host)\n            p.grad.copy_(host)")
 )  # fmt: skip

@@ -189,6 +189,7 @@ bank.slip(7, "loaded-onto-other", ("map_location=device, ", ""))
 bank.slip(7, "loaded-onto-other", ("map_location=device", "map_location=torch.device('cuda', 0) if torch.cuda.is_available() else device"))  # fmt: skip
 bank.slip(7, "unsafe-load", ("weights_only=True", "weights_only=False"))
 bank.slip(7, "optimizer-forgotten", ('    optimizer.load_state_dict(state["optimizer"])\n', ""))
+bank.slip(7, "parameters-replaced", ('network.load_state_dict(state["model"])', 'network.load_state_dict(state["model"], assign=True)'))
 bank.slip(
     7,
     "optimizer-forgotten",

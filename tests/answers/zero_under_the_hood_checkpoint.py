@@ -289,12 +289,12 @@ bank.slip(10, "wrong-part", ("begin = dist.get_rank() * now", "begin = 0 * now")
 bank.slip(10, "wrong-part", (
     "        for k, file in enumerate(files):\n", "        for k, file in enumerate(files[dist.get_rank() % len(files)] for _ in files):\n",
 ))  # fmt: skip
-bank.slip(10, "reads-everything", ("            if low < high:\n                piece = torch.load(file, mmap=True, weights_only=True)[name]\n",
+bank.slip(10, "reads-everything", ("            if low < high:\n                piece = torch.load(file, mmap=True, weights_only=True, map_location=\"cpu\")[name]\n",
                                    "            piece = torch.load(file, weights_only=True)[name]\n            if low < high:\n"))  # fmt: skip
 # all files are mapped, and one is read
 bank.slip(10, "reads-everything", (
     "    for name, length in mark", "    everything = [torch.load(f, mmap=True, weights_only=True) for f in files]\n    for name, length in mark"),
-    ("torch.load(file, mmap=True, weights_only=True)[name]", "everything[k][name]"))  # fmt: skip
+    ('torch.load(file, mmap=True, weights_only=True, map_location="cpu")[name]', "everything[k][name]"))  # fmt: skip
 bank.slip(10, "reads-everything", (
     "    for name, length in mark", "    everything = [torch.load(f, mmap=True, weights_only=True) for f in files]\n"
     "    everything = [{n: t.clone() for n, t in d.items()} for d in everything]\n    for name, length in mark",
@@ -385,7 +385,7 @@ def load_shards(folder):
 bank.slip(10, "unsafe-load", ("weights_only=True", "weights_only=False"))
 bank.slip(10, "objects-saved", ("{name: t.detach().cpu().clone() for name, t in shards.items()}",
                                 "{name: (t.detach().cpu().clone(), Path(folder)) for name, t in shards.items()}"),
-          ("weights_only=True)[name]", "weights_only=True)[name][0]"))  # fmt: skip
+          ('map_location="cpu")[name]', 'map_location="cpu")[name][0]'))  # fmt: skip
 bank.text(
     10,
     "nothing-written",

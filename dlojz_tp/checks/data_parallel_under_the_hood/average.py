@@ -19,6 +19,7 @@ from dlojz_tp.checks.data_parallel_under_the_hood.common import (
 from dlojz_tp.measure import LiveBytes
 from dlojz_tp.probes.gpus import left_on_cpu, on_gpus
 from dlojz_tp.probes.networks import gradients, rows
+from dlojz_tp.probes.ranks import killed_by
 from dlojz_tp.probes.traffic import Traffic, sent
 from dlojz_tp.probes.withheld import Withheld
 
@@ -53,9 +54,13 @@ HINTS = {
     "too-few-messages": "{n} collectives for {buckets} buckets: the capacity has no effect. One all-reduce for each bucket.",
     "flat-not-on-gpu": "On GPUs, a tensor of the bucket is in the CPU's memory: {error}. The flat tensor is made where the gradients are "
     "(device=p.grad.device), and NCCL sends from there.",
+    "ranks-apart": "{error}: ranks sent tensors of other lengths in one place. All ranks send the same gradients in the same order, one of zeros, too.",
     "view-not-reshape": "view() refuses a gradient that is not contiguous ({error}). reshape(-1) copies where it must.",
 }  # fmt: skip
-KNOWN = (NO_HANDLE, ("NoneType", "no-gradient"), ("view size is not compatible", "view-not-reshape"))
+KNOWN = (
+    (killed_by("SIGABRT"), "ranks-apart"),
+    NO_HANDLE, ("NoneType", "no-gradient"), ("view size is not compatible", "view-not-reshape"),
+)
 
 HIGH = rows(0)[:, 0].sort().values[-2:].mean().item()  # one row of the first step has more in its first column
 

@@ -41,6 +41,8 @@ HINTS = {
     "module-prefix": "The names in the file start with 'module.': it loads into a wrapped network only. Save the state of "
     "the network inside.",
     "epoch-forgotten": "load_checkpoint must return the number of epochs that were done.",
+    "parameters-replaced": "{name} is another object after loading, and the optimizer still holds the old one: it would go on with that. Write into "
+    "the parameters that are there, without assign=True.",
     "optimizer-forgotten": "The first losses after resuming are right, later ones are not: the optimizer's state (momentum, rate) "
     "is part of the checkpoint.",
     "buffers-forgotten": "The parameters came back, the buffers did not. state_dict() has both.",
@@ -216,6 +218,9 @@ def _resume(load_checkpoint, path):
     wrapped = DistributedDataParallel(model) if dist.get_world_size() % 2 == 0 else model  # both must do
     with unsafe_loads() as unsafe:
         epoch = load_checkpoint(path, wrapped, optimizer)
+    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    if other := next((name for name, p in model.named_parameters() if id(p) not in held), ""):
+        raise Wrong("parameters-replaced", name=other)
     state = {name: value.clone() for name, value in model.state_dict().items()}
     other = load_checkpoint(path.parent / "rank0" / path.name, *_made())
     epochs = [None] * dist.get_world_size()
