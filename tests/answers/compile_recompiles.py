@@ -280,3 +280,4 @@ def filled_by_value(x, query, mask):
 bank.several(4, "function-returned", count_by_function, pad_by_cat, attention, variant=True)
 bank.several(4, "padding-nan-gradient", count_with_a_list, pad_by_cat, filled_late, variant=True)
 bank.several(4, "real-nan-hidden", count_with_a_list, pad_by_cat, filled_by_value, variant=True)
+bank.slip(4, "limit-changed", ("    torch._dynamo.reset()\n", "    torch._dynamo.reset()\n    torch._dynamo.config.recompile_limit = 1000\n"))

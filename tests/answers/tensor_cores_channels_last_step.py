@@ -513,3 +513,10 @@ wrong("model-copied", prepare=prepare_copy)
 def to_device_cpu_first(images, labels, device):
     images = images.contiguous(memory_format=LAST).to(device, non_blocking=True)
     return images, labels.to(device, non_blocking=True)
+
+
+def prepare_and_learn(model):
+    return model.to(memory_format=LAST).requires_grad_(True)
+
+
+bank.several(6, "frozen-otherwise", Mended, prepare_and_learn, to_device)

@@ -25,6 +25,7 @@ HINTS = {
     "function-returned": "What the backend gives back cannot run the graph: it is called with the inputs of the graph, which are not "
     "the arguments of `function`. Give back what runs the graph.",
     "calls-left-out": "The function ran {n} times for {calls} calls, or it was given copies of its arguments.",
+    "limit-changed": "torch._dynamo.config.recompile_limit was {limit} and is another number now. It counts for the whole program, and for the next measurement.",
     "arguments-packed": "Each entry of `calls` is a tuple of arguments: compiled(*arguments).",
     "wrong-count-of-graphs": "The number of graphs is wrong.",
     "not-padded-and-mask": "Return two tensors: the padded one and its mask.",
@@ -51,7 +52,10 @@ def balise_4(count_graphs, pad_to_bucket, masked_pool):
     """Counts against a backend of our own; padding; pooling; then all three together."""
     yield "graphs of a function whose shapes change"
     with fresh(), no_inductor() as inductor:
+        limit = torch._dynamo.config.recompile_limit
         _counts(count_graphs, inductor)
+        if torch._dynamo.config.recompile_limit != limit:
+            raise Wrong("limit-changed", limit=limit)
     yield "padding to the next multiple, and the mask"
     for t in (1, 7, 8, 9, 16, 17, 30):
         _pads(pad_to_bucket, t, 8)

@@ -18,6 +18,7 @@ from dlojz_tp.probes.operations import Operations, in_words, syncs
 HINTS = {
     "scaler-unused": "The scaler that was given is not used. Its scale() comes before backward(), its step() and update() "
     "after.",
+    "autocast-left-on": "Autocast is still on when the step returns: all that follows in the program is rounded, the optimizer too. `with` ends it.",
     "loss-not-scaled": "backward() did not start from scaler.scale(loss): small gradients are still lost.",
     "optimizer-stepped-alone": "optimizer.step() was called outside the scaler. It would also be called when a gradient is "
     "infinite: let scaler.step(optimizer) decide.",
@@ -93,6 +94,11 @@ class _Run:
     def __call__(self, batch):
         try:
             answer = self.step(self.model, *batch, self.optimizer, self.scaler, torch.device("cpu"), self.limit)
+            if torch.is_autocast_enabled("cpu"):
+                for _ in range(torch.autocast_increment_nesting()):  # as if it had been left
+                    torch.autocast_decrement_nesting()
+                torch.clear_autocast_cache()
+                raise Wrong("autocast-left-on")
         except (RuntimeError, AssertionError) as error:
             if "unscale_() has already been called" in str(error) and "step" in self.scaler.log:
                 first = self.scaler.log.count("scale") == 1

@@ -19,6 +19,7 @@ HINTS = {
     "parameter-left": "{name} has 4 dimensions and is still contiguous: it meets channels_last tensors in each step. "
     "Convert all of the model, not its convolutions only.",
     "weights-replaced": "prepare() changed the values or the names of the parameters. Only their strides may change.",
+    "frozen-otherwise": "After prepare() other parameters ask for a gradient than before: what was frozen learns, or what learnt is frozen.",
     "parameters-replaced": "The model holds new parameters: an optimizer made before would train the old ones. Convert them "
     "in place, as Module.to() does.",
     "pair-of-tensors": "to_device() returns (images, labels).",
@@ -96,6 +97,8 @@ def _make(Mended):  # noqa: N803
 
 def _prepared(Mended, prepare):  # noqa: N803
     model = _make(Mended)
+    frozen = next(model.parameters()).requires_grad_(False)
+    learns = [p.requires_grad for p in model.parameters()]
     before = {name: value.clone() for name, value in model.state_dict().items()}
     held = list(model.parameters())
     given, model = model, prepare(model)
@@ -110,6 +113,9 @@ def _prepared(Mended, prepare):  # noqa: N803
         raise Wrong("model-copied", expected="the model that was given", got="another object")
     if any(p is not q for p, q in zip(held, model.parameters())):
         raise Wrong("parameters-replaced")
+    if [p.requires_grad for p in model.parameters()] != learns:
+        raise Wrong("frozen-otherwise")
+    frozen.requires_grad_(True)
     left = [name for name, value in after.items() if layout(value) == "contiguous"]
     if left and not any(layout(value) == "channels_last" for value in after.values()):
         raise Wrong("not-prepared", got=f"{left[0]}: strides {after[left[0]].stride()}")
