@@ -1,6 +1,7 @@
 """Balise 5: the peak when some blocks are recomputed, and which to recompute so that it stays below a budget."""
 
 import itertools
+import operator
 import random
 from collections import namedtuple
 
@@ -105,11 +106,21 @@ def _below(seen, due):
     return all(one <= most for one, most in zip(seen, due))
 
 
+def _first_budget(wrong, due_in_words):
+    """Fields: of many budgets, the first with which it goes wrong."""
+
+    def fields(seen, due):
+        k = next(k for k, pair in enumerate(zip(seen, due)) if wrong(*pair))
+        return {"expected": due_in_words(due[k]), "got": seen[k], "where": f"{len(NETS[0])} blocks, a budget of {BUDGETS[k][1]} bytes"}
+
+    return fields
+
+
 LOOKS = [
     Value("the peak of a given choice", "peaks", [p[c] for p in PEAKS[:2] for c in TRIED], "wrong-peak"),
     Look("one yes or no for each block", "forms", [9] * len(BUDGETS), _gives_up, fields=_first),
-    Value("the peak stays below the budget", "tops", [b for _, b in BUDGETS], "over-budget", _below),
-    Value("with the fewest extra operations", "costs", [least(*one) for one in BUDGETS], "not-cheapest"),
+    Value("the peak stays below the budget", "tops", [b for _, b in BUDGETS], "over-budget", _below, _first_budget(operator.gt, "at most {}".format)),
+    Value("with the fewest extra operations", "costs", [least(*one) for one in BUDGETS], "not-cheapest", fields=_first_budget(operator.ne, "{} operations".format)),
     Look("a peak that is just the budget fits", "exact", [True] * len(TIGHT), "budget-itself", fields=silent),
     Look("None where nothing fits", "impossible", [None] * len(OVER), "impossible", fields=_first),
     Look("48 blocks, with bytes of a real model", "large", [due for _, due in LARGE_LEAST], "large-not-cheapest"),
