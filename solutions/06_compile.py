@@ -635,8 +635,8 @@ print(f"{share:.0%} of the padded positions are padding; the largest difference 
 # one step, `slow_steps` a list of the seconds of those steps that had to compile; each of them also did the work of a step.
 #
 # Return the smallest number of steps `n` after which the compiled job, its slow steps included, has taken no longer than the
-# eager one: an `int`, at least 1, and at least as many as `slow_steps`. Return `None` if that never happens, for lack of a
-# faster step. About 4 lines.
+# eager one: an `int`, at least 1, and at least as many as `slow_steps`. Return `None` where a compiled step is not faster.
+# About 4 lines.
 #
 # <details><summary>Hint</summary>
 #

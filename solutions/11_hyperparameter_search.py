@@ -393,14 +393,14 @@ for name, values in race.items():
 # is free asks for a job, and what is known at that moment decides. It promotes a few trials too many, which costs less than
 # waiting.
 #
-# ### Balise 3 · Asynchronous successive halving · about 9 min
+# ### Balise 3 · Asynchronous successive halving · about 10 min
 #
 # A worker calls `job()`, trains that trial up to so many epochs in all, then calls `report`. Given: `self.epochs`, the number of
 # epochs at each rung; `self.rungs`, for each rung `{trial number: value}` of all that have reported there; and
 # `self.promoted`, for each rung the set of those that may go on from it.
 #
 # **`job`** looks down from the highest rung that can promote. `order` has all that have reported in rung `k`, the best
-# first (NaN has reported too, and stands last). The best `1 / eta` of them, rounded down, deserve the next rung, and
+# first (NaN has reported too, stands last, and goes on where it is among the best). The best `1 / eta` of them, rounded down, deserve the next rung, and
 # some of these have been promoted already. If there is one that has not, promote the best such one, and return `(trial
 # number, epochs in all)`. 4 lines. If no rung has any, a new trial begins (given).
 #
@@ -584,10 +584,10 @@ finals = np.array(
 )  # (936, 3)
 
 # %% [markdown]
-# ### Balise 4 · Expected improvement, and the search · further · about 11 min
+# ### Balise 4 · Expected improvement, and the search · further · about 12 min
 #
 # - **`expected_improvement`**: the formula, for arrays `mean` and `std` of one shape and a number `best`. Where `std` is 0,
-#   nothing is unknown: `mean - best`, or 0 where that is negative, and never NaN. 3 lines.
+#   nothing is unknown: `mean - best`, or 0 where that is negative, and never NaN. Far below `best` it is tiny, and never negative. 3 lines.
 # - **`bayesian_search`** tries `n_first` points at random, then, one after the other, the most promising. `objective(k)` tries the point
 #   at place `k`; its value is NaN if it has diverged. Write `promise`, the expected improvement of each of the points over the best
 #   value so far. Fit the model to all that was tried: `model.fit(x, y)` takes `x` (n, d) and `y` (n,), and

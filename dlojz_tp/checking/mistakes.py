@@ -89,12 +89,12 @@ def nearest(evidence: dict, known: list[dict]) -> list[tuple[str, float]]:
     far from the mistake as from the truth.
     """
     scale, found = apart(evidence["seen"], evidence["due"]), {}
-    if not scale:  # so near to the truth that a sketch does not tell them apart: no mistake is nearer
-        return []
     if scale == float("inf"):  # the truth has another form
         scale = float(np.linalg.norm(evidence["seen"].get("sums", [1.0])))
     for mistake in known:
         if mistake["look"] == evidence["look"] and mistake["at"] == evidence["at"]:
-            far = apart(evidence["seen"], mistake["seen"]) / scale
+            far = apart(evidence["seen"], mistake["seen"])
+            # where a sketch cannot tell the answer from the truth: only a mistake that it cannot tell either
+            far = far / scale if scale else float("inf") if far else 0.0
             found[mistake["slug"]] = min(far, found.get(mistake["slug"], far))
     return sorted(found.items(), key=lambda pair: pair[1])

@@ -114,9 +114,10 @@ def _unit(Unit):  # noqa: N803
     unit = Unit([p])
     with Withheld(), Traffic() as log, counted_waits() as waits:
         unit.gather()
+        held = p.untyped_storage().nbytes()
         once, early = len(log.calls), len(waits) < len(log.calls) and p.flatten().tolist() != [1, 2, 3, 4, 5, 6]
         unit.gather()
-    return {"once": once, "twice": len(log.calls), "early": early}
+    return {"once": once, "twice": len(log.calls), "early": early, "bytes": held}
 
 
 def _tried(model, what, work, *args):
@@ -217,6 +218,8 @@ LOOKS = [
     each("", "in backward", lambda size: TRAINED / size + 6 * LAYER + SLACK, "kept-in-backward", at_most),
     each("", "whole after reduce", 0, "kept-after-backward"),
     each("", "frozen between", 0, "frozen-kept"),
+    each("", "unit", None, "more-than-its-numbers", lambda got, _: got["bytes"] <= 36,
+         lambda got, _: {"got": f"{got['bytes']} bytes", "expected": "24 bytes", "where": "6 numbers of float32"}),
     each("", "unit", None, "gathered-again", lambda got, _: got["twice"] == got["once"],
          lambda got, _: {"got": got["twice"], "expected": got["once"]}),
     each("two all-gathers and one reduce-scatter of everything: 3Ψ, no more", "cost",

@@ -136,7 +136,7 @@ bank.variant(
     4, "improvement-certain", UNTRIED, ("found = np.maximum(mean - best, 0.0)", "found = np.zeros(mean.shape)")
 )
 
-bank.hint(4, "std-changed", "An array that was given has changed. Whoever asks again with it, as one who draws std does, has other numbers.")
+bank.hint(4, "std-changed", "An array that was given has changed: mean and std belong to the caller, who may ask again with them.")
 bank.slip(4, "std-changed", ("np.maximum(std, 1e-12)", "np.maximum(std, 1e-12, out=std)"))
 bank.variant(4, "std-changed", LOWEST, ("    safe = np", "    std[std <= 0] = 1e-12\n    safe = np"))
 

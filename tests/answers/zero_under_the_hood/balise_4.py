@@ -271,6 +271,8 @@ variant(
 hint(4, "sent-and-kept", "With several buckets the weights are right, with one for everything they are not: with the second backward pass what the first one sent "
      "is sent once more, or lost. Free p.grad as soon as its bucket is sent, not when its sum has come.")  # fmt: skip
 slip(4, "sent-and-kept", (FREED, ""), ("        self.running.clear()\n", "            for p in part.parameters:\n                p.grad = None\n        self.running.clear()\n"))
+variant(4, "sent-and-kept", ZEROS, ("        for p in part.parameters:\n            p.grad = None\n", ""),
+        ("            work.wait()\n", "            work.wait()\n            for p in part.parameters:\n                p.grad = None\n"))  # fmt: skip
 slip(4, "not-asynchronous", (READY, "self.wait()\n        " + READY))
 
 hint(4, "not-again", "In the first step buckets left during backward, in the second none did. What tells that a bucket is complete must "

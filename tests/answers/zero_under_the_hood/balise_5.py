@@ -342,6 +342,9 @@ hint(
     " tensor, or the graph, still holds the memory. untyped_storage().resize_(0) gives it back, whoever "
     "else looks at it.",
 )
+hint(5, "more-than-its-numbers", "gather() takes more memory than the numbers need: numel() · element_size() bytes, and half as many for half as many bits.")
+slip(5, "more-than-its-numbers", ("self.flat.numel() * self.flat.element_size()", "self.flat.numel() * 8"))
+variant(5, "more-than-its-numbers", VIEWS_STAY, ("self.flat.numel() * self.flat.element_size()", "self.flat.numel() * 8"))
 hint(
     5,
     "all-at-once",
