@@ -578,17 +578,8 @@ bank.slip(1, "loss-factor", (BACKWARD, BACKWARD.replace("()\n", "(retain_graph=T
 bank.slip(1, "other-norm", ("model.parameters(), max_norm)", "model.parameters(), max_norm, norm_type=1)"))
 bank.slip(1, "other-norm", ("model.parameters(), max_norm)", "model.parameters(), max_norm**0.5)"))
 
-
-@bank.wrong(1, "autocast-left-on")
-def fp16_step(model, images, labels, optimizer, scaler, device, max_norm):
-    images, labels = moved(images, labels, device)
-    optimizer.zero_grad()
-    torch.autocast(device.type, dtype=torch.float16).__enter__()
-    logits = model(images)
-    loss = F.cross_entropy(logits, labels)
-    scaler.scale(loss).backward()
-    scaler.unscale_(optimizer)
-    clip_grad_norm_(model.parameters(), max_norm)
-    scaler.step(optimizer)
-    scaler.update()
-    return loss.detach(), logits.detach()
+FORWARD = """    with torch.autocast(device.type, dtype=torch.float16):
+        logits = model(images)
+        loss = F.cross_entropy(logits, labels)
+"""
+bank.slip(1, "autocast-left-on", (FORWARD, FORWARD.replace("with ", "").replace("16):", "16).__enter__()").replace("        ", "    ")))

@@ -101,15 +101,7 @@ def balise_3(average_gradients):
     judge_held(worlds, lambda got: got["first"]["peak"])
     _frugal(worlds, held, lambda got: got["first"]["events"], slack=96)  # each gradient may be padded
     yield "and the same where each rank has a GPU"
-    on_gpus(lambda _, answer: answer(_with_gradients()), average_gradients, known=left_on_cpu("made-on-cpu"))
-
-
-def _with_gradients():
-    """Two parameters on this rank's GPU."""
-    parameters = [nn.Parameter(torch.ones(3, 2, device=launch.device())) for _ in range(2)]
-    for p in parameters:
-        p.grad = torch.ones_like(p)
-    return parameters
+    on_gpus(lambda _, answer: answer(sum(_as_buckets(), [])), average_gradients, known=left_on_cpu("made-on-cpu"))
 
 
 def _truth(model, step, rank=0, size=1):

@@ -10,7 +10,6 @@ from dlojz_tp.checks.tensor_slicing.common import STEPS, Form, exercise, noise, 
 from dlojz_tp.checks.tensor_slicing.layers import judge_layer, refuse_sizes
 from dlojz_tp.checks.tensor_slicing.layouts import in_groups_too, on_groups
 from dlojz_tp.checks.tensor_slicing.parts import (
-    LONGER,
     LONGER_AT,
     judge_longer,
     judge_odd,
@@ -88,10 +87,7 @@ def _judge(every):
         judge_shorter(got["shorter"], f"rank {rank} of {size}")
     yield "heads that the ranks do not divide are refused, where the width divides too"
     refuse_sizes(every, "refused", "{n} heads, of a width that divides,")
-    for size, rank, got in every:
-        if "longer" in got:
-            yield LONGER
-            judge_longer(got["longer"], f"rank {rank} of {size}")
+    yield from judge_longer(every)
 
 
 def _attention(row_part, SlicedAttention, case, ranks):  # noqa: N803

@@ -15,7 +15,6 @@ from dlojz_tp.checks.tensor_slicing.layers import judge_layer
 from dlojz_tp.checks.tensor_slicing.layouts import WORLD, in_groups_too, on_groups
 from dlojz_tp.checks.tensor_slicing.linear import pair_forms
 from dlojz_tp.checks.tensor_slicing.parts import (
-    LONGER,
     LONGER_AT,
     judge_longer,
     judge_odd,
@@ -124,10 +123,8 @@ def _judge(every):
     for claim in judge_layer(block, _truth("block"), _case("block"), calls=(2, 2), sizes_of=lambda size: (sent, sent),
                              known=_BLOCK):  # fmt: skip
         yield f"block: {claim}"
-    for size, rank, got in every:
-        if "longer" in got:
-            yield f"block: {LONGER}"
-            judge_longer(got["longer"], f"rank {rank} of {size}")
+    for claim in judge_longer(every):
+        yield f"block: {claim}"
     yield "block: dropout the same on all ranks, none in evaluation"
     for size in {size: None for size, _, _ in every}:
         judge_agreement([got["block dropout"] for n, _, got in every if n == size], size)

@@ -12,7 +12,6 @@ from dlojz_tp.checks.tensor_slicing.layouts import in_groups_too, on_groups
 from dlojz_tp.checks.tensor_slicing.parts import (
     INPUTS,
     LARGE,
-    LONGER,
     LONGER_AT,
     OUTPUTS,
     judge_longer,
@@ -164,10 +163,7 @@ def _judge(kind, calls, sent, every):
         judge_odd(got["odd"], f"rank {rank} of {size}")
     yield "sizes that do not divide are refused"
     refuse_sizes(every, "refused", "A feed-forward of width {n}")
-    for size, rank, got in every:
-        if "longer" in got:
-            yield LONGER
-            judge_longer(got["longer"], f"rank {rank} of {size}")
+    yield from judge_longer(every)
 
 
 def _rows_first(every):

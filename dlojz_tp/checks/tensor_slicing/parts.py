@@ -198,8 +198,12 @@ def longer(Layer, plain, width, ranks) -> tuple:  # noqa: N803
             return None, wanted, f"{type(error).__name__}: {error}".split("\n")[0]
 
 
-def judge_longer(got, where: str) -> None:
-    """Raise Wrong where the result of `longer` is not right."""
-    found, wanted, error = got
-    if error or not close(found, wanted):
-        raise Wrong("sizes-before-copy", error=error or "the result is wrong", expected=wanted, got=found, where=where)
+def judge_longer(every):
+    """Yield the claim for each report that has `longer`; raise Wrong where its result is not right."""
+    for size, rank, got in every:
+        if "longer" in got:
+            yield LONGER
+            found, wanted, error = got["longer"]
+            if error or not close(found, wanted):
+                fields = {"expected": wanted, "got": found, "where": f"rank {rank} of {size}"}
+                raise Wrong("sizes-before-copy", error=error or "the result is wrong", **fields)

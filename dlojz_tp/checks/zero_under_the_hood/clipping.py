@@ -8,7 +8,7 @@ from dlojz_tp.checking.looks import Look, Value, at_most
 from dlojz_tp.checks.zero_under_the_hood.common import world
 from dlojz_tp.checks.zero_under_the_hood.worlds import judged_on_ranks
 from dlojz_tp.launch import device
-from dlojz_tp.probes.gpus import WORDS, left_on_cpu, on_gpus
+from dlojz_tp.probes.gpus import Seen, left_on_cpu, on_gpus
 from dlojz_tp.probes.operations import Operations, in_words, syncs
 from dlojz_tp.probes.shared_looks import each
 from dlojz_tp.probes.traffic import Traffic, counted_waits
@@ -88,7 +88,7 @@ def _on_gpu(gpu, clip_grad_norm):
     for p in shards:
         p.grad = torch.ones_like(p)
     clip_grad_norm(shards, MAX)
-    return [WORDS.get(wait.why, wait.why) for wait in gpu.waits if not wait.why.startswith("copy to gpu")]
+    return Seen(waits=list(gpu.waits)).reads
 
 
 def _compared(got, due):
