@@ -210,7 +210,8 @@ class Row:
 @functools.cache
 def _rows(path: Path) -> list[Row]:
     text = path.read_text(encoding="utf-8")
-    return [_row(node, text.splitlines()) for node in ast.parse(text).body]
+    lines = text.splitlines()
+    return [_row(node, lines) for node in ast.parse(text).body]
 
 
 def _row(node, lines) -> Row:
@@ -272,16 +273,16 @@ def notebook(path: Path) -> tuple[list[str], frozenset[Path]]:
     return texts, files.union(beside, own)
 
 
-def unit(path: Path, works: frozenset[str]) -> tuple[list[str], frozenset[Path]]:
-    """The texts and the files that a test in the file `path` depends on; works: those that it is given."""
+@functools.cache
+def unit(path: Path, works: frozenset[str]) -> frozenset[Path]:
+    """The files that a test in the file `path` depends on; works: those that it is given."""
     module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
     files = closure(frozenset({module, "conftest"}))
     if not works:
         text = "".join(each.read_text(encoding="utf-8") for each in files if ROOT / "tests" in each.parents)
-        works = frozenset(
-            name for name in source.names() if ANY_WORK.search(text) or name in text or f"checks.{name[3:]}" in text
-        )
-    return [], files | _common() | frozenset(each for work in works for each in _of_work(work, module))
+        every = ANY_WORK.search(text)
+        works = [name for name in source.names() if every or name in text or f"checks.{name[3:]}" in text]
+    return files.union(_common(), *(_of_work(work, module) for work in works))
 
 
 @functools.cache

@@ -64,8 +64,7 @@ class Skips:
             else:
                 given = (getattr(value, "name", value) for value in parameters.values())
                 works = frozenset(value for value in given if value in fingerprints.source.names())
-                texts, files = fingerprints.unit(item.path, works)
-                texts = [*texts, item.nodeid]
+                texts, files = [item.nodeid], fingerprints.unit(item.path, works)
             item.print_, item.files = fingerprints.of([item.path.parent.name, *texts], files), files
             item.user_properties.append(("fingerprint", item.print_))
         if config.option.skip_unchanged:

@@ -2,6 +2,7 @@
 
 import builtins
 import dis
+import functools
 import importlib
 import sys
 from types import CodeType, FunctionType
@@ -27,7 +28,7 @@ ANSWERS = [answer for bank in BANKS.values() for answer in bank.answers]
 @pytest.mark.parametrize("answer", ANSWERS, ids=str)
 def test_answer(answer):
     work = source.find(answer.work)
-    before = _held(work)
+    before = [(tensor, tensor._version) for tensor in _held(work.module)]
     verdict = course.judge(work, answer.balise, answer.answers)
     assert all(tensor._version == version for tensor, version in before), (
         "it wrote into what its check holds, and the next answer would be judged by that: give a copy"
@@ -47,13 +48,12 @@ def _skipped(verdict):
         pytest.skip(verdict.got)
 
 
-def _held(work):
-    """The tensors that the modules of this work's checks hold, and how often each was written to."""
-    modules = [
-        module for name, module in sorted(sys.modules.items()) if name.startswith(f"dlojz_tp.checks.{work.module}")
-    ]
-    tensors = [one for module in modules for one in tree_iter(vars(module)) if isinstance(one, torch.Tensor)]
-    return [(tensor, tensor._version) for tensor in tensors]
+@functools.cache
+def _held(name: str):
+    """The tensors that the modules of a work's checks hold."""
+    importlib.import_module(f"dlojz_tp.checks.{name}")
+    modules = [module for path, module in sys.modules.items() if path.startswith(f"dlojz_tp.checks.{name}")]
+    return [one for module in modules for one in tree_iter(vars(module)) if isinstance(one, torch.Tensor)]
 
 
 @pytest.mark.parametrize("work", WORKS, ids=lambda work: work.name)

@@ -1,6 +1,7 @@
 """Run a check on an answer and turn whatever happens into a verdict."""
 
 import contextlib
+import gc
 import inspect
 import io
 import os
@@ -107,7 +108,7 @@ def _once(check, answers, number, title, hints, known, deadline) -> Verdict:
         return verdict("fail", failed=looking, slug=slug, hint=text, **more)
 
     try:
-        with usual_state(), _ranks_on_cpu(), contextlib.redirect_stdout(out), _deadline(deadline):
+        with usual_state(), _ranks_on_cpu(), _earlier_objects_set_aside(), contextlib.redirect_stdout(out), _deadline(deadline):
             for claim in check(*answers):
                 if looking:
                     seen.append(looking)
@@ -258,6 +259,16 @@ def _ranks_on_cpu():
 
     with place.on_cpu():
         yield
+
+
+@contextlib.contextmanager
+def _earlier_objects_set_aside():
+    """Many checks ask for a full collection: what was there before the answer ran is no part of it, and most of the work."""
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 @contextlib.contextmanager

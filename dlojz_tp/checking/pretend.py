@@ -65,10 +65,10 @@ def _places(answers):
         stack.extend(part for part in inner if callable(part))
         if not isinstance(item, FunctionType):
             continue
-        names = item.__globals__
+        names, of_module = item.__globals__, (id(item.__globals__), item.__module__)
         found.append(({} if id(names) in visited else names, item))
-        visited.add(id(names))
-        inside = [*names.values(), *map(_content, item.__closure__ or ())]
+        inside = [*(() if of_module in visited else names.values()), *map(_content, item.__closure__ or ())]
+        visited |= {id(names), of_module}
         stack.extend(other for other in inside if _of_the_same_module(other, item))
     return found
 

@@ -264,7 +264,7 @@ def _many_epochs(seeded_loader):
         dataset = _Draws()
         info = worker_module.WorkerInfo(id=0, num_workers=2, seed=base, dataset=dataset)
         with mock.patch.object(worker_module, "_worker_info", info):
-            torch.manual_seed(base)
+            torch.default_generator.manual_seed(base)  # torch.manual_seed notes a stack for each kind of device
             random.seed(base)
             np.random.seed(base % 2**32)  # noqa: NPY002
             start(0)
