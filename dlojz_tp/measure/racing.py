@@ -18,7 +18,7 @@ from .collector import no_collector
 from .machine import as_device, hardware, synchronize, versions
 from .units import human_seconds
 
-BRIEF = 3  # rounds where it is enough that a race runs
+BRIEF = 2  # rounds, and calls in one, where it is enough that a race runs
 
 
 @dataclass(repr=False)
@@ -149,7 +149,7 @@ def race(
         if not callable(run):
             raise TypeError(f"candidate {name!r} cannot be called: give the function, not its result")
     if brief():
-        repeats, warmup = min(repeats, BRIEF), min(warmup, 1)
+        repeats, warmup, calls = min(repeats, BRIEF), min(warmup, 1), min(calls or BRIEF, BRIEF)
     device = as_device(device)
     for _ in range(warmup):
         for run in candidates.values():

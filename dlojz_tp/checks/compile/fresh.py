@@ -8,7 +8,7 @@ from unittest import mock
 
 import torch
 import torch._dynamo
-from torch._dynamo import config
+from torch._dynamo import config, guards
 from torch._dynamo.utils import counters
 
 USUAL = {  # what a new process starts with; a notebook may have changed it
@@ -34,8 +34,10 @@ def fresh():
     level = logger.level
     logger.setLevel(logging.CRITICAL)
     torch._dynamo.reset()
+    # for its log alone, Dynamo times the guards of each graph, with a flush of the caches: half of all that is done here
+    no_timing = mock.patch.object(guards, "profile_guard_manager", lambda *_: 0.0, create=True)
     try:
-        with config.patch(**settings), torch.compiler.set_stance("default"), warnings.catch_warnings(action="ignore"):
+        with no_timing, config.patch(**settings), torch.compiler.set_stance("default"), warnings.catch_warnings(action="ignore"):
             yield
     finally:
         torch._dynamo.reset()
