@@ -152,6 +152,7 @@ def _killed(path, study, work):
     rates = [trial.params.get("learning_rate") for trial in study.trials[2:]]
     back = sum("fixed_params" in trial.system_attrs for trial in study.trials)
     found |= {"errors": errors, "all": _states(study), "back": back, "rates": len(set(rates)) == len(rates)}
+    _end(_start(work, path, "worker 3", 99, dies))
     study.ask()  # of a worker that has not written its name yet
     _end(_start(work, path, "worker 3", 99, dies))
     _end(_start(work, path, "worker 3", 0, lambda config: _epochs()))
@@ -242,6 +243,12 @@ def _counts(seen, due):
     return {"n": len(seen), "states": states, "got": states, "state": "FAIL"}
 
 
+def _not_swept(seen, due):
+    if len(seen) < 3 or seen[1] != "RUNNING":
+        return "without-a-name"
+    return "swept-late" if seen[0] == "FAIL" else "only-the-last"
+
+
 LOOKS = [
     Look("a trial asks for the space, momentum for SGD alone", "ranges", [_ranges(one[0]) for one in TRAININGS], _wrong_range,
          fields=_range_fields),
@@ -272,8 +279,7 @@ LOOKS = [
          lambda seen, due: "one-more" if len(seen) > len(due) else "wrong-states",
          lambda seen, due: len(seen) == len(due) and all(a == b or b is True and a in DONE for a, b in zip(seen, due)), lambda *both: _counts(*both) | silent(*both)),
     Look("workers draw different configurations", "rates", True, "same-seed"),
-    Look("one that finds enough gives up what it left, and runs none", "swept", ["RUNNING", "FAIL"],
-         lambda seen, _: "swept-late" if seen[:1] == ["RUNNING"] and len(seen) > 1 else "without-a-name"),
+    Look("one that finds enough gives up what it left, and runs none", "swept", ["FAIL", "RUNNING", "FAIL"], _not_swept),
 ]  # fmt: skip
 
 

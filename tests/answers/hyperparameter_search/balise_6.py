@@ -548,6 +548,16 @@ bank.variant(6, "swept-late", TOLD, ("    for old in study.trials:\n", """    if
 
 bank.hint(
     6,
+    "only-the-last",
+    "Worker 3 was killed and came back, and the trial that it left is still RUNNING: a trial of another worker had begun since. Look at all that are running, not at the last or the first one.",
+)
+RUNNING = "    for trial in study.get_trials(states=(TrialState.RUNNING,)):\n"
+bank.slip(6, "only-the-last", (RUNNING, RUNNING.replace("):\n", ")[-1:]:\n")))
+bank.slip(6, "only-the-last", (RUNNING, RUNNING.replace("):\n", ")[1:]:\n")))
+bank.variant(6, "only-the-last", TOLD, ("    for old in study.trials:\n", "    for old in study.trials[-1:]:\n"))
+
+bank.hint(
+    6,
     "same-seed",
     "The same configuration was drawn twice: a sampler with a fixed seed draws the same in each worker, and again when a worker comes back. Give it none.",
 )
