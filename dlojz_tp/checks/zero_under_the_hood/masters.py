@@ -23,7 +23,7 @@ def observe(MasterShards):  # noqa: N803
     rank, size = world()
     kind, options, _ = half.training(size)
     parameters = [nn.Parameter(value) for value in half.in_shapes(half.START)]
-    with Memory(*parameters) as memory, Outside(4 * N, on=(rank, size) == (0, 2), lists=False) as outside:
+    with Memory(*parameters) as memory, Outside(4 * N, on=size == 2, lists=False) as outside:
         optimizer = MasterShards(half.groups_of(parameters, size), kind, capacity=half.CAPACITY, **options)
         masters, parts, gradients = list(optimizer.shards), optimizer.parts, []
         found = {

@@ -66,7 +66,7 @@ def _measured(ShardedGradients, rank, size):  # noqa: N803
         return sum(p.grad is not None for p in parameters)
 
     model.tell = tell
-    with Outside(BYTES, on=(rank, size) == (0, 2)) as outside, Memory(*parameters) as memory:
+    with Outside(BYTES, on=size == 2) as outside, Memory(*parameters) as memory:
         optimizer = ShardedGradients(in_two(parameters, 0.4), capacity=CAPACITY, **ADAMW)
         for _ in range(2):
             optimizer.zero_grad()

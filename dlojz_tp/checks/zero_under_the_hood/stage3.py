@@ -141,7 +141,7 @@ def _measured(ShardedParameters, rank, size):  # noqa: N803
         """How many are in memory at the moment."""
         return sum(p.numel() > 0 and p.untyped_storage().nbytes() > 0 for p in parameters)
 
-    with Outside(BYTES, on=(rank, size) == (0, 2)) as outside, Memory(*model.parameters()) as memory:
+    with Outside(BYTES, on=size == 2) as outside, Memory(*model.parameters()) as memory:
         optimizer = ShardedParameters(list(model.layers), **ADAMW)
         made = whole(frozen)
         for _ in range(2):
