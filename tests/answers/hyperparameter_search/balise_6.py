@@ -538,9 +538,9 @@ bank.hint(
     "swept-late",
     "Worker 3 was killed, and came back when there were enough: its old trial shall be a FAIL, and no other begin. Give up what it left before you count.",
 )
-bank.slip(6, "swept-late", (
-    "    for trial in study.get_trials(states=(TrialState.RUNNING,)):\n",
-    "    if len(study.get_trials(states=(TrialState.COMPLETE, TrialState.PRUNED))) >= total:\n        return\n    for trial in study.get_trials(states=(TrialState.RUNNING,)):\n"))  # fmt: skip
+RUNNING = "    for trial in study.get_trials(states=(TrialState.RUNNING,)):\n"
+ENOUGH = "    if len(study.get_trials(states=(TrialState.COMPLETE, TrialState.PRUNED))) >= total:\n        return\n"
+bank.slip(6, "swept-late", (RUNNING, ENOUGH + RUNNING))
 bank.variant(6, "swept-late", TOLD, ("    for old in study.trials:\n", """    if sum(t.state in (State.COMPLETE, State.PRUNED) for t in study.trials) >= total:
         return
     for old in study.trials:
@@ -551,7 +551,6 @@ bank.hint(
     "only-the-last",
     "Worker 3 was killed and came back, and the trial that it left is still RUNNING: a trial of another worker had begun since. Look at all that are running, not at the last or the first one.",
 )
-RUNNING = "    for trial in study.get_trials(states=(TrialState.RUNNING,)):\n"
 bank.slip(6, "only-the-last", (RUNNING, RUNNING.replace("):\n", ")[-1:]:\n")))
 bank.slip(6, "only-the-last", (RUNNING, RUNNING.replace("):\n", ")[1:]:\n")))
 bank.variant(6, "only-the-last", TOLD, ("    for old in study.trials:\n", "    for old in study.trials[-1:]:\n"))
