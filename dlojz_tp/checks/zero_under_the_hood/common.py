@@ -1,4 +1,4 @@
-"""What the checks of this work share: training in one process, which is the truth."""
+"""What the checks of this work share: its hints, what is no own work, what lives between two steps."""
 
 import functools
 
@@ -7,7 +7,7 @@ import torch.distributed as dist
 
 from dlojz_tp.checking.borrowed import refusing
 from dlojz_tp.probes.memory import held_bytes
-from dlojz_tp.probes.networks import Odd, rows, state
+from dlojz_tp.probes.networks import rows
 
 TOLERANCE = 1e-6
 rows = functools.partial(rows, width=6, seed=200)
@@ -48,36 +48,6 @@ def own_work():
 
     owners = ZeroRedundancyOptimizer, DistributedDataParallel, fsdp.FullyShardedDataParallel, FSDPState
     return refusing(*((o, "__init__", "fully_shard" if o is FSDPState else o.__name__) for o in owners))
-
-
-def share_backward(model, step: int, rank: int, size: int, scale: float = 1.0, width: int = 6):
-    """Backward of one rank's rows in a step."""
-    x = rows(step, width=width)[rank::size]
-    loss = model(x, rank) if isinstance(model, Odd) else model(x)
-    (loss * scale).backward()
-
-
-def plain(make, optimizer_of, size: int, steps: int, *, width: int = 6, micro=None, shares=None):
-    """The truth: one process with all rows. Returns ([gradients by name in each step], [parameters by name before
-    training and after each step]).
-
-    What got no gradient counts as zero. micro: backward passes in each step, each on other rows; one where it is not given. shares: ranks whose rows
-    count, with what factor ({rank: factor}); all of them, each 1 / size, where it is not given.
-    """
-    model, found, micro = make(), [], micro or (1,) * steps
-    optimizer, weights = optimizer_of(model), [state(model)]
-    for step in range(steps):
-        optimizer.zero_grad()
-        for part in range(sum(micro[:step]), sum(micro[: step + 1])):
-            for rank, factor in (shares or dict.fromkeys(range(size), 1 / size)).items():
-                share_backward(model, part, rank, size, factor, width)
-        for p in model.parameters():
-            if p.grad is None and p.requires_grad:
-                p.grad = torch.zeros_like(p)
-        found.append({name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None})
-        optimizer.step()
-        weights.append(state(model))
-    return found, weights
 
 
 def apart(optimizer) -> int:

@@ -6,9 +6,11 @@ from torch import nn
 from dlojz_tp.checking.looks import Value, at_most, within
 from dlojz_tp.checks.zero_under_the_hood import half
 from dlojz_tp.checks.zero_under_the_hood.common import world
-from dlojz_tp.checks.zero_under_the_hood.half import N, whole
+from dlojz_tp.checks.zero_under_the_hood.half import whole
 from dlojz_tp.checks.zero_under_the_hood.worlds import judged_on_ranks
 from dlojz_tp.launch import device
+from dlojz_tp.probes import exact_training as exact
+from dlojz_tp.probes.exact_training import N
 from dlojz_tp.probes.gpus import left_on_cpu, on_gpus
 from dlojz_tp.probes.memory import Memory, held_bytes
 from dlojz_tp.probes.outside import Outside
@@ -21,10 +23,10 @@ KNOWN = (("'masters'", "no-masters"), *half.OTHER_DTYPE)
 def observe(MasterShards):  # noqa: N803
     """On a rank: a training whose gradients have no rounding errors, so that one process in float64 is the truth."""
     rank, size = world()
-    kind, options, _ = half.training(size)
-    parameters = [nn.Parameter(value) for value in half.in_shapes(half.START)]
+    kind, options, _ = exact.training(size)
+    parameters = [nn.Parameter(value) for value in exact.in_shapes(exact.START)]
     with Memory(*parameters) as memory, Outside(4 * N, on=size == 2, lists=False) as outside:
-        optimizer = MasterShards(half.groups_of(parameters, size), kind, capacity=half.CAPACITY, **options)
+        optimizer = MasterShards(exact.groups_of(parameters, size), kind, capacity=half.CAPACITY, **options)
         masters, parts, gradients = list(optimizer.shards), optimizer.parts, []
         found = {
             "count": (len(masters), len(parts)), "places": half.places(optimizer, parameters), "gradients": gradients,
@@ -32,10 +34,10 @@ def observe(MasterShards):  # noqa: N803
         }  # fmt: skip
         if len(masters) != len(parts) or found["dtypes"] != ["float32"] or any(a != b for a, b in found["elements"]):
             return found
-        for step in range(half.STEPS):
+        for step in range(exact.STEPS):
             optimizer.zero_grad()
             with Traffic() as log:
-                for p, g in zip(parameters, half.in_shapes(half.gradient(step, rank, size)), strict=True):
+                for p, g in zip(parameters, exact.in_shapes(exact.gradient(step, rank, size)), strict=True):
                     p.backward(g)
                 if step < 2:
                     optimizer.reduce()
@@ -79,7 +81,7 @@ LOOKS = [
     each("on every rank the parameters stay in bfloat16", "widened", ["bfloat16"], "parameters-widened",
          fields=lambda got, _: {"got": ", ".join(got)}),
     each("after reduce(), each master has the mean gradient", "missing", 0, "no-master-gradient"),
-    Value("", lambda ranks: torch.stack([whole(ranks, "first"), whole(ranks, "second")]), lambda size: half.means(size)[:2],
+    Value("", lambda ranks: torch.stack([whole(ranks, "first"), whole(ranks, "second")]), lambda size: exact.means(size)[:2],
           "wrong-master-gradient", within(half.CLOSE)),
     *half.weights("updates much smaller than a step of bfloat16 add up in the masters, as in one process", "wrong-masters",
                   "the parameters are the rounded masters of all ranks", "wrong-parameters"),

@@ -6,9 +6,10 @@ from torch import nn
 from dlojz_tp.checking.looks import at_most
 from dlojz_tp.checks.zero_under_the_hood import half
 from dlojz_tp.checks.zero_under_the_hood.common import world
-from dlojz_tp.checks.zero_under_the_hood.half import N
 from dlojz_tp.checks.zero_under_the_hood.worlds import judged_on_ranks
 from dlojz_tp.pretend_gpu import pretend_gpu
+from dlojz_tp.probes import exact_training as exact
+from dlojz_tp.probes.exact_training import N
 from dlojz_tp.probes.memory import held_bytes
 from dlojz_tp.probes.settling import settle
 from dlojz_tp.probes.shared_looks import each
@@ -25,13 +26,13 @@ KNOWN = (
 def observe(OffloadedShards):  # noqa: N803
     """On a rank: the training of balise 6, on tensors that say they are on a GPU."""
     rank, size = world()
-    kind, options, _ = half.training(size)
+    kind, options, _ = exact.training(size)
     with pretend_gpu(nccl=False) as gpu:
-        parameters = [nn.Parameter(value.to("cuda")) for value in half.in_shapes(half.START)]
-        optimizer = OffloadedShards(half.groups_of(parameters, size), kind, capacity=half.CAPACITY, **options)
-        for step in range(half.STEPS):
+        parameters = [nn.Parameter(value.to("cuda")) for value in exact.in_shapes(exact.START)]
+        optimizer = OffloadedShards(exact.groups_of(parameters, size), kind, capacity=half.CAPACITY, **options)
+        for step in range(exact.STEPS):
             optimizer.zero_grad()
-            gradients = [g.to("cuda") for g in half.in_shapes(half.gradient(step, rank, size))]
+            gradients = [g.to("cuda") for g in exact.in_shapes(exact.gradient(step, rank, size))]
             gpu.copies.clear()
             for p in parameters:
                 _give(p, gradients.pop(0))

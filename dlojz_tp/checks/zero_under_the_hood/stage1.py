@@ -16,14 +16,13 @@ from dlojz_tp.checks.zero_under_the_hood.common import (
     gradient_shards,
     in_two,
     own_work,
-    plain,
-    share_backward,
+    rows,
     world,
 )  # fmt: skip
 from dlojz_tp.checks.zero_under_the_hood.worlds import judged_on_ranks
 from dlojz_tp.probes.gpus import left_on_cpu, on_gpus
 from dlojz_tp.probes.memory import Memory
-from dlojz_tp.probes.networks import Chain, Odd, state
+from dlojz_tp.probes.networks import Chain, Odd, backward_of_share, plain_shares, state
 from dlojz_tp.probes.outside import Outside
 from dlojz_tp.probes.shared_looks import each
 from dlojz_tp.probes.traffic import Traffic, counted_waits, on_the_wire
@@ -72,7 +71,7 @@ def train(case, model, optimizer, rank, size, micro=ONCE):
             if not step:
                 withheld, log, waits = map(modes.enter_context, (Withheld(), Traffic(), counted_waits()))
             for part in range(sum(micro[:step]), sum(micro[: step + 1])):
-                share_backward(model, part, rank, size)
+                backward_of_share(model, rows(part), rank, size)
             optimizer.reduce()
             gradients.append(gradient_shards(optimizer))
             optimizer.update()
@@ -94,7 +93,7 @@ def _measured(ShardedOptimizer, rank, size):  # noqa: N803
         optimizer = ShardedOptimizer(in_two(list(model.parameters()), 0.5), **ADAMW)
         for step in range(2):
             optimizer.zero_grad()
-            share_backward(model, step, rank, size, width=16)
+            backward_of_share(model, rows(step, width=16), rank, size)
             with Traffic() as log:
                 optimizer.step()
         alive = alive_between(memory, model, optimizer, _alive(size))
@@ -123,7 +122,7 @@ def _truth(case, size):
 
 def truth(make, optimizer_of, size, micro=ONCE):
     """One process: the gradients of each step, in order, none zero; parameters before and after each step, (4, n)."""
-    gradients, weights = plain(make, optimizer_of, size, STEPS, micro=micro)
+    gradients, weights = plain_shares(make, optimizer_of, rows, size, micro)
     return [in_order(step.values()) for step in gradients], torch.stack([flat(one) for one in weights])
 
 

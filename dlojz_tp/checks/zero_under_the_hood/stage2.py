@@ -3,7 +3,6 @@
 from functools import cache
 
 import torch
-from torch import nn
 
 from dlojz_tp.checking.looks import Look, Value, at_most
 from dlojz_tp.checks.zero_under_the_hood.common import ADAMW, alive_between, in_two, own_work, world
@@ -30,24 +29,16 @@ KNOWN = (
 )
 
 
-class Idle(Odd):
-    """With one parameter more, never used, that fills a bucket."""
-
-    def __init__(self):
-        super().__init__()
-        self.idle = nn.Parameter(torch.linspace(-1, 1, SMALL // 8, dtype=torch.float64))
-
-    def groups(self):
-        first, rest = super().groups()
-        return [first, {**rest, "params": [self.idle, *rest["params"]]}]
+def _model():
+    return Odd(idle=SMALL // 8)  # a parameter that fills a bucket, never used
 
 
 def observe(ShardedGradients):  # noqa: N803
     """On a rank: a training of the odd model; what is sent when, and what is alive, in a model of equal layers."""
-    (rank, size), model = world(), Idle()
+    (rank, size), model = world(), _model()
     with own_work():
         found = train("two", model, ShardedGradients(model.groups(), capacity=SMALL, **ADAMW), rank, size, PASSES)
-        model = Idle()
+        model = _model()
         found |= train("all", model, ShardedGradients(model.groups(), capacity=10**9, **ADAMW), rank, size, PASSES)
         return found | (_measured(ShardedGradients, rank, size) if size > 1 else {})
 
@@ -106,7 +97,7 @@ def _alive(size):
 
 @cache
 def _truth(size):
-    gradients, weights = truth(Idle, lambda m: torch.optim.AdamW(m.groups(), **ADAMW), size, PASSES)
+    gradients, weights = truth(_model, lambda m: torch.optim.AdamW(m.groups(), **ADAMW), size, PASSES)
     return gradients, weights[1:].expand(size, -1, -1)
 
 
@@ -150,9 +141,9 @@ LOOKS = [
           lambda ranks: gradient(ranks, "two later"), lambda size: _truth(size)[0][1], "second-backward", equal,
           lambda *_: {"rank": 0}),
     Value("", lambda ranks: torch.stack([rank["two weights"] for rank in ranks]), lambda size: _truth(size)[1],
-          "weights-differ", equal, differing(state(Idle()), "AdamW")),
+          "weights-differ", equal, differing(state(_model()), "AdamW")),
     Value("the same with one bucket for everything", lambda ranks: torch.stack([rank["all weights"] for rank in ranks]), lambda size: _truth(size)[1],
-          "sent-and-kept", equal, differing(state(Idle()), "AdamW")),
+          "sent-and-kept", equal, differing(state(_model()), "AdamW")),
 ]  # fmt: skip
 
 

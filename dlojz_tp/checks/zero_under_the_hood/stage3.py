@@ -6,18 +6,17 @@ import torch
 from torch import nn
 
 from dlojz_tp.checking.looks import Look, Value, at_most
-from dlojz_tp.checks.zero_under_the_hood.common import ADAMW, own_work, plain, rows, world
+from dlojz_tp.checks.zero_under_the_hood.common import ADAMW, own_work, rows, world
 from dlojz_tp.checks.zero_under_the_hood.stage1 import STEPS, differing, equal, flat
 from dlojz_tp.checks.zero_under_the_hood.worlds import judged_on_ranks
 from dlojz_tp.probes.memory import Memory, held_bytes
-from dlojz_tp.probes.networks import Chain
+from dlojz_tp.probes.networks import Chain, Unlike, plain_shares
 from dlojz_tp.probes.outside import Outside
 from dlojz_tp.probes.shared_looks import each
 from dlojz_tp.probes.traffic import Traffic, counted_waits, on_the_wire
 from dlojz_tp.probes.withheld import Withheld
 
 PASSES = 1, 2, 1  # backward passes in each step
-FROZEN = "mixed.weight", "fixed.weight", "fixed.bias", "pair.inner.weight", "pair.inner.bias"
 DEPTH, WIDTH = 16, 16
 LAYER = (WIDTH * WIDTH + WIDTH) * 8  # bytes
 BYTES, TRAINED = DEPTH * LAYER, DEPTH * LAYER // 2
@@ -37,56 +36,11 @@ class _Failed(Exception):  # noqa: N818
     """Forward or backward failed for want of parameters."""
 
 
-class Seen(nn.Linear):
-    """Without a graph, keeps copies of the parameters it computes with, in `seen`, under its name."""
-
-    def forward(self, x):
-        if not torch.is_grad_enabled():
-            self.seen |= {f"{self.name}.{key}": p.detach().clone() for key, p in self.named_parameters()}
-        return torch.tanh(super().forward(x))
-
-
-class Pair(Seen):
-    """A frozen layer before a trained one: what is frozen is needed after the gradients of the unit are complete."""
-
-    def __init__(self, inputs, outputs, **options):
-        super().__init__(inputs, outputs, **options)
-        self.inner = nn.Linear(inputs, inputs, dtype=torch.float64)
-
-    def forward(self, x):
-        return super().forward(torch.tanh(self.inner(x)))
-
-
-class Layers(nn.Module):
-    """Six layers: the last is tied to the first, one has a frozen weight, one is wholly frozen, one is partly used, one is two."""
-
-    def __init__(self):
-        super().__init__()
-        self.seen = {}
-        sizes = {"first": (6, 6), "mixed": (6, 7), "fixed": (7, 3), "partly": (3, 6), "pair": (6, 6), "last": (6, 6)}
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(9)
-            for name, (inputs, outputs) in sizes.items():
-                layer = (Pair if name == "pair" else Seen)(inputs, outputs, bias=name != "last", dtype=torch.float64)
-                layer.name, layer.seen = name, self.seen
-                self.add_module(name, layer)
-            self.partly.unused = nn.Parameter(torch.randn(3, dtype=torch.float64))
-        self.last.weight = self.first.weight
-        for name, p in self.named_parameters():
-            p.requires_grad_(name not in FROZEN)
-
-    def forward(self, x):
-        for layer in self.children():
-            self.at = layer.name
-            x = layer(x)
-        return x.square().sum(dim=1).mean()
-
-
 def observe(Unit, ShardedParameters):  # noqa: N803
     """On a rank: a unit by itself; a training of odd layers; what is alive, and sent, in a chain of equal ones."""
     rank, size = world()
     with own_work():
-        model = Layers()
+        model = Unlike()
         optimizer = ShardedParameters(list(model.children()), **ADAMW)
         found = {"unit": _unit(Unit), "weights": []}
         if found["unit"]["early"]:
@@ -174,12 +128,12 @@ def _between(size):
 @cache
 def _truth(size):
     optimizer_of = lambda m: torch.optim.AdamW([p for p in m.parameters() if p.requires_grad], **ADAMW)  # noqa: E731
-    _, weights = plain(Layers, optimizer_of, size, STEPS, micro=PASSES)
+    _, weights = plain_shares(Unlike, optimizer_of, rows, size, PASSES)
     return torch.stack([flat({**one, "last.weight": one["first.weight"]}) for one in weights])
 
 
-START = dict(Layers().named_parameters(remove_duplicate=False))
-IS_FROZEN = torch.cat([torch.full((p.numel(),), name in FROZEN) for name, p in START.items()])
+START = dict(Unlike().named_parameters(remove_duplicate=False))
+IS_FROZEN = torch.cat([torch.full((p.numel(),), name in Unlike.FROZEN) for name, p in START.items()])
 
 
 def _weights(ranks):
