@@ -1,6 +1,7 @@
 """Small networks and batches that the checks train, the plain loop that is their truth, and how both are compared."""
 
 import copy
+import itertools
 from collections.abc import Iterable
 
 import torch
@@ -9,6 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from dlojz_tp.checking import close, tolerance
+from dlojz_tp.probes.seeded import seeded
 
 
 class Moved:
@@ -37,8 +39,7 @@ class Watched(Moved, nn.Sequential):
 
 def network(dropout: float = 0.0) -> Watched:
     """Conv, batch norm, dropout, linear: (batch, 3, 6, 5) to (batch, 4), always with the same weights."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(3)
+    with seeded(3):
         return Watched(
             nn.Conv2d(3, 5, 3), nn.BatchNorm2d(5), nn.ReLU(), nn.Flatten(), nn.Dropout(dropout), nn.Linear(5 * 4 * 3, 4)
         )
@@ -124,8 +125,7 @@ class Chain(nn.Module):
     def __init__(self, depth: int = 6, width: int = 8):
         super().__init__()
         self.depth = depth
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(7)
+        with seeded(7):
             self.layers = nn.ModuleList(nn.Linear(width, width, dtype=torch.float64) for _ in range(depth))
         self.tell = lambda text: None
 
@@ -138,14 +138,14 @@ class Chain(nn.Module):
 class Odd(nn.Module):
     """Parameters whose sizes divide by nothing: a tied, a frozen, a transposed, a scalar one, and one never used.
 
-    `extra` is used by even ranks only, where `by_rank` says so. The loss is the mean over the rows of x (b, 6).
+    `extra` is used by even ranks only, where `by_rank` says so. idle: elements of one parameter more, never used.
+    The loss is the mean over the rows of x (b, 6).
     """
 
-    def __init__(self, by_rank: bool = False):
+    def __init__(self, by_rank: bool = False, idle: int = 0):
         super().__init__()
         self.by_rank = by_rank
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(5)
+        with seeded(5):
             self.first = nn.Linear(6, 5, dtype=torch.float64)
             self.frozen = nn.Parameter(torch.rand(5, dtype=torch.float64) + 0.5, requires_grad=False)
             self.tied = nn.Parameter(torch.randn(5, 5, dtype=torch.float64) / 2)
@@ -153,6 +153,8 @@ class Odd(nn.Module):
             self.scale = nn.Parameter(torch.tensor(0.7, dtype=torch.float64))
             self.unused = nn.Parameter(torch.randn(4, dtype=torch.float64))
             self.extra = nn.Parameter(torch.randn(3, dtype=torch.float64))
+        if idle:
+            self.idle = nn.Parameter(torch.linspace(-1, 1, idle, dtype=torch.float64))
 
     def forward(self, x, rank: int = 0):
         x = torch.tanh(self.first(x)) * self.frozen
@@ -170,8 +172,90 @@ class Odd(nn.Module):
     def groups(self) -> list[dict]:
         """Matrices with the common options; the rest without weight decay and with a rate of its own."""
         w, b = self.first.weight, self.first.bias
-        rest = {"params": [b, self.scale, self.unused, self.extra], "weight_decay": 0.0, "lr": 0.02}
+        idle = [self.idle] if hasattr(self, "idle") else []
+        rest = {"params": [*idle, b, self.scale, self.unused, self.extra], "weight_decay": 0.0, "lr": 0.02}
         return [{"params": [w, self.tied, self.turned]}, rest]
+
+
+class Seen(nn.Linear):
+    """Without a graph, keeps copies of the parameters it computes with, in `seen`, under its name."""
+
+    def forward(self, x):
+        if not torch.is_grad_enabled():
+            self.seen |= {f"{self.name}.{key}": p.detach().clone() for key, p in self.named_parameters()}
+        return torch.tanh(super().forward(x))
+
+
+class Pair(Seen):
+    """A frozen layer before a trained one: what is frozen is needed after the gradients of the unit are complete."""
+
+    def __init__(self, inputs, outputs, **options):
+        super().__init__(inputs, outputs, **options)
+        self.inner = nn.Linear(inputs, inputs, dtype=torch.float64)
+
+    def forward(self, x):
+        return super().forward(torch.tanh(self.inner(x)))
+
+
+class Unlike(nn.Module):
+    """Six layers: the last is tied to the first, one has a frozen weight, one is frozen, one partly used, one is two.
+
+    at: the layer that computes, or did last; seen: what they computed with, by name, when there was no graph.
+    The loss is the mean over the rows of x (b, 6).
+    """
+
+    FROZEN = "mixed.weight", "fixed.weight", "fixed.bias", "pair.inner.weight", "pair.inner.bias"
+
+    def __init__(self):
+        super().__init__()
+        self.seen = {}
+        sizes = {"first": (6, 6), "mixed": (6, 7), "fixed": (7, 3), "partly": (3, 6), "pair": (6, 6), "last": (6, 6)}
+        with seeded(9):
+            for name, (inputs, outputs) in sizes.items():
+                layer = (Pair if name == "pair" else Seen)(inputs, outputs, bias=name != "last", dtype=torch.float64)
+                layer.name, layer.seen = name, self.seen
+                self.add_module(name, layer)
+            self.partly.unused = nn.Parameter(torch.randn(3, dtype=torch.float64))
+        self.last.weight = self.first.weight
+        for name, p in self.named_parameters():
+            p.requires_grad_(name not in self.FROZEN)
+
+    def forward(self, x):
+        for layer in self.children():
+            self.at = layer.name
+            x = layer(x)
+        return x.square().sum(dim=1).mean()
+
+
+def backward_of_share(model, x, rank: int, size: int, scale: float = 1.0) -> None:
+    """Backward of a rank's share of the rows of x (n, width); each rank takes every size-th row."""
+    x = x[rank::size]
+    loss = model(x, rank) if isinstance(model, Odd) else model(x)
+    (loss * scale).backward()
+
+
+def plain_shares(make, optimizer_of, rows_of, size: int, micro) -> tuple[list[dict], list[dict]]:
+    """The truth of training on shares: one process with all rows.
+
+    Returns (gradients by name in each step, parameters by name before training and after each step).
+
+    rows_of(pass): the rows (n, width) of a backward pass; micro: how many of them each step has. What got no gradient
+    counts as zero.
+    """
+    model, found, turn = make(), [], itertools.count()
+    optimizer, weights = optimizer_of(model), [state(model)]
+    for passes in micro:
+        optimizer.zero_grad()
+        for number in itertools.islice(turn, passes):
+            for rank in range(size):
+                backward_of_share(model, rows_of(number), rank, size, 1 / size)
+        for p in model.parameters():
+            if p.grad is None and p.requires_grad:
+                p.grad = torch.zeros_like(p)
+        found.append({name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None})
+        optimizer.step()
+        weights.append(state(model))
+    return found, weights
 
 
 def state(model: nn.Module) -> dict[str, torch.Tensor]:

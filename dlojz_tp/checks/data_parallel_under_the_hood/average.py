@@ -20,6 +20,7 @@ from dlojz_tp.measure import LiveBytes
 from dlojz_tp.probes.gpus import left_on_cpu, on_gpus
 from dlojz_tp.probes.networks import gradients, rows
 from dlojz_tp.probes.ranks import killed_by
+from dlojz_tp.probes.seeded import seeded
 from dlojz_tp.probes.traffic import Traffic, sent
 from dlojz_tp.probes.withheld import Withheld
 
@@ -70,8 +71,7 @@ class Mixed(nn.Module):
 
     def __init__(self):
         super().__init__()
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(3)
+        with seeded(3):
             self.first = nn.Linear(8, 6, dtype=torch.float64)
             self.scale = nn.Parameter(torch.randn(6))
             self.turned = nn.Parameter(torch.randn(4, 6, dtype=torch.float64).t())

@@ -9,6 +9,7 @@ from dlojz_tp.checking import Wrong, close
 from dlojz_tp.checks.data_parallel_under_the_hood.common import by_world, own_work, undisturbed
 from dlojz_tp.probes.gpus import left_on_cpu, on_gpus
 from dlojz_tp.probes.ranks import some_returned, waits_in
+from dlojz_tp.probes.seeded import seeded
 from dlojz_tp.probes.traffic import Traffic, on_the_wire, sent, volume
 from dlojz_tp.probes.withheld import Withheld
 
@@ -53,8 +54,7 @@ class Zoo(nn.Module):
 
     def __init__(self, seed):
         super().__init__()
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+        with seeded(seed):
             self.linear = nn.Linear(5, 4)
             self.norm = nn.BatchNorm1d(4)
             self.norm.running_mean.normal_()

@@ -20,6 +20,7 @@ from dlojz_tp.checks.data_parallel_under_the_hood.common import (
 from dlojz_tp.probes.gpus import left_on_cpu, on_gpus
 from dlojz_tp.probes.networks import gradients, mark, rows, same
 from dlojz_tp.probes.ranks import hung, killed_by
+from dlojz_tp.probes.seeded import seeded
 from dlojz_tp.probes.traffic import Traffic, sent, until, volume
 from dlojz_tp.probes.withheld import Withheld
 
@@ -62,8 +63,7 @@ class Heads(nn.Module):
 
     def __init__(self):
         super().__init__()
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(11)
+        with seeded(11):
             self.tied, self.middle = (nn.Parameter(torch.randn(16, 16).double() / 4) for _ in range(2))
             self.scales = nn.ParameterList(nn.Parameter(torch.rand(16).double() + 0.5) for _ in range(3))
             self.scales[1].data.copy_(self.scales[0].data)  # equal values do not tie

@@ -9,6 +9,7 @@ from torch import nn
 
 from dlojz_tp.models import Transformer, TransformerConfig, language_loss
 from dlojz_tp.parallel import Axis, Entrance, Exit, Mesh, SlicedBlock, Stage
+from dlojz_tp.probes.seeded import seeded
 
 LAYERS, VOCABULARY, LENGTH = 5, 12, 5
 #           (pipeline, data, tensor), tied head
@@ -63,8 +64,7 @@ def joined(shape) -> Mesh:
 def own(tied: bool) -> Transformer:
     """The model, float64; the positions and a norm's bias are frozen. The check's own: give answers a copy."""
     config = TransformerConfig(VOCABULARY, width=8, heads=2, layers=LAYERS, max_length=LENGTH, tied_head=tied)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(4)
+    with seeded(4):
         model = Transformer(config).double()
         for p in model.parameters():
             nn.init.normal_(p, std=0.4)

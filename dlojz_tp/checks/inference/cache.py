@@ -7,6 +7,7 @@ import torch
 from dlojz_tp.checking.looks import Look, Value, at_most, form, judged, same
 from dlojz_tp.models import Llama, LlamaConfig
 from dlojz_tp.probes.memory import Memory, held_bytes
+from dlojz_tp.probes.seeded import seeded
 
 DRAWN = torch.Generator().manual_seed(11)
 LAYERS, ROWS, HEADS, GROUPS, LENGTH, SIZE = 3, 2, 8, 2, 12, 6
@@ -44,8 +45,7 @@ PROMPTS = [(torch.randint(30, (rows, length), generator=DRAWN), count)
 
 
 def model():
-    with torch.random.fork_rng():
-        torch.manual_seed(3)
+    with seeded(3):
         made = Llama(SMALL).double().eval()
     for parameter in made.parameters():
         if parameter.ndim == 2:

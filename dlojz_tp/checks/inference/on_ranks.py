@@ -11,6 +11,7 @@ from dlojz_tp.checking.looks import Look, Value, form, judged, silent, tried
 from dlojz_tp.models import LlamaAttention, LlamaConfig
 from dlojz_tp.parallel import Axis
 from dlojz_tp.probes.ranks import world_after_world
+from dlojz_tp.probes.seeded import seeded
 from dlojz_tp.probes.traffic import Traffic
 
 SIZE, BATCH, PROMPT, LENGTH = 4, 2, 5, 8  # a head's numbers; sequences; tokens of the prompt, and with those behind it
@@ -27,8 +28,7 @@ def goes(size, heads, groups):
 def whole(heads, groups):
     """The layer on one process, float64. The check's own: give answers a copy."""
     config = LlamaConfig(2, width=heads * SIZE, heads=heads, kv_heads=groups, max_length=LENGTH)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(heads + groups)
+    with seeded(heads + groups):
         return LlamaAttention(config).double().requires_grad_(False)
 
 

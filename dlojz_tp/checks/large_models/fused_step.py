@@ -7,6 +7,7 @@ from torch import nn
 from dlojz_tp.checking.judging import Wrong
 from dlojz_tp.checking.looks import Look, Value, at_most, judged, tried
 from dlojz_tp.probes.memory import Memory
+from dlojz_tp.probes.seeded import seeded
 
 WIDTH, DEPTH, STEPS = 96, 10, 4
 LAYER = 4 * WIDTH * WIDTH  # bytes of a layer's gradient
@@ -34,8 +35,7 @@ class Net(nn.Module):
 
 def net(kind):
     """Always the same weights, float64."""
-    with torch.random.fork_rng():
-        torch.manual_seed(6)
+    with seeded(6):
         layers = [layer for _ in range(3) for layer in (nn.Linear(5, 5), nn.Tanh())]
         return (Net() if kind == "mixed" else nn.Sequential(*layers, nn.Linear(5, 3))).double()
 

@@ -12,6 +12,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from dlojz_tp.checking.looks import Look, Value, judged, within
+from dlojz_tp.probes.seeded import seeded
 
 SCALES = 1.0, 0.25
 IN, MIDDLE, OUT = (functools.partial(nn.Linear, *sizes) for sizes in ((4, 8), (8, 8), (8, 3)))
@@ -79,8 +80,7 @@ class _Noisy(Dataset):
 @functools.cache
 def _seeded(seed, *layers):
     """A model of these layers, made from a seed; the random state stays as it was."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with seeded(seed):
         return nn.Sequential(*(layer() for layer in layers))
 
 

@@ -13,6 +13,7 @@ from dlojz_tp.checks.pipeline_schedules import orders as data
 from dlojz_tp.probes.gpus import left_on_cpu, on_gpus
 from dlojz_tp.probes.memory import held_bytes
 from dlojz_tp.probes.operations import Operations
+from dlojz_tp.probes.seeded import seeded
 
 HINTS = {
     "library-called": "PyTorch has such a split inside. Here it is yours to write: torch.autograd.grad is all you need.",
@@ -109,8 +110,7 @@ class _Held(nn.Module):
 
 
 def _module(seed=3, frozen=False):
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with seeded(seed):
         layers = [
             nn.Linear(5, 7),
             nn.GELU(),

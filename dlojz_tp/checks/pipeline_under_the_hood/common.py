@@ -12,6 +12,7 @@ from dlojz_tp.checks.pipeline_under_the_hood.sends import Sends, right_tags, tag
 from dlojz_tp.probes import ranks
 from dlojz_tp.probes.networks import mark
 from dlojz_tp.probes.ranks import hung, killed_by
+from dlojz_tp.probes.seeded import seeded
 from dlojz_tp.probes.traffic import Traffic, sent
 
 WIDTHS = (5, 7, 4, 6, 3, 8, 2)  # of the activations between the layers, so that no two stages are alike
@@ -91,8 +92,7 @@ class Stage(nn.Sequential):
 
 def layers() -> list[nn.Module]:
     """Six layers in float64, always alike."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(11)
+    with seeded(11):
         pairs = zip(WIDTHS[:-1], WIDTHS[1:], strict=True)
         return [nn.Sequential(nn.Linear(a, b), nn.Tanh()).double() for a, b in pairs]
 

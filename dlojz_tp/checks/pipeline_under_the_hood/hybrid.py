@@ -10,6 +10,7 @@ from dlojz_tp import launch
 from dlojz_tp.checking import Wrong, close
 from dlojz_tp.checks.pipeline_under_the_hood.common import by_worlds
 from dlojz_tp.probes.ranks import hung, killed_by
+from dlojz_tp.probes.seeded import seeded
 from dlojz_tp.probes.traffic import Traffic
 from dlojz_tp.probes.withheld import Withheld
 
@@ -135,8 +136,7 @@ class _Layer(nn.Module):
 
 def _model() -> list[nn.Module]:
     """Twelve layers of one size, so that a sum over the wrong ranks is a sum all the same."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(2)
+    with seeded(2):
         return [_Layer() for _ in range(LAYERS)]
 
 

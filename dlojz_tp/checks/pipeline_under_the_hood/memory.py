@@ -6,6 +6,7 @@ from torch import nn
 from dlojz_tp.checking import Wrong, close
 from dlojz_tp.checks.pipeline_under_the_hood import recomputing
 from dlojz_tp.checks.pipeline_under_the_hood.recomputing import gradients, one_thread
+from dlojz_tp.probes.seeded import seeded
 
 HINTS = {
     "nothing-counted": "A forward has run inside the with block, and `now` is still 0. Count in pack().",
@@ -45,8 +46,7 @@ class Layers(nn.Module):
 
     def __init__(self):
         super().__init__()
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(5)
+        with seeded(5):
             self.first = nn.Parameter(torch.randn(HIDDEN, WIDE).double() / 4)
             self.second = nn.Parameter(torch.randn(OUT, HIDDEN).double() / 4)
 

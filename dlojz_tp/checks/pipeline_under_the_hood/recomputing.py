@@ -12,6 +12,7 @@ from torch.utils import checkpoint
 from dlojz_tp import launch
 from dlojz_tp.checking import Wrong, close, pretended
 from dlojz_tp.measure.live import LiveBytes
+from dlojz_tp.probes.seeded import seeded
 
 HINTS = {
     "library-checkpoint": "{what} does this work for you. Here you write it.",
@@ -100,8 +101,7 @@ class Counted(nn.Module):
 
     def __init__(self, dropout=0.0, ids=False, frozen=False):
         super().__init__()
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(9)
+        with seeded(9):
             self.first = nn.Embedding(20, 32) if ids else nn.Linear(32, 32)
             self.rest = nn.ModuleList(nn.Linear(32, 32) for _ in range(4))
             self.double()

@@ -22,6 +22,7 @@ from dlojz_tp.checks.pipeline_under_the_hood.streams import (
 )
 from dlojz_tp.measure.live import LiveBytes
 from dlojz_tp.probes.gpus import left_on_cpu, on_gpus
+from dlojz_tp.probes.seeded import seeded
 
 HINTS = {
     "changed-in-place": "The graph of an earlier forward holds the weights themselves, and the optimizer has changed them since: "
@@ -220,8 +221,7 @@ def _mistake(key, trace, truth, p, momentum, frozen):
 
 def _copies(AsyncStage):  # noqa: N803
     p, n, width = 4, 12, 64
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(1)
+    with seeded(1):
         modules = [nn.Sequential(nn.Linear(width, width), nn.Tanh(), nn.Linear(width, width)) for _ in range(p)]
     size = sum(q.numel() * q.element_size() for q in modules[0].parameters())
     x, targets = torch.randn(2, n, 2, width)

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from dlojz_tp.checking import Wrong, close
+from dlojz_tp.probes.seeded import seeded
 
 HINTS = {
     "model-not-returned": "Return the model that came in, changed in place.",
@@ -120,8 +121,7 @@ def _no_bias():
 
 def _seeded(make):
     """A model whose batch norms have learnt, and whose biases matter."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(7)
+    with seeded(7):
         model = make()
         for module in model.modules():
             for name, p in module.named_parameters(recurse=False):

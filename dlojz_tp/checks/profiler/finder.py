@@ -10,6 +10,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dlojz_tp.checking import Wrong, close
+from dlojz_tp.probes.seeded import seeded
 
 HINTS = {
     "no-mode": "Inside `with WaitFinder() as finder:` the finder is to be a TorchDispatchMode with a list `found`: {error}",
@@ -99,8 +100,7 @@ def balise_3(WaitFinder):  # noqa: N803  (the answer is a class)
         raise Wrong("arguments-lost", error=f"{got.dtype}, shape {tuple(got.shape)}", expected=expected, got=got)
     if not close(got, expected):
         raise Wrong("result-changed", expected=expected, got=got)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(1)
+    with seeded(1):
         expected = page["state"](x)
         torch.manual_seed(1)
         got, _ = _found(WaitFinder, page["state"], x)

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from dlojz_tp.checking import Wrong, close, pretended
+from dlojz_tp.probes.seeded import seeded
 
 HINTS = {
     "never-ran": "The model was not called: memory is only reserved for what really runs.",
@@ -122,8 +123,7 @@ class _Shared(list):
 
 
 def _model():
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(11)
+    with seeded(11):
         return _Noting()
 
 

@@ -5,6 +5,7 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
 from dlojz_tp.checks.tensor_slicing.common import noise
+from dlojz_tp.probes.seeded import seeded
 
 ROWS = 12
 RATE, MOMENTUM = 0.05, 0.9
@@ -16,8 +17,7 @@ class Plain(nn.Module):
 
     def __init__(self):
         super().__init__()
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(11)
+        with seeded(11):
             self.norm, self.up, self.down = nn.LayerNorm(6), nn.Linear(6, 12), nn.Linear(12, 6)
             self.head = nn.Linear(6, 3)
         self.frozen = nn.Parameter(torch.full((3,), 1.5), requires_grad=False)
