@@ -13,6 +13,7 @@ import os
 import platform
 import re
 import shutil
+import subprocess
 from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib import metadata
@@ -25,6 +26,7 @@ PACKAGE = ROOT / "dlojz_tp"
 # a test that says one of these may look at the files of any work; others name their works, or see none
 ANY_WORK = re.compile(r"""\b(SOLUTIONS|NOTEBOOKS|PACKAGE|source\.names\(\))|["'/](solutions|notebooks)\b""")
 MODULE = re.compile(r"dlojz_tp(\.\w+)*\.?")  # a text that names one, or the beginning of one
+BEGUN = re.compile(r"\bfrom (dlojz_tp[\w.]*) import (\w+)")  # in the text of a program that is started
 # what conftest.py sets, or what no verdict depends on
 NO_MATTER = ("DLOJZ_STATE", "DLOJZ_STRICT", "DLOJZ_BRIEF")
 
@@ -48,7 +50,7 @@ def machine() -> str:
         [platform.platform(), platform.python_version(), len(os.sched_getaffinity(0)), *processor],
         [driver.read_text()] if driver.exists() else [],
         sorted({f"{each.name}=={each.version}" for each in metadata.distributions()}),
-        [shutil.which(program) for program in ("cc", "g++", "sbatch")],
+        [shutil.which("sbatch"), *map(_version, ("cc", "g++"))],
         [hashlib.sha256(path.read_bytes()).hexdigest() for path in sets],
         sorted(
             f"{name}={value}"
@@ -58,6 +60,12 @@ def machine() -> str:
         ),
     ]
     return json.dumps(parts)
+
+
+def _version(program: str) -> str | None:
+    """What a program says of its version; None where there is no such program."""
+    path = shutil.which(program)
+    return path and subprocess.run([path, "--version"], capture_output=True, text=True).stdout
 
 
 # ---------------------------------------------------------------- modules
@@ -98,6 +106,8 @@ def _imported_by(nodes: list[ast.AST], inside: tuple[str, ...] = (), texts: bool
     if {"-m", "dlojz_tp"} <= said:
         found.add("dlojz_tp.__main__")
     found |= {text.rstrip(".") for text in said if MODULE.fullmatch(text)}
+    begun = [(f"{base}.{name}", base) for text in said for base, name in BEGUN.findall(text)]
+    found |= {name if file_of(name) else base for name, base in begun}
     rooms = {name for name in found if name.startswith("dlojz_tp.") and name.count(".") == 1 and not file_of(name)}
     return frozenset(found | {other for name in rooms for other in _called(name.split(".")[1])})
 
@@ -289,8 +299,8 @@ def unit(path: Path, works: frozenset[str]) -> frozenset[Path]:
 def _common() -> frozenset[Path]:
     """The package without what belongs to a single work, and whatever lies beside it."""
     package = (each for each in below(PACKAGE) if PACKAGE / "checks" not in each.parents)
-    folders = "tools", "docs", "data_scripts", "benchmarks", ".ci", "tests/slurm", "tests/browser", "tests/hub"
-    beside = below(*(ROOT / name for name in folders))
+    folders = "tools", "docs", "deploy", "data_scripts", "benchmarks", ".ci"
+    beside = below(*(ROOT / name for name in folders), *(ROOT / "tests" / name for name in ("slurm", "browser", "hub")))
     return beside.union(package, (each for each in ROOT.iterdir() if each.is_file() and each.name != ".git"))
 
 

@@ -55,6 +55,8 @@ MADE = {
         from dlojz_tp.checks.made import values
         from dlojz_tp import probes
 
+        PROGRAM = "import sys; from dlojz_tp.room import begun; begun.main(sys.argv)"
+
         def balise_2(answer):
             return None if probes.near(answer(values.GIVEN), 5) else "no-sum"
     """,
@@ -65,6 +67,8 @@ MADE = {
             return distance(x, y) < 1e-6
     """,
     "dlojz_tp/numbers.py": "def distance(x, y): return abs(x - y)",
+    "dlojz_tp/room/__init__.py": "",
+    "dlojz_tp/room/begun.py": "def main(arguments): pass",
     "dlojz_tp/other.py": "",
     "solutions/00_made.py": """
         # %% tags=["setup"]
@@ -162,6 +166,7 @@ def edited(path, change):
         pytest.param("dlojz_tp/checks/made/values.py", "2, 3", "3, 2", SLIPS | WRONG, id="what checks share"),
         pytest.param("dlojz_tp/checks/made/__init__.py", "sum.", "sum!", SLIPS | WRONG, id="where checks are gathered"),
         pytest.param("dlojz_tp/numbers.py", "x - y", "y - x", SLIPS | WRONG | {"other"}, id="a probe far away"),
+        pytest.param("dlojz_tp/room/begun.py", "pass", "1", {"2-right", "2-no-sum", "other"}, id="what a text starts"),
         pytest.param("dlojz_tp/other.py", "", "x = 1\n", {"other"}, id="what no check imports"),
         pytest.param("solutions/00_made.py", "ZERO = 0", "ZERO = 1 - 1", SLIPS, id="a setup cell"),
         pytest.param("solutions/00_made.py", "return a + b", "return +a + b", SLIPS, id="an earlier solution"),
