@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from dlojz_tp import launch
+from dlojz_tp.launch import starting
 from dlojz_tp.launch.jobs import files as job_files
 from dlojz_tp.launch.jobs import options as job_options
 from dlojz_tp.launch.jobs import slurm as job_slurm
@@ -131,6 +132,19 @@ def test_the_rank_that_failed_first_is_named():
     assert "failed" in repr(job) and "bad shape" in repr(launch.queue())
 
 
+def test_a_result_that_the_disk_does_not_take_is_named():
+    def large():
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+        return bytes(100_000)
+
+    job = launch.job(large, ranks_per_node=1)
+    with pytest.raises(launch.RankError, match="returned 100,.* bytes that cannot be stored in .*: File too large"):
+        job.results()
+    assert not list(job.folder.glob(".rank-0.result*")), "half a result is left"
+
+
 def test_a_rank_that_waits_too_long_shows_where_all_stand(monkeypatch):
     def hang():
         if dist.get_rank() == 0:
@@ -194,15 +208,15 @@ def test_the_live_view_is_one_display(monkeypatch, tmp_path):
         return Handle()
 
     monkeypatch.setattr(IPython.display, "display", display)
-    monkeypatch.setattr(job_view, "_in_notebook", lambda: True)
+    monkeypatch.setattr(starting, "in_notebook", lambda: True)
     folder = job_files.create("loss")
     facts = {"name": folder.name, "place": "here", "nodes": 1, "ranks_per_node": 2, "submitted": job_files.now()}
     job_files.write(folder / "job.json", facts | {"id": None, "minutes": 1, "collective_timeout": 1})
     job = launch.Job(folder)
     (folder / "rank-1.log").write_text("\n".join(f"loss <{i}>" for i in range(30)))
-    with job_view.View(job) as view:
-        view.show(job_view.Look("running", "", 71.2))
-        view.show(job_view.Look("done", "", 72.0, over=True))
+    view = job_view.View(job)
+    view.show(job_view.Look("running", "", 71.2))
+    view.show(job_view.Look("done", "", 72.0, over=True))
     assert len(shown) == 2 and set(shown[0]) == {"text/plain", "text/html"}
     assert "running, 1 min 11 s" in shown[0]["text/plain"] and "[rank 1] loss <29>" in shown[0]["text/plain"]
     assert "loss &lt;29&gt;" in shown[1]["text/html"] and "loss <0>" not in shown[1]["text/plain"]
@@ -248,7 +262,7 @@ def test_old_folders_go_and_running_ones_stay(monkeypatch):
 
 def test_options_come_from_the_file_and_the_environment_goes_first(monkeypatch):
     monkeypatch.delenv("DLOJZ_SLURM_USE")
-    assert job_options.load() == job_options.Options()
+    assert job_options.load().account == ""
     config("""
         account = "abc@v100"
         gpus_per_node = 4
@@ -264,6 +278,12 @@ def test_options_come_from_the_file_and_the_environment_goes_first(monkeypatch):
     assert (options.account, options.gpus_per_node) == ("xyz@a100", 4)
     assert options.modules == ("module purge", "module load torch") and options.environment == {"NCCL_DEBUG": "WARN"}
     assert options.sbatch == {"hint": "nomultithread", "mem": "8G"}
+
+
+def test_without_a_home_there_is_no_file(monkeypatch):
+    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", lambda: (_ for _ in ()).throw(RuntimeError("no home")))
+    assert job_options.load().account == ""
 
 
 @pytest.mark.parametrize(

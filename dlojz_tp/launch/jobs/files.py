@@ -8,6 +8,8 @@ rank-N.result   what rank N returned, pickled        (or rank-N.report: how it f
 rank-N.stack    where rank N stood when it was asked
 rank-N.end      how the process of rank N ended, and when
 over.json       how the job ended
+halt            exists where a rank waited too long for another: all ranks write where they stand
+store           where the ranks of a job on this machine meet
 alone           exists where Slurm's own process was killed, and the job has ended its allocation itself
 submitit/       submitit's own files; batch.log is the output of the batch script
 
@@ -28,7 +30,7 @@ from pathlib import Path
 
 from dlojz_tp.launch.jobs import options
 from dlojz_tp.launch.jobs.options import JobError
-from dlojz_tp.works import state
+from dlojz_tp.works import state, whole_file
 
 KEPT = 50  # folders of jobs that are over; older ones go
 TAIL = 64 * 1024  # bytes
@@ -128,9 +130,7 @@ def prune() -> None:
 def write(path: Path, value) -> None:
     """Write bytes, or a value as JSON, whole or not at all."""
     data = value if isinstance(value, (bytes, memoryview)) else json.dumps(value).encode()
-    partial = path.with_name(f".{path.name}-{os.getpid()}")
-    partial.write_bytes(data)
-    partial.replace(path)
+    whole_file.replace(path, f".{path.name}-", data)
 
 
 def write_task(folder: Path, surroundings: dict, task: memoryview) -> None:

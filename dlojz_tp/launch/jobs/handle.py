@@ -43,15 +43,15 @@ class Job:
         Errors: TimeoutError when the job is not over by then.
         """
         begin = time.monotonic()
-        with view.View(self) as shown:
-            while True:
-                look = self.look()  # first, or the last lines of the log are lost
-                shown.show(look)
-                if look.over:
-                    return
-                if timeout is not None and time.monotonic() - begin >= timeout:
-                    raise TimeoutError(f"{self.name} is not over after {timeout:g} s ({look.state}); it goes on")
-                time.sleep(POLL_S)
+        shown = view.View(self)
+        while True:
+            look = self.look()  # first, or the last lines of the log are lost
+            shown.show(look)
+            if look.over:
+                return
+            if timeout is not None and time.monotonic() - begin >= timeout:
+                raise TimeoutError(f"{self.name} is not over after {timeout:g} s ({look.state}); it goes on")
+            time.sleep(POLL_S)
 
     def results(self) -> list:
         """Wait for the job and return what its function returned, in rank order.
@@ -109,7 +109,7 @@ class Job:
         if not error and (self.folder / "alone").exists():
             reason = "Slurm's own process was killed: the job ended its allocation itself"
         seconds = self._seconds(final["at"])
-        return view.Look(state if error else "done", reason, seconds, over=True, ended=ended, error=error)
+        return view.Look(state if error else "done", reason, seconds, over=True, error=error)
 
     def _remember(self, ended: str) -> dict:
         """Write down how the job ended, once: Slurm forgets its jobs."""

@@ -16,6 +16,7 @@ from dlojz_tp.launch.jobs.options import JobError
 from dlojz_tp.launch.run import LOOPBACK, MOST_RANKS
 
 TICK_S = 0.05
+WRITTEN_S = 60.0  # for the notebook to note who keeps the job
 STARTING_S = 1.0  # for a process to get its command line, on a machine that has other things to do
 GRACE_S = 0.3  # after a failure: ranks that fail alike end within this time
 STOP_S = 4.0  # for the shepherds to end their ranks
@@ -64,12 +65,16 @@ def submit(folder: Path, facts: dict) -> None:
                 )
             _keepers.append(keeper)
             facts["id"] = str(keeper.pid)
-            files.write(folder / "job.json", facts)
+            try:
+                files.write(folder / "job.json", facts)
+            except BaseException:
+                keeper.kill()  # nobody could find it
+                raise
             return submitit.LocalJob(folder=self.folder, job_id=facts["id"], tasks=list(range(n)))
 
     facts["id"] = None
-    files.write(folder / "job.json", facts)
     try:
+        files.write(folder / "job.json", facts)
         Executor(folder / "submitit").submit(shepherd.watch, str(folder))
     except OSError as error:
         raise JobError(f"the job cannot be started: {error}") from None
@@ -162,9 +167,10 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda number, _: stop.append(number))
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     server.prctl(server.PR_SET_CHILD_SUBREAPER, 1)
+    parent, limit = os.getppid(), time.monotonic() + WRITTEN_S
     while (facts := files.read(folder / "job.json")).get("id") != str(os.getpid()):
         time.sleep(0.01)  # the notebook still writes it
-        if os.getppid() == 1 and facts.get("id") is None:
+        if facts.get("id") is None and (os.getppid() != parent or time.monotonic() > limit):
             return  # it ended before it could
     n, per_node = facts["nodes"] * facts["ranks_per_node"], facts["ranks_per_node"]
     limit = time.monotonic() + facts["minutes"] * 60 + SPARE_S

@@ -4,6 +4,7 @@ The file is `~/.config/dlojz/slurm.toml` (XDG_CONFIG_HOME is respected); a varia
 before it. docs/slurm.md shows a whole file.
 """
 
+import contextlib
 import os
 import re
 import shlex
@@ -52,7 +53,10 @@ class Options:
 
 def path() -> Path:
     """The file with the options, which need not exist."""
-    return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "dlojz" / "slurm.toml"
+    folder = os.environ.get("XDG_CONFIG_HOME")
+    with contextlib.suppress(RuntimeError):  # in some containers the user has no name and no home
+        folder = folder or Path.home() / ".config"
+    return Path(folder or os.devnull) / "dlojz" / "slurm.toml"
 
 
 def load() -> Options:
@@ -63,7 +67,7 @@ def load() -> Options:
     file = path()
     try:
         stored = tomllib.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         stored = {}
     except (OSError, ValueError) as error:  # TOMLDecodeError and UnicodeDecodeError are ValueErrors
         why = error.strerror if isinstance(error, OSError) else str(error)

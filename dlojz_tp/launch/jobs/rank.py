@@ -6,6 +6,7 @@ import pickle
 import signal
 import sys
 import time
+import traceback
 from datetime import timedelta
 from pathlib import Path
 
@@ -22,8 +23,15 @@ def main() -> None:
 
     Arguments, of the command line: the job's folder; the process id of the shepherd.
     """
-    # No interpreter shutdown: the destructors of a process group can abort there.
-    os._exit(_run(Path(sys.argv[1]), int(sys.argv[2])))
+    status = 1
+    try:
+        status = _run(Path(sys.argv[1]), int(sys.argv[2]))
+    except BaseException:  # a disk so full that no report fits, say
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        # No interpreter shutdown: the destructors of a process group can abort there.
+        os._exit(status)
 
 
 def _run(folder: Path, parent: int) -> int:
@@ -59,7 +67,12 @@ def _run(folder: Path, parent: int) -> int:
     except Exception as error:
         outcome.write_report(folder, rank, inside.unsendable(value, error))
         return 1
-    files.write(folder / f"rank-{rank}.result", data)
+    try:
+        files.write(folder / f"rank-{rank}.result", data)
+    except OSError as error:
+        what = f"returned {data.nbytes:,} bytes that cannot be stored in {folder}: {error.strerror}"
+        outcome.write_report(folder, rank, {"kind": "unsendable", "summary": what, "text": what})
+        return 1
     _leave(store, rank)
     return 0
 

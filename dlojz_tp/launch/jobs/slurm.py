@@ -86,8 +86,8 @@ def submit(folder: Path, facts: dict, centre: Options) -> None:
             return submitit.SlurmJob(folder=self.folder, job_id=found[1], tasks=list(range(self._num_tasks())))
 
     facts["id"] = None
-    files.write(folder / "job.json", facts)
     try:
+        files.write(folder / "job.json", facts)
         executor = Executor(folder / "submitit")
         executor.update_parameters(**_parameters(folder, facts, centre))
         executor.submit(shepherd.watch, str(folder))

@@ -3,6 +3,7 @@
 import html
 from dataclasses import dataclass
 
+from dlojz_tp.launch import starting
 from dlojz_tp.launch.jobs import files
 
 LINES = 8  # of the logs, at the end of the live view
@@ -14,14 +15,13 @@ KINDS = {"done": "pass", "failed": "fail", "cancelled": "fail"}
 class Look:
     """How a job is: state in one word, why it waits or where it runs, seconds from its submission to its end or now.
 
-    over: it has ended. ended: Slurm's word for how, or "ENDED". error: what `results` raises.
+    over: it has ended. error: what `results` raises.
     """
 
     state: str
     reason: str
     seconds: float
     over: bool = False
-    ended: str = ""
     error: Exception | None = None
 
     def words(self) -> str:
@@ -37,20 +37,14 @@ def shorten(text: str) -> str:
 
 
 class View:
-    """Shows the progress of a job while somebody waits for it: `with View(job) as view: view.show(look)`."""
+    """Shows the progress of a job while somebody waits for it, in one place: `view = View(job)`, `view.show(look)`."""
 
     def __init__(self, job):
         self._job = job
         self._handle = None
-        self._in_notebook = _in_notebook()
+        self._in_notebook = starting.in_notebook()
         self._said = ""
-        self._read = [0] * job.world_size  # characters of each log that are printed
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        return False
+        self._read = [0] * job.world_size  # bytes of each log that are printed
 
     def show(self, look: Look) -> None:
         """Show the state, then what the logs say by now."""
@@ -92,14 +86,6 @@ def _tail_from(path, start: int) -> bytes:
             return file.read()
     except OSError:
         return b""
-
-
-def _in_notebook() -> bool:
-    try:
-        from IPython import get_ipython
-    except ImportError:
-        return False
-    return getattr(get_ipython(), "kernel", None) is not None
 
 
 def _last_lines(job) -> list[str]:
