@@ -7,12 +7,10 @@ import io
 import os
 import re
 import signal
-import sysconfig
 import threading
 import time
 import traceback
 from collections.abc import Callable
-from pathlib import Path
 from types import ModuleType
 
 from dlojz_tp.cards.verdict import BROKEN, NOT_RUN, Verdict
@@ -162,13 +160,6 @@ def recognise(error: BaseException) -> tuple[str, str]:
     return "raised" if _own_frames(error) else "unusable", message
 
 
-NOT_THEIRS = (
-    str(Path(__file__).resolve().parent.parent) + os.sep,
-    *{sysconfig.get_path(name) + os.sep for name in ("purelib", "platlib", "stdlib")},
-    "<frozen",
-)
-
-
 def own_lines(error: BaseException) -> str:
     """The traceback of `error` without the frames of the course and of the libraries; of a rank, what it sent."""
     if isinstance(error, RankError):
@@ -180,13 +171,13 @@ def own_lines(error: BaseException) -> str:
 def _called_by_them(error: BaseException) -> bool:
     """Whether the call that did not fit stands in the answer itself: then it is not the answer's own signature."""
     frames = traceback.extract_tb(error.__traceback__)
-    return bool(frames) and not frames[-1].filename.startswith(NOT_THEIRS)
+    return bool(frames) and stacks.is_trainee(frames[-1].filename)
 
 
 def _takes_options(error: BaseException) -> bool:
     """Whether the innermost function of the answer's has **options of its own."""
     codes = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
-    mine = [code for code in codes if not code.co_filename.startswith(NOT_THEIRS)]
+    mine = [code for code in codes if stacks.is_trainee(code.co_filename)]
     return bool(mine) and bool(mine[-1].co_flags & inspect.CO_VARKEYWORDS)
 
 
@@ -194,7 +185,7 @@ def _own_frames(error: BaseException | None) -> list[traceback.FrameSummary]:
     """The lines of the answer's in the traceback of `error`, or else of what it was raised from."""
     for one in stacks.chain(error):
         frames = traceback.extract_tb(one.__traceback__)
-        if mine := [frame for frame in frames if not frame.filename.startswith(NOT_THEIRS)]:
+        if mine := [frame for frame in frames if stacks.is_trainee(frame.filename)]:
             return mine
     return []
 

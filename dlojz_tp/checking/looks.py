@@ -44,7 +44,8 @@ import torch
 
 from dlojz_tp.checking import mistakes
 from dlojz_tp.checking.compare import close
-from dlojz_tp.checking.judging import NOT_THEIRS, Wrong
+from dlojz_tp.checking.judging import Wrong
+from dlojz_tp.launch import stacks
 from dlojz_tp.works.balise import BaliseNotDone
 
 
@@ -135,7 +136,7 @@ def same(seen, due) -> bool:
 def says_so_itself(value) -> bool:
     """Whether what a value equals is decided by code that neither Python nor a library brings: an answer's own."""
     equal = type(value).__eq__
-    return isinstance(equal, FunctionType) and not equal.__code__.co_filename.startswith(NOT_THEIRS)
+    return isinstance(equal, FunctionType) and stacks.is_trainee(equal.__code__.co_filename)
 
 
 def within(most: float) -> Callable:

@@ -17,7 +17,9 @@ a second. The files, in the order of one launch:
     wire.py     functions, arguments and results, by value
     client.py   starts the server and talks to it
     server.py   the server: forks the ranks, reaps them, kills them
+    large_pages.py  a server that forks often in less time
     rank.py     what happens inside a rank
+    joining.py  how ranks join a process group
     place.py    which backend and which device
     lanes.py    groups for messages that must not wait for each other
     starting.py the calm line while the first ranks start

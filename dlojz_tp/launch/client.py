@@ -23,8 +23,9 @@ from dlojz_tp.launch.server import PRELOAD_FAMILIES, PRELOAD_IF_USED
 from dlojz_tp.works import temporary
 
 # The server takes the parent's import path, and never its __main__: a script without a guard must not run twice.
+# Imports leave next to no garbage: to look for it meanwhile would take a sixth of their time.
 BOOT = (
-    "import json, sys; spec = json.loads(sys.argv[1]); sys.path[:] = spec['path']; "
+    "import gc, json, sys; gc.disable(); spec = json.loads(sys.argv[1]); sys.path[:] = spec['path']; "
     "from dlojz_tp.launch.server import main; main(spec)"
 )
 # One thread, and no CUDA context even where an import asks whether there is a GPU.
@@ -86,15 +87,21 @@ def get() -> Server:
             server, _server = _server, None
             _drop(server)
         if _server is None:
-            try:
+            with one_line():
                 _server = _start()
-            except OSError as error:
-                raise cannot_start(error) from error
         return _server
 
 
-def cannot_start(error: OSError) -> LaunchError:
-    """One line for what the machine refused."""
+@contextlib.contextmanager
+def one_line():
+    """Inside, what the machine refuses (files, a full disk, no loopback) is a LaunchError of one line."""
+    try:
+        yield
+    except OSError as error:
+        raise _cannot_start(error) from error
+
+
+def _cannot_start(error: OSError) -> LaunchError:
     helps = {
         errno.ENOSPC: "free space, or set TMPDIR to a folder on another disk",
         errno.EFBIG: "files may not grow here: raise `ulimit -f`",

@@ -31,7 +31,9 @@ def watch(ranks: list[Rank], server: client.Server, folder: Path, timeout: float
     Errors: RankError, BaliseNotDone (see errors.root_cause); client.ServerGone.
     """
     notice = starting.Notice(wanted=server.launches == 1)
-    with selectors.DefaultSelector() as selector, contextlib.closing(notice):
+    with client.one_line():
+        selector = selectors.DefaultSelector()
+    with selector, contextlib.closing(notice):
         selector.register(server.sock, selectors.EVENT_READ, lambda: _news(ranks, server, folder))
         for r in ranks:
             selector.register(r.conn, selectors.EVENT_READ, lambda r=r: listen(r) or selector.unregister(r.conn))
@@ -128,7 +130,9 @@ def _news(ranks: list[Rank], server: client.Server, folder: Path) -> None:
             while listen(r) and _readable(r.conn):  # its last message may still be on the way
                 pass
             if not r.done:
-                _fail(r, errors.ended_early(news["code"], (folder / f"stack-{r.rank}").read_text(errors="replace")))
+                stack = folder / f"stack-{r.rank}"
+                text = stack.read_text(errors="replace") if stack.exists() else ""  # it may have ended before
+                _fail(r, errors.ended_early(news["code"], text))
 
 
 def _readable(conn: socket.socket) -> bool:
@@ -156,7 +160,7 @@ def _dump_stacks(ranks: list[Rank], server: client.Server, folder: Path) -> dict
 
 
 def echo(r: Rank) -> bool:
-    """Print what a rank wrote, whole lines only. False when there will be no more."""
+    """Print what a rank wrote, whole lines only. False when there is nothing, or will be no more."""
     try:
         chunk = os.read(r.out, CHUNK)
     except BlockingIOError:

@@ -135,27 +135,27 @@ def _launch(task: memoryview, n: int, backend: str, timeout: float, label: str) 
         except client.ServerGone:
             client.close()
             raise
-        except OSError as error:  # no file descriptors, a full disk, no loopback …
-            raise client.cannot_start(error) from error
 
 
 def _launch_on(server: client.Server, task: memoryview, n: int, backend: str, timeout: float, label: str) -> Generator:
     from dlojz_tp.launch import collect
 
-    folder = client.new_folder(server)
+    with client.one_line():
+        folder = client.new_folder(server)
     members: list[collect.Rank] = []
     theirs: list[int] = []
     try:
-        with (folder / "task").open("wb") as file:
-            pickle.dump(_world(n), file)
-            file.write(task)
-        for rank in range(n):
-            near, far = socket.socketpair()
-            near.setblocking(False)
-            out_read, out_write = os.pipe()
-            os.set_blocking(out_read, False)
-            theirs += [far.detach(), out_write]
-            members.append(collect.Rank(rank, near, out_read, f"[{label.format(rank=rank)}] ".encode()))
+        with client.one_line():
+            with (folder / "task").open("wb") as file:
+                pickle.dump(_world(n), file)
+                file.write(task)
+            for rank in range(n):
+                near, far = socket.socketpair()
+                near.setblocking(False)
+                out_read, out_write = os.pipe()
+                os.set_blocking(out_read, False)
+                theirs += [far.detach(), out_write]
+                members.append(collect.Rank(rank, near, out_read, f"[{label.format(rank=rank)}] ".encode()))
         request = {"do": "launch", "n": n, "folder": str(folder), "backend": backend, "timeout": timeout}
         request["modules"] = client.used()
         try:

@@ -66,6 +66,7 @@ def main(spec: dict) -> None:
 
     BackendConfig("gloo")  # torch looks for backends in the folders of all packages: once here instead of once a rank
     importlib.import_module("torch._dynamo.trace_rules").clear_lru_cache()  # as each rank does, and all it frees costs
+    gc.enable()  # off since the first import: see client.BOOT
     try:
         _serve(sock, parent)
     finally:

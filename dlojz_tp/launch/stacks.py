@@ -5,11 +5,13 @@ import linecache
 import os
 import re
 import signal
+import site
 import sys
 import sysconfig
 import traceback
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 
 # Makes a rank write its stacks.
 STACK_SIGNAL = signal.SIGRTMIN + 5 if hasattr(signal, "SIGRTMIN") else signal.SIGUSR2
@@ -48,19 +50,22 @@ class Stand:
 
 
 @cache
-def _library_folders() -> tuple[str, ...]:
+def not_theirs() -> tuple[str, ...]:
+    """What the names of files begin with that no user has written: Python's own, of libraries, of this package."""
+    import numpy
     import torch
 
     paths = sysconfig.get_paths()
-    folders = {paths[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")}
-    package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH100, PTH120 (compared as text)
-    folders |= {os.path.dirname(torch.__file__), package}  # noqa: PTH120
-    return tuple(folder + os.sep for folder in folders)
+    folders = {paths[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")} | {site.getusersitepackages()}
+    # an environment may see the packages of another one
+    folders |= {str(Path(library.__file__).parent.parent) for library in (torch, numpy)}
+    folders.add(str(Path(__file__).resolve().parent.parent))
+    return "<frozen", *(folder + os.sep for folder in folders)
 
 
 def is_trainee(file: str) -> bool:
-    """True for code of the user: not torch, not the standard library, not this package."""
-    return not file.startswith("<frozen") and not file.startswith(_library_folders())
+    """True for code of the user: no library, not the standard library, not this package."""
+    return not file.startswith(not_theirs())
 
 
 def is_ours(file: str) -> bool:

@@ -10,7 +10,8 @@ TEXT = "starting the ranks, once: a few seconds, more on a busy machine"
 
 def in_notebook() -> bool:
     """Whether this process shows what it prints in a notebook."""
-    return "IPython" in sys.modules and sys.modules["IPython"].get_ipython() is not None
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    return getattr(shell, "kernel", None) is not None  # IPython in a terminal has none
 
 
 class Notice:

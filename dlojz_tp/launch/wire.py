@@ -149,7 +149,7 @@ def send(conn, tag: bytes, data=b"") -> None:
     conn.sendall(data)
 
 
-def take(buffer: bytearray) -> tuple[bytes, memoryview] | None:
+def take(buffer: bytearray) -> tuple[bytes, bytes] | None:
     """Return (tag, data) when `buffer` holds a whole message, else None.
 
     A socket carries UP, PARTs and pairs of WAITS, then THROUGH and RETURNED, or FAILED.

@@ -19,7 +19,7 @@ SYNCHRONISING = {
 class Operations(TorchDispatchMode):
     """Record every operator that runs inside, the backward pass included.
 
-    calls: Counter {"aten.add": n}. log: list of (name, tensors read, keyword and positional arguments).
+    calls: Counter {"aten.add": n}. log: list of (name, tensors read, arguments, keyword arguments, result).
     functions: names of the functions of PyTorch that were called, such as "cross_entropy"; not what these call in turn.
     """
 

@@ -2,27 +2,18 @@
 
 import copy
 import gc
-import sysconfig
 import tracemalloc
 from functools import partial
-from pathlib import Path
 from types import CodeType, FunctionType, MethodType, ModuleType
 
 import numpy
-import torch
 
-import dlojz_tp
+from dlojz_tp.launch import stacks
 from dlojz_tp.works.balise import BaliseNotDone
 
 _ARRAYS = numpy.lib.tracemalloc_domain
 _LARGE = 1900  # bytes of one block; the tables of small dictionaries are below
 _HUGE = 64  # times a whole copy: a table of Python's own, of all names for example, that grew just then
-_NOT_THEIRS = (
-    *{sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")},
-    str(Path(torch.__file__).parent),
-    str(Path(dlojz_tp.__file__).parent),
-    "<frozen",
-)
 
 
 class Outside:
@@ -50,10 +41,11 @@ class Outside:
 
     def _now(self) -> int:
         arrays = large = small = 0
+        not_theirs = stacks.not_theirs()
         for domain, size, frames, *_ in tracemalloc.take_snapshot().traces._traces:
             if domain == _ARRAYS:
                 arrays += size
-            elif not frames[0][0].startswith(_NOT_THEIRS):
+            elif not frames[0][0].startswith(not_theirs):
                 if size >= _LARGE:
                     large += size if size < _HUGE * self.whole else 0
                 else:

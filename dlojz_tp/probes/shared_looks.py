@@ -36,8 +36,8 @@ def each(claim, key, due, hint, holds=same, fields=lambda got, due: {}) -> Look:
     return Look(claim, key, due, slug, lambda seen, due: first(seen, due) is None, all_fields)
 
 
-def stays(claim, waits="waits", elsewhere="other-device", validates="validates") -> Look:
-    """A look at what `probes.gpus.on_gpu` returned, under "device". The others: the hint for each of its words."""
-    slugs = {"waits": waits, "elsewhere": elsewhere, "validates": validates}
+def stays(claim, waits="waits") -> Look:
+    """A look at what `probes.gpus.on_gpu` returned, under "device". waits: the hint for what makes the CPU wait."""
+    slugs = {"waits": waits, "elsewhere": "other-device", "validates": "validates"}
     return Look(claim, "device", ["", ""], lambda seen, _: slugs[seen[0]],
                 fields=lambda seen, due: {"error": seen[1]} | silent(seen, due))  # fmt: skip

@@ -1,6 +1,7 @@
 """Deadlines hold, large results and prints do no harm, and what the machine refuses is one line."""
 
 import errno
+import io
 import os
 import signal
 import subprocess
@@ -139,6 +140,18 @@ def test_what_the_machine_refuses_is_one_line(monkeypatch, number, says):
     with pytest.raises(launch.LaunchError, match=says) as caught:
         launch.ranks(abs, 1)
     assert "\n" not in str(caught.value) and caught.value._render_traceback_() == [f"LaunchError: {caught.value}"]
+
+
+def test_output_that_nobody_reads_is_not_the_ranks_failure(monkeypatch):
+    class Closed(io.StringIO):
+        def write(self, text):
+            raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+
+    with monkeypatch.context() as closed:
+        closed.setattr(sys, "stdout", Closed())
+        with pytest.raises(BrokenPipeError):
+            launch.ranks(print, "a line", n=1)
+    assert launch.ranks(abs, -1, n=1) == [1]
 
 
 def test_what_dead_programs_left_is_removed(tmp_path, monkeypatch):
