@@ -6,6 +6,8 @@ import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+LAST_PORT = 65533  # the hub takes the next two as well
+FRACTIONS = ("hours", "idle_minutes")
 USUAL = {
     "servers": "here",
     "port": 8000,
@@ -28,11 +30,15 @@ def read(path: Path) -> dict:
     """The site's options, all of them. Raises ValueError, in one line."""
     try:
         given = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError) as error:  # not TOML, or no text
         raise ValueError(f"{path} cannot be read: {error}") from error
     site = _checked(given, USUAL, str(path))
     if site["servers"] not in ("here", "slurm"):
         raise ValueError(f'{path}: servers is "here" or "slurm", not {site["servers"]!r}')
+    if not 1 <= site["port"] <= LAST_PORT:
+        raise ValueError(f"{path}: port is from 1 to {LAST_PORT}, not {site['port']}")
+    if not all(isinstance(name, str) for name in site["users"]):
+        raise ValueError(f"{path}: users are names, not {site['users']!r}")
     site["profiles"] = {name: _checked(p, PROFILE, f"{path}, {name}") for name, p in site["profiles"].items()}
     if site["servers"] == "slurm":
         if not site["profiles"]:
@@ -49,7 +55,7 @@ def _checked(given, usual: dict, where: str) -> dict:
     for name, value in given.items():
         if name not in usual:
             raise ValueError(f"{where}: {name} is not known; {', '.join(usual)} are")
-        kinds = (int, float) if isinstance(usual[name], int) else type(usual[name])
+        kinds = (int, float) if name in FRACTIONS else type(usual[name])
         if not isinstance(value, kinds) or isinstance(value, bool):
             raise ValueError(f"{where}: {name} = {value!r} is not of the kind of {usual[name]!r}")
     return usual | given

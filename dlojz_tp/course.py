@@ -80,7 +80,7 @@ class Course:
             return self._fill_further()
         if number not in self.work.balises:
             return self._no_such(number)
-        self._stands_in.clear()
+        self._stands_in.difference_update(range(1, number + 1))
         balises = [self.work.balises[k] for k in range(1, number + 1)]
         names = ", ".join(name for each in balises for name in each.answers)
         said = f"now defined by the course: {names}. Your own cells are unchanged; what passes with this is marked so."

@@ -193,3 +193,5 @@ def test_a_solution_is_executed_only_when_its_code_changed(tmp_path, monkeypatch
         path.write_text(path.read_text().replace(old, new))
         assert notebooks.build_solution(path, tmp_path)
     assert len(runs) == 3
+    (tmp_path / f"{path.stem}.ipynb").write_text("<<<<<<< HEAD")
+    assert nbformat.read(notebooks.build_solution(path, tmp_path), 4).cells and len(runs) == 4

@@ -2,6 +2,7 @@
 
 import asyncio
 import csv
+import errno
 import io
 import json
 import os
@@ -69,6 +70,24 @@ def test_each_verdict_is_one_file_without_code(shared, capsys):
     }
     assert desk.hint_text(WORK, 1, told[1].hint)
     assert not capsys.readouterr().err
+
+
+def test_a_file_that_cannot_be_read_now_is_read_the_next_time(shared, monkeypatch):
+    from dlojz_tp import course
+
+    course.open(WORK, {})
+    written(shared)
+    reader, opened = reading.Reader(shared), reading._opened
+
+    def failing(path, flags, within=None):
+        if within is not None:
+            raise OSError(errno.EIO, "input/output error")
+        return opened(path, flags, within)
+
+    monkeypatch.setattr(reading, "_opened", failing)
+    assert not any(reader.news().values()) and not reader.aside
+    monkeypatch.undo()
+    assert [told.word for news in reader.news().values() for told in news] == ["opened"]
 
 
 def test_without_the_variable_nothing_is_told(shared, monkeypatch):

@@ -230,6 +230,9 @@ def test_progress_belongs_to_a_work_folder_and_can_be_reset(tmp_path, monkeypatc
     assert reset.main(["--work", str(tmp_path / "two")]) == 0 and progress.load("00_welcome") == {}
     assert "forgotten: 00_welcome (in" in capsys.readouterr().out
     assert reset.main(["99_nothing"]) == 2
+    progress.record("00_welcome", 1, "pass")
+    assert reset.main(["--work", str(tmp_path / "tow")]) == 2 and progress.load("00_welcome") == {1: "pass"}
+    assert "tow is no work folder" in capsys.readouterr().err
 
 
 def test_progress_survives_damage_and_an_unwritable_folder(monkeypatch, tmp_path):
@@ -362,12 +365,16 @@ def test_what_is_further_is_filled_until_it_is_written(tmp_path):
         own,
         "try:\n    memory_model({}, 0)\nexcept KeyError:\n    print('own')",
         "tp.progress()",
+        hole,
+        "tp.catch_up(1)",
+        "tp.check(6, memory_model)",
     )
     assert texts[1] == "" and "core is balises 2, 3, 5" in texts[2]
     assert "balise 6 is further" in texts[3] and "write yours at todo(6)" in texts[4]
     assert texts[5].strip() == "5" and texts[6] == "" and "balise 2 is not done yet" in texts[7]
     assert texts[8] == "" and texts[9].strip() == "own"
     assert "0 of 6 balises done, 0 of 3 of the core" in texts[10] and "· further · about" in texts[10]
+    assert "write yours at todo(6)" in texts[13], "the answers of earlier balises change nothing for this one"
 
 
 def test_an_interrupted_launch_is_one_line(tmp_path):

@@ -133,6 +133,16 @@ def test_nothing_on_the_path(monkeypatch):
     assert found["C++ compiler"].mark == "gap" and found["C++ compiler"].todo and found["Slurm"].mark == "note"
 
 
+def test_a_compiler_that_torch_does_not_call(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    (tmp_path / "clang++").touch(0o755)
+    row = rows()["C++ compiler"]
+    assert (row.mark, row.value) == ("gap", "no g++ found") and "export CXX=clang++" in row.todo
+    monkeypatch.setenv("CXX", "clang++")
+    assert str(tmp_path) in rows()["C++ compiler"].value
+
+
 def test_inside_a_job(monkeypatch):
     monkeypatch.setenv("SLURM_JOB_ID", "4711")
     assert "inside job 4711" in rows()["Slurm"].value

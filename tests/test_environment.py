@@ -24,7 +24,9 @@ def test_environments_agree():
         if name not in ("hub", "browser"):  # in an environment of its own; what only `make test-browser` needs
             pip |= dict(split(r) for r in extra)
     listed = yaml.safe_load((ROOT / "environment.yml").read_text())["dependencies"]
-    of_pip = [r for part in listed if isinstance(part, dict) for r in part["pip"] if not r.startswith("-")]
+    (part,) = (part["pip"] for part in listed if isinstance(part, dict))
+    assert [line for line in part if line.startswith("-")] == ["--editable ."], "conda makes a requirements file of it"
+    of_pip = [line for line in part if not line.startswith("-")]
     conda = dict(split(r) for r in [*listed, *of_pip] if isinstance(r, str))
     assert conda.pop("python") == project["requires-python"]
     conda.pop("pip")

@@ -141,8 +141,17 @@ def test_records_without_counted_steps_are_refused():
 def test_damaged_files_count_as_none(tmp_path):
     gains.keep("02_a", "first", a_record("x"), a_record("y"))
     gains._here.clear()
-    (tmp_path / "state" / "gains" / "02_a.before.json").write_text("{")
+    before = tmp_path / "state" / "gains" / "02_a.before.json"
+    whole = before.read_text()
+    before.write_text("{")
     assert gains.kept() == []
+    before.write_text(whole.replace('"technique"', '"another"'))
+    assert [gain.technique for gain in gains.kept()] == ["first"]
+    # the run was ended between the two files of a pair of another size
+    gains.keep("02_a", "first", *(a_record(name, batch_size=7) for name in "xy"))
+    gains._here.clear()
+    before.write_text(whole)
+    assert gains.kept() == [] and "No gain" in str(gains.table())
 
 
 def test_folder_that_cannot_be_written(tmp_path, monkeypatch):

@@ -173,6 +173,17 @@ def test_json_has_verdicts_hints_and_equal_answers(tmp_path, monkeypatch, capsys
     assert "ada and bob: 2 equal answers" in capsys.readouterr().out
 
 
+def test_a_table_that_cannot_be_written(tmp_path, monkeypatch, capsys):
+    graded(monkeypatch, tmp_path, ("pass", "pass"), ("pass", "pass"))
+    assert command.main(["all", str(tmp_path), "--csv", str(tmp_path / "none" / "grades.csv")]) == 2
+    out, err = capsys.readouterr()
+    assert "grades.csv cannot be written" in err and not out, "it is told before anything is judged"
+    (tmp_path / "grades.csv").mkdir()
+    assert command.main(["all", str(tmp_path), "--csv", str(tmp_path / "grades.csv")]) == 2
+    out, err = capsys.readouterr()
+    assert "grades.csv cannot be written: Is a directory" in err and "2 notebooks in" in out
+
+
 @pytest.mark.parametrize(
     ("words", "status"), [("pass", 0), ("by catch_up", 1), ("not done", 1), ("could not judge", 3)]
 )

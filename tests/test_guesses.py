@@ -95,4 +95,4 @@ def test_progress_ends_with_the_guesses_and_reset_forgets_them(capsys, tmp_path)
     capsys.readouterr()
     tp.progress()
     assert "You expected × 3.00, it was × 0.94: How many times faster?" in capsys.readouterr().out
-    assert reset.main(["--work", str(tmp_path), WORK]) == 0 and guesses.lines(WORK) == []
+    assert reset.main([WORK]) == 0 and guesses.lines(WORK) == []

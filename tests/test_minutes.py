@@ -66,6 +66,13 @@ def test_sections_are_counted():
     assert minutes.of_work(found)[1] == pytest.approx(9 / 150 + 3 / 30)
 
 
+def test_help_writes_nothing(monkeypatch, capsys):
+    monkeypatch.setattr(minutes, "write", pytest.fail)
+    with pytest.raises(SystemExit, match="0"):
+        minutes.main(["--help"])
+    assert "write" in capsys.readouterr().out
+
+
 def test_minutes_are_written_behind_headings_and_read_from_them(tmp_path):
     text = minutes.with_minutes(MADE)
     assert minutes.with_minutes(text) == text

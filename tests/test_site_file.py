@@ -41,12 +41,22 @@ def test_left_out_options_have_their_usual_values(tmp_path):
         ("[profiles.a]\nmemmory = '1G'", "a: memmory is not known"),
         ("[profiles]\na = 1", "a table is needed"),
         ("port = ", "cannot be read"),
+        ("port = 8000.5", "port = 8000.5 is not of the kind of 8000"),
+        ("port = 70000", "port is from 1 to 65533, not 70000"),
+        ("users = [3]", "users are names, not [3]"),
+        ("[profiles.a]\ngpus = 0.5", "gpus = 0.5 is not of the kind of 0"),
     ],
 )
 def test_what_is_wrong_is_one_line(tmp_path, text, words):
     with pytest.raises(ValueError) as refused:
         site(tmp_path, text)
     assert words in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_a_file_that_is_no_text_is_named(tmp_path):
+    (tmp_path / "site.toml").write_bytes(b"\xff\xfe")
+    with pytest.raises(ValueError, match="site.toml cannot be read"):
+        site_file.read(tmp_path / "site.toml")
 
 
 def test_a_profile_in_words_and_for_sbatch(tmp_path):

@@ -81,13 +81,14 @@ def build_solution(path: Path, folder: Path = SOLUTIONS, force: bool = False) ->
     Raises nbclient's CellExecutionError when a cell fails, RuntimeError when a balise is left undone.
     """
     target = folder / f"{path.stem}.ipynb"
+    old = None
     if not force and target.exists():
-        with contextlib.suppress(ValueError):
+        with contextlib.suppress(ValueError):  # a damaged one is made anew
             old = nbformat.read(target, as_version=4)
-            if old.metadata.get("dlojz_tp", {}).get("source_sha256") == source_hash(path):
-                return None
+    if old and old.metadata.get("dlojz_tp", {}).get("source_sha256") == source_hash(path):
+        return None
     notebook = solution(path)
-    if not force and target.exists() and _outputs_from(nbformat.read(target, as_version=4), notebook):
+    if old and _outputs_from(old, notebook):
         return write(notebook, target)
     with environment(DLOJZ_RECORD_MODELLED="1"):
         execute(notebook)
@@ -107,12 +108,12 @@ def _outputs_from(old, notebook) -> bool:
     return True
 
 
-def execute(notebook: nbformat.NotebookNode, cwd: Path | None = None):
+def execute(notebook: nbformat.NotebookNode):
     """Run a solution notebook in place in a fresh kernel; a verdict that is not a pass is an error."""
     from nbclient import NotebookClient
 
     with environment(DLOJZ_STRICT="1"):
-        resources = {"metadata": {"path": str(cwd or SOLUTIONS)}}
+        resources = {"metadata": {"path": str(SOLUTIONS)}}
         NotebookClient(
             notebook, timeout=CELL_TIMEOUT, kernel_name="python3", record_timing=False, resources=resources
         ).execute()

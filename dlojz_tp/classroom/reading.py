@@ -5,6 +5,7 @@ counted; a folder's files count if its owner owns them.
 """
 
 import contextlib
+import errno
 import functools
 import itertools
 import json
@@ -27,6 +28,7 @@ LARGEST = 1000  # bytes of a verdict's file: five times what one has
 MOST_FOLDERS = 20_000  # in the class folder
 MOST_OF_ONE = 200  # folders that one owner can have there
 MOST_FILES = 50_000  # of one owner
+NO_VERDICT = (errno.ELOOP, errno.EACCES, errno.EPERM, errno.ENXIO)  # of a link, a closed file, a pipe or a socket
 HINT = re.compile(r"[a-z0-9-]{0,60}")
 
 
@@ -78,8 +80,12 @@ class Reader:
                     yield understood(os.read(file, LARGEST))
             except FileNotFoundError:
                 continue
-            except (OSError, ValueError):
-                self.aside[owner] += 1
+            except (OSError, ValueError) as error:
+                if isinstance(error, OSError) and error.errno not in NO_VERDICT:
+                    seen.discard(name)  # it may be read the next time
+                    self._files[owner] -= 1
+                else:
+                    self.aside[owner] += 1
 
 
 @contextlib.contextmanager

@@ -162,14 +162,15 @@ def _read_state(work: Path) -> dict:
 
 
 def create(path: Path, content: bytes) -> None:
-    """Make a file that is not there, whole or not at all; never over one that has just appeared."""
+    """Make a file that is not there, whole or not at all; never over one that is there."""
     temporary = whole_file.beside(path.parent, TEMPORARY, content)
     try:
         os.link(temporary, path)  # noqa: PTH200
     except FileExistsError:
         return  # saved this moment by the trainee: judged at the next run
     except OSError:  # a file system without links
-        temporary.rename(path)
+        if not path.exists():
+            temporary.rename(path)
     finally:
         temporary.unlink(missing_ok=True)
 

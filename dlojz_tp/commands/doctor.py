@@ -168,11 +168,13 @@ def _disk() -> list[Row]:
 
 
 def _compiler() -> list[Row]:
-    wanted = [os.environ.get("CXX"), "g++", "clang++"]
-    found = next((path for name in wanted if name and (path := shutil.which(name))), None)
+    from dlojz_tp.measure.compiling import cpp_compiler
+
+    found = shutil.which(cpp_compiler())
     if found is None:
-        todo = "only torch.compile needs it. Debian: apt install g++; on a cluster: module load gcc"
-        return [Row("C++ compiler", "gap", "none found (g++ or clang++)", todo)]
+        install = "Debian: apt install g++; on a cluster: module load gcc"
+        other = "export CXX=clang++" if shutil.which("clang++") else install
+        return [Row("C++ compiler", "gap", f"no {cpp_compiler()} found", f"only torch.compile needs it. {other}")]
     if not (Path(sysconfig.get_paths()["include"]) / "Python.h").is_file():
         todo = "only torch.compile needs it. Debian: apt install python3-dev; or use a conda environment"
         return [Row("C++ compiler", "gap", f"{found}, but Python.h is missing", todo)]

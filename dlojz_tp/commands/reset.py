@@ -16,13 +16,17 @@ def main(argv: list[str]) -> int:
         "they are: to begin one again, move it away and run `lab`.",
     )
     parser.add_argument("names", metavar="NN_name", nargs="*", help="practical works (default: all)")
-    parser.add_argument("--work", type=Path, default=lab.usual_work(), help="the work folder [%(default)s]")
+    parser.add_argument("--work", type=Path, help=f"the work folder [{lab.usual_work()}]")
     options = parser.parse_args(argv)
     options.names = [source.full_name(name) for name in options.names]
     if unknown := sorted(set(options.names) - set(source.names())):
         print(f"reset: no practical work is called {', '.join(unknown)}", file=sys.stderr)
         return 2
-    folder = state.folder(options.work.expanduser().absolute())
+    work = (options.work or lab.usual_work()).expanduser().absolute()
+    if options.work and not (work / state.WORK).is_file():
+        print(f"reset: {work} is no work folder: `lab` has not made it", file=sys.stderr)
+        return 2
+    folder = state.folder(work)
     kept = [path for name in options.names or ["[0-9][0-9]_*"] for path in folder.glob(f"{name}.json")]
     kept += [path for name in options.names or ["[0-9][0-9]_*"] for path in folder.glob(f"gains/{name}.*.json")]
     kept += [path for name in options.names or ["[0-9][0-9]_*"] for path in folder.glob(f"guesses/{name}.json")]

@@ -150,10 +150,9 @@ def keep(spec: dict):
         _work(spec, keeper, key)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
     os.close(spec["fd"])
-    _, status = os.waitpid(function, 0)
-    code = os.waitstatus_to_exitcode(status)
+    ended = os.waitid(os.P_PID, function, os.WEXITED | os.WNOWAIT)  # its number stays its own until all is swept
     _sweep(function)
-    os._exit(code if code >= 0 else 128 - code)
+    os._exit(ended.si_status if ended.si_code == os.CLD_EXITED else 128 + ended.si_status)
 
 
 def _work(spec: dict, keeper: int, key: bytes):

@@ -58,15 +58,15 @@ def trainees(works: dict[Path, str]) -> dict[Path, str]:
     files = {path: path.resolve() for path in works}
     parents = [file.parent for file in files.values()]
     top = Path(os.path.commonpath(parents)) if parents else Path()
-    crowded = collections.Counter((file.parent, works[path]) for path, file in files.items())
-    return {
-        path: file.relative_to(top).parts[0]
-        if file.parent != top
-        else file.stem
-        if max(crowded[top, work] for work in works.values()) > 1
-        else top.name
-        for path, file in files.items()
-    }
+    at_top = collections.Counter(works[path] for path, file in files.items() if file.parent == top)
+    shared = max(at_top.values(), default=0) > 1  # two copies of a work: they are not one trainee's
+
+    def owner(file):
+        if file.parent != top:
+            return file.relative_to(top).parts[0]
+        return file.stem if shared else top.name
+
+    return {path: owner(file) for path, file in files.items()}
 
 
 def grade(judge: Callable, works: dict[Path, str], at_once: int):
@@ -92,6 +92,9 @@ def main(judge: Callable, paths: list[Path], table: Path | None, as_json: bool, 
     works, problems = found(paths)
     for problem in problems:
         print(f"check: {problem}", file=sys.stderr)
+    if table and not os.access(table.absolute().parent, os.W_OK):
+        print(f"check: {table} cannot be written: choose a folder that is there, and yours", file=sys.stderr)
+        return 2
     whose = trainees(works)
     at_once = at_once or min(MOST_LANES, len(os.sched_getaffinity(0)))
     if at_once > 1:  # as many threads as there are cores, together
@@ -110,7 +113,11 @@ def main(judge: Callable, paths: list[Path], table: Path | None, as_json: bool, 
     finally:  # what is judged by then is kept
         rows.sort(key=lambda row: (row["trainee"], row["work"], row["file"], row["balise"]))
         if table and rows:
-            whole_file.replace(table, f".{table.name}-", as_csv(rows).encode())
+            try:
+                whole_file.replace(table, f".{table.name}-", as_csv(rows).encode())
+            except OSError as error:
+                problems.append(f"{table} cannot be written: {error.strerror}")
+                print(f"check: {problems[-1]}", file=sys.stderr)
     summary = {"hints": hints(rows, texts), "equal": alike.groups(marks)}
     if as_json:
         print(json.dumps({"verdicts": rows} | summary, indent=1, ensure_ascii=False))
@@ -196,11 +203,11 @@ def as_csv(rows: list[dict]) -> str:
     writer = csv.DictWriter(out, COLUMNS)
     writer.writeheader()
     writer.writerows(
-        {k: f"'{v}" if str(v)[:1] in "=+-@" and k in ("trainee", "file") else v for k, v in r.items()} for r in rows
+        {key: _no_formula(value) if key in ("trainee", "file") else value for key, value in row.items()} for row in rows
     )
     return out.getvalue()
 
 
-def _no_formula(value):
+def _no_formula(name: str) -> str:
     """A spreadsheet takes what begins so for a formula; a trainee chooses the names of his or her files."""
-    return f"'{value}" if isinstance(value, str) and value[:1] in ("=", "+", "-", "@") else value
+    return f"'{name}" if name[:1] in ("=", "+", "-", "@") else name

@@ -72,10 +72,15 @@ def compile_missing(device: torch.device | str = "cpu") -> str:
         from importlib.util import find_spec
 
         return "" if find_spec("triton") else "torch.compile makes GPU code with Triton, which is not installed"
-    name = os.environ.get("CXX") or "g++"
+    name = cpp_compiler()
     return (
         "" if shutil.which(name) else f"torch.compile makes CPU code with a C++ compiler, and {name} is not installed"
     )
+
+
+def cpp_compiler() -> str:
+    """Name of the C++ compiler that torch.compile calls, whether it is there or not."""
+    return os.environ.get("CXX") or "g++"
 
 
 def run_compiler(command: list[str], library: Path, seconds: float = BUILD_SECONDS) -> Path:

@@ -152,7 +152,11 @@ def kept() -> list[Gain]:
         with contextlib.suppress(OSError, ValueError):
             pairs[work] = measure.load(path.with_name(f"{work}.before.json")), measure.load(path)
     pairs |= _here
-    return [_gain(work, pairs[work][1].settings["technique"], *pairs[work]) for work in sorted(pairs)]
+    found = []
+    for work, (before, after) in sorted(pairs.items()):
+        with contextlib.suppress(KeyError, ValueError):  # a pair of which only one half was written anew
+            found.append(_gain(work, after.settings["technique"], before, after))
+    return found
 
 
 _NOTHING = "No gain is kept yet: run a practical work to its end."
