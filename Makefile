@@ -41,6 +41,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
 help:
 	@echo "make lab        install, make the data, open JupyterLab in work/"
+	@echo "make data       install and make the data sets, open nothing: for an installation that others share"
 	@echo "make hub        install JupyterHub beside, and serve the course with it to the users of this machine"
 	@echo "make test       install and run the tests and the notebooks; those that passed here are left out while nothing"
 	@echo "                that they depend on changes"

@@ -6,7 +6,7 @@
 # | | |
 # |---|---|
 # | a **balise** | a numbered hole in the code, for you to fill |
-# | a **verdict** | what the course says of your answer, in a second, with a hint |
+# | a **verdict** | what the course says of your answer, in a second or a few, with a hint |
 # | **ranks** | processes that compute together, started from a cell |
 # | a **report** | a figure drawn from what was measured |
 #
@@ -240,8 +240,8 @@ report.inspection(record)
 #
 # <details><summary>One rank returns before it calls <code>all_reduce</code>; all others call it. What happens?</summary>
 #
-# The others wait. A collective is complete only when every rank has called it. Here the course ends them after a
-# deadline and says who was missing; on a real machine they would wait for many minutes.
+# The others wait. A collective is complete only when every rank has called it. Here the course sees that they wait, ends them,
+# and says who was missing; on a real machine they would wait for many minutes.
 # </details>
 #
 # <details><summary>With N ranks, how much faster can the sum of n values get?</summary>

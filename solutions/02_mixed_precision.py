@@ -970,9 +970,9 @@ if not PAYS:
 # What to expect on a processor, by arithmetic? An instruction of AVX-512 multiplies and adds 16 numbers of float32; with its
 # extension for bfloat16, 32: **twice** the operations. With AMX, Intel's unit for tiles of matrices, a core does 512
 # multiply-adds in bfloat16 a cycle where two AVX-512 units do 32 in float32: **sixteen** times, more than its memory can feed
-# in most layers. And with neither? The library of convolutions (oneDNN) has no kernel for bfloat16 there, so PyTorch falls
-# back to plain loops: not a little slower, but **ten times**. Most laptops are so. Autocast does not warn: measure, before
-# you trust a format.
+# in most layers. AVX-512 without that extension converts to float32 and back, and gains nothing. And without AVX-512? The library of
+# convolutions (oneDNN) has no kernel for bfloat16 there, so PyTorch falls back to plain loops: not a little slower, but **ten
+# times**. Most laptops are so. Autocast does not warn: measure, before you trust a format.
 #
 # Compare with your figures. A factor far above the arithmetic says that the float32 product comes from a library that does not
 # suit your processor, not that bfloat16 is so good: `ONEDNN_VERBOSE=1` in the environment shows who computes what. Float16

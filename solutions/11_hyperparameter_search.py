@@ -1168,7 +1168,7 @@ for name in ("timeline", "optimization_history", "intermediate_values", "param_i
 # | stopping early | the trial asks, and raises | `tune.report` does not come back |
 # | ASHA | `SuccessiveHalvingPruner` | `ASHAScheduler` |
 #
-# Ray is large (half a gigabyte). Where it is not installed (`pip install "dlojz-tp[ray]"`), the cell after this balise shows what was
+# Ray is large (half a gigabyte). Where it is not installed (`pip install -e '.[ray]'` in the course's folder), the cell after this balise shows what was
 # measured with it.
 
 # %% [markdown]

@@ -1581,8 +1581,8 @@ for degree, per_node in ((8, 8), (16, 8), (64, 8), (8, 1)):
 # %% [markdown]
 # Computing shrinks with t, the message does not. So: tensor slicing as far as a node reaches, and no farther than it must; across
 # the nodes data parallelism, whose one message a step can hide behind backward. And the groups must *be* neighbours: the same 8 ranks,
-# spread over 8 nodes, are not even half as fast. Beyond the node, products are too short to hide much behind them; inside it, the model
-# hides all, and what was measured is less: the authors of PyTorch's version report steps about 8 % faster with Llama 3 models
+# spread over 8 nodes, are not even half as fast. Over two nodes, products still hide most of the message; over eight, they are too short. Inside
+# a node the model hides all, and what was measured is less: the authors of PyTorch's version report steps about 8 % faster with Llama 3 models
 # (discuss.pytorch.org, topic 209487).
 
 # %%

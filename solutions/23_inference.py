@@ -455,7 +455,7 @@ draw_roofs()
 # </details>
 #
 # Now a model and a card that this course does not have, by your functions: an *estimate* from the data sheet, nothing in it was run. Llama 2 7B in 16 bits (Touvron and others 2023: 32 heads of keys and values), each row with 1,024 tokens in
-# its cache, and the same with 8 heads of keys and values. The speeds are the roofline: no server goes beyond.
+# its cache, and the same with 8 heads of keys and values. The speeds are the roofline of one token a pass and weights of 16 bits: so served, nobody goes beyond.
 
 
 # %%

@@ -4,6 +4,7 @@ An author marks a heading of a source with " · further". The minutes behind it 
 all that is not marked; a section of which every balise is further is further itself.
 """
 
+import argparse
 import re
 from dataclasses import dataclass
 
@@ -131,7 +132,7 @@ def readme(text: str, works: dict[str, list[Section]], two_days: set[str]) -> st
         return f"| {found[1]} | {found[2]} | {core}{' •' * (found[1][:2] in two_days)} | {whole} |"
 
     whole, core = (sum(each) / 60 for each in zip(*map(of_work, works.values())))
-    chosen = sum(of_work(found)[1] for name, found in works.items() if name[:2] in two_days) / 60
+    chosen = sum(about(of_work(found)[1]) for name, found in works.items() if name[:2] in two_days) / 60
     line = f"In all, {whole:.0f} hours; the core {core:.1f}; the core of the works with a • {chosen:.1f}."
     return _ALL.sub(line, _ROW.sub(row, text))
 
@@ -162,6 +163,7 @@ def _write(path, text):
 
 def main(argv: list[str]) -> int:
     """`python -m dlojz_tp minutes`: print what is counted, by work and section, and `write` all minutes."""
+    argparse.ArgumentParser(prog="python -m dlojz_tp minutes", description=main.__doc__).parse_args(argv)
     works = all_works()
     print(f"{'minutes':>7} {'core':>6} {'words':>6} {'given':>6} {'write':>6} {'verdicts':>8}")
     for name, found in works.items():

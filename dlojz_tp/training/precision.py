@@ -23,7 +23,8 @@ def fast_dtype(device: torch.device | str) -> torch.dtype:
 def bfloat16_pays() -> bool:
     """Whether this processor convolves faster in bfloat16 than in float32: its instructions first, then a short trial.
 
-    Without AVX-512 BF16 or AMX, oneDNN has no kernel for it and PyTorch computes in plain loops, ten times slower.
+    AVX-512 without its extension for bfloat16 converts, and gains nothing; without AVX-512, oneDNN has no kernel for
+    it and PyTorch computes in plain loops, ten times slower.
     The environment variable ONEDNN_MAX_CPU_ISA=AVX2 makes any x86 processor behave so.
     """
     if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
