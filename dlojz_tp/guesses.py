@@ -17,6 +17,7 @@ from pathlib import Path
 from dlojz_tp import progress
 from dlojz_tp.cards import render
 from dlojz_tp.works import state, whole_file
+from dlojz_tp.works.locking import locked
 
 CLOSE = 1.25  # a number is as expected when neither is more than this many times the other
 FOLDER = "guesses"
@@ -113,7 +114,7 @@ def _keep(work, question, row):
     _here[work] = _here.get(work, {}) | {question: row}
     with contextlib.suppress(OSError):  # then it lasts until this kernel ends, as the verdicts' line says
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with progress.locked(path.parent / f".{work}.lock"):
+        with locked(path.parent / f".{work}.lock", progress.LOCK_S):
             whole_file.replace(path, f".{work}-", json.dumps(load(work)).encode())
         del _here[work]
 

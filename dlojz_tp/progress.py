@@ -4,13 +4,12 @@ The last verdict counts, as it does for the grader: a balise that passed and fai
 work folder that `lab` made, so that another folder starts afresh; `python -m dlojz_tp reset` forgets it.
 """
 
-import contextlib
 import json
 import sys
-import time
 from pathlib import Path
 
 from dlojz_tp.works import whole_file
+from dlojz_tp.works.locking import locked
 from dlojz_tp.works.state import folder
 
 WORDS = ("pass", "by catch_up", "fail", "not done")
@@ -36,7 +35,7 @@ def record(name: str, number: int, verdict: str):
     path = folder() / f"{name}.json"
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with locked(path.parent / f".{name}.lock"):
+        with locked(path.parent / f".{name}.lock", LOCK_S):  # whoever holds it longer hangs: go on
             stored, strange = _read(path)
             if strange:
                 _keep_aside(path)
@@ -69,27 +68,6 @@ def _keep_aside(path: Path):
             path.rename(aside)
             return _say(f"{path} holds what this version of the course does not know: kept as {aside.name}")
     raise OSError(f"{path} is none of this course's, and its folder is full of such")
-
-
-@contextlib.contextmanager
-def locked(path: Path):
-    """One process at a time. Where the file system knows no locks, as some shared ones do, it goes without."""
-    try:
-        import fcntl
-    except ImportError:
-        yield
-        return
-    with path.open("w") as file:
-        until = time.monotonic() + LOCK_S
-        while time.monotonic() < until:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                time.sleep(0.005)
-            except OSError:
-                break
-        yield
 
 
 def _say(line: str):

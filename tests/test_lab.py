@@ -17,7 +17,7 @@ import pytest
 
 from dlojz_tp import index
 from dlojz_tp.commands import copies, lab
-from dlojz_tp.works import whole_file
+from dlojz_tp.works import locking, whole_file
 
 ROOT = Path(__file__).resolve().parents[1]
 OLD, NEW, NEWER = (
@@ -267,7 +267,8 @@ def test_wrong_arguments_are_one_line_and_status_2(course, capsys, wrong):
 def test_lock_held_too_long_is_told(course, monkeypatch, capsys):
     monkeypatch.setattr(copies, "LOCK_SECONDS", 0.2)
     course[1].mkdir()
-    with copies._locked(course[1]):
+    with locking.locked(course[1] / copies.LOCK, 0) as held:
+        assert held
         assert lab.main(["--sync-only"]) == 1
     assert "another run" in capsys.readouterr().err
 

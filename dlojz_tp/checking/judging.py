@@ -1,13 +1,12 @@
 """Run a check on an answer and turn whatever happens into a verdict."""
 
 import contextlib
+import functools
 import gc
 import inspect
 import io
 import os
 import re
-import signal
-import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -18,6 +17,7 @@ from dlojz_tp.checking import breakage, mistakes
 from dlojz_tp.checking.usual_state import usual_state
 from dlojz_tp.frameworks import NotInstalled
 from dlojz_tp.launch import RankError, busy, stacks
+from dlojz_tp.launch.alarm import Overdue, at_most
 from dlojz_tp.works.balise import BaliseNotDone
 
 DEADLINE = 60.0  # seconds for one check, on a machine that does nothing else: no endless loop must hold the trainee
@@ -38,10 +38,6 @@ class Wrong(Exception):  # noqa: N818  (it reads "raise Wrong(...)")
         self.slug, self.expected, self.got, self.where = slug, expected, got, where
         self.fields = {"expected": expected, "got": got, "where": where} | fields
         self.evidence: dict | None = None  # what a look at a value saw: see dlojz_tp.checking.mistakes.nearest
-
-
-class _Overdue(BaseException):
-    """The deadline of a check passed; a BaseException, so that `except Exception` in an answer cannot hold it."""
 
 
 # Mistakes that any answer can make. A check's own HINTS come first.
@@ -106,7 +102,7 @@ def _once(check, answers, number, title, hints, known, deadline) -> Verdict:
         return verdict("fail", failed=looking, slug=slug, hint=text, **more)
 
     try:
-        with usual_state(), _ranks_on_cpu(), _earlier_objects_set_aside(), contextlib.redirect_stdout(out), _deadline(deadline):
+        with usual_state(), _ranks_on_cpu(), _earlier_objects_set_aside(), contextlib.redirect_stdout(out), deadline_of(deadline):
             for claim in check(*answers):
                 if looking:
                     seen.append(looking)
@@ -125,7 +121,7 @@ def _once(check, answers, number, title, hints, known, deadline) -> Verdict:
         slug = near[0][0] if near and near[0][1] <= mistakes.NEAR else wrong.slug
         more = {"expected": expected, "got": got, "evidence": wrong.evidence or {}, "near": tuple(near)}
         return fail(slug, where=wrong.where, fields=wrong.fields, **more)
-    except _Overdue:
+    except Overdue:
         return fail("endless", fields={"seconds": time.perf_counter() - start})
     except SystemExit as error:
         return fail("left", fields={"error": f"SystemExit({error.code!r})"})
@@ -262,26 +258,6 @@ def _earlier_objects_set_aside():
         gc.unfreeze()
 
 
-@contextlib.contextmanager
-def _deadline(seconds: float):
-    """Raise _Overdue in this thread after `seconds`, more on a busy machine.
-
-    Only the main thread can be woken so; others run without.
-    """
-    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "SIGALRM"):
-        yield
-        return
-
-    clock = busy.Clock()
-
-    def overdue(_signal, _frame):
-        if clock.passed(seconds):
-            raise _Overdue
-
-    before = signal.signal(signal.SIGALRM, overdue)
-    signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)  # again each second, should a library have swallowed it
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+def deadline_of(seconds: float):
+    """Inside, Overdue is raised in this thread after `seconds`, more on a busy machine."""
+    return at_most(seconds, over=functools.partial(busy.Clock().passed, seconds))

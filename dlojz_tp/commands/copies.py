@@ -5,16 +5,15 @@ A copy that the trainee has touched is never overwritten: a new version of the c
 
 import contextlib
 import errno
-import fcntl
 import hashlib
 import json
 import os
 import platform
 import sys
-import time
 from pathlib import Path
 
 from dlojz_tp.works import whole_file
+from dlojz_tp.works.locking import locked
 from dlojz_tp.works.state import WORK
 
 LOCK = ".course.lock"
@@ -58,7 +57,9 @@ def _remembered(work: Path):
     """What was copied and offered, for one run at a time; written when the run ends."""
     if (work / WORK).is_dir():  # nothing is brought that could not be remembered
         raise IsADirectoryError(errno.EISDIR, "Is a directory", str(work / WORK))
-    with _locked(work):
+    with locked(work / LOCK, LOCK_SECONDS) as held:
+        if not held:
+            raise LabError(f"another run has been using {work} for {LOCK_SECONDS} s: try again")
         for left in work.glob(f"{TEMPORARY}*"):  # of a run that was killed
             left.unlink(missing_ok=True)
         state = _read_state(work)
@@ -173,20 +174,3 @@ def create(path: Path, content: bytes) -> None:
             temporary.rename(path)
     finally:
         temporary.unlink(missing_ok=True)
-
-
-@contextlib.contextmanager
-def _locked(work: Path):
-    with (work / LOCK).open("w") as file:
-        deadline = time.monotonic() + LOCK_SECONDS
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise LabError(f"another run has been using {work} for {LOCK_SECONDS} s: try again") from None
-                time.sleep(0.05)
-            except OSError:  # a file system without locks
-                break
-        yield

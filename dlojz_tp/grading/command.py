@@ -231,7 +231,7 @@ def _judge(work, path, nodes, broken, number, limit):
 
     doing = f"The lines that define {', '.join(names)} cannot run: "
     try:
-        with judging._deadline(limit):
+        with judging.deadline_of(limit):
             namespace = slicing.load(nodes, broken, work, number)
         missing = [name for name in names if name not in namespace]
         if missing:
@@ -242,7 +242,7 @@ def _judge(work, path, nodes, broken, number, limit):
         return verdict("not done", str(missing))
     except slicing.Unreadable as error:
         return verdict("fail", str(error), slug="raised")
-    except judging._Overdue:
+    except judging.Overdue:
         return common("endless", seconds=limit)
     except SystemExit as error:
         return common("left", error=f"SystemExit({error.code!r})")

@@ -4,6 +4,7 @@ import contextlib
 import signal
 import threading
 import time
+from collections.abc import Callable
 
 
 class Overdue(BaseException):
@@ -11,28 +12,30 @@ class Overdue(BaseException):
 
 
 @contextlib.contextmanager
-def at_most(seconds: float, of_processor: bool = False):
+def at_most(seconds: float, of_processor: bool = False, over: Callable[[], bool] = lambda: True):
     """Raise Overdue after `seconds` of the block. Only the main thread can be woken so; others run without.
 
-    Arguments: seconds; of_processor, whether they are this process's processor time, so that a busy machine takes none.
+    Arguments: seconds; of_processor, whether they are this process's processor time, so that a busy machine takes none;
+    over, asked once they have passed, and then each second, whether the time is really over.
     """
     if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "SIGALRM"):
         yield
         return
 
     def ring(_signal, _frame):
-        raise Overdue
+        if over():
+            raise Overdue
 
-    timer, rings, repeat = signal.ITIMER_REAL, signal.SIGALRM, 0.0
-    if of_processor:  # again each second, should a library have swallowed it
-        timer, rings, repeat = signal.ITIMER_VIRTUAL, signal.SIGVTALRM, 1.0
-    began = time.monotonic()
+    timer, rings, clock = signal.ITIMER_REAL, signal.SIGALRM, time.monotonic
+    if of_processor:
+        timer, rings, clock = signal.ITIMER_VIRTUAL, signal.SIGVTALRM, time.process_time
+    began = clock()
     handler = signal.signal(rings, ring)
-    left, again = signal.setitimer(timer, seconds, repeat)
+    left, again = signal.setitimer(timer, seconds, 1.0)  # again each second, should a library have swallowed it
     try:
         yield
     finally:
         signal.setitimer(timer, 0)
         signal.signal(rings, handler)
         if left:  # somebody else's alarm, a check's, goes on
-            signal.setitimer(timer, max(left - (time.monotonic() - began), 1e-3), again)
+            signal.setitimer(timer, max(left - (clock() - began), 1e-3), again)

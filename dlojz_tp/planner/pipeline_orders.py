@@ -73,7 +73,8 @@ def _complete(actions: list[Action], stage: int, n_micro_batches: int) -> None:
         before = {"B": "F", "I": "F", "W": "I"}.get(action.kind)
         if before and action._replace(kind=before) not in done:
             raise ScheduleError(f"{what} before its {KINDS[before]} {action.micro_batch}")
-        if {"B", "I"} == {kind for kind in "BI" if action._replace(kind=kind) in done} | {action.kind}:
+        other = {"B": "I", "I": "B"}.get(action.kind)  # a whole backward, or its first half: not both
+        if other and action._replace(kind=other) in done:
             raise ScheduleError(f"{what} after it was done whole or in part: the gradient would count twice")
         done.add(action)
     for k in range(n_micro_batches):

@@ -30,11 +30,13 @@ def parse(code: str, python: Callable[[str], list[ast.stmt]]) -> list[ast.stmt]:
         if found[1] not in OPENED:
             return []
         body = body[found.end() :].lstrip("\n")
-    for change in (str, _without_magics):
+    if body != code:
         try:
-            return python(change(body))
-        except Exception as error:  # the reason to show speaks of the trainee's lines, not of the changed ones
-            refused = error if change is str and body != code else refused
+            return python(body)
+        except Exception as error:
+            refused = error
+    with contextlib.suppress(Exception):  # the reason to show speaks of the trainee's lines, not of the changed ones
+        return python(_without_magics(body))
     raise refused
 
 

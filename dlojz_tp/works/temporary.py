@@ -3,13 +3,15 @@
 import contextlib
 import os
 import shutil
+import socket
 import tempfile
 from pathlib import Path
 
 
 def prefix(kind: str) -> str:
     """What the name of a new temporary folder of this process begins with; removes those of processes that are gone."""
-    begins = f"dlojz-{kind}-"
+    # other machines may see the same folder, and know nothing of these processes
+    begins = f"dlojz-{kind}-{socket.gethostname().replace('-', '_')}-"
     for path in Path(tempfile.gettempdir()).glob(f"{begins}*-*"):
         owner = path.name.removeprefix(begins).partition("-")[0]
         with contextlib.suppress(OSError):

@@ -157,12 +157,13 @@ def test_output_that_nobody_reads_is_not_the_ranks_failure(monkeypatch):
 def test_what_dead_programs_left_is_removed(tmp_path, monkeypatch):
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
-    for owner in (ended.pid, os.getpid(), "strange"):
+    monkeypatch.setattr(temporary.socket, "gethostname", lambda: "node-1")
+    for owner in (f"node_1-{ended.pid}", f"node_1-{os.getpid()}", f"node_2-{ended.pid}", "strange"):
         (tmp_path / f"dlojz-launch-{owner}-abc").mkdir()
     monkeypatch.setattr(temporary.tempfile, "tempdir", str(tmp_path))
-    assert temporary.prefix("launch") == f"dlojz-launch-{os.getpid()}-"
-    left = {path.name for path in tmp_path.iterdir()}
-    assert left == {f"dlojz-launch-{os.getpid()}-abc", "dlojz-launch-strange-abc"}
+    assert temporary.prefix("launch") == f"dlojz-launch-node_1-{os.getpid()}-"
+    left = {path.name.removeprefix("dlojz-launch-") for path in tmp_path.iterdir()}
+    assert left == {f"node_1-{os.getpid()}-abc", f"node_2-{ended.pid}-abc", "strange-abc"}
 
 
 def own_group():
