@@ -194,7 +194,8 @@ show(torch.stack([original, *windows]), ["the photograph", *(f"window {k}" for k
 # %%
 setting = training_run.setting()
 plain, rich = (make_transform(setting.image_size, augment) for augment in (False, True))
-cost = [milliseconds(lambda k: f(decoded(k))) / 1e3 for f in (plain, rich)]  # noqa: B023
+rounds = [[milliseconds(lambda k: f(decoded(k))) / 1e3 for f in (plain, rich)] for _ in range(3)]  # noqa: B023
+cost = [min(times) for times in zip(*rounds)]  # in turn: whatever else the machine does meets both
 model = training_run.make_model(CLASSES)
 optimizer = training_run.make_optimizer(model.parameters())
 batch = random_batch(setting.batch_size, setting.image_size)

@@ -390,7 +390,7 @@ class SyncBatchNorm(nn.BatchNorm2d):
 tp.check(3, AllReduceSum, SyncBatchNorm)
 
 # %% [markdown]
-# PyTorch's own `nn.SyncBatchNorm` trains on GPUs only, and *gathers* mean, deviation and count of every rank. (With large
+# PyTorch's own `nn.SyncBatchNorm` trains on GPUs only, and *gathers* mean, 1/deviation and count of every rank. (With large
 # means, $S_2/n - \mu^2$ subtracts two large numbers: library code sums squares of *differences*.)
 
 # %% [markdown]
@@ -943,7 +943,7 @@ why = "The next loss is computed before the next update: it looks right. The mis
 off.shows(first, "{:.2f} %", why)
 
 # %% [markdown]
-# So one loss is no test of a checkpoint. As a job: three lines more in the script, and a program that puts its job back into
+# So one loss is no test of a checkpoint, nor are two: scheduler and scaler show later. As a job: three lines more in the script, and a program that puts its job back into
 # the queue. The next start finds the checkpoint.
 
 

@@ -132,7 +132,7 @@ whole_set.shows(
 )
 
 # %% [markdown]
-# With the same rate there are too few steps. The linear rule, here without its warm-up, is worse at every larger size:
+# With the same rate, 64 still does as well; then there are too few steps. The linear rule, here without its warm-up, is worse at every larger size:
 # it holds only while the path is nearly straight over all steps that one replaces. So neither is the answer by itself:
 # how a rate rises and falls, how far each layer may go, and how many samples a step needs are questions of their own.
 
@@ -451,7 +451,7 @@ plt.show()
 # %% [markdown]
 # How much better is the best of one row than the best of the other, beside what another seed changes? And how far do the
 # good rates reach? A cycle that went too high still ends with small steps, and has time to settle. The finder's grey band
-# took two epochs, each curve 120.
+# took less than two epochs, each curve 120.
 #
 # ## Measured: snapshots of one training, as an ensemble · further
 #
@@ -1060,7 +1060,7 @@ plt.show()
 # %% [markdown]
 # <details><summary>What to read from it</summary>
 #
-# With a small batch, tuned, all are nearly level: there is no lack of steps. A trust ratio helps where layers differ much, in
+# With a small batch, tuned, four are nearly level, Muon a point ahead: there is no lack of steps. A trust ratio helps where layers differ much, in
 # dozens of layers and thousands of steps; here there are three layers and five steps. Well-tuned baselines raised doubts
 # for large networks, too (Nado and others, 2021). Muon lengthens the small directions within a matrix, which five steps of the
 # others hardly move.
@@ -1265,7 +1265,7 @@ print(f"ranks of 8 samples that pay, by the noise scale: {ranks_that_pay(noise, 
 draw_bend(estimates, fewest, critical, noise)
 
 # %% [markdown]
-# Left of the bend, twice the ranks halve the time at the same number of samples. Far right of it they double the bill and save
+# Far left of the bend, twice the ranks nearly halve the time for nearly the same samples. Far right of it they double the bill and save
 # nothing, whatever the network between them. Noise scale and bend are of the same order of magnitude, not equal: the formula
 # leaves out the curvature. And as the loss falls the gradient gets shorter and the noise stays, so the noise scale rises.
 
@@ -1647,8 +1647,8 @@ for loss in (3.5, 2.5):
 # %% [markdown]
 # ## To remember
 #
-# **A larger batch buys precision, not steps.** Up to the gradient noise scale that is a good bargain; beyond it ranks save time
-# only on paper. A batch size needs a rate found *for it*: warmed up, high while there is way to go, brought down at the end.
+# **A larger batch buys precision, not steps.** Up to the gradient noise scale that is a good bargain; beyond it more ranks save
+# less and less, a factor of two at most. A batch size needs a rate found *for it*: warmed up, high while there is way to go, brought down at the end.
 # Compare optimizers each at its own tuned rate, with several seeds. Divide by what was counted, once. And save whatever the
 # next step depends on: then a stop costs nothing.
 

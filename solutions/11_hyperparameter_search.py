@@ -400,7 +400,7 @@ for name, values in race.items():
 # `self.promoted`, for each rung the set of those that may go on from it.
 #
 # **`job`** looks down from the highest rung that can promote. `order` has all that have reported in rung `k`, the best
-# first (NaN has reported too, stands last, and goes on where it is among the best). The best `1 / eta` of them, rounded down, deserve the next rung, and
+# first (NaN has reported too, stands last, and goes on where the others are too few). The best `1 / eta` of them, rounded down, deserve the next rung, and
 # some of these have been promoted already. If there is one that has not, promote the best such one, and return `(trial
 # number, epochs in all)`. 4 lines. If no rung has any, a new trial begins (given).
 #

@@ -726,8 +726,8 @@ plt.show()
 # ## Memory for time: recomputation · further
 #
 # A block whose activations are thrown away keeps its input alone. Before its backward pass it runs forward again, and what it
-# then keeps lives only until that backward pass is over. Frameworks offer a switch: every block, or none. But
-# blocks differ, in the bytes that they keep and in the operations that they take. **Which** ones?
+# then keeps lives only until that backward pass is over. The usual switch: every block, or none. (`torch.compile`
+# takes a budget, `activation_memory_budget`.) But blocks differ, in the bytes that they keep and in the operations that they take. **Which** ones?
 
 # %% tags=["setup"]
 from typing import NamedTuple
@@ -809,7 +809,7 @@ tp.check(5, peak_bytes, choose_blocks)
 # ## Measured: memory against time · further
 #
 # A small CoAtNet, block by block: what each keeps is counted by your `kept_bytes`, its `work` and its operations are measured with
-# this block alone. Then your choice for several budgets, beside the switches of frameworks: every block, or every second one.
+# this block alone. Then your choice for several budgets, beside the usual switches: every block, or every second one.
 
 
 # %%

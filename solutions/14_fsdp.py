@@ -490,13 +490,13 @@ if len(rows) == len(names):
 #
 # Write the groups of **`shard_offloaded(model, mesh, pin)`**; the policy is given. `pin` asks for page-locked memory, so that
 # copies overlap with computing; it needs a GPU. Which groups must be offloaded? It is tempting to leave the root's
-# shards (embedding, head) on the GPU, as they are large and used at both ends. What would the one optimizer meet? About 3
+# shards (embedding, head) on the GPU, as they are large and used at both ends. What else would stay there with them? About 3
 # lines.
 #
 # <details><summary>Hint</summary>
 #
-# `fully_shard(..., offload_policy=policy)`, for each group by itself. AdamW updates all its parameters in one step: here
-# they must all be on one device.
+# `fully_shard(..., offload_policy=policy)`, for each group by itself. AdamW's moments and the gradients lie where their shards
+# lie: 16 bytes a parameter in all.
 # </details>
 
 
@@ -581,8 +581,9 @@ make_plain = functools.partial(Llama, SMALL)  # on the device that is the defaul
 # `make_plain()` makes a plain model; its method `init_weights()` fills all parameters and the rotary tables in place, with
 # random numbers from this rank's generator. The memory is to be on `mesh.device_type`.
 #
-# The seed decides the weights: the same seed and number of ranks, the same weights. But each rank fills other rows: what
-# happens if all set the same seed? `return model` is given. About 6 lines.
+# The seed decides the weights: the same seed and number of ranks, the same weights. But on a CPU each rank fills its rows from its
+# own generator: what happens if all set the same seed? (On GPUs `DTensor` wants one seed of all.) `return model` is given. About
+# 6 lines.
 #
 # <details><summary>Hint</summary>
 #
@@ -599,7 +600,7 @@ def build_sharded(make_plain, mesh, seed):
         model = make_plain()
     shard(model, mesh)
     model.to_empty(device=mesh.device_type)
-    torch.manual_seed(seed + mesh.get_local_rank())
+    torch.manual_seed(seed + (mesh.get_local_rank() if mesh.device_type == "cpu" else 0))
     model.init_weights()
     # END SOLUTION
     return model
@@ -1195,7 +1196,7 @@ race
 # %% [markdown]
 # On a CPU sharding buys no time: it costs some, for messages, copies and bookkeeping in Python, which is why the groups
 # must not be small. What it buys is memory, and with it a larger model or batch. On GPUs, gathering the next block runs
-# beside computing this one: how much of it is hidden, the next cell estimates.
+# beside computing this one: how many tokens hide it, the next cell estimates.
 #
 # ## Past this machine · further
 #

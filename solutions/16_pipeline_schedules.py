@@ -831,12 +831,12 @@ panels[0].legend(fontsize=8)
 plt.show()
 
 # %% [markdown]
-# Each curve rises while the bubble shrinks, and falls where the price of an action takes over. On the right only small
+# A curve rises while the bubble shrinks, and falls once the price of an action takes over. On the right only small
 # micro-batches fit, and only in schedules that let go of activations early.
 #
 # ## DeepSpeed's PipelineModule
 #
-# DeepSpeed has one schedule, 1F1B, and hides it: a `PipelineModule` takes a list of layer **specs**, which name a layer's class
+# DeepSpeed's schedule is 1F1B (0.19.8 has DualPipeV, too), and it is hidden: a `PipelineModule` takes a list of layer **specs**, which name a layer's class
 # and arguments, builds on each rank only the layers of that rank, and `engine.train_batch(iterator)` does a whole step.
 
 # %% [markdown]

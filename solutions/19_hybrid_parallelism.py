@@ -1172,7 +1172,7 @@ one_network, two_networks = (found_for("175B", faster)[0][0][0] for faster in FA
 quicker.shows(
     100 * (one_network / two_networks - 1),
     "{:.1f} %",
-    "Gradients travel once a step, mostly beside computing; sums stay inside the nodes, and what crosses a cut is little.",
+    "Gradients travel once a step, a small part of its time; sums stay inside the nodes, and what crosses a cut is little.",
 )
 
 

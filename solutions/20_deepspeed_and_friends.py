@@ -495,7 +495,7 @@ for name in ("ours (DDP)", *rows):
         )
 
 # %% [markdown]
-# Stages 0 and 1 send what our loop sends. Stages 2 and 3 send it after **every** micro-batch: with 64 of them it would be 64 times. Stage 2
+# Stages 0 and 1 send gradients as our loop does; stage 1 gathers the new weights besides. Stages 2 and 3 send them after **every** micro-batch: with 64 of them it would be 64 times. Stage 2
 # with accumulation is the most frequent expensive line in a DeepSpeed file: it saves 2 bytes of gradients a parameter beyond stage 1, and
 # pays for them with the network. Stage 3 also gathers weights, in forward and in backward, for every micro-batch.
 #
@@ -1241,8 +1241,8 @@ HIDDEN = {
     "DeepSpeed, stage 1": "the same, and a share of the states",
     "DeepSpeed, stage 2": "the same, and a message after every micro-batch",
     "DeepSpeed, stage 3": "the same, and weights gathered for every micro-batch",
-    "Accelerate": "shares of the data, division by micro-batches, boundaries",
-    "Fabric": "shares of the data, nothing else",
+    "Accelerate": "shares of the data, mean over ranks, division by micro-batches, boundaries",
+    "Fabric": "shares of the data, mean over ranks, buckets",
 }
 
 # %%

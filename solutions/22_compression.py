@@ -899,7 +899,7 @@ show_tickets()
 # %% [markdown]
 # <details><summary>What the figure says</summary>
 #
-# Without batch norm it is as the paper says: the same places with other values learn less well. With batch norm there is next to no difference: what was
+# Without batch norm half of it is as the paper says: the same places with other values learn less well. But the ticket, too, stays behind the whole. With batch norm there is next to no difference: what was
 # lucky in the first draw seems to be mostly its scale, which batch norm sets right for any draw. A finding
 # of one architecture is not yet one of the next.
 # </details>
@@ -923,7 +923,7 @@ show_tickets()
 #   the channels in another order: the new channel `k` is the old channel `order[k]`.
 # - **`order_columns(weight)`** goes through all pairs of columns, again and again, until no exchange makes `saved`, the
 #   magnitude that 2:4 keeps, larger. The loop is given, and the order `other` with columns `i` and `j` exchanged. Write
-#   when it becomes the order: if `saved` grows by more than a millionth of what the present order saves, so that
+#   when it becomes the order: if `saved`, of all columns or of the two groups alone, grows by more than a millionth, so that
 #   rounding alone exchanges nothing.
 #
 # 3, 1 and 3 lines.
@@ -1330,7 +1330,7 @@ show_eight_bits()
 #
 # Then why not simply bfloat16? It needs no scale, halves the bytes, and one line does it: `model.bfloat16()`. On a GPU
 # that is what everybody does. On a CPU it depends: without instructions for bfloat16 (AVX-512 BF16 or AMX) it is
-# emulated, or done in plain loops, and either is slower than float32. Nothing warns you.
+# emulated, or done in plain loops, and may be several times slower than float32. Nothing warns you.
 #
 # Below, a layer of 2,048 × 2,048 with one row, which is one token of a language model that writes, up to 128, a prompt
 # that it reads. Without oneDNN, the library with the fast kernels, any processor does what one without AVX-512 does.
@@ -1460,7 +1460,7 @@ def processor_seconds(runs, repeats=15):
 
 # %% [markdown]
 # `reduce_range` gives the weights seven bits. A processor without VNNI adds two products of bytes in 16 bits, and two products of
-# 255 × 127 do not fit. With 63 instead of 127 they do.
+# 255 × 127 do not fit. With 64 instead of 127 they do.
 
 
 # %%

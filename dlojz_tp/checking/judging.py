@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import gc
 import inspect
 import io
 import os
@@ -18,6 +17,7 @@ from dlojz_tp.checking.usual_state import usual_state
 from dlojz_tp.frameworks import NotInstalled
 from dlojz_tp.launch import RankError, busy, stacks
 from dlojz_tp.launch.alarm import Overdue, at_most
+from dlojz_tp.measure.collector import earlier_set_aside
 from dlojz_tp.works.balise import BaliseNotDone
 
 DEADLINE = 60.0  # seconds for one check, on a machine that does nothing else: no endless loop must hold the trainee
@@ -102,7 +102,8 @@ def _once(check, answers, number, title, hints, known, deadline) -> Verdict:
         return verdict("fail", failed=looking, slug=slug, hint=text, **more)
 
     try:
-        with usual_state(), _ranks_on_cpu(), _earlier_objects_set_aside(), contextlib.redirect_stdout(out), deadline_of(deadline):
+        # many checks ask for full collections, to see what an answer keeps
+        with usual_state(), _ranks_on_cpu(), earlier_set_aside(), contextlib.redirect_stdout(out), deadline_of(deadline):
             for claim in check(*answers):
                 if looking:
                     seen.append(looking)
@@ -246,16 +247,6 @@ def _ranks_on_cpu():
 
     with place.on_cpu():
         yield
-
-
-@contextlib.contextmanager
-def _earlier_objects_set_aside():
-    """Many checks ask for a full collection: what was there before the answer ran is no part of it, and most of the work."""
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
 
 
 def deadline_of(seconds: float):

@@ -9,6 +9,7 @@ from types import CodeType, FunctionType, MethodType, ModuleType
 import numpy
 
 from dlojz_tp.launch import stacks
+from dlojz_tp.measure.collector import earlier_set_aside
 from dlojz_tp.works.balise import BaliseNotDone
 
 _ARRAYS = numpy.lib.tracemalloc_domain
@@ -75,21 +76,19 @@ def aside(make, large, ranks) -> int:
     tracemalloc goes on until the rank ends, as that of Outside does.
     """
     plain = large()
-    gc.freeze()
     tracemalloc.start(1)
-    try:
-        before = tracemalloc.get_traced_memory()[0]
-        made = make(copy.deepcopy(plain), ranks)
-        for p in made.parameters():
-            p.data = p.data.clone()  # a part may lie in an array's memory
-        gc.collect()
-        return tracemalloc.get_traced_memory()[0] - before
-    except BaliseNotDone:
-        raise
-    except Exception:
-        return 0
-    finally:
-        gc.unfreeze()
+    with earlier_set_aside():
+        try:
+            before = tracemalloc.get_traced_memory()[0]
+            made = make(copy.deepcopy(plain), ranks)
+            for p in made.parameters():
+                p.data = p.data.clone()  # a part may lie in an array's memory
+            gc.collect()
+            return tracemalloc.get_traced_memory()[0] - before
+        except BaliseNotDone:
+            raise
+        except Exception:
+            return 0
 
 
 def kept_outside(*answers) -> int:

@@ -161,7 +161,7 @@ bank.variant(2, "wrong-precision", BY_NEED, ('config["bf16"] = dict(enabled=True
 bank.hint(
     2,
     "wrong-stage",
-    "The plan says stage {stage}, and the engine works as another one. Stage 1 shares the optimizer's states, 2 sends gradients after every forward, "
+    "The plan says stage {stage}, and the engine works as another one. Stage 1 shares the optimizer's states, 2 sends gradients after every backward, "
     "as each rank keeps only its part, and 3 cuts the weights too: `zero_optimization: {{stage}}`.",
 )
 bank.slip(2, "wrong-stage", ('"stage": plan["stage"]', '"stage": 1'))

@@ -5,7 +5,7 @@ from tests.answers.bank import Bank
 bank = Bank("20_deepspeed_and_friends", whole=True)
 hint, slip, variant = bank.hint, bank.slip, bank.variant
 
-# bits and scales in one message, as bytes; signs as 2 · bit − 1; a server for each row with all_to_all on lists
+# bits and scales in one message, as bytes; signs as 2 · bit − 1; a server for each row of the message
 ONE_MESSAGE = """
 def compress(x):
     return pack(x > 0), torch.linalg.vector_norm(x, 1, -1, keepdim=True) / x.shape[-1]
@@ -28,8 +28,8 @@ def one_bit_mean(x, worker_error, server_error):
     worker_error += x
     message = as_bytes(worker_error)
     worker_error -= from_bytes(message)
-    received = [torch.empty_like(row) for row in message]
-    dist.all_to_all(received, [row.contiguous() for row in message])
+    received = torch.empty_like(message)
+    dist.all_to_all_single(received, message.contiguous())
     server_error += sum(from_bytes(row) for row in received) / len(received)
     message = as_bytes(server_error)
     server_error -= from_bytes(message)
@@ -164,7 +164,7 @@ NO_WIRE = ("expand(swap(bits), swap(scales)).mean(0)", "expand(bits, scales).mea
     "expand(gather(bits), gather(scales))", "expand(bits, scales).expand(x.shape)")  # fmt: skip
 slip(5, "nothing-travels", *NO_WIRE)
 variant(5, "nothing-travels", ONE_MESSAGE,
-        ("    dist.all_to_all(received, [row.contiguous() for row in message])\n", "    received = [*message]\n"),
+        ("    dist.all_to_all_single(received, message.contiguous())\n", "    received = [*message]\n"),
         ("from_bytes(gather(message))", "from_bytes(message).expand(x.shape)"))  # fmt: skip
 
 hint(5, "floats-travel", "{times} times the bytes that are due are sent, most of them float32. On both ways only packed signs and scales travel: "
@@ -191,7 +191,7 @@ slip(
     ("expand(swap(bits), swap(scales))", "expand(gather(bits), gather(scales))[:, dist.get_rank()]"),
 )
 variant(5, "all-to-everyone", ONE_MESSAGE,
-        ("    dist.all_to_all(received, [row.contiguous() for row in message])\n", "    received = [*gather(message)[:, dist.get_rank()]]\n"))  # fmt: skip
+        ("    dist.all_to_all_single(received, message.contiguous())\n", "    received = [*gather(message)[:, dist.get_rank()]]\n"))  # fmt: skip
 
 hint(5, "more-than-due", "Each rank sends {times} times what is due: a bit for each number and one scale of 32 bits for each block, once to the servers and once from them.")
 slip(5, "more-than-due", ("swap(scales)", "swap(scales.double()).float()"))

@@ -260,7 +260,7 @@ bank.variant(
 bank.hint(
     6,
     "nan-fails",
-    "A training that had diverged (NaN) became a FAIL: the sampler does not learn from it and may come back. End it as PRUNED.",
+    "A training that had diverged (NaN) became a FAIL: the sampler learns nothing from it and may draw its like again. End it as PRUNED.",
 )
 bank.slip(6, "nan-fails", (ASKED, "        if math.isnan(accuracy):\n            return accuracy\n" + ASKED))
 bank.variant(6, "nan-fails", TOLD, ('raise optuna.exceptions.TrialPruned("diverged")', "return accuracy"))
