@@ -68,8 +68,8 @@ $(STAMP) $(DEV) $(FRAMED) $(HUBBED) $(BROWSED):
 	@$(call ASK, to run make $(if $(findstring dev,$@),test,data))
 else
 $(STAMP): pyproject.toml
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
-	  { echo "The course needs Python 3.11 or later: make PYTHON=python3.11 ..." >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' || \
+	  { echo "The course needs Python 3.11 to 3.13: make PYTHON=python3.11 ..." >&2; exit 1; }
 	test -x $(RUN) || $(PYTHON) -m venv $(VENV)
 	$(PIP) '.[lab,webdataset]'
 	@touch $(STAMP)

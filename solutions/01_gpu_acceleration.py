@@ -69,7 +69,7 @@ print(gains.expected("01_gpu_acceleration"))
 # The published lines are NVIDIA's own training runs, one GPU, float32 in the program; on an A100 convolutions and matrix
 # products then ran in *TF32*, on Tensor Cores (those of V100 know no TF32; since version 1.12 PyTorch turns it on for
 # convolutions only). The gap between the first line and the others is why one wants a GPU; the last column says how much of
-# a peak is left unused even so. This notebook is about getting near those lines. Fewer bits and another memory format go
+# a peak is reached even so. This notebook is about getting near those lines. Fewer bits and another memory format go
 # further: the next two practical works.
 #
 # ## The idea

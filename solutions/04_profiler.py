@@ -1027,7 +1027,7 @@ measure.race(candidates, repeats=25, device=DEVICE)
 # - PyTorch keeps freed device memory in blocks and uses a block again for what fits into it. A batch longer than all
 #   before fits nowhere: new memory is reserved, while the old blocks lie idle. PyTorch can give back only what is
 #   wholly free, and the device stops for it. Hence runs that fail with "out of memory" after an hour. The cure: let the
-#   longest batch come **first**. (Or, set before the start, `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`: then a
+#   longest batch come **first**. (Or, set before the start, `PYTORCH_ALLOC_CONF=expandable_segments:True`: then a
 #   block can grow.)
 # - cuDNN has several algorithms for a convolution. With `torch.backends.cudnn.benchmark = True` it tries several at the
 #   first sight of **each new shape**, and then uses the best.
@@ -1273,7 +1273,7 @@ for card in CARDS:
     print(f"estimate: {card.name} below a batch of {least:4.0f} images a processor as slow as that one is what decides")
 
 # %% [markdown]
-# From 1 to 16 images nothing changes: sixteen times the work, and the processor alone decides. From 64 on, the time
+# From 1 to 16 images hardly anything changes: sixteen times the work, and the processor decides. From 64 on, the time
 # goes with the batch. The faster the card, the later that begins. Below that batch a mended wait gains little: the
 # device is done first anyway. There one needs fewer, larger kernels (compilation), or a queue that is recorded once and
 # replayed (CUDA graphs).

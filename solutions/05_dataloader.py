@@ -104,7 +104,7 @@ print(gains.expected("05_dataloader"))
 # T_\text{async} \approx t_\text{load} + n\,\max\!\left(\frac{t_\text{load}}{w},\ t_\text{step}\right)$$
 #
 # The first batch has nothing to hide behind. (Where loading is the slower side, this counts a little too much: one load
-# less one step.) The picture is drawn, not measured: 60 ms to load, 30 ms a step.
+# less one step a worker.) The picture is drawn, not measured: 60 ms to load, 30 ms a step.
 
 
 # %% jupyter={"source_hidden": true}
@@ -1196,7 +1196,7 @@ tp.progress()
 #
 # <details><summary>The memory of the node grows during the epoch, although no batch is kept. Why?</summary>
 #
-# Workers are forked and share the parent's memory until they write to it. Python's counters of references write to every
+# Forked workers share the parent's memory until they write to it. Python's counters of references write to every
 # object that is looked at, so a list of millions of paths is copied, page by page. Keep such lists as one array.
 # </details>
 #

@@ -58,7 +58,7 @@ print(gains.expected(NAME))
 
 # %% [markdown]
 # Nothing was computed faster: *not moving* bytes is the gain. The lines are arithmetic, from a data sheet; which passes
-# are counted is balise 2. Matrix products and convolutions gain nothing from this: they do hundreds of operations for
+# are counted is balise 2. Large matrix products and most convolutions gain little: they do many operations for
 # each byte already, in libraries tuned for years.
 #
 # ## The idea
@@ -258,9 +258,9 @@ if compiling.c_compiler():
     plt.show()
 
 # %% [markdown]
-# Two things are at work. The five operations of torch are fast loops, but send every number to memory and back five
-# times. The C loop moves each number once; with `-O3` alone it computes one `erf` after the other, while `-march=native
-# -ffast-math` allow this processor's vector instructions and another order of operations: a dozen numbers at once. The
+# Two things are at work. The five operations of torch are fast loops, but write every number out and read it in again five
+# times (these 4 MB into a cache, larger tensors into memory). The C loop moves each number once; with `-O3` alone it computes one `erf` after the other, while `-march=native
+# -ffast-math` allow this processor's vector instructions and another order of operations: 8 or 16 numbers at once. The
 # price is in the names: such a library runs on this type of processor only, and may treat infinities and NaN
 # carelessly. (With gcc before 13, loading it even makes the whole process round the tiniest numbers, subnormals, to
 # zero.) And a C loop knows nothing of gradients, of GPUs, of bfloat16, or of the next operation. That is why compilers
@@ -700,7 +700,7 @@ draw_break_even(axes, "When has compiling the chain paid?", medians["eager"], st
 plt.show()
 
 # %% [markdown]
-# The first start also tried out which vector instructions this processor has, once for all. A start from the cache still
+# A first start with an empty cache also tries out which vector instructions this processor has, once for all. A start from the cache still
 # traces, and a new job loads the compiler's own libraries besides, some seconds that are not in the figure. A chain that
 # gains a few milliseconds a step needs hundreds or thousands of steps, or a cache that an earlier job has filled. That is
 # the whole art of the decision: hours of training on fixed shapes pay, a quick try with twenty batches does not.
@@ -869,7 +869,8 @@ print(f"compiling took {sum(slow):.1f} s:", verdict(step_race, slow))
 # | no synchronisation | nothing can come back to the CPU in the middle | no `.item()`, no print |
 # | no control flow on the CPU | no Python runs in a replay: a branch stays as it was recorded | `torch.where`, as in balise 3 |
 #
-# Where PyTorch sees that a need is not met, it warns, and runs that graph without a record. Sixteen rows, forward only:
+# Each new shape is recorded anew. What cannot be recorded is cut out and runs without, or the graph runs without a record. Sixteen rows,
+# forward only:
 
 # %%
 if not MISSING:
@@ -881,7 +882,7 @@ if not MISSING:
     print(mode_race)
 
 # %% [markdown]
-# On a CPU nothing is launched, so nothing is recorded: the two modes are level, and what compiling gains here is Python's
+# On a CPU nothing is launched, so nothing is recorded: `reduce-overhead` gains nothing, and what compiling gains here is Python's
 # own time between operations. On a GPU the first line is the gain of the record.
 #
 # ## Measured again: the training run
@@ -912,10 +913,10 @@ shares = {kind: taken / sum(spent.values()) for kind, taken in spent.items()}
 for kind, share in sorted(shares.items(), key=lambda item: -item[1]):
     print(f"{kind:<16} {share:4.0%} of a step")
 limit = 1 / shares["convolution"]
-print(f"\nif all but the convolutions took no time at all: {limit:.2f} times as fast, and no more")
+print(f"\nof the operators' time, if all but the convolutions took none: {limit:.2f} times as fast, and no more")
 
 # %% [markdown]
-# That limit (Amdahl's law) is never reached: batch norm still has to read its input twice, for the statistics and for the
+# Of the operators' time, that limit (Amdahl's law) is never reached: batch norm still has to read its input twice, for the statistics and for the
 # result, and the backward pass again.
 #
 # On a GPU, the whole network and its optimizer are compiled now, by your function. Without one, compiling a whole ResNet
@@ -969,8 +970,8 @@ print(f"second start: {sum(second_start):5.1f} s, from the cache")
 
 # %% [markdown]
 # First the step alone, on a batch that lies ready, in turn. Then the whole training run, with its loading: three pairs,
-# each eager and compiled one after the other, and the pair with the middle gain is kept. A gain above the limit would say
-# that another program on this machine has disturbed a run.
+# each eager and compiled one after the other, and the pair with the middle gain is kept. A gain above the limit is Python's own
+# time between operators, or another program that has disturbed a run.
 
 # %%
 model, optimizer, step = made

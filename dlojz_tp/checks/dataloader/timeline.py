@@ -212,7 +212,7 @@ def _exact(load, step, n, workers):
 
 
 def _prediction(predicted_seconds):
-    """In turn exactly; with workers between the formula and a perfect pipeline, which differ by less than a step."""
+    """In turn exactly; with workers between the formula and a perfect pipeline, which differ by less than a load."""
     _in_turn(predicted_seconds)
     cases = [(0.04, 0.05, 200, 2), (0.06, 0.03, 200, 1), (0.2, 0.03, 240, 4), (0.4, 0.1, 1, 2), (0.5, 0.01, 1, 8)]
     got = [_seconds(predicted_seconds, *case) for case in cases]

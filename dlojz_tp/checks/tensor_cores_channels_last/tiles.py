@@ -11,7 +11,7 @@ HINTS = {
     "tile-turned": "tile_m goes with m and tile_n with n. They are exchanged here.",
     "wrong-tiles": "The number of tiles is wrong: rows of tiles × columns of tiles.",
     "waves-rounded-down": "The last wave may be small, but it takes as long as a full one: round up.",
-    "waves-not-whole": "All SMs start a wave together, so waves are whole: round up.",
+    "waves-not-whole": "Tiles take equally long, so a wave that is not full takes as long as a full one: round up.",
     "full-wave-and-one": "These tiles fill their waves exactly, and no other wave follows.",
     "other-gpu": "This number of waves belongs to another number of SMs: use n_sms.",
     "wrong-waves": "The number of waves is wrong: each takes one tile a SM.",
