@@ -37,8 +37,6 @@ def read(path: Path) -> dict:
         raise ValueError(f'{path}: servers is "here" or "slurm", not {site["servers"]!r}')
     if not 1 <= site["port"] <= LAST_PORT:
         raise ValueError(f"{path}: port is from 1 to {LAST_PORT}, not {site['port']}")
-    if not all(isinstance(name, str) for name in site["users"]):
-        raise ValueError(f"{path}: users are names, not {site['users']!r}")
     site["profiles"] = {name: _checked(p, PROFILE, f"{path}, {name}") for name, p in site["profiles"].items()}
     if site["servers"] == "slurm":
         if not site["profiles"]:
@@ -58,6 +56,8 @@ def _checked(given, usual: dict, where: str) -> dict:
         kinds = (int, float) if name in FRACTIONS else type(usual[name])
         if not isinstance(value, kinds) or isinstance(value, bool):
             raise ValueError(f"{where}: {name} = {value!r} is not of the kind of {usual[name]!r}")
+        if isinstance(value, list) and not all(isinstance(one, str) for one in value):
+            raise ValueError(f"{where}: {name} are names, not {value!r}")
     return usual | given
 
 

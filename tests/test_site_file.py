@@ -44,6 +44,7 @@ def test_left_out_options_have_their_usual_values(tmp_path):
         ("port = 8000.5", "port = 8000.5 is not of the kind of 8000"),
         ("port = 70000", "port is from 1 to 65533, not 70000"),
         ("users = [3]", "users are names, not [3]"),
+        ("admins = [true]", "admins are names, not [True]"),
         ("[profiles.a]\ngpus = 0.5", "gpus = 0.5 is not of the kind of 0"),
     ],
 )
