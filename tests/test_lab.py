@@ -15,7 +15,7 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from dlojz_tp import index
+from dlojz_tp import index, progress
 from dlojz_tp.commands import copies, lab
 from dlojz_tp.works import locking, whole_file
 
@@ -370,6 +370,20 @@ def test_two_at_once_copy_once(course, tmp_path):
     assert sum(text.count("index.ipynb: copied") for text in texts) == 1
     copied = notebooks(course[1])
     assert copied.pop(index.NAME) and len(copied) == 31 and set(copied.values()) == {OLD}
+
+
+def test_the_map_is_drawn_anew_when_it_is_opened(course, tmp_path, monkeypatch):
+    monkeypatch.setenv("DLOJZ_STATE", str(tmp_path / "state"))
+    with running(tmp_path) as (_, address, token):
+        opened = f"{address}api/contents/{index.NAME}?token={token}"
+        progress.record("00_welcome", 1, "pass")
+        before = json.loads(answer(f"{opened}&content=0")[1])
+        shown = json.loads(answer(opened)[1])
+        assert "1 of " in shown["content"]["cells"][1]["outputs"][0]["data"]["text/plain"]
+        after = json.loads(answer(f"{opened}&content=0")[1])
+        assert before["last_modified"] < shown["last_modified"] == after["last_modified"], "a save finds no other change"
+        (tmp_path / "work" / index.NAME).write_text('{"cells": [], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}')
+        assert json.loads(answer(opened)[1])["content"]["cells"] == [], "what a trainee made of it stays"
 
 
 def test_lab_starts_answers_only_with_its_token_and_asks_nothing(course, tmp_path):

@@ -83,6 +83,7 @@ def settings(work: Path) -> list[str]:
     """The arguments of every JupyterLab of the course: in `work`, and nothing fetched from outside."""
     arguments = [
         f"--ServerApp.root_dir={work}",
+        "--ServerApp.contents_manager_class=dlojz_tp.commands.lab_contents.Contents",  # the map is always that of now
         f"--LabApp.default_url={PAGE}",
         "--Application.log_level=ERROR",  # warnings are for who runs a server; the address must not drown in them
         "--LabApp.news_url=None",

@@ -128,7 +128,7 @@ function drawHints() {
 function drawSummary() {
   const late = Math.round((Date.now() - heard) / 1000);
   const busy = state.trainees.filter((one) => one.quiet < 60).length;
-  $("summary").textContent = `${state.trainees.length} trainees, ${busy} at work in the last hour; folder ${state.folder}`;
+  $("summary").textContent = `${state.trainees.length} trainee${state.trainees.length === 1 ? "" : "s"}, ${busy} at work in the last hour; folder ${state.folder}`;
   const warnings = [...state.warnings];
   if (late > 10) warnings.unshift(`The board itself has not answered for ${late} s: is it still running?`);
   $("warning").textContent = warnings.join(" ");
