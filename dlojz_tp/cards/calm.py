@@ -63,7 +63,7 @@ def _handle(shell, kind, error, trace, tb_offset=None):
     if isinstance(error, NameError) and not cause:
         if not _titles:  # no practical work is open
             said = f"{error.name} is not defined: run the first cells of this notebook, they open the practical work"
-        elif error.name in _stale:
+        elif _of_a_cell_that_failed(error):
             said = f"{error.name} is not defined: the cell that should define it did not run ({_stale[error.name][1]})"
     if said is None:
         shell.showtraceback((kind, error, trace), tb_offset=tb_offset)
@@ -71,6 +71,11 @@ def _handle(shell, kind, error, trace, tb_offset=None):
     from IPython.display import display
 
     display(line(said))
+
+
+def _of_a_cell_that_failed(error) -> bool:
+    """Whether a name is missing because the cell that should bind it failed: that cell has told what is wrong."""
+    return isinstance(error, NameError) and error.name in _stale
 
 
 def _interrupted(error) -> str | None:
@@ -102,6 +107,7 @@ def _after_cell(result):
     cause = behind(error, namespace) if error is not None else None
     if cause is not None:
         _missing.update({name: cause for name in names_made_by(code) if name not in namespace})
+    if cause is not None or _of_a_cell_that_failed(error):
         result.error_in_exec = None  # the cell counts as run, so "Run All" goes on
     failed = result.error_before_exec or result.error_in_exec
     if isinstance(failed, SyntaxError):
