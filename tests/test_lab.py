@@ -393,6 +393,11 @@ def test_lab_starts_answers_only_with_its_token_and_asks_nothing(course, tmp_pat
         with pytest.raises(urllib.error.HTTPError) as refused:
             answer(f"{address}api/contents")
         assert refused.value.code == 403
+        for forged in ({"Host": "elsewhere.example"}, {"Origin": "http://elsewhere.example"}):  # rebound DNS, a foreign page
+            request = urllib.request.Request(f"{address}api/sessions", b"{}", forged, method="POST")
+            with pytest.raises(urllib.error.HTTPError) as refused:
+                answer(request)
+            assert refused.value.code in (403, 404), forged
         files = json.loads(answer(f"{address}api/contents?token={token}")[1])["content"]
         assert sorted(entry["name"] for entry in files) == [NAME, index.NAME]
         page = answer(f"{address}lab?token={token}")[1]
