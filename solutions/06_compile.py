@@ -755,6 +755,10 @@ def make_compiled_step(loss_of, optimizer, backend="inductor"):
 tp.check(6, make_compiled_step)
 
 # %% [markdown]
+# A trap when you save: `torch.compile(model)` returns a wrapper, and the names in its `state_dict` begin with `_orig_mod.`. An
+# uncompiled model can't load them. Save the state of the model that you compiled, or compile in place with
+# `model.compile()`.
+#
 # A small network with much that can be fused: residual blocks with layer norm, GELU and dropout, then batch norm. It
 # trains twice from the same weights with AdamW and a schedule: eager, and compiled by your function. Dropout draws the same
 # numbers in both, because the compiler is told to leave drawing to PyTorch.
