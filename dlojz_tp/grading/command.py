@@ -229,15 +229,18 @@ def _judge(work, path, nodes, broken, number, limit):
     def common(slug, **fields):
         return verdict("fail", judging.COMMON_HINTS[slug].format(**fields), slug=slug)
 
+    if slicing.untouched(nodes, work, number):
+        return verdict("not done", str(BaliseNotDone(number, title)))
     doing = f"The lines that define {', '.join(names)} cannot run: "
     try:
-        with judging.deadline_of(limit):
-            namespace = slicing.load(nodes, broken, work, number)
-        missing = [name for name in names if name not in namespace]
-        if missing:
-            return verdict("not done", f"{path.name} does not define {', '.join(missing)}")
-        doing = "Your code raised "
-        return course.judge(work, number, tuple(namespace[name] for name in names))
+        with slicing.modules_beside(path):
+            with judging.deadline_of(limit):
+                namespace = slicing.load(nodes, broken, work, number)
+            missing = [name for name in names if name not in namespace]
+            if missing:
+                return verdict("not done", f"{path.name} does not define {', '.join(missing)}")
+            doing = "Your code raised "
+            return course.judge(work, number, tuple(namespace[name] for name in names))
     except BaliseNotDone as missing:
         return verdict("not done", str(missing))
     except slicing.Unreadable as error:

@@ -2,21 +2,27 @@
 
 A notebook trains networks, draws figures and starts jobs. To judge an answer, only the statements that define it are
 needed, and those that define what it uses. This is a backward slice over the names bound at the top level.
+A statement that changes what is needed (adds a method to a class, fills a table, registers a function) is needed too.
 Source: M. Weiser, "Program Slicing", 1981.
 """
 
+import __future__
+
 import ast
 import builtins
+import contextlib
 import functools
 import json
 import linecache
+import os
 import symtable
+import sys
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
 from dlojz_tp.works import cells
-from dlojz_tp.works.source import Cell, Work, checks_in, without_markers
+from dlojz_tp.works.source import NOTEBOOKS, Cell, Work, checks_in, without_markers
 
 MOST_STATEMENTS = 1 << 17  # of a file, whose names are remembered: each is looked at for every balise
 
@@ -58,10 +64,22 @@ def _read(path, text):
     nodes, broken = [], []
     for name, code in _notebook_cells(path, text):
         try:
-            nodes += cells.parse(code, lambda python, name=name: _parse(name, python))
+            for node in cells.parse(code, lambda python, name=name: _parse(name, python)):
+                nodes += _ran(path, node) or [node]
         except Unreadable as error:
             broken.append(Broken(str(error), cells.names_in(code)))
     return nodes, broken
+
+
+def _ran(path: Path, node: ast.stmt) -> list[ast.stmt]:
+    """The statements of the file beside the notebook that `%run` runs; none for any other line."""
+    try:
+        magic, file = node.value.func.attr == "run_line_magic", ast.literal_eval(node.value.args[1]).split()[0]
+        if magic and node.value.args[0].value == "run" and file.endswith(".py"):
+            return statements(path.parent / file)[0]
+    except (AttributeError, IndexError, ValueError, Unreadable):
+        pass
+    return []
 
 
 def _notebook_cells(path, text):
@@ -118,20 +136,101 @@ def used_names(node: ast.stmt) -> frozenset[str]:
 
 
 def needed(nodes: list[ast.stmt], names: set[str]) -> list[ast.stmt]:
-    """The statements that define `names` and, in turn, what they use, in their order.
+    """The statements that define `names` or change them and, in turn, what these use, in their order.
 
     `from module import *` is always kept: nobody can see what it binds. Statements that only do (a call to
     `train()`, to `tp.check()`) define nothing and are left out.
     """
     binds = [{"*"} if _is_star(node) else bound_names(node) for node in nodes]
+    changes = _changes(nodes)
     wanted, kept = set(names), set()
     while True:
-        grown = {i for i, bound in enumerate(binds) if bound & wanted or "*" in bound}
+        grown = {i for i, bound in enumerate(binds) if bound & wanted or changes[i] & wanted or "*" in bound}
         if grown == kept:
             return [nodes[i] for i in sorted(kept)]
         for i in grown - kept:
             wanted |= used_names(nodes[i])
         kept = grown
+
+
+def _changes(nodes: list[ast.stmt]) -> list[frozenset[str]]:
+    """Of each statement, the names whose values it changes without binding them.
+
+    It does so by an assignment to an attribute or an item (`Class.step = step`, `TABLE["x"] = f`), by `setattr`, by a
+    method of a container (`STEPS.append(f)`), and by a decorator that is handed a name or changes one. A method of any
+    other object is taken for work that defines nothing (`optimizer.step()`).
+    """
+    changed = [_changed(node) for node in nodes]
+    tables = {name for node in nodes if _is_table(node) for name in bound_names(node)}
+    made = tables | {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    inside = {
+        node.name: each.stored | each.called & tables
+        for node, each in zip(nodes, changed, strict=True)
+        if isinstance(node, ast.FunctionDef | ast.ClassDef)
+    }
+    modules = frozenset().union(*(bound_names(node) for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)))
+    found = []
+    for node, each in zip(nodes, changed, strict=True):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):  # what its body changes, it changes when it is called
+            by_decorator = (inside[name] for name in each.decorators & inside.keys())
+            names = (each.decorators & made).union(*by_decorator) - {node.name}
+        else:
+            names = each.stored | each.called & tables if each.calls <= tables else frozenset()
+        found.append(names - modules)
+    return found
+
+
+@dataclass(frozen=True)
+class _Changed:
+    """What a statement may change, as names. stored: by an assignment. called: by a method. decorators: what these use.
+
+    calls: of the lines that only call something, the name whose method it is; "" for a function.
+    """
+
+    stored: frozenset[str]
+    called: frozenset[str]
+    calls: frozenset[str]
+    decorators: frozenset[str]
+
+
+@functools.lru_cache(maxsize=MOST_STATEMENTS)
+def _changed(node: ast.stmt) -> _Changed:
+    parts = [*ast.walk(node)]
+    stored = {_root(part) for part in parts if isinstance(getattr(part, "ctx", None), ast.Store | ast.Del)
+              and not isinstance(part, ast.Name)}  # fmt: skip
+    done = [part for part in parts if isinstance(part, ast.Call)]
+    stored |= {_root(call.args[0]) for call in done if ast.unparse(call.func) in SETTERS and call.args}
+    alone = [part.value for part in parts if isinstance(part, ast.Expr) and isinstance(part.value, ast.Call)]
+    methods = done if isinstance(node, ast.FunctionDef | ast.ClassDef) else alone
+    called = {_root(call.func) for call in methods if isinstance(call.func, ast.Attribute)}
+    calls = {_root(call.func) if isinstance(call.func, ast.Attribute) else "" for call in alone
+             if ast.unparse(call.func) not in SETTERS}  # fmt: skip
+    arguments = {part.arg for part in parts if isinstance(part, ast.arg)}
+    decorators = [part for each in getattr(node, "decorator_list", []) for part in ast.walk(each)]
+    used = {part.id for part in decorators if isinstance(part, ast.Name)}
+    if used and isinstance(node, ast.FunctionDef):  # `@patch` finds the class in what is annotated
+        notes = [arg.annotation for arg in ast.walk(node.args) if isinstance(arg, ast.arg) and arg.annotation]
+        used |= {str(getattr(p, "id", None) or getattr(p, "value", "")) for note in notes for p in ast.walk(note)}
+    return _Changed(*map(frozenset, (stored - arguments - {""}, called - arguments - {""}, calls, used)))
+
+
+SETTERS = ("setattr", "delattr")
+CONTAINERS = {"dict", "list", "set", "defaultdict", "OrderedDict", "Counter", "deque", "SimpleNamespace"}
+
+
+def _is_table(node: ast.stmt) -> bool:
+    """Whether a statement binds a container."""
+    value = getattr(node, "value", None) if isinstance(node, ast.Assign | ast.AnnAssign) else None
+    if isinstance(value, ast.Call):
+        return ast.unparse(value.func).rpartition(".")[2] in CONTAINERS
+    return isinstance(value, ast.Dict | ast.List | ast.Set | ast.DictComp | ast.ListComp | ast.SetComp)
+
+
+def _root(node: ast.AST) -> str:
+    """The name that an expression of attributes and items begins with; "" where it begins with none."""
+    while isinstance(node, ast.Attribute | ast.Subscript):
+        node = node.value
+    return node.id if isinstance(node, ast.Name) else ""
 
 
 def _is_star(node: ast.stmt) -> bool:
@@ -158,7 +257,8 @@ def seen_by_check(nodes: list[ast.stmt], number: int) -> list[ast.stmt]:
         return nodes
     above = nodes[: checks[-1]]
     taken = frozenset().union(*map(bound_names, above))
-    return above + [node for node in nodes[checks[-1] :] if not bound_names(node) & taken]
+    below = zip(nodes[checks[-1] :], _changes(nodes)[checks[-1] :], strict=True)
+    return above + [node for node, changed in below if not (bound_names(node) | changed) & taken]
 
 
 def caught_up(nodes: list[ast.stmt], work: Work, judged: int) -> list[ast.stmt]:
@@ -218,6 +318,20 @@ def _given(all_cells: tuple[Cell, ...]) -> list[ast.stmt]:
     return [node for node in nodes if not bound_names(node) <= {"tp"}]
 
 
+@contextlib.contextmanager
+def modules_beside(path: Path):
+    """Inside, a file can import the modules that lie beside it, where nothing else has their name."""
+    folder = str(path.resolve().parent)
+    sys.path.append(folder)
+    try:
+        yield
+    finally:
+        sys.path.remove(folder)
+        for name, module in list(sys.modules.items()):  # the next file has its own of this name
+            if str(getattr(module, "__file__", None) or "").startswith(folder + os.sep):
+                del sys.modules[name]
+
+
 def load(nodes: list[ast.stmt], broken: list[Broken], work: Work, number: int) -> dict:
     """The namespace with the answers to balise `number` of `work`, as the statements of a file define them.
 
@@ -234,9 +348,50 @@ def load(nodes: list[ast.stmt], broken: list[Broken], work: Work, number: int) -
     for cell in broken:
         if cell.names & unknown:
             raise Unreadable(cell.why)
-    namespace: dict = {"__name__": "__main__", "__builtins__": builtins}
+    namespace: dict = {"__name__": "__main__", "__builtins__": builtins} | STAND_INS
+    flags = {id(node): flag for node, flag in zip(nodes, _future_flags(nodes), strict=True)}
     for node in [*needed(given, missing), *taken]:
         if bound_names(node) == {"tp"}:  # opening the course again would hide the titles of this one
             continue
-        exec(compile(ast.Module([node], type_ignores=[]), node.place, "exec"), namespace)
+        tree, flag = ast.Module([node], type_ignores=[]), flags.get(id(node), 0)
+        try:
+            exec(compile(tree, node.place, "exec", flag, dont_inherit=True), namespace)
+        except Exception:
+            if bound_names(node) and not isinstance(node, ast.For | ast.While):
+                raise
+            # It failed in the notebook too. A loop binds its variable in passing: an answer may only share its name.
     return namespace
+
+
+def _future_flags(nodes: list[ast.stmt]) -> list[int]:
+    """Of each statement, the compiler's flags that `from __future__ import` has set above, as in a notebook."""
+    flags, found = 0, []
+    for node in nodes:
+        found.append(flags)
+        if isinstance(node, ast.ImportFrom) and node.module == "__future__":
+            for name in node.names:
+                flags |= getattr(getattr(__future__, name.name, None), "compiler_flag", 0)
+    return found
+
+
+class _Shell:
+    """In place of the notebook's shell: whatever is asked of it, it does nothing."""
+
+    def __getattr__(self, name):
+        return lambda *_, **__: []
+
+
+STAND_INS = {"display": lambda *_, **__: None, "get_ipython": _Shell}
+
+
+def untouched(nodes: list[ast.stmt], work: Work, number: int) -> bool:
+    """Whether the answers to a balise still are what the course's own notebook gives."""
+    try:
+        given, _ = statements(NOTEBOOKS / f"{work.name}.ipynb")
+    except Unreadable:
+        return False
+    both = []
+    for each in (nodes, given):
+        last = {name: node for node in each for name in bound_names(node) & set(work.balises[number].answers)}
+        both.append({name: _text(node) for name, node in last.items()})
+    return both[0] == both[1]
