@@ -24,7 +24,7 @@ WAITS, RUNS = Share(used=0.1), Share(used=0.1, wants=True)
         (Share(5.0, 9.0, wants=True), WAITS, 13.5, 0.0),
         (Share(1.0, 2.0), Share(1.0, 1.5), 6.0, 2.5),  # one after the other was kept from running
         (Share(1.0, 2.0), Share(1.0, 1.5), 8.6, 0.0),
-        (RUNS, RUNS, MOST * 5.0, 0.0),
+        (RUNS, RUNS, MOST * 5.0, LOOK_AGAIN_S),  # it is collect.watch that says when enough is enough
     ],
 )
 def test_who_gets_more_time(monkeypatch, first, second, spent, expected):

@@ -1,32 +1,52 @@
 """What breaks in the machine or in the course is no verdict on an answer: what it was, and what to do."""
 
 import errno
+import os
+import re
+import resource
+from pathlib import Path
 
 from dlojz_tp.launch import LaunchError, RankError, stacks
 
 AGAIN = "Nothing is counted. Run this cell again; if it comes back: {todo}"
+BUSY = "the machine is too busy: {:.0f} s were not enough"
 MEMORY = "restart the kernels of other notebooks, they hold memory."
 DISK = "free space, or set TMPDIR to a folder on another disk before you start JupyterLab."
+NOEXEC = "no program may run from the temporary folder: set TMPDIR to another folder before you start JupyterLab."
 FILES = "close other programs, or ask for a higher limit (ulimit -n, ulimit -u)."
+AWAY = "a disk or a network folder does not answer: tell those who look after the machine."
 REPORT = "The course has a fault here, please report it. Your code is not to blame."
+MIXED = "the course was updated since this kernel was started"
+UPDATED = "Nothing is counted. Restart the kernel: until then, old and new files of the course are mixed."
 
-# never the answer's doing; behind a colon what helps
-MACHINE = {errno.ENOSPC: DISK, errno.EDQUOT: DISK, errno.EROFS: DISK}
+# never the answer's doing; after a colon what helps
+MACHINE = {
+    errno.ENOSPC: DISK, errno.EDQUOT: DISK, errno.EROFS: DISK, errno.ENOMEM: MEMORY, errno.EIO: AWAY, errno.ESTALE: AWAY,
+    errno.ETIMEDOUT: AWAY,
+}  # fmt: skip
 # of an answer's own line they may be its doing
 IN_OUR_LINES = {
-    errno.EMFILE: FILES, errno.ENFILE: FILES, errno.EAGAIN: FILES, errno.ENOMEM: MEMORY, errno.EFBIG: DISK,
-    errno.EADDRINUSE: FILES, errno.EADDRNOTAVAIL: FILES, errno.ENETDOWN: FILES,
+    errno.EMFILE: FILES, errno.ENFILE: FILES, errno.EAGAIN: FILES, errno.EFBIG: DISK, errno.EADDRINUSE: FILES,
+    errno.EADDRNOTAVAIL: FILES, errno.ENETDOWN: FILES,
 }  # fmt: skip
-WORDS = {"No space left on device": DISK, "No usable temporary directory": DISK, "can't start new thread": FILES}
+WORDS = {
+    "No space left on device": DISK, "No usable temporary directory": DISK, "can't start new thread": FILES,
+    "failed to map segment from shared object": NOEXEC, "Input/output error": AWAY, "Stale file handle": AWAY,
+}  # fmt: skip
+# a loader's worker that somebody else has ended; what crashes by itself has other words
+WORKER = re.compile(r"DataLoader worker \(pid.*\) is killed by signal: (Killed|Terminated|Bus error|Hangup)")
+NO_MEMORY = re.compile(r"[Cc]an(no|')t allocate memory|std::bad_alloc|Unable to allocate \d")
+ASKED = re.compile(r"allocate (?P<n>[\d.]+) (?P<unit>bytes|[KMGTPE]iB)|mmap (?P<mapped>\d+) bytes")  # torch's, numpy's
+ABSURD = 0.5  # of the memory that a process can have: nothing in the course needs so much
 
 
-def broken(error: BaseException, in_answer: bool) -> tuple[str, str] | None:
+def broken(error: BaseException, in_answer: bool, grown: int = 0) -> tuple[str, str] | None:
     """What broke around an answer: (what, what to do); None where the answer itself may have failed.
 
-    in_answer: whether a line of the answer's stands in the traceback.
+    in_answer: whether a line of the answer's stands in the traceback. grown: bytes by which `peak()` has grown meanwhile.
     """
     if isinstance(error, LaunchError):
-        return f"{error}", AGAIN.format(todo="`python -m dlojz_tp doctor` says what this machine lacks.")
+        return f"{error}", AGAIN.format(todo=error.todo)
     if isinstance(error, RankError) and error.kind == "unjoined":
         return error.summary, AGAIN.format(todo="ask whether the loopback device is up (python -m dlojz_tp doctor).")
     for part in stacks.chain(error):
@@ -34,12 +54,43 @@ def broken(error: BaseException, in_answer: bool) -> tuple[str, str] | None:
         number = getattr(part, "errno", None) if isinstance(part, OSError) else None
         todo = MACHINE.get(number) or (None if in_answer else IN_OUR_LINES.get(number))
         todo = todo or next((todo for words, todo in WORDS.items() if words in str(part)), None)
+        if WORKER.search(str(part)) or isinstance(part, MemoryError) or NO_MEMORY.search(str(part)):
+            todo = None if max(_asked(str(part)), grown) >= ABSURD * _most() else MEMORY
         if todo:
             return said, AGAIN.format(todo=todo)
+    if isinstance(error, ProbeLost):
+        return f"{error}", AGAIN.format(todo="end other programs, or report it.")
     if not in_answer and isinstance(error, (NameError, ImportError, SyntaxError, LookedAtNothing)):
         return f"{type(error).__name__}: {error}", REPORT
     return None
 
 
+def _asked(text: str) -> int:
+    """The bytes that an allocation asked for in vain, where the error tells; else 0."""
+    if not (found := ASKED.search(text)):
+        return 0
+    unit = "bytes KiB MiB GiB TiB PiB EiB".split().index(found["unit"] or "bytes")
+    return int(float(found["n"] or found["mapped"]) * 1024**unit)
+
+
+def _most() -> float:
+    """Bytes of memory that this process can have."""
+    limits = [resource.getrlimit(kind)[0] for kind in (resource.RLIMIT_AS, resource.RLIMIT_DATA)]
+    installed = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min([installed, *(limit for limit in limits if limit != resource.RLIM_INFINITY)])
+
+
+def peak() -> int:
+    """The most bytes of addresses that this process has had so far; 0 where the system does not tell."""
+    try:
+        return 1024 * int(re.search(r"VmPeak:\s*(\d+) kB", Path("/proc/self/status").read_text())[1])
+    except (OSError, TypeError):
+        return 0
+
+
 class LookedAtNothing(Exception):
     """A check that yields no claim is no check."""
+
+
+class ProbeLost(Exception):
+    """A probe that timed out or was ended says nothing of the answer."""

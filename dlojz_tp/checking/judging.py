@@ -15,8 +15,9 @@ from dlojz_tp.cards.verdict import BROKEN, NOT_RUN, Verdict
 from dlojz_tp.checking import breakage, mistakes
 from dlojz_tp.checking.usual_state import usual_state
 from dlojz_tp.frameworks import NotInstalled
-from dlojz_tp.launch import RankError, busy, stacks
+from dlojz_tp.launch import RankError, busy, client, stacks
 from dlojz_tp.launch.alarm import Overdue, at_most
+from dlojz_tp.launch.errors import TooBusy
 from dlojz_tp.measure.collector import earlier_set_aside
 from dlojz_tp.works.balise import BaliseNotDone
 
@@ -76,10 +77,11 @@ def judge(
     in the verdict.
     """
     found = _once(check, answers, number, title, hints, known, deadline)
-    if (
-        found.verdict == BROKEN and found.slug != NOT_INSTALLED
-    ):  # a new server may help, and a disk that was full for a moment
+    # a new server may help, and a disk that was full for a moment; nothing helps where all the time was used in vain
+    if found.verdict == BROKEN and found.slug != NOT_INSTALLED and found.seconds < deadline:
         found = _once(check, answers, number, title, hints, known, deadline)
+    if found.verdict in ("fail", BROKEN) and client.updated():
+        return Verdict(number, title, BROKEN, found.seconds, got=breakage.MIXED, hint=breakage.UPDATED)
     return found
 
 
@@ -87,7 +89,7 @@ def _once(check, answers, number, title, hints, known, deadline) -> Verdict:
     seen: list[str] = []
     looking = ""
     out = io.StringIO()
-    start = time.perf_counter()
+    start, clock, peak = time.perf_counter(), busy.Clock(), breakage.peak()
 
     def verdict(word, **more):
         spent = time.perf_counter() - start
@@ -103,7 +105,7 @@ def _once(check, answers, number, title, hints, known, deadline) -> Verdict:
 
     try:
         # many checks ask for full collections, to see what an answer keeps
-        with usual_state(), _ranks_on_cpu(), earlier_set_aside(), contextlib.redirect_stdout(out), deadline_of(deadline):
+        with usual_state(), _ranks_on_cpu(), earlier_set_aside(), contextlib.redirect_stdout(out), deadline_of(deadline, clock):
             for claim in check(*answers):
                 if looking:
                     seen.append(looking)
@@ -123,13 +125,16 @@ def _once(check, answers, number, title, hints, known, deadline) -> Verdict:
         more = {"expected": expected, "got": got, "evidence": wrong.evidence or {}, "near": tuple(near)}
         return fail(slug, where=wrong.where, fields=wrong.fields, **more)
     except Overdue:
-        return fail("endless", fields={"seconds": time.perf_counter() - start})
+        spent = time.perf_counter() - start
+        if not clock.had(deadline):
+            return verdict(BROKEN, got=breakage.BUSY.format(spent), hint=breakage.AGAIN.format(todo=TooBusy.todo))
+        return fail("endless", fields={"seconds": spent})
     except SystemExit as error:
         return fail("left", fields={"error": f"SystemExit({error.code!r})"})
     except KeyboardInterrupt:
         raise
     except BaseException as error:
-        if what := breakage.broken(error, _own_frames(error)):
+        if what := breakage.broken(error, _own_frames(error), breakage.peak() - peak):
             return verdict(BROKEN, got=what[0], hint=what[1])
         slug, message = recognise(error)
         return fail(slug, fields={"error": message}, details=own_lines(error))
@@ -249,6 +254,6 @@ def _ranks_on_cpu():
         yield
 
 
-def deadline_of(seconds: float):
-    """Inside, Overdue is raised in this thread after `seconds`, more on a busy machine."""
-    return at_most(seconds, over=functools.partial(busy.Clock().passed, seconds))
+def deadline_of(seconds: float, clock: busy.Clock | None = None):
+    """Inside, Overdue is raised in this thread after `seconds`, more on a busy machine, by a clock that began just now."""
+    return at_most(seconds, over=functools.partial((clock or busy.Clock()).passed, seconds))

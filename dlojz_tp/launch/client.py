@@ -39,6 +39,37 @@ CALM = {
 }
 
 
+def _files() -> set[tuple]:
+    """Name, time and size of each source file of the course, as they lie on the disk."""
+    found, folders = set(), [str(PACKAGE)]
+    while folders:
+        with os.scandir(folders.pop()) as entries:
+            for entry in entries:
+                if entry.is_dir():
+                    folders.append(entry.path)
+                elif entry.name.endswith(".py"):
+                    found.add((entry.path, entry.stat().st_mtime_ns, entry.stat().st_size))
+    return found
+
+
+PACKAGE = Path(__file__).resolve().parent.parent
+_FILES = _files()  # when this process began
+
+
+def updated() -> bool:
+    """Whether the course's files were changed since this process began: ranks and later imports have the new ones."""
+    try:
+        return _files() != _FILES
+    except OSError:
+        return True  # it is being replaced just now
+
+
+class Updated(LaunchError):
+    """The fork server would have other files than this process."""
+
+    todo = "restart the kernel."
+
+
 @dataclass
 class Server:
     """A running fork server: its process, the socket to it, and a private folder."""
@@ -126,6 +157,8 @@ def close() -> None:
 
 
 def _start() -> Server:
+    if updated():
+        raise Updated("the course was updated since this kernel was started: restart the kernel")
     # mode 0700: nobody else can join the rendezvous
     folder = Path(tempfile.mkdtemp(prefix=temporary.prefix("launch")))
     ours, theirs = socket.socketpair()

@@ -10,10 +10,13 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from dlojz_tp.launch import client, errors, patience, rest, stacks, starting, wire
+from dlojz_tp.launch import busy, client, errors, patience, proc, rest, stacks, starting, wire
+from dlojz_tp.launch.alarm import Overdue
+from dlojz_tp.launch.server import NOT_BEGUN
 from dlojz_tp.launch.started import Rank
 
-START_LIMIT_S = 120.0  # from the request to all ranks up; a cold server is in it
+START_LIMIT_S = 120.0  # from the request to all ranks up; a cold server is in it, what it waits for a core is not
+SLOW_LOAD = 0.25  # of it: who has computed for so long and is not up loads something of the user's that does not end
 GRACE_S = 0.2  # after a failure: ranks that fail alike report within this time
 LOST_PEER_GRACE_S = 1.0  # after a lost connection: the rank that died is still to be heard of
 STACK_LIMIT_S = 1.0  # for the dumps of hung ranks
@@ -28,7 +31,7 @@ def watch(ranks: list[Rank], server: client.Server, folder: Path, timeout: float
 
     Arguments: ranks; server, their fork server; folder, the launch's own; timeout, seconds from when all are up, and
     more where a busy machine keeps them from running (see patience.py), and less in a deadlock (see rest.py).
-    Errors: RankError, BaliseNotDone (see errors.root_cause); client.ServerGone.
+    Errors: RankError, BaliseNotDone (see errors.root_cause); LaunchError where the machine is to blame.
     """
     notice = starting.Notice(wanted=server.launches == 1)
     with client.one_line():
@@ -38,8 +41,8 @@ def watch(ranks: list[Rank], server: client.Server, folder: Path, timeout: float
         for r in ranks:
             selector.register(r.conn, selectors.EVENT_READ, lambda r=r: listen(r) or selector.unregister(r.conn))
             selector.register(r.out, selectors.EVENT_READ, lambda r=r: echo(r) or selector.unregister(r.out))
-        limit = time.monotonic() + START_LIMIT_S
-        all_up, began, looked, watched = False, 0.0, time.monotonic(), None
+        all_up, began, looked, watched = False, time.monotonic(), time.monotonic(), None
+        limit = began + START_LIMIT_S
         while not all(r.done for r in ranks):
             if not all_up and all(r.state != "starting" for r in ranks):
                 all_up, began = True, time.monotonic()
@@ -50,14 +53,25 @@ def watch(ranks: list[Rank], server: client.Server, folder: Path, timeout: float
             failed = [r for r in ranks if r.failed]
             until = min([limit, *(r.failed_at + _grace(r) for r in failed)])
             left = until - time.monotonic()
-            if left <= 0 and all_up and not failed:
-                at_work = {r.pid: not r.done for r in ranks}
-                left = patience.more_time(at_work, time.monotonic() - began, timeout) or _sending(ranks)
+            if left <= 0 and not failed:
+                at_work = {r.pid: not r.done for r in ranks} if all_up else _starting(server)
+                spent, given = time.monotonic() - began, timeout if all_up else START_LIMIT_S
+                left = (_sending(ranks) if all_up else 0.0) or patience.more_time(at_work, spent, given)
+                if left and spent >= patience.MOST * given:
+                    raise errors.starved(ranks, spent, given) if all_up else errors.unready(ranks, spent)
                 limit = time.monotonic() + left
             if left <= 0:
                 break
             look = watched.left() if watched and not failed else LOOK_S
-            news = selector.select(min(left, notice.left(), look, LOOK_S))
+            asked = time.monotonic()
+            try:
+                news = selector.select(min(left, notice.left(), look, LOOK_S))
+            except Overdue:
+                if all_up:
+                    raise
+                break
+            if (held := time.monotonic() - asked) > busy.LATE_S:  # this process was stopped, and the ranks too
+                began, limit = began + held, limit + held
             for key, _ in news:
                 key.data()
             if watched and not failed and not news and (dumps := watched.deadlock()):
@@ -72,11 +86,28 @@ def watch(ranks: list[Rank], server: client.Server, folder: Path, timeout: float
             paused = time.monotonic() - paused  # what the caller does meanwhile is not the ranks' time
             began, limit = began + paused, limit + paused
     if any(r.failed for r in ranks):
-        raise errors.root_cause(ranks)
+        cause = errors.root_cause(ranks)
+        raise (isinstance(cause, errors.RankError) and errors.from_outside(ranks)) or cause
     if not all_up and any(r.state == "starting" for r in ranks):
-        raise errors.never_started(ranks, START_LIMIT_S)
+        raise _not_up(ranks, server, time.monotonic() - began)
     if not all(r.done for r in ranks):
+        client.check(server, folder)
+        if stopped := errors.from_outside(ranks):
+            raise stopped
         raise errors.hung(ranks, _dump_stacks([r for r in ranks if not r.done], server, folder), timeout)
+
+
+def _starting(server: client.Server) -> dict[int, bool]:
+    """What has to compute until all ranks are up: process -> whether it runs what the user wrote, as ranks do."""
+    pid = server.process.pid
+    return {pid: False} | dict.fromkeys(proc.children(pid), True)
+
+
+def _not_up(ranks: list[Rank], server: client.Server, spent: float) -> Exception:
+    """The error for ranks that are not up: theirs where what they load computes, else the machine's."""
+    computed = [share.used for share in patience.shares(proc.children(server.process.pid)).values()]
+    theirs = max(computed, default=0.0) >= START_LIMIT_S * SLOW_LOAD
+    return (errors.never_started if theirs else errors.unready)(ranks, spent)
 
 
 def _sending(ranks: list[Rank]) -> float:
@@ -110,6 +141,10 @@ def listen(r: Rank) -> bool:
             r.state, r.pid = "running", int(data)
         elif tag == wire.WAITS:
             r.waits = not r.waits
+        elif tag == wire.SIGNALS:
+            r.sent.add(int(data))
+        elif tag == wire.LIMITED:
+            r.limited = True
         elif tag == wire.THROUGH:
             r.state = "sending"
         elif tag == wire.PART:
@@ -132,7 +167,10 @@ def _news(ranks: list[Rank], server: client.Server, folder: Path) -> None:
             if not r.done:
                 stack = folder / f"stack-{r.rank}"
                 text = stack.read_text(errors="replace") if stack.exists() else ""  # it may have ended before
-                _fail(r, errors.ended_early(news["code"], text))
+                report = errors.ended_early(news["code"], text) | {"pid": news["pid"]}
+                if r.state == "starting" and news["code"] == NOT_BEGUN:
+                    report["kind"] = "unjoined"
+                _fail(r, report)
 
 
 def _readable(conn: socket.socket) -> bool:

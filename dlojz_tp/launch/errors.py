@@ -14,13 +14,35 @@ HINTS = {
     "SIGSEGV": " (a crash in compiled code)",
     "SIGABRT": " (compiled code gave up)",
 }
+STOPPED = "was stopped by a signal (SIGSTOP, as Ctrl-Z and debuggers send it) and did nothing more"
+
+
+# What compiled code and a function's own timers end a rank with; every other signal is sent by somebody. SIGABRT reaches
+# a rank from inside only: see rank.tell_signals.
+FROM_INSIDE = (
+    "SIGSEGV", "SIGABRT", "SIGILL", "SIGFPE", "SIGSYS", "SIGTRAP", "SIGALRM", "SIGVTALRM", "SIGPROF", "SIGXFSZ",
+)  # fmt: skip
 
 
 class LaunchError(RuntimeError):
     """The machine, not the function, kept ranks from running. One line: what happened, and what to do."""
 
+    todo = "`python -m dlojz_tp doctor` says what this machine lacks."  # if it happens again
+
     def _render_traceback_(self):
         return [f"{type(self).__name__}: {self}"]
+
+
+class TooBusy(LaunchError):
+    """The ranks have not had their seconds of the machine."""
+
+    todo = "end other programs, or check again when the machine is quieter."
+
+
+class Killed(LaunchError):
+    """Somebody else than the function ended or stopped a rank."""
+
+    todo = "restart the kernels of other notebooks, they hold memory."
 
 
 class RankError(Exception):
@@ -32,7 +54,7 @@ class RankError(Exception):
     or "unsendable" (its result cannot be pickled, or loaded in time).
     what: what became of the rank, the end of a sentence: "raised KeyError: 'x'". Empty where `stands` tell more.
     traceback: the user's own lines on that rank, as text. cause: for "raised", the exception where it can be pickled,
-    else None. signal: for "died", its name.
+    else None. signal: for "died", its name. A rank that somebody else has killed is Killed, no RankError.
     stands: for "hung", rank -> the line where it stands and the call that it waits in. returned: the ranks that were
     through by then. seconds: the time they had. still: where they were ended before it was over, for how many seconds
     nothing had moved; else 0. stacks: rank -> stack as text.
@@ -120,6 +142,18 @@ def root_cause(ranks: list[Rank]) -> Exception:
     )  # fmt: skip
 
 
+def from_outside(ranks: list[Rank]) -> Killed | None:
+    """The error where a rank was ended or stopped by a signal that no rank's function has sent; else None."""
+    sent = {pid for r in ranks for pid in r.sent}
+    for r in ranks:
+        signal_sent = r.report.get("signal", "")
+        stopped = not r.done and proc.stopped(r.pid)
+        if (stopped or (signal_sent and signal_sent not in FROM_INSIDE)) and r.report.get("pid", r.pid) not in sent:
+            what = STOPPED if stopped else r.report["summary"]
+            return Killed(f"rank {r.rank} of {len(ranks)} {what}; the function has not sent that signal")
+    return None
+
+
 def _load(cause: bytes | None) -> BaseException | None:
     try:
         return pickle.loads(cause) if cause else None
@@ -149,8 +183,7 @@ def hung(ranks: list[Rank], dumps: dict[int, str], seconds: float, still: float 
     stands = {rank: stacks.stand(f) for rank, f in frames.items()}
     texts = {rank: stacks.show(f) or "  (its stack could not be read)" for rank, f in frames.items()}
     if stopped := [r.rank for r in ranks if not r.done and proc.stopped(r.pid)]:
-        what = "was stopped by a signal (SIGSTOP, as Ctrl-Z and debuggers send it) and did nothing more"
-        return RankError(stopped[0], len(ranks), "hung", what, alike=stopped[1:], seconds=seconds, stacks=texts)
+        return RankError(stopped[0], len(ranks), "hung", STOPPED, alike=stopped[1:], seconds=seconds, stacks=texts)
     return _hung(len(ranks), stands, texts, [r.rank for r in ranks if r.state == "returned"], seconds, still)
 
 
@@ -203,8 +236,20 @@ def _where(stand: stacks.Stand, group: list[int], error: RankError) -> str:
     return f"still {'waiting' if error.still else 'running'} {after} {stand}"
 
 
+def starved(ranks: list[Rank], spent: float, given: float) -> TooBusy:
+    """The error for ranks that have not had the `given` seconds of a core after `spent`."""
+    late = name_ranks([r.rank for r in ranks if not r.done])
+    return TooBusy(f"the machine is too busy: in {spent:.0f} s {late} of {len(ranks)} had less than {given:g} s of a core")
+
+
+def unready(ranks: list[Rank], spent: float) -> TooBusy:
+    """The error for ranks that are not up after `spent` seconds, in which they have computed little."""
+    late = name_ranks([r.rank for r in ranks if r.state == "starting"])
+    return TooBusy(f"{late} of {len(ranks)} did not start within {spent:.0f} s: the machine is too busy, or a disk slow")
+
+
 def never_started(ranks: list[Rank], seconds: float) -> RankError:
-    """The error for ranks that are not up after `seconds`."""
+    """The error for ranks that have computed for `seconds` and are not up."""
     late = [r.rank for r in ranks if r.state == "starting"]
     what = f"hung: not ready after {seconds:g} s (a slow import in the function?)"
     return RankError(late[0], len(ranks), "hung", what, alike=late[1:])

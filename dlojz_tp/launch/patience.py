@@ -11,9 +11,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from dlojz_tp.launch import proc
+from dlojz_tp.launch import busy, proc
 
-MOST = 8  # times the seconds that were given: then it is enough, whatever the machine does
+MOST = 8  # times the seconds that were given: ranks that have not had them by then are not judged
 LOOK_AGAIN_S = 0.1
 TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 
@@ -30,14 +30,11 @@ class Share:
 def more_time(pids: dict[int, bool], spent: float, given: float) -> float:
     """Seconds that the ranks may go on; 0 where they have had their time.
 
-    pids: process of each rank -> whether it is still at work. spent: seconds since all were up. given: what they have.
+    pids: process of each rank -> whether it is still at work. spent: seconds since it began. given: what they have.
     """
-    if spent >= MOST * given:
-        return 0.0
     found = shares(pids)
     if not found:  # no Linux: the load of the last minute has to do
-        load = os.getloadavg()[0] / (os.cpu_count() or 1) if hasattr(os, "getloadavg") else 1.0
-        return max(0.0, given * min(4.0, max(1.0, load)) - spent)
+        return max(0.0, given * busy.load() - spent)
     working = [share for pid, share in found.items() if pids[pid]]
     if any(share.used >= given for share in working):
         return 0.0

@@ -16,6 +16,18 @@ def rests(state: str) -> bool:
     return state not in "RD"
 
 
+def children(pid: int, folder: Path = Path("/proc")) -> list[int]:
+    """The processes that this one has started and not yet waited for; [] where the system does not tell."""
+    found = []
+    for process in folder.glob("[0-9]*"):
+        try:
+            if int(fields(process)[1]) == pid:
+                found.append(int(process.name))
+        except (OSError, IndexError, ValueError):
+            continue  # it has gone meanwhile
+    return found
+
+
 def stopped(pid: int) -> bool:
     """Whether a process is stopped by a signal or held by a debugger; False where the system does not tell."""
     try:

@@ -3,10 +3,13 @@
 import contextlib
 import ctypes
 import faulthandler
+import functools
+import inspect
 import io
 import linecache
 import os
 import pickle
+import signal
 import socket
 import sys
 import threading
@@ -29,6 +32,7 @@ LOST_PEER = (
 
 
 MOST_CAUSE = 1 << 20  # bytes of an exception that travels itself, beside its text
+STARTING = " while it started"
 JOINING = " while it joined the other ranks"
 _parent: socket.socket | None = None  # for the messages of this rank
 
@@ -64,6 +68,7 @@ def main(rank: int, request: dict, conn_fd: int, out_fd: int) -> None:
     conn = _parent = socket.socket(fileno=conn_fd)
     conn.setblocking(True)
     _redirect(out_fd)
+    tell_signals()
     folder = Path(request["folder"])
     prepare_stack_dump(folder / f"stack-{rank}")
     tag, data = _run(rank, request, folder, conn)
@@ -81,12 +86,14 @@ def main(rank: int, request: dict, conn_fd: int, out_fd: int) -> None:
 
 def _run(rank: int, request: dict, folder: Path, conn: socket.socket) -> tuple[bytes, bytes]:
     """Return the message that tells how the task ended."""
-    me, doing = os.getpid(), " while it loaded the function"
+    me, doing = os.getpid(), STARTING
     try:
         task = _enter_world(rank, request, folder)
+        doing = " while it loaded the function"
         fn, args, kwargs = pickle.loads(task)
         doing = JOINING
         _join(rank, request, folder)
+        _tell_limits(request["timeout"])
         wire.send(conn, wire.UP, str(os.getpid()).encode())
         doing = ""
         value = fn(*args, **kwargs)
@@ -96,7 +103,7 @@ def _run(rank: int, request: dict, folder: Path, conn: socket.socket) -> tuple[b
         return wire.FAILED, pickle.dumps(unsendable(*error.args))
     except BaseException as error:
         report = describe(error, doing)
-        if doing == JOINING and report["kind"] == "raised":
+        if doing in (STARTING, JOINING) and report["kind"] == "raised":
             report["kind"] = "unjoined"
         return wire.FAILED, pickle.dumps(report)
     finally:
@@ -148,6 +155,48 @@ def prepare_stack_dump(path: Path) -> None:
     file.flush()
     faulthandler.enable(file)
     faulthandler.register(stacks.STACK_SIGNAL, file, all_threads=True)
+
+
+def tell_signals() -> None:
+    """From here on, tell the parent of each signal that the function sends: who is killed by another one is not to blame.
+
+    SIGABRT waits meanwhile, so that nobody else can end the rank with it; abort() itself lets it through.
+    Source: abort(3), `sys.addaudithook` with the events "os.kill", "os.killpg" and "signal.pthread_kill".
+    """
+    me = os.getpid()
+
+    def noted(event, args):
+        if event in ("os.kill", "os.killpg", "signal.pthread_kill") and os.getpid() == me and args[1]:
+            other = event != "signal.pthread_kill" and args[0] > 0
+            if args[1] == signal.SIGABRT:
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGABRT])
+            with contextlib.suppress(OSError):
+                wire.send(_parent, wire.SIGNALS, str(args[0] if other else me).encode())
+
+    sys.addaudithook(noted)
+    # it has no event of its own
+    signal.raise_signal = sys.modules["_signal"].raise_signal = lambda signalnum: os.kill(os.getpid(), signalnum)
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGABRT])
+
+
+def _tell_limits(seconds: float) -> None:
+    """From here on, tell the parent of a process group whose own time limit ends a wait before `seconds` are over."""
+    made_by = {name: getattr(dist.distributed_c10d, name) for name in ("_new_process_group_helper", "_set_pg_timeout")}
+
+    def telling(make):
+        parameters = inspect.signature(make)
+
+        @functools.wraps(make)
+        def told(*args, **kwargs):
+            limit = parameters.bind(*args, **kwargs).arguments.get("timeout")
+            if limit is not None and limit.total_seconds() < seconds:
+                wire.send(_parent, wire.LIMITED)
+            return make(*args, **kwargs)
+
+        return told
+
+    for name, make in made_by.items():
+        setattr(dist.distributed_c10d, name, telling(make))
 
 
 def _enter_world(rank: int, request: dict, folder: Path) -> bytes:
@@ -207,6 +256,8 @@ def describe(error: BaseException, doing: str) -> dict:
         "lost_peer": any(isinstance(e, (RuntimeError, OSError)) and _names_lost_peer(e) for e in chain),
         "cause": _pickled(error),
     }
+    if isinstance(error, KeyboardInterrupt):
+        report["signal"] = "SIGINT"
     if isinstance(error, SystemExit):
         report |= {"kind": "exited", "summary": f"called sys.exit({'' if error.code is None else repr(error.code)})"}
     balise = sys.modules.get("dlojz_tp.works.balise")

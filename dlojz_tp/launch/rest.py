@@ -85,7 +85,10 @@ class Watch:
     def _closed(self) -> bool:
         pids = [r.pid for r in self._ranks]
         return (
-            all(in_futex(r.pid) for r in self._waiting()) and closed(pids, self._server) and not has_limits(self._task)
+            all(in_futex(r.pid) for r in self._waiting())
+            and closed(pids, self._server)
+            and not any(r.limited for r in self._ranks)
+            and not has_limits(self._task)
         )
 
     def _all_wait(self) -> dict[int, str]:

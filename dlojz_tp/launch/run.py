@@ -1,6 +1,7 @@
 """ranks() and worlds(): what the user calls."""
 
 import contextlib
+import functools
 import linecache
 import math
 import operator
@@ -12,7 +13,7 @@ import sys
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
-from dlojz_tp.launch import client, place, proc
+from dlojz_tp.launch import busy, client, place, proc
 from dlojz_tp.launch.alarm import Overdue, at_most
 
 MOST_RANKS = 64
@@ -41,7 +42,8 @@ def ranks(fn, *args, n: int = 2, timeout: float = 30, **kwargs) -> list:
             about three seconds (with gloo, on Linux, from torch 2.13 on).
     Returns the list of results, in rank order.
     Errors: RankError when a rank raises, dies, exits, hangs or returns what cannot be sent; BaliseNotDone where the
-        function needs a balise that is not written; TypeError when `fn` or an argument cannot be sent; ValueError
+        function needs a balise that is not written; LaunchError where the machine kept them from running, or somebody
+        else ended one; TypeError when `fn` or an argument cannot be sent; ValueError
         for a wrong `n` or `timeout`; RuntimeError inside a rank.
     """
     n = _count(n, "n")
@@ -247,7 +249,7 @@ def _result(r, n: int, seconds: float):
 
     limit = seconds + len(r.result) / SLOWEST_LOADING
     try:
-        with at_most(limit):
+        with at_most(limit, over=functools.partial(busy.Clock().passed, limit)):
             return pickle.loads(r.result)
     except Overdue:
         raise RankError(r.rank, n, "unsendable", f"returned a value that does not load within {limit:.0f} s") from None

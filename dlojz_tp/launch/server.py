@@ -41,6 +41,7 @@ PRELOAD_FAMILIES = ("dlojz_tp", "dlojz_tp.checks", "dlojz_tp.probes")  # what is
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 KILL_LIMIT_S = 5.0
+NOT_BEGUN = 70  # the exit code of a rank that could not even open its files
 PARENT_CHECK_S = 1.0
 FEW = 6  # launches: who has had so many will have more, and large pages pay
 LIBC = ctypes.CDLL(None)
@@ -156,7 +157,7 @@ def _fork(rank: int, request: dict, fds: list[int], own_fds: list[int]) -> int:
 
         inside.main(rank, request, *mine)
     finally:
-        os._exit(70)  # never fall back into the server's loop
+        os._exit(NOT_BEGUN)  # never fall back into the server's loop
 
 
 def _reap(ranks: dict[int, int], sock: socket.socket) -> None:
@@ -166,7 +167,7 @@ def _reap(ranks: dict[int, int], sock: socket.socket) -> None:
             if not pid:
                 return
             if pid in ranks:
-                _say(sock, {"ended": ranks.pop(pid), "code": os.waitstatus_to_exitcode(status)})
+                _say(sock, {"ended": ranks.pop(pid), "pid": pid, "code": os.waitstatus_to_exitcode(status)})
 
 
 def _kill(ranks: dict[int, int]) -> bool:

@@ -15,6 +15,8 @@ class Rank:
     state: str = "starting"  # then "running", "sending" its result, "returned"; or "failed"
     pid: int = 0  # once it is up
     waits: bool = False  # it has said that it only waits for others, who do not need it
+    limited: bool = False  # it is in a process group whose own time limit is over before the launch's
+    sent: set[int] = field(default_factory=set)  # the processes to which its function has sent a signal
     parts: list[bytes] = field(default_factory=list)  # what it sent before its result, until somebody takes it
     result: bytes = b""
     report: dict = field(default_factory=dict)

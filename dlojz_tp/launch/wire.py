@@ -16,7 +16,7 @@ sys.modules.setdefault("torch._C._functions", torch._C._functions)
 
 _Cached = type(functools.cache(int))
 HEADER = struct.Struct("!cQ")  # one letter for what it is, then the number of bytes that follow
-UP, PART, WAITS, THROUGH, RETURNED, FAILED = b"U", b"P", b"W", b"T", b"R", b"F"
+UP, PART, WAITS, SIGNALS, LIMITED, THROUGH, RETURNED, FAILED = b"U", b"P", b"W", b"S", b"L", b"T", b"R", b"F"
 
 
 class _Pickler(cloudpickle.Pickler):
@@ -152,7 +152,7 @@ def send(conn, tag: bytes, data=b"") -> None:
 def take(buffer: bytearray) -> tuple[bytes, bytes] | None:
     """Return (tag, data) when `buffer` holds a whole message, else None.
 
-    A socket carries UP, PARTs and pairs of WAITS, then THROUGH and RETURNED, or FAILED.
+    A socket carries UP, PARTs, pairs of WAITS, SIGNALS and LIMITED, then THROUGH and RETURNED, or FAILED.
     """
     if len(buffer) < HEADER.size:
         return None

@@ -9,6 +9,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from dlojz_tp import launch
+from dlojz_tp.checking.breakage import ProbeLost, broken
 from dlojz_tp.pretend_gpu import pretend_gpu
 from dlojz_tp.probes.ranks import on_ranks
 from dlojz_tp.works.balise import BaliseNotDone
@@ -35,11 +36,12 @@ def on_gpus(fn, *args, known, n=2, **more) -> list | None:
 
     known: (sign, slug), as for `on_ranks`; they end in Wrong. None where it fails without a sign: a pretended GPU is
     not a GPU, and what goes wrong for another reason than its words say is not the answer's fault.
+    Errors: ProbeLost where it hangs: nothing is known then; an error of the machine.
     """
     try:
         return on_ranks(_with_gpu, fn, args, {"count": n}, sizes=(n,), known=known, **more)[n]
-    except launch.RankError:
-        return None
+    except launch.RankError as error:
+        return _says_nothing(error)
 
 
 def on_one_gpu(fn, *args, count=2, capacity="80 GiB", must=False):
@@ -49,9 +51,21 @@ def on_one_gpu(fn, *args, count=2, capacity="80 GiB", must=False):
     """
     try:
         return on_ranks(_with_gpu, _on_device, (fn, args), {"count": count, "capacity": capacity}, sizes=(1,))[1][0]
-    except launch.RankError:
+    except launch.RankError as error:
         if must:
             raise
+        return _says_nothing(error)
+
+
+def _says_nothing(error: launch.RankError) -> None:
+    """A pretended GPU is not a GPU, so an error may be its own; but one that nobody waits for any more has seen nothing.
+
+    Errors: ProbeLost, or the error itself where the machine broke.
+    """
+    if error.kind == "hung":
+        raise ProbeLost(f"a probe with a pretended GPU did not end: {error.summary}") from error
+    if broken(error, in_answer=True):
+        raise error
 
 
 def on_gpu(call, *tensors) -> list[str]:
