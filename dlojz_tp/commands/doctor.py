@@ -11,6 +11,7 @@ import shutil
 import socket
 import sys
 import sysconfig
+import tempfile
 import textwrap
 from collections import Counter
 from pathlib import Path
@@ -167,6 +168,14 @@ def _disk() -> list[Row]:
     return [Row("disk for data", "gap" if free < GB else "ok", f"{free / GB:.1f} GB free for {root}", todo)]
 
 
+def _temporary() -> list[Row]:
+    folder = tempfile.gettempdir()
+    if os.statvfs(folder).f_flag & os.ST_NOEXEC:
+        todo = "set TMPDIR to another folder of yours before you start JupyterLab: what you compile is loaded from there"
+        return [Row("temporary folder", "gap", f"no program may run from {folder} (mounted noexec)", todo)]
+    return [Row("temporary folder", "ok", f"{folder}, programs may run from it")]
+
+
 def _compiler() -> list[Row]:
     from dlojz_tp.measure.compiling import cpp_compiler
 
@@ -269,6 +278,7 @@ PROBES = {
     "memory": (_memory, False),
     "shared memory": (_shared_memory, False),
     "disk for data": (_disk, False),
+    "temporary folder": (_temporary, False),
     "C++ compiler": (_compiler, False),
     "Slurm": (_slurm, False),
     "data sets": (_data_sets, True),

@@ -20,6 +20,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from dlojz_tp.checking.breakage import broken
 from dlojz_tp.measure import compiling
 
 _SOURCE = """
@@ -225,7 +226,10 @@ def run_c(library: Path, cases: list[list[float]], seconds: float = 40.0) -> lis
     if done.returncode < 0:
         return "crash"
     if done.returncode:
-        return (done.stderr.strip().splitlines() or ["?"])[-1]
+        said = (done.stderr.strip().splitlines() or ["?"])[-1]
+        if broken(OSError(said), in_answer=True):  # no library at all can be loaded from this folder
+            raise OSError(said)
+        return said
     found = json.loads(done.stdout)
     for case in found:
         raw = base64.b64decode(case["y"])

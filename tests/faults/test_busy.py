@@ -1,0 +1,44 @@
+"""At load 30, which the test makes itself, no right answer fails. DLOJZ_BUSY_VERDICTS=200 judges more of them."""
+
+import itertools
+import os
+import subprocess
+import sys
+
+import pytest
+
+from dlojz_tp import course, launch
+from dlojz_tp.works import source
+from tests.answers.bank import before
+
+LOAD = 15  # busy programs for each core
+BALISES = ("08_data_parallel_under_the_hood", 1), ("00_welcome", 2), ("11_hyperparameter_search", 1), (
+    "10_learning_rate_and_large_batch", 3), ("00_welcome", 1), ("08_data_parallel_under_the_hood", 2)  # fmt: skip
+VERDICTS = int(os.environ.get("DLOJZ_BUSY_VERDICTS", "3"))
+
+
+@pytest.fixture
+def busy_machine():
+    launch.ranks(abs, 1)  # a cold start would take most of the time
+    spin = [sys.executable, "-S", "-c", "while True: pass"]
+    others = [subprocess.Popen(spin) for _ in range(LOAD * len(os.sched_getaffinity(0)))]
+    yield
+    for other in others:
+        other.kill()
+        other.wait()
+
+
+def test_no_right_answer_fails_on_a_busy_machine(request):
+    works = {name: source.find(name) for name, _ in BALISES}
+    answers = {}
+    for name, number in BALISES[:VERDICTS]:
+        names = before(name, number + 1)
+        answers[name, number] = tuple(names[each] for each in works[name].balises[number].answers)
+        course.checks_of(works[name])
+    request.getfixturevalue("busy_machine")
+    found = [
+        course.judge(works[name], number, given)
+        for (name, number), given in itertools.islice(itertools.cycle(answers.items()), VERDICTS)
+    ]
+    assert len(found) == VERDICTS
+    assert {verdict.verdict for verdict in found} <= {"pass", "could not judge"}, [v for v in found if not v.passed]
