@@ -32,8 +32,8 @@ def test_every_row_is_there_with_a_known_mark(capsys):
     text = capsys.readouterr().out
     for name in (
         "Python", "torch", "torchvision", "GPU", "backend for ranks", "cores", "memory", "shared memory",
-        "disk for data", "temporary folder", "C++ compiler", "Slurm", "data: photo_patches", "JupyterLab", "TensorBoard", "kernels",
-        "loopback", "course scale",
+        "disk for data", "temporary folder", "C++ compiler", "Slurm", "data: photo_patches", "JupyterLab",
+        "TensorBoard", "kernels", "loopback", "course scale",
     ):  # fmt: skip
         assert sum(line[6:].startswith(f"{name} ") for line in text.splitlines()) == 1, name
     assert text.isascii() and max(map(len, text.splitlines())) <= 100

@@ -21,8 +21,8 @@ UPDATED = "Nothing is counted. Restart the kernel: until then, old and new files
 
 # never the answer's doing; after a colon what helps
 MACHINE = {
-    errno.ENOSPC: DISK, errno.EDQUOT: DISK, errno.EROFS: DISK, errno.ENOMEM: MEMORY, errno.EIO: AWAY, errno.ESTALE: AWAY,
-    errno.ETIMEDOUT: AWAY,
+    errno.ENOSPC: DISK, errno.EDQUOT: DISK, errno.EROFS: DISK, errno.ENOMEM: MEMORY,
+    errno.EIO: AWAY, errno.ESTALE: AWAY, errno.ETIMEDOUT: AWAY,
 }  # fmt: skip
 # of an answer's own line they may be its doing
 IN_OUR_LINES = {
@@ -43,7 +43,7 @@ ABSURD = 0.5  # of the memory that a process can have: nothing in the course nee
 def broken(error: BaseException, in_answer: bool, grown: int = 0) -> tuple[str, str] | None:
     """What broke around an answer: (what, what to do); None where the answer itself may have failed.
 
-    in_answer: whether a line of the answer's stands in the traceback. grown: bytes by which `peak()` has grown meanwhile.
+    in_answer: whether a line of the answer's stands in the traceback. grown: bytes by which `peak()` has grown.
     """
     if isinstance(error, LaunchError):
         return f"{error}", AGAIN.format(todo=error.todo)
@@ -69,8 +69,8 @@ def _asked(text: str) -> int:
     """The bytes that an allocation asked for in vain, where the error tells; else 0."""
     if not (found := ASKED.search(text)):
         return 0
-    unit = "bytes KiB MiB GiB TiB PiB EiB".split().index(found["unit"] or "bytes")
-    return int(float(found["n"] or found["mapped"]) * 1024**unit)
+    power = " KMGTPE".index((found["unit"] or "bytes").removesuffix("iB").replace("bytes", " "))
+    return int(float(found["n"] or found["mapped"]) * 1024**power)
 
 
 def _most() -> float:

@@ -17,8 +17,8 @@ HINTS = {
 STOPPED = "was stopped by a signal (SIGSTOP, as Ctrl-Z and debuggers send it) and did nothing more"
 
 
-# What compiled code and a function's own timers end a rank with; every other signal is sent by somebody. SIGABRT reaches
-# a rank from inside only: see rank.tell_signals.
+# What compiled code and a function's own timers end a rank with; every other signal is sent by somebody.
+# SIGABRT reaches a rank from inside only: see rank.tell_signals.
 FROM_INSIDE = (
     "SIGSEGV", "SIGABRT", "SIGILL", "SIGFPE", "SIGSYS", "SIGTRAP", "SIGALRM", "SIGVTALRM", "SIGPROF", "SIGXFSZ",
 )  # fmt: skip
@@ -238,14 +238,14 @@ def _where(stand: stacks.Stand, group: list[int], error: RankError) -> str:
 
 def starved(ranks: list[Rank], spent: float, given: float) -> TooBusy:
     """The error for ranks that have not had the `given` seconds of a core after `spent`."""
-    late = name_ranks([r.rank for r in ranks if not r.done])
-    return TooBusy(f"the machine is too busy: in {spent:.0f} s {late} of {len(ranks)} had less than {given:g} s of a core")
+    late = f"{name_ranks([r.rank for r in ranks if not r.done])} of {len(ranks)}"
+    return TooBusy(f"the machine is too busy: in {spent:.0f} s {late} had less than {given:g} s of a core")
 
 
 def unready(ranks: list[Rank], spent: float) -> TooBusy:
     """The error for ranks that are not up after `spent` seconds, in which they have computed little."""
-    late = name_ranks([r.rank for r in ranks if r.state == "starting"])
-    return TooBusy(f"{late} of {len(ranks)} did not start within {spent:.0f} s: the machine is too busy, or a disk slow")
+    late = f"{name_ranks([r.rank for r in ranks if r.state == 'starting'])} of {len(ranks)}"
+    return TooBusy(f"{late} did not start within {spent:.0f} s: the machine is too busy, or a disk is slow")
 
 
 def never_started(ranks: list[Rank], seconds: float) -> RankError:

@@ -158,7 +158,7 @@ def prepare_stack_dump(path: Path) -> None:
 
 
 def tell_signals() -> None:
-    """From here on, tell the parent of each signal that the function sends: who is killed by another one is not to blame.
+    """From here on, tell the parent of each signal that the function sends: it is not to blame for any other one.
 
     SIGABRT waits meanwhile, so that nobody else can end the rank with it; abort() itself lets it through.
     Source: abort(3), `sys.addaudithook` with the events "os.kill", "os.killpg" and "signal.pthread_kill".

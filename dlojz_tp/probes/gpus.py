@@ -58,7 +58,7 @@ def on_one_gpu(fn, *args, count=2, capacity="80 GiB", must=False):
 
 
 def _says_nothing(error: launch.RankError) -> None:
-    """A pretended GPU is not a GPU, so an error may be its own; but one that nobody waits for any more has seen nothing.
+    """A pretended GPU is not a GPU, so an error may be its own; but a probe that hangs has not seen the answer through.
 
     Errors: ProbeLost, or the error itself where the machine broke.
     """

@@ -143,7 +143,7 @@ def test_who_ends_its_own_ranks_fails_with_its_hint(answer):
     assert (found.verdict, found.slug) == ("fail", "by-signal"), found
 
 
-NO_MEMORY = "[enforce fail at alloc_cpu.cpp:1] DefaultCPUAllocator: can't allocate memory: you tried to allocate {} bytes."
+NO_MEMORY = "[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate {} bytes."
 WORKER = "DataLoader worker (pid 7) is killed by signal: {}. "
 ERRORS = [
     MemoryError(), RuntimeError(NO_MEMORY.format(4096)), OSError(errno.ENOMEM, "Cannot allocate memory"),

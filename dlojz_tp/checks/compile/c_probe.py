@@ -21,6 +21,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dlojz_tp.checking.breakage import broken
+from dlojz_tp.launch.errors import FROM_INSIDE, Killed, TooBusy
 from dlojz_tp.measure import compiling
 
 _SOURCE = """
@@ -215,15 +216,21 @@ def run_c(library: Path, cases: list[list[float]], seconds: float = 40.0) -> lis
     Returns:
         For each case {"y": list of floats, "outside": how many others were written, "kept": the input is unchanged}; or what
         went wrong: "endless", "crash", or the message of the loader.
+
+    Raises:
+        LaunchError: the machine gave it no core, or somebody else killed it.
+        OSError: nothing can be loaded from this folder.
     """
     command = [sys.executable, "-I", "-S", "-c", _RUNNER, str(library), str(CPU_SECONDS)]
     try:
         done = subprocess.run(command, input=json.dumps(cases), capture_output=True, text=True, timeout=seconds)
     except subprocess.TimeoutExpired:
-        return "endless"
+        raise TooBusy(f"the machine is too busy: the C function had no core within {seconds:g} s") from None
     if done.returncode == -signal.SIGXCPU:
         return "endless"
     if done.returncode < 0:
+        if (name := signal.Signals(-done.returncode).name) not in FROM_INSIDE:
+            raise Killed(f"the process that ran the C function was killed by {name}")
         return "crash"
     if done.returncode:
         said = (done.stderr.strip().splitlines() or ["?"])[-1]
