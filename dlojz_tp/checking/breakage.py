@@ -9,7 +9,6 @@ from pathlib import Path
 from dlojz_tp.launch import LaunchError, RankError, stacks
 
 AGAIN = "Nothing is counted. Run this cell again; if it comes back: {todo}"
-BUSY = "the machine is too busy: {:.0f} s were not enough"
 MEMORY = "restart the kernels of other notebooks, they hold memory."
 DISK = "free space, or set TMPDIR to a folder on another disk before you start JupyterLab."
 NOEXEC = "no program may run from the temporary folder: set TMPDIR to another folder before you start JupyterLab."

@@ -15,7 +15,7 @@ from dlojz_tp.cards.verdict import BROKEN, NOT_RUN, Verdict
 from dlojz_tp.checking import breakage, mistakes
 from dlojz_tp.checking.usual_state import usual_state
 from dlojz_tp.frameworks import NotInstalled
-from dlojz_tp.launch import RankError, busy, client, stacks
+from dlojz_tp.launch import LaunchError, RankError, busy, client, stacks
 from dlojz_tp.launch.alarm import Overdue, at_most
 from dlojz_tp.launch.errors import TooBusy
 from dlojz_tp.measure.collector import earlier_set_aside
@@ -124,11 +124,14 @@ def _once(check, answers, number, title, hints, known, deadline) -> Verdict:
         slug = near[0][0] if near and near[0][1] <= mistakes.NEAR else wrong.slug
         more = {"expected": expected, "got": got, "evidence": wrong.evidence or {}, "near": tuple(near)}
         return fail(slug, where=wrong.where, fields=wrong.fields, **more)
-    except Overdue:
+    except Overdue as late:
         spent = time.perf_counter() - start
-        if not clock.had(deadline):
-            return verdict(BROKEN, got=breakage.BUSY.format(spent), hint=breakage.AGAIN.format(todo=TooBusy.todo))
-        return fail("endless", fields={"seconds": spent})
+        # the alarm rings on while what ranks leave is cleared away: what came before it tells more
+        broke = next((error for error in stacks.chain(late) if isinstance(error, LaunchError)), None)
+        if not broke and clock.had(deadline):
+            return fail("endless", fields={"seconds": spent})
+        what = breakage.broken(broke or TooBusy(f"the machine is too busy: {spent:.0f} s were not enough"), False)
+        return verdict(BROKEN, got=what[0], hint=what[1])
     except SystemExit as error:
         return fail("left", fields={"error": f"SystemExit({error.code!r})"})
     except KeyboardInterrupt:

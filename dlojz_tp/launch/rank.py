@@ -4,7 +4,6 @@ import contextlib
 import ctypes
 import faulthandler
 import functools
-import inspect
 import io
 import linecache
 import os
@@ -181,22 +180,19 @@ def tell_signals() -> None:
 
 def _tell_limits(seconds: float) -> None:
     """From here on, tell the parent of a process group whose own time limit ends a wait before `seconds` are over."""
-    made_by = {name: getattr(dist.distributed_c10d, name) for name in ("_new_process_group_helper", "_set_pg_timeout")}
 
-    def telling(make):
-        parameters = inspect.signature(make)
-
-        @functools.wraps(make)
+    def telling(set_up):
+        @functools.wraps(set_up)
         def told(*args, **kwargs):
-            limit = parameters.bind(*args, **kwargs).arguments.get("timeout")
-            if limit is not None and limit.total_seconds() < seconds:
+            limits = [one for one in (*args, *kwargs.values()) if isinstance(one, timedelta)]
+            if any(limit.total_seconds() < seconds for limit in limits):
                 wire.send(_parent, wire.LIMITED)
-            return make(*args, **kwargs)
+            return set_up(*args, **kwargs)
 
         return told
 
-    for name, make in made_by.items():
-        setattr(dist.distributed_c10d, name, telling(make))
+    for name in ("_new_process_group_helper", "_set_pg_timeout"):  # all ways to a group, or to another limit, lead here
+        setattr(dist.distributed_c10d, name, telling(getattr(dist.distributed_c10d, name)))
 
 
 def _enter_world(rank: int, request: dict, folder: Path) -> bytes:

@@ -277,6 +277,14 @@ def test_ranks_that_do_not_start_are_the_machines_unless_they_compute(monkeypatc
     assert found.verdict == verdict and ("did not start" in found.got or "not ready" in found.hint), found
 
 
+def test_a_server_that_takes_longer_to_start_than_the_check_has(monkeypatch):
+    client.close()
+    monkeypatch.setattr(client, "BOOT", "import time; time.sleep(60)")  # as where the disk does not answer
+    found = judged(over_ranks, right, deadline=1.5)
+    client.close()
+    assert found.verdict == "could not judge" and "did not start" in found.got, found
+
+
 def test_a_check_whose_time_is_over_on_a_busy_machine_is_not_judged(monkeypatch):
     tries = []
 
