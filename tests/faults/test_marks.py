@@ -421,26 +421,32 @@ def test_where_no_program_runs_from_the_temporary_folder(noexec):
     assert row.mark == "gap" and "TMPDIR" in row.todo and str(noexec) in row.value
 
 
+HELPERS = """
+from datetime import timedelta
+import torch.distributed as dist
+def patient():
+    return dist.new_group(timeout=timedelta(seconds=1))
+"""
+JOB = """
+import torch
+import torch.distributed as dist
+import my_groups
+def job():
+    group = my_groups.patient()
+    if dist.get_rank() == 0:
+        dist.all_reduce(torch.ones(2), group=group)
+"""
+
+
 def test_a_limit_of_a_group_that_an_imported_helper_makes(monkeypatch, tmp_path):
     """Looks are so soon that ranks without a limit would be said to wait for each other."""
-    (tmp_path / "my_groups.py").write_text(
-        textwrap.dedent("""
-        from datetime import timedelta
-        import torch.distributed as dist
-        def patient():
-            return dist.new_group(timeout=timedelta(seconds=1))
-    """)
-    )
+    (tmp_path / "my_groups.py").write_text(HELPERS)
+    (tmp_path / "my_job.py").write_text(JOB)
     monkeypatch.syspath_prepend(tmp_path)
-    import my_groups
-
-    def job():
-        group = my_groups.patient()
-        if dist.get_rank() == 0:
-            dist.all_reduce(torch.ones(2), group=group)
+    import my_job
 
     monkeypatch.setattr(rest, "FIRST_LOOK_S", 0.05)
     monkeypatch.setattr(rest, "LOOK_S", 0.05)
     with pytest.raises(launch.RankError) as caught:
-        launch.ranks(job, n=2, timeout=60)
+        launch.ranks(my_job.job, n=2, timeout=60)
     assert (caught.value.kind, caught.value.rank) == ("raised", 0)
