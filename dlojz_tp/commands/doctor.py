@@ -170,7 +170,7 @@ def _disk() -> list[Row]:
 
 def _temporary() -> list[Row]:
     folder = tempfile.gettempdir()
-    if os.statvfs(folder).f_flag & os.ST_NOEXEC:
+    if os.statvfs(folder).f_flag & getattr(os, "ST_NOEXEC", 0):
         todo = "set TMPDIR to another folder of yours before you start JupyterLab: 06 loads what it compiles"
         return [Row("temporary folder", "gap", f"no program may run from {folder} (mounted noexec)", todo)]
     return [Row("temporary folder", "ok", f"{folder}, programs may run from it")]

@@ -56,8 +56,9 @@ def watch(ranks: list[Rank], server: client.Server, folder: Path, timeout: float
             if left <= 0 and not failed:
                 at_work = {r.pid: not r.done for r in ranks} if all_up else _starting(server)
                 spent, given = time.monotonic() - began, timeout if all_up else START_LIMIT_S
-                left = (_sending(ranks) if all_up else 0.0) or patience.more_time(at_work, spent, given)
-                if left and spent >= patience.MOST * given:
+                sending = _sending(ranks) if all_up else 0.0
+                left = sending or patience.more_time(at_work, spent, given)
+                if left and not sending and spent >= patience.MOST * given:
                     raise errors.starved(ranks, spent, given) if all_up else errors.unready(ranks, spent)
                 limit = time.monotonic() + left
             if left <= 0:

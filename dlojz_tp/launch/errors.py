@@ -42,7 +42,7 @@ class TooBusy(LaunchError):
 class Killed(LaunchError):
     """Somebody else than the function ended or stopped a rank."""
 
-    todo = "restart the kernels of other notebooks, they hold memory."
+    todo = "too little memory is the usual reason (python -m dlojz_tp doctor); else ask who ends programs here."
 
 
 class RankError(Exception):

@@ -116,7 +116,7 @@ def hung(error: launch.RankError) -> bool:
 
 
 def died(error: launch.RankError) -> bool:
-    """A sign: the system ended a rank."""
+    """A sign: a rank crashed, or was ended by a signal that a rank's own function has sent."""
     return error.kind == "died"
 
 
@@ -131,7 +131,7 @@ def waits_in(call: str) -> Callable:
 
 
 def killed_by(signal: str) -> Callable:
-    """A sign: the system ended the rank, with SIGABRT for example."""
+    """A sign: as `died`, by this signal, SIGABRT for example."""
     return lambda error: error.signal == signal
 
 
