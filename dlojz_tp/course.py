@@ -10,7 +10,8 @@ from types import ModuleType
 from dlojz_tp import guesses, progress
 from dlojz_tp.cards import render
 from dlojz_tp.cards.verdict import BROKEN, Verdict
-from dlojz_tp.checking import breakage, judging, mistakes
+from dlojz_tp.checking import breakage, judging, mistakes, originals
+from dlojz_tp.checking.usual_state import usual_state
 from dlojz_tp.classroom import telling
 from dlojz_tp.works import balise, source
 
@@ -20,6 +21,11 @@ class CheckFailed(Exception):
 
 
 GIVEN = "by catch_up"
+REPLACED = (
+    "Nothing is counted: the check calls this function too. Leave out the line that replaces it, restart the kernel. "
+    "To count calls, put the original back in a `finally`."
+)
+HIDDEN = "Nothing is counted. Run `del {name}`, give the variable another name in its cell, then check again."
 _given: dict[tuple[str, int], list] = {}  # what catch_up defined for a balise of a work, in this process
 
 
@@ -151,6 +157,19 @@ def open(name: str, namespace: dict | None = None) -> Course:  # noqa: A001  (it
 def judge(work: source.Work, number: int, answers: tuple) -> Verdict:
     """The verdict on the answers of one balise, in this process. Raises KeyError for an unknown balise."""
     title = work.balises[number].title
+    if what := originals.replaced():
+        return Verdict(number, title, BROKEN, got=what, hint=REPLACED)
+    with usual_state():  # a check computes some of its truths when it is first imported; and a verdict shows tensors
+        found = _judge(work, number, title, answers)
+    if found.verdict in ("pass", "fail") and (what := originals.replaced()):
+        return Verdict(number, title, BROKEN, found.seconds, got=what, hint=REPLACED)
+    if found.verdict == "fail" and "not callable" in found.hint and (hidden := originals.hidden(answers)):
+        what = f"{hidden[0]} is a variable of this notebook ({type(hidden[1]).__name__}), and hides Python's own"
+        return Verdict(number, title, BROKEN, found.seconds, got=what, hint=HIDDEN.format(name=hidden[0]))
+    return found
+
+
+def _judge(work, number, title, answers):
     try:
         module = checks_of(work)
         check = getattr(module, f"balise_{number}")
