@@ -94,7 +94,7 @@ def lines(work: str) -> list[tuple[str, bool]]:
 def load(work: str) -> dict[str, dict]:
     """{question: {guess, late, said, was, right}} of a work; what is damaged counts as not there."""
     try:
-        stored = json.loads(_path(work).read_text(encoding="utf-8"))
+        stored = json.loads(whole_file.read(_path(work)))
         stored = {question: row for question, row in stored.items() if _whole(row)}
     except (OSError, ValueError, AttributeError, RecursionError):
         stored = {}

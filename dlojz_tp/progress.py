@@ -4,6 +4,7 @@ The last verdict counts, as it does for the grader: a balise that passed and fai
 work folder that `lab` made, so that another folder starts afresh; `python -m dlojz_tp reset` forgets it.
 """
 
+import contextlib
 import json
 import sys
 from pathlib import Path
@@ -23,14 +24,17 @@ def load(name: str, where: Path | None = None) -> dict[int, str]:
 
     where: the folder of the verdicts; default that of this process.
     """
-    return _read((where or folder()) / f"{name}.json")[0] | _here.get(name, {})
+    stored = {}
+    with contextlib.suppress(OSError):
+        stored, _ = _read((where or folder()) / f"{name}.json")
+    return stored | _here.get(name, {})
 
 
 def record(name: str, number: int, verdict: str):
     """Remember a verdict, also beside other notebooks of this work.
 
-    Where the folder cannot be written, this process alone does, and says so once. A file that is no list of verdicts,
-    of a newer course say, is kept under another name.
+    Where the folder cannot be written, this process alone does, and says so once. What is no list of verdicts, such as
+    a file of a newer course or a pipe, is kept under another name.
     """
     path = folder() / f"{name}.json"
     try:
@@ -50,14 +54,14 @@ def record(name: str, number: int, verdict: str):
 
 
 def _read(path: Path) -> tuple[dict[int, str], bool]:
-    """The verdicts in a file, and whether it holds something else as well."""
+    """The verdicts in a file, and whether it holds something else as well. OSError where it cannot be read now."""
     try:
-        stored = json.loads(path.read_text(encoding="utf-8"))
+        stored = json.loads(whole_file.read(path))
         known = {int(k): v for k, v in stored.items() if k.isdigit() and v in WORDS}
         return known, len(known) < len(stored)
     except FileNotFoundError:
         return {}, False
-    except (OSError, ValueError, AttributeError, TypeError, RecursionError):
+    except (ValueError, AttributeError, TypeError, RecursionError):
         return {}, True
 
 
@@ -66,7 +70,7 @@ def _keep_aside(path: Path):
         aside = path.with_name(f"{path.name}.kept-{number}")
         if not aside.exists():
             path.rename(aside)
-            return _say(f"{path} holds what this version of the course does not know: kept as {aside.name}")
+            return _say(f"{path} is not what this version of the course writes: kept as {aside.name}")
     raise OSError(f"{path} is none of this course's, and its folder is full of such")
 
 

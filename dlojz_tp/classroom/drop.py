@@ -57,7 +57,7 @@ def own(shared: Path) -> Path:
 
 def _names(kept: Path) -> dict[str, str]:
     try:
-        names = json.loads(kept.read_text(encoding="utf-8"))
+        names = json.loads(whole_file.read(kept))
         return {k: v for k, v in names.items() if isinstance(v, str) and v == Path(v).name}
     except (OSError, ValueError, AttributeError, RecursionError):
         return {}

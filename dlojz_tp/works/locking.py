@@ -2,6 +2,7 @@
 
 import contextlib
 import fcntl
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,13 +12,18 @@ from pathlib import Path
 def locked(path: Path, seconds: float) -> Iterator[bool]:
     """Hold a lock on this file, which is made. Yields False where another process has held it for so many seconds.
 
-    Where the file system knows no locks, as some shared ones do, it goes without.
+    Where the file system knows no locks, as some shared ones do, or a folder stands in its place, it goes without.
     """
-    with path.open("w") as file:
+    try:  # unlike `open`, it does not wait for the reader of a pipe
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    except IsADirectoryError:
+        yield True
+        return
+    try:
         until, held = time.monotonic() + seconds, True
         while True:
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
                 held = time.monotonic() < until
@@ -27,3 +33,5 @@ def locked(path: Path, seconds: float) -> Iterator[bool]:
             except OSError:
                 break
         yield held
+    finally:
+        os.close(handle)
