@@ -22,6 +22,7 @@ LOST_PEER_GRACE_S = 1.0  # after a lost connection: the rank that died is still 
 STACK_LIMIT_S = 1.0  # for the dumps of hung ranks
 LOOK_S = 0.5  # between looks at the server and at the folder of the launch
 QUIET_S = 20.0  # without a byte of a result that is being packed and sent
+SLOWEST = 1e6  # bytes a second of one that is on its way, on a busy machine
 MOST_PRINTED = 1 << 24  # bytes of a rank that are shown; in a notebook, which they make unusable, a sixteenth of it
 CHUNK = 1 << 20
 
@@ -112,10 +113,13 @@ def _not_up(ranks: list[Rank], server: client.Server, spent: float) -> Exception
 
 
 def _sending(ranks: list[Rank]) -> float:
-    """Seconds more where all that is left to do is to send results, and bytes come."""
-    late = [r for r in ranks if not r.done]
-    quiet = max((time.monotonic() - r.heard_at for r in late), default=0.0)
-    return LOOK_S if all(r.state == "sending" for r in late) and quiet < QUIET_S else 0.0
+    """Seconds more where all that is left to do is to send results, and bytes come: not so few that it never ends."""
+    late, now = [r for r in ranks if not r.done], time.monotonic()
+    coming = all(
+        r.state == "sending" and now - r.heard_at < QUIET_S and now - r.sending_since < QUIET_S + r.sent / SLOWEST
+        for r in late
+    )
+    return LOOK_S if coming else 0.0
 
 
 def _grace(r: Rank) -> float:
@@ -136,6 +140,7 @@ def listen(r: Rank) -> bool:
         return False
     r.unread += chunk
     r.heard_at = time.monotonic()
+    r.sent += len(chunk) * (r.state == "sending")
     while message := wire.take(r.unread):
         tag, data = message
         if tag == wire.UP:
@@ -147,7 +152,7 @@ def listen(r: Rank) -> bool:
         elif tag == wire.LIMITED:
             r.limited = True
         elif tag == wire.THROUGH:
-            r.state = "sending"
+            r.state, r.sending_since = "sending", time.monotonic()
         elif tag == wire.PART:
             r.parts.append(data)
         elif tag == wire.RETURNED:

@@ -1,10 +1,9 @@
 """The one error to show when ranks fail: root cause first."""
 
 import os
-import pickle
 import signal
 
-from dlojz_tp.launch import proc, stacks
+from dlojz_tp.launch import loading, proc, stacks
 from dlojz_tp.launch.stacks import with_cells
 from dlojz_tp.launch.started import Rank
 from dlojz_tp.works.balise import BaliseNotDone
@@ -156,8 +155,9 @@ def from_outside(ranks: list[Rank]) -> Killed | None:
 
 def _load(cause: bytes | None) -> BaseException | None:
     try:
-        return pickle.loads(cause) if cause else None
-    except Exception:
+        found = loading.load(cause, loading.CAUSE_S) if cause else None
+        return found if isinstance(found, BaseException) else None
+    except loading.Unloadable:
         return None  # it loads on the rank alone; its text is shown anyway
 
 

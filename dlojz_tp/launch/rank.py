@@ -19,7 +19,7 @@ import numpy
 import torch
 import torch.distributed as dist
 
-from dlojz_tp.launch import lanes, place, stacks, wire
+from dlojz_tp.launch import lanes, loading, place, stacks, wire
 from dlojz_tp.launch.joining import join_group
 
 # The process group must outlive our own deadline, which explains a hang better than the backend does.
@@ -284,7 +284,7 @@ def _pickled(error: BaseException) -> bytes | None:
         data = bytes(wire.pack(error))
         if len(data) > MOST_CAUSE:
             return None
-        pickle.loads(data)
+        loading.load(data, loading.CAUSE_S)
         return data
     except Exception:
         return None

@@ -1,7 +1,6 @@
 """ranks() and worlds(): what the user calls."""
 
 import contextlib
-import functools
 import linecache
 import math
 import operator
@@ -13,13 +12,11 @@ import sys
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
-from dlojz_tp.launch import busy, client, place, proc
-from dlojz_tp.launch.alarm import Overdue, at_most
+from dlojz_tp.launch import client, loading, place, proc
 
 MOST_RANKS = 64
 LEAVE_LIMIT_S = 3.0  # for NCCL to take its communicators down
 END_LIMIT_S = 8.0  # for the server to kill all ranks, for which it takes five at most
-SLOWEST_LOADING = 50e6  # bytes a second of a large result, on a busy machine
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 
 
@@ -58,7 +55,7 @@ def in_parts(fn, *args, n: int = 2, timeout: float = 30) -> Iterator[tuple[int, 
     """
     task = _task(fn, args, {}, timeout)
     for rank, part in _launch(task, n, place.backend(n), timeout, label="rank {rank}"):
-        yield rank, pickle.loads(part)
+        yield rank, _loaded(rank, n, part, timeout, "sent")
 
 
 def worlds(fn, *args, sizes=(1, 2, 3, 4), timeout: float = 30, **kwargs) -> dict[int, list]:
@@ -245,14 +242,13 @@ def _end(members: list, server: client.Server) -> None:
 
 
 def _result(r, n: int, seconds: float):
+    return _loaded(r.rank, n, r.result, seconds, "returned")
+
+
+def _loaded(rank: int, n: int, data: bytes, seconds: float, how: str):
     from dlojz_tp.launch.errors import RankError
 
-    limit = seconds + len(r.result) / SLOWEST_LOADING
     try:
-        with at_most(limit, over=functools.partial(busy.Clock().passed, limit)):
-            return pickle.loads(r.result)
-    except Overdue:
-        raise RankError(r.rank, n, "unsendable", f"returned a value that does not load within {limit:.0f} s") from None
-    except Exception as error:
-        what = "returned a value that cannot be loaded here"
-        raise RankError(r.rank, n, "unsendable", what, f"{type(error).__name__}: {error}") from None
+        return loading.load(data, seconds + len(data) / loading.SLOWEST)
+    except loading.Unloadable as error:
+        raise RankError(rank, n, "unsendable", f"{how} a value that {error.what}", error.text) from None

@@ -3,10 +3,12 @@
 import errno
 import io
 import os
+import pickle
 import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -17,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from dlojz_tp import launch
-from dlojz_tp.launch import client, collect, patience, rest
+from dlojz_tp.launch import client, collect, loading, patience, rank, rest, wire
 from dlojz_tp.works import temporary
 
 ROOT = Path(__file__).parent.parent.parent
@@ -82,6 +84,87 @@ def test_a_result_that_never_loads_meets_the_deadline():
     with pytest.raises(launch.RankError, match="does not load within 1 s"):
         launch.ranks(Slow, n=1, timeout=1)
     assert time.monotonic() - began < 60  # and not the ten minutes that it would take
+
+
+class Odd:
+    """Unpickled, it does what it was told to, on the rank that it comes from as well or not."""
+
+    def __init__(self, act, also_there=True):
+        self.act, self.there = act, None if also_there else os.getpid()
+
+    def __reduce__(self):
+        return _odd, (self.act, self.there)
+
+
+def _odd(act, there):
+    if os.getpid() != there:
+        act()
+    return "loaded"
+
+
+class OddError(ValueError):
+    def __init__(self, odd):
+        super().__init__("too few rows")
+        self.odd = odd
+
+    def __reduce__(self):
+        return OddError, (self.odd,)
+
+
+def for_ever():
+    time.sleep(600)
+
+
+def interrupt():
+    raise KeyboardInterrupt
+
+
+def leave():
+    sys.exit(3)
+
+
+@pytest.mark.parametrize("also_there", [True, False])
+@pytest.mark.parametrize("act", [for_ever, interrupt, leave])
+def test_an_exception_that_does_not_load_is_told_by_its_text(act, also_there):
+    def fails():
+        raise OddError(Odd(act, also_there))
+
+    launch.ranks(abs, 1, n=1)
+    began = time.monotonic()
+    with pytest.raises(launch.RankError, match="raised OddError: too few rows") as caught:
+        launch.ranks(fails, n=1)
+    assert caught.value.cause is None and time.monotonic() - began < 25
+
+
+@pytest.mark.parametrize("act", [interrupt, leave])
+def test_a_result_that_raises_anything_when_it_is_loaded_is_unsendable(act):
+    with pytest.raises(launch.RankError, match="cannot be loaded here") as caught:
+        launch.ranks(Odd, act, n=1)
+    assert caught.value.kind == "unsendable"
+    assert launch.ranks(abs, -1, n=1) == [1]
+
+
+def test_stop_ends_the_loading_of_a_result():
+    threading.Timer(1, os.kill, (os.getpid(), signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        loading.load(pickle.dumps(Odd(for_ever)), 60)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_result_that_is_dribbled_is_a_hang(monkeypatch):
+    def dribbles():
+        rank._parent.sendall(wire.HEADER.pack(wire.THROUGH, 0))
+        rank._parent.sendall(wire.HEADER.pack(wire.RETURNED, 1 << 40))
+        while True:
+            rank._parent.sendall(b"x" * 100)
+            time.sleep(0.1)
+
+    launch.ranks(abs, 1)
+    monkeypatch.setattr(collect, "QUIET_S", 2)
+    began = time.monotonic()
+    with pytest.raises(launch.RankError, match="hung"):
+        launch.ranks(dribbles, n=1, timeout=1)
+    assert time.monotonic() - began < 30
 
 
 def test_a_result_that_takes_long_to_send_is_no_hang(monkeypatch):

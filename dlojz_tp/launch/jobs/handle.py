@@ -1,10 +1,11 @@
 """Job: what the user holds of a job, in this kernel or after a restart. All it knows lies in the job's folder."""
 
 import math
-import pickle
+import os
 import time
 from pathlib import Path
 
+from dlojz_tp.launch import loading
 from dlojz_tp.launch.errors import RankError
 from dlojz_tp.launch.jobs import files, here, outcome, slurm, view
 from dlojz_tp.launch.jobs.options import JobError
@@ -12,6 +13,7 @@ from dlojz_tp.launch.jobs.options import JobError
 POLL_S = 0.5
 FILES_S = 6.0  # for a network file system to show the last files of a job that is over
 SUBMIT_S = 120.0  # for sbatch to answer; a submission that was killed half-way leaves no id
+LOADING_S = 30.0  # for a result, beside what a large one takes
 FAILED_S = 8.0  # for Slurm to end the other ranks of a job that failed
 
 
@@ -166,10 +168,12 @@ class Job:
     def _result(self, rank: int):
         try:
             with files.own(self.folder / f"rank-{rank}.result") as file:
-                return pickle.load(file)
+                return loading.load(file, LOADING_S + os.fstat(file.fileno()).st_size / loading.SLOWEST)
+        except loading.Unloadable as error:
+            what, text = f"returned a value that {error.what}", error.text
         except Exception as error:
-            what = "returned a value that cannot be loaded here"
-            raise RankError(rank, self.world_size, "unsendable", what, f"{type(error).__name__}: {error}") from None
+            what, text = "returned a value that cannot be loaded here", f"{type(error).__name__}: {error}"
+        raise RankError(rank, self.world_size, "unsendable", what, text)
 
     def where(self) -> str:
         """The place and size, in words."""
