@@ -11,7 +11,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import sys
 import tempfile
 import threading
@@ -22,9 +21,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dlojz_tp.data import folders
+from dlojz_tp.works import temporary
 
 from . import made
 from .places import data_root
+
+DAY = 86400  # seconds: no set takes so long
 
 
 class CannotMake(Exception):
@@ -78,28 +80,15 @@ def state_of(recipe: Recipe, out: Path, wanted: dict, force: bool) -> str:
 
 @contextlib.contextmanager
 def locked(out: Path):
-    """Let one run at a time make the set; yields False where the file system has no locks."""
+    """Let one run at a time make the set, but where the file system has no locks."""
     with (out.parent / f".{out.name}.lock").open("w") as file:
-        try:
+        with contextlib.suppress(OSError):
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 say(f"another run is making {out}: waiting for it")
                 fcntl.flock(file, fcntl.LOCK_EX)
-            held = True
-        except OSError:
-            held = False
-        yield held
-
-
-def remove_leftovers(out: Path) -> None:
-    """Remove what interrupted runs left beside `out`; called with the lock held."""
-    for old in out.parent.glob(f".{out.name}.making-*"):
-        # Some cluster file systems lock within one machine only: leave another machine's young folder alone.
-        ours = old.name.startswith(f".{out.name}.making-{socket.gethostname()}-")
-        with contextlib.suppress(OSError):
-            if ours or time.time() - old.stat().st_mtime > 86400:
-                shutil.rmtree(old, ignore_errors=True)
+        yield
 
 
 def make(recipe: Recipe, out: Path, wanted: dict, force: bool) -> str:
@@ -108,17 +97,17 @@ def make(recipe: Recipe, out: Path, wanted: dict, force: bool) -> str:
     Args: wanted, the manifest without what is known only when the set is made: checksum and length.
     """
     ready = f"{out} is already there with these parameters: nothing to do"
+    making = f".{out.name}.making-"
+    temporary.remove_ended(out.parent, making, unknown_after=DAY)  # what interrupted runs left
     if state_of(recipe, out, wanted, force) == "ready":
         return ready
     out.parent.mkdir(parents=True, exist_ok=True)
-    with locked(out) as held:
-        if held:
-            remove_leftovers(out)
+    with locked(out):
         state = state_of(recipe, out, wanted, force)
         if state == "ready":
             return ready
         start = time.perf_counter()
-        work = Path(tempfile.mkdtemp(prefix=f".{out.name}.making-{socket.gethostname()}-", dir=out.parent))
+        work = Path(tempfile.mkdtemp(prefix=f"{making}{temporary.label()}-", dir=out.parent))
         try:
             if state == "unsealed":
                 (work / made.NAME).write_text(_complete(recipe, out, recipe.read(out)))

@@ -24,6 +24,7 @@ a second. The files, in the order of one launch:
     lanes.py    groups for messages that must not wait for each other
     starting.py the calm line while the first ranks start
     started.py  what the parent knows of a rank
+    loading.py  unpickles what they have sent
     collect.py  listens to the ranks until they are done, wait for each other, or the deadline passes
     alarm.py    seconds for a piece of code of this process
     proc.py     what Linux tells of a process or a thread

@@ -4,6 +4,9 @@ import importlib.util
 import json
 import os
 import shutil
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -11,6 +14,7 @@ import pytest
 from dlojz_tp import data
 from dlojz_tp.commands import doctor
 from dlojz_tp.data import made
+from dlojz_tp.works import temporary
 
 SCRIPT = Path(__file__).resolve().parents[2] / "data_scripts" / "make_photo_patches.py"
 SOMEBODY = 65534  # nobody, on most machines
@@ -60,6 +64,21 @@ def told(look) -> str:
 
 def row() -> doctor.Row:
     return next(row for row in doctor._data_sets() if row.name == "data: photo_patches")
+
+
+def test_what_killed_makers_left_goes_though_the_set_is_whole(script, whole, tmp_path, capsys):
+    """A maker that lives, here or perhaps elsewhere, keeps its folder."""
+    out = Path(shutil.copytree(whole, tmp_path / "set"))
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    here, alive = temporary._place(), temporary.label()
+    for owner, days in {f"{here}-{ended.pid}-5": 0, alive: 2, "other-1-5": 0, "another-1-5": 2, "node7": 2}.items():
+        folder = tmp_path / f".set.making-{owner}-abc"
+        (folder / "new").mkdir(parents=True)
+        os.utime(folder, (time.time() - days * script.making.DAY,) * 2)
+    assert script.main([*SMALL, "--out", str(out)]) == 0 and "nothing to do" in capsys.readouterr().out
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left == {"set", f".set.making-{alive}-abc", ".set.making-other-1-5-abc"}
 
 
 @pytest.mark.parametrize("older", [False, True])

@@ -4,6 +4,7 @@ import errno
 import io
 import os
 import pickle
+import shutil
 import signal
 import subprocess
 import sys
@@ -242,13 +243,27 @@ def test_output_that_nobody_reads_is_not_the_ranks_failure(monkeypatch):
 def test_what_dead_programs_left_is_removed(tmp_path, monkeypatch):
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
-    monkeypatch.setattr(temporary.socket, "gethostname", lambda: "node-1")
-    for owner in (f"node_1-{ended.pid}", f"node_1-{os.getpid()}", f"node_2-{ended.pid}", "strange"):
+    here, mine = temporary._place(), temporary.label()
+    another_start = mine.rpartition("-")[0] + "-1"
+    for owner in (f"{here}-{ended.pid}-5", another_start, mine, f"other-{ended.pid}-5", f"{here}-x-5", "strange"):
         (tmp_path / f"dlojz-launch-{owner}-abc").mkdir()
     monkeypatch.setattr(temporary.tempfile, "tempdir", str(tmp_path))
-    assert temporary.prefix("launch") == f"dlojz-launch-node_1-{os.getpid()}-"
+    assert temporary.prefix("launch") == f"dlojz-launch-{mine}-"
     left = {path.name.removeprefix("dlojz-launch-") for path in tmp_path.iterdir()}
-    assert left == {f"node_1-{os.getpid()}-abc", f"node_2-{ended.pid}-abc", "strange-abc"}
+    assert left == {f"{mine}-abc", f"other-{ended.pid}-5-abc", f"{here}-x-5-abc", "strange-abc"}
+
+
+def test_a_container_leaves_the_folder_of_a_program_outside_alone(tmp_path):
+    """With the same host name and the same /tmp, the numbers of processes are others."""
+    apart = ["unshare", "--pid", "--fork", "--mount-proc"]
+    if not shutil.which("unshare") or subprocess.run([*apart, "true"], capture_output=True).returncode:
+        pytest.skip("no other PID namespace can be made here")
+    mine = tmp_path / f"{temporary.prefix('launch')}abc"
+    mine.mkdir()
+    look = "from dlojz_tp.works import temporary; print(temporary.prefix('launch'))"
+    env = os.environ | {"TMPDIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([*apart, sys.executable, "-c", look], env=env, capture_output=True, text=True, check=True)
+    assert mine.is_dir() and done.stdout.split("-")[2] != mine.name.split("-")[2]
 
 
 def own_group():
