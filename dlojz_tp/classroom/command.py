@@ -48,6 +48,8 @@ def main(argv: list[str]) -> int:
         board.read()
         if options.csv:
             print(board.table(), end="")
+            for line in board.left:
+                print(f"class: {line}", file=sys.stderr)
             return 0
         return serve(board, options.port)
     except folders.NoFolder as error:
@@ -70,10 +72,11 @@ def _make(shared: Path) -> int:
 
 
 class Board:
-    """The state of a class, read when asked for. trainees: {uid: Trainee}."""
+    """The state of a class, read when asked for. trainees: {uid: Trainee}. left: what is not read, in lines."""
 
     def __init__(self, shared: Path):
         self.trainees: dict[int, desk.Trainee] = {}
+        self.left: list[str] = []
         self._shared, self._reader = shared, reading.Reader(shared)
         self._view: dict = {}
         self._read_at, self._problem = 0.0, ""
@@ -89,6 +92,7 @@ class Board:
                     self.trainees.setdefault(uid, desk.Trainee(uid)).hear(told)
             self._read_at = time.time()
             self._view = desk.class_view(list(self.trainees.values()), self._read_at)
+            self.left = self._reader.warnings(desk.name_of)
 
     def table(self) -> str:
         """All that is known, as CSV."""
@@ -117,8 +121,7 @@ class Board:
         warnings = [self._problem] * bool(self._problem)
         if (late := time.time() - self._read_at) > OLD:
             warnings.append(f"What you see is {late:.0f} s old.")
-        for uid, files in list(self._reader.aside.items()):
-            warnings.append(f"{files} files of {desk.name_of(uid)} are no verdicts, and are left aside.")
+        warnings += self.left
         return self._view | {"folder": str(self._shared), "warnings": warnings}
 
 

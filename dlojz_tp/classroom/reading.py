@@ -15,7 +15,7 @@ import re
 import stat
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,9 +25,9 @@ from dlojz_tp.progress import WORDS
 from dlojz_tp.works import source
 
 LARGEST = 1000  # bytes of a verdict's file: five times what one has
-MOST_FOLDERS = 20_000  # in the class folder
+MOST_ENTRIES = 1_000_000  # of the class folder: as many are listed in a second
 MOST_OF_ONE = 200  # folders that one owner can have there
-MOST_FILES = 50_000  # of one owner
+MOST_FILES = 20_000  # of one owner
 NO_VERDICT = (errno.ELOOP, errno.EACCES, errno.EPERM, errno.ENXIO)  # of a link, a closed file, a pipe or a socket
 HINT = re.compile(r"[a-z0-9-]{0,60}")
 
@@ -44,33 +44,67 @@ class Told(NamedTuple):
 
 
 class Reader:
-    """Reads a class folder again and again; each file once. aside: {owner: files that were no verdicts}."""
+    """Reads a class folder again and again; each file once.
+
+    aside: {owner: files that were no verdicts}. Nobody's flood keeps another's verdicts out: each owner can have so
+    much, the rest is not read, and `warnings` says so.
+    """
 
     def __init__(self, shared: Path):
         self.aside: Counter[int] = Counter()
         self._shared = shared
         self._seen: dict[str, set[str]] = {}
         self._files: Counter[int] = Counter()
+        self._beyond: dict[str, int] = {}  # folders that are more than their owner can have: the owner
+        self._full: set[int] = set()  # owners of more files than are read
+        self._loose, self._more = 0, False  # entries that are no folders; whether there are too many of all
 
     def news(self) -> dict[int, list[Told]]:
         """{owner's uid: verdicts that were not there before}. Raises OSError where the folder cannot be read."""
         found: dict[int, list[Told]] = {}
         folders: Counter[int] = Counter()
+        listed: Counter[int] = Counter()
         with os.scandir(self._shared) as entries:
-            names = [entry.name for entry in itertools.islice(entries, MOST_FOLDERS)]
-        for name in sorted(names):
+            first = list(itertools.islice(entries, MOST_ENTRIES))
+            self._more = next(entries, None) is not None
+        names = {entry.name for entry in first if entry.is_dir(follow_symlinks=False)}
+        self._loose = len(first) - len(names)
+        self._beyond = {name: owner for name, owner in self._beyond.items() if name in names}
+        known = sorted(self._seen)  # first, and also where they are listed no more
+        for name in itertools.chain(known, sorted(names - self._seen.keys() - self._beyond.keys())):
             with contextlib.suppress(OSError), _opened(self._shared / name, os.O_DIRECTORY) as (handle, status):
-                folders[status.st_uid] += 1
-                if folders[status.st_uid] <= MOST_OF_ONE:
-                    found.setdefault(status.st_uid, []).extend(self._inside(name, handle, status.st_uid))
+                owner = status.st_uid
+                folders[owner] += 1
+                if folders[owner] <= MOST_OF_ONE:
+                    found.setdefault(owner, []).extend(self._inside(name, handle, owner, listed))
+                else:
+                    self._beyond[name] = owner
         return found
 
-    def _inside(self, folder: str, handle: int, owner: int) -> Iterator[Told]:
+    def warnings(self, name_of: Callable[[int], str]) -> list[str]:
+        """What was left aside or not read, a line for each owner. name_of: how to call an owner."""
+        lines = []
+        for owner, n in self.aside.items():
+            lines.append(f"{n} files of {name_of(owner)} are no verdicts, and are left aside.")
+        for owner, n in Counter(self._beyond.values()).items():
+            lines.append(f"{n} folders of {name_of(owner)} are not read: one can have {MOST_OF_ONE} here.")
+        lines += [f"{name_of(owner)} has too many files here: {MOST_FILES:,} of them are read." for owner in self._full]
+        if self._loose:
+            lines.append(f"{self._loose} entries of the class folder are no folders, and are left aside.")
+        if self._more:
+            lines.append(f"The class folder has more than {MOST_ENTRIES:,} entries: new trainees may be missing.")
+        return lines
+
+    def _inside(self, folder: str, handle: int, owner: int, listed: Counter) -> Iterator[Told]:
         seen = self._seen.setdefault(folder, set())
-        left = MOST_FILES - self._files[owner]
+        left = max(MOST_FILES - self._files[owner], 0)
         with os.scandir(handle) as entries:
-            fresh = [e.name for e in entries if e.name not in seen and not e.name.startswith(".")]
-        for name in sorted(fresh)[: max(left, 0)]:
+            names = [entry.name for entry in itertools.islice(entries, MOST_FILES + 1 - listed[owner])]
+        listed[owner] += len(names)
+        fresh = [name for name in names if name not in seen and not name.startswith(".")]
+        if len(fresh) > left or listed[owner] > MOST_FILES:
+            self._full.add(owner)
+        for name in sorted(fresh)[:left]:
             seen.add(name)
             self._files[owner] += 1
             try:

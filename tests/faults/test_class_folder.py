@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from dlojz_tp.classroom import drop, reading, telling
+from dlojz_tp.classroom import command, drop, reading, telling
 from dlojz_tp.works import source, whole_file
 
 WORK = "00_welcome"
@@ -255,12 +255,61 @@ def test_odd_files_stop_nothing(shared):
     assert sum(map(len, reader.news().values())) == 0 and reader.aside == {os.getuid(): 7}
 
 
-def test_a_flood_of_one_is_cut(shared, monkeypatch):
+def test_a_flood_of_one_is_cut_and_said(shared, monkeypatch):
     monkeypatch.setattr(reading, "MOST_FILES", 5)
     monkeypatch.setattr(reading, "MOST_OF_ONE", 3)
     for folder in range(5):
         (shared / f"f{folder}").mkdir()
         for file in range(3):
             Path(shared, f"f{folder}", f"{file}").write_text(json.dumps(SAID))
+    (shared / "loose").touch()
     reader = reading.Reader(shared)
     assert [len(reader.news()[os.getuid()]), len(reader.news()[os.getuid()])] == [5, 0]
+    assert reader.warnings(lambda uid: "ada") == [
+        "2 folders of ada are not read: one can have 3 here.",
+        "ada has too many files here: 5 of them are read.",
+        "1 entries of the class folder are no folders, and are left aside.",
+    ]
+    monkeypatch.setattr(reading, "MOST_ENTRIES", 4)
+    reader.news()
+    assert "more than 4 entries" in reader.warnings(str)[-1]
+
+
+@as_root
+def test_a_flood_of_one_hides_nobody_else(shared, capsys):
+    mallory, trainees = 20_099, range(20_001, 20_031)
+
+    def place(folder, uid, text):
+        folder.mkdir(0o755)
+        (folder / "00_welcome.1.1.5.json").write_text(text)
+        for path in (folder / "00_welcome.1.1.5.json", folder):
+            os.chown(path, uid, uid)
+
+    for uid in trainees[:15]:
+        place(shared / f"{uid}-{uid:032x}", uid, json.dumps(SAID))
+    for number in range(21_000):
+        os.mkdir(shared / f"{mallory}-{number}")  # noqa: PTH102
+        os.chown(shared / f"{mallory}-{number}", mallory, mallory)
+    for number in range(5_000):
+        os.close(os.open(shared / f"x{number}", os.O_CREAT))
+    crowded = shared / f"{mallory}-0"
+    for number in range(reading.MOST_FILES + 1):
+        os.close(os.open(crowded / f"{number}", os.O_CREAT))
+    for uid in trainees[15:]:
+        place(shared / f"{uid}-{uid:032x}", uid, json.dumps(SAID))
+    board = command.Board(shared)
+    board.read()
+    assert set(board.trainees) - {mallory} == set(trainees)
+    late = 20_050
+    place(shared / "late", late, json.dumps(SAID))
+    began = time.monotonic()
+    board.read()
+    assert late in board.trainees and time.monotonic() - began < command.PATIENCE
+    assert {
+        f"20000 files of user {mallory} are no verdicts, and are left aside.",
+        f"20800 folders of user {mallory} are not read: one can have 200 here.",
+        f"user {mallory} has too many files here: 20,000 of them are read.",
+    } < set(board.left)
+    assert command.main([str(shared), "--csv"]) == 0
+    told = capsys.readouterr()
+    assert told.out.count(",00_welcome,1,") == 31 and "20800 folders of user" in told.err
