@@ -13,6 +13,7 @@ from dlojz_tp.cards.verdict import BROKEN, Verdict
 from dlojz_tp.checking import breakage, judging, mistakes, originals
 from dlojz_tp.checking.usual_state import usual_state
 from dlojz_tp.classroom import telling
+from dlojz_tp.launch import starting
 from dlojz_tp.works import balise, source
 
 
@@ -26,6 +27,7 @@ REPLACED = (
     "To count calls, put the original back in a `finally`."
 )
 HIDDEN = "Nothing is counted. Run `del {name}`, give the variable another name in its cell, then check again."
+LONG_S = 5.0  # a verdict that takes longer needs a word
 _given: dict[tuple[str, int], list] = {}  # what catch_up defined for a balise of a work, in this process
 
 
@@ -59,7 +61,7 @@ class Course:
             return render.show(
                 render.line(f"balise {number} is further: to be judged, write yours at todo({number})", GIVEN)
             )
-        found = found or judge(self.work, number, answers)
+        found = found or self._judged(number, answers)
         if found.passed and theirs:
             found = dataclasses.replace(found, verdict=GIVEN)
         if found.verdict != BROKEN:
@@ -73,7 +75,12 @@ class Course:
 
     def show(self, number: int, *answers):
         """Show the verdict on an answer without counting it: for looking at wrong ones."""
-        render.show(render.verdict(judge(self.work, number, answers)))
+        render.show(render.verdict(self._judged(number, answers)))
+
+    def _judged(self, number, answers):
+        text = f"judging balise {number} for more than {LONG_S:.0f} s: your code still runs; the Stop button ends it"
+        with starting.said_after(LONG_S, text):
+            return judge(self.work, number, answers)
 
     def catch_up(self, number: int | str):
         """Define the reference solutions of balises 1 to `number` in the notebook, and show them, folded.

@@ -4,7 +4,9 @@ import errno
 import os
 import re
 import resource
+import traceback
 from pathlib import Path
+from types import ModuleType
 
 from dlojz_tp.launch import LaunchError, RankError, stacks
 
@@ -14,6 +16,7 @@ DISK = "free space, or set TMPDIR to a folder on another disk before you start J
 NOEXEC = "no program may run from the temporary folder: set TMPDIR to another folder before you start JupyterLab."
 FILES = "close other programs, or ask for a higher limit (ulimit -n, ulimit -u)."
 AWAY = "a disk or a network folder does not answer: tell those who look after the machine."
+HALF_LOADED = "restart the kernel: Stop has interrupted an import, and left a library without some of its parts."
 REPORT = "The course has a fault here, please report it. Your code is not to blame."
 MIXED = "the course was updated since this kernel was started"
 UPDATED = "Nothing is counted. Restart the kernel: until then, old and new files of the course are mixed."
@@ -59,6 +62,8 @@ def broken(error: BaseException, in_answer: bool, grown: int = 0) -> tuple[str, 
             return said, AGAIN.format(todo=todo)
     if isinstance(error, ProbeLost):
         return f"{error}", AGAIN.format(todo="end other programs, or report it.")
+    if isinstance(error, AttributeError) and isinstance(error.obj, ModuleType) and _in_library(error):
+        return f"AttributeError: {error}", AGAIN.format(todo=HALF_LOADED)
     if not in_answer and isinstance(error, (NameError, ImportError, SyntaxError, LookedAtNothing)):
         return f"{type(error).__name__}: {error}", REPORT
     return None
@@ -85,6 +90,12 @@ def peak() -> int:
         return 1024 * int(re.search(r"VmPeak:\s*(\d+) kB", Path("/proc/self/status").read_text())[1])
     except (OSError, TypeError):
         return 0
+
+
+def _in_library(error: BaseException) -> bool:
+    """Whether a line of a library raised it, neither one of the answer's nor one of the course's."""
+    files = [f.filename for f in traceback.extract_tb(error.__traceback__) if f.name != "__getattr__"]  # of the module
+    return bool(files) and not stacks.is_trainee(files[-1]) and "dlojz_tp" not in Path(files[-1]).parts
 
 
 class LookedAtNothing(Exception):

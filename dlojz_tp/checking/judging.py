@@ -21,7 +21,7 @@ from dlojz_tp.launch.errors import TooBusy
 from dlojz_tp.measure.collector import earlier_set_aside
 from dlojz_tp.works.balise import BaliseNotDone
 
-DEADLINE = 60.0  # seconds for one check, on a machine that does nothing else: no endless loop must hold the trainee
+DEADLINE = 30.0  # seconds for one check, on a machine that does nothing else: no endless loop must hold the trainee
 NOT_INSTALLED = "not-installed"  # the slug where a check needs a library that is not here
 LONG = 60  # characters: what a hint holds of it is not said again below
 PRINTED = 2000  # characters of the answer's own prints that are shown again

@@ -22,7 +22,7 @@ a second. The files, in the order of one launch:
     joining.py  how ranks join a process group
     place.py    which backend and which device
     lanes.py    groups for messages that must not wait for each other
-    starting.py the calm line while the first ranks start
+    starting.py the calm line while the first ranks start, or something else takes long
     started.py  what the parent knows of a rank
     loading.py  unpickles what they have sent
     collect.py  listens to the ranks until they are done, wait for each other, or the deadline passes

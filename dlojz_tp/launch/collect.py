@@ -116,7 +116,7 @@ def _sending(ranks: list[Rank]) -> float:
     """Seconds more where all that is left to do is to send results, and bytes come: not so few that it never ends."""
     late, now = [r for r in ranks if not r.done], time.monotonic()
     coming = all(
-        r.state == "sending" and now - r.heard_at < QUIET_S and now - r.sending_since < QUIET_S + r.sent / SLOWEST
+        r.state == "sending" and now - r.heard_at < QUIET_S and now - r.sending_since < QUIET_S + r.sent_bytes / SLOWEST
         for r in late
     )
     return LOOK_S if coming else 0.0
@@ -140,7 +140,7 @@ def listen(r: Rank) -> bool:
         return False
     r.unread += chunk
     r.heard_at = time.monotonic()
-    r.sent += len(chunk) * (r.state == "sending")
+    r.sent_bytes += len(chunk) * (r.state == "sending")
     while message := wire.take(r.unread):
         tag, data = message
         if tag == wire.UP:

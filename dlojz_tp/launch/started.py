@@ -23,7 +23,7 @@ class Rank:
     failed_at: float = 0.0
     heard_at: float = 0.0  # when its last bytes came
     sending_since: float = 0.0
-    sent: int = 0  # bytes since then
+    sent_bytes: int = 0  # since then
     printed: int = 0  # bytes
     unread: bytearray = field(default_factory=bytearray)
     unprinted: bytearray = field(default_factory=bytearray)

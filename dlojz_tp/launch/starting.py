@@ -1,7 +1,9 @@
-"""One calm line while the first ranks of a session take long to start; it goes when they are up."""
+"""One calm line while something takes long in a notebook, such as the start of the first ranks; it goes with it."""
 
+import contextlib
 import math
 import sys
+import threading
 import time
 
 AFTER_S = 0.7  # a start that is quicker needs no word
@@ -15,11 +17,11 @@ def in_notebook() -> bool:
 
 
 class Notice:
-    """Shows TEXT in a notebook, from AFTER_S seconds on until it is closed. wanted: False shows nothing."""
+    """Shows `text` in a notebook, from `after` seconds on until it is closed. wanted: False shows nothing."""
 
-    def __init__(self, wanted: bool):
-        self._due = time.monotonic() + AFTER_S if wanted else math.inf
-        self._shown = None
+    def __init__(self, wanted: bool, text: str = TEXT, after: float = AFTER_S):
+        self._due = time.monotonic() + after if wanted else math.inf
+        self._text, self._shown = text, None
 
     def left(self) -> float:
         """Show the line if it is time; seconds until then."""
@@ -34,7 +36,7 @@ class Notice:
 
             from dlojz_tp.cards.render import line
 
-            self._shown = display(line(TEXT), display_id=True)
+            self._shown = display(line(self._text), display_id=True)
 
     def close(self):
         """Take the line away."""
@@ -42,3 +44,25 @@ class Notice:
         if self._shown is not None:
             self._shown.update({"text/plain": "", "text/html": ""}, raw=True)
             self._shown = None
+
+
+@contextlib.contextmanager
+def said_after(seconds: float, text: str):
+    """Inside, a calm line in a notebook once it has taken `seconds`, whatever runs; it goes with the block."""
+    if not in_notebook():
+        yield
+        return
+    notice, over = Notice(True, text, seconds), threading.Event()
+
+    def wait():
+        if not over.wait(seconds):
+            notice.left()
+
+    waiting = threading.Thread(target=wait, name="dlojz notice", daemon=True)
+    waiting.start()
+    try:
+        yield
+    finally:
+        over.set()
+        waiting.join(1)  # it may be showing the line just now
+        notice.close()

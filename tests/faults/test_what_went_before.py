@@ -5,6 +5,7 @@ import contextlib
 import subprocess
 import sys
 import warnings
+from types import ModuleType
 
 import pytest
 import torch
@@ -305,6 +306,22 @@ def right(*args):
     assert course.judge(WORK, STEP, (names["right"],)).verdict == "fail"
     del names["sum"]
     assert course.judge(WORK, STEP, (names["right"],)).passed
+
+
+def test_a_library_that_is_half_loaded_is_no_fault_of_an_answer():
+    """So Stop leaves it in the middle of an import; an attribute that the answer itself has made up is its own."""
+    names = {"module": ModuleType("triton.backends")}
+    exec(compile("def compiled(x):\n    return module.compiler(x)\n", torch.__file__, "exec"), names)
+
+    def right(*args):
+        return RIGHT(*args) if names["compiled"](1) else None
+
+    def wrong(*args):
+        return torch.no_such_function(*args)
+
+    found = course.judge(WORK, STEP, (right,))
+    assert found.verdict == "could not judge" and "'compiler'" in found.got and "restart the kernel" in found.hint
+    assert course.judge(WORK, STEP, (wrong,)).verdict == "fail"
 
 
 def test_a_call_of_what_is_no_function_stays_a_fail():
