@@ -7,6 +7,7 @@ import warnings
 
 import numpy
 import torch
+from torch.distributed import distributed_c10d
 from torch.nn.modules import module as modules
 from torch.optim import optimizer as optimizers
 from torch.overrides import _pop_mode, _push_mode
@@ -28,7 +29,7 @@ def usual_state():
     precision of products, kernels of attention, what numpy does about errors, warnings that raise. The number of
     threads is kept: a check may change it.
     Entered and not left, by a cell that was interrupted say: inference mode, `torch.device`, FakeTensorMode and other
-    modes, autocast, hooks on saved tensors; and hooks on all modules or on all optimizers.
+    modes, autocast, hooks on saved tensors, a process group; and hooks on all modules or on all optimizers.
     """
     with contextlib.ExitStack() as restore:
         restore.enter_context(torch.inference_mode(False))  # also where it is off: an answer may leave it on
@@ -200,6 +201,13 @@ def _give_hooks(saved):
         table.update(hooks)
 
 
+def _take_process_group():
+    """Checkpoints, say, would be written for all of its ranks."""
+    found = distributed_c10d.GroupMember.WORLD
+    distributed_c10d._update_default_pg(None)
+    return found
+
+
 # (how to take away what has been entered, how to give it back)
 ENTERED = (
     (_take_function_modes, _give_function_modes),
@@ -208,4 +216,5 @@ ENTERED = (
     (_take_autocast_depth, _give_autocast_depth),
     (_take_hooks, _give_hooks),
     (_take_precisions, _give_precisions),
+    (_take_process_group, distributed_c10d._update_default_pg),
 )

@@ -21,7 +21,7 @@ class Unloadable(Exception):
 
 
 def load(source, seconds: float):
-    """The value in a pickle, bytes or an open file, within `seconds` where this is the main thread.
+    """The value in a pickle, bytes or an open file, within `seconds`, more on a busy machine; in the main thread alone.
 
     Errors: Unloadable, whatever was raised; KeyboardInterrupt where somebody has pressed Ctrl-C or Stop meanwhile.
     """

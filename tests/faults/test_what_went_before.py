@@ -9,6 +9,7 @@ from types import ModuleType
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -103,6 +104,13 @@ def as_before():
         precision(backend, "matmul", "none")
 
 
+def group():
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=8)
+    return dist.destroy_process_group
+
+
 def refused(*_):
     raise RuntimeError("nothing may be saved")
 
@@ -132,6 +140,7 @@ LEFT = {
     "a hook on all parameters": hooked(modules.register_module_parameter_registration_hook),
     "a hook on all optimizers": hooked(optimizers.register_optimizer_step_pre_hook),
     "warnings that raise": entered(lambda: warnings.catch_warnings(action="error")),
+    "a process group": group,
     "a profiler": entered(torch.profiler.profile),
 }
 
@@ -157,7 +166,7 @@ def state():
         torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu"), torch.is_anomaly_enabled(),
         torch._C._autograd._top_saved_tensors_default_hooks(True) is None,
         torch._C._autograd._saved_tensors_hooks_get_disabled_error_message(),
-        torch.backends.cuda.math_sdp_enabled(), modules._has_any_global_hook(),
+        torch.backends.cuda.math_sdp_enabled(), dist.is_initialized(), modules._has_any_global_hook(),
         len(modules._global_parameter_registration_hooks), len(optimizers._global_optimizer_pre_hooks),
     )  # fmt: skip
 
@@ -170,11 +179,25 @@ def test_the_notebook_finds_its_own_again_and_nothing_of_an_answer(leave):
     for name, other in LEFT.items():
         with usual_state():
             assert state() == plain
-            if name != "a profiler":
+            if name not in ("a profiler", "a process group"):
                 kept.append(other())  # an answer that leaves it on
         assert state() == mine, name
     end()
     assert state() == plain
+
+
+def test_a_checkpoint_is_not_written_for_ranks_of_a_group_that_was_left():
+    work, names = source.find("09_ddp"), {"__name__": "__main__"}
+    for cell in work.cells:
+        if "setup" in cell.options:
+            exec(compile(cell.text, "<setup>", "exec"), names)
+    exec(compile(source.without_markers(work.balises[7].code), "<cell>", "exec"), names)
+    end = group()
+    try:
+        found = course.judge(work, 7, tuple(names[name] for name in work.balises[7].answers))
+    finally:
+        end()
+    assert found.passed, found.hint
 
 
 def test_both_older_names_of_precision_are_kept():
