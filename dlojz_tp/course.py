@@ -26,7 +26,8 @@ REPLACED = (
     "Nothing is counted: the check calls this function too. Leave out the line that replaces it, restart the kernel. "
     "To count calls, put the original back in a `finally`."
 )
-HIDDEN = "Nothing is counted. Run `del {name}`, give the variable another name in its cell, then check again."
+MISUSED = "not callable", "has no attribute"
+HIDDEN = "Nothing is counted. Give the variable another name, run `del {name}`, then the first cell, and check again."
 LONG_S = 5.0  # a verdict that takes longer needs a word
 _given: dict[tuple[str, int], list] = {}  # what catch_up defined for a balise of a work, in this process
 
@@ -170,9 +171,12 @@ def judge(work: source.Work, number: int, answers: tuple) -> Verdict:
         found = _judge(work, number, title, answers)
     if found.verdict in ("pass", "fail") and (what := originals.replaced()):
         return Verdict(number, title, BROKEN, found.seconds, got=what, hint=REPLACED)
-    if found.verdict == "fail" and "not callable" in found.hint and (hidden := originals.hidden(answers)):
-        what = f"{hidden[0]} is a variable of this notebook ({type(hidden[1]).__name__}), and hides Python's own"
-        return Verdict(number, title, BROKEN, found.seconds, got=what, hint=HIDDEN.format(name=hidden[0]))
+    if found.verdict == "fail" and any(words in found.hint for words in MISUSED):
+        code = "\n".join(cell.text for cell in work.cells if cell.kind == "code")
+        if hidden := originals.hidden(answers, code):
+            name, value = hidden
+            what = f"{name} is a variable of this notebook ({type(value).__name__}) and hides what it stands for"
+            return Verdict(number, title, BROKEN, found.seconds, got=what, hint=HIDDEN.format(name=name))
     return found
 
 

@@ -4,6 +4,7 @@ Checks call these functions, as answers do: where `torch.allclose` is another fu
 what a trainee wrote counts: PyTorch wraps some functions of its own, and so do libraries.
 """
 
+import ast
 import builtins
 import dis
 import functools
@@ -15,7 +16,7 @@ import operator
 import random
 import sys
 from collections.abc import Iterator
-from types import CodeType, FunctionType, MappingProxyType
+from types import CodeType, FunctionType, MappingProxyType, ModuleType
 
 import numpy
 import torch
@@ -73,8 +74,13 @@ def replaced() -> str:
     return ""
 
 
-def hidden(answers: tuple) -> tuple[str, object] | None:
-    """A function of Python's that the answers call while a variable of the notebook has its name: (name, its value)."""
+def hidden(answers: tuple, code: str = "") -> tuple[str, object] | None:
+    """A name that the answers use while a variable of the notebook has taken it: (name, the variable's value).
+
+    Names are those of Python's functions, and those of modules, functions and classes that the course's own `code` for
+    the notebook imports and gives to nothing else.
+    """
+    imported = _imported(code)
     todo, seen = [one if isinstance(one, (FunctionType, type)) else type(one) for one in answers], set()
     while todo:
         one = todo.pop()
@@ -86,10 +92,35 @@ def hidden(answers: tuple) -> tuple[str, object] | None:
             continue
         for name, called in _globals_of(one.__code__):
             value = one.__globals__.get(name, GONE)
-            if called and value is not GONE and hasattr(builtins, name) and not callable(value):
+            taken = value is not GONE and not _is_used(value)
+            if taken and (name in imported or (called and hasattr(builtins, name))):
                 return name, value
             todo += [value] * isinstance(value, (FunctionType, type))
     return None
+
+
+def _imported(code: str) -> set[str]:
+    found, given = set(), set()
+    for node in _outside_functions(ast.parse(code)):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            given.add(node.id)
+        elif isinstance(node, ast.Import):
+            found |= {alias.asname or alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            module = sys.modules.get(node.module or "")
+            found |= {each.asname or each.name for each in node.names if _is_used(getattr(module, each.name, None))}
+    return found - given
+
+
+def _outside_functions(node: ast.AST) -> Iterator[ast.AST]:
+    for child in ast.iter_child_nodes(node):
+        if not isinstance(child, (ast.FunctionDef, ast.ClassDef, ast.Lambda)):
+            yield child
+            yield from _outside_functions(child)
+
+
+def _is_used(value) -> bool:
+    return callable(value) or isinstance(value, ModuleType)
 
 
 def _globals_of(code: CodeType) -> Iterator[tuple[str, bool]]:

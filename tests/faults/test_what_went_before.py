@@ -324,11 +324,25 @@ def right(*args):
 """
     exec(compile(code, "<cell>", "exec"), names)
     found = course.judge(WORK, STEP, (names["right"],))
-    assert found.verdict == "could not judge" and "sum is a variable" in found.got and "del sum" in found.hint
+    assert found.verdict == "could not judge" and "sum is a variable" in found.got and "`del sum`" in found.hint
     names["sum"] = lambda losses: losses.mean()  # a function of the trainee's own: its mistakes count
     assert course.judge(WORK, STEP, (names["right"],)).verdict == "fail"
     del names["sum"]
     assert course.judge(WORK, STEP, (names["right"],)).passed
+
+
+def test_a_variable_that_hides_a_module_of_the_first_cell_is_named():
+    right = step()
+    right.__globals__["F"] = 0.5
+    found = course.judge(WORK, STEP, (right,))
+    assert found.verdict == "could not judge" and "F is a variable of this notebook (float)" in found.got
+    right.__globals__["F"] = F
+    assert course.judge(WORK, STEP, (right,)).passed
+
+    def wrong(model, images, labels, optimizer, device):
+        return labels.tolist().no_such_thing
+
+    assert course.judge(WORK, STEP, (wrong,)).verdict == "fail"
 
 
 def test_a_library_that_is_half_loaded_is_no_fault_of_an_answer():
