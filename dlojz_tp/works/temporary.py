@@ -72,9 +72,7 @@ def _place() -> str:
 
 def _started(pid: int) -> str:
     """When a process started, in ticks since the machine did; empty where the system does not tell."""
-    from dlojz_tp.launch import proc  # which needs this module
-
     try:
-        return proc.fields(Path(f"/proc/{pid}"))[19]
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()[19]
     except (OSError, IndexError):
         return ""
