@@ -68,10 +68,11 @@ ROUNDS = 30 if FULL else 20  # of the race
 # A loss that is a mean over the batch has a gradient that is a mean over the batch. Cut the batch into $N$ equal shares,
 # and the mean of the shares' gradients is the gradient of the whole:
 #
-# $$\nabla L \;=\; \frac1{B}\sum_{i=1}^{B} \nabla \ell_i \;=\; \frac1N \sum_{r=0}^{N-1} \nabla L_r
-# \qquad\text{so}\qquad
-# t_\text{step} = t_\text{forward} + t_\text{backward} + t_\text{all-reduce}
-# \;\longrightarrow\; t_\text{forward} + \max(t_\text{backward},\, t_\text{all-reduce})$$
+# $$\begin{aligned}
+# \nabla L &= \frac1{B}\sum_{i=1}^{B} \nabla \ell_i \;=\; \frac1N \sum_{r=0}^{N-1} \nabla L_r \qquad\text{so} \\
+# t_\text{step} &= t_\text{forward} + t_\text{backward} + t_\text{all-reduce}
+# \;\longrightarrow\; t_\text{forward} + \max(t_\text{backward},\, t_\text{all-reduce})
+# \end{aligned}$$
 #
 # if the all-reduces run *while* backward computes. Backward begins with the last layer: its gradients can travel first.
 

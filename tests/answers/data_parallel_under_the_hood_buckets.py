@@ -228,6 +228,21 @@ def average_gradients(parameters):
                 mean(p.grad)
 
 
+@bank.wrong(3, "sent-too-much")
+def average_gradients(parameters):
+    for p in parameters:
+        if p.grad is not None:
+            wide = p.grad.float() if p.grad.dtype == torch.bfloat16 else p.grad
+            p.grad.copy_(mean(wide))
+
+
+@bank.wrong(3, "sent-rounded")
+def average_gradients(parameters):
+    for p in parameters:
+        if p.grad is not None:
+            p.grad.copy_(mean(p.grad.float()))
+
+
 # ---------------------------------------------------------------- balise 4
 
 
@@ -503,6 +518,18 @@ def sent_wide(buckets):
 
 
 pair("sent-too-much", average=sent_wide)
+
+
+def sent_as_float32(buckets):
+    """16 bits travel as 32, for the sum's sake; wider ones as they are."""
+    for bucket in buckets:
+        flat = torch.cat([p.grad.reshape(-1) for p in bucket])
+        flat = mean(flat.float() if flat.dtype.itemsize == 2 else flat)
+        for p, piece in zip(bucket, flat.split([p.numel() for p in bucket])):
+            p.grad.copy_(piece.view(p.shape))
+
+
+pair("sent-too-much", average=sent_as_float32)
 
 
 def sent_narrow(buckets, kind=torch.float32):

@@ -625,8 +625,14 @@ def varied(weight=lambda part, parts: len(part) / sum(map(len, parts)), each=Fal
     return backward
 
 
-pair("not-scaled", backward=varied(weight=lambda part, parts: 1.0))
-pair("alike-weights", backward=varied(weight=lambda part, parts: 1 / len(parts)))
+for weight in (
+    lambda part, parts: 1.0,
+    lambda part, parts: len(part),
+    lambda part, parts: 1 / len(part),
+    lambda part, parts: len(part) * dist.get_world_size() / sum(map(len, parts)),  # as where no reducer divides
+):
+    pair("part-weights", backward=varied(weight=weight))
+pair("part-weights", backward=varied(weight=lambda part, parts: 1 / len(parts)))
 pair("finish-forgotten", backward=varied(finish=False))
 pair("finish-every-time", backward=varied(each=True))
 
@@ -738,7 +744,7 @@ pair("placed-twice", Announced)
 slips = Bank("08_data_parallel_under_the_hood", whole=True)
 slips.slip(5, "hook-too-early", ("register_post_accumulate_grad_hook(self.ready)", "register_hook(self.ready)"))
 slips.slip(5, "hook-too-early", ("hook(self.ready)", "hook(self.ready(p))"))
-slips.slip(6, "wrong-gradient", ("(loss_of(part) * len(part) / total)", "(loss_of(part) / total)"))
+slips.slip(6, "part-weights", ("(loss_of(part) * len(part) / total)", "(loss_of(part) / total)"))
 
 AS_NEW = "        for bucket in self.buckets:\n            bucket.missing = set(bucket.parameters)"
 slips.slip(5, "placed-again", (AS_NEW, "        pass"))

@@ -2,6 +2,8 @@
 
 from functools import cache
 
+import torch
+
 from dlojz_tp import launch
 from dlojz_tp.checking import Wrong, close
 from dlojz_tp.checks.data_parallel_under_the_hood.common import (
@@ -14,7 +16,7 @@ from dlojz_tp.checks.data_parallel_under_the_hood.common import (
 )
 from dlojz_tp.checks.data_parallel_under_the_hood.overlap import CAPACITY, HELD, KNOWN, local, plain
 from dlojz_tp.probes.memory import KeptForBackward
-from dlojz_tp.probes.networks import Chain, gradients, rows
+from dlojz_tp.probes.networks import TOLERANCE, Chain, gradients, rows
 from dlojz_tp.probes.traffic import Traffic, sent, until
 from dlojz_tp.probes.withheld import Withheld
 
@@ -26,8 +28,8 @@ HINTS = {
     "switch-stays": "After an exception inside no_sync(), nothing is sent any more. Set the switch back in a finally block.",
     "lost-local": "Inside no_sync(), p.grad must collect the sum of this rank's own gradients, unsent and undivided.",
     "only-the-last": "Only the last micro-batch's gradient came out: those that had been collected before are lost.",
-    "not-scaled": "The gradients of the micro-batches were added up. Each mean has to be weighted by its part of the batch.",
-    "alike-weights": "Right for equal micro-batches, wrong for those of 3, 2 and 1 rows: weight each by len(part) / total.",
+    "part-weights": "The gradients of micro-batches of {rows} rows were added up with the weights {weights}; due are {due}. Each is "
+    "the gradient of a mean: its weight is its rows over all rows of the rank, and the reducer divides by the ranks.",
     "graphs-kept": "All forward passes ran before the first backward. Their activations are in memory together, which "
     "accumulation is to avoid: forward and backward of one micro-batch, then the next.",
     "retained": "Backward was over, and {n} tensors that a micro-batch had kept for it were still there: retain_graph holds "
@@ -207,9 +209,30 @@ def _parts(case, truth, name, rank, size):
     last = max((k for k, text in enumerate(texts) if text == "layer 0"), default=0)
     if size > 1 and not _large(events[:last]):
         raise Wrong("no-overlap-left", where=where)
-    known = {}
-    if n > 1:
-        known = {"not-scaled": (1,) * n, "only-the-last": (0,) * (n - 1) + (None,)}
-        if name == "uneven" and size < 4:
-            known["alike-weights"] = (1 / n,) * n
-    _mean(case, truth, rank, size, {slug: _weighted(size, _SIZES[name], w) for slug, w in known.items()})
+    known = {"only-the-last": _weighted(size, _SIZES[name], (0,) * (n - 1) + (None,))} if n > 1 else {}
+    try:
+        _mean(case, truth, rank, size, known)
+    except Wrong as wrong:
+        weights = _weights(case["now"], size, name) if wrong.slug in ("wrong-gradient", "not-divided") else None
+        if weights:
+            due = [rows / sum(sizes) for rows in sizes]
+            wrong.slug = "part-weights"
+            wrong.fields |= {"rows": ", ".join(map(str, sizes)), "weights": _listed(weights), "due": _listed(due)}
+        raise
+
+
+def _weights(got, size, name):
+    """The weights with which the mean gradients of the parts were added up; None where `got` is no such sum."""
+    if any(one is None or not one.isfinite().all() for one in got):
+        return None
+    n = len(_SIZES[name](12 // size))
+    parts = [_weighted(size, _SIZES[name], tuple(float(j == k) for j in range(n))) for k in range(n)]
+    columns, flat = (
+        torch.stack([torch.cat([one.flatten() for one in each]) for each in some], 1) for some in (parts, [got])
+    )
+    found = torch.linalg.lstsq(columns, flat).solution
+    return found[:, 0].tolist() if close(columns @ found, flat, TOLERANCE) else None
+
+
+def _listed(weights):
+    return ", ".join(f"{round(one, 4) + 0.0:g}" for one in weights)

@@ -80,11 +80,13 @@ class Mixed(nn.Module):
             self.rare = nn.Parameter(torch.randn((), dtype=torch.float64))  # its gradient is zero on all ranks but one
             self.unused = nn.Parameter(torch.randn(5, dtype=torch.float64))
             self.coarse = nn.Parameter(torch.randn(8, 6))
+            self.short = nn.Parameter(torch.randn(8, 8, dtype=torch.bfloat16))  # as float32 it sends 128 bytes more
 
     def forward(self, x):
+        narrow = torch.tanh(x @ self.short.double() / 4).sum(dim=1)
         rare = self.rare * (x[:, 0] - HIGH).relu()
         x = torch.tanh(self.first(x) + x @ self.coarse.double()) * self.scale
-        return ((x @ self.turned + self.shift * self.frozen).square().sum(dim=1) + rare).mean()
+        return ((x @ self.turned + self.shift * self.frozen).square().sum(dim=1) + rare + narrow).mean()
 
 
 def balise_3(average_gradients):
@@ -265,7 +267,8 @@ def _in_order(buckets, weight, dtypes, capacity, fields):
 GIVEN = (
     (((3, 4), torch.float64, "turned"), ((5,), torch.float64, "")),
     (((2, 3, 2), torch.float32, ""), ((), torch.float32, ""), ((4, 2), torch.float32, "turned")),
-    (((7,), torch.float64, ""),),
+    (((59,), torch.float64, ""),),
+    (((8, 6), torch.bfloat16, ""), ((5,), torch.bfloat16, "")),
 )
 
 
