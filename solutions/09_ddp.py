@@ -667,6 +667,10 @@ def load_checkpoint(path, model, optimizer):
 tp.check(7, save_checkpoint, load_checkpoint)
 
 # %% [markdown]
+# `torch.compile(network)` wraps as DDP does: the names of its `state_dict()` begin with `_orig_mod.`, and a network that is not
+# compiled refuses them; save the network inside, or compile it in place, by `network.compile()`.
+
+# %% [markdown]
 # ## A job
 #
 # A supercomputer has a queue in front of it: you describe what you need, Slurm starts it when it is free. `launch.job`
@@ -790,7 +794,7 @@ shell("squeue --me")
 # %% [markdown]
 # ## Past the time limit · further
 #
-# ### Balise 9 · Everything that a job must hand on · further · about 12 min
+# ### Balise 9 · Everything that a job must hand on · further · about 13 min
 #
 # A training needs longer than a job may last. `#SBATCH --signal=USR1@90` asks Slurm for a signal 90 s before the limit.
 # Then the ranks save, put the job back into the queue (`scontrol requeue`), and the next start goes on as if nothing had
@@ -857,7 +861,9 @@ tp.check(9, Everything)
 # %% [markdown]
 # The training that uses it. A signal may come between any two instructions, in the middle of a message or a write: so its
 # **handler only sets a flag**, and the loop looks at the flag after each step. And the ranks notice at different
-# moments: who left alone would leave the others waiting for its gradients, so they **agree** first.
+# moments: who left alone would leave the others waiting for its gradients, so they **agree** first. Slurm signals loader
+# workers, too, and a process without a handler dies of the signal: set the handler before workers are forked, which then
+# have it, or ignore the signal in `worker_init_fn`.
 
 
 # %% tags=["setup"]

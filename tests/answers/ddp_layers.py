@@ -549,6 +549,8 @@ def accumulate_one_graph(model, micro_batches, optimizer):
 bank.several(5, "not-accumulated", accumulate_all_at_once, learning_rate)
 bank.several(5, "not-accumulated", accumulate_one_graph, learning_rate)
 bank.slip(5, "rate-whole-numbers", ("base * batch / base_batch", "base * (batch // base_batch)"))
+bank.slip(5, "rate-whole-numbers", ("base * batch / base_batch", "base * (batch // base_batch or batch / base_batch)"))
+bank.slip(5, "rate-whole-numbers", ("base * batch / base_batch", "base * max(round(batch / base_batch), batch / base_batch)"))
 bank.slip(5, "rate-whole-numbers", ("base * batch / base_batch", "base * int(batch / base_batch)"), variant=True)
 bank.slip(
     5,
@@ -696,7 +698,9 @@ def make_parallel(network, device):
     return network
 
 
-bank.slip(3, "equal-batches-assumed", ("x.numel() / x.shape[1]", "len(x) * 20.0"))
+bank.slip(3, "equal-batches-assumed", ("x.numel() / x.shape[1]", "len(x) * 729.0"))
+for kind in ("torch.half", "torch.bfloat16"):
+    bank.slip(3, "count-rounded", ("x.new_tensor([x.numel() / x.shape[1]])", f"x.new_tensor([x.numel() / x.shape[1]], dtype={kind})"))
 
 bank.slip(
     3, "norm-not-on-gpu", ("x.new_tensor([x.numel() / x.shape[1]])", "torch.tensor([x.numel() / x.shape[1]], dtype=x.dtype)")

@@ -42,7 +42,7 @@ HINTS = {
     "rate-inverted": "The target is base · batch / base_batch: these two are the other way round.",
     "rate-geometric": "The warm-up multiplies by the same factor in each step. It is to add the same amount.",
     "rate-smaller-batch": "With a batch smaller than base_batch the target lies below base, and the warm-up leads down to it.",
-    "rate-whole-numbers": "With a batch smaller than base_batch the rate goes down to 0: // gives a whole number. Divide with /.",
+    "rate-whole-numbers": "batch / base_batch is no whole number here, and a whole one was used: // and int() cut off, round() rounds. Divide with /.",
     "rate-no-warm-up": "In the first steps the learning rate rises from base to the target, by the same amount each step.",
     "rate-from-zero": "The warm-up starts at base (step 0), not at 0.",
     "rate-off-by-one": "The target is reached at step = warmup_steps; step 0 has the base rate.",
@@ -222,11 +222,17 @@ def _right_rates(learning_rate):
             got=value,
             where=f"step {step} of a warm-up of {warmup}, batch {batch} for {base_batch}",
         )
+    between = learning_rate(9, base, base_batch, 384, warmup)
+    if not close(between, 0.15, 1e-6):
+        slug = "rate-whole-numbers" if any(close(between, whole * base, 1e-6) for whole in (1, 2)) else "rate-wrong"
+        raise Wrong(
+            slug, expected=0.15, got=between, where=f"step 9 of a warm-up of {warmup}, batch 384 for {base_batch}"
+        )
     smaller = [learning_rate(step, 0.5, 100, 50, 10) for step in (0, 5, 20)]
     wanted = [0.5, 0.375, 0.25]
     if not close(smaller, wanted, 1e-6):
         slug = "rate-whole-numbers" if close(smaller, [0.5, 0.25, 0.0], 1e-6) else "rate-smaller-batch"
-        raise Wrong(slug, expected=wanted, got=smaller, where="steps 0, 5 and 20 of a warm-up of 10")
+        raise Wrong(slug, expected=wanted, got=smaller, where="steps 0, 5 and 20 of a warm-up of 10, batch 50 for 100")
     try:
         got = learning_rate(0, 0.5, 100, 50, 0)
     except ZeroDivisionError as error:

@@ -26,6 +26,7 @@ HINTS = {
     "apart: exchange the sums of x and of x², and the number of values.",
     "equal-batches-assumed": "It is right where all ranks have equally many images of one size, and wrong where they do not. The number "
     "of values must be summed over the ranks, too.",
+    "count-rounded": "The number of values was rounded: 16 bits count no further than 2,048 (float16) or 256 (bfloat16). Count in float32.",
     "normalised-wrong": "The output is not that of one batch norm over all ranks' images.",
     "unbiased-normalised": "The output is normalised with the unbiased variance, over n − 1. That one is for running_var; the "
     "output takes the mean of the squares, over n.",
@@ -89,9 +90,12 @@ def _judge(size, ranks):
 
 
 def _images(rank, case, step=0):
-    """Images of one rank, (4, 3, 4, 5) or (rank + 1, 3, 2, 3); each rank has another mean and spread."""
+    """Images of one rank, (3, 3, 27, 27) or (rank + 1, 3, 2, 3); each rank has another mean and spread.
+
+    A channel has 2,187 values in the first: 16 bits have no such number.
+    """
     generator = torch.Generator().manual_seed(100 * step + rank)
-    sizes = (4, CHANNELS, 4, 5) if case == "even" else (rank + 1, CHANNELS, 2, 3)
+    sizes = (3, CHANNELS, 27, 27) if case == "even" else (rank + 1, CHANNELS, 2, 3)
     return torch.randn(sizes, generator=generator, dtype=torch.float64) * (1 + rank / 2) + 3 * rank - step
 
 
@@ -209,6 +213,13 @@ def _mistake(size, rank, case, got):
     squares = torch.stack([(part**2).mean((0, 2, 3)) for part in parts])
     if close(got, normalised(*moments(x)), 1e-7):
         return "scale-forgotten"
+    for dtype in (torch.float16, torch.bfloat16):
+        counts = torch.tensor([part[:, 0].numel() for part in parts], dtype=dtype)
+        totals = sum(counts), counts.double().sum(), torch.tensor(x[:, 0].numel(), dtype=dtype)
+        off = [x[:, 0].numel() / float(total) for total in totals]
+        mean, square = x.mean((0, 2, 3)), x.square().mean((0, 2, 3))
+        if any(close(got, normalised(mean * k, square * k - (mean * k) ** 2) * weight + bias, 1e-7) for k in off):
+            return "count-rounded"
     if close(got, normalised(x.mean((0, 2, 3)), x.var((0, 2, 3))) * weight + bias, 1e-7):
         return "unbiased-normalised"
     if any(close(got, normalised(*moments(x), eps) * weight + bias, 1e-7) for eps in (0.0, 1e-5, 1e-6, 1e-8)):
