@@ -280,7 +280,7 @@ def set_random_states(states):
 #
 # **`find_rates`** makes up to `n` steps. You write
 #
-# 1. what makes that model and optimizer are untouched afterwards, though the loop trains (1 line);
+# 1. what leaves model and optimizer as they were, although the loop trains (1 line);
 # 2. the rate of step $k$: from `low` at $k = 0$ to `high` at $k = n - 1$, by the same *factor* each time (1 line);
 # 3. `smooth`, that is $s_k$. Losses $\ell_k$ of single batches are noisy, so they go into a running mean, corrected for its
 #    start at $a_{-1} = 0$ (2 lines):
@@ -641,15 +641,16 @@ def average_over_ranks(parameters):
 
 
 # %% [markdown]
-# ### Balise 4 · Clip and accumulate · further · about 9 min
+# ### Balise 4 · Clip and accumulate · further · about 10 min
 #
 # - **`clip_gradients`** scales the gradients in place, so that their norm together is at most `max_norm`, and returns the norm
 #   from before. No value may go to Python (`if norm > …`, `.item()`), and no gradient gets an operator of its own
 #   (`torch._foreach_…` takes them all): a GPU would wait. `clip_grad_norm_` is not for use. 2 lines.
 # - **`accumulated_step`** runs on every rank and does one step, as if the micro-batches of all ranks were one batch.
-#   Write `count`, the number of labels that count, on all ranks (2 lines), the `loss` of a micro-batch as it enters the
-#   mean over all, and its backward (2 lines). But `average_over_ranks` divides once more: by what must the loss be
-#   multiplied before the backward?
+#   Write `count`, the number of labels that count, on all ranks (2 lines): a tensor on the labels' device, for NCCL sends
+#   from nowhere else. Then the `loss` of a micro-batch as it enters the mean over all, and its backward (2 lines). But
+#   `average_over_ranks` divides once more: by what must the loss be multiplied before the backward? The loss that is
+#   returned stays unmultiplied.
 #
 # <details><summary>Hint</summary>
 #
@@ -1274,24 +1275,25 @@ draw_bend(estimates, fewest, critical, noise)
 #
 # The lecture's picture: large batches end in steep, narrow minima, and these generalise worse (Keskar and others,
 # 2017). The largest eigenvalue of the Hessian, the curvature in the steepest direction, tells how sharp a minimum is:
-# *power iteration* finds it, and a Hessian times a vector costs about two backward passes. Three rates, batch 32 and
-# all 1,438 samples, three seeds. Each stops where its training loss is 0.2.
+# *power iteration* finds it, and a Hessian times a vector costs about two backward passes. It is the Hessian of the loss
+# over the whole training set. Three rates, batch 32 and all 1,438 samples, three seeds. Each stops where its training loss
+# is 0.2.
 
 
 # %%
 SHAPE = network().to("meta")  # what a network computes; the weights come from elsewhere
 
 
-def on_probe(weights, model=SHAPE):
-    """Mean cross-entropy on 256 training samples, with these weights {name: tensor}."""
-    return F.cross_entropy(torch.func.functional_call(model, weights, (X[:256],)), Y[:256])
+def loss_of(weights, model=SHAPE, samples=None):
+    """Mean cross-entropy on the first `samples` training samples (None: all), with these weights {name: tensor}."""
+    return F.cross_entropy(torch.func.functional_call(model, weights, (X[:samples],)), Y[:samples])
 
 
 def sharpness(weights, iterations=8):
     """Largest eigenvalue of each model's Hessian, (models,). weights: {name: (models, ...)}"""
 
     def product(at, along):
-        return torch.func.jvp(torch.func.grad(on_probe), (at,), (along,))[1]
+        return torch.func.jvp(torch.func.grad(loss_of), (at,), (along,))[1]
 
     torch.manual_seed(0)
     along = {name: torch.randn_like(w) for name, w in weights.items()}
@@ -1356,12 +1358,13 @@ plt.show()
 
 # %% [markdown]
 # Within one batch size, from line to line, the **rate** changes. A step of rate $\eta$ cannot settle where the
-# curvature is above $2/\eta$: it jumps across, farther each time, until it finds a flatter place. With the whole set
-# the curvature hovers about the line, or just above it (Cohen and others, 2021): a run that is stopped on its way may
-# stand above. Across the batches, at the same rate, the **noise** shakes a small batch out of narrow places in which a
-# large one can stay. So far the lecture's picture holds. But is flat *better*? Read the last column and the last line.
-# With tuned rates and as many steps, others found much of the gap between small and large batches gone (Hoffer and
-# others, 2017; Shallue and others, 2019).
+# curvature is above $2/\eta$: it jumps across, farther each time, until it finds a flatter place. Trained long with the
+# whole set, networks end about this line (Cohen and others, 2021). Here each run is stopped at a loss of 0.2, on its
+# way: at the lowest rate the curvature has come near the line, at the higher ones it stands above it, some runs far
+# above. Across the batches, at the same rate, the **noise** shakes a small batch out of narrow places in which a large
+# one can stay. So far the lecture's picture holds. But is flat *better*? Read the last column and the last line. With
+# tuned rates and as many steps, others found much of the gap between small and large batches gone (Hoffer and others,
+# 2017; Shallue and others, 2019).
 #
 # ## See it: the surface with and without skip connections · further
 #
@@ -1410,7 +1413,7 @@ def plane(skip, steps=200, points=25, reach=0.5):
     one, other = direction(weights, 1), direction(weights, 2)
 
     def at(a, b):
-        return on_probe({name: w + a * one[name] + b * other[name] for name, w in weights.items()}, model)
+        return loss_of({name: w + a * one[name] + b * other[name] for name, w in weights.items()}, model, 256)
 
     far = torch.linspace(-reach, reach, points)
     with torch.no_grad():

@@ -4,9 +4,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from dlojz_tp import launch
 from dlojz_tp.checking import Wrong
 from dlojz_tp.checking.borrowed import out_of_reach
 from dlojz_tp.checking.looks import Look, Value, at_most, form, judged, silent
+from dlojz_tp.probes.gpus import left_on_cpu, on_gpus
 from dlojz_tp.probes.operations import Operations, in_words, syncs
 from dlojz_tp.probes.ranks import hung, killed_by
 from dlojz_tp.probes.shared_looks import judged_on_ranks
@@ -216,3 +218,13 @@ KNOWN = ((hung, "ranks-waiting"), (killed_by("SIGABRT"), "ranks-waiting"))
 def balise_4(clip_gradients, accumulated_step):
     yield from judged(CLIP, observe_clip, clip_gradients)
     yield from judged_on_ranks(LOOKS, observe, accumulated_step, known=KNOWN)
+    yield "and the same where each rank has a GPU"
+    on_gpus(_on_gpu, accumulated_step, known=left_on_cpu("count-not-on-gpu"))
+
+
+def _on_gpu(_, step):
+    model = Words().to(launch.device())
+    parts = [
+        (x.to(launch.device()), y.to(launch.device())) for x, y in micro_batches("first", torch.distributed.get_rank())
+    ]
+    step(model, parts, torch.optim.SGD(model.parameters(), lr=1.0), MAX)

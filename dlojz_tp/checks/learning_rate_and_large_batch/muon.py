@@ -75,7 +75,7 @@ def observe(orthogonalise, muon):
     slow = any(word in name for name in operations.calls for word in ("svd", "eig", "linalg_qr"))
     yield {"form": form(got), "decomposed": slow}
     yield {"products in": [_products_in(orthogonalise, dtype) for dtype in (torch.float32, torch.float64)]}
-    yield {"square": got, "input": bool(torch.equal(given, SQUARE))}
+    yield {"square": [got, orthogonalise(SQUARE.clone(), 1)], "input": bool(torch.equal(given, SQUARE))}
     yield {"wide": orthogonalise(WIDE.clone())}
     tall = orthogonalise(TALL.clone())
     yield {"tall form": form(tall)}
@@ -123,15 +123,55 @@ ENOUGH = (
 )  # five rounds of two matrices 40×4, turned; some order them otherwise
 
 NEARLY = within(1e-4)  # a small number may be added to the norm
+
+
+def _one_round(seen, due):
+    """A look's `fields`: in words, what one round makes of square matrices."""
+    x = SQUARE / SQUARE.norm(dim=(1, 2), keepdim=True)
+    squares = x @ x.mT
+    terms = torch.stack([x, squares @ x, squares @ squares @ x]).flatten(1).T
+    if NEARLY(seen[1], due[1]):
+        return {
+            "round": "One round is right, five are not: each begins with the X of the round before, and makes A of it."
+        }
+    shares = torch.linalg.lstsq(terms, seen[1].flatten().nan_to_num(0, 0, 0)[:, None]).solution.flatten()
+    if NEARLY(seen[1].flatten(), terms @ shares):
+        a, b, c = (round(share, 4) + 0.0 for share in shares.tolist())
+        return {"round": f"Yours makes {a:g} X {b:+g} A X {c:+g} A² X of them in a round."}
+    return {
+        "round": "What yours makes in a round is no such sum. Is each product one of matrices (@), and A made of X itself, and left of it?"
+    }
+
+
+def _square_right(seen, due):
+    return {"round": "Square ones come out right, and these do not: is A = X Xᵀ of the X that is wide, and left of it?"}
+
+
+def _one_step(seen, due):
+    """A look's `fields`: in words, how far the first step of PLAIN goes along the orthogonal gradient."""
+    moved, gradient = PLAIN.weights()[0].flatten() - seen[0], PLAIN.gradient(0, 0)
+    along = orthogonal(gradient).flatten()
+    length, asked = (
+        float(one.double() @ along / (along @ along)) for one in (moved, PLAIN.weights()[0].flatten() - due[0])
+    )
+    if abs(length - asked) < 1e-4 * asked:
+        return {"step": "The first one is right: look at the momentum."}
+    if NEARLY(moved.double(), length * along):
+        return {
+            "step": f"In the first, the orthogonal matrix is multiplied by {length:.4g}; α · 0.2 √6 = {asked:.4g} is due."
+        }
+    return {"step": "The first goes elsewhere than along the orthogonal gradient."}
+
+
 LOOKS = [
     Look("matrices of the same shape and dtype", "form", "float64 (3, 4, 4)", "orthogonal-form"),
     Look("by matrix products", "decomposed", False, "decomposed"),
     Look("computed in the dtype that it is given", "products in", ["float32", "float64"], "other-dtype"),
-    Value("square ones", "square", _each(SQUARE), "wrong-orthogonal", NEARLY),
+    Value("square ones", "square", [_each(SQUARE), _each(SQUARE, 1)], "wrong-orthogonal", NEARLY, _one_round),
     Look("the input stays", "input", True, "input-changed"),
-    Value("wide ones", "wide", _each(WIDE), "wrong-orthogonal", NEARLY),
+    Value("wide ones", "wide", _each(WIDE), "wrong-orthogonal", NEARLY, _square_right),
     Look("tall ones", "tall form", "float64 (2, 7, 3)", "not-turned-back"),
-    Value("", "tall", _each(TALL), "wrong-orthogonal", NEARLY),
+    Value("", "tall", _each(TALL), "wrong-orthogonal", NEARLY, _square_right),
     Value("three rounds", "three", _each(SQUARE, 3), "rounds-ignored", NEARLY),
     Value("zeros", "zero", _each(ZERO), "wrong-zeros", NEARLY),
     Look("bfloat16 stays bfloat16", "dtypes", ["bfloat16 (3, 4, 4)", "float32 (3, 4, 4)"], "other-dtype"),
@@ -142,7 +182,7 @@ LOOKS = [
     Look("a step in the group's dtype, and in no other", "others", {"torch.bfloat16": [], "torch.float64": []}, "dtype-ignored",
          fields=lambda seen, due: {"asked": next(one for one in seen if seen[one]), "got": max(seen.values())}),
     Look("", "weights", "float32 (3, 4)", "weights-moved"),
-    Value("three steps of one matrix", "muon plain", truth(PLAIN, rule), "wrong-muon"),
+    Value("three steps of one matrix", "muon plain", truth(PLAIN, rule), "wrong-muon", fields=_one_step),
     Value("several shapes, with decay", "muon sizes", truth(SIZES, rule), "wrong-sizes"),
     Value("several groups, changing rates, gradients that are None", "muon groups", truth(GROUPS, rule), "wrong-groups"),
     Value("stopped and resumed from its state_dict", "resumed", truth(GROUPS, rule), "not-resumed"),

@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from dlojz_tp.checking.looks import Look, Value, judged, tried
+from dlojz_tp.checking.looks import Look, Value, form, judged, tried
 from dlojz_tp.probes.ranks import hung, killed_by, world_after_world
 from dlojz_tp.probes.traffic import Traffic
 from dlojz_tp.works.balise import BaliseNotDone
@@ -51,8 +51,8 @@ def observe(gradient_noise):
             got = gradient_noise((p for p in every), batch)
         got = list(got) if isinstance(got, torch.Tensor) and got.dim() == 1 else got
         pair = isinstance(got, tuple | list) and len(got) == 2
-        pair = pair and all(isinstance(one, float) or isinstance(one, torch.Tensor) and one.numel() == 1 for one in got)
-        found["forms"].append("pair" if pair else type(got).__name__)
+        pair = pair and all(isinstance(one, torch.Tensor) and one.numel() == 1 for one in got)
+        found["forms"].append("pair" if pair else form(got))
         found["pairs"].append(torch.tensor([float(one) for one in got] if pair else [0.0, 0.0]))
         found["gradients"].append(torch.cat([p.grad.flatten() for p in parameters]))
         found["sent"].append(log.volume() - 4 * len(found["gradients"][-1]))
@@ -68,8 +68,8 @@ def _near(seen, due):
 
 
 RANKS = [
-    Look("a pair for each step (2, 3 and 4 ranks)", "forms", None,
-         lambda seen, _: "nothing-returned" if "NoneType" in seen[0] else "not-a-pair",
+    Look("two tensors for each step (2, 3 and 4 ranks)", "forms", None,
+         lambda seen, _: "nothing-returned" if None in seen[0] else "not-a-pair",
          lambda seen, _: all(one == "pair" for rank in seen for one in rank),
          lambda seen, _: {"expected": "", "got": seen[0][0]}),
     Value("afterwards the gradients are the mean over the ranks", _all("gradients"),

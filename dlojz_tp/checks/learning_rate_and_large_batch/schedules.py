@@ -88,13 +88,39 @@ def _said(seen, due):
     return {"due": f"a {due}" if due == "number" else due, "got": seen}
 
 
-CLOSE = within(1e-4)
+def _of_cosine(total, warmup, *_):
+    return {
+        "in the warm-up": warmup,
+        "at the step after the warm-up, which has `peak`": warmup + 1,
+        "on the cosine": total,
+    }
+
+
+def _of_cycle(total, peak, named):
+    return {"at step 0": 1, "on the way up": int(named.get("share", 0.3) * total), "on the way down": total}
+
+
+def _first(cases, parts):
+    """A look's `fields`: where a schedule leaves its way. parts(*case): {part of the way: the step that ends it}."""
+
+    def fields(seen, due):
+        case, step = (~seen.isclose(due, ERROR, ERROR)).nonzero()[0].tolist()
+        part = next((name for name, end in parts(*cases[case]).items() if step < end), "after its end")
+        numbers = ", ".join(f"{one:g}" for one in cases[case] if not isinstance(one, dict))
+        where = f"step {step} with {numbers}" + (f" and {cases[case][-1]}" if isinstance(cases[case][-1], dict) else "")
+        return {"part": part, "where": where, "expected": due[case, step].item(), "got": seen[case, step].item()}
+
+    return fields
+
+
+ERROR = 1e-4
+CLOSE = within(ERROR)
 SCHEDULES = [
     Look("warm-up and cosine: a number for each step", "cosine form", "number", "schedule-form", fields=_said),
-    Value("", "cosine", torch.stack([_true_cosine(*case) for case in COSINES]), "wrong-cosine", CLOSE),
+    Value("", "cosine", torch.stack([_true_cosine(*case) for case in COSINES]), "wrong-cosine", CLOSE, _first(COSINES, _of_cosine)),
     Look("one cycle: rate and momentum", "cycle form", "a tuple of number and number", "schedule-form", fields=_said),
-    Value("", "cycle", torch.stack([_true_cycle(*case)[:, 0] for case in CYCLES]), "wrong-cycle", CLOSE),
-    Value("", "momentum", torch.stack([_true_cycle(*case)[:, 1] for case in CYCLES]), "wrong-momentum", CLOSE),
+    Value("", "cycle", torch.stack([_true_cycle(*case)[:, 0] for case in CYCLES]), "wrong-cycle", CLOSE, _first(CYCLES, _of_cycle)),
+    Value("", "momentum", torch.stack([_true_cycle(*case)[:, 1] for case in CYCLES]), "wrong-momentum", CLOSE, _first(CYCLES, _of_cycle)),
     Look("cyclical: a triangle", "triangle form", "number", "schedule-form", fields=_said),
     Value("", "triangle", torch.stack([_true_triangle(*case) for case in TRIANGLES]), "wrong-triangle", CLOSE),
 ]  # fmt: skip

@@ -75,7 +75,8 @@ LAYERS = ((4, 3), (2, 5), (3, 2, 2))
 def _trainings(options, other):
     shapes = (((2, 3), (4,), (3, 2)), options(weight_decay=0.4)), (((5,), (3, 3), (2, 2)), other)
     return {
-        "plain": Training(((LAYERS, options()),), sizes=(1.0, 0.3, 50.0)),
+        # the ratio of a matrix is above 1, and that of a kernel
+        "plain": Training(((LAYERS, options()),), sizes=(30.0, 0.3, 50.0)),
         "decay": Training(((LAYERS, options(weight_decay=0.7)),)),
         "vectors": Training((((*LAYERS, (4,), ()), options(weight_decay=0.7)), (((3,),), options(weight_decay=0.5)))),
         "zeros": Training(((LAYERS, options(weight_decay=0.3)),), zero=(0,), still=((0, 0), (0, 1), (1, 1))),

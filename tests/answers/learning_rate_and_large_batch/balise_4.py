@@ -18,7 +18,7 @@ def clip_gradients(parameters, max_norm):
 
 
 def accumulated_step(model, micro_batches, optimizer, max_norm):
-    told = torch.zeros(2)
+    told = torch.zeros(2, device=next(model.parameters()).device)
     for x, y in micro_batches:
         logits, y = model(x), y.reshape(-1)
         each = F.cross_entropy(logits.reshape(len(y), -1), y, reduction="none", ignore_index=-100)
@@ -50,7 +50,7 @@ def clip_gradients(parameters, max_norm):
 def accumulated_step(model, micro_batches, optimizer, max_norm):
     optimizer.zero_grad(set_to_none=True)
     counts = [int((y >= 0).sum()) for _, y in micro_batches]
-    n = torch.tensor([float(sum(counts))])
+    n = torch.tensor([float(sum(counts))], device=micro_batches[0][1].device)
     dist.all_reduce(n)
     losses = []
     for (x, y), count in zip(micro_batches, counts):
@@ -65,7 +65,7 @@ def accumulated_step(model, micro_batches, optimizer, max_norm):
             p.grad *= dist.get_world_size()
     norm = clip_gradients(model.parameters(), max_norm)
     optimizer.step()
-    whole = torch.tensor(sum(losses))
+    whole = torch.tensor(sum(losses), device=norm.device)
     dist.all_reduce(whole)
     return whole, norm
 """
@@ -243,7 +243,7 @@ hint(4, "graphs-kept", "All forward passes ran before the first backward: {n} gr
      "Call backward for each micro-batch.")  # fmt: skip
 slip(4, "graphs-kept", (BACKWARD, ""), ("        total = total + loss.detach()\n", "        total = total + loss\n"), (
     "    dist.all_reduce(total)\n", "    (total * dist.get_world_size()).backward()\n    total = total.detach()\n    dist.all_reduce(total)\n"))  # fmt: skip
-variant(4, "graphs-kept", AT_THE_END, ("        each.sum().backward()\n", ""), ("    told = torch.zeros(2)\n", "    told, waiting = torch.zeros(2), []\n"), (
+variant(4, "graphs-kept", AT_THE_END, ("        each.sum().backward()\n", ""), ("    for x, y in micro_batches:\n", "    waiting = []\n    for x, y in micro_batches:\n"), (
     "        told +=", "        waiting.append(each.sum())\n        told +="), (
     "    with torch.no_grad():\n        held", "    sum(waiting).backward()\n    with torch.no_grad():\n        held"))  # fmt: skip
 
@@ -444,3 +444,12 @@ hint(
 )
 slip(4, "divided-by-ranks", ("(loss * dist.get_world_size())", "(loss / dist.get_world_size())"))
 variant(4, "divided-by-ranks", WEIGHTED, ("p.grad *= dist", "p.grad /= dist"))
+
+hint(
+    4,
+    "count-not-on-gpu",
+    "On GPUs, a tensor is in the CPU's memory: {error}. NCCL sends nothing from there: what is counted stays a tensor on the labels' device.",
+)
+slip(4, "count-not-on-gpu", ("sum((y != -100).sum() for _, y in micro_batches)", "torch.tensor(sum(int((y != -100).sum()) for _, y in micro_batches))"))  # fmt: skip
+slip(4, "count-not-on-gpu", ("    dist.all_reduce(count)\n", "    count = count.cpu()\n    dist.all_reduce(count)\n"))
+variant(4, "count-not-on-gpu", AT_THE_END, ("torch.zeros(2, device=next(model.parameters()).device)", "torch.zeros(2)"))

@@ -84,7 +84,6 @@ bank.hint(
     "The ratio is the norm of the weights over that of the update: the root of the sum of all squares of the tensor.",
 )
 bank.slip(5, "wrong-ratios", ("torch._foreach_norm(weights)", "torch._foreach_norm(weights, 1)"))
-bank.slip(5, "wrong-ratios", ("torch.where((of_weights > 0) & (of_updates > 0), ratios, 1.0)", "ratios.clamp(max=10.0)"))
 bank.variant(5, "wrong-ratios", APART, ("w, u = (torch.stack(torch._foreach_norm(one)) for", "w, u = (torch.stack([t.abs().max() for t in one]) for"))  # fmt: skip
 
 bank.hint(5, "upside-down", "The ratio stands upside down: large weights bear long steps.")
@@ -306,11 +305,12 @@ bank.hint(5, "eps-inside", "In LAMB, ε stands under the root. As in AdamW, it i
 bank.slip(5, "eps-inside", ("            below = torch._foreach_sqrt(squares)\n", "            below = torch._foreach_mul(squares, 1.0)\n"), ('[group["eps"] * root for root in roots])', '[group["eps"] * root**2 for root in roots])\n            torch._foreach_sqrt_(below)'))  # fmt: skip
 bank.variant(5, "eps-inside", APART, ('            torch._foreach_sqrt_(below)\n            torch._foreach_add_(below, group["eps"])\n', '            torch._foreach_add_(below, group["eps"])\n            torch._foreach_sqrt_(below)\n'))  # fmt: skip
 
-bank.hint(
-    5,
-    "ratio-capped",
-    "LAMB's ratio is held at 1 at most: layers whose weights are large beside the update must go further.",
-)
+bank.hint(5, "ratio-capped", "A ratio is cut at a bound, such as 1 or 10. Here it has none: a layer with large weights and a small update makes a long step.")  # fmt: skip
+for most in ("1.0", "10.0"):
+    bank.slip(5, "ratio-capped", ("ratios, 1.0)", f"ratios, 1.0).clamp(max={most})"))
+bank.slip(5, "ratio-capped", ("list(ratios))", "list(ratios.clamp(max=1.0)))"))
+bank.variant(5, "ratio-capped", APART, ("(coefficient * w / below)", "(coefficient * w / below).clamp(max=1)"))
+bank.variant(5, "ratio-capped", APART, ("r.unbind())", "[one.clamp(max=1) for one in r])"))
 bank.slip(5, "ratio-capped", ("list(trust_ratios([weights[k] for k in layers], adapted))", "list(trust_ratios([weights[k] for k in layers], adapted).clamp(max=1))"))  # fmt: skip
 bank.variant(5, "ratio-capped", APART, ("list(rs)", "list(rs.clamp(max=1.0))"))
 
@@ -318,9 +318,8 @@ bank.hint(5, "rate-twice", "The rate multiplies LAMB's step twice: with the rati
 bank.slip(5, "rate-twice", ("list(trust_ratios([weights[k] for k in layers], adapted))", "list(group['lr'] * trust_ratios([weights[k] for k in layers], adapted))"))  # fmt: skip
 bank.variant(5, "rate-twice", APART, ("list(rs)", "list(rs * group['lr'])"))
 
-bank.hint(5, "ratio-capped-high", "A ratio in LAMB is held below a bound, 10 say. Here it has none.")
-bank.slip(5, "ratio-capped-high", ("list(trust_ratios([weights[k] for k in layers], adapted))", "list(trust_ratios([weights[k] for k in layers], adapted).clamp(max=10))"))  # fmt: skip
-bank.variant(5, "ratio-capped-high", APART, ("list(rs)", "list(rs.clamp(0.01, 10.0))"))
+bank.slip(5, "ratio-capped", ("list(trust_ratios([weights[k] for k in layers], adapted))", "list(trust_ratios([weights[k] for k in layers], adapted).clamp(max=10))"))  # fmt: skip
+bank.variant(5, "ratio-capped", APART, ("list(rs)", "list(rs.clamp(0.01, 10.0))"))
 
 bank.hint(5, "norm-capped", "A norm of the weights is held at 10 at most. The ratio takes it as it is.")
 bank.slip(5, "norm-capped", ("coefficient * of_weights /", "coefficient * of_weights.clamp(max=10) /"))

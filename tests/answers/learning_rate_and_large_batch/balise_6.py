@@ -48,9 +48,12 @@ bank.slip(6, "orthogonal-form", ("return x.mT if tall else x", "return (x.mT if 
 bank.slip(6, "orthogonal-form", ("    x = x / torch", "    x = x.float()\n    x = x / torch"))
 bank.variant(6, "orthogonal-form", PLAIN, ("if turned else y\n\n", "if turned else list(y)\n\n"))
 
-bank.hint(6, "wrong-orthogonal", "The singular values are not those of the iteration, X ← a X + (b A + c A²) X from X₀ = M / ‖M‖, for each matrix on its own.")  # fmt: skip
+bank.hint(6, "wrong-orthogonal", "The iteration is X ← a X + b A X + c A² X with a, b, c = 3.4445, -4.775, 2.0315, and A = X Xᵀ of each matrix on its own, from X₀ = M / ‖M‖. {round}")  # fmt: skip
 bank.slip(6, "wrong-orthogonal", ("a, b, c = 3.4445, -4.7750, 2.0315", "a, b, c = 1.5, -0.5, 0.0"))
 bank.slip(6, "wrong-orthogonal", ("range(steps)", "range(steps - 1)"))
+bank.slip(6, "wrong-orthogonal", ("beta=b, alpha=c", "beta=c, alpha=b"), variant=True)
+bank.slip(6, "wrong-orthogonal", ("squares, squares, squares, beta", "squares, squares, x, beta"), variant=True)
+bank.slip(6, "wrong-orthogonal", ("squares = x @ x.mT", "squares = matrices @ matrices.mT"), variant=True)
 bank.variant(6, "wrong-orthogonal", PLAIN, ("range(steps)", "range(steps + 1)"))
 
 bank.hint(6, "one-norm-for-all", "All matrices of the batch are divided by one norm: small ones stay small. Each has its own: dim=(-2, -1), keepdim=True.")  # fmt: skip
@@ -125,7 +128,7 @@ bank.variant(
     6, "one-by-one", PLAIN, ("torch.bmm(y, y.transpose(1, 2))", "torch.stack([torch.mm(one, one.t()) for one in y])")
 )
 
-bank.hint(6, "wrong-muon", "Three steps of one matrix without decay do not come out: averaged gradient, Nesterov, orthogonalise, times 0.2 √max(rows, columns).")  # fmt: skip
+bank.hint(6, "wrong-muon", "Three steps of one matrix, (6, 3) and without decay, do not come out. {step}")  # fmt: skip
 bank.slip(6, "wrong-muon", ("orthogonalise(stacked)", "orthogonalise(stacked, 3)"))
 bank.slip(6, "wrong-muon", ("-0.2 * max(shape) ** 0.5", "-((0.2 * max(shape)) ** 0.5)"))
 bank.slip(6, "wrong-muon", ("-0.2 * max(shape) ** 0.5", "-0.2 * max(shape)"))

@@ -59,7 +59,7 @@ def gradient_noise(parameters, batch):
     far = sum(((a - b) ** 2).sum() for a, b in zip(before, means)).double()
     dist.all_reduce(far)
     trace = batch * far / (size - 1)
-    return float(sum(g.pow(2).sum() for g in means) - trace / (size * batch)), trace.item()
+    return sum(g.pow(2).sum() for g in means) - trace / (size * batch), trace
 
 
 def noise_scale(estimates):
@@ -84,8 +84,10 @@ PAIR = "small - trace / batch, trace"
 
 slip(7, "nothing-returned", (f"    return {PAIR}\n", ""))
 
-hint(7, "not-a-pair", "gradient_noise returns two numbers: the estimates of |G|² and of tr Σ.")
+hint(7, "not-a-pair", "gradient_noise returns two tensors of one number each: the estimates of |G|² and of tr Σ. float() and .item() make the CPU wait for the GPU, in every step.")  # fmt: skip
+slip(7, "not-a-pair", (PAIR, "(small - trace / batch).item(), trace.item()"))
 slip(7, "not-a-pair", (PAIR, "trace / (small - trace / batch)"))
+variant(7, "not-a-pair", BETWEEN, ("(size * batch), trace\n", "(size * batch), float(trace)\n"))
 variant(7, "not-a-pair", PAPER, ("return square, trace\n", "return {'G': square, 'S': trace}\n"))
 
 hint(7, "not-the-mean", "Afterwards the gradients are not the mean over the ranks.")
@@ -182,15 +184,16 @@ variant(7, "lengths-averaged", PAPER, ("flat.double().square().sum()", "flat.dou
 
 hint(7, "noise-of-one-rank", "From the squared length of the mean gradient tr Σ / b was taken: so much noise is in that of one rank. In the mean of N there is tr Σ / (N b).")  # fmt: skip
 slip(7, "noise-of-one-rank", (PAIR, "big - trace / batch, trace"))
-variant(7, "noise-of-one-rank", BETWEEN, ("trace / (size * batch))", "trace / batch)"))
+variant(7, "noise-of-one-rank", BETWEEN, ("trace / (size * batch)", "trace / batch"))
 
 hint(
     7,
     "biased-square",
-    "The squared length of the mean gradient still has noise in it: |G|² is what is left without tr Σ / (N b).",
+    "There is still noise in |G|². The squared length of the mean gradient has tr Σ / (N b) of it, that of one rank's has tr Σ / b: subtract that of the one you took.",
 )
 slip(7, "biased-square", (PAIR, "big, trace"))
-variant(7, "biased-square", BETWEEN, ("for g in means) - trace / (size * batch))", "for g in means))"))
+slip(7, "biased-square", (PAIR, "small - trace / (n * batch), trace"))
+variant(7, "biased-square", BETWEEN, ("for g in means) - trace / (size * batch)", "for g in means)"))
 
 hint(
     7,
@@ -208,8 +211,10 @@ variant(
 hint(
     7,
     "batch-left-out",
-    "tr Σ is that of gradients of one sample; yours is that of gradients of a batch, `batch` times smaller.",
+    "tr Σ is the noise of a single sample's gradient; yours is many times smaller, for the batch is still in it. Divide the difference of the two equations by 1/b − 1/(N b).",
 )
+slip(7, "batch-left-out", (TRACE, "small - big"))
+slip(7, "batch-left-out", (TRACE, "small - big"), (PAIR, "big, trace"))
 slip(7, "batch-left-out", (TRACE, "(small - big) / (1 - 1 / n)"), (PAIR, "small - trace, trace"))
 variant(7, "batch-left-out", PAPER, ("b_small, b_big = batch, world * batch", "b_small, b_big = 1, world"))
 
