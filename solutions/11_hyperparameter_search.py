@@ -1176,7 +1176,7 @@ for name in ("timeline", "optimization_history", "intermediate_values", "param_i
 #
 # - **`ray_space`** makes Ray's dictionary of domains from Optuna's axes. Two things differ. Ray leaves the upper bound of an integer
 #   *out* (`tune.randint(low, high)`, and `tune.lograndint`): return the domain of an integer axis (1 line). And a value that is not active
-#   cannot be absent: it is `None`. Ray calls what the inner `active(one, needs)` returns with the `config` drawn so far, and wants the value; `needs` says
+#   cannot be absent: it is `None`. Ray calls what `when_active(one, needs)` returns with the `config` drawn so far, and wants the value; `needs` says
 #   when it is active, `{"optimizer": "sgd"}` for example (2 lines).
 # - **`trainable`** is one trial. It trains with what is active (`train` is the generator of balise 6), and reports
 #   `{"accuracy": …}` after each epoch. A diverged training reports its NaN and ends. 4 lines.
@@ -1184,7 +1184,7 @@ for name in ("timeline", "optimization_history", "intermediate_values", "param_i
 #
 # <details><summary>Hint</summary>
 #
-# `domain(one)` makes a domain, its `.sample()` draws a value. `active` returns a function: `lambda config: …`.
+# `domain(one)` makes a domain, its `.sample()` draws a value. `when_active` returns a function: `lambda config: …`.
 # `tune.report({…})` reports.
 # </details>
 
@@ -1203,14 +1203,14 @@ def ray_space(space, only_if):
             # END SOLUTION
         return (tune.loguniform if one.log else tune.uniform)(one.low, one.high)
 
-    def active(one, needs):
+    def when_active(one, needs):
         # BEGIN SOLUTION
         drawn = domain(one)
         return lambda config: drawn.sample() if all(config[name] == value for name, value in needs.items()) else None
         # END SOLUTION
 
     return {
-        name: tune.sample_from(active(one, only_if[name])) if name in only_if else domain(one)
+        name: tune.sample_from(when_active(one, only_if[name])) if name in only_if else domain(one)
         for name, one in space.items()
     }
 

@@ -16,17 +16,22 @@ RUNS = [
     (1, 9, 3, True, (1.0, 1.31, 3.7), 70),
     (2, 40, 2, False, (1.0, 1.13, 1.7, 9.3, 0.37), 90),
     (1, 243, 3, True, (1.0,), 368),  # int(math.log(243, 3)) is 4; 364 jobs until a trial has 243 epochs
+    (1, 9, 3, True, (1.0,), 13),  # five of six diverge; later it matters which of them goes on
 ]
-MOST = 90
+MOST, FEW_LEFT = 90, 4
 
 
 def _value(run, number, epochs):
     """No two are equal; some trials lead and fall behind; some diverge."""
-    if epochs == 243:
+    if epochs == 243 or _diverges(run, number):
         return math.nan
     rng = random.Random(f"{run} {number}")
     level, gain = rng.random(), rng.random()
-    return math.nan if number % (5 if RUNS[run][2] == 2 else 3) == 1 else level + 0.2 * gain * math.log(epochs)
+    return level + 0.2 * gain * math.log(epochs)
+
+
+def _diverges(run, number):
+    return number % 6 > 0 if run == FEW_LEFT else number % (5 if RUNS[run][2] == 2 else 3) == 1
 
 
 def _replay(run, scheduler):
@@ -59,27 +64,39 @@ class _Truth:
 
     def __init__(self, first, last, eta, maximize=True):
         self.first, self.last, self.eta, self.sign = first, last, eta, 1 if maximize else -1
-        self.reports, self.jobs = [], []
+        self.reports, self.jobs, self.why = [], [], []  # why: in words, of each job
 
     def report(self, *one):
         self.reports.append(one)
 
     def job(self):
         levels = [self.first * self.eta**k for k in range(20) if self.first * self.eta**k <= self.last]
+        told = []
         for epochs in levels[-2::-1]:
             there = {
                 number: -math.inf if math.isnan(v) else self.sign * v for number, e, v in self.reports if e == epochs
             }
-            for number in sorted(there, key=there.get, reverse=True)[: len(there) // self.eta]:
-                if (number, epochs * self.eta) not in self.jobs:
+            best = sorted(there, key=there.get, reverse=True)[: len(there) // self.eta]
+            gone = [number for number in best if (number, epochs * self.eta) in self.jobs]
+            if there:
+                n = len(there)
+                told.append(
+                    f"At {epochs} epochs {n} have reported: {n} // {self.eta} = {len(best)} go on, {len(gone)} of them promoted already."
+                )
+            for number in best:
+                if number not in gone:
+                    self.why.append(" ".join(told))
                     self.jobs.append((number, epochs * self.eta))
                     return self.jobs[-1]
+        self.why.append(" ".join([*told, "So a new trial begins."]))
         self.jobs.append((1 + max((number for number, _ in self.jobs), default=-1), self.first))
         return self.jobs[-1]
 
 
 def _fill(run, jobs):
+    """(jobs, 2). Which of several diverged trials goes on is free: all have the number -2 there."""
     most = max(MOST, RUNS[run][-1])
+    jobs = [(-2 if epochs > RUNS[run][0] and _diverges(run, number) else number, epochs) for number, epochs in jobs]
     return torch.tensor((jobs + [(-1, -1)] * most)[:most], dtype=torch.float32)
 
 
@@ -90,7 +107,13 @@ def _made(cls, run):
 
 @functools.cache
 def _due(run):
-    return _fill(run, _replay(run, _made(_Truth, run))[0])
+    """The jobs, and why each is due."""
+    truth = _made(_Truth, run)
+    return _fill(run, _replay(run, truth)[0]), truth.why
+
+
+def _job(number, epochs):
+    return f"{'a diverged trial' if number == -2 else f'trial {number:g}'} for {epochs:g} epochs in all"
 
 
 def observe(asha):
@@ -105,12 +128,14 @@ def _looks(run, claim):
 
     def fields(seen, due):
         place = int((seen != due).any(1).nonzero()[0])
-        got, expected = ("trial {:g} for {:g} epochs in all".format(*one[place]) for one in (seen, due))
-        return {"where": f"job {place + 1}; {where}", "got": got, "expected": expected}
+        got, expected = (_job(*one[place].tolist()) for one in (seen, due))
+        return {"why": _due(run)[1][place], "where": f"job {place + 1}; {where}", "got": got, "expected": expected}
 
     yield Look(claim, ("fault", run), "", lambda seen, _: "waits" if seen == "none" else "job-form",
                fields=lambda *_: {"expected": "", "got": "", "where": where})  # fmt: skip
-    yield Value("", ("jobs", run), lambda _: _due(run), "wrong-job", lambda seen, due: torch.equal(seen, due), fields)
+    yield Value(
+        "", ("jobs", run), lambda _: _due(run)[0], "wrong-job", lambda seen, due: torch.equal(seen, due), fields
+    )
 
 
 LOOKS = [
@@ -118,6 +143,7 @@ LOOKS = [
     *_looks(1, "three workers of unequal speed: nobody waits, nobody is promoted twice"),
     *_looks(2, "a loss, five workers, a rung that is not the last"),
     *_looks(3, "six rungs"),
+    *_looks(FEW_LEFT, "where most diverge, some of them go on"),
 ]
 
 

@@ -199,11 +199,18 @@ def _drawn(domains):
 
 def _wrong_configs(configs):
     """What is wrong in configurations that train was given: words, or "" if nothing is."""
+    for name, needs in ONLY_IF.items():
+        counts = [
+            [name in config for config in configs if (needs.items() <= config.items()) == due] for due in (True, False)
+        ]
+        if not all(counts[0]) or any(counts[1]):
+            (there, of), (others, rest) = ((sum(one), len(one)) for one in counts)
+            return f"{name} is there in {there} of the {of} where it is active, and in {others} of the {rest} others"
     for config in configs:
         for name, distribution in SPACE.items():
-            due = all(config.get(parent) == value for parent, value in ONLY_IF.get(name, {}).items())
-            if due != (name in config):
-                return f"{name} {'is missing' if due else 'is there'} where kind is {config.get('kind')}"
+            due = name in config
+            if not due and name not in ONLY_IF:
+                return f"{name} is missing"
             if due and not isinstance(config[name], str | int | float):
                 return f"{name} is a {type(config[name]).__name__}"
             if due and not distribution._contains(distribution.to_internal_repr(config[name])):

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
-from dlojz_tp.checking.looks import Look, Value, judged
+from dlojz_tp.checking.looks import Look, Value, judged, same
 
 AXES = {
     "kind": CategoricalDistribution(("a", "b", "c")),
@@ -61,6 +61,13 @@ def _outside(configs):
     return "", ""
 
 
+def _every(axis):
+    """What shares are taken of: each value, or levels of quantiles."""
+    if isinstance(axis, FloatDistribution):
+        return LEVELS
+    return axis.choices if isinstance(axis, CategoricalDistribution) else range(axis.low, axis.high + 1)
+
+
 def _shares(configs):
     """Of each axis: how often each of few values came, or quantiles as places from 0 (low) to 1 (high)."""
     found = []
@@ -73,8 +80,7 @@ def _shares(configs):
             found += np.quantile((values - low) / (high - low), LEVELS).tolist()
         else:
             count = Counter(values)
-            every = axis.choices if name in ("kind", "gate") else range(axis.low, axis.high + 1)
-            found += [count[value] / max(len(values), 1) for value in every]
+            found += [count[value] / max(len(values), 1) for value in _every(axis)]
     return torch.tensor(found)
 
 
@@ -112,13 +118,13 @@ def observe(draw, grid):
     values = {name: sorted({round(float(config[name]), 9) for config in laid if name in config}) for name in COUNTS}
     rows = [[value, *([math.log10(value)] if AXES[name].log and value > 0 else [0.0])] for name in COUNTS
             for value in (values[name] + [-9.0] * 8)[:8]]  # fmt: skip
-    yield {"grid values": torch.tensor(rows), "sizes": {name: len(values[name]) for name in COUNTS}}
+    yield {"grid values": torch.tensor(rows)}
     yield {"grid kinds": _kinds(laid)}
     different = {tuple(sorted((name, str(value)) for name, value in config.items())) for config in laid}
     yield {"twice": len(laid) - len(different), "size": len(different)}
     fine = grid({"fine": FloatDistribution(2e-5, 2e-1, log=True)}, {}, {"fine": 4})
     part = grid({"part": FloatDistribution(0.25, 1.0)}, {}, {"part": 3})
-    yield {"fine": torch.tensor(sorted([one["part"] for one in part] + [1e5 * one["fine"] for one in fine]))}
+    yield {"fine": {"part": sorted(one["part"] for one in part), "fine": sorted(1e5 * one["fine"] for one in fine)}}
     # 1, 1.5, 2.3, 3.5, 5.3 and 8 before they are rounded: two become one
     yield {"whole": sorted(one["width"] for one in grid({"width": IntDistribution(1, 8, log=True)}, {}, {"width": 6}))}
 
@@ -141,14 +147,55 @@ def _first(seen, due):
 
 
 def _fields_of_shares(seen, due):
-    return {"expected": "", "got": "", "where": f"{DRAWS} draws"}
+    """In words, the first axis on which values come otherwise than due."""
+    parts = [one.split([len(_every(AXES[name])) for name in SHARED]) for one in (seen, due, SLACK)]
+    axis = next(
+        _said(name, came, wanted)
+        for name, came, wanted, most in zip(SHARED, *parts)
+        if not ((came - wanted).abs() <= most).all()
+    )
+    return {"axis": axis, "expected": "", "got": "", "where": f"{DRAWS} draws"}
+
+
+def _said(name, seen, due):
+    axis = AXES[name]
+    if not isinstance(axis, FloatDistribution):
+        came, wanted = (", ".join(f"{100 * share:.0f}" for share in shares) for shares in (seen, due))
+        return (
+            f"On {name!r} the values {_listed(_every(axis))} came in {came} % of the draws; due are about {wanted} %."
+        )
+    ends = (lambda place: axis.low * (axis.high / axis.low) ** place) if axis.log else (lambda place: axis.low + (axis.high - axis.low) * place)  # fmt: skip
+    came, wanted = (_listed([round(ends(float(place)), 4) for place in places[::2]]) for places in (seen, due))
+    return f"On {name!r}, 5, 50 and 95 % of the draws lie below {came}; due are about {wanted}."
+
+
+def _listed(values):
+    return ", ".join(one if isinstance(one, str) else f"{one:.4g}" for one in values)
+
+
+def _laid(name, seen, due):
+    """A look's fields: the values of an axis on the grid."""
+    return {"name": name, "values": _listed(seen), "due": _listed(due), "expected": "", "got": ""}
+
+
+def _fields_of_rows(seen, due):
+    k = int((~seen.isclose(due)).any(1).nonzero()[0]) // 8
+    return _laid(
+        [*COUNTS][k], *([one for one in rows[8 * k : 8 * k + 8, 0].tolist() if one > -9] for rows in (seen, due))
+    )
+
+
+def _fields_of_parts(seen, due):
+    name = next(name for name in due if not same(seen[name], due[name]))
+    scale = 1e5 if name == "fine" else 1.0
+    return _laid(name, *([one / scale for one in rows[name]] for rows in (seen, due)))
 
 
 def _named(seen, due):
     return {"name": seen[1], "expected": "", "got": ""}
 
 
-FINE = torch.tensor([0.25, 0.625, 1.0, *(2 * 10 ** (4 * k / 3) for k in range(4))])
+FINE = {"part": [0.25, 0.625, 1.0], "fine": [2 * 10 ** (4 * k / 3) for k in range(4)]}
 LOOKS = [
     Look("a configuration drawn: what is active, in its range", "form", ["dict"], "draw-form"),
     Look("", "names", ("", ""), lambda seen, _: seen[0], fields=_named),
@@ -161,11 +208,11 @@ LOOKS = [
     Look("a grid: each axis's values, ends included", "grid form", ["dict"], "grid-form"),
     Look("", "shared", 0, "same-dict", fields=lambda seen, _: {"n": seen}),
     Look("", "grid names", ("", ""), lambda seen, _: seen[0], fields=_named),
-    Value("", "grid values", _rows(), "grid-values", fields=lambda *_: {"expected": "", "got": ""}),
+    Value("", "grid values", _rows(), "grid-values", fields=_fields_of_rows),
     Look("", "grid kinds", {}, "not-an-int", fields=_first),
     Look("every combination once", "twice", 0, "twice", fields=lambda seen, _: {"n": seen}),
     Look("", "size", SIZE, "combinations", fields=lambda seen, due: {"n": seen, "of": due}),
-    Value("small values, and an axis that does not begin at 0", "fine", FINE, "grid-values", fields=lambda *_: {"expected": "", "got": ""}),
+    Value("small values, and an axis that does not begin at 0", "fine", FINE, "grid-values", fields=_fields_of_parts),
     Look("whole numbers, rounded, none twice", "whole", [1, 2, 3, 5, 8], "whole-values"),
 ]  # fmt: skip
 

@@ -143,7 +143,7 @@ bank.slip(
 )
 bank.variant(1, "outside", RECURSIVE, ("min(int(value), axis.high)", "int(value + 0.5)"))
 
-bank.hint(1, "draw-shares", "Values come too often in one part of an axis, too rarely in another.")
+bank.hint(1, "draw-shares", "Values come too often in one part of an axis, too rarely in another. {axis}")
 bank.slip(1, "draw-shares", ("rng.integers(len(axis.choices))", "min(rng.integers(2), len(axis.choices) - 1)"))
 bank.variant(1, "draw-shares", RECURSIVE, ("rng.uniform()", "rng.beta(2, 2)"))
 
@@ -200,7 +200,7 @@ bank.variant(
 bank.hint(
     1,
     "grid-values",
-    "The values on an axis of the grid are not evenly spaced from one end to the other, both included.",
+    "On the axis {name!r} the grid has {values}. Due are {due}: as many as counts says, evenly spaced on the axis's own scale, both ends included.",
 )
 bank.slip(1, "grid-values", ("counts[name]).tolist()", "counts[name] + 1).tolist()"))
 bank.slip(1, "grid-values", ("counts[name]).tolist()", "counts[name]).round(3).tolist()"))

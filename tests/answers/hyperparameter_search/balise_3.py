@@ -31,6 +31,9 @@ class ASHA:
         self.values[number, epochs] = value
 """
 bank.text(3, None, LEVELS)
+bank.text(
+    3, None, LEVELS.replace("-i) for", "i) for").replace("minus", "number").replace("-number", "number")
+)  # of diverged ones, the last that came
 
 HEAPS = """
 class ASHA:
@@ -92,7 +95,7 @@ bank.variant(
     3, "job-form", LEVELS, ("return [len(self.trials) - 1, self.first]", "return {len(self.trials) - 1: self.first}")
 )
 
-bank.hint(3, "wrong-job", "Another job is due here, after what has been reported.")
+bank.hint(3, "wrong-job", "Another job is due here. {why}")
 bank.slip(3, "wrong-job", ("return self.started - 1, self.epochs[0]", "return self.started, self.epochs[0]"))
 bank.variant(3, "wrong-job", HEAPS, ("return self.next - 1, self.first", "return 2 * self.next, self.first"))
 
@@ -236,10 +239,20 @@ bank.slip(3, "nan-best-of-losses", (
     "self.sign * (-math.inf if math.isnan(values[number]) else values[number])"))  # fmt: skip
 bank.variant(3, "nan-best-of-losses", HEAPS, ("else -math.inf", "else self.sign * -math.inf"))
 
-bank.hint(3, "nan-not-counted", "A trial that has diverged has reported, too: it counts in how many // eta.")
+bank.hint(
+    3,
+    "nan-not-counted",
+    "A trial that has diverged has reported, too: it counts in how many // eta, and where the others are too few it goes on.",
+)
+bank.slip(
+    3,
+    "nan-not-counted",
+    ("if number not in self.promoted[k]:", "if number not in self.promoted[k] and not math.isnan(values[number]):"),
+)
 bank.slip(3, "nan-not-counted", (
     "        self.rungs[self.epochs.index(epochs)]",
     "        if not math.isnan(value):\n            self.rungs[self.epochs.index(epochs)]"))  # fmt: skip
+bank.variant(3, "nan-not-counted", HEAPS, ("if not row[2]:", "if not row[2] and row[0] > -math.inf:"))
 bank.variant(3, "nan-not-counted", LEVELS, ("if e == epochs]", "if e == epochs and not math.isnan(v)]"))
 
 bank.hint(

@@ -347,13 +347,13 @@ bank.variant(7, "run-config-lost", WALKED, ("run_config=run_config,\n", "run_con
 bank.hint(
     7,
     "wrong-drawn",
-    "Among {n} configurations that were drawn, one comes to train wrongly: {what}. Three causes are common: a condition the wrong way round; a name drawn before the one that it depends on (Ray goes through the dictionary in order); a function made in a loop, which sees the loop's last values.",
+    "Of {n} configurations that came to train, {what}. Look at the condition: which way round is it, and does it give None where it does not hold? Is a name drawn before the one that it depends on (Ray goes through the dictionary in order)? Does a function made in a loop see the loop's last values?",
 )
 bank.slip(
     7,
     "wrong-drawn",
     (
-        "        name: tune.sample_from(active(one, only_if[name])) if name in only_if else domain(one)\n",
+        "        name: tune.sample_from(when_active(one, only_if[name])) if name in only_if else domain(one)\n",
         "        name: domain(one)\n",
     ),
 )
