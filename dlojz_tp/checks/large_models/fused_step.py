@@ -4,6 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from dlojz_tp.checking import close
 from dlojz_tp.checking.judging import Wrong
 from dlojz_tp.checking.looks import Look, Value, at_most, judged, tried
 from dlojz_tp.probes.memory import Memory
@@ -138,6 +139,20 @@ def observe(step_in_backward):
         yield {name: refusal(step_in_backward, options)}
 
 
+def _apart(name):
+    """A look's `fields`: how far the weights of a run went, and which of them are elsewhere."""
+
+    def fields(seen, due):
+        model = net(RUNS[name][0])
+        start = torch.cat([p.detach().flatten() for p in model.parameters()])
+        names, parts = zip(*((name, p.numel()) for name, p in model.named_parameters()))
+        off = [name for name, one, other in zip(names, seen.split(parts), due.split(parts)) if not close(one, other)]
+        times = float((seen - start) @ (due - start) / (due - start).square().sum())
+        return {"times": f"{times:.2f}", "names": "all" if len(off) == len(names) else ", ".join(off)}
+
+    return fields
+
+
 def _listed(optimizers):
     """True for a list of optimizers; else what it is, in words."""
     if not isinstance(optimizers, list | tuple):
@@ -160,13 +175,13 @@ LOOKS = [
     Look("a list of optimizers", "listed", True, "optimizers-form", fields=lambda seen, due: {"what": seen}),
     Look("backward alone moves the weights", "moved", len([*net("plain").parameters()]), _moved,
          fields=lambda seen, due: {"moved": seen, "all": due}),
-    Value("four steps of SGD end at the weights of the usual loop", "SGD", run("SGD", after_backward), "wrong-weights"),
+    Value("four steps of SGD end at the weights of the usual loop", "SGD", run("SGD", after_backward), "wrong-weights", fields=_apart("SGD")),
     Value("of SGD with momentum and weight decay", "momentum", run("momentum", after_backward), "state-lost"),
     Value("of AdamW", "AdamW", run("AdamW", after_backward), "state-lost"),
     Look("no gradient is left", "left", 0, "gradients-left", fields=lambda seen, due: {"left": seen, "all": DEPTH}),
     Look("gradients of all layers never live together", "layers", 4.5, "gradients-together", at_most,
          fields=lambda seen, due: {"layers": f"{seen:.1f}", "all": DEPTH}),
-    Value("with tied, frozen and unused weights", "mixed", run("mixed", after_backward), "wrong-weights"),
+    Value("with tied, frozen and unused weights", "mixed", run("mixed", after_backward), "wrong-weights", fields=_apart("mixed")),
     Value("with a rate that changes from step to step", "schedule", run("schedule", after_backward), "rate-ignored"),
     *(Look(f"{name} is refused", name, ["ValueError", False], _refused,
            fields=lambda seen, due, name=name: {"name": name, "error": seen[0]}) for name in REFUSED),

@@ -232,8 +232,10 @@ activations("sums-counted", "A sum keeps nothing: what it gives out is the input
             ("config.layers * (norm", "config.layers * (2 * s * d + norm"), ('"qkv": 3 * x', '"qkv": 3 * x + x + x'))  # fmt: skip
 activations("norm-outputs-missing", "In each block one tensor of the size of its input is missing. What a layer norm gives out is the input of a linear layer, and kept beside the norm's own input; what attention gives out is kept too.",
             ("3 * d + d + h", "3 * d + h"), ("2 * (2 * x", "2 * (1.5 * x"))  # fmt: skip
-activations("qkv-once", "Queries, keys and values are three tensors of the width.",
+activations("qkv-once", "In each block two tensors of the size of its input are missing. Queries, keys and values are three such tensors. Each of the two norms keeps its input, and the linear layer after it keeps what the norm gives out.",
             ("3 * d + d + h", "d + d + h"), ('"qkv": 3 * x', '"qkv": x'))  # fmt: skip
+slip(4, "qkv-once", ("s * (d + 3 * d + d + h)", "s * (3 * d + d + h)"), ("s * (d + f + f)", "s * (f + f)"))
+slip(4, "qkv-once", ("norm = s * (d + 2)", "norm = s * 2"))
 activations("no-image", "The convolution keeps its input, the image.",
             ("image = config", "image = 0 * config"), ("ends = batch *", "ends = 0 * batch *"))  # fmt: skip
 activations("no-batch", "Activations are kept for each image of the batch.",

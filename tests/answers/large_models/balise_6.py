@@ -106,8 +106,8 @@ variant(
     ),
 )
 
-hint(6, "wrong-weights", "After four steps the weights are not those of the usual loop: one step for each gradient, with the optimizer that "
-     "`make` gives.")  # fmt: skip
+hint(6, "wrong-weights", "After four steps the weights have gone {times} times as far as in the usual loop (wrong: {names}). Each "
+     "gradient, as it is, makes one step, of the optimizer that `make` gives.")  # fmt: skip
 slip(
     6,
     "wrong-weights",
@@ -162,7 +162,7 @@ slip(6, "zero-skipped", ("        optimizers[p].step()", "        if p.grad.any(
 variant(6, "zero-skipped", CLOSURES, ("if p.grad is not None:", "if p.grad is not None and p.grad.abs().max() > 0:"))
 
 hint(6, "state-lost", "With plain SGD the weights are right; with an optimizer that remembers something they are not. Make the optimizers once, "
-     "before the first step: momentum and variance live in them.")  # fmt: skip
+     "before the first step, and let them make each step: momentum and variance live in them.")  # fmt: skip
 slip(6, "state-lost", ("optimizers[p].step()", "make([p]).step()"))
 variant(6, "state-lost", ONE, ("        optimizer.step()", "        make([p]).step()"))
 
