@@ -22,6 +22,22 @@ from dlojz_tp.probes.gpus import on_one_gpu, watched
 from dlojz_tp.probes.memory import attributes, held_bytes
 from dlojz_tp.probes.operations import Operations, copies, elements_read, syncs
 from dlojz_tp.probes.traffic import Traffic, on_the_wire, sent, until, volume
+from dlojz_tp.works.balise import BaliseNotDone, todo
+
+
+@pytest.mark.parametrize("cause", [True, False])
+def test_an_unfinished_balise_in_anothers_error_is_not_done(cause):
+    """As torch.compile wraps what a function raises while it is traced."""
+
+    def check(answer):
+        yield "it compiles"
+        try:
+            answer(4)
+        except BaliseNotDone as missing:
+            raise RuntimeError("backend='eager' raised:") from (missing if cause else None)
+
+    found = judge(check, (todo,), number=4, title="Try", hints={})
+    assert found.verdict == "not done" and "balise 4 is not done yet" in found.hint
 
 
 def test_close_knows_dtypes_shapes_and_nests():

@@ -1,9 +1,11 @@
 """What breaks in the machine or in the course is no verdict on an answer: what it was, and what to do."""
 
+import contextlib
 import errno
 import os
 import re
 import resource
+import tempfile
 import traceback
 from pathlib import Path
 from types import ModuleType
@@ -13,6 +15,8 @@ from dlojz_tp.launch import LaunchError, RankError, stacks
 AGAIN = "Nothing is counted. Run this cell again; if it comes back: {todo}"
 MEMORY = "restart the kernels of other notebooks, they hold memory."
 DISK = "free space, or set TMPDIR to a folder on another disk before you start JupyterLab."
+SHARED, SHARED_MEMORY = "/dev/shm", "end other programs, or give the container more shared memory (--shm-size)."
+LEAST_SPACE = 1 << 20  # bytes
 NOEXEC = "no program may run from the temporary folder: set TMPDIR to another folder before you start JupyterLab."
 FILES = "close other programs, or ask for a higher limit (ulimit -n, ulimit -u)."
 AWAY = "a disk or a network folder does not answer: tell those who look after the machine."
@@ -66,6 +70,20 @@ def broken(error: BaseException, in_answer: bool, grown: int = 0) -> tuple[str, 
         return f"AttributeError: {error}", AGAIN.format(todo=HALF_LOADED)
     if not in_answer and isinstance(error, (NameError, ImportError, SyntaxError, LookedAtNothing)):
         return f"{type(error).__name__}: {error}", REPORT
+    return None
+
+
+def out_of_space() -> tuple[str, str] | None:
+    """What is full, where nothing can be written any more: (what, what to do).
+
+    It need not raise in the answer's process. A loader's worker that finds the shared memory full writes its error to
+    the screen, and the loader waits for ever; or the answer catches it, and its values are wrong.
+    """
+    for folder, todo in ((tempfile.gettempdir(), DISK), (SHARED, SHARED_MEMORY)):
+        with contextlib.suppress(OSError):
+            about = os.statvfs(folder)
+            if about.f_blocks and about.f_bavail * about.f_frsize < LEAST_SPACE:
+                return f"{folder} is full", AGAIN.format(todo=todo)
     return None
 
 

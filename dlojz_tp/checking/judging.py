@@ -82,6 +82,8 @@ def judge(
         found = _once(check, answers, number, title, hints, known, deadline)
     if found.verdict in ("fail", BROKEN) and client.updated():
         return Verdict(number, title, BROKEN, found.seconds, got=breakage.MIXED, hint=breakage.UPDATED)
+    if found.verdict == "fail" and (short := breakage.out_of_space()):
+        return Verdict(number, title, BROKEN, found.seconds, got=short[0], hint=short[1])
     return found
 
 
@@ -137,10 +139,17 @@ def _once(check, answers, number, title, hints, known, deadline) -> Verdict:
     except KeyboardInterrupt:
         raise
     except BaseException as error:
+        if missing := undone(error):
+            return verdict("not done", hint=str(missing))
         if what := breakage.broken(error, _own_frames(error), breakage.peak() - peak):
             return verdict(BROKEN, got=what[0], hint=what[1])
         slug, message = recognise(error)
         return fail(slug, fields={"error": message}, details=own_lines(error))
+
+
+def undone(error: BaseException) -> BaliseNotDone | None:
+    """The unfinished balise that an error comes from: compilers and loaders wrap it in errors of their own."""
+    return next((one for one in stacks.chain(error) if isinstance(one, BaliseNotDone)), None)
 
 
 def recognise(error: BaseException) -> tuple[str, str]:

@@ -250,6 +250,8 @@ def _judge(work, path, nodes, broken, number, limit):
     except SystemExit as error:
         return common("left", error=f"SystemExit({error.code!r})")
     except BaseException as error:  # KeyboardInterrupt too: nobody else interrupts this process
+        if missing := judging.undone(error):
+            return verdict("not done", str(missing))
         return verdict("fail", f"{doing}{_said(error)}", slug="raised")
 
 

@@ -4,12 +4,14 @@ import errno
 import os
 import shutil
 import signal
+import tempfile
+from types import SimpleNamespace
 
 import pytest
 
 from dlojz_tp import course, launch, progress
 from dlojz_tp.cards import render
-from dlojz_tp.checking import judge
+from dlojz_tp.checking import judge, judging
 from dlojz_tp.grading import command
 from dlojz_tp.launch import client
 from dlojz_tp.works import source
@@ -63,6 +65,26 @@ def test_where_it_does_not_help_nothing_is_judged(monkeypatch):
     shown = repr(render.verdict(found))
     assert "says nothing of your code" in shown and "No space left" in shown and "✗" not in shown
     assert "No space left" in render.verdict(found)._repr_html_()
+
+
+@pytest.mark.parametrize(("folder", "helps"), [("/dev/shm", "shm-size"), (tempfile.gettempdir(), "TMPDIR")])
+def test_what_fails_where_nothing_can_be_written_is_not_judged(monkeypatch, folder, helps):
+    """A loader's worker that finds the shared memory full tells the screen, and nobody else."""
+    real = os.statvfs(folder)
+    full = SimpleNamespace(f_blocks=real.f_blocks, f_bavail=10, f_frsize=4096, f_flag=real.f_flag)
+    look = os.statvfs
+    monkeypatch.setattr(os, "statvfs", lambda path: full if str(path) == folder else look(path))
+
+    def check(answer):
+        yield "a batch comes"
+        if answer is None:
+            raise judging.Wrong("raised", error="a loader that gave nothing")
+
+    assert judged(check).verdict == "could not judge" and f"{folder} is full" in judged(check).got
+    assert helps in judged(check).hint
+    assert judge(check, (1,), number=1, title="Try", hints={}).passed, "what holds, holds"
+    monkeypatch.undo()
+    assert judged(check).verdict == "fail"
 
 
 @pytest.mark.parametrize(
