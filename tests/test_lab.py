@@ -381,7 +381,7 @@ def test_the_map_is_drawn_anew_when_it_is_opened(course, tmp_path, monkeypatch):
         shown = json.loads(answer(opened)[1])
         assert "1 of " in shown["content"]["cells"][1]["outputs"][0]["data"]["text/plain"]
         after = json.loads(answer(f"{opened}&content=0")[1])
-        assert before["last_modified"] < shown["last_modified"] == after["last_modified"], "a save finds no other change"
+        assert before["last_modified"] < shown["last_modified"] == after["last_modified"], "no change for a save"
         (tmp_path / "work" / index.NAME).write_text('{"cells": [], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}')
         assert json.loads(answer(opened)[1])["content"]["cells"] == [], "what a trainee made of it stays"
 
@@ -393,7 +393,8 @@ def test_lab_starts_answers_only_with_its_token_and_asks_nothing(course, tmp_pat
         with pytest.raises(urllib.error.HTTPError) as refused:
             answer(f"{address}api/contents")
         assert refused.value.code == 403
-        for forged in ({"Host": "elsewhere.example"}, {"Origin": "http://elsewhere.example"}):  # rebound DNS, a foreign page
+        # a name that was bound anew to this machine, a page of another site
+        for forged in ({"Host": "elsewhere.example"}, {"Origin": "http://elsewhere.example"}):
             request = urllib.request.Request(f"{address}api/sessions", b"{}", forged, method="POST")
             with pytest.raises(urllib.error.HTTPError) as refused:
                 answer(request)

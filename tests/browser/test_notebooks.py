@@ -48,5 +48,6 @@ def test_run_all_goes_on_after_an_answer_that_does_not_parse(notebook):
     page = notebook("00_welcome", "Welcome")
     seeing.write(page, seeing.cell(page, "def describe_machine():"), "def describe_machine(:\n    return 1")
     seeing.run_all(page, 400)
-    assert "the cell that should define it did not run (SyntaxError in line 1)" in seeing.said(seeing.cell(page, "tp.check(1, "))
+    verdict = seeing.said(seeing.cell(page, "tp.check(1, "))
+    assert "the cell that should define it did not run (SyntaxError in line 1)" in verdict
     assert "0 of 2 balises done" in seeing.said(seeing.cell(page, "tp.progress()"))
