@@ -1,30 +1,33 @@
 # Two commands matter: make lab, make test. The rest is for authors.
 PYTHON ?= python3
 VENV   ?= .venv
-RUN    := $(VENV)/bin/python
-STAMP  := $(VENV)/.installed
-DEV    := $(VENV)/.installed-dev
+# A folder may have a space in its name: names in rules need a backslash there, commands need quotes
+SPACE  := $(subst x,,x x)
+named   = $(subst $(SPACE),\ ,$(1))
+RUN    := "$(VENV)/bin/python"
+STAMP  := $(call named,$(VENV))/.installed
+DEV    := $(STAMP)-dev
 # DeepSpeed, Accelerate, Fabric, transformers and what deploys a network in an environment of their own, which sees all of the first: trainees need none of them
 FRAMES := $(VENV)-frameworks
-FRUN   := $(FRAMES)/bin/python
-FRAMED := $(FRAMES)/.installed
+FRUN   := "$(FRAMES)/bin/python"
+FRAMED := $(call named,$(FRAMES))/.installed
 # JupyterHub: likewise, with the course's own Python for the notebooks' kernels
 HUB    := $(VENV)-hub
-HRUN   := $(HUB)/bin/python
-HUBBED := $(HUB)/.installed
+HRUN   := "$(HUB)/bin/python"
+HUBBED := $(call named,$(HUB))/.installed
 # what drives a browser, for tests
-BROWSED := $(VENV)/.installed-browser
+BROWSED := $(STAMP)-browser
 SETS   := $(if $(DLOJZ_DATA),$(DLOJZ_DATA),data)
-IMAGES := $(SETS)/photo_patches/manifest.json
-TEXT   := $(SETS)/code_text/manifest.json
-TABLE  := $(SETS)/search_table/manifest.json
+IMAGES := $(call named,$(SETS))/photo_patches/manifest.json
+TEXT   := $(call named,$(SETS))/code_text/manifest.json
+TABLE  := $(call named,$(SETS))/search_table/manifest.json
 WORKERS ?= 2
 DATA   := $(IMAGES) $(TEXT) $(TABLE)
 # each file in one of the workers (WORKERS=n)
 TESTS  := -m pytest --nbval-lax --nbval-current-env --nbval-cell-timeout 280 -n $(WORKERS) --dist loadfile --durations 12
 PYTEST := $(RUN) $(TESTS)
 # an install that belongs to somebody else: nothing is written there
-OTHERS := $(shell test -w $(VENV) || { test ! -e $(VENV) && test -w $(dir $(abspath $(VENV))); } || echo yes)
+OTHERS := $(shell test -w "$(VENV)" || { test ! -e "$(VENV)" && test -w "$$(dirname "$(VENV)")"; } || echo yes)
 ASK    = { echo "$(CURDIR) is not yours to write in, and $@ is missing: ask whoever installed the course$(1)" >&2; exit 1; }
 # pip's progress bar where somebody looks at it
 PIP    := $(RUN) -m pip install $(shell test -t 2 || echo --quiet) --editable
@@ -68,34 +71,34 @@ $(STAMP) $(DEV) $(FRAMED) $(HUBBED) $(BROWSED):
 	@$(call ASK, to run make $(if $(findstring dev,$@),test,data))
 else
 $(STAMP): pyproject.toml
-	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' || \
+	@"$(PYTHON)" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' || \
 	  { echo "The course needs Python 3.11 to 3.13: make PYTHON=python3.11 ..." >&2; exit 1; }
-	test -x $(RUN) || $(PYTHON) -m venv $(VENV)
+	test -x $(RUN) || "$(PYTHON)" -m venv "$(VENV)"
 	$(PIP) '.[lab,webdataset]'
-	@touch $(STAMP)
+	@touch "$@"
 
 # what authors and tests need beside, so that no tool of theirs is in a trainee's JupyterLab
 $(DEV): $(STAMP)
 	$(PIP) '.[dev]'
-	@touch $(DEV)
+	@touch "$@"
 
 $(BROWSED): $(DEV)
 	$(PIP) '.[browser]'
-	@touch $(BROWSED)
+	@touch "$@"
 
 $(FRAMED): $(DEV)
-	$(RUN) -m venv --clear $(FRAMES)
+	$(RUN) -m venv --clear "$(FRAMES)"
 	@$(FRUN) -c "$$SEES" "$$($(RUN) -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
 	$(FRUN) -m pip install $(shell test -t 2 || echo --quiet) --editable '.[frameworks,deploy,inference]'
 	@$(FRUN) -c 'from dlojz_tp import frameworks; frameworks.need(*frameworks.NAMES, *frameworks.DEPLOY, *frameworks.INFERENCE)'
-	@touch $(FRAMED)
+	@touch "$@"
 
 $(HUBBED): $(STAMP)
-	$(RUN) -m venv --clear $(HUB)
+	$(RUN) -m venv --clear "$(HUB)"
 	@$(HRUN) -c "$$SEES" "$$($(RUN) -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
 	$(HRUN) -m pip install $(shell test -t 2 || echo --quiet) --editable '.[hub]'
-	$(RUN) -m ipykernel install --prefix $(HUB) >/dev/null
-	@touch $(HUBBED)
+	$(RUN) -m ipykernel install --prefix "$(HUB)" >/dev/null
+	@touch "$@"
 endif
 
 ifeq ($(if $(DLOJZ_DATA),,$(OTHERS)),yes)
@@ -117,7 +120,7 @@ lab: $(STAMP) $(DATA)
 
 # SITE=file: what your place has, see deploy/site.toml
 hub: $(HUBBED) $(DATA)
-	@DLOJZ_SITE=$(SITE) $(abspath $(HRUN)) -m jupyterhub -f deploy/jupyterhub_config.py
+	@DLOJZ_SITE="$(SITE)" "$$(realpath --no-symlinks $(HRUN))" -m jupyterhub -f deploy/jupyterhub_config.py
 
 # tests and notebooks together; the first leaves out what passed here before
 test: SKIPS = --skip-unchanged
@@ -166,10 +169,10 @@ solutions: $(FRAMED) $(DATA)
 	@$(FRUN) -m dlojz_tp build --solutions
 
 trainee-kit: $(DATA)
-	@tools/trainee_kit.sh build/dlojz-tp-kit.tar $(SETS)
+	@tools/trainee_kit.sh build/dlojz-tp-kit.tar "$(SETS)"
 
 lint: $(DEV)
-	$(VENV)/bin/ruff check .
+	"$(VENV)/bin/ruff" check .
 
 bench: $(STAMP)
 	$(RUN) benchmarks/launch.py
@@ -183,4 +186,4 @@ doctor: $(STAMP)
 	@$(RUN) -m dlojz_tp doctor
 
 clean:
-	rm -rf $(VENV) $(FRAMES) $(HUB) build dist .pytest_cache .ruff_cache
+	rm -rf "$(VENV)" "$(FRAMES)" "$(HUB)" build dist .pytest_cache .ruff_cache
