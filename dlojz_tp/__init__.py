@@ -24,10 +24,15 @@ The rooms, from the ground up; nothing imports upwards (a test holds it so):
     commands/ grading/ authoring/       the command line
 """
 
-import importlib
+# before all else: a file of the folder at hand may have the name of a module that is imported below
+from dlojz_tp.works import shadowing
 
-from dlojz_tp.scale import scale
-from dlojz_tp.works.balise import BaliseNotDone, todo
+shadowing.step_aside()
+
+import importlib  # noqa: E402
+
+from dlojz_tp.scale import scale  # noqa: E402
+from dlojz_tp.works.balise import BaliseNotDone, todo  # noqa: E402
 
 __version__ = "0.1.0"
 # what notebooks take from here, and where it lives

@@ -1,4 +1,4 @@
-"""`python -m dlojz_tp COMMAND`: what the course offers in a shell."""
+"""`python -m dlojz_tp COMMAND`, or `dlojz COMMAND`: what the course offers in a shell."""
 
 import contextlib
 import importlib
@@ -18,8 +18,12 @@ COMMANDS = {
 }
 
 
-def main(argv: list[str]) -> int:
-    """Run one command; 2 for a command that does not exist, 1 where the output cannot be written."""
+def main(argv: list[str] | None = None) -> int:
+    """Run one command; 2 for a command that does not exist, 1 where the output cannot be written.
+
+    argv: its words; None are those of the shell, for the program `dlojz`.
+    """
+    argv = sys.argv[1:] if argv is None else argv
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
             stream.reconfigure(errors="backslashreplace")  # a terminal may not know all characters
@@ -50,8 +54,11 @@ def _run(argv: list[str]) -> int:
     if argv[0] not in COMMANDS:
         print(f"dlojz_tp: no command {argv[0]!r}; there are: {', '.join(COMMANDS)}", file=sys.stderr)
         return 2
-    return importlib.import_module(COMMANDS[argv[0]][0]).main(argv[1:])
+    module, what = COMMANDS[argv[0]]
+    command = importlib.import_module(module)
+    command.__doc__ = command.__doc__ or what  # its --help begins with it; PYTHONOPTIMIZE=2 leaves docstrings out
+    return command.main(argv[1:])
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

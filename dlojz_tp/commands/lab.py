@@ -13,7 +13,7 @@ from dlojz_tp.commands import sockets
 from dlojz_tp.commands.copies import LabError, create, renew, sync
 from dlojz_tp.commands.doctor import to_install
 from dlojz_tp.data import folders
-from dlojz_tp.works import state
+from dlojz_tp.works import shadowing, state
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 BEFORE_FIRST_CELL = Path(__file__).parent / "lab_settings" / "before_first_cell.py"  # each kernel runs it
@@ -50,9 +50,9 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def bring(work: Path) -> list[str]:
-    """Bring the notebooks and the map of now into `work`; one line a notebook that changed there."""
+    """Bring the notebooks and the map of now into `work`; one line a notebook that changed, or a file in the way."""
     lines = sync(CHECKOUT / "notebooks", work)
-    return lines + renew(index.NAME, index.notebook(state.folder(work)), work)
+    return lines + renew(index.NAME, index.notebook(state.folder(work)), work) + shadowing.lines(work)
 
 
 def usual_work() -> Path:

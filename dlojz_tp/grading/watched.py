@@ -70,7 +70,7 @@ def child(function, *args):
     with ours:
         with theirs:
             keeper = subprocess.Popen(
-                [sys.executable, "-c", BOOT, json.dumps(spec)],
+                [sys.executable, "-P", "-c", BOOT, json.dumps(spec)],  # -P: a json.py at hand is not read
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,

@@ -165,7 +165,7 @@ def _start() -> Server:
     spec = {"path": [p for p in sys.path if isinstance(p, str)], "fd": theirs.fileno(), "folder": str(folder)}
     with theirs, (folder / "server.log").open("wb") as log:
         process = subprocess.Popen(
-            [sys.executable, "-c", BOOT, json.dumps(spec)],
+            [sys.executable, "-P", "-c", BOOT, json.dumps(spec)],  # -P: a json.py at hand is not read
             env=os.environ | CALM | {INSIDE: "server"},
             stdin=subprocess.DEVNULL,
             stdout=log,
