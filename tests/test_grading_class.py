@@ -3,6 +3,8 @@
 import csv
 import json
 import os
+import re
+import socket
 import textwrap
 import time
 from pathlib import Path
@@ -202,7 +204,7 @@ def test_every_notebook_of_the_course_is_known_by_what_it_opens():
 
 def test_whose_a_file_is(tmp_path):
     def names(*paths):
-        return list(whole_class.trainees({tmp_path / path: WORK for path in paths}).values())
+        return list(whole_class.trainees({tmp_path / path: WORK for path in paths})[0].values())
 
     assert names("ada/a.ipynb", "bob/x/b.ipynb") == ["ada", "bob"]
     assert names("ada/dlojz-tp/a.ipynb", "bob/dlojz-tp/a.ipynb") == ["ada", "bob"]
@@ -210,9 +212,251 @@ def test_whose_a_file_is(tmp_path):
     assert names("ada/a.ipynb") == ["ada"]
 
 
-def test_a_file_name_is_no_formula(tmp_path):
-    row = dict.fromkeys(whole_class.COLUMNS, "x") | {"trainee": "=cmd()", "balise": 1}
-    assert "'=cmd()" in whole_class.as_csv([row])
+LOADER = "05_dataloader"
+NUMBERS = {"00": WORK, "05": LOADER}
+
+
+def whose(tmp_path, *paths, named=None):
+    """The trainees of files, each of the work whose number comes last in its path; and the rule."""
+    works = {tmp_path / path: NUMBERS[re.findall("00|05", path)[-1]] for path in paths}
+    found, rule = whole_class.trainees(works, named and re.compile(named))
+    return [found[path] for path in works], rule
+
+
+@pytest.mark.parametrize(
+    ("rule", "paths", "names"),
+    [
+        ("folders of the works", ["00_welcome/a.ipynb", "00_welcome/b.ipynb", "05_dataloader/a.ipynb"], "a b a"),
+        ("folders of the works", ["TP00/ada/x.ipynb", "TP00/bob/x.ipynb", "TP05/ada/x.ipynb"], "ada bob ada"),
+        ("all of one", ["ada/00_welcome/00_welcome.ipynb", "ada/05/05_dataloader.ipynb"], "ada ada"),
+        ("nbgrader", ["submitted/a/ps1/00.ipynb", "submitted/b/ps1/00.ipynb", "submitted/a/ps2/05.ipynb"], "a b a"),
+        ("nbgrader", ["submitted/ada/00_welcome/00_welcome.ipynb"], "ada"),
+        ("first folder", ["submitted/2026/ada/00.ipynb", "submitted/2026/bob/00.ipynb"], "ada bob"),
+        ("Moodle", ["Ada L_1_assignsubmission_file_/00.ipynb", "É B_7_assignsubmission_file/x/00.ipynb"], "Ada L,É B"),
+        ("Moodle", ["Ada_1_assignsubmission_file_/00.ipynb", "Ada_2_assignsubmission_file_/00.ipynb"], "Ada 1,Ada 2"),
+        ("Canvas", ["lovelaceada_12_345_00_welcome.ipynb", "b_LATE_1_34_00_x-1.ipynb", "b_1_35_05.ipynb"], "lovelaceada b b"),
+        ("each file", ["ada-00.ipynb", "bob-00.ipynb"], "ada-00 bob-00"),
+        ("first folder", ["ada/00.ipynb", "ada/00 copy.ipynb", "bob/00.ipynb"], "ada ada bob"),
+        ("first folder", ["ada/00_welcome.ipynb"], "ada"),
+    ],
+)  # fmt: skip
+def test_layouts_of_a_class(tmp_path, rule, paths, names):
+    found, said = whose(tmp_path / "class", *(path for path in paths))
+    assert found == names.split("," if "," in names else " ") and rule in said
+
+
+@pytest.mark.parametrize(
+    "paths",
+    [
+        ["week1/ada-00.ipynb", "week1/bob-00.ipynb", "week2/ada-05.ipynb", "week2/bob-05.ipynb"],
+        ["monday/ada/00.ipynb", "monday/bob/00.ipynb", "tuesday/cyd/00.ipynb", "tuesday/dan/00.ipynb"],
+        ["ada_00.ipynb", "bob_00.ipynb", "ada_05.ipynb"],
+    ],
+)
+def test_where_it_cannot_be_told_whose_a_file_is_nothing_is_guessed(tmp_path, paths):
+    with pytest.raises(whole_class.Unclear, match="--trainee REGEX"):
+        whose(tmp_path, *paths)
+    found, _ = whose(tmp_path, *paths, named=r".*[\d/](ada|bob|cyd|dan)")
+    assert len(set(found)) > 1
+
+
+def test_the_trainee_is_what_a_regular_expression_finds(tmp_path, monkeypatch, capsys):
+    assert whose(tmp_path, "a/00-ada.ipynb", "b/00-ada.ipynb", named=r"-(\w+)\.ipynb") == (
+        ["ada", "ada"], r"--trainee -(\w+)\.ipynb"
+    )  # fmt: skip
+    graded(monkeypatch, tmp_path, ("pass", "pass"), ("pass", "pass"))
+    assert command.main(["all", str(tmp_path), "--trainee", "/(ada)/"]) == 2
+    out, err = capsys.readouterr()
+    assert err.count("\n") == 1 and f"--trainee finds nobody in {tmp_path / 'bob'}" in err and not out
+    assert command.main(["all", str(tmp_path), "--trainee", "/(ada|bob)/"]) == 0
+    assert capsys.readouterr().out.startswith("2 trainees: --trainee /(ada|bob)/\n")
+    assert command.main(["all", str(tmp_path / "ada"), str(tmp_path / "bob")]) == 0
+    assert capsys.readouterr().out.startswith("2 trainees: the first folder in which the files differ\n")
+    for wrong in ("ada", "(ada"):
+        with pytest.raises(SystemExit, match="2"):
+            command.main(["all", str(tmp_path), "--trainee", wrong])
+
+
+def test_a_link_to_another_place_makes_nobody_somebody_else(tmp_path):
+    hand_in(tmp_path / "class" / "ada", RIGHT)
+    hand_in(tmp_path / "elsewhere", RIGHT)
+    (tmp_path / "class" / "bob").mkdir()
+    (tmp_path / "class" / "bob" / "00.ipynb").symlink_to(tmp_path / "elsewhere" / f"{WORK}.ipynb")
+    works, _ = whole_class.found([tmp_path / "class"])
+    assert list(whole_class.trainees(works)[0].values()) == ["ada", "bob"]
+
+
+@pytest.mark.parametrize("first", ["=", "+", "-", "@", "\t", "\r", "\n"])
+def test_a_file_name_is_no_formula(first):
+    row = dict.fromkeys(whole_class.COLUMNS, "x") | {"trainee": f"{first}cmd()", "balise": 1}
+    assert f"'{first}cmd()" in whole_class.as_csv([row])
+
+
+def test_odd_files_are_a_line_each(tmp_path, capsys):
+    good = hand_in(tmp_path / "good", RIGHT)
+    odd = tmp_path / "odd"
+    odd.mkdir()
+    os.mkfifo(odd / "pipe.ipynb")
+    (odd / "zero.ipynb").symlink_to("/dev/zero")
+    with (odd / "sparse.ipynb").open("wb") as file:
+        file.truncate(12_000_000_000)
+    (odd / "loop.ipynb").symlink_to("loop.ipynb")
+    (odd / "gone.ipynb").symlink_to("none")
+    (odd / "many.ipynb").write_text(json.dumps({"cells": [{"cell_type": "code", "source": "x = 1\n" * 1_000_000}]}))
+    (odd / "folder.ipynb").mkdir()
+    (odd / "folder.ipynb" / "x.ipynb").write_text("{}")
+    with socket.socket(socket.AF_UNIX) as listening:
+        here = Path.cwd()
+        os.chdir(odd)  # the address of a socket is short
+        listening.bind("socket.ipynb")
+        os.chdir(here)
+    works, problems = whole_class.found([tmp_path])
+    why = {Path(line.partition(": ")[0]).stem: line.partition(": ")[2] for line in problems}
+    assert list(works) == [good]
+    assert why.pop("loop").startswith("cannot be read") and why.pop("socket").startswith("cannot be read")
+    assert why == {
+        "pipe": "is not a file", "zero": "is not a file", "sparse": "is too large (12000 MB)",
+        "gone": "cannot be read (No such file or directory)",
+    }  # fmt: skip
+    with pytest.raises(slicing.Unreadable, match=r"too large \(6 MB of code\)"):
+        slicing.statements(odd / "many.ipynb")
+    assert command.main([WORK, str(odd / "pipe.ipynb"), str(odd / "sparse.ipynb")]) == 2
+    assert capsys.readouterr().err.count("\n") == 2
+
+
+ESCAPES = "a\x1b[2Jb\x9b1mc\u202ed\re\udcff"
+
+
+def test_odd_names_reach_no_terminal_and_no_other_line(tmp_path, monkeypatch, capsys):
+    graded(monkeypatch, tmp_path, ("pass", "fail"), ("pass", "pass"))
+    (tmp_path / "ada").rename(tmp_path / f"ada\n{ESCAPES}")
+    (tmp_path / f"x\n{ESCAPES}.ipynb").write_bytes(b"\xff")
+    table = tmp_path / "grades.csv"
+    assert command.main(["all", str(tmp_path), "--csv", str(table)]) == 2
+    out, err = capsys.readouterr()
+    told = "\\u000aa\\u001b[2Jb\\u009b1mc\\u202ed\\u000de\\udcff"
+    assert err.count("\n") == 1 and f"x{told}.ipynb: is not a text" in err
+    assert f"ada{told}/{WORK}.ipynb: 1 of 2" in out
+    assert re.sub("[\n]", "", out).isprintable()
+    with table.open(newline="") as file:
+        assert {row["trainee"] for row in csv.DictReader(file)} == {"bob", f"ada\n{ESCAPES[:-1]}\\udcff"}
+    assert command.main(["all", str(tmp_path), "--json"]) == 2
+    out = capsys.readouterr().out
+    assert re.sub("[\n]", "", out).isprintable()
+    assert {row["trainee"] for row in json.loads(out)["verdicts"]} == {"bob", f"ada\n{ESCAPES}"}
+
+
+def test_what_an_answer_says_moves_no_cursor():
+    said = Verdict(1, "T", "fail", hint=f"Your code raised ValueError: {ESCAPES}\nMore")
+    shown = command.table([said])
+    assert "a\\u001b[2Jb\\u009b1mc\\u202ed\\u000d" in shown and all(map(str.isprintable, shown.split("\n")))
+
+
+def test_a_thousand_notebooks_and_twenty_thousand_folders_are_found_at_once(tmp_path):
+    text = hand_in(tmp_path / "class" / "0", RIGHT).read_text()
+    for k in range(1, 1000):
+        (tmp_path / "class" / f"{k}").mkdir()
+        (tmp_path / "class" / f"{k}" / "00.ipynb").write_text(text)
+    for k in range(20_000):
+        (tmp_path / "class" / "1" / f"{k}").mkdir()
+    start = time.process_time()
+    works, problems = whole_class.found([tmp_path / "class"])
+    assert len(set(whole_class.trainees(works)[0].values())) == 1000 and not problems
+    assert time.process_time() - start < 20
+
+
+def interrupted_after(monkeypatch, count, error=KeyboardInterrupt):
+    """A run that passes all balises of `count` files and is then interrupted (None: never). Gives whose they are."""
+    judged = []
+
+    def grade(_judge, works, _at_once):
+        for path, name in works.items():
+            if len(judged) == count:
+                raise error
+            judged.append(path.parent.name)
+            work = source.find(name)
+            yield path, work, [Verdict(n, b.title, "pass") for n, b in work.balises.items()]
+
+    monkeypatch.setattr(whole_class, "grade", grade)
+    return judged
+
+
+def test_an_interrupted_run_goes_on_from_its_table(tmp_path, monkeypatch, capsys):
+    folder, table = tmp_path / "class", tmp_path / "grades.csv"
+    for who in ("=ada", "bob", "cyd"):
+        hand_in(folder / who, RIGHT)
+    run = ["all", str(folder), "--csv", str(table), "--resume"]
+    interrupted_after(monkeypatch, 2)
+    with pytest.raises(KeyboardInterrupt):
+        command.main(run)
+    err = capsys.readouterr().err
+    assert "2 of 3 notebooks are judged" in err and f"--resume goes on from {table}" in err
+    hand_in(folder / "bob", RIGHT, "other = 1")
+    judged = interrupted_after(monkeypatch, None)
+    assert command.main(run) == 0
+    out = capsys.readouterr().out
+    assert judged == ["bob", "cyd"] and "1 notebooks are as" in out and "2 are judged" in out
+    rows = list(csv.DictReader(table.open()))
+    assert [(row["trainee"], row["balise"]) for row in rows] == [(w, n) for w in ("'=ada", "bob", "cyd") for n in "12"]
+    assert "     2            0       0         0  =ada" in out
+    judged = interrupted_after(monkeypatch, None)
+    assert command.main(run) == 0 and judged == []
+    again = list(csv.DictReader(table.open()))
+    assert again == rows
+    assert command.main(run[:-1]) == 0 and judged == ["=ada", "bob", "cyd"], "without --resume all are judged"
+
+
+def test_what_is_not_kept(tmp_path, monkeypatch, capsys):
+    table = tmp_path / "grades.csv"
+    graded(monkeypatch, tmp_path, ("pass", "could not judge"), ("pass", "fail"))
+    run = ["all", str(tmp_path / "ada"), str(tmp_path / "bob"), "--csv", str(table), "--resume"]
+    assert command.main(run) == 1
+    judged = interrupted_after(monkeypatch, None)
+    assert command.main(run) == 1 and judged == ["ada"], "the machine broke there"
+    assert "00.2 a-slug" in capsys.readouterr().out, "the hints of kept files are counted"
+    lines = table.read_text().splitlines()
+    table.write_text("\n".join(line for line in lines if not line.startswith("bob") or "Sum" not in line) + "\n")
+    judged = interrupted_after(monkeypatch, None)
+    assert command.main(run) == 0 and judged == ["bob"], "one of its rows was missing"
+    for other in ("trainee;file\n", "", ",".join(whole_class.COLUMNS) + "\nx,y\n"):
+        table.write_text(other)
+        capsys.readouterr()
+        assert command.main(run) == 2 and table.read_text() == other
+        assert "is not a table that --csv has written" in capsys.readouterr().err
+
+
+def test_a_file_that_changes_while_it_is_judged_is_judged_again(tmp_path, monkeypatch):
+    path, table = hand_in(tmp_path / "ada", RIGHT), tmp_path / "grades.csv"
+    interrupted_after(monkeypatch, None)
+    grade = whole_class.grade
+
+    def changing(*arguments):
+        for found in grade(*arguments):
+            path.write_text(path.read_text() + "\n")
+            yield found
+
+    monkeypatch.setattr(whole_class, "grade", changing)
+    run = ["all", str(path), "--csv", str(table), "--resume"]
+    assert command.main(run) == 0
+    judged = interrupted_after(monkeypatch, None)
+    assert command.main(run) == 0 and judged == ["ada"]
+
+
+def test_a_run_that_may_be_killed_saves_on_its_way(tmp_path, monkeypatch):
+    for who in ("ada", "bob"):
+        hand_in(tmp_path / who, RIGHT)
+    table, seen = tmp_path / "grades.csv", []
+    monkeypatch.setattr(whole_class, "SAVED_EVERY", 0.0)
+    interrupted_after(monkeypatch, None)
+    grade = whole_class.grade
+
+    def watched(*arguments):
+        for found in grade(*arguments):
+            seen.append(table.exists())
+            yield found
+
+    monkeypatch.setattr(whole_class, "grade", watched)
+    assert command.main(["all", str(tmp_path), "--csv", str(table)]) == 0 and seen == [False, True]
 
 
 @pytest.mark.parametrize(
@@ -231,7 +475,14 @@ def test_what_cannot_be_graded_is_one_line(tmp_path, capsys, arguments, message)
 
 
 @pytest.mark.parametrize(
-    "arguments", [["all", "x", "--balise", "1"], ["00", "x", "--jobs", "2"], ["all", "x", "--jobs", "0"]]
+    "arguments",
+    [
+        ["all", "x", "--balise", "1"],
+        ["00", "x", "--jobs", "2"],
+        ["all", "x", "--jobs", "0"],
+        ["all", "x", "--resume"],
+        ["00", "x", "--trainee", "(x)"],
+    ],
 )
 def test_options_that_do_not_fit(arguments):
     with pytest.raises(SystemExit, match="2"):

@@ -8,6 +8,7 @@ import argparse
 import contextlib
 import dataclasses
 import json
+import re
 import signal
 import sys
 import textwrap
@@ -15,6 +16,7 @@ import threading
 import time
 from pathlib import Path
 
+from dlojz_tp.cards.plain import one_line, plain
 from dlojz_tp.cards.verdict import BROKEN
 from dlojz_tp.grading import guard, lanes, slicing, watched
 from dlojz_tp.works import source
@@ -39,6 +41,10 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--explain", action="store_true", help=what)
     what = "with all: also write a line for each balise of each notebook to this file"
     parser.add_argument("--csv", metavar="TABLE", type=Path, help=what)
+    what = "with all and --csv: keep what TABLE says of notebooks that have not changed since, and judge the others"
+    parser.add_argument("--resume", action="store_true", help=what)
+    what = "with all: whose a notebook is: what the first group of this regular expression finds in its path"
+    parser.add_argument("--trainee", metavar="REGEX", type=_with_a_group, help=what)
     parser.add_argument(
         "--jobs", metavar="N", type=int, choices=range(1, 65), help="with all: how many at once [cores]"
     )
@@ -46,12 +52,15 @@ def main(argv: list[str]) -> int:
     if options.name == "all":
         if options.balise is not None or options.explain:
             parser.error("--balise and --explain are for one work")
+        if options.resume and not options.csv:
+            parser.error("--resume goes on from a table: give --csv TABLE too")
         from dlojz_tp.grading import whole_class
 
+        how = options.csv, options.json, options.jobs, options.trainee, options.resume
         with _ended_cleanly():
-            return whole_class.main(judge_all, options.files, options.csv, options.json, options.jobs)
-    if options.csv or options.jobs:
-        parser.error("--csv and --jobs are for all works: check all ...")
+            return whole_class.main(judge_all, options.files, *how)
+    if options.csv or options.jobs or options.trainee or options.resume:
+        parser.error("--csv, --jobs, --trainee and --resume are for all works: check all ...")
     options.name = source.full_name(options.name)
     try:
         work = source.find(options.name)
@@ -65,7 +74,7 @@ def main(argv: list[str]) -> int:
         return USAGE
     files, problems = chosen(options.files, work.name)
     for problem in problems:
-        print(f"check: {problem}", file=sys.stderr)
+        print(f"check: {one_line(problem)}", file=sys.stderr)
     numbers = list(work.balises) if options.balise is None else [options.balise]
     every = []
     with _ended_cleanly():
@@ -73,13 +82,24 @@ def main(argv: list[str]) -> int:
             every += [(path, v) for v in verdicts]
             if not options.json:
                 shown = table(verdicts, options.explain)
-                print(*[path] * (len(files) > 1), shown, sep="\n" if len(files) > 1 else "", flush=True)
+                print(*[one_line(path)] * (len(files) > 1), shown, sep="\n" if len(files) > 1 else "", flush=True)
     if options.json:
-        print(json.dumps([{"file": str(path)} | v.to_json() for path, v in every], indent=1, ensure_ascii=False))
+        rows = [{"file": str(path)} | v.to_json() for path, v in every]
+        print(plain(json.dumps(rows, indent=1, ensure_ascii=False)))
     if problems:
         return USAGE
     words = {v.verdict for _, v in every} - {"pass"}
     return NO_VERDICT if words == {BROKEN} else 1 if words else 0
+
+
+def _with_a_group(text: str) -> re.Pattern:
+    try:
+        pattern = re.compile(text)
+    except re.error as error:
+        raise argparse.ArgumentTypeError(f"is no regular expression ({error})") from None
+    if not pattern.groups:
+        raise argparse.ArgumentTypeError("needs a group, in brackets, that is the trainee's name")
+    return pattern
 
 
 def chosen(paths: list[Path], name: str) -> tuple[list[Path], list[str]]:
@@ -138,7 +158,7 @@ def table(verdicts: list, explain: bool = False) -> str:
             if explain:
                 lines.append(textwrap.indent(explained(v), " " * 31))
     passed, given = (sum(v.verdict == word for v in verdicts) for word in ("pass", "by catch_up"))
-    return "\n".join([*lines, f"{passed} of {len(verdicts)} passed" + f", {given} by catch_up" * bool(given)])
+    return plain("\n".join([*lines, f"{passed} of {len(verdicts)} passed" + f", {given} by catch_up" * bool(given)]))
 
 
 def explained(verdict) -> str:

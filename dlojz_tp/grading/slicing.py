@@ -15,6 +15,7 @@ import functools
 import json
 import linecache
 import os
+import stat
 import symtable
 import sys
 import warnings
@@ -24,6 +25,8 @@ from pathlib import Path
 from dlojz_tp.works import cells
 from dlojz_tp.works.source import NOTEBOOKS, Cell, Work, checks_in, without_markers
 
+MOST_BYTES = 100_000_000  # of a file, pictures included
+MOST_CODE = 4_000_000  # characters of a file's code: its syntax tree takes some hundred times as much memory
 MOST_STATEMENTS = 1 << 17  # of a file, whose names are remembered: each is looked at for every balise
 
 
@@ -46,23 +49,38 @@ def statements(path: Path) -> tuple[list[ast.stmt], list[Broken]]:
     """
     if path.suffix.lower() not in (".ipynb", ".py"):
         raise Unreadable(f"{path}: give a notebook (.ipynb) or a Python file (.py)")
+    return _read(path, read(path))
+
+
+def read(path: Path) -> str:
+    """The text of a file that a trainee handed in. Raises Unreadable for what is no file, or too large.
+
+    A pipe is not waited for, and of a file without end no more is read than MOST_BYTES.
+    """
     try:
-        if path.exists() and not path.is_file():  # a pipe would be waited for
-            raise Unreadable(f"{path}: is not a file")
-        text = path.read_text(encoding="utf-8-sig")
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY), "rb") as file:
+            found = os.fstat(file.fileno())
+            if not stat.S_ISREG(found.st_mode):
+                raise Unreadable(f"{path}: is not a file")
+            if found.st_size > MOST_BYTES:
+                raise Unreadable(f"{path}: is too large ({found.st_size / 1e6:.0f} MB)")
+            return (file.read(MOST_BYTES) or b"").decode("utf-8-sig")
     except OSError as error:
         raise Unreadable(f"{path}: cannot be read ({error.strerror})") from None
     except UnicodeDecodeError:
         raise Unreadable(f"{path}: is not a text file in UTF-8") from None
-    return _read(path, text)
 
 
 @functools.lru_cache(maxsize=8)
 def _read(path, text):
-    if path.suffix.lower() == ".py":
+    script = path.suffix.lower() == ".py"
+    codes = [(str(path), text)] if script else _notebook_cells(path, text)
+    if (size := sum(len(code) for _, code in codes)) > MOST_CODE:
+        raise Unreadable(f"{path}: is too large ({size / 1e6:.0f} MB of code)")
+    if script:
         return _parse(str(path), text), []
     nodes, broken = [], []
-    for name, code in _notebook_cells(path, text):
+    for name, code in codes:
         try:
             for node in cells.parse(code, lambda python, name=name: _parse(name, python)):
                 nodes += _ran(path, node) or [node]

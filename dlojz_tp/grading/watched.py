@@ -19,6 +19,7 @@ import threading
 import time
 from pathlib import Path
 
+from dlojz_tp.cards.plain import plain
 from dlojz_tp.launch import proc, server
 
 BOOT = (
@@ -114,7 +115,7 @@ def _echo(stream):
     with stream:
         while chunk := os.read(stream.fileno(), 65536):
             with contextlib.suppress(OSError, ValueError):
-                sys.stderr.write(chunk[:left].decode(errors="replace"))
+                sys.stderr.write(plain(chunk[:left].decode(errors="replace")))
                 if left and len(chunk) >= left:
                     sys.stderr.write("\n... (the rest of what the answers write is left out)\n")
             left = max(0, left - len(chunk))

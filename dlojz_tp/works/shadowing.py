@@ -4,6 +4,7 @@ import os
 import sys
 from importlib.machinery import PathFinder
 
+COURSE = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
 HARMLESS = {"test", "tests", "conftest", "setup"}  # usual names, of modules that no program of the course imports
 
 
@@ -22,13 +23,12 @@ def lines(folder: str | os.PathLike) -> list[str]:
         module = name if package else name.removesuffix(".py")
         if not package and (module == name or os.path.isdir(whole)):
             continue
-        if module in HARMLESS or not module.isidentifier():
+        if module in HARMLESS or not module.isidentifier() or whole == COURSE:
             continue
         spec = PathFinder.find_spec(module, path)
         if spec is not None and spec.origin is not None:  # a mere folder has no origin
             found.append(
-                f"{whole} hides the module {module} from notebooks and programs in its folder: "
-                "give it another name"
+                f"{whole} hides the module {module} from notebooks and programs in its folder: give it another name"
             )
     return found
 
@@ -41,5 +41,5 @@ def step_aside() -> None:
     for line in lines(first or os.curdir):
         print(f"dlojz_tp: {line}", file=sys.stderr)
     # argv is so while `python -m` looks for what it shall run; the course's own folder has to stay
-    if sys.argv[:1] == ["-m"] and os.path.realpath(first) != os.path.realpath(os.path.join(__file__, *[os.pardir] * 3)):
+    if sys.argv[:1] == ["-m"] and os.path.realpath(first) != os.path.dirname(COURSE):
         sys.path.append(sys.path.pop(0))
