@@ -3,6 +3,7 @@
 import atexit
 import os
 import shutil
+import signal
 import tempfile
 from pathlib import Path, PurePath
 
@@ -35,6 +36,14 @@ pytest_plugins = ["tests.skip_unchanged", "tests.cpu_seconds"]
 def pytest_runtest_setup(item):
     """Notebooks are tested for what runs in them: their times would say nothing beside other workers."""
     os.environ["DLOJZ_BRIEF"] = str(int(item.path.suffix == ".ipynb"))
+
+
+@pytest.fixture
+def interruptible():
+    """What the test starts can be interrupted, also where a shell lets a job in the background ignore SIGINT."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 class ByWork(LoadFileScheduling):

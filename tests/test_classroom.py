@@ -176,6 +176,7 @@ def answer(address):
         return got.status, got.headers, got.read().decode()
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_the_page_and_its_table(shared):
     telling.tell(WORK, 1, "fail", "a")
     written(shared)

@@ -3,6 +3,7 @@
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tarfile
@@ -132,3 +133,20 @@ def test_the_program_dlojz_is_the_command():
         capture_output=True, text=True,
     )  # fmt: skip
     assert ran.returncode == 2 and "no command 'none'" in ran.stderr and callable(getattr(import_module(module), name))
+
+
+def test_a_test_in_the_background_can_interrupt_what_it_starts(request):
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as `make test &` has it
+    try:
+        request.getfixturevalue("interruptible")
+        said = [sys.executable, "-c", "import signal; print(signal.getsignal(signal.SIGINT))"]
+        assert "default_int_handler" in subprocess.check_output(said, text=True)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.parametrize("command", ["check", "class", "doctor", "lab", "plan"])
+def test_the_help_of_a_command_without_docstrings(command):
+    words = [sys.executable, "-m", "dlojz_tp", command, "--help"]
+    ran = subprocess.run(words, env=os.environ | {"PYTHONOPTIMIZE": "2"}, cwd=ROOT, capture_output=True, text=True)
+    assert ran.returncode == 0 and "usage:" in ran.stdout and not ran.stderr, ran.stderr

@@ -155,6 +155,7 @@ def gone(pid):
     return not psutil.pid_exists(pid)
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_a_command_that_is_stopped_leaves_no_process(tmp_path):
     write(tmp_path, STARTS)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(source.ROOT), str(tmp_path)])}

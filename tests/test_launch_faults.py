@@ -398,6 +398,7 @@ def test_a_script_without_a_main_guard_and_two_at_once(tmp_path):
         assert mode == 0o700 and not Path(folder).exists()  # private, and gone with its program
 
 
+@pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_the_parent_is_interrupted_or_killed(tmp_path, number):
     parent = start_script(tmp_path, SLEEPER)

@@ -249,6 +249,7 @@ def test_missing_library_is_one_line(script, capsys, tmp_path, monkeypatch):
     assert status == 1 and err.count("\n") == 1 and "pip install tokenizers" in err and not list(tmp_path.iterdir())
 
 
+@pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 def test_interrupted_run_leaves_nothing(tmp_path, signum):
     out = tmp_path / "set"

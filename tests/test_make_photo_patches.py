@@ -216,6 +216,7 @@ def test_only_photographs_inside_the_wheels(script):
     assert "pooch" not in SCRIPT.read_text() and "import skimage" not in SCRIPT.read_text()
 
 
+@pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 def test_interrupted_run_leaves_nothing(tmp_path, signum):
     out = tmp_path / "set"

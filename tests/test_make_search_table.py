@@ -153,6 +153,7 @@ def test_damaged_table_is_made_again(script, capsys, copy, made, damage, monkeyp
     assert (copy / "right.npy").read_bytes() == good
 
 
+@pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 def test_interrupted_run_leaves_nothing(tmp_path, signum):
     out = tmp_path / "table"
