@@ -13,7 +13,7 @@ import nbformat
 import pytest
 
 from dlojz_tp.cards.verdict import Verdict
-from dlojz_tp.grading import alike, command, lanes, slicing, whole_class
+from dlojz_tp.grading import alike, command, lanes, slicing, watched, whole_class
 from dlojz_tp.works import source
 from tests.test_grading import RIGHT, check
 
@@ -234,7 +234,7 @@ def whose(tmp_path, *paths, named=None):
         ("first folder", ["submitted/2026/ada/00.ipynb", "submitted/2026/bob/00.ipynb"], "ada bob"),
         ("Moodle", ["Ada L_1_assignsubmission_file_/00.ipynb", "É B_7_assignsubmission_file/x/00.ipynb"], "Ada L,É B"),
         ("Moodle", ["Ada_1_assignsubmission_file_/00.ipynb", "Ada_2_assignsubmission_file_/00.ipynb"], "Ada 1,Ada 2"),
-        ("Canvas", ["lovelaceada_12_345_00_welcome.ipynb", "b_LATE_1_34_00_x-1.ipynb", "b_1_35_05.ipynb"], "lovelaceada b b"),
+        ("Canvas", ["lada_12_345_00_welcome.ipynb", "b_LATE_1_34_00_x-1.ipynb", "b_1_35_05.ipynb"], "lada b b"),
         ("each file", ["ada-00.ipynb", "bob-00.ipynb"], "ada-00 bob-00"),
         ("first folder", ["ada/00.ipynb", "ada/00 copy.ipynb", "bob/00.ipynb"], "ada ada bob"),
         ("first folder", ["ada/00_welcome.ipynb"], "ada"),
@@ -352,6 +352,14 @@ def test_what_an_answer_says_moves_no_cursor():
     assert "a\\u001b[2Jb\\u009b1mc\\u202ed\\u000d" in shown and all(map(str.isprintable, shown.split("\n")))
 
 
+def test_what_an_answer_writes_to_its_errors_moves_no_cursor(capsys):
+    reads, writes = os.pipe()
+    os.write(writes, b"a\x1b[2Jb\n")
+    os.close(writes)
+    watched._echo(os.fdopen(reads, "rb"))
+    assert capsys.readouterr().err == "a\\u001b[2Jb\n"
+
+
 def test_a_thousand_notebooks_and_twenty_thousand_folders_are_found_at_once(tmp_path):
     text = hand_in(tmp_path / "class" / "0", RIGHT).read_text()
     for k in range(1, 1000):
@@ -450,12 +458,12 @@ def test_a_run_that_may_be_killed_saves_on_its_way(tmp_path, monkeypatch):
     interrupted_after(monkeypatch, None)
     grade = whole_class.grade
 
-    def watched(*arguments):
+    def looking(*arguments):
         for found in grade(*arguments):
             seen.append(table.exists())
             yield found
 
-    monkeypatch.setattr(whole_class, "grade", watched)
+    monkeypatch.setattr(whole_class, "grade", looking)
     assert command.main(["all", str(tmp_path), "--csv", str(table)]) == 0 and seen == [False, True]
 
 
