@@ -61,7 +61,7 @@ def balise_2(memory_traffic):
     for case in _dtypes():
         _judge(memory_traffic, case)
     yield "views move nothing; a tensor used twice is read once"
-    for case in (_views(), _square()):
+    for case in (_views(), _other_views(), _square()):
         _judge(memory_traffic, case)
     yield "operands that are broadcast or expanded"
     for case in (_broadcast(), _expanded(), _expanded_input(), _expanded_last()):
@@ -104,6 +104,17 @@ def _views():
     between = 4 * (26 + 19 * 30 + 1 + 540)  # from its first number to its last
     views = {"storage-counted": (first + around, first + between), "views-counted": (first + second + 1, None)}
     return _Case("relu, four views, neg", chain, (torch.ones(600),), first + second, 2400 + second // 2, views)
+
+
+def _other_views():
+    """Less usual ones: a list of names has gaps, the operator's own word has none."""
+
+    def chain(x):
+        windows = torch.relu(x).view(20, 30).unfold(1, 5, 5)  # (20, 6, 5)
+        return windows.diagonal(0, 1, 2).split(10)[1].unbind(1)[2].neg()
+
+    views = {"views-counted": (2 * 2400 + 80, None)}
+    return _Case("relu, view, unfold, diagonal, split, unbind, neg", chain, (torch.ones(600),), 2 * 2400 + 80, 2400 + 40, views)
 
 
 def _square():

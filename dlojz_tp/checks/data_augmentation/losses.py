@@ -27,6 +27,7 @@ TOP1.append(0.4 * TOP1[0] + 0.12)  # the largest mass may be below one half
 def observe(soft_cross_entropy, top1):
     """Losses, of integer labels, of large logits and in bfloat16 too; the gradient; accuracies; a GPU."""
     given, whole, large, half, hard = copy.deepcopy((CASES, INTEGERS, LARGE, HALF, TOP1))
+    half_top1 = HALF[0].clone(), HALF[1].clone()
     with Operations() as operations:
         losses = [soft_cross_entropy(*given[0][:2]), *(soft_cross_entropy(*case) for case in given[1:])]
         integers = tried(soft_cross_entropy, *whole)
@@ -38,7 +39,7 @@ def observe(soft_cross_entropy, top1):
     yield {"integers": integers, "gradient": tried(lambda: torch.autograd.grad(got, logits)[0])}
     yield {"large": soft_cross_entropy(*large), "half": soft_cross_entropy(*half)}
     accuracies = [top1(LOGITS.clone(), labels) for labels in hard]
-    yield {"top1 shapes": shape(accuracies), "top1": accuracies}
+    yield {"top1 shapes": shape(accuracies), "top1": accuracies, "top1 of half": top1(*half_top1)}
     both = lambda logits, labels: (soft_cross_entropy(logits, labels, 0.1), top1(logits, labels))  # noqa: E731
     yield {"device": on_gpu(both, LOGITS.float(), SOFT.float())}
 
@@ -63,6 +64,7 @@ LOOKS = [
     Look("top-1 accuracy under mixed labels", "top1 shapes", [()] * 4, "top1-shape"),
     Value("", "top1", [(LOGITS.argmax(1) == soft.argmax(1)).double().mean() for soft in TOP1], "top1-wrong",
           within(1e-5)),
+    Look("", "top1 of half", (HALF[0].argmax(1) == HALF[1].argmax(1)).double().mean(), "half-precision-loss", within(1e-4)),
     stays("on the device of the logits, nothing read back", "loss-waits"),
 ]  # fmt: skip
 

@@ -96,6 +96,7 @@ def observe(mix, observe_more):
     half, soft = mix(*copy.deepcopy(HALF), 1.0)
     refused = tried(mix, torch.zeros(8, 1, 6, 6, dtype=torch.uint8), torch.arange(8), 8, 1.0)
     yield {"half dtypes": form([half, soft]), "uint8": refused if isinstance(refused, str) else "taken"}
+    yield {"half soft": form(mix(CASES[1][0].bfloat16(), SOFT.bfloat16(), 3, 1.0)[1]).split()[0]}
     yield {"half mass": soft.sum(1)}
     shares = half[:, :-1].float().mean((2, 3))
     yield {"half mixed": _mixed(images=shares, labels=soft), "half off": (shares - soft).abs().max().item()}
@@ -125,6 +126,7 @@ AGREE = [True, False, True]
 PROMISES = [
     Look("labels that are soft already", "soft", torch.zeros(8, 3), "soft-labels-lost", within(1e-3), silent),
     *_mixing("bfloat16 stays what it is; uint8 is refused with a TypeError", "half ", "bfloat16"),
+    Look("", "half soft", "float32", "labels-dtype"),
     Look("", "half mass", torch.ones(15), "labels-no-mass", within(1e-6)),
     Look("", "uint8", "TypeError", lambda seen, _: "uint8-taken" if seen == "taken" else "unclear-refusal", str.startswith),
     Look("the inputs are left as they were", "images kept", True, "images-changed"),

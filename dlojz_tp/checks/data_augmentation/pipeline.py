@@ -14,7 +14,7 @@ from dlojz_tp.checking.looks import Look, form, judged, silent, tried, within
 
 MEAN, STD = (torch.tensor(three).view(3, 1, 1) for three in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
 CALLS = 100
-COLOUR, GREY = (200, 100, 50), 128
+COLOUR, GREY, DARK = (200, 100, 50), 128, (1, 0, 1)  # DARK: no level above 1, as of an image in [0, 1]
 
 
 @functools.cache
@@ -58,7 +58,7 @@ def observe(make_transform):
         forms = [form(make(_photograph())) for make in (plain, make_transform(31, augment=False))]
     small = tried(plain, Image.new("RGB", (31, 20)))
     yield {"forms": forms, "never": never, "small": small if isinstance(small, str) else "an image"}
-    yield {"levels": plain(Image.new("RGB", (90, 70), COLOUR)), "grey": tried(plain, Image.new("L", (90, 70), GREY))}
+    yield {"levels": plain(Image.new("RGB", (90, 70), COLOUR)), "dark": plain(Image.new("RGB", (90, 70), DARK)), "grey": tried(plain, Image.new("L", (90, 70), GREY))}
     with _watched() as calls:
         cut = _windows(rich)
     yield {"calls": calls, "cut": cut}
@@ -112,6 +112,7 @@ LOOKS = [
     Look("", "never", [], "randaugment-always", fields=silent),
     Look("", "forms", ["float32 (3, 48, 48)", "float32 (3, 31, 31)"], _form),
     Look("", "levels", _level(COLOUR), _colours, within(1e-3)),
+    Look("", "dark", _level(DARK), "not-normalised", within(1e-3)),
     Look("grey photographs and small ones are taken, too", "grey", _level([GREY]), "grey-refused", within(1e-3)),
     Look("", "small", "an image", "small-refused"),
     Look("with augment, once an image: after the crop, on whole levels", lambda o: len(o["calls"]), CALLS, _times),

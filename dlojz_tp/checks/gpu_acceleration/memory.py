@@ -24,7 +24,8 @@ HINTS = {
     "fixed-part-forgotten": "The whole capacity was shared out among images, but the model takes its part first.",
     "negative-batch": "The model alone does not fit: the largest batch is 0, not {size}.",
     "not-an-integer": "The largest batch is a whole number, an int.",
-    "wrong-largest": "The largest batch is the largest whole number with model_bytes + bytes_per_image × batch ≤ capacity.",
+    "wrong-largest": "The largest batch is the largest whole number with model_bytes + bytes_per_image × batch ≤ capacity. "
+    "The line decides, not the sizes that were tried.",
 }
 
 
@@ -46,6 +47,7 @@ def balise_6(memory_model):
     yield "the largest batch: a whole number that still fits"
     for available in (capacity, MODEL + 40 * IMAGE + 1000, MODEL + IMAGE // 2):
         _largest(memory_model, exact, available)
+    _largest(memory_model, {**exact, 200: None}, capacity)  # that size failed for another's sake: the line decides
     yield "a card too small for the model: 0"
     largest = _called(memory_model, exact, MODEL // 2)[2]
     if largest is None or largest != 0:

@@ -90,6 +90,8 @@ def balise_1(profiled_loop):
         yield "a loader that ends with the last active step"
         run = _Run(profiled_loop, batches(*[3] * 4), place / "short", active=2)
         run.right_steps(2)
+        yield "one step alone"
+        _Run(profiled_loop, batches(*[3] * 5), place / "one", active=1).right_steps(1)
 
 
 @contextlib.contextmanager

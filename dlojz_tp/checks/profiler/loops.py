@@ -40,6 +40,8 @@ HINTS = {
     "not-a-tensor": "{loop} returned {kind}; the slow loop returned a tensor of shape {shape}.",
     "still-debugging": "Anomaly detection is on inside mended_c{when}.",
     "switch-flipped": "mended_c leaves anomaly detection on.",
+    "switch-not-restored": "After mended_c anomaly detection is not set as it was before the call: whether it is on, and its check_nan. "
+    "`with torch.autograd.set_detect_anomaly(False):` puts both back.",
     "mode-in-training": "mended_c switches the model to eval mode. It trains: leave the mode alone.",
     "losses-wrong": "mended_c does not give the losses of slow_c.",
     "weights-not-trained": "After mended_c the weights are not those after slow_c.",
@@ -299,10 +301,13 @@ def _loop_on_gpu(gpu, device, loop):
 def _no_debugging(mended_c):
     """Once more with the switch on before the call: inside it must be off."""
     model = _Watched()
-    torch.autograd.set_detect_anomaly(True)
+    torch.autograd.set_detect_anomaly(True, check_nan=False)
     try:
         mended_c(model, batches(4, 4), torch.optim.SGD(model.parameters(), lr=0.05))
+        after = torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()
     finally:
         torch.autograd.set_detect_anomaly(False)
     if any(model.debugging):
         raise Wrong("still-debugging", when=", if somebody switched it on before the call: slow_c did")
+    if after != (True, False):
+        raise Wrong("switch-not-restored", expected="on, with check_nan=False", got=f"{'on' if after[0] else 'off'}, with check_nan={after[1]}")

@@ -17,7 +17,7 @@ HINTS = {
     "that one. Module.to() converts in place.",
     "not-prepared": "No parameter is in channels_last after prepare(). A module has .to(memory_format=…) too.",
     "parameter-left": "{name} has 4 dimensions and is still contiguous: it meets channels_last tensors in each step. "
-    "Convert all of the model, not its convolutions only.",
+    "Convert all of the model: not its convolutions only, and not the outermost modules only.",
     "weights-replaced": "prepare() changed the values or the names of the parameters. Only their strides may change.",
     "frozen-otherwise": "After prepare() other parameters ask for a gradient than before: what was frozen learns, or what learnt is frozen.",
     "parameters-replaced": "The model holds new parameters: an optimizer made before would train the old ones. Convert them "
@@ -62,6 +62,7 @@ def balise_6(Mended, prepare, to_device):  # noqa: N803  (the first answer is a 
     """The copy, the parts, the whole forward pass, the gradients; at each the conversions are counted."""
     torch.set_num_threads(1)  # small tensors: threads would only wait for each other; judge() puts the number back
     yield "prepare() puts all that has 4 dimensions into channels_last, and changes no value"
+    _prepared(Mended, prepare, nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)))
     model = _prepared(Mended, prepare)
     yield "to_device() brings the images in channels_last, reordered once, and the labels"
     _copies(to_device)
@@ -95,8 +96,11 @@ def _make(Mended):  # noqa: N803
     return model
 
 
-def _prepared(Mended, prepare):  # noqa: N803
+def _prepared(Mended, prepare, inner=None):  # noqa: N803
+    """A model after prepare(), looked at; `inner` is one more module, two levels down."""
     model = _make(Mended)
+    if inner is not None:
+        model.add_module("more", nn.Sequential(inner))
     frozen = next(model.parameters()).requires_grad_(False)
     learns = [p.requires_grad for p in model.parameters()]
     before = {name: value.clone() for name, value in model.state_dict().items()}

@@ -22,6 +22,8 @@ HINTS = {
     "bound-reversed": "The two words are exchanged: left of the ridge point the memory is the limit.",
     "bound-by-counts": "More operations than bytes is not enough to be bound by computing: machines do many operations in "
     "the time of a byte. Compare the intensity with the ridge point.",
+    "bound-beside-ridge": "Close to the ridge point the word is wrong. Compare the two intensities as they are, neither rounded "
+    "nor with a margin.",
     "bound-of-one-machine": "The word is right for one machine and wrong for another. Let peak and bandwidth decide.",
 }  # fmt: skip
 A100, CPU, H100_FP32 = (312e12, 2039e9), (120e9, 20e9), (67e12, 3350e9)
@@ -106,7 +108,8 @@ def _bounds(roofline):
     works = [(2e8, 1e8), (4e9, 1e9), (3e9, 1e8), (2.6e10, 2e8), (1.5e11, 1e9), (1.6e11, 1e9), (9e11, 1e9), (1e6, 3e6)]
     found = []
     for machine in (A100, CPU, H100_FP32):
-        for work in works:
+        beside = [(factor * machine[0], machine[1]) for factor in (0.99, 1.01)]  # just left and just right of the ridge
+        for work in [*works, *beside]:
             truth = "compute" if work[0] / machine[0] > work[1] / machine[1] else "memory"
             found.append((_call(roofline, *work, *machine)[1], truth, work, machine))
     wrong = [entry for entry in found if entry[0] != entry[1]]
@@ -118,4 +121,6 @@ def _bounds(roofline):
         slug = "bound-by-counts"
     elif len(wrong) == len(found):
         slug = "bound-reversed"
+    elif all(abs(w[0] / m[0] * m[1] / w[1] - 1) < 0.1 for _, _, w, m in wrong):
+        slug = "bound-beside-ridge"
     raise Wrong(slug, expected=truth, got=got, where=_where(*work, *machine))

@@ -16,7 +16,7 @@ HINTS = {
     "keys-missing": "The dictionary has no {missing}. Look at the spelling of the keys.",
     "device-hard-coded": "The device does not follow the machine. Ask torch.cuda.is_available() each time: the same "
     "notebook runs with and without a GPU.",
-    "device-wrong": 'The device is the word "cuda" where a GPU can be used and "cpu" elsewhere.',
+    "device-wrong": 'The device is a string: the word "cuda" where a GPU can be used and "cpu" elsewhere.',
     "gpus-not-counted": "That says whether there is a GPU, not how many. torch.cuda.device_count() counts them.",
     "gpus-wrong": "torch.cuda.device_count() is the number of GPUs that this process may use: 0 on a laptop.",
     "cores-of-the-node": "These are the cores of the whole node. A batch system gives your process some of them only; "
@@ -40,7 +40,7 @@ def balise_1(describe_machine):
     yield "the device follows the machine"
     for cores, gpus, got in seen:
         expected = "cuda" if gpus else "cpu"
-        if str(got["device"]).split(":")[0] != expected:
+        if not isinstance(got["device"], str) or got["device"].split(":")[0] != expected:
             known = all(str(other["device"]) == str(got["device"]) for _, _, other in seen)
             slug = "device-hard-coded" if known and str(got["device"]) in ("cuda", "cpu") else "device-wrong"
             raise Wrong(slug, expected=expected, got=got["device"], where=_words(cores, gpus))

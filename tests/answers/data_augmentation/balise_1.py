@@ -103,6 +103,9 @@ bank.hint(1, "not-normalised", "The pixels are not normalised as asked: brought 
 bank.slip(1, "not-normalised", (", v2.Normalize(MEAN, STD)", ""))
 bank.slip(1, "not-normalised", ("scale=True", "scale=False"), NORMALIZE)
 bank.slip(1, "not-normalised", ("v2.Normalize(MEAN, STD)", "v2.Normalize((0.5,) * 3, (0.5,) * 3)"))
+BRIGHT = "v2.Lambda(lambda x: x.float() / 255 if x.max() > 1 else x.float())"  # guesses from one image what the levels are
+bank.slip(1, "not-normalised", ("v2.ToDtype(torch.float32, scale=True)", BRIGHT), NORMALIZE)
+bank.variant(1, "not-normalised", HAND, ("scale=True", "scale=max(high for _, high in window.getextrema()) > 1"))
 bank.variant(1, "not-normalised", FIRST, (", v1.Normalize(list(MEAN), list(STD))", ""))
 bank.variant(1, "not-normalised", HAND, ("scale=True", "scale=False"))
 
@@ -250,17 +253,20 @@ bank.slip(1, "randaugment-idle", ("v2.RandAugment()", "v2.RandAugment(magnitude=
 bank.variant(1, "randaugment-idle", FIRST, ("RandAugment(2, 9)", "RandAugment(2, 0)"))
 bank.variant(1, "randaugment-idle", HAND, ("RandAugment()", "RandAugment(num_ops=0)"))
 
-bank.hint(1, "no-flip", "No image was mirrored, or too few. Half of them are due, left to right.")
+bank.hint(1, "no-flip", "No image was mirrored, or too few. Half of them are due, left to right: a coin for each image, not one for all.")
 bank.slip(1, "no-flip", (FLIP, ""), NORMALIZE)
 bank.slip(1, "no-flip", (FLIP, ", *([] if augment else [v2.RandomHorizontalFlip()])"), NORMALIZE)
 bank.slip(1, "no-flip", ("RandomHorizontalFlip()", "RandomHorizontalFlip(0.05)"), NORMALIZE)
 bank.slip(1, "no-flip", ("RandomHorizontalFlip()", "RandomHorizontalFlip(0.25)"), NORMALIZE)
 bank.variant(1, "no-flip", HAND, ("x = x.flip(-1) if torch.rand(()) < 0.5 else x", ""))
 bank.variant(1, "no-flip", FIRST, ("RandomHorizontalFlip()", "RandomHorizontalFlip(p=0)"))
+ONCE = "*([v2.RandomHorizontalFlip(1)] if __import__('random').Random({}).random() < 0.5 else [])]"  # when it is made
+bank.slip(1, "no-flip", ("v2.RandomHorizontalFlip()]", ONCE.format(0)), NORMALIZE)
 
-bank.hint(1, "always-flipped", "Every image came out mirrored, or too many did. Half of them are due.")
+bank.hint(1, "always-flipped", "Every image came out mirrored, or too many did. Half of them are due: a coin for each image, not one for all.")
 bank.slip(1, "always-flipped", ("RandomHorizontalFlip()", "RandomHorizontalFlip(p=1)"), NORMALIZE)
 bank.variant(1, "always-flipped", HAND, ("if torch.rand(()) < 0.5 else x", ""))
+bank.slip(1, "always-flipped", ("v2.RandomHorizontalFlip()]", ONCE.format(1)), NORMALIZE)
 
 bank.hint(1, "flip-upside-down", "Photographs came out upside down. Mirror them left to right only.")
 bank.slip(1, "flip-upside-down", ("RandomHorizontalFlip", "RandomVerticalFlip"), NORMALIZE)

@@ -388,6 +388,8 @@ bank.slip(2, "labels-dtype", ("return blend(images), blend(soft)", "return blend
 bank.slip(
     2, "labels-dtype", ("return blend(images), blend(soft)", "return blend(images), blend(soft).to(images.dtype)")
 )
+KEPT = "labels.float() if labels.dim() == 2"
+bank.slip(2, "labels-dtype", (KEPT, "labels if labels.dim() == 2"))  # those that come in bfloat16 stay so
 bank.variant(2, "labels-dtype", PERMUTED, ("(1 - lam)[:, None]\n", "(1 - lam)[:, None].double()\n"))
 
 # what every augmentation of a batch promises, in the other design

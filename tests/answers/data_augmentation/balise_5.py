@@ -353,6 +353,7 @@ bank.variant(
 
 
 bank.slip(5, "labels-dtype", *full(("return mixed, kept * soft", "return mixed, kept.double() * soft")))
+bank.slip(5, "labels-dtype", *full(("labels.float() if labels.dim() == 2 else F", "labels if labels.dim() == 2 else F")))
 bank.variant(
     5,
     "labels-dtype",

@@ -225,7 +225,7 @@ bank.variant(6, "wrong-gradient", SUMEXP, ("logsumexp(x,", "logsumexp(x.detach()
 bank.hint(
     6,
     "half-precision-loss",
-    "With bfloat16 logits the loss is {got:.4f} instead of {expected:.4f}: compute it in float32.",
+    "With bfloat16 logits this is {got:.4f} instead of {expected:.4f}: compute in float32.",
 )
 bank.slip(
     6,
@@ -239,6 +239,8 @@ bank.variant(
     SUMEXP,
     ("logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits", "logits"),
 )
+bank.slip(6, "half-precision-loss", (TOP, TOP.replace(".float()", ".to(logits.dtype)")))
+bank.variant(6, "half-precision-loss", SUMEXP, (".indices).double().mean()", ".indices).to(logits.dtype).mean()"))
 
 bank.hint(6, "loss-waits", "On a GPU this makes the CPU wait: {error}")
 bank.slip(6, "loss-waits", (LOSS, "assert torch.isfinite(log_p).all()\n    " + LOSS))
