@@ -866,7 +866,8 @@ table(slow_a, slow_b, slow_c)
 # - A: `images` `(b, c, h, w)`, `contrast` `(b,)`. Each channel of each image is changed about its own mean, then limited to ±3. The
 #   number of operators depends on no size;
 # - B: nobody calls backward here, so autograd has nothing to record (a value read in each round would be a new ailment);
-# - C: `train_through`, with the debugging off, also if somebody switched it on *before* the call; afterwards it is as it was.
+# - C: `train_through`, with the debugging off, also if somebody switched it on *before* the call; afterwards it is as it
+#   was, `check_nan` too.
 # </details>
 #
 # <details><summary>Hint</summary>

@@ -77,6 +77,8 @@ bank.slip(1, "not-from-library", ("return result.to", "return x.clone().to"))
 bank.slip(1, "read-as-float32", (".to(torch.float32)", ""))
 bank.slip(1, "not-contiguous", (".contiguous()", ""), ("empty_like(numbers)", "empty(x.shape)"))
 bank.slip(1, "not-contiguous", ("x.detach().to(torch.float32).contiguous()", "x.detach().to(torch.float32)"))
+NO_ROW = "x.detach().contiguous() if x.dtype == torch.float32 else x.detach().float()"  # .float() keeps the strides
+bank.slip(1, "not-contiguous", ("x.detach().to(torch.float32).contiguous()", NO_ROW), ("empty_like(numbers)", "empty(x.shape)"))
 bank.slip(1, "written-into-input", ("torch.empty_like(numbers)", "numbers"))
 bank.slip(1, "addresses-swapped", ("numbers.data_ptr(), result.data_ptr()", "result.data_ptr(), numbers.data_ptr()"))
 bank.slip(1, "short-n", ("c_void_p, ctypes.c_int64]", "c_void_p, ctypes.c_int]"))

@@ -667,3 +667,10 @@ def sweep(run, batch_sizes):
     return records
 """,
 )
+
+
+@bank.wrong(6, "wrong-largest")
+def memory_model(peaks, capacity):
+    """No batch that failed, or a larger one: the line is not asked alone."""
+    model, image, largest = with_largest(*line(peaks), capacity)
+    return model, image, min([largest, *(b - 1 for b, peak in peaks.items() if peak is None)])

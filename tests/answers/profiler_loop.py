@@ -208,6 +208,7 @@ bank.slip(1, "recorded-late", ("wait=1, warmup=1", "wait=1, warmup=2"))
 bank.slip(1, "recorded-again", (", repeat=1", ""))
 bank.slip(1, "recorded-again", ("repeat=1", "repeat=2"))
 bank.slip(1, "too-many-steps", ("active=active,", "active=len(loader) - 2,"))
+bank.slip(1, "too-many-steps", ("active=active,", "active=max(2, active),"))
 bank.slip(1, "too-few-steps", ("active=active,", "active=1,"))
 bank.slip(1, "too-few-steps", ("active=active,", "active=3,"))  # the default instead of the argument
 bank.slip(

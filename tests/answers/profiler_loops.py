@@ -30,6 +30,7 @@ def mended_b(model, batches):
 
 
 def mended_c(model, batches, optimizer):
+    before = torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()
     torch.autograd.set_detect_anomaly(False)
     losses = torch.empty(len(batches), device=next(model.parameters()).device)
     for i, (images, labels) in enumerate(batches):
@@ -38,6 +39,7 @@ def mended_c(model, batches, optimizer):
         loss.backward()
         optimizer.step()
         losses[i] = loss.detach()
+    torch.autograd.set_detect_anomaly(*before)
     return losses
 """,
 )
@@ -106,7 +108,7 @@ def mended_b(model, batches):
 
 
 def mended_c(model, batches, optimizer):
-    was = torch.is_anomaly_enabled()
+    was, checks = torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()
     torch.autograd.set_detect_anomaly(False)
     losses = []
     for images, labels in batches:
@@ -115,7 +117,7 @@ def mended_c(model, batches, optimizer):
         loss.backward()
         optimizer.step()
         losses.append(loss.detach())
-    torch.autograd.set_detect_anomaly(was)
+    torch.autograd.set_detect_anomaly(was, checks)
     return torch.stack(losses)
 """,
 )
@@ -313,6 +315,11 @@ bank.slip(
 bank.slip(
     6, "switch-flipped", (MENDED, C.replace("    return", "    torch.autograd.set_detect_anomaly(True)\n    return"))
 )
+BY_HAND = "    before = torch.is_anomaly_enabled()\n    torch.autograd.set_detect_anomaly(False)\n"
+LOOP = "    losses = train_through(model, batches, optimizer)\n"
+bank.slip(6, "switch-flipped", (MENDED, BY_HAND + LOOP + "    return losses\n"))
+PUT_BACK = "    torch.autograd.set_detect_anomaly(before)\n    return losses\n"  # and check_nan is on
+bank.slip(6, "switch-flipped", (MENDED, BY_HAND + LOOP + PUT_BACK))
 bank.slip(6, "mode-in-training", (MENDED, C.replace("    losses = []\n", "    losses = []\n    model.eval()\n")))
 bank.slip(6, "losses-with-graph", (MENDED, C.replace("loss.detach()", "loss")))
 bank.slip(

@@ -187,6 +187,8 @@ wrong_roofline("bound-reversed", bound=lambda f, q, p, b: "memory" if f and f / 
 wrong_roofline("bound-by-counts", bound=lambda f, q, p, b: "compute" if f > q else "memory")
 wrong_roofline("bound-of-one-machine", bound=lambda f, q, p, b: "compute" if f / q > 153 else "memory")
 wrong_roofline("wrong-ridge", ridge=lambda f, q, p, b: 153.01)
+wrong_roofline("bound-beside-ridge", bound=lambda f, q, p, b: "compute" if f / q > 1.05 * p / b else "memory")
+wrong_roofline("bound-beside-ridge", bound=lambda f, q, p, b: "compute" if round(f / q) > round(p / b) else "memory")
 
 
 @bank.wrong(2, "not-three-values")

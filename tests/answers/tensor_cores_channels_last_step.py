@@ -163,6 +163,18 @@ def prepare_convolutions(model):
     return model
 
 
+def prepare_children(model):
+    for p in model.parameters(recurse=False):
+        p.data = p.data.contiguous(memory_format=LAST) if p.dim() == 4 else p.data
+    for layer in model.children():
+        for p in layer.parameters(recurse=False):
+            if p.dim() == 4:
+                p.data = p.data.contiguous(memory_format=LAST)
+    for b in model.buffers():
+        b.data = b.data.contiguous(memory_format=LAST) if b.dim() == 4 else b.data
+    return model
+
+
 def prepare_in_place(model):
     model.to(memory_format=LAST)
 
@@ -194,6 +206,7 @@ def prepare_anew(model):
 wrong("parameters-replaced", prepare=prepare_anew)
 wrong("not-prepared", prepare=prepare_nothing)
 wrong("parameter-left", prepare=prepare_convolutions)
+wrong("parameter-left", prepare=prepare_children)
 wrong("nothing-returned", prepare=prepare_in_place)
 wrong("prepare-returns-model", prepare=prepare_state)
 wrong("weights-replaced", prepare=prepare_fresh)

@@ -30,7 +30,7 @@ def describe_machine():
     import psutil
 
     count = torch.cuda.device_count()
-    device = torch.device("cuda" if count > 0 else "cpu")
+    device = torch.device("cuda" if count > 0 else "cpu").type
     cores = len(psutil.Process().cpu_affinity())
     return dict(torch=str(torch.__version__), cores=cores, gpus=count, device=device, name="mine")
 
@@ -94,6 +94,11 @@ def describe_machine():
 @bank.wrong(1, "device-hard-coded")
 def describe_machine():
     return machine(device="cpu")
+
+
+@bank.wrong(1, "device-wrong")
+def describe_machine():
+    return machine(device=torch.device("cuda" if torch.cuda.is_available() else "cpu"))
 
 
 @bank.wrong(1, "device-wrong")

@@ -102,9 +102,9 @@ def balise_1(compile_command, c_source, fused_gelu):
         raise
     yield "another dtype is converted, or refused; a second call leaves the first result alone"
     for dtype in (torch.float64, torch.bfloat16):
-        turned = torch.linspace(-2, 2, 64, dtype=dtype).view(4, 16).t()
-        _wraps(fused_gelu, turned, f"4 × 16, transposed, {dtype}", may_refuse=True)
-        _wraps(fused_gelu, torch.linspace(-2, 2, 64, dtype=dtype), str(dtype), may_refuse=True)
+        numbers = torch.linspace(-2, 2, 64, dtype=dtype)
+        _wraps(fused_gelu, numbers, str(dtype), may_refuse=True)
+        _wraps(fused_gelu, numbers.view(4, 16).t(), f"4 × 16, transposed, {dtype}", may_refuse=True)
     _twice(fused_gelu)
 
 

@@ -126,11 +126,11 @@ AGREE = [True, False, True]
 PROMISES = [
     Look("labels that are soft already", "soft", torch.zeros(8, 3), "soft-labels-lost", within(1e-3), silent),
     *_mixing("bfloat16 stays what it is; uint8 is refused with a TypeError", "half ", "bfloat16"),
-    Look("", "half soft", "float32", "labels-dtype"),
     Look("", "half mass", torch.ones(15), "labels-no-mass", within(1e-6)),
     Look("", "uint8", "TypeError", lambda seen, _: "uint8-taken" if seen == "taken" else "unclear-refusal", str.startswith),
     Look("the inputs are left as they were", "images kept", True, "images-changed"),
     Look("", "labels kept", True, "labels-changed"),
+    Look("", "half soft", "float32", "labels-dtype"),
     *BATCHES, *SEEDS,
     Look("the partners are a permutation of the batch", "serves", 1, "partner-twice", at_most),
 ]  # fmt: skip

@@ -39,8 +39,7 @@ HINTS = {
     "mean-wrong": "mended_b does not give the mean of the losses.",
     "not-a-tensor": "{loop} returned {kind}; the slow loop returned a tensor of shape {shape}.",
     "still-debugging": "Anomaly detection is on inside mended_c{when}.",
-    "switch-flipped": "mended_c leaves anomaly detection on.",
-    "switch-not-restored": "After mended_c anomaly detection is not set as it was before the call: whether it is on, and its check_nan. "
+    "switch-flipped": "After mended_c anomaly detection is not set as it was before the call: whether it is on, and its check_nan. "
     "`with torch.autograd.set_detect_anomaly(False):` puts both back.",
     "mode-in-training": "mended_c switches the model to eval mode. It trains: leave the mode alone.",
     "losses-wrong": "mended_c does not give the losses of slow_c.",
@@ -280,7 +279,7 @@ def _training(mended_c):
     if got.requires_grad:
         raise Wrong("losses-with-graph")
     if on:
-        raise Wrong("switch-flipped")
+        raise Wrong("switch-flipped", expected="off", got="on")
     _stays_on_gpu("mended_c", lambda model, data: mended_c(model, data, torch.optim.SGD(model.parameters(), **sgd)))
 
 
@@ -310,4 +309,4 @@ def _no_debugging(mended_c):
     if any(model.debugging):
         raise Wrong("still-debugging", when=", if somebody switched it on before the call: slow_c did")
     if after != (True, False):
-        raise Wrong("switch-not-restored", expected="on, with check_nan=False", got=f"{'on' if after[0] else 'off'}, with check_nan={after[1]}")
+        raise Wrong("switch-flipped", expected="on, with check_nan=False", got=f"{'on' if after[0] else 'off'}, with check_nan={after[1]}")
