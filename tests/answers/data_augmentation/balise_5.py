@@ -353,7 +353,9 @@ bank.variant(
 
 
 bank.slip(5, "labels-dtype", *full(("return mixed, kept * soft", "return mixed, kept.double() * soft")))
-bank.slip(5, "labels-dtype", *full(("labels.float() if labels.dim() == 2 else F", "labels if labels.dim() == 2 else F")))
+KEPT = ("labels.float() if labels.dim() == 2 else F", "labels if labels.dim() == 2 else F")
+BACK = ("kept * soft + (1 - kept) * soft.roll(1, 0)", "(kept * soft + (1 - kept) * soft.roll(1, 0)).to(soft.dtype)")
+bank.slip(5, "labels-dtype", *full(KEPT, BACK))  # those that come in bfloat16 stay so
 bank.variant(
     5,
     "labels-dtype",
