@@ -193,6 +193,10 @@ WAITS = {
     "aten::allclose": [lambda m, a: torch.allclose(a, a)],
     "aten::repeat_interleave": [lambda m, a: a[0].repeat_interleave(torch.ones_like(a[0]).long())],
     "aten::index_put_": [lambda m, a: a.clone().index_put_((torch.ones(8, dtype=torch.bool, device="cuda"),), a)],
+    "an index of the CPU": [
+        lambda m, a: a[torch.randperm(8)], lambda m, a: a[torch.arange(8), torch.zeros(8, device="cuda").long()],
+        lambda m, a: a.clone().index_put_((torch.arange(8),), a),
+    ],
     "tolist": [lambda m, a: a.tolist()],
     "print": [lambda m, a: repr(a), lambda m, a: f"{a}"],
     "copy to cpu": [lambda m, a: a.cpu()],

@@ -90,6 +90,18 @@ def crossed(mode, source, target, non_blocking: bool) -> None:
             target.detach().fill_(_nothing(target.dtype))
 
 
+def indexed(mode, x, index: int) -> None:
+    """Note that an index of the CPU goes to GPU `index`, in a copy that blocks.
+
+    Source: aten/src/ATen/native/TensorAdvancedIndexing.cpp, make_info: indices[i].to(self.device()).
+    """
+    stream = mode.streams.current(index)
+    mode.machine.copies.append(Copy("to gpu", x.nbytes, x.element_size(), False, type(tag(x)) is Pinned, *line()))
+    if mode.machine.clock is not None:
+        mode.machine.clock.copied(mode.streams.mark(stream), "to gpu", x.nbytes, type(tag(x)) is Pinned)
+    mode.streams.wait_for_stream("an index of the CPU", stream)
+
+
 def _nothing(dtype):
     """What stands in memory into which no value has come."""
     if dtype.is_floating_point or dtype.is_complex:

@@ -69,6 +69,12 @@ def _refuse_index(name, found, places) -> None:
         )
 
 
+def indices_of_cpu(name, found, tags) -> list:
+    """The indices that a GPU's tensor takes from the CPU: PyTorch copies them over, and blocks. A mask waits anyway."""
+    indices = list(zip(found, tags, strict=True))[1 : -1 if "put" in name else None]
+    return [x for x, tag in indices if _place(x, tag) == "cpu" and x.dtype not in (torch.bool, torch.uint8)]
+
+
 def _argument(func, args, kwargs, odd) -> str:
     """The name of the argument that is on the odd device."""
     named = [*zip((a.name for a in func._schema.arguments), args, strict=False), *kwargs.items()]

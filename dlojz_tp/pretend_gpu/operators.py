@@ -8,7 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from dlojz_tp.pretend_gpu import copies
 from dlojz_tp.pretend_gpu.machine import ANYWHERE
 from dlojz_tp.pretend_gpu.memory import HOMES, PLAIN, Block, Pinned, is_wild, real_storage, tag, tensors, written
-from dlojz_tp.pretend_gpu.mixing import refuse_mixed
+from dlojz_tp.pretend_gpu.mixing import INDEXED, indices_of_cpu, refuse_mixed
 
 # operations whose result's size, or whose value, the CPU must know
 READ_BACK = {
@@ -76,6 +76,9 @@ class Operators(TorchDispatchMode):
         stream = self.streams.current(target if type(target) is int else min(on))
         self.machine.queued += 1
         self.machine.launched += 1
+        if name in INDEXED:
+            for x in indices_of_cpu(name, found, tags):
+                copies.indexed(self, x, stream.device.index)
         mark = self.streams.started(stream, func, found, args, kwargs)
         if name in READ_BACK or _read_here(name, args, kwargs, found):
             self.streams.wait_for_stream(f"aten::{name}", stream)

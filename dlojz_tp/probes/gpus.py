@@ -21,6 +21,7 @@ WRAPPED = "module parameters {device(type='cpu')}"
 WORDS = {  # of waits that PyTorch names otherwise than a program does
     "aten::_local_scalar_dense": "a value is read", "tolist": "values are read", "print": "a tensor is printed",
     "aten::index": "a mask as index, and how many elements come out is a value", "copy to cpu": "a copy to the CPU",
+    "an index of the CPU": "an index made on the CPU is copied over",
     "aten::nonzero": "nonzero, and how many elements come out is a value",
     "aten::masked_select": "a mask as index, and how many elements come out is a value",
 }  # fmt: skip

@@ -286,6 +286,7 @@ bank.slip(2, "validates", (", validate_args=False", ""))
 bank.slip(2, "other-device", ("device=images.device)", 'device="cpu")'))
 
 bank.slip(2, "waits", (LAM, LAM + "\n    lam = torch.where(lam.max() > 2, lam, lam) if lam.sum() >= 0 else lam"))
+bank.variant(2, "waits", PERMUTED, ("torch.randperm(images.shape[0], device=images.device)", "torch.randperm(images.shape[0])"))
 bank.slip(2, "waits", ("F.one_hot(labels, classes).float()", "F.one_hot(labels).float()"))
 
 

@@ -497,6 +497,7 @@ bank.slip(5, "box-not-uniform", *full(("y * height, x * width,", "y * width, x *
 
 # what every augmentation of a batch promises, in the other design
 bank.variant(5, "other-device", DISTANCES, ("float(alpha), device=d)", "float(alpha))"))
+bank.variant(5, "waits", DISTANCES, ("torch.randperm(b, device=d)", "torch.randperm(b)"))
 bank.variant(5, "waits", DISTANCES, ("    order =", "    assert inside.any() or b > 0\n    order ="))
 bank.variant(
     5,
