@@ -546,7 +546,7 @@ def count_graphs(function, calls, dynamic=None):
 
 
 def pad_to_bucket(x, multiple):
-    """x (b, t, d) with zeros behind, t up to a multiple of `multiple`, and the mask of real positions (b, t)."""
+    """x (b, t, d) with zeros behind, t up to a multiple of `multiple`, and the mask of real positions: both where x is."""
     # BEGIN SOLUTION
     missing = -x.shape[1] % multiple
     # END SOLUTION

@@ -74,6 +74,9 @@ bank.slip(4, "padded-in-front", ("F.pad(x, (0, 0, 0, missing))", "F.pad(x, (0, 0
 bank.slip(4, "not-zeros", ("F.pad(x, (0, 0, 0, missing))", "F.pad(x, (0, 0, 0, missing), value=-1.0)"))
 bank.slip(4, "not-zeros", ("F.pad(x, (0, 0, 0, missing))", "torch.zeros(3, x.shape[1] + missing, 2, dtype=x.dtype)"))
 bank.slip(4, "dtype-changed", ("F.pad(x, ", "F.pad(x.float(), "))
+bank.slip(4, "made-on-cpu", ("F.pad(mask, (0, missing))", "torch.cat([mask, torch.zeros(len(x), missing, dtype=torch.bool)], 1)"))
+bank.slip(4, "made-on-cpu", ("(x @ query).masked_fill(~mask, -math.inf)", "torch.where(mask, x @ query, torch.full(mask.shape, -math.inf).to(x.dtype))"))
+bank.slip(4, None, ("(x @ query).masked_fill(~mask, -math.inf)", "torch.where(mask, x @ query, torch.tensor(-math.inf))"))  # a number
 bank.slip(4, "mask-inverted", ("F.pad(mask, (0, missing))", "~F.pad(mask, (0, missing))"))
 bank.slip(4, "mask-not-bool", ("F.pad(mask, (0, missing))", "F.pad(mask, (0, missing)).float()"))
 bank.slip(4, "mask-not-bool", ("F.pad(mask, (0, missing))", "F.pad(mask, (0, missing))[0]"))
@@ -169,7 +172,7 @@ def pad_by_cat(x, multiple):
     t = x.shape[1]
     more = (multiple - t % multiple) % multiple
     zeros = torch.zeros(x.shape[0], more, x.shape[2], dtype=x.dtype, device=x.device)
-    mask = torch.arange(t + more) < t
+    mask = torch.arange(t + more, device=x.device) < t
     return torch.cat([x, zeros], dim=1), mask.expand(len(x), -1)
 
 
@@ -206,6 +209,14 @@ def attention(x, query, mask):
 
 
 bank.several(4, None, count_with_a_list, pad_to_bucket, attention)
+
+
+def pad_on_cpu(x, multiple):
+    padded, mask = pad_by_cat(x, multiple)
+    return padded, (torch.arange(mask.shape[1]) < x.shape[1]).expand(len(x), -1)
+
+
+bank.several(4, "made-on-cpu", count_with_a_list, pad_on_cpu, attention)
 
 
 bank.slip(

@@ -583,4 +583,6 @@ bank.slip(
         'tar.addfile(tarfile.TarInfo(f"{number:08d}.jpg"), open(path, "rb"))',
     ),
 )
+bank.slip(7, "keys-repeat", ("items[first : first + per_shard], first)", "items[first : first + per_shard])"))
+bank.slip(7, "order-changed", ("len(held) >= buffer", "len(held) > buffer"))
 bank.slip(7, "paths-changed", ("    for path in mine:\n", "    while mine:\n        path = mine.pop(0)\n"))

@@ -8,6 +8,7 @@ from torch._dynamo.utils import counters
 from dlojz_tp.checking import Wrong, close
 from dlojz_tp.checks.compile.fresh import Graphs, fresh, no_inductor
 from dlojz_tp.checks.compile.pooling import pools, row_by_row, scene
+from dlojz_tp.probes.gpus import on_gpu
 
 HINTS = {
     "count-not-whole": "The number of graphs is an int.",
@@ -37,6 +38,7 @@ HINTS = {
     "padded-in-front": "The padding stands in front. It belongs behind.",
     "not-zeros": "The padding is not zero, or the real positions are changed.",
     "dtype-changed": "The padded tensor has another dtype or device than x.",
+    "made-on-cpu": "Where x is on a GPU, a tensor is on the CPU: {error}. What you make, be it a piece of a mask, needs device=x.device.",
     "mask-inverted": "The mask is True where the padding is. Real positions are True.",
     "mask-not-bool": "The mask is a boolean tensor of shape (b, padded t).",
     "mask-wrong": "The mask does not tell the real positions from the padding.",
@@ -66,6 +68,8 @@ def balise_4(count_graphs, pad_to_bucket, masked_pool):
     pools(masked_pool)
     yield "twelve lengths, three shapes, three graphs"
     _together(pad_to_bucket, masked_pool)
+    yield "all of it where x is"
+    _on_gpu(pad_to_bucket, masked_pool)
 
 
 def _wave(x):
@@ -246,3 +250,13 @@ def _together(pad_to_bucket, masked_pool):
                 raise Wrong("wrong-pool", where=f"length {t}, compiled")
     if len(graphs.captured) != 3:
         raise Wrong("pool-recompiles", found=len(graphs.captured), right=3)
+
+
+def _on_gpu(pad_to_bucket, masked_pool):
+    def both(x, query):
+        padded, mask = pad_to_bucket(x, 8)
+        return padded, mask, masked_pool(padded, query, mask)
+
+    fault, error = on_gpu(both, *scene()[:2])
+    if fault == "elsewhere":
+        raise Wrong("made-on-cpu", error=error)

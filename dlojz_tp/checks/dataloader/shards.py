@@ -20,7 +20,8 @@ HINTS = {
     "outside-folder": "A shard was written outside the folder that was given.",
     "not-adjacent": "The two entries of a sample must stand next to each other: a stream cannot look back.",
     "wrong-entries": "A sample is an entry KEY.jpg and an entry KEY.cls, and nothing else: {found}.",
-    "keys-repeat": "Two samples share the key {key}. File names repeat from folder to folder: number the samples.",
+    "keys-repeat": "Two samples share the key {key}. File names repeat from folder to folder, and numbers that begin anew from shard "
+    "to shard: number the samples of the whole set.",
     "dot-in-key": "The key of the entry {key!r} holds a dot or a folder: everything after the first dot counts as the extension.",
     "bytes-changed": "The bytes in the shard are not those of the file: a JPEG file that is decoded and encoded again loses "
     "quality. Copy it as it is.",
@@ -37,7 +38,7 @@ HINTS = {
     "opened-again": "A shard was opened {n} times for {samples} samples. Open it once and read it from front to back.",
     "all-opened-first": "All shards were opened before the first sample came out. One after the other: some sets have thousands.",
     "whole-shard": "{peak} of memory were in use to stream a shard of {size}: it, or a list of its samples, is held whole.",
-    "order-changed": "With buffer=1 the samples come in the order of the shards.",
+    "order-changed": "With buffer=1 the samples come in the order of the shards: as soon as one is held, it leaves.",
     "not-mixed": "With buffer={buffer} the samples still come in the order of the shards, until the last {buffer}: of those held, one "
     "drawn at random leaves, not the first.",
     "same-place": "The same place of the buffer is given away each time. Draw one anew for each sample, from a generator that is made "

@@ -7,6 +7,7 @@ from torch import nn
 
 from dlojz_tp.checking import Wrong, close
 from dlojz_tp.measure import LiveBytes
+from dlojz_tp.probes.gpus import on_gpu
 
 HINTS = {
     "ulp-shape": "One number for each value of x: same shape.",
@@ -37,7 +38,7 @@ HINTS = {
     "float32-gradients-kept": "Between two steps {got_bytes:.0f} bytes a parameter are held: masters and momentum make 8. "
     "Let go of the gradients in float32.",
     "too-much-memory": "Between two steps {got_bytes:.0f} bytes a parameter are held: masters and momentum make 8.",
-    "leaves-the-device": "The optimizer does not work where the parameters are: {error}",
+    "leaves-the-device": "With its parameters on a GPU, the optimizer makes something elsewhere, or the CPU waits: {error}",
     "sgd-wrong": "The parameters are not those of SGD in float32, rounded.",
 }
 
@@ -56,7 +57,7 @@ def balise_5(ulp, optimizer_class):
     _none(optimizer_class)
     yield "between two steps: 8 bytes a parameter, masters and momentum"
     _memory(optimizer_class)
-    yield "on another device: nothing is read, nothing is made elsewhere"
+    yield "on a GPU: nothing is read, nothing is made elsewhere"
     _elsewhere(optimizer_class)
 
 
@@ -252,13 +253,16 @@ def _held(optimizer_class) -> float:
 
 
 def _elsewhere(optimizer_class):
-    """A step on the meta device, which stands for a GPU."""
-    params = [nn.Parameter(torch.ones(3, 2, dtype=torch.bfloat16, device="meta"))]
-    try:
+    """Two steps on a GPU."""
+
+    def steps(weight):
+        params = [nn.Parameter(weight)]
         optimizer = _make(optimizer_class, params, 0.1, 0.9)
         for _ in range(2):
             params[0].grad = torch.ones_like(params[0])
             optimizer.step()
         optimizer.zero_grad()
-    except (RuntimeError, NotImplementedError, TypeError, ValueError) as error:
-        raise Wrong("leaves-the-device", error=str(error).split("\n")[0]) from error
+
+    fault, error = on_gpu(steps, torch.ones(3, 2, dtype=torch.bfloat16))
+    if fault:
+        raise Wrong("leaves-the-device", error=error)

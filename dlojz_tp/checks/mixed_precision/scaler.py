@@ -46,7 +46,7 @@ HINTS = {
     "until step() has to decide.",
     "scaler-not-on-gpu": "On a GPU, a tensor is in the CPU's memory: {error}. What the gradients are looked at with is made where they are.",
     "many-reads": "{n} values were read from the device in a step with three gradients. One is enough: put the verdicts "
-    "together on the device, then read once.",
+    "together on the device, read once, and keep what was read.",
 }
 
 FIRST = 1024.0
