@@ -203,11 +203,13 @@ bank.text(
     None,
     """
 def reserve(model, batch_of, lengths):
-    state = torch.get_rng_state()
+    state, others = torch.get_rng_state(), torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
     twin = copy.deepcopy(model)
     inputs, labels = batch_of(sorted(lengths)[-1])
     nn.CrossEntropyLoss()(twin(inputs), labels).backward()
     torch.set_rng_state(state)
+    if others:
+        torch.cuda.set_rng_state_all(others)
 
 
 def autotuner_saves(shapes, search, usual, best):
@@ -346,6 +348,8 @@ def reserve(model, batch_of, lengths):
     + SAVES,
 )
 bank.slip(8, "random-changed", ("with torch.random.fork_rng():", "if True:"))
+bank.slip(8, "random-changed", ("fork_rng():", "fork_rng(devices=[]):"))  # the processor's alone
+bank.slip(8, None, ("fork_rng():", "fork_rng([p.device for p in model.parameters() if p.is_cuda][:1]):"))
 bank.slip(8, "random-changed", ("with torch.random.fork_rng():", "torch.manual_seed(0)\n    if True:"))
 bank.slip(
     8,

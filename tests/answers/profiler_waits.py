@@ -144,7 +144,6 @@ bank.slip(3, "own-line", ("extract_stack()[:-1]", "extract_stack()"))
 bank.slip(3, "own-line", ("frames[-1].line.strip()", "traceback.extract_stack()[-1].line"))
 bank.slip(3, "own-line", ("frames[-1].line.strip()", 'getattr(frames[-1], "source", "")'))
 bank.slip(3, "torch-line", (" if not f.filename.startswith(torchs)", ""))
-bank.slip(3, "torch-line", ("traceback.extract_stack()[:-1] if", "traceback.extract_stack()[-2:-1] if"))  # none, if it is PyTorch's
 bank.slip(3, "outer-line", ("frames[-1]", "frames[-2]"))
 bank.slip(
     3,

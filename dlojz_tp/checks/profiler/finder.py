@@ -30,7 +30,7 @@ HINTS = {
     "files are those in torch.__path__[0].",
     "own-line": "This is not the line that waits, but another text: the line in which your finder looks at the stack, one that is empty, or something "
     "else of a frame than its `line`. Leave the finder's own frames out.",
-    "torch-line": "The wait happened inside a function of PyTorch, and the line listed is PyTorch's, or none. Go outwards to the line that "
+    "torch-line": "The wait happened inside a function of PyTorch, and the line listed is PyTorch's. Go outwards to the line that "
     "called it.",
     "outer-line": "The line listed called the line that is to blame. The innermost frame is the last one of extract_stack().",
     "wrong-line-of-source": "This is not the line that waited.",

@@ -10,6 +10,8 @@ import torch
 from torch import nn
 
 from dlojz_tp.checking import Wrong, close, pretended
+from dlojz_tp.checking.borrowed import replaced
+from dlojz_tp.probes.gpus import on_one_gpu, watched
 from dlojz_tp.probes.seeded import seeded
 
 HINTS = {
@@ -85,6 +87,9 @@ def balise_8(reserve, autotuner_saves):
         raise Wrong("not-longest", length=other.seen[0][0], longest=26)
     yield "parameters, gradients, buffers, mode and random numbers are as before"
     _as_before(reserve, lengths)
+    error, put_back = on_one_gpu(_on_gpu, reserve, count=1) or ("failed", False)
+    if not error and not put_back:
+        raise Wrong("random-changed", expected="the GPU's generator as it was", got="further on")
     yield "what the autotuner saves: all steps, less the search for each new shape"
     for where, shapes in _epochs().items():
         for search, usual, best in ((1.7, 0.1, 0.08), (0.5, 0.3, 0.29), (4.0, 0.05, 0.05)):
@@ -187,6 +192,26 @@ def _as_before(reserve, lengths):
         raise Wrong("parameters-changed", got="requires_grad=False")
     _right_loss(model)
     _goes_on(model, parameters, buffers)
+
+
+def _on_gpu(gpu, device, reserve):
+    """How it failed, if it did, and whether the last state that the GPU's generator was given is the one of before."""
+    model, given, made = _model().to(device), [], []
+
+    def state(*_):
+        return torch.full((16,), len(made), dtype=torch.uint8)
+
+    def batch_of(length):
+        made.append(length)
+        return [tensor.to(device) for tensor in _batch_of(length)]
+
+    with (
+        replaced(torch.cuda, "get_rng_state", state), replaced(torch.cuda, "get_rng_state_all", lambda: [state()]),
+        replaced(torch.cuda, "set_rng_state", lambda new, *_, **__: given.append(new)),
+        replaced(torch.cuda, "set_rng_state_all", lambda new: given.extend(new)),
+    ):  # fmt: skip
+        seen = watched(gpu, reserve, model, batch_of, [7, 19])
+    return seen.error, bool(given) and not given[-1].any()
 
 
 def _goes_on(model, parameters, buffers):
