@@ -38,7 +38,8 @@ HINTS = {
     "padded-in-front": "The padding stands in front. It belongs behind.",
     "not-zeros": "The padding is not zero, or the real positions are changed.",
     "dtype-changed": "The padded tensor has another dtype or device than x.",
-    "made-on-cpu": "Where x is on a GPU, a tensor is on the CPU: {error}. What you make, be it a piece of a mask, needs device=x.device.",
+    "made-on-cpu": "Where x is on a GPU, a tensor is on the CPU: {error}. What you make, be it a piece of a mask, "
+    "needs device=x.device.",
     "mask-inverted": "The mask is True where the padding is. Real positions are True.",
     "mask-not-bool": "The mask is a boolean tensor of shape (b, padded t).",
     "mask-wrong": "The mask does not tell the real positions from the padding.",

@@ -58,7 +58,8 @@ def observe(make_transform):
         forms = [form(make(_photograph())) for make in (plain, make_transform(31, augment=False))]
     small = tried(plain, Image.new("RGB", (31, 20)))
     yield {"forms": forms, "never": never, "small": small if isinstance(small, str) else "an image"}
-    yield {"levels": plain(Image.new("RGB", (90, 70), COLOUR)), "dark": plain(Image.new("RGB", (90, 70), DARK)), "grey": tried(plain, Image.new("L", (90, 70), GREY))}
+    yield {key: plain(Image.new("RGB", (90, 70), colour)) for key, colour in (("levels", COLOUR), ("dark", DARK))}
+    yield {"grey": tried(plain, Image.new("L", (90, 70), GREY))}
     with _watched() as calls:
         cut = _windows(rich)
     yield {"calls": calls, "cut": cut}

@@ -309,4 +309,5 @@ def _no_debugging(mended_c):
     if any(model.debugging):
         raise Wrong("still-debugging", when=", if somebody switched it on before the call: slow_c did")
     if after != (True, False):
-        raise Wrong("switch-flipped", expected="on, with check_nan=False", got=f"{'on' if after[0] else 'off'}, with check_nan={after[1]}")
+        got = f"{'on' if after[0] else 'off'}, with check_nan={after[1]}"
+        raise Wrong("switch-flipped", expected="on, with check_nan=False", got=got)
