@@ -403,7 +403,7 @@ def test_an_interrupted_run_goes_on_from_its_table(tmp_path, monkeypatch, capsys
     judged = interrupted_after(monkeypatch, None)
     assert command.main(run) == 0
     out = capsys.readouterr().out
-    assert judged == ["bob", "cyd"] and "1 notebooks are as" in out and "2 are judged" in out
+    assert judged == ["bob", "cyd"] and f"kept from {table}: 1; to judge: 2" in out
     rows = list(csv.DictReader(table.open()))
     assert [(row["trainee"], row["balise"]) for row in rows] == [(w, n) for w in ("'=ada", "bob", "cyd") for n in "12"]
     assert "     2            0       0         0  =ada" in out

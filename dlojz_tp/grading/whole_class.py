@@ -183,7 +183,7 @@ def main(
         count = len(set(whose.values()))
         print(f"{count} trainee{'s' * (count != 1)}: {one_line(rule)}", flush=True)
         if resume:
-            print(f"{len(kept)} notebooks are as {one_line(table)} has them, {len(left)} are judged", flush=True)
+            print(f"kept from {one_line(table)}: {len(kept)}; to judge: {len(left)}", flush=True)
     at_once = at_once or min(MOST_LANES, len(os.sched_getaffinity(0)))
     if at_once > 1:  # as many threads as there are cores, together
         os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // at_once)))
