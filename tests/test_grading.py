@@ -117,15 +117,18 @@ def test_any_exception_is_a_verdict(tmp_path, error, place):
 STARTS = """
 import os, subprocess
 
-def run(say, file):
+def run():
+    return start
+
+def start(note_kill, file):
     started = [subprocess.Popen(["sleep", "300"], start_new_session=own) for own in (False, True)]
     with open(file, "w") as written:
         print(os.getpid(), os.getppid(), *(p.pid for p in started), file=written)
-    while say:
+    while note_kill:
         pass
 
 def describe_machine():
-    run(None, FILE)
+    start(None, FILE)
     os._exit(3)
 """
 STOPPED = """
@@ -133,8 +136,9 @@ import sys
 from dlojz_tp.grading import command, watched
 import answers
 assert "torch" not in sys.modules  # the command would wait for it twice: in its child, and here
-with command._ended_cleanly(), watched.child(answers.run, sys.argv[1]) as child:
-    child.hear(60)
+with command._ended_cleanly(), watched.child(answers.run, jobs=[[sys.argv[1]]]) as child:
+    while True:
+        child.hear(60)
 """
 
 

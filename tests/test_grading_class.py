@@ -49,15 +49,18 @@ def test_a_class_in_one_run(tmp_path):
     assert "     2            0       0         6  ada" in out and "       1  00.1" in out
 
 
-def judge(say, name, jobs):
-    """In a child: says how many children there have been by then, once there are two."""
-    begun = Path(jobs[0][0]).parent
-    (begun / f"{os.getpid()}").touch()
-    until = time.monotonic() + 100
-    while len(list(begun.iterdir())) < 2 and time.monotonic() < until:
-        time.sleep(0.01)
-    for _, number in jobs:
-        say({"balise": number, "title": f"{len(list(begun.iterdir()))} of {name}", "verdict": "pass"})
+def judge(name):
+    """In a keeper: says how many keepers there have been by then, once there are two."""
+
+    def one(note_kill, path, number):
+        begun = Path(path).parent
+        (begun / f"{os.getppid()}").touch()
+        until = time.monotonic() + 100
+        while len(list(begun.iterdir())) < 2 and time.monotonic() < until:
+            time.sleep(0.01)
+        return {"balise": number, "title": f"{len(list(begun.iterdir()))} of {name}", "verdict": "pass"}
+
+    return one
 
 
 def test_lanes_run_at_once_and_keep_the_order_of_each(tmp_path):

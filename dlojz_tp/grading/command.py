@@ -1,24 +1,24 @@
 """`python -m dlojz_tp check NAME FILE ...`: the verdicts on the answers in files, as a table or as JSON.
 
-The answers run in a process of their own, so an answer that ends it, or never ends, is a verdict like any other. One
-process judges all files, as long as they leave it as it was.
+Each answer runs in a process of its own, so an answer that ends it, or never ends, is a verdict like any other, and
+none finds what another has left.
 """
 
 import argparse
 import contextlib
 import dataclasses
 import json
+import os
 import re
 import signal
 import sys
 import textwrap
-import threading
 import time
 from pathlib import Path
 
 from dlojz_tp.cards.plain import one_line, plain
 from dlojz_tp.cards.verdict import BROKEN
-from dlojz_tp.grading import guard, lanes, slicing, watched
+from dlojz_tp.grading import forked_ranks, guard, lanes, slicing, watched
 from dlojz_tp.works import source
 
 LOAD_LIMIT = 60.0  # seconds for the lines that define an answer
@@ -180,35 +180,66 @@ def run(work: source.Work, files: list[Path], numbers: list[int], grace: float =
 
 
 TOUCHED = "This file changes the course's own {what}: what is judged then says nothing. Leave the course as it is."
+REPLACED = (
+    "This file puts something else in the place of {what}: what is judged then says nothing. Give yours another "
+    "name, or put the old one back before the answer returns."
+)
 
 
-def judge_all(say, name: str, jobs: list[tuple[str, int]]):
-    """In the child: give the verdict on each (file, balise), as a dict, to `say`."""
-    from dlojz_tp import course
+def judge_all(name: str):
+    """In the keeper: import all that judges the work; returns what gives the verdict on a job, as a dict, in a fork."""
+    threads = _import_calmly(name)
     from dlojz_tp.cards.verdict import Verdict
 
     work = source.find(name)
-    course.checks_of(work)  # before any answer runs: what it replaces is then seen
-    guard.limit_memory()
-    files = [Path(path) for path, _ in jobs]
-    guard.shut([source.SOLUTIONS, source.ROOT / "tests" / "answers"], files, watched.keepers())
-    before = None
-    for path, number in jobs:
-        if (
-            before not in (None, path) and threading.active_count() > 1
-        ):  # left behind: it would be in the next one's way
-            return say(lanes.FRESH)
-        changed = guard.watch()
+    with_ranks = _uses_ranks(work)
+    if with_ranks:
+        forked_ranks.prepare()
+
+    def judge(note_kill, path: str, number: int) -> dict:
+        import torch
+
+        if with_ranks:
+            forked_ranks.start()
+        torch.set_num_threads(threads)
+        guard.limit_memory()
+        keepers, changed = watched.keepers(), guard.watch()
+        guard.shut([source.SOLUTIONS, source.ROOT / "tests" / "answers"], [Path(path)], keepers, note_kill)
         found = judge_file(work, Path(path), number)
-        replaced = changed()
-        if replaced:
-            hint = TOUCHED.format(what=replaced)
-            found = Verdict(number, work.balises[number].title, "fail", found.seconds, slug="touched", hint=hint)
-        say(dataclasses.asdict(found))
-        if replaced:
-            return say(lanes.FRESH)
-        before = path
-    return None
+        if what := changed():
+            title, own = work.balises[number].title, what.startswith("dlojz_tp")
+            more = {"slug": "touched", "hint": TOUCHED.format(what=what)} if own else {
+                "slug": "replaced", "got": f"{what} was replaced", "hint": REPLACED.format(what=what)
+            }  # fmt: skip
+            found = Verdict(number, title, "fail" if own else BROKEN, found.seconds, **more)
+        return dataclasses.asdict(found)
+
+    return judge
+
+
+def _import_calmly(name: str) -> int:
+    """Import the checks of a work as a process that forks must, one thread and no GPU. Returns the usual threads."""
+    from dlojz_tp.launch import client
+
+    before = dict(os.environ)
+    os.environ.update({key: value for key, value in client.CALM.items() if key != "OMP_NUM_THREADS"})
+    try:
+        import torch
+
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        from dlojz_tp import course
+
+        course.checks_of(source.find(name))
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+    return threads
+
+
+def _uses_ranks(work: source.Work) -> bool:
+    checks = [module for name, module in list(sys.modules.items()) if name.startswith(f"dlojz_tp.checks.{work.module}")]
+    return "dlojz_tp.probes.ranks" in sys.modules or any(hasattr(module, "launch") for module in checks)
 
 
 def judge_file(work: source.Work, path: Path, number: int, limit: float = LOAD_LIMIT):

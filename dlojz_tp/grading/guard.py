@@ -1,17 +1,22 @@
 """What an answer may not touch while it is judged: the course's code, its solutions, and the processes that judge.
 
-It stops what somebody tries in passing. An answer runs in the process that judges it, so who means it can still forge
-a verdict; the README says so.
+It stops what somebody tries in passing. An answer runs in the process that judges it, so anyone who means it can forge
+the verdict on that answer; the README says so.
 """
 
+import builtins
 import contextlib
 import inspect
+import math
 import os
+import re
 import resource
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import FunctionType
+
+from dlojz_tp.works import source
 
 TABLES = ("LOOKS", "HINTS", "KNOWN")  # how those of checks end
 LEAST_MEMORY = 4 << 30  # bytes: what torch, its libraries and the largest check need, several times
@@ -30,13 +35,16 @@ def limit_memory() -> None:
         resource.setrlimit(resource.RLIMIT_DATA, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
 
 
-def shut(folders: list[Path], files: list[Path], keepers: set[int]) -> None:
+def shut(folders: list[Path], files: list[Path], keepers: set[int], note_kill: Callable[[int], None]) -> None:
     """From now on this process cannot open files of these folders but for `files`, nor signal these processes.
 
-    It cannot be undone.
+    Nor can it start a program with the name of such a folder in its command. note_kill: gets the signals that this
+    process sends to itself, before it does. It cannot be undone.
     """
     real, decode, forbidden = os.path.realpath, os.fsdecode, Forbidden
     closed, allowed = tuple(real(folder) + os.sep for folder in folders), {real(file) for file in files}
+    named = [os.path.relpath(real(folder), source.ROOT) for folder in folders]
+    me, starts = (os.getpid(), 0, -os.getpid()), ("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn")
 
     def hook(event, args):
         if event == "open" and isinstance(args[0], str | bytes):
@@ -45,17 +53,28 @@ def shut(folders: list[Path], files: list[Path], keepers: set[int]) -> None:
                 raise forbidden(f"{path} is not for answers")
         if event in ("os.kill", "os.killpg") and args[0] in keepers:
             raise forbidden("these processes are not the answer's")
+        if (event in ("os.kill", "os.killpg") and args[0] in me and args[1]) or event == "signal.pthread_kill":
+            note_kill(int(args[1]))
+        if event in starts:
+            words = repr(args[:2])
+            if folder := next((name for name in named if re.search(rf"(?<![\w-]){name}\b", words)), None):
+                raise forbidden(f"{folder} is not for answers")
 
     sys.addaudithook(hook)
 
 
 def watch() -> Callable[[], str | None]:
-    """A function that names what of the course has been replaced since; None where all is as it was."""
-    before, look = _course(), _course
+    """A function that names what of the course or of its libraries has been replaced since; None: all is as it was."""
+    looks, alike, joined = (_course, _libraries), _alike, ".".join
+    before = [look() for look in looks]
 
     def changed():
-        after = look()
-        return next((".".join(key) for key, parts in before.items() if not _alike(parts, after.get(key))), None)
+        for look, old in zip(looks, before, strict=True):
+            new = look()
+            for key, parts in old.items():
+                if not alike(parts, new.get(key)):
+                    return joined(key)
+        return None
 
     return changed
 
@@ -79,4 +98,25 @@ def _course() -> dict[tuple[str, str], tuple]:
                 found[name, key] = (value, *methods, *(m.__code__ for m in methods if isinstance(m, FunctionType)))
             elif key.endswith(TABLES) and isinstance(value, list | tuple | dict):
                 found[name, key] = (value, *(value.values() if isinstance(value, dict) else value))
+    return found
+
+
+def _libraries() -> dict[tuple[str, str], tuple]:
+    """What answers and checks compute with: functions and classes of Python, torch and numpy, by their names."""
+    owners = {"builtins": builtins, "math": math}
+    owners |= {name: sys.modules[name] for name in ("torch", "torch.nn.functional", "numpy") if name in sys.modules}
+    folder = os.devnull
+    if torch := owners.get("torch"):
+        owners["torch.Tensor"], folder = torch.Tensor, str(Path(torch.__file__).parent) + os.sep
+    found = {}
+    for name, owner in owners.items():
+        # of a class what it inherits too, which an attribute of its own would hide
+        held = [part for kind in reversed(getattr(owner, "__mro__", (owner,))) for part in list(vars(kind).items())]
+        for key, value in dict(held).items():
+            if callable(value):
+                code = getattr(value, "__code__", None)
+                if code is not None and code.co_filename.startswith(folder):
+                    value = inspect.unwrap(value)  # torch wraps functions of its own when it loads its compiler
+                    code = getattr(value, "__code__", None)
+                found[name, key] = (value, code)
     return found

@@ -1,10 +1,12 @@
-"""Run a function in a process of its own that leaves nothing behind, however it ends and however this one does.
+"""Run a function on one job after the other, each in a process of its own that leaves nothing behind.
 
-Two processes: a keeper without torch, and its fork that runs the function. The keeper ends when this process does, and
-then kills what the function has started: its group, its ranks, its daemons.
+Two kinds of processes: a keeper, which imports what the function needs, and for each job a fork of it, which runs the
+function. No job's code ever runs in the keeper: it passes on what a fork says, once, as the answer to that fork's job.
+It ends when this process does, and kills what a fork has started: its group, its ranks, its daemons.
 """
 
 import contextlib
+import gc
 import hashlib
 import hmac
 import importlib
@@ -20,7 +22,7 @@ import time
 from pathlib import Path
 
 from dlojz_tp.cards.plain import plain
-from dlojz_tp.launch import proc, server
+from dlojz_tp.launch import large_pages, proc, server
 
 BOOT = (
     "import json, sys; spec = json.loads(sys.argv[1]); sys.path[:] = spec['path']; "
@@ -28,46 +30,58 @@ BOOT = (
 )
 SEAL = hashlib.sha256().digest_size
 MOST_ERRORS = 20_000  # bytes of the answers' standard error that are shown
+MOST_SAID = 1 << 24  # bytes of one value
 LEAVE_S = 4.0  # for the server that starts ranks to end by itself, and to remove its files
 END_S = LEAVE_S + server.KILL_LIMIT_S + 1
+LOOK_S = 0.05
+PR_SET_DUMPABLE = 4
+# The system kills with these for a fault of the process itself, also where it ignores them; from outside they are lost.
+CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT)
+# What a fork has imported of these, the keeper imports too, and the next fork finds it.
+LEARNT = ("torch", "torchvision", "numpy", "matplotlib", "dlojz_tp")
+NOT_LEARNT = ("torch._inductor",)  # starts threads and processes: no fork could be made any more
+WROTE = "it wrote where the verdicts go"
 
 
 class Ended(Exception):
-    """The process ended before it had said all; the message says how."""
+    """The keeper ended before it had said all; the message says how."""
 
 
 class Child:
-    """The parent's end of a running function. pipe: what it says comes there; to wait for, not to read from."""
+    """The parent's end of a keeper, whose process is `pid`. pipe: its news; to wait for, not to read from."""
 
     def __init__(self, keeper: subprocess.Popen, pipe: multiprocessing.connection.Connection, key: bytes):
-        self._keeper, self.pipe, self._key = keeper, pipe, key
+        self._keeper, self.pipe, self._key, self.pid = keeper, pipe, key, keeper.pid
 
-    def hear(self, seconds: float):
-        """The next value that the function gave to `say`; None if it is silent for `seconds`. Raises Ended."""
+    def hear(self, seconds: float) -> dict | None:
+        """The next news; None if there is none for `seconds`. Raises Ended.
+
+        {"job": k, "pid": its process}: all is imported, and job k has begun; {"job": k, "said": what the function
+        returned}; or {"job": k, "lost": how, "own": whether its own code ended it or touched what it says}.
+        """
         try:
             if not self.pipe.poll(seconds):
                 return None
-            said = self.pipe.recv_bytes()
-            if not hmac.compare_digest(_signed(self._key, said[SEAL:]), said):
-                raise ValueError("not by the function's own `say`")
-            return json.loads(said[SEAL:])
+            return _opened(self._key, self.pipe.recv_bytes())
         except EOFError:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._keeper.wait(END_S)
             raise Ended(_how(self._keeper.returncode)) from None
         except (OSError, ValueError):  # other code has written into the pipe
-            raise Ended("it wrote where the verdicts go") from None
+            raise Ended(WROTE) from None
 
 
 @contextlib.contextmanager
-def child(function, *args):
-    """Start `function(say, *args)`, a function of a module, with arguments that JSON carries; gives its Child.
+def child(prepare, *args, jobs: list):
+    """Start a keeper for `jobs`, lists of arguments; gives its Child. All is ended with the block.
 
-    What it writes to its standard output is lost. It is ended with the block.
+    prepare: a function of a module; `prepare(*args)` imports, and returns the function that each fork calls as
+    `function(note_kill, *job)`. To note_kill it gives each signal that its process is about to send to itself. JSON
+    must be able to carry all arguments and values. What is written to standard output is lost.
     """
     ours, theirs = multiprocessing.connection.Pipe(duplex=False)
     spec = {"path": [p for p in sys.path if isinstance(p, str)], "fd": theirs.fileno(), "parent": os.getpid()}
-    spec |= {"module": function.__module__, "name": function.__name__, "args": args}
+    spec |= {"module": prepare.__module__, "name": prepare.__name__, "args": args, "jobs": jobs}
     with ours:
         with theirs:
             keeper = subprocess.Popen(
@@ -90,13 +104,13 @@ def child(function, *args):
             try:
                 keeper.wait(END_S)
             except subprocess.TimeoutExpired:
-                keeper.kill()  # the function dies with it
+                keeper.kill()  # the fork dies with it
                 keeper.wait()
             echo.join(1)
 
 
 def keepers() -> set[int]:
-    """In the function: the processes that keep it, and that listen to it."""
+    """In a fork: the processes that keep it, and that listen to it."""
     keeper = os.getppid()
     found = {keeper}
     with contextlib.suppress(OSError, ValueError):
@@ -104,9 +118,17 @@ def keepers() -> set[int]:
     return found - {0, 1}
 
 
-def _signed(key: bytes, said: bytes) -> bytes:
+def _signed(key: bytes, value) -> bytes:
     """What is said, behind its seal: other code of the process may find the pipe, and must not be believed."""
+    said = json.dumps(value).encode()
     return hmac.digest(key, said, "sha256") + said
+
+
+def _opened(key: bytes, said: bytes):
+    """The value under the seal. Raises ValueError where it is another's."""
+    if not hmac.compare_digest(hmac.digest(key, said[SEAL:], "sha256"), said[:SEAL]):
+        raise ValueError("another seal")
+    return json.loads(said[SEAL:])
 
 
 def _echo(stream):
@@ -128,48 +150,143 @@ def _how(code: int | None) -> str:
 
 
 def keep(spec: dict):
-    """The keeper: fork the function's process, wait for its end or the parent's, and leave nothing. Does not return."""
-    function = 0
-    key = sys.stdin.buffer.read(32)
+    """The keeper: import, fork for each job, and leave nothing, whoever ends first. Does not return."""
+    key = bytearray(32)
+    sys.stdin.buffer.readinto(key)
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)
-
-    def end(number, _frame):
-        _sweep(function)
-        os._exit(128 + number)
-
-    signal.signal(signal.SIGTERM, end)
-    server.prctl(server.PR_SET_CHILD_SUBREAPER, 1)  # what the function leaves behind becomes this process's child
+    for number in CRASHES:
+        signal.signal(number, signal.SIG_IGN)
+    server.prctl(server.PR_SET_CHILD_SUBREAPER, 1)  # what a fork leaves behind becomes this process's child
+    server.prctl(PR_SET_DUMPABLE, 0)  # no fork reaches the pipe by way of /proc
+    os.set_inheritable(spec["fd"], False)
+    keeper = _Keeper(multiprocessing.connection.Connection(spec["fd"], readable=False), key)
+    signal.signal(signal.SIGTERM, keeper.end)
     server.prctl(server.PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != spec["parent"]:
         os._exit(1)
-    keeper = os.getpid()
-    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
-    function = os.fork()
-    if not function:
-        _work(spec, keeper, key)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
-    os.close(spec["fd"])
-    ended = os.waitid(os.P_PID, function, os.WEXITED | os.WNOWAIT)  # its number stays its own until all is swept
-    _sweep(function)
-    os._exit(ended.si_status if ended.si_code == os.CLD_EXITED else 128 + ended.si_status)
-
-
-def _work(spec: dict, keeper: int, key: bytes):
     try:
+        function = getattr(importlib.import_module(spec["module"]), spec["name"])(*spec["args"])
+        if len(spec["jobs"]) > server.FEW:
+            large_pages.collapse()
+        for number, job in enumerate(spec["jobs"]):
+            keeper.do(function, number, job)
+        os._exit(0)
+    except BrokenPipeError:  # nobody listens any more
+        pass
+    except Exception as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+    finally:
+        _sweep(keeper.fork)
+        os._exit(1)
+
+
+class _Keeper:
+    """What the keeper does. fork: the process at work, or the last that was."""
+
+    def __init__(self, pipe: multiprocessing.connection.Connection, key: bytearray):
+        self._pipe, self._key, self.fork = pipe, key, 0
+
+    def end(self, number, _frame):
+        """End all, on a signal."""
+        _sweep(self.fork)
+        os._exit(128 + number)
+
+    def tell(self, **news):
+        """Send to the parent."""
+        self._pipe.send_bytes(_signed(self._key, news))
+
+    def do(self, function, number: int, job: list):
+        """One job, in a fork; in a second one where the first was killed, and not by its own code: once is chance."""
+        gc.collect()
+        gc.freeze()  # the collector of a fork then leaves the shared pages alone
+        for _ in range(2):
+            news = self._once(function, number, job)
+            if news.get("own", True):
+                break
+        for name in map(str, news.get("modules", ())):
+            if name.startswith(LEARNT) and not name.startswith(NOT_LEARNT):
+                with contextlib.suppress(Exception):  # a fork that needs it will say what is wrong with it
+                    importlib.import_module(name)
+        self.tell(job=number, **{key: news[key] for key in ("said", "lost", "own") if key in news})
+
+    def _once(self, function, number, job) -> dict:
+        key = secrets.token_bytes(32)  # of this fork alone
+        ours, theirs = multiprocessing.connection.Pipe(duplex=False)
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+        keeper, self.fork = os.getpid(), os.fork()
+        if not self.fork:
+            self._key[:] = bytes(len(self._key))  # what speaks for other jobs is not in a fork's memory
+            self._pipe.close()
+            ours.close()
+            _work(keeper, function, job, theirs, key)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
+        theirs.close()
+        self.tell(job=number, pid=self.fork)
+        with ours:
+            said, kills, wrote = _heard(ours, key, self.fork)
+        ended = _ended(self.fork, LEAVE_S)
+        _sweep(self.fork)
+        if wrote or len(said) > 1:
+            return {"lost": WROTE, "own": True}
+        if said:
+            return said[0]
+        if not ended:
+            return {"lost": WROTE, "own": True}  # closed, which is as bad
+        if ended.si_code == os.CLD_EXITED:
+            return {"lost": _how(ended.si_status), "own": True}
+        return {"lost": _how(128 + ended.si_status), "own": ended.si_status in (*kills, *CRASHES)}
+
+
+def _heard(pipe, key: bytes, fork: int) -> tuple[list[dict], list[int], bool]:
+    """All that a fork says until it ends: values, signals that it sends to itself, whether other code has written."""
+    said, kills = [], []
+    ends = False
+    while True:
+        try:
+            if pipe.poll(LOOK_S):
+                news = _opened(key, pipe.recv_bytes(MOST_SAID))
+                if "said" in news:
+                    said.append(news)
+                else:
+                    kills.append(news["kills"])
+            elif ends:  # and a process that it has left holds the pipe open
+                return said, kills, False
+            else:
+                ends = _ended(fork, 0) is not None
+        except EOFError:
+            return said, kills, False
+        except (OSError, ValueError, TypeError, KeyError):
+            return said, kills, True
+
+
+def _ended(fork: int, seconds: float):
+    """How it has ended; None where it has not within `seconds`. Its number stays its own until all is swept."""
+    limit = time.monotonic() + seconds
+    while not (ended := os.waitid(os.P_PID, fork, os.WEXITED | os.WNOWAIT | os.WNOHANG)) and time.monotonic() < limit:
+        time.sleep(0.002)
+    return ended
+
+
+def _work(keeper: int, function, job: list, pipe: multiprocessing.connection.Connection, key: bytes):
+    try:
+        server.prctl(PR_SET_DUMPABLE, 1)
         os.setsid()  # its own group, to be killed with all that it starts
         server.prctl(server.PR_SET_PDEATHSIG, signal.SIGKILL)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
         if os.getppid() != keeper:
             return
-        pipe = multiprocessing.connection.Connection(spec["fd"], readable=False)
-        os.set_inheritable(spec["fd"], False)  # a process that the function starts must not hold it open
-        function = getattr(importlib.import_module(spec["module"]), spec["name"])
-        seal, send, encode = _signed, pipe.send_bytes, json.dumps  # whatever the answers put in their places
+        seal, send = _signed, pipe.send_bytes  # whatever the answers put in their places
+        before = set(sys.modules)
+
+        def say(**news):
+            send(seal(key, news))
+
         with contextlib.suppress(BrokenPipeError):  # nobody listens any more
-            function(lambda value: send(seal(key, encode(value).encode())), *spec["args"])
+            value = function(lambda number: say(kills=number), *job)
+            say(said=value, modules=[name for name in list(sys.modules) if name not in before])
             pipe.close()
             if client := sys.modules.get("dlojz_tp.launch.client"):
                 client.close()
@@ -180,12 +297,12 @@ def _work(spec: dict, keeper: int, key: bytes):
         os._exit(1)  # never fall back into the keeper, nor wait for threads that answers have started
 
 
-def _sweep(function: int):
-    """Kill the function's process with its group, and all else that it has started."""
-    if function:
+def _sweep(fork: int):
+    """Kill a fork with its group, and all else that it has started."""
+    if fork:
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(function, signal.SIGKILL)  # it may not have its group yet
-            os.killpg(function, signal.SIGKILL)
+            os.kill(fork, signal.SIGKILL)  # it may not have its group yet
+            os.killpg(fork, signal.SIGKILL)
     limit = time.monotonic() + LEAVE_S
     with contextlib.suppress(ChildProcessError):
         while time.monotonic() < limit and any(map(_starts_ranks, server._children())):

@@ -8,6 +8,7 @@ import pytest
 from dlojz_tp.checking.looks import same
 from dlojz_tp.grading import command
 from dlojz_tp.works import source
+from tests.test_grading import RIGHT
 
 VERDICT = """{"balise": 1, "title": "t", "verdict": "pass"}"""
 CHEATS = {
@@ -51,6 +52,16 @@ CHEATS = {
             exec(re.search(r"def describe_machine.*?END SOLUTION", text, re.S)[0], names)
             return names["describe_machine"]()
     """,
+    "the solution by another program": """
+        import subprocess
+        def describe_machine():
+            return subprocess.run(["cat", "solutions/00_welcome.py"], cwd=COURSE, capture_output=True).stdout
+    """,
+    "the solution from the history": """
+        import os
+        def describe_machine():
+            os.system("git -C " + COURSE + " show HEAD:solutions/00_welcome.py")
+    """,
     "the grader killed": """
         import os
         def describe_machine():
@@ -73,13 +84,62 @@ CHEATS = {
 @pytest.mark.parametrize("cheat", CHEATS)
 def test_no_cheat_passes_and_none_harms_the_grader(tmp_path, cheat, capfd):
     path = tmp_path / "answers.py"
-    path.write_text(textwrap.dedent(CHEATS[cheat]).replace("FORGED", repr(VERDICT)))
+    text = textwrap.dedent(CHEATS[cheat]).replace("FORGED", repr(VERDICT)).replace("COURSE", repr(str(source.ROOT)))
+    path.write_text(text)
     ((_, (found,)),) = command.run(source.find("00_welcome"), [path], [1])
     assert found.verdict == "fail" and len(capfd.readouterr().err) < 100_000
     if cheat.startswith("another"):
         assert found.slug == "touched" and "dlojz_tp." in found.hint
     if "memory" not in cheat and "flooded" not in cheat and not cheat.startswith("another"):
         assert any(word in found.hint for word in ("where the verdicts go", "not for answers", "not the answer's"))
+
+
+FINDS_SAY = """
+import sys
+def describe_machine():
+    frame = sys._getframe()
+    while frame and "say" not in frame.f_locals:
+        frame = frame.f_back
+    for _ in range(TIMES):
+        frame.f_locals["say"](said={"balise": BALISE, "title": "t", "verdict": "pass"})
+    raise ValueError
+"""
+
+
+@pytest.mark.parametrize(("times", "balise"), [(1, 1), (2, 1), (1, 2)])
+def test_a_file_that_speaks_for_the_judge_moves_no_other_mark(tmp_path, times, balise):
+    texts = {
+        "ada": FINDS_SAY.replace("TIMES", str(times)).replace("BALISE", str(balise)),
+        "bob": RIGHT,
+        "cyd": "def describe_machine():\n    return 3\n",
+        "dan": RIGHT,
+    }
+    for name, text in texts.items():
+        (tmp_path / f"{name}.py").write_text(text)
+    found = command.run(source.find("00_welcome"), [tmp_path / f"{name}.py" for name in texts], [1])
+    assert [verdict.verdict for _, (verdict,) in found] == ["fail", "pass", "fail", "pass"]
+
+
+REPLACES = {
+    "builtins.sum": "builtins.sum = lambda *_: 0",
+    "torch.allclose": "torch.allclose = lambda *_, **__: True",
+    "torch.equal": "torch.equal = functools.wraps(torch.equal)(lambda *_: True)",
+    "torch.nn.functional.linear": "torch.nn.functional.linear = lambda x, *_: x",
+    "torch.Tensor.__mul__": "torch.Tensor.__mul__ = lambda a, b: a",
+}
+
+
+def test_what_a_file_replaces_is_named_and_does_not_reach_the_next(tmp_path):
+    """Nor do the limits that it sets: it has a process of its own."""
+    paths = []
+    for name, line in REPLACES.items():
+        paths += [tmp_path / f"{name}.py", tmp_path / f"{name} next.py"]
+        limits = "import builtins, functools, resource\nresource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))\n"
+        paths[-2].write_text(RIGHT.replace("    cuda =", f"    {line}\n    cuda =") + limits)
+        paths[-1].write_text(RIGHT)
+    found = [verdict for _, (verdict,) in command.run(source.find("00_welcome"), paths, [1])]
+    assert [verdict.verdict for verdict in found] == ["could not judge", "pass"] * len(REPLACES)
+    assert all(name in verdict.hint for name, verdict in zip(REPLACES, found[::2], strict=True))
 
 
 class EqualsAll:
