@@ -180,10 +180,6 @@ def run(work: source.Work, files: list[Path], numbers: list[int], grace: float =
 
 
 TOUCHED = "This file changes the course's own {what}: what is judged then says nothing. Leave the course as it is."
-REPLACED = (
-    "This file puts something else in the place of {what}: what is judged then says nothing. Give yours another "
-    "name, or put the old one back before the answer returns."
-)
 
 
 def judge_all(name: str):
@@ -207,11 +203,8 @@ def judge_all(name: str):
         guard.shut([source.SOLUTIONS, source.ROOT / "tests" / "answers"], [Path(path)], keepers, note_kill)
         found = judge_file(work, Path(path), number)
         if what := changed():
-            title, own = work.balises[number].title, what.startswith("dlojz_tp")
-            more = {"slug": "touched", "hint": TOUCHED.format(what=what)} if own else {
-                "slug": "replaced", "got": f"{what} was replaced", "hint": REPLACED.format(what=what)
-            }  # fmt: skip
-            found = Verdict(number, title, "fail" if own else BROKEN, found.seconds, **more)
+            title, hint = work.balises[number].title, TOUCHED.format(what=what)
+            found = Verdict(number, title, "fail", found.seconds, slug="touched", hint=hint)
         return dataclasses.asdict(found)
 
     return judge

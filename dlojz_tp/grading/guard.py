@@ -4,10 +4,8 @@ It stops what somebody tries in passing. An answer runs in the process that judg
 the verdict on that answer; the README says so.
 """
 
-import builtins
 import contextlib
 import inspect
-import math
 import os
 import re
 import resource
@@ -64,17 +62,15 @@ def shut(folders: list[Path], files: list[Path], keepers: set[int], note_kill: C
 
 
 def watch() -> Callable[[], str | None]:
-    """A function that names what of the course or of its libraries has been replaced since; None: all is as it was."""
-    looks, alike, joined = (_course, _libraries), _alike, ".".join
-    before = [look() for look in looks]
+    """A function that names what of the course has been replaced since; None where all is as it was.
+
+    What Python's and PyTorch's functions are is looked at by `checking.originals`, in a notebook too.
+    """
+    before, look, alike, joined = _course(), _course, _alike, ".".join
 
     def changed():
-        for look, old in zip(looks, before, strict=True):
-            new = look()
-            for key, parts in old.items():
-                if not alike(parts, new.get(key)):
-                    return joined(key)
-        return None
+        after = look()
+        return next((joined(key) for key, parts in before.items() if not alike(parts, after.get(key))), None)
 
     return changed
 
@@ -98,25 +94,4 @@ def _course() -> dict[tuple[str, str], tuple]:
                 found[name, key] = (value, *methods, *(m.__code__ for m in methods if isinstance(m, FunctionType)))
             elif key.endswith(TABLES) and isinstance(value, list | tuple | dict):
                 found[name, key] = (value, *(value.values() if isinstance(value, dict) else value))
-    return found
-
-
-def _libraries() -> dict[tuple[str, str], tuple]:
-    """What answers and checks compute with: functions and classes of Python, torch and numpy, by their names."""
-    owners = {"builtins": builtins, "math": math}
-    owners |= {name: sys.modules[name] for name in ("torch", "torch.nn.functional", "numpy") if name in sys.modules}
-    folder = os.devnull
-    if torch := owners.get("torch"):
-        owners["torch.Tensor"], folder = torch.Tensor, str(Path(torch.__file__).parent) + os.sep
-    found = {}
-    for name, owner in owners.items():
-        # of a class what it inherits too, which an attribute of its own would hide
-        held = [part for kind in reversed(getattr(owner, "__mro__", (owner,))) for part in list(vars(kind).items())]
-        for key, value in dict(held).items():
-            if callable(value):
-                code = getattr(value, "__code__", None)
-                if code is not None and code.co_filename.startswith(folder):
-                    value = inspect.unwrap(value)  # torch wraps functions of its own when it loads its compiler
-                    code = getattr(value, "__code__", None)
-                found[name, key] = (value, code)
     return found

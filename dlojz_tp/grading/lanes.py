@@ -138,8 +138,9 @@ class _Lane:
         sessions = {session for session in below.values() if session != self.child.pid or not self._begun}
         spent = time.perf_counter() - self._since
         had = any(share.used >= self._given for share in patience.shares(sessions).values())
-        more = patience.more_time(dict.fromkeys(sessions, True), spent, self._given)
-        if not had and spent < MOST * self._given:  # ranks that have ended waited too, which only the load tells
+        over = spent >= MOST * self._given
+        more = 0.0 if over else patience.more_time(dict.fromkeys(sessions, True), spent, self._given)
+        if not had and not over:  # ranks that have ended waited too, which only the load tells
             more = max(more, self._given * busy.factor() - spent)
         if more > 0:
             self._until = time.perf_counter() + min(more, LOOK_S)
@@ -148,7 +149,7 @@ class _Lane:
             return self._again("it was stopped by a signal, from outside as far as can be seen")
         if not self._begun:
             return self._again(f"the machine is too busy: after {spent:.0f} s the check was not imported")
-        if not had and spent >= MOST * self._given:
+        if not had and over:
             return self._again(f"the machine is too busy: {spent:.0f} s, and the answer has not had {self._given:.0f}")
         path = self.jobs[0][0]
         if self._given < self._grace:

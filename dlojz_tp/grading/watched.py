@@ -144,8 +144,8 @@ def _echo(stream):
 
 
 def _how(code: int | None) -> str:
-    with contextlib.suppress(ValueError, TypeError):
-        return f"killed by {signal.Signals(code - 128).name}"
+    with contextlib.suppress(ValueError, TypeError):  # of a child, or as a shell has it
+        return f"killed by {signal.Signals(-code if code < 0 else code - 128).name}"
     return f"exit status {code}"
 
 
@@ -206,7 +206,7 @@ class _Keeper:
             if news.get("own", True):
                 break
         for name in map(str, news.get("modules", ())):
-            if name.startswith(LEARNT) and not name.startswith(NOT_LEARNT):
+            if name.partition(".")[0] in LEARNT and not name.startswith(NOT_LEARNT):
                 with contextlib.suppress(Exception):  # a fork that needs it will say what is wrong with it
                     importlib.import_module(name)
         self.tell(job=number, **{key: news[key] for key in ("said", "lost", "own") if key in news})
