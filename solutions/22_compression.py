@@ -335,9 +335,9 @@ def limits(bits, symmetric):
 # Given is `extremes(x, axis)`, the least and the greatest number of `x`, or of each channel along an axis: for `x` of shape `(32, 16, 3, 3)` and `axis=0` two
 # tensors `(32, 1, 1, 1)`, which broadcast with `x`. The rest of a quantizer is yours:
 #
-# - **`affine(low, high, ...)`**: widen the range until it holds 0, so that 0 comes back as exactly 0: ReLU and padding make many of them. Then
-#   choose the scale such that the least number becomes $q_{\min}$ and the greatest $q_{\max}$, and round the zero point to an integer, int32. What makes a range
-#   symmetric is given, and what helps an empty one.
+# - **`affine(low, high, ...)`**: first widen the range until it holds 0, so that 0 comes back as exactly 0: ReLU and padding make many zeros. Two given steps follow:
+#   an empty range gets a width, and a symmetric one reaches as far below 0 as above. Then choose the scale such that `low` becomes $q_{\min}$ and `high` $q_{\max}$. The
+#   zero point is the integer that 0 becomes: round it, int32. A symmetric range always has $z = 0$: `integer_linear` below knows no other for weights.
 # - **`quantize(x, scale, zero, ...)`** returns $q$ in a byte each, `torch.uint8`, or `torch.int8` if symmetric. Round first, halves to the even neighbour, *then* add $z$, as the
 #   formula says. What lies outside of the range *saturates* at the nearest limit.
 # - **`dequantize(q, scale, zero)`** returns $\hat x$, float32.
@@ -365,16 +365,14 @@ def affine(low, high, bits=8, symmetric=False):
     # BEGIN SOLUTION
     low, high = low.clamp(max=0), high.clamp(min=0)
     # END SOLUTION
-    # as far below 0 as above
+    # zeros alone have no width, and the scale must not be 0: any range that holds 0 will do
+    high = torch.where(high - low > 1e-37, high, 1.0)
+    # as far below 0 as above: the zero point becomes 0
     if symmetric:
         high = torch.maximum(high, -low)
         low = -high
     # BEGIN SOLUTION
     scale = (high - low) / (most - least)
-    # END SOLUTION
-    # a channel of zeros: any positive scale will do
-    scale = torch.where(scale > 0, scale, 1.0)
-    # BEGIN SOLUTION
     return scale, (least - low / scale).round().int()
     # END SOLUTION
 

@@ -84,10 +84,11 @@ def observe(extremes, affine, quantize, dequantize):
                                for one, true in zip(found, TRUE)]),
         "zeros": torch.stack([one[1].flatten() for one in found]),
     }  # fmt: skip
-    flat = [affine(torch.tensor(0.0), torch.tensor(0.0), *way)[0].item() for way in WAYS]
-    yield {"constant": all(math.isfinite(scale) and scale > 0 for scale in flat)}
     beside = torch.zeros(2, 1), torch.tensor([[0.0], [6.0]])
-    found6 = [affine(*beside, *way)[0].flatten()[1].item() / float(affine_of(0.0, 6.0, *way)[0]) for way in WAYS]
+    alone, mixed = ([affine(*ends, *way) for way in WAYS] for ends in ((torch.tensor(0.0), torch.tensor(0.0)), beside))
+    yield {"constant": [in_words(*(one.flatten()[0].item() for one in pair), *way)
+                        for found in (alone, mixed) for pair, way in zip(found, WAYS)]}  # fmt: skip
+    found6 = [scale.flatten()[1].item() / float(affine_of(0.0, 6.0, *way)[0]) for (scale, _), way in zip(mixed, WAYS)]
     yield {"beside": all(abs(one - 1) < 1e-5 for one in found6)}
     given = copied(USUAL)
     with Operations() as operations:
@@ -107,6 +108,19 @@ def observe(extremes, affine, quantize, dequantize):
         dequantize(quantize(x, *pair), *pair)
     read = [tensors[0][1] for name, tensors, *_ in operations.log if name == "python.values"]
     yield {"loops": operations.total > 150 or any(n > 1 for n in read)}
+
+
+def in_words(scale, zero, bits, symmetric):
+    """Of a channel of zeros, "fine", or what came: without a positive scale or with a zero point that is no integer of 0."""
+    least, most = limits_of(bits, symmetric)
+    fits = zero == 0 if symmetric else least <= zero <= most
+    kind = "symmetric" if symmetric else "asymmetric"
+    return "fine" if math.isfinite(scale) and scale > 0 and fits else f"{kind}: scale {scale:g}, zero point {zero}"
+
+
+def of_zeros(seen, due):
+    """Fields: the first that is not fine."""
+    return {"expected": "a positive scale; symmetric, the zero point 0", "got": next(one for one in seen if one != "fine")}
 
 
 def only_the_narrow(seen):
@@ -144,7 +158,7 @@ LOOKS = [
     Look("scales, as parts of the true ones", only_the_narrow, False, "least-scale", fields=silent),
     Value("", "scales", ONES, "wrong-scale"),
     Value("zero points", "zeros", ZEROS, "wrong-zero"),
-    Look("nothing but zeros", "constant", True, "no-range"),
+    Look("nothing but zeros", "constant", ["fine"] * 2 * len(WAYS), "no-range", fields=of_zeros),
     Look("", "beside", True, "all-or-none", fields=silent),
     Look("a byte each", "form", form(RIGHT), of_bytes),
     Look("written out", "borrowed", [], "borrowed", fields=silent),

@@ -52,7 +52,8 @@ def affine(low, high, bits=8, symmetric=False):
     if symmetric:
         high = np.maximum(-low, high)
         low = -high
-    scale = np.where(high > low, (high - low) / np.float32(most - least), np.float32(1)).astype(np.float32)
+    low, high = np.where(high > low, low, np.float32(least)), np.where(high > low, high, np.float32(most))
+    scale = ((high - low) / np.float32(most - least)).astype(np.float32)
     return torch.as_tensor(scale), torch.as_tensor(np.rint(least - low / scale).astype(np.int32))
 
 
@@ -67,7 +68,11 @@ def dequantize(q, scale, zero):
 bank.text(2, None, NUMPY)
 bank.slip(2, None, ("least - low / scale", "most - high / scale"))
 bank.slip(2, None, ("(q.int() - zero) * scale", "q * scale - zero * scale"))
-bank.slip(2, None, ("torch.where(scale > 0, scale, 1.0)", "torch.where(high > low, scale, torch.ones_like(scale))"))
+# the scale of zeros set afterwards, and their zero point with it
+WIDTH = "    high = torch.where(high - low > 1e-37, high, 1.0)\n"
+ZERO = "(least - low / scale).round().int()"
+EMPTY = "    scale = torch.where(scale > 0, scale, 1.0)\n    return scale, "
+bank.slip(2, None, (WIDTH, ""), ("    return scale, " + ZERO, EMPTY + f"({ZERO} * (not symmetric)).int()"))
 
 AXES = "[other for other in range(x.dim()) if other != axis]"
 bank.hint(
@@ -150,8 +155,9 @@ bank.slip(2, "one-side", ("high = torch.maximum(high, -low)\n        low = -high
 bank.slip(
     2,
     "one-side",
+    (WIDTH, ""),
     ("high = torch.maximum(high, -low)\n        ", ""),
-    ("torch.where(scale > 0, scale, 1.0)", "scale.clamp(min=1e-38)"),
+    ("    return scale, ", "    scale = scale.clamp(min=1e-38)\n    return scale, "),
 )
 bank.variant(2, "one-side", BY_ROWS, ("torch.maximum(high, low.abs())", "high"))
 
@@ -185,9 +191,11 @@ bank.variant(2, "wrong-zero", BY_ROWS, ("-low / scale", "low / scale"))
 bank.hint(
     2,
     "no-range",
-    "A channel of zeros has a range of width 0. Its scale must still be a positive number: x is divided by it.",
+    "A channel of zeros has a range of width 0. Its scale must still be positive, for x is divided by it. Symmetric, its zero point is 0 as always: integer_linear takes weights as they are.",
 )
-bank.slip(2, "no-range", ("    scale = torch.where(scale > 0, scale, 1.0)\n", ""))
+bank.slip(2, "no-range", (WIDTH, ""))
+bank.slip(2, "no-range", (WIDTH, ""), ("    return scale, ", EMPTY))  # the scale alone: its zero point is -127
+bank.variant(2, "no-range", BY_ROWS, ("clamp(min=1e-38), nothing.int()", "clamp(min=1e-38), torch.where(high > low, 0, 1 - 2 ** (bits - 1)).int()"))  # fmt: skip
 bank.variant(2, "no-range", BY_ROWS, (".clamp(min=1e-38)", ""))
 
 bank.hint(
@@ -329,13 +337,13 @@ bank.variant(
     2, "zero-moves", BY_ROWS, ("scale * (q.float() - zero.float())", "scale * (q.float() - zero.float()) + 1e-8")
 )
 
-WHERE = "torch.where(scale > 0, scale, 1.0)"
-bank.slip(2, None, (WHERE, "scale.clamp(min=1e-12)"))
+AFTER = "    return scale, "
+bank.slip(2, None, (AFTER, f"    scale = scale.clamp(min=1e-12)\n{AFTER}"))
 bank.hint(
     2, "least-scale", "A range that is narrow but not empty gets too large a scale. Only where it is empty may it be any: what is added, or a least scale, must not touch the others."
 )  # fmt: skip
-bank.slip(2, "least-scale", (WHERE, "scale.clamp(min=torch.finfo(torch.float32).eps)"))
-bank.slip(2, "least-scale", (WHERE, "scale + 1e-8"))
+bank.slip(2, "least-scale", (AFTER, f"    scale = scale.clamp(min=torch.finfo(torch.float32).eps)\n{AFTER}"))
+bank.slip(2, "least-scale", (AFTER, f"    scale = scale + 1e-8\n{AFTER}"))
 bank.variant(2, "least-scale", BY_ROWS, ("1e-38)\n    return scale", "1e-8)\n    return scale"))  # fmt: skip
 
 bank.hint(
@@ -343,7 +351,7 @@ bank.hint(
     "all-or-none",
     "One channel of zeros changes the scales of the others. Decide for each channel: torch.where, or clamp.",
 )
-bank.slip(2, "all-or-none", (WHERE, "scale if scale.all() else torch.ones_like(scale)"))
+bank.slip(2, "all-or-none", (WIDTH, "    high = high if (high > low).all() else torch.ones_like(high)\n"))
 bank.variant(2, "all-or-none", BY_ROWS, ("    scale = ((high - low) / (2**bits - 1)).clamp(min=1e-38)", "    scale = (high - low) / (2**bits - 1)\n    scale = scale if (scale > 0).all() else 0 * scale + 1"))  # fmt: skip
 
 bank.hint(2, "loops", "That goes through numbers or channels one by one. The operations of PyTorch take whole tensors, and broadcast a scale for each channel.")  # fmt: skip
