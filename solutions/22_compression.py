@@ -610,7 +610,8 @@ show_integers()
 # But rounding is a staircase, and its derivative is 0 nearly everywhere.
 #
 # The **straight-through estimator** (Bengio and others, 2013) takes another one instead: 1, as if nothing had been rounded. And 0 where a
-# number is saturated: there, a little more of it changes nothing, however many steps it goes.
+# number is saturated: there, a little more of it changes nothing, however many steps it goes. Where the range ends is a matter of taste: from its last integer to half a
+# step beyond, 0 is as good as 1.
 #
 # $$\frac{\partial \hat x}{\partial x} := \begin{cases} 1 & q_{\min} \le \operatorname{round}(x / s) + z \le q_{\max} \\ 0 & \text{elsewhere} \end{cases}$$
 #

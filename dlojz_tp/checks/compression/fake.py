@@ -19,7 +19,7 @@ def drawn(*shape):
     return torch.rand(shape, generator=DRAWN) * 2 - 1
 
 
-# many are saturated, none lies near an end of its range: there, a clamp and a rounded clamp differ
+# many are saturated, none lies near an end of its range: either gradient is right from there to half a step beyond
 FEW = drawn(3, 6) * 4, torch.tensor(0.5), whole(2), 2, False
 CASES = [USUAL, SIGNED, CHANNELS, FEW, (drawn(12) * 3, torch.tensor(0.25), whole(0), 3, True)]
 
@@ -64,7 +64,7 @@ def made(layer, bits):
 LAYERS = [
     (made(nn.Linear(6, 3), 4), drawn(5, 6).abs() * 3, torch.tensor(15 / 8), 4),
     (made(nn.Linear(3, 4, bias=False), 2), drawn(4, 3).abs(), torch.tensor(0.75), 2),
-    (made(nn.Conv2d(2, 3, 3, stride=2, padding=1), 8), drawn(2, 2, 6, 4).abs(), torch.tensor(255 / 256), 8),
+    (made(nn.Conv2d(2, 3, 3, stride=2, padding=1, dilation=(2, 1)), 8), drawn(2, 2, 6, 4).abs(), torch.tensor(255 / 256), 8),
     (made(nn.Conv2d(4, 4, 2, padding=1, groups=2), 4), drawn(2, 4, 5, 4).abs(), torch.tensor(15 / 16), 4),
 ]  # fmt: skip
 LAYERS = [

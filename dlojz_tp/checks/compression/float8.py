@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from dlojz_tp.checking.looks import Look, Value, form, judged, silent
+from dlojz_tp.checking.looks import Look, Value, form, judged, silent, tried
 from dlojz_tp.probes.operations import Operations
 
 #       bits of mantissa, exponent of the least normal number, largest number; PyTorch's type
@@ -53,7 +53,7 @@ ENDLESS = torch.tensor([INF, -INF, 1.0, NAN])
 OTHER = [torch.arange(-112, 113) / 16, torch.cat([spread(HALF, -26, 15), torch.tensor([0.0])])]
 MOVED = [(kind[0], kind[1] - 4, kind[2] / 16) for kind in BOTH]  # all numbers a sixteenth as large
 MOVED_X = [torch.cat([x, y, z]) / 16 for x, y, z in zip(NORMAL, SMALL, LARGE)]
-SHAPES = [torch.tensor(0.3), torch.zeros(0), torch.randn(4, 3, 2, generator=DRAWN).transpose(0, 2)]
+SHAPES = [torch.tensor(0.3), torch.randn(4, 3, 2, generator=DRAWN).transpose(0, 2)]
 
 
 def row(*parts):
@@ -120,6 +120,7 @@ def observe(round_float, tensor_scale, block_scales):
     nothing = torch.zeros(2, 64)
     got = tensor_scale(nothing.clone(), 448.0), block_scales(nothing.clone(), 448.0), block_scales(nothing.clone(), 6.0)
     yield {"nothing": [bool(((one > 0) & (one < INF)).all()) for one in got]}
+    yield {"empty": tried(lambda: form(round_float(torch.zeros(0), *E4M3)))}
     totals = []
     for size in (8, 64):
         with Operations() as operations:
@@ -158,6 +159,7 @@ LOOKS = [
     Value("where the largest is a power of two times most", "exact", [exponents(*case) for case in EXACT], "wrong-exponent", fields=silent),
     Look("tiny numbers", "tiny", torch.full((2, 32), -127.0), "below-e8m0", fields=silent),
     Look("nothing but zeros", "nothing", [True] * 3, "no-range", fields=silent),
+    Look("an empty tensor", "empty", "float32 (0,)", "form"),
     Look("no loops", "loops", False, "loops"),
 ]  # fmt: skip
 

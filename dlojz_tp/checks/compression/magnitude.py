@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from dlojz_tp.checking.looks import Look, Value, form, judged, same
+from dlojz_tp.checking.looks import Look, Value, form, judged, same, tried
 
 DRAWN = torch.Generator().manual_seed(5)
 
@@ -108,17 +108,31 @@ def observe(magnitude_masks, hold_zeros):
         yield {f"{name} zeros": sum(int((p[~mask] != 0).sum()) for p, mask in pairs)}
         kept = [p.detach()[mask] for p, mask in (pairs[0], (ps[1], slice(None)), pairs[1])]
         yield {f"{name} left": remembered(pairs, optimizer), name: torch.cat(kept)}
-    yield {"unknown": of_no_name(hold_zeros)}
+    yield of_no_name(hold_zeros)
+    yield {"others": of_other_shapes(hold_zeros)}
     yield {"fresh": torch.cat([p.detach().flatten() for p in trained(OPTIMIZERS["AdamW"], hold_zeros, dense=0)[0]])}
 
 
 def of_no_name(hold_zeros):
-    """What stays where the weight is zero, of something that no optimizer here remembers."""
+    """Of something that no optimizer here remembers: what stays where the weight is zero, and what is a new tensor."""
     weight = nn.Parameter(FIRST.clone())
     optimizer = torch.optim.SGD([weight], lr=0.1)
     optimizer.state[weight] = {"mine": torch.ones_like(weight), "rounded": torch.ones_like(weight, dtype=torch.bfloat16)}
+    before = {"the weight": weight.data, **optimizer.state[weight]}
     hold_zeros([weight], [MASKS[0].clone()], optimizer)
-    return remembered([(weight, MASKS[0])], optimizer)
+    after = {"the weight": weight.data, **optimizer.state[weight]}
+    moved = [name for name, one in before.items() if name not in after or after[name].data_ptr() != one.data_ptr()]
+    return {"unknown": remembered([(weight, MASKS[0])], optimizer), "moved": moved}
+
+
+def of_other_shapes(hold_zeros):
+    """Which states that have not the weight's shape change; in words, if the answer stumbles over them."""
+    weight, shapes = nn.Parameter(FIRST.clone()), {"rows": (6, 1), "columns": (6,), "flat": (36,)}
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    optimizer.state[weight] = {name: torch.ones(shape) for name, shape in shapes.items()}
+    said = tried(hold_zeros, [weight], [MASKS[0].clone()], optimizer)
+    changed = [name for name, shape in shapes.items() if not same(optimizer.state[weight].get(name), torch.ones(shape))]
+    return said if isinstance(said, str) else ", ".join(changed)
 
 
 def remembered(pairs, optimizer):
@@ -175,6 +189,8 @@ for name, make in OPTIMIZERS.items():
     ]  # fmt: skip
 LOOKS += [
     Look("whatever its name is", "unknown", [], "states-stay", fields=lambda seen, due: {"names": ", ".join(seen)}),
+    Look("written in place", "moved", [], "not-in-place", fields=lambda seen, due: {"names": ", ".join(seen)}),
+    Look("states of another shape stay", "others", "", "other-shapes"),
     Value("pruned before the first step", "fresh", fresh(), "survivors"),
 ]
 

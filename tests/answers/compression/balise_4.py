@@ -52,7 +52,8 @@ def fake_layer(layer, x, high, bits):
     low = torch.zeros(())
     x = fake_quantize(x, *affine(low, high, bits, False), bits, False)
     if hasattr(layer, "stride"):
-        return F.conv2d(x, weight, layer.bias, stride=layer.stride, padding=layer.padding, groups=layer.groups)
+        way = {name: getattr(layer, name) for name in ("stride", "padding", "dilation", "groups")}
+        return F.conv2d(x, weight, layer.bias, **way)
     return F.linear(x, weight, layer.bias)
 """
 bank.text(4, None, CLAMPED)
@@ -242,7 +243,7 @@ bank.variant(
     ),
 )
 
-bank.hint(4, "layer-form", "fake_layer returns what the layer gives: one tensor, of the form of layer(x).")
+bank.hint(4, "layer-form", "fake_layer returns what the layer gives: one tensor, of the form of layer(x). A convolution has its stride, padding, dilation and groups.")  # fmt: skip
 bank.slip(
     4, "layer-form", ("return torch.func.functional_call(layer, ", "return weight, torch.func.functional_call(layer, ")
 )
@@ -260,6 +261,8 @@ bank.variant(
         "return F.conv2d(x, weight, layer.bias, groups=layer.groups)",
     ),
 )
+
+bank.variant(4, "layer-form", FUNCTION, ("layer.padding, layer.dilation, layer.groups)", "layer.padding, groups=layer.groups)"))
 
 bank.hint(
     4,

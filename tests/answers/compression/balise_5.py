@@ -4,7 +4,7 @@ from tests.answers.bank import Bank
 
 bank = Bank("22_compression", whole=True)
 
-# topk of what stays, and new data for each weight
+# topk of what stays, and each tensor written over
 TOPK = """
 def magnitude_masks(weights, sparsity, by_layer=False):
     if by_layer:
@@ -22,11 +22,11 @@ def magnitude_masks(weights, sparsity, by_layer=False):
 
 def hold_zeros(weights, masks, optimizer):
     for weight, mask in zip(weights, masks):
-        weight.data = weight.data * mask
+        weight.data.copy_(weight.data * mask)
         state = optimizer.state.get(weight, {})
         for name, value in state.items():
-            if torch.is_tensor(value) and value.dim() > 0:
-                state[name] = torch.where(mask, value, torch.zeros_like(value))
+            if torch.is_tensor(value) and value.size() == weight.size():
+                value.copy_(torch.where(mask, value, torch.zeros_like(value)))
 """
 bank.text(5, None, TOPK)
 
@@ -51,8 +51,8 @@ def hold_zeros(weights, masks, optimizer):
                     value[~mask] = 0
 """
 bank.text(5, None, RANKS)
-SUBTRACT = ("            if isinstance(one, torch.Tensor) and one.shape == weight.shape:\n", "            if getattr(one, 'ndim', 0) == weight.ndim:\n")  # fmt: skip
-bank.slip(5, None, SUBTRACT, ("one.masked_fill_(~mask, 0)", "one.mul_(mask)"))
+SHAPE = "isinstance(one, torch.Tensor) and one.shape == weight.shape"
+bank.slip(5, None, (SHAPE, "getattr(one, 'shape', None) == weight.shape"), ("one.masked_fill_(~mask, 0)", "one.mul_(mask)"))
 bank.slip(5, "nothing-returned", ("    return masks", "    masks"))
 
 LOOP = "for one in (weight, *optimizer.state[weight].values()):"
@@ -142,7 +142,7 @@ bank.variant(5, "states-stay", RANKS, ("for value in optimizer.state[weight].val
              ("if hasattr(value,", "if name[:3] in ('mom', 'exp') and hasattr(value,"))  # fmt: skip
 bank.slip(5, "states-stay", (LOOP, 'for one in (weight, *(value for name, value in optimizer.state[weight].items() if name in ("momentum_buffer", "exp_avg", "exp_avg_sq", "square_avg", "grad_avg", "max_exp_avg_sq", "sum"))):'))  # fmt: skip
 bank.slip(5, "states-stay", ("and one.shape == weight.shape", "and one.shape == weight.shape and one.dtype == weight.dtype"))
-bank.variant(5, "states-stay", TOPK, ("value.dim() > 0", "name == 'momentum_buffer'"))
+bank.variant(5, "states-stay", TOPK, ("value.size() == weight.size()", "name == 'momentum_buffer'"))
 
 bank.hint(5, "survivors", "The zeros are right, but the weights that stayed do not move as they should: what is remembered of them, or of other parameters, was lost or changed.")  # fmt: skip
 bank.slip(5, "survivors", (LOOP, "for one in (weight, *(value for state in optimizer.state.values() for value in state.values())):"))  # fmt: skip
@@ -155,3 +155,16 @@ bank.slip(
 bank.slip(5, "survivors", ("                one.masked_fill_(~mask, 0)\n", "                one.masked_fill_(~mask, 0)\n                if one is not weight:\n                    one.zero_()\n"))  # fmt: skip
 bank.variant(5, "survivors", TOPK, ("torch.where(mask, value, torch.zeros_like(value))", "torch.zeros_like(value)"))
 
+
+bank.hint(5, "not-in-place", "No longer the tensor that it was: {names}. Whatever else holds the old one, such as a flat buffer, sees no zeros. Write in place: masked_fill_, mul_, copy_.")  # fmt: skip
+bank.slip(5, "not-in-place", ("one.masked_fill_(~mask, 0)", "one.data = one.masked_fill(~mask, 0)"))
+bank.slip(5, "not-in-place", ("                one.masked_fill_(~mask, 0)\n", "                one.masked_fill_(~mask, 0)\n        weight.data = weight.clone()\n"))  # fmt: skip
+bank.variant(5, "not-in-place", TOPK, ("value.copy_(torch.where(mask, value, torch.zeros_like(value)))", "state[name] = value * mask"))
+bank.variant(5, "not-in-place", TOPK, ("weight.data.copy_(weight.data * mask)", "weight.data = weight.data * mask"))
+
+bank.hint(5, "other-shapes", "What the optimizer keeps in another shape than the weight's has no entry for each weight, such as averages of rows. Compare shapes, and leave it alone. Here: {got}.")  # fmt: skip
+bank.slip(5, "other-shapes", (SHAPE, "isinstance(one, torch.Tensor) and one.dim() > 0"))
+bank.slip(5, "other-shapes", (SHAPE, "isinstance(one, torch.Tensor) and one.numel() == weight.numel()"),
+          ("one.masked_fill_(", "one.view_as(weight).masked_fill_("))  # fmt: skip
+bank.slip(5, "other-shapes", (SHAPE, "getattr(one, 'ndim', 0) == weight.ndim"), ("one.masked_fill_(~mask, 0)", "one.mul_(mask)"))
+bank.variant(5, "other-shapes", RANKS, ("hasattr(value, \"shape\") and value.shape == mask.shape", "hasattr(value, \"shape\") and value.dim()"))

@@ -85,6 +85,10 @@ bank.slip(7, "form", (ROUND, f"({ROUND}).half()"))
 bank.slip(7, "form", (ROUND, f"{ROUND}, step"))
 bank.variant(7, "form", LOGS, ("return torch.copysign(steps * 2.0 ** (exponent - mantissa), x)", "return steps.int()"))
 
+bank.slip(7, "form", ("    _, exponent", "    if x.abs().max() == 0:\n        return x\n    _, exponent"))  # an empty tensor has no max
+bank.slip(7, "one-exponent", ("torch.frexp(x)", "torch.frexp(x.abs().max())"))  # nor here: what is wrong comes first
+bank.variant(7, "one-exponent", LOGS, ("torch.log2(size))", "torch.log2(size.max()))"))
+
 bank.hint(
     7, "one-bit-less",
     "The distance between neighbours is twice or half of the right one. torch.frexp has a fraction from 1/2 to 1, so its exponent is one more than floor(log2 |x|).",
