@@ -184,7 +184,7 @@ class Cache:
         self.keys, self.values = {}, {}
 
     def attend(self, layer, q, k, v):
-        """Attention of new queries (b, h, s, size) over all keys so far; k, v (b, g, s, size) are kept."""
+        """Attention of new queries (b, h, s, size) over all keys so far; k, v (b, g, s, size) are kept. All on q's device."""
         # BEGIN SOLUTION
         if layer in self.keys:
             k, v = torch.cat([self.keys[layer], k], 2), torch.cat([self.values[layer], v], 2)
@@ -573,7 +573,7 @@ class Pool:
 
 
 def paged_attention(q, keys, values, tables, lengths):
-    """Attention of one query a sequence, (b, heads, d), over keys and values that lie in blocks."""
+    """Attention of one query a sequence, (b, heads, d), over keys and values in blocks. All on q's device."""
     k, v = (each.index_select(0, tables.flatten()) for each in (keys, values))  # (b · most, size, groups, d)
     k, v = (each.reshape(len(q), -1, *each.shape[2:]).transpose(1, 2) for each in (k, v))  # (b, groups, places, d)
     # BEGIN SOLUTION

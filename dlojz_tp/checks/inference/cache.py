@@ -5,7 +5,9 @@ import inspect
 import torch
 
 from dlojz_tp.checking.looks import Look, Value, at_most, form, judged, same
+from dlojz_tp.checks.inference.devices import STAYS
 from dlojz_tp.models import Llama, LlamaConfig
+from dlojz_tp.probes.gpus import on_gpu
 from dlojz_tp.probes.memory import Memory, held_bytes
 from dlojz_tp.probes.seeded import seeded
 
@@ -122,6 +124,7 @@ def observe(Cache, write):  # noqa: N803
     cache.attend(0, *part(TEXT[2], 5, 6))
     yield {"untouched": all(torch.equal(*pair) for pair in zip(given, kept))}
     yield {"held": held(Cache)}
+    yield {"device": on_gpu(lambda *of: twice(Cache(), *of), *part(TEXT[0], 0, 5))}
     texts = [watched(write, *case) for case in PROMPTS]
     yield {"text form": [form(text) for text, _ in texts], "calls": [calls for _, calls in texts]}
     yield {"texts": [text.double() for text, _ in texts]}
@@ -130,6 +133,11 @@ def observe(Cache, write):  # noqa: N803
 def one_by_one(Cache, text):  # noqa: N803
     cache = Cache()
     return torch.cat([cache.attend(0, *part(text, i, i + 1)) for i in range(text[0].shape[2])], 2)
+
+
+def twice(cache, q, k, v):
+    """A prompt, and the same tokens behind it."""
+    return [cache.attend(0, q, k, v) for _ in range(2)]
 
 
 def held(Cache):  # noqa: N803
@@ -195,6 +203,7 @@ LOOKS = [
     Look("what it is given stays", "untouched", True, "given-changed"),
     Look("bytes held", "held", 2.2, "too-many-bytes", at_most,
          lambda seen, due: {"expected": "1 times keys and values of g heads", "got": f"{seen:.1f} times", "n": f"{seen:.1f}"}),
+    STAYS,
     Look("write: the prompt and what is behind it", "text form", [form(text) for text in TEXTS], "text-form"),
     Look("what the model reads in each call", "calls", [due_calls(*case) for case in PROMPTS], call_hint, fields=call_fields),
     Value("the same tokens as without a cache", "texts", [text.double() for text in TEXTS], "other-tokens"),

@@ -9,6 +9,8 @@ import numpy as np
 import torch
 
 from dlojz_tp.checking.looks import Look, Value, form, judged, same, silent, tried
+from dlojz_tp.checks.inference.devices import STAYS
+from dlojz_tp.probes.gpus import on_gpu
 from dlojz_tp.probes.operations import Operations
 
 SIZE, LAYERS = 4, 3
@@ -231,6 +233,7 @@ def observe(make, paged_attention):
         "float32": form(paged_attention(*(one.float() if one.is_floating_point() else one for one in copies(FIRST))))
     }
     yield {"more": operators(paged_attention, MANY) - operators(paged_attention, FEW)}
+    yield {"device": on_gpu(paged_attention, *copies(FIRST))}
 
 
 def first(seen, due):
@@ -249,6 +252,14 @@ def step(script, what="{}"):
                 "got": what.format(f"{seen[at]:g}" if isinstance(seen[at], float) else seen[at])}  # fmt: skip
 
     return fields
+
+
+def counted(script):
+    """Fields: as `step`, and what the operation should have done to the free blocks."""
+    told = {"grow": "extend takes a block for each that is missing at the end and one for a copy that is due, and no other",
+            "fork": "fork takes no block", "release": "a block becomes free when its last holder goes, and not before"}  # fmt: skip
+    blocks = step(script, "{} blocks free")
+    return lambda seen, due: blocks(seen, due) | {"told": told[script[first(seen, due)][0]]}
 
 
 def refused(seen, due):
@@ -280,7 +291,7 @@ for name, (script, blocks) in SCRIPTS.items():
         Look(CLAIMS[name], f"{name} words", due["words"], refused, fields=step(script)),
         Look("released tables are empty", f"{name} left", None, "not-cleared", lambda seen, due: not any(seen),
              lambda seen, due: {"expected": "", "got": ""}),
-        Value("as many blocks are free as can be", f"{name} free", due["free"], "wrong-free", fields=step(script, "{} blocks free")),
+        Value("as many blocks are free as can be", f"{name} free", due["free"], "wrong-free", fields=counted(script)),
         Value("every token is as it was written", f"{name} wrong", due["wrong"], "wrong-tokens", fields=step(script, "{} tokens wrong")),
     ]  # fmt: skip
 LOOKS += [
@@ -291,6 +302,7 @@ LOOKS += [
     Look("float32 stays float32", "float32", form(attention(*FIRST).float()), "attention-form"),
     Look("as many operators for six sequences as for two", "more", 0, "operators-grow", lambda seen, due: seen <= due,
          lambda seen, due: {"n": seen}),
+    STAYS,
 ]  # fmt: skip
 
 

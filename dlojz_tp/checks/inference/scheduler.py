@@ -224,6 +224,19 @@ def shown(name):
     return fields
 
 
+def of_token(name):
+    """Fields: the first token whose time is another."""
+    make, blocks, most = SERVICES[name]
+
+    def fields(seen, due):
+        names = [f"token {k + 1} of request {number}" for number, each in sorted(true_times(make(), planned(blocks, most)).items())
+                 for k in range(len(each))]  # fmt: skip
+        at = next(k for k, (one, other) in enumerate(zip(seen, due)) if abs(one - other) > 1e-9)
+        return {"where": f"{name}, {names[at]}", "expected": f"{due[at]:g} s", "got": f"{seen[at]:g} s"}
+
+    return fields
+
+
 def lists(seen, due):
     """The hint where lists are not of the right length, or hold somebody twice."""
     every = [one for each in seen for one in each]
@@ -251,7 +264,7 @@ for name, (make, blocks, most) in SERVICES.items():
         Look(f"served: {name}", f"{name} form", "a list for each number", "times-form"),
         Look("as many tokens as asked for", f"{name} tokens", {k: len(each) for k, each in sorted(due.items())}, "tokens",
              lambda seen, due: seen == due),
-        Value("their times", f"{name} times", flat(due), "wrong-times", fields=lambda seen, due, name=name: {"where": name}),
+        Value("their times", f"{name} times", flat(due), "wrong-times", fields=of_token(name)),
         Look("done is counted", f"{name} done", True, "not-counted"),
     ]  # fmt: skip
 

@@ -20,7 +20,7 @@ class Cache:
         shared = q.size(1) // k.size(1)
         k, v = k.repeat_interleave(shared, 1), v.repeat_interleave(shared, 1)
         scores = q @ k.transpose(-1, -2) / q.size(-1) ** 0.5
-        places = torch.arange(k.size(2))
+        places = torch.arange(k.size(2), device=q.device)
         later = places > places[k.size(2) - q.size(2) :, None]
         return scores.masked_fill(later, float("-inf")).softmax(-1) @ v
 
@@ -59,7 +59,7 @@ class Cache:
         queries = q.unflatten(1, (k.shape[1], -1))
         if q.shape[2] == 1:
             return F.scaled_dot_product_attention(queries, k, v).flatten(1, 2)
-        bias = torch.full((q.shape[2], k.shape[3]), float("-inf"), dtype=q.dtype).triu(1 + k.shape[3] - q.shape[2])
+        bias = torch.full((q.shape[2], k.shape[3]), float("-inf"), dtype=q.dtype, device=q.device).triu(1 + k.shape[3] - q.shape[2])
         k, v = (one.expand(-1, -1, queries.shape[2], -1, -1) for one in (k, v))
         return F.scaled_dot_product_attention(queries, k, v, attn_mask=bias).flatten(1, 2)
 
@@ -100,8 +100,8 @@ bank.slip(1, "looks-ahead", (MASK, "attn_mask=visible if new == seen else None, 
 bank.variant(1, "looks-ahead", BY_HAND, ('.masked_fill(later, float("-inf"))', ""))
 bank.variant(1, "looks-ahead", ROOM, ("triu(1 + k.shape[3]", "triu(2 + k.shape[3]"))
 
-bank.hint(1, "first-key-only", "The single new token looks at the first key of the text, and at nothing else: `is_causal=True` lays the triangle "
-          "at the upper left corner, where its one row has one place. What a new token may see ends at its own place, on the right.")  # fmt: skip
+bank.hint(1, "first-key-only", "The single new token looks at the first key of the text, and at nothing else. The triangle stands at the upper left corner, "
+          "where `is_causal=True` and `.tril()` put it, and its one row has one place there. What a new token may see ends at its own place, on the right: `.tril(all - new)`.")  # fmt: skip
 bank.slip(1, "first-key-only", (MASK, "is_causal=True, "))
 bank.slip(1, "first-key-only", ("tril(seen - new)", "tril()"))
 bank.variant(1, "first-key-only", BY_HAND, ("places[k.size(2) - q.size(2) :, None]", "places[: q.size(2), None]"))
@@ -165,6 +165,11 @@ bank.slip(1, "layers-mixed", ("[layer]", "[0]"), ("layer in", "0 in"))
 bank.slip(1, "layers-mixed", ("if layer in", "if layer == 0 and layer in"))
 bank.variant(1, "layers-mixed", ROOM, ("        k, v = self.rooms[layer][:, :, :, None, : self.used[layer]]\n", "        k, v = self.rooms[layer][:, :, :, None, : self.used[layer]] if layer == 0 else (k[:, :, None], v[:, :, None])\n"))  # fmt: skip
 bank.variant(1, "layers-mixed", BY_HAND, ("if layer == len(self.kept)", "layer = 0\n        if not self.kept"))
+
+bank.slip(1, "other-device", ("dtype=torch.bool, device=q.device)", "dtype=torch.bool)"))
+bank.slip(1, "other-device", ("dtype=torch.bool, device=q.device)", "dtype=torch.bool, device=\"cuda\" if q.is_cuda else \"cpu\")"))
+bank.variant(1, "other-device", BY_HAND, ("k.size(2), device=q.device)", "k.size(2))"))
+bank.variant(1, "other-device", ROOM, ("dtype=q.dtype, device=q.device)", "dtype=q.dtype)"))
 
 bank.hint(1, "given-changed", "What the model gave is changed: attend works on new tensors.")
 bank.slip(

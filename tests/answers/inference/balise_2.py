@@ -211,11 +211,13 @@ bank.slip(2, "one-side", ("max(flop / peak, moved / bandwidth)", "(flop / peak)"
 bank.slip(2, "one-side", ("max(flop / peak, moved / bandwidth)", "(moved / bandwidth)"))
 bank.variant(2, "one-side", BY_ROWS, ("if flop / moved > peak / bandwidth", "if flop"))
 
-bank.hint(2, "wrong-speed", "Tokens a second: the batch, divided by the seconds of a pass with one new token a row, the larger of FLOP / peak and bytes / bandwidth.")  # fmt: skip
+bank.hint(2, "wrong-speed", "Tokens a second: the batch, divided by the seconds of a pass with one new token a row (new = 1), the larger of FLOP / peak and bytes / bandwidth.")  # fmt: skip
 bank.slip(2, "wrong-speed", ("flop / peak, moved / bandwidth", "peak / flop, bandwidth / moved"))
+bank.slip(2, "wrong-speed", ("pass_cost(config, batch, seen, 1, size)", "pass_cost(config, batch, seen, 0, size)"))
 bank.variant(
     2,
     "wrong-speed",
     BY_CONFIG,
     ("min(batch / (flop / peak), batch / (moved / bandwidth))", "batch * min(peak, bandwidth) * 1e9"),
 )
+bank.variant(2, "wrong-speed", BY_CONFIG, ("pass_cost(config, batch, seen, 1, size)", "(x + 1e-9 for x in pass_cost(config, batch, seen, 0, size))"))

@@ -107,7 +107,7 @@ def paged_attention(q, keys, values, tables, lengths):
     n, heads = q.shape[0], q.shape[1]
     k, v = keys[tables].flatten(1, 2), values[tables].flatten(1, 2)
     k, v = (x.repeat_interleave(heads // k.shape[2], dim=2) for x in (k, v))
-    inside = torch.arange(k.shape[1]).expand(n, -1).lt(lengths.unsqueeze(1))
+    inside = torch.arange(k.shape[1], device=q.device).expand(n, -1).lt(lengths.unsqueeze(1))
     scores = (k * q.unsqueeze(1)).sum(-1) * q.shape[-1] ** -0.5
     scores = torch.where(inside.unsqueeze(-1), scores, -torch.inf)
     return (scores.softmax(1).unsqueeze(-1) * v).sum(1)
@@ -217,7 +217,7 @@ bank.variant(3, "freed-for-both", LOOKED_UP, ("if self.held(block) == 0)", "if s
 bank.hint(
     3,
     "wrong-free",
-    "The number of free blocks is another. Does a block become free when its last holder goes, and not before? Is one taken for each copy that is due, and for no other?",
+    "{got}, where {expected} are due: {where}. Remember: {told}.",
 )
 bank.hint(3, "block-too-many", "A block is taken when the last one is exactly full, before there is a token for it. n tokens need n / size blocks, rounded up.")  # fmt: skip
 bank.slip(3, "block-too-many", ("-(-(length + n) // self.size)", "((length + n) // self.size + 1)"))
@@ -293,6 +293,10 @@ bank.variant(
 bank.hint(3, "no-scale", "The scores are not divided by √d.")
 bank.slip(3, "no-scale", ("enable_gqa=True", "enable_gqa=True, scale=1"))
 bank.variant(3, "no-scale", BLOCK_BY_BLOCK, ("k) / d**0.5", "k)"))
+
+bank.slip(3, "other-device", ("torch.arange(k.shape[2], device=q.device) < lengths[:, None]", "torch.arange(k.shape[2]) < lengths[:, None]"))
+bank.slip(3, "other-device", ("torch.arange(k.shape[2], device=q.device)", 'torch.arange(k.shape[2], device="cuda" if q.is_cuda else "cpu")'))
+bank.variant(3, "other-device", BLOCK_BY_BLOCK, (" * size, device=q.device)", " * size)"))
 
 bank.hint(3, "operators-grow", "With six sequences and longer tables {n} more operators ran than with two: there is a loop over sequences or blocks, and the GPU waits for "
           "Python at each. One index_select takes the blocks of all of them, one comparison says what is seen.")  # fmt: skip

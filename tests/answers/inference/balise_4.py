@@ -112,7 +112,7 @@ bank.slip(4, "twice", ("return queue[len(running) :], running", "return queue, r
 bank.slip(4, "twice", ("return queue[len(running) :], running", "return waiting, running"))
 bank.variant(4, "twice", IN_PLACE, ("running.append(waiting.pop(0))", "running.append(waiting[0])"), ("while waiting and len(running) < most and used", "if waiting and len(running) < most and used"))  # fmt: skip
 
-bank.hint(4, "wrong-turn", "Not as many run as can, or not those who came first.")
+bank.hint(4, "wrong-turn", "{where}: {got}, where {expected} is due. As many run as have room, from the front of the queue on, and everybody behind them waits.")
 bank.slip(4, "wrong-turn", ("if needed > free or", "if needed > free - (len(running) > 2) or"))
 bank.variant(4, "wrong-turn", SUMS, ("k = min(k, most)", "k = max(min(k, most) - (len(queue) > 5), 0)"))
 
@@ -151,7 +151,7 @@ SERVE = "\n\ndef serve" + IN_PLACE.split("def serve")[1]
 bank.text(4, "first-goes-back", FIRST_BACK + SERVE)
 bank.variant(4, "first-goes-back", IN_PLACE, ("waiting.insert(0, running.pop())", "waiting.insert(0, running.pop(0))"))
 
-bank.hint(4, "no-limit", "More than `most` requests run together, or fewer though there is room.")
+bank.hint(4, "no-limit", "{got}, where {expected} is due ({where}). No more than `most` requests run together, and no fewer if there is room.")
 bank.slip(4, "no-limit", (" or len(running) == most:", ":"))
 bank.slip(4, "no-limit", ("len(running) == most", "len(running) > most"))
 bank.slip(4, "no-limit", ("len(running) == most", "len(running) == most - 1"))
@@ -255,7 +255,7 @@ bank.hint(4, "never-leaves", "serve takes step after step, long after everybody 
 bank.slip(4, "never-leaves", ("        running = [one for one in running if one.done < one.output]\n", ""))
 bank.variant(4, "never-leaves", SUMS, ("if r.done < r.output:", "if r.done:"))
 
-bank.hint(4, "wrong-times", "The times are not those of the simulated clock: {where}.")
+bank.hint(4, "wrong-times", "{where}: it came at {got}, due is {expected}. The clock goes on once a step, by the seconds of all tokens that the step computes.")
 bank.slip(4, "wrong-times", ("        waiting, running = plan(waiting, running)\n", "        waiting, running = plan(waiting, running)\n        now += 0.125\n"))  # fmt: skip
 bank.variant(4, "wrong-times", SUMS, ("now += seconds(sum(cost))", "now += max(seconds(one) for one in cost)"))
 

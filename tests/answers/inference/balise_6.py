@@ -118,6 +118,10 @@ bank.slip(6, "raw-logits", ("step(tables, [at] * width, tokens).log_softmax(-1)"
 bank.slip(6, "raw-logits", ("tokens).log_softmax(-1)", "tokens)"), ("logits.log_softmax(-1)", "logits"))
 bank.variant(6, "raw-logits", BACKWARDS, (" - out.logsumexp(1, keepdim=True)", ""))
 
+bank.hint(6, "wrong-axis", "The softmax runs over the beams. What adds up to 1 are the probabilities of all tokens that may follow one beam: take log_softmax along the vocabulary, the last axis.")  # fmt: skip
+bank.slip(6, "wrong-axis", ("tokens).log_softmax(-1)", "tokens).log_softmax(0)"))
+bank.variant(6, "wrong-axis", LISTS, ("last), dim=-1)", "last), dim=0)"))
+
 bank.hint(6, "probabilities-added", "Probabilities were added. Those of one token after the other multiply: add their logarithms, log_softmax.")  # fmt: skip
 bank.slip(6, "probabilities-added", ("tokens).log_softmax(-1)", "tokens).softmax(-1)"))
 bank.slip(6, "probabilities-added", ("tokens).log_softmax(-1)", "tokens).softmax(-1)"), ("logits.log_softmax(-1)", "logits.softmax(-1)"))  # fmt: skip

@@ -1,0 +1,11 @@
+"""On a GPU that is not there: whether what an answer makes lies where its queries lie (balises 1 and 3)."""
+
+from dlojz_tp.checking.looks import Look, silent
+
+HINTS = {
+    "other-device": "A tensor that is made here, such as the mask, lies on the CPU, and the queries on a GPU: {error}. Make it with `device=q.device`."
+}
+
+# waits are not asked for here: an answer may read a length
+STAYS = Look("on a GPU: new tensors lie where the queries do", "device", None, "other-device", lambda seen, due: seen[0] != "elsewhere",
+             lambda seen, due: {"error": seen[1]} | silent(seen, due))  # fmt: skip
