@@ -268,7 +268,7 @@ def make_mesh(sizes):
 # and leaves in `p.grad` the gradient of *their* mean loss. What is missing is where each thing belongs.
 #
 # - `part_of(model, mesh)`, this rank's `Stage`: its share of the blocks, those from `begin` to `end`, each cut (1 line).
-# - **Tied words.** With `tied_head`, embedding and head are one weight used twice; its gradient is the sum of both uses. On a single stage,
+# - **Tied words.** With `model.config.tied_head`, embedding and head are one weight used twice; its gradient is the sum of both uses. On a single stage,
 #   make it one: the Exit's `words` are the Entrance's (2 lines). On several, first and last stage hold a copy each, with `p.tied` True.
 # - `hybrid_step`: `tokens` is the whole batch, on all ranks. Take this data rank's `rows`, as `tensor_split` cuts them (1 line). Then
 #   turn each `p.grad` into that of the whole batch's **mean** loss, and bring tied copies together (4 lines).
@@ -568,7 +568,7 @@ MIXED = {  # bytes, bfloat16 with Adam, attention fused
 #
 # - `"parameters"`, `"gradients"`, `"optimizer"` of the stage's `n` parameters: 3 lines.
 # - `"activations"`. `everything` is what one layer keeps of one micro-batch for backward. With recomputation (`full`) it keeps only its
-#   input, `tokens · width` numbers, cut over `whole` ranks; on top, the one layer that is being computed again has everything. How many
+#   input, `tokens · width` numbers, cut over `sharing` ranks (given); on top, the one layer that is being computed again has everything. How many
 #   micro-batches are in flight: all `m` with `"GPipe"`; with `"1F1B"` as many as there are stages from this one on, at most `m`. 2
 #   lines, then 1: all of this, and `logits`.
 #
@@ -603,12 +603,12 @@ def rank_memory(model, layout, stage, widths):
     at_once = widths["gradient"] * (zero >= 2) + widths["parameter"] * (zero >= 3)
     found["gathered"] = layer * at_once * (d > 1)
 
-    tokens, whole = model.sequence * layout.micro_batch, t if layout.sequence_parallel else 1
-    everything = tokens * model.width * (widths["whole"] / whole + widths["cut"] / t)
+    tokens, sharing = model.sequence * layout.micro_batch, t if layout.sequence_parallel else 1
+    everything = tokens * model.width * (widths["whole"] / sharing + widths["cut"] / t)
     full = layout.recomputation == "full"
     # kept: what one layer keeps of a micro-batch; in_flight: how many micro-batches
     # BEGIN SOLUTION
-    kept = tokens * model.width * widths["input"] / whole if full else everything
+    kept = tokens * model.width * widths["input"] / sharing if full else everything
     in_flight = m if layout.schedule == "GPipe" else min(m, layout.pipeline - stage)
     # END SOLUTION
     logits = tokens * model.vocabulary / t * widths["logit"] * (stage == layout.pipeline - 1)
@@ -752,13 +752,13 @@ draw_memory()
 # - `stage_time`, one micro-batch on one stage, forward and backward. Write `products`, the seconds that a layer's
 #   products take: a forward has $24bsh^2 + 4bs^2h$ operations, a backward twice as many, recomputation (`full`) adds a
 #   forward; the $t$ ranks share them, at `speed` operations a second. And return, for all `layers`, (computing, waiting
-#   for sums): a layer computes its products and moves the `moved` bytes of all else at the card's `bandwidth`; two
+#   for sums): a layer computes its products and, at other times, moves the `moved` bytes of all else at the card's `bandwidth`; two
 #   all-reduces in forward, two in backward, each takes `total` (recomputation repeats those of the forward), and of all
 #   together `hidden` seconds run beside products. 2 lines.
 # - `step_time`, all $m$ micro-batches on $p$ stages. `"compute"` and `"tensor"` are $m$ times a stage's, each micro-batch with the `head` on
 #   top; `"pipeline"` is messages that are `waited` for. The `"bubble"` is as long as $p - 1$ micro-batches on a stage (without the
-#   head), $v$ times shorter with $v$ chunks. `"data"` is `data_time` (given), which can hide beside one micro-batch's backward, 2/3 of
-#   `compute`. 3 lines.
+#   head), $v$ times shorter with $v$ chunks. `"data"` is `data_time` (given). Its gradients can hide `beside` the last micro-batch's backward,
+#   which takes 2/3 of `compute`, `stage_time`'s first number: a forward is the other third. 3 lines.
 #
 # <details><summary>Hint</summary>
 #
@@ -995,11 +995,12 @@ draw_order()
 # \mathrm{products}$ and $x_1 = \mathrm{traffic}$; but another layout may be the quickest with other constants. So go
 # there in steps, with Newton's method: the slopes at $x$ say which step would make both errors 0. `here`, `right` and
 # `up`, the two runs' seconds at $x$, a `step` farther in $x_0$ and in $x_1$, are given. Write `slopes` (2 × 2: a row for each run, a column for each of $x_0$ and $x_1$), and
-# move `x`; `step` stays 0.001. 2 lines.
+# move `x`, such that what is missing, `measured` − `here`, would be made up for; `step` stays 0.001. 2 lines.
 #
 # <details><summary>Hint</summary>
 #
-# Column j of the slopes is how both seconds change along $x_j$. `torch.linalg.solve(slopes, missing)`.
+# Column j of the slopes is how both seconds change along $x_j$. `torch.linalg.solve(slopes, missing)`, where `missing` is
+# `measured`, as a tensor, minus `here`.
 # </details>
 
 

@@ -1,5 +1,6 @@
 """Balise 7: the operations of a published run, and two constants from two of its seconds."""
 
+import numpy as np
 import torch
 
 from dlojz_tp import planner
@@ -45,7 +46,10 @@ def observe(paper_flops, fit_constants):
                 raise Wrong("many-calls", n=len(calls))
             return time_of(rows[k], float(products), float(traffic))
 
-        got = fit_constants(seconds, list(measured))
+        try:
+            got = fit_constants(seconds, list(measured))
+        except (torch.linalg.LinAlgError, np.linalg.LinAlgError):  # all slopes 0, far away, or two columns alike
+            raise Wrong("wrong-slopes") from None
         yield {f"{name}: form": _pair(got)}
         constants = torch.tensor([float(one) for one in got], dtype=torch.float64)
         yield {f"{name}: calls": len(calls), f"{name}: constants": constants}

@@ -18,7 +18,8 @@ from dlojz_tp.checks.hybrid_parallelism.tables import (
 from dlojz_tp.planner import GPT, Cluster, Layout
 
 MODEL, SMALL = GPT(4096, 32, 32), GPT(1024, 16, 16, sequence=1024, vocabulary=30000, fused_attention=False)
-CLUSTERS = Cluster(planner.H100, products=0.5, traffic=7.0), Cluster(planner.A100, node=4, latency=2e-4, traffic=3.0)
+# on the second, the bytes take longer than the products
+CLUSTERS = Cluster(planner.H100, products=0.5, traffic=7.0), Cluster(planner.A100, node=4, latency=2e-4, traffic=12.0)
 MESH = Cluster(planner.CARDS["MI300X"], products=0.4)
 PARTS = "compute", "tensor", "bubble", "pipeline", "data"
 RULES = {  # what goes wrong there alone is about that: the looks before it have held

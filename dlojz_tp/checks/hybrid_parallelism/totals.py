@@ -58,12 +58,13 @@ def _on_some(seen, due):
 
 
 def _form(value):
-    one = isinstance(value, int | float) or (isinstance(value, torch.Tensor) and value.numel() == 1)
-    return "a number" if one else "nothing" if value is None else type(value).__name__
+    if isinstance(value, torch.Tensor) and value.numel() == 1:
+        return "a tensor"
+    return "nothing" if value is None else f"a Python {type(value).__name__}"
 
 
 def _number(value):
-    return float(value) if _form(value) == "a number" else 0.0
+    return float(value) if _form(value) == "a tensor" else 0.0
 
 
 AT = {grid.told(shape, tied): (tied, torch.Size(shape).numel()) for some in grid.MESHES.values() for shape, tied in some}
@@ -76,8 +77,8 @@ def _all(value):
 
 def _whose(seen, due):
     """The ranks that have nothing, or another thing."""
-    wrong = [str(rank) for rank, one in enumerate(seen) if one != "a number"]
-    return {"ranks": ", ".join(wrong), "got": seen[int(wrong[0])], "expected": "a number"}
+    wrong = [str(rank) for rank, one in enumerate(seen) if one != "a tensor"]
+    return {"ranks": ", ".join(wrong), "got": seen[int(wrong[0])], "expected": "a tensor"}
 
 
 def _first(seen, due):
@@ -93,13 +94,13 @@ def _right(seen, due):
 
 LOOKS = {
     "norm": [
-        Look("total_norm: a number on every rank", "norm form", _all(lambda tied: "a number"), "number-missing", fields=_whose),
+        Look("total_norm: a tensor with a number on every rank", "norm form", _all(lambda tied: "a tensor"), "number-missing", fields=_whose),
         Look("the norm of one process, on every rank", "norm", _all(_norms), "norm-on-some", _on_some, _first),
         Value("", "norm", _all(_norms), "wrong-norm", within(1e-5), _first),
         Look("the gradients stay as they are", "same", _all(lambda tied: True), "gradients-changed", fields=silent),
     ],
     "loss": [
-        Look("total_loss: a number on every rank", "loss form", _all(lambda tied: "a number"), "number-missing", fields=_whose),
+        Look("total_loss: a tensor with a number on every rank", "loss form", _all(lambda tied: "a tensor"), "number-missing", fields=_whose),
         Look("the mean loss of the whole batch, on every rank", "loss", _all(lambda tied: grid.truth(tied, ROWS)[0]), "loss-on-some",
              _on_some, lambda seen, due: {"ranks": _right(seen, due), "expected": due[0]}),
         Value("", "loss", _all(lambda tied: grid.truth(tied, ROWS)[0]), "wrong-loss",

@@ -27,7 +27,7 @@ def total_loss(loss, n_rows, mesh):
     if last:
         told += torch.tensor([float(loss), 1.0], dtype=torch.float64) * n_rows
     dist.all_reduce(told)
-    return (told[0] / told[1]).item()
+    return told[0] / told[1]
 """
 bank.text(3, None, SHARED)
 
@@ -50,17 +50,21 @@ def total_loss(loss, n_rows, mesh):
     found = [None] * dist.get_world_size()
     dist.all_gather_object(found, mine)
     found = {one[0]: one[1:] for one in found if one is not None}
-    return sum(loss * rows for loss, rows in found.values()) / sum(rows for _, rows in found.values())
+    total = sum(loss * rows for loss, rows in found.values()) / sum(rows for _, rows in found.values())
+    return torch.tensor(total, dtype=torch.float64)
 """
 bank.text(3, None, GATHERED)
 
 hint(
     3,
     "number-missing",
-    "Every rank needs the number: ranks {ranks} have none. All of them clip by the norm, and all may print the loss.",
+    "Every rank needs the number, as a tensor: on rank {ranks} came {got}. All clip by the norm, and all may print the loss; `.item()` makes each wait for its GPU.",
 )
 slip(3, "number-missing", ("return square.sqrt()", "return square.sqrt() if dist.get_rank() == 0 else None"))
 slip(3, "number-missing", ("return sums[0] / sums[1]", "return sums[0] / sums[1] if known else None"))
+slip(3, "number-missing", ("return square.sqrt()", "return square.sqrt().item()"))
+slip(3, "number-missing", ("return sums[0] / sums[1]", "return (sums[0] / sums[1]).item()"))
+variant(3, "number-missing", GATHERED, ("return torch.tensor(total, dtype=torch.float64)", "return total"))
 variant(
     3, "number-missing", GATHERED, ("    found = {one", "    if loss is None:\n        return None\n    found = {one")
 )
@@ -287,7 +291,7 @@ variant(
     3,
     "share-loss",
     GATHERED,
-    ("    return sum(loss * rows", "    return found[mesh.data.rank][0]\n    return sum(loss * rows"),
+    ("torch.tensor(total,", "torch.tensor(found[mesh.data.rank][0],"),
 )
 
 hint(
@@ -318,8 +322,8 @@ variant(
 hint(3, "loss-summed", "The loss is a sum over ranks. Divide by the rows that were added up.")
 slip(3, "loss-summed", ("[loss * n_rows, n_rows]", "[loss, 1]"), ("return sums[0] / sums[1]", "return sums[0]"))
 slip(3, "loss-summed", ("return sums[0] / sums[1]", "return sums[0]"))
-variant(3, "loss-summed", SHARED, ("(told[0] / told[1]).item()", "told[0].item()"))
-variant(3, "loss-summed", SHARED, ("(told[0] / told[1]).item()", "(told[0] / told[1]).item() * mesh.data.size"))
+variant(3, "loss-summed", SHARED, ("told[0] / told[1]", "told[0]"))
+variant(3, "loss-summed", SHARED, ("told[0] / told[1]", "told[0] / told[1] * mesh.data.size"))
 
 hint(
     3,
@@ -328,8 +332,8 @@ hint(
 )
 slip(3, "loss-own-rows", ("return sums[0] / sums[1]", "return sums[0] / (n_rows * mesh.data.size)"))
 slip(3, "loss-own-rows", ("return sums[0] / sums[1]", "return sums[0] / BATCH"))
-variant(3, "loss-own-rows", SHARED, ("(told[0] / told[1]).item()", "told[0].item() / 16"))
-variant(3, "loss-own-rows", SHARED, ("(told[0] / told[1]).item()", "told[0].item() / n_rows / mesh.data.size"))
+variant(3, "loss-own-rows", SHARED, ("told[0] / told[1]", "told[0] / 16"))
+variant(3, "loss-own-rows", SHARED, ("told[0] / told[1]", "told[0] / n_rows / mesh.data.size"))
 
 hint(
     3,
@@ -355,4 +359,4 @@ variant(
 
 hint(3, "wrong-loss", "This is not the mean loss of the whole batch.")
 slip(3, "wrong-loss", ("return sums[0] / sums[1]", "return sums[1] / sums[0]"))
-variant(3, "wrong-loss", SHARED, ("(told[0] / told[1]).item()", "(told[1] / told[0]).item()"))
+variant(3, "wrong-loss", SHARED, ("told[0] / told[1]", "told[1] / told[0]"))

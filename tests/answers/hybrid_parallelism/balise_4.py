@@ -99,7 +99,7 @@ bank.slip(4, "memory-form", ("    return found\n", "    return sum(found.values(
 bank.slip(4, "memory-form", ('    found["gathered"] = layer * at_once * (d > 1)\n', ""))
 bank.variant(4, "memory-form", BY_RANKS, ("optimizer=n", "states=n"))
 
-bank.hint(4, "wrong-parameters", "The parameters of the rank are not right there.")
+bank.hint(4, "wrong-parameters", "{where}: {got} parameters, {expected} are due. A layer has (12 h² + 7 h) / t + 6 h on a rank, a stage `layers / pipeline` of them, and its ends.")
 bank.slip(4, "wrong-parameters", ("12 * h * h", "8 * h * h"))
 bank.slip(4, "wrong-parameters", ('n * widths["parameter"] / (d', 'n / t * widths["parameter"] / (d'))
 bank.variant(4, "wrong-parameters", BY_PIECES, ("(3 * h, h), (3 * h,), (h, h)", "(3 * h, h), (3 * h,)"))
@@ -161,7 +161,7 @@ bank.slip(4, "ends-everywhere", ("(first or last)", "1"))
 bank.slip(4, "ends-everywhere", ("2 * h * last", "2 * h"))
 bank.variant(4, "ends-everywhere", BY_PIECES, ("    if stage in (0, p - 1):", "    if True:"))
 
-bank.hint(4, "wrong-memory", "The bytes are not right there.")
+bank.hint(4, "wrong-memory", "{where}: {got} bytes, {expected} are due. How many ranks share this part, and for how many layers and micro-batches is it kept?")
 bank.slip(4, "wrong-memory", ("min(m, layout.pipeline - stage)", "1"))
 
 bank.variant(4, "in-flight", BY_PIECES, ("p - stage\n", "p\n"), ("flying = m if", "flying = 1 if"))
@@ -256,8 +256,8 @@ bank.hint(
     "Without sequence parallelism, norms and dropouts are computed on every tensor rank, and what they keep is whole, a layer's input too; with it, it is cut.",
 )  # fmt: skip
 bank.slip(4, "whole-cut", ("t if layout.sequence_parallel else 1", "t"))
-bank.slip(4, "whole-cut", ('widths["input"] / whole', 'widths["input"]'))
-bank.slip(4, "whole-cut", ('widths["input"] / whole', 'widths["input"] / t'))
+bank.slip(4, "whole-cut", ('widths["input"] / sharing', 'widths["input"]'))
+bank.slip(4, "whole-cut", ('widths["input"] / sharing', 'widths["input"] / t'))
 bank.slip(4, "whole-cut", ("t if layout.sequence_parallel else 1", "1"))
 bank.variant(4, "whole-cut", BY_PIECES, ("norms = t if layout.sequence_parallel else 1", "norms = t"))
 bank.variant(
@@ -278,7 +278,7 @@ bank.hint(
     "flight; and everything of one layer, once. One of them is not right there; or the logits, which come on top of both on the last stage.",
 )  # fmt: skip
 bank.slip(4, "again-wrong", ("full * everything", "full * (everything - kept)"))
-bank.slip(4, "again-wrong", ('widths["input"] / whole', "1 / whole"))
+bank.slip(4, "again-wrong", ('widths["input"] / sharing', "1 / sharing"))
 bank.slip(4, "again-wrong", ("kept = tokens *", "kept = model.sequence *"))
 bank.variant(4, "again-wrong", BY_RANKS, ('(norm * widths["input"] if', "(norm if"))
 bank.variant(4, "again-wrong", BY_PIECES, ("flying * layers * model.width", "layers * model.width"))

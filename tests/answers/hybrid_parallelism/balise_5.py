@@ -135,7 +135,7 @@ bank.hint(
 bank.slip(5, "step-form", ("    return found\n", "    return sum(found.values())\n"))  # fmt: skip
 bank.variant(5, "step-form", BY_LAYERS, ("    return found", "    return sum(found.values())"))
 
-bank.hint(5, "wrong-stage", "The seconds of a stage are not right there.")
+bank.hint(5, "wrong-stage", "{where}: {got}, {expected} are due. Each layer computes its products, then moves its bytes; its all-reduces take their `total`, less what is `hidden`.")
 bank.slip(5, "wrong-stage", ("24 * b * s", "12 * b * s"))
 bank.slip(5, "wrong-stage", ("24 * b * s * h**2", "24 * b * s * h"))
 bank.variant(5, "wrong-stage", BY_LAYERS, ("product(h, 12 * h)", "product(h, 24 * h)"))
@@ -187,6 +187,13 @@ bank.slip(5, "traffic-forgotten", ("cluster.traffic * planner", "planner"))
 bank.variant(5, "traffic-forgotten", BY_LAYERS, ("+ bytes_moved / 3 / cluster.card.bandwidth", ""))
 
 bank.hint(
+    5, "larger-one",
+    "The larger of products and bytes was taken. A layer does one after the other: norms wait for products and products for norms, so the seconds add up.",
+)  # fmt: skip
+bank.slip(5, "larger-one", ("(products + moved / cluster.card.bandwidth)", "max(products, moved / cluster.card.bandwidth)"))
+bank.variant(5, "larger-one", BY_HAND, ("own = flops / layout.tensor / (cluster.products * cluster.peak) + held / cluster.card.bandwidth", "own = max(flops / layout.tensor / (cluster.products * cluster.peak), held / cluster.card.bandwidth)"))
+
+bank.hint(
     5,
     "tensor-undivided",
     "Each of the t ranks computes 1 / t of the products. The planner's bytes of a layer are those of a rank already.",
@@ -232,7 +239,7 @@ bank.variant(5, "hidden-wrong", BY_LAYERS, ("max(0.0, one - product(h, width)) i
 bank.hint(
     5,
     "wrong-data",
-    "The seconds of the gradients' way are not right there. `n` is a rank's number already, and it is sent once a step.",
+    "{where}: {got}, {expected} are due. `n` is a rank's number of gradients already, and each is sent once a step.",
 )
 bank.slip(5, "wrong-data", ("sizes = 4 * n,", "sizes = 24 * n,"))
 bank.variant(5, "wrong-data", BY_HAND, ("(6 if layout.zero > 0 else 8)", "(26 if layout.zero > 0 else 28)"))
@@ -281,7 +288,7 @@ bank.slip(5, "data-hiding", (" if layout.overlap else seconds\n", "\n"))
 bank.variant(5, "data-hiding", BY_LAYERS, ("left - beside if left > beside else 0.0", "left - beside"))
 bank.variant(5, "data-hiding", BY_HAND, ("return max(total - beside * layout.overlap, 0.0)", "return total"))
 
-bank.hint(5, "wrong-step", "The seconds of the step are not right there.")
+bank.hint(5, "wrong-step", "{where}: {got}, {expected} are due. The five parts are what a stage takes m times, and what a step waits for once.")
 bank.slip(
     5,
     "wrong-step",

@@ -123,7 +123,7 @@ bank.slip(7, "many-calls", ("range(10)", "range(1000)"))
 bank.slip(7, "many-calls", ("    for _ in range(10):\n", "    while True:\n"))
 bank.variant(7, "many-calls", BY_PIECES, ("range(12)", "range(500)"))
 
-bank.hint(7, "wrong-constants", "With these constants the two runs do not come out.")
+bank.hint(7, "wrong-constants", "{where}: {got} came, and with these the two runs do not come out. {expected} would do.")
 bank.slip(7, "wrong-constants", ("    return 1 / x[0].item(), x[1].item()", "    return 0.5, 4.0"))
 bank.slip(7, "wrong-constants", (", 1) / step", ", 1) / (2 * step)"))
 bank.slip(7, "wrong-constants", ("x = x + torch", "x = torch"))
@@ -131,12 +131,16 @@ bank.variant(7, "wrong-constants", BY_PIECES, ("return [1 / x, y]", "return [0.4
 
 bank.hint(
     7,
-    "slopes-turned",
-    "The table of slopes is the wrong way round: a row belongs to a run, a column to a constant. torch.stack(…, 1) puts the two "
-    "columns beside each other.",
+    "wrong-slopes",
+    "The table of slopes is not that of the runs. A row belongs to a run, a column to a constant, x₀ first, and each slope is (there − here) / step. "
+    "torch.stack(…, 1) puts two columns beside each other.",
 )
-bank.slip(7, "slopes-turned", (", 1) / step", ") / step"))
-bank.slip(7, "slopes-turned", ("linalg.solve(slopes,", "linalg.solve(slopes.T,"))
+bank.slip(7, "wrong-slopes", ("[right - here, up - here]", "[up - here, right - here]"))
+bank.slip(7, "wrong-slopes", ("[right - here, up - here]", "[right - here, up - right]"))
+bank.slip(7, "wrong-slopes", ("[right - here, up - here]", "[right, up]"))
+bank.slip(7, "wrong-slopes", (", 1) / step", ", 1)"))
+bank.slip(7, "wrong-slopes", (", 1) / step", ") / step"))
+bank.slip(7, "wrong-slopes", ("linalg.solve(slopes,", "linalg.solve(slopes.T,"))
 CRAMER = BY_PIECES.split("def fit_constants")[0] + """
 def fit_constants(seconds, measured):
     x = [1.0, 1.0]
@@ -148,12 +152,15 @@ def fit_constants(seconds, measured):
     return 1 / x[0], x[1]
 """
 bank.text(7, None, CRAMER)
-bank.variant(7, "slopes-turned", CRAMER, ("(a, c), (b, d) =", "(a, b), (c, d) ="))
+bank.variant(7, "wrong-slopes", CRAMER, ("(a, c), (b, d) =", "(a, b), (c, d) ="))
+bank.variant(7, "wrong-slopes", CRAMER, ("(a, c), (b, d) =", "(b, d), (a, c) ="))
 
-bank.hint(7, "step-back", "The step goes the other way. What is missing is measured − here, and x moves by it.")
-bank.slip(7, "step-back", ("x = x + torch", "x = x - torch"))
-bank.slip(7, "step-back", ("dtype=torch.float64) - here)", "dtype=torch.float64) * -1 + here)"))
-bank.variant(7, "step-back", CRAMER, ("e, f = measured[0] - here[0], measured[1] - here[1]", "e, f = here[0] - measured[0], here[1] - measured[1]"))
+bank.hint(7, "wrong-step", "x moves by another step than is due. What is missing is measured − here, in this order; slopes times the step are to make up for it, and the step is added to x.")
+bank.slip(7, "wrong-step", ("x = x + torch", "x = x - torch"))
+bank.slip(7, "wrong-step", ("dtype=torch.float64) - here)", "dtype=torch.float64) * -1 + here)"))
+bank.slip(7, "wrong-step", ("dtype=torch.float64) - here)", "dtype=torch.float64))"))
+bank.variant(7, "wrong-step", CRAMER, ("e, f = measured[0] - here[0], measured[1] - here[1]", "e, f = measured"))
+bank.variant(7, "wrong-step", CRAMER, ("e, f = measured[0] - here[0], measured[1] - here[1]", "e, f = here[0] - measured[0], here[1] - measured[1]"))
 
 bank.hint(
     7, "inverse", "That is 1 / products: the seconds are linear in it, but what is due is the share of the peak itself."
