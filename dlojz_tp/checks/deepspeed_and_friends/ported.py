@@ -56,23 +56,22 @@ def parts(case):
 
 @functools.cache
 def truth(name):
-    """The same epoch on one process: losses of steps, norms before clipping, how far the weights moved, and when."""
+    """The same epoch on one process: each sequence's loss, norms before clipping, how far the weights moved, and when."""
     case = CASES[name]
     model, optimizer, tokens = parts(case)
     before = _flat(model)
-    losses, part, norms, batches = [], [], [], list(tokens.split(RANKS * case.batch))
+    norms, batches, each = [], list(tokens.split(RANKS * case.batch)), {}
     for i, batch in enumerate(batches, 1):
-        part.append(language_loss(model, batch))
-        (part[-1] / case.accumulation).backward()
+        with torch.no_grad():
+            each |= {int(one[0]): language_loss(model, one[None]).item() for one in batch}
+        (language_loss(model, batch) / case.accumulation).backward()
         if i % case.accumulation == 0 or i == len(batches):
-            losses.append(sum(loss.item() for loss in part) / len(part))
-            part.clear()
             norms.append(float(nn.utils.clip_grad_norm_(model.parameters(), case.max_norm)))
             optimizer.step()
             optimizer.zero_grad()
     steps = [int(i % case.accumulation == 0 or i == len(batches)) for i in range(1, len(batches) + 1)]
     moved = _flat(model) - before
-    return {"losses": losses, "norms": norms, "moved": moved, "furthest": moved.abs().max(), "steps": steps,
+    return {"each": each, "norms": norms, "moved": moved, "furthest": moved.abs().max(), "steps": steps,
             "batches": [batch[:, 0].tolist() for batch in batches]}  # fmt: skip
 
 
@@ -203,8 +202,13 @@ def _boundaries(seen, due):
     return "rest-lost" if seen[0] == [*due[:-1], 0] else "other-boundaries"
 
 
-def _mean(ranks):
-    return [sum(both) / RANKS for both in zip(*(rank["losses"] for rank in ranks))]
+def _own_losses(name, rank):
+    """The losses that are due on a rank: at each step the mean over the sequences of its micro-batches."""
+    due, losses = truth(name), [[]]
+    for numbers, stepped in zip(rank["saw"], due["steps"]):
+        losses[-1] += [due["each"].get(number, torch.nan) for number in numbers]
+        losses += [[]] * stepped
+    return [sum(one) / len(one) for one in losses[:-1] if one]
 
 
 def _due_norms(at):
@@ -217,10 +221,10 @@ LOOKS = [
     Look("each micro-batch has a backward of its own", "backwards", lambda at: [1] * len(truth(at)["steps"]), "backward-elsewhere", _in_both, _of_one),
     Look("gradients are reduced where a step is due, and only there", "reduced", lambda at: [float(one) for one in truth(at)["steps"]], _reductions, _in_both, _of_one),
     Look("there the optimizer steps, after the last micro-batch too", "steps", lambda at: truth(at)["steps"], _boundaries, _in_both, _of_one),
-    Look("a loss for each step", "form", lambda at: f"{len(truth(at)['losses'])} numbers", "losses-form", _in_both),
+    Look("a loss for each step", "form", lambda at: f"{sum(truth(at)['steps'])} numbers", "losses-form", _in_both),
     Value("the gradient's norm at each step is that of one process, clipped", "norms", _due_norms, "other-gradient", within(1e-3)),
     Value("the weights move as on one process", "moved", lambda at: [truth(at)["moved"] / truth(at)["furthest"]] * RANKS, "other-weights", within(1e-3)),
-    Value("the losses are the means of the micro-batches", _mean, lambda at: truth(at)["losses"], "other-losses", within(1e-4)),
+    Value("the losses, as parts of the means over this rank's micro-batches", "parts", lambda at: [[1.0] * sum(truth(at)["steps"])] * RANKS, "other-losses", within(1e-4)),
 ]  # fmt: skip
 
 
@@ -238,5 +242,6 @@ def as_one_process(train, library, kind, size_of, known=()):
         for name, (_, ranks) in zip(CASES, worlds):
             for rank in ranks:
                 rank["moved"] /= truth(name)["furthest"]
+                rank["parts"] = [one / own for one, own in zip(rank["losses"], _own_losses(name, rank))]
             yield from judged(LOOKS, lambda _, ranks=ranks: ranks, train, at=name, where=f"2 ranks, {name}")
         yield from judged(DEVICES, lambda: next(worlds)[1])

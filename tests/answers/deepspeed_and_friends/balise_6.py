@@ -275,9 +275,11 @@ variant(
 hint(
     6,
     "other-losses",
-    "The training is right, and the losses that are told are not: yield the mean over the micro-batches of this step, on this rank.",
+    "The training is right, and the losses that are told are not: yield the mean over the micro-batches of this step, on this rank. A mean over ranks would be a message more, in each step.",
 )
 slip(6, "other-losses", ("yield torch.stack(losses).mean()", "yield losses[-1]"))
+slip(6, "other-losses", ("yield torch.stack(losses).mean()", "yield accelerator.reduce(torch.stack(losses).mean(), 'mean')"))
+variant(6, "other-losses", COUNTING, ("found.append(sum(losses) / len(losses))", "mean = torch.tensor(sum(losses) / len(losses))\n            dist.all_reduce(mean)\n            found.append(mean / dist.get_world_size())"))
 slip(6, "other-losses", ("yield torch.stack(losses).mean()", "yield torch.stack(losses).sum()"))
 slip(6, "other-losses", ("                losses = []\n", ""))
 variant(6, "other-losses", WAITING, ("            yield total / count\n", "            yield total / accumulation\n"))

@@ -32,7 +32,7 @@ def train_with_fabric(model, optimizer, loader, accumulation, max_norm, cpu=True
 """
 bank.text(7, None, BY_HAND)
 
-# knows the boundaries beforehand, and averages the losses over ranks as well
+# knows the boundaries beforehand
 GROUPS = """
 def train_with_fabric(model, optimizer, loader, accumulation, max_norm, cpu=True):
     from lightning_fabric import Fabric
@@ -50,7 +50,7 @@ def train_with_fabric(model, optimizer, loader, accumulation, max_norm, cpu=True
         fabric.clip_gradients(model, optimizer, max_norm=max_norm)
         optimizer.step()
         optimizer.zero_grad()
-        yield fabric.all_reduce(torch.stack(losses).detach().mean(), reduce_op="mean")
+        yield torch.stack(losses).detach().mean()
 """
 bank.text(7, None, GROUPS)
 
@@ -225,12 +225,13 @@ variant(7, "other-weights", GROUPS, ("        fabric.clip_gradients(", "        
 hint(
     7,
     "other-losses",
-    "The training is right, and the losses that are told are not: yield the mean over the micro-batches of this step, on this rank.",
+    "The training is right, and the losses that are told are not: yield the mean over the micro-batches of this step, on this rank. A mean over ranks would be a message more, in each step.",
 )
 slip(7, "other-losses", ("yield torch.stack(losses).mean()", "yield losses[-1]"))
+slip(7, "other-losses", ("yield torch.stack(losses).mean()", "yield fabric.all_reduce(torch.stack(losses).mean())"))
 slip(7, "other-losses", ("yield torch.stack(losses).mean()", "yield torch.stack(losses).sum()"))
 slip(7, "other-losses", ("            losses = []\n", ""))
-variant(7, "other-losses", GROUPS, ('reduce_op="mean"', 'reduce_op="sum"'))
+variant(7, "other-losses", GROUPS, ("yield torch.stack(losses).detach().mean()", 'yield fabric.all_reduce(torch.stack(losses).detach().mean(), reduce_op="mean")'))
 
 hint(
     7,
