@@ -451,7 +451,8 @@ draw_roofs()
 # <details><summary>What to see</summary>
 #
 # One row is far from the peak: its pass is spent fetching weights. More rows use the same weights, so tokens a second grow with the batch, until the arithmetic takes longer
-# than the fetching. A prediction that is off by a factor of two is usual: what the roofline gets right is the direction, and where the bend is.
+# than the fetching. A prediction that is off by a factor of two is usual, and by more with several rows: the peak is that of a square product of 1,024 rows, and a product with 16
+# reaches only a part of it; and the cache's `torch.cat` copies all keys and values of each row, where the formula reads them once. What the roofline gets right is the direction, and where the bend is.
 # </details>
 #
 # Now a model and a card that this course does not have, by your functions: an *estimate* from the data sheet, nothing in it was run. Llama 2 7B in 16 bits (Touvron and others 2023: 32 heads of keys and values), each row with 1,024 tokens in
