@@ -780,7 +780,7 @@ def magnitude_masks(weights, sparsity, by_layer=False):
 
 @torch.no_grad()
 def hold_zeros(weights, masks, optimizer):
-    """Zero, in place, what is pruned of the weights, and of all that the optimizer remembers of them."""
+    """Zero, in place, what is pruned of the weights, and of all in their shape that the optimizer remembers of them."""
     for weight, mask in zip(weights, masks):
         # BEGIN SOLUTION
         for one in (weight, *optimizer.state[weight].values()):
