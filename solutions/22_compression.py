@@ -540,7 +540,8 @@ def layer_by_layer(pairs, x):
     seen = [x]
     for k, pair in enumerate(pairs, 1):
         x = F.linear(x, *pair)
-        seen.append(x.relu() if k < len(pairs) else x)
+        x = x.relu() if k < len(pairs) else x
+        seen.append(x)
     return seen
 
 
