@@ -170,11 +170,17 @@ class Odd(nn.Module):
         return [w, b, self.frozen, self.tied, self.turned, self.scale, self.tied, self.unused, self.extra]
 
     def groups(self) -> list[dict]:
-        """Matrices with the common options; the rest without weight decay and with a rate of its own."""
+        """Matrices with the common options; the rest without weight decay and with a rate of its own.
+
+        What even ranks alone use is a group of its own: the others use nothing of that one.
+        """
         w, b = self.first.weight, self.first.bias
         idle = [self.idle] if hasattr(self, "idle") else []
-        rest = {"params": [*idle, b, self.scale, self.unused, self.extra], "weight_decay": 0.0, "lr": 0.02}
-        return [{"params": [w, self.tied, self.turned]}, rest]
+        rest, options = [*idle, b, self.scale, self.unused], {"weight_decay": 0.0, "lr": 0.02}
+        some = [{"params": [self.extra], **options}] if self.by_rank else []
+        return [
+            {"params": [w, self.tied, self.turned]}, {"params": rest + ([] if some else [self.extra]), **options}, *some,
+        ]
 
 
 class Seen(nn.Linear):

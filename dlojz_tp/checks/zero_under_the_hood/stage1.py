@@ -53,7 +53,7 @@ def observe(ShardedOptimizer):  # noqa: N803
     (rank, size), found = world(), {}
     with own_work():
         for case, (arguments, options, _) in CASES.items():
-            model = Odd(by_rank=case == "adamw")
+            model = Odd(by_rank=case != "sgd")
             found |= train(case, model, ShardedOptimizer(*arguments(model), **options), rank, size)
         return found | _measured(ShardedOptimizer, rank, size)
 
@@ -117,7 +117,7 @@ START = state(Odd())
 
 @cache
 def _truth(case, size):
-    return truth(lambda: Odd(by_rank=case == "adamw"), CASES[case][2], size)
+    return truth(lambda: Odd(by_rank=case != "sgd"), CASES[case][2], size)
 
 
 def truth(make, optimizer_of, size, micro=ONCE):
@@ -209,7 +209,7 @@ LOOKS = [
          lambda seen, due: max(seen[0]) <= 0 or same(seen[1], due), lambda seen, _: {"rank": seen[0].index(max(seen[0])), "expected": "", "got": ""}),
     Value("", gradient, lambda size: _truth("adamw", size)[0][0], "wrong-shard-gradient", equal),
     *_weights("adamw", "the weights of AdamW in one process, after three steps: tied, frozen, unused parameters", "AdamW"),
-    *_weights("groups", "two groups with options of their own", "AdamW with two groups"),
+    *_weights("groups", "groups with options of their own; of one, a rank uses nothing", "AdamW with groups"),
     *_weights("sgd", "SGD in the place of AdamW", "SGD with momentum"),
     each("states for one shard only, and no full copy of anything besides the parameters", "states", lambda size: size, _sharing,
          lambda got, size: _sharing(got, size) == "shared",

@@ -250,6 +250,11 @@ variant(3, "gathered-in-reduce", ALL_TO_ALL, ("            self.parts.extend(new
 
 slip(3, "ranks-waiting", (SCATTERED, "if dist.get_rank() == 0:\n                dist.all_reduce(flat)\n            dist.barrier()"),
      (GATHERED, "pass"))  # fmt: skip
+NOTHING_USED = "if all(p.grad is None for p in part.parameters):\n                continue\n            "
+slip(3, "ranks-waiting", (REDUCED, NOTHING_USED + REDUCED))
+variant(3, "ranks-waiting", OWN_MEMORY, ("            whole = []\n", "            " + NOTHING_USED + "whole = []\n"))
+variant(3, "ranks-waiting", BY_OWNER, ("            flat = torch.zeros_like(part.flat)\n",
+        "            " + NOTHING_USED + "flat = torch.zeros_like(part.flat)\n"))  # fmt: skip
 
 slip(3, "gradients-pile-up", ("                p.grad = None", "                pass"))
 slip(3, "gradients-pile-up", ("[*part.parameters, part.own]", "[part.own]"))
