@@ -238,6 +238,30 @@ bank.slip(7, "optimizer-not-saved", (SAVE, SAVE.replace('"optimizer": states, ',
 bank.slip(7, "weights-not-saved", (SAVE, SAVE.replace('"model": weights, ', "")))
 bank.slip(7, "step-not-returned", ('    return state["step"]\n', "    return state\n"))
 bank.slip(7, "weights-not-loaded", (LOAD, ""))
+TRAINED_ONLY = GET.replace(
+    "optimizer)", "optimizer, options=torch.distributed.checkpoint.state_dict.StateDictOptions(ignore_frozen_params=True))"
+)
+bank.slip(
+    7,
+    "weights-not-loaded",
+    (GET + SAVE, TRAINED_ONLY + SAVE),
+    (GET + "    state", TRAINED_ONLY + "    state"),
+    (SET, SET.replace("set_state_dict(model, ", "model.load_state_dict(state['model'], strict=False)\n    "
+     "torch.distributed.checkpoint.state_dict.set_optimizer_state_dict(model, ").replace(
+         'model_state_dict=state["model"], optim_state_dict=state["optimizer"]', "state['optimizer']")),
+)  # fmt: skip
+BY_GRADIENT = (
+    "    names = {name for name, p in model.named_parameters() if p.requires_grad}\n" + GET
+    + "    weights = {name: value for name, value in weights.items() if name in names}\n"
+)
+bank.slip(
+    7,
+    "weights-not-loaded",
+    (GET + SAVE, BY_GRADIENT + SAVE),
+    (GET + "    state", BY_GRADIENT + "    state"),
+    (SET, "    model.load_state_dict(state['model'], strict=False)\n" + SET.replace('state["model"]', "model.state_dict()")),
+    variant=True,
+)
 bank.slip(
     7,
     "step-not-returned",
