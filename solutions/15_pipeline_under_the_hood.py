@@ -1057,9 +1057,10 @@ report.streams([ranks[1] for ranks in modelled.values()]) if modelled else None
 # `AsyncStage` holds a stage and the optimizer of its parameters.
 #
 # - `forward(k, x)` runs micro-batch k with the **newest** weights. Write: a copy of them, a dictionary by name, and the output
-#   `y` made with this copy, so that y's graph leads to the copy. Frozen parameters stay frozen in it.
+#   `y` made with this copy, so that y's graph leads to the copy. Frozen parameters stay frozen in it. Buffers (running
+#   statistics) stay the stage's own.
 # - `backward(k, gradient)` goes back through that graph, which gives the gradient of the *old* weights. Write: this backward,
-#   and one step of the optimizer that applies that gradient to the **newest** weights.
+#   and one step of the optimizer that applies that gradient to the **newest** weights. What k did not use gets none.
 #
 # Given are the stash and the books: `version` counts updates, `history` notes which version the forward used and which one
 # the update found. About 2 and 4 lines.
@@ -1083,7 +1084,7 @@ class AsyncStage:
         self.history = []
 
     def forward(self, k, x):
-        """Output for micro-batch k with the newest weights, without a graph."""
+        """Output for micro-batch k with the newest weights, without a graph. Buffers stay the stage's own."""
         parameters = self.stage.named_parameters()
         x = x.detach().requires_grad_(x.is_floating_point())
         # BEGIN SOLUTION
@@ -1094,7 +1095,7 @@ class AsyncStage:
         return y.detach()
 
     def backward(self, k, gradient):
-        """Gradient of the input of micro-batch k, with the weights of its forward; updates the newest weights."""
+        """Gradient of the input of micro-batch k, with the weights of its forward; updates the newest of those used."""
         version, weights, x, y = self.stash.pop(k)
         # BEGIN SOLUTION
         y.backward(gradient)

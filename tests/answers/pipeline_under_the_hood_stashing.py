@@ -14,14 +14,14 @@ bank = Bank("15_pipeline_under_the_hood")
 
 @bank.right(9)
 class AsyncStage:
-    """A copy of the whole module for each micro-batch."""
+    """A copy of the whole module for each micro-batch; buffers are shared by all copies."""
 
     def __init__(self, stage, optimizer):
         self.stage, self.optimizer, self.flying, self.history = stage, optimizer, {}, []
 
     def forward(self, k, x):
         x = x.detach().clone().requires_grad_()
-        twin = copy.deepcopy(self.stage)
+        twin = copy.deepcopy(self.stage, {id(b): b for b in self.stage.buffers()})
         y = twin(x)
         self.flying[k] = twin, x, y, len(self.history)
         return y.detach()
@@ -90,7 +90,7 @@ class AsyncStage:
     def backward(self, k, gradient):
         number = next(i for i, entry in enumerate(self.stash) if entry[0] == k)
         _, version, values, x, y = self.stash.pop(number)
-        of_x, *found = torch.autograd.grad(y, [x, *values], gradient)
+        of_x, *found = torch.autograd.grad(y, [x, *values], gradient, allow_unused=True)
         for p, g in zip(self.stage.parameters(), found):
             p.grad = g if p.requires_grad else None
         self.optimizer.step()
@@ -111,7 +111,44 @@ bank.slip(
 )
 bank.slip(9, None, ("return x.grad\n", "return x.grad if gradient.dim() else None\n"))
 
+OWN_BUFFERS = "        buffers = {name: b.clone() for name, b in self.stage.named_buffers()}\n"
+CALL = "        y = torch.func.functional_call(self.stage, weights, (x,))\n"
+bank.slip(9, None, (CALL, OWN_BUFFERS + CALL.replace("weights,", "weights | buffers,") + "        for name, b in self.stage.named_buffers():\n"
+          "            b.copy_(buffers[name])\n"))  # fmt: skip
+
 # --- wrong ones ---
+
+bank.slip(9, "statistics-lost", (CALL, OWN_BUFFERS + CALL.replace("weights,", "weights | buffers,")))
+
+
+@bank.wrong(9, "statistics-lost")
+class AsyncStage:
+    """A copy of the whole module for each micro-batch."""
+
+    def __init__(self, stage, optimizer):
+        self.stage, self.optimizer, self.flying, self.history = stage, optimizer, {}, []
+
+    def forward(self, k, x):
+        x = x.detach().clone().requires_grad_()
+        twin = copy.deepcopy(self.stage)
+        y = twin(x)
+        self.flying[k] = twin, x, y, len(self.history)
+        return y.detach()
+
+    def backward(self, k, gradient):
+        twin, x, y, version = self.flying.pop(k)
+        twin.zero_grad()
+        torch.autograd.backward(y, gradient)
+        for mine, old in zip(self.stage.parameters(), twin.parameters()):
+            mine.grad = None if old.grad is None else old.grad.clone()
+        self.optimizer.step()
+        self.history.append([k, version, len(self.history)])
+        return x.grad
+
+
+bank.slip(9, "collected", (GIVE, GIVE.replace("            p.grad", "            if weights[name].grad is not None:\n                p.grad")))
+bank.slip(9, "collected", (GIVE, "        used = {n: w.grad for n, w in weights.items() if w.grad is not None}\n        "
+          "for name, gradient in used.items():\n            self.stage.get_parameter(name).grad = gradient\n"))  # fmt: skip
 
 PLAIN = ("y = torch.func.functional_call(self.stage, weights, (x,))", "y = self.stage(x)")
 bank.slip(9, "changed-in-place", PLAIN, (GIVE, ""), (STEP, STEP + "        self.optimizer.zero_grad()\n"))

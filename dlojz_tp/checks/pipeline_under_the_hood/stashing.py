@@ -40,6 +40,8 @@ HINTS = {
     "stage's own parameters.",
     "collected": "The gradients of earlier micro-batches are still in p.grad: each update is with the gradient of one "
     "micro-batch alone.",
+    "statistics-lost": "Running statistics of the stage did not move: forward moved those of a copy. Copy the parameters alone; buffers "
+    "stay the stage's own.",
     "momentum-lost": "Right without momentum, wrong with it: the optimizer forgets. It stays the one that was handed in, on the "
     "stage's own parameters.",
     "momentum-wrong": "Right without momentum, wrong with it. Let the optimizer that was handed in make the update.",
@@ -73,12 +75,40 @@ def balise_9(AsyncStage):  # noqa: N803
         yield "the optimizer's momentum, a frozen parameter"
         _stream(AsyncStage, 3, momentum=0.8)
         _stream(AsyncStage, 3, frozen=True)
+        yield "a weight that a micro-batch does not use, running statistics"
+        _parts(AsyncStage)
         yield "history tells the versions"
         versions(AsyncStage)
         yield "no more copies of the weights than micro-batches in flight"
         _copies(AsyncStage)
     yield "the copies are where the weights are, on a GPU too"
     on_gpus(_on_gpu, AsyncStage, n=1, known=left_on_cpu("copies-not-on-gpu"))
+
+
+class _Either(nn.Module):
+    """Running statistics; then one layer for micro-batches that begin with a positive number, another for the rest."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.positive, self.other = nn.BatchNorm1d(3, affine=False), nn.Linear(3, 3), nn.Linear(3, 3)
+
+    def forward(self, x):
+        return (self.positive if x[0, 0] > 0 else self.other)(self.norm(x))
+
+
+def _parts(AsyncStage):  # noqa: N803
+    with seeded(2):
+        module, x = _Either(), torch.rand(4, 3)
+    [stage] = asynchronous(AsyncStage, [module], RATE)
+    stage.forward(0, x)
+    stage.backward(0, x)
+    if not module.norm.running_mean.any():
+        raise Wrong("statistics-lost", where="a stage with batch normalization")
+    before = module.positive.weight.detach().clone()
+    stage.forward(1, -x)
+    stage.backward(1, x)
+    if not close(module.positive.weight, before):
+        raise Wrong("collected", where="a weight that micro-batch 0 used and micro-batch 1 did not")
 
 
 def _on_gpu(_, AsyncStage):  # noqa: N803
