@@ -15,8 +15,11 @@ CHUNK = "chunk = i % group // n_ranks\n"
 ACTION = "return kind, i // group * n_ranks + i % n_ranks, chunk * n_ranks + rank"
 SCALE = 'scale_grads=reduction == "mean"'
 
-# as fast where messages take no time, and keeps fewer chunks
-bank.slip(3, None, (AHEAD, "ahead = min(n_ranks - rank - 1 + (n_chunks - 1) * n_ranks, total)"))
+# as fast where messages take no time
+bank.slip(3, "too-few-ahead", (AHEAD, "ahead = min(n_ranks - rank - 1 + (n_chunks - 1) * n_ranks, total)"))
+bank.slip(3, "too-few-ahead", (AHEAD, AHEAD.replace("n_ranks, total)", "n_ranks - (rank < n_ranks - 1), total)")))
+# with one chunk, 1F1B
+bank.slip(3, None, (AHEAD, AHEAD.replace("2 *", "(1 + (n_chunks > 1)) *")))
 bank.slip(3, "not-dealt-out", (DEAL, "for stage in range(rank * n_chunks, (rank + 1) * n_chunks)] for rank"))
 bank.slip(3, "not-dealt-out", (DEAL, "for stage in sorted((rank, n_stages - 1 - rank)[:n_chunks])] for rank"))
 bank.slip(3, "layers-missing", ("n_layers * stage // n_stages for", "n_layers // n_stages * stage for"))
@@ -117,6 +120,18 @@ def lists_made_first(rank, n_ranks, n_micro_batches, n_chunks):
     return order
 
 
+def lists_too_short(rank, n_ranks, n_micro_batches, n_chunks):
+    rounds = [range(k, k + n_ranks) for k in range(0, n_micro_batches, n_ranks)]
+    forwards = [("F", k, c * n_ranks + rank) for ks in rounds for c in range(n_chunks) for k in ks]
+    backwards = [("B", k, c * n_ranks + rank) for ks in rounds for c in range(n_chunks - 1, -1, -1) for k in ks]
+    warm = n_ranks - 1 - rank + (n_chunks - 1) * n_ranks
+    order, forwards = forwards[:warm], forwards[warm:]
+    while backwards:
+        order += [*forwards[:1], backwards.pop(0)]
+        forwards = forwards[1:]
+    return order
+
+
 def greedy_in_time(rank, n_ranks, n_micro_batches, n_chunks):
     """The same, with iterators and a count of what is under way."""
     p, v = n_ranks, n_chunks
@@ -150,6 +165,7 @@ def from_a_dictionary(rank, n_ranks, n_micro_batches, n_chunks):
 
 bank.several(3, "planner-called", right_placement, from_a_dictionary, make_with_dictionary)
 bank.several(3, None, right_placement, lists_made_first, make_with_dictionary)
+bank.several(3, "too-few-ahead", right_placement, lists_too_short, make_with_dictionary)
 bank.several(3, None, right_placement, greedy_in_time, make_with_dictionary)
 
 

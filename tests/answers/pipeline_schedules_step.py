@@ -169,6 +169,7 @@ bank.slip(
 bank.slip(2, "more-than-needed", ("(n_stages - 1) / (m + n_stages - 1)", "n_stages / (m + n_stages)"))
 bank.slip(2, "more-than-needed", ("range(1, batch_size + 1)", "range(batch_size, 0, -1)"))
 bank.slip(2, "equal-refused", ("<= bubble", "< bubble and n_stages > 1 or n_stages == 1"))
+bank.slip(2, "equal-refused", ("<= bubble", "< bubble"))
 bank.slip(2, "nothing-raised", ("    raise ValueError(", "    return batch_size\n    raise ValueError("))
 bank.slip(2, "bubble-too-large", (LOOP, "        if batch_size % m == 0 and m >= n_stages:\n"))
 bank.slip(2, "bubble-too-large", ("/ (m + n_stages - 1) <=", "* 100 // (m + n_stages - 1) / 100 <="))

@@ -22,6 +22,8 @@ HINTS = {
     "all-forwards-first": "The time is right, and rank {rank} keeps all {found} forwards at once. Begin with backwards as soon as "
     "the last rank can: {most} are enough.",
     "keeps-too-much": "Rank {rank} keeps {found} forwards at once, {most} are enough.",
+    "too-few-ahead": "Rank {rank} keeps {found} forwards at once, and not {most}: too few are ahead of its first backward. That is as fast while "
+    "messages take no time; where they do, ranks wait for them. The text has two more for each rank behind this one.",
     "chunks-not-stages": "Rank {rank} of {size} has the stages {found}, {wanted} were expected: one PipelineStage a chunk, each with "
     "its number along the whole model.",
     "layers-elsewhere": "Stage {stage} holds layers {found}, not {wanted}.",
@@ -45,7 +47,7 @@ def balise_3(placement, interleaved_order, make_interleaved):
     yield "which layers a rank holds, also where nothing divides"
     for case in ((8, 2, 2), (7, 2, 3), (12, 4, 1), (9, 1, 4), (11, 2, 4), (24, 3, 4), (16, 4, 2)):
         _right_placement(placement, *case)
-    yield "the order: idle time of 1F1B divided by the number of chunks, and no more memory than needed"
+    yield "the order: idle time of 1F1B divided by the number of chunks, and as many forwards ahead as the text says"
     with data.own_orders(planner.interleaved_1f1b):
         for case in (
             (2, 4, 2),
@@ -125,6 +127,8 @@ def _right_order(interleaved_order, p, m, v):
         if kept > most:
             slug = "all-forwards-first" if kept == m * v else "keeps-too-much"
             raise Wrong(slug, expected=f"at most {most}", got=kept, where=where, rank=rank, found=kept, most=most)
+        if kept < most and v > 1:  # one chunk: that is 1F1B
+            raise Wrong("too-few-ahead", expected=most, got=kept, where=where, rank=rank, found=kept, most=most)
 
 
 def _observed(placement, make_interleaved):

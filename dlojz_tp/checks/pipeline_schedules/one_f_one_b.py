@@ -89,7 +89,7 @@ def _right_number(choose_micro_batches, p, bound, batch):
     if _share(p, m) > bound:
         raise Wrong("bubble-too-large", m=m, p=p, share=_share(p, m), bound=bound, **more)
     for slug, rule in _MISTAKES.items():  # in one case, two mistakes may give one number
-        if all(_is(choose_micro_batches, *case, rule(*case)) for case in CASES):
+        if all(_is(choose_micro_batches, *case, rule(*case)) for case in CASES if case[0] > 1):
             raise Wrong(slug, **more)
     raise Wrong("more-than-needed", fewer=wanted, **more)
 
@@ -101,7 +101,7 @@ def _first(batch, fits):
 
 _MISTAKES = {  # what they give for stages, bubble, batch
     "bubble-of-work": lambda p, bound, batch: _first(batch, lambda n: (p - 1) / n <= bound),
-    "equal-refused": lambda p, bound, batch: _first(batch, lambda n: p == 1 or _share(p, n) < bound),
+    "equal-refused": lambda p, bound, batch: _first(batch, lambda n: _share(p, n) < bound),
     "size-returned": lambda p, bound, batch: batch // _first(batch, lambda n: _share(p, n) <= bound),
 }
 
