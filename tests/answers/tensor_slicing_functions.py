@@ -180,6 +180,23 @@ def two(slug, *changes):
     bank.slip(2, slug, *changes)
 
 
+class FlatRows(SubLinear):
+    """One matrix product over all rows, of which there are as many as came in."""
+
+    def forward(self, x):
+        rows = self.ranks.copy(x).reshape(-1, x.shape[-1])
+        return self.ranks.gather(F.linear(rows, self.weight, self.bias)).view(*x.shape[:-1], -1)
+
+
+class FlatRowsAfterwards(SubLinear):
+    """The same, with the shape of what `copy` gives."""
+
+    def forward(self, x):
+        x = self.ranks.copy(x)
+        rows = x.reshape(-1, x.shape[-1])
+        return self.ranks.gather(F.linear(rows, self.weight, self.bias)).view(*x.shape[:-1], -1)
+
+
 class KeepsWhole(SubLinear):
     def __init__(self, linear, ranks):
         super().__init__(linear, ranks)
@@ -276,6 +293,10 @@ class Distributed(nn.Module):
         self.weight = nn.Parameter(distribute_tensor(linear.weight.detach(), mesh, [Shard(0)]))
 
 
+bank.several(2, "sizes-before-copy", part_by_numbers, FlatRows)
+two("sizes-before-copy", ("        return self.ranks.gather(self.part(self.ranks.copy(x)))",
+    "        y = x.new_empty(*x.shape[:-1], self.part.out_features)\n        y[:] = self.part(self.ranks.copy(x))\n        return self.ranks.gather(y)"))  # fmt: skip
+bank.several(2, None, part_by_numbers, FlatRowsAfterwards)
 bank.several(2, "whole-product", part_by_numbers, Rejoined)
 bank.several(2, "borrowed", part_by_numbers, Distributed)
 bank.several(2, "whole-kept", part_by_numbers, KeepsWhole)

@@ -1,5 +1,7 @@
 """Balise 1: the two conjugate functions of tensor parallelism."""
 
+from collections import Counter
+
 import torch
 import torch.distributed as dist
 
@@ -28,7 +30,7 @@ HINTS = {
     "layout-mixed": "Right for contiguous tensors, wrong for a transposed or expanded one: a collective sends the memory as it "
     "lies. Make it contiguous first.",
     "dtype-changed": "The result has another dtype, {dtype}, than what came in.",
-    "too-much-sent": "{name}: {n} collectives were called {way}. One all-reduce is enough: to gather all and add up here "
+    "too-much-sent": "{name} calls {calls} {way}. One all-reduce of what came in is enough: to gather all and add up here "
     "sends more, and holds every rank's tensor at once.",
     "sum-sends-back": "SumOverRanks calls {call} backward, where nothing has to travel: every rank holds the gradient of the sum already.",
     "functions-wrong": "{what} is not what it should be.",
@@ -223,9 +225,8 @@ def _compare(value, wanted, got, name, way, rank, size):
     sent = on_the_wire(got[way])
     too_much = sent > 1.05 * on_the_wire([Call("all_reduce", wanted.numel() * 8, size)]) + 64
     if size > 1 and (too_much or got[way][0][0] == "all_gather" or (len(got[way]) > 1 and not halves(got[way]))):
-        raise Wrong(
-            "too-much-sent", name=name, n=len(got[way]), way=way, where=where, got=str([call[:2] for call in got[way]])
-        )
+        calls = ", ".join(f"{n} × {call}" for call, n in Counter(call.name for call in got[way]).items())
+        raise Wrong("too-much-sent", name=name, calls=calls, way=way, where=where, got=str([call[:2] for call in got[way]]))
 
 
 def _backward_of_sum(got, rank, size):

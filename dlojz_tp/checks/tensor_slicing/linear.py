@@ -89,6 +89,7 @@ def _linear(every):
         judge_odd(got["odd"], f"rank {rank} of {size}")
     yield "sizes that do not divide are refused"
     refuse_sizes(every, "refused", "{n} output features")
+    yield from judge_longer(every)
 
 
 def _linears(column_part, ColumnLinear, case, ranks):  # noqa: N803
@@ -101,6 +102,8 @@ def _linears(column_part, ColumnLinear, case, ranks):  # noqa: N803
     bare = linear(6, bias=False)
     report["odd"] = {"a layer without bias": run(ColumnLinear, bare, noise(2, INPUTS, seed=7), ranks)}
     report["odd"] |= odd_batches(ColumnLinear, linear(5), INPUTS, ranks)
+    if ranks.size == LONGER_AT:
+        report["longer"] = longer(ColumnLinear, case["other"], INPUTS, ranks, gathered=True)
     uneven = linear(5, outputs=7, bias=ranks.size == 4)
     report["refused"] = {7: refused(ColumnLinear, uneven, ranks)} if ranks.size > 1 else {}
     return report

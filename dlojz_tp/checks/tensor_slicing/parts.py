@@ -186,16 +186,21 @@ LONGER = "a sequence that `ranks.copy` makes longer, and `ranks.sum` shorter aga
 LONGER_AT = 2  # ranks, where the layer itself has been looked at
 
 
-def longer(Layer, plain, width, ranks) -> tuple:  # noqa: N803
-    """On a rank: (found, wanted, error) with ranks that hold a part of the sequence between the sliced layers."""
+def longer(Layer, plain, width, ranks, gathered=False) -> tuple:  # noqa: N803
+    """On a rank: (found, wanted, error) with ranks that hold a part of the sequence between the sliced layers.
+
+    gathered: the result is gathered, so it may be of the whole sequence.
+    """
     x = noise(2, 2 * ranks.size, width, seed=44)
     layer = Layer(copy.deepcopy(plain), ranks.others(SequenceCheckRanks))
     with torch.no_grad():
-        wanted = ranks.part(plain(x), 1).clone()
+        whole = plain(x)
+        wanted = ranks.part(whole, 1).clone()
         try:
-            return layer(ranks.part(x, 1).clone()), wanted, ""
+            found = layer(ranks.part(x, 1).clone())
         except Exception as error:
             return None, wanted, f"{type(error).__name__}: {error}".split("\n")[0]
+    return found, whole if gathered and found.shape == whole.shape else wanted, ""
 
 
 def judge_longer(every):
