@@ -652,8 +652,8 @@ def shapes_once():
 # random numbers. `backward` gets the gradient of the stage's output; its last line, given, returns that of x.
 #
 # Write what lies between, about 5 lines: the stage runs again, with a graph, and a backward goes through it, which adds to
-# the parameters' gradients by itself. **Dropout must draw the same masks again**, and afterwards the random numbers go on as if
-# nothing had been recomputed.
+# the parameters' gradients by itself. **Dropout must draw the same masks again**, and afterwards the random numbers, those of x's
+# device, go on as if nothing had been recomputed.
 #
 # <details><summary>Hint</summary>
 #
@@ -737,7 +737,10 @@ class Recompute(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient):
-        """Add to the parameters' gradients; return one gradient for each argument of forward: None, that of x, None, ..."""
+        """Add to the parameters' gradients; return one gradient for each argument of forward: None, that of x, None, ...
+
+        Dropout draws the masks of forward again; then the random numbers of x's device go on from where they were.
+        """
         # x without its past; the batch itself needs no gradient
         x = ctx.saved_tensors[0].detach().requires_grad_(ctx.needs_input_grad[1])
         now = random_state(x.device)

@@ -85,6 +85,17 @@ class Box:
         self.tensor = tensor
 
 
+def where(device):
+    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
+
+
+def go_on(device, state):
+    if device.type == "cuda":
+        torch.cuda.set_rng_state(state, device)
+    else:
+        torch.set_rng_state(state)
+
+
 class Again(torch.autograd.Function):
     """Gives the parameters' gradients back, through torch.autograd.grad."""
 
@@ -100,8 +111,8 @@ class Again(torch.autograd.Function):
         x = x.detach()
         if ctx.needs_input_grad[1]:
             x.requires_grad_()
-        with torch.random.fork_rng(devices=[]), torch.enable_grad():
-            torch.set_rng_state(ctx.state)
+        with torch.random.fork_rng(), torch.enable_grad():
+            go_on(x.device, ctx.state)
             y = ctx.stage(x)
         asked = [t for t in (x, *parameters) if t.requires_grad]
         found = iter(torch.autograd.grad(y, asked, gradient))
@@ -110,12 +121,12 @@ class Again(torch.autograd.Function):
 
 
 def recompute_functional(stage, x):
-    return Again.apply(stage, x, torch.get_rng_state(), *stage.parameters())
+    return Again.apply(stage, x, where(x.device), *stage.parameters())
 
 
 def recompute_lazily(stage, x):
     """Nothing is saved but numbers; the first one that is asked for makes all of them again."""
-    state, saved, numbers, version = torch.get_rng_state(), {}, iter(range(10**9)), x._version
+    state, saved, numbers, version = where(x.device), {}, iter(range(10**9)), x._version
 
     def unpack(number):
         if x._version != version:
@@ -126,8 +137,8 @@ def recompute_lazily(stage, x):
             def keep(tensor):
                 saved[next(again)] = tensor.detach()
 
-            with torch.random.fork_rng(devices=[]), torch.enable_grad():
-                torch.set_rng_state(state)
+            with torch.random.fork_rng(), torch.enable_grad():
+                go_on(x.device, state)
                 with torch.autograd.graph.saved_tensors_hooks(keep, lambda _: None):
                     stage(x.detach().requires_grad_(x.requires_grad))
         return saved.pop(number) if number in saved else None
@@ -141,20 +152,20 @@ class Dummy(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x, dummy, stage):
-        ctx.x, ctx.stage, ctx.state = x.detach().clone(), stage, torch.get_rng_state()
+        ctx.x, ctx.stage, ctx.state = x.detach().clone(), stage, where(x.device)
         with torch.no_grad():
             return stage(x)
 
     @staticmethod
     def backward(ctx, gradient):
-        before = torch.get_rng_state()
-        torch.set_rng_state(ctx.state)
         x = ctx.x
+        before = where(x.device)
+        go_on(x.device, ctx.state)
         if x.is_floating_point():
             x.requires_grad_(True)
         with torch.enable_grad():
             torch.autograd.backward(ctx.stage(x), gradient)
-        torch.set_rng_state(before)
+        go_on(x.device, before)
         return x.grad if ctx.needs_input_grad[0] else None, None, None
 
 
@@ -275,6 +286,12 @@ bank.slip(7, "other-mask", ("ctx.stage, ctx.state = stage, random_state(x.device
           "ctx.state = random_state(x.device)\n        return y"))  # fmt: skip
 bank.slip(7, "other-mask", ("ctx.stage, ctx.state = stage,", "ctx.stage = stage\n        Recompute.state ="),
           ("ctx.state", "Recompute.state"))  # fmt: skip
+# the CPU's generator alone
+bank.slip(7, "other-mask", ("        set_random_state(x.device, ctx.state)\n", "        torch.set_rng_state(ctx.state)\n"),
+          ("stage, random_state(x.device)", "stage, torch.get_rng_state()"))  # fmt: skip
+bank.slip(7, "other-mask", ('device) if device.type == "cuda" else torch.get_rng_state()', "None) if False else torch.get_rng_state()"),
+          ('if device.type == "cuda":\n        torch.cuda.set', "if False:\n        torch.cuda.set"), variant=True)  # fmt: skip
+bank.slip(7, "stream-rewound", ("        set_random_state(x.device, now)\n", "        if x.device.type == 'cpu':\n            torch.set_rng_state(now)\n"))
 bank.slip(7, "stream-rewound", ("        set_random_state(x.device, now)\n", ""))
 bank.slip(7, "stream-rewound", ("        now = random_state(x.device)\n", "        now = ctx.state\n"))
 bank.slip(

@@ -11,7 +11,9 @@ from torch.utils import checkpoint
 
 from dlojz_tp import launch
 from dlojz_tp.checking import Wrong, close, pretended
+from dlojz_tp.checking.borrowed import replaced
 from dlojz_tp.measure.live import LiveBytes
+from dlojz_tp.probes.gpus import on_one_gpu
 from dlojz_tp.probes.seeded import seeded
 
 HINTS = {
@@ -45,12 +47,13 @@ HINTS = {
     "runs-for-ever": "The stage has run {n} times and more: its second forward was recomputed as well, and so on without end. Call "
     "ctx.stage(x) in backward, not recompute.",
     "other-mask": "Right without dropout, wrong with it: the second forward drew other masks than the first. Note the state of the "
-    "random numbers in forward, for each micro-batch, and set it back before the second one.",
+    "random numbers of x's device in forward, for each micro-batch, and set it back before the second one.",
     "stream-rewound": "After backward, the next random numbers are not those that would come without recomputation: the "
     "stream was set back and left there. Put it where it was.",
 }  # fmt: skip
 
 
+DRAWN = [0, 1, 1, 0]  # two forwards, then each again; not the last one last
 MOST_CALLS = 50  # of a stage in one look; a few are due
 
 
@@ -82,6 +85,7 @@ def recomputing(recompute):
         _changed(recompute)
         yield "dropout: the same masks again, and random numbers afterwards as without recomputation"
         _random(recompute)
+    _random_of_gpu(recompute)
 
 
 def _refuse(name):
@@ -274,3 +278,39 @@ def _random(recompute):
             raise Wrong("other-mask", expected=truth, got=mine, where=f"{where}, gradient {k}")
     if not close(next_ones, after):
         raise Wrong("stream-rewound", expected=after, got=next_ones, where=f"{where}, the three numbers drawn next")
+
+
+def _random_of_gpu(recompute):
+    """The same of a GPU's generator, in numbers: each forward of the stage takes one."""
+    began, after = on_one_gpu(_drawn, recompute, count=1) or (DRAWN, len(DRAWN) // 2)
+    where = "the generator of a GPU, two micro-batches in flight, counted in forwards"
+    if began != DRAWN:
+        raise Wrong("other-mask", expected=f"forwards begin at {DRAWN}", got=f"at {began}", where=where)
+    if after != len(DRAWN) // 2:
+        raise Wrong("stream-rewound", expected=len(DRAWN) // 2, got=after, where=where)
+
+
+def _drawn(_, device, recompute):
+    """Where the GPU's generator was when each forward of a stage began, and after the last backward."""
+    now, began = [0], []
+
+    class Drawing(nn.Linear):
+        def forward(self, x):
+            began.append(now[0])
+            now[0] += 1
+            return super().forward(x)
+
+    def state(*_):
+        return torch.full((16,), now[0], dtype=torch.uint8)
+
+    def set_state(new, *_, **__):
+        now[0] = new.tolist()[0]
+
+    with (
+        replaced(torch.cuda, "get_rng_state", state), replaced(torch.cuda, "get_rng_state_all", lambda: [state()]),
+        replaced(torch.cuda, "set_rng_state", set_state), replaced(torch.cuda, "set_rng_state_all", lambda new: set_state(new[0])),
+    ):  # fmt: skip
+        stage, x = Drawing(3, 3).to(device), torch.ones(2, 3, device=device).requires_grad_()
+        for y in [recompute(stage, x), recompute(stage, x)][::-1]:
+            y.sum().backward()
+    return began, now[0]
