@@ -578,6 +578,7 @@ CALIBRATION = {
 def show_integers():
     pairs = folded(teacher)
     seen = layer_by_layer(pairs, X[:256])
+    assert torch.allclose(seen[-1], teacher(X[:256]), atol=1e-3), "the folded layers are not the teacher"
     print(f"float32: accuracy {accuracy(teacher):.3f}, {sum(w.nbytes + b.nbytes for w, b in pairs):,} bytes")
     for bits in (8, 6, 4, 3):
         found = {name: to_integers(pairs, [way(x, bits) for x in seen], bits) for name, way in CALIBRATION.items()}
@@ -599,8 +600,8 @@ def show_integers():
 show_integers()
 
 # %% [markdown]
-# With 8 bits, the accuracy is that of the float network but for an image or two, however the range was found. With 4 and 3 bits the ways differ by a few images, and none
-# of them is the best everywhere. It is small, but not fast: PyTorch hands float matrices to a library that uses all that the processor has, but not those of int32 that
+# With 8 bits, the accuracy is that of the float network but for an image or two, however the range was found. With 4 and 3 bits the ways differ by a few images at
+# most. It is small, but not fast: PyTorch hands float matrices to a library that uses all that the processor has, but not those of int32 that
 # `integer_linear` multiplies. Its kernels for bytes are others, and a network usually goes to another library for them: see the end of this work.
 
 # %% [markdown]
