@@ -177,10 +177,12 @@ class Odd(nn.Module):
         w, b = self.first.weight, self.first.bias
         idle = [self.idle] if hasattr(self, "idle") else []
         rest, options = [*idle, b, self.scale, self.unused], {"weight_decay": 0.0, "lr": 0.02}
-        some = [{"params": [self.extra], **options}] if self.by_rank else []
-        return [
-            {"params": [w, self.tied, self.turned]}, {"params": rest + ([] if some else [self.extra]), **options}, *some,
-        ]
+        groups = [{"params": [w, self.tied, self.turned]}, {"params": rest, **options}]
+        if self.by_rank:
+            groups.append({"params": [self.extra], **options})
+        else:
+            rest.append(self.extra)
+        return groups
 
 
 class Seen(nn.Linear):
