@@ -1,5 +1,5 @@
 # %% [markdown]
-# # Compilation: from a C file to torch.compile · about 80 min, core 40
+# # Compilation: from a C file to torch.compile · about 85 min, core 40
 #
 # Python decides *what* is computed, one operation after the other. Each operation reads its numbers from memory, does
 # little with them, and writes them back. A compiler that sees several operations at once can **fuse** them: numbers are

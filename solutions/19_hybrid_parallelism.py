@@ -984,7 +984,7 @@ draw_order()
 # cores are not in the model: one that waits in the bubble lends its core to others, and a sum waits for the rank that got a core last.
 
 # %% [markdown]
-# ### Balise 7 · The published table · further · about 6 min
+# ### Balise 7 · The published table · further · about 7 min
 #
 # In 2021 the authors of Megatron-LM published ten runs, of 1.7 to 1,008 billion parameters, on 32 to 3,072 A100s. How well
 # does your model foretell them? It has two constants that no data sheet knows: the share of the peak that `products` reach, and

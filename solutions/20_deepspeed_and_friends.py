@@ -1,5 +1,5 @@
 # %% [markdown]
-# # DeepSpeed and friends: one training, four engines · about 95 min, core 40
+# # DeepSpeed and friends: one training, four engines · about 100 min, core 40
 #
 # After this course you will rarely write a distributed training loop from nothing. You will open somebody's script, and it will call
 # DeepSpeed, Accelerate or Lightning Fabric. In the works before, you built by hand what they do. Here one training, a small

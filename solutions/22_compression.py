@@ -330,7 +330,7 @@ def limits(bits, symmetric):
 
 
 # %% [markdown]
-# ### Balise 2 · Affine quantization · about 10 min
+# ### Balise 2 · Affine quantization · about 11 min
 #
 # Given is `extremes(x, axis)`, the least and the greatest number of `x`, or of each channel along an axis: for `x` of shape `(32, 16, 3, 3)` and `axis=0` two
 # tensors `(32, 1, 1, 1)`, which broadcast with `x`. The rest of a quantizer is yours:
