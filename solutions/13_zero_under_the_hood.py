@@ -566,6 +566,7 @@ plt.show()
 #   passes before a step add up.
 #
 # `send` begins with `wait()`, so at most one bucket is under way. Held: the gradients of one shard and about two buckets.
+# All ranks must use the same parameters: else their buckets would leave in different orders.
 # About 2, 3 and 2 lines, `send`'s in two places.
 #
 # <details><summary>Hint</summary>
@@ -577,7 +578,10 @@ plt.show()
 
 # %% tags=["balise-4"]
 class ShardedGradients(ShardedOptimizer):
-    """ShardedOptimizer that keeps of the gradients only its shards (ZeRO stage 2). capacity: bytes of a bucket."""
+    """ShardedOptimizer that keeps of the gradients only its shards (ZeRO stage 2). capacity: bytes of a bucket.
+
+    All ranks use the same parameters, so that their buckets leave in the same order.
+    """
 
     def __init__(self, parameters, optimizer_class=torch.optim.AdamW, capacity=CAPACITY, **options):
         self.capacity, self.running = capacity, []
