@@ -564,6 +564,8 @@ hint(
 )
 slip(3, "gradients-moved-up", ("for p in part.parameters]\n", "for p in part.parameters if p.grad is not None]\n"),
      (REDUCED, REDUCED + "\n            flat = F.pad(flat, (0, len(part.flat) - len(flat)))"))  # fmt: skip
+slip(3, "gradients-moved-up", ("for p in part.parameters]\n", "for p in part.parameters if p.grad is not None] or [part.flat[:0]]\n"),
+     (REDUCED, REDUCED + "\n            flat = F.pad(flat, (0, len(part.flat) - len(flat)))"))  # fmt: skip
 variant(3, "gradients-moved-up", ALL_TO_ALL, ("flat = flatten([torch.zeros_like(p) if p.grad is None else p.grad for p in part.parameters], size)",
         "found = flatten([p.grad for p in part.parameters if p.grad is not None], size)\n            flat = torch.zeros_like(part.flat)\n"
         "            flat[: len(found)] = found"))  # fmt: skip
