@@ -535,9 +535,10 @@ most.shows(
 
 # %% [markdown]
 # The same losses. PyTorch's norm is that of a stage: a `DTensor` knows of the axes that cut *it*, and no tensor is cut
-# over a pipeline. The squares of the two stages add up to yours; who trains with these pieces writes that line by hand,
-# as you did (torchtitan does). Much of PyTorch's time here is spent around the products: an operation on a `DTensor`
-# looks up how its arguments are cut, and wraps its result.
+# over a pipeline. The squares of the two stages add up to yours. Anyone who trains with these pieces writes that line by
+# hand, as you did (torchtitan does), and calls `full_tensor()` first: `.item()` of a `DTensor`'s norm is a shard's alone.
+# Much of PyTorch's time here is spent around the products: an operation on a `DTensor` looks up how its arguments are
+# cut, and wraps its result.
 
 # %% [markdown]
 # ## Which grid?

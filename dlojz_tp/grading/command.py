@@ -245,6 +245,8 @@ def judge_file(work: source.Work, path: Path, number: int, limit: float = LOAD_L
     title, names = work.balises[number].title, work.balises[number].answers
     try:
         written, broken = slicing.statements(path)
+    except slicing.Gone as error:  # it was there when the run began
+        return Verdict(number, title, BROKEN, got=str(error), hint="Put the file back, then judge it again.")
     except slicing.Unreadable as error:
         return Verdict(number, title, "fail", hint=str(error), slug="raised")
     nodes = slicing.caught_up(written, work, number)

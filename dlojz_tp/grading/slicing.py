@@ -34,6 +34,10 @@ class Unreadable(Exception):
     """The file is missing or cannot be parsed; the message says why in one line."""
 
 
+class Gone(Unreadable):
+    """The file is missing, or the disk does not give it: of what stands in it nobody knows."""
+
+
 @dataclass(frozen=True)
 class Broken:
     """A notebook cell that does not parse. why: one line. names: what it seems to bind."""
@@ -66,7 +70,7 @@ def read(path: Path) -> str:
                 raise Unreadable(f"{path}: is too large ({found.st_size / 1e6:.0f} MB)")
             return (file.read(MOST_BYTES) or b"").decode("utf-8-sig")
     except OSError as error:
-        raise Unreadable(f"{path}: cannot be read ({error.strerror})") from None
+        raise Gone(f"{path}: cannot be read ({error.strerror})") from None
     except UnicodeDecodeError:
         raise Unreadable(f"{path}: is not a text file in UTF-8") from None
 

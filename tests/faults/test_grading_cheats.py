@@ -139,7 +139,8 @@ def test_what_a_file_replaces_is_named_and_does_not_reach_the_next(tmp_path):
         paths[-1].write_text(RIGHT)
     found = [verdict for _, (verdict,) in command.run(source.find("00_welcome"), paths, [1])]
     assert [verdict.verdict for verdict in found] == ["could not judge", "pass"] * len(REPLACES)
-    assert all(name.removeprefix("builtins.") in verdict.got for name, verdict in zip(REPLACES, found[::2], strict=True))
+    named = zip((name.removeprefix("builtins.") for name in REPLACES), found[::2], strict=True)
+    assert all(name in verdict.got for name, verdict in named)
 
 
 class EqualsAll:

@@ -67,6 +67,11 @@ def test_an_answer_that_ends_its_own_process_fails(tmp_path, ending):
     assert (found.verdict, found.slug) == ("fail", "left")
 
 
+def test_a_file_that_vanishes_while_others_are_judged_has_no_verdict(tmp_path):
+    found = command.judge_file(source.find("00_welcome"), tmp_path / "gone.ipynb", 1)
+    assert found.verdict == "could not judge" and "cannot be read (No such file or directory)" in found.got
+
+
 def test_imports_that_take_long_are_no_fail(tmp_path, monkeypatch):
     monkeypatch.setattr(lanes, "START", 0.1)
     monkeypatch.setattr(lanes.busy, "factor", lambda: 1.0)
