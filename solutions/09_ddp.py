@@ -861,9 +861,9 @@ tp.check(9, Everything)
 # %% [markdown]
 # The training that uses it. A signal may come between any two instructions, in the middle of a message or a write: so its
 # **handler only sets a flag**, and the loop looks at the flag after each step. And the ranks notice at different
-# moments: who left alone would leave the others waiting for its gradients, so they **agree** first. Slurm signals loader
-# workers, too, and a process without a handler dies of the signal: set the handler before workers are forked, which then
-# have it, or ignore the signal in `worker_init_fn`.
+# moments. A rank that left alone would leave the others waiting for its gradients, so they **agree** first. Slurm signals
+# loader workers, too, and a process without a handler dies of the signal. Set the handler before workers are forked, so
+# that they inherit it, or ignore the signal in `worker_init_fn`.
 
 
 # %% tags=["setup"]

@@ -280,7 +280,7 @@ def set_random_states(states):
 #
 # **`find_rates`** makes up to `n` steps. You write
 #
-# 1. what leaves model and optimizer as they were, although the loop trains (1 line);
+# 1. a line that keeps the caller's model and optimizer as they were, although the loop trains (1 line);
 # 2. the rate of step $k$: from `low` at $k = 0$ to `high` at $k = n - 1$, by the same *factor* each time (1 line);
 # 3. `smooth`, that is $s_k$. Losses $\ell_k$ of single batches are noisy, so they go into a running mean, corrected for its
 #    start at $a_{-1} = 0$ (2 lines):
@@ -1275,9 +1275,9 @@ draw_bend(estimates, fewest, critical, noise)
 #
 # The lecture's picture: large batches end in steep, narrow minima, and these generalise worse (Keskar and others,
 # 2017). The largest eigenvalue of the Hessian, the curvature in the steepest direction, tells how sharp a minimum is:
-# *power iteration* finds it, and a Hessian times a vector costs about two backward passes. It is the Hessian of the loss
-# over the whole training set. Three rates, batch 32 and all 1,438 samples, three seeds. Each stops where its training loss
-# is 0.2.
+# *power iteration* finds it, and a Hessian times a vector costs about two backward passes. Here it is the
+# Hessian of the loss over the whole training set. Networks train at three rates, with batches of 32 and of all 1,438 samples, from three seeds.
+# Each training stops when its loss is 0.2.
 
 
 # %%

@@ -555,8 +555,8 @@ for sequences in (1, 4, 16):
 # With few tokens in a step the link is the bottleneck; with many it can hide behind computing, where the memory is pinned.
 # The update comes on top, after backward. One trap on a GPU: clipping the gradients' norm now runs a collective on *CPU*
 # tensors, which NCCL does not carry. Start the process group with both, `init_process_group("cpu:gloo,cuda:nccl")`.
-# Another one everywhere: norms of shards are `DTensor`s. `.item()` of `p.grad.norm()`, or of what `clip_grad_norm_` returns for
-# `norm_type=inf`, is this shard's alone. Call `full_tensor()` first.
+# Another trap, on CPUs too: the norm of a sharded gradient is a `DTensor`. `.item()` of `p.grad.norm()`, or of what `clip_grad_norm_`
+# returns for `norm_type=inf`, gives the norm of this rank's shard alone. Call `full_tensor()` first.
 
 # %% [markdown]
 # ## A model that is never whole

@@ -1063,7 +1063,7 @@ report.streams([ranks[1] for ranks in modelled.values()]) if modelled else None
 #   `y` made with this copy, so that y's graph leads to the copy. Frozen parameters stay frozen in it. Buffers (running
 #   statistics) stay the stage's own.
 # - `backward(k, gradient)` goes back through that graph, which gives the gradient of the *old* weights. Write: this backward,
-#   and one step of the optimizer that applies that gradient to the **newest** weights. What k did not use gets none.
+#   and one step of the optimizer that applies that gradient to the **newest** weights. A weight that k did not use gets none.
 #
 # Given are the stash and the books: `version` counts updates, `history` notes which version the forward used and which one
 # the update found. About 2 and 4 lines.

@@ -569,7 +569,7 @@ MIXED = {  # bytes, bfloat16 with Adam, attention fused
 #
 # - `"parameters"`, `"gradients"`, `"optimizer"` of the stage's `n` parameters: 3 lines.
 # - `"activations"`. `everything` is what one layer keeps of one micro-batch for backward. With recomputation (`full`) it keeps only its
-#   input, `tokens · width` numbers, cut over `sharing` ranks (given); on top, the one layer that is being computed again has everything. How many
+#   input, `tokens · width` numbers, cut over `sharing` ranks (given); the one layer that is being recomputed holds `everything` on top. How many
 #   micro-batches are in flight: all `m` with `"GPipe"`; with `"1F1B"` as many as there are stages from this one on, at most `m`. 2
 #   lines, then 1: all of this, and `logits`.
 #
@@ -753,7 +753,7 @@ draw_memory()
 # - `stage_time`, one micro-batch on one stage, forward and backward. Write `products`, the seconds that a layer's
 #   products take: a forward has $24bsh^2 + 4bs^2h$ operations, a backward twice as many, recomputation (`full`) adds a
 #   forward; the $t$ ranks share them, at `speed` operations a second. And return, for all `layers`, (computing, waiting
-#   for sums): a layer computes its products and, at other times, moves the `moved` bytes of all else at the card's `bandwidth`; two
+#   for sums): a layer computes its products, then moves the `moved` bytes of all else at the card's `bandwidth`, never both at once; two
 #   all-reduces in forward, two in backward, each takes `total` (recomputation repeats those of the forward), and of all
 #   together `hidden` seconds run beside products. 2 lines.
 # - `step_time`, all $m$ micro-batches on $p$ stages. `"compute"` and `"tensor"` are $m$ times a stage's, each micro-batch with the `head` on
@@ -996,7 +996,7 @@ draw_order()
 # \mathrm{products}$ and $x_1 = \mathrm{traffic}$; but another layout may be the quickest with other constants. So go
 # there in steps, with Newton's method: the slopes at $x$ say which step would make both errors 0. `here`, `right` and
 # `up`, the two runs' seconds at $x$, a `step` farther in $x_0$ and in $x_1$, are given. Write `slopes` (2 × 2: a row for each run, a column for each of $x_0$ and $x_1$), and
-# move `x`, such that what is missing, `measured` − `here`, would be made up for; `step` stays 0.001. 2 lines.
+# move `x` so far that, by the slopes, the missing `measured` − `here` seconds are made up for; `step` stays 0.001. 2 lines.
 #
 # <details><summary>Hint</summary>
 #

@@ -1264,9 +1264,9 @@ for name in [name for name in HIDDEN if name in found]:
 
 # %% [markdown]
 # The seconds show what a library costs *around* the arithmetic, in Python, not what it saves on a card.
-# Stage 3 cuts most, and still holds more than stage 2 here: what it has gathered it keeps, up to a billion numbers (`stage3_max_live_parameters`), and this
-# model has far fewer. So at the peak all weights are whole, beside their shares. With that limit, `stage3_max_reuse_distance` and `stage3_prefetch_bucket_size` at 1, a model of 1.3 million parameters
-# needed 22.8 MiB instead of 28.2, and stage 2 21.6. What stage 3 saves shows where a model is larger than these limits.
+# Stage 3 cuts the most, but here it holds more than stage 2. It keeps the weights that it has gathered, up to a billion numbers (`stage3_max_live_parameters`), and this
+# model has far fewer. So at the peak all weights are held whole, in addition to their shares. We set that limit, `stage3_max_reuse_distance` and `stage3_prefetch_bucket_size` to 1: a model of 1.3 million parameters
+# then needed 22.8 MiB instead of 28.2; stage 2 needed 21.6. Stage 3 saves memory only where a model is larger than these limits.
 #
 # "Changed" counts lines of the loop that do not stand in `train_alone`. A library that hides more is neither faster nor slower: it moves
 # decisions into a file, where you have to know that they are there.

@@ -600,7 +600,7 @@ def show_integers():
 show_integers()
 
 # %% [markdown]
-# With 8 bits, the accuracy is that of the float network but for an image or two, however the range was found. With 4 and 3 bits the ways differ by a few images at
+# With 8 bits, the accuracy differs from the float network's by an image or two, whichever way the range was found. With 4 and 3 bits the ways differ by a few images at
 # most. It is small, but not fast: PyTorch hands float matrices to a library that uses all that the processor has, but not those of int32 that
 # `integer_linear` multiplies. Its kernels for bytes are others, and a network usually goes to another library for them: see the end of this work.
 
@@ -612,8 +612,8 @@ show_integers()
 # But rounding is a staircase, and its derivative is 0 nearly everywhere.
 #
 # The **straight-through estimator** (Bengio and others, 2013) takes another one instead: 1, as if nothing had been rounded. And 0 where a
-# number is saturated: there, a little more of it changes nothing, however many steps it goes. Where the range ends is a matter of taste: from its last integer to half a
-# step beyond, 0 is as good as 1.
+# number is saturated: if such a number grows a little more, the result does not change. At the end of the range you may choose: from the last integer to half a
+# step after it, a derivative of 0 is as good as 1.
 #
 # $$\frac{\partial \hat x}{\partial x} := \begin{cases} 1 & q_{\min} \le \operatorname{round}(x / s) + z \le q_{\max} \\ 0 & \text{elsewhere} \end{cases}$$
 #

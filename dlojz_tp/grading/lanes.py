@@ -150,7 +150,7 @@ class _Lane:
         if not self._begun:
             return self._again(f"the machine is too busy: after {spent:.0f} s the check was not imported")
         if not had and over:
-            return self._again(f"the machine is too busy: {spent:.0f} s, and the answer has not had {self._given:.0f}")
+            return self._again(f"the machine is too busy: in {spent:.0f} s the answer had less than {self._given:.0f}")
         path = self.jobs[0][0]
         if self._given < self._grace:
             others = ", ".join(map(str, self._endless[path]))

@@ -113,8 +113,8 @@ def _by_folders(works, files):
     if copies and not flat and all(max(count.values()) > 1 for count in copies.values()):
         folder = next(iter(copies))
         raise Unclear(
-            f"{top / folder} and all folders beside it hold several notebooks of one work: is a folder one trainee's, "
-            f"or are many in it? Say it: --trainee REGEX, {EXAMPLE}"
+            f"{top / folder} and all folders beside it hold several notebooks of one work: does a folder belong "
+            f"to one trainee, or to many? Say so with --trainee REGEX, {EXAMPLE}"
         )
     shared = max(flat.values(), default=0) > 1  # two copies of a work: they are not one trainee's
     if shared and len(flat) > 1:

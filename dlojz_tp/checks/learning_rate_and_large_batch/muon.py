@@ -137,14 +137,14 @@ def _one_round(seen, due):
     shares = torch.linalg.lstsq(terms, seen[1].flatten().nan_to_num(0, 0, 0)[:, None]).solution.flatten()
     if NEARLY(seen[1].flatten(), terms @ shares):
         a, b, c = (round(share, 4) + 0.0 for share in shares.tolist())
-        return {"round": f"Yours makes {a:g} X {b:+g} A X {c:+g} A² X of them in a round."}
+        return {"round": f"Your round computes {a:g} X {b:+g} A X {c:+g} A² X."}
     return {
-        "round": "What yours makes in a round is no such sum. Is each product one of matrices (@), and A made of X itself, and left of it?"
+        "round": "Your round gives no sum of this form. Is each product a matrix product (@)? Is A made of X, and does it stand left of X?"
     }
 
 
 def _square_right(seen, due):
-    return {"round": "Square ones come out right, and these do not: is A = X Xᵀ of the X that is wide, and left of it?"}
+    return {"round": "Square matrices come out right, others do not. Is A = X Xᵀ made of the wide X, and does it stand left of X?"}
 
 
 def _one_step(seen, due):
@@ -158,9 +158,9 @@ def _one_step(seen, due):
         return {"step": "The first one is right: look at the momentum."}
     if NEARLY(moved.double(), length * along):
         return {
-            "step": f"In the first, the orthogonal matrix is multiplied by {length:.4g}; α · 0.2 √6 = {asked:.4g} is due."
+            "step": f"The first step is {length:.4g} times the orthogonal matrix; α · 0.2 √6 = {asked:.4g} is due."
         }
-    return {"step": "The first goes elsewhere than along the orthogonal gradient."}
+    return {"step": "The first step does not go along the orthogonal matrix."}
 
 
 LOOKS = [

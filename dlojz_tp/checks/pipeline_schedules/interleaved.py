@@ -22,8 +22,8 @@ HINTS = {
     "all-forwards-first": "The time is right, and rank {rank} keeps all {found} forwards at once. Begin with backwards as soon as "
     "the last rank can: {most} are enough.",
     "keeps-too-much": "Rank {rank} keeps {found} forwards at once, {most} are enough.",
-    "too-few-ahead": "Rank {rank} keeps {found} forwards at once, and not {most}: too few are ahead of its first backward. That is as fast while "
-    "messages take no time; where they do, ranks wait for them. The text has two more for each rank behind this one.",
+    "too-few-ahead": "Rank {rank} keeps {found} forwards at once, and not {most}: too few are ahead of its first backward. While messages take "
+    "no time, that is as fast; else ranks wait for messages. The text asks for two more forwards for each rank after this one.",
     "chunks-not-stages": "Rank {rank} of {size} has the stages {found}, {wanted} were expected: one PipelineStage a chunk, each with "
     "its number along the whole model.",
     "layers-elsewhere": "Stage {stage} holds layers {found}, not {wanted}.",

@@ -191,7 +191,7 @@ bank.variant(2, "wrong-zero", BY_ROWS, ("-low / scale", "low / scale"))
 bank.hint(
     2,
     "no-range",
-    "A channel of zeros has a range of width 0. Its scale must still be positive, for x is divided by it. Symmetric, its zero point is 0 as always: integer_linear takes weights as they are.",
+    "A channel of zeros has a range of width 0. Its scale must still be positive, because x is divided by it. If symmetric=True, its zero point is 0, as for every channel: integer_linear subtracts none from weights.",
 )
 bank.slip(2, "no-range", (WIDTH, ""))
 bank.slip(2, "no-range", (WIDTH, ""), ("    return scale, ", EMPTY))  # the scale alone: its zero point is -127

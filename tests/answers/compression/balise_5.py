@@ -156,13 +156,13 @@ bank.slip(5, "survivors", ("                one.masked_fill_(~mask, 0)\n", "    
 bank.variant(5, "survivors", TOPK, ("torch.where(mask, value, torch.zeros_like(value))", "torch.zeros_like(value)"))
 
 
-bank.hint(5, "not-in-place", "No longer the tensor that it was: {names}. Whatever else holds the old one, such as a flat buffer, sees no zeros. Write in place: masked_fill_, mul_, copy_.")  # fmt: skip
+bank.hint(5, "not-in-place", "Replaced by a new tensor: {names}. Anything else that holds the old tensor, such as a flat buffer, sees no zeros. Write in place: masked_fill_, mul_, copy_.")  # fmt: skip
 bank.slip(5, "not-in-place", ("one.masked_fill_(~mask, 0)", "one.data = one.masked_fill(~mask, 0)"))
 bank.slip(5, "not-in-place", ("                one.masked_fill_(~mask, 0)\n", "                one.masked_fill_(~mask, 0)\n        weight.data = weight.clone()\n"))  # fmt: skip
 bank.variant(5, "not-in-place", TOPK, ("value.copy_(torch.where(mask, value, torch.zeros_like(value)))", "state[name] = value * mask"))
 bank.variant(5, "not-in-place", TOPK, ("weight.data.copy_(weight.data * mask)", "weight.data = weight.data * mask"))
 
-bank.hint(5, "other-shapes", "What the optimizer keeps in another shape than the weight's has no entry for each weight, such as averages of rows. Compare shapes, and leave it alone. Here: {got}.")  # fmt: skip
+bank.hint(5, "other-shapes", "Some optimizers keep states in another shape than the weight's, such as averages of rows. These have no entry for each weight: compare the shapes, and leave such states alone. Here: {got}.")  # fmt: skip
 bank.slip(5, "other-shapes", (SHAPE, "isinstance(one, torch.Tensor) and one.dim() > 0"))
 bank.slip(5, "other-shapes", (SHAPE, "isinstance(one, torch.Tensor) and one.numel() == weight.numel()"),
           ("one.masked_fill_(", "one.view_as(weight).masked_fill_("))  # fmt: skip

@@ -239,7 +239,7 @@ bank.variant(5, "hidden-wrong", BY_LAYERS, ("max(0.0, one - product(h, width)) i
 bank.hint(
     5,
     "wrong-data",
-    "{where}: {got}, {expected} are due. `n` is a rank's number of gradients already, and each is sent once a step.",
+    "{where}: {got}, {expected} are due. `n` already counts the gradients of one rank alone, and each of them is sent once a step.",
 )
 bank.slip(5, "wrong-data", ("sizes = 4 * n,", "sizes = 24 * n,"))
 bank.variant(5, "wrong-data", BY_HAND, ("(6 if layout.zero > 0 else 8)", "(26 if layout.zero > 0 else 28)"))
@@ -288,7 +288,7 @@ bank.slip(5, "data-hiding", (" if layout.overlap else seconds\n", "\n"))
 bank.variant(5, "data-hiding", BY_LAYERS, ("left - beside if left > beside else 0.0", "left - beside"))
 bank.variant(5, "data-hiding", BY_HAND, ("return max(total - beside * layout.overlap, 0.0)", "return total"))
 
-bank.hint(5, "wrong-step", "{where}: {got}, {expected} are due. The five parts are what a stage takes m times, and what a step waits for once.")
+bank.hint(5, "wrong-step", "{where}: {got}, {expected} are due. Which of the five parts come once for each of the m micro-batches, and which once a step?")
 bank.slip(
     5,
     "wrong-step",

@@ -242,7 +242,7 @@ bank.variant(3, "nan-best-of-losses", HEAPS, ("else -math.inf", "else self.sign 
 bank.hint(
     3,
     "nan-not-counted",
-    "A trial that has diverged has reported, too: it counts in how many // eta, and where the others are too few it goes on.",
+    "A trial that has diverged has reported, too. Count it among the reports that are divided by eta; where too few others are left, promote it.",
 )
 bank.slip(
     3,

@@ -100,8 +100,8 @@ bank.slip(1, "looks-ahead", (MASK, "attn_mask=visible if new == seen else None, 
 bank.variant(1, "looks-ahead", BY_HAND, ('.masked_fill(later, float("-inf"))', ""))
 bank.variant(1, "looks-ahead", ROOM, ("triu(1 + k.shape[3]", "triu(2 + k.shape[3]"))
 
-bank.hint(1, "first-key-only", "The single new token looks at the first key of the text, and at nothing else. The triangle stands at the upper left corner, "
-          "where `is_causal=True` and `.tril()` put it, and its one row has one place there. What a new token may see ends at its own place, on the right: `.tril(all - new)`.")  # fmt: skip
+bank.hint(1, "first-key-only", "The single new token sees the first key of the text, and nothing else. The triangle is aligned with the upper left corner, "
+          "as `is_causal=True` and `.tril()` do it, so its one row allows one key only. A new token may see all keys up to its own, the last one: `.tril(all - new)`.")  # fmt: skip
 bank.slip(1, "first-key-only", (MASK, "is_causal=True, "))
 bank.slip(1, "first-key-only", ("tril(seen - new)", "tril()"))
 bank.variant(1, "first-key-only", BY_HAND, ("places[k.size(2) - q.size(2) :, None]", "places[: q.size(2), None]"))

@@ -112,7 +112,7 @@ bank.slip(4, "twice", ("return queue[len(running) :], running", "return queue, r
 bank.slip(4, "twice", ("return queue[len(running) :], running", "return waiting, running"))
 bank.variant(4, "twice", IN_PLACE, ("running.append(waiting.pop(0))", "running.append(waiting[0])"), ("while waiting and len(running) < most and used", "if waiting and len(running) < most and used"))  # fmt: skip
 
-bank.hint(4, "wrong-turn", "{where}: {got}, where {expected} is due. As many run as have room, from the front of the queue on, and everybody behind them waits.")
+bank.hint(4, "wrong-turn", "{where}: {got}, where {expected} is due. Start requests from the front of the queue while there is room; all requests after them wait.")
 bank.slip(4, "wrong-turn", ("if needed > free or", "if needed > free - (len(running) > 2) or"))
 bank.variant(4, "wrong-turn", SUMS, ("k = min(k, most)", "k = max(min(k, most) - (len(queue) > 5), 0)"))
 
@@ -255,7 +255,7 @@ bank.hint(4, "never-leaves", "serve takes step after step, long after everybody 
 bank.slip(4, "never-leaves", ("        running = [one for one in running if one.done < one.output]\n", ""))
 bank.variant(4, "never-leaves", SUMS, ("if r.done < r.output:", "if r.done:"))
 
-bank.hint(4, "wrong-times", "{where}: it came at {got}, due is {expected}. The clock goes on once a step, by the seconds of all tokens that the step computes.")
+bank.hint(4, "wrong-times", "{where}: it came at {got}, and {expected} is due. The clock advances once a step, by the time that all tokens of the step take.")
 bank.slip(4, "wrong-times", ("        waiting, running = plan(waiting, running)\n", "        waiting, running = plan(waiting, running)\n        now += 0.125\n"))  # fmt: skip
 bank.variant(4, "wrong-times", SUMS, ("now += seconds(sum(cost))", "now += max(seconds(one) for one in cost)"))
 

@@ -106,8 +106,8 @@ variant(
     ),
 )
 
-hint(6, "wrong-weights", "After four steps the weights have gone {times} times as far as in the usual loop (wrong: {names}). Each "
-     "gradient, as it is, makes one step, of the optimizer that `make` gives.")  # fmt: skip
+hint(6, "wrong-weights", "After four steps the weights have gone {times} times as far as in the usual loop (wrong: {names}). Use "
+     "each gradient once, unchanged, for one step of an optimizer that `make` returned.")  # fmt: skip
 slip(
     6,
     "wrong-weights",

@@ -119,7 +119,7 @@ bank.slip(1, "schedule-form", ("    return far + (peak - far) * w, high + (low -
 bank.slip(1, "schedule-form", ("* w, high + (low - high) * w\n", "* w\n"), ("    return far", "    return [far][0]"))
 bank.variant(1, "schedule-form", SQUARES, ("return low + (high - low) * (k if", "return low, (high - low) * (k if"))
 
-bank.hint(1, "wrong-cosine", "The rates of warmup_cosine are others, and first so {part}. Compute that one step by hand.")  # fmt: skip
+bank.hint(1, "wrong-cosine", "The rates of warmup_cosine are wrong. The first wrong one is {part}: compute that step by hand.")  # fmt: skip
 bank.slip(1, "wrong-cosine", ("floor + (peak - floor) * (1 + math.cos(math.pi * t)) / 2", "peak + (floor - peak) * t"))
 bank.variant(1, "wrong-cosine", SQUARES, ("math.cos(0.5 * math.pi * (k - first) / (last - first)) ** 2", "math.cos(0.5 * math.pi * (k - first) / (last - first))"))  # fmt: skip
 
@@ -147,7 +147,7 @@ bank.slip(1, "rises-again", ("min((step - top) / (total - 1 - top), 1.0)", "(ste
 bank.variant(1, "rises-again", SQUARES, ("    if k >= last:\n        return b\n", ""))
 
 bank.hint(
-    1, "wrong-cycle", "The rates of one_cycle are others, and first so {part}: `w` is 1 at the peak and 0 at both ends."
+    1, "wrong-cycle", "The rates of one_cycle are wrong, the first one {part}: `w` is 1 at the peak and 0 at both ends."
 )
 bank.slip(1, "wrong-cycle", ("w = (1 + math.cos(math.pi * t)) / 2", "w = 1 - t"))
 bank.variant(1, "wrong-cycle", SQUARES, ("top, first = share * total - 1, peak / start", "top, first = share * total - 1, 0.0"))  # fmt: skip
@@ -174,7 +174,7 @@ bank.slip(1, "peak-late", ("(total - 1 - top)", "(total - top)"))
 bank.slip(1, "peak-late", ("top = share * total - 1", "top = share * total"), ("(total - 1 - top)", "(total - top)"))
 bank.variant(1, "peak-late", SQUARES, ("share * total - 1,", "share * total,"))
 
-bank.hint(1, "wrong-momentum", "The momentum of one_cycle is another, and first so {part}: `high` at step 0, `low` where the rate has its peak, `high` at the end.")  # fmt: skip
+bank.hint(1, "wrong-momentum", "The momentum of one_cycle is wrong, the first wrong value {part}. It is `high` at step 0, `low` where the rate has its peak, and `high` again at the end.")  # fmt: skip
 bank.slip(1, "wrong-momentum", ("high + (low - high) * w", "low + (high - low) * w"))
 bank.slip(1, "wrong-momentum", ("high + (low - high) * w", "low"))
 bank.variant(1, "wrong-momentum", SQUARES, ("_fall(low, high, step, top, total - 1)", "low"))

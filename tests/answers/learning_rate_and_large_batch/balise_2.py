@@ -139,7 +139,7 @@ bank.hint(2, "length", "{n} steps were made where {due} are due. When an epoch e
 bank.slip(2, "length", ("                iterator = iter(batches)\n                batch = next(iterator)\n", "                if k:\n                    break\n                iterator = iter(batches)\n                batch = next(iterator)\n"))  # fmt: skip
 bank.variant(2, "length", CLASS, ("        while True:\n", "        for _ in range(1):\n"), ("                optimizer.step()\n\n", "                optimizer.step()\n        return every[: len(smoothed)], np.array(smoothed)\n\n"))  # fmt: skip
 
-bank.hint(2, "stopped-early", "The search ended after {n} steps, within the first epoch, where {due} are due: the smoothed loss rose to more than 4 times its smallest value, and the losses did not. Undivided by 1 - beta**(k + 1) the running mean begins near 0 and rises. And if the divided one goes back into the mean, it is divided again at the next step: keep both, average and smooth.")  # fmt: skip
+bank.hint(2, "stopped-early", "The search ended after {n} steps, within the first epoch, where {due} are due: your smoothed loss rose to more than 4 times its smallest value, although the losses did not. Without the division by 1 - beta**(k + 1), the running mean begins near 0 and rises. If you put the divided value back into the running mean, it is divided again at the next step: keep the two apart, as average and smooth.")  # fmt: skip
 bank.slip(2, "stopped-early", ("average / (1 - beta ** (k + 1))", "average"))
 bank.slip(2, "stopped-early", ("            smooth = average / (1 - beta ** (k + 1))\n", "            average = smooth = average / (1 - beta ** (k + 1))\n"))  # fmt: skip
 bank.variant(2, "stopped-early", CLASS, ("s = total / weight", "s = total * (1 - beta)"))

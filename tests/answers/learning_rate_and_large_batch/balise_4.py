@@ -448,7 +448,7 @@ variant(4, "divided-by-ranks", WEIGHTED, ("p.grad *= dist", "p.grad /= dist"))
 hint(
     4,
     "count-not-on-gpu",
-    "On GPUs, a tensor is in the CPU's memory: {error}. NCCL sends nothing from there: what is counted stays a tensor on the labels' device.",
+    "On GPUs, a tensor is in the CPU's memory: {error}. NCCL cannot send it from there. Count with a tensor on the labels' device.",
 )
 slip(4, "count-not-on-gpu", ("sum((y != -100).sum() for _, y in micro_batches)", "torch.tensor(sum(int((y != -100).sum()) for _, y in micro_batches))"))  # fmt: skip
 slip(4, "count-not-on-gpu", ("    dist.all_reduce(count)\n", "    count = count.cpu()\n    dist.all_reduce(count)\n"))

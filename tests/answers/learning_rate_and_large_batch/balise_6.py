@@ -128,7 +128,7 @@ bank.variant(
     6, "one-by-one", PLAIN, ("torch.bmm(y, y.transpose(1, 2))", "torch.stack([torch.mm(one, one.t()) for one in y])")
 )
 
-bank.hint(6, "wrong-muon", "Three steps of one matrix, (6, 3) and without decay, do not come out. {step}")  # fmt: skip
+bank.hint(6, "wrong-muon", "Three steps with one (6, 3) matrix, without weight decay, end at the wrong weights. {step}")  # fmt: skip
 bank.slip(6, "wrong-muon", ("orthogonalise(stacked)", "orthogonalise(stacked, 3)"))
 bank.slip(6, "wrong-muon", ("-0.2 * max(shape) ** 0.5", "-((0.2 * max(shape)) ** 0.5)"))
 bank.slip(6, "wrong-muon", ("-0.2 * max(shape) ** 0.5", "-0.2 * max(shape)"))

@@ -189,7 +189,7 @@ variant(7, "noise-of-one-rank", BETWEEN, ("trace / (size * batch)", "trace / bat
 hint(
     7,
     "biased-square",
-    "There is still noise in |G|². The squared length of the mean gradient has tr Σ / (N b) of it, that of one rank's has tr Σ / b: subtract that of the one you took.",
+    "Your |G|² still contains noise. It adds tr Σ / (N b) to the squared length of the mean gradient, and tr Σ / b to the squared length of one rank's gradient. Subtract the term that belongs to the length you used.",
 )
 slip(7, "biased-square", (PAIR, "big, trace"))
 slip(7, "biased-square", (PAIR, "small - trace / (n * batch), trace"))
