@@ -339,12 +339,16 @@ def test_an_older_answer_is_not_judged_silently(tmp_path, monkeypatch):
         "tp.catch_up(1)",
         check,
         "tp.check(1)",
+        "def helper(:",
+        "@helper\n" + right,
+        check,
         errors=True,
     )
     assert "tp is not defined: run the first cells of this notebook" in texts[0]
     old = "The cell that defines describe_machine did not run"
     assert [old in text for text in texts[4:13:2]] == [False, True, False, True, False]
     assert "SyntaxError in line 2" in texts[6] and "ZeroDivisionError" in texts[10]
+    assert "helper is not defined" in texts[-2] and f"{old} (NameError)" in texts[-1], "an older one would be judged"
     assert "distributed_sum is not defined: the cell that should define it did not run (SyntaxError" in texts[14]
     assert "by catch_up" in texts[16] and "tp.check(1, describe_machine)" in texts[17]
 

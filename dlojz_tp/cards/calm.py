@@ -109,7 +109,7 @@ def _after_cell(result):
         _missing.update({name: cause for name in names_made_by(code) if name not in namespace})
     if cause is not None or _of_a_cell_that_failed(error):
         result.error_in_exec = None  # the cell counts as run, so "Run All" goes on
-    failed = result.error_before_exec or result.error_in_exec
+    failed = result.error_before_exec or (error if cause is None else None)
     if isinstance(failed, SyntaxError):
         how = f"SyntaxError in line {failed.lineno}"
         _stale.update({name: (namespace.get(name), how) for name in names_in(code)})

@@ -41,7 +41,8 @@ WORDS = {
 }  # fmt: skip
 # a loader's worker that somebody else has ended; what crashes by itself has other words
 WORKER = re.compile(r"DataLoader worker \(pid.*\) is killed by signal: (Killed|Terminated|Bus error|Hangup)")
-NO_MEMORY = re.compile(r"[Cc]an(no|')t allocate memory|std::bad_alloc|Unable to allocate \d")
+# MemoryError: a rank may have had no memory left to send the exception itself
+NO_MEMORY = re.compile(r"[Cc]an(no|')t allocate memory|std::bad_alloc|Unable to allocate \d|\bMemoryError\b")
 ASKED = re.compile(r"allocate (?P<n>[\d.]+) (?P<unit>bytes|[KMGTPE]iB)|mmap (?P<mapped>\d+) bytes")  # torch's, numpy's
 ABSURD = 0.5  # of the memory that a process can have: nothing in the course needs so much
 
@@ -112,8 +113,10 @@ def peak() -> int:
 
 def _in_library(error: BaseException) -> bool:
     """Whether a line of a library raised it, neither one of the answer's nor one of the course's."""
-    files = [f.filename for f in traceback.extract_tb(error.__traceback__) if f.name != "__getattr__"]  # of the module
-    return bool(files) and not stacks.is_trainee(files[-1]) and "dlojz_tp" not in Path(files[-1]).parts
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.name != "__getattr__"]  # of the module
+    if not frames or "getattr(" in (frames[-1].line or ""):  # a name that somebody gave, the answer maybe
+        return False
+    return not stacks.is_trainee(frames[-1].filename) and "dlojz_tp" not in Path(frames[-1].filename).parts
 
 
 class LookedAtNothing(Exception):

@@ -45,6 +45,8 @@ def _files() -> set[tuple]:
     while folders:
         with os.scandir(folders.pop()) as entries:
             for entry in entries:
+                if entry.name.startswith("."):  # an editor's
+                    continue
                 if entry.is_dir():
                     folders.append(entry.path)
                 elif entry.name.endswith(".py"):
@@ -53,7 +55,10 @@ def _files() -> set[tuple]:
 
 
 PACKAGE = Path(__file__).resolve().parent.parent
-_FILES = _files()  # when this process began
+try:
+    _FILES = _files()  # when this process began
+except OSError:
+    _FILES = set()  # they were being replaced: what was imported is mixed
 
 
 def updated() -> bool:

@@ -17,6 +17,7 @@ from dlojz_tp.launch.started import Rank
 
 START_LIMIT_S = 120.0  # from the request to all ranks up; a cold server is in it, what it waits for a core is not
 SLOW_LOAD = 0.25  # of it: who has computed for so long and is not up loads something of the user's that does not end
+MOSTLY = 0.8  # of the time that passed
 GRACE_S = 0.2  # after a failure: ranks that fail alike report within this time
 LOST_PEER_GRACE_S = 1.0  # after a lost connection: the rank that died is still to be heard of
 STACK_LIMIT_S = 1.0  # for the dumps of hung ranks
@@ -108,7 +109,8 @@ def _starting(server: client.Server) -> dict[int, bool]:
 def _not_up(ranks: list[Rank], server: client.Server, spent: float) -> Exception:
     """The error for ranks that are not up: theirs where what they load computes, else the machine's."""
     computed = [share.used for share in patience.shares(proc.children(server.process.pid)).values()]
-    theirs = max(computed, default=0.0) >= START_LIMIT_S * SLOW_LOAD
+    # a check's alarm rings earlier than START_LIMIT_S: then most of the time must have gone into computing
+    theirs = max(computed, default=0.0) >= min(START_LIMIT_S * SLOW_LOAD, MOSTLY * spent)
     return (errors.never_started if theirs else errors.unready)(ranks, spent)
 
 

@@ -6,6 +6,7 @@ import io
 import pickle
 import struct
 import sys
+import threading
 from types import CodeType, ModuleType
 
 import cloudpickle
@@ -143,10 +144,14 @@ def _a_type(obj) -> str:
     return f"{'an' if name[0] in 'aeiou' else 'a'} {name}{hint}"
 
 
+_whole = threading.RLock()  # a thread of the function's may tell of a signal while another message is on its way
+
+
 def send(conn, tag: bytes, data=b"") -> None:
     """Write one message on a blocking socket."""
-    conn.sendall(HEADER.pack(tag, len(data)))
-    conn.sendall(data)
+    with _whole:
+        conn.sendall(HEADER.pack(tag, len(data)))
+        conn.sendall(data)
 
 
 def take(buffer: bytearray) -> tuple[bytes, bytes] | None:
