@@ -10,6 +10,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 import urllib.error
 import urllib.request
 
@@ -208,6 +209,14 @@ def test_the_page_names_only_what_there_is():
     assert asked <= set(re.findall(r'id="([\w-]+)"', html)) and "innerHTML" not in script
     words = {*progress.WORDS, BROKEN}
     assert all(f'"{word}":' in script or f" {word}:" in script for word in words)
+
+
+def test_a_clock_that_is_set_back_does_not_stop_the_page(shared):
+    board = command.Board(shared)
+    board.read()
+    board._read_at += 3600
+    asyncio.run(board.view())
+    assert board._read_at <= time.time()
 
 
 def test_a_folder_that_stops_answering_leaves_the_page_with_a_warning(shared, monkeypatch):

@@ -113,7 +113,7 @@ class Board:
         if self._thread is None:  # a daemon: a dead folder must not hold the command when it is stopped
             self._thread = threading.Thread(target=self._read_when_asked, daemon=True)
             self._thread.start()
-        if time.time() - self._read_at > FRESH:
+        if not 0 <= time.time() - self._read_at <= FRESH:  # also after the clock was set back
             self._asked.set()
         until = time.monotonic() + PATIENCE
         while self._asked.is_set() and time.monotonic() < until:
