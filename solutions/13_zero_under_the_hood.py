@@ -566,7 +566,6 @@ plt.show()
 #   passes before a step add up.
 #
 # `send` begins with `wait()`, so at most one bucket is under way. Held: the gradients of one shard and about two buckets.
-# All ranks must use the same parameters: else their buckets would leave in different orders.
 # About 2, 3 and 2 lines, `send`'s in two places.
 #
 # <details><summary>Hint</summary>
@@ -578,10 +577,7 @@ plt.show()
 
 # %% tags=["balise-4"]
 class ShardedGradients(ShardedOptimizer):
-    """ShardedOptimizer that keeps of the gradients only its shards (ZeRO stage 2). capacity: bytes of a bucket.
-
-    All ranks use the same parameters, so that their buckets leave in the same order.
-    """
+    """ZeRO stage 2: only shards of gradients are kept. All ranks use the same parameters. capacity: bytes of a bucket."""
 
     def __init__(self, parameters, optimizer_class=torch.optim.AdamW, capacity=CAPACITY, **options):
         self.capacity, self.running = capacity, []

@@ -21,6 +21,7 @@ from dlojz_tp.cards.verdict import BROKEN
 from dlojz_tp.grading import forked_ranks, guard, lanes, slicing, watched
 from dlojz_tp.works import source
 
+AT_ONCE = 50  # files that one keeper is told: an argument of a program has 128 KiB at most
 LOAD_LIMIT = 60.0  # seconds for the lines that define an answer
 USAGE = 2
 NO_VERDICT = 3
@@ -173,8 +174,9 @@ def explained(verdict) -> str:
 
 def run(work: source.Work, files: list[Path], numbers: list[int], grace: float = lanes.GRACE):
     """Judge balises `numbers` of each file, in a child process that is watched; yields (file, verdicts)."""
-    jobs = [(path, number) for path in files for number in numbers]
-    said = lanes.verdicts(judge_all, [(work, jobs)] if jobs else [], grace=grace)
+    parts = [files[k : k + AT_ONCE] for k in range(0, len(files), AT_ONCE)]
+    tasks = [(work, [(path, number) for path in part for number in numbers]) for part in parts if numbers]
+    said = lanes.verdicts(judge_all, tasks, grace=grace)
     for path in files:
         yield path, [next(said)[2] for _ in numbers]
 
@@ -195,10 +197,10 @@ def judge_all(name: str):
     def judge(note_kill, path: str, number: int) -> dict:
         import torch
 
+        guard.limit_memory()  # first: the ranks inherit it
         if with_ranks:
             forked_ranks.start()
         torch.set_num_threads(threads)
-        guard.limit_memory()
         keepers, changed = watched.keepers(), guard.watch()
         guard.shut([source.SOLUTIONS, source.ROOT / "tests" / "answers"], [Path(path)], keepers, note_kill)
         found = judge_file(work, Path(path), number)
@@ -262,7 +264,8 @@ def judge_file(work: source.Work, path: Path, number: int, limit: float = LOAD_L
 
 def _judge(work, path, nodes, broken, number, limit):
     from dlojz_tp import course
-    from dlojz_tp.checking import judging
+    from dlojz_tp.checking import breakage, judging
+    from dlojz_tp.launch import busy
     from dlojz_tp.works.balise import BaliseNotDone, remember_titles
 
     remember_titles({n: b.title for n, b in work.balises.items()})
@@ -277,10 +280,11 @@ def _judge(work, path, nodes, broken, number, limit):
 
     if slicing.untouched(nodes, work, number):
         return verdict("not done", str(BaliseNotDone(number, title)))
+    clock = busy.Clock()
     doing = f"The lines that define {', '.join(names)} cannot run: "
     try:
         with slicing.modules_beside(path):
-            with judging.deadline_of(limit):
+            with judging.deadline_of(limit, clock):
                 namespace = slicing.load(nodes, broken, work, number)
             missing = [name for name in names if name not in namespace]
             if missing:
@@ -292,12 +296,16 @@ def _judge(work, path, nodes, broken, number, limit):
     except slicing.Unreadable as error:
         return verdict("fail", str(error), slug="raised")
     except judging.Overdue:
+        if not clock.had(limit):
+            return verdict(BROKEN, "Judge this file again, when the machine does less.", got="the machine is too busy")
         return common("endless", seconds=limit)
     except SystemExit as error:
         return common("left", error=f"SystemExit({error.code!r})")
     except BaseException as error:  # KeyboardInterrupt too: nobody else interrupts this process
         if missing := judging.undone(error):
             return verdict("not done", str(missing))
+        if what := breakage.broken(error, True):
+            return verdict(BROKEN, what[1], got=what[0])
         return verdict("fail", f"{doing}{_said(error)}", slug="raised")
 
 

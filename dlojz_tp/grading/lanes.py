@@ -23,6 +23,7 @@ LEAST = 15.0
 # All are seconds in which the processes could compute. Times MOST, the clock ends them: the machine is at fault.
 MOST = patience.MOST
 LOOK_S = 2.0
+WORDS = ("pass", "by catch_up", "fail", "not done", BROKEN)
 Job = tuple[Path, int]  # a file and a balise
 
 
@@ -106,7 +107,9 @@ class _Lane:
         if "said" in news:
             with contextlib.suppress(TypeError):
                 found = Verdict(**news["said"])
-                if found.balise == self.jobs[0][1]:
+                texts = found.title, found.slug, found.hint, found.got
+                sound = isinstance(found.seconds, int | float) and all(isinstance(text, str) for text in texts)
+                if sound and found.balise == self.jobs[0][1] and found.verdict in WORDS:
                     return found
             return self._left(watched.WROTE)
         if news["own"]:

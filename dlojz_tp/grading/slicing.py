@@ -412,8 +412,11 @@ def untouched(nodes: list[ast.stmt], work: Work, number: int) -> bool:
         given, _ = statements(NOTEBOOKS / f"{work.name}.ipynb")
     except Unreadable:
         return False
+    # a hole may stand in what an answer uses, and the answer itself be given
+    holes = (bound_names(node) for node in given if number in cells.holes_in(_text(node)))
+    names = set(work.balises[number].answers).union(*holes)
     both = []
     for each in (nodes, given):
-        last = {name: node for node in each for name in bound_names(node) & set(work.balises[number].answers)}
+        last = {name: node for node in each for name in bound_names(node) & names}
         both.append({name: _text(node) for name, node in last.items()})
     return both[0] == both[1]

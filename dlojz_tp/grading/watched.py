@@ -39,6 +39,7 @@ PR_SET_DUMPABLE = 4
 CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT)
 # What a fork has imported of these, the keeper imports too, and the next fork finds it.
 LEARNT = ("torch", "torchvision", "numpy", "matplotlib", "dlojz_tp")
+FAULT = 71  # exit status of a fork in which what judges has failed: it raises nothing of an answer's
 NOT_LEARNT = ("torch._inductor",)  # starts threads and processes: no fork could be made any more
 WROTE = "it wrote where the verdicts go"
 
@@ -152,7 +153,7 @@ def _how(code: int | None) -> str:
 def keep(spec: dict):
     """The keeper: import, fork for each job, and leave nothing, whoever ends first. Does not return."""
     key = bytearray(32)
-    sys.stdin.buffer.readinto(key)
+    os.readv(0, [key])  # not by way of sys.stdin, whose buffer would keep it
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)
@@ -235,8 +236,9 @@ class _Keeper:
         if not ended:
             return {"lost": WROTE, "own": True}  # closed, which is as bad
         if ended.si_code == os.CLD_EXITED:
-            return {"lost": _how(ended.si_status), "own": True}
-        return {"lost": _how(128 + ended.si_status), "own": ended.si_status in (*kills, *CRASHES)}
+            return {"lost": _how(ended.si_status), "own": ended.si_status != FAULT}
+        own = ended.si_status in (*kills, *CRASHES) and (ended.si_status != signal.SIGBUS or signal.SIGBUS in kills)
+        return {"lost": _how(128 + ended.si_status), "own": own}  # SIGBUS: a full /dev/shm, or a disk that is away
 
 
 def _heard(pipe, key: bytes, fork: int) -> tuple[list[dict], list[int], bool]:
@@ -293,6 +295,7 @@ def _work(keeper: int, function, job: list, pipe: multiprocessing.connection.Con
         os._exit(0)
     except Exception as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        os._exit(FAULT)
     finally:
         os._exit(1)  # never fall back into the keeper, nor wait for threads that answers have started
 

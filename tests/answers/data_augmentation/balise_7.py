@@ -390,7 +390,7 @@ bank.slip(
         )
     ),
 )
-bank.slip(7, "step-mixes-on-cpu", *full((", labels.to(device, non_blocking=True)\n", ", labels\n")))
+bank.slip(7, "step-syncs", *full((", labels.to(device, non_blocking=True)\n", ", labels\n")))  # an index on the CPU
 bank.variant(
     7,
     "step-mixes-on-cpu",

@@ -296,7 +296,9 @@ bank.variant(3, "no-scale", BLOCK_BY_BLOCK, ("k) / d**0.5", "k)"))
 
 bank.slip(3, "other-device", ("torch.arange(k.shape[2], device=q.device) < lengths[:, None]", "torch.arange(k.shape[2]) < lengths[:, None]"))
 bank.slip(3, "other-device", ("torch.arange(k.shape[2], device=q.device)", 'torch.arange(k.shape[2], device="cuda" if q.is_cuda else "cpu")'))
-bank.variant(3, "other-device", BLOCK_BY_BLOCK, (" * size, device=q.device)", " * size)"))
+bank.variant(
+    3, "other-device", BLOCK_BY_BLOCK, ("outside = places >=", "outside = torch.arange(tables.shape[1] * size) >=")
+)
 
 bank.hint(3, "operators-grow", "With six sequences and longer tables {n} more operators ran than with two: there is a loop over sequences or blocks, and the GPU waits for "
           "Python at each. One index_select takes the blocks of all of them, one comparison says what is seen.")  # fmt: skip
