@@ -1,6 +1,7 @@
 """launch.ranks and launch.worlds where all goes well: what is sent, what comes back, what is printed, what is left."""
 
 import os
+import pickle
 import subprocess
 import sys
 import textwrap
@@ -176,6 +177,16 @@ def test_a_small_view_of_a_large_tensor_is_small():
     from dlojz_tp.launch import wire
 
     assert len(wire.pack(torch.zeros(1_000_000)[:2])) < 1000
+
+
+@pytest.mark.parametrize("constant", [torch.channels_last, torch.strided, torch.sparse_coo], ids=str)
+def test_constants_of_torch_go_by_name(constant):
+    """A memory format has no module: pickle takes the first loaded one that holds it, whether a rank has it or not."""
+    from dlojz_tp.launch import wire
+
+    sent = wire.pack(constant)
+    assert pickle.loads(sent) is constant
+    assert b"getattr" in bytes(sent)
 
 
 def test_large_results_and_arguments():

@@ -27,6 +27,8 @@ class _Pickler(cloudpickle.Pickler):
     take them for objects, and a function that uses `torch` and an attribute `classes` sends torch.classes along.
     Code keeps its file's name, which cloudpickle 3.1.3 drops: a rank's error quotes the line of the cell.
     A function of a notebook under functools.cache goes with its code, as others do, and with an empty cache.
+    Memory formats and layouts go by their names in torch: PyTorch gives the first no module, so pickle looks through
+    every loaded one and misses it where a lazy module imports others meanwhile, and it can't pickle the second at all.
     """
 
     def reducer_override(self, obj):
@@ -36,6 +38,8 @@ class _Pickler(cloudpickle.Pickler):
             return _tensor, _tensor_parts(obj)
         if isinstance(obj, CodeType):
             return _code, (self.dispatch_table[CodeType](obj), obj.co_filename)
+        if isinstance(obj, torch.memory_format | torch.layout):
+            return getattr, (torch, str(obj).removeprefix("torch."))
         if type(obj) is _Cached and not _has_a_name(obj):
             return _cached, (obj.__wrapped__, obj.cache_parameters())
         return super().reducer_override(obj)
