@@ -21,8 +21,9 @@ SETS   := $(if $(DLOJZ_DATA),$(DLOJZ_DATA),data)
 IMAGES := $(call named,$(SETS))/photo_patches/manifest.json
 TEXT   := $(call named,$(SETS))/code_text/manifest.json
 TABLE  := $(call named,$(SETS))/search_table/manifest.json
+CELLS  := $(call named,$(SETS))/photo_cells/manifest.json
 WORKERS ?= 2
-DATA   := $(IMAGES) $(TEXT) $(TABLE)
+DATA   := $(IMAGES) $(TEXT) $(TABLE) $(CELLS)
 # each file in one of the workers (WORKERS=n)
 TESTS  := -m pytest --nbval-lax --nbval-current-env --nbval-cell-timeout 280 -n $(WORKERS) --dist loadfile --durations 12
 PYTEST := $(RUN) $(TESTS)
@@ -113,6 +114,9 @@ $(TEXT): | $(STAMP)
 
 $(TABLE): | $(STAMP)
 	$(RUN) data_scripts/make_search_table.py
+
+$(CELLS): | $(STAMP)
+	$(RUN) data_scripts/make_photo_cells.py
 endif
 
 lab: $(STAMP) $(DATA)

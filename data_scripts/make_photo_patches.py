@@ -123,10 +123,15 @@ def build(folder: Path, manifest: dict, jobs: int) -> None:
     making.in_threads(write, tasks, jobs)
 
 
-def wanted_manifest(size, count: int, seed: int) -> dict:
-    """Write down what the set shall be; checksum and length come when it is made."""
+def library_versions() -> dict[str, str]:
+    """The versions that the bytes depend on: some of the photographs are JPEG files themselves."""
     versions = {name: importlib.metadata.version(name) for name in ("numpy", "pillow", *WHEELS.values())}
     jpeg = next((features.version(name) for name in ("libjpeg_turbo", "jpg") if features.version(name)), "unknown")
+    return {**versions, "libjpeg": jpeg}
+
+
+def wanted_manifest(size, count: int, seed: int) -> dict:
+    """Write down what the set shall be; checksum and length come when it is made."""
     return {
         "format": mf.FORMAT,
         "made_by": mf.MADE_BY,
@@ -137,7 +142,7 @@ def wanted_manifest(size, count: int, seed: int) -> dict:
         "quality": QUALITY,
         "grain": GRAIN,
         "split_at": SPLIT_AT,
-        "versions": {**versions, "libjpeg": jpeg},
+        "versions": library_versions(),
     }
 
 

@@ -80,14 +80,15 @@ def test_a_file_of_the_default_set_that_is_cut_short_is_found(monkeypatch):
     assert (row.mark, row.todo) == ("gap", "python x --count 2 --force") and "cut short" in row.value
 
 
-def test_missing_text_is_a_gap_but_not_essential(monkeypatch, capsys):
-    line = "the code text is not in /x. Make it: python make_code_text.py"
-    monkeypatch.setattr(data, "status", lambda: [*READY[1:], ("code_text", "missing", line)])
-    row = rows()["data: code_text"]
-    assert row.mark == "gap" and not row.essential and row.todo == "python make_code_text.py"
-    assert row.value == "missing: the code text is not in /x"
+@pytest.mark.parametrize("name", ["code_text", "search_table", "photo_cells"])
+def test_another_missing_set_is_a_gap_but_not_essential(monkeypatch, capsys, name):
+    line = f"the set is not in /x. Make it: python make_{name}.py"
+    monkeypatch.setattr(data, "status", lambda: [*READY[1:], (name, "missing", line)])
+    row = rows()[f"data: {name}"]
+    assert row.mark == "gap" and not row.essential and row.todo == f"python make_{name}.py"
+    assert row.value == "missing: the set is not in /x"
     assert doctor.main([]) == 0
-    assert "-> python make_code_text.py" in capsys.readouterr().out
+    assert f"-> python make_{name}.py" in capsys.readouterr().out
 
 
 def test_a_failing_probe_never_hides_the_others(monkeypatch, capsys):

@@ -27,7 +27,8 @@ def test_environments_agree():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     pip = dict(split(r) for r in project["dependencies"])
     for name, extra in project["optional-dependencies"].items():
-        if name not in ("hub", "browser"):  # in an environment of its own; what only `make test-browser` needs
+        # in an environment of its own; what only `make test-browser` needs; for anyone who uses MLflow already
+        if name not in ("hub", "browser", "tracking"):
             pip |= dict(split(r) for r in extra)
     listed = yaml.safe_load((ROOT / "environment.yml").read_text())["dependencies"]
     (part,) = (part["pip"] for part in listed if isinstance(part, dict))
@@ -73,7 +74,7 @@ def odd_clone(tmp_path):
     (clone / ".venv" / "bin").mkdir(parents=True)
     (clone / ".venv" / "bin" / "python").write_text(f'#!/bin/sh\nprintf "<%s>" "$@"\nexec {sys.executable} -c pass\n')
     (clone / ".venv" / "bin" / "python").chmod(0o755)
-    for name in ("photo_patches", "code_text", "search_table"):
+    for name in ("photo_patches", "code_text", "search_table", "photo_cells"):
         (clone / "data" / name).mkdir(parents=True)
         (clone / "data" / name / "manifest.json").write_text("{}")
     return clone
@@ -99,7 +100,7 @@ def test_make_in_such_a_folder(odd_clone):
         names = tar.getnames()
     assert "dlojz-tp/data/code_text/manifest.json" in names and "dlojz-tp/Makefile" in names
     (odd_clone / "my data").mkdir()
-    for name in ("photo_patches", "code_text", "search_table"):
+    for name in ("photo_patches", "code_text", "search_table", "photo_cells"):
         (odd_clone / "data" / name).rename(odd_clone / "my data" / name)
     other = make("lab", f"DLOJZ_DATA={odd_clone}/my data", cwd=odd_clone)
     assert other.stdout == "<-m><dlojz_tp><lab>", "the data sets are found there, none is made"

@@ -208,7 +208,8 @@ def _data_sets() -> list[Row]:
     rows, root = [], data.data_root()
     writable = os.access(next(folder for folder in (root, *root.parents) if folder.exists()), os.W_OK)
     for name, state, detail in data.status():
-        default, made = name == "photo_patches", name in ("photo_patches", "code_text", "search_table")
+        default = name == "photo_patches"
+        made = name in ("photo_patches", "code_text", "search_table", "photo_cells")
         remark = ""
         if made and state == "ready":
             try:

@@ -1,5 +1,6 @@
 """The course's data sets. Nothing is downloaded; nothing heavy is imported until a set is loaded."""
 
+from .cells import PhotoCells, photo_cells
 from .cifar import cifar10
 from .digits import digits
 from .imagenet import imagenet
@@ -13,6 +14,7 @@ __all__ = [
     "DataDamaged",
     "DataMissing",
     "ImageSet",
+    "PhotoCells",
     "SearchTable",
     "TensorSet",
     "TextSet",
@@ -23,6 +25,7 @@ __all__ = [
     "digits",
     "image_set",
     "imagenet",
+    "photo_cells",
     "photo_patches",
     "search_table",
     "status",

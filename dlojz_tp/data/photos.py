@@ -2,12 +2,17 @@
 
 from pathlib import Path
 
-from . import made, searching, text
+from . import cells, made, searching, text
 from . import manifest as mf
 from .imagenet import imagenet, imagenet_folder
 from .places import DataDamaged, ImageSet, data_root
 
 WHAT = "the image set"
+SMALLER = {  # the other sets with a manifest: small enough for every byte to be read each time
+    "code_text": (text, text.code_text_manifest),
+    "search_table": (searching, searching.search_table_manifest),
+    "photo_cells": (cells, cells.photo_cells_manifest),
+}
 
 
 def photo_patches() -> ImageSet:
@@ -25,18 +30,16 @@ def photo_patches() -> ImageSet:
 def verify(name: str = "photo_patches") -> str:
     """Read every file of a made set and compare the checksums with the manifest's.
 
-    Args: name, "photo_patches", "code_text" or "search_table": the sets with a manifest.
+    Args: name, "photo_patches", "code_text", "search_table" or "photo_cells": the sets with a manifest.
     Returns what is worth knowing of a set that is whole: a file that the course did not make; empty where nothing is.
     Raises DataMissing, DataDamaged, or ValueError for another name.
     """
-    if name == "code_text":
-        root, manifest = text.code_text_manifest()  # reads every byte each time
-        return made.remark(root, text.FILES, manifest, text.command_of(manifest))
-    if name == "search_table":
-        root, manifest = searching.search_table_manifest()
-        return made.remark(root, searching.FILES, manifest, searching.command_of(manifest))
+    if name in SMALLER:
+        module, manifest_of = SMALLER[name]
+        root, manifest = manifest_of()
+        return made.remark(root, module.FILES, manifest, module.command_of(manifest))
     if name != "photo_patches":
-        raise ValueError(f"no checksum is kept for {name!r}; only 'photo_patches', 'code_text' and 'search_table' can")
+        raise ValueError(f"no checksum is kept for {name!r}, only for photo_patches, {', '.join(SMALLER)}")
     root, manifest = _checked()
     if wrong := made.wrong_bytes(root, mf.paths(manifest), manifest):
         raise _damaged(root, wrong, manifest)

@@ -2,6 +2,7 @@
 
 import importlib.util
 
+from .cells import COUNTED, photo_cells_manifest
 from .cifar import FILES, cifar10_folder
 from .imagenet import class_folders, imagenet_folder
 from .photos import photo_patches
@@ -16,6 +17,7 @@ def status() -> list[tuple[str, str, str]]:
         "photo_patches": _photos,
         "code_text": _text,
         "search_table": _table,
+        "photo_cells": _cells,
         "digits": _digits,
         "imagenet": _imagenet,
         "cifar10": _cifar10,
@@ -49,6 +51,12 @@ def _table() -> str:
     root, manifest = search_table_manifest()
     number = len(configurations(axes(manifest["rates"])))
     return f"{number} configurations, {SEEDS} seeds, {manifest['epochs']} epochs in {root}"
+
+
+def _cells() -> str:
+    root, manifest = photo_cells_manifest()
+    train, val, varied = (len(manifest["classes"]) * manifest["count"][name] for name in COUNTED)
+    return f"{train:,} train and {val:,} val squares, {varied:,} val images of many shapes in {root}"
 
 
 def _digits() -> str:
