@@ -19,7 +19,8 @@ def test_a_plan_fits_its_days(plan):
     assert max(days.values()) <= 210, days
     hours = int(re.search(r"^## .*: (\d+) hours", plan)[1])
     assert sum(days.values()) <= 60 * hours
-    assert hours == 7 or {work for _, work, _ in rows} == set(WORKS), "four days have the core of every work"
+    left_out = set(re.findall(r"\d\d", "".join(re.findall(r"leaves out ([\d and]+)", plan))))
+    assert hours == 7 or {work for _, work, _ in rows} == set(WORKS) - left_out, "four days have the other cores"
 
 
 def test_both_plans_are_found_and_every_work_has_its_page():

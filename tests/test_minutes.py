@@ -95,9 +95,10 @@ def test_the_minutes_of_a_work_are_true_and_fit(name):
 
 def test_readme_and_plans_are_true_and_the_cores_fit():
     text, plans = (path.read_text(encoding="utf-8") for path in (minutes.README, minutes.PLANS))
-    assert minutes.readme(text, WORKS, minutes.of_two_days()) == text, "run: make minutes"
+    assert minutes.readme(text, WORKS, minutes.of_plan("Two days")) == text, "run: make minutes"
     assert minutes.plans(plans, WORKS) == plans, "run: make minutes"
     assert [name for name, _ in minutes._ROW.findall(text)] == list(WORKS)
     cores = {name: minutes.of_work(found)[1] for name, found in WORKS.items()}
-    assert sum(cores.values()) <= minutes.CORE
-    assert sum(cores[name] for name in cores if name[:2] in minutes.of_two_days()) <= minutes.TWO_DAYS
+    for days, most in (("Four days", minutes.FOUR_DAYS), ("Two days", minutes.TWO_DAYS)):
+        chosen = minutes.of_plan(days)
+        assert sum(cores[name] for name in cores if name[:2] in chosen) <= most

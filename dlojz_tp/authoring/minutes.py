@@ -16,7 +16,7 @@ WORDS_A_MINUTE = 150  # read and thought about, hints included
 GIVEN_A_MINUTE = 30  # lines of given code: two seconds each; a cell that only draws is not read
 MINUTES_A_LINE = 1.0  # to write
 MINUTES_A_VERDICT = 1.0
-OF_A_WORK, CORE_OF_A_WORK, CORE, TWO_DAYS = 100, 60, 14 * 60, 7 * 60  # minutes at most
+OF_A_WORK, CORE_OF_A_WORK, FOUR_DAYS, TWO_DAYS = 100, 60, 14 * 60, 7 * 60  # minutes at most
 
 README, PLANS = ROOT / "README.md", ROOT / "docs" / "instructor.md"
 _HEADING = re.compile(r"^# (#{1,3}) (.+?)( · further)?(?: · about \d+ min(?:, core \d+)?)?$")
@@ -137,9 +137,10 @@ def readme(text: str, works: dict[str, list[Section]], two_days: set[str]) -> st
     return _ALL.sub(line, _ROW.sub(row, text))
 
 
-def of_two_days() -> set[str]:
-    """The numbers of the works in the plan of two days."""
-    return {number for _, number in _SLOT.findall(PLANS.read_text(encoding="utf-8").split("## Two days")[1])}
+def of_plan(days: str) -> set[str]:
+    """The numbers of the works in a plan: of "Two days" or "Four days"."""
+    plan = PLANS.read_text(encoding="utf-8").split(f"## {days}")[1].split("\n## ")[0]
+    return {number for _, number in _SLOT.findall(plan)}
 
 
 def all_works() -> dict[str, list[Section]]:
@@ -153,7 +154,7 @@ def write(paths) -> None:
         _write(path, with_minutes(path.read_text(encoding="utf-8")))
     works = all_works()
     _write(PLANS, plans(PLANS.read_text(encoding="utf-8"), works))
-    _write(README, readme(README.read_text(encoding="utf-8"), works, of_two_days()))
+    _write(README, readme(README.read_text(encoding="utf-8"), works, of_plan("Two days")))
 
 
 def _write(path, text):

@@ -3,6 +3,7 @@
 from .coatnet import COATNETS, CoAtNet, CoAtNetConfig, Stage
 from .llama import Llama, LlamaAttention, LlamaBlock, LlamaConfig, Rotary, SwiGLU
 from .loss import language_loss
+from .small_resnet import small_resnet
 from .transformer import Attention, Block, FeedForward, Transformer, TransformerConfig
 from .vit import VITS, ViT, ViTConfig
 
@@ -26,4 +27,5 @@ __all__ = [
     "ViT",
     "ViTConfig",
     "language_loss",
+    "small_resnet",
 ]

@@ -5,6 +5,7 @@ What is modelled has a file of its own there, modelled.json: the same everywhere
 
 import json
 import os
+from collections.abc import Callable
 from datetime import date
 from typing import Any
 
@@ -68,6 +69,15 @@ def note(work: str, key: str, value: Any, *, on_cpu: bool = False) -> None:
     found = _read(work)
     results = found.pop("results", {}) if {k: found.get(k) for k in here} == here else {}
     _write(work, {**here, "results": {**results, key: value}})
+
+
+def once(work: str, key: str, make: Callable[[], Any]) -> Any:
+    """What is recorded under `key`; where nothing is, or while results are recorded, make() is run, and noted then."""
+    found = load(work, key)
+    if found is None or os.environ.get("DLOJZ_RECORD"):
+        found = make()
+        note(work, key, found, on_cpu=True)
+    return found
 
 
 def add(work: str, key: str, value: Any) -> None:
