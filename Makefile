@@ -22,8 +22,9 @@ IMAGES := $(call named,$(SETS))/photo_patches/manifest.json
 TEXT   := $(call named,$(SETS))/code_text/manifest.json
 TABLE  := $(call named,$(SETS))/search_table/manifest.json
 CELLS  := $(call named,$(SETS))/photo_cells/manifest.json
+NET    := $(call named,$(SETS))/pretrained/manifest.json
 WORKERS ?= 2
-DATA   := $(IMAGES) $(TEXT) $(TABLE) $(CELLS)
+DATA   := $(IMAGES) $(TEXT) $(TABLE) $(CELLS) $(NET)
 # each file in one of the workers (WORKERS=n)
 TESTS  := -m pytest --nbval-lax --nbval-current-env --nbval-cell-timeout 280 -n $(WORKERS) --dist loadfile --durations 12
 PYTEST := $(RUN) $(TESTS)
@@ -117,6 +118,9 @@ $(TABLE): | $(STAMP)
 
 $(CELLS): | $(STAMP)
 	$(RUN) data_scripts/make_photo_cells.py
+
+$(NET): | $(STAMP)
+	$(RUN) data_scripts/make_pretrained.py
 endif
 
 lab: $(STAMP) $(DATA)
@@ -142,9 +146,9 @@ test-avx2: $(DEV) $(DATA)
 	ONEDNN_MAX_CPU_ISA=AVX2 $(PYTEST) tests/test_precision.py tests/test_measure_memory.py $(or $(ONLY),$(HALVES)); \
 	status=$$?; echo "make test-avx2 took $$(($$(date +%s) - start)) s"; exit $$status
 
-# the answers to balises that need one of them; 14, 16, 20, 22 and 23 run with them in their solutions
+# the answers to balises that need one of them; 14, 16, 20, 21, 22 and 23 run with them in their solutions
 WITH   := solutions/14_fsdp.ipynb solutions/16_pipeline_schedules.ipynb solutions/20_deepspeed_and_friends.ipynb \
-          notebooks/20_deepspeed_and_friends.ipynb \
+          notebooks/20_deepspeed_and_friends.ipynb solutions/21_fine_tuning.ipynb \
           solutions/22_compression.ipynb solutions/23_inference.ipynb
 NEEDED := ipynb or test_frameworks or test_transformers or schedules-6 or _and_friends and not friends-1 and not friends-4 and not friends-5
 test-frameworks: $(FRAMED) $(DATA)

@@ -123,9 +123,15 @@ def build(folder: Path, manifest: dict, jobs: int) -> None:
     making.in_threads(write, tasks, jobs)
 
 
-def library_versions() -> dict[str, str]:
-    """The versions that the bytes depend on: some of the photographs are JPEG files themselves."""
-    versions = {name: importlib.metadata.version(name) for name in ("numpy", "pillow", *WHEELS.values())}
+def library_versions(*more: str) -> dict[str, str]:
+    """The versions that the bytes depend on: some of the photographs are JPEG files themselves.
+
+    Args: more, names of other libraries. Raises CannotMake where one is not installed.
+    """
+    try:
+        versions = {name: importlib.metadata.version(name) for name in (*more, "numpy", "pillow", *WHEELS.values())}
+    except importlib.metadata.PackageNotFoundError as error:
+        raise making.CannotMake(f"the library {error.name} is not installed: pip install {error.name}") from error
     jpeg = next((features.version(name) for name in ("libjpeg_turbo", "jpg") if features.version(name)), "unknown")
     return {**versions, "libjpeg": jpeg}
 

@@ -7,8 +7,9 @@ The rooms, from the ground up; nothing imports upwards (a test holds it so):
 
     frameworks  libraries that not everybody has
     works/      the sources of the practical works, balises, where state is kept
+    models/     networks
     cards/      verdicts and lines as they are shown
-    models/ planner/ data/      networks, arithmetic of large machines, data sets
+    planner/ data/      arithmetic of large machines, data sets
     measure/    time, memory, communications
     launch/     ranks on this machine, and jobs
     pretend_gpu/        GPUs that are not there, for programs that would run on them

@@ -4,7 +4,7 @@ import importlib.util
 
 NAMES = ("deepspeed", "accelerate", "lightning_fabric")
 DEPLOY = ("onnx", "onnxscript", "onnxruntime", "torchao")
-INFERENCE = ("transformers",)
+INFERENCE = ("transformers", "peft")
 INSTALL = "python -m pip install -e '.[frameworks]'"
 
 

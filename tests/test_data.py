@@ -213,10 +213,10 @@ def test_status(patches, imagenet, monkeypatch):
     rows = data.status()
     assert [row[:2] for row in rows] == [
         ("photo_patches", "ready"), ("code_text", "missing"), ("search_table", "missing"), ("photo_cells", "missing"),
-        ("digits", "ready"), ("imagenet", "ready"), ("cifar10", "missing"),
+        ("pretrained", "missing"), ("digits", "ready"), ("imagenet", "ready"), ("cifar10", "missing"),
     ]  # fmt: skip
     assert all("\n" not in detail for _, _, detail in rows)
     (imagenet / "val/n01").rename(imagenet / "val/n09")
-    assert data.status()[5][1] == "damaged"
+    assert data.status()[6][1] == "damaged"
     monkeypatch.delenv("DSDIR")
-    assert data.status()[5][1] == "missing"
+    assert data.status()[6][1] == "missing"

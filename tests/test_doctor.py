@@ -80,7 +80,7 @@ def test_a_file_of_the_default_set_that_is_cut_short_is_found(monkeypatch):
     assert (row.mark, row.todo) == ("gap", "python x --count 2 --force") and "cut short" in row.value
 
 
-@pytest.mark.parametrize("name", ["code_text", "search_table", "photo_cells"])
+@pytest.mark.parametrize("name", ["code_text", "search_table", "photo_cells", "pretrained"])
 def test_another_missing_set_is_a_gap_but_not_essential(monkeypatch, capsys, name):
     line = f"the set is not in /x. Make it: python make_{name}.py"
     monkeypatch.setattr(data, "status", lambda: [*READY[1:], (name, "missing", line)])

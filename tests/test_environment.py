@@ -74,7 +74,7 @@ def odd_clone(tmp_path):
     (clone / ".venv" / "bin").mkdir(parents=True)
     (clone / ".venv" / "bin" / "python").write_text(f'#!/bin/sh\nprintf "<%s>" "$@"\nexec {sys.executable} -c pass\n')
     (clone / ".venv" / "bin" / "python").chmod(0o755)
-    for name in ("photo_patches", "code_text", "search_table", "photo_cells"):
+    for name in ("photo_patches", "code_text", "search_table", "photo_cells", "pretrained"):
         (clone / "data" / name).mkdir(parents=True)
         (clone / "data" / name / "manifest.json").write_text("{}")
     return clone
@@ -100,7 +100,7 @@ def test_make_in_such_a_folder(odd_clone):
         names = tar.getnames()
     assert "dlojz-tp/data/code_text/manifest.json" in names and "dlojz-tp/Makefile" in names
     (odd_clone / "my data").mkdir()
-    for name in ("photo_patches", "code_text", "search_table", "photo_cells"):
+    for name in ("photo_patches", "code_text", "search_table", "photo_cells", "pretrained"):
         (odd_clone / "data" / name).rename(odd_clone / "my data" / name)
     other = make("lab", f"DLOJZ_DATA={odd_clone}/my data", cwd=odd_clone)
     assert other.stdout == "<-m><dlojz_tp><lab>", "the data sets are found there, none is made"

@@ -46,7 +46,7 @@ def test_without_it_the_records_stay(without, monkeypatch, tmp_path):
 
 def test_it_says_how_to_get_a_library(capsys):
     assert "[deploy]" in frameworks.install("torchao") and "[frameworks]" in frameworks.install("deepspeed")
-    assert "[inference]" in frameworks.install("transformers")
+    assert "[inference]" in frameworks.install("transformers") and "[inference]" in frameworks.install("peft")
     recorded.instead("onnxruntime", "00_welcome", "nothing")
     assert "[deploy]" in capsys.readouterr().out
 

@@ -11,8 +11,8 @@ PACKAGE = Path(dlojz_tp.__file__).parent
 # from the ground up, those of a line beside each other; see the package's docstring
 FLOORS = [
     {"scale", "frameworks"},
-    {"works"},
-    {"cards", "models", "planner", "data", "measure"},
+    {"works", "models"},
+    {"cards", "planner", "data", "measure"},
     {"launch"},
     {"report", "parallel", "pretend_gpu"},
     {"modelled_gpu"},

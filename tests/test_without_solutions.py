@@ -39,7 +39,7 @@ def test_a_work_is_the_same_in_its_trainee_notebook(kind, tmp_path, monkeypatch)
 
 @pytest.mark.skipif(not (source.ROOT / ".git").exists(), reason="the kit is made from a git checkout")
 def test_the_kit_works_and_holds_no_solution(tmp_path):
-    for name in ("photo_patches", "code_text", "search_table", "photo_cells"):
+    for name in ("photo_patches", "code_text", "search_table", "photo_cells", "pretrained"):
         (tmp_path / "data" / name).mkdir(parents=True)
         (tmp_path / "data" / name / "manifest.json").write_text("{}")
     kit = tmp_path / "kit.tar"

@@ -10,6 +10,6 @@ git archive --prefix=dlojz-tp/ -o "$archive.partial" --format=tar HEAD -- \
   LICENSE Makefile README.md environment.yml pyproject.toml data_scripts dlojz_tp notebooks solutions/recorded \
   docs ':(exclude)docs/instructor.md'
 tar --append --file "$archive.partial" --transform 's,^,dlojz-tp/data/,' --owner=0 --group=0 -C "$data" \
-  photo_patches code_text search_table photo_cells
+  photo_patches code_text search_table photo_cells pretrained
 mv "$archive.partial" "$archive"
 echo "$1: $(du -h "$archive" | cut -f1); on the trainees' machine: tar xf ${1##*/}, then make -C dlojz-tp lab"

@@ -209,7 +209,7 @@ def _data_sets() -> list[Row]:
     writable = os.access(next(folder for folder in (root, *root.parents) if folder.exists()), os.W_OK)
     for name, state, detail in data.status():
         default = name == "photo_patches"
-        made = name in ("photo_patches", "code_text", "search_table", "photo_cells")
+        made = name in ("photo_patches", "code_text", "search_table", "photo_cells", "pretrained")
         remark = ""
         if made and state == "ready":
             try:

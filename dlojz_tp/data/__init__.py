@@ -6,6 +6,7 @@ from .digits import digits
 from .imagenet import imagenet
 from .photos import image_set, photo_patches, verify
 from .places import DataDamaged, DataMissing, ImageSet, TensorSet, TextSet, data_root
+from .pretraining import Pretrained, pretrained, under_lights
 from .searching import SearchTable, search_table
 from .state import status
 from .text import batch_of_text, code_text
@@ -15,6 +16,7 @@ __all__ = [
     "DataMissing",
     "ImageSet",
     "PhotoCells",
+    "Pretrained",
     "SearchTable",
     "TensorSet",
     "TextSet",
@@ -27,7 +29,9 @@ __all__ = [
     "imagenet",
     "photo_cells",
     "photo_patches",
+    "pretrained",
     "search_table",
     "status",
+    "under_lights",
     "verify",
 ]

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from . import cells, made, searching, text
+from . import cells, made, pretraining, searching, text
 from . import manifest as mf
 from .imagenet import imagenet, imagenet_folder
 from .places import DataDamaged, ImageSet, data_root
@@ -12,6 +12,7 @@ SMALLER = {  # the other sets with a manifest: small enough for every byte to be
     "code_text": (text, text.code_text_manifest),
     "search_table": (searching, searching.search_table_manifest),
     "photo_cells": (cells, cells.photo_cells_manifest),
+    "pretrained": (pretraining, pretraining.pretrained_manifest),
 }
 
 
@@ -30,7 +31,7 @@ def photo_patches() -> ImageSet:
 def verify(name: str = "photo_patches") -> str:
     """Read every file of a made set and compare the checksums with the manifest's.
 
-    Args: name, "photo_patches", "code_text", "search_table" or "photo_cells": the sets with a manifest.
+    Args: name, "photo_patches", "code_text", "search_table", "photo_cells" or "pretrained": the sets with a manifest.
     Returns what is worth knowing of a set that is whole: a file that the course did not make; empty where nothing is.
     Raises DataMissing, DataDamaged, or ValueError for another name.
     """

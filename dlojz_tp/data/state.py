@@ -7,6 +7,7 @@ from .cifar import FILES, cifar10_folder
 from .imagenet import class_folders, imagenet_folder
 from .photos import photo_patches
 from .places import DataDamaged, DataMissing
+from .pretraining import pretrained_manifest
 from .searching import SEEDS, axes, configurations, search_table_manifest
 from .text import code_text_manifest
 
@@ -18,6 +19,7 @@ def status() -> list[tuple[str, str, str]]:
         "code_text": _text,
         "search_table": _table,
         "photo_cells": _cells,
+        "pretrained": _pretrained,
         "digits": _digits,
         "imagenet": _imagenet,
         "cifar10": _cifar10,
@@ -57,6 +59,12 @@ def _cells() -> str:
     root, manifest = photo_cells_manifest()
     train, val, varied = (len(manifest["classes"]) * manifest["count"][name] for name in COUNTED)
     return f"{train:,} train and {val:,} val squares, {varied:,} val images of many shapes in {root}"
+
+
+def _pretrained() -> str:
+    root, manifest = pretrained_manifest()
+    number, epochs = len(manifest["classes"]), manifest["epochs"]
+    return f"a network for {number} classes, {epochs} epochs, accuracy {manifest['accuracy']:.3f} in {root}"
 
 
 def _digits() -> str:
