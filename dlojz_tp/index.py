@@ -23,7 +23,7 @@ MAP = {  # part of the course: {work: the works that come before it}
     "Models too large for one device": {
         "12": "02 09", "13": "02 08", "14": "13", "15": "08", "16": "15", "17": "08", "19": "13 15 17", "20": "09 13"
     },
-    "After training": {"22": "02", "23": "03 17"},
+    "After training": {"21": "02", "22": "02", "23": "03 17"},
     "All together": {"25": "05 10"},
 }  # fmt: skip
 _SQUARE = (

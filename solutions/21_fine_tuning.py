@@ -1,0 +1,991 @@
+# %% [markdown]
+# # Fine-tuning: learn little, keep much · about 100 min, core 45
+#
+# Hardly anyone trains from scratch. You take a network trained on a lot of data, and teach it a new task with a few examples on one card. The lecture asks three questions: *what* to transfer, *how*, and
+# *when* it pays. It also takes the "fine" in fine-tuning seriously: a small rate, and weights that hardly move.
+#
+# Here you freeze a body, compute its features once, give each layer its own rate and thaw layer by layer. Then you write **LoRA**, which learns a product of two thin matrices in place of a full one, and **QLoRA**, which stores
+# the frozen base in four bits.
+#
+# **What you will gain.** With one image a class you'll be right about twice as often as from scratch, and each step will take a twentieth of the time. You'll adapt a network with a tenth of the optimizer memory, and say
+# what fine-tuning a model of 70 billion parameters needs.
+
+# %% tags=["setup"]
+import copy
+import functools
+import hashlib
+import itertools
+import logging
+import math
+import tempfile
+import time
+import warnings
+from pathlib import Path
+from typing import NamedTuple
+
+import matplotlib.pyplot as plt
+import torch
+import torch.nn.functional as F
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from dlojz_tp import course, data, frameworks, measure, planner, recorded, report, scale, todo
+from dlojz_tp.data import under_lights
+from dlojz_tp.models import small_resnet
+
+tp = course.open("21_fine_tuning")
+tp
+
+# %% tags=["setup"]
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+torch.set_num_threads(1)  # the layers are small: a second thread waits more than it works
+KNOWN, CELLS = data.pretrained(), data.photo_cells()
+NEW = "cat", "coins", "grass", "gravel", "motorcycle"
+DRAWS = len(measure.rounds(6))  # random picks of images: one is noise
+KNOWN
+
+# %% [markdown]
+# ## The idea
+#
+# A network is a *body*, which turns an image into features, and a *head*, which turns features into classes. What transfers is the body:
+#
+# $$\underbrace{\theta_\text{new}}_{\text{what you use}} \;=\; \underbrace{\theta_\text{old}}_{\text{learnt once, from much}} \;+\; \underbrace{\Delta}_{\text{learnt now, from little}}$$
+#
+# The methods here differ in the shape of $\Delta$: zero except in the head, small everywhere, or low-rank.
+
+
+# %% jupyter={"source_hidden": true}
+def draw_idea():
+    ways = {"probe": (0, 0, 0, 1), "by layer": (0.1, 0.3, 0.6, 1), "full": (1, 1, 1, 1), "LoRA": (0.25, 0.25, 0.25, 0.25)}
+    _, axes = plt.subplots(1, 4, figsize=(9.5, 2.6), layout="constrained", sharey=True)
+    for ax, (name, shares) in zip(axes, ways.items()):
+        for k, share in enumerate(shares):
+            thin = name == "LoRA"
+            ax.barh(k, 1, color="#DDE3EA", height=0.72)
+            if share:
+                ax.barh(k, 0.18 if thin else 1, color="#D55E00", alpha=1 if thin else 0.25 + 0.75 * share, height=0.72)
+        ax.set(title=name, xticks=[], yticks=range(4), xlim=(0, 1))
+        ax.set_yticklabels(["first layers", "", "last layers", "head"])
+        ax.spines[:].set_visible(False)
+        ax.grid(False)
+    plt.suptitle("Orange: what learns, and how much. Grey: frozen", fontsize=10)
+    plt.show()
+
+
+draw_idea()
+
+# %% [markdown]
+# ## Baseline
+#
+# The course's pretrained network tells ten photographs apart by patches, each randomly lit. Five other photographs are the new task, with one, five or twenty patches of each. Start without transfer: train a new network on these few.
+
+
+# %% tags=["setup"]
+def squares(names, images, seed=7):
+    """Squares of these classes, each under one light: images (n, 3, 32, 32) and labels from 0."""
+    chosen = [CELLS.classes.index(name) for name in names]
+    pixels = images.view(len(CELLS.classes), -1, 3, 32, 32)[chosen]
+    labels = torch.arange(len(chosen)).repeat_interleave(pixels.shape[1])
+    lit = under_lights(pixels.flatten(0, 1), torch.Generator().manual_seed(seed))
+    return lit.to(DEVICE), labels.to(DEVICE)
+
+
+X, Y = squares(NEW, CELLS.train_x)
+VAL_X, VAL_Y = squares(NEW, CELLS.val_x, seed=8)
+OLD_X, OLD_Y = squares(KNOWN.classes, CELLS.val_x, seed=9)
+
+
+def few(count, draw):
+    """`count` training images of each new class."""
+    generator = torch.Generator().manual_seed(100 + draw)
+    per_class = len(X) // len(NEW)
+    rows = torch.cat([c * per_class + torch.randperm(per_class, generator=generator)[:count] for c in range(len(NEW))])
+    return X[rows], Y[rows]
+
+
+# %% tags=["setup"]
+def fit(model, x, y, steps=40, rate=0.05, optimizer=None, seed=0):
+    """Train in batches of 32, mirrored at random; each rate of the optimizer warms up, then follows a cosine."""
+    generator = torch.Generator().manual_seed(seed)
+    optimizer = optimizer or torch.optim.SGD(model.parameters(), rate, momentum=0.9, weight_decay=5e-4, nesterov=True)
+    peaks = [group["lr"] for group in optimizer.param_groups]
+    model.train()
+    for step in range(steps):
+        share = (step + 0.5) / steps
+        for group, peak in zip(optimizer.param_groups, peaks):
+            group["lr"] = peak * (share / 0.2 if share < 0.2 else 0.5 * (1 + math.cos(math.pi * (share - 0.2) / 0.8)))
+        rows = torch.randperm(len(x), generator=generator)[:32].to(x.device)
+        mirrored = (torch.rand(len(rows), 1, 1, 1, generator=generator) < 0.5).to(x.device)
+        optimizer.zero_grad()
+        F.cross_entropy(model(torch.where(mirrored, x[rows].flip(-1), x[rows])), y[rows]).backward()
+        optimizer.step()
+    for group, peak in zip(optimizer.param_groups, peaks):
+        group["lr"] = peak
+    return model
+
+
+@torch.no_grad()
+def accuracy(model, x=VAL_X, y=VAL_Y):
+    """Share of right answers, in evaluation mode."""
+    model.eval()
+    return (torch.cat([model(some) for some in x.split(250)]).argmax(1) == y).float().mean().item()
+
+
+def show(name, found):
+    """Print mean and spread over the draws; return the mean."""
+    found = torch.tensor(found)
+    print(f"{name:<36} {found.mean():.3f} ± {found.std(correction=0):.3f}")
+    return found.mean().item()
+
+
+# %%
+def from_scratch(count, draw):
+    torch.manual_seed(draw)
+    return fit(small_resnet(16, len(NEW)).to(DEVICE), *few(count, draw), seed=draw)
+
+
+scratch = {n: show(f"{n} images a class, from scratch", [accuracy(from_scratch(n, d)) for d in range(DRAWS)]) for n in (1, 5, 20)}
+
+# %% [markdown]
+# ## A frozen body
+#
+# ### Balise 1 · Freeze · about 8 min
+#
+# Write `Transfer`, a body that stays as it is and a head that learns. Three things must hold:
+#
+# - No parameter of the body gets a gradient.
+# - The body is in evaluation mode from the start, and stays so after `model.train()`. Otherwise its batch norms use the statistics of your few images, and move their running averages towards them: the "frozen" body changes. The head follows `mode`.
+# - The optimizer holds only what learns: `learning(model)` lists these parameters of any model.
+#
+# `forward` is given. 2, 3 and 1 lines.
+#
+# <details><summary>Hint</summary>
+#
+# `nn.Module.train(mode)` sets the mode of a module and all its submodules, and returns it. Call it through `super()`, then reset the body.
+# </details>
+
+
+# %% tags=["balise-1"]
+class Transfer(nn.Module):
+    """A frozen body and a head. body: images (b, 3, h, w) to features (b, d); head: features to logits."""
+
+    def __init__(self, body, head):
+        super().__init__()
+        self.body, self.head = body, head
+        # BEGIN SOLUTION
+        body.requires_grad_(False)
+        self.train(self.training)
+        # END SOLUTION
+
+    def train(self, mode=True):
+        """Set the mode of the head; the body is always in evaluation mode. Returns the model."""
+        # BEGIN SOLUTION
+        super().train(mode)
+        self.body.eval()
+        return self
+        # END SOLUTION
+
+    def forward(self, x):
+        return self.head(self.body(x))
+
+
+def learning(model):
+    """The parameters that learn, each once: what an optimizer should hold."""
+    # BEGIN SOLUTION
+    return [p for p in model.parameters() if p.requires_grad]
+    # END SOLUTION
+
+
+# %%
+tp.check(1, Transfer, learning)
+
+# %% [markdown]
+# ## Features once
+#
+# A frozen body gives the same features in every epoch. So compute them once: however many epochs you train, the body runs once and only the head repeats.
+#
+# ### Balise 2 · Features, computed once · about 7 min
+#
+# **`features(body, images, batch)`** returns the body's features of all images, `(n, d)`, in their order: in evaluation mode, without a graph, `batch` images at a time. Afterwards the body has its old mode again.
+#
+# **`standardised(train, *others)`** shifts and scales each feature so that the training features have mean 0 and deviation about 1: subtract the mean of `train`, divide by its standard deviation plus 0.1. The others get the *same* shift and scale; a single image has no useful statistics of its own. Return a
+# list, `train` first. 2 and 2 lines.
+#
+# <details><summary>Hint</summary>
+#
+# `images.split(batch)`, `torch.no_grad`, `torch.cat`. With one row the standard deviation is NaN unless `correction=0`.
+# </details>
+
+
+# %% tags=["balise-2"]
+def features(body, images, batch=250):
+    """Features (n, d) of images (n, ...), in their order: in evaluation mode, without a graph.
+
+    batch: images in a pass of the body. The body's mode is the same afterwards.
+    """
+    mode = body.training
+    body.eval()
+    # BEGIN SOLUTION
+    with torch.no_grad():
+        found = torch.cat([body(some) for some in images.split(batch)])
+    # END SOLUTION
+    body.train(mode)
+    return found
+
+
+def standardised(train, *others):
+    """[train, *others], each (n, d), less the mean of train, over its standard deviation plus 0.1 (correction 0)."""
+    # BEGIN SOLUTION
+    mean, deviation = train.mean(0), train.std(0, correction=0) + 0.1
+    return [(some - mean) / deviation for some in (train, *others)]
+    # END SOLUTION
+
+
+# %%
+tp.check(2, features, standardised)
+
+# %% [markdown]
+# The body has seen ten photographs, none of these five. With one image a class, how far does it get? And how far does a body with random weights get?
+
+# %%
+worth = tp.predict("With one image of each of five classes, what accuracy in % has the pretrained body?", ...)
+
+
+# %% jupyter={"source_hidden": true}
+def probe(body, count, draw, steps=100):
+    """Accuracy of a head on features of `count` images a class."""
+    x, y = few(count, draw)
+    train, val = standardised(features(body, x), features(body, VAL_X))
+    torch.manual_seed(draw)
+    head = nn.Linear(train.shape[1], len(NEW)).to(DEVICE)
+    optimizer = torch.optim.AdamW(head.parameters(), 1e-2, weight_decay=1e-2)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        F.cross_entropy(head(train), y).backward()
+        optimizer.step()
+    return (head(val).argmax(1) == VAL_Y).float().mean().item()
+
+
+BODY = KNOWN.model[:-1].to(DEVICE)
+
+
+def show_probes():
+    for count in (1, 5, 20):
+        untrained = [probe(random_body(draw), count, draw) for draw in range(DRAWS)]
+        show(f"{count} images a class, random body", untrained)
+        found = show(f"{count} images a class, pretrained body", [probe(BODY, count, draw) for draw in range(DRAWS)])
+        if count == 1:
+            worth.shows(100 * found, "{:.0f} %", "Chance is 20 %.")
+
+
+def random_body(draw):
+    torch.manual_seed(draw)
+    return small_resnet(16, 10)[:-1].to(DEVICE)
+
+
+show_probes()
+
+# %% [markdown]
+# <details><summary>What transfers?</summary>
+#
+# Each patch has a light of its own, so its colour says little, and few images can't teach a network to ignore the light. The pretrained body learnt to, from 4,000 patches. Without the lights there's little to transfer: colour
+# alone tells these photographs apart, and a random body sees that too. Try it: replace `under_lights(...)` in `squares` by `pixels.flatten(0, 1).float() / 58 - 2`. Ask first *what* there is to transfer.
+# </details>
+
+
+# %% jupyter={"source_hidden": true}
+def show_steps():
+    """Seconds of a step: with the whole network, with a frozen body, on cached features."""
+    x, y = few(20, 0)
+    cached = features(BODY, x)
+    model = Transfer(copy.deepcopy(BODY), nn.Linear(cached.shape[1], len(NEW)).to(DEVICE))
+    whole = nn.Sequential(*copy.deepcopy(BODY), copy.deepcopy(model.head)).requires_grad_(True).train()
+
+    def step(net, given):
+        F.cross_entropy(net(given[:32]), y[:32]).backward()
+
+    runs = {"cached features": lambda: step(model.head, cached), "frozen body": lambda: step(model, x)}
+    return measure.race(runs | {"whole network": lambda: step(whole, x)}, repeats=15)
+
+
+show_steps()
+
+# %% [markdown]
+# ## The trap of batch norm
+#
+# What if the body stays in training mode, as `model.train()` leaves it? Nothing in it learns: `requires_grad` is False everywhere. Yet the running statistics move. We put the *old* head back on the body and ask for the old classes.
+
+# %%
+forgotten = tp.predict(
+    "Accuracy on the old classes is about 70 %. What percentage is left after 40 steps with a 'frozen' body in training mode?", ...
+)
+
+
+# %% jupyter={"source_hidden": true}
+def old_accuracy(body):
+    """Accuracy on the ten old classes, with the old head on this body."""
+    return accuracy(nn.Sequential(*body, KNOWN.model[-1]), OLD_X, OLD_Y)
+
+
+class Careless(Transfer):
+    """A frozen body whose batch norms are awake."""
+
+    def train(self, mode=True):
+        return nn.Module.train(self, mode)
+
+
+def show_batch_norm(count=5):
+    kept = {}
+    for name, kind in (("body in evaluation mode", Transfer), ("body in training mode", Careless)):
+        found = []
+        for draw in range(DRAWS):
+            torch.manual_seed(draw)
+            model = kind(copy.deepcopy(BODY), nn.Linear(64, len(NEW)).to(DEVICE))
+            fit(model, *few(count, draw), seed=draw)
+            found.append((accuracy(model), old_accuracy(model.body)))
+        show(f"{name}: new classes", [new for new, _ in found])
+        kept[name] = show(f"{name}: old classes", [old for _, old in found])
+    print(f"{'untouched: old classes':<36} {old_accuracy(BODY):.3f}")
+    forgotten.shows(100 * kept["body in training mode"], "{:.0f} %", "The new classes don't show it.")
+
+
+show_batch_norm()
+
+# %% [markdown]
+# ## A rate for each layer
+#
+# First layers see edges and colours, which every task needs; last layers see task details. So let the head learn at full rate and each layer before it at a smaller one.
+#
+# ### Balise 3 · Rates by layer · about 8 min
+#
+# **`by_layer(layers, rate, factor, decay)`** returns the parameter groups of an optimizer: dictionaries with `"params"`, `"lr"` and `"weight_decay"`. `layers`, a list, a tuple or an `nn.Sequential`, has the modules from the first to the head. The head has the rate `rate`, and each layer before it, also one without parameters, `factor` times that of the next.
+#
+# - Each parameter that learns is in exactly one group. If two layers share it, it gets the later layer's rate. Frozen ones are in none.
+# - Weights of two or more dimensions have the weight decay `decay`. Biases and norm parameters are 1-D: their decay is 0.
+# - There are no empty groups.
+#
+# About 6 lines.
+#
+# <details><summary>Hint</summary>
+#
+# Put the `id` of each parameter that you have seen into `seen`. Two lists a layer: `p.ndim > 1`, and the others.
+# </details>
+
+
+# %% tags=["balise-3"]
+def by_layer(layers, rate, factor, decay):
+    """Parameter groups for an optimizer: [{"params", "lr", "weight_decay"}, ...], in any order.
+
+    layers: modules from the first to the head. rate: of the head; a layer has `factor` times that of the next. A shared
+    parameter belongs to the later layer. decay: of parameters with two or more dimensions; others have 0. Parameters
+    that do not learn are left out, and so are empty groups.
+    """
+    groups, seen = [], set()
+    for depth, layer in enumerate(reversed(list(layers))):
+        # BEGIN SOLUTION
+        found = [p for p in layer.parameters() if p.requires_grad and id(p) not in seen]
+        seen.update(map(id, found))
+        for matrices in (True, False):
+            chosen = [p for p in found if (p.ndim > 1) == matrices]
+            if chosen:
+                groups.append({"params": chosen, "lr": rate * factor**depth, "weight_decay": decay * matrices})
+        # END SOLUTION
+    return groups
+
+
+# %%
+tp.check(3, by_layer)
+
+# %% [markdown]
+# ## Head first, then more · further
+#
+# A new head is random, so its first gradients wreck the body. So train the head alone, then thaw the body at a small rate. Keep the same optimizer: the head's momentum is worth keeping.
+#
+# ### Balise 4 · Thaw · further · about 8 min
+#
+# **`thaw(optimizer, module, rate, factor)`** lets a frozen module learn from now on:
+#
+# - All rates in the optimizer are multiplied by `factor`.
+# - The parameters of `module` learn, in one new group with the rate `rate`; other options are the optimizer's defaults. Those that are in the optimizer already are not added again.
+# - What the optimizer remembers (momentum, Adam's averages) stays.
+# - The mode of `module` stays: batch norm stays frozen.
+#
+# About 6 lines.
+#
+# <details><summary>Hint</summary>
+#
+# `optimizer.add_param_group({"params": [...], "lr": rate})`. It raises if a parameter is already in a group.
+# </details>
+
+
+# %% tags=["balise-4"]
+def thaw(optimizer, module, rate, factor):
+    """Let a frozen module learn, at a rate of its own, in an optimizer that goes on.
+
+    rate: of the module's parameters, in one new group with the optimizer's defaults. factor: of all rates that the optimizer has so far. Its state
+    and the module's mode stay as they are. Nothing is added twice; without new parameters there is no new group.
+    """
+    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    # BEGIN SOLUTION
+    for group in optimizer.param_groups:
+        group["lr"] *= factor
+    module.requires_grad_(True)
+    new = [p for p in module.parameters() if id(p) not in held]
+    if new:
+        optimizer.add_param_group({"params": new, "lr": rate})
+    # END SOLUTION
+
+
+# %%
+tp.check(4, thaw)
+
+
+# %% jupyter={"source_hidden": true}
+def show_forgetting(count=5):
+    """Accuracy on the new and on the old classes, for three ways to learn from a few images."""
+    found = {}
+    for draw in range(DRAWS):
+        given = few(count, draw)
+        torch.manual_seed(draw)
+        head = nn.Linear(64, len(NEW)).to(DEVICE)
+
+        def note(name, model, body):
+            found.setdefault(name, []).append((accuracy(model), old_accuracy(body)))
+
+        probed = fit(Transfer(copy.deepcopy(BODY), copy.deepcopy(head)), *given, seed=draw)
+        note("head alone", probed, probed.body)
+        whole = nn.Sequential(copy.deepcopy(BODY).requires_grad_(True), copy.deepcopy(head))
+        note("all at rate 0.05", fit(whole, *given, rate=0.05, seed=draw), whole[0])
+        optimizer = torch.optim.SGD(learning(probed), 0.05, momentum=0.9, nesterov=True)
+        thaw(optimizer, probed.body, 0.002, 0.1)
+        note("head first, then all at 0.002", fit(probed, *given, optimizer=optimizer, seed=draw), probed.body)
+    for name, pairs in found.items():
+        show(f"{name}: new classes", [new for new, _ in pairs])
+        show(f"{name}: old classes", [old for _, old in pairs])
+
+
+show_forgetting()
+
+# %% [markdown]
+# On the new classes the three differ by less than the spread. They differ on the old ones: that is the "fine" in fine-tuning.
+
+# %% [markdown]
+# ## LoRA: a change of low rank
+#
+# One large model serves many tasks; full copies cost. LoRA (Hu and others, 2021, arXiv 2106.09685) leaves a matrix $W$ of `(out, in)` as it is and learns $\Delta = \frac{\alpha}{r} B A$, with $A$ of `(r, in)` and $B$ of `(out, r)`:
+#
+# $$y = W x + \tfrac{\alpha}{r}\, B\,(A\,x)$$
+#
+# Gradients and optimizer states are needed for $r\,(\text{in} + \text{out})$ numbers in place of $\text{in} \cdot \text{out}$.
+#
+# ### Balise 5 · LoRA · about 12 min
+#
+# **`LoRALinear(linear, rank, alpha)`** wraps an `nn.Linear`. Its weight and bias are frozen. `A` and `B` are parameters with the weight's dtype and device; `A` is drawn as `nn.Linear` draws a weight, `B` is zero, so that at first nothing changes. `forward` never forms a matrix of `(out, in)`.
+#
+# **`with_lora(model, names, rank, alpha)`** freezes the model and replaces in place each `nn.Linear` whose attribute name is in `names`, such as `"query"`. It returns the model.
+#
+# **`lora_numbers(shapes, rank)`** returns how many numbers learn, for weights of these `(out, in)` shapes, and the bytes of Adam's state: two float32 each. 4, 1, 2 and 2 lines.
+#
+# <details><summary>Hint</summary>
+#
+# `nn.init.kaiming_uniform_(A, a=math.sqrt(5))` is what `nn.Linear` does. `setattr(module, name, ...)` replaces a child.
+# </details>
+
+
+# %% tags=["balise-5"]
+class LoRALinear(nn.Module):
+    """linear(x) + alpha / rank * B A x. linear: an nn.Linear that stays as it is; A (rank, in) and B (out, rank) learn."""
+
+    def __init__(self, linear, rank, alpha):
+        super().__init__()
+        self.linear, self.scale = linear, alpha / rank
+        # BEGIN SOLUTION
+        linear.requires_grad_(False)
+        like = {"dtype": linear.weight.dtype, "device": linear.weight.device}
+        self.A = nn.Parameter(nn.init.kaiming_uniform_(torch.empty(rank, linear.in_features, **like), a=math.sqrt(5)))
+        self.B = nn.Parameter(torch.zeros(linear.out_features, rank, **like))
+        # END SOLUTION
+
+    def forward(self, x):
+        """x (..., in) to (..., out)."""
+        # BEGIN SOLUTION
+        return self.linear(x) + self.scale * F.linear(F.linear(x, self.A), self.B)
+        # END SOLUTION
+
+
+def with_lora(model, names, rank, alpha):
+    """Freeze the model; in the place of each nn.Linear whose own name is in `names` put a LoRALinear. Returns the model."""
+    model.requires_grad_(False)
+    for module in list(model.modules()):
+        for name, child in list(module.named_children()):
+            # BEGIN SOLUTION
+            if name in names and isinstance(child, nn.Linear):
+                setattr(module, name, LoRALinear(child, rank, alpha))
+            # END SOLUTION
+    return model
+
+
+def lora_numbers(shapes, rank):
+    """(numbers that learn, bytes of Adam's two float32 averages of them) for weights of shapes [(out, in), ...]."""
+    # BEGIN SOLUTION
+    numbers = sum(rank * (inputs + outputs) for outputs, inputs in shapes)
+    return numbers, 8 * numbers
+    # END SOLUTION
+
+
+# %%
+tp.check(5, LoRALinear, with_lora, lora_numbers)
+
+
+# %% tags=["setup"]
+DIGITS = data.digits()
+
+
+def mlp():
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 10))
+
+
+LINEARS = "1", "3", "5"  # their names in the model
+
+
+def fit_digits(model, x, y, steps, rate, seed):
+    generator = torch.Generator().manual_seed(seed)
+    optimizer = torch.optim.Adam(learning(model), rate)
+    for step in range(steps):
+        optimizer.param_groups[0]["lr"] = rate * (1 - step / steps)
+        rows = torch.randint(len(x), (64,), generator=generator)
+        optimizer.zero_grad()
+        F.cross_entropy(model(x[rows]), y[rows]).backward()
+        optimizer.step()
+    return model
+
+
+def tilted(x, degrees=30):
+    """Digits (n, 1, 8, 8), turned."""
+    angle = math.radians(degrees)
+    turn = torch.tensor([[math.cos(angle), -math.sin(angle), 0], [math.sin(angle), math.cos(angle), 0]])
+    grid = F.affine_grid(turn.expand(len(x), 2, 3), x.shape, align_corners=False)
+    return F.grid_sample(x - x.min(), grid, align_corners=False) + x.min()
+
+
+# %% [markdown]
+# An MLP knows upright digits. The new task tilts them by 30 degrees, with two examples of each digit.
+
+
+# %% jupyter={"source_hidden": true}
+def show_lora():
+    torch.manual_seed(0)
+    known = fit_digits(mlp(), DIGITS.train_x, DIGITS.train_y, 300, 3e-3, 0)
+    val, labels = tilted(DIGITS.val_x), DIGITS.val_y
+    show("untouched", [accuracy(known, val, labels)])
+    ways = {"from scratch": 3e-3, "last layer": 3e-2, "everything": 3e-3, 1: 3e-2, 2: 2e-2, 4: 2e-2, 8: 1e-2, 32: 1e-2}
+    found = {}
+    for draw, (way, rate) in itertools.product(range(DRAWS), ways.items()):
+        generator = torch.Generator().manual_seed(draw)
+        members = [(DIGITS.train_y == digit).nonzero()[:, 0] for digit in range(10)]
+        rows = torch.cat([some[torch.randperm(len(some), generator=generator)[:2]] for some in members])
+        torch.manual_seed(draw + 1)
+        model = mlp() if way == "from scratch" else copy.deepcopy(known)
+        if way == "last layer":
+            model[:-1].requires_grad_(False)
+        if isinstance(way, int):
+            with_lora(model, LINEARS, rank=way, alpha=2 * way)
+        fit_digits(model, tilted(DIGITS.train_x[rows]), DIGITS.train_y[rows], 80, rate, draw)
+        found.setdefault(way, []).append((accuracy(model, val, labels), sum(p.numel() for p in learning(model))))
+    for way, pairs in found.items():
+        name = f"LoRA, rank {way}" if isinstance(way, int) else way
+        show(f"{name}: {pairs[0][1]:,} numbers learn", [right for right, _ in pairs])
+    shapes = [tuple(known[int(name)].weight.shape) for name in LINEARS]
+    print(f"by your formula, rank 8: {lora_numbers(shapes, 8)[0]:,} numbers, {lora_numbers(shapes, 8)[1]:,} bytes of Adam")
+
+
+show_lora()
+
+# %% [markdown]
+# ## Merge, and an adapter in a file · further
+#
+# After training, add $\Delta$ to $W$: the model is as fast as the base. Or save a task as a small file, valid for one base only.
+#
+# ### Balise 6 · Merge, unmerge, save, load · further · about 17 min
+#
+# - **`merge(model)`** adds $\frac{\alpha}{r} B A$ to the weight of each `LoRALinear`, which then computes `linear(x)` alone; **`unmerge(model)`** takes it away again. A second call is harmless. Keep a flag in the layer: `merged`. A deep copy of a merged model is a model of its own.
+# - **`save_adapter(model, path)`** writes a safetensors file with the `A` and `B` of each layer under their names in the model, and with `{"base": fingerprint(model)}` as metadata.
+# - **`load_adapter(model, path)`** copies them into a model with the same layers. A file for another base raises `ValueError` and changes nothing.
+#
+# `fingerprint` is given. Training an adapter doesn't change it. Merging rounds, so after `unmerge` the base differs in its last bits: save before you merge, and load into a base that never was merged. 4, 4 and 5 lines; saving is given.
+#
+# <details><summary>Hint</summary>
+#
+# `save_file(tensors, path, metadata=...)` wants contiguous tensors. `with safe_open(path, "pt") as file: file.metadata()`. `layer.forward = layer.linear.forward` hides the class's method in this one layer; `del layer.forward` brings it back.
+# </details>
+
+
+# %% tags=["setup"]
+def adapters(model):
+    """{name: LoRALinear} of a model."""
+    return {name: module for name, module in model.named_modules() if isinstance(module, LoRALinear)}
+
+
+def fingerprint(model):
+    """A checksum of everything but the adapters. The model must be unmerged."""
+    digest = hashlib.sha256()
+    for name, value in sorted(model.state_dict().items()):
+        if not name.endswith((".A", ".B")):
+            digest.update(name.encode() + value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+# %% tags=["balise-6"]
+@torch.no_grad()
+def merge(model):
+    """Add each adapter to its weight; merged layers compute linear(x) alone. Layers that are merged stay so."""
+    # BEGIN SOLUTION
+    for layer in adapters(model).values():
+        if not getattr(layer, "merged", False):
+            layer.linear.weight += layer.scale * layer.B @ layer.A
+            layer.merged, layer.forward = True, layer.linear.forward
+    # END SOLUTION
+
+
+@torch.no_grad()
+def unmerge(model):
+    """Take each merged adapter away from its weight again. Layers that are not merged stay so."""
+    # BEGIN SOLUTION
+    for layer in adapters(model).values():
+        if getattr(layer, "merged", False):
+            layer.linear.weight -= layer.scale * layer.B @ layer.A
+            layer.merged = False
+            del layer.forward
+    # END SOLUTION
+
+
+def save_adapter(model, path):
+    """Write A and B of each adapter, and the base's fingerprint, to a safetensors file. The model is not merged."""
+    tensors = {f"{name}.{part}": getattr(layer, part).detach().contiguous() for name, layer in adapters(model).items() for part in "AB"}
+    save_file(tensors, path, metadata={"base": fingerprint(model)})
+
+
+@torch.no_grad()
+def load_adapter(model, path):
+    """Copy A and B from a file of `save_adapter`; ValueError, and nothing changed, for a file of another base."""
+    # BEGIN SOLUTION
+    with safe_open(path, "pt") as file:
+        if file.metadata()["base"] != fingerprint(model):
+            raise ValueError(f"{path} is an adapter of another base model")
+    for name, value in load_file(path).items():
+        model.get_parameter(name).copy_(value)
+    # END SOLUTION
+
+
+# %%
+tp.check(6, merge, unmerge, save_adapter, load_adapter)
+
+# %% [markdown]
+# ## Four bits · further
+#
+# The base is only read, so few bits suffice. NF4 (Dettmers and others, 2023, arXiv 2305.14314) has 16 values, quantiles of a normal distribution: about equal probability lies between them. Each block of 64 weights is divided by its largest magnitude, its *scale*, and each weight becomes the nearest
+# of the 16. The scales, 32 bits for each block, are quantized again: that is *double quantization*.
+#
+# ### Balise 7 · NF4 by blocks · further · about 13 min
+#
+# **`to_nf4(weights)`** returns a `Packed`:
+#
+# - `codes`: uint8, two codes a byte, for all weights in order, block after block. The last block may be short; an odd number of weights fills half of the last byte.
+# - `scales`: int8, one for each block of 64. Subtract the mean of all scales; in each group of 256 blocks, divide by the group's largest magnitude / 127 and round.
+# - `steps`: float32, that largest magnitude / 127 of each group. `mean`: a float32 number. `shape`: that of the weights.
+#
+# **`from_nf4(packed)`** returns the weights as float32, of that shape. Choose codes with the quantized scales `from_nf4` sees. Zeros come back exactly, a block of zeros too; empty stays empty. 5, 1 and 4 lines; packing is given.
+#
+# <details><summary>Hint</summary>
+#
+# `F.pad` to full groups. `torch.bucketize(x, (NF4[1:] + NF4[:-1]) / 2)` finds the nearest code. Divide by 1 instead of a scale of 0.
+# </details>
+
+
+# %% tags=["setup"]
+def nf4_values():
+    """The 16 values, rising, from -1 to 1, with 0: quantiles of a normal distribution (QLoRA, appendix E)."""
+    normal = torch.distributions.Normal(0.0, 1.0)
+    offset = 0.9677083  # the outermost quantile, as in bitsandbytes
+    positive = normal.icdf(torch.linspace(offset, 0.5, 9)[:-1])
+    negative = -normal.icdf(torch.linspace(offset, 0.5, 8)[:-1])
+    values = torch.cat([negative, torch.zeros(1), positive.flip(0)])
+    return values / values.max()
+
+
+NF4 = nf4_values()
+BLOCK, GROUP = 64, 256  # weights of a block, blocks of a group
+
+
+class Packed(NamedTuple):
+    """Weights in four bits. codes (bytes,) uint8; scales (blocks,) int8; steps (groups,) and mean () float32."""
+
+    codes: torch.Tensor
+    scales: torch.Tensor
+    steps: torch.Tensor
+    mean: torch.Tensor
+    shape: tuple
+
+
+# %% tags=["balise-7"]
+def to_nf4(weights):
+    """Weights (...) as Packed: two codes a byte, an int8 scale for each BLOCK, a step for each GROUP of blocks, a mean.
+
+    The weights may have any floating dtype and any layout in memory; they stay as they are. mean has no dimensions.
+    """
+    flat = weights.detach().float().flatten()
+    blocks = F.pad(flat, (0, -len(flat) % BLOCK)).view(-1, BLOCK)
+    largest = blocks.abs().amax(1)
+    mean = largest.mean() if len(largest) else largest.sum()
+    # BEGIN SOLUTION
+    groups = F.pad(largest - mean, (0, -len(largest) % GROUP)).view(-1, GROUP)
+    steps = groups.abs().amax(1) / 127
+    scales = (groups / steps.where(steps > 0, 1.0)[:, None]).round().to(torch.int8).flatten()[: len(largest)]
+    again = scale_of(scales, steps, mean)[:, None]
+    codes = torch.bucketize(blocks / again.where(again > 0, 1.0), ((NF4[1:] + NF4[:-1]) / 2).to(flat.device))
+    # END SOLUTION
+    codes = codes.flatten()[: len(flat) + len(flat) % 2].to(torch.uint8)
+    return Packed(codes[0::2] << 4 | codes[1::2], scales, steps, mean, tuple(weights.shape))
+
+
+def scale_of(scales, steps, mean):
+    """The scale of each block (blocks,), as float32."""
+    # BEGIN SOLUTION
+    return (scales.float() * steps.repeat_interleave(GROUP)[: len(scales)] + mean).clamp(min=0)
+    # END SOLUTION
+
+
+def from_nf4(packed):
+    """The weights of a Packed, float32, of its shape."""
+    codes = torch.stack([packed.codes >> 4, packed.codes & 15], 1).flatten().long()
+    # BEGIN SOLUTION
+    values = NF4.to(codes.device)[codes]
+    again = scale_of(packed.scales, packed.steps, packed.mean).repeat_interleave(BLOCK)
+    count = math.prod(packed.shape)
+    return (values[:count] * again[:count]).view(packed.shape)
+    # END SOLUTION
+
+
+# %%
+tp.check(7, to_nf4, from_nf4)
+
+# %% [markdown]
+# ## QLoRA: an adapter on four bits · further
+#
+# ### Balise 8 · A LoRA layer on a packed base · further · about 16 min
+#
+# **`QLoRALinear(linear, rank, alpha)`** does what `LoRALinear` does, with the base weight in NF4. It holds no full weight: `forward` unpacks it, uses it, and forgets it. Gradients reach `x`, `A` and `B`, and nothing else. The bias, if there is one, stays as it is and does not learn. The packed base
+# moves with the module (`.to(...)`) and is in its `state_dict`.
+#
+# **`held_bits(model)`** returns the bits that a model holds for each number of its packed weights: the bits of the packed tensors in all `QLoRALinear` layers, divided by how many weights they pack. 2, 6, 2 and 2 lines.
+#
+# <details><summary>Hint</summary>
+#
+# `self.register_buffer(name, tensor)` for each tensor of the `Packed`. What autograd needs for the gradient of `x` is the weight: unpacking inside an `autograd.Function`, in forward and again in backward, keeps it from being saved. `torch.utils.checkpoint` works too.
+# </details>
+
+
+# %% tags=["balise-8"]
+class _PackedLinear(torch.autograd.Function):
+    """x W^T with a packed W, which is unpacked twice and never saved."""
+
+    @staticmethod
+    def forward(ctx, x, packed):
+        ctx.packed = packed
+        # BEGIN SOLUTION
+        return x @ from_nf4(packed).to(x.dtype).T
+        # END SOLUTION
+
+    @staticmethod
+    def backward(ctx, gradient):
+        # BEGIN SOLUTION
+        return gradient @ from_nf4(ctx.packed).to(gradient.dtype), None
+        # END SOLUTION
+
+
+class QLoRALinear(nn.Module):
+    """linear(x) + alpha / rank * B A x with the weight of `linear` in NF4; A (rank, in) and B (out, rank) learn.
+
+    Computes in the dtype of x; A and B have that of the weight, and start as in LoRALinear. Nothing as large as the
+    weight lives between forward and backward, nor after it.
+    """
+
+    def __init__(self, linear, rank, alpha):
+        super().__init__()
+        self.scale, self.bias = alpha / rank, linear.bias
+        packed = to_nf4(linear.weight)
+        self.shape = packed.shape
+        # BEGIN SOLUTION
+        for name in ("codes", "scales", "steps", "mean"):
+            self.register_buffer(name, getattr(packed, name))
+        if self.bias is not None:
+            self.bias.requires_grad_(False)
+        adapter = LoRALinear(linear, rank, alpha)
+        self.A, self.B = adapter.A, adapter.B
+        # END SOLUTION
+
+    def forward(self, x):
+        """x (..., in) to (..., out)."""
+        packed = Packed(self.codes, self.scales, self.steps, self.mean, self.shape)
+        # BEGIN SOLUTION
+        y = _PackedLinear.apply(x, packed) + self.scale * F.linear(F.linear(x, self.A), self.B)
+        return y if self.bias is None else y + self.bias
+        # END SOLUTION
+
+
+def held_bits(model):
+    """Bits held for each number of the packed weights: of the tensors of a Packed in all QLoRALinear layers."""
+    layers = [layer for layer in model.modules() if isinstance(layer, QLoRALinear)]
+    # BEGIN SOLUTION
+    held = sum(tensor.nbytes for layer in layers for name, tensor in layer.named_buffers())
+    return 8 * held / sum(math.prod(layer.shape) for layer in layers)
+    # END SOLUTION
+
+
+# %%
+tp.check(8, QLoRALinear, held_bits)
+
+
+# %%
+def errors(weights):
+    """{format: relative error} of some ways to keep weights in four bits, blocks of 64."""
+    blocks = weights.view(-1, BLOCK)
+    largest, (low, high) = blocks.abs().amax(1, keepdim=True), blocks.aminmax(dim=1, keepdim=True)
+    step = (high - low) / 15
+    ways = {
+        "NF4, double quantization": from_nf4(to_nf4(weights)).view_as(blocks),
+        "int4, symmetric": (blocks / (largest / 7)).round().clamp(-8, 7) * largest / 7,
+        "int4, from least to largest": ((blocks - low) / step).round() * step + low,
+    }
+    return {name: ((blocks - way).norm() / blocks.norm()).item() for name, way in ways.items()}
+
+
+def show_four_bits():
+    torch.manual_seed(0)
+    for name, error in errors(torch.randn(1 << 18)).items():
+        print(f"{name:<30} relative error {error:.4f} on normal weights")
+    layer = nn.Sequential(QLoRALinear(nn.Linear(1024, 1024), 8, 16))
+    print(f"QLoRA holds {held_bits(layer):.3f} bits for each number of a weight of 1,024 × 1,024")
+
+
+show_four_bits()
+
+# %% [markdown]
+# <details><summary>What to claim</summary>
+#
+# NF4 has a smaller error than symmetric int4, but not than int4 with a minimum and a maximum for each block of 64, which stores two numbers. On networks as small as ours the loss doesn't tell them apart. What NF4 surely buys is bits: 4 for a code, 8 / 64 for a scale, and next to nothing for steps and mean.
+# </details>
+
+# %% [markdown]
+# ## Past this machine · further
+#
+# What does it take to fine-tune a large model? By the formulas of practical work 13: full fine-tuning in mixed precision with Adam keeps 16 bytes a parameter, split over cards by ZeRO 3. LoRA keeps 2 for the frozen base, and 16 for each number that learns; QLoRA keeps 4.127 bits, not 2 bytes. Activations come on top.
+
+
+# %% jupyter={"source_hidden": true}
+def show_large():
+    for billions, width, layers in ((7, 4096, 32), (70, 8192, 80)):
+        parameters = billions * 1e9
+        learn = lora_numbers([(width, width)] * 4 * layers, 16)[0]
+        whole = planner.state_bytes(parameters, 1).total
+        ways = {"full": whole, "LoRA": 2 * parameters + 16 * learn, "QLoRA": 4.127 / 8 * parameters + 16 * learn}
+        words = ", ".join(f"{name} {measure.human_bytes(bytes_)}" for name, bytes_ in ways.items())
+        print(f"{billions} billion parameters, rank 16 on four matrices of each layer: {words}")
+        print(f"    full fine-tuning needs {math.ceil(whole / 72e9)} cards of 80 GB with ZeRO 3, 8 GB of each left for activations")
+
+
+show_large()
+
+# %% [markdown]
+# ## What, how, when
+#
+# | | little data | much data |
+# |---|---|---|
+# | **near** the old task | a head on cached features | all layers, small rates for the first ones |
+# | **far** from it | LoRA or the last layers; compare with scratch | from scratch may be as good |
+#
+# With one image a class, only a head on the pretrained body learns anything here. And the base matters: with the digits turned by 90 degrees and 20 examples of each, the last layer alone reached 0.76 and a new network 0.91 (six draws, measured with this code).
+#
+# ## The same with peft · further
+#
+# With `peft`, balises 5 and 6 take three lines: `get_peft_model(model, LoraConfig(r=8, lora_alpha=16, target_modules=[...]))`, `model.save_pretrained(folder)`, `PeftModel.from_pretrained(base, folder)`. `HF_HUB_OFFLINE=1` stops every call to the Hub. Here is a race on the same numbers.
+
+
+# %% jupyter={"source_hidden": true}
+def race_peft(rank=8, steps=5):
+    """([(name, seconds)] of a step with your layers and with peft's, largest difference of the outputs after `steps`)."""
+    warnings.filterwarnings("ignore", message="IProgress not found")  # what peft brings in asks for progress bars
+    logging.getLogger("torch.utils._pytree").setLevel(logging.ERROR)  # and speaks of its own future
+    from peft import LoraConfig, get_peft_model
+    from peft import __version__ as version
+
+    torch.manual_seed(0)
+    base, x, y = mlp(), DIGITS.train_x[:64], DIGITS.train_y[:64]
+    yours = with_lora(copy.deepcopy(base), LINEARS, rank, 2 * rank)
+    theirs = get_peft_model(base, LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=list(LINEARS)))
+    for name, layer in adapters(yours).items():
+        same = theirs.get_submodule(f"base_model.model.{name}")
+        same.lora_A["default"].weight.data.copy_(layer.A)
+        same.lora_B["default"].weight.data.copy_(layer.B)
+
+    def step(model, optimizer):
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+
+    pairs = [(model, torch.optim.AdamW(learning(model), 1e-2)) for model in (yours, theirs)]
+    for pair in pairs * steps:
+        step(*pair)
+    apart = (yours(x) - theirs(x)).abs().max().item()
+    runs = dict(zip(("yours", f"peft {version}"), (functools.partial(step, *pair) for pair in pairs)))
+    return list(measure.race(runs, repeats=50, device="cpu").medians.items()), apart
+
+
+# %%
+def show_peft():
+    if frameworks.here("peft"):
+        row = race_peft()
+        recorded.note("21_fine_tuning", "peft", row, on_cpu=True)
+    else:
+        row = recorded.instead("peft", "21_fine_tuning", "peft")
+    if row:
+        ((_, yours), (name, theirs)), apart = row
+        print(f"a step with LoRALinear: {1000 * yours:.2f} ms, with {name}: {1000 * theirs:.2f} ms, {theirs / yours:.2f} times as long")
+        print(f"after five steps of AdamW from the same A and B, the outputs differ by {apart:.1e} at most")
+
+
+show_peft()
+
+# %% [markdown]
+# ## Three questions
+#
+# **1.** A colleague freezes the body, and yet the old task gets worse with every epoch. What do you look at first?
+#
+# <details><summary>Answer</summary>
+#
+# At batch norm's running averages. `requires_grad=False` stops gradients, not statistics. `model.train()` makes them move again at each epoch, so the body has to be set back to evaluation mode after it, as your `Transfer.train` does.
+# </details>
+#
+# **2.** Why is `B` zero and `A` random, and not both zero?
+#
+# <details><summary>Answer</summary>
+#
+# With `B` zero the model starts as it was. The gradient of `B` is proportional to `A x`, and that of `A` to `B`: with both zero, both gradients are zero, and nothing ever learns.
+# </details>
+#
+# **3.** You serve 200 tasks from one model of 7 billion parameters. Do you merge the adapters?
+#
+# <details><summary>Answer</summary>
+#
+# No: merged, each task is a model of its own, of 14 GB. Unmerged, all share one base in memory, and an adapter is a few megabytes. A batch may even mix tasks: the product with `W` is shared, and only `B (A x)` differs by row. Merge when one task is all you serve.
+# </details>
+
+# %% [markdown]
+# ## In one paragraph
+#
+# **Fine-tuning learns a small change to existing weights.** A head on cached features costs nearly nothing, and is the best for scarce data. More layers learn more, with rates falling towards the first and batch norm frozen, or the old knowledge goes. LoRA makes the change thin: a tenth of the numbers, the same accuracy on a near task, one file for each task. QLoRA keeps the base in four
+# bits, because it only has to be read. First ask what there is to transfer; then measure against no transfer at all.
+
+# %%
+tp.progress()
