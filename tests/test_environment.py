@@ -28,7 +28,7 @@ def test_environments_agree():
     pip = dict(split(r) for r in project["dependencies"])
     for name, extra in project["optional-dependencies"].items():
         # in an environment of its own; what only `make test-browser` needs; for anyone who uses MLflow already
-        if name not in ("hub", "browser", "tracking"):
+        if name not in ("hub", "browser", "tracking", "weights"):
             pip |= dict(split(r) for r in extra)
     listed = yaml.safe_load((ROOT / "environment.yml").read_text())["dependencies"]
     (part,) = (part["pip"] for part in listed if isinstance(part, dict))
