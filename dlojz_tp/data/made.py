@@ -73,6 +73,18 @@ def opened(what: str, root: Path, command: str, read_it: Callable[[Path], dict])
         raise damaged(what, root, str(error), command) from error
 
 
+def checked(what: str, root: Path, command: str, read_it: Callable, paths: list[str], words: Callable) -> dict:
+    """The manifest of the set in `root`, of which every byte is checked: for a set of a few files.
+
+    Args: what, command and read_it, as `opened` takes them; paths, relative to root; words(manifest), the command's
+    options. Raises DataMissing where there is no set, DataDamaged where it is not whole.
+    """
+    manifest = opened(what, root, command, read_it)
+    if wrong := wrong_bytes(root, paths, manifest):
+        raise damaged(what, root, wrong, command, words(manifest))
+    return manifest
+
+
 def sums(folder: Path, paths: list[str]) -> dict:
     """What a manifest says of its files, read from them.
 

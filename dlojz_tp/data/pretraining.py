@@ -80,17 +80,14 @@ def pretrained() -> Pretrained:
 def pretrained_manifest() -> tuple[Path, dict]:
     """Folder and manifest of the set; checks every byte. Raises DataMissing and DataDamaged as `pretrained` does."""
     root = data_root() / "pretrained"
-    manifest = made.opened(WHAT, root, MADE_BY, read)
-    if wrong := made.wrong_bytes(root, FILES, manifest):
-        raise _damaged(root, wrong, manifest)
-    return root, manifest
+    return root, made.checked(WHAT, root, MADE_BY, read, FILES, _options)
 
 
 def read(folder: Path) -> dict:
     """Read the manifest of the set in `folder`. Raises FileNotFoundError or ValueError, as `made.read` does.
 
-    Its keys: format, made_by, classes; epochs and seed, as asked; accuracy, as
-    measured; versions; bytes (of all files), sizes and crc32 (of each), sha256, manifest_sha256.
+    Its keys: format, made_by, classes; epochs and seed, as asked; accuracy, as measured; versions; bytes (of all
+    files), sizes and crc32 (of each), sha256, manifest_sha256.
     """
     return made.read(folder, MADE_BY, FORMAT, _whole)
 
@@ -102,9 +99,13 @@ def _whole(manifest: dict) -> bool:
 
 
 def _damaged(root: Path, why: str, manifest: dict) -> DataDamaged:
-    return made.damaged(WHAT, root, why, MADE_BY, made.options(manifest, DEFAULTS))
+    return made.damaged(WHAT, root, why, MADE_BY, _options(manifest))
+
+
+def _options(manifest: dict) -> list[str]:
+    return made.options(manifest, DEFAULTS)
 
 
 def command_of(manifest: dict) -> str:
     """The command that makes a set with this manifest."""
-    return made.command_line(MADE_BY, made.options(manifest, DEFAULTS))
+    return made.command_line(MADE_BY, _options(manifest))

@@ -162,10 +162,7 @@ def search_table() -> SearchTable:
 def search_table_manifest() -> tuple[Path, dict]:
     """Folder and manifest of the table, every byte checked: some milliseconds. Raises as `search_table` does."""
     root = data_root() / "search_table"
-    manifest = made.opened(WHAT, root, MADE_BY, read)
-    if wrong := made.wrong_bytes(root, FILES, manifest):
-        raise _damaged(root, wrong, manifest)
-    return root, manifest
+    return root, made.checked(WHAT, root, MADE_BY, read, FILES, _options)
 
 
 def read(folder: Path) -> dict:
@@ -191,9 +188,13 @@ def _whole(manifest: dict) -> bool:
 
 
 def _damaged(root: Path, why: str, manifest: dict) -> DataDamaged:
-    return made.damaged(WHAT, root, why, MADE_BY, made.options(manifest, DEFAULTS))
+    return made.damaged(WHAT, root, why, MADE_BY, _options(manifest))
+
+
+def _options(manifest: dict) -> list[str]:
+    return made.options(manifest, DEFAULTS)
 
 
 def command_of(manifest: dict) -> str:
     """The command that makes a set with this manifest."""
-    return made.command_line(MADE_BY, made.options(manifest, DEFAULTS))
+    return made.command_line(MADE_BY, _options(manifest))
