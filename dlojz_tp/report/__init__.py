@@ -1,4 +1,4 @@
-"""Figures made from run records: each answers a question."""
+"""Figures and tables of what was measured: each answers a question."""
 
 from ._communications import communications
 from ._compare import compare
@@ -10,6 +10,7 @@ from ._roofline import roofline
 from ._streams import streams
 from ._style import ground
 from ._sweep import sweep
+from ._table import table
 from ._timeline import timeline
 
 __all__ = [
@@ -23,5 +24,6 @@ __all__ = [
     "roofline",
     "streams",
     "sweep",
+    "table",
     "timeline",
 ]
