@@ -3,8 +3,8 @@
     faster = tp.predict("How many times faster is a step in channels_last, here?", ...)   # a guess in place of ...
     faster.shows(0.94, "× {:.2f}", "oneDNN changes the layout inside anyway.")            # where it is measured
 
-The guess made before the first measurement stands; one made after it is marked so. Guesses lie beside the verdicts, one
-small file for each work.
+The first guess that was shown beside its measurement stands. Without a guess the measurement is folded away, so that
+running all cells tells no answer. Guesses are kept beside the verdicts, in one small file for each work.
 """
 
 import contextlib
@@ -35,16 +35,19 @@ class Guess:
     def shows(self, measured: float | str, form: str = "{:.3g}", why: str = "") -> None:
         """Show the guess beside what was measured, and keep both.
 
-        measured: a number, or one of the choices. form: how a number is said. why: a sentence for who is surprised.
+        measured: a number, or one of the choices. form: how a number is said. why: a sentence for anyone surprised.
+        Without a guess both are folded: a click shows them.
         """
         measured = measured if self.choices else float(measured)
         row = load(self.work).get(self.question, {})
         guess = _read(row.get("guess"), self.choices)
-        row |= {"was": _said(measured, form), "said": guess if guess is None else _said(guess, form)}
-        row["right"] = guess is not None and not row.get("late") and as_expected(guess, measured)
+        if guess is None:
+            answer = f"It was {_said(measured, form)}. {why}".rstrip()
+            render.show(render.line(f"You made no guess: {self.question}", folded=("what was measured", answer)))
+            return
+        row |= {"was": _said(measured, form), "said": _said(guess, form), "right": as_expected(guess, measured)}
         _keep(self.work, self.question, row)
-        kind = "pass" if row["right"] else "not done" if guess is None else "by catch_up"
-        render.show(render.line(f"{compared(row)}. {why}".rstrip(), kind))
+        render.show(render.line(f"{compared(row)}. {why}".rstrip(), "pass" if row["right"] else "by catch_up"))
 
 
 def predict(work: str, question: str, guess=..., choices: tuple[str, ...] = ()) -> Guess:
@@ -53,18 +56,19 @@ def predict(work: str, question: str, guess=..., choices: tuple[str, ...] = ()) 
     guess: a number, a range (low, high), one of the choices, or ... for none yet.
     """
     row = load(work).get(question, {})
-    first, measured = _read(row.get("guess"), choices), "was" in row
+    first = _read(row.get("guess"), choices)
     due = f"one of {', '.join(map(repr, choices))}" if choices else "a number or a range such as (1, 2)"
     if guess is ...:
         said, kind = f"guess before you measure: {due}, in place of the dots", "not done"
     elif (guess := _read(guess, choices)) is None:
         said, kind = f"a guess is {due}", "fail"
-    elif first is not None and measured and not row.get("late") and guess != first:
-        said, kind = f"your first guess, {_said(first)}, was made before it was measured, and stands", "by catch_up"
+    elif first is not None and "was" in row and guess != first:
+        said = f"your first guess, {_said(first)}, was made before you saw the measurement, and stands"
+        kind = "by catch_up"
     else:
         if guess != first:
-            _keep(work, question, row | {"guess": guess, "late": measured})
-        said, kind = f"you expect {_said(guess)}" + ", after it was measured" * measured, "by catch_up"
+            _keep(work, question, {"guess": guess})
+        said, kind = f"you expect {_said(guess)}", "by catch_up"
     render.show(render.line(f"{question} {said[0].upper()}{said[1:]}.", kind))
     return Guess(work, question, tuple(choices))
 
@@ -81,18 +85,17 @@ def as_expected(guess, measured) -> bool:
 
 def compared(row: dict) -> str:
     """A guess beside what was measured, in a few words."""
-    if row.get("said") is None:
-        return f"It was {row['was']}; you made no guess"
-    return f"You expected {row['said']}" + " (after the measurement)" * bool(row.get("late")) + f", it was {row['was']}"
+    return f"You expected {row['said']}, it was {row['was']}"
 
 
 def lines(work: str) -> list[tuple[str, bool]]:
-    """For each question that was measured: guess, measurement and question in a line, and whether it was right."""
-    return [(f"{compared(row)}: {question}", row["right"]) for question, row in load(work).items() if "was" in row]
+    """For each guess that was measured: guess, measurement and question in a line, and whether it was right."""
+    found = load(work).items()
+    return [(f"{compared(row)}: {question}", row["right"]) for question, row in found if row.get("said") is not None]
 
 
 def load(work: str) -> dict[str, dict]:
-    """{question: {guess, late, said, was, right}} of a work; what is damaged counts as not there."""
+    """{question: {guess, said, was, right}} of a work; what is damaged counts as not there."""
     try:
         stored = json.loads(whole_file.read(_path(work)))
         stored = {question: row for question, row in stored.items() if _whole(row)}

@@ -53,15 +53,21 @@ def test_a_choice(capsys):
 @pytest.mark.parametrize("guess", ["a lot", (1,), (1, 2, 3), True, float("nan"), None, [1, "2"], object()])
 def test_what_is_no_guess_gets_one_line(capsys, guess):
     said, shown = cell(capsys, guess, 2.0)
-    assert "A guess is a number or a range" in said and "It was 2; you made no guess." in shown
+    assert "A guess is a number or a range" in said and "You made no guess" in shown
 
 
-def test_who_runs_all_first_sees_the_measurement_and_cannot_guess_before_it_any_more(capsys):
+def test_anyone_who_runs_all_cells_first_finds_the_answer_folded_and_can_still_guess(capsys, monkeypatch):
     said, shown = cell(capsys, ..., 0.9)
-    assert "Guess before you measure" in said and "It was 0.9; you made no guess." in shown
-    said, shown = cell(capsys, 0.9, 0.9)
-    assert "after it was measured" in said and "(after the measurement)" in shown and "✓" not in shown
-    assert guesses.lines(WORK)[0][1] is False
+    assert "Guess before you measure" in said and f"You made no guess: {ASKED}" in shown
+    assert guesses.lines(WORK) == [], "the list of guesses would tell it"
+    cards = []
+    monkeypatch.setattr(guesses.render, "show", cards.append)
+    guesses.predict(WORK, ASKED).shows(0.9, why="The reason.")
+    before, folded = cards[-1]._repr_html_().split("<details")
+    assert "0.9" not in before and " open" not in folded
+    assert "It was 0.9. The reason." in folded and "</details>" in folded
+    guesses.predict(WORK, ASKED, 0.9).shows(0.9)
+    assert "You expected 0.9, it was 0.9" in cards[-1]._repr_html_() and guesses.lines(WORK)[0][1] is True
 
 
 def test_the_guess_before_the_first_measurement_stands(capsys):
@@ -76,7 +82,7 @@ def test_a_damaged_file_or_a_full_disk_disturbs_nobody(capsys, monkeypatch):
     cell(capsys, 5, 5.0)
     path = state.folder() / guesses.FOLDER / f"{WORK}.json"
     rows = ["", "[]", "7", "null", '{"q": 1}', json.dumps({ASKED: {"guess": {}}}), json.dumps({ASKED: {"was": "1"}})]
-    for text in [*rows, json.dumps({ASKED: {"guess": "x" * 9, "late": "no"}})]:
+    for text in [*rows, json.dumps({ASKED: {"guess": "x" * 9}})]:
         path.write_text(text)
         assert guesses.lines(WORK) == []
         assert "You expected 2, it was 2" in cell(capsys, 2, 2.0)[1]
@@ -86,7 +92,7 @@ def test_a_damaged_file_or_a_full_disk_disturbs_nobody(capsys, monkeypatch):
 
 def test_a_question_that_became_one_of_choices_forgets_the_number(capsys):
     cell(capsys, 5, 5.0)
-    assert "It was faster; you made no guess." in cell(capsys, ..., "faster", choices=("faster", "slower"))[1]
+    assert "You made no guess" in cell(capsys, ..., "faster", choices=("faster", "slower"))[1]
 
 
 def test_progress_ends_with_the_guesses_and_reset_forgets_them(capsys, tmp_path):

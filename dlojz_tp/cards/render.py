@@ -40,11 +40,17 @@ def verdict(v: Verdict) -> Card:
     return Card(_verdict_text(v), _verdict_html(v))
 
 
-def line(text: str, kind: str = "not done", code: tuple[str, str] = ("", "")) -> Card:
-    """One calm line, such as "balise 3 is not done yet". code: a title, and Python to unfold (notebooks only)."""
+def line(
+    text: str, kind: str = "not done", code: tuple[str, str] = ("", ""), folded: tuple[str, str] = ("", "")
+) -> Card:
+    """One calm line, such as "balise 3 is not done yet".
+
+    code: a title, and Python to unfold (notebooks only). folded: a title, and words to unfold; plain text has both.
+    """
     marked = f"{_MARK[kind]} {text}"
-    below = _folded(code[0], _highlighted(code[1]), "pre") if code[1] else ""
-    return Card(marked, f'<div style="{_STYLE.format(c=_COLOUR[kind])}">{_e(marked)}{below}</div>')
+    below = _folded(code[0], code[1] and _highlighted(code[1]), "pre") + _folded(folded[0], _e(folded[1]))
+    plain = marked + f"\n    {folded[0]}: {folded[1]}" * bool(folded[1])
+    return Card(plain, f'<div style="{_STYLE.format(c=_COLOUR[kind])}">{_e(marked)}{below}</div>')
 
 
 def progress(
