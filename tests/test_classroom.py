@@ -18,7 +18,7 @@ import pytest
 
 from dlojz_tp import progress
 from dlojz_tp.cards.verdict import BROKEN
-from dlojz_tp.classroom import command, desk, drop, reading, telling
+from dlojz_tp.classroom import command, desk, drop, pace, reading, telling
 from dlojz_tp.classroom.reading import Told
 from dlojz_tp.works import source
 
@@ -170,6 +170,28 @@ def test_stated_minutes_and_hints_are_those_of_the_course():
     assert len(desk.hint_text("23_inference", 1, name)) > 20 and desk.hint_text(WORK, 1, "none") == ""
     assert "return" in desk.hint_text(WORK, 1, "nothing-returned")
     assert len(desk._in_code("gpu_acceleration")) > len(desk._in_code("inference"))
+
+
+def test_minutes_of_a_class_beside_those_that_are_stated(tmp_path):
+    def of(many):
+        trainees = [trainee((20, 0, "opened", ""), (8, 1, "pass", ""), uid=60_000 + i) for i in range(many)]
+        return pace.rows(desk.class_view(trainees, NOW))
+
+    stated = source.find(WORK).balises[1].minutes
+    assert of(3) == [(WORK, 1, 3, stated, 12.0, 12 / stated)], "nobody has passed the second"
+    page = tmp_path / "docs" / "minutes.md"
+    assert "nothing is written" in pace.keep(of(7), "2026-01-31", page) and "is not there" in pace.keep(of(8), "", page)
+    page.parent.mkdir()
+    assert "1 balises" in pace.keep(of(8), "2026-01-31", page)
+    assert f"| {WORK} | 1 | 8 | {stated} | 12.0 | {12 / stated:.2f} |" in page.read_text()
+    assert pace.text(of(1)).splitlines()[1].split()[:3] == [WORK, "1", "1"] and len(pace.text([]).splitlines()) == 1
+
+
+def test_the_command_prints_minutes_and_serves_nothing(shared, capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr(command, "MEASURED", tmp_path / "minutes.md")
+    assert command.main([str(shared), "--minutes"]) == 0
+    said = capsys.readouterr()
+    assert said.out.split() == [*pace.HEAD] and "nothing is written" in said.err
 
 
 def answer(address):

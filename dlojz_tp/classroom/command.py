@@ -11,8 +11,9 @@ import threading
 import time
 from pathlib import Path
 
-from dlojz_tp.classroom import desk, drop, reading
+from dlojz_tp.classroom import desk, drop, pace, reading
 from dlojz_tp.data import folders
+from dlojz_tp.works.source import ROOT
 
 PAGE = Path(__file__).parent / "page"
 KINDS = {
@@ -24,6 +25,7 @@ FRESH = 1.5  # seconds: a reading that is older is done again when the page asks
 PATIENCE = 3.0  # seconds that the page waits for the folder
 OLD = 15.0  # seconds: an older reading is said to be old
 PORT = 8990
+MEASURED = ROOT / "docs" / "measured_minutes.md"
 
 
 def main(argv: list[str]) -> int:
@@ -36,6 +38,10 @@ def main(argv: list[str]) -> int:
     )
     parser.add_argument("--make", action="store_true", help="make the folder, show nothing")
     parser.add_argument("--csv", action="store_true", help="print a line for each trainee and balise, serve nothing")
+    parser.add_argument(
+        "--minutes", action="store_true",
+        help="print each balise's median minutes beside those stated, and write them to docs/measured_minutes.md",
+    )  # fmt: skip
     parser.add_argument(
         "--port", type=int, choices=range(1, 65536), metavar="PORT", help=f"on 127.0.0.1 [{PORT}, or a free one]"
     )
@@ -51,6 +57,8 @@ def main(argv: list[str]) -> int:
             for line in board.left:
                 print(f"class: {line}", file=sys.stderr)
             return 0
+        if options.minutes:
+            return _minutes(board)
         return serve(board, options.port)
     except folders.NoFolder as error:
         problem = str(error)
@@ -60,6 +68,13 @@ def main(argv: list[str]) -> int:
             problem += f" (`python -m dlojz_tp class {options.folder} --make` makes it)"
     print(f"class: {problem}", file=sys.stderr)
     return 1
+
+
+def _minutes(board: "Board") -> int:
+    found = pace.rows(board.now())
+    print(pace.text(found), end="")
+    print(f"class: {pace.keep(found, time.strftime('%Y-%m-%d'), MEASURED)}", file=sys.stderr)
+    return 0
 
 
 def _make(shared: Path) -> int:
@@ -93,6 +108,11 @@ class Board:
             self._read_at = time.time()
             self._view = desk.class_view(list(self.trainees.values()), self._read_at)
             self.left = self._reader.warnings(desk.name_of)
+
+    def now(self) -> dict:
+        """What `desk.class_view` says of what was read."""
+        with self._lock:
+            return self._view
 
     def table(self) -> str:
         """All that is known, as CSV."""

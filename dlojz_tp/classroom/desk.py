@@ -147,6 +147,7 @@ def _work(name: str, trainees: list[Trainee]) -> dict:
                 "number": number,
                 "title": balise.title,
                 "passed": sum(row.word == "pass" for row in rows),
+                "timed": len(spent),
                 "median": round(statistics.median(spent), 1) if spent else None,
                 "stated": balise.minutes or None,
             }
