@@ -1,7 +1,7 @@
 """The map of the course: every practical work with its minutes, what it builds on, and how far you have come.
 
-`lab` makes `index.ipynb` from it in the work folder, anew at each start, and opens it first. Works and balises come
-from the sources, the state from `progress`: only the order of ideas stands here.
+`lab` writes it to `index.ipynb` in the work folder at each start, and opens that first. Works and balises come from the
+sources, and the state from `progress`. Only the order of ideas is here.
 """
 
 import html
@@ -26,6 +26,8 @@ MAP = {  # part of the course: {work: the works that come before it}
     "After training": {"21": "02", "22": "02", "23": "03 17"},
     "All together": {"25": "05 10"},
 }  # fmt: skip
+# the shortest path, as in the instructor's plan
+TWO_DAYS = {"00", "01", "02", "03", "04", "05", "08", "09", "13", "14"}
 _SQUARE = (
     "display:inline-block;width:15px;height:15px;line-height:15px;margin-right:2px;text-align:center;font-size:11px;"
     "vertical-align:middle;"
@@ -71,7 +73,7 @@ def _work(work: source.Work, verdicts: dict[int, str], before: str) -> tuple[str
     link = f'<a href="{work.name}.ipynb">{number}</a>'
     cells = (
         link,
-        html.escape(work.title),
+        html.escape(work.title) + " •" * (number in TWO_DAYS),
         f'<span style="white-space:nowrap">{squares}</span>',
         work.core,
         work.minutes,
@@ -79,7 +81,8 @@ def _work(work: source.Work, verdicts: dict[int, str], before: str) -> tuple[str
     )
     row = "".join(f'<td style="text-align:left">{cell}</td>' for cell in cells)
     said = f"about {work.minutes} min, core {work.core}" + f", builds on {before}" * bool(before)
-    return f"  {number}  {work.title}: {done} of {len(words)}, {said}", f"<tr>{row}</tr>"
+    marked = work.title + " •" * (number in TWO_DAYS)
+    return f"  {number}  {marked}: {done} of {len(words)}, {said}", f"<tr>{row}</tr>"
 
 
 def show():
@@ -112,11 +115,14 @@ def notebook(folder: Path) -> bytes:
     """`index.ipynb`, with the map as it is now below its one cell of code. folder: of the verdicts."""
     now = card(folder)
     head = (
-        "# The practical works\n\nA click on a number opens the notebook. Run the cell below (Shift-Enter), and the "
+        "# The practical works\n\nClick on a number to open the notebook. Run the cell below (Shift-Enter), and the "
         "map follows your work while this kernel runs."
     )
-    # behind the code: Shift-Enter in a last cell would add one
-    tail = "A square is a balise, one with a frame belongs to the core. Hold the mouse over it for its title."
+    # after the code: Shift-Enter in a last cell would add one
+    tail = (
+        "Each square is a balise; a frame means that it belongs to the core. Hold the mouse over it for its title. "
+        "A • after the title marks the two-day path."
+    )
     data = {"text/html": [now._repr_html_()], "text/plain": [repr(now)]}
     cells = [
         {"cell_type": "markdown", "id": "head", "metadata": {}, "source": [head]},

@@ -4,6 +4,7 @@ import json
 import time
 
 from dlojz_tp import index, progress
+from dlojz_tp.authoring import minutes
 from dlojz_tp.works import source
 
 ORDER = {work: before.split() for part in index.MAP.values() for work, before in part.items()}
@@ -20,6 +21,12 @@ def test_the_map_says_minutes_and_frames_the_core(tmp_path):
     assert f'<td style="text-align:left">{work.core}</td><td style="text-align:left">{work.minutes}</td>' in page
     works = [source.find(name) for name in source.names()]
     assert page.count(index._FRAME) == sum(not balise.further for each in works for balise in each.balises.values())
+
+
+def test_the_map_marks_the_path_of_the_two_day_plan(tmp_path):
+    assert minutes.of_plan("Two days") == index.TWO_DAYS
+    text = repr(index.card(tmp_path))
+    assert text.count(" •: ") == len(index.TWO_DAYS)
 
 
 def test_the_map_shows_each_balise_with_its_last_verdict(tmp_path):
