@@ -1,4 +1,4 @@
-"""What a notebook opens: checks, help for who fell behind, and progress."""
+"""What a notebook opens: checks, help for anyone who is late, and progress."""
 
 import dataclasses
 import importlib

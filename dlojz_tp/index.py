@@ -61,7 +61,7 @@ def card(folder: Path | None = None) -> render.Card:
 
 
 def _work(work: source.Work, verdicts: dict[int, str], before: str) -> tuple[str, str]:
-    """A work's line as text and as HTML: a square for each balise, its title where the mouse stands on it."""
+    """A work's line as text and as HTML: a square for each balise, its title when the mouse is over it."""
     words = [(balise, verdicts.get(number, "not done")) for number, balise in work.balises.items()]
     done, number = sum(word == "pass" for _, word in words), work.name[:2]
     squares = "".join(

@@ -1,7 +1,7 @@
-"""How long a practical work takes, by one formula, and what is core in it, what further.
+"""What a practical work asks for: words to read, lines to write, and minutes, by one formula.
 
-An author marks a heading of a source with " · further". The minutes behind it are written here. The core of a work is
-all that is not marked; a section of which every balise is further is further itself.
+An author marks a heading of a source with " · further", and this module writes the minutes after it. The core of a work
+is everything that isn't marked. A section is further itself if all its balises are.
 """
 
 import argparse
@@ -12,13 +12,20 @@ from dlojz_tp.works import source
 from dlojz_tp.works.source import BEGIN, END, ROOT, SOLUTIONS, checks_in, split_cells, uncomment
 
 # all constants of the formula
-WORDS_A_MINUTE = 150  # read and thought about, hints included
-GIVEN_A_MINUTE = 30  # lines of given code: two seconds each; a cell that only draws is not read
+WORDS_A_MINUTE = 100  # read and thought about, hints included
+GIVEN_A_MINUTE = 30  # lines of given code: two seconds each; nobody reads a cell that is collapsed
 MINUTES_A_LINE = 1.0  # to write
-MINUTES_A_VERDICT = 1.0
-OF_A_WORK, CORE_OF_A_WORK, FOUR_DAYS, TWO_DAYS = 100, 60, 14 * 60, 7 * 60  # minutes at most
+MINUTES_A_VERDICT = 1.5 * 3  # one to three answers fail before one passes, and each costs three minutes
+OPENING = 2.0  # minutes to open a work and to run its first cells
 
-README, PLANS = ROOT / "README.md", ROOT / "docs" / "instructor.md"
+# all limits
+OF_A_WORK, CORE_OF_A_WORK = 130, 60  # minutes
+PLANS_OF_DAYS = {"Two days": 7 * 60, "Four days": 14 * 60, "Five days": 17.5 * 60}  # minutes
+WORDS_OF_ALL = 42_000  # in sight, in all works
+WORDS_A_LINE, GIVEN_A_LINE = 55, 7  # in the cores, for each line to write
+WORDS_OF_A_TASK = 150  # between the heading of a balise and its cell
+
+README, INSTRUCTOR = ROOT / "README.md", ROOT / "docs" / "instructor.md"
 _HEADING = re.compile(r"^# (#{1,3}) (.+?)( · further)?(?: · about \d+ min(?:, core \d+)?)?$")
 _ROW = re.compile(r"^\| (\d\d_\w+) \| (.*) \| \d+(?: •)? \| \d+ \|$", re.MULTILINE)
 _SLOT = re.compile(r"^\| (\d) \| (\d\d) \| [\d, ]* \| \d+ \|$", re.MULTILINE)
@@ -28,7 +35,11 @@ _ALL = re.compile(r"^In all, .* hours.*$", re.MULTILINE)
 
 @dataclass
 class Section:
-    """What stands below a heading, up to the next. line: the heading's, from 0. balise: its number, or None."""
+    """What is below a heading, up to the next one.
+
+    line: the heading's, from 0. balise: its number, or None. words: all; sight: those that aren't folded;
+    task: those in sight before a balise's cell. given, written: lines of code. verdicts: checks that are called.
+    """
 
     line: int
     level: int
@@ -37,6 +48,8 @@ class Section:
     marked: bool
     further: bool
     words: int = 0
+    sight: int = 0
+    task: int = 0
     given: int = 0
     written: int = 0
     verdicts: int = 0
@@ -45,12 +58,13 @@ class Section:
     def minutes(self) -> float:
         """The formula."""
         reading = self.words / WORDS_A_MINUTE + self.given / GIVEN_A_MINUTE
-        return reading + self.written * MINUTES_A_LINE + self.verdicts * MINUTES_A_VERDICT
+        answering = self.written * MINUTES_A_LINE + self.verdicts * MINUTES_A_VERDICT
+        return OPENING * (self.level == 1) + reading + answering
 
 
 def sections(text: str) -> list[Section]:
     """The sections of a source, counted; the first begins at the title."""
-    found, fenced = [], False
+    found, fenced, folded = [], False, False
     for cell in split_cells(text):
         for number, line in enumerate(cell.text.splitlines(), cell.line - 1):
             if cell.kind == "code":
@@ -61,7 +75,9 @@ def sections(text: str) -> list[Section]:
                 balise = re.match(r"Balise (\d+) ", title)
                 found.append(Section(number, level, title, balise and int(balise[1]), further, further))
             elif found:
-                found[-1].words += len(uncomment(line).split())
+                folded |= "<details>" in line
+                _count_words(len(uncomment(line).split()), folded, found[-1])
+                folded &= "</details>" not in line
         if cell.kind == "code" and found:
             _count_code(cell, found[-1])
     for i, section in enumerate(found):
@@ -73,6 +89,13 @@ def sections(text: str) -> list[Section]:
         if section.level == 2 and any(s.balise for s in below):
             section.further |= all(s.further for s in below if s.balise)
     return found
+
+
+def _count_words(count, folded, section):
+    section.words += count
+    if not folded:
+        section.sight += count
+        section.task += count * (section.balise is not None and not section.written)
 
 
 def _count_code(cell, section):
@@ -138,8 +161,8 @@ def readme(text: str, works: dict[str, list[Section]], two_days: set[str]) -> st
 
 
 def of_plan(days: str) -> set[str]:
-    """The numbers of the works in a plan: of "Two days" or "Four days"."""
-    plan = PLANS.read_text(encoding="utf-8").split(f"## {days}")[1].split("\n## ")[0]
+    """The numbers of the works in a plan: "Two days", "Four days" or "Five days"."""
+    plan = INSTRUCTOR.read_text(encoding="utf-8").split(f"## {days}")[1].split("\n## ")[0]
     return {number for _, number in _SLOT.findall(plan)}
 
 
@@ -153,7 +176,7 @@ def write(paths) -> None:
     for path in paths:
         _write(path, with_minutes(path.read_text(encoding="utf-8")))
     works = all_works()
-    _write(PLANS, plans(PLANS.read_text(encoding="utf-8"), works))
+    _write(INSTRUCTOR, plans(INSTRUCTOR.read_text(encoding="utf-8"), works))
     _write(README, readme(README.read_text(encoding="utf-8"), works, of_plan("Two days")))
 
 
@@ -162,23 +185,36 @@ def _write(path, text):
         path.write_text(text, encoding="utf-8")
 
 
+def in_cores(works: dict[str, list[Section]]) -> tuple[float, float]:
+    """Words in sight, and given lines, for each line to write in the cores of these works."""
+    core = [s for found in works.values() for s in found if not s.further]
+    lines = max(1, sum(s.written for s in core))
+    return sum(s.sight for s in core) / lines, sum(s.given for s in core) / lines
+
+
 def main(argv: list[str]) -> int:
     """`python -m dlojz_tp minutes`: print what is counted, by work and section, and `write` all minutes."""
     argparse.ArgumentParser(prog="python -m dlojz_tp minutes", description=main.__doc__).parse_args(argv)
     works = all_works()
-    print(f"{'minutes':>7} {'core':>6} {'words':>6} {'given':>6} {'write':>6} {'verdicts':>8}")
+    heads = ("minutes", "core", "sight", "folded", "given", "write", "checks", "words a line", "given a line")
+    print(" ".join(f"{head:>7}" for head in heads))
     for name, found in works.items():
-        counts = [sum(getattr(s, what) for s in found) for what in ("words", "given", "written", "verdicts")]
-        _print_row(*of_work(found), *counts, name)
+        _print_row(found, name)
+        _print_row([s for s in found if not s.further], "    core")
         for s in found:
-            _print_row(
-                s.minutes, 0 if s.further else s.minutes, s.words, s.given, s.written, s.verdicts, f"    {s.title}"
-            )
+            _print_row([s], f"        {s.title}{' · further' * s.further}")
+    _print_row([s for found in works.values() for s in found], "all works")
+    _print_row([s for found in works.values() for s in found if not s.further], "all cores")
     whole, core = (sum(each) / 60 for each in zip(*map(of_work, works.values())))
-    print(f"in all {whole:.1f} hours, core {core:.1f}")
+    print(f"in all {whole:.1f} hours, core {core:.1f}; sight and folded are words, given and write are lines of code")
     write(SOLUTIONS / f"{name}.py" for name in works)
     return 0
 
 
-def _print_row(minutes, core, words, given, written, verdicts, name):
-    print(f"{minutes:7.1f} {f'{core:.1f}' if core else '':>6} {words:6} {given:6} {written:6} {verdicts:8}  {name}")
+def _print_row(found, name):
+    whole, core = of_work(found)
+    sight, words, given, written, verdicts = (
+        sum(getattr(s, what) for s in found) for what in ("sight", "words", "given", "written", "verdicts")
+    )
+    ratios = (f"{sight / written:>12.0f} {given / written:>12.1f}") if written else " " * 25
+    print(f"{whole:7.1f} {core:7.1f} {sight:7} {words - sight:7} {given:7} {written:7} {verdicts:7} {ratios}  {name}")

@@ -16,7 +16,7 @@ RUNS = SOLUTIONS.parent / "build" / "gpu"
 def main(argv: list[str]) -> int:
     """`python -m dlojz_tp record [--into FOLDER] [NAME ...]`: 0 if all went well, 1 if not, 2 for an unknown name.
 
-    Each solution is executed in a kernel of its own at full size; what it measures goes to `solutions/recorded/`, where
+    Each solution is executed in a separate kernel at full size; what it measures goes to `solutions/recorded/`, where
     all notebooks look for it, and beside it what a model of this card says, with its errors. The executed notebooks are
     put aside, also those in which a cell failed: the ones in `solutions/` stay as they are. One that fails does not
     keep the others from running.

@@ -1,6 +1,6 @@
 """Write what is known of each balise's mistakes, from the bank of answers: hints, and how each wrong answer behaves.
 
-A balise has records if it has a file of its own in the bank, `tests/answers/WORK/balise_N.py`.
+A balise has records if the bank has a separate file for it, `tests/answers/WORK/balise_N.py`.
 """
 
 import hashlib

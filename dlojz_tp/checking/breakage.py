@@ -50,7 +50,7 @@ ABSURD = 0.5  # of the memory that a process can have: nothing in the course nee
 def broken(error: BaseException, in_answer: bool, grown: int = 0) -> tuple[str, str] | None:
     """What broke around an answer: (what, what to do); None where the answer itself may have failed.
 
-    in_answer: whether a line of the answer's stands in the traceback. grown: bytes by which `peak()` has grown.
+    in_answer: whether the traceback has a line of the answer. grown: bytes by which `peak()` has grown.
     """
     if isinstance(error, LaunchError):
         return f"{error}", AGAIN.format(todo=error.todo)
@@ -78,7 +78,7 @@ def out_of_space() -> tuple[str, str] | None:
     """What is full, where nothing can be written any more: (what, what to do).
 
     It need not raise in the answer's process. A loader's worker that finds the shared memory full writes its error to
-    the screen, and the loader waits for ever; or the answer catches it, and its values are wrong.
+    the screen, and the loader never returns; or the answer catches it, and its values are wrong.
     """
     for folder, todo in ((tempfile.gettempdir(), DISK), (SHARED, SHARED_MEMORY)):
         with contextlib.suppress(OSError):

@@ -14,7 +14,7 @@ def tolerance(dtype: torch.dtype) -> float:
 def close(got, expected, tol: float | None = None) -> bool:
     """True if `got` equals `expected` within the tolerance of the coarser dtype (or `tol`), shapes included.
 
-    Takes tensors, numbers, and lists or tuples of them. NaN and infinities must stand in the same places.
+    Takes tensors, numbers, and lists or tuples of them. NaN and infinities must be in the same places.
     """
     if isinstance(expected, list | tuple):
         return (
@@ -73,7 +73,7 @@ def describe(value) -> str:
 
 
 def _inside(value) -> str:
-    """As `describe`, for what stands in a list, tuple or dictionary."""
+    """As `describe`, for an item of a list, tuple or dictionary."""
     if isinstance(value, torch.Tensor):
         few = value.device.type != "meta" and value.numel() <= 8
         return _inside(value.tolist()) if few else describe(value)

@@ -153,7 +153,7 @@ def undone(error: BaseException) -> BaliseNotDone | None:
 
 
 def recognise(error: BaseException) -> tuple[str, str]:
-    """Name the common mistake behind an exception: (slug in COMMON_HINTS, what to say of it)."""
+    """Name the common mistake that an exception shows: (slug in COMMON_HINTS, what to say of it)."""
     message = f"{type(error).__name__}: {stacks.headline(error)}".strip()
     if isinstance(error, RankError):
         return "rank-failed", error.in_words()
@@ -183,7 +183,7 @@ def own_lines(error: BaseException) -> str:
 
 
 def _called_by_them(error: BaseException) -> bool:
-    """Whether the call that did not fit stands in the answer itself: then it is not the answer's own signature."""
+    """Whether the call that did not fit is in the answer itself: then the answer's own signature is right."""
     frames = traceback.extract_tb(error.__traceback__)
     return bool(frames) and stacks.is_trainee(frames[-1].filename)
 

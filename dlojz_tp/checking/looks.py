@@ -24,7 +24,7 @@ A `Look` is at what the method promises (the form, what is held, sent, waited fo
 A `Value` is at numbers. Its hint is that of the nearest known mistake on record (`dlojz_tp.checking.mistakes`), and
 its own where none is near. Of a yes or no the verdict shows the hint alone. The records, and the texts of the hints,
 come from the bank: `tests/answers/WORK/balise_N.py` has each mistake, its hint and its wrong answers together, and
-`make notebooks` writes `dlojz_tp/checks/WORK/mistakes/N.json`. A hint of several balises stands in the HINTS of the
+`make notebooks` writes `dlojz_tp/checks/WORK/mistakes/N.json`. A hint of several balises is in the HINTS of the
 module that gives it.
 
 Over ranks, `observe` runs on each rank and an observation is the list of their dictionaries; the key of a look then

@@ -61,7 +61,7 @@ _INHERITED = {id(owner): frozenset(dir(owner)) for *_, owner in _BEFORE if isins
 
 
 def replaced() -> str:
-    """Say which function is not the original any more, and what stands in its place; empty where all are."""
+    """Say which function isn't the original any more, and what replaced it; empty if all are."""
     for prefix, now, before, owner in _BEFORE:
         for name, was in before.items():
             found = now.get(name, GONE)
@@ -170,4 +170,4 @@ def _said(name: str, found) -> str:
     line = linecache.getline(code.co_filename, code.co_firstlineno).strip() if code else ""
     if found is GONE:
         return f"{name} is not {whose} own any more: it was deleted"
-    return f"{name} is not {whose} own any more: {f'`{line}`' if line else 'something else'} stands in its place"
+    return f"{name} is not {whose} own any more: {f'`{line}`' if line else 'something else'} has replaced it"

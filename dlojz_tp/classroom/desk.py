@@ -187,7 +187,7 @@ def _recorded(work: str, number: int) -> dict[str, str]:
 
 @functools.cache
 def _in_code(module: str) -> dict[str, str]:
-    """The hints that stand in the checks of a work, or that any work can give; read, not imported: that takes torch."""
+    """The hints in the checks of a work, and those that any work can give. Read, not imported: no torch."""
     found = {}
     for path in [PACKAGE / "checking" / "judging.py", *(PACKAGE / "checks" / module).rglob("*.py")]:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):

@@ -2,8 +2,8 @@
 
 It needs neither groups nor access lists, which many shared file systems lack. Its mode is 1733: anybody can make a
 folder in it, nobody can rename or remove another's (the sticky bit), and its owner alone can list it. A trainee's
-folder has a name that cannot be guessed, so only the trainee and the instructor can open what is in it. Whom a file
-speaks of is told by its owner, never by its name or its text.
+folder has a name that cannot be guessed, so only the trainee and the instructor can open what is in it. A file's
+owner says whose verdict it is, never its name or its text.
 """
 
 import json

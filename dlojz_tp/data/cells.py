@@ -23,9 +23,9 @@ DEFAULTS = {"train": 100, "val": 100, "varied": 40, "seed": 0}  # of the command
 class PhotoCells:
     """Small photographs of 15 classes. Training and validation come from different places of each photograph.
 
-    train_x (N, 3, 32, 32) uint8, train_y (N,) int64; val_x, val_y likewise; varied, a list of validation images
-    (3, h, w) uint8 whose short side is 32 pixels and whose long side is 32, 40, 48, 56 or 64, varied_y (n,) int64;
-    classes, the names; version, the start of the checksum of all files: the same for the same bytes.
+    train_x (N, 3, 32, 32) uint8, train_y (N,) int64; val_x, val_y in the same way; varied, a list of validation
+    images (3, h, w) uint8 whose short side is 32 pixels and whose long side is 32, 40, 48, 56 or 64, varied_y (n,)
+    int64; classes, the names; version, the start of the checksum of all files: the same for the same bytes.
     """
 
     train_x: "Tensor"

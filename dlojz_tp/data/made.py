@@ -48,7 +48,7 @@ def read(folder: Path, made_by: str, version: int, whole: Callable[[dict], bool]
 
 
 def seal(manifest: dict) -> str:
-    """The SHA-256 over a manifest, but for the entry that holds it."""
+    """The SHA-256 of a manifest without the entry that holds it."""
     rest = {key: value for key, value in manifest.items() if key != SEAL}
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
@@ -146,7 +146,7 @@ def remark(folder: Path, paths: list[str], manifest: dict, line: str) -> str:
     if foreign := foreign_file(folder, paths):
         return f"it also holds {foreign}, which the course did not make and leaves alone"
     if SEAL not in manifest:
-        return f"an older version made it: run this once, and {NAME} gets a checksum of its own: {line}"
+        return f"an older version made it: run this once, and {NAME} gets its own checksum: {line}"
     return ""
 
 

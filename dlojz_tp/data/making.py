@@ -49,9 +49,9 @@ class Recipe:
 
 
 def state_of(recipe: Recipe, out: Path, wanted: dict, force: bool) -> str:
-    """Say what lies at `out`: "nothing", "ready", "unsealed" or "replace".
+    """Say what is at `out`: "nothing", "ready", "unsealed" or "replace".
 
-    "unsealed" is ready, but for the manifest's own checksum. Raises CannotMake for what must not be touched.
+    "unsealed" is ready, except for the manifest's own checksum. Raises CannotMake for what must not be touched.
     """
     if not os.path.lexists(out):
         return "nothing"
@@ -112,7 +112,7 @@ def make(recipe: Recipe, out: Path, wanted: dict, force: bool) -> str:
             if state == "unsealed":
                 (work / made.NAME).write_text(_complete(recipe, out, recipe.read(out)))
                 (work / made.NAME).replace(out / made.NAME)
-                return f"{out} is already there with these parameters; {made.NAME} has a checksum of its own now"
+                return f"{out} is already there with these parameters; {made.NAME} has its own checksum now"
             manifest = dict(wanted)
             (work / "new").mkdir()
             recipe.build(work / "new", manifest)

@@ -38,7 +38,7 @@ class Pretrained:
 
 
 def under_lights(images: "Tensor", generator: "Generator") -> "Tensor":
-    """Show each image under a light of its own: (N, 3, h, w) uint8 to float, about within -2 and 2.
+    """Show each image under its own light: (N, 3, h, w) uint8 to float, about within -2 and 2.
 
     Contrast and mean of each colour are drawn anew for each image, so that the colour alone tells little of the class.
     Args: generator, a `torch.Generator` on the images' device: the same state gives the same lights.

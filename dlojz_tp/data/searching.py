@@ -90,7 +90,7 @@ class SearchTable:
         return self._curves[self._place(config), seed, :, 0].copy()
 
     def test(self, config: dict, seed: int = 0) -> "np.ndarray":
-        """Test accuracy (epochs,), likewise."""
+        """Test accuracy (epochs,), in the same way."""
         return self._curves[self._place(config), seed, :, 1].copy()
 
     def seconds(self, config: dict) -> float:

@@ -1,7 +1,7 @@
 """`python -m dlojz_tp check NAME FILE ...`: the verdicts on the answers in files, as a table or as JSON.
 
-Each answer runs in a process of its own, so an answer that ends it, or never ends, is a verdict like any other, and
-none finds what another has left.
+Each answer runs in a separate process, so an answer that ends it, or never ends, is a verdict like any other, and
+no answer finds what another has left.
 """
 
 import argparse

@@ -35,7 +35,7 @@ class Unreadable(Exception):
 
 
 class Gone(Unreadable):
-    """The file is missing, or the disk does not give it: of what stands in it nobody knows."""
+    """The file is missing, or the disk can't read it: nobody knows its content."""
 
 
 @dataclass(frozen=True)
@@ -273,7 +273,7 @@ def opened(nodes: list[ast.stmt]) -> str | None:
 
 
 def seen_by_check(nodes: list[ast.stmt], number: int) -> list[ast.stmt]:
-    """What the last `tp.check(number, ...)` of a file saw: names that stand above it are not those bound below it."""
+    """What the last `tp.check(number, ...)` of a file saw: names bound above it, not below it."""
     checks = [i for i, node in enumerate(nodes) if "check" in _text(node) and number in checks_in(_text(node))]
     if not checks:
         return nodes
@@ -342,7 +342,7 @@ def _given(all_cells: tuple[Cell, ...]) -> list[ast.stmt]:
 
 @contextlib.contextmanager
 def modules_beside(path: Path):
-    """Inside, a file can import the modules that lie beside it, where nothing else has their name."""
+    """Inside, a file can import the modules beside it, if nothing else has their name."""
     folder = str(path.resolve().parent)
     sys.path.append(folder)
     try:

@@ -1,4 +1,4 @@
-"""Run a function on one job after the other, each in a process of its own that leaves nothing behind.
+"""Run a function on one job after the other, each in a separate process that leaves nothing behind.
 
 Two kinds of processes: a keeper, which imports what the function needs, and for each job a fork of it, which runs the
 function. No job's code ever runs in the keeper: it passes on what a fork says, once, as the answer to that fork's job.
@@ -120,7 +120,7 @@ def keepers() -> set[int]:
 
 
 def _signed(key: bytes, value) -> bytes:
-    """What is said, behind its seal: other code of the process may find the pipe, and must not be believed."""
+    """What is said, after its seal: other code of the process may find the pipe, and must not be believed."""
     said = json.dumps(value).encode()
     return hmac.digest(key, said, "sha256") + said
 
@@ -151,7 +151,7 @@ def _how(code: int | None) -> str:
 
 
 def keep(spec: dict):
-    """The keeper: import, fork for each job, and leave nothing, whoever ends first. Does not return."""
+    """The keeper: import, fork for each job, and leave nothing, no matter which ends first. Does not return."""
     key = bytearray(32)
     os.readv(0, [key])  # not by way of sys.stdin, whose buffer would keep it
     null = os.open(os.devnull, os.O_RDONLY)

@@ -29,7 +29,7 @@ a second. The files, in the order of one launch:
     alarm.py    seconds for a piece of code of this process
     proc.py     what Linux tells of a process or a thread
     busy.py     how much longer things may take because other programs want the same cores
-    patience.py whether ranks that are late wait for ever, or a busy machine kept them from running
+    patience.py whether late ranks wait without end, or a busy machine kept them from running
     rest.py     whether all ranks wait for each other, long before the deadline
     stacks.py   where a hung rank stands
     errors.py   the one error to show, root cause first

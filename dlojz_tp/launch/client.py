@@ -40,7 +40,7 @@ CALM = {
 
 
 def _files() -> set[tuple]:
-    """Name, time and size of each source file of the course, as they lie on the disk."""
+    """Name, time and size of each source file of the course, as they are on the disk."""
     found, folders = set(), [str(PACKAGE)]
     while folders:
         with os.scandir(folders.pop()) as entries:

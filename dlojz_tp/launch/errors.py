@@ -174,7 +174,7 @@ def ended_early(code: int, dump: str) -> dict:
 
 
 def hung(ranks: list[Rank], dumps: dict[int, str], seconds: float, still: float = 0.0) -> RankError:
-    """Say why ranks still run at the deadline, or would for ever: who waits where, and for whom.
+    """Say why ranks still run at the deadline, or would never end: which rank waits where, and for which other.
 
     Arguments: ranks, all of them; dumps, hung rank -> its stack file; seconds, the time they had; still, for how many
     seconds nothing had moved when they were ended before.
@@ -198,7 +198,7 @@ def _hung(n: int, stands: dict[int, stacks.Stand], texts: dict[int, str], return
 
 
 def _side_by_side(stands: dict[int, stacks.Stand]) -> list[list[int]]:
-    """Ranks that stand at the same place, together; first one busy in the user's own code: it keeps others waiting."""
+    """Ranks at the same place, together; first one busy in the user's own code: it keeps others waiting."""
     groups: dict[str, list[int]] = {}
     for rank, stand in stands.items():
         groups.setdefault(str(stand), []).append(rank)

@@ -8,7 +8,7 @@ def lane(name: str):
     """Give the process group, of all ranks, for messages of one kind.
 
     NCCL has no tags: on one communicator, messages between two ranks pass one after the other, in the order in which
-    both sides started them. Two neighbours of a pipeline that both begin with a send would wait for ever. With a
+    both sides started them. Two neighbours of a pipeline that both begin with a send would wait without end. With a
     communicator for each direction neither waits for the other. gloo tells messages apart by their tags and needs none
     of this: there, each lane is the group of all ranks.
 

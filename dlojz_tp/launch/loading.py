@@ -1,4 +1,4 @@
-"""Unpickle what a rank has sent. A pickle runs code of whoever wrote it: it may take for ever, or raise anything."""
+"""Unpickle what a rank has sent. A pickle runs its writer's code: it may never end, or raise anything."""
 
 import functools
 import pickle

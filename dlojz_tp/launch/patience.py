@@ -1,4 +1,4 @@
-"""Ranks that are late: is it they who wait for ever, or has a busy machine kept them from running?
+"""Late ranks: do they wait without end, or has a busy machine kept them from running?
 
 The seconds that ranks are given are meant for ranks that have a core when they want one. Where other programs take
 the cores, the clock runs on and the ranks do not: so what a rank has waited for a core does not count, nor does the

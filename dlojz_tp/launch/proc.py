@@ -4,7 +4,7 @@ from pathlib import Path
 
 
 def fields(task: Path) -> list[str]:
-    """What stands behind the name in `stat`: the state, the parent, the group, the session …
+    """What follows the name in `stat`: the state, the parent, the group, the session …
 
     Errors: OSError where it has ended, or the system is another one.
     """

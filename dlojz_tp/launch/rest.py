@@ -1,7 +1,7 @@
 """Ranks that wait for each other, told long before the deadline.
 
 A deadlock looks like nothing else: every thread of every rank sleeps, none of them has run for a while, no message is
-on its way, and each rank that is still at work stands in a call of torch.distributed that only another rank can end.
+on its way, and each rank that still works is in a call of torch.distributed that only another rank can end.
 Who computes, reads a disk or wants a core does not sleep; who sleeps in code of its own stands elsewhere; a second
 thread of Python, a child process, a debugger, a GPU or a time limit of the function's own could still move something.
 In all these cases, and where the system does not tell, the deadline decides.
@@ -59,7 +59,7 @@ class Watch:
         return max(0.0, self._due - time.monotonic())
 
     def deadlock(self) -> dict[int, str]:
-        """Look, when it is due. Rank -> stack file of all at work once they wait for each other for ever, else {}."""
+        """Look, when it is due. Rank -> stack file of all at work if they wait for each other forever, else {}."""
         if self.left():
             return {}
         self._due = time.monotonic() + LOOK_S
@@ -165,7 +165,7 @@ def has_limits(task: Path) -> bool:
 
 
 def only_a_rank_ends(frames: list[stacks.Frame]) -> bool:
-    """Whether a thread, its frames innermost first, stands in a wait of torch.distributed without a limit."""
+    """Whether a thread (frames: innermost first) is in a wait of torch.distributed without a limit."""
     own = [f for f in frames if stacks.is_trainee(f.file)]
     if any(LIMITS.decode() in line for f in own for line in linecache.getlines(f.file)):
         return False

@@ -170,7 +170,7 @@ def source(frame: Frame | None) -> str:
 
 
 def chain(error: BaseException | None):
-    """An exception, and those behind it; of a rank's, the one raised there."""
+    """An exception, and those that caused it; of a rank's, the one raised there."""
     seen = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))

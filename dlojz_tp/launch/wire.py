@@ -23,7 +23,7 @@ UP, PART, WAITS, SIGNALS, LIMITED, THROUGH, RETURNED, FAILED = b"U", b"P", b"W",
 class _Pickler(cloudpickle.Pickler):
     """cloudpickle, with plain tensors as bytes: no shared memory, no file descriptor, never more than the view.
 
-    Modules of a class of their own, such as torch.classes or torch.distributed.config, go by name: cloudpickle would
+    Modules with their own class, such as torch.classes or torch.distributed.config, go by name: cloudpickle would
     take them for objects, and a function that uses `torch` and an attribute `classes` sends torch.classes along.
     Code keeps its file's name, which cloudpickle 3.1.3 drops: a rank's error quotes the line of the cell.
     A function of a notebook under functools.cache goes with its code, as others do, and with an empty cache.

@@ -67,7 +67,7 @@ class Chronometer:
         Args:
             loader: anything one can iterate over.
             n: stop after this many steps; ``None`` goes to the end of the loader. Where notebooks are
-                only tested, three steps behind the warm-up are enough.
+                only tested, three steps after the warm-up are enough.
 
         Yields:
             The batches, unchanged.

@@ -19,11 +19,11 @@ class ShardBytes(LiveBytes):
     first such change on, a storage counts under the part "gathered". So let one step pass before you look at parts:
     the first gathering counts as "activations".
 
-    record: keep the bytes of each part behind every operation in `history`, a list of dictionaries.
+    record: keep the bytes of each part after every operation in `history`, a list of dictionaries.
     fake: count fake tensors, for a step that is only planned; else only what has memory counts, for DTensor finds out
     shapes with fake tensors. Tensors on the meta device never count.
 
-    The sizes of all known storages are read again behind every operation that makes or changes something, which costs
+    The sizes of all known storages are read again after every operation that makes or changes something, which costs
     some microseconds each.
     """
 

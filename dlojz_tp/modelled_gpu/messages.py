@@ -1,8 +1,8 @@
 """Messages between modelled cards: how long each takes, and when it ends on ranks that have a clock each.
 
-A rank says in a store that all share when each of its messages could begin there. Whoever wants to know when one ends
-works it out of what the ranks have said, as NCCL does it: the messages of a group run one after the other on each rank,
-those of one batch_isend_irecv together, and each once all its ranks have come to it.
+A rank says in a store that all share when each of its messages could begin there. From these times, any rank can work
+out when a message ends, as NCCL does it: the messages of a group run one after the other on each rank, those of one
+batch_isend_irecv together, and each once all its ranks have come to it.
 """
 
 import json

@@ -62,7 +62,7 @@ class Modelled:
 @dataclass(frozen=True)
 class Loading:
     """How batches come: seconds that one process takes for one, processes (0: the program's own), pinned memory,
-    batches that each process makes ahead; prefetched: copied to the card one ahead, in a stream of their own."""
+    batches that each process makes ahead; prefetched: copied to the card one ahead, in a separate stream."""
 
     seconds: float = 0.0
     workers: int = 0
@@ -87,7 +87,7 @@ def on_ranks(
 ) -> list[Modelled]:  # fmt: skip
     """Call program(clock, *args) on `n` ranks with such a card each: as `on_card`, with process groups like NCCL's.
 
-    network: bytes a second that each rank sends to others, one way, where each is in a node of its own; None: all are
+    network: bytes a second that each rank sends to others, one way, where each is in a separate node; None: all are
     in nodes of 8, with the card's own links inside and its maker's network between.
     Returns what each rank gave. Messages take the time of the planner's formulas, and carry no values.
     """

@@ -1,4 +1,4 @@
-"""What stands in the place of torch's functions where tensors have shapes and no values.
+"""What replaces torch's functions where tensors have shapes and no values.
 
 Lists of autocast: https://docs.pytorch.org/docs/stable/amp.html#cuda-op-specific-behavior
 """

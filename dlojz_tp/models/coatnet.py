@@ -114,7 +114,7 @@ class Shortcut(nn.Module):
 class MBConv(nn.Module):
     """Widen by four, convolve each channel alone, squeeze and excite, project back. (b, c, H, W) -> (b, d, H/s, W/s).
 
-    A batch norm stands before the block and behind its first two convolutions, which therefore have no bias.
+    A batch norm comes before the block and after its first two convolutions, which therefore have no bias.
     """
 
     def __init__(self, inputs: int, width: int, stride: int = 1):
@@ -136,7 +136,7 @@ class MBConv(nn.Module):
 
 
 def relative_places(height: int, width: int) -> Tensor:
-    """For each pair of places, where its offset stands in a flat table of (2H − 1)·(2W − 1). (n, n) int64."""
+    """For each pair of places, where its offset is in a flat table of (2H − 1)·(2W − 1). (n, n) int64."""
     rows, columns = torch.arange(height).repeat_interleave(width), torch.arange(width).repeat(height)
     down = rows[:, None] - rows[None] + height - 1
     right = columns[:, None] - columns[None] + width - 1
@@ -166,7 +166,7 @@ class RelativeAttention(nn.Module):
 
 
 class AttentionBlock(nn.Module):
-    """Relative attention and feed-forward, each behind a layer norm and added. (b, c, H, W) -> (b, d, H/s, W/s)."""
+    """Relative attention and feed-forward, each after a layer norm and added. (b, c, H, W) -> (b, d, H/s, W/s)."""
 
     def __init__(self, inputs: int, width: int, stride: int, head: int, places: tuple[int, int]):
         super().__init__()

@@ -5,8 +5,8 @@ Shapes: b batch, s sequence, d width (hidden size), h heads, g heads of keys and
 Source: Touvron et al. 2023, "LLaMA: open and efficient foundation language models", §2.2; grouped-query attention from
 Ainslie et al. 2023, "GQA". No layer has a bias, and there is no dropout.
 
-Nothing here remembers earlier tokens. Who generates gives the model `first`, the position of the first token, and
-`attend`, which stands in the place of attention: see `Llama`.
+Nothing here remembers earlier tokens. To generate, give the model `first`, the position of the first token, and
+`attend`, which replaces attention: see `Llama`.
 """
 
 from collections.abc import Callable
@@ -171,7 +171,7 @@ class SwiGLU(nn.Module):
 
 
 class LlamaBlock(nn.Module):
-    """Attention and feed-forward, each behind an RMSNorm and added to its input. (b, s, d) -> same."""
+    """Attention and feed-forward, each after an RMSNorm and added to its input. (b, s, d) -> same."""
 
     def __init__(self, config: LlamaConfig):
         super().__init__()

@@ -75,7 +75,7 @@ class FeedForward(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and feed-forward, each behind a layer norm, dropped out and added to its input. (b, s, d) -> same."""
+    """Attention and feed-forward, each after a layer norm, dropped out and added to its input. (b, s, d) -> same."""
 
     def __init__(self, config: TransformerConfig):
         super().__init__()

@@ -83,7 +83,7 @@ class SelfAttention(nn.Module):
 
 
 class ViTBlock(nn.Module):
-    """Attention and feed-forward, each behind a layer norm and added to its input. (b, s, d) -> same."""
+    """Attention and feed-forward, each after a layer norm and added to its input. (b, s, d) -> same."""
 
     def __init__(self, config: ViTConfig):
         super().__init__()

@@ -72,7 +72,7 @@ V100, A100, H100 = CARDS["V100"], CARDS["A100"], CARDS["H100"]
 
 
 def read_card(name: str) -> Card:
-    """A card by its name, or from a file of one's own: .toml or .json, with the fields of `Card`.
+    """A card by its name, or from your own file: .toml or .json, with the fields of `Card`.
 
     `like = "H100"` takes what the file leaves out from a card that is known.
 

@@ -50,7 +50,7 @@ def simulate(
     """Run one training step of a pipeline on paper.
 
     A rank does its actions in order. It begins an action when the one before is through and what it needs has come: a
-    forward needs the activation of the stage before, a backward the gradient of the stage behind, also its own
+    forward needs the activation of the stage before, a backward the gradient of the next stage, also its own
     forward. Sends run beside computing; a link carries one message at a time in each direction.
 
     Args:

@@ -12,7 +12,7 @@ class ScheduleError(ValueError):
 
 
 class Deadlock(ScheduleError):
-    """Orders in which ranks wait for each other for ever."""
+    """Orders in which ranks wait for each other without end."""
 
 
 class OrdersDiffer(ScheduleError):

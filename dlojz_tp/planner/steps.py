@@ -91,7 +91,7 @@ def step_time(model: GPT, layout: Layout, cluster: Cluster) -> StepTime:
       what a message hides behind hides nothing else.
     - The update reads and writes optimizer states and gradients once.
 
-    Nothing slows down what it runs beside, and no stage is slower than the others but for the head: a prediction for
+    Nothing slows down what it runs beside, and no stage is slower than the others except for the head: a prediction for
     comparing layouts, and an optimistic one.
 
     Sources: Narayanan et al. 2021, "Efficient large-scale language model training on GPU clusters using Megatron-LM",

@@ -17,7 +17,7 @@ and equal the CPU's, with backward, optimizers and process groups. The files, fr
     copies.py           tensors that move
     operators.py        each operation of ATen
     functions.py        each function of torch
-    cuda.py tensor_methods.py amp.py    what stands in the place of torch's
+    cuda.py tensor_methods.py amp.py    what replaces torch's
     groups.py           process groups like NCCL's
     stuck.py            messages that wait for each other
     inside.py           the way in and out

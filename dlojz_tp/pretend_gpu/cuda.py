@@ -1,4 +1,4 @@
-"""What stands in the place of torch.cuda's and torch.accelerator's functions."""
+"""What replaces torch.cuda's and torch.accelerator's functions."""
 
 from collections import defaultdict
 from types import FunctionType, SimpleNamespace

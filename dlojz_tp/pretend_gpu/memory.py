@@ -1,4 +1,4 @@
-"""Which memory lies on a GPU: a tag on the storage of a plain CPU tensor.
+"""Which memory is on a GPU: a tag on the storage of a plain CPU tensor.
 
 The tag is an attribute of the storage's Python object, which lives as long as the memory does, so that views share it
 and the bytes are free again when the last of them goes.

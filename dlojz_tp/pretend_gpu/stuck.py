@@ -1,4 +1,4 @@
-"""Where messages would wait for each other for ever on NCCL: each rank has one queue for each group, in order."""
+"""Where messages would wait for each other without end on NCCL: each rank has one queue for each group, in order."""
 
 from typing import NamedTuple
 

@@ -1,4 +1,4 @@
-"""What stands in the place of methods of tensors and storages, and of C++ that tells Python about devices."""
+"""What replaces methods of tensors and storages, and of C++ that tells Python about devices."""
 
 import torch
 

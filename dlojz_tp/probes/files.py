@@ -1,4 +1,4 @@
-"""Which files Python opens, moves and removes, whoever calls it."""
+"""Which files Python opens, moves and removes, no matter which code calls it."""
 
 import contextlib
 import io

@@ -46,7 +46,7 @@ def on_gpus(fn, *args, known, n=2, **more) -> list | None:
 
 
 def on_one_gpu(fn, *args, count=2, capacity="80 GiB", must=False):
-    """What `fn(gpu, device, *args)` returns in a process of its own; None where it fails, unless it `must` not.
+    """What `fn(gpu, device, *args)` returns in a separate process; None where it fails, unless it `must` not.
 
     device: the last of the machine's `count` GPUs, so that "cuda" alone, which is the first, is a mistake that shows.
     """

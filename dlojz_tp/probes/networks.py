@@ -170,9 +170,9 @@ class Odd(nn.Module):
         return [w, b, self.frozen, self.tied, self.turned, self.scale, self.tied, self.unused, self.extra]
 
     def groups(self) -> list[dict]:
-        """Matrices with the common options; the rest without weight decay and with a rate of its own.
+        """Matrices with the common options; the rest without weight decay and with another rate.
 
-        What even ranks alone use is a group of its own: the others use nothing of that one.
+        What only even ranks use is a separate group: the others use nothing of it.
         """
         w, b = self.first.weight, self.first.bias
         idle = [self.idle] if hasattr(self, "idle") else []

@@ -44,11 +44,11 @@ def world_after_world(
 
     So a check that judges world after world costs a wrong answer no more than its mistake takes. Where fn is a
     generator, each of its values is yielded once all ranks of the world have it.
-    known, usual: (sign, slug) of failures that have a hint of their own, those of a balise and those of its work; a
+    known, usual: (sign, slug) of failures that have their own hint, those of a balise and those of its work; a
     third entry has further fields of the hint, beside {error} (one line) and {what} (the exception's own text). A sign
-    is words of an exception, several that stand in it together, the class of an exception, or a function below.
+    is words of an exception, several that occur in it together, the class of an exception, or a function below.
     data: if given, classes of the arguments that are no answers; every other one must be callable.
-    alone: a smaller world that comes first has a launch of its own: most mistakes end there, and others start no rank.
+    alone: a smaller world that comes first has a separate launch: most mistakes end there, and others start no rank.
     Errors: Wrong; RankError for a failure without a sign.
     """
     for answer in args if data else ():

@@ -1,4 +1,4 @@
-"""Who knows a pipeline schedule already: an answer that is to write one must not call these."""
+"""Functions that know a pipeline schedule already: an answer that is to write one must not call them."""
 
 from collections.abc import Callable
 

@@ -110,5 +110,5 @@ def _raw(tensor) -> torch.Tensor:
 
 
 def _as_method(call):
-    """A function for a class: its instances are handed to `call`, which has a self of its own."""
+    """A function for a class: its instances are handed to `call`, which has its own self."""
     return lambda work, *args, **kwargs: call(work, *args, **kwargs)

@@ -1,4 +1,4 @@
-"""Who does what when in a pipeline: a row a rank, a box an action, what is white is the bubble."""
+"""What each rank of a pipeline does when: a row a rank, a box an action, what is white is the bubble."""
 
 from collections.abc import Mapping, Sequence
 

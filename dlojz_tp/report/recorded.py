@@ -1,6 +1,6 @@
 """Results measured on a real GPU, kept in `solutions/recorded/` and shown beside the trainee's own.
 
-What is modelled has a file of its own there, modelled.json: the same everywhere, but for the rates at which 05 loads.
+Modelled figures are there in modelled.json: the same everywhere, except for the rates at which 05 loads.
 """
 
 import json

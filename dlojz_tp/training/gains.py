@@ -193,7 +193,7 @@ def _on_gpu(work) -> str:
 
 
 def _on_model(work) -> str:
-    """The trainee's own, unless a GPU's figures stand beside the model's."""
+    """The trainee's own, unless the model has figures of a GPU beside it."""
     model = recorded.load(work, BESIDE) or kept_modelled().get(work)
     return f"{model['card']}: × {_factor(model):.2f}{_error(model)}" if model else ""
 

@@ -1,4 +1,4 @@
-"""What stands in a trainee notebook where an answer is still missing."""
+"""What a trainee notebook has where an answer is still missing."""
 
 import re
 

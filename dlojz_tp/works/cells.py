@@ -59,7 +59,7 @@ class _OpenTime(ast.NodeTransformer):
 
 
 def holes_in(code: str) -> list[int]:
-    """The balises whose `todo(number)` still stands in the code, each once."""
+    """The balises whose `todo(number)` is still in the code, each once."""
     return [*dict.fromkeys(map(int, _TODO.findall(code)))]
 
 

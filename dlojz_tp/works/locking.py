@@ -12,7 +12,7 @@ from pathlib import Path
 def locked(path: Path, seconds: float) -> Iterator[bool]:
     """Hold a lock on this file, which is made. Yields False where another process has held it for so many seconds.
 
-    Where the file system knows no locks, as some shared ones do, or a folder stands in its place, it goes without.
+    Where the file system knows no locks, as some shared ones do, or a folder has its name, it goes without.
     """
     try:  # unlike `open`, it does not wait for the reader of a pipe
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)

@@ -1,4 +1,4 @@
-"""A trainee's `random.py` or `torch.py`: Python looks into the folder at hand first, and takes it for the module."""
+"""A trainee's `random.py` or `torch.py`: Python looks into the current folder first, and takes it for the module."""
 
 import os
 import sys
@@ -34,7 +34,7 @@ def lines(folder: str | os.PathLike) -> list[str]:
 
 
 def step_aside() -> None:
-    """Say on stderr what the folder at hand hides. `python -m` puts that folder first: here it becomes the last."""
+    """Say on stderr which modules the current folder hides. `python -m` puts it first: here it becomes the last."""
     if sys.flags.safe_path and "" not in sys.path:
         return
     first = sys.path[0] if sys.path else ""

@@ -11,7 +11,7 @@ LARGEST = 1 << 20  # bytes: what the course remembers of a work has some thousan
 
 
 def read(path: Path) -> bytes:
-    """The content of a small file. Never waits: a pipe or a device may stand in its place.
+    """The content of a small file. Never waits: a pipe or a device may have its name.
 
     Raises ValueError where this is no file, is closed to this user or larger than LARGEST; OSError where it is not
     there, or cannot be read now.

@@ -1,4 +1,4 @@
-"""Job: what the user holds of a job, in this kernel or after a restart. All it knows lies in the job's folder."""
+"""Job: what the user holds of a job, in this kernel or after a restart. All it knows is in the job's folder."""
 
 import math
 import os
