@@ -45,7 +45,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 .PHONY: help lab hub test test-all test-avx2 test-frameworks test-slurm test-browser test-hub minutes notebooks solutions trainee-kit lint bench gpu doctor env data clean
 
 help:
-	@echo "make lab        install, make the data, open JupyterLab in work/"
+	@echo "make lab        install, make the data, open JupyterLab in work/ (LEVEL=open: write each balise from its names alone)"
 	@echo "make data       install and make the data sets, open nothing: for an installation that others share"
 	@echo "make hub        install JupyterHub beside, and serve the course with it to the users of this machine"
 	@echo "make test       install and run the tests and the notebooks; those that passed here are left out while nothing"
@@ -124,7 +124,7 @@ $(NET): | $(STAMP)
 endif
 
 lab: $(STAMP) $(DATA)
-	@$(RUN) -m dlojz_tp lab $(ARGS)
+	@$(RUN) -m dlojz_tp lab $(if $(LEVEL),--level $(LEVEL)) $(ARGS)
 
 # SITE=file: what your place has, see deploy/site.toml
 hub: $(HUBBED) $(DATA)

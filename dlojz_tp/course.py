@@ -14,7 +14,7 @@ from dlojz_tp.checking import breakage, judging, mistakes, originals
 from dlojz_tp.checking.usual_state import usual_state
 from dlojz_tp.classroom import telling
 from dlojz_tp.launch import starting
-from dlojz_tp.works import balise, source
+from dlojz_tp.works import balise, open_task, source
 
 
 class CheckFailed(Exception):
@@ -126,6 +126,32 @@ class Course:
         said = f"the core is balises {core}, about {self.work.core} minutes; others are filled in until you write them"
         render.show(render.line(said, GIVEN))
 
+    def open_task(self, number: int):
+        """Put a cell below with the names, signatures and docstrings of a balise and nothing else: write all of it.
+
+        `tp.check(number, ...)` judges it as ever, and `back_to(number)` puts the guided cell below.
+        """
+        said = f"balise {number}: write all of the cell below. tp.back_to({number}) brings the guided cell back."
+        self._put_below(number, open_task.stub, said)
+
+    def back_to(self, number: int):
+        """Put the guided cell of a balise below, as the notebook had it."""
+        self._put_below(number, lambda each: each.code, f"the guided cell of balise {number} is below")
+
+    def _put_below(self, number, text_of, said):
+        if number not in self.work.balises:
+            return self._no_such(number)
+        try:
+            text = text_of(open_task.guided(self.work.name).balises[number])
+        except OSError as error:
+            problem = f"the course's own notebook cannot be read: {error.strerror or error}"
+            return render.show(render.line(problem, "fail"))
+        shell = _shell()
+        if shell is None:
+            return print(text)
+        shell.set_next_input(text)
+        return render.show(render.line(said))
+
     def _no_such(self, number):
         last = max(self.work.balises, default=0)
         render.show(render.line(f"{self.work.name} has no balise {number!r}: they are numbered 1 to {last}"))
@@ -194,6 +220,13 @@ def _judge(work, number, title, answers):
 def checks_of(work: source.Work) -> ModuleType:
     """The module that judges a practical work."""
     return importlib.import_module(f"dlojz_tp.checks.{work.module}")
+
+
+def _shell():
+    """The notebook that runs this; None elsewhere."""
+    from IPython import get_ipython
+
+    return get_ipython()
 
 
 def _use(work, namespace):

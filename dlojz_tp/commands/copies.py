@@ -12,22 +12,25 @@ import platform
 import sys
 from pathlib import Path
 
-from dlojz_tp.works import whole_file
+from dlojz_tp.works import open_task, whole_file
 from dlojz_tp.works.locking import locked
 from dlojz_tp.works.state import WORK
 
 LOCK = ".course.lock"
 TEMPORARY = ".course-tmp-"
 LOCK_SECONDS = 20
+LEVELS = "guided", "open"
+LEVEL = "the level"  # beside the names of notebooks in what is remembered
 
 
 class LabError(Exception):
     """JupyterLab cannot be started; the message is one line that says what to do."""
 
 
-def sync(course: Path, work: Path) -> list[str]:
+def sync(course: Path, work: Path, level: str | None = None) -> list[str]:
     """Bring the notebooks of `course` into `work`; returns one line a notebook that changed there.
 
+    level: "guided", or "open" for notebooks in which each balise starts from its names alone; None: as last time.
     Raises LabError where there is nothing to bring or another run holds the lock too long, OSError where `work` cannot
     be written.
     """
@@ -38,7 +41,11 @@ def sync(course: Path, work: Path) -> list[str]:
         raise LabError(f"{work} holds the course itself: give another --work")
     work.mkdir(parents=True, exist_ok=True)
     with _remembered(work) as state:
-        lines = [_bring(path.name, _as_jupyterlab(path.read_bytes()), work, state) for path in notebooks]
+        kept = state.setdefault(LEVEL, {})
+        kept["is"] = level or kept.get("is", LEVELS[0])
+        change = open_task.opened if kept["is"] == "open" else lambda content, name: content
+        brought = {path.name: change(path.read_bytes(), path.stem) for path in notebooks}
+        lines = [_bring(name, _as_jupyterlab(content), work, state) for name, content in brought.items()]
     return [line for line in lines if line]
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from dlojz_tp import index
 from dlojz_tp.commands import sockets
-from dlojz_tp.commands.copies import LabError, create, renew, sync
+from dlojz_tp.commands.copies import LEVELS, LabError, create, renew, sync
 from dlojz_tp.commands.doctor import to_install
 from dlojz_tp.data import folders
 from dlojz_tp.works import shadowing, state
@@ -29,12 +29,13 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--port", type=_port, help="port on 127.0.0.1 [8888, or the next free one]")
     parser.add_argument("--no-browser", action="store_true", help="print the address, open no browser")
     parser.add_argument("--sync-only", action="store_true", help="bring the notebooks, start nothing")
+    parser.add_argument("--level", choices=LEVELS, help="open: write each balise from its names alone [as last time]")
     parser.error = lambda message: parser.exit(2, f"dlojz_tp lab: {message} (--help shows all)\n")
     args = parser.parse_args(argv)
     work = args.work
     try:
         work = folders.resolve(args.work, "--work")
-        for line in bring(work):
+        for line in bring(work, args.level):
             print(line, flush=True)
         if not args.sync_only:
             start(work, args.port, browser=not args.no_browser)
@@ -49,10 +50,18 @@ def main(argv: list[str] | None = None) -> int:
     return 1
 
 
-def bring(work: Path) -> list[str]:
+def bring(work: Path, level: str | None = None) -> list[str]:
     """Bring the notebooks and the map of now into `work`; one line a notebook that changed, or a file in the way."""
-    lines = sync(CHECKOUT / "notebooks", work)
+    lines = sync(CHECKOUT / "notebooks", work, level or _asked())
     return lines + renew(index.NAME, index.notebook(state.folder(work)), work) + shadowing.lines(work)
+
+
+def _asked() -> str | None:
+    """The level that the environment asks for, which an instructor sets for a class; None where it does not."""
+    level = os.environ.get("DLOJZ_LEVEL") or None
+    if level not in (None, *LEVELS):
+        raise LabError(f"DLOJZ_LEVEL is {level!r}: it must be one of {', '.join(LEVELS)}")
+    return level
 
 
 def usual_work() -> Path:
