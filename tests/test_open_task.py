@@ -131,6 +131,14 @@ def test_a_work_folder_remembers_its_level(tmp_path):
     assert [line for line in lines if line.startswith(f"{touched.name}: yours is kept")]
 
 
+def test_an_assistant_is_told_how_to_help_and_edits_of_it_are_kept(tmp_path):
+    work = tmp_path / "work"
+    copies.sync(source.NOTEBOOKS, work)
+    assert "Never write a balise" in (work / "AGENTS.md").read_text()
+    (work / "AGENTS.md").write_text("mine")
+    assert copies.sync(source.NOTEBOOKS, work) == [] and (work / "AGENTS.md").read_text() == "mine"
+
+
 def test_the_environment_may_ask_for_a_level(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("DLOJZ_LEVEL", "open")
     monkeypatch.setenv("DLOJZ_STATE", str(tmp_path / "state"))

@@ -19,6 +19,7 @@ from dlojz_tp.works.state import WORK
 LOCK = ".course.lock"
 TEMPORARY = ".course-tmp-"
 LOCK_SECONDS = 20
+AGENTS = "AGENTS.md"  # what an AI assistant is asked to do and not to do
 LEVELS = "guided", "open"
 LEVEL = "the level"  # beside the names of notebooks in what is remembered
 
@@ -45,6 +46,8 @@ def sync(course: Path, work: Path, level: str | None = None) -> list[str]:
         kept["is"] = level or kept.get("is", LEVELS[0])
         change = open_task.opened if kept["is"] == "open" else lambda content, name: content
         brought = {path.name: change(path.read_bytes(), path.stem) for path in notebooks}
+        if (agents := course / AGENTS).is_file():
+            brought[AGENTS] = agents.read_bytes()
         lines = [_bring(name, _as_jupyterlab(content), work, state) for name, content in brought.items()]
     return [line for line in lines if line]
 
@@ -112,11 +115,11 @@ def _bring(name: str, content: bytes, work: Path, state: dict) -> str | None:
 
 
 def _names_beside(name: str):
-    stem = name.removesuffix(".ipynb")
-    yield f"{stem}.new.ipynb"
+    stem, ending = Path(name).stem, Path(name).suffix
+    yield f"{stem}.new{ending}"
     number = 2
     while True:
-        yield f"{stem}.new-{number}.ipynb"
+        yield f"{stem}.new-{number}{ending}"
         number += 1
 
 
