@@ -1,17 +1,16 @@
 # %% [markdown]
 # # Data parallelism, under the hood · about 90 min, core 55
 #
-# Data parallelism is the first thing to try on more than one device: every rank holds the whole model and trains on its own
-# part of the batch. Only one thing has to travel: the gradients. You write it with nothing but `torch.distributed`: the same
-# start on all ranks, buckets, all-reduces that run while backward still computes, at the end the all-reduce itself. Then
-# your own `DataParallel` runs against PyTorch's.
+# In data parallelism, every rank holds the whole model and trains on its own part of the batch. Only the gradients
+# travel. You average them, pack them into buckets, and send these while backward is still computing. Finally, your own
+# `DataParallel` races PyTorch's.
 #
-# **What you will gain.** A ResNet-50 has 102 MB of float32 gradients in every step. The first table below says how long they
-# travel, and whether that time can disappear behind backward. It is an *estimate*: published speed of a card, links from data
-# sheets, nothing measured here.
+# **What you will gain.** The baseline averages 300 gradients in 300 messages. You send the same bytes in one, and start
+# most all-reduces *during* backward.
 
-# %% tags=["setup"]
+# %% tags=["setup"] jupyter={"source_hidden": true}
 import contextlib
+import statistics
 import time
 
 import matplotlib.pyplot as plt
@@ -26,34 +25,9 @@ from dlojz_tp import course, launch, measure, modelled_gpu, planner, report, sca
 tp = course.open("08_data_parallel_under_the_hood")
 tp
 
-# %%
-GRADIENTS = 25.6e6 * 4  # bytes of a ResNet-50's gradients, float32
-STEP = 64 / planner.A100.resnet50_mixed  # seconds of computing for 64 images on an A100, in mixed precision
-FORWARD, BACKWARD = STEP / 3, 2 * STEP / 3
-LATENCY = 6e-6  # seconds a message, an assumption
-N = 8
-print(f"estimate: forward {1e3 * FORWARD:.0f} ms, backward {1e3 * BACKWARD:.0f} ms a step on each of {N} ranks\n")
-print(f"{'link (data sheet)':<20}   GB/s   all-reduce   step, one after the other   step, overlapped")
-for name, bandwidth in {"10 Gb/s Ethernet": 1.25, "100 Gb/s InfiniBand": 12.5, "NVLink of an A100": 300}.items():
-    link = planner.Link(LATENCY, bandwidth * 1e9)
-    reduce = planner.all_reduce(GRADIENTS, N, link, "ring")
-    overlapped = planner.data_parallel_step(
-        FORWARD,
-        BACKWARD,
-        GRADIENTS,
-        lambda size: planner.all_reduce(size, N, link, "ring"),  # noqa: B023
-    )
-    milliseconds = f"{1e3 * reduce:>7.1f} ms   {1e3 * (STEP + reduce):>22.0f} ms   {1e3 * overlapped.total:>13.0f} ms"
-    print(f"{name:<20} {bandwidth:>6}   {milliseconds}")
 
-# %% [markdown]
-# On a fast network nearly all of it can hide; on a slow one nothing helps but sending less. You will see both on this machine.
-#
-# All sizes are here. With two GPUs or more, the ranks talk through NCCL; else they are processes on the CPU, talk through
-# gloo, and share the cores.
-
-# %% tags=["setup"]
-GPUS = torch.cuda.device_count()
+# %% tags=["setup"] jupyter={"source_hidden": true}
+GPUS = torch.cuda.device_count()  # two or more: the ranks talk through NCCL, otherwise through gloo, on the CPU
 FULL = scale() == "full" and GPUS >= 2  # one GPU cannot carry two ranks
 WIDTH = 2048 if FULL else 512
 LAYERS = 16 if FULL else 8
@@ -63,18 +37,52 @@ RANKS = (2,) if GPUS in (2, 3) else (2, 4)
 ROUNDS = 30 if FULL else 20  # of the race
 
 # %% [markdown]
+# ## The baseline: a message for each gradient
+#
+# `dist.all_reduce(t)` adds up `t` over all ranks, in place. Two ranks do this for 300 gradients of 8 kB, one after the
+# other.
+
+
+# %% tags=["setup"] jupyter={"source_hidden": true}
+def small_gradients(average, rounds=8):
+    """On a rank: (messages, bytes, median seconds) of `average(parameters)` with 300 gradients of 8 kB."""
+    parameters = [nn.Parameter(torch.zeros(2000, device=launch.device())) for _ in range(300)]
+    for p in parameters:
+        p.grad = torch.ones_like(p)
+    seconds = []
+    for _ in range(rounds):
+        dist.barrier()
+        start = time.perf_counter()
+        average(parameters)
+        measure.synchronize(launch.device())
+        seconds.append(time.perf_counter() - start)
+    with measure.Communications() as log:
+        average(parameters)
+    sent = [entry["bytes"] for entry in log.entries()]
+    return len(sent), sum(sent), statistics.median(seconds)
+
+
+SMALL = {"300 gradients": "{}", "messages": "{}", "bytes": measure.human_bytes, "time": measure.human_seconds}
+
+
+# %%
+def sum_each(parameters):
+    for p in parameters:
+        dist.all_reduce(p.grad)
+
+
+baseline = launch.ranks(small_gradients, sum_each, n=2)[0]
+report.table(SMALL, [("one by one", *baseline)])
+
+# %% [markdown]
 # ## The idea
 #
-# A loss that is a mean over the batch has a gradient that is a mean over the batch. Cut the batch into $N$ equal shares,
-# and the mean of the shares' gradients is the gradient of the whole:
+# Cut the batch into $N$ equal shares. The mean of the shares' gradients is the gradient of the whole:
 #
-# $$\begin{aligned}
-# \nabla L &= \frac1{B}\sum_{i=1}^{B} \nabla \ell_i \;=\; \frac1N \sum_{r=0}^{N-1} \nabla L_r \qquad\text{so} \\
-# t_\text{step} &= t_\text{forward} + t_\text{backward} + t_\text{all-reduce}
-# \;\longrightarrow\; t_\text{forward} + \max(t_\text{backward},\, t_\text{all-reduce})
-# \end{aligned}$$
+# $$\nabla L = \frac1N \sum_{r=0}^{N-1} \nabla L_r$$
 #
-# if the all-reduces run *while* backward computes. Backward begins with the last layer: its gradients can travel first.
+# The all-reduce costs time, unless it runs *while* backward computes. Backward starts at the last layer, so its
+# gradients can leave first.
 
 
 # %% jupyter={"source_hidden": true}
@@ -103,15 +111,11 @@ colours = {"forward": "#0072B2", "backward, layer": "#009E73", "all-reduce of la
 figure.legend([plt.Rectangle((0, 0), 1, 1, color=c) for c in colours.values()], colours, fontsize=9, frameon=False,
               loc="outside lower center", ncols=4)  # fmt: skip
 plt.show()
-
 # %% [markdown]
-# ## The baseline, measured first
-#
-# The model is a chain of equal linear layers: its gradients are large for what it computes, so that communication shows.
-# The step below is what every rank will do. `average` stands for what you will write; at first it does nothing.
+# The model is a chain of equal linear layers. In the training step, `average` stands for the code that you will write.
 
 
-# %% tags=["setup"]
+# %% tags=["setup"] jupyter={"source_hidden": true}
 def make_model():
     """A chain of linear layers on this rank's device, the same on all ranks."""
     torch.manual_seed(0)
@@ -125,6 +129,7 @@ def make_batch():
     return torch.randn(BATCH, WIDTH).to(launch.device())
 
 
+# %% tags=["setup"]
 def train_step(model, x, optimizer, average):
     """One step; `average()` makes the gradients those of all ranks."""
     optimizer.zero_grad()
@@ -134,87 +139,79 @@ def train_step(model, x, optimizer, average):
     optimizer.step()
 
 
-# %% [markdown]
-# `measure.Communications` records every collective of a rank: what, how many bytes, from when to when. The next cell runs
-# such steps with a record of each. Everything after the last gradient was computed and before the update is called
-# *wait*.
-
-
-# %%
-def watched_step(model, x, optimizer, average):
-    """train_step, recorded: returns the entries of this rank."""
-    phase = contextlib.ExitStack()
-    first = next(model.parameters())
+# %% tags=["setup"] jupyter={"source_hidden": true}
+def watch(wrap, steps=6):
+    """On a rank: steps like train_step, recorded. Returns their entries, and how far the weights are from rank 0's."""
 
     def last_gradient(_):
         phase.close()
         phase.enter_context(log.phase("wait"))
 
-    hook = first.register_post_accumulate_grad_hook(last_gradient)
-    optimizer.zero_grad()
-    with measure.Communications() as log:
-        with log.phase("forward"):
-            loss = model(x).square().sum(dim=1).mean()
-        phase.enter_context(log.phase("backward"))
-        loss.backward()
-        average()
-        phase.close()
-        with log.phase("optimizer"):
-            optimizer.step()
-    hook.remove()
-    return log.entries()
-
-
-def watch(wrap, steps=6):
-    """On a rank: `wrap(model)` gives the model to call and `average`. Returns the steps' entries and the weights' gap."""
-    model, average = wrap(make_model())
-    x, optimizer, entries = make_batch(), torch.optim.SGD(model.parameters(), lr=0.1), []
+    model, x, entries = make_model(), make_batch(), []
+    next(model.parameters()).register_post_accumulate_grad_hook(last_gradient)
+    model, average = wrap(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for _ in range(steps):
         dist.barrier()
-        entries.append(watched_step(model, x, optimizer, average))
+        phase = contextlib.ExitStack()
+        optimizer.zero_grad()
+        with measure.Communications() as log:
+            with log.phase("forward"):
+                loss = model(x).square().sum(dim=1).mean()
+            phase.enter_context(log.phase("backward"))
+            loss.backward()
+            average()
+            phase.close()
+            with log.phase("optimizer"):
+                optimizer.step()
+        entries.append(log.entries())
     weight = next(model.parameters()).detach().clone()
     zeroth = weight.clone()
     dist.broadcast(zeroth, src=0)
     return entries, ((weight - zeroth).norm() / zeroth.norm()).item()
 
 
-# %%
+STEPS = {"a step of rank 0": "{}", "messages": "{}", "started in backward": "{}", "bytes": measure.human_bytes,
+         "weights differ by": "{:.2%}"}  # fmt: skip
+
+
 def watched(name, wrap, n=2):
-    """Watch `n` ranks; returns a record of the quickest step, which other programs disturbed least."""
+    """Watch n ranks: (a row of the table STEPS, a record of the quickest step, the least disturbed one)."""
     results = launch.ranks(watch, wrap, n=n)
     steps = [[entry for rank in step for entry in rank] for step in zip(*(entries for entries, _ in results))]
     quickest = min(steps[1:], key=lambda step: max(e["end"] for e in step) - min(e["start"] for e in step))
-    print(f"{name}: after {len(steps)} steps, the weights of the ranks differ by {max(gap for _, gap in results):.2%}")
+    own = [e for e in quickest if e["rank"] == 0]
+    sent = [e for e in own if e["kind"] != "phase"]
+    end = next(e["end"] for e in own if e["name"] == "backward")
+    early = sum(e["start"] < end for e in sent)
+    row = name, len(sent), early, sum(e["bytes"] for e in sent), max(gap for _, gap in results)
     device = "cuda" if launch.backend(n) == "nccl" else "cpu"
-    return measure.new_record(name, device, communications=quickest)
+    return row, measure.new_record(name, device, communications=quickest)
 
 
-def alone(model):
-    return model, lambda: None
+def timeline(*records):
+    """When each rank computes and sends, for each record."""
+    figure = report.communications(records)
+    figure.suptitle("When does a rank compute, when does it send?")
+    for record, axes in zip(records, figure.axes[1::2]):
+        axes.set_title(record.name, loc="left")
+    return figure
 
-
-silent = watched("no communication", alone)
-phases = [e for e in silent.communications if e["rank"] == 0 and e["kind"] == "phase"]
-print(", ".join(f"{e['name']} {measure.human_seconds(e['end'] - e['start'])}" for e in phases))
 
 # %% [markdown]
-# Fast, and wrong: the ranks drift apart. They are two trainings, each on half of the data.
-
-# %% [markdown]
-# ### Balise 1 · The same start everywhere · about 8 min
+# ### Balise 1 · The same start everywhere · further · about 8 min
 #
-# The mean of the gradients keeps the ranks together only if they start together. Make `model` on every rank equal to rank
-# 0's, in place: **parameters and buffers** (the running statistics of a batch norm are buffers). The parameters stay the
-# objects that they are: an optimizer may hold them already. Each tensor travels once, a tied one too. Nothing is returned.
+# Averaged gradients keep the ranks together only if they start from the same weights. Copy rank 0's **parameters and
+# buffers** into `model` on every other rank, in place: an optimizer may already hold the parameters. Each tensor
+# travels once. Return nothing. About 5 lines.
 #
-# One trap: a tensor may be a *view with gaps*, part of a larger table. gloo sends the memory from where a tensor
-# begins, so its elements would not be what arrives; NCCL raises an error. About 5 lines.
+# A *view with gaps* can't be sent directly: gloo would send the wrong memory, and NCCL raises an error.
 #
 # <details><summary>Hint</summary>
 #
-# `model.parameters()` and `model.buffers()` give each tensor once. `dist.broadcast(t, src=0)` is called by all ranks, and
-# writes into `t` on all but rank 0. `t.contiguous()` is `t` itself where there are no gaps, and a copy where there are: then
-# the copy must come back, `tensor.copy_(...)`.
+# `model.parameters()` and `model.buffers()` give each tensor once. All ranks call `dist.broadcast(t, src=0)`, which
+# writes into `t` on all but rank 0. `t.contiguous()` is `t` itself if there are no gaps, and otherwise a copy. Write
+# that copy back with `tensor.copy_(...)`.
 # </details>
 
 
@@ -233,43 +230,20 @@ def broadcast_state(model):
 
 # %%
 tp.check(1, broadcast_state)
-
-
-# %% [markdown]
-# See it: batch norm layers whose weights and running statistics are drawn from another seed on each rank.
-
-
-# %%
-def four_starts():
-    torch.manual_seed(dist.get_rank())
-    model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)).to(launch.device())
-    model[1].running_mean.normal_()
-    before = model[0].weight[0, 0].item(), model[1].running_mean[0].item()
-    broadcast_state(model)
-    return *before, model[0].weight[0, 0].item(), model[1].running_mean[0].item()
-
-
-starts = launch.ranks(four_starts, n=RANKS[-1])
-print("rank   weight before  running mean before   weight after  running mean after")
-for rank, (weight, mean, new_weight, new_mean) in enumerate(starts):
-    print(f"{rank:4}   {weight:13.3f}  {mean:19.3f}   {new_weight:12.3f}  {new_mean:18.3f}")
-
 # %% [markdown]
 # ### Balise 2 · Each rank's share of the data · further · about 6 min
 #
-# All ranks draw the **same** permutation, from `seed` and `epoch` alone, and take disjoint parts of it: no message is needed.
-# The shares must be **equally long**, for a rank with one batch more would wait for ever for the others' gradients. So the
-# permutation is begun again from its front until its length divides, or with `drop_last` its tail is left out; that is
-# given.
+# All ranks draw the **same** permutation, from `seed` and `epoch`, and take disjoint shares of it without any message.
+# The shares must be **equally long**: a rank with an extra batch would wait for gradients that never come. The given
+# lines pad the permutation, or drop its tail.
 #
-# Write `order`, a tensor, this epoch's permutation of 0 … n − 1, another one in each epoch; and return the share of `rank`, a list,
-# from the first `each * world_size` places of `order`. The global random state differs between ranks: leave it alone. About
-# 2 lines and 1.
+# Write `order`, a tensor: this epoch's permutation of 0 … n − 1. Then return the share of `rank`, a list, from the
+# first `each * world_size` entries. Leave the global random state alone. About 2 lines and 1.
 #
 # <details><summary>Hint</summary>
 #
-# `torch.Generator().manual_seed(k)`, and `torch.randperm(n, generator=…)`. `order[a::b]` is every b-th element from the a-th
-# on.
+# `torch.Generator().manual_seed(k)` and `torch.randperm(n, generator=…)`. `order[a::b]` takes every b-th element,
+# starting at a.
 # </details>
 
 
@@ -292,48 +266,16 @@ def my_indices(n, rank, world_size, epoch, seed=0, drop_last=False):
 
 # %%
 tp.check(2, my_indices)
-
 # %% [markdown]
-# See it: 22 samples, 4 ranks, five epochs. The colour says which rank trains on a sample; two colours in a cell are
-# padding, a sample that two ranks get.
-
-
-# %%
-def owners(epoch, drop_last):
-    """{sample: ranks that train on it}"""
-    found = {}
-    for rank in range(4):
-        for index in my_indices(22, rank, 4, epoch, drop_last=drop_last):
-            found.setdefault(index, []).append(rank)
-    return found
-
-
-shown = {drop_last: [owners(epoch, drop_last) for epoch in range(5)] for drop_last in (False, True)}
-
-# %% jupyter={"source_hidden": true}
-figure, panels = plt.subplots(1, 2, figsize=(8.5, 2.3), layout="constrained", sharey=True)
-for axes, (drop_last, epochs) in zip(panels, shown.items()):
-    for epoch, samples in enumerate(epochs):
-        for index, ranks in samples.items():
-            width = 0.9 / len(ranks)
-            for k, rank in enumerate(ranks):
-                axes.barh(epoch, width, left=index - 0.45 + k * width, color=f"C{rank}", height=0.8)
-    axes.set(xlabel="sample", xticks=range(0, 22, 3), title=f"drop_last={drop_last}", ylim=(4.5, -0.5))
-panels[0].set(ylabel="epoch", yticks=range(5))
-figure.legend([plt.Rectangle((0, 0), 1, 1, color=f"C{r}") for r in range(4)], [f"rank {r}" for r in range(4)],
-              loc="outside right center", fontsize=9, frameon=False)  # fmt: skip
-plt.show()
-
-# %% [markdown]
-# ### Balise 3 · Gradients averaged, one by one · about 6 min
+# ### Balise 3 · Average the gradients, one by one · about 6 min
 #
-# After backward, every rank holds the gradients of its own share, in `p.grad` for each `p` of the list `parameters`. Make
-# them the mean over the ranks, on every rank. A parameter that was not used, or is frozen, has `p.grad` None: leave it so.
-# Each gradient travels once, in its own dtype. Nothing is returned. About 4 lines.
+# After backward, `p.grad` is the gradient of this rank's share, for each `p` of the list `parameters`. Replace it by
+# its mean over the ranks, on every rank. Leave a `p.grad` that is None. Each gradient travels once, in its own dtype.
+# Return nothing. About 4 lines.
 #
 # <details><summary>Hint</summary>
 #
-# `dist.all_reduce(t)` adds up over the ranks, in place. Divide by `dist.get_world_size()`, before or after.
+# Divide by `dist.get_world_size()`, before or after the sum.
 # </details>
 
 
@@ -353,36 +295,44 @@ tp.check(3, average_gradients)
 
 
 # %%
+def silent(model):
+    return model, lambda: None
+
+
 def one_by_one(model):
     parameters = list(model.parameters())
     return model, lambda: average_gradients(parameters)
 
 
-record_one_by_one = watched("one by one", one_by_one)
-report.communications(record_one_by_one)
+row_silent, _ = watched("no communication", silent)
+row_one_by_one, record_one_by_one = watched("one by one", one_by_one)
+report.table(STEPS, [row_silent, row_one_by_one])
+timeline(record_one_by_one)
 
 # %% [markdown]
-# The weights agree now. Each rank does half of the work, and then stands and waits, for an all-reduce a parameter, one after
-# the other: nothing is hidden behind work.
+# Without communication the ranks drift apart into two separate trainings. With your averages they agree. But every
+# all-reduce waits for the end of backward, and for the one before it.
 
 # %% [markdown]
 # ### Balise 4 · Flat buckets · about 15 min
 #
-# Each message has a fixed cost besides its bytes, and a ResNet-50 has 161 parameters, most of them tiny. So one puts the
-# gradients of several parameters into one flat tensor, a **bucket**, and reduces that.
+# Each message has a fixed cost, and most of a ResNet-50's 161 parameters are tiny. So we copy several gradients into
+# one flat tensor, a **bucket**, and reduce that.
 #
-# **`make_buckets`** returns a list of lists of parameters, **in reverse order**, for backward computes the last gradients
-# first. A bucket holds at most `capacity` **bytes** and one dtype; a parameter that is larger than that gets a bucket of its
-# own. Write what happens to one parameter: `size` are its bytes, `room` those that are left in the last bucket.
+# **`make_buckets`** returns lists of parameters, **in reverse order**, because backward computes the last gradients
+# first. A bucket has at most `capacity` **bytes** and a single dtype. A larger parameter gets its own bucket. For one
+# parameter, `size` is its bytes, and `room` the bytes left in the last bucket.
 #
-# **`average_in_buckets`**: the gradients of a bucket, all of them there, into one flat tensor, **one** all-reduce, and the
-# means back into the gradients, which may lie in memory otherwise than row by row. About 5 and 6 lines.
+# **`average_in_buckets`** copies the gradients of a bucket, all present, into one flat tensor, does **one** all-reduce,
+# and copies the means back. Some gradients aren't contiguous.
+#
+# About 5 and 6 lines.
 #
 # <details><summary>Hint</summary>
 #
-# Start a new bucket first where it is needed, then put the parameter in: so a large one needs no case of its own.
-# `torch.cat([g.reshape(-1), …])` makes a flat tensor, `flat.split([sizes])` cuts it again, `piece.view(p.shape)` gives a
-# piece its shape, `p.grad.copy_` writes.
+# If the parameter doesn't fit, start a new bucket. Then append it: a large parameter needs no special case.
+# `torch.cat([g.reshape(-1), …])` makes a flat tensor, `flat.split([sizes])` cuts it, `piece.view(p.shape)` restores a
+# shape.
 # </details>
 
 
@@ -416,46 +366,31 @@ def average_in_buckets(buckets):
 
 # %%
 tp.check(4, make_buckets, average_in_buckets)
-
 # %% [markdown]
-# How large should a bucket be? Measure it: 300 small gradients (8 kB each), averaged with several capacities. Guess first.
+# Average the 300 gradients again, in buckets of growing size. Guess first.
 
 # %%
-faster = tp.predict("300 messages of 8 kB or one of 2.4 MB: how many times faster is one?", ...)
+faster = tp.predict("How many times faster is one message of 2.4 MB than 300 messages of 8 kB?", ...)
 
 
 # %%
-def time_buckets(capacities, rounds=8):
-    parameters = [nn.Parameter(torch.zeros(2000, device=launch.device())) for _ in range(300)]
-    for p in parameters:
-        p.grad = torch.ones_like(p)
-    found = {}
-    for capacity in capacities:
-        buckets, seconds = make_buckets(parameters, capacity), []
-        for _ in range(rounds):
-            dist.barrier()
-            start = time.perf_counter()
-            average_in_buckets(buckets)
-            measure.synchronize(launch.device())
-            seconds.append(time.perf_counter() - start)
-        found[capacity] = len(buckets), sorted(seconds)[rounds // 2]
-    return found
+def with_capacity(capacity):
+    return lambda parameters: average_in_buckets(make_buckets(parameters, capacity))
 
 
-timed = launch.ranks(time_buckets, [2**k for k in range(13, 23, 2)] + [2**23], n=2)[0]
-for capacity, (messages, seconds) in timed.items():
-    print(f"buckets of {measure.human_bytes(capacity):>9}: {messages:4} messages  {measure.human_seconds(seconds):>8}")
-(_, many), *_, (_, one) = timed.values()
-faster.shows(many / one, "× {:.1f}", "The bytes are the same: what is gained is the fixed cost of 299 messages.")
+timed = {f"buckets of {kib:,} KiB": launch.ranks(small_gradients, with_capacity(kib * 1024), n=2)[0]
+         for kib in (8, 32, 128, 512, 2048, 8192)}  # fmt: skip
+report.table(SMALL, [(name, *row) for name, row in timed.items()])
+many, *_, one = timed.values()
+faster.shows(many[2] / one[2], "× {:.1f}", "The bytes are the same: you saved the fixed cost of 299 messages.")
 
 # %% [markdown]
-# A single bucket is among the cheapest here, but it could only be sent when *everything* is there. PyTorch's default is
-# 25 MB, and 1 MB for the bucket that leaves first.
+# A single bucket can't leave before *all* gradients are there. PyTorch's default is 25 MB.
 #
-# ## While backward goes on
+# ## Send while backward computes
 #
-# Given is a bucket that keeps its flat tensor. `place(p)` moves a gradient to its part of it, divided by the number of ranks,
-# and makes `p.grad` that part: what the all-reduce writes there is in `p.grad` at once, nothing is copied back.
+# This bucket keeps its flat tensor. `place(p)` copies a gradient, divided by the number of ranks, into `flat`, and
+# makes `p.grad` a view of it. The all-reduced values are then in `p.grad` without copying back.
 
 
 # %% tags=["setup"]
@@ -480,23 +415,22 @@ class Bucket:
 # %% [markdown]
 # ### Balise 5 · Overlap · about 15 min
 #
-# Backward computes the last layer's gradients first, and they could travel while it goes on with the layers before. So an
-# all-reduce starts as soon as a bucket is complete, **asynchronously** (`async_op=True`): the call returns at once, and one
-# waits later. Who says that a gradient is there? Autograd, if asked by a *hook*.
+# As soon as a bucket is complete, start its all-reduce **asynchronously** (`async_op=True`): the call returns at once,
+# and you wait later. A *hook* makes autograd call you when a gradient is ready.
 #
-# `Overlap` averages the gradients of `parameters`, a list; each gets a gradient in every step. The buckets are given, and
-# `home`, which tells the bucket of a parameter. Write
+# The buckets of `Overlap` are given, and `home` maps a parameter to its bucket. Every parameter gets a gradient in each
+# step. Write
 #
-# - the end of `__init__`: `self.ready(p)` shall be called as soon as `p.grad` is complete;
-# - `ready(p)`: place it, and if it was the last one missing in its bucket, start the all-reduce;
-# - `finish()`, called after backward: wait for all that runs. What must be as new for the next step?
+# - the end of `__init__`: have `self.ready(p)` called as soon as `p.grad` is complete;
+# - `ready(p)`: place the gradient. If it was the last one missing in its bucket, start the all-reduce;
+# - `finish()`, called after backward: wait for all running all-reduces, and reset the state for the next step.
 #
 # About 2, 4 and 5 lines.
 #
 # <details><summary>Hint</summary>
 #
-# `p.register_post_accumulate_grad_hook(f)` calls `f(p)` after the gradient has been added to `p.grad`
-# (`register_hook` would be called before). `dist.all_reduce(t, async_op=True)` returns a handle that has `wait()`.
+# `p.register_post_accumulate_grad_hook(f)` calls `f(p)` after the gradient has been added to `p.grad` (`register_hook`
+# would call too early). `dist.all_reduce(t, async_op=True)` returns a handle with `wait()`.
 # </details>
 
 
@@ -542,16 +476,14 @@ def overlapped(model):
     return model, Overlap(list(model.parameters()), CAPACITY).finish
 
 
-record_overlapped = watched("overlapped", overlapped)
-report.communications([record_one_by_one, record_overlapped])
+row_overlapped, record_overlapped = watched("overlapped", overlapped)
+report.table(STEPS, [row_one_by_one, row_overlapped])
+timeline(record_one_by_one, record_overlapped)
 
 # %% [markdown]
-# Fewer messages, and many of them in flight under the green bar. Where ranks and messages share the same few cores, backward
-# becomes longer while messages are copied, and little may be left of the gain.
-#
-# On GPUs more is left. The next cell runs your functions of balises 4 and 5 on two **modelled** H100, each behind a network
-# card of 100 Gb/s: one step of a ResNet-50 with 64 images a rank. Tensors have sizes and no values, each operation takes the
-# time of its arithmetic and its bytes, each message that of the formulas at the end of this notebook.
+# Most messages now start during backward. On a CPU they need the same cores, so you may save little time. A GPU
+# computes and sends at once: the next cell runs your code on two **modelled** H100 with a 100 Gb/s link, one step of a
+# ResNet-50 with 64 images a rank.
 
 
 # %%
@@ -562,7 +494,7 @@ def modelled_step(clock, overlap):
     one = make_buckets(parameters, 2**30)
     average = Overlap(parameters, 25 * 2**20).finish if overlap else lambda: average_in_buckets(one)
     optimizer = torch.optim.SGD(parameters, lr=0.1)
-    clock.restart()  # what was before is not shown
+    clock.restart()
     train_step(model, x, optimizer, average)
 
 
@@ -575,26 +507,20 @@ print(*runs, sep="\n")
 report.streams(runs) if runs else None
 
 # %% [markdown]
-# Above, the card has nothing to do while the one message travels. Below, all buckets but the last ones travel beside
-# backward, and the step is hardly longer than its computing.
-
-# %% [markdown]
-# ### Balise 6 · Accumulation, silent until the last micro-batch · further · about 7 min
+# ### Balise 6 · Accumulate, and send with the last micro-batch · further · about 7 min
 #
-# A large batch that does not fit is computed in micro-batches, and the gradients add up in `p.grad`. Only their sum has to
-# travel. So `Accumulating` gives your `Overlap` a switch: inside `with reducer.no_sync():` backward sends nothing. Write
-# `ready`.
+# If a batch doesn't fit in memory, the gradients of its micro-batches add up in `p.grad`, and only the sum has to
+# travel. Inside `with reducer.no_sync():`, backward sends nothing. Write `ready` accordingly.
 #
-# **`backward_in_parts(loss_of, parts, reducer)`**: `parts` are this rank's micro-batches, tensors `(b_k, …)` of perhaps
-# different lengths, and `loss_of(part)` is the mean loss of one. Afterwards `p.grad` is the gradient of the mean loss
-# over the **whole** batch, and every rank has equally many rows of it. But its micro-batches differ: a mean over few
-# rows counts less than one over many. Each graph is freed before the next one is made, and the last backward sends.
-# Write what is done with one `part`. About 2 and 2 lines.
+# **`backward_in_parts(loss_of, parts, reducer)`**: `parts` are this rank's micro-batches, tensors `(b_k, …)` of
+# different lengths. `loss_of(part)` is the *mean* loss of one. Afterwards `p.grad` is the gradient of the mean loss
+# over the **whole** batch; every rank has equally many rows. Each graph is freed before the next is built, and only the
+# last backward sends. About 2 and 2 lines.
 #
 # <details><summary>Hint</summary>
 #
-# The hooks still fire inside `no_sync()`: `ready` looks at the switch. `contextlib.nullcontext()` is the context that does
-# nothing. Each mean counts by its number of rows, `len(part) / total`.
+# The hooks still fire inside `no_sync()`: let `ready` look at the switch. `contextlib.nullcontext()` is a context that
+# does nothing. Weight each mean by its rows, `len(part) / total`.
 # </details>
 
 
@@ -635,29 +561,27 @@ def backward_in_parts(loss_of, parts, reducer):
 
 # %%
 tp.check(6, Accumulating, backward_in_parts)
-
 # %% [markdown]
 # ### Balise 7 · Parameters that took no part · further · about 12 min
 #
-# A parameter that was not used in a step gets no gradient, and its hook never fires. Then its bucket is never complete. Worse:
-# if rank 0 used head A and rank 1 head B, their buckets are complete in another order, and collectives are matched **by
-# their order alone**: gradients of A would be added to those of B.
+# The hook of an unused parameter never fires, so its bucket is never complete. If rank 0 used head A and rank 1 head B,
+# their buckets complete in different orders. Collectives are matched **by order alone**: A's gradients would be added
+# to B's.
 #
-# `Reducer` is `Overlap` with the switch of balise 6, written out in one piece, for any list of parameters. Write
+# `Reducer` is `Overlap` with `no_sync`, for any list of parameters. Write
 #
-# - in `__init__`: leave in the list `parameters` those to average, in the order of the list, which is the same on all ranks. Frozen ones (`requires_grad` False) are left out, and one that is in the list
-#   twice (tied) travels once;
-# - `start_complete`: start the buckets that are complete, **strictly in their order**, and wait for none. `self.running` tells how many were
+# - `__init__`: keep in `parameters` those to average, in order: no frozen ones, and tied ones (listed twice) once;
+# - `start_complete`: start the complete buckets, **strictly in order**, without waiting. `self.running` says how many
 #   started;
-# - the beginning of `finish`: place what is still missing. A parameter that this rank did not use counts as **zero**; one
-#   that was used inside `no_sync()` has a gradient though no hook fired.
+# - the beginning of `finish`: place what is missing. A parameter that this rank didn't use counts as **zero**. One that
+#   was used inside `no_sync()` has a gradient, though no hook fired.
 #
 # About 1, 2 and 5 lines.
 #
 # <details><summary>Hint</summary>
 #
-# `dict.fromkeys(list)` keeps the order and drops repetitions. Bucket k starts only when bucket k − 1 was started: a `while`
-# over the next one. `place` takes parameters out of `bucket.missing`: go through a copy of it.
+# `dict.fromkeys(list)` keeps the order and drops repetitions. Bucket k starts only after bucket k − 1: use a `while`
+# over the next one. `place` removes parameters from `bucket.missing`, so loop over a copy.
 # </details>
 
 
@@ -716,21 +640,15 @@ class Reducer:
 
 # %%
 tp.check(7, Reducer)
-
 # %% [markdown]
 # ## The all-reduce itself
 #
-# How can $N$ ranks add up a tensor? If all send theirs to rank 0, its link carries $N$ tensors. In a **ring**, each
-# rank sends to the next one only, and the tensor is cut into $N$ chunks. First round, *reduce-scatter*: in each of
-# $N-1$ steps every rank passes one chunk on, and who gets it adds its own part. Second round, *all-gather*: the
-# finished chunks go round. Each sends
-#
-# $$2\,(N-1)\,\frac{n}{N} \;=\; 2\,\frac{N-1}{N}\,n \quad\text{bytes, less than } 2n \text{ however many ranks there are,}$$
-#
-# and no algorithm in which the ranks do the adding needs less (Patarasuk and Yuan, *Bandwidth optimal all-reduce algorithms
-# for clusters of workstations*, 2009; where the network's switches add, a rank sends about $n$). Below: how many ranks' values each chunk holds, after each step.
+# In a **ring**, each rank sends to the next one only, and the tensor is cut into $N$ chunks. In the *reduce-scatter*,
+# $N-1$ steps, every rank passes a chunk on, and the receiver adds its own part. Then the *all-gather* passes the
+# finished chunks around. Each rank sends $2\,\frac{N-1}{N}\,n < 2n$ bytes, however many ranks there are. Each number
+# below counts the ranks summed in a chunk.
 
-# %%
+# %% jupyter={"source_hidden": true}
 n = 4
 held = torch.ones(n, n)  # rank, chunk
 history = [held.clone()]
@@ -740,7 +658,6 @@ for step in range(2 * (n - 1)):
         chunk, left = (rank - step - 1) % n, (rank - 1) % n
         held[rank, chunk] = before[left, chunk] + (1 if step < n - 1 else 0)
     history.append(held.clone())
-
 # %% jupyter={"source_hidden": true}
 figure, panels = plt.subplots(1, len(history), figsize=(8.5, 1.9), layout="constrained", sharey=True)
 for step, (axes, state) in enumerate(zip(panels, history)):
@@ -753,24 +670,22 @@ for step, (axes, state) in enumerate(zip(panels, history)):
     axes.set(xticks=[], yticks=range(n), xlabel="chunks")
 panels[0].set(yticklabels=[f"rank {r}" for r in range(n)])
 plt.show()
-
 # %% [markdown]
 # ### Balise 8 · A ring all-reduce · further · about 8 min
 #
-# `ring_all_reduce` returns the sum of `x` over the ranks, by messages between neighbours only. `chunks` are the N parts of
-# `total`; some are one element longer. The exchange is given: `leaving` goes to the next rank, and what comes from the one
-# before lies in `arriving`. Write, for each step,
+# `ring_all_reduce` returns the sum of `x` over the ranks. `chunks` are the N parts of `total`, some one element longer.
+# The exchange is given: `leaving` goes to the next rank, and the previous rank's chunk ends up in `arriving`. For each
+# step, write
 #
-# 1. which chunk is `leaving`, and to which one, `target`, belongs what arrives: look at the picture;
-# 2. what is done with `arriving`, in the first round and in the second. More memory than `total` and a chunk is not needed.
+# 1. which chunk is `leaving`, and which one, `target`, the arriving chunk belongs to;
+# 2. what to do with `arriving` in the reduce-scatter, and what in the all-gather, without more memory.
 #
-# Each chunk is added up on one way round and then copied, so all ranks hold the same **bits** in the end. About 1 and 4
-# lines.
+# All ranks end with the same **bits**. About 1 and 4 lines.
 #
 # <details><summary>Hint</summary>
 #
-# In step 0, rank r sends chunk r. What it sends in step t is what it received in step t − 1, in *both* rounds: chunk
-# (r − t) mod N. The rank before it sends at the same time, by the same rule.
+# In step 0, rank r sends chunk r. In step t it sends what it received in step t − 1, in *both* phases: chunk (r − t)
+# mod N. The previous rank sends by the same rule.
 # </details>
 
 
@@ -801,23 +716,10 @@ def ring_all_reduce(x):
 
 # %%
 tp.check(8, ring_all_reduce)
-
-
-# %%
-def ring_against_library(rounds):
-    x = torch.randn(2**20, device=launch.device())
-    candidates = {"your ring": lambda: ring_all_reduce(x), "dist.all_reduce": lambda: dist.all_reduce(x.clone())}
-    return measure.race(candidates, repeats=rounds, warmup=2, calls=1, device=launch.device())
-
-
-print(launch.ranks(ring_against_library, ROUNDS, n=RANKS[-1])[0])
-
 # %% [markdown]
-# Sums of 4 MB. The bytes are the same; the library cuts each chunk again, and adds one part while the next one travels.
-#
 # ## Your own DataParallel
 #
-# All pieces together, in ten lines.
+# Your pieces together, beside PyTorch's.
 
 
 # %%
@@ -844,74 +746,65 @@ def torchs(model):
     return DistributedDataParallel(model, bucket_cap_mb=CAPACITY / 2**20), lambda: None
 
 
-record_yours = watched("yours", yours)
-record_torchs = watched("DistributedDataParallel", torchs)
-report.communications([record_yours, record_torchs])
+# %%
+row_yours, record_yours = watched("yours", yours)
+row_torchs, record_torchs = watched("DistributedDataParallel", torchs)
+timeline(record_yours, record_torchs)
 
 # %% [markdown]
-# The same idea, visibly: the same bytes in buckets of two layers, started in the same order while backward goes on.
-# PyTorch's waits inside `backward()`, yours in `finish()`: the grey bar in both.
-#
-# What yours lacks: PyTorch's puts everything into one bucket in its first step, notes in which order the gradients
-# really come, and then builds its buckets in that order, once. So a profile of the first step shows no overlap.
-#
-# ## Race
-#
-# Whole steps, in turn, in the same processes: yours, PyTorch's as it is, and PyTorch's with
-# `gradient_as_bucket_view=True`, which like yours saves the copy out of the bucket. Yours runs Python for each parameter,
-# PyTorch's C++. Guess before you run it.
+# PyTorch waits inside `backward()`, you wait in `finish()`. Now race whole steps, in turn. Your hooks run Python for
+# each parameter, PyTorch's run C++.
 
 # %%
 slower = tp.predict("How many times as long as with PyTorch's DDP does a step with yours take, on 2 ranks?", ...)
 
 
-# %%
+# %% jupyter={"source_hidden": true}
 def race_on_ranks(rounds):
-    wrapped = {
-        "yours": yours(make_model()),
-        "DDP": torchs(make_model()),
-        "DDP, bucket views": (
-            DistributedDataParallel(make_model(), bucket_cap_mb=CAPACITY / 2**20, gradient_as_bucket_view=True),
-            lambda: None,
-        ),
-    }
     x, steps = make_batch(), {}
-    for name, (model, average) in wrapped.items():
+    for name, wrap in {"yours": yours, "DDP": torchs}.items():
+        model, average = wrap(make_model())
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
         steps[name] = lambda m=model, o=optimizer, a=average: train_step(m, x, o, a)
     return measure.race(steps, repeats=rounds, warmup=4, calls=1, device=launch.device())
 
 
+# %%
 races = {n: launch.ranks(race_on_ranks, ROUNDS, n=n, timeout=120)[0] for n in RANKS}
 for n, race in races.items():
     print(f"{n} ranks on {launch.backend(n)}\n{race}\n")
 medians = races[2].medians
-why = "Both send the same bytes in the same buckets, and Python has little to do beside them; hundreds of tiny parameters would show it."
+why = "Both send the same bytes in the same buckets, and with so few parameters Python has little to do."
 slower.shows(medians["yours"] / medians["DDP"], "× {:.2f}", why)
 
 # %% [markdown]
-# ## Past this machine · further
+# ## What you gained
 #
-# What would a thousand ranks do? The usual **model** gives each message a latency α and each byte its share of the
-# bandwidth β. A ring has 2 (N − 1) steps, a tree 2 log₂ N:
-#
-# $$t_\text{ring} = 2\,(N-1)\,\alpha + 2\,\frac{N-1}{N}\,\frac{n}{\beta}
-# \qquad\qquad t_\text{tree} = 2\,\lceil\log_2 N\rceil\,\alpha + 2\,\frac{n}{\beta}$$
-#
-# (The tree's bytes do not count once for each level: a message is cut into pieces that follow each other, and two trees
-# share it.) `planner.all_reduce` has both, and *best*, the quicker one, which is what a library takes. Besides, each
-# call has a cost of its own, however few the ranks: a kernel is started, and two streams wait for each other.
-# `planner.data_parallel_step` starts a bucket when its part of backward is done and the one before has ended.
+# Messages, from the baseline to your code.
 
 # %%
-LINK = planner.Link(LATENCY, 12.5e9)  # 100 Gb/s for each rank
+report.table(SMALL, [("one by one", *baseline), ("in one of your buckets", *one)])
+print()
+report.table(STEPS, [row_silent, row_one_by_one, row_yours, row_torchs])
+
+# %% [markdown]
+# ## Beyond this machine · further
+#
+# A **model** of the scaling efficiency of a ResNet-50 on A100s: the time of a step without communication over its time
+# with it. A message has a latency besides its bytes. A ring has $2(N-1)$ steps, a tree $2\log_2 N$; *best* is the
+# quicker one.
+
+# %% jupyter={"source_hidden": true}
+GRADIENTS = 25.6e6 * 4  # bytes of a ResNet-50's gradients, float32
+STEP = 64 / planner.A100.resnet50_mixed  # seconds of computing for 64 images on an A100, in mixed precision
+LINK = planner.Link(6e-6, 12.5e9)  # seconds a message, an assumption; 100 Gb/s for each rank
 CALL = 20e-6  # seconds that a collective costs by itself, an assumption
 
 
 def efficiency(ranks, messages, overlap, algorithm):
-    """Model: time of a step without communication over its time with it, for the ResNet-50 above."""
+    """Model: time of a step without communication over its time with it."""
     step = planner.data_parallel_step(
-        FORWARD, BACKWARD, GRADIENTS, lambda size: CALL + planner.all_reduce(size, ranks, LINK, algorithm),
+        STEP / 3, 2 * STEP / 3, GRADIENTS, lambda size: CALL + planner.all_reduce(size, ranks, LINK, algorithm),
         bucket_bytes=GRADIENTS / messages, overlap=overlap,
     )  # fmt: skip
     return planner.scaling_efficiency(step)
@@ -924,31 +817,12 @@ WAYS = {
     "4 buckets of 26 MB, overlapped, ring": (4, True, "ring"),
     "4 buckets of 26 MB, overlapped, best": (4, True, "best"),
 }
-worlds = [2**k for k in range(1, 11)]
-curves = {name: [efficiency(n, *way) for n in worlds] for name, way in WAYS.items()}
-for name, curve in curves.items():
-    print(f"model, {name:<37} {worlds[2]} ranks {curve[2]:4.0%}, {worlds[-1]} ranks {curve[-1]:4.0%}")
-
-# %% jupyter={"source_hidden": true}
-figure, axes = plt.subplots(figsize=(8.5, 3.4), layout="constrained")
-for name, curve in curves.items():
-    look = "--" if "best" in name else "-"
-    axes.plot(worlds, [100 * share for share in curve], look, marker="o", markersize=4, label=name)
-axes.set_xscale("log", base=2)
-axes.set(xticks=worlds, xticklabels=worlds, xlabel="ranks", ylabel="efficiency (%)", ylim=(0, 103))
-axes.set_title("How well would a ResNet-50 scale? (model, not measured: 6 µs a message, 12.5 GB/s)", fontsize=10)
-axes.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
-axes.grid(alpha=0.3)
-plt.show()
+report.table({"model": "{}"} | {f"{n} ranks": "{:.0%}" for n in (8, 64, 1024)},
+             [(name, *(efficiency(n, *way) for n in (8, 64, 1024))) for name, way in WAYS.items()])  # fmt: skip
 
 # %% [markdown]
-# With few ranks the bandwidth decides, and overlap hides nearly all of it, if the messages are large: 161 small ones cost 161
-# calls and 161 times the latency. With many ranks the latency decides: a ring of 1,024 has 2,046 steps for each message. So
-# there are buckets, and so libraries change from rings to trees. An efficiency that does not name its algorithm says little.
-#
-# Sources: Thakur, Rabenseifner and Gropp, *Optimization of collective communication operations in MPICH* (2005); Sanders,
-# Speck and Träff, *Two-tree algorithms for full bandwidth broadcast, reduction and scan* (2009); Li and others, *PyTorch
-# Distributed: experiences on accelerating data parallel training* (2020), from which the 25 MB and the reverse order come.
+# With few ranks the bandwidth decides, and large buckets with overlap scale well. With many ranks the latency decides,
+# so libraries change to trees.
 
 # %%
 tp.progress()
@@ -956,31 +830,29 @@ tp.progress()
 # %% [markdown]
 # ## Three questions
 #
-# <details><summary>Gradients in float16: divide before the sum or after it?</summary>
+# <details><summary>With float16 gradients, do you divide before the sum or after it?</summary>
 #
-# Before. Two gradients of 40,000 have the mean 40,000, but their sum is beyond 65,504, the largest float16: infinite. Your
-# <code>place</code> divides first, as PyTorch does. With very many ranks small gradients may then underflow: bfloat16 has
+# Before. Two gradients of 40,000 have the mean 40,000, but their sum exceeds 65,504, the largest float16. Your
+# <code>place</code> divides first, as PyTorch does. With very many ranks, small gradients may then underflow. bfloat16 has
 # neither problem.
 # </details>
 #
-# <details><summary>Your DataParallel needs <code>finish()</code>. How does PyTorch's know that backward has ended?</summary>
+# <details><summary>You need <code>finish()</code>. How does PyTorch know that backward has ended?</summary>
 #
-# It asks the autograd engine to call it back when the running backward is done
-# (<code>torch.autograd.Variable._execution_engine.queue_callback</code>), and waits there. It also looks through the graph
-# in forward, if told so (<code>find_unused_parameters</code>), to know early which hooks will not fire. Yours learns that in
-# <code>finish()</code>: simpler, but a bucket that is never complete keeps all later ones from overlapping.
+# It asks the autograd engine for a callback at the end of backward
+# (<code>torch.autograd.Variable._execution_engine.queue_callback</code>), and waits there. With
+# <code>find_unused_parameters</code> it also walks the graph after forward, to learn early which hooks won't fire.
 # </details>
 #
-# <details><summary>A parameter was used by no rank. Is it the same whether its gradient is zero or None?</summary>
+# <details><summary>A parameter was used by no rank. Does it matter whether its gradient is zero or None?</summary>
 #
-# Not for the optimizer. With None it skips the parameter; with zero, momentum goes on moving it, and weight decay goes on
-# shrinking it. With <code>find_unused_parameters=True</code>, PyTorch's DDP sends one more message, which parameters were used
-# anywhere, and leaves the others None; without, the next forward raises an error.
+# Yes, to the optimizer. With None it skips the parameter. With zero, momentum keeps moving it and weight decay keeps
+# shrinking it. With <code>find_unused_parameters=True</code>, PyTorch's DDP finds out in one extra message which
+# parameters were used, and leaves the others None. Without it, the next forward raises an error.
 # </details>
 #
 # ## To remember
 #
-# Data parallelism is one sentence, the mean of the gradients of equal shares is the gradient of the whole, and four cares:
-# start alike, share fairly, call the same collectives in the same order on every rank, and send while you compute. The
-# price of a step is the longer of backward and all-reduce. You have written what `DistributedDataParallel` does; the next
-# practical work, **09_ddp**, uses it: in a real training function, with metrics, batch norm, checkpoints and jobs.
+# The mean of the gradients of equal shares is the gradient of the whole batch. Start all ranks from the same weights,
+# call the same collectives in the same order everywhere, and send few large messages while backward computes. The next
+# work, **09_ddp**, uses PyTorch's version in a real training function.
