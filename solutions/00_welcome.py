@@ -1,16 +1,27 @@
 # %% [markdown]
-# # Welcome: the tools of the course · about 20 min
+# # Welcome: the course and its tools · about 20 min
 #
-# In twenty minutes you will have met the four things that every practical work is made of:
+# **For whom?** For anyone who can write a training loop in PyTorch. You need no CUDA, no C and no cluster: the same
+# notebooks run on two CPU cores and on a node full of GPUs. Only the sizes change.
 #
-# | | |
-# |---|---|
-# | a **balise** | a numbered hole in the code, for you to fill |
-# | a **verdict** | what the course says of your answer, in a second or a few, with a hint |
-# | **ranks** | processes that compute together, started from a cell |
-# | a **report** | a figure drawn from what was measured |
+# **Afterwards,** you can
 #
-# The same notebook runs on a laptop with two cores and on a node full of GPUs. Only the sizes change.
+# 1. find out with measurements why a training step is slow, and make it faster on one device;
+# 2. write data parallelism yourself, and train with DDP on many ranks;
+# 3. train models too large for one GPU, with FSDP, pipelines and tensor slicing;
+# 4. predict the memory, messages and time of a layout before you run it;
+# 5. fine-tune, compress and serve a model.
+#
+# **Which work builds on which?**
+#
+# - 01 to 07: one device.
+# - 08: data parallelism. Then 09 (DDP), 10 (large batches), 11 (hyperparameters).
+# - 12 → 13 → 14: large models, ZeRO, FSDP.
+# - 15 → 16: pipelines.
+# - 17: tensor slicing. Then 19 (hybrid parallelism), 20 (DeepSpeed).
+# - 21, 22, 23: fine-tuning, compression, inference.
+# - 25: the race at the end.
+# - Planned: 18 (long sequences and experts) and 24 (kernels in Triton).
 
 # %% tags=["setup"]
 import os
@@ -24,12 +35,8 @@ from dlojz_tp import course, launch, measure, report, scale, todo
 tp = course.open("00_welcome")
 tp
 
-# %% [markdown]
-# The sizes of this notebook are all here. `scale()` says "full" where there is a GPU and "small" elsewhere; the
-# environment variable `DLOJZ_SCALE` overrules it.
-
-# %% tags=["setup"]
-FULL = scale() == "full"
+# %% tags=["setup"] jupyter={"source_hidden": true}
+FULL = scale() == "full"  # where there is a GPU; the environment variable DLOJZ_SCALE overrules it
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 BATCH = 4096 if FULL else 256
 WIDTH = 4096 if FULL else 512
@@ -37,20 +44,19 @@ STEPS = 20
 print(f"scale {scale()}, on {DEVICE}: batches of {BATCH} vectors of {WIDTH} numbers, {STEPS} steps")
 
 # %% [markdown]
-# ## 1 · A balise
+# ## A balise and its verdict
 #
-# Below is your first one. The line `todo(1)` stands where your code belongs. Run the two cells as they are first: the
-# verdict is calm, and "Run All Cells" goes on to the end of the notebook. Then write your answer over `todo(1)` and run
-# them again. You can do so as often as you like.
-
-# %% [markdown]
+# A **balise** is a hole in the code. Run the next two cells unchanged: the verdict is calm, and "Run All Cells" goes
+# on. Then replace `todo(1)` with your answer, and run them again.
+#
 # ### Balise 1 · Say what this process may use · about 8 min
 #
-# Return a dictionary with four keys, found by asking the system:
+# Return a dictionary with four keys:
 #
-# - `"device"`: the string `"cuda"` if torch can use a GPU, else `"cpu"`;
-# - `"gpus"`: how many GPUs this process may use, an integer, 0 if none;
-# - `"cores"`: how many CPU cores **this process** may use, an integer. On a shared node that is less than the node has;
+# - `"device"`: `"cuda"` if torch can use a GPU, otherwise `"cpu"`;
+# - `"gpus"`: the number of GPUs this process may use, an integer;
+# - `"cores"`: the number of CPU cores **this process** may use, an integer. On a shared node, that's fewer than the
+#   node has;
 # - `"torch"`: the version of torch, a string.
 #
 # About 6 lines.
@@ -79,12 +85,8 @@ def describe_machine():
 tp.check(1, describe_machine)
 
 # %% [markdown]
-# Once there is an answer, the verdict runs it three times on *pretended* machines: with one core and no GPU, with two
-# cores and four GPUs, with one of each. A check of this course never compares with our code. It compares with a truth found in another
-# way, and it also looks at what your code *does*.
-#
-# **See a wrong answer.** Here is one that nearly everybody has written once. Run it and read the verdict: what was
-# expected, what came, for which input, and a hint.
+# The verdict runs your answer on *pretended* machines, such as one with two cores and four GPUs. It looks at what your
+# code *does*, not at how it is written. Here is a common wrong answer, with its hint.
 
 
 # %%
@@ -100,14 +102,11 @@ def describe_machine_of_a_hurried_person():
 tp.show(1, describe_machine_of_a_hurried_person)  # shows a verdict without counting it
 
 # %% [markdown]
-# ## 2 · Ranks
+# ## Ranks
 #
-# From practical work 08 on, several processes compute together. Each is a **rank**: a number from 0 to `world_size − 1`.
-# `launch.ranks(function, ..., n=4)` starts four of them on this machine, runs the function in each, and returns what
-# each returned. The function is an ordinary one of this notebook.
-#
-# With a GPU for each rank they talk through NCCL; otherwise through gloo, on the CPU. The code is the same: tensors
-# arrive on the CPU, and `x.to(launch.device())` brings one to where its rank computes.
+# From work 08 on, several processes compute together. Each is a **rank**, with a number from 0 to `world_size − 1`.
+# `launch.ranks(function, ..., n=4)` runs a function in four of them and returns their results. `x.to(launch.device())`
+# moves a tensor to its rank's device, a GPU or the CPU.
 
 
 # %%
@@ -122,11 +121,7 @@ def hello():
 launch.ranks(hello, n=4)
 
 # %% [markdown]
-# `all_reduce` is the heart of data parallelism: every rank gives a tensor, every rank gets the sum.
-#
-# $$\text{all-reduce:}\qquad x_r \;\longleftarrow\; \sum_{k=0}^{N-1} x_k \qquad\text{on every rank } r$$
-#
-# And if a rank fails? You are told which one, and why, and nothing is left running. Try it: the error is the point here.
+# If a rank fails, you're told which one and why. Here the error is intended.
 
 
 # %%
@@ -144,15 +139,13 @@ except launch.RankError as error:
 # %% [markdown]
 # ### Balise 2 · Sum a tensor over ranks · about 7 min
 #
-# Every rank is given the same `values`, a tensor of shape `(n,)`. Return the sum of all values, as a tensor without
-# dimensions, of the same dtype (int64 or floating point), on **every** rank, and share the work: each rank reads only
-# its part, about `n / world_size` values, and sends one number.
-#
-# It must work when `n` does not divide by `world_size`, and when there are fewer values than ranks. About 4 lines.
+# Every rank gets the same `values`, a tensor `(n,)`. Return their sum on **every** rank, as a tensor without
+# dimensions, of the same dtype (int64 or floating point). Share the work: each rank reads only about `n / world_size`
+# values, and sends one number. `n` may be any number, even smaller than `world_size`. About 4 lines.
 #
 # <details><summary>Hint</summary>
 #
-# `values[a::b]` is every b-th value from the a-th on, and may be empty. The sum of an empty tensor is 0.
+# `values[a::b]` takes every b-th value, starting at a, and may be empty. The sum of an empty tensor is 0.
 # `dist.all_reduce(t)` adds up `t` over the ranks, in place, and returns nothing useful.
 # </details>
 
@@ -171,15 +164,10 @@ def distributed_sum(values):
 # %%
 tp.check(2, distributed_sum)
 
-# %% [markdown]
-# Now use it. A sum that is split over ranks is rounded in another order, so the last digits may differ: that is why the
-# checks of this course compare with a tolerance, never to the last bit.
-
-
 
 # %%
 def sum_of_all(values):
-    return distributed_sum(values.to(launch.device())).item()  # NCCL sends what lies on a GPU
+    return distributed_sum(values.to(launch.device())).item()
 
 
 values = torch.rand(1_000_003)
@@ -187,24 +175,21 @@ print("one process:", values.sum().item())
 print("three ranks:", launch.ranks(sum_of_all, values, n=3, timeout=10)[0])
 
 # %% [markdown]
-# Fallen behind? `tp.catch_up(2)` defines our answers to balises 1 and 2 in the notebook, and your cells stay as they
-# are. A verdict that passed with our answer says so. `tp.progress()` shows where you stand: the last verdict counts.
+# The last digits may differ, because the numbers are added in another order. Verdicts allow for that.
 #
-# In the notebooks to come, some balises are *further*: their headings say so. The others are the core. You need not write
-# what is further: our answers stand in until you do.
+# If you fall behind, `tp.catch_up(2)` defines our answers to balises 1 and 2; your cells don't change. Balises marked
+# *further* are optional: our answers stand in for yours. `tp.progress()` shows where you are.
 #
-# Does your instructor see it? Only where the variable `DLOJZ_CLASS` names a folder of your class. Each verdict is then noted there
-# for the instructor alone: the work, the balise, the verdict, the name of the hint, how often you tried, the time. Your code is
-# not. A cell with `%env DLOJZ_CLASS=` ends it for this notebook.
+# If your class sets `DLOJZ_CLASS`, your instructor sees each verdict: work, balise, verdict, hint, tries and time, but
+# not your code. `%env DLOJZ_CLASS=` in a cell turns that off for this notebook.
 
 # %%
 tp.progress()
 
 # %% [markdown]
-# ## 3 · A measured step
+# ## A measured step
 #
-# This course believes what was measured. A `Chronometer` times the four parts of a training step: loading the batch,
-# forward, backward, optimizer. On a GPU it uses CUDA events, so that measuring does not slow the step down.
+# A `Chronometer` times the parts of a training step, and a **report** draws what was measured.
 
 # %%
 network = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 10)).to(DEVICE)
@@ -228,29 +213,27 @@ print(f"{record.images_per_second:,.0f} vectors per second")
 report.inspection(record)
 
 # %% [markdown]
-# The record can be saved, carried to another notebook and compared: reports read records, never log files.
-#
 # ## Three questions
 #
 # <details><summary>Why does <code>os.cpu_count()</code> mislead on a shared node?</summary>
 #
-# It counts the node's cores. Slurm and containers give a process some of them. Starting as many threads as the node has
-# cores makes them wait for each other.
+# It counts the node's cores. Slurm and containers give a process only some of them. If you start as many threads as the
+# node has cores, they wait for each other.
 # </details>
 #
 # <details><summary>One rank returns before it calls <code>all_reduce</code>; all others call it. What happens?</summary>
 #
-# The others wait. A collective is complete only when every rank has called it. Here the course sees that they wait, ends them,
-# and says who was missing; on a real machine they would wait for many minutes.
+# The others wait. A collective is complete only when every rank has called it. Here the course notices, stops them, and
+# says who was missing. On a real machine they would wait for many minutes.
 # </details>
 #
 # <details><summary>With N ranks, how much faster can the sum of n values get?</summary>
 #
-# Each rank reads n/N values, so up to N times; but one message has to go round. For a million numbers the message costs
-# more than the sum. When is distributing worth it? That question goes through the whole course.
+# Each rank reads n/N values, so up to N times. But ranks also have to exchange messages. For a million numbers the
+# messages cost more than the sum. When distributing is worth it is a question of the whole course.
 # </details>
 #
 # ## To remember
 #
-# A balise is a hole, a verdict tells you what it saw, ranks are processes that agree through collectives, and a claim
-# about speed is worth something when it was measured. Go on with **01_gpu_acceleration**.
+# A verdict tests what your code does. Ranks are processes that agree through collectives. A claim about speed counts
+# once it's measured. Go on with **01_gpu_acceleration**.
