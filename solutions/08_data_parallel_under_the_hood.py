@@ -385,7 +385,7 @@ many, *_, one = timed.values()
 faster.shows(many[2] / one[2], "× {:.1f}", "The bytes are the same: you saved the fixed cost of 299 messages.")
 
 # %% [markdown]
-# A single bucket can't leave before *all* gradients are there. PyTorch's default is 25 MB.
+# A single bucket can't leave before *all* gradients are there.
 #
 # ## Send while backward computes
 #
@@ -510,7 +510,7 @@ report.streams(runs) if runs else None
 # ### Balise 6 · Accumulate, and send with the last micro-batch · further · about 7 min
 #
 # If a batch doesn't fit in memory, the gradients of its micro-batches add up in `p.grad`, and only the sum has to
-# travel. Inside `with reducer.no_sync():`, backward sends nothing. Write `ready` accordingly.
+# travel. Inside `with reducer.no_sync():`, backward sends nothing. Write `ready`, and the lines for one `part`.
 #
 # **`backward_in_parts(loss_of, parts, reducer)`**: `parts` are this rank's micro-batches, tensors `(b_k, …)` of
 # different lengths. `loss_of(part)` is the *mean* loss of one. Afterwards `p.grad` is the gradient of the mean loss

@@ -315,7 +315,7 @@ SEEN = 128
 
 @torch.inference_mode()
 def seconds_of_a_pass(config, batch):
-    """Decoding: seconds of one pass with a new token in each row, behind SEEN others."""
+    """Decoding: seconds of one pass with a new token in each row, after SEEN others."""
     model, cache = Llama(config).to(DEVICE).eval(), Cache()
     tokens = PAGE[: SEEN + 1].repeat(batch, 1)
     model(tokens[:, :-1], 0, cache.attend)
@@ -715,10 +715,10 @@ report.table({"": "{}", "before": "{}", "yours": "{}", "times": "{:.1f}"}, [
 # A small, fast model, the **draft**, guesses the next $k$ tokens. The large one, the **target**, reads them in *one*
 # pass and gives its distribution at each place (Leviathan and others, 2023).
 #
-# A token $x$ drawn from the draft's $q$ should be distributed like the target's $p$. Keep it with probability $\min(1,
-# p(x) / q(x))$. Kept tokens then come out as $\min(p, q)$. What is missing is $\max(0,\ p(x) - q(x))$, so after a
-# rejection draw the next token from that, divided by its sum. Together they have **exactly** the distribution $p$,
-# however bad the draft is.
+# A token $x$ drawn from the draft's $q$ should be distributed like the target's $p$. Keep it with probability
+# $\min(1, p(x) / q(x))$. Kept tokens then come out as $\min(p, q)$. What is missing is $\max(0,\ p(x) - q(x))$, so
+# after a rejection draw the next token from that, divided by its sum. Together they have **exactly** the distribution
+# $p$, however bad the draft is.
 
 
 # %% jupyter={"source_hidden": true}
@@ -727,10 +727,10 @@ def draw_acceptance():
     low, x = torch.minimum(p, q), range(5)
     _, axes = plt.subplots(1, 3, figsize=(10.5, 2.9), layout="constrained", sharey=True)
     axes[0].bar(x, low, color="C0", label="kept: min(p, q)")
-    axes[0].bar(x, q - low, bottom=low, color="C1", label="refused")
+    axes[0].bar(x, q - low, bottom=low, color="C1", label="rejected")
     axes[1].bar(x, p - low, color="C2", label="missing: max(0, p - q)")
     axes[2].bar(x, low, color="C0", label="kept")
-    axes[2].bar(x, p - low, bottom=low, color="C2", label="drawn after a refusal")
+    axes[2].bar(x, p - low, bottom=low, color="C2", label="drawn after a rejection")
     for ax, title in zip(axes, ("What the draft says, q", "What is missing", "Together: the target's p")):
         ax.set(title=title, xticks=x, xticklabels="abcde", xlabel="token")
         ax.legend(fontsize=8)
@@ -782,8 +782,8 @@ def verify(target, draft, drafted, uniforms):
 tp.check(5, verify)
 # %% [markdown]
 # The draft here is a table: how often each token follows each other one on the page. If each guess stays with
-# probability $\alpha$, the mean of $\sum_x \min(p(x), q(x))$, a pass of the target gives $1 + \alpha + \dots +
-# \alpha^k$ tokens.
+# probability $\alpha$, the mean of $\sum_x \min(p(x), q(x))$, a pass of the target gives
+# $1 + \alpha + \dots + \alpha^k$ tokens.
 
 
 # %% jupyter={"source_hidden": true}
