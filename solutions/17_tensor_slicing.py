@@ -1,20 +1,16 @@
 # %% [markdown]
 # # Tensor slicing, under the hood · about 100 min, core 40
 #
-# Data parallelism needs the whole model on every rank. When one *layer* with its gradients and optimizer states is too much,
-# the layer itself has to be cut. In this practical work you cut a small transformer language model over the ranks, as
-# Megatron-LM does: linear layers, embedding, attention, feed-forward. You count what travels, cut it
-# by more than half, and combine it with data parallelism.
+# When a single layer no longer fits on a rank, the layer itself has to be cut. You cut a small transformer over the ranks, as
+# Megatron-LM does.
 #
-# **What you will gain.** A model of 13 billion parameters trains with 16 bytes for each: float16 weights and gradients, a
-# float32 copy of the weights and Adam's two moments. On how many GPUs does it fit, and what does it cost to send activations?
-# The next cell *estimates* it from published sizes and data sheets; nothing is measured.
+# **What you will gain.** A rank holds fewer **bytes** of weights, gradients and optimizer states, and you count the **messages** that
+# a layer pays for it. You measure both here. For 13 billion parameters, the next cell *estimates* them from data sheets.
 
-# %% tags=["setup"]
+# %% tags=["setup"] jupyter={"source_hidden": true}
 import contextlib
 import copy
 import os
-import time
 from dataclasses import replace
 
 import matplotlib.pyplot as plt
@@ -31,23 +27,30 @@ tp
 
 # %% jupyter={"source_hidden": true}
 WIDTH_13B, LAYERS_13B, TOKENS = 5120, 40, 2048  # published sizes of a model of 13 billion parameters; one sequence
-STATES = 12 * WIDTH_13B**2 * LAYERS_13B * 16  # bytes; a layer has 12 d² weights: 4 d² in attention, 8 d² behind it
+STATES = (
+    12 * WIDTH_13B**2 * LAYERS_13B * 16
+)  # a layer has 12 d² weights; 16 bytes each: half precision, and Adam in float32
 MESSAGE = TOKENS * WIDTH_13B * 2  # bytes of one activation (sequence, width) in half precision
 INSIDE, BETWEEN = 450e9, 50e9  # bytes a second: NVLink of an H100 (data sheet, one direction); 400 Gb/s for each GPU
-print(f"estimate: {STATES / 1e9:.0f} GB of weights, gradients and optimizer states\n")
-print("ranks   GB on each   fits 80 GB   sent in a step: NVLink, 450 GB/s   network, 50 GB/s")
+columns = {"ranks": "{}", "GB on each": "{:.0f}", "fits 80 GB": "{}", "messages a layer": "{}"}
+columns |= {"sent in a step: NVLink": "{:.0f} ms", "network, 400 Gb/s": "{:.0f} ms"}
+rows = []
 for n in (1, 2, 4, 8):
-    bytes_sent = 4 * LAYERS_13B * 2 * (n - 1) / n * MESSAGE
-    times = [f"{1e3 * bytes_sent / bandwidth:.0f} ms" for bandwidth in (INSIDE, BETWEEN)]
-    fits = "yes" if STATES / n < 80e9 else "no"
-    print(f"{n:>5} {STATES / n / 1e9:>12.0f}   {fits:>10} {times[0]:>32} {times[1]:>18}")
+    sent = 4 * LAYERS_13B * 2 * (n - 1) / n * MESSAGE
+    rows.append(
+        (
+            n,
+            STATES / n / 1e9,
+            "yes" if STATES / n < 80e9 else "no",
+            4 * (n > 1),
+            1e3 * sent / INSIDE,
+            1e3 * sent / BETWEEN,
+        )
+    )
+print("estimate, 13 billion parameters")
+report.table(columns, rows)
 
-# %% [markdown]
-# Four all-reduces a layer, and the next product waits for each. You will see why four, and why tensor slicing stays inside a node.
-#
-# With two GPUs or more, the ranks talk through NCCL; else they are processes on the CPU, talk through gloo, and share the cores.
-
-# %% tags=["setup"]
+# %% tags=["setup"] jupyter={"source_hidden": true}
 GPUS = torch.cuda.device_count()
 if GPUS == 1:
     os.environ["DLOJZ_LAUNCH_ON_CPU"] = "1"  # for all launches of this notebook
@@ -69,13 +72,13 @@ RANKS = (1, 2) if GPUS in (2, 3) else (1, 2, 4)
 # %% [markdown]
 # ## The idea
 #
-# A linear layer is a product $Y = XW$. There are two ways to cut $W$ over $N$ ranks, by **columns** and by **rows**:
+# A linear layer is a product $Y = XW$. You can cut $W$ over $N$ ranks by **columns** or by **rows**:
 #
 # $$X\,(W_1\;\;W_2) = (XW_1\;\;XW_2) \qquad\qquad
 # (X_1\;\;X_2)\begin{pmatrix}W_1\\W_2\end{pmatrix} = X_1W_1 + X_2W_2$$
 #
-# By columns, every rank needs the whole $X$ and gets a part of $Y$. By rows, every rank needs a part of $X$ and gets a
-# whole matrix that is a part of the *sum*. Put the second behind the first, and nothing has to travel between them.
+# By columns, a rank needs the whole $X$ and gets a part of $Y$. By rows, it needs a part of $X$ and gets a
+# term of the *sum*. Columns first, then rows: no message in between.
 
 
 # %% jupyter={"source_hidden": true}
@@ -113,10 +116,9 @@ plt.show()
 # %% [markdown]
 # ## The baseline, measured first
 #
-# The model is plain PyTorch. All ranks draw the same weights and see the same batches, of Python's own source code.
+# One process trains the plain model. It sends nothing and holds everything.
 
-
-# %% tags=["setup"]
+# %% tags=["setup"] jupyter={"source_hidden": true}
 TOKENS_USED = TEXT.train if FULL else TEXT.train[300_000:400_000].clone()  # all that travels to the ranks
 
 
@@ -131,11 +133,7 @@ def token_batch(step):
     return data.batch_of_text(TOKENS_USED, BATCH, LENGTH + 1, seed=step).to(launch.device())
 
 
-# %% [markdown]
-# On every rank: some steps of training with their losses and times, then one more, in which the bytes of all living tensors are counted.
-
-
-# %% tags=["setup"]
+# %% tags=["setup"] jupyter={"source_hidden": true}
 def train_step(model, optimizer, tokens):
     """One step; `language_loss` is the mean cross-entropy of each next token."""
     optimizer.zero_grad()
@@ -146,18 +144,13 @@ def train_step(model, optimizer, tokens):
 
 
 def train(make):
-    """On a rank: train `make(plain model)`. Returns losses, seconds of each step, {part: bytes} at the peak."""
+    """On a rank: train `make(plain model)`. Returns losses, {part: bytes} at the peak of one more step, its messages."""
     torch.manual_seed(1)
     torch.set_num_threads(1)  # on a CPU, each rank is one core's worth
-    model, device, losses, times = make(make_model()), launch.device(), [], []
+    model = make(make_model())
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
-    for step in range(STEPS):
-        tokens = token_batch(step)
-        measure.synchronize(device)
-        begin = time.perf_counter()
-        losses.append(train_step(model, optimizer, tokens))
-        measure.synchronize(device)
-        times.append(time.perf_counter() - begin)
+    losses = [train_step(model, optimizer, token_batch(step)) for step in range(STEPS)]
+    tokens = token_batch(STEPS)
     optimizer.zero_grad()
     with measure.LiveBytes().track(model, optimizer) as live:
         train_step(model, optimizer, tokens)
@@ -165,7 +158,27 @@ def train(make):
             live.track_gradient(p)
         live.reset_peak()
         language_loss(model, tokens).backward()
-    return [loss.item() for loss in losses], times, dict(live.parts_at_peak)
+    with measure.Communications() as log:
+        language_loss(model, tokens).backward()
+    return [loss.item() for loss in losses], dict(live.parts_at_peak), len(log.entries())
+
+
+def held(parts):
+    """Bytes of weights, gradients and optimizer states."""
+    return sum(parts.get(part, 0) for part in PARTS[:3])
+
+
+def summary(found):
+    """A line for each run: what is learned, held and sent."""
+    heads = {"": "{}", "loss, first": "{:.4f}", "last": "{:.4f}", "activations": measure.human_bytes}
+    heads |= {"weights, gradients, states": measure.human_bytes, "messages a step": "{}"}
+    report.table(heads, [
+        (name, losses[0], losses[-1], parts["activations"], held(parts), sent)
+        for name, (losses, parts, sent) in found.items()
+    ])  # fmt: skip
+
+
+PARTS = ("parameters", "gradients", "optimizer states", "activations")
 
 
 # %%
@@ -173,38 +186,24 @@ def plain(model):
     return model
 
 
-def summary(name, result):
-    losses, times, parts = result
-    step = sorted(times[3:])[len(times[3:]) // 2]
-    held = ", ".join(f"{part} {measure.human_bytes(parts.get(part, 0))}" for part in PARTS)
-    print(f"{name}: loss {losses[0]:.3f} → {losses[-1]:.3f}, {measure.human_seconds(step)} a step; at the peak {held}")
-
-
-PARTS = ("parameters", "gradients", "optimizer states", "activations")
 found = {"one process": launch.ranks(train, plain, n=1, timeout=120)[0]}
-summary("one process", found["one process"])
+summary(found)
 
 # %% [markdown]
-# ### Balise 1 · Two functions that are each other's mirror · about 9 min
+# ### Balise 1 · Two conjugate functions · about 9 min
 #
-# Every rank holds the same $x$ and does its own part of the work with it. At the end, what the ranks found is added up:
+# Every rank holds the same $x$ and computes its own part from it. The sum of the parts is $y$. Autograd sees
+# one rank only, so you write both ends:
 #
-# ```
-#            ┌─ rank 0: its part ─┐
-#  x ── copy ┤                    ├ sum ── y        forward →   ← backward
-#            └─ rank 1: its part ─┘
-# ```
+# - **Copy**, where the parts begin. A rank's backward finds the gradient through its own part only. But $x$ acted through all
+#   parts, so its gradient is the **sum over the ranks**.
+# - **Sum**, where the parts end. Each term has the gradient of $y$, and every rank has that already.
 #
-# Autograd knows nothing of other ranks, so the two ends need a backward of their own. At *copy*, a rank finds the gradient of its own
-# part only, but $x$ had an effect through all parts: its gradient is their **sum over the ranks**. At *sum*, $y$ is a sum of
-# terms, and the gradient of each term is that of $y$, which every rank holds already. Megatron-LM calls the two $f$ and $g$.
-#
-# Write forward and backward of `CopyToRanks` and `SumOverRanks`, 1 line each. `total(x)` is given: the sum of `x` over the ranks, as
-# a new tensor.
+# Write forward and backward of both, one line each.
 #
 # <details><summary>Hint</summary>
 #
-# Two of the four call `total`. A forward that does nothing returns `x.view_as(x)`: the same memory, another place in the graph.
+# Two of the four call `total`. A forward that changes nothing returns `x.view_as(x)`: the same memory, another node of the graph.
 # </details>
 
 
@@ -253,11 +252,11 @@ class SumOverRanks(torch.autograd.Function):
 tp.check(1, CopyToRanks, SumOverRanks)
 
 # %% [markdown]
-# The third is given, the all-gather. Forward, the parts of all ranks side by side; backward, each rank keeps the gradient of its own
-# part. Nothing travels then: what is behind it is computed alike on all ranks.
+# Every layer below gets an object `ranks` with your two functions and an all-gather. Ask it, never `dist`: from balise 9 on, it means *some* of
+# the ranks. Each layer is built **from the plain layer**, the same on all ranks, and keeps only this rank's part.
 
 
-# %% tags=["setup"]
+# %% tags=["setup"] jupyter={"source_hidden": true}
 class GatherFromRanks(torch.autograd.Function):
     """Forward: the parts of all ranks, side by side along `dim`. Backward: this rank's part of the gradient."""
 
@@ -273,14 +272,8 @@ class GatherFromRanks(torch.autograd.Function):
         return gradient.chunk(dist.get_world_size(), ctx.dim)[dist.get_rank()].contiguous(), None
 
 
-# %% [markdown]
-# From here on, all that knows of ranks is one small object, `ranks`, handed to each layer. Ask it, never `dist`: from balise 9 on it
-# will be *some* of the ranks. All layers are built **from the plain layer**, the same on all ranks, and keep their part alone.
-
-
-# %% tags=["setup"]
-class Ranks:
-    """The ranks that hold one model together."""
+class OwnRandom:
+    """A rank's number, the number of ranks, and a stream of random numbers for each rank."""
 
     def __init__(self):
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
@@ -288,7 +281,24 @@ class Ranks:
         self.generator = torch.cuda.default_generators[torch.cuda.current_device()] if gpu else torch.default_generator
         self.stream = torch.Generator(launch.device()).manual_seed(1000 + dist.get_rank()).get_state()
 
+    @contextlib.contextmanager
+    def own_random(self):
+        """Inside, random numbers of this rank's own stream; outside, all ranks draw alike."""
+        common = self.generator.get_state()
+        self.generator.set_state(self.stream)
+        try:
+            yield
+        finally:
+            self.stream = self.generator.get_state()
+            self.generator.set_state(common)
+
+
+# %% tags=["setup"]
+class Ranks(OwnRandom):
+    """The ranks that hold one model together; `rank` is this rank's number, `size` how many there are."""
+
     def copy(self, x):
+        """The entrance of a layer. Take sizes of x from the result: in balise 12 it has a longer sequence."""
         return CopyToRanks.apply(x)
 
     def sum(self, x):
@@ -303,38 +313,24 @@ class Ranks:
             raise ValueError(f"{self.size} ranks do not divide a size of {tensor.shape[dim]}")
         return tensor.chunk(self.size, dim)[self.rank]
 
-    @contextlib.contextmanager
-    def own_random(self):
-        """Inside, random numbers of this rank's own stream; outside, all ranks draw alike."""
-        common = self.generator.get_state()
-        self.generator.set_state(self.stream)
-        try:
-            yield
-        finally:
-            self.stream = self.generator.get_state()
-            self.generator.set_state(common)
-
 
 # %% [markdown]
 # ### Balise 2 · A linear layer cut by columns · about 6 min
 #
-# Each rank computes some of the **output** features: the whole $x$ comes in, this rank's columns of $Y$ come out, and a
-# gather makes $Y$ whole.
+# Each rank computes some of the **output** features from the whole $x$, and a gather makes $Y$ whole.
 #
-# - `column_part(linear, ranks)` returns an `nn.Linear` that holds this rank's share, a block of neighbours, rank 0's first. Putting it together is given. You cut the
-#   weight and the bias: tensors of their own, for a view keeps the whole matrix in memory, and nothing is saved.
-# - `ColumnLinear.forward(x)`: the whole `x`, `(…, in)`, to the whole result, `(…, out)`, on every rank. The gradient of `x` has to be that
-#   of the uncut layer.
+# - `column_part(linear, ranks)` returns an `nn.Linear` with this rank's share of the features. Cut weight and bias (1 line each), and
+#   copy the parts: a view keeps the whole matrix in memory.
+# - `ColumnLinear.forward(x)`: `x` and the result are whole on every rank, and the gradient of `x` is that of the
+#   uncut layer (1 line).
 #
-# `ranks.part(tensor, dim)` is this rank's part of a tensor, a view; it refuses a size that does not divide, as any way of yours has to.
-# If you need sizes of `x`, take them from what `ranks.copy` gives: ranks of a later balise make the sequence longer there. 1 line in
-# each of the three places.
+# `ranks.part` refuses sizes that don't divide. Any other way has to refuse them too.
 #
 # <details><summary>Hint</summary>
 #
-# PyTorch computes $XW^\top$ with a weight of shape `(out, in)`: what the formula calls columns lies along dimension 0.
-# `.detach().clone()` makes a tensor of its own, `nn.Parameter` a parameter. In `forward`: what do all ranks share at the entrance, and
-# so which function of balise 1 stands there, as `ranks.copy` or `ranks.sum`? At the exit, `ranks.gather`.
+# PyTorch computes $XW^\top$ with a weight of shape `(out, in)`, so the columns of the formula are rows of `weight`: dimension 0.
+# `nn.Parameter(tensor.detach().clone())` has memory of its own. In `forward`, all ranks share `x` at the entrance: which function of balise 1 belongs
+# there? At the exit, `ranks.gather`.
 # </details>
 
 
@@ -373,20 +369,18 @@ class ColumnLinear(nn.Module):
 tp.check(2, column_part, ColumnLinear)
 
 # %% [markdown]
-# ### Balise 3 · An embedding cut along its dimension · further · about 7 min
+# ### Balise 3 · A sliced embedding · further · about 7 min
 #
-# An embedding is a table of shape `(vocabulary, d)`. `SlicedEmbedding` holds `d / N` neighbouring **columns** of it, all words, and
-# `forward(tokens)` returns the whole vectors, `(…, d)`, on every rank. The table stays where it is: only the tokens' vectors travel. 1 line to
-# hold the part, 1 to look up.
+# An embedding is a table `(vocabulary, d)`. `SlicedEmbedding` holds `d / N` neighbouring **columns**, for all words, and
+# returns whole vectors on every rank. Only the vectors of the tokens travel. One line to hold the part, one to look up.
 #
-# **Bonus.** `VocabularyEmbedding` holds `vocabulary / N` **rows**, whole vectors of this rank's words. A word of another rank's
-# counts as zero here, so that the sum over the ranks is the vector. Given: `mine`, each token's row in this rank's part, and `others`,
-# where that is out of range. 2 lines (left undone, the balise passes without them).
+# **Bonus** (you pass without it). `VocabularyEmbedding` holds `vocabulary / N` **rows**, whole vectors of this rank's words. Words that `others` marks
+# count as zero here, so the sum over the ranks is the vector. `mine` is each token's row in this rank's part. Two lines.
 #
 # <details><summary>Hint</summary>
 #
-# `F.embedding(tokens, weight)` looks up rows; a row out of range is an error. Tokens have no gradient: does anything stand
-# at the entrance? Bonus: `masked_fill` the rows of other words with 0, look up, `masked_fill` their vectors with 0, and only then sum.
+# `F.embedding(tokens, weight)` looks up rows; a row out of range is an error. Tokens have no gradient, so the entrance needs no function.
+# Bonus: `masked_fill` the rows of other words with 0, look up, `masked_fill` their vectors with 0, then sum.
 # </details>
 
 
@@ -431,24 +425,23 @@ tp.check(3, SlicedEmbedding, VocabularyEmbedding)
 # %% [markdown]
 # ### Balise 4 · Attention cut by heads · about 8 min
 #
-# The heads of an attention do not know of each other until the output projection. So heads are columns that were cut already:
-# each rank computes `heads / N` of them, from its columns of `query`, `key` and `value` (given). The projection $W$ behind
-# them takes this rank's heads as its input, so it is cut by **rows**, and what it gives is a *term*:
+# Up to the output projection, heads are independent: they are columns that are cut already.
+# Each rank computes `heads / N` of them, from its columns of `query`, `key` and `value` (given). The output projection $W$
+# takes these heads as its input. So $W$ is cut by **rows**, and each rank gets a *term*:
 #
 # $$Y = \textstyle\sum_r \mathrm{heads}_r(X)\,W_r + b$$
 #
-# - `row_part(linear, ranks)` has this rank's share of the **input** features, and no bias. 1 line to cut the weight.
-# - `SlicedAttention.forward(x)`: `x`, `(b, s, d)`, is whole on every rank, and so is the result. Write what stands at the entrance (1 line),
-#   the causal attention of this rank's heads (2), and the exit (1). Take sizes from what `ranks.copy` gives: in balise 12 it
-#   makes the sequence longer.
+# - `row_part`: cut the weight, to this rank's **input** features (1 line).
+# - `SlicedAttention.forward`: `x` and the result are whole on every rank. Write the entrance (1 line),
+#   the causal attention of this rank's heads (2) and the exit (1).
 #
-# In training, attention drops weights at random, different ones in each head. Elsewhere all ranks draw the same random
-# numbers; so draw inside `with self.ranks.own_random():`, or each rank's heads drop the same as its neighbour's.
+# Each head must drop other weights, but all ranks draw the same random numbers. Compute the attention inside
+# `with self.ranks.own_random():`, where each rank draws its own.
 #
 # <details><summary>Hint</summary>
 #
 # `F.scaled_dot_product_attention(q, k, v, dropout_p=rate, is_causal=True)` gives `(b, heads / N, s, k)`; `.transpose(1, 2).flatten(2)`
-# joins the heads to `(b, s, d / N)`. `self.bias` is $b$: how often does it count if it is added before the sum?
+# joins the heads to `(b, s, d / N)`. `self.bias` is $b$: how often would it count if you added it before the sum?
 # </details>
 
 
@@ -499,38 +492,14 @@ class SlicedAttention(nn.Module):
 tp.check(4, row_part, SlicedAttention)
 
 # %% [markdown]
-# See it: all scores are alike and all values 1, so a head gives the share of tokens that it kept.
-
-
-# %% jupyter={"source_hidden": true}
-def kept(heads=4, length=48):
-    """On a rank: (heads, length), what each head gives."""
-    plain = Attention(heads, heads, dropout=0.5).to(launch.device())
-    with torch.no_grad():
-        for p in plain.parameters():
-            p.zero_()
-        plain.value.bias.fill_(1)
-        plain.output.weight.copy_(torch.eye(heads))
-        torch.manual_seed(3)  # the same on all ranks
-        return SlicedAttention(plain, Ranks())(torch.zeros(1, length, heads, device=launch.device()))[0].T.cpu()
-
-
-figure, axes = plt.subplots(figsize=(8.5, 2.2), layout="constrained")
-image = axes.imshow(launch.ranks(kept, n=2)[0], cmap="Blues", vmin=0, vmax=2, aspect="auto")
-axes.set(yticks=range(4), yticklabels=[f"head {h}, rank {h // 2}" for h in range(4)], xlabel="token")
-axes.set_title("How many of the earlier tokens does each head keep? No two rows are alike", loc="left", fontsize=11)
-figure.colorbar(image, ax=axes, label="share kept ÷ 0.5")
-plt.show()
-
-# %% [markdown]
 # ### Balise 5 · A feed-forward from column-cut layers · further · about 4 min
 #
-# The plain `FeedForward` has two linear layers, `up` (d → f) and `down` (f → d), with a GELU between them. What one would do
-# first: cut both by columns. Write the forward, 1 line. It is right; what does it cost?
+# The plain `FeedForward` is `up` (d → f), a GELU, and `down` (f → d). The obvious cut is by
+# columns, twice. Write the forward, one line. It's right, but how much does it send?
 #
 # <details><summary>Hint</summary>
 #
-# `F.gelu` works on each element: between two gathered layers it looks like that of the plain layer.
+# `F.gelu` works on each element, so between two gathered layers it looks like that of the plain layer.
 # </details>
 
 
@@ -553,13 +522,11 @@ class GatheredFeedForward(nn.Module):
 tp.check(5, GatheredFeedForward)
 
 # %% [markdown]
-# What does it send? A **ring** moves an all-gather of $n$ bytes with $\frac{N-1}{N}n$ bytes sent by each rank, and an all-reduce with
-# twice as much. The unit of the table is one activation, (b, s, d).
-#
-# In balise 6 nothing will be gathered between the two layers. Guess before you run the next cells.
+# On a **ring**, each rank sends $\frac{N-1}{N}n$ bytes for an all-gather of $n$ bytes, and twice as many for an all-reduce. The
+# table counts in activations, (b, s, d). The pair of balise 6 gathers nothing in between.
 
 
-# %% tags=["setup"]
+# %% tags=["setup"] jupyter={"source_hidden": true}
 def traffic(make):
     """On a rank: [(way, name, bytes handed in)] of one forward and one backward through the layer `make(ranks)`."""
     layer, found = make(Ranks()).to(launch.device()), []
@@ -579,15 +546,13 @@ def units(name, size, n):
     return sent / (BATCH * LENGTH * CONFIG.width * 4)
 
 
-def sent_by(calls, n):
-    return sum(units(name, size, n) for _, name, size in calls)
-
-
-def table(title, calls, n):
-    print(title)
-    for way, name, size in calls:
-        print(f"   {way:<9} {name:<11} {units(name, size, n):5.2f}")
-    print(f"   {len(calls)} communications, {sent_by(calls, n):.2f} activations sent\n")
+def messages(calls, n=2):
+    """Print the messages of `traffic`, and return the activations that they send."""
+    rows = [(way, name, units(name, size, n)) for way, name, size in calls]
+    report.table({"way": "{}", "message": "{}", "activations": "{:.2f}"}, rows)
+    sent = sum(row[-1] for row in rows)
+    print(f"{len(rows)} messages, {sent:.2f} activations sent")
+    return sent
 
 
 # %%
@@ -599,23 +564,20 @@ def gathered_feed_forward(ranks):
     return GatheredFeedForward(FeedForward(CONFIG.width, 4 * CONFIG.width), ranks)
 
 
-gathered = launch.ranks(traffic, gathered_feed_forward, n=2)[0]
-table("two column-cut layers, 2 ranks", gathered, 2)
+gathered = messages(launch.ranks(traffic, gathered_feed_forward, n=2)[0])
 
 # %% [markdown]
 # ### Balise 6 · The pair: columns, then rows · about 6 min
 #
-# Gathered, the middle travels whole, and it is four times as wide as the ends. But nobody needs it in one place: the GELU works on each
-# element, and `down` cut by **rows** takes just this rank's part. So cut `up` by columns, `down` by rows, and nothing travels in the
-# middle: one all-reduce forward, one backward, both of size (b, s, d).
+# No rank needs the whole middle. The GELU works on each element, and a `down` that is cut by **rows** takes just this rank's part. So cut
+# `up` by columns and `down` by rows. Two messages are left: an all-reduce forward and one backward, both of size (b, s, d).
 #
-# Write the two parts (2 lines) and the forward (2 lines). The bias of `down` is given, whole on every rank. As in attention,
-# take sizes from what `ranks.copy` gives.
+# Write the two parts and the forward, 2 lines each. The bias of `down` is whole on every rank.
 #
 # <details><summary>Hint</summary>
 #
-# `column_part` and `row_part` are all you need of slicing. `self.ranks.copy` and `self.ranks.sum` stand at the two ends. The bias
-# counts once, as in attention.
+# `column_part` and `row_part` do the slicing. `self.ranks.copy` and `self.ranks.sum` belong at the two ends. As in attention, the bias
+# counts once.
 # </details>
 
 
@@ -649,28 +611,24 @@ def pair(ranks):
     return ColumnRow(FeedForward(CONFIG.width, 4 * CONFIG.width), ranks)
 
 
-paired = launch.ranks(traffic, pair, n=2)[0]
-table("columns, then rows, 2 ranks", paired, 2)
-fewer.shows(
-    sent_by(gathered, 2) / sent_by(paired, 2),
-    "× {:.2f}",
-    "Most of it was the middle, four times as wide as the ends: gathered forward, its gradient summed backward.",
-)
+paired = messages(launch.ranks(traffic, pair, n=2)[0])
+why = "Most of it was the middle, four times as wide as the ends: gathered forward, its gradient summed backward."
+fewer.shows(gathered / paired, "× {:.2f}", why)
 
 # %% [markdown]
 # ### Balise 7 · The whole model · further · about 9 min
 #
-# A block is its plain one with two halves cut; norms and dropout stay whole: every rank computes the same, on the same numbers.
-# Write the two halves in `SlicedBlock`, the feed-forward as the pair of balise 6 (2 lines).
+# Norms and dropout stay whole: every rank computes the same from the same numbers. In `SlicedBlock`, write the two halves that are cut
+# (2 lines), the feed-forward as the pair of balise 6.
 #
-# `SlicedTransformer` is given, but for one thing. A *tied* head has no weight of its own: it is the token embedding, used a second
-# time, to give each word a score. Each rank holds `d / N` columns of that table, `(v, d / N)`. Seen as a linear layer, with a weight `(out, in)`,
-# that is a cut by rows: it takes this rank's part of `x` and gives a term of the scores `(b, s, v)`. Write it, 2 lines.
+# In `SlicedTransformer`, write the scores of a *tied* head (2 lines). This head reuses the token embedding, and each rank holds
+# `(v, d / N)` of it. As the weight `(out, in)` of a linear layer, this is a cut by rows:
+# it takes this rank's part of `x` and gives a term of the scores.
 #
 # <details><summary>Hint</summary>
 #
-# `self.ranks.part(…, -1)` is this rank's part of `x`. Each rank uses another part of it, and the gradient of `x` needs all of them: which
-# function stands before the cut? Then `F.linear(mine, self.token_embedding.weight)`.
+# `self.ranks.part(…, -1)` is this rank's part of `x`. The gradient of `x` needs all parts: which
+# function comes before the cut? Then `F.linear(mine, self.token_embedding.weight)`.
 # </details>
 
 
@@ -723,34 +681,10 @@ class SlicedTransformer(nn.Module):
 tp.check(7, SlicedBlock, SlicedTransformer)
 
 # %% [markdown]
-# A whole layer, with either feed-forward. However many ranks, with the pair it is never more than four all-reduces, 8 activations.
+# Can the all-reduces run beside computing? Four of your blocks on two **modelled** H100s, linked by NVLink, then by 100 Gb/s:
 
 
-# %%
-def with_gathering(ranks):
-    block = SlicedBlock(Block(CONFIG), ranks)
-    block.feed_forward = gathered_feed_forward(ranks)
-    return block
-
-
-def with_pairs(ranks):
-    return SlicedBlock(Block(CONFIG), ranks)
-
-
-volumes = {}
-for name, make in (("feed-forward gathered", with_gathering), ("feed-forward as a pair", with_pairs)):
-    calls = launch.ranks(traffic, make, n=2)[0]
-    table(f"a block, {name}, 2 ranks", calls, 2)
-    volumes[name] = sent_by(calls, 2)
-print("ratio of the volumes:", round(volumes["feed-forward as a pair"] / volumes["feed-forward gathered"], 2))
-
-# %% [markdown]
-# Less than half of the volume. Can these all-reduces hide behind computing, as those of data parallelism do? Four of your blocks, 4,096
-# wide, forward and backward on two **modelled** H100: linked by NVLink, then by a network of 100 Gb/s. Tensors have sizes and no values,
-# operations and messages take the time of their arithmetic and their bytes.
-
-
-# %%
+# %% jupyter={"source_hidden": true}
 class Unrandom(Ranks):
     """Ranks that draw nothing: a modelled card has no numbers."""
 
@@ -779,14 +713,11 @@ print(*runs, sep="\n")
 report.streams(runs) if runs else None
 
 # %% [markdown]
-# They cannot: the two lower rows never work at the same time. With NVLink the forward's gaps are too short to be drawn;
-# over the network the card waits for most of the step. Backward's messages take twice as long: the gradient of `x` is
-# float32, as `x` is.
+# They can't: the next product needs the sum. Over the slow network, the modelled card mostly waits.
 #
 # ## Measured again
 #
-# The same training, cut over the ranks. It has to be *the same*: the same numbers up to rounding. First a guess.
-
+# Now train the same model, cut over the ranks. It must learn the same, up to rounding.
 
 # %%
 kept_share = tp.predict("At the peak, which share of one process's activations does each of 2 ranks hold?", ...)
@@ -799,68 +730,36 @@ def sliced(model):
 
 for n in RANKS[1:]:
     found[f"{n} ranks"] = launch.ranks(train, sliced, n=n, timeout=120)[0]
-for name, result in found.items():
-    summary(name, result)
+summary(found)
 kept_share.shows(
-    found["2 ranks"][2]["activations"] / found["one process"][2]["activations"],
+    found["2 ranks"][1]["activations"] / found["one process"][1]["activations"],
     "{:.2f}",
-    "Only what lies inside attention and feed-forward is cut: norms, residuals and the scores of all words are whole.",
+    "Only what is inside attention and feed-forward is cut: norms, residuals and the scores of all words are whole.",
 )
 
 # %% jupyter={"source_hidden": true}
-figure, (left, right) = plt.subplots(1, 2, figsize=(8.5, 2.7), layout="constrained")
-for k, (name, (losses, _, _)) in enumerate(found.items()):
-    left.plot(losses, color=("#9ECAE1", "#D55E00", "black")[k], linewidth=(7, 3.5, 1)[k], label=name, aa=False)
-left.set(xlabel="step", ylabel="loss", title="Do they learn the same?")
-left.legend(frameon=False, fontsize=9)
-for k, (name, (losses, _, _)) in enumerate(found.items()):
-    gap = [abs(a - b) for a, b in zip(losses, found["one process"][0])]
-    if k:
-        right.plot([max(g, 1e-8) for g in gap], "s", color=("#D55E00", "black")[k - 1], label=name, ms=3, aa=False)
-right.set(xlabel="step", ylabel="distance of the losses", title="How far apart? (1e-8: not at all)", yscale="log")
-right.set(xlim=left.get_xlim(), ylim=(5e-9, 1e-2))
-if len(found) > 1:
-    right.legend(frameon=False, fontsize=9)
-plt.show()
-
-# %% [markdown]
-# The same sums in another order: the last bits differ, and that grows slowly.
-
-# %% jupyter={"source_hidden": true}
-figure, (left, right) = plt.subplots(1, 2, figsize=(8.5, 2.7), layout="constrained", width_ratios=(3, 2))
+figure, axes = plt.subplots(figsize=(8.5, 2.7), layout="constrained")
 colours = dict(zip(PARTS, ("#0072B2", "#D55E00", "#CC79A7", "#009E73")))
-for k, (_, _, parts) in enumerate(found.values()):
-    bottom = 0
-    for part in PARTS:
-        left.bar(
-            k, parts.get(part, 0) / 2**20, bottom=bottom, color=colours[part], label=part if k == 0 else None, width=0.6
-        )
-        bottom += parts.get(part, 0) / 2**20
-left.set(xticks=range(len(found)), xticklabels=found, ylabel="MiB on rank 0", title="What does a rank hold?")
-left.legend(frameon=False, fontsize=9, loc="upper left", bbox_to_anchor=(1.0, 1.0))
-steps = [1e3 * sorted(times[3:])[len(times[3:]) // 2] for _, times, _ in found.values()]
-right.bar(range(len(found)), steps, color="#999999", width=0.6)
-right.bar_label(right.containers[0], fmt="%.0f", fontsize=9)
-right.margins(y=0.1)
-right.set(xticks=range(len(found)), xticklabels=found, ylabel="ms", title="How long is a step?")
+bottom = [0] * len(found)
+for part in PARTS:
+    sizes = [parts.get(part, 0) / 2**20 for _, parts, _ in found.values()]
+    axes.bar(range(len(found)), sizes, bottom=bottom, color=colours[part], label=part, width=0.6)
+    bottom = [low + size for low, size in zip(bottom, sizes)]
+axes.set(
+    xticks=range(len(found)), xticklabels=found, ylabel="MiB on rank 0", title="What does a rank hold at the peak?"
+)
+axes.legend(frameon=False, fontsize=9, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+axes.spines[["top", "right"]].set_visible(False)
 plt.show()
 
 # %% [markdown]
-# Weights, gradients and optimizer states are almost divided by the number of ranks, activations are not (balise 12 cuts more of them).
-# Each rank computes with one thread, and ranks on a CPU share its cores.
-
-# %%
-print("milliseconds of a step:", recorded.line("17_tensor_slicing", "steps"))
-if launch.backend(RANKS[-1]) == "nccl":
-    recorded.note("17_tensor_slicing", "steps", dict(zip(found, steps)))
-
-# %% [markdown]
+# Weights, gradients and states are almost divided by the number of ranks. You pay four messages a layer, and three for embedding and head.
+#
 # ## Two dimensions
 #
-# Eight GPUs share a node, a training has hundreds of nodes, and four all-reduces a layer want the fastest links. So
-# the world is cut in two directions, as a **grid**. A row is a *tensor group*: neighbours, who hold one copy of the
-# model together and see the same data. A column is a *data group*: ranks that hold **the same slice** in different copies, see
-# different data, and average their gradients once a step. With 8 ranks and tensor groups of 4:
+# Four all-reduces a layer need the fast links inside a node. For many nodes, the world becomes
+# a **grid**. A row is a *tensor group*: neighbours that hold one copy of the model and see the same data. A column is a *data group*:
+# its ranks hold **the same slice** of different copies, see other data, and average their gradients once a step.
 
 # %% jupyter={"source_hidden": true}
 figure, axes = plt.subplots(figsize=(8.5, 2.7), layout="constrained")
@@ -879,7 +778,7 @@ axes.set(xlim=(-2.5, 6.1), ylim=(-1.65, 0.65), xticks=[], yticks=[])
 axes.spines[:].set_visible(False)
 plt.show()
 
-# %% tags=["setup"]
+# %% tags=["setup"] jupyter={"source_hidden": true}
 import warnings
 from dataclasses import dataclass
 
@@ -900,19 +799,18 @@ from dlojz_tp import planner
 ROUNDS = 20 if FULL else 8  # of the race
 
 # %% [markdown]
-# ### Balise 8 · A group of neighbours · further · about 7 min
+# ### Balise 8 · Tensor groups · further · about 7 min
 #
 # `tensor_group(tensor_size)` returns this rank's row of the grid. With 4 ranks and `tensor_size=2`, ranks 0 and 1 get
-# one group, ranks 2 and 3 another. The trap: `dist.new_group(ranks)` is a call of the **whole world**. Every rank makes
-# every group, its own or not, in the same order; who makes only its own leaves the others waiting. In a call, make each
-# group once: two `new_group` with the same ranks make two groups, and all of its ranks must keep the same one.
+# one group, ranks 2 and 3 another. `dist.new_group(ranks)` is a collective of the **whole world**: every rank must make
+# every group, in the same order, or others wait. Make each group once: a second call with the same ranks makes another group.
 #
-# Write the loop that makes all groups and keeps this rank's as `mine`. About 5 lines.
+# Write the loop that makes all groups and keeps this rank's as `mine`, about 5 lines.
 #
 # <details><summary>Hint</summary>
 #
-# Loop over the first ranks of all groups: `range(0, world_size, tensor_size)`. Make the group of a list of ranks in every turn, and keep it only
-# if `dist.get_rank()` is in that list.
+# Loop over the first rank of each group, `range(0, world_size, tensor_size)`. Make every group, but keep it only
+# if `dist.get_rank()` is one of its ranks.
 # </details>
 
 
@@ -937,19 +835,17 @@ def tensor_group(tensor_size):
 tp.check(8, tensor_group)
 
 # %% [markdown]
-# ### Balise 9 · Inside the group · further · about 8 min
+# ### Balise 9 · Layers over a group · further · about 8 min
 #
-# `GroupRanks(group)` is what `Ranks` is, for the ranks of `group` alone: hand it to a layer, and the layer is cut over the group. All
-# that changes is *who* communicates, forward **and** backward: backward runs later and is called by autograd, so the group has to be
-# remembered in `ctx`.
+# `GroupRanks(group)` is `Ranks` for the ranks of `group` alone. Autograd calls backward later, so `ctx` has to remember the group.
 #
-# The sum and the gathering are given, and the three methods. Write `CopyToGroup` (2 lines, then 2), and keep `group`, this rank's
-# number *in the group* as `rank`, and the group's `size` (1 line): all layers ask for these.
+# Write `CopyToGroup` (2 lines forward, 2 backward). Then keep `group`, this rank's number *in the group* as `rank`, and the
+# group's `size` (1 line).
 #
 # <details><summary>Hint</summary>
 #
 # `ctx.group = group` keeps it. Backward returns a value for each argument of forward: `None` for the group. Collectives take
-# `group=`; `dist.get_rank(group)` and `dist.get_world_size(group)` are those in the group.
+# `group=`; `dist.get_rank(group)` and `dist.get_world_size(group)` count in the group.
 # </details>
 
 
@@ -1027,15 +923,14 @@ class GroupRanks(Ranks):
 tp.check(9, GroupRanks)
 
 # %% [markdown]
-# ### Balise 10 · A group across · further · about 3 min
+# ### Balise 10 · Data groups · further · about 3 min
 #
-# `data_group(tensor_size)` returns this rank's *column*: the ranks that hold the same slice, one from each tensor group. With 4 ranks and
-# `tensor_size=2`, ranks 0 and 2 get one group, ranks 1 and 3 another. Making the groups is given. Write `columns`, a list of lists of
-# ranks, here `[[0, 2], [1, 3]]`: 1 line.
+# `data_group(tensor_size)` returns this rank's *column*: the ranks that hold the same slice. The groups are made for you. Write `columns`, a
+# list of lists of ranks (1 line). With 4 ranks and `tensor_size=2` it is `[[0, 2], [1, 3]]`.
 #
 # <details><summary>Hint</summary>
 #
-# How many columns has the picture, and by how much do the ranks in one differ? `range(first, world_size, step)`.
+# How many columns does the picture have, and by how much do neighbours in one column differ? `range(first, world_size, step)`.
 # </details>
 
 
@@ -1059,11 +954,8 @@ def data_group(tensor_size):
 # %%
 tp.check(10, data_group)
 
-# %% [markdown]
-# Both together are a rank's place in the grid.
 
-
-# %% tags=["setup"]
+# %% tags=["setup"] jupyter={"source_hidden": true}
 @dataclass
 class Grid:
     """A rank's place: the ranks that hold its copy of the model with it, and those that hold the same slice."""
@@ -1077,26 +969,26 @@ def make_grid(tensor_size):
 
 
 # %% [markdown]
-# ### Balise 11 · Data parallelism over the groups · further · about 6 min
+# ### Balise 11 · Data parallelism across groups · further · about 6 min
 #
-# Both kinds of group in one step. `grid.tensor` and `grid.data` have `rank`, `size` and `group`.
+# A step now uses both groups. `grid.tensor` and `grid.data` have `rank`, `size` and `group`.
 #
-# - `make_sampler(dataset, grid)` gives the indices of the samples that this rank sees: the ranks of a tensor group **the same**, the data ranks share them
-#   out, as many to each, whatever random state a rank has. `DistributedSampler(dataset, num_replicas=…, rank=…)`, 1 line.
-# - `step_2d`: after `loss.backward()` each rank has the gradient of its slice for its own share of the batch. The weights must become those of
-#   one process with the whole batch. Given is `means`, the loss and all gradients, and what unpacks them. Write `message`, all of them
-#   flat in one tensor, as the **mean** over the right ranks: 2 lines; one all-reduce is enough.
+# - `make_sampler`: **the same** samples for all ranks of a tensor group, equal shares for
+#   the data ranks. `DistributedSampler(dataset, num_replicas=…, rank=…)`, 1 line.
+# - `step_2d`: after `loss.backward()` each rank has the gradient of its slice for its own samples. The weights must become those of
+#   one process with the whole batch. Write `message`: all of `means`
+#   flat in one tensor, **averaged** over the right ranks (2 lines, one all-reduce).
 #
 # <details><summary>Hint</summary>
 #
-# `torch.cat([tensor.flatten() for tensor in means])`. Which ranks saw other samples for the same slice? The tensor ranks have talked
-# in `loss.backward()` already.
+# `torch.cat([tensor.flatten() for tensor in means])`. Which ranks saw other samples for the same slice? The tensor ranks have already
+# communicated in `loss.backward()`.
 # </details>
 
 
 # %% tags=["balise-11"]
 def make_sampler(dataset, grid):
-    """Indices of this rank's samples: an iterable."""
+    """Indices of this rank's samples: an iterable, whatever random state the rank has."""
     # BEGIN SOLUTION
     return DistributedSampler(dataset, num_replicas=grid.data.size, rank=grid.data.rank)
     # END SOLUTION
@@ -1122,12 +1014,11 @@ def step_2d(model, batch, loss_of, optimizer, grid):
 # %%
 tp.check(11, make_sampler, step_2d)
 
-
 # %% [markdown]
-# See it: 4 ranks as a grid of 2 × 2 against one process. No rank holds the whole model, none sees the whole batch.
+# One process against your grid:
 
 
-# %%
+# %% jupyter={"source_hidden": true}
 def losses_in_grid(tensor_size, steps):
     grid = make_grid(tensor_size)
     model = SlicedTransformer(make_model(), grid.tensor)
@@ -1135,40 +1026,34 @@ def losses_in_grid(tensor_size, steps):
     rows, found = list(make_sampler(range(BATCH), grid)), []
     for step in range(steps):
         found.append(float(step_2d(model, token_batch(step)[rows], language_loss, optimizer, grid)))
-    return found, sum(p.numel() for p in model.parameters()), len(rows)
+    return sum(p.numel() for p in model.parameters()), len(rows), *found
 
 
-# %%
-print("ranks  tensor  parameters  sequences  loss of each step")
-for n, tensor_size in ((1, 1), (RANKS[-1], RANKS[-1] // 2)):
-    losses, held, share = launch.ranks(losses_in_grid, tensor_size, 5, n=n)[0]
-    print(f"{n:5}  {tensor_size:6}  {held:10,}  {share:9}  {' '.join(f'{loss:.5f}' for loss in losses)}")
+sizes = ((1, 1), (RANKS[-1], RANKS[-1] // 2))
+rows = [(n, size, *launch.ranks(losses_in_grid, size, 3, n=n)[0]) for n, size in sizes]
+heads = {"ranks": "{}", "in a tensor group": "{}", "parameters": "{:,}", "sequences": "{}"}
+report.table(heads | {f"loss {k}": "{:.5f}" for k in range(3)}, rows)
 
 # %% [markdown]
 # ### Balise 12 · Sequence parallelism · further · about 9 min
 #
-# Norms, dropouts and residuals are still done in full on every rank, and kept for backward N times. But they treat each **token** by
-# itself: between the sliced layers, let each rank hold `s / N` tokens (Korthikanti and others, 2022). An all-reduce is a reduce-scatter,
-# which leaves each rank a part of the sum, then an all-gather. So no more bytes travel:
+# Every rank still keeps norms, dropouts and residuals whole for backward. But they treat each **token** by
+# itself, so between the sliced layers a rank can hold `s / N` tokens (Korthikanti and others, 2022). No
+# more bytes travel, as an all-reduce is a reduce-scatter and an all-gather. Now `copy` is an all-gather, from (b, s/N, d) to (b, s, d), and `sum`
+# a reduce-scatter back. Each backward is the mirror of its forward.
 #
-# | | forward | backward |
-# |---|---|---|
-# | `copy`, (b, s/N, d) → (b, s, d) | all-gather | its mirror |
-# | `sum`, (b, s, d) → (b, s/N, d) | reduce-scatter | its mirror |
+# Write both along dimension 1, with `gather_parts(x, dim, group)` and `sum_to_parts(x, dim, group)`: one line in each of four places.
 #
-# Write the two functions with the collectives given below, 1 line in each of four places, along dimension 1.
-#
-# What all ranks hold whole (norms, biases added after a sum) now sees other tokens on each rank. Make its gradients right in
-# `sum_common_gradients`: 1 line between packing and unpacking.
+# Norms, and biases added after a sum, now see other tokens on each rank. Correct their gradients in `sum_common_gradients` (1 line).
 #
 # <details><summary>Hint</summary>
 #
-# Each of the two functions is the other's backward; backward returns `None` for the group too. For the gradients: is each rank's a term of
-# one sum, or an estimate of the same thing? `dist.all_reduce` adds up in place.
+# Each of the two functions is the other's backward; backward returns `None` for the group. For the gradients: is each rank's a term of
+# one sum, or an estimate of the same mean? `dist.all_reduce` sums in place.
 # </details>
 
 
-# %% tags=["setup"]
+# %% tags=["setup"] jupyter={"source_hidden": true}
 def gather_parts(x, dim, group):
     """All-gather: the parts of all ranks, side by side along `dim`."""
     parts = [torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(dist.get_world_size(group))]
@@ -1245,10 +1130,10 @@ def sum_common_gradients(parameters, ranks):
 tp.check(12, SequenceRanks, sum_common_gradients)
 
 # %% [markdown]
-# See it: what one block keeps for backward, counted by autograd's own hooks on rank 0, without its weights.
+# What does one block keep for backward on rank 0, without its weights?
 
 
-# %%
+# %% jupyter={"source_hidden": true}
 def kept_bytes(run, model):
     """Bytes that autograd keeps for backward while `run()` computes; the model's parameters not counted."""
     weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
@@ -1276,10 +1161,7 @@ def block_memory():
     return found
 
 
-# %%
 memory = {n: launch.ranks(block_memory, n=n)[0] for n in RANKS}
-
-# %% jupyter={"source_hidden": true}
 figure, axes = plt.subplots(figsize=(8.5, 2.6), layout="constrained")
 for k, name in enumerate(("sliced", "sliced, with sequence parallelism")):
     places = [i + 0.4 * (k - 0.5) for i in range(len(RANKS))]
@@ -1293,13 +1175,42 @@ axes.margins(y=0.15)
 plt.show()
 
 # %% [markdown]
-# ## The whole model with sequence parallelism
+# ## Race with PyTorch's own · further
 #
-# Your layers need no change, only other `ranks`. Each rank looks up its own tokens, and the head makes the sequence whole. (Nothing is
-# dropped here. A block's `drop` would have to draw inside `own_random`: it now sees other tokens on each rank.)
+# `parallelize_module` takes the **plain** model and a plan of its cuts. Weights become `DTensor`s, tensors that know their cut. A
+# `DeviceMesh` is your `Grid`, and `fully_shard` (**14_fsdp**) averages the gradients.
 
 
 # %%
+def plan(outside):
+    """For one block; `outside`: how activations are cut between the sliced layers."""
+    entrance = PrepareModuleInput(input_layouts=outside, desired_input_layouts=Replicate())
+    found = {"attention": entrance, "feed_forward": entrance, "feed_forward.up": ColwiseParallel()}
+    found |= {f"attention.{name}": ColwiseParallel() for name in ("query", "key", "value")}
+    found |= {name: RowwiseParallel(output_layouts=outside) for name in ("attention.output", "feed_forward.down")}
+    if outside.is_shard():
+        found |= {"norm_attention": SequenceParallel(), "norm_feed_forward": SequenceParallel()}
+    return found
+
+
+# %% jupyter={"source_hidden": true}
+def parallelized(model, mesh, sequence=False):
+    """The plain model, cut in place over `mesh` by PyTorch."""
+    outside = Shard(1) if sequence else Replicate()
+    for block in model.blocks:
+        block.attention.heads //= mesh.size()
+        parallelize_module(block, mesh, plan(outside))
+    whole = {"head": ColwiseParallel(input_layouts=outside, output_layouts=Replicate())}
+    if sequence:
+        whole["token_embedding"] = RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1))
+        whole["position_embedding"] = RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(0))
+        whole["norm"] = SequenceParallel()
+    else:
+        whole["token_embedding"] = ColwiseParallel(output_layouts=Replicate())
+    return parallelize_module(model, mesh, whole)
+
+
+# %% jupyter={"source_hidden": true}
 class SequenceTransformer(nn.Module):
     """A transformer cut over the ranks, s / N tokens on each between its layers. tokens (b, s) -> scores (b, s, v)."""
 
@@ -1324,46 +1235,7 @@ class SequenceTransformer(nn.Module):
         return [p for p in self.parameters() if p not in inside]
 
 
-# %% [markdown]
-# ## PyTorch's own
-#
-# `parallelize_module` takes the **plain** model and a plan: which layer is cut by columns, which by rows. The weights become `DTensor`s,
-# tensors that know how they are cut, and the communications follow from that. One thing has to be told to our model: how many heads a rank has.
-
-
-# %%
-def plan(outside):
-    """For one block; `outside`: how activations lie between the sliced layers."""
-    entrance = PrepareModuleInput(input_layouts=outside, desired_input_layouts=Replicate())
-    found = {"attention": entrance, "feed_forward": entrance, "feed_forward.up": ColwiseParallel()}
-    found |= {f"attention.{name}": ColwiseParallel() for name in ("query", "key", "value")}
-    found |= {name: RowwiseParallel(output_layouts=outside) for name in ("attention.output", "feed_forward.down")}
-    if outside.is_shard():
-        found |= {"norm_attention": SequenceParallel(), "norm_feed_forward": SequenceParallel()}
-    return found
-
-
-def parallelized(model, mesh, sequence=False):
-    """The plain model, cut in place over `mesh` by PyTorch."""
-    outside = Shard(1) if sequence else Replicate()
-    for block in model.blocks:
-        block.attention.heads //= mesh.size()
-        parallelize_module(block, mesh, plan(outside))
-    whole = {"head": ColwiseParallel(input_layouts=outside, output_layouts=Replicate())}
-    if sequence:
-        whole["token_embedding"] = RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1))
-        whole["position_embedding"] = RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(0))
-        whole["norm"] = SequenceParallel()
-    else:
-        whole["token_embedding"] = ColwiseParallel(output_layouts=Replicate())
-    return parallelize_module(model, mesh, whole)
-
-
-# %% [markdown]
-# A `DeviceMesh` is what your `Grid` is; `fully_shard` over its data dimension does the averaging (practical work **14_fsdp**).
-
-
-# %%
+# %% jupyter={"source_hidden": true}
 def optimizer_of(model):
     """AdamW; DTensors and plain tensors in groups of their own, which its fused loops want."""
     kinds = [[p for p in model.parameters() if isinstance(p, DTensor) is kind] for kind in (True, False)]
@@ -1385,7 +1257,7 @@ def stepper(model, finish=lambda: None):
     return step
 
 
-# %%
+# %% jupyter={"source_hidden": true}
 def sliced():
     """name -> function of a batch that trains one step; all ranks are one tensor group."""
     mine = SlicedTransformer(make_model(), GroupRanks(tensor_group(dist.get_world_size())))
@@ -1422,13 +1294,7 @@ def in_2d():
     }
 
 
-# %% [markdown]
-# ## Race
-#
-# Do they train the same model? Then whole steps, in turn, in the same processes.
-
-
-# %%
+# %% jupyter={"source_hidden": true}
 def race_on_ranks(make, rounds):
     """({name: losses of three steps}, race) of what `make()` gives."""
     plain, steps, tokens = stepper(make_model()), make(), token_batch(0)
@@ -1438,7 +1304,6 @@ def race_on_ranks(make, rounds):
     return losses, measure.race(candidates, repeats=rounds, warmup=2, calls=1, device=launch.device())
 
 
-# %%
 races = [launch.ranks(race_on_ranks, make, ROUNDS, n=2, timeout=120)[0] for make in (sliced, with_sequence)]
 if 4 in RANKS:
     races.append(launch.ranks(race_on_ranks, in_2d, ROUNDS, n=4, timeout=120)[0])
@@ -1452,83 +1317,15 @@ if FULL:
     recorded.note("17_tensor_slicing", "races", [race.medians for _, race in races])
 
 # %% [markdown]
-# The same losses. Where does the rest of PyTorch's time go? Take an addition of 8 numbers, for which nothing is sent.
-
-
-# %%
-dearer = tp.predict("An addition of 8 numbers: how many times as long does it take with DTensors?", ...)
-
-
-# %%
-def race_additions():
-    """Plain tensors against DTensors, cut alike."""
-    torch.set_num_threads(1)
-    mesh = init_device_mesh(launch.device().type, (dist.get_world_size(),))
-    plain = torch.ones(8, device=launch.device())
-    cut = DTensor.from_local(plain, mesh, [Shard(0)])
-    return measure.race({"plain tensor": lambda: plain + plain, "DTensor": lambda: cut + cut}, repeats=20)
-
-
-additions = launch.ranks(race_additions, n=2)[0]
-print(additions)
-dearer.shows(
-    additions.medians["DTensor"] / additions.medians["plain tensor"],
-    "× {:.1f}",
-    "For each operation, DTensor looks up how its operands are cut and what must be sent, and wraps the result, even where nothing is.",
-)
-
-# %% [markdown]
-# A large operation feels that price less. What it buys: any model, any mesh, saved and loaded in any other cut.
+# For each operation, `DTensor` looks up how its operands are cut. On small tensors, that takes time. It
+# buys any model on any mesh, saved and loaded in any other cut.
 #
-# ## What can be hidden · further
+# ## Beyond this machine · further
 #
-# Backward, the gradient of `x` has to be summed before the layer below can go on; that of the *weight* needs nobody. So Megatron-LM
-# starts the all-reduce, computes the weight's gradient beside it, and waits then, all in one function.
+# The planner *models* one layer: a rank computes 1 / t of it, and each of four all-reduces has
+# a latency and a bandwidth.
 
-
-# %%
-class OverlappedColumn(torch.autograd.Function):
-    """x (…, in) times a column-cut weight (out / N, in), the copy at the entrance included."""
-
-    @staticmethod
-    def forward(ctx, x, weight):
-        ctx.save_for_backward(x, weight)
-        return F.linear(x, weight)
-
-    @staticmethod
-    def backward(ctx, gradient):
-        x, weight = ctx.saved_tensors
-        of_x = gradient @ weight
-        running = dist.all_reduce(of_x, async_op=True)  # starts, and returns at once
-        of_weight = gradient.flatten(0, -2).t() @ x.flatten(0, -2)
-        running.wait()
-        return of_x, of_weight
-
-
-def compare():
-    """The largest distance of the gradients from those of your function and a product."""
-    torch.manual_seed(0)
-    x, whole = torch.randn(4, 8, 32, device=launch.device()), nn.Linear(32, 64, bias=False, device=launch.device())
-    ways, found = (OverlappedColumn.apply, lambda x, w: F.linear(CopyToRanks.apply(x), w)), []
-    for way in ways:
-        leaves = x.clone().requires_grad_(), column_part(whole, Ranks()).weight
-        way(*leaves).square().sum().backward()
-        found.append([leaf.grad for leaf in leaves])
-    return [f"{(a - b).abs().max().item():.1e}" for a, b in zip(*found)]
-
-
-print("distance of the gradients of x and of the weight:", *launch.ranks(compare, n=2)[0])
-
-# %% [markdown]
-# Forward, a sum is needed at once. With sequence parallelism it can be cut into pieces, of which one travels while the product works on
-# another ("async tensor parallelism" in PyTorch, `tp_comm_overlap` in Megatron). The planner knows both.
-#
-# ## Past this machine · further
-#
-# Why does tensor slicing stay inside a node? The planner puts a layer's computing beside its four all-reduces: each rank computes
-# 1 / t of the layer at a constant speed, each message has a latency and a bandwidth, what overlaps does so perfectly.
-
-# %%
+# %% jupyter={"source_hidden": true}
 NVLINK = planner.Link(latency=2e-6, bandwidth=INSIDE)  # the links of the first table; latencies are assumed
 NETWORK = planner.Link(latency=10e-6, bandwidth=BETWEEN)
 SPEED = 0.45 * 989e12  # operations a second: 45 % of the data sheet's dense bfloat16
@@ -1570,20 +1367,9 @@ for axes in (left, right):
 figure.suptitle("A layer of width 8,192 (model, not measured)", fontsize=11)
 plt.show()
 
-# %% jupyter={"source_hidden": true}
-OVERLAPS = ("none", "weight gradients", "products")
-print("estimate: efficiency, by what the communication runs beside")
-print("t   in a node", *(f"{overlap:>17}" for overlap in OVERLAPS))
-for degree, per_node in ((8, 8), (16, 8), (64, 8), (8, 1)):
-    gains = [layer_at(1, 8).total / layer_at(degree, per_node, overlap).total / degree for overlap in OVERLAPS]
-    print(f"{degree:<3} {per_node:>9}", *(f"{gain:>17.0%}" for gain in gains))
-
 # %% [markdown]
-# Computing shrinks with t, the message does not. So: tensor slicing as far as a node reaches, and no farther than it must; across
-# the nodes data parallelism, whose one message a step can hide behind backward. And the groups must *be* neighbours: the same 8 ranks,
-# spread over 8 nodes, are not even half as fast. Over two nodes, products still hide most of the message; over eight, they are too short. Inside
-# a node the model hides all, and what was measured is less: the authors of PyTorch's version report steps about 8 % faster with Llama 3 models
-# (discuss.pytorch.org, topic 209487).
+# Computing shrinks with t, but the messages don't. So slice inside a node, and use data
+# parallelism between nodes: its one message a step can run beside backward.
 
 # %%
 tp.progress()
@@ -1591,29 +1377,28 @@ tp.progress()
 # %% [markdown]
 # ## Three questions
 #
-# <details><summary>Every rank keeps the whole of each norm and of each bias behind a sum, and updates it by itself. Why do these
+# <details><summary>Every rank keeps the whole of each norm and of each bias after a sum, and updates it by itself. Why do these
 # copies not drift apart?</summary>
 #
-# What flows between the sliced regions is equal on all ranks: the sum gives them the same value, the copy the same gradient. Equal
-# inputs and gradients make equal updates, if the all-reduce gives the same <i>bits</i> everywhere.
+# Between the sliced regions everything is equal on all ranks: the sum gives them the same value, the copy the same gradient. Equal
+# inputs and gradients make equal updates, if the all-reduce gives the same <i>bits</i> on every rank.
 # </details>
 #
-# <details><summary>Which norm of the gradients does a rank have to clip by?</summary>
+# <details><summary>By which norm of the gradients does a rank have to clip?</summary>
 #
-# That of the whole model: add up the squares of the <i>sliced</i> gradients over the ranks, and count the whole ones once. A rank
+# By that of the whole model: sum the squares of the <i>sliced</i> gradients over the ranks, and count the whole ones once. A rank
 # that clipped by its own slices would scale them differently from its neighbour.
 # </details>
 #
 # <details><summary>A model has 64 heads for the queries, but only 8 for keys and values. How many ranks can share its attention?</summary>
 #
 # Up to 8 in the same way: each has one key-value head and the 8 query heads that use it. With 16, two ranks hold the same key-value
-# head, and its gradients have to be added up over the two.
+# head, and its gradients have to be summed over the two.
 # </details>
 #
 # ## To remember
 #
-# Cut the first matrix by columns and the second by rows: every rank computes its part from end to end, one all-reduce
-# stands at the exit, another, backward, at the entrance. Heads are columns that were cut already. What is whole is computed alike on
-# all ranks; what is sliced draws its own random numbers. A layer costs four all-reduces of its activations,
-# hard to hide: that is why tensor slicing stays where the links are fast, and data parallelism goes between. Cutting *between*
-# layers, in a pipeline, sends far less; **19_hybrid_parallelism** combines the three and searches for the best compromise.
+# Cut the first matrix by columns and the second by rows: one all-reduce at the exit, and one at the entrance in backward. Heads are columns
+# that are cut already. A rank holds 1 / N of the sliced weights, gradients and states, and a layer pays four all-reduces. They are hard to
+# hide, so tensor slicing stays where the links are fast. A pipeline cuts *between* layers and sends far less. **19_hybrid_parallelism**
+# combines the three.
