@@ -1,16 +1,13 @@
 # %% [markdown]
 # # DeepSpeed and friends: one training, four engines · about 100 min, core 40
 #
-# After this course you will rarely write a distributed training loop from nothing. You will open somebody's script, and it will call
-# DeepSpeed, Accelerate or Lightning Fabric. In the works before, you built by hand what they do. Here one training, a small
-# Llama on the source code of Python, is ported to each of them; you write the lines that matter, and look at what each does
-# behind them: who holds what, what is sent and when, what it divides, clips and rounds without being asked.
+# The scripts that you will open after this course call DeepSpeed, Accelerate or Lightning Fabric. Here you port one training, a small
+# Llama, to each of them, and see what each does without being asked.
 #
-# **What you will gain.** Less memory for one line of configuration: that is what these libraries sell. And fewer bytes to send, with
-# 1-bit Adam, which DeepSpeed once brought and you will write. The next cell asks the planner what
-# both are worth for 7 billion parameters on 64 ranks: an *estimate*, nothing in it was run.
+# **What you will gain.** Fewer **bytes held** by a rank, for one line of configuration (ZeRO). And fewer **bytes sent** in a step, with
+# 1-bit Adam, which you write. You measure both. For 7 billion parameters on 64 ranks the planner *estimates* them.
 
-# %% tags=["setup"]
+# %% tags=["setup"] jupyter={"source_hidden": true}
 import contextlib
 import copy
 import dataclasses
@@ -47,22 +44,20 @@ from dlojz_tp.models import Llama, LlamaConfig, language_loss
 tp = course.open("20_deepspeed_and_friends")
 tp
 
-# %%
+# %% jupyter={"source_hidden": true}
 SEVEN, MANY = 6_738_415_616, 64
-print(f"estimate: {SEVEN / 1e9:.2f} billion parameters on {MANY} ranks, mixed precision with AdamW")
-for stage, word in enumerate(("a copy each (DDP)", "ZeRO 1", "ZeRO 2", "ZeRO 3")):
-    held = planner.state_bytes(SEVEN, MANY, stage).total / 1e9
-    print(f"  {word:<20} a rank holds {held:6.1f} GB of weights, gradients and states")
-for gigabits in (10, 100):
-    link = planner.Link(latency=20e-6, bandwidth=gigabits * 1e9 / 8)
-    full, bits = (planner.all_reduce(SEVEN * size, MANY, link) for size in (4, 1 / 8))
-    print(f"  at {gigabits:>3} Gb/s: gradients of 32 bits are summed in {full:5.1f} s, of 1 bit in {bits:5.2f} s")
+kinds = ("a copy each (DDP)", "ZeRO 1", "ZeRO 2", "ZeRO 3")
+states = [(kind, planner.state_bytes(SEVEN, MANY, stage).total / 1e9) for stage, kind in enumerate(kinds)]
+report.table({"estimate": "{}", "GB held by a rank": "{:.1f}"}, states)
+links = [(rate, planner.Link(latency=20e-6, bandwidth=rate * 1e9 / 8)) for rate in (10, 100)]
+waits = [(rate, *(planner.all_reduce(SEVEN * size, MANY, link) for size in (4, 1 / 8))) for rate, link in links]
+print()
+report.table({"estimate, Gb/s": "{}", "gradients of 32 bits": "{:.1f} s", "of 1 bit": "{:.2f} s"}, waits)
 
 # %% [markdown]
-# DeepSpeed, Accelerate and Fabric are the extra `frameworks`. Without them, a balise that runs
-# one says that it could not judge, cells show what was recorded with them, and balises 1, 4 and 5 are judged as always.
+# The three libraries are the extra `frameworks`. Without them, balises that need one can't be judged, and cells show recorded figures.
 
-# %% tags=["setup"]
+# %% tags=["setup"] jupyter={"source_hidden": true}
 WORK = "20_deepspeed_and_friends"
 FULL = scale() == "full"
 TEXT = data.code_text()  # the source of Python's standard library, as tokens
@@ -74,7 +69,7 @@ STEPS = 8
 RATE, DECAY, MAX_NORM = 1e-3, 0.1, 0.5  # AdamW's, and the norm to which gradients are clipped
 
 
-# %% tags=["setup"]
+# %% tags=["setup"] jupyter={"source_hidden": true}
 def make_model():
     """The Llama of this work, the same on all ranks."""
     torch.manual_seed(0)
@@ -96,14 +91,12 @@ def micro_batches(step):
 # %% [markdown]
 # ## The idea
 #
-# All four do the same arithmetic. With $N$ ranks and $k$ micro-batches of $m$ samples each, the gradient of a step is the mean over
-# $B = m\,k\,N$ samples, clipped by its norm over *all* parameters:
+# All four engines do the same arithmetic. With $N$ ranks and $k$ micro-batches, the gradient of a step is a mean,
+# clipped by its norm over *all* parameters:
 #
 # $$g \;=\; \frac{1}{N k} \sum_{r=1}^{N} \sum_{j=1}^{k} \nabla L_{r,j}, \qquad \hat g \;=\; g \cdot \min\Big(1, \frac{c}{\lVert g \rVert_2}\Big)$$
 #
-# The optimizer steps once. Where a library differs is *who writes which part of it*: it divides by $k$, or you do; it
-# counts micro-batches, or you do; it sends gradients after each of them, or after the last; it clips although nobody asked.
-# Losses look plausible with nearly any of these wrong.
+# They differ in *who writes which part of it*, and the loss looks plausible with nearly any part wrong.
 
 # %% jupyter={"source_hidden": true}
 ROWS = [
@@ -136,11 +129,10 @@ axes.set_title("Who writes it: one step of data parallelism in four ways", loc="
 plt.show()
 
 # %% [markdown]
-# ## The baseline: our own loop, measured
+# ## The baseline, measured first
 #
-# The training is a **generator**: each `next` runs one step and gives its loss, the mean over this rank's micro-batches. So
-# every port below can be measured by the same function. The *peak* is the most bytes of
-# tensors that a rank holds at one time in a step. DDP and DeepSpeed send gradients in **buckets**: many tensors in one message.
+# Our own loop uses DDP. It is a **generator**: each `next` runs one step and gives its loss, so one function measures every port.
+# The *peak* is the most bytes of tensors that a rank holds.
 
 
 # %% tags=["setup"]
@@ -161,7 +153,7 @@ def train_ours():
         yield torch.stack(losses).mean()
 
 
-# %% tags=["setup"]
+# %% tags=["setup"] jupyter={"source_hidden": true}
 def measured(train, *args):
     """On a rank: losses (mean over ranks), median seconds of a step, peak bytes, names and bytes of a step's messages."""
     torch.set_num_threads(1)  # on a CPU, each rank is one core's worth
@@ -184,63 +176,49 @@ def measured(train, *args):
     return found | {"seconds": sorted(seconds)[len(seconds) // 2]}
 
 
-def shown(name, row):
-    """One line of figures of what `measured` returns; "peak": the most bytes of weights, gradients, states, activations alive on rank 0."""
-    size = measure.human_bytes(sum(size for _, size in row["sent"]))
-    step, peak = measure.human_seconds(row["seconds"]), measure.human_bytes(row["peak"])
-    print(f"{name:<22} loss {row['losses'][0]:.4f} → {row['losses'][-1]:.4f}, step {step:>8}, peak {peak:>8}, ", end="")
-    print(f"{len(row['sent']):>3} messages with {size:>8}")
+def compared(*names):
+    """A line for each of these runs: what `measured` found."""
+    heads = {"": "{}", "loss, first": "{:.4f}", "last": "{:.4f}", "a step": measure.human_seconds}
+    heads |= {"peak": measure.human_bytes, "messages": "{}", "bytes sent": measure.human_bytes}
+    rows = [(name, found[name]) for name in names if name in found]
+    report.table(heads, [
+        (name, row["losses"][0], row["losses"][-1], row["seconds"], row["peak"], len(row["sent"]), bytes_sent(row))
+        for name, row in rows
+    ])  # fmt: skip
+
+
+def bytes_sent(row):
+    return sum(size for _, size in row["sent"])
 
 
 found = {}
 
 # %%
 found["ours (DDP)"] = launch.ranks(measured, train_ours, n=RANKS, timeout=60)[0]
-print(f"{CONFIG.n_parameters:,} parameters, a step has {BATCH} samples: {RANKS} ranks × {ACCUMULATION} × {MICRO}")
-shown("ours (DDP)", found["ours (DDP)"])
+compared("ours (DDP)")
 
 # %% [markdown]
-# This is what every port has to reproduce: the same losses, to the last digits that float32 keeps.
-
-# %% [markdown]
+# Every port must reproduce these losses.
+#
 # ### Balise 1 · The arithmetic of batches · further · about 13 min
 #
-# A step moves the weights once, after `batch` samples. Each of the `n_ranks` ranks takes `accumulation`
-# **micro-batches** of `micro` samples, one after the other, so that activations of `micro` samples alone are in memory:
+# A step moves the weights once, after `batch` samples. Each rank takes `accumulation` **micro-batches** of `micro` samples in turn, so
+# only the activations of `micro` samples are in memory:
 #
 # $$\text{batch} \;=\; \text{micro} \times \text{accumulation} \times \text{ranks}$$
 #
-# Every library has words of its own for this, and leaves some to you:
+# **`batch_sizes`** returns all three. Two of them decide the third; with `batch` or `micro` alone, `accumulation` is 1. Write three numbers: `unit`, the product of the ranks and of what is given of `micro` and `accumulation`; `batch`, one
+# unit where it isn't given; and `most`, which replaces the missing number: how many units the batch has, at least 1 (and 1 where both are
+# given). The last line returns all three.
 #
-# | library | its words | what they count |
-# |---|---|---|
-# | DeepSpeed | `train_batch_size` | samples of a step, all ranks |
-# | | `train_micro_batch_size_per_gpu` | samples of one forward on one rank |
-# | | `gradient_accumulation_steps` | forwards of a rank in a step |
-# | transformers | `per_device_train_batch_size` (if not given: 8) | samples of one forward on one rank |
-# | | `gradient_accumulation_steps` (if not given: 1) | forwards of a rank in a step |
-# | Accelerate | `batch_size` of the `DataLoader` (here always given) | samples of one forward on one rank; with `split_batches=True`: on all ranks together |
-# | | `gradient_accumulation_steps` (if not given: 1) | forwards of a rank in a step |
-# | Fabric | `batch_size` of the `DataLoader` (here always given) | samples of one forward on one rank |
-# | | none: your loop counts; here `every` (if not given: 1) | forwards of a rank in a step |
-#
-# **`batch_sizes(n_ranks, batch=None, micro=None, accumulation=None)`** returns all three from those that are given: at
-# least one of `batch` and `micro`. Two of the three decide the third; where `batch` or `micro` is given alone,
-# `accumulation` is 1. What cannot be is refused, with the numbers that *would* do; that is given. Write the three
-# numbers that decide: `unit`, the product of the ranks and of what is given of `micro` and `accumulation`; `batch`, one
-# unit where it is not given; and `most`, how many units the batch has, at least 1, which is what the missing number
-# becomes (1 where both are given). The last line returns all three.
-#
-# **`from_words(library, words, n_ranks)`** returns the same for a run of `"deepspeed"`, `"transformers"`,
-# `"accelerate"` or `"fabric"`; `words` is a dictionary with words of the table. Write `micro` for all of them: two
-# libraries say something else than you would think, and with `split_batches` you return at once, as the last line is for the others.
+# **`from_words`** does the same for a library's words; see its docstring. Write `micro`. With `split_batches`, return at once.
 #
 # 4 and 3 lines.
 #
 # <details><summary>Hint</summary>
 #
-# `unit = n_ranks * (micro or 1) * (accumulation or 1)`, and what is missing is `batch // unit`, at least 1. Where both are given, nothing is missing: 1. With a
-# `DataLoader` that serves all ranks together you know how many samples all of them take in one forward: `batch` and `accumulation`, and not `micro`.
+# `unit = n_ranks * (micro or 1) * (accumulation or 1)`, and what is missing is `batch // unit`, at least 1. With `split_batches`
+# you know how many samples all ranks take in one forward: `batch` and `accumulation`, but not `micro`.
 # </details>
 
 
@@ -265,7 +243,14 @@ def batch_sizes(n_ranks, batch=None, micro=None, accumulation=None):
 
 
 def from_words(library, words, n_ranks):
-    """(batch, micro, accumulation) of a run described in the words of a library; ValueError if they do not fit."""
+    """(batch, micro, accumulation) of a run described in the words of a library; ValueError if they do not fit.
+
+    "deepspeed": train_batch_size, train_micro_batch_size_per_gpu, gradient_accumulation_steps: batch, micro, accumulation.
+    "transformers": per_device_train_batch_size (8 if not given) is micro; gradient_accumulation_steps (1 if not given).
+    "accelerate": batch_size, of the DataLoader and always given, is micro, but with split_batches=True it is the
+        samples of one forward on all ranks together; gradient_accumulation_steps (1 if not given).
+    "fabric": batch_size is micro; the loop counts the accumulation, here as every (1 if not given).
+    """
     if library == "deepspeed":
         keys = "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"
         return batch_sizes(n_ranks, *map(words.get, keys))
@@ -281,11 +266,7 @@ def from_words(library, words, n_ranks):
 # %%
 tp.check(1, batch_sizes, from_words)
 
-# %% [markdown]
-# DeepSpeed finds contradictions too, in its engine's first second: on a cluster, after the job has waited in the queue. Where numbers are missing, it divides and
-# rounds down, and then tells you that numbers are wrong of which you gave only two: `train_batch_size is not equal to micro_batch_per_gpu * gradient_acc_step * world_size 30 != 4 * 3 * 2`.
-
-# %%
+# %% jupyter={"source_hidden": true}
 WORDS = {
     "deepspeed": {"train_batch_size": 1024, "train_micro_batch_size_per_gpu": 4},
     "transformers": {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 4},
@@ -301,41 +282,27 @@ for ranks in (64, 32):
             print(f"  {library:<14} {error}")
 
 # %% [markdown]
-# The same files on half of the ranks: in the first and the third library the step stays as it is (the third takes
-# larger micro-batches, which need more memory), in the two others it becomes half as large without a word, and the
-# learning rate does not know.
-
-# %% [markdown]
+# The same files on half of the ranks: two libraries keep the step. In the two others it becomes half as large without a word, and
+# the learning rate doesn't know.
+#
 # ### Balise 2 · A configuration for DeepSpeed · further · about 8 min
 #
-# `deepspeed.initialize(model=..., optimizer=..., config=...)` wraps a model in an **engine**, and a dictionary (or a JSON file) tells it what
-# to do. It has defaults that nobody expects, and an unknown key at its first level is ignored without a word.
-# So the only proof of a configuration is what the engine does with it. **`deepspeed_config(plan)`** is the dictionary for
-# a `plan`, which has these keys (it is called where there are no ranks, too, so their number is `RANKS`):
+# `deepspeed.initialize(model=…, optimizer=…, config=…)` wraps a model in an **engine**. A dictionary tells it what to do, but
+# some defaults are surprising, and an unknown key is ignored without a word. So the only proof of a configuration is what the
+# engine does with it.
 #
-# | `plan[...]` | what the engine shall do |
-# |---|---|
-# | `"batch"`, `"micro"` | samples of a step on all ranks, and of one forward on one rank |
-# | `"stage"` | ZeRO 0 to 3 |
-# | `"precision"` | `"float32"`, or `"bfloat16"`: weights to compute with in bfloat16, the optimizer's in float32 |
-# | `"max_norm"` | clip the gradient to this norm; `None`: never clip |
-# | `"rate"`, `"warmup"`, `"total"` | the learning rate grows on a straight line from 0 to `rate` in `warmup` steps, then falls on one to 0 at step `total` |
-# | `"offload"` | the optimizer's states and its step are on the CPU, the weights are not |
-# | `"bucket"` | from stage 1 on, gradients of several tensors travel in one message, a bucket, which has room for so many numbers |
-#
-# Most of it is given: look which defaults it overrules. Write the two parts in which the numbers stand: `rates`, the parameters of the schedule, and `zero`, what is cut and sent. At stage 3 *no*
-# weight shall stay whole between steps.
-#
-# About 4 lines.
+# **`deepspeed_config(plan)`** returns the dictionary. Its docstring explains the plan, and most of it is given. Write the two parts with
+# the numbers: `rates`, the parameters of the schedule, and `zero`, what is cut and sent. At stage 3, *no* weight may stay whole
+# between steps. About 4 lines.
 #
 # <details><summary>Hint</summary>
 #
-# - `rates`: `warmup_max_lr`, `warmup_num_steps`, and `total_num_steps`, with those of the warm-up.
-# - `zero`: `stage`, `reduce_bucket_size` (500 million, if it is not given), `stage3_param_persistence_threshold` (tensors with no more numbers than that are not cut;
-#   if it is not given, 100,000), and, only with offload, `offload_optimizer: {device: "cpu"}`.
+# - `rates`: `warmup_max_lr`, `warmup_num_steps`, and `total_num_steps`, which includes the warm-up.
+# - `zero`: `stage`, `reduce_bucket_size` (500 million by default), `stage3_param_persistence_threshold` (tensors with no more numbers
+#   aren't cut; 100,000 by default), and, only with offload, `offload_optimizer: {device: "cpu"}`.
 # </details>
 
-# %% tags=["setup"]
+# %% tags=["setup"] jupyter={"source_hidden": true}
 OURS = {
     "zero_allow_untested_optimizer": True,  # ZeRO with any optimizer of PyTorch's
     "zero_force_ds_cpu_optimizer": False,  # also where it steps on the CPU; else DeepSpeed compiles one of its own
@@ -344,7 +311,16 @@ OURS = {
 
 # %% tags=["balise-2"]
 def deepspeed_config(plan):
-    """DeepSpeed's configuration for a plan: a dictionary of plain numbers, words and dictionaries."""
+    """DeepSpeed's configuration for a plan: a dictionary of plain numbers, words and dictionaries.
+
+    plan["batch"], plan["micro"]: samples of a step on all RANKS ranks; of one forward on one rank.
+    "stage": ZeRO 0 to 3. "max_norm": clip the gradient to this norm; None: never clip.
+    "precision": "float32", or "bfloat16": weights to compute with in bfloat16, the optimizer's in float32.
+    "rate", "warmup", "total": the learning rate grows on a straight line from 0 to rate in warmup steps, then falls on
+        one to 0 at step total.
+    "offload": the optimizer's states and its step are on the CPU, the weights are not.
+    "bucket": from stage 1 on, gradients of several tensors travel in one message with room for so many numbers.
+    """
     # BEGIN SOLUTION
     rates = {"warmup_max_lr": plan["rate"], "warmup_num_steps": plan["warmup"], "total_num_steps": plan["total"]}
     zero = {"stage": plan["stage"], "reduce_bucket_size": plan["bucket"], "stage3_param_persistence_threshold": 0}
@@ -367,35 +343,27 @@ def deepspeed_config(plan):
 tp.check(2, deepspeed_config)
 
 # %% [markdown]
-# One more key is in every tutorial: `allgather_bucket_size`. DeepSpeed 0.19 reads it and, with today's PyTorch, uses it
-# nowhere at stages 1 and 2. And the learning rate begins with *two* steps at 0, since the schedule moves for the first time after the first step, to its own step 0. Neither can be seen in
-# the file.
-
-
-# %% [markdown]
 # ### Balise 3 · The engine's loop · about 10 min
 #
-# **`engine_step(engine, pieces)`** makes one step: `pieces` are this rank's micro-batches, as many as the engine accumulates.
-# The engine takes over what you wrote in `train_ours`. `engine(tokens)` is the model's forward, `engine.backward(loss)` divides by the
-# number of micro-batches and sends gradients when the stage wants it, and `engine.step()` is called **after every backward**: the
-# engine counts, and only at the last micro-batch does it clip, step, and set gradients to zero. Write what happens to each piece.
+# **`engine_step`** makes one step. `pieces` are this rank's micro-batches, as many as the engine accumulates. `engine(tokens)` is the model's forward.
+# `engine.backward(loss)` divides by the number of micro-batches and sends gradients when the stage wants it. Call `engine.step()`
+# **after every backward**: the engine counts, and clips, steps and zeroes only at the last micro-batch. Write what happens to
+# each piece (3 lines).
 #
-# A checkpoint of DeepSpeed is cut as its ranks were, and cannot be loaded on another number of them. The way out is a **universal checkpoint**: each
-# parameter and each of its states in a file of its own, which any number of ranks can cut anew. All ranks call both functions:
+# A checkpoint of DeepSpeed is cut for its ranks. A **universal checkpoint** has a file for each parameter and state, which any number of
+# ranks can cut anew. All ranks call both functions:
 #
-# - **`save(engine, folder)`**: every rank has written what it holds; now *one* makes it universal, with `to_universal(folder, "saved")` below. When a rank returns, it is all there.
-# - **`resume(model, optimizer, config, folder)`**: an engine that goes on from there. Make it with
-#   `make_engine(model, optimizer, config)` below, with the further key `"checkpoint": {"load_universal": True}`; leave the given `config` as it is.
-#
-# 3, 3 and 1 lines.
+# - **`save`**: when every rank has written, *one* calls `to_universal(folder, "saved")`. When a rank returns, all is there (3 lines).
+# - **`resume`**: make the engine with `make_engine(model, optimizer, config)` and one more key, `"checkpoint": {"load_universal": True}`.
+#   Don't change the given `config` (1 line).
 #
 # <details><summary>Hint</summary>
 #
-# `language_loss(engine, tokens)` calls the engine like a model. What has all ranks wait for each other is `dist.barrier()`. `{**config, key: value}` is a new dictionary.
+# `language_loss(engine, tokens)` calls the engine like a model. At `dist.barrier()` all ranks wait for each other. `{**config, key: value}` is a new dictionary.
 # </details>
 
 
-# %% tags=["setup"]
+# %% tags=["setup"] jupyter={"source_hidden": true}
 def make_engine(model, optimizer, config):
     """DeepSpeed's engine on this rank, without its log and without what it would compile for a minute."""
     return frameworks.quiet_deepspeed().initialize(model=model, optimizer=optimizer, config=config)[0]
@@ -448,15 +416,13 @@ def resume(model, optimizer, config, folder):
 tp.check(3, engine_step, save, resume)
 
 # %% [markdown]
-# ### What each stage sends
-#
-# Our loop sends its gradients once a step, after the last of `ACCUMULATION` micro-batches. Guess.
+# Our loop sends gradients once a step, after the last of `ACCUMULATION` micro-batches.
 
 # %%
 more = tp.predict("How many times as many bytes of gradients as ours does a rank hand in at DeepSpeed's stage 2?", ...)
 
 
-# %% tags=["setup"]
+# %% tags=["setup"] jupyter={"source_hidden": true}
 def train_with_deepspeed(stage):
     """The port to DeepSpeed. Yields each step's loss on this rank."""
     plan = {"batch": BATCH, "micro": MICRO, "stage": stage, "precision": "float32", "max_norm": MAX_NORM}
@@ -485,39 +451,32 @@ if frameworks.here("deepspeed"):
 else:
     rows = recorded.instead("deepspeed", WORK, "stages") or {}
 found.update(rows)
-for name in ("ours (DDP)", *rows):
-    shown(name, found[name])
-    times = gradients_sent(found[name]) / gradients_sent(found["ours (DDP)"])
-    print(f"{'':<22} of gradients {times:.2f} times as many bytes as ours")
-    if name == "DeepSpeed, stage 2":
-        more.shows(
-            times, "× {:.2f}", "Who keeps only a share has nowhere to add up the rest: it is sent after every backward."
-        )
+compared("ours (DDP)", *rows)
+if rows:
+    times = gradients_sent(found["DeepSpeed, stage 2"]) / gradients_sent(found["ours (DDP)"])
+    why = (
+        "A rank that keeps only a share of the gradients can't accumulate the rest: it sends them after every backward."
+    )
+    more.shows(times, "× {:.2f}", why)
 
 # %% [markdown]
-# Stages 0 and 1 send gradients as our loop does; stage 1 gathers the new weights besides. Stages 2 and 3 send them after **every** micro-batch: with 64 of them it would be 64 times. Stage 2
-# with accumulation is the most frequent expensive line in a DeepSpeed file: it saves 2 bytes of gradients a parameter beyond stage 1, and
-# pays for them with the network. Stage 3 also gathers weights, in forward and in backward, for every micro-batch.
+# Stages 2 and 3 send gradients after **every** micro-batch, and stage 3 also gathers weights for each. If memory isn't short, take stage 1.
+# The peak says little about stage 3 here: it keeps gathered weights up to a
+# limit (`stage3_max_live_parameters`) that is larger than this model.
 #
-# The peak hardly shrinks: with a model as small as this one, logits, buckets and what is gathered weigh as much as what is shared.
-
-
-# %% [markdown]
 # ### Balise 4 · A fused optimizer · further · about 8 min
 #
-# DeepSpeed's `Adam` is a *fused* one: on a GPU, one launch updates many tensors. A plain loop launches some ten operators for
-# **each** tensor, small as it may be, and the GPU waits for the CPU that launches them. PyTorch has operators that take lists:
-# `torch._foreach_mul_(tensors, 0.9)` multiplies all tensors of a list in place, in one call.
+# On a GPU every operator is a launch that the CPU has to prepare. A plain loop launches about ten for **each** tensor. A *fused*
+# optimizer updates many at once: `torch._foreach_mul_(tensors, 0.9)` multiplies a list in place, in one call.
 #
-# Write AdamW with them. `weights`, `gradients`, `means` and `squares` are four lists of tensors of equal shapes;
-# `means` and `squares` are the averages $m$ and $v$. Change weights, means and squares **in place**, leave the
-# gradients as they are. Memory is short where states are kept: at no time may there be more than one further list of
-# that size; `roots` is one. In step $t$, with rate $\eta$ and decay $\lambda$:
+# Write AdamW with such calls. `means` and `squares` are the averages $m$ and $v$. Change all but the gradients **in place**. Hold no more than one further list; `roots` is one. In step $t$,
+# with rate $\eta$ and decay $\lambda$:
 #
 # $$w \leftarrow (1 - \eta\lambda)\,w, \quad m \leftarrow \beta_1 m + (1-\beta_1)\,g, \quad v \leftarrow \beta_2 v + (1-\beta_2)\,g^2,
 # \quad w \leftarrow w - \eta\,\frac{m / (1-\beta_1^t)}{\sqrt{v / (1-\beta_2^t)} + \epsilon}$$
 #
-# The denominator is given, in `roots`, but times `correction` $= \sqrt{1-\beta_2^t}$: multiply the rate by it, a number, in place of dividing each tensor of the list. Write the five lines around it.
+# `roots` is given: the denominator times `correction` $= \sqrt{1-\beta_2^t}$. Multiply the rate by this number instead of dividing the
+# tensors. Write the five lines around it.
 #
 # <details><summary>Hint</summary>
 #
@@ -547,17 +506,13 @@ def fused_adamw(weights, gradients, means, squares, step, lr, beta1=0.9, beta2=0
 tp.check(4, fused_adamw)
 
 # %% [markdown]
-# ## Race: launches and time · further
+# ## Race: operators and time · further
 #
-# Four AdamWs update the same weights: yours, and PyTorch's three. `foreach=False` is the loop, `foreach=True` does what
-# you do, `fused=True` is one kernel that reads each number once. Three sets of tensors: the Llama of practical work 14, 300 small
-# tensors, 8 large ones, on a CPU with one thread. There, nothing is launched on another device. Guess.
-
-# %%
-lists = tp.predict("How many times as fast as the loop is yours on 8 large tensors, on this machine?", ...)
+# Four AdamWs update the same weights, on one thread: yours, and three of PyTorch's. `foreach=False` is the loop, `foreach=True` does what you do, and
+# `fused=True` is one kernel that reads each number once.
 
 
-# %% tags=["setup"]
+# %% tags=["setup"] jupyter={"source_hidden": true}
 def tensor_sets():
     """{name: shapes}"""
     config = LlamaConfig(2048, width=128, heads=8, kv_heads=2, layers=4, max_length=64)
@@ -578,7 +533,7 @@ def steps_of(shapes, device):
     return steps
 
 
-# %% tags=["setup"]
+# %% tags=["setup"] jupyter={"source_hidden": true}
 class Launches(TorchDispatchMode):
     """Counts the operators that compute."""
 
@@ -594,10 +549,10 @@ class Launches(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-# %%
+# %% jupyter={"source_hidden": true}
 def race_optimizers(rounds=5):
-    """{set of tensors: (milliseconds, operators), each {name: number}}"""
-    device, found = "cuda" if torch.cuda.is_available() else "cpu", {}
+    """{set of tensors: (seconds, operators), each {name: number}}"""
+    device, raced = "cuda" if torch.cuda.is_available() else "cpu", {}
     for name, shapes in tensor_sets().items():
         steps, operators = steps_of(shapes, device), {}
         for way, step in steps.items():
@@ -605,48 +560,41 @@ def race_optimizers(rounds=5):
             with Launches() as launches:
                 step()
             operators[way] = launches.count
-        times = measure.race(steps, repeats=rounds, warmup=1, device=device).medians
-        found[name] = {way: 1e3 * seconds for way, seconds in times.items()}, operators
-    return found
+        raced[name] = measure.race(steps, repeats=rounds, warmup=1, device=device).medians, operators
+    return raced
 
 
 threads = torch.get_num_threads()
 torch.set_num_threads(1)
 optimizers = race_optimizers()
 torch.set_num_threads(threads)
-print("                   milliseconds a step              | operators")
-print("tensors            yours    loop  foreach    fused  | yours  loop  foreach  fused   yours ÷ foreach")
-for name, (times, operators) in optimizers.items():
-    print(f"{name:<14}", *(f"{one:>8.2f}" for one in times.values()), " |", end="")
-    print(*(f"{one:>6}" for one in operators.values()), f"{times['yours'] / times['foreach']:>14.2f}")
-large, _ = optimizers["8 large"]
-lists.shows(
-    large["loop"] / large["yours"], "× {:.2f}", "Few calls gain little where the memory is what takes the time."
+ways = ("yours", "loop", "foreach", "fused")
+print("operators in a step")
+report.table(
+    {"tensors": "{}"} | dict.fromkeys(ways, "{}"),
+    [(name, *(n[w] for w in ways)) for name, (_, n) in optimizers.items()],
 )
+print("\ntime of a step")
+rows = [(name, *(seconds[w] for w in ways)) for name, (seconds, _) in optimizers.items()]
+report.table({"tensors": "{}"} | dict.fromkeys(ways, measure.human_seconds), rows)
 
 # %% [markdown]
-# Read the table from the right. Your step takes the same few operators for any number of tensors; the loop takes nine for
-# each. With many small tensors the calls are the cost, and lists win. With large ones the *memory* is: on a CPU the loop brings a
-# tensor into the cache once and does all its operations there, while lists go through all tensors once for each operation. Only
-# the kernel that reads each number once has neither cost. On a GPU the calls weigh more, since each is a launch that the CPU must
-# prepare; PyTorch takes `foreach` there unless you ask for something else.
-
-# %% [markdown]
+# Your step calls 7 operators for any number of tensors. The loop calls nine for each. With many small tensors the calls
+# are the cost, and lists win. With a few large ones the *memory* is the cost. On a GPU the calls weigh more: each is a launch.
+#
 # ## One bit for each number · further
 #
-# Data parallelism sends 32 bits for each parameter. 1-bit Adam sends one: the **sign**. A block of $b$ numbers
-# travels as $b$ bits and one scale, the mean of their absolute values:
+# Data parallelism sends 32 bits for each parameter. 1-bit Adam sends one, the **sign**. A block of $b$ numbers
+# travels as $b$ bits and one scale, the mean of the absolute values:
 #
 # $$x \;\approx\; s\,\operatorname{sign}(x), \qquad s = \tfrac1b \textstyle\sum_i |x_i|$$
 #
-# Two ideas make it converge. **Error feedback**: what a step loses, $e = x - s\,\operatorname{sign}(x)$, is kept and added to what
-# is sent next time, so nothing is lost for good. And **frozen variance**: $m / \sqrt v$ is not linear in the gradient, so errors in
-# $v$ would never cancel. Hence a warm-up of plain Adam, after which the denominator stays as it is and only the mean $m$, which is
-# linear, is exchanged (Tang et al. 2021).
+# Two ideas make it converge (Tang and others, 2021). **Error feedback**: what a step loses, $e = x - s\,\operatorname{sign}(x)$, is added to what
+# is sent next time. **Frozen variance**: $m / \sqrt v$ is not linear in the gradient, so errors in $v$ would never cancel. After a
+# warm-up of plain Adam the denominator stays as it is, and only the mean $m$ is exchanged.
 #
-# The numbers are cut into as many **rows** as there are ranks. Each rank is a *worker*, which sends its version of every row, and also the
-# **server** of one row: it takes the mean of what all workers sent of it. Both compress, so both
-# lose something and keep an error of their own:
+# Each rank is a *worker*, which sends its version of every **row** of the numbers, and the **server** of one row, which averages what all
+# workers sent of it. Both compress, and both keep an error:
 
 # %% jupyter={"source_hidden": true}
 figure, axes = plt.subplots(figsize=(8.5, 2.6), layout="constrained")
@@ -687,11 +635,11 @@ axes.set_title("One exchange: two compressions, each with an error that stays wh
 plt.show()
 
 # %% [markdown]
-# All numbers of the model lie in one tensor `(N, k, b)`: a row for each of the N ranks, k blocks a row, b numbers a block. Given are `pack` and `unpack`,
-# `swap` (row s goes to rank s, and row s of the result came from rank s) and `gather`. `OneBitState` is what a rank keeps.
+# All numbers are one tensor `(N, k, b)`: N rows, k blocks a row, b numbers a block. Given are `pack` and `unpack`,
+# `swap` (row s goes to rank s; row s of the result came from rank s), and `gather`.
 
 
-# %% tags=["setup"]
+# %% tags=["setup"] jupyter={"source_hidden": true}
 def pack(positive):
     """Booleans (…, b) as bytes (…, b / 8), uint8."""
     return torch.from_numpy(np.packbits(positive.cpu().numpy(), axis=-1)).to(positive.device)
@@ -729,20 +677,21 @@ class OneBitState:
 # %% [markdown]
 # ### Balise 5 · 1-bit Adam · further · about 11 min
 #
-# - `compress(x)`: `x` (…, b) to its signs, packed, uint8 (…, b / 8), and the scales (…, 1).
-# - `expand(bits, scales)`: back to (…, b), plus or minus the scale.
-# - `one_bit_mean(x, worker_error, server_error)`: about the mean of all ranks' `x` (N, k, b), the same on all ranks. The server's compression and the gathering
-#   are given. Write the worker's: what it `wanted` to send, with its error; what it keeps, **in place**, of what is lost; and what the server wants to send, the mean of what came and its own error. Only bits and scales travel.
-# - `one_bit_adam(state, gradient, lr, warmup)`: one step with this rank's gradient (N, k, b). The warm-up is Adam as you know it, and given. After it `squares` and `root` stay: each rank
-#   mixes its own gradient into the mean that all have, and the exchange makes of these the new mean of all.
+# - `compress(x)` gives the signs of `x`, packed, and the scales.
+# - `expand(bits, scales)` gives plus or minus the scale.
+# - `one_bit_mean` gives about the mean of all ranks' `x`, the same on all ranks. The server's compression and the gathering
+#   are given. Write the worker's: what it `wanted` to send, with its error; what is lost, kept **in place** as the new error; and what the server wants to
+#   send, the mean of what came plus its own error. Only bits and scales travel.
+# - `one_bit_adam`: one step with this rank's gradient. The warm-up is given. After it, `squares` and `root` stay: each rank
+#   mixes its own gradient into the common mean, and the exchange makes of these the new mean of all.
 #
 # 1, 1, 4 and 2 lines.
 #
 # <details><summary>Hint</summary>
 #
-# `unpack(bits)` is 1 and 0; you need 1 and −1. `x.abs().mean(-1, keepdim=True)`. A worker's loss is what it *wanted* to send less what
+# `unpack(bits)` is 1 and 0; you need 1 and −1. `x.abs().mean(-1, keepdim=True)`. A worker loses what it *wanted* to send minus what
 # its bits say. `swap` takes bits and scales, one after the other. `error.copy_(…)`
-# writes into a tensor that exists. `state.mean.lerp(gradient, 1 - beta1)` is a new tensor.
+# writes into an existing tensor. `state.mean.lerp(gradient, 1 - beta1)` is a new tensor.
 # </details>
 
 
@@ -797,13 +746,10 @@ tp.check(5, compress, expand, one_bit_mean, one_bit_adam)
 # %% [markdown]
 # ## Does it converge? · further
 #
-# The Llama of this work with one layer and a tied head, on 2 ranks that see different samples, three times with other weights and other text. After
-# 20 steps of Adam the training goes on in three ways: Adam, your 1-bit Adam, and the same with both errors set to zero after each step.
-# (The head is tied so that the vector of every token has a gradient in the warm-up. A weight whose gradients
-# were all zero would have a denominator of $\epsilon = 10^{-8}$ alone; bits know no zero, so the first sign that reaches it throws it far away.)
+# A smaller Llama on 2 ranks, with three seeds. After 20 steps of Adam the training goes on in three ways: Adam, your 1-bit
+# Adam, and the same with both errors set to zero after each step.
 
-
-# %% tags=["setup"]
+# %% tags=["setup"] jupyter={"source_hidden": true}
 BLOCK = 256  # numbers that share a scale
 
 
@@ -826,7 +772,7 @@ def flatten_model(model):
     return weights, gradients
 
 
-# %% tags=["setup"]
+# %% tags=["setup"] jupyter={"source_hidden": true}
 WARMUP, COMPRESSED, ONE_BIT_RATE, ONE_BIT_BATCH = 20, 60, 3e-3, 4
 WAYS = ("Adam", "1-bit Adam", "without feedback")
 
@@ -847,7 +793,7 @@ def one_bit_step(model, gradients, state, seed, warmup, feedback=True):
     return mean.item() / dist.get_world_size()
 
 
-# %% tags=["setup"]
+# %% tags=["setup"] jupyter={"source_hidden": true}
 def one_bit_training(seed):
     """On a rank: {way: losses of all steps, means over the ranks}. The ways share their warm-up."""
     torch.set_num_threads(1)
@@ -886,36 +832,31 @@ def draw_trainings(trainings):
     plt.show()
 
 
-# %%
+# %% jupyter={"source_hidden": true}
 trainings = launch.ranks(one_bit_trainings, range(3), n=2, timeout=200)[0]
-print(
-    "mean loss      end of warm-up", *(f"{way:>18}" for way in WAYS), "  share of Adam's gain: 1 bit, without feedback"
-)
+rows = []
 for seed, losses in enumerate(trainings):
     before, (adam, *others) = np.mean(losses["warm-up"][-10:]), [np.mean(losses[way][-15:]) for way in WAYS]
-    print(f"seed {seed} {before:>22.2f}", *(f"{loss:>18.2f}" for loss in (adam, *others)), end="     ")
-    print(*(f"{(before - loss) / (before - adam):>10.0%}" for loss in others))
+    rows.append((seed, before, adam, *others, *((before - loss) / (before - adam) for loss in others)))
+heads = {"seed": "{}"} | dict.fromkeys(("loss after warm-up", *WAYS), "{:.2f}")
+report.table(heads | dict.fromkeys(("of Adam's gain: 1 bit", "no feedback"), "{:.0%}"), rows)
 draw_trainings(trainings)
 
 # %% [markdown]
-# One bit with feedback goes on learning, behind Adam in so short a training; without feedback learning soon stops. A sign makes all
-# means of a block equally large. With feedback what was overdone is taken back in the next steps, and on average each weight gets its due.
-
-# %% [markdown]
-# ## What a network would gain · further
+# With feedback the training goes on learning. Without it, learning slows or stops: a sign makes all means of a block equally large, and
+# nothing corrects that.
 #
-# First the volume. Per number the exchange hands in $1/8$ byte and a share of a scale, $4/b$, where float32 hands in 4 bytes:
+# ## What 1-bit Adam sends · further
 #
-# $$\frac{1/8 + 4/b}{4} \;=\; \frac{1}{32} + \frac{1}{b}$$
-#
-# Then time: your exchange against gloo's all-reduce, on this machine's loopback, for one million and four million numbers.
+# For each number the exchange hands in $1/8$ byte and a share of a scale, $4/b$, instead of 4 bytes: $\frac{1}{32} + \frac{1}{b}$. Here is your
+# exchange against gloo's all-reduce, on this machine:
 
 
-# %% tags=["setup"]
+# %% tags=["setup"] jupyter={"source_hidden": true}
 def exchanges(counts, rounds=5):
-    """On a rank: {numbers: (bytes sent by a ring's all-reduce, bytes sent by yours, {way: seconds})}"""
+    """On a rank: [(numbers, bytes sent by a ring's all-reduce, bytes sent by yours, ratio, seconds of both)]"""
     torch.set_num_threads(1)
-    n, found = dist.get_world_size(), {}
+    n, found = dist.get_world_size(), []
     for count in counts:
         x = in_rows(torch.randn(count, generator=torch.Generator().manual_seed(dist.get_rank())))
         errors = torch.zeros_like(x), torch.zeros_like(x[0])
@@ -925,61 +866,45 @@ def exchanges(counts, rounds=5):
         ways = {
             "one bit": lambda x=x, errors=errors: one_bit_mean(x, *errors),
             "all-reduce": lambda x=x: dist.all_reduce(x.clone()),
-            "computing": lambda x=x: [
-                expand(*compress(part)) for part in (x, x, x[0])
-            ],  # what an exchange computes, about
         }
         times = measure.race(ways, repeats=rounds, warmup=1, calls=1, device="cpu").medians
         sent = sum(factor[entry["name"]] * entry["bytes"] for entry in log.entries())
-        found[count] = 2 * (n - 1) / n * 4 * x.numel(), sent, times
+        floats = 2 * (n - 1) / n * 4 * x.numel()
+        found.append((count, floats, sent, floats / sent, times["all-reduce"], times["one bit"]))
     return found
 
 
 # %%
-print(f"{1 / 32 + 1 / BLOCK:.4f} is the ratio of bytes by the formula, for blocks of {BLOCK}")
-for count, (floats, bits, times) in launch.ranks(exchanges, (10**6, 4 * 10**6), n=2, timeout=100)[0].items():
-    print(f"{count / 1e6:.0f} million numbers: a rank sends {floats / 1e6:.2f} MB in float32", end=", ")
-    print(f"{bits / 1e6:.3f} MB by 1 bit: ratio {bits / floats:.4f}")
-    whole, one_bit, computing = (times[name] for name in ("all-reduce", "one bit", "computing"))
-    print(f"   all-reduce {1e3 * whole:.1f} ms, {floats / whole / 1e9:.2f} GB/s", end="; ")
-    print(f"one bit {1e3 * one_bit:.1f} ms, about {1e3 * computing:.1f} ms of them computing", end="; ")
-    print(f"one bit ÷ all-reduce {one_bit / whole:.2f}")
-print(f"for 340 million numbers, one core would compute {340e6 * computing / count:.0f} s at this rate")
+heads = {
+    "numbers": "{:,}",
+    "sent as float32": measure.human_bytes,
+    "by 1 bit": measure.human_bytes,
+    "fewer": "× {:.1f}",
+}
+heads |= {"all-reduce takes": measure.human_seconds, "your exchange": measure.human_seconds}
+report.table(heads, launch.ranks(exchanges, (10**6, 4 * 10**6), n=2, timeout=100)[0])
 
 # %% [markdown]
-# What travels is as small as computed. Whether that is *faster* depends on the network: over loopback bytes cost little, while signs,
-# scales and errors cost CPU time. The planner says what the wires alone would need with 64 ranks, for BERT-large,
-# 340 million numbers: an estimate, and computing comes on top.
+# It sends 28 times fewer bytes. It takes longer here, because loopback is fast while signs and errors cost CPU time. On the
+# wires of a cluster, bytes decide. The planner estimates 64 ranks and 340 million numbers (BERT-large), without the computing:
 
-# %%
-NUMBERS, LATENCY = 340e6, 20e-6
-print("estimate, 64 ranks       all-reduce of 32 bits   of 16 bits   1 bit   32 bits ÷ 1   16 bits ÷ 1")
+# %% jupyter={"source_hidden": true}
+NUMBERS, rows = 340e6, []
 for gigabits in (10, 100):
-    link = planner.Link(LATENCY, gigabits * 1e9 / 8)
-    floats, halves = (planner.all_reduce(size * NUMBERS, 64, link) for size in (4, 2))
+    link = planner.Link(20e-6, gigabits * 1e9 / 8)
     half = (1 / 8 + 4 / BLOCK) * NUMBERS  # bytes of each half of the exchange
     bits = planner.reduce_scatter(half, 64, link) + planner.all_gather(half, 64, link)
-    print(f"{gigabits:>4} Gb/s {floats:>33.3f} s {halves:>10.3f} s {bits:>5.3f} s", end="")
-    print(f" {floats / bits:>12.1f} {halves / bits:>13.1f}")
-for share in (0.1, 0.15, 0.2):
-    saved = 1 / (share + (1 - share) / 16)
-    print(
-        f"with a warm-up of {share:.0%} in 16 bits, a whole training sends {saved:.1f} times less than one in 16 bits"
-    )
+    rows.append((gigabits, *(planner.all_reduce(size * NUMBERS, 64, link) for size in (4, 2)), bits))
+report.table({"estimate, Gb/s": "{}"} | dict.fromkeys(("32 bits", "16 bits", "1 bit"), "{:.3f} s"), rows)
 
 # %% [markdown]
-# So two figures that are told of 1-bit Adam speak of different things: 97 % less is a compressed step against 32 bits; five times
-# less is a whole training, warm-up included, against 16 bits.
+# DeepSpeed removed its own 1-bit Adam in 2026 (pull request 8490).
 #
-# **What could not run here.** DeepSpeed's own 1-bit Adam needed NCCL or MPI, and DeepSpeed 0.19.8, with which this work was tested, has none any more: it was removed in 2026 (pull
-# request 8490 of its repository). Nothing above is measured with DeepSpeed.
-
-# %% [markdown]
 # ## Accelerate and Fabric: the loop stays yours
 #
-# DeepSpeed's engine takes over the step. Accelerate (Hugging Face) and Fabric (Lightning) take less: you keep your loop, and hand them the
-# *objects* that it works on. What they give back looks the same and does more: the model is inside DDP, the loader gives each
-# rank its share. Here is the loop of one process that you port twice.
+# With Accelerate (Hugging Face) and Fabric (Lightning) you keep your loop, and hand over the *objects* that it
+# works on. The objects that come back do more: the model is inside DDP, and the loader gives each rank its share.
+# You port this loop twice.
 
 
 # %% tags=["setup"]
@@ -998,6 +923,7 @@ def train_alone(model, optimizer, loader, accumulation, max_norm, cpu=True):
             losses = []
 
 
+# %% tags=["setup"] jupyter={"source_hidden": true}
 def ported(train, micro=MICRO):
     """On a rank: a loop that is written like `train_alone`, on the samples of all STEPS steps in their order."""
     model, steps = make_model(), range(STEPS)
@@ -1015,27 +941,25 @@ def changed_lines(train):
 
 # %%
 found["one process"] = launch.ranks(measured, ported, train_alone, RANKS * MICRO, n=1, timeout=60)[0]
-shown("one process", found["one process"])
+compared("one process")
 
 # %% [markdown]
 # ### Balise 6 · Accelerate · about 11 min
 #
-# A script that many people run, on a laptop and on 64 cards, should not ask in each line on how many. Accelerate finds that out
-# once, and the loop no longer mentions it. **`train_with_accelerate`** is `train_alone` for as many processes as there are; it is called on each of them, with the same model and the same
-# loader, and yields each step's loss *on this rank*. Each micro-batch has its own backward, before the next one goes forward.
+# A script shouldn't ask in each line how many processes there are. Accelerate finds that out once. **`train_with_accelerate`** is `train_alone` for as
+# many processes as there are: each calls it with the same model and loader, and it yields each step's loss *on this rank*.
 #
-# - `Accelerator(gradient_accumulation_steps=…, cpu=…)` finds the other processes by the variables that a launcher sets (`RANK`,
-#   `WORLD_SIZE`, …). Without `cpu=True` it looks for cards alone: where there are none, each process believes that it is alone, and nobody says a word.
 # - `accelerator.prepare(…)` takes model, optimizer and loader, and returns what the loop has to use from here on.
-# - `with accelerator.accumulate(model):` counts micro-batches. Inside, `accelerator.sync_gradients` is true where a step is due: after each `accumulation` of them, *and at the end of the
-#   loader*. Elsewhere DDP sends nothing.
-# - `accelerator.backward(loss)` divides by the number of micro-batches itself. `accelerator.clip_grad_norm_` clips a gradient that is finished: the mean over all ranks.
+# - `with accelerator.accumulate(model):` counts micro-batches. Inside, `accelerator.sync_gradients` is true where a step is due: after
+#   each `accumulation` of them, *and at the end of the loader*. Elsewhere DDP sends nothing.
+# - `accelerator.backward(loss)`, called before the next forward, divides by the number of micro-batches itself.
+# - `accelerator.clip_grad_norm_` clips a finished gradient, the mean over all ranks.
 #
 # Write what is prepared, the backward, and what happens where a step is due. 8 lines, some as in `train_alone`.
 #
 # <details><summary>Hint</summary>
 #
-# Before a step is due the gradient is this rank's alone, and unfinished. `yield` the mean of `losses`, and begin a new list.
+# Before a step is due, the gradient is this rank's alone, and unfinished. `yield` the mean of `losses`, and begin a new list.
 # </details>
 
 
@@ -1070,7 +994,7 @@ def train_with_accelerate(model, optimizer, loader, accumulation, max_norm, cpu=
 tp.check(6, train_with_accelerate)
 
 
-# %%
+# %% tags=["setup"] jupyter={"source_hidden": true}
 def ours_and_theirs(name, library, train):
     """Train with a port where its library is; figures into `found`, beside one process that had the same batches."""
     if frameworks.here(library):
@@ -1081,12 +1005,13 @@ def ours_and_theirs(name, library, train):
     if row is None:
         return
     found[name] = row
-    shown(name, row)
+    compared("one process", name)
     worst = max(abs(a - b) for a, b in zip(row["losses"], found["one process"]["losses"]))
-    print(f"{row['changed']} changed lines; losses differ from one process by at most {worst:.1e}")
+    print(f"{row['changed']} lines changed; losses differ from one process by at most {worst:.1e}")
     assert worst < 1e-3, "another training"
 
 
+# %%
 ours_and_theirs("Accelerate", "accelerate", train_with_accelerate)
 
 # %% [markdown]
@@ -1097,7 +1022,7 @@ ours_and_theirs("Accelerate", "accelerate", train_with_accelerate)
 # %%
 processes = tp.predict("How many processes does `accelerate launch --cpu --num_processes 2` start?", ...)
 
-# %%
+# %% jupyter={"source_hidden": true}
 SCRIPT = """
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
@@ -1130,7 +1055,7 @@ def from_shells(launchers):
     return {name: out.splitlines() or errors.splitlines()[-3:] for name, (out, errors) in said.items()}
 
 
-# %%
+# %% jupyter={"source_hidden": true}
 if frameworks.here("accelerate"):
     said = from_shells(LAUNCHERS)
     recorded.note(WORK, "launchers", said, on_cpu=True)
@@ -1143,30 +1068,28 @@ if said:
     processes.shows(started, why="And nobody warns you.")
 
 # %% [markdown]
-# With `--cpu` the launcher leaves all its branches that start several processes (`launch_command` in
-# `accelerate/commands/launch.py`): it starts the script once, and that takes all micro-batches itself, twice as many steps of half the batch. `torchrun` starts two, and sets the variables that `Accelerator(cpu=True)` reads.
-# Without `cpu=True` each of the two would train alone, on all data, and both would write the same checkpoint.
+# With `--cpu` the launcher starts the script once, and that process takes all micro-batches. `torchrun` starts two. Without `cpu=True`
+# each of these looks only for cards, finds none, and trains alone on all data.
 # So print `accelerator.num_processes` in the first line of every log.
-
-# %% [markdown]
+#
 # ### Balise 7 · Lightning Fabric · further · about 9 min
 #
-# Fabric hides less than Accelerate: *you* count micro-batches, and say where gradients travel. In return nothing happens that does
-# not stand in the loop, and the same loop runs under `strategy="ddp"` and, on cards, `"fsdp"`. Under `"deepspeed"` clipping and
-# accumulation belong to DeepSpeed's configuration again, and `fabric.clip_gradients` raises.
+# Fabric hides less than Accelerate: *you* count micro-batches, and say when gradients travel. In return nothing happens that
+# isn't in the loop, and the same loop runs under `strategy="ddp"` and, on cards, `"fsdp"`.
 #
-# **`train_with_fabric`** does what balise 6 does; each loss is divided by `accumulation`, also in a last step that has fewer. `Fabric(…)` is told how many processes there are, and `fabric.launch()` meets them; the count of micro-batches, `due`, is given. You need:
+# **`train_with_fabric`** does what balise 6 does. Each loss is divided by `accumulation`, also in a last step that has fewer
+# micro-batches. `due`, which counts them, is given. You need:
 #
-# - `fabric.setup(model, optimizer)` and `fabric.setup_dataloaders(loader)` return what the loop has to use. The loader's *samples* are dealt
-#   out one by one: rank $r$ of $N$ gets every $N$-th.
+# - `fabric.setup(model, optimizer)` and `fabric.setup_dataloaders(loader)` return what the loop has to use. Rank $r$ of $N$ gets
+#   every $N$-th *sample*.
 # - `with fabric.no_backward_sync(model, enabled=…):` around forward and backward: where it is enabled, nothing is sent.
-# - `fabric.backward(loss)` divides by nothing. `fabric.clip_gradients(model, optimizer, max_norm=…)`.
+# - `fabric.backward(loss)` doesn't divide. `fabric.clip_gradients(model, optimizer, max_norm=…)`.
 #
 # 6 lines.
 #
 # <details><summary>Hint</summary>
 #
-# Nothing is sent where a step is *not* due. The loss that is kept is not divided, the one for backward is.
+# Nothing is sent where a step is *not* due. The loss that you keep is not divided; the one for backward is.
 # </details>
 
 
@@ -1207,13 +1130,13 @@ tp.check(7, train_with_fabric)
 ours_and_theirs("Fabric", "lightning_fabric", train_with_fabric)
 
 # %% [markdown]
-# ## The table
+# ## Measured again
 #
-# Same samples, same weights at the start, the same AdamW, on two ranks of this machine. Beside the ports stands what you wrote yourself in 14:
-# `fully_shard`, with gradients held back until the last micro-batch. All losses must be those of one process with whole batches.
+# All engines on the same samples, from the same weights. `fully_shard`, which you wrote in 14, holds its gradients back until the last
+# micro-batch.
 
 
-# %% tags=["setup"]
+# %% tags=["setup"] jupyter={"source_hidden": true}
 def train_sharded():
     """Our loop of 14: `fully_shard` by block. Yields each step's loss on this rank."""
     model = make_model()
@@ -1233,108 +1156,56 @@ def train_sharded():
         yield torch.stack(losses).mean()
 
 
-HIDDEN = {
-    "one process": "nothing: what all others have to reproduce",
-    "ours (DDP)": "mean over ranks, buckets",
-    "ours (fully_shard)": "who holds what, gathers and reduce-scatters",
-    "DeepSpeed, stage 0": "division by micro-batches and ranks, boundaries, clipping, zeroing",
-    "DeepSpeed, stage 1": "the same, and a share of the states",
-    "DeepSpeed, stage 2": "the same, and a message after every micro-batch",
-    "DeepSpeed, stage 3": "the same, and weights gathered for every micro-batch",
-    "Accelerate": "shares of the data, mean over ranks, division by micro-batches, boundaries",
-    "Fabric": "shares of the data, mean over ranks, buckets",
-}
-
-# %%
+# %% jupyter={"source_hidden": true}
 found["ours (fully_shard)"] = launch.ranks(measured, train_sharded, n=RANKS, timeout=60)[0]
-WRITTEN = {"ours (DDP)": train_ours, "ours (fully_shard)": train_sharded}
-WRITTEN |= {name: train_with_deepspeed for name in found if name.startswith("DeepSpeed")}
-whole = found["one process"]["losses"]
-made = "measured here" if all(map(frameworks.here, frameworks.NAMES)) else "measured, recorded"
-print(
-    f"{made:<20}{'loss':>7}{'apart by':>10}{'a step':>10}{'peak':>10}{'messages':>9}{'sent':>10}  changed  what is hidden"
-)
-for name in [name for name in HIDDEN if name in found]:
-    row, apart = found[name], max(abs(a - b) for a, b in zip(found[name]["losses"], whole))
-    sent = measure.human_bytes(sum(size for _, size in row["sent"]))
-    changed = row.get("changed", changed_lines(WRITTEN[name]) if name in WRITTEN else 0)
-    print(f"{name:<20}{row['losses'][-1]:>7.4f}{apart:>10.0e}{measure.human_seconds(row['seconds']):>10}", end="")
-    print(f"{measure.human_bytes(row['peak']):>10}{len(row['sent']):>9}{sent:>10}{changed:>9}  {HIDDEN[name]}")
+print("measured here" if all(map(frameworks.here, frameworks.NAMES)) else "measured; the libraries' rows are recorded")
+stages = [name for name in found if name.startswith("DeepSpeed")]
+compared("one process", "ours (DDP)", "ours (fully_shard)", *stages, "Accelerate", "Fabric")
+for name, row in found.items():
+    apart = max(abs(a - b) for a, b in zip(row["losses"], found["one process"]["losses"]))
     assert apart < 1e-3, f"{name}: another training"
 
 # %% [markdown]
-# The seconds show what a library costs *around* the arithmetic, in Python, not what it saves on a card.
-# Stage 3 cuts the most, but here it holds more than stage 2. It keeps the weights that it has gathered, up to a billion numbers (`stage3_max_live_parameters`), and this
-# model has far fewer. So at the peak all weights are held whole, in addition to their shares. We set that limit, `stage3_max_reuse_distance` and `stage3_prefetch_bucket_size` to 1: a model of 1.3 million parameters
-# then needed 22.8 MiB instead of 28.2; stage 2 needed 21.6. Stage 3 saves memory only where a model is larger than these limits.
+# All losses are the same up to rounding. Stage 2 and `fully_shard` hold less at the peak and send more. The seconds show what a library
+# costs in Python, not what it saves on a card.
 #
-# "Changed" counts lines of the loop that do not stand in `train_alone`. A library that hides more is neither faster nor slower: it moves
-# decisions into a file, where you have to know that they are there.
-
-# %% jupyter={"source_hidden": true}
-names = [name for name in HIDDEN if name in found]
-figure, panels = plt.subplots(1, 3, figsize=(10, 3.4), sharey=True, layout="constrained")
-for axes, (title, of) in zip(
-    panels,
-    {
-        "milliseconds of a step": lambda row: 1e3 * row["seconds"],
-        "MB held at the peak": lambda row: row["peak"] / 1e6,
-        "MB handed in, a step": lambda row: sum(size for _, size in row["sent"]) / 1e6,
-    }.items(),
-):
-    values = [of(found[name]) for name in names]
-    axes.barh(names, values, color=["#E69F00" if name.startswith("o") else "#0072B2" for name in names])
-    axes.set(title=title, xlim=(0, 1.25 * max(values)))
-    for y, value in enumerate(values):
-        axes.text(value, y, f" {value:.3g}", va="center", fontsize=8)
-panels[0].invert_yaxis()
-plt.show()
-
-# %% [markdown]
-# ## What torchtitan and Megatron-LM add
+# ## Beyond this machine: torchtitan and Megatron-LM · further
 #
-# Two others bring the model along, as what they add has to be inside of it. Nothing here was run in this course; the figures are those of the papers.
+# Both bring the model along, because they cut inside it. Nothing here was run in this course.
 #
-# | | torchtitan | Megatron-LM |
-# |---|---|---|
-# | what it is | PyTorch's reference for pre-training: `fully_shard`, DTensor, pipeline schedules, `torch.compile`, in one loop to read and copy | NVIDIA's library of sliced layers and schedules, and training scripts around it |
-# | tensor parallelism | a plan of DTensor for each layer, the model's code stays plain | layers of its own (`ColumnParallelLinear`, `RowParallelLinear`) |
-# | pipeline | PyTorch's schedules (16) | 1F1B, and interleaved stages, which it introduced |
-# | data | ZeRO 3 by `fully_shard`, HSDP | DDP with a distributed optimizer (ZeRO 1); Megatron-FSDP (up to ZeRO 3) |
-# | long sequences | sequence parallelism in the tensor group, context parallelism | the same; it introduced the first |
-# | checkpoints | distributed, asynchronous; cut anew for other ranks (13) | distributed; cut anew for other ranks, too |
-# | published | Llama 3.1 8B on 128 H100s trains 65 % faster than its own optimised baseline; 70B on 256 gains 12.6 % more with 2D, 405B on 512 another 30 % with 3D | 1,008 billion parameters on 3,072 A100s: 163 teraFLOP/s each, 52 % of the peak |
+# - **torchtitan** is PyTorch's reference for pre-training: `fully_shard`, DTensor plans on plain models, pipeline schedules, in one loop to read and copy.
+#   Llama 3.1 8B on 128 H100s trains 65 % faster than its own optimised baseline (arXiv 2410.06511).
+# - **Megatron-LM** is NVIDIA's library of sliced layers and interleaved schedules. 1,008 billion parameters on 3,072 A100s reach
+#   52 % of the peak (arXiv 2104.04473).
 #
-# Sources: Liang et al. 2024, "TorchTitan", arXiv 2410.06511, abstract (its gains come from float8, compilation, asynchronous tensor parallelism and 3D);
-# Narayanan et al. 2021, "Efficient large-scale language model training on GPU clusters using Megatron-LM", arXiv 2104.04473, table 1 and §2.2; Korthikanti et al. 2022,
-# "Reducing activation recomputation in large transformer models", arXiv 2205.05198 (sequence parallelism, selective recomputation).
+# If your model fits with ZeRO, stay with the library of your scripts. If it needs tensor or pipeline parallelism, take one of these.
 #
-# When to take which? A model of yours that fits with ZeRO: whichever library your scripts speak already. A Transformer that needs
-# tensor or pipeline parallelism: torchtitan where you want to read all of it, Megatron-LM where its model is yours.
-
-# %% [markdown]
-# ## Questions
+# ## Three questions
 #
-# 1. A file says `train_batch_size` 512 and `train_micro_batch_size_per_gpu` 4. It was tuned on 32 cards, and now there are 24. What happens, and when?
-# 2. Training with stage 2 and 32 micro-batches is slower than with stage 1. Memory is not short. Why, and what do you change?
-# 3. A colleague divides the loss by `gradient_accumulation_steps` before `engine.backward`. With AdamW the curve looks nearly the same. With SGD it does not. Why?
+# <details><summary>A file says <code>train_batch_size</code> 512 and <code>train_micro_batch_size_per_gpu</code> 4. It was tuned on 32 cards, and now
+# there are 24. What happens, and when?</summary>
 #
-# <details><summary>Answers</summary>
-#
-# 1. 512 is no multiple of 4 × 24 = 96. DeepSpeed rounds down to 5 micro-batches, multiplies, finds 480 and stops, after the job has waited for its cards. 480 and
-#    576 would do: the learning rate was tuned for 512.
-# 2. Stage 2 sends gradients after every micro-batch, 32 times a step, stage 1 once. Stage 1, or fewer and larger micro-batches.
-# 3. The engine divides once more, so gradients are too small by that number. Adam divides by their size, and hardly notices (its ε and the clipping do); SGD's step shrinks.
+# 512 is no multiple of 4 × 24 = 96. DeepSpeed rounds down to 5 micro-batches, multiplies, finds 480 and stops, after the job has waited for its
+# cards. 480 and 576 would do, but the learning rate was tuned for 512.
 # </details>
-
-# %% [markdown]
-# ## In one paragraph
 #
-# Four ways to write one step, and the same weights. Batches multiply: micro × accumulation × ranks, and each library leaves
-# another factor to you. DeepSpeed takes over the step and reads a file; what that file means can only be seen in what the engine holds and sends, and some
-# of its defaults (clipping at 1, a logarithmic warm-up, gradients sent after each micro-batch) are nobody's intention. Its checkpoints are cut
-# for their ranks, unless you make them universal. One bit a number saves bytes, as long as what was rounded away is remembered. Accelerate and Fabric leave the loop to you and hand back
-# objects that do more than they look. Read what a library does, not what it is called.
+# <details><summary>Training with stage 2 and 32 micro-batches is slower than with stage 1. Memory is not short. Why, and what do you change?</summary>
+#
+# Stage 2 sends gradients after every micro-batch, 32 times a step; stage 1 sends them once. Take stage 1, or fewer and larger micro-batches.
+# </details>
+#
+# <details><summary>A colleague divides the loss by <code>gradient_accumulation_steps</code> before <code>engine.backward</code>. With AdamW the
+# curve looks nearly the same, with SGD it doesn't. Why?</summary>
+#
+# The engine divides once more, so gradients are too small by that number. Adam divides by their size and hardly notices. SGD's step shrinks.
+# </details>
+#
+# ## To remember
+#
+# Four ways to write one step, and the same weights. Micro × accumulation × ranks is the batch, and each library leaves another
+# factor to you. DeepSpeed takes over the step and reads a file; look at what its engine holds and sends.
+# A rank that holds less sends more. One bit a number saves bytes, as long as the rounding error is fed back. Accelerate and
+# Fabric leave you the loop, and hand back objects that do more.
 
 # %%
 tp.progress()
