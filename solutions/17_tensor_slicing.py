@@ -1,11 +1,12 @@
 # %% [markdown]
 # # Tensor slicing, under the hood · about 100 min, core 40
 #
-# When a single layer no longer fits on a rank, the layer itself has to be cut. You cut a small transformer over the ranks, as
-# Megatron-LM does.
+# When a single layer no longer fits on a rank, the layer itself has to be cut. You cut a small transformer over the
+# ranks, as Megatron-LM does.
 #
-# **What you will gain.** A rank holds fewer **bytes** of weights, gradients and optimizer states, and you count the **messages** that
-# a layer pays for it. You measure both here. For 13 billion parameters, the next cell *estimates* them from data sheets.
+# **What you will gain.** A rank holds fewer **bytes** of weights, gradients and optimizer states, and you count the
+# **messages** that a layer pays for it. You measure both here. For 13 billion parameters, the next cell *estimates*
+# them from data sheets.
 
 # %% tags=["setup"] jupyter={"source_hidden": true}
 import contextlib
@@ -77,8 +78,8 @@ RANKS = (1, 2) if GPUS in (2, 3) else (1, 2, 4)
 # $$X\,(W_1\;\;W_2) = (XW_1\;\;XW_2) \qquad\qquad
 # (X_1\;\;X_2)\begin{pmatrix}W_1\\W_2\end{pmatrix} = X_1W_1 + X_2W_2$$
 #
-# By columns, a rank needs the whole $X$ and gets a part of $Y$. By rows, it needs a part of $X$ and gets a
-# term of the *sum*. Columns first, then rows: no message in between.
+# By columns, a rank needs the whole $X$ and gets a part of $Y$. By rows, it needs a part of $X$ and gets a term of the
+# *sum*. Columns first, then rows: no message in between.
 
 
 # %% jupyter={"source_hidden": true}
@@ -192,18 +193,19 @@ summary(found)
 # %% [markdown]
 # ### Balise 1 · Two conjugate functions · about 9 min
 #
-# Every rank holds the same $x$ and computes its own part from it. The sum of the parts is $y$. Autograd sees
-# one rank only, so you write both ends:
+# Every rank holds the same $x$ and computes its own part from it. The sum of the parts is $y$. Autograd sees one rank
+# only, so you write both ends:
 #
-# - **Copy**, where the parts begin. A rank's backward finds the gradient through its own part only. But $x$ acted through all
-#   parts, so its gradient is the **sum over the ranks**.
+# - **Copy**, where the parts begin. A rank's backward finds the gradient through its own part only. But $x$ acted
+#   through all parts, so its gradient is the **sum over the ranks**.
 # - **Sum**, where the parts end. Each term has the gradient of $y$, and every rank has that already.
 #
 # Write forward and backward of both, one line each.
 #
 # <details><summary>Hint</summary>
 #
-# Two of the four call `total`. A forward that changes nothing returns `x.view_as(x)`: the same memory, another node of the graph.
+# Two of the four call `total`. A forward that changes nothing returns `x.view_as(x)`: the same memory, another node of
+# the graph.
 # </details>
 
 
@@ -252,8 +254,9 @@ class SumOverRanks(torch.autograd.Function):
 tp.check(1, CopyToRanks, SumOverRanks)
 
 # %% [markdown]
-# Every layer below gets an object `ranks` with your two functions and an all-gather. Ask it, never `dist`: from balise 9 on, it means *some* of
-# the ranks. Each layer is built **from the plain layer**, the same on all ranks, and keeps only this rank's part.
+# Every layer below gets an object `ranks` with your two functions and an all-gather. Ask it, never `dist`: from balise
+# 9 on, it means *some* of the ranks. Each layer is built **from the plain layer**, the same on all ranks, and keeps
+# only this rank's part.
 
 
 # %% tags=["setup"] jupyter={"source_hidden": true}
@@ -319,18 +322,18 @@ class Ranks(OwnRandom):
 #
 # Each rank computes some of the **output** features from the whole $x$, and a gather makes $Y$ whole.
 #
-# - `column_part(linear, ranks)` returns an `nn.Linear` with this rank's share of the features. Cut weight and bias (1 line each), and
-#   copy the parts: a view keeps the whole matrix in memory.
-# - `ColumnLinear.forward(x)`: `x` and the result are whole on every rank, and the gradient of `x` is that of the
-#   uncut layer (1 line).
+# - `column_part(linear, ranks)` returns an `nn.Linear` with this rank's share of the features. Cut weight and bias (1
+#   line each), and copy the parts: a view keeps the whole matrix in memory.
+# - `ColumnLinear.forward(x)`: `x` and the result are whole on every rank, and the gradient of `x` is that of the uncut
+#   layer (1 line).
 #
 # `ranks.part` refuses sizes that don't divide. Any other way has to refuse them too.
 #
 # <details><summary>Hint</summary>
 #
-# PyTorch computes $XW^\top$ with a weight of shape `(out, in)`, so the columns of the formula are rows of `weight`: dimension 0.
-# `nn.Parameter(tensor.detach().clone())` has memory of its own. In `forward`, all ranks share `x` at the entrance: which function of balise 1 belongs
-# there? At the exit, `ranks.gather`.
+# PyTorch computes $XW^\top$ with a weight of shape `(out, in)`, so the columns of the formula are rows of `weight`:
+# dimension 0. `nn.Parameter(tensor.detach().clone())` has memory of its own. In `forward`, all ranks share `x` at the
+# entrance: which function of balise 1 belongs there? At the exit, `ranks.gather`.
 # </details>
 
 
@@ -371,16 +374,19 @@ tp.check(2, column_part, ColumnLinear)
 # %% [markdown]
 # ### Balise 3 · A sliced embedding · further · about 7 min
 #
-# An embedding is a table `(vocabulary, d)`. `SlicedEmbedding` holds `d / N` neighbouring **columns**, for all words, and
-# returns whole vectors on every rank. Only the vectors of the tokens travel. One line to hold the part, one to look up.
+# An embedding is a table `(vocabulary, d)`. `SlicedEmbedding` holds `d / N` neighbouring **columns**, for all words,
+# and returns whole vectors on every rank. Only the vectors of the tokens travel. One line to hold the part, one to look
+# up.
 #
-# **Bonus** (you pass without it). `VocabularyEmbedding` holds `vocabulary / N` **rows**, whole vectors of this rank's words. Words that `others` marks
-# count as zero here, so the sum over the ranks is the vector. `mine` is each token's row in this rank's part. Two lines.
+# **Bonus** (you pass without it). `VocabularyEmbedding` holds `vocabulary / N` **rows**, whole vectors of this rank's
+# words. Words that `others` marks count as zero here, so the sum over the ranks is the vector. `mine` is each token's
+# row in this rank's part. Two lines.
 #
 # <details><summary>Hint</summary>
 #
-# `F.embedding(tokens, weight)` looks up rows; a row out of range is an error. Tokens have no gradient, so the entrance needs no function.
-# Bonus: `masked_fill` the rows of other words with 0, look up, `masked_fill` their vectors with 0, then sum.
+# `F.embedding(tokens, weight)` looks up rows; a row out of range is an error. Tokens have no gradient, so the entrance
+# needs no function. Bonus: `masked_fill` the rows of other words with 0, look up, `masked_fill` their vectors with 0,
+# then sum.
 # </details>
 
 
@@ -425,23 +431,24 @@ tp.check(3, SlicedEmbedding, VocabularyEmbedding)
 # %% [markdown]
 # ### Balise 4 · Attention cut by heads · about 8 min
 #
-# Up to the output projection, heads are independent: they are columns that are cut already.
-# Each rank computes `heads / N` of them, from its columns of `query`, `key` and `value` (given). The output projection $W$
-# takes these heads as its input. So $W$ is cut by **rows**, and each rank gets a *term*:
+# Up to the output projection, heads are independent: they are columns that are cut already. Each rank computes `heads /
+# N` of them, from its columns of `query`, `key` and `value` (given). The output projection $W$ takes these heads as its
+# input. So $W$ is cut by **rows**, and each rank gets a *term*:
 #
 # $$Y = \textstyle\sum_r \mathrm{heads}_r(X)\,W_r + b$$
 #
 # - `row_part`: cut the weight, to this rank's **input** features (1 line).
-# - `SlicedAttention.forward`: `x` and the result are whole on every rank. Write the entrance (1 line),
-#   the causal attention of this rank's heads (2) and the exit (1).
+# - `SlicedAttention.forward`: `x` and the result are whole on every rank. Write the entrance (1 line), the causal
+#   attention of this rank's heads (2) and the exit (1).
 #
-# Each head must drop other weights, but all ranks draw the same random numbers. Compute the attention inside
-# `with self.ranks.own_random():`, where each rank draws its own.
+# Each head must drop other weights, but all ranks draw the same random numbers. Compute the attention inside `with
+# self.ranks.own_random():`, where each rank draws its own.
 #
 # <details><summary>Hint</summary>
 #
-# `F.scaled_dot_product_attention(q, k, v, dropout_p=rate, is_causal=True)` gives `(b, heads / N, s, k)`; `.transpose(1, 2).flatten(2)`
-# joins the heads to `(b, s, d / N)`. `self.bias` is $b$: how often would it count if you added it before the sum?
+# `F.scaled_dot_product_attention(q, k, v, dropout_p=rate, is_causal=True)` gives `(b, heads / N, s, k)`; `.transpose(1,
+# 2).flatten(2)` joins the heads to `(b, s, d / N)`. `self.bias` is $b$: how often would it count if you added it before
+# the sum?
 # </details>
 
 
@@ -494,8 +501,8 @@ tp.check(4, row_part, SlicedAttention)
 # %% [markdown]
 # ### Balise 5 · A feed-forward from column-cut layers · further · about 4 min
 #
-# The plain `FeedForward` is `up` (d → f), a GELU, and `down` (f → d). The obvious cut is by
-# columns, twice. Write the forward, one line. It's right, but how much does it send?
+# The plain `FeedForward` is `up` (d → f), a GELU, and `down` (f → d). The obvious cut is by columns, twice. Write the
+# forward, one line. It's right, but how much does it send?
 #
 # <details><summary>Hint</summary>
 #
@@ -522,8 +529,8 @@ class GatheredFeedForward(nn.Module):
 tp.check(5, GatheredFeedForward)
 
 # %% [markdown]
-# On a **ring**, each rank sends $\frac{N-1}{N}n$ bytes for an all-gather of $n$ bytes, and twice as many for an all-reduce. The
-# table counts in activations, (b, s, d). The pair of balise 6 gathers nothing in between.
+# On a **ring**, each rank sends $\frac{N-1}{N}n$ bytes for an all-gather of $n$ bytes, and twice as many for an
+# all-reduce. The table counts in activations, (b, s, d). The pair of balise 6 gathers nothing in between.
 
 
 # %% tags=["setup"] jupyter={"source_hidden": true}
@@ -569,15 +576,16 @@ gathered = messages(launch.ranks(traffic, gathered_feed_forward, n=2)[0])
 # %% [markdown]
 # ### Balise 6 · The pair: columns, then rows · about 6 min
 #
-# No rank needs the whole middle. The GELU works on each element, and a `down` that is cut by **rows** takes just this rank's part. So cut
-# `up` by columns and `down` by rows. Two messages are left: an all-reduce forward and one backward, both of size (b, s, d).
+# No rank needs the whole middle. The GELU works on each element, and a `down` that is cut by **rows** takes just this
+# rank's part. So cut `up` by columns and `down` by rows. Two messages are left: an all-reduce forward and one backward,
+# both of size (b, s, d).
 #
 # Write the two parts and the forward, 2 lines each. The bias of `down` is whole on every rank.
 #
 # <details><summary>Hint</summary>
 #
-# `column_part` and `row_part` do the slicing. `self.ranks.copy` and `self.ranks.sum` belong at the two ends. As in attention, the bias
-# counts once.
+# `column_part` and `row_part` do the slicing. `self.ranks.copy` and `self.ranks.sum` belong at the two ends. As in
+# attention, the bias counts once.
 # </details>
 
 
@@ -618,17 +626,17 @@ fewer.shows(gathered / paired, "× {:.2f}", why)
 # %% [markdown]
 # ### Balise 7 · The whole model · further · about 9 min
 #
-# Norms and dropout stay whole: every rank computes the same from the same numbers. In `SlicedBlock`, write the two halves that are cut
-# (2 lines), the feed-forward as the pair of balise 6.
+# Norms and dropout stay whole: every rank computes the same from the same numbers. In `SlicedBlock`, write the two
+# halves that are cut (2 lines), the feed-forward as the pair of balise 6.
 #
-# In `SlicedTransformer`, write the scores of a *tied* head (2 lines). This head reuses the token embedding, and each rank holds
-# `(v, d / N)` of it. As the weight `(out, in)` of a linear layer, this is a cut by rows:
-# it takes this rank's part of `x` and gives a term of the scores.
+# In `SlicedTransformer`, write the scores of a *tied* head (2 lines). This head reuses the token embedding, and each
+# rank holds `(v, d / N)` of it. As the weight `(out, in)` of a linear layer, this is a cut by rows: it takes this
+# rank's part of `x` and gives a term of the scores.
 #
 # <details><summary>Hint</summary>
 #
-# `self.ranks.part(…, -1)` is this rank's part of `x`. The gradient of `x` needs all parts: which
-# function comes before the cut? Then `F.linear(mine, self.token_embedding.weight)`.
+# `self.ranks.part(…, -1)` is this rank's part of `x`. The gradient of `x` needs all parts: which function comes before
+# the cut? Then `F.linear(mine, self.token_embedding.weight)`.
 # </details>
 
 
@@ -681,7 +689,8 @@ class SlicedTransformer(nn.Module):
 tp.check(7, SlicedBlock, SlicedTransformer)
 
 # %% [markdown]
-# Can the all-reduces run beside computing? Four of your blocks on two **modelled** H100s, linked by NVLink, then by 100 Gb/s:
+# Can the all-reduces run beside computing? Four of your blocks on two **modelled** H100s, linked by NVLink, then by 100
+# Gb/s:
 
 
 # %% jupyter={"source_hidden": true}
@@ -753,13 +762,14 @@ axes.spines[["top", "right"]].set_visible(False)
 plt.show()
 
 # %% [markdown]
-# Weights, gradients and states are almost divided by the number of ranks. You pay four messages a layer, and three for embedding and head.
+# Weights, gradients and states are almost divided by the number of ranks. You pay four messages a layer, and three for
+# embedding and head.
 #
 # ## Two dimensions
 #
-# Four all-reduces a layer need the fast links inside a node. For many nodes, the world becomes
-# a **grid**. A row is a *tensor group*: neighbours that hold one copy of the model and see the same data. A column is a *data group*:
-# its ranks hold **the same slice** of different copies, see other data, and average their gradients once a step.
+# Four all-reduces a layer need the fast links inside a node. For many nodes, the world becomes a **grid**. A row is a
+# *tensor group*: neighbours that hold one copy of the model and see the same data. A column is a *data group*: its
+# ranks hold **the same slice** of different copies, see other data, and average their gradients once a step.
 
 # %% jupyter={"source_hidden": true}
 figure, axes = plt.subplots(figsize=(8.5, 2.7), layout="constrained")
@@ -803,14 +813,15 @@ ROUNDS = 20 if FULL else 8  # of the race
 #
 # `tensor_group(tensor_size)` returns this rank's row of the grid. With 4 ranks and `tensor_size=2`, ranks 0 and 1 get
 # one group, ranks 2 and 3 another. `dist.new_group(ranks)` is a collective of the **whole world**: every rank must make
-# every group, in the same order, or others wait. Make each group once: a second call with the same ranks makes another group.
+# every group, in the same order, or others wait. Make each group once: a second call with the same ranks makes another
+# group.
 #
 # Write the loop that makes all groups and keeps this rank's as `mine`, about 5 lines.
 #
 # <details><summary>Hint</summary>
 #
-# Loop over the first rank of each group, `range(0, world_size, tensor_size)`. Make every group, but keep it only
-# if `dist.get_rank()` is one of its ranks.
+# Loop over the first rank of each group, `range(0, world_size, tensor_size)`. Make every group, but keep it only if
+# `dist.get_rank()` is one of its ranks.
 # </details>
 
 
@@ -837,15 +848,16 @@ tp.check(8, tensor_group)
 # %% [markdown]
 # ### Balise 9 · Layers over a group · further · about 8 min
 #
-# `GroupRanks(group)` is `Ranks` for the ranks of `group` alone. Autograd calls backward later, so `ctx` has to remember the group.
+# `GroupRanks(group)` is `Ranks` for the ranks of `group` alone. Autograd calls backward later, so `ctx` has to remember
+# the group.
 #
-# Write `CopyToGroup` (2 lines forward, 2 backward). Then keep `group`, this rank's number *in the group* as `rank`, and the
-# group's `size` (1 line).
+# Write `CopyToGroup` (2 lines forward, 2 backward). Then keep `group`, this rank's number *in the group* as `rank`, and
+# the group's `size` (1 line).
 #
 # <details><summary>Hint</summary>
 #
-# `ctx.group = group` keeps it. Backward returns a value for each argument of forward: `None` for the group. Collectives take
-# `group=`; `dist.get_rank(group)` and `dist.get_world_size(group)` count in the group.
+# `ctx.group = group` keeps it. Backward returns a value for each argument of forward: `None` for the group. Collectives
+# take `group=`; `dist.get_rank(group)` and `dist.get_world_size(group)` count in the group.
 # </details>
 
 
@@ -925,12 +937,13 @@ tp.check(9, GroupRanks)
 # %% [markdown]
 # ### Balise 10 · Data groups · further · about 3 min
 #
-# `data_group(tensor_size)` returns this rank's *column*: the ranks that hold the same slice. The groups are made for you. Write `columns`, a
-# list of lists of ranks (1 line). With 4 ranks and `tensor_size=2` it is `[[0, 2], [1, 3]]`.
+# `data_group(tensor_size)` returns this rank's *column*: the ranks that hold the same slice. The groups are made for
+# you. Write `columns`, a list of lists of ranks (1 line). With 4 ranks and `tensor_size=2` it is `[[0, 2], [1, 3]]`.
 #
 # <details><summary>Hint</summary>
 #
-# How many columns does the picture have, and by how much do neighbours in one column differ? `range(first, world_size, step)`.
+# How many columns does the picture have, and by how much do neighbours in one column differ? `range(first, world_size,
+# step)`.
 # </details>
 
 
@@ -973,16 +986,16 @@ def make_grid(tensor_size):
 #
 # A step now uses both groups. `grid.tensor` and `grid.data` have `rank`, `size` and `group`.
 #
-# - `make_sampler`: **the same** samples for all ranks of a tensor group, equal shares for
-#   the data ranks. `DistributedSampler(dataset, num_replicas=…, rank=…)`, 1 line.
-# - `step_2d`: after `loss.backward()` each rank has the gradient of its slice for its own samples. The weights must become those of
-#   one process with the whole batch. Write `message`: all of `means`
-#   flat in one tensor, **averaged** over the right ranks (2 lines, one all-reduce).
+# - `make_sampler`: **the same** samples for all ranks of a tensor group, equal shares for the data ranks.
+#   `DistributedSampler(dataset, num_replicas=…, rank=…)`, 1 line.
+# - `step_2d`: after `loss.backward()` each rank has the gradient of its slice for its own samples. The weights must
+#   become those of one process with the whole batch. Write `message`: all of `means` flat in one tensor, **averaged**
+#   over the right ranks (2 lines, one all-reduce).
 #
 # <details><summary>Hint</summary>
 #
-# `torch.cat([tensor.flatten() for tensor in means])`. Which ranks saw other samples for the same slice? The tensor ranks have already
-# communicated in `loss.backward()`.
+# `torch.cat([tensor.flatten() for tensor in means])`. Which ranks saw other samples for the same slice? The tensor
+# ranks have already communicated in `loss.backward()`.
 # </details>
 
 
@@ -1037,19 +1050,21 @@ report.table(heads | {f"loss {k}": "{:.5f}" for k in range(3)}, rows)
 # %% [markdown]
 # ### Balise 12 · Sequence parallelism · further · about 9 min
 #
-# Every rank still keeps norms, dropouts and residuals whole for backward. But they treat each **token** by
-# itself, so between the sliced layers a rank can hold `s / N` tokens (Korthikanti and others, 2022). No
-# more bytes travel, as an all-reduce is a reduce-scatter and an all-gather. Now `copy` is an all-gather, from (b, s/N, d) to (b, s, d), and `sum`
-# a reduce-scatter back. Each backward is the mirror of its forward.
+# Every rank still keeps norms, dropouts and residuals whole for backward. But they treat each **token** by itself, so
+# between the sliced layers a rank can hold `s / N` tokens (Korthikanti and others, 2022). No more bytes travel, as an
+# all-reduce is a reduce-scatter and an all-gather. Now `copy` is an all-gather, from (b, s/N, d) to (b, s, d), and
+# `sum` a reduce-scatter back. Each backward is the mirror of its forward.
 #
-# Write both along dimension 1, with `gather_parts(x, dim, group)` and `sum_to_parts(x, dim, group)`: one line in each of four places.
+# Write both along dimension 1, with `gather_parts(x, dim, group)` and `sum_to_parts(x, dim, group)`: one line in each
+# of four places.
 #
-# Norms, and biases added after a sum, now see other tokens on each rank. Correct their gradients in `sum_common_gradients` (1 line).
+# Norms, and biases added after a sum, now see other tokens on each rank. Correct their gradients in
+# `sum_common_gradients` (1 line).
 #
 # <details><summary>Hint</summary>
 #
-# Each of the two functions is the other's backward; backward returns `None` for the group. For the gradients: is each rank's a term of
-# one sum, or an estimate of the same mean? `dist.all_reduce` sums in place.
+# Each of the two functions is the other's backward; backward returns `None` for the group. For the gradients: is each
+# rank's a term of one sum, or an estimate of the same mean? `dist.all_reduce` sums in place.
 # </details>
 
 
@@ -1177,8 +1192,8 @@ plt.show()
 # %% [markdown]
 # ## Race with PyTorch's own · further
 #
-# `parallelize_module` takes the **plain** model and a plan of its cuts. Weights become `DTensor`s, tensors that know their cut. A
-# `DeviceMesh` is your `Grid`, and `fully_shard` (**14_fsdp**) averages the gradients.
+# `parallelize_module` takes the **plain** model and a plan of its cuts. Weights become `DTensor`s, tensors that know
+# their cut. A `DeviceMesh` is your `Grid`, and `fully_shard` (**14_fsdp**) averages the gradients.
 
 
 # %%
@@ -1317,13 +1332,13 @@ if FULL:
     recorded.note("17_tensor_slicing", "races", [race.medians for _, race in races])
 
 # %% [markdown]
-# For each operation, `DTensor` looks up how its operands are cut. On small tensors, that takes time. It
-# buys any model on any mesh, saved and loaded in any other cut.
+# For each operation, `DTensor` looks up how its operands are cut. On small tensors, that takes time. It buys any model
+# on any mesh, saved and loaded in any other cut.
 #
 # ## Beyond this machine · further
 #
-# The planner *models* one layer: a rank computes 1 / t of it, and each of four all-reduces has
-# a latency and a bandwidth.
+# The planner *models* one layer: a rank computes 1 / t of it, and each of four all-reduces has a latency and a
+# bandwidth.
 
 # %% jupyter={"source_hidden": true}
 NVLINK = planner.Link(latency=2e-6, bandwidth=INSIDE)  # the links of the first table; latencies are assumed
@@ -1368,8 +1383,8 @@ figure.suptitle("A layer of width 8,192 (model, not measured)", fontsize=11)
 plt.show()
 
 # %% [markdown]
-# Computing shrinks with t, but the messages don't. So slice inside a node, and use data
-# parallelism between nodes: its one message a step can run beside backward.
+# Computing shrinks with t, but the messages don't. So slice inside a node, and use data parallelism between nodes: its
+# one message a step can run beside backward.
 
 # %%
 tp.progress()
@@ -1380,25 +1395,25 @@ tp.progress()
 # <details><summary>Every rank keeps the whole of each norm and of each bias after a sum, and updates it by itself. Why do these
 # copies not drift apart?</summary>
 #
-# Between the sliced regions everything is equal on all ranks: the sum gives them the same value, the copy the same gradient. Equal
-# inputs and gradients make equal updates, if the all-reduce gives the same <i>bits</i> on every rank.
+# Between the sliced regions everything is equal on all ranks: the sum gives them the same value, the copy the same
+# gradient. Equal inputs and gradients make equal updates, if the all-reduce gives the same <i>bits</i> on every rank.
 # </details>
 #
 # <details><summary>By which norm of the gradients does a rank have to clip?</summary>
 #
-# By that of the whole model: sum the squares of the <i>sliced</i> gradients over the ranks, and count the whole ones once. A rank
-# that clipped by its own slices would scale them differently from its neighbour.
+# By that of the whole model: sum the squares of the <i>sliced</i> gradients over the ranks, and count the whole ones
+# once. A rank that clipped by its own slices would scale them differently from its neighbour.
 # </details>
 #
 # <details><summary>A model has 64 heads for the queries, but only 8 for keys and values. How many ranks can share its attention?</summary>
 #
-# Up to 8 in the same way: each has one key-value head and the 8 query heads that use it. With 16, two ranks hold the same key-value
-# head, and its gradients have to be summed over the two.
+# Up to 8 in the same way: each has one key-value head and the 8 query heads that use it. With 16, two ranks hold the
+# same key-value head, and its gradients have to be summed over the two.
 # </details>
 #
 # ## To remember
 #
-# Cut the first matrix by columns and the second by rows: one all-reduce at the exit, and one at the entrance in backward. Heads are columns
-# that are cut already. A rank holds 1 / N of the sliced weights, gradients and states, and a layer pays four all-reduces. They are hard to
-# hide, so tensor slicing stays where the links are fast. A pipeline cuts *between* layers and sends far less. **19_hybrid_parallelism**
-# combines the three.
+# Cut the first matrix by columns and the second by rows: one all-reduce at the exit, and one at the entrance in
+# backward. Heads are columns that are cut already. A rank holds 1 / N of the sliced weights, gradients and states, and
+# a layer pays four all-reduces. They are hard to hide, so tensor slicing stays where the links are fast. A pipeline
+# cuts *between* layers and sends far less. **19_hybrid_parallelism** combines the three.

@@ -1,11 +1,12 @@
 # %% [markdown]
 # # DeepSpeed and friends: one training, four engines · about 100 min, core 40
 #
-# The scripts that you will open after this course call DeepSpeed, Accelerate or Lightning Fabric. Here you port one training, a small
-# Llama, to each of them, and see what each does without being asked.
+# The scripts that you will open after this course call DeepSpeed, Accelerate or Lightning Fabric. Here you port one
+# training, a small Llama, to each of them, and see what each does without being asked.
 #
-# **What you will gain.** Fewer **bytes held** by a rank, for one line of configuration (ZeRO). And fewer **bytes sent** in a step, with
-# 1-bit Adam, which you write. You measure both. For 7 billion parameters on 64 ranks the planner *estimates* them.
+# **What you will gain.** Fewer **bytes held** by a rank, for one line of configuration (ZeRO). And fewer **bytes sent**
+# in a step, with 1-bit Adam, which you write. You measure both. For 7 billion parameters on 64 ranks the planner
+# *estimates* them.
 
 # %% tags=["setup"] jupyter={"source_hidden": true}
 import contextlib
@@ -55,7 +56,8 @@ print()
 report.table({"estimate, Gb/s": "{}", "gradients of 32 bits": "{:.1f} s", "of 1 bit": "{:.2f} s"}, waits)
 
 # %% [markdown]
-# The three libraries are the extra `frameworks`. Without them, balises that need one can't be judged, and cells show recorded figures.
+# The three libraries are the extra `frameworks`. Without them, balises that need one can't be judged, and cells show
+# recorded figures.
 
 # %% tags=["setup"] jupyter={"source_hidden": true}
 WORK = "20_deepspeed_and_friends"
@@ -131,8 +133,8 @@ plt.show()
 # %% [markdown]
 # ## The baseline, measured first
 #
-# Our own loop uses DDP. It is a **generator**: each `next` runs one step and gives its loss, so one function measures every port.
-# The *peak* is the most bytes of tensors that a rank holds.
+# Our own loop uses DDP. It is a **generator**: each `next` runs one step and gives its loss, so one function measures
+# every port. The *peak* is the most bytes of tensors that a rank holds.
 
 
 # %% tags=["setup"]
@@ -202,23 +204,25 @@ compared("ours (DDP)")
 #
 # ### Balise 1 · The arithmetic of batches · further · about 13 min
 #
-# A step moves the weights once, after `batch` samples. Each rank takes `accumulation` **micro-batches** of `micro` samples in turn, so
-# only the activations of `micro` samples are in memory:
+# A step moves the weights once, after `batch` samples. Each rank takes `accumulation` **micro-batches** of `micro`
+# samples in turn, so only the activations of `micro` samples are in memory:
 #
 # $$\text{batch} \;=\; \text{micro} \times \text{accumulation} \times \text{ranks}$$
 #
-# **`batch_sizes`** returns all three. Two of them decide the third; with `batch` or `micro` alone, `accumulation` is 1. Write three numbers: `unit`, the product of the ranks and of what is given of `micro` and `accumulation`; `batch`, one
-# unit where it isn't given; and `most`, which replaces the missing number: how many units the batch has, at least 1 (and 1 where both are
-# given). The last line returns all three.
+# **`batch_sizes`** returns all three. Two of them decide the third; with `batch` or `micro` alone, `accumulation` is 1.
+# Write three numbers: `unit`, the product of the ranks and of what is given of `micro` and `accumulation`; `batch`, one
+# unit where it isn't given; and `most`, which replaces the missing number: how many units the batch has, at least 1
+# (and 1 where both are given). The last line returns all three.
 #
-# **`from_words`** does the same for a library's words; see its docstring. Write `micro`. With `split_batches`, return at once.
+# **`from_words`** does the same for a library's words; see its docstring. Write `micro`. With `split_batches`, return
+# at once.
 #
 # 4 and 3 lines.
 #
 # <details><summary>Hint</summary>
 #
-# `unit = n_ranks * (micro or 1) * (accumulation or 1)`, and what is missing is `batch // unit`, at least 1. With `split_batches`
-# you know how many samples all ranks take in one forward: `batch` and `accumulation`, but not `micro`.
+# `unit = n_ranks * (micro or 1) * (accumulation or 1)`, and what is missing is `batch // unit`, at least 1. With
+# `split_batches` you know how many samples all ranks take in one forward: `batch` and `accumulation`, but not `micro`.
 # </details>
 
 
@@ -282,24 +286,24 @@ for ranks in (64, 32):
             print(f"  {library:<14} {error}")
 
 # %% [markdown]
-# The same files on half of the ranks: two libraries keep the step. In the two others it becomes half as large without a word, and
-# the learning rate doesn't know.
+# The same files on half of the ranks: two libraries keep the step. In the two others it becomes half as large without a
+# word, and the learning rate doesn't know.
 #
 # ### Balise 2 · A configuration for DeepSpeed · further · about 8 min
 #
-# `deepspeed.initialize(model=…, optimizer=…, config=…)` wraps a model in an **engine**. A dictionary tells it what to do, but
-# some defaults are surprising, and an unknown key is ignored without a word. So the only proof of a configuration is what the
-# engine does with it.
+# `deepspeed.initialize(model=…, optimizer=…, config=…)` wraps a model in an **engine**. A dictionary tells it what to
+# do, but some defaults are surprising, and an unknown key is ignored without a word. So the only proof of a
+# configuration is what the engine does with it.
 #
-# **`deepspeed_config(plan)`** returns the dictionary. Its docstring explains the plan, and most of it is given. Write the two parts with
-# the numbers: `rates`, the parameters of the schedule, and `zero`, what is cut and sent. At stage 3, *no* weight may stay whole
-# between steps. About 4 lines.
+# **`deepspeed_config(plan)`** returns the dictionary. Its docstring explains the plan, and most of it is given. Write
+# the two parts with the numbers: `rates`, the parameters of the schedule, and `zero`, what is cut and sent. At stage 3,
+# *no* weight may stay whole between steps. About 4 lines.
 #
 # <details><summary>Hint</summary>
 #
 # - `rates`: `warmup_max_lr`, `warmup_num_steps`, and `total_num_steps`, which includes the warm-up.
-# - `zero`: `stage`, `reduce_bucket_size` (500 million by default), `stage3_param_persistence_threshold` (tensors with no more numbers
-#   aren't cut; 100,000 by default), and, only with offload, `offload_optimizer: {device: "cpu"}`.
+# - `zero`: `stage`, `reduce_bucket_size` (500 million by default), `stage3_param_persistence_threshold` (tensors with
+#   no more numbers aren't cut; 100,000 by default), and, only with offload, `offload_optimizer: {device: "cpu"}`.
 # </details>
 
 # %% tags=["setup"] jupyter={"source_hidden": true}
@@ -345,21 +349,23 @@ tp.check(2, deepspeed_config)
 # %% [markdown]
 # ### Balise 3 · The engine's loop · about 10 min
 #
-# **`engine_step`** makes one step. `pieces` are this rank's micro-batches, as many as the engine accumulates. `engine(tokens)` is the model's forward.
-# `engine.backward(loss)` divides by the number of micro-batches and sends gradients when the stage wants it. Call `engine.step()`
-# **after every backward**: the engine counts, and clips, steps and zeroes only at the last micro-batch. Write what happens to
-# each piece (3 lines).
+# **`engine_step`** makes one step. `pieces` are this rank's micro-batches, as many as the engine accumulates.
+# `engine(tokens)` is the model's forward. `engine.backward(loss)` divides by the number of micro-batches and sends
+# gradients when the stage wants it. Call `engine.step()` **after every backward**: the engine counts, and clips, steps
+# and zeroes only at the last micro-batch. Write what happens to each piece (3 lines).
 #
-# A checkpoint of DeepSpeed is cut for its ranks. A **universal checkpoint** has a file for each parameter and state, which any number of
-# ranks can cut anew. All ranks call both functions:
+# A checkpoint of DeepSpeed is cut for its ranks. A **universal checkpoint** has a file for each parameter and state,
+# which any number of ranks can cut anew. All ranks call both functions:
 #
-# - **`save`**: when every rank has written, *one* calls `to_universal(folder, "saved")`. When a rank returns, all is there (3 lines).
-# - **`resume`**: make the engine with `make_engine(model, optimizer, config)` and one more key, `"checkpoint": {"load_universal": True}`.
-#   Don't change the given `config` (1 line).
+# - **`save`**: when every rank has written, *one* calls `to_universal(folder, "saved")`. When a rank returns, all is
+#   there (3 lines).
+# - **`resume`**: make the engine with `make_engine(model, optimizer, config)` and one more key, `"checkpoint":
+#   {"load_universal": True}`. Don't change the given `config` (1 line).
 #
 # <details><summary>Hint</summary>
 #
-# `language_loss(engine, tokens)` calls the engine like a model. At `dist.barrier()` all ranks wait for each other. `{**config, key: value}` is a new dictionary.
+# `language_loss(engine, tokens)` calls the engine like a model. At `dist.barrier()` all ranks wait for each other.
+# `{**config, key: value}` is a new dictionary.
 # </details>
 
 
@@ -460,28 +466,28 @@ if rows:
     more.shows(times, "× {:.2f}", why)
 
 # %% [markdown]
-# Stages 2 and 3 send gradients after **every** micro-batch, and stage 3 also gathers weights for each. If memory isn't short, take stage 1.
-# The peak says little about stage 3 here: it keeps gathered weights up to a
-# limit (`stage3_max_live_parameters`) that is larger than this model.
+# Stages 2 and 3 send gradients after **every** micro-batch, and stage 3 also gathers weights for each. If memory isn't
+# short, take stage 1. The peak says little about stage 3 here: it keeps gathered weights up to a limit
+# (`stage3_max_live_parameters`) that is larger than this model.
 #
 # ### Balise 4 · A fused optimizer · further · about 8 min
 #
-# On a GPU every operator is a launch that the CPU has to prepare. A plain loop launches about ten for **each** tensor. A *fused*
-# optimizer updates many at once: `torch._foreach_mul_(tensors, 0.9)` multiplies a list in place, in one call.
+# On a GPU every operator is a launch that the CPU has to prepare. A plain loop launches about ten for **each** tensor.
+# A *fused* optimizer updates many at once: `torch._foreach_mul_(tensors, 0.9)` multiplies a list in place, in one call.
 #
-# Write AdamW with such calls. `means` and `squares` are the averages $m$ and $v$. Change all but the gradients **in place**. Hold no more than one further list; `roots` is one. In step $t$,
-# with rate $\eta$ and decay $\lambda$:
+# Write AdamW with such calls. `means` and `squares` are the averages $m$ and $v$. Change all but the gradients **in
+# place**. Hold no more than one further list; `roots` is one. In step $t$, with rate $\eta$ and decay $\lambda$:
 #
 # $$w \leftarrow (1 - \eta\lambda)\,w, \quad m \leftarrow \beta_1 m + (1-\beta_1)\,g, \quad v \leftarrow \beta_2 v + (1-\beta_2)\,g^2,
 # \quad w \leftarrow w - \eta\,\frac{m / (1-\beta_1^t)}{\sqrt{v / (1-\beta_2^t)} + \epsilon}$$
 #
-# `roots` is given: the denominator times `correction` $= \sqrt{1-\beta_2^t}$. Multiply the rate by this number instead of dividing the
-# tensors. Write the five lines around it.
+# `roots` is given: the denominator times `correction` $= \sqrt{1-\beta_2^t}$. Multiply the rate by this number instead
+# of dividing the tensors. Write the five lines around it.
 #
 # <details><summary>Hint</summary>
 #
-# `_foreach_mul_(x, number)`, `_foreach_lerp_(x, y, number)`, `_foreach_addcmul_(x, y, z, number)` and `_foreach_addcdiv_(x, y, z, number)` change the list x as
-# `mul_`, `lerp_`, … change one tensor.
+# `_foreach_mul_(x, number)`, `_foreach_lerp_(x, y, number)`, `_foreach_addcmul_(x, y, z, number)` and
+# `_foreach_addcdiv_(x, y, z, number)` change the list x as `mul_`, `lerp_`, … change one tensor.
 # </details>
 
 
@@ -508,8 +514,8 @@ tp.check(4, fused_adamw)
 # %% [markdown]
 # ## Race: operators and time · further
 #
-# Four AdamWs update the same weights, on one thread: yours, and three of PyTorch's. `foreach=False` is the loop, `foreach=True` does what you do, and
-# `fused=True` is one kernel that reads each number once.
+# Four AdamWs update the same weights, on one thread: yours, and three of PyTorch's. `foreach=False` is the loop,
+# `foreach=True` does what you do, and `fused=True` is one kernel that reads each number once.
 
 
 # %% tags=["setup"] jupyter={"source_hidden": true}
@@ -580,21 +586,23 @@ report.table({"tensors": "{}"} | dict.fromkeys(ways, measure.human_seconds), row
 
 # %% [markdown]
 # Your step calls 7 operators for any number of tensors. The loop calls nine for each. With many small tensors the calls
-# are the cost, and lists win. With a few large ones the *memory* is the cost. On a GPU the calls weigh more: each is a launch.
+# are the cost, and lists win. With a few large ones the *memory* is the cost. On a GPU the calls weigh more: each is a
+# launch.
 #
 # ## One bit for each number · further
 #
-# Data parallelism sends 32 bits for each parameter. 1-bit Adam sends one, the **sign**. A block of $b$ numbers
-# travels as $b$ bits and one scale, the mean of the absolute values:
+# Data parallelism sends 32 bits for each parameter. 1-bit Adam sends one, the **sign**. A block of $b$ numbers travels
+# as $b$ bits and one scale, the mean of the absolute values:
 #
 # $$x \;\approx\; s\,\operatorname{sign}(x), \qquad s = \tfrac1b \textstyle\sum_i |x_i|$$
 #
-# Two ideas make it converge (Tang and others, 2021). **Error feedback**: what a step loses, $e = x - s\,\operatorname{sign}(x)$, is added to what
-# is sent next time. **Frozen variance**: $m / \sqrt v$ is not linear in the gradient, so errors in $v$ would never cancel. After a
-# warm-up of plain Adam the denominator stays as it is, and only the mean $m$ is exchanged.
+# Two ideas make it converge (Tang and others, 2021). **Error feedback**: what a step loses, $e = x -
+# s\,\operatorname{sign}(x)$, is added to what is sent next time. **Frozen variance**: $m / \sqrt v$ is not linear in
+# the gradient, so errors in $v$ would never cancel. After a warm-up of plain Adam the denominator stays as it is, and
+# only the mean $m$ is exchanged.
 #
-# Each rank is a *worker*, which sends its version of every **row** of the numbers, and the **server** of one row, which averages what all
-# workers sent of it. Both compress, and both keep an error:
+# Each rank is a *worker*, which sends its version of every **row** of the numbers, and the **server** of one row, which
+# averages what all workers sent of it. Both compress, and both keep an error:
 
 # %% jupyter={"source_hidden": true}
 figure, axes = plt.subplots(figsize=(8.5, 2.6), layout="constrained")
@@ -679,19 +687,20 @@ class OneBitState:
 #
 # - `compress(x)` gives the signs of `x`, packed, and the scales.
 # - `expand(bits, scales)` gives plus or minus the scale.
-# - `one_bit_mean` gives about the mean of all ranks' `x`, the same on all ranks. The server's compression and the gathering
-#   are given. Write the worker's: what it `wanted` to send, with its error; what is lost, kept **in place** as the new error; and what the server wants to
-#   send, the mean of what came plus its own error. Only bits and scales travel.
-# - `one_bit_adam`: one step with this rank's gradient. The warm-up is given. After it, `squares` and `root` stay: each rank
-#   mixes its own gradient into the common mean, and the exchange makes of these the new mean of all.
+# - `one_bit_mean` gives about the mean of all ranks' `x`, the same on all ranks. The server's compression and the
+#   gathering are given. Write the worker's: what it `wanted` to send, with its error; what is lost, kept **in place**
+#   as the new error; and what the server wants to send, the mean of what came plus its own error. Only bits and scales
+#   travel.
+# - `one_bit_adam`: one step with this rank's gradient. The warm-up is given. After it, `squares` and `root` stay: each
+#   rank mixes its own gradient into the common mean, and the exchange makes of these the new mean of all.
 #
 # 1, 1, 4 and 2 lines.
 #
 # <details><summary>Hint</summary>
 #
-# `unpack(bits)` is 1 and 0; you need 1 and −1. `x.abs().mean(-1, keepdim=True)`. A worker loses what it *wanted* to send minus what
-# its bits say. `swap` takes bits and scales, one after the other. `error.copy_(…)`
-# writes into an existing tensor. `state.mean.lerp(gradient, 1 - beta1)` is a new tensor.
+# `unpack(bits)` is 1 and 0; you need 1 and −1. `x.abs().mean(-1, keepdim=True)`. A worker loses what it *wanted* to
+# send minus what its bits say. `swap` takes bits and scales, one after the other. `error.copy_(…)` writes into an
+# existing tensor. `state.mean.lerp(gradient, 1 - beta1)` is a new tensor.
 # </details>
 
 
@@ -746,8 +755,8 @@ tp.check(5, compress, expand, one_bit_mean, one_bit_adam)
 # %% [markdown]
 # ## Does it converge? · further
 #
-# A smaller Llama on 2 ranks, with three seeds. After 20 steps of Adam the training goes on in three ways: Adam, your 1-bit
-# Adam, and the same with both errors set to zero after each step.
+# A smaller Llama on 2 ranks, with three seeds. After 20 steps of Adam the training goes on in three ways: Adam, your
+# 1-bit Adam, and the same with both errors set to zero after each step.
 
 # %% tags=["setup"] jupyter={"source_hidden": true}
 BLOCK = 256  # numbers that share a scale
@@ -843,13 +852,13 @@ report.table(heads | dict.fromkeys(("of Adam's gain: 1 bit", "no feedback"), "{:
 draw_trainings(trainings)
 
 # %% [markdown]
-# With feedback the training goes on learning. Without it, learning slows or stops: a sign makes all means of a block equally large, and
-# nothing corrects that.
+# With feedback the training goes on learning. Without it, learning slows or stops: a sign makes all means of a block
+# equally large, and nothing corrects that.
 #
 # ## What 1-bit Adam sends · further
 #
-# For each number the exchange hands in $1/8$ byte and a share of a scale, $4/b$, instead of 4 bytes: $\frac{1}{32} + \frac{1}{b}$. Here is your
-# exchange against gloo's all-reduce, on this machine:
+# For each number the exchange hands in $1/8$ byte and a share of a scale, $4/b$, instead of 4 bytes: $\frac{1}{32} +
+# \frac{1}{b}$. Here is your exchange against gloo's all-reduce, on this machine:
 
 
 # %% tags=["setup"] jupyter={"source_hidden": true}
@@ -885,8 +894,9 @@ heads |= {"all-reduce takes": measure.human_seconds, "your exchange": measure.hu
 report.table(heads, launch.ranks(exchanges, (10**6, 4 * 10**6), n=2, timeout=100)[0])
 
 # %% [markdown]
-# It sends 28 times fewer bytes. It takes longer here, because loopback is fast while signs and errors cost CPU time. On the
-# wires of a cluster, bytes decide. The planner estimates 64 ranks and 340 million numbers (BERT-large), without the computing:
+# It sends 28 times fewer bytes. It takes longer here, because loopback is fast while signs and errors cost CPU time. On
+# the wires of a cluster, bytes decide. The planner estimates 64 ranks and 340 million numbers (BERT-large), without the
+# computing:
 
 # %% jupyter={"source_hidden": true}
 NUMBERS, rows = 340e6, []
@@ -902,9 +912,9 @@ report.table({"estimate, Gb/s": "{}"} | dict.fromkeys(("32 bits", "16 bits", "1 
 #
 # ## Accelerate and Fabric: the loop stays yours
 #
-# With Accelerate (Hugging Face) and Fabric (Lightning) you keep your loop, and hand over the *objects* that it
-# works on. The objects that come back do more: the model is inside DDP, and the loader gives each rank its share.
-# You port this loop twice.
+# With Accelerate (Hugging Face) and Fabric (Lightning) you keep your loop, and hand over the *objects* that it works
+# on. The objects that come back do more: the model is inside DDP, and the loader gives each rank its share. You port
+# this loop twice.
 
 
 # %% tags=["setup"]
@@ -946,12 +956,13 @@ compared("one process")
 # %% [markdown]
 # ### Balise 6 · Accelerate · about 11 min
 #
-# A script shouldn't ask in each line how many processes there are. Accelerate finds that out once. **`train_with_accelerate`** is `train_alone` for as
-# many processes as there are: each calls it with the same model and loader, and it yields each step's loss *on this rank*.
+# A script shouldn't ask in each line how many processes there are. Accelerate finds that out once.
+# **`train_with_accelerate`** is `train_alone` for as many processes as there are: each calls it with the same model and
+# loader, and it yields each step's loss *on this rank*.
 #
 # - `accelerator.prepare(…)` takes model, optimizer and loader, and returns what the loop has to use from here on.
-# - `with accelerator.accumulate(model):` counts micro-batches. Inside, `accelerator.sync_gradients` is true where a step is due: after
-#   each `accumulation` of them, *and at the end of the loader*. Elsewhere DDP sends nothing.
+# - `with accelerator.accumulate(model):` counts micro-batches. Inside, `accelerator.sync_gradients` is true where a
+#   step is due: after each `accumulation` of them, *and at the end of the loader*. Elsewhere DDP sends nothing.
 # - `accelerator.backward(loss)`, called before the next forward, divides by the number of micro-batches itself.
 # - `accelerator.clip_grad_norm_` clips a finished gradient, the mean over all ranks.
 #
@@ -959,7 +970,8 @@ compared("one process")
 #
 # <details><summary>Hint</summary>
 #
-# Before a step is due, the gradient is this rank's alone, and unfinished. `yield` the mean of `losses`, and begin a new list.
+# Before a step is due, the gradient is this rank's alone, and unfinished. `yield` the mean of `losses`, and begin a new
+# list.
 # </details>
 
 
@@ -1068,20 +1080,20 @@ if said:
     processes.shows(started, why="And nobody warns you.")
 
 # %% [markdown]
-# With `--cpu` the launcher starts the script once, and that process takes all micro-batches. `torchrun` starts two. Without `cpu=True`
-# each of these looks only for cards, finds none, and trains alone on all data.
-# So print `accelerator.num_processes` in the first line of every log.
+# With `--cpu` the launcher starts the script once, and that process takes all micro-batches. `torchrun` starts two.
+# Without `cpu=True` each of these looks only for cards, finds none, and trains alone on all data. So print
+# `accelerator.num_processes` in the first line of every log.
 #
 # ### Balise 7 · Lightning Fabric · further · about 9 min
 #
-# Fabric hides less than Accelerate: *you* count micro-batches, and say when gradients travel. In return nothing happens that
-# isn't in the loop, and the same loop runs under `strategy="ddp"` and, on cards, `"fsdp"`.
+# Fabric hides less than Accelerate: *you* count micro-batches, and say when gradients travel. In return nothing happens
+# that isn't in the loop, and the same loop runs under `strategy="ddp"` and, on cards, `"fsdp"`.
 #
-# **`train_with_fabric`** does what balise 6 does. Each loss is divided by `accumulation`, also in a last step that has fewer
-# micro-batches. `due`, which counts them, is given. You need:
+# **`train_with_fabric`** does what balise 6 does. Each loss is divided by `accumulation`, also in a last step that has
+# fewer micro-batches. `due`, which counts them, is given. You need:
 #
-# - `fabric.setup(model, optimizer)` and `fabric.setup_dataloaders(loader)` return what the loop has to use. Rank $r$ of $N$ gets
-#   every $N$-th *sample*.
+# - `fabric.setup(model, optimizer)` and `fabric.setup_dataloaders(loader)` return what the loop has to use. Rank $r$ of
+#   $N$ gets every $N$-th *sample*.
 # - `with fabric.no_backward_sync(model, enabled=…):` around forward and backward: where it is enabled, nothing is sent.
 # - `fabric.backward(loss)` doesn't divide. `fabric.clip_gradients(model, optimizer, max_norm=…)`.
 #
@@ -1132,8 +1144,8 @@ ours_and_theirs("Fabric", "lightning_fabric", train_with_fabric)
 # %% [markdown]
 # ## Measured again
 #
-# All engines on the same samples, from the same weights. `fully_shard`, which you wrote in 14, holds its gradients back until the last
-# micro-batch.
+# All engines on the same samples, from the same weights. `fully_shard`, which you wrote in 14, holds its gradients back
+# until the last micro-batch.
 
 
 # %% tags=["setup"] jupyter={"source_hidden": true}
@@ -1166,45 +1178,49 @@ for name, row in found.items():
     assert apart < 1e-3, f"{name}: another training"
 
 # %% [markdown]
-# All losses are the same up to rounding. Stage 2 and `fully_shard` hold less at the peak and send more. The seconds show what a library
-# costs in Python, not what it saves on a card.
+# All losses are the same up to rounding. Stage 2 and `fully_shard` hold less at the peak and send more. The seconds
+# show what a library costs in Python, not what it saves on a card.
 #
 # ## Beyond this machine: torchtitan and Megatron-LM · further
 #
 # Both bring the model along, because they cut inside it. Nothing here was run in this course.
 #
-# - **torchtitan** is PyTorch's reference for pre-training: `fully_shard`, DTensor plans on plain models, pipeline schedules, in one loop to read and copy.
-#   Llama 3.1 8B on 128 H100s trains 65 % faster than its own optimised baseline (arXiv 2410.06511).
-# - **Megatron-LM** is NVIDIA's library of sliced layers and interleaved schedules. 1,008 billion parameters on 3,072 A100s reach
-#   52 % of the peak (arXiv 2104.04473).
+# - **torchtitan** is PyTorch's reference for pre-training: `fully_shard`, DTensor plans on plain models, pipeline
+#   schedules, in one loop to read and copy. Llama 3.1 8B on 128 H100s trains 65 % faster than its own optimised
+#   baseline (arXiv 2410.06511).
+# - **Megatron-LM** is NVIDIA's library of sliced layers and interleaved schedules. 1,008 billion parameters on 3,072
+#   A100s reach 52 % of the peak (arXiv 2104.04473).
 #
-# If your model fits with ZeRO, stay with the library of your scripts. If it needs tensor or pipeline parallelism, take one of these.
+# If your model fits with ZeRO, stay with the library of your scripts. If it needs tensor or pipeline parallelism, take
+# one of these.
 #
 # ## Three questions
 #
 # <details><summary>A file says <code>train_batch_size</code> 512 and <code>train_micro_batch_size_per_gpu</code> 4. It was tuned on 32 cards, and now
 # there are 24. What happens, and when?</summary>
 #
-# 512 is no multiple of 4 × 24 = 96. DeepSpeed rounds down to 5 micro-batches, multiplies, finds 480 and stops, after the job has waited for its
-# cards. 480 and 576 would do, but the learning rate was tuned for 512.
+# 512 is no multiple of 4 × 24 = 96. DeepSpeed rounds down to 5 micro-batches, multiplies, finds 480 and stops, after
+# the job has waited for its cards. 480 and 576 would do, but the learning rate was tuned for 512.
 # </details>
 #
 # <details><summary>Training with stage 2 and 32 micro-batches is slower than with stage 1. Memory is not short. Why, and what do you change?</summary>
 #
-# Stage 2 sends gradients after every micro-batch, 32 times a step; stage 1 sends them once. Take stage 1, or fewer and larger micro-batches.
+# Stage 2 sends gradients after every micro-batch, 32 times a step; stage 1 sends them once. Take stage 1, or fewer and
+# larger micro-batches.
 # </details>
 #
 # <details><summary>A colleague divides the loss by <code>gradient_accumulation_steps</code> before <code>engine.backward</code>. With AdamW the
 # curve looks nearly the same, with SGD it doesn't. Why?</summary>
 #
-# The engine divides once more, so gradients are too small by that number. Adam divides by their size and hardly notices. SGD's step shrinks.
+# The engine divides once more, so gradients are too small by that number. Adam divides by their size and hardly
+# notices. SGD's step shrinks.
 # </details>
 #
 # ## To remember
 #
-# Four ways to write one step, and the same weights. Micro × accumulation × ranks is the batch, and each library leaves another
-# factor to you. DeepSpeed takes over the step and reads a file; look at what its engine holds and sends.
-# A rank that holds less sends more. One bit a number saves bytes, as long as the rounding error is fed back. Accelerate and
+# Four ways to write one step, and the same weights. Micro × accumulation × ranks is the batch, and each library leaves
+# another factor to you. DeepSpeed takes over the step and reads a file; look at what its engine holds and sends. A rank
+# that holds less sends more. One bit a number saves bytes, as long as the rounding error is fed back. Accelerate and
 # Fabric leave you the loop, and hand back objects that do more.
 
 # %%
