@@ -5,8 +5,8 @@
 # ranks, as Megatron-LM does.
 #
 # **What you will gain.** A rank holds fewer **bytes** of weights, gradients and optimizer states, and you count the
-# **messages** that a layer pays for it. You measure both here. For 13 billion parameters, the next cell *estimates*
-# them from data sheets.
+# **messages** that a layer pays for it. You measure both. The next cell *estimates* them for 13 billion parameters,
+# from data sheets.
 
 # %% tags=["setup"] jupyter={"source_hidden": true}
 import contextlib
@@ -200,7 +200,7 @@ summary(found)
 #   through all parts, so its gradient is the **sum over the ranks**.
 # - **Sum**, where the parts end. Each term has the gradient of $y$, and every rank has that already.
 #
-# Write forward and backward of both, one line each.
+# Write forward and backward, one line each.
 #
 # <details><summary>Hint</summary>
 #
@@ -726,7 +726,7 @@ report.streams(runs) if runs else None
 #
 # ## Measured again
 #
-# Now train the same model, cut over the ranks. It must learn the same, up to rounding.
+# The same model, cut over the ranks, must learn the same up to rounding.
 
 # %%
 kept_share = tp.predict("At the peak, which share of one process's activations does each of 2 ranks hold?", ...)
@@ -984,7 +984,7 @@ def make_grid(tensor_size):
 # %% [markdown]
 # ### Balise 11 · Data parallelism across groups · further · about 6 min
 #
-# A step now uses both groups. `grid.tensor` and `grid.data` have `rank`, `size` and `group`.
+# `grid.tensor` and `grid.data` have `rank`, `size` and `group`.
 #
 # - `make_sampler`: **the same** samples for all ranks of a tensor group, equal shares for the data ranks.
 #   `DistributedSampler(dataset, num_replicas=…, rank=…)`, 1 line.
@@ -1192,8 +1192,8 @@ plt.show()
 # %% [markdown]
 # ## Race with PyTorch's own · further
 #
-# `parallelize_module` takes the **plain** model and a plan of its cuts. Weights become `DTensor`s, tensors that know
-# their cut. A `DeviceMesh` is your `Grid`, and `fully_shard` (**14_fsdp**) averages the gradients.
+# `parallelize_module` takes the **plain** model and a plan of its cuts. Weights become `DTensor`s, which know their
+# cut. A `DeviceMesh` is your `Grid`, and `fully_shard` (**14_fsdp**) averages the gradients.
 
 
 # %%
@@ -1332,8 +1332,8 @@ if FULL:
     recorded.note("17_tensor_slicing", "races", [race.medians for _, race in races])
 
 # %% [markdown]
-# For each operation, `DTensor` looks up how its operands are cut. On small tensors, that takes time. It buys any model
-# on any mesh, saved and loaded in any other cut.
+# For each operation, `DTensor` looks up how its operands are cut. On small tensors, that takes time. In return you cut
+# any model over any mesh.
 #
 # ## Beyond this machine · further
 #
@@ -1383,8 +1383,8 @@ figure.suptitle("A layer of width 8,192 (model, not measured)", fontsize=11)
 plt.show()
 
 # %% [markdown]
-# Computing shrinks with t, but the messages don't. So slice inside a node, and use data parallelism between nodes: its
-# one message a step can run beside backward.
+# Computing shrinks with t, but the messages don't. So slice inside a node, and use data parallelism between nodes,
+# whose one message can run beside backward.
 
 # %%
 tp.progress()
