@@ -1,17 +1,18 @@
 # %% [markdown]
 # # GPU acceleration: from a plain loop to a device · about 75 min, core 40
 #
-# A training loop that everybody has written once works, and leaves most of a GPU unused. In this practical work you
-# write its parts again, one by one, so that the device is never kept waiting, measure what a step costs in time and in
-# memory, and find the batch size that suits your card **by calculation**, before you try it.
+# A plain training loop leaves most of a GPU unused. You rewrite it so that the device never waits, and find the batch
+# size for your card **by calculation**.
 #
-# **What you will gain.** A figure to know by heart: training on one image of 224 × 224 pixels with a ResNet-50 costs
-# about 3 × 8.2 = 25 GFLOP (a forward pass of 4.1 billion multiply-adds, and a backward pass of twice that). The next cell
-# trains on a few such images with *this* processor, and sets it beside what NVIDIA published for GPUs. Guess before you
-# run it.
+# **What you will gain.** In each step the plain loop reads **values**, which makes a processor wait for its GPU, and it
+# spends **milliseconds on loading**. You count both here, remove the first and hide the second.
+#
+# Why a GPU at all? Training a ResNet-50 on one image of 224 × 224 pixels costs about 25 GFLOP. Guess how many images
+# this processor manages.
 
-# %% tags=["setup"]
+# %% tags=["setup"] jupyter={"source_hidden": true}
 import math
+import statistics
 import time
 
 import matplotlib.pyplot as plt
@@ -23,15 +24,12 @@ from torchvision import models
 from torchvision.transforms import v2
 
 from dlojz_tp import course, data, gains, measure, planner, report, scale, todo, training_run, worth
+from dlojz_tp.probes.operations import Operations, syncs
 
 tp = course.open("01_gpu_acceleration")
 tp
 
-# %% [markdown]
-# All sizes are here. With a GPU they are those of a real training; without one they are chosen so that the whole
-# notebook runs within a minute.
-
-# %% tags=["setup"]
+# %% tags=["setup"] jupyter={"source_hidden": true}
 FULL = scale() == "full"
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 ARCHITECTURE = models.resnet50 if FULL else models.resnet18
@@ -47,47 +45,35 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's channe
 # %%
 expected = tp.predict("How many images of 224 pixels a second does this processor train a ResNet-50 on?", ...)
 
-# %%
+# %% jupyter={"source_hidden": true}
 FLOP_PER_IMAGE = 3 * planner.RESNET50_FORWARD_FLOP  # ResNet-50 at 224 pixels: backward costs twice the forward pass
 network, images = models.resnet50(), torch.randn(2, 3, 224, 224)
 for _ in range(2):  # the first time also prepares: the second counts
     start = time.perf_counter()
     network(images).sum().backward()
     here = len(images) / (time.perf_counter() - start)
-print(f"measured:  this processor  {here:7,.1f} images/s, {here * FLOP_PER_IMAGE / 1e12:5.2f} TFLOP/s")
-for card in (planner.V100, planner.A100):
-    peak, speed = card.tf32 or card.float32, card.resnet50_float32
-    reached = speed * FLOP_PER_IMAGE
-    print(f"published: {card.name:<14}  {speed:7,.0f} images/s, {reached / 1e12:5.1f} TFLOP/s: "
-          f"{reached / peak:.0%} of the {peak / 1e12:,.0f} that its {'TF32' if card.tf32 else 'float32'} promises")  # fmt: skip
+rows = [("this processor, measured", here)]
+rows += [(f"{card.name}, published", card.resnet50_float32) for card in (planner.V100, planner.A100)]
+heads = {"trains ResNet-50": "{}", "images/s": "{:,.1f}", "TFLOP/s": "{:.2f}"}
+report.table(heads, [(name, speed, speed * FLOP_PER_IMAGE / 1e12) for name, speed in rows])
 del network, images
 why = "Count: 25 billion operations an image, and a core that does some tens of billions a second."
 expected.shows(here, "{:.1f} images/s", why)
-print(gains.expected("01_gpu_acceleration"))
 
 # %% [markdown]
-# The published lines are NVIDIA's own training runs, one GPU, float32 in the program; on an A100 convolutions and matrix
-# products then ran in *TF32*, on Tensor Cores (those of V100 know no TF32; since version 1.12 PyTorch turns it on for
-# convolutions only). The gap between the first line and the others is why one wants a GPU; the last column says how much of
-# a peak is reached even so. This notebook is about getting near those lines. Fewer bits and another memory format go
-# further: the next two practical works.
+# Published: NVIDIA's own training runs on one GPU, float32 in the program.
 #
 # ## The idea
 #
-# A step loads a batch, copies it to the device, and computes. Written plainly, each waits for the one before:
+# A step loads a batch, copies it to the device and computes. Written plainly, each part waits for the one before:
 #
 # $$t_\text{step} = t_\text{loading} + t_\text{copy} + t_\text{compute}
 # \qquad\text{becomes}\qquad
 # t_\text{step} \approx \max(t_\text{loading},\ t_\text{copy},\ t_\text{compute})$$
 #
-# when workers load ahead, copies do not block, and **nothing in the step makes the processor wait for the device**.
-# And the batch size $b$ that the device can take follows from a straight line:
-#
-# $$M(b) = \underbrace{M_\text{model}}_{\text{weights, gradients, optimizer}} + \;b\; \underbrace{m_\text{image}}_{\text{activations}}$$
-#
-# Here is that line for the network of this notebook, computed without running it.
+# when workers load ahead, copies don't block, and **nothing in the step makes the processor wait for the device**.
 
-# %%
+# %% jupyter={"source_hidden": true}
 images_shape = (3, SIZE, SIZE)
 dataset = data.image_set()
 CLASSES = len(dataset.classes)
@@ -102,25 +88,34 @@ def make_optimizer(parameters):
     return torch.optim.SGD(parameters, lr=0.05, momentum=0.9, weight_decay=1e-4)
 
 
-line = {b: measure.estimate_memory(make_model, images_shape, b, make_optimizer) for b in (1, 16, 32, 64)}
+def random_batches(n, batch_size):
+    batch = torch.randn(batch_size, *images_shape), torch.randint(CLASSES, (batch_size,))
+    return [batch] * n
 
-# %% jupyter={"source_hidden": true}
-figure, axes = plt.subplots(figsize=(8.5, 2.7), layout="constrained")
-left = [0.0] * len(line)
-for name in line[1].parts():
-    width = [estimate.parts()[name] / 2**20 for estimate in line.values()]
-    if max(width) > 0.5:
-        axes.barh([str(b) for b in line], width, left=left, label=name)
-        left = [x + w for x, w in zip(left, width)]
-axes.set(xlabel="peak memory of a training step, estimated (MiB)", ylabel="batch size", title="What fills the memory?")
-axes.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)
-plt.show()
+
+def waits(step):
+    """How often one step makes the processor wait for a value of the device."""
+    model = make_model().to(DEVICE)
+    batch, optimizer = random_batches(1, 2)[0], make_optimizer(model.parameters())
+    with Operations() as operations:
+        step(model, *batch, optimizer, DEVICE)
+    return len(syncs(operations))
+
+
+def compared(loops):
+    """A line for each loop: (waits in a step, record of a training run)."""
+    heads = {"": "{}", "values read in a step": "{}", "loading": measure.human_seconds, "step": measure.human_seconds}
+    rows = []
+    for name, (read, record) in loops.items():
+        steps = measure.counted_steps(record)
+        rows.append((name, read, *(statistics.median(step[phase] for step in steps) for phase in ("loading", "step"))))
+    report.table(heads, rows)
+
 
 # %% [markdown]
 # ## The baseline, measured first
 #
-# This is the loop that everybody has written. It learns; it is on random images here, so that only the step is
-# measured. Look for what you would change, but change nothing yet.
+# This loop decodes photographs itself, then steps. What would you change?
 
 
 # %%
@@ -136,44 +131,30 @@ def plain_step(model, images, labels, optimizer, device):
     return loss.item(), correct
 
 
-def random_batches(n, batch_size):
-    batch = torch.randn(batch_size, *images_shape), torch.randint(CLASSES, (batch_size,))
-    return [batch] * n
-
-
-model = make_model().to(DEVICE)
-optimizer = make_optimizer(model.parameters())
-chrono = measure.Chronometer(DEVICE, warmup=2)
-for images, labels in chrono.steps(random_batches(8, BATCH)):
-    with chrono.step():  # all of it: this loop does not let itself be cut
-        plain_step(model, images, labels, optimizer, DEVICE)
-baseline = chrono.record("plain loop, random images", batch_size=BATCH, image_size=SIZE)
-print(f"plain loop on {DEVICE}: {baseline.images_per_second:,.0f} images/s")
+before = training_run.run("plain loop", plain_step, loader=training_run.make_loader(num_workers=0))
+loops = {"plain loop": (waits(plain_step), before)}
+compared(loops)
 
 # %% [markdown]
 # ## The input pipeline
 #
-# The images are real photographs, stored as JPEG files of about 500 × 375 pixels, as in ImageNet. A class is a
-# photograph; training and validation images come from different regions of it.
-
-# %% [markdown]
 # ### Balise 1 · Make a tensor of a JPEG file · further · about 13 min
 #
 # Return a function that takes the path of a JPEG file and returns a float32 tensor of shape `(3, size, size)`,
 # normalised with `MEAN` and `STD`.
 #
 # - `train=True`: a window of random place, area and shape (`RandomResizedCrop`, from a small part of the photograph to
-#   nearly all of it, sides between 3:4 and 4:3), mirrored left to right half of the time;
-# - `train=False`: nothing random. The shorter side is resized to `size`, or to a little more, then the centre is
-#   cut out, undistorted.
+#   nearly all of it, sides between 3:4 and 4:3), mirrored left to right half of the time.
+# - `train=False`: nothing random. Resize the shorter side to `size`, or to a little more, then cut out the centre,
+#   undistorted.
 #
 # Photographs may be grey, upright or wide, or smaller than `size`. About 12 lines.
 #
 # <details><summary>Hint</summary>
 #
-# `Image.open(path).convert("RGB")` decodes. `torchvision.transforms.v2` has `RandomResizedCrop`, `RandomHorizontalFlip`,
-# `Resize`, `CenterCrop`, `ToImage`, `ToDtype(torch.float32, scale=True)`, `Normalize` and `Compose`. Pixels must be
-# brought to [0, 1] before they are normalised.
+# `Image.open(path).convert("RGB")` decodes. `torchvision.transforms.v2` has `RandomResizedCrop`,
+# `RandomHorizontalFlip`, `Resize`, `CenterCrop`, `ToImage`, `ToDtype(torch.float32, scale=True)`, `Normalize` and
+# `Compose`. Bring pixels to [0, 1] before you normalise them.
 # </details>
 
 
@@ -198,9 +179,6 @@ def make_transform(size, train):
 
 # %%
 tp.check(1, make_transform)
-
-# %% [markdown]
-# Look at what your network will see: the photograph, four training windows of it, and the validation image.
 
 
 # %% jupyter={"source_hidden": true}
@@ -227,13 +205,12 @@ for axes, title in zip(rows[0], ["file", "train", "train", "train", "train", "va
     axes.set_title(title, fontsize=9)
 plt.show()
 
-
 # %% [markdown]
-# Given: a data set over the files, and two loaders. Their workers decode while the network computes. Pinned memory lets
-# the copy to a GPU run by itself. The practical work on data loaders takes this apart.
+# The loaders are given. Their workers decode while the network computes, and pinned memory lets the copy to a GPU run
+# by itself.
 
 
-# %%
+# %% jupyter={"source_hidden": true}
 class Photos(Dataset):
     """Items (image, label) from a list of (path, label)."""
 
@@ -262,9 +239,9 @@ print(f"{len(dataset.train)} training and {len(dataset.val)} validation images, 
 # %% [markdown]
 # ## The step
 #
-# Processor and GPU are two machines with a *queue* between them. Python only puts operations into it, and runs ahead; the
-# GPU takes them out in order. Whoever reads a value, with `.item()` for one, waits until the queue is empty, and then the
-# GPU has nothing to do until more is queued. Drawn, not measured: three steps of four operations.
+# Processor and GPU are two machines with a *queue* between them. Python puts operations into the queue and runs ahead.
+# But a value that you read, with `.item()` for example, is there only when the queue is empty, and then the GPU has
+# nothing to do. Drawn, not measured:
 
 
 # %% jupyter={"source_hidden": true}
@@ -299,17 +276,16 @@ plt.show()
 # %% [markdown]
 # ### Balise 2 · A training step that never waits · about 10 min
 #
-# `model` is on `device` already; `images` of shape `(b, 3, h, w)` and `labels` of shape `(b,)` are not. Do one step:
-# copy both to the device without blocking, forward (once), mean cross-entropy, backward, update with `optimizer`.
+# `model` is on `device`; `images` `(b, 3, h, w)` and `labels` `(b,)` are not. Do one step: copy both without blocking,
+# forward (once), mean cross-entropy, backward, update with `optimizer`.
 #
-# Return `(loss, logits)`: two tensors, still on the device, without their graph. No value may be read in the step, and
-# the mode of the model (train or eval) is left alone. About 8 lines.
+# Return `(loss, logits)`: two tensors, still on the device, without their graph. Read no value, and leave the model's
+# mode (train or eval) alone. About 8 lines.
 #
 # <details><summary>Hint</summary>
 #
 # `tensor.to(device, non_blocking=True)`. Gradients add up until `optimizer.zero_grad()`. `.item()`, `print(tensor)` and
-# `if tensor > 0` make the processor wait until the GPU has done all that was queued. `tensor.detach()` lets go of the
-# graph.
+# `if tensor > 0` make the processor wait until the GPU has done all that was queued. `tensor.detach()` drops the graph.
 # </details>
 
 
@@ -334,20 +310,20 @@ tp.check(2, train_step)
 # %% [markdown]
 # ### Balise 3 · Metrics without a synchronisation · about 9 min
 #
-# Write a class that keeps the mean loss and the accuracy over many batches, on the device.
+# Keep the mean loss and the accuracy over many batches, on the device.
 #
-# - `update(loss, logits, labels)`: loss `()` is the mean of its batch, logits `(b, classes)`, labels `(b,)`, all on the
-#   device. It reads no value, copies none to the device (nothing may wait), leaves its arguments as they are, and keeps
-#   neither graph nor batch;
-# - `result()`: two Python floats, mean loss and accuracy over all images seen so far. Batches may differ in size, and a
-#   loss may come in bfloat16.
+# - `update(loss, logits, labels)`: the batch's mean loss `()`, logits `(b, classes)` and labels `(b,)`, all on the
+#   device. It reads no value and copies none to the device, leaves its arguments unchanged, and keeps neither graph nor
+#   batch.
+# - `result()`: two Python floats, mean loss and accuracy over all images. Batches may differ in size, and a loss may
+#   come in bfloat16.
 #
 # About 10 lines.
 #
 # <details><summary>Hint</summary>
 #
 # Three running sums: loss × images, right answers, images. The first two are tensors on the device, made with
-# `device=device`, in float32 or wider: in bfloat16, 256 + 1 is 256. The number of images is `len(labels)`, known to Python.
+# `device=device`, in float32 or wider: in bfloat16, 256 + 1 is 256. Python knows the number of images, `len(labels)`.
 # </details>
 
 
@@ -383,17 +359,16 @@ tp.check(3, RunningMetrics)
 # %% [markdown]
 # ### Balise 4 · Validation · further · about 13 min
 #
-# Go once through `loader`, whose batches are not on `device`; `model` is. Return `(loss, accuracy)` over all its images,
-# two floats. Call the network once a batch.
+# Go once through `loader`, whose batches are not on `device`; `model` is. Call the network once a batch, and return
+# `(loss, accuracy)` over all images, two floats.
 #
-# The network must be in eval mode and record no gradients meanwhile, and be left in the mode in which it came; afterwards
-# gradients are recorded again. The last batch may be smaller. Read few values from the device, not one a batch. About 10
-# lines.
+# Meanwhile the network is in eval mode and records no gradients. Leave it in the mode in which it came. Read few
+# values, not one a batch. About 10 lines.
 #
 # <details><summary>Hint</summary>
 #
-# `model.training` tells the mode. `torch.inference_mode()` is a context manager and a decorator. `RunningMetrics` does
-# the counting.
+# `model.training` tells the mode. `torch.inference_mode()` is a context manager and a decorator. `RunningMetrics`
+# counts.
 # </details>
 
 
@@ -421,7 +396,7 @@ tp.check(4, evaluate)
 # %% [markdown]
 # ## Train, and look
 #
-# Your four pieces in one loop. Not a value is read before the end of an epoch.
+# Your pieces in one loop. It reads no value before the end of an epoch.
 
 
 # %%
@@ -453,24 +428,21 @@ for epoch, (train, val) in enumerate(zip(curves["train"], curves["validation"]),
 # %% jupyter={"source_hidden": true}
 report.learning(curves, classes=CLASSES)
 
-# %% [markdown]
-# The dashed line is what guessing would give. The validation images show regions that the network has never seen.
-
 # %% jupyter={"source_hidden": true}
 report.inspection(record)
 
 # %% [markdown]
-# Read it from the left: how many images a second; where the time of a step goes; what fills the memory. If *loading* is
-# a large part, the device waits for the loader, and a faster device would gain nothing: first mend the loader. Without a
-# GPU, the workers that decode and the network share the same cores. Then neither can hide behind the other, and what the
-# workers take shows as a longer *forward* and *backward*, not as *loading*.
+# If *loading* is large here, the device waits for the loader, and a faster device gains nothing. Without a GPU, the
+# workers share the cores with the network and make its steps longer.
 #
 # ## How large a batch?
 #
-# Larger batches keep more of a device busy, until its memory is full. Given is `run(batch_size)`: it makes a new model,
-# trains a few steps on random images and returns a record of the run with throughput and peak memory, or raises
-# `torch.OutOfMemoryError`. Where there is no GPU it trains on a **pretended card**, which counts the bytes of all living
-# tensors and refuses what goes beyond its size, for the same reasons as a real one.
+# Larger batches keep more of a device busy, until its memory is full. Memory is a straight line in the batch size $b$:
+#
+# $$M(b) = \underbrace{M_\text{model}}_{\text{weights, gradients, optimizer}} + \;b\; \underbrace{m_\text{image}}_{\text{activations}}$$
+#
+# `run(batch_size)` trains a few steps and returns a record, or raises `torch.OutOfMemoryError`. Without a GPU it uses a
+# **pretended card**, which counts the bytes of all living tensors.
 
 
 # %%
@@ -492,14 +464,14 @@ def run(batch_size, steps=3):
 # Call `run(b)` once for each `b` in `batch_sizes`, which come in no order. Return a dictionary `{b: record}`, with
 # `None` for a size that ran out of memory.
 #
-# A failed size must leave nothing behind, or the next one fails for its sake. So first let its tensors die; then call
-# `torch.cuda.empty_cache()`, as PyTorch keeps freed blocks, cut to the sizes of the failed run. Do so after each
-# failure, the last one too; without a GPU it does nothing. Any other error has to come through. About 10 lines.
+# A failed size must leave nothing in memory, or the next one fails too. First let its tensors die. Then call
+# `torch.cuda.empty_cache()`, because PyTorch keeps freed blocks. Do this after every failure, also the last. Any other
+# error has to come through. About 10 lines.
 #
 # <details><summary>Hint</summary>
 #
 # An exception holds its traceback, the traceback holds the frames of `run`, and these hold the tensors. They are freed
-# when the `except` block has been left, not inside it. Do not keep the exception.
+# after the `except` block, not inside it. Don't keep the exception.
 # </details>
 
 
@@ -527,28 +499,29 @@ larger = tp.predict("Images/s with the largest batch that fits, over images/s wi
 
 # %%
 records = sweep(run, SWEEP)
-for batch_size, found in sorted(records.items()):
-    words = f"{found.images_per_second:8,.0f} images/s" if found else "     out of memory"
-    print(f"batch {batch_size:5}  {words}")
-fitted = [found.images_per_second for _, found in sorted(records.items()) if found]
+found = sorted(records.items())
+report.table({"batch": "{}", "images/s": "{:,.0f}"}, [(b, each and each.images_per_second) for b, each in found])
+fitted = [each.images_per_second for _, each in found if each]
 larger.shows(
     fitted[-1] / fitted[0],
     "× {:.2f}",
-    "More images help while units stand idle, and while what a step costs once, such as the update of all weights, weighs.",
+    "More images keep idle units busy, and they share the fixed cost of a step, such as the update of all weights.",
 )
 
 # %% [markdown]
-# ### Balise 6 · The straight line behind it · further · about 8 min
+# A dash means out of memory.
+#
+# ### Balise 6 · The straight line of memory · further · about 8 min
 #
 # `peaks` is a dictionary `{batch size: peak memory in bytes, or None where it ran out}`, in no order; `capacity` is the
-# card's memory in bytes. Fit $M(b) = M_\text{model} + b\,m_\text{image}$ to all sizes that fitted (least squares).
+# card's memory in bytes. Fit $M(b)$ to all sizes that fitted (least squares).
 #
-# Return `(model_bytes, bytes_per_image, largest_batch)`; the last is an `int`, the largest batch that the line lets fit
-# into `capacity`, and 0 if not even the model does. Leave `peaks` as it is. About 7 lines.
+# Return `(model_bytes, bytes_per_image, largest_batch)`. The last is an `int`, the largest batch that fits into
+# `capacity` by this line, and 0 if not even the model does. Leave `peaks` unchanged. About 7 lines.
 #
 # <details><summary>Hint</summary>
 #
-# `numpy.polyfit(x, y, 1)` and `numpy.polynomial.Polynomial.fit` fit lines; beware of the order of what they return.
+# `numpy.polyfit(x, y, 1)` and `numpy.polynomial.Polynomial.fit` fit lines, but differ in the order of what they return.
 # `statistics.linear_regression` is in Python itself.
 # </details>
 
@@ -569,7 +542,7 @@ def memory_model(peaks, capacity):
 # %%
 tp.check(6, memory_model)
 
-# %%
+# %% jupyter={"source_hidden": true}
 capacity = CARD or torch.cuda.get_device_properties(DEVICE).total_memory
 peaks = {b: found.peak_memory_bytes[0] if found else None for b, found in records.items()}
 model_bytes, bytes_per_image, largest = memory_model(peaks, capacity)
@@ -584,8 +557,7 @@ shown = [
 report.sweep(shown, capacity_bytes=capacity, fit=(model_bytes, bytes_per_image))
 
 # %% [markdown]
-# A prediction is worth something when it is tested. Does a batch a little below the predicted one fit, and does one a
-# little above it fail?
+# Does a batch a little below the predicted one fit, and does one a little above it fail?
 
 # %%
 below, above = math.floor(largest * 0.97), math.ceil(largest * 1.06)
@@ -594,21 +566,18 @@ for batch_size, found in tried.items():
     print(f"predicted largest {largest}: batch {batch_size} {'fits' if found else 'runs out of memory'}")
 
 # %% [markdown]
-# **Which batch size, then?** Read the right panel of the figure. Throughput grows with the batch as long as the device
-# has units without work, then stays level. Take the smallest batch on the level part: a larger one takes more memory,
-# makes fewer updates an epoch, and is no faster. On processor cores the curve flattens for another reason: what a step
-# costs once, such as the update of all weights, weighs less and less.
+# **Which batch size, then?** Take the smallest one where throughput is level: a larger one needs more memory, makes
+# fewer updates an epoch, and is no faster.
 #
 # ## Race
 #
-# Your step against the plain loop of the beginning: same network, same batch, in turn. A turn is 20 steps, and only its
-# end waits for the device. On a GPU the batch lies in *pinned* memory, as the loader gives it: from other memory no copy
-# can run by itself.
+# Your step against the plain one: same network, same random batch, in turn. Only the end of 20 steps waits for the
+# device.
 
 # %%
 step_gain = tp.predict("How many times faster than the plain loop is your step, on this machine?", ...)
 
-# %%
+# %% jupyter={"source_hidden": true}
 batch = random_batches(1, RACED)[0]
 batch = [tensor.pin_memory() for tensor in batch] if DEVICE.type == "cuda" else batch
 networks = [make_model().to(DEVICE) for _ in range(2)]
@@ -623,63 +592,49 @@ race = measure.race(
     calls=20,
     device=DEVICE,
 )
-why = "A processor has nothing to run ahead of; a GPU gains the time in which it stood idle, most with short kernels."
+why = "A processor has nothing to run ahead of. A GPU gains the time in which it was idle, most with short kernels."
 step_gain.shows(1 / race.ratio, "× {:.2f}", why)
 race
 
 # %% [markdown]
-# Without a GPU the two are level, and that is no surprise: a processor has nothing to run ahead of, so waiting for
-# itself costs nothing. On a GPU the gain is the time in which the device stood idle, waiting to be told what comes
-# next: more where a step is short, little where each kernel takes longer than Python needs to queue it. The promises
-# that the checks looked at (two copies that do not block, no value read) pay when device and processor are two
-# machines.
-#
-# What would it be on such a card? The next cell runs the same two functions on a **modelled** H100: tensors have sizes and
-# no values, each operation takes the time that its arithmetic and its bytes would need there, and the processor beside the
-# card starts them one after the other.
+# On a card, the waits that you removed are time in which it was idle. The same two steps on a **modelled** H100:
 
 # %%
 worth.table({"plain loop": plain_step, "your step": train_step}, batches=(16, 128), keep="01_gpu_acceleration")
 
 # %% [markdown]
-# With 16 images the processor starts operations more slowly than the card does them, and whoever waits for a value
-# cannot start the next step meanwhile: a few per cent here. With 128 images the queue is never empty for long, and a
-# wait costs next to nothing.
+# A wait costs most where a step is short. With 128 images the queue is hardly ever empty.
 #
-# ## Past this machine · further
+# ## Measured again
 #
-# The memory of a step can be computed for networks and cards that are not here. With **your** `memory_model`:
+# The training run of the baseline, with your step and with workers that load ahead:
 
 # %%
-GIGABYTES = (16, 32, 80, 141)  # of cards in use
-print(f"{'largest batch at 224 pixels, float32 (estimate)':<50}" + "".join(f"{size:>10} GB" for size in GIGABYTES))
-for architecture in (models.resnet18, models.resnet50, models.resnet152):
-    estimated = {b: measure.estimate_memory(architecture, (3, 224, 224), b, make_optimizer).peak for b in (32, 64)}
-    fits = [memory_model(estimated, size * 1e9)[2] for size in GIGABYTES]
-    print(f"{architecture.__name__:<50}" + "".join(f"{batch:>13,}" for batch in fits))
-
-# %% [markdown]
-# These are estimates: a real card also holds the CUDA context and the scratch memory of its kernels, some hundred
-# megabytes to a gigabyte. The next practical work halves the part of an image, with half-precision numbers.
-
-# %% [markdown]
-# ## The red thread
-#
-# The practical works on one device make *the same training run* faster, one technique after the other. Its first pair
-# changes one thing: the step, from the plain one to yours. Both have the same loader, whose workers load ahead. The two
-# records are kept, and every later work adds a row to this table.
-
-# %%
-before = training_run.run("plain step", plain_step)
-after = training_run.run("your step", train_step)
-gains.keep("01_gpu_acceleration", "no wait in the step", before, after)
+after = training_run.run("your loop", train_step)
+loops["your loop"] = waits(train_step), after
+compared(loops)
+gains.keep("01_gpu_acceleration", "no wait, loading ahead", before, after)
 gains.table()
 
 # %% [markdown]
-# *Loading* is what the step waits for its batch (median), *step* all the rest. Without a GPU this row gains nothing, for
-# the reason said under the race: whatever it shows beside × 1 is what else the machine was doing. It is the place from
-# which the next works count. On a GPU a gain has to be seen here, or loading is the limit: then the images are what the
-# step waits for, and the practical work on data loaders helps more than this one.
+# *Loading* is what a step waits for its batch (median). Without a GPU, workers and network share the cores, so *step*
+# may grow. Each later work adds a row.
+#
+# ## Beyond this machine · further
+#
+# With **your** `memory_model` you can compute the largest batch for cards that aren't here:
+
+# %% jupyter={"source_hidden": true}
+GIGABYTES = (16, 32, 80, 141)  # of cards in use
+rows = []
+for architecture in (models.resnet18, models.resnet50, models.resnet152):
+    estimated = {b: measure.estimate_memory(architecture, (3, 224, 224), b, make_optimizer).peak for b in (32, 64)}
+    rows.append((architecture.__name__, *(memory_model(estimated, size * 1e9)[2] for size in GIGABYTES)))
+print("largest batch at 224 pixels, float32 (estimate)")
+report.table({"": "{}"} | {f"{size} GB": "{:,}" for size in GIGABYTES}, rows)
+
+# %% [markdown]
+# A real card also holds the CUDA context and scratch memory, up to a gigabyte.
 
 # %%
 tp.progress()
@@ -695,7 +650,8 @@ tp.progress()
 #
 # <details><summary>A loss is appended to a list in every step, and after an hour the memory is full. Why?</summary>
 #
-# A loss that still has its graph holds the activations of its step. Append <code>loss.detach()</code>, or a running sum.
+# A loss that still has its graph holds the activations of its step. Append <code>loss.detach()</code>, or a running
+# sum.
 # </details>
 #
 # <details><summary>ResNet-50 takes 100 MB of weights. Why does a batch of 256 need twenty gigabytes?</summary>
@@ -706,6 +662,6 @@ tp.progress()
 #
 # ## To remember
 #
-# A device is fast when it never waits: load ahead, copy without blocking, read values once an epoch. Memory is a straight
-# line in the batch size; two numbers, measured in a minute, tell you the largest batch before you try it. And a claim about
-# speed is a record, not a feeling. Next: **mixed precision**, which makes the line less steep and the step shorter at once.
+# A device is fast when it never waits: load ahead, copy without blocking, read values once an epoch. Memory is a
+# straight line in the batch size, and two measured numbers give you the largest batch before you try it. A claim about
+# speed is a record, not a feeling. Next: **mixed precision**, which makes the step shorter and the line less steep.
