@@ -206,8 +206,7 @@ for axes, title in zip(rows[0], ["file", "train", "train", "train", "train", "va
 plt.show()
 
 # %% [markdown]
-# The loaders are given. Their workers decode while the network computes, and pinned memory lets the copy to a GPU run
-# by itself.
+# The loaders' workers decode while the network computes, and pinned memory lets the copy to a GPU run by itself.
 
 
 # %% jupyter={"source_hidden": true}
@@ -618,7 +617,7 @@ gains.table()
 
 # %% [markdown]
 # *Loading* is what a step waits for its batch (median). Without a GPU, workers and network share the cores, so *step*
-# may grow. Each later work adds a row.
+# may grow.
 #
 # ## Beyond this machine · further
 #
