@@ -1,17 +1,14 @@
 # %% [markdown]
-# # Compression: smaller, and at times faster · about 100 min, core 30
+# # Compression: smaller, and sometimes faster · about 100 min, core 30
 #
-# A model is trained once and then asked for years, by phones, by cars, by a thousand requests a second. What counts now is the cost of an answer:
-# the bytes that are kept and read, the operations, the watts. And a trained network has room. DistilBERT answers nearly as well as BERT with
-# 60 % of its numbers (Sanh and others, 2019), most weights can be set to zero, and eight bits do instead of 32.
+# A model is trained once and then queried for years. What counts now is the cost of an answer: bytes and time. In the
+# core you write **quantization**: integers of 8 bits replace floats in a whole network. The further parts add
+# **distillation**, **pruning** and FP8.
 #
-# Here you write three ways of using that room. A small network learns from a large one (**distillation**). Numbers get fewer bits
-# (**quantization**), in integers and in floating point. Weights become zero (**pruning**), one by one or in the pattern that Tensor Cores know.
-#
-# **What you will gain.** At the end you can say of a technique what it saves, memory or time as well, on which machine, and what
-# it costs in accuracy; and you have seen an integer network that runs several times as fast as the one it was made from.
+# **What you will gain.** A network of 28 % of the bytes, with its accuracy beside it, that computes in your own integer
+# layers. You also measure how fast your processor multiplies bytes.
 
-# %% tags=["setup"]
+# %% tags=["setup"] jupyter={"source_hidden": true}
 import contextlib
 import copy
 import io
@@ -41,13 +38,12 @@ torch.set_num_threads(1)  # the layers are small here: a second thread waits mor
 # %% [markdown]
 # ## The idea
 #
-# A network of $N$ numbers, of which a share $s$ is zero and each of the others takes $b$ bits, needs about
+# A network has $N$ weights. A share $s$ of them is zero, and each of the others takes $b$ bits:
 #
-# $$\underbrace{N}_{\text{distillation}} \times \underbrace{(1 - s)}_{\text{pruning}} \times
-# \underbrace{b}_{\text{quantization}} \; / \; 8 \quad \text{bytes,}$$
+# $$\text{bytes} \approx \underbrace{N}_{\text{distillation}} \times \underbrace{(1 - s)}_{\text{pruning}} \times
+# \underbrace{b / 8}_{\text{quantization}}$$
 #
-# and a little more, to say where the numbers stand that stayed. Each technique has its own factor, so they can be combined. *Time* is another matter: it falls
-# only where the machine has an instruction that profits. Below, the same 16 × 16 weights four times.
+# *Time* drops only if the processor has an instruction for the smaller format.
 
 
 # %% jupyter={"source_hidden": true}
@@ -73,24 +69,14 @@ draw_idea()
 # %% [markdown]
 # ## The baseline
 #
-# Handwritten digits of 8 × 8 pixels, and a network of two hidden layers, 300 and 100 wide: LeNet-300-100, on which many
-# of these methods were first shown. Ours also has batch norm. All sections begin with it.
+# The task: handwritten digits of 8 × 8 pixels.
 
 
-# %% tags=["setup"]
+# %% tags=["setup"] jupyter={"source_hidden": true}
 digits = data.digits()
 X, Y = digits.train_x.flatten(1), digits.train_y  # (1438, 64) in [0, 1], (1438,)
 VAL_X, VAL_Y = digits.val_x.flatten(1), digits.val_y  # 359 of each
 WIDTHS = (300, 100)
-
-
-def network(seed=0, widths=WIDTHS, norm=True):
-    """Linear, BatchNorm1d (if norm) and ReLU for each width, then Linear: (n, 64) to (n, 10)."""
-    torch.manual_seed(seed)
-    layers = []
-    for before, after in zip((64, *widths), widths):
-        layers += [nn.Linear(before, after, bias=not norm), *([nn.BatchNorm1d(after)] if norm else []), nn.ReLU()]
-    return nn.Sequential(*layers, nn.Linear(widths[-1], 10))
 
 
 def train(model, x=X, y=Y, epochs=10, seed=0, rate=0.1, loss=F.cross_entropy, after=None):
@@ -113,59 +99,55 @@ def accuracy(model, x=VAL_X, y=VAL_Y):
     return (model(x).argmax(1) == y).double().mean().item()
 
 
+# %% tags=["setup"]
+def network(seed=0, widths=WIDTHS, norm=True):
+    """Linear, BatchNorm1d (if norm) and ReLU for each width, then Linear: (n, 64) to (n, 10)."""
+    torch.manual_seed(seed)
+    layers = []
+    for before, after in zip((64, *widths), widths):
+        layers += [nn.Linear(before, after, bias=not norm), *([nn.BatchNorm1d(after)] if norm else []), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Linear(widths[-1], 10))
+
+
 # %%
 teacher = train(network())
 
 
-@torch.no_grad()
-def cost(model):
-    """(parameters, bytes, seconds of one image, seconds of 64 images, accuracy)."""
-    count, size = sum(p.numel() for p in model.parameters()), sum(p.nbytes for p in model.parameters())
-    race = measure.race({"one": lambda: model(VAL_X[:1]), "64": lambda: model(VAL_X[:64])}, repeats=15, device="cpu")
-    return count, size, *race.medians.values(), accuracy(model)
+def bytes_of(model):
+    return sum(one.nbytes for one in model.state_dict().values())
 
 
-def show_cost():
-    count, size, one, many, right = cost(teacher)
-    print(f"{count:,} parameters, {measure.human_bytes(size)}; accuracy {right:.3f}")
-    print(
-        f"one image takes {measure.human_seconds(one)}, a batch of 64 {measure.human_seconds(many)}: {64 / many:,.0f} images/s"
-    )
-
-
-show_cost()
+report.table({"": "{}", "bytes": "{:,}", "accuracy": "{:.3f}"}, [("float32", bytes_of(teacher), accuracy(teacher))])
 
 # %% [markdown]
-# Three numbers to beat: bytes, seconds and accuracy. The last is measured on 359 images, so one of them is 0.003, and a few thousandths say nothing.
+# These are the two numbers to watch. One of the 359 validation images is 0.003 of accuracy.
 
 # %% [markdown]
 # ## A teacher and a student
 #
-# A label says "3". A trained network says "3, and if not, rather an 8 than a 1". These small probabilities are what it has learnt about
-# which classes resemble each other, and a student can learn from them (Hinton, Vinyals and Dean, 2015). But a good teacher is nearly sure,
-# and they are too small to teach anything. So both sets of logits are divided by a **temperature** $T$ before the softmax,
-# which brings the classes closer together. With $p$ of the teacher and $q$ of the student, both at temperature $T$, the loss is
+# A label says "3". A trained network says "3, and if not, rather an 8 than a 1". A small network, the student, can
+# learn from these probabilities (Hinton, Vinyals and Dean, 2015). A good teacher is nearly certain, though, and its
+# small probabilities are close to 0. Both sets of logits are therefore divided by a **temperature** $T$ before the
+# softmax. With the teacher's $p$ and the student's $q$ at temperature $T$, the loss is
 #
-# $$L \;=\; T^2 \, \frac{1}{n} \sum_i \mathrm{KL}\big(p_i \,\|\, q_i\big) \;+\; \lambda \, \frac{1}{m} \sum_{i \text{ labelled}}
+# $$L = T^2 \, \frac{1}{n} \sum_i \mathrm{KL}\big(p_i \,\|\, q_i\big) + \lambda \, \frac{1}{m}
+# \sum_{i \text{ labelled}}
 # - \log q^{(T = 1)}_{i,\, y_i} , \qquad \mathrm{KL}(p \,\|\, q) = \sum_c p_c \, (\log p_c - \log q_c) .$$
 #
-# The soft part's gradient shrinks like $1 / T^2$; the factor $T^2$ keeps the balance with the labels when $T$ changes. The direction
-# matters too: $\mathrm{KL}(p \| q)$ is large where the *student* forgets a class that the teacher believes in.
+# The gradient of the soft part shrinks like $1 / T^2$, and the factor $T^2$ makes up for it.
 #
 # ### Balise 1 · Distillation · further · about 5 min
 #
-# **`distillation_loss(student, teacher, labels, temperature, weight)`** returns $L$, one number. `student` and
-# `teacher` are logits `(n, classes)`; `weight` is $\lambda$. `labels` `(n,)` are class numbers, **-1 where there is no
-# label**: such images count in the soft part alone. The part with the labels is given. Write `soft`, with its $T^2$.
-# The teacher is a source of truth here: no gradient flows into it. Logits may be in the thousands: many probabilities
-# are then exactly 0, and their logarithm is −∞. So never take the logarithm of a softmax.
+# **`distillation_loss(student, teacher, labels, temperature, weight)`** returns $L$, where `weight` is $\lambda$. The
+# part with the labels is given. Write `soft`, including $T^2$. No gradient may reach the teacher. Logits can be in the
+# thousands, so never take the logarithm of a softmax.
 #
 # About 3 lines.
 #
 # <details><summary>Hint</summary>
 #
-# `F.log_softmax` takes care of large logits. `F.kl_div(log_q, log_p, log_target=True)` is $\mathrm{KL}(p \| q)$: the student stands first. Of its
-# reductions, `"mean"` also divides by the number of classes, `"batchmean"` does not.
+# `F.log_softmax` copes with large logits. `F.kl_div(log_q, log_p, log_target=True)` is $\mathrm{KL}(p \| q)$: the
+# student comes first. The reduction `"mean"` also divides by the number of classes, `"batchmean"` does not.
 # </details>
 
 
@@ -187,18 +169,16 @@ tp.check(1, distillation_loss)
 # %% [markdown]
 # ## The omitted digit · further
 #
-# How much is in those small probabilities? Hinton's experiment: take every 3 out of the images that the student learns from. No label ever says "3", no
-# image shows one. All it can learn about 3 is what the teacher says of *other* digits: this 2 is a little like a 3, this 4 is not.
-#
-# A student that never saw a class believes it rare. So one number is corrected afterwards: the last layer's bias of class 3 is
-# raised to what is best on training images that it did not learn from. Guess what that gives.
+# How much do those small probabilities say? In Hinton's experiment, the student never sees a 3. All it can learn about
+# 3 is what the teacher says about *other* digits. A student that never saw a class considers it rare, so one bias is
+# corrected afterwards, on training images that it did not learn from.
 
 # %%
 never_seen = tp.predict(
     "After that correction, which share of the 3s does the distilled student recognise (0 to 1)?", ...
 )
 
-# %%
+# %% jupyter={"source_hidden": true}
 SMALL = (30,)  # the student's widths: one hidden layer
 HELD = torch.arange(len(X)) % 5 == 0  # training images that the student does not learn from
 SEEN = (Y != 3) & ~HELD
@@ -251,7 +231,7 @@ def show_omitted():
         print(f"{name:<22} recall of 3: {recalls.mean():.2f} (from {recalls.min():.2f} to {recalls.max():.2f}); "
               f"accuracy on all digits {rights.mean():.3f}")  # fmt: skip
     recalls = [recall for recall, _ in found["teacher, bias raised"]]
-    never_seen.shows(sum(recalls) / SEEDS, "{:.2f}", "What a 3 is stood in the teacher's doubts about other digits.")
+    never_seen.shows(sum(recalls) / SEEDS, "{:.2f}", "The teacher's doubts about other digits describe a 3.")
     _, (left, right) = plt.subplots(1, 2, figsize=(10, 3.2), layout="constrained")
     others = [digit for digit in range(10) if digit != 3]
     for temperature in (1, 4):
@@ -270,17 +250,11 @@ def show_omitted():
 show_omitted()
 
 # %% [markdown]
-# <details><summary>What the figure says</summary>
-#
-# With labels alone the recall is 0: nothing ever pointed at this class. The distilled student has most of what it needs to know a 3; only its
-# threshold is wrong, and one number repairs that. At temperature 1 the teacher's mean probability of a 3 is far lower, and so is what can be learnt from it.
-# </details>
-#
-# Is a student then better for having a teacher? Not as such. Below, it learns from labels alone and with the teacher ($\lambda = 0.5$), when
-# all images have a label and when only the first 100 do. The teacher had all of them.
+# With the teacher, the student knows most 3s as soon as the bias is right. Is a teacher always worth it? The next cell
+# compares all labels with only the first 100. The teacher had all of them.
 
 
-# %%
+# %% jupyter={"source_hidden": true}
 def with_and_without(seed):
     """Accuracy of the student with (all labels, all and the teacher, 100 labels, 100 and the teacher)."""
     few = torch.where(torch.arange(len(Y)) < 100, Y, -1)
@@ -296,30 +270,26 @@ def with_and_without(seed):
 def show_with_and_without():
     rows = torch.tensor([with_and_without(seed) for seed in range(5)])
     names = "all labels", "all labels and the teacher", "100 labels", "100 labels and the teacher"
-    print(f"accuracy over {len(rows)} seeds; the teacher's is {accuracy(teacher):.3f}")
-    for name, values in zip(names, rows.T):
-        print(f"  {name:<28} {values.mean():.3f} ± {values.std():.3f}")
-    gain = rows[:, 1] - rows[:, 0]
-    word = "no clear difference" if gain.mean().abs() < 2 * gain.std() / len(rows) ** 0.5 else "a difference"
-    print(f"With all labels: {gain.mean():+.3f} ± {gain.std() / len(rows) ** 0.5:.3f}, {word}.")
+    print(f"{len(rows)} seeds; the teacher's accuracy is {accuracy(teacher):.3f}")
+    columns = {"student learns from": "{}", "accuracy": "{:.3f}", "±": "{:.3f}"}
+    report.table(columns, [(name, v.mean().item(), v.std().item()) for name, v in zip(names, rows.T)])
 
 
 show_with_and_without()
 
 # %% [markdown]
-# Distillation pays where the teacher knows what the labels at hand do not say: few labels, images without any, or a teacher that saw far more than this
-# data. It also pays with thousands of classes, or words, where a label says little and a distribution much. On ten digits with all labels there is little to add.
+# Distillation pays where the teacher knows more than the student's labels say.
 
 # %% [markdown]
 # ## Integers instead of floats
 #
-# An **affine quantization** keeps, of a real number $x$, a small integer $q$. A **scale** $s$ says how far apart two neighbours are, and
-# the **zero point** $z$ says which integer stands for 0:
+# **Affine quantization** stores a real number $x$ as a small integer $q$. The **scale** $s$ is the distance between two
+# neighbours, and the **zero point** $z$ is the integer that represents 0:
 #
-# $$q = \operatorname{clamp}\big(\operatorname{round}(x / s) + z,\ q_{\min},\ q_{\max}\big), \qquad \hat x = (q - z)\, s .$$
+# $$q=\operatorname{clamp}\big(\operatorname{round}(x/s)+z,\;q_{\min},\;q_{\max}\big),\qquad\hat{x}=(q-z)\,s.$$
 #
-# Two kinds are in use. *Asymmetric*: from 0 to $2^b - 1$, for what lies on one side, as all that comes out of a ReLU. *Symmetric*: from $-(2^{b-1} - 1)$ to
-# $2^{b-1} - 1$ with $z = 0$, for weights: an integer product is cheaper without a zero point.
+# *Asymmetric* integers (from 0 to 255) suit activations after a ReLU. *Symmetric* ones (from −127 to 127, with $z=0$)
+# suit weights.
 
 
 # %% tags=["setup"]
@@ -332,22 +302,18 @@ def limits(bits, symmetric):
 # %% [markdown]
 # ### Balise 2 · Affine quantization · about 11 min
 #
-# Given is `extremes(x, axis)`, the least and the greatest number of `x`, or of each channel along an axis: for `x` of shape `(32, 16, 3, 3)` and `axis=0` two
-# tensors `(32, 1, 1, 1)`, which broadcast with `x`. The rest of a quantizer is yours:
+# - **`affine(low, high, ...)`** returns scale and zero point. First widen the range until it contains 0, which must be
+#   represented exactly. Two steps are given. At the end, map `low` to $q_{\min}$ and `high` to $q_{\max}$.
+# - **`quantize(x, scale, zero, ...)`** returns $q$. Round first, *then* add $z$. Numbers outside the range *saturate*.
+# - **`dequantize(q, scale, zero)`** returns $\hat x$.
 #
-# - **`affine(low, high, ...)`**: first widen the range until it holds 0, so that 0 comes back as exactly 0: ReLU and padding make many zeros. Two given steps follow:
-#   an empty range gets a width, and a symmetric one reaches as far below 0 as above. Then choose the scale such that `low` becomes $q_{\min}$ and `high` $q_{\max}$. The
-#   zero point is the integer that 0 becomes: round it, int32. A symmetric range always has $z = 0$: `integer_linear` below knows no other for weights.
-# - **`quantize(x, scale, zero, ...)`** returns $q$ in a byte each, `torch.uint8`, or `torch.int8` if symmetric. Round first, halves to the even neighbour, *then* add $z$, as the
-#   formula says. What lies outside of the range *saturates* at the nearest limit.
-# - **`dequantize(q, scale, zero)`** returns $\hat x$, float32.
-#
-# A scale for each channel broadcasts, so no loop. About 6 lines in all.
+# About 6 lines in all, without a loop: the scales of channels broadcast.
 #
 # <details><summary>Hint</summary>
 #
-# `low.clamp(max=0)` widens a range downwards. `torch.round` rounds halves to the even neighbour. A float that is too large for a byte becomes any byte:
-# `clamp` first. And a byte minus a larger one is a byte, too: `q.int()` first.
+# `low.clamp(max=0)` widens a range downwards. `torch.round` rounds halves to the even neighbour. A float that is too
+# large for a byte becomes an arbitrary byte, so call `clamp` first. A byte minus a larger byte wraps around, so call
+# `q.int()` first.
 # </details>
 
 
@@ -396,8 +362,8 @@ def dequantize(q, scale, zero):
 tp.check(2, extremes, affine, quantize, dequantize)
 
 # %% [markdown]
-# What do fewer bits cost? Here only the weights of the baseline are rounded, with one scale for each matrix or one for
-# each output channel. In dB: how far the rounding error lies below the weights.
+# What do fewer bits cost? Only the weights are rounded here. The signal-to-noise ratio (SNR) is theirs to the rounding
+# error.
 
 
 # %%
@@ -414,43 +380,35 @@ def rounded(model, bits, axis):
     return model, 10 * (signal / noise).log10().item()
 
 
-def show_rounded():
-    print(f"float32: accuracy {accuracy(teacher):.3f}")
-    for bits in (8, 6, 4, 3, 2):
-        both = [rounded(teacher, bits, axis) for axis in (None, 0)]
-        words = [
-            f"{name} {accuracy(model):.3f}, {ratio:4.1f} dB"
-            for name, (model, ratio) in zip(("a matrix", "a channel"), both)
-        ]
-        print(f"{bits} bits, one scale for " + "; for ".join(words))
-
-
-show_rounded()
+columns = {"bits": "{}", "one scale for": "{}", "accuracy": "{:.3f}", "SNR, dB": "{:.1f}"}
+rows = []
+for bits in (8, 6, 4, 3, 2):
+    for name, axis in (("a matrix", None), ("a channel", 0)):
+        model, ratio = rounded(teacher, bits, axis)
+        rows.append((bits, name, accuracy(model), ratio))
+report.table(columns, rows)
 
 # %% [markdown]
-# <details><summary>What the table says</summary>
-#
-# A bit more halves the step, and the error has a quarter of its square: 6 dB a bit, and more with the last bits. A scale for each channel costs four bytes a channel, and helps
-# where channels differ in size. Symmetric integers of 2 bits are -1, 0 and 1, and all but the largest weights become 0.
-# </details>
+# One bit fewer doubles the step, which costs about 6 dB. At 2 bits the integers are −1, 0 and 1.
 
 # %% [markdown]
 # ## A network that computes in integers
 #
-# Rounded weights that are turned back into floats save memory, and no time. An integer unit multiplies bytes, and adds the products in 32 bits.
-# Three steps lead there without training (**post-training quantization**, PTQ):
+# An integer unit multiplies bytes and adds the products in 32 bits. Three steps lead there without training
+# (**post-training quantization**, PTQ):
 #
-# 1. batch norm disappears. After training it is one factor and one shift for each channel, and the layer before it can have them;
-# 2. a few hundred training images tell the range of what each layer gives (**calibration**);
-# 3. with $x = s_x (q_x - z_x)$ and $w = s_w q_w$, a layer is a sum of integers, and one real factor $M$ brings it to the scale of what comes out:
+# 1. Batch norm disappears: the layer before it takes over its factor and its shift.
+# 2. A few hundred training images show the range of each layer's output (**calibration**).
+# 3. With $x = s_x (q_x - z_x)$ and $w = s_w q_w$, a layer is a sum of integers, times a factor $M$:
 #
-# $$q_y = z_y + \operatorname{round}\Big( M \Big( \sum_k (q_{x,k} - z_x)\, q_{w,k} + q_b \Big) \Big), \qquad M = \frac{s_x s_w}{s_y}, \quad q_b = \operatorname{round}\Big(\frac{b}{s_x s_w}\Big).$$
+# $$q_y=z_y+\operatorname{round}\Big(M\Big(\sum_k(q_{x,k}-z_x)\,q_{w,k}+q_b\Big)\Big),
+# \qquad M=\frac{s_xs_w}{s_y},\quad q_b=\operatorname{round}\Big(\frac{b}{s_xs_w}\Big).$$
 #
-# Even $M$ becomes an integer: `factor / 2**shift`, with a factor of 31 bits (Jacob and others, 2017). Division by a power of
-# two is a shift to the right. And ReLU costs nothing: where the range of $y$ begins at 0, $z_y = 0$, and saturation cuts off what is negative.
+# Even $M$ becomes an integer, `factor / 2**shift` (Jacob and others, 2017). ReLU is free: if the range of $y$ starts at
+# 0, saturation cuts off negative values.
 
 
-# %% tags=["setup"]
+# %% tags=["setup"] jupyter={"source_hidden": true}
 def fixed_point(real):
     """Two int64 tensors (factor, shift): real numbers between 0 and 1 as factor / 2**shift, with factors of 31 bits."""
     mantissa, exponent = torch.frexp(real.double())
@@ -458,23 +416,23 @@ def fixed_point(real):
 
 
 # %% [markdown]
-# ### Balise 3 · A network in integers · further · about 11 min
+# ### Balise 3 · A network in integers · about 11 min
 #
-# - **`fold(layer, norm)`**: the weight and the bias of one layer that does what `layer` and then `norm`, its batch norm in eval mode, do. Write the gain of each channel, and
-#   the bias for a layer that has none; the rest is given.
-# - **`least_error(x, shares, ...)`**: a rare large number stretches the range, and makes the steps of all others coarse: cutting it off may be better. Of the ranges `share * low` to
-#   `share * high` it takes the one with the least error. Write `error(share)`: quantize `x` in that range, turn it back, and return the sum of squared errors, a Python number.
-# - **`integer_linear(q, zero, weight, bias, factor, shift, zero_out, bits)`**: the formula above, for a linear layer. `q` uint8 `(n, inputs)` with
-#   its zero point; `weight` int8 `(outputs, inputs)`; `bias` int32, `factor` and `shift` int64, one number for each output; `zero_out` is
-#   $z_y$. Return $q_y$, uint8 `(n, outputs)`, within `limits(bits, False)`. To round a division by $2^{shift}$, add half of $2^{shift}$ first,
-#   then shift. No floats, not even for a moment: an integer unit has none.
+# - **`fold(layer, norm)`** merges a layer and its batch norm. Write the gain of each channel, and the bias for a layer
+#   without one.
+# - **`least_error(x, shares, ...)`** cuts off rare large values, because they make all steps coarse. Write
+#   `error(share)`: quantize `x` in the range `share * low` to `share * high`, turn it back, and return the sum of
+#   squared errors as a Python number.
+# - **`integer_linear(...)`** is the formula above for one layer. To round the division by $2^{shift}$, add half of
+#   $2^{shift}$ before you shift. Use no floats, not even in between.
 #
 # 2, 3 and 3 lines.
 #
 # <details><summary>Hint</summary>
 #
-# Batch norm is $y = \gamma\,(x - \mu) / \sqrt{\sigma^2 + \epsilon} + \beta$; its numbers are `norm.weight`, `running_mean`, `running_var`, `eps`, `bias`. `total >> shift` shifts, and the
-# product with a factor of 31 bits needs 64 bits.
+# Batch norm is $y = \gamma\,(x - \mu) / \sqrt{\sigma^2 + \epsilon} + \beta$. Its numbers are `norm.weight`,
+# `running_mean`, `running_var`, `eps` and `bias`. `total >> shift` divides by a power of two. The product with a factor
+# of 31 bits needs 64 bits.
 # </details>
 
 
@@ -507,7 +465,11 @@ def least_error(x, shares, bits=8, symmetric=False):
 
 
 def integer_linear(q, zero, weight, bias, factor, shift, zero_out, bits=8):
-    """A linear layer on integers: uint8 (n, inputs) to uint8 (n, outputs). The sums have 32 bits."""
+    """A linear layer on integers. The sums have 32 bits.
+
+    q uint8 (n, inputs) and its zero point; weight int8 (outputs, inputs); bias int32, factor and shift int64, one for
+    each output; zero_out is z_y. Returns q_y, uint8 (n, outputs), within limits(bits, False).
+    """
     # BEGIN SOLUTION
     total = (q.int() - zero) @ weight.int().T + bias
     moved = (total * factor + (1 << (shift - 1))) >> shift
@@ -521,11 +483,10 @@ tp.check(3, fold, least_error, integer_linear)
 # %% [markdown]
 # ### The whole network in integers
 #
-# Your functions, put together: batch norm folded, ranges from 256 training images, a scale for each channel of a weight. A *percentile* here
-# leaves out one number in a thousand at each end.
+# The collapsed cell puts your functions together. *Percentile* drops one number in a thousand at each end.
 
 
-# %%
+# %% jupyter={"source_hidden": true}
 @torch.no_grad()
 def folded(model):
     """[(weight, bias)] of a network of Linear, BatchNorm1d and ReLU, without its batch norms."""
@@ -566,6 +527,16 @@ def run_integers(layers, start, x):
     return seen
 
 
+def in_integers(bits, way):
+    """(layers, scale and zero point of the images) of the teacher; ranges by a way of CALIBRATION."""
+    pairs = folded(teacher)
+    return to_integers(pairs, [CALIBRATION[way](x, bits) for x in layer_by_layer(pairs, X[:256])], bits)
+
+
+def answers(net):
+    return accuracy(lambda x: run_integers(*net, x)[-1])
+
+
 # %%
 SHARES = [k / 50 for k in range(10, 51)]
 CALIBRATION = {
@@ -573,64 +544,62 @@ CALIBRATION = {
     "percentile": lambda x, bits: (x.quantile(0.001), x.quantile(0.999)),
     "least error": lambda x, bits: least_error(x, SHARES, bits),
 }
-
-
-def show_integers():
-    pairs = folded(teacher)
-    seen = layer_by_layer(pairs, X[:256])
-    assert torch.allclose(seen[-1], teacher(X[:256]), atol=1e-3), "the folded layers are not the teacher"
-    print(f"float32: accuracy {accuracy(teacher):.3f}, {sum(w.nbytes + b.nbytes for w, b in pairs):,} bytes")
-    for bits in (8, 6, 4, 3):
-        found = {name: to_integers(pairs, [way(x, bits) for x in seen], bits) for name, way in CALIBRATION.items()}
-        words = [f"{name} {accuracy(lambda x, net=net: run_integers(*net, x)[-1]):.3f}" for name, net in found.items()]
-        print(f"{bits} bits: " + ", ".join(words))
-    layers, start = to_integers(pairs, [extremes(x) for x in seen])
-    print(f"8 bits: {sum(one.nbytes for layer in layers for one in layer[1:5]):,} bytes")
-    whole, real = run_integers(layers, start, VAL_X)[1], layer_by_layer(pairs, VAL_X)[1]
-    same = quantize(real, *affine(*extremes(seen[1]))) == whole
-    print(f"of the first layer's bytes {same.double().mean():.1%} are those of the float network, rounded")
-    runs = {"float32": lambda: layer_by_layer(pairs, VAL_X), "integers": lambda: run_integers(layers, start, VAL_X)}
-    race = measure.race(runs, repeats=5, device="cpu")
-    print(
-        f"{len(VAL_X)} images in PyTorch: "
-        + ", ".join(f"{name} {measure.human_seconds(s)}" for name, s in race.medians.items())
-    )
-
-
-show_integers()
+columns = {"bits": "{}"} | dict.fromkeys(CALIBRATION, "{:.3f}")
+report.table(columns, [(bits, *(answers(in_integers(bits, way)) for way in CALIBRATION)) for bits in (8, 6, 4, 3)])
 
 # %% [markdown]
-# With 8 bits, the accuracy differs from the float network's by an image or two, whichever way the range was found. With 4 and 3 bits the ways differ by a few images at
-# most. It is small, but not fast: PyTorch hands float matrices to a library that uses all that the processor has, but not those of int32 that
-# `integer_linear` multiplies. Its kernels for bytes are others, and a network usually goes to another library for them: see the end of this work.
+# With 8 bits, the accuracy stays within an image or two.
+#
+# ### How much faster are bytes?
+#
+# PyTorch has no fast kernel for the int32 matrices in `integer_linear`, but it has one for bytes: `torch._int_mm`.
+
+# %%
+faster = tp.predict("How many times as fast as in float32 is the product of bytes on your processor?", ...)
+
+
+# %%
+@torch.no_grad()
+def race_bytes(n=2048, rows=64):
+    """[(format, bytes of the weight, seconds)] of x (rows, n) times a weight (n, n)."""
+    x, weight = torch.rand(rows, n), torch.randn(n, n)
+    qx = quantize(x, *affine(*extremes(x), symmetric=True), symmetric=True)
+    qw = quantize(weight, *affine(*extremes(weight, 0), symmetric=True), symmetric=True)
+    runs = {"float32": lambda: x @ weight.T, "int8": lambda: torch._int_mm(qx, qw.T)}
+    seconds = measure.race(runs, repeats=10, device="cpu").seconds
+    return [("float32", weight.nbytes, min(seconds["float32"])), ("int8", qw.nbytes, min(seconds["int8"]))]
+
+
+raced = race_bytes()
+report.table({"weight": "{}", "size": measure.human_bytes, "product": measure.human_seconds}, raced)
+faster.shows(raced[0][2] / raced[1][2], "× {:.1f}", "The bytes are always a quarter; the processor decides the time.")
 
 # %% [markdown]
 # ## Training through the rounding
 #
-# With very few bits a network loses accuracy, unless it may adapt its weights to the rounding: **quantization-aware training** (QAT).
-# The weights stay float32, and are rounded and turned back in the forward pass (*fake* quantization), so the loss sees what integers would do.
-# But rounding is a staircase, and its derivative is 0 nearly everywhere.
+# With very few bits a network loses accuracy, unless it adapts its weights to the rounding: **quantization-aware
+# training** (QAT). The weights stay float32. The forward pass rounds them and turns them back (*fake* quantization).
+# But rounding is a staircase, and its derivative is 0 nearly everywhere. The **straight-through estimator** (Bengio and
+# others, 2013) replaces it:
 #
-# The **straight-through estimator** (Bengio and others, 2013) takes another one instead: 1, as if nothing had been rounded. And 0 where a
-# number is saturated: if such a number grows a little more, the result does not change. At the end of the range you may choose: from the last integer to half a
-# step after it, a derivative of 0 is as good as 1.
-#
-# $$\frac{\partial \hat x}{\partial x} := \begin{cases} 1 & q_{\min} \le \operatorname{round}(x / s) + z \le q_{\max} \\ 0 & \text{elsewhere} \end{cases}$$
+# $$\frac{\partial \hat x}{\partial x} := \begin{cases} 1 & q_{\min} \le \operatorname{round}(x / s) + z \le q_{\max} \\
+# 0 & \text{elsewhere (saturated)} \end{cases}$$
 #
 # ### Balise 4 · Training through the rounding · further · about 5 min
 #
-# - **`fake_quantize(x, scale, zero, ...)`** returns $\hat x$, float32, with the gradient above. Given are `back`, which is $\hat x$ without a gradient, and `steps`,
-#   the integers before they saturate. Write what is returned.
-# - **`fake_layer(layer, x, high, bits)`** returns what `layer`, an `nn.Linear`, or an `nn.Conv2d` with its stride, padding, dilation and groups, gives for rounded inputs, between 0 and `high`,
-#   and rounded weights. Scales and zero points are given. The bias is not rounded. The float32 weights of
-#   the layer stay as they are, and get the gradient: an optimizer moves them by less than a step of the grid at a time, which would be lost if they were rounded themselves.
+# - **`fake_quantize(x, scale, zero, ...)`** returns $\hat x$, float32, with the gradient above. Given are `back`, which
+#   is $\hat x$ without a gradient, and `steps`, the integers before they saturate. Write what is returned.
+# - **`fake_layer(layer, x, high, bits)`** returns what a linear layer or a convolution computes from rounded inputs and
+#   rounded weights. Scales and zero points are given. The bias is not rounded. The layer's float32 weights don't
+#   change, and they receive the gradient.
 #
 # 1 and 2 lines.
 #
 # <details><summary>Hint</summary>
 #
-# `x - x.detach()` is 0, and its gradient is 1: multiply it by a mask, and add it to something without a gradient. `torch.func.functional_call(layer, {"weight": other}, x)` calls a layer with
-# another weight, and leaves it as it is.
+# `x - x.detach()` is 0, and its gradient is 1: multiply it by a mask, and add it to something without a gradient.
+# `torch.func.functional_call(layer, {"weight": other}, x)` calls a layer with another weight, and keeps its stride,
+# padding, dilation and groups.
 # </details>
 
 
@@ -684,14 +653,11 @@ draw_staircase()
 # %% [markdown]
 # ## Few bits: with and without training · further
 #
-# The baseline once more, with inputs and weights of all three layers rounded: as it is (PTQ), and after `EPOCHS` more epochs with the rounding in the forward pass (QAT). To be fair,
-# the float network gets as many more. With 2 bits, a weight is -1, 0 or 1, times its channel's scale. Guess.
-
-# %%
-two_bits = tp.predict("What is the accuracy with 2 bits, not trained for it (0 to 1)?", ...)
+# Inputs and weights of all layers are rounded: without training (PTQ), and after `EPOCHS` more epochs with the rounding
+# in the forward pass (QAT). The float network gets as many more epochs.
 
 
-# %%
+# %% jupyter={"source_hidden": true}
 class Rounded(nn.Module):
     """A linear layer that is rounded at each call: fake quantization."""
 
@@ -727,42 +693,37 @@ def show_training():
     for bits in (8, 4, 3, 2):
         model = without_norms(teacher, bits)
         by_bits[bits] = accuracy(model), accuracy(longer(model))
-        print(f"{bits} bits: PTQ {by_bits[bits][0]:.3f}, QAT {by_bits[bits][1]:.3f}")
-    two_bits.shows(by_bits[2][0], "{:.2f}", "Which weights are large, and their signs, already say much.")
+    report.table({"bits": "{}", "PTQ": "{:.3f}", "QAT": "{:.3f}"}, [(bits, *both) for bits, both in by_bits.items()])
 
 
 show_training()
 
 # %% [markdown]
-# Down to 3 bits there is nothing to repair that 359 images would show. With 2 bits the loss is plain, and most of it comes back. The float network gained nothing from its
-# additional epochs: it is the rounding in the forward pass that helps, not the longer training.
+# Down to 3 bits there is little to repair. With 2 bits the loss is clear, and training recovers most of it.
 
 # %% [markdown]
 # ## Fewer weights
 #
-# Fewer bits take something from every weight. **Pruning** takes some away whole. Which ones? Those with the smallest
-# $|w|$: in a large comparison none of the cleverer choices was reliably better (Gale, Elsen and Hooker, 2019). One can take the smallest of
-# each layer, or of the whole network, which takes most from layers with many inputs: their weights are smaller. Then the network is trained a little more
-# (*fine-tuning*), so that what stayed makes up for what went.
+# **Pruning** sets weights to zero. Which ones? Those with the smallest $|w|$: in a large comparison no cleverer
+# criterion was reliably better (Gale, Elsen and Hooker, 2019). Then the rest is trained a little more (*fine-tuning*).
 #
-# Meanwhile the zeros must stay zero, and that is less simple than it looks. A pruned weight still has a gradient. With its gradient
-# set to 0, momentum gathered before the pruning would still move it, and so would Adam's averages. So the zeros are put back after each step, in
-# the weight and in all that the optimizer remembers of it.
+# Meanwhile the zeros must stay zero. Momentum from before the pruning would still move them. They are therefore
+# restored after each step, in the weight and in the optimizer's state.
 #
-# ### Balise 5 · Pruning by magnitude · about 9 min
+# ### Balise 5 · Pruning by magnitude · further · about 9 min
 #
-# - **`magnitude_masks(weights, sparsity, by_layer=False)`** returns a mask for each tensor of the list `weights`, of booleans, `True` where the weight stays. Of the `n` weights of a
-#   group, all together or one tensor, the `round(sparsity * n)` smallest in magnitude go: exactly that number, also where many are equal, as the zeros of an earlier pruning. The groups,
-#   their magnitudes in one row (`sizes`), and the way back to the shapes are given. Write `mask` for that row.
-# - **`hold_zeros(weights, masks, optimizer)`** puts the zeros back, in place: in each weight, and in everything of the weight's shape that the optimizer
-#   remembers of it, under whatever name. `optimizer.state[weight]` is a dictionary; it can be empty, and it also holds other things, such as a count of steps, or tensors of another shape.
+# - **`magnitude_masks(weights, sparsity, by_layer=False)`** returns a boolean mask for each tensor, `True` where the
+#   weight stays. In each group, exactly the `round(sparsity * n)` smallest of `n` magnitudes go, even if many are
+#   equal. Write `mask` for the group's magnitudes, `sizes`.
+# - **`hold_zeros(weights, masks, optimizer)`** restores the zeros in place: in each weight, and in every tensor of its
+#   shape in `optimizer.state[weight]`. That dictionary may be empty, and it also holds other things.
 #
 # 2 and 3 lines.
 #
 # <details><summary>Hint</summary>
 #
-# `argsort`, and a mask of `True` in which the first places of that order are set to `False`. A threshold will not do where
-# magnitudes are equal. `weight.masked_fill_(~mask, 0)` works in place.
+# Use `argsort`, and a mask of `True` in which the first places of that order are set to `False`. A threshold fails
+# where magnitudes are equal. `weight.masked_fill_(~mask, 0)` works in place.
 # </details>
 
 
@@ -795,14 +756,10 @@ def hold_zeros(weights, masks, optimizer):
 tp.check(5, magnitude_masks, hold_zeros)
 
 # %% [markdown]
-# How much can go? The teacher is pruned by magnitude over the whole network, by magnitude in each layer, and at random,
-# which shows what the choice is worth; then it is trained for three more epochs. Guess.
-
-# %%
-without = tp.predict("Accuracy without the smallest 90 % of all weights, three epochs later (0 to 1)?", ...)
+# How many weights can go? The teacher is pruned, then it trains for three more epochs.
 
 
-# %%
+# %% jupyter={"source_hidden": true}
 def weights_of(model):
     """The matrices of the linear layers; batch norm and biases are few, and stay."""
     return [layer.weight for layer in model if isinstance(layer, nn.Linear)]
@@ -846,92 +803,40 @@ def show_pruned(shares=(0.5, 0.8, 0.9, 0.95, 0.98)):
     left.set_ylabel("accuracy")
     right.legend(loc="lower left")
     plt.show()
-    without.shows(found["whole network"][2][1], "{:.2f}", "It had far more numbers than ten digits ask for.")
 
 
 show_pruned()
 
 # %% [markdown]
-# The dotted line is the teacher. Pruning alone costs a lot, early: batch norm's running averages were those of another network. A few
-# epochs bring it back. At the far end the two ways of choosing part: over the whole network
-# the small last layer keeps much and the one with 300 inputs next to nothing, until too few of its weights are left for anything to pass.
-
-# %% [markdown]
-# ## The lottery ticket · further
-#
-# If a twentieth of the weights is enough, why train the others? Prune first, then train: this rarely worked as well. Frankle and Carbin (2018) found out when it does. Train
-# the whole network, look which weights are large, put *those* back to the values that they began with, and train them alone: they learn as well as the whole. With the same
-# mask but newly drawn values they do not. A large network, they say, is a book of lottery tickets: one of its small networks had the luck to begin well. Below, with 95 % of zeros.
-
-# %%
-DRAWS = {"first values (the ticket)": 0, "newly drawn": 1000}
-
-
-def ticket(seed, norm, sparsity=0.95):
-    """Accuracy of the whole network, and of the weights that are large in it, trained alone from each of DRAWS."""
-    whole = train(network(seed, norm=norm), seed=seed)
-    masks, found = magnitude_masks(weights_of(whole), sparsity, by_layer=True), [accuracy(whole)]
-    for other in DRAWS.values():
-        model = network(seed + other, norm=norm)
-        hold = holding(model, masks)
-        hold(torch.optim.SGD(model.parameters()))
-        found.append(accuracy(train(model, seed=seed, after=hold)))
-    return found
-
-
-# %% jupyter={"source_hidden": true}
-def show_tickets():
-    names, found = ["whole network", *DRAWS], []
-    for norm in (True, False):
-        found.append(torch.tensor([ticket(seed, norm) for seed in range(SEEDS)]))
-    _, axes = plt.subplots(1, 2, figsize=(10, 3.1), layout="constrained", sharey=True)
-    for ax, norm, rows in zip(axes, (True, False), found):
-        word = "with batch norm" if norm else "without batch norm"
-        print(f"{word:<19}" + ", ".join(f"{name} {v.mean():.3f} ± {v.std():.3f}" for name, v in zip(names, rows.T)))
-        for k in range(3):
-            ax.plot([k] * len(rows), rows[:, k], "o", color=f"C{k}")
-        ax.set(title=f"{word.capitalize()}, {len(rows)} seeds", xticks=range(3), xticklabels=names, xlim=(-0.5, 2.5))
-    axes[0].set_ylabel("accuracy, 95 % of zeros")
-    plt.show()
-
-
-show_tickets()
-
-# %% [markdown]
-# <details><summary>What the figure says</summary>
-#
-# Without batch norm half of it is as the paper says: the same places with other values learn less well. But the ticket, too, stays behind the whole. With batch norm there is next to no difference: what was
-# lucky in the first draw seems to be mostly its scale, which batch norm sets right for any draw. A finding
-# of one architecture is not yet one of the next.
-# </details>
+# The dotted line is the teacher. Pruning alone costs accuracy early, and a few epochs bring it back.
 
 # %% [markdown]
 # ## A pattern that hardware knows
 #
-# Zeros anywhere are of no use to a processor that multiplies whole blocks. Tensor Cores, from the A100 on, know one pattern: **2:4**. Of every four
-# consecutive weights of a row, those that meet four consecutive inputs, at most two are not zero. The two are stored side by side, with two bits each that say which of the four they were,
-# and the core picks the inputs that they need: half of the products, in half of the time.
+# Scattered zeros don't help a processor that multiplies whole blocks. Tensor Cores, from the A100 on, know one pattern:
+# **2:4**. Of every four consecutive inputs of a row, at most two weights are not zero. Half of the products are
+# skipped.
 #
-# A pattern is a constraint: where three large weights stand in one group of four, one must go. But the inputs of a
-# layer are the hidden channels of the one before, and **their order is free**: sort the rows of the first matrix, its bias and the columns of the second
-# in the same way, and the network computes what it did, while other weights share a group. A good order saves magnitude for nothing (Pool and Yu, 2021).
+# Where three large weights share a group of four, one must go. But the **order of the hidden channels is free**: sort
+# the rows of the first matrix, its bias and the columns of the second in the same way, and the network computes the
+# same. A good order keeps more magnitude (Pool and Yu, 2021).
 #
 # ### Balise 6 · Two of four · further · about 11 min
 #
-# - **`two_of_four(weight)`**: a mask of booleans of the shape of `weight`, `(outputs, inputs)`: `True` for the two of largest magnitude in every four consecutive
-#   inputs of a row, exactly two, also where magnitudes are equal.
-# - **`reorder(first, bias, second, order)`**: `first` `(hidden, inputs)` and `bias` `(hidden,)` make the hidden channels, `second` `(outputs, hidden)` takes them. Return the three with
-#   the channels in another order: the new channel `k` is the old channel `order[k]`.
-# - **`order_columns(weight)`** goes through all pairs of columns, again and again, until no exchange makes `saved`, the
-#   magnitude that 2:4 keeps, larger. The loop is given, and the order `other` with columns `i` and `j` exchanged. Write
-#   when it becomes the order: if `saved`, of all columns or of the two groups alone, grows by more than a millionth, so that
-#   rounding alone exchanges nothing.
+# - **`two_of_four(weight)`** returns a boolean mask: `True` for exactly two of every four consecutive inputs, those of
+#   largest magnitude.
+# - **`reorder(first, bias, second, order)`** returns the three with their channels reordered: the new channel `k` is
+#   the old channel `order[k]`.
+# - **`order_columns(weight)`** tries all exchanges of two columns until none helps. The loop and the exchanged order
+#   `other` are given. Accept `other` if `saved`, of all columns or of the two groups alone, grows by more than a
+#   millionth.
 #
 # 3, 1 and 3 lines.
 #
 # <details><summary>Hint</summary>
 #
-# `reshape` to `(outputs, groups, 4)`, `topk(2)` of the last axis gives `indices`, and `scatter` writes `True` at these places of a mask of `False`. `weight[:, order]` has the columns in an order.
+# `reshape` to `(outputs, groups, 4)`; `topk(2)` of the last axis gives `indices`; `scatter` writes `True` at these
+# places of a mask of `False`. `weight[:, order]` has the columns in another order.
 # </details>
 
 
@@ -981,10 +886,10 @@ def order_columns(weight):
 tp.check(6, two_of_four, reorder, order_columns)
 
 # %% [markdown]
-# What the pattern costs the teacher: the share of magnitude that stays, and its accuracy, at once and after three more epochs.
+# What does the pattern cost the teacher?
 
 
-# %%
+# %% jupyter={"source_hidden": true}
 def in_pattern(model, masks):
     """Accuracy with the weights of these masks alone, and after three more epochs."""
     model = copy.deepcopy(model)
@@ -995,40 +900,45 @@ def in_pattern(model, masks):
 
 def show_patterns():
     weights = weights_of(teacher)
+    whole = sum(one.abs().sum() for one in weights)
     patterns = {
         "half, anywhere in a layer": magnitude_masks(weights, 0.5, by_layer=True),
         "2:4": [two_of_four(one.detach()) for one in weights],
     }
+    rows = []
     for name, masks in patterns.items():
-        kept = sum((one.abs() * mask).sum() for one, mask in zip(weights, masks)) / sum(
-            one.abs().sum() for one in weights
-        )
-        before, after = in_pattern(teacher, masks)
-        print(f"{name:<26} keeps {kept:.1%} of the magnitude; accuracy {before:.3f}, tuned {after:.3f}")
+        kept = sum((one.abs() * mask).sum() for one, mask in zip(weights, masks)) / whole
+        rows.append((name, kept.item(), *in_pattern(teacher, masks)))
+    report.table({"pattern": "{}", "magnitude": "{:.1%}", "accuracy": "{:.3f}", "tuned": "{:.3f}"}, rows)
     last = weights[-1].detach()
-    ordered = last[:, order_columns(last)]
-    best = magnitude_masks([last], 0.5)[0]
-    print(f"of the last matrix, {len(last)} × {last.shape[1]}, 2:4 keeps {saved(last) / last.abs().sum():.1%}; with its channels in another "
-          f"order {saved(ordered) / last.abs().sum():.1%}; half of it anywhere would be {(last * best).abs().sum() / last.abs().sum():.1%}")  # fmt: skip
+    ways = {
+        "2:4": saved(last),
+        "2:4, channels reordered": saved(last[:, order_columns(last)]),
+        "half, anywhere": (last * magnitude_masks([last], 0.5)[0]).abs().sum().item(),
+    }
+    print(f"\nthe last matrix, {len(last)} × {last.shape[1]}:")
+    rows = [(name, kept / last.abs().sum().item()) for name, kept in ways.items()]
+    report.table({"pattern": "{}", "magnitude": "{:.1%}"}, rows)
 
 
 show_patterns()
 
 # %% [markdown]
-# The choice in groups of four costs some magnitude, and next to no accuracy once the rest is trained. On the last matrix a good order wins most of it back: ten
-# rows have to agree on it; in a matrix of a thousand rows that is harder. Of 4 × 16 bits there remain 2 × 16, and two places of 2 bits.
+# The pattern costs some magnitude and, after tuning, next to no accuracy. A good order recovers part of the magnitude.
 
 # %% [markdown]
 # ## Why zeros gain no time · further
 #
-# Half of the weights are zero, so half of the products need not be computed. But who leaves them out? A processor multiplies eight or sixteen pairs of numbers at once; to ask
-# of each whether it is zero costs more than the product. A *sparse* format (CSR, *compressed sparse rows*) holds only the numbers that are not zero, and where each of them stands. It does fewer
-# operations, but a dense product uses what it has read into registers many times, and this one only once. Guess, for a matrix of 1,024 × 1,024 times 64 columns.
+# A *sparse* format (CSR, *compressed sparse rows*) stores the nonzero numbers and their positions. It needs fewer
+# operations, but each needs a lookup. A dense product works on whole vectors and reuses what it has loaded. Guess for a
+# matrix of 1,024 × 1,024 times 64 columns.
 
 # %%
-half = tp.predict("With half of zeros, how many times as long as the dense product takes the sparse one?", ...)
+half = tp.predict(
+    "With half of the weights zero, how many times as long as the dense product does the sparse one take?", ...
+)
 
-# %%
+# %% jupyter={"source_hidden": true}
 ZEROS = 0.0, 0.5, 0.8, 0.9, 0.95, 0.98, 0.99
 
 
@@ -1050,59 +960,38 @@ def race_zeros(n=1024, columns=64):
 # %% jupyter={"source_hidden": true}
 def show_zeros():
     found = race_zeros()
-    dense, sparse = ([1000 * one[k] for one in found.values()] for k in (0, 1))
-    names = [f"{share:.0%}" for share in found]
-    print(
-        f"dense: {dense[0]:.2f} ms without zeros, {dense[1]:.2f} ms with half of them, {dense[-1]:.2f} ms with {names[-1]}"
-    )
+    dense, sparse = ([one[k] for one in found.values()] for k in (0, 1))
+    columns = {"zeros": "{:.0%}", "dense": measure.human_seconds, "sparse": measure.human_seconds}
+    report.table(columns, list(zip(ZEROS, dense, sparse)))
     half.shows(sparse[1] / dense[1], "× {:.1f}", "Half of the products, but each of them has to be looked up.")
-    print(
-        f"sparse: with {names[3]} of zeros {sparse[3] / dense[3]:.2f} times as long, for {1 - ZEROS[3]:.0%} of the products"
-    )
-    faster = [name for name, one, other in zip(names, dense, sparse) if other < one]
-    print(f"sparse is faster from {faster[0]} of zeros on." if faster else "sparse is never faster here.")
-    _, ax = plt.subplots(figsize=(7, 3.2), layout="constrained")
-    ax.plot(names, dense, "o-", label="dense: zeros are multiplied too")
-    ax.plot(names, sparse, "o-", label="sparse (CSR)")
-    ax.set(yscale="log", xlabel="weights that are zero", ylabel="milliseconds")
-    ax.set_title("1,024 × 1,024 times 64 columns, one thread: what do zeros save?")
-    ax.legend()
-    plt.show()
 
 
 show_zeros()
 
 # %% [markdown]
-# <details><summary>What the figure says</summary>
-#
-# The dense product takes the same time whatever it multiplies. The sparse one falls with the numbers that are left, from far above, and
-# where it pays at all, it gains far less than the zeros promise. Memory is gained wherever the weights are stored in such a format.
-#
-# 2:4 is the way out: regular enough that every block has as much to do as any other. NVIDIA's data sheet of the A100 has 312 TFLOP/s for dense bfloat16 and 624 with 2:4:
-# the peak of a matrix product. Mishra and others (2021, *Accelerating Sparse Deep Neural Networks*) describe the format,
-# and train networks with it that lose no accuracy. In PyTorch, `torch.sparse.to_sparse_semi_structured` makes such a weight; it needs a GPU from the A100 on.
-# </details>
+# The dense product takes the same time whatever it multiplies. The sparse one pays only where few weights are left. On
+# a GPU, `torch.sparse.to_sparse_semi_structured` makes a 2:4 weight; the A100's data sheet promises twice the peak.
 
 # %% [markdown]
 # ## Eight bits with an exponent
 #
-# Back to fewer bits. An integer's steps are all of one size. A floating-point number has steps that grow with it: its *relative* error stays the same over a wide range, and a scale need not
-# be exact. Of eight bits, one is the sign. **E4M3** has four bits of exponent and three of *mantissa*, **E5M2** has five and two (Micikevicius and others, 2022,
-# arXiv 2209.05433). With $m$ bits of mantissa, and the exponent $e_{\min}$ of the least *normal* number,
+# The steps of an integer format all have the same size. The steps of a floating-point format grow with the number, so
+# its *relative* error is the same over a wide range. **E4M3** has four bits of exponent and three of *mantissa*,
+# **E5M2** has five and two. With $m$ bits of mantissa, and the exponent $e_{\min}$ of the least *normal* number,
 #
-# $$\hat x = \operatorname{round}\Big(\frac{x}{\delta}\Big)\, \delta, \qquad \delta = 2^{\,\max(\lfloor \log_2 |x| \rfloor,\; e_{\min}) - m} :$$
+# $$\hat x = \operatorname{round}\Big(\frac{x}{\delta}\Big)\, \delta,
+# \qquad \delta = 2^{\,\max(\lfloor \log_2 |x| \rfloor,\; e_{\min}) - m} .$$
 #
-# between two powers of two there are $2^m$ numbers, at equal distances $\delta$. Below $2^{e_{\min}}$ the exponent can go no lower, and the distance stays as it is down to 0: the *subnormal* numbers.
+# Below $2^{e_{\min}}$ the step $\delta$ stays the same down to 0: these numbers are *subnormal*.
 #
-# | | $m$ | $e_{\min}$ | least above 0 | largest | |
-# |---|---|---|---|---|---|
-# | E4M3 | 3 | -6 | $2^{-9}$ | 448 | no infinities, so that one more power of two fits |
-# | E5M2 | 2 | -14 | $2^{-16}$ | 57,344 | a float16 whose mantissa was cut off |
-# | E2M1 | 1 | 0 | $2^{-1}$ | 6 | four bits, sixteen codes |
+# | | $m$ | $e_{\min}$ | least above 0 | largest |
+# |---|---|---|---|---|
+# | E4M3 | 3 | -6 | $2^{-9}$ | 448 |
+# | E5M2 | 2 | -14 | $2^{-16}$ | 57,344 |
+# | E2M1 | 1 | 0 | $2^{-1}$ | 6 |
 #
-# The ranges are narrow, so a tensor gets a scale, as with integers: one, or a **block scale** for every 32 consecutive numbers. The microscaling formats (MX) keep a
-# block's scale in a byte of exponent alone (E8M0): a power of two from $2^{-127}$ to $2^{127}$. It only moves exponents, rounds nothing itself, and
-# costs a quarter of a bit for each number.
+# A tensor needs a scale here too: a single one, or a **block scale** for every 32 consecutive numbers. The microscaling
+# formats (MX) store it as a power of two.
 
 # %% tags=["setup"]
 E4M3 = 3, -6, 448.0  # bits of mantissa, exponent of the least normal number, largest number
@@ -1112,19 +1001,20 @@ E2M1 = 1, 0, 6.0
 # %% [markdown]
 # ### Balise 7 · Eight bits of floating point · further · about 9 min
 #
-# - **`round_float(x, mantissa, least, most)`** returns $\hat x$, float32, of the shape of `x`: rounded to `mantissa` bits, with `least` for $e_{\min}$, halves to the even neighbour. Given is what is larger
-#   than `most`: it *saturates*.
-# - **`tensor_scale(x, most)`** is one scale, `()`, that brings the largest magnitude of `x` to `most`: rounded is $x / s$, and $s$ times that is about $x$, as with integers.
-# - **`block_scales(x, most, size=32)`** is a float32 tensor of the shape of `x`: for each number the scale of its
-#   block, `size` consecutive numbers of the last axis. A scale is the least power of two, from $2^{-127}$ on, such that
-#   no number of its block, divided by it, is larger than `most`. Given: `blocks`, of shape `(..., blocks, size)`, and
-#   the way back. Write `exponent`, one for each block.
+# - **`round_float(x, mantissa, least, most)`** returns $\hat x$, float32, rounded to `mantissa` bits, halves to the
+#   even neighbour. `least` is $e_{\min}$. Saturation at `most` is given.
+# - **`tensor_scale(x, most)`** returns one scale, `()`. The largest magnitude of `x`, divided by it, is `most`.
+# - **`block_scales(x, most, size=32)`** returns for each number the scale of its block: the least power of two, from
+#   $2^{-127}$ on, for which no number of the block exceeds `most` after the division. Write `exponent`, one for each
+#   block of `blocks`, which has the shape `(..., blocks, size)`.
 #
-# No loop over numbers or rows. 3, 1 and 1 lines.
+# 3, 1 and 1 lines, without a loop.
 #
 # <details><summary>Hint</summary>
 #
-# `torch.frexp(x)` gives $x = a \cdot 2^e$ with $\frac12 \le a < 1$, so $\lfloor \log_2 |x| \rfloor$ is $e - 1$. `torch.exp2` makes powers of two; `amax`, `log2` and `ceil` find the exponent of a block, to the last bit if `log2` is given float64.
+# `torch.frexp(x)` gives $x = a \cdot 2^e$ with $\frac12 \le a < 1$, so $\lfloor \log_2 |x| \rfloor$ is $e - 1$.
+# `torch.exp2` makes powers of two. `amax`, `log2` and `ceil` find the exponent of a block, exactly if `log2` gets
+# float64.
 # </details>
 
 
@@ -1162,11 +1052,10 @@ def block_scales(x, most, size=32):
 tp.check(7, round_float, tensor_scale, block_scales)
 
 # %% [markdown]
-# What does the exponent buy? On the left, the largest error in rounding a number of a given size, with one scale that makes 448 the largest. On the right,
-# 64 × 512 random numbers, one of which is made larger and larger: how far does the rounding error of all the *others* lie below them?
+# What does the exponent buy? On the right, one of 64 × 512 random numbers grows: what does that cost *all others*?
 
 
-# %%
+# %% jupyter={"source_hidden": true}
 def rounded8(x, form, scales):
     """x, rounded to a format (bits of mantissa, least exponent, largest number) with scales(x, largest number)."""
     scale = scales(x, form[-1])
@@ -1214,32 +1103,25 @@ def draw_eight_bits():
     right.set_title("What one outlier costs the others")
     right.legend(loc=(0.36, 0.12))
     plt.show()
-    for name, ratios in found.items():
-        words = [f"of {outliers[k]:,.0f}: {ratios[k]:4.1f} dB" for k in (0, 4, 7)]
-        print(f"{name:<19} with an outlier " + ", ".join(words))
+    sizes = {f"outlier {outliers[k]:,.0f}": k for k in (0, 4, 7)}
+    columns = {"signal to noise, dB": "{}"} | dict.fromkeys(sizes, "{:.1f}")
+    report.table(columns, [(name, *(ratios[k] for k in sizes.values())) for name, ratios in found.items()])
 
 
 draw_eight_bits()
 
 # %% [markdown]
-# <details><summary>What the figure says</summary>
-#
-# Without outliers int8 is the better format: no bit is spent on an exponent. But each doubling of the range costs it 6 dB. E4M3
-# has the same relative error over some fifteen powers of two: an outlier costs the others nothing until they slip into the subnormal numbers. A
-# scale for each block confines the damage to 31 neighbours, however large the outlier is. E5M2 rounds twice as coarsely as E4M3, and its range ends beyond this figure.
-# </details>
+# Without outliers int8 is the better format: it spends no bit on an exponent. But each doubling of the range costs it 6
+# dB. A block scale confines the damage of an outlier to 31 neighbours.
 #
 # ## A training step in FP8 · further
 #
-# In a training step nearly all of the work is in three products for each layer: $y = x W^T$ forward, $g\,W$ and $g^T x$ backward, where $g$ is the gradient of $y$. Below, what is multiplied is rounded to
-# FP8, as Tensor Cores take it, and sums stay float32. So do the weights that the optimizer moves: the rounded weights are made anew at each call, as in balise 4. Each product sums over
-# the last axis of both matrices, and along it lie the blocks.
-#
-# Weights and inputs are about 1 in size. Gradients are not: the loss is a mean over 64 images, and a network that is nearly right has small ones. To see the cost of an outlier alone, one weight is set to
-# 100,000: one of the first layer, for a pixel at the edge that is 0 in all images. It changes nothing of what the network computes.
+# A layer has three products in a training step: $y = x W^T$ forward, $g\,W$ and $g^T x$ backward, where $g$ is the
+# gradient of $y$. Below, their factors are rounded to FP8. Sums and the optimizer's weights stay float32. The last
+# three rows have an outlier: one weight is 100,000, for a pixel that is 0 in all images, so it changes no answer.
 
 
-# %%
+# %% jupyter={"source_hidden": true}
 def no_scale(x, most):
     return torch.ones(())
 
@@ -1262,7 +1144,6 @@ class Products(torch.autograd.Function):
         return of_x, along_images @ rounded8(x.T, E4M3, scales).T, None, None, None
 
 
-# %%
 class Eight(nn.Module):
     """A linear layer whose products are rounded; layer.weight stays float32. back: the format of gradients."""
 
@@ -1275,7 +1156,6 @@ class Eight(nn.Module):
         return y if self.layer.bias is None else y + self.layer.bias
 
 
-# %%
 def in_eight_bits(seed, scales, back, outlier):
     """(accuracy, share of gradients that became 0) of a network trained for three epochs; scales None: in float32."""
     model, lost = network(seed), []
@@ -1303,97 +1183,29 @@ ARMS = {
 
 
 def show_eight_bits():
+    rows = []
     for name, kind in ARMS.items():
         rights, lost = torch.tensor([in_eight_bits(seed, *kind) for seed in range(SEEDS)]).T
-        words = f"{rights.mean():.3f} (from {rights.min():.3f} to {rights.max():.3f})"
-        print(f"{name:<33} accuracy {words}; gradients that became 0: {lost.mean():6.1%}")
+        rows.append((name, rights.mean().item(), lost.mean().item()))
+    report.table({"products in FP8": "{}", "accuracy": "{:.3f}", "gradients that became 0": "{:.1%}"}, rows)
 
 
 show_eight_bits()
 
 # %% [markdown]
-# <details><summary>What the table says</summary>
-#
-# Without scales most gradients are smaller than half of E4M3's least number, $2^{-10}$, and become 0. E5M2 reaches 128 times further down, and loses far fewer;
-# that is why it was made. With scales, one for each tensor is enough here, also with three bits of mantissa for the gradients.
-#
-# The outlier is a million times the other weights of its layer. One scale for all of them makes all others 0, and the first layer passes nothing on. With block scales it takes
-# 31 neighbours with it, and nothing of that is seen in the accuracy.
-# </details>
-#
-# **Facts of 2026, not measured here.** An H100's peak is 989 TFLOP/s in bfloat16 and 1,979 in FP8 (NVIDIA's data sheet, without sparsity). The usual recipe has a scale for each
-# tensor, with E5M2 for gradients; models of up to 175 billion parameters came out as in 16 bits (arXiv 2209.05433). The MX formats are a standard of the Open Compute Project
-# (*Microscaling Formats Specification*, 2023), and Blackwell's Tensor Cores multiply block scales in; with them E4M3 does for gradients, too (documentation of Transformer Engine, *MXFP8*). The standard rounds a
-# block's scale down; Mishra and others (2025, arXiv 2506.08027) round it up, as you do, because down can make training diverge. NVFP4 goes on: E2M1 in blocks of 16, with E4M3 for the scale, and one more scale for the tensor.
-
-# %% [markdown]
-# ## The bfloat16 trap · further
-#
-# Then why not simply bfloat16? It needs no scale, halves the bytes, and one line does it: `model.bfloat16()`. On a GPU
-# that is what everybody does. On a CPU it depends: without instructions for bfloat16 (AVX-512 BF16 or AMX) it is
-# emulated, or done in plain loops, and may be several times slower than float32. Nothing warns you.
-#
-# Below, a layer of 2,048 × 2,048 with one row, which is one token of a language model that writes, up to 128, a prompt
-# that it reads. Without oneDNN, the library with the fast kernels, any processor does what one without AVX-512 does.
-
-
-# %%
-@torch.no_grad()
-def race_bfloat16(rows, n=2048):
-    """(float32, bfloat16, bfloat16 without oneDNN): seconds for x (rows, n) through a layer (n, n)."""
-    x, weight = torch.randn(rows, n), torch.randn(n, n)
-    narrow = x.bfloat16(), weight.bfloat16()
-
-    def plain():
-        with warnings.catch_warnings(action="ignore"), torch.backends.mkldnn.flags(enabled=False):
-            return F.linear(*narrow)
-
-    runs = {"float32": lambda: F.linear(x, weight), "bfloat16": lambda: F.linear(*narrow), "plain": plain}
-    return [min(times) for times in measure.race(runs, 5, 1, "cpu").seconds.values()]
-
-
-# %% jupyter={"source_hidden": true}
-def show_bfloat16():
-    rows = 1, 4, 16, 64, 128
-    times = torch.tensor([race_bfloat16(n) for n in rows])
-    ratio = times / times[:, :1]
-    _, ax = plt.subplots(figsize=(7, 3.2), layout="constrained")
-    for k, name in enumerate(("float32", "bfloat16 on this machine", "bfloat16 without oneDNN")):
-        ax.plot([str(n) for n in rows], ratio[:, k], "o-", color=f"C{k}", label=name)
-    ticks = [0.125, 0.25, 0.5, 1, 2, 4, 8]
-    ax.set(yscale="log", xlabel="rows", ylabel="time, as a multiple of float32's")
-    ax.set_yticks(ticks, labels=[f"{one:g}" for one in ticks])
-    ax.set_yticks([], minor=True)
-    ax.set_title("2,048 × 2,048, one thread: when is bfloat16 faster?")
-    ax.legend()
-    plt.show()
-    takes = "takes" if torch.ops.mkldnn._is_mkldnn_bf16_supported() else "does not take"
-    print(f"oneDNN {takes} bfloat16 on this processor. Times as long as float32:")
-    for k, name in ((1, "bfloat16 here"), (2, "without oneDNN")):
-        print(f"  {name:<15} one row {ratio[0, k]:.2f}, {rows[-1]} rows {ratio[-1, k]:.2f}")
-
-
-show_bfloat16()
-
-# %% [markdown]
-# <details><summary>What the figure says</summary>
-#
-# One row reads every weight once and does two operations with it. Reading takes the time, there are half as many bytes, and even plain loops keep up with a slow memory. With many rows
-# arithmetic decides, and plain loops lose several times over. A model can be faster in bfloat16 when it writes, and far slower when it reads the prompt. So ask the machine, not a table.
-# </details>
+# Without scales, most gradients underflow in E4M3. E5M2 reaches 128 times further down and loses far fewer. The outlier
+# ruins a scale for the whole tensor: all other weights of the layer become 0. Block scales survive it. **Not measured
+# here:** an H100's peak is 989 TFLOP/s in bfloat16 and 1,979 in FP8 (data sheet).
 
 # %% [markdown]
 # ## Deployment: ONNX Runtime · further
 #
-# Nobody writes kernels for bytes twice. A network is *exported*, as a graph of operators in a format that many programs read
-# (ONNX), and an inference engine fuses operators, and chooses kernels for the processor. ONNX Runtime does what you did: it folds batch norms, calibrates with
-# images that you give, and computes convolutions in integers. Without the extra `deploy`, what was recorded is shown.
-#
-# The larger the products, the more there is to win: here are the digits at 24 × 24 pixels, and a small ResNet. One thread, and
-# seconds of the processor, so that other programs do not count.
+# In practice a network is *exported* to a graph of operators (ONNX), and an inference engine fuses them and picks
+# kernels. ONNX Runtime does what you did: it folds, calibrates, and computes in integers. Here it runs a small ResNet
+# on digits of 24 × 24 pixels. Without the extra `deploy` you see recorded numbers.
 
 
-# %%
+# %% jupyter={"source_hidden": true}
 class Residual(nn.Module):
     """Two convolutions with batch norm, and a way around them. a and b: channels before and after."""
 
@@ -1448,6 +1260,7 @@ def export(model, images, folder):
     return paths[0], paths[2]
 
 
+# %% jupyter={"source_hidden": true}
 def processor_seconds(runs, repeats=15):
     """{name: median seconds of the processor}, each in turn."""
     taken = {name: [] for name in runs}
@@ -1459,12 +1272,6 @@ def processor_seconds(runs, repeats=15):
     return {name: sorted(one)[repeats // 2] for name, one in taken.items()}
 
 
-# %% [markdown]
-# `reduce_range` gives the weights seven bits. A processor without VNNI adds two products of bytes in 16 bits, and two products of
-# 255 × 127 do not fit. With 64 instead of 127 they do.
-
-
-# %%
 def deploy():
     """[(name, accuracy, bytes, seconds of the processor for 8 images)]."""
     images, held_out = enlarged(digits.train_x), enlarged(digits.val_x)
@@ -1480,7 +1287,7 @@ def deploy():
 
 
 def quiet():
-    """Exporters tell a lot, none of it for us."""
+    """Silence the exporters."""
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
 
@@ -1491,31 +1298,23 @@ def show_deployed():
         recorded.note("22_compression", "deployed", rows, on_cpu=True)
     else:
         rows = recorded.instead("onnxruntime", "22_compression", "deployed") or []
-    for name, right, size, seconds in rows:
-        print(
-            f"{name:<22} accuracy {right:.3f}, {measure.human_bytes(size):>9}, 8 images {measure.human_seconds(seconds):>8}",
-            end="",
-        )
-        print(f", {rows[0][3] / seconds:.1f} times as fast as eager")
+    columns = {"engine": "{}", "accuracy": "{:.3f}", "size": measure.human_bytes, "8 images": measure.human_seconds}
+    report.table(columns | {"× eager": "{:.1f}"}, [(*row, rows[0][3] / row[3]) for row in rows])
 
 
 show_deployed()
 
 # %% [markdown]
-# <details><summary>What the table says</summary>
-#
-# Look at float32 first: without a single byte saved it is faster, because batch norm and ReLU go into the convolutions, and no operator is
-# dispatched from Python. What int8 brings is the step from there; it depends on the processor (with VNNI, four products of bytes are one
-# operation) and on the kind of integers: the fast instructions want unsigned inputs and signed weights (documentation of ONNX Runtime, *Quantize ONNX models*, also for `reduce_range`).
-# </details>
+# The float32 row saves no bytes: its gain comes from fused operators. `reduce_range` gives weights seven bits, because
+# a processor without VNNI adds two products of bytes in 16 bits.
 #
 # ### The same with torchao
 #
-# torchao is PyTorch's own library for this; its `QATConfig` does your balise 4. Here it meets the baseline, with weights of 8 and of 2 bits and a scale for each channel. With 2 bits it leaves the inputs as they
-# are, and its integers are -2, -1, 0 and 1; yours rounds the inputs, too, and has no -2. Only accuracy is compared, not time.
+# torchao is PyTorch's library for quantization; its `QATConfig` does your balise 4. Its 2-bit integers include −2, and
+# its inputs stay float there.
 
 
-# %%
+# %% jupyter={"source_hidden": true}
 def with_torchao():
     """{name: accuracy} of the baseline, quantized with torchao."""
     quiet()
@@ -1541,44 +1340,60 @@ if frameworks.here("torchao"):
     recorded.note("22_compression", "torchao", by_torchao, on_cpu=True)
 else:
     by_torchao = recorded.instead("torchao", "22_compression", "torchao") or {}
-for name, right in by_torchao.items():
-    bits = int(name[5])
-    yours = f", yours {by_bits[bits][name.startswith('QAT')]:.3f}" if bits in by_bits else ""
-    print(f"{name}: torchao {right:.3f}{yours}")
+rows = [(name, right, by_bits[int(name[5])][name.startswith("QAT")]) for name, right in by_torchao.items()]
+report.table({"": "{}", "torchao": "{:.3f}", "yours": "{:.3f}"}, rows)
+
+# %% [markdown]
+# ## Measure again
+#
+# The same network twice: from the start, and in your integers.
+
+# %%
+net = in_integers(8, "least error")
+held = sum(one.nbytes for layer in net[0] for one in layer[1:5])
+rows = [("float32", bytes_of(teacher), accuracy(teacher)), ("yours, int8", held, answers(net))]
+report.table(
+    {"": "{}", "bytes": "{:,}", "of float32": "{:.0%}", "accuracy": "{:.3f}"},
+    [(name, size, size / rows[0][1], right) for name, size, right in rows],
+)
 
 # %% [markdown]
 # ## Three questions
 #
-# **1.** A colleague has set 90 % of a network's weights to zero and kept its accuracy. The file is as large as before, and an answer takes as long. What do you tell her?
+# **1.** A colleague has set 90 % of the weights to zero and kept the accuracy. File and time are unchanged. Why?
 #
 # <details><summary>Answer</summary>
 #
-# That a zero in a dense tensor is a number like any other: it is stored, read and multiplied. A sparse format makes the file smaller; time needs a kernel that profits from *this* pattern.
-# What is sure to help is structure: whole channels removed, which leaves a smaller dense network, or 2:4 on hardware that knows it, which saves at most half.
+# A zero in a dense tensor is a number like any other: it is stored, read and multiplied. A sparse format makes the file
+# smaller, but time needs a kernel that profits from *this* pattern. Structure always helps: remove whole channels,
+# which leaves a smaller dense network, or use 2:4 on hardware that knows it, which saves at most half.
 # </details>
 #
-# **2.** You distil with $T = 2$ and $\lambda = 1$, and it works well. Someone sets $T = 8$, and leaves the factor $T^2$ out. What happens?
+# **2.** Distillation with $T = 2$ works well. Someone sets $T = 8$ and drops the factor $T^2$. What happens?
 #
 # <details><summary>Answer</summary>
 #
-# The soft part's gradient shrinks like $1 / T^2$. With the factor it was about as large as at $T = 1$; now nothing makes up for it, and it is about a 64th of that: the student learns from labels almost alone. It
-# looks as if a high temperature were bad, though only the weight changed. With the factor, $T$ can be tuned by itself.
+# The gradient of the soft part shrinks like $1 / T^2$, and nothing makes up for it any more: it is about a 64th of what
+# it would be with the factor. The student learns almost only from labels. It looks as if a high temperature were bad,
+# but only the weight changed.
 # </details>
 #
-# **3.** A language model of 7 billion parameters in bfloat16 shall be served from a card of 8 GB. Which of the techniques gets it there?
+# **3.** A language model of 7 billion parameters in bfloat16 must fit on a card of 8 GB. How?
 #
 # <details><summary>Answer</summary>
 #
-# In bfloat16 it takes 14 GB. int8 makes 7 GB, which leaves next to nothing for a cache of keys and values. 2:4 on top of int8 keeps two of four bytes and 2 × 2 bits, 20 bits instead of
-# 32: about 4.4 GB. Four bits make 3.5 GB, with a scale for each small block of weights a little more. They can be combined, and each has to be measured on the task itself.
+# In bfloat16 it takes 14 GB. int8 makes it 7 GB, which leaves almost nothing for a KV cache. 2:4 on top of int8 keeps
+# two of four bytes and 2 × 2 bits, 20 bits instead of 32: about 4.4 GB. Four bits a weight make 3.5 GB, a little more
+# with a scale for each block. Each has to be measured on the task itself.
 # </details>
 
 # %% [markdown]
 # ## In one paragraph
 #
-# **A trained network is larger than what it computes needs.** Distillation makes the network itself smaller, and pays most where labels are few: the teacher's doubts say more than a label. Quantization takes
-# bits from every number, with a scale that decides what they mean; with eight bits there is hardly a loss, with two the network must learn to live with it; an exponent in each number makes the scale less delicate. Pruning takes numbers away, far
-# more than one would think, but zeros save time only in a pattern that the hardware knows. Bytes, accuracy and time are three measurements: a technique that improves one says nothing yet of the others.
+# **A trained network is larger than its task needs.** Quantization takes bits from every number, and a scale decides
+# what the integers mean. Eight bits cost hardly any accuracy; with two, training must include the rounding.
+# Distillation makes the network smaller. Pruning removes weights, but zeros save time only in a pattern that hardware
+# knows.
 
 # %%
 tp.progress()
