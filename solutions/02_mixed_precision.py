@@ -1,19 +1,16 @@
 # %% [markdown]
 # # Mixed precision: 16 bits where they suffice, 32 where they must be · about 80 min, core 40
 #
-# A weight of a network is a number of 32 bits. Most of a step does as well with 16: half the bytes to move and to
-# keep, and a part of the processor made for it. Some of it does not: small gradients become zero, small updates are
-# lost, and nothing tells you but a loss that stops falling. In this practical work you write both sides, the step
-# that gains and the three things that keep it right: **loss scaling**, **operations left in float32**, and **master
-# weights**.
+# Most of a training step works as well with numbers of 16 bits as with 32. Some of it doesn't: small gradients become
+# zero and small updates are lost, and nothing warns you except a loss that stops falling. You write the step, and what
+# keeps it correct: **loss scaling**, **operations left in float32**, and **master weights**.
 #
-# **What you will gain**, estimated from a data sheet: where a step computes, time follows the peak; where it moves
-# memory, the bytes.
+# **What you will gain.** The bytes of the activations drop to about half of float32's, measured with your own step. Of
+# the gradients that float16 turns into zero, you bring back nearly all.
 
-# %% tags=["setup"]
+# %% tags=["setup"] jupyter={"source_hidden": true}
 import contextlib
 import math
-import statistics
 from dataclasses import dataclass
 
 import matplotlib.pyplot as plt
@@ -21,19 +18,14 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from dlojz_tp import course, data, gains, measure, planner, precision, recorded, scale, todo, training_run, worth
+from dlojz_tp import course, data, gains, measure, precision, recorded, report, scale, todo, training_run, worth
 
 NAME = "02_mixed_precision"
 tp = course.open(NAME)
 tp
 
-# %% [markdown]
-# All sizes are here. The network of the speed measurements is that of the whole red thread, `training_run.setting()`.
-# `FAST` is the format in which *this* machine computes fastest, found from what it can do and a trial of milliseconds:
-# bfloat16 on most machines; float16 on GPUs older than the A100: their Tensor Cores know no bfloat16; float32 on processors
-# without instructions for either, where 16 bits are a trap that is measured below, once.
-
-# %% tags=["setup"]
+# %% tags=["setup"] jupyter={"source_hidden": true}
+# all sizes. FAST is the format in which this machine computes fastest: float32 without instructions for 16 bits
 FULL = scale() == "full"
 DEVICE = training_run.device()
 SETTING = training_run.setting()
@@ -47,37 +39,11 @@ ROUNDS = 20 if FULL else 4  # of a race between whole steps
 STEPS = 500  # of the small trainings on digits
 BLUE, ORANGE, GREEN, PINK, GREY = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#999999"
 
-# %%
-card = planner.A100
-a100 = {"float32": card.float32, "TF32 Tensor Cores": card.tf32, "float16 or bfloat16 Tensor Cores": card.float16}
-print("estimate, from the data sheet of an A100:")
-for name, peak in a100.items():
-    print(f"  {name:<34}{peak / 1e12:6.1f} TFLOP/s   × {peak / card.float32:4.1f}")
-print("  bytes of an activation: 4 → 2      × 2 where memory is the limit")
-print(gains.expected(NAME))
-print(
-    f"published by NVIDIA, ResNet-50 on an A100: {card.resnet50_float32:,} images/s in TF32, "
-    f"{card.resnet50_mixed:,} in mixed precision (channels last): × {card.resnet50_mixed / card.resnet50_float32:.1f}"
-)
-
-# %% [markdown]
-# No step becomes sixteen times faster. On such a card PyTorch runs "float32" convolutions in TF32 by default: against
-# that, the peak and the bytes both allow a factor of two, and what stays in float32 takes its part of it. The published
-# pair gains more, as it changes the memory format too, for which Tensor Cores ask: the next practical work.
-#
-# Guess before anything is measured:
-
-# %%
-step_gain = tp.predict("How many times faster is a whole training step in 16 bits, on this machine?", ...)
-
 # %% [markdown]
 # ## The idea
 #
-# A floating-point number is a sign, an exponent and a *mantissa*. The exponent's bits give the **range**, the
-# mantissa's $m$ bits the **precision**. Rounding $x$ to the nearest such number makes a relative error of at most
-# half a unit in the last place,
-#
-# $$\mathrm{fl}(x) = x\,(1 + \delta), \qquad |\delta| \le 2^{-(m+1)} \qquad \text{while } x \text{ is in the range.}$$
+# A floating-point number has a sign, an exponent and a *mantissa*. The bits of the exponent give the **range**, the $m$
+# bits of the mantissa the **precision**: rounding has a relative error of at most $2^{-(m+1)}$.
 
 # %% jupyter={"source_hidden": true}
 FORMATS = {
@@ -107,84 +73,53 @@ right.text(-37, 1.62, "small gradients", ha="center", fontsize=8)
 plt.show()
 
 # %% [markdown]
-# **bfloat16** keeps the range and gives up digits. **float16** keeps more digits, and its range ends where small
-# gradients lie. As a product of the loss with $s$ multiplies every gradient by $s$,
+# **bfloat16** keeps the range of float32 and gives up digits. **float16** keeps more digits, but its range ends where
+# small gradients are. If the loss is multiplied by $s$, so is every gradient:
 #
-# $$\nabla_w (s\,L) = s\,\nabla_w L,$$
+# $$\nabla_w (s\,L) = s\,\nabla_w L.$$
 #
-# gradients can be moved into float16's range and brought back in float32: *loss scaling* (Micikevicius et al., "Mixed
-# Precision Training", 2018).
+# This moves gradients into float16's range. They are divided by $s$ again in float32. That is *loss scaling*
+# (Micikevicius et al., "Mixed Precision Training", 2018).
 #
-# ## The baseline, measured first
+# ## The baseline
 #
-# What does this machine do in each format? A product of two $n \times n$ matrices takes $2n^3$ operations; a
-# convolution, two for each weight of its kernel, position and image.
+# The backward pass needs the activations of the forward pass, so a step keeps them. How many bytes are they in float32,
+# for 8 images of 224 pixels?
 
 
-# %%
-def operands(dtype, n=PRODUCT, images=8, channels=64, side=32):
-    """Two matrices (n, n), and images with a kernel of 3 × 3, on the device."""
-    a = torch.randn(n, n, device=DEVICE).to(dtype)
-    x = torch.randn(images, channels, side, side, device=DEVICE).to(dtype)
-    return a, x, torch.randn(channels, channels, 3, 3, device=DEVICE).to(dtype)
+# %% jupyter={"source_hidden": true}
+PHOTOS, CLASSES_OF_PHOTOS = torch.randn(8, 3, 224, 224), torch.randint(CLASSES, (8,))
 
 
-def rates(dtypes, n=PRODUCT, turns=20 if PAYS else 2):
-    """{(what, dtype): FLOP/s}: the best of several turns, as others may use the machine too; of few where one is long."""
-    runs, flop = {}, {}
-    for dtype in dtypes:
-        a, x, kernel = operands(dtype, n)
-        runs["product", dtype], flop["product", dtype] = (lambda a=a: a @ a), 2 * n**3
-        work = 2 * kernel.numel() * x.numel() / x.shape[1]
-        runs["convolution", dtype], flop["convolution", dtype] = (lambda x=x, k=kernel: F.conv2d(x, k, padding=1)), work
-    found = measure.race(runs, repeats=turns, warmup=min(2, turns - 1), device=DEVICE)
-    return {key: flop[key] / min(seconds) for key, seconds in found.seconds.items()}
-
-
-RATES = rates([torch.float32, HALF])
-for (what, dtype), found in RATES.items():
-    print(f"measured here: {what:<12} {str(dtype).removeprefix('torch.'):<9}{found / 1e9:10,.0f} GFLOP/s"
-          f"   × {found / RATES[what, torch.float32]:.2f}")  # fmt: skip
-(other,) = {torch.float16, torch.bfloat16} - {HALF}
-wide = torch.randn(SLOW_PRODUCT, SLOW_PRODUCT, device=DEVICE)
-half = wide.to(other)
-pair = {"other": lambda: half @ half, "float32": lambda: wide @ wide}
-slow = 2 * SLOW_PRODUCT**3 / min(measure.race(pair, repeats=5, device=DEVICE).seconds["other"])
-print(f"measured here: product      {str(other).removeprefix('torch.'):<9}{slow / 1e9:10,.0f} GFLOP/s")
-
-# %%
-images = torch.randn(SETTING.batch_size, 3, SETTING.image_size, SETTING.image_size)
-labels = torch.randint(CLASSES, (SETTING.batch_size,))
-
-
-def median_step(step, rounds=ROUNDS, warmup=1):
-    """Median seconds of a few steps on random images, with a new network."""
+def activations_of(step):
+    """Bytes that a step keeps for its backward pass; weights, and copies of them in 16 bits, do not count."""
     model = training_run.make_model(CLASSES)
     optimizer = training_run.make_optimizer(model.parameters())
-    chrono = measure.Chronometer(DEVICE, warmup=warmup)
-    for batch in chrono.steps([(images, labels)] * (rounds + warmup)):
-        with chrono.step():
-            step(model, *batch, optimizer, DEVICE)
-    record = chrono.record("step", batch_size=SETTING.batch_size)
-    return statistics.median(found["step"] for found in measure.counted_steps(record))
+    weights, kept = {p.shape for p in model.parameters() if p.dim() > 1}, {}
 
+    def note(tensor):
+        if tensor.shape not in weights:
+            kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
 
-baseline = median_step(training_run.plain_step)
-print(f"{SETTING.architecture}, {SETTING.batch_size} images of {SETTING.image_size} pixels, float32: "
-      f"{measure.human_seconds(baseline)} a step")  # fmt: skip
-
-# %% [markdown]
-# ## TF32: float32 on Tensor Cores
-#
-# Since the A100 there is a step between. In **TF32** the numbers stay float32 in memory, and a Tensor Core rounds what it
-# multiplies to ten bits of mantissa; sums are float32. No byte is saved and no line of the network changes: it is a switch,
-# one for products and one for convolutions (`fp32_precision` is `"ieee"` or `"tf32"`; torch 2.9 and later). PyTorch turns
-# it on for convolutions only. Older code says `allow_tf32 = True` or `torch.set_float32_matmul_precision("high")`: use one
-# of the two ways, as reading an old name after a new one was set may raise an error. The rounding can be imitated anywhere;
-# the time needs the unit.
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        step(model, PHOTOS, CLASSES_OF_PHOTOS, optimizer, DEVICE)
+    return sum(kept.values())
 
 
 # %%
+in_float32 = activations_of(training_run.plain_step)
+report.table({"step": "{}", "activations": measure.human_bytes}, [("float32", in_float32)])
+
+# %% [markdown]
+# ## TF32: float32 on Tensor Cores · further
+#
+# In **TF32**, numbers stay float32 in memory, and a Tensor Core rounds the factors of a product to ten bits of
+# mantissa. No byte is saved and no code changes: it is a switch, `fp32_precision`. PyTorch turns it on for convolutions
+# only.
+
+
+# %% jupyter={"source_hidden": true}
 def to_tf32(x):
     """The float32 tensor x, its mantissa rounded to the ten bits that TF32 keeps of 23."""
     return ((x.view(torch.int32) + (1 << 12)) & -(1 << 13)).view(torch.float32)
@@ -194,11 +129,11 @@ x = torch.randn(768, 768)
 exact = x.double() @ x.double()
 for name, rounded in {"float32": x, "TF32": to_tf32(x), "bfloat16": x.bfloat16().float()}.items():
     error = (rounded @ rounded - exact).norm() / exact.norm()
-    print(f"{name:<9} relative error of a product: {error:.0e}   (numbers rounded by hand, added up in float32)")
+    print(f"{name:<9} relative error of a product: {error:.0e}   (factors rounded first, sums in float32)")
 
-# %%
+# %% jupyter={"source_hidden": true}
 switch, a = torch.backends.cuda.matmul, torch.randn(PRODUCT, PRODUCT, device=DEVICE)
-print(f"as it stands: products {switch.fp32_precision!r}, convolutions {torch.backends.cudnn.conv.fp32_precision!r}")
+print(f"as set here: products {switch.fp32_precision!r}, convolutions {torch.backends.cudnn.conv.fp32_precision!r}")
 
 
 def product(precision):
@@ -223,30 +158,24 @@ else:
     print("No Tensor Core for TF32 here: nothing is measured, the switch changes nothing. On a GPU:", gain)
 
 # %% [markdown]
-# `"none"` means that nobody has set it: float32 as ever. On an A100, the data sheet printed above promises eight times the
-# peak.
-#
 # ## Two steps
-
-# %% [markdown]
+#
 # ### Balise 1 · A step in float16, with loss scaling · about 10 min
 #
-# The *scaled* loss goes backward, so that small gradients survive float16. Before anyone looks at them, the clip or the
-# optimizer, they are divided by the scale again, in float32. `scaler` has the methods of `torch.amp.GradScaler`: it
-# knows the scale, leaves out the update after an overflow, and adapts.
+# The *scaled* loss goes backward. Before the clipping and the optimizer use the gradients, they are divided by the
+# scale. `scaler` has the methods of `torch.amp.GradScaler`: it keeps the scale, skips the update after an overflow, and
+# adapts.
 #
-# The copies, `zero_grad` and the result are those of every step, and given. Write what stands between: forward under
-# autocast in float16 (`logits`), mean cross-entropy computed in float32 (`loss`), backward, **gradients clipped to the
-# global norm `max_norm`**, update. `model` is on `device`, in float32. Read no value, not even the scale: the CPU would
-# wait. (`scaler.step` reads one, to know whether to skip.) About 8 lines.
+# Write the forward pass under autocast in float16 (`logits`), the mean cross-entropy in float32 (`loss`), the backward
+# pass, the **clipping of gradients to the global norm `max_norm`**, and the update. `model` is on `device`, in float32.
+# Don't read any value yourself: the CPU would wait. About 8 lines.
 #
 # <details><summary>Hint</summary>
 #
-# `torch.autocast(device_type, dtype=...)` is a context manager; `device.type` is "cuda" or "cpu". Backward runs in
-# the dtypes that forward has chosen, so it can stand outside; PyTorch's documentation advises that, and both are
-# accepted here. The norm means something only for gradients that are no longer scaled: `scaler.unscale_(optimizer)`.
-# `torch.nn.utils.clip_grad_norm_` clips by global norm. `scaler.step(optimizer)` calls the optimizer, or skips it
-# after an overflow; `scaler.update()` ends the step.
+# `torch.autocast(device_type, dtype=...)` is a context manager, and `device.type` is "cuda" or "cpu". The backward pass
+# uses the dtypes of the forward pass, so it can stay outside. The norm is meaningful only after
+# `scaler.unscale_(optimizer)`. `torch.nn.utils.clip_grad_norm_` clips by global norm. `scaler.step(optimizer)` calls
+# the optimizer, or skips it after an overflow; `scaler.update()` ends the step.
 # </details>
 
 
@@ -275,15 +204,15 @@ tp.check(1, fp16_step)
 # %% [markdown]
 # ### Balise 2 · A step in bfloat16, and what stays in float32 · about 9 min
 #
-# bfloat16 has the range of float32, so nothing is scaled: this is how most networks are trained today. Write forward
-# (`logits`) with its `loss`, backward and update. Weights and gradients stay float32, and the loss is computed in it. About 5 lines.
+# bfloat16 has the range of float32, so it needs no scale. Most networks are trained this way today. Write the forward
+# pass (`logits`), the `loss` in float32, the backward pass and the update. Weights and gradients stay float32. About 5
+# lines.
 #
-# `dtypes_under_autocast` is given. A *hook* on each module without children notes the dtype of what comes out, in one
-# forward pass: so you will see below what is computed in bfloat16, and what is not.
+# `dtypes_under_autocast` is given: a *hook* on each module notes the dtype of its output.
 #
 # <details><summary>Hint</summary>
 #
-# `cross_entropy` computes in float32 under autocast, whatever comes in; outside, it takes what comes.
+# `cross_entropy` computes in float32 under autocast, whatever its input. Outside, it uses the dtype of its input.
 # </details>
 
 
@@ -332,13 +261,11 @@ tp.check(2, bf16_step, dtypes_under_autocast)
 
 
 # %% [markdown]
-# Let your report speak. Which parts of this small network stay in float32 is decided by lists in PyTorch, one for each
-# type of device: matrix products and convolutions go to 16 bits; losses go to float32, and on a GPU sums, the norm of a
-# vector, softmax, exponentials and layer norm too, as they add up many numbers or have a large range; everything else,
-# batch norm too, takes what comes.
+# PyTorch has lists of what autocast does on each type of device. Matrix products and convolutions run in 16 bits.
+# Losses run in float32; on a GPU softmax, sums and layer norm do too. Everything else keeps the dtype of its input.
 
 
-# %%
+# %% jupyter={"source_hidden": true}
 class Mixed(nn.Module):
     """A bit of everything, for looking at dtypes. images (b, 3, 16, 16)."""
 
@@ -353,34 +280,25 @@ class Mixed(nn.Module):
         return self.softmax(self.gelu(self.layer_norm(x)))
 
 
-for name, dtype in dtypes_under_autocast(
-    Mixed().to(DEVICE), torch.randn(2, 3, 16, 16, device=DEVICE), torch.bfloat16
-).items():
-    print(f"{name:<11} {str(dtype).removeprefix('torch.')}")
-logits, target = torch.randn(4, 10, device=DEVICE).bfloat16(), torch.zeros(4, dtype=torch.long, device=DEVICE)
-with torch.autocast(DEVICE.type, dtype=torch.bfloat16):
-    print(f"\ncross_entropy of bfloat16 logits: {F.cross_entropy(logits, target).dtype} under autocast", end=", ")
-print(f"{F.cross_entropy(logits, target).dtype} outside")
+# %%
+seen = dtypes_under_autocast(Mixed().to(DEVICE), torch.randn(2, 3, 16, 16, device=DEVICE), torch.bfloat16)
+report.table({"module": "{}", "output": "{}"}, list(seen.items()))
 
 # %% [markdown]
 # ## What float16 loses
-
-# %% [markdown]
+#
 # ### Balise 3 · The gradients that become zero · about 7 min
 #
-# How many gradients does float16 lose, and which scale saves them? Float16's smallest normal number is $2^{-14}$; below
-# lie *subnormals*, with fewer and fewer digits, down to $2^{-24}$. The cast rounds to the nearest, so the border of what is
-# lost is neither of the two.
+# Float16's smallest normal number is $2^{-14}$. Below are the *subnormals*, with fewer digits, down to $2^{-24}$. How
+# many gradients does float16 lose, and which scale saves them?
 #
-# `gradients` is an iterable of float32 tensors (or `None`), `s` a scale. Each is multiplied by `s` in float32, then cast to
-# float16. Count the values that were not zero and became zero (`lost`), and those that became infinite (`infinite`), over
-# all tensors. Given are the loop, and the division by the number of values that were `there`, not zero, to begin with.
-# About 3 lines.
+# Multiply each gradient by `s` in float32, then cast it to float16. Count the values that were not zero and became zero
+# (`lost`), and those that became infinite (`infinite`). The loop and the division are given. About 3 lines.
 #
 # <details><summary>Hint</summary>
 #
-# Let the cast decide: `tensor.half()` rounds as said, and keeps subnormals. Comparisons give tensors of booleans; `&`
-# joins two of them, `.sum()` counts. The gradients themselves stay as they are.
+# Let the cast decide: `tensor.half()` rounds to the nearest and keeps subnormals. Comparisons give boolean tensors, `&`
+# joins two of them, and `.sum()` counts. Don't change the gradients themselves.
 # </details>
 
 
@@ -405,8 +323,7 @@ def lost_in_float16(gradients, s):
 tp.check(3, lost_in_float16)
 
 # %% [markdown]
-# Now look at the gradients of a real step of the network: those of the weights, and those that flow back from layer to
-# layer, which float16 would hold too. Guess first:
+# The next cell counts for a real step: the gradients of the weights and those that flow back from layer to layer.
 
 # %%
 underflow = tp.predict("How many % of the gradients of a step does float16 make zero, without a scale?", ...)
@@ -425,14 +342,16 @@ def gradients_of_a_step(model, images, labels):
 
 
 photos, classes = next(iter(training_run.make_loader(num_workers=0)))
+
+
+photos, classes = next(iter(training_run.make_loader(num_workers=0)))
 gradients = gradients_of_a_step(training_run.make_model(CLASSES), photos[:16], classes[:16])
 SCALES = [2.0**k for k in range(-20, 33, 4)]
 lost, infinite = zip(*(lost_in_float16(gradients, s) for s in SCALES))
 best = min(range(len(SCALES)), key=lambda k: lost[k] + 1000 * infinite[k])
-print(f"{sum(g.numel() for g in gradients):,} gradients")
-for k in (SCALES.index(1.0), best):
-    print(f"scale {SCALES[k]:8,.0f}  {lost[k]:7.2%} become zero, {infinite[k]:.2%} infinite")
-why = "A new network has large gradients: look at the figure for what the step loses in digits, and for how near the border is."
+columns = {"gradients times": "2^{:.0f}", "become zero": "{:.2%}", "infinite": "{:.2%}"}
+report.table(columns, [(math.log2(SCALES[k]), lost[k], infinite[k]) for k in (2, SCALES.index(1.0), best)])
+why = "A new network has large gradients. The first row is a loss of small weight."
 underflow.shows(100 * lost[SCALES.index(1.0)], "{:.2g} %", why)
 
 # %% jupyter={"source_hidden": true}
@@ -477,34 +396,30 @@ axes.spines[["top", "right"]].set_visible(False)
 plt.show()
 
 # %% [markdown]
-# Read both figures together. Without a scale (1, at $2^0$) few gradients of *this* step are zero, but about one in six
-# is subnormal and has lost digits. Whatever makes gradients smaller moves the whole figure to the left: a network that
-# has nearly learned, a larger batch, a loss with a small weight. A scale that is too large makes the largest ones
-# infinite, and one infinite gradient spoils the whole step. Between the two lies room, and it moves during the
-# training: so the scale has to be found by trying, all the time.
+# Whatever makes gradients smaller moves the figure to the left: a network that has nearly learned, a larger batch, a
+# loss of small weight. A scale that is too large makes the largest gradients infinite, and one infinite gradient spoils
+# the step. The room between the two moves during training.
 
 # %% [markdown]
 # ### Balise 4 · A dynamic loss scaler · further · about 19 min
 #
-# No scale fits a whole training, so it is found by trying: smaller after an overflow, whose step is left out; larger after
-# a long row of good steps. Write what `torch.amp.GradScaler` does, for one optimizer. What a scaler keeps is given, with
-# `scale` and `get_scale`.
+# No scale fits a whole training, so it adapts. Write what `torch.amp.GradScaler` does, for one optimizer:
 #
-# - `unscale_(optimizer)`: divide `gradients` by the scale, in place, and let the tensor `self.found` tell whether one was
-#   infinite or NaN. It stays on the device: nothing is read.
-# - `step(optimizer)`: unscale if nobody has yet; then call `optimizer.step()`, unless a gradient was not finite. Note in
-#   `self.skipped` which it was. This is the **one value** that may be read in a step.
-# - `update()`: after a skipped step, multiply the scale by `backoff_factor`; after `growth_interval` good steps in a
-#   row, by `growth_factor`, and count anew.
+# - `unscale_(optimizer)`: divide `gradients` by the scale, in place. The tensor `self.found` tells whether one was
+#   infinite or NaN. It stays on the device, and nothing is read.
+# - `step(optimizer)`: unscale if that hasn't happened yet. Then call `optimizer.step()`, unless a gradient was not
+#   finite. Set `self.skipped` accordingly. This is the **one value** that you may read in a step.
+# - `update()`: after a skipped step, multiply the scale by `backoff_factor`. After `growth_interval` good steps in a
+#   row, multiply it by `growth_factor` and start counting again.
 #
-# About 13 lines. `GradScaler` itself is not to be used: you will race against it.
+# About 13 lines, without `GradScaler` itself.
 #
 # <details><summary>Hint</summary>
 #
-# A loop over parameters costs an operator each, and a norm of all gradients finds infinities where there are none: its
-# squares overflow first. PyTorch has one operator that divides a list of gradients in place and looks for what is not
-# finite, in a single pass: `torch._amp_foreach_non_finite_check_and_unscale_(gradients, found, inverse_scale)`. `found`
-# and `inverse_scale` are float32 tensors of one value on the device; `found`, zero before, becomes 1 in place.
+# A loop over parameters costs an operator each, and a norm of all gradients overflows before they do. PyTorch has one
+# operator that divides a list of gradients in place and looks for non-finite values in a single pass:
+# `torch._amp_foreach_non_finite_check_and_unscale_(gradients, found, inverse_scale)`. `found` and `inverse_scale` are
+# float32 tensors of one value on the device; `found`, zero before, becomes 1 in place.
 # </details>
 
 
@@ -565,10 +480,10 @@ class LossScaler:
 tp.check(4, LossScaler)
 
 # %% [markdown]
-# See it look for its scale: a small network on handwritten digits, in float16, with **your** step and **your**
-# scaler. It starts far too high on purpose.
+# Watch it search: a small network in float16, with **your** step and **your** scaler, from a scale that is far too
+# high.
 
-# %%
+# %% jupyter={"source_hidden": true}
 digits = data.digits()
 
 
@@ -627,43 +542,41 @@ axes.spines[["top", "right"]].set_visible(False)
 plt.show()
 
 # %% [markdown]
-# It falls until nothing overflows, then tries a larger scale every ten good steps and pays with a skipped one. With the
-# usual interval of 2,000 steps that costs nearly nothing.
-#
 # ## Why weights stay in float32
 #
 # The next number below 1 in bfloat16 is 0.9961. An update of 0.001 is less than half of that distance, so it is rounded
-# away, and so is the next one, for ever:
+# away, every time:
 
 # %%
 w, update = torch.tensor(1.0), torch.tensor(1e-3)
+rows = []
 for dtype in (torch.bfloat16, torch.float16, torch.float32):
     narrow = w.to(dtype)
     for _ in range(1000):
         narrow = narrow - update.to(dtype)
-    print(f"1 − 1000 × 0.001 in {str(dtype).removeprefix('torch.'):<9} {narrow.item():8.4f}")
+    rows.append((str(dtype).removeprefix("torch."), narrow.item()))
+report.table({"": "{}", "1 − 1000 × 0.001": "{:.4f}"}, rows)
 
 # %% [markdown]
 # ### Balise 5 · The unit in the last place, and master weights · further · about 10 min
 #
-# An update counts if it is more than half of the distance to the next number, the *unit in the last place*. (Below a
-# power of two the next number is only half as far.) Where it does not, a second copy of the weights in float32, the
-# *masters*, collects what 16 bits would round away.
+# An update counts if it is more than half of the distance to the next number, the *unit in the last place*. Otherwise a
+# second copy of the weights in float32, the *masters*, must collect what 16 bits would round away.
 #
-# 1. `ulp(x)`: for a tensor in bfloat16, float16 or float32 return the distance from $|x|$ to the next larger number *of
-#    its dtype*, same shape, in any dtype that holds it. It is the same between two powers of two, $\epsilon\,2^{\lfloor\log_2 |x|\rfloor}$ with `info.eps` the
-#    distance at 1; and below `info.smallest_normal` it gets no smaller.
-# 2. `MasterSGD`: SGD with momentum ($v \leftarrow \mu v + g$, $w \leftarrow w - \eta v$) for 16-bit parameters. Masters and
-#    momentum are float32. Write how the masters are made, and the step of one parameter: update $v$ and the master, then
-#    write the master, rounded, into the parameter. Nothing else is kept: 8 bytes a parameter.
+# 1. `ulp(x)`: return the distance from $|x|$ to the next larger number *of its dtype*. It is
+#    $\epsilon\,2^{\lfloor\log_2 |x|\rfloor}$ with `info.eps` for $\epsilon$. Below `info.smallest_normal` it stays the
+#    same.
+# 2. `MasterSGD`: SGD with momentum ($v \leftarrow \mu v + g$, $w \leftarrow w - \eta v$). Masters and momentum are
+#    float32. Write how the masters are made, and the step of one parameter: update $v$ and the master, then write the
+#    master, rounded, into the parameter. Keep nothing else.
 #
 # About 3 and 4 lines.
 #
 # <details><summary>Hint</summary>
 #
-# `torch.frexp(x)` gives the exponent without a logarithm: $x = a\,2^e$ with $\frac12 \le a < 1$; `torch.ldexp(a, e)` goes
-# back. `clamp(min=...)` for the small ones, and float64 for room below. `p.detach().float()` makes a copy in float32,
-# `p.copy_(master)` rounds it into the parameter.
+# `torch.frexp(x)` gives the exponent without a logarithm: $x = a\,2^e$ with $\frac12 \le a < 1$; `torch.ldexp(a, e)`
+# goes back. Use `clamp(min=...)` for the small ones, and float64 for room below. `p.detach().float()` makes a copy in
+# float32, `p.copy_(master)` rounds it into the parameter.
 # </details>
 
 
@@ -709,26 +622,27 @@ class MasterSGD:
 tp.check(5, ulp, MasterSGD)
 
 # %% [markdown]
-# How many updates of a real training step are lost? Compare each one with half the unit of its weight.
+# How many updates of a real training step are lost?
 
 # %%
 model = training_run.make_model(CLASSES)
 F.cross_entropy(model(photos[:32].to(DEVICE)), classes[:32].to(DEVICE)).backward()
 parts = [(p.detach(), p.grad) for p in model.parameters() if p.dim() > 1]
+rows = []
 for lr in (0.1, 0.01, 0.001):
     for dtype in (torch.bfloat16, torch.float16):
         small = sum(((lr * g).abs() < ulp(w.to(dtype)) / 2).sum() for w, g in parts) / sum(w.numel() for w, _ in parts)
-        print(f"learning rate {lr:<6} {str(dtype).removeprefix('torch.'):<9} {small:6.1%} of updates below half a unit")
+        rows.append((f"{lr}", str(dtype).removeprefix("torch."), small.item()))
+report.table({"learning rate": "{}", "weights": "{}", "updates lost": "{:.1%}"}, rows)
 
 # %% [markdown]
-# ## What breaks, seen in the loss
+# ## What breaks, seen in the loss · further
 #
-# Left: a small learning rate, so small updates; SGD with momentum, 500 steps on digits. Right: small gradients. The
-# loss is a term of weight $2^{-18}$, as one of several terms may be, and the learning rate is $2^{18}$ times larger,
-# so that in float32 nothing changes at all.
+# Left: a small learning rate makes small updates. Right: the loss has a weight of $2^{-18}$, as one of several terms
+# may have, and the learning rate is $2^{18}$ times larger. In float32 nothing changes.
 
 
-# %%
+# %% jupyter={"source_hidden": true}
 @one_core()
 def fit(step, model, optimizer, steps=STEPS):
     """The loss after each step, smoothed; model and optimizer as given."""
@@ -763,7 +677,7 @@ updates = {
     "all in bfloat16, your masters": fit(pure_step, kept, MasterSGD(kept.parameters(), lr=0.003)),
 }
 
-# %%
+# %% jupyter={"source_hidden": true}
 WEIGHT = 2.0**-18
 
 
@@ -811,9 +725,8 @@ for axis, runs, title in zip(axes, (updates, small_gradients), ("Small updates",
 plt.show()
 
 # %% [markdown]
-# Left, it is the *digits* that are missing: without masters most updates are rounded away, and the loss hardly falls.
-# Right, it is the *range*: without a scaler the gradients are zero. Autocast to bfloat16 has trouble with neither, as
-# its weights stay in float32 and its range is that of float32. And there is a third way to break it, in one step:
+# Left, *digits* are missing: without masters most updates are rounded away. Right, *range* is missing: without a scaler
+# the gradients are zero. Adam breaks in one step, because its $\epsilon$ is zero in float16:
 
 # %%
 model = make_small_model().half()
@@ -823,8 +736,6 @@ for k, (x, y) in enumerate(digit_batches(2), 1):
 print(f"its eps of 1e-8 in float16: {torch.tensor(1e-8).half().item()}")
 
 # %% [markdown]
-# Adam divides by $\sqrt{v} + \epsilon$. In float16 the squares of small gradients are zero, and $\epsilon$ is zero too.
-#
 # ## What it costs in memory · further
 
 
@@ -850,21 +761,21 @@ OPTIMIZERS = {"SGD": 0, "SGD, momentum": 1, "AdamW": 2}  # numbers it keeps for 
 # %% [markdown]
 # ### Balise 6 · Bytes · further · about 10 min
 #
-# Does mixed precision make a model smaller? Count the bytes of one parameter, part by part. The weights and the gradients
-# are given: backward leaves a gradient in the dtype of its weight.
+# Does mixed precision make a model smaller? Count the bytes of one parameter. Its weight and its gradient are given.
 #
 # 1. `bytes_per_parameter(setup, states)`: add to `parts`
-#    - `states`: the optimizer's numbers (`states` is how many), in the dtype of *what it updates*, weight or master;
+#    - `states`: the optimizer's `states` numbers, in the dtype of *what it updates*, weight or master;
 #    - `masters`: a float32 copy of the weight, if the setup has them (0 if not);
-#    - `casts`: the copy that autocast makes of a weight whose dtype is not `compute`, and keeps until backward is done.
+#    - `casts`: the copy that autocast makes and keeps of a weight whose dtype is not `compute`.
 # 2. `largest_model(capacity, setup, states, activations)`: the largest number of parameters (an `int`, 0 if none) that
-#    fits into `capacity` bytes beside so many `activations` (numbers, not bytes: each has the dtype `compute`).
+#    fits into `capacity` bytes beside the `activations`, a number of values in the dtype `compute`.
 #
 # About 4 and 2 lines.
 #
 # <details><summary>Hint</summary>
 #
-# `dtype.itemsize` is the bytes of a number; two dtypes of the same size are still two. Whole numbers are divided by `//`.
+# `dtype.itemsize` is the bytes of a number. Two dtypes of the same size are still different. Divide whole numbers by
+# `//`.
 # </details>
 
 
@@ -898,15 +809,15 @@ def largest_model(capacity, setup, states, activations=0):
 tp.check(6, bytes_per_parameter, bytes_per_activation, largest_model)
 
 # %%
-print(f"{'bytes a parameter':<24}{'':<15}weights gradients states masters casts  total   fits into 80 GB")
+rows = []
 for setup in SETUPS:
     for optimizer, states in OPTIMIZERS.items():
         parts = bytes_per_parameter(setup, states)
-        size = largest_model(80e9, setup, states)
-        numbers = "".join(f"{parts[key]:{width}}" for key, width in zip(parts, (8, 10, 7, 8, 6)))
-        print(
-            f"{setup.name:<24}{optimizer:<14}{numbers}{sum(parts.values()):7}   {size / 1e9:5.1f} billion (calculated)"
+        rows.append(
+            (setup.name, optimizer, *parts.values(), sum(parts.values()), largest_model(80e9, setup, states) / 1e9)
         )
+columns = {"bytes a parameter": "{}", "": "{}"} | dict.fromkeys([*parts, "total"], "{}")
+report.table(columns | {"billions in 80 GB": "{:.1f}"}, rows)
 
 # %%
 HALF_NAME = str(HALF).removeprefix("torch.")
@@ -921,16 +832,19 @@ def half_step(model, images, labels, optimizer, device):
 
 
 # %% [markdown]
-# Read the last row: 16-bit weights with masters and Adam make 2 + 2 + (4 + 4 + 4) = 16 bytes, the figure of the ZeRO
-# paper (Rajbhandari et al., 2020). **Mixed precision does not make the model smaller**: float32 with Adam takes 16
-# bytes as well. Autocast even adds its copies. What becomes smaller is the activations, and with large batches these
-# are the largest part. Is that so? Weigh a real step: all bytes that live at its peak. Guess first:
+# In the last row, 16-bit weights with masters and AdamW take 16 bytes. **Mixed precision does not make the model
+# smaller**: float32 takes 16 bytes as well, and autocast even adds its copies. How much smaller is the peak of a whole
+# step, with 32 small images?
 
 # %%
 left = tp.predict("What is the peak memory of a step in 16 bits, in % of that of a step in float32?", ...)
 
 
 # %%
+images = torch.randn(SETTING.batch_size, 3, SETTING.image_size, SETTING.image_size)
+labels = torch.randint(CLASSES, (SETTING.batch_size,))
+
+
 def peak_of(step):
     """Highest memory in use in a step, in bytes; one in float32 goes before, which makes the momentum."""
     model = training_run.make_model(CLASSES)
@@ -942,47 +856,70 @@ def peak_of(step):
     return found.peak, sum(p.numel() for p in model.parameters())
 
 
-peaks = {}
-for setup, step in zip(SETUPS[:2], (training_run.plain_step, half_step)):
-    peaks[setup.name], n = peak_of(step)
-    print(f"{setup.name:<22} peak {measure.human_bytes(peaks[setup.name]):>10} (measured)   "
-          f"weights and momentum {measure.human_bytes(8 * n):>10} of it")  # fmt: skip
-of_float32, of_half = peaks.values()
-why = "Only activations are halved, and not all of them; autocast adds its copies of the weights."
-left.shows(100 * of_half / of_float32, "{:.0f} %", why)
+peaks = {name: peak_of(step) for name, step in {"float32": training_run.plain_step, HALF_NAME: half_step}.items()}
+rows = [(name, peak, 8 * n) for name, (peak, n) in peaks.items()]
+report.table({"step": "{}", "peak": measure.human_bytes, "of it weights and momentum": measure.human_bytes}, rows)
+why = "Only activations become smaller; autocast adds its copies of the weights."
+left.shows(100 * peaks[HALF_NAME][0] / peaks["float32"][0], "{:.0f} %", why)
 
 # %% [markdown]
-# Weights, momentum and gradients take the same bytes in both: all that has become smaller are activations. The more of
-# them there are, with larger images and batches, the closer the whole comes to one half.
+# Larger images and batches have more activations, and the peak comes closer to one half.
 #
 # ## Measured again
+#
+# Your step in 16 bits, on the images from the start. The right column counts the gradients of a loss of weight
+# $2^{-12}$.
 
 # %%
-again = median_step(half_step) if PAYS else median_step(half_step, rounds=1, warmup=0)
-print(f"float32  {measure.human_seconds(baseline):>8} a step\n{HALF_NAME:<8} {measure.human_seconds(again):>8} a step"
-      f"   × {baseline / again:.2f}")  # fmt: skip
-for what in ("product", "convolution"):
-    print(f"a {what} alone, measured above: × {RATES[what, HALF] / RATES[what, torch.float32]:.2f}")
-if not PAYS:
-    print("\nOne step is enough: bfloat16 does not pay on this processor, and the red thread stays in float32.")
+in_half = activations_of(half_step)
+no_range = sum(((g * SCALES[2]).bfloat16() == 0).sum() - (g == 0).sum() for g in gradients if g is not None)
+rows = [
+    ("float32", in_float32, 1.0, 0.0),
+    (f"yours, {HALF_NAME}", in_half, in_half / in_float32, None),
+    ("gradients in bfloat16", None, None, float(no_range) / sum(g.numel() for g in gradients)),
+    ("gradients in float16", None, None, lost[2]),
+    ("gradients in float16, scaled", None, None, lost[best]),
+]
+columns = {"": "{}", "activations": measure.human_bytes, "of float32": "{:.0%}", "gradients that become zero": "{:.2%}"}
+report.table(columns, rows)
 
 # %% [markdown]
-# What to expect on a processor, by arithmetic? An instruction of AVX-512 multiplies and adds 16 numbers of float32; with its
-# extension for bfloat16, 32: **twice** the operations. With AMX, Intel's unit for tiles of matrices, a core does 512
-# multiply-adds in bfloat16 a cycle where two AVX-512 units do 32 in float32: **sixteen** times, more than its memory can feed
-# in most layers. AVX-512 without that extension converts to float32 and back, and gains nothing. And without AVX-512? The library of
-# convolutions (oneDNN) has no kernel for bfloat16 there, so PyTorch falls back to plain loops: not a little slower, but **ten
-# times**. Most laptops are so. Autocast does not warn: measure, before you trust a format.
+# ## What about time? · further
 #
-# Compare with your figures. A factor far above the arithmetic says that the float32 product comes from a library that does not
-# suit your processor, not that bfloat16 is so good: `ONEDNN_VERBOSE=1` in the environment shows who computes what. Float16
-# without a unit for it is emulated. Where others use the cores too, all this moves from run to run: believe the race below
-# more than two runs one after the other.
-#
-# ## Race
-#
-# First the steps: the same network, in turn (not where one step has told enough). Then your scaler against PyTorch's, on
-# the same gradients: unscale, step, update.
+# Time depends on the processor. With AVX-512's extension for bfloat16, an instruction does twice the operations of
+# float32; with AMX, sixteen times. Without AVX-512, PyTorch has no kernel for convolutions in bfloat16 and falls back
+# to plain loops, about **ten times slower**. Autocast doesn't warn you.
+
+# %%
+step_gain = tp.predict("How many times as fast as in float32 is a training step in 16 bits, on this machine?", ...)
+
+
+# %% jupyter={"source_hidden": true}
+def operands(dtype, n=PRODUCT, images=8, channels=64, side=32):
+    """Two matrices (n, n), and images with a kernel of 3 × 3, on the device."""
+    a = torch.randn(n, n, device=DEVICE).to(dtype)
+    x = torch.randn(images, channels, side, side, device=DEVICE).to(dtype)
+    return a, x, torch.randn(channels, channels, 3, 3, device=DEVICE).to(dtype)
+
+
+def rates(dtypes, n=PRODUCT, turns=20 if PAYS else 2):
+    """{(what, dtype): FLOP/s}: the best of several turns, because others may use the machine too."""
+    runs, flop = {}, {}
+    for dtype in dtypes:
+        a, x, kernel = operands(dtype, n)
+        runs["product", dtype], flop["product", dtype] = (lambda a=a: a @ a), 2 * n**3
+        work = 2 * kernel.numel() * x.numel() / x.shape[1]
+        runs["convolution", dtype], flop["convolution", dtype] = (lambda x=x, k=kernel: F.conv2d(x, k, padding=1)), work
+    found = measure.race(runs, repeats=turns, warmup=min(2, turns - 1), device=DEVICE)
+    return {key: flop[key] / min(seconds) for key, seconds in found.seconds.items()}
+
+
+RATES = rates([torch.float32, HALF])
+
+
+RATES = rates([torch.float32, HALF])
+columns = {"": "{}", "dtype": "{}", "GFLOP/s": "{:,.0f}"}
+report.table(columns, [(what, str(d).removeprefix("torch."), rate / 1e9) for (what, d), rate in RATES.items()])
 
 # %%
 networks = [training_run.make_model(CLASSES) for _ in range(2)]
@@ -991,16 +928,20 @@ candidates = {
     f"autocast to {HALF_NAME}": lambda: half_step(networks[0], images, labels, optimizers[0], DEVICE),
     "float32": lambda: training_run.plain_step(networks[1], images, labels, optimizers[1], DEVICE),
 }
-step_race = measure.race(candidates, repeats=ROUNDS, warmup=1, device=DEVICE) if PAYS else None
-in_half, in_float32 = step_race.medians.values() if PAYS else (again, baseline)
-why = "What is no product and no convolution stays as it was; where the processor has no unit for 16 bits, they cost time."
-step_gain.shows(in_float32 / in_half, "× {:.2f}", why)
+few = {"repeats": ROUNDS, "warmup": 1} if PAYS else {"repeats": 1, "warmup": 0}
+step_race = measure.race(candidates, device=DEVICE, **few)
+seconds = step_race.medians
+why = "Only products and convolutions can gain; where the processor has no unit for 16 bits, they lose."
+step_gain.shows(seconds["float32"] / seconds[f"autocast to {HALF_NAME}"], "× {:.2f}", why)
 step_race
 
+# %% [markdown]
+# Now your scaler against PyTorch's, on the same gradients.
 
-# %%
+
+# %% jupyter={"source_hidden": true}
 def scaler_step(scaler, network):
-    """Unscale, step, update, on the gradients that `network` has: a learning rate of 0 leaves all as it is."""
+    """Unscale, step, update, on the gradients that `network` has: a learning rate of 0 changes no weight."""
     optimizer = torch.optim.SGD(network.parameters(), lr=0.0, momentum=0.9)
     scaler.scale(torch.zeros((), device=DEVICE))
 
@@ -1028,37 +969,26 @@ print(f"ratio {race.ratio:.2f}")
 race
 
 # %% [markdown]
-# A scaler that divides and looks in two passes reads every gradient twice, and starts an operator for each parameter:
-# it is slower than PyTorch's, which has one fused operator for all (see the hint of balise 4).
+# ## Beyond this machine · further
 #
-# ## Past this machine · further
-#
-# The memory of a step is computed in float32 by `measure.estimate_memory`; your bytes turn it into that of autocast.
-# Which batch fits on a card that is not here?
+# Your bytes tell which batch fits on a card (an estimate: some activations stay in float32). The last cell compares
+# your step with float32 on a **modelled** H100, which computes float32 convolutions in TF32.
 
 # %%
 from torchvision import models
 
 GIGABYTES = (16, 32, 80, 141)  # of cards in use
-float32, mixed = SETUPS[:2]
-print(f"{'largest batch at 224 pixels (estimate)':<42}" + "".join(f"{size:>10} GB" for size in GIGABYTES))
+rows = []
 for architecture in (models.resnet18, models.resnet50):
     low, high = (
         measure.estimate_memory(architecture, (3, 224, 224), b, training_run.make_optimizer).peak for b in (16, 32)
     )
     image, n = (high - low) / 16, sum(p.numel() for p in architecture().parameters())
-    for setup in (float32, mixed):
+    for setup in SETUPS[:2]:
         fixed = n * sum(bytes_per_parameter(setup, 1).values())
         each = image * bytes_per_activation(setup) / 4
-        fits = "".join(f"{int((size * 1e9 - fixed) / each):>13,}" for size in GIGABYTES)
-        print(f"{architecture.__name__ + ', ' + setup.name:<42}{fits}")
-
-# %% [markdown]
-# These are estimates: some activations stay in float32 under autocast, the images that come in among them, and a real
-# card holds the CUDA context and scratch memory too.
-#
-# And on a card that you may not have? Your step in bfloat16 beside float32, which an H100 computes in TF32, on a **modelled**
-# card: each operation takes the time that its arithmetic and its bytes would need there.
+        rows.append((architecture.__name__, setup.name, *(int((size * 1e9 - fixed) / each) for size in GIGABYTES)))
+report.table({"largest batch": "{}", "estimate": "{}"} | {f"{size} GB": "{:,}" for size in GIGABYTES}, rows)
 
 # %%
 worth.table({"float32": training_run.plain_step, "your bf16_step": bf16_step}, keep=NAME)
@@ -1066,9 +996,8 @@ worth.table({"float32": training_run.plain_step, "your bf16_step": bf16_step}, k
 # %% [markdown]
 # ## The red thread
 #
-# The same training run as in every practical work on one device: float32 with the loader of the one before, then your
-# step in 16 bits. Where they do not pay, nothing changes and no row is added: a technique that costs time on this machine
-# is left out here, and all later works go on in float32.
+# The training run of every work on one device: float32, then your step in 16 bits. If 16 bits cost time on this
+# machine, no row is added, and later works continue in float32.
 
 # %%
 if PAYS:
@@ -1085,15 +1014,15 @@ tp.progress()
 #
 # <details><summary>Training in float16 skips every step, and the scale falls to zero. What is wrong?</summary>
 #
-# Not the scale. A gradient, or the loss itself, is NaN or infinite for another reason: a division by zero, a
-# logarithm of zero, an activation above 65,504 in the forward pass. No scale can mend that: look for the first module
-# with an infinite output.
+# Not the scale. A gradient, or the loss itself, is NaN or infinite for another reason: a division by zero, a logarithm
+# of zero, an activation above 65,504 in the forward pass. No scale can fix that. Look for the first module with an
+# infinite output.
 # </details>
 #
 # <details><summary>A colleague calls model.half() before training under autocast. What happens?</summary>
 #
-# Weights and gradients are now in float16: there are no masters any more, so small updates are lost, and
-# <code>GradScaler.unscale_</code> refuses float16 gradients. Autocast wants a model in float32.
+# Weights and gradients are now in float16. There are no masters any more, so small updates are lost, and
+# <code>GradScaler.unscale_</code> refuses float16 gradients. Autocast expects a model in float32.
 # </details>
 #
 # <details><summary>Gradients add up over four micro-batches. When are unscale_, step and update called?</summary>
@@ -1103,10 +1032,7 @@ tp.progress()
 #
 # ## To remember
 #
-# Autocast to bfloat16 is three lines and needs nothing else, as weights stay in float32; whether it gains time, the
-# hardware decides: Tensor Cores from the A100 on, AVX-512 with its extension, AMX. Float16 has more digits and
-# less range: it needs a scaler, and gradients that are unscaled before anyone looks at them. Sums, losses and updates
-# need float32: below half a unit in the last place, an addition does nothing. The bytes saved are those of
-# activations, not of the model. Eight bits go on from here: **FP8** has so little range that each tensor needs a scale of its
-# own, and work 22 (compression) trains a network so. Next: **Tensor Cores and memory formats**, which decide how much of
-# the promised peak a step can reach.
+# Autocast to bfloat16 takes three lines and needs nothing else, because weights stay in float32. It saves the bytes of
+# activations, not of the model. Whether it saves time depends on the hardware. Float16 has more digits and less range:
+# it needs a scaler, and gradients that are unscaled before anything uses them. Sums, losses and updates need float32:
+# an addition below half a unit in the last place does nothing.
