@@ -1,15 +1,14 @@
 # %% [markdown]
 # # Data parallelism with DDP, and jobs · about 90 min, core 35
 #
-# `DistributedDataParallel` is one line around a network. What it does *not* do is the rest of the program: who gets which
-# samples, what a metric means when each rank has seen a part, who writes the checkpoint, what happens when the time limit
-# comes. Most of these go wrong silently. You judge them by one truth: **many ranks must compute what one process computes
-# on the whole batch**.
+# `DistributedDataParallel` (DDP) is one line around a network. The rest is yours: which rank gets which samples, what a
+# metric means, who writes the checkpoint. Most mistakes are silent. Your criterion: **many ranks must compute what one
+# process computes on the whole batch**.
 #
-# **What you will gain.** The first table below estimates it for ResNet-50 on up to 1,024 GPUs: a model, not a measurement. At the
-# end you put measured points of this machine beside it.
+# **What you will gain.** On two ranks, each computes 120 of the 240 samples of a step, for the same loss. An
+# interrupted job resumes with losses that are 0.00 % off.
 
-# %% tags=["setup"]
+# %% tags=["setup"] jupyter={"source_hidden": true}
 import contextlib
 import heapq
 import itertools
@@ -19,7 +18,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import cloudpickle
@@ -28,10 +26,11 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader, DistributedSampler, Subset, TensorDataset
 
-from dlojz_tp import course, data, launch, measure, planner, recorded, scale, todo, training_run
+from dlojz_tp import course, data, launch, measure, planner, recorded, report, scale, todo, training_run
 from dlojz_tp.works import state
 
 tp = course.open("09_ddp")
@@ -48,48 +47,17 @@ BATCH = 240  # samples of a step, over all ranks together
 EPOCHS = 8
 RATE = 0.5  # learning rate
 
-# %%
-NETWORK = planner.Link(latency=6e-6, bandwidth=12.5e9)  # seconds, bytes a second: 100 Gbit/s for each GPU
-GRADIENTS = 4 * 25.6e6  # bytes: ResNet-50 in float32
-STEP = 64 / planner.A100.resnet50_mixed  # seconds for 64 images on one A100, from its published throughput
-
-
-def predicted(
-    gpus,
-    algorithm="best",
-    overlap=True,
-    link=NETWORK,
-    computing=(STEP / 3, 2 * STEP / 3),
-    size=GRADIENTS,
-    bucket=25 * 2**20,
-):
-    """Times of a data-parallel step on so many GPUs; computing: seconds of (forward, backward)."""
-
-    def exchange(message):
-        return planner.all_reduce(message, gpus, link, algorithm)
-
-    return planner.data_parallel_step(*computing, size, exchange, overlap=overlap, bucket_bytes=bucket)
-
-
-print("estimate: ResNet-50 in mixed precision, 64 images an A100, gradients in float32, 100 Gbit/s for each GPU")
-for gpus in (1, 4, 32, 256, 1024):
-    ring, tree = (planner.scaling_efficiency(predicted(gpus, name)) for name in ("ring", "tree"))
-    images = 64 * gpus / predicted(gpus).total
-    print(
-        f"{gpus:5} GPUs: efficiency {ring:4.0%} with a ring, {tree:4.0%} with a tree; {images:9,.0f} images/s with the better"
-    )
-
 # %% [markdown]
 # ## The idea
 #
-# Every rank holds a whole copy of the network and computes the gradient of its own part of the batch. The mean over the
-# ranks is the gradient of the whole batch, because the loss is a mean, and all copies make the same step:
+# Every rank has a copy of the network and computes the gradient of its part of the batch. The mean over the ranks is
+# the gradient of the whole batch:
 #
 # $$g = \frac{1}{B}\sum_{i=1}^{B} \nabla \ell_i
 # = \frac{1}{N}\sum_{r=1}^{N} \Big(\frac{N}{B} \sum_{i \in \text{part } r} \nabla \ell_i\Big)$$
 #
-# The bracket is the mean over rank $r$'s own part **only if the parts are equally large**.
-# DDP exchanges the gradients in buckets while backward still computes the others:
+# The bracket is the mean over rank $r$'s part **only if the parts are equally large**. DDP exchanges gradients in
+# buckets while backward still computes others:
 
 
 # %% jupyter={"source_hidden": true}
@@ -114,14 +82,22 @@ plt.show()
 # %% [markdown]
 # ## The baseline: one process
 #
-# Handwritten digits and a small network: a training takes a second. Read this function well: you will make it parallel.
+# A small network learns handwritten digits. Read `train_alone`: you will make it parallel.
 
-# %% tags=["setup"]
+# %% tags=["setup"] jupyter={"source_hidden": true}
 digits = data.digits()
 train_set = TensorDataset(digits.train_x.flatten(1), digits.train_y)
 val_set = TensorDataset(digits.val_x.flatten(1), digits.val_y)
 
 
+@torch.inference_mode()
+def accuracy(model):
+    """Of a network on one device, on the validation set."""
+    x, y = (one.to(next(model.parameters()).device) for one in val_set.tensors)
+    return (model(x).argmax(dim=1) == y).double().mean().item()
+
+
+# %% tags=["setup"]
 def make_model():
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(64, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, 10))
@@ -147,37 +123,29 @@ def train_alone(make_model, dataset, epochs, batch_size, learning_rate):
 
 
 # %%
-start = time.perf_counter()
 model, alone = train_alone(make_model, train_set, EPOCHS, BATCH, RATE)
-print(f"one process: {time.perf_counter() - start:.2f} s, loss of the last epoch {alone[-1]:.3f}")
+COLUMNS = {"": "{}", "samples a rank and step": "{}", "bytes exchanged": "{:,}", "loss": "{:.3f}", "accuracy": "{:.3f}"}
+report.table(COLUMNS, [("one process", BATCH, 0, alone[-1], accuracy(model))])
 
 # %% [markdown]
 # ### Balise 1 · The training function on many ranks · about 10 min
 #
-# **`join_world()` is given.** Every process asks the same three questions: which rank am I, how many are we, and which GPU
-# of this node is mine? The program that started it answers in environment variables:
-#
-# | started by | rank | number of ranks | rank on this node |
-# |---|---|---|---|
-# | `torchrun` | `RANK` | `WORLD_SIZE` | `LOCAL_RANK` |
-# | `srun` | `SLURM_PROCID` | `SLURM_NTASKS` | `SLURM_LOCALID` |
-#
-# The rank *on the node* chooses the GPU. Under `launch.ranks` the group is there already.
+# `join_world()` is given: it reads the rank from the variables of `torchrun` or `srun`.
 #
 # **`train` is `train_alone` on all ranks.** Write the three places that make it parallel:
 #
-# 1. the network on `device`, wrapped: `ddp`; a `sampler` that gives each rank a share of its own, and a `loader` that uses
-#    it. `batch_size` counts the samples of a step over *all* ranks, and is a multiple of their number;
-# 2. in each epoch, a new order;
-# 3. `seen` holds this rank's sum of losses and its number of samples. Append the mean over the samples of all ranks.
+# 1. `ddp`, the wrapped network on `device`; a `sampler` that gives each rank its share; and a `loader` that uses it.
+#    `batch_size` counts the samples of a step over *all* ranks, and is a multiple of their number;
+# 2. a new order in each epoch;
+# 3. from `seen`, the mean loss over the samples of all ranks: append it to `losses`.
 #
 # About 3, 1 and 2 lines.
 #
 # <details><summary>Hint</summary>
 #
-# `DDP(network)`. `DistributedSampler(dataset)` cuts the shares and shuffles them; `set_epoch` tells it the epoch, without
-# which each epoch has the same order. `DataLoader(dataset, batch, sampler=...)` takes the batch of *one* rank.
-# `dist.all_reduce` adds up over the ranks, in place.
+# `DDP(network)`. `DistributedSampler(dataset)` cuts the shares and shuffles them. Without `set_epoch`, each epoch has
+# the same order. `DataLoader(dataset, batch, sampler=...)` takes the batch of *one* rank. `dist.all_reduce` adds up
+# over the ranks, in place.
 # </details>
 
 
@@ -231,36 +199,30 @@ def train(make_model, dataset, epochs, batch_size, learning_rate):
 tp.check(1, join_world, train)
 
 # %%
-start = time.perf_counter()
 results = launch.ranks(train, make_model, train_set, EPOCHS, BATCH, RATE, n=RANKS)
 trained, losses = results[0]
-print(f"{RANKS} ranks: {time.perf_counter() - start:.2f} s with the start of the ranks")
-for epoch, pair in enumerate(zip(alone, losses), 1):
-    print(f"epoch {epoch}: loss {pair[0]:.3f} alone, {pair[1]:.3f} on {RANKS} ranks")
+report.table({"epoch": "{}", "loss alone": "{:.3f}", "on ranks": "{:.3f}"}, list(zip(range(1, 9), alone, losses)))
 
 # %% [markdown]
-# The columns agree but for the order of the samples. Do not read a gain or a loss from the times: a network this small
-# spends them on waking threads.
+# The losses agree except for the order of the samples.
 
 # %% [markdown]
 # ### Balise 2 · Metrics over ranks, exact · about 10 min
 #
-# A validation set rarely divides by the number of ranks. A `DistributedSampler` repeats samples until it does: good for
-# training, wrong for a metric. And a mean of the ranks' means weights a small share like a large one.
+# A validation set rarely divides by the number of ranks. `DistributedSampler` then repeats samples, and a mean of the
+# ranks' means weights a small share like a large one. Both are wrong for a metric.
 #
-# `evaluate` runs on every rank and returns `(loss, accuracy)`, two floats, the same on every rank: the mean over **all**
-# samples, each counted once. `batch_size` is that of one rank; a rank may have no sample at all. Evaluation mode and the
-# loop are given. Write
+# `evaluate` returns `(loss, accuracy)` over **all** samples, each counted once. A rank may have no sample at all. Write
 #
-# 1. `share`: the part of `dataset` that this rank goes through;
-# 2. in the loop: what a batch adds to `sums`, its losses, right answers and samples;
-# 3. after the loop, and not once a batch: one exchange, and the two means.
+# 1. `share`: the part of `dataset` for this rank;
+# 2. in the loop: what a batch adds to `sums`;
+# 3. after the loop: one exchange, and the two means.
 #
 # About 1, 3 and 3 lines.
 #
 # <details><summary>Hint</summary>
 #
-# `Subset(dataset, places)` with every `world_size`-th place, from the rank's own on. `F.cross_entropy(...,
+# `Subset(dataset, places)` with every `world_size`-th place, starting at the rank. `F.cross_entropy(...,
 # reduction="sum")` adds up the losses of a batch. `sums.tolist()` gives three floats.
 # </details>
 
@@ -295,9 +257,9 @@ def evaluate(model, dataset, batch_size):
 tp.check(2, evaluate)
 
 
-# %%
+# %% jupyter={"source_hidden": true}
 def evaluate_badly(model, dataset, batch_size):
-    """What one often sees: a sampler that pads, and a mean of means."""
+    """The usual mistake: a sampler that pads, and a mean of means."""
     device = next(model.parameters()).device
     loader = DataLoader(dataset, batch_size, sampler=DistributedSampler(dataset, shuffle=False))
     model.eval()
@@ -313,33 +275,31 @@ def both(model):
     return evaluate(model, val_set, 64)[1], evaluate_badly(model, val_set, 64)
 
 
-for n in (1, 2, 4):
-    exact, rough = launch.ranks(both, trained, n=n)[0]
-    print(f"{n} ranks: accuracy {exact:.5f}, with padding and a mean of means {rough:.5f}")
+rows = [(n, *launch.ranks(both, trained, n=n)[0]) for n in (1, 2, 4)]
+report.table({"ranks": "{}", "yours": "{:.5f}", "padding, mean of means": "{:.5f}"}, rows)
 
 # %% [markdown]
-# A figure that changes with the number of ranks is not a property of the network.
+# A metric that changes with the number of ranks says nothing about the network.
 
 # %% [markdown]
 # ### Balise 3 · Batch norm over all ranks · further · about 11 min
 #
-# Batch norm takes mean and variance of *its* batch. With 8 images on each of 64 ranks, that is the noise of 8 images.
-# Synchronised, it uses all 512, and must do what one process does with one big batch, forward *and* backward.
+# Synchronised batch norm computes what one process computes with one big batch, forward *and* backward.
 #
-# **`AllReduceSum`** adds up over the ranks; its forward is given. Write `backward`: this rank has `gradient`, that of *its
-# own* loss with respect to the sum. But the sum went into the losses of all ranks. What is the gradient of all of them?
+# **`AllReduceSum`** adds up over the ranks. Write `backward`: `gradient` is that of this rank's *own* loss with respect
+# to the sum. But the sum went into the losses of all ranks.
 #
-# **`SyncBatchNorm.forward(x)`**, `x` of shape `(b, channels, h, w)`, `b` not the same on each rank: write `n`, the number
-# of values of a channel over all ranks (a tensor without a gradient), and each channel's `mean` and biased variance `var`,
-# shape `(channels,)`, with **one** message forward and one backward:
+# **`SyncBatchNorm.forward(x)`**, with `b` that may differ between ranks: write `n`, the number of values of a channel
+# over all ranks (a tensor without a gradient), and `mean` and biased variance `var`, both `(channels,)`, with **one**
+# message forward and one backward:
 #
 # $$S_1 = \sum x, \quad S_2 = \sum x^2, \qquad \mu = S_1/n, \quad \sigma^2 = S_2/n - \mu^2$$
 #
-# What is done with them is given. About 3 and 5 lines.
+# About 3 and 5 lines.
 #
 # <details><summary>Hint</summary>
 #
-# Leave `gradient` as it is: `clone()` it first. `torch.cat` makes one vector of $S_1$, $S_2$ and the rank's own count;
+# Don't change `gradient`: `clone()` it first. `torch.cat` makes one vector of $S_1$, $S_2$ and the rank's own count;
 # `AllReduceSum.apply(vector)` sums it. `x.sum((0, 2, 3))` keeps the channels.
 # </details>
 
@@ -390,17 +350,12 @@ class SyncBatchNorm(nn.BatchNorm2d):
 tp.check(3, AllReduceSum, SyncBatchNorm)
 
 # %% [markdown]
-# PyTorch's own `nn.SyncBatchNorm` trains on GPUs only, and *gathers* mean, 1/deviation and count of every rank. (With large
-# means, $S_2/n - \mu^2$ subtracts two large numbers: library code sums squares of *differences*.)
-
-# %% [markdown]
 # ## Parameters that take no part
 #
-# A trunk, and one head for each task; a step uses one head. DDP waits for the gradient of *every* parameter. Run the two
-# cells, and read the error.
+# With one head for each task, a step uses one head. DDP waits for the gradient of *every* parameter:
 
 
-# %% tags=["setup"]
+# %% tags=["setup"] jupyter={"source_hidden": true}
 class SeveralHeads(nn.Module):
     """A trunk, and a head for each task. Call it as network(x, task)."""
 
@@ -423,6 +378,7 @@ def three_steps(make_parallel):
 
 
 # %%
+# %%
 def plain_ddp(network, device):
     return DDP(network.to(device))
 
@@ -435,14 +391,14 @@ except launch.RankError as error:
 # %% [markdown]
 # ### Balise 4 · Heads that take turns · further · about 4 min
 #
-# `make_parallel(network, device)` returns what is called like the network, `parallel(x, task)`, and trains on all ranks,
-# whatever heads a step uses, also where ranks use different ones. The gradient is the mean over the ranks; who did not use
-# a head counts as zero. (In 08 you sent those zeros yourself; here DDP does.) About 2 lines.
+# `make_parallel(network, device)` returns something that is called like the network, `parallel(x, task)`, and trains on
+# all ranks. Ranks may use different heads. The gradient is the mean over the ranks, and an unused head counts as zero.
+# About 2 lines.
 #
 # <details><summary>Hint</summary>
 #
-# DDP has an option that walks through the graph after each forward pass and marks as ready what is not in it. Another one
-# promises that the graph never changes; is that so here?
+# DDP has an option that walks through the graph after each forward pass and marks unused parameters as ready. Another
+# one promises that the graph never changes. Is that true here?
 # </details>
 
 
@@ -462,20 +418,16 @@ tp.check(4, make_parallel)
 print(launch.ranks(three_steps, make_parallel, n=2, timeout=10))
 
 # %% [markdown]
-# The walk costs time in every step. Do not switch it on "to be safe": that error is often the only sign of a layer that
-# somebody forgot to call.
+# The option costs time in every step, and it hides a layer that nobody calls.
 
 # %% [markdown]
 # ### Balise 5 · Accumulate, exchange once, and choose the learning rate · further · about 7 min
 #
-# **`accumulate` is given:** you wrote its like in 08. One step on many micro-batches, with one exchange of gradients:
-# inside `model.no_sync()` DDP exchanges nothing. The *forward* pass must be inside too: there DDP notes whether
-# backward is to exchange.
+# **`accumulate` is given.** Inside `model.no_sync()` DDP exchanges nothing. The *forward* pass must be inside too.
 #
-# **`learning_rate`**, the linear rule. With a batch $k$ times as large there are $k$ times fewer steps, so each goes $k$
-# times as far: `base` suits `base_batch` samples, and the target for `batch` samples is `base · batch / base_batch`. The
-# first steps would diverge with it, so there is a warm-up: `base` in step 0, then by the same amount more (or less) each
-# step, the target in step `warmup_steps` and after. `warmup_steps` may be 0. About 4 lines.
+# **`learning_rate`** is the linear rule. `base` suits `base_batch` samples, and the target for `batch` samples is `base
+# · batch / base_batch`. The warm-up goes linearly from `base` in step 0 to the target in step `warmup_steps`, which may
+# be 0. About 4 lines.
 #
 # <details><summary>Hint</summary>
 #
@@ -510,13 +462,14 @@ tp.check(5, accumulate, learning_rate)
 
 
 # %% [markdown]
-# What does it save? Four micro-batches on every rank, with one exchange and with four. Guess before you run the race.
+# Four micro-batches on every rank: what does one exchange save against four?
 
+# %%
 # %%
 faster = tp.predict("Four micro-batches: how many times faster is a step with one exchange than with four?", ...)
 
 
-# %%
+# %% jupyter={"source_hidden": true}
 def accumulate_naively(model, micro_batches, optimizer):
     optimizer.zero_grad()
     for x, y in micro_batches:
@@ -542,25 +495,23 @@ race = launch.ranks(race_accumulation, n=RANKS)[0]
 faster.shows(
     race.medians["an exchange each time"] / race.medians["one exchange"],
     "× {:.2f}",
-    "A quarter of the messages, but all of the computing stays, and DDP hides a part of the exchange beside backward anyway.",
+    "A quarter of the messages, but all of the computing stays, and DDP hides part of an exchange anyway.",
 )
 race
 
 # %% [markdown]
 # ### Balise 6 · Equal work · further · about 6 min
 #
-# The slowest rank sets the pace of all. With sentences of 8 to 2,000 tokens, equally many sequences are not equal work. The
-# best partition is too hard to find (the problem is NP-hard), but a simple rule is never worse than 4/3 of it (Graham,
-# 1969): **longest first, each to the rank with the fewest tokens so far.**
+# The slowest rank sets the pace, and sequences differ in length. A simple rule is never worse than 4/3 of the best
+# partition (Graham, 1969): **longest first, each to the rank with the fewest tokens so far.**
 #
-# `balance(lengths, world_size)` gets the number of tokens of each sequence of a global batch, and returns a list of
-# *places* in `lengths` for each rank. Every rank calls it by itself and must find the same. The lists and a heap of loads
-# are given; write the loop. About 4 lines.
+# `balance(lengths, world_size)` returns a list of *places* in `lengths` for each rank. All ranks must find the same.
+# Write the loop. About 4 lines.
 #
 # <details><summary>Hint</summary>
 #
-# `sorted(range(len(lengths)), key=...)` sorts places. `heapq.heappop(loads)` takes the smallest pair `(tokens, rank)` out;
-# `heapq.heappush(loads, pair)` puts one in.
+# `sorted(range(len(lengths)), key=...)` sorts places. `heapq.heappop(loads)` takes out the smallest pair `(tokens,
+# rank)`; `heapq.heappush(loads, pair)` puts one in.
 # </details>
 
 
@@ -602,28 +553,21 @@ def show_loads():
 show_loads()
 
 # %% [markdown]
-# With unequal shares, the mean of the ranks' mean losses is not the mean over tokens any more: divide each rank's *sum*
-# of losses by the tokens of all ranks, and multiply it by the number of ranks, by which DDP divides.
-
-# %% [markdown]
 # ### Balise 7 · A checkpoint that survives · further · about 11 min
 #
-# A job may end at any moment, also while it writes. So at no moment may there be *no* whole checkpoint under `path`: rank 0
-# writes a second file beside it, and moves it into place in one go. All others wait, and if writing fails, all learn of it:
-# that part is given.
+# A job may end while it writes. There must always be a whole checkpoint under `path`: rank 0 writes a second file
+# beside it and moves it into place. The others wait; that part is given.
 #
-# **`save_checkpoint`** runs on every rank; `model` may be wrapped in DDP. Write, for rank 0, `state`, a dictionary of what
-# is needed to go on: state of the network (under its own names, not DDP's), state of the optimizer, and `epoch`, the number
-# of epochs done. Then the two lines that write it.
+# **`save_checkpoint`**: write, for rank 0, `state`, a dictionary with the states of the network (under its own names,
+# not DDP's) and of the optimizer, and `epoch`. Then write the two lines that save it.
 #
-# **`load_checkpoint`** runs on every rank, perhaps of another number: restore both, and return the number of epochs, an int. A
-# tensor must not come back to where it was saved: that is rank 0's GPU. And a file must not run code while it loads:
-# `weights_only=True`. About 5 and 4 lines.
+# **`load_checkpoint`**: restore both on every rank, and return the number of epochs. Tensors must not return to rank
+# 0's GPU, and the file must not run code while it loads. About 5 and 4 lines.
 #
 # <details><summary>Hint</summary>
 #
-# `ddp.module` is the network inside. `partial.replace(path)` is atomic within a folder.
-# `torch.load(path, map_location=..., weights_only=True)` loads tensors and plain numbers only, and no code.
+# `ddp.module` is the network inside. `partial.replace(path)` is atomic within a folder. `torch.load(path,
+# map_location=..., weights_only=True)` loads tensors and plain numbers only, and no code.
 # </details>
 
 
@@ -667,14 +611,9 @@ def load_checkpoint(path, model, optimizer):
 tp.check(7, save_checkpoint, load_checkpoint)
 
 # %% [markdown]
-# `torch.compile(network)` wraps as DDP does: the names of its `state_dict()` begin with `_orig_mod.`, and a network that is not
-# compiled refuses them; save the network inside, or compile it in place, by `network.compile()`.
-
-# %% [markdown]
 # ## A job
 #
-# A supercomputer has a queue in front of it: you describe what you need, Slurm starts it when it is free. `launch.job`
-# sends a function of the notebook there, with all that it uses; without a Slurm it runs as a job on this machine.
+# On a supercomputer, Slurm queues jobs. `launch.job` submits a function of the notebook, or runs it here without Slurm.
 
 
 # %%
@@ -693,26 +632,23 @@ print(job.results())
 launch.queue()
 
 # %% [markdown]
-# ### Balise 8 · The batch script behind it · about 8 min
+# ### Balise 8 · The batch script · about 8 min
 #
-# Most trainings are submitted as a script in three parts. `batch_script` returns its text:
+# `batch_script` returns the text of a script in three parts:
 #
-# 1. **What it asks for**, in `#SBATCH` lines above any command: `nodes`, **one process for each GPU** of each node, those
-#    GPUs, `cpus_per_gpu` cores for each process (its loader's workers), `minutes` of time, a job name.
-# 2. **Where the ranks meet.** Slurm tells each process its rank; it does not set `MASTER_ADDR`, the job's first node, and
-#    `MASTER_PORT`, made from the job's number so that two jobs do not meet. Export both.
-# 3. **The start:** `srun` starts `command`, such as `python train.py`, once for each process. It begins with its
-#    program already, and may hold quotes.
+# 1. **Resources**, in `#SBATCH` lines above any command: `nodes`, **one process for each GPU** of each node, those
+#    GPUs, `cpus_per_gpu` cores for each process, `minutes` of time, a job name.
+# 2. **The meeting point.** Slurm doesn't set `MASTER_ADDR`, the job's first node, and `MASTER_PORT`, made from the
+#    job's number. Export both.
+# 3. **The start:** `srun` starts `command`, such as `python train.py`, once for each process. It may contain quotes.
 #
-# The hard point is what each process *sees*. `join_world` takes the GPU whose number is the rank on the node, so all
-# GPUs of the node must be visible: ask for them by node. With `--gpus-per-task=1`, or `srun --gres=gpu:1`, each process
-# sees one, always number 0, and rank 1 fails. About 12 lines of text.
+# `join_world` picks its GPU among all of the node, so ask for GPUs by node, not by task. About 12 lines of text.
 #
 # <details><summary>Hint</summary>
 #
-# `--nodes`, `--ntasks-per-node`, `--gres=gpu:N`, `--cpus-per-task`, `--time` (a number means minutes), `--job-name`. In an
-# `--output` of your own, `%j` is the job's number. `scontrol show hostnames "$SLURM_JOB_NODELIST"` writes one node a line.
-# `$((10000 + SLURM_JOB_ID % 20000))` is a port. `srun` does not take over `--cpus-per-task`: tell it again, or export
+# `--nodes`, `--ntasks-per-node`, `--gres=gpu:N`, `--cpus-per-task`, `--time` (a number means minutes), `--job-name`. In
+# `--output`, `%j` is the job's number. `scontrol show hostnames "$SLURM_JOB_NODELIST"` writes one node a line.
+# `$((10000 + SLURM_JOB_ID % 20000))` is a port. `srun` doesn't inherit `--cpus-per-task`: repeat it, or export
 # `SRUN_CPUS_PER_TASK`.
 # </details>
 
@@ -745,17 +681,15 @@ tp.check(8, batch_script)
 print(batch_script(nodes=2, gpus_per_node=4, cpus_per_gpu=10, minutes=90, command="python train.py"))
 
 # %% [markdown]
-# A site wants more: an account, a partition, modules to load. `launch.job` reads them from one small file
-# (`docs/slurm.md`).
+# A site also wants an account and a partition: see `docs/slurm.md`.
 #
 # ## Typed once
 #
-# `launch` types commands for you. Type these once yourself, or run the cells: `torchrun` starts ranks on one node, `sbatch`
-# puts a script into the queue, `squeue` shows the queue. They start files: `program` writes one that runs a function of
-# this notebook.
+# `torchrun` starts ranks on one node, `sbatch` submits a script, `squeue` shows the queue. `program` writes a file that
+# runs a function of this notebook.
 
 
-# %% tags=["setup"]
+# %% tags=["setup"] jupyter={"source_hidden": true}
 def program(function):
     """Write a file into FOLDER that runs `function` with all that it uses. Returns its name."""
     FOLDER.mkdir(parents=True, exist_ok=True)
@@ -776,12 +710,13 @@ def shell(line):
     if not line.startswith("torchrun") and not slurm_here():
         print(f"no Slurm answers here; on a cluster you would type: {line}")
         return
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # torchrun lies beside python
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # torchrun is next to python
     env = os.environ | {"PATH": path}
     done = subprocess.run(line, shell=True, text=True, capture_output=True, cwd=FOLDER, env=env)
     print(done.stdout if done.returncode == 0 else done.stderr[-300:])
 
 
+# %%
 # %%
 shell(f"torchrun --standalone --nproc-per-node={RANKS} {program(train_and_evaluate)}")
 
@@ -796,19 +731,17 @@ shell("squeue --me")
 #
 # ### Balise 9 · Everything that a job must hand on · further · about 13 min
 #
-# A training needs longer than a job may last. `#SBATCH --signal=USR1@90` asks Slurm for a signal 90 s before the limit.
-# Then the ranks save, put the job back into the queue (`scontrol requeue`), and the next start goes on as if nothing had
-# happened: on as many ranks, each loss equal to that of an uninterrupted run, to the last bit. What must be in the checkpoint for that?
+# `#SBATCH --signal=USR1@90` asks Slurm for a signal 90 s before the limit. Then the ranks save and requeue the job. The
+# next start must continue with exactly the same losses.
 #
-# `save_checkpoint` takes, in the optimizer's place, anything that has a `state_dict()` and a `load_state_dict(state)`.
-# `Everything` is such a thing: it knows the other parts of a training, where the loader stands, and the random states of
-# all ranks (dropout draws from them). Write its two methods. `state_dict` is called on rank 0 alone, so it exchanges
-# nothing: `collect` did that before. About 2 and 4 lines.
+# `Everything` takes the optimizer's place in `save_checkpoint`. It knows the other parts of a training, where the
+# loader is, and the random states of all ranks (for dropout). Write its two methods. `state_dict` runs on rank 0 alone
+# and must not communicate: `collect` has done that. About 2 and 4 lines.
 #
 # <details><summary>Hint</summary>
 #
-# Each part has a `state_dict()` and a `load_state_dict(state)` of its own. `set_random_states` takes one rank's states:
-# those of *this* rank. It comes last: what else is loaded might draw.
+# Each part has its own `state_dict()` and `load_state_dict(state)`. `set_random_states` takes the states of *this*
+# rank. It comes last, because loading something else might draw random numbers.
 # </details>
 
 
@@ -859,16 +792,13 @@ class Everything:
 tp.check(9, Everything)
 
 # %% [markdown]
-# The training that uses it. A signal may come between any two instructions, in the middle of a message or a write: so its
-# **handler only sets a flag**, and the loop looks at the flag after each step. And the ranks notice at different
-# moments. A rank that left alone would leave the others waiting for its gradients, so they **agree** first. Slurm signals
-# loader workers, too, and a process without a handler dies of the signal. Set the handler before workers are forked, so
-# that they inherit it, or ignore the signal in `worker_init_fn`.
+# In the training that uses it, the signal's **handler only sets a flag**, and the ranks **agree** after each step: a
+# rank that left alone would leave the others waiting.
 
 
 # %% tags=["setup"]
 def train_on(path, epochs, notice_at=None, make=None):
-    """Train, from the checkpoint on if there is one; at SIGUSR1 save and leave. Returns this start's losses, and whether it is done."""
+    """Train, from a checkpoint if there is one. At SIGUSR1 save and leave. Returns (losses, whether it is done)."""
     device, noticed, losses = join_world(), [], []
     signal.signal(signal.SIGUSR1, lambda number, frame: noticed.append(number))  # nothing else
     first, relu, last = make_model()
@@ -906,12 +836,13 @@ def train_on(path, epochs, notice_at=None, make=None):
 
 
 # %%
+# %%
 off = tp.predict("Resumed without the optimizer's state: by how many % is the next loss off?", ...)
 
 
-# %%
+# %% jupyter={"source_hidden": true}
 class Ignored:
-    """Stands for a part whose state is not put back."""
+    """A part whose state is not restored."""
 
     def load_state_dict(self, state):
         pass
@@ -937,23 +868,23 @@ FOLDER.mkdir(parents=True, exist_ok=True)
 (FOLDER / "resumed.pt").unlink(missing_ok=True)
 whole, _ = launch.ranks(train_on, FOLDER / "none.pt", EPOCHS, n=2)[0]
 begun, _ = launch.ranks(train_on, FOLDER / "resumed.pt", EPOCHS, 27, n=2)[0]
-print(f"of {len(whole)} steps, {len(begun)} were done when rank 1 got the signal; resumed, the losses are off by")
+print(
+    f"of {len(whole)} steps, {len(begun)} were done when rank 1 got the signal; resumed, the losses are off by, in %:"
+)
+rows = []
 for MISSING in (None, "optimizer", "scheduler", "scaler", "random states", "place of the loader"):
     rest = launch.ranks(train_on, FOLDER / "resumed.pt", EPOCHS, None, Without if MISSING else None, n=2)[0][0]
     gaps = [100 * abs(a - b) / b for a, b in zip(rest, whole[len(begun) :])]
-    shown = [f"{gap:6.2f} %" for gap in (gaps[0], gaps[1], max(gaps))]
-    print(f"without {MISSING or 'nothing':<20} first {shown[0]}   second {shown[1]}   largest {shown[2]}")
-    if MISSING == "optimizer":
-        first = gaps[0]
+    rows.append((MISSING or "nothing", gaps[0], gaps[1], max(gaps)))
+report.table({"without": "{}", "first": "{:.2f}", "second": "{:.2f}", "largest": "{:.2f}"}, rows)
 why = "The next loss is computed before the next update: it looks right. The mistake shows from the second on."
-off.shows(first, "{:.2f} %", why)
+off.shows(rows[1][1], "{:.2f} %", why)
 
 # %% [markdown]
-# So one loss is no test of a checkpoint, nor are two: scheduler and scaler show later. As a job: three lines more in the script, and a program that puts its job back into
-# the queue. The next start finds the checkpoint.
+# One correct loss is no test of a checkpoint. The same as a job:
 
 
-# %% tags=["setup"]
+# %% tags=["setup"] jupyter={"source_hidden": true}
 def with_notice(script, seconds):
     """The batch script, with a signal so long before the limit, for a job that may start again and keeps its output."""
     asked = f"#SBATCH --signal=USR1@{seconds}\n#SBATCH --requeue\n#SBATCH --open-mode=append\n"
@@ -978,15 +909,14 @@ shell("sbatch again.sh")
 # %% [markdown]
 # ## The training run, on several ranks · further
 #
-# The ResNet that works 01 to 06 made faster, with all that they brought: the loader, channels last, mixed precision, on a
-# GPU compiled. **Weak scaling:** each rank keeps its batch, the work grows. **Strong scaling:** the batch is shared, the work
-# stays. Guess before you run the cells.
+# The ResNet of works 01 to 06. **Weak scaling:** each rank keeps its batch. **Strong scaling:** the batch is shared.
 
+# %%
 # %%
 twice = tp.predict("Weak scaling: how many times as many images a second on 2 ranks as on one, here?", ...)
 
 
-# %%
+# %% jupyter={"source_hidden": true}
 def images_a_second(strong):
     """On a rank: images a second of all ranks, in the training run under DDP."""
     torch.set_num_threads(1)  # on a CPU, a rank is one core
@@ -1004,17 +934,41 @@ def images_a_second(strong):
     return n * batch / times[len(times) // 2]
 
 
+# %%
 rates = {}
 for n in COUNTS:
     for strong in (False, True)[: 1 + (n > 1)]:
         rates[strong, n] = launch.ranks(images_a_second, strong, n=n, timeout=300)[0]
-        print(f"{n} rank{'s' * (n > 1)}, {'strong' if strong else 'weak'} scaling: {rates[strong, n]:,.0f} images/s")
+rows = [("strong" if strong else "weak", n, rate) for (strong, n), rate in rates.items()]
+report.table({"scaling": "{}", "ranks": "{}", "images/s": "{:,.0f}"}, rows)
 recorded.note("09_ddp", "scaling", [[strong, n, rate] for (strong, n), rate in rates.items()])
 if 2 in COUNTS:
     why = "GPUs share nothing but the link; ranks on a CPU share its memory, and its cores with their loaders."
     twice.shows(rates[False, 2] / rates[False, 1], "× {:.2f}", why)
 
 # %% jupyter={"source_hidden": true}
+NETWORK = planner.Link(latency=6e-6, bandwidth=12.5e9)  # seconds, bytes a second: 100 Gbit/s for each GPU
+GRADIENTS = 4 * 25.6e6  # bytes: ResNet-50 in float32
+STEP = 64 / planner.A100.resnet50_mixed  # seconds for 64 images on one A100, from its published throughput
+
+
+def predicted(
+    gpus,
+    algorithm="best",
+    overlap=True,
+    link=NETWORK,
+    computing=(STEP / 3, 2 * STEP / 3),
+    size=GRADIENTS,
+    bucket=25 * 2**20,
+):
+    """Times of a data-parallel step on so many GPUs; computing: seconds of (forward, backward)."""
+
+    def exchange(message):
+        return planner.all_reduce(message, gpus, link, algorithm)
+
+    return planner.data_parallel_step(*computing, size, exchange, overlap=overlap, bucket_bytes=bucket)
+
+
 counts = [2**k for k in range(2, 11)]
 curves = {
     "ring, overlapped": ("#0072B2", "-", {"algorithm": "ring"}),
@@ -1040,11 +994,36 @@ axes.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=Fal
 plt.show()
 
 # %% [markdown]
-# The points are measured: images a second on $N$ ranks over $N$ times those on one. The curves are a model of weak scaling on
-# A100s (its sources stand in the docstrings of `dlojz_tp.planner`). Strong scaling loses sooner: computing shrinks with the
-# batch, the gradients do not. **Read the curves from the right:** a ring sends the fewest bytes, but its latency grows with
-# the number of ranks, a tree's with its logarithm. Libraries take the better of the two, and the fast links inside a node
-# first. A larger batch a GPU, or gradients in half precision (`fp16_compress_hook`), moves every curve up.
+# Points are measured, curves are a model of A100s. A ring's latency grows with the number of ranks, a tree's with its
+# logarithm.
+
+# %% [markdown]
+# ## Measured again
+#
+# The sampler gives one rank and several the same global batches. A hook counts the gradient bytes of a step.
+
+
+# %% jupyter={"source_hidden": true}
+def bytes_of_a_step():
+    """What DDP exchanges in one step, counted by a hook on its buckets."""
+    ddp, sent = DDP(make_model().to(launch.device())), []
+
+    def count(group, bucket):
+        sent.append(bucket.buffer().nbytes)
+        return default_hooks.allreduce_hook(group, bucket)
+
+    ddp.register_comm_hook(None, count)
+    ddp(torch.zeros(4, 64, device=launch.device())).sum().backward()
+    return sum(sent)
+
+
+# %%
+rows = []
+for n in (1, RANKS):
+    module, found = launch.ranks(train, make_model, train_set, EPOCHS, BATCH, RATE, n=n)[0]
+    exchanged = launch.ranks(bytes_of_a_step, n=n)[0] if n > 1 else 0
+    rows.append((f"{n} rank{'s' * (n > 1)}", BATCH // n, exchanged, found[-1], accuracy(module)))
+report.table(COLUMNS, rows)
 
 # %%
 tp.progress()
@@ -1052,29 +1031,27 @@ tp.progress()
 # %% [markdown]
 # ## Three questions
 #
-# <details><summary>You go from 1 GPU to 8, keep the batch of each GPU, and the loss falls more slowly per epoch. Why?</summary>
+# <details><summary>From 1 GPU to 8, with the same batch a GPU, the loss falls more slowly per epoch. Why?</summary>
 #
-# The global batch is 8 times as large, so there are 8 times fewer updates in an epoch. With the linear rule each of them is
-# 8 times as long; the warm-up keeps the first ones from diverging.
+# The global batch is 8 times as large, so there are 8 times fewer updates in an epoch. With the linear rule each of
+# them is 8 times as long; the warm-up keeps the first ones from diverging.
 # </details>
 #
 # <details><summary>One rank raises an exception in its data loader. What do the others do?</summary>
 #
-# They wait in their next all-reduce. If the failed process ends, gloo notices that the connection is gone and the others
-# fail too; NCCL may notice only at the time limit of the process group. If it hangs, all wait for that limit. torchrun
-# and `launch.ranks` end the others soon after one process has failed. Look for the rank that failed <em>first</em>: its
-# message is the cause.
+# They wait in their next all-reduce. If the failed process ends, gloo notices the closed connection and the others fail
+# too; NCCL may notice only at the time limit of the process group. torchrun and `launch.ranks` end the others soon
+# after one process has failed. Look for the rank that failed <em>first</em>: its message is the cause.
 # </details>
 #
 # <details><summary>Why must every rank build the same network with its layers in the same order?</summary>
 #
-# Buckets are filled by position, not by name. Two ranks with another order would average the gradient of one layer with
-# that of another, and nothing would complain if the sizes agree.
+# Buckets are filled by position, not by name. Two ranks with a different order would average the gradient of one layer
+# with that of another, and nothing would complain if the sizes agree.
 # </details>
 #
 # ## To remember
 #
 # DDP averages gradients; everything else is yours. Shares must be equal, orders must change with the epoch, metrics are
-# sums and counts exchanged once, and one rank writes a checkpoint that is whole or not there. Many ranks that compute what
-# one process would compute is a property you can *test*, and now have. Next: what to do with the large batch that came with
-# it, and later, models whose copy no longer fits on a rank.
+# sums and counts exchanged once, and one rank writes a checkpoint that is whole or absent. That many ranks compute what
+# one process would compute is a property you can *test*.
