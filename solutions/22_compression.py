@@ -560,7 +560,7 @@ faster = tp.predict("How many times as fast as in float32 is the product of byte
 
 # %%
 @torch.no_grad()
-def race_bytes(n=2048, rows=64):
+def race_bytes(n=1024, rows=64):
     """[(format, bytes of the weight, seconds)] of x (rows, n) times a weight (n, n)."""
     x, weight = torch.rand(rows, n), torch.randn(n, n)
     qx = quantize(x, *affine(*extremes(x), symmetric=True), symmetric=True)
