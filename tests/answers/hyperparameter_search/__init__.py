@@ -7,7 +7,6 @@ from tests.answers.hyperparameter_search.balise_3 import bank as balise_3
 from tests.answers.hyperparameter_search.balise_4 import bank as balise_4
 from tests.answers.hyperparameter_search.balise_5 import bank as balise_5
 from tests.answers.hyperparameter_search.balise_6 import bank as balise_6
-from tests.answers.hyperparameter_search.balise_7 import bank as balise_7
 
 bank = Bank("11_hyperparameter_search")
-bank.add(balise_1, balise_2, balise_3, balise_4, balise_5, balise_6, balise_7)
+bank.add(balise_1, balise_2, balise_3, balise_4, balise_5, balise_6)
