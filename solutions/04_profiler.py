@@ -5,8 +5,8 @@
 # from the trace where time and memory go, and find every place where the processor waits for the device. Then you'll fix three
 # slow loops.
 #
-# **What you will gain**, counted in one training step: fewer *operators*, no *wait* left, and more images a second on this machine
-# too. First, the run as somebody left it.
+# **What you will gain**, counted in one training step: about a third of the *operators* and not a single *wait*. That means more
+# images a second, on this machine too. First, the run as somebody left it.
 
 # %% tags=["setup"] jupyter={"source_hidden": true}
 import os
@@ -138,7 +138,7 @@ print(gains.expected(NAME))
 # %% [markdown]
 # This is the training run of the previous works plus what somebody has added: each image gets its own contrast, each batch is
 # shifted a little, long gradients are shortened, numbers are shown, and last week somebody searched for a NaN. The cell with
-# the contrast, `slow_a`, is collapsed. Leave it closed: later you'll find its problem from a profile alone.
+# the contrast, `slow_a`, is collapsed. Leave it closed: later you'll find out from a profile alone why it's slow.
 #
 # ## The idea
 #
@@ -595,7 +595,7 @@ def flowing_step(model, images, labels, optimizer, device):
 tp.check(4, flowing_step)
 
 # %%
-find_waits(flowing_step)
+left = find_waits(flowing_step)
 
 # %% [markdown]
 # ## How busy is the device?
@@ -771,7 +771,7 @@ print(*AILMENTS, sep="; ")
 # **First** write `diagnosis()`: `{"A": …, "B": …, "C": …}`, each one of `AILMENTS`. What grows with the input? Which operators don't belong
 # there? Careful with C: a value is read there, but who reads it, and why? The check judges the names first.
 #
-# **Then** open the cells and mend the loops: same results, no new ailment. About 7 lines in all.
+# **Then** open the cells and fix the loops: same results, no new ailment. About 7 lines in all.
 #
 # <details><summary>What the mended loops must do (it gives the names away: not before your diagnosis)</summary>
 #
@@ -916,9 +916,10 @@ print(f"after your function: {biases(vgg)}; largest difference {difference:.1e} 
 #
 # Batches of sentences, or of images of any size, change their shape. Two consequences:
 #
-# - PyTorch reuses freed blocks of device memory. A batch longer than all before fits into none of them, so new memory is reserved beside the idle blocks: "out of memory" after
-#   an hour. The cure: **`reserve`** runs the longest batch *before* training. Ask for *all* memory of a step, and leave no trace.
-#   Buffers are restored for you; restore the random numbers, which `batch_of` and dropout use, and the gradients.
+# - PyTorch reuses freed blocks of device memory. A batch longer than all before fits into none of them, so new memory is
+#   reserved beside the idle blocks, and a run can fail with "out of memory" after an hour. The cure: **`reserve`** runs the
+#   longest batch *before* training. Ask for *all* memory of a step, and leave no trace. Buffers are restored for you;
+#   restore the random numbers, which `batch_of` and dropout use, and the gradients.
 # - With `torch.backends.cudnn.benchmark = True`, cuDNN tries its algorithms at the first sight of **each new shape**.
 #   **`autotuner_saves`** returns the seconds that this saves in a run.
 #
@@ -1048,8 +1049,8 @@ gain.shows(
 worth.table({"as found": newcomer_step, "your step": your_step}, makes=worth.Mixed, keep=NAME)
 
 # %% [markdown]
-# On a card, starting each operator and every wait cost as well, which is why the modelled gain is larger. All of it was lost by what this notebook had added: **the run is no
-# faster than the previous works left it**.
+# On a card, every operator started and every wait costs time too. But this gain only recovers what the additions to this
+# notebook's run had lost: **the run is no faster than the previous works left it**.
 #
 # ## Race · further
 

@@ -272,8 +272,8 @@ report.table({"": "{}", "trials": "{}", "learning rates tried": "{}", "test accu
 #
 # ### Balise 2 · Successive halving · about 10 min
 #
-# `trials` is a list of trainings with a method `train(epochs)`, like those of the cell above "The idea". The loop over the rungs is given: a rung ends
-# at `epochs`, the previous one ended at `done`.
+# `trials` is a list of trainings with a method `train(epochs)`, like the `Trial` above. The loop over the rungs is given: a
+# rung ends at `epochs`, and the previous one ended at `done`.
 #
 # - **`successive_halving`**: train the trials in `going_on` and collect `values`, `{trial number: value}`. Append
 #   `(epochs, values)` to `rungs`, rank the trials, and keep the best `1 / eta` of them as the new `going_on`. Some have

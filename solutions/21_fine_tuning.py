@@ -1,16 +1,14 @@
 # %% [markdown]
 # # Fine-tuning: learn little, keep much · about 100 min, core 45
 #
-# Hardly anyone trains from scratch. You take a network trained on a lot of data, and teach it a new task with a few examples on one card. The lecture asks three questions: *what* to transfer, *how*, and
-# *when* it pays. It also takes the "fine" in fine-tuning seriously: a small rate, and weights that hardly move.
+# Take a network trained on a lot of data and teach it a new task with a few examples. Here you freeze a body, compute its
+# features once, and give each layer its own rate. Then you write **LoRA**, which learns two thin matrices instead of a full
+# one, and **QLoRA**, which keeps the frozen base in four bits.
 #
-# Here you freeze a body, compute its features once, give each layer its own rate and thaw layer by layer. Then you write **LoRA**, which learns a product of two thin matrices in place of a full one, and **QLoRA**, which stores
-# the frozen base in four bits.
-#
-# **What you will gain.** With one image a class you'll be right about twice as often as from scratch, and each step will take a twentieth of the time. You'll adapt a network with a tenth of the optimizer memory, and say
-# what fine-tuning a model of 70 billion parameters needs.
+# **What you will gain.** About twice the *accuracy* from one image a class, and, for an adapted network, about a tenth of the *numbers that
+# learn*, of the *bytes of Adam's state* and of the *file* for each task.
 
-# %% tags=["setup"]
+# %% tags=["setup"] jupyter={"source_hidden": true}
 import contextlib
 import copy
 import functools
@@ -38,29 +36,31 @@ from dlojz_tp.data import under_lights
 from dlojz_tp.models import small_resnet
 
 tp = course.open("21_fine_tuning")
-tp
-
-# %% tags=["setup"]
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 torch.set_num_threads(1)  # the layers are small: a second thread waits more than it works
 KNOWN, CELLS = data.pretrained(), data.photo_cells()
 NEW = "cat", "coins", "grass", "gravel", "motorcycle"
 DRAWS = len(measure.rounds(6))  # random picks of images: one is noise
-KNOWN
+tp
 
 # %% [markdown]
 # ## The idea
 #
-# A network is a *body*, which turns an image into features, and a *head*, which turns features into classes. What transfers is the body:
+# A network is a *body*, which turns an image into features, and a *head*, which turns features into classes.
 #
-# $$\underbrace{\theta_\text{new}}_{\text{what you use}} \;=\; \underbrace{\theta_\text{old}}_{\text{learnt once, from much}} \;+\; \underbrace{\Delta}_{\text{learnt now, from little}}$$
+# $$\theta_\text{new} = \theta_\text{old} + \Delta$$
 #
-# The methods here differ in the shape of $\Delta$: zero except in the head, small everywhere, or low-rank.
+# The methods differ in the shape of the change $\Delta$: zero except in the head, small everywhere, or low-rank.
 
 
 # %% jupyter={"source_hidden": true}
 def draw_idea():
-    ways = {"probe": (0, 0, 0, 1), "by layer": (0.1, 0.3, 0.6, 1), "full": (1, 1, 1, 1), "LoRA": (0.25, 0.25, 0.25, 0.25)}
+    ways = {
+        "probe": (0, 0, 0, 1),
+        "by layer": (0.1, 0.3, 0.6, 1),
+        "full": (1, 1, 1, 1),
+        "LoRA": (0.25, 0.25, 0.25, 0.25),
+    }
     _, axes = plt.subplots(1, 4, figsize=(9.5, 2.6), layout="constrained", sharey=True)
     for ax, (name, shares) in zip(axes, ways.items()):
         for k, share in enumerate(shares):
@@ -79,12 +79,13 @@ def draw_idea():
 draw_idea()
 
 # %% [markdown]
-# ## Baseline
+# ## Baseline: from scratch
 #
-# The course's pretrained network tells ten photographs apart by patches, each randomly lit. Five other photographs are the new task, with one, five or twenty patches of each. Start without transfer: train a new network on these few.
+# The course's pretrained network tells ten photographs apart by patches, each lit at random. The new task is five other
+# photographs, with 1, 5 or 20 patches of each. First train a new network on these few.
 
 
-# %% tags=["setup"]
+# %% tags=["setup"] jupyter={"source_hidden": true}
 def squares(names, images, seed=7):
     """Squares of these classes, each under one light: images (n, 3, 32, 32) and labels from 0."""
     chosen = [CELLS.classes.index(name) for name in names]
@@ -128,6 +129,7 @@ def fit(model, x, y, steps=40, rate=0.05, optimizer=None, seed=0):
     return model
 
 
+# %% tags=["setup"] jupyter={"source_hidden": true}
 @torch.no_grad()
 def accuracy(model, x=VAL_X, y=VAL_Y):
     """Share of right answers, in evaluation mode."""
@@ -148,20 +150,21 @@ def from_scratch(count, draw):
     return fit(small_resnet(16, len(NEW)).to(DEVICE), *few(count, draw), seed=draw)
 
 
-scratch = {n: show(f"{n} images a class, from scratch", [accuracy(from_scratch(n, d)) for d in range(DRAWS)]) for n in (1, 5, 20)}
+scratch = {n: show(f"{n} images a class", [accuracy(from_scratch(n, d)) for d in range(DRAWS)]) for n in (1, 5, 20)}
+numbers = sum(p.numel() for p in small_resnet(16, len(NEW)).parameters())
+print(f"{numbers:,} numbers learn; Adam's state: {measure.human_bytes(8 * numbers)}")
 
 # %% [markdown]
 # ## A frozen body
 #
 # ### Balise 1 · Freeze · about 8 min
 #
-# Write `Transfer`, a body that stays as it is and a head that learns. Three things must hold:
+# `Transfer` is a body that doesn't change and a head that learns. Setting `requires_grad` isn't enough: in training mode the body's
+# batch norms would use the statistics of your few images and update their running averages.
 #
-# - No parameter of the body gets a gradient.
-# - The body is in evaluation mode from the start, and stays so after `model.train()`. Otherwise its batch norms use the statistics of your few images, and move their running averages towards them: the "frozen" body changes. The head follows `mode`.
-# - The optimizer holds only what learns: `learning(model)` lists these parameters of any model.
-#
-# `forward` is given. 2, 3 and 1 lines.
+# - `__init__`: freeze the body. 2 lines.
+# - `train(mode)` sets the mode of the head; the body stays in evaluation mode. 3 lines.
+# - **`learning(model)`** lists the parameters of any model that learn. 1 line.
 #
 # <details><summary>Hint</summary>
 #
@@ -171,7 +174,10 @@ scratch = {n: show(f"{n} images a class, from scratch", [accuracy(from_scratch(n
 
 # %% tags=["balise-1"]
 class Transfer(nn.Module):
-    """A frozen body and a head. body: images (b, 3, h, w) to features (b, d); head: features to logits."""
+    """A frozen body and a head. body: images (b, 3, h, w) to features (b, d); head: features to logits.
+
+    No parameter of the body gets a gradient, and the body is in evaluation mode from the start, always.
+    """
 
     def __init__(self, body, head):
         super().__init__()
@@ -206,14 +212,13 @@ tp.check(1, Transfer, learning)
 # %% [markdown]
 # ## Features once
 #
-# A frozen body gives the same features in every epoch. So compute them once: however many epochs you train, the body runs once and only the head repeats.
-#
 # ### Balise 2 · Features, computed once · about 7 min
 #
-# **`features(body, images, batch)`** returns the body's features of all images, `(n, d)`, in their order: in evaluation mode, without a graph, `batch` images at a time. Afterwards the body has its old mode again.
+# A frozen body gives the same features in every epoch, so compute them once and train only the head on them.
 #
-# **`standardised(train, *others)`** shifts and scales each feature so that the training features have mean 0 and deviation about 1: subtract the mean of `train`, divide by its standard deviation plus 0.1. The others get the *same* shift and scale; a single image has no useful statistics of its own. Return a
-# list, `train` first. 2 and 2 lines.
+# - **`features`** returns the body's features of all images. 2 lines.
+# - **`standardised`** gives each training feature mean 0 and deviation about 1: subtract the mean of `train`, then divide by
+#   its standard deviation plus 0.1. The other sets get the *same* shift and scale. 2 lines.
 #
 # <details><summary>Hint</summary>
 #
@@ -248,9 +253,6 @@ def standardised(train, *others):
 # %%
 tp.check(2, features, standardised)
 
-# %% [markdown]
-# The body has seen ten photographs, none of these five. With one image a class, how far does it get? And how far does a body with random weights get?
-
 # %%
 worth = tp.predict("With one image of each of five classes, what accuracy in % has the pretrained body?", ...)
 
@@ -273,26 +275,24 @@ def probe(body, count, draw, steps=100):
 BODY = KNOWN.model[:-1].to(DEVICE)
 
 
-def show_probes():
-    for count in (1, 5, 20):
-        untrained = [probe(random_body(draw), count, draw) for draw in range(DRAWS)]
-        show(f"{count} images a class, random body", untrained)
-        found = show(f"{count} images a class, pretrained body", [probe(BODY, count, draw) for draw in range(DRAWS)])
-        if count == 1:
-            worth.shows(100 * found, "{:.0f} %", "Chance is 20 %.")
-
-
 def random_body(draw):
     torch.manual_seed(draw)
     return small_resnet(16, 10)[:-1].to(DEVICE)
 
 
-show_probes()
+probed = {}
+for count in (1, 5, 20):
+    show(f"{count} images a class, random body", [probe(random_body(draw), count, draw) for draw in range(DRAWS)])
+    found = [probe(BODY, count, draw) for draw in range(DRAWS)]
+    probed[count] = show(f"{count} images a class, pretrained body", found)
+
+# %%
+worth.shows(100 * probed[1], "{:.0f} %", "Chance is 20 %.")
 
 # %% [markdown]
 # <details><summary>What transfers?</summary>
 #
-# Each patch has a light of its own, so its colour says little, and few images can't teach a network to ignore the light. The pretrained body learnt to, from 4,000 patches. Without the lights there's little to transfer: colour
+# Each patch has its own light, so its colour says little, and a few images can't teach a network to ignore the light. The pretrained body learnt to, from 4,000 patches. Without the lights there's little to transfer: colour
 # alone tells these photographs apart, and a random body sees that too. Try it: replace `under_lights(...)` in `squares` by `pixels.flatten(0, 1).float() / 58 - 2`. Ask first *what* there is to transfer.
 # </details>
 
@@ -317,11 +317,12 @@ show_steps()
 # %% [markdown]
 # ## The trap of batch norm
 #
-# What if the body stays in training mode, as `model.train()` leaves it? Nothing in it learns: `requires_grad` is False everywhere. Yet the running statistics move. We put the *old* head back on the body and ask for the old classes.
+# What if the body stays in training mode, though no parameter of it learns? We put the *old* head back and ask for the old classes.
 
 # %%
 forgotten = tp.predict(
-    "Accuracy on the old classes is about 70 %. What percentage is left after 40 steps with a 'frozen' body in training mode?", ...
+    "Accuracy on the old classes is about 70 %. What percentage is left after 40 steps with a 'frozen' body in training mode?",
+    ...,
 )
 
 
@@ -350,24 +351,24 @@ def show_batch_norm(count=5):
         show(f"{name}: new classes", [new for new, _ in found])
         kept[name] = show(f"{name}: old classes", [old for _, old in found])
     print(f"{'untouched: old classes':<36} {old_accuracy(BODY):.3f}")
-    forgotten.shows(100 * kept["body in training mode"], "{:.0f} %", "The new classes don't show it.")
+    return kept["body in training mode"]
 
 
-show_batch_norm()
+left = show_batch_norm()
+
+# %%
+forgotten.shows(100 * left, "{:.0f} %", "The new classes don't show it.")
 
 # %% [markdown]
 # ## A rate for each layer
 #
-# First layers see edges and colours, which every task needs; last layers see task details. So let the head learn at full rate and each layer before it at a smaller one.
-#
 # ### Balise 3 · Rates by layer · about 8 min
 #
-# **`by_layer(layers, rate, factor, decay)`** returns the parameter groups of an optimizer: dictionaries with `"params"`, `"lr"` and `"weight_decay"`. `layers`, a list, a tuple or an `nn.Sequential`, has the modules from the first to the head. The head has the rate `rate`, and each layer before it, also one without parameters, `factor` times that of the next.
+# First layers see edges and colours, which every task needs; last layers see details of their task. So the head learns at the full
+# `rate`, and each layer before it, even one without parameters, at `factor` times the rate of the next.
 #
-# - Each parameter that learns is in exactly one group. If two layers share it, it gets the later layer's rate. Frozen ones are in none.
-# - Weights of two or more dimensions have the weight decay `decay`. Biases and norm parameters are 1-D: their decay is 0.
-# - There are no empty groups.
-#
+# **`by_layer`** returns an optimizer's parameter groups. For each layer, split the parameters that learn into weights of two or more
+# dimensions, with the weight decay `decay`, and 1-D ones (biases, norms), without. Skip parameters already seen in a later layer.
 # About 6 lines.
 #
 # <details><summary>Hint</summary>
@@ -403,18 +404,13 @@ tp.check(3, by_layer)
 # %% [markdown]
 # ## Head first, then more · further
 #
-# A new head is random, so its first gradients wreck the body. So train the head alone, then thaw the body at a small rate. Keep the same optimizer: the head's momentum is worth keeping.
-#
 # ### Balise 4 · Thaw · further · about 8 min
 #
-# **`thaw(optimizer, module, rate, factor)`** lets a frozen module learn from now on:
+# A new head is random, and its first gradients damage the body. So train the head alone, then thaw the body at a small rate, with
+# the same optimizer.
 #
-# - All rates in the optimizer are multiplied by `factor`.
-# - The parameters of `module` learn, in one new group with the rate `rate`; other options are the optimizer's defaults. Those that are in the optimizer already are not added again.
-# - What the optimizer remembers (momentum, Adam's averages) stays.
-# - The mode of `module` stays: batch norm stays frozen.
-#
-# About 6 lines.
+# **`thaw`** multiplies all rates of the optimizer by `factor`, lets `module` learn, and adds its parameters as one
+# new group with the rate `rate`. The optimizer's state and the module's mode don't change. About 6 lines.
 #
 # <details><summary>Hint</summary>
 #
@@ -471,24 +467,22 @@ def show_forgetting(count=5):
 show_forgetting()
 
 # %% [markdown]
-# On the new classes the three differ by less than the spread. They differ on the old ones: that is the "fine" in fine-tuning.
+# Only the old classes tell the three apart: that is the "fine" in fine-tuning.
 
 # %% [markdown]
 # ## LoRA: a change of low rank
 #
-# One large model serves many tasks; full copies cost. LoRA (Hu and others, 2021, arXiv 2106.09685) leaves a matrix $W$ of `(out, in)` as it is and learns $\Delta = \frac{\alpha}{r} B A$, with $A$ of `(r, in)` and $B$ of `(out, r)`:
+# A full copy of a large model for each task is expensive. LoRA (Hu and others, 2021, arXiv 2106.09685) freezes $W$ of shape
+# `(out, in)` and learns $A$ of `(r, in)` and $B$ of `(out, r)`:
 #
 # $$y = W x + \tfrac{\alpha}{r}\, B\,(A\,x)$$
 #
-# Gradients and optimizer states are needed for $r\,(\text{in} + \text{out})$ numbers in place of $\text{in} \cdot \text{out}$.
-#
 # ### Balise 5 · LoRA · about 12 min
 #
-# **`LoRALinear(linear, rank, alpha)`** wraps an `nn.Linear`. Its weight and bias are frozen. `A` and `B` are parameters with the weight's dtype and device; `A` is drawn as `nn.Linear` draws a weight, `B` is zero, so that at first nothing changes. `forward` never forms a matrix of `(out, in)`.
-#
-# **`with_lora(model, names, rank, alpha)`** freezes the model and replaces in place each `nn.Linear` whose attribute name is in `names`, such as `"query"`. It returns the model.
-#
-# **`lora_numbers(shapes, rank)`** returns how many numbers learn, for weights of these `(out, in)` shapes, and the bytes of Adam's state: two float32 each. 4, 1, 2 and 2 lines.
+# - **`LoRALinear`** wraps a linear layer and freezes it. Draw `A` as `nn.Linear` draws a weight; `B` is zero, so nothing
+#   changes at first. 4 lines and 1.
+# - **`with_lora`** replaces each `nn.Linear` whose attribute name is in `names`, such as `"query"`. 2 lines.
+# - **`lora_numbers`** counts, for weights of these shapes, the numbers that learn and the bytes of Adam's state. 2 lines.
 #
 # <details><summary>Hint</summary>
 #
@@ -498,7 +492,10 @@ show_forgetting()
 
 # %% tags=["balise-5"]
 class LoRALinear(nn.Module):
-    """linear(x) + alpha / rank * B A x. linear: an nn.Linear that stays as it is; A (rank, in) and B (out, rank) learn."""
+    """linear(x) + alpha / rank * B A x. linear: an nn.Linear, frozen; A (rank, in) and B (out, rank) learn.
+
+    A and B are parameters with the weight's dtype and device; no matrix of (out, in) is ever formed.
+    """
 
     def __init__(self, linear, rank, alpha):
         super().__init__()
@@ -541,12 +538,14 @@ def lora_numbers(shapes, rank):
 tp.check(5, LoRALinear, with_lora, lora_numbers)
 
 
-# %% tags=["setup"]
+# %% tags=["setup"] jupyter={"source_hidden": true}
 DIGITS = data.digits()
 
 
 def mlp():
-    return nn.Sequential(nn.Flatten(), nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 10))
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 10)
+    )
 
 
 LINEARS = "1", "3", "5"  # their names in the model
@@ -596,35 +595,41 @@ def show_lora():
             with_lora(model, LINEARS, rank=way, alpha=2 * way)
         fit_digits(model, tilted(DIGITS.train_x[rows]), DIGITS.train_y[rows], 80, rate, draw)
         found.setdefault(way, []).append((accuracy(model, val, labels), sum(p.numel() for p in learning(model))))
+    rows = []
     for way, pairs in found.items():
+        right = torch.tensor([accurate for accurate, _ in pairs])
         name = f"LoRA, rank {way}" if isinstance(way, int) else way
-        show(f"{name}: {pairs[0][1]:,} numbers learn", [right for right, _ in pairs])
+        rows.append((name, right.mean().item(), right.std(correction=0).item(), pairs[0][1], 8 * pairs[0][1]))
+    report.table({"tilted digits": "{}", "accuracy": "{:.3f}", "±": "{:.3f}", "numbers that learn": "{:,}",
+                  "Adam's state": measure.human_bytes}, rows)  # fmt: skip
     shapes = [tuple(known[int(name)].weight.shape) for name in LINEARS]
-    print(f"by your formula, rank 8: {lora_numbers(shapes, 8)[0]:,} numbers, {lora_numbers(shapes, 8)[1]:,} bytes of Adam")
+    print(
+        f"by your formula, rank 8: {lora_numbers(shapes, 8)[0]:,} numbers, {lora_numbers(shapes, 8)[1]:,} bytes of Adam"
+    )
+    return {name: accurate for name, accurate, *_ in rows}
 
 
-show_lora()
+digit_accuracy = show_lora()
 
 # %% [markdown]
 # ## Merge, and an adapter in a file · further
 #
-# After training, add $\Delta$ to $W$: the model is as fast as the base. Or save a task as a small file, valid for one base only.
-#
 # ### Balise 6 · Merge, unmerge, save, load · further · about 17 min
 #
-# - **`merge(model)`** adds $\frac{\alpha}{r} B A$ to the weight of each `LoRALinear`, which then computes `linear(x)` alone; **`unmerge(model)`** takes it away again. A second call is harmless. Keep a flag in the layer: `merged`. A deep copy of a merged model is a model of its own.
-# - **`save_adapter(model, path)`** writes a safetensors file with the `A` and `B` of each layer under their names in the model, and with `{"base": fingerprint(model)}` as metadata.
-# - **`load_adapter(model, path)`** copies them into a model with the same layers. A file for another base raises `ValueError` and changes nothing.
+# After training, merge $\Delta$ into $W$, and the model is as fast as the base. Or save a task as a small file.
 #
-# `fingerprint` is given. Training an adapter doesn't change it. Merging rounds, so after `unmerge` the base differs in its last bits: save before you merge, and load into a base that never was merged. 4, 4 and 5 lines; saving is given.
+# - **`merge`** adds $\frac{\alpha}{r} B A$ to the weight of each `LoRALinear`, which then computes `linear(x)` alone; **`unmerge`**
+#   undoes it. A second call does nothing. 4 and 4 lines.
+# - **`load_adapter`** copies `A` and `B` from a file of `save_adapter` (given). A file for another base raises
+#   `ValueError` and changes nothing: compare `fingerprint(model)` with the file's metadata `"base"`. 5 lines.
 #
 # <details><summary>Hint</summary>
 #
-# `save_file(tensors, path, metadata=...)` wants contiguous tensors. `with safe_open(path, "pt") as file: file.metadata()`. `layer.forward = layer.linear.forward` hides the class's method in this one layer; `del layer.forward` brings it back.
+# Merging rounds the base's last bits: save before you merge. `with safe_open(path, "pt") as file: file.metadata()`; `load_file(path)` gives `{name: tensor}`. `layer.forward = layer.linear.forward` hides the class's method in this one layer; `del layer.forward` brings it back.
 # </details>
 
 
-# %% tags=["setup"]
+# %% tags=["setup"] jupyter={"source_hidden": true}
 def adapters(model):
     """{name: LoRALinear} of a model."""
     return {name: module for name, module in model.named_modules() if isinstance(module, LoRALinear)}
@@ -635,14 +640,19 @@ def fingerprint(model):
     digest = hashlib.sha256()
     for name, value in sorted(model.state_dict().items()):
         if not name.endswith((".A", ".B")):
-            digest.update(name.encode() + value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+            digest.update(
+                name.encode() + value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+            )
     return digest.hexdigest()
 
 
 # %% tags=["balise-6"]
 @torch.no_grad()
 def merge(model):
-    """Add each adapter to its weight; merged layers compute linear(x) alone. Layers that are merged stay so."""
+    """Add each adapter to its weight; merged layers compute linear(x) alone. Layers that are merged stay so.
+
+    layer.merged says whether a layer is. A deep copy of a merged model works without the original.
+    """
     # BEGIN SOLUTION
     for layer in adapters(model).values():
         if not getattr(layer, "merged", False):
@@ -665,7 +675,11 @@ def unmerge(model):
 
 def save_adapter(model, path):
     """Write A and B of each adapter, and the base's fingerprint, to a safetensors file. The model is not merged."""
-    tensors = {f"{name}.{part}": getattr(layer, part).detach().contiguous() for name, layer in adapters(model).items() for part in "AB"}
+    tensors = {
+        f"{name}.{part}": getattr(layer, part).detach().contiguous()
+        for name, layer in adapters(model).items()
+        for part in "AB"
+    }
     save_file(tensors, path, metadata={"base": fingerprint(model)})
 
 
@@ -685,7 +699,7 @@ def load_adapter(model, path):
 tp.check(6, merge, unmerge, save_adapter, load_adapter)
 
 # %% [markdown]
-# One batch may even mix tasks: the product with $W$ is shared, and each row gets its own task's $B A x$. Here are two tasks on one base, in one pass.
+# One batch may mix tasks: the rows share the product with $W$, and each adds its own task's $B A x$.
 
 
 # %% jupyter={"source_hidden": true}
@@ -706,7 +720,9 @@ def show_two_tasks():
         nn.init.normal_(layer.B)
     task, x = torch.tensor([0, 1, 1, 0, 1]), torch.randn(5, 64)
     alone = torch.stack([layers[number](row) for number, row in zip(task.tolist(), x)])
-    print(f"five rows of two tasks in one pass: {(two_tasks(layers, task, x) - alone).abs().max():.1e} from one at a time")
+    print(
+        f"five rows of two tasks in one pass: {(two_tasks(layers, task, x) - alone).abs().max():.1e} from one at a time"
+    )
 
 
 show_two_tasks()
@@ -714,18 +730,15 @@ show_two_tasks()
 # %% [markdown]
 # ## Four bits · further
 #
-# The base is only read, so few bits suffice. NF4 (Dettmers and others, 2023, arXiv 2305.14314) has 16 values, quantiles of a normal distribution: about equal probability lies between them. Each block of 64 weights is divided by its largest magnitude, its *scale*, and each weight becomes the nearest
-# of the 16. The scales, 32 bits for each block, are quantized again: that is *double quantization*.
-#
 # ### Balise 7 · NF4 by blocks · further · about 13 min
 #
-# **`to_nf4(weights)`** returns a `Packed`:
+# The base is only read, so four bits suffice. NF4 (Dettmers and others, 2023, arXiv 2305.14314) has 16 values, quantiles of a
+# normal distribution. Each block of 64 weights is divided by its largest magnitude, its *scale*. A weight's *code* is the
+# index of the nearest value. *Double quantization* stores the scales as int8: subtract their mean, then divide by the
+# group's step (a group has 256 blocks).
 #
-# - `codes`: uint8, two codes a byte, for all weights in order, block after block. The last block may be short; an odd number of weights fills half of the last byte.
-# - `scales`: int8, one for each block of 64. Subtract the mean of all scales; in each group of 256 blocks, divide by the group's largest magnitude / 127 and round.
-# - `steps`: float32, that largest magnitude / 127 of each group. `mean`: a float32 number. `shape`: that of the weights.
-#
-# **`from_nf4(packed)`** returns the weights as float32, of that shape. Choose codes with the quantized scales `from_nf4` sees. Zeros come back exactly, a block of zeros too; empty stays empty. 5, 1 and 4 lines; packing is given.
+# - **`to_nf4`** returns a `Packed`: write `steps`, `scales` and `codes` (two codes in a byte: given). 5 lines.
+# - **`scale_of`** returns the scales that remain after rounding, 1 line; **`from_nf4`** returns the weights. 4 lines.
 #
 # <details><summary>Hint</summary>
 #
@@ -733,7 +746,7 @@ show_two_tasks()
 # </details>
 
 
-# %% tags=["setup"]
+# %% tags=["setup"] jupyter={"source_hidden": true}
 def nf4_values():
     """The 16 values, rising, from -1 to 1, with 0: quantiles of a normal distribution (QLoRA, appendix E)."""
     normal = torch.distributions.Normal(0.0, 1.0)
@@ -762,6 +775,8 @@ class Packed(NamedTuple):
 def to_nf4(weights):
     """Weights (...) as Packed: two codes a byte, an int8 scale for each BLOCK, a step for each GROUP of blocks, a mean.
 
+    steps: the largest magnitude of (scale - mean) in the group / 127. Codes are chosen with the scales that from_nf4
+    sees. Zeros come back exactly; empty stays empty. The last block may be short; half of the last byte may be unused.
     The weights may have any floating dtype and any layout in memory; they stay as they are. mean has no dimensions.
     """
     flat = weights.detach().float().flatten()
@@ -805,10 +820,10 @@ tp.check(7, to_nf4, from_nf4)
 #
 # ### Balise 8 · A LoRA layer on a packed base · further · about 16 min
 #
-# **`QLoRALinear(linear, rank, alpha)`** does what `LoRALinear` does, with the base weight in NF4. It holds no full weight: `forward` unpacks it, uses it, and forgets it. Gradients reach `x`, `A` and `B`, and nothing else. The bias, if there is one, stays as it is and does not learn. The packed base
-# moves with the module (`.to(...)`) and is in its `state_dict`.
+# **`QLoRALinear`** is a `LoRALinear` with its base weight in NF4. It holds no full weight: forward and backward unpack it, use
+# it and forget it. 2, 6 and 2 lines.
 #
-# **`held_bits(model)`** returns the bits that a model holds for each number of its packed weights: the bits of the packed tensors in all `QLoRALinear` layers, divided by how many weights they pack. 2, 6, 2 and 2 lines.
+# **`held_bits`** returns the bits of all packed tensors, divided by the number of weights they pack. 2 lines.
 #
 # <details><summary>Hint</summary>
 #
@@ -837,7 +852,8 @@ class _PackedLinear(torch.autograd.Function):
 class QLoRALinear(nn.Module):
     """linear(x) + alpha / rank * B A x with the weight of `linear` in NF4; A (rank, in) and B (out, rank) learn.
 
-    Computes in the dtype of x; A and B have that of the weight, and start as in LoRALinear. Nothing as large as the
+    Gradients reach x, A and B only; a bias stays, and does not learn. The packed tensors move with the module and are
+    in its state_dict. Computes in the dtype of x; A and B have that of the weight, and start as in LoRALinear. Nothing as large as the
     weight lives between forward and backward, nor after it.
     """
 
@@ -877,7 +893,7 @@ def held_bits(model):
 tp.check(8, QLoRALinear, held_bits)
 
 
-# %%
+# %% jupyter={"source_hidden": true}
 def errors(weights):
     """{format: relative error} of some ways to keep weights in four bits, blocks of 64."""
     blocks = weights.view(-1, BLOCK)
@@ -908,9 +924,34 @@ show_four_bits()
 # </details>
 
 # %% [markdown]
-# ## Past this machine · further
+# ## Measured again
+
+# %% jupyter={"source_hidden": true}
+rows = [(n, scratch[n], probed[n], probed[n] / scratch[n]) for n in scratch]
+heads = {"images a class": "{}", "from scratch": "{:.3f}", "a head on your features": "{:.3f}", "": "× {:.1f}"}
+report.table(heads, rows)
+print()
+
+
+def costs(model):
+    """Numbers that learn, bytes of Adam's state, bytes of the task's file."""
+    count = sum(p.numel() for p in learning(model))
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "task.safetensors"
+        save_adapter(model, path) if adapters(model) else save_file(model.state_dict(), path)
+        return count, 8 * count, path.stat().st_size
+
+
+kinds = {"everything": mlp(), "LoRA, rank 8": with_lora(mlp(), LINEARS, 8, 16)}
+rows = [(name, digit_accuracy[name], *costs(model)) for name, model in kinds.items()]
+report.table({"tilted digits": "{}", "accuracy": "{:.3f}", "numbers that learn": "{:,}", "Adam's state": measure.human_bytes,
+              "file of the task": measure.human_bytes}, rows)  # fmt: skip
+
+# %% [markdown]
+# ## Beyond this machine
 #
-# What does it take to fine-tune a large model? By the formulas of practical work 13: full fine-tuning in mixed precision with Adam keeps 16 bytes a parameter, split over cards by ZeRO 3. LoRA keeps 2 for the frozen base, and 16 for each number that learns; QLoRA keeps 4.127 bits, not 2 bytes. Activations come on top.
+# *Modelled*, without activations: full fine-tuning with Adam keeps 16 bytes a parameter. LoRA keeps 2 for
+# the frozen base and 16 for each number that learns; QLoRA keeps 4.127 bits instead of 2 bytes.
 
 
 # %% jupyter={"source_hidden": true}
@@ -922,24 +963,18 @@ def show_large():
         ways = {"full": whole, "LoRA": 2 * parameters + 16 * learn, "QLoRA": 4.127 / 8 * parameters + 16 * learn}
         words = ", ".join(f"{name} {measure.human_bytes(bytes_)}" for name, bytes_ in ways.items())
         print(f"{billions} billion parameters, rank 16 on four matrices of each layer: {words}")
-        print(f"    full fine-tuning needs {math.ceil(whole / 72e9)} cards of 80 GB with ZeRO 3, 8 GB of each left for activations")
+        print(
+            f"    full fine-tuning needs {math.ceil(whole / 72e9)} cards of 80 GB with ZeRO 3, 8 GB of each left for activations"
+        )
 
 
 show_large()
 
 # %% [markdown]
-# ## What, how, when
+# ### The same with peft · further
 #
-# | | little data | much data |
-# |---|---|---|
-# | **near** the old task | a head on cached features | all layers, small rates for the first ones |
-# | **far** from it | LoRA or the last layers; compare with scratch | from scratch may be as good |
-#
-# With one image a class, only a head on the pretrained body learns anything here. And the base matters: with the digits turned by 90 degrees and 20 examples of each, the last layer alone reached 0.76 and a new network 0.91 (six draws, measured with this code).
-#
-# ## The same with peft · further
-#
-# With `peft`, balises 5 and 6 take three lines: `get_peft_model(model, LoraConfig(...))`, `model.save_pretrained(folder)` and `PeftModel.from_pretrained(base, folder)`. `folder` is a local folder or a name on the Hub; `HF_HUB_OFFLINE=1` stops every call to the Hub. Here is a race on the same numbers, with the adapter saved and loaded again.
+# Balises 5 and 6 are `get_peft_model(model, LoraConfig(...))`, `model.save_pretrained(folder)` and
+# `PeftModel.from_pretrained(base, folder)`. `HF_HUB_OFFLINE=1` stops all calls to the Hub.
 
 
 # %% jupyter={"source_hidden": true}
@@ -978,7 +1013,7 @@ def race_peft(rank=8, steps=5):
     return list(measure.race(runs, repeats=50, device="cpu").medians.items()), apart
 
 
-# %%
+# %% jupyter={"source_hidden": true}
 def show_peft():
     if frameworks.here("peft"):
         row = race_peft()
@@ -987,7 +1022,9 @@ def show_peft():
         row = recorded.instead("peft", "21_fine_tuning", "peft")
     if row:
         ((_, yours), (name, theirs)), apart = row
-        print(f"a step with LoRALinear: {1000 * yours:.2f} ms, with {name}: {1000 * theirs:.2f} ms, {theirs / yours:.2f} times as long")
+        print(
+            f"a step with LoRALinear: {1000 * yours:.2f} ms, with {name}: {1000 * theirs:.2f} ms, {theirs / yours:.2f} times as long"
+        )
         print(f"after five steps of AdamW from the same A and B, the outputs differ by {apart[0]:.1e} at most")
         print(f"saved, and loaded on a new base: by {apart[1]:.1e}")
 
@@ -995,9 +1032,9 @@ def show_peft():
 show_peft()
 
 # %% [markdown]
-# ### Real weights
+# ### Real weights · further
 #
-# Is it the same with a network that has seen ImageNet? The extra `weights` brings EfficientNet-Lite0 (18 MB, Apache 2.0). Here it meets all 15 photographs, in colour this time, with a random body of the same kind beside it.
+# The extra `weights` brings EfficientNet-Lite0, trained on ImageNet. Here it meets all 15 photographs, in colour.
 
 
 # %% jupyter={"source_hidden": true}
@@ -1057,9 +1094,9 @@ def show_real_weights():
 show_real_weights()
 
 # %% [markdown]
-# ### A language model from a local folder
+# ### A language model from a local folder · further
 #
-# The Hub's way is the same for all models: `from_pretrained` takes a folder or a name, `peft` adds the adapter, and `Trainer` runs the loop. Here a small Llama of random weights stands in for one from the Hub.
+# `from_pretrained` loads a small Llama of random weights, `peft` adds the adapter, and `Trainer` runs the loop.
 
 
 # %% jupyter={"source_hidden": true}
@@ -1094,7 +1131,11 @@ def with_trainer():
 def show_trainer():
     if all(map(frameworks.here, ("peft", "transformers", "accelerate"))):
         talk = io.StringIO()  # the libraries say much, none of it about the loss
-        with warnings.catch_warnings(action="ignore"), contextlib.redirect_stdout(talk), contextlib.redirect_stderr(talk):
+        with (
+            warnings.catch_warnings(action="ignore"),
+            contextlib.redirect_stdout(talk),
+            contextlib.redirect_stderr(talk),
+        ):
             losses = with_trainer()
         recorded.note("21_fine_tuning", "trainer", losses, on_cpu=True)
     else:
@@ -1108,32 +1149,26 @@ show_trainer()
 # %% [markdown]
 # ## Three questions
 #
-# **1.** A colleague freezes the body, and yet the old task gets worse with every epoch. What do you look at first?
-#
-# <details><summary>Answer</summary>
+# <details><summary>A colleague freezes the body, yet the old task gets worse with every epoch. What do you look at first?</summary>
 #
 # At batch norm's running averages. `requires_grad=False` stops gradients, not statistics. `model.train()` makes them move again at each epoch, so the body has to be set back to evaluation mode after it, as your `Transfer.train` does.
 # </details>
 #
-# **2.** Why is `B` zero and `A` random, and not both zero?
-#
-# <details><summary>Answer</summary>
+# <details><summary>Why is <code>B</code> zero and <code>A</code> random, and not both zero?</summary>
 #
 # With `B` zero the model starts as it was. The gradient of `B` is proportional to `A x`, and that of `A` to `B`: with both zero, both gradients are zero, and nothing ever learns.
 # </details>
 #
-# **3.** You serve 200 tasks from one model of 7 billion parameters. Do you merge the adapters?
-#
-# <details><summary>Answer</summary>
+# <details><summary>You serve 200 tasks from one model of 7 billion parameters. Do you merge the adapters?</summary>
 #
 # No: merged, each task is a model of its own, of 14 GB. Unmerged, all share one base in memory, an adapter is a few megabytes, and a batch may mix tasks. Merge when one task is all you serve.
 # </details>
-
-# %% [markdown]
-# ## In one paragraph
 #
-# **Fine-tuning learns a small change to existing weights.** A head on cached features costs nearly nothing, and is the best for scarce data. More layers learn more, with rates falling towards the first and batch norm frozen, or the old knowledge goes. LoRA makes the change thin: a tenth of the numbers, the same accuracy on a near task, one file for each task. QLoRA keeps the base in four
-# bits, because it only has to be read. First ask what there is to transfer; then measure against no transfer at all.
+# ## To remember
+#
+# **Fine-tuning learns a small change to existing weights.** With little data, a head on cached features costs nearly nothing and
+# is hard to beat. To learn more, use small rates in the first layers and keep batch norm frozen. LoRA makes the change thin:
+# a tenth of the numbers, one small file a task. QLoRA keeps the base in four bits. Always measure against no transfer at all.
 
 # %%
 tp.progress()
