@@ -77,7 +77,7 @@ def epochs_to_goal(method, repetitions=100):
     searches = [Search(repetition) for repetition in range(repetitions)]
     for search in searches:
         method(search)
-    return [search.reached for search in searches]
+    return [search.reached or math.inf for search in searches]
 
 
 needed = {"random search": epochs_to_goal(by_random)}
@@ -110,7 +110,7 @@ print(
 # ## The idea
 #
 # Most trials are poor, and most of those show it early. **Successive halving** gives every trial a few epochs, keeps the best
-# $1/\eta$ of this *rung*, and trains those $\eta$ times as long. With $n$ trials, $r$ epochs in the first rung and
+# $1/\eta$ of this *rung*, and trains those until they have $\eta$ times as many epochs. With $n$ trials, $r$ epochs in the first rung and
 # $R = r\,\eta^K$ in the last:
 #
 # $$n\,r + \sum_{k=1}^{K} \frac{n}{\eta^k}\,(r\,\eta^k - r\,\eta^{k-1}) = n\,r\,\big(1 + K\,(1 - 1/\eta)\big)
@@ -325,8 +325,9 @@ tp.check(2, successive_halving, halving_epochs)
 
 # %%
 def by_halving(search):
-    while search.reached is None:
-        successive_halving([search.trial() for _ in range(27)], 1, 3, table.epochs)
+    for _ in range(100):  # at most
+        if search.reached is None:
+            successive_halving([search.trial() for _ in range(27)], 1, 3, table.epochs)
 
 
 needed["successive halving"] = epochs_to_goal(by_halving)
@@ -397,7 +398,9 @@ tp.check(3, ASHA)
 # %%
 def by_asha(search):
     asha, trials = ASHA(1, table.epochs, 3), []
-    while search.reached is None:
+    for _ in range(5000):  # at most
+        if search.reached is not None:
+            return
         number, epochs = asha.job()
         if number == len(trials):
             trials.append(search.trial())
@@ -852,7 +855,7 @@ def train(config, pause=0.01):
 # ### Balise 6 · One study, many workers · further · about 12 min
 #
 # - **`objective`** is one trial; its configuration is given. After each epoch `report` the accuracy to the trial, then ask the
-#   pruner. A diverged trial must end as PRUNED too: as a FAIL, the sampler would never learn of it. 3 lines.
+#   pruner. A diverged trial must end as PRUNED too: the sampler ignores a FAIL. 3 lines.
 # - **`make_study`** (given) is called once, before the workers start.
 # - **`work`** is what each worker runs. A killed worker leaves its trial RUNNING forever, and comes back under the same `name`,
 #   the number of its task in an array of jobs. So first mark the RUNNING trials of *this* name as FAIL (3 lines). Then run `named`, one trial at a time, while
